@@ -1,0 +1,87 @@
+package events
+
+// Kind is what an event says. A wire constant: do not renumber.
+type Kind uint8
+
+// The kinds of events.
+const (
+	Stored  Kind = 1 // blocks were stored in a tier, each following the one before
+	Removed Kind = 2 // one copy of each block left a tier
+	Cleared Kind = 3 // a tier, or all of them, is empty now
+)
+
+// Reason says why a rank was cleared. A wire constant: do not renumber.
+type Reason uint8
+
+// The reasons for a clear.
+const (
+	ReasonEngine      Reason = 1 // the engine said so
+	ReasonGap         Reason = 2 // engine events are missing and could not be replayed
+	ReasonRestart     Reason = 3 // a new life of the engine
+	ReasonLeaseExpiry Reason = 4 // the worker is gone
+	ReasonOverflow    Reason = 5 // the shim's queue was full for too long
+	ReasonOperator    Reason = 6 // someone asked for it
+)
+
+var reasonNames = [...]string{"none", "engine", "gap", "restart", "lease_expired", "overflow", "operator"}
+
+func (r Reason) String() string {
+	if int(r) < len(reasonNames) {
+		return reasonNames[r]
+	}
+	return "unknown"
+}
+
+// MaxBlocksPerEvent bounds one event. A decoder cuts a longer run of blocks into events that follow each other, always at
+// multiples of this number, so that the same engine message gives the same events in every life of a shim.
+const MaxBlocksPerEvent = 4096
+
+// Event is one change of what one rank holds.
+//
+// A stored event's blocks follow each other: the first follows Parent (or starts a prompt, if HasParent is false). A
+// stored event without Locals has no tokens to hash: it says that blocks which the rank announced before, in whatever
+// tier, now have a copy in Tier too.
+type Event struct {
+	Kind      Kind
+	Tier      Tier // of a cleared event: AllTiers, or the one that was cleared
+	Group     GroupIndex
+	Attention Attention // of a stored event; a removed event has none and the group's is remembered
+	HasParent bool
+	Reason    Reason      // of a cleared event
+	Parent    BlockHash   // meaningful if HasParent
+	Blocks    []BlockHash // stored, removed
+	Locals    []LocalHash // stored: one for each of Blocks, or none at all
+}
+
+// Batch is the unit of the log: consecutive events of one (worker, rank, incarnation) in one message. NVIDIA Dynamo
+// calls such a thing KvCacheEvents.
+type Batch struct {
+	Incarnation Incarnation
+	FirstID     EventID // id of Events[0]; the others count up from it. Without events: the id that comes next
+
+	// Model and BlockSize (in tokens) say what the rank serves; they do not change within an incarnation.
+	Model     string
+	BlockSize uint32
+
+	// Cursor is how far the shim had come in the engine's own stream when this batch was complete.
+	Cursor Cursor
+
+	// Shutdown says that the engine has ended in good order and nothing follows in this incarnation.
+	Shutdown bool
+
+	Events []Event
+}
+
+// Cursor is a place in an engine's own stream of messages. It lets a shim that starts again ask the engine for what
+// came since, and find out whether it is still the same engine process.
+type Cursor struct {
+	Known  bool      // false: nothing of the engine's stream has been published whole
+	Seq    EngineSeq // the last engine message that is published whole
+	Digest uint64    // XXH3-64 of that message's payload, as the engine sent it
+
+	// Partial is how many events of the message after Seq are published too (a message may be split).
+	Partial uint32
+}
+
+// LastID is the id of the last event up to and including this batch.
+func (b *Batch) LastID() EventID { return b.FirstID + EventID(len(b.Events)) - 1 }

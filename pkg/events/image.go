@@ -1,0 +1,88 @@
+package events
+
+// An image is what an index holds of a set of ranks, in a form that does not depend on how the index is built: a list
+// of runs and, for each rank, what does not fit into runs. It is what pkg/radix exports and takes back, and what
+// pkg/snapshot writes and reads.
+
+// RunID names a run within an image. An index gives a run the same id in one image after another for as long as it can, so
+// that what did not change is written as the same bytes.
+type RunID uint32
+
+// NoRun is the parent of a run that starts a prompt.
+const NoRun RunID = 1<<32 - 1
+
+// Run is a stretch of consecutive blocks on one path from the root, and who holds which of them. In an image, a run's
+// parent may come before or after it.
+type Run struct {
+	ID     RunID
+	Space  uint32 // what can match at all: the caller's number for one (model, block size)
+	Parent RunID  // NoRun at the start of a prompt
+	Offset uint32 // how many of the parent's blocks come before this run's first
+
+	Locals []LocalHash
+	Names  []BlockHash // one for each block: the engine hash under which ranks hold it, but for Holding.Names; 0 where nobody holds it
+
+	Holdings []Holding
+}
+
+// Holding is what one rank holds of one run in one tier, by the main attention groups.
+type Holding struct {
+	Rank uint32 // position in the image's list of ranks
+	Tier Tier
+
+	Lead uint32   // the first Lead blocks are held, all of them
+	Bits []uint64 // which blocks from Lead on are held: bit i%64 of word i/64 for block i of the run; nil if none is
+
+	Copies []BlockCount // blocks held more than once
+	Names  []BlockName  // blocks that this rank calls otherwise than Run.Names does
+}
+
+// BlockCount says how many copies of a run's block there are: two or more.
+type BlockCount struct {
+	Block uint32 // position in the run
+	Count uint32
+}
+
+// BlockName is a rank's own name for a run's block.
+type BlockName struct {
+	Block uint32 // position in the run
+	Name  BlockHash
+}
+
+// RankImage is what an index keeps for one rank beside runs.
+type RankImage struct {
+	Groups     []GroupKind
+	Parked     []Parked     // oldest first
+	Remembered []Remembered // oldest first
+	Sets       []GroupSet
+	Parks      uint64 // how many events were ever parked; with Dropped it makes the bounds of a restored index bite as before
+	Dropped    uint64 // how many parked events were dropped by the bounds
+}
+
+// GroupKind is what a rank said that a group serves.
+type GroupKind struct {
+	Group GroupIndex
+	Kind  Attention
+}
+
+// Parked is a stored event that waits for its parent, or, without local hashes, for its blocks to be named.
+type Parked struct {
+	Since Millis
+	Event Event
+}
+
+// Remembered is the place of a block that a rank no longer holds.
+type Remembered struct {
+	Name  BlockHash
+	Run   RunID
+	Block uint32
+	Until Millis
+}
+
+// GroupSet is what a rank holds in one tier for a group that is no part of the prefix.
+type GroupSet struct {
+	Tier   Tier
+	Group  GroupIndex
+	Blocks []BlockHash
+	Counts []uint32 // as many as Blocks
+}
