@@ -1,0 +1,43 @@
+# Bare `make` prints the words one may ask for.
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test short race lint fuzz bench bench-peers clean
+
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build both programs into bin/
+	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+demo: ## run the demonstration
+	go run ./cmd/indexer demo
+
+test: ## run all tests (needs python3 for the tests against real peers)
+	go test ./...
+
+short: ## run the tests that need nothing but Go
+	go test -short ./...
+
+race: ## run all tests under the race detector
+	go test -race ./...
+
+lint: ## vet, format and staticcheck
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+
+fuzz: ## run every fuzz target for a while: make fuzz T=10m
+	@for pkg in $$(go list ./...); do \
+	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+	    echo "$$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${T:-1m} $$pkg || exit 1; \
+	  done; \
+	done
+
+bench: ## run the benchmarks beside the code, allocations counted
+	go test -run '^$$' -bench . -benchmem ./...
+
+bench-peers: ## build the peers (cargo) and print the index beside them, ratios first
+	go run ./bench/peers
+
+clean: ## remove what was built
+	rm -rf bin

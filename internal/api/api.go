@@ -1,0 +1,248 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Limits of a query, the same over every transport.
+const (
+	// MaxBody is the size of a request, in bytes, beyond which it is refused.
+	MaxBody = 8 << 20
+
+	// MaxTokens is how many tokens, and as many block hashes, one query may have.
+	MaxTokens = 1 << 20
+)
+
+// The operations, which are also the last token of their NATS subjects.
+const (
+	OpFind     = "find"     // Query → Answer
+	OpWorkers  = "workers"  // → WorkerList
+	OpStatus   = "status"   // → Status
+	OpSnapshot = "snapshot" // → SnapshotList, after every partition's snapshot is written
+)
+
+// Query asks who holds how much of a prompt.
+type Query struct {
+	Model string `json:"model" msgpack:"model"`
+
+	// BlockSize, in tokens, is checked against the model's if it is given.
+	BlockSize uint32 `json:"block_size,omitempty" msgpack:"block_size,omitempty"`
+
+	// Tokens of the whole prompt; what does not fill a block at its end is not looked up.
+	Tokens Tokens `json:"tokens,omitempty" msgpack:"tokens,omitempty"`
+
+	// Hashes are the local hashes of the prompt's blocks, in place of Tokens, for a client that keeps tokens to itself.
+	Hashes Hashes `json:"hashes,omitempty" msgpack:"hashes,omitempty"`
+
+	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They do not go with Hashes.
+	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
+	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
+
+	// Workers restricts the answer to these instances.
+	Workers []events.WorkerID `json:"workers,omitempty" msgpack:"workers,omitempty"`
+
+	// MinSeq asks for an answer that reflects at least these places in the log: what the caller knows to be published. The
+	// node waits for them until the deadline.
+	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
+}
+
+// PartitionSeq is a place in a partition's log.
+type PartitionSeq struct {
+	Partition events.Partition `json:"partition" msgpack:"partition"`
+	Seq       events.StreamSeq `json:"seq" msgpack:"seq"`
+}
+
+// Answer says who holds how much of a query's prompt.
+type Answer struct {
+	Model     string `json:"model" msgpack:"model"`
+	BlockSize uint32 `json:"block_size" msgpack:"block_size"`
+	Blocks    int    `json:"blocks" msgpack:"blocks"` // whole blocks that were looked up
+
+	// Complete is false if workers that serve the model could not be looked at.
+	Complete bool `json:"complete" msgpack:"complete"`
+
+	Workers    []Overlap         `json:"workers" msgpack:"workers"`       // best first
+	Partitions []PartitionStatus `json:"partitions" msgpack:"partitions"` // what the answer reflects
+
+	// Reason says why there are no workers; it is empty if there are some.
+	Reason Reason `json:"reason,omitempty" msgpack:"reason,omitempty"`
+}
+
+// Reason is why an answer is empty.
+type Reason string
+
+// The reasons.
+const (
+	ReasonNoBlocks   Reason = "no_whole_block" // the prompt is shorter than one block
+	ReasonNotCached  Reason = "nothing_cached" // no worker holds the first block
+	ReasonNotAllowed Reason = "none_allowed"   // none of the workers that the query allows serves the model
+)
+
+// Overlap is what one rank holds of a prompt, in blocks. The depths follow each other; their sum is the length of the
+// prefix that this rank need not compute.
+type Overlap struct {
+	Instance events.WorkerID `json:"instance" msgpack:"instance"`
+	Rank     events.Rank     `json:"rank" msgpack:"rank"`
+	Device   uint32          `json:"device" msgpack:"device"`
+	Host     uint32          `json:"host" msgpack:"host"`
+	Disk     uint32          `json:"disk" msgpack:"disk"`
+	External uint32          `json:"external" msgpack:"external"`
+}
+
+// Total is the length of the prefix that lies in any tier, in blocks.
+func (o *Overlap) Total() uint32 { return o.Device + o.Host + o.Disk + o.External }
+
+// PartitionStatus says which place in a partition's log an answer reflects.
+type PartitionStatus struct {
+	Partition events.Partition `json:"partition" msgpack:"partition"`
+	Epoch     time.Time        `json:"epoch" msgpack:"epoch"` // when the partition's stream was created
+	Seq       events.StreamSeq `json:"seq" msgpack:"seq"`
+}
+
+// WorkerList is every rank that the log knows.
+type WorkerList struct {
+	Workers []WorkerInfo `json:"workers" msgpack:"workers"`
+}
+
+// WorkerInfo is what the log knows of one rank.
+type WorkerInfo struct {
+	Instance    events.WorkerID    `json:"instance" msgpack:"instance"`
+	Rank        events.Rank        `json:"rank" msgpack:"rank"`
+	Model       string             `json:"model" msgpack:"model"`
+	BlockSize   uint32             `json:"block_size" msgpack:"block_size"`
+	Partition   events.Partition   `json:"partition" msgpack:"partition"`
+	Incarnation events.Incarnation `json:"incarnation" msgpack:"incarnation"`
+	LastEvent   events.EventID     `json:"last_event" msgpack:"last_event"`
+	LastSeen    time.Time          `json:"last_seen" msgpack:"last_seen"` // when the log took its last batch
+	Blocks      TierCounts         `json:"blocks" msgpack:"blocks"`       // held now
+	Parked      int                `json:"parked" msgpack:"parked"`
+}
+
+// TierCounts is a number of blocks for each tier.
+type TierCounts struct {
+	Device   uint64 `json:"device" msgpack:"device"`
+	Host     uint64 `json:"host" msgpack:"host"`
+	Disk     uint64 `json:"disk" msgpack:"disk"`
+	External uint64 `json:"external" msgpack:"external"`
+}
+
+// Status is how a node is doing.
+type Status struct {
+	Node       string            `json:"node" msgpack:"node"`
+	Version    string            `json:"version" msgpack:"version"`
+	Namespace  string            `json:"namespace" msgpack:"namespace"`
+	Ready      bool              `json:"ready" msgpack:"ready"`
+	Since      time.Time         `json:"since" msgpack:"since"`
+	Models     []ModelStatus     `json:"models" msgpack:"models"`
+	Partitions []PartitionDetail `json:"partitions" msgpack:"partitions"`
+	Index      IndexStatus       `json:"index" msgpack:"index"`
+	Events     map[string]uint64 `json:"events" msgpack:"events"` // what became of events since the node started, by outcome
+	Problems   []string          `json:"problems" msgpack:"problems"`
+}
+
+// ModelStatus is a model that some rank serves.
+type ModelStatus struct {
+	Model     string `json:"model" msgpack:"model"`
+	BlockSize uint32 `json:"block_size" msgpack:"block_size"`
+	Ranks     int    `json:"ranks" msgpack:"ranks"`
+}
+
+// PartitionDetail is how a node stands with one partition.
+type PartitionDetail struct {
+	PartitionStatus `msgpack:",inline"`
+
+	State        string           `json:"state" msgpack:"state"` // restoring, catching_up, serving, resync_needed, unavailable
+	LogLast      events.StreamSeq `json:"log_last" msgpack:"log_last"`
+	Lag          uint64           `json:"lag" msgpack:"lag"` // messages of the log not applied yet
+	Ranks        int              `json:"ranks" msgpack:"ranks"`
+	SnapshotSeq  events.StreamSeq `json:"snapshot_seq" msgpack:"snapshot_seq"`
+	SnapshotTime time.Time        `json:"snapshot_time" msgpack:"snapshot_time"`
+	SnapshotSize int64            `json:"snapshot_bytes" msgpack:"snapshot_bytes"`
+	RestoredFrom events.StreamSeq `json:"restored_from" msgpack:"restored_from"` // the snapshot this process began with; 0: none
+	RestoreMS    float64          `json:"restore_ms" msgpack:"restore_ms"`
+	Checksum     string           `json:"checksum,omitempty" msgpack:"checksum,omitempty"` // of all its ranks' holdings, at Seq
+}
+
+// IndexStatus is the size of a node's index.
+type IndexStatus struct {
+	Blocks        TierCounts `json:"blocks" msgpack:"blocks"` // holdings: (rank, block) pairs
+	Distinct      uint64     `json:"distinct" msgpack:"distinct"`
+	Bytes         uint64     `json:"bytes" msgpack:"bytes"`
+	BlocksApplied uint64     `json:"blocks_applied" msgpack:"blocks_applied"` // in stored events, since the node started
+}
+
+// SnapshotList tells of the snapshots that were written.
+type SnapshotList struct {
+	Snapshots []SnapshotInfo `json:"snapshots" msgpack:"snapshots"`
+}
+
+// SnapshotInfo is one partition's snapshot.
+type SnapshotInfo struct {
+	Partition  events.Partition `json:"partition" msgpack:"partition"`
+	Generation uint64           `json:"generation" msgpack:"generation"`
+	Seq        events.StreamSeq `json:"seq" msgpack:"seq"`
+	Bytes      int64            `json:"bytes" msgpack:"bytes"`     // of all its chunks
+	Written    int64            `json:"written" msgpack:"written"` // of the chunks that were not there already
+}
+
+// Indexer answers. internal/node implements it. All methods may be called from any goroutine; errors are of type *Error.
+type Indexer interface {
+	Find(ctx context.Context, q *Query) (*Answer, error)
+	Workers(ctx context.Context) (*WorkerList, error)
+	Status(ctx context.Context) (*Status, error)
+	Snapshot(ctx context.Context) (*SnapshotList, error)
+}
+
+// Code names a class of error for programs. Codes do not change.
+type Code string
+
+// The codes, with what a caller does next.
+const (
+	CodeMalformed         Code = "malformed"           // mend the request
+	CodeMissingModel      Code = "missing_model"       // name a model
+	CodeUnknownModel      Code = "unknown_model"       // no worker has announced it: check its name, or the workers
+	CodeBlockSizeMismatch Code = "block_size_mismatch" // ask with the model's block size
+	CodeBadTokens         Code = "bad_tokens"          // tokens are unsigned 32-bit numbers
+	CodeTooLarge          Code = "too_large"           // ask for less
+	CodeBusy              Code = "busy"                // ask again a little later, or another node
+	CodeNotReady          Code = "not_ready"           // the node is restoring or catching up
+	CodeBehind            Code = "behind"              // min_seq was not reached before the deadline
+	CodeUnknownOperation  Code = "unknown_operation"   // no such subject or path
+	CodeUnavailable       Code = "unavailable"         // NATS or its storage does not answer
+	CodeInternal          Code = "internal"            // our mistake
+)
+
+var httpStatus = map[Code]int{
+	CodeMalformed: 400, CodeMissingModel: 400, CodeBadTokens: 400, CodeUnknownModel: 404, CodeUnknownOperation: 404,
+	CodeBlockSizeMismatch: 409, CodeTooLarge: 413, CodeBusy: 429, CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeBehind: 504,
+}
+
+// HTTPStatus is the number that goes with the code in HTTP and in NATS service errors.
+func (c Code) HTTPStatus() int {
+	if s, ok := httpStatus[c]; ok {
+		return s
+	}
+	return 500
+}
+
+// Error is what a client gets in place of an answer.
+type Error struct {
+	Code    Code   `json:"code" msgpack:"code"`
+	Message string `json:"message" msgpack:"message"`
+}
+
+func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
+
+// Errorf makes an error for a client.
+func Errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// ErrorBody is how an error travels.
+type ErrorBody struct {
+	Error *Error `json:"error" msgpack:"error"`
+}

@@ -1,0 +1,132 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// echo is an indexer that hands back what it was asked.
+type echo struct{ last *Query }
+
+func (e *echo) Find(_ context.Context, q *Query) (*Answer, error) {
+	e.last = q
+	return &Answer{Model: q.Model, Complete: true, Workers: []Overlap{{Instance: "w1", Device: 12, Host: 3}}}, nil
+}
+func (*echo) Workers(context.Context) (*WorkerList, error) { return &WorkerList{}, nil }
+func (*echo) Status(context.Context) (*Status, error)      { return nil, errors.New("disk on fire") }
+func (*echo) Snapshot(context.Context) (*SnapshotList, error) {
+	return nil, Errorf(CodeNotReady, "restoring")
+}
+
+func TestErrorsNameWhatIsWrong(t *testing.T) {
+	cases := []struct {
+		op, contentType, body string
+		code                  Code
+		message               string
+	}{
+		{OpFind, JSON, ``, CodeMalformed, "the body is empty"},
+		{OpFind, JSON, `{"model":"m"`, CodeMalformed, "too early"},
+		{OpFind, JSON, `{"model":"m","tokens":[1]} x`, CodeMalformed, "something follows"},
+		{OpFind, JSON, `{"tokens":[1,2]}`, CodeMissingModel, "names no model"},
+		{OpFind, JSON, `{"model":"m"}`, CodeMalformed, "neither tokens nor hashes"},
+		{OpFind, JSON, `{"model":"m","tokens":[1],"hashes":[1]}`, CodeMalformed, "tokens and hashes"},
+		{OpFind, JSON, `{"model":"m","hashes":[1],"cache_salt":"s"}`, CodeMalformed, "part of the hashes"},
+		{OpFind, JSON, `{"model":"m","tokens":[1,-5]}`, CodeBadTokens, "tokens[1] is -5, not an unsigned 32-bit number"},
+		{OpFind, JSON, `{"model":"m","tokens":[4294967296]}`, CodeBadTokens, "tokens[0] is 4294967296"},
+		{OpFind, JSON, `{"model":"m","tokens":[1.5]}`, CodeBadTokens, "tokens[0] is 1.5"},
+		{OpFind, JSON, `{"model":"m","tokens":["a"]}`, CodeBadTokens, `tokens[0] is "a"`},
+		{OpFind, JSON, `{"model":"m","tokens":"abc"}`, CodeBadTokens, "tokens must be an array"},
+		{OpFind, JSON, `{"model":"m","hashes":[18446744073709551616]}`, CodeMalformed, "hashes[0] is 18446744073709551616"},
+		{OpFind, MsgPack, "\xc1", CodeMalformed, "MessagePack"},
+		{OpFind, MsgPack, "\x82\xa5model\xa1m\xa6tokens\x92\x01\xff", CodeBadTokens, "tokens[1]"},
+		{OpFind, MsgPack, "\x82\xa5model\xa1m\xa6tokens\xc4\x03abc", CodeBadTokens, "not a multiple of 4"},
+		{OpFind, JSON, strings.Repeat(" ", MaxBody+1), CodeTooLarge, "more than 8388608"},
+		{OpFind, JSON, `{"model":"m","tokens":[` + strings.Repeat("1,", MaxTokens) + `1]}`, CodeTooLarge, "more than 1048576 elements"},
+		{"fetch", JSON, `{}`, CodeUnknownOperation, `"fetch"`},
+		{OpStatus, JSON, ``, CodeInternal, "disk on fire"},
+		{OpSnapshot, JSON, ``, CodeNotReady, "restoring"},
+	}
+	for _, c := range cases {
+		reply, failure := Handle(context.Background(), &echo{}, c.op, c.contentType, []byte(c.body))
+		if failure == nil || failure.Code != c.code || !strings.Contains(failure.Message, c.message) {
+			t.Errorf("%s %.60q: got %v, want %s with %q", c.op, c.body, failure, c.code, c.message)
+			continue
+		}
+		var answer Answer
+		if err := DecodeReply(c.contentType, reply, &answer); !reflect.DeepEqual(err, error(failure)) {
+			t.Errorf("%s %.60q: the reply decodes to %v, want %v", c.op, c.body, err, failure)
+		}
+	}
+}
+
+func TestQueriesAreTheSameInEveryForm(t *testing.T) {
+	want := &Query{Model: "m", Tokens: Tokens{0, 1, 1<<32 - 1}, LoRA: "a", MinSeq: []PartitionSeq{{Partition: 3, Seq: 9}}}
+	asJSON, _ := json.Marshal(want)
+	asMsgPack, err := msgpack.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	array, _ := msgpack.Marshal(map[string]any{"model": "m", "tokens": []uint64{0, 1, 1<<32 - 1}, "lora_name": "a", "min_seq": want.MinSeq})
+	for _, c := range []struct {
+		contentType string
+		body        []byte
+	}{{JSON, asJSON}, {"", asJSON}, {MsgPack, asMsgPack}, {MsgPack, array}} {
+		e := &echo{}
+		reply, failure := Handle(context.Background(), e, OpFind, c.contentType, c.body)
+		if failure != nil {
+			t.Fatalf("%q: %v", c.body, failure)
+		}
+		if !reflect.DeepEqual(e.last, want) {
+			t.Errorf("%s: got %+v, want %+v", c.contentType, e.last, want)
+		}
+		var answer Answer
+		if err := DecodeReply(c.contentType, reply, &answer); err != nil || len(answer.Workers) != 1 || answer.Workers[0].Total() != 15 {
+			t.Errorf("%s: the answer came back as %+v, %v", c.contentType, answer, err)
+		}
+	}
+}
+
+func TestHashesKeepAllTheirBits(t *testing.T) {
+	e := &echo{}
+	body := `{"model":"m","hashes":[18446744073709551615, -1 ,9223372036854775808,0]}`
+	if _, failure := Handle(context.Background(), e, OpFind, JSON, []byte(body)); failure != nil {
+		t.Fatal(failure)
+	}
+	want := Hashes{1<<64 - 1, 1<<64 - 1, 1 << 63, 0}
+	if !reflect.DeepEqual(e.last.Hashes, want) {
+		t.Fatalf("got %v, want %v", e.last.Hashes, want)
+	}
+	var q Query
+	packed, _ := msgpack.Marshal(&Query{Model: "m", Hashes: want})
+	if err := Unmarshal(MsgPack, packed, &q); err != nil || !reflect.DeepEqual(q.Hashes, want) {
+		t.Fatalf("got %v, %v", q.Hashes, err)
+	}
+	if err := Unmarshal(JSON, []byte(`{"model":"m","hashes":[]}`), &q); err != nil || q.Hashes == nil {
+		t.Fatalf("an empty list is a list: %v, %v", q.Hashes, err)
+	}
+}
+
+func FuzzHandle(f *testing.F) {
+	f.Add(true, []byte(`{"model":"m","tokens":[1,2,3]}`))
+	packed, _ := msgpack.Marshal(&Query{Model: "m", Hashes: Hashes{1, 2}})
+	f.Add(false, packed)
+	f.Fuzz(func(t *testing.T, asJSON bool, body []byte) {
+		contentType := MsgPack
+		if asJSON {
+			contentType = JSON
+		}
+		e := &echo{}
+		reply, failure := Handle(context.Background(), e, OpFind, contentType, body)
+		var answer Answer
+		err := DecodeReply(contentType, reply, &answer)
+		if (failure == nil) != (err == nil) {
+			t.Fatalf("the node says %v, the client reads %v", failure, err)
+		}
+	})
+}

@@ -1,0 +1,23 @@
+// Package api is what clients and indexer nodes say to each other: queries and answers, their JSON and MessagePack forms,
+// and the errors with their codes. It knows no transport; jetstream carries it over NATS, and http.go in this package
+// serves the same over HTTP.
+//
+// A query names a model and either the tokens of a prompt or the local hashes of its blocks:
+//
+//	{"model":"m","tokens":[1,2,3,…]}
+//	{"model":"m","hashes":[13226331709069118873,…]}
+//
+// The answer says, for each (worker, rank) that holds at least one leading block, how many blocks it holds of the prefix:
+//
+//	{"model":"m","block_size":16,"blocks":767,"complete":true,
+//	 "workers":[{"instance":"w1","rank":0,"device":12,"host":3,"disk":0,"external":0}],
+//	 "partitions":[{"partition":0,"epoch":"2026-11-21T08:00:00Z","seq":123}]}
+//
+// Depths are in blocks: device counts the leading blocks held in device memory, host how many more follow directly in host
+// memory, disk those that follow these, external those that follow these. Workers come best first. "partitions" says
+// which place in each partition's log the answer reflects at least. An answer without workers says why in "reason".
+//
+// Anything that cannot be answered is an error, never an empty answer:
+//
+//	{"error":{"code":"unknown_model","message":"no worker has announced model \"x\"; known: m"}}
+package api

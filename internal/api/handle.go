@@ -1,0 +1,136 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// Content types of requests and replies. A reply has its request's.
+const (
+	JSON    = "application/json"
+	MsgPack = "application/msgpack"
+)
+
+// Handle answers one request, whatever carried it. The reply is in the request's content type, which is JSON unless it is
+// MsgPack. failure is not nil if the reply is an error; the reply holds it too.
+func Handle(ctx context.Context, ix Indexer, op, contentType string, body []byte) (reply []byte, failure *Error) {
+	answer, err := dispatch(ctx, ix, op, contentType, body)
+	if err != nil {
+		failure = asError(err)
+		answer = ErrorBody{Error: failure}
+	}
+	reply, err = Marshal(contentType, answer)
+	if err != nil {
+		failure = Errorf(CodeInternal, "encode the answer: %v", err)
+		reply, _ = Marshal(contentType, ErrorBody{Error: failure})
+	}
+	return reply, failure
+}
+
+func asError(err error) *Error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.Is(err, context.DeadlineExceeded):
+		return Errorf(CodeBehind, "the deadline passed before there was an answer")
+	}
+	return Errorf(CodeInternal, "%v", err)
+}
+
+func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []byte) (any, error) {
+	if len(body) > MaxBody {
+		return nil, Errorf(CodeTooLarge, "the request has %d bytes, more than %d", len(body), MaxBody)
+	}
+	switch op {
+	case OpFind:
+		var q Query
+		if err := Unmarshal(contentType, body, &q); err != nil {
+			return nil, err
+		}
+		if err := q.check(); err != nil {
+			return nil, err
+		}
+		return ix.Find(ctx, &q)
+	case OpWorkers:
+		return ix.Workers(ctx)
+	case OpStatus:
+		return ix.Status(ctx)
+	case OpSnapshot:
+		return ix.Snapshot(ctx)
+	}
+	return nil, Errorf(CodeUnknownOperation, "there is no operation %q", op)
+}
+
+// check refuses what no model could answer.
+func (q *Query) check() error {
+	switch {
+	case q.Model == "":
+		return Errorf(CodeMissingModel, "the query names no model")
+	case q.Tokens == nil && q.Hashes == nil:
+		return Errorf(CodeMalformed, "the query has neither tokens nor hashes")
+	case q.Tokens != nil && q.Hashes != nil:
+		return Errorf(CodeMalformed, "the query has tokens and hashes; give one of them")
+	case q.Hashes != nil && (q.LoRA != "" || q.CacheSalt != ""):
+		return Errorf(CodeMalformed, "lora_name and cache_salt are part of the hashes already; they go with tokens only")
+	}
+	return nil
+}
+
+// Marshal encodes v in a content type.
+func Marshal(contentType string, v any) ([]byte, error) {
+	if contentType == MsgPack {
+		return msgpack.Marshal(v)
+	}
+	return json.Marshal(v)
+}
+
+// Unmarshal decodes data of a content type into v. An error is an *Error that says where the data is wrong. Fields that v does
+// not have are ignored, so that newer clients can talk to older nodes.
+func Unmarshal(contentType string, data []byte, v any) error {
+	var err error
+	if contentType == MsgPack {
+		err = msgpack.Unmarshal(data, v)
+	} else {
+		dec := json.NewDecoder(bytes.NewReader(data))
+		if err = dec.Decode(v); err == nil {
+			if _, more := dec.Token(); more != io.EOF {
+				err = errors.New("something follows the JSON value")
+			}
+		}
+	}
+	var e *Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &e):
+		return e
+	case errors.Is(err, io.EOF):
+		err = errors.New("the body is empty")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		err = errors.New("it ends too early")
+	}
+	kind := "JSON"
+	if contentType == MsgPack {
+		kind = "MessagePack"
+	}
+	return Errorf(CodeMalformed, "the request is not the %s that it should be: %v", kind, err)
+}
+
+// DecodeReply decodes a node's reply into v, or returns the error that it holds.
+func DecodeReply(contentType string, data []byte, v any) error {
+	var failed ErrorBody
+	if err := Unmarshal(contentType, data, &failed); err == nil && failed.Error != nil {
+		return failed.Error
+	}
+	if err := Unmarshal(contentType, data, v); err != nil {
+		return fmt.Errorf("decode the reply: %w", err)
+	}
+	return nil
+}
