@@ -1,0 +1,203 @@
+package trace
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math/bits"
+	"os"
+)
+
+const (
+	// BlockTokens is how many tokens of a prompt one hash id stands for.
+	BlockTokens = 512
+
+	// MaxLine bounds one line of a trace file, in bytes. A prompt of a million tokens needs some 16 kB.
+	MaxLine = 1 << 20
+)
+
+// Request is one request of a trace.
+type Request struct {
+	Timestamp    int64 // ms since the trace's beginning
+	InputLength  int   // tokens of the prompt
+	OutputLength int   // tokens of the answer
+	HashIDs      []uint64
+}
+
+// line is a request as it stands in a file. What must not be missing is a pointer.
+type line struct {
+	Timestamp    int64     `json:"timestamp"`
+	InputLength  *int      `json:"input_length"`
+	OutputLength *int      `json:"output_length"`
+	HashIDs      *[]uint64 `json:"hash_ids"`
+}
+
+// Requests reads a trace request by request. It ends after the first error, which names the line. Empty lines are passed
+// over.
+func Requests(r io.Reader) iter.Seq2[Request, error] {
+	return func(yield func(Request, error) bool) {
+		lines := bufio.NewScanner(r)
+		lines.Buffer(make([]byte, 64<<10), MaxLine)
+		n := 0
+		for lines.Scan() {
+			n++
+			if blank(lines.Bytes()) {
+				continue
+			}
+			req, err := parse(lines.Bytes())
+			if err != nil {
+				yield(Request{}, fmt.Errorf("line %d: %w", n, err))
+				return
+			}
+			if !yield(req, nil) {
+				return
+			}
+		}
+		if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+			yield(Request{}, fmt.Errorf("line %d: longer than %d bytes", n+1, MaxLine))
+		} else if err != nil {
+			yield(Request{}, fmt.Errorf("line %d: %w", n+1, err))
+		}
+	}
+}
+
+func blank(b []byte) bool {
+	for _, c := range b {
+		if c != ' ' && c != '\t' && c != '\r' {
+			return false
+		}
+	}
+	return true
+}
+
+func parse(b []byte) (Request, error) {
+	var l line
+	if err := json.Unmarshal(b, &l); err != nil {
+		return Request{}, err
+	}
+	switch {
+	case l.InputLength == nil:
+		return Request{}, errors.New("no input_length")
+	case l.OutputLength == nil:
+		return Request{}, errors.New("no output_length")
+	case l.HashIDs == nil:
+		return Request{}, errors.New("no hash_ids")
+	case *l.InputLength < 0:
+		return Request{}, fmt.Errorf("input_length %d is negative", *l.InputLength)
+	case *l.OutputLength < 0:
+		return Request{}, fmt.Errorf("output_length %d is negative", *l.OutputLength)
+	}
+	return Request{l.Timestamp, *l.InputLength, *l.OutputLength, *l.HashIDs}, nil
+}
+
+// Read reads the first limit requests of a trace, or all if limit is 0. An error names the line.
+func Read(r io.Reader, limit int) ([]Request, error) {
+	var reqs []Request
+	for req, err := range Requests(r) {
+		if err != nil {
+			return nil, err
+		}
+		if reqs = append(reqs, req); len(reqs) == limit {
+			break
+		}
+	}
+	return reqs, nil
+}
+
+// ReadFile is [Read] of a file. An error names the file and the line.
+func ReadFile(path string, limit int) ([]Request, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	defer f.Close()
+	reqs, err := Read(f, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read trace: %s: %w", path, err)
+	}
+	return reqs, nil
+}
+
+// Write writes a trace in the format that [Read] reads.
+func Write(w io.Writer, reqs []Request) error {
+	b := bufio.NewWriter(w)
+	for i := range reqs {
+		r := &reqs[i]
+		ids := r.HashIDs
+		if ids == nil {
+			ids = []uint64{}
+		}
+		text, err := json.Marshal(line{r.Timestamp, &r.InputLength, &r.OutputLength, &ids})
+		if err != nil {
+			return fmt.Errorf("write trace: request %d: %w", i, err)
+		}
+		b.Write(text)
+		b.WriteByte('\n')
+	}
+	if err := b.Flush(); err != nil {
+		return fmt.Errorf("write trace: %w", err)
+	}
+	return nil
+}
+
+// Tokens of answers have answerBit set, tokens of prompts do not; none has the sign bit of an int32, which some engines'
+// clients cannot stand.
+const (
+	answerBit = 1 << 30
+	tokenMask = answerBit - 1
+)
+
+// CheckBlockSize complains if a block size, in tokens, does not divide [BlockTokens].
+func CheckBlockSize(blockSize int) error {
+	if blockSize <= 0 || BlockTokens%blockSize != 0 {
+		return fmt.Errorf("block size %d does not divide %d", blockSize, BlockTokens)
+	}
+	return nil
+}
+
+// PromptTokens appends the prompt's tokens to dst: each id h is cut into f = 512/blockSize blocks of blockSize tokens, and
+// the tokens of block i are all h·f+i, so that two prompts' tokens are equal as far as their ids are (ids from 2³⁰/f on
+// wrap round). There are InputLength of them, or fewer if there are too few ids. The block size must pass
+// [CheckBlockSize]: another is a bug of the caller and panics.
+func (r Request) PromptTokens(dst []uint32, blockSize int) []uint32 {
+	if err := CheckBlockSize(blockSize); err != nil {
+		panic("trace: " + err.Error())
+	}
+	per := uint64(BlockTokens / blockSize)
+	left := r.InputLength
+	for _, h := range r.HashIDs {
+		for i := uint64(0); i < per && left > 0; i++ {
+			for n := min(blockSize, left); n > 0; n-- {
+				dst = append(dst, uint32((h*per+i)&tokenMask))
+				left--
+			}
+		}
+	}
+	return dst
+}
+
+// OutputTokens appends the answer's tokens to dst: OutputLength of them, which depend on the request's number in its trace
+// and are those of no other answer and no prompt.
+func (r Request) OutputTokens(dst []uint32, number int) []uint32 {
+	for i := range r.OutputLength {
+		dst = append(dst, answerBit|uint32(scramble(uint64(number)<<32^uint64(i))&tokenMask))
+	}
+	return dst
+}
+
+// scramble is SplitMix64's step for a state of x.
+func scramble(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9
+	x = (x ^ (x >> 27)) * 0x94d049bb133111eb
+	return x ^ (x >> 31)
+}
+
+// below gives one of 0…n-1 for 64 random bits.
+func below(random, n uint64) uint64 {
+	hi, _ := bits.Mul64(random, n)
+	return hi
+}
