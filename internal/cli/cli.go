@@ -1,0 +1,201 @@
+// Package cli is what both programs share at the command line: where a setting comes from, how a result is printed, what
+// an exit status means.
+//
+// A setting is looked for as a flag, then in the environment, then in the file that --config names, then its default is
+// taken. The flag --snapshot-interval is KVATLAS_SNAPSHOT_INTERVAL in the environment and snapshot-interval in the
+// file, which is YAML (so JSON will do). Settings of the NATS connection also have the names that NATS users know: NATS_URL,
+// NATS_CREDS, NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA.
+//
+// Exit status: 0 success, 1 failure, 2 a command line that makes no sense.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// Version is the program's version: what the build says, or "devel".
+func Version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "devel"
+}
+
+// usageError is a command line that makes no sense.
+type usageError struct{ error }
+
+func (u usageError) Unwrap() error { return u.error }
+
+// UsageErrorf makes the error of a command line that makes no sense: it ends the program with status 2.
+func UsageErrorf(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// natsNames are the environment variables that NATS users know.
+var natsNames = map[string]string{
+	"nats": "NATS_URL", "nats-creds": "NATS_CREDS", "nats-nkey": "NATS_NKEY", "nats-user": "NATS_USER", "nats-password": "NATS_PASSWORD",
+	"nats-token": "NATS_TOKEN", "nats-cert": "NATS_CERT", "nats-key": "NATS_KEY", "nats-ca": "NATS_CA",
+}
+
+// Main runs a program's root command and returns its exit status. The command's context ends at SIGINT or SIGTERM; a second one
+// kills.
+func Main(root *cobra.Command) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	running := false
+	root.Version = Version()
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.PersistentFlags().String("config", "", "file of settings, YAML; flags and environment are stronger")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := settle(cmd); err != nil {
+			return err
+		}
+		running = true
+		return nil
+	}
+	cmd, err := root.ExecuteContextC(ctx)
+	var usage usageError
+	switch {
+	case err == nil:
+		return 0
+	case !running || errors.As(err, &usage):
+		fmt.Fprintf(os.Stderr, "%s: %v (see %s --help)\n", cmd.CommandPath(), err, cmd.CommandPath())
+		return 2
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.CommandPath(), err)
+	return 1
+}
+
+// settle fills in the flags that the command line left out, from the environment, then from the file.
+func settle(cmd *cobra.Command) error {
+	set := func(f *pflag.Flag, value, from string) error {
+		if err := cmd.Flags().Set(f.Name, value); err != nil {
+			return fmt.Errorf("%s: %q does not fit --%s: %w", from, value, f.Name, err)
+		}
+		return nil
+	}
+	var errs []error
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Changed {
+			return
+		}
+		for _, name := range []string{"KVATLAS_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), natsNames[f.Name]} {
+			if value, ok := os.LookupEnv(name); ok && name != "" && value != "" {
+				errs = append(errs, set(f, value, name))
+				return
+			}
+		}
+	})
+	path, _ := cmd.Flags().GetString("config")
+	if path == "" {
+		return errors.Join(errs...)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return errors.Join(append(errs, fmt.Errorf("read the settings: %w", err))...)
+	}
+	var settings map[string]any
+	if err := yaml.Unmarshal(data, &settings); err != nil {
+		return errors.Join(append(errs, fmt.Errorf("read the settings in %s: %w", path, err))...)
+	}
+	for name, value := range settings {
+		f := cmd.Flags().Lookup(name)
+		switch {
+		case f == nil && !knownElsewhere(cmd.Root(), name):
+			errs = append(errs, fmt.Errorf("%s: there is no setting %q", path, name))
+		case f != nil && !f.Changed:
+			text := fmt.Sprint(value)
+			if list, ok := value.([]any); ok {
+				words := make([]string, len(list))
+				for i, v := range list {
+					words[i] = fmt.Sprint(v)
+				}
+				text = strings.Join(words, ",")
+			}
+			errs = append(errs, set(f, text, path))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// knownElsewhere reports whether some command of the program has the flag, so that one file serves them all.
+func knownElsewhere(cmd *cobra.Command, name string) bool {
+	if cmd.Flags().Lookup(name) != nil || cmd.PersistentFlags().Lookup(name) != nil {
+		return true
+	}
+	for _, sub := range cmd.Commands() {
+		if knownElsewhere(sub, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// LogFlags adds the flags of a program that logs, and returns what makes its logger once they are parsed.
+func LogFlags(flags *pflag.FlagSet) func(w io.Writer) (*slog.Logger, error) {
+	level := flags.String("log-level", "info", "least level that is logged: debug, info, warn, error")
+	format := flags.String("log-format", "text", "form of log lines: text or json")
+	return func(w io.Writer) (*slog.Logger, error) {
+		var l slog.Level
+		if err := l.UnmarshalText([]byte(*level)); err != nil {
+			return nil, UsageErrorf("--log-level %q is none of debug, info, warn, error", *level)
+		}
+		opts := &slog.HandlerOptions{Level: l}
+		switch *format {
+		case "text":
+			return slog.New(slog.NewTextHandler(w, opts)), nil
+		case "json":
+			return slog.New(slog.NewJSONHandler(w, opts)), nil
+		}
+		return nil, UsageErrorf("--log-format %q is neither text nor json", *format)
+	}
+}
+
+// PrintJSON prints v as one indented JSON value.
+func PrintJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// Table prints rows under a heading, in columns. Cells are printed with %v.
+func Table(w io.Writer, heading []string, rows [][]any) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, strings.Join(heading, "\t"))
+	for _, row := range rows {
+		for i, cell := range row {
+			if i > 0 {
+				fmt.Fprint(tw, "\t")
+			}
+			fmt.Fprint(tw, cell)
+		}
+		fmt.Fprintln(tw)
+	}
+	return tw.Flush()
+}
+
+// Bytes writes a number of bytes for people.
+func Bytes[N int64 | uint64](n N) string {
+	v, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	for len(units) > 1 && v >= 1024 {
+		v, units = v/1024, units[1:]
+	}
+	if units[0] == "B" {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", v, units[0])
+}
