@@ -25,16 +25,18 @@ type Run struct {
 	Holdings []Holding
 }
 
-// Holding is what one rank holds of one run in one tier, by the main attention groups.
+// Holding is what one rank holds of one run in one tier for one main attention group.
 type Holding struct {
-	Rank uint32 // position in the image's list of ranks
-	Tier Tier
+	Rank  uint32 // position in the image's list of ranks
+	Tier  Tier
+	Group GroupIndex
 
 	Lead uint32   // the first Lead blocks are held, all of them
 	Bits []uint64 // which blocks from Lead on are held: bit i%64 of word i/64 for block i of the run; nil if none is
 
-	Copies []BlockCount // blocks held more than once
+	Copies []BlockCount // blocks held more than once (under their first name)
 	Names  []BlockName  // blocks that this rank calls otherwise than Run.Names does
+	Also   []NamedCount // blocks held under a second, third... name as well
 }
 
 // BlockCount says how many copies of a run's block there are: two or more.
@@ -49,14 +51,20 @@ type BlockName struct {
 	Name  BlockHash
 }
 
+// NamedCount says how many copies of a run's block a rank holds under a further name: one or more.
+type NamedCount struct {
+	Block uint32 // position in the run
+	Name  BlockHash
+	Count uint32
+}
+
 // RankImage is what an index keeps for one rank beside runs.
 type RankImage struct {
-	Groups     []GroupKind
+	Clock      Millis       // the latest time at which events of this rank were applied; ages are counted from it
+	Groups     []GroupKind  // by group
 	Parked     []Parked     // oldest first
-	Remembered []Remembered // oldest first
-	Sets       []GroupSet
-	Parks      uint64 // how many events were ever parked; with Dropped it makes the bounds of a restored index bite as before
-	Dropped    uint64 // how many parked events were dropped by the bounds
+	Remembered []Remembered // oldest first; a name may come twice, and the later one counts
+	Sets       []GroupSet   // by tier and group
 }
 
 // GroupKind is what a rank said that a group serves.
@@ -67,16 +75,17 @@ type GroupKind struct {
 
 // Parked is a stored event that waits for its parent, or, without local hashes, for its blocks to be named.
 type Parked struct {
-	Since Millis
-	Event Event
+	Since     Millis
+	Event     Event    // Kind is Stored; Attention is not kept
+	Cancelled []uint32 // positions in Event.Blocks of copies that were removed while they waited, ascending
 }
 
-// Remembered is the place of a block that a rank no longer holds.
+// Remembered is the place of a block whose last copy a rank has removed.
 type Remembered struct {
 	Name  BlockHash
 	Run   RunID
-	Block uint32
-	Until Millis
+	Block uint32 // position in the run
+	Since Millis
 }
 
 // GroupSet is what a rank holds in one tier for a group that is no part of the prefix.
