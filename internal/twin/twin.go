@@ -1,0 +1,414 @@
+// Package twin says what one rank's part of the index means, in code that is obvious at a glance: maps of sets with copy
+// counts. It is the judge of every random test of pkg/radix and of the demo, and is slow and fat on purpose.
+//
+// A [Rank] is a function of its own events and their times alone; a fleet is several of them side by side. It is not safe
+// for concurrent use. It leaves to others all that makes an index fast, and who the rank is.
+package twin
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Config bounds what a rank keeps beside what it holds. Fields mean what those of radix.Config mean.
+type Config struct {
+	MaxParked     int           // blocks
+	ParkFor       events.Millis // age at which a parked event is dropped
+	MaxRemembered int           // removals
+	RememberFor   events.Millis // age at which a removal is forgotten
+}
+
+// Counts says what became of the blocks of a list of events. Fields mean what those of radix.Counts mean.
+type Counts struct {
+	Stored, Duplicates, Removed, UnknownRemovals                     uint64
+	Conflicts, KindConflicts                                         uint64
+	Parked, Attached, Cancelled, Expired, Overflowed, ClearedWaiting uint64
+	Cleared, OtherStored, OtherRemoved, Malformed                    uint64
+}
+
+// copyOf names copies that a rank can tell apart.
+type copyOf struct {
+	tier  events.Tier
+	group events.GroupIndex
+	name  events.BlockHash
+}
+
+// holding is a block of a prefix in one tier, for one group.
+type holding struct {
+	tier  events.Tier
+	group events.GroupIndex
+	seq   events.SeqHash
+}
+
+type removal struct {
+	name  events.BlockHash
+	seq   events.SeqHash
+	since events.Millis
+}
+
+type parked struct {
+	since     events.Millis
+	event     events.Event
+	cancelled []bool // one for each of event.Blocks
+}
+
+func (p *parked) waiting() (n uint64) {
+	for _, c := range p.cancelled {
+		if !c {
+			n++
+		}
+	}
+	return n
+}
+
+// Rank is what one (worker, rank) holds and remembers.
+type Rank struct {
+	cfg    Config
+	clock  events.Millis
+	kinds  map[events.GroupIndex]events.Attention // as the first stored event of each group said
+	copies map[copyOf]int                         // of main groups, by name
+	held   map[holding]int                        // the same copies, by place
+	place  map[events.BlockHash]events.SeqHash    // of every name in copies
+	gone   []removal                              // the last names that left copies, oldest first
+	parked []parked                               // oldest first
+	sets   map[copyOf]int                         // of the other groups
+	counts Counts
+}
+
+// New returns a rank that holds nothing.
+func New(cfg Config) *Rank {
+	r := &Rank{cfg: cfg}
+	r.reset()
+	return r
+}
+
+func (r *Rank) reset() {
+	r.kinds = map[events.GroupIndex]events.Attention{}
+	r.copies, r.held, r.sets = map[copyOf]int{}, map[holding]int{}, map[copyOf]int{}
+	r.place = map[events.BlockHash]events.SeqHash{}
+	r.gone, r.parked = nil, nil
+}
+
+// Apply takes events that reached the log at now. Time that goes back is taken to stand still.
+func (r *Rank) Apply(now events.Millis, evs []events.Event) Counts {
+	r.counts = Counts{}
+	r.clock = max(r.clock, now)
+	for len(r.parked) > 0 && r.parked[0].since+r.cfg.ParkFor <= r.clock {
+		r.counts.Expired += r.parked[0].waiting()
+		r.parked = r.parked[1:]
+	}
+	for len(r.gone) > 0 && r.gone[0].since+r.cfg.RememberFor <= r.clock {
+		r.gone = r.gone[1:]
+	}
+	for i := range evs {
+		e := &evs[i]
+		switch {
+		case e.Kind == events.Stored && e.Tier.Valid() && (len(e.Locals) == 0 || len(e.Locals) == len(e.Blocks)):
+			r.stored(e)
+		case e.Kind == events.Removed && e.Tier.Valid():
+			r.removed(e)
+		case e.Kind == events.Cleared && (e.Tier == events.AllTiers || e.Tier.Valid()):
+			r.cleared(e.Tier)
+		default:
+			r.counts.Malformed++
+		}
+	}
+	return r.counts
+}
+
+func (r *Rank) stored(e *events.Event) {
+	kind, seen := r.kinds[e.Group]
+	switch {
+	case !seen:
+		r.kinds[e.Group] = e.Attention
+	case e.Attention == events.AttentionUnknown:
+	case e.Attention.Main() != kind.Main():
+		r.counts.KindConflicts += uint64(len(e.Blocks))
+		return
+	case kind == events.AttentionUnknown:
+		r.kinds[e.Group] = e.Attention
+	}
+	switch {
+	case !r.kinds[e.Group].Main():
+		for _, name := range e.Blocks {
+			r.sets[copyOf{e.Tier, e.Group, name}]++
+		}
+		r.counts.OtherStored += uint64(len(e.Blocks))
+	case len(e.Locals) == 0: // each block waits by itself
+		for i := range e.Blocks {
+			one := *e
+			one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
+			r.placeOrPark(one)
+		}
+	case len(e.Blocks) > 0:
+		r.placeOrPark(*e)
+	}
+	for i := 0; i < len(r.parked); { // the oldest that can be placed goes first, until none can
+		if p := r.parked[i]; r.ready(&p.event) {
+			r.parked = slices.Delete(r.parked, i, i+1)
+			r.counts.Attached += p.waiting()
+			r.put(&p.event, p.cancelled)
+			i = 0
+		} else {
+			i++
+		}
+	}
+}
+
+// known is the place of a name: of a copy that is held, or else of the last one that was removed.
+func (r *Rank) known(name events.BlockHash) (events.SeqHash, bool) {
+	if seq, ok := r.place[name]; ok {
+		return seq, true
+	}
+	for _, g := range slices.Backward(r.gone) {
+		if g.name == name {
+			return g.seq, true
+		}
+	}
+	return 0, false
+}
+
+func (r *Rank) ready(e *events.Event) bool {
+	name := e.Parent
+	if len(e.Locals) == 0 {
+		name = e.Blocks[0]
+	} else if !e.HasParent {
+		return true
+	}
+	_, ok := r.known(name)
+	return ok
+}
+
+func (r *Rank) placeOrPark(e events.Event) {
+	if r.ready(&e) {
+		r.put(&e, make([]bool, len(e.Blocks)))
+		return
+	}
+	e.Blocks, e.Locals, e.Attention = slices.Clone(e.Blocks), slices.Clone(e.Locals), 0
+	r.parked = append(r.parked, parked{r.clock, e, make([]bool, len(e.Blocks))})
+	r.counts.Parked += uint64(len(e.Blocks))
+	for total := r.parkedBlocks(); total > r.cfg.MaxParked; {
+		total -= len(r.parked[0].event.Blocks)
+		r.counts.Overflowed += r.parked[0].waiting()
+		r.parked = r.parked[1:]
+	}
+}
+
+func (r *Rank) parkedBlocks() (n int) {
+	for _, p := range r.parked {
+		n += len(p.event.Blocks)
+	}
+	return n
+}
+
+// put gives the blocks of an event that is ready their places, but for those cancelled. A name that has copies at
+// another place ends it: neither that block nor what follows it is taken.
+func (r *Rank) put(e *events.Event, cancelled []bool) {
+	if len(e.Locals) == 0 {
+		seq, _ := r.known(e.Blocks[0])
+		r.hold(copyOf{e.Tier, e.Group, e.Blocks[0]}, seq)
+		return
+	}
+	var seq events.SeqHash
+	root := !e.HasParent
+	if !root {
+		seq, _ = r.known(e.Parent)
+	}
+	for i, name := range e.Blocks {
+		seq = Next(seq, root, e.Locals[i])
+		root = false
+		if cancelled[i] {
+			continue
+		}
+		if at, ok := r.place[name]; ok && at != seq {
+			for _, c := range cancelled[i:] {
+				if !c {
+					r.counts.Conflicts++
+				}
+			}
+			return
+		}
+		r.hold(copyOf{e.Tier, e.Group, name}, seq)
+	}
+}
+
+func (r *Rank) hold(c copyOf, seq events.SeqHash) {
+	if r.copies[c]++; r.copies[c] == 1 {
+		r.counts.Stored++
+	} else {
+		r.counts.Duplicates++
+	}
+	r.held[holding{c.tier, c.group, seq}]++
+	r.place[c.name] = seq
+}
+
+func (r *Rank) removed(e *events.Event) {
+	kind := r.kinds[e.Group] // a group never seen counts as main
+	for _, name := range e.Blocks {
+		c := copyOf{e.Tier, e.Group, name}
+		switch {
+		case !kind.Main() && r.sets[c] > 0:
+			drop(r.sets, c, 1)
+			r.counts.OtherRemoved++
+		case kind.Main() && r.copies[c] > 0:
+			seq := r.place[name]
+			r.release(c, 1)
+			r.counts.Removed++
+			if _, ok := r.place[name]; !ok {
+				r.gone = append(r.gone, removal{name, seq, r.clock})
+				r.gone = r.gone[max(0, len(r.gone)-r.cfg.MaxRemembered):]
+			}
+		case kind.Main() && r.cancel(c):
+			r.counts.Cancelled++
+		default:
+			r.counts.UnknownRemovals++
+		}
+	}
+}
+
+// release takes n copies away, and the name's place with the last of them in whatever tier and group.
+func (r *Rank) release(c copyOf, n int) {
+	drop(r.held, holding{c.tier, c.group, r.place[c.name]}, n)
+	drop(r.copies, c, n)
+	for group := range r.kinds {
+		for tier := events.Device; tier <= events.External; tier++ {
+			if r.copies[copyOf{tier, group, c.name}] > 0 {
+				return
+			}
+		}
+	}
+	delete(r.place, c.name)
+}
+
+// cancel takes back the oldest parked copy of this kind.
+func (r *Rank) cancel(c copyOf) bool {
+	for i := range r.parked {
+		p := &r.parked[i]
+		if p.event.Tier != c.tier || p.event.Group != c.group {
+			continue
+		}
+		for j, name := range p.event.Blocks {
+			if name == c.name && !p.cancelled[j] {
+				p.cancelled[j] = true
+				if p.waiting() == 0 {
+					r.parked = slices.Delete(r.parked, i, i+1)
+				}
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (r *Rank) cleared(tier events.Tier) {
+	spared := func(t events.Tier) bool { return tier != events.AllTiers && tier != t }
+	for c, n := range maps.Clone(r.copies) {
+		if !spared(c.tier) {
+			r.counts.Cleared += uint64(n)
+			r.release(c, n)
+		}
+	}
+	for c, n := range r.sets {
+		if !spared(c.tier) {
+			r.counts.OtherRemoved += uint64(n)
+			delete(r.sets, c)
+		}
+	}
+	r.parked = slices.DeleteFunc(r.parked, func(p parked) bool {
+		if !spared(p.event.Tier) {
+			r.counts.ClearedWaiting += p.waiting()
+		}
+		return !spared(p.event.Tier)
+	})
+	if tier == events.AllTiers {
+		r.reset()
+	}
+}
+
+// Holds reports whether a block counts as held in a tier: every main group that the rank has announced holds it.
+func (r *Rank) Holds(tier events.Tier, seq events.SeqHash) bool {
+	main := false
+	for group, kind := range r.kinds {
+		if kind.Main() {
+			main = true
+			if r.held[holding{tier, group, seq}] == 0 {
+				return false
+			}
+		}
+	}
+	return main
+}
+
+// Match says how many leading blocks are held in device, how many more follow directly in host, in disk, in external.
+func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
+	tier := events.Device
+	var seq events.SeqHash
+	for i, l := range locals {
+		seq = Next(seq, i == 0, l)
+		for tier <= events.External && !r.Holds(tier, seq) {
+			tier++
+		}
+		if tier > events.External {
+			break
+		}
+		depth[tier-1]++
+	}
+	return depth
+}
+
+// Checksum is the sum, modulo 2^64, over every (tier, block) held by whatever main group of a hash of tier, sequence hash
+// and number of copies.
+func (r *Rank) Checksum() (sum uint64) {
+	total := map[holding]int{}
+	for h, n := range r.held {
+		total[holding{tier: h.tier, seq: h.seq}] += n
+	}
+	for h, n := range total {
+		sum += mix(uint64(h.seq) ^ mix(uint64(h.tier)<<56|uint64(n)))
+	}
+	return sum
+}
+
+// Holdings is how many (tier, block) pairs are held by whatever main group.
+func (r *Rank) Holdings() int {
+	total := map[holding]bool{}
+	for h := range r.held {
+		total[holding{tier: h.tier, seq: h.seq}] = true
+	}
+	return len(total)
+}
+
+// SetCount is how many copies of a block are held for a group that is no part of the prefix.
+func (r *Rank) SetCount(tier events.Tier, group events.GroupIndex, name events.BlockHash) int {
+	return r.sets[copyOf{tier, group, name}]
+}
+
+// Next is the sequence hash of a block from its parent's; root says that it has none.
+func Next(parent events.SeqHash, root bool, local events.LocalHash) events.SeqHash {
+	if root {
+		return events.SeqHash(local)
+	}
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:], uint64(parent))
+	binary.LittleEndian.PutUint64(b[8:], uint64(local))
+	return events.SeqHash(xxh3.HashSeed(b[:], 1337))
+}
+
+// mix is one step of SplitMix64.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+func drop[K comparable](m map[K]int, k K, n int) {
+	if m[k] -= n; m[k] <= 0 {
+		delete(m, k)
+	}
+}
