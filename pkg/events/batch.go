@@ -1,0 +1,343 @@
+package events
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"unsafe"
+)
+
+// BatchVersion is the format version that AppendBatch writes and the highest one that DecodeBatch reads.
+const BatchVersion = 1
+
+// How many elements each array of the format has at least; see the package's comment.
+const (
+	batchElements  = 8
+	cursorElements = 4
+	eventElements  = 8
+)
+
+// BatchHeader is what a batch says before its events.
+type BatchHeader struct {
+	Incarnation Incarnation
+	FirstID     EventID
+	Model       string
+	BlockSize   uint32 // tokens
+	Cursor      Cursor
+	Shutdown    bool
+	Events      int // how many follow
+}
+
+// LastID is the id of the batch's last event; see [Batch.LastID].
+func (h *BatchHeader) LastID() EventID { return h.FirstID + EventID(h.Events) - 1 }
+
+// Check reports the first thing that is wrong with an event in itself.
+func (e *Event) Check() error {
+	switch {
+	case e.Kind < Stored || e.Kind > Cleared:
+		return fmt.Errorf("kind %d", e.Kind)
+	case e.Kind == Cleared && e.Tier > NumTiers, e.Kind != Cleared && !e.Tier.Valid():
+		return fmt.Errorf("tier %d in an event of kind %d", e.Tier, e.Kind)
+	case len(e.Blocks) > MaxBlocksPerEvent:
+		return fmt.Errorf("%d blocks: at most %d", len(e.Blocks), MaxBlocksPerEvent)
+	case e.Kind == Cleared && len(e.Blocks) > 0:
+		return fmt.Errorf("%d blocks in a cleared event", len(e.Blocks))
+	case e.Kind != Stored && len(e.Locals) > 0:
+		return fmt.Errorf("local hashes in an event of kind %d", e.Kind)
+	case len(e.Locals) > 0 && len(e.Locals) != len(e.Blocks):
+		return fmt.Errorf("%d local hashes for %d blocks", len(e.Locals), len(e.Blocks))
+	}
+	return nil
+}
+
+// EncodedSize is how many bytes AppendBatch will write.
+func (b *Batch) EncodedSize() int {
+	size := b.headSize(len(b.Events))
+	for i := range b.Events {
+		size += b.Events[i].EncodedSize()
+	}
+	return size
+}
+
+// headSize is the size of everything but the events, of which there are n.
+func (b *Batch) headSize(n int) int {
+	return 1 + 1 + uintSize(uint64(b.Incarnation)) + uintSize(uint64(b.FirstID)) + strSize(len(b.Model)) +
+		uintSize(uint64(b.BlockSize)) + b.Cursor.size() + 1 + arrayHeadSize(n)
+}
+
+func (c *Cursor) size() int {
+	return 1 + 1 + uintSize(uint64(c.Seq)) + uintSize(c.Digest) + uintSize(uint64(c.Partial))
+}
+
+// EncodedSize is how many bytes the event takes in a batch.
+func (e *Event) EncodedSize() int {
+	size := 1 + uintSize(uint64(e.Kind)) + uintSize(uint64(e.Tier)) + uintSize(uint64(e.Group)) +
+		uintSize(uint64(e.Attention)) + uintSize(uint64(e.Reason)) + 1 + 1 + 1
+	if e.HasParent {
+		size += uintSize(uint64(e.Parent)) - 1
+	}
+	if n := len(e.Blocks); n > 0 {
+		size += binSize(8*n) - 1
+	}
+	if n := len(e.Locals); n > 0 {
+		size += binSize(8*n) - 1
+	}
+	return size
+}
+
+// AppendBatch appends b to dst in format version 1 and returns the longer slice. It fails, with dst as it was, if an
+// event does not hold together ([Event.Check]).
+func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
+	for i := range b.Events {
+		if err := b.Events[i].Check(); err != nil {
+			return dst, fmt.Errorf("events: cannot encode batch: event %d: %w", i, err)
+		}
+	}
+	dst = slices.Grow(dst, b.EncodedSize())
+	dst = appendArrayHead(dst, batchElements)
+	dst = appendUint(dst, BatchVersion)
+	dst = appendUint(dst, uint64(b.Incarnation))
+	dst = appendUint(dst, uint64(b.FirstID))
+	dst = appendStr(dst, b.Model)
+	dst = appendUint(dst, uint64(b.BlockSize))
+	dst = appendArrayHead(dst, cursorElements)
+	dst = appendBool(dst, b.Cursor.Known)
+	dst = appendUint(dst, uint64(b.Cursor.Seq))
+	dst = appendUint(dst, b.Cursor.Digest)
+	dst = appendUint(dst, uint64(b.Cursor.Partial))
+	dst = appendBool(dst, b.Shutdown)
+	dst = appendArrayHead(dst, len(b.Events))
+	for i := range b.Events {
+		dst = appendEvent(dst, &b.Events[i])
+	}
+	return dst, nil
+}
+
+func appendEvent(dst []byte, e *Event) []byte {
+	dst = appendArrayHead(dst, eventElements)
+	dst = appendUint(dst, uint64(e.Kind))
+	dst = appendUint(dst, uint64(e.Tier))
+	dst = appendUint(dst, uint64(e.Group))
+	dst = appendUint(dst, uint64(e.Attention))
+	dst = appendUint(dst, uint64(e.Reason))
+	if e.HasParent {
+		dst = appendUint(dst, uint64(e.Parent))
+	} else {
+		dst = appendNil(dst)
+	}
+	dst = appendHashes(dst, e.Blocks)
+	return appendHashes(dst, e.Locals)
+}
+
+// appendHashes appends hashes as one binary of little-endian u64, or nil if there are none.
+func appendHashes[H ~uint64](dst []byte, hashes []H) []byte {
+	if len(hashes) == 0 {
+		return appendNil(dst)
+	}
+	dst = appendBinHead(dst, 8*len(hashes))
+	if littleEndian {
+		return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&hashes[0])), 8*len(hashes))...)
+	}
+	return appendHashesPortably(dst, hashes)
+}
+
+func appendHashesPortably[H ~uint64](dst []byte, hashes []H) []byte {
+	for _, h := range hashes {
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(h))
+	}
+	return dst
+}
+
+// DecodeBatch reads one batch into b. It overwrites all of b and uses again the memory of b.Events and of each event's
+// Blocks and Locals, also those between len and cap; so a Batch that is decoded into again and again costs no
+// allocation, and whoever keeps a slice of it beyond the next call must copy it. So b should be a zero Batch or one that
+// was decoded into before. Nothing in it refers to data afterwards.
+//
+// Errors are ErrVersion, if the batch says that it is of a later format, and ErrMalformed. After an error b has no events
+// and is not to be used otherwise than to decode into it again. Whatever data is, the memory taken is at most some ten
+// times its size.
+func DecodeBatch(data []byte, b *Batch) error {
+	r := reader{data: data}
+	events := b.Events[:cap(b.Events)]
+	b.Events = b.Events[:0]
+	n, more, err := decodeHead(&r, b)
+	if err != nil {
+		return err
+	}
+	events = slices.Grow(events, max(0, n-len(events)))[:n]
+	for i := range events {
+		if err := decodeEvent(&r, &events[i]); err != nil {
+			return fmt.Errorf("event %d of %d: %w", i, n, err)
+		}
+	}
+	if !r.skipN(more) {
+		return malformed(r.at, "batch: cut off after its events")
+	}
+	if r.left() > 0 {
+		return malformed(r.at, "batch: %d bytes follow it", r.left())
+	}
+	b.Events = events
+	return nil
+}
+
+// DecodeBatchHeader reads what a batch says before its events. It costs the same for any number of them, and so does not
+// see whether they are in order. Errors are those of [DecodeBatch].
+func DecodeBatchHeader(data []byte) (BatchHeader, error) {
+	var b Batch
+	r := reader{data: data}
+	n, _, err := decodeHead(&r, &b)
+	if err != nil {
+		return BatchHeader{}, err
+	}
+	return BatchHeader{
+		Incarnation: b.Incarnation,
+		FirstID:     b.FirstID,
+		Model:       b.Model,
+		BlockSize:   b.BlockSize,
+		Cursor:      b.Cursor,
+		Shutdown:    b.Shutdown,
+		Events:      n,
+	}, nil
+}
+
+// decodeHead reads up to the first event. It returns how many events follow, and how many elements that are not known
+// follow these.
+func decodeHead(r *reader, b *Batch) (events, more int, err error) {
+	elements, ok := r.array()
+	if !ok {
+		return 0, 0, malformed(r.at, "batch: no array")
+	}
+	version, ok := r.uint(math.MaxUint64)
+	if !ok || version == 0 {
+		return 0, 0, malformed(r.at, "batch: no format version")
+	}
+	if version > BatchVersion {
+		return 0, 0, fmt.Errorf("events: %w: a batch of version %d, and this program reads up to %d", ErrVersion, version, BatchVersion)
+	}
+	if elements < batchElements {
+		return 0, 0, malformed(r.at, "batch: %d elements, want %d or more", elements, batchElements)
+	}
+	incarnation, ok := r.uint(math.MaxUint64)
+	if !ok {
+		return 0, 0, malformed(r.at, "batch: no incarnation")
+	}
+	first, ok := r.uint(math.MaxUint64)
+	if !ok {
+		return 0, 0, malformed(r.at, "batch: no first id")
+	}
+	model, ok := r.str()
+	if !ok {
+		return 0, 0, malformed(r.at, "batch: no model")
+	}
+	blockSize, ok := r.uint(math.MaxUint32)
+	if !ok {
+		return 0, 0, malformed(r.at, "batch: no block size")
+	}
+	if err := decodeCursor(r, &b.Cursor); err != nil {
+		return 0, 0, err
+	}
+	shutdown, ok := r.bool()
+	if !ok {
+		return 0, 0, malformed(r.at, "batch: no shutdown flag")
+	}
+	// An event takes eventElements bytes at least and a slot of memory that is several times as long: so many must be there.
+	at := r.at
+	events, ok = r.array()
+	if !ok || events > r.left()/(1+eventElements) {
+		return 0, 0, malformed(at, "batch: no array of events, or one that is cut off")
+	}
+	b.Incarnation, b.FirstID, b.BlockSize, b.Shutdown = Incarnation(incarnation), EventID(first), uint32(blockSize), shutdown
+	if b.Model != string(model) {
+		b.Model = string(model)
+	}
+	return events, elements - batchElements, nil
+}
+
+func decodeCursor(r *reader, c *Cursor) error {
+	elements, ok := r.array()
+	if !ok || elements < cursorElements {
+		return malformed(r.at, "batch: no cursor of %d elements", cursorElements)
+	}
+	known, ok1 := r.bool()
+	seq, ok2 := r.uint(math.MaxUint64)
+	digest, ok3 := r.uint(math.MaxUint64)
+	partial, ok4 := r.uint(math.MaxUint32)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !r.skipN(elements-cursorElements) {
+		return malformed(r.at, "batch: no whole cursor")
+	}
+	*c = Cursor{Known: known, Seq: EngineSeq(seq), Digest: digest, Partial: uint32(partial)}
+	return nil
+}
+
+func decodeEvent(r *reader, e *Event) error {
+	begin := r.at
+	elements, ok := r.array()
+	if !ok || elements < eventElements {
+		return malformed(begin, "no array of %d elements", eventElements)
+	}
+	kind, ok1 := r.uint(math.MaxUint8)
+	tier, ok2 := r.uint(math.MaxUint8)
+	group, ok3 := r.uint(math.MaxUint32)
+	attention, ok4 := r.uint(math.MaxUint8)
+	reason, ok5 := r.uint(math.MaxUint8)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
+		return malformed(r.at, "no whole event")
+	}
+	var parent uint64
+	hasParent := !r.null()
+	if hasParent {
+		if parent, ok = r.uint(math.MaxUint64); !ok {
+			return malformed(r.at, "no parent")
+		}
+	}
+	blocks, ok := decodeHashes(r, e.Blocks[:0])
+	if !ok {
+		return malformed(r.at, "no binary of hashes")
+	}
+	locals, ok := decodeHashes(r, e.Locals[:0])
+	if !ok {
+		return malformed(r.at, "no binary of local hashes")
+	}
+	if !r.skipN(elements - eventElements) {
+		return malformed(r.at, "cut off")
+	}
+	*e = Event{
+		Kind: Kind(kind), Tier: Tier(tier), Group: GroupIndex(group), Attention: Attention(attention), Reason: Reason(reason),
+		HasParent: hasParent, Parent: BlockHash(parent), Blocks: blocks, Locals: locals,
+	}
+	if err := e.Check(); err != nil {
+		return malformed(begin, "%s", err)
+	}
+	return nil
+}
+
+// decodeHashes appends to dst what appendHashes wrote.
+func decodeHashes[H ~uint64](r *reader, dst []H) ([]H, bool) {
+	if r.null() {
+		return dst, true
+	}
+	at := r.at
+	bytes, ok := r.bin()
+	if !ok || len(bytes)%8 != 0 || len(bytes) > 8*MaxBlocksPerEvent {
+		r.at = at
+		return dst, false
+	}
+	n := len(bytes) / 8
+	if n == 0 {
+		return dst, true
+	}
+	if !littleEndian {
+		return decodeHashesPortably(dst, bytes), true
+	}
+	dst = slices.Grow(dst, n)[:len(dst)+n]
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&dst[len(dst)-n])), 8*n), bytes)
+	return dst, true
+}
+
+func decodeHashesPortably[H ~uint64](dst []H, bytes []byte) []H {
+	for ; len(bytes) >= 8; bytes = bytes[8:] {
+		dst = append(dst, H(binary.LittleEndian.Uint64(bytes)))
+	}
+	return dst
+}

@@ -1,0 +1,451 @@
+package events
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vmihailenco/msgpack/v5"
+	"pgregory.net/rapid"
+)
+
+var update = flag.Bool("update", false, "write the golden batches that are missing; those that exist never change")
+
+// goldenBatches are written to testdata once and must be read for ever.
+func goldenBatches() map[string]Batch {
+	return map[string]Batch{
+		"empty": {Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16},
+		"stored": {
+			Incarnation: 1795254706123, FirstID: 42, Model: "meta-llama/Llama-3.1-8B-Instruct", BlockSize: 16,
+			Cursor: Cursor{Known: true, Seq: 41, Digest: 0xfedcba9876543210},
+			Events: []Event{
+				{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{15760518052499183552, 2}, Locals: []LocalHash{11, 22}},
+				{Kind: Stored, Tier: Device, Attention: AttentionFull, HasParent: true, Parent: 2, Blocks: []BlockHash{3}, Locals: []LocalHash{33}},
+			},
+		},
+		"every-kind": {
+			Incarnation: math.MaxUint64, FirstID: math.MaxUint64 - 3, Model: strings.Repeat("ü", 40), BlockSize: math.MaxUint32,
+			Cursor:   Cursor{Known: true, Seq: math.MaxUint64, Digest: math.MaxUint64, Partial: math.MaxUint32},
+			Shutdown: true,
+			Events: []Event{
+				{Kind: Stored, Tier: Host, Group: 3, Attention: AttentionMamba, HasParent: true, Parent: math.MaxUint64, Blocks: []BlockHash{0, 1}},
+				{Kind: Removed, Tier: Disk, Group: math.MaxUint32, Blocks: []BlockHash{1, 1, math.MaxUint64}},
+				{Kind: Cleared, Tier: AllTiers, Reason: ReasonGap},
+				{Kind: Cleared, Tier: External, Reason: ReasonEngine},
+			},
+		},
+		"partial": {
+			Incarnation: 7, FirstID: 4097, Model: "m", BlockSize: 64,
+			Cursor: Cursor{Partial: 3},
+			Events: []Event{{Kind: Removed, Tier: Device, Blocks: make([]BlockHash, MaxBlocksPerEvent)}},
+		},
+	}
+}
+
+func TestGoldenBatches(t *testing.T) {
+	for name, want := range goldenBatches() {
+		path := filepath.Join("testdata", "batch-v1-"+name+".bin")
+		encoded, err := AppendBatch(nil, &want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) && *update {
+			if err := os.WriteFile(path, encoded, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		golden, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(encoded, golden) {
+			t.Errorf("%s: writes\n%x, was\n%x", name, encoded, golden)
+		}
+		var got Batch
+		if err := DecodeBatch(golden, &got); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: reads\n%+v, want\n%+v", name, got, want)
+		}
+	}
+}
+
+func drawEvent(t *rapid.T) Event {
+	e := Event{
+		Kind:  Kind(rapid.IntRange(1, 3).Draw(t, "kind")),
+		Group: GroupIndex(rapid.Uint32().Draw(t, "group")),
+	}
+	hashes := rapid.SliceOfN(rapid.Uint64(), 0, 40).Draw(t, "hashes")
+	if rapid.IntRange(0, 20).Draw(t, "many") == 0 {
+		hashes = make([]uint64, rapid.IntRange(1000, MaxBlocksPerEvent).Draw(t, "n"))
+		for i := range hashes {
+			hashes[i] = uint64(i) * 0x9e3779b97f4a7c15
+		}
+	}
+	e.Tier = Tier(rapid.IntRange(1, NumTiers).Draw(t, "tier"))
+	switch e.Kind {
+	case Cleared:
+		e.Tier %= NumTiers
+		e.Reason = Reason(rapid.IntRange(1, 6).Draw(t, "reason"))
+		return e
+	case Stored:
+		e.Attention = Attention(rapid.IntRange(0, 10).Draw(t, "attention"))
+		if e.HasParent = rapid.Bool().Draw(t, "hasParent"); e.HasParent {
+			e.Parent = BlockHash(rapid.Uint64().Draw(t, "parent"))
+		}
+		if rapid.Bool().Draw(t, "locals") {
+			for _, h := range hashes {
+				e.Locals = append(e.Locals, LocalHash(^h))
+			}
+		}
+	}
+	for _, h := range hashes {
+		e.Blocks = append(e.Blocks, BlockHash(h))
+	}
+	return e
+}
+
+func drawBatch(t *rapid.T) Batch {
+	b := Batch{
+		Incarnation: Incarnation(rapid.Uint64().Draw(t, "incarnation")),
+		FirstID:     EventID(rapid.Uint64().Draw(t, "firstID")),
+		Model:       rapid.StringN(0, 300, 300).Draw(t, "model"),
+		BlockSize:   rapid.Uint32().Draw(t, "blockSize"),
+		Cursor: Cursor{
+			Known:   rapid.Bool().Draw(t, "known"),
+			Seq:     EngineSeq(rapid.Uint64().Draw(t, "seq")),
+			Digest:  rapid.Uint64().Draw(t, "digest"),
+			Partial: rapid.Uint32().Draw(t, "partial"),
+		},
+		Shutdown: rapid.Bool().Draw(t, "shutdown"),
+	}
+	for range rapid.IntRange(0, 20).Draw(t, "events") {
+		b.Events = append(b.Events, drawEvent(t))
+	}
+	return b
+}
+
+// sameBatch compares as an event's reader does: an empty slice is no slice.
+func sameBatch(a, b *Batch) bool {
+	x, y := *a, *b
+	x.Events, y.Events = nil, nil
+	return reflect.DeepEqual(x, y) && slices.EqualFunc(a.Events, b.Events, sameEvent)
+}
+
+func sameEvent(a, b Event) bool {
+	same := slices.Equal(a.Blocks, b.Blocks) && slices.Equal(a.Locals, b.Locals)
+	a.Blocks, a.Locals, b.Blocks, b.Locals = nil, nil, nil, nil
+	return same && reflect.DeepEqual(a, b)
+}
+
+// What is decoded is what was encoded, whatever was decoded into the same memory before; the header alone says the same; a
+// later writer's additional elements do not disturb.
+func TestBatchRoundTrip(t *testing.T) {
+	var reused Batch
+	rapid.Check(t, func(t *rapid.T) {
+		want := drawBatch(t)
+		encoded, err := AppendBatch([]byte("before"), &want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(encoded) - len("before"); got != want.EncodedSize() {
+			t.Fatalf("EncodedSize = %d, and it takes %d", want.EncodedSize(), got)
+		}
+		encoded = encoded[len("before"):]
+		var fresh Batch
+		for _, b := range []*Batch{&fresh, &reused} {
+			if err := DecodeBatch(encoded, b); err != nil {
+				t.Fatal(err)
+			}
+			if !sameBatch(b, &want) {
+				t.Fatalf("got %+v, want %+v", *b, want)
+			}
+		}
+		checkHeader(t, encoded, &want)
+
+		extended := extendBatch(t, encoded)
+		clear(encoded) // what was decoded does not live in it
+		if err := DecodeBatch(extended, &reused); err != nil || !sameBatch(&reused, &want) || !sameBatch(&fresh, &want) {
+			t.Fatalf("with additional elements: %v\n%+v, want\n%+v", err, reused, want)
+		}
+		checkHeader(t, extended, &want)
+	})
+}
+
+func checkHeader(t interface{ Fatalf(string, ...any) }, encoded []byte, want *Batch) {
+	h, err := DecodeBatchHeader(encoded)
+	if err != nil {
+		t.Fatalf("header: %v", err)
+	}
+	if want := (BatchHeader{want.Incarnation, want.FirstID, want.Model, want.BlockSize, want.Cursor, want.Shutdown, len(want.Events)}); h != want {
+		t.Fatalf("header %+v, want %+v", h, want)
+	}
+	if h.LastID() != want.LastID() {
+		t.Fatalf("last id %d, want %d", h.LastID(), want.LastID())
+	}
+}
+
+// extendBatch adds elements to each array of the format, by way of another MessagePack library.
+func extendBatch(t interface{ Fatal(...any) }, encoded []byte) []byte {
+	var elements []any
+	if err := msgpack.Unmarshal(encoded, &elements); err != nil {
+		t.Fatal(err)
+	}
+	addition := []any{nil, map[string]any{"new": []int{1, -2}}, 1.5, []byte("x")}
+	elements[5] = append(elements[5].([]any), addition...)
+	for i, e := range elements[7].([]any) {
+		elements[7].([]any)[i] = append(e.([]any), addition...)
+	}
+	extended, err := msgpack.Marshal(append(elements, addition...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return extended
+}
+
+func TestDecodeBatchRefuses(t *testing.T) {
+	var whole []byte
+	golden := goldenBatches()
+	b := golden["every-kind"]
+	whole, err := AppendBatch(nil, &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Cut off anywhere, it is malformed; with something after it, too.
+	for i := range whole {
+		refuse(t, fmt.Sprintf("cut at %d", i), whole[:i], ErrMalformed)
+	}
+	refuse(t, "a byte more", append(slices.Clone(whole), 0), ErrMalformed)
+
+	change := func(f func(elements []any) []any) []byte {
+		var elements []any
+		if err := msgpack.Unmarshal(whole, &elements); err != nil {
+			t.Fatal(err)
+		}
+		out, err := msgpack.Marshal(f(elements))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	set := func(i int, v any) []byte {
+		return change(func(e []any) []any { e[i] = v; return e })
+	}
+	setEvent := func(i, j int, v any) []byte {
+		return change(func(e []any) []any { e[7].([]any)[i].([]any)[j] = v; return e })
+	}
+	refuse(t, "version 2", set(0, 2), ErrVersion)
+	refuse(t, "version 2, all else unknown", []byte{mpFixArray | 1, 2}, ErrVersion)
+	refuse(t, "version 0", set(0, 0), ErrMalformed)
+	refuse(t, "version nil", set(0, nil), ErrMalformed)
+	refuse(t, "no array", []byte{mpNil}, ErrMalformed)
+	refuse(t, "a negative incarnation", set(1, -1), ErrMalformed)
+	refuse(t, "a first id of another type", set(2, "1"), ErrMalformed)
+	refuse(t, "a model that is binary", set(3, []byte("m")), ErrMalformed)
+	refuse(t, "a block size beyond 32 bits", set(4, uint64(1)<<32), ErrMalformed)
+	refuse(t, "a short cursor", set(5, []any{true, 1, 1}), ErrMalformed)
+	refuse(t, "a cursor of other types", set(5, []any{1, 1, 1, 1}), ErrMalformed)
+	refuse(t, "shutdown nil", set(6, nil), ErrMalformed)
+	refuse(t, "no events", set(7, nil), ErrMalformed)
+	refuse(t, "an event that is a map", change(func(e []any) []any { e[7].([]any)[0] = map[string]any{}; return e }), ErrMalformed)
+	refuse(t, "a short event", change(func(e []any) []any { e[7].([]any)[0] = e[7].([]any)[0].([]any)[:7]; return e }), ErrMalformed)
+	refuse(t, "kind 0", setEvent(0, 0, 0), ErrMalformed)
+	refuse(t, "kind 4", setEvent(0, 0, 4), ErrMalformed)
+	refuse(t, "stored in no tier", setEvent(0, 1, 0), ErrMalformed)
+	refuse(t, "cleared in tier 5", setEvent(2, 1, 5), ErrMalformed)
+	refuse(t, "a parent of another type", setEvent(0, 5, "x"), ErrMalformed)
+	refuse(t, "blocks that are no whole hashes", setEvent(0, 6, make([]byte, 15)), ErrMalformed)
+	refuse(t, "blocks as an array", setEvent(0, 6, []int{1, 2}), ErrMalformed)
+	refuse(t, "too many blocks", setEvent(1, 6, make([]byte, 8*MaxBlocksPerEvent+8)), ErrMalformed)
+	refuse(t, "fewer local hashes than blocks", setEvent(0, 7, make([]byte, 8)), ErrMalformed)
+	refuse(t, "local hashes in a removed event", setEvent(1, 7, make([]byte, 24)), ErrMalformed)
+	refuse(t, "blocks in a cleared event", setEvent(2, 6, make([]byte, 8)), ErrMalformed)
+	// Great numbers in the heads of arrays do not reserve memory.
+	head := whole[:bytes.IndexByte(whole, mpFixArray|4)]
+	for _, n := range [][]byte{{mpArray32, 0xff, 0xff, 0xff, 0xff}, {mpArray16, 0xff, 0xff}} {
+		refuse(t, "an array longer than the input", append(slices.Clone(head), n...), ErrMalformed)
+	}
+}
+
+func refuse(t *testing.T, name string, data []byte, class error) {
+	t.Helper()
+	b := Batch{Events: []Event{{Kind: Cleared}}}
+	if err := DecodeBatch(data, &b); !errors.Is(err, class) {
+		t.Errorf("%s: %v, want %v", name, err, class)
+	}
+	if len(b.Events) != 0 {
+		t.Errorf("%s: leaves %d events", name, len(b.Events))
+	}
+	if _, err := DecodeBatchHeader(data); err != nil && !errors.Is(err, class) {
+		t.Errorf("%s: header: %v, want %v", name, err, class)
+	}
+}
+
+func TestAppendBatchRefuses(t *testing.T) {
+	for name, e := range map[string]Event{
+		"no kind":                     {Tier: Device},
+		"no tier":                     {Kind: Stored},
+		"a tier that is none":         {Kind: Cleared, Tier: NumTiers + 1},
+		"too many blocks":             {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, MaxBlocksPerEvent+1)},
+		"fewer local hashes":          {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 2), Locals: make([]LocalHash, 1)},
+		"local hashes when removed":   {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, 1), Locals: make([]LocalHash, 1)},
+		"blocks in a cleared event":   {Kind: Cleared, Blocks: make([]BlockHash, 1)},
+		"local hashes without blocks": {Kind: Stored, Tier: Device, Locals: make([]LocalHash, 1)},
+	} {
+		out, err := AppendBatch([]byte("x"), &Batch{Events: []Event{{Kind: Cleared}, e}})
+		if err == nil || !strings.Contains(err.Error(), "event 1") || string(out) != "x" {
+			t.Errorf("%s: %q, %v", name, out, err)
+		}
+	}
+}
+
+func TestPortableHashesTwin(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		hashes := rapid.SliceOfN(rapid.Uint64(), 1, 50).Draw(t, "hashes")
+		fast := appendHashes(nil, hashes)
+		r := reader{data: fast}
+		body, ok := r.bin()
+		if !ok || !bytes.Equal(body, appendHashesPortably(nil, hashes)) {
+			t.Fatalf("%x is not the portable %x", body, appendHashesPortably(nil, hashes))
+		}
+		r = reader{data: fast}
+		got, ok := decodeHashes[uint64](&r, nil)
+		if portable := decodeHashesPortably[uint64](nil, body); !ok || !slices.Equal(got, hashes) || !slices.Equal(portable, hashes) {
+			t.Fatalf("%x and %x, want %x", got, portable, hashes)
+		}
+	})
+}
+
+func TestBatchDoesNotAllocate(t *testing.T) {
+	b := benchBatch(20)
+	var encoded []byte
+	var got Batch
+	if n := testing.AllocsPerRun(100, func() {
+		var err error
+		if encoded, err = AppendBatch(encoded[:0], b); err != nil {
+			t.Fatal(err)
+		}
+		if err = DecodeBatch(encoded, &got); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func FuzzDecodeBatch(f *testing.F) {
+	for _, b := range goldenBatches() {
+		encoded, err := AppendBatch(nil, &b)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(encoded)
+		f.Add(extendBatch(f, encoded))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var b Batch
+		err := DecodeBatch(data, &b)
+		h, headErr := DecodeBatchHeader(data)
+		if err != nil {
+			if !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrVersion) {
+				t.Fatalf("error of no class: %v", err)
+			}
+			if headErr != nil && !errors.Is(headErr, ErrMalformed) && !errors.Is(headErr, ErrVersion) {
+				t.Fatalf("header: error of no class: %v", headErr)
+			}
+			return
+		}
+		if headErr != nil || h.Events != len(b.Events) {
+			t.Fatalf("header %+v, %v; %d events", h, headErr, len(b.Events))
+		}
+		// What is read can be written, and is read as the same.
+		encoded, err := AppendBatch(nil, &b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkHeader(t, encoded, &b)
+		var again Batch
+		if err := DecodeBatch(encoded, &again); err != nil || !sameBatch(&again, &b) {
+			t.Fatalf("%v\n%+v, want\n%+v", err, again, b)
+		}
+	})
+}
+
+func benchBatch(events int) *Batch {
+	b := &Batch{
+		Incarnation: 1795254706123, FirstID: 1000, Model: "meta-llama/Llama-3.1-8B-Instruct", BlockSize: 16,
+		Cursor: Cursor{Known: true, Seq: 999, Digest: 0xfedcba9876543210},
+	}
+	for i := range events {
+		e := Event{Kind: Stored, Tier: Device, Attention: AttentionFull, HasParent: true, Parent: BlockHash(i) << 60}
+		for j := range 64 {
+			e.Blocks = append(e.Blocks, BlockHash(i*64+j)*0x9e3779b97f4a7c15)
+			e.Locals = append(e.Locals, LocalHash(i*64+j)*0xc2b2ae3d27d4eb4f)
+		}
+		b.Events = append(b.Events, e)
+	}
+	return b
+}
+
+func BenchmarkAppendBatch(b *testing.B) {
+	for _, events := range []int{1, 20} {
+		b.Run(fmt.Sprintf("events=%d", events), func(b *testing.B) {
+			batch := benchBatch(events)
+			buf := make([]byte, 0, batch.EncodedSize())
+			b.SetBytes(int64(cap(buf)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := AppendBatch(buf, batch); err != nil {
+					b.Fatal(err)
+				}
+			}
+			reportBlocks(b, 64*events)
+		})
+	}
+}
+
+func BenchmarkDecodeBatch(b *testing.B) {
+	for _, events := range []int{1, 20} {
+		b.Run(fmt.Sprintf("events=%d", events), func(b *testing.B) {
+			encoded, err := AppendBatch(nil, benchBatch(events))
+			if err != nil {
+				b.Fatal(err)
+			}
+			var batch Batch
+			b.SetBytes(int64(len(encoded)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := DecodeBatch(encoded, &batch); err != nil {
+					b.Fatal(err)
+				}
+			}
+			reportBlocks(b, 64*events)
+		})
+	}
+}
+
+func BenchmarkDecodeBatchHeader(b *testing.B) {
+	encoded, err := AppendBatch(nil, benchBatch(20))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := DecodeBatchHeader(encoded); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func reportBlocks(b *testing.B, blocks int) {
+	b.ReportMetric(float64(b.N)*float64(blocks)/b.Elapsed().Seconds()/1e6, "Mblocks/s")
+}

@@ -1,0 +1,201 @@
+package events
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"unsafe"
+
+	"github.com/zeebo/xxh3"
+)
+
+// Hashes of tokens as NVIDIA Dynamo computes them (ai-dynamo/dynamo › lib/kv-router and lib/llm, compute_block_hash_for_seq),
+// so that a router that speaks to Dynamo can speak to us with the same numbers.
+const (
+	baseSeed = 1337 // of every block and of the chain
+	loraSeed = 0    // of a LoRA's name
+	saltSeed = 1    // of a cache salt
+)
+
+// Space is what else than its tokens decides which prompts a block can serve. The zero Space is the plain one.
+type Space struct {
+	LoRA string // the adapter's name; "" is the base model
+	Salt string // the cache salt, by which tenants are kept apart; "" is none
+}
+
+// Seed is the seed under which blocks of this space are hashed.
+func (s Space) Seed() uint64 { return baseSeed + s.addend() }
+
+// addend is what a space adds to the seed.
+func (s Space) addend() uint64 {
+	var sum uint64
+	if s.LoRA != "" {
+		sum += xxh3.HashStringSeed(s.LoRA, loraSeed)
+	}
+	if s.Salt != "" {
+		sum += xxh3.HashStringSeed(s.Salt, saltSeed)
+	}
+	return sum
+}
+
+// Hasher computes the local hashes of blocks. It does not change after it was made, so any number of goroutines may use it.
+type Hasher struct {
+	seed   uint64
+	block  int // tokens from one block's begin to the next one's
+	window int // tokens that are hashed: block, or one more
+}
+
+// NewHasher makes a hasher for blocks of blockSize tokens.
+func NewHasher(blockSize uint32, space Space) (*Hasher, error) {
+	if blockSize == 0 || blockSize > MaxBlockSize {
+		return nil, fmt.Errorf("events: a block of %d tokens: want 1 to %d", blockSize, MaxBlockSize)
+	}
+	return &Hasher{seed: space.Seed(), block: int(blockSize), window: int(blockSize)}, nil
+}
+
+// NewEagleHasher makes a hasher for engines that draft with EAGLE. A block's hash covers one token more than the block
+// has, since the drafter's cache depends on it; so n tokens have (n-1)/blockSize blocks.
+func NewEagleHasher(blockSize uint32, space Space) (*Hasher, error) {
+	h, err := NewHasher(blockSize, space)
+	if err != nil {
+		return nil, err
+	}
+	h.window++
+	return h, nil
+}
+
+// Blocks is how many blocks n tokens have. What does not fill a block has none.
+func (h *Hasher) Blocks(n int) int { return max(0, n-(h.window-h.block)) / h.block }
+
+// Hash appends to dst the local hashes of the full blocks of tokens.
+func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
+	n := h.Blocks(len(tokens))
+	dst = slices.Grow(dst, n)
+	for i := range n {
+		at := i * h.block
+		dst = append(dst, hashTokens(tokens[at:at+h.window], h.seed))
+	}
+	return dst
+}
+
+// HashMedia is Hash for prompts with images and the like: media[i] has the hashes ([MediaHash]) of the items that touch
+// block i, in any order. It may be shorter than there are blocks, and is not changed.
+func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) []LocalHash {
+	var scratch blockScratch
+	n := h.Blocks(len(tokens))
+	dst = slices.Grow(dst, n)
+	for i := range n {
+		block := tokens[i*h.block : i*h.block+h.window]
+		if i < len(media) && len(media[i]) > 0 {
+			dst = append(dst, scratch.hash(block, media[i], h.seed))
+		} else {
+			dst = append(dst, hashTokens(block, h.seed))
+		}
+	}
+	return dst
+}
+
+// MediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: the first 16 of 64
+// hexadecimal digits, or the XXH3-64 of any other string.
+func MediaHash(identifier string) uint64 {
+	if isDigest(identifier) {
+		v, _ := strconv.ParseUint(identifier[:16], 16, 64) // all of them are digits
+		return v
+	}
+	return xxh3.HashString(identifier)
+}
+
+// MediaPadToken is the token by which some routers stand for a multimodal item's placeholders instead of hashing the
+// item beside its blocks' tokens.
+func MediaPadToken(mediaHash uint64) uint32 { return 1_000_000 + uint32(mediaHash&(1<<30-1)) }
+
+// SeqHashes appends to dst the sequence hashes of a prompt whose local hashes are given from its first block on: the
+// first is the local hash itself, each other one XXH3-64, seed 1337, of the one before and the local hash, both as
+// little-endian u64.
+func SeqHashes(dst []SeqHash, locals []LocalHash) []SeqHash {
+	if len(locals) == 0 {
+		return dst
+	}
+	dst = slices.Grow(dst, len(locals))
+	seq := SeqHash(locals[0])
+	dst = append(dst, seq)
+	for _, local := range locals[1:] {
+		seq = NextSeqHash(seq, local)
+		dst = append(dst, seq)
+	}
+	return dst
+}
+
+// NextSeqHash is the sequence hash of the block that follows seq and has this local hash.
+func NextSeqHash(seq SeqHash, local LocalHash) SeqHash {
+	var pair [16]byte
+	binary.LittleEndian.PutUint64(pair[:8], uint64(seq))
+	binary.LittleEndian.PutUint64(pair[8:], uint64(local))
+	return SeqHash(xxh3.HashSeed(pair[:], baseSeed))
+}
+
+// PayloadDigest is the digest that a [Cursor] keeps of an engine's message.
+func PayloadDigest(payload []byte) uint64 { return xxh3.Hash(payload) }
+
+// littleEndian says whether this machine keeps numbers as the formats do.
+var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+
+// hashTokens hashes tokens as little-endian u32: in place where the machine keeps them so.
+func hashTokens(tokens []uint32, seed uint64) LocalHash {
+	if littleEndian && len(tokens) > 0 {
+		return LocalHash(xxh3.HashSeed(unsafe.Slice((*byte)(unsafe.Pointer(&tokens[0])), 4*len(tokens)), seed))
+	}
+	var scratch blockScratch
+	return scratch.hash(tokens, nil, seed)
+}
+
+// blockScratch is memory for what has to be put together before it is hashed.
+type blockScratch struct {
+	bytes []byte
+	media []uint64
+}
+
+// hash hashes the tokens and, after them, the hashes of multimodal items in ascending order.
+func (s *blockScratch) hash(tokens []uint32, media []uint64, seed uint64) LocalHash {
+	s.bytes = s.bytes[:0]
+	for _, t := range tokens {
+		s.bytes = binary.LittleEndian.AppendUint32(s.bytes, t)
+	}
+	s.media = append(s.media[:0], media...)
+	slices.Sort(s.media)
+	for _, m := range s.media {
+		s.bytes = binary.LittleEndian.AppendUint64(s.bytes, m)
+	}
+	return LocalHash(xxh3.HashSeed(s.bytes, seed))
+}
+
+// isDigest reports whether s is 64 hexadecimal digits.
+func isDigest[T string | []byte](s T) bool {
+	if len(s) != 64 {
+		return false
+	}
+	for i := range len(s) {
+		if hexDigit(s[i]) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// hexDigit is the value of a hexadecimal digit, or -1.
+func hexDigit(c byte) int {
+	switch {
+	case '0' <= c && c <= '9':
+		return int(c - '0')
+	case 'a' <= c && c <= 'f':
+		return int(c-'a') + 10
+	case 'A' <= c && c <= 'F':
+		return int(c-'A') + 10
+	}
+	return -1
+}
+
+// MaxBlockSize is the most tokens that a block may have; far beyond what engines use.
+const MaxBlockSize = math.MaxUint16

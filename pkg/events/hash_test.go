@@ -1,0 +1,207 @@
+package events
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+)
+
+func count(from, n uint32) []uint32 {
+	tokens := make([]uint32, n)
+	for i := range tokens {
+		tokens[i] = from + uint32(i)
+	}
+	return tokens
+}
+
+func mustHasher(t testing.TB, blockSize uint32, space Space, eagle bool) *Hasher {
+	t.Helper()
+	newHasher := NewHasher
+	if eagle {
+		newHasher = NewEagleHasher
+	}
+	h, err := newHasher(blockSize, space)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// The vectors were computed by Dynamo's own compute_block_hash_for_seq (ai-dynamo-runtime 1.6.1).
+func TestLocalHashVectors(t *testing.T) {
+	repeat := func(id uint32, n int) []uint32 {
+		tokens := make([]uint32, n)
+		for i := range tokens {
+			tokens[i] = id
+		}
+		return tokens
+	}
+	pad := MediaPadToken(9533257059414191570)
+	if pad != 49115154 {
+		t.Errorf("pad token %d, want 49115154", pad)
+	}
+	for _, c := range []struct {
+		name   string
+		tokens []uint32
+		size   uint32
+		space  Space
+		eagle  bool
+		media  [][]uint64
+		want   []LocalHash
+	}{
+		{name: "plain", tokens: count(0, 12), size: 4, want: []LocalHash{9143094415614847814, 12124091508212882195, 1088361764653601668}},
+		{name: "tail is ignored", tokens: count(0, 15), size: 4, want: []LocalHash{9143094415614847814, 12124091508212882195, 1088361764653601668}},
+		{name: "less than a block", tokens: count(0, 3), size: 4},
+		{name: "nothing", size: 4},
+		{name: "LoRA", tokens: count(0, 4), size: 4, space: Space{LoRA: "adapter-a"}, want: []LocalHash{6665157333201000639}},
+		{name: "salt", tokens: count(0, 4), size: 4, space: Space{Salt: "tenant-a"}, want: []LocalHash{17009624042690211646}},
+		{name: "LoRA and salt", tokens: count(0, 4), size: 4, space: Space{LoRA: "adapter-a", Salt: "tenant-a"}, want: []LocalHash{8269515957840517240}},
+		{name: "media", tokens: count(0, 2), size: 2, media: [][]uint64{{42}}, want: []LocalHash{6100948656312251355}},
+		{name: "EAGLE", tokens: count(0, 6), size: 2, eagle: true, want: []LocalHash{11646242937812223497, 9948816348502404300}},
+		{name: "EAGLE, nothing", size: 2, eagle: true},
+		{name: "size 2", tokens: count(0, 6), size: 2, want: []LocalHash{10918435022357402928, 10731123482949079648, 12189426826560619506}},
+		{name: "size 16 from 0", tokens: count(0, 16), size: 16, want: []LocalHash{15310707395893867146}},
+		{name: "size 16 from 1", tokens: count(1, 16), size: 16, want: []LocalHash{16863443419780771464}},
+		{name: "size 64", tokens: count(0, 64), size: 64, want: []LocalHash{3480597578098033343}},
+		{name: "128 times 0", tokens: repeat(0, 128), size: 128, want: []LocalHash{9536694438970776937}},
+		{name: "128 times 1", tokens: repeat(1, 128), size: 128, want: []LocalHash{4136650367586629977}},
+		{name: "512 times 0", tokens: repeat(0, 512), size: 512, want: []LocalHash{16456450638077811066}},
+		{name: "pad token", tokens: []uint32{10, 20, pad, pad}, size: 4, want: []LocalHash{71881790567603244}},
+	} {
+		h := mustHasher(t, c.size, c.space, c.eagle)
+		if got := h.HashMedia(nil, c.tokens, c.media); !slices.Equal(got, c.want) {
+			t.Errorf("%s: HashMedia = %d, want %d", c.name, got, c.want)
+		}
+		if c.media != nil {
+			continue
+		}
+		if got := h.Hash(nil, c.tokens); !slices.Equal(got, c.want) {
+			t.Errorf("%s: Hash = %d, want %d", c.name, got, c.want)
+		}
+		if got := h.Blocks(len(c.tokens)); got != len(c.want) {
+			t.Errorf("%s: Blocks = %d, want %d", c.name, got, len(c.want))
+		}
+	}
+}
+
+func TestSeedVectors(t *testing.T) {
+	for _, c := range []struct {
+		space Space
+		want  uint64
+	}{
+		{Space{}, 1337},
+		{Space{LoRA: "adapter-a"}, 8842669519798868182},
+		{Space{Salt: "tenant-a"}, 1948188790972764086},
+		{Space{LoRA: "adapter-a", Salt: "tenant-a"}, 10790858310771630931},
+	} {
+		if got := c.space.Seed(); got != c.want {
+			t.Errorf("seed of %+v = %d, want %d", c.space, got, c.want)
+		}
+	}
+	if got := xxh3.HashSeed([]byte("test data"), baseSeed); got != 13226331709069118873 {
+		t.Errorf("hash of upstream's test data = %d", got)
+	}
+}
+
+func TestSeqHashVectors(t *testing.T) {
+	locals := mustHasher(t, 4, Space{}, false).Hash(nil, count(0, 12))
+	if got, want := SeqHashes(nil, locals), []SeqHash{9143094415614847814, 9510318385840434533, 16998148715716822651}; !slices.Equal(got, want) {
+		t.Errorf("seq hashes = %d, want %d", got, want)
+	}
+	if got, want := SeqHashes([]SeqHash{7}, []LocalHash{11, 22, 33}), []SeqHash{7, 11, 750553365844651409, 3257565445809651757}; !slices.Equal(got, want) {
+		t.Errorf("seq hashes = %d, want %d", got, want)
+	}
+	if got := SeqHashes(nil, nil); got != nil {
+		t.Errorf("seq hashes of nothing = %d", got)
+	}
+}
+
+func TestMediaHash(t *testing.T) {
+	const digest = "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72"
+	if got := MediaHash(digest); got != 0xcf97adeedb59e05b {
+		t.Errorf("of a digest: %x", got)
+	}
+	for _, s := range []string{"", "image-1", digest[:63] + "g", digest[:63], digest + "0"} {
+		if got := MediaHash(s); got != xxh3.HashString(s) {
+			t.Errorf("of %q: %x", s, got)
+		}
+	}
+	// Items count in any order, and each of them does.
+	h := mustHasher(t, 2, Space{}, false)
+	a := h.HashMedia(nil, count(0, 4), [][]uint64{{3, 1, 2}, {}})
+	b := h.HashMedia(nil, count(0, 4), [][]uint64{{1, 2, 3}})
+	c := h.HashMedia(nil, count(0, 4), [][]uint64{{1, 2}})
+	if !slices.Equal(a, b) || a[0] == c[0] || a[1] != h.Hash(nil, count(0, 4))[1] {
+		t.Errorf("media: %d %d %d", a, b, c)
+	}
+}
+
+// The way by which tokens are hashed in place agrees with the portable one.
+func TestHashTokensTwin(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	var scratch blockScratch
+	for range 2000 {
+		tokens := make([]uint32, r.IntN(700))
+		for i := range tokens {
+			tokens[i] = r.Uint32() >> r.IntN(32)
+		}
+		seed := r.Uint64()
+		if got, want := hashTokens(tokens, seed), scratch.hash(tokens, nil, seed); got != want {
+			t.Fatalf("%d tokens: %x in place, %x put together", len(tokens), got, want)
+		}
+	}
+}
+
+func TestNewHasherRefusesSizes(t *testing.T) {
+	for _, size := range []uint32{0, MaxBlockSize + 1} {
+		if _, err := NewHasher(size, Space{}); err == nil {
+			t.Errorf("a hasher for blocks of %d tokens", size)
+		}
+		if _, err := NewEagleHasher(size, Space{}); err == nil {
+			t.Errorf("an EAGLE hasher for blocks of %d tokens", size)
+		}
+	}
+}
+
+func TestHashDoesNotAllocate(t *testing.T) {
+	for _, size := range []uint32{1, 16, 64, 512} {
+		h := mustHasher(t, size, Space{LoRA: "adapter-a"}, false)
+		tokens := count(0, 4096)
+		dst := make([]LocalHash, 0, 4096)
+		seqs := make([]SeqHash, 0, 4096)
+		if n := testing.AllocsPerRun(100, func() {
+			seqs = SeqHashes(seqs[:0], h.Hash(dst, tokens))
+		}); n != 0 {
+			t.Errorf("block size %d: %v allocations", size, n)
+		}
+	}
+}
+
+func BenchmarkHash(b *testing.B) {
+	for _, size := range []uint32{16, 64, 512} {
+		b.Run(fmt.Sprintf("block=%d", size), func(b *testing.B) {
+			h := mustHasher(b, size, Space{}, false)
+			tokens := count(0, 12288)
+			dst := make([]LocalHash, 0, len(tokens)/int(size))
+			b.SetBytes(int64(4 * len(tokens)))
+			b.ReportAllocs()
+			for b.Loop() {
+				h.Hash(dst, tokens)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(cap(dst)), "ns/block")
+		})
+	}
+}
+
+func BenchmarkSeqHashes(b *testing.B) {
+	locals := mustHasher(b, 16, Space{}, false).Hash(nil, count(0, 12288))
+	dst := make([]SeqHash, 0, len(locals))
+	b.ReportAllocs()
+	for b.Loop() {
+		SeqHashes(dst, locals)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(locals)), "ns/block")
+}
