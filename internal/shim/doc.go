@@ -1,0 +1,31 @@
+// Package shim carries one engine rank's KV-cache events from its sockets into the log, losing nothing and repeating nothing.
+//
+// [Machine] decides: which engine message comes next, what to do about one that does not, how events are numbered and cut
+// into batches, what is owed to the log. [Run] does the waiting around it: it hears the engine's PUB socket, asks its replay
+// socket, publishes one flight at a time. It keeps no file. After a crash it reads its cursor back from the last message of
+// its own subject, asks the engine for what came since, and goes on.
+//
+// # How it knows that nothing is missing
+//
+// An engine numbers its messages. The next one follows the last one taken, or there is a gap; then the engine's replay
+// socket is asked, beginning with the message that was taken last: if it comes back unchanged (the cursor holds its
+// digest), this is the same life of the engine and what follows fills the gap. If it comes back with another content, or the
+// engine's newest number is smaller, the engine has begun anew: a new incarnation. If the engine's buffer has moved on, nobody
+// knows what was missed, and whatever the rank was known to hold is cleared, with the reason. The same question is asked after
+// each new connection, so that a restart shows even where numbers happen to fit.
+//
+//	             Live              Replayed, ReplayEnded, ReplayFailed
+//	engine PUB ───────▶ Machine ◀──────────────────────────────────── engine replay ROUTER
+//	                    │     ▲
+//	         NextFlight │     │ Flushed, FlushDoubted
+//	                    ▼     │
+//	                  the log (JetStream, acknowledged)
+//
+// Without a replay socket a gap cannot be filled and clears the rank; a message whose number fits is trusted.
+//
+// # What bounds it
+//
+// The queue towards the log is bounded in bytes ([Limits]). While it is full the engine's socket is not read: TCP and then
+// the engine's own high-water mark hold things back, and what the engine drops there shows as a gap, which its replay buffer
+// fills when the log is back.
+package shim

@@ -1,0 +1,481 @@
+package shim
+
+import (
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/zeebo/xxh3"
+)
+
+// Limits bound what a machine keeps and how it cuts what it publishes.
+type Limits struct {
+	// QueueBytes is how much may wait to be published; the shell stops reading from the engine above it, so that the
+	// engine's own replay buffer holds the rest. Default 64 MiB.
+	QueueBytes int
+
+	// HeldBytes is how much live traffic is kept while a replay runs. What does not fit is asked for again. Default 64 MiB.
+	HeldBytes int
+
+	// MessageBytes is the size up to which events share one message of the log. One event alone may be larger, by at most
+	// 16 bytes times events.MaxBlocksPerEvent. Default 128 KiB.
+	MessageBytes int
+
+	// FlightMessages is how many messages one flush may carry: an atomic batch takes at most 1,000. Default 200.
+	FlightMessages int
+
+	// ReplayTries is how often a replay is asked for before what it should have brought counts as lost. Default 3.
+	ReplayTries int
+}
+
+func (l Limits) withDefaults() Limits {
+	def := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&l.QueueBytes, 64<<20)
+	def(&l.HeldBytes, 64<<20)
+	def(&l.MessageBytes, 128<<10)
+	def(&l.FlightMessages, 200)
+	def(&l.ReplayTries, 3)
+	return l
+}
+
+// Identity is what a machine writes into every batch.
+type Identity struct {
+	Model     string
+	BlockSize uint32 // tokens
+}
+
+// Published is what the log says a rank's shim has published last.
+type Published struct {
+	Found       bool // false: nothing is in the log, nor in a snapshot of it
+	Incarnation events.Incarnation
+	LastID      events.EventID
+	Cursor      events.Cursor
+	Shutdown    bool
+	Seq         events.StreamSeq // where in the log
+}
+
+// Frame is one message of an engine: its number and its payload as sent. The machine keeps the payload.
+type Frame struct {
+	Seq     events.EngineSeq
+	Payload []byte
+}
+
+// Decode turns one payload into events that may be reused at the next call. An error means that the payload as a whole
+// cannot be read.
+type Decode func(payload []byte) ([]events.Event, error)
+
+// Counts says what became of what the engine sent. All only grow.
+type Counts struct {
+	Taken       uint64 // engine messages taken, in order
+	Undecodable uint64 // of those, how many could not be decoded
+	Events      uint64 // events queued for the log, those of our own making included
+	Blocks      uint64 // blocks in stored events
+	Duplicates  uint64 // engine messages seen before
+	Overtaken   uint64 // live messages not kept while a replay ran; they are asked for again
+	Replays     uint64 // replays asked for
+	Gaps        uint64 // gaps that no replay could fill; each became a cleared event
+	Restarts    uint64 // new lives of the engine; each began with a cleared event
+	JoinedLate  uint64 // first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
+	Flushes     uint64
+	Messages    uint64 // messages of the log acknowledged
+}
+
+// Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no clock.
+// One goroutine owns it.
+//
+// Inputs are Recovered (once, first), Connected, Live, Replayed, ReplayEnded, ReplayFailed, Flushed, FlushDoubted. After each
+// the owner asks WantsReplay and NextFlight what is to be done.
+//
+// Invariants:
+//  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
+//  2. The first `inflight` entries of the queue are what the last flight carried; nothing else is in the air.
+//  3. While a replay runs, no live message is taken: it is held, or dropped and asked for again.
+//  4. What was taken is an unbroken run of the engine's numbers, or a cleared event stands at the break.
+type Machine struct {
+	id     Identity
+	limits Limits
+	decode Decode
+	replay bool // there is a replay endpoint
+
+	started     bool
+	incarnation events.Incarnation
+	nextID      events.EventID
+	taken       events.Cursor // the last engine message taken whole; Partial is how much of the next is published already
+	acked       Published     // the last message known to be in the log
+
+	queue       []entry
+	queuedBytes int
+	inflight    int
+	flight      [][]byte
+	flightEnds  []end
+
+	replaying bool
+	asked     bool // the shell was told to ask, and has not been told since
+	verified  bool // the replay has shown the message that was taken last, unchanged
+	tries     int
+	giveUp    bool // the replay failed for good: a gap found now is a loss
+	held      []Frame
+	heldBytes int
+
+	counts Counts
+}
+
+// entry is one event on its way to the log, with the engine's cursor once it is there.
+type entry struct {
+	incarnation events.Incarnation
+	id          events.EventID
+	cursor      events.Cursor
+	event       events.Event
+	bytes       int
+}
+
+// end is the last event that one message of a flight carries.
+type end struct {
+	incarnation events.Incarnation
+	id          events.EventID
+	entries     int // of the queue, up to and including this message
+}
+
+// NewMachine returns a machine that waits for Recovered. replay says whether the engine has a replay endpoint.
+func NewMachine(id Identity, limits Limits, replay bool, decode Decode) *Machine {
+	return &Machine{id: id, limits: limits.withDefaults(), decode: decode, replay: replay}
+}
+
+// Counts returns what has been counted so far.
+func (m *Machine) Counts() Counts { return m.counts }
+
+// Incarnation returns the engine's life that events are published under now.
+func (m *Machine) Incarnation() events.Incarnation { return m.incarnation }
+
+// Taken returns the last engine message that was taken whole.
+func (m *Machine) Taken() events.Cursor { return m.taken }
+
+// Acked returns what is known to be in the log. Its Seq is not kept.
+func (m *Machine) Acked() Published { return m.acked }
+
+// Queued returns how many events, and about how many bytes of them, wait for the log or are on their way to it.
+func (m *Machine) Queued() (entries, bytes int) { return len(m.queue), m.queuedBytes }
+
+// Full reports whether the owner should stop reading from the engine.
+func (m *Machine) Full() bool { return m.queuedBytes >= m.limits.QueueBytes }
+
+// Recovered tells what the log holds of this rank. now becomes the incarnation's number if a new one begins.
+func (m *Machine) Recovered(p Published, now events.Millis) {
+	if m.started {
+		return
+	}
+	m.started = true
+	m.acked = p
+	m.incarnation = p.Incarnation
+	m.nextID = p.LastID + 1
+	m.taken = p.Cursor
+	if !p.Found || p.Shutdown || !p.Cursor.Known {
+		m.rebirth(events.ReasonRestart, now)
+	}
+}
+
+// Connected tells that the engine's socket is connected, for the first time or again. Whether it is still the same engine is
+// for a replay to show.
+func (m *Machine) Connected() {
+	m.held, m.heldBytes = nil, 0
+	if m.started {
+		m.tries = 0
+		m.startReplay()
+	}
+}
+
+// Verify makes a replay due that shows whether the engine is still the same and has said nothing that was not heard.
+func (m *Machine) Verify() {
+	if m.started && !m.replaying {
+		m.startReplay()
+	}
+}
+
+// Live takes one message from the engine's live stream.
+func (m *Machine) Live(f Frame, now events.Millis) {
+	if !m.started || m.replaying {
+		m.hold(f)
+		return
+	}
+	m.takeLive(f, now)
+}
+
+func (m *Machine) hold(f Frame) {
+	if m.heldBytes+len(f.Payload) > m.limits.HeldBytes {
+		m.counts.Overtaken++
+		return
+	}
+	m.held = append(m.held, f)
+	m.heldBytes += len(f.Payload)
+}
+
+// takeLive takes a live message if it is the next one, and otherwise finds out what happened.
+func (m *Machine) takeLive(f Frame, now events.Millis) {
+	switch {
+	case !m.taken.Known:
+		if f.Seq > 0 {
+			m.counts.JoinedLate++
+		}
+		m.take(f)
+	case f.Seq == m.taken.Seq+1:
+		m.take(f)
+	case f.Seq == m.taken.Seq && digest(f.Payload) == m.taken.Digest:
+		m.counts.Duplicates++
+	case m.replay && !m.giveUp:
+		m.hold(f)
+		m.startReplay()
+	case f.Seq <= m.taken.Seq:
+		m.rebirth(events.ReasonRestart, now)
+		m.take(f)
+	default:
+		m.gap()
+		m.take(f)
+	}
+}
+
+// WantsReplay tells, once for each replay that is due, from which engine message on to ask.
+func (m *Machine) WantsReplay() (from events.EngineSeq, ok bool) {
+	if !m.replaying || m.asked {
+		return 0, false
+	}
+	m.asked = true
+	m.counts.Replays++
+	if m.taken.Known {
+		return m.taken.Seq, true // the last one again: its digest shows whether this is the same engine
+	}
+	return 0, true
+}
+
+func (m *Machine) startReplay() {
+	if !m.replay {
+		return
+	}
+	m.replaying, m.asked, m.verified = true, false, false
+}
+
+// Replayed takes one message of the replay that was asked for last. It reports false if the rest of that replay is of no
+// use, because another one is due.
+func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
+	if !m.replaying || !m.asked {
+		return false
+	}
+	switch {
+	case !m.taken.Known:
+		if f.Seq > 0 {
+			m.counts.JoinedLate++
+		}
+		m.verified = true
+		m.take(f)
+	case m.verified && f.Seq == m.taken.Seq+1:
+		m.take(f)
+	case m.verified && f.Seq <= m.taken.Seq:
+		m.counts.Duplicates++
+	case m.verified: // a hole within the replay: the engine's socket dropped something, or the engine lost it itself
+		if m.tries++; m.tries < m.limits.ReplayTries {
+			m.startReplay()
+			return false
+		}
+		m.gap()
+		m.take(f)
+	case f.Seq == m.taken.Seq && digest(f.Payload) == m.taken.Digest:
+		m.verified = true
+	case f.Seq == m.taken.Seq: // same number, another content: another life, of which the replay must be had from its start
+		m.rebirth(events.ReasonRestart, now)
+		m.startReplay()
+		return false
+	case f.Seq > m.taken.Seq: // the engine's buffer has moved on, or it is another engine: no telling
+		m.counts.Gaps++
+		m.rebirth(events.ReasonGap, now)
+		m.verified = true
+		m.take(f)
+	}
+	return true
+}
+
+// ReplayEnded tells that the replay has come to its end marker.
+func (m *Machine) ReplayEnded(now events.Millis) {
+	if !m.replaying || !m.asked {
+		return
+	}
+	if m.taken.Known && !m.verified { // the engine's newest is older than what was taken: it has begun anew
+		m.rebirth(events.ReasonRestart, now)
+		m.startReplay()
+		return
+	}
+	m.tries = 0
+	m.endReplay(now)
+}
+
+// ReplayFailed tells that the replay could not be had. It reports whether it is to be asked for again after a pause, by
+// RetryReplay; otherwise what is missing counts as lost.
+func (m *Machine) ReplayFailed(now events.Millis) (again bool) {
+	if !m.replaying || !m.asked {
+		return false
+	}
+	if m.tries++; m.tries < m.limits.ReplayTries {
+		return true
+	}
+	m.tries = 0
+	m.giveUp = true
+	m.endReplay(now)
+	m.giveUp = false
+	return false
+}
+
+// RetryReplay makes the replay due again.
+func (m *Machine) RetryReplay() {
+	if m.replaying {
+		m.startReplay()
+	}
+}
+
+// endReplay takes the live messages that came meanwhile. One of them may show the next gap.
+func (m *Machine) endReplay(now events.Millis) {
+	m.replaying, m.asked = false, false
+	held := m.held
+	m.held, m.heldBytes = nil, 0
+	for _, f := range held {
+		switch {
+		case m.replaying:
+			m.hold(f)
+		case m.taken.Known && f.Seq <= m.taken.Seq && !m.giveUp:
+			m.counts.Duplicates++ // the replay brought it
+		default:
+			m.takeLive(f, now)
+		}
+	}
+}
+
+// take queues the events of the next engine message.
+func (m *Machine) take(f Frame) {
+	skip := m.taken.Partial
+	before := m.taken
+	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: digest(f.Payload)}
+	m.counts.Taken++
+	evs, err := m.decode(f.Payload)
+	if err != nil {
+		m.counts.Undecodable++
+	}
+	for i := range evs {
+		if uint32(i) < skip {
+			continue
+		}
+		cursor := m.taken
+		if i < len(evs)-1 {
+			cursor = before
+			cursor.Partial = uint32(i) + 1
+		}
+		m.push(evs[i], cursor)
+	}
+}
+
+// gap says in the log that something is missing: whatever the rank was known to hold is no longer known.
+func (m *Machine) gap() {
+	m.counts.Gaps++
+	m.taken.Partial = 0
+	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
+}
+
+// rebirth begins a new incarnation. Its first event says why.
+func (m *Machine) rebirth(why events.Reason, now events.Millis) {
+	m.counts.Restarts++
+	m.incarnation = max(m.incarnation+1, events.Incarnation(max(now, 1)))
+	m.nextID = 1
+	m.taken = events.Cursor{}
+	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
+}
+
+// push queues a copy of an event.
+func (m *Machine) push(e events.Event, cursor events.Cursor) {
+	e.Blocks = append([]events.BlockHash(nil), e.Blocks...)
+	e.Locals = append([]events.LocalHash(nil), e.Locals...)
+	size := 48 + 8*len(e.Blocks) + 8*len(e.Locals)
+	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e, bytes: size})
+	m.queuedBytes += size
+	m.nextID++
+	m.counts.Events++
+	if e.Kind == events.Stored {
+		m.counts.Blocks += uint64(len(e.Blocks))
+	}
+}
+
+// NextFlight returns the messages to publish now, in order: none if nothing waits or a flight is in the air. They stay the
+// machine's and must not be changed.
+func (m *Machine) NextFlight() ([][]byte, error) {
+	if m.inflight > 0 || len(m.queue) == 0 {
+		return nil, nil
+	}
+	m.flight, m.flightEnds = m.flight[:0], m.flightEnds[:0]
+	batch := events.Batch{Model: m.id.Model, BlockSize: m.id.BlockSize}
+	for at := 0; at < len(m.queue) && len(m.flight) < m.limits.FlightMessages; {
+		first := m.queue[at]
+		batch.Incarnation, batch.FirstID, batch.Events = first.incarnation, first.id, batch.Events[:0]
+		for size := 0; at < len(m.queue); at++ {
+			e := &m.queue[at]
+			if e.incarnation != first.incarnation || (size > 0 && size+e.bytes > m.limits.MessageBytes) {
+				break
+			}
+			size += e.bytes
+			batch.Events = append(batch.Events, e.event)
+			batch.Cursor = e.cursor
+		}
+		data, err := events.AppendBatch(nil, &batch)
+		if err != nil {
+			return nil, fmt.Errorf("encode a batch: %w", err)
+		}
+		m.flight = append(m.flight, data)
+		m.flightEnds = append(m.flightEnds, end{incarnation: batch.Incarnation, id: batch.LastID(), entries: at})
+		m.inflight = at
+	}
+	m.counts.Flushes++
+	return m.flight, nil
+}
+
+// Flushed tells that the flight is in the log, all of it.
+func (m *Machine) Flushed() {
+	if m.inflight > 0 {
+		m.landed(len(m.flightEnds))
+	}
+}
+
+// landed drops the first n messages of the flight from the queue; the rest, if any, waits to be published again.
+func (m *Machine) landed(n int) {
+	if n > 0 {
+		last := m.flightEnds[n-1]
+		entries := m.queue[:last.entries]
+		m.acked = Published{Found: true, Incarnation: last.incarnation, LastID: last.id, Cursor: entries[len(entries)-1].cursor}
+		for i := range entries {
+			m.queuedBytes -= entries[i].bytes
+			entries[i] = entry{}
+		}
+		m.queue = m.queue[last.entries:]
+		m.counts.Messages += uint64(n)
+	}
+	m.inflight = 0
+}
+
+// FlushDoubted tells what the log holds after a flight whose fate is not known. Either nothing of it is there, or the
+// messages up to one of them, or all; then the rest is published again. Anything else means that someone else publishes for
+// this rank: ErrFenced.
+func (m *Machine) FlushDoubted(p Published) error {
+	if m.inflight == 0 {
+		return nil
+	}
+	if p.Found == m.acked.Found && p.Incarnation == m.acked.Incarnation && p.LastID == m.acked.LastID {
+		m.landed(0)
+		return nil
+	}
+	for i, e := range m.flightEnds {
+		if p.Found && p.Incarnation == e.incarnation && p.LastID == e.id {
+			m.landed(i + 1)
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: the log ends with event %d of incarnation %d, this shim had published up to event %d of incarnation %d",
+		ErrFenced, p.LastID, p.Incarnation, m.acked.LastID, m.acked.Incarnation)
+}
+
+func digest(payload []byte) uint64 { return xxh3.Hash(payload) }

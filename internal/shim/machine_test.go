@@ -1,0 +1,287 @@
+package shim
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// engine is an inference engine as its sockets show it: numbered messages, the last of them kept for replay.
+type engine struct {
+	life   int
+	next   events.EngineSeq
+	buffer []Frame
+	keep   int
+	held   map[events.BlockHash]bool
+	block  events.BlockHash
+	rng    *rand.Rand
+}
+
+func newEngine(rng *rand.Rand, keep int) *engine {
+	e := &engine{rng: rng, keep: keep}
+	e.restart()
+	return e
+}
+
+func (e *engine) restart() {
+	e.life++
+	e.next, e.buffer, e.held = 0, nil, map[events.BlockHash]bool{}
+}
+
+// publish makes one message of a few events. Payloads read like "life3 +17 -12 clear"; the life makes them differ between lives.
+func (e *engine) publish() Frame {
+	words := []string{fmt.Sprintf("life%d", e.life)}
+	for range e.rng.IntN(4) {
+		switch n := e.rng.IntN(20); {
+		case n == 0:
+			words = append(words, "clear")
+			clear(e.held)
+		case n < 8 && len(e.held) > 0:
+			for b := range maps.Keys(e.held) {
+				words = append(words, fmt.Sprintf("-%d", b))
+				delete(e.held, b)
+				break
+			}
+		default:
+			e.block++
+			words = append(words, fmt.Sprintf("+%d", e.block))
+			e.held[e.block] = true
+		}
+	}
+	f := Frame{Seq: e.next, Payload: []byte(strings.Join(words, " "))}
+	e.next++
+	if e.buffer = append(e.buffer, f); len(e.buffer) > e.keep {
+		e.buffer = e.buffer[1:]
+	}
+	return f
+}
+
+func (e *engine) since(from events.EngineSeq) (frames []Frame) {
+	for _, f := range e.buffer {
+		if f.Seq >= from {
+			frames = append(frames, f)
+		}
+	}
+	return frames
+}
+
+func decodeWords(payload []byte) (evs []events.Event, err error) {
+	for _, w := range strings.Fields(string(payload))[1:] {
+		var b events.BlockHash
+		if w == "clear" {
+			evs = append(evs, events.Event{Kind: events.Cleared, Reason: events.ReasonEngine})
+		} else if _, err := fmt.Sscanf(w[1:], "%d", &b); err != nil {
+			return nil, err
+		} else if w[0] == '+' {
+			evs = append(evs, events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{b}, Locals: []events.LocalHash{1}})
+		} else {
+			evs = append(evs, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{b}})
+		}
+	}
+	return evs, nil
+}
+
+// logbook is the log of one rank, and what a reader of it believes the rank to hold.
+type logbook struct {
+	t    *testing.T
+	last Published
+	held map[events.BlockHash]bool
+}
+
+func (l *logbook) append(data []byte) {
+	var b events.Batch
+	if err := events.DecodeBatch(data, &b); err != nil {
+		l.t.Fatal(err)
+	}
+	switch {
+	case b.Incarnation < l.last.Incarnation:
+		l.t.Fatalf("incarnation %d after %d", b.Incarnation, l.last.Incarnation)
+	case b.Incarnation > l.last.Incarnation:
+		clear(l.held)
+		l.last.LastID = 0
+		if b.FirstID != 1 {
+			l.t.Fatalf("incarnation %d begins with event %d", b.Incarnation, b.FirstID)
+		}
+	case b.FirstID != l.last.LastID+1:
+		l.t.Fatalf("event %d follows event %d", b.FirstID, l.last.LastID)
+	}
+	for _, e := range b.Events {
+		switch e.Kind {
+		case events.Cleared:
+			clear(l.held)
+		case events.Stored:
+			if l.held[e.Blocks[0]] {
+				l.t.Fatalf("block %d is stored twice", e.Blocks[0])
+			}
+			l.held[e.Blocks[0]] = true
+		case events.Removed:
+			delete(l.held, e.Blocks[0])
+		}
+	}
+	l.last = Published{Found: true, Incarnation: b.Incarnation, LastID: b.LastID(), Cursor: b.Cursor}
+}
+
+// world is an engine, a shim's machine and a log, with everything between them as bad as it may be.
+type world struct {
+	*testing.T
+	rng     *rand.Rand
+	engine  *engine
+	log     *logbook
+	limits  Limits
+	machine *Machine
+	now     events.Millis
+	wire    []Frame // what the live socket still has to bring
+	replay  []Frame // what the replay still has to bring
+	asked   bool
+	flight  [][]byte
+	evil    bool // things may go wrong
+	losses  uint64
+}
+
+func (w *world) start() {
+	if w.machine != nil {
+		w.losses += w.machine.Counts().Gaps + w.machine.Counts().JoinedLate
+	}
+	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, true, decodeWords)
+	w.machine.Recovered(w.log.last, w.now)
+	w.flight, w.replay, w.asked = nil, nil, false
+	w.connect()
+}
+
+func (w *world) connect() {
+	w.wire = nil
+	w.machine.Connected()
+}
+
+// step lets one thing happen, and reports whether there was anything left to do.
+func (w *world) step() bool {
+	w.now++
+	if from, ok := w.machine.WantsReplay(); ok {
+		w.replay, w.asked = w.engine.since(from), true
+		if w.evil && w.rng.IntN(8) == 0 && len(w.replay) > 2 { // the router drops some at its high-water mark
+			w.replay = append(w.replay[:1:1], w.replay[2:]...)
+		}
+		return true
+	}
+	if w.flight == nil {
+		flight, err := w.machine.NextFlight()
+		if err != nil {
+			w.Fatal(err)
+		}
+		w.flight = flight
+	}
+	switch choice := w.rng.IntN(3); {
+	case choice == 0 && w.flight != nil:
+		w.land()
+	case choice == 1 && w.asked:
+		w.answer()
+	case len(w.wire) > 0:
+		f := w.wire[0]
+		w.wire = w.wire[1:]
+		if w.evil && w.rng.IntN(30) == 0 {
+			break // dropped at the engine's high-water mark
+		}
+		w.machine.Live(f, w.now)
+	default:
+		return w.flight != nil || w.asked
+	}
+	return true
+}
+
+// land decides what becomes of the flight.
+func (w *world) land() {
+	stored := len(w.flight)
+	doubt := w.evil && w.rng.IntN(3) == 0
+	if doubt {
+		stored = w.rng.IntN(len(w.flight) + 1)
+	}
+	for _, data := range w.flight[:stored] {
+		w.log.append(data)
+	}
+	w.flight = nil
+	if !doubt {
+		w.machine.Flushed()
+	} else if err := w.machine.FlushDoubted(w.log.last); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// answer brings the next message of the replay, or its end.
+func (w *world) answer() {
+	switch {
+	case w.evil && w.rng.IntN(20) == 0:
+		w.asked = false
+		if w.machine.ReplayFailed(w.now) {
+			w.machine.RetryReplay()
+		}
+	case len(w.replay) == 0:
+		w.asked = false
+		w.machine.ReplayEnded(w.now)
+	default:
+		f := w.replay[0]
+		w.replay = w.replay[1:]
+		if !w.machine.Replayed(f, w.now) {
+			w.asked = false
+		}
+	}
+}
+
+// TestNothingIsLostOrInvented lets engines restart, sockets drop, replays fail and lose messages, flights land in part, and shims
+// crash. Never may the log hold a block that the engine does not hold once all is quiet; and if the engine's replay
+// buffer reaches back far enough and answers, the log holds all that the engine holds.
+func TestNothingIsLostOrInvented(t *testing.T) {
+	seed := rand.Uint64()
+	rounds := 3000
+	if testing.Short() {
+		rounds = 300
+	}
+	for round := range rounds {
+		seed := seed + uint64(round)
+		rng := rand.New(rand.NewPCG(seed, 1))
+		w := &world{T: t, rng: rng, engine: newEngine(rng, 1+rng.IntN(200)), now: 1000}
+		w.limits = Limits{MessageBytes: 60 + rng.IntN(400), FlightMessages: 1 + rng.IntN(5), HeldBytes: 50 + rng.IntN(2000)}
+		w.log = &logbook{t: t, held: map[events.BlockHash]bool{}}
+		w.start()
+		for range 20 {
+			w.evil = rng.IntN(2) == 0
+			for range rng.IntN(60) {
+				switch n := rng.IntN(100); {
+				case n < 40:
+					w.wire = append(w.wire, w.engine.publish())
+				case n < 42:
+					w.start() // the shim crashed
+				case n < 44:
+					w.connect()
+				case n == 44:
+					w.engine.restart()
+					for range rng.IntN(5) {
+						w.engine.publish() // before the shim has found its way back
+					}
+					w.connect()
+				default:
+					w.step()
+				}
+			}
+			w.evil = false
+			w.machine.Verify()
+			for w.step() {
+			}
+			w.machine.Verify() // a replay that failed while things were bad is asked for once they are good
+			for w.step() {
+			}
+			for b := range w.log.held {
+				if !w.engine.held[b] {
+					t.Fatalf("seed %d: the log holds block %d, which the engine does not hold", seed, b)
+				}
+			}
+			lost := w.losses + w.machine.Counts().Gaps + w.machine.Counts().JoinedLate
+			if lost == 0 && len(w.log.held) != len(w.engine.held) {
+				t.Fatalf("seed %d: the log holds %d blocks and the engine %d, and nothing was counted lost", seed, len(w.log.held), len(w.engine.held))
+			}
+		}
+	}
+}

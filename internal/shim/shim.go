@@ -1,0 +1,453 @@
+package shim
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// ErrFenced is returned by Run when somebody else publishes for the same (instance, rank). Do not try again: find the other shim.
+var ErrFenced = errors.New("another shim publishes for this worker and rank")
+
+// Log is where one rank's batches go. Run uses it from one goroutine at a time.
+type Log interface {
+	// Last returns what the log holds of this rank, from whichever shim.
+	Last(ctx context.Context) (Published, error)
+
+	// Publish appends messages, in order, and returns the place of the last. After an error nobody knows how many are in the
+	// log: Last tells. An error that wraps ErrFenced ends Run.
+	Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error)
+}
+
+// Config is one shim's.
+type Config struct {
+	Engine string // the engine's PUB endpoint, tcp:// or ipc://
+	Listen bool   // Engine is where to listen: the engine dials in
+	Replay string // the engine's replay endpoint; empty if it has none
+	Topics []string
+
+	Identity Identity
+	Limits   Limits
+	Decode   Decode
+	Log      Log
+
+	// ReplayTimeout is how long the replay socket may say nothing before the replay counts as failed. Default 5 s.
+	ReplayTimeout time.Duration
+
+	// IdleCheck is after how long a silence the replay socket is asked whether anything was missed: an engine that drops its
+	// last message and then says nothing shows no gap. Default 30 s. After a new connection it is asked twice: at once,
+	// and a second later, when the engine is sure to have our subscription.
+	IdleCheck time.Duration
+
+	// RetryMin and RetryMax bound the pause after the log or the replay socket failed; it doubles in between, with jitter. Defaults
+	// 100 ms and 5 s.
+	RetryMin, RetryMax time.Duration
+
+	Sockets zmtp.Config // bounds of the engine's sockets; its hooks are Run's
+	Hooks   Hooks
+}
+
+// Hooks tell what happens, from Run's goroutines. Each may be nil. They must not block.
+type Hooks struct {
+	Connected    func(endpoint string)
+	Disconnected func(endpoint string, err error)
+	Failed       func(endpoint string, err error) // no connection came about
+	Stray        func(frames int)                 // a message on the engine's socket that is none of an engine's
+	Undecodable  func(seq events.EngineSeq, err error)
+	ReplayFailed func(from events.EngineSeq, err error)
+	LogFailed    func(err error)
+	Published    func(cursor events.Cursor, last events.StreamSeq)
+	Stepped      func(Counts, int) // after each step: the counts, and the bytes that are queued
+}
+
+func (h Hooks) withDefaults() Hooks {
+	if h.Connected == nil {
+		h.Connected = func(string) {}
+	}
+	if h.Disconnected == nil {
+		h.Disconnected = func(string, error) {}
+	}
+	if h.Failed == nil {
+		h.Failed = func(string, error) {}
+	}
+	if h.Stray == nil {
+		h.Stray = func(int) {}
+	}
+	if h.Undecodable == nil {
+		h.Undecodable = func(events.EngineSeq, error) {}
+	}
+	if h.ReplayFailed == nil {
+		h.ReplayFailed = func(events.EngineSeq, error) {}
+	}
+	if h.LogFailed == nil {
+		h.LogFailed = func(error) {}
+	}
+	if h.Published == nil {
+		h.Published = func(events.Cursor, events.StreamSeq) {}
+	}
+	if h.Stepped == nil {
+		h.Stepped = func(Counts, int) {}
+	}
+	return h
+}
+
+// runner is one Run: the machine and what waits around it. Its loop owns the machine.
+type runner struct {
+	cfg     Config
+	machine *Machine
+	sub     *zmtp.Sub
+
+	inbound chan zmtp.Message
+	flushes chan flushed
+	replay  *replay // the one that runs, or nil
+	retry   *time.Timer
+	pause   time.Duration
+	check   *time.Timer // when to ask whether anything was missed
+	heardAt time.Time   // when the engine last said something
+}
+
+// flushed is how a flight ended.
+type flushed struct {
+	last    events.StreamSeq
+	err     error     // of Publish
+	present Published // what the log holds, if err is not nil
+	fatal   error
+}
+
+// Run shims one rank until ctx ends (it returns nil) or the shim cannot go on: ErrFenced, or an endpoint that makes no sense.
+func Run(ctx context.Context, cfg Config) error {
+	if cfg.ReplayTimeout <= 0 {
+		cfg.ReplayTimeout = 5 * time.Second
+	}
+	if cfg.IdleCheck <= 0 {
+		cfg.IdleCheck = 30 * time.Second
+	}
+	if cfg.RetryMin <= 0 {
+		cfg.RetryMin = 100 * time.Millisecond
+	}
+	if cfg.RetryMax <= 0 {
+		cfg.RetryMax = 5 * time.Second
+	}
+	if len(cfg.Topics) == 0 {
+		cfg.Topics = []string{""}
+	}
+	cfg.Hooks = cfg.Hooks.withDefaults()
+	r := &runner{
+		cfg:     cfg,
+		inbound: make(chan zmtp.Message, 64),
+		flushes: make(chan flushed, 1),
+		retry:   time.NewTimer(time.Hour),
+		pause:   cfg.RetryMin,
+		check:   time.NewTimer(cfg.IdleCheck),
+	}
+	defer r.check.Stop()
+	defer r.retry.Stop()
+	r.retry.Stop()
+	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "", r.decode)
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	sockets := cfg.Sockets
+	sockets.Hooks = zmtp.Hooks{
+		Failed: func(_ zmtp.Peer, err error) { cfg.Hooks.Failed(cfg.Engine, err) },
+	}
+	open := zmtp.DialSub
+	if cfg.Listen {
+		open = zmtp.ListenSub
+	}
+	var err error
+	if r.sub, err = open(ctx, cfg.Engine, cfg.Topics, sockets); err != nil {
+		return fmt.Errorf("engine endpoint: %w", err)
+	}
+	defer r.sub.Stop()
+	published, err := r.recover(ctx)
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	r.machine.Recovered(published, millis(time.Now()))
+	go r.receive(ctx)
+	err = r.loop(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func millis(t time.Time) events.Millis { return events.Millis(t.UnixMilli()) }
+
+// decode wraps the configured decoder so that what cannot be read is told, with its number.
+func (r *runner) decode(payload []byte) ([]events.Event, error) {
+	evs, err := r.cfg.Decode(payload)
+	if err != nil {
+		r.cfg.Hooks.Undecodable(r.machine.Taken().Seq, err)
+	}
+	return evs, err
+}
+
+// recover asks the log, for as long as it takes, what it holds of this rank.
+func (r *runner) recover(ctx context.Context) (Published, error) {
+	pause := r.cfg.RetryMin
+	for {
+		p, err := r.cfg.Log.Last(ctx)
+		if err == nil || errors.Is(err, ErrFenced) {
+			return p, err
+		}
+		if ctx.Err() != nil {
+			return p, nil
+		}
+		r.cfg.Hooks.LogFailed(err)
+		sleep(ctx, pause)
+		pause = min(2*pause, r.cfg.RetryMax)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d/2 + rand.N(d/2+1))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// receive moves the engine's messages to the loop, which takes them only while there is room.
+func (r *runner) receive(ctx context.Context) {
+	defer close(r.inbound)
+	for {
+		msg, err := r.sub.Recv(ctx)
+		if err != nil {
+			return
+		}
+		select {
+		case r.inbound <- msg:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (r *runner) loop(ctx context.Context) error {
+	for {
+		if from, ok := r.machine.WantsReplay(); ok {
+			r.startReplay(ctx, from)
+		}
+		flight, err := r.machine.NextFlight()
+		if err != nil {
+			return err
+		}
+		if flight != nil {
+			go r.publish(ctx, flight)
+		}
+		inbound, replayed := r.inbound, (chan replayed)(nil)
+		if r.replay != nil {
+			replayed = r.replay.out
+		}
+		if r.machine.Full() {
+			inbound, replayed = nil, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case msg, ok := <-inbound:
+			if !ok {
+				return nil
+			}
+			r.heard(msg)
+		case got := <-replayed:
+			r.replayed(got)
+		case <-r.retry.C:
+			r.machine.RetryReplay()
+		case now := <-r.check.C:
+			r.checkIdle(now)
+		case f := <-r.flushes:
+			if err := r.landed(f); err != nil {
+				return err
+			}
+		}
+		_, bytes := r.machine.Queued()
+		r.cfg.Hooks.Stepped(r.machine.Counts(), bytes)
+	}
+}
+
+// heard takes one thing from the engine's live socket.
+func (r *runner) heard(msg zmtp.Message) {
+	switch msg.Kind {
+	case zmtp.Opened:
+		r.cfg.Hooks.Connected(r.cfg.Engine)
+		r.machine.Connected()
+		r.check.Reset(time.Second)
+		r.heardAt = time.Time{}
+	case zmtp.Closed:
+		r.cfg.Hooks.Disconnected(r.cfg.Engine, msg.Err)
+	case zmtp.Data:
+		if len(msg.Frames) != 3 || len(msg.Frames[1]) != 8 {
+			r.cfg.Hooks.Stray(len(msg.Frames))
+			return
+		}
+		seq := events.EngineSeq(binary.BigEndian.Uint64(msg.Frames[1]))
+		r.heardAt = time.Now()
+		r.machine.Live(Frame{Seq: seq, Payload: msg.Frames[2]}, millis(r.heardAt))
+	}
+}
+
+// checkIdle asks whether anything was missed if the engine has been silent.
+func (r *runner) checkIdle(now time.Time) {
+	wait := r.cfg.IdleCheck - now.Sub(r.heardAt)
+	if wait <= 0 {
+		r.machine.Verify()
+		wait = r.cfg.IdleCheck
+	}
+	r.check.Reset(wait)
+}
+
+// publish carries one flight to the log, and finds out what became of it.
+func (r *runner) publish(ctx context.Context, flight [][]byte) {
+	var f flushed
+	f.last, f.err = r.cfg.Log.Publish(ctx, flight)
+	switch {
+	case errors.Is(f.err, ErrFenced):
+		f.fatal = f.err
+	case f.err != nil:
+		r.cfg.Hooks.LogFailed(f.err)
+		sleep(ctx, r.pause)
+		f.present, f.fatal = r.recover(ctx)
+	}
+	select {
+	case r.flushes <- f:
+	case <-ctx.Done():
+	}
+}
+
+func (r *runner) landed(f flushed) error {
+	switch {
+	case f.fatal != nil:
+		return f.fatal
+	case f.err != nil:
+		r.pause = min(2*r.pause, r.cfg.RetryMax)
+		if err := r.machine.FlushDoubted(f.present); err != nil {
+			return err
+		}
+		f.last = f.present.Seq
+	default:
+		r.pause = r.cfg.RetryMin
+		r.machine.Flushed()
+	}
+	r.cfg.Hooks.Published(r.machine.Acked().Cursor, f.last)
+	return nil
+}
+
+// replay is one conversation with the engine's replay socket. What it brings goes to out, and it ends when ctx does.
+type replay struct {
+	from   events.EngineSeq
+	out    chan replayed
+	cancel context.CancelFunc
+}
+
+// replayed is one message of a replay, or its end.
+type replayed struct {
+	frame Frame
+	ended bool
+	err   error // with ended: it failed
+}
+
+func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
+	r.endReplay()
+	ctx, cancel := context.WithCancel(ctx)
+	r.replay = &replay{from: from, out: make(chan replayed, 64), cancel: cancel}
+	go r.replay.run(ctx, r.cfg)
+}
+
+func (r *runner) endReplay() {
+	if r.replay != nil {
+		r.replay.cancel()
+		r.replay = nil
+	}
+}
+
+// replayed takes one thing from the replay that runs.
+func (r *runner) replayed(got replayed) {
+	now := millis(time.Now())
+	switch {
+	case !got.ended:
+		if !r.machine.Replayed(got.frame, now) {
+			r.endReplay()
+		}
+		return
+	case got.err != nil:
+		r.cfg.Hooks.ReplayFailed(r.replay.from, got.err)
+		if r.machine.ReplayFailed(now) {
+			r.retry.Reset(r.cfg.RetryMin + rand.N(r.cfg.RetryMin))
+		}
+	default:
+		r.machine.ReplayEnded(now)
+	}
+	r.endReplay()
+}
+
+// errEnd says that a replay came to its end marker.
+var errEnd = errors.New("end of replay")
+
+// endMarker is the number of the message that ends a replay (vllm-project/vllm › vllm/distributed/kv_events.py, END_SEQ).
+const endMarker = 1<<64 - 1
+
+func (p *replay) run(ctx context.Context, cfg Config) {
+	defer p.cancel()
+	err := p.converse(ctx, cfg)
+	if errors.Is(err, errEnd) {
+		err = nil
+	}
+	p.give(ctx, replayed{ended: true, err: err})
+}
+
+func (p *replay) give(ctx context.Context, got replayed) bool {
+	select {
+	case p.out <- got:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// converse asks and listens until the end marker, which it reports as errEnd.
+func (p *replay) converse(ctx context.Context, cfg Config) error {
+	dialing, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
+	defer cancel()
+	sockets := cfg.Sockets
+	sockets.Hooks = zmtp.Hooks{}
+	d, err := zmtp.DialDealer(dialing, cfg.Replay, sockets)
+	if err != nil {
+		return err
+	}
+	defer d.Stop()
+	if err := d.Send(dialing, nil, binary.BigEndian.AppendUint64(nil, uint64(p.from))); err != nil {
+		return err
+	}
+	for {
+		waiting, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
+		frames, err := d.Recv(waiting)
+		cancel()
+		switch {
+		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
+			return fmt.Errorf("the replay socket %s said nothing for %v", cfg.Replay, cfg.ReplayTimeout)
+		case err != nil:
+			return err
+		}
+		// Releases differ: with or without the topic before the number.
+		if len(frames) < 3 || len(frames) > 4 || len(frames[len(frames)-2]) != 8 {
+			return fmt.Errorf("the replay socket %s answered with %d frames that are no replay", cfg.Replay, len(frames))
+		}
+		seq := binary.BigEndian.Uint64(frames[len(frames)-2])
+		if seq == endMarker {
+			return errEnd
+		}
+		if !p.give(ctx, replayed{frame: Frame{Seq: events.EngineSeq(seq), Payload: frames[len(frames)-1]}}) {
+			return ctx.Err()
+		}
+	}
+}
