@@ -1,0 +1,211 @@
+package zmtp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+// Config bounds a socket. The zero value is a good one: zero fields take their defaults.
+type Config struct {
+	// ConnectTimeout bounds one attempt to connect; default 5 s.
+	ConnectTimeout time.Duration
+
+	// HandshakeTimeout bounds greeting and READY of a new connection; default 5 s.
+	HandshakeTimeout time.Duration
+
+	// MaxMessage bounds the bytes of a received message, all frames together, and with it those of a frame; default 64 MiB. A
+	// greater one ends the connection with [ErrTooLarge].
+	MaxMessage int
+
+	// MaxFrames bounds the frames of a received message; default 64.
+	MaxFrames int
+
+	// RecvQueue and RecvBytes bound what was received and not yet taken by Recv; defaults 65,536 messages and 64 MiB. One message
+	// always fits into an empty queue.
+	RecvQueue int
+	RecvBytes int
+
+	// SendQueue and SendBytes bound what waits to be sent to one peer (the high-water mark); defaults 1,000 messages, as
+	// in libzmq, and 256 MiB.
+	SendQueue int
+	SendBytes int
+
+	// Heartbeat is the time between our PINGs; default 5 s; negative: none. A publisher that pings a libzmq subscriber
+	// whose queue is full gets no answer, so that a slow one looks dead: engines do not ping.
+	Heartbeat time.Duration
+
+	// HeartbeatTimeout is how long a peer that we ping may be silent; default three times Heartbeat.
+	HeartbeatTimeout time.Duration
+
+	// BackoffMin and BackoffMax bound the pause before dialling again; defaults 100 ms and 10 s. The pause doubles after
+	// each attempt, and between half and all of it is waited. A connection that lasted BackoffMax ends the doubling.
+	BackoffMin time.Duration
+	BackoffMax time.Duration
+
+	// Linger is how long Stop lets queued messages go out; default none.
+	Linger time.Duration
+
+	// MaxConns bounds the connections that a listening socket has at a time; default 1,024. Further ones are
+	// closed at once.
+	MaxConns int
+
+	// Identity is what a Dealer calls itself; at most 255 bytes, not beginning with a zero. Default: the router
+	// makes up a name.
+	Identity []byte
+
+	// AllInterfaces makes tcp://*:PORT listen on all interfaces rather than on loopback.
+	AllInterfaces bool
+
+	// Hooks are told what happens.
+	Hooks Hooks
+}
+
+// Hooks tell what happens to a socket's connections. Each may be nil.
+type Hooks struct {
+	// Connected is called after a handshake.
+	Connected func(Peer)
+
+	// Disconnected is called once for each Connected, with the reason. It is [ErrStopped] if we ended the connection, io.EOF
+	// if the peer closed it, [ErrProtocol], [ErrTooLarge] or [ErrSilent] if it was given up, or what the transport says.
+	Disconnected func(Peer, error)
+
+	// Failed is called when no connection came about: nobody there, a time-out, or, with [ErrRefused], a peer with
+	// whom we cannot talk. The Peer has what was learned of it.
+	Failed func(Peer, error)
+
+	// Dropped is called with the peer for whom a sent message did not fit into its queue.
+	Dropped func(Peer)
+}
+
+// Peer is the other side of a connection.
+type Peer struct {
+	Conn       uint64 // number of the connection within the socket, from 1; 0 before the handshake
+	Endpoint   string // what was dialled or listened on
+	Remote     string // the peer's address, where the transport has one
+	SocketType string // as the peer's READY says
+	Minor      byte   // ZMTP 3.Minor
+	Identity   string // a dealer's, as its READY says or as the router made up
+}
+
+func (p Peer) String() string {
+	s := p.Endpoint
+	if p.Remote != "" && p.Remote != p.Endpoint {
+		s += " (" + p.Remote + ")"
+	}
+	return s
+}
+
+// Errors, by what the caller does next.
+var (
+	// ErrStopped is returned after Stop, and by Recv after the end of the context that a socket was made with.
+	ErrStopped = errors.New("zmtp: socket is stopped")
+
+	// ErrRefused: the peer demands a mechanism that we lack, speaks another protocol or version, or is the wrong kind of socket.
+	// Trying again will not help until someone changes a configuration. The error is a [*RefusedError].
+	ErrRefused = errors.New("zmtp: peer refused")
+
+	// ErrProtocol: the peer broke the protocol; its connection is closed.
+	ErrProtocol = errors.New("zmtp: protocol broken")
+
+	// ErrTooLarge: the peer sent more than MaxMessage or MaxFrames allow. It is an ErrProtocol too.
+	ErrTooLarge = fmt.Errorf("%w: too large", ErrProtocol)
+
+	// ErrSilent: the peer said nothing for too long, in the handshake or after.
+	ErrSilent = errors.New("zmtp: peer is silent")
+
+	// ErrFull: the peer's send queue is at its high-water mark and the message was dropped.
+	ErrFull = errors.New("zmtp: send queue is full")
+
+	// ErrNoPeer: a Router has no connection under that name.
+	ErrNoPeer = errors.New("zmtp: no such peer")
+)
+
+// RefusedError says why a peer cannot be talked to.
+type RefusedError struct {
+	Mechanism string // the mechanism that the peer demands, if that is the reason
+	Reason    string // in words
+}
+
+func (e *RefusedError) Error() string { return "zmtp: peer refused: " + e.Reason }
+
+// Is makes errors.Is(err, ErrRefused) true.
+func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
+
+func (c Config) filled() (Config, error) {
+	def := func(p *time.Duration, d time.Duration) {
+		if *p == 0 {
+			*p = d
+		}
+	}
+	num := func(p *int, d int) {
+		if *p == 0 {
+			*p = d
+		}
+	}
+	def(&c.ConnectTimeout, 5*time.Second)
+	def(&c.HandshakeTimeout, 5*time.Second)
+	def(&c.Heartbeat, 5*time.Second)
+	def(&c.HeartbeatTimeout, 3*max(c.Heartbeat, 0))
+	def(&c.BackoffMin, 100*time.Millisecond)
+	def(&c.BackoffMax, max(10*time.Second, c.BackoffMin))
+	num(&c.MaxMessage, 64<<20)
+	num(&c.MaxFrames, 64)
+	num(&c.RecvQueue, 1<<16)
+	num(&c.RecvBytes, 64<<20)
+	num(&c.SendQueue, 1000)
+	num(&c.SendBytes, 256<<20)
+	num(&c.MaxConns, 1024)
+
+	var errs []error
+	bad := func(cond bool, format string, args ...any) {
+		if cond {
+			errs = append(errs, fmt.Errorf("zmtp: "+format, args...))
+		}
+	}
+	bad(c.ConnectTimeout < 0, "ConnectTimeout is negative: %v", c.ConnectTimeout)
+	bad(c.HandshakeTimeout < 0, "HandshakeTimeout is negative: %v", c.HandshakeTimeout)
+	bad(c.Heartbeat > 0 && c.HeartbeatTimeout < c.Heartbeat, "HeartbeatTimeout %v is shorter than Heartbeat %v", c.HeartbeatTimeout, c.Heartbeat)
+	bad(c.BackoffMin < 0 || c.BackoffMax < c.BackoffMin, "BackoffMin %v and BackoffMax %v are out of order", c.BackoffMin, c.BackoffMax)
+	bad(c.Linger < 0, "Linger is negative: %v", c.Linger)
+	for _, f := range []struct {
+		name string
+		n    int
+	}{{"MaxMessage", c.MaxMessage}, {"MaxFrames", c.MaxFrames}, {"RecvQueue", c.RecvQueue}, {"RecvBytes", c.RecvBytes},
+		{"SendQueue", c.SendQueue}, {"SendBytes", c.SendBytes}, {"MaxConns", c.MaxConns}} {
+		bad(f.n < 0, "%s is negative: %d", f.name, f.n)
+	}
+	bad(len(c.Identity) > 255, "Identity has %d bytes, more than 255", len(c.Identity))
+	bad(len(c.Identity) > 0 && c.Identity[0] == 0, "Identity begins with a zero, which is kept for names that routers make up")
+	return c, errors.Join(errs...)
+}
+
+func (h *Hooks) connected(p Peer) {
+	if h.Connected != nil {
+		h.Connected(p)
+	}
+}
+
+func (h *Hooks) disconnected(p Peer, err error) {
+	if h.Disconnected != nil {
+		h.Disconnected(p, err)
+	}
+}
+
+func (h *Hooks) failed(p Peer, err error) {
+	if h.Failed != nil {
+		h.Failed(p, err)
+	}
+}
+
+func (h *Hooks) dropped(p Peer) {
+	if h.Dropped != nil {
+		h.Dropped(p)
+	}
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}

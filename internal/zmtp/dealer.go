@@ -1,0 +1,77 @@
+package zmtp
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// Dealer asks a router and hears its replies. It lives as long as its connection: an answer that was owed on a
+// broken connection never comes, so who still wants it dials again and asks again.
+type Dealer struct {
+	socket
+	conn *conn
+	in   *queue[[][]byte]
+}
+
+// DialDealer connects and does the handshake before it returns; ctx bounds that, and not what follows.
+func DialDealer(ctx context.Context, endpoint string, cfg Config) (*Dealer, error) {
+	d := &Dealer{}
+	cfg.Identity = slices.Clone(cfg.Identity)
+	if err := d.init(context.WithoutCancel(ctx), "DEALER", endpoint, cfg); err != nil {
+		return nil, err
+	}
+	if err := d.dial(ctx); err != nil {
+		d.cancel(err)
+		return nil, fmt.Errorf("zmtp: dial %s: %w", endpoint, err)
+	}
+	d.in = newQueue[[][]byte](d.cfg.RecvQueue, d.cfg.RecvBytes)
+	context.AfterFunc(d.ctx, func() { d.conn.drain(d.cfg.Linger) })
+	d.cfg.Hooks.connected(d.conn.peer)
+	d.wg.Go(d.serve)
+	return d, nil
+}
+
+func (d *Dealer) dial(ctx context.Context) error {
+	if err := d.ep.dialable(); err != nil {
+		return err
+	}
+	nc, err := d.ep.dial(ctx, d.cfg.ConnectTimeout)
+	if err != nil {
+		return err
+	}
+	c, _, err := newConn(ctx, nc, &d.cfg, d.ep, d.kind)
+	if err != nil {
+		return err
+	}
+	c.peer.Conn = 1
+	d.conn = c
+	return nil
+}
+
+func (d *Dealer) serve() {
+	cause := d.conn.run(func(frames [][]byte) error {
+		if err := d.in.put(d.ctx, frames, size(frames)); err != nil {
+			return ErrStopped
+		}
+		return nil
+	}, ignoreCommand)
+	d.in.close(fmt.Errorf("zmtp: connection to %s has ended: %w", d.conn.peer, cause))
+	d.cfg.Hooks.disconnected(d.conn.peer, cause)
+	d.cancel(cause)
+}
+
+// Send queues one message and waits while the queue is full. That it is queued does not mean that it arrives.
+func (d *Dealer) Send(ctx context.Context, frames ...[]byte) error {
+	b := encode(frames)
+	return d.conn.out.put(ctx, b, len(b))
+}
+
+// Recv waits for the next message. After the connection's end, and after all that it brought has been taken, it
+// returns the reason; see [Hooks].Disconnected.
+func (d *Dealer) Recv(ctx context.Context) ([][]byte, error) {
+	return d.in.get(ctx)
+}
+
+// Peer is the other side.
+func (d *Dealer) Peer() Peer { return d.conn.peer }

@@ -1,0 +1,138 @@
+package zmtp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// endpoint is where to dial or listen, in the words of package net.
+type endpoint struct {
+	text    string // as the caller wrote it
+	network string // "tcp" or "unix"
+	host    string // tcp; "*" is not resolved yet
+	addr    string // unix: the path
+	port    string
+}
+
+// parseEndpoint reads tcp://HOST:PORT and ipc://PATH.
+func parseEndpoint(text string) (endpoint, error) {
+	e := endpoint{text: text}
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		return e, fmt.Errorf("zmtp: endpoint %q has no transport: want tcp://HOST:PORT or ipc://PATH", text)
+	}
+	switch scheme {
+	case "ipc":
+		if rest == "" || strings.Contains(rest, "\x00") {
+			return e, fmt.Errorf("zmtp: endpoint %q has no usable path", text)
+		}
+		e.network, e.addr = "unix", rest
+		return e, nil
+	case "tcp":
+		host, port, err := net.SplitHostPort(rest)
+		if err != nil {
+			return e, fmt.Errorf("zmtp: endpoint %q: %w", text, err)
+		}
+		if host == "" {
+			return e, fmt.Errorf("zmtp: endpoint %q has no host", text)
+		}
+		if port == "*" {
+			port = "0"
+		}
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return e, fmt.Errorf("zmtp: endpoint %q: port %q is not a number from 0 to 65535", text, port)
+		}
+		e.network, e.host, e.port = "tcp", host, port
+		return e, nil
+	}
+	return e, fmt.Errorf("zmtp: endpoint %q: transport %q is not known: want tcp or ipc", text, scheme)
+}
+
+// keepAlive finds a dead host where heartbeats are not spoken.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}
+
+func (e endpoint) dial(ctx context.Context, timeout time.Duration) (net.Conn, error) {
+	d := net.Dialer{Timeout: timeout, KeepAliveConfig: keepAlive}
+	if e.network == "unix" {
+		return d.DialContext(ctx, "unix", e.addr)
+	}
+	host := e.host
+	if host == "*" {
+		host = "127.0.0.1"
+	}
+	return d.DialContext(ctx, "tcp", net.JoinHostPort(host, e.port))
+}
+
+func (e endpoint) dialable() error {
+	if e.network == "tcp" && strings.Trim(e.port, "0") == "" {
+		return fmt.Errorf("zmtp: endpoint %q: port 0 cannot be dialled", e.text)
+	}
+	return nil
+}
+
+func (e endpoint) listen(ctx context.Context, all bool) (net.Listener, error) {
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	if e.network == "unix" {
+		l, err := lc.Listen(ctx, "unix", e.addr)
+		if errors.Is(err, syscall.EADDRINUSE) && e.stale(ctx) {
+			if err := os.Remove(e.addr); err != nil {
+				return nil, fmt.Errorf("zmtp: listen on %s: %w", e.text, err)
+			}
+			l, err = lc.Listen(ctx, "unix", e.addr)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("zmtp: listen on %s: %w", e.text, err)
+		}
+		return l, nil
+	}
+	host := e.host
+	if host == "*" {
+		host = "127.0.0.1"
+		if all {
+			host = ""
+		}
+	}
+	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort(host, e.port))
+	if err != nil {
+		return nil, fmt.Errorf("zmtp: listen on %s: %w", e.text, err)
+	}
+	return l, nil
+}
+
+// stale reports whether the path is a socket at which nobody listens: what a dead process left behind.
+func (e endpoint) stale(ctx context.Context) bool {
+	fi, err := os.Lstat(e.addr)
+	if err != nil || fi.Mode()&os.ModeSocket == 0 {
+		return false
+	}
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.DialContext(ctx, "unix", e.addr)
+	if err == nil {
+		c.Close()
+		return false
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// listenAddr is the endpoint by which others on this host reach a listener.
+func listenAddr(e endpoint, l net.Listener) string {
+	a, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		return e.text
+	}
+	host := a.IP.String()
+	if a.IP.IsUnspecified() {
+		host = "127.0.0.1"
+		if e.host != "*" && a.IP.To4() == nil {
+			host = "::1"
+		}
+	}
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(a.Port))
+}

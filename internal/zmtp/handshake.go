@@ -1,0 +1,176 @@
+package zmtp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// The greeting (RFC 37, "Greeting"), 64 octets:
+//
+//	0         1..8      9     10      11      12..31                32         33..63
+//	+------+---------+------+-------+-------+---------------------+-----------+--------+
+//	| 0xFF | padding | 0x7F | major | minor | mechanism, 0-padded | as-server | filler |
+//	+------+---------+------+-------+-------+---------------------+-----------+--------+
+//
+// A peer of an older major version waits for the first 11 octets before it sends more, so those are judged first.
+const (
+	greetingSize  = 64
+	versionSize   = 11
+	mechanismFrom = 12
+	mechanismTo   = 32
+)
+
+func greeting() [greetingSize]byte {
+	var g [greetingSize]byte
+	g[0], g[8], g[9] = 0xFF, 1, 0x7F // the padding as libzmq sends it
+	g[10], g[11] = 3, 1
+	copy(g[mechanismFrom:], "NULL")
+	return g
+}
+
+// peersOf says which sockets each of ours may talk to (RFC 28).
+var peersOf = map[string][]string{
+	"SUB":    {"PUB", "XPUB"},
+	"PUB":    {"SUB", "XSUB"},
+	"DEALER": {"ROUTER", "DEALER", "REP"},
+	"ROUTER": {"DEALER", "REQ", "ROUTER"},
+}
+
+// handshake does greeting and READY. It fills in what it learns of the peer also where it fails.
+func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, p *Peer) error {
+	g := greeting()
+	if _, err := rw.Write(g[:]); err != nil {
+		return fmt.Errorf("send greeting: %w", err)
+	}
+	if err := readGreeting(r.r, p); err != nil {
+		return err
+	}
+	if _, err := rw.Write(ready(socketType, identity)); err != nil {
+		return fmt.Errorf("send READY: %w", err)
+	}
+	it, err := r.read()
+	if err != nil {
+		return fmt.Errorf("wait for READY: %w", unexpected(err))
+	}
+	switch it.name {
+	case "READY":
+	case "ERROR":
+		return &RefusedError{Reason: "the peer refuses us: " + errorReason(it.data)}
+	case "":
+		return fmt.Errorf("%w: a message before READY", ErrProtocol)
+	default:
+		return fmt.Errorf("%w: command %q before READY", ErrProtocol, it.name)
+	}
+	if err := readReady(it.data, p); err != nil {
+		return err
+	}
+	for _, want := range peersOf[socketType] {
+		if p.SocketType == want {
+			return nil
+		}
+	}
+	return &RefusedError{Reason: fmt.Sprintf("the peer is a %q socket, a %s needs one of %s", p.SocketType, socketType, strings.Join(peersOf[socketType], ", "))}
+}
+
+func readGreeting(r io.Reader, p *Peer) error {
+	var g [greetingSize]byte
+	if n, err := io.ReadFull(r, g[:versionSize]); err != nil {
+		if n > 0 && g[0] != 0xFF {
+			return notZMTP(g[:n])
+		}
+		return fmt.Errorf("wait for the greeting: %w", unexpected(err))
+	}
+	if g[0] != 0xFF || g[9]&1 == 0 {
+		return notZMTP(g[:versionSize])
+	}
+	if g[10] < 3 {
+		return &RefusedError{Reason: fmt.Sprintf("the peer speaks ZMTP 2 (revision %d), which has no mechanisms; 3.0 or later is needed", g[10])}
+	}
+	if _, err := io.ReadFull(r, g[versionSize:]); err != nil {
+		return fmt.Errorf("wait for the greeting: %w", unexpected(err))
+	}
+	if g[10] == 3 {
+		p.Minor = g[11]
+	} else {
+		p.Minor = 1 // a later major version speaks to us as we speak to it
+	}
+	name, _, _ := bytes.Cut(g[mechanismFrom:mechanismTo], []byte{0})
+	if mechanism := string(name); mechanism != "NULL" {
+		return &RefusedError{Mechanism: mechanism, Reason: fmt.Sprintf("the peer demands the security mechanism %q, only NULL is spoken here", mechanism)}
+	}
+	return nil
+}
+
+func notZMTP(b []byte) error {
+	return &RefusedError{Reason: fmt.Sprintf("the peer does not speak ZMTP 3: it began with %q", b)}
+}
+
+// ready is a READY command with our properties: for each, the length of its name (1 octet), the name, the length of its
+// value (4 octets, BE), the value.
+func ready(socketType string, identity []byte) []byte {
+	data := appendProperty(nil, "Socket-Type", []byte(socketType))
+	if socketType == "DEALER" {
+		data = appendProperty(data, "Identity", identity)
+	}
+	return appendCommand(nil, "READY", data)
+}
+
+func appendProperty(dst []byte, name string, value []byte) []byte {
+	dst = append(dst, byte(len(name)))
+	dst = append(dst, name...)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(value)))
+	return append(dst, value...)
+}
+
+var errBadReady = fmt.Errorf("%w: READY with broken properties", ErrProtocol)
+
+func readReady(data []byte, p *Peer) error {
+	for len(data) > 0 {
+		n := int(data[0])
+		if n == 0 || len(data) < 1+n+4 {
+			return errBadReady
+		}
+		name := string(data[1 : 1+n])
+		size := binary.BigEndian.Uint32(data[1+n:])
+		data = data[1+n+4:]
+		if uint64(size) > uint64(len(data)) {
+			return errBadReady
+		}
+		value := data[:size]
+		data = data[size:]
+		switch strings.ToLower(name) { // names do not distinguish case
+		case "socket-type":
+			p.SocketType = string(value)
+		case "identity":
+			if len(value) > 255 || len(value) > 0 && value[0] == 0 {
+				return fmt.Errorf("%w: identity %q", ErrProtocol, value)
+			}
+			p.Identity = string(value)
+		}
+	}
+	return nil
+}
+
+// errorReason reads the body of an ERROR command: a length (1 octet) and as much text.
+func errorReason(data []byte) string {
+	if len(data) == 0 || int(data[0]) > len(data)-1 {
+		return "without a reason"
+	}
+	return fmt.Sprintf("%q", data[1:1+int(data[0])])
+}
+
+// shakeError says what a failed handshake means. A peer that closes without a word in the middle of it is most
+// often one that did not like our mechanism: libzmq does so.
+func shakeError(err error) error {
+	switch {
+	case isTimeout(err):
+		return fmt.Errorf("handshake: %w", ErrSilent)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("handshake: the peer closed the connection (it may demand another mechanism): %w", err)
+	}
+	return fmt.Errorf("handshake: %w", err)
+}

@@ -1,0 +1,173 @@
+package zmtp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+)
+
+// socket is what all kinds share: a life that Stop ends, and the connections that live in it.
+type socket struct {
+	cfg  Config
+	kind string // SUB, PUB, DEALER, ROUTER
+	ep   endpoint
+
+	ctx    context.Context // ends at Stop
+	cancel context.CancelCauseFunc
+	wg     sync.WaitGroup // every goroutine of the socket
+	ln     net.Listener   // nil for a dialling socket
+
+	mu       sync.Mutex
+	stopped  bool
+	conns    map[*conn]struct{}
+	pending  int // accepted and not through the handshake
+	lastConn uint64
+}
+
+func (s *socket) init(ctx context.Context, kind, address string, cfg Config) error {
+	cfg, err := cfg.filled()
+	if err != nil {
+		return err
+	}
+	if s.ep, err = parseEndpoint(address); err != nil {
+		return err
+	}
+	s.cfg, s.kind, s.conns = cfg, kind, make(map[*conn]struct{})
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	return nil
+}
+
+// listen opens the listener and serves each connection in a goroutine of its own.
+func (s *socket) listen(serve func(*conn)) error {
+	ln, err := s.ep.listen(s.ctx, s.cfg.AllInterfaces)
+	if err != nil {
+		s.cancel(err)
+		return err
+	}
+	s.ln = ln
+	context.AfterFunc(s.ctx, func() { ln.Close() })
+	s.wg.Go(func() { s.accept(serve) })
+	return nil
+}
+
+var errTooManyConns = errors.New("zmtp: too many connections")
+
+func (s *socket) accept(serve func(*conn)) {
+	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax}
+	for {
+		nc, err := s.ln.Accept()
+		if s.ctx.Err() != nil {
+			if err == nil {
+				nc.Close()
+			}
+			return
+		}
+		if err != nil { // out of file descriptors, most likely
+			s.cfg.Hooks.failed(Peer{Endpoint: s.ep.text}, err)
+			pause.wait(s.ctx)
+			continue
+		}
+		pause.reset()
+		if !s.admit() {
+			s.cfg.Hooks.failed(Peer{Endpoint: s.ep.text, Remote: nc.RemoteAddr().String()}, errTooManyConns)
+			nc.Close()
+			continue
+		}
+		s.wg.Go(func() { s.shakeAndServe(nc, true, serve) })
+	}
+}
+
+// admit counts a connection whose handshake begins.
+func (s *socket) admit() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending+len(s.conns) >= s.cfg.MaxConns {
+		return false
+	}
+	s.pending++
+	return true
+}
+
+// shakeAndServe takes nc through its whole life.
+func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*conn)) error {
+	c, peer, err := newConn(s.ctx, nc, &s.cfg, s.ep, s.kind)
+	s.mu.Lock()
+	if admitted {
+		s.pending--
+	}
+	if err == nil && s.stopped {
+		nc.Close()
+		err = ErrStopped
+	}
+	if err == nil {
+		s.lastConn++
+		c.peer.Conn = s.lastConn
+		s.conns[c] = struct{}{}
+	}
+	s.mu.Unlock()
+	if err != nil {
+		if s.ctx.Err() == nil {
+			s.cfg.Hooks.failed(peer, err)
+		}
+		return err
+	}
+	stop := context.AfterFunc(s.ctx, func() { c.drain(s.cfg.Linger) })
+	serve(c)
+	stop()
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+	s.cfg.Hooks.disconnected(c.peer, c.cause)
+	return nil
+}
+
+// Addr is the endpoint at which a listening socket can be dialled from this host; of a dialling one, what it dials.
+func (s *socket) Addr() string {
+	if s.ln == nil {
+		return s.ep.text
+	}
+	return listenAddr(s.ep, s.ln)
+}
+
+// Stop ends the socket and returns when all its goroutines have ended. It may be called more than once, and not from a
+// hook.
+func (s *socket) Stop() {
+	s.mu.Lock()
+	s.stopped = true
+	s.mu.Unlock()
+	s.cancel(ErrStopped)
+	s.wg.Wait()
+}
+
+// backoff is the pause between attempts.
+type backoff struct{ min, max, next time.Duration }
+
+func (b *backoff) reset() { b.next = 0 }
+
+// wait waits between half and all of the pause, which then doubles. It reports false if ctx ended.
+func (b *backoff) wait(ctx context.Context) bool {
+	b.next = min(max(b.next, b.min), b.max)
+	d := b.next/2 + rand.N(b.next/2+1)
+	b.next *= 2
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// stopCause is what a finished context means to a caller of Recv or Send.
+func stopCause(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, ErrStopped) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", ErrStopped, cause)
+}
