@@ -216,10 +216,7 @@ func (m *Machine) hold(f Frame) {
 func (m *Machine) takeLive(f Frame, now events.Millis) {
 	switch {
 	case !m.taken.Known:
-		if f.Seq > 0 {
-			m.counts.JoinedLate++
-		}
-		m.take(f)
+		m.takeFirst(f)
 	case f.Seq == m.taken.Seq+1:
 		m.take(f)
 	case f.Seq == m.taken.Seq && digest(f.Payload) == m.taken.Digest:
@@ -229,7 +226,7 @@ func (m *Machine) takeLive(f Frame, now events.Millis) {
 		m.startReplay()
 	case f.Seq <= m.taken.Seq:
 		m.rebirth(events.ReasonRestart, now)
-		m.take(f)
+		m.takeFirst(f)
 	default:
 		m.gap()
 		m.take(f)
@@ -264,11 +261,8 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 	}
 	switch {
 	case !m.taken.Known:
-		if f.Seq > 0 {
-			m.counts.JoinedLate++
-		}
 		m.verified = true
-		m.take(f)
+		m.takeFirst(f)
 	case m.verified && f.Seq == m.taken.Seq+1:
 		m.take(f)
 	case m.verified && f.Seq <= m.taken.Seq:
@@ -347,6 +341,14 @@ func (m *Machine) endReplay(now events.Millis) {
 			m.takeLive(f, now)
 		}
 	}
+}
+
+// takeFirst takes the first message of a life that is heard.
+func (m *Machine) takeFirst(f Frame) {
+	if f.Seq > 0 {
+		m.counts.JoinedLate++
+	}
+	m.take(f)
 }
 
 // take queues the events of the next engine message.
