@@ -1,0 +1,29 @@
+// Package radix is the index: for the local hashes of a prompt's blocks, it says how many leading blocks every
+// (worker, rank) holds in each tier.
+//
+// Use: [New], [Index.AddRank] for every (worker, rank), [Index.Apply] for its events in the order of the log, and
+// [Index.Match] for queries. [Index.StartExport] and [Index.StartImport] carry ranks from one index to another.
+//
+// It promises that no rank is credited with a block that it does not hold; that what it says of a rank depends on that
+// rank's own events and their times alone, so that replicas of one log are equal ([Index.Checksum]); and that what it
+// keeps is bounded by what is held, plus a bounded rest for each rank ([Config]).
+//
+// One goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, Check, GroupSets and everything about
+// exports and imports. Match, MatchGroups and Explain may be called from any goroutine at any time.
+//
+// What events mean: a rank's copies are counted by (tier, group, engine hash). A name, that is an engine hash under which
+// the rank holds a copy in whatever tier or group, stands for one place: the path of local hashes from the root.
+//
+//   - A stored block's place follows from its parent's: from the name, or from the latest removal of the name, if it is
+//     remembered. If neither is there the event waits, under the parent's name, for an event that brings it.
+//     Of several that become ready the oldest goes first.
+//   - A stored block whose name has copies at another place is a conflict: it and the rest of its event are ignored.
+//   - A stored event without local hashes adds a copy for each block that has a name or is remembered; others wait.
+//   - A removed block loses one copy; if there is none, the oldest parked copy is cancelled; if there is none either, it is
+//     counted. When the last copy under a name goes, its place is remembered.
+//   - Cleared takes a tier's copies, parked ones too, and remembers none of them; of all tiers, it leaves the rank as new.
+//   - The first stored event of a group says whether it is a main one, that is part of the prefix. A block counts as held in a tier if
+//     every main group that the rank has announced holds it there. Other groups are sets of names with counts.
+//
+// It leaves to others who a rank is, the log, the format of snapshots, and time: it knows none but what it is given.
+package radix

@@ -1,0 +1,96 @@
+package radix
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+type rapidChooser struct{ t *rapid.T }
+
+func (c rapidChooser) below(n int) int { return rapid.IntRange(0, n-1).Draw(c.t, "") }
+
+type seeded struct{ *rand.Rand }
+
+func (c seeded) below(n int) int { return c.IntN(n) }
+
+// bytesChooser makes choices from a fuzzer's bytes; it is at its end when they are used up.
+type bytesChooser struct{ data []byte }
+
+func (c *bytesChooser) below(n int) int {
+	v := 0
+	for k := n; k > 1 && len(c.data) > 0; k >>= 8 {
+		v, c.data = v<<8|int(c.data[0]), c.data[1:]
+	}
+	return v % n
+}
+
+func TestHistories(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		w := newWorld(tb{t, rt}, rapidChooser{rt})
+		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
+			w.step()
+		}
+		w.check()
+	})
+}
+
+// tb is a testing.TB that fails a rapid run, so that it is shrunk.
+type tb struct {
+	testing.TB
+	rt *rapid.T
+}
+
+func (t tb) Helper()                           {}
+func (t tb) Log(args ...any)                   { t.rt.Log(args...) }
+func (t tb) Fatalf(format string, args ...any) { t.rt.Fatalf(format, args...) }
+
+var (
+	histories = flag.Int("histories", 60, "how many seeded histories TestLongHistories runs")
+	firstSeed = flag.Uint64("seed", 0, "seed of the first; 0: from the clock")
+)
+
+func TestLongHistories(t *testing.T) {
+	seed := *firstSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	n := *histories
+	if testing.Short() {
+		n = min(n, 10)
+	}
+	for i := range uint64(n) {
+		t.Run(fmt.Sprint(seed+i), func(t *testing.T) {
+			w := newWorld(t, seeded{rand.New(rand.NewPCG(seed+i, 1))})
+			for j := range 400 {
+				w.step()
+				if j%50 == 49 {
+					w.check()
+				}
+			}
+		})
+	}
+}
+
+func FuzzProgram(f *testing.F) {
+	for s := range uint64(8) {
+		rng := rand.New(rand.NewPCG(s, 2))
+		b := make([]byte, 600)
+		for i := range b {
+			b[i] = byte(rng.Uint32())
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c := &bytesChooser{data}
+		w := newWorld(t, c)
+		for len(c.data) > 0 {
+			w.step()
+		}
+		w.check()
+	})
+}

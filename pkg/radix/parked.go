@@ -1,0 +1,177 @@
+package radix
+
+import (
+	"container/heap"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// copyKey names copies that a rank can tell apart.
+type copyKey struct {
+	tier  events.Tier
+	group events.GroupIndex
+	name  events.BlockHash
+}
+
+// waiter is a parked event.
+type waiter struct {
+	id        uint64 // counts up: the order of arrival
+	since     events.Millis
+	event     events.Event
+	cancelled []bool // one for each block
+	left      int    // how many are not cancelled
+}
+
+// wants is the name whose place the waiter needs.
+func (w *waiter) wants() events.BlockHash { return wants(&w.event) }
+
+func wants(e *events.Event) events.BlockHash {
+	if len(e.Locals) == 0 {
+		return e.Blocks[0]
+	}
+	return e.Parent
+}
+
+// parking holds the events of one rank that wait for a place, in order of arrival, and finds them by what they wait for
+// and by what they would store. Its size is bounded, so it lives on the heap in plain maps.
+type parking struct {
+	byID   map[uint64]*waiter
+	order  []uint64 // ids, oldest first; those no longer in byID are skipped
+	next   uint64
+	blocks int // in all waiters, cancelled ones included
+	want   map[events.BlockHash][]uint64
+	inside map[copyKey][]uint64 // one entry for each block that is not cancelled; ascending
+	ready  idHeap
+}
+
+func (p *parking) len() int { return len(p.byID) }
+
+func (p *parking) add(since events.Millis, e *events.Event, cancelled []uint32) *waiter {
+	if p.byID == nil {
+		p.byID, p.want, p.inside = map[uint64]*waiter{}, map[events.BlockHash][]uint64{}, map[copyKey][]uint64{}
+	}
+	w := &waiter{id: p.next, since: since, event: *e, cancelled: make([]bool, len(e.Blocks)), left: len(e.Blocks)}
+	p.next++
+	w.event.Blocks, w.event.Locals, w.event.Attention = slices.Clone(e.Blocks), slices.Clone(e.Locals), 0
+	for _, i := range cancelled {
+		if int(i) < len(w.cancelled) && !w.cancelled[i] {
+			w.cancelled[i] = true
+			w.left--
+		}
+	}
+	p.byID[w.id] = w
+	p.order = append(p.order, w.id)
+	p.blocks += len(e.Blocks)
+	p.want[w.wants()] = append(p.want[w.wants()], w.id)
+	for i, name := range e.Blocks {
+		if !w.cancelled[i] {
+			k := copyKey{e.Tier, e.Group, name}
+			p.inside[k] = append(p.inside[k], w.id)
+		}
+	}
+	return w
+}
+
+// oldest is the first waiter, or nil.
+func (p *parking) oldest() *waiter {
+	for len(p.order) > 0 {
+		if w := p.byID[p.order[0]]; w != nil {
+			return w
+		}
+		p.order = p.order[1:]
+	}
+	return nil
+}
+
+func (p *parking) remove(w *waiter) {
+	delete(p.byID, w.id)
+	p.blocks -= len(w.event.Blocks)
+	unlist(p.want, w.wants(), w.id)
+	for i, name := range w.event.Blocks {
+		if !w.cancelled[i] {
+			unlist(p.inside, copyKey{w.event.Tier, w.event.Group, name}, w.id)
+		}
+	}
+	switch {
+	case len(p.byID) == 0:
+		*p = parking{next: p.next, ready: p.ready}
+	case len(p.order) > 2*len(p.byID)+16:
+		p.order = slices.DeleteFunc(p.order, func(id uint64) bool { return p.byID[id] == nil })
+	}
+}
+
+func unlist[K comparable](m map[K][]uint64, k K, id uint64) {
+	l := m[k]
+	i, ok := slices.BinarySearch(l, id)
+	switch {
+	case !ok:
+	case len(l) == 1:
+		delete(m, k)
+	default:
+		m[k] = slices.Delete(l, i, i+1)
+	}
+}
+
+// cancel takes back the oldest copy that waits. It reports false if there is none.
+func (p *parking) cancel(k copyKey) bool {
+	l := p.inside[k]
+	if len(l) == 0 {
+		return false
+	}
+	w := p.byID[l[0]]
+	for i, name := range w.event.Blocks {
+		if name == k.name && !w.cancelled[i] {
+			unlist(p.inside, k, w.id)
+			w.cancelled[i] = true
+			w.left--
+			break
+		}
+	}
+	if w.left == 0 {
+		p.remove(w)
+	}
+	return true
+}
+
+// named says that a name's place is known now; whoever waits for it becomes ready.
+func (p *parking) named(name events.BlockHash) {
+	for _, id := range p.want[name] {
+		heap.Push(&p.ready, id)
+	}
+}
+
+// nextReady takes the oldest waiter whose wish is known out of the lot; nil if there is none.
+func (p *parking) nextReady(known func(events.BlockHash) bool) *waiter {
+	for len(p.ready) > 0 {
+		id := heap.Pop(&p.ready).(uint64)
+		if w := p.byID[id]; w != nil && known(w.wants()) {
+			p.remove(w)
+			return w
+		}
+	}
+	return nil
+}
+
+// all lists the waiters, oldest first.
+func (p *parking) all() []*waiter {
+	var ws []*waiter
+	for _, id := range p.order {
+		if w := p.byID[id]; w != nil {
+			ws = append(ws, w)
+		}
+	}
+	return ws
+}
+
+type idHeap []uint64
+
+func (h idHeap) Len() int           { return len(h) }
+func (h idHeap) Less(i, j int) bool { return h[i] < h[j] }
+func (h idHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *idHeap) Push(v any)        { *h = append(*h, v.(uint64)) }
+func (h *idHeap) Pop() any {
+	v := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return v
+}

@@ -1,0 +1,416 @@
+package radix
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/twin"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// chooser is where a history's choices come from: rapid, a seeded generator, or a fuzzer's bytes.
+type chooser interface {
+	below(n int) int // 0 to n-1
+}
+
+// world is an index with a twin beside every rank, over a small universe of documents that branch off each other.
+type world struct {
+	t    testing.TB
+	pick chooser
+	cfg  Config
+	x    *Index
+	docs [][]events.LocalHash
+	now  events.Millis
+
+	ranks []*member
+	log   []string
+}
+
+type member struct {
+	id     RankID
+	space  uint32
+	twin   *twin.Rank
+	naming int // 0: as everyone; 1: its own way; 2: as everyone, with odd ones
+	groups int // how many groups it uses
+	salt   uint64
+	steps  []step // since it was empty
+}
+
+type step struct {
+	now events.Millis
+	evs []events.Event
+}
+
+func newWorld(t testing.TB, pick chooser) *world {
+	w := &world{t: t, pick: pick, cfg: Config{MaxParked: 40, ParkFor: 50, MaxRemembered: 10, RememberFor: 50}}
+	w.x = New(w.cfg)
+	for i := range 3 + pick.below(6) {
+		var doc []events.LocalHash
+		if i > 0 && pick.below(4) > 0 {
+			from := w.docs[pick.below(i)]
+			doc = slices.Clone(from[:pick.below(len(from))])
+		}
+		for n := len(doc) + 1 + pick.below(1<<(1+pick.below(8))); len(doc) < n; {
+			doc = append(doc, events.LocalHash(mix(uint64(i)<<32|uint64(len(doc)))))
+		}
+		w.docs = append(w.docs, doc)
+	}
+	for range 1 + pick.below(5) {
+		w.addRank()
+	}
+	return w
+}
+
+func twinConfig(c Config) twin.Config { return twin.Config(c.withDefaults()) }
+
+func (w *world) addRank() {
+	m := &member{space: uint32(w.pick.below(5) / 4), twin: twin.New(twinConfig(w.cfg)), naming: max(0, w.pick.below(5)-2), groups: max(1, w.pick.below(6)-2)}
+	m.id = w.x.AddRank(m.space)
+	m.salt = uint64(w.pick.below(1000))
+	w.ranks = append(w.ranks, m)
+}
+
+// name is what a rank calls block i of a document.
+func (w *world) name(m *member, doc, i int) events.BlockHash {
+	seq := uint64(w.docs[doc][0])
+	for _, l := range w.docs[doc][1 : i+1] {
+		seq = mix(seq ^ uint64(l))
+	}
+	switch {
+	case m.naming == 1:
+		return events.BlockHash(mix(seq ^ m.salt))
+	case m.naming == 2 && seq%5 == 0:
+		return events.BlockHash(w.pick.below(6)) // collides, and changes from time to time
+	}
+	return events.BlockHash(seq)
+}
+
+func (w *world) names(m *member, doc, from, to int) (names []events.BlockHash) {
+	for i := from; i < to; i++ {
+		names = append(names, w.name(m, doc, i))
+	}
+	return names
+}
+
+// tier prefers the device.
+func (w *world) tier() events.Tier { return events.Tier(1 + max(0, w.pick.below(7)-3)) }
+
+// group 1 is another kind, groups 2 and 3 are main ones like 0.
+func (w *world) group(m *member) (events.GroupIndex, events.Attention) {
+	switch g := w.pick.below(m.groups); {
+	case g == 1:
+		return 1, events.AttentionSlidingWindow
+	case w.pick.below(8) == 0:
+		return events.GroupIndex(g), events.AttentionUnknown
+	default:
+		return events.GroupIndex(g), events.AttentionFull
+	}
+}
+
+func (w *world) event(m *member) events.Event {
+	e := events.Event{Kind: events.Stored, Tier: w.tier()}
+	e.Group, e.Attention = w.group(m)
+	doc := w.pick.below(len(w.docs))
+	n := len(w.docs[doc])
+	from := w.pick.below(n)
+	if w.pick.below(3) == 0 {
+		from = 0
+	}
+	to := from + 1 + w.pick.below(n-from)
+	if w.pick.below(2) == 0 {
+		to = min(to, from+1+w.pick.below(3))
+	}
+	switch op := w.pick.below(20); {
+	case op < 9:
+		e.Blocks, e.Locals = w.names(m, doc, from, to), w.docs[doc][from:to]
+		if from > 0 {
+			e.HasParent, e.Parent = true, w.name(m, doc, from-1)
+		}
+	case op < 11:
+		e.Blocks = w.names(m, doc, from, to)
+	case op < 18:
+		e.Kind, e.Attention = events.Removed, 0
+		e.Blocks = w.names(m, doc, from, to)
+		switch w.pick.below(3) {
+		case 0:
+			slices.Reverse(e.Blocks)
+		case 1:
+			for i := len(e.Blocks) - 1; i > 0; i-- {
+				j := w.pick.below(i + 1)
+				e.Blocks[i], e.Blocks[j] = e.Blocks[j], e.Blocks[i]
+			}
+			e.Blocks = e.Blocks[:1+w.pick.below(len(e.Blocks))]
+		}
+	case op == 18 && w.pick.below(3) == 0:
+		e = events.Event{Kind: events.Cleared, Tier: events.Tier(w.pick.below(5))}
+	default: // what an engine evicts: the tail
+		e.Kind, e.Attention = events.Removed, 0
+		e.Blocks = w.names(m, doc, from, n)
+		slices.Reverse(e.Blocks)
+	}
+	if w.pick.below(200) == 0 {
+		e.Tier = 9
+	}
+	return e
+}
+
+func (w *world) logf(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
+
+// step makes one change and verifies the rank that it concerned.
+func (w *world) step() {
+	switch op := w.pick.below(100); {
+	case op < 90:
+		m := w.ranks[w.pick.below(len(w.ranks))]
+		w.now += events.Millis(w.pick.below(8))
+		if w.pick.below(20) == 0 {
+			w.now -= 20
+		}
+		s := step{now: w.now}
+		for range 1 + w.pick.below(3) {
+			s.evs = append(s.evs, w.event(m))
+		}
+		w.apply(m, s)
+	case op < 91 && len(w.ranks) < 70:
+		w.addRank()
+	case op < 92 && len(w.ranks) > 1:
+		i := w.pick.below(len(w.ranks))
+		w.logf("drop %d", i)
+		w.x.DropRank(w.ranks[i].id)
+		w.ranks = slices.Delete(w.ranks, i, i+1)
+	case op < 94:
+		w.restore()
+	default:
+		w.query()
+	}
+}
+
+func (w *world) apply(m *member, s step) {
+	w.logf("rank %d at %d: %+v", m.id, s.now, s.evs)
+	m.steps = append(m.steps, s)
+	got := w.x.Apply(m.id, s.now, s.evs)
+	want := m.twin.Apply(s.now, s.evs)
+	if got != Counts(want) {
+		w.fail("rank %d: counts are\n%+v, the twin's\n%+v", m.id, got, want)
+	}
+}
+
+// restore moves some ranks to another index, by way of an image, while the rest stays.
+func (w *world) restore() {
+	var moved []*member
+	for _, m := range w.ranks {
+		if w.pick.below(2) == 0 {
+			moved = append(moved, m)
+		}
+	}
+	if len(moved) == 0 {
+		return
+	}
+	w.logf("restore %d ranks", len(moved))
+	from, ids := w.x, []RankID{}
+	for _, m := range moved {
+		ids = append(ids, m.id)
+	}
+	img := &image{}
+	ex := from.StartExport(ids)
+	steps := w.pick.below(3) // events in the midst of an export change nothing in it
+	for done := false; !done; {
+		var err error
+		if done, err = ex.Step(1+w.pick.below(60), img); err != nil {
+			w.fail("export: %v", err)
+		}
+		if m := w.ranks[w.pick.below(len(w.ranks))]; !done && steps > 0 {
+			steps--
+			if slices.Contains(moved, m) { // only in the index that it leaves
+				s := step{w.now, []events.Event{w.event(m)}}
+				w.logf("rank %d amid the export: %+v", m.id, s.evs)
+				from.Apply(m.id, s.now, s.evs)
+			} else {
+				w.apply(m, step{w.now, []events.Event{w.event(m)}})
+			}
+		}
+	}
+	into := from
+	if all := len(moved) == len(w.ranks); all && w.pick.below(2) == 0 {
+		into = New(w.cfg)
+	}
+	for i, m := range moved {
+		if into == from {
+			from.DropRank(m.id)
+		}
+		m.id = into.AddRank(m.space)
+		ids[i] = m.id
+	}
+	if err := img.into(into, ids, w.pick.below(2) == 0); err != nil {
+		w.fail("import: %v", err)
+	}
+	w.x = into
+	again := &image{}
+	if _, err := w.x.StartExport(ids).Step(1<<30, again); err != nil {
+		w.fail("export: %v", err)
+	}
+	w.check()
+}
+
+// image is a sink in memory.
+type image struct {
+	runs  []events.Run
+	ranks []events.RankImage
+}
+
+func (m *image) Run(run *events.Run) error {
+	own := *run
+	own.Locals, own.Names, own.Holdings = slices.Clone(run.Locals), slices.Clone(run.Names), nil
+	for _, h := range run.Holdings {
+		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names), slices.Clone(h.Also)
+		own.Holdings = append(own.Holdings, h)
+	}
+	m.runs = append(m.runs, own)
+	return nil
+}
+
+func (m *image) Rank(i int, img *events.RankImage) error {
+	if i != len(m.ranks) {
+		return fmt.Errorf("rank %d comes after %d", i, len(m.ranks))
+	}
+	m.ranks = append(m.ranks, *img)
+	return nil
+}
+
+func (m *image) into(x *Index, ids []RankID, backwards bool) error {
+	runs := slices.Clone(m.runs)
+	if backwards {
+		slices.Reverse(runs)
+	}
+	im := x.StartImport(ids)
+	for i := range runs {
+		if err := im.Run(&runs[i]); err != nil {
+			return err
+		}
+	}
+	for i := range m.ranks {
+		if err := im.Rank(i, &m.ranks[i]); err != nil {
+			return err
+		}
+	}
+	return im.Finish()
+}
+
+// query asks for a document's prefix, or for one that leaves a document somewhere.
+func (w *world) query() {
+	doc := w.docs[w.pick.below(len(w.docs))]
+	q := slices.Clone(doc[:1+w.pick.below(len(doc))])
+	if w.pick.below(4) == 0 {
+		q[w.pick.below(len(q))]++
+	}
+	w.verify(uint32(w.pick.below(2)), q)
+}
+
+func (w *world) verify(space uint32, q []events.LocalHash) {
+	var allowed *RankSet
+	if w.pick.below(4) == 0 {
+		allowed = &RankSet{}
+		for _, m := range w.ranks {
+			if w.pick.below(2) == 0 {
+				allowed.Add(m.id)
+			}
+		}
+	}
+	want := map[RankID][events.NumTiers]uint32{}
+	for _, m := range w.ranks {
+		if d := m.twin.Match(q); m.space == space && d != [events.NumTiers]uint32{} && (allowed == nil || allowed.Has(m.id)) {
+			want[m.id] = d
+		}
+	}
+	var a Answer
+	w.x.Match(space, q, allowed, &a)
+	w.same("match", want, a.Ranks)
+	var g Groups
+	w.x.MatchGroups(space, q, allowed, &g)
+	var flat []Overlap
+	for i, group := range g.Groups {
+		for _, other := range g.Groups[:i] {
+			if other.Depth == group.Depth {
+				w.fail("two groups of depth %v", group.Depth)
+			}
+		}
+		for _, id := range group.Ranks {
+			flat = append(flat, Overlap{id, group.Depth})
+		}
+	}
+	w.same("groups", want, flat)
+	ex := w.x.Explain(space, q, allowed)
+	flat = flat[:0]
+	for _, p := range ex.Ranks {
+		if p.Depth != [events.NumTiers]uint32{} {
+			flat = append(flat, p.Overlap)
+		}
+		m := w.ranks[slices.IndexFunc(w.ranks, func(m *member) bool { return m.id == p.Rank })]
+		var seq events.SeqHash
+		for i, s := range p.Blocks {
+			seq = twin.Next(seq, i == 0, q[i])
+			for t := events.Device; t <= events.External; t++ {
+				if s.Has(t) != m.twin.Holds(t, seq) {
+					w.fail("explain: rank %d holds block %d in %v: %v", p.Rank, i, t, s.Has(t))
+				}
+			}
+		}
+	}
+	w.same("explain", want, flat)
+}
+
+func (w *world) same(what string, want map[RankID][events.NumTiers]uint32, got []Overlap) {
+	if len(got) != len(want) {
+		w.fail("%s: %d ranks, want %d: %v, %v", what, len(got), len(want), got, want)
+	}
+	seen := map[RankID]bool{}
+	for _, o := range got {
+		if d, ok := want[o.Rank]; !ok || seen[o.Rank] || d != o.Depth {
+			w.fail("%s: rank %d: %v, want %v", what, o.Rank, o.Depth, d)
+		}
+		seen[o.Rank] = true
+	}
+}
+
+// check verifies everything.
+func (w *world) check() {
+	if err := w.x.Check(); err != nil {
+		w.fail("check: %v", err)
+	}
+	var holdings int64
+	for _, m := range w.ranks {
+		if got, want := w.x.Checksum(m.id), m.twin.Checksum(); got != want {
+			w.fail("rank %d: checksum %#x, the twin's %#x", m.id, got, want)
+		}
+		holdings += int64(m.twin.Holdings())
+		for _, s := range w.x.GroupSets(m.id) {
+			for i, name := range s.Blocks {
+				if n := m.twin.SetCount(s.Tier, s.Group, name); int(s.Counts[i]) != n {
+					w.fail("rank %d: set %v %d: %d copies of %#x, want %d", m.id, s.Tier, s.Group, s.Counts[i], name, n)
+				}
+			}
+		}
+	}
+	s := w.x.Stats()
+	if s.Holdings[0]+s.Holdings[1]+s.Holdings[2]+s.Holdings[3] != holdings || s.Ranks != len(w.ranks) {
+		w.fail("stats: %+v, want %d holdings of %d ranks", s, holdings, len(w.ranks))
+	}
+	for _, doc := range w.docs {
+		w.verify(0, doc)
+		w.verify(1, doc)
+	}
+}
+
+func (w *world) fail(format string, args ...any) {
+	w.t.Helper()
+	if len(w.log) > 40 {
+		w.log = w.log[len(w.log)-40:]
+	}
+	for _, l := range w.log {
+		if len(l) > 300 {
+			l = l[:300] + "..."
+		}
+		w.t.Log(l)
+	}
+	w.t.Fatalf(format, args...)
+}
