@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/zeebo/xxh3"
 )
 
 // Limits bound what a machine keeps and how it cuts what it publishes.
@@ -219,7 +218,7 @@ func (m *Machine) takeLive(f Frame, now events.Millis) {
 		m.takeFirst(f)
 	case f.Seq == m.taken.Seq+1:
 		m.take(f)
-	case f.Seq == m.taken.Seq && digest(f.Payload) == m.taken.Digest:
+	case f.Seq == m.taken.Seq && events.PayloadDigest(f.Payload) == m.taken.Digest:
 		m.counts.Duplicates++
 	case m.replay && !m.giveUp:
 		m.hold(f)
@@ -274,7 +273,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		}
 		m.gap()
 		m.take(f)
-	case f.Seq == m.taken.Seq && digest(f.Payload) == m.taken.Digest:
+	case f.Seq == m.taken.Seq && events.PayloadDigest(f.Payload) == m.taken.Digest:
 		m.verified = true
 	case f.Seq == m.taken.Seq: // same number, another content: another life, of which the replay must be had from its start
 		m.rebirth(events.ReasonRestart, now)
@@ -355,7 +354,7 @@ func (m *Machine) takeFirst(f Frame) {
 func (m *Machine) take(f Frame) {
 	skip := m.taken.Partial
 	before := m.taken
-	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: digest(f.Payload)}
+	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: events.PayloadDigest(f.Payload)}
 	m.counts.Taken++
 	evs, err := m.decode(f.Payload)
 	if err != nil {
@@ -479,5 +478,3 @@ func (m *Machine) FlushDoubted(p Published) error {
 	return fmt.Errorf("%w: the log ends with event %d of incarnation %d, this shim had published up to event %d of incarnation %d",
 		ErrFenced, p.LastID, p.Incarnation, m.acked.LastID, m.acked.Incarnation)
 }
-
-func digest(payload []byte) uint64 { return xxh3.Hash(payload) }

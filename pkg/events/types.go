@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -56,6 +57,11 @@ type RankKey struct {
 
 func (k RankKey) String() string {
 	return string(k.Instance) + "/" + strconv.FormatUint(uint64(k.Rank), 10)
+}
+
+// Compare orders keys by instance, then rank: -1, 0 or 1 as k comes before, is or comes after other.
+func (k RankKey) Compare(other RankKey) int {
+	return cmp.Or(cmp.Compare(k.Instance, other.Instance), cmp.Compare(k.Rank, other.Rank))
 }
 
 // Tier is where a block lies. A wire constant: do not renumber.

@@ -1,0 +1,147 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+)
+
+// scratch is what one query needs for a while.
+type scratch struct {
+	locals  []events.LocalHash
+	allowed radix.RankSet
+	answer  radix.Answer
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// Find answers a query from this node's index. Any goroutine may call it.
+func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	for _, want := range q.MinSeq {
+		if err := n.waitFor(ctx, want); err != nil {
+			return nil, err
+		}
+	}
+	// How far the index has come is read before the ranks, and both before the index itself: the answer reflects at least this.
+	reflected := n.progress()
+	view := n.machine.View()
+	served, err := view.serving(q)
+	if err != nil {
+		return nil, err
+	}
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	if q.Tokens != nil {
+		hasher, err := events.NewHasher(served.BlockSize, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
+		if err != nil {
+			return nil, api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
+		}
+		s.locals = hasher.Hash(s.locals[:0], q.Tokens)
+	} else {
+		s.locals = s.locals[:0]
+		for _, h := range q.Hashes {
+			s.locals = append(s.locals, events.LocalHash(h))
+		}
+	}
+	answer := &api.Answer{
+		Model:      q.Model,
+		BlockSize:  served.BlockSize,
+		Blocks:     len(s.locals),
+		Complete:   true,
+		Workers:    []api.Overlap{},
+		Partitions: make([]api.PartitionStatus, 0, len(served.Partitions)),
+	}
+	for _, p := range served.Partitions {
+		at := reflected[p]
+		answer.Complete = answer.Complete && at.whole
+		answer.Partitions = append(answer.Partitions, api.PartitionStatus{Partition: p, Epoch: at.epoch, Seq: at.seq})
+	}
+	allowed, some := s.allow(q.Workers, served)
+	switch {
+	case !some:
+		answer.Reason = api.ReasonNotAllowed
+		return answer, nil
+	case len(s.locals) == 0:
+		answer.Reason = api.ReasonNoBlocks
+		return answer, nil
+	}
+	n.index.Match(served.Space, s.locals, allowed, &s.answer)
+	for _, o := range s.answer.Ranks {
+		if r := view.Rank(o.Rank); r != nil {
+			answer.Workers = append(answer.Workers, api.Overlap{
+				Instance: r.Key.Instance, Rank: r.Key.Rank,
+				Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
+			})
+		}
+	}
+	if len(answer.Workers) == 0 {
+		answer.Reason = api.ReasonNotCached
+	}
+	slices.SortFunc(answer.Workers, func(a, b api.Overlap) int {
+		return cmp.Or(
+			cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk, a.Disk), cmp.Compare(b.External, a.External),
+			cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank),
+		)
+	})
+	return answer, nil
+}
+
+// serving finds the ranks that a query is about.
+func (v *View) serving(q *api.Query) (*Served, error) {
+	list := v.Models[q.Model]
+	if len(list) == 0 {
+		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q; %s", q.Model, v.known())
+	}
+	if q.BlockSize == 0 && len(list) == 1 {
+		return list[0], nil
+	}
+	var sizes []string
+	for _, s := range list {
+		if s.BlockSize == q.BlockSize {
+			return s, nil
+		}
+		sizes = append(sizes, fmt.Sprint(s.BlockSize))
+	}
+	if q.BlockSize == 0 {
+		return nil, api.Errorf(api.CodeBlockSizeMismatch, "workers serve %q with different block sizes: %s; the query must name one", q.Model, strings.Join(sizes, ", "))
+	}
+	return nil, api.Errorf(api.CodeBlockSizeMismatch, "the query asks for %q with blocks of %d tokens; its workers have blocks of %s", q.Model, q.BlockSize, strings.Join(sizes, ", "))
+}
+
+// known lists a few of the models, for who misspelt one.
+func (v *View) known() string {
+	names := slices.Sorted(maps.Keys(v.Models))
+	switch {
+	case len(names) == 0:
+		return "no worker has announced anything yet"
+	case len(names) > 8:
+		return fmt.Sprintf("known are %s and %d more", strings.Join(names[:8], ", "), len(names)-8)
+	}
+	return "known: " + strings.Join(names, ", ")
+}
+
+// allow makes the set of ranks that a query is restricted to; nil stands for all. some is false if none is left.
+func (s *scratch) allow(workers []events.WorkerID, served *Served) (set *radix.RankSet, some bool) {
+	if len(workers) == 0 {
+		return nil, true
+	}
+	s.allowed.Clear()
+	for _, w := range workers {
+		i, _ := slices.BinarySearchFunc(served.Ranks, events.RankKey{Instance: w}, func(r *RankOfView, key events.RankKey) int {
+			return r.Key.Compare(key)
+		})
+		for ; i < len(served.Ranks) && served.Ranks[i].Key.Instance == w; i++ {
+			s.allowed.Add(served.Ranks[i].ID)
+			some = true
+		}
+	}
+	return &s.allowed, some
+}

@@ -1,0 +1,287 @@
+package node
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+)
+
+// Machine applies the log to the index. It is stepped: it starts nothing, waits for nothing and reads no clock. One goroutine,
+// the node's writer, owns it; only View and the index's own readers may be used beside it.
+//
+// Invariants:
+//  1. A partition's index is what its log up to `applied` says, from the first message or from a snapshot on.
+//  2. A rank's events are applied in the order of their ids, each once; where ids are missing the rank is cleared first.
+//  3. A rank is in the index under the space of the model and block size that its incarnation announced.
+type Machine struct {
+	index  *radix.Index
+	parts  []*partition
+	spaces map[spaceKey]uint32
+	view   atomic.Pointer[View]
+	stale  bool // the view no longer shows what ranks there are
+
+	batch  events.Batch // decoded into, again and again
+	counts Counts
+}
+
+// partition is one share of the log and the ranks whose events lie in it.
+type partition struct {
+	id      events.Partition
+	stream  string
+	epoch   time.Time
+	applied atomic.Uint64 // events.StreamSeq; written by the writer, read by queries
+	ranks   map[events.RankKey]*rank
+}
+
+// rank is what the log has said of one (worker, rank).
+type rank struct {
+	key         events.RankKey
+	id          radix.RankID
+	model       string
+	blockSize   uint32
+	space       uint32
+	incarnation events.Incarnation
+	lastID      events.EventID
+	cursor      events.Cursor
+	lastSeen    events.Millis
+	shutdown    bool
+}
+
+// spaceKey is what must be equal for two ranks to match the same queries.
+type spaceKey struct {
+	model     string
+	blockSize uint32
+}
+
+// Counts says what became of the log's messages and their events. All only grow.
+type Counts struct {
+	Messages       uint64 // messages applied
+	Poison         uint64 // messages that could not be read; passed over
+	Stale          uint64 // messages of an incarnation that is over; passed over
+	Repeated       uint64 // events seen before; passed over
+	Gaps           uint64 // places where event ids are missing; the rank was cleared
+	Incarnations   uint64 // new lives of engines
+	BlocksStored   uint64 // blocks in stored events that were handed to the index
+	BlocksRemoved  uint64 // blocks in removed events
+	BlocksRepeated uint64 // blocks in stored events that were seen before
+	Index          radix.Counts
+}
+
+// Message is one message of a partition's log.
+type Message struct {
+	Seq  events.StreamSeq
+	Time events.Millis
+	Key  events.RankKey
+	Bad  bool // Key could not be read from the subject
+	Data []byte
+}
+
+// NewMachine returns a machine for partitions 0 to n-1, all of them empty.
+func NewMachine(index *radix.Index, n int) *Machine {
+	m := &Machine{index: index, spaces: map[spaceKey]uint32{}}
+	for p := range n {
+		m.parts = append(m.parts, &partition{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
+	}
+	m.view.Store(&View{})
+	return m
+}
+
+// Counts returns what has been counted so far.
+func (m *Machine) Counts() Counts { return m.counts }
+
+// Begin tells which stream a partition's messages come from, and that they follow seq: what a snapshot stands for, or what
+// lies before the log's first message.
+func (m *Machine) Begin(p events.Partition, stream string, epoch time.Time, seq events.StreamSeq) {
+	part := m.parts[p]
+	part.stream, part.epoch = stream, epoch
+	part.applied.Store(uint64(seq))
+	m.stale = true
+	m.publishView()
+}
+
+// Forget drops all that a partition holds: its log was lost, or begins anew.
+func (m *Machine) Forget(p events.Partition) {
+	part := m.parts[p]
+	for key, r := range part.ranks {
+		m.index.DropRank(r.id)
+		delete(part.ranks, key)
+	}
+	part.applied.Store(0)
+	m.stale = true
+	m.publishView()
+}
+
+// Applied returns the last message of a partition that the index reflects. Any goroutine may call it.
+func (m *Machine) Applied(p events.Partition) events.StreamSeq {
+	return events.StreamSeq(m.parts[p].applied.Load())
+}
+
+// Apply takes messages of one partition, in order. Those that the partition has seen are passed over. It reports false, and
+// takes nothing more, at a message that does not follow the one before: the caller's source has lost something.
+func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
+	part := m.parts[p]
+	applied := events.StreamSeq(part.applied.Load())
+	ok = true
+	for i := range msgs {
+		msg := &msgs[i]
+		if msg.Seq <= applied {
+			continue
+		}
+		if msg.Seq != applied+1 {
+			ok = false
+			break
+		}
+		m.applyMessage(part, msg)
+		applied = msg.Seq
+		if !m.stale {
+			part.applied.Store(uint64(applied))
+		}
+	}
+	if m.stale { // before any answer claims to reflect a rank that the view does not show
+		m.publishView()
+	}
+	part.applied.Store(uint64(applied))
+	return ok
+}
+
+func (m *Machine) applyMessage(part *partition, msg *Message) {
+	m.counts.Messages++
+	if msg.Bad || events.DecodeBatch(msg.Data, &m.batch) != nil {
+		m.counts.Poison++
+		return
+	}
+	b := &m.batch
+	r := part.ranks[msg.Key]
+	switch {
+	case r == nil:
+		r = &rank{key: msg.Key}
+		part.ranks[msg.Key] = r
+		m.begin(r, b)
+	case b.Incarnation < r.incarnation:
+		m.counts.Stale++
+		return
+	case b.Incarnation > r.incarnation:
+		m.index.DropRank(r.id)
+		m.begin(r, b)
+	}
+	evs := b.Events
+	switch {
+	case b.FirstID <= r.lastID:
+		seen := min(int(r.lastID-b.FirstID)+1, len(evs))
+		for i := range evs[:seen] {
+			if evs[i].Kind == events.Stored {
+				m.counts.BlocksRepeated += uint64(len(evs[i].Blocks))
+			}
+		}
+		m.counts.Repeated += uint64(seen)
+		evs = evs[seen:]
+	case b.FirstID > r.lastID+1:
+		m.counts.Gaps++
+		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonGap}}))
+	}
+	for i := range evs {
+		switch evs[i].Kind {
+		case events.Stored:
+			m.counts.BlocksStored += uint64(len(evs[i].Blocks))
+		case events.Removed:
+			m.counts.BlocksRemoved += uint64(len(evs[i].Blocks))
+		}
+	}
+	m.count(m.index.Apply(r.id, msg.Time, evs))
+	r.lastID = max(r.lastID, b.LastID())
+	r.cursor, r.lastSeen, r.shutdown = b.Cursor, msg.Time, b.Shutdown
+	if b.Shutdown {
+		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}}))
+	}
+}
+
+// begin starts a rank's new incarnation with nothing held.
+func (m *Machine) begin(r *rank, b *events.Batch) {
+	m.counts.Incarnations++
+	r.model, r.blockSize = b.Model, b.BlockSize
+	r.space = m.space(b.Model, b.BlockSize)
+	r.id = m.index.AddRank(r.space)
+	r.incarnation, r.lastID, r.cursor, r.shutdown = b.Incarnation, 0, events.Cursor{}, false
+	m.stale = true
+}
+
+func (m *Machine) space(model string, blockSize uint32) uint32 {
+	key := spaceKey{model, blockSize}
+	s, ok := m.spaces[key]
+	if !ok {
+		s = uint32(len(m.spaces)) + 1
+		m.spaces[key] = s
+	}
+	return s
+}
+
+func (m *Machine) count(c radix.Counts) { m.counts.Index.Add(c) }
+
+// View is what queries know of ranks and models. It does not change; a later one replaces it.
+type View struct {
+	Models map[string][]*Served // by model; one for each block size
+	slots  []*RankOfView        // by radix.RankID.Slot; nil where no rank is
+}
+
+// Rank returns the rank with an id, or nil if the view does not have it: it came later or went before.
+func (v *View) Rank(id radix.RankID) *RankOfView {
+	if i := id.Slot(); i < len(v.slots) && v.slots[i] != nil && v.slots[i].ID == id {
+		return v.slots[i]
+	}
+	return nil
+}
+
+// Served is one model at one block size.
+type Served struct {
+	BlockSize  uint32
+	Space      uint32
+	Ranks      []*RankOfView      // ordered by instance and rank
+	Partitions []events.Partition // those that these ranks are in, ascending
+}
+
+// RankOfView is a rank as queries know it.
+type RankOfView struct {
+	Key       events.RankKey
+	ID        radix.RankID
+	Partition events.Partition
+}
+
+// View returns the ranks and models of now. Any goroutine may call it.
+func (m *Machine) View() *View { return m.view.Load() }
+
+// publishView makes a view of the ranks that there are.
+func (m *Machine) publishView() {
+	m.stale = false
+	v := &View{Models: map[string][]*Served{}}
+	served := map[spaceKey]*Served{}
+	for _, part := range m.parts {
+		for _, r := range part.ranks {
+			key := spaceKey{r.model, r.blockSize}
+			s := served[key]
+			if s == nil {
+				s = &Served{BlockSize: r.blockSize, Space: r.space}
+				served[key] = s
+				v.Models[r.model] = append(v.Models[r.model], s)
+			}
+			ref := &RankOfView{Key: r.key, ID: r.id, Partition: part.id}
+			s.Ranks = append(s.Ranks, ref)
+			if n := len(s.Partitions); n == 0 || s.Partitions[n-1] != part.id {
+				s.Partitions = append(s.Partitions, part.id)
+			}
+			for len(v.slots) <= r.id.Slot() {
+				v.slots = append(v.slots, nil)
+			}
+			v.slots[r.id.Slot()] = ref
+		}
+	}
+	for _, s := range served {
+		slices.SortFunc(s.Ranks, func(a, b *RankOfView) int { return a.Key.Compare(b.Key) })
+	}
+	for _, list := range v.Models {
+		slices.SortFunc(list, func(a, b *Served) int { return int(a.BlockSize) - int(b.BlockSize) })
+	}
+	m.view.Store(v)
+}
