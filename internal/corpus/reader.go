@@ -1,0 +1,249 @@
+package corpus
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Op is one operation. Its slices belong to the [Reader] and must not be changed.
+type Op struct {
+	Kind      Kind
+	HasParent bool // of a store: its first block follows Parent
+	Worker    uint32
+	Parent    events.BlockHash
+	Blocks    []events.BlockHash // store, remove
+	Locals    []events.LocalHash // store, query
+}
+
+// Reader is a corpus in memory: an array of operations, one of engine hashes and one of local hashes. The arrays of hashes
+// lie outside of the Go heap, so that they neither cost the garbage collector anything nor let it run more rarely than it
+// would with the index alone.
+type Reader struct {
+	header Header
+	ops    []place
+	blocks []events.BlockHash
+	locals []events.LocalHash
+	free   []func() error
+}
+
+// place is an operation and where its hashes are.
+type place struct {
+	kind      Kind
+	hasParent bool
+	worker    uint32
+	n         uint32
+	parent    events.BlockHash
+	blocks    uint64 // store, remove: blocks[blocks:][:n]
+	locals    uint64 // store, query: locals[locals:][:n]
+}
+
+// Open reads a corpus file whole. An error that comes from what is in it wraps [ErrFormat] and says where.
+func Open(path string) (*Reader, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open corpus: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("open corpus: %w", err)
+	}
+	r, err := Read(f, info.Size())
+	if err != nil {
+		return nil, fmt.Errorf("open corpus: %s: %w", path, err)
+	}
+	return r, nil
+}
+
+// Read reads a corpus of size bytes. It takes memory only for what can be in so many bytes.
+func Read(from io.Reader, size int64) (*Reader, error) {
+	in := &input{r: bufio.NewReaderSize(from, 1<<20), left: size}
+	head, err := in.take(int(min(headerSize, max(size, 0))))
+	if err != nil {
+		return nil, err
+	}
+	r := &Reader{}
+	if r.header, err = decodeHeader(head, size); err != nil {
+		return nil, err
+	}
+	if err := r.read(in); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+func (r *Reader) read(in *input) error {
+	var err error
+	if r.blocks, err = array[events.BlockHash](r, r.header.Stored+r.header.Removed); err != nil {
+		return err
+	}
+	if r.locals, err = array[events.LocalHash](r, r.header.Stored+r.header.QueryBlocks); err != nil {
+		return err
+	}
+	r.ops = make([]place, 0, r.header.Ops)
+	seen := Header{Workers: r.header.Workers, BlockSize: r.header.BlockSize, LiveAtEnd: r.header.LiveAtEnd, DistinctAtEnd: r.header.DistinctAtEnd}
+	for range r.header.Ops {
+		if err := r.readOp(in, &seen); err != nil {
+			return fmt.Errorf("operation %d: %w", len(r.ops), err)
+		}
+	}
+	if seen != r.header {
+		return fmt.Errorf("%w: the header counts %+v, the operations make %+v", ErrFormat, r.header, seen)
+	}
+	return nil
+}
+
+// readOp reads one operation and adds it to what was seen.
+func (r *Reader) readOp(in *input, seen *Header) error {
+	b, err := in.take(opSize)
+	if err != nil {
+		return err
+	}
+	kind, flags := Kind(b[0]), b[1]
+	p := place{
+		kind: kind, hasParent: flags&flagParent != 0,
+		worker: binary.LittleEndian.Uint32(b[4:]), n: binary.LittleEndian.Uint32(b[8:]),
+		blocks: seen.Stored + seen.Removed, locals: seen.Stored + seen.QueryBlocks,
+	}
+	switch {
+	case flags&^flagParent != 0 || b[2] != 0 || b[3] != 0:
+		return fmt.Errorf("%w: unknown flags % x", ErrFormat, b[1:4])
+	case p.hasParent && kind != Store:
+		return fmt.Errorf("%w: a %v with a parent", ErrFormat, kind)
+	case kind != Query && p.worker >= r.header.Workers:
+		return fmt.Errorf("%w: worker %d of %d", ErrFormat, p.worker, r.header.Workers)
+	}
+	n := uint64(p.n)
+	seen.Ops++
+	switch kind {
+	case Store:
+		seen.StoreOps++
+		if seen.Stored += n; seen.Stored > r.header.Stored {
+			return fmt.Errorf("%w: %d blocks, beyond the %d stored ones of the header", ErrFormat, n, r.header.Stored)
+		}
+		err = r.readStore(in, &p)
+	case Remove:
+		seen.RemoveOps++
+		if seen.Removed += n; seen.Removed > r.header.Removed {
+			return fmt.Errorf("%w: %d blocks, beyond the %d removed ones of the header", ErrFormat, n, r.header.Removed)
+		}
+		err = each(in, 8, p.n, func(i uint64, b []byte) {
+			r.blocks[p.blocks+i] = events.BlockHash(binary.LittleEndian.Uint64(b))
+		})
+	case Query:
+		seen.Queries++
+		if seen.QueryBlocks += n; seen.QueryBlocks > r.header.QueryBlocks {
+			return fmt.Errorf("%w: %d blocks, beyond the %d queried ones of the header", ErrFormat, n, r.header.QueryBlocks)
+		}
+		err = each(in, 8, p.n, func(i uint64, b []byte) {
+			r.locals[p.locals+i] = events.LocalHash(binary.LittleEndian.Uint64(b))
+		})
+	default:
+		return fmt.Errorf("%w: unknown %v", ErrFormat, kind)
+	}
+	if err != nil {
+		return err
+	}
+	r.ops = append(r.ops, p)
+	return nil
+}
+
+func (r *Reader) readStore(in *input, p *place) error {
+	b, err := in.take(8)
+	if err != nil {
+		return err
+	}
+	if p.parent = events.BlockHash(binary.LittleEndian.Uint64(b)); p.parent != 0 && !p.hasParent {
+		return fmt.Errorf("%w: parent %#x without its flag", ErrFormat, p.parent)
+	}
+	return each(in, 16, p.n, func(i uint64, b []byte) {
+		r.blocks[p.blocks+i] = events.BlockHash(binary.LittleEndian.Uint64(b))
+		r.locals[p.locals+i] = events.LocalHash(binary.LittleEndian.Uint64(b[8:]))
+	})
+}
+
+// input is what is left of a file.
+type input struct {
+	r    *bufio.Reader
+	left int64
+}
+
+// take reads n bytes, few enough for the buffer. They are valid until the next call.
+func (in *input) take(n int) ([]byte, error) {
+	if int64(n) > in.left {
+		return nil, fmt.Errorf("%w: ends %d bytes too early", ErrFormat, int64(n)-in.left)
+	}
+	b, err := in.r.Peek(n)
+	if err == io.EOF {
+		return nil, fmt.Errorf("%w: ends %d bytes too early", ErrFormat, in.left-int64(len(b)))
+	}
+	if err != nil {
+		return nil, err
+	}
+	in.r.Discard(n)
+	in.left -= int64(n)
+	return b, nil
+}
+
+// each reads n records of that width.
+func each(in *input, width int, n uint32, record func(i uint64, b []byte)) error {
+	const most = 4096 // records at a time
+	for i := uint64(0); i < uint64(n); {
+		b, err := in.take(width * int(min(most, uint64(n)-i)))
+		if err != nil {
+			return err
+		}
+		for ; len(b) > 0; b = b[width:] {
+			record(i, b)
+			i++
+		}
+	}
+	return nil
+}
+
+// Header is what the corpus says of itself. Its counts of operations and blocks are true.
+func (r *Reader) Header() Header { return r.header }
+
+// Len is how many operations there are.
+func (r *Reader) Len() int { return len(r.ops) }
+
+// Op is the operation with that number, from 0. It allocates nothing.
+func (r *Reader) Op(i int) Op {
+	p := &r.ops[i]
+	op := Op{Kind: p.kind, HasParent: p.hasParent, Worker: p.worker, Parent: p.parent}
+	if p.kind != Query {
+		op.Blocks = r.blocks[p.blocks:][:p.n:p.n]
+	}
+	if p.kind != Remove {
+		op.Locals = r.locals[p.locals:][:p.n:p.n]
+	}
+	return op
+}
+
+// Ops is every operation in the order of the file, with its number.
+func (r *Reader) Ops() iter.Seq2[int, Op] {
+	return func(yield func(int, Op) bool) {
+		for i := range r.ops {
+			if !yield(i, r.Op(i)) {
+				return
+			}
+		}
+	}
+}
+
+// Close gives the memory back. No operation may be in use, nor be asked for, any more. It is harmless the second time.
+func (r *Reader) Close() error {
+	var wrong error
+	for _, free := range r.free {
+		wrong = errors.Join(wrong, free())
+	}
+	*r = Reader{header: r.header}
+	return wrong
+}
