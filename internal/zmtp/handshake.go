@@ -42,11 +42,7 @@ var peersOf = map[string][]string{
 
 // handshake does greeting and READY. It fills in what it learns of the peer also where it fails.
 func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, p *Peer) error {
-	g := greeting()
-	if _, err := rw.Write(g[:]); err != nil {
-		return fmt.Errorf("send greeting: %w", err)
-	}
-	if err := readGreeting(r.r, p); err != nil {
+	if err := greet(rw, r.r, p); err != nil {
 		return err
 	}
 	if _, err := rw.Write(ready(socketType, identity)); err != nil {
@@ -76,7 +72,13 @@ func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, 
 	return &RefusedError{Reason: fmt.Sprintf("the peer is a %q socket, a %s needs one of %s", p.SocketType, socketType, strings.Join(peersOf[socketType], ", "))}
 }
 
-func readGreeting(r io.Reader, p *Peer) error {
+// greet exchanges greetings, in two steps: libzmq sends the second part of its own when it has seen our version, and hangs up
+// when it has seen a mechanism that is not its own. Sent at once, our greeting would leave us without its mechanism's name.
+func greet(w io.Writer, r io.Reader, p *Peer) error {
+	ours := greeting()
+	if _, err := w.Write(ours[:versionSize]); err != nil {
+		return fmt.Errorf("send greeting: %w", err)
+	}
 	var g [greetingSize]byte
 	if n, err := io.ReadFull(r, g[:versionSize]); err != nil {
 		if n > 0 && g[0] != 0xFF {
@@ -90,7 +92,11 @@ func readGreeting(r io.Reader, p *Peer) error {
 	if g[10] < 3 {
 		return &RefusedError{Reason: fmt.Sprintf("the peer speaks ZMTP 2 (revision %d), which has no mechanisms; 3.0 or later is needed", g[10])}
 	}
+	_, sendErr := w.Write(ours[versionSize:]) // what the peer said before it hung up is the better reason
 	if _, err := io.ReadFull(r, g[versionSize:]); err != nil {
+		if sendErr != nil {
+			err = sendErr
+		}
 		return fmt.Errorf("wait for the greeting: %w", unexpected(err))
 	}
 	if g[10] == 3 {

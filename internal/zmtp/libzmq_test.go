@@ -1,0 +1,467 @@
+package zmtp
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+)
+
+// libzmq is a peer on the real library: testdata/peer.py.
+type libzmq struct {
+	t        testing.TB
+	cmd      *exec.Cmd
+	in       io.WriteCloser
+	out      *bufio.Reader
+	Endpoint string
+}
+
+type opts map[string]any
+
+func startLibzmq(t testing.TB, kind string, o opts) *libzmq {
+	t.Helper()
+	python := pyenv.Python(t)
+	arg, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &libzmq{t: t, cmd: exec.Command(python, "testdata/peer.py", kind, string(arg))}
+	p.cmd.Stderr = os.Stderr
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.kill)
+	var hello struct{ Endpoint string }
+	p.answer(&hello)
+	p.Endpoint = hello.Endpoint
+	return p
+}
+
+func (p *libzmq) kill() {
+	p.cmd.Process.Kill()
+	p.cmd.Wait()
+}
+
+// tell gives a command; its answer is to be fetched.
+func (p *libzmq) tell(op string, args opts) {
+	p.t.Helper()
+	line := opts{"op": op}
+	for k, v := range args {
+		line[k] = v
+	}
+	b, err := json.Marshal(line)
+	if err == nil {
+		_, err = p.in.Write(append(b, '\n'))
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *libzmq) answer(into any) {
+	p.t.Helper()
+	guard := time.AfterFunc(patience, p.kill)
+	defer guard.Stop()
+	line, err := p.out.ReadBytes('\n')
+	if err != nil {
+		p.t.Fatalf("the libzmq peer says nothing: %v", err)
+	}
+	if into == nil {
+		return
+	}
+	if err := json.Unmarshal(line, into); err != nil {
+		p.t.Fatalf("%s: %v", line, err)
+	}
+}
+
+func (p *libzmq) do(op string, args opts) {
+	p.t.Helper()
+	p.tell(op, args)
+	p.answer(nil)
+}
+
+func number(m [][]byte) uint64 { return binary.BigEndian.Uint64(m[len(m)-1]) }
+
+const anyPort = "tcp://127.0.0.1:*"
+
+func TestLibzmqPublisher(t *testing.T) {
+	for name, bind := range map[string]string{"tcp": anyPort, "ipc": "ipc://" + filepath.Join(t.TempDir(), "pub")} {
+		t.Run(name, func(t *testing.T) {
+			p := startLibzmq(t, "XPUB", opts{"bind": bind})
+			s := mustSub(t, p.Endpoint, Config{}, "kv@", "other")
+			if o := next(t, s, Opened); o.Peer.SocketType != "XPUB" || o.Peer.Minor != 1 {
+				t.Errorf("peer: %+v", o.Peer)
+			}
+			p.do("subscribed", opts{"n": 2})
+			big := make([]byte, 300000)
+			for i := range big {
+				big[i] = byte(i * 7)
+			}
+			for _, f := range [][][]byte{
+				frames("kv@pod", "\x00\x00\x00\x00\x00\x00\x00\x00", "payload"),
+				frames("nobody asked", "x"),
+				frames("other"),
+				{[]byte("kv@"), {}, big, {}},
+			} {
+				var h []string
+				for _, b := range f {
+					h = append(h, hex.EncodeToString(b))
+				}
+				p.do("send", opts{"frames": h})
+				if string(f[0]) == "nobody asked" {
+					continue
+				}
+				if m := next(t, s, Data); !equal(m.Frames, f) {
+					t.Errorf("got %d frames %.60q, want %.60q", len(m.Frames), m.Frames, f)
+				}
+			}
+		})
+	}
+}
+
+// A publisher that sends as fast as it can, to a reader whose own queue is small: nothing is lost as long as the publisher's
+// high-water mark is not reached.
+func TestLibzmqBurst(t *testing.T) {
+	const n = 200_000
+	p := startLibzmq(t, "XPUB", opts{"bind": anyPort, "hwm": n})
+	s := mustSub(t, p.Endpoint, Config{RecvQueue: 100}, "")
+	next(t, s, Opened)
+	p.do("subscribed", opts{"n": 1})
+	p.tell("burst", opts{"n": n, "first": 0, "size": 200})
+	began := time.Now()
+	for i := range uint64(n) {
+		if m := next(t, s, Data); number(m.Frames) != i || len(m.Frames[1]) != 200 {
+			t.Fatalf("got %d, want %d", number(m.Frames), i)
+		}
+	}
+	t.Logf("%d messages in %v", n, time.Since(began).Round(time.Millisecond))
+	p.answer(nil)
+}
+
+func TestLibzmqPublisherKilledAndRestarted(t *testing.T) {
+	p := startLibzmq(t, "XPUB", opts{"bind": anyPort})
+	s := mustSub(t, p.Endpoint, quick(), "")
+	for life := range 3 {
+		if life > 0 {
+			p = startLibzmq(t, "XPUB", opts{"bind": p.Endpoint})
+		}
+		next(t, s, Opened)
+		p.do("subscribed", opts{"n": 1})
+		p.do("burst", opts{"n": 10, "first": 100 * life, "size": 8})
+		for i := range 10 {
+			if m := next(t, s, Data); number(m.Frames) != uint64(100*life+i) {
+				t.Errorf("life %d: got %d, want %d", life, number(m.Frames), 100*life+i)
+			}
+		}
+		p.kill()
+		next(t, s, Closed)
+	}
+}
+
+// A plain PUB that dials in to our listening SUB, as some engines do.
+func TestLibzmqPublisherDialsIn(t *testing.T) {
+	s, err := ListenSub(context.Background(), "tcp://*:0", []string{""}, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	a := startLibzmq(t, "XPUB", opts{"connect": s.Addr()})
+	next(t, s, Opened)
+	b := startLibzmq(t, "PUB", opts{"connect": s.Addr(), "hwm": 100})
+	if o := next(t, s, Opened); o.Peer.SocketType != "PUB" || o.Peer.Conn != 2 {
+		t.Errorf("peer: %+v", o.Peer)
+	}
+	a.do("subscribed", opts{"n": 1})
+	a.do("burst", opts{"n": 5, "first": 0, "size": 8})
+	for i := range uint64(5) {
+		if m := next(t, s, Data); number(m.Frames) != i || m.Peer.Conn != 1 {
+			t.Errorf("got %d of %v", number(m.Frames), m.Peer)
+		}
+	}
+	// A PUB does not tell who subscribed: it sends until something arrives.
+	got := make(chan Message, 1)
+	go func() {
+		m, _ := s.Recv(within(t))
+		got <- m
+	}()
+	for done := false; !done; {
+		b.do("burst", opts{"n": 1, "first": 7, "size": 8})
+		select {
+		case m := <-got:
+			if m.Kind != Data || number(m.Frames) != 7 || m.Peer.Conn != 2 {
+				t.Errorf("got %v", m)
+			}
+			done = true
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// Heartbeats from both sides, faster than any message: neither side gives the other up, also while our queue is full.
+func TestLibzmqHeartbeats(t *testing.T) {
+	p := startLibzmq(t, "XPUB", opts{"bind": anyPort, "hwm": 100000, "ivl": 50, "timeout": 1000})
+	cfg := Config{Heartbeat: 50 * time.Millisecond, HeartbeatTimeout: 10 * time.Second, RecvQueue: 1}
+	s := mustSub(t, p.Endpoint, cfg, "")
+	next(t, s, Opened)
+	p.do("subscribed", opts{"n": 1})
+	p.do("sleep", opts{"ms": 2000}) // idle for longer than the time-out
+	const n = 2000
+	p.do("burst", opts{"n": n, "first": 0, "size": 10000})
+	p.do("sleep", opts{"ms": 2000}) // blocked for longer than the time-out
+	for i := range uint64(n) {
+		if m := next(t, s, Data); number(m.Frames) != i {
+			t.Fatalf("got %d, want %d", number(m.Frames), i)
+		}
+	}
+}
+
+func TestLibzmqDemandsSecurity(t *testing.T) {
+	for _, security := range []string{"plain", "curve"} {
+		for _, kind := range []string{"XPUB", "ROUTER"} {
+			t.Run(security+" "+kind, func(t *testing.T) {
+				want := map[string]string{"plain": "PLAIN", "curve": "CURVE"}[security]
+				p := startLibzmq(t, kind, opts{"bind": anyPort, "security": security})
+				var err error
+				if kind == "ROUTER" {
+					_, err = DialDealer(within(t), p.Endpoint, Config{})
+				} else {
+					failed := make(chan error, 1)
+					cfg := quick()
+					cfg.Hooks.Failed = func(_ Peer, err error) {
+						select {
+						case failed <- err:
+						default:
+						}
+					}
+					mustSub(t, p.Endpoint, cfg, "")
+					err = <-failed
+				}
+				var refused *RefusedError
+				if !errors.As(err, &refused) || refused.Mechanism != want {
+					t.Errorf("%v, want a refusal of %s", err, want)
+				}
+			})
+		}
+	}
+}
+
+func TestLibzmqRouter(t *testing.T) {
+	p := startLibzmq(t, "ROUTER", opts{"bind": anyPort, "hwm": 200000})
+	for _, identity := range []string{"", "kvatlas"} {
+		d := mustDealer(t, p.Endpoint, Config{Identity: []byte(identity)})
+		const n = 10_100
+		p.tell("answer", opts{"n": n, "size": 500})
+		if err := d.Send(within(t), nil, []byte("from 5")); err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint64(n) {
+			m, err := d.Recv(within(t))
+			if err != nil || len(m) != 2 || len(m[0]) != 0 || number(m) != i {
+				t.Fatalf("got %q %v, want number %d", m, err, i)
+			}
+		}
+		if m, err := d.Recv(within(t)); err != nil || !equal(m, frames("", "end:from 5")) {
+			t.Errorf("got %q %v, want the end", m, err)
+		}
+		var answer struct{ Who string }
+		p.answer(&answer)
+		if who, _ := hex.DecodeString(answer.Who); identity != "" && string(who) != identity {
+			t.Errorf("the router calls us %q, want %q", who, identity)
+		}
+	}
+}
+
+// Libzmq's router drops at its high-water mark and says nothing: what arrives is in order and has holes, which is why a
+// reader of a replay looks for them.
+func TestLibzmqRouterDropsAtHighWater(t *testing.T) {
+	p := startLibzmq(t, "ROUTER", opts{"bind": anyPort, "hwm": 10})
+	d := mustDealer(t, p.Endpoint, Config{RecvQueue: 1})
+	if err := d.Send(within(t), nil, []byte("all")); err != nil {
+		t.Fatal(err)
+	}
+	const n = 300
+	p.do("answer", opts{"n": n, "size": 1 << 20})
+	got, last := 0, int64(-1)
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		m, err := d.Recv(ctx)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(m[1]) == "end:all" {
+			break
+		}
+		if i := int64(number(m)); i <= last {
+			t.Fatalf("%d after %d", i, last)
+		} else {
+			last = i
+		}
+		got++
+	}
+	if got == 0 || got == n {
+		t.Errorf("%d of %d arrived; the test wants some dropped", got, n)
+	}
+}
+
+func TestLibzmqSubscriber(t *testing.T) {
+	const n = 200_000
+	p := mustPub(t, "tcp://127.0.0.1:0", Config{SendQueue: n})
+	all := startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{""}, "hwm": n})
+	some := startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{"kv@", "x"}, "hwm": n})
+	if err := p.WaitSubscribers(within(t), 2); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return has(p, "x") && has(p, "kv@") })
+	for i := range uint64(n) {
+		topic := "kv@"
+		if i%100 == 0 {
+			topic = "another"
+		}
+		if err := p.Send([]byte(topic), binary.BigEndian.AppendUint64(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type counted struct{ First, Last, Broken int }
+	var got counted
+	all.tell("count", opts{"n": n})
+	all.answer(&got)
+	if got != (counted{0, n - 1, 0}) {
+		t.Errorf("the one that wants all: %+v", got)
+	}
+	some.tell("count", opts{"n": n - n/100})
+	some.answer(&got)
+	if got != (counted{1, n - 1, n/100 - 1}) {
+		t.Errorf("the one that wants some: %+v", got)
+	}
+	big := make([]byte, 3<<20)
+	p.Send([]byte("x"), nil, big)
+	var m struct{ Messages [][]string }
+	some.tell("recv", opts{"n": 1})
+	some.answer(&m)
+	if len(m.Messages[0]) != 3 || m.Messages[0][2] != hex.EncodeToString(big) {
+		t.Errorf("a big message: %d frames", len(m.Messages[0]))
+	}
+	if st := p.Stats(); st.Dropped != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A subscriber that does not read: ours drops at its high-water mark and counts, as libzmq's publisher does in silence.
+func TestLibzmqSubscriberThatIsSlow(t *testing.T) {
+	p := mustPub(t, "tcp://127.0.0.1:0", Config{SendQueue: 10, Heartbeat: -1})
+	s := startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{""}, "hwm": 10})
+	if err := p.WaitSubscribers(within(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	payload := make([]byte, 256<<10)
+	sent := uint64(0)
+	for ; p.Stats().Dropped < 5; sent++ {
+		binary.BigEndian.PutUint64(payload, sent)
+		p.Send(payload)
+	}
+	want := sent - p.Stats().Dropped
+	var got struct{ Numbers []uint64 }
+	s.tell("drain", opts{"ms": 2000})
+	s.answer(&got)
+	if uint64(len(got.Numbers)) != want {
+		t.Errorf("%d arrived, want %d", len(got.Numbers), want)
+	}
+}
+
+// A libzmq subscriber finds our publisher again by itself. It asks for its topics again only while its owner waits in it.
+func TestLibzmqSubscriberReconnects(t *testing.T) {
+	p := mustPub(t, "tcp://127.0.0.1:0", Config{})
+	addr := p.Addr()
+	s := startLibzmq(t, "SUB", opts{"connect": addr, "topics": []string{"a", "b"}, "ivl": 100, "timeout": 2000})
+	for life := range uint64(3) {
+		if life > 0 {
+			p = mustPub(t, addr, Config{})
+		}
+		s.tell("recv", opts{"n": 1})
+		waitFor(t, func() bool { return has(p, "a") && has(p, "b") })
+		p.Send([]byte("a"), binary.BigEndian.AppendUint64(nil, life))
+		var m struct{ Messages [][]string }
+		s.answer(&m)
+		if want := hex.EncodeToString(binary.BigEndian.AppendUint64(nil, life)); m.Messages[0][1] != want {
+			t.Errorf("life %d: %v", life, m.Messages)
+		}
+		p.Stop()
+	}
+}
+
+func TestLibzmqDealers(t *testing.T) {
+	r := mustRouter(t, "tcp://127.0.0.1:0", Config{})
+	d := startLibzmq(t, "DEALER", opts{"connect": r.Addr(), "identity": "dora", "hwm": 100000})
+	q := startLibzmq(t, "REQ", opts{"connect": r.Addr()})
+	d.do("send", opts{"frames": []string{"", "0000000000000005"}})
+	from, got, err := r.Recv(within(t))
+	if err != nil || from != "dora" || !equal(got, frames("", "\x00\x00\x00\x00\x00\x00\x00\x05")) {
+		t.Fatalf("%q %q %v", from, got, err)
+	}
+	const n = 20_000
+	for i := range uint64(n) {
+		if err := r.SendWait(within(t), from, nil, binary.BigEndian.AppendUint64(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var count struct{ First, Last, Broken int }
+	d.tell("count", opts{"n": n})
+	d.answer(&count)
+	if count.First != 0 || count.Last != n-1 || count.Broken != 0 {
+		t.Errorf("%+v", count)
+	}
+	q.do("send", opts{"frames": []string{"77"}})
+	from, got, err = r.Recv(within(t))
+	if err != nil || len(from) != 5 || !equal(got, frames("", "w")) {
+		t.Fatalf("a REQ: %q %q %v", from, got, err)
+	}
+	if err := r.Send(from, nil, []byte("z")); err != nil {
+		t.Fatal(err)
+	}
+	var m struct{ Messages [][]string }
+	q.tell("recv", opts{"n": 1})
+	q.answer(&m)
+	if len(m.Messages[0]) != 1 || m.Messages[0][0] != "7a" {
+		t.Errorf("the REQ got %v", m.Messages)
+	}
+}
+
+// A CURVE client that dials in is refused by name, and costs the others nothing.
+func TestLibzmqSecureClient(t *testing.T) {
+	failed := make(chan error, 100)
+	p := mustPub(t, "tcp://127.0.0.1:0", Config{Hooks: Hooks{Failed: func(_ Peer, err error) {
+		select {
+		case failed <- err:
+		default:
+		}
+	}}})
+	startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{""}, "security": "curve"})
+	var refused *RefusedError
+	if err := <-failed; !errors.As(err, &refused) || refused.Mechanism != "CURVE" {
+		t.Errorf("%v", err)
+	}
+	s := mustSub(t, p.Addr(), Config{}, "")
+	next(t, s, Opened)
+}
