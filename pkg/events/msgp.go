@@ -3,6 +3,7 @@ package events
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 )
 
 // reader reads MessagePack (github.com/msgpack/msgpack › spec.md) by hand: no reflection, no allocation, and no step that
@@ -361,21 +362,23 @@ var tokenShape = func() (shape [256]uint32) {
 // tokens appends n integers to dst, which is where an engine's message has most of its bytes. It returns false, with the
 // reader somewhere inside, if one of them is not an integer from 0 to 2^32-1.
 func (r *reader) tokens(dst []uint32, n int) ([]uint32, bool) {
+	dst = slices.Grow(dst, n)
+	fast := dst[len(dst) : len(dst)+n]
 	data, at := r.data, r.at
-	for ; n > 0; n-- {
-		if len(data)-at < 8 {
-			break
-		}
+	done := 0
+	for done < len(fast) && at <= len(data)-8 {
 		word := binary.BigEndian.Uint64(data[at:])
 		shape := tokenShape[word>>56]
 		if shape == 0 {
 			break
 		}
-		dst = append(dst, uint32(word<<(shape>>8&63)>>(shape&63)))
+		fast[done] = uint32(word << (shape >> 8 & 63) >> (shape & 63))
+		done++
 		at += int(shape >> 16)
 	}
 	r.at = at
-	for ; n > 0; n-- { // near the end, or in a form that no engine chooses
+	dst = dst[:len(dst)+done]
+	for range n - done { // near the end, or in a form that no engine chooses
 		v, ok := r.uint(math.MaxUint32)
 		if !ok {
 			return dst, false

@@ -1,0 +1,108 @@
+package events
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// vllmStore is a message with one stored event, as vLLM writes it from 0.24 on (a map) or from 0.19 to 0.23 (an array).
+func vllmStore(t testing.TB, asMap bool, blocks, blockSize int) []byte {
+	t.Helper()
+	r := rand.New(rand.NewPCG(1, 2))
+	hashes := make([]uint64, blocks)
+	for i := range hashes {
+		hashes[i] = r.Uint64() | 1<<40
+	}
+	tokens := make([]uint32, blocks*blockSize)
+	for i := range tokens {
+		tokens[i] = r.Uint32N(151_936)
+	}
+	var event any = []any{"BlockStored", hashes, r.Uint64(), tokens, blockSize, nil, "GPU", nil, make([]any, blocks), 0, "full_attention", nil}
+	if asMap {
+		event = pairs{
+			{"type", "BlockStored"}, {"block_hashes", hashes}, {"parent_block_hash", r.Uint64()}, {"token_ids", tokens},
+			{"block_size", blockSize}, {"lora_id", nil}, {"medium", "GPU"}, {"lora_name", nil},
+			{"extra_keys", make([]any, blocks)}, {"group_idx", 0}, {"kv_cache_spec_kind", "full_attention"},
+		}
+	}
+	return pack(t, []any{1795254706.123, []any{event}, 0})
+}
+
+// pairs is a map in a given order.
+type pairs []pair
+
+type pair struct {
+	key   string
+	value any
+}
+
+func (p pairs) EncodeMsgpack(e *msgpack.Encoder) error {
+	if err := e.EncodeMapLen(len(p)); err != nil {
+		return err
+	}
+	for _, f := range p {
+		if err := e.EncodeString(f.key); err != nil {
+			return err
+		}
+		if err := e.Encode(f.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pack writes v with each integer in as few bytes as it takes, as engines do.
+func pack(t interface{ Fatal(...any) }, v any) []byte {
+	var buf writeBuffer
+	e := msgpack.NewEncoder(&buf)
+	e.UseCompactInts(true)
+	if err := e.Encode(v); err != nil {
+		t.Fatal(err)
+	}
+	return buf
+}
+
+type writeBuffer []byte
+
+func (b *writeBuffer) Write(p []byte) (int, error) {
+	*b = append(*b, p...)
+	return len(p), nil
+}
+
+func BenchmarkDecodeVLLM(b *testing.B) {
+	for _, c := range []struct {
+		asMap             bool
+		blocks, blockSize int
+	}{{false, 64, 16}, {true, 64, 16}, {true, 1, 16}, {true, 16, 64}, {true, 2048, 16}} {
+		b.Run(fmt.Sprintf("map=%v/blocks=%dx%d", c.asMap, c.blocks, c.blockSize), func(b *testing.B) {
+			payload := vllmStore(b, c.asMap, c.blocks, c.blockSize)
+			d := mustDecoder(b, VLLM, uint32(c.blockSize))
+			b.SetBytes(int64(len(payload)))
+			b.ReportAllocs()
+			for b.Loop() {
+				m, err := d.Decode(payload)
+				if err != nil || len(m.Events) != 1 {
+					b.Fatal(m, err)
+				}
+			}
+			reportBlocks(b, c.blocks)
+		})
+	}
+}
+
+func TestDecodeDoesNotAllocate(t *testing.T) {
+	for _, asMap := range []bool{false, true} {
+		payload := vllmStore(t, asMap, 64, 16)
+		d := mustDecoder(t, VLLM, 16)
+		if n := testing.AllocsPerRun(100, func() {
+			if _, err := d.Decode(payload); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 {
+			t.Errorf("map %v: %v allocations", asMap, n)
+		}
+	}
+}

@@ -1,0 +1,507 @@
+package events
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Bounds of what an engine may send.
+const (
+	// MaxPayload is how many bytes one engine message may have.
+	MaxPayload = 64 << 20
+
+	// MaxEventTokens is how many tokens, and how many blocks, one engine event may have.
+	MaxEventTokens = 1 << 20
+)
+
+// Engine is a family of engines whose messages are alike.
+type Engine uint8
+
+// The engines. TensorRT-LLM's ZMQ publisher, Dynamo's mocker and llm-d's simulator speak as vLLM does.
+const (
+	VLLM   Engine = 1
+	SGLang Engine = 2
+)
+
+var engineNames = [...]string{"", "vLLM", "SGLang"}
+
+func (e Engine) String() string {
+	if e.valid() {
+		return engineNames[e]
+	}
+	return fmt.Sprintf("engine(%d)", uint8(e))
+}
+
+func (e Engine) valid() bool { return e == VLLM || e == SGLang }
+
+// EngineOf translates an engine's name, in whatever case.
+func EngineOf(name string) (Engine, error) {
+	for e := VLLM; e <= SGLang; e++ {
+		if strings.EqualFold(name, engineNames[e]) {
+			return e, nil
+		}
+	}
+	return 0, fmt.Errorf("events: unknown engine %q: want vllm or sglang", name)
+}
+
+// blockSizeOption is the command-line option by which the engine is told its block size.
+func (e Engine) blockSizeOption() string {
+	switch e {
+	case VLLM:
+		return "--block-size"
+	case SGLang:
+		return "--page-size"
+	}
+	return ""
+}
+
+// DecoderConfig says what a decoder has before it. All of it is required.
+type DecoderConfig struct {
+	Engine    Engine
+	BlockSize uint32 // tokens: the size that all of the engine's blocks must have
+}
+
+// Message is what one engine message says.
+type Message struct {
+	Timestamp float64 // seconds since 1970 by the engine's clock; 0 if it does not say
+	Rank      Rank    // the data-parallel rank, if HasRank
+	HasRank   bool
+	Events    []Event // in the engine's order; there may be none
+}
+
+// Decoder turns one rank's engine messages into events. It belongs to one goroutine.
+//
+// It remembers what one message leaves to be known from another: under which salt blocks were stored, since an engine
+// shows the salt with a prompt's first block alone; and whether a block is called 0. Both are bounded, and forgetting
+// them never credits a block to a prompt that it does not serve.
+type Decoder struct {
+	engine Engine
+	block  uint32
+
+	salts salts
+	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
+	eagle bool
+
+	counts   SkipCounts
+	mismatch BlockSizeError // Events > 0: there is something to report
+	taken    uint64
+
+	// Memory of the message that was decoded last.
+	events []Event
+	blocks []BlockHash
+	locals []LocalHash
+
+	// Memory of the event in hand.
+	raw     rawEvent
+	tokens  []uint32
+	media   perBlock[uint64]
+	ahead   perBlock[uint32]
+	window  []uint32
+	digits  [20]byte
+	scratch blockScratch
+	names   nameSet
+}
+
+// NewDecoder makes a decoder for one rank.
+func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
+	if !cfg.Engine.valid() {
+		return nil, fmt.Errorf("events: decoder: unknown engine %d", cfg.Engine)
+	}
+	if cfg.BlockSize == 0 || cfg.BlockSize > MaxBlockSize {
+		return nil, fmt.Errorf("events: decoder: a block size of %d tokens: want 1 to %d", cfg.BlockSize, MaxBlockSize)
+	}
+	return &Decoder{
+		engine:   cfg.Engine,
+		block:    cfg.BlockSize,
+		mismatch: BlockSizeError{Engine: cfg.Engine, Want: cfg.BlockSize},
+	}, nil
+}
+
+// Counts says how often anything was passed over since the decoder was made.
+func (d *Decoder) Counts() SkipCounts { return d.counts }
+
+// Diagnosis is a *BlockSizeError once the engine has announced blocks of a wrong size, and nil before.
+func (d *Decoder) Diagnosis() error {
+	if d.mismatch.Events == 0 {
+		return nil
+	}
+	diagnosis := d.mismatch
+	diagnosis.Taken = d.taken
+	return &diagnosis
+}
+
+// Eagle reports whether the engine has announced blocks whose hashes cover a token beyond the block. A query must then
+// hash as [NewEagleHasher] does.
+func (d *Decoder) Eagle() bool { return d.eagle }
+
+// Reset forgets what was learned of an engine process, for a new one is there. Counts and diagnosis stay.
+func (d *Decoder) Reset() {
+	d.salts.clear()
+	d.zero, d.eagle = false, false
+}
+
+// Decode decodes one message. What it returns is good until the next call.
+//
+// No event makes a message fail: what cannot be taken is passed over and counted. ErrMalformed means that the message as a
+// whole cannot be read; none of its events is returned, and the decoder is as good as before.
+func (d *Decoder) Decode(payload []byte) (Message, error) {
+	if len(payload) > MaxPayload {
+		return Message{}, malformed(0, "%s message of %d bytes: at most %d", d.engine, len(payload), MaxPayload)
+	}
+	clear(d.events)
+	d.events, d.blocks, d.locals = recycle(d.events), recycle(d.blocks), recycle(d.locals)
+	r := reader{data: payload}
+	var m Message
+	if err := d.message(&r, &m); err != nil {
+		d.events = d.events[:0]
+		return Message{}, err
+	}
+	m.Events = d.events
+	return m, nil
+}
+
+// message reads the envelope: [ts, events, rank], with the rank missing in old builds and elements to come in new ones, or
+// a map of the same.
+func (d *Decoder) message(r *reader, m *Message) error {
+	if n, ok := r.array(); ok {
+		if n < 2 {
+			return malformed(r.at, "%s message: an array of %d elements, want [ts, events, rank]", d.engine, n)
+		}
+		d.timestamp(r, m)
+		if err := d.eventList(r); err != nil {
+			return err
+		}
+		if n > 2 {
+			d.rank(r, m)
+			r.skipN(n - 3)
+		}
+	} else if n, ok := r.mapping(); ok {
+		listed := false
+		for range n {
+			key, isStr := r.str()
+			switch string(key) {
+			case "ts":
+				d.timestamp(r, m)
+			case "data_parallel_rank", "attn_dp_rank":
+				d.rank(r, m)
+			case "events":
+				if listed {
+					return malformed(r.at, "%s message: events twice", d.engine)
+				}
+				if err := d.eventList(r); err != nil {
+					return err
+				}
+				listed = true
+			default:
+				if !isStr {
+					r.skip()
+				}
+				r.skip()
+			}
+		}
+		if !listed && !r.broken {
+			return malformed(r.at, "%s message: a map without events", d.engine)
+		}
+	} else {
+		return malformed(r.at, "%s message: neither array nor map", d.engine)
+	}
+	if r.broken {
+		return malformed(r.at, "%s message: cut off or no MessagePack", d.engine)
+	}
+	return nil
+}
+
+func (d *Decoder) timestamp(r *reader, m *Message) {
+	if v, ok := r.float(); ok {
+		m.Timestamp = v
+	} else {
+		d.ignore(r)
+	}
+}
+
+func (d *Decoder) rank(r *reader, m *Message) {
+	if v, ok := r.uint(math.MaxUint32); ok {
+		m.Rank, m.HasRank = Rank(v), true
+	} else {
+		d.ignore(r)
+	}
+}
+
+// ignore passes over the value of a field that is not needed. If it is not nil it has a wrong type, and counts.
+func (d *Decoder) ignore(r *reader) {
+	if !r.null() {
+		d.counts[SkipField]++
+		r.skip()
+	}
+}
+
+func (d *Decoder) eventList(r *reader) error {
+	n, ok := r.array()
+	if !ok {
+		return malformed(r.at, "%s message: no array of events", d.engine)
+	}
+	for i := range n {
+		begin := r.at
+		d.event(r)
+		if r.broken {
+			return malformed(r.at, "%s message: event %d of %d, from byte %d on: cut off or no MessagePack", d.engine, i, n, begin)
+		}
+	}
+	return nil
+}
+
+// event reads one event and takes it or counts why not.
+func (d *Decoder) event(r *reader) {
+	blocks, locals := len(d.blocks), len(d.locals)
+	d.raw = rawEvent{data: r.data, blocks: blocks, skip: taken, skipStored: taken}
+	d.tokens = d.tokens[:0]
+	d.readEvent(r)
+	if r.broken {
+		return
+	}
+	if skip := d.take(&d.raw); skip != taken {
+		d.counts[skip]++
+		d.blocks, d.locals = d.blocks[:blocks], d.locals[:locals]
+	}
+}
+
+// taken is no reason to skip.
+const taken Skip = math.MaxUint8
+
+func (d *Decoder) take(e *rawEvent) Skip {
+	switch e.kind {
+	case typeNone:
+		return SkipMalformed
+	case typeUnknown:
+		return SkipUnknownType
+	case typeCleared:
+		// What says that everything is gone is believed whatever else it says.
+		return d.cleared(Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine})
+	}
+	if e.skip != taken {
+		return e.skip
+	}
+	switch e.kind {
+	case typeTierCleared:
+		return d.cleared(Event{Kind: Cleared, Tier: e.tier, Reason: ReasonEngine}) // without a medium: all of them
+	case typeRemoved:
+		return d.removed(e)
+	}
+	return d.stored(e)
+}
+
+func (d *Decoder) cleared(e Event) Skip {
+	if e.Tier == AllTiers {
+		d.salts.clear()
+	}
+	d.events = append(d.events, e)
+	return taken
+}
+
+// removed takes what names can be read: no block can have been stored under the others.
+func (d *Decoder) removed(e *rawEvent) Skip {
+	if e.badNames {
+		d.counts[SkipHash]++
+	}
+	blocks := d.blocks[e.blocks:]
+	if len(blocks) == 0 && !e.badNames {
+		return SkipEmpty
+	}
+	for len(blocks) > 0 {
+		n := min(len(blocks), MaxBlocksPerEvent)
+		d.events = append(d.events, Event{Kind: Removed, Tier: e.deviceUnlessSaid(), Group: e.group, Blocks: blocks[:n:n]})
+		blocks = blocks[n:]
+	}
+	return taken
+}
+
+func (d *Decoder) stored(e *rawEvent) Skip {
+	blocks := d.blocks[e.blocks:]
+	switch {
+	case e.badNames:
+		return SkipHash
+	case e.skipStored != taken:
+		return e.skipStored
+	case len(blocks) == 0:
+		return SkipEmpty
+	case len(blocks) > MaxEventTokens:
+		return SkipTooLarge
+	}
+	if e.hasParent && e.parent == 0 && !d.zero {
+		e.hasParent = false
+	}
+	hashed := len(d.tokens) > 0
+	if hashed {
+		fits := uint64(len(blocks))*uint64(e.blockSize) == uint64(e.tokenCount)
+		switch {
+		case !e.attention.Main() && (e.blockSize != d.block || !fits):
+			// The names are all that is needed of a group which is no part of the prefix.
+			d.counts[SkipTokens]++
+			hashed = false
+		case e.blockSize == 0:
+			return SkipMalformed
+		case e.blockSize != d.block:
+			return d.wrongBlockSize(e.blockSize)
+		case !fits:
+			return SkipLength
+		}
+	}
+	if !hashed {
+		e.hasParent = false
+	} else {
+		if d.names.repeats(blocks, e.parent, e.hasParent) {
+			return SkipRepeated
+		}
+		if skip := d.hash(e, blocks); skip != taken {
+			return skip
+		}
+		d.taken++
+	}
+	d.zero = d.zero || slices.Contains(blocks, 0)
+
+	s := Event{
+		Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention,
+		HasParent: e.hasParent, Parent: e.parent,
+	}
+	if !s.HasParent {
+		s.Parent = 0
+	}
+	locals := d.locals[len(d.locals)-len(blocks)*btoi(hashed):]
+	for len(blocks) > 0 {
+		n := min(len(blocks), MaxBlocksPerEvent)
+		s.Blocks, blocks = blocks[:n:n], blocks[n:]
+		if hashed {
+			s.Locals, locals = locals[:n:n], locals[n:]
+		}
+		d.events = append(d.events, s)
+		s.HasParent, s.Parent = hashed, 0
+		if hashed {
+			s.Parent = s.Blocks[n-1]
+		}
+	}
+	return taken
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// wrongBlockSize tells an edge block, which some engines announce beside whole ones, from an engine whose blocks all have
+// another size.
+func (d *Decoder) wrongBlockSize(size uint32) Skip {
+	if size < d.block && d.taken > 0 {
+		return SkipPartialBlock
+	}
+	d.mismatch.Got = size
+	d.mismatch.Events++
+	return SkipBlockSize
+}
+
+// recycle empties memory for the next message, and gives it up if it is large and most of it was idle.
+func recycle[T any](s []T) []T {
+	if cap(s) > 1<<16 && len(s) < cap(s)/8 {
+		return nil
+	}
+	return s[:0]
+}
+
+// nameSet finds repeated names. Its slots count as empty unless they bear the current mark.
+type nameSet struct {
+	names []BlockHash
+	marks []uint32
+	mark  uint32
+}
+
+// repeats reports whether a name occurs twice among names and, if there is one, parent.
+func (s *nameSet) repeats(names []BlockHash, parent BlockHash, hasParent bool) bool {
+	if hasParent && slices.Contains(names, parent) {
+		return true
+	}
+	if len(names) <= 8 {
+		for i, name := range names {
+			if slices.Contains(names[:i], name) {
+				return true
+			}
+		}
+		return false
+	}
+	size := 16
+	for size < 2*len(names) {
+		size *= 2
+	}
+	if size > len(s.names) || len(s.names) > 1<<16 && size < len(s.names)/64 {
+		s.names, s.marks, s.mark = make([]BlockHash, size), make([]uint32, size), 0
+	}
+	if s.mark++; s.mark == 0 {
+		clear(s.marks)
+		s.mark = 1
+	}
+	mask := uint64(len(s.names) - 1)
+	for _, name := range names {
+		at := uint64(name) * 0x9e3779b97f4a7c15
+		for at = (at ^ at>>32) & mask; s.marks[at] == s.mark; at = (at + 1) & mask {
+			if s.names[at] == name {
+				return true
+			}
+		}
+		s.names[at], s.marks[at] = name, s.mark
+	}
+	return false
+}
+
+// perBlock is a list of values for each block of an event.
+type perBlock[T any] struct {
+	values []T
+	ends   []int // ends[i]: where block i's values end
+}
+
+func (p *perBlock[T]) reset()  { p.values, p.ends = recycle(p.values), recycle(p.ends) }
+func (p *perBlock[T]) add(v T) { p.values = append(p.values, v) }
+func (p *perBlock[T]) end()    { p.ends = append(p.ends, len(p.values)) }
+
+// of is what block i has; nothing beyond the last one that was ended.
+func (p *perBlock[T]) of(i int) []T {
+	if i >= len(p.ends) {
+		return nil
+	}
+	begin := 0
+	if i > 0 {
+		begin = p.ends[i-1]
+	}
+	return p.values[begin:p.ends[i]]
+}
+
+// salts remembers what the salt of blocks adds to their seed. It keeps two generations of maxSalted blocks: when the young
+// one is full, the old one is forgotten.
+type salts struct {
+	young, old map[BlockHash]uint64
+}
+
+const maxSalted = 1 << 18
+
+func (s *salts) of(name BlockHash) (uint64, bool) {
+	if v, ok := s.young[name]; ok {
+		return v, true
+	}
+	v, ok := s.old[name]
+	return v, ok
+}
+
+func (s *salts) remember(names []BlockHash, addend uint64) {
+	for _, name := range names {
+		if s.young == nil || len(s.young) >= maxSalted {
+			s.old, s.young = s.young, make(map[BlockHash]uint64)
+		}
+		s.young[name] = addend
+	}
+}
+
+func (s *salts) clear() { *s = salts{} }
+
+func sameFold(b []byte, s string) bool { return bytes.EqualFold(b, []byte(s)) }

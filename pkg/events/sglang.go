@@ -1,0 +1,53 @@
+package events
+
+import "math"
+
+// Where SGLang's events differ from vLLM's (sgl-project/sglang › python/sglang/srt/mem_cache/events.py, in older versions
+// disaggregation/kv_events.py): names are signed; the salt stands in a field of its own, with each event, which in
+// arrays is in a map at the position of vLLM's lora_name (0.5.18 and 0.5.19); and with EAGLE a token is a pair.
+
+// readSGLangExtras reads the map {"cache_salt": …, "session_id": …}.
+func (d *Decoder) readSGLangExtras(r *reader) {
+	n, _ := r.mapping()
+	for ; n > 0 && !r.broken; n-- {
+		key, ok := r.str()
+		if !ok {
+			r.skip()
+		}
+		switch string(key) {
+		case "cache_salt":
+			d.raw.salt, d.raw.everySalt = d.readSpaceName(r), true
+		case "lora_name":
+			d.raw.lora = d.readSpaceName(r)
+		default:
+			r.skip()
+		}
+	}
+}
+
+// readTokenPairs reads n pairs [t, u], each of which begins with the token that the one before ends with, as n+1 tokens.
+func (d *Decoder) readTokenPairs(r *reader, n int) {
+	for ; n > 0; n-- {
+		before := r.at
+		two, ok := r.array()
+		if !ok || two != 2 {
+			r.at = before
+			break
+		}
+		t, ok1 := r.uint(math.MaxUint32)
+		u, ok2 := r.uint(math.MaxUint32)
+		last := len(d.tokens) - 1
+		if !ok1 || !ok2 || last >= 0 && d.tokens[last] != uint32(t) {
+			r.at = before
+			break
+		}
+		if last < 0 {
+			d.tokens = append(d.tokens, uint32(t))
+		}
+		d.tokens = append(d.tokens, uint32(u))
+	}
+	if n > 0 && !r.broken {
+		d.raw.passStored(SkipToken)
+		r.skipN(n)
+	}
+}

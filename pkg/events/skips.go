@@ -1,0 +1,77 @@
+package events
+
+import "fmt"
+
+// Skip is why a decoder passed over something in an engine's message.
+type Skip uint8
+
+// What is passed over. All but the last two of these lose an event.
+const (
+	SkipUnknownType  Skip = iota // an event of a type that we do not know
+	SkipMalformed                // an event that is neither array nor map, or lacks what it must have
+	SkipEmpty                    // an event that names no block
+	SkipTooLarge                 // an event of more than MaxEventTokens tokens or blocks
+	SkipBlockSize                // blocks of another size than expected; see Decoder.Diagnosis
+	SkipPartialBlock             // a block that is smaller than those which this rank announces as a rule
+	SkipLength                   // tokens that do not fill the blocks: some of them are not kept
+	SkipToken                    // a token that is no integer from 0 to 2^32-1
+	SkipHash                     // a name that is no integer, bytes, or number in digits; of a removed event no more is lost than such names
+	SkipRepeated                 // a block that follows itself
+	SkipRemote                   // blocks that are not local to the worker
+	SkipMedium                   // a medium that we do not know
+	SkipSpace                    // a LoRA, a salt or an extra key that cannot be read: no saying which prompts the blocks serve
+	SkipLookahead                // lookahead tokens that cannot be read: likewise
+	SkipField                    // not an event: a field that is not needed and has a wrong type
+	SkipTokens                   // not an event: tokens of a group that is no part of the prefix, and keeps not every block
+
+	NumSkips = iota
+)
+
+var skipNames = [NumSkips]string{
+	SkipUnknownType:  "unknown_type",
+	SkipMalformed:    "malformed_event",
+	SkipEmpty:        "no_blocks",
+	SkipTooLarge:     "too_large",
+	SkipBlockSize:    "block_size",
+	SkipPartialBlock: "partial_block",
+	SkipLength:       "length_mismatch",
+	SkipToken:        "bad_token",
+	SkipHash:         "bad_hash",
+	SkipRepeated:     "repeated_hash",
+	SkipRemote:       "not_local",
+	SkipMedium:       "unknown_medium",
+	SkipSpace:        "unreadable_space",
+	SkipLookahead:    "unreadable_lookahead",
+	SkipField:        "field",
+	SkipTokens:       "sparse_group_tokens",
+}
+
+// String is the reason as a label of a metric.
+func (s Skip) String() string {
+	if int(s) < len(skipNames) {
+		return skipNames[s]
+	}
+	return fmt.Sprintf("skip(%d)", uint8(s))
+}
+
+// SkipCounts says how often each reason occurred.
+type SkipCounts [NumSkips]uint64
+
+// BlockSizeError says that an engine's blocks have another size than was expected of it, so that nothing of what it
+// announces can be indexed.
+type BlockSizeError struct {
+	Engine Engine
+	Want   uint32 // tokens, as configured
+	Got    uint32 // tokens, as announced last
+	Events uint64 // how many events were passed over for that
+	Taken  uint64 // how many events had blocks of the right size
+}
+
+func (e *BlockSizeError) Error() string {
+	text := fmt.Sprintf("events: %s announces blocks of %d tokens, and blocks of %d are expected: %d events passed over, %d taken",
+		e.Engine, e.Got, e.Want, e.Events, e.Taken)
+	if option := e.Engine.blockSizeOption(); option != "" {
+		text += fmt.Sprintf("; start the engine with %s %d or expect %d", option, e.Want, e.Got)
+	}
+	return text
+}

@@ -1,0 +1,652 @@
+package events
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"strconv"
+
+	"github.com/zeebo/xxh3"
+)
+
+// An event as vLLM writes it (vllm-project/vllm › vllm/distributed/kv_events.py), in every version from 0.9 on: an array
+// whose first element is the type, up to 0.23, and a map with the type under "type" from 0.24 on. Which one it is is
+// decided by each event's first byte. SGLang's events have the same form; what differs is in sglang.go.
+
+type eventType uint8
+
+const (
+	typeNone eventType = iota
+	typeUnknown
+	typeStored
+	typeRemoved
+	typeCleared
+	typeTierCleared // proposed in vllm-project/vllm#57296
+)
+
+// field is a field that we read.
+type field uint8
+
+const (
+	fieldOther field = iota
+	fieldType
+	fieldBlockHashes
+	fieldParent
+	fieldTokens
+	fieldBlockSize
+	fieldLoRAID
+	fieldMedium
+	fieldLoRAName
+	fieldExtraKeys
+	fieldGroup
+	fieldAttention
+	fieldLocality
+	fieldSalt
+	fieldLookahead
+)
+
+// The fields of events that are arrays, by position. Versions have added to the end only, so how long an array is tells
+// about the version that wrote it.
+var (
+	storedPositions = [...]field{
+		fieldType,
+		fieldBlockHashes,
+		fieldParent,
+		fieldTokens,
+		fieldBlockSize,
+		fieldLoRAID,
+		fieldMedium,    // from 0.11
+		fieldLoRAName,  // from 0.14
+		fieldExtraKeys, // from 0.17
+		fieldGroup,     // from 0.19 or so, like what follows
+		fieldAttention,
+	}
+	removedPositions = [...]field{fieldType, fieldBlockHashes, fieldMedium, fieldGroup}
+	clearedPositions = [...]field{fieldType, fieldMedium}
+)
+
+// fieldOf is the field with this name in events that are maps.
+func fieldOf(key []byte) field {
+	switch string(key) {
+	case "type":
+		return fieldType
+	case "block_hashes":
+		return fieldBlockHashes
+	case "parent_block_hash":
+		return fieldParent
+	case "token_ids":
+		return fieldTokens
+	case "block_size":
+		return fieldBlockSize
+	case "lora_id":
+		return fieldLoRAID
+	case "medium":
+		return fieldMedium
+	case "lora_name":
+		return fieldLoRAName
+	case "extra_keys":
+		return fieldExtraKeys
+	case "group_idx":
+		return fieldGroup
+	case "kv_cache_spec_kind":
+		return fieldAttention
+	case "locality":
+		return fieldLocality
+	case "cache_salt":
+		return fieldSalt
+	case "lookahead_token_ids":
+		return fieldLookahead
+	}
+	return fieldOther
+}
+
+// rawEvent is an event as it was read, before it is decided what to make of it. Its blocks and tokens are in the decoder's
+// memory; what it has of the payload is not kept beyond the event.
+type rawEvent struct {
+	kind       eventType
+	skip       Skip // the first reason that was found to pass over it, whatever it is
+	skipStored Skip // and if it is a stored event
+	data       []byte
+
+	blocks     int  // where its blocks begin
+	badNames   bool // there are some that cannot be read
+	parent     BlockHash
+	hasParent  bool
+	tokenCount int // how many block sizes count: of pairs, the pairs
+	blockSize  uint32
+	lora       []byte // its name
+	loraID     []byte // what it is called if it has no name
+	badLoRAID  bool
+	salt       []byte
+	everySalt  bool // the salt is said with every event
+	tier       Tier // 0: not said
+	group      GroupIndex
+	attention  Attention
+	extraKeys  [2]int // where the values of these two begin and end
+	lookahead  [2]int
+	bareMedia  bool // written by a version that has multimodal identifiers as bare strings in extra_keys
+}
+
+func (e *rawEvent) pass(reason Skip) {
+	if e.skip == taken {
+		e.skip = reason
+	}
+}
+
+func (e *rawEvent) passStored(reason Skip) {
+	if e.skipStored == taken {
+		e.skipStored = reason
+	}
+}
+
+func (e *rawEvent) deviceUnlessSaid() Tier {
+	if e.tier == 0 {
+		return Device
+	}
+	return e.tier
+}
+
+func (d *Decoder) readEvent(r *reader) {
+	if n, ok := r.array(); ok {
+		if n == 0 {
+			return
+		}
+		d.field(r, fieldType)
+		var positions []field
+		switch d.raw.kind {
+		case typeStored:
+			positions = storedPositions[:]
+			d.raw.bareMedia = n <= 9
+		case typeRemoved:
+			positions = removedPositions[:]
+		case typeTierCleared:
+			positions = clearedPositions[:]
+		}
+		for i := 1; i < n && !r.broken; i++ {
+			f := fieldOther
+			if i < len(positions) {
+				f = positions[i]
+			}
+			d.field(r, f)
+		}
+	} else if n, ok := r.mapping(); ok {
+		for ; n > 0 && !r.broken; n-- {
+			key, ok := r.str()
+			if !ok {
+				r.skip()
+			}
+			d.field(r, fieldOf(key))
+		}
+	} else {
+		r.skip()
+	}
+}
+
+// field reads one field's value.
+func (d *Decoder) field(r *reader, f field) {
+	e := &d.raw
+	switch f {
+	case fieldOther:
+		r.skip()
+	case fieldType:
+		d.readType(r)
+	case fieldBlockHashes:
+		d.readBlocks(r)
+	case fieldParent:
+		if e.hasParent = !r.null(); e.hasParent {
+			var ok bool
+			if e.parent, ok = d.readHash(r); !ok {
+				e.passStored(SkipHash)
+				r.skip()
+			}
+		}
+	case fieldTokens:
+		d.readTokens(r)
+	case fieldBlockSize:
+		if v, ok := r.uint(math.MaxUint32); ok {
+			e.blockSize = uint32(v)
+		} else if !r.null() {
+			e.passStored(SkipMalformed)
+			r.skip()
+		}
+	case fieldLoRAID:
+		d.readLoRAID(r)
+	case fieldMedium:
+		d.readMedium(r)
+	case fieldLoRAName:
+		if r.next() == formMap {
+			d.readSGLangExtras(r)
+		} else {
+			e.lora = d.readSpaceName(r)
+		}
+	case fieldSalt:
+		e.salt, e.everySalt = d.readSpaceName(r), true
+	case fieldExtraKeys:
+		begin := r.at
+		r.skip()
+		e.extraKeys = [2]int{begin, r.at}
+	case fieldLookahead:
+		begin := r.at
+		r.skip()
+		e.lookahead = [2]int{begin, r.at}
+	case fieldGroup:
+		if v, ok := r.uint(math.MaxUint32); ok {
+			e.group = GroupIndex(v)
+		} else {
+			d.ignore(r)
+		}
+	case fieldAttention:
+		if kind, ok := r.str(); !ok {
+			d.ignore(r)
+		} else if e.attention, ok = attentionNames[string(kind)]; !ok {
+			e.attention = AttentionOther
+		}
+	case fieldLocality:
+		if where, ok := r.str(); ok && sameFold(where, "LOCAL") || r.null() {
+			break
+		} else if !ok {
+			r.skip()
+		}
+		e.pass(SkipRemote)
+	}
+}
+
+func (d *Decoder) readType(r *reader) {
+	name, ok := r.str()
+	if !ok {
+		d.raw.kind = typeNone
+		r.skip()
+		return
+	}
+	switch string(name) {
+	case "BlockStored":
+		d.raw.kind = typeStored
+	case "BlockRemoved":
+		d.raw.kind = typeRemoved
+	case "AllBlocksCleared":
+		d.raw.kind = typeCleared
+	case "TierBlocksCleared":
+		d.raw.kind = typeTierCleared
+	default:
+		d.raw.kind = typeUnknown
+	}
+}
+
+func (d *Decoder) readLoRAID(r *reader) {
+	e := &d.raw
+	if id, ok := r.uint(math.MaxUint64); ok {
+		if e.loraID = nil; id > 0 {
+			e.loraID = strconv.AppendUint(d.digits[:0], id, 10)
+		}
+	} else if id, ok := r.str(); ok {
+		e.loraID = id
+	} else if !r.null() {
+		e.badLoRAID = true
+		r.skip()
+	}
+}
+
+func (d *Decoder) readBlocks(r *reader) {
+	e := &d.raw
+	d.blocks = d.blocks[:e.blocks]
+	n, ok := r.array()
+	if !ok {
+		if !r.null() {
+			e.pass(SkipMalformed)
+			r.skip()
+		}
+		return
+	}
+	for ; n > 0; n-- {
+		if b := r.data[r.at:]; len(b) >= 9 && b[0] == mpUint64 { // nearly all of them
+			d.blocks = append(d.blocks, BlockHash(binary.BigEndian.Uint64(b[1:])))
+			r.at += 9
+			continue
+		}
+		if h, ok := d.readHash(r); ok {
+			d.blocks = append(d.blocks, h)
+		} else if e.badNames = true; !r.skip() {
+			return
+		}
+	}
+}
+
+// readHash reads a block's name: an integer of either sign, the bytes of a digest, or either of them in digits.
+func (d *Decoder) readHash(r *reader) (BlockHash, bool) {
+	before := r.at
+	if v, _, ok := r.integer(); ok {
+		return BlockHash(v), true
+	}
+	if digest, ok := r.bin(); ok && len(digest) > 0 {
+		if len(digest) > 8 {
+			digest = d.engine.digestPart(digest, 8)
+		}
+		var v uint64
+		for _, c := range digest {
+			v = v<<8 | uint64(c)
+		}
+		return BlockHash(v), true
+	}
+	if digits, ok := r.str(); ok {
+		if v, ok := d.engine.hashOfDigits(digits); ok {
+			return v, true
+		}
+	}
+	if !r.broken {
+		r.at = before
+	}
+	return 0, false
+}
+
+// digestPart is the part of a digest of n bytes that the engine itself takes for a name: vLLM the last ones, SGLang the
+// first.
+func (e Engine) digestPart(digest []byte, n int) []byte {
+	if e == SGLang {
+		return digest[:n]
+	}
+	return digest[len(digest)-n:]
+}
+
+func (e Engine) hashOfDigits(digits []byte) (BlockHash, bool) {
+	if v, err := strconv.ParseUint(string(digits), 10, 64); err == nil {
+		return BlockHash(v), true
+	}
+	if v, err := strconv.ParseInt(string(digits), 10, 64); err == nil {
+		return BlockHash(v), true
+	}
+	digits = bytes.TrimPrefix(digits, []byte("0x"))
+	if len(digits) > 16 {
+		for _, c := range digits {
+			if hexDigit(c) < 0 {
+				return 0, false
+			}
+		}
+		digits = e.digestPart(digits, 16)
+	}
+	v, err := strconv.ParseUint(string(digits), 16, 64)
+	return BlockHash(v), err == nil
+}
+
+func (d *Decoder) readTokens(r *reader) {
+	e := &d.raw
+	d.tokens, e.tokenCount = d.tokens[:0], 0
+	n, ok := r.array()
+	if !ok {
+		if !r.null() {
+			e.passStored(SkipMalformed)
+			r.skip()
+		}
+		return
+	}
+	if n > MaxEventTokens {
+		e.passStored(SkipTooLarge)
+		r.skipN(n)
+		return
+	}
+	e.tokenCount = n
+	if n > 0 && r.next() == formArray {
+		d.readTokenPairs(r, n)
+	} else if d.tokens, ok = r.tokens(d.tokens, n); !ok {
+		e.passStored(SkipToken)
+		r.skipN(n - len(d.tokens))
+	}
+}
+
+func (d *Decoder) readMedium(r *reader) {
+	medium, ok := r.str()
+	if !ok {
+		if !r.null() {
+			d.raw.pass(SkipMedium)
+			r.skip()
+		}
+		return
+	}
+	switch string(medium) {
+	case "GPU":
+		d.raw.tier = Device
+	case "CPU", "CPU_PINNED":
+		d.raw.tier = Host
+	default:
+		if d.raw.tier, ok = TierOfMedium(string(medium)); !ok {
+			d.raw.pass(SkipMedium)
+		}
+	}
+}
+
+// readSpaceName reads a field on which it depends which prompts the blocks serve. If it cannot be read, the event cannot be
+// taken: blocks that serve one tenant must not be taken for ones that serve another.
+func (d *Decoder) readSpaceName(r *reader) []byte {
+	name, ok := r.str()
+	if !ok && !r.null() {
+		d.raw.passStored(SkipSpace)
+		r.skip()
+	}
+	return name
+}
+
+// hash appends the local hashes of the event's blocks.
+func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
+	if !d.readExtraKeys(e, len(blocks)) {
+		return SkipSpace
+	}
+	if !d.readLookahead(e, len(blocks)) {
+		return SkipLookahead
+	}
+	seed := uint64(baseSeed)
+	switch {
+	case len(e.lora) > 0:
+		seed += xxh3.HashSeed(e.lora, loraSeed)
+	case e.badLoRAID:
+		return SkipSpace
+	case len(e.loraID) > 0:
+		d.scratch.bytes = append(append(d.scratch.bytes[:0], loraByID...), e.loraID...)
+		seed += xxh3.HashSeed(d.scratch.bytes, loraSeed)
+	}
+	salt, salted := d.inheritedSalt(e, blocks)
+	if len(e.salt) > 0 {
+		salt, salted = xxh3.HashSeed(e.salt, saltSeed), true
+	}
+	if salted {
+		seed += salt
+		if !e.everySalt {
+			d.salts.remember(blocks, salt)
+		}
+	}
+	size := int(d.block)
+	window := size
+	if len(d.tokens) > e.tokenCount { // of pairs there is one token more
+		window++
+		d.eagle = true
+	}
+	plain := len(d.media.ends) == 0 && len(d.ahead.ends) == 0
+	for i := range blocks {
+		tokens := d.tokens[i*size : i*size+window]
+		if plain {
+			d.locals = append(d.locals, hashTokens(tokens, seed))
+			continue
+		}
+		if ahead := d.ahead.of(i); len(ahead) > 0 {
+			d.eagle = true
+			d.window = append(append(d.window[:0], tokens...), ahead...)
+			tokens = d.window
+		}
+		d.locals = append(d.locals, d.scratch.hash(tokens, d.media.of(i), seed))
+	}
+	return taken
+}
+
+// LoRAByID is the name under which blocks of an adapter are hashed whose engine tells its id and not its name, as vLLM
+// does before 0.14 and SGLang before 0.5.22. It is a name that no adapter has, so that no query finds what is not its own.
+func LoRAByID(id string) string { return loraByID + id }
+
+const loraByID = "lora_id:"
+
+// inheritedSalt is the salt of a prompt that began in an event before: that of the parent, or, where the very same blocks
+// are announced again, their own.
+func (d *Decoder) inheritedSalt(e *rawEvent, blocks []BlockHash) (uint64, bool) {
+	if e.everySalt {
+		return 0, false
+	}
+	if e.hasParent {
+		if addend, ok := d.salts.of(e.parent); ok {
+			return addend, true
+		}
+	}
+	return d.salts.of(blocks[0])
+}
+
+// dynamoSalt begins a salt that Dynamo's frontend hands to the engine; what follows is the salt that a query names.
+const dynamoSalt = "dynamo-cache-salt:"
+
+// readExtraKeys reads what else than tokens went into the engine's own hashes: for each of n blocks nil or an array of, in
+// this order, the LoRA's name, multimodal items as [identifier, offset] or, before 0.23, identifiers alone, in a
+// prompt's first block the cache salt, and the digest of prompt embeddings.
+//
+// Bare strings are told apart by position: the first one is the LoRA's name if it equals lora_name, or if the event has
+// only the number of its LoRA; in a prompt's first block the last one is the salt, unless the version has bare
+// identifiers and it looks like one; all others are identifiers. A salt taken for an identifier or the other way round
+// makes a block that no query finds, never one that a wrong query finds.
+func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
+	d.media.reset()
+	r := reader{data: e.data[:e.extraKeys[1]], at: e.extraKeys[0]}
+	if r.left() == 0 || r.null() {
+		return true
+	}
+	count, ok := r.array()
+	if !ok {
+		return false
+	}
+	if r.left() == count && bytes.Count(r.data[r.at:], []byte{mpNil}) == count {
+		return true
+	}
+	if count != n {
+		return false
+	}
+	for i := range n {
+		if !r.null() {
+			keys, ok := r.array()
+			if !ok || !d.blockKeys(&r, e, keys, i == 0 && !e.hasParent) {
+				return false
+			}
+		}
+		d.media.end()
+	}
+	return true
+}
+
+// blockKeys reads the keys of one block.
+func (d *Decoder) blockKeys(r *reader, e *rawEvent, keys int, first bool) bool {
+	var bare []byte // the last bare string, while it may be the salt
+	for k := range keys {
+		switch r.next() {
+		case formStr:
+			s, ok := r.str()
+			if !ok {
+				return false
+			}
+			switch {
+			case k == 0 && len(e.lora) > 0 && bytes.Equal(s, e.lora):
+			case k == 0 && len(e.lora) == 0 && len(e.loraID) > 0:
+				e.lora = s
+			case bytes.HasPrefix(s, []byte(dynamoSalt)):
+				e.salt = s[len(dynamoSalt):]
+			case first:
+				if bare != nil {
+					d.media.add(mediaHash(bare))
+				}
+				bare = s
+			default:
+				d.media.add(mediaHash(s))
+			}
+		case formArray:
+			parts, ok := r.array()
+			if !ok || parts == 0 || !d.mediaItem(r) || !r.skipN(parts-1) {
+				return false
+			}
+			if bare != nil {
+				d.media.add(mediaHash(bare))
+				bare = nil
+			}
+		case formBin:
+			if !d.mediaItem(r) {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	switch {
+	case bare == nil:
+	case e.bareMedia && isDigest(bare):
+		d.media.add(mediaHash(bare))
+	case len(e.salt) == 0:
+		e.salt = bare
+	}
+	return true
+}
+
+// mediaItem reads the identifier of a multimodal item or of prompt embeddings.
+func (d *Decoder) mediaItem(r *reader) bool {
+	if v, _, ok := r.integer(); ok {
+		d.media.add(v)
+		return true
+	}
+	if s, ok := r.str(); ok {
+		d.media.add(mediaHash(s))
+		return true
+	}
+	if b, ok := r.bin(); ok {
+		if len(b) == 32 { // what 64 hexadecimal digits would say
+			d.media.add(binary.BigEndian.Uint64(b))
+		} else {
+			d.media.add(xxh3.Hash(b))
+		}
+		return true
+	}
+	return false
+}
+
+// mediaHash is MediaHash of bytes.
+func mediaHash(identifier []byte) uint64 {
+	if !isDigest(identifier) {
+		return xxh3.Hash(identifier)
+	}
+	var v uint64
+	for _, c := range identifier[:16] {
+		v = v<<4 | uint64(hexDigit(c))
+	}
+	return v
+}
+
+// readLookahead reads, for each of n blocks, the tokens beyond the block that went into the engine's hash of it: nil, one
+// token or an array of them. With one token for each block, hashes are those of an EAGLE hasher.
+func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
+	d.ahead.reset()
+	r := reader{data: e.data[:e.lookahead[1]], at: e.lookahead[0]}
+	if r.left() == 0 || r.null() {
+		return true
+	}
+	count, ok := r.array()
+	if !ok {
+		return false
+	}
+	if r.left() == count && bytes.Count(r.data[r.at:], []byte{mpNil}) == count {
+		return true
+	}
+	if count != n {
+		return false
+	}
+	for range n {
+		if !r.null() {
+			tokens, ok := r.array()
+			if !ok {
+				tokens = 1
+			}
+			if d.ahead.values, ok = r.tokens(d.ahead.values, tokens); !ok {
+				return false
+			}
+		}
+		d.ahead.end()
+	}
+	return true
+}
