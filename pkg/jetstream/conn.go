@@ -1,0 +1,450 @@
+package jetstream
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// ConnOptions says which server, as whom, and what to do when it goes. The zero value of each field is a good choice.
+// Reading NATS_URL and its like from the environment is left to callers.
+type ConnOptions struct {
+	URLs   []string // servers to try; default nats://127.0.0.1:4222. "tls://" asks for TLS
+	Server *Server  // connect inside the process to this embedded server instead; URLs and TLS are then ignored
+	Name   string   // how the server lists this connection; default "kvatlas"
+
+	// As whom. What is empty is not sent; at most one of the kinds should be set.
+	CredsFile string // JWT and seed, as nsc writes it
+	NkeyFile  string // file with an nkey seed
+	User      string
+	Password  string
+	Token     string
+
+	// TLS by files. CAFile alone verifies the server; CertFile and KeyFile together identify the client.
+	CAFile   string
+	CertFile string
+	KeyFile  string
+
+	// InboxPrefix is the first part of all subjects on which this client takes replies; default "_INBOX". A prefix of one's
+	// own and permissions that say so keep users from reading each other's replies.
+	InboxPrefix string
+
+	// Domain is the JetStream domain, where JetStream is reached through a leaf node.
+	Domain string
+
+	// Wait says what Connect does while no server can be reached: false returns the error at once, true tries again
+	// until the context ends. A refusal (credentials, TLS) is always returned at once.
+	Wait bool
+
+	ConnectTimeout time.Duration // for one attempt to connect to one server; default 3 s
+	AttemptTimeout time.Duration // how long one request to the JetStream API waits before it is sent again; default 2 s
+
+	Hooks ConnHooks
+}
+
+// ConnHooks are called from one goroutine of the connection, one at a time; they must return soon. Each may be nil.
+type ConnHooks struct {
+	Disconnected func(err error)  // the connection is lost and will be sought for ever
+	Reconnected  func(url string) // it is back
+	AsyncError   func(err error)  // something that no call can return: a refused subject, a slow consumer
+	Waiting      func(err error)  // Connect found no server (yet) and tries again
+}
+
+// Conn is one connection to NATS that never gives up. Its methods may be called from any goroutine.
+type Conn struct {
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	api     string // "$JS.API." or that of a domain
+	inbox   string
+	level   int // JetStream API level of the server at the time of connecting
+	attempt time.Duration
+	hooks   ConnHooks
+
+	mu      sync.Mutex
+	waiting map[*waiter]struct{} // attempts under way
+	lost    chan struct{}        // closed when the connection is lost
+	noInbox error                // why no reply can arrive, if the server refused our inbox
+}
+
+// waiter is an attempt under way: a loss of the connection or a refusal of its subject ends it before its time.
+type waiter struct {
+	subject string // exact, or a prefix that ends in '.'
+	cancel  context.CancelCauseFunc
+}
+
+// Connect connects and makes sure that there is a JetStream.
+//
+// Errors wrap [ErrUnavailable] (nobody there; see [ConnOptions.Wait]), [ErrDenied] (credentials refused) or
+// [ErrNoJetStream].
+func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
+	if len(o.URLs) == 0 {
+		o.URLs = []string{nats.DefaultURL}
+	}
+	if o.Name == "" {
+		o.Name = "kvatlas"
+	}
+	if o.InboxPrefix == "" {
+		o.InboxPrefix = "_INBOX"
+	}
+	if o.ConnectTimeout <= 0 {
+		o.ConnectTimeout = 3 * time.Second
+	}
+	if o.AttemptTimeout <= 0 {
+		o.AttemptTimeout = 2 * time.Second
+	}
+	if (o.CertFile == "") != (o.KeyFile == "") {
+		return nil, fmt.Errorf("connect: a TLS certificate and its key belong together, have certificate %q and key %q", o.CertFile, o.KeyFile)
+	}
+	c := &Conn{
+		api:     jetstream.DefaultAPIPrefix,
+		inbox:   o.InboxPrefix,
+		attempt: o.AttemptTimeout,
+		hooks:   o.Hooks,
+		waiting: make(map[*waiter]struct{}),
+		lost:    make(chan struct{}),
+	}
+	opts, err := c.natsOptions(o)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	where := strings.Join(o.URLs, ",")
+	if o.Server != nil {
+		where = "the embedded server"
+	}
+	action := "connect to " + where
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+		c.nc, err = nats.Connect(strings.Join(o.URLs, ","), opts...)
+		if err == nil {
+			break
+		}
+		if fatal := connectRefused(err); fatal || !o.Wait {
+			if !fatal && classOf(err) == nil {
+				return nil, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
+			}
+			return nil, failed(action, err)
+		}
+		if c.hooks.Waiting != nil {
+			c.hooks.Waiting(err)
+		}
+		if !sleep(ctx, pause) {
+			return nil, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
+		}
+	}
+	if o.Domain != "" {
+		c.js, err = jetstream.NewWithDomain(c.nc, o.Domain)
+		c.api = "$JS." + o.Domain + ".API."
+	} else {
+		c.js, err = jetstream.New(c.nc)
+	}
+	if err == nil {
+		c.level, err = c.apiLevel(ctx)
+	}
+	if err != nil {
+		c.nc.Close()
+		return nil, failed(action, err)
+	}
+	return c, nil
+}
+
+func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
+	opts := []nats.Option{
+		nats.Name(o.Name),
+		nats.MaxReconnects(-1),
+		nats.IgnoreAuthErrorAbort(), // credentials may be replaced while we wait
+		nats.ReconnectWait(250 * time.Millisecond),
+		nats.ReconnectJitter(100*time.Millisecond, 250*time.Millisecond),
+		nats.PingInterval(10 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		nats.ReconnectBufSize(-1), // nothing is kept back to be sent later, of a fate unknown
+		nats.Timeout(o.ConnectTimeout),
+		nats.CustomInboxPrefix(o.InboxPrefix),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.disconnected(err) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { c.reconnected(nc.ConnectedUrlRedacted()) }),
+		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) { c.asyncError(s, err) }),
+	}
+	if o.Server != nil {
+		opts = append(opts, nats.InProcessServer(o.Server.srv))
+	}
+	if o.CredsFile != "" {
+		opts = append(opts, nats.UserCredentials(o.CredsFile))
+	}
+	if o.NkeyFile != "" {
+		nkey, err := nats.NkeyOptionFromSeed(o.NkeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("nkey file %s: %w", o.NkeyFile, err)
+		}
+		opts = append(opts, nkey)
+	}
+	if o.User != "" {
+		opts = append(opts, nats.UserInfo(o.User, o.Password))
+	}
+	if o.Token != "" {
+		opts = append(opts, nats.Token(o.Token))
+	}
+	if o.CAFile != "" {
+		opts = append(opts, nats.RootCAs(o.CAFile))
+	}
+	if o.CertFile != "" {
+		opts = append(opts, nats.ClientCert(o.CertFile, o.KeyFile))
+	}
+	return opts, nil
+}
+
+// connectRefused reports whether an error of connecting is an answer, which trying again will not change.
+func connectRefused(err error) bool {
+	var cert *tls.CertificateVerificationError
+	return classOf(err) == ErrDenied || errors.As(err, &cert) ||
+		errors.Is(err, nats.ErrSecureConnRequired) || errors.Is(err, nats.ErrSecureConnWanted) ||
+		errors.Is(err, nats.ErrNkeysNotSupported) || errors.Is(err, nats.ErrInvalidArg)
+}
+
+func (c *Conn) apiLevel(ctx context.Context) (int, error) {
+	var info struct {
+		API struct {
+			Level int `json:"level"`
+		} `json:"api"`
+	}
+	var err error
+	asked := c.retry(ctx, func() error {
+		if err = c.callOnce(ctx, "INFO", nil, &info); errors.Is(err, nats.ErrNoResponders) {
+			err = fmt.Errorf("%w on NATS server %s", ErrNoJetStream, c.nc.ConnectedServerName())
+		}
+		return err
+	})
+	if asked != nil {
+		return 0, asked
+	}
+	return info.API.Level, nil
+}
+
+// Close ends the connection at once. [Conn.Drain] is the polite way.
+func (c *Conn) Close() { c.nc.Close() }
+
+// Drain lets subscriptions hand over what they have, sends what is written, and closes. It returns when that is done
+// or when the context ends.
+func (c *Conn) Drain(ctx context.Context) error {
+	closed := c.nc.StatusChanged(nats.CLOSED)
+	if err := c.nc.Drain(); err != nil {
+		c.nc.Close()
+		if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrConnectionReconnecting) {
+			return nil
+		}
+		return failed("drain", err)
+	}
+	for !c.nc.IsClosed() {
+		select {
+		case <-closed:
+		case <-ctx.Done():
+			c.nc.Close()
+			return failed("drain", ctx.Err())
+		}
+	}
+	return nil
+}
+
+// Connected reports whether there is a connection at this moment.
+func (c *Conn) Connected() bool { return c.nc.IsConnected() }
+
+// ServerInfo describes the server at the other end.
+type ServerInfo struct {
+	URL        string // without credentials
+	Name       string
+	Cluster    string
+	Version    string
+	MaxPayload int // bytes of one message with its headers
+	APILevel   int // of JetStream
+}
+
+// Server describes the server to which the connection goes now, or went last.
+func (c *Conn) Server() ServerInfo {
+	return ServerInfo{
+		URL:        c.nc.ConnectedUrlRedacted(),
+		Name:       c.nc.ConnectedServerName(),
+		Cluster:    c.nc.ConnectedClusterName(),
+		Version:    c.nc.ConnectedServerVersion(),
+		MaxPayload: int(c.nc.MaxPayload()),
+		APILevel:   c.level,
+	}
+}
+
+// atomicBatches reports whether the server knows atomic batches (nats-server 2.12, API level 2).
+func (c *Conn) atomicBatches() bool { return c.level >= 2 }
+
+func (c *Conn) disconnected(err error) {
+	c.mu.Lock()
+	c.noInbox = nil
+	close(c.lost)
+	c.lost = make(chan struct{})
+	for w := range c.waiting {
+		w.cancel(errDisconnected)
+	}
+	c.mu.Unlock()
+	if c.hooks.Disconnected != nil && !c.nc.IsClosed() {
+		c.hooks.Disconnected(err)
+	}
+}
+
+// untilLost is closed when the connection that is there now is lost, or the next one if there is none.
+func (c *Conn) untilLost() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lost
+}
+
+func (c *Conn) reconnected(url string) {
+	if c.hooks.Reconnected != nil {
+		c.hooks.Reconnected(url)
+	}
+}
+
+// asyncError passes on what no call can return. A refused subject reaches the client in this way alone, while the call
+// waits for an answer that will not come: the call is found by its subject and ended.
+func (c *Conn) asyncError(sub *nats.Subscription, err error) {
+	if errors.Is(err, nats.ErrPermissionViolation) {
+		if kind, subject, ok := refusedSubject(err.Error()); ok {
+			c.mu.Lock()
+			if kind == "Subscription" && strings.HasPrefix(subject, c.inbox+".") {
+				c.noInbox = err
+			}
+			for w := range c.waiting {
+				if c.noInbox != nil || kind == "Publish" && (w.subject == subject || strings.HasSuffix(w.subject, ".") && strings.HasPrefix(subject, w.subject)) {
+					w.cancel(err)
+				}
+			}
+			c.mu.Unlock()
+		}
+	}
+	if c.hooks.AsyncError != nil {
+		if sub != nil {
+			err = fmt.Errorf("subscription %s: %w", sub.Subject, err)
+		}
+		c.hooks.AsyncError(err)
+	}
+}
+
+// refusedSubject reads `… Permissions Violation for Publish to "subject"` (nats-server server/client.go).
+func refusedSubject(text string) (kind, subject string, ok bool) {
+	_, rest, ok := strings.Cut(text, "ermissions Violation for ")
+	if !ok {
+		return "", "", false
+	}
+	kind, rest, ok = strings.Cut(rest, " to \"")
+	if !ok {
+		return "", "", false
+	}
+	subject, _, ok = strings.Cut(rest, "\"")
+	return kind, subject, ok
+}
+
+// try is [Conn.tryFor] the usual time.
+func (c *Conn) try(ctx context.Context, subject string, do func(context.Context) error) error {
+	return c.tryFor(ctx, c.attempt, subject, do)
+}
+
+// tryFor runs one attempt: do gets a context that ends after the attempt's time, or with the connection, or when the
+// server refuses the subject (exact, or a prefix that ends in '.'). An error of do that comes from that context is
+// replaced by its cause.
+func (c *Conn) tryFor(ctx context.Context, d time.Duration, subject string, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ctx, stop := context.WithTimeoutCause(ctx, d, errAttemptOver)
+	defer stop()
+	w := &waiter{subject: subject, cancel: cancel}
+	c.mu.Lock()
+	refused := c.noInbox
+	c.waiting[w] = struct{}{}
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.waiting, w)
+		c.mu.Unlock()
+	}()
+	if refused != nil {
+		return refused
+	}
+	err := do(ctx)
+	if err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)) {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// request sends one message and waits for one answer, once.
+func (c *Conn) request(ctx context.Context, m *nats.Msg) (reply *nats.Msg, err error) {
+	err = c.try(ctx, m.Subject, func(ctx context.Context) (err error) {
+		reply, err = c.nc.RequestMsgWithContext(ctx, m)
+		return err
+	})
+	return reply, err
+}
+
+// retry repeats an attempt while waiting may help: API requests are not answered while a cluster has no leader.
+// It returns the last error when the context ends.
+func (c *Conn) retry(ctx context.Context, attempt func() error) error {
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := attempt()
+		if err == nil || classOf(err) != ErrUnavailable || c.nc.IsClosed() {
+			return err
+		}
+		if !sleep(ctx, pause) {
+			return err
+		}
+	}
+}
+
+// call asks the JetStream API, again and again until there is an answer or the context ends.
+func (c *Conn) call(ctx context.Context, action, verb string, args, answer any) error {
+	var body []byte
+	if args != nil {
+		var err error
+		if body, err = json.Marshal(args); err != nil {
+			return fmt.Errorf("%s: %w", action, err)
+		}
+	}
+	err := c.retry(ctx, func() error { return c.callOnce(ctx, verb, body, answer) })
+	return failed(action, err)
+}
+
+// callOnce asks the JetStream API once. The error is that of the server or of the connection, without an action.
+func (c *Conn) callOnce(ctx context.Context, verb string, body []byte, answer any) error {
+	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + verb, Data: body})
+	if err != nil {
+		return err
+	}
+	var head struct {
+		Error *apiError `json:"error"`
+	}
+	if err := json.Unmarshal(reply.Data, &head); err != nil {
+		return fmt.Errorf("answer of the JetStream API: %w", err)
+	}
+	if head.Error != nil {
+		return head.Error
+	}
+	if answer == nil {
+		return nil
+	}
+	if err := json.Unmarshal(reply.Data, answer); err != nil {
+		return fmt.Errorf("answer of the JetStream API: %w", err)
+	}
+	return nil
+}
+
+// sleep waits; false says that the context ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

@@ -1,0 +1,185 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// The classes of errors, named by what the caller does next. Every error of this package that comes from a server or
+// a connection wraps one of them, with the action and what the server said.
+var (
+	// ErrUnavailable: nobody answered, or nobody could for now (no connection, no leader, no stream, a deadline
+	// passed). Back off and try again. Whatever was sent may have been taken or not.
+	ErrUnavailable = errors.New("not available")
+
+	// ErrConflict: somebody else wrote first. Read again, then decide. Errors of [Publisher.Publish] and of
+	// [Bucket.Commit] that wrap it are of type *[ConflictError].
+	ErrConflict = errors.New("written by somebody else")
+
+	// ErrTooLarge: a message or value is above a limit that the error names. Split it; sending it again is useless.
+	ErrTooLarge = errors.New("too large")
+
+	// ErrFull: the server has no room or could not write. Back off; an operator must make room.
+	ErrFull = errors.New("no room")
+
+	// ErrDenied: the server refuses this user this subject. An operator must grant it.
+	ErrDenied = errors.New("permission denied")
+
+	// ErrNoJetStream: this NATS server, or this account on it, has no JetStream.
+	ErrNoJetStream = errors.New("JetStream is not enabled")
+
+	// ErrNoNamespace: no indexer has created the namespace yet. Returned by [OpenNamespace].
+	ErrNoNamespace = errors.New("namespace does not exist")
+
+	// ErrMismatch: what is stored and what was asked for cannot both be right (partitions of a namespace, block size
+	// of a model, the shape of a stream). The error names both. A person must choose.
+	ErrMismatch = errors.New("mismatch")
+
+	// ErrNotFound: there is no such stream, key or message.
+	ErrNotFound = errors.New("not found")
+
+	// ErrBadName: a name that cannot become part of a subject, or a token that no name has become.
+	ErrBadName = errors.New("bad name")
+
+	// ErrInUse: another process holds the data folder or the port. Returned by [StartServer].
+	ErrInUse = errors.New("in use")
+
+	// ErrNoResponder: nobody serves the subject of a request at this moment. Returned by [Conn.Request], at once.
+	ErrNoResponder = errors.New("nobody serves this subject")
+
+	// ErrTimeout: the deadline of a request passed without an answer. Returned by [Conn.Request].
+	ErrTimeout = errors.New("no answer in time")
+)
+
+// ConflictError says what a conditional write met. It wraps [ErrConflict].
+type ConflictError struct {
+	Subject  string // what was to be written
+	Expected uint64 // the sequence that the last message on the subject should have had; 0 for none
+	Found    uint64 // the one that it had, if the server said; else 0
+	Writer   string // who wrote that message, if it was written by a [Publisher]
+	Server   string // what the server said
+}
+
+func (e *ConflictError) Error() string {
+	by := ""
+	if e.Writer != "" {
+		by = " by writer " + e.Writer
+	}
+	return fmt.Sprintf("%s: %v: expected sequence %d as the last one, found %d%s (%s)", e.Subject, ErrConflict, e.Expected, e.Found, by, e.Server)
+}
+
+// Unwrap lets errors.Is find [ErrConflict].
+func (e *ConflictError) Unwrap() error { return ErrConflict }
+
+// Causes with which an attempt is ended before its time.
+var (
+	errDisconnected = errors.New("the connection was lost while waiting")
+	errAttemptOver  = errors.New("the server did not answer")
+)
+
+// Error codes of the JetStream API that nats.go has no name for (nats-server server/errors.json).
+const (
+	codeAccountResources   = 10002
+	codeInsufficient       = 10023
+	codeMaxPayload         = 10054
+	codeStorageResources   = 10047
+	codeStoreFailed        = 10077
+	codeMaxStreamBytes     = 10122
+	codeAtomicDisabled     = 10174
+	codeAtomicIncomplete   = 10176
+	codeAtomicTooLarge     = 10199
+	codeAtomicTooMany      = 10210
+	codeStreamNotFound     = 10059
+	codeNoMessage          = 10037
+	codeStreamNameInUse    = 10058
+	codeWrongLast          = 10071
+	codeWrongLastConstant  = 10164
+	codeNotEnabled         = 10076
+	codeNotEnabledAccount  = 10039
+	codeServerNotAvailable = 503
+)
+
+// apiError is the error of a JetStream API answer or of a publish acknowledgement.
+type apiError struct {
+	Code        int    `json:"code"`
+	ErrCode     int    `json:"err_code"`
+	Description string `json:"description"`
+}
+
+func (e *apiError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.ErrCode) }
+
+// classOf finds the class of an error. It is nil for an error that has none: a bug of ours, or a server that speaks
+// otherwise.
+func classOf(err error) error {
+	var own *apiError
+	if errors.As(err, &own) {
+		return classOfCode(own.Code, own.ErrCode)
+	}
+	var theirs *jetstream.APIError
+	if errors.As(err, &theirs) {
+		return classOfCode(theirs.Code, int(theirs.ErrorCode))
+	}
+	switch {
+	case errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrAuthorization),
+		errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked), errors.Is(err, nats.ErrAccountAuthExpired):
+		return ErrDenied
+	case errors.Is(err, nats.ErrMaxPayload):
+		return ErrTooLarge
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return ErrNoJetStream
+	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrTimeout),
+		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
+		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining), errors.Is(err, nats.ErrReconnectBufExceeded),
+		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrNoServers),
+		errors.Is(err, nats.ErrStaleConnection), errors.Is(err, jetstream.ErrConnectionClosed), errors.Is(err, jetstream.ErrServerShutdown),
+		errors.Is(err, errDisconnected), errors.Is(err, errAttemptOver):
+		return ErrUnavailable
+	}
+	return nil
+}
+
+func classOfCode(code, errCode int) error {
+	switch errCode {
+	case codeWrongLast, codeWrongLastConstant:
+		return ErrConflict
+	case codeMaxPayload:
+		return ErrTooLarge
+	case codeStoreFailed, codeAccountResources, codeInsufficient, codeStorageResources, codeMaxStreamBytes:
+		return ErrFull
+	case codeNotEnabled, codeNotEnabledAccount:
+		return ErrNoJetStream
+	case codeStreamNotFound, codeNoMessage:
+		return ErrNotFound
+	case codeAtomicIncomplete, codeAtomicTooMany:
+		return ErrUnavailable
+	}
+	switch code {
+	case codeServerNotAvailable, 429:
+		return ErrUnavailable
+	case 404:
+		return ErrNotFound
+	}
+	return nil
+}
+
+// failed wraps an error with the action that failed and its class, unless it has them.
+func failed(action string, err error) error {
+	if err == nil {
+		return nil
+	}
+	class := classOf(err)
+	if class == nil || errors.Is(err, class) {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	return fmt.Errorf("%s: %w: %w", action, class, err)
+}
+
+// passing reports whether waiting may cure an error.
+func passing(err error) bool {
+	class := classOf(err)
+	return class == ErrUnavailable || errors.Is(err, ErrUnavailable)
+}

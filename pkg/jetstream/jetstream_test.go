@@ -1,0 +1,137 @@
+package jetstream
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// ctxFor is a context that is generous for a test.
+func ctxFor(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// startServer starts an embedded server in dir that ends with the test. Speed matters more than power failures here.
+func startServer(t testing.TB, dir, listen string) *Server {
+	t.Helper()
+	s, err := StartServer(ctxFor(t), ServerOptions{Dir: dir, Listen: listen, SyncInterval: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+func connect(t testing.TB, o ConnOptions) *Conn {
+	t.Helper()
+	c, err := Connect(ctxFor(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// world is a server, a connection and a namespace with its log.
+type world struct {
+	t    testing.TB
+	ctx  context.Context
+	dir  string
+	addr string
+	srv  *Server
+	c    *Conn
+	ns   *Namespace
+}
+
+func newWorld(t testing.TB, partitions uint32) *world {
+	t.Helper()
+	w := &world{t: t, ctx: ctxFor(t), dir: t.TempDir()}
+	w.srv = startServer(t, w.dir, "127.0.0.1:0")
+	w.addr = w.srv.Addr()
+	w.c = connect(t, ConnOptions{URLs: []string{w.srv.URL()}})
+	var err error
+	if w.ns, err = JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "test", Partitions: partitions}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.ns.EnsureStreams(w.ctx, LogConfig{MaxBytes: 256 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// restart stops the server and starts it again on the same folder and port.
+func (w *world) restart() {
+	w.t.Helper()
+	w.srv.Stop()
+	w.srv = startServer(w.t, w.dir, w.addr)
+}
+
+var w1 = events.RankKey{Instance: "w1", Rank: 0}
+
+func (w *world) publisher(key events.RankKey) *Publisher {
+	w.t.Helper()
+	p, err := w.ns.OpenPublisher(w.ctx, key, PublisherHooks{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return p
+}
+
+// numbered makes n messages "from", "from+1", …
+func numbered(from, n int) [][]byte {
+	msgs := make([][]byte, n)
+	for i := range msgs {
+		msgs[i] = fmt.Appendf(nil, "%d", from+i)
+	}
+	return msgs
+}
+
+func TestPublishAndRead(t *testing.T) {
+	w := newWorld(t, 1)
+	p := w.publisher(w1)
+	if _, ok := p.Found(); ok {
+		t.Fatal("found a message in an empty log")
+	}
+	for _, step := range []struct{ from, n, last int }{{1, 1, 1}, {2, 50, 51}, {52, 1, 52}, {53, 1500, 1552}} {
+		seq, err := p.Publish(w.ctx, numbered(step.from, step.n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seq != events.StreamSeq(step.last) {
+			t.Fatalf("last sequence %d, want %d", seq, step.last)
+		}
+	}
+	out := make(chan Update, 1)
+	r, err := w.ns.StartReader(ReaderConfig{Partition: 0, Out: out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := events.StreamSeq(1)
+	for caught := false; !caught; {
+		select {
+		case u := <-out:
+			for _, m := range u.Messages {
+				if m.Seq != next || string(m.Data) != fmt.Sprint(next) || m.Subject != p.Subject() || m.Time == 0 {
+					t.Fatalf("got %+v, want %d", m, next)
+				}
+				next++
+			}
+			if u.Notice != nil {
+				if n, ok := u.Notice.(CaughtUp); !ok || n.Seq != 1552 || next != 1553 {
+					t.Fatalf("notice %v at %d", u.Notice, next)
+				}
+				caught = true
+			}
+		case <-w.ctx.Done():
+			t.Fatal("not caught up in time")
+		}
+	}
+	r.Stop()
+	r.Stop()
+}

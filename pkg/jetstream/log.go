@@ -1,0 +1,216 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Epoch is when a stream was created, in nanoseconds since 1970 UTC: the name of one life of a stream. A stream that was deleted and made
+// again has another. Zero means none yet.
+type Epoch int64
+
+// LogConfig bounds the log. A zero field means: as it is, or the default for a stream that is created now.
+type LogConfig struct {
+	MaxBytes int64         // of each partition's stream; default 1 GiB. Beyond it the oldest messages go
+	MaxAge   time.Duration // of a message; default 24 h
+	Replicas int           // 1, 3 or 5; default that of the namespace's configuration
+}
+
+// StreamInfo is the state of one partition's stream, as its leader said.
+type StreamInfo struct {
+	Partition events.Partition
+	Name      string
+	Epoch     Epoch
+	First     events.StreamSeq // first kept sequence; Last+1 if nothing is kept
+	Last      events.StreamSeq // last sequence ever given
+	Messages  uint64           // kept; less than Last-First+1 if there are holes
+	Bytes     uint64
+	MaxBytes  int64
+	MaxAge    time.Duration
+	Replicas  int
+	MaxMsg    int  // bytes of one message with headers; 0: the server's limit alone
+	Atomic    bool // takes atomic batches
+}
+
+// streamAnswer is the answer to STREAM.INFO, CREATE and UPDATE.
+type streamAnswer struct {
+	Config  jetstream.StreamConfig `json:"config"`
+	Created time.Time              `json:"created"`
+	State   struct {
+		Messages uint64            `json:"messages"`
+		Bytes    uint64            `json:"bytes"`
+		FirstSeq uint64            `json:"first_seq"`
+		LastSeq  uint64            `json:"last_seq"`
+		Subjects map[string]uint64 `json:"subjects"`
+	} `json:"state"`
+	Total int `json:"total"`
+}
+
+func (a *streamAnswer) info(p events.Partition) StreamInfo {
+	return StreamInfo{
+		Partition: p,
+		Name:      a.Config.Name,
+		Epoch:     Epoch(a.Created.UnixNano()),
+		First:     events.StreamSeq(max(a.State.FirstSeq, 1)),
+		Last:      events.StreamSeq(a.State.LastSeq),
+		Messages:  a.State.Messages,
+		Bytes:     a.State.Bytes,
+		MaxBytes:  a.Config.MaxBytes,
+		MaxAge:    a.Config.MaxAge,
+		Replicas:  a.Config.Replicas,
+		MaxMsg:    int(max(a.Config.MaxMsgSize, 0)),
+		Atomic:    a.Config.AllowAtomicPublish,
+	}
+}
+
+// EnsureStreams creates what is missing of the log and sets the limits that the configuration names. What correctness
+// rests on (file storage, limits retention, nothing that removes messages from the middle) is demanded of streams that
+// are there: a stream of another shape is an error that wraps [ErrMismatch].
+func (n *Namespace) EnsureStreams(ctx context.Context, cfg LogConfig) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(4)
+	for p := range events.Partition(n.partitions) {
+		g.Go(func() error { return n.ensureStream(ctx, p, cfg) })
+	}
+	return g.Wait()
+}
+
+func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg LogConfig) error {
+	name := StreamName(n.name, p)
+	want := jetstream.StreamConfig{
+		Name:               name,
+		Description:        "kvatlas events of partition " + decimal(uint64(p)),
+		Subjects:           []string{streamSubjects(n.name, p)},
+		Retention:          jetstream.LimitsPolicy,
+		Storage:            jetstream.FileStorage,
+		Discard:            jetstream.DiscardOld,
+		MaxConsumers:       -1,
+		MaxMsgs:            -1,
+		MaxMsgSize:         -1,
+		MaxMsgsPerSubject:  -1,
+		MaxBytes:           or(cfg.MaxBytes, 1<<30),
+		MaxAge:             or(cfg.MaxAge, 24*time.Hour),
+		Replicas:           or(cfg.Replicas, n.replicas),
+		AllowDirect:        true,
+		DenyDelete:         true,
+		AllowAtomicPublish: n.c.atomicBatches(),
+	}
+	return n.c.ensure(ctx, want, func(there *jetstream.StreamConfig) error {
+		var odd []string
+		check := func(bad bool, format string, v ...any) {
+			if bad {
+				odd = append(odd, fmt.Sprintf(format, v...))
+			}
+		}
+		check(!slices.Equal(there.Subjects, want.Subjects), "subjects %q, not %q", there.Subjects, want.Subjects)
+		check(there.Retention != want.Retention, "retention %v, not %v", there.Retention, want.Retention)
+		check(there.Storage != want.Storage, "storage %v, not %v", there.Storage, want.Storage)
+		check(there.Discard != want.Discard, "discard %v, not %v", there.Discard, want.Discard)
+		check(there.MaxMsgsPerSubject > 0, "a limit of %d messages per subject", there.MaxMsgsPerSubject)
+		check(there.AllowRollup, "rollups")
+		check(there.AllowMsgTTL, "a life per message")
+		check(there.Mirror != nil || len(there.Sources) > 0, "a mirror or sources")
+		check(there.SubjectTransform != nil, "a subject transform")
+		check(there.PersistMode == jetstream.AsyncPersistMode, "asynchronous persistence")
+		if len(odd) > 0 {
+			return fmt.Errorf("stream %s: %w: it has %q, with which events could be lost unseen", name, ErrMismatch, odd)
+		}
+		there.MaxBytes = or(cfg.MaxBytes, there.MaxBytes)
+		there.MaxAge = or(cfg.MaxAge, there.MaxAge)
+		there.Replicas = or(cfg.Replicas, there.Replicas)
+		there.AllowAtomicPublish = there.AllowAtomicPublish || want.AllowAtomicPublish
+		there.AllowDirect = true
+		return nil
+	})
+}
+
+// ensure creates a stream, or lets amend change the configuration of the one that is there and updates it if it did.
+func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig, amend func(there *jetstream.StreamConfig) error) error {
+	action := "create stream " + want.Name
+	for {
+		there, err := c.streamInfo(ctx, want.Name)
+		if err == nil {
+			cfg := there.Config
+			before := cfg
+			if err := amend(&cfg); err != nil {
+				return err
+			}
+			if cfg.MaxBytes == before.MaxBytes && cfg.MaxAge == before.MaxAge && cfg.Replicas == before.Replicas &&
+				cfg.AllowAtomicPublish == before.AllowAtomicPublish && cfg.AllowDirect == before.AllowDirect {
+				return nil
+			}
+			return c.call(ctx, "update stream "+want.Name, "STREAM.UPDATE."+want.Name, cfg, nil)
+		}
+		if !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		err = c.call(ctx, action, "STREAM.CREATE."+want.Name, want, nil)
+		var api *apiError
+		if errors.As(err, &api) && api.ErrCode == codeStreamNameInUse {
+			continue // somebody else was faster, with other limits
+		}
+		return err
+	}
+}
+
+func (c *Conn) streamInfo(ctx context.Context, stream string) (*streamAnswer, error) {
+	var a streamAnswer
+	if err := c.call(ctx, "info of stream "+stream, "STREAM.INFO."+stream, nil, &a); err != nil {
+		return nil, err
+	}
+	return &a, nil
+}
+
+// StreamInfo asks for the state of one partition's stream. It tries until there is an answer or the context ends.
+func (n *Namespace) StreamInfo(ctx context.Context, p events.Partition) (StreamInfo, error) {
+	a, err := n.c.streamInfo(ctx, StreamName(n.name, p))
+	if err != nil {
+		return StreamInfo{}, err
+	}
+	return a.info(p), nil
+}
+
+// Purge removes all messages of a partition below keepFrom, which itself is kept. It may be done twice. All publishing to
+// the partition waits meanwhile (nats-server holds the stream's lock; tens of milliseconds for a million messages).
+//
+// The stream must still be the one of the epoch, and keepFrom at most one beyond its last sequence (the server would move the
+// sequence forward otherwise): else nothing is removed and the error wraps [ErrMismatch].
+func (n *Namespace) Purge(ctx context.Context, p events.Partition, epoch Epoch, keepFrom events.StreamSeq) error {
+	action := fmt.Sprintf("purge partition %d below %d", p, keepFrom)
+	info, err := n.StreamInfo(ctx, p)
+	if err != nil {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	if info.Epoch != epoch {
+		return fmt.Errorf("%s: %w: the stream's epoch is %d, not %d", action, ErrMismatch, info.Epoch, epoch)
+	}
+	if keepFrom == 0 || keepFrom > info.Last+1 {
+		return fmt.Errorf("%s: %w: the stream has %d to %d", action, ErrMismatch, info.First, info.Last)
+	}
+	if keepFrom <= info.First {
+		return nil
+	}
+	return n.c.call(ctx, action, "STREAM.PURGE."+info.Name, purgeArgs{Sequence: uint64(keepFrom)}, nil)
+}
+
+type purgeArgs struct {
+	Sequence uint64 `json:"seq,omitempty"`
+	Subject  string `json:"filter,omitempty"`
+}
+
+// or is v, or the other if v is zero.
+func or[T comparable](v, other T) T {
+	var zero T
+	if v == zero {
+		return other
+	}
+	return v
+}

@@ -1,0 +1,217 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+const (
+	namespaceVersion  = 1
+	defaultPartitions = 16
+	maxPartitions     = 256
+)
+
+// namespaceRecord is what the meta bucket keeps under "namespace": JSON, for people too.
+type namespaceRecord struct {
+	Version    int       `json:"version"`
+	Partitions uint32    `json:"partitions"`
+	Created    time.Time `json:"created"`
+}
+
+// Model is what the workers of one model agree on.
+type Model struct {
+	Name      string `json:"model"`
+	BlockSize uint32 `json:"block_size"` // tokens
+}
+
+// NamespaceConfig is for the indexer that may be the first in a namespace.
+type NamespaceConfig struct {
+	Name string // see [CheckNamespace]
+
+	// Partitions is how many the log shall have, for ever. Zero takes what is there, or 16 in a new namespace.
+	Partitions uint32
+
+	Replicas int // of buckets and streams that are created: 1, 3 or 5; default 1
+}
+
+// Namespace is one deployment's world on a connection. Its methods may be called from any goroutine.
+type Namespace struct {
+	c          *Conn
+	name       string
+	partitions uint32
+	created    time.Time
+	replicas   int
+	meta       *Bucket
+}
+
+// JoinNamespace creates the namespace if nobody has, by compare-and-set: of several indexers that start at once one
+// creates and all see the same. It is for indexers.
+//
+// If the namespace has another number of partitions than the configuration asks for, the error wraps [ErrMismatch] and
+// names both.
+func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespace, error) {
+	action := "join namespace " + cfg.Name
+	if err := CheckNamespace(cfg.Name); err != nil {
+		return nil, fmt.Errorf("join: %w", err)
+	}
+	if cfg.Partitions > maxPartitions {
+		return nil, fmt.Errorf("%s: %d partitions: at most %d", action, cfg.Partitions, maxPartitions)
+	}
+	if cfg.Replicas == 0 {
+		cfg.Replicas = 1
+	}
+	meta, err := ensureBucket(ctx, c, MetaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", action, err)
+	}
+	rec := namespaceRecord{Version: namespaceVersion, Partitions: cfg.Partitions, Created: time.Now().UTC().Truncate(time.Second)}
+	if rec.Partitions == 0 {
+		rec.Partitions = defaultPartitions
+	}
+	text, err := json.Marshal(rec)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", action, err)
+	}
+	if err := meta.create(ctx, namespaceKey, text); err != nil && !errors.Is(err, ErrConflict) {
+		return nil, fmt.Errorf("%s: %w", action, err)
+	}
+	ns, err := readNamespace(ctx, meta, cfg.Name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", action, err)
+	}
+	if cfg.Partitions != 0 && cfg.Partitions != ns.partitions {
+		return nil, fmt.Errorf("%s: %w: it was created with %d partitions and %d are asked for; the number cannot change",
+			action, ErrMismatch, ns.partitions, cfg.Partitions)
+	}
+	ns.replicas = cfg.Replicas
+	return ns, nil
+}
+
+// OpenNamespace reads a namespace that an indexer has created. It is for shims and clients: it creates nothing. If there is none, the
+// error wraps [ErrNoNamespace].
+func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error) {
+	if err := CheckNamespace(name); err != nil {
+		return nil, fmt.Errorf("open: %w", err)
+	}
+	ns, err := readNamespace(ctx, openBucket(c, MetaBucket(name)), name)
+	if errors.Is(err, ErrNotFound) {
+		return nil, fmt.Errorf("open namespace %s: %w: start an indexer first (%w)", name, ErrNoNamespace, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open namespace %s: %w", name, err)
+	}
+	return ns, nil
+}
+
+func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, error) {
+	entry, err := meta.Latest(ctx, namespaceKey)
+	if err != nil {
+		return nil, err
+	}
+	var rec namespaceRecord
+	if err := json.Unmarshal(entry.Value, &rec); err != nil {
+		return nil, fmt.Errorf("record %q in bucket %s cannot be read: %w", namespaceKey, meta.name, err)
+	}
+	if rec.Version != namespaceVersion {
+		return nil, fmt.Errorf("%w: the namespace's record has version %d, this program knows version %d", ErrMismatch, rec.Version, namespaceVersion)
+	}
+	if rec.Partitions == 0 || rec.Partitions > maxPartitions {
+		return nil, fmt.Errorf("%w: the namespace's record says %d partitions, there can be 1 to %d", ErrMismatch, rec.Partitions, maxPartitions)
+	}
+	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, created: rec.Created, replicas: 1, meta: meta}, nil
+}
+
+// Name is the namespace's name.
+func (n *Namespace) Name() string { return n.name }
+
+// Partitions is how many partitions the log has.
+func (n *Namespace) Partitions() uint32 { return n.partitions }
+
+// Created is when the namespace was created, by the clock of the indexer that did.
+func (n *Namespace) Created() time.Time { return n.created }
+
+// Conn is the connection on which the namespace was opened.
+func (n *Namespace) Conn() *Conn { return n.c }
+
+// PartitionOf is the partition of an instance in this namespace.
+func (n *Namespace) PartitionOf(instance events.WorkerID) (events.Partition, error) {
+	return PartitionOf(instance, n.partitions)
+}
+
+// RegisterModel says that a worker serves a model with a block size. The first one decides; who differs gets an error
+// that wraps [ErrMismatch] and names both sizes.
+func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
+	action := fmt.Sprintf("register model %q", m.Name)
+	if m.Name == "" || m.BlockSize == 0 {
+		return fmt.Errorf("%s with block size %d: both must be given", action, m.BlockSize)
+	}
+	key, err := modelKey(m.Name)
+	if err != nil {
+		return fmt.Errorf("register model: %w", err)
+	}
+	text, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	err = n.meta.create(ctx, key, text)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, ErrConflict) {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	there, err := n.Model(ctx, m.Name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	if there.BlockSize != m.BlockSize {
+		return fmt.Errorf("%s: %w: registered with block size %d, this worker has %d", action, ErrMismatch, there.BlockSize, m.BlockSize)
+	}
+	return nil
+}
+
+// Model is what was registered for a model; [ErrNotFound] if nothing was.
+func (n *Namespace) Model(ctx context.Context, name string) (Model, error) {
+	key, err := modelKey(name)
+	if err != nil {
+		return Model{}, err
+	}
+	return n.readModel(ctx, key)
+}
+
+func (n *Namespace) readModel(ctx context.Context, key string) (Model, error) {
+	entry, err := n.meta.Latest(ctx, key)
+	if err != nil {
+		return Model{}, err
+	}
+	var m Model
+	if err := json.Unmarshal(entry.Value, &m); err != nil {
+		return Model{}, fmt.Errorf("record %q in bucket %s cannot be read: %w", key, n.meta.name, err)
+	}
+	return m, nil
+}
+
+// Models lists what was registered, by name.
+func (n *Namespace) Models(ctx context.Context) ([]Model, error) {
+	keys, err := n.meta.Keys(ctx, "model.")
+	if err != nil {
+		return nil, err
+	}
+	models := make([]Model, 0, len(keys))
+	for _, key := range keys {
+		m, err := n.readModel(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		models = append(models, m)
+	}
+	sort.Slice(models, func(i, j int) bool { return strings.Compare(models[i].Name, models[j].Name) < 0 })
+	return models, nil
+}

@@ -1,0 +1,367 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// headerRoom is what a limit on messages leaves for our headers.
+const headerRoom = 512
+
+// ErrLost: the log no longer has a message that it acknowledged to this publisher (stream made anew, restored from a backup, tail lost in a
+// crash). The shim must open a publisher again and publish a clear. Returned by [Publisher.Publish].
+var ErrLost = errors.New("the log lost what it had acknowledged")
+
+// PublisherHooks are called from within Publish. Each may be nil.
+type PublisherHooks struct {
+	Retry  func(err error) // an attempt failed and will be made again
+	Single func(err error) // a batch was refused and its messages go one by one
+}
+
+// Publisher appends the messages of one (worker, rank) to the log, each acknowledged, in order, with nothing of anybody
+// else in between. Its methods may be called from any goroutine; one Publish runs at a time.
+//
+// A second publisher on the same subject is found out by the sequence that each expects the last message to have: the
+// one that comes second gets an error that wraps [ErrConflict] and is of no use from then on (fenced). Who
+// opened last is not who wins: who publishes first is.
+type Publisher struct {
+	c       *Conn
+	ns      *Namespace
+	p       events.Partition
+	subject string
+	stream  string
+	id      string // ours among all publishers that ever were
+	hooks   PublisherHooks
+	found   Message // what was last on the subject when it was opened; Seq 0 if nothing was
+
+	mu      sync.Mutex
+	epoch   Epoch
+	last    uint64 // sequence of the last message on the subject, ours or found; 0 if there is none
+	flush   uint64 // number of the Publish under way or done
+	tries   uint64
+	doubt   bool  // it is not known whether the last attempt was stored
+	dead    error // fenced, or the log has lost messages
+	limit   int   // bytes of one message
+	atomic  bool
+	batches int // messages in one batch
+}
+
+// OpenPublisher reads what is last on the subject of a (worker, rank) and returns a publisher that continues after it.
+// [Publisher.Found] has what was read. It tries until the context ends.
+func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks PublisherHooks) (*Publisher, error) {
+	part, err := n.PartitionOf(key.Instance)
+	if err != nil {
+		return nil, fmt.Errorf("open publisher: %w", err)
+	}
+	subject, err := EventSubject(n.name, part, key)
+	if err != nil {
+		return nil, fmt.Errorf("open publisher: %w", err)
+	}
+	info, err := n.StreamInfo(ctx, part)
+	if err != nil {
+		return nil, fmt.Errorf("open publisher %s: %w", subject, err)
+	}
+	p := &Publisher{
+		c: n.c, ns: n, p: part, subject: subject, stream: info.Name, id: nuid.Next(), hooks: hooks,
+		epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), batches: maxBatch,
+	}
+	last, err := n.c.lastOn(ctx, p.stream, subject)
+	switch {
+	case errors.Is(err, ErrNotFound):
+	case err != nil:
+		return nil, fmt.Errorf("open publisher %s: %w", subject, err)
+	default:
+		p.found, p.last = last.Message, uint64(last.Seq)
+	}
+	return p, nil
+}
+
+// maxMessage is how large the data of a message may be.
+func (c *Conn) maxMessage(streamLimit int) int {
+	limit := int(c.nc.MaxPayload())
+	if streamLimit > 0 {
+		limit = min(limit, streamLimit)
+	}
+	return limit - headerRoom
+}
+
+// Found is the last message that was on the subject when the publisher was opened: the cursor of a shim that starts again. It
+// reports false if there was none.
+//
+// It was read from the stream's leader. During a change of leaders even that can be a moment old; what is then missing shows
+// itself as a conflict at the first Publish.
+func (p *Publisher) Found() (Message, bool) { return p.found, p.found.Seq != 0 }
+
+// Subject is where the publisher publishes.
+func (p *Publisher) Subject() string { return p.subject }
+
+// Partition is where the subject belongs.
+func (p *Publisher) Partition() events.Partition { return p.p }
+
+// MaxMessage is how many bytes a message may have. Split before Publish.
+func (p *Publisher) MaxMessage() int { return p.limit }
+
+// Publish appends messages in order and returns the sequence of the last one when all are stored. Where the server has atomic batches,
+// up to 1000 messages are stored as one: with one wait for the disk, and all or none. Else they go one by one.
+//
+// It tries until the context ends; then the error wraps [ErrUnavailable], and any number of the messages, from the first on, may be
+// stored, or become so: publish the same events again, and readers drop what they have. The error wraps [ErrTooLarge] if a message is above
+// [Publisher.MaxMessage] (nothing was sent then), [ErrFull] or [ErrDenied] if the server says so, [ErrConflict] if another publisher
+// was faster (a [ConflictError] says who), [ErrLost] if the log has lost what it had. After the last two every further call returns the same error.
+func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	action := "publish on " + p.subject
+	if p.dead != nil {
+		return 0, fmt.Errorf("%s: %w", action, p.dead)
+	}
+	for i, m := range msgs {
+		if len(m) > p.limit {
+			return 0, fmt.Errorf("%s: message %d of %d: %w: %d bytes, the limit is %d", action, i+1, len(msgs), ErrTooLarge, len(m), p.limit)
+		}
+	}
+	p.flush++
+	done := 0 // messages of this call that are stored
+	single := false
+	for pause := 10 * time.Millisecond; done < len(msgs); {
+		var err error
+		if p.doubt {
+			done, err = p.resolve(ctx, done)
+		} else {
+			var stored int
+			if stored, err = p.send(ctx, msgs[done:], done, single); err == nil {
+				done += stored
+				pause = 10 * time.Millisecond
+			}
+		}
+		if err == nil {
+			continue
+		}
+		p.doubt = true
+		if p.dead != nil {
+			return 0, fmt.Errorf("%s: %w", action, p.dead)
+		}
+		var api *apiError
+		if errors.As(err, &api) && batchRefused(api.ErrCode) {
+			if !single && p.hooks.Single != nil {
+				p.hooks.Single(err)
+			}
+			single = true
+			p.atomic = p.atomic && api.ErrCode != codeAtomicDisabled
+		} else if class := classOf(err); class != ErrUnavailable && class != ErrConflict {
+			return 0, failed(action, err)
+		}
+		if p.hooks.Retry != nil {
+			p.hooks.Retry(err)
+		}
+		if p.c.nc.IsClosed() || !sleep(ctx, pause) {
+			return 0, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
+		}
+		pause = min(2*pause, time.Second)
+	}
+	return events.StreamSeq(p.last), nil
+}
+
+// batchRefused: the server would not take this batch as a batch.
+func batchRefused(code int) bool {
+	return code == codeAtomicDisabled || code == codeAtomicIncomplete || code == codeAtomicTooLarge || code == codeAtomicTooMany
+}
+
+// send makes one attempt to store messages after p.last and returns how many were stored. first is the position of the first in the flush.
+func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
+	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last, 10)}}}
+	mark := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
+	if !p.atomic || single || len(msgs) == 1 {
+		m.Header[headerWriter] = []string{mark}
+		m.Data = msgs[0]
+		seq, err := p.c.store(ctx, p.stream, m)
+		if err != nil {
+			return 0, err
+		}
+		p.last = seq
+		return 1, nil
+	}
+	p.tries++
+	n := min(len(msgs), p.batches)
+	seq, err := p.c.storeBatch(ctx, p.stream, p.subject, mark+"."+decimal(p.tries), n, func(i int) *nats.Msg {
+		if i == 1 {
+			delete(m.Header, headerExpectedLast) // only the first of a subject in a batch may expect
+		}
+		m.Data = msgs[i]
+		return m
+	})
+	if err != nil {
+		return 0, err
+	}
+	p.last = seq
+	return n, nil
+}
+
+// resolve ends a doubt: it asks what is last on the subject and finds out how many messages of the flush are stored, at least done.
+// If somebody else has written, or the log has lost messages, it sets p.dead.
+func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
+	last, err := p.c.lastOnce(ctx, p.stream, p.subject)
+	if err != nil && classOf(err) != ErrNotFound {
+		return done, err
+	}
+	if err == nil {
+		seq := uint64(last.Seq)
+		id, flush, pos := last.writer()
+		switch {
+		case id == p.id && seq >= p.last:
+			if flush == p.flush {
+				done = max(done, pos+1)
+			}
+			p.last, p.doubt = seq, false
+			return done, nil
+		case seq == p.last:
+			p.doubt = false
+			return done, nil
+		case seq > p.last:
+			return done, p.explain(ctx, &ConflictError{Subject: p.subject, Expected: p.last, Found: seq, Writer: id, Server: "last message read"})
+		}
+	} else if p.last == 0 {
+		p.doubt = false
+		return done, nil
+	}
+	return done, p.explain(ctx, nil)
+}
+
+// explain finds out why the last message that we know of is not there, or somebody else's is behind it.
+func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error {
+	// A leader that was just elected may not have applied all it knows: what looks lost is looked at again.
+	for range 3 {
+		var a streamAnswer
+		if err := p.c.callOnce(ctx, "STREAM.INFO."+p.stream, nil, &a); err != nil {
+			return err
+		}
+		info := a.info(p.p)
+		switch {
+		case info.Epoch != p.epoch:
+			p.dead = fmt.Errorf("%w: the stream was made anew", ErrLost)
+			return p.dead
+		case conflict != nil:
+			p.dead = conflict
+			return p.dead
+		case uint64(info.First) > p.last:
+			p.last, p.doubt = 0, false // trimmed, and nobody has written since
+			return nil
+		}
+		if !sleep(ctx, 200*time.Millisecond) {
+			return ctx.Err()
+		}
+		last, err := p.c.lastOnce(ctx, p.stream, p.subject)
+		if err == nil && uint64(last.Seq) >= p.last {
+			return nil // there it is; the next look will see it
+		}
+		if err != nil && classOf(err) != ErrNotFound {
+			return err
+		}
+	}
+	p.dead = fmt.Errorf("%w: sequence %d is not there any more and was not trimmed", ErrLost, p.last)
+	return p.dead
+}
+
+// lastMessage is a message read by subject, with its headers.
+type lastMessage struct {
+	Message
+	header nats.Header
+}
+
+// writer reads who wrote a message, in which flush and at which place in it.
+func (m *lastMessage) writer() (id string, flush uint64, pos int) {
+	mark, add := m.header.Get(headerWriter), 0
+	if batch := m.header.Get(headerBatchID); batch != "" {
+		mark = batch
+		seq, err := strconv.Atoi(m.header.Get(headerBatchSeq))
+		if err != nil {
+			return "", 0, 0
+		}
+		add = seq - 1
+	}
+	parts := strings.Split(mark, ".")
+	if len(parts) < 3 {
+		return mark, 0, 0
+	}
+	flush, err1 := strconv.ParseUint(parts[1], 10, 64)
+	pos, err2 := strconv.Atoi(parts[2])
+	if err1 != nil || err2 != nil {
+		return mark, 0, 0
+	}
+	return parts[0], flush, pos + add
+}
+
+// lastOn reads the last message on a subject from the stream's leader, again and again until there is an answer.
+func (c *Conn) lastOn(ctx context.Context, stream, subject string) (m *lastMessage, err error) {
+	err = c.retry(ctx, func() (err error) {
+		m, err = c.lastOnce(ctx, stream, subject)
+		return err
+	})
+	return m, failed("read the last message on "+subject, err)
+}
+
+// lastOnce is lastOn, once. Unlike a direct get, which any replica answers from what it has, it cannot miss what the
+// leader has acknowledged.
+func (c *Conn) lastOnce(ctx context.Context, stream, subject string) (*lastMessage, error) {
+	args, err := json.Marshal(map[string]string{"last_by_subj": subject})
+	if err != nil {
+		return nil, err
+	}
+	var a struct {
+		Message struct {
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Header  string    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
+		} `json:"message"`
+	}
+	if err := c.callOnce(ctx, "STREAM.MSG.GET."+stream, args, &a); err != nil {
+		return nil, err
+	}
+	m := &lastMessage{Message: Message{
+		Seq:     events.StreamSeq(a.Message.Seq),
+		Time:    events.Millis(a.Message.Time.UnixMilli()),
+		Subject: a.Message.Subject,
+		Data:    a.Message.Data,
+	}}
+	if a.Message.Header != "" {
+		raw, err := base64.StdEncoding.DecodeString(a.Message.Header)
+		if err != nil {
+			return nil, fmt.Errorf("headers of message %d: %w", m.Seq, err)
+		}
+		if m.header, err = nats.DecodeHeadersMsg(raw); err != nil {
+			return nil, fmt.Errorf("headers of message %d: %w", m.Seq, err)
+		}
+	}
+	return m, nil
+}
+
+// LastMessage reads the last message of one (worker, rank) from the stream's leader. The error wraps [ErrNotFound] if there is none.
+func (n *Namespace) LastMessage(ctx context.Context, key events.RankKey) (Message, error) {
+	part, err := n.PartitionOf(key.Instance)
+	if err != nil {
+		return Message{}, err
+	}
+	subject, err := EventSubject(n.name, part, key)
+	if err != nil {
+		return Message{}, err
+	}
+	m, err := n.c.lastOn(ctx, StreamName(n.name, part), subject)
+	if err != nil {
+		return Message{}, err
+	}
+	return m.Message, nil
+}

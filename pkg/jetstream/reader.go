@@ -1,0 +1,244 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Message is one message of the log. Data must not be written to.
+type Message struct {
+	Seq     events.StreamSeq
+	Time    events.Millis // when the stream took it
+	Subject string
+	Data    []byte
+}
+
+// Position is how far a partition's stream has been applied: what a snapshot keeps.
+type Position struct {
+	Epoch Epoch            // of the stream; 0: whichever is there
+	Seq   events.StreamSeq // last message applied; 0: none
+
+	// Time is when the stream took message Seq; 0 if not known. A reader that knows it makes sure that the stream still
+	// has the same message there: a stream that was restored from an old backup and has grown again is not otherwise told
+	// from the one that was.
+	Time events.Millis
+}
+
+// Update is what a reader sends: a run of messages, or a notice.
+type Update struct {
+	Partition events.Partition
+	Epoch     Epoch // of the stream that is read
+
+	Messages []Message // follow each other and all Messages before without a break; the receiver's own
+	Pending  uint64    // how many messages were behind the last one when the server sent it
+
+	Notice Notice // if not nil, there are no Messages
+}
+
+// Notice is one of [CaughtUp], [Unavailable], [Recovered], and, as the last that a reader sends, [Truncated], [EpochChanged],
+// [Regressed].
+type Notice interface {
+	fmt.Stringer
+	final() bool
+}
+
+// CaughtUp says, once, that everything has been sent that was in the stream when the reader first saw it.
+type CaughtUp struct{ Seq events.StreamSeq }
+
+// Unavailable says that nothing can be read for now. The reader keeps trying.
+type Unavailable struct{ Err error }
+
+// Recovered says that reading goes on after [Unavailable].
+type Recovered struct{}
+
+// Truncated says that messages Wanted to First-1 are not there: trimmed before they were read, or lost. What they said is not known.
+// The reader has ended; another can start after First-1.
+type Truncated struct{ Wanted, First events.StreamSeq }
+
+// EpochChanged says that the stream was deleted and made again. Nothing that was read of the old one may be kept on the strength of
+// the new one. The reader has ended.
+type EpochChanged struct {
+	Old, New    Epoch
+	First, Last events.StreamSeq // of the new stream
+}
+
+// Regressed says that the stream is behind, or differs from, what was read of it: Applied was read, and the stream ends at Last or has
+// another message at Applied. A server lost what it had, or was restored from an old backup. The reader has ended.
+type Regressed struct{ Applied, Last events.StreamSeq }
+
+func (CaughtUp) final() bool     { return false }
+func (Unavailable) final() bool  { return false }
+func (Recovered) final() bool    { return false }
+func (Truncated) final() bool    { return true }
+func (EpochChanged) final() bool { return true }
+func (Regressed) final() bool    { return true }
+
+func (n CaughtUp) String() string    { return fmt.Sprintf("caught up at %d", n.Seq) }
+func (n Unavailable) String() string { return fmt.Sprintf("unavailable: %v", n.Err) }
+func (Recovered) String() string     { return "recovered" }
+func (n Truncated) String() string {
+	return fmt.Sprintf("truncated: wanted %d, first is %d", n.Wanted, n.First)
+}
+func (n EpochChanged) String() string {
+	return fmt.Sprintf("epoch changed from %d to %d, which has %d to %d", n.Old, n.New, n.First, n.Last)
+}
+func (n Regressed) String() string {
+	return fmt.Sprintf("regressed: %d was applied, the stream ends at %d or has another message there", n.Applied, n.Last)
+}
+
+// Final reports whether a notice is the last that a reader sends.
+func Final(n Notice) bool { return n != nil && n.final() }
+
+// ReaderConfig says what to read and to whom it goes.
+type ReaderConfig struct {
+	Partition events.Partition
+	After     Position // read what follows
+
+	// Out takes the updates; the reader waits while it is full. Several readers may share it.
+	Out chan<- Update
+
+	// Watch is how often the stream is looked at for what no message tells; default 3 s.
+	Watch time.Duration
+
+	MaxMessages int // in one update, and asked for ahead; default 2000
+	MaxBytes    int // of the messages held for one update, and asked for ahead; default 8 MiB, at least what one message can have
+}
+
+// Reader reads one partition's stream whole, in order, for ever, over restarts and lost connections. The messages that it sends follow
+// each other without a break in their sequences, from the position on: this proves that nothing is missing. Whatever would break
+// the run is a notice.
+type Reader struct {
+	ns     *Namespace
+	cfg    ReaderConfig
+	stream string
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	// Below: owned by the reader's goroutine.
+	pos      Position // of what was sent
+	target   events.StreamSeq
+	targeted bool // target is set
+	caughtUp bool
+	down     bool             // Unavailable was sent last
+	suspect  events.StreamSeq // a sequence that was missing in the last session
+	behind   int              // how often the stream ended before pos in a row
+}
+
+// Waits of a reader. Heartbeats tell within two of them that a consumer is gone; idle pulls are renewed at their expiry.
+const (
+	readHeartbeat = time.Second
+	readExpiry    = 10 * time.Second
+	regressLooks  = 3 // a leader that was just elected may not have applied all it knows
+	regressWait   = 250 * time.Millisecond
+)
+
+// StartReader starts a reader. It ends after a final notice or by [Reader.Stop]; it never closes Out.
+func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
+	if uint32(cfg.Partition) >= n.partitions {
+		return nil, fmt.Errorf("read partition %d: there are %d", cfg.Partition, n.partitions)
+	}
+	if cfg.Out == nil {
+		return nil, fmt.Errorf("read partition %d: no channel for updates", cfg.Partition)
+	}
+	cfg.Watch = or(cfg.Watch, 3*time.Second)
+	cfg.MaxMessages = or(cfg.MaxMessages, 2000)
+	cfg.MaxBytes = max(or(cfg.MaxBytes, 8<<20), int(n.c.nc.MaxPayload())+4096)
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &Reader{ns: n, cfg: cfg, stream: StreamName(n.name, cfg.Partition), cancel: cancel, done: make(chan struct{}), pos: cfg.After}
+	go r.run(ctx)
+	return r, nil
+}
+
+// Stop ends the reader and returns when it has ended: nothing is sent to Out afterwards. It may be called while Out is full, and again.
+func (r *Reader) Stop() {
+	r.cancel()
+	<-r.done
+}
+
+// Done is closed when the reader has ended: stopped, or after a final notice was taken.
+func (r *Reader) Done() <-chan struct{} { return r.done }
+
+// run opens one session after the other: a session is the life of one consumer on one connection.
+func (r *Reader) run(ctx context.Context) {
+	defer close(r.done)
+	defer r.cancel()
+	pause := time.Duration(0)
+	for ctx.Err() == nil {
+		before := r.pos.Seq
+		notice, err := r.session(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case notice != nil:
+			r.send(ctx, Update{Notice: notice})
+			return
+		case errors.Is(err, errLookAgain) || r.pos.Seq != before:
+			pause = 0
+		}
+		// What ends once and goes on at the first try is nobody's trouble.
+		if pause > 0 && !r.down {
+			r.down = r.send(ctx, Update{Notice: Unavailable{Err: failed("read "+r.stream, err)}})
+		}
+		if pause > 0 && !sleep(ctx, pause) {
+			return
+		}
+		pause = min(max(2*pause, 20*time.Millisecond), time.Second)
+	}
+}
+
+// send hands an update over; false says that the reader is being stopped.
+func (r *Reader) send(ctx context.Context, u Update) bool {
+	u.Partition, u.Epoch = r.cfg.Partition, r.pos.Epoch
+	select {
+	case r.cfg.Out <- u:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// sendMessages hands a run of messages over and moves the position.
+func (r *Reader) sendMessages(ctx context.Context, run []Message, pending uint64) {
+	last := run[len(run)-1]
+	if r.send(ctx, Update{Messages: run, Pending: pending}) {
+		r.pos.Seq, r.pos.Time = last.Seq, last.Time
+	}
+}
+
+// look asks for the stream's state, once.
+func (r *Reader) look(ctx context.Context) (StreamInfo, error) {
+	var a streamAnswer
+	if err := r.ns.c.callOnce(ctx, "STREAM.INFO."+r.stream, nil, &a); err != nil {
+		return StreamInfo{}, err
+	}
+	return a.info(r.cfg.Partition), nil
+}
+
+// judge compares the stream with what was read of it up to applied. It returns a final notice, or errLookAgain where one look is not
+// enough to be sure.
+func (r *Reader) judge(info StreamInfo, applied events.StreamSeq) (Notice, error) {
+	switch {
+	case r.pos.Epoch != 0 && info.Epoch != r.pos.Epoch:
+		return EpochChanged{Old: r.pos.Epoch, New: info.Epoch, First: info.First, Last: info.Last}, nil
+	case info.Last < applied:
+		if r.behind++; r.behind < regressLooks {
+			return nil, errLookAgain
+		}
+		return Regressed{Applied: applied, Last: info.Last}, nil
+	}
+	r.behind = 0
+	return nil, nil
+}
+
+// Why a session ends.
+var (
+	errLookAgain = errors.New("what was seen must be looked at again")
+	errDelivery  = errors.New("messages were lost on the way")
+	errStuck     = errors.New("the consumer is silent and there are messages")
+	errOtherMsg  = errors.New("another message at the position")
+	errHole      = errors.New("sequences are missing in the stream")
+)

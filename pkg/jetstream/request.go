@@ -1,0 +1,83 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Reply is the answer to a request.
+type Reply struct {
+	ContentType string
+	Body        []byte
+}
+
+// ServiceError is an answer that says that a request failed. The body, if any, is in [Reply.Body] as for a success.
+type ServiceError struct {
+	Code        int // as in HTTP; see the Code constants
+	Description string
+}
+
+func (e *ServiceError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
+
+// Request asks once and waits for one answer until the context ends; a context without a deadline gets 5 s. The remaining
+// time travels with the request, so that nobody works on what nobody waits for.
+//
+// Errors: [*ServiceError] if the service says so (the reply is given too), [ErrNoResponder] at once if nobody serves the subject,
+// [ErrTimeout] if the deadline passed, [ErrUnavailable] without a connection, [ErrTooLarge], [ErrDenied].
+func (c *Conn) Request(ctx context.Context, subject, contentType string, body []byte) (Reply, error) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		deadline, _ = ctx.Deadline()
+	}
+	action := "request " + subject
+	left := time.Until(deadline)
+	if left < time.Millisecond {
+		return Reply{}, fmt.Errorf("%s: %w", action, ErrTimeout)
+	}
+	m := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{
+		headerDeadline: []string{strconv.FormatInt(left.Milliseconds(), 10)},
+	}}
+	if contentType != "" {
+		m.Header[headerContentType] = []string{contentType}
+	}
+	var reply *nats.Msg
+	err := c.tryFor(ctx, left, subject, func(ctx context.Context) (err error) {
+		reply, err = c.nc.RequestMsgWithContext(ctx, m)
+		return err
+	})
+	switch {
+	case err == nil:
+	case errors.Is(err, nats.ErrNoResponders):
+		return Reply{}, fmt.Errorf("%s: %w", action, ErrNoResponder)
+	case errors.Is(err, errAttemptOver), errors.Is(err, context.DeadlineExceeded):
+		return Reply{}, fmt.Errorf("%s: %w", action, ErrTimeout)
+	default:
+		return Reply{}, failed(action, err)
+	}
+	answer := Reply{ContentType: reply.Header.Get(headerContentType), Body: reply.Data}
+	if text := reply.Header.Get(headerErrorCode); text != "" {
+		code, err := strconv.Atoi(text)
+		if err != nil {
+			code = CodeInternal
+		}
+		return answer, fmt.Errorf("%s: %w", action, &ServiceError{Code: code, Description: reply.Header.Get(headerError)})
+	}
+	return answer, nil
+}
+
+// Send publishes a message that nobody answers and that may be lost: a hint. Whatever must arrive goes through a [Publisher] or a request.
+func (c *Conn) Send(subject, contentType string, body []byte) error {
+	m := &nats.Msg{Subject: subject, Data: body}
+	if contentType != "" {
+		m.Header = nats.Header{headerContentType: []string{contentType}}
+	}
+	return failed("send to "+subject, c.nc.PublishMsg(m))
+}

@@ -1,0 +1,241 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// ServerOptions is about the embedded server. Only Dir must be set.
+type ServerOptions struct {
+	// Dir is the data folder, its own and kept between runs. One process at a time may use it.
+	Dir string
+
+	// Listen is HOST:PORT for other processes; port 0 takes a free one ([Server.URL] has it). Empty: the server does
+	// not listen and is reached through [ConnOptions.Server] alone. There is no password: leave it on loopback, or
+	// use ConfigFile.
+	Listen string
+
+	// ConfigFile is a nats-server configuration for all that has no field here (users, TLS, cluster, leaf nodes). Set
+	// fields win over it, and the data folder and JetStream are always ours.
+	ConfigFile string
+
+	Name string // of the server, stable over restarts; default "kvatlas"
+
+	// SyncInterval is how long what was acknowledged may wait to be forced to the disk. Zero forces it before each
+	// acknowledgement: a power failure then loses nothing that was acknowledged.
+	SyncInterval time.Duration
+
+	// MaxStore bounds all streams together, in bytes. Zero bounds nothing here: the streams have their own limits and the
+	// disk has its end. (The server's own default depends on what is free when it starts, and refuses to write what it
+	// took the day before.)
+	MaxStore  int64
+	MaxMemory int64 // bytes for streams and consumers in memory; default 256 MiB
+
+	// Logger takes what the server says; nil takes nothing.
+	Logger *slog.Logger
+}
+
+// Server is an embedded nats-server with JetStream. Its methods may be called from any goroutine.
+type Server struct {
+	srv  *server.Server
+	lock *os.File
+	stop sync.Once
+}
+
+const lockFile = "kvatlas.lock"
+
+// StartServer starts a server and returns when it is ready, or says why it cannot be. An error that wraps [ErrInUse]
+// names the folder or the port that somebody else has.
+func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
+	if o.Dir == "" {
+		return nil, errors.New("start server: a data folder is needed")
+	}
+	if o.Name == "" {
+		o.Name = "kvatlas"
+	}
+	if o.MaxMemory <= 0 {
+		o.MaxMemory = 256 << 20
+	}
+	if o.MaxStore <= 0 {
+		o.MaxStore = 1 << 50
+	}
+	opts := &server.Options{}
+	if o.ConfigFile != "" {
+		var err error
+		if opts, err = server.ProcessConfigFile(o.ConfigFile); err != nil {
+			return nil, fmt.Errorf("start server: configuration %s: %w", o.ConfigFile, err)
+		}
+	}
+	opts.ServerName = o.Name
+	opts.NoSigs = true
+	opts.JetStream = true
+	opts.StoreDir = o.Dir
+	opts.JetStreamMaxStore = o.MaxStore
+	opts.JetStreamMaxMemory = o.MaxMemory
+	opts.SyncAlways = o.SyncInterval <= 0
+	if o.SyncInterval > 0 {
+		opts.SyncInterval = o.SyncInterval
+	}
+	opts.DisableJetStreamBanner = true
+	switch {
+	case o.Listen != "":
+		host, port, err := splitListen(o.Listen)
+		if err != nil {
+			return nil, fmt.Errorf("start server: %w", err)
+		}
+		opts.Host, opts.Port = host, port
+	case o.ConfigFile == "":
+		opts.DontListen = true
+	}
+	lock, err := lockDir(o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("start server: %w", err)
+	}
+	srv, err := runServer(ctx, opts, o.Logger)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start server: %w", err), lock.Close())
+	}
+	return &Server{srv: srv, lock: lock}, nil
+}
+
+func splitListen(listen string) (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(listen)
+	if err != nil {
+		return "", 0, fmt.Errorf("listen address %q: want HOST:PORT", listen)
+	}
+	port, err = strconv.Atoi(text)
+	if err != nil || port < -1 || port > 65535 {
+		return "", 0, fmt.Errorf("listen address %q: %q is not a port", listen, text)
+	}
+	if port == 0 {
+		port = server.RANDOM_PORT
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	return host, port, nil
+}
+
+// lockDir makes the folder and takes its lock.
+func lockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
+	}
+	path := filepath.Join(dir, lockFile)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data folder: %w", err)
+	}
+	ok, err := tryLock(f)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	if !ok {
+		holder, _ := os.ReadFile(path)
+		return nil, errors.Join(fmt.Errorf("data folder %s: %w by process %s", dir, ErrInUse, strings.TrimSpace(string(holder))), f.Close())
+	}
+	// For people: who holds it. The lock itself is the system's.
+	if err := f.Truncate(0); err == nil {
+		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+func runServer(ctx context.Context, opts *server.Options, logger *slog.Logger) (*server.Server, error) {
+	srv, err := server.NewServer(opts)
+	if err != nil {
+		return nil, err
+	}
+	log := &serverLog{to: logger, fatal: make(chan string, 1)}
+	debug := logger != nil && logger.Enabled(ctx, slog.LevelDebug)
+	srv.SetLogger(log, debug, false)
+	go srv.Start()
+	for {
+		if srv.ReadyForConnections(20 * time.Millisecond) {
+			if health := srv.Healthz(&server.HealthzOptions{}); health.StatusCode == 200 {
+				return srv, nil
+			}
+		}
+		var why error
+		select {
+		case text := <-log.fatal:
+			why = errors.New(text)
+			if strings.Contains(text, "address already in use") {
+				why = fmt.Errorf("port of %s: %w", net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)), ErrInUse)
+			}
+		case <-ctx.Done():
+			why = fmt.Errorf("not ready in time: %w", ctx.Err())
+		case <-time.After(5 * time.Millisecond):
+			continue
+		}
+		srv.Shutdown()
+		srv.WaitForShutdown()
+		return nil, why
+	}
+}
+
+// URL is where clients in other processes connect to; empty if the server does not listen.
+func (s *Server) URL() string {
+	if addr := s.Addr(); addr != "" {
+		return "nats://" + addr
+	}
+	return ""
+}
+
+// Addr is the HOST:PORT on which the server listens; empty if it does not.
+func (s *Server) Addr() string {
+	if addr := s.srv.Addr(); addr != nil {
+		return addr.String()
+	}
+	return ""
+}
+
+// Stop ends the server, waits until all is written and releases the data folder. Clients should have drained before.
+// Calling it again does nothing.
+func (s *Server) Stop() {
+	s.stop.Do(func() {
+		s.srv.Shutdown()
+		s.srv.WaitForShutdown()
+		_ = s.lock.Close() // closing releases the lock; there is nothing else in the file to lose
+	})
+}
+
+// serverLog hands the server's lines to slog and keeps the reason for which it gave up.
+type serverLog struct {
+	to    *slog.Logger
+	fatal chan string
+}
+
+func (l *serverLog) say(level slog.Level, format string, v []any) {
+	if l.to != nil && l.to.Enabled(context.Background(), level) {
+		l.to.Log(context.Background(), level, fmt.Sprintf(format, v...))
+	}
+}
+
+func (l *serverLog) Noticef(format string, v ...any) { l.say(slog.LevelInfo, format, v) }
+func (l *serverLog) Warnf(format string, v ...any)   { l.say(slog.LevelWarn, format, v) }
+func (l *serverLog) Errorf(format string, v ...any)  { l.say(slog.LevelError, format, v) }
+func (l *serverLog) Debugf(format string, v ...any)  { l.say(slog.LevelDebug, format, v) }
+func (l *serverLog) Tracef(format string, v ...any)  { l.say(slog.LevelDebug, format, v) }
+
+func (l *serverLog) Fatalf(format string, v ...any) {
+	l.say(slog.LevelError, format, v)
+	select {
+	case l.fatal <- fmt.Sprintf(format, v...):
+	default:
+	}
+}

@@ -1,0 +1,369 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// session is one consumer: ephemeral, in memory, without acknowledgements, of the whole stream. Its buffer is filled by
+// nats.go's goroutine and emptied by the reader's.
+//
+// nats.go has an ordered consumer that makes itself anew. It is not used: after a stream was deleted and made again it continues in the new
+// one at the old sequence, and only the reader can know that this is wrong. Here a new consumer means a new session, which begins with
+// a comparison of the stream's epoch.
+type session struct {
+	anchor Message // if Seq is not 0: the message with which the session begins, which was read before and must be the same
+
+	max, maxBytes int
+	wake          chan struct{} // has a token when there is something new in the fields below
+
+	mu      sync.Mutex
+	room    sync.Cond // on mu: the buffer was emptied, or the session has ended
+	next    events.StreamSeq
+	nextDel uint64 // the consumer's own count, of the next delivery
+	buf     []Message
+	bytes   int
+	pending uint64
+	passed  bool  // the anchor has been seen
+	err     error // why the session has ended
+	hole    events.StreamSeq
+}
+
+// session reads until something ends it: a final notice, or an error after which another session may follow.
+func (r *Reader) session(ctx context.Context) (Notice, error) {
+	c := r.ns.c
+	lost := c.untilLost()
+	info, err := r.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if notice, err := r.judge(info, r.pos.Seq); notice != nil || err != nil {
+		if err != nil {
+			sleep(ctx, regressWait)
+		}
+		return notice, err
+	}
+	if info.First > r.pos.Seq+1 {
+		return Truncated{Wanted: r.pos.Seq + 1, First: info.First}, nil
+	}
+	r.pos.Epoch = info.Epoch
+	if !r.targeted {
+		r.target, r.targeted = info.Last, true
+	}
+
+	s := &session{next: r.pos.Seq + 1, nextDel: 1, passed: true, max: r.cfg.MaxMessages, maxBytes: r.cfg.MaxBytes, wake: make(chan struct{}, 1)}
+	s.room.L = &s.mu
+	if r.pos.Time != 0 && r.pos.Seq >= info.First {
+		s.anchor, s.next, s.passed = Message{Seq: r.pos.Seq, Time: r.pos.Time}, r.pos.Seq, false
+	}
+	stop, err := r.consume(ctx, s, info)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+
+	if r.down {
+		r.down = !r.send(ctx, Update{Notice: Recovered{}})
+	}
+	return r.pump(ctx, s, lost)
+}
+
+// consume makes the consumer and lets it fill the session's buffer until stop is called. It makes sure that the consumer is on the
+// stream of info.
+func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop func(), err error) {
+	c := r.ns.c
+	var consumer jetstream.Consumer
+	err = c.try(ctx, c.api+"CONSUMER.CREATE."+r.stream+".", func(ctx context.Context) (err error) {
+		consumer, err = c.js.CreateConsumer(ctx, r.stream, jetstream.ConsumerConfig{
+			Name:              "kvatlas-" + nuid.Next(),
+			DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
+			OptStartSeq:       uint64(s.next),
+			AckPolicy:         jetstream.AckNonePolicy,
+			InactiveThreshold: 30 * time.Second, // the server forgets it by itself when we are gone
+			Replicas:          1,
+			MemoryStorage:     true,
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	name := consumer.CachedInfo().Name
+	forget := func() {
+		// A courtesy; if it does not arrive the server waits for InactiveThreshold.
+		_ = c.nc.Publish(c.api+"CONSUMER.DELETE."+r.stream+"."+name, nil)
+	}
+	// The stream of this epoch was there before the consumer was made, and is there now: it is the consumer's.
+	again, err := r.look(ctx)
+	if err == nil && again.Epoch != info.Epoch {
+		err = errLookAgain
+	}
+	if err == nil && consumer.CachedInfo().NumPending == 0 && info.Last >= s.next {
+		err = s.missing(info.Last + 1)
+	}
+	if err != nil {
+		forget()
+		if errors.Is(err, errHole) {
+			return nil, r.suspicious(s.next)
+		}
+		return nil, err
+	}
+	cc, err := consumer.Consume(s.take,
+		jetstream.PullMaxMessagesWithBytesLimit(r.cfg.MaxMessages, r.cfg.MaxBytes),
+		jetstream.PullHeartbeat(readHeartbeat),
+		jetstream.PullExpiry(readExpiry),
+		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) { s.end(err) }))
+	if err != nil {
+		forget()
+		return nil, err
+	}
+	return func() {
+		s.end(context.Canceled) // wakes a full take
+		cc.Stop()
+		<-cc.Closed()
+		forget()
+	}, nil
+}
+
+// pump moves messages from the session to Out, and watches.
+func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (Notice, error) {
+	tick := time.NewTicker(r.cfg.Watch)
+	defer tick.Stop()
+	looks := make(chan lookResult, 1)
+	looking := false
+	var lastLook events.StreamSeq // where the session was at the last look that found more in the stream
+	for {
+		run, pending, passed, err := s.drain()
+		if len(run) > 0 {
+			r.sendMessages(ctx, run, pending)
+		}
+		if passed && !r.caughtUp && r.pos.Seq >= r.target {
+			r.caughtUp = r.send(ctx, Update{Notice: CaughtUp{Seq: r.target}})
+		}
+		if err != nil {
+			return r.ended(ctx, s, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-lost:
+			s.end(errDisconnected)
+		case <-s.wake:
+		case <-tick.C:
+			if !looking {
+				looking = true
+				next := s.position()
+				go func() {
+					info, err := r.look(ctx)
+					looks <- lookResult{info, err, next}
+				}()
+			}
+		case l := <-looks:
+			looking = false
+			if l.err != nil {
+				if classOf(l.err) == ErrNotFound {
+					s.end(l.err)
+				}
+				continue
+			}
+			notice, err := r.judge(l.info, l.next-1)
+			if notice != nil {
+				return notice, nil
+			}
+			if err != nil {
+				tick.Reset(regressWait)
+				continue
+			}
+			tick.Reset(r.cfg.Watch)
+			if l.info.Last >= l.next && l.next == lastLook && s.position() == l.next {
+				s.end(errStuck)
+			}
+			lastLook = l.next
+		}
+	}
+}
+
+type lookResult struct {
+	info StreamInfo
+	err  error
+	next events.StreamSeq // where the session was when it was asked
+}
+
+// ended says what follows from the end of a session.
+func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, error) {
+	switch {
+	case errors.Is(err, errOtherMsg):
+		info, err := r.look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if info.Epoch != r.pos.Epoch {
+			return nil, errLookAgain
+		}
+		return Regressed{Applied: r.pos.Seq, Last: info.Last}, nil
+	case errors.Is(err, errHole):
+		// Either trimmed meanwhile, which the next session finds, or missing in the middle.
+		if r.suspect == s.next {
+			return Truncated{Wanted: s.next, First: s.hole}, nil
+		}
+		return nil, r.suspicious(s.next)
+	}
+	return nil, err
+}
+
+// suspicious notes that a sequence is missing. One look is not enough to call it lost.
+func (r *Reader) suspicious(seq events.StreamSeq) error {
+	r.suspect = seq
+	return errLookAgain
+}
+
+// missing ends the session because sequences up to first are not there.
+func (s *session) missing(first events.StreamSeq) error {
+	s.hole = first
+	return fmt.Errorf("%w: %d to %d", errHole, s.next, first-1)
+}
+
+// end ends the session with the first error it is given.
+func (s *session) end(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.room.Broadcast()
+	s.mu.Unlock()
+	s.nudge()
+}
+
+func (s *session) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// position is the sequence that the session expects next.
+func (s *session) position() events.StreamSeq {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.next
+}
+
+// drain takes what the buffer has.
+func (s *session) drain() (run []Message, pending uint64, passed bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	run, s.buf, s.bytes = s.buf, nil, 0
+	s.room.Broadcast()
+	return run, s.pending, s.passed, s.err
+}
+
+// take is called by nats.go with one message after the other. It waits while the buffer is full: the server sends no more
+// than was asked for.
+func (s *session) take(msg jetstream.Msg) {
+	d, ok := parseDelivery(msg.Reply())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.err == nil && (len(s.buf) >= s.max || s.bytes >= s.maxBytes) {
+		s.room.Wait()
+	}
+	if s.err != nil {
+		return
+	}
+	switch {
+	case !ok:
+		s.err = fmt.Errorf("reply subject %q of a message cannot be read", msg.Reply())
+	case d.consumerSeq != s.nextDel:
+		s.err = fmt.Errorf("%w: delivery %d came instead of %d", errDelivery, d.consumerSeq, s.nextDel)
+	case d.streamSeq != s.next:
+		s.err = s.missing(d.streamSeq)
+	case !s.passed && d.time != s.anchor.Time:
+		s.err = errOtherMsg
+	}
+	if s.err != nil {
+		s.nudge()
+		return
+	}
+	s.next++
+	s.nextDel++
+	s.pending = d.pending
+	if !s.passed {
+		s.passed = true
+		s.nudge()
+		return
+	}
+	data := msg.Data()
+	if s.buf == nil {
+		s.buf = make([]Message, 0, min(s.max, 64+int(min(d.pending, 1<<20))))
+	}
+	s.buf = append(s.buf, Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject(), Data: data})
+	s.bytes += len(data)
+	if len(s.buf) == 1 {
+		s.nudge()
+	}
+}
+
+// delivery is what a message's reply subject says (ADR-15; nats.go internal/parser):
+//
+//	$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
+//	$JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>[.<token>]
+type delivery struct {
+	streamSeq   events.StreamSeq
+	consumerSeq uint64
+	time        events.Millis
+	pending     uint64
+}
+
+func parseDelivery(reply string) (d delivery, ok bool) {
+	rest, ok := strings.CutPrefix(reply, "$JS.ACK.")
+	if !ok {
+		return d, false
+	}
+	var tokens [10]string
+	n := 0
+	for n < len(tokens) {
+		i := strings.IndexByte(rest, '.')
+		if i < 0 {
+			tokens[n] = rest
+			n++
+			break
+		}
+		tokens[n], rest = rest[:i], rest[i+1:]
+		n++
+	}
+	first := 3 // past stream, consumer, delivered
+	switch {
+	case n == 7:
+	case n >= 9:
+		first = 5
+	default:
+		return d, false
+	}
+	var v [4]uint64
+	for i := range v {
+		t := tokens[first+i]
+		if t == "" || len(t) > 19 {
+			return d, false
+		}
+		for j := 0; j < len(t); j++ {
+			if t[j] < '0' || t[j] > '9' {
+				return d, false
+			}
+			v[i] = v[i]*10 + uint64(t[j]-'0')
+		}
+	}
+	return delivery{
+		streamSeq:   events.StreamSeq(v[0]),
+		consumerSeq: v[1],
+		time:        events.Millis(v[2] / 1e6),
+		pending:     v[3],
+	}, true
+}

@@ -1,0 +1,295 @@
+package jetstream
+
+import (
+	"encoding/base64"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Every subject, stream, bucket, key and header of kvatlas has its name here and nowhere else. <ns> is a namespace,
+// <p> a partition in decimal, <instance> and <model> are tokens made by [EscapeToken].
+//
+//	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
+//	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
+//	kv.v1.<ns>.n.<node>.<verb>            requests to one node
+//	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
+//	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
+//	bucket kvatlas_<ns>                   namespace record and models
+//	bucket kvatlas_<ns>_snap              snapshots
+const subjectRoot = "kv.v1."
+
+// Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches (nats-io/nats-architecture-and-design).
+const (
+	headerWriter      = "Kv-Writer"      // on every message of the log: <publisher>.<flush>.<position in the flush>
+	headerDeadline    = "Kv-Deadline-Ms" // on a request: how many milliseconds the caller will still wait
+	headerContentType = "Content-Type"
+
+	headerExpectedLast = "Nats-Expected-Last-Subject-Sequence"
+	headerBatchID      = "Nats-Batch-Id"
+	headerBatchSeq     = "Nats-Batch-Sequence"
+	headerBatchCommit  = "Nats-Batch-Commit"
+	headerError        = "Nats-Service-Error"
+	headerErrorCode    = "Nats-Service-Error-Code"
+)
+
+// Content types of requests and replies.
+const (
+	ContentJSON    = "application/json"
+	ContentMsgpack = "application/msgpack"
+)
+
+const (
+	maxNamespaceLen = 32
+	maxNameLen      = 255 // bytes of a name from outside
+	plainTokenLen   = 128 // a longer token is written in base64
+)
+
+// MaxTokenLen is how long a token made by [EscapeToken] may become.
+const MaxTokenLen = 2 + (maxNameLen*8+5)/6
+
+// CheckNamespace refuses what cannot be a namespace: it is part of stream, folder and bucket names and thus small: 1 to
+// 32 of a-z, 0-9 and '-', first a letter or digit. The error wraps [ErrBadName].
+func CheckNamespace(ns string) error {
+	bad := ns == "" || len(ns) > maxNamespaceLen || ns[0] == '-'
+	for i := 0; i < len(ns) && !bad; i++ {
+		c := ns[i]
+		bad = c != '-' && (c < 'a' || c > 'z') && (c < '0' || c > '9')
+	}
+	if bad {
+		return fmt.Errorf("namespace %q: %w: use 1 to %d of a-z, 0-9 and '-', first a letter or digit", ns, ErrBadName, maxNamespaceLen)
+	}
+	return nil
+}
+
+func plainByte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_'
+}
+
+const hexDigits = "0123456789ABCDEF"
+
+// EscapeToken turns any string of at most 255 bytes into one token that is legal in a subject and in a key, of at most
+// [MaxTokenLen] bytes; [UnescapeToken] turns it back. Letters, digits, '-' and '_' stay, every other byte becomes '='
+// and two hex digits, the empty string becomes "=". What would be longer than 128 bytes in this way becomes "==" and
+// the base64 of the whole (RFC 4648 §5, no padding). A longer string is refused with [ErrBadName].
+func EscapeToken(name string) (string, error) {
+	if len(name) > maxNameLen {
+		return "", fmt.Errorf("name of %d bytes (%.32q...): %w: at most %d bytes", len(name), name, ErrBadName, maxNameLen)
+	}
+	if name == "" {
+		return "=", nil
+	}
+	odd := 0
+	for i := 0; i < len(name); i++ {
+		if !plainByte(name[i]) {
+			odd++
+		}
+	}
+	if odd == 0 && len(name) <= plainTokenLen {
+		return name, nil
+	}
+	if len(name)+2*odd > plainTokenLen {
+		return "==" + base64.RawURLEncoding.EncodeToString([]byte(name)), nil
+	}
+	var b strings.Builder
+	b.Grow(len(name) + 2*odd)
+	for i := 0; i < len(name); i++ {
+		if c := name[i]; plainByte(c) {
+			b.WriteByte(c)
+		} else {
+			b.WriteByte('=')
+			b.WriteByte(hexDigits[c>>4])
+			b.WriteByte(hexDigits[c&15])
+		}
+	}
+	return b.String(), nil
+}
+
+// UnescapeToken turns a token of [EscapeToken] back into its name. Each name has one token: another spelling is refused
+// with [ErrBadName].
+func UnescapeToken(token string) (string, error) {
+	name, ok := unescape(token)
+	if ok {
+		again, err := EscapeToken(name)
+		ok = err == nil && again == token
+	}
+	if !ok {
+		return "", fmt.Errorf("token %.64q: %w: not an escaped name", token, ErrBadName)
+	}
+	return name, nil
+}
+
+func unescape(token string) (string, bool) {
+	if token == "=" {
+		return "", true
+	}
+	if len(token) > MaxTokenLen {
+		return "", false
+	}
+	if rest, ok := strings.CutPrefix(token, "=="); ok {
+		raw, err := base64.RawURLEncoding.DecodeString(rest)
+		return string(raw), err == nil
+	}
+	b := make([]byte, 0, len(token))
+	for i := 0; i < len(token); i++ {
+		if token[i] != '=' {
+			b = append(b, token[i])
+			continue
+		}
+		if i+2 >= len(token) {
+			return "", false
+		}
+		hi, lo := strings.IndexByte(hexDigits, token[i+1]), strings.IndexByte(hexDigits, token[i+2])
+		if hi < 0 || lo < 0 {
+			return "", false
+		}
+		b = append(b, byte(hi<<4|lo))
+		i += 2
+	}
+	return string(b), true
+}
+
+// PartitionOf is the partition of an instance: FNV-1a-32 of its token, modulo the number of partitions. It is what
+// NATS computes for {{partition(n,…)}} over that token (nats-server server/subject_transform.go), so that a mapping in
+// the server agrees with publishers.
+func PartitionOf(instance events.WorkerID, partitions uint32) (events.Partition, error) {
+	token, err := EscapeToken(string(instance))
+	if err != nil {
+		return 0, err
+	}
+	return partitionOfToken(token, partitions), nil
+}
+
+func partitionOfToken(token string, partitions uint32) events.Partition {
+	const offset, prime = 2166136261, 16777619 // FNV-1a, 32 bits
+	h := uint32(offset)
+	for i := 0; i < len(token); i++ {
+		h = (h ^ uint32(token[i])) * prime
+	}
+	return events.Partition(h % partitions)
+}
+
+// EventSubject is where the events of one (worker, rank) are published.
+func EventSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
+	token, err := EscapeToken(string(key.Instance))
+	if err != nil {
+		return "", err
+	}
+	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + "." + token + "." + decimal(uint64(key.Rank)), nil
+}
+
+// ParseEventSubject takes an [EventSubject] apart. The error wraps [ErrBadName].
+func ParseEventSubject(subject string) (ns string, p events.Partition, key events.RankKey, err error) {
+	bad := func() (string, events.Partition, events.RankKey, error) {
+		return "", 0, events.RankKey{}, fmt.Errorf("subject %.128q: %w: want kv.v1.<ns>.ev.<p>.<instance>.<rank>", subject, ErrBadName)
+	}
+	rest, ok := strings.CutPrefix(subject, subjectRoot)
+	if !ok {
+		return bad()
+	}
+	ns, rest, _ = strings.Cut(rest, ".")
+	rest, ok = strings.CutPrefix(rest, "ev.")
+	if !ok || CheckNamespace(ns) != nil {
+		return bad()
+	}
+	part, rest, _ := strings.Cut(rest, ".")
+	token, rank, _ := strings.Cut(rest, ".")
+	pn, ok := parseDecimal(part)
+	if !ok {
+		return bad()
+	}
+	rn, ok := parseDecimal(rank)
+	if !ok {
+		return bad()
+	}
+	name, err := UnescapeToken(token)
+	if err != nil {
+		return bad()
+	}
+	return ns, events.Partition(pn), events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(rn)}, nil
+}
+
+// StreamName is the stream of one partition.
+func StreamName(ns string, p events.Partition) string {
+	return "KV_EVENTS_" + ns + "_" + decimal(uint64(p))
+}
+
+// streamSubjects is what the stream of one partition takes.
+func streamSubjects(ns string, p events.Partition) string {
+	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + ".>"
+}
+
+// QuerySubject is where any ready node answers a kind of query.
+func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
+
+// NodeSubject is where one node answers a kind of request.
+func NodeSubject(ns, node, verb string) (string, error) {
+	token, err := EscapeToken(node)
+	if err != nil {
+		return "", err
+	}
+	return subjectRoot + ns + ".n." + token + "." + verb, nil
+}
+
+// ControlSubject is where all shims of a partition listen.
+func ControlSubject(ns string, p events.Partition) string {
+	return subjectRoot + ns + ".ctl." + decimal(uint64(p))
+}
+
+// ControlRankSubject is where the shim of one (worker, rank) listens.
+func ControlRankSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
+	token, err := EscapeToken(string(key.Instance))
+	if err != nil {
+		return "", err
+	}
+	return ControlSubject(ns, p) + "." + token + "." + decimal(uint64(key.Rank)), nil
+}
+
+// MetaBucket holds the namespace's record and its models.
+func MetaBucket(ns string) string { return "kvatlas_" + ns }
+
+// SnapshotBucket holds the snapshots of all partitions.
+func SnapshotBucket(ns string) string { return "kvatlas_" + ns + "_snap" }
+
+// Keys of the meta bucket.
+const namespaceKey = "namespace"
+
+func modelKey(model string) (string, error) {
+	token, err := EscapeToken(model)
+	return "model." + token, err
+}
+
+// ManifestKey is the newest manifest of a partition in the snapshot bucket.
+func ManifestKey(p events.Partition) string { return PartitionPrefix(p) + "manifest" }
+
+// PreviousKey is the manifest before the newest.
+func PreviousKey(p events.Partition) string { return PartitionPrefix(p) + "previous" }
+
+// ChunkKey is a chunk of a partition's snapshots; id is the hash of its content in hex.
+func ChunkKey(p events.Partition, id string) string { return PartitionPrefix(p) + "c." + id }
+
+// PartitionPrefix begins all keys of one partition in the snapshot bucket.
+func PartitionPrefix(p events.Partition) string { return "p" + decimal(uint64(p)) + "." }
+
+// validKey reports whether a key can be part of a subject as it is (the rule of nats.go jetstream/kv.go).
+func validKey(key string) bool {
+	if key == "" || key[0] == '.' || key[len(key)-1] == '.' || strings.Contains(key, "..") {
+		return false
+	}
+	for i := 0; i < len(key); i++ {
+		if c := key[i]; !plainByte(c) && c != '/' && c != '=' && c != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+func bucketStream(bucket string) string    { return "KV_" + bucket }
+func keySubject(bucket, key string) string { return "$KV." + bucket + "." + key }
+func decimal(n uint64) string              { return strconv.FormatUint(n, 10) }
+func parseDecimal(s string) (n uint32, ok bool) {
+	v, err := strconv.ParseUint(s, 10, 32)
+	return uint32(v), err == nil && decimal(v) == s
+}
