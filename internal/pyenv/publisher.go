@@ -1,0 +1,269 @@
+package pyenv
+
+import (
+	"bufio"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+)
+
+// PublisherOptions are the options of integration/python/publisher.py, where each is explained. The zero value is a
+// publisher as of a current vLLM, with ports chosen by the system.
+type PublisherOptions struct {
+	Form        string     `json:"form,omitempty"`         // "map" or "array"
+	ReplayTopic *bool      `json:"replay_topic,omitempty"` // whether replies carry the topic
+	Endpoint    string     `json:"endpoint,omitempty"`     // where to bind or, with Connect, to dial
+	Connect     bool       `json:"connect,omitempty"`
+	Replay      string     `json:"replay,omitempty"`
+	NoReplay    bool       `json:"no_replay,omitempty"`
+	Socket      string     `json:"socket,omitempty"` // "XPUB" or "PUB"
+	Topic       string     `json:"topic,omitempty"`
+	Rank        int        `json:"rank,omitempty"`
+	Buffer      int        `json:"buffer,omitempty"` // batches kept for replay
+	HighWater   int        `json:"hwm,omitempty"`
+	Heartbeat   *Heartbeat `json:"heartbeat,omitempty"`
+	BlockSize   int        `json:"block_size,omitempty"`
+	Seed        string     `json:"seed,omitempty"`   // of the engine's hashes
+	Hashes      string     `json:"hashes,omitempty"` // "int" or "bytes"
+	FirstSeq    uint64     `json:"first_seq,omitempty"`
+}
+
+// Heartbeat sets ZMTP heartbeats, in milliseconds.
+type Heartbeat struct {
+	Interval int `json:"ivl"`
+	Timeout  int `json:"timeout"`
+}
+
+// Event is one event that a publisher is told to announce.
+type Event struct {
+	Op       string   `json:"op"` // "store", "remove" or "clear"
+	Tokens   []uint32 `json:"tokens,omitempty"`
+	Parent   *uint64  `json:"parent,omitempty"`
+	Hashes   []uint64 `json:"hashes,omitempty"` // of "remove"; of "store" only to dictate them
+	Medium   string   `json:"medium,omitempty"` // default GPU
+	LoraID   *int     `json:"lora_id,omitempty"`
+	LoraName string   `json:"lora_name,omitempty"`
+	Salt     string   `json:"salt,omitempty"`
+	Group    *int     `json:"group,omitempty"`
+	Kind     string   `json:"kind,omitempty"`
+	Window   *int     `json:"window,omitempty"`
+}
+
+// Publisher is a running integration/python/publisher.py. Its methods fail the test if it does not do as told. They
+// are for one goroutine.
+type Publisher struct {
+	Endpoint string // where readers dial
+	Replay   string // where they ask for replay; empty without one
+
+	t   testing.TB
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+
+	killOnce sync.Once
+}
+
+// patience is how long an answer may take.
+const patience = time.Minute
+
+// StartPublisher starts a publisher that lives until the test ends.
+func StartPublisher(t testing.TB, opt PublisherOptions) *Publisher {
+	t.Helper()
+	python := Python(t)
+	arg, err := json.Marshal(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Publisher{t: t, cmd: exec.Command(python, Script(t, "publisher.py"), string(arg))}
+	p.cmd.Stderr = os.Stderr
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	p.answer(p)
+	return p
+}
+
+// answer waits for one line and fails the test if it tells of an error.
+func (p *Publisher) answer(into any) {
+	p.t.Helper()
+	guard := time.AfterFunc(patience, p.Kill)
+	defer guard.Stop()
+	line, err := p.out.ReadBytes('\n')
+	if err != nil {
+		p.t.Fatalf("publisher.py says nothing: %v", err)
+	}
+	var verdict struct {
+		OK    bool
+		Error string
+	}
+	if err := json.Unmarshal(line, &verdict); err != nil || !verdict.OK {
+		p.t.Fatalf("publisher.py: %s%v", line, err)
+	}
+	if into != nil {
+		if err := json.Unmarshal(line, into); err != nil {
+			p.t.Fatalf("publisher.py: %s%v", line, err)
+		}
+	}
+}
+
+// Do gives any command and decodes its answer into into, unless that is nil.
+func (p *Publisher) Do(command, into any) {
+	p.t.Helper()
+	b, err := json.Marshal(command)
+	if err == nil {
+		_, err = p.in.Write(append(b, '\n'))
+	}
+	if err != nil {
+		p.t.Fatalf("publisher.py does not listen: %v", err)
+	}
+	p.answer(into)
+}
+
+type command map[string]any
+
+// Publish announces events in one message and returns its sequence and, for each event, the engine hashes.
+func (p *Publisher) Publish(events ...Event) (seq uint64, hashes [][]uint64) {
+	p.t.Helper()
+	var got struct {
+		Seq    uint64
+		Hashes [][]uint64
+	}
+	p.Do(command{"op": "batch", "events": events}, &got)
+	return got.Seq, got.Hashes
+}
+
+// Store announces the full blocks of tokens, which follow the block called parent, or start a prompt if it is nil. It returns
+// what the engine calls them.
+func (p *Publisher) Store(tokens []uint32, parent *uint64) (seq uint64, hashes []uint64) {
+	p.t.Helper()
+	seq, all := p.Publish(Event{Op: "store", Tokens: tokens, Parent: parent})
+	return seq, all[0]
+}
+
+// Remove announces that the device no longer has these blocks.
+func (p *Publisher) Remove(hashes ...uint64) (seq uint64) {
+	p.t.Helper()
+	seq, _ = p.Publish(Event{Op: "remove", Hashes: hashes})
+	return seq
+}
+
+// Clear announces that the engine holds nothing.
+func (p *Publisher) Clear() (seq uint64) {
+	p.t.Helper()
+	seq, _ = p.Publish(Event{Op: "clear"})
+	return seq
+}
+
+// Raw publishes any payload with the next sequence.
+func (p *Publisher) Raw(payload []byte) (seq uint64) {
+	p.t.Helper()
+	var got struct{ Seq uint64 }
+	p.Do(command{"op": "raw", "payload": hex.EncodeToString(payload)}, &got)
+	return got.Seq
+}
+
+// Frames publishes any frames at all.
+func (p *Publisher) Frames(frames ...[]byte) {
+	p.t.Helper()
+	texts := make([]string, len(frames))
+	for i, f := range frames {
+		texts[i] = hex.EncodeToString(f)
+	}
+	p.Do(command{"op": "frames", "frames": texts}, nil)
+}
+
+// Burst is what a burst published.
+type Burst struct {
+	FirstSeq uint64   `json:"first_seq"`
+	LastSeq  uint64   `json:"last_seq"`
+	Tokens   int      `json:"tokens"` // the prompt's length; its tokens count up from first
+	Hashes   []uint64 `json:"hashes"`
+}
+
+// Burst publishes n messages as fast as it can, each of which goes on with the same prompt by so many blocks. The prompt's tokens
+// count up from first.
+func (p *Publisher) Burst(n, blocks int, first uint32) (b Burst) {
+	p.t.Helper()
+	p.Do(command{"op": "burst", "n": n, "blocks": blocks, "first_token": first}, &b)
+	return b
+}
+
+// Drop makes the next n messages a gap: they are not sent, and can be replayed only if keep is true.
+func (p *Publisher) Drop(n int, keep bool) {
+	p.t.Helper()
+	p.Do(command{"op": "drop", "n": n, "keep": keep}, nil)
+}
+
+// Skip leaves out n sequence numbers for ever.
+func (p *Publisher) Skip(n int) {
+	p.t.Helper()
+	p.Do(command{"op": "skip", "n": n}, nil)
+}
+
+// Forget leaves only the last keep messages for replay.
+func (p *Publisher) Forget(keep int) {
+	p.t.Helper()
+	p.Do(command{"op": "forget", "keep": keep}, nil)
+}
+
+// ReplayMode is how requests for replay are dealt with: "answer", "mute" or "endless".
+func (p *Publisher) ReplayMode(mode string) {
+	p.t.Helper()
+	p.Do(command{"op": "replay_mode", "mode": mode}, nil)
+}
+
+// Restart begins a new life of the engine at the same endpoints.
+func (p *Publisher) Restart() {
+	p.t.Helper()
+	p.Do(command{"op": "restart"}, nil)
+}
+
+// RestartUnseen begins a new life without closing the sockets: readers see no new connection.
+func (p *Publisher) RestartUnseen() {
+	p.t.Helper()
+	p.Do(command{"op": "restart", "sockets": false}, nil)
+}
+
+// WaitSubscribers waits until n subscriptions are in force.
+func (p *Publisher) WaitSubscribers(n int) {
+	p.t.Helper()
+	p.Do(command{"op": "subscribers", "n": n}, nil)
+}
+
+// PublisherStats is what a publisher counts.
+type PublisherStats struct {
+	NextSeq     uint64 `json:"next_seq"`
+	Subscribers int    `json:"subscribers"`
+	Replays     int    `json:"replays"` // requests so far
+	Kept        int    `json:"kept"`    // messages that can be replayed
+}
+
+// Stats counts.
+func (p *Publisher) Stats() (s PublisherStats) {
+	p.t.Helper()
+	p.Do(command{"op": "stats"}, &s)
+	return s
+}
+
+// Kill ends the publisher as a crash would. Its ports are free afterwards; another publisher may be started there.
+func (p *Publisher) Kill() {
+	p.killOnce.Do(func() {
+		// A process that has ended by itself cannot be killed, and Wait says how it ended, which is no news here.
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+	})
+}
