@@ -1,0 +1,234 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/zeebo/xxh3"
+)
+
+// Version is the format that this build writes. It reads every version from 1 to this.
+const Version = 1
+
+// MaxChunk bounds, in bytes, every value that this package makes, chunk or manifest: NATS takes 1 MiB by default, headers
+// and all. What a chunk unpacks to is bounded by it as well, so that no small chunk can ask for much memory.
+const MaxChunk = 900_000
+
+const (
+	magic       = "kvsn"
+	headerSize  = 24
+	trailerSize = 8
+
+	// maxRaw is how many bytes of fields and words fit into one chunk, even if nothing can be packed.
+	maxRaw = MaxChunk - headerSize - trailerSize
+)
+
+// Kind says what a chunk holds. A wire constant: do not renumber. A restore reads the kinds in this order.
+type Kind uint8
+
+// The kinds of chunks.
+const (
+	KindRanks    Kind = 1 // part of the table of ranks, if that is too long for the manifest
+	KindDead     Kind = 2 // which records of the chunks of runs no longer count
+	KindHoldings Kind = 3 // who holds what of the runs, rank by rank
+	KindRuns     Kind = 4 // the blocks of runs
+	KindState    Kind = 5 // what an index keeps of ranks beside runs
+)
+
+var kindNames = [...]string{"", "ranks", "dead", "holdings", "runs", "state"}
+
+func (k Kind) String() string {
+	if k.valid() {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+func (k Kind) valid() bool { return k >= KindRanks && k <= KindState }
+
+// MarshalText writes the kind's name.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText reads a kind's name.
+func (k *Kind) UnmarshalText(text []byte) error {
+	for i := KindRanks; i.valid(); i++ {
+		if kindNames[i] == string(text) {
+			*k = i
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown kind of chunk %q", text)
+}
+
+// Hash is the XXH3-128 of a chunk's stored bytes: its name, and what they are verified against.
+type Hash struct{ Hi, Lo uint64 }
+
+func hashOf(data []byte) Hash {
+	h := xxh3.Hash128(data)
+	return Hash{h.Hi, h.Lo}
+}
+
+func (h Hash) String() string {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:], h.Hi)
+	binary.BigEndian.PutUint64(b[8:], h.Lo)
+	return hex.EncodeToString(b[:])
+}
+
+func parseHash(s string) (Hash, bool) {
+	var b [16]byte
+	if len(s) != 32 {
+		return Hash{}, false
+	}
+	if _, err := hex.Decode(b[:], []byte(s)); err != nil {
+		return Hash{}, false
+	}
+	h := Hash{binary.BigEndian.Uint64(b[:]), binary.BigEndian.Uint64(b[8:])}
+	return h, h.String() == s
+}
+
+// The ways of packing a column. Wire constants.
+const (
+	packNone = 0
+	packZstd = 1
+)
+
+// packer and unpacker are safe for concurrent use.
+var (
+	packer = sync.OnceValue(func() *zstd.Encoder {
+		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1),
+			zstd.WithEncoderCRC(false), zstd.WithWindowSize(1<<20))
+		if err != nil {
+			panic("snapshot: zstd refuses its own options: " + err.Error())
+		}
+		return e
+	})
+	unpacker = sync.OnceValue(func() *zstd.Decoder {
+		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxWindow(1<<20),
+			zstd.WithDecoderMaxMemory(1<<20), zstd.WithDecodeAllCapLimit(true))
+		if err != nil {
+			panic("snapshot: zstd refuses its own options: " + err.Error())
+		}
+		return d
+	})
+)
+
+// sampleSize is how much of a column is packed to learn whether packing pays. Hashes never do.
+const sampleSize = 4096
+
+// pack appends the column to dst, packed if that saves at least an eighth.
+func pack(dst, column []byte) ([]byte, uint8) {
+	if len(column) < 64 {
+		return append(dst, column...), packNone
+	}
+	if len(column) > 4*sampleSize {
+		// The middle stands for the whole.
+		at := (len(column) - sampleSize) / 2
+		if trial := packer().EncodeAll(column[at:at+sampleSize], nil); !pays(len(trial), sampleSize) {
+			return append(dst, column...), packNone
+		}
+	}
+	start := len(dst)
+	if dst = packer().EncodeAll(column, dst); pays(len(dst)-start, len(column)) {
+		return dst, packZstd
+	}
+	return append(dst[:start], column...), packNone
+}
+
+func pays(packed, raw int) bool { return packed <= raw-raw/8 }
+
+// seal makes a chunk of the two columns, which hold at most maxRaw bytes together. The memory is new.
+func seal(kind Kind, fields, words []byte) []byte {
+	if len(fields)+len(words) > maxRaw {
+		panic(fmt.Sprintf("snapshot: a chunk of %s with %d bytes", kind, len(fields)+len(words)))
+	}
+	out := make([]byte, headerSize, headerSize+len(fields)+len(words)+trailerSize)
+	copy(out, magic)
+	binary.LittleEndian.PutUint16(out[4:], Version)
+	out[6] = byte(kind)
+	out, how := pack(out, fields)
+	stored := len(out) - headerSize
+	out, howWords := pack(out, words)
+	out[7] = how | howWords<<4
+	binary.LittleEndian.PutUint32(out[8:], uint32(stored))
+	binary.LittleEndian.PutUint32(out[12:], uint32(len(fields)))
+	binary.LittleEndian.PutUint32(out[16:], uint32(len(out)-headerSize-stored))
+	binary.LittleEndian.PutUint32(out[20:], uint32(len(words)))
+	return binary.LittleEndian.AppendUint64(out, xxh3.Hash(out))
+}
+
+// unsealed is a chunk taken apart. The columns point into the chunk, or into memory that the next open with the same
+// scratch uses again.
+type unsealed struct {
+	kind   Kind
+	fields []byte
+	words  []byte // a multiple of 8
+}
+
+// scratch is memory for unpacking.
+type scratch struct{ fields, words []byte }
+
+// open verifies a chunk and takes it apart.
+func open(data []byte, mem *scratch) (unsealed, error) {
+	corrupt := func(format string, args ...any) (unsealed, error) {
+		return unsealed{}, fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
+	}
+	if len(data) < headerSize+trailerSize {
+		return corrupt("%d bytes are too short for a chunk", len(data))
+	}
+	if len(data) > MaxChunk {
+		return corrupt("%d bytes are too long for a chunk", len(data))
+	}
+	if string(data[:4]) != magic {
+		return corrupt("not a chunk: it begins with %q", data[:4])
+	}
+	end := len(data) - trailerSize
+	if got, want := xxh3.Hash(data[:end]), binary.LittleEndian.Uint64(data[end:]); got != want {
+		return corrupt("checksum is %016x instead of %016x", got, want)
+	}
+	if v := binary.LittleEndian.Uint16(data[4:]); v == 0 || v > Version {
+		return unsealed{}, fmt.Errorf("%w: chunk of version %d, this build reads 1 to %d", ErrVersion, v, Version)
+	}
+	kind, how := Kind(data[6]), data[7]
+	if !kind.valid() {
+		return corrupt("unknown kind %d", data[6])
+	}
+	size := func(at int) int { return int(binary.LittleEndian.Uint32(data[at:])) }
+	fieldsStored, fieldsRaw, wordsStored, wordsRaw := size(8), size(12), size(16), size(20)
+	if fieldsStored+wordsStored != end-headerSize || fieldsRaw+wordsRaw > maxRaw || wordsRaw%8 != 0 {
+		return corrupt("columns of %d+%d bytes (%d+%d unpacked) in a chunk of %d", fieldsStored, wordsStored, fieldsRaw, wordsRaw, len(data))
+	}
+	u := unsealed{kind: kind}
+	var err error
+	if u.fields, mem.fields, err = unpack(data[headerSize:headerSize+fieldsStored], fieldsRaw, how&15, mem.fields); err != nil {
+		return corrupt("fields: %v", err)
+	}
+	if u.words, mem.words, err = unpack(data[headerSize+fieldsStored:end], wordsRaw, how>>4, mem.words); err != nil {
+		return corrupt("words: %v", err)
+	}
+	return u, nil
+}
+
+// unpack returns a column, and the memory to use for the next.
+func unpack(stored []byte, raw int, how uint8, mem []byte) (column, keep []byte, err error) {
+	switch how {
+	case packNone:
+		if len(stored) != raw {
+			return nil, mem, fmt.Errorf("%d bytes instead of %d", len(stored), raw)
+		}
+		return stored, mem, nil
+	case packZstd:
+		if cap(mem) < raw {
+			mem = make([]byte, 0, raw)
+		}
+		column, err := unpacker().DecodeAll(stored, mem[:0:raw])
+		if err == nil && len(column) != raw {
+			err = fmt.Errorf("%d bytes unpacked instead of %d", len(column), raw)
+		}
+		return column, mem, err
+	}
+	return nil, mem, fmt.Errorf("unknown packing %d", how)
+}

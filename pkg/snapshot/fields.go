@@ -1,0 +1,151 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+)
+
+// cursor reads a chunk's two columns. The first thing that is wrong is kept in err, and from then on everything reads as
+// zero, so that a decoder checks once per record.
+type cursor struct {
+	fields []byte
+	words  []byte
+	err    error
+}
+
+var (
+	errShortFields = errors.New("fields end too early")
+	errShortWords  = errors.New("words end too early")
+	errRange       = errors.New("number out of range")
+)
+
+func (c *cursor) fail(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+	c.fields, c.words = nil, nil
+}
+
+func (c *cursor) byte() byte {
+	if len(c.fields) == 0 {
+		c.fail(errShortFields)
+		return 0
+	}
+	b := c.fields[0]
+	c.fields = c.fields[1:]
+	return b
+}
+
+func (c *cursor) uint() uint64 {
+	if len(c.fields) > 0 && c.fields[0] < 0x80 {
+		v := c.fields[0]
+		c.fields = c.fields[1:]
+		return uint64(v)
+	}
+	v, n := binary.Uvarint(c.fields)
+	if n <= 0 {
+		c.fail(errShortFields)
+		return 0
+	}
+	c.fields = c.fields[n:]
+	return v
+}
+
+func (c *cursor) uint32() uint32 {
+	v := c.uint()
+	if v > math.MaxUint32 {
+		c.fail(errRange)
+		return 0
+	}
+	return uint32(v)
+}
+
+func (c *cursor) int() int64 {
+	v := c.uint()
+	return int64(v>>1) ^ -int64(v&1)
+}
+
+// near reads a number that was written as its distance from another.
+func (c *cursor) near(from uint32) uint32 {
+	v := int64(from) + c.int()
+	if v < 0 || v > math.MaxUint32 {
+		c.fail(errRange)
+		return 0
+	}
+	return uint32(v)
+}
+
+// count reads how many things follow, each of which takes at least one byte of fields.
+func (c *cursor) count() int {
+	n := c.uint()
+	if n > uint64(len(c.fields)) {
+		c.fail(errShortFields)
+		return 0
+	}
+	return int(n)
+}
+
+func (c *cursor) take(n uint64) []byte {
+	if n > uint64(len(c.fields)) {
+		c.fail(errShortFields)
+		return nil
+	}
+	b := c.fields[:n:n]
+	c.fields = c.fields[n:]
+	return b
+}
+
+// takeWords reads the bytes of n words.
+func (c *cursor) takeWords(n uint64) []byte {
+	if n > uint64(len(c.words))/8 {
+		c.fail(errShortWords)
+		return nil
+	}
+	b := c.words[: n*8 : n*8]
+	c.words = c.words[n*8:]
+	return b
+}
+
+func (c *cursor) word() uint64 {
+	if b := c.takeWords(1); b != nil {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return 0
+}
+
+func appendUint(b []byte, v uint64) []byte { return binary.AppendUvarint(b, v) }
+
+func appendInt(b []byte, v int64) []byte { return binary.AppendUvarint(b, uint64(v<<1)^uint64(v>>63)) }
+
+func appendNear(b []byte, v, from uint32) []byte { return appendInt(b, int64(v)-int64(from)) }
+
+// putWords and getWords move words between memory and a column.
+func putWords[T ~uint64](b []byte, words []T) []byte {
+	start := len(b)
+	b = grow(b, 8*len(words))
+	out := b[start:]
+	for _, w := range words {
+		binary.LittleEndian.PutUint64(out, uint64(w))
+		out = out[8:]
+	}
+	return b
+}
+
+func getWords[T ~uint64](dst []T, b []byte) []T {
+	start := len(dst)
+	dst = grow(dst, len(b)/8)
+	out := dst[start:]
+	for i := range out {
+		out[i] = T(binary.LittleEndian.Uint64(b[8*i:]))
+	}
+	return dst
+}
+
+// grow makes s longer by n elements of any content.
+func grow[T any](s []T, n int) []T {
+	if need := len(s) + n; need <= cap(s) {
+		return s[:need]
+	}
+	return append(s, make([]T, n)...)
+}

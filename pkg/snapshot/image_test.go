@@ -1,0 +1,205 @@
+package snapshot
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"pgregory.net/rapid"
+)
+
+// image is an image in memory: the twin that a snapshot must give back.
+type image struct {
+	ranks  []RankState
+	runs   []events.Run
+	states []events.RankImage // one for each of ranks
+}
+
+// Run and Rank make an image a Sink.
+func (im *image) Run(r *events.Run) error {
+	c := *r
+	c.Locals, c.Names = slices.Clone(r.Locals), slices.Clone(r.Names)
+	c.Holdings = nil
+	for _, h := range r.Holdings {
+		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names), slices.Clone(h.Also)
+		c.Holdings = append(c.Holdings, h)
+	}
+	im.runs = append(im.runs, c)
+	return nil
+}
+
+func (im *image) Rank(i int, img *events.RankImage) error {
+	for len(im.states) <= i {
+		im.states = append(im.states, events.RankImage{})
+	}
+	im.states[i] = *img
+	return nil
+}
+
+// canonical is the image in a form in which equal images are equal: ranks by name, runs by id, bitmaps as long as runs.
+func (im *image) canonical() *image {
+	out := &image{ranks: slices.Clone(im.ranks), states: make([]events.RankImage, len(im.ranks))}
+	slices.SortFunc(out.ranks, func(a, b RankState) int { return compareNames(nameOf(a.Key()), nameOf(b.Key())) })
+	place := make(map[events.RankKey]uint32)
+	for i := range out.ranks {
+		place[out.ranks[i].Key()] = uint32(i)
+	}
+	for i := range im.ranks {
+		if i < len(im.states) {
+			out.states[place[im.ranks[i].Key()]] = im.states[i]
+		}
+	}
+	for i := range im.runs {
+		out.Run(&im.runs[i])
+	}
+	slices.SortFunc(out.runs, func(a, b events.Run) int { return cmp.Compare(a.ID, b.ID) })
+	for i := range out.runs {
+		r := &out.runs[i]
+		for j := range r.Holdings {
+			h := &r.Holdings[j]
+			h.Rank = place[im.ranks[h.Rank].Key()]
+			if popcount(h.Bits) == 0 {
+				h.Bits = nil
+			} else {
+				h.Bits = append(h.Bits, make([]uint64, (len(r.Locals)+63)/64-len(h.Bits))...)
+			}
+		}
+		slices.SortFunc(r.Holdings, func(a, b events.Holding) int { return compareHoldings(&a, &b) })
+	}
+	return out
+}
+
+// text is for comparison: it does not tell nil from empty.
+func (im *image) text() string {
+	c := im.canonical()
+	ranks, _ := json.Marshal(c.ranks)
+	return fmt.Sprintf("%s\n%+v\n%+v", ranks, c.runs, c.states)
+}
+
+// writeTo gives the image to a Sink.
+func (im *image) writeTo(t rapid.TB, s Sink) {
+	t.Helper()
+	for i := range im.runs {
+		if err := s.Run(&im.runs[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range im.states {
+		if err := s.Rank(i, &im.states[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var epoch = time.Date(2026, 11, 21, 8, 0, 0, 123456789, time.UTC)
+
+// store is a bucket with one partition in it, and the process that writes to it.
+type store struct {
+	values map[string][]byte
+	log    Log
+	ledger *Ledger
+	m      *Manifest
+
+	wrote   int // chunks of the last snapshot that were not there before
+	bytes   int // of those
+	deleted int
+}
+
+func newStore() *store {
+	return &store{values: map[string][]byte{}, log: Log{Namespace: "test", Stream: "KV_EVENTS_test_3", Epoch: epoch, First: 1, Last: 1 << 40}}
+}
+
+func (s *store) bucket() Bucket {
+	b := Bucket{Partition: 3, Manifests: map[string][]byte{}, Keys: []string{}}
+	for k, v := range s.values {
+		b.Keys = append(b.Keys, k)
+		if key, ok := ParseKey(k); ok && key.Type != ChunkKey {
+			b.Manifests[k] = v
+		}
+	}
+	return b
+}
+
+func (s *store) fetch(key string) ([]byte, error) {
+	if v, ok := s.values[key]; ok {
+		return v, nil
+	}
+	return nil, ErrMissing
+}
+
+func config(im *image, seq events.StreamSeq) Config {
+	return Config{Namespace: "test", Stream: "KV_EVENTS_test_3", Epoch: epoch, Seq: seq, Created: epoch.Add(time.Hour), Writer: "node-1",
+		Spaces: []Space{{1, "model", 16}}, Ranks: im.ranks}
+}
+
+// write takes a snapshot from plan to cleanup.
+func (s *store) write(t rapid.TB, im *image, seq events.StreamSeq) *Manifest {
+	t.Helper()
+	plan, err := PlanWrite(s.bucket(), s.log, seq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.wrote, s.bytes = 0, 0
+	w, err := NewWriter(config(im, seq), plan, s.ledger, func(key string, data []byte) error {
+		if _, twice := s.values[key]; twice {
+			t.Errorf("chunk %s is written twice", key)
+		}
+		if len(data) > MaxChunk {
+			t.Errorf("chunk %s has %d bytes", key, len(data))
+		}
+		s.values[key] = data
+		s.wrote++
+		s.bytes += len(data)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	im.writeTo(t, w)
+	m, ledger, err := w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plan.CopyKey != "" {
+		s.values[plan.CopyKey] = plan.Copy
+	}
+	if s.values[ManifestKey(3)], err = m.Encode(); err != nil {
+		t.Fatal(err)
+	}
+	clean := plan.After(m, s.bucket().Keys)
+	s.deleted = len(clean.Delete)
+	for _, k := range clean.Delete {
+		delete(s.values, k)
+	}
+	s.m, s.ledger = m, ledger
+	return m
+}
+
+// read restores the newest generation.
+func (s *store) read(t rapid.TB) (*image, *Ledger) {
+	t.Helper()
+	choice := Choose(s.bucket(), s.log)
+	if len(choice.Usable) == 0 {
+		t.Fatalf("nothing to restore: %v", choice.Rejected)
+	}
+	im := new(image)
+	ledger, err := Read(choice.Usable[0], s.fetch, func(ranks []RankState) (Sink, error) {
+		im.ranks = ranks
+		return im, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return im, ledger
+}
+
+// size is what the bucket holds.
+func (s *store) size() (n int) {
+	for _, v := range s.values {
+		n += len(v)
+	}
+	return n
+}

@@ -1,0 +1,89 @@
+package snapshot
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Generation numbers the snapshots of one partition, from 1.
+type Generation uint64
+
+// maxGeneration is the last one that a key may name: there are always greater ones.
+const maxGeneration Generation = 1 << 53
+
+// Key is a parsed key of the bucket.
+//
+//	p<partition>.manifest         the current generation's manifest; all writers compare and set this one key
+//	p<partition>.g<generation>    the manifest of an earlier generation, the same bytes, never changed
+//	p<partition>.c<generation>.<hash>   a chunk, named by the generation that wrote it first and by its bytes' XXH3-128 in hex
+type Key struct {
+	Partition  events.Partition
+	Type       KeyType
+	Generation Generation // of an earlier manifest or a chunk
+	Hash       Hash       // of a chunk
+}
+
+// KeyType says what lies under a key.
+type KeyType uint8
+
+// The types of keys.
+const (
+	CurrentKey KeyType = iota + 1
+	EarlierKey
+	ChunkKey
+)
+
+func (k Key) String() string {
+	p := KeyPrefix(k.Partition)
+	switch k.Type {
+	case EarlierKey:
+		return p + "g" + strconv.FormatUint(uint64(k.Generation), 10)
+	case ChunkKey:
+		return p + "c" + strconv.FormatUint(uint64(k.Generation), 10) + "." + k.Hash.String()
+	}
+	return p + "manifest"
+}
+
+// KeyPrefix is what the keys of a partition, and no others, begin with.
+func KeyPrefix(p events.Partition) string { return "p" + strconv.FormatUint(uint64(p), 10) + "." }
+
+// ManifestKey is where the current manifest of a partition lies.
+func ManifestKey(p events.Partition) string { return Key{Partition: p, Type: CurrentKey}.String() }
+
+// ParseKey takes a key apart. It reports false for a key that this package does not make.
+func ParseKey(s string) (Key, bool) {
+	head, rest, ok := strings.Cut(s, ".")
+	if !ok || len(head) < 2 || len(rest) < 2 || head[0] != 'p' {
+		return Key{}, false
+	}
+	p, err := strconv.ParseUint(head[1:], 10, 32)
+	if err != nil {
+		return Key{}, false
+	}
+	k := Key{Partition: events.Partition(p)}
+	number := rest[1:]
+	switch {
+	case rest == "manifest":
+		k.Type = CurrentKey
+		return k, k.String() == s
+	case rest[0] == 'g':
+		k.Type = EarlierKey
+	case rest[0] == 'c':
+		k.Type = ChunkKey
+		var hash string
+		number, hash, _ = strings.Cut(number, ".")
+		if k.Hash, ok = parseHash(hash); !ok {
+			return Key{}, false
+		}
+	default:
+		return Key{}, false
+	}
+	g, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || g > uint64(maxGeneration) {
+		return Key{}, false
+	}
+	k.Generation = Generation(g)
+	return k, k.String() == s
+}

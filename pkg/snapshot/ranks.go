@@ -1,0 +1,153 @@
+package snapshot
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sort"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Fetch reads the value of a key of the bucket: a shell's function. It returns ErrMissing, wrapped or not, if there is none.
+// The caller of a Fetch does not change what it gets, and does not keep it.
+type Fetch func(key string) ([]byte, error)
+
+// maxInlineRanks is how many bytes of JSON the table of ranks may take in the manifest.
+const maxInlineRanks = 300_000
+
+func compareNames(a, b RankName) int {
+	return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank))
+}
+
+func nameOf(k events.RankKey) RankName { return RankName{Text(k.Instance), k.Rank} }
+
+func checkRanks(ranks []RankState) error {
+	for i := 1; i < len(ranks); i++ {
+		if compareNames(nameOf(ranks[i-1].Key()), nameOf(ranks[i].Key())) >= 0 {
+			return fmt.Errorf("rank %s is there twice or out of order", ranks[i].Key())
+		}
+	}
+	return nil
+}
+
+// sealRanks puts a table that is too long for the manifest into chunks, and reports true if it is not.
+func sealRanks(ranks []RankState, put func(data []byte, from *RankName) error) (inline bool, err error) {
+	encoded := make([][]byte, len(ranks))
+	size := 0
+	for i := range ranks {
+		if encoded[i], err = json.Marshal(&ranks[i]); err != nil {
+			return false, fmt.Errorf("%w: rank %s: %v", ErrImage, ranks[i].Key(), err)
+		}
+		size += len(encoded[i]) + 4
+	}
+	if size <= maxInlineRanks {
+		return true, nil
+	}
+	var b []byte
+	first := 0
+	flush := func() error {
+		from := nameOf(ranks[first].Key())
+		return put(seal(KindRanks, append(b, ']'), nil), &from)
+	}
+	for i, e := range encoded {
+		if len(b) > 0 && len(b)+len(e)+1 > maxInlineRanks {
+			if err := flush(); err != nil {
+				return false, err
+			}
+			b, first = b[:0], i
+		}
+		separator := byte(',')
+		if len(b) == 0 {
+			separator = '['
+		}
+		b = append(append(b, separator), e...)
+	}
+	return false, flush()
+}
+
+// DecodeRanks reads a chunk of ranks. Errors are ErrCorrupt and ErrVersion.
+func DecodeRanks(data []byte) ([]RankState, error) {
+	u, err := open(data, new(scratch))
+	if err != nil {
+		return nil, err
+	}
+	if u.kind != KindRanks {
+		return nil, fmt.Errorf("%w: a chunk of %s instead of ranks", ErrCorrupt, u.kind)
+	}
+	var ranks []RankState
+	if err = json.Unmarshal(u.fields, &ranks); err == nil {
+		err = checkRanks(ranks)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: ranks: %v", ErrCorrupt, err)
+	}
+	return ranks, nil
+}
+
+// Ranks is the manifest's table of ranks, wherever it is; fetch is asked only if it is in chunks. Positions in it are
+// what [events.Holding].Rank means in a restored image.
+func Ranks(m *Manifest, fetch Fetch) ([]RankState, error) {
+	if m.Ranks != nil || m.Counts.Ranks == 0 {
+		return m.Ranks, nil
+	}
+	var all []RankState
+	for _, ref := range m.chunksOf(KindRanks, KindRanks) {
+		part, err := fetchRanks(&ref, fetch)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, part...)
+	}
+	if err := checkRanks(all); err != nil {
+		return nil, fmt.Errorf("%w: %v", ErrCorrupt, err)
+	}
+	if len(all) != m.Counts.Ranks {
+		return nil, fmt.Errorf("%w: %d ranks instead of %d", ErrCorrupt, len(all), m.Counts.Ranks)
+	}
+	return all, nil
+}
+
+// FindRank finds one rank; at most one chunk is fetched. It reports false if the snapshot does not know the rank.
+func FindRank(m *Manifest, key events.RankKey, fetch Fetch) (RankState, bool, error) {
+	ranks, name := m.Ranks, nameOf(key)
+	if chunks := m.chunksOf(KindRanks, KindRanks); len(chunks) > 0 {
+		i := sort.Search(len(chunks), func(i int) bool { return compareNames(*chunks[i].From, name) > 0 })
+		if i == 0 {
+			return RankState{}, false, nil
+		}
+		var err error
+		if ranks, err = fetchRanks(&chunks[i-1], fetch); err != nil {
+			return RankState{}, false, err
+		}
+	}
+	i, ok := slices.BinarySearchFunc(ranks, name, func(r RankState, n RankName) int { return compareNames(nameOf(r.Key()), n) })
+	if !ok {
+		return RankState{}, false, nil
+	}
+	return ranks[i], true, nil
+}
+
+func fetchRanks(ref *ChunkRef, fetch Fetch) ([]RankState, error) {
+	data, err := fetch(ref.Key)
+	if err != nil {
+		return nil, fmt.Errorf("chunk %s: %w", ref.Key, err)
+	}
+	if err = ref.verify(data); err != nil {
+		return nil, err
+	}
+	ranks, err := DecodeRanks(data)
+	if err != nil {
+		return nil, fmt.Errorf("chunk %s: %w", ref.Key, err)
+	}
+	return ranks, nil
+}
+
+// verify compares a chunk with what the manifest says of it.
+func (c *ChunkRef) verify(data []byte) error {
+	if h := hashOf(data); h != c.hash() {
+		return fmt.Errorf("%w: chunk %s: its %d bytes have the hash %s", ErrCorrupt, c.Key, len(data), h)
+	}
+	return nil
+}

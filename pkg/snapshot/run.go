@@ -1,0 +1,191 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/zeebo/xxh3"
+)
+
+// The flags of a run's record.
+const (
+	runHasParent = 1 << 0
+	runPiece     = 1 << 1 // a stretch of a run that is too long for one chunk
+	runSomeNamed = 1 << 2 // a bitmap says which blocks have a name
+	runNoneNamed = 1 << 3
+	runFlags     = 1<<4 - 1
+
+	// pieceBlocks is how many blocks a piece has. A run with more is written as pieces, each in a chunk of its own.
+	pieceBlocks = 50_000
+)
+
+// record is a run, or a piece of one, as it is written, apart from its id's distance to the id before it.
+type record struct {
+	id     events.RunID
+	flags  byte
+	n      uint32 // the run's length in blocks
+	fields []byte // what follows flags and id
+	words  []byte // local hashes, then the names that are not zero
+	sum    Hash   // of all of this and of the pieces before it
+}
+
+// size is what the record takes in a chunk at most.
+func (r *record) size() int { return 1 + binary.MaxVarintLen64 + len(r.fields) + len(r.words) }
+
+// encodePiece fills the record with blocks [from, to) of the run; the memory is used again. The sum of the piece before goes
+// into this one's.
+func (r *record) encodePiece(run *events.Run, from, to int) {
+	before := r.sum
+	if from == 0 {
+		before = Hash{}
+	}
+	names := run.Names[from:to]
+	named := 0
+	for _, n := range names {
+		if n != 0 {
+			named++
+		}
+	}
+	r.id, r.n, r.flags = run.ID, uint32(len(run.Locals)), 0
+	f := appendUint(r.fields[:0], uint64(run.Space))
+	if run.Parent != events.NoRun {
+		r.flags |= runHasParent
+		f = appendNear(f, uint32(run.Parent), uint32(run.ID))
+	}
+	f = appendUint(f, uint64(run.Offset))
+	f = appendUint(f, uint64(r.n))
+	if from > 0 || to < len(run.Locals) {
+		r.flags |= runPiece
+		f = appendUint(f, uint64(from))
+		f = appendUint(f, uint64(to-from))
+	}
+	w := putWords(r.words[:0], run.Locals[from:to])
+	switch named {
+	case len(names):
+		w = putWords(w, names)
+	case 0:
+		r.flags |= runNoneNamed
+	default:
+		r.flags |= runSomeNamed
+		at := len(f)
+		f = grow(f, (len(names)+7)/8)
+		clear(f[at:])
+		start := len(w)
+		w = grow(w, 8*named)
+		out := w[start:]
+		for i, n := range names {
+			if n != 0 {
+				f[at+i/8] |= 1 << (i % 8)
+				binary.LittleEndian.PutUint64(out, uint64(n))
+				out = out[8:]
+			}
+		}
+	}
+	r.fields, r.words = f, w
+	r.sum = fingerprint(before, r.id, r.flags, f, w)
+}
+
+// fingerprint stands for a record's whole content.
+func fingerprint(before Hash, id events.RunID, flags byte, fields, words []byte) Hash {
+	var b [56]byte
+	f, w := xxh3.Hash128(fields), xxh3.Hash128(words)
+	for i, v := range [...]uint64{before.Hi, before.Lo, uint64(id)<<8 | uint64(flags), f.Hi, f.Lo, w.Hi, w.Lo} {
+		binary.LittleEndian.PutUint64(b[8*i:], v)
+	}
+	return hashOf(b[:])
+}
+
+// appendTo writes the record behind others; before is the id of the last of them, or 0.
+func (r *record) appendTo(fields, words []byte, before events.RunID) ([]byte, []byte) {
+	fields = append(fields, r.flags)
+	fields = appendNear(fields, uint32(r.id), uint32(before))
+	return append(fields, r.fields...), append(words, r.words...)
+}
+
+// piece is a record taken apart.
+type piece struct {
+	id          events.RunID
+	flags       byte
+	space       uint32
+	parent      events.RunID
+	offset      uint32
+	n           uint32
+	from, count uint32
+	bitmap      []byte
+	locals      []byte
+	names       []byte
+	fields      []byte // the record's own, for its fingerprint
+	words       []byte
+}
+
+var errRun = errors.New("contradicts itself")
+
+// readPiece takes the next record from the columns.
+func (c *cursor) readPiece(before events.RunID) (p piece) {
+	p.flags = c.byte()
+	p.id = events.RunID(c.near(uint32(before)))
+	fields, words := c.fields, c.words
+	p.parent = events.NoRun
+	p.space = c.uint32()
+	if p.flags&runHasParent != 0 {
+		p.parent = events.RunID(c.near(uint32(p.id)))
+	}
+	p.offset = c.uint32()
+	p.n = c.uint32()
+	p.count = p.n
+	if p.flags&runPiece != 0 {
+		p.from, p.count = c.uint32(), c.uint32()
+	}
+	if c.err != nil {
+		return p
+	}
+	if p.flags&^runFlags != 0 || p.flags&(runSomeNamed|runNoneNamed) == runSomeNamed|runNoneNamed || p.id == events.NoRun ||
+		uint64(p.from)+uint64(p.count) > uint64(p.n) || p.count == 0 && p.n > 0 || (p.parent == events.NoRun) != (p.flags&runHasParent == 0) {
+		c.fail(fmt.Errorf("run %d: %w", p.id, errRun))
+		return p
+	}
+	named := p.count
+	switch {
+	case p.flags&runNoneNamed != 0:
+		named = 0
+	case p.flags&runSomeNamed != 0:
+		p.bitmap = c.take((uint64(p.count) + 7) / 8)
+		named = 0
+		for _, b := range p.bitmap {
+			named += uint32(bits.OnesCount8(b))
+		}
+		if p.count%8 != 0 && len(p.bitmap) > 0 && p.bitmap[len(p.bitmap)-1]>>(p.count%8) != 0 {
+			c.fail(fmt.Errorf("run %d: %w", p.id, errRun))
+		}
+	}
+	p.locals = c.takeWords(uint64(p.count))
+	p.names = c.takeWords(uint64(named))
+	if c.err == nil {
+		p.fields = fields[:len(fields)-len(c.fields)]
+		p.words = words[:len(words)-len(c.words)]
+	}
+	return p
+}
+
+// decodeInto appends the piece's blocks to the run.
+func (p *piece) decodeInto(run *events.Run) {
+	run.Locals = getWords(run.Locals, p.locals)
+	if p.flags&(runSomeNamed|runNoneNamed) == 0 {
+		run.Names = getWords(run.Names, p.names)
+		return
+	}
+	start := len(run.Names)
+	run.Names = grow(run.Names, int(p.count))
+	names := run.Names[start:]
+	clear(names)
+	rest := p.names
+	for i, b := range p.bitmap {
+		for ; b != 0; b &= b - 1 {
+			names[8*i+bits.TrailingZeros8(b)] = events.BlockHash(binary.LittleEndian.Uint64(rest))
+			rest = rest[8:]
+		}
+	}
+}

@@ -1,0 +1,215 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// The records of a rank's state. Wire constants.
+const (
+	stateClock      = 1
+	stateGroup      = 2
+	stateParked     = 3
+	stateRemembered = 4
+	stateSet        = 5
+)
+
+// The flags of a parked event.
+const (
+	parkedHasParent = 1 << 0
+	parkedLocals    = 1 << 1
+)
+
+// maxParkedBlocks bounds the event of one parked record, so that it fits into a chunk. Events have at most
+// events.MaxBlocksPerEvent.
+const maxParkedBlocks = 8 * events.MaxBlocksPerEvent
+
+// encodeState writes a rank's state to its sections.
+func encodeState(s *sections, img *events.RankImage) error {
+	if img.Clock != 0 {
+		s.fields = append(s.fields, stateClock)
+		s.fields = appendInt(s.fields, int64(img.Clock))
+	}
+	for _, g := range img.Groups {
+		s.fields = append(s.fields, stateGroup, byte(g.Kind))
+		s.fields = appendUint(s.fields, uint64(g.Group))
+		s.cutIfFull()
+	}
+	for i := range img.Parked {
+		if err := encodeParked(s, &img.Parked[i]); err != nil {
+			return fmt.Errorf("parked event %d: %w", i, err)
+		}
+		s.cutIfFull()
+	}
+	for rest := img.Remembered; len(rest) > 0; {
+		part := rest[:min(len(rest), maxItems)]
+		rest = rest[len(part):]
+		s.fields = append(s.fields, stateRemembered)
+		s.fields = appendUint(s.fields, uint64(len(part)))
+		var before events.Remembered
+		for _, m := range part {
+			s.fields = appendNear(s.fields, uint32(m.Run), uint32(before.Run))
+			s.fields = appendNear(s.fields, m.Block, before.Block)
+			s.fields = appendInt(s.fields, int64(m.Since)-int64(before.Since))
+			s.words = binary.LittleEndian.AppendUint64(s.words, uint64(m.Name))
+			before = m
+		}
+		s.cutIfFull()
+	}
+	for i := range img.Sets {
+		set := &img.Sets[i]
+		if len(set.Blocks) != len(set.Counts) {
+			return fmt.Errorf("set %d has %d blocks and %d counts", i, len(set.Blocks), len(set.Counts))
+		}
+		for from := 0; from == 0 || from < len(set.Blocks); from += maxItems {
+			to := min(from+maxItems, len(set.Blocks))
+			continues := byte(0)
+			if from > 0 {
+				continues = 1
+			}
+			s.fields = append(s.fields, stateSet, continues, byte(set.Tier))
+			s.fields = appendUint(s.fields, uint64(set.Group))
+			s.fields = appendUint(s.fields, uint64(to-from))
+			for _, n := range set.Counts[from:to] {
+				s.fields = appendUint(s.fields, uint64(n))
+			}
+			s.words = putWords(s.words, set.Blocks[from:to])
+			s.cutIfFull()
+		}
+	}
+	return nil
+}
+
+func encodeParked(s *sections, p *events.Parked) error {
+	e := &p.Event
+	if len(e.Locals) != 0 && len(e.Locals) != len(e.Blocks) {
+		return fmt.Errorf("%d blocks, %d local hashes", len(e.Blocks), len(e.Locals))
+	}
+	if len(e.Blocks) > maxParkedBlocks {
+		return fmt.Errorf("%d blocks; an event has at most %d", len(e.Blocks), events.MaxBlocksPerEvent)
+	}
+	flags := byte(0)
+	if e.HasParent {
+		flags |= parkedHasParent
+	}
+	if len(e.Locals) > 0 {
+		flags |= parkedLocals
+	}
+	s.fields = append(s.fields, stateParked, flags, byte(e.Kind), byte(e.Tier), byte(e.Attention), byte(e.Reason))
+	s.fields = appendInt(s.fields, int64(p.Since))
+	s.fields = appendUint(s.fields, uint64(e.Group))
+	s.fields = appendUint(s.fields, uint64(len(e.Blocks)))
+	s.fields = appendUint(s.fields, uint64(len(p.Cancelled)))
+	next := uint32(0)
+	for _, at := range p.Cancelled {
+		if at < next || int(at) >= len(e.Blocks) {
+			return fmt.Errorf("cancelled copy of block %d is out of order or beyond the end", at)
+		}
+		s.fields = appendUint(s.fields, uint64(at-next))
+		next = at
+	}
+	s.words = binary.LittleEndian.AppendUint64(s.words, uint64(e.Parent))
+	s.words = putWords(s.words, e.Blocks)
+	s.words = putWords(s.words, e.Locals)
+	return nil
+}
+
+var errState = errors.New("unknown kind of record, or one out of place")
+
+// decodeState adds a section's records to the image. What it adds is new memory.
+func (c *cursor) decodeState(img *events.RankImage) {
+	for len(c.fields) > 0 && c.err == nil {
+		switch c.byte() {
+		case stateClock:
+			img.Clock = events.Millis(c.int())
+		case stateGroup:
+			kind := events.Attention(c.byte())
+			img.Groups = append(img.Groups, events.GroupKind{Group: events.GroupIndex(c.uint32()), Kind: kind})
+		case stateParked:
+			c.decodeParked(img)
+		case stateRemembered:
+			n := c.count()
+			var m events.Remembered
+			for range n {
+				m.Run = events.RunID(c.near(uint32(m.Run)))
+				m.Block = c.near(m.Block)
+				m.Since += events.Millis(c.int())
+				m.Name = events.BlockHash(c.word())
+				if c.err != nil {
+					return
+				}
+				img.Remembered = append(img.Remembered, m)
+			}
+		case stateSet:
+			c.decodeSet(img)
+		default:
+			c.fail(errState)
+		}
+	}
+}
+
+func (c *cursor) decodeParked(img *events.RankImage) {
+	flags := c.byte()
+	e := events.Event{Kind: events.Kind(c.byte()), Tier: events.Tier(c.byte()), Attention: events.Attention(c.byte()), Reason: events.Reason(c.byte())}
+	since := events.Millis(c.int())
+	e.Group = events.GroupIndex(c.uint32())
+	n := c.uint()
+	var cancelled []uint32
+	at := uint64(0)
+	for range c.count() {
+		if at += c.uint(); at >= n {
+			c.fail(errState)
+			return
+		}
+		cancelled = append(cancelled, uint32(at))
+	}
+	e.HasParent = flags&parkedHasParent != 0
+	e.Parent = events.BlockHash(c.word())
+	blocks := c.takeWords(n)
+	var locals []byte
+	if flags&parkedLocals != 0 {
+		locals = c.takeWords(n)
+	}
+	if flags&^(parkedHasParent|parkedLocals) != 0 {
+		c.fail(errState)
+	}
+	if c.err != nil {
+		return
+	}
+	if len(blocks) > 0 {
+		e.Blocks = getWords[events.BlockHash](nil, blocks)
+	}
+	if len(locals) > 0 {
+		e.Locals = getWords[events.LocalHash](nil, locals)
+	}
+	img.Parked = append(img.Parked, events.Parked{Since: since, Event: e, Cancelled: cancelled})
+}
+
+func (c *cursor) decodeSet(img *events.RankImage) {
+	continues := c.byte()
+	tier, group := events.Tier(c.byte()), events.GroupIndex(c.uint32())
+	n := c.count()
+	counts := make([]uint32, 0, n)
+	for range n {
+		counts = append(counts, c.uint32())
+	}
+	blocks := c.takeWords(uint64(n))
+	switch {
+	case c.err != nil:
+	case continues == 0:
+		img.Sets = append(img.Sets, events.GroupSet{Tier: tier, Group: group, Blocks: getWords[events.BlockHash](nil, blocks), Counts: counts})
+	case continues == 1 && len(img.Sets) > 0:
+		last := &img.Sets[len(img.Sets)-1]
+		if last.Tier != tier || last.Group != group {
+			c.fail(errState)
+			return
+		}
+		last.Blocks = getWords(last.Blocks, blocks)
+		last.Counts = append(last.Counts, counts...)
+	default:
+		c.fail(errState)
+	}
+}

@@ -1,0 +1,456 @@
+package snapshot
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Config says what a snapshot stands for.
+type Config struct {
+	Namespace string
+	Stream    string           // name of the partition's stream
+	Epoch     time.Time        // the stream's creation time
+	Seq       events.StreamSeq // the last message that the image reflects
+	Created   time.Time        // now, for people
+	Writer    string           // who writes, for people
+
+	Spaces []Space
+
+	// Ranks is the image's list: what Holding.Rank and Rank's argument are positions in. The Writer reads all of it at
+	// Close; until then, only the names must be there.
+	Ranks []RankState
+}
+
+// Writer turns an image into chunks and a manifest. Give it every run and every rank, in any order, but in the same order
+// each time, as that is the order in which things are written. It is for one goroutine. After an error it is of no use.
+type Writer struct {
+	cfg  Config
+	plan *WritePlan
+	emit func(key string, data []byte) error
+
+	have map[Hash]string // what the kept generations have
+	refs [KindState + 1][]ChunkRef
+
+	holdings, states []*sections // by position in cfg.Ranks
+	hasState         []bool
+
+	// Runs that are as they were stay in their segment, unless it was condemned. A condemned segment goes only if this
+	// snapshot differs from the one before; until that is known, its runs wait in held.
+	old       *Ledger
+	kept      map[*segment]*segment // the old ledger's segments, and what is left of them
+	condemned map[*segment]bool
+	waiting   []waiting
+	waits     int // bytes
+	changed   bool
+
+	places map[events.RunID]place
+	fresh  []*segment
+	open   openSegment
+	record record
+	sorted []*events.Holding
+
+	counts Counts
+}
+
+// waiting is a run of a condemned segment.
+type waiting struct {
+	record  record
+	segment *segment // in kept
+	at      uint32   // position there
+}
+
+// maxWaiting bounds the bytes of runs that wait.
+const maxWaiting = 8 << 20
+
+// openSegment is the chunk of runs being filled.
+type openSegment struct {
+	segment       *segment
+	fields, words []byte
+	before        events.RunID
+}
+
+// NewWriter begins a snapshot by the plan. The ledger is the one that came with the snapshot before, if this process wrote
+// or read that; nil is right but writes every run anew. Each finished chunk that the bucket does not have is handed to
+// emit, which owns the bytes from then on; an error of emit ends the snapshot.
+func NewWriter(cfg Config, plan *WritePlan, ledger *Ledger, emit func(key string, data []byte) error) (*Writer, error) {
+	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: ledger, have: plan.have(), kept: make(map[*segment]*segment),
+		places: make(map[events.RunID]place), hasState: make([]bool, len(cfg.Ranks))}
+	for _, s := range []string{cfg.Namespace, cfg.Stream, cfg.Writer} {
+		if !utf8.ValidString(s) || len(s) > maxName {
+			return nil, fmt.Errorf("%w: %q as a name", ErrImage, s)
+		}
+	}
+	seen := make(map[events.RankKey]bool, len(cfg.Ranks))
+	for i := range cfg.Ranks {
+		key := cfg.Ranks[i].Key()
+		if seen[key] {
+			return nil, fmt.Errorf("%w: rank %s is there twice", ErrImage, key)
+		}
+		if len(key.Instance) > maxName {
+			return nil, fmt.Errorf("%w: a worker's name of %d bytes", ErrImage, len(key.Instance))
+		}
+		seen[key] = true
+		w.holdings = append(w.holdings, newSections(key))
+		w.states = append(w.states, newSections(key))
+	}
+	if ledger == nil {
+		w.old = &Ledger{}
+	}
+	var usable []*segment
+	for _, s := range w.old.segments {
+		if slices.ContainsFunc(s.refs, func(r ChunkRef) bool { return w.have[r.hash()] != r.Key }) {
+			continue // not in the bucket any more, or not whole
+		}
+		usable = append(usable, s)
+		w.kept[s] = &segment{refs: s.refs, records: s.records, size: s.size, live: newBitset(s.records)}
+	}
+	w.condemned = condemn(usable)
+	return w, nil
+}
+
+func imageError(id events.RunID, format string, args ...any) error {
+	return fmt.Errorf("%w: run %d: %s", ErrImage, id, fmt.Sprintf(format, args...))
+}
+
+// Run takes a run and its holdings. It keeps nothing of r.
+func (w *Writer) Run(r *events.Run) error {
+	n := len(r.Locals)
+	switch {
+	case r.ID == events.NoRun:
+		return imageError(r.ID, "no id")
+	case len(r.Names) != n:
+		return imageError(r.ID, "%d local hashes, %d names", n, len(r.Names))
+	case int64(n) > math.MaxUint32-64:
+		return imageError(r.ID, "%d blocks", n)
+	}
+	if _, twice := w.places[r.ID]; twice {
+		return imageError(r.ID, "is there twice")
+	}
+	for _, h := range w.inOrder(r.Holdings) {
+		if int64(h.Rank) >= int64(len(w.holdings)) {
+			return imageError(r.ID, "rank %d of %d", h.Rank, len(w.holdings))
+		}
+		if err := checkHolding(h, n); err != nil {
+			return imageError(r.ID, "rank %d: %v", h.Rank, err)
+		}
+		w.holdings[h.Rank].hold(r.ID, uint32(n), h)
+		w.counts.Holdings += held(h)
+	}
+	for i := 1; i < len(w.sorted); i++ {
+		if h := w.sorted[i]; compareHoldings(w.sorted[i-1], h) == 0 {
+			return imageError(r.ID, "two holdings of rank %d in tier %s for group %d", h.Rank, h.Tier, h.Group)
+		}
+	}
+	w.counts.Runs++
+	w.counts.Blocks += uint64(n)
+	if n > pieceBlocks {
+		return w.longRun(r)
+	}
+	w.record.encodePiece(r, 0, n)
+	return w.add(&w.record)
+}
+
+// inOrder sorts holdings by rank, tier and group, in memory that is used again.
+func (w *Writer) inOrder(holdings []events.Holding) []*events.Holding {
+	w.sorted = w.sorted[:0]
+	for i := range holdings {
+		w.sorted = append(w.sorted, &holdings[i])
+	}
+	if !slices.IsSortedFunc(w.sorted, compareHoldings) {
+		slices.SortFunc(w.sorted, compareHoldings)
+	}
+	return w.sorted
+}
+
+func compareHoldings(a, b *events.Holding) int {
+	return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Group, b.Group))
+}
+
+// add writes a run's record, or finds that it need not be written.
+func (w *Writer) add(rec *record) error {
+	p, ok := w.old.places[rec.id]
+	if now := w.kept[p.segment]; ok && now != nil && p.sum == rec.sum {
+		switch {
+		case !w.condemned[p.segment]:
+			now.live.set(p.at)
+			now.alive += int(p.size)
+			w.places[rec.id] = place{now, p.at, p.blocks, p.size, p.sum}
+			return nil
+		case !w.changed:
+			return w.wait(rec, p, now)
+		}
+	} else if err := w.change(); err != nil {
+		return err
+	}
+	return w.append(rec)
+}
+
+// wait keeps a run of a condemned segment until something is known to have changed.
+func (w *Writer) wait(rec *record, p place, now *segment) error {
+	now.live.set(p.at)
+	now.alive += int(p.size)
+	w.places[rec.id] = place{now, p.at, p.blocks, p.size, p.sum}
+	if w.waits += rec.size(); w.waits > maxWaiting {
+		// Too much to hold: let the segments be, this time.
+		w.waiting, w.condemned = nil, nil
+		return nil
+	}
+	held := *rec
+	held.fields, held.words = slices.Clone(rec.fields), slices.Clone(rec.words)
+	w.waiting = append(w.waiting, waiting{held, now, p.at})
+	return nil
+}
+
+// change notes that this snapshot differs from the one before, and writes what waited for that.
+func (w *Writer) change() error {
+	if w.changed {
+		return nil
+	}
+	w.changed = true
+	for i := range w.waiting {
+		if err := w.append(&w.waiting[i].record); err != nil {
+			return err
+		}
+	}
+	w.waiting = nil
+	return nil
+}
+
+// append puts a record into the open chunk.
+func (w *Writer) append(rec *record) error {
+	o := &w.open
+	if o.segment != nil && len(o.fields)+len(o.words)+rec.size() > maxRaw {
+		if err := w.closeSegment(); err != nil {
+			return err
+		}
+	}
+	if o.segment == nil {
+		o.segment = &segment{}
+		w.fresh = append(w.fresh, o.segment)
+	}
+	s, before := o.segment, len(o.fields)+len(o.words)
+	o.fields, o.words = rec.appendTo(o.fields, o.words, o.before)
+	o.before = rec.id
+	size := len(o.fields) + len(o.words) - before
+	w.places[rec.id] = place{s, uint32(s.records), rec.n, uint32(size), rec.sum}
+	s.records++
+	s.size += size
+	return nil
+}
+
+func (w *Writer) closeSegment() error {
+	o := &w.open
+	s := o.segment
+	if s == nil {
+		return nil
+	}
+	s.live = newBitset(s.records)
+	for i := range s.records {
+		s.live.set(uint32(i))
+	}
+	s.alive = s.size
+	ref, err := w.put(KindRuns, seal(KindRuns, o.fields, o.words))
+	s.refs = append(s.refs, ref)
+	o.segment, o.fields, o.words, o.before = nil, o.fields[:0], o.words[:0], 0
+	return err
+}
+
+// longRun writes a run as pieces, in chunks of their own.
+func (w *Writer) longRun(r *events.Run) error {
+	n := len(r.Locals)
+	rec := &w.record
+	for from := 0; from < n; from += pieceBlocks {
+		rec.encodePiece(r, from, min(from+pieceBlocks, n))
+	}
+	if p, ok := w.old.places[r.ID]; ok && p.sum == rec.sum && w.kept[p.segment] != nil && !w.condemned[p.segment] {
+		now := w.kept[p.segment]
+		now.live.set(0)
+		now.alive = now.size
+		w.places[r.ID] = place{now, 0, p.blocks, p.size, p.sum}
+		return nil
+	}
+	if err := w.change(); err != nil {
+		return err
+	}
+	s := &segment{records: 1, live: bitset{1}}
+	for from := 0; from < n; from += pieceBlocks {
+		rec.encodePiece(r, from, min(from+pieceBlocks, n))
+		fields, words := rec.appendTo(nil, nil, 0)
+		s.size += len(fields) + len(words)
+		ref, err := w.put(KindRuns, seal(KindRuns, fields, words))
+		if err != nil {
+			return err
+		}
+		s.refs = append(s.refs, ref)
+	}
+	s.alive = s.size
+	w.fresh = append(w.fresh, s)
+	w.places[r.ID] = place{s, 0, uint32(n), uint32(s.size), rec.sum}
+	return nil
+}
+
+// Rank takes what the index keeps for the rank at position i beside runs, at most once for each. It keeps nothing of img.
+func (w *Writer) Rank(i int, img *events.RankImage) error {
+	if i < 0 || i >= len(w.states) {
+		return fmt.Errorf("%w: rank %d of %d", ErrImage, i, len(w.states))
+	}
+	if w.hasState[i] {
+		return fmt.Errorf("%w: the state of rank %s is there twice", ErrImage, w.states[i].key)
+	}
+	w.hasState[i] = true
+	if err := encodeState(w.states[i], img); err != nil {
+		return fmt.Errorf("%w: rank %s: %v", ErrImage, w.states[i].key, err)
+	}
+	return nil
+}
+
+// put gives a chunk to the bucket, if it is not there.
+func (w *Writer) put(kind Kind, data []byte) (ChunkRef, error) {
+	hash := hashOf(data)
+	ref := ChunkRef{Key: w.have[hash], Kind: kind, Bytes: len(data)}
+	if ref.Key != "" {
+		return ref, nil
+	}
+	ref.Key = Key{w.plan.Partition, ChunkKey, w.plan.Generation, hash}.String()
+	w.have[hash] = ref.Key
+	w.counts.New += uint64(len(data))
+	if err := w.emit(ref.Key, data); err != nil {
+		return ref, fmt.Errorf("chunk %s: %w", ref.Key, err)
+	}
+	return ref, nil
+}
+
+// Close writes what is left and returns the manifest, and the ledger to give to the next Writer once the manifest has taken its
+// place in the bucket. If that fails, keep the old ledger.
+func (w *Writer) Close() (*Manifest, *Ledger, error) {
+	segments, err := w.closeRuns()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, s := range segments {
+		w.refs[KindRuns] = append(w.refs[KindRuns], s.refs...)
+		w.counts.Dead += uint64(s.dead())
+	}
+	if err := w.putDead(segments); err != nil {
+		return nil, nil, err
+	}
+	if err := w.putSections(KindHoldings, w.holdings); err != nil {
+		return nil, nil, err
+	}
+	if err := w.putSections(KindState, w.states); err != nil {
+		return nil, nil, err
+	}
+	m, err := w.manifest()
+	if err != nil {
+		return nil, nil, err
+	}
+	return m, &Ledger{segments, w.places}, nil
+}
+
+// closeRuns ends the chunks of runs and decides which of the old ones stay.
+func (w *Writer) closeRuns() (segments []*segment, err error) {
+	for s, now := range w.kept {
+		if now.alive != s.alive && !w.changed {
+			if err := w.change(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := w.closeSegment(); err != nil {
+		return nil, err
+	}
+	for _, s := range w.old.segments {
+		if now := w.kept[s]; now != nil && now.alive > 0 && !(w.changed && w.condemned[s]) {
+			segments = append(segments, now)
+		}
+	}
+	return append(segments, w.fresh...), nil
+}
+
+// putDead lists, for each chunk of runs that has any, the records that no longer count.
+func (w *Writer) putDead(segments []*segment) error {
+	var fields, words []byte
+	flush := func() error {
+		if len(fields) == 0 {
+			return nil
+		}
+		ref, err := w.put(KindDead, seal(KindDead, fields, words))
+		w.refs[KindDead] = append(w.refs[KindDead], ref)
+		fields, words = fields[:0], words[:0]
+		return err
+	}
+	for _, s := range segments {
+		if s.alive == s.size {
+			continue
+		}
+		var list []byte
+		dead, next := 0, 0
+		for i := range s.records {
+			if !s.live.has(uint32(i)) {
+				list = appendUint(list, uint64(i-next))
+				next = i + 1
+				dead++
+			}
+		}
+		if len(fields)+len(words)+len(list)+32 > maxRaw {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		hash := s.refs[0].hash()
+		words = putWords(words, []uint64{hash.Hi, hash.Lo})
+		fields = append(appendUint(fields, uint64(dead)), list...)
+	}
+	return flush()
+}
+
+func (w *Writer) putSections(kind Kind, ranks []*sections) error {
+	return sealSections(kind, ranks, func(data []byte) error {
+		ref, err := w.put(kind, data)
+		w.refs[kind] = append(w.refs[kind], ref)
+		return err
+	})
+}
+
+func (w *Writer) manifest() (*Manifest, error) {
+	ranks := slices.Clone(w.cfg.Ranks)
+	slices.SortFunc(ranks, func(a, b RankState) int { return compareNames(nameOf(a.Key()), nameOf(b.Key())) })
+	for i := range ranks {
+		if r := &ranks[i]; len(r.Model) > maxName || len(r.Refused) > maxName {
+			return nil, fmt.Errorf("%w: rank %s: a text of more than %d bytes", ErrImage, r.Key(), maxName)
+		}
+	}
+	m := &Manifest{Format: Version, Namespace: w.cfg.Namespace, Partition: w.plan.Partition, Generation: w.plan.Generation,
+		Stream: w.cfg.Stream, Epoch: w.cfg.Epoch, Seq: w.cfg.Seq, Created: w.cfg.Created, Writer: w.cfg.Writer,
+		Spaces: slices.Clone(w.cfg.Spaces), Previous: w.plan.previous()}
+	inline, err := sealRanks(ranks, func(data []byte, from *RankName) error {
+		ref, err := w.put(KindRanks, data)
+		ref.From = from
+		w.refs[KindRanks] = append(w.refs[KindRanks], ref)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if inline {
+		m.Ranks = ranks
+	}
+	for _, refs := range w.refs {
+		m.Chunks = append(m.Chunks, refs...)
+	}
+	for _, ref := range m.Chunks {
+		w.counts.Bytes += uint64(ref.Bytes)
+	}
+	w.counts.Ranks = len(ranks)
+	m.Counts = w.counts
+	if err := m.Check(); err != nil {
+		return nil, fmt.Errorf("%w: manifest: %v", ErrImage, err)
+	}
+	return m, nil
+}
