@@ -26,6 +26,10 @@ type Manifest struct {
 	Epoch  time.Time        `json:"epoch"`
 	Seq    events.StreamSeq `json:"seq"`
 
+	// SeqTime is when the stream took message Seq, 0 if that is not known: by it a reader of the log makes sure that the stream still has
+	// that message.
+	SeqTime events.Millis `json:"seq_time,omitempty"`
+
 	Created time.Time `json:"created"`
 	Writer  string    `json:"writer"`
 
@@ -73,10 +77,13 @@ type RankState struct {
 	BlockSize   uint32             `json:"block_size"` // tokens
 	Incarnation events.Incarnation `json:"incarnation,string"`
 	LastID      events.EventID     `json:"last_id,string"`
-	Cursor      *CursorState       `json:"cursor,omitempty"`  // the shim's; nil if not known
-	Closed      bool               `json:"closed,omitempty"`  // the engine has ended in good order
-	Refused     string             `json:"refused,omitempty"` // why the rank's events are not applied, for people
-	Checksum    Hex64              `json:"checksum"`          // of what the rank holds, as the caller reckons it
+	Cursor      *CursorState       `json:"cursor,omitempty"`         // the shim's; nil if not known
+	Closed      bool               `json:"closed,omitempty"`         // the engine has ended in good order
+	LastSeen    events.Millis      `json:"last_seen,omitempty"`      // when the log took its last batch
+	Stored      uint64             `json:"stored,omitempty,string"`  // blocks in all stored events of the incarnation
+	Removed     uint64             `json:"removed,omitempty,string"` // blocks in all removed events
+	Refused     string             `json:"refused,omitempty"`        // why the rank's events are not applied, for people
+	Checksum    Hex64              `json:"checksum"`                 // of what the rank holds, as the caller reckons it
 }
 
 // Key is the rank's identity.

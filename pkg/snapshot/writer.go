@@ -17,6 +17,7 @@ type Config struct {
 	Stream    string           // name of the partition's stream
 	Epoch     time.Time        // the stream's creation time
 	Seq       events.StreamSeq // the last message that the image reflects
+	SeqTime   events.Millis    // when the stream took it; 0: not known
 	Created   time.Time        // now, for people
 	Writer    string           // who writes, for people
 
@@ -427,7 +428,7 @@ func (w *Writer) manifest() (*Manifest, error) {
 		}
 	}
 	m := &Manifest{Format: Version, Namespace: w.cfg.Namespace, Partition: w.plan.Partition, Generation: w.plan.Generation,
-		Stream: w.cfg.Stream, Epoch: w.cfg.Epoch, Seq: w.cfg.Seq, Created: w.cfg.Created, Writer: w.cfg.Writer,
+		Stream: w.cfg.Stream, Epoch: w.cfg.Epoch, Seq: w.cfg.Seq, SeqTime: w.cfg.SeqTime, Created: w.cfg.Created, Writer: w.cfg.Writer,
 		Spaces: slices.Clone(w.cfg.Spaces), Previous: w.plan.previous()}
 	inline, err := sealRanks(ranks, func(data []byte, from *RankName) error {
 		ref, err := w.put(KindRanks, data)
