@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -315,38 +314,50 @@ func (c *Conn) lastOn(ctx context.Context, stream, subject string) (m *lastMessa
 // lastOnce is lastOn, once. Unlike a direct get, which any replica answers from what it has, it cannot miss what the
 // leader has acknowledged.
 func (c *Conn) lastOnce(ctx context.Context, stream, subject string) (*lastMessage, error) {
-	args, err := json.Marshal(map[string]string{"last_by_subj": subject})
+	a, err := c.getMessage(ctx, stream, map[string]any{"last_by_subj": subject})
 	if err != nil {
 		return nil, err
 	}
-	var a struct {
-		Message struct {
-			Subject string    `json:"subject"`
-			Seq     uint64    `json:"seq"`
-			Header  string    `json:"hdrs"`
-			Data    []byte    `json:"data"`
-			Time    time.Time `json:"time"`
-		} `json:"message"`
-	}
-	if err := c.callOnce(ctx, "STREAM.MSG.GET."+stream, args, &a); err != nil {
-		return nil, err
-	}
 	m := &lastMessage{Message: Message{
-		Seq:     events.StreamSeq(a.Message.Seq),
-		Time:    events.Millis(a.Message.Time.UnixMilli()),
-		Subject: a.Message.Subject,
-		Data:    a.Message.Data,
+		Seq:     events.StreamSeq(a.Seq),
+		Time:    events.Millis(a.Time.UnixMilli()),
+		Subject: a.Subject,
+		Data:    a.Data,
 	}}
-	if a.Message.Header != "" {
-		raw, err := base64.StdEncoding.DecodeString(a.Message.Header)
-		if err != nil {
-			return nil, fmt.Errorf("headers of message %d: %w", m.Seq, err)
-		}
-		if m.header, err = nats.DecodeHeadersMsg(raw); err != nil {
+	if len(a.Header) > 0 {
+		if m.header, err = nats.DecodeHeadersMsg(a.Header); err != nil {
 			return nil, fmt.Errorf("headers of message %d: %w", m.Seq, err)
 		}
 	}
 	return m, nil
+}
+
+// firstFrom is the sequence of the first message at or after seq, as the leader has it.
+func (c *Conn) firstFrom(ctx context.Context, stream string, seq events.StreamSeq) (events.StreamSeq, error) {
+	a, err := c.getMessage(ctx, stream, map[string]any{"seq": seq, "next_by_subj": ">"})
+	return events.StreamSeq(a.Seq), err
+}
+
+// storedMessage is a message in an answer to STREAM.MSG.GET.
+type storedMessage struct {
+	Subject string    `json:"subject"`
+	Seq     uint64    `json:"seq"`
+	Header  []byte    `json:"hdrs"`
+	Data    []byte    `json:"data"`
+	Time    time.Time `json:"time"`
+}
+
+// getMessage asks the leader of a stream for a message, once.
+func (c *Conn) getMessage(ctx context.Context, stream string, args map[string]any) (storedMessage, error) {
+	body, err := json.Marshal(args)
+	if err != nil {
+		return storedMessage{}, err
+	}
+	var a struct {
+		Message storedMessage `json:"message"`
+	}
+	err = c.callOnce(ctx, "STREAM.MSG.GET."+stream, body, &a)
+	return a.Message, err
 }
 
 // LastMessage reads the last message of one (worker, rank) from the stream's leader. The error wraps [ErrNotFound] if there is none.

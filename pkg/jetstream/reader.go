@@ -123,9 +123,8 @@ type Reader struct {
 	target   events.StreamSeq
 	targeted bool // target is set
 	caughtUp bool
-	down     bool             // Unavailable was sent last
-	suspect  events.StreamSeq // a sequence that was missing in the last session
-	behind   int              // how often the stream ended before pos in a row
+	down     bool // Unavailable was sent last
+	behind   int  // how often in a row the stream ended before pos
 }
 
 // Waits of a reader. Heartbeats tell within two of them that a consumer is gone; idle pulls are renewed at their expiry.

@@ -35,7 +35,6 @@ type session struct {
 	pending uint64
 	passed  bool  // the anchor has been seen
 	err     error // why the session has ended
-	hole    events.StreamSeq
 }
 
 // session reads until something ends it: a final notice, or an error after which another session may follow.
@@ -107,14 +106,8 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 	if err == nil && again.Epoch != info.Epoch {
 		err = errLookAgain
 	}
-	if err == nil && consumer.CachedInfo().NumPending == 0 && info.Last >= s.next {
-		err = s.missing(info.Last + 1)
-	}
 	if err != nil {
 		forget()
-		if errors.Is(err, errHole) {
-			return nil, r.suspicious(s.next)
-		}
 		return nil, err
 	}
 	cc, err := consumer.Consume(s.take,
@@ -210,26 +203,31 @@ func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, erro
 			return nil, errLookAgain
 		}
 		return Regressed{Applied: r.pos.Seq, Last: info.Last}, nil
-	case errors.Is(err, errHole):
-		// Either trimmed meanwhile, which the next session finds, or missing in the middle.
-		if r.suspect == s.next {
-			return Truncated{Wanted: s.next, First: s.hole}, nil
-		}
-		return nil, r.suspicious(s.next)
+	case errors.Is(err, errHole), errors.Is(err, errStuck):
+		return r.missing(ctx, s.position())
 	}
 	return nil, err
 }
 
-// suspicious notes that a sequence is missing. One look is not enough to call it lost.
-func (r *Reader) suspicious(seq events.StreamSeq) error {
-	r.suspect = seq
-	return errLookAgain
-}
-
-// missing ends the session because sequences up to first are not there.
-func (s *session) missing(first events.StreamSeq) error {
-	s.hole = first
-	return fmt.Errorf("%w: %d to %d", errHole, s.next, first-1)
+// missing finds out whether a sequence that did not come is in the stream: the leader is asked for the first message from there on.
+func (r *Reader) missing(ctx context.Context, wanted events.StreamSeq) (Notice, error) {
+	first, err := r.ns.c.firstFrom(ctx, r.stream, wanted)
+	if err != nil && classOf(err) != ErrNotFound {
+		return nil, err
+	}
+	// If there is none, the end of the stream is missing, or it has become another stream.
+	info, lookErr := r.look(ctx)
+	switch {
+	case lookErr != nil:
+		return nil, lookErr
+	case info.Epoch != r.pos.Epoch:
+		return nil, errLookAgain
+	case err == nil && first > wanted:
+		return Truncated{Wanted: wanted, First: first}, nil
+	case err != nil && info.Last >= wanted:
+		return Truncated{Wanted: wanted, First: info.Last + 1}, nil
+	}
+	return nil, errLookAgain // it is there: the consumer was at fault
 }
 
 // end ends the session with the first error it is given.
@@ -284,7 +282,7 @@ func (s *session) take(msg jetstream.Msg) {
 	case d.consumerSeq != s.nextDel:
 		s.err = fmt.Errorf("%w: delivery %d came instead of %d", errDelivery, d.consumerSeq, s.nextDel)
 	case d.streamSeq != s.next:
-		s.err = s.missing(d.streamSeq)
+		s.err = fmt.Errorf("%w: %d came instead of %d", errHole, d.streamSeq, s.next)
 	case !s.passed && d.time != s.anchor.Time:
 		s.err = errOtherMsg
 	}

@@ -1,0 +1,308 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// plainServer starts a nats-server that is not ours: as somebody else has configured it.
+func plainServer(t testing.TB, opts *server.Options) *server.Server {
+	t.Helper()
+	opts.Host, opts.NoSigs = "127.0.0.1", true
+	if opts.Port == 0 {
+		opts.Port = server.RANDOM_PORT
+	}
+	srv, err := server.NewServer(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go srv.Start()
+	if !srv.ReadyForConnections(30 * time.Second) {
+		t.Fatal("the server is not ready")
+	}
+	t.Cleanup(func() {
+		srv.Shutdown()
+		srv.WaitForShutdown()
+	})
+	return srv
+}
+
+// configServer starts a nats-server from a configuration.
+func configServer(t testing.TB, text string) *server.Server {
+	t.Helper()
+	conf := filepath.Join(t.TempDir(), "nats.conf")
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opts, err := server.ProcessConfigFile(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.StoreDir = t.TempDir()
+	return plainServer(t, opts)
+}
+
+func TestConnectWithoutJetStream(t *testing.T) {
+	srv := plainServer(t, &server.Options{})
+	_, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Wait: true})
+	if !errors.Is(err, ErrNoJetStream) {
+		t.Fatalf("a server without JetStream: %v", err)
+	}
+	srv = configServer(t, `
+		jetstream: enabled
+		accounts { A { users = [ { user: a, password: a } ] }, B { jetstream: enabled, users = [ { user: b, password: b } ] } }`)
+	_, err = Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, User: "a", Password: "a"})
+	if !errors.Is(err, ErrNoJetStream) {
+		t.Fatalf("an account without JetStream: %v", err)
+	}
+	connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: "b", Password: "b"})
+}
+
+func TestConnectNobodyThere(t *testing.T) {
+	addr := freeAddr(t)
+	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}}); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), addr) {
+		t.Fatalf("nobody there: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := Connect(ctx, ConnOptions{URLs: []string{"nats://" + addr}, Wait: true}); !errors.Is(err, ErrUnavailable) {
+		t.Fatalf("nobody comes: %v", err)
+	}
+	waiting := make(chan struct{}, 100)
+	connected := make(chan error, 1)
+	go func() {
+		c, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}, Wait: true, Hooks: ConnHooks{Waiting: func(error) { waiting <- struct{}{} }}})
+		if err == nil {
+			c.Close()
+		}
+		connected <- err
+	}()
+	<-waiting
+	startServer(t, t.TempDir(), addr)
+	if err := <-connected; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConnectBadFiles(t *testing.T) {
+	for _, o := range []ConnOptions{
+		{NkeyFile: "/nonexistent/seed"}, {CredsFile: "/nonexistent/creds"}, {CAFile: "/nonexistent/ca"},
+		{CertFile: "/nonexistent/cert", KeyFile: "/nonexistent/key"}, {CertFile: "/nonexistent/cert"},
+	} {
+		if _, err := Connect(ctxFor(t), o); err == nil || !strings.Contains(err.Error(), "/nonexistent/") {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
+
+func TestReconnect(t *testing.T) {
+	dir := t.TempDir()
+	s := startServer(t, dir, "127.0.0.1:0")
+	addr := s.Addr()
+	down, up := make(chan error, 10), make(chan string, 10)
+	c := connect(t, ConnOptions{URLs: []string{s.URL()}, Hooks: ConnHooks{Disconnected: func(err error) { down <- err }, Reconnected: func(url string) { up <- url }}})
+	s.Stop()
+	<-down
+	if c.Connected() {
+		t.Error("connected to nobody")
+	}
+	if err := c.Send("a", "", nil); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("sending to nobody: %v", err)
+	}
+	startServer(t, dir, addr)
+	<-up
+	if _, err := JoinNamespace(ctxFor(t), c, NamespaceConfig{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Drain(ctxFor(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Drain(ctxFor(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Request(ctxFor(t), "a", "", nil); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("request on a closed connection: %v", err)
+	}
+}
+
+// permissions of the three kinds of users, as the documentation gives them, for namespace "test" with one partition.
+const permissionsConf = `
+	jetstream: enabled
+	accounts { KV { jetstream: enabled, users = [
+	  { user: admin, password: x }
+	  { user: shim, password: x, permissions: {
+	      publish: { allow: ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_EVENTS_test_0", "$JS.API.STREAM.MSG.GET.KV_EVENTS_test_0",
+	          "$JS.API.STREAM.MSG.GET.KV_kvatlas_test", "$KV.kvatlas_test.model.*", "kv.v1.test.ev.0.w1.*"] }
+	      subscribe: { allow: ["_INBOX_shim.>", "kv.v1.test.ctl.>"] } } }
+	  { user: indexer, password: x, permissions: {
+	      publish: { allow: ["$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.DIRECT.GET.KV_kvatlas_test_snap.>",
+	          "$JS.API.CONSUMER.CREATE.KV_EVENTS_test_0.>", "$JS.API.CONSUMER.DELETE.KV_EVENTS_test_0.*", "$JS.API.CONSUMER.MSG.NEXT.KV_EVENTS_test_0.*",
+	          "$JS.API.STREAM.PURGE.*", "$KV.kvatlas_test.>", "$KV.kvatlas_test_snap.>"] }
+	      subscribe: { allow: ["_INBOX_indexer.>", "kv.v1.test.q.>", "$SRV.>"] }
+	      allow_responses: { max: 1, ttl: "5s" } } }
+	  { user: client, password: x, permissions: {
+	      publish: { allow: ["$JS.API.INFO", "kv.v1.test.q.*"] }
+	      subscribe: { allow: ["_INBOX_client.>"] } } } ] } }`
+
+// TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once.
+func TestPermissions(t *testing.T) {
+	srv := configServer(t, permissionsConf)
+	as := func(user, inbox string) *Conn {
+		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox, AttemptTimeout: 20 * time.Second})
+	}
+	ctx := ctxFor(t)
+	admin := as("admin", "")
+	ns, err := JoinNamespace(ctx, admin, NamespaceConfig{Name: "test", Partitions: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.EnsureStreams(ctx, LogConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ns.EnsureSnapshots(ctx, BucketConfig{}); err != nil {
+		t.Fatal(err)
+	}
+
+	shim, err := OpenNamespace(ctx, as("shim", "_INBOX_shim"), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := shim.RegisterModel(ctx, Model{Name: "a/b", BlockSize: 16}); !errors.Is(err, ErrDenied) && err != nil {
+		t.Fatal(err)
+	}
+	p, err := shim.OpenPublisher(ctx, w1, PublisherHooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Publish(ctx, numbered(1, 100)); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	other, err := shim.OpenPublisher(ctx, events.RankKey{Instance: "w2"}, PublisherHooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{1, 3} {
+		if _, err := other.Publish(ctx, numbered(1, n)); !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), "w2") {
+			t.Fatalf("publishing for another worker: %v", err)
+		}
+	}
+	if _, err := JoinNamespace(ctx, shim.Conn(), NamespaceConfig{Name: "other"}); !errors.Is(err, ErrDenied) {
+		t.Fatalf("creating a namespace: %v", err)
+	}
+	// A client whose replies cannot arrive learns it from its first request.
+	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "client", Password: "x", AttemptTimeout: 20 * time.Second}); !errors.Is(err, ErrDenied) {
+		t.Fatalf("a refused inbox: %v", err)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("refusals took %v: they were waited for", took)
+	}
+
+	indexer, err := OpenNamespace(ctx, as("indexer", "_INBOX_indexer"), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rd := startReader(t, indexer, Position{})
+	rd.messages(1, 100)
+	rd.notice(CaughtUp{100})
+	snaps, err := indexer.OpenSnapshots(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rev, err := snaps.Commit(ctx, []Value{{"p0.c.1", []byte("x")}}, Value{"p0.manifest", []byte("m")}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := snaps.Get(ctx, "p0.c.1"); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := snaps.Sweep(ctx, "p0.", func(string) bool { return false }, rev); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	info, err := indexer.StreamInfo(ctx, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := indexer.Purge(ctx, 0, info.Epoch, 50); err != nil {
+		t.Fatal(err)
+	}
+	svc, err := Serve(indexer.Conn(), ServiceConfig{Name: "kvatlas", Version: "1.0.0", Endpoints: []Endpoint{{
+		Name: "find", Subject: QuerySubject("test", "find"), QueueGroup: "q",
+		Handler: func(context.Context, Request) Response { return Response{Body: []byte("found")} },
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer svc.Stop(ctx)
+	client := as("client", "_INBOX_client")
+	reply, err := client.Request(ctx, QuerySubject("test", "find"), "", nil)
+	if err != nil || string(reply.Body) != "found" {
+		t.Fatal(reply, err)
+	}
+	if _, err := client.Request(ctx, "kv.v1.test.secret", "", nil); !errors.Is(err, ErrDenied) {
+		t.Fatalf("a subject that is not granted: %v", err)
+	}
+	// A service installs handlers of its own on the connection; refusals must still be heard.
+	if _, err := JoinNamespace(ctx, indexer.Conn(), NamespaceConfig{Name: "other"}); !errors.Is(err, ErrDenied) {
+		t.Fatalf("creating a namespace: %v", err)
+	}
+}
+
+func TestRefusedSubject(t *testing.T) {
+	for _, c := range []struct {
+		text, kind, subject string
+		ok                  bool
+	}{
+		{`nats: permissions violation: Permissions Violation for Publish to "a.b"`, "Publish", "a.b", true},
+		{`nats: permissions violation: permissions Violation for Subscription to "a.*" using queue "q"`, "Subscription", "a.*", true},
+		{`Permissions Violation for Publish to "a`, "", "", false},
+		{`Permissions Violation for `, "", "", false},
+		{`something else`, "", "", false},
+	} {
+		kind, subject, ok := refusedSubject(c.text)
+		if ok != c.ok || ok && (kind != c.kind || subject != c.subject) {
+			t.Errorf("%q: %q %q %v", c.text, kind, subject, ok)
+		}
+	}
+}
+
+func TestErrorClasses(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want error
+	}{
+		{&apiError{Code: 400, ErrCode: 10071}, ErrConflict},
+		{&apiError{Code: 400, ErrCode: 10164}, ErrConflict},
+		{&apiError{Code: 400, ErrCode: 10054}, ErrTooLarge},
+		{&apiError{Code: 503, ErrCode: 10077}, ErrFull},
+		{&apiError{Code: 503, ErrCode: 10008}, ErrUnavailable},
+		{&apiError{Code: 404, ErrCode: 10059}, ErrNotFound},
+		{&apiError{Code: 400, ErrCode: 10176}, ErrUnavailable},
+		{nats.ErrNoResponders, ErrUnavailable},
+		{nats.ErrMaxPayload, ErrTooLarge},
+		{nats.ErrPermissionViolation, ErrDenied},
+		{context.DeadlineExceeded, ErrUnavailable},
+		{errDisconnected, ErrUnavailable},
+	} {
+		err := failed("do it", c.err)
+		if !errors.Is(err, c.want) || !errors.Is(err, c.err) || !strings.HasPrefix(err.Error(), "do it: ") {
+			t.Errorf("%v became %v", c.err, err)
+		}
+		if again := failed("again", err); strings.Count(again.Error(), c.want.Error()) > strings.Count(err.Error(), c.want.Error()) {
+			t.Errorf("the class is said twice: %v", again)
+		}
+	}
+	if failed("x", nil) != nil {
+		t.Error("no error became one")
+	}
+}

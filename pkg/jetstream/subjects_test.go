@@ -1,0 +1,176 @@
+package jetstream
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+func TestEscapeToken(t *testing.T) {
+	for _, c := range []struct{ name, token string }{
+		{"", "="},
+		{"worker-0_A", "worker-0_A"},
+		{"a.b", "a=2Eb"},
+		{"meta-llama/Llama-3.1-8B", "meta-llama=2FLlama-3=2E1-8B"},
+		{"*", "=2A"}, {">", "=3E"}, {" ", "=20"}, {"=", "=3D"}, {"==", "=3D=3D"}, {"$JS", "=24JS"},
+		{"ü\x00\xff", "=C3=BC=00=FF"},
+		{strings.Repeat("a", 128), strings.Repeat("a", 128)},
+		{strings.Repeat(".", 43), "==" + "Li4uLi4uLi4uLi4uLi4uLi4uLi4uLi4uLi4uLi4uLi4uLi4uLi4uLi4uLg"},
+	} {
+		token, err := EscapeToken(c.name)
+		if err != nil || token != c.token {
+			t.Errorf("EscapeToken(%q) = %q, %v; want %q", c.name, token, err, c.token)
+		}
+	}
+	if token, err := EscapeToken(strings.Repeat("\xff", 255)); err != nil || len(token) != MaxTokenLen {
+		t.Errorf("longest name: %d bytes, %v; want %d", len(token), err, MaxTokenLen)
+	}
+	if _, err := EscapeToken(strings.Repeat("a", 256)); !errors.Is(err, ErrBadName) {
+		t.Errorf("too long a name: %v", err)
+	}
+	for _, bad := range []string{"", "a=", "a=2", "=2e", "=61", "==", "==YQ", "a.b", "=G0", "== ", strings.Repeat("a", 129), strings.Repeat("a", 500), "==*"} {
+		if name, err := UnescapeToken(bad); !errors.Is(err, ErrBadName) {
+			t.Errorf("UnescapeToken(%q) = %q, %v", bad, name, err)
+		}
+	}
+}
+
+// checkName holds for every string: a legal token that comes back, or a refusal.
+func checkName(t *testing.T, name string) {
+	token, err := EscapeToken(name)
+	if len(name) > maxNameLen {
+		if !errors.Is(err, ErrBadName) {
+			t.Fatalf("name of %d bytes: %v", len(name), err)
+		}
+		return
+	}
+	if err != nil || len(token) > MaxTokenLen || strings.ContainsRune(token, '.') || !server.IsValidLiteralSubject(token) || !validKey(token) {
+		t.Fatalf("EscapeToken(%q) = %q, %v", name, token, err)
+	}
+	if back, err := UnescapeToken(token); err != nil || back != name {
+		t.Fatalf("%q became %q and %q, %v", name, token, back, err)
+	}
+	key := events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(len(name))}
+	subject, err := EventSubject("ns-1", 7, key)
+	if err != nil || !server.IsValidPublishSubject(subject) || !server.SubjectMatchesFilter(subject, streamSubjects("ns-1", 7)) {
+		t.Fatalf("subject %q, %v", subject, err)
+	}
+	if ns, p, back, err := ParseEventSubject(subject); err != nil || ns != "ns-1" || p != 7 || back != key {
+		t.Fatalf("%q: %q %d %v %v", subject, ns, p, back, err)
+	}
+}
+
+func FuzzEscapeToken(f *testing.F) {
+	for _, s := range []string{"", "w.1", "a b", "*", "==", "\x00", strings.Repeat("/", 255)} {
+		f.Add(s)
+	}
+	f.Fuzz(checkName)
+}
+
+// FuzzUnescapeToken: what is taken is the one spelling of a name.
+func FuzzUnescapeToken(f *testing.F) {
+	for _, s := range []string{"=", "w=2E1", "==Li4u", "=2e", "a", "$"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, token string) {
+		name, err := UnescapeToken(token)
+		if err != nil {
+			if !errors.Is(err, ErrBadName) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if again, err := EscapeToken(name); err != nil || again != token {
+			t.Fatalf("%q is %q, whose token is %q", token, name, again)
+		}
+	})
+}
+
+func FuzzParseEventSubject(f *testing.F) {
+	for _, s := range []string{"kv.v1.ns.ev.0.w.0", "kv.v1..ev.0.w.0", "kv.v1.ns.ev.00.w.0", "kv.v1.ns.ev.0.w", "kv.v1.ns.ev.0.w.0.x", "kv.v1.ns.ev.4294967296.w.0"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, subject string) {
+		ns, p, key, err := ParseEventSubject(subject)
+		if err != nil {
+			return
+		}
+		if again, err := EventSubject(ns, p, key); err != nil || again != subject {
+			t.Fatalf("%q parsed to what is %q, %v", subject, again, err)
+		}
+	})
+}
+
+func TestNamesAtRandom(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 5000 {
+		b := make([]byte, rng.IntN(270))
+		for i := range b {
+			b[i] = byte(rng.Uint32())
+			if rng.IntN(3) > 0 {
+				b[i] = "abcXYZ019-_./ *>=$"[rng.IntN(18)]
+			}
+		}
+		checkName(t, string(b))
+	}
+}
+
+// TestPartitionAgreesWithNATS compares with the server's own {{partition}}.
+func TestPartitionAgreesWithNATS(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 2))
+	for _, partitions := range []uint32{1, 3, 16, 64, 256} {
+		tr, err := server.NewSubjectTransform("in.*", "out.{{partition("+decimal(uint64(partitions))+",1)}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 200 {
+			name := "worker." + decimal(rng.Uint64N(1<<uint(i%60+1)))
+			p, err := PartitionOf(events.WorkerID(name), partitions)
+			if err != nil {
+				t.Fatal(err)
+			}
+			token, err := EscapeToken(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := tr.Match("in." + token)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := "out." + decimal(uint64(p)); got != want {
+				t.Fatalf("%s of %d: %s, the server says %s", name, partitions, got, want)
+			}
+		}
+	}
+}
+
+func TestNamespaceNames(t *testing.T) {
+	for _, good := range []string{"a", "prod", "a-1", "0", strings.Repeat("x", 32)} {
+		if err := CheckNamespace(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for _, bad := range []string{"", "-a", "A", "a_b", "a.b", "a b", "*", strings.Repeat("x", 33), "ü"} {
+		if err := CheckNamespace(bad); !errors.Is(err, ErrBadName) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	for _, good := range []string{"a", "a.b", "p0.c.00ff", "model.a=2Fb", "A/b"} {
+		if !validKey(good) {
+			t.Errorf("%q is a key", good)
+		}
+	}
+	for _, bad := range []string{"", ".", "a.", ".a", "a..b", "a b", "a*", "$x", ">"} {
+		if validKey(bad) {
+			t.Errorf("%q is not a key", bad)
+		}
+	}
+}
