@@ -120,6 +120,8 @@ type WorkerInfo struct {
 	LastSeen    time.Time          `json:"last_seen" msgpack:"last_seen"` // when the log took its last batch
 	Blocks      TierCounts         `json:"blocks" msgpack:"blocks"`       // held now
 	Parked      int                `json:"parked" msgpack:"parked"`
+	Stored      uint64             `json:"stored" msgpack:"stored"`   // blocks in all stored events of the incarnation
+	Removed     uint64             `json:"removed" msgpack:"removed"` // blocks in all removed events
 }
 
 // TierCounts is a number of blocks for each tier.

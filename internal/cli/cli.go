@@ -80,6 +80,18 @@ func Main(root *cobra.Command) int {
 	return 1
 }
 
+// Group makes a command that only holds others: alone it prints its help, and with a word that is none of its commands it says so.
+func Group(cmd *cobra.Command, subs ...*cobra.Command) *cobra.Command {
+	cmd.AddCommand(subs...)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return UsageErrorf("unknown command %q", args[0])
+		}
+		return cmd.Help()
+	}
+	return cmd
+}
+
 // settle fills in the flags that the command line left out, from the environment, then from the file.
 func settle(cmd *cobra.Command) error {
 	set := func(f *pflag.Flag, value, from string) error {

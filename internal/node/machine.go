@@ -17,11 +17,12 @@ import (
 //  2. A rank's events are applied in the order of their ids, each once; where ids are missing the rank is cleared first.
 //  3. A rank is in the index under the space of the model and block size that its incarnation announced.
 type Machine struct {
-	index  *radix.Index
-	parts  []*partition
-	spaces map[spaceKey]uint32
-	view   atomic.Pointer[View]
-	stale  bool // the view no longer shows what ranks there are
+	index     *radix.Index
+	parts     []*partition
+	spaces    map[spaceKey]uint32
+	nextSpace uint32
+	view      atomic.Pointer[View]
+	stale     bool // the view no longer shows what ranks there are
 
 	batch  events.Batch // decoded into, again and again
 	counts Counts
@@ -33,6 +34,8 @@ type partition struct {
 	stream  string
 	epoch   time.Time
 	applied atomic.Uint64 // events.StreamSeq; written by the writer, read by queries
+	time    events.Millis // when the log took the last message applied; 0: not known
+	changes uint64        // blocks stored and removed, and messages, since the process began
 	ranks   map[events.RankKey]*rank
 }
 
@@ -48,6 +51,8 @@ type rank struct {
 	cursor      events.Cursor
 	lastSeen    events.Millis
 	shutdown    bool
+	stored      uint64 // blocks in stored events, in this incarnation
+	removed     uint64 // blocks in removed events
 }
 
 // spaceKey is what must be equal for two ranks to match the same queries.
@@ -81,7 +86,7 @@ type Message struct {
 
 // NewMachine returns a machine for partitions 0 to n-1, all of them empty.
 func NewMachine(index *radix.Index, n int) *Machine {
-	m := &Machine{index: index, spaces: map[spaceKey]uint32{}}
+	m := &Machine{index: index, spaces: map[spaceKey]uint32{}, nextSpace: 1}
 	for p := range n {
 		m.parts = append(m.parts, &partition{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
 	}
@@ -93,10 +98,10 @@ func NewMachine(index *radix.Index, n int) *Machine {
 func (m *Machine) Counts() Counts { return m.counts }
 
 // Begin tells which stream a partition's messages come from, and that they follow seq: what a snapshot stands for, or what
-// lies before the log's first message.
-func (m *Machine) Begin(p events.Partition, stream string, epoch time.Time, seq events.StreamSeq) {
+// lies before the log's first message. at is when the log took seq, 0 if that is not known.
+func (m *Machine) Begin(p events.Partition, stream string, epoch time.Time, seq events.StreamSeq, at events.Millis) {
 	part := m.parts[p]
-	part.stream, part.epoch = stream, epoch
+	part.stream, part.epoch, part.time = stream, epoch, at
 	part.applied.Store(uint64(seq))
 	m.stale = true
 	m.publishView()
@@ -135,7 +140,8 @@ func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 			break
 		}
 		m.applyMessage(part, msg)
-		applied = msg.Seq
+		applied, part.time = msg.Seq, msg.Time
+		part.changes++
 		if !m.stale {
 			part.applied.Store(uint64(applied))
 		}
@@ -185,10 +191,13 @@ func (m *Machine) applyMessage(part *partition, msg *Message) {
 	for i := range evs {
 		switch evs[i].Kind {
 		case events.Stored:
+			r.stored += uint64(len(evs[i].Blocks))
 			m.counts.BlocksStored += uint64(len(evs[i].Blocks))
 		case events.Removed:
+			r.removed += uint64(len(evs[i].Blocks))
 			m.counts.BlocksRemoved += uint64(len(evs[i].Blocks))
 		}
+		part.changes += uint64(len(evs[i].Blocks))
 	}
 	m.count(m.index.Apply(r.id, msg.Time, evs))
 	r.lastID = max(r.lastID, b.LastID())
@@ -205,6 +214,7 @@ func (m *Machine) begin(r *rank, b *events.Batch) {
 	r.space = m.space(b.Model, b.BlockSize)
 	r.id = m.index.AddRank(r.space)
 	r.incarnation, r.lastID, r.cursor, r.shutdown = b.Incarnation, 0, events.Cursor{}, false
+	r.stored, r.removed = 0, 0
 	m.stale = true
 }
 
@@ -212,7 +222,8 @@ func (m *Machine) space(model string, blockSize uint32) uint32 {
 	key := spaceKey{model, blockSize}
 	s, ok := m.spaces[key]
 	if !ok {
-		s = uint32(len(m.spaces)) + 1
+		s = m.nextSpace
+		m.nextSpace++
 		m.spaces[key] = s
 	}
 	return s

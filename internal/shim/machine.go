@@ -62,9 +62,15 @@ type Frame struct {
 	Payload []byte
 }
 
-// Decode turns one payload into events that may be reused at the next call. An error means that the payload as a whole
-// cannot be read.
-type Decode func(payload []byte) ([]events.Event, error)
+// Decoder turns engine messages into events, in the manner of [events.Decoder].
+type Decoder interface {
+	// Decode decodes one message. What it returns is good until the next call. An error means that the message as a whole
+	// cannot be read.
+	Decode(payload []byte) (events.Message, error)
+
+	// Reset forgets what was learned of an engine process.
+	Reset()
+}
 
 // Counts says what became of what the engine sent. All only grow.
 type Counts struct {
@@ -75,7 +81,7 @@ type Counts struct {
 	Duplicates  uint64 // engine messages seen before
 	Overtaken   uint64 // live messages not kept while a replay ran; they are asked for again
 	Replays     uint64 // replays asked for
-	Gaps        uint64 // gaps that no replay could fill; each became a cleared event
+	Gaps        uint64 // gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
 	Restarts    uint64 // new lives of the engine; each began with a cleared event
 	JoinedLate  uint64 // first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
 	Flushes     uint64
@@ -96,7 +102,7 @@ type Counts struct {
 type Machine struct {
 	id     Identity
 	limits Limits
-	decode Decode
+	decode Decoder
 	replay bool // there is a replay endpoint
 
 	started     bool
@@ -139,7 +145,7 @@ type end struct {
 }
 
 // NewMachine returns a machine that waits for Recovered. replay says whether the engine has a replay endpoint.
-func NewMachine(id Identity, limits Limits, replay bool, decode Decode) *Machine {
+func NewMachine(id Identity, limits Limits, replay bool, decode Decoder) *Machine {
 	return &Machine{id: id, limits: limits.withDefaults(), decode: decode, replay: replay}
 }
 
@@ -356,10 +362,11 @@ func (m *Machine) take(f Frame) {
 	before := m.taken
 	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: events.PayloadDigest(f.Payload)}
 	m.counts.Taken++
-	evs, err := m.decode(f.Payload)
+	msg, err := m.decode.Decode(f.Payload)
 	if err != nil {
 		m.counts.Undecodable++
 	}
+	evs := msg.Events
 	for i := range evs {
 		if uint32(i) < skip {
 			continue
@@ -386,6 +393,7 @@ func (m *Machine) rebirth(why events.Reason, now events.Millis) {
 	m.incarnation = max(m.incarnation+1, events.Incarnation(max(now, 1)))
 	m.nextID = 1
 	m.taken = events.Cursor{}
+	m.decode.Reset()
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
 }
 
@@ -442,6 +450,16 @@ func (m *Machine) Flushed() {
 	}
 }
 
+// LogLost tells that the log no longer has what it had acknowledged. What the engine can say again is published anew, in a new
+// incarnation; what waits is part of what was lost.
+func (m *Machine) LogLost(now events.Millis) {
+	m.queue, m.queuedBytes, m.inflight = nil, 0, 0
+	m.acked = Published{}
+	m.counts.Gaps++
+	m.rebirth(events.ReasonGap, now)
+	m.startReplay()
+}
+
 // landed drops the first n messages of the flight from the queue; the rest, if any, waits to be published again.
 func (m *Machine) landed(n int) {
 	if n > 0 {
@@ -459,7 +477,7 @@ func (m *Machine) landed(n int) {
 }
 
 // FlushDoubted tells what the log holds after a flight whose fate is not known. Either nothing of it is there, or the
-// messages up to one of them, or all; then the rest is published again. Anything else means that someone else publishes for
+// messages up to one of them, or all; then the rest is published again. Anything else means that somebody else publishes for
 // this rank: ErrFenced.
 func (m *Machine) FlushDoubted(p Published) error {
 	if m.inflight == 0 {

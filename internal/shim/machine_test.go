@@ -72,20 +72,26 @@ func (e *engine) since(from events.EngineSeq) (frames []Frame) {
 	return frames
 }
 
-func decodeWords(payload []byte) (evs []events.Event, err error) {
+// words decodes what the engine publishes.
+type words struct{}
+
+func (words) Reset() {}
+
+func (words) Decode(payload []byte) (events.Message, error) {
+	var evs []events.Event
 	for _, w := range strings.Fields(string(payload))[1:] {
 		var b events.BlockHash
 		if w == "clear" {
 			evs = append(evs, events.Event{Kind: events.Cleared, Reason: events.ReasonEngine})
 		} else if _, err := fmt.Sscanf(w[1:], "%d", &b); err != nil {
-			return nil, err
+			return events.Message{}, err
 		} else if w[0] == '+' {
 			evs = append(evs, events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{b}, Locals: []events.LocalHash{1}})
 		} else {
 			evs = append(evs, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{b}})
 		}
 	}
-	return evs, nil
+	return events.Message{Events: evs}, nil
 }
 
 // logbook is the log of one rank, and what a reader of it believes the rank to hold.
@@ -149,7 +155,7 @@ func (w *world) start() {
 	if w.machine != nil {
 		w.losses += w.machine.Counts().Gaps + w.machine.Counts().JoinedLate
 	}
-	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, true, decodeWords)
+	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, true, words{})
 	w.machine.Recovered(w.log.last, w.now)
 	w.flight, w.replay, w.asked = nil, nil, false
 	w.connect()

@@ -12,8 +12,17 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// ErrFenced is returned by Run when somebody else publishes for the same (instance, rank). Do not try again: find the other shim.
-var ErrFenced = errors.New("another shim publishes for this worker and rank")
+// The errors that a Log tells apart, by what is done next.
+var (
+	// ErrFenced: somebody else publishes for the same (instance, rank). Run returns it; find the other shim.
+	ErrFenced = errors.New("another shim publishes for this worker and rank")
+
+	// ErrUnusable: the log, or what is in it, is not for this shim. Run returns it; a person must act.
+	ErrUnusable = errors.New("the log cannot be used")
+
+	// ErrLogLost: what the log had acknowledged is gone. Run begins a new incarnation with what the engine can say again.
+	ErrLogLost = errors.New("the log has lost what it had acknowledged")
+)
 
 // Log is where one rank's batches go. Run uses it from one goroutine at a time.
 type Log interface {
@@ -21,7 +30,7 @@ type Log interface {
 	Last(ctx context.Context) (Published, error)
 
 	// Publish appends messages, in order, and returns the place of the last. After an error nobody knows how many are in the
-	// log: Last tells. An error that wraps ErrFenced ends Run.
+	// log: Last tells, unless the error wraps ErrFenced or ErrLogLost.
 	Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error)
 }
 
@@ -34,7 +43,7 @@ type Config struct {
 
 	Identity Identity
 	Limits   Limits
-	Decode   Decode
+	Decoder  Decoder
 	Log      Log
 
 	// ReplayTimeout is how long the replay socket may say nothing before the replay counts as failed. Default 5 s.
@@ -149,7 +158,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer r.check.Stop()
 	defer r.retry.Stop()
 	r.retry.Stop()
-	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "", r.decode)
+	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "", told{r})
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -181,21 +190,25 @@ func Run(ctx context.Context, cfg Config) error {
 
 func millis(t time.Time) events.Millis { return events.Millis(t.UnixMilli()) }
 
-// decode wraps the configured decoder so that what cannot be read is told, with its number.
-func (r *runner) decode(payload []byte) ([]events.Event, error) {
-	evs, err := r.cfg.Decode(payload)
+// told is the configured decoder, of which it tells what cannot be read.
+type told struct{ *runner }
+
+func (t told) Decode(payload []byte) (events.Message, error) {
+	msg, err := t.cfg.Decoder.Decode(payload)
 	if err != nil {
-		r.cfg.Hooks.Undecodable(r.machine.Taken().Seq, err)
+		t.cfg.Hooks.Undecodable(t.machine.Taken().Seq, err)
 	}
-	return evs, err
+	return msg, err
 }
+
+func (t told) Reset() { t.cfg.Decoder.Reset() }
 
 // recover asks the log, for as long as it takes, what it holds of this rank.
 func (r *runner) recover(ctx context.Context) (Published, error) {
 	pause := r.cfg.RetryMin
 	for {
 		p, err := r.cfg.Log.Last(ctx)
-		if err == nil || errors.Is(err, ErrFenced) {
+		if err == nil || errors.Is(err, ErrUnusable) {
 			return p, err
 		}
 		if ctx.Err() != nil {
@@ -311,6 +324,8 @@ func (r *runner) publish(ctx context.Context, flight [][]byte) {
 	var f flushed
 	f.last, f.err = r.cfg.Log.Publish(ctx, flight)
 	switch {
+	case f.err != nil && ctx.Err() != nil:
+		return
 	case errors.Is(f.err, ErrFenced):
 		f.fatal = f.err
 	case f.err != nil:
@@ -328,6 +343,9 @@ func (r *runner) landed(f flushed) error {
 	switch {
 	case f.fatal != nil:
 		return f.fatal
+	case errors.Is(f.err, ErrLogLost):
+		r.machine.LogLost(millis(time.Now()))
+		return nil
 	case f.err != nil:
 		r.pause = min(2*r.pause, r.cfg.RetryMax)
 		if err := r.machine.FlushDoubted(f.present); err != nil {

@@ -1,0 +1,53 @@
+package api
+
+import (
+	"context"
+)
+
+// Requester carries one request to whichever node serves an operation and returns its reply, both of a content type.
+type Requester func(ctx context.Context, op, contentType string, body []byte) (reply []byte, err error)
+
+// Client asks an indexer. Any number of goroutines may use it.
+type Client struct{ request Requester }
+
+// NewClient returns a client that asks by request.
+func NewClient(request Requester) *Client { return &Client{request: request} }
+
+// Find asks who holds how much of a prompt. An error that the node gave is an *Error.
+func (c *Client) Find(ctx context.Context, q *Query) (*Answer, error) {
+	return call[Answer](ctx, c, OpFind, q)
+}
+
+// Workers asks what the log knows of ranks.
+func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
+	return call[WorkerList](ctx, c, OpWorkers, nil)
+}
+
+// Status asks how the node is doing.
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	return call[Status](ctx, c, OpStatus, nil)
+}
+
+// Snapshot has every partition's snapshot written now.
+func (c *Client) Snapshot(ctx context.Context) (*SnapshotList, error) {
+	return call[SnapshotList](ctx, c, OpSnapshot, nil)
+}
+
+func call[T any](ctx context.Context, c *Client, op string, q *Query) (*T, error) {
+	var body []byte
+	if q != nil {
+		var err error
+		if body, err = Marshal(MsgPack, q); err != nil {
+			return nil, err
+		}
+	}
+	reply, err := c.request(ctx, op, MsgPack, body)
+	if err != nil {
+		return nil, err
+	}
+	out := new(T)
+	if err := DecodeReply(MsgPack, reply, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}

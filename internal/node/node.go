@@ -1,0 +1,397 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+)
+
+// Config is one node's.
+type Config struct {
+	ID      string // how the node calls itself, in snapshots and in its status
+	Version string
+
+	Namespace *jetstream.Namespace
+	Snapshots *jetstream.Bucket
+
+	Index radix.Config
+
+	// A partition's snapshot is due when SnapshotInterval (default 1 m) has passed since the one before, or, earlier, when
+	// SnapshotBlocks (default 2,000,000) blocks were stored or removed since; never while nothing changed. More often means a
+	// shorter replay after a crash and more writing.
+	SnapshotInterval time.Duration
+	SnapshotBlocks   uint64
+
+	// Watch is how often each partition's stream is looked at for what no message tells; default 3 s.
+	Watch time.Duration
+
+	Hooks Hooks
+}
+
+// Hooks tell what happens, from the node's goroutines. Each may be nil. They must not block.
+type Hooks struct {
+	Restored  func(p events.Partition, r Restored)
+	Rejected  func(p events.Partition, what string, err error) // a snapshot that could not be used; an older one, or none, is
+	CaughtUp  func(p events.Partition, seq events.StreamSeq)
+	Ready     func()                                              // every partition serves
+	Unfit     func(p events.Partition, notice jetstream.Notice)   // the log is not the one that was applied; begin again
+	Trouble   func(p events.Partition, err error)                 // the log cannot be read for now
+	Recovered func(p events.Partition)                            // it can be read again
+	Saved     func(api.SnapshotInfo, time.Duration)               // a snapshot was written
+	SaveError func(p events.Partition, err error)                 // it was not; it is tried again
+	Purged    func(p events.Partition, keepFrom events.StreamSeq) // the log before was trimmed
+}
+
+// Restored says what a partition begins with.
+type Restored struct {
+	Seq          events.StreamSeq // of the snapshot; 0: none
+	Ranks        int
+	Holdings     uint64
+	Took         time.Duration
+	ResyncNeeded bool // the log before its first message is gone and no snapshot makes up for it
+}
+
+// Node keeps the index of all partitions of a namespace: it restores, follows the log, answers, and writes snapshots.
+//
+// One goroutine, the writer, owns the machine and writes to the index; it takes work from a bounded queue. Each partition
+// has a follower, which reads its log and hands messages over. One goroutine writes snapshots, a little at a time. Queries run
+// wherever they are called.
+type Node struct {
+	cfg     Config
+	index   *radix.Index
+	machine *Machine
+	work    chan work
+	bell    bell
+	started time.Time
+	parts   []*standing
+	ready   atomic.Bool
+	saving  sync.Mutex // one snapshot at a time
+
+	unready atomic.Int32 // partitions that do not serve yet
+}
+
+// work is something for the writer: messages of a partition, or something to do with the machine.
+type work struct {
+	partition events.Partition
+	messages  []Message
+	do        func(*Machine)
+	done      chan struct{} // closed after do
+}
+
+// standing is how the node stands with one partition.
+type standing struct {
+	mu     sync.Mutex
+	state  string
+	epoch  time.Time
+	last   events.StreamSeq // of the log, as last heard
+	err    error            // why the log cannot be read
+	at     Restored
+	resync bool
+	save   saveState
+}
+
+// The states of a partition.
+const (
+	stateRestoring   = "restoring"
+	stateCatchingUp  = "catching_up"
+	stateServing     = "serving"
+	stateUnavailable = "unavailable"
+	stateResync      = "resync_needed"
+)
+
+// New returns a node that does nothing until Run.
+func New(cfg Config) *Node {
+	if cfg.SnapshotInterval <= 0 {
+		cfg.SnapshotInterval = time.Minute
+	}
+	if cfg.SnapshotBlocks == 0 {
+		cfg.SnapshotBlocks = 2_000_000
+	}
+	cfg.Hooks = cfg.Hooks.withDefaults()
+	n := &Node{cfg: cfg, index: radix.New(cfg.Index), work: make(chan work, 16), started: time.Now()}
+	partitions := int(cfg.Namespace.Partitions())
+	n.machine = NewMachine(n.index, partitions)
+	for range partitions {
+		n.parts = append(n.parts, &standing{state: stateRestoring})
+	}
+	n.unready.Store(int32(partitions))
+	return n
+}
+
+func (h Hooks) withDefaults() Hooks {
+	if h.Restored == nil {
+		h.Restored = func(events.Partition, Restored) {}
+	}
+	if h.Rejected == nil {
+		h.Rejected = func(events.Partition, string, error) {}
+	}
+	if h.CaughtUp == nil {
+		h.CaughtUp = func(events.Partition, events.StreamSeq) {}
+	}
+	if h.Ready == nil {
+		h.Ready = func() {}
+	}
+	if h.Unfit == nil {
+		h.Unfit = func(events.Partition, jetstream.Notice) {}
+	}
+	if h.Trouble == nil {
+		h.Trouble = func(events.Partition, error) {}
+	}
+	if h.Recovered == nil {
+		h.Recovered = func(events.Partition) {}
+	}
+	if h.Saved == nil {
+		h.Saved = func(api.SnapshotInfo, time.Duration) {}
+	}
+	if h.SaveError == nil {
+		h.SaveError = func(events.Partition, error) {}
+	}
+	if h.Purged == nil {
+		h.Purged = func(events.Partition, events.StreamSeq) {}
+	}
+	return h
+}
+
+// Run runs the node until ctx ends. Before it returns it writes the snapshots that are worth it, within a bound.
+func (n *Node) Run(ctx context.Context) {
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var writer, others sync.WaitGroup
+	writer.Go(func() { n.write(running) })
+	for p := range n.parts {
+		others.Go(func() { n.follow(ctx, events.Partition(p)) })
+	}
+	others.Go(func() { n.saveWhenDue(ctx) })
+	others.Wait()
+	last, cancel := context.WithTimeout(running, lastSave)
+	n.saveChanged(last)
+	cancel()
+	stop()
+	writer.Wait()
+}
+
+// lastSave bounds the snapshots that are written when the node stops.
+const lastSave = 10 * time.Second
+
+// write is the writer.
+func (n *Node) write(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case w := <-n.work:
+			if w.do != nil {
+				w.do(n.machine)
+				close(w.done)
+			} else {
+				n.machine.Apply(w.partition, w.messages)
+			}
+			n.bell.ring()
+		}
+	}
+}
+
+// do has the writer do something, and waits until it is done.
+func (n *Node) do(ctx context.Context, f func(*Machine)) error {
+	w := work{do: f, done: make(chan struct{})}
+	select {
+	case n.work <- w:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	<-w.done // the writer outlives whoever asks it
+	return nil
+}
+
+// follow keeps one partition: it restores it, applies its log, and begins again when the log turns out to be another one.
+func (n *Node) follow(ctx context.Context, p events.Partition) {
+	for ctx.Err() == nil {
+		at, err := n.restore(ctx, p)
+		if err != nil {
+			n.trouble(p, err)
+			pause(ctx, time.Second)
+			continue
+		}
+		n.set(p, func(s *standing) { s.state = stateCatchingUp })
+		n.read(ctx, p, at)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// read applies a partition's log from a position on, until ctx ends or the log is found to be another one.
+func (n *Node) read(ctx context.Context, p events.Partition, at jetstream.Position) {
+	updates := make(chan jetstream.Update, 2)
+	reader, err := n.cfg.Namespace.StartReader(jetstream.ReaderConfig{Partition: p, After: at, Out: updates, Watch: n.cfg.Watch})
+	if err != nil {
+		n.trouble(p, err)
+		pause(ctx, time.Second)
+		return
+	}
+	defer reader.Stop()
+	keys := map[string]events.RankKey{}
+	for {
+		var u jetstream.Update
+		select {
+		case u = <-updates:
+		case <-ctx.Done():
+			return
+		}
+		if u.Notice != nil {
+			if n.noticed(ctx, p, u.Notice) {
+				return
+			}
+			continue
+		}
+		w := work{partition: p, messages: make([]Message, len(u.Messages))}
+		for i, m := range u.Messages {
+			w.messages[i] = message(m, keys)
+		}
+		n.set(p, func(s *standing) { s.last = u.Messages[len(u.Messages)-1].Seq + events.StreamSeq(u.Pending) })
+		select {
+		case n.work <- w:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// maxKeys bounds a follower's memory of subjects.
+const maxKeys = 65536
+
+// message translates one message of the log. keys remembers what subjects mean.
+func message(m jetstream.Message, keys map[string]events.RankKey) Message {
+	key, known := keys[m.Subject]
+	out := Message{Seq: m.Seq, Time: m.Time, Key: key, Data: m.Data}
+	if !known {
+		_, _, key, err := jetstream.ParseEventSubject(m.Subject)
+		if err != nil {
+			out.Bad = true
+			return out
+		}
+		if len(keys) >= maxKeys {
+			clear(keys)
+		}
+		keys[m.Subject] = key
+		out.Key = key
+	}
+	return out
+}
+
+// noticed acts on what a reader tells, and reports whether the partition must begin again.
+func (n *Node) noticed(ctx context.Context, p events.Partition, notice jetstream.Notice) (again bool) {
+	switch notice := notice.(type) {
+	case jetstream.CaughtUp:
+		if n.do(ctx, func(*Machine) {}) != nil { // what was read before is applied then
+			return true
+		}
+		n.set(p, func(s *standing) { s.state, s.err = n.settled(s), nil })
+		n.cfg.Hooks.CaughtUp(p, notice.Seq)
+	case jetstream.Unavailable:
+		n.trouble(p, notice.Err)
+	case jetstream.Recovered:
+		n.set(p, func(s *standing) { s.err = nil })
+		n.cfg.Hooks.Recovered(p)
+	}
+	if !jetstream.Final(notice) {
+		return false
+	}
+	n.cfg.Hooks.Unfit(p, notice)
+	n.set(p, func(s *standing) { s.state = stateRestoring })
+	if err := n.forget(ctx, p); err != nil {
+		n.trouble(p, err)
+	}
+	return true
+}
+
+// forget empties a partition. It waits for a snapshot under way.
+func (n *Node) forget(ctx context.Context, p events.Partition) error {
+	n.saving.Lock()
+	defer n.saving.Unlock()
+	return n.do(ctx, func(m *Machine) { m.Forget(p) })
+}
+
+// settled is the state of a partition that has caught up. Called with s.mu held.
+func (n *Node) settled(s *standing) string {
+	if s.resync {
+		return stateResync
+	}
+	return stateServing
+}
+
+func (n *Node) trouble(p events.Partition, err error) {
+	n.set(p, func(s *standing) { s.err = err })
+	n.cfg.Hooks.Trouble(p, err)
+}
+
+// serves reports whether queries may be answered from a partition in a state.
+func serves(state string) bool { return state == stateServing || state == stateResync }
+
+// set changes a partition's standing, and with the last one that serves makes the node ready. A node that was ready once
+// stays so; what it cannot answer from is incomplete.
+func (n *Node) set(p events.Partition, change func(*standing)) {
+	s := n.parts[p]
+	s.mu.Lock()
+	before := serves(s.state)
+	change(s)
+	after := serves(s.state)
+	s.mu.Unlock()
+	if !before && after && n.unready.Add(-1) == 0 && n.ready.CompareAndSwap(false, true) {
+		n.cfg.Hooks.Ready()
+	} else if before && !after {
+		n.unready.Add(1)
+	}
+}
+
+// Ready is nil if every partition has been restored and caught up, once.
+func (n *Node) Ready() error {
+	if n.ready.Load() {
+		return nil
+	}
+	return fmt.Errorf("%d of %d partitions are not restored and caught up yet", n.unready.Load(), len(n.parts))
+}
+
+// at is what a partition's answers reflect.
+type at struct {
+	epoch time.Time
+	seq   events.StreamSeq
+	whole bool // the partition serves
+}
+
+// progress says what every partition's answers reflect now.
+func (n *Node) progress() []at {
+	out := make([]at, len(n.parts))
+	for p, s := range n.parts {
+		seq := n.machine.Applied(events.Partition(p))
+		s.mu.Lock()
+		out[p] = at{epoch: s.epoch, seq: seq, whole: serves(s.state)}
+		s.mu.Unlock()
+	}
+	return out
+}
+
+// waitFor waits until a partition's log is applied up to a place.
+func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
+	if int(want.Partition) >= len(n.parts) {
+		return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", want.Partition, len(n.parts))
+	}
+	err := n.bell.wait(ctx, func() bool { return n.machine.Applied(want.Partition) >= want.Seq })
+	if errors.Is(err, context.DeadlineExceeded) {
+		return api.Errorf(api.CodeBehind, "partition %d is at %d and did not reach %d before the deadline", want.Partition, n.machine.Applied(want.Partition), want.Seq)
+	}
+	return err
+}

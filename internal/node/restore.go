@@ -1,0 +1,272 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+// restore brings a partition, which must be empty, to where the best usable snapshot says, and returns the position from which its
+// log goes on. Snapshots that cannot be used are passed over, with a reason. An error means that NATS did not answer:
+// the caller tries again.
+func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Position, error) {
+	begun := time.Now()
+	info, err := n.cfg.Namespace.StreamInfo(ctx, p)
+	if err != nil {
+		return jetstream.Position{}, fmt.Errorf("look at the log: %w", err)
+	}
+	bucket, err := n.lookAtBucket(ctx, p)
+	if err != nil {
+		return jetstream.Position{}, err
+	}
+	log := n.logOf(info)
+	choice := snapshot.Choose(bucket.seen, log)
+	for _, r := range choice.Rejected {
+		n.cfg.Hooks.Rejected(p, r.Reason.String(), r.Err)
+	}
+	var at Restored
+	var ledger *snapshot.Ledger
+	var seqTime events.Millis
+	for _, m := range choice.Usable {
+		var err error
+		if ledger, err = n.load(ctx, p, m, log); err == nil {
+			at = Restored{Seq: m.Seq, Ranks: m.Counts.Ranks, Holdings: m.Counts.Holdings}
+			seqTime = events.Millis(m.SeqTime)
+			break
+		}
+		if forget := n.forget(ctx, p); forget != nil || errors.Is(err, jetstream.ErrUnavailable) {
+			return jetstream.Position{}, errors.Join(err, forget)
+		}
+		n.cfg.Hooks.Rejected(p, snapshot.ReasonOf(err).String(), err)
+	}
+	if at.Seq == 0 {
+		at.Seq = info.First - 1
+		at.ResyncNeeded = at.Seq > 0
+		if err := n.do(ctx, func(m *Machine) { m.Begin(p, info.Name, log.Epoch, at.Seq, 0) }); err != nil {
+			return jetstream.Position{}, err
+		}
+	}
+	at.Took = time.Since(begun)
+	n.set(p, func(s *standing) {
+		s.epoch, s.last, s.err, s.at, s.resync = log.Epoch, info.Last, nil, at, at.ResyncNeeded
+		s.save.begin(ledger, at, time.Now())
+	})
+	n.cfg.Hooks.Restored(p, at)
+	return jetstream.Position{Epoch: info.Epoch, Seq: at.Seq, Time: seqTime}, nil
+}
+
+func (n *Node) logOf(info jetstream.StreamInfo) snapshot.Log {
+	return snapshot.Log{
+		Namespace: n.cfg.Namespace.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First, Last: info.Last,
+	}
+}
+
+// seenBucket is what one look at the bucket showed of a partition.
+type seenBucket struct {
+	seen     snapshot.Bucket
+	revision uint64 // of the current manifest; 0: there is none
+}
+
+// lookAtBucket reads a partition's manifests, then the list of its keys.
+func (n *Node) lookAtBucket(ctx context.Context, p events.Partition) (seenBucket, error) {
+	b := seenBucket{seen: snapshot.Bucket{Partition: p, Manifests: map[string][]byte{}}}
+	current, err := n.cfg.Snapshots.Latest(ctx, snapshot.ManifestKey(p))
+	switch {
+	case err == nil:
+		b.seen.Manifests[current.Key] = current.Value
+		b.revision = current.Revision
+	case !errors.Is(err, jetstream.ErrNotFound):
+		return b, fmt.Errorf("read the manifest: %w", err)
+	}
+	keys, err := n.cfg.Snapshots.Keys(ctx, snapshot.KeyPrefix(p))
+	if err != nil {
+		return b, fmt.Errorf("list the snapshots: %w", err)
+	}
+	b.seen.Keys = keys
+	if keys == nil {
+		b.seen.Keys = []string{}
+	}
+	for _, name := range keys {
+		if key, ok := snapshot.ParseKey(name); ok && key.Type == snapshot.EarlierKey {
+			value, err := n.cfg.Snapshots.Get(ctx, name)
+			if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
+				return b, fmt.Errorf("read an earlier manifest: %w", err)
+			}
+			if err == nil {
+				b.seen.Manifests[name] = value
+			}
+		}
+	}
+	return b, nil
+}
+
+// fetch reads chunks of snapshots.
+func (n *Node) fetch(ctx context.Context) snapshot.Fetch {
+	return func(key string) ([]byte, error) {
+		data, err := n.cfg.Snapshots.Get(ctx, key)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			return nil, fmt.Errorf("%w: %w", snapshot.ErrMissing, err)
+		}
+		return data, err
+	}
+}
+
+// load takes one snapshot into the index. After an error the partition must be forgotten. Chunks are fetched ahead, here; the
+// writer decodes them.
+func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest, log snapshot.Log) (ledger *snapshot.Ledger, err error) {
+	fetch := n.fetch(ctx)
+	ranks, err := snapshot.Ranks(m, fetch)
+	if err != nil {
+		return nil, err
+	}
+	var reader *snapshot.Reader
+	var restored *restoring
+	if err := n.do(ctx, func(machine *Machine) {
+		restored = machine.restore(p, m, ranks)
+		reader = snapshot.NewReader(m, ranks, restored)
+	}); err != nil {
+		return nil, err
+	}
+	ahead, stop := n.fetchAhead(ctx, m.Restore(), fetch)
+	defer stop()
+	for chunk := range ahead {
+		if chunk.err != nil {
+			return nil, fmt.Errorf("chunk %s: %w", chunk.key, chunk.err)
+		}
+		var bad error
+		if err := n.do(ctx, func(*Machine) { bad = reader.Chunk(chunk.key, chunk.data) }); err != nil || bad != nil {
+			return nil, errors.Join(err, bad)
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	var bad error
+	err = n.do(ctx, func(machine *Machine) {
+		if ledger, bad = reader.Close(); bad != nil {
+			return
+		}
+		if bad = restored.finish(); bad == nil {
+			machine.Begin(p, m.Stream, log.Epoch, m.Seq, events.Millis(m.SeqTime))
+		}
+	})
+	return ledger, errors.Join(err, bad)
+}
+
+// fetched is a chunk, or why there is none.
+type fetched struct {
+	key  string
+	data []byte
+	err  error
+}
+
+// chunksAhead is how many chunks wait for the writer.
+const chunksAhead = 4
+
+// fetchAhead fetches chunks in order, several at once, until stop is called, which waits until nothing is under way.
+func (n *Node) fetchAhead(ctx context.Context, refs []snapshot.ChunkRef, fetch snapshot.Fetch) (<-chan fetched, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	order := make(chan chan fetched, chunksAhead)
+	out := make(chan fetched)
+	go func() {
+		defer close(order)
+		for _, ref := range refs {
+			slot := make(chan fetched, 1)
+			select {
+			case order <- slot:
+			case <-ctx.Done():
+				return
+			}
+			go func() {
+				data, err := fetch(ref.Key)
+				slot <- fetched{ref.Key, data, err}
+			}()
+		}
+	}()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer close(out)
+		for slot := range order {
+			f := <-slot
+			select {
+			case out <- f:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return out, func() {
+		cancel()
+		<-done
+	}
+}
+
+// restoring takes a snapshot's image into the index, in this process's numbers.
+type restoring struct {
+	imported *radix.Import
+	spaces   map[uint32]uint32 // the snapshot's number for (model, block size) → ours
+	run      events.Run
+}
+
+// restore adds a snapshot's ranks, which hold nothing yet, and returns what takes their image.
+func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, states []snapshot.RankState) *restoring {
+	part := m.parts[p]
+	to := &restoring{spaces: map[uint32]uint32{}}
+	for _, s := range manifest.Spaces {
+		to.spaces[s.Space] = m.adoptSpace(string(s.Model), s.BlockSize, s.Space)
+	}
+	ids := make([]radix.RankID, len(states))
+	for i := range states {
+		s := &states[i]
+		r := &rank{
+			key: s.Key(), model: string(s.Model), blockSize: s.BlockSize, space: m.space(string(s.Model), s.BlockSize),
+			incarnation: s.Incarnation, lastID: s.LastID, cursor: s.Cursor.Cursor(), shutdown: s.Closed,
+			lastSeen: events.Millis(s.LastSeen), stored: s.Stored, removed: s.Removed,
+		}
+		r.id = m.index.AddRank(r.space)
+		ids[i] = r.id
+		part.ranks[r.key] = r
+	}
+	m.stale = true
+	to.imported = m.index.StartImport(ids)
+	return to
+}
+
+// adoptSpace gives a (model, block size) the number that a snapshot has for it if that is free, so that the next snapshot
+// writes the same.
+func (m *Machine) adoptSpace(model string, blockSize, want uint32) uint32 {
+	key := spaceKey{model, blockSize}
+	if s, ok := m.spaces[key]; ok {
+		return s
+	}
+	for _, s := range m.spaces {
+		if s == want {
+			return m.space(model, blockSize)
+		}
+	}
+	m.spaces[key] = want
+	m.nextSpace = max(m.nextSpace, want+1)
+	return want
+}
+
+// Run takes a run.
+func (r *restoring) Run(run *events.Run) error {
+	space, ok := r.spaces[run.Space]
+	if !ok {
+		return fmt.Errorf("%w: run %d is of space %d, which the manifest does not name", snapshot.ErrCorrupt, run.ID, run.Space)
+	}
+	r.run = *run
+	r.run.Space = space
+	return r.imported.Run(&r.run)
+}
+
+// Rank takes what belongs to a rank beside runs.
+func (r *restoring) Rank(i int, img *events.RankImage) error { return r.imported.Rank(i, img) }
+
+func (r *restoring) finish() error { return r.imported.Finish() }

@@ -1,0 +1,260 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+const (
+	exportBudget = 4096             // blocks that the writer exports at a time, between other work
+	saveTick     = time.Second      // how often it is asked which partitions are due
+	saveRetry    = 10 * time.Second // after a failure
+)
+
+// saveState is what a partition's last snapshot was.
+type saveState struct {
+	ledger  *snapshot.Ledger
+	changes uint64    // the machine's count at that time
+	at      time.Time // when it was written, or, before the first of this process, when the process began with it
+	failed  time.Time // when the last attempt failed; zero if it did not
+	seq     events.StreamSeq
+	written time.Time // zero: none is known
+	size    int64
+}
+
+// begin resets the state to what a restore found.
+func (s *saveState) begin(ledger *snapshot.Ledger, r Restored, now time.Time) {
+	*s = saveState{ledger: ledger, at: now}
+	if ledger != nil {
+		s.seq = r.Seq
+	}
+}
+
+// capture is what a snapshot says of a partition beside its image, as of one moment, and the image's export.
+type capture struct {
+	seq     events.StreamSeq
+	time    events.Millis
+	changes uint64
+	ranks   []snapshot.RankState
+	spaces  []snapshot.Space
+	export  *radix.Export
+}
+
+// capture begins a snapshot of a partition as it is now.
+func (m *Machine) capture(p events.Partition) *capture {
+	part := m.parts[p]
+	c := &capture{seq: m.Applied(p), time: part.time, changes: part.changes}
+	list := make([]*rank, 0, len(part.ranks))
+	for _, r := range part.ranks {
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b *rank) int { return a.key.Compare(b.key) })
+	ids := make([]radix.RankID, len(list))
+	seen := map[uint32]bool{}
+	for i, r := range list {
+		ids[i] = r.id
+		c.ranks = append(c.ranks, snapshot.RankState{
+			Instance: snapshot.Text(r.key.Instance), Rank: r.key.Rank, Model: snapshot.Text(r.model), BlockSize: r.blockSize,
+			Incarnation: r.incarnation, LastID: r.lastID, Cursor: snapshot.CursorOf(r.cursor), Closed: r.shutdown,
+			LastSeen: r.lastSeen, Stored: r.stored, Removed: r.removed,
+		})
+		if !seen[r.space] {
+			seen[r.space] = true
+			c.spaces = append(c.spaces, snapshot.Space{Space: r.space, Model: snapshot.Text(r.model), BlockSize: r.blockSize})
+		}
+	}
+	slices.SortFunc(c.spaces, func(a, b snapshot.Space) int { return cmp.Compare(a.Space, b.Space) })
+	c.export = m.index.StartExport(ids)
+	return c
+}
+
+// saveWhenDue writes the snapshots that are due, one after the other, until ctx ends.
+func (n *Node) saveWhenDue(ctx context.Context) {
+	tick := time.NewTicker(saveTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			for _, p := range n.due(ctx, now) {
+				if ctx.Err() == nil {
+					n.saveTold(ctx, p)
+				}
+			}
+		}
+	}
+}
+
+// due lists the partitions whose snapshot is due.
+func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) {
+	changes := n.changes(ctx)
+	for p, s := range n.parts {
+		if changes == nil {
+			break
+		}
+		s.mu.Lock()
+		news := changes[p] - s.save.changes
+		settled := serves(s.state) && now.Sub(s.save.failed) >= saveRetry
+		if settled && news > 0 && (now.Sub(s.save.at) >= n.cfg.SnapshotInterval || news >= n.cfg.SnapshotBlocks) {
+			due = append(due, events.Partition(p))
+		}
+		s.mu.Unlock()
+	}
+	return due
+}
+
+// changes asks the writer how much has changed in each partition since the process began.
+func (n *Node) changes(ctx context.Context) (changes []uint64) {
+	_ = n.do(ctx, func(m *Machine) { // fails only with ctx, and then nothing is due
+		for _, part := range m.parts {
+			changes = append(changes, part.changes)
+		}
+	})
+	return changes
+}
+
+// saveChanged writes a snapshot of each partition that has changed since its last one: the next start is faster.
+func (n *Node) saveChanged(ctx context.Context) {
+	changes := n.changes(ctx)
+	for p, s := range n.parts {
+		s.mu.Lock()
+		worth := changes != nil && serves(s.state) && changes[p] != s.save.changes
+		s.mu.Unlock()
+		if worth && ctx.Err() == nil {
+			n.saveTold(ctx, events.Partition(p))
+		}
+	}
+}
+
+// Snapshot writes a snapshot of every partition now, changed or not.
+func (n *Node) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
+	if err := n.Ready(); err != nil {
+		return nil, api.Errorf(api.CodeNotReady, "%v", err)
+	}
+	list := &api.SnapshotList{Snapshots: []api.SnapshotInfo{}}
+	for p := range n.parts {
+		info, err := n.saveTold(ctx, events.Partition(p))
+		if err != nil {
+			return nil, api.Errorf(api.CodeUnavailable, "the snapshot of partition %d could not be written: %v", p, err)
+		}
+		list.Snapshots = append(list.Snapshots, info)
+	}
+	return list, nil
+}
+
+// saveTold writes a snapshot and tells the hooks.
+func (n *Node) saveTold(ctx context.Context, p events.Partition) (api.SnapshotInfo, error) {
+	begun := time.Now()
+	info, err := n.save(ctx, p)
+	if err != nil {
+		n.set(p, func(s *standing) { s.save.failed = time.Now() })
+		n.cfg.Hooks.SaveError(p, err)
+		return info, err
+	}
+	n.cfg.Hooks.Saved(info, time.Since(begun))
+	return info, nil
+}
+
+// save writes one snapshot of a partition: plan, chunks, manifest, and then what may go. Whatever fails, the snapshots that were there
+// before stay whole; another node's later one makes this one needless.
+func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotInfo, err error) {
+	n.saving.Lock()
+	defer n.saving.Unlock()
+	bucket, err := n.lookAtBucket(ctx, p)
+	if err != nil {
+		return info, err
+	}
+	stream, err := n.cfg.Namespace.StreamInfo(ctx, p)
+	if err != nil {
+		return info, fmt.Errorf("look at the log: %w", err)
+	}
+	log := n.logOf(stream)
+	var ledger *snapshot.Ledger
+	same := false
+	n.set(p, func(s *standing) { ledger, same = s.save.ledger, s.epoch.Equal(log.Epoch) })
+	if !same {
+		return info, errors.New("the log is not the one that was applied")
+	}
+	var c *capture
+	if err := n.do(ctx, func(m *Machine) { c = m.capture(p) }); err != nil {
+		return info, err
+	}
+	defer c.export.Close() // what is left of it is the writer's no more
+	log.Last = max(log.Last, c.seq)
+	plan, err := snapshot.PlanWrite(bucket.seen, log, c.seq)
+	if err != nil {
+		return info, fmt.Errorf("plan: %w", err)
+	}
+	var values []jetstream.Value
+	w, err := snapshot.NewWriter(snapshot.Config{
+		Namespace: log.Namespace, Stream: log.Stream, Epoch: log.Epoch, Seq: c.seq, SeqTime: c.time,
+		Created: time.Now().UTC(), Writer: n.cfg.ID, Spaces: c.spaces, Ranks: c.ranks,
+	}, plan, ledger, func(key string, data []byte) error {
+		values = append(values, jetstream.Value{Key: key, Data: data})
+		return nil
+	})
+	if err != nil {
+		return info, err
+	}
+	for done := false; !done; {
+		var bad error
+		if err := n.do(ctx, func(*Machine) { done, bad = c.export.Step(exportBudget, w) }); err != nil || bad != nil {
+			return info, errors.Join(err, bad)
+		}
+	}
+	manifest, ledger, err := w.Close()
+	if err != nil {
+		return info, err
+	}
+	text, err := manifest.Encode()
+	if err != nil {
+		return info, err
+	}
+	written := int64(len(text))
+	for _, v := range values {
+		written += int64(len(v.Data))
+	}
+	if plan.CopyKey != "" {
+		values = append(values, jetstream.Value{Key: plan.CopyKey, Data: plan.Copy})
+	}
+	revision, err := n.cfg.Snapshots.Commit(ctx, values, jetstream.Value{Key: snapshot.ManifestKey(p), Data: text}, bucket.revision)
+	if err != nil {
+		return info, fmt.Errorf("store: %w", err)
+	}
+	info = api.SnapshotInfo{
+		Partition: p, Generation: uint64(manifest.Generation), Seq: c.seq, Bytes: int64(manifest.Counts.Bytes), Written: written,
+	}
+	now := time.Now()
+	n.set(p, func(s *standing) {
+		s.save = saveState{ledger: ledger, changes: c.changes, at: now, seq: c.seq, written: now, size: info.Bytes}
+	})
+	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
+}
+
+// cleanUp removes what no kept snapshot needs, from the bucket and then from the log.
+func (n *Node) cleanUp(ctx context.Context, p events.Partition, c snapshot.Cleanup, epoch jetstream.Epoch, revision uint64) error {
+	if len(c.Delete) > 0 {
+		_, err := n.cfg.Snapshots.Sweep(ctx, snapshot.KeyPrefix(p), func(key string) bool { return !slices.Contains(c.Delete, key) }, revision)
+		if err != nil {
+			return fmt.Errorf("remove old chunks: %w", err)
+		}
+	}
+	if c.PurgeTo > 1 {
+		if err := n.cfg.Namespace.Purge(ctx, p, epoch, c.PurgeTo); err != nil {
+			return fmt.Errorf("trim the log: %w", err)
+		}
+		n.cfg.Hooks.Purged(p, c.PurgeTo)
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+func timeOf(ms events.Millis) time.Time {
+	if ms == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(ms)).UTC()
+}
+
+// Workers lists every rank that the log knows. Any goroutine may call it.
+func (n *Node) Workers(ctx context.Context) (*api.WorkerList, error) {
+	list := &api.WorkerList{Workers: []api.WorkerInfo{}}
+	err := n.do(ctx, func(m *Machine) {
+		for _, part := range m.parts {
+			for _, r := range part.ranks {
+				s := m.index.RankStats(r.id)
+				list.Workers = append(list.Workers, api.WorkerInfo{
+					Instance: r.key.Instance, Rank: r.key.Rank, Model: r.model, BlockSize: r.blockSize, Partition: part.id,
+					Incarnation: r.incarnation, LastEvent: r.lastID, LastSeen: timeOf(r.lastSeen),
+					Blocks: tiers(s.Holdings), Parked: int(s.Parked), Stored: r.stored, Removed: r.removed,
+				})
+			}
+		}
+	})
+	slices.SortFunc(list.Workers, func(a, b api.WorkerInfo) int {
+		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank))
+	})
+	return list, err
+}
+
+func tiers(h [events.NumTiers]int64) api.TierCounts {
+	return api.TierCounts{Device: uint64(h[0]), Host: uint64(h[1]), Disk: uint64(h[2]), External: uint64(h[3])}
+}
+
+// Status says how the node is doing. Any goroutine may call it.
+func (n *Node) Status(ctx context.Context) (*api.Status, error) {
+	s := &api.Status{
+		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(), Since: n.started.UTC(),
+		Models: []api.ModelStatus{}, Problems: []string{},
+	}
+	for model, list := range n.machine.View().Models {
+		for _, served := range list {
+			s.Models = append(s.Models, api.ModelStatus{Model: model, BlockSize: served.BlockSize, Ranks: len(served.Ranks)})
+		}
+		if len(list) > 1 {
+			s.Problems = append(s.Problems, fmt.Sprintf("workers of model %q have different block sizes: queries must name one", model))
+		}
+	}
+	slices.SortFunc(s.Models, func(a, b api.ModelStatus) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.BlockSize, b.BlockSize))
+	})
+	var ranks []int
+	err := n.do(ctx, func(m *Machine) {
+		st := m.index.Stats()
+		s.Index = api.IndexStatus{
+			Blocks: tiers(st.Holdings), Distinct: uint64(st.Blocks - st.Dead), Bytes: uint64(st.Bytes.Total), BlocksApplied: m.counts.BlocksStored,
+		}
+		s.Events = m.counts.byName()
+		for _, part := range m.parts {
+			ranks = append(ranks, len(part.ranks))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for p, at := range n.progress() {
+		st := n.parts[p]
+		st.mu.Lock()
+		d := api.PartitionDetail{
+			PartitionStatus: api.PartitionStatus{Partition: events.Partition(p), Epoch: at.epoch, Seq: at.seq},
+			State:           st.state, LogLast: max(st.last, at.seq), Ranks: ranks[p],
+			SnapshotSeq: st.save.seq, SnapshotTime: st.save.written, SnapshotSize: st.save.size,
+			RestoredFrom: st.at.Seq, RestoreMS: float64(st.at.Took.Microseconds()) / 1000,
+		}
+		if st.err != nil {
+			d.State = stateUnavailable
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.err))
+		}
+		if st.resync {
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: resync needed: what its log said before %d is gone and no snapshot has it", p, st.at.Seq+1))
+		}
+		st.mu.Unlock()
+		d.Lag = uint64(d.LogLast - at.seq)
+		s.Partitions = append(s.Partitions, d)
+	}
+	return s, nil
+}
+
+// byName lists the counts under the names that metrics and status give them.
+func (c *Counts) byName() map[string]uint64 {
+	ix := &c.Index
+	return map[string]uint64{
+		"messages": c.Messages, "poison": c.Poison, "stale": c.Stale, "repeated_events": c.Repeated, "gaps": c.Gaps, "incarnations": c.Incarnations,
+		"blocks_stored": ix.Stored, "blocks_duplicate": ix.Duplicates, "blocks_removed": ix.Removed, "removals_unknown": ix.UnknownRemovals,
+		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_parked": ix.Parked, "blocks_attached": ix.Attached,
+		"parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired, "parked_overflowed": ix.Overflowed, "parked_cleared": ix.ClearedWaiting,
+		"blocks_cleared": ix.Cleared, "other_groups_stored": ix.OtherStored, "other_groups_removed": ix.OtherRemoved, "malformed_events": ix.Malformed,
+	}
+}

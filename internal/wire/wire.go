@@ -1,0 +1,109 @@
+// Package wire carries the api over NATS: it serves an indexer as a micro service and gives clients what they ask it with.
+// Subjects are kv.v1.<namespace>.q.<operation>.
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// queueGroup is whom a request goes to: one node of all that serve.
+const queueGroup = "kvatlas"
+
+// NewClient returns a client of whatever node serves a namespace on a connection.
+func NewClient(conn *jetstream.Conn, namespace string) *api.Client {
+	return api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
+		reply, err := conn.Request(ctx, jetstream.QuerySubject(namespace, op), contentType, body)
+		var refused *jetstream.ServiceError
+		switch {
+		case errors.As(err, &refused) && len(reply.Body) > 0:
+			return reply.Body, nil // the error is in the body
+		case errors.As(err, &refused) && refused.Code == jetstream.CodeTooLarge:
+			return nil, api.Errorf(api.CodeTooLarge, "%s", refused.Description)
+		case errors.As(err, &refused) && refused.Code == jetstream.CodeBusy:
+			return nil, api.Errorf(api.CodeBusy, "%s", refused.Description)
+		case errors.Is(err, jetstream.ErrTooLarge):
+			return nil, api.Errorf(api.CodeTooLarge, "%v; ask with hashes instead of tokens", err)
+		case errors.Is(err, jetstream.ErrNoResponder):
+			return nil, api.Errorf(api.CodeNotReady, "no indexer of namespace %q answers on this NATS server: it is not running, or still restoring", namespace)
+		case errors.Is(err, jetstream.ErrTimeout):
+			return nil, api.Errorf(api.CodeUnavailable, "no answer in time: %v", err)
+		case err != nil:
+			return nil, fmt.Errorf("ask %s: %w", op, err)
+		}
+		return reply.Body, nil
+	})
+}
+
+// Service is what a node serves on NATS.
+type Service struct {
+	conn      *jetstream.Conn
+	namespace string
+	indexer   api.Indexer
+	version   string
+	workers   int
+	services  []*jetstream.Service
+}
+
+// NewService returns the service of an indexer. It serves nothing yet. workers is how many requests are answered at once.
+func NewService(conn *jetstream.Conn, namespace string, indexer api.Indexer, version string, workers int) *Service {
+	return &Service{conn: conn, namespace: namespace, indexer: indexer, version: version, workers: workers}
+}
+
+// Tell serves what may be asked of a node that is not ready: its status.
+func (s *Service) Tell() error { return s.serve("kvatlas-node", api.OpStatus) }
+
+// Answer serves everything else, once the node is ready.
+func (s *Service) Answer() error {
+	return s.serve("kvatlas-indexer", api.OpFind, api.OpWorkers, api.OpSnapshot)
+}
+
+func (s *Service) serve(name string, ops ...string) error {
+	cfg := jetstream.ServiceConfig{
+		Name: name, Version: serviceVersion(s.version), Description: "index of KV cache, namespace " + s.namespace, Workers: s.workers,
+	}
+	for _, op := range ops {
+		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{
+			Name: op, Subject: jetstream.QuerySubject(s.namespace, op), QueueGroup: queueGroup, Handler: s.handler(op),
+		})
+	}
+	service, err := jetstream.Serve(s.conn, cfg)
+	if err == nil {
+		s.services = append(s.services, service)
+	}
+	return err
+}
+
+// serviceVersion is a semantic version, which micro services must have.
+func serviceVersion(version string) string {
+	if len(version) > 1 && version[0] == 'v' {
+		return version[1:]
+	}
+	return "0.0.0"
+}
+
+func (s *Service) handler(op string) jetstream.Handler {
+	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
+		contentType := api.JSON
+		if r.ContentType == api.MsgPack {
+			contentType = api.MsgPack
+		}
+		reply, failure := api.Handle(ctx, s.indexer, op, contentType, r.Body)
+		out := jetstream.Response{ContentType: contentType, Body: reply}
+		if failure != nil {
+			out.Code, out.Description = failure.Code.HTTPStatus(), failure.Error()
+		}
+		return out
+	}
+}
+
+// Stop lets what is under way be answered and takes nothing new.
+func (s *Service) Stop(ctx context.Context) {
+	for _, service := range s.services {
+		service.Stop(ctx)
+	}
+}
