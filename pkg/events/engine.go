@@ -1,7 +1,6 @@
 package events
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 	"slices"
@@ -320,9 +319,10 @@ func (d *Decoder) removed(e *rawEvent) Skip {
 
 func (d *Decoder) stored(e *rawEvent) Skip {
 	blocks := d.blocks[e.blocks:]
+	if e.badNames {
+		e.passStored(SkipHash)
+	}
 	switch {
-	case e.badNames:
-		return SkipHash
 	case e.skipStored != taken:
 		return e.skipStored
 	case len(blocks) == 0:
@@ -503,5 +503,3 @@ func (s *salts) remember(names []BlockHash, addend uint64) {
 }
 
 func (s *salts) clear() { *s = salts{} }
-
-func sameFold(b []byte, s string) bool { return bytes.EqualFold(b, []byte(s)) }

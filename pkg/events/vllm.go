@@ -104,7 +104,7 @@ func fieldOf(key []byte) field {
 // memory; what it has of the payload is not kept beyond the event.
 type rawEvent struct {
 	kind       eventType
-	skip       Skip // the first reason that was found to pass over it, whatever it is
+	skip       Skip // why to pass over it, whatever it is
 	skipStored Skip // and if it is a stored event
 	data       []byte
 
@@ -127,17 +127,9 @@ type rawEvent struct {
 	bareMedia  bool // written by a version that has multimodal identifiers as bare strings in extra_keys
 }
 
-func (e *rawEvent) pass(reason Skip) {
-	if e.skip == taken {
-		e.skip = reason
-	}
-}
-
-func (e *rawEvent) passStored(reason Skip) {
-	if e.skipStored == taken {
-		e.skipStored = reason
-	}
-}
+// Of several reasons the first in the list of reasons counts, in whatever order fields come.
+func (e *rawEvent) pass(reason Skip)       { e.skip = min(e.skip, reason) }
+func (e *rawEvent) passStored(reason Skip) { e.skipStored = min(e.skipStored, reason) }
 
 func (e *rawEvent) deviceUnlessSaid() Tier {
 	if e.tier == 0 {
@@ -242,14 +234,20 @@ func (d *Decoder) field(r *reader, f field) {
 			e.attention = AttentionOther
 		}
 	case fieldLocality:
-		if where, ok := r.str(); ok && sameFold(where, "LOCAL") || r.null() {
-			break
-		} else if !ok {
+		if r.null() {
+			return
+		}
+		where, ok := r.str()
+		if !ok {
 			r.skip()
 		}
-		e.pass(SkipRemote)
+		if !bytes.EqualFold(where, local) {
+			e.pass(SkipRemote)
+		}
 	}
 }
+
+var local = []byte("LOCAL")
 
 func (d *Decoder) readType(r *reader) {
 	name, ok := r.str()
@@ -314,22 +312,27 @@ func (d *Decoder) readBlocks(r *reader) {
 // readHash reads a block's name: an integer of either sign, the bytes of a digest, or either of them in digits.
 func (d *Decoder) readHash(r *reader) (BlockHash, bool) {
 	before := r.at
-	if v, _, ok := r.integer(); ok {
-		return BlockHash(v), true
-	}
-	if digest, ok := r.bin(); ok && len(digest) > 0 {
-		if len(digest) > 8 {
-			digest = d.engine.digestPart(digest, 8)
+	switch r.next() {
+	case formInt:
+		if v, _, ok := r.integer(); ok {
+			return BlockHash(v), true
 		}
-		var v uint64
-		for _, c := range digest {
-			v = v<<8 | uint64(c)
+	case formBin:
+		if digest, ok := r.bin(); ok && len(digest) > 0 {
+			if len(digest) > 8 {
+				digest = d.engine.digestPart(digest, 8)
+			}
+			var v uint64
+			for _, c := range digest {
+				v = v<<8 | uint64(c)
+			}
+			return BlockHash(v), true
 		}
-		return BlockHash(v), true
-	}
-	if digits, ok := r.str(); ok {
-		if v, ok := d.engine.hashOfDigits(digits); ok {
-			return v, true
+	case formStr:
+		if digits, ok := r.str(); ok {
+			if v, ok := d.engine.hashOfDigits(digits); ok {
+				return v, true
+			}
 		}
 	}
 	if !r.broken {
@@ -502,8 +505,8 @@ const dynamoSalt = "dynamo-cache-salt:"
 // this order, the LoRA's name, multimodal items as [identifier, offset] or, before 0.23, identifiers alone, in a
 // prompt's first block the cache salt, and the digest of prompt embeddings.
 //
-// Bare strings are told apart by position: the first one is the LoRA's name if it equals lora_name, or if the event has
-// only the number of its LoRA; in a prompt's first block the last one is the salt, unless the version has bare
+// Bare strings are told apart by position: a block's first one is the LoRA's name if it equals lora_name, or, in
+// the event's first block, if the event has only the id of its LoRA; in a prompt's first block the last one is the salt, unless the version has bare
 // identifiers and it looks like one; all others are identifiers. A salt taken for an identifier or the other way round
 // makes a block that no query finds, never one that a wrong query finds.
 func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
@@ -525,7 +528,7 @@ func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 	for i := range n {
 		if !r.null() {
 			keys, ok := r.array()
-			if !ok || !d.blockKeys(&r, e, keys, i == 0 && !e.hasParent) {
+			if !ok || !d.blockKeys(&r, e, keys, i) {
 				return false
 			}
 		}
@@ -534,8 +537,9 @@ func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 	return true
 }
 
-// blockKeys reads the keys of one block.
-func (d *Decoder) blockKeys(r *reader, e *rawEvent, keys int, first bool) bool {
+// blockKeys reads the keys of block i.
+func (d *Decoder) blockKeys(r *reader, e *rawEvent, keys, i int) bool {
+	first := i == 0 && !e.hasParent
 	var bare []byte // the last bare string, while it may be the salt
 	for k := range keys {
 		switch r.next() {
@@ -546,7 +550,7 @@ func (d *Decoder) blockKeys(r *reader, e *rawEvent, keys int, first bool) bool {
 			}
 			switch {
 			case k == 0 && len(e.lora) > 0 && bytes.Equal(s, e.lora):
-			case k == 0 && len(e.lora) == 0 && len(e.loraID) > 0:
+			case i == 0 && k == 0 && len(e.lora) == 0 && len(e.loraID) > 0 && len(s) > 0:
 				e.lora = s
 			case bytes.HasPrefix(s, []byte(dynamoSalt)):
 				e.salt = s[len(dynamoSalt):]
@@ -581,6 +585,8 @@ func (d *Decoder) blockKeys(r *reader, e *rawEvent, keys int, first bool) bool {
 		d.media.add(mediaHash(bare))
 	case len(e.salt) == 0:
 		e.salt = bare
+	case !bytes.Equal(bare, e.salt):
+		d.media.add(mediaHash(bare))
 	}
 	return true
 }

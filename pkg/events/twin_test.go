@@ -1,0 +1,765 @@
+package events
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// naiveDecoder says what decoding means: over values that another library has read, one rule after the other.
+type naiveDecoder struct {
+	engine Engine
+	block  uint64
+	salts  map[BlockHash]string
+	zero   bool
+	taken  bool
+	counts SkipCounts
+}
+
+var (
+	storedNames  = []string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"}
+	removedNames = []string{"type", "block_hashes", "medium", "group_idx"}
+	digestLike   = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
+)
+
+func (n *naiveDecoder) decode(payload []byte) (Message, error) {
+	var v any
+	if err := msgpack.Unmarshal(payload, &v); err != nil {
+		return Message{}, err
+	}
+	var m Message
+	var ts, list, rank any
+	switch v := v.(type) {
+	case []any:
+		if len(v) < 2 {
+			return Message{}, errors.New("short")
+		}
+		ts, list = v[0], v[1]
+		if len(v) > 2 {
+			rank = v[2]
+		}
+	case map[string]any:
+		ts, list = v["ts"], v["events"]
+		rank = v["data_parallel_rank"]
+		if r, ok := v["attn_dp_rank"]; ok {
+			rank = r
+		}
+	default:
+		return Message{}, errors.New("neither array nor map")
+	}
+	switch ts := ts.(type) {
+	case float64:
+		m.Timestamp = ts
+	case nil:
+	default:
+		if bits, negative, ok := asInteger(ts); ok && negative {
+			m.Timestamp = float64(int64(bits))
+		} else if ok {
+			m.Timestamp = float64(bits)
+		} else {
+			n.counts[SkipField]++
+		}
+	}
+	if r, ok := n.small(rank); ok {
+		m.HasRank, m.Rank = true, Rank(r)
+	}
+	events, ok := list.([]any)
+	if !ok {
+		return Message{}, errors.New("no events")
+	}
+	for _, e := range events {
+		taken, skip := n.event(e)
+		if skip != "" {
+			n.count(skip)
+		}
+		m.Events = append(m.Events, taken...)
+	}
+	return m, nil
+}
+
+func (n *naiveDecoder) count(name string) {
+	for s := range Skip(NumSkips) {
+		if s.String() == name {
+			n.counts[s]++
+			return
+		}
+	}
+	panic("no skip is called " + name)
+}
+
+// small is a number of 32 bits that is not needed.
+func (n *naiveDecoder) small(v any) (uint64, bool) {
+	if bits, negative, ok := asInteger(v); ok && !negative && bits <= math.MaxUint32 {
+		return bits, true
+	}
+	if v != nil {
+		n.counts[SkipField]++
+	}
+	return 0, false
+}
+
+func (n *naiveDecoder) event(v any) ([]Event, string) {
+	fields, isMap := v.(map[string]any)
+	elements, isArray := v.([]any)
+	if isArray && len(elements) > 0 {
+		names := []string{"type"}
+		switch elements[0] {
+		case "BlockStored":
+			names = storedNames
+		case "BlockRemoved":
+			names = removedNames
+		case "TierBlocksCleared":
+			names = []string{"type", "medium"}
+		}
+		fields = map[string]any{}
+		for i, name := range names {
+			if i < len(elements) {
+				fields[name] = elements[i]
+			}
+		}
+	} else if !isMap {
+		return nil, "malformed_event"
+	}
+	if extras, ok := fields["lora_name"].(map[string]any); ok {
+		delete(fields, "lora_name")
+		for _, name := range []string{"cache_salt", "lora_name"} {
+			if v, ok := extras[name]; ok {
+				fields[name] = v
+			}
+		}
+	}
+	// Fields that are not needed count by themselves.
+	group, _ := n.small(fields["group_idx"])
+	attention := AttentionUnknown
+	switch kind := fields["kv_cache_spec_kind"].(type) {
+	case string:
+		attention = AttentionOf(kind)
+	case nil:
+	default:
+		n.counts[SkipField]++
+	}
+
+	kind, ok := fields["type"].(string)
+	if !ok {
+		return nil, "malformed_event"
+	}
+	switch kind {
+	case "AllBlocksCleared":
+		n.salts = map[BlockHash]string{}
+		return []Event{{Kind: Cleared, Reason: ReasonEngine}}, ""
+	case "TierBlocksCleared", "BlockRemoved", "BlockStored":
+	default:
+		return nil, "unknown_type"
+	}
+
+	// What spoils any of them. Names of another type than array are no names.
+	hashes, ok := fields["block_hashes"].([]any)
+	notNames := !ok && fields["block_hashes"] != nil
+	tier, tierOK := Device, true
+	if kind == "TierBlocksCleared" {
+		tier = AllTiers
+	}
+	switch medium := fields["medium"].(type) {
+	case string:
+		tier, tierOK = TierOfMedium(medium)
+	case nil:
+	default:
+		tierOK = false
+	}
+	where, isStr := fields["locality"].(string)
+	remote := fields["locality"] != nil && !(isStr && strings.EqualFold(where, "local"))
+	for _, c := range []struct {
+		bad  bool
+		name string
+	}{{notNames, "malformed_event"}, {remote, "not_local"}, {!tierOK, "unknown_medium"}} {
+		if c.bad {
+			return nil, c.name
+		}
+	}
+	if kind == "TierBlocksCleared" {
+		if tier == AllTiers {
+			n.salts = map[BlockHash]string{}
+		}
+		return []Event{{Kind: Cleared, Tier: tier, Reason: ReasonEngine}}, ""
+	}
+
+	var blocks []BlockHash
+	unreadable := false
+	for _, h := range hashes {
+		if name, ok := n.name(h); ok {
+			blocks = append(blocks, name)
+		} else {
+			unreadable = true
+		}
+	}
+	if kind == "BlockRemoved" {
+		if unreadable {
+			n.count("bad_hash")
+		} else if len(blocks) == 0 {
+			return nil, "no_blocks"
+		}
+		if len(blocks) == 0 {
+			return nil, ""
+		}
+		return []Event{{Kind: Removed, Tier: tier, Group: GroupIndex(group), Blocks: blocks}}, ""
+	}
+	e := Event{Kind: Stored, Tier: tier, Group: GroupIndex(group), Attention: attention, Blocks: blocks}
+	return n.stored(e, fields, unreadable, isArray && len(elements) <= 9)
+}
+
+func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bool) ([]Event, string) {
+	var spoiled []string
+	parent, parentOK := n.name(fields["parent_block_hash"])
+	if fields["parent_block_hash"] != nil && !parentOK || unreadable {
+		spoiled = append(spoiled, "bad_hash")
+	}
+	tokenList, ok := fields["token_ids"].([]any)
+	if !ok && fields["token_ids"] != nil {
+		spoiled = append(spoiled, "malformed_event")
+	}
+	tokens, eagle, ok := naiveTokens(tokenList)
+	if !ok {
+		spoiled = append(spoiled, "bad_token")
+	}
+	size, sizeNegative, sizeOK := asInteger(fields["block_size"])
+	if fields["block_size"] != nil && (!sizeOK || sizeNegative || size > math.MaxUint32) {
+		spoiled = append(spoiled, "malformed_event")
+	}
+	lora, ok1 := fields["lora_name"].(string)
+	salt, ok2 := fields["cache_salt"].(string)
+	if !ok1 && fields["lora_name"] != nil || !ok2 && fields["cache_salt"] != nil {
+		spoiled = append(spoiled, "unreadable_space")
+	}
+	if len(spoiled) > 0 {
+		for _, name := range skipNames { // the first in the list counts
+			if slices.Contains(spoiled, name) {
+				return nil, name
+			}
+		}
+	}
+	if len(e.Blocks) == 0 {
+		return nil, "no_blocks"
+	}
+	hasParent := parentOK && (parent != 0 || n.zero)
+	named := func() {
+		for _, name := range e.Blocks {
+			n.zero = n.zero || name == 0
+		}
+	}
+	fits := uint64(len(e.Blocks))*size == uint64(len(tokenList))
+	switch {
+	case len(tokenList) == 0:
+		named()
+		return []Event{e}, ""
+	case !e.Attention.Main() && (size != n.block || !fits):
+		n.count("sparse_group_tokens")
+		named()
+		return []Event{e}, ""
+	case size == 0:
+		return nil, "malformed_event"
+	case size != n.block && size < n.block && n.taken:
+		return nil, "partial_block"
+	case size != n.block:
+		return nil, "block_size"
+	case !fits:
+		return nil, "length_mismatch"
+	}
+	seen := map[BlockHash]bool{}
+	if hasParent {
+		seen[parent] = true
+	}
+	for _, name := range e.Blocks {
+		if seen[name] {
+			return nil, "repeated_hash"
+		}
+		seen[name] = true
+	}
+
+	// Which prompts the blocks serve.
+	id, idKnown := "", true
+	switch v := fields["lora_id"].(type) {
+	case string:
+		id = v
+	case nil:
+	default:
+		bits, negative, ok := asInteger(v)
+		if idKnown = ok && !negative; idKnown && bits > 0 {
+			id = strconv.FormatUint(bits, 10)
+		}
+	}
+	media := make([][]uint64, len(e.Blocks))
+	shownSalt := salt
+	if keys, ok := fields["extra_keys"].([]any); ok && !allNil(keys) {
+		if len(keys) != len(e.Blocks) {
+			return nil, "unreadable_space"
+		}
+		for i, k := range keys {
+			items, ok := k.([]any)
+			if !ok && k != nil {
+				return nil, "unreadable_space"
+			}
+			if i == 0 && len(items) > 0 && lora == "" && id != "" {
+				if s, ok := items[0].(string); ok {
+					lora = s
+				}
+			}
+			if len(items) > 0 && lora != "" && items[0] == any(lora) {
+				items = items[1:]
+			}
+			for _, item := range items {
+				if s, ok := item.(string); ok && strings.HasPrefix(s, dynamoSalt) {
+					shownSalt = strings.TrimPrefix(s, dynamoSalt)
+				}
+			}
+			for j, item := range items {
+				switch v := item.(type) {
+				case string:
+					laterNames := false
+					for _, x := range items[j+1:] {
+						_, isArray := x.([]any)
+						s, isStr := x.(string)
+						laterNames = laterNames || isArray || isStr && !strings.HasPrefix(s, dynamoSalt)
+					}
+					switch {
+					case strings.HasPrefix(v, dynamoSalt):
+					case i == 0 && !hasParent && !laterNames && !(old && digestLike.MatchString(v)) && (shownSalt == "" || shownSalt == v):
+						shownSalt = v
+					default:
+						media[i] = append(media[i], MediaHash(v))
+					}
+				case []any:
+					if len(v) == 0 {
+						return nil, "unreadable_space"
+					}
+					m, ok := naiveMedia(v[0])
+					if !ok {
+						return nil, "unreadable_space"
+					}
+					media[i] = append(media[i], m)
+				case []byte:
+					m, _ := naiveMedia(v)
+					media[i] = append(media[i], m)
+				default:
+					return nil, "unreadable_space"
+				}
+			}
+		}
+	} else if !ok && fields["extra_keys"] != nil {
+		return nil, "unreadable_space"
+	}
+	ahead := make([][]uint32, len(e.Blocks))
+	if list, ok := fields["lookahead_token_ids"].([]any); ok && !allNil(list) {
+		if len(list) != len(e.Blocks) {
+			return nil, "unreadable_lookahead"
+		}
+		for i, l := range list {
+			one, isArray := l.([]any)
+			if !isArray && l != nil {
+				one = []any{l}
+			}
+			if len(one) > 0 {
+				if _, isPair := one[0].([]any); isPair {
+					return nil, "unreadable_lookahead"
+				}
+			}
+			var ok bool
+			if ahead[i], _, ok = naiveTokens(one); !ok {
+				return nil, "unreadable_lookahead"
+			}
+		}
+	} else if !ok && fields["lookahead_token_ids"] != nil {
+		return nil, "unreadable_lookahead"
+	}
+	if lora == "" && !idKnown {
+		return nil, "unreadable_space"
+	}
+	if lora == "" && id != "" {
+		lora = LoRAByID(id)
+	}
+	_, saltField := fields["cache_salt"]
+	if shownSalt == "" && !saltField {
+		if s, ok := n.salts[parent]; ok && hasParent {
+			shownSalt = s
+		} else {
+			shownSalt = n.salts[e.Blocks[0]]
+		}
+	}
+	if shownSalt != "" && !saltField {
+		for _, name := range e.Blocks {
+			n.salts[name] = shownSalt
+		}
+	}
+	if hasParent {
+		e.HasParent, e.Parent = true, parent
+	}
+	for i := range e.Blocks {
+		end := (i + 1) * int(n.block)
+		if eagle {
+			end++
+		}
+		block := append([]uint32(nil), tokens[i*int(n.block):end]...)
+		block = append(block, ahead[i]...)
+		h, err := NewHasher(uint32(len(block)), Space{LoRA: lora, Salt: shownSalt})
+		if err != nil {
+			panic(err)
+		}
+		e.Locals = append(e.Locals, h.HashMedia(nil, block, media[i:])[0])
+	}
+	n.taken = true
+	named()
+	return []Event{e}, ""
+}
+
+func allNil(values []any) bool {
+	for _, v := range values {
+		if v != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func naiveMedia(v any) (uint64, bool) {
+	if bits, _, ok := asInteger(v); ok {
+		return bits, true
+	}
+	switch v := v.(type) {
+	case string:
+		return MediaHash(v), true
+	case []byte:
+		if len(v) == 32 {
+			return MediaHash(fmt.Sprintf("%x", v)), true
+		}
+		return PayloadDigest(v), true // XXH3-64, whatever it is of
+	}
+	return 0, false
+}
+
+func naiveTokens(list []any) (tokens []uint32, eagle, ok bool) {
+	token := func(v any) (uint32, bool) {
+		bits, negative, ok := asInteger(v)
+		return uint32(bits), ok && !negative && bits <= math.MaxUint32
+	}
+	if len(list) > 0 {
+		_, eagle = list[0].([]any)
+	}
+	for i, v := range list {
+		if eagle {
+			two, _ := v.([]any)
+			if len(two) != 2 {
+				return nil, true, false
+			}
+			t, ok1 := token(two[0])
+			u, ok2 := token(two[1])
+			if !ok1 || !ok2 || i > 0 && tokens[i] != t {
+				return nil, true, false
+			}
+			if i == 0 {
+				tokens = append(tokens, t)
+			}
+			tokens = append(tokens, u)
+			continue
+		}
+		t, ok := token(v)
+		if !ok {
+			return nil, false, false
+		}
+		tokens = append(tokens, t)
+	}
+	return tokens, eagle, true
+}
+
+func (n *naiveDecoder) name(v any) (BlockHash, bool) {
+	if bits, _, ok := asInteger(v); ok {
+		return BlockHash(bits), true
+	}
+	switch v := v.(type) {
+	case []byte:
+		if n.engine == SGLang {
+			v = v[:min(8, len(v))]
+		} else {
+			v = v[max(0, len(v)-8):]
+		}
+		bits, err := strconv.ParseUint(fmt.Sprintf("%x", v), 16, 64)
+		return BlockHash(bits), err == nil
+	case string:
+		if bits, err := strconv.ParseUint(v, 10, 64); err == nil {
+			return BlockHash(bits), true
+		}
+		if bits, err := strconv.ParseInt(v, 10, 64); err == nil {
+			return BlockHash(bits), true
+		}
+		v = strings.TrimPrefix(v, "0x")
+		if !regexp.MustCompile(`^[0-9a-fA-F]+$`).MatchString(v) {
+			return 0, false
+		}
+		if n.engine == SGLang {
+			v = v[:min(16, len(v))]
+		} else {
+			v = v[max(0, len(v)-16):]
+		}
+		bits, err := strconv.ParseUint(v, 16, 64)
+		return BlockHash(bits), err == nil
+	}
+	return 0, false
+}
+
+// chooser makes messages as engines write them, and now and then as they should not.
+type chooser struct {
+	*rand.Rand
+	block int
+}
+
+func (c chooser) oneIn(n int) bool { return c.IntN(n) == 0 }
+
+func (c chooser) junk() any { return randomValue(c.Rand, 3) }
+
+func (c chooser) name() any {
+	v := uint64(c.IntN(60))
+	switch c.IntN(14) {
+	case 0:
+		return v * 0x0404040404040404
+	case 1:
+		return -int64(v)
+	case 2:
+		b := make([]byte, []int{32, 16, 8, 3, 1}[c.IntN(5)])
+		b[0], b[len(b)-1] = byte(v), byte(v)
+		return b
+	case 3:
+		return strconv.FormatUint(v*0x0202020202020202, []int{10, 16}[c.IntN(2)])
+	case 4:
+		return fmt.Sprintf("%064x", v)
+	case 5:
+		if c.oneIn(4) {
+			return []any{"xyz", "", nil, 1.5, []byte{}, "0x1f", "-12", strings.Repeat("z", 20), []any{1}}[c.IntN(9)]
+		}
+	}
+	return v
+}
+
+func (c chooser) list(n int, of func() any) []any {
+	l := make([]any, n)
+	for i := range l {
+		l[i] = of()
+	}
+	return l
+}
+
+func (c chooser) keys(lora any) any {
+	if c.oneIn(3) {
+		return nil
+	}
+	var keys []any
+	if lora != nil && !c.oneIn(5) {
+		keys = append(keys, lora)
+	}
+	identifier := func() any {
+		return []any{"image-1", strings.Repeat("5a", 32), strings.Repeat("A", 64), uint64(12345), []byte("raw")}[c.IntN(5)]
+	}
+	for range c.IntN(3) {
+		if c.oneIn(4) {
+			keys = append(keys, "bare-"+strconv.Itoa(c.IntN(3)))
+		} else {
+			keys = append(keys, []any{identifier(), c.IntN(10) - 5})
+		}
+	}
+	if c.oneIn(3) {
+		keys = append(keys, []any{"tenant-a", "tenant-b", dynamoSalt + "tenant-a", strings.Repeat("0b", 32)}[c.IntN(4)])
+	}
+	if c.oneIn(6) {
+		keys = append(keys, make([]byte, []int{32, 5}[c.IntN(2)]))
+	}
+	if c.oneIn(25) {
+		keys = append(keys, c.junk())
+	}
+	if keys == nil {
+		keys = []any{}
+	}
+	return keys
+}
+
+func (c chooser) event() any {
+	if c.oneIn(40) {
+		return c.junk()
+	}
+	fields := pairs{}
+	set := func(name string, v any) {
+		if c.oneIn(60) {
+			v = c.junk()
+		}
+		fields = append(fields, pair{name, v})
+	}
+	n := c.IntN(4)
+	if c.oneIn(5) {
+		n = c.IntN(20)
+	}
+	medium := []any{"GPU", "GPU", "GPU", nil, "CPU", "cpu", "CPU_PINNED", "STORAGE", "NVME", "moon"}[c.IntN(10)]
+	kind := []string{"BlockStored", "BlockStored", "BlockStored", "BlockStored", "BlockRemoved", "BlockRemoved", "AllBlocksCleared", "TierBlocksCleared", "BlockInactive"}[c.IntN(9)]
+	set("type", kind)
+	saltShown := false
+	switch kind {
+	case "BlockStored":
+		hashes := c.list(n, c.name)
+		set("block_hashes", hashes)
+		if c.oneIn(3) {
+			set("parent_block_hash", nil)
+		} else {
+			set("parent_block_hash", c.name())
+		}
+		size, count := c.block, c.block*n
+		if c.oneIn(12) {
+			size = c.IntN(6)
+		}
+		if c.oneIn(12) {
+			count = max(0, count+c.IntN(5)-2)
+		}
+		if c.oneIn(12) {
+			count = 0
+		}
+		tokens := c.list(count, func() any { return uint32(randomInt(c.Rand)) })
+		if c.oneIn(6) {
+			last := uint32(7)
+			for i := range tokens {
+				next := uint32(randomInt(c.Rand))
+				tokens[i] = []any{last, next}
+				if last = next; c.oneIn(100) {
+					last++
+				}
+			}
+		}
+		if count > 0 && c.oneIn(30) {
+			tokens[c.IntN(count)] = c.junk()
+		}
+		set("token_ids", tokens)
+		set("block_size", size)
+		var id, lora any
+		if c.oneIn(4) {
+			id, lora = c.IntN(3), []any{"adapter-a", "adapter-b", nil, ""}[c.IntN(4)]
+		}
+		if c.oneIn(30) {
+			id = "uuid-7"
+		}
+		set("lora_id", id)
+		set("medium", medium)
+		if saltShown = c.oneIn(8); saltShown {
+			set("lora_name", map[string]any{"cache_salt": []any{"tenant-a", nil}[c.IntN(2)], "session_id": "s"})
+		} else {
+			set("lora_name", lora)
+		}
+		blocks := n
+		if c.oneIn(20) {
+			blocks = c.IntN(4)
+		}
+		set("extra_keys", c.list(blocks, func() any { return c.keys(lora) }))
+		set("group_idx", c.IntN(2))
+		set("kv_cache_spec_kind", []any{"full_attention", "full_attention", nil, "mamba", "sliding_window", "something new"}[c.IntN(6)])
+		set("kv_cache_spec_sliding_window", nil)
+	case "BlockRemoved":
+		set("block_hashes", c.list(n, c.name))
+		set("medium", medium)
+		set("group_idx", c.IntN(2))
+	case "TierBlocksCleared":
+		set("medium", medium)
+	}
+	if c.oneIn(2) { // an array, of whatever version
+		length := len(fields)
+		if c.oneIn(3) {
+			length = c.IntN(length + 1)
+		}
+		var event []any
+		for _, f := range fields[:length] {
+			event = append(event, f.value)
+		}
+		if length == len(fields) && c.oneIn(5) {
+			event = append(event, c.junk(), c.junk())
+		}
+		return event
+	}
+	if c.oneIn(10) {
+		set("locality", []any{"LOCAL", "local", "REMOTE", nil}[c.IntN(4)])
+	}
+	if !saltShown && c.oneIn(6) {
+		set("cache_salt", []any{"tenant-a", "tenant-b", "", nil}[c.IntN(4)])
+	}
+	if c.oneIn(6) {
+		set("lookahead_token_ids", c.list(n, func() any {
+			return []any{nil, []any{}, []any{uint32(randomInt(c.Rand))}, []any{1, 2}, uint32(randomInt(c.Rand))}[c.IntN(5)]
+		}))
+	}
+	if c.oneIn(4) {
+		set("session_id", c.junk())
+	}
+	c.Shuffle(len(fields), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
+	if c.oneIn(3) { // what is nil may be left out
+		var said pairs
+		for _, f := range fields {
+			if f.value != nil {
+				said = append(said, f)
+			}
+		}
+		fields = said
+	}
+	return fields
+}
+
+func (c chooser) message() any {
+	events := c.list(c.IntN(6), c.event)
+	ts := []any{1795254706.123, uint32(17), int8(-1), nil, "x"}[max(0, c.IntN(40)-35)]
+	rank := []any{0, 3, nil, -1, "x"}[max(0, c.IntN(40)-35)]
+	if c.oneIn(6) {
+		fields := pairs{{"events", events}, {"ts", ts}, {[]string{"data_parallel_rank", "attn_dp_rank"}[c.IntN(2)], rank}, {"new", c.junk()}}
+		c.Shuffle(len(fields), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
+		return fields
+	}
+	return []any{ts, events, rank, c.junk()}[:2+c.IntN(3)]
+}
+
+// The decoder makes of messages what the naive one makes of them, from the first to the last: events and what is passed
+// over.
+func TestDecoderTwin(t *testing.T) {
+	var all SkipCounts
+	for seed := range uint64(60) {
+		c := chooser{rand.New(rand.NewPCG(9, seed)), 1 + int(seed%4)}
+		engine := VLLM + Engine(seed%2)
+		d := mustDecoder(t, engine, uint32(c.block))
+		naive := &naiveDecoder{engine: engine, block: uint64(c.block), salts: map[BlockHash]string{}}
+		for i := range 200 {
+			payload := pack(t, c.message())
+			before, naiveBefore := d.Counts(), naive.counts
+			got, err := d.Decode(payload)
+			want, naiveErr := naive.decode(payload)
+			if err != nil || naiveErr != nil {
+				t.Fatalf("seed %d, message %d: %x: %v, naive: %v", seed, i, payload, err, naiveErr)
+			}
+			same := got.Timestamp == want.Timestamp && got.Rank == want.Rank && got.HasRank == want.HasRank && len(got.Events) == len(want.Events)
+			for j := range got.Events {
+				same = same && sameEvent(got.Events[j], want.Events[j])
+			}
+			if !same {
+				t.Fatalf("seed %d, message %d: %x\n%+v, want\n%+v", seed, i, payload, got, want)
+			}
+			if d.Counts() != naive.counts {
+				for s, n := range d.Counts() {
+					t.Logf("%s: %d, want %d", Skip(s), n-before[s], naive.counts[s]-naiveBefore[s])
+				}
+				t.Fatalf("seed %d, message %d: %x: counts differ", seed, i, payload)
+			}
+		}
+		for s, n := range d.Counts() {
+			all[s] += n
+		}
+	}
+	for s, n := range all {
+		if n == 0 && Skip(s) != SkipTooLarge {
+			t.Errorf("never tried: %s", Skip(s))
+		}
+	}
+}
