@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -28,7 +30,7 @@ type Manifest struct {
 
 	// SeqTime is when the stream took message Seq, 0 if that is not known: by it a reader of the log makes sure that the stream still has
 	// that message.
-	SeqTime events.Millis `json:"seq_time,omitempty"`
+	SeqTime events.Millis `json:"seq_time"`
 
 	Created time.Time `json:"created"`
 	Writer  string    `json:"writer"`
@@ -188,26 +190,14 @@ const (
 func (m *Manifest) Encode() ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString("{\n")
-	fields := []struct {
-		name  string
-		value any
-	}{
-		{"format", m.Format}, {"namespace", m.Namespace}, {"partition", m.Partition}, {"generation", m.Generation},
-		{"stream", m.Stream}, {"epoch", m.Epoch}, {"seq", m.Seq}, {"created", m.Created}, {"writer", m.Writer},
-		{"counts", m.Counts}, {"previous", m.Previous}, {"spaces", lines[Space](m.Spaces)}, {"ranks", lines[RankState](m.Ranks)}, {"chunks", lines[ChunkRef](m.Chunks)},
-	}
-	for _, f := range fields {
-		var v []byte
-		var err error
-		if l, ok := f.value.(interface{ encode() ([]byte, error) }); ok {
-			v, err = l.encode()
-		} else {
-			v, err = json.Marshal(f.value)
-		}
+	fields := reflect.ValueOf(m).Elem()
+	for i := range fields.NumField() {
+		name, _, _ := strings.Cut(fields.Type().Field(i).Tag.Get("json"), ",")
+		v, err := encodeField(fields.Field(i))
 		if err != nil {
-			return nil, fmt.Errorf("%w: manifest: %s: %v", ErrImage, f.name, err)
+			return nil, fmt.Errorf("%w: manifest: %s: %v", ErrImage, name, err)
 		}
-		fmt.Fprintf(&b, "%q: %s,\n", f.name, v)
+		fmt.Fprintf(&b, "%q: %s,\n", name, v)
 	}
 	sum := hashOf(b.Bytes())
 	b.WriteString(sealBefore)
@@ -219,23 +209,21 @@ func (m *Manifest) Encode() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// lines is an array with one element a line.
-type lines[T any] []T
-
-func (l lines[T]) encode() ([]byte, error) {
-	if l == nil {
-		return []byte("null"), nil
+// encodeField writes a field of the manifest; an array takes a line for each element.
+func encodeField(v reflect.Value) ([]byte, error) {
+	if v.Kind() != reflect.Slice || v.IsNil() {
+		return json.Marshal(v.Interface())
 	}
 	b := []byte{'['}
-	for i := range l {
+	for i := range v.Len() {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		v, err := json.Marshal(&l[i])
+		e, err := json.Marshal(v.Index(i).Interface())
 		if err != nil {
 			return nil, err
 		}
-		b = append(append(b, "\n  "...), v...)
+		b = append(append(b, "\n  "...), e...)
 	}
 	return append(b, ']'), nil
 }
