@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -139,6 +141,11 @@ func classOf(err error) error {
 		errors.Is(err, errDisconnected), errors.Is(err, errAttemptOver):
 		return ErrUnavailable
 	}
+	// A write into a connection that is just being lost.
+	var netErr net.Error
+	if errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, net.ErrClosed) {
+		return ErrUnavailable
+	}
 	return nil
 }
 
@@ -176,10 +183,4 @@ func failed(action string, err error) error {
 		return fmt.Errorf("%s: %w", action, err)
 	}
 	return fmt.Errorf("%s: %w: %w", action, class, err)
-}
-
-// passing reports whether waiting may cure an error.
-func passing(err error) bool {
-	class := classOf(err)
-	return class == ErrUnavailable || errors.Is(err, ErrUnavailable)
 }

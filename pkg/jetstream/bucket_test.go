@@ -1,0 +1,402 @@
+package jetstream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+func eventsSeq(n uint64) events.StreamSeq { return events.StreamSeq(n) }
+
+// snapshots opens the bucket, with atomic batches or without.
+func (w *world) snapshots(atomic bool) *Bucket {
+	w.t.Helper()
+	b, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if !b.atomic {
+		w.t.Fatal("the server has no atomic batches")
+	}
+	b.atomic = atomic
+	return b
+}
+
+func bothWays(t *testing.T, test func(t *testing.T, w *world, b *Bucket)) {
+	for _, atomic := range []bool{true, false} {
+		t.Run(fmt.Sprintf("atomic %v", atomic), func(t *testing.T) {
+			w := newWorld(t, 1)
+			test(t, w, w.snapshots(atomic))
+		})
+	}
+}
+
+func TestBucket(t *testing.T) {
+	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
+		if _, err := b.Latest(w.ctx, "p0.manifest"); !errors.Is(err, ErrNotFound) {
+			t.Fatal(err)
+		}
+		if _, err := b.Get(w.ctx, "p0.manifest"); !errors.Is(err, ErrNotFound) {
+			t.Fatal(err)
+		}
+		chunk := bytes.Repeat([]byte("0123456789"), MaxValue/10)
+		values := []Value{{ChunkKey(0, "aa"), chunk}, {ChunkKey(0, "bb"), []byte{}}}
+		rev, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte("one")}, 0)
+		if err != nil || rev != 3 {
+			t.Fatal(rev, err)
+		}
+		entry, err := b.Latest(w.ctx, ManifestKey(0))
+		if err != nil || string(entry.Value) != "one" || entry.Revision != rev || time.Since(entry.Written).Abs() > time.Minute {
+			t.Fatal(entry, err)
+		}
+		for _, v := range values {
+			got, err := b.Get(w.ctx, v.Key)
+			if err != nil || !bytes.Equal(got, v.Data) {
+				t.Fatalf("%s: %d bytes, %v", v.Key, len(got), err)
+			}
+			if latest, err := b.Latest(w.ctx, v.Key); err != nil || !bytes.Equal(latest.Value, v.Data) {
+				t.Fatalf("%s from the leader: %d bytes, %v", v.Key, len(latest.Value), err)
+			}
+		}
+		// A stale writer stores nothing that counts.
+		for _, stale := range []uint64{0, 1, 99} {
+			_, err := b.Commit(w.ctx, []Value{{ChunkKey(0, "cc"), nil}}, Value{ManifestKey(0), []byte("two")}, stale)
+			var c *ConflictError
+			if !errors.Is(err, ErrConflict) || !errors.As(err, &c) || c.Found != rev || c.Expected != stale {
+				t.Fatal(err)
+			}
+		}
+		if _, err := b.Get(w.ctx, ChunkKey(0, "cc")); b.atomic != errors.Is(err, ErrNotFound) {
+			t.Fatalf("a loser's chunk: %v", err)
+		}
+		two, err := b.Commit(w.ctx, nil, Value{ManifestKey(0), []byte("two")}, rev)
+		if err != nil || two <= rev {
+			t.Fatal(two, err)
+		}
+		if used, limit, err := b.Usage(w.ctx); err != nil || used < MaxValue || limit != -1 {
+			t.Fatal(used, limit, err)
+		}
+		for _, bad := range []Value{{"", nil}, {"a b", nil}, {"a.*", nil}, {"a..b", nil}} {
+			if _, err := b.Put(w.ctx, bad.Key, nil); !errors.Is(err, ErrBadName) {
+				t.Errorf("%q: %v", bad.Key, err)
+			}
+			if _, err := b.Commit(w.ctx, []Value{bad}, Value{"x", nil}, 0); !errors.Is(err, ErrBadName) {
+				t.Errorf("%q: %v", bad.Key, err)
+			}
+			if _, err := b.Get(w.ctx, bad.Key); !errors.Is(err, ErrBadName) {
+				t.Errorf("%q: %v", bad.Key, err)
+			}
+		}
+		large := Value{"p0.c.x", make([]byte, MaxValue+1)}
+		if _, err := b.Commit(w.ctx, []Value{large}, Value{"x", nil}, 0); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "900001") {
+			t.Error(err)
+		}
+		if _, err := b.Put(w.ctx, large.Key, large.Data); !errors.Is(err, ErrTooLarge) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestBucketLargeCommit: more than the server queues at once, and more than a batch has.
+func TestBucketLargeCommit(t *testing.T) {
+	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
+		n := 160 // 144 MB
+		if testing.Short() {
+			n = 30
+		}
+		var values []Value
+		for i := range n {
+			values = append(values, Value{ChunkKey(0, fmt.Sprint(i)), make([]byte, MaxValue)})
+		}
+		rev, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte("m")}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		values = values[:0]
+		for i := range 1500 {
+			values = append(values, Value{ChunkKey(0, fmt.Sprint(i)), fmt.Append(nil, i)})
+		}
+		if _, err = b.Commit(w.ctx, values, Value{ManifestKey(0), []byte("n")}, rev); err != nil {
+			t.Fatal(err)
+		}
+		keys, err := b.Keys(w.ctx, PartitionPrefix(0))
+		if err != nil || len(keys) != 1501 || !slices.IsSorted(keys) {
+			t.Fatal(len(keys), err)
+		}
+	})
+}
+
+func TestBucketKeysAndSweep(t *testing.T) {
+	w := newWorld(t, 1)
+	b := w.snapshots(true)
+	if keys, err := b.Keys(w.ctx, ""); err != nil || len(keys) != 0 {
+		t.Fatal(keys, err)
+	}
+	for _, key := range []string{"p1.c.a", "p1.manifest", "p10.c.a", "p1.c.b", "p1.c.c"} {
+		if _, err := b.Put(w.ctx, key, []byte(key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if keys, err := b.Keys(w.ctx, PartitionPrefix(1)); err != nil || fmt.Sprint(keys) != "[p1.c.a p1.c.b p1.c.c p1.manifest]" {
+		t.Fatal(keys, err)
+	}
+	if _, err := b.Keys(w.ctx, "p1"); !errors.Is(err, ErrBadName) {
+		t.Fatal(err)
+	}
+	// Sequences are 1 to 5: what was stored at 4 or later stays.
+	n, err := b.Sweep(w.ctx, PartitionPrefix(1), func(key string) bool { return key == "p1.manifest" }, 4)
+	if err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	if keys, err := b.Keys(w.ctx, ""); err != nil || fmt.Sprint(keys) != "[p1.c.b p1.c.c p1.manifest p10.c.a]" {
+		t.Fatal(keys, err)
+	}
+	// A key that somebody deleted by hand is not there, and can be created.
+	m := b.guardMessage(Value{"p1.manifest", nil}, 2)
+	m.Header["KV-Operation"] = []string{"DEL"}
+	if _, err := w.c.store(w.ctx, b.stream, m); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Latest(w.ctx, "p1.manifest"); !errors.Is(err, ErrNotFound) {
+		t.Fatal(err)
+	}
+	if _, err := b.Get(w.ctx, "p1.manifest"); !errors.Is(err, ErrNotFound) {
+		t.Fatal(err)
+	}
+	if err := b.create(w.ctx, "p1.manifest", []byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.create(w.ctx, "p1.manifest", []byte("other")); !errors.Is(err, ErrConflict) {
+		t.Fatal(err)
+	}
+}
+
+// TestBucketCrashBetween: chunks without a manifest, as a crash leaves them, harm nobody and go with the next sweep.
+func TestBucketCrashBetween(t *testing.T) {
+	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
+		rev, err := b.Commit(w.ctx, []Value{{ChunkKey(0, "1"), []byte("1")}}, Value{ManifestKey(0), []byte("1")}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.atomic {
+			// Half of a batch: the connection ends before the commit.
+			px := newProxy(t, w.addr)
+			ns := w.through(px, time.Minute)
+			half := openBucket(ns.c, b.name)
+			half.atomic = true
+			px.budget.Store(3 << 20)
+			ctx, cancel := context.WithCancel(w.ctx)
+			go func() {
+				for px.budget.Load() >= 0 {
+					time.Sleep(time.Millisecond)
+				}
+				cancel()
+			}()
+			var values []Value
+			for i := range 5 {
+				values = append(values, Value{ChunkKey(0, fmt.Sprint("x", i)), make([]byte, MaxValue)})
+			}
+			if _, err := half.Commit(ctx, values, Value{ManifestKey(0), []byte("2")}, rev); !errors.Is(err, ErrUnavailable) {
+				t.Fatal(err)
+			}
+		} else if _, err := b.Put(w.ctx, ChunkKey(0, "x"), []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		w.restart()
+		if m, err := b.Latest(w.ctx, ManifestKey(0)); err != nil || string(m.Value) != "1" {
+			t.Fatal(m, err)
+		}
+		rev, err = b.Commit(w.ctx, []Value{{ChunkKey(0, "2"), []byte("2")}}, Value{ManifestKey(0), []byte("2")}, rev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Sweep(w.ctx, PartitionPrefix(0), func(key string) bool { return key == ManifestKey(0) || key == ChunkKey(0, "2") }, rev); err != nil {
+			t.Fatal(err)
+		}
+		if keys, err := b.Keys(w.ctx, ""); err != nil || fmt.Sprint(keys) != "[p0.c.2 p0.manifest]" {
+			t.Fatal(keys, err)
+		}
+	})
+}
+
+// TestBucketAckLost: a commit of which nobody heard is recognised as our own.
+func TestBucketAckLost(t *testing.T) {
+	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
+		px := newProxy(t, w.addr)
+		deaf := openBucket(w.through(px, 300*time.Millisecond).c, b.name)
+		deaf.atomic = b.atomic
+		px.deaf.Store(true)
+		done := make(chan error, 1)
+		var rev uint64
+		go func() {
+			var err error
+			rev, err = deaf.Commit(w.ctx, nil, Value{ManifestKey(0), []byte("mine")}, 0)
+			done <- err
+		}()
+		for {
+			if _, err := b.Latest(w.ctx, ManifestKey(0)); err == nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		px.deaf.Store(false)
+		px.cut()
+		if err := <-done; err != nil || rev != 1 {
+			t.Fatal(rev, err)
+		}
+	})
+}
+
+func TestBucketFull(t *testing.T) {
+	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
+		if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{MaxBytes: 3 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		rev, err := b.Commit(w.ctx, []Value{{ChunkKey(0, "1"), make([]byte, MaxValue)}}, Value{ManifestKey(0), []byte("1")}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var values []Value
+		for i := range 4 {
+			values = append(values, Value{ChunkKey(0, fmt.Sprint("x", i)), make([]byte, MaxValue)})
+		}
+		if _, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte("2")}, rev); !errors.Is(err, ErrFull) {
+			t.Fatal(err)
+		}
+		if m, err := b.Latest(w.ctx, ManifestKey(0)); err != nil || string(m.Value) != "1" {
+			t.Fatal(m, err)
+		}
+		if _, err := b.Sweep(w.ctx, "", func(key string) bool { return key == ManifestKey(0) || key == ChunkKey(0, "1") }, 1<<40); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Commit(w.ctx, values[:1], Value{ManifestKey(0), []byte("2")}, rev); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestBucketRefusals(t *testing.T) {
+	w := newWorld(t, 1)
+	if _, err := w.ns.OpenSnapshots(w.ctx); !errors.Is(err, ErrNotFound) {
+		t.Fatal(err)
+	}
+	stream := bucketStream(SnapshotBucket("test"))
+	cfg := map[string]any{"name": stream, "subjects": []string{"$KV." + SnapshotBucket("test") + ".>"}, "storage": "file", "retention": "limits", "max_msgs_per_subject": 5, "allow_direct": true}
+	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+stream, cfg, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{}); !errors.Is(err, ErrMismatch) {
+		t.Fatal(err)
+	}
+	// A bucket that `nats kv add` made is taken, and gets what it lacks.
+	if err := w.c.call(w.ctx, "delete", "STREAM.DELETE."+stream, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	cfg["max_msgs_per_subject"], cfg["discard"] = 1, "new"
+	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+stream, cfg, nil); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := w.ns.OpenSnapshots(w.ctx); err != nil || b.atomic {
+		t.Fatal(b, err)
+	}
+	if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := w.ns.OpenSnapshots(w.ctx); err != nil || !b.atomic || b.Name() != "kvatlas_test_snap" {
+		t.Fatal(b, err)
+	}
+}
+
+// TestBucketWritersAtRandom: several writers take snapshots of made-up contents, sweep behind themselves at leisure, and crash
+// at random, atomically and not. At every moment all chunks of the newest manifest are there.
+func TestBucketWritersAtRandom(t *testing.T) {
+	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
+		rounds := 60
+		if testing.Short() {
+			rounds = 15
+		}
+		chunksOf := func(manifest []byte) []string { return strings.Fields(string(manifest)) }
+		var wins, conflicts [4]int
+		var wg sync.WaitGroup
+		errs := make([]error, 4)
+		for writer := range 4 {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(7, uint64(writer)))
+				errs[writer] = func() error {
+					for range rounds {
+						// Read first, then write: that is the rule.
+						var has []string
+						var rev uint64
+						m, err := b.Latest(w.ctx, ManifestKey(0))
+						if err == nil {
+							rev, has = m.Revision, chunksOf(m.Value)
+						} else if !errors.Is(err, ErrNotFound) {
+							return err
+						}
+						// Every chunk that this manifest refers to is there, or somebody has written another.
+						for _, id := range has {
+							if got, err := b.Get(w.ctx, ChunkKey(0, id)); err != nil || string(got) != id {
+								if now, lerr := b.Latest(w.ctx, ManifestKey(0)); lerr == nil && now.Revision == rev {
+									return fmt.Errorf("manifest %d refers to chunk %s: %q, %v", rev, id, got, err)
+								}
+							}
+						}
+						// New content from few possible chunks, so that old ones come back.
+						var want []string
+						var values []Value
+						for id := range 12 {
+							if rng.IntN(2) == 0 {
+								continue
+							}
+							name := fmt.Sprint(id)
+							want = append(want, name)
+							if !slices.Contains(has, name) {
+								values = append(values, Value{ChunkKey(0, name), []byte(name)})
+							}
+						}
+						if rng.IntN(6) == 0 { // dies between chunks and manifest
+							for _, v := range values {
+								if _, err := b.Put(w.ctx, v.Key, v.Data); err != nil {
+									return err
+								}
+							}
+							continue
+						}
+						mine, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte(strings.Join(want, " "))}, rev)
+						if errors.Is(err, ErrConflict) {
+							conflicts[writer]++
+							continue
+						}
+						if err != nil {
+							return err
+						}
+						wins[writer]++
+						time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond) // others go on meanwhile
+						keep := func(key string) bool {
+							id, ok := strings.CutPrefix(key, ChunkKey(0, ""))
+							return !ok || slices.Contains(want, id) || slices.Contains(has, id)
+						}
+						if _, err := b.Sweep(w.ctx, PartitionPrefix(0), keep, mine); err != nil {
+							return err
+						}
+					}
+					return nil
+				}()
+			})
+		}
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("commits %v, conflicts %v", wins, conflicts)
+	})
+}

@@ -1,0 +1,106 @@
+package jetstream
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// proxy is a TCP connection that can be cut, or become deaf in one direction, at a chosen byte.
+type proxy struct {
+	l      net.Listener
+	target string
+	deaf   atomic.Bool  // what the server says is swallowed
+	budget atomic.Int64 // bytes from the client until everything is cut; negative: no end
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+	done  sync.WaitGroup
+}
+
+func newProxy(t testing.TB, target string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{l: l, target: target, conns: make(map[net.Conn]struct{})}
+	p.budget.Store(-1)
+	p.done.Add(1)
+	go p.serve()
+	t.Cleanup(func() {
+		l.Close()
+		p.cut()
+		p.done.Wait()
+	})
+	return p
+}
+
+func (p *proxy) url() string { return "nats://" + p.l.Addr().String() }
+
+func (p *proxy) serve() {
+	defer p.done.Done()
+	for {
+		client, err := p.l.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", p.target)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns[client], p.conns[server] = struct{}{}, struct{}{}
+		p.mu.Unlock()
+		p.done.Add(2)
+		go p.pipe(server, client, true)
+		go p.pipe(client, server, false)
+	}
+}
+
+func (p *proxy) pipe(to, from net.Conn, up bool) {
+	defer p.done.Done()
+	defer to.Close()
+	defer from.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		b := buf[:n]
+		over := false
+		if up {
+			if left := p.budget.Load(); left >= 0 {
+				if int64(n) >= left {
+					b, over = b[:left], true
+				} else {
+					p.budget.Add(-int64(n))
+				}
+			}
+		} else if p.deaf.Load() {
+			b = nil
+		}
+		if len(b) > 0 {
+			if _, werr := to.Write(b); werr != nil {
+				err = werr
+			}
+		}
+		if over {
+			p.budget.Store(-1)
+			p.cut()
+		}
+		if err != nil || over {
+			return
+		}
+	}
+}
+
+// cut closes every connection.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		c.Close()
+		delete(p.conns, c)
+	}
+}
