@@ -1,0 +1,402 @@
+package events
+
+import (
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// store is a stored event's map with the fields that most tests want; others override or add.
+func store(blocks []any, parent any, tokens any, others ...pair) pairs {
+	fields := pairs{{"type", "BlockStored"}, {"block_hashes", blocks}, {"parent_block_hash", parent}, {"token_ids", tokens}, {"block_size", 4}}
+	for _, o := range others {
+		i := slices.IndexFunc(fields, func(f pair) bool { return f.key == o.key })
+		if i < 0 {
+			fields = append(fields, o)
+		} else {
+			fields[i] = o
+		}
+	}
+	return fields
+}
+
+func names(values ...any) []any { return values }
+
+func message(t testing.TB, events ...any) []byte {
+	t.Helper()
+	return pack(t, []any{1.5, events, 0})
+}
+
+// A prompt's blocks are hashed under its salt although later events do not show it.
+func TestSaltIsInherited(t *testing.T) {
+	d := mustDecoder(t, VLLM, 4)
+	salted := Space{Salt: "tenant-a", LoRA: "adapter-a"}
+	tokens := count(0, 16)
+	want := locals(t, 4, salted, tokens)
+	lora := pair{"lora_name", "adapter-a"}
+	keys := func(k ...any) pair { return pair{"extra_keys", k} }
+	got := decode(t, d, message(t,
+		store(names(10), nil, tokens[:4], lora, keys([]any{"adapter-a", "tenant-a"})),
+		store(names(11, 12), 10, tokens[4:12], lora, keys([]any{"adapter-a"}, []any{"adapter-a"})),
+	)).Events
+	if !slices.Equal(got[0].Locals, want[:1]) || !slices.Equal(got[1].Locals, want[1:3]) {
+		t.Errorf("in one message: %v, want %x", got, want)
+	}
+	// In a later message, and where the same blocks are announced once more without saying so.
+	got = decode(t, d, message(t,
+		store(names(13), 12, tokens[12:], lora),
+		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}),
+	)).Events
+	if !slices.Equal(got[0].Locals, want[3:]) || !slices.Equal(got[1].Locals, want[:1]) {
+		t.Errorf("in a later message: %v, want %x", got, want)
+	}
+	// Another prompt has nothing of it, and nor have SGLang's, which say the salt each time or have none.
+	plain := locals(t, 4, Space{}, tokens)
+	got = decode(t, d, message(t, store(names(20), nil, tokens[:4]), store(names(21), 13, tokens[4:8], pair{"cache_salt", nil}))).Events
+	if !slices.Equal(got[0].Locals, plain[:1]) || !slices.Equal(got[1].Locals, plain[1:2]) {
+		t.Errorf("other prompts: %v, want %x", got, plain)
+	}
+	for name, forget := range map[string]func(){
+		"a clear":     func() { decode(t, d, message(t, []any{"AllBlocksCleared"})) },
+		"a new life":  d.Reset,
+		"other salts": func() { fillSalts(t, d) },
+	} {
+		decode(t, d, message(t, store(names(10), nil, tokens[:4], keys([]any{"tenant-a"}))))
+		forget()
+		got = decode(t, d, message(t, store(names(11), 10, tokens[4:8]))).Events
+		if !slices.Equal(got[0].Locals, plain[1:2]) {
+			t.Errorf("after %s: %x, want %x", name, got[0].Locals, plain[1:2])
+		}
+	}
+}
+
+// fillSalts announces so many salted blocks that those before are forgotten, and checks that memory is bounded.
+func fillSalts(t *testing.T, d *Decoder) {
+	t.Helper()
+	const each = 1 << 16
+	blocks := make([]any, each)
+	tokens := make([]uint32, 4*each)
+	keys := make([]any, each)
+	keys[0] = []any{"tenant-b"}
+	for next := 1000; next < 1000+3*maxSalted; {
+		for i := range blocks {
+			blocks[i] = next
+			next++
+		}
+		decode(t, d, message(t, store(blocks, nil, tokens, pair{"extra_keys", keys})))
+	}
+	if n := len(d.salts.young) + len(d.salts.old); n > 2*maxSalted {
+		t.Errorf("%d salted blocks are remembered", n)
+	}
+}
+
+// A stored event of many blocks becomes several, each of which follows the one before.
+func TestLongEventsAreCut(t *testing.T) {
+	const n = 2*MaxBlocksPerEvent + 5
+	blocks, hashes := make([]any, n), make([]BlockHash, n)
+	for i := range blocks {
+		hashes[i] = BlockHash(i+1) * 0x9e3779b97f4a7c15
+		blocks[i] = uint64(hashes[i])
+	}
+	tokens := count(0, 4*n)
+	want := locals(t, 4, Space{}, tokens)
+	d := mustDecoder(t, VLLM, 4)
+	m := decode(t, d, message(t,
+		store(blocks, 7, tokens, pair{"kv_cache_spec_kind", "mla_attention"}),
+		[]any{"BlockRemoved", blocks, "CPU", 3},
+		store(blocks, 7, nil, pair{"medium", "CPU"}),
+	))
+	if len(m.Events) != 9 {
+		t.Fatalf("%d events", len(m.Events))
+	}
+	for i, e := range m.Events {
+		begin := i % 3 * MaxBlocksPerEvent
+		end := min(begin+MaxBlocksPerEvent, n)
+		wanted := Event{Kind: Stored, Tier: Device, Attention: AttentionMLA, HasParent: true, Parent: 7, Blocks: hashes[begin:end], Locals: want[begin:end]}
+		if begin > 0 {
+			wanted.Parent = hashes[begin-1]
+		}
+		switch i / 3 {
+		case 1:
+			wanted = Event{Kind: Removed, Tier: Host, Group: 3, Blocks: hashes[begin:end]}
+		case 2:
+			wanted = Event{Kind: Stored, Tier: Host, Blocks: hashes[begin:end]}
+		}
+		if !sameEvent(e, wanted) {
+			t.Errorf("event %d: %d blocks, parent %x (%v)", i, len(e.Blocks), e.Parent, e.HasParent)
+		}
+		if err := e.Check(); err != nil {
+			t.Errorf("event %d: %v", i, err)
+		}
+		if cap(e.Blocks) != len(e.Blocks) || cap(e.Locals) != len(e.Locals) {
+			t.Errorf("event %d: appending to it would write over the next one", i)
+		}
+	}
+}
+
+func TestBlockSizeDiagnosis(t *testing.T) {
+	for _, c := range []struct {
+		engine Engine
+		size   int
+		want   string
+	}{
+		{SGLang, 1, "SGLang announces blocks of 1 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --page-size 4 or expect 1"},
+		{VLLM, 8, "vLLM announces blocks of 8 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --block-size 4 or expect 8"},
+	} {
+		d := mustDecoder(t, c.engine, 4)
+		if d.Diagnosis() != nil {
+			t.Fatal("a diagnosis before anything was said")
+		}
+		wrong := store(names(1), nil, count(0, uint32(c.size)), pair{"block_size", c.size})
+		m, err := d.Decode(message(t, wrong, wrong))
+		if err != nil || len(m.Events) != 0 || d.Counts() != (SkipCounts{SkipBlockSize: 2}) {
+			t.Fatal(m, err, d.Counts())
+		}
+		var sizeError *BlockSizeError
+		if err := d.Diagnosis(); !errors.As(err, &sizeError) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+		if sizeError.Want != 4 || sizeError.Got != uint32(c.size) {
+			t.Errorf("%+v", sizeError)
+		}
+	}
+	// An edge block beside whole ones is no fault of the configuration, nor is a group that has other blocks.
+	d := mustDecoder(t, VLLM, 4)
+	m, err := d.Decode(message(t,
+		store(names(1), nil, count(0, 4)),
+		store(names(2), 1, count(4, 2), pair{"block_size", 2}),
+		store(names(3), nil, count(0, 64), pair{"block_size", 64}, pair{"kv_cache_spec_kind", "mamba"}, pair{"group_idx", 1}),
+	))
+	if err != nil || d.Diagnosis() != nil || d.Counts() != (SkipCounts{SkipPartialBlock: 1, SkipTokens: 1}) {
+		t.Error(err, d.Diagnosis(), d.Counts())
+	}
+	if want := (Event{Kind: Stored, Tier: Device, Group: 1, Attention: AttentionMamba, Blocks: []BlockHash{3}}); len(m.Events) != 2 || !sameEvent(m.Events[1], want) {
+		t.Errorf("%+v", m.Events)
+	}
+}
+
+// Pairs of tokens, and lookahead tokens, give the hashes of an EAGLE hasher.
+func TestEagle(t *testing.T) {
+	tokens := count(100, 9)
+	want := mustHasher(t, 4, Space{}, true).Hash(nil, tokens)
+	bigrams := make([]any, 8)
+	for i := range bigrams {
+		bigrams[i] = []any{tokens[i], tokens[i+1]}
+	}
+	for name, event := range map[string]any{
+		"pairs":            store(names(1, 2), nil, bigrams),
+		"pairs, an array":  []any{"BlockStored", names(1, 2), nil, bigrams, 4, nil},
+		"lookahead":        store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{[]any{tokens[4]}, []any{tokens[8]}}}),
+		"lookahead, plain": store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{tokens[4], tokens[8]}}),
+	} {
+		d := mustDecoder(t, SGLang, 4)
+		if m := decode(t, d, message(t, event)); len(m.Events) != 1 || !slices.Equal(m.Events[0].Locals, want) || !d.Eagle() {
+			t.Errorf("%s: %+v, want %x; EAGLE: %v", name, m.Events, want, d.Eagle())
+		}
+		d.Reset()
+		if d.Eagle() {
+			t.Error("a new life of the engine drafts as the one before")
+		}
+	}
+}
+
+func TestParentZero(t *testing.T) {
+	d := mustDecoder(t, VLLM, 4)
+	has := func(event any) bool {
+		t.Helper()
+		return decode(t, d, message(t, event)).Events[0].HasParent
+	}
+	if has(store(names(1), 0, count(0, 4))) {
+		t.Error("0 is a parent although no block was ever called so")
+	}
+	if has(store(names(0), 1, nil)) || !has(store(names(2), 0, count(0, 4))) {
+		t.Error("0 is no parent although a block was called so")
+	}
+	d.Reset()
+	if has(store(names(3), 0, count(0, 4))) {
+		t.Error("0 is a parent in a new life")
+	}
+}
+
+func TestDecodeLimits(t *testing.T) {
+	d := mustDecoder(t, VLLM, 1)
+	tooMany := make([]uint32, MaxEventTokens+1)
+	blocks := make([]any, MaxEventTokens+1)
+	for i := range blocks {
+		blocks[i] = i
+	}
+	m, err := d.Decode(message(t,
+		store(names(1), nil, tooMany, pair{"block_size", 1}),
+		store(blocks, nil, nil, pair{"block_size", 1}),
+		store(blocks[1:], nil, tooMany[1:], pair{"block_size", 1}),
+	))
+	if err != nil || len(m.Events) != MaxEventTokens/MaxBlocksPerEvent || d.Counts() != (SkipCounts{SkipTooLarge: 2}) {
+		t.Errorf("%d events, %v, %v", len(m.Events), err, d.Counts())
+	}
+	// Much memory that is not needed any more is given up.
+	for range 2 {
+		if _, err := d.Decode(message(t, []any{"AllBlocksCleared"})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if cap(d.blocks) > 1<<16 || cap(d.locals) > 1<<16 {
+		t.Errorf("room for %d blocks is kept", cap(d.blocks))
+	}
+	large := make([]byte, MaxPayload+1)
+	if _, err := d.Decode(large); !errors.Is(err, ErrMalformed) {
+		t.Errorf("a message of %d bytes: %v", len(large), err)
+	}
+}
+
+func TestUndecodableMessages(t *testing.T) {
+	good := message(t, store(names(1, 2), nil, count(0, 8)), []any{"BlockRemoved", names(1), "GPU", 0})
+	want := []Event{
+		{Kind: Stored, Tier: Device, Blocks: []BlockHash{1, 2}, Locals: locals(t, 4, Space{}, count(0, 8))},
+		{Kind: Removed, Tier: Device, Blocks: []BlockHash{1}},
+	}
+	d := mustDecoder(t, VLLM, 4)
+	bad := [][]byte{
+		nil, {mpNil}, {mpNever}, pack(t, []any{1.5}), pack(t, []any{}), pack(t, "x"), pack(t, []any{1.5, nil}), pack(t, []any{1.5, 7, 0}),
+		pack(t, pairs{{"ts", 1.5}}), pack(t, pairs{{"ts", 1.5}, {"events", nil}}), pack(t, pairs{{"events", []any{}}, {"events", []any{}}}),
+	}
+	for i := range good[:len(good)-1] {
+		bad = append(bad, good[:i])
+	}
+	for _, payload := range bad {
+		if m, err := d.Decode(payload); !errors.Is(err, ErrMalformed) || m.Events != nil {
+			t.Errorf("%x: %+v, %v", payload, m, err)
+		} else if !strings.Contains(err.Error(), "vLLM message") {
+			t.Errorf("%x: %v does not say whose message it was", payload, err)
+		}
+		if m := decode(t, d, good); !reflect.DeepEqual(m.Events, want) {
+			t.Fatalf("after %x: %+v", payload, m.Events)
+		}
+	}
+	// What follows a message is not looked at.
+	if m := decode(t, d, append(slices.Clone(good), mpNever)); !reflect.DeepEqual(m.Events, want) {
+		t.Errorf("with a byte after it: %+v", m.Events)
+	}
+}
+
+// A removal's readable names are removed although others cannot be read, and a clear is believed whatever else it says.
+func TestWhatTakesAwayIsTaken(t *testing.T) {
+	d := mustDecoder(t, VLLM, 4)
+	m, err := d.Decode(message(t,
+		[]any{"BlockRemoved", names(1, "?", 2), "GPU"},
+		pairs{{"type", "AllBlocksCleared"}, {"medium", 7}, {"locality", "REMOTE"}, {"block_hashes", "?"}},
+		[]any{"TierBlocksCleared", "CPU"},
+		[]any{"TierBlocksCleared"},
+	))
+	want := []Event{
+		{Kind: Removed, Tier: Device, Blocks: []BlockHash{1, 2}},
+		{Kind: Cleared, Reason: ReasonEngine},
+		{Kind: Cleared, Tier: Host, Reason: ReasonEngine},
+		{Kind: Cleared, Reason: ReasonEngine},
+	}
+	if err != nil || !slices.EqualFunc(m.Events, want, sameEvent) || d.Counts() != (SkipCounts{SkipHash: 1}) {
+		t.Errorf("%+v, %v, %v", m.Events, err, d.Counts())
+	}
+}
+
+func TestNameSetTwin(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	var s nameSet
+	for range 5000 {
+		list := make([]BlockHash, r.IntN(200))
+		span := uint64(1) << r.IntN(64)
+		for i := range list {
+			list[i] = BlockHash(r.Uint64N(span)) << r.IntN(3)
+		}
+		parent, hasParent := BlockHash(r.Uint64N(span)), r.IntN(2) == 0
+		seen := map[BlockHash]bool{}
+		want := false
+		if hasParent {
+			seen[parent] = true
+		}
+		for _, name := range list {
+			want = want || seen[name]
+			seen[name] = true
+		}
+		if got := s.repeats(list, parent, hasParent); got != want {
+			t.Fatalf("%x after %x (%v): %v, want %v", list, parent, hasParent, got, want)
+		}
+	}
+	s.mark = 1<<32 - 1 // the marks begin anew without old ones being taken for new
+	for i := range s.marks {
+		s.marks[i] = 1
+	}
+	list := make([]BlockHash, 20)
+	for i := range list {
+		list[i] = BlockHash(i)
+	}
+	if s.repeats(list, 0, false) || !s.repeats(append(list, 3), 0, false) {
+		t.Error("wrong after the marks began anew")
+	}
+}
+
+func TestNewDecoderRefuses(t *testing.T) {
+	for _, cfg := range []DecoderConfig{{}, {Engine: VLLM}, {Engine: 3, BlockSize: 16}, {BlockSize: 16}, {Engine: SGLang, BlockSize: MaxBlockSize + 1}} {
+		if _, err := NewDecoder(cfg); err == nil {
+			t.Errorf("%+v makes a decoder", cfg)
+		}
+	}
+	for name, want := range map[string]Engine{"vllm": VLLM, "SGLang": SGLang, "sglang": SGLang} {
+		if e, err := EngineOf(name); err != nil || e != want {
+			t.Errorf("%s: %s, %v", name, e, err)
+		}
+	}
+	if _, err := EngineOf("tgi"); err == nil || !strings.Contains(err.Error(), `"tgi"`) {
+		t.Error(err)
+	}
+}
+
+func FuzzDecoder(f *testing.F) {
+	for seed := range uint64(20) {
+		c := chooser{rand.New(rand.NewPCG(13, seed)), 2}
+		f.Add(pack(f, c.message()), seed%2 == 0)
+	}
+	f.Add(vllmStore(f, true, 3, 2), true)
+	f.Fuzz(func(t *testing.T, payload []byte, sglang bool) {
+		engine := VLLM
+		if sglang {
+			engine = SGLang
+		}
+		d := mustDecoder(t, engine, 2)
+		m, err := d.Decode(payload)
+		if err != nil {
+			if !errors.Is(err, ErrMalformed) || m.Events != nil {
+				t.Fatalf("%+v, %v", m, err)
+			}
+			return
+		}
+		blocks := 0
+		for _, e := range m.Events {
+			if err := e.Check(); err != nil {
+				t.Fatal(err)
+			}
+			if e.Kind != Cleared && len(e.Blocks) == 0 {
+				t.Fatal("an event without blocks")
+			}
+			blocks += len(e.Blocks)
+		}
+		if blocks > len(payload) {
+			t.Fatalf("%d blocks from %d bytes", blocks, len(payload))
+		}
+		// What is decoded can be published, and is decoded once more as the same.
+		encoded, err := AppendBatch(nil, &Batch{Events: m.Events})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b Batch
+		if err := DecodeBatch(encoded, &b); err != nil || !slices.EqualFunc(b.Events, m.Events, sameEvent) {
+			t.Fatalf("%v\n%+v, want\n%+v", err, b.Events, m.Events)
+		}
+		again, err := mustDecoder(t, engine, 2).Decode(payload)
+		if err != nil || !slices.EqualFunc(again.Events, b.Events, sameEvent) {
+			t.Fatalf("%v\n%+v, want\n%+v", err, again.Events, b.Events)
+		}
+	})
+}
