@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -17,7 +18,30 @@ const (
 	MsgPack = "application/msgpack"
 )
 
-// Handle answers one request, whatever carried it. The reply is in the request's content type, which is JSON unless it is
+// Observer is told of every request that Handle answered: its operation, "ok" or the error's code, and the time it took.
+type Observer func(op, outcome string, took time.Duration)
+
+// Handler answers requests, whatever carries them. Any number of goroutines may use it.
+type Handler struct {
+	Indexer Indexer
+	Observe Observer // may be nil
+}
+
+// Handle is [Handle] with the handler's indexer, observed.
+func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte) (reply []byte, failure *Error) {
+	begun := time.Now()
+	reply, failure = Handle(ctx, h.Indexer, op, contentType, body)
+	if h.Observe != nil {
+		outcome := "ok"
+		if failure != nil {
+			outcome = string(failure.Code)
+		}
+		h.Observe(op, outcome, time.Since(begun))
+	}
+	return reply, failure
+}
+
+// Handle answers one request. The reply is in the request's content type, which is JSON unless it is
 // MsgPack. failure is not nil if the reply is an error; the reply holds it too.
 func Handle(ctx context.Context, ix Indexer, op, contentType string, body []byte) (reply []byte, failure *Error) {
 	answer, err := dispatch(ctx, ix, op, contentType, body)

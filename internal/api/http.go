@@ -11,7 +11,7 @@ import (
 
 // HTTPConfig is what the HTTP side of a node is made of.
 type HTTPConfig struct {
-	Indexer Indexer
+	Handler Handler
 	Ready   func() error // nil if the node may be asked
 	Metrics http.Handler
 
@@ -83,7 +83,7 @@ func (cfg *HTTPConfig) serve(w http.ResponseWriter, r *http.Request, op string) 
 		}
 	}
 	status := http.StatusOK
-	reply, failure := Handle(ctx, cfg.Indexer, op, contentType, body)
+	reply, failure := cfg.Handler.Handle(ctx, op, contentType, body)
 	if failure != nil {
 		status = failure.Code.HTTPStatus()
 	}

@@ -102,7 +102,7 @@ func settle(cmd *cobra.Command) error {
 	}
 	var errs []error
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Changed {
+		if f.Changed || overruled(cmd, f) {
 			return
 		}
 		for _, name := range []string{"KVATLAS_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), natsNames[f.Name]} {
@@ -129,7 +129,7 @@ func settle(cmd *cobra.Command) error {
 		switch {
 		case f == nil && !knownElsewhere(cmd.Root(), name):
 			errs = append(errs, fmt.Errorf("%s: there is no setting %q", path, name))
-		case f != nil && !f.Changed:
+		case f != nil && !f.Changed && !overruled(cmd, f):
 			text := fmt.Sprint(value)
 			if list, ok := value.([]any); ok {
 				words := make([]string, len(list))
@@ -142,6 +142,27 @@ func settle(cmd *cobra.Command) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+const exclusive = "kvatlas_exclusive"
+
+// Exclusive says that two flags exclude each other: where one is set, a weaker source cannot set the other.
+func Exclusive(flags *pflag.FlagSet, a, b string) {
+	for _, pair := range [][2]string{{a, b}, {b, a}} {
+		if err := flags.SetAnnotation(pair[0], exclusive, []string{pair[1]}); err != nil {
+			panic(err) // there is no such flag
+		}
+	}
+}
+
+// overruled reports whether a flag that excludes f is set.
+func overruled(cmd *cobra.Command, f *pflag.Flag) bool {
+	for _, other := range f.Annotations[exclusive] {
+		if cmd.Flags().Changed(other) {
+			return true
+		}
+	}
+	return false
 }
 
 // knownElsewhere reports whether some command of the program has the flag, so that one file serves them all.

@@ -43,15 +43,15 @@ func NewClient(conn *jetstream.Conn, namespace string) *api.Client {
 type Service struct {
 	conn      *jetstream.Conn
 	namespace string
-	indexer   api.Indexer
+	answer    api.Handler
 	version   string
 	workers   int
 	services  []*jetstream.Service
 }
 
-// NewService returns the service of an indexer. It serves nothing yet. workers is how many requests are answered at once.
-func NewService(conn *jetstream.Conn, namespace string, indexer api.Indexer, version string, workers int) *Service {
-	return &Service{conn: conn, namespace: namespace, indexer: indexer, version: version, workers: workers}
+// NewService returns the service of a node. It serves nothing yet. workers is how many requests are answered at once.
+func NewService(conn *jetstream.Conn, namespace string, answer api.Handler, version string, workers int) *Service {
+	return &Service{conn: conn, namespace: namespace, answer: answer, version: version, workers: workers}
 }
 
 // Tell serves what may be asked of a node that is not ready: its status.
@@ -92,7 +92,7 @@ func (s *Service) handler(op string) jetstream.Handler {
 		if r.ContentType == api.MsgPack {
 			contentType = api.MsgPack
 		}
-		reply, failure := api.Handle(ctx, s.indexer, op, contentType, r.Body)
+		reply, failure := s.answer.Handle(ctx, op, contentType, r.Body)
 		out := jetstream.Response{ContentType: contentType, Body: reply}
 		if failure != nil {
 			out.Code, out.Description = failure.Code.HTTPStatus(), failure.Error()

@@ -21,6 +21,12 @@ type endpoint struct {
 	port    string
 }
 
+// CheckEndpoint says what is wrong with an endpoint, before anything is done with it.
+func CheckEndpoint(text string) error {
+	_, err := parseEndpoint(text)
+	return err
+}
+
 // parseEndpoint reads tcp://HOST:PORT and ipc://PATH.
 func parseEndpoint(text string) (endpoint, error) {
 	e := endpoint{text: text}

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/wire"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/spf13/cobra"
+)
+
+// asking is what all commands that ask a running indexer have in common.
+type asking struct {
+	nats      *cli.NATS
+	namespace string
+	timeout   time.Duration
+	json      bool
+}
+
+func askingFlags(cmd *cobra.Command) *asking {
+	a := &asking{nats: cli.NATSFlags(cmd.Flags(), false)}
+	cmd.Flags().StringVar(&a.namespace, "namespace", "default", "namespace: one deployment's world")
+	cmd.Flags().DurationVar(&a.timeout, "timeout", 5*time.Second, "how long to wait for the answer")
+	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON for programs instead of a table")
+	cmd.Args = cobra.NoArgs
+	return a
+}
+
+// run asks one thing and prints it. With --json an error that the node gave is printed as JSON too.
+func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client) (any, func(io.Writer) error, error)) error {
+	if err := jetstream.CheckNamespace(a.namespace); err != nil {
+		return cli.UsageErrorf("--namespace: %w", err)
+	}
+	if a.timeout <= 0 {
+		return cli.UsageErrorf("--timeout %v is not positive", a.timeout)
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	conn, err := a.nats.Connect(ctx, "kvatlas indexer")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	v, table, err := ask(ctx, wire.NewClient(conn, a.namespace))
+	var failure *api.Error
+	switch {
+	case errors.As(err, &failure) && a.json:
+		if err := cli.PrintJSON(os.Stdout, api.ErrorBody{Error: failure}); err != nil {
+			return err
+		}
+		return failure
+	case err != nil:
+		return err
+	case a.json:
+		return cli.PrintJSON(os.Stdout, v)
+	}
+	return table(os.Stdout)
+}
+
+func queryCommand() *cobra.Command {
+	var (
+		model, tokens, tokensFile, hashes, lora, salt string
+		blockSize                                     uint32
+		workers                                       []string
+	)
+	cmd := &cobra.Command{
+		Use:   "query --model M (--tokens 1,2,3 | --tokens-file FILE | --hashes H,H)",
+		Short: "Ask which worker holds how much of a prompt",
+		Long: `Ask which worker holds how much of a prompt, in blocks: DEVICE counts the leading blocks in device memory, HOST those that
+follow directly in host memory, and so on. Tokens are whole numbers with commas or blanks between; a file of them may
+also be a JSON array, and - is standard input.`,
+		Example: `  indexer query --model llama --tokens-file prompt.json
+  indexer query --model llama --hashes 13226331709069118873 --json`,
+	}
+	a := askingFlags(cmd)
+	cmd.Flags().StringVar(&model, "model", "", "model that the prompt is for (required)")
+	cmd.Flags().StringVar(&tokens, "tokens", "", "the prompt's token ids")
+	cmd.Flags().StringVar(&tokensFile, "tokens-file", "", "file with the prompt's token ids; - is standard input")
+	cmd.Flags().StringVar(&hashes, "hashes", "", "local hashes of the prompt's blocks, in place of tokens")
+	cmd.Flags().Uint32Var(&blockSize, "block-size", 0, "tokens in a block; an error if the model's workers have another")
+	cmd.Flags().StringVar(&lora, "lora", "", "name of the LoRA adapter")
+	cmd.Flags().StringVar(&salt, "cache-salt", "", "cache salt")
+	cmd.Flags().StringSliceVar(&workers, "worker", nil, "look at this instance only; may be given several times")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if model == "" {
+			return cli.UsageErrorf("--model is missing")
+		}
+		q := &api.Query{Model: model, BlockSize: blockSize, LoRA: lora, CacheSalt: salt}
+		for _, w := range workers {
+			q.Workers = append(q.Workers, events.WorkerID(w))
+		}
+		given := 0
+		for name, read := range map[string]func() error{
+			"tokens": func() (err error) {
+				q.Tokens, err = numbers[uint32](strings.NewReader(tokens), 32)
+				return err
+			},
+			"tokens-file": func() (err error) {
+				q.Tokens, err = numbersIn(tokensFile)
+				return err
+			},
+			"hashes": func() (err error) {
+				q.Hashes, err = numbers[uint64](strings.NewReader(hashes), 64)
+				return err
+			},
+		} {
+			if cmd.Flags().Changed(name) {
+				if given++; given > 1 {
+					return cli.UsageErrorf("give one of --tokens, --tokens-file and --hashes")
+				}
+				if err := read(); err != nil {
+					return cli.UsageErrorf("--%s: %w", name, err)
+				}
+			}
+		}
+		if given == 0 {
+			return cli.UsageErrorf("give --tokens, --tokens-file or --hashes")
+		}
+		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+			answer, err := c.Find(ctx, q)
+			return answer, func(w io.Writer) error { return printAnswer(w, answer) }, err
+		})
+	}
+	return cmd
+}
+
+// numbersIn reads the numbers in a file.
+func numbersIn(path string) ([]uint32, error) {
+	if path == "-" {
+		return numbers[uint32](os.Stdin, 32)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return numbers[uint32](f, 32)
+}
+
+// numbers reads whole numbers with blanks or commas between them, perhaps in brackets.
+func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
+	out := []T{}
+	sc := bufio.NewScanner(r)
+	sc.Buffer(nil, 1<<20)
+	sc.Split(func(data []byte, atEOF bool) (int, []byte, error) {
+		between := func(c byte) bool { return strings.IndexByte(", \t\r\n[]", c) >= 0 }
+		start := 0
+		for start < len(data) && between(data[start]) {
+			start++
+		}
+		end := start
+		for end < len(data) && !between(data[end]) {
+			end++
+		}
+		if end < len(data) || (atEOF && end > start) {
+			return end, data[start:end], nil
+		}
+		return start, nil, nil
+	})
+	for sc.Scan() {
+		v, err := strconv.ParseUint(sc.Text(), 10, bits)
+		if err != nil {
+			return nil, fmt.Errorf("number %d is %.40q, not an unsigned %d-bit number", len(out)+1, sc.Text(), bits)
+		}
+		out = append(out, T(v))
+	}
+	return out, sc.Err()
+}
+
+func printAnswer(w io.Writer, a *api.Answer) error {
+	fmt.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
+	if !a.Complete {
+		fmt.Fprintln(w, "INCOMPLETE: not every partition could be looked at; see indexer status")
+	}
+	if len(a.Workers) == 0 {
+		why := map[api.Reason]string{
+			api.ReasonNoBlocks:   "the prompt is shorter than one block",
+			api.ReasonNotCached:  "no worker holds its first block",
+			api.ReasonNotAllowed: "none of the named workers serves this model",
+		}[a.Reason]
+		_, err := fmt.Fprintln(w, "no worker holds any of it:", why)
+		return err
+	}
+	rows := make([][]any, len(a.Workers))
+	for i, o := range a.Workers {
+		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, fmt.Sprintf("%.0f%%", 100*float64(o.Total())/float64(a.Blocks))}
+	}
+	return cli.Table(w, []string{"INSTANCE", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}, rows)
+}
+
+func workersCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "workers", Short: "List the workers that the log knows, and what they hold"}
+	a := askingFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+			list, err := c.Workers(ctx)
+			return list, func(w io.Writer) error { return printWorkers(w, list) }, err
+		})
+	}
+	return cmd
+}
+
+func printWorkers(w io.Writer, list *api.WorkerList) error {
+	if len(list.Workers) == 0 {
+		_, err := fmt.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
+		return err
+	}
+	rows := make([][]any, len(list.Workers))
+	for i, k := range list.Workers {
+		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host, k.Blocks.Disk, k.Blocks.External,
+			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339)}
+	}
+	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK", "EXTERNAL", "PARKED", "EVENTS", "LAST SEEN"}, rows)
+}
+
+func statusCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "status", Short: "Show how the indexer is doing"}
+	a := askingFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+			s, err := c.Status(ctx)
+			return s, func(w io.Writer) error { return printStatus(w, s) }, err
+		})
+	}
+	return cmd
+}
+
+func printStatus(w io.Writer, s *api.Status) error {
+	ready := "ready"
+	if !s.Ready {
+		ready = "NOT READY"
+	}
+	fmt.Fprintf(w, "node %s (%s), namespace %s: %s, up %s\n", s.Node, s.Version, s.Namespace, ready, time.Since(s.Since).Round(time.Second))
+	for _, p := range s.Problems {
+		fmt.Fprintln(w, "problem:", p)
+	}
+	b := s.Index.Blocks
+	fmt.Fprintf(w, "index: %d blocks held on device, %d host, %d disk, %d external; %d distinct; %s\n",
+		b.Device, b.Host, b.Disk, b.External, s.Index.Distinct, cli.Bytes(s.Index.Bytes))
+	for _, m := range s.Models {
+		fmt.Fprintf(w, "model %s: blocks of %d tokens, %d ranks\n", m.Model, m.BlockSize, m.Ranks)
+	}
+	var outcomes []string
+	for name, n := range s.Events {
+		if n > 0 {
+			outcomes = append(outcomes, fmt.Sprintf("%s %d", name, n))
+		}
+	}
+	slices.Sort(outcomes)
+	fmt.Fprintf(w, "since start: %s\n\n", strings.Join(outcomes, ", "))
+	rows := make([][]any, len(s.Partitions))
+	for i, p := range s.Partitions {
+		age := "never"
+		if !p.SnapshotTime.IsZero() {
+			age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
+		}
+		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age}
+	}
+	return cli.Table(w, []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "SNAPSHOT AT", "SIZE", "TAKEN"}, rows)
+}
+
+func snapshotCommand() *cobra.Command {
+	now := &cobra.Command{Use: "now", Short: "Write a snapshot of every partition now"}
+	a := askingFlags(now)
+	now.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+			list, err := c.Snapshot(ctx)
+			return list, func(w io.Writer) error {
+				rows := make([][]any, len(list.Snapshots))
+				for i, s := range list.Snapshots {
+					rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
+				}
+				return cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "SIZE", "WRITTEN"}, rows)
+			}, err
+		})
+	}
+	return cli.Group(&cobra.Command{Use: "snapshot", Short: "Work with snapshots"}, now)
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/demo"
+	"github.com/kvatlas/kvatlas/internal/trace"
+	"github.com/spf13/cobra"
+)
+
+func demoCommand() *cobra.Command {
+	var (
+		traceFile string
+		requests  int
+		asJSON    bool
+		cfg       demo.Config
+	)
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show it all at work: engines, shims, indexer, a crash in the middle",
+		Long: `Show the product at work on this machine, with nothing else installed: simulated engines with real ZeroMQ sockets that announce what
+vLLM announces, a shim for each, and an indexer in a process of its own on a NATS server with file storage. A request trace is
+served; for each request the indexer is asked who holds the longest prefix, the answer is compared with a naive twin's, and that worker
+serves it. Half-way the indexer's process is killed and started again.
+
+Exit status 0 only if every answer was the twin's and no event is missing.`,
+		Example: `  indexer demo
+  indexer demo --trace conversation_trace.jsonl --requests 500 --json`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&traceFile, "trace", "", "file of requests in Mooncake's format (default: a trace of the same shape is generated)")
+	f.IntVar(&requests, "requests", 300, "how many requests to serve")
+	f.IntVar(&cfg.Engines, "engines", 8, "simulated engines")
+	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block; divides 512")
+	f.IntVar(&cfg.Capacity, "capacity", 10_000, "blocks that one engine holds")
+	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of the generated trace and of the random routing")
+	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var errs []error
+		for _, n := range []struct {
+			name          string
+			value, lo, hi int
+		}{{"requests", requests, 2, 1 << 30}, {"engines", cfg.Engines, 1, 256}, {"capacity", cfg.Capacity, 1, 1 << 30}} {
+			if n.value < n.lo || n.value > n.hi {
+				errs = append(errs, fmt.Errorf("--%s %d is not from %d to %d", n.name, n.value, n.lo, n.hi))
+			}
+		}
+		if err := trace.CheckBlockSize(cfg.BlockSize); err != nil {
+			errs = append(errs, fmt.Errorf("--block-size: %w", err))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return cli.UsageErrorf("%w", err)
+		}
+		var err error
+		if cfg.Requests, err = demoTrace(traceFile, requests, cfg.Seed); err != nil {
+			return err
+		}
+		if cfg.Program, err = os.Executable(); err != nil {
+			return err
+		}
+		if !asJSON {
+			cfg.Progress = progress(os.Stderr)
+		}
+		result, err := demo.Run(cmd.Context(), cfg)
+		if !asJSON {
+			fmt.Fprint(os.Stderr, "\r\033[K")
+		}
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			err = cli.PrintJSON(os.Stdout, result)
+		} else {
+			err = printDemo(os.Stdout, result)
+		}
+		if err == nil && !result.Good() {
+			err = fmt.Errorf("answers or events are wrong: %d of %d answers equal, %d events lost %s",
+				result.AnswersEqual, result.AnswersChecked, result.EventsLost, result.FirstDifference)
+		}
+		return err
+	}
+	return cmd
+}
+
+func demoTrace(file string, n int, seed uint64) ([]trace.Request, error) {
+	if file == "" {
+		return trace.Generate(trace.Options{Seed: seed, Requests: n, Clump: 1}), nil
+	}
+	list, err := trace.ReadFile(file, n)
+	if err == nil && len(list) < 2 {
+		err = fmt.Errorf("%s has %d requests; the demonstration needs two", file, len(list))
+	}
+	return list, err
+}
+
+// progress shows a line that changes, if w is a terminal.
+func progress(w *os.File) func(demo.Progress) {
+	if info, err := w.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return nil
+	}
+	begun, last, stage := time.Now(), time.Time{}, ""
+	return func(p demo.Progress) {
+		if p.Stage == stage && time.Since(last) < 100*time.Millisecond {
+			return
+		}
+		last, stage = time.Now(), p.Stage
+		fmt.Fprintf(w, "\r\033[K%5.1fs  %-22s  %d of %d requests  %d blocks announced  %.0f%% hits  %d of %d answers right",
+			time.Since(begun).Seconds(), p.Stage, p.Requests, p.Of, p.Blocks, 100*p.Hits, p.Equal, p.Checked)
+	}
+}
+
+func printDemo(w io.Writer, r *demo.Result) error {
+	return cli.Table(w, []string{"kvatlas demo", fmt.Sprintf("%d requests in %.1f s", r.Requests, r.Seconds)}, [][]any{
+		{"blocks announced", r.BlocksAnnounced},
+		{"blocks applied", r.BlocksApplied},
+		{"blocks per second", fmt.Sprintf("%.0f", r.BlocksPerS)},
+		{"prefix hit rate, routed by the index", fmt.Sprintf("%.1f%%", 100*r.HitRate)},
+		{"prefix hit rate, routed at random", fmt.Sprintf("%.1f%%", 100*r.HitRateRandom)},
+		{"query p50, p99", fmt.Sprintf("%.0f µs, %.0f µs", r.QueryP50, r.QueryP99)},
+		{"snapshot", cli.Bytes(r.SnapshotBytes)},
+		{"killed and restarted", fmt.Sprintf("%d time, ready again after %.0f ms", r.Restarts, r.RestoreMS)},
+		{"events announced, lost", fmt.Sprintf("%d, %d", r.EventsAnnounced, r.EventsLost)},
+		{"answers checked against the naive twin", fmt.Sprintf("%d of %d equal", r.AnswersEqual, r.AnswersChecked)},
+	})
+}

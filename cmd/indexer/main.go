@@ -1,0 +1,26 @@
+// Command indexer keeps the index of where KV cache lies in a fleet of inference workers, and asks it.
+package main
+
+import (
+	"os"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/spf13/cobra"
+)
+
+func main() { os.Exit(cli.Main(rootCommand())) }
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "indexer",
+		Short: "The durable, exact index of where KV cache lies in a fleet of LLM inference workers",
+		Long: `indexer keeps, from the events of inference engines, the index of which worker holds how much of which prompt, and answers
+queries about it over NATS and HTTP.
+
+  indexer demo                         see it at work, with nothing else installed
+  indexer serve --data DIR             run it, with a NATS server of its own
+  indexer query --model M --tokens 1,2,3,...
+  indexer workers | status`,
+	}
+	return cli.Group(root, serveCommand(), queryCommand(), workersCommand(), statusCommand(), snapshotCommand(), demoCommand())
+}

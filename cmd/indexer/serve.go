@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/metrics"
+	"github.com/kvatlas/kvatlas/internal/node"
+	"github.com/kvatlas/kvatlas/internal/wire"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/spf13/cobra"
+)
+
+// serving is what indexer serve was told.
+type serving struct {
+	data, natsListen, natsConfig, httpListen string
+	namespace, id                            string
+	partitions                               uint32
+	replicas                                 int
+	syncInterval                             time.Duration
+	logBytes, snapshotBytes                  int64
+	logAge                                   time.Duration
+	snapshotInterval                         time.Duration
+	snapshotBlocks                           uint64
+	index                                    radix.Config
+	parkFor, rememberFor                     time.Duration
+	nats                                     *cli.NATS
+}
+
+func serveCommand() *cobra.Command {
+	s := &serving{}
+	cmd := &cobra.Command{
+		Use:   "serve [--data DIR | --nats URL]",
+		Short: "Run an indexer, with a NATS server of its own or on one that is there",
+		Long: `Run an indexer. With --data (the default) it runs a NATS server with JetStream in this process, keeps everything in that folder, and
+takes shims and clients on --nats-listen. With --nats it joins a NATS server that is there.
+
+It restores the last snapshot, applies the log that follows it, and then answers queries over NATS and HTTP. SIGINT and
+SIGTERM end it in good order; after any other end it comes back with nothing lost.`,
+		Example: `  indexer serve --data /var/lib/kvatlas
+  indexer serve --nats nats://nats-1,nats://nats-2 --namespace prod`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	s.nats = cli.NATSFlags(f, true)
+	f.StringVar(&s.data, "data", "kvatlas-data", "folder for the log and the snapshots of the NATS server in this process")
+	f.StringVar(&s.natsListen, "nats-listen", "127.0.0.1:4222", "where that server listens; port 0 takes a free one")
+	f.StringVar(&s.natsConfig, "nats-config", "", "nats-server configuration file for that server: users, TLS, leaf nodes")
+	f.StringVar(&s.httpListen, "http-listen", "127.0.0.1:8090", "where HTTP is served; port 0 takes a free one, empty serves none")
+	f.StringVar(&s.namespace, "namespace", "default", "namespace: one deployment's world of subjects, streams and buckets")
+	f.StringVar(&s.id, "node-id", "", "how this node calls itself (default: the host's name)")
+	f.Uint32Var(&s.partitions, "partitions", 0, "shares of the log, fixed when the namespace is created (default: what is there, or 16)")
+	f.IntVar(&s.replicas, "replicas", 1, "copies of streams and buckets on the NATS servers: 1, 3 or 5")
+	f.DurationVar(&s.syncInterval, "sync-interval", 0, "how long what was acknowledged may wait for the disk; 0 waits for it each time (server in this process)")
+	f.Int64Var(&s.logBytes, "log-bytes", 1<<30, "bytes that each partition's log may take; beyond, the oldest goes")
+	f.DurationVar(&s.logAge, "log-age", 24*time.Hour, "age at which messages leave the log")
+	f.Int64Var(&s.snapshotBytes, "snapshot-bytes", -1, "bytes that the snapshot bucket may take; -1 sets no bound")
+	f.DurationVar(&s.snapshotInterval, "snapshot-interval", time.Minute, "time between snapshots of a partition that changes")
+	f.Uint64Var(&s.snapshotBlocks, "snapshot-blocks", 2_000_000, "blocks stored or removed after which a snapshot is due earlier")
+	f.IntVar(&s.index.MaxParked, "max-parked", radix.DefaultMaxParked, "blocks of one rank that may wait for their parents")
+	f.DurationVar(&s.parkFor, "park-for", time.Duration(radix.DefaultParkFor)*time.Millisecond, "how long a block waits for its parent")
+	f.IntVar(&s.index.MaxRemembered, "max-remembered", radix.DefaultMaxRemembered, "removals of one rank whose place is remembered")
+	f.DurationVar(&s.rememberFor, "remember-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond, "how long it is remembered")
+	cli.Exclusive(f, "data", "nats")
+	logger := cli.LogFlags(f)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		log, err := logger(os.Stderr)
+		if err != nil {
+			return err
+		}
+		if cmd.Flags().Changed("data") && s.nats.URL != "" {
+			return cli.UsageErrorf("--data and --nats exclude each other: with --nats the data are on that server")
+		}
+		if s.nats.URL != "" {
+			for _, name := range []string{"nats-listen", "nats-config", "sync-interval"} {
+				if cmd.Flags().Changed(name) {
+					return cli.UsageErrorf("--%s is about a server in this process; it does not go with --nats", name)
+				}
+			}
+		}
+		if err := s.check(); err != nil {
+			return err
+		}
+		return s.run(cmd.Context(), log)
+	}
+	return cmd
+}
+
+// check refuses what makes no sense, all of it at once.
+func (s *serving) check() error {
+	var errs []error
+	if err := jetstream.CheckNamespace(s.namespace); err != nil {
+		errs = append(errs, fmt.Errorf("--namespace: %w", err))
+	}
+	if s.replicas != 1 && s.replicas != 3 && s.replicas != 5 {
+		errs = append(errs, fmt.Errorf("--replicas %d is none of 1, 3, 5", s.replicas))
+	}
+	for name, d := range map[string]time.Duration{"--snapshot-interval": s.snapshotInterval, "--log-age": s.logAge} {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("%s %v is not positive", name, d))
+		}
+	}
+	if s.logBytes < 1<<20 {
+		errs = append(errs, fmt.Errorf("--log-bytes %d is less than 1 MiB", s.logBytes))
+	}
+	if s.syncInterval < 0 {
+		errs = append(errs, fmt.Errorf("--sync-interval %v is negative", s.syncInterval))
+	}
+	for name, addr := range map[string]string{"--nats-listen": s.natsListen, "--http-listen": s.httpListen} {
+		if _, _, err := net.SplitHostPort(addr); err != nil && addr != "" {
+			errs = append(errs, fmt.Errorf("%s %q is not HOST:PORT", name, addr))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return cli.UsageErrorf("%w", err)
+	}
+	s.index.ParkFor, s.index.RememberFor = events.Millis(s.parkFor.Milliseconds()), events.Millis(s.rememberFor.Milliseconds())
+	if s.id == "" {
+		if s.id, _ = os.Hostname(); s.id == "" {
+			s.id = "indexer"
+		}
+	}
+	return nil
+}
+
+// run serves until ctx ends.
+func (s *serving) run(ctx context.Context, log *slog.Logger) error {
+	conn, stop, err := s.connect(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: s.namespace, Partitions: s.partitions, Replicas: s.replicas})
+	if err != nil {
+		return err
+	}
+	if err := ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: s.logBytes, MaxAge: s.logAge, Replicas: s.replicas}); err != nil {
+		return err
+	}
+	bucket, err := ns.EnsureSnapshots(ctx, jetstream.BucketConfig{MaxBytes: s.snapshotBytes, Replicas: s.replicas})
+	if err != nil {
+		return err
+	}
+	isReady := make(chan struct{})
+	n := node.New(node.Config{
+		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index,
+		SnapshotInterval: s.snapshotInterval, SnapshotBlocks: s.snapshotBlocks,
+		Hooks: logHooks(log, func() { close(isReady) }),
+	})
+	scrape, queries := metrics.New(n)
+	handler := api.Handler{Indexer: n, Observe: queries.Observe}
+	service := wire.NewService(conn, s.namespace, handler, cli.Version(), runtime.GOMAXPROCS(0))
+	httpStop, err := s.serveHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Metrics: scrape}, log)
+	if err != nil {
+		return err
+	}
+	defer httpStop()
+	if err := service.Tell(); err != nil {
+		return err
+	}
+	running, end := context.WithCancel(ctx)
+	defer end()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.Run(running)
+	}()
+	select {
+	case <-isReady:
+		if err = service.Answer(); err == nil {
+			log.Info("ready", "namespace", s.namespace, "partitions", ns.Partitions(), "nats", conn.Server().URL)
+			<-ctx.Done()
+		}
+	case <-ctx.Done():
+	}
+	log.Info("stopping")
+	draining, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	service.Stop(draining)
+	cancel()
+	end()
+	<-done
+	return err
+}
+
+// connect connects to NATS: to a server that it starts in this process, or to the one that --nats names.
+func (s *serving) connect(ctx context.Context, log *slog.Logger) (*jetstream.Conn, func(), error) {
+	options, err := s.nats.Options("kvatlas indexer " + s.id)
+	if err != nil {
+		return nil, nil, err
+	}
+	options.Hooks = jetstream.ConnHooks{
+		Disconnected: func(err error) { log.Warn("NATS connection lost", "error", err) },
+		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
+		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
+	}
+	stopServer := func() {}
+	if s.nats.URL == "" {
+		dir, err := filepath.Abs(s.data)
+		if err != nil {
+			return nil, nil, err
+		}
+		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{
+			Dir: dir, Listen: s.natsListen, ConfigFile: s.natsConfig, SyncInterval: s.syncInterval,
+			Logger: log.With("from", "nats-server"),
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		options.Server, stopServer = server, server.Stop
+		log.Info("NATS server runs in this process", "listen", server.Addr(), "data", dir)
+	}
+	conn, err := jetstream.Connect(ctx, options)
+	if err != nil {
+		stopServer()
+		return nil, nil, err
+	}
+	return conn, func() { conn.Close(); stopServer() }, nil
+}
+
+// serveHTTP listens and serves until the returned function is called.
+func (s *serving) serveHTTP(cfg api.HTTPConfig, log *slog.Logger) (stop func(), err error) {
+	if s.httpListen == "" {
+		return func() {}, nil
+	}
+	l, err := net.Listen("tcp", s.httpListen)
+	if err != nil {
+		return nil, fmt.Errorf("HTTP: %w; choose another with --http-listen", err)
+	}
+	server := &http.Server{Handler: api.NewHTTP(cfg), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute}
+	go server.Serve(l)
+	log.Info("HTTP is served", "listen", l.Addr().String())
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		server.Shutdown(ctx)
+	}, nil
+}
+
+// logHooks makes log lines of what happens to a node.
+func logHooks(log *slog.Logger, ready func()) node.Hooks {
+	return node.Hooks{
+		Restored: func(p events.Partition, r node.Restored) {
+			switch {
+			case r.ResyncNeeded:
+				log.Warn("resync needed: the log's beginning is gone and no snapshot has it", "partition", p, "from", r.Seq+1)
+			case r.Ranks > 0:
+				log.Info("restored", "partition", p, "seq", r.Seq, "ranks", r.Ranks, "holdings", r.Holdings, "took", r.Took)
+			}
+		},
+		Rejected: func(p events.Partition, why string, err error) {
+			log.Warn("snapshot passed over", "partition", p, "reason", why, "error", err)
+		},
+		CaughtUp: func(p events.Partition, seq events.StreamSeq) { log.Debug("caught up", "partition", p, "seq", seq) },
+		Ready:    ready,
+		Unfit: func(p events.Partition, notice jetstream.Notice) {
+			log.Warn("the log is not the one that was applied; beginning again", "partition", p, "found", notice.String())
+		},
+		Trouble:   func(p events.Partition, err error) { log.Warn("the log cannot be read", "partition", p, "error", err) },
+		Recovered: func(p events.Partition) { log.Info("the log can be read again", "partition", p) },
+		Saved: func(s api.SnapshotInfo, took time.Duration) {
+			log.Debug("snapshot written", "partition", s.Partition, "generation", s.Generation, "seq", s.Seq, "bytes", s.Bytes, "written", s.Written, "took", took)
+		},
+		SaveError: func(p events.Partition, err error) { log.Warn("snapshot not written", "partition", p, "error", err) },
+		Purged: func(p events.Partition, from events.StreamSeq) {
+			log.Debug("log trimmed", "partition", p, "keeps", from)
+		},
+	}
+}

@@ -1,0 +1,211 @@
+// Command worker-shim carries one inference engine's KV-cache events into kvatlas.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/spf13/cobra"
+)
+
+func main() { os.Exit(cli.Main(rootCommand())) }
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "worker-shim",
+		Short: "Carry an inference engine's KV-cache events into kvatlas",
+	}
+	return cli.Group(root, runCommand())
+}
+
+// running is what worker-shim run was told.
+type running struct {
+	nats                                *cli.NATS
+	namespace                           string
+	engine, replay, source, topic       string
+	listen                              bool
+	instance, model                     string
+	rank, blockSize                     uint32
+	queueBytes                          int
+	replayTimeout, idleCheck, logWindow time.Duration
+}
+
+func runCommand() *cobra.Command {
+	r := &running{}
+	cmd := &cobra.Command{
+		Use:   "run --engine tcp://HOST:PORT --instance ID --model M --block-size N",
+		Short: "Publish one engine rank's events until stopped",
+		Long: `Hear one engine rank's KV-cache events on its ZeroMQ socket and publish them to the log, each acknowledged. It keeps no file: when
+it starts again it goes on where its own last message in the log says. With --replay, the engine's replay endpoint, nothing is lost
+while it is away, as long as the engine's replay buffer reaches back; without it a gap clears what the rank was known to hold.
+
+Run one for each data-parallel rank. vLLM publishes with
+  --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5567"}'`,
+		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567 --instance w1 --model llama --block-size 16`,
+		Args:    cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	r.nats = cli.NATSFlags(f, false)
+	f.StringVar(&r.namespace, "namespace", "default", "namespace of the indexer")
+	f.StringVar(&r.engine, "engine", "", "the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required)")
+	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
+	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
+	f.StringVar(&r.source, "source", "vllm", "how the engine speaks: vllm or sglang")
+	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this")
+	f.StringVar(&r.instance, "instance", "", "instance id: what routers address (required)")
+	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank")
+	f.StringVar(&r.model, "model", "", "model that the engine serves (required)")
+	f.Uint32Var(&r.blockSize, "block-size", 0, "tokens in one of the engine's blocks (required)")
+	f.IntVar(&r.queueBytes, "queue-bytes", 64<<20, "bytes that may wait for NATS before the engine is no longer read")
+	f.DurationVar(&r.replayTimeout, "replay-timeout", 5*time.Second, "how long the replay endpoint may say nothing")
+	f.DurationVar(&r.idleCheck, "idle-check", 30*time.Second, "after how long a silence the replay endpoint is asked whether anything was missed")
+	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
+	logger := cli.LogFlags(f)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		log, err := logger(os.Stderr)
+		if err != nil {
+			return err
+		}
+		if err := r.check(); err != nil {
+			return err
+		}
+		return r.run(cmd.Context(), log.With("instance", r.instance, "rank", r.rank))
+	}
+	return cmd
+}
+
+// check refuses what makes no sense, all of it at once.
+func (r *running) check() error {
+	var errs []error
+	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--instance", r.instance}, {"--model", r.model}} {
+		if s.value == "" {
+			errs = append(errs, fmt.Errorf("%s is missing", s.name))
+		}
+	}
+	if r.blockSize == 0 || r.blockSize > events.MaxBlockSize {
+		errs = append(errs, fmt.Errorf("--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize))
+	}
+	if _, err := events.EngineOf(r.source); err != nil {
+		errs = append(errs, fmt.Errorf("--source %q is neither vllm nor sglang", r.source))
+	}
+	if err := jetstream.CheckNamespace(r.namespace); err != nil {
+		errs = append(errs, fmt.Errorf("--namespace: %w", err))
+	}
+	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay}} {
+		if s.value != "" {
+			if err := zmtp.CheckEndpoint(s.value); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
+			}
+		}
+	}
+	if r.queueBytes < 1<<20 {
+		errs = append(errs, fmt.Errorf("--queue-bytes %d is less than 1 MiB", r.queueBytes))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return cli.UsageErrorf("%w", err)
+	}
+	return nil
+}
+
+func (r *running) run(ctx context.Context, log *slog.Logger) error {
+	options, err := r.nats.Options("kvatlas shim " + r.instance)
+	if err != nil {
+		return err
+	}
+	waiting := limiter{every: r.logWindow}
+	options.Wait = true // a shim may be started before everything else
+	options.Hooks = jetstream.ConnHooks{
+		Disconnected: func(err error) { log.Warn("NATS connection lost; the engine's events wait", "error", err) },
+		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
+		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
+		Waiting: func(err error) {
+			waiting.do(func(n uint64) { log.Warn("waiting for a NATS server", "error", err, "times", n) })
+		},
+	}
+	conn, err := jetstream.Connect(ctx, options)
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	defer conn.Close()
+	ns, err := r.join(ctx, conn, log)
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	source, err := events.EngineOf(r.source)
+	if err != nil {
+		return err
+	}
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: source, BlockSize: r.blockSize})
+	if err != nil {
+		return err
+	}
+	watch := &watcher{log: log, cfg: r, decoder: decoder}
+	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats", conn.Server().URL)
+	err = shim.Run(ctx, shim.Config{
+		Engine: r.engine, Listen: r.listen, Replay: r.replay, Topics: []string{r.topic},
+		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
+		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
+		Log:           shim.NewStreamLog(ns, events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}, watch.logFailed),
+		ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(),
+	})
+	if err == nil {
+		log.Info("stopped")
+	}
+	return err
+}
+
+// join waits for the namespace and registers the model in it.
+func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) (*jetstream.Namespace, error) {
+	waiting := limiter{every: r.logWindow}
+	for {
+		ns, err := jetstream.OpenNamespace(ctx, conn, r.namespace)
+		if err == nil {
+			err = ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
+		}
+		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) || errors.Is(err, jetstream.ErrUnavailable)) {
+			return ns, err
+		}
+		waiting.do(func(n uint64) {
+			log.Warn("waiting for an indexer to create the namespace", "namespace", r.namespace, "error", err, "times", n)
+		})
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// ignoreEnd is nil for an error that only says that we were stopped.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// limiter bounds the rate of log lines about one thing.
+type limiter struct {
+	every time.Duration
+	last  atomic.Int64 // nanoseconds
+	count atomic.Uint64
+}
+
+// do calls say, with how often it happened since it was said last, unless that was only just now.
+func (l *limiter) do(say func(times uint64)) {
+	n := l.count.Add(1)
+	now, last := time.Now().UnixNano(), l.last.Load()
+	if now-last >= int64(l.every) && l.last.CompareAndSwap(last, now) {
+		l.count.Add(-n)
+		say(n)
+	}
+}

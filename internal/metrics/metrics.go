@@ -1,0 +1,106 @@
+// Package metrics shows a node's status to Prometheus. Names follow its conventions: base units, _total for what only grows, and
+// labels of bounded number (partitions, models, outcomes), never workers or hashes.
+package metrics
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Statuser tells how a node is doing.
+type Statuser interface {
+	Status(ctx context.Context) (*api.Status, error)
+}
+
+// Queries observes queries as they are answered.
+type Queries struct {
+	duration *prometheus.HistogramVec
+}
+
+// Observe counts one request by its outcome: "ok", or the error's code.
+func (q *Queries) Observe(op, outcome string, took time.Duration) {
+	q.duration.WithLabelValues(op, outcome).Observe(took.Seconds())
+}
+
+// New returns a handler of /metrics for a node, and what its queries are told to.
+func New(node Statuser) (http.Handler, *Queries) {
+	registry := prometheus.NewRegistry()
+	q := &Queries{duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "kvatlas_request_duration_seconds", Help: "Time from a request's arrival at the node's handler to its answer.",
+		Buckets: prometheus.ExponentialBuckets(10e-6, 2.5, 14),
+	}, []string{"operation", "outcome"})}
+	registry.MustRegister(q.duration, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
+}
+
+// collector reads the status at each scrape.
+type collector struct{ node Statuser }
+
+var (
+	ready        = prometheus.NewDesc("kvatlas_ready", "1 once every partition is restored and caught up.", nil, nil)
+	outcomes     = prometheus.NewDesc("kvatlas_log_outcomes_total", "What became of the log's messages, events and blocks since the process started, by outcome.", []string{"outcome"}, nil)
+	holdings     = prometheus.NewDesc("kvatlas_index_blocks", "Blocks held, counted for each rank that holds them, by tier.", []string{"tier"}, nil)
+	distinct     = prometheus.NewDesc("kvatlas_index_distinct_blocks", "Distinct blocks that somebody holds.", nil, nil)
+	indexBytes   = prometheus.NewDesc("kvatlas_index_bytes", "Memory of the index.", nil, nil)
+	modelRanks   = prometheus.NewDesc("kvatlas_model_ranks", "Ranks that the log knows, by model and block size.", []string{"model", "block_size"}, nil)
+	lag          = prometheus.NewDesc("kvatlas_log_lag_messages", "Messages of a partition's log that are not applied yet.", []string{"partition"}, nil)
+	applied      = prometheus.NewDesc("kvatlas_log_applied_sequence", "Last message of a partition's log that is applied.", []string{"partition"}, nil)
+	serving      = prometheus.NewDesc("kvatlas_partition_serving", "1 if a partition is caught up and whole.", []string{"partition"}, nil)
+	snapshotAge  = prometheus.NewDesc("kvatlas_snapshot_age_seconds", "Time since a partition's snapshot was written by this process.", []string{"partition"}, nil)
+	snapshotSize = prometheus.NewDesc("kvatlas_snapshot_bytes", "Size of a partition's snapshot.", []string{"partition"}, nil)
+)
+
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{ready, outcomes, holdings, distinct, indexBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize} {
+		ch <- d
+	}
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	s, err := c.node.Status(ctx)
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(ready, err)
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	yes := func(b bool) float64 {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	gauge(ready, yes(s.Ready))
+	for name, n := range s.Events {
+		ch <- prometheus.MustNewConstMetric(outcomes, prometheus.CounterValue, float64(n), name)
+	}
+	gauge(holdings, float64(s.Index.Blocks.Device), "device")
+	gauge(holdings, float64(s.Index.Blocks.Host), "host")
+	gauge(holdings, float64(s.Index.Blocks.Disk), "disk")
+	gauge(holdings, float64(s.Index.Blocks.External), "external")
+	gauge(distinct, float64(s.Index.Distinct))
+	gauge(indexBytes, float64(s.Index.Bytes))
+	for _, m := range s.Models {
+		gauge(modelRanks, float64(m.Ranks), m.Model, strconv.FormatUint(uint64(m.BlockSize), 10))
+	}
+	for _, p := range s.Partitions {
+		name := strconv.FormatUint(uint64(p.Partition), 10)
+		gauge(lag, float64(p.Lag), name)
+		gauge(applied, float64(p.Seq), name)
+		gauge(serving, yes(p.State == "serving"), name)
+		if !p.SnapshotTime.IsZero() {
+			gauge(snapshotAge, time.Since(p.SnapshotTime).Seconds(), name)
+			gauge(snapshotSize, float64(p.SnapshotSize), name)
+		}
+	}
+}
