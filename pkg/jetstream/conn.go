@@ -61,7 +61,6 @@ type ConnHooks struct {
 // Conn is one connection to NATS that never gives up. Its methods may be called from any goroutine.
 type Conn struct {
 	nc      *nats.Conn
-	js      jetstream.JetStream
 	api     string // "$JS.API." or that of a domain
 	inbox   string
 	level   int // JetStream API level of the server at the time of connecting
@@ -139,14 +138,9 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 		}
 	}
 	if o.Domain != "" {
-		c.js, err = jetstream.NewWithDomain(c.nc, o.Domain)
 		c.api = "$JS." + o.Domain + ".API."
-	} else {
-		c.js, err = jetstream.New(c.nc)
 	}
-	if err == nil {
-		c.level, err = c.apiLevel(ctx)
-	}
+	c.level, err = c.apiLevel(ctx)
 	if err != nil {
 		c.nc.Close()
 		return nil, failed(action, err)

@@ -104,8 +104,10 @@ type ReaderConfig struct {
 	// Watch is how often the stream is looked at for what no message tells; default 3 s.
 	Watch time.Duration
 
-	MaxMessages int // in one update, and asked for ahead; default 2000
-	MaxBytes    int // of the messages held for one update, and asked for ahead; default 8 MiB, at least what one message can have
+	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can have). A reader
+	// holds at most three times as much: what is in Out, what is next, what is on the way.
+	MaxMessages int
+	MaxBytes    int
 }
 
 // Reader reads one partition's stream whole, in order, for ever, over restarts and lost connections. The messages that it sends follow
@@ -127,11 +129,12 @@ type Reader struct {
 	behind   int  // how often in a row the stream ended before pos
 }
 
-// Waits of a reader. Heartbeats tell within two of them that a consumer is gone; idle pulls are renewed at their expiry.
+// Waits of a reader.
 const (
-	readHeartbeat = time.Second
-	readExpiry    = 10 * time.Second
-	regressLooks  = 3 // a leader that was just elected may not have applied all it knows
+	readHeartbeat = time.Second      // how often the server says that a pull is still waiting
+	readSilence   = 3                // so many heartbeats without a sound, and the consumer is taken for gone
+	readExpiry    = 10 * time.Second // of a pull; it is renewed
+	regressLooks  = 3                // a leader that was just elected may not have applied all it knows
 	regressWait   = 250 * time.Millisecond
 )
 
@@ -237,6 +240,8 @@ func (r *Reader) judge(info StreamInfo, applied events.StreamSeq) (Notice, error
 var (
 	errLookAgain = errors.New("what was seen must be looked at again")
 	errDelivery  = errors.New("messages were lost on the way")
+	errEnded     = errors.New("the server ended the consumer")
+	errSilent    = errors.New("no heartbeat from the consumer")
 	errStuck     = errors.New("the consumer is silent and there are messages")
 	errOtherMsg  = errors.New("another message at the position")
 	errHole      = errors.New("sequences are missing in the stream")

@@ -219,7 +219,7 @@ func (s *Service) Stop(ctx context.Context) {
 	}
 	_ = s.micro.Stop() // fails only without a connection, and then nothing can come in
 	// What the server sent before it knew is on the way: after its PONG it is in our queues, after the barrier with accept.
-	if s.c.nc.FlushWithContext(atMost(ctx, s.c.attempt)) == nil {
+	if s.c.flush(ctx) == nil {
 		passed := make(chan struct{})
 		if s.c.nc.Barrier(func() { close(passed) }) == nil {
 			select {
@@ -236,14 +236,15 @@ func (s *Service) Stop(ctx context.Context) {
 	s.workers.Wait()
 	unblock()
 	s.cancel()
-	_ = s.c.nc.FlushWithContext(atMost(ctx, s.c.attempt)) // so that answers leave before the connection is closed
+	_ = s.c.flush(ctx) // so that answers leave before the connection is closed; without one there is nobody to answer
 }
 
-// atMost is a context that ends with ctx or after d, whichever is first. Its timer is left to fire.
-func atMost(ctx context.Context, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	context.AfterFunc(ctx, cancel)
-	return ctx
+// flush returns when the server has all that was sent and all that it sent before is here, or with an error if that does not happen soon.
+func (c *Conn) flush(ctx context.Context) error {
+	if !c.nc.IsConnected() {
+		return errDisconnected
+	}
+	return c.try(ctx, "", c.nc.FlushWithContext)
 }
 
 // Subscribe calls handle with every message on a subject (wildcards allowed) until the returned function is called, which waits for a

@@ -2,12 +2,15 @@ package jetstream
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 
@@ -15,25 +18,25 @@ import (
 )
 
 // session is one consumer: ephemeral, in memory, without acknowledgements, of the whole stream. Its buffer is filled by
-// nats.go's goroutine and emptied by the reader's.
+// nats.go's goroutine and emptied by the reader's, which asks for more (pulls) only when it has handed over what there was.
 //
 // nats.go has an ordered consumer that makes itself anew. It is not used: after a stream was deleted and made again it continues in the new
 // one at the old sequence, and only the reader can know that this is wrong. Here a new consumer means a new session, which begins with
-// a comparison of the stream's epoch.
+// a comparison of the stream's epoch. Its Consume is not used either: with a limit on bytes it now and then forgets to pull, and
+// stands still until heartbeats are missed.
 type session struct {
 	anchor Message // if Seq is not 0: the message with which the session begins, which was read before and must be the same
-
-	max, maxBytes int
-	wake          chan struct{} // has a token when there is something new in the fields below
+	wake   chan struct{}
+	pull   func() error // asks the server for one more lot
 
 	mu      sync.Mutex
-	room    sync.Cond // on mu: the buffer was emptied, or the session has ended
 	next    events.StreamSeq
 	nextDel uint64 // the consumer's own count, of the next delivery
 	buf     []Message
-	bytes   int
+	left    int // messages that the server may still send for what was asked
 	pending uint64
-	passed  bool  // the anchor has been seen
+	passed  bool  // the anchor has been seen, if there is one
+	heard   bool  // something came since the last beat
 	err     error // why the session has ended
 }
 
@@ -59,8 +62,7 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 		r.target, r.targeted = info.Last, true
 	}
 
-	s := &session{next: r.pos.Seq + 1, nextDel: 1, passed: true, max: r.cfg.MaxMessages, maxBytes: r.cfg.MaxBytes, wake: make(chan struct{}, 1)}
-	s.room.L = &s.mu
+	s := &session{next: r.pos.Seq + 1, nextDel: 1, passed: true, wake: make(chan struct{}, 1)}
 	if r.pos.Time != 0 && r.pos.Seq >= info.First {
 		s.anchor, s.next, s.passed = Message{Seq: r.pos.Seq, Time: r.pos.Time}, r.pos.Seq, false
 	}
@@ -76,27 +78,26 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 	return r.pump(ctx, s, lost)
 }
 
-// consume makes the consumer and lets it fill the session's buffer until stop is called. It makes sure that the consumer is on the
+// consume makes the consumer, which fills the session's buffer until stop is called. It makes sure that the consumer is on the
 // stream of info.
 func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop func(), err error) {
 	c := r.ns.c
-	var consumer jetstream.Consumer
-	err = c.try(ctx, c.api+"CONSUMER.CREATE."+r.stream+".", func(ctx context.Context) (err error) {
-		consumer, err = c.js.CreateConsumer(ctx, r.stream, jetstream.ConsumerConfig{
-			Name:              "kvatlas-" + nuid.Next(),
-			DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-			OptStartSeq:       uint64(s.next),
-			AckPolicy:         jetstream.AckNonePolicy,
-			InactiveThreshold: 30 * time.Second, // the server forgets it by itself when we are gone
-			Replicas:          1,
-			MemoryStorage:     true,
-		})
-		return err
-	})
+	name := "kvatlas-" + nuid.Next()
+	create, err := json.Marshal(map[string]any{"stream_name": r.stream, "config": jetstream.ConsumerConfig{
+		Name:              name,
+		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
+		OptStartSeq:       uint64(s.next),
+		AckPolicy:         jetstream.AckNonePolicy,
+		InactiveThreshold: 30 * time.Second, // the server forgets it by itself when we are gone
+		Replicas:          1,
+		MemoryStorage:     true,
+	}})
 	if err != nil {
 		return nil, err
 	}
-	name := consumer.CachedInfo().Name
+	if err := c.callOnce(ctx, "CONSUMER.CREATE."+r.stream+"."+name, create, nil); err != nil {
+		return nil, err
+	}
 	forget := func() {
 		// A courtesy; if it does not arrive the server waits for InactiveThreshold.
 		_ = c.nc.Publish(c.api+"CONSUMER.DELETE."+r.stream+"."+name, nil)
@@ -110,19 +111,31 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 		forget()
 		return nil, err
 	}
-	cc, err := consumer.Consume(s.take,
-		jetstream.PullMaxMessagesWithBytesLimit(r.cfg.MaxMessages, r.cfg.MaxBytes),
-		jetstream.PullHeartbeat(readHeartbeat),
-		jetstream.PullExpiry(readExpiry),
-		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) { s.end(err) }))
+	ask, err := json.Marshal(map[string]any{
+		"batch": r.cfg.MaxMessages, "max_bytes": r.cfg.MaxBytes, "expires": readExpiry, "idle_heartbeat": readHeartbeat,
+	})
 	if err != nil {
 		forget()
 		return nil, err
 	}
+	inbox := c.nc.NewInbox()
+	sub, err := c.nc.Subscribe(inbox, s.take)
+	if err == nil {
+		err = sub.SetPendingLimits(-1, -1) // pulls are the limit
+	}
+	if err != nil {
+		forget()
+		return nil, err
+	}
+	s.pull = func() error {
+		s.mu.Lock()
+		s.left += r.cfg.MaxMessages
+		s.mu.Unlock()
+		return c.nc.PublishRequest(c.api+"CONSUMER.MSG.NEXT."+r.stream+"."+name, inbox, ask)
+	}
 	return func() {
-		s.end(context.Canceled) // wakes a full take
-		cc.Stop()
-		<-cc.Closed()
+		s.end(context.Canceled) // what still comes is not looked at
+		_ = sub.Unsubscribe()   // fails only without a connection
 		forget()
 	}, nil
 }
@@ -131,13 +144,22 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (Notice, error) {
 	tick := time.NewTicker(r.cfg.Watch)
 	defer tick.Stop()
+	beat := time.NewTicker(readHeartbeat)
+	defer beat.Stop()
+	silence := 0
 	looks := make(chan lookResult, 1)
 	looking := false
 	var lastLook events.StreamSeq // where the session was at the last look that found more in the stream
 	for {
-		run, pending, passed, err := s.drain()
+		run, left, pending, passed, err := s.drain()
 		if len(run) > 0 {
 			r.sendMessages(ctx, run, pending)
+		}
+		if err == nil && left <= r.cfg.MaxMessages {
+			if err := s.pull(); err != nil {
+				s.end(err)
+				continue
+			}
 		}
 		if passed && !r.caughtUp && r.pos.Seq >= r.target {
 			r.caughtUp = r.send(ctx, Update{Notice: CaughtUp{Seq: r.target}})
@@ -151,6 +173,12 @@ func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (No
 		case <-lost:
 			s.end(errDisconnected)
 		case <-s.wake:
+		case <-beat.C:
+			if silence++; s.sound() {
+				silence = 0
+			} else if silence >= readSilence {
+				s.end(errSilent)
+			}
 		case <-tick.C:
 			if !looking {
 				looking = true
@@ -236,11 +264,11 @@ func (s *session) end(err error) {
 	if s.err == nil {
 		s.err = err
 	}
-	s.room.Broadcast()
 	s.mu.Unlock()
 	s.nudge()
 }
 
+// nudge makes the reader's goroutine look at the session.
 func (s *session) nudge() {
 	select {
 	case s.wake <- struct{}{}:
@@ -255,30 +283,36 @@ func (s *session) position() events.StreamSeq {
 	return s.next
 }
 
-// drain takes what the buffer has.
-func (s *session) drain() (run []Message, pending uint64, passed bool, err error) {
+// sound reports whether anything came since it was last called.
+func (s *session) sound() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	run, s.buf, s.bytes = s.buf, nil, 0
-	s.room.Broadcast()
-	return run, s.pending, s.passed, s.err
+	heard := s.heard
+	s.heard = false
+	return heard
 }
 
-// take is called by nats.go with one message after the other. It waits while the buffer is full: the server sends no more
-// than was asked for.
-func (s *session) take(msg jetstream.Msg) {
-	d, ok := parseDelivery(msg.Reply())
+// drain takes what the buffer has.
+func (s *session) drain() (run []Message, left int, pending uint64, passed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.err == nil && (len(s.buf) >= s.max || s.bytes >= s.maxBytes) {
-		s.room.Wait()
-	}
+	run, s.buf = s.buf, nil
+	return run, s.left, s.pending, s.passed, s.err
+}
+
+// take is called by nats.go with one message after the other.
+func (s *session) take(msg *nats.Msg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.heard = true
 	if s.err != nil {
 		return
 	}
+	d, ok := parseDelivery(msg.Reply)
 	switch {
 	case !ok:
-		s.err = fmt.Errorf("reply subject %q of a message cannot be read", msg.Reply())
+		s.status(msg)
+		return
 	case d.consumerSeq != s.nextDel:
 		s.err = fmt.Errorf("%w: delivery %d came instead of %d", errDelivery, d.consumerSeq, s.nextDel)
 	case d.streamSeq != s.next:
@@ -292,21 +326,35 @@ func (s *session) take(msg jetstream.Msg) {
 	}
 	s.next++
 	s.nextDel++
+	s.left--
 	s.pending = d.pending
 	if !s.passed {
 		s.passed = true
 		s.nudge()
 		return
 	}
-	data := msg.Data()
 	if s.buf == nil {
-		s.buf = make([]Message, 0, min(s.max, 64+int(min(d.pending, 1<<20))))
+		s.buf = make([]Message, 0, 16+min(s.left, int(min(d.pending, 1<<20))))
 	}
-	s.buf = append(s.buf, Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject(), Data: data})
-	s.bytes += len(data)
+	s.buf = append(s.buf, Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject, Data: msg.Data})
 	if len(s.buf) == 1 {
 		s.nudge()
 	}
+}
+
+// status takes what the server says about a pull (ADR-13): a heartbeat, that it is over (out of time or of bytes) with so many messages not
+// sent, or that the consumer cannot go on. s.mu is held.
+func (s *session) status(msg *nats.Msg) {
+	code, text := msg.Header.Get("Status"), msg.Header.Get("Description")
+	if code == "100" {
+		return
+	}
+	unsent, err := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
+	if err != nil || code != "408" && code != "409" {
+		s.err = fmt.Errorf("%w: %s %s", errEnded, code, text)
+	}
+	s.left -= unsent
+	s.nudge()
 }
 
 // delivery is what a message's reply subject says (ADR-15; nats.go internal/parser):

@@ -1,0 +1,285 @@
+package jetstream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func pair(t testing.TB) (server, client *Conn) {
+	t.Helper()
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	return connect(t, ConnOptions{URLs: []string{s.URL()}}), connect(t, ConnOptions{URLs: []string{s.URL()}})
+}
+
+func serve(t testing.TB, c *Conn, cfg ServiceConfig) *Service {
+	t.Helper()
+	cfg.Name, cfg.Version = "test", "1.2.3"
+	s, err := Serve(c, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Stop(context.Background()) })
+	if _, err := c.Request(ctxFor(t), "$SRV.PING.test", "", nil); err != nil { // the server has our subscriptions
+		t.Fatal(err)
+	}
+	return s
+}
+
+func wantCode(t testing.TB, err error, code int) {
+	t.Helper()
+	var se *ServiceError
+	if !errors.As(err, &se) || se.Code != code || se.Description == "" {
+		t.Fatalf("%v, want code %d", err, code)
+	}
+}
+
+func TestService(t *testing.T) {
+	server, client := pair(t)
+	serve(t, server, ServiceConfig{MaxBody: 1000, Endpoints: []Endpoint{
+		{Name: "echo", Subject: "t.echo", QueueGroup: "q", Handler: func(ctx context.Context, r Request) Response {
+			left := time.Minute
+			if d, ok := ctx.Deadline(); ok {
+				left = time.Until(d)
+			}
+			return Response{ContentType: r.ContentType, Body: fmt.Appendf(nil, "%s %s %v", r.Subject, r.Body, left > 29*time.Second && left < 31*time.Second)}
+		}},
+		{Name: "fail", Subject: "t.fail", Handler: func(context.Context, Request) Response {
+			return Response{ContentType: ContentJSON, Body: []byte(`{"error":"stale"}`), Code: 409, Description: "stale\r\nX: y"}
+		}},
+		{Name: "huge", Subject: "t.huge", Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
+	}})
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	reply, err := client.Request(ctx, "t.echo", ContentMsgpack, []byte("hello"))
+	if err != nil || reply.ContentType != ContentMsgpack || string(reply.Body) != "t.echo hello true" {
+		t.Fatalf("%q %v", reply, err)
+	}
+	if _, err := client.Request(ctx, "t.echo", "", make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.Request(ctx, "t.echo", "", make([]byte, 1001))
+	wantCode(t, err, CodeTooLarge)
+	reply, err = client.Request(ctx, "t.fail", "", nil)
+	wantCode(t, err, 409)
+	if reply.ContentType != ContentJSON || string(reply.Body) != `{"error":"stale"}` || strings.ContainsAny(err.Error(), "\r\n") {
+		t.Fatalf("%q %v", reply, err)
+	}
+	_, err = client.Request(ctx, "t.huge", "", nil)
+	wantCode(t, err, CodeInternal)
+	if _, err := client.Request(ctx, "t.nobody", "", nil); !errors.Is(err, ErrNoResponder) {
+		t.Fatal(err)
+	}
+	if _, err := client.Request(ctx, "t.echo", "", make([]byte, 2<<20)); !errors.Is(err, ErrTooLarge) {
+		t.Fatal(err)
+	}
+	// `nats micro` sees it.
+	info, err := client.Request(ctx, "$SRV.INFO.test", "", nil)
+	if err != nil || !bytes.Contains(info.Body, []byte("t.echo")) || !bytes.Contains(info.Body, []byte("1.2.3")) {
+		t.Fatalf("%s %v", info.Body, err)
+	}
+	// A message to which nobody waits for an answer is no trouble.
+	if err := client.Send("t.echo", ContentJSON, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestServiceBusyAndLate(t *testing.T) {
+	server, client := pair(t)
+	entered, release := make(chan struct{}, 10), make(chan struct{})
+	var busy, expired atomic.Int32
+	serve(t, server, ServiceConfig{
+		Workers: 1, Queue: 1,
+		Hooks: ServiceHooks{Busy: func(string) { busy.Add(1) }, Expired: func(string) { expired.Add(1) }},
+		Endpoints: []Endpoint{{Name: "slow", Subject: "t.slow", Handler: func(ctx context.Context, r Request) Response {
+			entered <- struct{}{}
+			<-release
+			return Response{Body: r.Body}
+		}}},
+	})
+	ctx := ctxFor(t)
+	first := make(chan error, 1)
+	go func() {
+		_, err := client.Request(ctx, "t.slow", "", nil)
+		first <- err
+	}()
+	<-entered // the worker has it
+	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	errs := make(chan error, 5)
+	for range 5 {
+		go func() {
+			_, err := client.Request(short, "t.slow", "", nil)
+			errs <- err
+		}()
+	}
+	queued := 0
+	for range 5 {
+		if err := <-errs; errors.Is(err, ErrTimeout) {
+			queued++
+		} else {
+			wantCode(t, err, CodeBusy)
+		}
+	}
+	if queued != 1 || busy.Load() != 4 {
+		t.Fatalf("%d queued, %d refused, want 1 and 4", queued, busy.Load())
+	}
+	close(release)
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	for expired.Load() == 0 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := client.Request(ctx, "t.slow", "", nil); err != nil {
+		t.Fatal(err)
+	}
+	past, cancel := context.WithDeadline(ctx, time.Now())
+	defer cancel()
+	if _, err := client.Request(past, "t.slow", "", nil); !errors.Is(err, ErrTimeout) {
+		t.Fatal(err)
+	}
+}
+
+// TestServiceDrains: while instances of a queue group come and go, no request is lost.
+func TestServiceDrains(t *testing.T) {
+	server, client := pair(t)
+	ctx := ctxFor(t)
+	var handled atomic.Int64
+	instance := func(c *Conn) *Service {
+		return serve(t, c, ServiceConfig{Queue: 1000, Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo", QueueGroup: "q", Handler: func(_ context.Context, r Request) Response {
+			handled.Add(1)
+			return Response{Body: r.Body}
+		}}}})
+	}
+	current := instance(server)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var asked atomic.Int64
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				n := asked.Add(1)
+				reply, err := client.Request(ctx, "t.echo", "", fmt.Append(nil, n))
+				if err != nil || string(reply.Body) != fmt.Sprint(n) {
+					t.Errorf("request %d: %q %v", n, reply.Body, err)
+					return
+				}
+			}
+		})
+	}
+	for range 20 {
+		next := instance(server)
+		before := asked.Load()
+		for asked.Load() < before+20 && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		current.Stop(ctx)
+		current.Stop(ctx)
+		current = next
+	}
+	close(stop)
+	wg.Wait()
+	if handled.Load() != asked.Load() {
+		t.Errorf("%d asked, %d handled", asked.Load(), handled.Load())
+	}
+}
+
+// TestServiceStopEndsPatience: a handler that does not end sees its context end when the stop has waited long enough.
+func TestServiceStopEndsPatience(t *testing.T) {
+	server, client := pair(t)
+	entered := make(chan struct{})
+	s := serve(t, server, ServiceConfig{Timeout: time.Hour, Endpoints: []Endpoint{{Name: "wait", Subject: "t.wait", Handler: func(ctx context.Context, r Request) Response {
+		close(entered)
+		<-ctx.Done()
+		return Response{Code: 503, Description: "given up"}
+	}}}})
+	done := make(chan error, 1)
+	go func() {
+		_, err := client.Request(ctxFor(t), "t.wait", "", nil)
+		done <- err
+	}()
+	<-entered
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	s.Stop(ctx)
+	wantCode(t, <-done, 503)
+	if _, err := client.Request(ctxFor(t), "t.wait", "", nil); !errors.Is(err, ErrNoResponder) {
+		t.Fatal(err)
+	}
+}
+
+func TestServiceRefusals(t *testing.T) {
+	server, _ := pair(t)
+	handler := func(context.Context, Request) Response { return Response{} }
+	for _, cfg := range []ServiceConfig{
+		{Name: "a b", Version: "1.0.0"},
+		{Name: "a", Version: "one"},
+		{Name: "a", Version: "1.0.0", Endpoints: []Endpoint{{Name: "x y", Subject: "s", Handler: handler}}},
+		{Name: "a", Version: "1.0.0", Endpoints: []Endpoint{{Name: "x", Subject: "a b", Handler: handler}}},
+	} {
+		if s, err := Serve(server, cfg); err == nil {
+			s.Stop(ctxFor(t))
+			t.Errorf("%+v was served", cfg)
+		}
+	}
+}
+
+func TestRequestWhileNobodyThere(t *testing.T) {
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	c := connect(t, ConnOptions{URLs: []string{s.URL()}})
+	svc, err := Serve(c, ServiceConfig{Name: "a", Version: "1.0.0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Stop()
+	if _, err := c.Request(ctxFor(t), "x", "", nil); !errors.Is(err, ErrUnavailable) {
+		t.Fatal(err)
+	}
+	svc.Stop(ctxFor(t)) // nothing to drain to
+}
+
+func TestSubscribe(t *testing.T) {
+	server, client := pair(t)
+	got := make(chan Request, 10)
+	stop, err := server.Subscribe("t.ctl.>", func(r Request) { got <- r })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Send("t.ctl.3", ContentJSON, []byte("again")); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-got; r.Subject != "t.ctl.3" || r.ContentType != ContentJSON || string(r.Body) != "again" {
+		t.Fatal(r)
+	}
+	stop()
+	stop()
+	if err := client.Send("t.ctl.3", "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case r := <-got:
+		t.Fatal(r)
+	case <-time.After(10 * time.Millisecond):
+	}
+	if _, err := server.Subscribe("a b", nil); err == nil {
+		t.Fatal("a bad subject")
+	}
+}
