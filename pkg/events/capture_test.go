@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-func readCapture(t *testing.T, path string, into any) {
+func readCapture(t testing.TB, path string, into any) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -62,23 +62,40 @@ func locals(t testing.TB, blockSize uint32, space Space, tokens []uint32) []Loca
 	return mustHasher(t, blockSize, space, false).Hash(nil, tokens)
 }
 
+// capturePaths are the captures of vLLM's and SGLang's own publishers.
+func capturePaths(t testing.TB) []string {
+	t.Helper()
+	var paths []string
+	for _, engine := range []string{"vllm", "sglang"} {
+		found, err := filepath.Glob("testdata/captures/" + engine + "-[0-9]*.json")
+		if err != nil || len(found) < 6 {
+			t.Fatalf("%d captures of %s, %v", len(found), engine, err)
+		}
+		paths = append(paths, found...)
+	}
+	return paths
+}
+
+// capturedPayloads are the live messages of a capture.
+func capturedPayloads(t testing.TB, path string) (payloads [][]byte) {
+	t.Helper()
+	var capture struct {
+		Live [][]string // topic, sequence, payload
+	}
+	readCapture(t, path, &capture)
+	for _, frames := range capture.Live {
+		payloads = append(payloads, mustHex(t, frames[2]))
+	}
+	return payloads
+}
+
 // Every captured publisher was told to announce the same four messages; versions differ in what fields they have.
 func TestPublisherCaptures(t *testing.T) {
-	var publisher struct {
-		Live [][]string
-	}
-	paths, err := filepath.Glob("testdata/captures/*-*.*.*.json")
-	if err != nil || len(paths) < 15 {
-		t.Fatalf("%d captures, %v", len(paths), err)
-	}
-	for _, path := range paths {
+	for _, path := range capturePaths(t) {
 		name := strings.TrimSuffix(filepath.Base(path), ".json")
 		engine, version, _ := strings.Cut(name, "-")
-		if engine != "vllm" && engine != "sglang" || strings.HasPrefix(version, "cache") {
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
-			readCapture(t, path, &publisher)
+			payloads := capturedPayloads(t, path)
 			e, err := EngineOf(engine)
 			if err != nil {
 				t.Fatal(err)
@@ -129,12 +146,12 @@ func TestPublisherCaptures(t *testing.T) {
 				{3.5, 0, true, []Event{{Kind: Stored, Tier: host, Blocks: []BlockHash{third}, Locals: locals(t, 4, Space{Salt: salt}, count(1, 4))}}},
 				{4.5, 0, true, []Event{{Kind: Cleared, Reason: ReasonEngine}}},
 			}
-			if len(publisher.Live) != len(want) {
-				t.Fatalf("%d messages", len(publisher.Live))
+			if len(payloads) != len(want) {
+				t.Fatalf("%d messages", len(payloads))
 			}
 			d := mustDecoder(t, e, 4)
-			for i, frames := range publisher.Live {
-				if got := decode(t, d, mustHex(t, frames[2])); !reflect.DeepEqual(got, want[i]) {
+			for i, payload := range payloads {
+				if got := decode(t, d, payload); !reflect.DeepEqual(got, want[i]) {
 					t.Errorf("message %d:\n%+v, want\n%+v", i, got, want[i])
 				}
 			}
@@ -273,12 +290,10 @@ func TestCacheCaptures(t *testing.T) {
 }
 
 func TestMockerCapture(t *testing.T) {
-	var capture struct{ Live [][]string }
-	readCapture(t, "testdata/captures/dynamo-mocker-1.6.1.json", &capture)
 	d := mustDecoder(t, VLLM, 16)
 	blocks := 0
-	for _, frames := range capture.Live {
-		for _, e := range decode(t, d, mustHex(t, frames[2])).Events {
+	for _, payload := range capturedPayloads(t, "testdata/captures/dynamo-mocker-1.6.1.json") {
+		for _, e := range decode(t, d, payload).Events {
 			if e.Kind != Stored || e.Tier != Device || len(e.Locals) != len(e.Blocks) {
 				t.Errorf("%+v", e)
 			}

@@ -254,8 +254,7 @@ func (d *Decoder) eventList(r *reader) error {
 
 // event reads one event and takes it or counts why not.
 func (d *Decoder) event(r *reader) {
-	blocks, locals := len(d.blocks), len(d.locals)
-	d.raw = rawEvent{data: r.data, blocks: blocks, skip: taken, skipStored: taken}
+	d.raw = rawEvent{data: r.data, blocks: len(d.blocks), locals: len(d.locals), skip: taken, skipStored: taken}
 	d.tokens = d.tokens[:0]
 	d.readEvent(r)
 	if r.broken {
@@ -263,7 +262,7 @@ func (d *Decoder) event(r *reader) {
 	}
 	if skip := d.take(&d.raw); skip != taken {
 		d.counts[skip]++
-		d.blocks, d.locals = d.blocks[:blocks], d.locals[:locals]
+		d.blocks, d.locals = d.blocks[:d.raw.blocks], d.locals[:d.raw.locals]
 	}
 }
 
@@ -369,7 +368,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	if !s.HasParent {
 		s.Parent = 0
 	}
-	locals := d.locals[len(d.locals)-len(blocks)*btoi(hashed):]
+	locals := d.locals[e.locals:]
 	for len(blocks) > 0 {
 		n := min(len(blocks), MaxBlocksPerEvent)
 		s.Blocks, blocks = blocks[:n:n], blocks[n:]
@@ -383,13 +382,6 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		}
 	}
 	return taken
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // wrongBlockSize tells an edge block, which some engines announce beside whole ones, from an engine whose blocks all have

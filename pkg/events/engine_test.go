@@ -359,6 +359,11 @@ func FuzzDecoder(f *testing.F) {
 		f.Add(pack(f, c.message()), seed%2 == 0)
 	}
 	f.Add(vllmStore(f, true, 3, 2), true)
+	for _, path := range capturePaths(f) {
+		for _, payload := range capturedPayloads(f, path) {
+			f.Add(payload, strings.Contains(path, "sglang"))
+		}
+	}
 	f.Fuzz(func(t *testing.T, payload []byte, sglang bool) {
 		engine := VLLM
 		if sglang {

@@ -108,7 +108,8 @@ type rawEvent struct {
 	skipStored Skip // and if it is a stored event
 	data       []byte
 
-	blocks     int  // where its blocks begin
+	blocks     int // where its names begin, and its local hashes
+	locals     int
 	badNames   bool // there are some that cannot be read
 	parent     BlockHash
 	hasParent  bool

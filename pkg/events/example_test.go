@@ -1,0 +1,87 @@
+package events_test
+
+import (
+	"encoding/hex"
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// A message of vLLM 0.23: two blocks of four tokens are stored.
+func ExampleDecoder() {
+	payload, _ := hex.DecodeString("93cb3ff8000000000000919cab426c6f636b53746f72656492cfdab89baa7b5857c002c0" +
+		"98010203040506070804c0a3475055c092c0c000ae66756c6c5f617474656e74696f6ec000")
+	d, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
+	if err != nil {
+		panic(err)
+	}
+	m, err := d.Decode(payload)
+	if err != nil {
+		panic(err)
+	}
+	for _, e := range m.Events {
+		fmt.Println("stored in", e.Tier)
+		for i, name := range e.Blocks {
+			fmt.Printf("%016x is local %016x\n", name, e.Locals[i])
+		}
+	}
+	// Output:
+	// stored in device
+	// dab89baa7b5857c0 is local cb38e4d7fb2dca5c
+	// 0000000000000002 is local e8d3ec39b907b74c
+}
+
+func ExampleHasher() {
+	h, err := events.NewHasher(4, events.Space{})
+	if err != nil {
+		panic(err)
+	}
+	locals := h.Hash(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}) // the last one fills no block
+	for i, seq := range events.SeqHashes(nil, locals) {
+		fmt.Printf("%016x %016x\n", locals[i], seq)
+	}
+	// Output:
+	// cb38e4d7fb2dca5c cb38e4d7fb2dca5c
+	// e8d3ec39b907b74c 44a2b2379d6d3c3d
+}
+
+func ExampleAppendBatch() {
+	data, err := events.AppendBatch(nil, &events.Batch{
+		Incarnation: 1, FirstID: 7, Model: "llama", BlockSize: 16,
+		Cursor: events.Cursor{Known: true, Seq: 6, Digest: 0xd1},
+		Events: []events.Event{{Kind: events.Removed, Tier: events.Host, Blocks: []events.BlockHash{2}}},
+	})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("%x\n", data)
+	var b events.Batch
+	if err := events.DecodeBatch(data, &b); err != nil {
+		panic(err)
+	}
+	fmt.Println(b.Model, b.LastID(), b.Events[0].Tier, b.Events[0].Blocks)
+	// Output:
+	// 98010107a56c6c616d611094c306ccd100c291980202000000c0c4080200000000000000c0
+	// llama 7 host [2]
+}
+
+// One engine message of 30 events is published in parts, of which the last one alone says that it is whole.
+func ExampleSplitBatches() {
+	whole := events.Batch{Incarnation: 1, FirstID: 101, Model: "llama", BlockSize: 16}
+	for range 30 {
+		whole.Events = append(whole.Events, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: make([]events.BlockHash, 1000)})
+	}
+	before := events.Cursor{Known: true, Seq: 8, Digest: 0x8}
+	after := events.Cursor{Known: true, Seq: 9, Digest: 0x9}
+	parts, err := events.SplitBatches(nil, &whole, []events.Mark{{Events: 0, Cursor: before}, {Events: 30, Cursor: after}}, 100_000)
+	if err != nil {
+		panic(err)
+	}
+	for _, p := range parts {
+		fmt.Printf("%d to %d: message %d whole, %d of the next\n", p.FirstID, p.LastID(), p.Cursor.Seq, p.Cursor.Partial)
+	}
+	// Output:
+	// 101 to 112: message 8 whole, 12 of the next
+	// 113 to 124: message 8 whole, 24 of the next
+	// 125 to 130: message 9 whole, 0 of the next
+}
