@@ -106,6 +106,8 @@ type store struct {
 	wrote   int // chunks of the last snapshot that were not there before
 	bytes   int // of those
 	deleted int
+
+	inlineRanks int // if not 0: the Writer's
 }
 
 func newStore() *store {
@@ -157,6 +159,9 @@ func (s *store) write(t rapid.TB, im *image, seq events.StreamSeq) *Manifest {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if s.inlineRanks != 0 {
+		w.inlineRanks = s.inlineRanks
 	}
 	im.writeTo(t, w)
 	m, ledger, err := w.Close()

@@ -42,48 +42,97 @@ func newBitset(n int) bitset { return make(bitset, (n+63)/64) }
 func (b bitset) has(i uint32) bool { return b[i/64]>>(i%64)&1 != 0 }
 func (b bitset) set(i uint32)      { b[i/64] |= 1 << (i % 64) }
 
-// The policy on room: records that no longer count stay in their chunks until they are too many, and small chunks stay
-// small until there are too many of them. Then such chunks are written anew.
+// The policy on room. Records that no longer count stay in their chunks until they are too many, and small chunks stay until there
+// are too many of them. Then some are written anew, a few at each snapshot that has something to write anyway, so that
+// no snapshot writes much more than what has changed.
 const (
 	deadShare   = 8 // dead records may take an eighth of all bytes of records
-	smallChunk  = MaxChunk / 2
-	smallChunks = 8 // as many chunks may be smaller than smallChunk
+	smallChunks = 8 // so many chunks may be shorter than a quarter of what a chunk should have
+
+	// A chunk of runs has a 64th of all, within bounds, so that writing one anew is cheap.
+	chunkShare = 64
+	minChunk   = 128 << 10
+
+	// A snapshot writes anew at most a 32nd of all (or minChunk), and twice what has changed.
+	anewShare  = 32
+	anewFactor = 2
+
+	// maxWaiting bounds the bytes of runs that a Writer keeps because they may be written anew.
+	maxWaiting = 32 << 20
 )
 
-// condemn chooses which segments are to be written anew.
-func condemn(segments []*segment) map[*segment]bool {
-	chosen := make(map[*segment]bool)
-	total, dead, small := 0, 0, 0
+// chunkSize is how long a chunk of runs gets, if the records of all runs take total bytes.
+func chunkSize(total int) int { return min(maxRaw, max(minChunk, total/chunkShare)) }
+
+// byDead puts the greatest share of dead first.
+func byDead(a, b *segment) int {
+	return cmp.Compare(int64(b.dead())*int64(a.size), int64(a.dead())*int64(b.size))
+}
+
+// bySize puts the smallest first.
+func bySize(a, b *segment) int { return cmp.Compare(a.alive, b.alive) }
+
+// room is what of the segments counts for the policy.
+type room struct {
+	total, dead int // bytes
+	short       int // what is shorter is small
+	small       int // segments
+}
+
+func roomOf(segments []*segment) (r room) {
 	for _, s := range segments {
-		total += s.size
-		dead += s.dead()
-		if s.size < smallChunk {
-			small++
+		r.total += s.size
+		r.dead += s.dead()
+	}
+	r.short = chunkSize(r.total-r.dead) / 4
+	for _, s := range segments {
+		if r.isSmall(s) {
+			r.small++
 		}
 	}
-	if small > smallChunks {
-		for _, s := range segments {
-			if s.size < smallChunk {
-				chosen[s] = true
-				dead -= s.dead()
+	return r
+}
+
+func (r *room) isSmall(s *segment) bool { return s.size < r.short && s.alive > 0 }
+
+func (r *room) tooManySmall() bool { return r.small > smallChunks }
+func (r *room) tooManyDead() bool  { return r.dead*deadShare > r.total }
+
+// candidates says, before a snapshot, which segments may be written anew.
+func candidates(segments []*segment) (chosen []*segment) {
+	r := roomOf(segments)
+	order, size := slices.Clone(segments), 0
+	slices.SortStableFunc(order, byDead)
+	for _, s := range order {
+		if small := r.isSmall(s) && r.tooManySmall(); small || r.tooManyDead() && s.dead() > 0 && size+s.alive <= maxWaiting {
+			chosen = append(chosen, s)
+			size += s.alive
+		}
+	}
+	return chosen
+}
+
+// condemn chooses, at the end of a snapshot that has news bytes to write, which candidates are written anew.
+func condemn(segments []*segment, news int, candidate func(*segment) bool) (chosen []*segment) {
+	r := roomOf(segments)
+	budget := max(minChunk, (r.total-r.dead)/anewShare) + anewFactor*news
+	choose := func(order func(a, b *segment) int, needed func(s *segment) bool) {
+		list := slices.Clone(segments)
+		slices.SortStableFunc(list, order)
+		for _, s := range list {
+			if !needed(s) || s.alive == 0 || s.alive > budget || !candidate(s) || slices.Contains(chosen, s) {
+				continue
+			}
+			chosen = append(chosen, s)
+			budget -= s.alive
+			r.dead -= s.dead()
+			r.total -= s.dead()
+			if r.isSmall(s) {
+				r.small--
 			}
 		}
 	}
-	if dead*deadShare <= total {
-		return chosen
-	}
-	order := slices.Clone(segments)
-	slices.SortStableFunc(order, func(a, b *segment) int { // the greatest dead share first
-		return cmp.Compare(int64(b.dead())*int64(a.size), int64(a.dead())*int64(b.size))
-	})
-	for _, s := range order {
-		if dead*deadShare <= total {
-			break
-		}
-		if !chosen[s] {
-			chosen[s] = true
-			dead -= s.dead()
-		}
-	}
+	choose(bySize, func(s *segment) bool { return r.isSmall(s) && r.tooManySmall() })
+	choose(byDead, func(s *segment) bool { return s.dead() > 0 && r.tooManyDead() })
 	return chosen
 }

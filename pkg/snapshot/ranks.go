@@ -32,8 +32,8 @@ func checkRanks(ranks []RankState) error {
 	return nil
 }
 
-// sealRanks puts a table that is too long for the manifest into chunks, and reports true if it is not.
-func sealRanks(ranks []RankState, put func(data []byte, from *RankName) error) (inline bool, err error) {
+// sealRanks puts a table of more than limit bytes into chunks of about so many, and reports true if it is shorter.
+func sealRanks(ranks []RankState, limit int, put func(data []byte, from *RankName) error) (inline bool, err error) {
 	encoded := make([][]byte, len(ranks))
 	size := 0
 	for i := range ranks {
@@ -42,7 +42,7 @@ func sealRanks(ranks []RankState, put func(data []byte, from *RankName) error) (
 		}
 		size += len(encoded[i]) + 4
 	}
-	if size <= maxInlineRanks {
+	if size <= limit {
 		return true, nil
 	}
 	var b []byte
@@ -52,7 +52,7 @@ func sealRanks(ranks []RankState, put func(data []byte, from *RankName) error) (
 		return put(seal(KindRanks, append(b, ']'), nil), &from)
 	}
 	for i, e := range encoded {
-		if len(b) > 0 && len(b)+len(e)+1 > maxInlineRanks {
+		if len(b) > 0 && len(b)+len(e)+1 > limit {
 			if err := flush(); err != nil {
 				return false, err
 			}

@@ -65,8 +65,8 @@ func (s *sections) hold(run events.RunID, n uint32, h *events.Holding) {
 	for continues := false; h != nil; continues = true {
 		s.fields, s.words, h = appendHolding(s.fields, s.words, h, run, s.before, n, continues)
 		s.before = run
+		s.cutIfFull()
 	}
-	s.cutIfFull()
 }
 
 func (s section) size() int {

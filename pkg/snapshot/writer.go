@@ -28,8 +28,8 @@ type Config struct {
 	Ranks []RankState
 }
 
-// Writer turns an image into chunks and a manifest. Give it every run and every rank, in any order, but in the same order
-// each time, as that is the order in which things are written. It is for one goroutine. After an error it is of no use.
+// Writer turns an image into chunks and a manifest. Give it every run and every rank, in any order, but in the same order each
+// time: things are written in that order. It is for one goroutine. After an error it is of no use.
 type Writer struct {
 	cfg  Config
 	plan *WritePlan
@@ -41,33 +41,24 @@ type Writer struct {
 	holdings, states []*sections // by position in cfg.Ranks
 	hasState         []bool
 
-	// Runs that are as they were stay in their segment, unless it was condemned. A condemned segment goes only if this
-	// snapshot differs from the one before; until that is known, its runs wait in held.
-	old       *Ledger
-	kept      map[*segment]*segment // the old ledger's segments, and what is left of them
-	condemned map[*segment]bool
-	waiting   []waiting
-	waits     int // bytes
-	changed   bool
+	// Runs that are as they were stay in their segment. Those of segments that could be written anew wait, until Close
+	// chooses some.
+	old     *Ledger
+	kept    map[*segment]*segment // the old ledger's segments, and what is left of them
+	waiting map[*segment][]record // by segment in kept
 
 	places map[events.RunID]place
 	fresh  []*segment
+	before int // bytes of records that counted in the snapshot before
+	news   int // bytes of records of runs that are new or changed
 	open   openSegment
 	record record
-	sorted []*events.Holding
+
+	inlineRanks int // maxInlineRanks, but in tests
+	sorted      []*events.Holding
 
 	counts Counts
 }
-
-// waiting is a run of a condemned segment.
-type waiting struct {
-	record  record
-	segment *segment // in kept
-	at      uint32   // position there
-}
-
-// maxWaiting bounds the bytes of runs that wait.
-const maxWaiting = 8 << 20
 
 // openSegment is the chunk of runs being filled.
 type openSegment struct {
@@ -80,8 +71,8 @@ type openSegment struct {
 // or read that; nil is right but writes every run anew. Each finished chunk that the bucket does not have is handed to
 // emit, which owns the bytes from then on; an error of emit ends the snapshot.
 func NewWriter(cfg Config, plan *WritePlan, ledger *Ledger, emit func(key string, data []byte) error) (*Writer, error) {
-	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: ledger, have: plan.have(), kept: make(map[*segment]*segment),
-		places: make(map[events.RunID]place), hasState: make([]bool, len(cfg.Ranks))}
+	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: ledger, have: plan.have(), kept: make(map[*segment]*segment), waiting: make(map[*segment][]record),
+		places: make(map[events.RunID]place), hasState: make([]bool, len(cfg.Ranks)), inlineRanks: maxInlineRanks}
 	for _, s := range []string{cfg.Namespace, cfg.Stream, cfg.Writer} {
 		if !utf8.ValidString(s) || len(s) > maxName {
 			return nil, fmt.Errorf("%w: %q as a name", ErrImage, s)
@@ -109,9 +100,12 @@ func NewWriter(cfg Config, plan *WritePlan, ledger *Ledger, emit func(key string
 			continue // not in the bucket any more, or not whole
 		}
 		usable = append(usable, s)
+		w.before += s.alive
 		w.kept[s] = &segment{refs: s.refs, records: s.records, size: s.size, live: newBitset(s.records)}
 	}
-	w.condemned = condemn(usable)
+	for _, s := range candidates(usable) {
+		w.waiting[w.kept[s]] = []record{}
+	}
 	return w, nil
 }
 
@@ -176,57 +170,31 @@ func compareHoldings(a, b *events.Holding) int {
 // add writes a run's record, or finds that it need not be written.
 func (w *Writer) add(rec *record) error {
 	p, ok := w.old.places[rec.id]
-	if now := w.kept[p.segment]; ok && now != nil && p.sum == rec.sum {
-		switch {
-		case !w.condemned[p.segment]:
-			now.live.set(p.at)
-			now.alive += int(p.size)
-			w.places[rec.id] = place{now, p.at, p.blocks, p.size, p.sum}
-			return nil
-		case !w.changed:
-			return w.wait(rec, p, now)
-		}
-	} else if err := w.change(); err != nil {
-		return err
+	now := w.kept[p.segment]
+	if !ok || now == nil || p.sum != rec.sum {
+		w.news += rec.size()
+		return w.append(rec)
 	}
-	return w.append(rec)
+	w.stay(rec.id, p, now)
+	if list, waits := w.waiting[now]; waits {
+		own := *rec
+		own.fields, own.words = slices.Clone(rec.fields), slices.Clone(rec.words)
+		w.waiting[now] = append(list, own)
+	}
+	return nil
 }
 
-// wait keeps a run of a condemned segment until something is known to have changed.
-func (w *Writer) wait(rec *record, p place, now *segment) error {
+// stay notes that a run is where it was.
+func (w *Writer) stay(id events.RunID, p place, now *segment) {
 	now.live.set(p.at)
 	now.alive += int(p.size)
-	w.places[rec.id] = place{now, p.at, p.blocks, p.size, p.sum}
-	if w.waits += rec.size(); w.waits > maxWaiting {
-		// Too much to hold: let the segments be, this time.
-		w.waiting, w.condemned = nil, nil
-		return nil
-	}
-	held := *rec
-	held.fields, held.words = slices.Clone(rec.fields), slices.Clone(rec.words)
-	w.waiting = append(w.waiting, waiting{held, now, p.at})
-	return nil
-}
-
-// change notes that this snapshot differs from the one before, and writes what waited for that.
-func (w *Writer) change() error {
-	if w.changed {
-		return nil
-	}
-	w.changed = true
-	for i := range w.waiting {
-		if err := w.append(&w.waiting[i].record); err != nil {
-			return err
-		}
-	}
-	w.waiting = nil
-	return nil
+	w.places[id] = place{now, p.at, p.blocks, p.size, p.sum}
 }
 
 // append puts a record into the open chunk.
 func (w *Writer) append(rec *record) error {
 	o := &w.open
-	if o.segment != nil && len(o.fields)+len(o.words)+rec.size() > maxRaw {
+	if o.segment != nil && len(o.fields)+len(o.words)+rec.size() > chunkSize(w.before+w.news) {
 		if err := w.closeSegment(); err != nil {
 			return err
 		}
@@ -269,15 +237,9 @@ func (w *Writer) longRun(r *events.Run) error {
 	for from := 0; from < n; from += pieceBlocks {
 		rec.encodePiece(r, from, min(from+pieceBlocks, n))
 	}
-	if p, ok := w.old.places[r.ID]; ok && p.sum == rec.sum && w.kept[p.segment] != nil && !w.condemned[p.segment] {
-		now := w.kept[p.segment]
-		now.live.set(0)
-		now.alive = now.size
-		w.places[r.ID] = place{now, 0, p.blocks, p.size, p.sum}
+	if p, ok := w.old.places[r.ID]; ok && p.sum == rec.sum && w.kept[p.segment] != nil {
+		w.stay(r.ID, p, w.kept[p.segment])
 		return nil
-	}
-	if err := w.change(); err != nil {
-		return err
 	}
 	s := &segment{records: 1, live: bitset{1}}
 	for from := 0; from < n; from += pieceBlocks {
@@ -291,6 +253,7 @@ func (w *Writer) longRun(r *events.Run) error {
 		s.refs = append(s.refs, ref)
 	}
 	s.alive = s.size
+	w.news += s.size
 	w.fresh = append(w.fresh, s)
 	w.places[r.ID] = place{s, 0, uint32(n), uint32(s.size), rec.sum}
 	return nil
@@ -356,19 +319,31 @@ func (w *Writer) Close() (*Manifest, *Ledger, error) {
 
 // closeRuns ends the chunks of runs and decides which of the old ones stay.
 func (w *Writer) closeRuns() (segments []*segment, err error) {
-	for s, now := range w.kept {
-		if now.alive != s.alive && !w.changed {
-			if err := w.change(); err != nil {
-				return nil, err
+	changed := w.news > 0
+	var stay []*segment
+	for _, s := range w.old.segments {
+		if now := w.kept[s]; now != nil {
+			changed = changed || now.alive != s.alive
+			stay = append(stay, now)
+		}
+	}
+	gone := make(map[*segment]bool)
+	if changed {
+		for _, s := range condemn(stay, w.news, func(s *segment) bool { return w.waiting[s] != nil }) {
+			gone[s] = true
+			for i := range w.waiting[s] {
+				if err := w.append(&w.waiting[s][i]); err != nil {
+					return nil, err
+				}
 			}
 		}
 	}
 	if err := w.closeSegment(); err != nil {
 		return nil, err
 	}
-	for _, s := range w.old.segments {
-		if now := w.kept[s]; now != nil && now.alive > 0 && !(w.changed && w.condemned[s]) {
-			segments = append(segments, now)
+	for _, s := range stay {
+		if s.alive > 0 && !gone[s] {
+			segments = append(segments, s)
 		}
 	}
 	return append(segments, w.fresh...), nil
@@ -430,7 +405,7 @@ func (w *Writer) manifest() (*Manifest, error) {
 	m := &Manifest{Format: Version, Namespace: w.cfg.Namespace, Partition: w.plan.Partition, Generation: w.plan.Generation,
 		Stream: w.cfg.Stream, Epoch: w.cfg.Epoch, Seq: w.cfg.Seq, SeqTime: w.cfg.SeqTime, Created: w.cfg.Created, Writer: w.cfg.Writer,
 		Spaces: slices.Clone(w.cfg.Spaces), Previous: w.plan.previous()}
-	inline, err := sealRanks(ranks, func(data []byte, from *RankName) error {
+	inline, err := sealRanks(ranks, w.inlineRanks, func(data []byte, from *RankName) error {
 		ref, err := w.put(KindRanks, data)
 		ref.From = from
 		w.refs[KindRanks] = append(w.refs[KindRanks], ref)

@@ -1,0 +1,200 @@
+package snapshot
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+var writeGolden = flag.Bool("snapshot.golden", false, "write testdata for this version of the format")
+
+// goldenImage has some of everything. What was written of it in version 1 lies in testdata/v1: do not change it, add another.
+func goldenImage() *image {
+	locals := func(salt uint64, n int) (l []events.LocalHash) {
+		for i := range n {
+			l = append(l, events.LocalHash(mix(salt+uint64(i))))
+		}
+		return l
+	}
+	names := func(salt uint64, n int, dead ...int) (l []events.BlockHash) {
+		for i := range n {
+			name := events.BlockHash(mix(salt ^ uint64(i)<<32))
+			if slices.Contains(dead, i) {
+				name = 0
+			}
+			l = append(l, name)
+		}
+		return l
+	}
+	return &image{
+		ranks: []RankState{
+			{Instance: "worker-b", Model: "llama", BlockSize: 16, Incarnation: 1763712000000000001, LastID: 99, LastSeen: 1763712001000, Stored: 1000, Removed: 1,
+				Cursor: CursorOf(events.Cursor{Known: true, Seq: 1 << 60, Digest: 0xfedcba9876543210, Partial: 3}), Checksum: 0x123},
+			{Instance: "worker-a", Rank: 1, Model: "llama", BlockSize: 16, Closed: true},
+			{Instance: "worker-a", Rank: 0, Model: "llama", BlockSize: 32, Refused: "block size 32, the model has 16"},
+			{Instance: "\xff odd", Model: "q\"w\x80"},
+		},
+		runs: []events.Run{
+			{ID: 0, Space: 1, Parent: events.NoRun, Locals: locals(1, 100), Names: names(1, 100), Holdings: []events.Holding{
+				{Rank: 0, Tier: events.Device, Lead: 100, Copies: []events.BlockCount{{Block: 0, Count: 2}, {Block: 99, Count: 1 << 31}}},
+				{Rank: 1, Tier: events.Device, Lead: 3, Bits: []uint64{0xfffffffffffffe00, 0xfffffffff}},
+				{Rank: 1, Tier: events.Disk, Group: 2, Bits: []uint64{0, 1 << 7}, Names: []events.BlockName{{Block: 71, Name: 5}}},
+				{Rank: 3, Tier: events.External, Bits: []uint64{0xaaaaaaaaaaaaaaaa, 0x555555555}, Also: []events.NamedCount{{Block: 1, Name: 2, Count: 3}, {Block: 1, Name: 3, Count: 1}}},
+			}},
+			{ID: 70000, Space: 1, Parent: 0, Offset: 64, Locals: locals(2, 9), Names: names(2, 9, 0, 8), Holdings: []events.Holding{
+				{Rank: 0, Tier: events.Host, Lead: 0, Bits: []uint64{0xfe}}}},
+			{ID: 5, Space: 2, Parent: 70000, Offset: 9, Locals: locals(3, 2), Names: names(3, 2, 0, 1)},
+			{ID: 6, Space: 2, Parent: events.NoRun, Locals: locals(4, 1), Names: names(4, 1)},
+		},
+		states: []events.RankImage{
+			{Clock: 1763712000123, Groups: []events.GroupKind{{Group: 0, Kind: events.AttentionFull}, {Group: 3, Kind: events.AttentionMamba}},
+				Parked: []events.Parked{{Since: 1763712000000, Cancelled: []uint32{1}, Event: events.Event{Kind: events.Stored, Tier: events.Host, Group: 3,
+					HasParent: true, Parent: 77, Blocks: []events.BlockHash{1, 2}, Locals: []events.LocalHash{3, 4}}}},
+				Remembered: []events.Remembered{{Name: 8, Run: 70000, Block: 8, Since: 1763712000001}, {Name: 9, Run: 0, Block: 7, Since: 1763712000000}},
+				Sets:       []events.GroupSet{{Tier: events.Device, Group: 3, Blocks: []events.BlockHash{10, 11}, Counts: []uint32{1, 2}}}},
+			{}, {}, {},
+		},
+	}
+}
+
+// goldenStore is what the golden image gives after a first snapshot of something else.
+func goldenStore(t *testing.T, inlineRanks int) *store {
+	s := newStore()
+	s.inlineRanks = inlineRanks
+	before := goldenImage()
+	before.runs[3].Locals[0]++
+	before.runs = append(before.runs, events.Run{ID: 7, Parent: events.NoRun, Locals: []events.LocalHash{1}, Names: []events.BlockHash{1}})
+	s.write(t, before, 41)
+	s.write(t, goldenImage(), 42)
+	return s
+}
+
+// Every version ever written can be read.
+func TestOldVersions(t *testing.T) {
+	for dir, inlineRanks := range map[string]int{"v1": 0, "v1-ranks-apart": 500} {
+		path := filepath.Join("testdata", dir)
+		if *writeGolden {
+			if err := os.MkdirAll(path, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			for k, v := range goldenStore(t, inlineRanks).values {
+				if err := os.WriteFile(filepath.Join(path, k), v, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		s := newStore()
+		files, err := os.ReadDir(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds := map[Kind]bool{}
+		for _, f := range files {
+			if s.values[f.Name()], err = os.ReadFile(filepath.Join(path, f.Name())); err != nil {
+				t.Fatal(err)
+			}
+		}
+		choice := Choose(s.bucket(), s.log)
+		if len(choice.Usable) != 2 || choice.Rejected != nil {
+			t.Fatalf("%s: %+v", dir, choice)
+		}
+		for _, ref := range choice.Usable[0].Chunks {
+			kinds[ref.Kind] = true
+		}
+		if kinds[KindRanks] != (inlineRanks > 0) || !kinds[KindDead] || !kinds[KindHoldings] || !kinds[KindRuns] || !kinds[KindState] {
+			t.Errorf("%s has the kinds %v", dir, kinds)
+		}
+		got, _ := s.read(t)
+		if got.text() != goldenImage().text() {
+			t.Errorf("%s: want\n%s\ngot\n%s", dir, goldenImage().text(), got.text())
+		}
+	}
+}
+
+// This build makes the chunks that it has always made, as long as zstd packs alike. If one day it does not, the old files stay,
+// and the new ones go to another directory beside them. Fields may be added to the manifest.
+func TestBytesAreTheSame(t *testing.T) {
+	for dir, inlineRanks := range map[string]int{"v1": 0, "v1-ranks-apart": 500} {
+		for k, v := range goldenStore(t, inlineRanks).values {
+			if key, _ := ParseKey(k); key.Type != ChunkKey {
+				continue
+			}
+			want, err := os.ReadFile(filepath.Join("testdata", dir, k))
+			if err != nil || string(v) != string(want) {
+				t.Errorf("%s: %s is written otherwise: %v", dir, k, err)
+			}
+		}
+	}
+}
+
+// No byte of a snapshot can change unseen: the reader fails, and then reads the older generation.
+func TestEveryByteCounts(t *testing.T) {
+	s := goldenStore(t, 500)
+	want := goldenImage().text()
+	whole, _ := s.read(t)
+	if whole.text() != want {
+		t.Fatal("not read back even if nothing is wrong")
+	}
+	older := map[string]bool{} // what only the older generation needs
+	newest := Choose(s.bucket(), s.log).Usable[0]
+	for k := range s.values {
+		older[k] = k != ManifestKey(3) && !slices.ContainsFunc(newest.Chunks, func(c ChunkRef) bool { return c.Key == k })
+	}
+	read := func() error {
+		choice := Choose(s.bucket(), s.log)
+		if choice.Usable[0].Generation != newest.Generation {
+			return choice.Rejected[0].Err
+		}
+		_, err := Read(choice.Usable[0], s.fetch, func([]RankState) (Sink, error) { return new(image), nil })
+		return err
+	}
+	for k, v := range s.values {
+		if older[k] {
+			continue
+		}
+		for i := range v {
+			bad := slices.Clone(v)
+			s.values[k] = bad
+			bad[i] ^= 1 << (i % 8)
+			if err := read(); !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("%s, byte %d: %v", k, i, err)
+			}
+			if key, _ := ParseKey(k); key.Type == ChunkKey {
+				// The checksum inside sees it as well, without the manifest.
+				for flip := range 256 {
+					bad[i] = v[i] ^ byte(flip)
+					if _, err := open(bad, new(scratch)); (flip != 0) != errors.Is(err, ErrCorrupt) {
+						t.Fatalf("%s alone, byte %d flipped by %#x: %v", k, i, flip, err)
+					}
+				}
+			}
+		}
+		for _, n := range []int{0, 1, len(v) / 2, len(v) - 1} {
+			s.values[k] = v[:n]
+			if err := read(); !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("%s cut to %d bytes: %v", k, n, err)
+			}
+		}
+		delete(s.values, k)
+		if k != ManifestKey(3) {
+			if c := Choose(s.bucket(), s.log); len(c.Rejected) == 0 || c.Rejected[0].Generation != newest.Generation || c.Rejected[0].Reason != MissingChunk {
+				t.Fatalf("without %s: %+v", k, c.Rejected)
+			}
+		}
+		s.values[k] = v
+	}
+}
+
+// A chunk of a later version says so, whatever it is like inside.
+func TestFutureChunk(t *testing.T) {
+	data := seal(KindRuns, []byte{1, 2, 3}, nil)
+	data[4] = 9
+	if _, err := open(resum(data), new(scratch)); !errors.Is(err, ErrVersion) {
+		t.Error(err)
+	}
+}
