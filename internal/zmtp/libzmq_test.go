@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ type libzmq struct {
 	cmd      *exec.Cmd
 	in       io.WriteCloser
 	out      *bufio.Reader
+	killOnce sync.Once
 	Endpoint string
 }
 
@@ -56,8 +58,10 @@ func startLibzmq(t testing.TB, kind string, o opts) *libzmq {
 }
 
 func (p *libzmq) kill() {
-	p.cmd.Process.Kill()
-	p.cmd.Wait()
+	p.killOnce.Do(func() {
+		p.cmd.Process.Kill()
+		p.cmd.Wait()
+	})
 }
 
 // tell gives a command; its answer is to be fetched.
@@ -99,6 +103,30 @@ func (p *libzmq) do(op string, args opts) {
 }
 
 func number(m [][]byte) uint64 { return binary.BigEndian.Uint64(m[len(m)-1]) }
+
+// sendUntilHeard publishes a number again and again until s yields something: a publisher that does not tell who
+// subscribed cannot be waited for.
+func (p *libzmq) sendUntilHeard(n int, s *Sub, check func(Message)) {
+	p.t.Helper()
+	ctx := within(p.t)
+	got := make(chan Message, 1)
+	go func() {
+		m, err := s.Recv(ctx)
+		if err != nil {
+			m = Message{Kind: Closed, Err: err}
+		}
+		got <- m
+	}()
+	for {
+		p.do("burst", opts{"n": 1, "first": n, "size": 8})
+		select {
+		case m := <-got:
+			check(m)
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
 
 const anyPort = "tcp://127.0.0.1:*"
 
@@ -176,6 +204,28 @@ func TestLibzmqPublisherKilledAndRestarted(t *testing.T) {
 	}
 }
 
+// A frame beyond the bound ends the connection; the next one brings what comes after.
+func TestLibzmqOversize(t *testing.T) {
+	p := startLibzmq(t, "XPUB", opts{"bind": anyPort})
+	cfg := quick()
+	cfg.MaxMessage = 10_000
+	s := mustSub(t, p.Endpoint, cfg, "")
+	next(t, s, Opened)
+	p.do("subscribed", opts{"n": 1})
+	p.do("burst", opts{"n": 1, "first": 0, "size": 10_000})
+	next(t, s, Data)
+	p.do("burst", opts{"n": 1, "first": 1, "size": 10_001})
+	if m := next(t, s, Closed); !errors.Is(m.Err, ErrTooLarge) {
+		t.Errorf("closed with %v", m.Err)
+	}
+	next(t, s, Opened)
+	p.sendUntilHeard(2, s, func(m Message) {
+		if m.Kind != Data || number(m.Frames) != 2 {
+			t.Errorf("got %v %v", m.Kind, m.Err)
+		}
+	})
+}
+
 // A plain PUB that dials in to our listening SUB, as some engines do.
 func TestLibzmqPublisherDialsIn(t *testing.T) {
 	s, err := ListenSub(context.Background(), "tcp://*:0", []string{""}, Config{})
@@ -196,23 +246,11 @@ func TestLibzmqPublisherDialsIn(t *testing.T) {
 			t.Errorf("got %d of %v", number(m.Frames), m.Peer)
 		}
 	}
-	// A PUB does not tell who subscribed: it sends until something arrives.
-	got := make(chan Message, 1)
-	go func() {
-		m, _ := s.Recv(within(t))
-		got <- m
-	}()
-	for done := false; !done; {
-		b.do("burst", opts{"n": 1, "first": 7, "size": 8})
-		select {
-		case m := <-got:
-			if m.Kind != Data || number(m.Frames) != 7 || m.Peer.Conn != 2 {
-				t.Errorf("got %v", m)
-			}
-			done = true
-		case <-time.After(time.Millisecond):
+	b.sendUntilHeard(7, s, func(m Message) {
+		if m.Kind != Data || number(m.Frames) != 7 || m.Peer.Conn != 2 {
+			t.Errorf("got %v", m)
 		}
-	}
+	})
 }
 
 // Heartbeats from both sides, faster than any message: neither side gives the other up, also while our queue is full.

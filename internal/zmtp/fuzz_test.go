@@ -1,0 +1,211 @@
+package zmtp
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+)
+
+// naiveRead is the reader's twin: it has all the bytes at hand and knows nothing of streams. It returns what is
+// complete, and whether what follows breaks the protocol rather than just ends.
+func naiveRead(b []byte, maxBytes, maxFrames int) (items []item, broken bool) {
+	var parts [][]byte
+	total := 0
+	for len(b) > 0 {
+		flags := b[0]
+		if flags > 7 {
+			return items, true
+		}
+		b = b[1:]
+		var size uint64
+		if flags&flagLong != 0 {
+			if len(b) < 8 {
+				return items, false
+			}
+			size, b = binary.BigEndian.Uint64(b), b[8:]
+		} else {
+			if len(b) < 1 {
+				return items, false
+			}
+			size, b = uint64(b[0]), b[1:]
+		}
+		if flags&flagCommand != 0 {
+			if flags&flagMore != 0 || size > maxCommand {
+				return items, true
+			}
+			if uint64(len(b)) < size {
+				return items, false
+			}
+			body := b[:size]
+			b = b[size:]
+			if size == 0 || body[0] == 0 || int(body[0]) >= len(body) {
+				return items, true
+			}
+			n := 1 + int(body[0])
+			items = append(items, item{name: string(body[1:n]), data: body[n:]})
+			continue
+		}
+		if size > uint64(maxBytes-total) || len(parts) == maxFrames {
+			return items, true
+		}
+		if uint64(len(b)) < size {
+			return items, false
+		}
+		parts = append(parts, b[:size])
+		total += int(size)
+		b = b[size:]
+		if flags&flagMore == 0 {
+			items = append(items, item{frames: parts})
+			parts, total = nil, 0
+		}
+	}
+	return items, false
+}
+
+func checkReader(t *testing.T, b []byte, stream io.Reader) {
+	t.Helper()
+	const maxBytes, maxFrames = 3000, 5
+	want, broken := naiveRead(b, maxBytes, maxFrames)
+	r := &reader{r: bufio.NewReaderSize(stream, 16), maxBytes: maxBytes, maxFrames: maxFrames}
+	var got []item
+	for {
+		it, err := r.read()
+		if err != nil {
+			ended := err == io.EOF || err == io.ErrUnexpectedEOF
+			if ended == broken || !ended && !errors.Is(err, ErrProtocol) {
+				t.Fatalf("ended with %v, broken is %v", err, broken)
+			}
+			break
+		}
+		it.data = bytes.Clone(it.data) // valid until the next read
+		got = append(got, it)
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%d items, want %d", len(got), len(want))
+	}
+	for i := range got {
+		if got[i].name != want[i].name || !bytes.Equal(got[i].data, want[i].data) || !equal(got[i].frames, want[i].frames) {
+			t.Fatalf("item %d: %q, want %q", i, got[i], want[i])
+		}
+	}
+	if cap(r.head) > keepScratch+growStep || cap(r.cmd) > maxCommand+growStep {
+		t.Fatalf("scratch memory of %d and %d bytes", cap(r.head), cap(r.cmd))
+	}
+}
+
+func FuzzReader(f *testing.F) {
+	for _, b := range [][]byte{
+		encode(frames("topic", "12345678", strings.Repeat("x", 300))),
+		slicesConcat([]byte{1, 1, 'a'}, appendCommand(nil, "PING", []byte("\x00\x01ctx")), []byte{0, 0}),
+		{2, 0, 0, 0, 0, 0, 0, 0, 1, 'x'},
+		{2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
+		{3, 0, 0, 0, 0, 0, 0, 0x0b, 0xb8},
+		{4, 0}, {4, 1, 0}, {4, 1, 1}, {5, 2, 1, 'a'}, {8, 0}, {0}, {2, 0, 0},
+		bytes.Repeat([]byte{1, 0}, 6),
+	} {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		checkReader(t, b, bytes.NewReader(b))
+		checkReader(t, b, iotest.OneByteReader(bytes.NewReader(b)))
+	})
+}
+
+// A size that is promised and not sent costs no memory.
+func TestReaderTakesMemoryAsBytesArrive(t *testing.T) {
+	head := binary.BigEndian.AppendUint64([]byte{flagLong}, 1<<40)
+	for _, body := range []int{0, 10, growStep + 10} {
+		r := &reader{r: bufio.NewReader(bytes.NewReader(append(head[:9:9], make([]byte, body)...))), maxBytes: 1 << 41, maxFrames: 1}
+		if n := testing.AllocsPerRun(1, func() {
+			if _, err := r.read(); err == nil {
+				t.Error("a frame of a terabyte")
+			}
+		}); n > 10 {
+			t.Errorf("%v allocations", n)
+		}
+	}
+	big := bytes.Repeat([]byte("0123456789"), 1<<20)
+	r := &reader{r: bufio.NewReader(bytes.NewReader(encode([][]byte{big, big[:70000], big}))), maxBytes: 1 << 30, maxFrames: 3}
+	it, err := r.read()
+	if err != nil || !equal(it.frames, [][]byte{big, big[:70000], big}) {
+		t.Errorf("a big message: %d frames, %v", len(it.frames), err)
+	}
+	if r.head != nil {
+		t.Errorf("%d bytes of scratch are kept after it", cap(r.head))
+	}
+}
+
+// peerOf is a stream whose other side has already said all it has to say.
+type peerOf struct {
+	io.Reader
+	io.Writer
+}
+
+func FuzzHandshake(f *testing.F) {
+	good := append(rawGreeting(1, "NULL"), rawReady("PUB")...)
+	f.Add(good)
+	f.Add(append(rawGreeting(0, "CURVE"), 0))
+	f.Add([]byte("HTTP/1.1 200 OK\r\n\r\n"))
+	f.Add(append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte("\x03bad"))...))
+	f.Add(append(rawGreeting(1, "NULL"), appendCommand(nil, "READY", []byte("\x08Identity\x00\x00\x00\x01a\x0bsocket-type\x00\x00\x00\x03PUB"))...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var p Peer
+		r := &reader{r: bufio.NewReader(bytes.NewReader(b)), maxBytes: maxCommand, maxFrames: 10}
+		err := handshake(peerOf{nil, io.Discard}, r, "SUB", nil, &p)
+		if err == nil && p.SocketType != "PUB" && p.SocketType != "XPUB" {
+			t.Fatalf("shook hands with a %q", p.SocketType)
+		}
+		if err != nil && !errors.Is(err, ErrRefused) && !errors.Is(err, ErrProtocol) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Fatalf("an error without a class: %v", err)
+		}
+		if len(p.Identity) > 255 {
+			t.Fatalf("identity of %d bytes", len(p.Identity))
+		}
+	})
+}
+
+// FuzzTopics compares a subscriber's topics with a list of what is in force.
+func FuzzTopics(f *testing.F) {
+	f.Add([]byte("+a+ab-a+a-b"), []byte("abc"))
+	f.Fuzz(func(t *testing.T, script, probe []byte) {
+		var ts topics
+		var list []string
+		for len(script) > 0 {
+			on, n := script[0]&1 == 1, min(int(script[0]>>5), len(script)-1)
+			topic := string(script[1 : 1+n])
+			script = script[1+n:]
+			if err := ts.set(on, topic); err != nil {
+				t.Fatal(err) // the script is too short for the bound
+			}
+			if on {
+				list = append(list, topic)
+				continue
+			}
+			for i := range list {
+				if list[i] == topic {
+					list = append(list[:i], list[i+1:]...)
+					break
+				}
+			}
+		}
+		want := false
+		for _, topic := range list {
+			want = want || bytes.HasPrefix(probe, []byte(topic))
+		}
+		if ts.match(probe) != want || ts.any() != (len(list) > 0) {
+			t.Fatalf("match %v any %v, in force are %q", ts.match(probe), ts.any(), list)
+		}
+		bytes := 0
+		for topic := range ts.count {
+			bytes += len(topic) + perFrame
+		}
+		if bytes != ts.bytes {
+			t.Fatalf("counts %d bytes, has %d", ts.bytes, bytes)
+		}
+	})
+}
