@@ -35,7 +35,7 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&traceFile, "trace", "", "file of requests in Mooncake's format (default: a trace of the same shape is generated)")
-	f.IntVar(&requests, "requests", 300, "how many requests to serve")
+	f.IntVar(&requests, "requests", 1000, "how many requests to serve")
 	f.IntVar(&cfg.Engines, "engines", 8, "simulated engines")
 	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block; divides 512")
 	f.IntVar(&cfg.Capacity, "capacity", 10_000, "blocks that one engine holds")

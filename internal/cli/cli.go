@@ -68,15 +68,19 @@ func Main(root *cobra.Command) int {
 		return nil
 	}
 	cmd, err := root.ExecuteContextC(ctx)
+	said := ""
+	if err != nil {
+		said = strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
 	var usage usageError
 	switch {
 	case err == nil:
 		return 0
 	case !running || errors.As(err, &usage):
-		fmt.Fprintf(os.Stderr, "%s: %v (see %s --help)\n", cmd.CommandPath(), err, cmd.CommandPath())
+		fmt.Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), said, cmd.CommandPath())
 		return 2
 	}
-	fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.CommandPath(), err)
+	fmt.Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), said)
 	return 1
 }
 

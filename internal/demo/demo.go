@@ -274,17 +274,24 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	best, bestDepth := s.workers[0], uint32(0)
 	for j, w := range s.workers {
 		depth := depthOf(answer, w.key)
+		if depth <= s.common() {
+			depth = 0
+		}
 		if j == 0 || depth > bestDepth || depth == bestDepth && w.load < best.load {
 			best, bestDepth = w, depth
 		}
 	}
 	blocks := len(s.locals)
-	best.load += blocks - int(bestDepth) + len(s.answer)/s.cfg.BlockSize
+	best.load += blocks - int(depthOf(answer, best.key)) + len(s.answer)/s.cfg.BlockSize
 	s.asked += blocks
 	s.hit += best.engine.Hit(s.tokens)
 	s.routeAtRandom()
 	return best, nil
 }
+
+// common is how many blocks all prompts of a trace begin with. A worker that holds no more than these is as good as any other: else
+// the first one would draw all requests to itself.
+func (s *show) common() uint32 { return uint32(trace.BlockTokens / s.cfg.BlockSize) }
 
 // routeAtRandom has a worker of another fleet, chosen at random, serve the same request.
 func (s *show) routeAtRandom() {

@@ -64,7 +64,7 @@ func (x *indexer) ended() error {
 	case <-x.done:
 		said, _ := os.ReadFile(x.log)
 		said = bytes.TrimSpace(said)
-		return fmt.Errorf("%w: %s\n%s", errEnded, x.cmd.ProcessState, said[max(0, len(said)-2000):])
+		return fmt.Errorf("%w: %s: %s", errEnded, x.cmd.ProcessState, said[max(0, len(said)-2000):])
 	default:
 		return nil
 	}

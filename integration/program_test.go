@@ -1,0 +1,136 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+)
+
+// TestFlagsThatMakeNoSense end the program with status 2 and one line that says which flag and why.
+func TestFlagsThatMakeNoSense(t *testing.T) {
+	for _, c := range []struct {
+		command string
+		want    string
+	}{
+		{"indexer nonsense", `unknown command "nonsense"`},
+		{"indexer snapshot nonsense", `unknown command "nonsense"`},
+		{"indexer serve extra", "extra"},
+		{"indexer serve --data x --nats nats://127.0.0.1:1", "--data and --nats exclude each other"},
+		{"indexer serve --nats nats://127.0.0.1:1 --nats-listen 127.0.0.1:0", "--nats-listen is about a server in this process"},
+		{"indexer serve --namespace Bad.Name", "--namespace"},
+		{"indexer serve --replicas 2", "--replicas 2 is none of 1, 3, 5"},
+		{"indexer serve --snapshot-interval -1s", "--snapshot-interval -1s is not positive"},
+		{"indexer serve --http-listen here", `--http-listen "here" is not HOST:PORT`},
+		{"indexer serve --log-level loud", `--log-level "loud"`},
+		{"indexer serve --snapshot-interval soon", "soon"},
+		{"indexer query --tokens 1", "--model is missing"},
+		{"indexer query --model m", "give --tokens, --tokens-file or --hashes"},
+		{"indexer query --model m --tokens 1 --hashes 1", "give one of"},
+		{"indexer query --model m --tokens 1,x", `number 2 is "x", not an unsigned 32-bit number`},
+		{"indexer query --model m --tokens 4294967296", "not an unsigned 32-bit number"},
+		{"indexer query --model m --tokens-file /nonexistent/file", "/nonexistent/file"},
+		{"indexer query --model m --tokens 1 --timeout 0s", "--timeout"},
+		{"indexer demo --block-size 7", "--block-size"},
+		{"indexer demo --engines 0", "--engines 0 is not from 1"},
+		{"worker-shim run", "--engine is missing"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m", "--block-size 0 is not"},
+		{"worker-shim run --engine nowhere --instance w --model m --block-size 16", "--engine"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --source trt", "--source"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats-cert x", "--nats-cert and --nats-key go together"},
+	} {
+		words := strings.Fields(c.command)
+		r := run(t, words[0], words[1:]...)
+		if r.code != 2 || !strings.Contains(r.stderr, c.want) || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%s: ended with %d, printed %q and said %q; want 2 and %q", c.command, r.code, r.stdout, r.stderr, c.want)
+		}
+	}
+}
+
+// TestServeSaysWhyItCannot starts an indexer where it cannot run: a folder or a port in use, a server without JetStream, nobody there.
+func TestServeSaysWhyItCannot(t *testing.T) {
+	x := startIndexer(t, t.TempDir(), "")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	plain := freeAddr(t)
+	start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(plain, ":")[1]).waitFor("Server is ready")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--data", x.data, "--nats-listen", "127.0.0.1:0"}, x.data},
+		{[]string{"--data", t.TempDir(), "--nats-listen", l.Addr().String()}, l.Addr().String()},
+		{[]string{"--data", t.TempDir(), "--nats-listen", "127.0.0.1:0", "--http-listen", l.Addr().String()}, "--http-listen"},
+		{[]string{"--nats", "nats://" + plain}, "JetStream"},
+		{[]string{"--nats", "nats://" + freeAddr(t)}, "not available"},
+		{[]string{"--nats", "nats://" + x.nats, "--partitions", "8"}, "created with 4 partitions and 8 are asked for"},
+	} {
+		r := run(t, "indexer", append([]string{"serve", "--http-listen", "127.0.0.1:0"}, c.args...)...)
+		lines := strings.Split(strings.TrimSpace(r.stderr), "\n")
+		if last := lines[len(lines)-1]; r.code != 1 || !strings.HasPrefix(last, "indexer serve: ") || !strings.Contains(last, c.want) {
+			t.Errorf("%v: ended with %d and said %q; want 1 and %q", c.args, r.code, r.stderr, c.want)
+		}
+	}
+	for _, c := range []struct{ nats, want string }{
+		{freeAddr(t), "no NATS server answers"},
+		{x.nats + " --namespace other", `no indexer of namespace "other" answers`},
+	} {
+		r := run(t, "indexer", strings.Fields("query --model m --tokens 1 --nats "+c.nats)...)
+		if r.code != 1 || !strings.Contains(r.stderr, c.want) {
+			t.Errorf("%s: %+v, want %q", c.nats, r, c.want)
+		}
+	}
+}
+
+// TestExternalServer runs an indexer and the demonstration's events on a standalone NATS server.
+func TestExternalServer(t *testing.T) {
+	addr := freeAddr(t)
+	start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(addr, ":")[1], "-js", "-sd", t.TempDir()).waitFor("Server is ready")
+	x := start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--namespace", "prod")
+	x.waitFor("msg=ready")
+	r := run(t, "indexer", "status", "--nats", addr, "--namespace", "prod", "--json")
+	var status struct {
+		Ready      bool
+		Partitions []struct{ State string }
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || !status.Ready || len(status.Partitions) != 16 || status.Partitions[15].State != "serving" {
+		t.Fatalf("%+v: %v", r, err)
+	}
+	x.stop()
+}
+
+// TestDemo runs the demonstration as a user would, and holds its result to what it promises.
+func TestDemo(t *testing.T) {
+	r := run(t, "indexer", "demo", "--requests", "80", "--capacity", "2000", "--json")
+	var d map[string]any
+	if err := json.Unmarshal([]byte(r.stdout), &d); err != nil || r.code != 0 {
+		t.Fatalf("%+v: %v", r, err)
+	}
+	for name, want := range map[string]float64{"requests": 80, "answers_checked": 80, "answers_equal": 80, "events_lost": 0, "restarts": 1} {
+		if d[name] != want {
+			t.Errorf("%s is %v, want %v", name, d[name], want)
+		}
+	}
+	if d["blocks_announced"] != d["blocks_applied"] || d["blocks_announced"].(float64) < 10_000 {
+		t.Errorf("%v blocks announced, %v applied", d["blocks_announced"], d["blocks_applied"])
+	}
+	if d["hit_rate"].(float64) <= d["hit_rate_random"].(float64) {
+		t.Errorf("hit rate %v, at random %v", d["hit_rate"], d["hit_rate_random"])
+	}
+	for _, name := range []string{"blocks_per_s", "query_p50_us", "query_p99_us", "snapshot_bytes", "restore_ms"} {
+		if v, ok := d[name].(float64); !ok || v <= 0 {
+			t.Errorf("%s is %v", name, d[name])
+		}
+	}
+	if r := run(t, "indexer", "demo", "--requests", "4"); r.code != 0 || !strings.Contains(r.stdout, "4 of 4 equal") {
+		t.Errorf("the table: %+v", r)
+	}
+	if r := run(t, "indexer", "demo", "--trace", "/nonexistent"); r.code != 1 || !strings.Contains(r.stderr, "/nonexistent") {
+		t.Errorf("a trace that is not there: %+v", r)
+	}
+	fmt.Fprintln(t.Output(), r.stdout)
+}
