@@ -247,11 +247,6 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 		p.Generation = max(p.Generation, f.key.Generation)
 		if f.m != nil {
 			p.Generation = max(p.Generation, f.m.Generation)
-			for _, ref := range f.m.Chunks {
-				if present[ref.Key] && !b.Corrupt[ref.Key] {
-					p.chunks[ref.hash()] = ref.Key
-				}
-			}
 		}
 		if f.err == nil {
 			if whole == nil {
@@ -269,6 +264,13 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 		}
 	}
 	p.Generation++
+	for _, m := range protected(all) {
+		for _, ref := range m.Chunks {
+			if present[ref.Key] && !b.Corrupt[ref.Key] {
+				p.chunks[ref.hash()] = ref.Key
+			}
+		}
+	}
 	if p.usable = older != nil; !p.usable {
 		older = whole
 	}
@@ -282,8 +284,25 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 	return p, nil
 }
 
-// have gives the chunks that need not be written again, by hash. All are named by a manifest that was read; nobody deletes
-// those before another manifest takes the current one's place, and then ours cannot.
+// protected gives the generations whose chunks nobody deletes before another manifest takes the current one's place, and then
+// ours cannot: the current one and the one that it keeps. Whoever wrote the current one may still be deleting what
+// others need. If the current one cannot be read, nobody knows which it keeps.
+func protected(all []found) (kept []*Manifest) {
+	at := slices.IndexFunc(all, func(f found) bool { return f.key.Type == CurrentKey && f.m != nil })
+	if at < 0 {
+		return nil
+	}
+	current := all[at].m
+	kept = append(kept, current)
+	for i := range all {
+		if m := all[i].m; m != nil && current.Previous != nil && m.Generation == current.Previous.Generation {
+			kept = append(kept, m)
+		}
+	}
+	return kept
+}
+
+// have gives the chunks that need not be written again, by hash.
 func (p *WritePlan) have() map[Hash]string {
 	have := make(map[Hash]string, len(p.chunks))
 	for h, k := range p.chunks {

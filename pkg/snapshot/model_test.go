@@ -1,0 +1,284 @@
+package snapshot
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"pgregory.net/rapid"
+)
+
+// world is a bucket and a log that several writers share; every step of each is atomic, and between any two of them others may act
+// and the writer may die.
+type world struct {
+	values   map[string][]byte
+	revision int // of the current manifest
+	first    events.StreamSeq
+	last     events.StreamSeq
+	epoch    time.Time
+	made     int                         // how often the stream was made
+	truth    map[events.StreamSeq]string // the image at each sequence that a snapshot was taken at, in this epoch
+}
+
+func (w *world) log() Log {
+	return Log{Namespace: "test", Stream: "KV_EVENTS_test_3", Epoch: w.epoch, First: w.first, Last: w.last}
+}
+
+func (w *world) manifests() map[string][]byte {
+	found := map[string][]byte{}
+	for k, v := range w.values {
+		if key, ok := ParseKey(k); ok && key.Type != ChunkKey {
+			found[k] = v
+		}
+	}
+	return found
+}
+
+// imageAt is what an index holds at a sequence: some of it changes with every message.
+func imageAt(seq events.StreamSeq, made int) *image {
+	im := small(made)
+	for i := range 3 {
+		r := im.runs[0]
+		r.ID = events.RunID(10 + i)
+		r.Locals = []events.LocalHash{events.LocalHash(mix(uint64(made)<<32 + uint64(seq)/uint64(i+1)))}
+		im.runs = append(im.runs, r)
+	}
+	return im
+}
+
+// writer is one process: the steps that are left of the snapshot it is taking.
+type writer struct {
+	name   string
+	ledger *Ledger
+	steps  []func() (done bool)
+
+	wrote, fenced, deleted, purged int
+}
+
+// begin makes the steps of one snapshot. Between any two of them others act.
+func (p *writer) begin(t *rapid.T, w *world) {
+	var b Bucket
+	var plan *WritePlan
+	var m *Manifest
+	var ledger *Ledger
+	var chunks map[string][]byte
+	var order []string
+	seq, made, log := w.last, w.made, Log{}
+	revision := 0
+	im := imageAt(seq, made)
+	stop := func() bool { p.steps = nil; return true }
+	put := func(key string, value []byte) func() bool {
+		return func() bool { w.values[key] = value; return false }
+	}
+	p.steps = []func() bool{
+		func() bool {
+			b, revision = Bucket{Partition: 3, Manifests: w.manifests()}, w.revision
+			return false
+		},
+		func() bool {
+			b.Keys = []string{}
+			b.Keys = append(b.Keys, slices.Sorted(maps.Keys(w.values))...)
+			return false
+		},
+		func() bool {
+			if log = w.log(); w.made != made {
+				return stop() // our index is that of a stream that has gone
+			}
+			var err error
+			if plan, err = PlanWrite(b, log, seq); err != nil {
+				if !errors.Is(err, ErrBehind) {
+					t.Fatal(err)
+				}
+				return stop()
+			}
+			chunks = map[string][]byte{}
+			cfg := config(im, seq)
+			cfg.Epoch, cfg.Writer = log.Epoch, p.name
+			wr, err := NewWriter(cfg, plan, p.ledger, func(key string, data []byte) error {
+				chunks[key] = data
+				order = append(order, key)
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			im.writeTo(t, wr)
+			if m, ledger, err = wr.Close(); err != nil {
+				t.Fatal(err)
+			}
+			var rest []func() bool
+			for _, k := range order {
+				rest = append(rest, put(k, chunks[k]))
+			}
+			if plan.CopyKey != "" {
+				rest = append(rest, put(plan.CopyKey, plan.Copy))
+			}
+			p.steps = append(rest, p.steps[1:]...)
+			p.steps = append([]func() bool{nil}, p.steps...) // for the one that runs now
+			return false
+		},
+		func() bool {
+			if w.revision != revision {
+				p.fenced++
+				return stop()
+			}
+			data, err := m.Encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.values[ManifestKey(3)] = data
+			w.revision++
+			if w.made == made {
+				w.truth[seq] = im.text()
+			}
+			p.ledger = ledger
+			p.wrote++
+			clean := plan.After(m, b.Keys)
+			for _, k := range clean.Delete {
+				p.steps = append(p.steps, func() bool { delete(w.values, k); p.deleted++; return false })
+			}
+			p.steps = append(p.steps, func() bool {
+				if clean.PurgeTo > w.first && w.epoch.Equal(m.Epoch) {
+					w.first = clean.PurgeTo
+					p.purged++
+				}
+				return false
+			})
+			return false
+		},
+	}
+}
+
+// check restores from what is there and compares with what was.
+func (w *world) check(t *rapid.T, damaged int) {
+	choice := Choose(Bucket{Partition: 3, Manifests: w.manifests()}, w.log())
+	for _, m := range choice.Usable {
+		im := new(image)
+		_, err := Read(m, func(key string) ([]byte, error) {
+			if v, ok := w.values[key]; ok {
+				return v, nil
+			}
+			return nil, ErrMissing
+		}, func(ranks []RankState) (Sink, error) { im.ranks = ranks; return im, nil })
+		if err != nil {
+			damaged--
+			if damaged < 0 {
+				t.Fatalf("generation %d: %v", m.Generation, err)
+			}
+			continue
+		}
+		if want, ok := w.truth[m.Seq]; ok && im.text() != want {
+			t.Fatalf("generation %d is another image than that of sequence %d", m.Generation, m.Seq)
+		}
+		if w.first > m.Seq+1 || m.Seq > w.last {
+			t.Fatalf("generation %d at %d is usable, but the log is %d to %d", m.Generation, m.Seq, w.first, w.last)
+		}
+		return
+	}
+	// Without a generation everything must be in the log still.
+	if w.first > 1 {
+		t.Fatalf("nothing to restore from, and the log begins at %d: %v", w.first, choice.Rejected)
+	}
+}
+
+// Whatever two or three writers do, die at or are overtaken by, there is a generation from which the log goes on.
+func TestModel(t *testing.T) {
+	wrote, fenced, deleted, purged := 0, 0, 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		w := &world{values: map[string][]byte{}, first: 1, epoch: epoch, truth: map[events.StreamSeq]string{}}
+		writers := []*writer{{name: "a"}, {name: "b"}, {name: "c"}}
+		for range rapid.IntRange(20, 250).Draw(t, "steps") {
+			p := writers[rapid.IntRange(0, len(writers)-1).Draw(t, "writer")]
+			switch what := rapid.IntRange(0, 99).Draw(t, "what"); {
+			case what < 20:
+				w.last += events.StreamSeq(rapid.IntRange(1, 3).Draw(t, "messages"))
+			case what < 23: // dies; a new process knows nothing
+				p.steps, p.ledger = nil, nil
+			case what < 24: // the stream is made again
+				w.made++
+				w.epoch = w.epoch.Add(time.Hour)
+				w.first, w.last, w.truth = 1, 0, map[events.StreamSeq]string{}
+				for _, p := range writers {
+					p.ledger = nil
+				}
+			case len(p.steps) == 0:
+				p.begin(t, w)
+			default:
+				for range rapid.IntRange(1, 6).Draw(t, "at once") {
+					if len(p.steps) > 0 {
+						if step := p.steps[0]; step() {
+							p.steps = nil
+						} else {
+							p.steps = p.steps[1:]
+						}
+					}
+				}
+			}
+			w.check(t, 0)
+		}
+		for _, p := range writers {
+			wrote, fenced, deleted, purged = wrote+p.wrote, fenced+p.fenced, deleted+p.deleted, purged+p.purged
+		}
+	})
+	if wrote < 100 || fenced < 10 || deleted < 100 || purged < 20 {
+		t.Error("the model does not try what it should")
+	}
+	t.Logf("%d snapshots, %d fenced, %d keys deleted, %d purges", wrote, fenced, deleted, purged)
+}
+
+// The same with one value of the bucket damaged at any time: the older generation is there, and the next snapshots put things right.
+func TestModelDamage(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &world{values: map[string][]byte{}, epoch: epoch, first: 1, truth: map[events.StreamSeq]string{}}
+		p := &writer{name: "a"}
+		whole := func() {
+			w.last += 2
+			p.begin(t, w)
+			for len(p.steps) > 0 {
+				step := p.steps[0]
+				if step() {
+					break
+				}
+				p.steps = p.steps[1:]
+			}
+		}
+		for range rapid.IntRange(2, 5).Draw(t, "before") {
+			whole()
+		}
+		before := maps.Clone(w.values)
+		key := rapid.SampledFrom(slices.Sorted(maps.Keys(w.values))).Draw(t, "damaged")
+		if rapid.Bool().Draw(t, "gone") {
+			delete(w.values, key)
+		} else {
+			w.values[key] = append([]byte{^before[key][0]}, before[key][1:]...)
+		}
+		k, _ := ParseKey(key)
+		if k.Type == ChunkKey && neededByAll(before, key, w.log()) {
+			return // both need it: nothing can be done but to ask the engines
+		}
+		w.check(t, 1)
+		if k.Type != ChunkKey { // a manifest that cannot be read is replaced
+			for range 2 {
+				whole()
+				w.check(t, 1)
+			}
+			if c := Choose(Bucket{Partition: 3, Manifests: w.manifests()}, w.log()); len(c.Usable) != 2 {
+				t.Fatalf("generations after two more snapshots: %v in %v; %s was damaged", c, slices.Sorted(maps.Keys(w.values)), key)
+			}
+		}
+	})
+}
+
+// neededByAll says whether every generation names the chunk.
+func neededByAll(values map[string][]byte, key string, log Log) bool {
+	w := world{values: values}
+	for _, m := range Choose(Bucket{Partition: 3, Manifests: w.manifests()}, log).Usable {
+		if !slices.ContainsFunc(m.Chunks, func(c ChunkRef) bool { return c.Key == key }) {
+			return false
+		}
+	}
+	return true
+}
