@@ -182,6 +182,7 @@ func TestBucketKeysAndSweep(t *testing.T) {
 
 // TestBucketCrashBetween: chunks without a manifest, as a crash leaves them, harm nobody and go with the next sweep.
 func TestBucketCrashBetween(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
 		rev, err := b.Commit(w.ctx, []Value{{ChunkKey(0, "1"), []byte("1")}}, Value{ManifestKey(0), []byte("1")}, 0)
 		if err != nil {
@@ -230,6 +231,7 @@ func TestBucketCrashBetween(t *testing.T) {
 
 // TestBucketAckLost: a commit of which nobody heard is recognised as our own.
 func TestBucketAckLost(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
 		px := newProxy(t, w.addr)
 		deaf := openBucket(w.through(px, 300*time.Millisecond).c, b.name)
@@ -316,87 +318,94 @@ func TestBucketRefusals(t *testing.T) {
 	}
 }
 
-// TestBucketWritersAtRandom: several writers take snapshots of made-up contents, sweep behind themselves at leisure, and crash
-// at random, atomically and not. At every moment all chunks of the newest manifest are there.
+// TestBucketWritersAtRandom: see [world.writersAtRandom].
 func TestBucketWritersAtRandom(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
 		rounds := 60
 		if testing.Short() {
 			rounds = 15
 		}
-		chunksOf := func(manifest []byte) []string { return strings.Fields(string(manifest)) }
-		var wins, conflicts [4]int
-		var wg sync.WaitGroup
-		errs := make([]error, 4)
-		for writer := range 4 {
-			wg.Go(func() {
-				rng := rand.New(rand.NewPCG(7, uint64(writer)))
-				errs[writer] = func() error {
-					for range rounds {
-						// Read first, then write: that is the rule.
-						var has []string
-						var rev uint64
-						m, err := b.Latest(w.ctx, ManifestKey(0))
-						if err == nil {
-							rev, has = m.Revision, chunksOf(m.Value)
-						} else if !errors.Is(err, ErrNotFound) {
-							return err
-						}
-						// Every chunk that this manifest refers to is there, or somebody has written another.
-						for _, id := range has {
-							if got, err := b.Get(w.ctx, ChunkKey(0, id)); err != nil || string(got) != id {
-								if now, lerr := b.Latest(w.ctx, ManifestKey(0)); lerr == nil && now.Revision == rev {
-									return fmt.Errorf("manifest %d refers to chunk %s: %q, %v", rev, id, got, err)
-								}
+		w.writersAtRandom(b, rounds)
+	})
+}
+
+// writersAtRandom: several writers take snapshots of made-up contents, sweep behind themselves at leisure, and crash at
+// random. At every moment all chunks of the newest manifest are there.
+func (w *world) writersAtRandom(b *Bucket, rounds int) {
+	w.t.Helper()
+	chunksOf := func(manifest []byte) []string { return strings.Fields(string(manifest)) }
+	var wins, conflicts [4]int
+	var wg sync.WaitGroup
+	errs := make([]error, 4)
+	for writer := range 4 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(7, uint64(writer)))
+			errs[writer] = func() error {
+				for range rounds {
+					// Read first, then write: that is the rule.
+					var has []string
+					var rev uint64
+					m, err := b.Latest(w.ctx, ManifestKey(0))
+					if err == nil {
+						rev, has = m.Revision, chunksOf(m.Value)
+					} else if !errors.Is(err, ErrNotFound) {
+						return err
+					}
+					// Every chunk that this manifest refers to is there, or somebody has written another.
+					for _, id := range has {
+						if got, err := b.Get(w.ctx, ChunkKey(0, id)); err != nil || string(got) != id {
+							if now, lerr := b.Latest(w.ctx, ManifestKey(0)); lerr == nil && now.Revision == rev {
+								return fmt.Errorf("manifest %d refers to chunk %s: %q, %v", rev, id, got, err)
 							}
-						}
-						// New content from few possible chunks, so that old ones come back.
-						var want []string
-						var values []Value
-						for id := range 12 {
-							if rng.IntN(2) == 0 {
-								continue
-							}
-							name := fmt.Sprint(id)
-							want = append(want, name)
-							if !slices.Contains(has, name) {
-								values = append(values, Value{ChunkKey(0, name), []byte(name)})
-							}
-						}
-						if rng.IntN(6) == 0 { // dies between chunks and manifest
-							for _, v := range values {
-								if _, err := b.Put(w.ctx, v.Key, v.Data); err != nil {
-									return err
-								}
-							}
-							continue
-						}
-						mine, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte(strings.Join(want, " "))}, rev)
-						if errors.Is(err, ErrConflict) {
-							conflicts[writer]++
-							continue
-						}
-						if err != nil {
-							return err
-						}
-						wins[writer]++
-						time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond) // others go on meanwhile
-						keep := func(key string) bool {
-							id, ok := strings.CutPrefix(key, ChunkKey(0, ""))
-							return !ok || slices.Contains(want, id) || slices.Contains(has, id)
-						}
-						if _, err := b.Sweep(w.ctx, PartitionPrefix(0), keep, mine); err != nil {
-							return err
 						}
 					}
-					return nil
-				}()
-			})
-		}
-		wg.Wait()
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
-		t.Logf("commits %v, conflicts %v", wins, conflicts)
-	})
+					// New content from few possible chunks, so that old ones come back.
+					var want []string
+					var values []Value
+					for id := range 12 {
+						if rng.IntN(2) == 0 {
+							continue
+						}
+						name := fmt.Sprint(id)
+						want = append(want, name)
+						if !slices.Contains(has, name) {
+							values = append(values, Value{ChunkKey(0, name), []byte(name)})
+						}
+					}
+					if rng.IntN(6) == 0 { // dies between chunks and manifest
+						for _, v := range values {
+							if _, err := b.Put(w.ctx, v.Key, v.Data); err != nil {
+								return err
+							}
+						}
+						continue
+					}
+					mine, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte(strings.Join(want, " "))}, rev)
+					if errors.Is(err, ErrConflict) {
+						conflicts[writer]++
+						continue
+					}
+					if err != nil {
+						return err
+					}
+					wins[writer]++
+					time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond) // others go on meanwhile
+					keep := func(key string) bool {
+						id, ok := strings.CutPrefix(key, ChunkKey(0, ""))
+						return !ok || slices.Contains(want, id) || slices.Contains(has, id)
+					}
+					if _, err := b.Sweep(w.ctx, PartitionPrefix(0), keep, mine); err != nil {
+						return err
+					}
+				}
+				return nil
+			}()
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("commits %v, conflicts %v", wins, conflicts)
 }

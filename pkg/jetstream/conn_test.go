@@ -106,6 +106,7 @@ func TestConnectBadFiles(t *testing.T) {
 }
 
 func TestReconnect(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := startServer(t, dir, "127.0.0.1:0")
 	addr := s.Addr()
@@ -192,7 +193,7 @@ func TestPermissions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []int{1, 3} {
+	for _, n := range []int{1, 3, 10} {
 		if _, err := other.Publish(ctx, numbered(1, n)); !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), "w2") {
 			t.Fatalf("publishing for another worker: %v", err)
 		}

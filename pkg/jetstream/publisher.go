@@ -45,16 +45,25 @@ type Publisher struct {
 	hooks   PublisherHooks
 	found   Message // what was last on the subject when it was opened; Seq 0 if nothing was
 
-	mu      sync.Mutex
-	epoch   Epoch
-	last    uint64 // sequence of the last message on the subject, ours or found; 0 if there is none
-	flush   uint64 // number of the Publish under way or done
-	tries   uint64
-	doubt   bool  // it is not known whether the last attempt was stored
-	dead    error // fenced, or the log has lost messages
-	limit   int   // bytes of one message
-	atomic  bool
-	batches int // messages in one batch
+	mu     sync.Mutex
+	epoch  Epoch
+	last   uint64 // sequence of the last message on the subject, ours or found; 0 if there is none
+	flush  uint64 // number of the Publish under way or done
+	tries  uint64
+	doubt  bool  // it is not known whether the last attempt was stored
+	dead   error // fenced, or the log has lost messages
+	limit  int   // bytes of one message
+	atomic bool
+	worth  int // from how many messages on a batch is faster
+}
+
+// worthBatch is from how many messages on a batch is worth it. A stream without replicas stages a batch in files of their own first,
+// which costs as much as about eight messages forced to the disk one by one; with replicas it stages in memory.
+func worthBatch(replicas int) int {
+	if replicas > 1 {
+		return 2
+	}
+	return 8
 }
 
 // OpenPublisher reads what is last on the subject of a (worker, rank) and returns a publisher that continues after it.
@@ -74,7 +83,7 @@ func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks
 	}
 	p := &Publisher{
 		c: n.c, ns: n, p: part, subject: subject, stream: info.Name, id: nuid.Next(), hooks: hooks,
-		epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), batches: maxBatch,
+		epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), worth: worthBatch(info.Replicas),
 	}
 	last, err := n.c.lastOn(ctx, p.stream, subject)
 	switch {
@@ -112,8 +121,8 @@ func (p *Publisher) Partition() events.Partition { return p.p }
 // MaxMessage is how many bytes a message may have. Split before Publish.
 func (p *Publisher) MaxMessage() int { return p.limit }
 
-// Publish appends messages in order and returns the sequence of the last one when all are stored. Where the server has atomic batches,
-// up to 1000 messages are stored as one: with one wait for the disk, and all or none. Else they go one by one.
+// Publish appends messages in order and returns the sequence of the last one when all are stored. Where the server has atomic batches and
+// there are enough messages to be worth one, up to 1000 are stored together, with one wait for the disk. Else they go one by one.
 //
 // It tries until the context ends; then the error wraps [ErrUnavailable], and any number of the messages, from the first on, may be
 // stored, or become so: publish the same events again, and readers drop what they have. The error wraps [ErrTooLarge] if a message is above
@@ -182,7 +191,7 @@ func batchRefused(code int) bool {
 func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
 	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last, 10)}}}
 	mark := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
-	if !p.atomic || single || len(msgs) == 1 {
+	if !p.atomic || single || len(msgs) < p.worth {
 		m.Header[headerWriter] = []string{mark}
 		m.Data = msgs[0]
 		seq, err := p.c.store(ctx, p.stream, m)
@@ -193,7 +202,7 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 		return 1, nil
 	}
 	p.tries++
-	n := min(len(msgs), p.batches)
+	n := min(len(msgs), maxBatch)
 	seq, err := p.c.storeBatch(ctx, p.stream, p.subject, mark+"."+decimal(p.tries), n, func(i int) *nats.Msg {
 		if i == 1 {
 			delete(m.Header, headerExpectedLast) // only the first of a subject in a batch may expect

@@ -206,6 +206,7 @@ func TestReaderFollows(t *testing.T) {
 }
 
 func TestReaderSurvivesRestarts(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	w.publish(p, 1, 100)
@@ -297,6 +298,7 @@ func TestReaderBelowFirst(t *testing.T) {
 }
 
 func TestReaderBeyondLast(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	w.publish(w.publisher(w1), 1, 100)
 	rd := startReader(t, w.ns, Position{Epoch: w.info().Epoch, Seq: 150})
@@ -304,6 +306,7 @@ func TestReaderBeyondLast(t *testing.T) {
 }
 
 func TestReaderOtherMessageAtPosition(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	w.publish(w.publisher(w1), 1, 100)
 	rd := startReader(t, w.ns, Position{})
@@ -398,6 +401,7 @@ func (w *world) backup() string {
 }
 
 func TestReaderRestoredFromBackup(t *testing.T) {
+	t.Parallel()
 	for _, grown := range []int{0, 5, 30} {
 		t.Run(fmt.Sprintf("grown by %d", grown), func(t *testing.T) {
 			w := newWorld(t, 1)
@@ -426,6 +430,7 @@ func TestReaderRestoredFromBackup(t *testing.T) {
 
 // TestReaderRegressedLive: the same under a reader that is reading.
 func TestReaderRegressedLive(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	w.publish(p, 1, 100)
@@ -474,6 +479,7 @@ func TestReaderRefusals(t *testing.T) {
 
 // TestReaderBackPressure: large messages and a reader whose updates are taken slowly.
 func TestReaderBackPressure(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	rng := rand.New(rand.NewPCG(3, 3))

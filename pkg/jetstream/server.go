@@ -146,7 +146,7 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("data folder %s: %w by process %s", dir, ErrInUse, strings.TrimSpace(string(holder))), f.Close())
 	}
 	// For people: who holds it. The lock itself is the system's.
-	if err := f.Truncate(0); err == nil {
+	if err = f.Truncate(0); err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	if err != nil {

@@ -1,0 +1,175 @@
+package jetstream
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// cluster is three servers in this process. All must have routes to each other from the start, and a leader is there after
+// some five seconds.
+type cluster struct {
+	servers []*server.Server
+	opts    []*server.Options
+}
+
+func startCluster(t testing.TB) *cluster {
+	t.Helper()
+	var addrs []string
+	var routes []*url.URL
+	for range 3 {
+		addr := freeAddr(t)
+		addrs = append(addrs, addr)
+		routes = append(routes, &url.URL{Scheme: "nats", Host: addr})
+	}
+	cl := &cluster{}
+	for i, addr := range addrs {
+		var port int
+		if _, err := fmt.Sscan(addr[strings.LastIndexByte(addr, ':')+1:], &port); err != nil {
+			t.Fatal(err)
+		}
+		cl.opts = append(cl.opts, &server.Options{
+			ServerName: fmt.Sprint("n", i), Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true,
+			JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 30,
+			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port}, Routes: routes,
+		})
+		cl.servers = append(cl.servers, nil)
+	}
+	t.Cleanup(func() {
+		for i := range cl.servers {
+			cl.stop(i)
+		}
+	})
+	for i := range cl.servers {
+		cl.start(t, i)
+	}
+	for _, s := range cl.servers {
+		if !s.ReadyForConnections(30 * time.Second) {
+			t.Fatal("the cluster is not ready")
+		}
+	}
+	return cl
+}
+
+func (cl *cluster) start(t testing.TB, i int) {
+	t.Helper()
+	s, err := server.NewServer(cl.opts[i])
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	cl.servers[i] = s
+}
+
+func (cl *cluster) stop(i int) {
+	if s := cl.servers[i]; s != nil {
+		s.Shutdown()
+		s.WaitForShutdown()
+		cl.servers[i] = nil
+	}
+}
+
+func (cl *cluster) urls() []string {
+	var urls []string
+	for _, s := range cl.servers {
+		urls = append(urls, s.ClientURL())
+	}
+	return urls
+}
+
+// world is a namespace of its own with three replicas.
+func (cl *cluster) world(t testing.TB, name string) *world {
+	t.Helper()
+	w := &world{t: t, ctx: ctxFor(t)}
+	var err error
+	if w.c, err = Connect(w.ctx, ConnOptions{URLs: cl.urls(), Wait: true}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.c.Close)
+	if w.ns, err = JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: name, Partitions: 1, Replicas: 3}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.ns.EnsureStreams(w.ctx, LogConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// stepDown makes another server the leader of the log.
+func (w *world) stepDown() {
+	w.t.Helper()
+	if err := w.c.call(w.ctx, "step down", "STREAM.LEADER.STEPDOWN."+StreamName(w.ns.name, 0), nil, nil); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// TestCluster is what must also hold with replicas and changing leaders.
+func TestCluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("three servers need ten seconds; run without -short")
+	}
+	t.Parallel()
+	cl := startCluster(t)
+	t.Run("publishers race", func(t *testing.T) {
+		for i, n := range []int{1, 3} {
+			cl.world(t, fmt.Sprint("race-", i)).publishersRace(n)
+		}
+	})
+	t.Run("writers at random", func(t *testing.T) {
+		for i, atomic := range []bool{true, false} {
+			w := cl.world(t, fmt.Sprint("writers-", i))
+			b, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.atomic = atomic
+			w.writersAtRandom(b, 10)
+		}
+	})
+	t.Run("leaders change", func(t *testing.T) {
+		w := cl.world(t, "leaders")
+		p := w.publisher(w1)
+		rd := startReaderWith(t, w.ns, ReaderConfig{Watch: 100 * time.Millisecond})
+		rd.notice(CaughtUp{0})
+		next := 1
+		step := func() {
+			for _, n := range []int{1, 5, 50} {
+				w.publish(p, next, n)
+				rd.messages(events.StreamSeq(next), events.StreamSeq(next+n-1))
+				next += n
+			}
+		}
+		step()
+		for range 3 {
+			w.stepDown()
+			step()
+		}
+		// A purge, on every replica.
+		w.purge(50)
+		w.stepDown()
+		step()
+		// One server goes and comes back; what is published meanwhile is there.
+		for i := range cl.servers {
+			cl.stop(i)
+			step()
+			cl.start(t, i)
+			if !cl.servers[i].ReadyForConnections(30 * time.Second) {
+				t.Fatal("the server did not come back")
+			}
+		}
+		step()
+		rd.r.Stop()
+		after := rd.at
+		if after.Seq != w.info().Last {
+			t.Fatalf("read to %d, the log ends at %d", after.Seq, w.info().Last)
+		}
+		startReader(t, w.ns, after).notice(CaughtUp{after.Seq})
+		startReader(t, w.ns, Position{}).notice(Truncated{Wanted: 1, First: 50})
+	})
+}
