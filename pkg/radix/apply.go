@@ -2,6 +2,7 @@ package radix
 
 import (
 	"slices"
+	"unsafe"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -9,9 +10,8 @@ import (
 // Apply takes events of one rank that reached the log at now; time that goes back is taken to stand still. It keeps none of
 // the slices. Applying a list in parts, with the same times, comes to the same.
 func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Counts) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	r := x.rank(id)
+	x.touchRank(r)
 	r.clock = max(r.clock, now)
 	x.expire(r, &c)
 	for i := range evs {
@@ -37,17 +37,20 @@ func (x *Index) expire(r *rank, c *Counts) {
 		r.parked.remove(w)
 	}
 	for r.gone.len() > 0 && r.gone.at(r.gone.first).since+x.cfg.RememberFor <= r.clock {
-		x.unref(r.gone.shift().block)
+		x.unpin(r.gone.shift().block)
 	}
 }
 
 // learn notes what kind a group is. It reports whether the event may be taken, and whether its group is a main one.
-func (r *rank) learn(e *events.Event, c *Counts) (take, main bool) {
+func (x *Index) learn(r *rank, e *events.Event, c *Counts) (take, main bool) {
 	i, ok := slices.BinarySearchFunc(r.groups, e.Group, func(g events.GroupKind, to events.GroupIndex) int {
 		return int(int64(g.Group) - int64(to))
 	})
 	if !ok {
 		r.groups = slices.Insert(r.groups, i, events.GroupKind{Group: e.Group, Kind: e.Attention})
+		if e.Attention.Main() {
+			x.mainGroup(r, e.Group)
+		}
 		return true, e.Attention.Main()
 	}
 	g := &r.groups[i]
@@ -62,6 +65,20 @@ func (r *rank) learn(e *events.Event, c *Counts) (take, main bool) {
 	return true, g.Kind.Main()
 }
 
+// mainGroup notes that a rank has another main group. From the second on only a ledger will do.
+func (x *Index) mainGroup(r *rank, g events.GroupIndex) {
+	switch {
+	case !r.hasGroup:
+		r.group, r.hasGroup = g, true
+	case g == r.group && r.naming != ledgers:
+	case r.naming != ledgers:
+		x.toLedger(r)
+	}
+	if r.naming == ledgers {
+		x.showAll(r)
+	}
+}
+
 // main reports whether a group makes up the prefix; one never seen does.
 func (r *rank) main(group events.GroupIndex) bool {
 	for _, g := range r.groups {
@@ -73,11 +90,14 @@ func (r *rank) main(group events.GroupIndex) bool {
 }
 
 func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
-	take, main := r.learn(e, c)
+	take, main := x.learn(r, e, c)
 	switch {
 	case !take:
 		return
 	case !main:
+		if r.sets == nil {
+			r.sets = map[copyKey]uint32{}
+		}
 		for _, name := range e.Blocks {
 			r.sets[copyKey{e.Tier, e.Group, name}]++
 		}
@@ -85,43 +105,37 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 		return
 	case len(e.Blocks) == 0:
 		return
-	case len(e.Locals) == 0:
+	}
+	if len(e.Locals) == 0 {
 		for i := range e.Blocks {
 			one := *e
 			one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
 			x.placeOrPark(r, &one, c)
 		}
-	default:
+	} else {
 		x.placeOrPark(r, e, c)
 	}
 	for r.parked.len() > 0 {
 		w := r.parked.nextReady(func(name events.BlockHash) bool {
-			_, ok := r.known(name)
+			_, ok := x.known(r, name)
 			return ok
 		})
 		if w == nil {
 			break
 		}
 		c.Attached += uint64(w.left)
-		x.place(r, &w.event, w.cancelled, c)
+		block, _ := x.known(r, w.wants())
+		x.place(r, &w.event, block, w.cancelled, c)
 	}
-}
-
-// known is the block of a name: one that has copies, or else the one that it left last.
-func (r *rank) known(name events.BlockHash) (uint32, bool) {
-	if n := r.names[name]; n != nil {
-		return n.block, true
-	}
-	return r.gone.find(name)
 }
 
 func (x *Index) placeOrPark(r *rank, e *events.Event, c *Counts) {
 	if len(e.Locals) > 0 && !e.HasParent {
-		x.place(r, e, nil, c)
+		x.place(r, e, 0, nil, c)
 		return
 	}
-	if _, ok := r.known(wants(e)); ok {
-		x.place(r, e, nil, c)
+	if block, ok := x.known(r, wants(e)); ok {
+		x.place(r, e, block, nil, c)
 		return
 	}
 	r.parked.add(r.clock, e, nil)
@@ -133,146 +147,501 @@ func (x *Index) placeOrPark(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// place gives the blocks of an event whose place is known, but for those cancelled, to the rank.
-func (x *Index) place(r *rank, e *events.Event, cancelled []bool, c *Counts) {
-	if len(e.Locals) == 0 {
-		b, _ := r.known(e.Blocks[0])
-		x.hold(r, b, e, e.Blocks[0], c)
-		return
-	}
-	var b uint32
-	if e.HasParent {
-		b, _ = r.known(e.Parent)
-	}
-	for i, name := range e.Blocks {
-		b = x.child(r.space, b, e.Locals[i])
-		if cancelled != nil && cancelled[i] {
-			continue
-		}
-		if n := r.names[name]; n != nil && n.block != b {
-			for j := i; j < len(e.Blocks); j++ {
-				if cancelled == nil || !cancelled[j] {
-					c.Conflicts++
-				}
-			}
-			x.prune(b)
-			return
-		}
-		x.hold(r, b, e, name, c)
-	}
-	x.prune(b)
+// seg is a stretch of an event's blocks within one node.
+type seg struct {
+	node, off, n uint32
+	block        uint32 // where they lie in the arena
+	first        int    // position of the first in the event
+	fresh        bool   // they were not there before
+	grows        bool   // they are to follow the node's last block, once the event is through
 }
 
-func (x *Index) hold(r *rank, b uint32, e *events.Event, name events.BlockHash, c *Counts) {
-	n := r.names[name]
-	if n == nil {
-		n = &named{block: b}
-		r.names[name] = n
-		x.blocks[b].refs++
+// place gives the blocks of an event whose place is known, but for those cancelled, to the rank. at is the block that they
+// follow (0: they start a prompt), or, without local hashes, the one block itself.
+//
+// First all places are found or made, and all names entered; then the rank is marked as a holder, from the last node to the
+// first. A reader goes from the first to the last, so it sees the event as a whole or not at all.
+func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *Counts) {
+	n, taken, v := len(e.Blocks), 0, named
+	x.useTier(int(e.Tier) - 1)
+	for again := true; again; {
+		if len(e.Locals) == 0 {
+			id, nd := x.where(at)
+			x.segs = append(x.segs[:0], seg{node: id, off: at - nd.start, n: 1, block: at})
+		} else {
+			x.walk(r.space, r.slot(), 0, at, e.Locals)
+		}
+		taken, v = x.enterNames(r, e, cancelled, c)
+		if again = v >= diverged; again {
+			x.abandon()
+			x.contradict(r, v)
+		}
 	}
-	i := slices.IndexFunc(n.copies, func(t tierCopies) bool { return t.tier == e.Tier && t.group == e.Group })
-	if i < 0 {
-		n.copies = append(n.copies, tierCopies{e.Tier, e.Group, 1})
-		c.Stored++
+	if v == conflicted {
+		for i := taken; i < n; i++ {
+			if cancelled == nil || !cancelled[i] {
+				c.Conflicts++
+			}
+		}
+	}
+	if r.naming == ledgers {
+		x.showBlocks(r, taken)
 	} else {
-		n.copies[i].n++
+		x.hold(r, e, cancelled, taken, c)
+	}
+	if r.parked.len() > 0 {
+		for i, name := range e.Blocks[:taken] {
+			if cancelled == nil || !cancelled[i] {
+				r.parked.named(name)
+			}
+		}
+	}
+	if last := x.segs[len(x.segs)-1]; v == conflicted || cancelled != nil {
+		x.reclaim(last.node)
+	}
+}
+
+// enterNames enters the names of an event's blocks, which lie in x.segs. It stops at the first that has copies at another place,
+// and says how many came before. If the rank's names cannot be kept as they are, it leaves everything as it was.
+func (x *Index) enterNames(r *rank, e *events.Event, cancelled []bool, c *Counts) (n int, v verdict) {
+	if r.naming == ledgers {
+		return x.enter(r, e, cancelled, c)
+	}
+	if n, v = x.nameBlocks(r, e, cancelled); v >= diverged {
+		x.unnameBlocks(r, e, cancelled, n)
+	}
+	return n, v
+}
+
+// contradict gives a rank what it needs after a verdict.
+func (x *Index) contradict(r *rank, v verdict) {
+	if v == diverged {
+		x.diverge(r)
+	} else {
+		x.toLedger(r)
+	}
+}
+
+// hold marks a rank without ledger as the holder of an event's first n blocks.
+func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Counts) {
+	tier := int(e.Tier) - 1
+	stored := uint32(0)
+	again := func(block uint32) {
+		r.extra[tier].add(block, 1)
 		c.Duplicates++
 	}
-	r.held[heldKey{e.Tier, e.Group, b}]++
-	r.copies[e.Tier-1]++
-	if r.parked.len() > 0 {
-		r.parked.named(name)
+	for si := len(x.segs) - 1; si >= 0; si-- {
+		s := &x.segs[si]
+		take := uint32(min(max(0, n-s.first), int(s.n)))
+		if s.grows && take < s.n {
+			x.unclaim(s, take)
+		}
+		if take == 0 {
+			continue
+		}
+		x.begin(s.node)
+		switch {
+		case s.grows && cancelled == nil && x.v.full(s.node, tier, r.slot()):
+			x.extend(s.node, take, r, tier)
+			stored += take
+		default:
+			if s.grows {
+				x.extend(s.node, take, nil, 0)
+			}
+			if cancelled == nil {
+				stored += x.mark(s.node, s.off, s.off+take, r, tier, again)
+				break
+			}
+			for j := uint32(0); j < take; j++ {
+				if !cancelled[s.first+int(j)] {
+					stored += x.mark(s.node, s.off+j, s.off+j+1, r, tier, again)
+				}
+			}
+		}
+		x.end(s.node)
 	}
+	c.Stored += uint64(stored)
+	r.held[tier] += int64(stored)
+}
+
+// noSlot is the slot of nobody.
+const noSlot = 1<<32 - 1
+
+// walk finds the places of blocks that follow block at (0: start a prompt), makes those that are not there, and leaves them
+// in x.segs. A leaf grows in place only if nobody but slot holds all of it. wish is the id that a first new node should have.
+func (x *Index) walk(space, slot, wish, at uint32, blocks []events.LocalHash) {
+	x.segs = x.segs[:0]
+	locals := unsafe.Slice((*uint64)(unsafe.SliceData(blocks)), len(blocks))
+	id, off := x.v.root(space), uint32(0)
+	if at != 0 {
+		var n *node
+		id, n = x.where(at)
+		off = at - n.start + 1
+	}
+	for i := 0; i < len(locals); {
+		n := &x.v.nodes[id]
+		rest := uint32(len(locals) - i)
+		if off < n.len {
+			k := uint32(sameRun(x.v.locals[n.start+off:n.start+n.len], locals[i:i+int(min(rest, n.len-off))]))
+			if k > 0 {
+				x.segs = append(x.segs, seg{node: id, off: off, n: k, block: n.start + off, first: i})
+				i, off = i+int(k), off+k
+			}
+			if i < len(locals) && off < n.len {
+				head := x.split(id, off)
+				if k > 0 {
+					x.segs[len(x.segs)-1].node = head
+				}
+				id = head
+			}
+			continue
+		}
+		if n.children > 0 {
+			if _, c := x.v.edge(id, locals[i]); c != 0 {
+				id, off = c, 0
+				continue
+			}
+		} else if n.parent != 0 && slot != noSlot && x.onlyHolder(id, slot) && x.claim(id, rest) {
+			n = &x.v.nodes[id]
+			s := seg{node: id, off: n.len, n: rest, block: n.start + n.len, first: i, fresh: true, grows: true}
+			x.write(s.block, locals[i:])
+			x.segs = append(x.segs, s)
+			return
+		}
+		first, granules := x.allocate((rest + granule - 1) / granule)
+		k := min(rest, granules*granule)
+		child := x.newNode(wish, node{parent: id, start: first * granule, len: k, depth: x.v.nodes[id].depth + x.v.nodes[id].len})
+		for g := first; g < first+granules; g++ {
+			x.granules.s[g].node = child
+		}
+		x.write(first*granule, locals[i:i+int(k)])
+		x.begin(id)
+		x.link(id, child)
+		x.end(id)
+		x.segs = append(x.segs, seg{node: child, n: k, block: first * granule, first: i, fresh: true})
+		id, off, i, wish = child, k, i+int(k), 0
+	}
+}
+
+func (x *Index) write(block uint32, locals []uint64) {
+	to := x.v.locals[block : int(block)+len(locals)]
+	for i, l := range locals {
+		put64(&to[i], l)
+	}
+}
+
+// unclaim gives what a growing stretch does not need after all back: take blocks of it stay.
+func (x *Index) unclaim(s *seg, take uint32) {
+	x.freeGranules((s.block+take+granule-1)/granule, (s.block+s.n+granule-1)/granule)
+}
+
+// abandon gives back what walk made for an event that is to be walked again.
+func (x *Index) abandon() {
+	for si := len(x.segs) - 1; si >= 0; si-- {
+		s := &x.segs[si]
+		if s.grows {
+			x.unclaim(s, 0)
+		}
+		if s.fresh {
+			x.reclaim(s.node)
+		}
+	}
+}
+
+// leaving is a block that the event in hand removes.
+type leaving struct {
+	name  uint64
+	hash  uint64
+	block uint32
+	node  uint32
 }
 
 func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
-	main := r.main(e.Group)
-	for _, name := range e.Blocks {
-		switch k := (copyKey{e.Tier, e.Group, name}); {
-		case !main && r.sets[k] > 0:
-			if r.sets[k]--; r.sets[k] == 0 {
+	switch {
+	case !r.main(e.Group):
+		for _, name := range e.Blocks {
+			k := copyKey{e.Tier, e.Group, name}
+			if n := r.sets[k]; n == 0 {
+				c.UnknownRemovals++
+				continue
+			} else if n == 1 {
 				delete(r.sets, k)
+			} else {
+				r.sets[k] = n - 1
 			}
 			c.OtherRemoved++
-		case main && x.release(r, k, 1):
-			c.Removed++
-		case main && r.parked.cancel(k):
-			c.Cancelled++
-		default:
-			c.UnknownRemovals++
 		}
-	}
-}
-
-// release takes a copy away and remembers the place of a name that has none left. It reports false if there is no copy.
-func (x *Index) release(r *rank, k copyKey, n uint32) bool {
-	m := r.names[k.name]
-	if m == nil {
-		return false
-	}
-	i := slices.IndexFunc(m.copies, func(t tierCopies) bool { return t.tier == k.tier && t.group == k.group })
-	if i < 0 {
-		return false
-	}
-	x.take(r, m, i, n)
-	if len(m.copies) == 0 {
-		delete(r.names, k.name)
-		if x.cfg.MaxRemembered > 0 {
-			if r.gone.len() == x.cfg.MaxRemembered {
-				x.unref(r.gone.shift().block)
+	case r.naming == ledgers:
+		for _, name := range e.Blocks {
+			if x.leaveLedger(r, copyKey{e.Tier, e.Group, name}) {
+				c.Removed++
+			} else {
+				r.notHeld(e, name, c)
 			}
-			x.blocks[m.block].refs++
-			r.gone.push(removal{name: k.name, since: r.clock, block: m.block})
 		}
-		x.unref(m.block)
+	case !r.hasGroup || r.group != e.Group || x.v.masks[e.Tier-1] == nil:
+		for _, name := range e.Blocks {
+			r.notHeld(e, name, c)
+		}
+	default:
+		x.collect(r, e, c)
+		x.leave(r, int(e.Tier)-1, c)
 	}
-	return true
 }
 
-// take takes n copies of one kind of a name away.
-func (x *Index) take(r *rank, m *named, i int, n uint32) {
-	t := m.copies[i]
-	h := heldKey{t.tier, t.group, m.block}
-	if r.held[h] -= n; r.held[h] == 0 {
-		delete(r.held, h)
+// notHeld passes over the removal of a name without copies, but for one that waits.
+func (r *rank) notHeld(e *events.Event, name events.BlockHash, c *Counts) {
+	if r.parked.len() > 0 && r.parked.cancel(copyKey{e.Tier, e.Group, name}) {
+		c.Cancelled++
+	} else {
+		c.UnknownRemovals++
 	}
-	r.copies[t.tier-1] -= uint64(n)
-	if m.copies[i].n -= n; m.copies[i].n == 0 {
-		m.copies = slices.Delete(m.copies, i, i+1)
+}
+
+// collect takes second copies away, and leaves the blocks that the rank loses for good in x.queue.
+func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
+	tier := int(e.Tier) - 1
+	t := x.table(r)
+	slot := r.slot()
+	extra := &r.extra[tier]
+	x.queue = x.queue[:0]
+	var id, start, end, prev uint32 // the node of the block before
+	full := false
+	for from := 0; from < len(e.Blocks); from += batch {
+		names := e.Blocks[from:min(from+batch, len(e.Blocks))]
+		x.ask(t, names)
+		for j, name := range names {
+			block, ok := prev-1, false
+			if prev > granule && r.naming == sharing { // engines evict tails first
+				g := &x.granules.s[block/granule]
+				ok = g.named&^g.foreign>>(block%granule)&1 != 0 && x.engines.s[block] == uint64(name)
+			}
+			if !ok {
+				block, _, ok = t.find(uint64(name), x.hashes[j])
+			}
+			if ok && (block < start || block >= end) {
+				var n *node
+				id, n = x.where(block)
+				start, end = n.start, n.start+n.len
+				full = x.v.full(id, tier, slot)
+			}
+			if !ok || !full && !x.v.holds(id, block-start, tier, slot) {
+				r.notHeld(e, name, c)
+				continue
+			}
+			prev = block
+			if extra.get(block) > 0 {
+				x.touch(id)
+				extra.take(block)
+				c.Removed++
+				continue
+			}
+			g := &x.granules.s[block/granule]
+			if bit := uint16(1) << (block % granule); g.queued&bit != 0 {
+				r.notHeld(e, name, c)
+				continue
+			} else {
+				g.queued |= bit
+			}
+			x.queue = append(x.queue, leaving{uint64(name), x.hashes[j], block, id})
+		}
+	}
+}
+
+// leave takes the blocks in x.queue from a rank: from the first node to the last, so that a reader, which goes the same way
+// and looks back at the end, sees them all go at once.
+func (x *Index) leave(r *rank, tier int, c *Counts) {
+	q := x.queue
+	if len(q) == 0 {
+		return
+	}
+	keys := x.keys[:0] // depth of the node above the position in the queue, one for each stretch
+	several := false
+	for i := 0; i < len(q); {
+		keys = append(keys, uint64(x.v.nodes[q[i].node].depth)<<32|uint64(i))
+		several = several || q[i].node != q[0].node
+		i += stretch(q[i:])
+	}
+	if several {
+		slices.Sort(keys)
+	}
+	x.keys = keys
+	open := uint32(0)
+	for _, k := range keys {
+		i := int(uint32(k))
+		n := stretch(q[i:])
+		id := q[i].node
+		if id != open {
+			if open != 0 {
+				x.end(open)
+			}
+			x.begin(id)
+			open = id
+		}
+		lo := min(q[i].block, q[i+n-1].block) - x.v.nodes[id].start
+		x.unmark(id, lo, lo+uint32(n), r, tier)
+		x.forgetQueued(r, id, q[i:i+n])
+	}
+	x.end(open)
+	c.Removed += uint64(len(q))
+	r.held[tier] -= int64(len(q))
+	others := false
+	for t := range r.held {
+		others = others || t != tier && r.held[t] > 0
+	}
+	lost := q[:0]
+	for _, l := range q {
+		g := &x.granules.s[l.block/granule]
+		g.queued &^= 1 << (l.block % granule)
+		if others && x.holdsAny(r.slot(), l.block) {
+			continue
+		}
+		g.pins++ // all of them, before anything is forgotten and cut off
+		lost = append(lost, l)
+	}
+	for _, l := range lost {
+		x.remember(r, r.clock, events.BlockHash(l.name), l.block)
+	}
+}
+
+// stretch is how many blocks at the start of a queue follow each other in one node, up or down.
+func stretch(q []leaving) int {
+	n := 1
+	if len(q) > 1 && q[1].node == q[0].node && (q[1].block == q[0].block+1 || q[1].block == q[0].block-1) {
+		for step := q[1].block - q[0].block; n < len(q) && q[n].node == q[0].node && q[n].block == q[n-1].block+step; {
+			n++
+		}
+	}
+	return n
+}
+
+// forgetQueued takes the names of blocks that a rank has just lost in one tier out of its table, if nobody who shares it
+// needs them.
+func (x *Index) forgetQueued(r *rank, id uint32, q []leaving) {
+	switch {
+	case r.naming == sharing && x.sharedFull(id):
+	case r.naming == sharing:
+		n := &x.v.nodes[id]
+		for i := range q {
+			if n.nparts == 0 || !x.sharedPart(id, q[i].block-n.start) {
+				x.dropName(r, q[i].hash, q[i].block)
+			}
+		}
+	default:
+		for i := range q {
+			if !x.holdsAny(r.slot(), q[i].block) {
+				x.dropName(r, q[i].hash, q[i].block)
+			}
+		}
 	}
 }
 
 // clear empties a tier, or all of them; then the rank is as it was when it was added, but for its clock.
 func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
-	spared := func(t events.Tier) bool { return tier != events.AllTiers && tier != t }
-	for name, m := range r.names {
-		for i := len(m.copies) - 1; i >= 0; i-- {
-			if !spared(m.copies[i].tier) {
-				c.Cleared += uint64(m.copies[i].n)
-				x.take(r, m, i, m.copies[i].n)
-			}
-		}
-		if len(m.copies) == 0 {
-			delete(r.names, name)
-			x.unref(m.block)
-		}
+	tiers := TierSet(1<<events.NumTiers - 1)
+	if tier != events.AllTiers {
+		tiers = 1 << (tier - 1)
 	}
+	x.hidden.Store(hiding | uint64(r.slot())<<8 | uint64(tiers))
+	if r.naming == ledgers {
+		x.clearLedger(r, tiers, c)
+	} else {
+		x.clearMarks(r, tiers, c)
+	}
+	x.hidden.Store(0)
 	for k, n := range r.sets {
-		if !spared(k.tier) {
+		if tiers.Has(k.tier) {
 			c.OtherRemoved += uint64(n)
 			delete(r.sets, k)
 		}
 	}
 	for _, w := range r.parked.all() {
-		if !spared(w.event.Tier) {
+		if tiers.Has(w.event.Tier) {
 			c.ClearedWaiting += uint64(w.left)
 			r.parked.remove(w)
 		}
 	}
 	if tier == events.AllTiers {
 		for r.gone.len() > 0 {
-			x.unref(r.gone.shift().block)
+			x.unpin(r.gone.shift().block)
 		}
-		r.reset()
+		x.fresh(r)
+	}
+	x.tidy(r)
+}
+
+// fresh makes a rank that holds nothing as it was when it was added, but for its clock. One that named blocks its own way is
+// expected to do so again.
+func (x *Index) fresh(r *rank) {
+	*r = rank{id: r.id, space: r.space, clock: r.clock, naming: r.naming, own: r.own}
+	if r.naming == ledgers {
+		x.ledgerRanks--
+		r.naming, r.own = owning, &names{engines: &x.engines, seed: x.shared.seed}
+	}
+}
+
+// clearMarks clears tiers of a rank without ledger.
+func (x *Index) clearMarks(r *rank, tiers TierSet, c *Counts) {
+	x.tidy(r)
+	all := true
+	tiers.each(func(t int) {
+		c.Cleared += uint64(r.held[t]) + r.extra[t].total
+	})
+	for t := range r.held {
+		all = all && (tiers>>t&1 != 0 || r.held[t] == 0)
+	}
+	nodes := slices.Clone(r.nodes)
+	for _, id := range nodes {
+		x.begin(id)
+		tiers.each(func(t int) {
+			if x.v.masks[t] != nil {
+				x.unmarkAll(r, id, t)
+			}
+		})
+		x.end(id)
+	}
+	switch {
+	case r.naming == owning && all:
+		x.dropOwn(r)
+	case r.naming == owning:
+		type pair struct {
+			hash  uint64
+			block uint32
+		}
+		var lost []pair
+		r.own.each(func(name uint64, block uint32) {
+			if !x.holdsAny(r.slot(), block) {
+				lost = append(lost, pair{r.own.hash(name), block})
+			}
+		})
+		for _, p := range lost {
+			x.dropName(r, p.hash, p.block)
+		}
+	}
+	tiers.each(func(t int) { r.held[t], r.extra[t] = 0, countMap{} })
+	for _, id := range nodes {
+		x.reclaim(id)
+	}
+}
+
+// unmarkAll takes all that a rank holds of an open node in one tier.
+func (x *Index) unmarkAll(r *rank, id uint32, tier int) {
+	n := x.v.nodes[id]
+	if x.v.full(id, tier, r.slot()) {
+		x.setFull(id, tier, r.slot(), false)
+		if r.naming == sharing {
+			x.forget(r, id, 0, n.len)
+		}
+		return
+	}
+	if p := x.v.part(id, keyOf(r.slot(), tier)); p != nil {
+		far := p.lead
+		if p.bits != 0 {
+			far = min(n.len, p.words<<6)
+		}
+		x.dropPart(id, p)
+		if r.naming == sharing {
+			x.forget(r, id, 0, far)
+		}
 	}
 }

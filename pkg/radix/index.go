@@ -2,38 +2,72 @@ package radix
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"runtime"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Index is the whole: a tree of blocks and what each rank holds of it.
+// Index is the whole: a tree of runs of blocks, and what each rank holds of it.
 type Index struct {
-	cfg Config
+	cfg    Config
+	memory *memory
 
-	mu     sync.RWMutex
-	blocks []block // by number; 0 is not used
-	free   []uint32
-	roots  map[rootKey]uint32
-	slots  []*rank // by slot
-	gens   []uint32
-	unused []int // slots to use again
+	// What readers go by. The writer's view is v; view is the same, once it is published.
+	v    *view
+	view atomic.Pointer[view]
+
+	// hidden is the rank and the tiers that a clear is taking away: slot<<8 | a bit for each tier | hiding; 0 if none. To
+	// readers they are gone from its first moment.
+	hidden atomic.Uint64
+
+	// The arena. locals are the view's.
+	locals, engines array[uint64]
+	granules        array[granuleState]
+	granuleEnd      uint32 // those from here on were never used
+	freeGranule     idSet
+	granuleHand     uint32
+
+	freeNodes idSet
+	nodeEnd   uint32
+	nodes     int // in use, roots included
+	edgeCount int
+	edgeUsed  int // places in the table, those of edges that are gone included
+	partRoom  rooms
+	bitRoom   rooms
+	splits    uint64
+
+	// Names that ranks share; see naming.go.
+	shared     names
+	sharedMask []uint64          // ranks that use them, by slot
+	sharedElse map[uint32]uint64 // shared names of blocks where the arena has a name of a rank's own
+
+	slots       []*rank
+	unused      []int
+	ledgerRanks int
+
+	exports []*Export // under way
+
+	// Scratch of the event in hand.
+	segs    []seg
+	queue   []leaving
+	keys    []uint64
+	hashes  [batch]uint64
+	touched uint64
 }
 
-type rootKey struct {
-	space uint32
-	local events.LocalHash
-}
+const hiding = 1 << 63
 
-// block is one block of a path. It is kept while anything refers to it.
-type block struct {
-	parent   uint32 // 0: none
-	space    uint32
-	local    events.LocalHash
-	children map[events.LocalHash]uint32
-	refs     int // children, names of ranks, removals
-}
+// naming is how a rank's engine hashes are kept.
+type naming uint8
+
+const (
+	sharing naming = iota // in the table that all ranks share: it calls every block as the others do
+	owning                // in a table of its own
+	ledgers               // in a ledger: it has several main groups, or two names for one block
+)
 
 // rank is the state of one (worker, rank): a function of its own events and their times.
 type rank struct {
@@ -45,70 +79,74 @@ type rank struct {
 	gone   removals
 	sets   map[copyKey]uint32
 
-	names  map[events.BlockHash]*named
-	held   map[heldKey]uint32
-	copies [events.NumTiers]uint64
+	naming   naming
+	group    events.GroupIndex // the main group, if there is one
+	hasGroup bool
+	own      *names
+	ledger   *ledger
+
+	held   [events.NumTiers]int64    // blocks; of a ledger, by whatever main group
+	extra  [events.NumTiers]countMap // copies above one
+	nodes  []uint32                  // where it holds something; some may be stale or come twice
+	tidyAt int
 }
 
-type heldKey struct {
-	tier  events.Tier
-	group events.GroupIndex
-	block uint32
-}
+func (r *rank) slot() uint32 { return uint32(r.id.Slot()) }
 
-// named is what a rank holds under one name, and where.
-type named struct {
-	block  uint32
-	copies []tierCopies
-}
-
-type tierCopies struct {
-	tier  events.Tier
-	group events.GroupIndex
-	n     uint32
-}
-
-// New returns an empty index.
+// New returns an empty index. It needs no closing.
 func New(cfg Config) *Index {
-	return &Index{cfg: cfg.withDefaults(), blocks: make([]block, 1), roots: map[rootKey]uint32{}}
+	x := &Index{cfg: cfg.withDefaults(), memory: &memory{}, granuleEnd: 1, nodeEnd: 1}
+	x.v = &view{stride: 1}
+	x.bitRoom.end = 1
+	x.growNodes()
+	x.useTier(device)
+	x.rehashEdges()
+	x.growBlocks()
+	x.shared = names{engines: &x.engines, seed: rand.Uint64()}
+	runtime.AddCleanup(x, func(m *memory) { m.release() }, x.memory)
+	return x
 }
 
 // AddRank makes room for a rank that holds nothing. Only ranks of one space can match the same query: space is the
 // caller's number for one (model, block size).
 func (x *Index) AddRank(space uint32) RankID {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	var i int
+	gen := uint32(1)
 	if n := len(x.unused); n > 0 {
 		i, x.unused = x.unused[n-1], x.unused[:n-1]
-		x.gens[i]++
+		gen = x.v.ids[i]>>slotBits + 1
 	} else {
 		i = len(x.slots)
 		if i == maxSlots {
 			panic("radix: more than 2^20 ranks at a time")
 		}
-		x.slots, x.gens = append(x.slots, nil), append(x.gens, 1)
+		x.slots = append(x.slots, nil)
+		x.sharedMask = append(x.sharedMask, make([]uint64, i>>6+1-len(x.sharedMask))...)
+		x.publish(func(v *view) { v.ids = append(slices.Clone(v.ids), 0) })
+		x.widen(uint32(i))
 	}
-	r := &rank{id: RankID(x.gens[i]<<slotBits | uint32(i)), space: space}
+	r := &rank{id: RankID(gen<<slotBits | uint32(i)), space: space}
+	atomic.StoreUint32(&x.v.ids[i], uint32(r.id))
 	x.slots[i] = r
-	r.reset()
+	x.sharedMask[i>>6] |= 1 << (i & 63)
+	if x.v.root(space) == 0 {
+		above := x.newNode(0, node{})
+		x.publish(func(v *view) { v.roots = append(slices.Clone(v.roots), root{space, above}) })
+	}
 	return r.id
 }
 
-func (r *rank) reset() {
-	r.groups, r.parked, r.gone = nil, parking{}, removals{}
-	r.sets, r.names, r.held = map[copyKey]uint32{}, map[events.BlockHash]*named{}, map[heldKey]uint32{}
-}
-
-// DropRank forgets a rank and all that it holds. Its id is never given out again within 4,096 uses of its slot.
+// DropRank forgets a rank and all that it holds. Its id is not given out again before its slot has been used 4,095 times.
 func (x *Index) DropRank(id RankID) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	r := x.rank(id)
+	x.touchRank(r)
 	var c Counts
 	x.clear(r, events.AllTiers, &c)
-	x.slots[id.Slot()] = nil
-	x.unused = append(x.unused, id.Slot())
+	x.fresh(r)
+	i := id.Slot()
+	x.sharedMask[i>>6] &^= 1 << (i & 63)
+	x.slots[i] = nil
+	x.unused = append(x.unused, i)
 }
 
 func (x *Index) rank(id RankID) *rank {
@@ -118,181 +156,100 @@ func (x *Index) rank(id RankID) *rank {
 	panic(fmt.Sprintf("radix: rank %#x is not in this index", uint32(id)))
 }
 
-// child finds or makes the block that follows parent (0: starts a prompt).
-func (x *Index) child(space, parent uint32, local events.LocalHash) uint32 {
-	if parent == 0 {
-		if b, ok := x.roots[rootKey{space, local}]; ok {
-			return b
-		}
-	} else if b, ok := x.blocks[parent].children[local]; ok {
-		return b
-	}
-	var b uint32
-	if n := len(x.free); n > 0 {
-		b, x.free = x.free[n-1], x.free[:n-1]
-	} else {
-		b = uint32(len(x.blocks))
-		x.blocks = append(x.blocks, block{})
-	}
-	x.blocks[b] = block{parent: parent, space: space, local: local}
-	if parent == 0 {
-		x.roots[rootKey{space, local}] = b
-	} else {
-		p := &x.blocks[parent]
-		if p.children == nil {
-			p.children = map[events.LocalHash]uint32{}
-		}
-		p.children[local] = b
-		p.refs++
-	}
-	return b
-}
+// pin keeps a block in memory, whoever holds it.
+func (x *Index) pin(block uint32) { x.granules.s[block/granule].pins++ }
 
-// unref takes a reference away; a block without any goes, and so may its parents.
-func (x *Index) unref(b uint32) {
-	x.blocks[b].refs--
-	x.prune(b)
-}
-
-func (x *Index) prune(b uint32) {
-	for b != 0 && x.blocks[b].refs == 0 {
-		k := x.blocks[b]
-		x.blocks[b] = block{}
-		x.free = append(x.free, b)
-		if k.parent == 0 {
-			delete(x.roots, rootKey{k.space, k.local})
-			return
-		}
-		delete(x.blocks[k.parent].children, k.local)
-		x.blocks[k.parent].refs--
-		b = k.parent
+func (x *Index) unpin(block uint32) {
+	g := &x.granules.s[block/granule]
+	if g.pins--; g.pins == 0 {
+		x.reclaim(g.node)
 	}
 }
 
-// Stats counts what there is. It visits every rank.
-func (x *Index) Stats() (s Stats) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	s.Blocks = int64(len(x.blocks) - 1 - len(x.free))
-	alive := map[uint32]bool{}
-	for _, r := range x.slots {
-		if r == nil {
-			continue
-		}
-		s.Ranks++
-		tiers := map[heldKey]bool{}
-		for k := range r.held {
-			tiers[heldKey{tier: k.tier, block: k.block}] = true
-			alive[k.block] = true
-		}
-		for k := range tiers {
-			s.Holdings[k.tier-1]++
-		}
-		s.Parked += int64(r.parked.blocks)
-		s.Remembered += int64(r.gone.len())
-		s.SetBlocks += int64(len(r.sets))
-		s.Bytes.Names += int64(len(r.names)) * 100
-		s.Bytes.Ranks += int64(r.parked.blocks)*200 + int64(len(r.gone.ring))*28 + int64(len(r.sets))*40
+// remember keeps the place of a name whose last copy was removed. The block has been pinned for it.
+func (x *Index) remember(r *rank, since events.Millis, name events.BlockHash, block uint32) {
+	if x.cfg.MaxRemembered == 0 {
+		x.unpin(block)
+		return
 	}
-	s.Dead = s.Blocks - int64(len(alive))
-	s.Nodes = s.Blocks
-	s.Bytes.Blocks = int64(len(x.blocks)) * 100
-	s.Bytes.Total = s.Bytes.Blocks + s.Bytes.Names + s.Bytes.Ranks
-	return s
-}
-
-// Check verifies the invariants.
-func (x *Index) Check() error {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	refs := make([]int, len(x.blocks))
-	for i, b := range x.blocks[1:] {
-		if b.parent != 0 {
-			refs[b.parent]++
-			if x.blocks[b.parent].children[b.local] != uint32(i+1) {
-				return fmt.Errorf("block %d is not its parent's child", i+1)
-			}
-		}
+	if r.gone.len() == x.cfg.MaxRemembered {
+		x.unpin(r.gone.shift().block)
 	}
-	for _, r := range x.slots {
-		if r == nil {
-			continue
-		}
-		held := map[heldKey]uint32{}
-		var copies [events.NumTiers]uint64
-		for name, n := range r.names {
-			refs[n.block]++
-			for _, t := range n.copies {
-				held[heldKey{t.tier, t.group, n.block}] += t.n
-				copies[t.tier-1] += uint64(t.n)
-				if t.n == 0 {
-					return fmt.Errorf("rank %d: name %#x with no copies", r.id.Slot(), name)
-				}
-			}
-		}
-		if len(held) != len(r.held) {
-			return fmt.Errorf("rank %d: %d held by name, %d by place", r.id.Slot(), len(held), len(r.held))
-		}
-		for k, n := range held {
-			if r.held[k] != n {
-				return fmt.Errorf("rank %d: %v: %d copies by name, %d by place", r.id.Slot(), k, n, r.held[k])
-			}
-		}
-		if copies != r.copies {
-			return fmt.Errorf("rank %d: %d copies, counted %d", r.id.Slot(), copies, r.copies)
-		}
-		for n := r.gone.first; n != r.gone.next; n++ {
-			refs[r.gone.at(n).block]++
-		}
-		if r.gone.len() > x.cfg.MaxRemembered || r.parked.blocks > x.cfg.MaxParked {
-			return fmt.Errorf("rank %d: %d removals, %d parked: over the bounds", r.id.Slot(), r.gone.len(), r.parked.blocks)
-		}
-	}
-	free := map[uint32]bool{}
-	for _, b := range x.free {
-		free[b] = true
-	}
-	for i := 1; i < len(x.blocks); i++ {
-		if refs[i] != x.blocks[i].refs || free[uint32(i)] != (refs[i] == 0) {
-			return fmt.Errorf("block %d: %d references, counted %d, free %v", i, x.blocks[i].refs, refs[i], free[uint32(i)])
-		}
-	}
-	return nil
+	r.gone.push(removal{name: name, since: since, block: block})
 }
 
 // Checksum is the sum, modulo 2^64, over every (tier, block) that the rank holds for whatever main group, of a hash of tier,
 // sequence hash and number of copies. Equal contents have equal sums on every replica, whatever led there.
 func (x *Index) Checksum(id RankID) (sum uint64) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
 	r := x.rank(id)
-	seqs := map[uint32]uint64{}
-	total := map[heldKey]uint32{}
-	for k, n := range r.held {
-		total[heldKey{tier: k.tier, block: k.block}] += n
+	ends := map[uint32]uint64{} // sequence hash of a node's last block
+	one := func(b uint32, seq uint64, tier int, copies uint64) {
+		sum += mix(seq ^ mix(uint64(tier+1)<<56|copies))
 	}
-	for k, n := range total {
-		sum += mix(x.seq(seqs, k.block) ^ mix(uint64(k.tier)<<56|uint64(n)))
+	if r.naming == ledgers {
+		for k, n := range r.ledger.totals() {
+			id, nd := x.where(k.block)
+			one(k.block, x.seqAt(ends, id, k.block-nd.start), int(k.tier)-1, uint64(n))
+		}
+		return sum
+	}
+	x.tidy(r)
+	for _, id := range r.nodes {
+		n := &x.v.nodes[id]
+		seq := x.seqEnd(ends, n.parent)
+		first := x.v.nodes[n.parent].parent == 0
+		for off := range n.len {
+			if l := x.v.locals[n.start+off]; first && off == 0 {
+				seq = l
+			} else {
+				seq = nextSeq(seq, l)
+			}
+			for t := range x.v.masks {
+				if x.v.masks[t] != nil && x.v.holds(id, off, t, r.slot()) {
+					one(n.start+off, seq, t, 1+uint64(r.extra[t].get(n.start+off)))
+				}
+			}
+		}
 	}
 	return sum
 }
 
-func (x *Index) seq(known map[uint32]uint64, b uint32) uint64 {
-	var path []uint32
-	for ; b != 0; b = x.blocks[b].parent {
-		if _, ok := known[b]; ok {
+// seqEnd is the sequence hash of a node's last block; of a root it means nothing.
+func (x *Index) seqEnd(ends map[uint32]uint64, id uint32) uint64 {
+	if seq, ok := ends[id]; ok || x.v.nodes[id].parent == 0 {
+		return seq
+	}
+	seq := x.seqAt(ends, id, x.v.nodes[id].len-1)
+	ends[id] = seq
+	return seq
+}
+
+func (x *Index) seqAt(ends map[uint32]uint64, id, off uint32) uint64 {
+	var path []uint32 // nodes above whose end is not known yet, lowest first
+	up := x.v.nodes[id].parent
+	for ; x.v.nodes[up].parent != 0; up = x.v.nodes[up].parent {
+		if _, ok := ends[up]; ok {
 			break
 		}
-		path = append(path, b)
+		path = append(path, up)
 	}
-	s := known[b]
-	for _, p := range slices.Backward(path) {
-		if x.blocks[p].parent == 0 {
-			s = uint64(x.blocks[p].local)
-		} else {
-			s = nextSeq(s, uint64(x.blocks[p].local))
+	seq := ends[up]
+	through := func(n *node, to uint32) {
+		for o := range to {
+			if l := x.v.locals[n.start+o]; o == 0 && x.v.nodes[n.parent].parent == 0 {
+				seq = l
+			} else {
+				seq = nextSeq(seq, l)
+			}
 		}
-		known[p] = s
 	}
-	return s
+	for _, p := range slices.Backward(path) {
+		through(&x.v.nodes[p], x.v.nodes[p].len)
+		ends[p] = seq
+	}
+	through(&x.v.nodes[id], off+1)
+	return seq
 }
+
+// GroupSets lists what a rank holds for the groups that are no part of the prefix.
+func (x *Index) GroupSets(id RankID) []events.GroupSet { return groupSets(x.rank(id).sets) }

@@ -2,6 +2,9 @@ package radix
 
 import (
 	"math/bits"
+	"runtime"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -10,189 +13,290 @@ import (
 type Answer struct {
 	Ranks []Overlap // every rank that holds the first block in some tier; in no order
 
-	path []uint32
+	walk walk
 }
 
-// Group is a set of ranks that hold equally much.
-type Group struct {
-	Depth [events.NumTiers]uint32
-	Ranks []RankID
+// walk is a reader's way through the tree, and what it must find unchanged at its end.
+type walk struct {
+	v       *view
+	hidden  uint64
+	path    []stop
+	active  []uint64
+	leaving []leaver
 }
 
-// Groups is an answer by depth. It is reused: fields are valid until it is passed again.
-type Groups struct {
-	Groups []Group // in no order
-
-	answer Answer
+// stop is a node on the way.
+type stop struct {
+	id, version uint32
+	start       uint32
+	base        uint32 // how many blocks of the query come before it
+	len         uint32 // of the node
+	match       uint32 // how many of its blocks are the query's
+	parts       uint32
+	nparts      uint32
 }
+
+// leaver is a rank whose prefix in one tier ends at block off of stop at.
+type leaver struct{ slot, at, off uint32 }
 
 // Match finds what every rank of a space holds of a prefix; allowed, if not nil, restricts it to some. Any goroutine may
-// call it at any time. A reused Answer is not allocated again.
+// call it at any time, each with an Answer of its own. A reused Answer is not allocated again.
 func (x *Index) Match(space uint32, locals []events.LocalHash, allowed *RankSet, out *Answer) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	x.match(space, locals, allowed, out)
+	q := unsafe.Slice((*uint64)(unsafe.SliceData(locals)), len(locals))
+	for tries := 1; !x.try(space, q, allowed, out); tries++ {
+		if tries%16 == 0 {
+			runtime.Gosched()
+		}
+	}
+	out.walk.v = nil
+	runtime.KeepAlive(x)
 }
 
-func (x *Index) match(space uint32, locals []events.LocalHash, allowed *RankSet, out *Answer) {
-	out.Ranks, out.path = out.Ranks[:0], out.path[:0]
-	at := uint32(0)
-	for i, l := range locals {
-		if i == 0 {
-			at = x.roots[rootKey{space, l}]
-		} else {
-			at = x.blocks[at].children[l]
+// try is one walk. It reports false if the writer has been in its way: then the answer means nothing. Whatever it
+// reads may be half written, so that everything is checked before it serves as an index.
+func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) bool {
+	w := &out.walk
+	w.v, w.hidden = x.view.Load(), x.hidden.Load()
+	out.Ranks, w.path, w.leaving = out.Ranks[:0], w.path[:0], w.leaving[:0]
+	if w.v.deviceOnly() {
+		return w.device(space, q, allowed, out, false) && x.unchanged(w)
+	}
+	if !w.device(space, q, allowed, out, true) {
+		return false
+	}
+	w.others(allowed, out)
+	return x.unchanged(w)
+}
+
+// unchanged reports whether all that a walk has seen was there at one moment: now.
+func (x *Index) unchanged(w *walk) bool {
+	if x.hidden.Load() != w.hidden || x.view.Load() != w.v {
+		return false
+	}
+	for i := range w.path {
+		s := &w.path[i]
+		if atomic.LoadUint32(&w.v.nodes[s.id].version) != s.version {
+			return false
 		}
+	}
+	return true
+}
+
+// visit opens the stop for a node that is to begin after base blocks of the query.
+func (w *walk) visit(id, base uint32) (s *stop, ok bool) {
+	n := &w.v.nodes[id]
+	version := atomic.LoadUint32(&n.version)
+	if version&1 != 0 {
+		return nil, false
+	}
+	w.path = append(w.path, stop{
+		id: id, version: version, base: base,
+		start: atomic.LoadUint32(&n.start), len: atomic.LoadUint32(&n.len),
+		parts: atomic.LoadUint32(&n.parts), nparts: atomic.LoadUint32(&n.nparts),
+	})
+	s = &w.path[len(w.path)-1]
+	if uint64(s.start)+uint64(s.len) > uint64(len(w.v.locals)) || uint64(s.parts)+uint64(s.nparts) > uint64(len(w.v.parts)) {
+		return nil, false
+	}
+	return s, true
+}
+
+// compare finds how many of a stop's blocks, up to most, are the query's.
+func (w *walk) compare(s *stop, most uint32, q []uint64) {
+	rest := q[s.base:]
+	n := min(int(s.len), len(rest), int(most))
+	s.match = uint32(sameRun(w.v.locals[s.start:s.start+s.len], rest[:n]))
+}
+
+// device follows all ranks together as far as they hold the prefix in device, and appends those that come to an end to the
+// answer; if there is more to look for, to w.leaving, and then it follows the path as far as it is known at all.
+func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, more bool) bool {
+	v := w.v
+	at := v.root(space)
+	if at == 0 {
+		return true
+	}
+	w.active = w.active[:0]
+	for i := range v.stride {
+		word := ^uint64(0)
+		if allowed != nil {
+			word = 0
+			if i < len(allowed.words) {
+				word = allowed.words[i]
+			}
+		}
+		w.active = append(w.active, word)
+	}
+	w.hide(device)
+	if _, ok := w.visit(at, 0); !ok {
+		return false
+	}
+	some := true // somebody is active
+	for base := uint32(0); int(base) < len(q); {
+		_, at = v.edge(at, q[base])
 		if at == 0 {
 			break
 		}
-		out.path = append(out.path, at)
+		s, ok := w.visit(at, base)
+		if !ok || s.len == 0 {
+			return false
+		}
+		mask := v.masks[device][int(at)*v.stride:][:v.stride]
+		all := uint64(0)
+		for i := range w.active {
+			all |= w.active[i] & atomic.LoadUint64(&mask[i])
+		}
+		far := s.len // there is nothing to compare where nobody holds
+		if all == 0 && !more {
+			far = 0
+			for i := range s.nparts {
+				if p := v.parts[s.parts+i].load(); p.key&3 == device && w.isActive(p.key>>2) {
+					far = max(far, p.lead)
+				}
+			}
+		}
+		w.compare(s, far, q)
+		if some {
+			w.split(s, mask, out, more)
+			some = all != 0
+		}
+		base += s.match
+		if s.match < s.len || !some && !more {
+			break
+		}
 	}
-	for _, r := range x.slots {
-		if r == nil || r.space != space || allowed != nil && !allowed.Has(r.id) {
+	if end := len(w.path) - 1; some && end > 0 {
+		for i, word := range w.active {
+			for ; word != 0; word &= word - 1 {
+				w.leave(uint32(i<<6+bits.TrailingZeros64(word)), uint32(end), w.path[end].match, out, more)
+			}
+		}
+	}
+	return true
+}
+
+// split sorts out who holds not all of a stop's node, and leaves the others active.
+func (w *walk) split(s *stop, mask []uint64, out *Answer, more bool) {
+	at := uint32(len(w.path) - 1)
+	for i := range s.nparts {
+		p := w.v.parts[s.parts+i].load()
+		if slot := p.key >> 2; p.key&3 == device && w.isActive(slot) {
+			w.active[slot>>6] &^= 1 << (slot & 63)
+			w.leave(slot, at, min(p.lead, s.match), out, more)
+		}
+	}
+	for i := range w.active {
+		stay := w.active[i] & atomic.LoadUint64(&mask[i])
+		gone := w.active[i] &^ stay
+		w.active[i] = stay
+		if s.base == 0 {
+			if !more {
+				continue
+			}
+			gone &= w.elsewhere(s, i)
+		}
+		for ; gone != 0; gone &= gone - 1 {
+			w.leave(uint32(i<<6+bits.TrailingZeros64(gone)), at, 0, out, more)
+		}
+	}
+}
+
+// elsewhere is the ranks of one word that hold something of a stop's node in another tier than device.
+func (w *walk) elsewhere(s *stop, word int) (set uint64) {
+	for _, m := range w.v.masks[device+1:] {
+		if m != nil {
+			set |= atomic.LoadUint64(&m[int(s.id)*w.v.stride+word])
+		}
+	}
+	for i := range s.nparts {
+		if p := w.v.parts[s.parts+i].load(); p.key&3 != device && int(p.key>>8) == word {
+			set |= 1 << (p.key >> 2 & 63)
+		}
+	}
+	return set
+}
+
+func (w *walk) isActive(slot uint32) bool {
+	return int(slot>>6) < len(w.active) && w.active[slot>>6]>>(slot&63)&1 != 0
+}
+
+// hide takes a rank that is being cleared in a tier out of the active ones.
+func (w *walk) hide(tier int) {
+	if w.hidden&hiding == 0 || w.hidden>>tier&1 == 0 {
+		return
+	}
+	if slot := w.hidden &^ hiding >> 8; int(slot>>6) < len(w.active) {
+		w.active[slot>>6] &^= 1 << (slot & 63)
+	}
+}
+
+// leave ends a rank's prefix in device at block off of a stop.
+func (w *walk) leave(slot, at, off uint32, out *Answer, more bool) {
+	if more {
+		w.leaving = append(w.leaving, leaver{slot, at, off})
+		return
+	}
+	if depth := w.path[at].base + off; depth > 0 && int(slot) < len(w.v.ids) {
+		out.Ranks = append(out.Ranks, Overlap{Rank: RankID(atomic.LoadUint32(&w.v.ids[slot])), Depth: [events.NumTiers]uint32{depth}})
+	}
+}
+
+// others follows every rank from where its prefix in device has ended through the other tiers.
+func (w *walk) others(allowed *RankSet, out *Answer) {
+	if w.hidden&hiding != 0 && w.hidden>>device&1 != 0 { // it was not active
+		slot := uint32(w.hidden &^ hiding >> 8)
+		if len(w.path) > 1 && (allowed == nil || int(slot>>6) < len(allowed.words) && allowed.words[slot>>6]>>(slot&63)&1 != 0) {
+			w.leaving = append(w.leaving, leaver{slot, 1, 0})
+		}
+	}
+	for _, l := range w.leaving {
+		if int(l.slot) >= len(w.v.ids) {
 			continue
 		}
-		o := Overlap{Rank: r.id}
-		tier := events.Device
-		for _, b := range out.path {
-			for tier <= events.External && !r.holds(tier, b) {
-				tier++
+		o := Overlap{Depth: [events.NumTiers]uint32{w.path[l.at].base + l.off}}
+		at, off := l.at, l.off
+		for t := device + 1; t < events.NumTiers; t++ {
+			if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 && uint32(w.hidden&^hiding>>8) == l.slot {
+				continue
 			}
-			if tier > events.External {
-				break
+			for int(at) < len(w.path) {
+				s := &w.path[at]
+				n := uint32(0)
+				if off < s.match {
+					n = w.run(s, off, t, l.slot)
+				}
+				o.Depth[t] += n
+				if off += n; off < s.len {
+					break
+				}
+				at, off = at+1, 0
 			}
-			o.Depth[tier-1]++
 		}
-		if o.Depth != [events.NumTiers]uint32{} {
+		if o.Blocks() > 0 {
+			o.Rank = RankID(atomic.LoadUint32(&w.v.ids[l.slot]))
 			out.Ranks = append(out.Ranks, o)
 		}
 	}
 }
 
-// holds reports whether every main group that the rank has announced holds the block.
-func (r *rank) holds(tier events.Tier, b uint32) bool {
-	main := false
-	for _, g := range r.groups {
-		if g.Kind.Main() {
-			main = true
-			if r.held[heldKey{tier, g.Group, b}] == 0 {
-				return false
-			}
+// run is how many of a stop's matching blocks from off on a rank holds in a tier.
+func (w *walk) run(s *stop, off uint32, tier int, slot uint32) uint32 {
+	v := w.v
+	if atomic.LoadUint64(&v.masks[tier][int(s.id)*v.stride+int(slot>>6)])>>(slot&63)&1 != 0 {
+		return s.match - off
+	}
+	for i := range s.nparts {
+		if p := v.parts[s.parts+i].load(); p.key == keyOf(slot, tier) {
+			return v.run(&p, off, s.match)
 		}
 	}
-	return main
+	return 0
 }
 
-// MatchGroups is Match with ranks of equal depth together.
-func (x *Index) MatchGroups(space uint32, locals []events.LocalHash, allowed *RankSet, out *Groups) {
-	x.Match(space, locals, allowed, &out.answer)
-	out.Groups = out.Groups[:0]
-next:
-	for _, o := range out.answer.Ranks {
-		for i := range out.Groups {
-			if out.Groups[i].Depth == o.Depth {
-				out.Groups[i].Ranks = append(out.Groups[i].Ranks, o.Rank)
-				continue next
-			}
-		}
-		if n := len(out.Groups); n < cap(out.Groups) {
-			out.Groups = out.Groups[:n+1]
-			out.Groups[n].Depth, out.Groups[n].Ranks = o.Depth, append(out.Groups[n].Ranks[:0], o.Rank)
-		} else {
-			out.Groups = append(out.Groups, Group{o.Depth, []RankID{o.Rank}})
-		}
-	}
-}
-
-// Stop is the rule that ended a rank's prefix.
-type Stop uint8
-
-// The rules.
-const (
-	StopEnd     Stop = 1 // the query ends here
-	StopUnknown Stop = 2 // nobody holds or remembers this block, or what follows it
-	StopAbsent  Stop = 3 // the rank holds the block in no tier
-	StopEarlier Stop = 4 // the rank holds the block, but only in tiers before the one the prefix has come to
-)
-
-var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier"}
-
-func (s Stop) String() string {
-	if int(s) < len(stopNames) {
-		return stopNames[s]
-	}
-	return "unknown"
-}
-
-// TierSet is a set of tiers: bit 0 is the device.
-type TierSet uint8
-
-// Has reports whether a tier is in the set.
-func (s TierSet) Has(t events.Tier) bool { return t.Valid() && s>>(t-1)&1 != 0 }
-
-// RankPath is a rank's way along a query.
-type RankPath struct {
-	Overlap
-	Stop   Stop
-	Blocks []TierSet // for each known block of the query, the tiers in which the rank holds it
-	Behind uint32    // how many blocks behind the end of its prefix the rank holds in some tier
-}
-
-// Explanation says why an answer is what it is.
-type Explanation struct {
-	Known uint32     // how many leading blocks of the query anybody holds or remembers
-	Ranks []RankPath // every rank that holds any of them
-}
-
-// Explain is Match with reasons, for people. It allocates.
-func (x *Index) Explain(space uint32, locals []events.LocalHash, allowed *RankSet) *Explanation {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	var a Answer
-	x.match(space, locals, allowed, &a)
-	depths := map[RankID][events.NumTiers]uint32{}
-	for _, o := range a.Ranks {
-		depths[o.Rank] = o.Depth
-	}
-	ex := &Explanation{Known: uint32(len(a.path))}
-	for _, r := range x.slots {
-		if r == nil || r.space != space || allowed != nil && !allowed.Has(r.id) {
-			continue
-		}
-		p := RankPath{Overlap: Overlap{r.id, depths[r.id]}, Blocks: make([]TierSet, len(a.path))}
-		any := false
-		for i, b := range a.path {
-			for t := events.Device; t <= events.External; t++ {
-				if r.holds(t, b) {
-					p.Blocks[i] |= 1 << (t - 1)
-					any = true
-				}
-			}
-		}
-		if any {
-			p.explain(len(locals))
-			ex.Ranks = append(ex.Ranks, p)
-		}
-	}
-	return ex
-}
-
-// explain fills in Stop and Behind.
-func (p *RankPath) explain(query int) {
-	end := int(p.Overlap.Blocks())
-	switch {
-	case end == query:
-		p.Stop = StopEnd
-	case end == len(p.Blocks):
-		p.Stop = StopUnknown
-	case p.Blocks[end] == 0:
-		p.Stop = StopAbsent
-	default:
-		p.Stop = StopEarlier
-	}
-	for _, s := range p.Blocks[end:] {
-		if bits.OnesCount8(uint8(s)) > 0 {
-			p.Behind++
-		}
+// load is a reader's copy of a part.
+func (p *part) load() part {
+	return part{
+		key: atomic.LoadUint32(&p.key), lead: atomic.LoadUint32(&p.lead), count: atomic.LoadUint32(&p.count),
+		bits: atomic.LoadUint32(&p.bits), words: atomic.LoadUint32(&p.words),
 	}
 }

@@ -110,6 +110,7 @@ type Stats struct {
 	Blocks     int64                  // distinct blocks in memory, dead ones included
 	Dead       int64                  // blocks that nobody holds, kept for what follows them or because they are remembered
 	Nodes      int64                  // runs of consecutive blocks
+	Splits     uint64                 // how many nodes were ever cut in two, because contents branched
 	Parked     int64                  // blocks that wait
 	Remembered int64                  // removals
 	SetBlocks  int64                  // (rank, tier, group, block) of groups that are no part of the prefix

@@ -1,0 +1,408 @@
+// Package bench measures the index (pkg/radix) on a corpus (internal/corpus), and reports what a run of `indexer bench index`
+// prints.
+//
+// [RunIndex] does one kind of run:
+//
+//   - events: stores and removals as fast as possible; blocks (stored and removed) per second, in a first pass over an empty
+//     index and in a second one over the same index after every rank was dropped, whose memory has been touched before.
+//   - queries: after all events, every query of the corpus; per query the time from hashes in memory to depths in memory, and
+//     queries per second with as many readers as asked for.
+//   - mixed: all operations in the order of the file, on one goroutine; seconds, and the digest of all answers.
+//   - load: after the first half of the events, queries while a writer applies the other half at full speed, again and again.
+//   - memory: resident bytes after all events and a garbage collection, less those before, for each holding.
+//   - snapshot: an image of all ranks into memory and back, the longest time for which a step of it stops the writer, and a
+//     clear of every rank.
+//
+// An index has one writer. With several writers there are as many indexes, each with its share of the workers, and a query
+// asks all of them.
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/corpus"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+)
+
+// Mode is a kind of run.
+type Mode string
+
+// The modes.
+const (
+	Events   Mode = "events"
+	Queries  Mode = "queries"
+	Mixed    Mode = "mixed"
+	Load     Mode = "load"
+	Memory   Mode = "memory"
+	Snapshot Mode = "snapshot"
+)
+
+// Modes lists them, in the order in which the package describes them.
+var Modes = []Mode{Events, Queries, Mixed, Load, Memory, Snapshot}
+
+// Options says what to measure.
+type Options struct {
+	File    string // a corpus
+	Mode    Mode
+	Writers int  // default 1
+	Readers int  // default 1; of queries and load
+	JSON    bool // the report as one JSON object instead of lines for people
+	Index   radix.Config
+}
+
+func (o Options) validate() error {
+	var wrong []error
+	if o.File == "" {
+		wrong = append(wrong, errors.New("no corpus file"))
+	}
+	if !slices.Contains(Modes, o.Mode) {
+		wrong = append(wrong, fmt.Errorf("mode %q is none of %v", o.Mode, Modes))
+	}
+	if o.Writers < 0 || o.Readers < 0 {
+		wrong = append(wrong, fmt.Errorf("%d writers and %d readers: neither may be negative", o.Writers, o.Readers))
+	}
+	return errors.Join(wrong...)
+}
+
+// Report is what a run has found. Fields that do not belong to its mode are absent.
+type Report struct {
+	Corpus  string `json:"corpus"`
+	Mode    Mode   `json:"mode"`
+	Writers int    `json:"writers"`
+	Readers int    `json:"readers"`
+
+	Passes []Pass `json:"passes,omitempty"` // of events: first and second
+
+	Latency       *Latency `json:"latency,omitempty"` // of one query
+	QueriesPerSec float64  `json:"queries_per_second,omitempty"`
+
+	Seconds  float64 `json:"seconds,omitempty"` // of mixed
+	Digest   string  `json:"digest,omitempty"`
+	Expected string  `json:"expected_digest,omitempty"` // absent if this corpus is not known
+
+	Holdings        int64        `json:"holdings,omitempty"`
+	BytesPerHolding float64      `json:"bytes_per_holding,omitempty"` // resident
+	Counted         float64      `json:"counted_bytes_per_holding,omitempty"`
+	Stats           *radix.Stats `json:"stats,omitempty"`
+
+	Image *Image `json:"image,omitempty"`
+}
+
+// Pass is one pass over the events.
+type Pass struct {
+	Seconds      float64 `json:"seconds"`
+	BlocksPerSec float64 `json:"blocks_per_second"`
+}
+
+// Latency is a distribution of times, in microseconds.
+type Latency struct {
+	N    int     `json:"n"`
+	P50  float64 `json:"p50_us"`
+	P99  float64 `json:"p99_us"`
+	P999 float64 `json:"p999_us"`
+	Max  float64 `json:"max_us"`
+}
+
+func latencyOf(d []time.Duration) *Latency {
+	slices.Sort(d)
+	at := func(q float64) float64 { return float64(d[min(len(d)-1, int(q*float64(len(d))))].Nanoseconds()) / 1e3 }
+	return &Latency{len(d), at(0.5), at(0.99), at(0.999), at(1)}
+}
+
+// Image is what a snapshot in memory took.
+type Image struct {
+	Export          float64 `json:"export_ms"`
+	Import          float64 `json:"import_ms"`
+	LongestStep     float64 `json:"longest_step_ms"` // of an export in steps of StepBlocks
+	StepBlocks      int     `json:"step_blocks"`
+	BytesPerHolding float64 `json:"bytes_per_holding"`
+	Runs            int     `json:"runs"`
+	Same            bool    `json:"same_checksums"`
+	ClearP50        float64 `json:"clear_p50_ms"`
+	ClearMax        float64 `json:"clear_max_ms"`
+}
+
+// RunIndex measures the index as o says and writes a report to w. A digest that is not the one expected is an error, after
+// the report.
+func RunIndex(ctx context.Context, o Options, w io.Writer) error {
+	if err := o.validate(); err != nil {
+		return fmt.Errorf("bench index: %w", err)
+	}
+	c, err := corpus.Open(o.File)
+	if err != nil {
+		return fmt.Errorf("bench index: %w", err)
+	}
+	defer c.Close()
+	o.Writers, o.Readers = max(1, o.Writers), max(1, o.Readers)
+	b := &run{o: o, c: c, ctx: ctx, report: Report{Corpus: o.File, Mode: o.Mode, Writers: o.Writers, Readers: o.Readers}}
+	if err := map[Mode]func() error{Events: b.events, Queries: b.queries, Mixed: b.mixed, Load: b.load, Memory: b.memory, Snapshot: b.snapshot}[o.Mode](); err != nil {
+		return fmt.Errorf("bench index: %w", err)
+	}
+	if o.JSON {
+		err = json.NewEncoder(w).Encode(b.report)
+	} else {
+		err = b.report.print(w)
+	}
+	if err == nil && b.report.Expected != "" && b.report.Digest != b.report.Expected {
+		err = fmt.Errorf("bench index: digest %s, expected %s", b.report.Digest, b.report.Expected)
+	}
+	return err
+}
+
+// run is one run under way.
+type run struct {
+	o      Options
+	c      *corpus.Reader
+	ctx    context.Context
+	report Report
+}
+
+// fleet is the indexes of a run, and where each worker is.
+type fleet struct {
+	shards  []*radix.Index
+	ids     []radix.RankID // by worker
+	workers []map[radix.RankID]uint32
+}
+
+func (b *run) fleet() *fleet {
+	f := &fleet{}
+	for range b.o.Writers {
+		f.shards = append(f.shards, radix.New(b.o.Index))
+		f.workers = append(f.workers, map[radix.RankID]uint32{})
+	}
+	f.join(int(b.c.Header().Workers))
+	return f
+}
+
+func (f *fleet) join(workers int) {
+	f.ids = f.ids[:0]
+	for w := range workers {
+		s := w % len(f.shards)
+		id := f.shards[s].AddRank(0)
+		f.ids = append(f.ids, id)
+		f.workers[s][id] = uint32(w)
+	}
+}
+
+func (f *fleet) leave() {
+	for w, id := range f.ids {
+		f.shards[w%len(f.shards)].DropRank(id)
+		delete(f.workers[w%len(f.shards)], id)
+	}
+}
+
+// apply applies one operation if it is a store or a removal. The scratch is the caller's.
+func (f *fleet) apply(op *corpus.Op, e *[1]events.Event) {
+	e[0] = events.Event{Tier: events.Device, Blocks: op.Blocks, Attention: events.AttentionFull}
+	switch op.Kind {
+	case corpus.Store:
+		e[0].Kind, e[0].HasParent, e[0].Parent, e[0].Locals = events.Stored, op.HasParent, op.Parent, op.Locals
+	case corpus.Remove:
+		e[0].Kind, e[0].Attention = events.Removed, 0
+	default:
+		return
+	}
+	f.shards[int(op.Worker)%len(f.shards)].Apply(f.ids[op.Worker], 0, e[:])
+}
+
+// applyAll applies the events from operation from up to operation to, each shard on a goroutine of its own.
+func (b *run) applyAll(f *fleet, from, to int) {
+	done := make(chan struct{})
+	for s := range f.shards {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			var e [1]events.Event
+			for i := from; i < to && (i%4096 != 0 || b.ctx.Err() == nil); i++ {
+				if op := b.c.Op(i); len(f.shards) == 1 || int(op.Worker)%len(f.shards) == s {
+					f.apply(&op, &e)
+				}
+			}
+		}()
+	}
+	for range f.shards {
+		<-done
+	}
+}
+
+// match asks all shards.
+func (f *fleet) match(q []events.LocalHash, answers []radix.Answer) {
+	for s := range f.shards {
+		f.shards[s].Match(0, q, nil, &answers[s])
+	}
+}
+
+func (b *run) events() error {
+	f := b.fleet()
+	h := b.c.Header()
+	for pass := range 2 {
+		if pass > 0 {
+			f.leave()
+			f.join(int(h.Workers))
+		}
+		runtime.GC()
+		start := time.Now()
+		b.applyAll(f, 0, b.c.Len())
+		s := time.Since(start).Seconds()
+		b.report.Passes = append(b.report.Passes, Pass{s, float64(h.Stored+h.Removed) / s})
+	}
+	runtime.KeepAlive(f)
+	return b.ctx.Err()
+}
+
+// asked lists the corpus' queries.
+func (b *run) asked() (qs [][]events.LocalHash) {
+	for _, op := range b.c.Ops() {
+		if op.Kind == corpus.Query {
+			qs = append(qs, op.Locals)
+		}
+	}
+	return qs
+}
+
+// ask times every query, from the one numbered first on, until stop is closed, or once if it is nil.
+func (f *fleet) ask(ctx context.Context, qs [][]events.LocalHash, first int, stop <-chan struct{}) (took []time.Duration) {
+	answers := make([]radix.Answer, len(f.shards))
+	took = make([]time.Duration, 0, len(qs))
+	for {
+		for i := range qs {
+			q := qs[(first+i)%len(qs)]
+			start := time.Now()
+			f.match(q, answers)
+			took = append(took, time.Since(start))
+		}
+		select {
+		case <-stop:
+			return took
+		default:
+			if stop == nil || ctx.Err() != nil {
+				return took
+			}
+		}
+	}
+}
+
+// readers runs as many readers as asked for, each with all queries; each begins elsewhere.
+func (b *run) readers(f *fleet, stop <-chan struct{}) {
+	qs := b.asked()
+	if len(qs) == 0 {
+		return
+	}
+	all := make(chan []time.Duration)
+	start := time.Now()
+	for r := range b.o.Readers {
+		go func() { all <- f.ask(b.ctx, qs, r*len(qs)/b.o.Readers, stop) }()
+	}
+	var took []time.Duration
+	for range b.o.Readers {
+		took = append(took, <-all...)
+	}
+	b.report.QueriesPerSec = float64(len(took)) / time.Since(start).Seconds()
+	b.report.Latency = latencyOf(took)
+}
+
+func (b *run) queries() error {
+	f := b.fleet()
+	b.applyAll(f, 0, b.c.Len())
+	runtime.GC()
+	b.readers(f, nil)
+	return b.ctx.Err()
+}
+
+func (b *run) mixed() error {
+	f := b.fleet()
+	var digest corpus.Digest
+	answers := make([]radix.Answer, len(f.shards))
+	var e [1]events.Event
+	query := 0
+	runtime.GC()
+	start := time.Now()
+	for i := range b.c.Len() {
+		op := b.c.Op(i)
+		if op.Kind != corpus.Query {
+			f.apply(&op, &e)
+			continue
+		}
+		f.match(op.Locals, answers)
+		for s := range answers {
+			for _, o := range answers[s].Ranks {
+				digest.Add(query, f.worker(s, o.Rank), int(o.Depth[0]))
+			}
+		}
+		query++
+	}
+	b.report.Seconds = time.Since(start).Seconds()
+	b.report.Digest = digest.String()
+	if want, ok := corpus.Expected(b.c.Header()); ok {
+		b.report.Expected = want.String()
+	}
+	return b.ctx.Err()
+}
+
+// worker is the one that an id stands for. With one shard ids are given out in order, and need no map.
+func (f *fleet) worker(shard int, id radix.RankID) uint32 {
+	if len(f.shards) == 1 && f.ids[id.Slot()] == id {
+		return uint32(id.Slot())
+	}
+	return f.workers[shard][id]
+}
+
+func (b *run) load() error {
+	f := b.fleet()
+	half := b.c.Len() / 2
+	b.applyAll(f, 0, half)
+	runtime.GC()
+	stop, done := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		start := time.Now()
+		b.applyAll(f, half, b.c.Len())
+		close(stop)
+		done <- time.Since(start)
+	}()
+	b.readers(f, stop)
+	s := (<-done).Seconds()
+	blocks := uint64(0)
+	for i := half; i < b.c.Len(); i++ {
+		if op := b.c.Op(i); op.Kind != corpus.Query {
+			blocks += uint64(len(op.Blocks))
+		}
+	}
+	b.report.Passes = []Pass{{s, float64(blocks) / s}}
+	return b.ctx.Err()
+}
+
+func (b *run) memory() error {
+	debug.FreeOSMemory()
+	before, err := resident()
+	if err != nil {
+		return err
+	}
+	f := b.fleet()
+	b.applyAll(f, 0, b.c.Len())
+	debug.FreeOSMemory()
+	after, err := resident()
+	if err != nil {
+		return err
+	}
+	var bytes int64
+	for _, x := range f.shards {
+		s := x.Stats()
+		for _, n := range s.Holdings {
+			b.report.Holdings += n
+		}
+		bytes += s.Bytes.Total
+		b.report.Stats = &s
+	}
+	if n := b.report.Holdings; n > 0 {
+		b.report.BytesPerHolding, b.report.Counted = float64(after-before)/float64(n), float64(bytes)/float64(n)
+	}
+	return b.ctx.Err()
+}

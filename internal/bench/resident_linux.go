@@ -1,0 +1,19 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+)
+
+// resident is how many bytes of memory this process takes.
+func resident() (int64, error) {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0, fmt.Errorf("resident memory: %w", err)
+	}
+	var size, pages int64
+	if _, err := fmt.Sscan(string(b), &size, &pages); err != nil {
+		return 0, fmt.Errorf("resident memory: %w", err)
+	}
+	return pages * int64(os.Getpagesize()), nil
+}

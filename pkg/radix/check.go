@@ -1,0 +1,399 @@
+package radix
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Check verifies the invariants: of the tree, of who holds what, of names, and of what each rank keeps. The writer calls it,
+// while no import is under way.
+func (x *Index) Check() error {
+	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]bool{}, foreign: map[uint32]bool{}, sharedHeld: map[uint32]bool{}}
+	for _, f := range []func() error{c.tree, c.arena, c.holders, c.ranks, c.names, c.granules, c.leaves} {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type checker struct {
+	x              *Index
+	pins           map[uint32]uint32 // by granule
+	named, foreign map[uint32]bool   // blocks, as tables have it
+	sharedHeld     map[uint32]bool   // blocks that sharing ranks hold
+	partRoom       int64
+	bitRoom        int64
+}
+
+// tree verifies nodes and edges.
+func (c *checker) tree() error {
+	x, v := c.x, c.x.v
+	if v != x.view.Load() {
+		return fmt.Errorf("readers have another view")
+	}
+	used, edges := 0, 0
+	children := map[uint32]uint32{}
+	roots := map[uint32]bool{}
+	for _, r := range v.roots {
+		roots[r.node] = true
+	}
+	for i := range v.nodes {
+		id, n := uint32(i), &v.nodes[i]
+		free := id == 0 || id >= x.nodeEnd || x.freeNodes.has(id)
+		switch {
+		case n.version&1 != 0:
+			return fmt.Errorf("node %d is open", id)
+		case free && (n.parent != 0 || n.len != 0 || n.nparts != 0):
+			return fmt.Errorf("node %d is free and not empty: %+v", id, n)
+		case free:
+			continue
+		case n.parent == 0 && (!roots[id] || n.len != 0):
+			return fmt.Errorf("node %d is lost: %+v", id, n)
+		}
+		used++
+		if n.parent == 0 {
+			continue
+		}
+		edges++
+		children[n.parent]++
+		p := &v.nodes[n.parent]
+		if _, to := v.edge(n.parent, v.locals[n.start]); to != id || n.len == 0 || n.depth != p.depth+p.len {
+			return fmt.Errorf("node %d %+v below %+v: edge to %d", id, n, p, to)
+		}
+	}
+	for i := range v.nodes {
+		if v.nodes[i].children != children[uint32(i)] {
+			return fmt.Errorf("node %d has %d children, not %d", i, children[uint32(i)], v.nodes[i].children)
+		}
+	}
+	seen := 0
+	for _, e := range v.edges {
+		if e != 0 && e != edgeGone {
+			seen++
+		}
+	}
+	if used != x.nodes || edges != x.edgeCount || seen != edges {
+		return fmt.Errorf("%d nodes, counted %d; %d edges, counted %d, in the table %d", used, x.nodes, edges, x.edgeCount, seen)
+	}
+	return nil
+}
+
+// arena verifies that every block is its node's.
+func (c *checker) arena() error {
+	x := c.x
+	owned := map[uint32]bool{}
+	for i := range x.v.nodes {
+		n := &x.v.nodes[i]
+		for b := n.start; b < n.start+n.len; b++ {
+			if id, _ := x.where(b); id != uint32(i) {
+				return fmt.Errorf("block %d of node %d is found in node %d", b, i, id)
+			}
+			owned[b/granule] = true
+		}
+	}
+	for g := uint32(1); g < x.granuleEnd; g++ {
+		if owned[g] == x.freeGranule.has(g) {
+			return fmt.Errorf("granule %d: owned %v, free %v", g, owned[g], x.freeGranule.has(g))
+		}
+	}
+	return nil
+}
+
+// holders verifies masks and parts.
+func (c *checker) holders() error {
+	x, v := c.x, c.x.v
+	for i := range v.nodes {
+		n := &v.nodes[i]
+		for t, m := range v.masks {
+			if m == nil {
+				continue
+			}
+			for w, word := range m[i*v.stride : (i+1)*v.stride] {
+				for ; word != 0; word &= word - 1 {
+					slot := w<<6 + bits.TrailingZeros64(word)
+					if n.len == 0 || slot >= len(x.slots) || x.slots[slot] == nil {
+						return fmt.Errorf("node %d %+v: slot %d holds all in tier %d", i, n, slot, t)
+					}
+				}
+			}
+		}
+		if n.nparts > 0 {
+			c.partRoom += int64(1) << bits.Len32(n.nparts-1)
+		}
+		keys := map[uint32]bool{}
+		for _, p := range v.parts[n.parts : n.parts+n.nparts] {
+			slot, tier := p.key>>2, int(p.key&3)
+			count, lead := uint32(0), uint32(0)
+			for b := range n.len {
+				if v.partHas(&p, b) {
+					count++
+					if lead == b {
+						lead++
+					}
+				}
+			}
+			if p.bits != 0 {
+				c.bitRoom += int64(p.words)
+				for b := n.len; b < p.words<<6; b++ {
+					if v.partHas(&p, b) {
+						return fmt.Errorf("node %d: part %+v beyond %d blocks", i, p, n.len)
+					}
+				}
+			}
+			if keys[p.key] || int(slot) >= len(x.slots) || x.slots[slot] == nil || v.masks[tier] == nil || v.full(uint32(i), tier, slot) ||
+				p.count != count || p.lead != lead || count == 0 || count == n.len || (p.bits == 0) != (count == lead) {
+				return fmt.Errorf("node %d %+v: part %+v: %d held, lead %d", i, n, p, count, lead)
+			}
+			keys[p.key] = true
+		}
+	}
+	if c.partRoom != x.partRoom.used || c.bitRoom != x.bitRoom.used {
+		return fmt.Errorf("room for %d parts and %d words, %d and %d given out", c.partRoom, c.bitRoom, x.partRoom.used, x.bitRoom.used)
+	}
+	return nil
+}
+
+// ranks verifies what each rank keeps.
+func (c *checker) ranks() error {
+	x, v := c.x, c.x.v
+	ledgerRanks := 0
+	for slot, r := range x.slots {
+		shares := x.sharedMask[slot>>6]>>(slot&63)&1 != 0
+		if r == nil {
+			if shares {
+				return fmt.Errorf("slot %d is empty and shares names", slot)
+			}
+			continue
+		}
+		if r.slot() != uint32(slot) || v.ids[slot] != uint32(r.id) || shares != (r.naming == sharing) {
+			return fmt.Errorf("slot %d: rank %#x, naming %d, shares %v", slot, uint32(r.id), r.naming, shares)
+		}
+		listed := map[uint32]bool{}
+		for _, id := range r.nodes {
+			listed[id] = true
+		}
+		var held [events.NumTiers]int64
+		for i := range v.nodes {
+			id, n := uint32(i), &v.nodes[i]
+			if !x.present(id, r.slot()) {
+				continue
+			}
+			if !listed[id] || x.rootOf(n.start) != v.root(r.space) {
+				return fmt.Errorf("rank %d is in node %d, listed %v", slot, id, listed[id])
+			}
+			for b := range n.len {
+				any := false
+				for t := range v.masks {
+					if v.masks[t] != nil && v.holds(id, b, t, r.slot()) {
+						held[t]++
+						any = true
+					} else if r.extra[t].get(n.start+b) > 0 {
+						return fmt.Errorf("rank %d has copies of block %d in tier %d", slot, n.start+b, t)
+					}
+				}
+				if any && r.naming == sharing {
+					c.sharedHeld[n.start+b] = true
+				}
+			}
+		}
+		if r.naming == ledgers {
+			ledgerRanks++
+			if err := c.ledger(r); err != nil {
+				return fmt.Errorf("rank %d: %w", slot, err)
+			}
+		} else if held != r.held {
+			return fmt.Errorf("rank %d holds %v, counted %v", slot, held, r.held)
+		}
+		for t := range r.extra {
+			n, total := 0, uint64(0)
+			for _, s := range r.extra[t].slots {
+				if s.count > 0 {
+					n++
+					total += uint64(s.count)
+				}
+			}
+			if n != r.extra[t].n || total != r.extra[t].total || r.naming == ledgers && n > 0 {
+				return fmt.Errorf("rank %d: copies of %d blocks, counted %d", slot, n, r.extra[t].n)
+			}
+		}
+		for n := r.gone.first; n != r.gone.next; n++ {
+			block := r.gone.at(n).block
+			c.pins[block/granule]++
+			if id, nd := x.where(block); block-nd.start >= nd.len || x.rootOf(block) != v.root(r.space) {
+				return fmt.Errorf("rank %d remembers block %d, which is not in node %d", slot, block, id)
+			}
+		}
+		waiting := 0
+		for _, w := range r.parked.all() {
+			waiting += len(w.event.Blocks)
+		}
+		if r.gone.len() > x.cfg.MaxRemembered || r.parked.blocks > x.cfg.MaxParked || waiting != r.parked.blocks {
+			return fmt.Errorf("rank %d: %d removals, %d parked, counted %d", slot, r.gone.len(), waiting, r.parked.blocks)
+		}
+	}
+	if ledgerRanks != x.ledgerRanks {
+		return fmt.Errorf("%d ranks with ledgers, counted %d", ledgerRanks, x.ledgerRanks)
+	}
+	return nil
+}
+
+// ledger verifies that a rank's ledger agrees with itself and with its marks.
+func (c *checker) ledger(r *rank) error {
+	x, l := c.x, r.ledger
+	held := map[heldKey]uint32{}
+	for name, n := range l.names {
+		c.pins[n.block/granule]++
+		if len(n.copies) == 0 {
+			return fmt.Errorf("name %#x without copies", uint64(name))
+		}
+		for _, t := range n.copies {
+			held[heldKey{t.tier, t.group, n.block}] += t.n
+		}
+	}
+	names := 0
+	for block, at := range l.at {
+		for _, name := range at {
+			if names++; l.names[name] == nil || l.names[name].block != block {
+				return fmt.Errorf("name %#x is not of block %d", uint64(name), block)
+			}
+		}
+	}
+	if len(held) != len(l.held) || names != len(l.names) {
+		return fmt.Errorf("%d held, counted %d; %d names, by block %d", len(held), len(l.held), len(l.names), names)
+	}
+	var count [events.NumTiers]int64
+	for k := range l.totals() {
+		count[k.tier-1]++
+	}
+	if count != r.held {
+		return fmt.Errorf("held %v, counted %v", count, r.held)
+	}
+	for k, n := range held {
+		if l.held[k] != n {
+			return fmt.Errorf("%v: %d copies, counted %d", k, n, l.held[k])
+		}
+		want := true
+		for _, g := range r.groups {
+			want = want && (!g.Kind.Main() || l.held[heldKey{k.tier, g.Group, k.block}] > 0)
+		}
+		id, nd := x.where(k.block)
+		if x.v.holds(id, k.block-nd.start, int(k.tier)-1, r.slot()) != want {
+			return fmt.Errorf("%v: shown %v", k, !want)
+		}
+	}
+	return nil
+}
+
+// names verifies the tables.
+func (c *checker) names() error {
+	x := c.x
+	if err := c.table(&x.shared, func(name uint64, block uint32) error {
+		if !c.sharedHeld[block] {
+			return fmt.Errorf("shared name %#x of block %d, which nobody holds", name, block)
+		}
+		if got, ok := x.sharedName(block); !ok || got != name {
+			return fmt.Errorf("shared name %#x of block %d, which is called %#x", name, block, got)
+		}
+		delete(c.sharedHeld, block)
+		return nil
+	}, false); err != nil {
+		return err
+	}
+	for block := range c.sharedHeld {
+		return fmt.Errorf("block %d is held and has no shared name", block)
+	}
+	for slot, r := range x.slots {
+		if r == nil || r.own == nil {
+			continue
+		}
+		if r.naming != owning {
+			return fmt.Errorf("rank %d has a table of its own, naming %d", slot, r.naming)
+		}
+		blocks := map[uint32]bool{}
+		if err := c.table(r.own, func(name uint64, block uint32) error {
+			if blocks[block] || !x.holdsAny(r.slot(), block) {
+				return fmt.Errorf("rank %d: name %#x of block %d", slot, name, block)
+			}
+			blocks[block] = true
+			return nil
+		}, true); err != nil {
+			return err
+		}
+		n := 0
+		x.eachHeld(r, func(uint32, TierSet) { n++ })
+		if n != len(blocks) {
+			return fmt.Errorf("rank %d: %d blocks, %d names", slot, n, len(blocks))
+		}
+	}
+	return nil
+}
+
+// table verifies that a table is sorted and complete.
+func (c *checker) table(t *names, f func(name uint64, block uint32) error, foreign bool) error {
+	n, last, lastAt := 0, uint64(0), -1
+	for i, v := range t.slots.s {
+		if v == 0 {
+			continue
+		}
+		block, name := t.at(uint32(v))
+		hash := v >> 32
+		if at, _, ok := t.find(name, t.hash(name)); !ok || at != block || hash < last || uint64(i) < t.home(hash) || lastAt != i-1 && t.home(hash) != uint64(i) {
+			return fmt.Errorf("slot %d: name %#x of block %d, found %v %d", i, name, block, ok, at)
+		}
+		n, last, lastAt = n+1, hash, i
+		if ref := uint32(v); ref&aliasBit == 0 {
+			if c.named[ref] {
+				return fmt.Errorf("block %d: its name is in two tables", ref)
+			}
+			c.named[ref] = true
+			if foreign {
+				c.foreign[ref] = true
+			}
+		}
+		if err := f(name, block); err != nil {
+			return err
+		}
+	}
+	if n != t.n {
+		return fmt.Errorf("%d names, counted %d", n, t.n)
+	}
+	return nil
+}
+
+// granules verifies bits and pins.
+func (c *checker) granules() error {
+	for i := range c.x.granules.s {
+		g := &c.x.granules.s[i]
+		var named, foreign uint16
+		for b := range uint32(granule) {
+			if c.named[uint32(i)*granule+b] {
+				named |= 1 << b
+			}
+			if c.foreign[uint32(i)*granule+b] {
+				foreign |= 1 << b
+			}
+		}
+		if g.named != named || g.foreign != foreign || g.queued != 0 || g.pins != c.pins[uint32(i)] {
+			return fmt.Errorf("granule %d: %+v, want named %#x, foreign %#x, %d pins", i, g, named, foreign, c.pins[uint32(i)])
+		}
+	}
+	return nil
+}
+
+// leaves verifies that nothing dead is left at the end of any path.
+func (c *checker) leaves() error {
+	x := c.x
+	for i := range x.v.nodes {
+		n := &x.v.nodes[i]
+		if n.parent == 0 || n.children > 0 || x.extent(uint32(i)) == n.len {
+			continue
+		}
+		if x.granules.s[(n.start+n.len-1)/granule].pins == 0 {
+			return fmt.Errorf("node %d %+v ends with dead blocks that nobody remembers", i, n)
+		}
+	}
+	return nil
+}

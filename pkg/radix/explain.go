@@ -1,0 +1,128 @@
+package radix
+
+import (
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Stop is the rule that ended a rank's prefix.
+type Stop uint8
+
+// The rules.
+const (
+	StopEnd     Stop = 1 // the query ends here
+	StopUnknown Stop = 2 // nobody holds or remembers this block, or what follows it
+	StopAbsent  Stop = 3 // the rank holds the block in no tier
+	StopEarlier Stop = 4 // the rank holds the block, but only in tiers before the one the prefix has come to
+)
+
+var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier"}
+
+func (s Stop) String() string {
+	if int(s) < len(stopNames) {
+		return stopNames[s]
+	}
+	return "unknown"
+}
+
+// TierSet is a set of tiers: bit 0 is the device.
+type TierSet uint8
+
+// Has reports whether a tier is in the set.
+func (s TierSet) Has(t events.Tier) bool { return t.Valid() && s>>(t-1)&1 != 0 }
+
+// RankPath is a rank's way along a query.
+type RankPath struct {
+	Overlap
+	Stop   Stop
+	Blocks []TierSet // for each known block of the query, the tiers in which the rank holds it
+	Behind uint32    // how many blocks behind the end of its prefix the rank holds in some tier
+}
+
+// Explanation says why an answer is what it is.
+type Explanation struct {
+	Known uint32     // how many leading blocks of the query the index knows: anybody holds or remembers them, or what follows them
+	Ranks []RankPath // every rank that holds any of them
+}
+
+// Explain is Match with reasons, for people. It allocates. Any goroutine may call it at any time.
+func (x *Index) Explain(space uint32, locals []events.LocalHash, allowed *RankSet) *Explanation {
+	q := unsafe.Slice((*uint64)(unsafe.SliceData(locals)), len(locals))
+	for {
+		var a Answer
+		w := &a.walk
+		w.v, w.hidden = x.view.Load(), x.hidden.Load()
+		if w.device(space, q, allowed, &a, true) {
+			if ex := w.explain(len(locals), allowed, &a); x.unchanged(w) {
+				runtime.KeepAlive(x)
+				return ex
+			}
+		}
+		runtime.Gosched()
+	}
+}
+
+func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
+	w.others(allowed, a)
+	depths := map[RankID][events.NumTiers]uint32{}
+	for _, o := range a.Ranks {
+		depths[o.Rank] = o.Depth
+	}
+	ex := &Explanation{}
+	for i := range w.path {
+		ex.Known += w.path[i].match
+	}
+	for slot := range w.v.ids {
+		id := RankID(atomic.LoadUint32(&w.v.ids[slot]))
+		if allowed != nil && !allowed.Has(id) {
+			continue
+		}
+		p := RankPath{Overlap: Overlap{id, depths[id]}, Blocks: make([]TierSet, 0, ex.Known)}
+		any := TierSet(0)
+		for i := range w.path {
+			s := &w.path[i]
+			for off := range s.match {
+				var set TierSet
+				for t := range w.v.masks {
+					if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 && w.hidden&^hiding>>8 == uint64(slot) {
+						continue
+					}
+					if w.run(s, off, t, uint32(slot)) > 0 {
+						set |= 1 << t
+					}
+				}
+				p.Blocks = append(p.Blocks, set)
+				any |= set
+			}
+		}
+		if any != 0 {
+			p.explain(query)
+			ex.Ranks = append(ex.Ranks, p)
+		}
+	}
+	return ex
+}
+
+// explain fills in Stop and Behind.
+func (p *RankPath) explain(query int) {
+	end := int(p.Overlap.Blocks())
+	switch {
+	case end >= query:
+		p.Stop = StopEnd
+	case end >= len(p.Blocks):
+		p.Stop = StopUnknown
+		return
+	case p.Blocks[end] == 0:
+		p.Stop = StopAbsent
+	default:
+		p.Stop = StopEarlier
+	}
+	for _, s := range p.Blocks[min(end, len(p.Blocks)):] {
+		if s != 0 {
+			p.Behind++
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package radix
+
+import "math/bits"
+
+// granule is how many blocks of the arena are given out together. A node owns whole granules, but for the first, which it
+// shares with its parent if it was split off amid one.
+const granule = 16
+
+// granuleState is what the writer keeps for sixteen blocks.
+type granuleState struct {
+	node    uint32 // the deepest node with blocks in it
+	pins    uint32 // removals that remember a block in it, and names of ledgers
+	named   uint16 // blocks whose engine hash stands in the arena...
+	foreign uint16 // ...and belongs to a rank with a table of its own
+	queued  uint16 // blocks that the event in hand removes
+}
+
+// idSet is a set of small numbers, that gives out the lowest or a wanted one.
+type idSet struct {
+	words []uint64
+	n     int
+	low   int // no word below it has a bit
+}
+
+func (s *idSet) add(i uint32) {
+	w := int(i >> 6)
+	for len(s.words) <= w {
+		s.words = append(s.words, 0)
+	}
+	s.words[w] |= 1 << (i & 63)
+	s.low = min(s.low, w)
+	s.n++
+}
+
+func (s *idSet) has(i uint32) bool {
+	return int(i>>6) < len(s.words) && s.words[i>>6]>>(i&63)&1 != 0
+}
+
+func (s *idSet) take(i uint32) bool {
+	if !s.has(i) {
+		return false
+	}
+	s.words[i>>6] &^= 1 << (i & 63)
+	s.n--
+	return true
+}
+
+// lowest is the least element of a set that is not empty.
+func (s *idSet) lowest() uint32 {
+	for s.words[s.low] == 0 {
+		s.low++
+	}
+	return uint32(s.low<<6 + bits.TrailingZeros64(s.words[s.low]))
+}
+
+// allocate gives out up to want granules in a row, for a node. It gives fewer if so many in a row are hard to find and much
+// is free.
+func (x *Index) allocate(want uint32) (first, n uint32) {
+	free := &x.freeGranule
+	first, n = x.searchFree(want)
+	switch {
+	case n < want && uint32(free.n)*8 < x.granuleEnd:
+		first, n = x.granuleEnd, want
+		x.granuleEnd += want
+		x.growBlocks()
+		return first, n
+	case n == 0: // much is free, but not near
+		first, n = free.lowest(), 1
+	}
+	n = min(n, want)
+	for g := first; g < first+n; g++ {
+		free.take(g)
+	}
+	return first, n
+}
+
+// searchFree looks for want free granules in a row, a while from where it stopped the last time. It returns the longest row
+// that it came across.
+func (x *Index) searchFree(want uint32) (first, n uint32) {
+	const look = 64 // words of the bitmap
+	words := x.freeGranule.words
+	if x.freeGranule.n == 0 {
+		return 0, 0
+	}
+	w, run := x.granuleHand, uint32(0) // run: how many free ones end at the current place
+	for range min(look, len(words)) {
+		if w >= uint32(len(words)) {
+			w, run = 0, 0
+		}
+		for i := uint32(0); i < 64; {
+			rest := words[w] >> i
+			if rest&1 == 0 {
+				run = 0
+				i += uint32(bits.TrailingZeros64(rest))
+				continue
+			}
+			ones := min(uint32(bits.TrailingZeros64(^rest)), 64-i)
+			i += ones
+			if run += ones; run > n {
+				first, n = w<<6+i-run, run
+			}
+		}
+		if n >= want {
+			break
+		}
+		w++
+	}
+	x.granuleHand = w
+	return first, n
+}
+
+// growBlocks makes the arena as large as the granules that were given out.
+func (x *Index) growBlocks() {
+	x.granules.grow(x.memory, int(x.granuleEnd))
+	blocks := int(x.granuleEnd) * granule
+	x.engines.grow(x.memory, blocks)
+	if n := len(x.locals.s); n < blocks {
+		x.locals.grow(x.memory, blocks)
+		x.publish(func(v *view) { v.locals = x.locals.s })
+	}
+}
+
+// claim takes what a node needs to grow by n blocks in place, and reports whether it could.
+func (x *Index) claim(id uint32, n uint32) bool {
+	p := &x.v.nodes[id]
+	end := p.start + p.len
+	if end%granule != 0 && x.granules.s[end/granule].node != id {
+		return false
+	}
+	first, last := (end+granule-1)/granule, (end+n+granule-1)/granule
+	for g := first; g < last; g++ {
+		if g >= x.granuleEnd {
+			break
+		} else if !x.freeGranule.has(g) {
+			return false
+		}
+	}
+	if last > x.granuleEnd {
+		for ; x.granuleEnd < last; x.granuleEnd++ {
+			x.freeGranule.add(x.granuleEnd)
+		}
+		x.growBlocks()
+	}
+	for g := first; g < last; g++ {
+		x.freeGranule.take(g)
+		x.granules.s[g].node = id
+	}
+	return true
+}
+
+// freeGranules gives granules from first up to end back.
+func (x *Index) freeGranules(first, end uint32) {
+	for g := first; g < end; g++ {
+		x.granules.s[g].node = 0
+		x.freeGranule.add(g)
+	}
+}

@@ -1,0 +1,586 @@
+package radix
+
+import (
+	"math/bits"
+	"slices"
+	"sync/atomic"
+)
+
+// part is what one rank holds of a node in one tier, if it is not all of it.
+type part struct {
+	key   uint32 // slot<<2 | tier-1
+	lead  uint32 // the first lead blocks are held, and the next is not
+	count uint32 // how many are held: at least one, not all
+	bits  uint32 // where a bitmap of all held blocks begins; 0: only the lead is held
+	words uint32 // of the bitmap; blocks behind it are not held
+}
+
+func keyOf(slot uint32, tier int) uint32 { return slot<<2 | uint32(tier) }
+
+// full reports whether a rank holds all of a node.
+func (v *view) full(id uint32, tier int, slot uint32) bool {
+	m := v.masks[tier]
+	return m != nil && m[int(id)*v.stride+int(slot>>6)]>>(slot&63)&1 != 0
+}
+
+// part finds what a rank holds of a node in part; nil if nothing, or all.
+func (v *view) part(id uint32, key uint32) *part {
+	n := &v.nodes[id]
+	list := v.parts[n.parts : n.parts+n.nparts]
+	for i := range list {
+		if list[i].key == key {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+func (v *view) partHas(p *part, off uint32) bool {
+	return off < p.lead || p.bits != 0 && off>>6 < p.words && v.bits[p.bits+off>>6]>>(off&63)&1 != 0
+}
+
+// holds reports whether a rank holds block off of a node.
+func (v *view) holds(id uint32, off uint32, tier int, slot uint32) bool {
+	if v.full(id, tier, slot) {
+		return true
+	}
+	p := v.part(id, keyOf(slot, tier))
+	return p != nil && v.partHas(p, off)
+}
+
+// holdsAny reports whether a rank holds a block in some tier.
+func (x *Index) holdsAny(slot, block uint32) bool {
+	id, n := x.where(block)
+	for t := range x.v.masks {
+		if x.v.masks[t] != nil && x.v.holds(id, block-n.start, t, slot) {
+			return true
+		}
+	}
+	return false
+}
+
+// present reports whether a rank holds anything of a node.
+func (x *Index) present(id, slot uint32) bool {
+	for t := range x.v.masks {
+		if x.v.masks[t] != nil && (x.v.full(id, t, slot) || x.v.part(id, keyOf(slot, t)) != nil) {
+			return true
+		}
+	}
+	return false
+}
+
+// onlyHolder reports whether no rank but this one holds all of a node.
+func (x *Index) onlyHolder(id, slot uint32) bool {
+	for _, m := range x.v.masks {
+		if m == nil {
+			continue
+		}
+		for w, word := range m[int(id)*x.v.stride : (int(id)+1)*x.v.stride] {
+			if w == int(slot>>6) {
+				word &^= 1 << (slot & 63)
+			}
+			if word != 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// extent is how far anybody holds blocks of a node.
+func (x *Index) extent(id uint32) uint32 {
+	v := x.v
+	n := &v.nodes[id]
+	for _, m := range v.masks {
+		if m == nil {
+			continue
+		}
+		for _, word := range m[int(id)*v.stride : (int(id)+1)*v.stride] {
+			if word != 0 {
+				return n.len
+			}
+		}
+	}
+	far := uint32(0)
+	for i := range v.parts[n.parts : n.parts+n.nparts] {
+		p := &v.parts[int(n.parts)+i]
+		far = max(far, p.lead)
+		for w := p.words; p.bits != 0 && w<<6 > far; w-- {
+			if word := v.bits[p.bits+w-1]; word != 0 {
+				far = max(far, w<<6-uint32(bits.LeadingZeros64(word)))
+				break
+			}
+		}
+	}
+	return far
+}
+
+func (x *Index) setFull(id uint32, tier int, slot uint32, on bool) {
+	w := &x.v.masks[tier][int(id)*x.v.stride+int(slot>>6)]
+	if on {
+		put64(w, *w|1<<(slot&63))
+	} else {
+		put64(w, *w&^(1<<(slot&63)))
+	}
+}
+
+// useTier makes masks for a tier when its first block comes.
+func (x *Index) useTier(tier int) {
+	if x.v.masks[tier] == nil {
+		x.publish(func(v *view) { v.masks[tier] = make([]uint64, len(v.nodes)*v.stride) })
+	}
+}
+
+// widen makes room for a slot in all masks.
+func (x *Index) widen(slot uint32) {
+	if int(slot>>6) < x.v.stride {
+		return
+	}
+	old, stride := x.v.stride, max(int(slot>>6)+1, x.v.stride+x.v.stride/4)
+	x.publish(func(v *view) {
+		for t, m := range v.masks {
+			if m == nil {
+				continue
+			}
+			v.masks[t] = make([]uint64, len(v.nodes)*stride)
+			for i := range v.nodes {
+				copy(v.masks[t][i*stride:], m[i*old:(i+1)*old])
+			}
+		}
+		v.stride = stride
+	})
+}
+
+// addPart appends to a node's list, whose room is the next power of two. The node is open.
+func (x *Index) addPart(id uint32, p part) {
+	n := &x.v.nodes[id]
+	if n.nparts&(n.nparts-1) == 0 { // full, or empty
+		to := x.partRoom.take(max(1, n.nparts*2))
+		x.growParts(int(to + max(1, n.nparts*2)))
+		for i := range n.nparts {
+			x.putPart(to+i, x.v.parts[n.parts+i])
+		}
+		if n.nparts > 0 {
+			x.partRoom.give(n.parts, n.nparts)
+		}
+		put32(&n.parts, to)
+	}
+	x.putPart(n.parts+n.nparts, p)
+	put32(&n.nparts, n.nparts+1)
+}
+
+func (x *Index) growParts(n int) {
+	if n > len(x.v.parts) {
+		x.publish(func(v *view) { v.parts = append(make([]part, 0, n+n/4), v.parts...)[:n+n/4] })
+	}
+}
+
+func (x *Index) putPart(i uint32, p part) {
+	to := &x.v.parts[i]
+	put32(&to.key, p.key)
+	put32(&to.lead, p.lead)
+	put32(&to.count, p.count)
+	put32(&to.bits, p.bits)
+	put32(&to.words, p.words)
+}
+
+// dropPart takes a part out of a node's list, and gives its bitmap back. The node is open.
+func (x *Index) dropPart(id uint32, p *part) {
+	x.freeBits(p)
+	n := &x.v.nodes[id]
+	last := n.nparts - 1
+	for i := range n.nparts {
+		if &x.v.parts[n.parts+i] == p {
+			x.putPart(n.parts+i, x.v.parts[n.parts+last])
+			break
+		}
+	}
+	put32(&n.nparts, last)
+	if last&(last-1) == 0 { // fits half the room exactly, or is empty
+		from, room := n.parts, max(1, last*2)
+		if last == 0 {
+			put32(&n.parts, 0)
+		} else {
+			to := x.partRoom.take(last)
+			x.growParts(int(to + last))
+			for i := range last {
+				x.putPart(to+i, x.v.parts[from+i])
+			}
+			put32(&n.parts, to)
+		}
+		x.partRoom.give(from, room)
+	}
+}
+
+// rooms gives out places of 1, 2, 4... elements in an array, and takes them back.
+type rooms struct {
+	free [32][]uint32
+	end  uint32
+	used int64 // elements given out
+}
+
+func (r *rooms) take(n uint32) uint32 { // n is a power of two
+	r.used += int64(n)
+	c := bits.TrailingZeros32(n)
+	if l := len(r.free[c]); l > 0 {
+		at := r.free[c][l-1]
+		r.free[c] = r.free[c][:l-1]
+		return at
+	}
+	for bigger := c + 1; bigger < min(c+3, 32); bigger++ { // halve a larger one that nobody uses
+		if l := len(r.free[bigger]); l > 0 {
+			at := r.free[bigger][l-1]
+			r.free[bigger] = r.free[bigger][:l-1]
+			for b := bigger - 1; b >= c; b-- {
+				r.free[b] = append(r.free[b], at+1<<b)
+			}
+			return at
+		}
+	}
+	at := r.end
+	r.end += n
+	return at
+}
+
+func (r *rooms) give(at, n uint32) {
+	r.used -= int64(n)
+	c := bits.TrailingZeros32(n)
+	r.free[c] = append(r.free[c], at)
+}
+
+// roomFor is the number of words that a bitmap for n blocks takes.
+func roomFor(n uint32) uint32 {
+	words := (n + 63) >> 6
+	return 1 << bits.Len32(words-1)
+}
+
+// takeBits makes an empty bitmap for n blocks.
+func (x *Index) takeBits(n uint32) (at, words uint32) {
+	words = roomFor(n)
+	at = x.bitRoom.take(words)
+	if n := int(at + words); n > len(x.v.bits) {
+		x.publish(func(v *view) { v.bits = append(make([]uint64, 0, n+n/4), v.bits...)[:n+n/4] })
+	}
+	for i := range words {
+		put64(&x.v.bits[at+i], 0)
+	}
+	return at, words
+}
+
+func (x *Index) freeBits(p *part) {
+	if p.bits != 0 {
+		x.bitRoom.give(p.bits, p.words)
+		put32(&p.bits, 0)
+		put32(&p.words, 0)
+	}
+}
+
+// rangeMask is the part of word w that lies in blocks from lo up to hi.
+func rangeMask(w, lo, hi uint32) uint64 {
+	m := ^uint64(0)
+	if base := w << 6; lo > base {
+		m <<= lo - base
+	}
+	if end := w<<6 + 64; hi < end {
+		m &= ^uint64(0) >> (end - hi)
+	}
+	return m
+}
+
+// flip sets or clears blocks from lo up to hi in a bitmap.
+func (x *Index) flip(p *part, lo, hi uint32, on bool) {
+	for w := lo >> 6; w<<6 < hi; w++ {
+		word := &x.v.bits[p.bits+w]
+		if m := rangeMask(w, lo, hi); on {
+			put64(word, *word|m)
+		} else {
+			put64(word, *word&^m)
+		}
+	}
+}
+
+// withBits gives a part a bitmap that reaches block n.
+func (x *Index) withBits(p *part, n uint32) {
+	if p.bits != 0 && n <= p.words<<6 {
+		return
+	}
+	old := *p
+	at, words := x.takeBits(n)
+	put32(&p.bits, at)
+	put32(&p.words, words)
+	if old.bits == 0 {
+		x.flip(p, 0, old.lead, true)
+		return
+	}
+	for w := range old.words {
+		put64(&x.v.bits[at+w], x.v.bits[old.bits+w])
+	}
+	x.bitRoom.give(old.bits, old.words)
+}
+
+// run is how many blocks from lo on, up to n, are held.
+func (v *view) run(p *part, lo, n uint32) uint32 {
+	if p.bits == 0 {
+		return min(max(p.lead, lo), n) - lo
+	}
+	if uint64(p.bits)+uint64(p.words) > uint64(len(v.bits)) {
+		return 0 // what a reader makes of a part that is being changed
+	}
+	at := lo
+	for at < n && at>>6 < p.words {
+		if word := ^atomic.LoadUint64(&v.bits[p.bits+at>>6]) >> (at & 63); word != 0 {
+			return min(at+uint32(bits.TrailingZeros64(word)), n) - lo
+		}
+		at = (at>>6 + 1) << 6
+	}
+	return min(at, n) - lo
+}
+
+// settle brings a part that has changed into its form: into the mask, away, or without a bitmap.
+func (x *Index) settle(id uint32, p *part) {
+	n := &x.v.nodes[id]
+	switch {
+	case p.count == n.len:
+		slot, tier := p.key>>2, int(p.key&3)
+		x.dropPart(id, p)
+		x.setFull(id, tier, slot, true)
+	case p.count == 0:
+		x.dropPart(id, p)
+	case p.count == p.lead:
+		x.freeBits(p)
+	}
+}
+
+// mark gives blocks from lo up to hi of an open node to a rank. It returns how many of them it did not hold before, and calls
+// again for each that it did.
+func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(block uint32)) uint32 {
+	n := x.v.nodes[id]
+	key := keyOf(r.slot(), tier)
+	p := x.v.part(id, key)
+	switch {
+	case x.v.full(id, tier, r.slot()):
+		for b := lo; b < hi; b++ {
+			again(n.start + b)
+		}
+		return 0
+	case p == nil:
+		x.joins(id, r)
+		if lo == 0 && hi == n.len {
+			x.setFull(id, tier, r.slot(), true)
+			return hi
+		}
+		fresh := part{key: key, count: hi - lo}
+		if lo == 0 {
+			fresh.lead = hi
+		} else {
+			fresh.bits, fresh.words = x.takeBits(n.len)
+			x.flip(&fresh, lo, hi, true)
+		}
+		x.addPart(id, fresh)
+		return hi - lo
+	}
+	was := p.count
+	if p.bits == 0 && lo <= p.lead {
+		for b := lo; b < min(p.lead, hi); b++ {
+			again(n.start + b)
+		}
+		put32(&p.lead, max(p.lead, hi))
+		put32(&p.count, p.lead)
+	} else {
+		x.withBits(p, hi)
+		added := uint32(0)
+		for w := lo >> 6; w<<6 < hi; w++ {
+			word := &x.v.bits[p.bits+w]
+			m := rangeMask(w, lo, hi)
+			for had := *word & m; had != 0; had &= had - 1 {
+				again(n.start + w<<6 + uint32(bits.TrailingZeros64(had)))
+			}
+			added += uint32(bits.OnesCount64(m &^ *word))
+			put64(word, *word|m)
+		}
+		put32(&p.count, p.count+added)
+		if lo <= p.lead {
+			put32(&p.lead, p.lead+x.v.run(p, p.lead, n.len))
+		}
+	}
+	added := p.count - was
+	x.settle(id, p)
+	return added
+}
+
+// unmark takes blocks from lo up to hi of an open node from a rank that holds them all.
+func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
+	n := x.v.nodes[id]
+	p := x.v.part(id, keyOf(r.slot(), tier))
+	if p == nil {
+		x.setFull(id, tier, r.slot(), false)
+		if lo > 0 || hi < n.len {
+			rest := part{key: keyOf(r.slot(), tier), lead: n.len, count: n.len}
+			if hi < n.len {
+				rest.bits, rest.words = x.takeBits(n.len)
+				x.flip(&rest, 0, lo, true)
+				x.flip(&rest, hi, n.len, true)
+			}
+			rest.lead, rest.count = lo, n.len-(hi-lo)
+			x.addPart(id, rest)
+		}
+		return
+	}
+	if p.bits == 0 && hi < p.lead {
+		x.withBits(p, p.lead)
+	}
+	if p.bits != 0 {
+		x.flip(p, lo, hi, false)
+	}
+	put32(&p.lead, min(p.lead, lo))
+	put32(&p.count, p.count-(hi-lo))
+	x.settle(id, p)
+}
+
+// joins notes that a rank, which holds nothing of a node in the tier in hand, is about to hold some of it.
+func (x *Index) joins(id uint32, r *rank) {
+	if !x.present(id, r.slot()) {
+		if len(r.nodes) >= r.tidyAt {
+			x.tidy(r)
+		}
+		r.nodes = append(r.nodes, id)
+	}
+}
+
+// tidy leaves the nodes in a rank's list that it holds something of, each once.
+func (x *Index) tidy(r *rank) {
+	slices.Sort(r.nodes)
+	r.nodes = slices.Compact(r.nodes)
+	r.nodes = slices.DeleteFunc(r.nodes, func(id uint32) bool { return !x.present(id, r.slot()) })
+	r.tidyAt = 2*len(r.nodes) + 64
+}
+
+// alsoIn notes that a rank holds something of a node that has just been split off.
+func (r *rank) alsoIn(head uint32) {
+	if n := len(r.nodes); n == 0 || r.nodes[n-1] != head {
+		r.nodes = append(r.nodes, head)
+	}
+}
+
+// extend makes an open node longer: who held all of it holds a part from now on, but for the one rank that holds the new
+// blocks in a tier as well, if it is given.
+func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
+	n := x.v.nodes[id]
+	for t, m := range x.v.masks {
+		if m == nil {
+			continue
+		}
+		for w := range x.v.stride {
+			word := m[int(id)*x.v.stride+w]
+			if r != nil && t == tier && w == int(r.slot()>>6) {
+				word &^= 1 << (r.slot() & 63)
+			}
+			for ; word != 0; word &= word - 1 {
+				slot := uint32(w<<6 + bits.TrailingZeros64(word))
+				x.setFull(id, t, slot, false)
+				x.addPart(id, part{key: keyOf(slot, t), lead: n.len, count: n.len})
+			}
+		}
+	}
+	put32(&x.v.nodes[id].len, n.len+by)
+}
+
+// shortened settles the parts of an open node that has lost blocks which nobody held.
+func (x *Index) shortened(id uint32) {
+	for i := x.v.nodes[id].nparts; i > 0; i-- {
+		x.settle(id, &x.v.parts[x.v.nodes[id].parts+i-1])
+	}
+}
+
+// splitHolders divides what is held of a node, of which the first off blocks have become head. Both are open.
+func (x *Index) splitHolders(head, id uint32, off uint32) {
+	v := x.v
+	for _, m := range v.masks {
+		if m == nil {
+			continue
+		}
+		for w := range v.stride {
+			word := m[int(id)*v.stride+w]
+			put64(&m[int(head)*v.stride+w], word)
+			for ; word != 0; word &= word - 1 {
+				x.slots[w<<6+bits.TrailingZeros64(word)].alsoIn(head)
+			}
+		}
+	}
+	n := v.nodes[id] // the rest
+	old := append([]part(nil), v.parts[n.parts:n.parts+n.nparts]...)
+	for n := &x.v.nodes[id]; n.nparts > 0; n = &x.v.nodes[id] {
+		p := &x.v.parts[n.parts+n.nparts-1]
+		put32(&p.bits, 0) // kept in old
+		x.dropPart(id, p)
+	}
+	for _, p := range old {
+		x.splitPart(head, id, off, n.len, p)
+	}
+}
+
+func (x *Index) splitPart(head, id, off, rest uint32, p part) {
+	r, tier := x.slots[p.key>>2], int(p.key&3)
+	first := part{key: p.key, lead: min(p.lead, off)}
+	second := part{key: p.key, lead: max(p.lead, off) - off}
+	if p.bits == 0 {
+		first.count, second.count = first.lead, second.lead
+	} else {
+		for w := uint32(0); w<<6 < off && w < p.words; w++ {
+			first.count += uint32(bits.OnesCount64(x.v.bits[p.bits+w] & rangeMask(w, 0, off)))
+		}
+		second.count = p.count - first.count
+		if first.count > first.lead && first.count < off {
+			first.bits, first.words = x.takeBits(off)
+			for w := range min(first.words, p.words) {
+				put64(&x.v.bits[first.bits+w], x.v.bits[p.bits+w]&rangeMask(w, 0, off))
+			}
+		}
+		if second.count > 0 && second.count < rest {
+			second.bits, second.words = x.takeBits(rest)
+			for w := range second.words {
+				put64(&x.v.bits[second.bits+w], x.v.wordAt(&p, off+w<<6))
+			}
+			second.lead = x.v.run(&second, 0, rest)
+		}
+		x.freeBits(&p)
+	}
+	if first.count > 0 {
+		r.alsoIn(head)
+	}
+	for _, half := range []struct {
+		id, len uint32
+		part
+	}{{head, off, first}, {id, rest, second}} {
+		switch {
+		case half.count == half.len:
+			x.setFull(half.id, tier, r.slot(), true)
+		case half.count > 0:
+			if half.bits != 0 && half.count == half.lead {
+				x.freeBits(&half.part)
+			}
+			x.addPart(half.id, half.part)
+		}
+	}
+}
+
+// wordAt is 64 blocks of a bitmap from any block on.
+func (v *view) wordAt(p *part, at uint32) uint64 {
+	w, shift := at>>6, at&63
+	var word uint64
+	if w < p.words {
+		word = v.bits[p.bits+w] >> shift
+	}
+	if shift != 0 && w+1 < p.words {
+		word |= v.bits[p.bits+w+1] << (64 - shift)
+	}
+	return word
+}
+
+// deviceOnly reports whether nobody has used another tier.
+func (v *view) deviceOnly() bool {
+	return v.masks[1] == nil && v.masks[2] == nil && v.masks[3] == nil
+}
+
+// device is the device's place among tiers here: they count from zero.
+const device = 0

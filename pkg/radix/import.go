@@ -1,0 +1,295 @@
+package radix
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// ErrImage is returned by an import of runs or ranks that contradict themselves or each other. The ranks of that import
+// must be dropped.
+var ErrImage = errors.New("image contradicts itself")
+
+// Import takes an image back.
+type Import struct {
+	x       *Index
+	ranks   []RankID
+	runs    map[events.RunID][]span
+	pending map[events.RunID][]*events.Run // by the parent that is missing
+}
+
+// span is where some blocks of a run lie in the arena. They are pinned until the import is finished.
+type span struct{ first, block, n uint32 }
+
+// StartImport begins to take an image back. Position i of the image's list of ranks becomes ranks[i], which must be added and
+// empty; the index may hold other ranks. No events are applied to these ranks before Finish. The writer calls it and all
+// methods of the import.
+func (x *Index) StartImport(ranks []RankID) *Import {
+	return &Import{x: x, ranks: slices.Clone(ranks), runs: map[events.RunID][]span{}, pending: map[events.RunID][]*events.Run{}}
+}
+
+// Run takes a run, in any order. It keeps nothing of it.
+func (m *Import) Run(run *events.Run) error {
+	if run.Parent != events.NoRun && m.runs[run.Parent] == nil {
+		own := *run
+		own.Locals, own.Names, own.Holdings = slices.Clone(run.Locals), slices.Clone(run.Names), nil
+		for _, h := range run.Holdings {
+			h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names), slices.Clone(h.Also)
+			own.Holdings = append(own.Holdings, h)
+		}
+		m.pending[run.Parent] = append(m.pending[run.Parent], &own)
+		return nil
+	}
+	for todo := []*events.Run{run}; len(todo) > 0; {
+		r := todo[len(todo)-1]
+		todo = append(todo[:len(todo)-1], m.pending[r.ID]...)
+		delete(m.pending, r.ID)
+		if err := m.run(r); err != nil {
+			return fmt.Errorf("run %d: %w", r.ID, err)
+		}
+	}
+	return nil
+}
+
+// run takes a run whose parent is there.
+func (m *Import) run(run *events.Run) error {
+	x := m.x
+	n := uint32(len(run.Locals))
+	switch {
+	case n == 0 || len(run.Names) != len(run.Locals):
+		return fmt.Errorf("%d locals, %d names: %w", n, len(run.Names), ErrImage)
+	case m.runs[run.ID] != nil:
+		return fmt.Errorf("it comes twice: %w", ErrImage)
+	case x.v.root(run.Space) == 0:
+		return fmt.Errorf("no rank of space %d: %w", run.Space, ErrImage)
+	}
+	at := uint32(0)
+	if run.Parent != events.NoRun {
+		var ok bool
+		if at, ok = m.block(run.Parent, run.Offset-1); !ok || x.spaceOf(x.rootOf(at)) != run.Space {
+			return fmt.Errorf("it follows block %d of run %d: %w", run.Offset, run.Parent, ErrImage)
+		}
+	}
+	wish := uint32(run.ID)
+	if run.ID == events.NoRun {
+		wish = 0
+	}
+	x.walk(run.Space, noSlot, wish, at, run.Locals)
+	spans := make([]span, len(x.segs))
+	for i, s := range x.segs {
+		spans[i] = span{uint32(s.first), s.block, s.n}
+		spans[i].each(x.pin)
+	}
+	m.runs[run.ID] = spans
+	for i := range run.Holdings {
+		h := &run.Holdings[i]
+		if err := m.holding(run, h, spans); err != nil {
+			return fmt.Errorf("rank %d, %v: %w", h.Rank, h.Tier, err)
+		}
+	}
+	return nil
+}
+
+// each calls f for one block in each granule of a span.
+func (s span) each(f func(block uint32)) {
+	for g := s.block / granule; g <= (s.block+s.n-1)/granule; g++ {
+		f(max(g*granule, s.block))
+	}
+}
+
+// block is where a run's block lies.
+func (m *Import) block(run events.RunID, i uint32) (uint32, bool) {
+	for _, s := range m.runs[run] {
+		if i >= s.first && i-s.first < s.n {
+			return s.block + i - s.first, true
+		}
+	}
+	return 0, false
+}
+
+func (x *Index) rootOf(block uint32) uint32 {
+	id, _ := x.where(block)
+	for x.v.nodes[id].parent != 0 {
+		id = x.v.nodes[id].parent
+	}
+	return id
+}
+
+// holding gives a rank what it holds of a run in one tier for one group.
+func (m *Import) holding(run *events.Run, h *events.Holding, spans []span) error {
+	x := m.x
+	n := uint32(len(run.Locals))
+	if int(h.Rank) >= len(m.ranks) || !h.Tier.Valid() || h.Lead > n || len(h.Bits) > int(n+63)/64 {
+		return ErrImage
+	}
+	r := x.rank(m.ranks[h.Rank])
+	if r.space != run.Space {
+		return fmt.Errorf("it is of another space: %w", ErrImage)
+	}
+	var c Counts
+	e := events.Event{Kind: events.Stored, Tier: h.Tier, Group: h.Group}
+	if _, main := x.learn(r, &e, &c); !main {
+		return fmt.Errorf("group %d is none of the prefix: %w", h.Group, ErrImage)
+	}
+	names := run.Names
+	if len(h.Names) > 0 {
+		names = slices.Clone(names)
+		for _, o := range h.Names {
+			if o.Block >= n {
+				return fmt.Errorf("name of block %d: %w", o.Block, ErrImage)
+			}
+			names[o.Block] = o.Name
+		}
+	}
+	held := func(i uint32) bool {
+		return i < h.Lead || int(i/64) < len(h.Bits) && h.Bits[i/64]>>(i%64)&1 != 0
+	}
+	x.useTier(int(h.Tier) - 1)
+	for lo := uint32(0); lo < n; {
+		if !held(lo) {
+			lo++
+			continue
+		}
+		hi := max(lo+1, h.Lead)
+		for hi < n && held(hi) {
+			hi++
+		}
+		e.Blocks = names[lo:hi]
+		if err := m.stretch(r, &e, spans, lo); err != nil {
+			return err
+		}
+		lo = hi
+	}
+	for _, k := range h.Copies {
+		block, ok := m.block(run.ID, k.Block)
+		if !ok || k.Count < 2 || !held(k.Block) {
+			return fmt.Errorf("copies of block %d: %w", k.Block, ErrImage)
+		}
+		if r.naming == ledgers {
+			x.addLedger(r, block, names[k.Block], h.Tier, h.Group, k.Count-1)
+		} else {
+			r.extra[h.Tier-1].add(block, k.Count-1)
+		}
+	}
+	for _, a := range h.Also {
+		block, ok := m.block(run.ID, a.Block)
+		if !ok || a.Count == 0 {
+			return fmt.Errorf("further name of block %d: %w", a.Block, ErrImage)
+		}
+		if r.naming != ledgers {
+			x.toLedger(r)
+		}
+		if known := r.ledger.names[a.Name]; known != nil && known.block != block {
+			return fmt.Errorf("name %#x of another block: %w", uint64(a.Name), ErrImage)
+		}
+		x.addLedger(r, block, a.Name, h.Tier, h.Group, a.Count)
+		id, nd := x.where(block)
+		x.show(r, id, block-nd.start)
+	}
+	return nil
+}
+
+// stretch gives a rank consecutive blocks of a run from block lo on, under the names that e has for them.
+func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32) error {
+	x := m.x
+	hi := lo + uint32(len(e.Blocks))
+	x.segs = x.segs[:0]
+	for _, s := range spans {
+		for from, to := max(lo, s.first), min(hi, s.first+s.n); from < to; {
+			block := s.block + from - s.first
+			id, n := x.where(block)
+			k := min(to-from, n.start+n.len-block)
+			x.segs = append(x.segs, seg{node: id, off: block - n.start, n: k, block: block, first: int(from - lo)})
+			from += k
+		}
+	}
+	var c Counts
+	taken, v := x.enterNames(r, e, nil, &c)
+	for v >= diverged {
+		x.contradict(r, v)
+		taken, v = x.enterNames(r, e, nil, &c)
+	}
+	if r.naming == ledgers {
+		x.showBlocks(r, taken)
+	} else {
+		x.hold(r, e, nil, taken, &c)
+	}
+	if v == conflicted {
+		return fmt.Errorf("name %#x of another block: %w", uint64(e.Blocks[taken]), ErrImage)
+	}
+	if c.Duplicates > 0 {
+		return fmt.Errorf("it comes twice: %w", ErrImage)
+	}
+	return nil
+}
+
+// Rank takes what belongs to rank i beside runs; all runs that it remembers blocks of must have been taken before.
+func (m *Import) Rank(i int, img *events.RankImage) error {
+	if i < 0 || i >= len(m.ranks) {
+		return fmt.Errorf("rank %d of %d: %w", i, len(m.ranks), ErrImage)
+	}
+	x := m.x
+	r := x.rank(m.ranks[i])
+	learned := r.groups
+	r.clock, r.groups = img.Clock, nil
+	var c Counts
+	for _, g := range img.Groups {
+		x.learn(r, &events.Event{Kind: events.Stored, Group: g.Group, Attention: g.Kind}, &c)
+	}
+	for _, g := range learned {
+		if !slices.ContainsFunc(r.groups, func(o events.GroupKind) bool { return o.Group == g.Group && o.Kind.Main() }) {
+			return fmt.Errorf("rank %d: holdings of group %d, which it has not announced as a main one: %w", i, g.Group, ErrImage)
+		}
+	}
+	for j := range img.Parked {
+		p := &img.Parked[j]
+		e := &p.Event
+		if e.Kind != events.Stored || !e.Tier.Valid() || len(e.Blocks) == 0 || len(e.Locals) != len(e.Blocks) && (len(e.Locals) != 0 || len(e.Blocks) != 1) {
+			return fmt.Errorf("rank %d: parked event %d is none: %w", i, j, ErrImage)
+		}
+		if w := r.parked.add(p.Since, e, p.Cancelled); w.left == 0 {
+			r.parked.remove(w)
+		}
+	}
+	for r.parked.blocks > x.cfg.MaxParked {
+		r.parked.remove(r.parked.oldest())
+	}
+	for _, g := range img.Remembered {
+		block, ok := m.block(g.Run, g.Block)
+		if !ok {
+			return fmt.Errorf("rank %d: remembers block %d of run %d: %w", i, g.Block, g.Run, ErrImage)
+		}
+		x.pin(block)
+		x.remember(r, g.Since, g.Name, block)
+	}
+	for _, s := range img.Sets {
+		if len(s.Blocks) != len(s.Counts) || !s.Tier.Valid() {
+			return fmt.Errorf("rank %d: set of group %d: %w", i, s.Group, ErrImage)
+		}
+		if r.sets == nil {
+			r.sets = map[copyKey]uint32{}
+		}
+		for j, name := range s.Blocks {
+			if s.Counts[j] > 0 {
+				r.sets[copyKey{s.Tier, s.Group, name}] = s.Counts[j]
+			}
+		}
+	}
+	return nil
+}
+
+// Finish ends the import. After an error the ranks must be dropped.
+func (m *Import) Finish() (err error) {
+	for parent, runs := range m.pending {
+		err = fmt.Errorf("run %d: its parent %d is missing: %w", runs[0].ID, parent, ErrImage)
+	}
+	for _, spans := range m.runs {
+		for _, s := range spans {
+			s.each(m.x.unpin)
+		}
+	}
+	m.runs, m.pending = nil, nil
+	return err
+}

@@ -1,0 +1,50 @@
+package radix
+
+import "unsafe"
+
+// memory lists what an index has mapped, to be given back when the index is collected.
+type memory struct{ regions [][]byte }
+
+// array is a growing array of values without pointers. While it is small it lives on the Go heap and is copied as it grows.
+// A large one lives in reserved address space, grows in place, and touches a page when it first needs it; where the system
+// has no such thing, it stays on the heap.
+type array[T any] struct {
+	s      []T
+	mapped []byte // the reserved region, if any
+}
+
+const (
+	mapFrom    = 4 << 20  // bytes from which an array is worth a mapping
+	reserve    = 32 << 30 // address space of one mapping; less if the system refuses
+	growMapped = 256 << 10
+)
+
+// grow makes at least n elements. It reports whether they have moved; their number may have changed in either case.
+func (a *array[T]) grow(m *memory, n int) (moved bool) {
+	if n <= len(a.s) {
+		return false
+	}
+	size := int(unsafe.Sizeof(*new(T)))
+	if a.mapped == nil && n*size >= mapFrom {
+		if region := reserveMemory(max(reserve, 2*n*size), n*size); region != nil {
+			m.regions = append(m.regions, region)
+			a.mapped, moved = region, true
+		}
+	}
+	if a.mapped == nil || n*size > len(a.mapped) {
+		s := make([]T, max(n, len(a.s)+len(a.s)/4))
+		copy(s, a.s)
+		a.s, a.mapped = s, nil
+		return true
+	}
+	bytes := min((n*size+growMapped-1)/growMapped*growMapped, len(a.mapped))
+	s := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(a.mapped))), bytes/size)
+	if moved {
+		copy(s, a.s)
+	}
+	a.s = s
+	return moved
+}
+
+// bytes is what the array takes of memory, as far as it has been used.
+func (a *array[T]) bytes() int64 { return int64(len(a.s)) * int64(unsafe.Sizeof(*new(T))) }

@@ -1,0 +1,7 @@
+//go:build unix && !linux && !race
+
+package radix
+
+const mapFlags = 0
+
+func adviseHuge([]byte) {}

@@ -1,0 +1,315 @@
+package radix
+
+import (
+	"math/bits"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Engine hashes count only within one rank, but engines configured alike agree on them. So ranks share one table of names, in
+// which a block has one name and a name one block, until one of them contradicts it: it calls a block otherwise than those
+// who hold it, or other blocks hold its name. From then on that rank has a table of its own. A rank with two names for one
+// block, or with several main groups, has a ledger instead, which is slow and keeps everything apart.
+//
+// In the shared table a name is there as long as any sharing rank holds its block in any tier; in a rank's own, as long as
+// that rank does. That a rank knows a name is thus: the name is in its table, and it holds the block.
+//
+// The name that came first to a block stands in the arena (granuleState.named, and foreign if it is of a rank's own table).
+// Others are aliases in their tables; for those in the shared one, sharedElse finds them by block.
+
+const batch = 32 // names whose places in the table are asked for before the first is needed
+
+func (g *granuleState) setNamed(i uint32, foreign bool) {
+	g.named |= 1 << i
+	if foreign {
+		g.foreign |= 1 << i
+	}
+}
+
+func (g *granuleState) unname(i uint32) {
+	g.named &^= 1 << i
+	g.foreign &^= 1 << i
+}
+
+// table is where the names of a rank without ledger are.
+func (x *Index) table(r *rank) *names {
+	if r.naming == owning {
+		return r.own
+	}
+	return &x.shared
+}
+
+// sharedName is what sharing ranks call a block.
+func (x *Index) sharedName(block uint32) (name uint64, ok bool) {
+	g := &x.granules.s[block/granule]
+	if bit := uint16(1) << (block % granule); g.named&^g.foreign&bit != 0 {
+		return x.engines.s[block], true
+	}
+	if len(x.sharedElse) == 0 {
+		return 0, false
+	}
+	name, ok = x.sharedElse[block]
+	return name, ok
+}
+
+// setName puts a name that is not there, at pos, into the rank's table.
+func (x *Index) setName(r *rank, name, hash, pos uint64, block uint32) {
+	g := &x.granules.s[block/granule]
+	t := x.table(r)
+	taken := g.named>>(block%granule)&1 != 0
+	if !taken {
+		x.engines.s[block] = name
+		g.setNamed(block%granule, r.naming == owning)
+	} else if r.naming == sharing {
+		if x.sharedElse == nil {
+			x.sharedElse = map[uint32]uint64{}
+		}
+		x.sharedElse[block] = name
+	}
+	t.insert(x.memory, name, hash, pos, block, taken)
+}
+
+// dropName takes a block's name out of a rank's table.
+func (x *Index) dropName(r *rank, hash uint64, block uint32) {
+	if !x.table(r).remove(hash, block) {
+		x.granules.s[block/granule].unname(block % granule)
+	} else if r.naming == sharing {
+		delete(x.sharedElse, block)
+	}
+}
+
+// known is the block of a name: one that the rank holds, or else the one that the name left last.
+func (x *Index) known(r *rank, name events.BlockHash) (uint32, bool) {
+	if r.naming == ledgers {
+		if n := r.ledger.names[name]; n != nil {
+			return n.block, true
+		}
+		return r.gone.find(name)
+	}
+	t := x.table(r)
+	if b, _, ok := t.find(uint64(name), t.hash(uint64(name))); ok && (r.naming == owning || x.holdsAny(r.slot(), b)) {
+		return b, true
+	}
+	return r.gone.find(name)
+}
+
+// verdict is what naming the blocks of an event came to.
+type verdict uint8
+
+const (
+	named      verdict = iota
+	conflicted         // the rank has copies under that name at another place
+	diverged           // the rank contradicts the others
+	ambiguous          // the rank itself has another name for that block
+)
+
+// nameBlocks enters the names of an event's blocks, which lie in x.segs, for a rank without ledger. It stops at the first that
+// cannot be entered, and says how many came before.
+func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v verdict) {
+	t := x.table(r)
+	slot := r.slot()
+	for si := range x.segs {
+		s := &x.segs[si]
+		for from := uint32(0); from < s.n; from += batch {
+			m := min(batch, s.n-from)
+			blocks := e.Blocks[s.first+int(from) : s.first+int(from+m)]
+			x.ask(t, blocks)
+			for j := range m {
+				i := s.first + int(from+j)
+				if cancelled != nil && cancelled[i] {
+					continue
+				}
+				block, name, hash := s.block+from+j, uint64(e.Blocks[i]), x.hashes[j]
+				at, pos, ok := t.find(name, hash)
+				switch {
+				case ok && at == block:
+					continue
+				case ok && (r.naming == owning || x.holdsAny(slot, at) || x.inEvent(at, i, cancelled)):
+					return i, conflicted
+				case ok:
+					return i, diverged
+				case s.fresh:
+				case r.naming == owning:
+					if x.holdsAny(slot, block) {
+						return i, ambiguous
+					}
+				default:
+					if _, other := x.sharedName(block); other {
+						if x.holdsAny(slot, block) {
+							return i, ambiguous
+						}
+						return i, diverged
+					}
+				}
+				x.setName(r, name, hash, pos, block)
+			}
+		}
+	}
+	return len(e.Blocks), named
+}
+
+// ask computes the hashes of a batch of names and visits their places, so that the processor fetches them together.
+func (x *Index) ask(t *names, blocks []events.BlockHash) {
+	sum := uint64(0)
+	for j, name := range blocks {
+		h := t.hash(uint64(name))
+		x.hashes[j] = h
+		if t.size != 0 {
+			sum += t.slots.s[t.home(h)]
+		}
+	}
+	x.touched = sum
+}
+
+// inEvent reports whether a block is one of the first i that the event in hand stores.
+func (x *Index) inEvent(block uint32, i int, cancelled []bool) bool {
+	for si := range x.segs {
+		s := &x.segs[si]
+		if block >= s.block && block < s.block+s.n {
+			k := s.first + int(block-s.block)
+			return k < i && (cancelled == nil || !cancelled[k])
+		}
+	}
+	return false
+}
+
+// unnameBlocks takes back what nameBlocks entered for the first n blocks.
+func (x *Index) unnameBlocks(r *rank, e *events.Event, cancelled []bool, n int) {
+	t := x.table(r)
+	for si := range x.segs {
+		s := &x.segs[si]
+		for j := range s.n {
+			i := s.first + int(j)
+			if i >= n || cancelled != nil && cancelled[i] {
+				continue
+			}
+			block := s.block + j
+			if !s.grows && (r.naming == owning && x.holdsAny(r.slot(), block) || r.naming == sharing && x.sharedHolder(block)) {
+				continue
+			}
+			x.dropName(r, t.hash(uint64(e.Blocks[i])), block)
+		}
+	}
+}
+
+// sharedHolder reports whether any sharing rank holds a block.
+func (x *Index) sharedHolder(block uint32) bool {
+	id, n := x.where(block)
+	return x.sharedFull(id) || x.sharedPart(id, block-n.start)
+}
+
+// sharedFull reports whether a sharing rank holds all of a node in some tier.
+func (x *Index) sharedFull(id uint32) bool {
+	for _, m := range x.v.masks {
+		if m == nil {
+			continue
+		}
+		row := m[int(id)*x.v.stride : (int(id)+1)*x.v.stride]
+		for w, word := range row {
+			if word != 0 && word&x.sharedMask[w] != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (x *Index) sharedPart(id, off uint32) bool {
+	n := &x.v.nodes[id]
+	for i := range x.v.parts[n.parts : n.parts+n.nparts] {
+		p := &x.v.parts[int(n.parts)+i]
+		if slot := p.key >> 2; x.sharedMask[slot>>6]>>(slot&63)&1 != 0 && x.v.partHas(p, off) {
+			return true
+		}
+	}
+	return false
+}
+
+// forget takes the names of blocks from lo up to hi of a node, which a sharing rank no longer holds, out of the shared
+// table, but for those that another sharing rank still needs.
+func (x *Index) forget(r *rank, id, lo, hi uint32) {
+	if x.sharedFull(id) {
+		return
+	}
+	n := &x.v.nodes[id]
+	var at [batch]uint32
+	for from := lo; from < hi; {
+		k, sum := 0, uint64(0)
+		for ; from < hi && k < batch; from++ {
+			if n.nparts > 0 && x.sharedPart(id, from) {
+				continue
+			}
+			if name, ok := x.sharedName(n.start + from); ok {
+				h := x.shared.hash(name)
+				sum += x.shared.slots.s[x.shared.home(h)]
+				at[k], x.hashes[k] = n.start+from, h
+				k++
+			}
+		}
+		x.touched = sum
+		for j := range k {
+			x.dropName(r, x.hashes[j], at[j])
+		}
+	}
+}
+
+// eachHeld calls f for every block that a rank holds in some tier, with those tiers as bits.
+func (x *Index) eachHeld(r *rank, f func(block uint32, tiers TierSet)) {
+	x.tidy(r)
+	for _, id := range r.nodes {
+		n := x.v.nodes[id]
+		for off := range n.len {
+			var tiers TierSet
+			for t := range x.v.masks {
+				if x.v.masks[t] != nil && x.v.holds(id, off, t, r.slot()) {
+					tiers |= 1 << t
+				}
+			}
+			if tiers != 0 {
+				f(n.start+off, tiers)
+			}
+		}
+	}
+}
+
+// diverge gives a sharing rank a table of its own.
+func (x *Index) diverge(r *rank) {
+	slot := r.slot()
+	x.sharedMask[slot>>6] &^= 1 << (slot & 63)
+	type pair struct {
+		name  uint64
+		block uint32
+	}
+	var moved []pair
+	x.eachHeld(r, func(block uint32, _ TierSet) {
+		name, _ := x.sharedName(block)
+		moved = append(moved, pair{name, block})
+		if !x.sharedHolder(block) {
+			x.dropName(r, x.shared.hash(name), block)
+		}
+	})
+	r.naming = owning
+	r.own = &names{engines: &x.engines, seed: x.shared.seed}
+	for _, p := range moved {
+		h := r.own.hash(p.name)
+		_, pos, _ := r.own.find(p.name, h)
+		x.setName(r, p.name, h, pos, p.block)
+	}
+}
+
+// dropOwn takes all names of a rank's own table away.
+func (x *Index) dropOwn(r *rank) {
+	for _, v := range r.own.slots.s {
+		if ref := uint32(v); v != 0 && ref&aliasBit == 0 {
+			x.granules.s[ref/granule].unname(ref % granule)
+		}
+	}
+	r.own = &names{engines: &x.engines, seed: x.shared.seed}
+}
+
+// tiersOf is the tiers that a set has.
+func (s TierSet) each(f func(tier int)) {
+	for ; s != 0; s &= s - 1 {
+		f(bits.TrailingZeros8(uint8(s)))
+	}
+}

@@ -1,0 +1,82 @@
+package radix
+
+import "math/bits"
+
+// Stats counts what there is. It visits every node; the writer calls it.
+func (x *Index) Stats() (s Stats) {
+	for id := range x.v.nodes {
+		n := &x.v.nodes[id]
+		if n.parent == 0 {
+			continue
+		}
+		s.Nodes++
+		s.Blocks += int64(n.len)
+		s.Dead += int64(n.len) - int64(x.alive(uint32(id)))
+	}
+	s.Splits = x.splits
+	own := int64(0)
+	for _, r := range x.slots {
+		if r == nil {
+			continue
+		}
+		s.Ranks++
+		for t, n := range r.held {
+			s.Holdings[t] += n
+			s.Bytes.Holes += int64(len(r.extra[t].slots)) * 8
+		}
+		s.Parked += int64(r.parked.blocks)
+		s.Remembered += int64(r.gone.len())
+		s.SetBlocks += int64(len(r.sets))
+		s.Bytes.Ranks += 512 + int64(r.parked.blocks)*200 + int64(len(r.gone.ring))*28 + int64(len(r.sets))*40 + int64(cap(r.nodes))*4
+		if r.own != nil {
+			own += r.own.bytes()
+		}
+		if r.ledger != nil {
+			own += int64(len(r.ledger.names)) * 200
+		}
+	}
+	v := x.v
+	s.Bytes.Blocks = x.locals.bytes() + x.engines.bytes() + x.granules.bytes() + int64(len(x.freeGranule.words))*8
+	s.Bytes.Names = own + x.shared.bytes() + int64(len(x.sharedElse))*40
+	s.Bytes.Nodes = int64(len(v.nodes))*32 + int64(len(v.edges))*8
+	for _, m := range v.masks {
+		s.Bytes.Nodes += int64(len(m)) * 8
+	}
+	s.Bytes.Holes += int64(len(v.parts))*20 + int64(len(v.bits))*8
+	s.Bytes.Total = s.Bytes.Blocks + s.Bytes.Names + s.Bytes.Nodes + s.Bytes.Holes + s.Bytes.Ranks
+	return s
+}
+
+func (t *names) bytes() int64 { return t.slots.bytes() + int64(cap(t.aliases))*16 }
+
+// alive is how many of a node's blocks somebody holds.
+func (x *Index) alive(id uint32) uint32 {
+	v := x.v
+	n := &v.nodes[id]
+	for _, m := range v.masks {
+		if m == nil {
+			continue
+		}
+		for _, word := range m[int(id)*v.stride : (int(id)+1)*v.stride] {
+			if word != 0 {
+				return n.len
+			}
+		}
+	}
+	lead := uint32(0)
+	list := v.parts[n.parts : n.parts+n.nparts]
+	for i := range list {
+		lead = max(lead, list[i].lead)
+	}
+	count := lead
+	for w := lead >> 6; w<<6 < n.len; w++ {
+		word := uint64(0)
+		for i := range list {
+			if p := &list[i]; p.bits != 0 && w < p.words {
+				word |= v.bits[p.bits+w]
+			}
+		}
+		count += uint32(bits.OnesCount64(word &^ rangeMask(w, 0, lead)))
+	}
+	return count
+}

@@ -1,0 +1,169 @@
+package radix
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestReaders lets readers run beside a writer that splits, lengthens, empties and frees the very nodes that they are in.
+// Some ranks only ever change by whole events, of which a reader must see all or nothing.
+func TestReaders(t *testing.T) {
+	const long = 700
+	x := New(Config{MaxRemembered: 20})
+	rng := rand.New(rand.NewPCG(1, 2))
+	var docs [][]events.LocalHash
+	for i := range 8 {
+		var doc []events.LocalHash
+		if i > 0 {
+			from := docs[rng.IntN(i)]
+			doc = slices.Clone(from[:rng.IntN(len(from))])
+		}
+		for len(doc) < long {
+			doc = append(doc, events.LocalHash(mix(uint64(i)<<32|uint64(len(doc)))))
+		}
+		docs = append(docs, doc)
+	}
+	names := func(doc []events.LocalHash) (out []events.BlockHash) {
+		h := uint64(0)
+		for _, l := range doc {
+			h = mix(h ^ uint64(l))
+			out = append(out, events.BlockHash(h))
+		}
+		return out
+	}
+	common := func(a, b []events.LocalHash) (n uint32) {
+		for int(n) < len(a) && a[n] == b[n] {
+			n++
+		}
+		return n
+	}
+	type steady struct {
+		id   atomic.Uint32
+		doc  int
+		kind int // how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped and added
+		on   bool
+	}
+	var ranks [24]steady
+	store := func(id RankID, tier events.Tier, doc []events.LocalHash, from, to int) {
+		e := events.Event{Kind: events.Stored, Tier: tier, Locals: doc[from:to], Blocks: names(doc)[from:to]}
+		if from > 0 {
+			e.HasParent, e.Parent = true, names(doc)[from-1]
+		}
+		x.Apply(id, 0, []events.Event{e})
+	}
+	for i := range ranks {
+		r := &ranks[i]
+		r.doc, r.kind = i%len(docs), i/len(docs)
+		if i%5 == 0 {
+			r.kind = 3
+		}
+		r.id.Store(uint32(x.AddRank(0)))
+		if r.kind == 2 {
+			store(RankID(r.id.Load()), events.Device, docs[r.doc], 0, long/2)
+		}
+	}
+	restless := x.AddRank(0)
+
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var asked atomic.Int64
+	for n := range 3 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(n), 3))
+			var a Answer
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				q := rng.IntN(len(docs))
+				before := map[RankID]int{}
+				for i := range ranks {
+					before[RankID(ranks[i].id.Load())] = i
+				}
+				x.Match(0, docs[q], nil, &a)
+				asked.Add(1)
+				for _, o := range a.Ranks {
+					i, ok := before[o.Rank]
+					if !ok {
+						continue
+					}
+					r := &ranks[i]
+					same := common(docs[r.doc], docs[q])
+					want := [events.NumTiers]uint32{same}
+					if r.kind == 2 {
+						fixed := [events.NumTiers]uint32{min(same, long/2)}
+						want = fixed
+						want[1] = same - want[0]
+						if o.Depth == fixed {
+							continue
+						}
+					}
+					if o.Depth != want {
+						t.Errorf("rank %d of kind %d: %v, want %v or nothing", i, r.kind, o.Depth, want)
+						return
+					}
+				}
+				if n == 0 && asked.Load()%64 == 0 {
+					x.Explain(0, docs[q], nil)
+				}
+			}
+		})
+	}
+	until := time.Now().Add(3 * time.Second)
+	if testing.Short() {
+		until = time.Now().Add(500 * time.Millisecond)
+	}
+	for step := 0; time.Now().Before(until) && !t.Failed(); step++ {
+		r := &ranks[rng.IntN(len(ranks))]
+		id := RankID(r.id.Load())
+		doc := docs[r.doc]
+		switch {
+		case !r.on && r.kind == 2:
+			store(id, events.Host, doc, long/2, long)
+		case !r.on:
+			store(id, events.Device, doc, 0, long)
+		case r.kind == 1:
+			x.Apply(id, 0, []events.Event{{Kind: events.Cleared, Tier: events.Device}})
+		case r.kind == 3:
+			x.DropRank(id)
+			r.id.Store(uint32(x.AddRank(0)))
+		default:
+			e := events.Event{Kind: events.Removed, Tier: events.Device, Blocks: names(doc)}
+			if r.kind == 2 {
+				e.Tier, e.Blocks = events.Host, e.Blocks[long/2:]
+			}
+			rng.Shuffle(len(e.Blocks), func(i, j int) { e.Blocks[i], e.Blocks[j] = e.Blocks[j], e.Blocks[i] })
+			x.Apply(id, 0, []events.Event{e})
+		}
+		r.on = !r.on
+		// Something of its own, off a random document somewhere.
+		doc = slices.Clone(docs[rng.IntN(len(docs))][:1+rng.IntN(long)])
+		doc = append(doc, events.LocalHash(step))
+		store(restless, events.Device, doc, 0, len(doc))
+		if step%20 == 19 {
+			x.Apply(restless, 0, []events.Event{{Kind: events.Cleared}})
+		}
+		if step%100 == 99 {
+			if err := x.Check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if err := x.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if asked.Load() == 0 {
+		t.Fatal("no reader came to ask")
+	}
+	t.Logf("%d queries", asked.Load())
+}
