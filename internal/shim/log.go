@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
 // largestMessage is what one message of the log may take at the most: Limits.MessageBytes, or one event of
@@ -26,7 +27,8 @@ func NewStreamLog(ns *jetstream.Namespace, key events.RankKey, failed func(error
 	return &StreamLog{ns: ns, key: key, hooks: jetstream.PublisherHooks{Retry: failed}}
 }
 
-// Last reads the last message of the rank's subject.
+// Last reads the last message of the rank's subject. If the log was trimmed past it, the snapshot that allowed the trimming knows as
+// much.
 func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	pub, err := l.ns.OpenPublisher(ctx, l.key, l.hooks)
 	if err != nil {
@@ -39,7 +41,7 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	l.pub = pub
 	last, found := pub.Found()
 	if !found {
-		return Published{}, nil
+		return l.lastInSnapshot(ctx, pub.Partition())
 	}
 	h, err := events.DecodeBatchHeader(last.Data)
 	if err != nil {
@@ -47,6 +49,42 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	}
 	return Published{
 		Found: true, Incarnation: h.Incarnation, LastID: h.LastID(), Cursor: h.Cursor, Shutdown: h.Shutdown, Seq: last.Seq,
+	}, nil
+}
+
+// lastInSnapshot finds the rank in its partition's snapshot. One that cannot be read is as good as none: a new incarnation
+// begins, and what was known is cleared.
+func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Published, error) {
+	bucket, err := l.ns.OpenSnapshots(ctx)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return Published{}, nil
+	} else if err != nil {
+		return Published{}, err
+	}
+	entry, err := bucket.Latest(ctx, snapshot.ManifestKey(p))
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return Published{}, nil
+	} else if err != nil {
+		return Published{}, err
+	}
+	manifest, err := snapshot.ParseManifest(entry.Value)
+	if err != nil {
+		return Published{}, nil
+	}
+	var failed error // of NATS, not of what was read
+	rank, known, err := snapshot.FindRank(manifest, l.key, func(key string) ([]byte, error) {
+		data, err := bucket.Get(ctx, key)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			return nil, snapshot.ErrMissing
+		}
+		failed = err
+		return data, err
+	})
+	if failed != nil || err != nil || !known {
+		return Published{}, failed
+	}
+	return Published{
+		Found: true, Incarnation: rank.Incarnation, LastID: rank.LastID, Cursor: rank.Cursor.Cursor(), Shutdown: rank.Closed, Seq: manifest.Seq,
 	}, nil
 }
 
