@@ -41,17 +41,20 @@ func mustDecoder(t testing.TB, engine Engine, blockSize uint32) *Decoder {
 	return d
 }
 
-// decode decodes and fails unless nothing was passed over.
-func decode(t testing.TB, d *Decoder, payload []byte) Message {
+// decode decodes and fails unless just the things named are passed over.
+func decode(t testing.TB, d *Decoder, payload []byte, passed ...Skip) Message {
 	t.Helper()
-	before := d.Counts()
+	want := d.Counts()
+	for _, s := range passed {
+		want[s]++
+	}
 	m, err := d.Decode(payload)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for s, n := range d.Counts() {
-		if n != before[s] {
-			t.Errorf("%d passed over: %s", n-before[s], Skip(s))
+		if n != want[s] {
+			t.Errorf("passed over for %s: %d, want %d", Skip(s), n, want[s])
 		}
 	}
 	return m
@@ -149,14 +152,18 @@ func TestPublisherCaptures(t *testing.T) {
 			if len(payloads) != len(want) {
 				t.Fatalf("%d messages", len(payloads))
 			}
+			var passed [4][]Skip
+			if vllm && minor >= 11 && minor < 17 { // a copy in host memory, and no saying what it is a copy of
+				want[2].Events[0].Locals, passed[2] = nil, []Skip{SkipCopyTokens}
+			}
 			d := mustDecoder(t, e, 4)
 			for i, payload := range payloads {
-				if got := decode(t, d, payload); !reflect.DeepEqual(got, want[i]) {
+				if got := decode(t, d, payload, passed[i]...); !reflect.DeepEqual(got, want[i]) {
 					t.Errorf("message %d:\n%+v, want\n%+v", i, got, want[i])
 				}
 			}
-			if d.Diagnosis() != nil || d.Eagle() {
-				t.Errorf("diagnosis %v, EAGLE %v", d.Diagnosis(), d.Eagle())
+			if d.Diagnosis() != nil || d.Lookahead() != 0 {
+				t.Errorf("diagnosis %v, lookahead %d", d.Diagnosis(), d.Lookahead())
 			}
 		})
 	}

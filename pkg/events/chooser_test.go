@@ -153,7 +153,11 @@ func (c chooser) event() any {
 		if c.oneIn(20) {
 			blocks = c.IntN(4)
 		}
-		set("extra_keys", c.list(blocks, func() any { return c.keys(lora) }))
+		if keys := c.list(blocks, func() any { return c.keys(lora) }); c.oneIn(3) {
+			set("extra_keys", nil)
+		} else {
+			set("extra_keys", keys)
+		}
 		set("group_idx", c.IntN(2))
 		set("kv_cache_spec_kind", []any{"full_attention", "full_attention", nil, "mamba", "sliding_window", "something new"}[c.IntN(6)])
 		set("kv_cache_spec_sliding_window", nil)

@@ -21,7 +21,8 @@
 //     A message that is no MessagePack, or no message, is [ErrMalformed] and leaves the decoder as good as before.
 //  3. The same engine message makes the same number of events, cut at the same places, in every life of a shim.
 //  4. A block is never named so that a prompt finds it which it does not serve. Where LoRA, salt, multimodal items or
-//     lookahead tokens cannot be read, the event is passed over; where a salt was forgotten, the block is found by no one.
+//     lookahead tokens cannot be read, the event is passed over; where a copy's are left out, its tokens are; where a salt
+//     was forgotten, the block is found by no one.
 //  5. What takes away is taken as far as it can be read: unreadable names do not keep a removal's other names, and nothing
 //     keeps a clear.
 //  6. The format of batches has a version. Later ones of the same version may have more elements than we know, which are
@@ -39,7 +40,7 @@
 //	sequenceN = xxh3_64(sequenceN-1 as u64 ‖ localN as u64; seed 1337)
 //
 // All numbers are little-endian and wrap around. With EAGLE a block's tokens are one more than its size: the next
-// block's first. These are NVIDIA Dynamo's (ai-dynamo/dynamo › lib/llm, compute_block_hash_for_seq), and the tests hold
+// block's first; other drafters read further ahead. These are NVIDIA Dynamo's (ai-dynamo/dynamo › lib/llm, compute_block_hash_for_seq), and the tests hold
 // them to what its library computes.
 //
 // # The format of a batch, version 1

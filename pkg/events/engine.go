@@ -81,8 +81,8 @@ type Decoder struct {
 	block  uint32
 
 	salts salts
-	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
-	eagle bool
+	zero  bool   // a block was called 0, so a parent 0 is that block and not the absence of one
+	ahead uint32 // the most tokens beyond a block that went into its hash
 
 	counts   SkipCounts
 	mismatch BlockSizeError // Events > 0: there is something to report
@@ -97,7 +97,7 @@ type Decoder struct {
 	raw     rawEvent
 	tokens  []uint32
 	media   perBlock[uint64]
-	ahead   perBlock[uint32]
+	beyond  perBlock[uint32]
 	window  []uint32
 	digits  [20]byte
 	scratch blockScratch
@@ -132,14 +132,14 @@ func (d *Decoder) Diagnosis() error {
 	return &diagnosis
 }
 
-// Eagle reports whether the engine has announced blocks whose hashes cover a token beyond the block. A query must then
-// hash as [NewEagleHasher] does.
-func (d *Decoder) Eagle() bool { return d.eagle }
+// Lookahead is how many tokens beyond a block went into the hashes that the engine has announced, at most: 0 as a rule, 1
+// with EAGLE, more with other drafters. A query must then hash as [NewLookaheadHasher] does.
+func (d *Decoder) Lookahead() uint32 { return d.ahead }
 
 // Reset forgets what was learned of an engine process, for a new one is there. Counts and diagnosis stay.
 func (d *Decoder) Reset() {
 	d.salts.clear()
-	d.zero, d.eagle = false, false
+	d.zero, d.ahead = false, 0
 }
 
 // Decode decodes one message. What it returns is good until the next call.
@@ -338,7 +338,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		switch {
 		case !e.attention.Main() && (e.blockSize != d.block || !fits):
 			// The names are all that is needed of a group which is no part of the prefix.
-			d.counts[SkipTokens]++
+			d.counts[SkipGroupTokens]++
 			hashed = false
 		case e.blockSize == 0:
 			return SkipMalformed
@@ -346,6 +346,9 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			return d.wrongBlockSize(e.blockSize)
 		case !fits:
 			return SkipLength
+		case d.isBareCopy(e):
+			d.counts[SkipCopyTokens]++
+			hashed = false
 		}
 	}
 	if !hashed {
@@ -390,8 +393,10 @@ func (d *Decoder) wrongBlockSize(size uint32) Skip {
 	if size < d.block && d.taken > 0 {
 		return SkipPartialBlock
 	}
-	d.mismatch.Got = size
-	d.mismatch.Events++
+	if d.raw.deviceUnlessSaid() == Device { // tiers below have other units now and then
+		d.mismatch.Got = size
+		d.mismatch.Events++
+	}
 	return SkipBlockSize
 }
 

@@ -45,13 +45,17 @@ func TestSaltIsInherited(t *testing.T) {
 	if !slices.Equal(got[0].Locals, want[:1]) || !slices.Equal(got[1].Locals, want[1:3]) {
 		t.Errorf("in one message: %v, want %x", got, want)
 	}
-	// In a later message, and where the same blocks are announced once more without saying so.
-	got = decode(t, d, message(t,
-		store(names(13), 12, tokens[12:], lora),
-		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}),
-	)).Events
-	if !slices.Equal(got[0].Locals, want[3:]) || !slices.Equal(got[1].Locals, want[:1]) {
+	got = decode(t, d, message(t, store(names(13), 12, tokens[12:], lora))).Events
+	if !slices.Equal(got[0].Locals, want[3:]) {
 		t.Errorf("in a later message: %v, want %x", got, want)
+	}
+	// A copy in host memory that does not say so is not taken for one of no tenant; one that does is hashed.
+	got = decode(t, d, message(t,
+		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}),
+		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}, keys([]any{"adapter-a", "tenant-a"})),
+	), SkipCopyTokens).Events
+	if got[0].Locals != nil || got[0].Tier != Host || got[0].Blocks[0] != 10 || !slices.Equal(got[1].Locals, want[:1]) {
+		t.Errorf("copies: %v, want %x", got, want[:1])
 	}
 	// Another prompt has nothing of it, and nor have SGLang's, which say the salt each time or have none.
 	plain := locals(t, 4, Space{}, tokens)
@@ -163,6 +167,12 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 			t.Errorf("%+v", sizeError)
 		}
 	}
+	// Below the device units may be others: no fault of the configuration either.
+	other := mustDecoder(t, VLLM, 4)
+	decode(t, other, message(t, store(names(1), nil, count(0, 8), pair{"block_size", 8}, pair{"medium", "CPU"})), SkipBlockSize)
+	if other.Diagnosis() != nil {
+		t.Error(other.Diagnosis())
+	}
 	// An edge block beside whole ones is no fault of the configuration, nor is a group that has other blocks.
 	d := mustDecoder(t, VLLM, 4)
 	m, err := d.Decode(message(t,
@@ -170,7 +180,7 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 		store(names(2), 1, count(4, 2), pair{"block_size", 2}),
 		store(names(3), nil, count(0, 64), pair{"block_size", 64}, pair{"kv_cache_spec_kind", "mamba"}, pair{"group_idx", 1}),
 	))
-	if err != nil || d.Diagnosis() != nil || d.Counts() != (SkipCounts{SkipPartialBlock: 1, SkipTokens: 1}) {
+	if err != nil || d.Diagnosis() != nil || d.Counts() != (SkipCounts{SkipPartialBlock: 1, SkipGroupTokens: 1}) {
 		t.Error(err, d.Diagnosis(), d.Counts())
 	}
 	if want := (Event{Kind: Stored, Tier: Device, Group: 1, Attention: AttentionMamba, Blocks: []BlockHash{3}}); len(m.Events) != 2 || !sameEvent(m.Events[1], want) {
@@ -193,13 +203,27 @@ func TestEagle(t *testing.T) {
 		"lookahead, plain": store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{tokens[4], tokens[8]}}),
 	} {
 		d := mustDecoder(t, SGLang, 4)
-		if m := decode(t, d, message(t, event)); len(m.Events) != 1 || !slices.Equal(m.Events[0].Locals, want) || !d.Eagle() {
-			t.Errorf("%s: %+v, want %x; EAGLE: %v", name, m.Events, want, d.Eagle())
+		if m := decode(t, d, message(t, event)); len(m.Events) != 1 || !slices.Equal(m.Events[0].Locals, want) || d.Lookahead() != 1 {
+			t.Errorf("%s: %+v, want %x; lookahead %d", name, m.Events, want, d.Lookahead())
 		}
 		d.Reset()
-		if d.Eagle() {
+		if d.Lookahead() != 0 {
 			t.Error("a new life of the engine drafts as the one before")
 		}
+	}
+}
+
+// A drafter that reads further ahead.
+func TestLongLookahead(t *testing.T) {
+	tokens := count(100, 11)
+	h, err := NewLookaheadHasher(4, 3, Space{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := mustDecoder(t, VLLM, 4)
+	m := decode(t, d, message(t, store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{tokens[4:7], tokens[8:]}})))
+	if want := h.Hash(nil, tokens); len(want) != 2 || !slices.Equal(m.Events[0].Locals, want) || d.Lookahead() != 3 {
+		t.Errorf("%x, want %x; lookahead %d", m.Events[0].Locals, want, d.Lookahead())
 	}
 }
 

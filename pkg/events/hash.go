@@ -44,7 +44,7 @@ func (s Space) addend() uint64 {
 type Hasher struct {
 	seed   uint64
 	block  int // tokens from one block's begin to the next one's
-	window int // tokens that are hashed: block, or one more
+	window int // tokens that are hashed: block, and those that are read ahead
 }
 
 // NewHasher makes a hasher for blocks of blockSize tokens.
@@ -55,14 +55,18 @@ func NewHasher(blockSize uint32, space Space) (*Hasher, error) {
 	return &Hasher{seed: space.Seed(), block: int(blockSize), window: int(blockSize)}, nil
 }
 
-// NewEagleHasher makes a hasher for engines that draft with EAGLE. A block's hash covers one token more than the block
-// has, since the drafter's cache depends on it; so n tokens have (n-1)/blockSize blocks.
-func NewEagleHasher(blockSize uint32, space Space) (*Hasher, error) {
+// NewLookaheadHasher makes a hasher for engines whose draft models read ahead. A block's hash covers so many tokens more
+// than the block has, since the drafter's cache depends on them; so n tokens have (n-lookahead)/blockSize blocks. EAGLE
+// reads one token ahead. [Decoder.Lookahead] tells what an engine does.
+func NewLookaheadHasher(blockSize, lookahead uint32, space Space) (*Hasher, error) {
 	h, err := NewHasher(blockSize, space)
 	if err != nil {
 		return nil, err
 	}
-	h.window++
+	if lookahead > MaxBlockSize {
+		return nil, fmt.Errorf("events: a lookahead of %d tokens: at most %d", lookahead, MaxBlockSize)
+	}
+	h.window += int(lookahead)
 	return h, nil
 }
 
@@ -81,7 +85,7 @@ func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
 }
 
 // HashMedia is Hash for prompts with images and the like: media[i] has the hashes ([MediaHash]) of the items that touch
-// block i, in any order. It may be shorter than there are blocks, and is not changed.
+// what is hashed of block i, in any order. It may be shorter than there are blocks, and is not changed.
 func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) []LocalHash {
 	var scratch blockScratch
 	n := h.Blocks(len(tokens))

@@ -19,11 +19,10 @@ func count(from, n uint32) []uint32 {
 
 func mustHasher(t testing.TB, blockSize uint32, space Space, eagle bool) *Hasher {
 	t.Helper()
-	newHasher := NewHasher
+	h, err := NewHasher(blockSize, space)
 	if eagle {
-		newHasher = NewEagleHasher
+		h, err = NewLookaheadHasher(blockSize, 1, space)
 	}
-	h, err := newHasher(blockSize, space)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,8 +159,32 @@ func TestNewHasherRefusesSizes(t *testing.T) {
 		if _, err := NewHasher(size, Space{}); err == nil {
 			t.Errorf("a hasher for blocks of %d tokens", size)
 		}
-		if _, err := NewEagleHasher(size, Space{}); err == nil {
-			t.Errorf("an EAGLE hasher for blocks of %d tokens", size)
+		if _, err := NewLookaheadHasher(size, 1, Space{}); err == nil {
+			t.Errorf("a hasher that reads ahead, for blocks of %d tokens", size)
+		}
+	}
+}
+
+// With a lookahead, a block's hash is that of a block which is longer by it.
+func TestLookahead(t *testing.T) {
+	if _, err := NewLookaheadHasher(4, MaxBlockSize+1, Space{}); err == nil {
+		t.Error("a hasher that reads ahead beyond all bounds")
+	}
+	space := Space{Salt: "tenant-a"}
+	for ahead := range uint32(5) {
+		h, err := NewLookaheadHasher(4, ahead, space)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range uint32(30) {
+			tokens := count(7, n)
+			var want []LocalHash
+			for at := uint32(0); at+4+ahead <= n; at += 4 {
+				want = append(want, mustHasher(t, 4+ahead, space, false).Hash(nil, tokens[at:at+4+ahead])...)
+			}
+			if got := h.Hash(nil, tokens); !slices.Equal(got, want) || h.Blocks(len(tokens)) != len(want) {
+				t.Fatalf("%d tokens, %d ahead: %x, want %x", n, ahead, got, want)
+			}
 		}
 	}
 }

@@ -176,7 +176,7 @@ func asInteger(v any) (bits uint64, negative, ok bool) {
 // anywhere it says so.
 func TestReaderTwin(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	for i := range 3000 {
+	for i := range 1500 {
 		var encoded writeBuffer
 		e := msgpack.NewEncoder(&encoded)
 		e.UseCompactInts(i%2 == 0)

@@ -5,7 +5,7 @@ import "fmt"
 // Skip is why a decoder passed over something in an engine's message.
 type Skip uint8
 
-// What is passed over. All but the last two of these lose an event.
+// What is passed over. All but the last three of these lose an event.
 const (
 	SkipUnknownType  Skip = iota // an event of a type that we do not know
 	SkipMalformed                // an event that is neither array nor map, or lacks what it must have
@@ -22,7 +22,8 @@ const (
 	SkipSpace                    // a LoRA, a salt or an extra key that cannot be read: no saying which prompts the blocks serve
 	SkipLookahead                // lookahead tokens that cannot be read: likewise
 	SkipField                    // not an event: a field that is not needed and has a wrong type
-	SkipTokens                   // not an event: tokens of a group that is no part of the prefix, and keeps not every block
+	SkipGroupTokens              // not an event: tokens of a group that is no part of the prefix, and keeps not every block
+	SkipCopyTokens               // not an event: tokens of a copy below the device, that come without extra keys
 
 	NumSkips = iota
 )
@@ -43,7 +44,8 @@ var skipNames = [NumSkips]string{
 	SkipSpace:        "unreadable_space",
 	SkipLookahead:    "unreadable_lookahead",
 	SkipField:        "field",
-	SkipTokens:       "sparse_group_tokens",
+	SkipGroupTokens:  "sparse_group_tokens",
+	SkipCopyTokens:   "copy_tokens",
 }
 
 // String is the reason as a label of a metric.

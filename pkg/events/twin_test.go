@@ -271,6 +271,10 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		return nil, "block_size"
 	case !fits:
 		return nil, "length_mismatch"
+	case n.engine == VLLM && e.Tier != Device && fields["extra_keys"] == nil:
+		n.count("copy_tokens")
+		named()
+		return []Event{e}, ""
 	}
 	seen := map[BlockHash]bool{}
 	if hasParent {
@@ -385,12 +389,8 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		lora = LoRAByID(id)
 	}
 	_, saltField := fields["cache_salt"]
-	if shownSalt == "" && !saltField {
-		if s, ok := n.salts[parent]; ok && hasParent {
-			shownSalt = s
-		} else {
-			shownSalt = n.salts[e.Blocks[0]]
-		}
+	if shownSalt == "" && !saltField && hasParent {
+		shownSalt = n.salts[parent]
 	}
 	if shownSalt != "" && !saltField {
 		for _, name := range e.Blocks {

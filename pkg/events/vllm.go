@@ -42,7 +42,7 @@ const (
 	fieldAttention
 	fieldLocality
 	fieldSalt
-	fieldLookahead
+	fieldLookahead // from 0.33
 )
 
 // The fields of events that are arrays, by position. Versions have added to the end only, so how long an array is tells
@@ -446,9 +446,12 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 		d.scratch.bytes = append(append(d.scratch.bytes[:0], loraByID...), e.loraID...)
 		seed += xxh3.HashSeed(d.scratch.bytes, loraSeed)
 	}
-	salt, salted := d.inheritedSalt(e, blocks)
-	if len(e.salt) > 0 {
-		salt, salted = xxh3.HashSeed(e.salt, saltSeed), true
+	var salt uint64
+	salted := len(e.salt) > 0
+	if salted {
+		salt = xxh3.HashSeed(e.salt, saltSeed)
+	} else if e.hasParent && !e.everySalt { // the prompt began in an event before
+		salt, salted = d.salts.of(e.parent)
 	}
 	if salted {
 		seed += salt
@@ -460,18 +463,18 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	window := size
 	if len(d.tokens) > e.tokenCount { // of pairs there is one token more
 		window++
-		d.eagle = true
+		d.ahead = max(d.ahead, 1)
 	}
-	plain := len(d.media.ends) == 0 && len(d.ahead.ends) == 0
+	plain := len(d.media.ends) == 0 && len(d.beyond.ends) == 0
 	for i := range blocks {
 		tokens := d.tokens[i*size : i*size+window]
 		if plain {
 			d.locals = append(d.locals, hashTokens(tokens, seed))
 			continue
 		}
-		if ahead := d.ahead.of(i); len(ahead) > 0 {
-			d.eagle = true
-			d.window = append(append(d.window[:0], tokens...), ahead...)
+		if beyond := d.beyond.of(i); len(beyond) > 0 {
+			d.ahead = max(d.ahead, uint32(len(beyond)))
+			d.window = append(append(d.window[:0], tokens...), beyond...)
 			tokens = d.window
 		}
 		d.locals = append(d.locals, d.scratch.hash(tokens, d.media.of(i), seed))
@@ -485,18 +488,13 @@ func LoRAByID(id string) string { return loraByID + id }
 
 const loraByID = "lora_id:"
 
-// inheritedSalt is the salt of a prompt that began in an event before: that of the parent, or, where the very same blocks
-// are announced again, their own.
-func (d *Decoder) inheritedSalt(e *rawEvent, blocks []BlockHash) (uint64, bool) {
-	if e.everySalt {
-		return 0, false
-	}
-	if e.hasParent {
-		if addend, ok := d.salts.of(e.parent); ok {
-			return addend, true
-		}
-	}
-	return d.salts.of(blocks[0])
+// isBareCopy reports whether the event tells of a copy in a tier below the device without saying what else than tokens
+// went into its blocks' hashes. vLLM's connectors leave out extra_keys, and some of them the LoRA (vllm-project/vllm ›
+// vllm/distributed/kv_transfer/kv_connector/v1/offloading/events.py, mooncake/store/worker.py): taken by its tokens, a
+// tenant's or an adapter's block would be one of the base model's. The device's own event has named it before.
+func (d *Decoder) isBareCopy(e *rawEvent) bool {
+	said := e.extraKeys[0] < e.extraKeys[1] && e.data[e.extraKeys[0]] != mpNil
+	return d.engine == VLLM && e.deviceUnlessSaid() != Device && !said
 }
 
 // dynamoSalt begins a salt that Dynamo's frontend hands to the engine; what follows is the salt that a query names.
@@ -626,9 +624,9 @@ func mediaHash(identifier []byte) uint64 {
 }
 
 // readLookahead reads, for each of n blocks, the tokens beyond the block that went into the engine's hash of it: nil, one
-// token or an array of them. With one token for each block, hashes are those of an EAGLE hasher.
+// token or an array of them.
 func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
-	d.ahead.reset()
+	d.beyond.reset()
 	r := reader{data: e.data[:e.lookahead[1]], at: e.lookahead[0]}
 	if r.left() == 0 || r.null() {
 		return true
@@ -649,11 +647,11 @@ func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 			if !ok {
 				tokens = 1
 			}
-			if d.ahead.values, ok = r.tokens(d.ahead.values, tokens); !ok {
+			if d.beyond.values, ok = r.tokens(d.beyond.values, tokens); !ok {
 				return false
 			}
 		}
-		d.ahead.end()
+		d.beyond.end()
 	}
 	return true
 }
