@@ -96,7 +96,12 @@ func held(h *events.Holding) (blocks uint64) {
 // does not fit into this record, to be continued.
 func appendHolding(fields, words []byte, h *events.Holding, run, before events.RunID, n uint32, continues bool) (f, w []byte, rest *events.Holding) {
 	flags := uint64(h.Tier - 1)
-	var more events.Holding
+	more := func() *events.Holding {
+		if rest == nil {
+			rest = &events.Holding{Tier: h.Tier, Group: h.Group}
+		}
+		return rest
+	}
 	first, last := 0, len(h.Bits)
 	for first < last && h.Bits[first] == 0 {
 		first++
@@ -105,19 +110,19 @@ func appendHolding(fields, words []byte, h *events.Holding, run, before events.R
 		last--
 	}
 	if last-first > maxItems {
-		more.Bits = make([]uint64, last)
-		copy(more.Bits[first+maxItems:], h.Bits[first+maxItems:last])
+		more().Bits = make([]uint64, last)
+		copy(rest.Bits[first+maxItems:], h.Bits[first+maxItems:last])
 		last = first + maxItems
 	}
 	copies, names, also := h.Copies, h.Names, h.Also
 	if len(copies) > maxItems {
-		copies, more.Copies = copies[:maxItems], copies[maxItems:]
+		copies, more().Copies = copies[:maxItems], copies[maxItems:]
 	}
 	if len(names) > maxItems {
-		names, more.Names = names[:maxItems], names[maxItems:]
+		names, more().Names = names[:maxItems], names[maxItems:]
 	}
 	if len(also) > maxItems {
-		also, more.Also = also[:maxItems], also[maxItems:]
+		also, more().Also = also[:maxItems], also[maxItems:]
 	}
 	if continues {
 		flags |= holdContinues
@@ -216,11 +221,7 @@ func appendHolding(fields, words []byte, h *events.Holding, run, before events.R
 			next = b.Block
 		}
 	}
-	if more.Bits == nil && more.Copies == nil && more.Names == nil && more.Also == nil {
-		return fields, words, nil
-	}
-	more.Tier, more.Group = h.Tier, h.Group
-	return fields, words, &more
+	return fields, words, rest
 }
 
 // bitsForm chooses the shortest way to write the bits of the blocks after the lead: as so many words, or as a list.

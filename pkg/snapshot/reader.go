@@ -53,7 +53,7 @@ type parentLink struct {
 // NewReader begins to read a snapshot. ranks is what [Ranks] gave for the manifest.
 func NewReader(m *Manifest, ranks []RankState, sink Sink) *Reader {
 	r := &Reader{m: m, sink: sink, ranks: make(map[events.RankKey]uint32, len(ranks)), rest: m.Restore(),
-		dead: make(map[Hash][]uint32), places: make(map[events.RunID]place), images: make([]*events.RankImage, len(ranks))}
+		dead: make(map[Hash][]uint32), places: make(map[events.RunID]place, min(m.Counts.Runs, 1<<20)), images: make([]*events.RankImage, len(ranks))}
 	for i := range ranks {
 		r.ranks[ranks[i].Key()] = uint32(i)
 	}

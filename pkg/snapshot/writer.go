@@ -72,7 +72,7 @@ type openSegment struct {
 // emit, which owns the bytes from then on; an error of emit ends the snapshot.
 func NewWriter(cfg Config, plan *WritePlan, ledger *Ledger, emit func(key string, data []byte) error) (*Writer, error) {
 	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: ledger, have: plan.have(), kept: make(map[*segment]*segment), waiting: make(map[*segment][]record),
-		places: make(map[events.RunID]place), hasState: make([]bool, len(cfg.Ranks)), inlineRanks: maxInlineRanks}
+		hasState: make([]bool, len(cfg.Ranks)), inlineRanks: maxInlineRanks}
 	for _, s := range []string{cfg.Namespace, cfg.Stream, cfg.Writer} {
 		if !utf8.ValidString(s) || len(s) > maxName {
 			return nil, fmt.Errorf("%w: %q as a name", ErrImage, s)
@@ -94,6 +94,7 @@ func NewWriter(cfg Config, plan *WritePlan, ledger *Ledger, emit func(key string
 	if ledger == nil {
 		w.old = &Ledger{}
 	}
+	w.places = make(map[events.RunID]place, len(w.old.places))
 	var usable []*segment
 	for _, s := range w.old.segments {
 		if slices.ContainsFunc(s.refs, func(r ChunkRef) bool { return w.have[r.hash()] != r.Key }) {

@@ -1,0 +1,95 @@
+package snapshot
+
+import (
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// nowhere is a Sink that looks at nothing.
+type nowhere struct{}
+
+func (nowhere) Run(*events.Run) error             { return nil }
+func (nowhere) Rank(int, *events.RankImage) error { return nil }
+
+func benchImages(b *testing.B, bench func(b *testing.B, im *image)) {
+	for _, c := range []struct {
+		name string
+		make func() *synth
+	}{
+		{"conversations", func() *synth { return conversations(64, 55_000) }},
+		{"everybody", func() *synth { return everybody(256, 101, 310) }},
+		{"holey", func() *synth { return holey(64, 90_000) }},
+		{"private", func() *synth { return private(64, 101, 310) }},
+		{"short", func() *synth { return shortRuns(64, 10_000) }},
+	} {
+		b.Run(c.name, func(b *testing.B) { bench(b, c.make().im) })
+	}
+}
+
+// shortRuns: runs of four blocks.
+func shortRuns(workers, each int) *synth {
+	s := newSynth(workers)
+	for range each / 4 {
+		for w := range workers {
+			hold(s.run(4, nil), w, 4)
+		}
+	}
+	return s
+}
+
+func report(b *testing.B, m *Manifest) {
+	b.SetBytes(int64(m.Counts.Bytes))
+	b.ReportMetric(float64(m.Counts.Bytes)/float64(m.Counts.Holdings), "B/holding")
+	b.ReportMetric(float64(m.Counts.Holdings)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mholdings/s")
+	b.ReportMetric(float64(m.Counts.Runs), "runs")
+}
+
+// What a first snapshot costs, without the bucket.
+func BenchmarkWrite(b *testing.B) {
+	benchImages(b, func(b *testing.B, im *image) { benchWrite(b, im, nil, &WritePlan{Partition: 3, Generation: 1}) })
+}
+
+// What a snapshot costs when nothing has changed.
+func BenchmarkWriteUnchanged(b *testing.B) {
+	benchImages(b, func(b *testing.B, im *image) {
+		s := newStore()
+		s.write(b, im, 1)
+		plan, err := PlanWrite(s.bucket(), s.log, 1)
+		if err != nil {
+			b.Fatal(err)
+		}
+		benchWrite(b, im, s.ledger, plan)
+	})
+}
+
+func benchWrite(b *testing.B, im *image, ledger *Ledger, plan *WritePlan) {
+	b.ReportAllocs()
+	var m *Manifest
+	for b.Loop() {
+		w, err := NewWriter(config(im, 1), plan, ledger, func(string, []byte) error { return nil })
+		if err != nil {
+			b.Fatal(err)
+		}
+		im.writeTo(b, w)
+		if m, _, err = w.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	report(b, m)
+}
+
+// What a restore costs beside fetching and the index.
+func BenchmarkRead(b *testing.B) {
+	benchImages(b, func(b *testing.B, im *image) {
+		s := newStore()
+		s.write(b, im, 1)
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := Read(s.m, s.fetch, func([]RankState) (Sink, error) { return nowhere{}, nil }); err != nil {
+				b.Fatal(err)
+			}
+		}
+		report(b, s.m)
+	})
+}
