@@ -180,7 +180,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	select {
 	case <-isReady:
 		if err = service.Answer(); err == nil {
-			log.Info("ready", "namespace", s.namespace, "partitions", ns.Partitions(), "nats", conn.Server().URL)
+			log.Info("ready", "namespace", s.namespace, "partitions", ns.Partitions())
 			<-ctx.Done()
 		}
 	case <-ctx.Done():
@@ -213,7 +213,7 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (*jetstream.Con
 		}
 		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{
 			Dir: dir, Listen: s.natsListen, ConfigFile: s.natsConfig, SyncInterval: s.syncInterval,
-			Logger: log.With("from", "nats-server"),
+			Logger: slog.New(quieter{log.With("from", "nats-server").Handler()}),
 		})
 		if err != nil {
 			return nil, nil, err
@@ -226,7 +226,29 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (*jetstream.Con
 		stopServer()
 		return nil, nil, err
 	}
+	if s.nats.URL != "" {
+		log.Info("connected to NATS", "server", conn.Server().URL)
+	}
 	return conn, func() { conn.Close(); stopServer() }, nil
+}
+
+// quieter passes on what the NATS server says of its daily life as debug messages.
+type quieter struct{ slog.Handler }
+
+func (q quieter) level(l slog.Level) slog.Level {
+	if l < slog.LevelWarn {
+		return slog.LevelDebug
+	}
+	return l
+}
+
+func (q quieter) Enabled(ctx context.Context, l slog.Level) bool {
+	return q.Handler.Enabled(ctx, q.level(l))
+}
+
+func (q quieter) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = q.level(r.Level)
+	return q.Handler.Handle(ctx, r)
 }
 
 // serveHTTP listens and serves until the returned function is called.
