@@ -97,7 +97,7 @@ func TestLongRun(t *testing.T) {
 	s := newStore()
 	s.write(t, im, 1)
 	got, ledger := s.read(t)
-	if got.text() != im.text() {
+	if !got.equal(im) {
 		t.Fatal("another image came back")
 	}
 	s.ledger = ledger
@@ -108,7 +108,7 @@ func TestLongRun(t *testing.T) {
 	if s.write(t, im, 2); s.wrote < 1 || s.wrote > 4 {
 		t.Errorf("%d chunks were written for one long run", s.wrote)
 	}
-	if got, _ := s.read(t); got.text() != im.text() {
+	if got, _ := s.read(t); !got.equal(im) {
 		t.Fatal("another image came back")
 	}
 	im.runs = im.runs[:0]

@@ -72,11 +72,32 @@ func (im *image) canonical() *image {
 	return out
 }
 
-// text is for comparison: it does not tell nil from empty.
+// equal compares what two images say.
+func (im *image) equal(other *image) bool {
+	x, y := im.canonical(), other.canonical()
+	return slices.EqualFunc(x.runs, y.runs, equalRuns) && x.rest() == y.rest()
+}
+
+func equalRuns(x, y events.Run) bool {
+	return x.ID == y.ID && x.Space == y.Space && x.Parent == y.Parent && x.Offset == y.Offset &&
+		slices.Equal(x.Locals, y.Locals) && slices.Equal(x.Names, y.Names) && slices.EqualFunc(x.Holdings, y.Holdings, equalHoldings)
+}
+
+func equalHoldings(x, y events.Holding) bool {
+	return x.Rank == y.Rank && x.Tier == y.Tier && x.Group == y.Group && x.Lead == y.Lead && slices.Equal(x.Bits, y.Bits) &&
+		slices.Equal(x.Copies, y.Copies) && slices.Equal(x.Names, y.Names) && slices.Equal(x.Also, y.Also)
+}
+
+// rest is all but the runs. It does not tell nil from empty.
+func (im *image) rest() string {
+	ranks, _ := json.Marshal(im.ranks)
+	return fmt.Sprintf("%s\n%+v", ranks, im.states)
+}
+
+// text is for people.
 func (im *image) text() string {
 	c := im.canonical()
-	ranks, _ := json.Marshal(c.ranks)
-	return fmt.Sprintf("%s\n%+v\n%+v", ranks, c.runs, c.states)
+	return fmt.Sprintf("%+v\n%s", c.runs, c.rest())
 }
 
 // writeTo gives the image to a Sink.

@@ -160,7 +160,7 @@ func TestRoundTrip(t *testing.T) {
 				s.ledger = ledger
 			}
 			s.write(t, got, seq+1)
-			if again, _ := s.read(t); again.text() != im.text() {
+			if again, _ := s.read(t); !again.equal(im) {
 				t.Fatalf("wrote\n%s\nread the second time\n%s", im.text(), again.text())
 			}
 		}

@@ -43,7 +43,7 @@ func TestNothingChanged(t *testing.T) {
 				t.Errorf("%s: %d chunks written though nothing changed", name, s.wrote)
 			}
 			got, ledger := s.read(t) // after a restart as well
-			if got.text() != c.im.text() {
+			if !got.equal(c.im) {
 				t.Fatalf("%s: another image came back", name)
 			}
 			s.ledger = ledger
@@ -86,7 +86,7 @@ func TestRankChanged(t *testing.T) {
 	if s.write(t, c.im, 4); s.wrote > 2 || s.bytes > 500_000 {
 		t.Errorf("%d chunks of %d bytes written for a new rank", s.wrote, s.bytes)
 	}
-	if got, _ := s.read(t); got.text() != c.im.text() {
+	if got, _ := s.read(t); !got.equal(c.im) {
 		t.Error("another image came back")
 	}
 }
@@ -103,7 +103,7 @@ func TestRunChanged(t *testing.T) {
 		if s.wrote > 3 || s.bytes > 60_000 || s.m.Counts.New != uint64(s.bytes) {
 			t.Errorf("%s: %d chunks, %d bytes of %d", what, s.wrote, s.bytes, total)
 		}
-		if got, _ := s.read(t); got.text() != c.im.text() {
+		if got, _ := s.read(t); !got.equal(c.im) {
 			t.Fatalf("%s: another image came back", what)
 		}
 	}
@@ -142,7 +142,7 @@ func TestWorkerChanged(t *testing.T) {
 		}
 		if i%10 == 9 {
 			got, ledger := s.read(t)
-			if got.text() != c.im.text() {
+			if !got.equal(c.im) {
 				t.Fatal("another image came back")
 			}
 			s.ledger = ledger
@@ -175,7 +175,7 @@ func TestManySnapshots(t *testing.T) {
 		}
 		s.write(t, c.im, events.StreamSeq(i+1))
 		got, ledger := s.read(t)
-		if got.text() != c.im.text() {
+		if !got.equal(c.im) {
 			t.Fatalf("snapshot %d: another image came back", i)
 		}
 		if rng.IntN(5) == 0 {
@@ -207,7 +207,7 @@ func TestStaleLedger(t *testing.T) {
 	s.write(t, c.im, 2)
 	s.ledger = stale
 	s.write(t, c.im, 3)
-	if got, _ := s.read(t); got.text() != c.im.text() {
+	if got, _ := s.read(t); !got.equal(c.im) {
 		t.Fatal("another image came back")
 	}
 }
