@@ -94,15 +94,26 @@ func BenchmarkDecodeVLLM(b *testing.B) {
 }
 
 func TestDecodeDoesNotAllocate(t *testing.T) {
-	for _, asMap := range []bool{false, true} {
-		payload := vllmStore(t, asMap, 64, 16)
+	rich := message(t,
+		store(names(1, 2), nil, count(0, 32), pair{"block_size", 16}, pair{"lora_id", 7}, pair{"lora_name", "adapter-a"}, pair{"medium", "CPU"},
+			pair{"extra_keys", []any{[]any{"adapter-a", []any{"image-1", 3}, "tenant-a"}, []any{"adapter-a", []any{"image-1", -13}}}}),
+		store(names(3), 2, count(0, 16), pair{"block_size", 16}, pair{"lora_id", 7}),
+		[]any{"BlockRemoved", names(3, []byte("0123456789abcdef")), "CPU_PINNED", 0},
+		[]any{"BlockStored", names(4), nil, count(0, 16), 16, nil, "GPU", map[string]any{"cache_salt": "tenant-b"}},
+	)
+	for name, payload := range map[string][]byte{
+		"array": vllmStore(t, false, 64, 16), "map": vllmStore(t, true, 64, 16), "rich": rich,
+	} {
 		d := mustDecoder(t, VLLM, 16)
 		if n := testing.AllocsPerRun(100, func() {
 			if _, err := d.Decode(payload); err != nil {
 				t.Fatal(err)
 			}
 		}); n != 0 {
-			t.Errorf("map %v: %v allocations", asMap, n)
+			t.Errorf("%s: %v allocations", name, n)
+		}
+		if d.Counts() != (SkipCounts{}) {
+			t.Errorf("%s: passed over %v", name, d.Counts())
 		}
 	}
 }
