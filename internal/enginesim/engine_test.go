@@ -331,6 +331,7 @@ func TestDropMakesGaps(t *testing.T) {
 
 // A router with a low high-water mark loses replies, as libzmq's does, and the sequence shows it.
 func TestReplayDropsAtHighWater(t *testing.T) {
+	t.Parallel()
 	e := start(t, Config{BlockSize: 512, ReplayHighWater: 5})
 	prompt := slices.Repeat([]uint32{1 << 20}, 20_000) // a message of 100 kB
 	const n = 500
@@ -350,7 +351,7 @@ func TestReplayDropsAtHighWater(t *testing.T) {
 	}
 	got, last := 0, -1
 	for {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		m, err := d.Recv(ctx)
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) {

@@ -70,11 +70,6 @@ def serve(line):
                 broken += 1
             first, last = i if first is None else first, i
         return {"first": first, "last": last, "broken": broken}
-    if op == "drain":  # numbers until nothing comes for a while
-        got = []
-        while sock.poll(line["ms"]):
-            got.append(struct.unpack_from(">Q", sock.recv_multipart()[-1])[0])
-        return {"numbers": got}
     if op == "answer":  # ROUTER: one request, n numbered replies
         who, empty, ask = sock.recv_multipart()
         for i in range(line["n"]):
