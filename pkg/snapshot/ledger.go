@@ -58,7 +58,7 @@ const (
 	anewFactor = 2
 
 	// maxWaiting bounds the bytes of runs that a Writer keeps because they may be written anew.
-	maxWaiting = 32 << 20
+	maxWaiting = 64 << 20
 )
 
 // chunkSize is how long a chunk of runs gets, if the records of all runs take total bytes.
@@ -98,13 +98,13 @@ func (r *room) isSmall(s *segment) bool { return s.size < r.short && s.alive > 0
 func (r *room) tooManySmall() bool { return r.small > smallChunks }
 func (r *room) tooManyDead() bool  { return r.dead*deadShare > r.total }
 
-// candidates says, before a snapshot, which segments may be written anew.
+// candidates says, before a snapshot, which segments may be written anew: as many as may wait, first those with most dead, then the
+// oldest, as caches let go of what is old. How much of each will be dead is known only at the end.
 func candidates(segments []*segment) (chosen []*segment) {
-	r := roomOf(segments)
 	order, size := slices.Clone(segments), 0
 	slices.SortStableFunc(order, byDead)
 	for _, s := range order {
-		if small := r.isSmall(s) && r.tooManySmall(); small || r.tooManyDead() && s.dead() > 0 && size+s.alive <= maxWaiting {
+		if size+s.alive <= maxWaiting {
 			chosen = append(chosen, s)
 			size += s.alive
 		}
