@@ -401,7 +401,7 @@ func (m *Machine) rebirth(why events.Reason, now events.Millis) {
 func (m *Machine) push(e events.Event, cursor events.Cursor) {
 	e.Blocks = append([]events.BlockHash(nil), e.Blocks...)
 	e.Locals = append([]events.LocalHash(nil), e.Locals...)
-	size := 48 + 8*len(e.Blocks) + 8*len(e.Locals)
+	size := e.EncodedSize()
 	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e, bytes: size})
 	m.queuedBytes += size
 	m.nextID++

@@ -9,7 +9,7 @@
 //	d, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 16})
 //	m, err := d.Decode(payload) // m.Events, good until the next call
 //
-// It numbers the events, cuts them into batches with [SplitBatches], writes each with [AppendBatch] and publishes it. A
+// It numbers the events, cuts them into batches, writes each with [AppendBatch] and publishes it. A
 // shim that starts again reads the cursor of the last one with [DecodeBatchHeader]. An indexer node reads batches with
 // [DecodeBatch], again and again into the same [Batch]. Whoever asks makes a [Hasher] and turns a prompt's tokens into
 // local hashes; those of equal prompts are equal on whatever engine, which is all that a match needs.

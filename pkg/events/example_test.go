@@ -64,24 +64,3 @@ func ExampleAppendBatch() {
 	// 98010107a56c6c616d611094c306ccd100c291980202000000c0c4080200000000000000c0
 	// llama 7 host [2]
 }
-
-// One engine message of 30 events is published in parts, of which the last one alone says that it is whole.
-func ExampleSplitBatches() {
-	whole := events.Batch{Incarnation: 1, FirstID: 101, Model: "llama", BlockSize: 16}
-	for range 30 {
-		whole.Events = append(whole.Events, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: make([]events.BlockHash, 1000)})
-	}
-	before := events.Cursor{Known: true, Seq: 8, Digest: 0x8}
-	after := events.Cursor{Known: true, Seq: 9, Digest: 0x9}
-	parts, err := events.SplitBatches(nil, &whole, []events.Mark{{Events: 0, Cursor: before}, {Events: 30, Cursor: after}}, 100_000)
-	if err != nil {
-		panic(err)
-	}
-	for _, p := range parts {
-		fmt.Printf("%d to %d: message %d whole, %d of the next\n", p.FirstID, p.LastID(), p.Cursor.Seq, p.Cursor.Partial)
-	}
-	// Output:
-	// 101 to 112: message 8 whole, 12 of the next
-	// 113 to 124: message 8 whole, 24 of the next
-	// 125 to 130: message 9 whole, 0 of the next
-}
