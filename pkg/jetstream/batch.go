@@ -11,11 +11,12 @@ import (
 )
 
 const (
-	// maxBatch is how many messages one atomic batch can have (nats-server server/stream.go, streamDefaultMaxAtomicBatchSize).
+	// maxBatch is how many messages one atomic batch can have (nats-server server/stream.go,
+	// streamDefaultMaxAtomicBatchSize).
 	maxBatch = 1000
 
-	// batchWindow is how many bytes of a batch may be under way before the server says that it has them: it drops what
-	// it cannot queue (128 MiB by default), and the batch with it.
+	// batchWindow is how many bytes of a batch may be under way before the server says that it has them: it
+	// drops what it cannot queue (128 MiB by default), and the batch with it.
 	batchWindow = 8 << 20
 
 	// slowDisk is the speed below which a disk is taken for dead, in bytes per second.
@@ -61,12 +62,12 @@ func readAck(data []byte, stream string) (uint64, error) {
 	return ack.Seq, nil
 }
 
-// storeBatch sends messages as one atomic batch (ADR-50): all are stored one after the other, or none. It returns the
-// sequence of the last. watch is the subject (or the prefix of all subjects, ending in '.') whose refusal ends it. An id
-// must never be used twice.
+// storeBatch sends messages as one atomic batch (ADR-50): all are stored one after the other, or none. It
+// returns the sequence of the last. watch is the subject (or the prefix of all subjects, ending in '.') whose
+// refusal ends it. An id must never be used twice.
 //
-// message(i) is asked for the messages in order; it may return the same one again and again, with other content. Headers of
-// the batch are set here.
+// message(i) is asked for the messages in order; it may return the same one again and again, with other
+// content. Headers of the batch are set here.
 func (c *Conn) storeBatch(ctx context.Context, stream, watch, id string, n int, message func(i int) *nats.Msg) (last uint64, err error) {
 	underway, total := 0, 0
 	for i := range n {

@@ -10,7 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// benchWorld is a world whose server listens on TCP, as for a shim on another host, with one way of forcing to disk.
+// benchWorld is a world whose server listens on TCP, as for a shim on another host, with one way of forcing to
+// disk.
 func benchWorld(b *testing.B, sync time.Duration) *world {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -40,7 +41,8 @@ func payloads(n, size int) [][]byte {
 	return msgs
 }
 
-// BenchmarkPublish is one shim's flush: one message, or a batch of them, acknowledged; one operation is one message.
+// BenchmarkPublish is one shim's flush: one message, or a batch of them, acknowledged; one operation is one
+// message.
 func BenchmarkPublish(b *testing.B) {
 	for _, sync := range []time.Duration{0, 2 * time.Minute} {
 		for _, batch := range []int{1, 16, 128, 1000} {

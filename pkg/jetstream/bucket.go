@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// MaxValue is how large a value may be. Conditional writes carry headers, and the default limit on a message, 1 MiB, counts them.
+// MaxValue is how large a value may be. Conditional writes carry headers, and the default limit on a message, 1
+// MiB, counts them.
 const MaxValue = 900_000
 
 // putsUnderway is how many values are written at once where they do not go as a batch.
@@ -26,11 +27,11 @@ const putsUnderway = 8
 // BucketConfig bounds a bucket. A zero field means: as it is, or the default for a bucket that is created now.
 type BucketConfig struct {
 	MaxBytes int64 // default none; a full bucket refuses writes with [ErrFull]
-	Replicas int   // 1, 3 or 5; default that of the namespace's configuration
+	Replicas int   // 1, 3 or 5; default that of the namespace's record
 }
 
-// Bucket is a NATS key-value bucket of history 1, which `nats kv` can read. Revisions are sequences of its stream: what is written later has a greater
-// one, over all keys. Its methods may be called from any goroutine.
+// Bucket is a NATS key-value bucket of history 1, which `nats kv` can read. Revisions are sequences of its
+// stream: what is written later has a greater one, over all keys. Its methods may be called from any goroutine.
 type Bucket struct {
 	c      *Conn
 	name   string
@@ -52,10 +53,10 @@ type Value struct {
 	Data []byte
 }
 
-// EnsureSnapshots opens the bucket for snapshots, creates it if it is missing, and sets the limits that the configuration names.
+// EnsureSnapshots opens the bucket for snapshots, creates it if it is missing, and sets the limits that the
+// configuration names.
 func (n *Namespace) EnsureSnapshots(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
-	cfg.Replicas = or(cfg.Replicas, n.replicas)
-	return ensureBucket(ctx, n.c, SnapshotBucket(n.name), cfg)
+	return ensureBucket(ctx, n.c, SnapshotBucket(n.name), cfg, n.replicas)
 }
 
 // OpenSnapshots opens the bucket for snapshots; [ErrNotFound] if there is none.
@@ -73,8 +74,9 @@ func openBucket(c *Conn, name string) *Bucket {
 	return &Bucket{c: c, name: name, stream: bucketStream(name)}
 }
 
-// ensureBucket creates a bucket as nats.go's CreateKeyValue would (jetstream/kv.go), with atomic batches allowed where the server has them.
-func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig) (*Bucket, error) {
+// ensureBucket creates a bucket as nats.go's CreateKeyValue would (jetstream/kv.go), with atomic batches
+// allowed where the server has them.
+func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, replicas int) (*Bucket, error) {
 	b := openBucket(c, name)
 	b.atomic = c.atomicBatches()
 	want := jetstream.StreamConfig{
@@ -86,7 +88,7 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig) (
 		MaxMsgs:            -1,
 		MaxConsumers:       -1,
 		Storage:            jetstream.FileStorage,
-		Replicas:           or(cfg.Replicas, 1),
+		Replicas:           or(cfg.Replicas, replicas),
 		AllowRollup:        true,
 		DenyDelete:         true,
 		AllowDirect:        true,
@@ -123,8 +125,8 @@ func (b *Bucket) check(v Value) error {
 	return nil
 }
 
-// Latest reads a key from the stream's leader: it does not miss what was acknowledged before. For manifests and whatever else must not be
-// stale. [ErrNotFound] if there is no such key.
+// Latest reads a key from the stream's leader: it does not miss what was acknowledged before. For manifests and
+// whatever else must not be stale. [ErrNotFound] if there is no such key.
 func (b *Bucket) Latest(ctx context.Context, key string) (Entry, error) {
 	entry, deleted, err := b.last(ctx, key)
 	if err == nil && deleted {
@@ -146,8 +148,9 @@ func (b *Bucket) last(ctx context.Context, key string) (entry Entry, deleted boo
 	return Entry{Key: key, Value: m.Data, Revision: uint64(m.Seq), Written: time.UnixMilli(int64(m.Time))}, deleted, nil
 }
 
-// Get reads a key from whichever replica answers, which may be a moment behind: for values that never change, as chunks named by their
-// content. What that replica does not have is asked of the leader. [ErrNotFound] if there is no such key.
+// Get reads a key from whichever replica answers, which may be a moment behind: for values that never change,
+// as chunks named by their content. What that replica does not have is asked of the leader. [ErrNotFound] if
+// there is no such key.
 func (b *Bucket) Get(ctx context.Context, key string) ([]byte, error) {
 	if !validKey(key) {
 		return nil, fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
@@ -195,14 +198,17 @@ func (b *Bucket) create(ctx context.Context, key string, data []byte) error {
 	return err
 }
 
-// Commit stores values and then, if its revision is still the one expected (0: there is none), the guard: a snapshot's chunks and its
-// manifest. It returns the guard's new revision. An error that wraps [ErrConflict] says that the guard was written meanwhile.
+// Commit stores values and then, if its revision is still the one expected (0: there is none), the guard: a
+// snapshot's chunks and its manifest. It returns the guard's new revision. An error that wraps [ErrConflict]
+// says that the guard was written meanwhile.
 //
-// Where the server can, all go as one atomic batch (up to 1000 messages): all are stored or none. Else values are stored first, several at once, and
-// the guard last: after a failure or a conflict some of the values may remain, which nothing refers to; [Bucket.Sweep] removes them.
+// Where the server can, all go as one atomic batch (up to 1000 messages): all are stored or none. Else values
+// are stored first, several at once, and the guard last: after a failure or a conflict some of the values may
+// remain, which nothing refers to; [Bucket.Sweep] removes them.
 //
-// Who refers to a value without storing it again must have found it referred to by the guard of the expected revision, not merely in the
-// bucket: only that keeps it from being swept (see DESIGN.md). Read the guard before the first Commit of a save, not after.
+// Who refers to a value without storing it again must have found it referred to by the guard of the expected
+// revision, not merely in the bucket: only that keeps it from being swept (see DESIGN.md). Read the guard
+// before the first Commit of a save, not after.
 func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expected uint64) (revision uint64, err error) {
 	action := "commit " + guard.Key + " in bucket " + b.name
 	for _, v := range values {
@@ -284,7 +290,8 @@ func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, guard Valu
 	return b.c.store(ctx, b.stream, b.guardMessage(guard, expected))
 }
 
-// Keys lists the keys that begin with a prefix (which is empty or ends in '.'), sorted, as the stream's leader has them.
+// Keys lists the keys that begin with a prefix (which is empty or ends in '.'), sorted, as the stream's leader
+// has them.
 func (b *Bucket) Keys(ctx context.Context, prefix string) ([]string, error) {
 	if prefix != "" && (!strings.HasSuffix(prefix, ".") || !validKey(prefix[:len(prefix)-1])) {
 		return nil, fmt.Errorf("prefix %.64q in bucket %s: %w: must end in '.'", prefix, b.name, ErrBadName)
@@ -308,9 +315,9 @@ func (b *Bucket) Keys(ctx context.Context, prefix string) ([]string, error) {
 	return keys, nil
 }
 
-// Sweep removes the keys with a prefix for which keep is false and whose value is older than the revision before, and says how many
-// it removed. The revision is that of a guard which the caller has committed: what others have stored since is never touched, so that no
-// lock is needed (DESIGN.md has the argument).
+// Sweep removes the keys with a prefix for which keep is false and whose value is older than the revision
+// before, and says how many it removed. The revision is that of a guard which the caller has committed: what
+// others have stored since is never touched, so that no lock is needed (DESIGN.md has the argument).
 func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string) bool, before uint64) (removed int, err error) {
 	keys, err := b.Keys(ctx, prefix)
 	if err != nil {

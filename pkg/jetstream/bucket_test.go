@@ -109,7 +109,7 @@ func TestBucket(t *testing.T) {
 // TestBucketLargeCommit: more than the server queues at once, and more than a batch has.
 func TestBucketLargeCommit(t *testing.T) {
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
-		n := 160 // 144 MB
+		n := 70 // 63 MB
 		if testing.Short() {
 			n = 30
 		}
@@ -180,7 +180,8 @@ func TestBucketKeysAndSweep(t *testing.T) {
 	}
 }
 
-// TestBucketCrashBetween: chunks without a manifest, as a crash leaves them, harm nobody and go with the next sweep.
+// TestBucketCrashBetween: chunks without a manifest, as a crash leaves them, harm nobody and go with the next
+// sweep.
 func TestBucketCrashBetween(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
@@ -322,7 +323,7 @@ func TestBucketRefusals(t *testing.T) {
 func TestBucketWritersAtRandom(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
-		rounds := 60
+		rounds := 30
 		if testing.Short() {
 			rounds = 15
 		}
@@ -330,8 +331,8 @@ func TestBucketWritersAtRandom(t *testing.T) {
 	})
 }
 
-// writersAtRandom: several writers take snapshots of made-up contents, sweep behind themselves at leisure, and crash at
-// random. At every moment all chunks of the newest manifest are there.
+// writersAtRandom: several writers take snapshots of made-up contents, sweep behind themselves at leisure, and
+// crash at random. At every moment all chunks of the newest manifest are there.
 func (w *world) writersAtRandom(b *Bucket, rounds int) {
 	w.t.Helper()
 	chunksOf := func(manifest []byte) []string { return strings.Fields(string(manifest)) }

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// cluster is three servers in this process. All must have routes to each other from the start, and a leader is there after
-// some five seconds.
+// cluster is three servers in this process. All must have routes to each other from the start, and a leader is
+// there after some five seconds.
 type cluster struct {
 	servers []*server.Server
 	opts    []*server.Options
@@ -116,6 +116,27 @@ func TestCluster(t *testing.T) {
 	}
 	t.Parallel()
 	cl := startCluster(t)
+	t.Run("replicas stay", func(t *testing.T) {
+		w := cl.world(t, "replicas")
+		if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{}); err != nil {
+			t.Fatal(err)
+		}
+		ns, err := JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "replicas"}) // who says nothing changes nothing
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ns.EnsureStreams(w.ctx, LogConfig{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ns.EnsureSnapshots(w.ctx, BucketConfig{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, stream := range []string{StreamName("replicas", 0), bucketStream(MetaBucket("replicas")), bucketStream(SnapshotBucket("replicas"))} {
+			if a, err := w.c.streamInfo(w.ctx, stream); err != nil || a.Config.Replicas != 3 {
+				t.Errorf("%s: %+v, %v", stream, a, err)
+			}
+		}
+	})
 	t.Run("publishers race", func(t *testing.T) {
 		for i, n := range []int{1, 3} {
 			cl.world(t, fmt.Sprint("race-", i)).publishersRace(n)

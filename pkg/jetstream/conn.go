@@ -14,8 +14,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// ConnOptions says which server, as whom, and what to do when it goes. The zero value of each field is a good choice.
-// Reading NATS_URL and its like from the environment is left to callers.
+// ConnOptions says which server, as whom, and what to do when it goes. The zero value of each field is a good
+// choice. Reading NATS_URL and its like from the environment is left to callers.
 type ConnOptions struct {
 	URLs   []string // servers to try; default nats://127.0.0.1:4222. "tls://" asks for TLS
 	Server *Server  // connect inside the process to this embedded server instead; URLs and TLS are then ignored
@@ -33,8 +33,8 @@ type ConnOptions struct {
 	CertFile string
 	KeyFile  string
 
-	// InboxPrefix is the first part of all subjects on which this client takes replies; default "_INBOX". A prefix of one's
-	// own and permissions that say so keep users from reading each other's replies.
+	// InboxPrefix is the first part of all subjects on which this client takes replies; default "_INBOX". A
+	// prefix of one's own and permissions that say so keep users from reading each other's replies.
 	InboxPrefix string
 
 	// Domain is the JetStream domain, where JetStream is reached through a leaf node.
@@ -165,7 +165,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) { c.asyncError(s, err) }),
 	}
 	if o.Server != nil {
-		opts = append(opts, nats.InProcessServer(o.Server.srv))
+		opts = append(opts, nats.InProcessServer(o.Server))
 	}
 	if o.CredsFile != "" {
 		opts = append(opts, nats.UserCredentials(o.CredsFile))
@@ -222,8 +222,8 @@ func (c *Conn) apiLevel(ctx context.Context) (int, error) {
 // Close ends the connection at once. [Conn.Drain] is the polite way.
 func (c *Conn) Close() { c.nc.Close() }
 
-// Drain lets subscriptions hand over what they have, sends what is written, and closes. It returns when that is done
-// or when the context ends.
+// Drain lets subscriptions hand over what they have, sends what is written, and closes. It returns when that is
+// done or when the context ends.
 func (c *Conn) Drain(ctx context.Context) error {
 	closed := c.nc.StatusChanged(nats.CLOSED)
 	if err := c.nc.Drain(); err != nil {
@@ -299,8 +299,8 @@ func (c *Conn) reconnected(url string) {
 	}
 }
 
-// asyncError passes on what no call can return. A refused subject reaches the client in this way alone, while the call
-// waits for an answer that will not come: the call is found by its subject and ended.
+// asyncError passes on what no call can return. A refused subject reaches the client in this way alone, while
+// the call waits for an answer that will not come: the call is found by its subject and ended.
 func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 	if errors.Is(err, nats.ErrPermissionViolation) {
 		if kind, subject, ok := refusedSubject(err.Error()); ok {
@@ -343,9 +343,9 @@ func (c *Conn) try(ctx context.Context, subject string, do func(context.Context)
 	return c.tryFor(ctx, c.attempt, subject, do)
 }
 
-// tryFor runs one attempt: do gets a context that ends after the attempt's time, or with the connection, or when the
-// server refuses the subject (exact, or a prefix that ends in '.'). An error of do that comes from that context is
-// replaced by its cause.
+// tryFor runs one attempt: do gets a context that ends after the attempt's time, or with the connection, or
+// when the server refuses the subject (exact, or a prefix that ends in '.'). An error of do that comes from
+// that context is replaced by its cause.
 func (c *Conn) tryFor(ctx context.Context, d time.Duration, subject string, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

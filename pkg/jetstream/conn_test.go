@@ -2,7 +2,15 @@ package jetstream
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"fmt"
+	"math/big"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +19,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -105,6 +114,90 @@ func TestConnectBadFiles(t *testing.T) {
 	}
 }
 
+// certificate makes a key and a certificate for 127.0.0.1, signed by itself, and returns the paths of their files.
+func certificate(t testing.TB) (cert, key string) {
+	t.Helper()
+	priv, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &priv.PublicKey, priv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(priv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
+
+func TestConnectTLS(t *testing.T) {
+	cert, key := certificate(t)
+	other, otherKey := certificate(t)
+	srv := configServer(t, fmt.Sprintf(`
+		jetstream: enabled
+		tls { cert_file: %q, key_file: %q, ca_file: %q, verify: true }`, cert, key, cert))
+	url := "tls://" + srv.Addr().String()
+	connect(t, ConnOptions{URLs: []string{url}, CAFile: cert, CertFile: cert, KeyFile: key})
+	for _, o := range []ConnOptions{
+		{CAFile: other, CertFile: cert, KeyFile: key}, // who the server is cannot be known
+		{CAFile: cert, CertFile: other, KeyFile: otherKey},
+		{CAFile: cert},
+	} {
+		o.URLs = []string{url}
+		if c, err := Connect(ctxFor(t), o); err == nil {
+			c.Close()
+			t.Errorf("connected with %+v", o)
+		}
+	}
+	// Waiting does not make a wrong certificate right.
+	_, err := Connect(ctxFor(t), ConnOptions{URLs: []string{url}, CAFile: other, CertFile: cert, KeyFile: key, Wait: true})
+	if err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+func TestConnectTokenAndNkey(t *testing.T) {
+	srv := configServer(t, "jetstream: enabled\nauthorization { token: secret }")
+	connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, Token: "secret"})
+	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Token: "wrong"}); !errors.Is(err, ErrDenied) {
+		t.Error(err)
+	}
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := user.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seed, err := user.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "seed")
+	if err := os.WriteFile(file, seed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	srv = configServer(t, "jetstream: enabled\nauthorization { users = [ { nkey: "+public+" } ] }")
+	connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, NkeyFile: file})
+	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}}); !errors.Is(err, ErrDenied) {
+		t.Error(err)
+	}
+}
+
 func TestReconnect(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -136,7 +229,8 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// permissions of the three kinds of users, as the documentation gives them, for namespace "test" with one partition.
+// permissions of the three kinds of users, as the documentation gives them, for namespace "test" with one
+// partition.
 const permissionsConf = `
 	jetstream: enabled
 	accounts { KV { jetstream: enabled, users = [
@@ -178,7 +272,7 @@ func TestPermissions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := shim.RegisterModel(ctx, Model{Name: "a/b", BlockSize: 16}); !errors.Is(err, ErrDenied) && err != nil {
+	if err := shim.RegisterModel(ctx, Model{Name: "a/b", BlockSize: 16}); err != nil {
 		t.Fatal(err)
 	}
 	p, err := shim.OpenPublisher(ctx, w1, PublisherHooks{})

@@ -11,8 +11,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// The classes of errors, named by what the caller does next. Every error of this package that comes from a server or
-// a connection wraps one of them, with the action and what the server said.
+// The classes of errors, named by what the caller does next. Every error of this package that comes from a
+// server or a connection wraps one of them, with the action and what the server said.
 var (
 	// ErrUnavailable: nobody answered, or nobody could for now (no connection, no leader, no stream, a deadline
 	// passed). Back off and try again. Whatever was sent may have been taken or not.
@@ -37,8 +37,8 @@ var (
 	// ErrNoNamespace: no indexer has created the namespace yet. Returned by [OpenNamespace].
 	ErrNoNamespace = errors.New("namespace does not exist")
 
-	// ErrMismatch: what is stored and what was asked for cannot both be right (partitions of a namespace, block size
-	// of a model, the shape of a stream). The error names both. A person must choose.
+	// ErrMismatch: what is stored and what was asked for cannot both be right (partitions of a namespace, block
+	// size of a model, the shape of a stream). The error names both. A person must choose.
 	ErrMismatch = errors.New("mismatch")
 
 	// ErrNotFound: there is no such stream, key or message.

@@ -17,7 +17,8 @@ func ctxFor(t testing.TB) context.Context {
 	return ctx
 }
 
-// startServer starts an embedded server in dir that ends with the test. Speed matters more than power failures here.
+// startServer starts an embedded server in dir that ends with the test. Speed matters more than power failures
+// here.
 func startServer(t testing.TB, dir, listen string) *Server {
 	t.Helper()
 	s, err := StartServer(ctxFor(t), ServerOptions{Dir: dir, Listen: listen, SyncInterval: time.Minute})

@@ -13,15 +13,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Epoch is when a stream was created, in nanoseconds since 1970 UTC: the name of one life of a stream. A stream that was deleted and made
-// again has another. Zero means none yet.
+// Epoch is when a stream was created, in nanoseconds since 1970 UTC: the name of one life of a stream. A stream
+// that was deleted and made again has another. Zero means none yet.
 type Epoch int64
 
 // LogConfig bounds the log. A zero field means: as it is, or the default for a stream that is created now.
 type LogConfig struct {
 	MaxBytes int64         // of each partition's stream; default 1 GiB. Beyond it the oldest messages go
 	MaxAge   time.Duration // of a message; default 24 h
-	Replicas int           // 1, 3 or 5; default that of the namespace's configuration
+	Replicas int           // 1, 3 or 5; default that of the namespace's record
 }
 
 // StreamInfo is the state of one partition's stream, as its leader said.
@@ -71,9 +71,9 @@ func (a *streamAnswer) info(p events.Partition) StreamInfo {
 	}
 }
 
-// EnsureStreams creates what is missing of the log and sets the limits that the configuration names. What correctness
-// rests on (file storage, limits retention, nothing that removes messages from the middle) is demanded of streams that
-// are there: a stream of another shape is an error that wraps [ErrMismatch].
+// EnsureStreams creates what is missing of the log and sets the limits that the configuration names. What
+// correctness rests on (file storage, limits retention, nothing that removes messages from the middle) is
+// demanded of streams that are there: a stream of another shape is an error that wraps [ErrMismatch].
 func (n *Namespace) EnsureStreams(ctx context.Context, cfg LogConfig) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
@@ -132,7 +132,8 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 	})
 }
 
-// ensure creates a stream, or lets amend change the configuration of the one that is there and updates it if it did.
+// ensure creates a stream, or lets amend change the configuration of the one that is there and updates it if it
+// did.
 func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig, amend func(there *jetstream.StreamConfig) error) error {
 	action := "create stream " + want.Name
 	for {
@@ -178,11 +179,12 @@ func (n *Namespace) StreamInfo(ctx context.Context, p events.Partition) (StreamI
 	return a.info(p), nil
 }
 
-// Purge removes all messages of a partition below keepFrom, which itself is kept. It may be done twice. All publishing to
-// the partition waits meanwhile (nats-server holds the stream's lock; tens of milliseconds for a million messages).
+// Purge removes all messages of a partition below keepFrom, which itself is kept. It may be done twice. All
+// publishing to the partition waits meanwhile (nats-server holds the stream's lock; tens of milliseconds for a
+// million messages).
 //
-// The stream must still be the one of the epoch, and keepFrom at most one beyond its last sequence (the server would move the
-// sequence forward otherwise): else nothing is removed and the error wraps [ErrMismatch].
+// The stream must still be the one of the epoch, and keepFrom at most one beyond its last sequence (the server
+// would move the sequence forward otherwise): else nothing is removed and the error wraps [ErrMismatch].
 func (n *Namespace) Purge(ctx context.Context, p events.Partition, epoch Epoch, keepFrom events.StreamSeq) error {
 	action := fmt.Sprintf("purge partition %d below %d", p, keepFrom)
 	info, err := n.StreamInfo(ctx, p)

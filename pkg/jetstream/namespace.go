@@ -38,7 +38,9 @@ type NamespaceConfig struct {
 	// Partitions is how many the log shall have, for ever. Zero takes what is there, or 16 in a new namespace.
 	Partitions uint32
 
-	Replicas int // of buckets and streams that are created: 1, 3 or 5; default 1
+	// Replicas of the namespace's record: 1, 3 or 5, and the default for streams and buckets. Zero leaves what is there,
+	// or 1 in a new namespace.
+	Replicas int
 }
 
 // Namespace is one deployment's world on a connection. Its methods may be called from any goroutine.
@@ -54,8 +56,8 @@ type Namespace struct {
 // JoinNamespace creates the namespace if nobody has, by compare-and-set: of several indexers that start at once one
 // creates and all see the same. It is for indexers.
 //
-// If the namespace has another number of partitions than the configuration asks for, the error wraps [ErrMismatch] and
-// names both.
+// If the namespace has another number of partitions than the configuration asks for, the error wraps
+// [ErrMismatch] and names both.
 func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespace, error) {
 	action := "join namespace " + cfg.Name
 	if err := CheckNamespace(cfg.Name); err != nil {
@@ -64,10 +66,7 @@ func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if cfg.Partitions > maxPartitions {
 		return nil, fmt.Errorf("%s: %d partitions: at most %d", action, cfg.Partitions, maxPartitions)
 	}
-	if cfg.Replicas == 0 {
-		cfg.Replicas = 1
-	}
-	meta, err := ensureBucket(ctx, c, MetaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas})
+	meta, err := ensureBucket(ctx, c, MetaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas}, 1)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", action, err)
 	}
@@ -90,12 +89,16 @@ func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 		return nil, fmt.Errorf("%s: %w: it was created with %d partitions and %d are asked for; the number cannot change",
 			action, ErrMismatch, ns.partitions, cfg.Partitions)
 	}
-	ns.replicas = cfg.Replicas
+	there, err := c.streamInfo(ctx, meta.stream)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", action, err)
+	}
+	ns.replicas = there.Config.Replicas
 	return ns, nil
 }
 
-// OpenNamespace reads a namespace that an indexer has created. It is for shims and clients: it creates nothing. If there is none, the
-// error wraps [ErrNoNamespace].
+// OpenNamespace reads a namespace that an indexer has created. It is for shims and clients: it creates nothing.
+// If there is none, the error wraps [ErrNoNamespace].
 func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error) {
 	if err := CheckNamespace(name); err != nil {
 		return nil, fmt.Errorf("open: %w", err)
@@ -145,8 +148,8 @@ func (n *Namespace) PartitionOf(instance events.WorkerID) (events.Partition, err
 	return PartitionOf(instance, n.partitions)
 }
 
-// RegisterModel says that a worker serves a model with a block size. The first one decides; who differs gets an error
-// that wraps [ErrMismatch] and names both sizes.
+// RegisterModel says that a worker serves a model with a block size. The first one decides; who differs gets an
+// error that wraps [ErrMismatch] and names both sizes.
 func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
 	action := fmt.Sprintf("register model %q", m.Name)
 	if m.Name == "" || m.BlockSize == 0 {

@@ -19,8 +19,9 @@ import (
 // headerRoom is what a limit on messages leaves for our headers.
 const headerRoom = 512
 
-// ErrLost: the log no longer has a message that it acknowledged to this publisher (stream made anew, restored from a backup, tail lost in a
-// crash). The shim must open a publisher again and publish a clear. Returned by [Publisher.Publish].
+// ErrLost: the log no longer has a message that it acknowledged to this publisher (stream made anew, restored
+// from a backup, tail lost in a crash). The shim must open a publisher again and publish a clear. Returned by
+// [Publisher.Publish].
 var ErrLost = errors.New("the log lost what it had acknowledged")
 
 // PublisherHooks are called from within Publish. Each may be nil.
@@ -29,12 +30,12 @@ type PublisherHooks struct {
 	Single func(err error) // a batch was refused and its messages go one by one
 }
 
-// Publisher appends the messages of one (worker, rank) to the log, each acknowledged, in order, with nothing of anybody
-// else in between. Its methods may be called from any goroutine; one Publish runs at a time.
+// Publisher appends the messages of one (worker, rank) to the log, each acknowledged, in order, with nothing of
+// anybody else in between. Its methods may be called from any goroutine; one Publish runs at a time.
 //
-// A second publisher on the same subject is found out by the sequence that each expects the last message to have: the
-// one that comes second gets an error that wraps [ErrConflict] and is of no use from then on (fenced). Who
-// opened last is not who wins: who publishes first is.
+// A second publisher on the same subject is found out by the sequence that each expects the last message to
+// have: the one that comes second gets an error that wraps [ErrConflict] and is of no use from then on
+// (fenced). Who opened last is not who wins: who publishes first is.
 type Publisher struct {
 	c       *Conn
 	ns      *Namespace
@@ -57,8 +58,9 @@ type Publisher struct {
 	worth  int // from how many messages on a batch is faster
 }
 
-// worthBatch is from how many messages on a batch is worth it. A stream without replicas stages a batch in files of their own first,
-// which costs as much as about eight messages forced to the disk one by one; with replicas it stages in memory.
+// worthBatch is from how many messages on a batch is worth it. A stream without replicas stages a batch in
+// files of their own first, which costs as much as about eight messages forced to the disk one by one; with
+// replicas it stages in memory.
 func worthBatch(replicas int) int {
 	if replicas > 1 {
 		return 2
@@ -66,8 +68,8 @@ func worthBatch(replicas int) int {
 	return 8
 }
 
-// OpenPublisher reads what is last on the subject of a (worker, rank) and returns a publisher that continues after it.
-// [Publisher.Found] has what was read. It tries until the context ends.
+// OpenPublisher reads what is last on the subject of a (worker, rank) and returns a publisher that continues
+// after it. [Publisher.Found] has what was read. It tries until the context ends.
 func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks PublisherHooks) (*Publisher, error) {
 	part, err := n.PartitionOf(key.Instance)
 	if err != nil {
@@ -105,11 +107,11 @@ func (c *Conn) maxMessage(streamLimit int) int {
 	return limit - headerRoom
 }
 
-// Found is the last message that was on the subject when the publisher was opened: the cursor of a shim that starts again. It
-// reports false if there was none.
+// Found is the last message that was on the subject when the publisher was opened: the cursor of a shim that
+// starts again. It reports false if there was none.
 //
-// It was read from the stream's leader. During a change of leaders even that can be a moment old; what is then missing shows
-// itself as a conflict at the first Publish.
+// It was read from the stream's leader. During a change of leaders even that can be a moment old; what is then
+// missing shows itself as a conflict at the first Publish.
 func (p *Publisher) Found() (Message, bool) { return p.found, p.found.Seq != 0 }
 
 // Subject is where the publisher publishes.
@@ -121,13 +123,16 @@ func (p *Publisher) Partition() events.Partition { return p.p }
 // MaxMessage is how many bytes a message may have. Split before Publish.
 func (p *Publisher) MaxMessage() int { return p.limit }
 
-// Publish appends messages in order and returns the sequence of the last one when all are stored. Where the server has atomic batches and
-// there are enough messages to be worth one, up to 1000 are stored together, with one wait for the disk. Else they go one by one.
+// Publish appends messages in order and returns the sequence of the last one when all are stored. Where the
+// server has atomic batches and there are enough messages to be worth one, up to 1000 are stored together, with
+// one wait for the disk. Else they go one by one.
 //
-// It tries until the context ends; then the error wraps [ErrUnavailable], and any number of the messages, from the first on, may be
-// stored, or become so: publish the same events again, and readers drop what they have. The error wraps [ErrTooLarge] if a message is above
-// [Publisher.MaxMessage] (nothing was sent then), [ErrFull] or [ErrDenied] if the server says so, [ErrConflict] if another publisher
-// was faster (a [ConflictError] says who), [ErrLost] if the log has lost what it had. After the last two every further call returns the same error.
+// It tries until the context ends; then the error wraps [ErrUnavailable], and any number of the messages, from
+// the first on, may be stored, or become so: publish the same events again, and readers drop what they have.
+// The error wraps [ErrTooLarge] if a message is above [Publisher.MaxMessage] (nothing was sent then), [ErrFull]
+// or [ErrDenied] if the server says so, [ErrConflict] if another publisher was faster (a [ConflictError] says
+// who), [ErrLost] if the log has lost what it had. After the last two every further call returns the same
+// error.
 func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,7 +192,8 @@ func batchRefused(code int) bool {
 	return code == codeAtomicDisabled || code == codeAtomicIncomplete || code == codeAtomicTooLarge || code == codeAtomicTooMany
 }
 
-// send makes one attempt to store messages after p.last and returns how many were stored. first is the position of the first in the flush.
+// send makes one attempt to store messages after p.last and returns how many were stored. first is the position
+// of the first in the flush.
 func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
 	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last, 10)}}}
 	mark := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
@@ -217,8 +223,8 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 	return n, nil
 }
 
-// resolve ends a doubt: it asks what is last on the subject and finds out how many messages of the flush are stored, at least done.
-// If somebody else has written, or the log has lost messages, it sets p.dead.
+// resolve ends a doubt: it asks what is last on the subject and finds out how many messages of the flush are
+// stored, at least done. If somebody else has written, or the log has lost messages, it sets p.dead.
 func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 	last, err := p.c.lastOnce(ctx, p.stream, p.subject)
 	if err != nil && classOf(err) != ErrNotFound {
@@ -320,8 +326,8 @@ func (c *Conn) lastOn(ctx context.Context, stream, subject string) (m *lastMessa
 	return m, failed("read the last message on "+subject, err)
 }
 
-// lastOnce is lastOn, once. Unlike a direct get, which any replica answers from what it has, it cannot miss what the
-// leader has acknowledged.
+// lastOnce is lastOn, once. Unlike a direct get, which any replica answers from what it has, it cannot miss
+// what the leader has acknowledged.
 func (c *Conn) lastOnce(ctx context.Context, stream, subject string) (*lastMessage, error) {
 	a, err := c.getMessage(ctx, stream, map[string]any{"last_by_subj": subject})
 	if err != nil {
@@ -369,7 +375,8 @@ func (c *Conn) getMessage(ctx context.Context, stream string, args map[string]an
 	return a.Message, err
 }
 
-// LastMessage reads the last message of one (worker, rank) from the stream's leader. The error wraps [ErrNotFound] if there is none.
+// LastMessage reads the last message of one (worker, rank) from the stream's leader. The error wraps
+// [ErrNotFound] if there is none.
 func (n *Namespace) LastMessage(ctx context.Context, key events.RankKey) (Message, error) {
 	part, err := n.PartitionOf(key.Instance)
 	if err != nil {

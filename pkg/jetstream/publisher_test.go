@@ -129,7 +129,8 @@ func TestPublishAsBatch(t *testing.T) {
 	}
 }
 
-// TestPublishSingly: the same without batches, by a stream that was made without them, and by a server that takes only small ones.
+// TestPublishSingly: the same without batches, by a stream that was made without them, and by a server that
+// takes only small ones.
 func TestPublishSingly(t *testing.T) {
 	w := newWorld(t, 1)
 	batching := w.publisher(w1) // opened while the stream could
@@ -207,7 +208,8 @@ func TestPublishSizes(t *testing.T) {
 	}
 }
 
-// TestPublishersRace: of publishers that opened at the same point one gets through, and the others are told by whom.
+// TestPublishersRace: of publishers that opened at the same point one gets through, and the others are told by
+// whom.
 func TestPublishersRace(t *testing.T) {
 	for _, n := range []int{1, 3, 10} {
 		newWorld(t, 1).publishersRace(n)
@@ -395,9 +397,9 @@ func TestPublishCutInBatch(t *testing.T) {
 	w.wantLog(next - 1)
 }
 
-// TestPublishThroughTrouble publishes through a connection that is cut and a server that restarts at random. A call
-// that succeeds has stored its messages once; one that is given up may have stored some, and its events are sent again.
-// What a reader keeps that drops numbers it has is exactly what was published.
+// TestPublishThroughTrouble publishes through a connection that is cut and a server that restarts at random. A
+// call that succeeds has stored its messages once; one that is given up may have stored some, and its events
+// are sent again. What a reader keeps that drops numbers it has is exactly what was published.
 func TestPublishThroughTrouble(t *testing.T) {
 	t.Parallel()
 	for _, patient := range []bool{true, false} {

@@ -22,9 +22,9 @@ type Position struct {
 	Epoch Epoch            // of the stream; 0: whichever is there
 	Seq   events.StreamSeq // last message applied; 0: none
 
-	// Time is when the stream took message Seq; 0 if not known. A reader that knows it makes sure that the stream still
-	// has the same message there: a stream that was restored from an old backup and has grown again is not otherwise told
-	// from the one that was.
+	// Time is when the stream took message Seq; 0 if not known. A reader that knows it makes sure that the
+	// stream still has the same message there: a stream that was restored from an old backup and has grown
+	// again is not otherwise told from the one that was.
 	Time events.Millis
 }
 
@@ -39,8 +39,8 @@ type Update struct {
 	Notice Notice // if not nil, there are no Messages
 }
 
-// Notice is one of [CaughtUp], [Unavailable], [Recovered], and, as the last that a reader sends, [Truncated], [EpochChanged],
-// [Regressed].
+// Notice is one of [CaughtUp], [Unavailable], [Recovered], and, as the last that a reader sends, [Truncated],
+// [EpochChanged], [Regressed].
 type Notice interface {
 	fmt.Stringer
 	final() bool
@@ -55,19 +55,20 @@ type Unavailable struct{ Err error }
 // Recovered says that reading goes on after [Unavailable].
 type Recovered struct{}
 
-// Truncated says that messages Wanted to First-1 are not there: trimmed before they were read, or lost. What they said is not known.
-// The reader has ended; another can start after First-1.
+// Truncated says that messages Wanted to First-1 are not there: trimmed before they were read, or lost. What
+// they said is not known. The reader has ended; another can start after First-1.
 type Truncated struct{ Wanted, First events.StreamSeq }
 
-// EpochChanged says that the stream was deleted and made again. Nothing that was read of the old one may be kept on the strength of
-// the new one. The reader has ended.
+// EpochChanged says that the stream was deleted and made again. Nothing that was read of the old one may be
+// kept on the strength of the new one. The reader has ended.
 type EpochChanged struct {
 	Old, New    Epoch
 	First, Last events.StreamSeq // of the new stream
 }
 
-// Regressed says that the stream is behind, or differs from, what was read of it: Applied was read, and the stream ends at Last or has
-// another message at Applied. A server lost what it had, or was restored from an old backup. The reader has ended.
+// Regressed says that the stream is behind, or differs from, what was read of it: Applied was read, and the
+// stream ends at Last or has another message at Applied. A server lost what it had, or was restored from an old
+// backup. The reader has ended.
 type Regressed struct{ Applied, Last events.StreamSeq }
 
 func (CaughtUp) final() bool     { return false }
@@ -104,15 +105,15 @@ type ReaderConfig struct {
 	// Watch is how often the stream is looked at for what no message tells; default 3 s.
 	Watch time.Duration
 
-	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can have). A reader
-	// holds at most three times as much: what is in Out, what is next, what is on the way.
+	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can
+	// have). A reader holds at most three times as much: what is in Out, what is next, what is on the way.
 	MaxMessages int
 	MaxBytes    int
 }
 
-// Reader reads one partition's stream whole, in order, for ever, over restarts and lost connections. The messages that it sends follow
-// each other without a break in their sequences, from the position on: this proves that nothing is missing. Whatever would break
-// the run is a notice.
+// Reader reads one partition's stream whole, in order, for ever, over restarts and lost connections. The
+// messages that it sends follow each other without a break in their sequences, from the position on: this
+// proves that nothing is missing. Whatever would break the run is a notice.
 type Reader struct {
 	ns     *Namespace
 	cfg    ReaderConfig
@@ -155,7 +156,8 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 	return r, nil
 }
 
-// Stop ends the reader and returns when it has ended: nothing is sent to Out afterwards. It may be called while Out is full, and again.
+// Stop ends the reader and returns when it has ended: nothing is sent to Out afterwards. It may be called while
+// Out is full, and again.
 func (r *Reader) Stop() {
 	r.cancel()
 	<-r.done
@@ -220,8 +222,8 @@ func (r *Reader) look(ctx context.Context) (StreamInfo, error) {
 	return a.info(r.cfg.Partition), nil
 }
 
-// judge compares the stream with what was read of it up to applied. It returns a final notice, or errLookAgain where one look is not
-// enough to be sure.
+// judge compares the stream with what was read of it up to applied. It returns a final notice, or errLookAgain
+// where one look is not enough to be sure.
 func (r *Reader) judge(info StreamInfo, applied events.StreamSeq) (Notice, error) {
 	switch {
 	case r.pos.Epoch != 0 && info.Epoch != r.pos.Epoch:

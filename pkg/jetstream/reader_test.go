@@ -75,7 +75,8 @@ func (tr *testReader) next() Update {
 	}
 }
 
-// messages takes messages from to, whose data are their numbers, unless shifted, and passes over losses of the connection.
+// messages takes messages from to, whose data are their numbers, unless shifted, and passes over losses of the
+// connection.
 func (tr *testReader) messages(from, to events.StreamSeq) {
 	tr.t.Helper()
 	tr.shifted(from, to, 0)
@@ -226,7 +227,8 @@ func TestReaderSurvivesRestarts(t *testing.T) {
 	}
 }
 
-// TestReaderEpoch: the case in which nats.go's ordered consumer waits for ever, and the one in which it goes on in the wrong stream.
+// TestReaderEpoch: the case in which nats.go's ordered consumer waits for ever, and the one in which it goes on
+// in the wrong stream.
 func TestReaderEpoch(t *testing.T) {
 	for _, n := range []int{0, 50, 150} {
 		t.Run(fmt.Sprintf("anew with %d", n), func(t *testing.T) {
@@ -417,7 +419,8 @@ func TestReaderRestoredFromBackup(t *testing.T) {
 			if grown > 0 {
 				w.publish(w.publisher(w1), 2001, grown)
 			}
-			// With 30 new messages the stream is longer than what was read, of the same epoch: only the time of 120 tells.
+			// With 30 new messages the stream is longer than what was read, of the same epoch: only the time of
+			// 120 tells.
 			startReader(t, w.ns, rd.at).notice(Regressed{Applied: 120, Last: events.StreamSeq(100 + grown)})
 			// The publisher had an acknowledgement for 120.
 			_, err := p.Publish(w.ctx, numbered(121, 1))
@@ -484,7 +487,7 @@ func TestReaderBackPressure(t *testing.T) {
 	p := w.publisher(w1)
 	rng := rand.New(rand.NewPCG(3, 3))
 	var want [][]byte
-	for range 20 {
+	for range 8 {
 		var msgs [][]byte
 		for range 10 {
 			b := make([]byte, rng.IntN(p.MaxMessage()))

@@ -24,11 +24,12 @@ type ServiceError struct {
 
 func (e *ServiceError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
 
-// Request asks once and waits for one answer until the context ends; a context without a deadline gets 5 s. The remaining
-// time travels with the request, so that nobody works on what nobody waits for.
+// Request asks once and waits for one answer until the context ends; a context without a deadline gets 5 s. The
+// remaining time travels with the request, so that nobody works on what nobody waits for.
 //
-// Errors: [*ServiceError] if the service says so (the reply is given too), [ErrNoResponder] at once if nobody serves the subject,
-// [ErrTimeout] if the deadline passed, [ErrUnavailable] without a connection, [ErrTooLarge], [ErrDenied].
+// Errors: [*ServiceError] if the service says so (the reply is given too), [ErrNoResponder] at once if nobody
+// serves the subject, [ErrTimeout] if the deadline passed, [ErrUnavailable] without a connection,
+// [ErrTooLarge], [ErrDenied].
 func (c *Conn) Request(ctx context.Context, subject, contentType string, body []byte) (Reply, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -73,7 +74,8 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 	return answer, nil
 }
 
-// Send publishes a message that nobody answers and that may be lost: a hint. Whatever must arrive goes through a [Publisher] or a request.
+// Send publishes a message that nobody answers and that may be lost: a hint. Whatever must arrive goes through
+// a [Publisher] or a request.
 func (c *Conn) Send(subject, contentType string, body []byte) error {
 	m := &nats.Msg{Subject: subject, Data: body}
 	if contentType != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -21,13 +22,13 @@ type ServerOptions struct {
 	// Dir is the data folder, its own and kept between runs. One process at a time may use it.
 	Dir string
 
-	// Listen is HOST:PORT for other processes; port 0 takes a free one ([Server.URL] has it). Empty: the server does
-	// not listen and is reached through [ConnOptions.Server] alone. There is no password: leave it on loopback, or
-	// use ConfigFile.
+	// Listen is HOST:PORT for other processes; port 0 takes a free one ([Server.URL] has it). Empty: the server
+	// does not listen and is reached through [ConnOptions.Server] alone. There is no password: leave it on
+	// loopback, or use ConfigFile.
 	Listen string
 
-	// ConfigFile is a nats-server configuration for all that has no field here (users, TLS, cluster, leaf nodes). Set
-	// fields win over it, and the data folder and JetStream are always ours.
+	// ConfigFile is a nats-server configuration for all that has no field here (users, TLS, cluster, leaf
+	// nodes). Set fields win over it, and the data folder and JetStream are always ours.
 	ConfigFile string
 
 	Name string // of the server, stable over restarts; default "kvatlas"
@@ -36,9 +37,10 @@ type ServerOptions struct {
 	// acknowledgement: a power failure then loses nothing that was acknowledged.
 	SyncInterval time.Duration
 
-	// MaxStore bounds all streams together, in bytes. Zero bounds nothing here: the streams have their own limits and the
-	// disk has its end. (The server's own default depends on what is free when it starts, and refuses to write what it
-	// took the day before.)
+	// MaxStore bounds all streams and buckets together, in bytes; their own limits are reserved from it when
+	// they are created. Default: what is in the folder at the start plus nine tenths of what is free on its
+	// disk. Beyond it writes are refused with [ErrFull] until there is room; a disk that is really full is
+	// worse, see [Server.Health].
 	MaxStore  int64
 	MaxMemory int64 // bytes for streams and consumers in memory; default 256 MiB
 
@@ -48,15 +50,18 @@ type ServerOptions struct {
 
 // Server is an embedded nats-server with JetStream. Its methods may be called from any goroutine.
 type Server struct {
-	srv  *server.Server
+	o    ServerOptions // defaults filled, the port chosen
 	lock *os.File
-	stop sync.Once
+
+	mu      sync.Mutex
+	srv     *server.Server
+	stopped bool
 }
 
 const lockFile = "kvatlas.lock"
 
-// StartServer starts a server and returns when it is ready, or says why it cannot be. An error that wraps [ErrInUse]
-// names the folder or the port that somebody else has.
+// StartServer starts a server and returns when it is ready, or says why it cannot be. An error that wraps
+// [ErrInUse] names the folder or the port that somebody else has.
 func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if o.Dir == "" {
 		return nil, errors.New("start server: a data folder is needed")
@@ -67,14 +72,56 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if o.MaxMemory <= 0 {
 		o.MaxMemory = 256 << 20
 	}
-	if o.MaxStore <= 0 {
-		o.MaxStore = 1 << 50
+	lock, err := lockDir(o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("start server: %w", err)
 	}
+	s := &Server{o: o, lock: lock}
+	if s.o.MaxStore <= 0 {
+		s.o.MaxStore, err = roomIn(o.Dir)
+	}
+	if err == nil {
+		s.srv, err = s.o.run(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start server: %w", err), lock.Close())
+	}
+	if o.Listen != "" {
+		s.o.Listen = s.Addr()
+	}
+	return s, nil
+}
+
+// roomIn is what a folder has and nine tenths of what its disk has free.
+func roomIn(dir string) (int64, error) {
+	free, err := freeBytes(dir)
+	if err != nil {
+		return 0, fmt.Errorf("disk of %s: %w", dir, err)
+	}
+	room := free / 10 * 9
+	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			room += info.Size()
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("data folder: %w", err)
+	}
+	return room, nil
+}
+
+// natsOptions says it in nats-server's words.
+func (o *ServerOptions) natsOptions() (*server.Options, error) {
 	opts := &server.Options{}
 	if o.ConfigFile != "" {
 		var err error
 		if opts, err = server.ProcessConfigFile(o.ConfigFile); err != nil {
-			return nil, fmt.Errorf("start server: configuration %s: %w", o.ConfigFile, err)
+			return nil, fmt.Errorf("configuration %s: %w", o.ConfigFile, err)
 		}
 	}
 	opts.ServerName = o.Name
@@ -92,21 +139,13 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	case o.Listen != "":
 		host, port, err := splitListen(o.Listen)
 		if err != nil {
-			return nil, fmt.Errorf("start server: %w", err)
+			return nil, err
 		}
 		opts.Host, opts.Port = host, port
 	case o.ConfigFile == "":
 		opts.DontListen = true
 	}
-	lock, err := lockDir(o.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("start server: %w", err)
-	}
-	srv, err := runServer(ctx, opts, o.Logger)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start server: %w", err), lock.Close())
-	}
-	return &Server{srv: srv, lock: lock}, nil
+	return opts, nil
 }
 
 func splitListen(listen string) (host string, port int, err error) {
@@ -155,13 +194,18 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-func runServer(ctx context.Context, opts *server.Options, logger *slog.Logger) (*server.Server, error) {
+// run starts a server and waits until it is ready.
+func (o *ServerOptions) run(ctx context.Context) (*server.Server, error) {
+	opts, err := o.natsOptions()
+	if err != nil {
+		return nil, err
+	}
 	srv, err := server.NewServer(opts)
 	if err != nil {
 		return nil, err
 	}
-	log := &serverLog{to: logger, fatal: make(chan string, 1)}
-	debug := logger != nil && logger.Enabled(ctx, slog.LevelDebug)
+	log := &serverLog{to: o.Logger, fatal: make(chan string, 1)}
+	debug := o.Logger != nil && o.Logger.Enabled(ctx, slog.LevelDebug)
 	srv.SetLogger(log, debug, false)
 	go srv.Start()
 	for {
@@ -198,20 +242,66 @@ func (s *Server) URL() string {
 
 // Addr is the HOST:PORT on which the server listens; empty if it does not.
 func (s *Server) Addr() string {
-	if addr := s.srv.Addr(); addr != nil {
+	if addr := s.current().Addr(); addr != nil {
 		return addr.String()
 	}
 	return ""
 }
 
-// Stop ends the server, waits until all is written and releases the data folder. Clients should have drained before.
-// Calling it again does nothing.
+// MaxStore is the bound on all streams and buckets together.
+func (s *Server) MaxStore() int64 { return s.o.MaxStore }
+
+func (s *Server) current() *server.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.srv
+}
+
+// InProcessConn gives nats.go a connection inside the process.
+func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProcessConn() }
+
+// Health is nil while the server can do its work. Otherwise it says what is wrong; above all that a stream
+// could not be written (the disk is full or broken). nats-server then answers nothing that would write to that
+// stream, not even a purge, until it is started anew, whatever room there is meanwhile: see [Server.Restart].
+func (s *Server) Health() error {
+	health := s.current().Healthz(&server.HealthzOptions{})
+	if health.StatusCode == 200 {
+		return nil
+	}
+	return fmt.Errorf("server: %w: %s", ErrUnavailable, health.Error)
+}
+
+// Restart stops the server and starts it again on the same folder and port. Connections come back by
+// themselves; it takes some tenths of a second for small logs. If it cannot be started again the error says
+// why, and Restart may be called again.
+func (s *Server) Restart(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return errors.New("restart server: it was stopped")
+	}
+	s.srv.Shutdown()
+	s.srv.WaitForShutdown()
+	srv, err := s.o.run(ctx)
+	if err != nil {
+		return fmt.Errorf("restart server: %w", err)
+	}
+	s.srv = srv
+	return nil
+}
+
+// Stop ends the server, waits until all is written and releases the data folder. Clients should have drained
+// before. Calling it again does nothing.
 func (s *Server) Stop() {
-	s.stop.Do(func() {
-		s.srv.Shutdown()
-		s.srv.WaitForShutdown()
-		_ = s.lock.Close() // closing releases the lock; there is nothing else in the file to lose
-	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return
+	}
+	s.stopped = true
+	s.srv.Shutdown()
+	s.srv.WaitForShutdown()
+	_ = s.lock.Close() // closing releases the lock; there is nothing else in the file to lose
 }
 
 // serverLog hands the server's lines to slog and keeps the reason for which it gave up.

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,10 +11,13 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // helperEnv makes the test binary a process that holds a data folder until its input ends or it is killed.
@@ -33,16 +37,48 @@ func serveForTest(dir, listen string) int {
 		return 1
 	}
 	fmt.Println("ready", s.Addr())
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		fmt.Println("done", obey(s, lines.Text()))
+	}
 	s.Stop()
 	return 0
+}
+
+// obey does what a test asks of the process.
+func obey(s *Server, command string) error {
+	switch command {
+	case "fill the disk": // as far as this process can see: no file may grow beyond 1 MB
+		signal.Ignore(unix.SIGXFSZ)
+		return unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 1_000_000, Max: unix.RLIM_INFINITY})
+	case "make room":
+		return unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+	case "health":
+		return s.Health()
+	case "restart":
+		return s.Restart(context.Background())
+	}
+	return errors.New("what?")
 }
 
 // process is the test binary run again as a server.
 type process struct {
 	cmd  *exec.Cmd
-	in   io.Closer
+	in   io.Writer
+	out  *bufio.Reader
 	addr string
+}
+
+// tell has the process obey and returns what it says.
+func (p *process) tell(t testing.TB, command string) string {
+	t.Helper()
+	if _, err := io.WriteString(p.in, command+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(strings.TrimPrefix(line, "done"))
 }
 
 func startProcess(t testing.TB, dir, listen string) *process {
@@ -65,9 +101,9 @@ func startProcess(t testing.TB, dir, listen string) *process {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{cmd: cmd, in: in}
+	p := &process{cmd: cmd, in: in, out: bufio.NewReader(out)}
 	t.Cleanup(p.kill)
-	line, err := bufio.NewReader(out).ReadString('\n')
+	line, err := p.out.ReadString('\n')
 	addr, ok := strings.CutPrefix(strings.TrimSpace(line), "ready ")
 	if err != nil || !ok {
 		t.Fatalf("the server process said %q, %v", line, err)
@@ -161,6 +197,141 @@ func TestServerFolderInUse(t *testing.T) {
 	}
 	p.kill() // the lock goes with the process, however it ends
 	startServer(t, dir, "")
+}
+
+// TestServerDiskFull: a disk that takes no more is seen in Health, and with room again a restart inside the
+// process mends it. Nothing that was acknowledged is lost, and the shim and the reader go on as if it had been
+// away.
+func TestServerDiskFull(t *testing.T) {
+	t.Parallel()
+	w := &world{t: t, ctx: ctxFor(t)}
+	p := startProcess(t, t.TempDir(), "127.0.0.1:0")
+	w.c = connect(t, ConnOptions{URLs: []string{"nats://" + p.addr}, AttemptTimeout: 300 * time.Millisecond})
+	w.join()
+	pub := w.publisher(w1)
+	rd := startReader(t, w.ns, Position{})
+	rd.notice(CaughtUp{0})
+	if got := p.tell(t, "health"); got != "<nil>" {
+		t.Fatal(got)
+	}
+	if got := p.tell(t, "fill the disk"); got != "<nil>" {
+		t.Fatal(got)
+	}
+	text := func(i int) []byte { return fmt.Appendf(nil, "%0100000d", i) }
+	next := 1
+	var err error
+	for err == nil {
+		ctx, cancel := context.WithTimeout(w.ctx, time.Second)
+		if _, err = pub.Publish(ctx, [][]byte{text(next)}); err == nil {
+			next++
+		}
+		cancel()
+	}
+	if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrFull) || next < 5 {
+		t.Fatalf("after %d: %v", next-1, err)
+	}
+	if got := p.tell(t, "health"); !strings.Contains(got, "write error") || !strings.Contains(got, StreamName("test", 0)) {
+		t.Fatal(got)
+	}
+	if got := p.tell(t, "make room"); got != "<nil>" {
+		t.Fatal(got)
+	}
+	if got := p.tell(t, "restart"); got != "<nil>" {
+		t.Fatal(got)
+	}
+	if got := p.tell(t, "health"); got != "<nil>" {
+		t.Fatal(got)
+	}
+	for range 20 {
+		if _, err := pub.Publish(w.ctx, [][]byte{text(next)}); err != nil {
+			t.Fatal(err)
+		}
+		next++
+	}
+	for i := 1; i < next; {
+		for _, m := range rd.next().Messages {
+			if string(m.Data) != string(text(i)) {
+				t.Fatalf("message %d is %.20q…", i, bytes.TrimLeft(m.Data, "0"))
+			}
+			i++
+		}
+	}
+}
+
+func TestServerRestart(t *testing.T) {
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	addr := s.Addr()
+	inside := connect(t, ConnOptions{Server: s})
+	outside := connect(t, ConnOptions{URLs: []string{s.URL()}})
+	for i, c := range []*Conn{inside, outside, inside} {
+		if _, err := JoinNamespace(ctxFor(t), c, NamespaceConfig{Name: fmt.Sprint("n", i)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Restart(ctxFor(t)); err != nil {
+			t.Fatal(err)
+		}
+		if s.Addr() != addr || s.Health() != nil {
+			t.Fatal(s.Addr(), s.Health())
+		}
+		if _, err := OpenNamespace(ctxFor(t), c, fmt.Sprint("n", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.MaxStore() < 1<<20 {
+		t.Errorf("room for %d bytes", s.MaxStore())
+	}
+	s.Stop()
+	if err := s.Restart(ctxFor(t)); err == nil {
+		t.Error("a stopped server was started")
+	}
+}
+
+// TestServerKilled: kill -9 while a shim publishes; what was acknowledged is there afterwards, once, and in order.
+func TestServerKilled(t *testing.T) {
+	t.Parallel()
+	w := &world{t: t, ctx: ctxFor(t), dir: t.TempDir(), addr: freeAddr(t)}
+	p := startProcess(t, w.dir, w.addr)
+	w.c = connect(t, ConnOptions{URLs: []string{"nats://" + w.addr}})
+	w.join()
+	pub := w.publisher(w1)
+	rounds := 5
+	if testing.Short() {
+		rounds = 2
+	}
+	next := 1
+	for range rounds {
+		killed := make(chan struct{})
+		go func() {
+			defer close(killed)
+			time.Sleep(30 * time.Millisecond)
+			p.kill()
+		}()
+		for dead := false; !dead; {
+			select {
+			case <-killed:
+				dead = true
+				p = startProcess(t, w.dir, w.addr)
+			default:
+			}
+			for _, n := range []int{1, 20} {
+				ctx, cancel := w.ctx, context.CancelFunc(func() {})
+				if !dead {
+					ctx, cancel = context.WithTimeout(w.ctx, 50*time.Millisecond)
+				}
+				_, err := pub.Publish(ctx, numbered(next, n))
+				cancel()
+				if err == nil {
+					next += n
+				} else if !errors.Is(err, ErrUnavailable) {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if last, _ := w.dedupe(); last < next-1 {
+		t.Fatalf("%d were acknowledged, the log has %d", next-1, last)
+	}
+	t.Logf("%d messages, %d kills", next-1, rounds)
 }
 
 func TestServerConfigFile(t *testing.T) {

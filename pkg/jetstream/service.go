@@ -20,7 +20,8 @@ const (
 	CodeStopping = 503 // this instance is being stopped
 )
 
-// ServiceConfig describes a service: a set of endpoints under one name, which `nats micro` can list and ask for statistics.
+// ServiceConfig describes a service: a set of endpoints under one name, which `nats micro` can list and ask for
+// statistics.
 type ServiceConfig struct {
 	Name        string // letters, digits, '-', '_'
 	Version     string // semantic version
@@ -46,8 +47,8 @@ type Endpoint struct {
 	Handler    Handler
 }
 
-// Handler answers one request. It is called from several goroutines at once. The context ends with the caller's patience or when a
-// stop does not want to wait any longer.
+// Handler answers one request. It is called from several goroutines at once. The context ends with the caller's
+// patience or when a stop does not want to wait any longer.
 type Handler func(ctx context.Context, r Request) Response
 
 // ServiceHooks are called from the service's goroutines. Each may be nil.
@@ -64,8 +65,8 @@ type Request struct {
 	Body        []byte
 }
 
-// Response is what a handler answers. With Code 0 it is a success. Else it is a service error: Code and Description travel in the headers
-// Nats-Service-Error-Code and Nats-Service-Error, and the body may say more.
+// Response is what a handler answers. With Code 0 it is a success. Else it is a service error: Code and
+// Description travel in the headers Nats-Service-Error-Code and Nats-Service-Error, and the body may say more.
 type Response struct {
 	ContentType string
 	Body        []byte
@@ -126,7 +127,8 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	return s, nil
 }
 
-// accept runs in the subscription's goroutine, which must not wait: it hands the request to a worker or answers that there is none.
+// accept runs in the subscription's goroutine, which must not wait: it hands the request to a worker or answers
+// that there is none.
 func (s *Service) accept(e *Endpoint, req micro.Request) {
 	if len(req.Data()) > s.cfg.MaxBody {
 		s.refuse(e, req, CodeTooLarge, fmt.Sprintf("the request has %d bytes, the limit is %d", len(req.Data()), s.cfg.MaxBody))
@@ -211,14 +213,16 @@ func oneLine(text string) string {
 	return string(b)
 }
 
-// Stop drains: no new requests are taken, those that were are answered. It returns when that is done; when the context ends,
-// handlers under way see theirs end, and Stop still waits for them. Calling it again does nothing.
+// Stop drains: no new requests are taken, those that were are answered. It returns when that is done; when the
+// context ends, handlers under way see theirs end, and Stop still waits for them. Calling it again does
+// nothing.
 func (s *Service) Stop(ctx context.Context) {
 	if s.stopped.Swap(true) {
 		return
 	}
 	_ = s.micro.Stop() // fails only without a connection, and then nothing can come in
-	// What the server sent before it knew is on the way: after its PONG it is in our queues, after the barrier with accept.
+	// What the server sent before it knew is on the way: after its PONG it is in our queues, after the barrier
+	// with accept.
 	if s.c.flush(ctx) == nil {
 		passed := make(chan struct{})
 		if s.c.nc.Barrier(func() { close(passed) }) == nil {
@@ -239,7 +243,8 @@ func (s *Service) Stop(ctx context.Context) {
 	_ = s.c.flush(ctx) // so that answers leave before the connection is closed; without one there is nobody to answer
 }
 
-// flush returns when the server has all that was sent and all that it sent before is here, or with an error if that does not happen soon.
+// flush returns when the server has all that was sent and all that it sent before is here, or with an error if
+// that does not happen soon.
 func (c *Conn) flush(ctx context.Context) error {
 	if !c.nc.IsConnected() {
 		return errDisconnected
@@ -247,8 +252,9 @@ func (c *Conn) flush(ctx context.Context) error {
 	return c.try(ctx, "", c.nc.FlushWithContext)
 }
 
-// Subscribe calls handle with every message on a subject (wildcards allowed) until the returned function is called, which waits for a
-// handle under way. It is for hints that may be lost; handle is called from one goroutine and must return soon.
+// Subscribe calls handle with every message on a subject (wildcards allowed) until the returned function is
+// called, which waits for a handle under way. It is for hints that may be lost; handle is called from one
+// goroutine and must return soon.
 func (c *Conn) Subscribe(subject string, handle func(Request)) (stop func(), err error) {
 	sub, err := c.nc.Subscribe(subject, func(m *nats.Msg) {
 		handle(Request{Subject: m.Subject, ContentType: m.Header.Get(headerContentType), Body: m.Data})

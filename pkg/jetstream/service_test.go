@@ -196,7 +196,8 @@ func TestServiceDrains(t *testing.T) {
 	}
 }
 
-// TestServiceStopEndsPatience: a handler that does not end sees its context end when the stop has waited long enough.
+// TestServiceStopEndsPatience: a handler that does not end sees its context end when the stop has waited long
+// enough.
 func TestServiceStopEndsPatience(t *testing.T) {
 	server, client := pair(t)
 	entered := make(chan struct{})

@@ -17,13 +17,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// session is one consumer: ephemeral, in memory, without acknowledgements, of the whole stream. Its buffer is filled by
-// nats.go's goroutine and emptied by the reader's, which asks for more (pulls) only when it has handed over what there was.
+// session is one consumer: ephemeral, in memory, without acknowledgements, of the whole stream. Its buffer is
+// filled by nats.go's goroutine and emptied by the reader's, which asks for more (pulls) only when it has
+// handed over what there was.
 //
-// nats.go has an ordered consumer that makes itself anew. It is not used: after a stream was deleted and made again it continues in the new
-// one at the old sequence, and only the reader can know that this is wrong. Here a new consumer means a new session, which begins with
-// a comparison of the stream's epoch. Its Consume is not used either: with a limit on bytes it now and then forgets to pull, and
-// stands still until heartbeats are missed.
+// nats.go has an ordered consumer that makes itself anew. It is not used: after a stream was deleted and made
+// again it continues in the new one at the old sequence, and only the reader can know that this is wrong. Here
+// a new consumer means a new session, which begins with a comparison of the stream's epoch. Its Consume is not
+// used either: with a limit on bytes it now and then forgets to pull, and stands still until heartbeats are
+// missed.
 type session struct {
 	anchor Message // if Seq is not 0: the message with which the session begins, which was read before and must be the same
 	wake   chan struct{}
@@ -78,8 +80,8 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 	return r.pump(ctx, s, lost)
 }
 
-// consume makes the consumer, which fills the session's buffer until stop is called. It makes sure that the consumer is on the
-// stream of info.
+// consume makes the consumer, which fills the session's buffer until stop is called. It makes sure that the
+// consumer is on the stream of info.
 func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop func(), err error) {
 	c := r.ns.c
 	name := "kvatlas-" + nuid.Next()
@@ -237,7 +239,8 @@ func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, erro
 	return nil, err
 }
 
-// missing finds out whether a sequence that did not come is in the stream: the leader is asked for the first message from there on.
+// missing finds out whether a sequence that did not come is in the stream: the leader is asked for the first
+// message from there on.
 func (r *Reader) missing(ctx context.Context, wanted events.StreamSeq) (Notice, error) {
 	first, err := r.ns.c.firstFrom(ctx, r.stream, wanted)
 	if err != nil && classOf(err) != ErrNotFound {
@@ -342,8 +345,8 @@ func (s *session) take(msg *nats.Msg) {
 	}
 }
 
-// status takes what the server says about a pull (ADR-13): a heartbeat, that it is over (out of time or of bytes) with so many messages not
-// sent, or that the consumer cannot go on. s.mu is held.
+// status takes what the server says about a pull (ADR-13): a heartbeat, that it is over (out of time or of
+// bytes) with so many messages not sent, or that the consumer cannot go on. s.mu is held.
 func (s *session) status(msg *nats.Msg) {
 	code, text := msg.Header.Get("Status"), msg.Header.Get("Description")
 	if code == "100" {

@@ -21,9 +21,10 @@ import (
 //	bucket kvatlas_<ns>_snap              snapshots
 const subjectRoot = "kv.v1."
 
-// Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches (nats-io/nats-architecture-and-design).
+// Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches
+// (nats-io/nats-architecture-and-design).
 const (
-	headerWriter      = "Kv-Writer"      // on every message of the log: <publisher>.<flush>.<position in the flush>
+	headerWriter      = "Kv-Writer"      // on a lone message of the log: <publisher>.<flush>.<position>; a batch's id begins so
 	headerDeadline    = "Kv-Deadline-Ms" // on a request: how many milliseconds the caller will still wait
 	headerContentType = "Content-Type"
 
@@ -50,8 +51,8 @@ const (
 // MaxTokenLen is how long a token made by [EscapeToken] may become.
 const MaxTokenLen = 2 + (maxNameLen*8+5)/6
 
-// CheckNamespace refuses what cannot be a namespace: it is part of stream, folder and bucket names and thus small: 1 to
-// 32 of a-z, 0-9 and '-', first a letter or digit. The error wraps [ErrBadName].
+// CheckNamespace refuses what cannot be a namespace: it is part of stream, folder and bucket names and thus
+// small: 1 to 32 of a-z, 0-9 and '-', first a letter or digit. The error wraps [ErrBadName].
 func CheckNamespace(ns string) error {
 	bad := ns == "" || len(ns) > maxNamespaceLen || ns[0] == '-'
 	for i := 0; i < len(ns) && !bad; i++ {
@@ -70,10 +71,11 @@ func plainByte(c byte) bool {
 
 const hexDigits = "0123456789ABCDEF"
 
-// EscapeToken turns any string of at most 255 bytes into one token that is legal in a subject and in a key, of at most
-// [MaxTokenLen] bytes; [UnescapeToken] turns it back. Letters, digits, '-' and '_' stay, every other byte becomes '='
-// and two hex digits, the empty string becomes "=". What would be longer than 128 bytes in this way becomes "==" and
-// the base64 of the whole (RFC 4648 §5, no padding). A longer string is refused with [ErrBadName].
+// EscapeToken turns any string of at most 255 bytes into one token that is legal in a subject and in a key, of
+// at most [MaxTokenLen] bytes; [UnescapeToken] turns it back. Letters, digits, '-' and '_' stay, every other
+// byte becomes '=' and two hex digits, the empty string becomes "=". What would be longer than 128 bytes in
+// this way becomes "==" and the base64 of the whole (RFC 4648 §5, no padding). A longer string is refused with
+// [ErrBadName].
 func EscapeToken(name string) (string, error) {
 	if len(name) > maxNameLen {
 		return "", fmt.Errorf("name of %d bytes (%.32q...): %w: at most %d bytes", len(name), name, ErrBadName, maxNameLen)
@@ -107,8 +109,8 @@ func EscapeToken(name string) (string, error) {
 	return b.String(), nil
 }
 
-// UnescapeToken turns a token of [EscapeToken] back into its name. Each name has one token: another spelling is refused
-// with [ErrBadName].
+// UnescapeToken turns a token of [EscapeToken] back into its name. Each name has one token: another spelling is
+// refused with [ErrBadName].
 func UnescapeToken(token string) (string, error) {
 	name, ok := unescape(token)
 	if ok {
@@ -151,9 +153,9 @@ func unescape(token string) (string, bool) {
 	return string(b), true
 }
 
-// PartitionOf is the partition of an instance: FNV-1a-32 of its token, modulo the number of partitions. It is what
-// NATS computes for {{partition(n,…)}} over that token (nats-server server/subject_transform.go), so that a mapping in
-// the server agrees with publishers.
+// PartitionOf is the partition of an instance: FNV-1a-32 of its token, modulo the number of partitions. It is
+// what NATS computes for {{partition(n,…)}} over that token (nats-server server/subject_transform.go), so that
+// a mapping in the server agrees with publishers.
 func PartitionOf(instance events.WorkerID, partitions uint32) (events.Partition, error) {
 	token, err := EscapeToken(string(instance))
 	if err != nil {

@@ -1,0 +1,14 @@
+//go:build !unix
+
+package jetstream
+
+import (
+	"errors"
+	"os"
+)
+
+var errNotHere = errors.New("an embedded server is not supported on this system")
+
+func tryLock(*os.File) (bool, error) { return false, errNotHere }
+
+func freeBytes(string) (int64, error) { return 0, errNotHere }
