@@ -19,7 +19,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -76,41 +75,41 @@ func (o Options) Validate() error {
 
 // Report is what a run has found. Fields that do not belong to its mode are absent.
 type Report struct {
-	Corpus  string `json:"corpus"`
-	Mode    Mode   `json:"mode"`
-	Writers int    `json:"writers"`
-	Readers int    `json:"readers"`
+	Corpus  string
+	Mode    Mode
+	Writers int
+	Readers int
 
-	Passes []Pass `json:"passes,omitempty"` // of events: first and second
+	Passes []Pass // of events: first and second
 
-	Latency       *Latency `json:"latency,omitempty"` // of one query
-	QueriesPerSec float64  `json:"queries_per_second,omitempty"`
+	Latency       *Latency // of one query
+	QueriesPerSec float64
 
-	Seconds  float64 `json:"seconds,omitempty"` // of mixed
-	Digest   string  `json:"digest,omitempty"`
-	Expected string  `json:"expected_digest,omitempty"` // absent if this corpus is not known
+	Seconds  float64 // of mixed
+	Digest   string
+	Expected string // absent if this corpus is not known
 
-	Holdings        int64        `json:"holdings,omitempty"`
-	BytesPerHolding float64      `json:"bytes_per_holding,omitempty"` // resident
-	Counted         float64      `json:"counted_bytes_per_holding,omitempty"`
-	Stats           *radix.Stats `json:"stats,omitempty"`
+	Holdings        int64
+	BytesPerHolding float64 // resident
+	Counted         float64
+	Stats           *radix.Stats
 
-	Image *Image `json:"image,omitempty"`
+	Image *Image
 }
 
 // Pass is one pass over the events.
 type Pass struct {
-	Seconds      float64 `json:"seconds"`
-	BlocksPerSec float64 `json:"blocks_per_second"`
+	Seconds      float64
+	BlocksPerSec float64
 }
 
 // Latency is a distribution of times, in microseconds.
 type Latency struct {
-	N    int     `json:"n"`
-	P50  float64 `json:"p50_us"`
-	P99  float64 `json:"p99_us"`
-	P999 float64 `json:"p999_us"`
-	Max  float64 `json:"max_us"`
+	N    int
+	P50  float64
+	P99  float64
+	P999 float64
+	Max  float64
 }
 
 func latencyOf(d []time.Duration) *Latency {
@@ -149,7 +148,7 @@ func RunIndex(ctx context.Context, o Options, w io.Writer) error {
 		return fmt.Errorf("bench index: %w", err)
 	}
 	if o.JSON {
-		err = json.NewEncoder(w).Encode(b.report)
+		err = b.report.printJSON(w)
 	} else {
 		err = b.report.print(w)
 	}
