@@ -1,0 +1,80 @@
+package main
+
+import (
+	"os"
+
+	"github.com/kvatlas/kvatlas/internal/bench"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/corpus"
+	"github.com/spf13/cobra"
+)
+
+func benchCommand() *cobra.Command {
+	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"}, benchIndexCommand(), benchCorpusCommand())
+}
+
+func benchIndexCommand() *cobra.Command {
+	var o bench.Options
+	var mode string
+	cmd := &cobra.Command{
+		Use:   "index --corpus FILE --mode events|queries|mixed|load|memory|snapshot",
+		Short: "Measure the index on a corpus, in this process",
+		Long: `Measure the index on a corpus that bench corpus has made:
+
+  events    stores and removals as fast as possible, a first and a second pass
+  queries   after all events, every query: percentiles of the time for one, and queries per second
+  mixed     all operations in order on one thread, and the digest of all answers
+  load      queries beside a writer at full speed
+  memory    resident bytes for each holding
+  snapshot  an image of all ranks into memory and back, and clears`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
+	f.StringVar(&mode, "mode", string(bench.Mixed), "what to measure")
+	f.IntVar(&o.Writers, "writers", 1, "indexes, each with a writer and its share of the workers")
+	f.IntVar(&o.Readers, "readers", 1, "goroutines that query")
+	f.BoolVar(&o.JSON, "json", false, "print one JSON object")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o.Mode = bench.Mode(mode)
+		if err := o.Validate(); err != nil {
+			return cli.UsageErrorf("%w", err)
+		}
+		return bench.RunIndex(cmd.Context(), o, os.Stdout)
+	}
+	return cmd
+}
+
+func benchCorpusCommand() *cobra.Command {
+	job := corpus.Job{Options: corpus.Defaults()}
+	cmd := &cobra.Command{
+		Use:   "corpus --out FILE [--trace FILE]",
+		Short: "Make a corpus: the events and queries of a fleet that serves a trace",
+		Long: `Make a corpus, the stream of events that a fleet of workers would announce while it serves a trace, with the router's query before each
+request. The same flags always give the same bytes.`,
+		Example: `  indexer bench corpus --out conv64.bin
+  indexer bench corpus --out holes64.bin --evict random --trace conversation_trace.jsonl`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&job.Out, "out", "corpus.bin", "file to make")
+	f.StringVar(&job.Trace, "trace", "", "trace in Mooncake's format (default: one of the same shape is generated)")
+	f.Uint64Var(&job.Seed, "seed", 0, "seed of the generated trace")
+	f.IntVar(&job.Workers, "workers", job.Workers, "workers that share the requests")
+	f.IntVar(&job.Capacity, "capacity", job.Capacity, "blocks that one worker holds before it evicts")
+	f.IntVar(&job.BlockSize, "block-size", job.BlockSize, "tokens per block; divides 512")
+	f.IntVar(&job.Requests, "requests", job.Requests, "use only the first N requests (0: all)")
+	f.IntVar(&job.Repeat, "repeat", job.Repeat, "serve the trace N times, each time with other contents")
+	f.BoolVar(&job.Everyone, "everyone", job.Everyone, "every worker serves every request: all workers hold all blocks")
+	f.StringVar((*string)(&job.Evict), "evict", string(job.Evict), "lru: tails first, no holes; random: any block, with holes and second copies")
+	f.StringVar((*string)(&job.Names), "names", string(job.Names), "shared: a block has one engine hash everywhere; private: each worker has its own")
+	f.Float64Var(&job.Sticky, "sticky", job.Sticky, "share of requests sent to the worker that last served their longest prefix")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := job.Validate(); err != nil {
+			return cli.UsageErrorf("%w", err)
+		}
+		_, err := corpus.Run(cmd.Context(), job, os.Stderr)
+		return err
+	}
+	return cmd
+}
