@@ -41,6 +41,7 @@ func bothWays(t *testing.T, test func(t *testing.T, w *world, b *Bucket)) {
 }
 
 func TestBucket(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
 		if _, err := b.Latest(w.ctx, "p0.manifest"); !errors.Is(err, ErrNotFound) {
 			t.Fatal(err)
@@ -108,6 +109,7 @@ func TestBucket(t *testing.T) {
 
 // TestBucketLargeCommit: more than the server queues at once, and more than a batch has.
 func TestBucketLargeCommit(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
 		n := 70 // 63 MB
 		if testing.Short() {
@@ -136,6 +138,7 @@ func TestBucketLargeCommit(t *testing.T) {
 }
 
 func TestBucketKeysAndSweep(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	b := w.snapshots(true)
 	if keys, err := b.Keys(w.ctx, ""); err != nil || len(keys) != 0 {
@@ -260,6 +263,7 @@ func TestBucketAckLost(t *testing.T) {
 }
 
 func TestBucketFull(t *testing.T) {
+	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
 		if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{MaxBytes: 3 << 20}); err != nil {
 			t.Fatal(err)
@@ -288,6 +292,7 @@ func TestBucketFull(t *testing.T) {
 }
 
 func TestBucketRefusals(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	if _, err := w.ns.OpenSnapshots(w.ctx); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)

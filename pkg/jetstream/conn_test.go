@@ -62,6 +62,7 @@ func configServer(t testing.TB, text string) *server.Server {
 }
 
 func TestConnectWithoutJetStream(t *testing.T) {
+	t.Parallel()
 	srv := plainServer(t, &server.Options{})
 	_, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Wait: true})
 	if !errors.Is(err, ErrNoJetStream) {
@@ -78,6 +79,7 @@ func TestConnectWithoutJetStream(t *testing.T) {
 }
 
 func TestConnectNobodyThere(t *testing.T) {
+	t.Parallel()
 	addr := freeAddr(t)
 	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}}); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), addr) {
 		t.Fatalf("nobody there: %v", err)
@@ -104,6 +106,7 @@ func TestConnectNobodyThere(t *testing.T) {
 }
 
 func TestConnectBadFiles(t *testing.T) {
+	t.Parallel()
 	for _, o := range []ConnOptions{
 		{NkeyFile: "/nonexistent/seed"}, {CredsFile: "/nonexistent/creds"}, {CAFile: "/nonexistent/ca"},
 		{CertFile: "/nonexistent/cert", KeyFile: "/nonexistent/key"}, {CertFile: "/nonexistent/cert"},
@@ -144,6 +147,7 @@ func certificate(t testing.TB) (cert, key string) {
 }
 
 func TestConnectTLS(t *testing.T) {
+	t.Parallel()
 	cert, key := certificate(t)
 	other, otherKey := certificate(t)
 	srv := configServer(t, fmt.Sprintf(`
@@ -170,6 +174,7 @@ func TestConnectTLS(t *testing.T) {
 }
 
 func TestConnectTokenAndNkey(t *testing.T) {
+	t.Parallel()
 	srv := configServer(t, "jetstream: enabled\nauthorization { token: secret }")
 	connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, Token: "secret"})
 	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Token: "wrong"}); !errors.Is(err, ErrDenied) {
@@ -251,6 +256,7 @@ const permissionsConf = `
 
 // TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once.
 func TestPermissions(t *testing.T) {
+	t.Parallel()
 	srv := configServer(t, permissionsConf)
 	as := func(user, inbox string) *Conn {
 		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox, AttemptTimeout: 20 * time.Second})
@@ -354,6 +360,7 @@ func TestPermissions(t *testing.T) {
 }
 
 func TestRefusedSubject(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		text, kind, subject string
 		ok                  bool
@@ -372,6 +379,7 @@ func TestRefusedSubject(t *testing.T) {
 }
 
 func TestErrorClasses(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		err  error
 		want error

@@ -94,6 +94,7 @@ func numbered(from, n int) [][]byte {
 }
 
 func TestPublishAndRead(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	if _, ok := p.Found(); ok {

@@ -10,6 +10,7 @@ import (
 )
 
 func TestNamespace(t *testing.T) {
+	t.Parallel()
 	ctx := ctxFor(t)
 	dir := t.TempDir()
 	s := startServer(t, dir, "")
@@ -58,6 +59,7 @@ func TestNamespace(t *testing.T) {
 
 // TestNamespaceRace: of indexers that start at once with different wishes one creates, and the others are told.
 func TestNamespaceRace(t *testing.T) {
+	t.Parallel()
 	c := connect(t, ConnOptions{Server: startServer(t, t.TempDir(), "")})
 	var wg sync.WaitGroup
 	errs := make([]error, 8)
@@ -79,6 +81,7 @@ func TestNamespaceRace(t *testing.T) {
 }
 
 func TestNamespaceRecords(t *testing.T) {
+	t.Parallel()
 	ctx := ctxFor(t)
 	c := connect(t, ConnOptions{Server: startServer(t, t.TempDir(), "")})
 	if _, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "a"}); err != nil {
@@ -105,6 +108,7 @@ func TestNamespaceRecords(t *testing.T) {
 }
 
 func TestModels(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	if _, err := w.ns.Model(w.ctx, "m"); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
@@ -151,6 +155,7 @@ func TestModels(t *testing.T) {
 }
 
 func TestEnsureStreams(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 3)
 	before, err := w.ns.StreamInfo(w.ctx, 2)
 	if err != nil {
@@ -197,6 +202,7 @@ func TestEnsureStreams(t *testing.T) {
 }
 
 func TestPurge(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	w.publish(p, 1, 100)

@@ -92,6 +92,7 @@ func (w *world) through(p *proxy, attempt time.Duration) *Namespace {
 
 // TestPublishAsBatch: where the server can, a flush is one batch; the stream's messages carry who wrote them.
 func TestPublishAsBatch(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	w.publish(p, 1, 10)
@@ -132,6 +133,7 @@ func TestPublishAsBatch(t *testing.T) {
 // TestPublishSingly: the same without batches, by a stream that was made without them, and by a server that
 // takes only small ones.
 func TestPublishSingly(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	batching := w.publisher(w1) // opened while the stream could
 	w.noBatches()
@@ -154,6 +156,7 @@ func TestPublishSingly(t *testing.T) {
 }
 
 func TestPublishSmallBatches(t *testing.T) {
+	t.Parallel()
 	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), JetStreamLimits: server.JSLimitOpts{MaxBatchSize: 10}})
 	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{srv.ClientURL()}})}
 	w.join()
@@ -175,6 +178,7 @@ func (w *world) join() {
 }
 
 func TestPublishSizes(t *testing.T) {
+	t.Parallel()
 	for _, batch := range []bool{true, false} {
 		w := newWorld(t, 1)
 		if !batch {
@@ -211,6 +215,7 @@ func TestPublishSizes(t *testing.T) {
 // TestPublishersRace: of publishers that opened at the same point one gets through, and the others are told by
 // whom.
 func TestPublishersRace(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3, 10} {
 		newWorld(t, 1).publishersRace(n)
 	}
@@ -271,6 +276,7 @@ func (w *world) publishersRace(n int) {
 
 // TestPublishAfterPurge: the last message of the subject was trimmed, and the server expects 0.
 func TestPublishAfterPurge(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 5, 10} {
 		w := newWorld(t, 1)
 		p := w.publisher(w1)
@@ -300,6 +306,7 @@ func TestPublishAfterPurge(t *testing.T) {
 
 // TestPublishLost: the log was made anew under the publisher, empty or with something of another on it.
 func TestPublishLost(t *testing.T) {
+	t.Parallel()
 	for _, other := range []bool{false, true} {
 		for _, n := range []int{1, 5, 10} {
 			w := newWorld(t, 1)
@@ -485,6 +492,7 @@ func TestPublishThroughTrouble(t *testing.T) {
 
 // TestPublishFull: a server without room says so, and goes on when there is room, without a restart.
 func TestPublishFull(t *testing.T) {
+	t.Parallel()
 	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 4 << 20, JetStreamMaxMemory: 64 << 20})
 	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{srv.ClientURL()}})}
 	var err error
@@ -552,6 +560,7 @@ func TestPublishWhileNobodyThere(t *testing.T) {
 
 // TestPublishWithoutStream: a stream that is missing is waited for.
 func TestPublishWithoutStream(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	w.deleteStream()

@@ -180,6 +180,7 @@ func (w *world) deleteStream() {
 }
 
 func TestReaderFollows(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	rd := startReader(t, w.ns, Position{})
 	rd.notice(CaughtUp{0})
@@ -230,6 +231,7 @@ func TestReaderSurvivesRestarts(t *testing.T) {
 // TestReaderEpoch: the case in which nats.go's ordered consumer waits for ever, and the one in which it goes on
 // in the wrong stream.
 func TestReaderEpoch(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{0, 50, 150} {
 		t.Run(fmt.Sprintf("anew with %d", n), func(t *testing.T) {
 			w := newWorld(t, 1)
@@ -269,6 +271,7 @@ func TestReaderEpoch(t *testing.T) {
 }
 
 func TestReaderStreamDeleted(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	w.publish(w.publisher(w1), 1, 10)
 	rd := startReader(t, w.ns, Position{})
@@ -284,6 +287,7 @@ func TestReaderStreamDeleted(t *testing.T) {
 }
 
 func TestReaderBelowFirst(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	w.publish(w.publisher(w1), 1, 100)
 	w.purge(31)
@@ -321,6 +325,7 @@ func TestReaderOtherMessageAtPosition(t *testing.T) {
 
 // TestReaderPurgedPast: a purge that outruns a slow reader is not passed over.
 func TestReaderPurgedPast(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	for i := range 10 {
@@ -347,6 +352,7 @@ func TestReaderPurgedPast(t *testing.T) {
 
 // TestReaderHole: messages missing in the middle, as after damage to a file, are reported and can be read around.
 func TestReaderHole(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	// Our streams refuse deletion; this one is otherwise the same.
 	w.deleteStream()
@@ -447,6 +453,7 @@ func TestReaderRegressedLive(t *testing.T) {
 }
 
 func TestReaderStopsWhileNobodyTakes(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	p := w.publisher(w1)
 	w.publish(p, 1, 900)
@@ -471,6 +478,7 @@ func TestReaderStopsWhileNobodyTakes(t *testing.T) {
 }
 
 func TestReaderRefusals(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 2)
 	if _, err := w.ns.StartReader(ReaderConfig{Partition: 2, Out: make(chan Update)}); err == nil || !strings.Contains(err.Error(), "partition 2") {
 		t.Error(err)
@@ -519,6 +527,7 @@ func TestReaderBackPressure(t *testing.T) {
 }
 
 func TestReadersShareAChannel(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 4)
 	counts := make([]int, 4)
 	for i := range 40 {
@@ -554,6 +563,7 @@ func TestReadersShareAChannel(t *testing.T) {
 }
 
 func TestParseDelivery(t *testing.T) {
+	t.Parallel()
 	want := delivery{streamSeq: 30, consumerSeq: 4, time: 1700000000123, pending: 7}
 	for _, reply := range []string{
 		"$JS.ACK.S.C.1.30.4.1700000000123456789.7",

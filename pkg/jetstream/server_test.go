@@ -119,6 +119,7 @@ func (p *process) kill() {
 }
 
 func TestServerSaysWhereItIs(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	host, port, err := net.SplitHostPort(s.Addr())
 	if err != nil || host != "127.0.0.1" || port == "0" || s.URL() != "nats://"+s.Addr() {
@@ -133,6 +134,7 @@ func TestServerSaysWhereItIs(t *testing.T) {
 }
 
 func TestServerWithoutListener(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), "")
 	if s.Addr() != "" || s.URL() != "" {
 		t.Fatalf("listens on %q", s.Addr())
@@ -144,6 +146,7 @@ func TestServerWithoutListener(t *testing.T) {
 }
 
 func TestServerLoopbackByDefault(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), ":0")
 	if !strings.HasPrefix(s.Addr(), "127.0.0.1:") {
 		t.Fatalf("listens on %s", s.Addr())
@@ -151,6 +154,7 @@ func TestServerLoopbackByDefault(t *testing.T) {
 }
 
 func TestServerRefusals(t *testing.T) {
+	t.Parallel()
 	ctx := ctxFor(t)
 	held := startServer(t, t.TempDir(), "127.0.0.1:0")
 	file := filepath.Join(t.TempDir(), "file")
@@ -189,6 +193,7 @@ func TestServerRefusals(t *testing.T) {
 }
 
 func TestServerFolderInUse(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	p := startProcess(t, dir, "127.0.0.1:0")
 	_, err := StartServer(ctxFor(t), ServerOptions{Dir: dir})
@@ -259,6 +264,7 @@ func TestServerDiskFull(t *testing.T) {
 }
 
 func TestServerRestart(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	addr := s.Addr()
 	inside := connect(t, ConnOptions{Server: s})
@@ -335,6 +341,7 @@ func TestServerKilled(t *testing.T) {
 }
 
 func TestServerConfigFile(t *testing.T) {
+	t.Parallel()
 	conf := filepath.Join(t.TempDir(), "nats.conf")
 	text := "max_payload: 262144\nauthorization { user: u, password: p }\n"
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
@@ -364,6 +371,7 @@ func TestServerConfigFile(t *testing.T) {
 }
 
 func TestServerGivesUpInTime(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Nanosecond)
 	defer cancel()
 	dir := t.TempDir()

@@ -41,6 +41,7 @@ func wantCode(t testing.TB, err error, code int) {
 }
 
 func TestService(t *testing.T) {
+	t.Parallel()
 	server, client := pair(t)
 	serve(t, server, ServiceConfig{MaxBody: 1000, Endpoints: []Endpoint{
 		{Name: "echo", Subject: "t.echo", QueueGroup: "q", Handler: func(ctx context.Context, r Request) Response {
@@ -91,6 +92,7 @@ func TestService(t *testing.T) {
 }
 
 func TestServiceBusyAndLate(t *testing.T) {
+	t.Parallel()
 	server, client := pair(t)
 	entered, release := make(chan struct{}, 10), make(chan struct{})
 	var busy, expired atomic.Int32
@@ -149,6 +151,7 @@ func TestServiceBusyAndLate(t *testing.T) {
 
 // TestServiceDrains: while instances of a queue group come and go, no request is lost.
 func TestServiceDrains(t *testing.T) {
+	t.Parallel()
 	server, client := pair(t)
 	ctx := ctxFor(t)
 	var handled atomic.Int64
@@ -199,6 +202,7 @@ func TestServiceDrains(t *testing.T) {
 // TestServiceStopEndsPatience: a handler that does not end sees its context end when the stop has waited long
 // enough.
 func TestServiceStopEndsPatience(t *testing.T) {
+	t.Parallel()
 	server, client := pair(t)
 	entered := make(chan struct{})
 	s := serve(t, server, ServiceConfig{Timeout: time.Hour, Endpoints: []Endpoint{{Name: "wait", Subject: "t.wait", Handler: func(ctx context.Context, r Request) Response {
@@ -222,6 +226,7 @@ func TestServiceStopEndsPatience(t *testing.T) {
 }
 
 func TestServiceRefusals(t *testing.T) {
+	t.Parallel()
 	server, _ := pair(t)
 	handler := func(context.Context, Request) Response { return Response{} }
 	for _, cfg := range []ServiceConfig{
@@ -238,6 +243,7 @@ func TestServiceRefusals(t *testing.T) {
 }
 
 func TestRequestWhileNobodyThere(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	c := connect(t, ConnOptions{URLs: []string{s.URL()}})
 	svc, err := Serve(c, ServiceConfig{Name: "a", Version: "1.0.0"})
@@ -252,6 +258,7 @@ func TestRequestWhileNobodyThere(t *testing.T) {
 }
 
 func TestSubscribe(t *testing.T) {
+	t.Parallel()
 	server, client := pair(t)
 	got := make(chan Request, 10)
 	stop, err := server.Subscribe("t.ctl.>", func(r Request) { got <- r })

@@ -12,6 +12,7 @@ import (
 )
 
 func TestEscapeToken(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, token string }{
 		{"", "="},
 		{"worker-0_A", "worker-0_A"},
@@ -107,6 +108,7 @@ func FuzzParseEventSubject(f *testing.F) {
 }
 
 func TestNamesAtRandom(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 5000 {
 		b := make([]byte, rng.IntN(270))
@@ -122,6 +124,7 @@ func TestNamesAtRandom(t *testing.T) {
 
 // TestPartitionAgreesWithNATS compares with the server's own {{partition}}.
 func TestPartitionAgreesWithNATS(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(2, 2))
 	for _, partitions := range []uint32{1, 3, 16, 64, 256} {
 		tr, err := server.NewSubjectTransform("in.*", "out.{{partition("+decimal(uint64(partitions))+",1)}}")
@@ -150,6 +153,7 @@ func TestPartitionAgreesWithNATS(t *testing.T) {
 }
 
 func TestNamespaceNames(t *testing.T) {
+	t.Parallel()
 	for _, good := range []string{"a", "prod", "a-1", "0", strings.Repeat("x", 32)} {
 		if err := CheckNamespace(good); err != nil {
 			t.Errorf("%q: %v", good, err)
@@ -163,6 +167,7 @@ func TestNamespaceNames(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
+	t.Parallel()
 	for _, good := range []string{"a", "a.b", "p0.c.00ff", "model.a=2Fb", "A/b"} {
 		if !validKey(good) {
 			t.Errorf("%q is a key", good)
