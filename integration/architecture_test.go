@@ -2,7 +2,6 @@ package integration
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -92,7 +91,7 @@ func TestArrowsPointDown(t *testing.T) {
 	for _, line := range strings.Split(string(out), "\n") {
 		pkg, list, _ := strings.Cut(line, ": ")
 		if strings.Contains(list, "github.com/nats-io/") && pkg != module+"pkg/jetstream" {
-			t.Error(fmt.Sprintf("%s imports NATS; only pkg/jetstream may", pkg))
+			t.Errorf("%s imports NATS; only pkg/jetstream may", pkg)
 		}
 	}
 }
