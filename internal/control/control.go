@@ -1,0 +1,183 @@
+// Package control is what one may ask a running shim over NATS: who it is, and to say again what its engine holds.
+//
+// A shim answers on the control subjects of its rank and of its partition ([Serve]). [Who] finds out whether a rank has a
+// shim that lives. [Resync] asks one shim, or all of a partition, to begin a new incarnation with what their engines can still say;
+// asked twice with the same id a shim does it once. Who asks may ask again for as long as it likes, since answers can be lost.
+//
+// What a shim does then is internal/shim's; when an indexer asks is internal/node's.
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// patience is how long a shim's answer is waited for.
+const patience = 2 * time.Second
+
+// request is what a shim is asked, in JSON.
+type request struct {
+	Op       string          `json:"op"`                 // opWho, opResync
+	ID       string          `json:"id,omitempty"`       // of a resync
+	Instance events.WorkerID `json:"instance,omitempty"` // if not empty, only this one is asked
+}
+
+const (
+	opWho    = "who"
+	opResync = "resync"
+)
+
+// Shim is how a shim answers.
+type Shim struct {
+	Instance    events.WorkerID    `json:"instance"`
+	Rank        events.Rank        `json:"rank"`
+	Incarnation events.Incarnation `json:"incarnation"` // 0 while it does not know yet
+	Host        string             `json:"host"`
+	PID         int                `json:"pid"`
+	Since       time.Time          `json:"since"`
+
+	// Replay says that its engine has a replay endpoint. Without one a new incarnation knows only what is announced from now on.
+	Replay bool `json:"replay"`
+}
+
+// Key is the rank that the shim serves.
+func (s *Shim) Key() events.RankKey { return events.RankKey{Instance: s.Instance, Rank: s.Rank} }
+
+func (s *Shim) String() string {
+	return fmt.Sprintf("process %d on %s, since %s", s.PID, s.Host, s.Since.UTC().Format(time.RFC3339))
+}
+
+// Handler answers for a shim. Its methods are called from several goroutines.
+type Handler interface {
+	Who() Shim
+
+	// Resync begins a new incarnation, unless that was done for this id, and tells its number.
+	Resync(ctx context.Context, id string) (Shim, error)
+}
+
+// Serve answers for one rank until the returned function is called.
+func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(), err error) {
+	p, err := ns.PartitionOf(key.Instance)
+	if err != nil {
+		return nil, err
+	}
+	subject, err := jetstream.ControlRankSubject(ns.Name(), p, key)
+	if err != nil {
+		return nil, err
+	}
+	answer := func(ctx context.Context, r jetstream.Request) jetstream.Response {
+		var req request
+		if err := json.Unmarshal(r.Body, &req); err != nil {
+			return jetstream.Response{Code: 400, Description: "the request is not JSON: " + err.Error()}
+		}
+		var s Shim
+		switch {
+		case req.Instance != "" && req.Instance != key.Instance:
+			return jetstream.Response{Code: 404, Description: "another instance is meant"}
+		case req.Op == opWho:
+			s = h.Who()
+		case req.Op == opResync && req.ID != "":
+			if s, err = h.Resync(ctx, req.ID); err != nil {
+				return jetstream.Response{Code: 503, Description: err.Error()}
+			}
+		default:
+			return jetstream.Response{Code: 400, Description: fmt.Sprintf("cannot do %.40q", req.Op)}
+		}
+		body, err := json.Marshal(s)
+		if err != nil {
+			return jetstream.Response{Code: 500, Description: err.Error()}
+		}
+		return jetstream.Response{ContentType: jetstream.ContentJSON, Body: body}
+	}
+	service, err := jetstream.Serve(ns.Conn(), jetstream.ServiceConfig{
+		Name: "kvatlas-shim", Version: "0.0.0", Description: "shim of " + key.String() + ", namespace " + ns.Name(), Workers: 2,
+		Endpoints: []jetstream.Endpoint{
+			{Name: "partition", Subject: jetstream.ControlSubject(ns.Name(), p), Handler: answer},
+			{Name: "rank", Subject: subject, Handler: answer},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		service.Stop(ctx)
+	}, nil
+}
+
+// Who asks for the shim that serves a rank now. It returns nil if none answers.
+func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shim, error) {
+	shims, err := ask(ctx, ns, key, request{Op: opWho})
+	if err != nil || len(shims) == 0 {
+		return nil, err
+	}
+	return &shims[0], nil
+}
+
+// Resync asks the shim of one rank. It returns nil if none answers.
+func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, id string) (*Shim, error) {
+	shims, err := ask(ctx, ns, key, request{Op: opResync, ID: id})
+	if err != nil || len(shims) == 0 {
+		return nil, err
+	}
+	return &shims[0], nil
+}
+
+// ask asks for one rank and takes the first answer.
+func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) ([]Shim, error) {
+	p, err := ns.PartitionOf(key.Instance)
+	if err != nil {
+		return nil, err
+	}
+	subject, err := jetstream.ControlRankSubject(ns.Name(), p, key)
+	if err != nil {
+		return nil, err
+	}
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	reply, err := ns.Conn().Request(ctx, subject, jetstream.ContentJSON, body)
+	var refused *jetstream.ServiceError
+	switch {
+	case errors.Is(err, jetstream.ErrNoResponder), errors.Is(err, jetstream.ErrTimeout), errors.As(err, &refused):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return read([]jetstream.Reply{reply})
+}
+
+// ResyncAll asks the shims of a partition: all of them, or those of one instance. It waits for answers for two seconds, since nobody
+// knows how many there are.
+func ResyncAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition, instance events.WorkerID, id string) ([]Shim, error) {
+	body, err := json.Marshal(request{Op: opResync, ID: id, Instance: instance})
+	if err != nil {
+		return nil, err
+	}
+	replies, err := ns.Conn().Gather(ctx, patience, jetstream.ControlSubject(ns.Name(), p), jetstream.ContentJSON, body)
+	if err != nil {
+		return nil, err
+	}
+	return read(replies)
+}
+
+func read(replies []jetstream.Reply) (shims []Shim, err error) {
+	for _, r := range replies {
+		var s Shim
+		if err := json.Unmarshal(r.Body, &s); err != nil {
+			return shims, fmt.Errorf("a shim's answer: %w", err)
+		}
+		shims = append(shims, s)
+	}
+	return shims, nil
+}
