@@ -1,16 +1,18 @@
 package main
 
 import (
+	"fmt"
 	"os"
 
 	"github.com/kvatlas/kvatlas/internal/bench"
+	"github.com/kvatlas/kvatlas/internal/bench/durable"
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/corpus"
 	"github.com/spf13/cobra"
 )
 
 func benchCommand() *cobra.Command {
-	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"}, benchIndexCommand(), benchCorpusCommand())
+	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"}, benchIndexCommand(), benchDurableCommand(), benchCorpusCommand())
 }
 
 func benchIndexCommand() *cobra.Command {
@@ -41,6 +43,49 @@ func benchIndexCommand() *cobra.Command {
 			return cli.UsageErrorf("%w", err)
 		}
 		return bench.RunIndex(cmd.Context(), o, os.Stdout)
+	}
+	return cmd
+}
+
+func benchDurableCommand() *cobra.Command {
+	var o durable.Options
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "durable --corpus FILE",
+		Short: "Measure log, replay, snapshots and restore with a corpus, on a NATS server in this process",
+		Args:  cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
+	f.Uint32Var(&o.Partitions, "partitions", 16, "shares of the log")
+	f.DurationVar(&o.Sync, "sync-interval", 0, "how long what was acknowledged may wait for the disk; 0 waits for it each time")
+	f.BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.File == "" {
+			return cli.UsageErrorf("--corpus is missing")
+		}
+		r, err := durable.Run(cmd.Context(), o, func(step string) { fmt.Fprintln(os.Stderr, step, "...") })
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return cli.PrintJSON(os.Stdout, r)
+		}
+		delay := func(d durable.Delay) string {
+			return fmt.Sprintf("p50 %.0f, p99 %.0f, worst %.0f µs of %d", d.P50, d.P99, d.Max, d.N)
+		}
+		return cli.Table(os.Stdout, []string{r.Corpus, fmt.Sprintf("%d blocks, %d holdings at the end", r.Blocks, r.Holdings)}, [][]any{
+			{"publish, acknowledged", fmt.Sprintf("%.2f s, %.2f M blocks/s, %s of log", r.PublishSeconds, r.PublishBlocksPer/1e6, cli.Bytes(r.LogBytes))},
+			{"replay of the log alone", fmt.Sprintf("%.2f s, %.2f M blocks/s", r.ReplaySeconds, r.ReplayBlocksPerS/1e6)},
+			{"first snapshot", fmt.Sprintf("%.2f s, %s, %.2f bytes per holding", r.SnapshotSeconds, cli.Bytes(r.SnapshotBytes), r.BytesPerHolding)},
+			{"written when nothing changed", cli.Bytes(r.UnchangedBytes)},
+			{"written when one worker changed", fmt.Sprintf("%s, %.1f%%", cli.Bytes(r.OneWorkerBytes), 100*r.OneWorkerShare)},
+			{"restore", fmt.Sprintf("%.2f s, %.2f M holdings/s", r.RestoreSeconds, r.RestoreHoldingsPerS/1e6)},
+			{"query", delay(r.Query)},
+			{"query during a snapshot", delay(r.QuerySnapshot)},
+			{"event, published to reflected", delay(r.Event)},
+			{"event during a snapshot", delay(r.EventSnapshot)},
+		})
 	}
 	return cmd
 }
