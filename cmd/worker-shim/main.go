@@ -150,12 +150,21 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	watch := &watcher{log: log, cfg: r, decoder: decoder}
+	key := events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}
+	desk, err := r.claim(ctx, ns, key, log)
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	if desk != nil {
+		defer desk.Close()
+	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats", conn.Server().URL)
 	err = shim.Run(ctx, shim.Config{
 		Engine: r.engine, Listen: r.listen, Replay: r.replay, Topics: []string{r.topic},
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
 		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
-		Log:           shim.NewStreamLog(ns, events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}, watch.logFailed),
+		Log:           shim.NewStreamLog(ns, key, watch.logFailed),
+		Desk:          desk,
 		ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(),
 	})
 	if err == nil {
@@ -178,6 +187,27 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 		waiting.do(func(n uint64) {
 			log.Warn("waiting for an indexer to create the namespace", "namespace", r.namespace, "error", err, "times", n)
 		})
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// claim makes sure that no other shim serves the rank. It returns nil where the NATS server does not let us ask and be asked: then the
+// log alone tells two shims apart, and nobody can have the engine's events said again.
+func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (*shim.Desk, error) {
+	waiting := limiter{every: r.logWindow}
+	for {
+		desk, err := shim.Claim(ctx, ns, key, r.replay != "")
+		switch {
+		case errors.Is(err, jetstream.ErrDenied):
+			log.Warn("the NATS server does not permit control subjects", "error", err)
+			return nil, nil
+		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):
+			return desk, err
+		}
+		waiting.do(func(n uint64) { log.Warn("waiting for NATS", "error", err, "times", n) })
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):

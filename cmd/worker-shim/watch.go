@@ -90,6 +90,9 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 	if c.Gaps > w.counts.Gaps {
 		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times", c.Gaps)
 	}
+	if c.Resyncs > w.counts.Resyncs {
+		w.log.Warn("asked to say again what the engine holds", "times", c.Resyncs)
+	}
 	if c.Restarts > w.counts.Restarts {
 		w.log.Info("a new incarnation of the engine begins", "incarnations", c.Restarts)
 	}

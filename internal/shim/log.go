@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -52,8 +53,9 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	}, nil
 }
 
-// lastInSnapshot finds the rank in its partition's snapshot. One that cannot be read is as good as none: a new incarnation
-// begins, and what was known is cleared.
+// lastInSnapshot finds the rank in its partition's snapshot. It counts only if the log goes on where the snapshot ends: else what the
+// rank said after it may have been in the log and is gone, with the ids that it used. A snapshot that cannot be relied on is as good as
+// none: a new incarnation begins, and what was known is cleared.
 func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Published, error) {
 	bucket, err := l.ns.OpenSnapshots(ctx)
 	if errors.Is(err, jetstream.ErrNotFound) {
@@ -61,18 +63,40 @@ func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Pub
 	} else if err != nil {
 		return Published{}, err
 	}
-	entry, err := bucket.Latest(ctx, snapshot.ManifestKey(p))
-	if errors.Is(err, jetstream.ErrNotFound) {
-		return Published{}, nil
-	} else if err != nil {
-		return Published{}, err
+	for before := uint64(0); ; {
+		entry, err := bucket.Latest(ctx, snapshot.ManifestKey(p))
+		if errors.Is(err, jetstream.ErrNotFound) {
+			return Published{}, nil
+		} else if err != nil {
+			return Published{}, err
+		}
+		if entry.Revision == before {
+			return Published{}, nil
+		}
+		found, ok, err := l.findRank(ctx, p, bucket, entry.Value)
+		if ok || err != nil {
+			return found, err
+		}
+		before = entry.Revision // a later snapshot may have removed what this one needs: then there is another manifest
 	}
-	manifest, err := snapshot.ParseManifest(entry.Value)
+}
+
+// findRank looks for the rank in one snapshot, and reports false if that cannot be relied on. An error is NATS's.
+func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *jetstream.Bucket, text []byte) (found Published, ok bool, err error) {
+	info, err := l.ns.StreamInfo(ctx, p)
 	if err != nil {
-		return Published{}, nil
+		return Published{}, false, err
+	}
+	usable := snapshot.Choose(
+		snapshot.Bucket{Partition: p, Manifests: map[string][]byte{snapshot.ManifestKey(p): text}},
+		snapshot.Log{
+			Namespace: l.ns.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First, Last: info.Last,
+		}).Usable
+	if len(usable) == 0 {
+		return Published{}, false, nil
 	}
 	var failed error // of NATS, not of what was read
-	rank, known, err := snapshot.FindRank(manifest, l.key, func(key string) ([]byte, error) {
+	rank, known, err := snapshot.FindRank(usable[0], l.key, func(key string) ([]byte, error) {
 		data, err := bucket.Get(ctx, key)
 		if errors.Is(err, jetstream.ErrNotFound) {
 			return nil, snapshot.ErrMissing
@@ -80,12 +104,12 @@ func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Pub
 		failed = err
 		return data, err
 	})
-	if failed != nil || err != nil || !known {
-		return Published{}, failed
+	if failed != nil || err != nil {
+		return Published{}, false, failed
 	}
 	return Published{
-		Found: true, Incarnation: rank.Incarnation, LastID: rank.LastID, Cursor: rank.Cursor.Cursor(), Shutdown: rank.Closed, Seq: manifest.Seq,
-	}, nil
+		Found: known, Incarnation: rank.Incarnation, LastID: rank.LastID, Cursor: rank.Cursor.Cursor(), Shutdown: rank.Closed, Seq: usable[0].Seq,
+	}, true, nil
 }
 
 // Publish appends messages to the rank's subject, all acknowledged.

@@ -82,7 +82,8 @@ type Counts struct {
 	Overtaken   uint64 // live messages not kept while a replay ran; they are asked for again
 	Replays     uint64 // replays asked for
 	Gaps        uint64 // gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
-	Restarts    uint64 // new lives of the engine; each began with a cleared event
+	Restarts    uint64 // new incarnations; each began with a cleared event
+	Resyncs     uint64 // new incarnations because somebody asked; Restarts has them too
 	JoinedLate  uint64 // first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
 	Flushes     uint64
 	Messages    uint64 // messages of the log acknowledged
@@ -91,8 +92,8 @@ type Counts struct {
 // Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no clock.
 // One goroutine owns it.
 //
-// Inputs are Recovered (once, first), Connected, Live, Replayed, ReplayEnded, ReplayFailed, Flushed, FlushDoubted. After each
-// the owner asks WantsReplay and NextFlight what is to be done.
+// Inputs are Recovered (once, first), Connected, Live, Replayed, ReplayEnded, ReplayFailed, Flushed, FlushDoubted, LogLost, Resync. After
+// each the owner asks WantsReplay and NextFlight what is to be done.
 //
 // Invariants:
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
@@ -457,6 +458,23 @@ func (m *Machine) LogLost(now events.Millis) {
 	m.acked = Published{}
 	m.counts.Gaps++
 	m.rebirth(events.ReasonGap, now)
+	m.startReplay()
+}
+
+// Resync begins a new incarnation because somebody asked: with a clear, and then all that the engine can say again. What waits and is
+// not in the air is part of that.
+func (m *Machine) Resync(now events.Millis) {
+	if !m.started {
+		return
+	}
+	for i := m.inflight; i < len(m.queue); i++ {
+		m.queuedBytes -= m.queue[i].bytes
+		m.queue[i] = entry{}
+	}
+	m.queue = m.queue[:m.inflight]
+	m.counts.Resyncs++
+	m.tries = 0
+	m.rebirth(events.ReasonOperator, now)
 	m.startReplay()
 }
 

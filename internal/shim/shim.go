@@ -45,6 +45,7 @@ type Config struct {
 	Limits   Limits
 	Decoder  Decoder
 	Log      Log
+	Desk     *Desk // answers what others ask; nil if nobody can
 
 	// ReplayTimeout is how long the replay socket may say nothing before the replay counts as failed. Default 5 s.
 	ReplayTimeout time.Duration
@@ -246,6 +247,10 @@ func (r *runner) receive(ctx context.Context) {
 }
 
 func (r *runner) loop(ctx context.Context) error {
+	var asks chan ask
+	if r.cfg.Desk != nil {
+		asks = r.cfg.Desk.asks
+	}
 	for {
 		if from, ok := r.machine.WantsReplay(); ok {
 			r.startReplay(ctx, from)
@@ -282,6 +287,12 @@ func (r *runner) loop(ctx context.Context) error {
 			if err := r.landed(f); err != nil {
 				return err
 			}
+		case a := <-asks:
+			r.machine.Resync(millis(time.Now()))
+			a.begun <- r.machine.Incarnation()
+		}
+		if r.cfg.Desk != nil {
+			r.cfg.Desk.incarnation.Store(uint64(r.machine.Incarnation()))
 		}
 		_, bytes := r.machine.Queued()
 		r.cfg.Hooks.Stepped(r.machine.Counts(), bytes)
