@@ -81,10 +81,12 @@ func benchDurableCommand() *cobra.Command {
 			{"written when nothing changed", cli.Bytes(r.UnchangedBytes)},
 			{"written when one worker changed", fmt.Sprintf("%s, %.1f%%", cli.Bytes(r.OneWorkerBytes), 100*r.OneWorkerShare)},
 			{"restore", fmt.Sprintf("%.2f s, %.2f M holdings/s", r.RestoreSeconds, r.RestoreHoldingsPerS/1e6)},
-			{"query", delay(r.Query)},
-			{"query during a snapshot", delay(r.QuerySnapshot)},
-			{"event, published to reflected", delay(r.Event)},
-			{"event during a snapshot", delay(r.EventSnapshot)},
+			{"query", delay(r.Idle.Query)},
+			{"query during a snapshot", delay(r.Snapshot.Query)},
+			{"event, until the log has it", delay(r.Idle.Publish)},
+			{"the same during a snapshot", delay(r.Snapshot.Publish)},
+			{"event, from the log to answers", delay(r.Idle.Apply)},
+			{"the same during a snapshot", delay(r.Snapshot.Apply)},
 		})
 	}
 	return cmd

@@ -52,12 +52,15 @@ type Report struct {
 	RestoreSeconds      float64 `json:"restore_s"` // from an empty index until ready
 	RestoreHoldingsPerS float64 `json:"restore_holdings_per_s"`
 
-	// The time from a query's call to its answer, and from an event's publication until a query reflects it, without a snapshot
-	// under way and with one.
-	Query         Delay `json:"query"`
-	QuerySnapshot Delay `json:"query_during_snapshot"`
-	Event         Delay `json:"event"`
-	EventSnapshot Delay `json:"event_during_snapshot"`
+	Idle     Delays `json:"idle"`            // while nothing else is done
+	Snapshot Delays `json:"during_snapshot"` // while the first snapshot is written
+}
+
+// Delays are how long things take.
+type Delays struct {
+	Query   Delay `json:"query"`   // from its call to its answer
+	Publish Delay `json:"publish"` // of one small event, until the log has acknowledged it
+	Apply   Delay `json:"apply"`   // of that event, from then on until queries reflect it
 }
 
 // Delay is a distribution of times, in microseconds.
@@ -310,13 +313,13 @@ func (b *bed) replayAndSave() error {
 	r.ReplaySeconds = n.ready.Seconds()
 	r.ReplayBlocksPerS = float64(r.Blocks) / r.ReplaySeconds
 
-	if err := b.nudge(n); err != nil { // makes the probe known before anything is timed
+	if _, _, err := b.nudge(n); err != nil { // makes the probe known before anything is timed
 		return err
 	}
-	if r.Query, r.Event, err = b.watch(n, func() error { time.Sleep(2 * time.Second); return nil }); err != nil {
+	if r.Idle, err = b.watch(n, func() error { time.Sleep(2 * time.Second); return nil }); err != nil {
 		return err
 	}
-	r.QuerySnapshot, r.EventSnapshot, err = b.watch(n, func() error {
+	r.Snapshot, err = b.watch(n, func() error {
 		begun := time.Now()
 		size, _, err := save(b.ctx, n)
 		r.SnapshotSeconds, r.SnapshotBytes = time.Since(begun).Seconds(), size
@@ -364,32 +367,35 @@ func (b *bed) changeOneWorker(n *running) error {
 			return err
 		}
 	}
-	return b.settle(n, s)
-}
-
-// settle publishes what a shim has queued and waits until the index reflects it.
-func (b *bed) settle(n *running, s *shim) error {
-	seq, err := s.flushed(b.ctx)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
-	defer cancel()
-	_, err = n.Find(ctx, &api.Query{Model: model, Hashes: api.Hashes{0}, MinSeq: []api.PartitionSeq{{Partition: s.pub.Partition(), Seq: seq}}})
+	_, _, err := b.settle(n, s)
 	return err
 }
 
+// settle publishes what a shim has queued and waits until the index reflects it. It returns how long each took.
+func (b *bed) settle(n *running, s *shim) (publish, apply time.Duration, err error) {
+	begun := time.Now()
+	seq, err := s.flushed(b.ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	published := time.Now()
+	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
+	defer cancel()
+	_, err = n.Find(ctx, &api.Query{Model: model, Hashes: api.Hashes{0}, MinSeq: []api.PartitionSeq{{Partition: s.pub.Partition(), Seq: seq}}})
+	return published.Sub(begun), time.Since(published), err
+}
+
 // nudge sends one small event the whole way.
-func (b *bed) nudge(n *running) error {
+func (b *bed) nudge(n *running) (publish, apply time.Duration, err error) {
 	e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(b.probe.next)}, Locals: []events.LocalHash{events.LocalHash(b.probe.next)}}
 	if err := b.probe.add(b.ctx, e); err != nil {
-		return err
+		return 0, 0, err
 	}
 	return b.settle(n, b.probe)
 }
 
 // watch times queries and events, one of each every few milliseconds, while something is done.
-func (b *bed) watch(n *running, do func() error) (queries, evs Delay, err error) {
+func (b *bed) watch(n *running, do func() error) (Delays, error) {
 	var prompts []api.Hashes
 	for _, op := range b.c.Ops() {
 		if op.Kind == corpus.Query && len(prompts) < 500 {
@@ -402,27 +408,28 @@ func (b *bed) watch(n *running, do func() error) (queries, evs Delay, err error)
 	}
 	var over atomic.Bool
 	var wg sync.WaitGroup
-	var asked, nudged []time.Duration
-	var askErr, nudgeErr error
-	every := func(took *[]time.Duration, failed *error, do func(i int) error) {
-		for i := 0; !over.Load() && *failed == nil; i++ {
+	var queries, publishes, applies []time.Duration
+	var queryErr, eventErr error
+	wg.Go(func() {
+		for i := 0; !over.Load() && queryErr == nil; i++ {
 			begun := time.Now()
-			*failed = do(i)
-			*took = append(*took, time.Since(begun))
+			_, queryErr = n.Find(b.ctx, &api.Query{Model: model, Hashes: prompts[i%len(prompts)]})
+			queries = append(queries, time.Since(begun))
 			time.Sleep(pause)
 		}
-	}
-	wg.Go(func() {
-		every(&asked, &askErr, func(i int) error {
-			_, err := n.Find(b.ctx, &api.Query{Model: model, Hashes: prompts[i%len(prompts)]})
-			return err
-		})
 	})
-	wg.Go(func() { every(&nudged, &nudgeErr, func(int) error { return b.nudge(n) }) })
-	err = do()
+	wg.Go(func() {
+		for !over.Load() && eventErr == nil {
+			var publish, apply time.Duration
+			publish, apply, eventErr = b.nudge(n)
+			publishes, applies = append(publishes, publish), append(applies, apply)
+			time.Sleep(pause)
+		}
+	})
+	err := do()
 	over.Store(true)
 	wg.Wait()
-	return delayOf(asked), delayOf(nudged), errors.Join(err, askErr, nudgeErr)
+	return Delays{delayOf(queries), delayOf(publishes), delayOf(applies)}, errors.Join(err, queryErr, eventErr)
 }
 
 func (b *bed) restore() error {
