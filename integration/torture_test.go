@@ -1,0 +1,661 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	ours "github.com/kvatlas/kvatlas/pkg/jetstream"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+var (
+	tortureRounds = flag.Int("torture.rounds", 8, "rounds of TestTorture")
+	tortureSeed   = flag.Uint64("torture.seed", 0, "seed of TestTorture's schedule; 0 takes one")
+	tortureRace   = flag.Bool("torture.race", false, "run TestTorture's programs with the race detector")
+)
+
+// TestTorture keeps a deployment of real processes under load while whatever can fail does: processes are killed and
+// held, connections cut, stalled and refused, messages dropped, the store filled, the log trimmed, rolled back and deleted. After each
+// round all runs again, and then the index must say what the engines announced; of an engine that has lost messages for good, no
+// block that it does not hold. History lasts over rounds; now and then a new deployment begins.
+//
+// The schedule follows from the seed; where in a process's work it strikes, does not.
+func TestTorture(t *testing.T) {
+	seed := *tortureSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	r := &torture{T: t, prompts: allPaths(), rng: rand.New(rand.NewPCG(seed, 1)), counts: map[string]int{}, programs: func(name string) string { return program(t, name) }}
+	if *tortureRace {
+		r.programs = racingPrograms(t)
+	}
+	begun := time.Now()
+	defer func() {
+		if t.Failed() {
+			t.Logf("seed %d, round %d; what was done in it:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
+			for _, d := range r.w.daemons() {
+				t.Logf("the end of what %s said (all of it is in %s):\n%s", d.name, d.said, d.tail(60))
+			}
+		}
+		if r.w != nil {
+			r.w.end()
+		}
+		t.Logf("seed %d, %d rounds in %v", seed, r.round, time.Since(begun).Round(time.Second))
+		for _, name := range slices.Sorted(maps.Keys(r.counts)) {
+			t.Logf("%7d %s", r.counts[name], name)
+		}
+	}()
+	for r.round = 1; r.round <= *tortureRounds; r.round++ {
+		r.play()
+		if r.round%10 == 0 {
+			t.Logf("%d rounds in %v", r.round, time.Since(begun).Round(time.Second))
+		}
+	}
+	r.round--
+}
+
+// racingPrograms builds ours with the race detector.
+func racingPrograms(t *testing.T) func(string) string {
+	dir := t.TempDir()
+	for _, pkg := range []string{module + "cmd/indexer", module + "cmd/worker-shim"} {
+		if out, err := exec.Command("go", "build", "-race", "-o", dir+"/", pkg).CombinedOutput(); err != nil {
+			t.Fatalf("go build -race %s: %v\n%s", pkg, err, out)
+		}
+	}
+	return func(name string) string { return filepath.Join(dir, name) }
+}
+
+type torture struct {
+	*testing.T
+	rng      *rand.Rand
+	programs func(string) string
+	w        *world
+	round    int
+	prompts  []path
+	counts   map[string]int
+
+	transcript []string
+	losses     map[*tortured]int64 // who has lost a message for good in this round, and where its shim's words were
+	later      []func()            // faults to be undone soon
+	scanned    map[*daemon]int64   // up to where its words were read
+	begun      time.Time
+}
+
+func (r *torture) note(format string, args ...any) {
+	r.transcript = append(r.transcript, fmt.Sprintf("%6.3fs ", time.Since(r.begun).Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (r *torture) count(what string) { r.counts[what]++ }
+
+func (r *torture) any() *tortured { return r.w.engines[r.rng.IntN(len(r.w.engines))] }
+
+func (r *torture) shimOf(e *tortured) *daemon { return r.w.shims[slices.Index(r.w.engines, e)] }
+
+// play plays one round.
+func (r *torture) play() {
+	r.transcript, r.losses, r.begun = nil, map[*tortured]int64{}, time.Now()
+	if r.w == nil || r.rng.IntN(15) == 0 {
+		if r.w != nil {
+			r.settle()
+			r.w.end()
+		}
+		r.count("deployments")
+		r.w, r.scanned = startWorld(r.T, r.rng, r.programs, r.counts, r.note), map[*daemon]int64{}
+		r.note("a new deployment in %s", r.w.dir)
+	}
+	for _, d := range r.w.daemons() {
+		if !d.alive() && r.rng.IntN(4) > 0 {
+			r.note("%s starts", d.name)
+			d.start()
+		}
+	}
+	for _, e := range r.w.engines {
+		if !e.replayable() && r.rng.IntN(3) == 0 {
+			if r.rng.IntN(2) == 0 {
+				r.note("%s clears", e.name)
+				e.flush()
+				e.clear()
+			} else {
+				r.restartEngine(e)
+			}
+		}
+	}
+	if r.rng.IntN(2) == 0 {
+		defer r.snapshotAllTheTime()()
+	}
+	for range 15 + r.rng.IntN(50) {
+		r.step()
+	}
+	switch r.rng.IntN(14) {
+	case 0:
+		r.settle()
+		r.fillStore()
+	case 1:
+		r.settle()
+		r.trimLog()
+	case 2:
+		r.settle()
+		r.rollBack()
+	case 3:
+		r.settle()
+		r.deleteStream()
+	}
+	r.settle()
+	r.verify()
+}
+
+// step does one thing, mostly announcing.
+func (r *torture) step() {
+	if len(r.later) > 0 && r.rng.IntN(4) == 0 {
+		r.later[0]()
+		r.later = r.later[1:]
+	}
+	e := r.any()
+	switch n := r.rng.IntN(100); {
+	case n < 52:
+		e.announce()
+	case n < 60:
+		k := 5 + r.rng.IntN(40)
+		r.note("%s announces %d messages", e.name, k)
+		for range k {
+			e.announce()
+		}
+	case n < 66:
+		time.Sleep(time.Duration(r.rng.IntN(120)) * time.Millisecond) // so that faults meet work of every kind
+	case n < 68:
+		r.snapshotNow()
+	case n < 78:
+		r.killOne()
+	case n < 82:
+		r.holdOne()
+	case n < 90:
+		r.spoilConnection()
+	case n < 93:
+		k := 1 + r.rng.IntN(5)
+		r.note("the next %d messages of %s are dropped; they can be replayed", k, e.name)
+		r.count("messages dropped, to be replayed")
+		e.drop(k, true)
+	case n == 93:
+		if r.rng.IntN(2) == 0 {
+			k := 1 + r.rng.IntN(3)
+			r.note("the next %d messages of %s are lost for good", k, e.name)
+			r.losses[e] = r.shimOf(e).spoken()
+			e.drop(k, false)
+			e.flush()
+		}
+	case n == 94:
+		if r.rng.IntN(2) == 0 {
+			k := r.rng.IntN(4)
+			r.note("%s forgets all but %d messages", e.name, k)
+			r.count("replay buffers forgotten")
+			e.forget(k)
+		}
+	case n == 95:
+		r.restartEngine(e)
+	case n == 96:
+		r.note("%s clears", e.name)
+		e.clear()
+	default:
+		for _, d := range r.w.daemons() {
+			if !d.alive() {
+				r.note("%s starts", d.name)
+				d.start()
+			}
+		}
+	}
+}
+
+func (r *torture) restartEngine(e *tortured) {
+	seen := r.rng.IntN(2) == 0
+	r.note("%s begins a new life; its connections end: %v", e.name, seen)
+	r.count("engine restarts")
+	e.restart(seen)
+}
+
+// killOne kills a process as a crash would, or stops it in good order, and starts it again at once or later.
+func (r *torture) killOne() {
+	d := r.w.daemons()[r.rng.IntN(2+len(r.w.shims))]
+	if !d.alive() {
+		return
+	}
+	kind := strings.Fields(d.name)[0]
+	if r.rng.IntN(6) == 0 && d != r.w.nats {
+		r.note("%s is stopped in good order", d.name)
+		r.count("stops of " + kind)
+		d.stop()
+	} else {
+		r.note("%s is killed", d.name)
+		r.count("kill -9 of " + kind)
+		d.kill()
+	}
+	if r.rng.IntN(2) == 0 {
+		r.note("%s starts", d.name)
+		d.start()
+	}
+}
+
+// holdOne stops a process for a moment, as a busy machine would.
+func (r *torture) holdOne() {
+	d := r.w.daemons()[r.rng.IntN(2+len(r.w.shims))]
+	if !d.alive() {
+		return
+	}
+	r.note("%s is held", d.name)
+	r.count("processes held")
+	life := d.running
+	d.signal(syscall.SIGSTOP)
+	r.later = append(r.later, func() {
+		if d.running == life {
+			r.note("%s goes on", d.name)
+			d.signal(syscall.SIGCONT)
+		}
+	})
+}
+
+func (r *torture) spoilConnection() {
+	i := r.rng.IntN(len(r.w.proxies))
+	p, name := r.w.proxies[i], r.w.names[i]
+	switch r.rng.IntN(4) {
+	case 0, 1:
+		r.note("connections %s are cut", name)
+		r.count("connections cut")
+		p.cut()
+	case 2:
+		r.note("connections %s stall", name)
+		r.count("connections stalled")
+		p.set(true, false)
+	case 3:
+		r.note("connections %s are cut and refused", name)
+		r.count("connections refused")
+		p.set(false, true)
+		p.cut()
+	}
+	r.later = append(r.later, func() {
+		r.note("connections %s are good", name)
+		p.set(false, false)
+	})
+}
+
+// snapshotNow has a snapshot written, and does not wait for it.
+func (r *torture) snapshotNow() {
+	w := r.w
+	r.note("a snapshot is asked for")
+	r.count("snapshots asked for")
+	go func() {
+		var list api.SnapshotList
+		_ = w.ask("POST", "/v1/snapshot", nil, &list) // whoever is asked may not be there
+	}()
+}
+
+// snapshotAllTheTime has snapshots written one after the other, until the returned function is called.
+func (r *torture) snapshotAllTheTime() (end func()) {
+	r.note("from here on snapshots are written all the time")
+	r.count("rounds of snapshots all the time")
+	w, stop, done := r.w, make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for tick := time.Tick(30 * time.Millisecond); ; {
+			select {
+			case <-stop:
+				return
+			case <-tick:
+				var list api.SnapshotList
+				_ = w.ask("POST", "/v1/snapshot", nil, &list)
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		<-done
+	}
+}
+
+// settle ends every fault and waits until the index has applied what every engine has said.
+func (r *torture) settle() {
+	for _, undo := range r.later {
+		undo()
+	}
+	r.later = nil
+	r.note("all faults end")
+	r.w.mend()
+	marks := map[*tortured]events.LocalHash{}
+	for _, e := range r.w.engines {
+		r.w.marks++
+		marks[e] = e.mark(r.w.marks)
+	}
+	for e, mark := range marks {
+		r.w.until(fmt.Sprintf("the index has all that %s announced, up to message %d", e.name, e.next-1), func() error {
+			got, err := r.w.depths([]events.LocalHash{mark})
+			if err == nil && got[events.WorkerID(e.name)][0] != 1 {
+				err = fmt.Errorf("the last message is not there; the answer is %v", got)
+			}
+			return err
+		})
+	}
+	r.note("settled")
+}
+
+// verify asks for every prompt and reads what the programs said.
+func (r *torture) verify() {
+	w := r.w
+	for _, p := range r.prompts {
+		locals := w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
+		got, err := w.depths(locals)
+		if err != nil {
+			r.Fatalf("query: %v", err)
+		}
+		for _, e := range w.engines {
+			if wrong := e.judge(locals, got[events.WorkerID(e.name)]); wrong != "" {
+				r.Fatalf("the prompt %q: %s", p, wrong)
+			}
+			r.count("answers judged")
+		}
+	}
+	for e, from := range r.losses {
+		said := r.shimOf(e).words(from)
+		if !strings.Contains(said, "could not be replayed") && !strings.Contains(said, "a new incarnation") && !strings.Contains(said, "cannot say it again") {
+			r.Fatalf("%s has lost messages for good, and its shim says nothing of it", e.name)
+		}
+		r.count("losses for good, noticed")
+	}
+	var status api.Status
+	w.until("the status is in order", func() error {
+		if err := w.ask("GET", "/v1/status", nil, &status); err != nil {
+			return err
+		}
+		for _, p := range status.Problems {
+			if !(w.trimmed && strings.Contains(p, "resync needed")) {
+				return fmt.Errorf("problem: %s", p)
+			}
+		}
+		for _, p := range status.Partitions {
+			if p.Lag != 0 || p.State != "serving" && !(w.trimmed && p.State == "resync_needed") {
+				return fmt.Errorf("partition %d is %s with a lag of %d", p.Partition, p.State, p.Lag)
+			}
+		}
+		return nil
+	})
+	if status.Events["poison"] > 0 || status.Events["malformed_events"] > 0 || !status.Ready {
+		r.Fatalf("the status is %+v", status)
+	}
+	var list api.WorkerList
+	if err := w.ask("GET", "/v1/workers", nil, &list); err != nil || len(list.Workers) != len(w.engines) {
+		r.Fatalf("workers: %v, %+v", err, list)
+	}
+	for _, e := range w.engines {
+		i := slices.IndexFunc(list.Workers, func(k api.WorkerInfo) bool { return string(k.Instance) == e.name })
+		if i < 0 {
+			r.Fatalf("%s is not among %+v", e.name, list.Workers)
+		}
+		b := list.Workers[i].Blocks
+		if held := b.Device + b.Host + b.Disk + b.External; held > uint64(e.truth.Holdings()) || e.exact() && held < uint64(e.truth.Holdings()) {
+			r.Fatalf("%s holds %d blocks, the list of workers says %d", e.name, e.truth.Holdings(), held)
+		}
+		if e.exact() {
+			r.count("engines known wholly at a round's end")
+		} else {
+			r.count("engines known in part at a round's end")
+		}
+		r.counts["events announced"] += e.events
+		r.counts["messages dropped for good"] += e.dropped
+		e.events, e.dropped = 0, 0
+	}
+	r.listen()
+	r.count("rounds")
+}
+
+// heardOf are words of the programs that are counted.
+var heardOf = map[string]string{
+	"msg=restored":         "snapshots restored",
+	"snapshot written":     "snapshots written",
+	"snapshot not written": "snapshots that failed",
+	"snapshot passed over": "snapshots passed over",
+	"log trimmed":          "purges",
+	"could not be replayed; what the rank held is cleared": "gaps, cleared",
+	"a new incarnation of the engine begins":               "incarnations",
+	"beginning again":                                      "logs that turned out to be others",
+	"resync needed":                                        "resyncs needed",
+	"the log does not take events":                         "publishing that failed",
+}
+
+// listen reads what the programs have said since it was last called.
+func (r *torture) listen() {
+	for _, d := range r.w.daemons() {
+		said := d.words(r.scanned[d])
+		r.scanned[d] += int64(len(said))
+		if bad := badWords.FindString(said); bad != "" {
+			r.Fatalf("%s said %q", d.name, bad)
+		}
+		if d == r.w.nats {
+			continue
+		}
+		for words, name := range heardOf {
+			r.counts[name] += strings.Count(said, words)
+		}
+	}
+}
+
+// admin calls the server past everything of ours, until it works.
+func (r *torture) admin(what string, do func(ctx context.Context, js jetstream.JetStream) error) {
+	r.w.until(what, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		js, err := jetstream.New(r.w.admin)
+		if err != nil {
+			return err
+		}
+		return do(ctx, js)
+	})
+}
+
+// fillStore fills what the server may store with somebody else's data. The log refuses events, and they wait in the shims; when
+// there is room again everything goes on, and no process had to be started again.
+func (r *torture) fillStore() {
+	r.note("the store is filled")
+	r.count("stores filled")
+	lives := r.lives()
+	from := map[*tortured]int64{}
+	for _, e := range r.w.engines {
+		from[e] = r.shimOf(e).spoken()
+	}
+	junk := make([]byte, 900_000)
+	fill := func(ctx context.Context, js jetstream.JetStream) error {
+		if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "FILLER", Subjects: []string{"filler"}}); err != nil {
+			return err
+		}
+		for size := len(junk); size > 0; size /= 16 { // what no longer fits is tried smaller
+			for {
+				_, err := js.Publish(ctx, "filler", junk[:size])
+				var refused *jetstream.APIError
+				if errors.As(err, &refused) {
+					break
+				} else if err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	for _, e := range r.w.engines {
+		r.admin("the shim of "+e.name+" says that the log is full", func(ctx context.Context, js jetstream.JetStream) error {
+			if err := fill(ctx, js); err != nil { // again and again: a snapshot makes room
+				return err
+			}
+			e.announce()
+			e.flush()
+			if said := r.shimOf(e).words(from[e]); !strings.Contains(said, "no room") {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+	}
+	for range 5 {
+		r.any().announce()
+	}
+	r.snapshotNow()
+	r.note("there is room again")
+	r.admin("there is room again", func(ctx context.Context, js jetstream.JetStream) error {
+		if err := js.DeleteStream(ctx, "FILLER"); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return err
+		}
+		return nil
+	})
+	r.settle()
+	if now := r.lives(); !slices.Equal(now, lives) {
+		r.Fatal("a process had to be started again after the store was full")
+	}
+}
+
+func (r *torture) lives() (all []*running) {
+	for _, d := range r.w.daemons() {
+		all = append(all, d.running)
+	}
+	return all
+}
+
+// trimLog makes the log drop what the indexer has not read: it is held, or dead, while more is published than the log may keep.
+func (r *torture) trimLog() {
+	e := r.any()
+	p := r.partitionOf(e)
+	r.note("the indexer is held, or dead, while %s says more than the log of partition %d keeps", e.name, p)
+	r.count("logs trimmed past the indexer")
+	dead := r.rng.IntN(2) == 0
+	if dead {
+		r.w.indexer.kill()
+	} else {
+		r.w.indexer.signal(syscall.SIGSTOP)
+	}
+	var last uint64
+	r.admin("the log is looked at", func(ctx context.Context, js jetstream.JetStream) error {
+		s, err := js.Stream(ctx, ours.StreamName("default", p))
+		if err == nil {
+			last = s.CachedInfo().State.LastSeq
+		}
+		return err
+	})
+	e.burst(1200, 64, 0x1000_0000)
+	e.announce()
+	e.flush()
+	deadline := time.Now().Add(patience)
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		s, err := r.w.stream(ctx, p)
+		cancel()
+		if err == nil && s.CachedInfo().State.FirstSeq > last+1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			r.Fatalf("the log of partition %d is not trimmed past %d: %v", p, last, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	r.w.trimmed = true
+	for _, other := range r.w.engines {
+		if r.partitionOf(other) == p {
+			other.lost = max(other.lost, other.next)
+		}
+	}
+	if !dead {
+		r.w.indexer.signal(syscall.SIGCONT)
+	}
+	if r.rng.IntN(2) == 0 {
+		r.killOne()
+	}
+	r.settle()
+	for range 5 + r.rng.IntN(10) {
+		r.step()
+	}
+	if r.rng.IntN(4) > 0 {
+		r.note("%s clears", e.name)
+		e.flush()
+		e.clear()
+	}
+}
+
+// rollBack has the server come back with the files that it had some time ago.
+func (r *torture) rollBack() {
+	store, backup := filepath.Join(r.w.dir, "store"), filepath.Join(r.w.dir, "backup")
+	r.w.nats.kill()
+	if r.w.backup == "" || r.rng.IntN(3) == 0 {
+		r.note("the server is killed and its files are copied")
+		os.RemoveAll(backup)
+		if err := os.CopyFS(backup, os.DirFS(store)); err != nil {
+			r.Fatal(err)
+		}
+		r.w.backup = backup
+		return
+	}
+	r.note("the server is killed and comes back with files of an earlier time")
+	r.count("logs rolled back")
+	if r.rng.IntN(2) == 0 {
+		r.killOne()
+	}
+	if err := os.RemoveAll(store); err != nil {
+		r.Fatal(err)
+	}
+	if err := os.CopyFS(store, os.DirFS(backup)); err != nil {
+		r.Fatal(err)
+	}
+	r.logLost()
+}
+
+// deleteStream deletes a partition's log. The indexer makes it anew when it starts.
+func (r *torture) deleteStream() {
+	p := events.Partition(r.rng.IntN(partitionsT))
+	r.note("the log of partition %d is deleted", p)
+	r.count("logs deleted")
+	r.admin("the log is deleted", func(ctx context.Context, js jetstream.JetStream) error {
+		if err := js.DeleteStream(ctx, ours.StreamName("default", p)); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return err
+		}
+		return nil
+	})
+	for range 5 {
+		r.any().announce()
+	}
+	if r.rng.IntN(2) == 0 {
+		r.killOne()
+	}
+	r.logLost()
+	r.note("the indexer is killed")
+	r.w.indexer.kill()
+}
+
+// logLost notes that what the log knew must be said again by the engines: as far as they can, and as far as the log keeps it
+// until the indexer has read it.
+func (r *torture) logLost() {
+	r.w.trimmed = true
+	bulky := map[events.Partition]bool{}
+	for _, e := range r.w.engines {
+		bulky[r.partitionOf(e)] = bulky[r.partitionOf(e)] || e.bulky
+	}
+	for _, e := range r.w.engines {
+		if bulky[r.partitionOf(e)] {
+			e.lost = e.next
+		}
+	}
+}
+
+func (r *torture) partitionOf(e *tortured) events.Partition {
+	p, err := ours.PartitionOf(events.WorkerID(e.name), partitionsT)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return p
+}
