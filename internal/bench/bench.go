@@ -19,12 +19,15 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/corpus"
@@ -58,8 +61,7 @@ type Options struct {
 	Index   radix.Config
 }
 
-// Validate gathers all that is wrong with the options.
-func (o Options) Validate() error {
+func (o Options) validate() error {
 	var wrong []error
 	if o.File == "" {
 		wrong = append(wrong, errors.New("no corpus file"))
@@ -73,43 +75,40 @@ func (o Options) Validate() error {
 	return errors.Join(wrong...)
 }
 
-// Report is what a run has found. Fields that do not belong to its mode are absent.
+// Report is what a run has found. Fields that do not belong to its mode are absent. Other indexes that are measured on the same
+// corpora report under the same names in JSON.
 type Report struct {
-	Corpus  string
-	Mode    Mode
-	Writers int
-	Readers int
+	Index   string `json:"index"`
+	Corpus  string `json:"corpus"` // the file's name, without folder and extension
+	Mode    Mode   `json:"mode"`
+	Writers int    `json:"writers"`
+	Readers int    `json:"readers"`
 
-	Passes []Pass // of events: first and second
+	BlocksPerSec       float64 `json:"blocks_per_s,omitempty"` // of events: first pass; of load: the writer beside the readers
+	BlocksPerSecSecond float64 `json:"blocks_per_s_second,omitempty"`
 
-	Latency       *Latency // of one query
-	QueriesPerSec float64
+	*Latency      `json:",omitempty"` // of one query
+	QueriesPerSec float64             `json:"queries_per_s,omitempty"`
 
-	Seconds  float64 // of mixed
-	Digest   string
-	Expected string // absent if this corpus is not known
+	Seconds  float64 `json:"seconds,omitempty"` // of mixed
+	Digest   string  `json:"digest,omitempty"`
+	Expected string  `json:"expected_digest,omitempty"` // absent if this corpus is not known
 
-	Holdings        int64
-	BytesPerHolding float64 // resident
-	Counted         float64
-	Stats           *radix.Stats
+	Holdings        int64        `json:"holdings,omitempty"`
+	BytesPerHolding float64      `json:"bytes_per_holding,omitempty"` // resident
+	Counted         float64      `json:"counted_bytes_per_holding,omitempty"`
+	Stats           *radix.Stats `json:"stats,omitempty"`
 
-	Image *Image
-}
-
-// Pass is one pass over the events.
-type Pass struct {
-	Seconds      float64
-	BlocksPerSec float64
+	Image *Image `json:"image,omitempty"`
 }
 
 // Latency is a distribution of times, in microseconds.
 type Latency struct {
-	N    int
-	P50  float64
-	P99  float64
-	P999 float64
-	Max  float64
+	N    int     `json:"queries"`
+	P50  float64 `json:"p50_us"`
+	P99  float64 `json:"p99_us"`
+	P999 float64 `json:"p999_us"`
+	Max  float64 `json:"max_us"`
 }
 
 func latencyOf(d []time.Duration) *Latency {
@@ -134,7 +133,7 @@ type Image struct {
 // RunIndex measures the index as o says and writes a report to w. A digest that is not the one expected is an error, after
 // the report.
 func RunIndex(ctx context.Context, o Options, w io.Writer) error {
-	if err := o.Validate(); err != nil {
+	if err := o.validate(); err != nil {
 		return fmt.Errorf("bench index: %w", err)
 	}
 	c, err := corpus.Open(o.File)
@@ -143,12 +142,13 @@ func RunIndex(ctx context.Context, o Options, w io.Writer) error {
 	}
 	defer c.Close()
 	o.Writers, o.Readers = max(1, o.Writers), max(1, o.Readers)
-	b := &run{o: o, c: c, ctx: ctx, report: Report{Corpus: o.File, Mode: o.Mode, Writers: o.Writers, Readers: o.Readers}}
+	name := strings.TrimSuffix(filepath.Base(o.File), filepath.Ext(o.File))
+	b := &run{o: o, c: c, ctx: ctx, report: Report{Index: "kvatlas", Corpus: name, Mode: o.Mode, Writers: o.Writers, Readers: o.Readers}}
 	if err := map[Mode]func() error{Events: b.events, Queries: b.queries, Mixed: b.mixed, Load: b.load, Memory: b.memory, Snapshot: b.snapshot}[o.Mode](); err != nil {
 		return fmt.Errorf("bench index: %w", err)
 	}
 	if o.JSON {
-		err = b.report.printJSON(w)
+		err = json.NewEncoder(w).Encode(b.report)
 	} else {
 		err = b.report.print(w)
 	}
@@ -251,8 +251,12 @@ func (b *run) events() error {
 		runtime.GC()
 		start := time.Now()
 		b.applyAll(f, 0, b.c.Len())
-		s := time.Since(start).Seconds()
-		b.report.Passes = append(b.report.Passes, Pass{s, float64(h.Stored+h.Removed) / s})
+		rate := float64(h.Stored+h.Removed) / time.Since(start).Seconds()
+		if pass == 0 {
+			b.report.BlocksPerSec = rate
+		} else {
+			b.report.BlocksPerSecSecond = rate
+		}
 	}
 	runtime.KeepAlive(f)
 	return b.ctx.Err()
@@ -271,6 +275,9 @@ func (b *run) asked() (qs [][]events.LocalHash) {
 // ask times every query, from the one numbered first on, until stop is closed, or once if it is nil.
 func (f *fleet) ask(ctx context.Context, qs [][]events.LocalHash, first int, stop <-chan struct{}) (took []time.Duration) {
 	answers := make([]radix.Answer, len(f.shards))
+	for s := range answers {
+		answers[s].Ranks = make([]radix.Overlap, 0, len(f.ids)+64)
+	}
 	took = make([]time.Duration, 0, len(qs))
 	for {
 		for i := range qs {
@@ -375,7 +382,7 @@ func (b *run) load() error {
 			blocks += uint64(len(op.Blocks))
 		}
 	}
-	b.report.Passes = []Pass{{s, float64(blocks) / s}}
+	b.report.BlocksPerSec = float64(blocks) / s
 	return b.ctx.Err()
 }
 

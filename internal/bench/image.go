@@ -10,7 +10,7 @@ import (
 )
 
 // stepBlocks is how much of an image is taken in one step, between which a writer applies events.
-const stepBlocks = 16384
+const stepBlocks = 8192
 
 // memorySink keeps an image. An index gives a sink slices that nobody else has; so there is nothing to copy.
 type memorySink struct {

@@ -12,8 +12,11 @@ func (r *Report) print(to io.Writer) error {
 	line := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	line("corpus", "%s", r.Corpus)
 	line("mode", "%s, %d writers, %d readers", r.Mode, r.Writers, r.Readers)
-	for i, p := range r.Passes {
-		line([]string{"first pass", "second pass"}[i%2], "%.3f s, %.2f M blocks/s", p.Seconds, p.BlocksPerSec/1e6)
+	if r.BlocksPerSec > 0 {
+		line(map[bool]string{true: "first pass", false: "writer"}[r.Mode == Events], "%.2f M blocks/s", r.BlocksPerSec/1e6)
+	}
+	if r.BlocksPerSecSecond > 0 {
+		line("second pass", "%.2f M blocks/s", r.BlocksPerSecSecond/1e6)
 	}
 	if l := r.Latency; l != nil {
 		line("query", "p50 %.2f, p99 %.2f, p99.9 %.2f, max %.1f µs of %d", l.P50, l.P99, l.P999, l.Max, l.N)

@@ -407,45 +407,69 @@ func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 	x.queue = x.queue[:0]
 	var id, start, end, prev uint32 // the node of the block before
 	full := false
-	for from := 0; from < len(e.Blocks); from += batch {
-		names := e.Blocks[from:min(from+batch, len(e.Blocks))]
-		x.ask(t, names)
-		for j, name := range names {
-			block, ok := prev-1, false
-			if prev > granule && r.naming == sharing { // engines evict tails first
-				g := &x.granules.s[block/granule]
-				ok = g.named&^g.foreign>>(block%granule)&1 != 0 && x.engines.s[block] == uint64(name)
-			}
-			if !ok {
-				block, _, ok = t.find(uint64(name), x.hashes[j])
-			}
-			if ok && (block < start || block >= end) {
-				var n *node
-				id, n = x.where(block)
-				start, end = n.start, n.start+n.len
-				full = x.v.full(id, tier, slot)
-			}
-			if !ok || !full && !x.v.holds(id, block-start, tier, slot) {
-				r.notHeld(e, name, c)
-				continue
-			}
-			prev = block
-			if extra.get(block) > 0 {
-				x.touch(id)
-				extra.take(block)
-				c.Removed++
-				continue
-			}
+	hashes := x.hashAll(t, e.Blocks)
+	asked := 0 // names before this one have been looked at in the table
+	for i, name := range e.Blocks {
+		block, ok := prev-1, false
+		if prev > granule && r.naming == sharing { // engines evict tails first
 			g := &x.granules.s[block/granule]
-			if bit := uint16(1) << (block % granule); g.queued&bit != 0 {
-				r.notHeld(e, name, c)
-				continue
-			} else {
-				g.queued |= bit
-			}
-			x.queue = append(x.queue, leaving{uint64(name), x.hashes[j], block, id})
+			ok = g.named&^g.foreign>>(block%granule)&1 != 0 && x.engines.s[block] == uint64(name)
 		}
+		if !ok {
+			if i >= asked {
+				asked = x.scout(t, hashes, i)
+			}
+			block, _, ok = t.find(uint64(name), hashes[i])
+		}
+		if ok && (block < start || block >= end) {
+			var n *node
+			id, n = x.where(block)
+			start, end = n.start, n.start+n.len
+			full = x.v.full(id, tier, slot)
+		}
+		if !ok || !full && !x.v.holds(id, block-start, tier, slot) {
+			r.notHeld(e, name, c)
+			continue
+		}
+		prev = block
+		if extra.get(block) > 0 {
+			x.touch(id)
+			extra.take(block)
+			c.Removed++
+			continue
+		}
+		g := &x.granules.s[block/granule]
+		bit := uint16(1) << (block % granule)
+		if g.queued&bit != 0 {
+			r.notHeld(e, name, c)
+			continue
+		}
+		g.queued |= bit
+		x.queue = append(x.queue, leaving{uint64(name), hashes[i], block, id})
 	}
+}
+
+// scout visits all that the next names lead to, stage by stage, so that the processor fetches each stage together. It returns
+// how far it has come.
+func (x *Index) scout(t *names, hashes []uint64, from int) int {
+	to := min(from+group, len(hashes))
+	if from == 0 || t.size == 0 {
+		t.ask(hashes[from:to])
+	}
+	t.ask(hashes[to:min(to+group, len(hashes))])
+	if t.size == 0 {
+		return to
+	}
+	var blocks [group]uint32
+	for i, h := range hashes[from:to] {
+		blocks[i] = t.likely(h)
+	}
+	sum := uint64(0)
+	for _, b := range blocks[:to-from] {
+		sum += x.engines.s[b] + uint64(x.granules.s[b/granule].node)
+	}
+	x.touched = sum
+	return to
 }
 
 // leave takes the blocks in x.queue from a rank: from the first node to the last, so that a reader, which goes the same way
@@ -522,7 +546,15 @@ func (x *Index) forgetQueued(r *rank, id uint32, q []leaving) {
 	case r.naming == sharing && x.sharedFull(id):
 	case r.naming == sharing:
 		n := &x.v.nodes[id]
+		var hashes [group]uint64
 		for i := range q {
+			if i%group == 0 && len(q) > 1 {
+				k := 0
+				for ; k < group && i+k < len(q); k++ {
+					hashes[k] = q[i+k].hash
+				}
+				x.shared.ask(hashes[:k])
+			}
 			if n.nparts == 0 || !x.sharedPart(id, q[i].block-n.start) {
 				x.dropName(r, q[i].hash, q[i].block)
 			}

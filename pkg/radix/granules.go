@@ -111,11 +111,11 @@ func (x *Index) searchFree(want uint32) (first, n uint32) {
 
 // growBlocks makes the arena as large as the granules that were given out.
 func (x *Index) growBlocks() {
-	x.granules.grow(x.memory, int(x.granuleEnd))
+	x.granules.grow(x.memory, int(x.granuleEnd), int(x.granuleEnd)/4)
 	blocks := int(x.granuleEnd) * granule
-	x.engines.grow(x.memory, blocks)
+	x.engines.grow(x.memory, blocks, blocks/4)
 	if n := len(x.locals.s); n < blocks {
-		x.locals.grow(x.memory, blocks)
+		x.locals.grow(x.memory, blocks, blocks/4)
 		x.publish(func(v *view) { v.locals = x.locals.s })
 	}
 }

@@ -78,14 +78,16 @@ func (m *Import) run(run *events.Run) error {
 	}
 	x.walk(run.Space, noSlot, wish, at, run.Locals)
 	spans := make([]span, len(x.segs))
+	fresh := true
 	for i, s := range x.segs {
+		fresh = fresh && s.fresh
 		spans[i] = span{uint32(s.first), s.block, s.n}
 		spans[i].each(x.pin)
 	}
 	m.runs[run.ID] = spans
 	for i := range run.Holdings {
 		h := &run.Holdings[i]
-		if err := m.holding(run, h, spans); err != nil {
+		if err := m.holding(run, h, spans, fresh && i == 0); err != nil {
 			return fmt.Errorf("rank %d, %v: %w", h.Rank, h.Tier, err)
 		}
 	}
@@ -117,8 +119,8 @@ func (x *Index) rootOf(block uint32) uint32 {
 	return id
 }
 
-// holding gives a rank what it holds of a run in one tier for one group.
-func (m *Import) holding(run *events.Run, h *events.Holding, spans []span) error {
+// holding gives a rank what it holds of a run in one tier for one group. fresh: nobody has named any of its blocks.
+func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh bool) error {
 	x := m.x
 	n := uint32(len(run.Locals))
 	if int(h.Rank) >= len(m.ranks) || !h.Tier.Valid() || h.Lead > n || len(h.Bits) > int(n+63)/64 {
@@ -157,7 +159,7 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span) error
 			hi++
 		}
 		e.Blocks = names[lo:hi]
-		if err := m.stretch(r, &e, spans, lo); err != nil {
+		if err := m.stretch(r, &e, spans, lo, fresh); err != nil {
 			return err
 		}
 		lo = hi
@@ -192,7 +194,7 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span) error
 }
 
 // stretch gives a rank consecutive blocks of a run from block lo on, under the names that e has for them.
-func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32) error {
+func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32, fresh bool) error {
 	x := m.x
 	hi := lo + uint32(len(e.Blocks))
 	x.segs = x.segs[:0]
@@ -201,7 +203,7 @@ func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32) erro
 			block := s.block + from - s.first
 			id, n := x.where(block)
 			k := min(to-from, n.start+n.len-block)
-			x.segs = append(x.segs, seg{node: id, off: block - n.start, n: k, block: block, first: int(from - lo)})
+			x.segs = append(x.segs, seg{node: id, off: block - n.start, n: k, block: block, first: int(from - lo), fresh: fresh})
 			from += k
 		}
 	}

@@ -54,7 +54,7 @@ type Index struct {
 	segs    []seg
 	queue   []leaving
 	keys    []uint64
-	hashes  [batch]uint64
+	hashes  []uint64
 	touched uint64
 }
 

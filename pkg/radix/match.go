@@ -3,6 +3,7 @@ package radix
 import (
 	"math/bits"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -167,9 +168,7 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, m
 	}
 	if end := len(w.path) - 1; some && end > 0 {
 		for i, word := range w.active {
-			for ; word != 0; word &= word - 1 {
-				w.leave(uint32(i<<6+bits.TrailingZeros64(word)), uint32(end), w.path[end].match, out, more)
-			}
+			w.leaveAll(i, word, uint32(end), w.path[end].match, out, more)
 		}
 	}
 	return true
@@ -195,9 +194,29 @@ func (w *walk) split(s *stop, mask []uint64, out *Answer, more bool) {
 			}
 			gone &= w.elsewhere(s, i)
 		}
-		for ; gone != 0; gone &= gone - 1 {
-			w.leave(uint32(i<<6+bits.TrailingZeros64(gone)), at, 0, out, more)
+		w.leaveAll(i, gone, at, 0, out, more)
+	}
+}
+
+// leaveAll ends the prefix in device of the ranks of one word.
+func (w *walk) leaveAll(word int, set uint64, at, off uint32, out *Answer, more bool) {
+	if more {
+		for ; set != 0; set &= set - 1 {
+			w.leaving = append(w.leaving, leaver{uint32(word<<6 + bits.TrailingZeros64(set)), at, off})
 		}
+		return
+	}
+	if len(w.v.ids) < word<<6+64 {
+		set &= 1<<max(0, len(w.v.ids)-word<<6) - 1
+	}
+	n := len(out.Ranks)
+	out.Ranks = slices.Grow(out.Ranks, 64)[:n+bits.OnesCount64(set)]
+	to, ids := out.Ranks[n:], w.v.ids[min(len(w.v.ids), word<<6):]
+	depth := [events.NumTiers]uint32{w.path[at].base + off}
+	for i := range to {
+		to[i].Rank = RankID(atomic.LoadUint32(&ids[bits.TrailingZeros64(set)]))
+		to[i].Depth = depth
+		set &= set - 1
 	}
 }
 

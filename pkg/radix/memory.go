@@ -19,8 +19,9 @@ const (
 	growMapped = 256 << 10
 )
 
-// grow makes at least n elements. It reports whether they have moved; their number may have changed in either case.
-func (a *array[T]) grow(m *memory, n int) (moved bool) {
+// grow makes at least n elements, and on the heap spare ones as well. It reports whether they have moved; their number may have
+// changed in either case.
+func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 	if n <= len(a.s) {
 		return false
 	}
@@ -32,7 +33,7 @@ func (a *array[T]) grow(m *memory, n int) (moved bool) {
 		}
 	}
 	if a.mapped == nil || n*size > len(a.mapped) {
-		s := make([]T, max(n, len(a.s)+len(a.s)/4))
+		s := make([]T, n+spare)
 		copy(s, a.s)
 		a.s, a.mapped = s, nil
 		return true

@@ -61,12 +61,27 @@ func (t *names) find(name, hash uint64) (block uint32, pos uint64, ok bool) {
 	}
 }
 
-// insert puts a name that find missed at pos. The name must stand in the arena at its block, or become an alias.
-func (t *names) insert(m *memory, name, hash, pos uint64, block uint32, asAlias bool) {
-	if uint64(t.n)*5 >= t.size*4 {
-		t.grow(m)
-		_, pos, _ = t.find(name, hash)
+// likely is the block of the first name with a hash, if that stands in the arena; else 0.
+func (t *names) likely(hash uint64) uint32 {
+	for pos := t.home(hash); ; pos++ {
+		if v := t.slots.s[pos]; v == 0 || v>>32 > hash {
+			return 0
+		} else if ref := uint32(v); v>>32 == hash && ref&aliasBit == 0 {
+			return ref
+		}
 	}
+}
+
+// room makes room for n names more.
+func (t *names) room(m *memory, n int) {
+	for uint64(t.n+n)*5 > t.size*4 {
+		t.grow(m)
+	}
+}
+
+// insert puts a name that find missed at pos, for which there is room. The name must stand in the arena at its block, or
+// become an alias.
+func (t *names) insert(m *memory, name, hash, pos uint64, block uint32, asAlias bool) {
 	ref := block
 	if asAlias {
 		if n := len(t.spare); n > 0 {
@@ -78,16 +93,47 @@ func (t *names) insert(m *memory, name, hash, pos uint64, block uint32, asAlias 
 		t.aliases[ref] = alias{name, block}
 		ref |= aliasBit
 	}
+	t.insertRef(m, hash, pos, ref)
+}
+
+func (t *names) insertRef(m *memory, hash, pos uint64, ref uint32) {
 	t.n++
+	t.put(m, hash<<32|uint64(ref), pos)
+}
+
+// put puts a slot's value at pos, and moves those from there on up to the next empty slot one further.
+func (t *names) put(m *memory, v, pos uint64) {
 	s := t.slots.s
-	for x := hash<<32 | uint64(ref); ; pos++ {
+	for {
 		if int(pos) == len(s)-1 { // only names chosen to collide come here
-			t.slots.grow(m, len(s)+tailMargin)
+			t.slots.grow(m, len(s)+tailMargin, 0)
 			s = t.slots.s
 		}
-		x, s[pos] = s[pos], x
-		if x == 0 {
+		v, s[pos] = s[pos], v
+		if v == 0 {
 			return
+		}
+		pos++
+	}
+}
+
+// enter puts a name in that stands in the arena at its block, if it is not there yet; otherwise it says at which block it is.
+func (t *names) enter(m *memory, name, hash uint64, block uint32) (at uint32, there bool) {
+	s := t.slots.s
+	for pos := t.home(hash); ; pos++ {
+		v := s[pos]
+		switch h := v >> 32; {
+		case v == 0 && int(pos) < len(s)-1:
+			s[pos] = hash<<32 | uint64(block)
+			t.n++
+			return 0, false
+		case v == 0 || h > hash:
+			t.insertRef(m, hash, pos, block)
+			return 0, false
+		case h == hash:
+			if b, n := t.at(uint32(v)); n == name {
+				return b, true
+			}
 		}
 	}
 }
@@ -121,35 +167,40 @@ func (t *names) remove(hash uint64, block uint32) (wasAlias bool) {
 	return wasAlias
 }
 
-// grow makes a quarter more room: all slots move to the far end, and from there to their places.
+// grow makes a quarter more room, in place: from the end to the start, some slots at a time move to where they belong now,
+// which is never before where they were.
 func (t *names) grow(m *memory) {
-	size := max(64, t.size+t.size/4)
-	old := t.slots.s
-	used, next := 0, uint64(0)
-	t.size = size
-	for i, v := range old {
-		if v != 0 {
-			used = i + 1
-			next = max(next, t.home(v>>32)) + 1
+	end := len(t.slots.s)
+	t.size = max(64, t.size+t.size/4)
+	t.slots.grow(m, int(t.size)+tailMargin, 0)
+	var few [512]uint64
+	for end > 0 {
+		s := t.slots.s
+		start := max(0, end-len(few)/2)
+		for start > 0 && s[start-1] != 0 {
+			start--
 		}
-	}
-	t.slots.grow(m, max(int(size), int(next))+tailMargin)
-	s := t.slots.s
-	far := len(s)
-	for i := used - 1; i >= 0; i-- {
-		if v := s[i]; v != 0 {
-			far--
-			s[i] = 0
-			s[far] = v
+		buf := few[:]
+		if end-start > len(few) { // only names chosen to collide come here
+			buf = make([]uint64, end-start)
 		}
-	}
-	next = 0
-	for i := far; i < len(s); i++ {
-		v := s[i]
-		s[i] = 0
-		next = max(next, t.home(v>>32))
-		s[next] = v
-		next++
+		k := 0
+		for _, v := range s[start:end] {
+			buf[k] = v
+			k += int((v | -v) >> 63) // one, if there is a name
+		}
+		clear(s[start:end])
+		end = start
+		next := uint64(0)
+		for _, v := range buf[:k] {
+			next = max(next, t.home(v>>32))
+			if s := t.slots.s; s[next] == 0 && int(next) < len(s)-1 {
+				s[next] = v
+			} else {
+				t.put(m, v, next)
+			}
+			next++
+		}
 	}
 }
 

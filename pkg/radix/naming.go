@@ -2,6 +2,7 @@ package radix
 
 import (
 	"math/bits"
+	"unsafe"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -17,7 +18,11 @@ import (
 // The name that came first to a block stands in the arena (granuleState.named, and foreign if it is of a rank's own table).
 // Others are aliases in their tables; for those in the shared one, sharedElse finds them by block.
 
-const batch = 32 // names whose places in the table are asked for before the first is needed
+// Places in a table are asked for a while before they are needed, some at a time.
+const (
+	ahead = 32 // names
+	group = 16 // names
+)
 
 func (g *granuleState) setNamed(i uint32, foreign bool) {
 	g.named |= 1 << i
@@ -106,59 +111,125 @@ const (
 // nameBlocks enters the names of an event's blocks, which lie in x.segs, for a rank without ledger. It stops at the first that
 // cannot be entered, and says how many came before.
 func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v verdict) {
-	t := x.table(r)
-	slot := r.slot()
 	for si := range x.segs {
 		s := &x.segs[si]
-		for from := uint32(0); from < s.n; from += batch {
-			m := min(batch, s.n-from)
-			blocks := e.Blocks[s.first+int(from) : s.first+int(from+m)]
-			x.ask(t, blocks)
-			for j := range m {
-				i := s.first + int(from+j)
-				if cancelled != nil && cancelled[i] {
-					continue
-				}
-				block, name, hash := s.block+from+j, uint64(e.Blocks[i]), x.hashes[j]
-				at, pos, ok := t.find(name, hash)
-				switch {
-				case ok && at == block:
-					continue
-				case ok && (r.naming == owning || x.holdsAny(slot, at) || x.inEvent(at, i, cancelled)):
-					return i, conflicted
-				case ok:
-					return i, diverged
-				case s.fresh:
-				case r.naming == owning:
-					if x.holdsAny(slot, block) {
-						return i, ambiguous
-					}
-				default:
-					if _, other := x.sharedName(block); other {
-						if x.holdsAny(slot, block) {
-							return i, ambiguous
-						}
-						return i, diverged
-					}
-				}
-				x.setName(r, name, hash, pos, block)
-			}
+		switch {
+		case r.naming == sharing && s.fresh && cancelled == nil:
+			n, v = x.nameFresh(r, e, s)
+		case r.naming == sharing && cancelled == nil:
+			n, v = x.nameRest(r, e, s, x.alreadyNamed(s, e.Blocks[s.first:s.first+int(s.n)]), nil)
+		default:
+			n, v = x.nameRest(r, e, s, 0, cancelled)
+		}
+		if v != named {
+			return n, v
 		}
 	}
 	return len(e.Blocks), named
 }
 
-// ask computes the hashes of a batch of names and visits their places, so that the processor fetches them together.
-func (x *Index) ask(t *names, blocks []events.BlockHash) {
-	sum := uint64(0)
-	for j, name := range blocks {
-		h := t.hash(uint64(name))
-		x.hashes[j] = h
-		if t.size != 0 {
-			sum += t.slots.s[t.home(h)]
+// alreadyNamed is how many blocks from a stretch's start on are called in the shared table what they are called here.
+func (x *Index) alreadyNamed(s *seg, names []events.BlockHash) uint32 {
+	same := unsafe.Slice((*uint64)(unsafe.SliceData(names)), len(names))
+	n := uint32(0)
+	for n < s.n && x.engines.s[s.block+n] == same[n] {
+		g := &x.granules.s[(s.block+n)/granule]
+		if (g.named&^g.foreign)>>((s.block+n)%granule)&1 == 0 {
+			break
 		}
+		n++
 	}
-	x.touched = sum
+	return n
+}
+
+// nameRest enters the names of a stretch's blocks from the one at from on.
+func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelled []bool) (n int, v verdict) {
+	t := x.table(r)
+	first := s.first + int(from)
+	names := e.Blocks[first : s.first+int(s.n)]
+	t.room(x.memory, len(names))
+	hashes := x.hashAll(t, names)
+	t.ask(hashes[:min(ahead, len(hashes))])
+	for j, name := range names {
+		i := first + j
+		if j%group == 0 {
+			t.ask(hashes[min(j+ahead, len(hashes)):min(j+ahead+group, len(hashes))])
+		}
+		if cancelled != nil && cancelled[i] {
+			continue
+		}
+		block := s.block + from + uint32(j)
+		at, pos, ok := t.find(uint64(name), hashes[j])
+		switch {
+		case ok && at == block:
+			continue
+		case ok:
+			return i, x.clash(r, at, i, cancelled)
+		case s.fresh:
+		case r.naming == owning:
+			if x.holdsAny(r.slot(), block) {
+				return i, ambiguous
+			}
+		default:
+			if _, other := x.sharedName(block); other {
+				if x.holdsAny(r.slot(), block) {
+					return i, ambiguous
+				}
+				return i, diverged
+			}
+		}
+		x.setName(r, uint64(name), hashes[j], pos, block)
+	}
+	return s.first + int(s.n), named
+}
+
+// clash is the verdict on a name that stands for another block.
+func (x *Index) clash(r *rank, at uint32, i int, cancelled []bool) verdict {
+	if r.naming == owning || x.holdsAny(r.slot(), at) || x.inEvent(at, i, cancelled) {
+		return conflicted
+	}
+	return diverged
+}
+
+// nameFresh enters the names of a stretch that was not there before, for a sharing rank: nobody has named these blocks.
+func (x *Index) nameFresh(r *rank, e *events.Event, s *seg) (n int, v verdict) {
+	t := &x.shared
+	names := e.Blocks[s.first : s.first+int(s.n)]
+	t.room(x.memory, len(names))
+	hashes := x.hashAll(t, names)
+	t.ask(hashes[:min(ahead, len(hashes))])
+	engines := x.engines.s[s.block : s.block+s.n]
+	n, v = s.first+len(names), named
+	for j, name := range names {
+		if j%group == 0 {
+			t.ask(hashes[min(j+ahead, len(hashes)):min(j+ahead+group, len(hashes))])
+		}
+		if at, ok := t.enter(x.memory, uint64(name), hashes[j], s.block+uint32(j)); ok {
+			n = s.first + j
+			v = x.clash(r, at, n, nil)
+			break
+		}
+		engines[j] = uint64(name)
+	}
+	for lo, hi := s.block, s.block+uint32(n-s.first); lo < hi; {
+		g := lo / granule
+		to := min(hi, (g+1)*granule)
+		x.granules.s[g].named |= uint16(1<<(to-g*granule) - 1<<(lo-g*granule))
+		lo = to
+	}
+	return n, v
+}
+
+// hashAll computes the hashes of names.
+func (x *Index) hashAll(t *names, blocks []events.BlockHash) []uint64 {
+	if cap(x.hashes) < len(blocks) {
+		x.hashes = make([]uint64, len(blocks), 2*len(blocks))
+	}
+	x.hashes = x.hashes[:len(blocks)]
+	for i, name := range blocks {
+		x.hashes[i] = t.hash(uint64(name))
+	}
+	return x.hashes
 }
 
 // inEvent reports whether a block is one of the first i that the event in hand stores.
@@ -232,23 +303,28 @@ func (x *Index) forget(r *rank, id, lo, hi uint32) {
 		return
 	}
 	n := &x.v.nodes[id]
-	var at [batch]uint32
-	for from := lo; from < hi; {
-		k, sum := 0, uint64(0)
-		for ; from < hi && k < batch; from++ {
-			if n.nparts > 0 && x.sharedPart(id, from) {
+	var at [2][group]uint32
+	var hashes [2][group]uint64
+	var count [2]int
+	next := func(k int) { // finds the next names, and asks for them
+		c := 0
+		for ; lo < hi && c < group; lo++ {
+			if n.nparts > 0 && x.sharedPart(id, lo) {
 				continue
 			}
-			if name, ok := x.sharedName(n.start + from); ok {
-				h := x.shared.hash(name)
-				sum += x.shared.slots.s[x.shared.home(h)]
-				at[k], x.hashes[k] = n.start+from, h
-				k++
+			if name, ok := x.sharedName(n.start + lo); ok {
+				at[k][c], hashes[k][c] = n.start+lo, x.shared.hash(name)
+				c++
 			}
 		}
-		x.touched = sum
-		for j := range k {
-			x.dropName(r, x.hashes[j], at[j])
+		count[k] = c
+		x.shared.ask(hashes[k][:c])
+	}
+	next(0)
+	for k := 0; count[k] > 0; k ^= 1 {
+		next(k ^ 1)
+		for j := range count[k] {
+			x.dropName(r, hashes[k][j], at[k][j])
 		}
 	}
 }
@@ -290,6 +366,7 @@ func (x *Index) diverge(r *rank) {
 	})
 	r.naming = owning
 	r.own = &names{engines: &x.engines, seed: x.shared.seed}
+	r.own.room(x.memory, len(moved))
 	for _, p := range moved {
 		h := r.own.hash(p.name)
 		_, pos, _ := r.own.find(p.name, h)

@@ -1,0 +1,144 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/corpus"
+	"github.com/kvatlas/kvatlas/internal/twin"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+)
+
+var whole = flag.Bool("whole", false, "the named corpora in full, and not only their beginnings (about 3 GB of disk, minutes)")
+
+// makeCorpus makes a named corpus of the generator's first requests; 0: all that the name asks for.
+func makeCorpus(t *testing.T, n corpus.Named, requests, capacity int) string {
+	t.Helper()
+	o := n.Options
+	if requests > 0 {
+		o.Requests, o.Capacity, o.Workers = requests, capacity, min(o.Workers, 16)
+	}
+	path := filepath.Join(t.TempDir(), n.Name+".bin")
+	if _, err := corpus.Run(t.Context(), corpus.Job{Options: o, Out: path}, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func report(t *testing.T, o Options) (r Report) {
+	t.Helper()
+	o.JSON = true
+	var out bytes.Buffer
+	if err := RunIndex(t.Context(), o, &out); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatalf("%v: %s", err, out.Bytes())
+	}
+	return r
+}
+
+// TestDigests has the index answer what the twin answers on the beginnings of all named corpora.
+func TestDigests(t *testing.T) {
+	for _, n := range corpus.TheNamed() {
+		t.Run(n.Name, func(t *testing.T) {
+			path := makeCorpus(t, n, 60, 800)
+			want := twinDigest(t, path)
+			for writers := 1; writers <= 2; writers++ {
+				if got := report(t, Options{File: path, Mode: Mixed, Writers: writers}).Digest; got != want.String() {
+					t.Errorf("%d writers: digest %s, the twin's %s", writers, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestWholeDigests compares with the digests that are known for the named corpora.
+func TestWholeDigests(t *testing.T) {
+	if !*whole {
+		t.Log("only with -whole")
+		return
+	}
+	for _, n := range corpus.TheNamed() {
+		r := report(t, Options{File: makeCorpus(t, n, 0, 0), Mode: Mixed})
+		if r.Expected == "" || r.Digest != r.Expected {
+			t.Errorf("%s: digest %s, expected %q", n.Name, r.Digest, r.Expected)
+		}
+		t.Logf("%s: %s in %.3f s", n.Name, r.Digest, r.Seconds)
+	}
+}
+
+func twinDigest(t *testing.T, path string) (d corpus.Digest) {
+	c, err := corpus.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var ranks []*twin.Rank
+	for range c.Header().Workers {
+		ranks = append(ranks, twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor, MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}))
+	}
+	query := 0
+	for _, op := range c.Ops() {
+		switch op.Kind {
+		case corpus.Query:
+			for w, r := range ranks {
+				d.Add(query, uint32(w), int(r.Match(op.Locals)[0]))
+			}
+			query++
+		case corpus.Store:
+			ranks[op.Worker].Apply(0, []events.Event{{Kind: events.Stored, Tier: events.Device, HasParent: op.HasParent, Parent: op.Parent, Blocks: op.Blocks, Locals: op.Locals}})
+		case corpus.Remove:
+			ranks[op.Worker].Apply(0, []events.Event{{Kind: events.Removed, Tier: events.Device, Blocks: op.Blocks}})
+		}
+	}
+	return d
+}
+
+// TestModes runs every mode, and looks whether its report is all there.
+func TestModes(t *testing.T) {
+	path := makeCorpus(t, corpus.TheNamed()[3], 60, 800)
+	c, err := corpus.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := int64(c.Header().LiveAtEnd)
+	c.Close()
+	complete := map[Mode]func(r Report) bool{
+		Events:   func(r Report) bool { return r.BlocksPerSec > 0 && r.BlocksPerSecSecond > 0 },
+		Queries:  func(r Report) bool { return r.Latency != nil && r.N == 2*60 && r.P50 > 0 && r.QueriesPerSec > 0 },
+		Mixed:    func(r Report) bool { return r.Seconds > 0 && r.Digest != "" },
+		Load:     func(r Report) bool { return r.Latency != nil && r.BlocksPerSec > 0 },
+		Memory:   func(r Report) bool { return r.Holdings == held && r.Counted > 0 && r.Stats != nil },
+		Snapshot: func(r Report) bool { return r.Image != nil && r.Image.Same && r.Image.Runs > 0 && r.Holdings == held },
+	}
+	for _, m := range Modes {
+		o := Options{File: path, Mode: m, Readers: 2}
+		if r := report(t, o); !complete[m](r) || r.Mode != m || r.Corpus != "holes64" {
+			t.Errorf("%s: %+v", m, r)
+		}
+		var out strings.Builder
+		if err := RunIndex(t.Context(), o, &out); err != nil || !strings.Contains(out.String(), string(m)) {
+			t.Errorf("%s: %v: %s", m, err, out.String())
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for want, o := range map[string]Options{
+		"no corpus file": {Mode: Mixed},
+		`mode "fast"`:    {File: "x", Mode: "fast"},
+		"negative":       {File: "x", Mode: Mixed, Readers: -1},
+		"open corpus":    {File: filepath.Join(t.TempDir(), "none"), Mode: Mixed},
+	} {
+		if err := RunIndex(t.Context(), o, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", o, err, want)
+		}
+	}
+}

@@ -1,0 +1,13 @@
+package radix
+
+// prefetchHomes asks for the homes of n hashes in a table of that size, and does not wait for them.
+//
+//go:noescape
+func prefetchHomes(slots *uint64, size uint64, hashes *uint64, n int)
+
+// ask asks for the places of hashes in the table.
+func (t *names) ask(hashes []uint64) {
+	if t.size > 0 && len(hashes) > 0 {
+		prefetchHomes(&t.slots.s[0], t.size, &hashes[0], len(hashes))
+	}
+}

@@ -1,0 +1,22 @@
+#include "textflag.h"
+
+// func prefetchHomes(slots *uint64, size uint64, hashes *uint64, n int)
+TEXT ·prefetchHomes(SB), NOSPLIT, $0-32
+	MOVQ slots+0(FP), DI
+	MOVQ size+8(FP), SI
+	MOVQ hashes+16(FP), DX
+	MOVQ n+24(FP), CX
+
+loop:
+	TESTQ CX, CX
+	JLE   done
+	MOVQ  (DX), AX
+	IMULQ SI, AX
+	SHRQ  $32, AX
+	PREFETCHT0 (DI)(AX*8)
+	ADDQ  $8, DX
+	DECQ  CX
+	JMP   loop
+
+done:
+	RET

@@ -1,0 +1,361 @@
+package radix
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Streams that are made to hurt. What is bounded is work and memory as counted, not time.
+
+func chain(salt uint64, n int) (locals []events.LocalHash, names []events.BlockHash) {
+	for i := range uint64(n) {
+		locals = append(locals, events.LocalHash(mix(salt<<32|i)))
+		names = append(names, events.BlockHash(mix(salt<<32|i|1<<63)))
+	}
+	return locals, names
+}
+
+func stored(locals []events.LocalHash, names []events.BlockHash, parent ...events.BlockHash) events.Event {
+	e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: locals, Blocks: names}
+	if len(parent) > 0 {
+		e.HasParent, e.Parent = true, parent[0]
+	}
+	return e
+}
+
+func removed(names ...events.BlockHash) events.Event {
+	return events.Event{Kind: events.Removed, Tier: events.Device, Blocks: names}
+}
+
+func healthy(t *testing.T, x *Index) Stats {
+	t.Helper()
+	if err := x.Check(); err != nil {
+		t.Fatal(err)
+	}
+	return x.Stats()
+}
+
+// One block an event, as engines announce answers: the run grows in place.
+func TestBlockByBlock(t *testing.T) {
+	x := New(Config{})
+	id := x.AddRank(0)
+	const n = 20000
+	locals, names := chain(1, n)
+	for i := range n {
+		e := stored(locals[i:i+1], names[i:i+1])
+		if i > 0 {
+			e.HasParent, e.Parent = true, names[i-1]
+		}
+		x.Apply(id, 0, []events.Event{e})
+	}
+	s := healthy(t, x)
+	if s.Nodes != 1 || s.Blocks != n || s.Splits != 0 {
+		t.Errorf("one run came to %+v", s)
+	}
+	var a Answer
+	if x.Match(0, locals, nil, &a); len(a.Ranks) != 1 || a.Ranks[0].Depth[0] != n {
+		t.Errorf("%+v", a.Ranks)
+	}
+}
+
+// Two ranks that grow side by side take turns with the arena; neither may come to a node for every block.
+func TestSideBySide(t *testing.T) {
+	x := New(Config{})
+	const n, ranks = 2000, 50
+	var ids []RankID
+	for range ranks {
+		ids = append(ids, x.AddRank(0))
+	}
+	for i := range n {
+		for r := range ranks {
+			locals, names := chain(uint64(r+1), i+1)
+			e := stored(locals[i:], names[i:])
+			if i > 0 {
+				e.HasParent, e.Parent = true, names[i-1]
+			}
+			x.Apply(ids[r], 0, []events.Event{e})
+		}
+	}
+	if s := healthy(t, x); s.Nodes > ranks*(n/granule+1) {
+		t.Errorf("%d nodes for %d blocks", s.Nodes, s.Blocks)
+	}
+}
+
+// A prompt that others leave at every block: a split for each, and none for what comes again.
+func TestBranchEverywhere(t *testing.T) {
+	x := New(Config{})
+	id := x.AddRank(0)
+	const n = 3000
+	locals, names := chain(1, n)
+	x.Apply(id, 0, []events.Event{stored(locals, names)})
+	for round := range 2 {
+		for i := 1; i < n; i++ {
+			x.Apply(id, 0, []events.Event{stored([]events.LocalHash{events.LocalHash(mix(uint64(i)))}, []events.BlockHash{events.BlockHash(mix(uint64(i) | 1<<40))}, names[i-1])})
+		}
+		if s := healthy(t, x); s.Splits != n-1 || s.Nodes != 2*(n-1)+1 {
+			t.Errorf("round %d: %+v", round, s)
+		}
+	}
+}
+
+// Very many prompts that differ from the first block on, and very many children of one block, which leave in any order.
+func TestWideFanOut(t *testing.T) {
+	for name, deep := range map[string]bool{"roots": false, "children": true} {
+		x := New(Config{MaxRemembered: -1})
+		id := x.AddRank(0)
+		const n = 50000
+		locals, names := chain(1, n)
+		_, top := chain(2, 1)
+		if deep {
+			x.Apply(id, 0, []events.Event{stored([]events.LocalHash{7}, top)})
+		}
+		for i := range n {
+			e := stored(locals[i:i+1], names[i:i+1])
+			e.HasParent, e.Parent = deep, top[0]
+			x.Apply(id, 0, []events.Event{e})
+		}
+		probes := 0
+		for i, e := range x.v.edges { // how far edges are from where their hash wants them
+			if c := uint32(e); e != 0 && e != edgeGone {
+				n := &x.v.nodes[c]
+				probes += (i - int(edgeHash(n.parent, x.v.locals[n.start]))) & (len(x.v.edges) - 1)
+			}
+		}
+		if probes > 8*n {
+			t.Errorf("%s: %d probes for %d edges", name, probes, n)
+		}
+		order := rand.New(rand.NewPCG(1, 1)).Perm(n)
+		for _, i := range order {
+			x.Apply(id, 0, []events.Event{removed(names[i])})
+		}
+		if s := healthy(t, x); s.Nodes > 1 {
+			t.Errorf("%s: %d nodes are left", name, s.Nodes)
+		}
+	}
+}
+
+// Every other block leaves and comes back, for many ranks: bitmaps, and not a node more.
+func TestAlternatingHoles(t *testing.T) {
+	x := New(Config{})
+	const n, ranks = 1000, 100
+	locals, names := chain(1, n)
+	var ids []RankID
+	for range ranks {
+		id := x.AddRank(0)
+		ids = append(ids, id)
+		x.Apply(id, 0, []events.Event{stored(locals, names)})
+	}
+	for round := range 6 {
+		for _, id := range ids {
+			for i := round % 2; i < n; i += 2 {
+				x.Apply(id, 0, []events.Event{removed(names[i])})
+			}
+		}
+		s := healthy(t, x)
+		if s.Nodes != 1 || s.Splits != 0 || s.Bytes.Holes > ranks*3*n/8+ranks*64 {
+			t.Errorf("round %d: holes came to %+v", round, s)
+		}
+		for _, id := range ids {
+			for i := round % 2; i < n; i += 2 {
+				e := stored(locals[i:i+1], names[i:i+1])
+				if i > 0 {
+					e.HasParent, e.Parent = true, names[i-1]
+				}
+				x.Apply(id, 0, []events.Event{e})
+			}
+		}
+		if s := healthy(t, x); s.Nodes != 1 || x.partRoom.used != 0 || x.bitRoom.used != 0 {
+			t.Errorf("round %d: after all came back: %+v", round, s)
+		}
+	}
+}
+
+// Names that look alike: consecutive ones, ones that differ in high bits only, and zero.
+func TestNamesThatCollide(t *testing.T) {
+	for name, f := range map[string]func(i uint64) uint64{
+		"consecutive": func(i uint64) uint64 { return i },
+		"high bits":   func(i uint64) uint64 { return i << 44 },
+		"multiples":   func(i uint64) uint64 { return i * 0x9e3779b97f4a7c15 },
+		"inverse":     func(i uint64) uint64 { return i * 0xf1de83e19937733d },
+	} {
+		x := New(Config{})
+		id := x.AddRank(0)
+		const n = 100000
+		for i := uint64(0); i < n; i += 1000 {
+			locals, names := chain(i, 1000)
+			for j := range names {
+				names[j] = events.BlockHash(f(i + uint64(j)))
+			}
+			if c := x.Apply(id, 0, []events.Event{stored(locals, names)}); c.Stored != 1000 {
+				t.Fatalf("%s: %+v", name, c)
+			}
+		}
+		far := uint64(0)
+		for i, v := range x.shared.slots.s {
+			if v != 0 {
+				far += uint64(i) - x.shared.home(v>>32)
+			}
+		}
+		if healthy(t, x); far > 8*n {
+			t.Errorf("%s: names are %d slots from home, %d in all", name, far, n)
+		}
+	}
+}
+
+// Even if all names had one hash, the table would be right.
+func TestNamesOfOneHash(t *testing.T) {
+	engines := array[uint64]{s: make([]uint64, 5000)}
+	tab := &names{engines: &engines}
+	m := &memory{}
+	for h, n := range map[uint64]int{0: 600, 1<<32 - 1: 600, 1 << 31: 600} {
+		for i := range n {
+			b := uint32(h>>30)*1000 + uint32(i) + 1
+			engines.s[b] = h<<20 | uint64(i)
+			tab.room(m, 1)
+			if _, there := tab.enter(m, engines.s[b], h, b); there {
+				t.Fatalf("%d is there", b)
+			}
+		}
+	}
+	for h := range map[uint64]int{0: 600, 1<<32 - 1: 600, 1 << 31: 600} {
+		for i := range 600 {
+			b := uint32(h>>30)*1000 + uint32(i) + 1
+			if at, _, ok := tab.find(engines.s[b], h); !ok || at != b {
+				t.Fatalf("%d: found %v at %d", b, ok, at)
+			}
+		}
+	}
+}
+
+// Orphans without end, and removals without end, stay within the bounds.
+func TestOrphans(t *testing.T) {
+	x := New(Config{MaxParked: 1000, MaxRemembered: 100})
+	id := x.AddRank(0)
+	var c Counts
+	locals, names := chain(1, 100000)
+	for i := range names {
+		c.Add(x.Apply(id, 0, []events.Event{stored(locals[i:i+1], names[i:i+1], 12345)}))
+	}
+	if s := healthy(t, x); s.Parked != 1000 || c.Overflowed != 99000 || s.Blocks != 0 || s.Bytes.Total > 1<<20 {
+		t.Errorf("%+v, %+v", s, c)
+	}
+	root, top := chain(3, 1)
+	top[0] = 12345
+	if c := x.Apply(id, 0, []events.Event{stored(root, top)}); c.Attached != 1000 || c.Stored != 1001 {
+		t.Errorf("attached: %+v", c)
+	}
+	healthy(t, x)
+}
+
+// A small capacity that a million blocks go through, again and again with other contents: memory stays as it is.
+func TestChurn(t *testing.T) {
+	const ranks, rounds = 8, 10
+	capacity, requests := 3000, 1500
+	if testing.Short() {
+		capacity, requests = 800, 300
+	}
+	x := New(Config{MaxRemembered: 64})
+	var ids []RankID
+	for range ranks {
+		ids = append(ids, x.AddRank(0))
+	}
+	rng := rand.New(rand.NewPCG(5, 5))
+	var settled int64
+	for round := range rounds {
+		for _, id := range ids {
+			x.Apply(id, 0, []events.Event{{Kind: events.Cleared, Tier: events.AllTiers}})
+		}
+		held := make([][]events.BlockHash, ranks)
+		for range requests {
+			r := rng.IntN(ranks)
+			// A prompt that shares its first blocks with others of this round, and goes on by itself.
+			locals, names := chain(uint64(round)<<16|uint64(rng.IntN(5)), 16+rng.IntN(200))
+			own, ownNames := chain(uint64(round)<<40|rng.Uint64()>>30<<8, 1+rng.IntN(100))
+			locals, names = append(locals, own...), append(names, ownNames...)
+			x.Apply(ids[r], 0, []events.Event{stored(locals, names)})
+			held[r] = append(held[r], names...)
+			for len(held[r]) > capacity { // anything leaves, copies and middles too
+				i := rng.IntN(len(held[r]))
+				x.Apply(ids[r], 0, []events.Event{removed(held[r][i])})
+				held[r][i] = held[r][len(held[r])-1]
+				held[r] = held[r][:len(held[r])-1]
+			}
+		}
+		total := healthy(t, x).Bytes.Total
+		if round == 2 {
+			settled = total
+		} else if round > 2 && total > settled+settled/20 {
+			t.Errorf("round %d takes %d bytes, round 2 took %d", round, total, settled)
+		}
+	}
+}
+
+// Clearing a rank visits its own nodes and no others.
+func TestClearCostsItsOwn(t *testing.T) {
+	x := New(Config{})
+	small := x.AddRank(0)
+	for i := range uint64(2000) {
+		locals, names := chain(i+10, 20)
+		x.Apply(x.AddRank(0), 0, []events.Event{stored(locals, names)})
+	}
+	locals, names := chain(1, 20)
+	x.Apply(small, 0, []events.Event{stored(locals, names)})
+	before := make([]uint32, len(x.v.nodes))
+	for i := range before {
+		before[i] = x.v.nodes[i].version
+	}
+	x.Apply(small, 0, []events.Event{{Kind: events.Cleared, Tier: events.AllTiers}})
+	touched := 0
+	for i := range before {
+		if x.v.nodes[i].version != before[i] {
+			touched++
+		}
+	}
+	if touched > 2 { // its node, and the one above that loses an edge
+		t.Errorf("a rank with one node touched %d", touched)
+	}
+	healthy(t, x)
+}
+
+// A reused answer is not allocated again, whatever is asked.
+func TestNoAllocation(t *testing.T) {
+	x := New(Config{})
+	const n = 500
+	var ids []RankID
+	for i := range 100 {
+		id := x.AddRank(0)
+		ids = append(ids, id)
+		locals, names := chain(1, n)
+		x.Apply(id, 0, []events.Event{stored(locals[:1+i*4], names[:1+i*4])})
+		if i%3 == 0 {
+			e := stored(locals[1+i*4:], names[1+i*4:], names[i*4])
+			e.Tier = events.Host
+			x.Apply(id, 0, []events.Event{e})
+		}
+	}
+	locals, names := chain(1, n)
+	var a Answer
+	var g Groups
+	set := &RankSet{}
+	set.Add(ids[3])
+	ask := func() {
+		x.Match(0, locals, nil, &a)
+		x.Match(0, locals, set, &a)
+		x.MatchGroups(0, locals, nil, &g)
+	}
+	ask()
+	if k := testing.AllocsPerRun(100, ask); k != 0 {
+		t.Errorf("%v allocations a query", k)
+	}
+	// Events that find all that they need in place do not allocate either.
+	evs := []events.Event{removed(names[4]), stored(locals[4:5], names[4:5], names[3])}
+	apply := func() { x.Apply(ids[90], 0, evs) }
+	for range 1200 {
+		apply()
+	}
+	if k := testing.AllocsPerRun(200, apply); k > 0.1 {
+		t.Errorf("%v allocations an event", k)
+	}
+}
