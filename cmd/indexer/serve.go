@@ -64,7 +64,7 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.Uint32Var(&s.partitions, "partitions", 0, "shares of the log, fixed when the namespace is created (default: what is there, or 16)")
 	f.IntVar(&s.replicas, "replicas", 1, "copies of streams and buckets on the NATS servers: 1, 3 or 5")
 	f.DurationVar(&s.syncInterval, "sync-interval", 0, "how long what was acknowledged may wait for the disk; 0 waits for it each time (server in this process)")
-	f.Int64Var(&s.logBytes, "log-bytes", 1<<30, "bytes that each partition's log may take; beyond, the oldest goes")
+	f.Int64Var(&s.logBytes, "log-bytes", 0, "bytes that each partition's log may take; beyond, the oldest goes (default: 1 GiB, or less on a small disk)")
 	f.DurationVar(&s.logAge, "log-age", 24*time.Hour, "age at which messages leave the log")
 	f.Int64Var(&s.snapshotBytes, "snapshot-bytes", -1, "bytes that the snapshot bucket may take; -1 sets no bound")
 	f.DurationVar(&s.snapshotInterval, "snapshot-interval", time.Minute, "time between snapshots of a partition that changes")
@@ -112,7 +112,7 @@ func (s *serving) check() error {
 			errs = append(errs, fmt.Errorf("%s %v is not positive", name, d))
 		}
 	}
-	if s.logBytes < 1<<20 {
+	if s.logBytes != 0 && s.logBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--log-bytes %d is less than 1 MiB", s.logBytes))
 	}
 	if s.syncInterval < 0 {
@@ -137,16 +137,19 @@ func (s *serving) check() error {
 
 // run serves until ctx ends.
 func (s *serving) run(ctx context.Context, log *slog.Logger) error {
-	conn, stop, err := s.connect(ctx, log)
+	conn, server, err := s.connect(ctx, log)
 	if err != nil {
 		return err
 	}
-	defer stop()
+	if server != nil {
+		defer server.Stop()
+	}
+	defer conn.Close()
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: s.namespace, Partitions: s.partitions, Replicas: s.replicas})
 	if err != nil {
 		return err
 	}
-	if err := ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: s.logBytes, MaxAge: s.logAge, Replicas: s.replicas}); err != nil {
+	if err := ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: s.logLimit(server, ns.Partitions()), MaxAge: s.logAge, Replicas: s.replicas}); err != nil {
 		return err
 	}
 	bucket, err := ns.EnsureSnapshots(ctx, jetstream.BucketConfig{MaxBytes: s.snapshotBytes, Replicas: s.replicas})
@@ -172,6 +175,9 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	}
 	running, end := context.WithCancel(ctx)
 	defer end()
+	if server != nil {
+		go watchServer(running, server, log)
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -194,8 +200,40 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	return err
 }
 
-// connect connects to NATS: to a server that it starts in this process, or to the one that --nats names.
-func (s *serving) connect(ctx context.Context, log *slog.Logger) (*jetstream.Conn, func(), error) {
+// logLimit is how many bytes each partition's log may take. The server reserves them: half of what it has is for the log if
+// nothing else was said.
+func (s *serving) logLimit(server *jetstream.Server, partitions uint32) int64 {
+	const usual = 1 << 30
+	switch {
+	case s.logBytes != 0:
+		return s.logBytes
+	case server == nil:
+		return usual
+	}
+	return max(1<<20, min(usual, server.MaxStore()/2/int64(partitions)))
+}
+
+// watchServer starts the server in this process anew when it can no longer write, as after its disk was full, until ctx ends.
+func watchServer(ctx context.Context, server *jetstream.Server, log *slog.Logger) {
+	const every = 5 * time.Second
+	for tick := time.NewTicker(every); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+		if err := server.Health(); err != nil {
+			log.Error("the NATS server in this process is ill; it is started anew", "error", err)
+			if err := server.Restart(ctx); err != nil {
+				log.Error("the NATS server could not be started anew; it is tried again", "error", err)
+			}
+		}
+	}
+}
+
+// connect connects to NATS: to a server that it starts in this process, or to the one that --nats names; then server is nil.
+func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstream.Conn, server *jetstream.Server, err error) {
 	options, err := s.nats.Options("kvatlas indexer " + s.id)
 	if err != nil {
 		return nil, nil, err
@@ -205,31 +243,31 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (*jetstream.Con
 		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
 		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
 	}
-	stopServer := func() {}
 	if s.nats.URL == "" {
 		dir, err := filepath.Abs(s.data)
 		if err != nil {
 			return nil, nil, err
 		}
-		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{
+		server, err = jetstream.StartServer(ctx, jetstream.ServerOptions{
 			Dir: dir, Listen: s.natsListen, ConfigFile: s.natsConfig, SyncInterval: s.syncInterval,
 			Logger: slog.New(quieter{log.With("from", "nats-server").Handler()}),
 		})
 		if err != nil {
 			return nil, nil, err
 		}
-		options.Server, stopServer = server, server.Stop
+		options.Server = server
 		log.Info("NATS server runs in this process", "listen", server.Addr(), "data", dir)
 	}
-	conn, err := jetstream.Connect(ctx, options)
-	if err != nil {
-		stopServer()
+	if conn, err = jetstream.Connect(ctx, options); err != nil {
+		if server != nil {
+			server.Stop()
+		}
 		return nil, nil, err
 	}
 	if s.nats.URL != "" {
 		log.Info("connected to NATS", "server", conn.Server().URL)
 	}
-	return conn, func() { conn.Close(); stopServer() }, nil
+	return conn, server, nil
 }
 
 // quieter passes on what the NATS server says of its daily life as debug messages.

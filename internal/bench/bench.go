@@ -61,7 +61,8 @@ type Options struct {
 	Index   radix.Config
 }
 
-func (o Options) validate() error {
+// Validate gathers all that is wrong with the options.
+func (o Options) Validate() error {
 	var wrong []error
 	if o.File == "" {
 		wrong = append(wrong, errors.New("no corpus file"))
@@ -133,7 +134,7 @@ type Image struct {
 // RunIndex measures the index as o says and writes a report to w. A digest that is not the one expected is an error, after
 // the report.
 func RunIndex(ctx context.Context, o Options, w io.Writer) error {
-	if err := o.validate(); err != nil {
+	if err := o.Validate(); err != nil {
 		return fmt.Errorf("bench index: %w", err)
 	}
 	c, err := corpus.Open(o.File)
