@@ -1,0 +1,154 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+// logWorld is a namespace of one partition on a server of its own, and the log of one rank in it.
+type logWorld struct {
+	*testing.T
+	ctx    context.Context
+	ns     *jetstream.Namespace
+	bucket *jetstream.Bucket
+	key    events.RankKey
+	log    *StreamLog
+	id     events.EventID
+}
+
+func newLogWorld(t *testing.T) *logWorld {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	w := &logWorld{T: t, ctx: ctx, key: events.RankKey{Instance: "w"}}
+	if w.ns, err = jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.ns.EnsureStreams(ctx, jetstream.LogConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	if w.bucket, err = w.ns.EnsureSnapshots(ctx, jetstream.BucketConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	w.log = NewStreamLog(w.ns, w.key, nil)
+	return w
+}
+
+func (w *logWorld) info() jetstream.StreamInfo {
+	w.Helper()
+	info, err := w.ns.StreamInfo(w.ctx, 0)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return info
+}
+
+// publish publishes n batches of one event each.
+func (w *logWorld) publish(n int) {
+	w.Helper()
+	for range n {
+		w.id++
+		data, err := events.AppendBatch(nil, &events.Batch{
+			Incarnation: 5, FirstID: w.id, Model: "m", BlockSize: 16, Cursor: events.Cursor{Known: true, Seq: events.EngineSeq(w.id)},
+			Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}},
+		})
+		if err != nil {
+			w.Fatal(err)
+		}
+		if _, err := w.log.Publish(w.ctx, [][]byte{data}); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+// snapshot stores a snapshot that knows all that was published.
+func (w *logWorld) snapshot(epoch time.Time) {
+	w.Helper()
+	info := w.info()
+	log := snapshot.Log{Namespace: w.ns.Name(), Stream: info.Name, Epoch: epoch, First: info.First, Last: info.Last}
+	plan, err := snapshot.PlanWrite(snapshot.Bucket{Keys: []string{}}, log, info.Last)
+	if err != nil {
+		w.Fatal(err)
+	}
+	writer, err := snapshot.NewWriter(snapshot.Config{
+		Namespace: log.Namespace, Stream: log.Stream, Epoch: epoch, Seq: info.Last, SeqTime: 1, Created: time.Now().UTC(), Writer: "test",
+		Ranks: []snapshot.RankState{{Instance: "w", Model: "m", BlockSize: 16, Incarnation: 5, LastID: w.id,
+			Cursor: snapshot.CursorOf(events.Cursor{Known: true, Seq: events.EngineSeq(w.id)})}},
+		Spaces: []snapshot.Space{{Space: 1, Model: "m", BlockSize: 16}},
+	}, plan, nil, func(string, []byte) error { return fmt.Errorf("there is nothing to put into chunks") })
+	if err != nil {
+		w.Fatal(err)
+	}
+	manifest, _, err := writer.Close()
+	if err != nil {
+		w.Fatal(err)
+	}
+	text, err := manifest.Encode()
+	if err != nil {
+		w.Fatal(err)
+	}
+	if _, err := w.bucket.Put(w.ctx, snapshot.ManifestKey(0), text); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *logWorld) last() Published {
+	w.Helper()
+	p, err := w.log.Last(w.ctx)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return p
+}
+
+// TestSnapshotThatTheLogFollowsHasTheCursor trims the log past the rank's last message. What the snapshot says counts while the log goes
+// on where it ends, and not when messages between them may be missing, or when it is of another log: ids would be used twice, or
+// what only the engine still knows would not be asked for.
+func TestSnapshotThatTheLogFollowsHasTheCursor(t *testing.T) {
+	w := newLogWorld(t)
+	if p := w.last(); p.Found {
+		t.Fatalf("in an empty log there is %+v", p)
+	}
+	w.publish(3)
+	info := w.info()
+	epoch := time.Unix(0, int64(info.Epoch)).UTC()
+	w.snapshot(epoch)
+	purge := func() {
+		t.Helper()
+		if err := w.ns.Purge(w.ctx, 0, info.Epoch, w.info().Last+1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	purge()
+	if p := w.last(); !p.Found || p.LastID != 3 || p.Incarnation != 5 || p.Cursor.Seq != 3 || p.Seq != 3 {
+		t.Fatalf("the snapshot has the cursor, and the log says %+v", p)
+	}
+	w.snapshot(epoch.Add(-time.Hour))
+	if p := w.last(); p.Found {
+		t.Fatalf("of a snapshot of another stream: %+v", p)
+	}
+	w.snapshot(epoch)
+	w.publish(2)
+	if p := w.last(); !p.Found || p.LastID != 5 {
+		t.Fatalf("the log has the last message itself, and says %+v", p)
+	}
+	purge() // past the snapshot
+	if p := w.last(); p.Found {
+		t.Fatalf("of a snapshot that the log does not follow: %+v", p)
+	}
+}
