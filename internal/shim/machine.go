@@ -451,12 +451,14 @@ func (m *Machine) Flushed() {
 	}
 }
 
-// LogLost tells that the log no longer has what it had acknowledged. What the engine can say again is published anew, in a new
-// incarnation; what waits is part of what was lost.
-func (m *Machine) LogLost(now events.Millis) {
+// LogLost tells that the log no longer has what it had acknowledged, and what it has of this rank instead. What the engine can say again
+// is published anew, in a new incarnation; what waits is part of what was lost.
+func (m *Machine) LogLost(p Published, now events.Millis) {
 	m.queue, m.queuedBytes, m.inflight = nil, 0, 0
-	m.acked = Published{}
+	m.acked = p
+	m.incarnation = max(m.incarnation, p.Incarnation)
 	m.counts.Gaps++
+	m.tries = 0
 	m.rebirth(events.ReasonGap, now)
 	m.startReplay()
 }
@@ -495,13 +497,14 @@ func (m *Machine) landed(n int) {
 }
 
 // FlushDoubted tells what the log holds after a flight whose fate is not known. Either nothing of it is there, or the
-// messages up to one of them, or all; then the rest is published again. Anything else means that somebody else publishes for
-// this rank: ErrFenced.
+// messages up to one of them, or all; then the rest is published again. If the log has less than it had acknowledged the error
+// is ErrLogLost, and LogLost is to be told; if it has more than this shim has sent, somebody else publishes for this rank:
+// ErrFenced.
 func (m *Machine) FlushDoubted(p Published) error {
 	if m.inflight == 0 {
 		return nil
 	}
-	if p.Found == m.acked.Found && p.Incarnation == m.acked.Incarnation && p.LastID == m.acked.LastID {
+	if p.Found == m.acked.Found && (!p.Found || p.Incarnation == m.acked.Incarnation && p.LastID == m.acked.LastID) {
 		m.landed(0)
 		return nil
 	}
@@ -511,6 +514,10 @@ func (m *Machine) FlushDoubted(p Published) error {
 			return nil
 		}
 	}
+	class := ErrFenced
+	if !p.Found || p.Incarnation < m.acked.Incarnation || p.Incarnation == m.acked.Incarnation && p.LastID < m.acked.LastID {
+		class = ErrLogLost
+	}
 	return fmt.Errorf("%w: the log ends with event %d of incarnation %d, this shim had published up to event %d of incarnation %d",
-		ErrFenced, p.LastID, p.Incarnation, m.acked.LastID, m.acked.Incarnation)
+		class, p.LastID, p.Incarnation, m.acked.LastID, m.acked.Incarnation)
 }

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -297,6 +298,48 @@ func TestNothingIsLostOrInvented(t *testing.T) {
 			if lost == 0 && len(w.log.held) != len(w.engine.held) {
 				t.Fatalf("seed %d: the log holds %d blocks and the engine %d, and nothing was counted lost", seed, len(w.log.held), len(w.engine.held))
 			}
+		}
+	}
+}
+
+// TestLogThatWasRolledBack publishes, and finds the log with less than it had acknowledged: whether the log says so itself or it shows
+// after a flight of which nothing is known, that is a loss and nobody else's doing. What the engine can say again is published in
+// an incarnation above whatever the log has, and a doubt about it is no fence either.
+func TestLogThatWasRolledBack(t *testing.T) {
+	for _, left := range []Published{{}, {Found: true, Incarnation: 90, LastID: 7}, {Found: true, Incarnation: 100, LastID: 1}} {
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+		m.Recovered(Published{Found: true, Incarnation: 90, LastID: 9}, 100) // no cursor: a new incarnation, 100
+		m.Connected()
+		m.WantsReplay()
+		m.Replayed(Frame{0, []byte("life1 +1")}, 100)
+		m.ReplayEnded(100)
+		fly := func() {
+			t.Helper()
+			if flight, err := m.NextFlight(); err != nil || flight == nil {
+				t.Fatalf("flight %v, %v", flight, err)
+			}
+		}
+		fly()
+		m.Flushed() // acknowledged: 100, up to event 2
+		m.Live(Frame{1, []byte("life1 +2")}, 100)
+		fly()
+		if err := m.FlushDoubted(left); !errors.Is(err, ErrLogLost) {
+			t.Fatalf("the log has %+v: %v", left, err)
+		}
+		m.LogLost(left, 50) // the clock went back
+		if m.Incarnation() != 101 {
+			t.Fatalf("incarnation %d", m.Incarnation())
+		}
+		if from, ok := m.WantsReplay(); !ok || from != 0 {
+			t.Fatalf("replay from %d, %v", from, ok)
+		}
+		fly()
+		if err := m.FlushDoubted(left); err != nil {
+			t.Fatalf("nothing of the flight is there, and the log is as it was: %v", err)
+		}
+		fly()
+		if err := m.FlushDoubted(Published{Found: true, Incarnation: 300, LastID: 1}); !errors.Is(err, ErrFenced) {
+			t.Fatalf("somebody else publishes: %v", err)
 		}
 	}
 }

@@ -355,11 +355,17 @@ func (r *runner) landed(f flushed) error {
 	case f.fatal != nil:
 		return f.fatal
 	case errors.Is(f.err, ErrLogLost):
-		r.machine.LogLost(millis(time.Now()))
+		r.machine.LogLost(f.present, millis(time.Now()))
 		return nil
 	case f.err != nil:
 		r.pause = min(2*r.pause, r.cfg.RetryMax)
-		if err := r.machine.FlushDoubted(f.present); err != nil {
+		err := r.machine.FlushDoubted(f.present)
+		if errors.Is(err, ErrLogLost) {
+			r.cfg.Hooks.LogFailed(err)
+			r.machine.LogLost(f.present, millis(time.Now()))
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 		f.last = f.present.Seq
