@@ -22,8 +22,14 @@ type Limits struct {
 	// FlightMessages is how many messages one flush may carry: an atomic batch takes at most 1,000. Default 200.
 	FlightMessages int
 
-	// ReplayTries is how often a replay is asked for before what it should have brought counts as lost. Default 3.
+	// ReplayTries is how often in a row a replay is asked for that is answered and brings nothing new, before what it should have
+	// brought counts as lost. Default 3.
 	ReplayTries int
+
+	// ReplayFailures is how often in a row a replay may fail, with longer and longer pauses between, before what it should have
+	// brought counts as lost. Meanwhile the rank is taken to hold what it held. Default 8: a quarter of a minute, for an endpoint that
+	// refuses.
+	ReplayFailures int
 }
 
 func (l Limits) withDefaults() Limits {
@@ -37,6 +43,7 @@ func (l Limits) withDefaults() Limits {
 	def(&l.MessageBytes, 128<<10)
 	def(&l.FlightMessages, 200)
 	def(&l.ReplayTries, 3)
+	def(&l.ReplayFailures, 8)
 	return l
 }
 
@@ -121,7 +128,8 @@ type Machine struct {
 	replaying bool
 	asked     bool // the shell was told to ask, and has not been told since
 	verified  bool // the replay has shown the message that was taken last, unchanged
-	tries     int
+	tries     int  // replays in a row that were answered and brought nothing new
+	failures  int  // replays in a row that failed
 	giveUp    bool // the replay failed for good: a gap found now is a loss
 	held      []Frame
 	heldBytes int
@@ -188,7 +196,7 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 func (m *Machine) Connected() {
 	m.held, m.heldBytes = nil, 0
 	if m.started {
-		m.tries = 0
+		m.tries, m.failures = 0, 0
 		m.startReplay()
 	}
 }
@@ -270,6 +278,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		m.verified = true
 		m.takeFirst(f)
 	case m.verified && f.Seq == m.taken.Seq+1:
+		m.tries, m.failures = 0, 0 // what brings us further is worth asking again
 		m.take(f)
 	case m.verified && f.Seq <= m.taken.Seq:
 		m.counts.Duplicates++
@@ -278,6 +287,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 			m.startReplay()
 			return false
 		}
+		m.tries = 0
 		m.gap()
 		m.take(f)
 	case f.Seq == m.taken.Seq && events.PayloadDigest(f.Payload) == m.taken.Digest:
@@ -305,24 +315,24 @@ func (m *Machine) ReplayEnded(now events.Millis) {
 		m.startReplay()
 		return
 	}
-	m.tries = 0
+	m.tries, m.failures = 0, 0
 	m.endReplay(now)
 }
 
-// ReplayFailed tells that the replay could not be had. It reports whether it is to be asked for again after a pause, by
-// RetryReplay; otherwise what is missing counts as lost.
-func (m *Machine) ReplayFailed(now events.Millis) (again bool) {
+// ReplayFailed tells that the replay could not be had. If it is to be asked for again after a pause, by RetryReplay, it says how many
+// have failed in a row; 0 says that what is missing counts as lost.
+func (m *Machine) ReplayFailed(now events.Millis) (failures int) {
 	if !m.replaying || !m.asked {
-		return false
+		return 0
 	}
-	if m.tries++; m.tries < m.limits.ReplayTries {
-		return true
+	if m.failures++; m.failures < m.limits.ReplayFailures {
+		return m.failures
 	}
-	m.tries = 0
+	m.failures = 0
 	m.giveUp = true
 	m.endReplay(now)
 	m.giveUp = false
-	return false
+	return 0
 }
 
 // RetryReplay makes the replay due again.
@@ -458,7 +468,7 @@ func (m *Machine) LogLost(p Published, now events.Millis) {
 	m.acked = p
 	m.incarnation = max(m.incarnation, p.Incarnation)
 	m.counts.Gaps++
-	m.tries = 0
+	m.tries, m.failures = 0, 0
 	m.rebirth(events.ReasonGap, now)
 	m.startReplay()
 }
@@ -475,7 +485,7 @@ func (m *Machine) Resync(now events.Millis) {
 	}
 	m.queue = m.queue[:m.inflight]
 	m.counts.Resyncs++
-	m.tries = 0
+	m.tries, m.failures = 0, 0
 	m.rebirth(events.ReasonOperator, now)
 	m.startReplay()
 }

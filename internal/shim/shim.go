@@ -416,8 +416,9 @@ func (r *runner) replayed(got replayed) {
 		return
 	case got.err != nil:
 		r.cfg.Hooks.ReplayFailed(r.replay.from, got.err)
-		if r.machine.ReplayFailed(now) {
-			r.retry.Reset(r.cfg.RetryMin + rand.N(r.cfg.RetryMin))
+		if n := r.machine.ReplayFailed(now); n > 0 {
+			pause := min(r.cfg.RetryMin<<min(n-1, 16), r.cfg.RetryMax)
+			r.retry.Reset(pause + rand.N(pause))
 		}
 	default:
 		r.machine.ReplayEnded(now)
