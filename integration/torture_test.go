@@ -92,9 +92,35 @@ type torture struct {
 
 	transcript []string
 	losses     map[*tortured]int64 // who has lost a message for good in this round, and where its shim's words were
-	later      []func()            // faults to be undone soon
-	scanned    map[*daemon]int64   // up to where its words were read
+	later      []undoing
+	scanned    map[*daemon]int64 // up to where its words were read
 	begun      time.Time
+}
+
+// undoing is the end of a fault that lasts.
+type undoing struct {
+	due  time.Time
+	undo func()
+}
+
+// undoLater ends a fault after a moment, or when the round settles.
+func (r *torture) undoLater(undo func()) {
+	d := time.Duration(r.rng.IntN(100)) * time.Millisecond
+	if r.rng.IntN(3) == 0 {
+		d *= 15
+	}
+	r.later = append(r.later, undoing{time.Now().Add(d), undo})
+}
+
+// undo ends the faults that are due, or all.
+func (r *torture) undo(all bool) {
+	r.later = slices.DeleteFunc(r.later, func(u undoing) bool {
+		due := all || time.Now().After(u.due)
+		if due {
+			u.undo()
+		}
+		return due
+	})
 }
 
 func (r *torture) note(format string, args ...any) {
@@ -162,10 +188,7 @@ func (r *torture) play() {
 
 // step does one thing, mostly announcing.
 func (r *torture) step() {
-	if len(r.later) > 0 && r.rng.IntN(4) == 0 {
-		r.later[0]()
-		r.later = r.later[1:]
-	}
+	r.undo(false)
 	e := r.any()
 	switch n := r.rng.IntN(100); {
 	case n < 52:
@@ -177,7 +200,11 @@ func (r *torture) step() {
 			e.announce()
 		}
 	case n < 66:
-		time.Sleep(time.Duration(r.rng.IntN(120)) * time.Millisecond) // so that faults meet work of every kind
+		d := 100 // so that faults meet work of every kind, and some last
+		if r.rng.IntN(4) == 0 {
+			d = 1500
+		}
+		time.Sleep(time.Duration(r.rng.IntN(d)) * time.Millisecond)
 	case n < 68:
 		r.snapshotNow()
 	case n < 78:
@@ -260,7 +287,7 @@ func (r *torture) holdOne() {
 	r.count("processes held")
 	life := d.running
 	d.signal(syscall.SIGSTOP)
-	r.later = append(r.later, func() {
+	r.undoLater(func() {
 		if d.running == life {
 			r.note("%s goes on", d.name)
 			d.signal(syscall.SIGCONT)
@@ -286,7 +313,7 @@ func (r *torture) spoilConnection() {
 		p.set(false, true)
 		p.cut()
 	}
-	r.later = append(r.later, func() {
+	r.undoLater(func() {
 		r.note("connections %s are good", name)
 		p.set(false, false)
 	})
@@ -328,10 +355,7 @@ func (r *torture) snapshotAllTheTime() (end func()) {
 
 // settle ends every fault and waits until the index has applied what every engine has said.
 func (r *torture) settle() {
-	for _, undo := range r.later {
-		undo()
-	}
-	r.later = nil
+	r.undo(true)
 	r.note("all faults end")
 	r.w.mend()
 	marks := map[*tortured]events.LocalHash{}
@@ -601,18 +625,31 @@ func (r *torture) rollBack() {
 		r.w.backup = backup
 		return
 	}
-	r.note("the server is killed and comes back with files of an earlier time")
+	part := ""
+	if r.rng.IntN(2) == 0 {
+		part = filepath.Join("jetstream", "KV", "streams", ours.StreamName("default", events.Partition(r.rng.IntN(partitionsT))))
+	}
+	r.note("the server is killed and comes back with files of an earlier time: %q", part)
 	r.count("logs rolled back")
 	if r.rng.IntN(2) == 0 {
 		r.killOne()
 	}
-	if err := os.RemoveAll(store); err != nil {
+	if r.rng.IntN(2) == 0 {
+		r.note("the indexer is killed")
+		r.w.indexer.kill()
+	}
+	if err := os.RemoveAll(filepath.Join(store, part)); err != nil {
 		r.Fatal(err)
 	}
-	if err := os.CopyFS(store, os.DirFS(backup)); err != nil {
+	if err := os.CopyFS(filepath.Join(store, part), os.DirFS(filepath.Join(backup, part))); err != nil {
 		r.Fatal(err)
 	}
+	r.w.nats.start()
 	r.logLost()
+	for range r.rng.IntN(60) { // perhaps more than was lost
+		r.any().announce()
+	}
+	time.Sleep(time.Duration(r.rng.IntN(500)) * time.Millisecond)
 }
 
 // deleteStream deletes a partition's log. The indexer makes it anew when it starts.
