@@ -83,6 +83,11 @@ func (b *run) snapshot() error {
 	}
 	start = time.Now()
 	imp := y.StartImport(ids)
+	blocks := 0
+	for i := range sink.runs {
+		blocks += len(sink.runs[i].Locals)
+	}
+	imp.Expect(blocks)
 	for i := range sink.runs {
 		if err := imp.Run(&sink.runs[i]); err != nil {
 			return err

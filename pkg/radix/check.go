@@ -42,7 +42,7 @@ func (c *checker) tree() error {
 	}
 	for i := range v.nodes {
 		id, n := uint32(i), &v.nodes[i]
-		free := id == 0 || id >= x.nodeEnd || x.freeNodes.has(id)
+		free := id < firstNode && !roots[id] || id >= x.nodeEnd || x.freeNodes.has(id)
 		switch {
 		case n.version&1 != 0:
 			return fmt.Errorf("node %d is open", id)

@@ -110,9 +110,12 @@ func (x *Index) searchFree(want uint32) (first, n uint32) {
 }
 
 // growBlocks makes the arena as large as the granules that were given out.
-func (x *Index) growBlocks() {
-	x.granules.grow(x.memory, int(x.granuleEnd), int(x.granuleEnd)/4)
-	blocks := int(x.granuleEnd) * granule
+func (x *Index) growBlocks() { x.roomForBlocks(x.granuleEnd) }
+
+// roomForBlocks makes the arena at least so many granules large.
+func (x *Index) roomForBlocks(granules uint32) {
+	x.granules.grow(x.memory, int(granules), int(granules)/4)
+	blocks := int(granules) * granule
 	x.engines.grow(x.memory, blocks, blocks/4)
 	if n := len(x.locals.s); n < blocks {
 		x.locals.grow(x.memory, blocks, blocks/4)

@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// ErrImage is returned by an import of runs or ranks that contradict themselves or each other. The ranks of that import
-// must be dropped.
+// ErrImage is returned by an import of runs or ranks that contradict themselves or each other. The import must be finished
+// all the same, and its ranks be dropped.
 var ErrImage = errors.New("image contradicts itself")
 
 // Import takes an image back.
@@ -25,9 +25,17 @@ type span struct{ first, block, n uint32 }
 
 // StartImport begins to take an image back. Position i of the image's list of ranks becomes ranks[i], which must be added and
 // empty; the index may hold other ranks. No events are applied to these ranks before Finish. The writer calls it and all
-// methods of the import.
+// methods of the import. After an error Finish is still to be called, and then the ranks must be dropped.
 func (x *Index) StartImport(ranks []RankID) *Import {
 	return &Import{x: x, ranks: slices.Clone(ranks), runs: map[events.RunID][]span{}, pending: map[events.RunID][]*events.Run{}}
+}
+
+// Expect makes room at once for about as many blocks as the image has, which spares growing step by step.
+func (m *Import) Expect(blocks int) {
+	x := m.x
+	blocks = max(0, min(blocks, 1<<28))
+	x.shared.room(x.memory, blocks)
+	x.roomForBlocks(x.granuleEnd + uint32(blocks)/granule)
 }
 
 // Run takes a run, in any order. It keeps nothing of it.
@@ -282,7 +290,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 	return nil
 }
 
-// Finish ends the import. After an error the ranks must be dropped.
+// Finish ends the import.
 func (m *Import) Finish() (err error) {
 	for parent, runs := range m.pending {
 		err = fmt.Errorf("run %d: its parent %d is missing: %w", runs[0].ID, parent, ErrImage)

@@ -95,7 +95,7 @@ func (r *rank) slot() uint32 { return uint32(r.id.Slot()) }
 
 // New returns an empty index. It needs no closing.
 func New(cfg Config) *Index {
-	x := &Index{cfg: cfg.withDefaults(), memory: &memory{}, granuleEnd: 1, nodeEnd: 1}
+	x := &Index{cfg: cfg.withDefaults(), memory: &memory{}, granuleEnd: 1, nodeEnd: firstNode}
 	x.v = &view{stride: 1}
 	x.bitRoom.end = 1
 	x.growNodes()
@@ -130,7 +130,7 @@ func (x *Index) AddRank(space uint32) RankID {
 	x.slots[i] = r
 	x.sharedMask[i>>6] |= 1 << (i & 63)
 	if x.v.root(space) == 0 {
-		above := x.newNode(0, node{})
+		above := x.newRoot()
 		x.publish(func(v *view) { v.roots = append(slices.Clone(v.roots), root{space, above}) })
 	}
 	return r.id

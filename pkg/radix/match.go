@@ -150,9 +150,12 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, m
 		far := s.len // there is nothing to compare where nobody holds
 		if all == 0 && !more {
 			far = 0
-			for i := range s.nparts {
-				if p := v.parts[s.parts+i].load(); p.key&3 == device && w.isActive(p.key>>2) {
-					far = max(far, p.lead)
+			parts := v.parts[s.parts : s.parts+s.nparts]
+			for i := range parts {
+				if lead := atomic.LoadUint32(&parts[i].lead); lead > far {
+					if key := atomic.LoadUint32(&parts[i].key); key&3 == device && w.isActive(key>>2) {
+						far = lead
+					}
 				}
 			}
 		}
@@ -177,11 +180,15 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, m
 // split sorts out who holds not all of a stop's node, and leaves the others active.
 func (w *walk) split(s *stop, mask []uint64, out *Answer, more bool) {
 	at := uint32(len(w.path) - 1)
-	for i := range s.nparts {
-		p := w.v.parts[s.parts+i].load()
-		if slot := p.key >> 2; p.key&3 == device && w.isActive(slot) {
+	if s.nparts > 0 {
+		out.Ranks = slices.Grow(out.Ranks, int(s.nparts))
+	}
+	parts := w.v.parts[s.parts : s.parts+s.nparts]
+	for i := range parts {
+		key := atomic.LoadUint32(&parts[i].key)
+		if slot := key >> 2; key&3 == device && w.isActive(slot) {
 			w.active[slot>>6] &^= 1 << (slot & 63)
-			w.leave(slot, at, min(p.lead, s.match), out, more)
+			w.leave(slot, at, min(atomic.LoadUint32(&parts[i].lead), s.match), out, more)
 		}
 	}
 	for i := range w.active {

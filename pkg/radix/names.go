@@ -74,8 +74,8 @@ func (t *names) likely(hash uint64) uint32 {
 
 // room makes room for n names more.
 func (t *names) room(m *memory, n int) {
-	for uint64(t.n+n)*5 > t.size*4 {
-		t.grow(m)
+	if need := uint64(t.n+n)*5/4 + 1; need > t.size {
+		t.grow(m, max(64, t.size+t.size/4, need))
 	}
 }
 
@@ -167,11 +167,11 @@ func (t *names) remove(hash uint64, block uint32) (wasAlias bool) {
 	return wasAlias
 }
 
-// grow makes a quarter more room, in place: from the end to the start, some slots at a time move to where they belong now,
+// grow makes room for more homes, in place: from the end to the start, some slots at a time move to where they belong now,
 // which is never before where they were.
-func (t *names) grow(m *memory) {
+func (t *names) grow(m *memory, size uint64) {
 	end := len(t.slots.s)
-	t.size = max(64, t.size+t.size/4)
+	t.size = size
 	t.slots.grow(m, int(t.size)+tailMargin, 0)
 	var few [512]uint64
 	for end > 0 {

@@ -96,6 +96,19 @@ func (x *Index) publish(f func(v *view)) {
 	x.view.Store(x.v)
 }
 
+// firstNode is the first id of a node that is no root. Those below are for the roots of the first spaces, so that their
+// number does not stand in the way of the ids that an image wishes for.
+const firstNode = 16
+
+// newRoot makes a node above the first blocks of a space.
+func (x *Index) newRoot() uint32 {
+	if id := uint32(len(x.v.roots)) + 1; id < firstNode {
+		x.nodes++
+		return id
+	}
+	return x.newNode(0, node{})
+}
+
 // newNode takes a free node, and makes its words those of a node without holders and children. wish is the id to take if it
 // can be had; 0 is no wish.
 func (x *Index) newNode(wish uint32, n node) uint32 {
@@ -127,7 +140,7 @@ func (x *Index) freeNode(wish uint32) uint32 {
 			return wish
 		}
 	}
-	if x.freeNodes.n > 0 {
+	if x.freeNodes.n > 0 && wish == 0 { // who wished in vain takes nobody else's
 		id := x.freeNodes.lowest()
 		x.freeNodes.take(id)
 		return id

@@ -99,6 +99,8 @@ func (w *world) tier() events.Tier { return events.Tier(1 + max(0, w.pick.below(
 // group 1 is another kind, groups 2 and 3 are main ones like 0.
 func (w *world) group(m *member) (events.GroupIndex, events.Attention) {
 	switch g := w.pick.below(m.groups); {
+	case w.pick.below(60) == 0: // against what the group's first event has said
+		return events.GroupIndex(g), events.AttentionMamba
 	case g == 1:
 		return 1, events.AttentionSlidingWindow
 	case w.pick.below(8) == 0:
@@ -277,12 +279,18 @@ func (m *image) Rank(i int, img *events.RankImage) error {
 	return nil
 }
 
-func (m *image) into(x *Index, ids []RankID, backwards bool) error {
+// into imports an image; the import is finished whatever happens.
+func (m *image) into(x *Index, ids []RankID, backwards bool) (err error) {
 	runs := slices.Clone(m.runs)
 	if backwards {
 		slices.Reverse(runs)
 	}
 	im := x.StartImport(ids)
+	defer func() {
+		if e := im.Finish(); err == nil {
+			err = e
+		}
+	}()
 	for i := range runs {
 		if err := im.Run(&runs[i]); err != nil {
 			return err
@@ -293,7 +301,7 @@ func (m *image) into(x *Index, ids []RankID, backwards bool) error {
 			return err
 		}
 	}
-	return im.Finish()
+	return nil
 }
 
 // query asks for a document's prefix, or for one that leaves a document somewhere.
