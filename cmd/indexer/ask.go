@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -66,6 +67,29 @@ func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client)
 		return cli.PrintJSON(os.Stdout, v)
 	}
 	return table(os.Stdout)
+}
+
+// reach connects to NATS and opens the namespace, for commands that need no indexer to run. The context that do gets has no
+// deadline.
+func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.Namespace) error) error {
+	if err := jetstream.CheckNamespace(a.namespace); err != nil {
+		return cli.UsageErrorf("--namespace: %w", err)
+	}
+	if a.timeout <= 0 {
+		return cli.UsageErrorf("--timeout %v is not positive", a.timeout)
+	}
+	opening, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	conn, err := a.nats.Connect(opening, "kvatlas indexer")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ns, err := jetstream.OpenNamespace(opening, conn, a.namespace)
+	if err != nil {
+		return err
+	}
+	return do(ctx, ns)
 }
 
 func queryCommand() *cobra.Command {
@@ -225,11 +249,22 @@ func printWorkers(w io.Writer, list *api.WorkerList) error {
 }
 
 func statusCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "status", Short: "Show how the indexer is doing"}
+	verify := false
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show how the indexer is doing",
+		Long: `Show how the indexer is doing. With --verify each partition has a checksum of all that its ranks hold, as of the place in the log in column
+APPLIED: two indexers at the same place have the same, and so has one before and after a restart.`,
+	}
 	a := askingFlags(cmd)
+	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
-			s, err := c.Status(ctx)
+			ask := c.Status
+			if verify {
+				ask = c.Verify
+			}
+			s, err := ask(ctx)
 			return s, func(w io.Writer) error { return printStatus(w, s) }, err
 		})
 	}
@@ -258,32 +293,37 @@ func printStatus(w io.Writer, s *api.Status) error {
 		}
 	}
 	slices.Sort(outcomes)
-	fmt.Fprintf(w, "since start: %s\n\n", strings.Join(outcomes, ", "))
+	fmt.Fprintf(w, "since start: %s\n", strings.Join(outcomes, ", "))
+	if k := s.Snapshots; k.Written+k.Failed > 0 || len(k.Rejected) > 0 {
+		fmt.Fprintf(w, "snapshots since start: %d written, %d failed", k.Written, k.Failed)
+		for _, reason := range slices.Sorted(maps.Keys(k.Rejected)) {
+			fmt.Fprintf(w, ", %d rejected (%s)", k.Rejected[reason], reason)
+		}
+		fmt.Fprintln(w)
+	}
+	fmt.Fprintf(w, "storage: %s; snapshots: %s\n\n", used(s.Store), used(s.SnapshotBucket))
+	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN"}
 	rows := make([][]any, len(s.Partitions))
 	for i, p := range s.Partitions {
 		age := "never"
 		if !p.SnapshotTime.IsZero() {
 			age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
 		}
-		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age}
+		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, used(p.Log), p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age}
+		if p.Checksum != "" {
+			rows[i] = append(rows[i], p.Checksum)
+		}
 	}
-	return cli.Table(w, []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "SNAPSHOT AT", "SIZE", "TAKEN"}, rows)
+	if len(s.Partitions) > 0 && s.Partitions[0].Checksum != "" {
+		heading = append(heading, "CHECKSUM")
+	}
+	return cli.Table(w, heading, rows)
 }
 
-func snapshotCommand() *cobra.Command {
-	now := &cobra.Command{Use: "now", Short: "Write a snapshot of every partition now"}
-	a := askingFlags(now)
-	now.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
-			list, err := c.Snapshot(ctx)
-			return list, func(w io.Writer) error {
-				rows := make([][]any, len(list.Snapshots))
-				for i, s := range list.Snapshots {
-					rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
-				}
-				return cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "SIZE", "WRITTEN"}, rows)
-			}, err
-		})
+// used writes how full something is.
+func used(u api.Usage) string {
+	if u.Limit <= 0 {
+		return cli.Bytes(u.Bytes)
 	}
-	return cli.Group(&cobra.Command{Use: "snapshot", Short: "Work with snapshots"}, now)
+	return fmt.Sprintf("%s of %s", cli.Bytes(u.Bytes), cli.Bytes(u.Limit))
 }

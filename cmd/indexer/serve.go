@@ -30,7 +30,7 @@ type serving struct {
 	partitions                               uint32
 	replicas                                 int
 	syncInterval                             time.Duration
-	logBytes, snapshotBytes                  int64
+	logBytes, snapshotBytes, storeBytes      int64
 	logAge                                   time.Duration
 	snapshotInterval                         time.Duration
 	snapshotBlocks                           uint64
@@ -67,6 +67,7 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.Int64Var(&s.logBytes, "log-bytes", 0, "bytes that each partition's log may take; beyond, the oldest goes (default: 1 GiB, or less on a small disk)")
 	f.DurationVar(&s.logAge, "log-age", 24*time.Hour, "age at which messages leave the log")
 	f.Int64Var(&s.snapshotBytes, "snapshot-bytes", -1, "bytes that the snapshot bucket may take; -1 sets no bound")
+	f.Int64Var(&s.storeBytes, "store-bytes", 0, "bytes that all logs and snapshots of the server in this process may take; beyond, writing waits (default: what the disk has)")
 	f.DurationVar(&s.snapshotInterval, "snapshot-interval", time.Minute, "time between snapshots of a partition that changes")
 	f.Uint64Var(&s.snapshotBlocks, "snapshot-blocks", 2_000_000, "blocks stored or removed after which a snapshot is due earlier")
 	f.IntVar(&s.index.MaxParked, "max-parked", radix.DefaultMaxParked, "blocks of one rank that may wait for their parents")
@@ -84,7 +85,7 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 			return cli.UsageErrorf("--data and --nats exclude each other: with --nats the data are on that server")
 		}
 		if s.nats.URL != "" {
-			for _, name := range []string{"nats-listen", "nats-config", "sync-interval"} {
+			for _, name := range []string{"nats-listen", "nats-config", "sync-interval", "store-bytes"} {
 				if cmd.Flags().Changed(name) {
 					return cli.UsageErrorf("--%s is about a server in this process; it does not go with --nats", name)
 				}
@@ -114,6 +115,9 @@ func (s *serving) check() error {
 	}
 	if s.logBytes != 0 && s.logBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--log-bytes %d is less than 1 MiB", s.logBytes))
+	}
+	if s.storeBytes < 0 {
+		errs = append(errs, fmt.Errorf("--store-bytes %d is negative", s.storeBytes))
 	}
 	if s.syncInterval < 0 {
 		errs = append(errs, fmt.Errorf("--sync-interval %v is negative", s.syncInterval))
@@ -157,11 +161,15 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	isReady := make(chan struct{})
-	n := node.New(node.Config{
+	cfg := node.Config{
 		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index,
 		SnapshotInterval: s.snapshotInterval, SnapshotBlocks: s.snapshotBlocks,
 		Hooks: logHooks(log, func() { close(isReady) }),
-	})
+	}
+	if server != nil {
+		cfg.StoreLimit, cfg.Health = server.MaxStore(), server.Health
+	}
+	n := node.New(cfg)
 	scrape, queries := metrics.New(n)
 	handler := api.Handler{Indexer: n, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), runtime.GOMAXPROCS(0))
@@ -249,7 +257,7 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 			return nil, nil, err
 		}
 		server, err = jetstream.StartServer(ctx, jetstream.ServerOptions{
-			Dir: dir, Listen: s.natsListen, ConfigFile: s.natsConfig, SyncInterval: s.syncInterval,
+			Dir: dir, Listen: s.natsListen, ConfigFile: s.natsConfig, SyncInterval: s.syncInterval, MaxStore: s.storeBytes,
 			Logger: slog.New(quieter{log.With("from", "nats-server").Handler()}),
 		})
 		if err != nil {
@@ -313,8 +321,8 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 	return node.Hooks{
 		Restored: func(p events.Partition, r node.Restored) {
 			switch {
-			case r.ResyncNeeded:
-				log.Warn("resync needed: the log's beginning is gone and no snapshot has it", "partition", p, "from", r.Seq+1)
+			case r.Lost != "":
+				log.Warn("resync needed", "partition", p, "why", r.Lost, "from", r.Seq+1)
 			case r.Ranks > 0:
 				log.Info("restored", "partition", p, "seq", r.Seq, "ranks", r.Ranks, "holdings", r.Holdings, "took", r.Took)
 			}
@@ -335,6 +343,17 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 		SaveError: func(p events.Partition, err error) { log.Warn("snapshot not written", "partition", p, "error", err) },
 		Purged: func(p events.Partition, from events.StreamSeq) {
 			log.Debug("log trimmed", "partition", p, "keeps", from)
+		},
+		ResyncAsked: func(p events.Partition, why string, answered int, err error) {
+			if err != nil {
+				log.Warn("the shims cannot be asked", "partition", p, "error", err)
+				return
+			}
+			log.Info("shims asked to say again what their engines hold", "partition", p, "why", why, "answered", answered)
+		},
+		Resynced: func(p events.Partition) { log.Info("resync is over", "partition", p) },
+		Filling: func(what string, used, limit int64) {
+			log.Warn("filling up: "+what, "bytes", used, "limit", limit)
 		},
 	}
 }

@@ -22,6 +22,7 @@ const (
 	OpFind     = "find"     // Query → Answer
 	OpWorkers  = "workers"  // → WorkerList
 	OpStatus   = "status"   // → Status
+	OpVerify   = "verify"   // → Status, with checksums
 	OpSnapshot = "snapshot" // → SnapshotList, after every partition's snapshot is written
 )
 
@@ -144,6 +145,31 @@ type Status struct {
 	Index      IndexStatus       `json:"index" msgpack:"index"`
 	Events     map[string]uint64 `json:"events" msgpack:"events"` // what became of events since the node started, by outcome
 	Problems   []string          `json:"problems" msgpack:"problems"`
+
+	Snapshots      SnapshotCounts `json:"snapshots" msgpack:"snapshots"`             // since the node started
+	Resyncs        ResyncCounts   `json:"resyncs" msgpack:"resyncs"`                 // since the node started
+	SnapshotBucket Usage          `json:"snapshot_bucket" msgpack:"snapshot_bucket"` // of all partitions
+	Store          Usage          `json:"store" msgpack:"store"`                     // what the account has on the NATS servers
+}
+
+// Usage is how much of a bound is used.
+type Usage struct {
+	Bytes int64 `json:"bytes" msgpack:"bytes"`
+	Limit int64 `json:"limit" msgpack:"limit"` // 0: none is known
+}
+
+// SnapshotCounts says what became of snapshots.
+type SnapshotCounts struct {
+	Written  uint64            `json:"written" msgpack:"written"`
+	Failed   uint64            `json:"failed" msgpack:"failed"`     // not written; tried again
+	Rejected map[string]uint64 `json:"rejected" msgpack:"rejected"` // could not be restored, by reason
+}
+
+// ResyncCounts says what became of requests to shims to say again what their engines hold.
+type ResyncCounts struct {
+	Asked    uint64 `json:"asked" msgpack:"asked"`
+	Answered uint64 `json:"answered" msgpack:"answered"`
+	Ended    uint64 `json:"ended" msgpack:"ended"` // partitions that were whole again
 }
 
 // ModelStatus is a model that some rank serves.
@@ -166,6 +192,7 @@ type PartitionDetail struct {
 	SnapshotSize int64            `json:"snapshot_bytes" msgpack:"snapshot_bytes"`
 	RestoredFrom events.StreamSeq `json:"restored_from" msgpack:"restored_from"` // the snapshot this process began with; 0: none
 	RestoreMS    float64          `json:"restore_ms" msgpack:"restore_ms"`
+	Log          Usage            `json:"log" msgpack:"log"`
 	Checksum     string           `json:"checksum,omitempty" msgpack:"checksum,omitempty"` // of all its ranks' holdings, at Seq
 }
 
@@ -191,11 +218,47 @@ type SnapshotInfo struct {
 	Written    int64            `json:"written" msgpack:"written"` // of the chunks that were not there already
 }
 
+// GenerationList tells of the snapshots that are in the bucket.
+type GenerationList struct {
+	Generations []GenerationInfo `json:"generations"` // by partition, then newest first
+}
+
+// GenerationInfo is one snapshot in the bucket.
+type GenerationInfo struct {
+	Partition  events.Partition `json:"partition"`
+	Key        string           `json:"key,omitempty"` // of the manifest, if the snapshot cannot be used
+	Generation uint64           `json:"generation"`    // 0 if it cannot be read
+	Epoch      time.Time        `json:"epoch"`
+	Seq        events.StreamSeq `json:"seq"`
+	Created    time.Time        `json:"created"`
+	Writer     string           `json:"writer"`
+	Ranks      int              `json:"ranks"`
+	Holdings   uint64           `json:"holdings"`
+	Chunks     int              `json:"chunks"`
+	Bytes      uint64           `json:"bytes"` // of all its chunks
+	New        uint64           `json:"new"`   // of those that the generation before did not have
+
+	Unusable  string     `json:"unusable,omitempty"` // why an indexer would not begin with it, as a reason that metrics have too
+	Why       string     `json:"why,omitempty"`      // the same, in words
+	Verified  bool       `json:"verified"`           // its chunks were read
+	Bad       bool       `json:"bad"`                // it is not what was written
+	BadChunks []BadChunk `json:"bad_chunks,omitempty"`
+}
+
+// BadChunk is a chunk that is not what was written.
+type BadChunk struct {
+	Key    string `json:"key,omitempty"` // empty: the chunks are whole and contradict each other
+	Kind   string `json:"kind,omitempty"`
+	Reason string `json:"reason"`
+	Why    string `json:"why"`
+}
+
 // Indexer answers. internal/node implements it. All methods may be called from any goroutine; errors are of type *Error.
 type Indexer interface {
 	Find(ctx context.Context, q *Query) (*Answer, error)
 	Workers(ctx context.Context) (*WorkerList, error)
 	Status(ctx context.Context) (*Status, error)
+	Verify(ctx context.Context) (*Status, error)
 	Snapshot(ctx context.Context) (*SnapshotList, error)
 }
 

@@ -20,6 +20,7 @@ func (e *echo) Find(_ context.Context, q *Query) (*Answer, error) {
 }
 func (*echo) Workers(context.Context) (*WorkerList, error) { return &WorkerList{}, nil }
 func (*echo) Status(context.Context) (*Status, error)      { return nil, errors.New("disk on fire") }
+func (*echo) Verify(context.Context) (*Status, error)      { return &Status{}, nil }
 func (*echo) Snapshot(context.Context) (*SnapshotList, error) {
 	return nil, Errorf(CodeNotReady, "restoring")
 }

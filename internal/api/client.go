@@ -28,6 +28,11 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return call[Status](ctx, c, OpStatus, nil)
 }
 
+// Verify asks how the node is doing, with a checksum of each partition.
+func (c *Client) Verify(ctx context.Context) (*Status, error) {
+	return call[Status](ctx, c, OpVerify, nil)
+}
+
 // Snapshot has every partition's snapshot written now.
 func (c *Client) Snapshot(ctx context.Context) (*SnapshotList, error) {
 	return call[SnapshotList](ctx, c, OpSnapshot, nil)

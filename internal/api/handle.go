@@ -86,6 +86,8 @@ func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []by
 		return ix.Workers(ctx)
 	case OpStatus:
 		return ix.Status(ctx)
+	case OpVerify:
+		return ix.Verify(ctx)
 	case OpSnapshot:
 		return ix.Snapshot(ctx)
 	}

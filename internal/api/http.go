@@ -27,6 +27,7 @@ const deadlineHeader = "Kv-Deadline-Ms"
 //	POST /v1/find      a Query, as JSON or MessagePack by Content-Type → an Answer
 //	GET  /v1/workers   → a WorkerList
 //	GET  /v1/status    → a Status
+//	GET  /v1/verify    → a Status with a checksum of each partition
 //	POST /v1/snapshot  → a SnapshotList
 //	GET  /healthz      200 while the process runs
 //	GET  /readyz       200 once every partition is restored and caught up, else 503 and why not
@@ -37,7 +38,7 @@ func NewHTTP(cfg HTTPConfig) http.Handler {
 	}
 	mux := http.NewServeMux()
 	for pattern, op := range map[string]string{
-		"POST /v1/find": OpFind, "GET /v1/workers": OpWorkers, "GET /v1/status": OpStatus, "POST /v1/snapshot": OpSnapshot,
+		"POST /v1/find": OpFind, "GET /v1/workers": OpWorkers, "GET /v1/status": OpStatus, "GET /v1/verify": OpVerify, "POST /v1/snapshot": OpSnapshot,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { cfg.serve(w, r, op) })
 	}

@@ -55,10 +55,26 @@ var (
 	serving      = prometheus.NewDesc("kvatlas_partition_serving", "1 if a partition is caught up and whole.", []string{"partition"}, nil)
 	snapshotAge  = prometheus.NewDesc("kvatlas_snapshot_age_seconds", "Time since a partition's snapshot was written by this process.", []string{"partition"}, nil)
 	snapshotSize = prometheus.NewDesc("kvatlas_snapshot_bytes", "Size of a partition's snapshot.", []string{"partition"}, nil)
+	written      = prometheus.NewDesc("kvatlas_snapshot_written_total", "Snapshots written since the process started.", nil, nil)
+	failed       = prometheus.NewDesc("kvatlas_snapshot_failed_total", "Snapshots that could not be written; they are tried again.", nil, nil)
+	rejected     = prometheus.NewDesc("kvatlas_snapshot_rejected_total", "Snapshots that could not be restored, by reason.", []string{"reason"}, nil)
+	logBytes     = prometheus.NewDesc("kvatlas_log_bytes", "Size of a partition's log.", []string{"partition"}, nil)
+	logLimit     = prometheus.NewDesc("kvatlas_log_limit_bytes", "Size beyond which the oldest messages of a partition's log go.", []string{"partition"}, nil)
+	bucketBytes  = prometheus.NewDesc("kvatlas_snapshot_bucket_bytes", "Size of the bucket with the snapshots.", nil, nil)
+	bucketLimit  = prometheus.NewDesc("kvatlas_snapshot_bucket_limit_bytes", "Size beyond which the bucket takes no snapshots; absent without a bound.", nil, nil)
+	storeBytes   = prometheus.NewDesc("kvatlas_store_bytes", "What all streams and buckets of the account take on the NATS servers.", nil, nil)
+	storeLimit   = prometheus.NewDesc("kvatlas_store_limit_bytes", "Size beyond which the NATS servers take nothing; absent if not known.", nil, nil)
+	resyncs      = prometheus.NewDesc("kvatlas_resync_total", "Requests to shims to say again what their engines hold: asked, answered, and partitions that were whole again (ended).", []string{"what"}, nil)
+	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed", "1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
 )
 
+var all = []*prometheus.Desc{
+	ready, outcomes, holdings, distinct, indexBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
+	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, resyncs, resyncNeeded,
+}
+
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{ready, outcomes, holdings, distinct, indexBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize} {
+	for _, d := range all {
 		ch <- d
 	}
 }
@@ -74,6 +90,15 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
+	count := func(d *prometheus.Desc, n uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	usage := func(bytes, limit *prometheus.Desc, u api.Usage, labels ...string) {
+		gauge(bytes, float64(u.Bytes), labels...)
+		if u.Limit > 0 {
+			gauge(limit, float64(u.Limit), labels...)
+		}
+	}
 	yes := func(b bool) float64 {
 		if b {
 			return 1
@@ -82,8 +107,18 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(ready, yes(s.Ready))
 	for name, n := range s.Events {
-		ch <- prometheus.MustNewConstMetric(outcomes, prometheus.CounterValue, float64(n), name)
+		count(outcomes, n, name)
 	}
+	count(written, s.Snapshots.Written)
+	count(failed, s.Snapshots.Failed)
+	for reason, n := range s.Snapshots.Rejected {
+		count(rejected, n, reason)
+	}
+	count(resyncs, s.Resyncs.Asked, "asked")
+	count(resyncs, s.Resyncs.Answered, "answered")
+	count(resyncs, s.Resyncs.Ended, "ended")
+	usage(bucketBytes, bucketLimit, s.SnapshotBucket)
+	usage(storeBytes, storeLimit, s.Store)
 	gauge(holdings, float64(s.Index.Blocks.Device), "device")
 	gauge(holdings, float64(s.Index.Blocks.Host), "host")
 	gauge(holdings, float64(s.Index.Blocks.Disk), "disk")
@@ -98,6 +133,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(lag, float64(p.Lag), name)
 		gauge(applied, float64(p.Seq), name)
 		gauge(serving, yes(p.State == "serving"), name)
+		gauge(resyncNeeded, yes(p.State == "resync_needed"), name)
+		usage(logBytes, logLimit, p.Log, name)
 		if !p.SnapshotTime.IsZero() {
 			gauge(snapshotAge, time.Since(p.SnapshotTime).Seconds(), name)
 			gauge(snapshotSize, float64(p.SnapshotSize), name)

@@ -1,12 +1,14 @@
 package node
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/zeebo/xxh3"
 )
 
 // Machine applies the log to the index. It is stepped: it starts nothing, waits for nothing and reads no clock. One goroutine,
@@ -51,6 +53,7 @@ type rank struct {
 	cursor      events.Cursor
 	lastSeen    events.Millis
 	shutdown    bool
+	partial     bool   // some events of the incarnation were not seen: it may hold more than is known
 	stored      uint64 // blocks in stored events, in this incarnation
 	removed     uint64 // blocks in removed events
 }
@@ -186,6 +189,7 @@ func (m *Machine) applyMessage(part *partition, msg *Message) {
 		evs = evs[seen:]
 	case b.FirstID > r.lastID+1:
 		m.counts.Gaps++
+		r.partial = true
 		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonGap}}))
 	}
 	for i := range evs {
@@ -204,6 +208,7 @@ func (m *Machine) applyMessage(part *partition, msg *Message) {
 	r.cursor, r.lastSeen, r.shutdown = b.Cursor, msg.Time, b.Shutdown
 	if b.Shutdown {
 		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}}))
+		r.partial = false // it holds nothing
 	}
 }
 
@@ -214,7 +219,7 @@ func (m *Machine) begin(r *rank, b *events.Batch) {
 	r.space = m.space(b.Model, b.BlockSize)
 	r.id = m.index.AddRank(r.space)
 	r.incarnation, r.lastID, r.cursor, r.shutdown = b.Incarnation, 0, events.Cursor{}, false
-	r.stored, r.removed = 0, 0
+	r.stored, r.removed, r.partial = 0, 0, false
 	m.stale = true
 }
 
@@ -227,6 +232,15 @@ func (m *Machine) space(model string, blockSize uint32) uint32 {
 		m.spaces[key] = s
 	}
 	return s
+}
+
+// checksum is of what all ranks of a partition hold, whoever applied it and in whatever order they came: a sum over ranks.
+func (m *Machine) checksum(p events.Partition) (sum uint64) {
+	for key, r := range m.parts[p].ranks {
+		name := fmt.Appendf(nil, "%d:%s %d %d:%s %d", len(key.Instance), key.Instance, key.Rank, len(r.model), r.model, r.blockSize)
+		sum += xxh3.HashSeed(name, m.index.Checksum(r.id))
+	}
+	return sum
 }
 
 func (m *Machine) count(c radix.Counts) { m.counts.Index.Add(c) }

@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
 // Config is one node's.
@@ -33,6 +34,18 @@ type Config struct {
 	// Watch is how often each partition's stream is looked at for what no message tells; default 3 s.
 	Watch time.Duration
 
+	// ResyncPause is the time between the first two rounds in which shims are asked to say again what is lost; default 2 s.
+	ResyncPause time.Duration
+
+	// RoomCheck is how often the node looks at how full the log, the bucket and the storage are; default 10 s.
+	RoomCheck time.Duration
+
+	// StoreLimit is what all streams and buckets may take, in bytes, where the account has no bound of its own; 0: not known.
+	StoreLimit int64
+
+	// Health, if not nil, says what is wrong with the NATS server in this process.
+	Health func() error
+
 	Hooks Hooks
 }
 
@@ -48,15 +61,19 @@ type Hooks struct {
 	Saved     func(api.SnapshotInfo, time.Duration)               // a snapshot was written
 	SaveError func(p events.Partition, err error)                 // it was not; it is tried again
 	Purged    func(p events.Partition, keepFrom events.StreamSeq) // the log before was trimmed
+
+	ResyncAsked func(p events.Partition, why string, answered int, err error) // shims were asked to say again what they hold
+	Resynced    func(p events.Partition)                                      // the partition is whole again
+	Filling     func(what string, used, limit int64)                          // something has become 80 % full
 }
 
 // Restored says what a partition begins with.
 type Restored struct {
-	Seq          events.StreamSeq // of the snapshot; 0: none
-	Ranks        int
-	Holdings     uint64
-	Took         time.Duration
-	ResyncNeeded bool // the log before its first message is gone and no snapshot makes up for it
+	Seq      events.StreamSeq // of the snapshot; 0: none
+	Ranks    int
+	Holdings uint64
+	Took     time.Duration
+	Lost     string // what the log said once and nothing says now, so that a resync is needed; empty if nothing is known to be lost
 }
 
 // Node keeps the index of all partitions of a namespace: it restores, follows the log, answers, and writes snapshots.
@@ -76,6 +93,11 @@ type Node struct {
 	saving  sync.Mutex // one snapshot at a time
 
 	unready atomic.Int32 // partitions that do not serve yet
+
+	resyncs    resyncCounts
+	saves      struct{ written, failed atomic.Uint64 }
+	rejections [snapshot.NumReasons]atomic.Uint64
+	room       room
 }
 
 // work is something for the writer: messages of a partition, or something to do with the machine.
@@ -88,14 +110,16 @@ type work struct {
 
 // standing is how the node stands with one partition.
 type standing struct {
-	mu     sync.Mutex
-	state  string
-	epoch  time.Time
-	last   events.StreamSeq // of the log, as last heard
-	err    error            // why the log cannot be read
-	at     Restored
-	resync bool
-	save   saveState
+	mu    sync.Mutex
+	state string
+	epoch time.Time
+	last  events.StreamSeq // of the log, as last heard
+	err   error            // why the log cannot be read
+	at    Restored
+	lost  string // what the log was found to have lost, until the partition has begun again
+	need  *need  // nil if nothing
+	save  saveState
+	log   usage // of the log
 }
 
 // The states of a partition.
@@ -114,6 +138,12 @@ func New(cfg Config) *Node {
 	}
 	if cfg.SnapshotBlocks == 0 {
 		cfg.SnapshotBlocks = 2_000_000
+	}
+	if cfg.ResyncPause <= 0 {
+		cfg.ResyncPause = resyncPause
+	}
+	if cfg.RoomCheck <= 0 {
+		cfg.RoomCheck = 10 * time.Second
 	}
 	cfg.Hooks = cfg.Hooks.withDefaults()
 	n := &Node{cfg: cfg, index: radix.New(cfg.Index), work: make(chan work, 16), started: time.Now()}
@@ -157,6 +187,15 @@ func (h Hooks) withDefaults() Hooks {
 	if h.Purged == nil {
 		h.Purged = func(events.Partition, events.StreamSeq) {}
 	}
+	if h.ResyncAsked == nil {
+		h.ResyncAsked = func(events.Partition, string, int, error) {}
+	}
+	if h.Resynced == nil {
+		h.Resynced = func(events.Partition) {}
+	}
+	if h.Filling == nil {
+		h.Filling = func(string, int64, int64) {}
+	}
 	return h
 }
 
@@ -169,6 +208,8 @@ func (n *Node) Run(ctx context.Context) {
 		others.Go(func() { n.follow(ctx, events.Partition(p)) })
 	}
 	others.Go(func() { n.saveWhenDue(ctx) })
+	others.Go(func() { n.resyncWhenNeeded(ctx) })
+	others.Go(func() { n.watchRoom(ctx) })
 	others.Wait()
 	last, cancel := context.WithTimeout(running, lastSave)
 	n.saveChanged(last)
@@ -311,7 +352,12 @@ func (n *Node) noticed(ctx context.Context, p events.Partition, notice jetstream
 		return false
 	}
 	n.cfg.Hooks.Unfit(p, notice)
-	n.set(p, func(s *standing) { s.state = stateRestoring })
+	n.set(p, func(s *standing) {
+		s.state = stateRestoring
+		if _, truncated := notice.(jetstream.Truncated); !truncated { // what a snapshot may make up for
+			s.lost = notice.String()
+		}
+	})
 	if err := n.forget(ctx, p); err != nil {
 		n.trouble(p, err)
 	}
@@ -327,7 +373,7 @@ func (n *Node) forget(ctx context.Context, p events.Partition) error {
 
 // settled is the state of a partition that has caught up. Called with s.mu held.
 func (n *Node) settled(s *standing) string {
-	if s.resync {
+	if s.need != nil {
 		return stateResync
 	}
 	return stateServing

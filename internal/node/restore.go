@@ -21,49 +21,81 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 	if err != nil {
 		return jetstream.Position{}, fmt.Errorf("look at the log: %w", err)
 	}
-	bucket, err := n.lookAtBucket(ctx, p)
+	bucket, err := lookAtBucket(ctx, n.cfg.Snapshots, p)
 	if err != nil {
 		return jetstream.Position{}, err
 	}
-	log := n.logOf(info)
+	log := describeLog(n.cfg.Namespace, info)
 	choice := snapshot.Choose(bucket.seen, log)
 	for _, r := range choice.Rejected {
-		n.cfg.Hooks.Rejected(p, r.Reason.String(), r.Err)
+		n.rejected(p, r.Reason, r.Err)
 	}
 	var at Restored
 	var ledger *snapshot.Ledger
 	var seqTime events.Millis
+	restored := false
 	for _, m := range choice.Usable {
 		var err error
 		if ledger, err = n.load(ctx, p, m, log); err == nil {
 			at = Restored{Seq: m.Seq, Ranks: m.Counts.Ranks, Holdings: m.Counts.Holdings}
-			seqTime = events.Millis(m.SeqTime)
+			seqTime, restored = events.Millis(m.SeqTime), true
 			break
 		}
 		if forget := n.forget(ctx, p); forget != nil || errors.Is(err, jetstream.ErrUnavailable) {
 			return jetstream.Position{}, errors.Join(err, forget)
 		}
-		n.cfg.Hooks.Rejected(p, snapshot.ReasonOf(err).String(), err)
+		n.rejected(p, snapshot.ReasonOf(err), err)
 	}
-	if at.Seq == 0 {
+	if !restored {
 		at.Seq = info.First - 1
-		at.ResyncNeeded = at.Seq > 0
 		if err := n.do(ctx, func(m *Machine) { m.Begin(p, info.Name, log.Epoch, at.Seq, 0) }); err != nil {
 			return jetstream.Position{}, err
 		}
 	}
 	at.Took = time.Since(begun)
 	n.set(p, func(s *standing) {
-		s.epoch, s.last, s.err, s.at, s.resync = log.Epoch, info.Last, nil, at, at.ResyncNeeded
+		at.Lost = lost(s.lost, choice.Rejected, restored, at.Seq)
+		s.lost = ""
+		if s.need = nil; at.Lost != "" {
+			s.need = newNeed(at.Lost)
+		}
+		s.epoch, s.last, s.err, s.at = log.Epoch, info.Last, nil, at
 		s.save.begin(ledger, at, time.Now())
 	})
 	n.cfg.Hooks.Restored(p, at)
 	return jetstream.Position{Epoch: info.Epoch, Seq: at.Seq, Time: seqTime}, nil
 }
 
-func (n *Node) logOf(info jetstream.StreamInfo) snapshot.Log {
+// lost says what the partition's log said once and neither it nor a snapshot says now; empty if nothing is known to be lost. seen is what
+// the reader told of the log when the partition had to begin again.
+func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.StreamSeq) string {
+	if seen != "" {
+		return seen
+	}
+	for _, r := range rejected {
+		switch {
+		case r.Reason == snapshot.AheadOfLog:
+			return "the log has lost its end: " + r.Err.Error()
+		case r.Reason == snapshot.OtherEpoch && !restored:
+			return "the log was made anew: " + r.Err.Error()
+		}
+	}
+	if !restored && seq > 0 {
+		return fmt.Sprintf("what the log said before %d is gone and no snapshot has it", seq+1)
+	}
+	return ""
+}
+
+// rejected counts and tells that a snapshot cannot be used.
+func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
+	n.rejections[min(int(why), len(n.rejections)-1)].Add(1)
+	n.cfg.Hooks.Rejected(p, why.String(), err)
+}
+
+// describeLog is what a stream says of itself, in pkg/snapshot's words.
+func describeLog(ns *jetstream.Namespace, info jetstream.StreamInfo) snapshot.Log {
 	return snapshot.Log{
-		Namespace: n.cfg.Namespace.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First, Last: info.Last,
+		Namespace: ns.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First, Last: info.Last,
 	}
 }
 
@@ -74,9 +106,9 @@ type seenBucket struct {
 }
 
 // lookAtBucket reads a partition's manifests, then the list of its keys.
-func (n *Node) lookAtBucket(ctx context.Context, p events.Partition) (seenBucket, error) {
+func lookAtBucket(ctx context.Context, bucket *jetstream.Bucket, p events.Partition) (seenBucket, error) {
 	b := seenBucket{seen: snapshot.Bucket{Partition: p, Manifests: map[string][]byte{}}}
-	current, err := n.cfg.Snapshots.Latest(ctx, snapshot.ManifestKey(p))
+	current, err := bucket.Latest(ctx, snapshot.ManifestKey(p))
 	switch {
 	case err == nil:
 		b.seen.Manifests[current.Key] = current.Value
@@ -84,7 +116,7 @@ func (n *Node) lookAtBucket(ctx context.Context, p events.Partition) (seenBucket
 	case !errors.Is(err, jetstream.ErrNotFound):
 		return b, fmt.Errorf("read the manifest: %w", err)
 	}
-	keys, err := n.cfg.Snapshots.Keys(ctx, snapshot.KeyPrefix(p))
+	keys, err := bucket.Keys(ctx, snapshot.KeyPrefix(p))
 	if err != nil {
 		return b, fmt.Errorf("list the snapshots: %w", err)
 	}
@@ -94,7 +126,7 @@ func (n *Node) lookAtBucket(ctx context.Context, p events.Partition) (seenBucket
 	}
 	for _, name := range keys {
 		if key, ok := snapshot.ParseKey(name); ok && key.Type == snapshot.EarlierKey {
-			value, err := n.cfg.Snapshots.Get(ctx, name)
+			value, err := bucket.Get(ctx, name)
 			if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 				return b, fmt.Errorf("read an earlier manifest: %w", err)
 			}
@@ -106,10 +138,10 @@ func (n *Node) lookAtBucket(ctx context.Context, p events.Partition) (seenBucket
 	return b, nil
 }
 
-// fetch reads chunks of snapshots.
-func (n *Node) fetch(ctx context.Context) snapshot.Fetch {
+// fetchFrom reads chunks of snapshots.
+func fetchFrom(ctx context.Context, bucket *jetstream.Bucket) snapshot.Fetch {
 	return func(key string) ([]byte, error) {
-		data, err := n.cfg.Snapshots.Get(ctx, key)
+		data, err := bucket.Get(ctx, key)
 		if errors.Is(err, jetstream.ErrNotFound) {
 			return nil, fmt.Errorf("%w: %w", snapshot.ErrMissing, err)
 		}
@@ -120,7 +152,7 @@ func (n *Node) fetch(ctx context.Context) snapshot.Fetch {
 // load takes one snapshot into the index. After an error the partition must be forgotten. Chunks are fetched ahead, here; the
 // writer decodes them.
 func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest, log snapshot.Log) (ledger *snapshot.Ledger, err error) {
-	fetch := n.fetch(ctx)
+	fetch := fetchFrom(ctx, n.cfg.Snapshots)
 	ranks, err := snapshot.Ranks(m, fetch)
 	if err != nil {
 		return nil, err
@@ -227,7 +259,7 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 		r := &rank{
 			key: s.Key(), model: string(s.Model), blockSize: s.BlockSize, space: m.space(string(s.Model), s.BlockSize),
 			incarnation: s.Incarnation, lastID: s.LastID, cursor: s.Cursor.Cursor(), shutdown: s.Closed,
-			lastSeen: events.Millis(s.LastSeen), stored: s.Stored, removed: s.Removed,
+			lastSeen: events.Millis(s.LastSeen), stored: s.Stored, removed: s.Removed, partial: s.Partial,
 		}
 		r.id = m.index.AddRank(r.space)
 		ids[i] = r.id

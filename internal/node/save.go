@@ -27,6 +27,7 @@ type saveState struct {
 	changes uint64    // the machine's count at that time
 	at      time.Time // when it was written, or, before the first of this process, when the process began with it
 	failed  time.Time // when the last attempt failed; zero if it did not
+	err     error     // why
 	seq     events.StreamSeq
 	written time.Time // zero: none is known
 	size    int64
@@ -66,7 +67,7 @@ func (m *Machine) capture(p events.Partition) *capture {
 		c.ranks = append(c.ranks, snapshot.RankState{
 			Instance: snapshot.Text(r.key.Instance), Rank: r.key.Rank, Model: snapshot.Text(r.model), BlockSize: r.blockSize,
 			Incarnation: r.incarnation, LastID: r.lastID, Cursor: snapshot.CursorOf(r.cursor), Closed: r.shutdown,
-			LastSeen: r.lastSeen, Stored: r.stored, Removed: r.removed,
+			LastSeen: r.lastSeen, Stored: r.stored, Removed: r.removed, Partial: r.partial,
 		})
 		if !seen[r.space] {
 			seen[r.space] = true
@@ -96,6 +97,12 @@ func (n *Node) saveWhenDue(ctx context.Context) {
 	}
 }
 
+// worthSaving reports whether a snapshot would be of something to go back to: not while a whole partition waits for its shims, since whoever
+// begins with that snapshot would not know that it does. Called with s.mu held.
+func (s *standing) worthSaving() bool {
+	return serves(s.state) && (s.need == nil || s.need.cause == "")
+}
+
 // due lists the partitions whose snapshot is due.
 func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) {
 	changes := n.changes(ctx)
@@ -105,7 +112,7 @@ func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) 
 		}
 		s.mu.Lock()
 		news := changes[p] - s.save.changes
-		settled := serves(s.state) && now.Sub(s.save.failed) >= saveRetry
+		settled := s.worthSaving() && now.Sub(s.save.failed) >= saveRetry
 		if settled && news > 0 && (now.Sub(s.save.at) >= n.cfg.SnapshotInterval || news >= n.cfg.SnapshotBlocks) {
 			due = append(due, events.Partition(p))
 		}
@@ -129,7 +136,7 @@ func (n *Node) saveChanged(ctx context.Context) {
 	changes := n.changes(ctx)
 	for p, s := range n.parts {
 		s.mu.Lock()
-		worth := changes != nil && serves(s.state) && changes[p] != s.save.changes
+		worth := changes != nil && s.worthSaving() && changes[p] != s.save.changes
 		s.mu.Unlock()
 		if worth && ctx.Err() == nil {
 			n.saveTold(ctx, events.Partition(p))
@@ -158,10 +165,12 @@ func (n *Node) saveTold(ctx context.Context, p events.Partition) (api.SnapshotIn
 	begun := time.Now()
 	info, err := n.save(ctx, p)
 	if err != nil {
-		n.set(p, func(s *standing) { s.save.failed = time.Now() })
+		n.set(p, func(s *standing) { s.save.failed, s.save.err = time.Now(), err })
+		n.saves.failed.Add(1)
 		n.cfg.Hooks.SaveError(p, err)
 		return info, err
 	}
+	n.saves.written.Add(1)
 	n.cfg.Hooks.Saved(info, time.Since(begun))
 	return info, nil
 }
@@ -171,7 +180,7 @@ func (n *Node) saveTold(ctx context.Context, p events.Partition) (api.SnapshotIn
 func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotInfo, err error) {
 	n.saving.Lock()
 	defer n.saving.Unlock()
-	bucket, err := n.lookAtBucket(ctx, p)
+	bucket, err := lookAtBucket(ctx, n.cfg.Snapshots, p)
 	if err != nil {
 		return info, err
 	}
@@ -179,7 +188,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	if err != nil {
 		return info, fmt.Errorf("look at the log: %w", err)
 	}
-	log := n.logOf(stream)
+	log := describeLog(n.cfg.Namespace, stream)
 	var ledger *snapshot.Ledger
 	same := false
 	n.set(p, func(s *standing) { ledger, same = s.save.ledger, s.epoch.Equal(log.Epoch) })

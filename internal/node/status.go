@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
 func timeOf(ms events.Millis) time.Time {
@@ -44,7 +45,13 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 }
 
 // Status says how the node is doing. Any goroutine may call it.
-func (n *Node) Status(ctx context.Context) (*api.Status, error) {
+func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.status(ctx, false) }
+
+// Verify is Status with a checksum of each partition, which belongs to the place in the log that the status names: replicas at the same
+// place have the same. Reckoning it holds up events, not queries, for about a second for ten million blocks held.
+func (n *Node) Verify(ctx context.Context) (*api.Status, error) { return n.status(ctx, true) }
+
+func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 	s := &api.Status{
 		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(), Since: n.started.UTC(),
 		Models: []api.ModelStatus{}, Problems: []string{},
@@ -74,7 +81,27 @@ func (n *Node) Status(ctx context.Context) (*api.Status, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.Problems = append(s.Problems, n.roomProblems()...)
+	n.room.mu.Lock()
+	s.SnapshotBucket, s.Store = n.room.bucket.api(), n.room.store.api()
+	n.room.mu.Unlock()
+	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(), Rejected: map[string]uint64{}}
+	for why := range n.rejections {
+		if count := n.rejections[why].Load(); count > 0 {
+			s.Snapshots.Rejected[snapshot.Reason(why).String()] = count
+		}
+	}
+	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(), Ended: n.resyncs.ended.Load()}
 	for p, at := range n.progress() {
+		checksum := ""
+		if verify {
+			if err := n.do(ctx, func(m *Machine) {
+				at.seq = m.Applied(events.Partition(p))
+				checksum = fmt.Sprintf("%016x", m.checksum(events.Partition(p)))
+			}); err != nil {
+				return nil, err
+			}
+		}
 		st := n.parts[p]
 		st.mu.Lock()
 		d := api.PartitionDetail{
@@ -82,13 +109,17 @@ func (n *Node) Status(ctx context.Context) (*api.Status, error) {
 			State:           st.state, LogLast: max(st.last, at.seq), Ranks: ranks[p],
 			SnapshotSeq: st.save.seq, SnapshotTime: st.save.written, SnapshotSize: st.save.size,
 			RestoredFrom: st.at.Seq, RestoreMS: float64(st.at.Took.Microseconds()) / 1000,
+			Log: st.log.api(), Checksum: checksum,
 		}
 		if st.err != nil {
 			d.State = stateUnavailable
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.err))
 		}
-		if st.resync {
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: resync needed: what its log said before %d is gone and no snapshot has it", p, st.at.Seq+1))
+		if st.need != nil {
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.need))
+		}
+		if err := st.savingProblem(); err != nil {
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, err))
 		}
 		st.mu.Unlock()
 		d.Lag = uint64(d.LogLast - at.seq)

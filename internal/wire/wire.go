@@ -59,7 +59,7 @@ func (s *Service) Tell() error { return s.serve("kvatlas-node", api.OpStatus) }
 
 // Answer serves everything else, once the node is ready.
 func (s *Service) Answer() error {
-	return s.serve("kvatlas-indexer", api.OpFind, api.OpWorkers, api.OpSnapshot)
+	return s.serve("kvatlas-indexer", api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
 }
 
 func (s *Service) serve(name string, ops ...string) error {

@@ -84,6 +84,7 @@ type RankState struct {
 	LastSeen    events.Millis      `json:"last_seen,omitempty"`      // when the log took its last batch
 	Stored      uint64             `json:"stored,omitempty,string"`  // blocks in all stored events of the incarnation
 	Removed     uint64             `json:"removed,omitempty,string"` // blocks in all removed events
+	Partial     bool               `json:"partial,omitempty"`        // some of the incarnation's events were never seen
 	Refused     string             `json:"refused,omitempty"`        // why the rank's events are not applied, for people
 	Checksum    Hex64              `json:"checksum"`                 // of what the rank holds, as the caller reckons it
 }

@@ -49,6 +49,9 @@ const (
 	MissingChunk                   // a chunk is not in the bucket
 	CorruptChunk                   // a chunk is not what was written
 	Failed                         // it could not be read for a reason of its own; see the error
+
+	// NumReasons is above all reasons.
+	NumReasons
 )
 
 var reasonNames = [...]string{"none", "unreadable", "future_version", "foreign", "other_epoch", "ahead_of_log", "log_truncated", "missing_chunk", "corrupt_chunk", "failed"}

@@ -134,7 +134,7 @@ func fetchRanks(ref *ChunkRef, fetch Fetch) ([]RankState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("chunk %s: %w", ref.Key, err)
 	}
-	if err = ref.verify(data); err != nil {
+	if err = ref.Verify(data); err != nil {
 		return nil, err
 	}
 	ranks, err := DecodeRanks(data)
@@ -144,8 +144,8 @@ func fetchRanks(ref *ChunkRef, fetch Fetch) ([]RankState, error) {
 	return ranks, nil
 }
 
-// verify compares a chunk with what the manifest says of it.
-func (c *ChunkRef) verify(data []byte) error {
+// Verify compares a chunk with what the manifest says of it. The error is ErrCorrupt.
+func (c *ChunkRef) Verify(data []byte) error {
 	if h := hashOf(data); h != c.hash() {
 		return fmt.Errorf("%w: chunk %s: its %d bytes have the hash %s", ErrCorrupt, c.Key, len(data), h)
 	}

@@ -68,7 +68,7 @@ func (r *Reader) Chunk(key string, data []byte) error {
 	}
 	ref := &r.rest[r.next]
 	r.next++
-	if err := ref.verify(data); err != nil {
+	if err := ref.Verify(data); err != nil {
 		return err
 	}
 	mem := &r.mem

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/node"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/spf13/cobra"
+)
+
+func snapshotCommand() *cobra.Command {
+	return cli.Group(&cobra.Command{Use: "snapshot", Short: "Work with snapshots"}, snapshotNowCommand(), snapshotListCommand(), snapshotVerifyCommand())
+}
+
+func snapshotNowCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "now", Short: "Write a snapshot of every partition now"}
+	a := askingFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+			list, err := c.Snapshot(ctx)
+			return list, func(w io.Writer) error {
+				rows := make([][]any, len(list.Snapshots))
+				for i, s := range list.Snapshots {
+					rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
+				}
+				return cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "SIZE", "WRITTEN"}, rows)
+			}, err
+		})
+	}
+	return cmd
+}
+
+func snapshotListCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the snapshots in the bucket",
+		Long: `List the snapshots that are in the bucket: two generations of each partition as a rule. They are read from NATS, whether an indexer
+runs or not. AT is the place in the log that a snapshot stands for.`,
+	}
+	a := askingFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
+			list, err := node.Generations(ctx, ns, false)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return cli.PrintJSON(os.Stdout, list)
+			}
+			return printGenerations(os.Stdout, list)
+		})
+	}
+	return cmd
+}
+
+func snapshotVerifyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Read every snapshot in the bucket, whole, and check it",
+		Long: `Read every chunk of every snapshot in the bucket, check it against its manifest and decode it, as an indexer does that starts. It is read from
+NATS, whether an indexer runs or not. Exit status 1 if any is not what was written; the line says which chunk and why. A snapshot that is
+whole and no longer fits the log (the stream was made anew) is told of and is no failure.`,
+	}
+	a := askingFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
+			list, err := node.Generations(ctx, ns, true)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				err = cli.PrintJSON(os.Stdout, list)
+			} else {
+				err = printGenerations(os.Stdout, list)
+			}
+			bad := 0
+			for _, g := range list.Generations {
+				if g.Bad {
+					bad++
+				}
+			}
+			if bad > 0 {
+				err = errors.Join(err, fmt.Errorf("%d of %d snapshots are not what was written", bad, len(list.Generations)))
+			}
+			return err
+		})
+	}
+	return cmd
+}
+
+func printGenerations(w io.Writer, list *api.GenerationList) error {
+	if len(list.Generations) == 0 {
+		_, err := fmt.Fprintln(w, "the bucket has no snapshots")
+		return err
+	}
+	rows := make([][]any, len(list.Generations))
+	for i, g := range list.Generations {
+		state := "usable"
+		switch {
+		case g.Bad && len(g.BadChunks) == 0, !g.Bad && g.Unusable != "":
+			state = g.Unusable
+		case g.Bad:
+			state = "BAD"
+		case g.Verified:
+			state = "ok"
+		}
+		age := "unknown"
+		if !g.Created.IsZero() {
+			age = time.Since(g.Created).Round(time.Second).String() + " ago"
+		}
+		rows[i] = []any{g.Partition, g.Generation, g.Seq, age, g.Ranks, g.Holdings, g.Chunks, cli.Bytes(g.Bytes), cli.Bytes(g.New), state}
+	}
+	if err := cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE", "NEW", "STATE"}, rows); err != nil {
+		return err
+	}
+	for _, g := range list.Generations {
+		if g.Why != "" {
+			fmt.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, g.Unusable, g.Why)
+		}
+		for _, c := range g.BadChunks {
+			fmt.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, c.Reason, c.Why)
+		}
+	}
+	return nil
+}

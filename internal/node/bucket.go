@@ -1,0 +1,142 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+// Generations lists the snapshots in a namespace's bucket, newest first in each partition: straight from NATS, whether an indexer runs or
+// not. With verify every chunk is read, checked and decoded, as a restore would.
+func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*api.GenerationList, error) {
+	list := &api.GenerationList{Generations: []api.GenerationInfo{}}
+	bucket, err := ns.OpenSnapshots(ctx)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return list, nil
+	} else if err != nil {
+		return nil, err
+	}
+	for p := range events.Partition(ns.Partitions()) {
+		info, err := ns.StreamInfo(ctx, p)
+		if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
+			return nil, err
+		}
+		seen, err := lookAtBucket(ctx, bucket, p)
+		if err != nil {
+			return nil, fmt.Errorf("partition %d: %w", p, err)
+		}
+		// Whether the chunks are there is asked only if they are to be read.
+		if !verify {
+			seen.seen.Keys = nil
+		}
+		of, err := generationsOf(ctx, bucket, seen.seen, describeLog(ns, info), verify)
+		if err != nil {
+			return nil, fmt.Errorf("partition %d: %w", p, err)
+		}
+		list.Generations = append(list.Generations, of...)
+	}
+	return list, nil
+}
+
+// generationsOf describes the generations of one partition.
+func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.Bucket, log snapshot.Log, verify bool) (list []api.GenerationInfo, err error) {
+	choice := snapshot.Choose(seen, log)
+	for _, m := range choice.Usable {
+		list = append(list, describe(m))
+	}
+	for _, r := range choice.Rejected {
+		g := api.GenerationInfo{Partition: seen.Partition, Key: r.Key, Generation: uint64(r.Generation)}
+		if m, err := snapshot.ParseManifest(seen.Manifests[r.Key]); err == nil {
+			g = describe(m)
+		}
+		g.Key, g.Unusable, g.Why = r.Key, r.Reason.String(), r.Err.Error()
+		// What only does not fit the log is whole.
+		g.Bad = !slices.Contains([]snapshot.Reason{snapshot.OtherEpoch, snapshot.AheadOfLog, snapshot.LogTruncated}, r.Reason)
+		list = append(list, g)
+	}
+	slices.SortStableFunc(list, func(a, b api.GenerationInfo) int {
+		switch {
+		case a.Generation > b.Generation || a.Generation == 0 && b.Generation != 0: // a manifest that cannot be read is the current one
+			return -1
+		case a.Generation < b.Generation:
+			return 1
+		}
+		return 0
+	})
+	if !verify {
+		return list, nil
+	}
+	for i := range list {
+		m, err := snapshot.ParseManifest(manifestOf(seen, list[i]))
+		if err != nil {
+			continue // said already
+		}
+		bad, err := verifyGeneration(ctx, bucket, m)
+		if err != nil {
+			return nil, err
+		}
+		if list[i].Verified = true; len(bad) > 0 {
+			list[i].Bad, list[i].BadChunks = true, bad
+		}
+	}
+	return list, nil
+}
+
+// manifestOf finds the bytes of a generation's manifest.
+func manifestOf(seen snapshot.Bucket, g api.GenerationInfo) []byte {
+	if g.Key != "" {
+		return seen.Manifests[g.Key]
+	}
+	for _, data := range seen.Manifests {
+		if m, err := snapshot.ParseManifest(data); err == nil && uint64(m.Generation) == g.Generation {
+			return data
+		}
+	}
+	return nil
+}
+
+func describe(m *snapshot.Manifest) api.GenerationInfo {
+	return api.GenerationInfo{
+		Partition: m.Partition, Generation: uint64(m.Generation), Epoch: m.Epoch, Seq: m.Seq, Created: m.Created, Writer: m.Writer,
+		Ranks: m.Counts.Ranks, Holdings: m.Counts.Holdings, Chunks: len(m.Chunks), Bytes: m.Counts.Bytes, New: m.Counts.New,
+	}
+}
+
+// verifyGeneration reads all of a generation. Every chunk that is not what was written is named; if all are, they are decoded
+// too, together. An error means that NATS did not answer.
+func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot.Manifest) (bad []api.BadChunk, err error) {
+	fetch := fetchFrom(ctx, bucket)
+	for _, ref := range m.Chunks {
+		data, err := fetch(ref.Key)
+		if err == nil {
+			err = ref.Verify(data)
+		}
+		switch {
+		case errors.Is(err, snapshot.ErrMissing), errors.Is(err, snapshot.ErrCorrupt):
+			bad = append(bad, api.BadChunk{Key: ref.Key, Kind: ref.Kind.String(), Reason: snapshot.ReasonOf(err).String(), Why: err.Error()})
+		case err != nil:
+			return nil, err
+		}
+	}
+	if len(bad) > 0 {
+		return bad, nil
+	}
+	_, err = snapshot.Read(m, fetch, func([]snapshot.RankState) (snapshot.Sink, error) { return nowhere{}, nil })
+	switch {
+	case errors.Is(err, snapshot.ErrMissing), errors.Is(err, snapshot.ErrCorrupt), errors.Is(err, snapshot.ErrVersion):
+		return []api.BadChunk{{Reason: snapshot.ReasonOf(err).String(), Why: err.Error()}}, nil
+	}
+	return nil, err
+}
+
+// nowhere takes an image and drops it.
+type nowhere struct{}
+
+func (nowhere) Run(*events.Run) error             { return nil }
+func (nowhere) Rank(int, *events.RankImage) error { return nil }

@@ -1,0 +1,227 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// When the log no longer says what its ranks hold, only the engines can. A partition needs a resync
+//
+//   - as a whole, if the log's beginning is gone and no snapshot stands for it, if its stream was made anew, or if it has lost its
+//     end. All shims of the partition are asked, in rounds. It is over after minRounds, once every shim that answered the
+//     last round is seen to have begun the incarnation that it named. A shim that no longer runs need not be waited for: when
+//     it starts it finds in the log what is there of it, and goes on from that or begins anew.
+//   - for single ranks, if an incarnation was first seen in its middle or with events missing. Such a rank is never credited with what it
+//     does not hold, but may hold more. Its shim is asked until it begins anew; the mark outlives the process, in snapshots.
+//
+// Meanwhile the partition is resync_needed: it answers from what is known. Asking is slowed down round by round.
+
+const (
+	resyncTick    = 500 * time.Millisecond
+	resyncPause   = 2 * time.Second // after the first round; doubled up to resyncSlowest
+	resyncSlowest = 5 * time.Minute
+	minRounds     = 3 // a shim's connection may be down for a moment
+	ranksAsked    = 8 // at once
+)
+
+// need is why a partition needs a resync, and what was done about it.
+type need struct {
+	cause    string // of the whole partition; empty if only ranks are asked
+	id       string // by which a shim knows that it was asked before
+	rounds   int
+	answered map[events.RankKey]events.Incarnation // in the last round: the life that each shim says it has begun
+	partial  []partialRank                         // as last seen
+	pause    time.Duration
+	next     time.Time
+}
+
+// partialRank is a rank of which some of its incarnation was not seen.
+type partialRank struct {
+	key         events.RankKey
+	incarnation events.Incarnation
+}
+
+// resyncCounts only grow.
+type resyncCounts struct{ asked, answered, ended atomic.Uint64 }
+
+func newNeed(cause string) *need { return &need{cause: cause, id: rand.Text()} }
+
+func (d *need) String() string {
+	why := d.cause
+	if n := len(d.partial); n > 0 {
+		names := ""
+		for i, r := range d.partial[:min(n, 3)] {
+			if i > 0 {
+				names += ", "
+			}
+			names += r.key.String()
+		}
+		if n > 3 {
+			names += ", ..."
+		}
+		if why != "" {
+			why += "; "
+		}
+		why += fmt.Sprintf("events of %d ranks are missing (%s)", n, names)
+	}
+	return fmt.Sprintf("resync needed: %s; the shims were asked %d times, %d answered last", why, d.rounds, len(d.answered))
+}
+
+// partials lists the ranks of a partition of which something was not seen.
+func (m *Machine) partials(p events.Partition) (list []partialRank) {
+	for key, r := range m.parts[p].ranks {
+		if r.partial {
+			list = append(list, partialRank{key, r.incarnation})
+		}
+	}
+	slices.SortFunc(list, func(a, b partialRank) int { return a.key.Compare(b.key) })
+	return list
+}
+
+// begun reports whether the incarnations are all there, or later ones.
+func (m *Machine) begun(p events.Partition, answered map[events.RankKey]events.Incarnation) bool {
+	for key, incarnation := range answered {
+		if r := m.parts[p].ranks[key]; r == nil || r.incarnation < incarnation {
+			return false
+		}
+	}
+	return true
+}
+
+// resyncWhenNeeded asks shims for as long as partitions need it, until ctx ends.
+func (n *Node) resyncWhenNeeded(ctx context.Context) {
+	tick := time.NewTicker(min(resyncTick, n.cfg.ResyncPause))
+	defer tick.Stop()
+	var due []events.Partition
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			due = due[:0]
+			for p := range n.parts {
+				if n.needs(ctx, events.Partition(p), now) {
+					due = append(due, events.Partition(p))
+				}
+			}
+		}
+		var all sync.WaitGroup
+		for _, p := range due {
+			all.Go(func() { n.askShims(ctx, p) })
+		}
+		all.Wait()
+	}
+}
+
+// needs brings up to date what a partition needs, and reports whether a round of asking is due.
+func (n *Node) needs(ctx context.Context, p events.Partition, now time.Time) (due bool) {
+	s := n.parts[p]
+	s.mu.Lock()
+	serving, answered := serves(s.state), map[events.RankKey]events.Incarnation(nil)
+	if s.need != nil {
+		answered = s.need.answered
+	}
+	s.mu.Unlock()
+	if !serving {
+		return false
+	}
+	var partial []partialRank
+	begun := false
+	if n.do(ctx, func(m *Machine) { partial, begun = m.partials(p), m.begun(p, answered) }) != nil {
+		return false
+	}
+	ended := false
+	n.set(p, func(s *standing) {
+		if !serves(s.state) {
+			return // it began again meanwhile
+		}
+		d := s.need
+		if d == nil && len(partial) > 0 {
+			d = newNeed("")
+		}
+		if d == nil {
+			return
+		}
+		d.partial = partial
+		if d.cause != "" && d.rounds >= minRounds && begun {
+			d.cause = ""
+		}
+		s.need = d
+		if d.cause == "" && len(partial) == 0 {
+			s.need, ended = nil, true
+		} else if due = !now.Before(d.next); due {
+			d.pause = min(max(2*d.pause, n.cfg.ResyncPause), resyncSlowest)
+			d.next = now.Add(d.pause)
+		}
+		s.state = n.settled(s)
+	})
+	if ended {
+		n.resyncs.ended.Add(1)
+		n.cfg.Hooks.Resynced(p)
+	}
+	return due
+}
+
+// askShims makes one round.
+func (n *Node) askShims(ctx context.Context, p events.Partition) {
+	s := n.parts[p]
+	s.mu.Lock()
+	d := s.need
+	if d == nil {
+		s.mu.Unlock()
+		return
+	}
+	cause, id, partial, why := d.cause, d.id, d.partial, d.String()
+	s.mu.Unlock()
+	answered := map[events.RankKey]events.Incarnation{}
+	var mu sync.Mutex
+	heard := func(shims ...control.Shim) {
+		mu.Lock()
+		defer mu.Unlock()
+		for i := range shims {
+			answered[shims[i].Key()] = shims[i].Incarnation
+		}
+	}
+	var failed error
+	if cause != "" {
+		n.resyncs.asked.Add(1)
+		shims, err := control.ResyncAll(ctx, n.cfg.Namespace, p, "", id)
+		failed = err
+		heard(shims...)
+	}
+	slots := make(chan struct{}, ranksAsked)
+	var all sync.WaitGroup
+	for _, r := range partial {
+		slots <- struct{}{}
+		all.Go(func() {
+			defer func() { <-slots }()
+			n.resyncs.asked.Add(1)
+			// Another node that sees the same asks with the same id.
+			shim, err := control.Resync(ctx, n.cfg.Namespace, r.key, fmt.Sprintf("events-missing-in-%d", r.incarnation))
+			if err == nil && shim != nil {
+				heard(*shim)
+			}
+		})
+	}
+	all.Wait()
+	if ctx.Err() != nil {
+		return
+	}
+	n.resyncs.answered.Add(uint64(len(answered)))
+	s.mu.Lock()
+	if s.need == d {
+		if d.answered = answered; failed == nil {
+			d.rounds++
+		}
+	}
+	s.mu.Unlock()
+	n.cfg.Hooks.ResyncAsked(p, why, len(answered), failed)
+}
