@@ -379,6 +379,13 @@ func TestReaderHole(t *testing.T) {
 	rd.notice(Truncated{Wanted: 100, First: 101})
 	rd = startReader(t, w.ns, Position{Epoch: epoch, Seq: 100})
 	rd.notice(CaughtUp{100})
+	// The message at the position itself is gone: nothing that is wanted is missing.
+	rd = startReader(t, w.ns, Position{Epoch: epoch, Seq: 42, Time: 1})
+	rd.messages(43, 99)
+	rd = startReader(t, w.ns, Position{Epoch: epoch, Seq: 41, Time: 1})
+	rd.notice(Truncated{Wanted: 42, First: 43})
+	rd = startReader(t, w.ns, Position{Epoch: epoch, Seq: 100, Time: 1})
+	rd.notice(CaughtUp{100})
 }
 
 // copyDir copies a folder of files, as a backup would.

@@ -234,6 +234,12 @@ func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, erro
 		}
 		return Regressed{Applied: r.pos.Seq, Last: info.Last}, nil
 	case errors.Is(err, errHole), errors.Is(err, errStuck):
+		if !s.verified() {
+			// The message at the position is gone, as it would be had it been trimmed: a server that is killed soon after a purge comes back
+			// with some of what was purged. What follows is all that counts.
+			r.pos.Time = 0
+			return nil, errLookAgain
+		}
 		return r.missing(ctx, s.position())
 	}
 	return nil, err
@@ -284,6 +290,13 @@ func (s *session) position() events.StreamSeq {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.next
+}
+
+// verified reports whether the message at the position has been seen, if it was to be.
+func (s *session) verified() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.passed
 }
 
 // sound reports whether anything came since it was last called.
