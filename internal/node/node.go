@@ -110,16 +110,17 @@ type work struct {
 
 // standing is how the node stands with one partition.
 type standing struct {
-	mu    sync.Mutex
-	state string
-	epoch time.Time
-	last  events.StreamSeq // of the log, as last heard
-	err   error            // why the log cannot be read
-	at    Restored
-	lost  string // what the log was found to have lost, until the partition has begun again
-	need  *need  // nil if nothing
-	save  saveState
-	log   usage // of the log
+	mu      sync.Mutex
+	state   string
+	epoch   time.Time
+	last    events.StreamSeq // of the log, as last heard
+	err     error            // why the log cannot be read
+	at      Restored
+	lost    string           // what the log was found to have lost, until the partition has begun again
+	doubted events.StreamSeq // the log has another message there than was applied: no snapshot of it or later is of this log. 0: none
+	need    *need            // nil if nothing
+	save    saveState
+	log     usage // of the log
 }
 
 // The states of a partition.
@@ -261,9 +262,16 @@ func (n *Node) follow(ctx context.Context, p events.Partition) {
 			continue
 		}
 		n.set(p, func(s *standing) { s.state = stateCatchingUp })
+		begun := time.Now()
 		n.read(ctx, p, at)
+		if time.Since(begun) < rest { // what could not be read at once will hardly be better now
+			pause(ctx, rest)
+		}
 	}
 }
+
+// rest is the least time between two beginnings.
+const rest = 500 * time.Millisecond
 
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
@@ -340,7 +348,7 @@ func (n *Node) noticed(ctx context.Context, p events.Partition, notice jetstream
 		if n.do(ctx, func(*Machine) {}) != nil { // what was read before is applied then
 			return true
 		}
-		n.set(p, func(s *standing) { s.state, s.err = n.settled(s), nil })
+		n.set(p, func(s *standing) { s.state, s.err, s.doubted = n.settled(s), nil, 0 })
 		n.cfg.Hooks.CaughtUp(p, notice.Seq)
 	case jetstream.Unavailable:
 		n.trouble(p, notice.Err)
@@ -356,6 +364,9 @@ func (n *Node) noticed(ctx context.Context, p events.Partition, notice jetstream
 		s.state = stateRestoring
 		if _, truncated := notice.(jetstream.Truncated); !truncated { // what a snapshot may make up for
 			s.lost = notice.String()
+		}
+		if regressed, ok := notice.(jetstream.Regressed); ok {
+			s.doubted = regressed.Applied
 		}
 	})
 	if err := n.forget(ctx, p); err != nil {

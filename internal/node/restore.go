@@ -34,8 +34,14 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 	var ledger *snapshot.Ledger
 	var seqTime events.Millis
 	restored := false
+	var doubted events.StreamSeq
+	n.set(p, func(s *standing) { doubted = s.doubted })
 	for _, m := range choice.Usable {
 		var err error
+		if doubted != 0 && m.Seq >= doubted {
+			n.rejected(p, snapshot.AheadOfLog, fmt.Errorf("snapshot at sequence %d of a log that has another message at %d", m.Seq, doubted))
+			continue
+		}
 		if ledger, err = n.load(ctx, p, m, log); err == nil {
 			at = Restored{Seq: m.Seq, Ranks: m.Counts.Ranks, Holdings: m.Counts.Holdings}
 			seqTime, restored = events.Millis(m.SeqTime), true
@@ -165,6 +171,12 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 	}); err != nil {
 		return nil, err
 	}
+	finished := false
+	defer func() {
+		if !finished { // what was imported holds on to its place in the index until then
+			err = errors.Join(err, n.do(context.WithoutCancel(ctx), func(*Machine) { _ = restored.finish() }))
+		}
+	}()
 	ahead, stop := n.fetchAhead(ctx, m.Restore(), fetch)
 	defer stop()
 	for chunk := range ahead {
@@ -184,6 +196,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 		if ledger, bad = reader.Close(); bad != nil {
 			return
 		}
+		finished = true
 		if bad = restored.finish(); bad == nil {
 			machine.Begin(p, m.Stream, log.Epoch, m.Seq, events.Millis(m.SeqTime))
 		}

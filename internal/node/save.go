@@ -21,6 +21,8 @@ const (
 	saveRetry    = 10 * time.Second // after a failure
 )
 
+var errOtherLog = errors.New("the log is not the one that was applied")
+
 // saveState is what a partition's last snapshot was.
 type saveState struct {
 	ledger  *snapshot.Ledger
@@ -190,17 +192,28 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	}
 	log := describeLog(n.cfg.Namespace, stream)
 	var ledger *snapshot.Ledger
-	same := false
-	n.set(p, func(s *standing) { ledger, same = s.save.ledger, s.epoch.Equal(log.Epoch) })
-	if !same {
-		return info, errors.New("the log is not the one that was applied")
+	same, whole := false, false
+	n.set(p, func(s *standing) { ledger, same, whole = s.save.ledger, s.epoch.Equal(log.Epoch), serves(s.state) })
+	switch {
+	case !whole:
+		return info, errors.New("the partition is not restored and caught up")
+	case !same:
+		return info, errOtherLog
 	}
 	var c *capture
 	if err := n.do(ctx, func(m *Machine) { c = m.capture(p) }); err != nil {
 		return info, err
 	}
 	defer c.export.Close() // what is left of it is the writer's no more
-	log.Last = max(log.Last, c.seq)
+	if c.seq > log.Last {  // the log has grown since, or it has lost its end: then what is applied must not replace what can be used
+		if stream, err = n.cfg.Namespace.StreamInfo(ctx, p); err != nil {
+			return info, fmt.Errorf("look at the log: %w", err)
+		}
+		if now := describeLog(n.cfg.Namespace, stream); !now.Epoch.Equal(log.Epoch) || now.Last < c.seq {
+			return info, fmt.Errorf("%w: it ends at %d, and %d is applied", errOtherLog, now.Last, c.seq)
+		}
+		log.Last = c.seq
+	}
 	plan, err := snapshot.PlanWrite(bucket.seen, log, c.seq)
 	if err != nil {
 		return info, fmt.Errorf("plan: %w", err)

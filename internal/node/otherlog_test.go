@@ -1,0 +1,98 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+// logOfTen is a namespace of one partition whose log has ten messages, and a node whose writer runs and that has applied a log, said to be
+// this one, up to a place.
+func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context.Context, *Node) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	must(err)
+	t.Cleanup(server.Stop)
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	must(err)
+	t.Cleanup(conn.Close)
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 1})
+	must(err)
+	must(ns.EnsureStreams(ctx, jetstream.LogConfig{}))
+	bucket, err := ns.EnsureSnapshots(ctx, jetstream.BucketConfig{})
+	must(err)
+	pub, err := ns.OpenPublisher(ctx, events.RankKey{Instance: "w"}, jetstream.PublisherHooks{})
+	must(err)
+	for id := range events.EventID(10) {
+		data, err := events.AppendBatch(nil, &events.Batch{
+			Incarnation: 1, FirstID: id + 1, Model: "m", BlockSize: 16, Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}},
+		})
+		must(err)
+		_, err = pub.Publish(ctx, [][]byte{data})
+		must(err)
+	}
+	info, err := ns.StreamInfo(ctx, 0)
+	must(err)
+	n := New(Config{ID: "n", Namespace: ns, Snapshots: bucket})
+	go n.write(ctx)
+	must(n.do(ctx, func(m *Machine) { m.Begin(0, info.Name, describeLog(ns, info).Epoch, applied, at) }))
+	n.set(0, func(s *standing) { s.epoch, s.state = describeLog(ns, info).Epoch, stateServing })
+	return ctx, n
+}
+
+// TestNoSnapshotOfWhatTheLogHasLost has a node that has applied more than the log has, as after a server came back with an old backup. Its
+// snapshot would take the place of those that can be used.
+func TestNoSnapshotOfWhatTheLogHasLost(t *testing.T) {
+	ctx, n := logOfTen(t, 11, 1)
+	if _, err := n.save(ctx, 0); !errors.Is(err, errOtherLog) {
+		t.Fatalf("got %v", err)
+	}
+	if _, err := n.cfg.Snapshots.Latest(ctx, snapshot.ManifestKey(0)); !errors.Is(err, jetstream.ErrNotFound) {
+		t.Fatalf("there is a manifest: %v", err)
+	}
+	n.set(0, func(s *standing) { s.state = stateRestoring })
+	if _, err := n.save(ctx, 0); err == nil {
+		t.Fatal("a snapshot was written of a partition that is being restored")
+	}
+}
+
+// TestSnapshotOfAnotherHistory restores where the newest snapshot stands for a message that the log has, but with another time: the log
+// was rolled back and has grown again. The reader finds out; the same snapshot must not be tried for ever.
+func TestSnapshotOfAnotherHistory(t *testing.T) {
+	ctx, n := logOfTen(t, 5, 1)
+	if _, err := n.save(ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	ready := make(chan struct{})
+	var rejected, unfit atomic.Int32
+	again := New(Config{ID: "n", Namespace: n.cfg.Namespace, Snapshots: n.cfg.Snapshots, Hooks: Hooks{
+		Ready:    func() { close(ready) },
+		Rejected: func(events.Partition, string, error) { rejected.Add(1) },
+		Unfit:    func(events.Partition, jetstream.Notice) { unfit.Add(1) },
+	}})
+	running, stop := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { again.Run(running); close(done) }()
+	defer func() { stop(); <-done }()
+	select {
+	case <-ready:
+	case <-ctx.Done():
+		t.Fatalf("not ready; the log was found unfit %d times", unfit.Load())
+	}
+	if at := again.progress()[0]; at.seq != 10 || rejected.Load() != 1 || unfit.Load() != 1 {
+		t.Fatalf("%d is applied, %d snapshots passed over, the log unfit %d times", at.seq, rejected.Load(), unfit.Load())
+	}
+}
