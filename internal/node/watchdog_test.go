@@ -1,0 +1,614 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+	"github.com/zeebo/xxh3"
+)
+
+// patience is how long a test waits for anything.
+const patience = 60 * time.Second
+
+// site is one node with a NATS server of its own and one engine with its shim, all real.
+type site struct {
+	*testing.T
+	ctx    context.Context
+	dir    string
+	addr   string
+	server *jetstream.Server
+	conn   *jetstream.Conn
+	raw    *nats.Conn
+	js     natsjs.JetStream
+	ns     *jetstream.Namespace
+	bucket *jetstream.Bucket
+	engine *enginesim.Engine
+	prompt []uint32 // what the engine holds, 4 tokens a block
+
+	node     *Node
+	stopNode func()
+
+	mu   sync.Mutex
+	told []string
+}
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	t.Cleanup(cancel)
+	w := &site{T: t, ctx: ctx, dir: t.TempDir(), addr: "127.0.0.1:0"}
+	w.startServer()
+	t.Cleanup(func() { w.server.Stop() })
+	var err error
+	w.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}})
+	w.must(err)
+	t.Cleanup(w.conn.Close)
+	w.raw, err = nats.Connect("nats://"+w.addr, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+	w.must(err)
+	t.Cleanup(w.raw.Close)
+	w.js, err = natsjs.New(w.raw)
+	w.must(err)
+	w.ns, err = jetstream.JoinNamespace(ctx, w.conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
+	w.must(err)
+	w.must(w.ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
+	w.bucket, err = w.ns.EnsureSnapshots(ctx, jetstream.BucketConfig{})
+	w.must(err)
+	w.engine, err = enginesim.Start(ctx, enginesim.Config{BlockSize: 4, Capacity: 1000})
+	w.must(err)
+	t.Cleanup(w.engine.Crash)
+	return w
+}
+
+func (w *site) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *site) startServer() {
+	w.Helper()
+	server, err := jetstream.StartServer(w.ctx, jetstream.ServerOptions{Dir: w.dir, Listen: w.addr, SyncInterval: time.Minute})
+	w.must(err)
+	w.server, w.addr = server, server.Addr()
+}
+
+// tell writes down what a hook said.
+func (w *site) tell(format string, args ...any) {
+	w.mu.Lock()
+	w.told = append(w.told, fmt.Sprintf(format, args...))
+	w.mu.Unlock()
+}
+
+func (w *site) forget() {
+	w.mu.Lock()
+	w.told = nil
+	w.mu.Unlock()
+}
+
+func (w *site) heard() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.Join(w.told, "\n")
+}
+
+// start starts the node; the one before must have been stopped.
+func (w *site) start() {
+	w.Helper()
+	ready := make(chan struct{})
+	w.node = New(Config{
+		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Watch: 50 * time.Millisecond,
+		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond,
+		Hooks: Hooks{
+			Ready: func() { close(ready) },
+			Restored: func(_ events.Partition, r Restored) {
+				w.tell("restored at %d, %d ranks, lost %q", r.Seq, r.Ranks, r.Lost)
+			},
+			Rejected:    func(_ events.Partition, why string, err error) { w.tell("rejected: %s: %v", why, err) },
+			Unfit:       func(_ events.Partition, n jetstream.Notice) { w.tell("unfit: %v", n) },
+			ResyncAsked: func(_ events.Partition, why string, n int, err error) { w.tell("asked: %s: %d, %v", why, n, err) },
+			Resynced:    func(events.Partition) { w.tell("resynced") },
+		},
+	})
+	running, cancel := context.WithCancel(w.ctx)
+	var done sync.WaitGroup
+	done.Go(func() { w.node.Run(running) })
+	w.stopNode = sync.OnceFunc(func() { cancel(); done.Wait() })
+	w.Cleanup(w.stopNode)
+	select {
+	case <-ready:
+	case <-w.ctx.Done():
+		w.Fatalf("not ready; told:\n%s", w.heard())
+	}
+}
+
+// startShim runs the engine's shim until the returned function is called.
+func (w *site) startShim() (stop func()) {
+	w.Helper()
+	key := events.RankKey{Instance: "w1"}
+	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, AttemptTimeout: 500 * time.Millisecond})
+	w.must(err)
+	ns, err := jetstream.OpenNamespace(w.ctx, conn, "test")
+	w.must(err)
+	desk, err := shim.Claim(w.ctx, ns, key, true)
+	w.must(err)
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
+	w.must(err)
+	running, cancel := context.WithCancel(w.ctx)
+	done := make(chan error, 1)
+	go func() {
+		done <- shim.Run(running, shim.Config{
+			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Identity: shim.Identity{Model: "m", BlockSize: 4},
+			Decoder: decoder, Log: shim.NewStreamLog(ns, key, nil), Desk: desk, IdleCheck: time.Hour,
+		})
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Errorf("the shim: %v", err)
+		}
+		desk.Close()
+		conn.Close()
+	})
+	w.Cleanup(stop)
+	return stop
+}
+
+// grow has the engine hold n more blocks of the prompt.
+func (w *site) grow(n int) {
+	w.Helper()
+	for range 4 * n {
+		w.prompt = append(w.prompt, uint32(len(w.prompt)+1))
+	}
+	_, err := w.engine.Serve(w.prompt, nil)
+	w.must(err)
+}
+
+// awaitAll waits until the node serves, sees the whole prompt on the worker, and needs nothing.
+func (w *site) awaitAll() *api.Status {
+	w.Helper()
+	var a *api.Answer
+	var s *api.Status
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		var err error
+		if a, err = w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt}); err != nil {
+			continue
+		}
+		if len(a.Workers) == 1 && int(a.Workers[0].Device) > len(w.prompt)/4 {
+			w.Fatalf("the worker is credited with what it does not hold: %+v", a)
+		}
+		s, err = w.node.Status(w.ctx)
+		w.must(err)
+		if len(a.Workers) == 1 && int(a.Workers[0].Device) == len(w.prompt)/4 && s.Partitions[0].State == stateServing {
+			w.must(w.node.do(w.ctx, func(m *Machine) { err = m.index.Check() }))
+			w.must(err)
+			return s
+		}
+	}
+	w.Fatalf("%d blocks should be there; the last answer was %+v; the status %+v; told:\n%s", len(w.prompt)/4, a, s, w.heard())
+	return nil
+}
+
+func (w *site) snapshot() {
+	w.Helper()
+	if _, err := w.node.Snapshot(w.ctx); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// purge trims the log behind everybody's back.
+func (w *site) purge(keepFrom events.StreamSeq) {
+	w.Helper()
+	s, err := w.js.Stream(w.ctx, jetstream.StreamName("test", 0))
+	w.must(err)
+	w.must(s.Purge(w.ctx, natsjs.WithPurgeSequence(uint64(keepFrom))))
+}
+
+// expect finds out whether the hooks told of something.
+func (w *site) expect(words ...string) {
+	w.Helper()
+	told := w.heard()
+	for _, word := range words {
+		if !strings.Contains(told, word) {
+			w.Errorf("nothing was told of %q:\n%s", word, told)
+		}
+	}
+}
+
+func (w *site) expectNot(word string) {
+	w.Helper()
+	if told := w.heard(); strings.Contains(told, word) {
+		w.Errorf("something was told of %q:\n%s", word, told)
+	}
+}
+
+// restart ends the node and starts another.
+func (w *site) restart() {
+	w.Helper()
+	w.stopNode()
+	w.start()
+}
+
+// twoGenerations brings a site to two snapshots and a log that goes on after the newer.
+func twoGenerations(t *testing.T) *site {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	for range 2 {
+		w.grow(3)
+		w.awaitAll()
+		w.snapshot()
+	}
+	w.grow(2)
+	w.awaitAll()
+	return w
+}
+
+// newest is the current manifest.
+func (w *site) newest() *snapshot.Manifest {
+	w.Helper()
+	entry, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
+	w.must(err)
+	m, err := snapshot.ParseManifest(entry.Value)
+	w.must(err)
+	return m
+}
+
+func TestStreamMadeAnewUnderALiveNode(t *testing.T) {
+	w := twoGenerations(t)
+	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
+	w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
+	// The engine says nothing more: only who is asked can say what it holds.
+	s := w.awaitAfter("resynced")
+	w.expect("unfit: epoch changed", "asked: resync needed: epoch changed")
+	if s.Resyncs.Asked < minRounds || s.Resyncs.Ended != 1 || s.Snapshots.Rejected["other_epoch"] != 2 {
+		t.Errorf("counted %+v, %+v", s.Resyncs, s.Snapshots)
+	}
+	w.grow(2)
+	w.awaitAll()
+	w.snapshot()
+	w.forget()
+	w.restart()
+	w.awaitAll()
+	w.expect("1 ranks, lost \"\"")
+	w.expectNot("asked")
+}
+
+// awaitAfter is awaitAll once something was told.
+func (w *site) awaitAfter(word string) *api.Status {
+	w.Helper()
+	for deadline := time.Now().Add(patience); !strings.Contains(w.heard(), word); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.Fatalf("nothing was told of %q:\n%s", word, w.heard())
+		}
+	}
+	return w.awaitAll()
+}
+
+func TestLogPurgedPastTheNode(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	w.snapshot()
+	w.stopNode()
+	w.grow(3)
+	last := w.awaitLog(2)
+	w.purge(last + 1)
+	w.start()
+	s := w.awaitAfter("resynced")
+	w.expect("rejected: log_truncated", fmt.Sprintf("asked: resync needed: what the log said before %d is gone and no snapshot has it", last+1))
+	if s.Snapshots.Rejected["log_truncated"] != 1 {
+		t.Errorf("counted %+v", s.Snapshots)
+	}
+}
+
+// awaitLog waits until so many messages have been said, and returns the last one's place.
+func (w *site) awaitLog(n events.StreamSeq) events.StreamSeq {
+	w.Helper()
+	before := w.node.machine.Applied(0)
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		info, err := w.ns.StreamInfo(w.ctx, 0)
+		w.must(err)
+		if info.Last > before {
+			return info.Last
+		}
+	}
+	w.Fatal("the log does not grow")
+	return 0
+}
+
+// TestServerRestoredFromAnOlderCopy takes the end of the log away from under everybody. The shim finds it out when it publishes; the node
+// asks, so that it need not.
+func TestServerRestoredFromAnOlderCopy(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	stop := w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	stop()
+	w.server.Stop()
+	old := t.TempDir()
+	w.must(os.CopyFS(old, os.DirFS(w.dir)))
+	w.startServer()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	w.grow(1)
+	w.awaitAll()
+
+	w.server.Stop()
+	w.must(os.RemoveAll(w.dir))
+	w.must(os.CopyFS(w.dir, os.DirFS(old)))
+	w.startServer()
+	w.awaitAfter("resynced")
+	w.expect("unfit: regressed", "asked: resync needed: regressed")
+	w.grow(1)
+	w.awaitAll()
+}
+
+func TestCorruptChunkSendsToTheOlderGeneration(t *testing.T) {
+	w := twoGenerations(t)
+	w.stopNode()
+	newest, fresh := w.newest(), "" // fresh: a chunk that the older one does not have
+	for _, ref := range newest.Chunks {
+		if key, _ := snapshot.ParseKey(ref.Key); key.Generation == newest.Generation {
+			fresh = ref.Key
+		}
+	}
+	data, err := w.bucket.Get(w.ctx, fresh)
+	w.must(err)
+	data = bytes.Clone(data)
+	data[len(data)/2] ^= 1
+	_, err = w.bucket.Put(w.ctx, fresh, data)
+	w.must(err)
+	w.forget()
+	w.start()
+	s := w.awaitAll()
+	w.expect("rejected: corrupt_chunk", fresh, fmt.Sprintf("restored at %d, 1 ranks", newest.Previous.Seq))
+	w.expectNot("asked")
+	if s.Snapshots.Rejected["corrupt_chunk"] != 1 || s.Partitions[0].RestoredFrom != newest.Previous.Seq {
+		t.Errorf("counted %+v; %+v", s.Snapshots, s.Partitions[0])
+	}
+
+	list, err := Generations(w.ctx, w.ns, true)
+	w.must(err)
+	if len(list.Generations) != 2 || !list.Generations[0].Bad || list.Generations[1].Bad || !list.Generations[1].Verified ||
+		len(list.Generations[0].BadChunks) != 1 || list.Generations[0].BadChunks[0].Key != fresh {
+		t.Errorf("verify: %+v", list.Generations)
+	}
+	w.snapshot() // does not trust what it found bad
+	w.restart()
+	w.awaitAll()
+}
+
+func TestManifestThatCannotBeRead(t *testing.T) {
+	w := twoGenerations(t)
+	w.stopNode()
+	entry, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
+	w.must(err)
+	older := w.newest().Previous
+
+	// A later build's, whole.
+	before, _, ok := bytes.Cut(entry.Value, []byte("\"checksum\": "))
+	if i := bytes.LastIndex(entry.Value, []byte("\"checksum\": ")); ok {
+		before = entry.Value[:i]
+	}
+	future := bytes.Replace(before, []byte(`"format": 1,`), []byte(`"format": 99,`), 1)
+	sum := xxh3.Hash128(future)
+	future = fmt.Appendf(future, "\"checksum\": \"%016x%016x\"\n}\n", sum.Hi, sum.Lo)
+	for _, c := range []struct {
+		reason string
+		value  []byte
+	}{{"unreadable", entry.Value[:len(entry.Value)/2]}, {"future_version", future}} {
+		_, err = w.bucket.Put(w.ctx, snapshot.ManifestKey(0), c.value)
+		w.must(err)
+		w.forget()
+		w.start()
+		s := w.awaitAll()
+		w.expect("rejected: "+c.reason, fmt.Sprintf("restored at %d, 1 ranks", older.Seq))
+		if s.Snapshots.Rejected[c.reason] != 1 {
+			t.Errorf("%s: counted %+v", c.reason, s.Snapshots)
+		}
+		list, err := Generations(w.ctx, w.ns, false)
+		w.must(err)
+		if len(list.Generations) != 2 || list.Generations[0].Unusable != c.reason || !list.Generations[0].Bad || list.Generations[1].Unusable != "" {
+			t.Errorf("%s: list: %+v", c.reason, list.Generations)
+		}
+		w.stopNode()
+	}
+}
+
+func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {
+	w := twoGenerations(t)
+	w.stopNode()
+	keys, err := w.bucket.Keys(w.ctx, snapshot.KeyPrefix(0))
+	w.must(err)
+	for _, key := range keys {
+		if k, _ := snapshot.ParseKey(key); k.Type != snapshot.ChunkKey {
+			_, err := w.bucket.Put(w.ctx, key, []byte("damaged"))
+			w.must(err)
+		}
+	}
+	w.grow(1) // whoever reads the rest of the log sees an incarnation in its middle
+	w.awaitLog(1)
+	w.forget()
+	w.start()
+	s := w.awaitAfter("resynced")
+	w.expect("rejected: unreadable", "is gone and no snapshot has it")
+	if s.Snapshots.Rejected["unreadable"] != 2 || s.Resyncs.Answered == 0 || len(s.Problems) != 0 {
+		t.Errorf("counted %+v, %+v; problems %q", s.Snapshots, s.Resyncs, s.Problems)
+	}
+}
+
+// TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is there to say it.
+func TestRankSeenInItsMiddle(t *testing.T) {
+	w := newSite(t)
+	stop := w.startShim()
+	w.grow(3)
+	w.node = New(Config{Namespace: w.ns, Snapshots: w.bucket})
+	w.awaitLog(1)
+	w.grow(1)
+	w.node.machine.parts[0].applied.Store(1)
+	last := w.awaitLog(1)
+	stop()
+	w.purge(last)
+	w.start()
+	await := func() {
+		t.Helper()
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			s, err := w.node.Status(w.ctx)
+			w.must(err)
+			if s.Partitions[0].State == stateResync && len(s.Problems) == 1 && strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)") {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("status %+v; told:\n%s", s, w.heard())
+			}
+		}
+	}
+	await()
+	w.snapshot()
+	w.forget()
+	w.restart()
+	await()
+	w.expect("1 ranks, lost \"\"")
+	w.startShim()
+	w.awaitAfter("resynced")
+}
+
+func TestPoison(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	w.grow(2)
+	w.awaitAll()
+	subject, err := jetstream.EventSubject("test", 0, events.RankKey{Instance: "w2"})
+	w.must(err)
+	for _, m := range []struct {
+		subject string
+		data    string
+	}{{subject, "\xc1 no batch"}, {subject, ""}, {strings.Replace(subject, ".w2.", ".w=zz.", 1), "x"}} {
+		_, err := w.js.Publish(w.ctx, m.subject, []byte(m.data))
+		w.must(err)
+	}
+	w.grow(2)
+	if s := w.awaitAll(); s.Events["poison"] != 3 {
+		t.Errorf("counted %v", s.Events)
+	}
+	// Nor does it harm whoever restores and replays.
+	w.snapshot()
+	w.restart()
+	w.awaitAll()
+}
+
+// TestRoom fills the snapshot bucket: snapshots fail and are counted, the log is not trimmed, a word is said at 80 %; with room again the
+// next one is written.
+func TestRoom(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	w.grow(50)
+	w.awaitAll()
+	used, _, err := w.bucket.Usage(w.ctx)
+	w.must(err)
+	limit := func(bytes int64) {
+		t.Helper()
+		var err error
+		w.bucket, err = w.ns.EnsureSnapshots(w.ctx, jetstream.BucketConfig{MaxBytes: bytes})
+		w.must(err)
+	}
+	limit(used + 1000)
+	_, err = w.bucket.Put(w.ctx, "filler", make([]byte, 850))
+	w.must(err)
+	if _, err := w.node.Snapshot(w.ctx); err == nil {
+		t.Fatal("there was room")
+	}
+	var s *api.Status
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		s, err = w.node.Status(w.ctx)
+		w.must(err)
+		problems := strings.Join(s.Problems, "\n")
+		if strings.Contains(problems, "the snapshot bucket is 8") || strings.Contains(problems, "the snapshot bucket is 9") {
+			if !strings.Contains(problems, "its snapshot was not written") || s.Snapshots.Failed != 1 || s.SnapshotBucket.Limit != used+1000 {
+				t.Fatalf("status %+v", s)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("status %+v", s)
+		}
+	}
+	if info, err := w.ns.StreamInfo(w.ctx, 0); err != nil || info.First != 1 {
+		t.Fatalf("the log begins at %d, %v", info.First, err)
+	}
+	limit(1 << 30)
+	w.snapshot()
+	if s, err = w.node.Status(w.ctx); err != nil || s.Snapshots.Written != 1 || strings.Contains(strings.Join(s.Problems, ""), "not written") {
+		t.Fatalf("status %+v, %v", s, err)
+	}
+}
+
+// TestChecksums: a node that restored, and one that read the log alone, have the checksum of the one before at the same place.
+func TestChecksums(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	checksum := func() string {
+		t.Helper()
+		s, err := w.node.Verify(w.ctx)
+		w.must(err)
+		info, err := w.ns.StreamInfo(w.ctx, 0)
+		w.must(err)
+		if d := s.Partitions[0]; d.Seq != info.Last || len(d.Checksum) != 16 {
+			t.Fatalf("%+v of a log that ends at %d", d, info.Last)
+		}
+		return s.Partitions[0].Checksum
+	}
+	empty := checksum()
+	w.grow(20)
+	w.awaitAll()
+	first := checksum()
+	w.stopNode()
+	w.must(w.bucketGone())
+	w.start()
+	w.awaitAll()
+	if got := checksum(); got != first || got == empty {
+		t.Fatalf("from the log alone %s, before %s, of nothing %s", got, first, empty)
+	}
+	w.snapshot()
+	w.grow(5)
+	w.awaitAll()
+	second := checksum()
+	w.stopNode()
+	w.start()
+	w.awaitAll()
+	if got := checksum(); got != second || got == first {
+		t.Fatalf("from a snapshot and the log %s, before %s, earlier %s", got, second, first)
+	}
+}
+
+// bucketGone removes all snapshots.
+func (w *site) bucketGone() error {
+	s, err := w.js.Stream(w.ctx, "KV_"+w.bucket.Name())
+	if err != nil {
+		return err
+	}
+	return s.Purge(w.ctx)
+}
