@@ -5,8 +5,8 @@
 //
 //   - events: stores and removals as fast as possible; blocks (stored and removed) per second, in a first pass over an empty
 //     index and in a second one over the same index after every rank was dropped, whose memory has been touched before.
-//   - queries: after all events, every query of the corpus; per query the time from hashes in memory to depths in memory, and
-//     queries per second with as many readers as asked for.
+//   - queries: after all events, every query of the corpus once untimed, then 20,000 or more of them; per query the time from
+//     hashes in memory to depths in memory, and queries per second with as many readers as asked for.
 //   - mixed: all operations in the order of the file, on one goroutine; seconds, and the digest of all answers.
 //   - load: after the first half of the events, queries while a writer applies the other half at full speed, again and again.
 //   - memory: resident bytes after all events and a garbage collection, less those before, for each holding.
@@ -273,14 +273,11 @@ func (b *run) asked() (qs [][]events.LocalHash) {
 	return qs
 }
 
-// ask times every query, from the one numbered first on, until stop is closed, or once if it is nil.
-func (f *fleet) ask(ctx context.Context, qs [][]events.LocalHash, first int, stop <-chan struct{}) (took []time.Duration) {
+// ask times queries, from the one numbered first on: some rounds, or until stop is closed.
+func (f *fleet) ask(ctx context.Context, qs [][]events.LocalHash, first, rounds int, stop <-chan struct{}) (took []time.Duration) {
 	answers := make([]radix.Answer, len(f.shards))
-	for s := range answers {
-		answers[s].Ranks = make([]radix.Overlap, 0, len(f.ids)+64)
-	}
-	took = make([]time.Duration, 0, len(qs))
-	for {
+	took = make([]time.Duration, 0, max(1, rounds)*len(qs))
+	for round := 0; ctx.Err() == nil && (stop != nil || round < rounds); round++ {
 		for i := range qs {
 			q := qs[(first+i)%len(qs)]
 			start := time.Now()
@@ -291,11 +288,9 @@ func (f *fleet) ask(ctx context.Context, qs [][]events.LocalHash, first int, sto
 		case <-stop:
 			return took
 		default:
-			if stop == nil || ctx.Err() != nil {
-				return took
-			}
 		}
 	}
+	return took
 }
 
 // readers runs as many readers as asked for, each with all queries; each begins elsewhere.
@@ -304,10 +299,14 @@ func (b *run) readers(f *fleet, stop <-chan struct{}) {
 	if len(qs) == 0 {
 		return
 	}
+	rounds := 1 + 20000/len(qs)
+	if stop == nil {
+		f.ask(b.ctx, qs, 0, 1, nil) // to begin with, untimed
+	}
 	all := make(chan []time.Duration)
 	start := time.Now()
 	for r := range b.o.Readers {
-		go func() { all <- f.ask(b.ctx, qs, r*len(qs)/b.o.Readers, stop) }()
+		go func() { all <- f.ask(b.ctx, qs, r*len(qs)/b.o.Readers, rounds, stop) }()
 	}
 	var took []time.Duration
 	for range b.o.Readers {

@@ -112,7 +112,7 @@ func TestModes(t *testing.T) {
 	c.Close()
 	complete := map[Mode]func(r Report) bool{
 		Events:   func(r Report) bool { return r.BlocksPerSec > 0 && r.BlocksPerSecSecond > 0 },
-		Queries:  func(r Report) bool { return r.Latency != nil && r.N == 2*60 && r.P50 > 0 && r.QueriesPerSec > 0 },
+		Queries:  func(r Report) bool { return r.Latency != nil && r.N >= 20000 && r.P50 > 0 && r.QueriesPerSec > 0 },
 		Mixed:    func(r Report) bool { return r.Seconds > 0 && r.Digest != "" },
 		Load:     func(r Report) bool { return r.Latency != nil && r.BlocksPerSec > 0 },
 		Memory:   func(r Report) bool { return r.Holdings == held && r.Counted > 0 && r.Stats != nil },

@@ -372,13 +372,7 @@ func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
 			c.OtherRemoved++
 		}
 	case r.naming == ledgers:
-		for _, name := range e.Blocks {
-			if x.leaveLedger(r, copyKey{e.Tier, e.Group, name}) {
-				c.Removed++
-			} else {
-				r.notHeld(e, name, c)
-			}
-		}
+		x.leaveLedger(r, e, c)
 	case !r.hasGroup || r.group != e.Group || x.v.masks[e.Tier-1] == nil:
 		for _, name := range e.Blocks {
 			r.notHeld(e, name, c)

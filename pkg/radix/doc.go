@@ -8,8 +8,9 @@
 // rank's own events and their times alone, so that replicas of one log are equal ([Index.Checksum]); and that what it
 // keeps is bounded by what is held, plus a bounded rest for each rank ([Config]).
 //
-// One goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, Check, GroupSets and everything about
-// exports and imports. Match, MatchGroups and Explain may be called from any goroutine at any time.
+// One goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, RankStats, Check, GroupSets and everything about
+// exports and imports. Match, MatchGroups and Explain may be called from any goroutine at any time; they never wait for the
+// writer, and see an event as a whole or not at all.
 //
 // What events mean: a rank's copies are counted by (tier, group, engine hash). A name, that is an engine hash under which
 // the rank holds a copy in whatever tier or group, stands for one place: the path of local hashes from the root.
@@ -24,6 +25,10 @@
 //   - Cleared takes a tier's copies, parked ones too, and remembers none of them; of all tiers, it leaves the rank as new.
 //   - The first stored event of a group says whether it is a main one, that is part of the prefix. A block counts as held in a tier if
 //     every main group that the rank has announced holds it there. Other groups are sets of names with counts.
+//
+// Where things are: node.go (the tree), granules.go (the arena), holders.go (who holds what), names.go (the table of engine
+// hashes), naming.go (whose names they are), ledger.go (ranks that need more), apply.go (events), match.go (queries), export.go and
+// import.go (images), check.go (every invariant, in code). DESIGN.md says why.
 //
 // It leaves to others who a rank is, the log, the format of snapshots, and time: it knows none but what it is given.
 package radix

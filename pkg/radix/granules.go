@@ -110,7 +110,12 @@ func (x *Index) searchFree(want uint32) (first, n uint32) {
 }
 
 // growBlocks makes the arena as large as the granules that were given out.
-func (x *Index) growBlocks() { x.roomForBlocks(x.granuleEnd) }
+func (x *Index) growBlocks() {
+	if x.granuleEnd > aliasBit/granule {
+		panic("radix: more than 2^31 blocks at a time")
+	}
+	x.roomForBlocks(x.granuleEnd)
+}
 
 // roomForBlocks makes the arena at least so many granules large.
 func (x *Index) roomForBlocks(granules uint32) {

@@ -142,7 +142,6 @@ func (x *Index) DropRank(id RankID) {
 	x.touchRank(r)
 	var c Counts
 	x.clear(r, events.AllTiers, &c)
-	x.fresh(r)
 	i := id.Slot()
 	x.sharedMask[i>>6] &^= 1 << (i & 63)
 	x.slots[i] = nil

@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -163,24 +164,42 @@ func (x *Index) subLedger(r *rank, name events.BlockHash, n *ledgerName, i int, 
 	}
 }
 
-// leaveLedger takes one copy away. It reports false if there is none.
-func (x *Index) leaveLedger(r *rank, k copyKey) bool {
-	n := r.ledger.names[k.name]
-	if n == nil {
-		return false
+// leaveLedger takes copies away; the marks of their blocks go from the first of a path to the last.
+func (x *Index) leaveLedger(r *rank, e *events.Event, c *Counts) {
+	type left struct {
+		name  events.BlockHash
+		block uint32
+		depth uint32
+		gone  bool // the name has no copies left
 	}
-	i := slices.IndexFunc(n.copies, func(t tierCopies) bool { return t.tier == k.tier && t.group == k.group })
-	if i < 0 {
-		return false
+	var q []left
+	for _, name := range e.Blocks {
+		n := r.ledger.names[name]
+		i := -1
+		if n != nil {
+			i = slices.IndexFunc(n.copies, func(t tierCopies) bool { return t.tier == e.Tier && t.group == e.Group })
+		}
+		if i < 0 {
+			r.notHeld(e, name, c)
+			continue
+		}
+		id, nd := x.where(n.block)
+		x.touch(id)
+		x.subLedger(r, name, n, i, 1)
+		c.Removed++
+		q = append(q, left{name, n.block, nd.depth + n.block - nd.start, len(n.copies) == 0})
 	}
-	id, nd := x.where(n.block)
-	x.touch(id)
-	x.subLedger(r, k.name, n, i, 1)
-	x.show(r, id, n.block-nd.start)
-	if len(n.copies) == 0 {
-		x.remember(r, r.clock, k.name, n.block) // pinned for the name until now
+	byDepth := slices.Clone(q)
+	slices.SortFunc(byDepth, func(a, b left) int { return cmp.Compare(a.depth, b.depth) })
+	for _, l := range byDepth {
+		id, nd := x.where(l.block)
+		x.show(r, id, l.block-nd.start)
 	}
-	return true
+	for _, l := range q {
+		if l.gone {
+			x.remember(r, r.clock, l.name, l.block) // pinned for the name until now
+		}
+	}
 }
 
 // show brings the marks of a block in line with a rank's ledger: a block is held in a tier if every main group holds it.
@@ -223,8 +242,10 @@ func (x *Index) showBlocks(r *rank, n int) {
 	}
 }
 
-// showAll shows all that is in a ledger.
+// showAll shows all that is in a ledger. To readers the rank is gone meanwhile.
 func (x *Index) showAll(r *rank) {
+	x.hidden.Store(hiding | uint64(r.slot())<<8 | (1<<events.NumTiers - 1))
+	defer x.hidden.Store(0)
 	for _, n := range r.ledger.names {
 		id, nd := x.where(n.block)
 		x.show(r, id, n.block-nd.start)

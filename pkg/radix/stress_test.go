@@ -46,7 +46,7 @@ func TestReaders(t *testing.T) {
 	type steady struct {
 		id   atomic.Uint32
 		doc  int
-		kind int // how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped and added
+		kind int // how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped and added, 4: in the second of two groups
 		on   bool
 	}
 	var ranks [24]steady
@@ -60,12 +60,18 @@ func TestReaders(t *testing.T) {
 	for i := range ranks {
 		r := &ranks[i]
 		r.doc, r.kind = i%len(docs), i/len(docs)
-		if i%5 == 0 {
+		switch i % 5 {
+		case 0:
 			r.kind = 3
+		case 1:
+			r.kind = 4
 		}
 		r.id.Store(uint32(x.AddRank(0)))
 		if r.kind == 2 {
 			store(RankID(r.id.Load()), events.Device, docs[r.doc], 0, long/2)
+		}
+		if r.kind == 4 {
+			store(RankID(r.id.Load()), events.Device, docs[r.doc], 0, long)
 		}
 	}
 	restless := x.AddRank(0)
@@ -128,6 +134,8 @@ func TestReaders(t *testing.T) {
 		switch {
 		case !r.on && r.kind == 2:
 			store(id, events.Host, doc, long/2, long)
+		case !r.on && r.kind == 4:
+			x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Device, Group: 2, Locals: doc, Blocks: names(doc)}})
 		case !r.on:
 			store(id, events.Device, doc, 0, long)
 		case r.kind == 1:
@@ -139,6 +147,9 @@ func TestReaders(t *testing.T) {
 			e := events.Event{Kind: events.Removed, Tier: events.Device, Blocks: names(doc)}
 			if r.kind == 2 {
 				e.Tier, e.Blocks = events.Host, e.Blocks[long/2:]
+			}
+			if r.kind == 4 {
+				e.Group = 2
 			}
 			rng.Shuffle(len(e.Blocks), func(i, j int) { e.Blocks[i], e.Blocks[j] = e.Blocks[j], e.Blocks[i] })
 			x.Apply(id, 0, []events.Event{e})
