@@ -80,18 +80,16 @@ type tortured struct {
 	pub    *pyenv.Publisher
 	rng    *rand.Rand
 	hasher *events.Hasher
-	note   func(format string, args ...any)
 
 	life    int
 	truth   *twin.Rank
 	copies  []heldCopy
-	orphans []heldCopy // blocks whose parents were not announced
-	next    uint64     // of the messages
-	base    uint64     // the engine held nothing before this message
-	lost    uint64     // what messages before this one said may not be known to the index
-	gone    uint64     // what messages before this one said cannot be replayed
-	drops   []bool     // what becomes of the next messages: dropped, and kept or not
-	bulky   bool       // this life has said more than the log may keep
+	next    uint64 // of the messages
+	base    uint64 // the engine held nothing before this message
+	lost    uint64 // what messages before this one said may not be known to the index
+	gone    uint64 // what messages before this one said cannot be replayed
+	drops   []bool // what becomes of the next messages: dropped, and kept or not
+	bulky   bool   // this life has said more than the log may keep
 	events  int
 	dropped int // for good
 }

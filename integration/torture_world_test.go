@@ -4,15 +4,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -35,6 +39,7 @@ type daemon struct {
 	args    []string
 	said    string // the file
 	running *running
+	begun   atomic.Int64                     // where in the file the words of its last life begin
 	excused func(code int, last string) bool // an end of its own accord that is no fault of it
 }
 
@@ -54,6 +59,7 @@ func (d *daemon) start() {
 	defer f.Close()
 	r := &running{cmd: exec.Command(d.program, d.args...), done: make(chan struct{})}
 	r.from, _ = f.Seek(0, io.SeekEnd)
+	d.begun.Store(r.from)
 	r.cmd.Stdout, r.cmd.Stderr, r.cmd.Env = f, f, cleanEnvironment()
 	if err := r.cmd.Start(); err != nil {
 		d.t.Fatal(err)
@@ -153,7 +159,6 @@ type world struct {
 	t        testing.TB
 	dir      string
 	natsAddr string
-	httpAddr string
 	nats     *daemon
 	indexer  *daemon
 	engines  []*tortured
@@ -162,14 +167,15 @@ type world struct {
 	names    []string // of the proxies
 	http     http.Client
 
+	mu     sync.Mutex
+	addr   string // of the indexer's HTTP port, in the life whose words begin at addrOf
+	addrOf int64
+
 	marks    uint64
-	trimmed  bool // the log lost its beginning before a snapshot had it
 	backup   string
 	admin    *nats.Conn
 	counters map[string]int
 }
-
-const tortureUser = "torture"
 
 // tortureServer is the server's configuration. What the account may store is little, so that somebody can fill it.
 const tortureServer = `
@@ -184,8 +190,8 @@ const (
 	partitionsT = 2
 )
 
-func startWorld(t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int, note func(string, ...any)) *world {
-	w := &world{t: t, natsAddr: freeAddr(t), httpAddr: freeAddr(t), counters: counters}
+func startWorld(t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int) *world {
+	w := &world{t: t, natsAddr: lastingAddr(t, rng), counters: counters}
 	w.http.Timeout = 5 * time.Second
 	var err error
 	if w.dir, err = os.MkdirTemp("", "kvatlas-torture-"); err != nil {
@@ -201,12 +207,12 @@ func startWorld(t testing.TB, rng *rand.Rand, programs func(string) string, coun
 	interval := []string{"200ms", "1s", "3s"}[rng.IntN(3)]
 	w.indexer = w.daemon("indexer", programs("indexer"), func(code int, last string) bool {
 		return code == 1 && strings.Contains(last, "not available")
-	}, "serve", "--nats", toNATS("indexer"), "--http-listen", w.httpAddr, "--partitions", fmt.Sprint(partitionsT),
+	}, "serve", "--nats", toNATS("indexer"), "--http-listen", "127.0.0.1:0", "--partitions", fmt.Sprint(partitionsT),
 		"--snapshot-interval", interval, "--log-bytes", fmt.Sprint(logBytes), "--park-for", "24h", "--remember-for", "24h", "--log-level", "debug")
 	forms := []string{"map", "array"}
 	for i := range 2 {
 		e := &tortured{
-			name: fmt.Sprintf("w%d-%d", i+1, rng.IntN(1000)), rng: rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64())), note: note, truth: newTruth(),
+			name: fmt.Sprintf("w%d-%d", i+1, rng.IntN(1000)), rng: rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64())), truth: newTruth(),
 		}
 		if e.hasher, err = events.NewHasher(blockSize, events.Space{}); err != nil {
 			t.Fatal(err)
@@ -287,13 +293,46 @@ func (w *world) revive() {
 	}
 }
 
-// ask asks the indexer's HTTP port.
+// lastingAddr is a loopback address that nobody has now, and that the system gives to nobody while its owner is dead: one below the ports
+// that it chooses from.
+func lastingAddr(t testing.TB, rng *rand.Rand) string {
+	for range 1000 {
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rng.IntN(20000))); err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+	}
+	t.Fatal("no port is free")
+	return ""
+}
+
+// served finds out where the indexer's last life serves HTTP. Any goroutine may call it.
+func (w *world) served() (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if begun := w.indexer.begun.Load(); w.addr == "" || w.addrOf != begun {
+		found := servedAt.FindStringSubmatch(w.indexer.words(begun))
+		if found == nil {
+			return "", errors.New("the indexer serves no HTTP yet")
+		}
+		w.addr, w.addrOf = found[1], begun
+	}
+	return w.addr, nil
+}
+
+var servedAt = regexp.MustCompile(`HTTP is served" listen=(\S+)`)
+
+// ask asks the HTTP port of the indexer's present life.
 func (w *world) ask(method, path string, body any, into any) error {
+	addr, err := w.served()
+	if err != nil {
+		return err
+	}
 	text, err := json.Marshal(body)
 	if err != nil {
 		return err
 	}
-	r, err := http.NewRequest(method, "http://"+w.httpAddr+path, bytes.NewReader(text))
+	r, err := http.NewRequest(method, "http://"+addr+path, bytes.NewReader(text))
 	if err != nil {
 		return err
 	}
