@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/pyenv"
 	ours "github.com/kvatlas/kvatlas/pkg/jetstream"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -37,6 +38,7 @@ var (
 //
 // The schedule follows from the seed; where in a process's work it strikes, does not.
 func TestTorture(t *testing.T) {
+	pyenv.Python(t)
 	seed := *tortureSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
