@@ -44,6 +44,36 @@ func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*ap
 	return list, nil
 }
 
+// ReadSnapshot reads the newest usable snapshot of a partition into the sink that open makes. It returns a nil manifest if there is none. A
+// snapshot that turns out bad is passed over for the older one, with a new sink.
+func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partition, open func(*snapshot.Manifest, []snapshot.RankState) (snapshot.Sink, error)) (*snapshot.Manifest, error) {
+	bucket, err := ns.OpenSnapshots(ctx)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	info, err := ns.StreamInfo(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	seen, err := lookAtBucket(ctx, bucket, p)
+	if err != nil {
+		return nil, err
+	}
+	var bad error
+	for _, m := range snapshot.Choose(seen.seen, describeLog(ns, info)).Usable {
+		_, err := snapshot.Read(m, fetchFrom(ctx, bucket), func(ranks []snapshot.RankState) (snapshot.Sink, error) { return open(m, ranks) })
+		switch snapshot.ReasonOf(err) {
+		case snapshot.Future, snapshot.MissingChunk, snapshot.CorruptChunk:
+			bad = errors.Join(bad, fmt.Errorf("generation %d: %w", m.Generation, err))
+			continue
+		}
+		return m, err
+	}
+	return nil, bad
+}
+
 // generationsOf describes the generations of one partition.
 func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.Bucket, log snapshot.Log, verify bool) (list []api.GenerationInfo, err error) {
 	choice := snapshot.Choose(seen, log)

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/dump"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/spf13/cobra"
+)
+
+func dumpCommand() *cobra.Command {
+	var worker string
+	var now bool
+	cmd := &cobra.Command{
+		Use:   "dump [--worker ID]",
+		Short: "Print what workers hold, as router events",
+		Long: `Print what workers hold on standard output, one router event of NVIDIA Dynamo a line: {"worker_id":...,"storage_tier":...,"event":{...}}. It is
+taken from the newest snapshot of each partition in the bucket, whether an indexer runs or not, and so belongs to the place in the log that
+is said on standard error; with --now a running indexer writes snapshots first. indexer load takes it back in.`,
+		Example: `  indexer dump --now | indexer load --model llama --block-size 16 --namespace copy`,
+	}
+	a := askingFlags(cmd)
+	if err := cmd.Flags().MarkHidden("json"); err != nil { // it is JSON anyway
+		panic(err)
+	}
+	cmd.Flags().StringVar(&worker, "worker", "", "this instance only")
+	cmd.Flags().BoolVar(&now, "now", false, "have the running indexer write snapshots first")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if now {
+			quiet := *a
+			quiet.json = false
+			if err := quiet.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+				list, err := c.Snapshot(ctx)
+				return list, func(io.Writer) error { return nil }, err
+			}); err != nil {
+				return err
+			}
+		}
+		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
+			out := bufio.NewWriterSize(os.Stdout, 1<<16)
+			ranks, missing := 0, 0
+			err := dump.Write(ctx, ns, events.WorkerID(worker), out, func(d dump.Dumped) {
+				if d.Seq == 0 {
+					missing++
+					return
+				}
+				ranks += d.Ranks
+				fmt.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in its log", d.Partition, d.Events, d.Ranks, d.Seq)
+				if d.Left != (dump.Left{}) {
+					fmt.Fprintf(os.Stderr, "; left out: %d blocks that wait for their parents, %d of other attention groups", d.Left.Parked, d.Left.Others)
+				}
+				fmt.Fprintln(os.Stderr)
+			})
+			if missing > 0 {
+				fmt.Fprintf(os.Stderr, "%d partitions have no snapshot\n", missing)
+			}
+			if err = errors.Join(err, out.Flush()); err == nil && worker != "" && ranks == 0 {
+				err = fmt.Errorf("no snapshot knows the worker %q", worker)
+			}
+			return err
+		})
+	}
+	return cmd
+}
+
+func loadCommand() *cobra.Command {
+	id := shim.Identity{}
+	cmd := &cobra.Command{
+		Use:   "load --model M --block-size N [FILE]",
+		Short: "Publish router events from a file, or standard input",
+		Long: `Publish router events, as indexer dump and NVIDIA Dynamo write them (JSON, one a line), to the log. Each rank in them begins a new incarnation, which
+clears what was known of it; a rank that a running shim serves is refused. The shim that serves it next begins anew.`,
+		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
+	}
+	a := askingFlags(cmd)
+	cmd.Args = cobra.MaximumNArgs(1)
+	cmd.Flags().StringVar(&id.Model, "model", "", "model that the workers serve (required)")
+	cmd.Flags().Uint32Var(&id.BlockSize, "block-size", 0, "tokens in a block (required)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if id.Model == "" {
+			return cli.UsageErrorf("--model is missing")
+		}
+		if id.BlockSize == 0 || id.BlockSize > events.MaxBlockSize {
+			return cli.UsageErrorf("--block-size %d is not from 1 to %d", id.BlockSize, events.MaxBlockSize)
+		}
+		in := os.Stdin
+		if len(args) == 1 && args[0] != "-" {
+			f, err := os.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			in = f
+		}
+		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
+			loaded, err := dump.Load(ctx, ns, in, id)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return cli.PrintJSON(os.Stdout, loaded)
+			}
+			fmt.Printf("%d lines: %d events of %d ranks published, with %d blocks\n", loaded.Lines, loaded.Events, loaded.Ranks, loaded.Blocks)
+			for _, why := range slices.Sorted(maps.Keys(loaded.Skipped)) {
+				fmt.Printf("%d lines passed over: unknown %s\n", loaded.Skipped[why], why)
+			}
+			return nil
+		})
+	}
+	return cmd
+}

@@ -1,0 +1,171 @@
+package dump
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+const (
+	maxLine      = 64 << 20
+	flushAt      = 4 << 20 // bytes of one rank that wait, in round numbers
+	firstMessage = events.EngineSeq(1 << 62)
+)
+
+// Loaded says what became of a file's lines.
+type Loaded struct {
+	Lines   uint64            `json:"lines"`
+	Ranks   int               `json:"ranks"`
+	Events  uint64            `json:"events"`  // published, clears of our own included
+	Blocks  uint64            `json:"blocks"`  // in stored events
+	Skipped map[string]uint64 `json:"skipped"` // lines of which nothing follows, by what is not known
+}
+
+// Load publishes the lines of a file, each rank's in a new incarnation that begins with a clear. It takes each rank as a shim does, so
+// that one whose shim lives is refused; the next shim of the rank begins anew. An error names the line; what lines before it
+// say may be published.
+func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Identity) (Loaded, error) {
+	l := loader{ns: ns, id: id, ranks: map[events.RankKey]*loading{}, out: Loaded{Skipped: map[string]uint64{}}}
+	defer func() {
+		for _, r := range l.ranks {
+			r.desk.Close()
+		}
+	}()
+	if err := ns.RegisterModel(ctx, jetstream.Model{Name: id.Model, BlockSize: id.BlockSize}); err != nil {
+		return l.out, err
+	}
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		l.out.Lines++
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		if err := l.take(ctx, lines.Bytes()); err != nil {
+			return l.out, fmt.Errorf("line %d: %w", l.out.Lines, err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return l.out, fmt.Errorf("line %d: %w", l.out.Lines+1, err)
+	}
+	for key, r := range l.ranks {
+		if err := r.flush(ctx); err != nil {
+			return l.out, fmt.Errorf("%s: %w", key, err)
+		}
+		counts := r.machine.Counts()
+		l.out.Events += counts.Events
+		l.out.Blocks += counts.Blocks
+	}
+	l.out.Ranks = len(l.ranks)
+	return l.out, nil
+}
+
+type loader struct {
+	ns    *jetstream.Namespace
+	id    shim.Identity
+	ranks map[events.RankKey]*loading
+	out   Loaded
+}
+
+// loading is one rank: a shim's machine whose engine is the file.
+type loading struct {
+	desk    *shim.Desk
+	log     *shim.StreamLog
+	machine *shim.Machine
+	said    said
+	next    events.EngineSeq
+}
+
+func (l *loader) take(ctx context.Context, text []byte) error {
+	line, err := Read(text)
+	if err != nil {
+		return err
+	}
+	r := l.ranks[line.Key]
+	if r == nil {
+		if r, err = l.open(ctx, line.Key); err != nil {
+			return err
+		}
+		l.ranks[line.Key] = r
+	}
+	if line.Skipped != "" {
+		l.out.Skipped[line.Skipped]++
+	}
+	r.said = said{line.Event}
+	r.machine.Live(shim.Frame{Seq: r.next, Payload: text}, 0)
+	r.next++
+	if _, waiting := r.machine.Queued(); waiting >= flushAt {
+		return r.flush(ctx)
+	}
+	return nil
+}
+
+func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error) {
+	desk, err := shim.Claim(ctx, l.ns, key, false)
+	if err != nil {
+		return nil, err
+	}
+	// Numbers that no engine gives: the shim that comes after us sees that its engine is another.
+	r := &loading{desk: desk, log: shim.NewStreamLog(l.ns, key, nil), next: firstMessage}
+	before, err := r.log.Last(ctx)
+	if err != nil {
+		desk.Close()
+		return nil, err
+	}
+	before.Cursor = events.Cursor{} // what was published before is not ours to go on with
+	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, &r.said)
+	r.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
+	return r, nil
+}
+
+// flush publishes what waits.
+func (r *loading) flush(ctx context.Context) error {
+	for {
+		flight, err := r.machine.NextFlight()
+		if err != nil || flight == nil {
+			return err
+		}
+		if _, err := r.log.Publish(ctx, flight); err != nil {
+			return err
+		}
+		r.machine.Flushed()
+	}
+}
+
+// said decodes the line in hand, which was read before.
+type said struct{ event events.Event }
+
+func (s *said) Reset() {}
+
+// Decode gives the line's event, cut into what an event may have.
+func (s *said) Decode([]byte) (events.Message, error) {
+	e := s.event
+	switch {
+	case e.Kind == 0:
+		return events.Message{}, nil
+	case e.Kind == events.Stored && len(e.Locals) != len(e.Blocks):
+		return events.Message{}, errors.New("stored without local hashes")
+	}
+	var m events.Message
+	for len(e.Blocks) > events.MaxBlocksPerEvent {
+		head := e
+		head.Blocks = e.Blocks[:events.MaxBlocksPerEvent]
+		if e.Kind == events.Stored {
+			head.Locals = e.Locals[:events.MaxBlocksPerEvent]
+			e.Locals = e.Locals[events.MaxBlocksPerEvent:]
+			e.HasParent, e.Parent = true, head.Blocks[events.MaxBlocksPerEvent-1]
+		}
+		e.Blocks = e.Blocks[events.MaxBlocksPerEvent:]
+		m.Events = append(m.Events, head)
+	}
+	m.Events = append(m.Events, e)
+	return m, nil
+}
