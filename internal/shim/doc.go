@@ -23,6 +23,12 @@
 //
 // Without a replay socket a gap cannot be filled and clears the rank; a message whose number fits is trusted.
 //
+// # What it is asked
+//
+// A shim answers on NATS who it is, so that a second one for its rank is refused before it does harm ([Claim]); where both began at the same
+// moment, or could not hear each other, the log lets one of them publish. It also begins a new incarnation when it is asked to
+// ([Machine.Resync]): an indexer does that when the log has lost what it said.
+//
 // # What bounds it
 //
 // The queue towards the log is bounded in bytes ([Limits]). While it is full the engine's socket is not read: TCP and then

@@ -242,12 +242,14 @@ const permissionsConf = `
 	  { user: admin, password: x }
 	  { user: shim, password: x, permissions: {
 	      publish: { allow: ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_EVENTS_test_0", "$JS.API.STREAM.MSG.GET.KV_EVENTS_test_0",
-	          "$JS.API.STREAM.MSG.GET.KV_kvatlas_test", "$KV.kvatlas_test.model.*", "kv.v1.test.ev.0.w1.*"] }
-	      subscribe: { allow: ["_INBOX_shim.>", "kv.v1.test.ctl.>"] } } }
+	          "$JS.API.STREAM.MSG.GET.KV_kvatlas_test", "$JS.API.STREAM.INFO.KV_kvatlas_test_snap", "$JS.API.STREAM.MSG.GET.KV_kvatlas_test_snap",
+	          "$JS.API.DIRECT.GET.KV_kvatlas_test_snap.>", "$KV.kvatlas_test.model.*", "kv.v1.test.ev.0.w1.*", "kv.v1.test.ctl.0.w1.*"] }
+	      subscribe: { allow: ["_INBOX_shim.>", "kv.v1.test.ctl.>", "$SRV.>"] }
+	      allow_responses: { max: 1, ttl: "5s" } } }
 	  { user: indexer, password: x, permissions: {
 	      publish: { allow: ["$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.DIRECT.GET.KV_kvatlas_test_snap.>",
 	          "$JS.API.CONSUMER.CREATE.KV_EVENTS_test_0.>", "$JS.API.CONSUMER.DELETE.KV_EVENTS_test_0.*", "$JS.API.CONSUMER.MSG.NEXT.KV_EVENTS_test_0.*",
-	          "$JS.API.STREAM.PURGE.*", "$KV.kvatlas_test.>", "$KV.kvatlas_test_snap.>"] }
+	          "$JS.API.STREAM.PURGE.*", "$KV.kvatlas_test.>", "$KV.kvatlas_test_snap.>", "kv.v1.test.ctl.0", "kv.v1.test.ctl.0.>"] }
 	      subscribe: { allow: ["_INBOX_indexer.>", "kv.v1.test.q.>", "$SRV.>"] }
 	      allow_responses: { max: 1, ttl: "5s" } } }
 	  { user: client, password: x, permissions: {
@@ -345,6 +347,38 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer svc.Stop(ctx)
+	// A shim looks for its cursor in snapshots, asks whether its rank is served, and answers indexers.
+	snaps2, err := shim.OpenSnapshots(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entry, err := snaps2.Latest(ctx, "p0.manifest"); err != nil || string(entry.Value) != "m" {
+		t.Fatal(entry, err)
+	}
+	rank, err := ControlRankSubject("test", 0, w1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shim.Conn().Request(ctx, rank, ContentJSON, nil); !errors.Is(err, ErrNoResponder) {
+		t.Fatalf("asking for the rank: %v", err)
+	}
+	desk, err := Serve(shim.Conn(), ServiceConfig{Name: "shim", Version: "1.0.0", Endpoints: []Endpoint{
+		{Name: "rank", Subject: rank, Handler: func(context.Context, Request) Response { return Response{Body: []byte("w1")} }},
+		{Name: "partition", Subject: ControlSubject("test", 0), Handler: func(context.Context, Request) Response { return Response{Body: []byte("w1")} }},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer desk.Stop(ctx)
+	if err := shim.Conn().flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if reply, err := indexer.Conn().Request(ctx, rank, ContentJSON, nil); err != nil || string(reply.Body) != "w1" {
+		t.Fatal(reply, err)
+	}
+	if replies, err := indexer.Conn().Gather(ctx, time.Second, ControlSubject("test", 0), ContentJSON, nil); err != nil || len(replies) != 1 {
+		t.Fatal(replies, err)
+	}
 	client := as("client", "_INBOX_client")
 	reply, err := client.Request(ctx, QuerySubject("test", "find"), "", nil)
 	if err != nil || string(reply.Body) != "found" {
