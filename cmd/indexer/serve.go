@@ -153,7 +153,8 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if err := ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: s.logLimit(server, ns.Partitions()), MaxAge: s.logAge, Replicas: s.replicas}); err != nil {
+	logConfig := jetstream.LogConfig{MaxBytes: s.logLimit(server, ns.Partitions()), MaxAge: s.logAge, Replicas: s.replicas}
+	if err := ns.EnsureStreams(ctx, logConfig); err != nil {
 		return err
 	}
 	bucket, err := ns.EnsureSnapshots(ctx, jetstream.BucketConfig{MaxBytes: s.snapshotBytes, Replicas: s.replicas})
@@ -164,6 +165,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	cfg := node.Config{
 		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index,
 		SnapshotInterval: s.snapshotInterval, SnapshotBlocks: s.snapshotBlocks,
+		Mend:  func(ctx context.Context) error { return ns.EnsureStreams(ctx, logConfig) },
 		Hooks: logHooks(log, func() { close(isReady) }),
 	}
 	if server != nil {
@@ -350,6 +352,13 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 				return
 			}
 			log.Info("shims asked to say again what their engines hold", "partition", p, "why", why, "answered", answered)
+		},
+		Mended: func(p events.Partition, err error) {
+			if err != nil {
+				log.Error("the log's stream is missing and cannot be made", "partition", p, "error", err)
+				return
+			}
+			log.Warn("the log's stream was missing; it was made anew", "partition", p)
 		},
 		Resynced: func(p events.Partition) { log.Info("resync is over", "partition", p) },
 		Filling: func(what string, used, limit int64) {

@@ -16,7 +16,8 @@ import (
 
 const (
 	maxLine      = 64 << 20
-	flushAt      = 4 << 20 // bytes of one rank that wait, in round numbers
+	flushAt      = 4 << 20  // bytes of one rank that wait, in round numbers
+	flushAllAt   = 64 << 20 // bytes of lines after which all ranks' events are published
 	firstMessage = events.EngineSeq(1 << 62)
 )
 
@@ -56,10 +57,10 @@ func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Id
 	if err := lines.Err(); err != nil {
 		return l.out, fmt.Errorf("line %d: %w", l.out.Lines+1, err)
 	}
-	for key, r := range l.ranks {
-		if err := r.flush(ctx); err != nil {
-			return l.out, fmt.Errorf("%s: %w", key, err)
-		}
+	if err := l.flush(ctx); err != nil {
+		return l.out, err
+	}
+	for _, r := range l.ranks {
 		counts := r.machine.Counts()
 		l.out.Events += counts.Events
 		l.out.Blocks += counts.Blocks
@@ -73,6 +74,18 @@ type loader struct {
 	id    shim.Identity
 	ranks map[events.RankKey]*loading
 	out   Loaded
+	taken int // bytes of lines since all was published
+}
+
+// flush publishes what waits of all ranks.
+func (l *loader) flush(ctx context.Context) error {
+	l.taken = 0
+	for key, r := range l.ranks {
+		if err := r.flush(ctx); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	return nil
 }
 
 // loading is one rank: a shim's machine whose engine is the file.
@@ -104,6 +117,9 @@ func (l *loader) take(ctx context.Context, text []byte) error {
 	r.next++
 	if _, waiting := r.machine.Queued(); waiting >= flushAt {
 		return r.flush(ctx)
+	}
+	if l.taken += len(text); l.taken >= flushAllAt {
+		return l.flush(ctx)
 	}
 	return nil
 }

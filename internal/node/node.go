@@ -43,6 +43,9 @@ type Config struct {
 	// StoreLimit is what all streams and buckets may take, in bytes, where the account has no bound of its own; 0: not known.
 	StoreLimit int64
 
+	// Mend, if not nil, makes what is missing of the log; it is called when a stream was deleted.
+	Mend func(context.Context) error
+
 	// Health, if not nil, says what is wrong with the NATS server in this process.
 	Health func() error
 
@@ -63,6 +66,7 @@ type Hooks struct {
 	Purged    func(p events.Partition, keepFrom events.StreamSeq) // the log before was trimmed
 
 	ResyncAsked func(p events.Partition, why string, answered int, err error) // shims were asked to say again what they hold
+	Mended      func(p events.Partition, err error)                           // the stream was missing: it was made, or why it was not
 	Resynced    func(p events.Partition)                                      // the partition is whole again
 	Filling     func(what string, used, limit int64)                          // something has become 80 % full
 }
@@ -190,6 +194,9 @@ func (h Hooks) withDefaults() Hooks {
 	}
 	if h.ResyncAsked == nil {
 		h.ResyncAsked = func(events.Partition, string, int, error) {}
+	}
+	if h.Mended == nil {
+		h.Mended = func(events.Partition, error) {}
 	}
 	if h.Resynced == nil {
 		h.Resynced = func(events.Partition) {}

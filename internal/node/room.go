@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // usage is how much of a bound is used, in bytes. A limit of 0 or less is none.
@@ -38,7 +39,7 @@ func (n *Node) watchRoom(ctx context.Context) {
 	}
 }
 
-// lookAtRoom brings up to date what is known of room; what cannot be asked for now stays as it was.
+// lookAtRoom brings up to date what is known of room; what cannot be asked for now stays as it was. A stream that is not there is made.
 func (n *Node) lookAtRoom(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*n.cfg.RoomCheck+5*time.Second)
 	defer cancel()
@@ -49,6 +50,9 @@ func (n *Node) lookAtRoom(ctx context.Context) {
 	}
 	for p := range n.parts {
 		info, err := n.cfg.Namespace.StreamInfo(ctx, events.Partition(p))
+		if errors.Is(err, jetstream.ErrNotFound) && n.cfg.Mend != nil {
+			n.cfg.Hooks.Mended(events.Partition(p), n.cfg.Mend(ctx))
+		}
 		if err != nil {
 			continue
 		}

@@ -41,6 +41,7 @@ type site struct {
 
 	node     *Node
 	stopNode func()
+	mend     func(context.Context) error
 
 	mu   sync.Mutex
 	told []string
@@ -113,7 +114,7 @@ func (w *site) start() {
 	ready := make(chan struct{})
 	w.node = New(Config{
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Watch: 50 * time.Millisecond,
-		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond,
+		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond, Mend: w.mend,
 		Hooks: Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {
@@ -287,6 +288,22 @@ func TestStreamMadeAnewUnderALiveNode(t *testing.T) {
 	w.awaitAll()
 	w.expect("1 ranks, lost \"\"")
 	w.expectNot("asked")
+}
+
+func TestStreamDeletedUnderALiveNode(t *testing.T) {
+	w := newSite(t)
+	w.mend = func(ctx context.Context) error {
+		return w.ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 16 << 20})
+	}
+	w.start()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
+	w.awaitAfter("resynced")
+	w.expect("unfit: epoch changed")
+	w.grow(3)
+	w.awaitAll()
 }
 
 // awaitAfter is awaitAll once something was told.
