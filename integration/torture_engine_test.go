@@ -89,7 +89,6 @@ type tortured struct {
 	lost    uint64 // what messages before this one said may not be known to the index
 	gone    uint64 // what messages before this one said cannot be replayed
 	drops   []bool // what becomes of the next messages: dropped, and kept or not
-	bulky   bool   // this life has said more than the log may keep
 	events  int
 	dropped int // for good
 }
@@ -263,7 +262,7 @@ func (e *tortured) restart(seen bool) {
 	}
 	e.life++
 	e.truth, e.copies, e.drops = newTruth(), nil, nil
-	e.next, e.base, e.lost, e.gone, e.bulky = 0, 0, 0, 0, false
+	e.next, e.base, e.lost, e.gone = 0, 0, 0, 0
 	e.announceSome() // a message that is not dropped: whoever listens notices
 }
 
@@ -294,7 +293,6 @@ func (e *tortured) burst(n, blocks int, first uint32) {
 	}
 	e.next = b.LastSeq + 1
 	e.events += n
-	e.bulky = true
 }
 
 // judge compares what the index says of a prompt with the truth. It returns what is wrong, or "".

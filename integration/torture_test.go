@@ -562,7 +562,8 @@ func (r *torture) lives() (all []*running) {
 	return all
 }
 
-// trimLog makes the log drop what the indexer has not read: it is held, or dead, while more is published than the log may keep.
+// trimLog makes the log drop what the indexer has not read: it is held, or dead, while more is published than the log may keep. The
+// indexer finds out and asks the shims to say again what the engines hold, so that nothing is missing in the end.
 func (r *torture) trimLog() {
 	e := r.any()
 	p := r.partitionOf(e)
@@ -597,11 +598,6 @@ func (r *torture) trimLog() {
 			r.Fatalf("the log of partition %d is not trimmed past %d: %v", p, last, err)
 		}
 		time.Sleep(20 * time.Millisecond)
-	}
-	for _, other := range r.w.engines {
-		if r.partitionOf(other) == p {
-			other.lost = max(other.lost, other.next)
-		}
 	}
 	if !dead {
 		r.w.indexer.signal(syscall.SIGCONT)
@@ -653,7 +649,6 @@ func (r *torture) rollBack() {
 		r.Fatal(err)
 	}
 	r.w.nats.start()
-	r.logLost()
 	for range r.rng.IntN(60) { // perhaps more than was lost
 		r.any().announce()
 	}
@@ -677,23 +672,8 @@ func (r *torture) deleteStream() {
 	if r.rng.IntN(2) == 0 {
 		r.killOne()
 	}
-	r.logLost()
 	r.note("the indexer is killed")
 	r.w.indexer.kill()
-}
-
-// logLost notes that what the log knew must be said again by the engines: as far as they can, and as far as the log keeps it
-// until the indexer has read it.
-func (r *torture) logLost() {
-	bulky := map[events.Partition]bool{}
-	for _, e := range r.w.engines {
-		bulky[r.partitionOf(e)] = bulky[r.partitionOf(e)] || e.bulky
-	}
-	for _, e := range r.w.engines {
-		if bulky[r.partitionOf(e)] {
-			e.lost = e.next
-		}
-	}
 }
 
 func (r *torture) partitionOf(e *tortured) events.Partition {
