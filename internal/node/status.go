@@ -48,7 +48,7 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.status(ctx, false) }
 
 // Verify is Status with a checksum of each partition, which belongs to the place in the log that the status names: replicas at the same
-// place have the same. Reckoning it holds up events, not queries, for about a second for ten million blocks held.
+// place have the same. Reckoning it visits every block held and holds up events meanwhile, not queries.
 func (n *Node) Verify(ctx context.Context) (*api.Status, error) { return n.status(ctx, true) }
 
 func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
