@@ -72,10 +72,21 @@ func (t *names) likely(hash uint64) uint32 {
 	}
 }
 
-// room makes room for n names more.
+// room makes room for n names more. A small table, as a rank's own, is kept at most 80 % full and grows by a quarter, for there may be
+// many. A large one, which nearly every event visits, is kept at most 65 % full: chains are short, and growing by two
+// fifths, or doubling while it is not very large, enters each name less often again.
 func (t *names) room(m *memory, n int) {
-	if need := uint64(t.n+n)*5/4 + 1; need > t.size {
-		t.grow(m, max(64, t.size+t.size/4, need))
+	const large, veryLarge = 1 << 17, 1 << 21
+	want := uint64(t.n + n)
+	need, next := want*5/4+1, t.size+t.size/4
+	if want >= large {
+		need, next = want*20/13+1, t.size+t.size*2/5
+		if t.size < veryLarge {
+			next = min(2*t.size, veryLarge)
+		}
+	}
+	if need > t.size {
+		t.grow(m, max(64, next, need))
 	}
 }
 
