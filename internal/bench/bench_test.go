@@ -74,6 +74,62 @@ func TestWholeDigests(t *testing.T) {
 	}
 }
 
+// TestHolesEightTimesOver plays holes64 eight times, each time with other contents, every rank cleared before its first event of a
+// round. What the index takes must not grow: after the second round it stays within a hundredth.
+func TestHolesEightTimesOver(t *testing.T) {
+	requests, capacity := 300, 3000
+	if *whole {
+		requests, capacity = 0, 0
+	}
+	c, err := corpus.Open(makeCorpus(t, corpus.TheNamed()[3], requests, capacity))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	x := radix.New(radix.Config{})
+	var ids []radix.RankID
+	for range c.Header().Workers {
+		ids = append(ids, x.AddRank(0))
+	}
+	var settled int64
+	for round := range uint64(8) {
+		cleared := map[uint32]bool{}
+		for _, op := range c.Ops() {
+			if op.Kind == corpus.Query {
+				continue
+			}
+			if !cleared[op.Worker] {
+				cleared[op.Worker] = true
+				x.Apply(ids[op.Worker], 0, []events.Event{{Kind: events.Cleared}})
+			}
+			e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: op.HasParent, Parent: op.Parent ^ events.BlockHash(corpus.Mix(round))}
+			for _, b := range op.Blocks {
+				e.Blocks = append(e.Blocks, b^events.BlockHash(corpus.Mix(round)))
+			}
+			for _, l := range op.Locals {
+				e.Locals = append(e.Locals, l^events.LocalHash(corpus.Mix(round)))
+			}
+			if op.Kind == corpus.Remove {
+				e.Kind, e.Locals = events.Removed, nil
+			}
+			x.Apply(ids[op.Worker], 0, []events.Event{e})
+		}
+		if err := x.Check(); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		st := x.Stats()
+		if st.Holdings[0] != int64(c.Header().LiveAtEnd) {
+			t.Fatalf("round %d: %d holdings, the corpus ends with %d", round, st.Holdings[0], c.Header().LiveAtEnd)
+		}
+		if round == 1 {
+			settled = st.Bytes.Total
+		}
+		if round > 1 && (st.Bytes.Total > settled*101/100 || st.Bytes.Total < settled*99/100) {
+			t.Errorf("round %d: %d bytes, %d after the second", round, st.Bytes.Total, settled)
+		}
+	}
+}
+
 func twinDigest(t *testing.T, path string) (d corpus.Digest) {
 	c, err := corpus.Open(path)
 	if err != nil {
