@@ -68,7 +68,7 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 			cfg.Progress = progress(os.Stderr)
 		}
 		result, err := demo.Run(cmd.Context(), cfg)
-		if !asJSON {
+		if cfg.Progress != nil {
 			fmt.Fprint(os.Stderr, "\r\033[K")
 		}
 		if err != nil {
