@@ -138,14 +138,14 @@ func BenchmarkCommit(b *testing.B) {
 			bucket := w.snapshots(atomic)
 			var values []Value
 			for i, data := range payloads(32, MaxValue) {
-				values = append(values, Value{ChunkKey(0, fmt.Sprint(i)), data})
+				values = append(values, Value{chunkKey(0, fmt.Sprint(i)), data})
 			}
 			b.SetBytes(32 * MaxValue)
 			b.ResetTimer()
 			var rev uint64
 			for range b.N {
 				var err error
-				if rev, err = bucket.Commit(w.ctx, values, Value{ManifestKey(0), []byte("m")}, rev); err != nil {
+				if rev, err = bucket.Commit(w.ctx, values, Value{manifestKey(0), []byte("m")}, rev); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -156,14 +156,14 @@ func BenchmarkCommit(b *testing.B) {
 func BenchmarkGet(b *testing.B) {
 	w := benchWorld(b, 2*time.Minute)
 	bucket := w.snapshots(true)
-	if _, err := bucket.Put(w.ctx, ChunkKey(0, "1"), payloads(1, MaxValue)[0]); err != nil {
+	if _, err := bucket.Put(w.ctx, chunkKey(0, "1"), payloads(1, MaxValue)[0]); err != nil {
 		b.Fatal(err)
 	}
 	b.SetBytes(MaxValue)
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		if _, err := bucket.Get(w.ctx, ChunkKey(0, "1")); err != nil {
+		if _, err := bucket.Get(w.ctx, chunkKey(0, "1")); err != nil {
 			b.Fatal(err)
 		}
 	}

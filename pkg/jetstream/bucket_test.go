@@ -15,6 +15,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
+// Keys as a partition's snapshots might have them; what they are is for pkg/snapshot.
+func keyPrefix(p events.Partition) string           { return fmt.Sprintf("p%d.", p) }
+func manifestKey(p events.Partition) string         { return keyPrefix(p) + "manifest" }
+func chunkKey(p events.Partition, id string) string { return keyPrefix(p) + "c." + id }
+
 func eventsSeq(n uint64) events.StreamSeq { return events.StreamSeq(n) }
 
 // snapshots opens the bucket, with atomic batches or without.
@@ -50,12 +55,12 @@ func TestBucket(t *testing.T) {
 			t.Fatal(err)
 		}
 		chunk := bytes.Repeat([]byte("0123456789"), MaxValue/10)
-		values := []Value{{ChunkKey(0, "aa"), chunk}, {ChunkKey(0, "bb"), []byte{}}}
-		rev, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte("one")}, 0)
+		values := []Value{{chunkKey(0, "aa"), chunk}, {chunkKey(0, "bb"), []byte{}}}
+		rev, err := b.Commit(w.ctx, values, Value{manifestKey(0), []byte("one")}, 0)
 		if err != nil || rev != 3 {
 			t.Fatal(rev, err)
 		}
-		entry, err := b.Latest(w.ctx, ManifestKey(0))
+		entry, err := b.Latest(w.ctx, manifestKey(0))
 		if err != nil || string(entry.Value) != "one" || entry.Revision != rev || time.Since(entry.Written).Abs() > time.Minute {
 			t.Fatal(entry, err)
 		}
@@ -70,16 +75,16 @@ func TestBucket(t *testing.T) {
 		}
 		// A stale writer stores nothing that counts.
 		for _, stale := range []uint64{0, 1, 99} {
-			_, err := b.Commit(w.ctx, []Value{{ChunkKey(0, "cc"), nil}}, Value{ManifestKey(0), []byte("two")}, stale)
+			_, err := b.Commit(w.ctx, []Value{{chunkKey(0, "cc"), nil}}, Value{manifestKey(0), []byte("two")}, stale)
 			var c *ConflictError
 			if !errors.Is(err, ErrConflict) || !errors.As(err, &c) || c.Found != rev || c.Expected != stale {
 				t.Fatal(err)
 			}
 		}
-		if _, err := b.Get(w.ctx, ChunkKey(0, "cc")); b.atomic != errors.Is(err, ErrNotFound) {
+		if _, err := b.Get(w.ctx, chunkKey(0, "cc")); b.atomic != errors.Is(err, ErrNotFound) {
 			t.Fatalf("a loser's chunk: %v", err)
 		}
-		two, err := b.Commit(w.ctx, nil, Value{ManifestKey(0), []byte("two")}, rev)
+		two, err := b.Commit(w.ctx, nil, Value{manifestKey(0), []byte("two")}, rev)
 		if err != nil || two <= rev {
 			t.Fatal(two, err)
 		}
@@ -117,20 +122,20 @@ func TestBucketLargeCommit(t *testing.T) {
 		}
 		var values []Value
 		for i := range n {
-			values = append(values, Value{ChunkKey(0, fmt.Sprint(i)), make([]byte, MaxValue)})
+			values = append(values, Value{chunkKey(0, fmt.Sprint(i)), make([]byte, MaxValue)})
 		}
-		rev, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte("m")}, 0)
+		rev, err := b.Commit(w.ctx, values, Value{manifestKey(0), []byte("m")}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		values = values[:0]
 		for i := range 1500 {
-			values = append(values, Value{ChunkKey(0, fmt.Sprint(i)), fmt.Append(nil, i)})
+			values = append(values, Value{chunkKey(0, fmt.Sprint(i)), fmt.Append(nil, i)})
 		}
-		if _, err = b.Commit(w.ctx, values, Value{ManifestKey(0), []byte("n")}, rev); err != nil {
+		if _, err = b.Commit(w.ctx, values, Value{manifestKey(0), []byte("n")}, rev); err != nil {
 			t.Fatal(err)
 		}
-		keys, err := b.Keys(w.ctx, PartitionPrefix(0))
+		keys, err := b.Keys(w.ctx, keyPrefix(0))
 		if err != nil || len(keys) != 1501 || !slices.IsSorted(keys) {
 			t.Fatal(len(keys), err)
 		}
@@ -149,14 +154,14 @@ func TestBucketKeysAndSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if keys, err := b.Keys(w.ctx, PartitionPrefix(1)); err != nil || fmt.Sprint(keys) != "[p1.c.a p1.c.b p1.c.c p1.manifest]" {
+	if keys, err := b.Keys(w.ctx, keyPrefix(1)); err != nil || fmt.Sprint(keys) != "[p1.c.a p1.c.b p1.c.c p1.manifest]" {
 		t.Fatal(keys, err)
 	}
 	if _, err := b.Keys(w.ctx, "p1"); !errors.Is(err, ErrBadName) {
 		t.Fatal(err)
 	}
 	// Sequences are 1 to 5: what was stored at 4 or later stays.
-	n, err := b.Sweep(w.ctx, PartitionPrefix(1), func(key string) bool { return key == "p1.manifest" }, 4)
+	n, err := b.Sweep(w.ctx, keyPrefix(1), func(key string) bool { return key == "p1.manifest" }, 4)
 	if err != nil || n != 1 {
 		t.Fatal(n, err)
 	}
@@ -188,7 +193,7 @@ func TestBucketKeysAndSweep(t *testing.T) {
 func TestBucketCrashBetween(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
-		rev, err := b.Commit(w.ctx, []Value{{ChunkKey(0, "1"), []byte("1")}}, Value{ManifestKey(0), []byte("1")}, 0)
+		rev, err := b.Commit(w.ctx, []Value{{chunkKey(0, "1"), []byte("1")}}, Value{manifestKey(0), []byte("1")}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -208,23 +213,23 @@ func TestBucketCrashBetween(t *testing.T) {
 			}()
 			var values []Value
 			for i := range 5 {
-				values = append(values, Value{ChunkKey(0, fmt.Sprint("x", i)), make([]byte, MaxValue)})
+				values = append(values, Value{chunkKey(0, fmt.Sprint("x", i)), make([]byte, MaxValue)})
 			}
-			if _, err := half.Commit(ctx, values, Value{ManifestKey(0), []byte("2")}, rev); !errors.Is(err, ErrUnavailable) {
+			if _, err := half.Commit(ctx, values, Value{manifestKey(0), []byte("2")}, rev); !errors.Is(err, ErrUnavailable) {
 				t.Fatal(err)
 			}
-		} else if _, err := b.Put(w.ctx, ChunkKey(0, "x"), []byte("x")); err != nil {
+		} else if _, err := b.Put(w.ctx, chunkKey(0, "x"), []byte("x")); err != nil {
 			t.Fatal(err)
 		}
 		w.restart()
-		if m, err := b.Latest(w.ctx, ManifestKey(0)); err != nil || string(m.Value) != "1" {
+		if m, err := b.Latest(w.ctx, manifestKey(0)); err != nil || string(m.Value) != "1" {
 			t.Fatal(m, err)
 		}
-		rev, err = b.Commit(w.ctx, []Value{{ChunkKey(0, "2"), []byte("2")}}, Value{ManifestKey(0), []byte("2")}, rev)
+		rev, err = b.Commit(w.ctx, []Value{{chunkKey(0, "2"), []byte("2")}}, Value{manifestKey(0), []byte("2")}, rev)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Sweep(w.ctx, PartitionPrefix(0), func(key string) bool { return key == ManifestKey(0) || key == ChunkKey(0, "2") }, rev); err != nil {
+		if _, err := b.Sweep(w.ctx, keyPrefix(0), func(key string) bool { return key == manifestKey(0) || key == chunkKey(0, "2") }, rev); err != nil {
 			t.Fatal(err)
 		}
 		if keys, err := b.Keys(w.ctx, ""); err != nil || fmt.Sprint(keys) != "[p0.c.2 p0.manifest]" {
@@ -245,11 +250,11 @@ func TestBucketAckLost(t *testing.T) {
 		var rev uint64
 		go func() {
 			var err error
-			rev, err = deaf.Commit(w.ctx, nil, Value{ManifestKey(0), []byte("mine")}, 0)
+			rev, err = deaf.Commit(w.ctx, nil, Value{manifestKey(0), []byte("mine")}, 0)
 			done <- err
 		}()
 		for {
-			if _, err := b.Latest(w.ctx, ManifestKey(0)); err == nil {
+			if _, err := b.Latest(w.ctx, manifestKey(0)); err == nil {
 				break
 			}
 			time.Sleep(time.Millisecond)
@@ -268,24 +273,24 @@ func TestBucketFull(t *testing.T) {
 		if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{MaxBytes: 3 << 20}); err != nil {
 			t.Fatal(err)
 		}
-		rev, err := b.Commit(w.ctx, []Value{{ChunkKey(0, "1"), make([]byte, MaxValue)}}, Value{ManifestKey(0), []byte("1")}, 0)
+		rev, err := b.Commit(w.ctx, []Value{{chunkKey(0, "1"), make([]byte, MaxValue)}}, Value{manifestKey(0), []byte("1")}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var values []Value
 		for i := range 4 {
-			values = append(values, Value{ChunkKey(0, fmt.Sprint("x", i)), make([]byte, MaxValue)})
+			values = append(values, Value{chunkKey(0, fmt.Sprint("x", i)), make([]byte, MaxValue)})
 		}
-		if _, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte("2")}, rev); !errors.Is(err, ErrFull) {
+		if _, err := b.Commit(w.ctx, values, Value{manifestKey(0), []byte("2")}, rev); !errors.Is(err, ErrFull) {
 			t.Fatal(err)
 		}
-		if m, err := b.Latest(w.ctx, ManifestKey(0)); err != nil || string(m.Value) != "1" {
+		if m, err := b.Latest(w.ctx, manifestKey(0)); err != nil || string(m.Value) != "1" {
 			t.Fatal(m, err)
 		}
-		if _, err := b.Sweep(w.ctx, "", func(key string) bool { return key == ManifestKey(0) || key == ChunkKey(0, "1") }, 1<<40); err != nil {
+		if _, err := b.Sweep(w.ctx, "", func(key string) bool { return key == manifestKey(0) || key == chunkKey(0, "1") }, 1<<40); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Commit(w.ctx, values[:1], Value{ManifestKey(0), []byte("2")}, rev); err != nil {
+		if _, err := b.Commit(w.ctx, values[:1], Value{manifestKey(0), []byte("2")}, rev); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -352,7 +357,7 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 					// Read first, then write: that is the rule.
 					var has []string
 					var rev uint64
-					m, err := b.Latest(w.ctx, ManifestKey(0))
+					m, err := b.Latest(w.ctx, manifestKey(0))
 					if err == nil {
 						rev, has = m.Revision, chunksOf(m.Value)
 					} else if !errors.Is(err, ErrNotFound) {
@@ -360,8 +365,8 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 					}
 					// Every chunk that this manifest refers to is there, or somebody has written another.
 					for _, id := range has {
-						if got, err := b.Get(w.ctx, ChunkKey(0, id)); err != nil || string(got) != id {
-							if now, lerr := b.Latest(w.ctx, ManifestKey(0)); lerr == nil && now.Revision == rev {
+						if got, err := b.Get(w.ctx, chunkKey(0, id)); err != nil || string(got) != id {
+							if now, lerr := b.Latest(w.ctx, manifestKey(0)); lerr == nil && now.Revision == rev {
 								return fmt.Errorf("manifest %d refers to chunk %s: %q, %v", rev, id, got, err)
 							}
 						}
@@ -376,7 +381,7 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 						name := fmt.Sprint(id)
 						want = append(want, name)
 						if !slices.Contains(has, name) {
-							values = append(values, Value{ChunkKey(0, name), []byte(name)})
+							values = append(values, Value{chunkKey(0, name), []byte(name)})
 						}
 					}
 					if rng.IntN(6) == 0 { // dies between chunks and manifest
@@ -387,7 +392,7 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 						}
 						continue
 					}
-					mine, err := b.Commit(w.ctx, values, Value{ManifestKey(0), []byte(strings.Join(want, " "))}, rev)
+					mine, err := b.Commit(w.ctx, values, Value{manifestKey(0), []byte(strings.Join(want, " "))}, rev)
 					if errors.Is(err, ErrConflict) {
 						conflicts[writer]++
 						continue
@@ -398,10 +403,10 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 					wins[writer]++
 					time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond) // others go on meanwhile
 					keep := func(key string) bool {
-						id, ok := strings.CutPrefix(key, ChunkKey(0, ""))
+						id, ok := strings.CutPrefix(key, chunkKey(0, ""))
 						return !ok || slices.Contains(want, id) || slices.Contains(has, id)
 					}
-					if _, err := b.Sweep(w.ctx, PartitionPrefix(0), keep, mine); err != nil {
+					if _, err := b.Sweep(w.ctx, keyPrefix(0), keep, mine); err != nil {
 						return err
 					}
 				}

@@ -95,10 +95,10 @@ func ExampleBucket_Commit() {
 	}
 
 	chunk := func(id string) jetstream.Value {
-		return jetstream.Value{Key: jetstream.ChunkKey(0, id), Data: []byte("content of " + id)}
+		return jetstream.Value{Key: "p0.c." + id, Data: []byte("content of " + id)}
 	}
 	manifest := func(text string) jetstream.Value {
-		return jetstream.Value{Key: jetstream.ManifestKey(0), Data: []byte(text)}
+		return jetstream.Value{Key: "p0.manifest", Data: []byte(text)}
 	}
 	first, err := snaps.Commit(ctx, []jetstream.Value{chunk("aa"), chunk("bb")}, manifest("aa bb"), 0)
 	if err != nil {
@@ -112,8 +112,8 @@ func ExampleBucket_Commit() {
 	_, err = snaps.Commit(ctx, []jetstream.Value{chunk("dd")}, manifest("dd"), first)
 	fmt.Println("a late writer:", err != nil)
 
-	keep := map[string]bool{jetstream.ManifestKey(0): true, jetstream.ChunkKey(0, "bb"): true, jetstream.ChunkKey(0, "cc"): true}
-	n, err := snaps.Sweep(ctx, jetstream.PartitionPrefix(0), func(key string) bool { return keep[key] }, second)
+	keep := map[string]bool{"p0.manifest": true, "p0.c.bb": true, "p0.c.cc": true}
+	n, err := snaps.Sweep(ctx, "p0.", func(key string) bool { return keep[key] }, second)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -14,11 +14,10 @@ import (
 //
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
-//	kv.v1.<ns>.n.<node>.<verb>            requests to one node
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	bucket kvatlas_<ns>                   namespace record and models
-//	bucket kvatlas_<ns>_snap              snapshots
+//	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
 const subjectRoot = "kv.v1."
 
 // Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches
@@ -226,15 +225,6 @@ func streamSubjects(ns string, p events.Partition) string {
 // QuerySubject is where any ready node answers a kind of query.
 func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
 
-// NodeSubject is where one node answers a kind of request.
-func NodeSubject(ns, node, verb string) (string, error) {
-	token, err := EscapeToken(node)
-	if err != nil {
-		return "", err
-	}
-	return subjectRoot + ns + ".n." + token + "." + verb, nil
-}
-
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {
 	return subjectRoot + ns + ".ctl." + decimal(uint64(p))
@@ -262,18 +252,6 @@ func modelKey(model string) (string, error) {
 	token, err := EscapeToken(model)
 	return "model." + token, err
 }
-
-// ManifestKey is the newest manifest of a partition in the snapshot bucket.
-func ManifestKey(p events.Partition) string { return PartitionPrefix(p) + "manifest" }
-
-// PreviousKey is the manifest before the newest.
-func PreviousKey(p events.Partition) string { return PartitionPrefix(p) + "previous" }
-
-// ChunkKey is a chunk of a partition's snapshots; id is the hash of its content in hex.
-func ChunkKey(p events.Partition, id string) string { return PartitionPrefix(p) + "c." + id }
-
-// PartitionPrefix begins all keys of one partition in the snapshot bucket.
-func PartitionPrefix(p events.Partition) string { return "p" + decimal(uint64(p)) + "." }
 
 // validKey reports whether a key can be part of a subject as it is (the rule of nats.go jetstream/kv.go).
 func validKey(key string) bool {
