@@ -25,7 +25,7 @@ func rootCommand() *cobra.Command {
 		Use:   "worker-shim",
 		Short: "Carry an inference engine's KV-cache events into kvatlas",
 	}
-	return cli.Group(root, runCommand())
+	return cli.Group(root, runCommand(), simulateCommand())
 }
 
 // running is what worker-shim run was told.

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/spf13/cobra"
+)
+
+// maxProbeText is how much of a refusal's text is printed, in bytes.
+const maxProbeText = 512
+
+func probeCommand() *cobra.Command {
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "probe URL",
+		Short: "Ask an HTTP health endpoint, for health checks where there is no curl",
+		Long: `GET a URL. Exit status 0 if the answer is 200, else 1 with what was answered: a health check for containers that hold nothing but
+these programs. An indexer is alive at /healthz and ready at /readyz; a NATS server answers at /healthz of its monitoring port.`,
+		Example: `  indexer probe http://127.0.0.1:8090/readyz`,
+		Args:    cobra.ExactArgs(1),
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Second, "how long to wait for the answer")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !strings.HasPrefix(args[0], "http://") && !strings.HasPrefix(args[0], "https://") {
+			return cli.UsageErrorf("%q is not an http:// or https:// URL", args[0])
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+		defer cancel()
+		return probe(ctx, args[0])
+	}
+	return cmd
+}
+
+// probe is nil if a GET of the URL is answered with 200.
+func probe(ctx context.Context, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return cli.UsageErrorf("%w", err)
+	}
+	reply, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer reply.Body.Close()
+	if reply.StatusCode == http.StatusOK {
+		return nil
+	}
+	text, _ := io.ReadAll(io.LimitReader(reply.Body, maxProbeText))
+	return fmt.Errorf("%s: %s: %s", url, reply.Status, strings.TrimSpace(string(text)))
+}

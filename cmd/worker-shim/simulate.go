@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/internal/trace"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/spf13/cobra"
+)
+
+// simulating is what worker-shim simulate was told.
+type simulating struct {
+	endpoint, replay    string
+	blockSize, capacity int
+	seed                uint64
+	requests            int
+	rate                float64
+}
+
+func simulateCommand() *cobra.Command {
+	s := &simulating{}
+	cmd := &cobra.Command{
+		Use:   "simulate [--endpoint tcp://HOST:PORT --replay tcp://HOST:PORT]",
+		Short: "Run a simulated engine that announces KV cache, to try kvatlas without a GPU",
+		Long: `Run a simulated engine until stopped. It serves made-up conversations out of a block cache of its own and announces what it stores
+and evicts as vLLM does, on a ZeroMQ socket with a replay socket beside it. Equal seeds serve equal prompts, with equal blocks.`,
+		Example: `  worker-shim simulate --endpoint tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567
+  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567 --instance sim --model sim --block-size 16`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringVar(&s.endpoint, "endpoint", "tcp://127.0.0.1:5557", "where events are published; port 0 takes a free one")
+	f.StringVar(&s.replay, "replay", "tcp://127.0.0.1:5567", "where messages are sent again on request")
+	f.IntVar(&s.blockSize, "block-size", 16, fmt.Sprintf("tokens in a block; divides %d", trace.BlockTokens))
+	f.IntVar(&s.capacity, "capacity", 20_000, "blocks that the cache holds")
+	f.Uint64Var(&s.seed, "seed", 1, "what the conversations are made of")
+	f.IntVar(&s.requests, "requests", 10_000, "requests until the conversations begin again from the first")
+	f.Float64Var(&s.rate, "rate", 5, "requests in a second")
+	logger := cli.LogFlags(f)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		log, err := logger(os.Stderr)
+		if err != nil {
+			return err
+		}
+		if err := s.check(); err != nil {
+			return err
+		}
+		return s.run(cmd.Context(), log)
+	}
+	return cmd
+}
+
+// check refuses what makes no sense, all of it at once.
+func (s *simulating) check() error {
+	var errs []error
+	for _, e := range []struct{ name, value string }{{"--endpoint", s.endpoint}, {"--replay", s.replay}} {
+		if err := zmtp.CheckEndpoint(e.value); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", e.name, err))
+		}
+	}
+	if err := trace.CheckBlockSize(s.blockSize); err != nil {
+		errs = append(errs, fmt.Errorf("--block-size: %w", err))
+	}
+	if s.capacity < 1 {
+		errs = append(errs, fmt.Errorf("--capacity %d is not positive", s.capacity))
+	}
+	if s.requests < 1 {
+		errs = append(errs, fmt.Errorf("--requests %d is not positive", s.requests))
+	}
+	if !(s.rate > 0 && s.rate <= 10_000) {
+		errs = append(errs, fmt.Errorf("--rate %v is not above 0 and at most 10,000", s.rate))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return cli.UsageErrorf("%w", err)
+	}
+	return nil
+}
+
+// run serves the conversations, over and over, until ctx ends.
+func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
+	engine, err := enginesim.Start(ctx, enginesim.Config{
+		Endpoint: s.endpoint, Replay: s.replay, BlockSize: s.blockSize, Capacity: s.capacity, Seed: s.seed,
+	})
+	if err != nil {
+		return err
+	}
+	defer engine.Stop()
+	requests := trace.Generate(trace.Options{Seed: s.seed, Requests: s.requests})
+	log.Info("simulated engine runs", "endpoint", engine.Endpoint(), "replay", engine.Replay(), "block_size", s.blockSize, "capacity", s.capacity)
+	tick := time.NewTicker(time.Duration(float64(time.Second) / s.rate))
+	defer tick.Stop()
+	var prompt, output []uint32
+	for i := 0; ; i = (i + 1) % len(requests) {
+		select {
+		case <-ctx.Done():
+			log.Info("stopped")
+			return nil
+		case <-tick.C:
+		}
+		prompt, output = requests[i].PromptTokens(prompt[:0], s.blockSize), requests[i].OutputTokens(output[:0], i)
+		hit, err := engine.Serve(prompt, output)
+		if err != nil {
+			return fmt.Errorf("serve request %d: %w", i, err)
+		}
+		log.Debug("served", "request", i, "tokens", len(prompt), "hit_blocks", hit)
+	}
+}
