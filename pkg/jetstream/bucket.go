@@ -28,6 +28,10 @@ const putsUnderway = 8
 type BucketConfig struct {
 	MaxBytes int64 // default none; a full bucket refuses writes with [ErrFull]
 	Replicas int   // 1, 3 or 5; default that of the namespace's record
+
+	// TTL is after how long without being written a key goes, by the servers' clocks. Zero: never. It is part of what a bucket is: a
+	// bucket that is there with another is refused.
+	TTL time.Duration
 }
 
 // Bucket is a NATS key-value bucket of history 1, which `nats kv` can read. Revisions are sequences of its
@@ -45,6 +49,7 @@ type Entry struct {
 	Value    []byte
 	Revision uint64
 	Written  time.Time // by the server's clock
+	Deleted  bool      // in a [Watched]: there is only a mark that there was a value
 }
 
 // Value is a key with what shall be stored there.
@@ -87,6 +92,7 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		MaxMsgSize:         -1,
 		MaxMsgs:            -1,
 		MaxConsumers:       -1,
+		MaxAge:             cfg.TTL,
 		Storage:            jetstream.FileStorage,
 		Replicas:           or(cfg.Replicas, replicas),
 		AllowRollup:        true,
@@ -96,9 +102,9 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		AllowAtomicPublish: b.atomic,
 	}
 	err := c.ensure(ctx, want, func(there *jetstream.StreamConfig) error {
-		if there.MaxMsgsPerSubject != 1 || there.Storage != want.Storage || there.Discard != want.Discard || there.MaxAge != 0 {
-			return fmt.Errorf("bucket %s: %w: want history 1, file storage and no life per key, have history %d, %v storage, life %v",
-				name, ErrMismatch, there.MaxMsgsPerSubject, there.Storage, there.MaxAge)
+		if there.MaxMsgsPerSubject != 1 || there.Storage != want.Storage || there.Discard != want.Discard || there.MaxAge != want.MaxAge {
+			return fmt.Errorf("bucket %s: %w: want history 1, file storage and life %v per key (0: for ever), have history %d, %v storage, life %v",
+				name, ErrMismatch, want.MaxAge, there.MaxMsgsPerSubject, there.Storage, there.MaxAge)
 		}
 		there.MaxBytes = or(cfg.MaxBytes, there.MaxBytes)
 		there.Replicas = or(cfg.Replicas, there.Replicas)
@@ -144,7 +150,7 @@ func (b *Bucket) last(ctx context.Context, key string) (entry Entry, deleted boo
 	if err != nil {
 		return Entry{}, false, err
 	}
-	deleted = m.header.Get("KV-Operation") != "" // DEL or PURGE, by somebody's `nats kv del`
+	deleted = m.header.Get(headerKVOperation) != "" // DEL or PURGE, by somebody's `nats kv del`
 	return Entry{Key: key, Value: m.Data, Revision: uint64(m.Seq), Written: time.UnixMilli(int64(m.Time))}, deleted, nil
 }
 
@@ -164,7 +170,7 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, error) {
 	if err != nil {
 		return nil, failed("get "+key+" of bucket "+b.name, err)
 	}
-	if reply.Header.Get("Status") == "" && reply.Header.Get("KV-Operation") == "" {
+	if reply.Header.Get("Status") == "" && reply.Header.Get(headerKVOperation) == "" {
 		return reply.Data, nil
 	}
 	entry, err := b.Latest(ctx, key)

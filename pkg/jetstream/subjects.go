@@ -14,10 +14,13 @@ import (
 //
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
+//	kv.v1.<ns>.n.<node>.<verb>            from one indexer node to another
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
+//	bucket kvatlas_<ns>_nodes             which indexer nodes there are; a record that is not renewed goes by itself
+//	bucket kvatlas_<ns>_workers           workers' registrations: <p>.<instance>.<rank>, and "probe", which nodes write to see that they can
 const subjectRoot = "kv.v1."
 
 // Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches
@@ -31,6 +34,7 @@ const (
 	headerBatchID      = "Nats-Batch-Id"
 	headerBatchSeq     = "Nats-Batch-Sequence"
 	headerBatchCommit  = "Nats-Batch-Commit"
+	headerKVOperation  = "KV-Operation"
 	headerError        = "Nats-Service-Error"
 	headerErrorCode    = "Nats-Service-Error-Code"
 )
@@ -225,6 +229,12 @@ func streamSubjects(ns string, p events.Partition) string {
 // QuerySubject is where any ready node answers a kind of query.
 func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
 
+// NodeSubject is where one indexer node answers the others.
+func NodeSubject(ns, node, verb string) (string, error) {
+	token, err := EscapeToken(node)
+	return subjectRoot + ns + ".n." + token + "." + verb, err
+}
+
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {
 	return subjectRoot + ns + ".ctl." + decimal(uint64(p))
@@ -244,6 +254,33 @@ func MetaBucket(ns string) string { return "kvatlas_" + ns }
 
 // SnapshotBucket holds the snapshots of all partitions.
 func SnapshotBucket(ns string) string { return "kvatlas_" + ns + "_snap" }
+
+// WorkersBucket holds the registrations of workers and their leases.
+func WorkersBucket(ns string) string { return "kvatlas_" + ns + "_workers" }
+
+// WorkerKey is the key of one (worker, rank) in the bucket of workers.
+func WorkerKey(p events.Partition, key events.RankKey) (string, error) {
+	token, err := EscapeToken(string(key.Instance))
+	return decimal(uint64(p)) + "." + token + "." + decimal(uint64(key.Rank)), err
+}
+
+// ParseWorkerKey takes a [WorkerKey] apart. It reports false for any other key of the bucket.
+func ParseWorkerKey(text string) (p events.Partition, key events.RankKey, ok bool) {
+	parts := strings.Split(text, ".")
+	if len(parts) != 3 {
+		return 0, key, false
+	}
+	pn, ok1 := parseDecimal(parts[0])
+	rn, ok2 := parseDecimal(parts[2])
+	name, err := UnescapeToken(parts[1])
+	return events.Partition(pn), events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(rn)}, ok1 && ok2 && err == nil
+}
+
+// ProbeKey is the key of the bucket of workers that nodes write to see that it can be written.
+const ProbeKey = "probe"
+
+// NodesBucket holds what indexer nodes say of themselves.
+func NodesBucket(ns string) string { return "kvatlas_" + ns + "_nodes" }
 
 // Keys of the meta bucket.
 const namespaceKey = "namespace"

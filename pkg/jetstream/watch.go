@@ -1,0 +1,216 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+)
+
+// Watched is what [Bucket.Watch] tells.
+type Watched struct {
+	// Anew says that all keys that there are follow, and that those told before which do not come again are gone. So it is at the
+	// beginning, and after each break.
+	Anew bool
+
+	Entries []Entry // of each key the latest
+
+	// Current says, once after each Anew, that all keys have been told that were there when it began.
+	Current bool
+
+	// Err, if not nil, is all: the bucket cannot be watched for now. Anew follows when it can again.
+	Err error
+}
+
+// Waits of a watch.
+const (
+	watchHeartbeat = time.Second     // how often the server says that there is nothing
+	watchSilence   = 3 * time.Second // without a sound the consumer is taken for gone
+	watchLook      = 5 * time.Second // how often the stream is compared with the one that was there
+)
+
+// errWatchAgain ends a watch's session without being news.
+var errWatchAgain = errors.New("watch again")
+
+// Watch tells take what is in the bucket and what changes, from one goroutine, until ctx ends. While take is busy, changes of the same
+// key become one: what waits is bounded by the number of keys.
+//
+// nats.go's watcher is not used: after a bucket was deleted and made again it waits for ever.
+func (b *Bucket) Watch(ctx context.Context, take func(Watched)) {
+	down := false
+	for pause := time.Duration(0); sleep(ctx, pause); pause = min(2*pause+50*time.Millisecond, time.Second) {
+		began := time.Now()
+		err := b.watchOnce(ctx, take, func() { down = false })
+		if ctx.Err() != nil {
+			return
+		}
+		if !errors.Is(err, errWatchAgain) && !down {
+			down = true
+			take(Watched{Err: failed("watch bucket "+b.name, err)})
+		}
+		if time.Since(began) > watchSilence {
+			pause = 0
+		}
+	}
+}
+
+// watchSession is one consumer of a watch.
+type watchSession struct {
+	wake chan struct{}
+
+	mu      sync.Mutex
+	prefix  string
+	nextDel uint64
+	waiting map[string]Entry
+	order   []string // keys of waiting
+	left    uint64   // messages that were there when it began and are still to come
+	heard   time.Time
+	err     error
+}
+
+func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()) error {
+	c := b.c
+	lost := c.untilLost()
+	var before streamAnswer
+	if err := c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &before); err != nil {
+		return err
+	}
+	s := &watchSession{wake: make(chan struct{}, 1), prefix: keySubject(b.name, ""), nextDel: 1, waiting: map[string]Entry{}, heard: time.Now()}
+	s.mu.Lock() // until it is known how much is there
+	inbox := c.inbox + "." + nuid.Next()
+	sub, err := c.nc.Subscribe(inbox, s.take)
+	if err == nil {
+		err = sub.SetPendingLimits(-1, -1) // what waits is merged
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	defer sub.Unsubscribe()
+	name := "kvatlas-" + nuid.Next()
+	create, err := json.Marshal(map[string]any{"stream_name": b.stream, "config": jetstream.ConsumerConfig{
+		Name: name, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: keySubject(b.name, ">"), AckPolicy: jetstream.AckNonePolicy,
+		DeliverSubject: inbox, IdleHeartbeat: watchHeartbeat, InactiveThreshold: 30 * time.Second, Replicas: 1, MemoryStorage: true,
+	}})
+	var made struct {
+		Pending uint64 `json:"num_pending"`
+	}
+	if err == nil {
+		err = c.callOnce(ctx, "CONSUMER.CREATE."+b.stream+"."+name+"."+keySubject(b.name, ">"), create, &made)
+	}
+	var after streamAnswer
+	if err == nil {
+		defer func() { _ = c.nc.Publish(c.api+"CONSUMER.DELETE."+b.stream+"."+name, nil) }() // a courtesy; else the server forgets it
+		err = c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &after)
+	}
+	if err == nil && !after.Created.Equal(before.Created) {
+		err = errWatchAgain
+	}
+	s.left, s.heard = made.Pending, time.Now()
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	begun()
+	take(Watched{Anew: true})
+	current := false
+	beat := time.NewTicker(watchHeartbeat)
+	defer beat.Stop()
+	for looked := time.Now(); ; {
+		entries, done, err := s.drain()
+		if len(entries) > 0 || done && !current {
+			take(Watched{Entries: entries, Current: done && !current})
+			current = current || done
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-lost:
+			return errDisconnected
+		case <-s.wake:
+		case <-beat.C:
+			if s.silent() {
+				return errWatchAgain
+			}
+			if time.Since(looked) < watchLook {
+				continue
+			}
+			looked = time.Now()
+			var now streamAnswer
+			switch err := c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &now); {
+			case err != nil && classOf(err) == ErrNotFound:
+				return err
+			case err == nil && !now.Created.Equal(before.Created):
+				return errWatchAgain
+			}
+		}
+	}
+}
+
+// take is called by nats.go with one message after the other.
+func (s *watchSession) take(m *nats.Msg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.heard = time.Now()
+	if s.err != nil {
+		return
+	}
+	d, ok := parseDelivery(m.Reply)
+	switch {
+	case !ok && m.Header.Get("Status") == "100": // a heartbeat, which says what the last delivery was
+		if last, err := strconv.ParseUint(m.Header.Get("Nats-Last-Consumer"), 10, 64); err == nil && last != s.nextDel-1 {
+			s.err = errWatchAgain
+		}
+	case !ok || !strings.HasPrefix(m.Subject, s.prefix):
+		s.err = fmt.Errorf("%w: %s %s", errWatchAgain, m.Header.Get("Status"), m.Header.Get("Description"))
+	case d.consumerSeq != s.nextDel:
+		s.err = errWatchAgain
+	default:
+		s.nextDel++
+		s.left -= min(s.left, 1)
+		if d.pending == 0 {
+			s.left = 0
+		}
+		key := m.Subject[len(s.prefix):]
+		if _, there := s.waiting[key]; !there {
+			s.order = append(s.order, key)
+		}
+		s.waiting[key] = Entry{
+			Key: key, Value: m.Data, Revision: uint64(d.streamSeq), Written: time.UnixMilli(int64(d.time)),
+			Deleted: m.Header.Get(headerKVOperation) != "" || m.Header.Get("Nats-Marker-Reason") != "",
+		}
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// drain takes what has come. done says that all has come that was there at the beginning.
+func (s *watchSession) drain() (entries []Entry, done bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, key := range s.order {
+		entries = append(entries, s.waiting[key])
+	}
+	clear(s.waiting)
+	s.order = s.order[:0]
+	return entries, s.left == 0 && s.err == nil, s.err
+}
+
+func (s *watchSession) silent() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.heard) > watchSilence
+}
