@@ -1,0 +1,141 @@
+package registry
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Machine decides which leases have expired. It is stepped; one goroutine owns it. Times are those of one monotonic clock.
+//
+// Invariants:
+//  1. A lease is due only if, for all of its length, its revision did not change, the watch was unbroken and the bucket was seen to be writable
+//     at no longer intervals than [Machine.gap].
+//  2. An expired record is due until it is gone, whoever marked it.
+type Machine struct {
+	entries map[events.RankKey]*entry
+	fresh   map[events.RankKey]bool // seen since the watch began anew; nil once it is current
+
+	proved    bool          // since and confirmed are set
+	since     time.Duration // from when on nothing speaks against what the watch has not shown
+	confirmed time.Duration // the last moment at which the bucket is known to have been writable
+	shortest  time.Duration // of all leases; 0: there are none
+}
+
+type entry struct {
+	record   Record
+	revision uint64
+	seen     time.Duration // when the revision was first seen
+	next     time.Duration // not to be tried before
+}
+
+// Due is a lease to be ended: marked as expired if it is held, and then cleared.
+type Due struct {
+	Record   Record
+	Revision uint64
+}
+
+// NewMachine returns a machine that knows nobody.
+func NewMachine() *Machine { return &Machine{entries: map[events.RankKey]*entry{}} }
+
+// Anew tells that the watch begins: all keys will be told.
+func (m *Machine) Anew() {
+	m.fresh = map[events.RankKey]bool{}
+	m.proved = false
+}
+
+// Broken tells that the bucket cannot be watched.
+func (m *Machine) Broken() { m.proved = false }
+
+// Current tells that all keys have been told since Anew, and returns those that are gone.
+func (m *Machine) Current() (gone []events.RankKey) {
+	for key := range m.entries {
+		if !m.fresh[key] {
+			gone = append(gone, key)
+			delete(m.entries, key)
+		}
+	}
+	m.fresh = nil
+	m.measure()
+	return gone
+}
+
+// Seen tells a record at a revision. What was seen at that revision before keeps its age.
+func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
+	key := r.Key()
+	if m.fresh != nil {
+		m.fresh[key] = true
+	}
+	e := m.entries[key]
+	if e == nil {
+		e = &entry{}
+		m.entries[key] = e
+	}
+	if e.revision != revision {
+		e.revision, e.seen, e.next = revision, now, 0
+	}
+	e.record = r
+	m.measure()
+}
+
+// Gone tells that a key has no record any more.
+func (m *Machine) Gone(key events.RankKey) {
+	delete(m.entries, key)
+	m.measure()
+}
+
+func (m *Machine) measure() {
+	m.shortest = 0
+	for _, e := range m.entries {
+		if l := e.record.Lease(); m.shortest == 0 || l < m.shortest {
+			m.shortest = l
+		}
+	}
+}
+
+// Every is how often the bucket is to be probed, and Due to be asked; 0 while there are no leases.
+func (m *Machine) Every() time.Duration {
+	if m.shortest == 0 {
+		return 0
+	}
+	return min(m.shortest/8, 5*time.Second)
+}
+
+// gap is the longest time between two probes that still proves that renewing was possible all the while.
+func (m *Machine) gap() time.Duration { return 3 * m.Every() }
+
+// Probed tells that a write to the bucket, begun at sent, was acknowledged.
+func (m *Machine) Probed(sent time.Duration) {
+	if m.fresh != nil {
+		return // the watch does not show all yet
+	}
+	if !m.proved || sent-m.confirmed > m.gap() {
+		m.since = sent
+	}
+	m.proved, m.confirmed = true, sent
+}
+
+// Due lists the leases to be ended now, and does not name them again for a while. Those for which mine is false are left to others for
+// half a lease.
+func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list []Due) {
+	if !m.proved || m.fresh != nil || now-m.confirmed > m.gap() {
+		return nil
+	}
+	for key, e := range m.entries {
+		wait := e.record.Lease()
+		if e.record.State == Expired {
+			wait = 0
+		}
+		if !mine(key) {
+			wait += e.record.Lease() / 2
+		}
+		if now < e.next || m.confirmed-max(e.seen, m.since) < wait {
+			continue
+		}
+		e.next = now + m.gap()
+		list = append(list, Due{e.record, e.revision})
+	}
+	slices.SortFunc(list, func(a, b Due) int { return a.Record.Key().Compare(b.Record.Key()) })
+	return list
+}

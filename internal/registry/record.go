@@ -1,0 +1,120 @@
+package registry
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// recordVersion is the version of records that this program writes.
+const recordVersion = 1
+
+// The bounds of a lease.
+const (
+	MinLease     = time.Second
+	MaxLease     = time.Hour
+	DefaultLease = 30 * time.Second
+)
+
+// Record is what is registered of one rank.
+type Record struct {
+	Version   int             `json:"version"`
+	Instance  events.WorkerID `json:"instance"`
+	Rank      events.Rank     `json:"rank"`
+	Model     string          `json:"model"`
+	BlockSize uint32          `json:"block_size"` // tokens
+	Source    string          `json:"source"`     // how the engine speaks: vllm, sglang, ...
+
+	Groups    []Group `json:"attention_groups,omitempty"` // where the engine's groups are known beforehand
+	Lookahead uint32  `json:"lookahead_tokens,omitempty"` // tokens that the engine hashes beyond a block (EAGLE)
+
+	// L3 is the configuration of the worker's shared store, as pkg/hicache reads it.
+	L3 json.RawMessage `json:"l3,omitempty"`
+
+	// Engine is how to reach the engine, if an indexer runs the shim: it was registered over HTTP.
+	Engine *Engine `json:"engine,omitempty"`
+
+	Holder  Holder `json:"holder"`
+	LeaseMS int64  `json:"lease_ms"`
+	State   State  `json:"state"`
+}
+
+// Group is one of an engine's KV-cache groups.
+type Group struct {
+	Index     events.GroupIndex `json:"index"`
+	Kind      string            `json:"kind"` // as in the engine's events: full_attention, sliding_window, ...
+	BlockSize uint32            `json:"block_size,omitempty"`
+	Window    uint32            `json:"sliding_window,omitempty"`
+}
+
+// Engine is where an engine can be heard.
+type Engine struct {
+	Endpoint string `json:"endpoint"`
+	Replay   string `json:"replay_endpoint,omitempty"`
+	Group    string `json:"routing_group,omitempty"`
+	Node     string `json:"node,omitempty"` // the indexer that runs the shim
+}
+
+// Holder is the process that holds a lease.
+type Holder struct {
+	ID    string    `json:"id"` // of one life of one process
+	Host  string    `json:"host"`
+	PID   int       `json:"pid"`
+	Since time.Time `json:"since"`
+}
+
+// State is how it stands with a lease.
+type State string
+
+// The states.
+const (
+	Held    State = "held"
+	Expired State = "expired" // a node has seen it expire; what the rank held is being cleared
+)
+
+// Key is the rank.
+func (r *Record) Key() events.RankKey { return events.RankKey{Instance: r.Instance, Rank: r.Rank} }
+
+// Lease is for how long the record is good without being renewed.
+func (r *Record) Lease() time.Duration { return time.Duration(r.LeaseMS) * time.Millisecond }
+
+// Check refuses a record that nobody could act on.
+func (r *Record) Check() error {
+	var errs []error
+	if r.Version != recordVersion {
+		errs = append(errs, fmt.Errorf("version %d; this program knows %d", r.Version, recordVersion))
+	}
+	if r.Model == "" {
+		errs = append(errs, errors.New("no model"))
+	}
+	if r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize {
+		errs = append(errs, fmt.Errorf("block size %d is not from 1 to %d", r.BlockSize, events.MaxBlockSize))
+	}
+	if l := r.Lease(); l < MinLease || l > MaxLease {
+		errs = append(errs, fmt.Errorf("a lease of %v is not from %v to %v", l, MinLease, MaxLease))
+	}
+	if r.State != Held && r.State != Expired {
+		errs = append(errs, fmt.Errorf("state %q is neither held nor expired", r.State))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("registration of %s: %w", r.Key(), err)
+	}
+	return nil
+}
+
+// decode reads the record of a key.
+func decode(key events.RankKey, data []byte) (Record, error) {
+	var r Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return r, fmt.Errorf("registration of %s: %w", key, err)
+	}
+	if r.Key() != key {
+		return r, fmt.Errorf("registration of %s names %s", key, r.Key())
+	}
+	return r, r.Check()
+}
+
+func (r *Record) encode() ([]byte, error) { return json.MarshalIndent(r, "", " ") }
