@@ -23,6 +23,12 @@
 //
 // Without a replay socket a gap cannot be filled and clears the rank; a message whose number fits is trusted.
 //
+// A replay socket that is dead or mute holds live messages back for a few seconds only (Limits.ReplayPatience, Config.ReplayTimeout). Then
+// they are judged as if there were no such socket: a number that fits is taken, a gap clears the rank. The question is asked again
+// every few seconds until it is answered, and the answer's digest shows whether what was taken on trust was right; if not, a
+// new incarnation begins. The price is that a restart whose numbers fit exactly is seen only when the socket is back; holding live
+// messages until then would leave the index wrong for as long, and about every block instead of those of such a restart.
+//
 // # What it is asked
 //
 // A shim answers on NATS who it is, so that a second one for its rank is refused before it does harm ([Claim]); where both began at the same

@@ -27,9 +27,12 @@ type Limits struct {
 	ReplayTries int
 
 	// ReplayFailures is how often in a row a replay may fail, with longer and longer pauses between, before what it should have
-	// brought counts as lost. Meanwhile the rank is taken to hold what it held. Default 8: a quarter of a minute, for an endpoint that
-	// refuses.
+	// brought counts as lost. Meanwhile the rank is taken to hold what it held. Default 8.
 	ReplayFailures int
+
+	// ReplayPatience is how long after the first failure in a row another one is still not the last, in milliseconds: live messages
+	// wait that long. Default 3,000.
+	ReplayPatience events.Millis
 }
 
 func (l Limits) withDefaults() Limits {
@@ -44,6 +47,9 @@ func (l Limits) withDefaults() Limits {
 	def(&l.FlightMessages, 200)
 	def(&l.ReplayTries, 3)
 	def(&l.ReplayFailures, 8)
+	if l.ReplayPatience <= 0 {
+		l.ReplayPatience = 3000
+	}
 	return l
 }
 
@@ -126,11 +132,12 @@ type Machine struct {
 	flightEnds  []end
 
 	replaying bool
-	asked     bool // the shell was told to ask, and has not been told since
-	verified  bool // the replay has shown the message that was taken last, unchanged
-	tries     int  // replays in a row that were answered and brought nothing new
-	failures  int  // replays in a row that failed
-	giveUp    bool // the replay failed for good: a gap found now is a loss
+	asked     bool          // the shell was told to ask, and has not been told since
+	verified  bool          // the replay has shown the message that was taken last, unchanged
+	tries     int           // replays in a row that were answered and brought nothing new
+	failures  int           // replays in a row that failed
+	failedAt  events.Millis // when the first of them did
+	giveUp    bool          // the replay failed for good: a gap found now is a loss
 	held      []Frame
 	heldBytes int
 
@@ -325,7 +332,10 @@ func (m *Machine) ReplayFailed(now events.Millis) (failures int) {
 	if !m.replaying || !m.asked {
 		return 0
 	}
-	if m.failures++; m.failures < m.limits.ReplayFailures {
+	if m.failures == 0 {
+		m.failedAt = now
+	}
+	if m.failures++; m.failures < m.limits.ReplayFailures && now-m.failedAt < m.limits.ReplayPatience {
 		return m.failures
 	}
 	m.failures = 0
