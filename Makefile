@@ -1,13 +1,20 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test short race lint fuzz bench bench-peers clean
+.PHONY: help build images demo test short race lint fuzz bench bench-peers clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build both programs into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+images: ## build the container images that docker-compose.yml runs, pulling nothing
+	mkdir -p bin/image/data
+	CGO_ENABLED=0 go build -trimpath -ldflags=-s -o bin/image/ ./cmd/indexer ./cmd/worker-shim
+	CGO_ENABLED=0 go build -trimpath -ldflags=-s -o bin/image/nats-server github.com/nats-io/nats-server/v2
+	docker build -q --target kvatlas -t kvatlas/kvatlas:dev -f deploy/docker/Dockerfile .
+	docker build -q --target nats -t kvatlas/nats:dev -f deploy/docker/Dockerfile .
 
 demo: ## run the demonstration
 	go run ./cmd/indexer demo

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Runs docker-compose.yml for real: builds the images, starts everything, feeds it, kills one NATS server and one indexer, queries all
+# the while, lets them come back, and takes everything down again. Says what it sees; ends with a status other than 0 at the first
+# thing that is not as it must be.
+#
+# Where no container engine runs it starts one of its own (dockerd, as root) in a folder that it removes; where none is installed, and
+# it may, it installs Debian's packages docker.io and docker-compose.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+work=$(mktemp -d)
+project=kvatlas-$$
+export KVATLAS_NATS_PORT= KVATLAS_HTTP_PORT= # free ports
+engine=
+
+say() { awk -v a="$(date +%s.%N)" -v b="$begun" -v w="$*" 'BEGIN { printf "%6.1f s  %s\n", a - b, w }'; }
+begun=$(date +%s.%N)
+fail() {
+  say "FAILED: $*"
+  compose ps || true
+  compose logs --tail=40 || true
+  exit 1
+}
+compose() { docker-compose -p "$project" "$@"; }
+
+cleanup() {
+  status=$?
+  compose down -v --remove-orphans -t 5 >"$work/down.log" 2>&1 || cat "$work/down.log"
+  if [ -n "$engine" ]; then
+    kill "$engine" && wait "$engine" || true
+  fi
+  rm -rf "$work" || true
+  exit $status
+}
+trap cleanup EXIT
+
+if ! command -v dockerd >/dev/null && ! docker info >/dev/null 2>&1 || ! command -v docker-compose >/dev/null; then
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "needs docker and docker-compose (Debian: apt-get install docker.io docker-compose)" >&2
+    exit 1
+  fi
+  say "installing docker.io and docker-compose"
+  apt-get update -qq >"$work/apt.log" 2>&1 || true # stale lists may still do
+  apt-get install -qq -y --no-install-recommends docker.io docker-compose iptables >>"$work/apt.log" 2>&1 || { cat "$work/apt.log"; exit 1; }
+fi
+if ! docker info >/dev/null 2>&1; then
+  say "starting a container engine"
+  export DOCKER_HOST=unix://$work/docker.sock
+  dockerd --host "$DOCKER_HOST" --data-root "$work/data" --exec-root "$work/exec" --pidfile "$work/pid" >"$work/dockerd.log" 2>&1 &
+  engine=$!
+  for _ in $(seq 300); do
+    docker info >/dev/null 2>&1 && break
+    kill -0 "$engine" 2>/dev/null || { tail -20 "$work/dockerd.log"; exit 1; }
+    sleep 0.2
+  done
+  docker info >/dev/null || { tail -20 "$work/dockerd.log"; exit 1; }
+fi
+
+# ask NODE WORDS... runs an indexer command in a node's container.
+ask() { compose exec -T "$1" /indexer "${@:2}"; }
+
+# until_true SECONDS WHAT COMMAND... repeats a command until it succeeds.
+until_true() {
+  local end=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >"$work/last" 2>&1; do
+    [ $SECONDS -lt $end ] || { cat "$work/last"; fail "$what"; }
+    sleep 0.5
+  done
+  say "$what"
+}
+
+# All simulated conversations begin with the same 512 tokens: 32 blocks of 16, of which each engine holds all.
+prompt=$(for b in $(seq 0 31); do for _ in $(seq 16); do printf '%d,' "$b"; done; done | sed 's/,$//')
+holds_all() {
+  local answer
+  answer=$(ask "$1" query --json --model sim --tokens "$prompt") || { echo "$answer"; return 1; }
+  echo "$answer"
+  grep -q '"complete": true' <<<"$answer" && [ "$(grep -c '"device": 32' <<<"$answer")" = 2 ]
+}
+applied() { ask "$1" status --json | sed -n 's/.*"blocks_applied": \([0-9]*\).*/\1/p'; }
+grows() {
+  local before=$2 now
+  now=$(applied "$1") && echo "$now" && [ -n "$now" ] && [ "$now" -gt "$before" ]
+}
+healthy() { [ "$(docker inspect -f '{{.State.Health.Status}}' "$(compose ps -q "$1")")" = healthy ]; }
+
+say "building the images"
+make images >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
+say "starting"
+compose up -d >"$work/up.log" 2>&1 || { cat "$work/up.log"; fail "compose up"; }
+for n in 1 2 3; do until_true 120 "indexer-$n is healthy" healthy indexer-$n; done
+until_true 60 "both workers hold the whole prompt" holds_all indexer-1
+user=$(docker inspect -f '{{.Config.User}}' "$(compose ps -q indexer-1)")
+[ "$user" = 65532:65532 ] || fail "containers run as $user"
+
+say "killing nats-2 and indexer-1"
+docker kill "$(compose ps -q nats-2)" "$(compose ps -q indexer-1)" >/dev/null
+until_true 60 "the two others answer, whole" holds_all indexer-2
+before=$(applied indexer-3)
+until_true 60 "indexer-3 goes on applying events" grows indexer-3 "$before"
+
+say "starting them again"
+compose up -d >"$work/up.log" 2>&1 || { cat "$work/up.log"; fail "compose up"; }
+until_true 120 "nats-2 is healthy" healthy nats-2
+until_true 120 "indexer-1 is healthy" healthy indexer-1
+until_true 60 "indexer-1 answers, whole" holds_all indexer-1
+ask indexer-1 workers
+say "stopping in good order"
+compose stop -t 20 >"$work/stop.log" 2>&1 || fail "compose stop"
+for s in indexer-1 indexer-2 indexer-3 shim-1 shim-2; do
+  code=$(docker inspect -f '{{.State.ExitCode}}' "$(compose ps -aq $s 2>/dev/null || compose ps -q $s)")
+  [ "$code" = 0 ] || fail "$s ended with $code"
+done
+say "all as it must be"
