@@ -1,0 +1,282 @@
+package hicache
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"reflect"
+	"strings"
+)
+
+// Bounds of what a configuration may say; what lies beyond is a mistake and would cost memory.
+const (
+	maxRanks     = 1 << 12 // of each kind, and keys of one page in all
+	maxPageSize  = 1 << 16 // tokens
+	maxBlockSize = 1 << 20 // tokens
+	maxGroups    = 256
+)
+
+// DefaultMetricsPort is where a Mooncake master answers HTTP unless told otherwise.
+const DefaultMetricsPort = 9003
+
+// Config is what a worker registers of the shared store it uses. At most one of its fields is set; none means that the worker
+// uses no store that is known here. Configs are values: nothing here changes one.
+type Config struct {
+	SGLang *SGLang `json:"sglang_hicache_mooncake,omitempty"`
+	VLLM   *VLLM   `json:"vllm_mooncake_store,omitempty"`
+}
+
+// Master is where a Mooncake master is found.
+type Master struct {
+	Address     string `json:"master_server_address,omitempty"` // host:port of its RPC; only the host is used here
+	MetricsPort int    `json:"master_metrics_port,omitempty"`   // of its HTTP; 0 is 9003
+}
+
+// HTTP is the master's host:port for HTTP, or "" if no address is known.
+func (m Master) HTTP() string {
+	if m.Address == "" {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(m.Address)
+	if err != nil {
+		host = m.Address
+	}
+	port := m.MetricsPort
+	if port == 0 {
+		port = DefaultMetricsPort
+	}
+	return net.JoinHostPort(host, fmt.Sprint(port))
+}
+
+func (m Master) check() error {
+	if m.MetricsPort < 0 || m.MetricsPort > 65535 {
+		return fmt.Errorf("master_metrics_port %d is no port", m.MetricsPort)
+	}
+	return nil
+}
+
+// SGLang is the configuration of SGLang's HiCache with a store behind it, as SGLang's workers under NVIDIA Dynamo publish it
+// (ai-dynamo/dynamo › components/src/dynamo/sglang/register.py). Null and absent fields are zero.
+type SGLang struct {
+	Backend          string `json:"backend"`   // "mooncake" or "file"
+	PageSize         int    `json:"page_size"` // tokens
+	TPSize           int    `json:"tp_size"`
+	PPSize           int    `json:"pp_size"`
+	IsMLA            bool   `json:"is_mla_model"`
+	IsEagle          bool   `json:"is_eagle"`           // pages are of pairs of tokens
+	TPLCMSize        int    `json:"tp_lcm_size"`        // 0: not set
+	ShouldSplitHeads bool   `json:"should_split_heads"` // keys are of shares of heads, TPLCMSize of them
+	ExtraBackendTag  string `json:"extra_backend_tag"`
+	Master
+
+	// MLAKeyStyle is how a page of an MLA model is called: "rank" (the default, hash__k) or "plain" (hash_k, older SGLang).
+	MLAKeyStyle string `json:"mla_key_style,omitempty"`
+
+	// Namespaces is whether extra keys and cache salts are part of the page hash: "hashed" (the default) or "ignored"
+	// (older SGLang, which does not tell tenants apart in the store).
+	Namespaces string `json:"namespaces,omitempty"`
+
+	// PrefetchThreshold is how many tokens must be there for the engine to load them; 0 is the engine's own default, 256. A page is
+	// the least in any case.
+	PrefetchThreshold int `json:"prefetch_threshold,omitempty"`
+
+	// PrefetchCapacity is how many tokens the engine loads ahead at most (0.8 of what its host pool has more than its device
+	// pool); 0 is not known, and then no limit is applied.
+	PrefetchCapacity int `json:"prefetch_capacity_limit,omitempty"`
+
+	// ModelName, and with it TPSize, is part of the file backend's names. Mooncake's keys do not have it.
+	ModelName string `json:"model_name,omitempty"`
+
+	// Directory is where the file backend keeps its pages.
+	Directory string `json:"directory,omitempty"`
+}
+
+// VLLM is the configuration of vLLM's MooncakeStoreConnector
+// (vllm-project/vllm › vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store).
+type VLLM struct {
+	ModelName      string `json:"model_name"` // of a path, its last element is used
+	CachePrefix    string `json:"cache_prefix,omitempty"`
+	StoreNamespace string `json:"store_namespace,omitempty"`
+
+	TPSize    int `json:"tp_size"`
+	PPSize    int `json:"pp_size"`
+	PCPSize   int `json:"pcp_size,omitempty"` // 0 is 1
+	DCPSize   int `json:"dcp_size,omitempty"` // 0 is 1
+	NumKVHead int `json:"num_kv_heads"`
+
+	Groups             []Group `json:"groups"`
+	HashBlockSize      int     `json:"hash_block_size"`      // tokens
+	SchedulerBlockSize int     `json:"scheduler_block_size"` // tokens
+	UseEagle           bool    `json:"use_eagle,omitempty"`
+	Profile            Profile `json:"profile,omitempty"` // "" is safe
+
+	Master
+}
+
+// Kind is the kind of attention of a KV-cache group, as the coordinator tells them apart. Kinds that vLLM finds hits for in the
+// same way are one: MLA and sink attention are full, sliding MLA is sliding.
+type Kind string
+
+// The kinds.
+const (
+	Full         Kind = "full"
+	Sliding      Kind = "swa"
+	ChunkedLocal Kind = "chunked"
+	Mamba        Kind = "mamba"
+)
+
+// Group is one KV-cache group of a hybrid model.
+type Group struct {
+	Kind      Kind `json:"kind"`
+	BlockSize int  `json:"block_size"`       // tokens; of an attention group under DCP, times its size
+	Window    int  `json:"window,omitempty"` // tokens: the window of a sliding group, the chunk of a chunked one
+	Eagle     bool `json:"eagle,omitempty"`  // a draft model's
+	MLA       bool `json:"mla,omitempty"`    // every TP rank has the same bytes
+}
+
+// Profile is whose rule decides what a hit is.
+type Profile string
+
+// The profiles.
+const (
+	Safe      Profile = "safe"      // vLLM 0.32.0 without partial hits; the default
+	Reference Profile = "reference" // vLLM 0.24.0, bit for bit, its two EAGLE defects included
+)
+
+// Check says what is wrong with c; nil is nothing.
+func (c *Config) Check() error {
+	switch {
+	case c.SGLang != nil && c.VLLM != nil:
+		return errors.New("hicache: one worker has SGLang's store and vLLM's")
+	case c.SGLang != nil:
+		if err := c.SGLang.check(); err != nil {
+			return fmt.Errorf("hicache: sglang_hicache_mooncake: %w", err)
+		}
+	case c.VLLM != nil:
+		if err := c.VLLM.check(); err != nil {
+			return fmt.Errorf("hicache: vllm_mooncake_store: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *SGLang) check() error {
+	var wrong []error
+	complain := func(bad bool, format string, args ...any) {
+		if bad {
+			wrong = append(wrong, fmt.Errorf(format, args...))
+		}
+	}
+	complain(s.Backend != "mooncake" && s.Backend != "file", "backend %q: only mooncake and file are known", s.Backend)
+	complain(s.PageSize < 1 || s.PageSize > maxPageSize, "page_size %d: want 1 to %d", s.PageSize, maxPageSize)
+	complain(s.TPSize < 1 || s.TPSize > maxRanks, "tp_size %d: want 1 to %d", s.TPSize, maxRanks)
+	complain(s.PPSize < 1 || s.PPSize > maxRanks, "pp_size %d: want 1 to %d", s.PPSize, maxRanks)
+	complain(s.TPLCMSize < 0 || s.TPLCMSize > maxRanks, "tp_lcm_size %d: want 0 to %d", s.TPLCMSize, maxRanks)
+	complain(s.ShouldSplitHeads && s.IsMLA, "should_split_heads of an MLA model, which has no heads to split")
+	complain(s.ShouldSplitHeads && s.TPSize > 0 && s.TPLCMSize%s.TPSize != 0,
+		"should_split_heads, but tp_lcm_size %d is no multiple of tp_size %d", s.TPLCMSize, s.TPSize)
+	complain(s.MLAKeyStyle != "" && s.MLAKeyStyle != "rank" && s.MLAKeyStyle != "plain",
+		"mla_key_style %q: want rank or plain", s.MLAKeyStyle)
+	complain(s.Namespaces != "" && s.Namespaces != "hashed" && s.Namespaces != "ignored",
+		"namespaces %q: want hashed or ignored", s.Namespaces)
+	complain(s.PrefetchThreshold < 0, "prefetch_threshold %d is negative", s.PrefetchThreshold)
+	complain(s.PrefetchCapacity < 0, "prefetch_capacity_limit %d is negative", s.PrefetchCapacity)
+	complain(s.Backend == "file" && s.Directory == "", "backend file without a directory")
+	complain(len(wrong) == 0 && s.keysPerPage() > maxRanks, "%d keys of one page: at most %d", s.keysPerPage(), maxRanks)
+	return errors.Join(append(wrong, s.Master.check())...)
+}
+
+func (v *VLLM) check() error {
+	var wrong []error
+	complain := func(bad bool, format string, args ...any) {
+		if bad {
+			wrong = append(wrong, fmt.Errorf(format, args...))
+		}
+	}
+	complain(modelTail(v.ModelName) == "", "model_name %q has no last element", v.ModelName)
+	complain(v.TPSize < 1 || v.TPSize > maxRanks, "tp_size %d: want 1 to %d", v.TPSize, maxRanks)
+	complain(v.PPSize < 1 || v.PPSize > maxRanks, "pp_size %d: want 1 to %d", v.PPSize, maxRanks)
+	complain(v.PCPSize < 0 || v.PCPSize > maxRanks, "pcp_size %d: want 0 to %d", v.PCPSize, maxRanks)
+	complain(v.DCPSize < 0 || v.DCPSize > maxRanks, "dcp_size %d: want 0 to %d", v.DCPSize, maxRanks)
+	complain(v.NumKVHead < 1, "num_kv_heads %d: want 1 or more", v.NumKVHead)
+	complain(v.DCPSize > 1 && v.TPSize%v.DCPSize != 0, "tp_size %d is no multiple of dcp_size %d", v.TPSize, v.DCPSize)
+	complain(len(wrong) == 0 && v.TPSize*v.PPSize*max(v.PCPSize, 1) > maxRanks,
+		"%d ranks: at most %d", v.TPSize*v.PPSize*max(v.PCPSize, 1), maxRanks)
+	if _, err := NewCoordinator(v.Layout()); err != nil {
+		wrong = append(wrong, err)
+	}
+	return errors.Join(append(wrong, v.Master.check())...)
+}
+
+// Layout is what the coordinator needs of v.
+func (v *VLLM) Layout() Layout {
+	return Layout{Groups: v.Groups, SchedulerBlockSize: v.SchedulerBlockSize, HashBlockSize: v.HashBlockSize,
+		UseEagle: v.UseEagle, Profile: v.Profile}
+}
+
+// Usable says why workers of this configuration can be credited with nothing of the store, or "" if they can: blockSize, in
+// tokens, is what the index counts in.
+func (c *Config) Usable(blockSize uint32) (reason string) {
+	if err := c.Check(); err != nil {
+		return err.Error()
+	}
+	if c.SGLang != nil && c.SGLang.PageSize != int(blockSize) {
+		return fmt.Sprintf("the store's pages have %d tokens, the index's blocks %d", c.SGLang.PageSize, blockSize)
+	}
+	return ""
+}
+
+// Agree joins what the workers of one model registered. Workers without a store (an empty Config) have no say. If the others disagree,
+// or one is wrong, reason says in what, and merged is empty. No workers with a store: both are empty.
+//
+// How much an engine would load (threshold and capacity) may differ from worker to worker: it does not change what blocks are
+// called. The merged configuration has the first worker's.
+func Agree(configs []Config) (merged Config, reason string) {
+	for i := range configs {
+		c := configs[i]
+		if c == (Config{}) {
+			continue
+		}
+		if err := c.Check(); err != nil {
+			return Config{}, err.Error()
+		}
+		if merged == (Config{}) {
+			merged = c
+			continue
+		}
+		if what := differs(merged, c); what != "" {
+			return Config{}, "workers of this model disagree: " + what
+		}
+	}
+	return merged, ""
+}
+
+// differs names the first field in which two configurations differ that changes what is in the store.
+func differs(a, b Config) string {
+	switch {
+	case a.SGLang != nil && b.SGLang != nil:
+		x, y := *a.SGLang, *b.SGLang
+		y.PrefetchThreshold, y.PrefetchCapacity = x.PrefetchThreshold, x.PrefetchCapacity
+		return fieldThatDiffers(reflect.ValueOf(x), reflect.ValueOf(y))
+	case a.VLLM != nil && b.VLLM != nil:
+		return fieldThatDiffers(reflect.ValueOf(*a.VLLM), reflect.ValueOf(*b.VLLM))
+	}
+	return "some use SGLang's store, some vLLM's"
+}
+
+func fieldThatDiffers(a, b reflect.Value) string {
+	for i := range a.NumField() {
+		f := a.Type().Field(i)
+		if f.Anonymous {
+			if what := fieldThatDiffers(a.Field(i), b.Field(i)); what != "" {
+				return what
+			}
+			continue
+		}
+		if x, y := a.Field(i).Interface(), b.Field(i).Interface(); !reflect.DeepEqual(x, y) {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			return fmt.Sprintf("%s is %v here and %v there", name, x, y)
+		}
+	}
+	return ""
+}

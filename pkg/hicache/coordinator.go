@@ -1,0 +1,381 @@
+package hicache
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Layout is how a hybrid model's KV cache is divided into groups.
+type Layout struct {
+	Groups             []Group
+	SchedulerBlockSize int // tokens; every hit is a multiple of it
+	HashBlockSize      int // tokens; what one hash stands for
+	UseEagle           bool
+	Profile            Profile // "" is Safe
+}
+
+// ErrLayout is returned for a layout that vLLM itself refuses by an assertion. The text says which rule is broken.
+var ErrLayout = errors.New("vLLM refuses this layout")
+
+// LoadSpan is what one group loads for a hit: its blocks [From, End), each of the group's own size. Blocks before From are not
+// needed (they are outside of a window, or states that were gone through).
+type LoadSpan struct{ From, End int }
+
+// Mask is the span as vLLM writes it: one bool for each block before End, true for those that are loaded.
+func (s LoadSpan) Mask() []bool {
+	mask := make([]bool, s.End)
+	for i := s.From; i < s.End; i++ {
+		mask[i] = true
+	}
+	return mask
+}
+
+// Hit is the longest prefix that every group can go on from.
+type Hit struct {
+	Tokens int
+	Spans  []LoadSpan // one for each group
+}
+
+// Coordinator decides hits as vLLM's MooncakeStoreCoordinator does. It does not change after it was made, so any number of
+// goroutines may use it.
+type Coordinator struct {
+	layout Layout
+	specs  []spec
+	simple bool // exactly two specs, the first of them full
+}
+
+// spec is what groups of equal kind and sizes are merged into: a block counts only if each of them has it.
+type spec struct {
+	Group
+	gids  []int
+	eagle bool
+}
+
+// NewCoordinator checks a layout. Its error wraps ErrLayout where vLLM has an assertion.
+func NewCoordinator(l Layout) (*Coordinator, error) {
+	if l.Profile == "" {
+		l.Profile = Safe
+	}
+	if l.Profile != Safe && l.Profile != Reference {
+		return nil, fmt.Errorf("profile %q: want %s or %s", l.Profile, Safe, Reference)
+	}
+	if len(l.Groups) == 0 || len(l.Groups) > maxGroups {
+		return nil, fmt.Errorf("%d groups: want 1 to %d", len(l.Groups), maxGroups)
+	}
+	if l.HashBlockSize < 1 || l.HashBlockSize > maxBlockSize || l.SchedulerBlockSize < 1 || l.SchedulerBlockSize > maxBlockSize {
+		return nil, fmt.Errorf("hash_block_size %d, scheduler_block_size %d: want 1 to %d", l.HashBlockSize, l.SchedulerBlockSize, maxBlockSize)
+	}
+	broken := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s", ErrLayout, fmt.Sprintf(format, args...))
+	}
+	if l.SchedulerBlockSize%l.HashBlockSize != 0 {
+		return nil, broken("scheduler_block_size %d must be a multiple of hash_block_size %d", l.SchedulerBlockSize, l.HashBlockSize)
+	}
+	l.Groups = slices.Clone(l.Groups)
+	c := &Coordinator{layout: l}
+	anyEagle := false
+	for i, g := range l.Groups {
+		switch g.Kind {
+		case Full, Mamba:
+			if g.Window != 0 {
+				return nil, fmt.Errorf("group %d: %s has no window", i, g.Kind)
+			}
+		case Sliding, ChunkedLocal:
+			if g.Window < 1 {
+				return nil, fmt.Errorf("group %d: %s with a window of %d tokens", i, g.Kind, g.Window)
+			}
+		default:
+			return nil, fmt.Errorf("group %d: kind %q cannot be looked up: want %s, %s, %s or %s", i, g.Kind, Full, Sliding, ChunkedLocal, Mamba)
+		}
+		if g.BlockSize < 1 || g.BlockSize > maxBlockSize {
+			return nil, fmt.Errorf("group %d: block_size %d: want 1 to %d", i, g.BlockSize, maxBlockSize)
+		}
+		if g.BlockSize%l.HashBlockSize != 0 {
+			return nil, broken("group %d: block_size %d must be divisible by hash_block_size %d", i, g.BlockSize, l.HashBlockSize)
+		}
+		if l.SchedulerBlockSize%g.BlockSize != 0 {
+			return nil, broken("group %d: scheduler_block_size %d must be a multiple of block_size %d", i, l.SchedulerBlockSize, g.BlockSize)
+		}
+		anyEagle = anyEagle || g.Eagle
+		flag := g.Eagle
+		g.Eagle = false // not part of what makes specs equal
+		at := slices.IndexFunc(c.specs, func(s spec) bool { return s.Group == g })
+		if at < 0 {
+			at = len(c.specs)
+			c.specs = append(c.specs, spec{Group: g})
+		}
+		c.specs[at].gids = append(c.specs[at].gids, i)
+		c.specs[at].eagle = c.specs[at].eagle || flag
+	}
+	slices.SortStableFunc(c.specs, func(a, b spec) int { return rank(a.Kind) - rank(b.Kind) })
+	for k := range c.specs {
+		s := &c.specs[k]
+		s.eagle = s.eagle || l.UseEagle && !anyEagle
+		if s.Kind != ChunkedLocal {
+			continue
+		}
+		if s.eagle {
+			return nil, broken("group %d: EAGLE does not go with chunked local attention", s.gids[0])
+		}
+		if align := c.alignment(s); s.BlockSize != align {
+			return nil, broken("group %d: chunked local attention needs block_size %d to be the alignment, %d", s.gids[0], s.BlockSize, align)
+		}
+	}
+	c.simple = len(c.specs) == 2 && c.specs[0].Kind == Full
+	return c, nil
+}
+
+// rank orders specs: full attention first, as it converges best.
+func rank(k Kind) int {
+	if k == Full {
+		return 0
+	}
+	return 1
+}
+
+// alignment is what hits of a spec are multiples of, in tokens.
+func (c *Coordinator) alignment(s *spec) int {
+	if len(c.specs) == 1 && c.layout.Profile == Reference {
+		return s.BlockSize
+	}
+	return c.layout.SchedulerBlockSize
+}
+
+// store is what is there, as one search sees it.
+type store struct {
+	present [][]bool // nil: everything
+	hash    int      // tokens of one hash
+	probes  int      // how often it was asked
+}
+
+func (st *store) has(s *spec, block int) bool {
+	st.probes++
+	if st.present == nil {
+		return true
+	}
+	at := (block+1)*(s.BlockSize/st.hash) - 1
+	for _, g := range s.gids {
+		if at >= len(st.present[g]) || !st.present[g][at] {
+			return false
+		}
+	}
+	return true
+}
+
+// FindLongestCacheHit is the longest hit of at most maxTokens. present[g][i] says whether group g has the block that ends with the
+// prompt's hash block i (vLLM names a block by its last hash); the slices are as long as the prompt has hashes. Where a group's blocks
+// are larger than a hash, only every n-th entry is looked at.
+func (c *Coordinator) FindLongestCacheHit(present [][]bool, maxTokens int) (Hit, error) {
+	if len(present) != len(c.layout.Groups) {
+		return Hit{}, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present), len(c.layout.Groups))
+	}
+	hit, _ := c.find(&store{present: present, hash: c.layout.HashBlockSize}, max(maxTokens, 0), true)
+	return hit, nil
+}
+
+// LoadMask is what each group loads for a hit of tokens, as found before.
+func (c *Coordinator) LoadMask(tokens int) []LoadSpan {
+	hit, _ := c.find(&store{hash: c.layout.HashBlockSize}, max(tokens, 0), false)
+	return hit.Spans
+}
+
+func (c *Coordinator) find(st *store, maxTokens int, applyEagle bool) (Hit, int) {
+	got := make([]LoadSpan, len(c.specs))
+	var tokens int
+	if len(c.specs) == 1 {
+		s := &c.specs[0]
+		got[0] = st.find(s, maxTokens, applyEagle && s.eagle, c.alignment(s))
+		tokens = got[0].End * s.BlockSize
+	} else {
+		tokens = c.converge(st, got, maxTokens, applyEagle)
+	}
+	hit := Hit{Tokens: tokens, Spans: make([]LoadSpan, len(c.layout.Groups))}
+	for k := range c.specs {
+		for _, g := range c.specs[k].gids {
+			hit.Spans[g] = got[k]
+		}
+	}
+	return hit, st.probes
+}
+
+// converge lets each spec in turn shorten the hit until all agree.
+func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEagle bool) (hit int) {
+	safe := c.layout.Profile == Safe
+	bound := maxTokens // how far a spec may look that drops a block afterwards
+	if safe {
+		bound = maxTokens
+		if st.present != nil {
+			bound = len(st.present[0]) * st.hash
+			for _, p := range st.present {
+				bound = min(bound, len(p)*st.hash)
+			}
+		}
+	}
+	visited := make([]bool, 2*len(c.specs))
+	found, verified := visited[:len(c.specs)], visited[len(c.specs):]
+	for hit = maxTokens; ; {
+		cur := hit
+		for k := range c.specs {
+			s := &c.specs[k]
+			if s.Kind == Full && found[k] { // what holds for a prefix holds for a shorter one
+				if safe {
+					cur = min(cur, got[k].End*s.BlockSize)
+				} else {
+					cur = cur / s.BlockSize * s.BlockSize
+				}
+				continue
+			}
+			drop := applyEagle && s.eagle && !verified[k]
+			limit := cur
+			if drop && !(safe && s.Kind == Mamba) { // a state is never dropped: looking further would let the hit grow
+				limit = min(cur+s.BlockSize, bound)
+			}
+			got[k], found[k] = st.find(s, limit, drop, c.layout.SchedulerBlockSize), true
+			now := got[k].End * s.BlockSize
+			if drop {
+				verified[k] = true
+			} else if now < cur {
+				clear(verified)
+			}
+			cur = now
+		}
+		if cur >= hit {
+			break
+		}
+		if hit = cur; c.simple {
+			break
+		}
+	}
+	for k := range c.specs {
+		if s := &c.specs[k]; s.Kind == Full && (safe || k == 0) {
+			got[k].End = min(got[k].End, (hit+s.BlockSize-1)/s.BlockSize)
+			if !safe {
+				got[k].End = min(got[k].End, hit/s.BlockSize)
+			}
+		}
+	}
+	return hit
+}
+
+// find is the longest hit of one spec. drop takes the last block away, which a draft model must compute anew.
+func (st *store) find(s *spec, maxTokens int, drop bool, align int) LoadSpan {
+	b := s.BlockSize
+	n := maxTokens / b
+	aligned := func(end int) int { return end * b / align * align / b }
+	switch s.Kind {
+	case Full:
+		k := 0
+		for k < n && st.has(s, k) {
+			k++
+		}
+		if drop && k > 0 {
+			k--
+		}
+		return LoadSpan{0, aligned(k)}
+
+	case Sliding:
+		span := st.window(s, n, drop, align)
+		if drop && span.End > 0 {
+			span.End = aligned(span.End - 1)
+		}
+		span.From = min(span.From, span.End)
+		return span
+
+	case ChunkedLocal:
+		from := maxTokens / s.Window * s.Window / b
+		end := from
+		for end < n && st.has(s, end) {
+			end++
+		}
+		return LoadSpan{from, end}
+
+	default: // Mamba
+		for end := n; end > 0; end-- {
+			if end*b%align == 0 && st.has(s, end-1) {
+				return LoadSpan{end - 1, end}
+			}
+		}
+		return LoadSpan{}
+	}
+}
+
+// window looks from the right for as many blocks in a row as a window needs. A run at the very begin may be shorter.
+func (st *store) window(s *spec, n int, drop bool, align int) LoadSpan {
+	b, need, run := s.BlockSize, s.need(drop), 0
+	for i := n - 1; i >= 0; i-- {
+		if !st.has(s, i) {
+			run = 0
+			continue
+		}
+		if run == 0 {
+			end := i + 1
+			if drop {
+				end = i
+			}
+			if end*b%align != 0 { // no hit may end here
+				continue
+			}
+		}
+		if run++; run >= need {
+			return LoadSpan{i, i + run}
+		}
+	}
+	return LoadSpan{0, run * b / align * align / b}
+}
+
+// need is how many blocks in a row make a hit in a sliding group. A window of 1 gives 0, which acts as 1.
+func (g *Group) need(eagle bool) int {
+	need := (g.Window - 1 + g.BlockSize - 1) / g.BlockSize
+	if eagle {
+		need++
+	}
+	return need
+}
+
+// StoreMask says which blocks of a prompt of tokens (a multiple of the scheduler's block size) an engine would write to the store,
+// one mask for each group. A nil mask is all of them. In the safe profile Mamba states are written on another way and their mask
+// is all false, as in vLLM 0.32.
+func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
+	lcm, safe := c.layout.SchedulerBlockSize, c.layout.Profile == Safe
+	if tokens < 0 || tokens%lcm != 0 {
+		return nil, fmt.Errorf("%w: a store mask of %d tokens must be of a multiple of scheduler_block_size %d", ErrLayout, tokens, lcm)
+	}
+	masks := make([][]bool, len(c.layout.Groups))
+	for k := range c.specs {
+		s := &c.specs[k]
+		for _, g := range s.gids {
+			eagle := s.eagle
+			if !safe { // 0.24 does not spread the flag over merged groups
+				eagle = c.layout.Groups[g].Eagle || c.layout.UseEagle && !c.anyFlag()
+			}
+			switch {
+			case s.Kind == Mamba && safe:
+				masks[g] = make([]bool, tokens/s.BlockSize)
+			case s.Kind == Sliding:
+				masks[g] = s.reachable(tokens/s.BlockSize, lcm/s.BlockSize, eagle)
+			}
+		}
+	}
+	return masks, nil
+}
+
+func (c *Coordinator) anyFlag() bool {
+	return slices.ContainsFunc(c.layout.Groups, func(g Group) bool { return g.Eagle })
+}
+
+// reachable marks the blocks of a sliding group that a hit at some multiple of the alignment needs, per blocks apart; nil is all.
+func (g *Group) reachable(n, per int, eagle bool) []bool {
+	need, shift := g.need(eagle), 0
+	if eagle {
+		shift = 1
+	}
+	if need >= per {
+		return nil
+	}
+	mask := make([]bool, n)
+	for i := shift; i < n; i++ {
+		mask[i] = (i-shift)%per >= per-need
+	}
+	return mask
+}

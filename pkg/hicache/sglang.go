@@ -1,0 +1,211 @@
+package hicache
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"strconv"
+)
+
+// PageHash is what SGLang calls a page: SHA-256 of the page before it and the page's tokens.
+type PageHash [sha256.Size]byte
+
+func (h PageHash) String() string { return hex.EncodeToString(h[:]) }
+
+// Space is what else than its tokens tells a request's pages from others'. nil is not given, which is not the same as empty.
+type Space struct {
+	ExtraKey  *string
+	CacheSalt *string
+}
+
+// seed is what stands before the first page, or nil (sgl-project/sglang › srt/mem_cache/utils.py, storage_namespace_seed).
+func (s Space) seed() []byte {
+	if s.ExtraKey == nil && s.CacheSalt == nil {
+		return nil
+	}
+	text := []byte("sglang-cache-namespace-v1")
+	for _, part := range []*string{s.ExtraKey, s.CacheSalt} {
+		if part == nil {
+			text = append(text, 0)
+			continue
+		}
+		text = append(text, 1)
+		text = binary.LittleEndian.AppendUint64(text, uint64(len(*part)))
+		text = append(text, *part...)
+	}
+	sum := sha256.Sum256(text)
+	return sum[:]
+}
+
+// PageHashes appends to dst the hashes of the whole pages of tokens. Tokens that do not fill a page have none. With EAGLE a page
+// is of pairs (t, t+1), so n tokens have (n-1)/page_size pages. s must have passed Check.
+func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []PageHash {
+	units, width := len(tokens), 1
+	if s.IsEagle {
+		units, width = max(0, len(tokens)-1), 2
+	}
+	var prior []byte
+	if s.Namespaces != "ignored" {
+		prior = space.seed()
+	}
+	var h hash.Hash = sha256.New()
+	buf := make([]byte, 4*s.PageSize*width)
+	for first := 0; first+s.PageSize <= units; first += s.PageSize {
+		at := 0
+		for i := first; i < first+s.PageSize; i++ {
+			for j := range width {
+				binary.LittleEndian.PutUint32(buf[at:], tokens[i+j])
+				at += 4
+			}
+		}
+		h.Reset()
+		h.Write(prior)
+		h.Write(buf)
+		dst = append(dst, PageHash{})
+		prior = h.Sum(dst[len(dst)-1][:0])
+	}
+	return dst
+}
+
+// splitRanks is how many ranks' shares of heads there are keys for, per pipeline rank.
+func (s *SGLang) splitRanks() int {
+	if s.ShouldSplitHeads {
+		return max(s.TPLCMSize, s.TPSize, 1)
+	}
+	return max(s.TPSize, 1)
+}
+
+func (s *SGLang) keysPerPage() int {
+	if s.IsMLA {
+		return max(s.PPSize, 1)
+	}
+	return 2 * s.splitRanks() * max(s.PPSize, 1)
+}
+
+// suffixes are the ends of the keys of one page: pipeline ranks outermost, then tensor ranks, then k and v.
+func (s *SGLang) suffixes() []string {
+	var all []string
+	for pp := range max(s.PPSize, 1) {
+		stage := ""
+		if s.PPSize > 1 {
+			stage = strconv.Itoa(pp)
+		}
+		if s.IsMLA {
+			if s.MLAKeyStyle == "plain" {
+				if stage != "" {
+					stage = "_" + stage
+				}
+				all = append(all, stage+"_k")
+			} else {
+				all = append(all, "_"+stage+"_k")
+			}
+			continue
+		}
+		if stage != "" {
+			stage = "_" + stage
+		}
+		for rank := range s.splitRanks() {
+			mid := "_" + strconv.Itoa(rank) + stage
+			all = append(all, mid+"_k", mid+"_v")
+		}
+	}
+	return all
+}
+
+// PageKeys are names of objects, a fixed number for each page. All keys of a page must exist for the page to be a hit.
+type PageKeys struct {
+	Keys    []string // page by page
+	PerPage int
+}
+
+// Keys names the objects of pages in a Mooncake store. s must have passed Check.
+func (s *SGLang) Keys(pages []PageHash) PageKeys {
+	ends := s.suffixes()
+	tag := ""
+	if s.ExtraBackendTag != "" {
+		tag = s.ExtraBackendTag + "_"
+	}
+	size := 0
+	for _, e := range ends {
+		size += len(tag) + 2*sha256.Size + len(e)
+	}
+	keys := make([]string, 0, len(pages)*len(ends))
+	text := make([]byte, 0, size)
+	for i := range pages {
+		var name [2 * sha256.Size]byte
+		hex.Encode(name[:], pages[i][:])
+		text = text[:0]
+		for _, e := range ends {
+			text = append(append(append(text, tag...), name[:]...), e...)
+		}
+		page, at := string(text), 0 // one allocation for all keys of a page
+		for _, e := range ends {
+			n := len(tag) + len(name) + len(e)
+			keys = append(keys, page[at:at+n])
+			at += n
+		}
+	}
+	return PageKeys{Keys: keys, PerPage: len(ends)}
+}
+
+// Pages folds what is said of keys into what is said of pages.
+func (k PageKeys) Pages(exists []bool) ([]bool, error) {
+	if len(exists) != len(k.Keys) {
+		return nil, fmt.Errorf("hicache: answers for %d keys, asked for %d", len(exists), len(k.Keys))
+	}
+	if k.PerPage == 0 {
+		return nil, nil
+	}
+	pages := make([]bool, len(k.Keys)/k.PerPage)
+	for i := range pages {
+		pages[i] = true
+		for _, ok := range exists[i*k.PerPage : (i+1)*k.PerPage] {
+			pages[i] = pages[i] && ok
+		}
+	}
+	return pages, nil
+}
+
+// StorageBatch is how many pages SGLang asks its store for at once. It asks no further after the first batch that is not whole.
+const StorageBatch = 128
+
+// defaultPrefetchThreshold is SGLang's, in tokens.
+const defaultPrefetchThreshold = 256
+
+// Load is what of a prompt lies in the store beyond what a worker has itself, and what of it the worker would load. In pages.
+type Load struct {
+	There  int    // in one unbroken run
+	Would  int    // of these, what the engine loads; less than There only for Reason
+	Asked  int    // pages that the engine asks its store for
+	Reason string // "" or why the engine loads less than is there
+}
+
+// WouldLoad applies the rules of SGLang's HiCacheController to pages, of which the worker holds the first have itself. It leaves out
+// what the engine has in flight for other requests, which nobody outside knows. s must have passed Check.
+func (s *SGLang) WouldLoad(pages []bool, have int) (l Load) {
+	if have < 0 || have >= len(pages) {
+		return Load{}
+	}
+	rest := pages[have:]
+	for l.There < len(rest) && rest[l.There] {
+		l.There++
+	}
+	l.Asked = min(len(rest), (l.There/StorageBatch+1)*StorageBatch)
+	l.Would = l.There
+	if s.PrefetchCapacity > 0 && l.Would > s.PrefetchCapacity/s.PageSize {
+		l.Would = s.PrefetchCapacity / s.PageSize
+		l.Reason = fmt.Sprintf("the engine has room for %d tokens", s.PrefetchCapacity)
+	}
+	threshold := s.PrefetchThreshold
+	if threshold == 0 {
+		threshold = defaultPrefetchThreshold
+	}
+	threshold = max(threshold, s.PageSize)
+	if n := l.Would * s.PageSize; n > 0 && n < threshold {
+		l.Would = 0
+		l.Reason = fmt.Sprintf("%d tokens are below the engine's threshold of %d", n, threshold)
+	}
+	return l
+}
