@@ -76,13 +76,18 @@ func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
 		e.revision, e.seen, e.next = revision, now, 0
 	}
 	e.record = r
-	m.measure()
+	if l := r.Lease(); m.shortest == 0 || l < m.shortest {
+		m.shortest = l
+	}
 }
 
 // Gone tells that a key has no record any more.
 func (m *Machine) Gone(key events.RankKey) {
+	e := m.entries[key]
 	delete(m.entries, key)
-	m.measure()
+	if e != nil && e.record.Lease() == m.shortest {
+		m.measure()
+	}
 }
 
 func (m *Machine) measure() {

@@ -1,0 +1,165 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// ErrTaken: another shim has taken the lease over. Returned by [Lease.Keep]; this one must stop.
+var ErrTaken = errors.New("another shim has taken over this worker's lease")
+
+// LeaseHooks tell what happens, from Keep's goroutine. Each may be nil.
+type LeaseHooks struct {
+	Taken  func()          // the lease is ours
+	Lost   func()          // it had expired; it is ours again
+	Failed func(err error) // it could not be written; it is tried again
+}
+
+// Lease is a shim's hold on the registration of its rank.
+type Lease struct {
+	bucket *jetstream.Bucket
+	name   string
+	record Record
+	data   []byte
+	hooks  LeaseHooks
+}
+
+// NewLease prepares a lease. What the record leaves open of version, holder, state and length is filled in. It writes nothing yet.
+func NewLease(ns *jetstream.Namespace, record Record, hooks LeaseHooks) (*Lease, error) {
+	record.Version, record.State = recordVersion, Held
+	if record.LeaseMS == 0 {
+		record.LeaseMS = DefaultLease.Milliseconds()
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	record.Holder = Holder{ID: rand.Text(), Host: host, PID: os.Getpid(), Since: time.Now().UTC().Truncate(time.Second)}
+	if err := record.Check(); err != nil {
+		return nil, err
+	}
+	p, err := ns.PartitionOf(record.Instance)
+	if err != nil {
+		return nil, err
+	}
+	name, err := jetstream.WorkerKey(p, record.Key())
+	if err != nil {
+		return nil, err
+	}
+	data, err := record.encode()
+	if err != nil {
+		return nil, err
+	}
+	if hooks.Taken == nil {
+		hooks.Taken = func() {}
+	}
+	if hooks.Lost == nil {
+		hooks.Lost = func() {}
+	}
+	if hooks.Failed == nil {
+		hooks.Failed = func(error) {}
+	}
+	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: hooks}, nil
+}
+
+// Keep takes the lease, from whoever has it, and renews it three times in its length until ctx ends; then it returns nil, and the lease stays until it
+// expires: a shim that is started again takes it over. When it finds that the lease had expired it takes it again and calls lost, twice:
+// at once, and when it renews for the next time, by when a clear that was under way has come into the log or never will.
+//
+// It returns [ErrTaken] if another holder has taken the lease, and an error that wraps [jetstream.ErrDenied] if the bucket may not be written.
+func (l *Lease) Keep(ctx context.Context, lost func()) error {
+	every := l.record.Lease() / 3
+	revision, look := uint64(0), 0
+	for {
+		begun := time.Now()
+		trying, cancel := context.WithTimeout(ctx, every)
+		next, expired, err := l.renew(trying, revision)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, ErrTaken), errors.Is(err, jetstream.ErrDenied):
+			return err
+		case err != nil:
+			l.hooks.Failed(err)
+		default:
+			if revision == 0 {
+				l.hooks.Taken()
+			}
+			if expired {
+				l.hooks.Lost()
+				look = 2
+			}
+			if look > 0 {
+				look--
+				lost()
+			}
+			revision = next
+		}
+		wait := every - time.Since(begun)
+		if err != nil {
+			wait = every / 10
+		}
+		if !pause(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// renew writes the record after the revision that it had, or finds out what became of it. revision is 0 for a lease that is not ours yet.
+func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expired bool, err error) {
+	if revision != 0 {
+		next, err = l.write(ctx, revision)
+		if !errors.Is(err, jetstream.ErrConflict) {
+			return next, false, err
+		}
+	}
+	entry, err := l.bucket.Latest(ctx, l.name)
+	switch {
+	case errors.Is(err, jetstream.ErrNotFound):
+		expired = revision != 0 // ended, and deleted
+	case err != nil:
+		return 0, false, err
+	default:
+		var there Record
+		if json.Unmarshal(entry.Value, &there) == nil { // what cannot be read is overwritten
+			expired = there.State == Expired
+			if revision != 0 && there.Holder.ID != l.record.Holder.ID {
+				return 0, false, fmt.Errorf("%w: process %d on %s, since %s", ErrTaken, there.Holder.PID, there.Holder.Host, there.Holder.Since.Format(time.RFC3339))
+			}
+		}
+		if bytes.Equal(entry.Value, l.data) {
+			return entry.Revision, false, nil // an earlier attempt was stored after all
+		}
+	}
+	next, err = l.write(ctx, entry.Revision)
+	return next, expired, err
+}
+
+func (l *Lease) write(ctx context.Context, expected uint64) (uint64, error) {
+	return l.bucket.Commit(ctx, nil, jetstream.Value{Key: l.name, Data: l.data}, expected)
+}
+
+// Release gives the lease up, in good order: the record goes, and nobody will clear what the rank holds.
+func (l *Lease) Release(ctx context.Context) error {
+	entry, err := l.bucket.Latest(ctx, l.name)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(entry.Value, l.data) {
+		return nil // it is no longer ours
+	}
+	_, err = l.bucket.Delete(ctx, l.name, entry.Revision)
+	return err
+}

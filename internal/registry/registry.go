@@ -1,0 +1,366 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// Config is a node's.
+type Config struct {
+	Namespace *jetstream.Namespace
+	Bucket    *jetstream.Bucket // Namespace.EnsureWorkers
+
+	// Clear writes into the log that a rank's incarnation is closed, if still says so after the rank's last message was read. It is
+	// done too if there is nothing to close.
+	Clear func(ctx context.Context, r Record, still func(context.Context) (bool, error)) error
+
+	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
+	Mine func(events.Partition) bool
+
+	Hooks Hooks
+}
+
+// Hooks tell what happens, from the registry's goroutines. Each may be nil. They must not block.
+type Hooks struct {
+	Expired func(r Record)                      // this node has marked it
+	Cleared func(r Record)                      // this node has seen to it that the log says so
+	Failed  func(key events.RankKey, err error) // ending a lease failed; it is tried again
+	Bad     func(key string, err error)         // a record that cannot be read; nobody is expired by it
+	Watch   func(err error)                     // the bucket cannot be watched (nil: again)
+}
+
+// Worker is what the registry knows of one rank.
+type Worker struct {
+	Record    Record
+	Partition events.Partition
+	Revision  uint64
+	Renewed   time.Time // by the servers' clock: to be shown, not to be reckoned with
+}
+
+// Registry is a node's view of the workers.
+type Registry struct {
+	cfg   Config
+	start time.Time
+
+	mu      sync.Mutex
+	machine *Machine
+	workers map[events.RankKey]Worker
+	marks   map[string]uint64 // keys with marks of deletion
+	changed chan struct{}
+	current bool
+	down    bool
+}
+
+// New returns a registry that knows nobody until Run.
+func New(cfg Config) *Registry {
+	if cfg.Mine == nil {
+		cfg.Mine = func(events.Partition) bool { return true }
+	}
+	h := &cfg.Hooks
+	if h.Expired == nil {
+		h.Expired = func(Record) {}
+	}
+	if h.Cleared == nil {
+		h.Cleared = func(Record) {}
+	}
+	if h.Failed == nil {
+		h.Failed = func(events.RankKey, error) {}
+	}
+	if h.Bad == nil {
+		h.Bad = func(string, error) {}
+	}
+	if h.Watch == nil {
+		h.Watch = func(error) {}
+	}
+	return &Registry{
+		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{}, marks: map[string]uint64{},
+		changed: make(chan struct{}),
+	}
+}
+
+// Workers lists the ranks that are registered, ordered by instance and rank.
+func (r *Registry) Workers() []Worker {
+	r.mu.Lock()
+	list := slices.Collect(maps.Values(r.workers))
+	r.mu.Unlock()
+	slices.SortFunc(list, func(a, b Worker) int { return a.Record.Key().Compare(b.Record.Key()) })
+	return list
+}
+
+// Worker is one rank's registration.
+func (r *Registry) Worker(key events.RankKey) (Worker, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w, ok := r.workers[key]
+	return w, ok
+}
+
+// Partitions lists the partitions that have workers of a model, ascending.
+func (r *Registry) Partitions(model string) (list []events.Partition) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range r.workers {
+		if w.Record.Model == model && !slices.Contains(list, w.Partition) {
+			list = append(list, w.Partition)
+		}
+	}
+	slices.SortFunc(list, cmp.Compare)
+	return list
+}
+
+// Current reports whether the registry has seen all that is registered.
+func (r *Registry) Current() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.current
+}
+
+// Changed returns a channel that is closed at the next change of who is registered, or with what.
+func (r *Registry) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// Run watches, probes and ends leases until ctx ends.
+func (r *Registry) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { r.cfg.Bucket.Watch(ctx, r.take) })
+	all.Go(func() { r.judge(ctx) })
+	all.Wait()
+}
+
+// now is on the process's monotonic clock.
+func (r *Registry) now() time.Duration { return time.Since(r.start) }
+
+// take is told by the watch.
+func (r *Registry) take(u jetstream.Watched) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u.Err != nil {
+		r.machine.Broken()
+		r.down = true
+		r.cfg.Hooks.Watch(u.Err)
+		return
+	}
+	if r.down {
+		r.down = false
+		r.cfg.Hooks.Watch(nil)
+	}
+	changed := false
+	if u.Anew {
+		r.machine.Anew()
+	}
+	for _, e := range u.Entries {
+		p, key, ok := jetstream.ParseWorkerKey(e.Key)
+		if !ok {
+			continue
+		}
+		if e.Deleted {
+			r.marks[e.Key] = e.Revision
+			r.machine.Gone(key)
+			_, there := r.workers[key]
+			changed = changed || there
+			delete(r.workers, key)
+			continue
+		}
+		delete(r.marks, e.Key)
+		record, err := decode(key, e.Value)
+		if err != nil {
+			r.cfg.Hooks.Bad(e.Key, err)
+			r.machine.Gone(key)
+			continue
+		}
+		before, there := r.workers[key]
+		same := there && sameRecord(&before.Record, &record)
+		changed = changed || !same
+		r.workers[key] = Worker{Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written}
+		r.machine.Seen(record, e.Revision, r.now())
+	}
+	if u.Current {
+		for _, key := range r.machine.Current() {
+			delete(r.workers, key)
+			changed = true
+		}
+		changed = changed || !r.current
+		r.current = true
+	}
+	if changed {
+		close(r.changed)
+		r.changed = make(chan struct{})
+	}
+}
+
+// sameRecord reports whether nothing has changed but the age.
+func sameRecord(a, b *Record) bool {
+	x, err1 := a.encode()
+	y, err2 := b.encode()
+	return err1 == nil && err2 == nil && string(x) == string(y)
+}
+
+// atOnce is how many leases are ended at the same time.
+const atOnce = 16
+
+// judge probes the bucket, and ends leases that have expired, until ctx ends.
+func (r *Registry) judge(ctx context.Context) {
+	const idle = time.Second
+	for {
+		r.mu.Lock()
+		every := r.machine.Every()
+		r.mu.Unlock()
+		wait := every
+		if every == 0 {
+			wait = idle
+		}
+		if !pause(ctx, wait) {
+			return
+		}
+		if every == 0 {
+			continue
+		}
+		sent := r.now()
+		probing, cancel := context.WithTimeout(ctx, 2*every)
+		_, err := r.cfg.Bucket.Put(probing, jetstream.ProbeKey, nil)
+		cancel()
+		if err != nil {
+			continue // the silence tells
+		}
+		r.mu.Lock()
+		r.machine.Probed(sent)
+		due := r.machine.Due(r.now(), func(key events.RankKey) bool { return r.cfg.Mine(r.workers[key].Partition) })
+		r.mu.Unlock()
+		var all sync.WaitGroup
+		slots := make(chan struct{}, atOnce)
+		for _, d := range due {
+			slots <- struct{}{}
+			all.Go(func() {
+				defer func() { <-slots }()
+				if err := r.end(ctx, d); err != nil && ctx.Err() == nil {
+					r.cfg.Hooks.Failed(d.Record.Key(), err)
+				}
+			})
+		}
+		if len(due) > 0 {
+			all.Wait()
+		}
+		r.sweep(ctx)
+	}
+}
+
+// endTime bounds one attempt to end a lease.
+const endTime = 10 * time.Second
+
+// end brings a lease that is due to its end, as far as nobody else does.
+func (r *Registry) end(ctx context.Context, d Due) error {
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	record, revision := d.Record, d.Revision
+	name, err := r.key(record.Key())
+	if err != nil {
+		return err
+	}
+	if record.State == Held {
+		record.State = Expired
+		data, err := record.encode()
+		if err != nil {
+			return err
+		}
+		revision, err = r.cfg.Bucket.Commit(ctx, nil, jetstream.Value{Key: name, Data: data}, revision)
+		if errors.Is(err, jetstream.ErrConflict) {
+			r.forget(ctx, name, d)
+			return nil // it was renewed, or another node is at it
+		}
+		if err != nil {
+			return err
+		}
+		r.cfg.Hooks.Expired(record)
+	}
+	stopped := false
+	still := func(ctx context.Context) (bool, error) {
+		entry, err := r.cfg.Bucket.Latest(ctx, name)
+		stopped = err == nil && entry.Revision != revision || errors.Is(err, jetstream.ErrNotFound)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			err = nil
+		}
+		return !stopped, err
+	}
+	if err := r.cfg.Clear(ctx, record, still); err != nil {
+		return err
+	}
+	if stopped {
+		r.forget(ctx, name, d)
+		return nil
+	}
+	_, err = r.cfg.Bucket.Delete(ctx, name, revision)
+	if errors.Is(err, jetstream.ErrConflict) {
+		return nil // the shim is back
+	}
+	if err == nil {
+		r.cfg.Hooks.Cleared(record)
+	}
+	return err
+}
+
+// forget drops a record that the watch has shown and that is no more in the bucket: the mark of its deletion was erased before the watch came to it.
+func (r *Registry) forget(ctx context.Context, name string, d Due) {
+	if entry, err := r.cfg.Bucket.Latest(ctx, name); !errors.Is(err, jetstream.ErrNotFound) || entry.Revision != 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := d.Record.Key()
+	if w, ok := r.workers[key]; ok && w.Revision == d.Revision {
+		delete(r.workers, key)
+		r.machine.Gone(key)
+		close(r.changed)
+		r.changed = make(chan struct{})
+	}
+}
+
+// sweep erases marks of deletion that it has seen.
+func (r *Registry) sweep(ctx context.Context) {
+	r.mu.Lock()
+	marks := maps.Clone(r.marks)
+	r.mu.Unlock()
+	for name, revision := range marks {
+		erasing, cancel := context.WithTimeout(ctx, endTime)
+		err := r.cfg.Bucket.Erase(erasing, name, revision)
+		cancel()
+		if err != nil {
+			return
+		}
+		r.mu.Lock()
+		if r.marks[name] == revision {
+			delete(r.marks, name)
+		}
+		r.mu.Unlock()
+	}
+}
+
+func (r *Registry) key(key events.RankKey) (string, error) {
+	p, err := r.cfg.Namespace.PartitionOf(key.Instance)
+	if err != nil {
+		return "", err
+	}
+	return jetstream.WorkerKey(p, key)
+}
+
+// pause waits; false says that the context ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
