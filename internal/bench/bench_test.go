@@ -10,12 +10,11 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/corpus"
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-var whole = flag.Bool("whole", false, "the named corpora in full, and not only their beginnings (about 3 GB of disk, minutes)")
+var whole = flag.Bool("whole", false, "holes64 in full, and not only its beginning")
 
 // makeCorpus makes a named corpus of the generator's first requests; 0: all that the name asks for.
 func makeCorpus(t *testing.T, n corpus.Named, requests, capacity int) string {
@@ -42,36 +41,6 @@ func report(t *testing.T, o Options) (r Report) {
 		t.Fatalf("%v: %s", err, out.Bytes())
 	}
 	return r
-}
-
-// TestDigests has the index answer what the twin answers on the beginnings of all named corpora.
-func TestDigests(t *testing.T) {
-	for _, n := range corpus.TheNamed() {
-		t.Run(n.Name, func(t *testing.T) {
-			path := makeCorpus(t, n, 60, 800)
-			want := twinDigest(t, path)
-			for writers := 1; writers <= 2; writers++ {
-				if got := report(t, Options{File: path, Mode: Mixed, Writers: writers}).Digest; got != want.String() {
-					t.Errorf("%d writers: digest %s, the twin's %s", writers, got, want)
-				}
-			}
-		})
-	}
-}
-
-// TestWholeDigests compares with the digests that are known for the named corpora.
-func TestWholeDigests(t *testing.T) {
-	if !*whole {
-		t.Log("only with -whole")
-		return
-	}
-	for _, n := range corpus.TheNamed() {
-		r := report(t, Options{File: makeCorpus(t, n, 0, 0), Mode: Mixed})
-		if r.Expected == "" || r.Digest != r.Expected {
-			t.Errorf("%s: digest %s, expected %q", n.Name, r.Digest, r.Expected)
-		}
-		t.Logf("%s: %s in %.3f s", n.Name, r.Digest, r.Seconds)
-	}
 }
 
 // TestHolesEightTimesOver plays holes64 eight times, each time with other contents, every rank cleared before its first event of a
@@ -128,33 +97,6 @@ func TestHolesEightTimesOver(t *testing.T) {
 			t.Errorf("round %d: %d bytes, %d after the second", round, st.Bytes.Total, settled)
 		}
 	}
-}
-
-func twinDigest(t *testing.T, path string) (d corpus.Digest) {
-	c, err := corpus.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	var ranks []*twin.Rank
-	for range c.Header().Workers {
-		ranks = append(ranks, twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor, MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}))
-	}
-	query := 0
-	for _, op := range c.Ops() {
-		switch op.Kind {
-		case corpus.Query:
-			for w, r := range ranks {
-				d.Add(query, uint32(w), int(r.Match(op.Locals)[0]))
-			}
-			query++
-		case corpus.Store:
-			ranks[op.Worker].Apply(0, []events.Event{{Kind: events.Stored, Tier: events.Device, HasParent: op.HasParent, Parent: op.Parent, Blocks: op.Blocks, Locals: op.Locals}})
-		case corpus.Remove:
-			ranks[op.Worker].Apply(0, []events.Event{{Kind: events.Removed, Tier: events.Device, Blocks: op.Blocks}})
-		}
-	}
-	return d
 }
 
 // TestModes runs every mode, and looks whether its report is all there.

@@ -106,6 +106,9 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 	case len(e.Blocks) == 0:
 		return
 	}
+	if t := x.table(r); len(e.Blocks) <= few && r.naming != ledgers { // while their place is looked for
+		t.ask(x.hashAll(t, e.Blocks))
+	}
 	if len(e.Locals) == 0 {
 		for i := range e.Blocks {
 			one := *e
@@ -543,11 +546,13 @@ func (x *Index) forgetQueued(r *rank, id uint32, q []leaving) {
 		var hashes [group]uint64
 		for i := range q {
 			if i%group == 0 && len(q) > 1 {
-				k := 0
-				for ; k < group && i+k < len(q); k++ {
-					hashes[k] = q[i+k].hash
+				for from := i + min(i, 1)*group; from < min(i+2*group, len(q)); from += group { // one group ahead
+					k := 0
+					for ; k < group && from+k < len(q); k++ {
+						hashes[k] = q[from+k].hash
+					}
+					x.shared.ask(hashes[:k])
 				}
-				x.shared.ask(hashes[:k])
 			}
 			if n.nparts == 0 || !x.sharedPart(id, q[i].block-n.start) {
 				x.dropName(r, q[i].hash, q[i].block)

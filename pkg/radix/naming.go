@@ -22,6 +22,7 @@ import (
 const (
 	ahead = 32 // names
 	group = 16 // names
+	few   = 4  // names of an event that are all asked for at once
 )
 
 func (g *granuleState) setNamed(i uint32, foreign bool) {
