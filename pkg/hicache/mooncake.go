@@ -1,0 +1,404 @@
+package hicache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// MooncakeConfig says where a Mooncake master's admin server is and how it is asked. The zero value of all but Address takes
+// the defaults.
+type MooncakeConfig struct {
+	// Address is HOST:PORT of the admin server, which mooncake_master calls its metrics port; 9003 unless configured.
+	Address string
+
+	// MaxKeys (default 1000) and MaxURL (default 64 KiB) bound one request. The master itself was seen to take 100,000 keys in
+	// 6.9 MB; what stands between may not. A proxy in between wants 8 KiB.
+	MaxKeys, MaxURL int
+
+	// Parallel is how many requests are under way at once, each on a connection of its own; default 4, as many as the master
+	// has threads for them.
+	Parallel int
+
+	// Check is how often Watch asks after the master's health; default 1 s.
+	Check time.Duration
+
+	// Changed, if not nil, is called, from any goroutine, when what the master answered before is worth nothing any more: its role
+	// or view has changed, or a connection to it broke, which is all that can be seen of a restart.
+	Changed func(why string)
+}
+
+// Mooncake asks a Mooncake master over HTTP. It implements [Store]. Any number of goroutines may use it.
+//
+// The protocol is that of mooncake-store/src/master_admin_service.cpp in kvcache-ai/Mooncake: GET /batch_query_keys?keys=a,b,c, where
+// commas stand as they are and everything else is percent-encoded, for the master decodes first and splits then. The
+// master's own answers grant no lease: an object may vanish right after, and those of a client that died stay for ten seconds more.
+type Mooncake struct {
+	cfg    MooncakeConfig
+	client *http.Client
+	base   string
+	down   atomic.Pointer[string] // why Watch finds that the master does not serve; nil: it does, or nobody watches
+	unseen atomic.Uint64          // keys in replies that nobody had asked for
+}
+
+// NewMooncake returns a store; it connects when it is first asked.
+func NewMooncake(cfg MooncakeConfig) (*Mooncake, error) {
+	if _, _, err := net.SplitHostPort(cfg.Address); err != nil {
+		return nil, fmt.Errorf("mooncake master: %q is not HOST:PORT", cfg.Address)
+	}
+	if cfg.MaxKeys <= 0 {
+		cfg.MaxKeys = 1000
+	}
+	if cfg.MaxURL <= 0 {
+		cfg.MaxURL = 64 << 10
+	}
+	if cfg.Parallel <= 0 {
+		cfg.Parallel = 4
+	}
+	if cfg.Check <= 0 {
+		cfg.Check = time.Second
+	}
+	m := &Mooncake{cfg: cfg, base: "http://" + cfg.Address}
+	dialer := &net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}
+	m.client = &http.Client{
+		Transport: &http.Transport{
+			MaxConnsPerHost: cfg.Parallel + 1, MaxIdleConnsPerHost: cfg.Parallel + 1, IdleConnTimeout: time.Minute,
+			DisableCompression: true,
+			DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+				c, err := dialer.DialContext(ctx, network, addr)
+				if err != nil {
+					return nil, err
+				}
+				return &watchedConn{Conn: c, lost: func() { m.changed("a connection to the master broke") }}, nil
+			},
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return m, nil
+}
+
+func (m *Mooncake) changed(why string) {
+	if m.cfg.Changed != nil {
+		m.cfg.Changed(why)
+	}
+}
+
+// Unseen is how many keys replies have named that nobody had asked for; they are ignored.
+func (m *Mooncake) Unseen() uint64 { return m.unseen.Load() }
+
+// watchedConn tells when the other side ends it.
+type watchedConn struct {
+	net.Conn
+	closed atomic.Bool // by us
+	lost   func()
+}
+
+func (c *watchedConn) Close() error {
+	c.closed.Store(true)
+	return c.Conn.Close()
+}
+
+func (c *watchedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	var late net.Error
+	if err != nil && !(errors.As(err, &late) && late.Timeout()) && c.closed.CompareAndSwap(false, true) {
+		c.lost()
+	}
+	return n, err
+}
+
+// CheckMooncakeKey refuses a key that the master cannot be asked for: it splits at commas, and one key that is not UTF-8 makes it
+// answer 503 for all.
+func CheckMooncakeKey(key string) error {
+	switch {
+	case key == "":
+		return fmt.Errorf("mooncake: %w: it is empty", ErrKey)
+	case strings.IndexByte(key, ',') >= 0:
+		return fmt.Errorf("mooncake: %w: %.80q has a comma", ErrKey, key)
+	case !utf8.ValidString(key):
+		return fmt.Errorf("mooncake: %w: %.80q is not UTF-8", ErrKey, key)
+	}
+	return nil
+}
+
+const batchPath = "/batch_query_keys?keys="
+
+// chunk is one request.
+type chunk struct {
+	query string
+	at    []int // positions of its keys in what was asked
+}
+
+// chunks cuts keys into requests. Keys that must not be sent are left out; bad is about the first of them.
+func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
+	var query strings.Builder
+	var at []int
+	end := func() {
+		if len(at) > 0 {
+			out = append(out, chunk{query.String(), at})
+			at = nil
+			query.Reset()
+		}
+	}
+	for i, key := range keys {
+		err := CheckMooncakeKey(key)
+		escaped := escapeKey(key)
+		if err == nil && len(batchPath)+len(escaped) > m.cfg.MaxURL {
+			err = fmt.Errorf("mooncake: %w: %.80q is longer than a request may be", ErrKey, key)
+		}
+		if err != nil {
+			if bad == nil {
+				bad = err
+			}
+			continue
+		}
+		if len(at) == m.cfg.MaxKeys || len(batchPath)+query.Len()+1+len(escaped) > m.cfg.MaxURL {
+			end()
+		}
+		if len(at) > 0 {
+			query.WriteByte(',')
+		}
+		query.WriteString(escaped)
+		at = append(at, i)
+	}
+	end()
+	return out, bad
+}
+
+// escapeKey percent-encodes all but letters, digits and "_.-".
+func escapeKey(key string) string {
+	plain := func(c byte) bool {
+		return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || c == '_' || c == '.' || c == '-'
+	}
+	i := 0
+	for i < len(key) && plain(key[i]) {
+		i++
+	}
+	if i == len(key) {
+		return key
+	}
+	const hex = "0123456789ABCDEF"
+	out := append(make([]byte, 0, len(key)+16), key[:i]...)
+	for ; i < len(key); i++ {
+		if c := key[i]; plain(c) {
+			out = append(out, c)
+		} else {
+			out = append(out, '%', hex[c>>4], hex[c&15])
+		}
+	}
+	return string(out)
+}
+
+// Exists implements [Store].
+func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
+	present, known = NewBitmap(len(keys)), NewBitmap(len(keys))
+	if why := m.down.Load(); why != nil {
+		return present, known, fmt.Errorf("mooncake: %w: %s", ErrStandby, *why)
+	}
+	list, bad := m.chunks(keys)
+	replies := make([]map[string]bool, len(list))
+	var group errgroup.Group // not of a context: what one request learns stays true when another fails
+	group.SetLimit(m.cfg.Parallel)
+	for i := range list {
+		group.Go(func() (err error) {
+			replies[i], err = m.batch(ctx, &list[i])
+			return err
+		})
+	}
+	err = group.Wait()
+	for i := range list {
+		asked := 0
+		for _, at := range list[i].at {
+			ok, said := replies[i][keys[at]]
+			if !said {
+				continue
+			}
+			asked++
+			known.Set(at)
+			if ok {
+				present.Set(at)
+			}
+		}
+		if err == nil && asked < len(list[i].at) {
+			err = fmt.Errorf("mooncake: %w: it lacks %d of %d keys", ErrReply, len(list[i].at)-asked, len(list[i].at))
+		}
+		for key := range replies[i] {
+			if asked == 0 || len(replies[i]) > asked && !wanted(keys, list[i].at, key) {
+				m.unseen.Add(1)
+			}
+		}
+	}
+	return present, known, errors.Join(err, bad)
+}
+
+func wanted(keys []string, at []int, key string) bool {
+	for _, i := range at {
+		if keys[i] == key {
+			return true
+		}
+	}
+	return false
+}
+
+// batch asks for one chunk.
+func (m *Mooncake) batch(ctx context.Context, c *chunk) (map[string]bool, error) {
+	const perKey = 8 << 10 // of a reply; some 300 bytes are usual
+	body, status, err := m.get(ctx, batchPath+c.query, int64(64<<10+perKey*len(c.at)))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("mooncake: ask for %d keys: %w", len(c.at), err)
+	case status != http.StatusOK:
+		return nil, fmt.Errorf("mooncake: ask for %d keys: %w", len(c.at), refusal(status, body))
+	}
+	out, err := decodeBatchReply(body, len(c.at))
+	if err != nil {
+		return nil, fmt.Errorf("mooncake: %w", err)
+	}
+	return out, nil
+}
+
+// get asks for a path and reads at most limit bytes.
+func (m *Mooncake) get(ctx context.Context, path string, limit int64) (body []byte, status int, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.base+path, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	res, err := m.client.Do(req)
+	if err != nil {
+		var wrapped *url.Error // its text repeats the whole query
+		if errors.As(err, &wrapped) {
+			err = wrapped.Err
+		}
+		return nil, 0, err
+	}
+	defer res.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(res.Body, limit+1))
+	if err == nil && int64(len(body)) > limit {
+		err = fmt.Errorf("%w: it has more than %d bytes", ErrReply, limit)
+	}
+	return body, res.StatusCode, err
+}
+
+// refusal makes an error of a reply that is not 200.
+func refusal(status int, body []byte) error {
+	var said struct {
+		Code    int    `json:"error_code"`
+		Message string `json:"error_message"`
+		Error   string `json:"error"`
+	}
+	if json.Unmarshal(body, &said) == nil && said.Code == -1011 { // UNAVAILABLE_IN_CURRENT_MODE
+		return fmt.Errorf("%w: %.200q", ErrStandby, said.Message)
+	}
+	return fmt.Errorf("%w: status %d, %.200q", ErrReply, status, body)
+}
+
+// decodeBatchReply reads what /batch_query_keys answers: which keys were answered for, and whether their objects exist. hint is how
+// many keys there should be.
+func decodeBatchReply(body []byte, hint int) (map[string]bool, error) {
+	type entry struct {
+		OK *bool `json:"ok"`
+	}
+	reply := struct {
+		Success *bool             `json:"success"`
+		Data    map[string]*entry `json:"data"`
+	}{Data: make(map[string]*entry, hint)}
+	if err := json.Unmarshal(body, &reply); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrReply, err)
+	}
+	if reply.Success == nil || !*reply.Success {
+		return nil, fmt.Errorf("%w: it does not say success: %.200q", ErrReply, body)
+	}
+	out := make(map[string]bool, len(reply.Data))
+	for key, e := range reply.Data {
+		if e != nil && e.OK != nil { // else nothing is said of the key
+			out[key] = *e.OK
+		}
+	}
+	return out, nil
+}
+
+// health is what /health says. The fields that a master without high availability does not have are null.
+type health struct {
+	Role    string  `json:"role"`
+	Ready   *bool   `json:"service_ready"`
+	Leader  *string `json:"leader_address"`
+	View    *int64  `json:"view_version"`
+	HAState string  `json:"ha_state"`
+}
+
+func (h *health) identity() string {
+	leader, view := "", int64(-1)
+	if h.Leader != nil {
+		leader = *h.Leader
+	}
+	if h.View != nil {
+		view = *h.View
+	}
+	return fmt.Sprintf("role %q, leader %q, view %d", h.Role, leader, view)
+}
+
+// Health asks the master whether it serves, and what it is.
+func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
+	body, status, err := m.get(ctx, "/health", 64<<10)
+	if err != nil {
+		return "", fmt.Errorf("mooncake: ask after its health: %w", err)
+	}
+	if status != http.StatusOK {
+		return "", fmt.Errorf("mooncake: ask after its health: %w", refusal(status, body))
+	}
+	var h health
+	if err := json.Unmarshal(body, &h); err != nil {
+		return "", fmt.Errorf("mooncake: ask after its health: %w: %w", ErrReply, err)
+	}
+	if h.Ready == nil || !*h.Ready {
+		return h.identity(), fmt.Errorf("mooncake: %w: %s, state %q, not ready", ErrStandby, h.identity(), h.HAState)
+	}
+	return h.identity(), nil
+}
+
+// Watch asks after the master's health again and again until ctx ends. While the master does not answer or does not serve,
+// Exists fails at once with the reason instead of waiting for it.
+func (m *Mooncake) Watch(ctx context.Context) {
+	defer m.client.CloseIdleConnections()
+	last := ""
+	for tick := time.NewTicker(m.cfg.Check); ; {
+		asking, cancel := context.WithTimeout(ctx, max(m.cfg.Check, time.Second))
+		identity, err := m.Health(asking)
+		cancel()
+		if ctx.Err() != nil {
+			tick.Stop()
+			return
+		}
+		if identity != "" && identity != last {
+			if last != "" {
+				m.changed("the master is another: " + identity)
+			}
+			last = identity
+		}
+		if err != nil {
+			why := err.Error()
+			if m.down.Swap(&why) == nil {
+				m.changed(why)
+			}
+		} else {
+			m.down.Store(nil)
+		}
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,485 @@
+package hicache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// fakeMaster speaks as a Mooncake master does: it decodes first and splits at commas then.
+type fakeMaster struct {
+	*httptest.Server
+	mu      sync.Mutex
+	objects map[string]bool
+	asked   []int // keys in each request
+	fault   func(w http.ResponseWriter, keys []string) bool
+	role    string
+}
+
+func newFakeMaster(t testing.TB) *fakeMaster {
+	f := &fakeMaster{objects: map[string]bool{}, role: "leader"}
+	f.Server = httptest.NewServer(http.HandlerFunc(f.serve))
+	t.Cleanup(f.Close)
+	return f
+}
+
+func (f *fakeMaster) serve(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.URL.Path == "/health" {
+		fmt.Fprintf(w, `{"status":"ok","role":%q,"ha_state":"serving","service_ready":%v,"leader_address":null,"view_version":null}`, f.role, f.role == "leader")
+		return
+	}
+	raw, err := url.QueryUnescape(strings.TrimPrefix(r.URL.RawQuery, "keys="))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	keys := strings.Split(raw, ",")
+	f.asked = append(f.asked, len(keys))
+	if f.fault != nil && f.fault(w, keys) {
+		return
+	}
+	data := map[string]any{}
+	for _, k := range keys {
+		if f.objects[k] {
+			data[k] = map[string]any{"ok": true, "error": nil, "values": []any{map[string]any{"size_": 1}}, "disk_values": nil}
+		} else {
+			data[k] = map[string]any{"ok": false, "error": "OBJECT_NOT_FOUND", "values": nil}
+		}
+	}
+	json.NewEncoder(w).Encode(map[string]any{"success": true, "data": data})
+}
+
+func (f *fakeMaster) set(fault func(w http.ResponseWriter, keys []string) bool) {
+	f.mu.Lock()
+	f.fault = fault
+	f.mu.Unlock()
+}
+
+func (f *fakeMaster) store(t testing.TB, cfg MooncakeConfig) *Mooncake {
+	cfg.Address = f.Listener.Addr().String()
+	m, err := NewMooncake(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestMooncakeAsksInChunks(t *testing.T) {
+	f := newFakeMaster(t)
+	m := f.store(t, MooncakeConfig{MaxKeys: 10, MaxURL: 400})
+	keys := []string{"with,comma", "not\xff8", "", "a b", "a+b", "a%2Cb", "pre@m@tp_rank:0/ü\n\"", strings.Repeat("x", 500)}
+	const odd = 8
+	for i := range 100 {
+		keys = append(keys, fmt.Sprintf("key-%d-%s", i, strings.Repeat("y", i%60)))
+	}
+	for i := 3; i < len(keys); i += 2 {
+		f.objects[keys[i]] = true
+	}
+	present, known, err := m.Exists(soon(t), keys)
+	if !errors.Is(err, ErrKey) {
+		t.Errorf("keys that cannot be asked for: %v", err)
+	}
+	for i, key := range keys {
+		asked := i >= 3 && i != 7
+		if known.Get(i) != asked || present.Get(i) != (asked && f.objects[key]) {
+			t.Errorf("%.20q: known %v, present %v", key, known.Get(i), present.Get(i))
+		}
+	}
+	for _, n := range f.asked {
+		if n > 10 {
+			t.Errorf("a request has %d keys", n)
+		}
+	}
+	if present.Count() != (len(keys)-odd)/2+2 {
+		t.Errorf("%d are there", present.Count())
+	}
+}
+
+// A master that is ill makes an error, never a wrong answer.
+func TestMooncakeFaults(t *testing.T) {
+	f := newFakeMaster(t)
+	f.objects["a"] = true
+	say := func(body string) func(http.ResponseWriter, []string) bool {
+		return func(w http.ResponseWriter, _ []string) bool { fmt.Fprint(w, body); return true }
+	}
+	for name, c := range map[string]struct {
+		fault func(http.ResponseWriter, []string) bool
+		want  error
+		known string
+	}{
+		"half an answer": {say(`{"success":true,"data":{"a":{"ok":true}}}`), ErrReply, "a"},
+		"cut off":        {say(`{"success":true,"data":{"a":{"ok":tr`), ErrReply, ""},
+		"another type":   {say(`{"success":true,"data":{"a":{"ok":"yes"}}}`), ErrReply, ""},
+		"a list":         {say(`[]`), ErrReply, ""},
+		"nulls":          {say(`{"success":true,"data":{"a":null,"b":{"ok":null}}}`), ErrReply, ""},
+		"no data":        {say(`{"success":true,"data":null}`), ErrReply, ""},
+		"no success":     {say(`{"data":{"a":{"ok":true},"b":{"ok":true}}}`), ErrReply, ""},
+		"failure":        {say(`{"success":false,"error":"no"}`), ErrReply, ""},
+		"nothing":        {say(``), ErrReply, ""},
+		"unasked":        {say(`{"success":true,"data":{"z":{"ok":true},"y":{"ok":true}}}`), ErrReply, ""},
+		"too much":       {say(`{"success":true,"data":{}}` + strings.Repeat(" ", 1<<20)), ErrReply, ""},
+		"500":            {func(w http.ResponseWriter, _ []string) bool { w.WriteHeader(500); return true }, ErrReply, ""},
+		"standby": {func(w http.ResponseWriter, _ []string) bool {
+			w.WriteHeader(503)
+			fmt.Fprint(w, `{"success":false,"error_code":-1011}`)
+			return true
+		}, ErrStandby, ""},
+		"connection reset": {func(http.ResponseWriter, []string) bool { panic(http.ErrAbortHandler) }, nil, ""},
+	} {
+		f.set(c.fault)
+		m := f.store(t, MooncakeConfig{})
+		present, known, err := m.Exists(soon(t), []string{"a", "b"})
+		if err == nil || c.want != nil && !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if known.Get(0) != (c.known == "a") || known.Get(1) || present.Get(1) {
+			t.Errorf("%s: present %b, known %b", name, present, known)
+		}
+		if name == "unasked" && m.Unseen() != 2 {
+			t.Errorf("%d keys that nobody asked for", m.Unseen())
+		}
+	}
+}
+
+// A deadline is kept, and a broken connection, another role and silence are told.
+func TestMooncakeIsWatched(t *testing.T) {
+	f := newFakeMaster(t)
+	told := make(chan string, 100)
+	m := f.store(t, MooncakeConfig{Check: 5 * time.Millisecond, Changed: func(why string) { told <- why }})
+	hear := func(want string) {
+		t.Helper()
+		for deadline := time.After(30 * time.Second); ; {
+			select {
+			case why := <-told:
+				if strings.Contains(why, want) {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("not told of %q", want)
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { m.Watch(ctx); close(ended) }()
+	if _, _, err := m.Exists(soon(t), []string{"a"}); err != nil {
+		t.Fatal(err)
+	}
+	f.CloseClientConnections()
+	hear("connection")
+	f.mu.Lock()
+	f.role = "standby"
+	f.mu.Unlock()
+	hear("standby")
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		_, _, err := m.Exists(soon(t), []string{"a"})
+		if errors.Is(err, ErrStandby) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a standby answers: %v", err)
+		}
+	}
+	cancel()
+	<-ended
+}
+
+func TestMooncakeKeepsTheDeadline(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m, err := NewMooncake(MooncakeConfig{Address: l.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if _, known, err := m.Exists(ctx, []string{"a"}); !errors.Is(err, context.DeadlineExceeded) || known.Count() > 0 {
+		t.Fatalf("%v, %d known", err, known.Count())
+	}
+	if _, err := NewMooncake(MooncakeConfig{Address: "nowhere"}); err == nil {
+		t.Error("an address without a port")
+	}
+}
+
+func FuzzDecodeBatchReply(f *testing.F) {
+	f.Add([]byte(`{"success":true,"data":{"a":{"ok":true,"error":null,"values":[{"size_":100}]},"b":{"ok":false,"error":"OBJECT_NOT_FOUND","values":null}}}`))
+	f.Add([]byte(`{"success":true,"data":{"a":null}}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got, err := decodeBatchReply(body, 1)
+		if err != nil {
+			return
+		}
+		var loose struct{ Data map[string]map[string]any }
+		if json.Unmarshal(body, &loose) != nil {
+			return
+		}
+		for key, ok := range got {
+			if said, is := loose.Data[key]["ok"].(bool); is && said != ok {
+				t.Fatalf("%q: %v, said %v", key, ok, said)
+			}
+		}
+	})
+}
+
+func TestFolder(t *testing.T) {
+	dir := t.TempDir()
+	s := &SGLang{Backend: "file", PageSize: 4, TPSize: 2, PPSize: 2, ModelName: "org/m", Directory: dir}
+	pages := s.PageHashes(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8}, Space{})
+	keys := s.FileKeys(pages)
+	if want := pages[0].String() + "_org-m_1_2_2_0"; keys.PerPage != 4 || keys.Keys[1] != want {
+		t.Fatalf("%q, want %q", keys.Keys[1], want)
+	}
+	for _, key := range keys.Keys[:5] {
+		if err := os.WriteFile(filepath.Join(dir, key+".bin"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	present, known, err := NewFolder(dir).Exists(soon(t), append(keys.Keys, "../x"))
+	if !errors.Is(err, ErrKey) || present.Count() != 5 || known.Count() != 8 {
+		t.Errorf("%d present, %d known, %v", present.Count(), known.Count(), err)
+	}
+	if _, known, err := NewFolder(filepath.Join(dir, "none")).Exists(soon(t), keys.Keys); err != nil || known.Count() != 8 {
+		t.Errorf("a folder that is not there: %d known, %v", known.Count(), err)
+	}
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, known, err := NewFolder(dir).Exists(over, keys.Keys); !errors.Is(err, context.Canceled) || known.Count() > 0 {
+		t.Errorf("too late: %d known, %v", known.Count(), err)
+	}
+}
+
+// memory is a store in memory.
+type memory struct {
+	mu      sync.Mutex
+	objects map[string]bool
+	keys    atomic.Int64
+	calls   atomic.Int64
+	gate    chan struct{} // if not nil, calls wait for it
+	err     error
+}
+
+func (m *memory) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
+	m.calls.Add(1)
+	m.keys.Add(int64(len(keys)))
+	if m.gate != nil {
+		<-m.gate
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	present, known = NewBitmap(len(keys)), NewBitmap(len(keys))
+	if m.err != nil {
+		return present, known, m.err
+	}
+	for i, k := range keys {
+		known.Set(i)
+		if m.objects[k] {
+			present.Set(i)
+		}
+	}
+	return present, known, nil
+}
+
+// clock is one that the test holds.
+type clock struct{ at atomic.Int64 }
+
+func (c *clock) now() time.Time          { return time.Unix(0, c.at.Load()) }
+func (c *clock) advance(d time.Duration) { c.at.Add(int64(d)) }
+
+func lane(n int) Lane {
+	s := &SGLang{Backend: "mooncake", PageSize: 1, TPSize: 1, PPSize: 1}
+	tokens := make([]uint32, n)
+	for i := range tokens {
+		tokens[i] = uint32(i)
+	}
+	return Lane{Names: s.PageHashes(nil, tokens, Space{}), Keys: s.Keys}
+}
+
+// Against the store itself: what the cache says was so within its lives, whatever comes and goes.
+func TestCacheAgainstStore(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		c := &clock{}
+		c.advance(time.Hour)
+		l := lane(70)
+		m := &memory{objects: map[string]bool{}}
+		cache := NewCache(m, CacheConfig{HitLife: 10 * time.Second, MissLife: 3 * time.Second, Now: c.now})
+		keys := l.Keys(l.Names)
+		type change struct {
+			at   time.Time
+			what bool
+		}
+		history := make([][]change, len(l.Names)) // of pages
+		page := func(i int) bool { return m.objects[keys.Keys[2*i]] && m.objects[keys.Keys[2*i+1]] }
+		for i := range history {
+			history[i] = []change{{time.Unix(0, 0), false}}
+		}
+		for range 300 {
+			c.advance(time.Duration(rng.IntN(2000)) * time.Millisecond)
+			k := rng.IntN(len(keys.Keys))
+			m.objects[keys.Keys[k]] = rng.IntN(3) > 0
+			history[k/2] = append(history[k/2], change{c.now(), page(k / 2)})
+			from, to := rng.IntN(70), 1+rng.IntN(70)
+			from = min(from, to)
+			found := cache.Begin(Lane{Names: l.Names[:to], Keys: l.Keys}, from).Wait(soon(t))
+			if found.Err != nil {
+				t.Fatal(found.Err)
+			}
+			for i := range to {
+				if found.Known.Get(i) != (i >= from) {
+					t.Fatalf("seed %d: page %d of %d to %d: known %v", seed, i, from, to, found.Known.Get(i))
+				}
+				if i < from {
+					continue
+				}
+				life := 3 * time.Second
+				if found.Present.Get(i) {
+					life = 10 * time.Second
+				}
+				ok := false // was it so at some moment within the life?
+				for h := len(history[i]) - 1; h >= 0 && !ok; h-- {
+					ok = history[i][h].what == found.Present.Get(i)
+					if c.now().Sub(history[i][h].at) > life {
+						break
+					}
+				}
+				if !ok {
+					t.Fatalf("seed %d: page %d is said to be %v and has not been for %v", seed, i, found.Present.Get(i), life)
+				}
+			}
+			if found.Age > 10*time.Second {
+				t.Fatalf("an answer is %v old", found.Age)
+			}
+		}
+	}
+}
+
+func TestCacheAsksOnce(t *testing.T) {
+	m := &memory{objects: map[string]bool{}, gate: make(chan struct{})}
+	c := NewCache(m, CacheConfig{Flights: 1, Patience: time.Minute, HitLife: time.Hour, MissLife: time.Hour})
+	l := lane(40)
+	for _, k := range l.Keys(l.Names).Keys {
+		m.objects[k] = true
+	}
+	late, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if f := c.Begin(l, 0).Wait(late); !errors.Is(f.Err, context.DeadlineExceeded) || f.Known.Count() > 0 {
+		t.Fatalf("a slow store: %v, %d known", f.Err, f.Known.Count())
+	}
+	if f := c.Begin(Lane{ID: 1, Names: l.Names, Keys: l.Keys}, 0).Wait(soon(t)); !errors.Is(f.Err, ErrBusy) {
+		t.Fatalf("one too many: %v", f.Err)
+	}
+	waiting := []*Question{c.Begin(l, 0), c.Begin(l, 0)}
+	close(m.gate)
+	for _, q := range waiting {
+		if f := q.Wait(soon(t)); f.Err != nil || f.Present.Count() != 40 {
+			t.Fatalf("%v, %d present", f.Err, f.Present.Count())
+		}
+	}
+	if f := c.Begin(l, 0).Wait(late); f.Err != nil || f.Present.Count() != 40 {
+		t.Fatalf("what is remembered takes no time: %v, %d present", f.Err, f.Present.Count())
+	}
+	if m.keys.Load() != 80 || m.calls.Load() != 2 {
+		t.Errorf("%d keys in %d calls", m.keys.Load(), m.calls.Load())
+	}
+	c.Forget()
+	m.mu.Lock()
+	m.objects = map[string]bool{}
+	m.mu.Unlock()
+	if f := c.Begin(l, 0).Wait(soon(t)); f.Present.Count() != 0 || m.keys.Load() != 120 {
+		t.Errorf("after Forget: %d present, %d keys: a miss costs one", f.Present.Count(), m.keys.Load())
+	}
+	c.Forget()
+	m.err = errors.New("broken")
+	if f := c.Begin(l, 0).Wait(soon(t)); f.Err == nil || c.Len() != 0 {
+		t.Errorf("a broken store: %v, %d remembered", f.Err, c.Len())
+	}
+}
+
+// Map and Rule say what WouldLoad does, block by block.
+func TestMapAgainstWouldLoad(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 3000 {
+		n := rng.IntN(200)
+		present, known, pages := NewBitmap(n), NewBitmap(n).fill(n), make([]bool, n)
+		density := rng.Float64()
+		for i := range n {
+			if rng.Float64() < density {
+				pages[i] = true
+				present.Set(i)
+			}
+		}
+		s := &SGLang{PageSize: 1 + rng.IntN(100), PrefetchThreshold: rng.IntN(2) * rng.IntN(1000), PrefetchCapacity: rng.IntN(2) * rng.IntN(5000)}
+		m := NewMap(n, present, known)
+		total := 0
+		var ranges []Range
+		for i := range pages {
+			if !pages[i] {
+				continue
+			}
+			total++
+			if i == 0 || !pages[i-1] {
+				ranges = append(ranges, Range{From: uint32(i)})
+			}
+			ranges[len(ranges)-1].To = uint32(i + 1)
+		}
+		if int(m.Total()) != total || !slices.Equal(m.Ranges(), ranges) {
+			t.Fatalf("%v: total %d, ranges %v", pages, m.Total(), m.Ranges())
+		}
+		for have := range n + 2 {
+			got, why := m.Load(uint32(have), s.Rule())
+			if want := s.WouldLoad(pages, have); int(got) != want.Would || want.Reason == "" && (why == BeyondThreshold || why == BeyondCapacity) {
+				t.Fatalf("%+v %v from %d: %d (%s), want %+v", s, pages, have, got, why, want)
+			}
+		}
+	}
+}
+
+// The merge for 256 workers.
+func BenchmarkMerge256(b *testing.B) {
+	const blocks = 767
+	present, known := NewBitmap(blocks).fill(blocks), NewBitmap(blocks).fill(blocks)
+	rule := (&SGLang{PageSize: 16}).Rule()
+	b.ReportAllocs()
+	for b.Loop() {
+		m := NewMap(blocks, present, known)
+		for w := range uint32(256) {
+			m.Load(w*3, rule)
+		}
+	}
+}
+
+func BenchmarkRemembered(b *testing.B) {
+	l := lane(767)
+	m := &memory{objects: map[string]bool{}}
+	c := NewCache(m, CacheConfig{HitLife: time.Hour, MissLife: time.Hour})
+	c.Begin(l, 0).Wait(context.Background())
+	b.ReportAllocs()
+	for b.Loop() {
+		c.Begin(l, 0).Wait(context.Background())
+	}
+}
