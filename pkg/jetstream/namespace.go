@@ -14,9 +14,11 @@ import (
 
 const (
 	namespaceVersion  = 1
-	defaultPartitions = 16
-	maxPartitions     = 256
+	defaultPartitions = 8
 )
+
+// MaxPartitions is how many partitions a namespace can have.
+const MaxPartitions = 1024
 
 // namespaceRecord is what the meta bucket keeps under "namespace": JSON, for people too.
 type namespaceRecord struct {
@@ -35,7 +37,7 @@ type Model struct {
 type NamespaceConfig struct {
 	Name string // see [CheckNamespace]
 
-	// Partitions is how many the log shall have, for ever. Zero takes what is there, or 16 in a new namespace.
+	// Partitions is how many the log shall have, for ever. Zero takes what is there, or 8 in a new namespace.
 	Partitions uint32
 
 	// Replicas of the namespace's record: 1, 3 or 5, and the default for streams and buckets. Zero leaves what is there,
@@ -63,8 +65,8 @@ func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if err := CheckNamespace(cfg.Name); err != nil {
 		return nil, fmt.Errorf("join: %w", err)
 	}
-	if cfg.Partitions > maxPartitions {
-		return nil, fmt.Errorf("%s: %d partitions: at most %d", action, cfg.Partitions, maxPartitions)
+	if cfg.Partitions > MaxPartitions {
+		return nil, fmt.Errorf("%s: %d partitions: at most %d", action, cfg.Partitions, MaxPartitions)
 	}
 	meta, err := ensureBucket(ctx, c, MetaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas}, 1)
 	if err != nil {
@@ -125,8 +127,8 @@ func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, 
 	if rec.Version != namespaceVersion {
 		return nil, fmt.Errorf("%w: the namespace's record has version %d, this program knows version %d", ErrMismatch, rec.Version, namespaceVersion)
 	}
-	if rec.Partitions == 0 || rec.Partitions > maxPartitions {
-		return nil, fmt.Errorf("%w: the namespace's record says %d partitions, there can be 1 to %d", ErrMismatch, rec.Partitions, maxPartitions)
+	if rec.Partitions == 0 || rec.Partitions > MaxPartitions {
+		return nil, fmt.Errorf("%w: the namespace's record says %d partitions, there can be 1 to %d", ErrMismatch, rec.Partitions, MaxPartitions)
 	}
 	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, created: rec.Created, replicas: 1, meta: meta}, nil
 }

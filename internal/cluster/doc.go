@@ -1,0 +1,41 @@
+// Package cluster decides which indexer node keeps which partitions, so that each has as many ready owners as were asked for and
+// changing hands never leaves one without.
+//
+// Each node keeps a [Record] in a bucket: who it is, which partitions it serves, which it is about to let go. [Machine] reads all
+// records and says what this node is to take and what it may let go. It is stepped and replayable; it reads no clock. Whoever
+// steps it announces, looks and acts, once a beat:
+//
+//	record := m.Announce(ready, leave)        // write it by compare-and-set on its revision
+//	look := all records of the bucket         // from the leader while m.Releasing(), and after the write was acknowledged
+//	actions := m.Step(now, acknowledged, look) // restore actions.Take; stop and forget actions.Release
+//
+// One goroutine owns a machine.
+//
+// # Who owns what
+//
+// Of the nodes that live and do not leave, the first R in the order of hash(node, partition) own a partition (rendezvous hashing: a
+// node that comes takes only what becomes its own, one that goes leaves only what was its own to others). R is the greatest that any of
+// them asks for; if none does, all of them while they are three or fewer, and then two.
+//
+// # Who lives
+//
+// A record's Beat grows with each write. A node is dead when its beat has stood still for DeadAfter of heard time, which passes only
+// between writes of one's own that were acknowledged, and at most two beats between two of them. So while NATS elects a leader nobody grows
+// old, a process that was held for a minute believes nobody dead for it, and clocks of hosts mean nothing.
+//
+// # Make before break
+//
+// Taking is always safe. Letting go is done in two steps:
+//
+//  1. When all owners of a partition are ready and this node is none of them, it announces the partition as releasing. From then on
+//     the others no longer count it among the ready.
+//  2. When that is acknowledged it reads all records from the leader. Only if all owners are still ready, and none of them is releasing,
+//     it lets go. Else it takes its word back.
+//
+// Of two nodes that let go at the same time with different views of who owns, the one whose word is later in the bucket reads that of the other,
+// and stays. That is why a partition that has a ready owner keeps one, whatever the views are, unless those that have it die.
+//
+// # What it leaves to others
+//
+// Reading and writing records, one id for one process (compare-and-set on the record, by Life), restoring, queries.
+package cluster

@@ -1,0 +1,307 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/zeebo/xxh3"
+)
+
+// RecordVersion is the version of records that this build writes and the only one that it understands. Nodes of another version are left out:
+// each side owns every partition among its own.
+const RecordVersion = 1
+
+// Record is what a node says of itself. It is kept as JSON.
+type Record struct {
+	Version     int    `json:"version"`
+	Node        string `json:"node"`
+	Life        string `json:"life"` // of this process; another under the same name has another
+	Beat        uint64 `json:"beat"` // grows with each writing
+	Partitions  uint32 `json:"partitions"`
+	Replication int    `json:"replication"` // asked for; 0: as many as usual
+	Leaving     bool   `json:"leaving,omitempty"`
+	Ready       Set    `json:"ready"`               // serves these
+	Releasing   Set    `json:"releasing,omitempty"` // serves them still, and is about to let them go
+}
+
+// counts reports whether a node has a partition and means to keep it.
+func (r *Record) counts(p events.Partition) bool { return r.Ready.Has(p) && !r.Releasing.Has(p) }
+
+// Seen is a record as it was found in the bucket.
+type Seen struct {
+	Record
+	Revision uint64
+}
+
+// Look is one look at all records.
+type Look struct {
+	Records []Seen
+
+	// After is the beat of the own record that had been acknowledged before the look began, if each record came from the bucket's
+	// leader; else 0.
+	After uint64
+}
+
+// Config is one machine's.
+type Config struct {
+	Node, Life  string
+	Partitions  uint32
+	Replication int           // 0: all nodes up to three, then two
+	Beat        time.Duration // between two steps, about
+	DeadAfter   time.Duration // of heard time without a beat
+}
+
+// Actions are what a step asks for.
+type Actions struct {
+	Take    []events.Partition // restore and serve
+	Release []events.Partition // stop serving and forget
+}
+
+// Machine decides for one node. Invariants:
+//  1. What is releasing is held.
+//  2. A partition is let go only after a look at the leader's records that began after its releasing was acknowledged.
+type Machine struct {
+	cfg       Config
+	beat      uint64
+	held      Set
+	releasing map[events.Partition]uint64 // the first beat that announces it; 0: none yet
+	peers     map[string]*peer
+	odd       map[string]string // nodes that are left out, and why
+	leaving   bool
+	ready     Set
+
+	clock   time.Duration // heard time
+	acked   uint64        // the greatest beat acknowledged
+	ackedAt time.Duration
+	looked  bool // others have been looked at after the first acknowledgement
+
+	nodes  []string   // of whom owners were reckoned
+	copies int        // how many owners each partition had then
+	owners [][]string // by partition
+}
+
+// peer is another node.
+type peer struct {
+	Seen
+	heard time.Duration // when its beat was last seen to change
+	beats bool          // it was seen to change
+}
+
+// New returns a machine that holds nothing.
+func New(cfg Config) *Machine {
+	return &Machine{cfg: cfg, releasing: map[events.Partition]uint64{}, peers: map[string]*peer{}, odd: map[string]string{}}
+}
+
+// Announce returns the record to be written now. ready is what the node serves; leave says that it wants to let go of all, and
+// is never taken back.
+func (m *Machine) Announce(ready Set, leave bool) Record {
+	m.beat++
+	m.leaving = m.leaving || leave
+	m.ready = slices.Clone(ready)
+	r := Record{
+		Version: RecordVersion, Node: m.cfg.Node, Life: m.cfg.Life, Beat: m.beat, Partitions: m.cfg.Partitions,
+		Replication: m.cfg.Replication, Leaving: m.leaving, Ready: slices.Clone(ready),
+	}
+	for p, beat := range m.releasing {
+		if beat == 0 {
+			m.releasing[p] = m.beat
+		}
+		r.Releasing.Add(p)
+	}
+	return r
+}
+
+// Releasing reports whether the next look must come from the leader.
+func (m *Machine) Releasing() bool { return len(m.releasing) > 0 }
+
+// Held is what the node has taken and not let go.
+func (m *Machine) Held() Set { return slices.Clone(m.held) }
+
+// Step goes on to now, which is monotonic. acked is the greatest beat whose writing was acknowledged; look is nil if none succeeded.
+func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) {
+	if acked > m.acked {
+		if m.acked > 0 {
+			m.clock += min(now-m.ackedAt, 2*m.cfg.Beat)
+		}
+		m.acked, m.ackedAt = acked, now
+	}
+	if look == nil || m.acked == 0 {
+		return a
+	}
+	m.absorb(look)
+	m.looked = true
+	m.assign()
+	for p := range events.Partition(m.cfg.Partitions) {
+		owners := m.owners[p]
+		mine := slices.Contains(owners, m.cfg.Node)
+		switch {
+		case mine && !m.held.Has(p):
+			m.held.Add(p)
+			a.Take = append(a.Take, p)
+		case mine || !m.held.Has(p) || !m.allReady(owners, p):
+			delete(m.releasing, p)
+		default:
+			beat, announced := m.releasing[p]
+			if !announced {
+				m.releasing[p] = 0
+			} else if beat != 0 && look.After >= beat {
+				delete(m.releasing, p)
+				m.held.Remove(p)
+				a.Release = append(a.Release, p)
+			}
+		}
+	}
+	return a
+}
+
+// absorb takes a look at the records.
+func (m *Machine) absorb(look *Look) {
+	there := map[string]bool{}
+	clear(m.odd)
+	for i := range look.Records {
+		s := &look.Records[i]
+		if s.Node == m.cfg.Node {
+			continue
+		}
+		if s.Version != RecordVersion || s.Partitions != m.cfg.Partitions {
+			m.odd[s.Node] = fmt.Sprintf("node %s writes records of version %d for %d partitions; this one of version %d for %d: they do not work together",
+				s.Node, s.Version, s.Partitions, RecordVersion, m.cfg.Partitions)
+			continue
+		}
+		there[s.Node] = true
+		p := m.peers[s.Node]
+		switch {
+		case p == nil:
+			m.peers[s.Node] = &peer{Seen: *s, heard: m.clock}
+		case s.Revision > p.Revision: // a replica may be behind what was seen before
+			if s.Beat != p.Beat || s.Life != p.Life {
+				p.heard, p.beats = m.clock, true
+			}
+			p.Seen = *s
+		}
+	}
+	for name, p := range m.peers {
+		if !there[name] && (p.Leaving || !m.alive(p)) {
+			delete(m.peers, name)
+		}
+	}
+}
+
+func (m *Machine) alive(p *peer) bool { return m.clock-p.heard <= m.cfg.DeadAfter }
+
+// assign reckons the owners of all partitions, if the nodes are others than last time.
+func (m *Machine) assign() {
+	var nodes []string
+	most := 0
+	if !m.leaving {
+		nodes, most = append(nodes, m.cfg.Node), m.cfg.Replication
+	}
+	for name, p := range m.peers {
+		if m.alive(p) && !p.Leaving {
+			nodes = append(nodes, name)
+			most = max(most, p.Replication)
+		}
+	}
+	slices.Sort(nodes)
+	copies := Replication(len(nodes), most)
+	if m.owners != nil && copies == m.copies && slices.Equal(nodes, m.nodes) {
+		return
+	}
+	m.nodes, m.copies, m.owners = nodes, copies, make([][]string, m.cfg.Partitions)
+	for p := range m.owners {
+		m.owners[p] = Order(nodes, events.Partition(p))[:copies]
+	}
+}
+
+// allReady reports whether a partition has owners and all of them have it, mean to keep it, and have been heard.
+func (m *Machine) allReady(owners []string, p events.Partition) bool {
+	for _, name := range owners {
+		if o := m.peers[name]; o == nil || !o.beats || !m.alive(o) || !o.counts(p) {
+			return false
+		}
+	}
+	return len(owners) > 0
+}
+
+// Alone reports whether no other node lives that could take what this one lets go.
+func (m *Machine) Alone() bool {
+	for _, p := range m.peers {
+		if m.alive(p) && !p.Leaving {
+			return false
+		}
+	}
+	return true
+}
+
+// Left reports whether a node that leaves has nothing left, or nobody to leave it to.
+func (m *Machine) Left() bool { return m.leaving && m.looked && (m.held.Len() == 0 || m.Alone()) }
+
+// Writer is who of those that serve a partition writes its snapshots: the first in its order; empty if nobody serves it. Two may
+// think that they are for a moment.
+func (m *Machine) Writer(p events.Partition) string {
+	var serve []string
+	if _, going := m.releasing[p]; !going && m.ready.Has(p) {
+		serve = append(serve, m.cfg.Node)
+	}
+	for name, o := range m.peers {
+		if m.alive(o) && o.counts(p) {
+			serve = append(serve, name)
+		}
+	}
+	if len(serve) == 0 {
+		return ""
+	}
+	return Order(serve, p)[0]
+}
+
+// Peers lists the other nodes that are believed to live, by name.
+func (m *Machine) Peers() (list []Record) {
+	for _, p := range m.peers {
+		if m.alive(p) {
+			list = append(list, p.Record)
+		}
+	}
+	slices.SortFunc(list, func(a, b Record) int { return cmp.Compare(a.Node, b.Node) })
+	return list
+}
+
+// Problems says which nodes are left out, and why.
+func (m *Machine) Problems() (list []string) {
+	for _, why := range m.odd {
+		list = append(list, why)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// Replication is how many owners a partition has among n nodes, if the most that any asks for is asked.
+func Replication(n, asked int) int {
+	switch {
+	case asked > 0:
+		return min(n, asked)
+	case n <= 3:
+		return n
+	}
+	return 2
+}
+
+// Order returns nodes in a partition's order of preference: by a hash of both.
+func Order(nodes []string, p events.Partition) []string {
+	type scored struct {
+		name  string
+		score uint64
+	}
+	list := make([]scored, len(nodes))
+	for i, name := range nodes {
+		list[i] = scored{name, xxh3.HashStringSeed(name, (uint64(p)+1)*0x9E3779B97F4A7C15)}
+	}
+	slices.SortFunc(list, func(a, b scored) int { return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.name, b.name)) })
+	out := make([]string, len(nodes))
+	for i := range list {
+		out[i] = list[i].name
+	}
+	return out
+}

@@ -1,0 +1,80 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// EnsureNodes opens the bucket in which indexer nodes announce themselves, and creates it if it is missing. A value that is not
+// written again goes after life, by the server's clock: that tidies up, and decides nothing.
+func (n *Namespace) EnsureNodes(ctx context.Context, life time.Duration) (*Bucket, error) {
+	return ensureBucket(ctx, n.c, NodesBucket(n.name), BucketConfig{TTL: life}, n.replicas)
+}
+
+// All reads every value of a small bucket with one request, from whichever replica answers, which may be a moment behind.
+// It tries once, for as long as one attempt takes.
+func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
+	action := "read bucket " + b.name
+	args, err := json.Marshal(map[string]any{"multi_last": []string{keySubject(b.name, ">")}, "batch": 1024})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", action, err)
+	}
+	inbox := b.c.nc.NewInbox()
+	answers := make(chan *nats.Msg, 1100)
+	sub, err := b.c.nc.ChanSubscribe(inbox, answers)
+	if err != nil {
+		return nil, failed(action, err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only without a connection, and then nothing comes
+	subject := b.c.api + "DIRECT.GET." + b.stream
+	err = b.c.try(ctx, subject, func(ctx context.Context) error {
+		if err := b.c.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: inbox, Data: args}); err != nil {
+			return err
+		}
+		for {
+			select {
+			case m := <-answers:
+				switch m.Header.Get("Status") {
+				case "":
+					entry, err := b.entry(m)
+					if err != nil {
+						return err
+					}
+					if m.Header.Get("KV-Operation") == "" {
+						entries = append(entries, entry)
+					}
+				case "204", "404": // the end; nothing there
+					return nil
+				case "503":
+					return nats.ErrNoResponders
+				default:
+					return fmt.Errorf("%s %s", m.Header.Get("Status"), m.Header.Get("Description"))
+				}
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	})
+	return entries, failed(action, err)
+}
+
+// entry reads an answer to a direct get.
+func (b *Bucket) entry(m *nats.Msg) (Entry, error) {
+	prefix := keySubject(b.name, "")
+	subject := m.Header.Get("Nats-Subject")
+	revision, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
+	if err != nil || len(subject) <= len(prefix) {
+		return Entry{}, errors.New("the answer lacks its headers")
+	}
+	written, err := time.Parse(time.RFC3339Nano, m.Header.Get("Nats-Time-Stamp"))
+	if err != nil {
+		return Entry{}, fmt.Errorf("the answer's time: %w", err)
+	}
+	return Entry{Key: subject[len(prefix):], Value: m.Data, Revision: revision, Written: written}, nil
+}
