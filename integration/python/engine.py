@@ -1,0 +1,240 @@
+"""Runs an engine's own event publisher, and vLLM's own cache manager before it, out of the engine's wheel.
+
+    engine.py '{"wheel": PATH, …}'
+
+It speaks as publisher.py does: JSON, a line for each command on stdin and for each answer on stdout, the first of which says
+where the sockets are. Options:
+    wheel        path of the wheel (required)
+    topic        default ""
+    buffer       batches kept for replay; default 10000
+    cache        makes a cache manager (vLLM alone): {"block_size": N, "blocks": N, "groups": ["full", "swa:64"]}
+
+Commands:
+    {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events, whose fields are the engine's; those that this version
+                            does not have are left out, those that it wants and are not given are null. Answers "seq"
+    {"op": "lose", "n": N}  the next N messages are lost on the way; the engine knows nothing of it
+    {"op": "admit", "id": ID, "tokens": […], "lora": NAME, "lora_id": N, "salt": S, "limit": N}
+                            a request comes, finds what is cached and computes the rest, N tokens at most. Answers "cached", and "fits":
+                            false if there was no room, which leaves no request
+    {"op": "append", "id": ID, "tokens": […]}    it goes on, by what was left of its prompt and these tokens; "fits" as before: if not, it is ended
+    {"op": "free", "id": ID}                     it ends
+    {"op": "evict", "ids": N}                    so many block ids, from the last one down, are thrown out of the prefix cache. Answers "can":
+                                                 versions without such a thing do nothing
+    {"op": "reset"}                              the prefix cache is emptied. Answers "done": false while requests run
+    {"op": "lookup", "prompts": [{"tokens", "lora", "salt"}]}
+                            the engine's own answers to how many tokens of each prompt are cached: "whole", what it would credit a request
+                            with, and "main", how far the group of full attention alone reaches
+    {"op": "stop"}
+After each command of the cache, what it announced is published as one message, as the scheduler does after a step; the answer's "seq" is
+that of the newest message so far, or -1.
+"""
+import inspect
+import json
+import os
+import sys
+import time
+import types
+
+from wheel import open_wheel
+
+REAL = {
+    "vllm": [
+        "vllm.envs", "vllm.distributed.kv_events", "vllm.utils", "vllm.utils.hashing", "vllm.utils.math_utils", "vllm.utils.network_utils",
+        "vllm.multimodal.utils", "vllm.v1.core.block_pool", "vllm.v1.core.kv_cache_coordinator", "vllm.v1.core.kv_cache_manager",
+        "vllm.v1.core.kv_cache_metrics", "vllm.v1.core.kv_cache_utils", "vllm.v1.core.single_type_kv_cache_manager",
+        "vllm.v1.hisparse.block_pool", "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_layout", "vllm.v1.kv_cache_spec_registry",
+        "vllm.v1.request", "vllm.v1.utils",
+    ],
+    "sglang": ["sglang.srt.disaggregation.kv_events", "sglang.srt.mem_cache.events", "sglang.srt.utils.network"],
+}
+
+
+class Lossy:
+    """A socket that loses what it is told to lose."""
+
+    def __init__(self, socket):
+        self.socket = socket
+        self.lose = 0
+
+    def send_multipart(self, frames):
+        if self.lose > 0:
+            self.lose -= 1
+        else:
+            self.socket.send_multipart(frames)
+
+    def __getattr__(self, name):
+        return getattr(self.socket, name)
+
+
+class Publisher:
+    def __init__(self, opt, package):
+        import importlib
+
+        self.events = importlib.import_module({"vllm": "vllm.distributed.kv_events", "sglang": "sglang.srt.disaggregation.kv_events"}[package])
+        # An endpoint with an asterisk is one to bind; libzmq takes it for the port too.
+        self.publisher = self.events.ZmqEventPublisher(
+            0, endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", buffer_steps=opt.get("buffer", 10000), topic=opt.get("topic", ""))
+        self.endpoint, self.replay = (s.last_endpoint.rstrip(b"\0").decode() for s in (self.publisher._pub, self.publisher._replay))
+        self.publisher._pub = self.wire = Lossy(self.publisher._pub)
+        self.seq = -1
+
+    def event(self, fields):
+        struct = getattr(self.events, fields["type"])
+        wanted = [n for n in struct.__struct_fields__ if n in fields or n not in self.defaults(struct)]
+        return struct(**{n: fields.get(n) for n in wanted})
+
+    @staticmethod
+    def defaults(struct):
+        names = struct.__struct_fields__
+        return names[len(names) - len(struct.__struct_defaults__):]
+
+    def publish(self, events):
+        self.publisher.publish(self.events.KVEventBatch(ts=time.time(), events=events))
+        self.seq += 1
+
+
+class Cache:
+    """vLLM's cache manager, driven as its scheduler drives it."""
+
+    def __init__(self, opt):
+        import vllm.utils.torch_utils
+
+        vllm.utils.torch_utils.get_dtype_size = lambda dtype: 2
+        from vllm.utils import hashing
+        from vllm.v1.core import kv_cache_manager, kv_cache_utils
+        from vllm.v1 import kv_cache_interface, request
+
+        self.size = opt["block_size"]
+        kv_cache_utils.init_none_hash(hashing.sha256)
+        self.hasher = kv_cache_utils.get_request_block_hasher(self.size, hashing.sha256)
+        self.Request = request.Request
+        groups = []
+        for i, text in enumerate(opt["groups"]):
+            kind, _, window = text.partition(":")
+            common = dict(block_size=self.size, num_kv_heads=1, head_size=8, dtype=None)
+            if kind == "full":
+                spec = self.construct(kv_cache_interface.FullAttentionSpec, common, use_mla=False)
+            else:
+                spec = self.construct(kv_cache_interface.SlidingWindowSpec, common, use_mla=False, sliding_window=int(window))
+            groups.append(kv_cache_interface.KVCacheGroupSpec([f"layer{i}"], spec))
+        config = self.construct(kv_cache_interface.KVCacheConfig, dict(num_blocks=opt["blocks"], kv_cache_tensors=[], kv_cache_groups=groups))
+        self.manager = self.construct(
+            kv_cache_manager.KVCacheManager, dict(kv_cache_config=config, max_model_len=1 << 16), scheduler_block_size=self.size,
+            hash_block_size=self.size, enable_caching=True, enable_kv_cache_events=True, log_stats=False)
+        self.pool = self.manager.block_pool
+        self.groups = config.kv_cache_groups
+        self.blocks = opt["blocks"]
+        self.requests = {}
+        self.count = 0
+
+    @staticmethod
+    def construct(what, required, **optional):
+        has = inspect.signature(what).parameters
+        return what(**required, **{k: v for k, v in optional.items() if k in has})
+
+    def request(self, name, tokens, lora, salt, number=1):
+        if lora:
+            lora = types.SimpleNamespace(name=lora, lora_name=lora, lora_int_id=number, adapter_id=number, path=f"/adapters/{lora}", lora_path=f"/adapters/{lora}")
+        params = types.SimpleNamespace(max_tokens=1 << 16, extra_args=None, skip_reading_prefix_cache=None, prompt_logprobs=None, structured_outputs=None)
+        return self.construct(self.Request, dict(
+            request_id=name, prompt_token_ids=tokens, sampling_params=params, pooling_params=None, lora_request=lora or None,
+            cache_salt=salt or None, block_hasher=self.hasher), eos_token_id=None)
+
+    def admit(self, cmd):
+        r = self.request(cmd["id"], cmd["tokens"], cmd.get("lora"), cmd.get("salt"), cmd.get("lora_id"))
+        blocks, cached = self.manager.get_computed_blocks(r)[:2]
+        n = min(r.num_tokens - cached, cmd.get("limit") or r.num_tokens)
+        if self.manager.allocate_slots(r, n, cached, blocks) is None:
+            self.manager.free(r)
+            return {"cached": cached, "fits": False}
+        r.num_computed_tokens = cached + n
+        self.requests[cmd["id"]] = r
+        return {"cached": cached, "fits": True}
+
+    def append(self, cmd):
+        r = self.requests[cmd["id"]]
+        r.append_output_token_ids(cmd["tokens"])
+        n = r.num_tokens - r.num_computed_tokens
+        if self.manager.allocate_slots(r, n) is None:
+            self.free(cmd)
+            return {"fits": False}
+        r.num_computed_tokens += n
+        return {"fits": True}
+
+    def free(self, cmd):
+        self.manager.free(self.requests.pop(cmd["id"]))
+        return {}
+
+    def evict(self, cmd):
+        if not hasattr(self.manager, "evict_blocks"):
+            return {"can": False}
+        self.manager.evict_blocks(set(range(max(1, self.blocks - cmd["ids"]), self.blocks)))
+        return {"can": True}
+
+    def reset(self, cmd):
+        return {"done": bool(self.manager.reset_prefix_cache())}
+
+    def lookup(self, cmd):
+        whole, main = [], []
+        for p in cmd["prompts"]:
+            # One token more than is asked for, since an engine always computes the last one itself.
+            r = self.request("lookup", p["tokens"] + [0], p.get("lora"), p.get("salt"))
+            whole.append(self.manager.get_computed_blocks(r)[1])
+            main.append(self.main(r))
+        return {"whole": whole, "main": main}
+
+    def main(self, r):
+        """What the manager of the first group finds for itself."""
+        manager = self.manager.coordinator.single_type_managers[0]
+        find = type(manager).find_longest_cache_hit
+        given = dict(
+            block_hashes=r.block_hashes, max_length=r.num_tokens - 1, kv_cache_group_ids=[0], block_pool=self.pool,
+            kv_cache_spec=self.groups[0].kv_cache_spec, use_eagle=False, drop_eagle_block=False, alignment_tokens=self.size,
+            block_size=self.size, hash_block_size=self.size)
+        has = inspect.signature(find).parameters
+        got = find(**{k: v for k, v in given.items() if k in has})
+        while not isinstance(got, list):  # a tuple of groups, in some versions beside other answers
+            got = got[0]
+        return len(got) * self.size
+
+
+def say(**what):
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def run(cmd, publisher, cache):
+    op = cmd["op"]
+    if op == "batch":
+        publisher.publish([publisher.event(e) for e in cmd["events"]])
+        return {"seq": publisher.seq}
+    if op == "lose":
+        publisher.wire.lose += cmd["n"]
+        return {}
+    if op == "stop":
+        raise SystemExit
+    if cache is None or op not in ("admit", "append", "free", "evict", "reset", "lookup"):
+        raise ValueError(f"no command {op!r}")
+    answer = getattr(cache, op)(cmd)
+    if events := cache.manager.take_events():
+        publisher.publish(events)
+    return {"seq": publisher.seq, **answer}
+
+
+def main():
+    opt = json.loads(sys.argv[1])
+    package = "sglang" if os.path.basename(opt["wheel"]).startswith("sglang") else "vllm"
+    open_wheel(opt["wheel"], REAL[package])
+    publisher = Publisher(opt, package)
+    cache = Cache(opt["cache"]) if opt.get("cache") else None
+    say(ok=True, endpoint=publisher.endpoint, replay=publisher.replay)
+    for line in sys.stdin:
+        try:
+            answer = run(json.loads(line), publisher, cache)
+        except Exception as err:  # whatever it is, the test should hear of it
+            say(ok=False, error=f"{type(err).__name__}: {err}")
+        else:
+            say(ok=True, **answer)
+
+
+main()

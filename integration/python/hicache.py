@@ -1,0 +1,151 @@
+"""What engines' own code says of a shared store: vLLM's MooncakeStoreCoordinator, SGLang's page hashes and object keys.
+
+    hicache.py '{"wheel": "/path/of/a/wheel"}'
+
+It answers each line of stdin, a JSON list of questions, with a line on stdout, a JSON list of as many answers. A question is
+
+    {"g": [[kind, block, window, eagle]..], "lcm": L, "hbs": H, "eagle": bool, "max": n, "present": ["0110"..]}
+        to vLLM: as in pkg/hicache/testdata/coordinator-cases.jsonl. Answer: {"hit": n, "masks": ["01"..], "load": [..], "store": [..]}, or
+        {"refused": "text"} where an assertion fails. "store" is for max rounded down to lcm; null is all
+    {"tokens": [..], "page": n, "eagle": bool, "prior": hex or null}
+        to SGLang before it hashed in C++: {"hashes": [hex..]}
+    {"extra_key": text or null, "salt": text or null}
+        to SGLang since it has namespaces: {"seed": hex or null}
+    {"hash": hex, "tp": n, "pp": n, "mla": bool, "lcm": n or null, "split": bool, "tag": text or null}
+        to SGLang: {"keys": [..]}: all that the ranks of one worker ask the store for, pipeline ranks outermost
+"""
+import ast
+import importlib
+import json
+import sys
+import types
+
+import wheel
+
+
+class Vllm:
+    store = "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store"
+
+    def __init__(self, path):
+        wheel.open_wheel(path, [
+            "vllm.envs", "vllm.utils.math_utils", "vllm.utils.hashing", "vllm.v1.core.block_pool", "vllm.v1.core.kv_cache_coordinator",
+            "vllm.v1.core.kv_cache_metrics", "vllm.v1.core.kv_cache_utils", "vllm.v1.core.single_type_kv_cache_manager",
+            "vllm.v1.hisparse.block_pool", "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_layout", "vllm.v1.kv_cache_spec_registry",
+            "vllm.v1.request", "vllm.v1.utils", "vllm.distributed.kv_events", self.store + ".coordinator", self.store + ".data"])
+        self.code = importlib.import_module(self.store + ".coordinator")
+        self.specs = importlib.import_module("vllm.v1.kv_cache_interface")
+        managers = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
+        registry = importlib.import_module("vllm.v1.kv_cache_spec_registry")
+        if not registry._REGISTRY_KVCACHESPEC_LIST:
+            managers.register_all_kvcache_specs(None)
+
+    def spec(self, kind, block, window):
+        s = self.specs
+        heads = dict(block_size=block, num_kv_heads=1, head_size=8, dtype=None)
+        if kind == "full":
+            return s.FullAttentionSpec(**heads)
+        if kind == "swa":
+            return s.SlidingWindowSpec(sliding_window=window, **heads)
+        if kind == "chunked":
+            return s.ChunkedLocalAttentionSpec(attention_chunk_size=window, **heads)
+        return s.MambaSpec(block_size=block, shapes=((1,),), dtypes=(None,))
+
+    def group(self, kind, block, window, eagle):
+        group = self.specs.KVCacheGroupSpec(layer_names=["l"], kv_cache_spec=self.spec(kind, block, window))
+        group.is_eagle_group = bool(eagle)
+        return group
+
+    def pool(self, q, exists):
+        pool = self.code.ExternalCachedBlockPool
+        wants_unit = "hash_block_size" in pool.__init__.__code__.co_varnames
+        return pool(q["hbs"], exists) if wants_unit else pool(exists)
+
+    def answer(self, q):
+        bits = lambda masks: [None if m is None else "".join("01"[bool(b)] for b in m) for m in masks]
+        try:
+            coordinator = self.code.MooncakeStoreCoordinator([self.group(*g) for g in q["g"]], q["lcm"], q["hbs"], use_eagle=q["eagle"])
+            hashes = [i.to_bytes(8, "big") for i in range(len(q["present"][0]))]
+            exists = {(g, h) for g, p in enumerate(q["present"]) for h, bit in zip(hashes, p) if bit == "1"}
+            masks, hit = coordinator.find_longest_cache_hit(hashes, q["max"], self.pool(q, exists))
+            return {"hit": hit, "masks": bits(masks), "load": bits(coordinator.load_mask(hashes, hit)),
+                    "store": bits(coordinator.store_mask(q["max"] // q["lcm"] * q["lcm"]))}
+        except AssertionError as e:
+            return {"refused": str(e) or "an assertion"}
+
+
+class Asked:
+    """A store that writes down what it is asked for, and has it all."""
+
+    def __init__(self):
+        self.keys = []
+
+    def batch_is_exist(self, keys):
+        self.keys += keys
+        return [1] * len(keys)
+
+
+class Sglang:
+    base = "sglang.srt.mem_cache."
+
+    def __init__(self, path):
+        wheel.STUBBED.update({"mooncake", "numpy", "yaml", "orjson", "dill", "IPython", "zmq"})
+        store = self.base + "storage.mooncake_store.mooncake_store"
+        wheel.open_wheel(path, [self.base + "utils", store])
+        self.utils = importlib.import_module(self.base + "utils")
+        self.store = importlib.import_module(store)
+        self.endings = self.endings_in_init()
+
+    def hashes(self, q):
+        page, tokens, prior = q["page"], q["tokens"], q["prior"]
+        units = [(a, b) for a, b in zip(tokens, tokens[1:])] if q["eagle"] else tokens
+        out = []
+        for first in range(0, len(units) - page + 1, page):
+            prior = self.utils.get_hash_str(units[first:first + page], prior)
+            out.append(prior)
+        return {"hashes": out}
+
+    def keys(self, q):
+        asked = Asked()
+        for pp in range(q["pp"]):
+            for tp in range(q["tp"]):
+                store = object.__new__(self.store.MooncakeStore)
+                store.store, store.is_mla_backend, store.local_rank, store.pp_rank, store.pp_size = asked, q["mla"], tp, pp, q["pp"]
+                store.extra_backend_tag = store.config_prefix = q["tag"]
+                store.dcp_size = 1
+                config = types.SimpleNamespace(should_split_heads=q["split"], tp_lcm_size=q["lcm"], tp_size=q["tp"], tp_rank=tp,
+                                               pp_rank=pp, pp_size=q["pp"], is_mla_model=q["mla"])
+                exec(self.endings, {"self": store, "storage_config": config})
+                store.batch_exists([q["hash"]])
+                if q["mla"]:  # every rank asks for the same
+                    break
+        return {"keys": asked.keys}
+
+    def endings_in_init(self):
+        """The lines of MooncakeStore.__init__ that make the ends of keys, as they stand in the wheel."""
+        source = wheel.finder.wheel.read(wheel.finder.file(self.store.__name__)).decode()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Try):
+                lines = [ast.unparse(n) for n in node.body]
+                first = [i for i, line in enumerate(lines) if line.startswith("self.enable_pp =")]
+                last = [i for i, line in enumerate(lines) if line.startswith("self.registered_pools")]
+                if first and last:
+                    return "\n".join(lines[first[0]:last[0]])
+        raise RuntimeError("MooncakeStore no longer makes the ends of keys where it did")
+
+    def answer(self, q):
+        if "hash" in q:
+            return self.keys(q)
+        if "tokens" in q:
+            return self.hashes(q)
+        return {"seed": self.utils.storage_namespace_seed(q["extra_key"], q["salt"])}
+
+
+def main():
+    path = json.loads(sys.argv[1])["wheel"]
+    engine = Sglang(path) if "sglang" in path.rsplit("/", 1)[-1] else Vllm(path)
+    for line in sys.stdin:
+        print(json.dumps([engine.answer(q) for q in json.loads(line)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

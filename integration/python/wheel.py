@@ -1,0 +1,98 @@
+"""Imports an engine's own modules out of its wheel, without the engine.
+
+open_wheel(path, real) makes `import` read the modules named in real from the wheel, as they are. Whatever else of the engine they
+import, and the large libraries in STUBBED, is answered with stubs: names that can be called, subclassed, used as a decorator or in
+an annotation, and do nothing. What a stub would be asked in earnest is not on the way of what our drivers call.
+"""
+import importlib.abc
+import importlib.util
+import sys
+import types
+import zipfile
+
+STUBBED = {"torch", "psutil", "urllib3", "PIL", "transformers", "requests", "cloudpickle", "fastapi", "aiohttp", "regex", "triton", "huggingface_hub", "uvloop", "uvicorn", "prometheus_client"}
+
+
+class StubType(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = StubType(name, (Stub,), {})
+        setattr(cls, name, value)
+        return value
+
+    def __call__(cls, *args, **kwargs):
+        if cls.__dict__.get("__module__") != __name__:  # a class of the engine's own that has a stub among its bases
+            return super().__call__(*args, **kwargs)
+        if len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType)):
+            return args[0]  # a decorator
+        return Stub
+
+    def __or__(cls, other):
+        return cls
+
+    __ror__ = __or__
+
+    def __getitem__(cls, key):
+        return cls
+
+    def __iter__(cls):
+        return iter(())
+
+    def __lt__(cls, other):
+        return False
+
+    __gt__ = __lt__
+
+
+class Stub(metaclass=StubType):
+    pass
+
+
+class StubModule(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if isinstance(finder, Finder) and f"{self.__name__}.{name}" in finder.real:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        value = StubType(name, (Stub,), {"__module__": __name__})
+        setattr(self, name, value)
+        return value
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, path, real):
+        self.wheel = zipfile.ZipFile(path)
+        self.path = path
+        self.files = set(self.wheel.namelist())
+        self.package = next(name.split("/")[0] for name in self.files if name.split("/")[0] in ("vllm", "sglang"))
+        self.real = {name for name in real if self.file(name)}
+
+    def file(self, name):
+        """The file of a module, if the wheel has it."""
+        base = name.replace(".", "/")
+        return next((f for f in (base + ".py", base + "/__init__.py") if f in self.files), None)
+
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        if top != self.package and top not in STUBBED:
+            return None
+        return importlib.util.spec_from_loader(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return None if spec.name in self.real else StubModule(spec.name)
+
+    def exec_module(self, module):
+        if module.__name__ in self.real:
+            file = self.file(module.__name__)
+            exec(compile(self.wheel.read(file), f"{self.path}/{file}", "exec"), module.__dict__)
+
+
+finder = None
+
+
+def open_wheel(path, real):
+    global finder
+    finder = Finder(path, real)
+    sys.meta_path.insert(0, finder)
+    return finder

@@ -1,0 +1,47 @@
+package pyenv
+
+import "testing"
+
+// EngineOptions are the options of integration/python/engine.py, where each is explained.
+type EngineOptions struct {
+	Wheel  string       `json:"wheel"` // from [Wheel]
+	Topic  string       `json:"topic,omitempty"`
+	Buffer int          `json:"buffer,omitempty"`
+	Cache  *EngineCache `json:"cache,omitempty"`
+}
+
+// EngineCache asks for vLLM's cache manager.
+type EngineCache struct {
+	BlockSize int      `json:"block_size"` // tokens
+	Blocks    int      `json:"blocks"`
+	Groups    []string `json:"groups"` // "full" or "swa:WINDOW"
+}
+
+// Engine is a running integration/python/engine.py: an engine's own publisher, out of its wheel. Its methods fail the test
+// if it does not do as told. They are for one goroutine.
+type Engine struct {
+	Endpoint string // where readers dial
+	Replay   string // where they ask for replay
+
+	driver
+}
+
+// StartEngine starts an engine's publisher that lives until the test ends.
+func StartEngine(t testing.TB, opt EngineOptions) *Engine {
+	t.Helper()
+	e := &Engine{driver: startDriver(t, PythonWith(t, "engines.txt"), "engine.py", opt)}
+	e.answer(e)
+	return e
+}
+
+// Publish announces events, each with its type and its fields as the engine names them, in one message.
+func (e *Engine) Publish(events ...map[string]any) {
+	e.t.Helper()
+	e.Do(command{"op": "batch", "events": events}, nil)
+}
+
+// Lose loses the next n messages on their way to those who listen; they can be replayed.
+func (e *Engine) Lose(n int) {
+	e.t.Helper()
+	e.Do(command{"op": "lose", "n": n}, nil)
+}
