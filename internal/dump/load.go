@@ -170,18 +170,5 @@ func (s *said) Decode([]byte) (events.Message, error) {
 	case e.Kind == events.Stored && len(e.Locals) != len(e.Blocks):
 		return events.Message{}, errors.New("stored without local hashes")
 	}
-	var m events.Message
-	for len(e.Blocks) > events.MaxBlocksPerEvent {
-		head := e
-		head.Blocks = e.Blocks[:events.MaxBlocksPerEvent]
-		if e.Kind == events.Stored {
-			head.Locals = e.Locals[:events.MaxBlocksPerEvent]
-			e.Locals = e.Locals[events.MaxBlocksPerEvent:]
-			e.HasParent, e.Parent = true, head.Blocks[events.MaxBlocksPerEvent-1]
-		}
-		e.Blocks = e.Blocks[events.MaxBlocksPerEvent:]
-		m.Events = append(m.Events, head)
-	}
-	m.Events = append(m.Events, e)
-	return m, nil
+	return events.Message{Events: e.Cut()}, nil
 }

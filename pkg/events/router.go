@@ -1,0 +1,444 @@
+package events
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+)
+
+// RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols): what an engine with any
+// event stream of its own can be told in, and what Dynamo's workers publish.
+type RouterEvent struct {
+	Key   RankKey
+	ID    uint64 // consecutive within a rank
+	Event Event  // of kind 0 if it is to be passed over; see Skipped
+
+	// Skipped says why nothing follows from the event, which is well-formed all the same: a residency domain, a tier or a kind of
+	// event that we do not know.
+	Skipped string
+}
+
+var routerTiers = map[string]Tier{"device": Device, "host_pinned": Host, "disk": Disk, "external": External}
+
+func routerTierName(t Tier) string {
+	for name, tier := range routerTiers {
+		if tier == t {
+			return name
+		}
+	}
+	return "device"
+}
+
+// AppendRouterEvent appends an event as one line of JSON, with its end.
+func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event) []byte {
+	dst = append(dst, `{"worker_id":`...)
+	if v, err := strconv.ParseUint(string(key.Instance), 10, 64); err == nil && strconv.FormatUint(v, 10) == string(key.Instance) {
+		dst = append(dst, key.Instance...)
+	} else {
+		name, _ := json.Marshal(string(key.Instance)) // a string has no error
+		dst = append(dst, name...)
+	}
+	if e.Kind != Cleared {
+		dst = append(append(append(dst, `,"storage_tier":"`...), routerTierName(e.Tier)...), '"')
+	}
+	dst = strconv.AppendUint(append(dst, `,"event":{"event_id":`...), uint64(id), 10)
+	dst = append(dst, `,"data":`...)
+	switch e.Kind {
+	case Stored:
+		dst = append(dst, `{"stored":{"parent_hash":`...)
+		if e.HasParent {
+			dst = strconv.AppendUint(dst, uint64(e.Parent), 10)
+		} else {
+			dst = append(dst, "null"...)
+		}
+		dst = append(dst, `,"start_position":null,"blocks":[`...)
+		for i, b := range e.Blocks {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = strconv.AppendUint(append(dst, `{"block_hash":`...), uint64(b), 10)
+			dst = strconv.AppendUint(append(dst, `,"tokens_hash":`...), uint64(e.Locals[i]), 10)
+			dst = append(dst, `,"mm_extra_info":null}`...)
+		}
+		dst = append(dst, "]}}"...)
+	case Removed:
+		dst = append(dst, `{"removed":{"block_hashes":[`...)
+		for i, b := range e.Blocks {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = strconv.AppendUint(dst, uint64(b), 10)
+		}
+		dst = append(dst, "]}}"...)
+	default:
+		dst = append(dst, `"cleared"`...)
+	}
+	dst = strconv.AppendUint(append(dst, `,"dp_rank":`...), uint64(key.Rank), 10)
+	return append(dst, "}}\n"...)
+}
+
+// routerHash is an unsigned number, or a signed one of the same bits.
+type routerHash uint64
+
+func (h *routerHash) UnmarshalJSON(text []byte) error {
+	if v, err := strconv.ParseUint(string(text), 10, 64); err == nil {
+		*h = routerHash(v)
+		return nil
+	}
+	v, err := strconv.ParseInt(string(text), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%.40s is no 64-bit number", text)
+	}
+	*h = routerHash(v)
+	return nil
+}
+
+// routerJSON is a router event's JSON. What we have no use for is not listed.
+type routerJSON struct {
+	Worker json.RawMessage `json:"worker_id"`
+	Tier   *string         `json:"storage_tier"`
+	Domain json.RawMessage `json:"residency_domain"`
+	Event  *struct {
+		ID   uint64          `json:"event_id"`
+		Data json.RawMessage `json:"data"`
+		Rank uint32          `json:"dp_rank"`
+	} `json:"event"`
+}
+
+type routerStored struct {
+	Parent *routerHash `json:"parent_hash"`
+	Blocks []struct {
+		Block  *routerHash `json:"block_hash"`
+		Tokens *routerHash `json:"tokens_hash"`
+	} `json:"blocks"`
+}
+
+type routerRemoved struct {
+	Blocks []routerHash `json:"block_hashes"`
+}
+
+// ReadRouterEvent reads one router event from JSON, as any release of Dynamo wrote it: fields that are missing have their
+// defaults, unknown ones are ignored.
+func ReadRouterEvent(line []byte) (RouterEvent, error) {
+	var e routerJSON
+	if err := json.Unmarshal(line, &e); err != nil {
+		return RouterEvent{}, err
+	}
+	if e.Event == nil || e.Worker == nil || e.Event.Data == nil {
+		return RouterEvent{}, errors.New("worker_id, event or its data is missing")
+	}
+	out := RouterEvent{ID: e.Event.ID, Key: RankKey{Rank: Rank(e.Event.Rank)}}
+	var err error
+	if out.Key.Instance, err = routerWorker(e.Worker); err != nil {
+		return out, err
+	}
+	switch string(e.Domain) {
+	case "", `"worker"`, `"cache_owner"`:
+	default:
+		out.Skipped = skippedDomain
+		return out, nil
+	}
+	tier := Device
+	if e.Tier != nil {
+		known := false
+		if tier, known = routerTiers[*e.Tier]; !known {
+			out.Skipped = skippedTier
+			return out, nil
+		}
+	}
+	if bytes.Equal(e.Event.Data, []byte(`"cleared"`)) {
+		out.Event = Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine}
+		return out, nil
+	}
+	var kinds map[string]json.RawMessage
+	if err := json.Unmarshal(e.Event.Data, &kinds); err != nil || len(kinds) != 1 {
+		return out, errors.New(`data is neither "cleared" nor an object of one kind of event`)
+	}
+	switch {
+	case kinds["stored"] != nil:
+		out.Event, err = routerStoredOf(kinds["stored"], tier)
+	case kinds["removed"] != nil:
+		var r routerRemoved
+		if err = json.Unmarshal(kinds["removed"], &r); err == nil && len(r.Blocks) == 0 {
+			err = errors.New("removed without block_hashes")
+		}
+		out.Event = Event{Kind: Removed, Tier: tier}
+		for _, b := range r.Blocks {
+			out.Event.Blocks = append(out.Event.Blocks, BlockHash(b))
+		}
+	default:
+		out.Skipped = skippedKind
+	}
+	return out, err
+}
+
+const (
+	skippedDomain = "residency domain"
+	skippedTier   = "storage tier"
+	skippedKind   = "kind of event"
+)
+
+// routerWorker is a number's digits, or a string.
+func routerWorker(text json.RawMessage) (WorkerID, error) {
+	var name string
+	if text[0] == '"' {
+		err := json.Unmarshal(text, &name)
+		return WorkerID(name), err
+	}
+	var id routerHash
+	if err := id.UnmarshalJSON(text); err != nil {
+		return "", fmt.Errorf("worker_id: %w", err)
+	}
+	return WorkerID(text), nil
+}
+
+func routerStoredOf(text json.RawMessage, tier Tier) (Event, error) {
+	var s routerStored
+	e := Event{Kind: Stored, Tier: tier}
+	if err := json.Unmarshal(text, &s); err != nil {
+		return e, err
+	}
+	if s.Parent != nil {
+		e.HasParent, e.Parent = true, BlockHash(*s.Parent)
+	}
+	for i, b := range s.Blocks {
+		if b.Block == nil || b.Tokens == nil {
+			return e, fmt.Errorf("block %d lacks block_hash or tokens_hash", i)
+		}
+		e.Blocks = append(e.Blocks, BlockHash(*b.Block))
+		e.Locals = append(e.Locals, LocalHash(*b.Tokens))
+	}
+	if len(e.Blocks) == 0 {
+		return e, errors.New("stored without blocks")
+	}
+	return e, nil
+}
+
+// Cut is the event as events of at most [MaxBlocksPerEvent] blocks each, as a batch needs them.
+func (e Event) Cut() (cut []Event) {
+	for len(e.Blocks) > MaxBlocksPerEvent {
+		head := e
+		head.Blocks = e.Blocks[:MaxBlocksPerEvent]
+		if len(e.Locals) > 0 {
+			head.Locals = e.Locals[:MaxBlocksPerEvent]
+			e.Locals = e.Locals[MaxBlocksPerEvent:]
+			e.HasParent, e.Parent = true, head.Blocks[MaxBlocksPerEvent-1]
+		}
+		e.Blocks = e.Blocks[MaxBlocksPerEvent:]
+		cut = append(cut, head)
+	}
+	return append(cut, e)
+}
+
+// ReadRouterEnvelope reads what a Dynamo worker publishes over NATS (ai-dynamo/dynamo › lib/runtime, event plane): a MessagePack map
+// EventEnvelope whose payload is one router event or an array of them, as maps with the names that JSON has; or, in
+// JetStream mode, one router event as JSON. yield is called with each event, in order. An error says that the message as a whole, or
+// what follows the events that were yielded, cannot be read.
+func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
+	if len(data) > MaxPayload {
+		return malformed(0, "a Dynamo message of %d bytes: at most %d", len(data), MaxPayload)
+	}
+	if trimmed := bytes.TrimLeft(data, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '{' {
+		e, err := ReadRouterEvent(data)
+		if err == nil {
+			yield(e)
+		}
+		return err
+	}
+	r := reader{data: data}
+	payload, found := data, false
+	if err := r.each(func(key string) bool {
+		if key != "payload" {
+			return r.skip()
+		}
+		at, ok := r.at, false
+		if payload, ok = r.bin(); !ok { // an array of bytes, as serde writes without its bytes type
+			r.at = at
+			payload, ok = r.byteArray()
+		}
+		found = ok
+		return ok
+	}); err != nil {
+		return err
+	}
+	if !found { // no envelope
+		payload = data
+	}
+	r = reader{data: payload}
+	n, ok := r.array()
+	if !ok {
+		n = 1
+	}
+	for i := range n {
+		e, err := r.routerEvent()
+		if err != nil {
+			return fmt.Errorf("router event %d of %d: %w", i, n, err)
+		}
+		yield(e)
+	}
+	return nil
+}
+
+// each calls do at each value of a map, which it must read.
+func (r *reader) each(do func(key string) bool) error {
+	n, ok := r.mapping()
+	if !ok {
+		return malformed(r.at, "no map")
+	}
+	for range n {
+		key, ok := r.str()
+		if !ok || !do(string(key)) || r.broken {
+			return malformed(r.at, "no value under %.40q", key)
+		}
+	}
+	return nil
+}
+
+func (r *reader) byteArray() ([]byte, bool) {
+	n, ok := r.array()
+	if !ok {
+		return nil, false
+	}
+	out := make([]byte, 0, n)
+	for range n {
+		v, ok := r.uint(math.MaxUint8)
+		if !ok {
+			return nil, false
+		}
+		out = append(out, byte(v))
+	}
+	return out, true
+}
+
+func (r *reader) routerEvent() (RouterEvent, error) {
+	var out RouterEvent
+	tier, worker, inner := Device, false, false
+	err := r.each(func(key string) bool {
+		switch key {
+		case "worker_id":
+			worker = true
+			if s, ok := r.str(); ok {
+				out.Key.Instance = WorkerID(s)
+				return true
+			}
+			bits, negative, ok := r.integer()
+			if out.Key.Instance = WorkerID(strconv.FormatUint(bits, 10)); negative {
+				out.Key.Instance = WorkerID(strconv.FormatInt(int64(bits), 10))
+			}
+			return ok
+		case "storage_tier":
+			name, ok := r.str()
+			known := false
+			if tier, known = routerTiers[string(name)]; !known && out.Skipped == "" {
+				out.Skipped = skippedTier
+			}
+			return ok || r.skip()
+		case "residency_domain":
+			name, ok := r.str()
+			if string(name) != "worker" && string(name) != "cache_owner" {
+				out.Skipped = skippedDomain
+			}
+			return ok || r.skip()
+		case "event":
+			inner = true
+			return r.routerKvEvent(&out) == nil
+		}
+		return r.skip()
+	})
+	switch {
+	case err != nil:
+		return out, err
+	case !worker || !inner || out.Event.Kind == 0 && out.Skipped == "":
+		return out, malformed(r.at, "worker_id, event or its data is missing")
+	case out.Skipped != "":
+		out.Event = Event{}
+	case out.Event.Kind != Cleared:
+		out.Event.Tier = tier
+	}
+	return out, nil
+}
+
+func (r *reader) routerKvEvent(out *RouterEvent) error {
+	return r.each(func(key string) (ok bool) {
+		switch key {
+		case "event_id":
+			out.ID, ok = r.uint(math.MaxUint64)
+			return ok
+		case "dp_rank":
+			v, ok := r.uint(math.MaxUint32)
+			out.Key.Rank = Rank(v)
+			return ok
+		case "data":
+			if name, ok := r.str(); ok {
+				if string(name) == "cleared" {
+					out.Event = Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine}
+				} else {
+					out.Skipped = skippedKind
+				}
+				return true
+			}
+			return r.each(func(kind string) bool {
+				switch kind {
+				case "stored":
+					return r.routerStored(&out.Event)
+				case "removed":
+					out.Event = Event{Kind: Removed}
+					return r.each(func(key string) bool {
+						if key != "block_hashes" {
+							return r.skip()
+						}
+						n, ok := r.array()
+						for ; ok && n > 0; n-- {
+							var v uint64
+							if v, _, ok = r.integer(); ok {
+								out.Event.Blocks = append(out.Event.Blocks, BlockHash(v))
+							}
+						}
+						return ok && len(out.Event.Blocks) > 0
+					}) == nil && len(out.Event.Blocks) > 0
+				}
+				out.Skipped = skippedKind
+				return r.skip()
+			}) == nil
+		}
+		return r.skip()
+	})
+}
+
+func (r *reader) routerStored(e *Event) bool {
+	*e = Event{Kind: Stored}
+	return r.each(func(key string) bool {
+		switch key {
+		case "parent_hash":
+			if r.null() {
+				return true
+			}
+			v, _, ok := r.integer()
+			e.HasParent, e.Parent = ok, BlockHash(v)
+			return ok
+		case "blocks":
+			n, ok := r.array()
+			for ; ok && n > 0; n-- {
+				named, hashed := false, false
+				ok = r.each(func(key string) bool {
+					switch key {
+					case "block_hash":
+						v, _, ok := r.integer()
+						e.Blocks, named = append(e.Blocks, BlockHash(v)), ok && !named
+						return named
+					case "tokens_hash":
+						v, _, ok := r.integer()
+						e.Locals, hashed = append(e.Locals, LocalHash(v)), ok && !hashed
+						return hashed
+					}
+					return r.skip()
+				}) == nil && named && hashed
+			}
+			return ok
+		}
+		return r.skip()
+	}) == nil && len(e.Blocks) > 0 && len(e.Blocks) == len(e.Locals)
+}

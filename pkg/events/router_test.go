@@ -1,0 +1,128 @@
+package events
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// generic is a router event as a value that both encoders take.
+func generic(rng *rand.Rand) map[string]any {
+	hash := func() uint64 { return rng.Uint64() >> rng.IntN(60) }
+	var data any = "cleared"
+	switch rng.IntN(3) {
+	case 0:
+		var blocks []any
+		for range 1 + rng.IntN(5) {
+			blocks = append(blocks, map[string]any{"block_hash": hash(), "tokens_hash": hash(), "mm_extra_info": nil})
+		}
+		s := map[string]any{"parent_hash": nil, "start_position": nil, "blocks": blocks}
+		if rng.IntN(2) == 0 {
+			s["parent_hash"] = hash()
+		}
+		data = map[string]any{"stored": s}
+	case 1:
+		data = map[string]any{"removed": map[string]any{"block_hashes": []uint64{hash(), hash()}}}
+	}
+	event := map[string]any{"event_id": hash(), "data": data}
+	if rng.IntN(2) == 0 {
+		event["dp_rank"] = rng.IntN(8)
+	}
+	e := map[string]any{"worker_id": hash(), "event": event, "session_id": "s", "state_source": []any{1, nil}}
+	if rng.IntN(2) == 0 {
+		e["storage_tier"] = []string{"device", "host_pinned", "disk", "external", "tape"}[rng.IntN(5)]
+	}
+	if rng.IntN(3) == 0 {
+		e["residency_domain"] = []any{"worker", "cache_owner", "moon", nil}[rng.IntN(4)]
+	}
+	return e
+}
+
+// TestRouterFormsAgree reads random router events as JSON and as MessagePack, in an envelope and without, alone and many: always the same.
+func TestRouterFormsAgree(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var values []any
+		var want []RouterEvent
+		for range 1 + rng.IntN(4) {
+			v := generic(rng)
+			text, _ := json.Marshal(v)
+			e, err := ReadRouterEvent(text)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			values, want = append(values, v), append(want, e)
+		}
+		var inner any = values
+		if len(values) == 1 && rng.IntN(2) == 0 {
+			inner = values[0]
+		}
+		data, err := msgpack.Marshal(inner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rng.IntN(4) > 0 || len(values) > 1 {
+			var payload any = data
+			if rng.IntN(3) == 0 { // serde without its bytes type
+				var list []any
+				for _, b := range data {
+					list = append(list, uint16(b))
+				}
+				payload = list
+			}
+			data, err = msgpack.Marshal(map[string]any{"topic": "kv-events", "publisher_id": 7, "sequence": 1, "published_at": 2, "payload": payload})
+			if err != nil {
+				t.Fatal(err)
+			}
+		} else if len(values) == 1 {
+			data, _ = msgpack.Marshal(values[0])
+		}
+		var got []RouterEvent
+		if err := ReadRouterEnvelope(data, func(e RouterEvent) { got = append(got, e) }); err != nil {
+			t.Fatalf("%x: %v", data, err)
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Fatalf("read\n%+v\nwant\n%+v", got, want)
+		}
+		for i := range data { // cut off anywhere it is an error or fewer events, never others
+			n := 0
+			_ = ReadRouterEnvelope(data[:i], func(e RouterEvent) {
+				if n >= len(want) || !reflect.DeepEqual(e, want[n]) {
+					t.Fatalf("cut off at %d it has event %d: %+v", i, n, e)
+				}
+				n++
+			})
+		}
+	}
+}
+
+func FuzzRouterEnvelope(f *testing.F) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 20 {
+		v := generic(rng)
+		text, _ := json.Marshal(v)
+		f.Add(text)
+		data, _ := msgpack.Marshal([]any{v})
+		f.Add(data)
+		data, _ = msgpack.Marshal(map[string]any{"payload": data})
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_ = ReadRouterEnvelope(data, func(e RouterEvent) {
+			if e.Event.Kind == 0 {
+				if e.Skipped == "" {
+					t.Fatalf("%+v says nothing", e)
+				}
+				return
+			}
+			for _, cut := range e.Event.Cut() {
+				if err := cut.Check(); err != nil {
+					t.Fatalf("%+v: %v", cut, err)
+				}
+			}
+		})
+	})
+}
