@@ -122,6 +122,59 @@ func TestSilenceOfNATSAgesNobody(t *testing.T) {
 	}
 }
 
+// TestTwoThatLetGoForEachOther has a node that leaves while the one that counts on it does not know: with looks from before their words were in
+// the bucket, each sees the other ready. Neither may let go on such a look, and with those of the leader one of them stays.
+func TestTwoThatLetGoForEachOther(t *testing.T) {
+	name := Order([]string{"x", "y"}, 0) // the first owns partition 0
+	all := SetOf(0)
+	var machines [2]*Machine
+	bucket, beats, revision := [2]Seen{}, [2]uint64{}, uint64(0)
+	now := time.Duration(0)
+	announce := func(i int, leave bool) {
+		revision++
+		bucket[i] = Seen{machines[i].Announce(all, leave), revision}
+		beats[i] = bucket[i].Beat
+	}
+	step := func(i int, records [2]Seen, after uint64) []events.Partition {
+		now += time.Second
+		return machines[i].Step(now, beats[i], &Look{Records: records[:], After: after}).Release
+	}
+	for i := range machines {
+		machines[i] = New(Config{Node: name[i], Life: "1", Partitions: 1, Replication: 1, Beat: time.Second, DeadAfter: 10 * time.Second})
+	}
+	announce(1, false)
+	step(1, [2]Seen{{Record: Record{Version: RecordVersion, Node: name[1], Partitions: 1}}, bucket[1]}, 0) // alone, it takes all
+	for range 2 {                                                                                          // each sees the other's beat change
+		announce(0, false)
+		step(0, bucket, 0)
+		announce(1, false)
+		if gone := step(1, bucket, 0); gone != nil {
+			t.Fatal("let go before it was said")
+		}
+	}
+	stale := bucket
+	announce(0, true) // it leaves
+	step(0, stale, 0)
+	announce(1, false)
+	announce(0, true)
+	if gone := append(step(0, stale, 0), step(1, stale, 0)...); gone != nil {
+		t.Fatalf("%v let go on looks that were not the leader's", gone)
+	}
+	first, second := step(0, bucket, beats[0]), step(1, bucket, beats[1])
+	if len(first)+len(second) > 1 {
+		t.Fatal("both have let go")
+	}
+	for range 4 {
+		announce(1, false)
+		step(1, bucket, beats[1])
+		announce(0, true)
+		first = append(first, step(0, bucket, beats[0])...)
+	}
+	if held := machines[1].Held(); len(first) != 1 || held.Len() != 1 {
+		t.Errorf("the one that leaves let %v go, the other holds %v", first, held.List())
+	}
+}
+
 // world is a cluster in virtual time: one bucket, any number of nodes with the real machine.
 type world struct {
 	testing.TB
@@ -169,16 +222,15 @@ const (
 
 // simNode is one life of a node.
 type simNode struct {
-	w        *world
-	name     string
-	machine  *Machine
-	serves   Set
-	acked    uint64
-	leave    bool
-	ended    bool
-	held     bool // by SIGSTOP
-	waiting  []func()
-	sequence int
+	w       *world
+	name    string
+	machine *Machine
+	serves  Set
+	acked   uint64
+	leave   bool
+	ended   bool
+	held    bool // by SIGSTOP
+	waiting []func()
 }
 
 func (w *world) after(d time.Duration, do func()) {
