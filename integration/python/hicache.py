@@ -11,7 +11,7 @@ It answers each line of stdin, a JSON list of questions, with a line on stdout, 
         to SGLang before it hashed in C++: {"hashes": [hex..]}
     {"extra_key": text or null, "salt": text or null}
         to SGLang since it has namespaces: {"seed": hex or null}
-    {"hash": hex, "tp": n, "pp": n, "mla": bool, "lcm": n or null, "split": bool, "tag": text or null}
+    {"hash": hex, "tp": n, "pp": n, "mla": bool, "lcm": n or null, "split": bool, "tag": text or null, "model": text}
         to SGLang: {"keys": [..]}: all that the ranks of one worker ask the store for, pipeline ranks outermost
 """
 import ast
@@ -110,26 +110,29 @@ class Sglang:
             for tp in range(q["tp"]):
                 store = object.__new__(self.store.MooncakeStore)
                 store.store, store.is_mla_backend, store.local_rank, store.pp_rank, store.pp_size = asked, q["mla"], tp, pp, q["pp"]
-                store.extra_backend_tag = store.config_prefix = q["tag"]
+                store.extra_backend_tag = q["tag"]
                 store.dcp_size = 1
-                config = types.SimpleNamespace(should_split_heads=q["split"], tp_lcm_size=q["lcm"], tp_size=q["tp"], tp_rank=tp,
+                config = types.SimpleNamespace(model_name=q["model"], should_split_heads=q["split"], tp_lcm_size=q["lcm"], tp_size=q["tp"], tp_rank=tp,
                                                pp_rank=pp, pp_size=q["pp"], is_mla_model=q["mla"])
-                exec(self.endings, {"self": store, "storage_config": config})
+                exec(self.endings, {"self": store, "storage_config": config, "extra_config": {"extra_backend_tag": q["tag"]},
+                                    "logger": wheel.Stub})
                 store.batch_exists([q["hash"]])
                 if q["mla"]:  # every rank asks for the same
                     break
         return {"keys": asked.keys}
 
     def endings_in_init(self):
-        """The lines of MooncakeStore.__init__ that make the ends of keys, as they stand in the wheel."""
+        """The lines of MooncakeStore.__init__ that make the begins and ends of keys, as they stand in the wheel."""
         source = wheel.finder.wheel.read(wheel.finder.file(self.store.__name__)).decode()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Try):
                 lines = [ast.unparse(n) for n in node.body]
                 first = [i for i, line in enumerate(lines) if line.startswith("self.enable_pp =")]
                 last = [i for i, line in enumerate(lines) if line.startswith("self.registered_pools")]
+                prefix = [i for i, line in enumerate(lines) if line.startswith("self.config_prefix =")]
+                check = [i for i, line in enumerate(lines) if line.startswith("if self.config.check_server")]
                 if first and last:
-                    return "\n".join(lines[first[0]:last[0]])
+                    return "\n".join((lines[prefix[0]:check[0]] if prefix else []) + lines[first[0]:last[0]])
         raise RuntimeError("MooncakeStore no longer makes the ends of keys where it did")
 
     def answer(self, q):

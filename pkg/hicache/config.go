@@ -84,8 +84,11 @@ type SGLang struct {
 	// pool); 0 is not known, and then no limit is applied.
 	PrefetchCapacity int `json:"prefetch_capacity_limit,omitempty"`
 
-	// ModelName, and with it TPSize, is part of the file backend's names. Mooncake's keys do not have it.
+	// ModelName is part of the file backend's names, and of Mooncake's keys if ModelInKeys is true.
 	ModelName string `json:"model_name,omitempty"`
+
+	// ModelInKeys is whether Mooncake's keys have the model's name, as in SGLang 0.5.23 and not in 0.5.12.
+	ModelInKeys bool `json:"model_in_keys,omitempty"`
 
 	// Directory is where the file backend keeps its pages.
 	Directory string `json:"directory,omitempty"`
@@ -181,6 +184,7 @@ func (s *SGLang) check() error {
 		"namespaces %q: want hashed or ignored", s.Namespaces)
 	complain(s.PrefetchThreshold < 0, "prefetch_threshold %d is negative", s.PrefetchThreshold)
 	complain(s.PrefetchCapacity < 0, "prefetch_capacity_limit %d is negative", s.PrefetchCapacity)
+	complain(s.ModelInKeys && s.ModelName == "", "model_in_keys without a model_name")
 	complain(s.Backend == "file" && s.Directory == "", "backend file without a directory")
 	complain(len(wrong) == 0 && s.keysPerPage() > maxRanks, "%d keys of one page: at most %d", s.keysPerPage(), maxRanks)
 	return errors.Join(append(wrong, s.Master.check())...)

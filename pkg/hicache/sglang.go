@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash"
 	"strconv"
+	"strings"
 )
 
 // PageHash is what SGLang calls a page: SHA-256 of the page before it and the page's tokens.
@@ -126,6 +127,9 @@ func (s *SGLang) Keys(pages []PageHash) PageKeys {
 	tag := ""
 	if s.ExtraBackendTag != "" {
 		tag = s.ExtraBackendTag + "_"
+	}
+	if s.ModelInKeys {
+		tag += strings.ReplaceAll(s.ModelName, "/", "-") + "_"
 	}
 	size := 0
 	for _, e := range ends {

@@ -1,0 +1,123 @@
+package hicache
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// published is what SGLang's workers under Dynamo publish, nulls and all.
+const published = `{"sglang_hicache_mooncake":{"backend":"mooncake","page_size":64,"tp_size":2,"pp_size":1,"is_mla_model":false,"is_eagle":false,
+"tp_lcm_size":null,"should_split_heads":false,"extra_backend_tag":null,"master_server_address":"10.0.0.1:50051","master_metrics_port":9003}}`
+
+func decode(t testing.TB, text string) (c Config) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestConfigAsPublished(t *testing.T) {
+	c := decode(t, published)
+	if err := c.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.SGLang.HTTP(); got != "10.0.0.1:9003" {
+		t.Error(got)
+	}
+	if why := c.Usable(64); why != "" {
+		t.Error(why)
+	}
+	if why := c.Usable(16); !strings.Contains(why, "64 tokens") || !strings.Contains(why, "16") {
+		t.Error(why)
+	}
+}
+
+func TestCheckNamesWhatIsWrong(t *testing.T) {
+	for field, text := range map[string]string{
+		"backend":             strings.Replace(published, `"mooncake",`, `"hf3fs",`, 1),
+		"page_size":           strings.Replace(published, "64", "0", 1),
+		"tp_size":             strings.Replace(published, `"tp_size":2`, `"tp_size":-1`, 1),
+		"master_metrics_port": strings.Replace(published, "9003", "90030", 1),
+		"tp_lcm_size":         strings.Replace(strings.Replace(published, `"tp_lcm_size":null`, `"tp_lcm_size":3`, 1), `heads":false`, `heads":true`, 1),
+		"model_name":          `{"vllm_mooncake_store":{"model_name":"///"}}`,
+		"groups":              `{"vllm_mooncake_store":{"model_name":"m","tp_size":1,"pp_size":1,"num_kv_heads":1}}`,
+	} {
+		c := decode(t, text)
+		if err := c.Check(); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestAgree(t *testing.T) {
+	a, b := decode(t, published), decode(t, published)
+	b.SGLang.PrefetchCapacity = 99
+	if merged, why := Agree([]Config{{}, a, b}); why != "" || merged.SGLang != a.SGLang {
+		t.Errorf("%v %q", merged, why)
+	}
+	b.SGLang.MetricsPort = 1
+	if merged, why := Agree([]Config{a, b}); !strings.Contains(why, "master_metrics_port is 9003 here and 1 there") || merged != (Config{}) {
+		t.Errorf("%v %q", merged, why)
+	}
+	if merged, why := Agree([]Config{{}}); merged != (Config{}) || why != "" {
+		t.Errorf("%v %q", merged, why)
+	}
+}
+
+func TestVLLMKeys(t *testing.T) {
+	v := VLLM{ModelName: "/models/Foo/", CachePrefix: "blue", TPSize: 4, PPSize: 1, NumKVHead: 2,
+		Groups: []Group{{Kind: Full, BlockSize: 16}, {Kind: Full, BlockSize: 16, MLA: true}, {Kind: Mamba, BlockSize: 16}}, HashBlockSize: 16, SchedulerBlockSize: 16}
+	if err := (&Config{VLLM: &v}).Check(); err != nil {
+		t.Fatal(err)
+	}
+	if got := v.KeyPrefixes(0); !slices.Equal(got, []string{"blue@Foo@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@", "blue@Foo@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@"}) {
+		t.Error(got)
+	}
+	if n, m := len(v.KeyPrefixes(1)), len(v.KeyPrefixes(2)); n != 1 || m != 4 {
+		t.Error(n, m)
+	}
+	v.DCPSize = 2
+	if got := v.KeyPrefixes(0)[3]; got != "blue@Foo@tp_rank:3@pcp0@dcp1@pp_rank:0@group:0@" {
+		t.Error(got)
+	}
+	if got := Key("p@", []byte{0x14, 0x5e}); got != "p@145e" {
+		t.Error(got)
+	}
+}
+
+// FuzzConfig: whatever a worker registers, Check decides, and what it lets through names keys without a panic.
+func FuzzConfig(f *testing.F) {
+	f.Add([]byte(published))
+	f.Add([]byte(`{"vllm_mooncake_store":{"model_name":"m","tp_size":2,"pp_size":1,"num_kv_heads":1,"hash_block_size":4,"scheduler_block_size":8,"groups":[{"kind":"swa","block_size":4,"window":9},{"kind":"full","block_size":8}]}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var c Config
+		if json.Unmarshal(text, &c) != nil || c.Check() != nil {
+			return
+		}
+		if s := c.SGLang; s != nil {
+			if got := s.Keys(s.PageHashes(nil, make([]uint32, 2*s.PageSize), Space{})); got.PerPage != s.keysPerPage() {
+				t.Errorf("%d keys of a page, not %d", got.PerPage, s.keysPerPage())
+			}
+		}
+		if v := c.VLLM; v != nil {
+			co, err := NewCoordinator(v.Layout())
+			if err != nil {
+				t.Fatal(err)
+			}
+			present := make([][]bool, len(v.Groups))
+			for g := range present {
+				v.KeyPrefixes(g)
+				present[g] = make([]bool, 64)
+			}
+			if _, err := co.FindLongestCacheHit(present, 64*min(v.HashBlockSize, 64)); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, why := Agree([]Config{c, c}); why != "" {
+			t.Errorf("one configuration does not agree with itself: %s", why)
+		}
+	})
+}

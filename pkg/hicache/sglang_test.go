@@ -1,0 +1,171 @@
+package hicache
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// golden is what SGLang's own code said; testdata/README.md tells how it was asked.
+type golden struct {
+	Pages []struct {
+		Tokens   []uint32 `json:"tokens"`
+		Page     int      `json:"page"`
+		Eagle    bool     `json:"eagle"`
+		ExtraKey *string  `json:"extra_key"`
+		Salt     *string  `json:"salt"`
+		Hashes   []string `json:"hashes"`
+	} `json:"pages"`
+	Keys []struct {
+		Config SGLang   `json:"config"`
+		Hash   string   `json:"hash"`
+		Keys   []string `json:"keys"`
+	} `json:"keys"`
+}
+
+func readGolden(t testing.TB) (g golden) {
+	b, err := os.ReadFile("testdata/sglang.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b, &g); err != nil {
+		t.Fatal(err)
+	}
+	if len(g.Pages) == 0 || len(g.Keys) == 0 {
+		t.Fatal("nothing in testdata/sglang.json")
+	}
+	return g
+}
+
+func TestGoldenPageHashes(t *testing.T) {
+	for i, q := range readGolden(t).Pages {
+		c := SGLang{PageSize: q.Page, IsEagle: q.Eagle}
+		var got []string
+		for _, h := range c.PageHashes(nil, q.Tokens, Space{ExtraKey: q.ExtraKey, CacheSalt: q.Salt}) {
+			got = append(got, h.String())
+		}
+		if !slices.Equal(got, q.Hashes) {
+			t.Errorf("%d: %v, want %v", i, got, q.Hashes)
+		}
+	}
+}
+
+func TestGoldenKeys(t *testing.T) {
+	for i, q := range readGolden(t).Keys {
+		var page PageHash
+		for j := range page {
+			page[j] = byte(j)
+		}
+		if page.String() != q.Hash {
+			t.Fatalf("the golden page is %s", q.Hash)
+		}
+		if err := (&Config{SGLang: &q.Config}).Check(); err != nil {
+			t.Fatal(err)
+		}
+		if got := q.Config.Keys([]PageHash{page}).Keys; !slices.Equal(got, q.Keys) {
+			t.Errorf("%d: %v, want %v", i, got, q.Keys)
+		}
+	}
+}
+
+func TestPlainMLAKeys(t *testing.T) {
+	c := SGLang{PPSize: 1, IsMLA: true, MLAKeyStyle: "plain"}
+	if got := c.Keys(make([]PageHash, 1)).Keys[0]; got != strings.Repeat("00", 32)+"_k" {
+		t.Error(got)
+	}
+}
+
+func TestPageNeedsAllItsKeys(t *testing.T) {
+	c := SGLang{TPSize: 2, PPSize: 1}
+	k := c.Keys(make([]PageHash, 3))
+	exists := slices.Repeat([]bool{true}, len(k.Keys))
+	exists[k.PerPage+3] = false
+	pages, err := k.Pages(exists)
+	if err != nil || !slices.Equal(pages, []bool{true, false, true}) {
+		t.Errorf("%v, %v", pages, err)
+	}
+	if _, err := k.Pages(exists[1:]); err == nil {
+		t.Error("one answer too few was taken")
+	}
+}
+
+// TestWouldLoad compares the rules with a controller that walks batch by batch.
+func TestWouldLoad(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		c := SGLang{PageSize: []int{1, 16, 64, 512}[rng.IntN(4)], PrefetchThreshold: []int{0, 100}[rng.IntN(2)], PrefetchCapacity: []int{0, 3000}[rng.IntN(2)]}
+		pages := make([]bool, rng.IntN(500))
+		for i := range pages {
+			pages[i] = rng.IntN(200) > 0
+		}
+		have := rng.IntN(len(pages) + 2)
+		there, asked := 0, 0
+		for at := have; at < len(pages); at += StorageBatch {
+			batch := pages[at:min(at+StorageBatch, len(pages))]
+			asked += len(batch)
+			n := slices.Index(batch, false)
+			if n >= 0 {
+				there += n
+				break
+			}
+			there += len(batch)
+		}
+		would := there
+		if c.PrefetchCapacity > 0 {
+			would = min(would, c.PrefetchCapacity/c.PageSize)
+		}
+		threshold := 256
+		if c.PrefetchThreshold > 0 {
+			threshold = c.PrefetchThreshold
+		}
+		if would*c.PageSize < max(threshold, c.PageSize) {
+			would = 0
+		}
+		got := c.WouldLoad(pages, have)
+		if got.There != there || got.Would != would || got.Asked != asked || (got.Would < got.There) != (got.Reason != "") {
+			t.Fatalf("%+v, want there %d, would %d, asked %d: %+v, %d pages, have %d", got, there, would, asked, c, len(pages), have)
+		}
+	}
+}
+
+func prompt(pages, size int) []uint32 {
+	rng := rand.New(rand.NewPCG(3, 4))
+	tokens := make([]uint32, pages*size)
+	for i := range tokens {
+		tokens[i] = rng.Uint32N(151936)
+	}
+	return tokens
+}
+
+func BenchmarkSGLang4096Pages(b *testing.B) {
+	c := SGLang{PageSize: 64, TPSize: 8, PPSize: 1}
+	tokens := prompt(4096, 64)
+	b.Run("hashes and keys", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			c.Keys(c.PageHashes(make([]PageHash, 0, 4096), tokens, Space{}))
+		}
+	})
+	b.Run("hashes", func(b *testing.B) {
+		dst := make([]PageHash, 0, 4096)
+		b.ReportAllocs()
+		for b.Loop() {
+			c.PageHashes(dst, tokens, Space{})
+		}
+	})
+	b.Run("SHA-256 alone", func(b *testing.B) {
+		page := make([]byte, 32+4*64)
+		b.ReportAllocs()
+		for b.Loop() {
+			for i := range 4096 {
+				binary.LittleEndian.PutUint32(page, uint32(i))
+				sha256.Sum256(page)
+			}
+		}
+	})
+}
