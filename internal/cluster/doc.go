@@ -9,7 +9,8 @@
 //	look := all records of the bucket         // from the leader while m.Releasing(), and after the write was acknowledged
 //	actions := m.Step(now, acknowledged, look) // restore actions.Take; stop and forget actions.Release
 //
-// One goroutine owns a machine.
+// One goroutine owns a machine. [Member] is that goroutine: it claims the node's name, writes and reads records, and has a [Keeper] take and
+// let go.
 //
 // # Who owns what
 //
@@ -37,5 +38,5 @@
 //
 // # What it leaves to others
 //
-// Reading and writing records, one id for one process (compare-and-set on the record, by Life), restoring, queries.
+// Restoring and serving partitions (a keeper's), queries.
 package cluster

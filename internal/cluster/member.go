@@ -1,0 +1,230 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// ErrTaken says that another process lives under this node's name.
+var ErrTaken = errors.New("another process has this node's name")
+
+// Keeper is what takes and lets go partitions. Its methods return at once and are called from the member's goroutine.
+type Keeper interface {
+	Take(p events.Partition)    // restore it and serve it
+	Release(p events.Partition) // stop serving it and forget it
+	Ready() Set                 // what is served now
+}
+
+// MemberConfig is one member's.
+type MemberConfig struct {
+	Config                   // Life must differ from that of any other process
+	Bucket *jetstream.Bucket // of nodes
+	Keeper Keeper
+
+	// Drain bounds how long a member that is told to end waits until others have taken what it has; default 20 s.
+	Drain time.Duration
+
+	// Trouble, if not nil, is told what keeps the member from being heard; nil when it is heard again.
+	Trouble func(error)
+}
+
+// Member keeps one node's record, looks at the others', and has the keeper do what the machine says.
+type Member struct {
+	cfg      MemberConfig
+	machine  *Machine
+	key      string
+	revision uint64
+	view     atomic.Pointer[View]
+}
+
+// View is what a member knew after its last step. It does not change.
+type View struct {
+	Peers    []Record // the others that live
+	Problems []string
+	Writer   []string // by partition: who writes its snapshots; empty: nobody that is known
+}
+
+// Join claims the node's name. If a record of another process is there and its beat goes on, the error wraps [ErrTaken]; one that
+// stands still for DeadAfter is taken over, by compare-and-set. What that process writes afterwards fails, and ends it.
+func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
+	if cfg.Drain <= 0 {
+		cfg.Drain = 20 * time.Second
+	}
+	key, err := jetstream.EscapeToken(cfg.Node)
+	if err != nil {
+		return nil, fmt.Errorf("node name: %w", err)
+	}
+	m := &Member{cfg: cfg, machine: New(cfg.Config), key: key}
+	m.view.Store(&View{Writer: make([]string, cfg.Partitions)})
+	tick := time.NewTicker(cfg.Beat)
+	defer tick.Stop()
+	var first *jetstream.Entry
+	for begun := time.Now(); ; {
+		entry, err := cfg.Bucket.Latest(ctx, key)
+		switch {
+		case errors.Is(err, jetstream.ErrNotFound):
+			return m, m.write(ctx, Set{}, false)
+		case err != nil:
+			return nil, fmt.Errorf("look for other processes named %s: %w", cfg.Node, err)
+		case first == nil:
+			first = &entry
+		case entry.Revision != first.Revision:
+			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrTaken)
+		case time.Since(begun) > cfg.DeadAfter:
+			m.revision = entry.Revision
+			return m, m.write(ctx, Set{}, false)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// View returns what is known now. Any goroutine may call it.
+func (m *Member) View() *View { return m.view.Load() }
+
+// write announces, once. An error that wraps ErrTaken is the end.
+func (m *Member) write(ctx context.Context, ready Set, leave bool) error {
+	text, err := json.Marshal(m.machine.Announce(ready, leave))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
+	defer cancel()
+	revision, err := m.cfg.Bucket.Commit(ctx, nil, jetstream.Value{Key: m.key, Data: text}, m.revision)
+	if err == nil {
+		m.revision = revision
+		return nil
+	}
+	if !errors.Is(err, jetstream.ErrConflict) {
+		return err
+	}
+	entry, lastErr := m.cfg.Bucket.Latest(ctx, m.key)
+	var there Record
+	switch {
+	case errors.Is(lastErr, jetstream.ErrNotFound): // it has gone by its age
+		m.revision = 0
+	case lastErr != nil:
+		return lastErr
+	case json.Unmarshal(entry.Value, &there) == nil && there.Life == m.cfg.Life: // an attempt of ours arrived late
+		m.revision = entry.Revision
+	default:
+		return fmt.Errorf("node %s: %w", m.cfg.Node, ErrTaken)
+	}
+	return err
+}
+
+// look reads all records.
+func (m *Member) look(ctx context.Context, acked uint64) (*Look, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
+	defer cancel()
+	entries, err := m.cfg.Bucket.All(ctx)
+	if err != nil {
+		return nil, err
+	}
+	look := &Look{}
+	if m.machine.Releasing() {
+		look.After = acked
+	}
+	for _, e := range entries {
+		if m.machine.Releasing() {
+			if e, err = m.cfg.Bucket.Latest(ctx, e.Key); errors.Is(err, jetstream.ErrNotFound) {
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+		}
+		s := Seen{Revision: e.Revision}
+		if json.Unmarshal(e.Value, &s.Record) == nil {
+			look.Records = append(look.Records, s)
+		}
+	}
+	return look, nil
+}
+
+// Run keeps the node a member until ctx ends, and then until others have taken what it has, or for Drain. The error wraps [ErrTaken] if
+// another process took its name.
+func (m *Member) Run(ctx context.Context) error {
+	working := context.WithoutCancel(ctx)
+	begun, acked := time.Now(), uint64(0)
+	tick := time.NewTicker(m.cfg.Beat)
+	defer tick.Stop()
+	var drained <-chan time.Time
+	troubled := false
+	for {
+		leave := ctx.Err() != nil
+		if leave && drained == nil {
+			drained = time.After(m.cfg.Drain)
+		}
+		err := m.write(working, m.cfg.Keeper.Ready(), leave)
+		if errors.Is(err, ErrTaken) {
+			return err
+		}
+		var look *Look
+		if err == nil {
+			acked = m.machine.beat
+			look, err = m.look(working, acked)
+		}
+		if m.cfg.Trouble != nil && (err != nil || troubled) {
+			m.cfg.Trouble(err)
+		}
+		troubled = err != nil
+		actions := m.machine.Step(time.Since(begun), acked, look)
+		for _, p := range actions.Take {
+			m.cfg.Keeper.Take(p)
+		}
+		for _, p := range actions.Release {
+			m.cfg.Keeper.Release(p)
+		}
+		m.publish()
+		if leave && m.machine.Left() {
+			return m.remove(working)
+		}
+		ended := ctx.Done()
+		if leave {
+			ended = nil
+		}
+		select {
+		case <-tick.C:
+		case <-ended:
+		case <-drained:
+			return m.remove(working)
+		}
+	}
+}
+
+func (m *Member) publish() {
+	v := &View{Peers: m.machine.Peers(), Problems: m.machine.Problems(), Writer: make([]string, m.cfg.Partitions)}
+	for p := range v.Writer {
+		v.Writer[p] = m.machine.Writer(events.Partition(p))
+	}
+	m.view.Store(v)
+}
+
+// remove takes the record out of the bucket, so that nobody waits for this node's death.
+func (m *Member) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
+	defer cancel()
+	_, err := m.cfg.Bucket.Sweep(ctx, "", func(key string) bool { return key != m.key }, m.revision+1)
+	return err
+}
+
+// Owners lists the nodes that serve a partition and mean to keep it, this one aside.
+func (v *View) Owners(p events.Partition) (names []string) {
+	for i := range v.Peers {
+		if v.Peers[i].counts(p) {
+			names = append(names, v.Peers[i].Node)
+		}
+	}
+	return slices.Clip(names)
+}

@@ -1,0 +1,120 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+const patience = 60 * time.Second
+
+// shelf is a keeper that is ready at once.
+type shelf struct {
+	mu  sync.Mutex
+	set Set
+}
+
+func (s *shelf) Take(p events.Partition) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set.Add(p)
+}
+
+func (s *shelf) Release(p events.Partition) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set.Remove(p)
+}
+
+func (s *shelf) Ready() Set {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return SetOf(s.set.List()...)
+}
+
+// TestMembers joins, drains and kills members on a real server, and starts a second one under a name that lives.
+func TestMembers(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	defer cancel()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	must(err)
+	defer server.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	must(err)
+	defer conn.Close()
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 8})
+	must(err)
+	bucket, err := ns.EnsureNodes(ctx, time.Hour)
+	must(err)
+	lives := 0
+	config := func(name string, s *shelf) MemberConfig {
+		lives++
+		return MemberConfig{Bucket: bucket, Keeper: s, Config: Config{
+			Node: name, Life: fmt.Sprint(lives), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond, DeadAfter: time.Second,
+		}}
+	}
+	type running struct {
+		*shelf
+		*Member
+		end  context.CancelFunc
+		done chan error
+	}
+	start := func(name string) running {
+		t.Helper()
+		s := &shelf{}
+		m, err := Join(ctx, config(name, s))
+		must(err)
+		live, end := context.WithCancel(ctx)
+		r := running{s, m, end, make(chan error, 1)}
+		go func() { r.done <- m.Run(live) }()
+		return r
+	}
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("it does not come about that %s", what)
+			}
+		}
+	}
+	a := start("a")
+	until("a has all", func() bool { return a.Ready().Len() == 8 })
+	b := start("b.with odd name")
+	until("they share", func() bool {
+		return a.Ready().Len()+b.Ready().Len() == 8 && b.Ready().Len() > 0 && len(b.View().Peers) == 1
+	})
+	if _, err := Join(ctx, config("a", &shelf{})); !errors.Is(err, ErrTaken) {
+		t.Fatalf("a second a: %v", err)
+	}
+	b.end()
+	must(<-b.done)
+	if a.Ready().Len() != 8 {
+		t.Errorf("b has gone before a had all: %d", a.Ready().Len())
+	}
+	if _, err := bucket.Latest(ctx, b.key); !errors.Is(err, jetstream.ErrNotFound) {
+		t.Errorf("the record of who left: %v", err)
+	}
+	// A process that is held, and whose name another takes meanwhile, ends when it goes on.
+	c, err := Join(ctx, config("c", &shelf{}))
+	must(err)
+	c2 := start("c")
+	if err := c.Run(ctx); !errors.Is(err, ErrTaken) {
+		t.Errorf("the first c: %v", err)
+	}
+	c2.end()
+	must(<-c2.done)
+	a.end()
+	must(<-a.done)
+}
