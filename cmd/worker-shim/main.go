@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 )
 
 func main() { os.Exit(cli.Main(rootCommand())) }
@@ -33,11 +35,14 @@ type running struct {
 	nats                                *cli.NATS
 	namespace                           string
 	engine, replay, source, topic       string
+	engineNATS                          string
 	listen                              bool
 	instance, model                     string
-	rank, blockSize                     uint32
+	rank, ranks, blockSize              uint32
 	queueBytes                          int
 	replayTimeout, idleCheck, logWindow time.Duration
+	lease                               time.Duration
+	claimWait, silence                  time.Duration
 }
 
 func runCommand() *cobra.Command {
@@ -49,7 +54,8 @@ func runCommand() *cobra.Command {
 it starts again it goes on where its own last message in the log says. With --replay, the engine's replay endpoint, nothing is lost
 while it is away, as long as the engine's replay buffer reaches back; without it a gap clears what the rank was known to hold.
 
-Run one for each data-parallel rank. vLLM publishes with
+One process shims as many data-parallel ranks as --ranks says: rank N has --engine's port + N and --replay's + N, which is how vLLM and
+SGLang number them. vLLM publishes with
   --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5567"}'`,
 		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567 --instance w1 --model llama --block-size 16`,
 		Args:    cobra.NoArgs,
@@ -57,18 +63,23 @@ Run one for each data-parallel rank. vLLM publishes with
 	f := cmd.Flags()
 	r.nats = cli.NATSFlags(f, false)
 	f.StringVar(&r.namespace, "namespace", "default", "namespace of the indexer")
-	f.StringVar(&r.engine, "engine", "", "the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required)")
+	f.StringVar(&r.engine, "engine", "", "the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or ipc://PATH to listen at; of dynamo-nats a subject")
+	f.StringVar(&r.engineNATS, "engine-nats", "", "of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
-	f.StringVar(&r.source, "source", "vllm", "how the engine speaks: vllm or sglang")
+	f.StringVar(&r.source, "source", "vllm", "how the engine speaks: vllm, sglang, or, for many ranks at once, ndjson or dynamo-nats")
 	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this")
 	f.StringVar(&r.instance, "instance", "", "instance id: what routers address (required)")
-	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank")
+	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank, the first one if there are several")
+	f.Uint32Var(&r.ranks, "ranks", 1, "how many data-parallel ranks to shim: each has the ports after those of the one before, as engines number them")
 	f.StringVar(&r.model, "model", "", "model that the engine serves (required)")
 	f.Uint32Var(&r.blockSize, "block-size", 0, "tokens in one of the engine's blocks (required)")
 	f.IntVar(&r.queueBytes, "queue-bytes", 64<<20, "bytes that may wait for NATS before the engine is no longer read")
-	f.DurationVar(&r.replayTimeout, "replay-timeout", 5*time.Second, "how long the replay endpoint may say nothing")
+	f.DurationVar(&r.replayTimeout, "replay-timeout", 2*time.Second, "how long the replay endpoint may say nothing")
 	f.DurationVar(&r.idleCheck, "idle-check", 30*time.Second, "after how long a silence the replay endpoint is asked whether anything was missed")
+	f.DurationVar(&r.claimWait, "claim-wait", 10*time.Second, "how long to wait for another shim of the same rank to end, before this one gives up")
+	f.DurationVar(&r.silence, "silence", 30*time.Second, "after how long a connection on which nothing came is remarked upon")
+	f.DurationVar(&r.lease, "lease", registry.DefaultLease, "after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -79,7 +90,7 @@ Run one for each data-parallel rank. vLLM publishes with
 		if err := r.check(); err != nil {
 			return err
 		}
-		return r.run(cmd.Context(), log.With("instance", r.instance, "rank", r.rank))
+		return r.run(cmd.Context(), log.With("instance", r.instance))
 	}
 	return cmd
 }
@@ -88,25 +99,35 @@ Run one for each data-parallel rank. vLLM publishes with
 func (r *running) check() error {
 	var errs []error
 	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--instance", r.instance}, {"--model", r.model}} {
-		if s.value == "" {
+		if s.value == "" && !(r.fleet() && s.name == "--instance") {
 			errs = append(errs, fmt.Errorf("%s is missing", s.name))
 		}
 	}
 	if r.blockSize == 0 || r.blockSize > events.MaxBlockSize {
 		errs = append(errs, fmt.Errorf("--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize))
 	}
-	if _, err := events.EngineOf(r.source); err != nil {
-		errs = append(errs, fmt.Errorf("--source %q is neither vllm nor sglang", r.source))
+	if r.fleet() {
+		errs = append(errs, r.checkFleet())
+	} else if _, err := events.EngineOf(r.source); err != nil {
+		errs = append(errs, fmt.Errorf("--source %q is none of vllm, sglang, ndjson, dynamo-nats", r.source))
 	}
 	if err := jetstream.CheckNamespace(r.namespace); err != nil {
 		errs = append(errs, fmt.Errorf("--namespace: %w", err))
 	}
 	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay}} {
-		if s.value != "" {
+		if s.value != "" && !r.fleet() {
 			if err := zmtp.CheckEndpoint(s.value); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
 			}
 		}
+	}
+	if r.ranks == 0 || r.ranks > maxRanks {
+		errs = append(errs, fmt.Errorf("--ranks %d is not from 1 to %d", r.ranks, maxRanks))
+	} else if errors.Join(errs...) == nil && !r.fleet() {
+		errs = append(errs, r.checkPorts())
+	}
+	if r.lease < registry.MinLease || r.lease > registry.MaxLease {
+		errs = append(errs, fmt.Errorf("--lease %v is not from %v to %v", r.lease, registry.MinLease, registry.MaxLease))
 	}
 	if r.queueBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--queue-bytes %d is less than 1 MiB", r.queueBytes))
@@ -141,6 +162,30 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return ignoreEnd(ctx, err)
 	}
+	if r.fleet() {
+		err := r.runFleet(ctx, ns, log)
+		if err == nil {
+			log.Info("stopped")
+		}
+		return err
+	}
+	all, ctx := errgroup.WithContext(ctx)
+	for i := range r.ranks {
+		one, err := r.ofRank(i)
+		if err != nil {
+			return err
+		}
+		all.Go(func() error { return one.serve(ctx, ns, log.With("rank", one.rank)) })
+	}
+	err = all.Wait()
+	if err == nil {
+		log.Info("stopped")
+	}
+	return err
+}
+
+// serve shims one rank.
+func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
 	source, err := events.EngineOf(r.source)
 	if err != nil {
 		return err
@@ -158,19 +203,20 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 	if desk != nil {
 		defer desk.Close()
 	}
-	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats", conn.Server().URL)
-	err = shim.Run(ctx, shim.Config{
+	keep, err := r.keeper(ns, key, log)
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats", ns.Conn().Server().URL)
+	return shim.Run(ctx, shim.Config{
 		Engine: r.engine, Listen: r.listen, Replay: r.replay, Topics: []string{r.topic},
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
 		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
 		Log:           shim.NewStreamLog(ns, key, watch.logFailed),
 		Desk:          desk,
-		ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(),
+		Keep:          keep,
+		ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
 	})
-	if err == nil {
-		log.Info("stopped")
-	}
-	return err
 }
 
 // join waits for the namespace and registers the model in it.
@@ -194,20 +240,26 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 	}
 }
 
-// claim makes sure that no other shim serves the rank. It returns nil where the NATS server does not let us ask and be asked: then the
+// claim makes sure that no other shim serves the rank, for which it waits a while: a predecessor may be draining. It returns nil where the NATS server does not let us ask and be asked: then the
 // log alone tells two shims apart, and nobody can have the engine's events said again.
 func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (*shim.Desk, error) {
 	waiting := limiter{every: r.logWindow}
+	giveUp := time.Now().Add(r.claimWait)
 	for {
 		desk, err := shim.Claim(ctx, ns, key, r.replay != "")
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
 			log.Warn("the NATS server does not permit control subjects", "error", err)
 			return nil, nil
+		case errors.Is(err, shim.ErrFenced) && time.Now().Before(giveUp):
+			waiting.do(func(n uint64) {
+				log.Warn("waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait, "times", n)
+			})
 		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):
 			return desk, err
+		default:
+			waiting.do(func(n uint64) { log.Warn("waiting for NATS", "error", err, "times", n) })
 		}
-		waiting.do(func(n uint64) { log.Warn("waiting for NATS", "error", err, "times", n) })
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):

@@ -1,9 +1,17 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -17,6 +25,9 @@ type watcher struct {
 	diagnosed bool
 	otherRank bool
 	counts    shim.Counts // already told
+
+	connectedOnce sync.Once
+	heard         atomic.Bool // the engine has said something
 
 	failed, stray, undecodable, skips, replayFailed, logTrouble limiter
 }
@@ -52,19 +63,22 @@ func (w *watcher) logFailed(err error) {
 	w.logTrouble.do(func(n uint64) { w.log.Warn("the log does not take events; they wait", "error", err, "times", n) })
 }
 
-func (w *watcher) hooks() shim.Hooks {
+func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.logTrouble} {
 		l.every = w.cfg.logWindow
 	}
 	log := w.log
 	return shim.Hooks{
-		Connected: func(endpoint string) { log.Info("connected to the engine", "endpoint", endpoint) },
+		Connected: func(endpoint string) {
+			log.Info("connected to the engine", "endpoint", endpoint)
+			w.connectedOnce.Do(func() { w.firstConnected(ctx) })
+		},
 		Disconnected: func(endpoint string, err error) {
 			log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err)
 		},
 		Failed: func(endpoint string, err error) {
 			w.failed.do(func(n uint64) {
-				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "times", n)
+				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do", advice(err), "times", n)
 			})
 		},
 		Stray: func(frames int) {
@@ -87,6 +101,9 @@ func (w *watcher) hooks() shim.Hooks {
 
 // stepped tells of losses and new lives when their counts grow.
 func (w *watcher) stepped(c shim.Counts, _ int) {
+	if c.Taken > 0 {
+		w.heard.Store(true)
+	}
 	if c.Gaps > w.counts.Gaps {
 		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times", c.Gaps)
 	}
@@ -100,4 +117,56 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 		w.log.Warn("the engine has spoken before and cannot say it again; what it holds from then is not known", "times", c.JoinedLate)
 	}
 	w.counts = c
+}
+
+// firstConnected looks at what is configured and, after a while, at whether anything came.
+func (w *watcher) firstConnected(ctx context.Context) {
+	if w.cfg.replay == "" {
+		w.log.Warn("no replay endpoint: what the engine has said before is not known, and each gap clears the rank",
+			"what_to_do", "set replay_endpoint in the engine's --kv-events-config and give it to --replay")
+	}
+	timer := time.AfterFunc(w.cfg.silence, func() {
+		if !w.heard.Load() {
+			w.log.Warn("connected, and the engine has said nothing", "for", w.cfg.silence, "what_to_do", w.silenceAdvice())
+		}
+	})
+	context.AfterFunc(ctx, func() { timer.Stop() })
+}
+
+// silenceAdvice is what may be wrong with an engine that is connected and mute.
+func (w *watcher) silenceAdvice() string {
+	var do []string
+	if w.cfg.topic != "" {
+		do = append(do, "no message's topic begins with --topic "+w.cfg.topic+"; leave it out to hear all")
+	}
+	if w.cfg.source == "sglang" {
+		do = append(do, `see that the engine was started with "publisher":"zmq" in --kv-events-config and without --disable-radix-cache`)
+	} else {
+		do = append(do, `see that the engine was started with "enable_kv_cache_events":true in --kv-events-config and with prefix caching`)
+	}
+	return strings.Join(append(do, "or send it a request: an engine without load says nothing"), "; ")
+}
+
+// advice is what to do about a connection that does not come about.
+func advice(err error) string {
+	var refused *zmtp.RefusedError
+	switch {
+	case errors.As(err, &refused) && refused.Mechanism != "":
+		return "start the engine's event sockets without CURVE or PLAIN; keep them on a network of their own"
+	case errors.As(err, &refused):
+		for _, p := range []struct{ sign, is string }{
+			{"HTTP/", "an HTTP server, perhaps the engine's API"}, {"INFO ", "a NATS server"}, {`\x15\x03`, "a TLS server"},
+			{"ROUTER", "the engine's replay endpoint, perhaps: --engine and --replay exchanged"},
+		} {
+			if strings.Contains(refused.Reason, p.sign) {
+				return "this port belongs to " + p.is + "; --engine is the endpoint in the engine's --kv-events-config"
+			}
+		}
+		return "this port is not an engine's event publisher; --engine is the endpoint in its --kv-events-config"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "nothing listens there: see that the engine runs, publishes events, and binds this port; an engine whose endpoint names a host dials out, which needs --listen"
+	case errors.Is(err, zmtp.ErrSilent):
+		return "something listens there and says nothing, as HTTP and TLS servers do; --engine is the endpoint in the engine's --kv-events-config"
+	}
+	return "see that --engine is the endpoint in the engine's --kv-events-config"
 }

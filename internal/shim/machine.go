@@ -97,6 +97,7 @@ type Counts struct {
 	Gaps        uint64 // gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
 	Restarts    uint64 // new incarnations; each began with a cleared event
 	Resyncs     uint64 // new incarnations because somebody asked; Restarts has them too
+	Ended       uint64 // new incarnations because the one before was closed when its lease expired; Restarts has them too
 	JoinedLate  uint64 // first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
 	Flushes     uint64
 	Messages    uint64 // messages of the log acknowledged
@@ -432,6 +433,9 @@ func (m *Machine) push(e events.Event, cursor events.Cursor) {
 	}
 }
 
+// InFlight reports whether a flight is in the air.
+func (m *Machine) InFlight() bool { return m.inflight > 0 }
+
 // NextFlight returns the messages to publish now, in order: none if nothing waits or a flight is in the air. They stay the
 // machine's and must not be changed.
 func (m *Machine) NextFlight() ([][]byte, error) {
@@ -480,6 +484,21 @@ func (m *Machine) LogLost(p Published, now events.Millis) {
 	m.counts.Gaps++
 	m.tries, m.failures = 0, 0
 	m.rebirth(events.ReasonGap, now)
+	m.startReplay()
+}
+
+// Ended tells that the log says of this rank's incarnation that it is closed: its lease had expired, and what it held was cleared. What the engine
+// can say again is published anew; what waits is part of that.
+func (m *Machine) Ended(p Published, now events.Millis) {
+	if !m.started || p.Incarnation < m.acked.Incarnation {
+		return
+	}
+	m.queue, m.queuedBytes, m.inflight = nil, 0, 0
+	m.acked = p
+	m.incarnation = max(m.incarnation, p.Incarnation)
+	m.counts.Ended++
+	m.tries, m.failures = 0, 0
+	m.rebirth(events.ReasonLeaseExpiry, now)
 	m.startReplay()
 }
 

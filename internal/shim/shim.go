@@ -41,11 +41,19 @@ type Config struct {
 	Replay string // the engine's replay endpoint; empty if it has none
 	Topics []string
 
+	// Feed, if not nil, is where the engine's messages come from instead: the four fields above are not used. When it is closed and all
+	// of it is in the log, Run returns nil.
+	Feed <-chan Frame
+
 	Identity Identity
 	Limits   Limits
 	Decoder  Decoder
 	Log      Log
 	Desk     *Desk // answers what others ask; nil if nobody can
+
+	// Keep, if not nil, holds the rank's lease until ctx ends, and calls lost when the lease may have expired: then the log is looked into. An
+	// error ends Run.
+	Keep func(ctx context.Context, lost func()) error
 
 	// ReplayTimeout is how long the replay socket may say nothing before the replay counts as failed. Default 2 s: engines answer
 	// within a tenth of one.
@@ -120,14 +128,21 @@ type runner struct {
 	retry   *time.Timer
 	pause   time.Duration
 	check   *time.Timer // when to ask whether anything was missed
-	heardAt time.Time   // when the engine last said something
+
+	lost    chan struct{} // the lease may have expired
+	kept    chan error    // the lease cannot be held
+	look    bool          // look into the log as soon as nothing is in the air
+	looking bool
+	heardAt time.Time // when the engine last said something
+	fed     bool      // the feed has ended
 }
 
 // flushed is how a flight ended.
 type flushed struct {
 	last    events.StreamSeq
 	err     error     // of Publish
-	present Published // what the log holds, if err is not nil
+	looked  bool      // it was no flight, only a look
+	present Published // what the log holds, if err is not nil or it was a look
 	fatal   error
 }
 
@@ -156,38 +171,60 @@ func Run(ctx context.Context, cfg Config) error {
 		retry:   time.NewTimer(time.Hour),
 		pause:   cfg.RetryMin,
 		check:   time.NewTimer(cfg.IdleCheck),
+		lost:    make(chan struct{}, 1),
+		kept:    make(chan error, 1),
 	}
 	defer r.check.Stop()
 	defer r.retry.Stop()
 	r.retry.Stop()
-	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "", told{r})
+	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "" && cfg.Feed == nil, told{r})
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	sockets := cfg.Sockets
-	sockets.Hooks = zmtp.Hooks{
-		Failed: func(_ zmtp.Peer, err error) { cfg.Hooks.Failed(cfg.Engine, err) },
+	receive := r.feed
+	if cfg.Feed == nil {
+		sockets := cfg.Sockets
+		sockets.Hooks = zmtp.Hooks{
+			Failed: func(_ zmtp.Peer, err error) { cfg.Hooks.Failed(cfg.Engine, err) },
+		}
+		open := zmtp.DialSub
+		if cfg.Listen {
+			open = zmtp.ListenSub
+		}
+		var err error
+		if r.sub, err = open(ctx, cfg.Engine, cfg.Topics, sockets); err != nil {
+			return fmt.Errorf("engine endpoint: %w", err)
+		}
+		defer r.sub.Stop()
+		receive = r.receive
 	}
-	open := zmtp.DialSub
-	if cfg.Listen {
-		open = zmtp.ListenSub
-	}
-	var err error
-	if r.sub, err = open(ctx, cfg.Engine, cfg.Topics, sockets); err != nil {
-		return fmt.Errorf("engine endpoint: %w", err)
-	}
-	defer r.sub.Stop()
 	published, err := r.recover(ctx)
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
 	r.machine.Recovered(published, millis(time.Now()))
-	go r.receive(ctx)
+	go receive(ctx)
+	if cfg.Keep != nil {
+		go r.keep(ctx)
+	}
 	err = r.loop(ctx)
 	if ctx.Err() != nil {
 		return nil
 	}
 	return err
+}
+
+// keep holds the lease.
+func (r *runner) keep(ctx context.Context) {
+	err := r.cfg.Keep(ctx, func() {
+		select {
+		case r.lost <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		r.kept <- err
+	}
 }
 
 func millis(t time.Time) events.Millis { return events.Millis(t.UnixMilli()) }
@@ -247,6 +284,27 @@ func (r *runner) receive(ctx context.Context) {
 	}
 }
 
+// feed moves what was handed in to the loop, in the manner of receive.
+func (r *runner) feed(ctx context.Context) {
+	defer close(r.inbound)
+	for {
+		select {
+		case f, ok := <-r.cfg.Feed:
+			if !ok {
+				return
+			}
+			msg := zmtp.Message{Frames: [][]byte{nil, binary.BigEndian.AppendUint64(nil, uint64(f.Seq)), f.Payload}}
+			select {
+			case r.inbound <- msg:
+			case <-ctx.Done():
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 func (r *runner) loop(ctx context.Context) error {
 	var asks chan ask
 	if r.cfg.Desk != nil {
@@ -256,12 +314,21 @@ func (r *runner) loop(ctx context.Context) error {
 		if from, ok := r.machine.WantsReplay(); ok {
 			r.startReplay(ctx, from)
 		}
-		flight, err := r.machine.NextFlight()
-		if err != nil {
-			return err
+		if r.look && !r.looking && !r.machine.InFlight() {
+			r.look, r.looking = false, true
+			go r.lookIntoLog(ctx)
 		}
-		if flight != nil {
-			go r.publish(ctx, flight)
+		if !r.looking {
+			flight, err := r.machine.NextFlight()
+			if err != nil {
+				return err
+			}
+			if flight != nil {
+				go r.publish(ctx, flight)
+			}
+		}
+		if entries, _ := r.machine.Queued(); r.fed && entries == 0 {
+			return nil
 		}
 		inbound, replayed := r.inbound, (chan replayed)(nil)
 		if r.replay != nil {
@@ -275,7 +342,8 @@ func (r *runner) loop(ctx context.Context) error {
 			return nil
 		case msg, ok := <-inbound:
 			if !ok {
-				return nil
+				r.fed, r.inbound = true, nil
+				continue
 			}
 			r.heard(msg)
 		case got := <-replayed:
@@ -288,6 +356,10 @@ func (r *runner) loop(ctx context.Context) error {
 			if err := r.landed(f); err != nil {
 				return err
 			}
+		case <-r.lost:
+			r.look = true
+		case err := <-r.kept:
+			return err
 		case a := <-asks:
 			r.machine.Resync(millis(time.Now()))
 			a.begun <- r.machine.Incarnation()
@@ -338,8 +410,11 @@ func (r *runner) publish(ctx context.Context, flight [][]byte) {
 	switch {
 	case f.err != nil && ctx.Err() != nil:
 		return
-	case errors.Is(f.err, ErrFenced):
-		f.fatal = f.err
+	case errors.Is(f.err, ErrFenced): // by another shim, or by who saw the lease expire
+		fenced := f.err
+		if f.present, f.fatal = r.recover(ctx); f.fatal == nil && !f.present.Shutdown {
+			f.fatal = fenced
+		}
 	case f.err != nil:
 		r.cfg.Hooks.LogFailed(f.err)
 		sleep(ctx, r.pause)
@@ -351,10 +426,26 @@ func (r *runner) publish(ctx context.Context, flight [][]byte) {
 	}
 }
 
+// lookIntoLog finds out whether the incarnation was closed.
+func (r *runner) lookIntoLog(ctx context.Context) {
+	f := flushed{looked: true}
+	f.present, f.fatal = r.recover(ctx)
+	select {
+	case r.flushes <- f:
+	case <-ctx.Done():
+	}
+}
+
 func (r *runner) landed(f flushed) error {
+	r.looking = r.looking && !f.looked
 	switch {
 	case f.fatal != nil:
 		return f.fatal
+	case f.present.Shutdown && (f.looked || errors.Is(f.err, ErrFenced)):
+		r.machine.Ended(f.present, millis(time.Now()))
+		return nil
+	case f.looked:
+		return nil
 	case errors.Is(f.err, ErrLogLost):
 		r.machine.LogLost(f.present, millis(time.Now()))
 		return nil

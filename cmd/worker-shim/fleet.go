@@ -1,0 +1,260 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"golang.org/x/sync/errgroup"
+)
+
+// Two sources carry many workers and ranks at once, as router events with ids that are consecutive within each rank: lines of JSON, and
+// what Dynamo's workers publish over NATS. Neither can be asked again, so an id that is missing clears its rank, and one that
+// goes back begins a new incarnation of it.
+const (
+	sourceLines  = "ndjson"
+	sourceDynamo = "dynamo-nats"
+)
+
+// maxLine is how many bytes a line may have.
+const maxLine = 16 << 20
+
+func (r *running) fleet() bool { return r.source == sourceLines || r.source == sourceDynamo }
+
+func (r *running) checkFleet() error {
+	var errs []error
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{{"--replay", r.replay != ""}, {"--topic", r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1}} {
+		if f.set {
+			errs = append(errs, fmt.Errorf("%s is not for --source %s", f.name, r.source))
+		}
+	}
+	if path, isPath := strings.CutPrefix(r.engine, "ipc://"); r.source == sourceLines && r.engine != "" && r.engine != "-" && (!isPath || path == "") {
+		errs = append(errs, fmt.Errorf("--engine %q is neither - nor ipc://PATH", r.engine))
+	}
+	return errors.Join(errs...)
+}
+
+// fleet is the ranks that were heard of, each with a shim of its own.
+type fleet struct {
+	cfg *running
+	ns  *jetstream.Namespace
+	log *slog.Logger
+	ctx context.Context
+	all *errgroup.Group
+
+	bad, full, passed limiter
+
+	mu    sync.Mutex
+	feeds map[events.RankKey]chan shim.Frame
+}
+
+// runFleet shims all ranks that the source tells of, until it or ctx ends.
+func (r *running) runFleet(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
+	all, ctx := errgroup.WithContext(ctx)
+	f := &fleet{cfg: r, ns: ns, log: log, ctx: ctx, all: all, feeds: map[events.RankKey]chan shim.Frame{}}
+	for _, l := range []*limiter{&f.bad, &f.full, &f.passed} {
+		l.every = r.logWindow
+	}
+	all.Go(func() error {
+		defer f.end()
+		switch {
+		case r.source == sourceDynamo:
+			return f.hearDynamo()
+		case r.engine == "-":
+			return f.lines(os.Stdin, "standard input")
+		}
+		return f.listen(strings.TrimPrefix(r.engine, "ipc://"))
+	})
+	return all.Wait()
+}
+
+// end says that nothing more will come.
+func (f *fleet) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, feed := range f.feeds {
+		close(feed)
+	}
+}
+
+// take hands an event to its rank's shim. The payload is the event as JSON.
+func (f *fleet) take(e events.RouterEvent, payload []byte) {
+	if f.cfg.instance != "" {
+		e.Key.Instance = events.WorkerID(f.cfg.instance)
+	}
+	if e.Skipped != "" {
+		f.passed.do(func(n uint64) {
+			f.log.Warn("router events passed over", "reason", "unknown "+e.Skipped, "instance", e.Key.Instance, "event_id", e.ID, "times", n)
+		})
+		payload = nil // its id counts all the same
+	}
+	f.mu.Lock()
+	feed := f.feeds[e.Key]
+	if feed == nil && len(f.feeds) < maxRanks {
+		feed = make(chan shim.Frame, 64)
+		f.feeds[e.Key] = feed
+		f.all.Go(func() error { return f.serve(e.Key, feed) })
+	}
+	f.mu.Unlock()
+	if feed == nil {
+		f.full.do(func(n uint64) {
+			f.log.Error("too many workers and ranks for one shim; events passed over", "at_most", maxRanks, "instance", e.Key.Instance, "times", n)
+		})
+		return
+	}
+	select {
+	case feed <- shim.Frame{Seq: events.EngineSeq(e.ID), Payload: payload}:
+	case <-f.ctx.Done():
+	}
+}
+
+// serve shims one rank.
+func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
+	one := *f.cfg
+	one.instance, one.rank = string(key.Instance), uint32(key.Rank)
+	log := f.log.With("instance", key.Instance, "rank", key.Rank)
+	desk, err := one.claim(f.ctx, f.ns, key, log)
+	if err != nil {
+		return ignoreEnd(f.ctx, err)
+	}
+	if desk != nil {
+		defer desk.Close()
+	}
+	watch := &watcher{log: log, cfg: &one}
+	log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
+	return shim.Run(f.ctx, shim.Config{
+		Feed:     feed,
+		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
+		Limits:   shim.Limits{QueueBytes: one.queueBytes}, Decoder: routerEvents{},
+		Log:  shim.NewStreamLog(f.ns, key, watch.logFailed),
+		Desk: desk, Hooks: watch.hooks(f.ctx),
+	})
+}
+
+// routerEvents decodes a router event's JSON; nothing is an event from which nothing follows.
+type routerEvents struct{}
+
+func (routerEvents) Reset() {}
+
+func (routerEvents) Decode(payload []byte) (events.Message, error) {
+	if len(payload) == 0 {
+		return events.Message{}, nil
+	}
+	e, err := events.ReadRouterEvent(payload)
+	if err != nil || e.Event.Kind == 0 {
+		return events.Message{}, err
+	}
+	return events.Message{Events: e.Event.Cut()}, nil
+}
+
+// listen takes lines from whoever connects. The lines of one connection stay in order.
+func (f *fleet) listen(path string) error {
+	l, err := new(net.ListenConfig).Listen(f.ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("--engine: %w", err)
+	}
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer context.AfterFunc(f.ctx, func() { l.Close() })()
+	for {
+		c, err := l.Accept()
+		if f.ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		conns.Go(func() {
+			defer c.Close()
+			if err := f.lines(c, path); err != nil {
+				f.log.Warn("a connection has ended", "socket", path, "error", err)
+			}
+		})
+	}
+}
+
+// lines takes lines until their end. A bad one is counted and passed over.
+func (f *fleet) lines(from io.ReadCloser, name string) error {
+	defer context.AfterFunc(f.ctx, func() { from.Close() })()
+	in := bufio.NewReaderSize(from, 1<<20)
+	var line []byte
+	for number := 1; ; {
+		part, err := in.ReadSlice('\n')
+		if len(line) <= maxLine {
+			line = append(line, part...)
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
+		}
+		if text := bytes.TrimSpace(line); len(text) > 0 && f.ctx.Err() == nil {
+			f.line(text, name, number)
+		}
+		number++
+		if line = line[:0]; cap(line) > 1<<20 {
+			line = nil
+		}
+		switch {
+		case f.ctx.Err() != nil || errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+}
+
+func (f *fleet) line(text []byte, name string, number int) {
+	e, err := events.RouterEvent{}, fmt.Errorf("longer than %d bytes", maxLine)
+	if len(text) <= maxLine {
+		e, err = events.ReadRouterEvent(text)
+	}
+	if err != nil {
+		f.bad.do(func(n uint64) {
+			f.log.Warn("a line that is no router event; passed over", "from", name, "line", number, "error", err, "times", n)
+		})
+		return
+	}
+	f.take(e, bytes.Clone(text))
+}
+
+// hearDynamo takes what Dynamo's workers publish on a subject.
+func (f *fleet) hearDynamo() error {
+	conn := f.ns.Conn()
+	if f.cfg.engineNATS != "" {
+		c, err := jetstream.Connect(f.ctx, jetstream.ConnOptions{URLs: []string{f.cfg.engineNATS}, Name: "kvatlas shim", Wait: true})
+		if err != nil {
+			return ignoreEnd(f.ctx, err)
+		}
+		defer c.Close()
+		conn = c
+	}
+	var line []byte
+	err := conn.Listen(f.ctx, f.cfg.engine, func(data []byte) {
+		err := events.ReadRouterEnvelope(data, func(e events.RouterEvent) {
+			line = line[:0]
+			if e.Skipped == "" {
+				line = events.AppendRouterEvent(line, e.Key, events.EventID(e.ID), &e.Event)
+			}
+			f.take(e, bytes.Clone(line))
+		})
+		if err != nil {
+			f.bad.do(func(n uint64) {
+				f.log.Warn("a message that is none of Dynamo's router events; passed over", "subject", f.cfg.engine, "error", err, "times", n)
+			})
+		}
+	})
+	return ignoreEnd(f.ctx, err)
+}
