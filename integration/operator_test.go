@@ -211,15 +211,16 @@ func TestTwoShimsForOneRank(t *testing.T) {
 	prompt := tokens(1, 6*blockSize)
 	serve(t, e, prompt[:2*blockSize])
 	x.waitDepth(t, "m", prompt, "w1", 2)
-	second := shimOf(t, e, x.nats, "w1")
+	second := shimOf(t, e, x.nats, "w1", "--claim-wait", "0s")
 	<-second.done
 	if code := second.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(second.saying(), "another shim publishes for this worker and rank: w1/0 is served by process") {
 		t.Fatalf("the second ended with %d:\n%s", code, second.saying())
 	}
 	serve(t, e, prompt[:4*blockSize])
 	x.waitDepth(t, "m", prompt, "w1", 4)
+	third := shimOf(t, e, x.nats, "w1", "--claim-wait", "50s") // one that is told to wait for the first one's end
+	third.waitFor("waiting for the shim that has this rank to end")
 	first.kill()
-	third := shimOf(t, e, x.nats, "w1")
 	third.waitFor("connected to the engine")
 	serve(t, e, prompt)
 	x.waitDepth(t, "m", prompt, "w1", 6)

@@ -48,6 +48,12 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"worker-shim simulate --endpoint nowhere", "--endpoint"},
 		{"worker-shim run", "--engine is missing"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m", "--block-size 0 is not"},
+		{"worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --instance w --model m --block-size 16 --ranks 2", "tcp://127.0.0.1:5558 is both rank 0's replay endpoint and rank 1's event endpoint"},
+		{"worker-shim run --engine tcp://127.0.0.1:65535 --instance w --model m --block-size 16 --ranks 2", "there is no port 65535 + 1"},
+		{"worker-shim run --engine ipc:///x --instance w --model m --block-size 16 --ranks 2", "several ranks need tcp:// endpoints"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --ranks 0", "--ranks 0 is not from 1"},
+		{"worker-shim run --source ndjson --engine tcp://127.0.0.1:1 --model m --block-size 16", "neither - nor ipc://PATH"},
+		{"worker-shim run --source dynamo-nats --engine subject --replay tcp://127.0.0.1:1 --model m --block-size 16", "--replay is not for --source dynamo-nats"},
 		{"worker-shim run --engine nowhere --instance w --model m --block-size 16", "--engine"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --source trt", "--source"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats-cert x", "--nats-cert and --nats-key go together"},
@@ -109,7 +115,7 @@ func TestExternalServer(t *testing.T) {
 		Ready      bool
 		Partitions []struct{ State string }
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || !status.Ready || len(status.Partitions) != 16 || status.Partitions[15].State != "serving" {
+	if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || !status.Ready || len(status.Partitions) != 8 || status.Partitions[7].State != "serving" {
 		t.Fatalf("%+v: %v", r, err)
 	}
 	x.stop()

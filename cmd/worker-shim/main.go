@@ -90,7 +90,7 @@ SGLang number them. vLLM publishes with
 		if err := r.check(); err != nil {
 			return err
 		}
-		return r.run(cmd.Context(), log.With("instance", r.instance))
+		return r.run(cmd.Context(), log)
 	}
 	return cmd
 }
@@ -175,7 +175,7 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 		if err != nil {
 			return err
 		}
-		all.Go(func() error { return one.serve(ctx, ns, log.With("rank", one.rank)) })
+		all.Go(func() error { return one.serve(ctx, ns, log.With("instance", one.instance, "rank", one.rank)) })
 	}
 	err = all.Wait()
 	if err == nil {

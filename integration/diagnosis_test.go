@@ -1,0 +1,123 @@
+package integration
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestShimSaysWhatItSawAndWhatToDo runs the shim against what is no engine, or one that says nothing.
+func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
+	x := startIndexer(t, t.TempDir(), "")
+	web := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	tls := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(tls.Close)
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := closed.Addr().String()
+	closed.Close()
+	greeter, err := net.Listen("tcp", "127.0.0.1:0") // speaks HTTP before it is spoken to, as a proxy in front of nothing does
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { greeter.Close() })
+	go func() {
+		for {
+			c, err := greeter.Accept()
+			if err != nil {
+				return
+			}
+			io.WriteString(c, "HTTP/1.1 503 Service Unavailable\r\n\r\n")
+			c.Close()
+		}
+	}()
+	engine := simEngine(t)
+	for i, c := range []struct {
+		name, endpoint string
+		args           []string
+		saw, do        string
+	}{
+		{"NATS", "tcp://" + strings.TrimPrefix(x.nats, "nats://"), nil, "does not speak ZMTP", "this port belongs to a NATS server"},
+		{"HTTP proxy", "tcp://" + greeter.Addr().String(), nil, "does not speak ZMTP", "this port belongs to an HTTP server"},
+		{"HTTP server", strings.Replace(web.URL, "http", "tcp", 1), nil, "cannot connect to the engine", "--engine is the endpoint in the engine's --kv-events-config"},
+		{"TLS server", strings.Replace(tls.URL, "https", "tcp", 1), nil, "cannot connect to the engine", "--engine is the endpoint in the engine's --kv-events-config"},
+		{"nobody", "tcp://" + nobody, nil, "connection refused", "nothing listens there"},
+		{"replay endpoint", engine.Replay(), nil, `ROUTER\" socket, a SUB needs`, "--engine and --replay exchanged"},
+		{"no replay", engine.Endpoint(), nil, "no replay endpoint", "set replay_endpoint"},
+		{"events disabled", engine.Endpoint(), nil, "connected, and the engine has said nothing", "enable_kv_cache_events"},
+		{"topic", engine.Endpoint(), []string{"--topic", "elsewhere"}, "connected, and the engine has said nothing", "no message's topic begins with --topic elsewhere"},
+		{"SGLang", engine.Endpoint(), []string{"--source", "sglang"}, "connected, and the engine has said nothing", "--disable-radix-cache"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := start(t, "worker-shim", append([]string{"run", "--engine", c.endpoint, "--instance", fmt.Sprintf("w%d", i), "--model", "m", "--block-size", "16",
+				"--nats", x.nats, "--silence", "100ms"}, c.args...)...)
+			p.waitFor(regexp.QuoteMeta(c.do))
+			if said := p.saying(); !strings.Contains(said, c.saw) {
+				t.Errorf("said\n%s\nwithout %q", said, c.saw)
+			}
+		})
+	}
+}
+
+// TestRanks shims the ranks of one worker in one process.
+func TestRanks(t *testing.T) {
+	x := startIndexer(t, t.TempDir(), "")
+	var engines []*enginesim.Engine
+	base := 0
+	for try := 0; len(engines) < 2; try++ {
+		if try == 50 {
+			t.Fatal("there are no consecutive ports")
+		}
+		for _, e := range engines {
+			e.Crash()
+		}
+		engines = engines[:0]
+		free, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		base = free.Addr().(*net.TCPAddr).Port
+		free.Close()
+		for rank := range 2 {
+			e, err := enginesim.Start(t.Context(), enginesim.Config{
+				BlockSize: blockSize, Capacity: 100, Rank: events.Rank(rank),
+				Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", base+rank), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", base+2+rank),
+			})
+			if err != nil {
+				break // somebody has that port
+			}
+			engines = append(engines, e)
+		}
+	}
+	for _, e := range engines {
+		t.Cleanup(e.Crash)
+	}
+	p := start(t, "worker-shim", "run", "--engine", engines[0].Endpoint(), "--replay", engines[0].Replay(), "--ranks", "2",
+		"--instance", "w", "--model", "m", "--block-size", "16", "--nats", x.nats)
+	prompt := tokens(1, 4*blockSize)
+	serve(t, engines[0], prompt)
+	serve(t, engines[1], prompt[:2*blockSize])
+	words := strings.Trim(strings.ReplaceAll(fmt.Sprint(prompt), " ", ","), "[]")
+	depth := map[events.Rank]uint32{}
+	for deadline := time.Now().Add(patience); depth[0] != 4 || depth[1] != 2; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("ranks hold %v blocks\n%s", depth, p.saying())
+		}
+		a, _ := x.query(t, "--model", "m", "--tokens", words)
+		for _, w := range a.Workers {
+			depth[w.Rank] = w.Device
+		}
+	}
+}
