@@ -94,9 +94,9 @@ func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.
 
 func queryCommand() *cobra.Command {
 	var (
-		model, tokens, tokensFile, hashes, lora, salt string
-		blockSize                                     uint32
-		workers                                       []string
+		model, tokens, tokensFile, hashes, lora, salt, l3 string
+		blockSize                                         uint32
+		workers                                           []string
 	)
 	cmd := &cobra.Command{
 		Use:   "query --model M (--tokens 1,2,3 | --tokens-file FILE | --hashes H,H)",
@@ -116,11 +116,12 @@ also be a JSON array, and - is standard input.`,
 	cmd.Flags().StringVar(&lora, "lora", "", "name of the LoRA adapter")
 	cmd.Flags().StringVar(&salt, "cache-salt", "", "cache salt")
 	cmd.Flags().StringSliceVar(&workers, "worker", nil, "look at this instance only; may be given several times")
+	cmd.Flags().StringVar(&l3, "l3", "", "what the shared store is asked for: all, beyond (what no worker has), off (default all)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if model == "" {
 			return cli.UsageErrorf("--model is missing")
 		}
-		q := &api.Query{Model: model, BlockSize: blockSize, LoRA: lora, CacheSalt: salt}
+		q := &api.Query{Model: model, BlockSize: blockSize, LoRA: lora, CacheSalt: salt, L3: api.L3Ask(l3)}
 		for _, w := range workers {
 			q.Workers = append(q.Workers, events.WorkerID(w))
 		}
@@ -207,6 +208,19 @@ func printAnswer(w io.Writer, a *api.Answer) error {
 	if !a.Complete {
 		fmt.Fprintln(w, "INCOMPLETE: not every partition could be looked at; see indexer status")
 	}
+	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
+		fmt.Fprintf(w, "shared store: %s, holds %d blocks", l.Status, l.Total)
+		for _, r := range l.Ranges {
+			fmt.Fprintf(w, " [%d,%d)", r[0], r[1])
+		}
+		if l.AgeMS > 0 {
+			fmt.Fprintf(w, ", as of %.0f ms ago", l.AgeMS)
+		}
+		if l.Reason != "" {
+			fmt.Fprintf(w, ": %s", l.Reason)
+		}
+		fmt.Fprintln(w)
+	}
 	if len(a.Workers) == 0 {
 		why := map[api.Reason]string{
 			api.ReasonNoBlocks:   "the prompt is shorter than one block",
@@ -218,9 +232,9 @@ func printAnswer(w io.Writer, a *api.Answer) error {
 	}
 	rows := make([][]any, len(a.Workers))
 	for i, o := range a.Workers {
-		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, fmt.Sprintf("%.0f%%", 100*float64(o.Total())/float64(a.Blocks))}
+		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, o.L3, fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks)), o.L3Stop}
 	}
-	return cli.Table(w, []string{"INSTANCE", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}, rows)
+	return cli.Table(w, []string{"INSTANCE", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "STORE", "OF PROMPT", "STORE STOPS"}, rows)
 }
 
 func workersCommand() *cobra.Command {
@@ -243,9 +257,9 @@ func printWorkers(w io.Writer, list *api.WorkerList) error {
 	rows := make([][]any, len(list.Workers))
 	for i, k := range list.Workers {
 		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host, k.Blocks.Disk, k.Blocks.External,
-			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339)}
+			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now())}
 	}
-	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK", "EXTERNAL", "PARKED", "EVENTS", "LAST SEEN"}, rows)
+	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK", "EXTERNAL", "PARKED", "EVENTS", "LAST SEEN", "LEASE AGE", "EXPIRES"}, rows)
 }
 
 func statusCommand() *cobra.Command {

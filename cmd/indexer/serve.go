@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,12 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -36,6 +39,9 @@ type serving struct {
 	snapshotBlocks                           uint64
 	index                                    radix.Config
 	parkFor, rememberFor                     time.Duration
+	security                                 httpSecurity
+	l3Config                                 string
+	l3                                       node.L3Config
 	nats                                     *cli.NATS
 }
 
@@ -59,9 +65,12 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.StringVar(&s.natsListen, "nats-listen", "127.0.0.1:4222", "where that server listens; port 0 takes a free one")
 	f.StringVar(&s.natsConfig, "nats-config", "", "nats-server configuration file for that server: users, TLS, leaf nodes")
 	f.StringVar(&s.httpListen, "http-listen", "127.0.0.1:8090", "where HTTP is served; port 0 takes a free one, empty serves none")
+	f.StringVar(&s.security.tokenFile, "http-token-file", "", "file with the bearer token that HTTP requests must bring; needed to listen on other than loopback")
+	f.StringVar(&s.security.cert, "http-cert", "", "certificate file (PEM) with which HTTP is served over TLS")
+	f.StringVar(&s.security.key, "http-key", "", "its key")
 	f.StringVar(&s.namespace, "namespace", "default", "namespace: one deployment's world of subjects, streams and buckets")
 	f.StringVar(&s.id, "node-id", "", "how this node calls itself (default: the host's name)")
-	f.Uint32Var(&s.partitions, "partitions", 0, "shares of the log, fixed when the namespace is created (default: what is there, or 16)")
+	f.Uint32Var(&s.partitions, "partitions", 0, "shares of the log, fixed when the namespace is created (default: what is there, or 8)")
 	f.IntVar(&s.replicas, "replicas", 1, "copies of streams and buckets on the NATS servers: 1, 3 or 5")
 	f.DurationVar(&s.syncInterval, "sync-interval", 0, "how long what was acknowledged may wait for the disk; 0 waits for it each time (server in this process)")
 	f.Int64Var(&s.logBytes, "log-bytes", 0, "bytes that each partition's log may take; beyond, the oldest goes (default: 1 GiB, or less on a small disk)")
@@ -75,6 +84,8 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.IntVar(&s.index.MaxRemembered, "max-remembered", radix.DefaultMaxRemembered, "removals of one rank whose place is remembered")
 	f.DurationVar(&s.rememberFor, "remember-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond, "how long it is remembered")
 	cli.Exclusive(f, "data", "nats")
+	f.StringVar(&s.l3Config, "l3-config", "", "JSON file that says for each model how its workers use a shared store; see docs/l3.md")
+	f.DurationVar(&s.l3.Timeout, "l3-timeout", 20*time.Millisecond, "how long an answer waits for the shared store at most")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
@@ -127,6 +138,18 @@ func (s *serving) check() error {
 			errs = append(errs, fmt.Errorf("%s %q is not HOST:PORT", name, addr))
 		}
 	}
+	if err := s.security.check(s.httpListen); err != nil {
+		errs = append(errs, err)
+	}
+	if s.l3.Timeout <= 0 {
+		errs = append(errs, fmt.Errorf("--l3-timeout %v is not positive", s.l3.Timeout))
+	}
+	if s.l3Config != "" {
+		var err error
+		if s.l3.Models, err = readL3Config(s.l3Config); err != nil {
+			errs = append(errs, fmt.Errorf("--l3-config: %w", err))
+		}
+	}
 	if err := errors.Join(errs...); err != nil {
 		return cli.UsageErrorf("%w", err)
 	}
@@ -161,9 +184,13 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	workers, err := ns.EnsureWorkers(ctx, jetstream.BucketConfig{Replicas: s.replicas})
+	if err != nil {
+		return err
+	}
 	isReady := make(chan struct{})
 	cfg := node.Config{
-		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index,
+		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index, L3: s.l3,
 		SnapshotInterval: s.snapshotInterval, SnapshotBlocks: s.snapshotBlocks,
 		Mend:  func(ctx context.Context) error { return ns.EnsureStreams(ctx, logConfig) },
 		Hooks: logHooks(log, func() { close(isReady) }),
@@ -173,7 +200,8 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	}
 	n := node.New(cfg)
 	scrape, queries := metrics.New(n)
-	handler := api.Handler{Indexer: n, Observe: queries.Observe}
+	known := newRegistry(ns, workers, log)
+	handler := api.Handler{Indexer: registry.Leased{Indexer: n, Registry: known}, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), runtime.GOMAXPROCS(0))
 	httpStop, err := s.serveHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Metrics: scrape}, log)
 	if err != nil {
@@ -189,9 +217,12 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		go watchServer(running, server, log)
 	}
 	done := make(chan struct{})
+	var parts sync.WaitGroup
+	parts.Go(func() { n.Run(running) })
+	parts.Go(func() { known.Run(running) })
 	go func() {
 		defer close(done)
-		n.Run(running)
+		parts.Wait()
 	}()
 	select {
 	case <-isReady:
@@ -308,7 +339,10 @@ func (s *serving) serveHTTP(cfg api.HTTPConfig, log *slog.Logger) (stop func(), 
 	if err != nil {
 		return nil, fmt.Errorf("HTTP: %w; choose another with --http-listen", err)
 	}
-	server := &http.Server{Handler: api.NewHTTP(cfg), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute}
+	if s.security.tls != nil {
+		l = tls.NewListener(l, s.security.tls)
+	}
+	server := &http.Server{Handler: s.security.guard(api.NewHTTP(cfg)), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute}
 	go server.Serve(l)
 	log.Info("HTTP is served", "listen", l.Addr().String())
 	return func() {

@@ -49,7 +49,23 @@ type Query struct {
 	// MinSeq asks for an answer that reflects at least these places in the log: what the caller knows to be published. The
 	// node waits for them until the deadline.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
+
+	// L3 is whether, and for what, the shared store is asked: L3All, which is the default, L3Beyond or L3Off.
+	L3 L3Ask `json:"l3,omitempty" msgpack:"l3,omitempty"`
+
+	// L3TimeoutMS is how long the answer waits for the store at most; default what the node is set to, 20 ms.
+	L3TimeoutMS uint32 `json:"l3_timeout_ms,omitempty" msgpack:"l3_timeout_ms,omitempty"`
 }
+
+// L3Ask is what the shared store is asked for.
+type L3Ask string
+
+// What it may be asked for.
+const (
+	L3All    L3Ask = "all"    // the whole prompt, at the same time as the index
+	L3Beyond L3Ask = "beyond" // only what no worker has: after the index, and less
+	L3Off    L3Ask = "off"    // nothing
+)
 
 // PartitionSeq is a place in a partition's log.
 type PartitionSeq struct {
@@ -71,7 +87,35 @@ type Answer struct {
 
 	// Reason says why there are no workers; it is empty if there are some.
 	Reason Reason `json:"reason,omitempty" msgpack:"reason,omitempty"`
+
+	L3 L3 `json:"l3" msgpack:"l3"`
 }
+
+// L3 is what the shared store holds of a prompt. However it stands with the store, the rest of the answer is what it would be
+// without.
+type L3 struct {
+	Status L3Status `json:"status" msgpack:"status"`
+	Reason string   `json:"reason,omitempty" msgpack:"reason,omitempty"` // for people: why the status is not ok
+
+	Ranges [][2]uint32 `json:"ranges,omitempty" msgpack:"ranges,omitempty"` // blocks that are there: from, up to (not including)
+	Total  uint32      `json:"total" msgpack:"total"`                       // blocks that are there
+	AgeMS  float64     `json:"age_ms" msgpack:"age_ms"`                     // how old the oldest of this information is
+
+	// FromStart is how many blocks a rank would load that holds nothing itself.
+	FromStart uint32 `json:"from_start" msgpack:"from_start"`
+}
+
+// L3Status is how it stands with the shared store.
+type L3Status string
+
+// How it may stand.
+const (
+	L3OK            L3Status = "ok"
+	L3Partial       L3Status = "partial"        // of some blocks it is not known whether they are there
+	L3Unavailable   L3Status = "unavailable"    // of none is it known
+	L3NotConfigured L3Status = "not_configured" // no worker of the model has a store, or it was not to be asked
+	L3Mismatch      L3Status = "mismatch"       // the workers' configurations do not go together
+)
 
 // Reason is why an answer is empty.
 type Reason string
@@ -92,9 +136,13 @@ type Overlap struct {
 	Host     uint32          `json:"host" msgpack:"host"`
 	Disk     uint32          `json:"disk" msgpack:"disk"`
 	External uint32          `json:"external" msgpack:"external"`
+
+	// L3 is how many more blocks, directly after these, the rank would load from the shared store, and L3Stop why no more.
+	L3     uint32 `json:"l3" msgpack:"l3"`
+	L3Stop string `json:"l3_stop,omitempty" msgpack:"l3_stop,omitempty"` // prompt_ends, not_in_store, not_known, below_threshold, capacity
 }
 
-// Total is the length of the prefix that lies in any tier, in blocks.
+// Total is the length of the prefix that lies in any of the rank's own tiers, in blocks.
 func (o *Overlap) Total() uint32 { return o.Device + o.Host + o.Disk + o.External }
 
 // PartitionStatus says which place in a partition's log an answer reflects.
@@ -123,6 +171,21 @@ type WorkerInfo struct {
 	Parked      int                `json:"parked" msgpack:"parked"`
 	Stored      uint64             `json:"stored" msgpack:"stored"`   // blocks in all stored events of the incarnation
 	Removed     uint64             `json:"removed" msgpack:"removed"` // blocks in all removed events
+
+	Lease *Lease `json:"lease,omitempty" msgpack:"lease,omitempty"` // none: nobody has registered the rank, and it is not cleared by itself
+}
+
+// Lease is a shim's hold on a rank.
+type Lease struct {
+	Holder string    `json:"holder" msgpack:"holder"` // one life of one process
+	Host   string    `json:"host" msgpack:"host"`
+	PID    int       `json:"pid" msgpack:"pid"`
+	Since  time.Time `json:"since" msgpack:"since"`
+	State  string    `json:"state" msgpack:"state"` // held, or expired: being cleared
+
+	// Renewed and Expires are by the NATS servers' clock. A lease expires later than this if NATS or the indexer was away.
+	Renewed time.Time `json:"renewed" msgpack:"renewed"`
+	Expires time.Time `json:"expires" msgpack:"expires"`
 }
 
 // TierCounts is a number of blocks for each tier.
@@ -278,11 +341,12 @@ const (
 	CodeBehind            Code = "behind"              // min_seq was not reached before the deadline
 	CodeUnknownOperation  Code = "unknown_operation"   // no such subject or path
 	CodeUnavailable       Code = "unavailable"         // NATS or its storage does not answer
+	CodeUnauthorized      Code = "unauthorized"        // bring the token
 	CodeInternal          Code = "internal"            // our mistake
 )
 
 var httpStatus = map[Code]int{
-	CodeMalformed: 400, CodeMissingModel: 400, CodeBadTokens: 400, CodeUnknownModel: 404, CodeUnknownOperation: 404,
+	CodeUnauthorized: 401, CodeMalformed: 400, CodeMissingModel: 400, CodeBadTokens: 400, CodeUnknownModel: 404, CodeUnknownOperation: 404,
 	CodeBlockSizeMismatch: 409, CodeTooLarge: 413, CodeBusy: 429, CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeBehind: 504,
 }
 

@@ -105,6 +105,8 @@ func (q *Query) check() error {
 		return Errorf(CodeMalformed, "the query has tokens and hashes; give one of them")
 	case q.Hashes != nil && (q.LoRA != "" || q.CacheSalt != ""):
 		return Errorf(CodeMalformed, "lora_name and cache_salt are part of the hashes already; they go with tokens only")
+	case q.L3 != "" && q.L3 != L3All && q.L3 != L3Beyond && q.L3 != L3Off:
+		return Errorf(CodeMalformed, "l3 is %.40q; it may be %q, %q or %q", string(q.L3), L3All, L3Beyond, L3Off)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 type scratch struct {
 	locals  []events.LocalHash
 	allowed radix.RankSet
+	holding radix.RankSet
 	answer  radix.Answer
 }
 
@@ -64,13 +66,16 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		answer.Complete = answer.Complete && at.whole
 		answer.Partitions = append(answer.Partitions, api.PartitionStatus{Partition: p, Epoch: at.epoch, Seq: at.seq})
 	}
+	shared := n.l3.begin(q, served.BlockSize) // asked at the same time as the index
 	allowed, some := s.allow(q.Workers, served)
 	switch {
 	case !some:
 		answer.Reason = api.ReasonNotAllowed
-		return answer, nil
 	case len(s.locals) == 0:
 		answer.Reason = api.ReasonNoBlocks
+	}
+	if answer.Reason != "" {
+		shared.merge(ctx, answer, func(func(*RankOfView) bool) {})
 		return answer, nil
 	}
 	n.index.Match(served.Space, s.locals, allowed, &s.answer)
@@ -82,16 +87,32 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			})
 		}
 	}
+	shared.merge(ctx, answer, s.idle(served, allowed))
 	if len(answer.Workers) == 0 {
 		answer.Reason = api.ReasonNotCached
 	}
 	slices.SortFunc(answer.Workers, func(a, b api.Overlap) int {
 		return cmp.Or(
-			cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk, a.Disk), cmp.Compare(b.External, a.External),
+			cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk, a.Disk), cmp.Compare(b.External, a.External), cmp.Compare(b.L3, a.L3),
 			cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank),
 		)
 	})
 	return answer, nil
+}
+
+// idle goes through the ranks that might serve a query and hold nothing of its prompt. It is for after the match.
+func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfView] {
+	return func(yield func(*RankOfView) bool) {
+		s.holding.Clear()
+		for i := range s.answer.Ranks {
+			s.holding.Add(s.answer.Ranks[i].Rank)
+		}
+		for _, r := range served.Ranks {
+			if (allowed == nil || allowed.Has(r.ID)) && !s.holding.Has(r.ID) && !yield(r) {
+				return
+			}
+		}
+	}
 }
 
 // serving finds the ranks that a query is about.

@@ -25,6 +25,8 @@ type Config struct {
 
 	Index radix.Config
 
+	L3 L3Config
+
 	// A partition's snapshot is due when SnapshotInterval (default 1 m) has passed since the one before, or, earlier, when
 	// SnapshotBlocks (default 2,000,000) blocks were stored or removed since; never while nothing changed. More often means a
 	// shorter replay after a crash and more writing.
@@ -89,6 +91,7 @@ type Node struct {
 	cfg     Config
 	index   *radix.Index
 	machine *Machine
+	l3      *l3
 	work    chan work
 	bell    bell
 	started time.Time
@@ -151,7 +154,7 @@ func New(cfg Config) *Node {
 		cfg.RoomCheck = 10 * time.Second
 	}
 	cfg.Hooks = cfg.Hooks.withDefaults()
-	n := &Node{cfg: cfg, index: radix.New(cfg.Index), work: make(chan work, 16), started: time.Now()}
+	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
 	n.machine = NewMachine(n.index, partitions)
 	for range partitions {
@@ -210,6 +213,7 @@ func (h Hooks) withDefaults() Hooks {
 // Run runs the node until ctx ends. Before it returns it writes the snapshots that are worth it, within a bound.
 func (n *Node) Run(ctx context.Context) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	n.l3.watch(running)
 	var writer, others sync.WaitGroup
 	writer.Go(func() { n.write(running) })
 	for p := range n.parts {

@@ -1,0 +1,210 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+)
+
+// L3Config says what a node knows of the stores that workers share.
+type L3Config struct {
+	// Models is the configuration of each model's workers.
+	Models map[string]hicache.Config
+
+	// Timeout is how long an answer waits for a store at most, unless the query says otherwise; default 20 ms.
+	Timeout time.Duration
+
+	Cache hicache.CacheConfig
+}
+
+// defaultL3Timeout is how long an answer waits for a store.
+const defaultL3Timeout = 20 * time.Millisecond
+
+// maxStores bounds the stores that a node talks to.
+const maxStores = 64
+
+// l3 asks stores. Any goroutine may use it. A store is asked once for a query, by the node that the client asked: where an answer is
+// put together from several nodes' shares, this belongs to the one that puts it together.
+type l3 struct {
+	cfg L3Config
+
+	mu     sync.Mutex
+	stores map[string]*hicache.Cache // by what they are and where
+	ctx    context.Context           // of the goroutines that watch stores; ends with the node
+}
+
+func newL3(cfg L3Config) *l3 {
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = defaultL3Timeout
+	}
+	return &l3{cfg: cfg, stores: map[string]*hicache.Cache{}}
+}
+
+// watch lets stores be watched until ctx ends.
+func (l *l3) watch(ctx context.Context) {
+	l.mu.Lock()
+	l.ctx = ctx
+	l.mu.Unlock()
+}
+
+// store returns what answers for a configuration's store, and the lane that tells its pages from others'.
+func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, func([]hicache.PageHash) hicache.PageKeys, error) {
+	where, keys := c.HTTP(), c.Keys
+	if c.Backend == "file" {
+		where, keys = c.Directory, c.FileKeys
+	}
+	if where == "" {
+		return nil, nil, errors.New("the workers did not say where their store is")
+	}
+	// Pages that are called the same have other objects under another layout.
+	id := fmt.Sprint(c.Backend, " ", where, " ", c.TPSize, c.PPSize, c.IsMLA, c.TPLCMSize, c.ShouldSplitHeads, c.MLAKeyStyle, " ", c.ExtraBackendTag, " ", c.ModelName)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if cache := l.stores[id]; cache != nil {
+		return cache, keys, nil
+	}
+	if l.ctx == nil || l.ctx.Err() != nil {
+		return nil, nil, errors.New("the node is not running")
+	}
+	if len(l.stores) >= maxStores {
+		return nil, nil, fmt.Errorf("there are more than %d stores", maxStores)
+	}
+	var cache *hicache.Cache
+	if c.Backend == "file" {
+		cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
+	} else {
+		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Changed: func(string) { l.forget(id) }})
+		if err != nil {
+			return nil, nil, err
+		}
+		cache = hicache.NewCache(master, l.cfg.Cache)
+		go master.Watch(l.ctx)
+	}
+	l.stores[id] = cache
+	return cache, keys, nil
+}
+
+// forget drops what a store said.
+func (l *l3) forget(id string) {
+	l.mu.Lock()
+	cache := l.stores[id]
+	l.mu.Unlock()
+	if cache != nil {
+		cache.Forget()
+	}
+}
+
+// shared is one query's question to a store.
+type shared struct {
+	said     api.L3 // if nothing can be asked
+	config   *hicache.SGLang
+	lane     hicache.Lane
+	cache    *hicache.Cache
+	question *hicache.Question
+	timeout  time.Duration
+}
+
+// begin has the store asked for a query's prompt, while the index is. With api.L3Beyond it waits for merge to do that.
+func (l *l3) begin(q *api.Query, blockSize uint32) *shared {
+	s := &shared{timeout: l.cfg.Timeout}
+	if q.L3TimeoutMS > 0 {
+		s.timeout = time.Duration(q.L3TimeoutMS) * time.Millisecond
+	}
+	say := func(status api.L3Status, reason string) *shared {
+		s.said = api.L3{Status: status, Reason: reason}
+		return s
+	}
+	config, known := l.cfg.Models[q.Model]
+	switch {
+	case q.L3 == api.L3Off:
+		return say(api.L3NotConfigured, "the query asks for no store")
+	case !known || config.SGLang == nil && config.VLLM == nil:
+		return say(api.L3NotConfigured, "no worker of this model is known to share a store")
+	}
+	if why := config.Usable(blockSize); why != "" {
+		return say(api.L3Mismatch, why)
+	}
+	s.config = config.SGLang
+	switch {
+	case s.config == nil:
+		return say(api.L3Unavailable, "vLLM's names of blocks cannot be made from tokens alone")
+	case q.Tokens == nil:
+		return say(api.L3Unavailable, "the query has hashes; the store's names of pages are made from tokens")
+	}
+	if q.LoRA != "" && s.config.Namespaces != "ignored" { // SGLang hashes an id that it gives the adapter when it loads it
+		return say(api.L3Unavailable, "the store's names of an adapter's pages cannot be made from its name")
+	}
+	cache, keys, err := l.store(s.config)
+	if err != nil {
+		return say(api.L3Unavailable, err.Error())
+	}
+	var space hicache.Space
+	if q.CacheSalt != "" {
+		space.CacheSalt = &q.CacheSalt
+	}
+	s.cache, s.lane = cache, hicache.Lane{Names: s.config.PageHashes(nil, q.Tokens, space), Keys: keys}
+	if q.L3 != api.L3Beyond {
+		s.question = cache.Begin(s.lane, 0)
+	}
+	return s
+}
+
+// merge waits for the store, within bounds, and adds to an answer what it holds. idle are ranks that hold nothing of the prompt.
+func (s *shared) merge(ctx context.Context, answer *api.Answer, idle iter.Seq[*RankOfView]) {
+	answer.L3 = s.said
+	if s.cache == nil {
+		return
+	}
+	from := 0
+	if s.question == nil {
+		for i := range answer.Workers {
+			from = max(from, min(int(answer.Workers[i].Total()), len(s.lane.Names)))
+		}
+		s.question = s.cache.Begin(s.lane, from)
+	}
+	if deadline, has := ctx.Deadline(); has { // the answer must travel too
+		s.timeout = min(s.timeout, time.Until(deadline)/2)
+	}
+	waiting, cancel := context.WithTimeout(ctx, s.timeout)
+	found := s.question.Wait(waiting)
+	cancel()
+	said := &answer.L3
+	switch n := found.Known.Count(); {
+	case found.Err == nil:
+		said.Status = api.L3OK
+	case n > 0:
+		said.Status = api.L3Partial
+	default:
+		said.Status = api.L3Unavailable
+	}
+	switch {
+	case errors.Is(found.Err, context.DeadlineExceeded):
+		said.Reason = fmt.Sprintf("the store did not answer within %v", s.timeout)
+	case found.Err != nil:
+		said.Reason = found.Err.Error()
+	}
+	m := hicache.NewMap(len(s.lane.Names), found.Present, found.Known)
+	rule := s.config.Rule()
+	said.Total, said.AgeMS = m.Total(), float64(found.Age.Microseconds())/1000
+	for _, r := range m.Ranges() {
+		said.Ranges = append(said.Ranges, [2]uint32{r.From, r.To})
+	}
+	for i := range answer.Workers {
+		o := &answer.Workers[i]
+		load, why := m.Load(o.Total(), rule)
+		o.L3, o.L3Stop = load, string(why)
+	}
+	load, why := m.Load(0, rule)
+	if said.FromStart = load; load == 0 {
+		return
+	}
+	for r := range idle {
+		answer.Workers = append(answer.Workers, api.Overlap{Instance: r.Key.Instance, Rank: r.Key.Rank, L3: load, L3Stop: string(why)})
+	}
+}
