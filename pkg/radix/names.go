@@ -76,7 +76,7 @@ func (t *names) likely(hash uint64) uint32 {
 // many. A large one, which nearly every event visits, is kept at most 65 % full: chains are short, and growing by two
 // fifths, or doubling while it is not very large, enters each name less often again.
 func (t *names) room(m *memory, n int) {
-	const large, veryLarge = 1 << 17, 1 << 21
+	const large, veryLarge = 1 << 17, 1 << 22
 	want := uint64(t.n + n)
 	need, next := want*5/4+1, t.size+t.size/4
 	if want >= large {
