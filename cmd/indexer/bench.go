@@ -57,7 +57,7 @@ func benchDurableCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
-	f.Uint32Var(&o.Partitions, "partitions", 16, "shares of the log")
+	f.Uint32Var(&o.Partitions, "partitions", 8, "shares of the log")
 	f.DurationVar(&o.Sync, "sync-interval", 0, "how long what was acknowledged may wait for the disk; 0 waits for it each time")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

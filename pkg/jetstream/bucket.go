@@ -14,15 +14,19 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
-	"golang.org/x/sync/errgroup"
 )
 
 // MaxValue is how large a value may be. Conditional writes carry headers, and the default limit on a message, 1
 // MiB, counts them.
 const MaxValue = 900_000
 
-// putsUnderway is how many values are written at once where they do not go as a batch.
-const putsUnderway = 8
+// A commit shares the server's disk with whoever publishes. What is more than batchBytes goes value by value, and after each the
+// disk is left alone restFactor times as long as that took, restMost at most: so an event waits for one value, not for all.
+const (
+	batchBytes = 128 << 10
+	restFactor = 4
+	restMost   = 20 * time.Millisecond
+)
 
 // BucketConfig bounds a bucket. A zero field means: as it is, or the default for a bucket that is created now.
 type BucketConfig struct {
@@ -208,30 +212,33 @@ func (b *Bucket) create(ctx context.Context, key string, data []byte) error {
 // snapshot's chunks and its manifest. It returns the guard's new revision. An error that wraps [ErrConflict]
 // says that the guard was written meanwhile.
 //
-// Where the server can, all go as one atomic batch (up to 1000 messages): all are stored or none. Else values
-// are stored first, several at once, and the guard last: after a failure or a conflict some of the values may
-// remain, which nothing refers to; [Bucket.Sweep] removes them.
+// Where the server can, what is small goes as one atomic batch: all is stored or nothing. Else values are stored first, one
+// after the other with rests between them, so that publishers get their turns at the disk, and the guard last: after a
+// failure or a conflict some of the values may remain, which nothing refers to; [Bucket.Sweep] removes them.
 //
 // Who refers to a value without storing it again must have found it referred to by the guard of the expected
 // revision, not merely in the bucket: only that keeps it from being swept (see DESIGN.md). Read the guard
 // before the first Commit of a save, not after.
 func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expected uint64) (revision uint64, err error) {
 	action := "commit " + guard.Key + " in bucket " + b.name
+	size := 0
 	for _, v := range values {
 		if err := b.check(v); err != nil {
 			return 0, err
 		}
+		size += len(v.Data)
 	}
 	if err := b.check(guard); err != nil {
 		return 0, err
 	}
-	batch := b.atomic && len(values) > 0 && len(values) < maxBatch
+	batch := b.atomic && len(values) > 0 && len(values) < maxBatch && size <= batchBytes
+	stored := 0 // values that are there, if they do not go as a batch
 	doubt := false
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		if batch {
 			revision, err = b.commitBatch(ctx, values, guard, expected)
 		} else {
-			revision, err = b.commitGuardLast(ctx, values, guard, expected)
+			revision, err = b.commitGuardLast(ctx, values, &stored, guard, expected)
 		}
 		if err == nil {
 			return revision, nil
@@ -281,17 +288,16 @@ func (b *Bucket) commitBatch(ctx context.Context, values []Value, guard Value, e
 	})
 }
 
-func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, guard Value, expected uint64) (uint64, error) {
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(putsUnderway)
-	for _, v := range values {
-		g.Go(func() error {
-			_, err := b.c.store(gctx, b.stream, &nats.Msg{Subject: keySubject(b.name, v.Key), Data: v.Data})
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return 0, err
+// commitGuardLast stores the values from the first that is not yet, and then the guard.
+func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *int, guard Value, expected uint64) (uint64, error) {
+	for ; *stored < len(values); *stored++ {
+		v, begun := values[*stored], time.Now()
+		if _, err := b.c.store(ctx, b.stream, &nats.Msg{Subject: keySubject(b.name, v.Key), Data: v.Data}); err != nil {
+			return 0, err
+		}
+		if !sleep(ctx, min(restFactor*time.Since(begun), restMost)) {
+			return 0, ctx.Err()
+		}
 	}
 	return b.c.store(ctx, b.stream, b.guardMessage(guard, expected))
 }

@@ -35,7 +35,7 @@ func TestNamespace(t *testing.T) {
 	if open, err := OpenNamespace(ctx, c, "prod"); err != nil || open.Partitions() != 5 {
 		t.Fatal(open, err)
 	}
-	if other, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "other"}); err != nil || other.Partitions() != 16 {
+	if other, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "other"}); err != nil || other.Partitions() != 8 {
 		t.Fatal(other, err)
 	}
 	for _, bad := range []NamespaceConfig{{Name: "A"}, {Name: ""}} {
