@@ -91,6 +91,11 @@ func (cfg *HTTPConfig) serve(w http.ResponseWriter, r *http.Request, op string) 
 	send(w, contentType, reply, status)
 }
 
+// WriteError answers a request with an error, in JSON.
+func WriteError(w http.ResponseWriter, status int, failure *Error) {
+	write(w, JSON, ErrorBody{Error: failure}, status)
+}
+
 func write(w http.ResponseWriter, contentType string, v any, status int) {
 	body, err := Marshal(contentType, v)
 	if err != nil {

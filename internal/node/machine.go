@@ -72,6 +72,7 @@ type Counts struct {
 	Repeated       uint64 // events seen before; passed over
 	Gaps           uint64 // places where event ids are missing; the rank was cleared
 	Incarnations   uint64 // new lives of engines
+	Ended          uint64 // incarnations that were closed; their ranks are forgotten
 	BlocksStored   uint64 // blocks in stored events that were handed to the index
 	BlocksRemoved  uint64 // blocks in removed events
 	BlocksRepeated uint64 // blocks in stored events that were seen before
@@ -206,9 +207,11 @@ func (m *Machine) applyMessage(part *partition, msg *Message) {
 	m.count(m.index.Apply(r.id, msg.Time, evs))
 	r.lastID = max(r.lastID, b.LastID())
 	r.cursor, r.lastSeen, r.shutdown = b.Cursor, msg.Time, b.Shutdown
-	if b.Shutdown {
-		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}}))
-		r.partial = false // it holds nothing
+	if b.Shutdown { // nothing is kept of who is gone; if the rank comes back it begins a new incarnation
+		m.index.DropRank(r.id)
+		delete(part.ranks, msg.Key)
+		m.counts.Ended++
+		m.stale = true
 	}
 }
 

@@ -130,7 +130,7 @@ func (n naive) apply(m Message) {
 	r.twin.Apply(m.Time, news)
 	r.last = max(r.last, b.LastID())
 	if b.Shutdown {
-		r.twin.Apply(m.Time, []events.Event{{Kind: events.Cleared}})
+		delete(n, m.Key)
 	}
 }
 

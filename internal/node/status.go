@@ -132,7 +132,7 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 func (c *Counts) byName() map[string]uint64 {
 	ix := &c.Index
 	return map[string]uint64{
-		"messages": c.Messages, "poison": c.Poison, "stale": c.Stale, "repeated_events": c.Repeated, "gaps": c.Gaps, "incarnations": c.Incarnations,
+		"messages": c.Messages, "poison": c.Poison, "stale": c.Stale, "repeated_events": c.Repeated, "gaps": c.Gaps, "incarnations": c.Incarnations, "ended": c.Ended,
 		"blocks_stored": ix.Stored, "blocks_duplicate": ix.Duplicates, "blocks_removed": ix.Removed, "removals_unknown": ix.UnknownRemovals,
 		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_parked": ix.Parked, "blocks_attached": ix.Attached,
 		"parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired, "parked_overflowed": ix.Overflowed, "parked_cleared": ix.ClearedWaiting,

@@ -490,7 +490,11 @@ func (m *Machine) LogLost(p Published, now events.Millis) {
 // Ended tells that the log says of this rank's incarnation that it is closed: its lease had expired, and what it held was cleared. What the engine
 // can say again is published anew; what waits is part of that.
 func (m *Machine) Ended(p Published, now events.Millis) {
-	if !m.started || p.Incarnation < m.acked.Incarnation {
+	if !m.started {
+		return
+	}
+	if m.acked.Shutdown && p.Incarnation == m.acked.Incarnation && p.LastID == m.acked.LastID { // it is known, and the next life waits in the queue
+		m.landed(0)
 		return
 	}
 	m.queue, m.queuedBytes, m.inflight = nil, 0, 0

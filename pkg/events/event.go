@@ -66,7 +66,7 @@ type Batch struct {
 	// Cursor is how far the shim had come in the engine's own stream when this batch was complete.
 	Cursor Cursor
 
-	// Shutdown says that the engine has ended in good order and nothing follows in this incarnation.
+	// Shutdown says that nothing follows in this incarnation: the engine has ended, or its lease has expired. The rank holds nothing then.
 	Shutdown bool
 
 	Events []Event

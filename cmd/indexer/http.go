@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+)
+
+// httpSecurity is how the HTTP port is kept to those who may use it.
+type httpSecurity struct {
+	tokenFile, cert, key string
+
+	token []byte
+	tls   *tls.Config
+}
+
+// check reads what the flags name. A port that is not on loopback must have a token: what it answers tells of prompts, and it takes commands.
+func (s *httpSecurity) check(listen string) error {
+	var errs []error
+	if (s.cert == "") != (s.key == "") {
+		errs = append(errs, errors.New("--http-cert and --http-key go together"))
+	} else if s.cert != "" {
+		pair, err := tls.LoadX509KeyPair(s.cert, s.key)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--http-cert, --http-key: %w", err))
+		}
+		s.tls = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	}
+	if s.tokenFile != "" {
+		text, err := os.ReadFile(s.tokenFile)
+		s.token = bytes.TrimSpace(text)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("--http-token-file: %w", err))
+		case len(s.token) < 16:
+			errs = append(errs, fmt.Errorf("--http-token-file %s: a token of %d bytes is too short; use at least 16", s.tokenFile, len(s.token)))
+		}
+	}
+	host, _, err := net.SplitHostPort(listen)
+	if err == nil && s.tokenFile == "" && !loopback(host) {
+		errs = append(errs, fmt.Errorf("--http-listen %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1", listen))
+	}
+	return errors.Join(errs...)
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// guard lets only those pass who bring the token. /healthz and /readyz are open: they say nothing of anybody.
+func (s *httpSecurity) guard(next http.Handler) http.Handler {
+	if s.token == nil {
+		return next
+	}
+	want := sha256.Sum256(s.token)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		got := sha256.Sum256([]byte(given)) // of one length, so that comparing takes the same time whatever was given
+		if r.URL.Path != "/healthz" && r.URL.Path != "/readyz" && (subtle.ConstantTimeCompare(got[:], want[:]) != 1 || !strings.EqualFold(scheme, "Bearer")) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="kvatlas"`)
+			api.WriteError(w, http.StatusUnauthorized, api.Errorf(api.CodeUnauthorized, "this port wants a bearer token: Authorization: Bearer ..."))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// leaseAge and leaseLeft say how long ago a lease was renewed, and in what time it expires if it is not again.
+func leaseAge(l *api.Lease, now time.Time) string {
+	if l == nil {
+		return "-"
+	}
+	return max(now.Sub(l.Renewed), 0).Round(time.Second).String()
+}
+
+func leaseLeft(l *api.Lease, now time.Time) string {
+	switch {
+	case l == nil:
+		return "never"
+	case l.State == string(registry.Expired):
+		return "expired"
+	}
+	return max(l.Expires.Sub(now), 0).Round(time.Second).String()
+}
+
+// newRegistry returns the node's registry of workers, which closes in the log what expired.
+func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, log *slog.Logger) *registry.Registry {
+	return registry.New(registry.Config{
+		Namespace: ns, Bucket: bucket,
+		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
+			return shim.Clear(ctx, ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonLeaseExpiry, still)
+		},
+		Hooks: registry.Hooks{
+			Expired: func(r registry.Record) {
+				log.Warn("a worker's lease has expired", "worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host, "pid", r.Holder.PID)
+			},
+			Cleared: func(r registry.Record) { log.Info("a worker is gone; what it held is cleared", "worker", r.Key()) },
+			Failed: func(key events.RankKey, err error) {
+				log.Warn("a worker that is gone is not cleared yet", "worker", key, "error", err)
+			},
+			Bad: func(key string, err error) {
+				log.Warn("a worker's registration cannot be read", "key", key, "error", err)
+			},
+			Watch: func(err error) {
+				if err != nil {
+					log.Warn("the registrations of workers cannot be watched; nobody is cleared meanwhile", "error", err)
+				} else {
+					log.Info("the registrations of workers are watched again")
+				}
+			},
+		},
+	})
+}

@@ -1,0 +1,33 @@
+package registry
+
+import (
+	"context"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Leased is an indexer whose list of workers says how their leases stand.
+type Leased struct {
+	api.Indexer
+	Registry *Registry
+}
+
+// Workers lists the ranks that the log knows, with the leases of those that have one.
+func (l Leased) Workers(ctx context.Context) (*api.WorkerList, error) {
+	list, err := l.Indexer.Workers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Workers {
+		w := &list.Workers[i]
+		if known, ok := l.Registry.Worker(events.RankKey{Instance: w.Instance, Rank: w.Rank}); ok {
+			r := known.Record
+			w.Lease = &api.Lease{
+				Holder: r.Holder.ID, Host: r.Holder.Host, PID: r.Holder.PID, Since: r.Holder.Since, State: string(r.State),
+				Renewed: known.Renewed.UTC(), Expires: known.Renewed.Add(r.Lease()).UTC(),
+			}
+		}
+	}
+	return list, nil
+}
