@@ -63,7 +63,7 @@ func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, func([]hicache.PageHash) 
 		return nil, nil, errors.New("the workers did not say where their store is")
 	}
 	// Pages that are called the same have other objects under another layout.
-	id := fmt.Sprint(c.Backend, " ", where, " ", c.TPSize, c.PPSize, c.IsMLA, c.TPLCMSize, c.ShouldSplitHeads, c.MLAKeyStyle, " ", c.ExtraBackendTag, " ", c.ModelName)
+	id := fmt.Sprint(c.Backend, " ", where, " ", c.TPSize, c.PPSize, c.IsMLA, c.TPLCMSize, c.ShouldSplitHeads, c.MLAKeyStyle, " ", c.ExtraBackendTag, " ", c.ModelInKeys, c.ModelName)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if cache := l.stores[id]; cache != nil {
