@@ -34,6 +34,7 @@ func NATSFlags(flags *pflag.FlagSet, optional bool) *NATS {
 	flags.StringVar(&o.CAFile, "nats-ca", "", "file with the authorities that vouch for the server (also NATS_CA)")
 	flags.StringVar(&o.CertFile, "nats-cert", "", "file with this client's certificate (also NATS_CERT)")
 	flags.StringVar(&o.KeyFile, "nats-key", "", "file with its key (also NATS_KEY)")
+	flags.StringVar(&o.InboxPrefix, "nats-inbox-prefix", "", "first part of the subjects on which replies are taken, where permissions ask for one (default: _INBOX)")
 	return n
 }
 

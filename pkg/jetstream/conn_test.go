@@ -234,32 +234,19 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// permissions of the three kinds of users, as the documentation gives them, for namespace "test" with one
-// partition.
-const permissionsConf = `
-	jetstream: enabled
-	accounts { KV { jetstream: enabled, users = [
-	  { user: admin, password: x }
-	  { user: shim, password: x, permissions: {
-	      publish: { allow: ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_EVENTS_test_0", "$JS.API.STREAM.MSG.GET.KV_EVENTS_test_0",
-	          "$JS.API.STREAM.MSG.GET.KV_kvatlas_test", "$JS.API.STREAM.INFO.KV_kvatlas_test_snap", "$JS.API.STREAM.MSG.GET.KV_kvatlas_test_snap",
-	          "$JS.API.DIRECT.GET.KV_kvatlas_test_snap.>", "$KV.kvatlas_test.model.*", "kv.v1.test.ev.0.w1.*", "kv.v1.test.ctl.0.w1.*"] }
-	      subscribe: { allow: ["_INBOX_shim.>", "kv.v1.test.ctl.>", "$SRV.>"] }
-	      allow_responses: { max: 1, ttl: "5s" } } }
-	  { user: indexer, password: x, permissions: {
-	      publish: { allow: ["$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.DIRECT.GET.KV_kvatlas_test_snap.>",
-	          "$JS.API.CONSUMER.CREATE.KV_EVENTS_test_0.>", "$JS.API.CONSUMER.DELETE.KV_EVENTS_test_0.*", "$JS.API.CONSUMER.MSG.NEXT.KV_EVENTS_test_0.*",
-	          "$JS.API.STREAM.PURGE.*", "$KV.kvatlas_test.>", "$KV.kvatlas_test_snap.>", "kv.v1.test.ctl.0", "kv.v1.test.ctl.0.>"] }
-	      subscribe: { allow: ["_INBOX_indexer.>", "kv.v1.test.q.>", "$SRV.>"] }
-	      allow_responses: { max: 1, ttl: "5s" } } }
-	  { user: client, password: x, permissions: {
-	      publish: { allow: ["$JS.API.INFO", "kv.v1.test.q.*"] }
-	      subscribe: { allow: ["_INBOX_client.>"] } } } ] } }`
-
 // TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
-	srv := configServer(t, permissionsConf)
+	shimGrant, err := ShimGrant("test", 1, "w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := configServer(t, "jetstream: enabled\n"+AccountsConfig([]Account{{Name: "KV", Users: []User{
+		{Grant: Grant{User: "admin", Publish: []string{">"}, Subscribe: []string{">"}}, Password: "x"},
+		{Grant: shimGrant, Password: "x"},
+		{Grant: NodeGrant("test"), Password: "x"},
+		{Grant: ReaderGrant("test"), Password: "x"},
+	}}}))
 	as := func(user, inbox string) *Conn {
 		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox, AttemptTimeout: 20 * time.Second})
 	}
@@ -276,7 +263,7 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	shim, err := OpenNamespace(ctx, as("shim", "_INBOX_shim"), "test")
+	shim, err := OpenNamespace(ctx, as(shimGrant.User, shimGrant.Inbox), "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,14 +291,14 @@ func TestPermissions(t *testing.T) {
 		t.Fatalf("creating a namespace: %v", err)
 	}
 	// A client whose replies cannot arrive learns it from its first request.
-	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "client", Password: "x", AttemptTimeout: 20 * time.Second}); !errors.Is(err, ErrDenied) {
+	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "reader", Password: "x", AttemptTimeout: 20 * time.Second}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a refused inbox: %v", err)
 	}
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("refusals took %v: they were waited for", took)
 	}
 
-	indexer, err := OpenNamespace(ctx, as("indexer", "_INBOX_indexer"), "test")
+	indexer, err := OpenNamespace(ctx, as("node", "_INBOX_node"), "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +366,7 @@ func TestPermissions(t *testing.T) {
 	if replies, err := indexer.Conn().Gather(ctx, time.Second, ControlSubject("test", 0), ContentJSON, nil); err != nil || len(replies) != 1 {
 		t.Fatal(replies, err)
 	}
-	client := as("client", "_INBOX_client")
+	client := as("reader", "_INBOX_reader")
 	reply, err := client.Request(ctx, QuerySubject("test", "find"), "", nil)
 	if err != nil || string(reply.Body) != "found" {
 		t.Fatal(reply, err)

@@ -12,13 +12,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-const (
-	namespaceVersion  = 1
-	defaultPartitions = 8
-)
+const namespaceVersion = 1
 
-// MaxPartitions is how many partitions a namespace can have.
-const MaxPartitions = 1024
+// How many partitions a new namespace has if nothing else is said, and how many one can have.
+const (
+	DefaultPartitions = 8
+	MaxPartitions     = 1024
+)
 
 // namespaceRecord is what the meta bucket keeps under "namespace": JSON, for people too.
 type namespaceRecord struct {
@@ -74,7 +74,7 @@ func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	}
 	rec := namespaceRecord{Version: namespaceVersion, Partitions: cfg.Partitions, Created: time.Now().UTC().Truncate(time.Second)}
 	if rec.Partitions == 0 {
-		rec.Partitions = defaultPartitions
+		rec.Partitions = DefaultPartitions
 	}
 	text, err := json.Marshal(rec)
 	if err != nil {

@@ -1,0 +1,147 @@
+package jetstream
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/nats-io/nkeys"
+)
+
+// Grant is what one NATS user may do: the allow lists of an authorization block (docs.nats.io, "Authorization"). What is not on a
+// list is refused.
+type Grant struct {
+	User      string // a name for people, unique in its account
+	Inbox     string // prefix of the subjects on which it takes replies; its connections must use it ([ConnOptions.InboxPrefix])
+	Publish   []string
+	Subscribe []string
+	Respond   bool // it may answer whoever asks it, for a few seconds
+}
+
+// NodeGrant is for indexer nodes: all of a namespace, and JetStream in their account. A namespace has an account of its own, which is
+// what keeps two namespaces on one server apart.
+func NodeGrant(ns string) Grant {
+	g := Grant{User: "node", Inbox: "_INBOX_node", Respond: true}
+	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>"}
+	for _, bucket := range []string{MetaBucket(ns), SnapshotBucket(ns), NodesBucket(ns), WorkersBucket(ns)} {
+		g.Publish = append(g.Publish, keySubject(bucket, ">"))
+	}
+	g.Subscribe = []string{g.Inbox + ".>", subjectRoot + ns + ".>", "$SRV.>"}
+	return g
+}
+
+// ReaderGrant is for routers and whoever else only asks.
+func ReaderGrant(ns string) Grant {
+	g := Grant{User: "reader", Inbox: "_INBOX_reader", Publish: []string{"$JS.API.INFO"}}
+	for _, verb := range []string{"find", "workers", "status"} {
+		g.Publish = append(g.Publish, QuerySubject(ns, verb))
+	}
+	g.Subscribe = []string{g.Inbox + ".>"}
+	return g
+}
+
+// ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. It may publish this worker's events and
+// lease and answer for it. It reads the log by stream, as the server has no way to permit less that does not risk a stale answer; what
+// lies there are hashes.
+func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, error) {
+	token, err := EscapeToken(string(instance))
+	if err != nil {
+		return Grant{}, err
+	}
+	p := partitionOfToken(token, partitions)
+	g := shimGrant(ns, "shim-"+token, []events.Partition{p})
+	g.Publish = append(g.Publish,
+		subjectRoot+ns+".ev."+decimal(uint64(p))+"."+token+".*",
+		ControlSubject(ns, p)+"."+token+".*",
+		keySubject(WorkersBucket(ns), decimal(uint64(p))+"."+token+".*"),
+	)
+	g.Subscribe = append(g.Subscribe, ControlSubject(ns, p), ControlSubject(ns, p)+"."+token+".*")
+	return g, nil
+}
+
+// AnyShimGrant is for shims of whichever worker, where workers come and go too often for a user each.
+func AnyShimGrant(ns string, partitions uint32) Grant {
+	all := make([]events.Partition, partitions)
+	for i := range all {
+		all[i] = events.Partition(i)
+	}
+	g := shimGrant(ns, "shim", all)
+	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", keySubject(WorkersBucket(ns), ">"))
+	g.Subscribe = append(g.Subscribe, subjectRoot+ns+".ctl.>")
+	return g
+}
+
+// shimGrant is what all shims need.
+func shimGrant(ns, user string, partitions []events.Partition) Grant {
+	g := Grant{User: user, Inbox: "_INBOX_" + user, Respond: true}
+	g.Publish = []string{"$JS.API.INFO", keySubject(MetaBucket(ns), "model.*")}
+	streams := []string{bucketStream(MetaBucket(ns)), bucketStream(SnapshotBucket(ns)), bucketStream(WorkersBucket(ns))}
+	for _, p := range partitions {
+		streams = append(streams, StreamName(ns, p))
+	}
+	for _, s := range streams {
+		g.Publish = append(g.Publish, "$JS.API.STREAM.INFO."+s, "$JS.API.STREAM.MSG.GET."+s)
+	}
+	g.Publish = append(g.Publish, "$JS.API.DIRECT.GET."+bucketStream(SnapshotBucket(ns))+".>")
+	g.Subscribe = []string{g.Inbox + ".>", "$SRV.>"}
+	return g
+}
+
+// Account is a NATS account with users, by their public nkeys or, where Key is empty, by name and password.
+type Account struct {
+	Name  string
+	Users []User
+}
+
+// User is a grant for who holds a key.
+type User struct {
+	Grant    Grant
+	Key      string // public nkey, "U…"
+	Password string // with Grant.User, if there is no key
+}
+
+// AccountsConfig writes accounts in the form of a nats-server configuration file.
+func AccountsConfig(accounts []Account) string {
+	var b strings.Builder
+	b.WriteString("accounts {\n")
+	for _, a := range accounts {
+		fmt.Fprintf(&b, "  %s {\n    jetstream: enabled\n    users: [\n", a.Name)
+		for _, u := range a.Users {
+			if u.Key != "" {
+				fmt.Fprintf(&b, "      { nkey: %s, permissions: { # %s\n", u.Key, u.Grant.User)
+			} else {
+				fmt.Fprintf(&b, "      { user: %q, password: %q, permissions: {\n", u.Grant.User, u.Password)
+			}
+			list := func(what string, subjects []string) {
+				fmt.Fprintf(&b, "          %s: { allow: [\n", what)
+				for line := range slices.Chunk(subjects, 2) {
+					fmt.Fprintf(&b, "            \"%s\"\n", strings.Join(line, `", "`))
+				}
+				b.WriteString("          ] }\n")
+			}
+			list("publish", u.Grant.Publish)
+			list("subscribe", u.Grant.Subscribe)
+			if u.Grant.Respond {
+				b.WriteString("          allow_responses: { max: 1, ttl: \"5s\" }\n")
+			}
+			b.WriteString("      } }\n")
+		}
+		b.WriteString("    ]\n  }\n")
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// NewUserKey makes an nkey for a user: the seed, which is the secret, and the public key.
+func NewUserKey() (seed []byte, public string, err error) {
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		return nil, "", err
+	}
+	if seed, err = pair.Seed(); err != nil {
+		return nil, "", err
+	}
+	public, err = pair.PublicKey()
+	return seed, public, err
+}
