@@ -46,8 +46,8 @@ func TestNamespace(t *testing.T) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	if _, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "big", Partitions: 257}); err == nil {
-		t.Error("257 partitions")
+	if _, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "big", Partitions: MaxPartitions + 1}); err == nil {
+		t.Error("too many partitions")
 	}
 	c.Close()
 	s.Stop()
