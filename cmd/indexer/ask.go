@@ -206,7 +206,7 @@ func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 func printAnswer(w io.Writer, a *api.Answer) error {
 	fmt.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
 	if !a.Complete {
-		fmt.Fprintln(w, "INCOMPLETE: not every partition could be looked at; see indexer status")
+		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
 	}
 	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
 		fmt.Fprintf(w, "shared store: %s, holds %d blocks", l.Status, l.Total)

@@ -79,8 +79,9 @@ type Answer struct {
 	BlockSize uint32 `json:"block_size" msgpack:"block_size"`
 	Blocks    int    `json:"blocks" msgpack:"blocks"` // whole blocks that were looked up
 
-	// Complete is false if workers that serve the model could not be looked at.
-	Complete bool `json:"complete" msgpack:"complete"`
+	// Complete is false if there may be workers of the model that could not be looked at: those in the Missing partitions.
+	Complete bool               `json:"complete" msgpack:"complete"`
+	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
 	Workers    []Overlap         `json:"workers" msgpack:"workers"`       // best first
 	Partitions []PartitionStatus `json:"partitions" msgpack:"partitions"` // what the answer reflects

@@ -33,10 +33,15 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 	}
 	// How far the index has come is read before the ranks, and both before the index itself: the answer reflects at least this.
+	lapses := n.lapses.Load()
 	reflected := n.progress()
+	missing := unserved(reflected)
 	view := n.machine.View()
 	served, err := view.serving(q)
 	if err != nil {
+		if len(missing) > 0 && err.Code == api.CodeUnknownModel { // its workers may be where we cannot look
+			return nil, api.Errorf(api.CodeNotReady, "no worker has announced the model %q in what this node sees; partitions %v are not restored", q.Model, missing)
+		}
 		return nil, err
 	}
 	s := scratches.Get().(*scratch)
@@ -57,13 +62,13 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		Model:      q.Model,
 		BlockSize:  served.BlockSize,
 		Blocks:     len(s.locals),
-		Complete:   true,
+		Complete:   len(missing) == 0,
+		Missing:    missing,
 		Workers:    []api.Overlap{},
 		Partitions: make([]api.PartitionStatus, 0, len(served.Partitions)),
 	}
 	for _, p := range served.Partitions {
 		at := reflected[p]
-		answer.Complete = answer.Complete && at.whole
 		answer.Partitions = append(answer.Partitions, api.PartitionStatus{Partition: p, Epoch: at.epoch, Seq: at.seq})
 	}
 	shared := n.l3.begin(q, served.BlockSize) // asked at the same time as the index
@@ -79,6 +84,10 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		return answer, nil
 	}
 	n.index.Match(served.Space, s.locals, allowed, &s.answer)
+	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
+		answer.Missing = unserved(n.progress())
+		answer.Complete = false
+	}
 	for _, o := range s.answer.Ranks {
 		if r := view.Rank(o.Rank); r != nil {
 			answer.Workers = append(answer.Workers, api.Overlap{
@@ -115,8 +124,18 @@ func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfV
 	}
 }
 
+// unserved lists the partitions that cannot be looked at. Whether they have workers of a model is not known then.
+func unserved(reflected []at) (missing []events.Partition) {
+	for p, at := range reflected {
+		if !at.whole {
+			missing = append(missing, events.Partition(p))
+		}
+	}
+	return missing
+}
+
 // serving finds the ranks that a query is about.
-func (v *View) serving(q *api.Query) (*Served, error) {
+func (v *View) serving(q *api.Query) (*Served, *api.Error) {
 	list := v.Models[q.Model]
 	if len(list) == 0 {
 		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q; %s", q.Model, v.known())

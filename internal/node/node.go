@@ -99,7 +99,8 @@ type Node struct {
 	ready   atomic.Bool
 	saving  sync.Mutex // one snapshot at a time
 
-	unready atomic.Int32 // partitions that do not serve yet
+	unready atomic.Int32  // partitions that do not serve
+	lapses  atomic.Uint64 // how often a partition ceased to serve
 
 	resyncs    resyncCounts
 	saves      struct{ written, failed atomic.Uint64 }
@@ -417,6 +418,9 @@ func (n *Node) set(p events.Partition, change func(*standing)) {
 	before := serves(s.state)
 	change(s)
 	after := serves(s.state)
+	if before && !after {
+		n.lapses.Add(1)
+	}
 	s.mu.Unlock()
 	if !before && after && n.unready.Add(-1) == 0 && n.ready.CompareAndSwap(false, true) {
 		n.cfg.Hooks.Ready()
