@@ -106,6 +106,7 @@ func TestWatch(t *testing.T) {
 	same := func() bool { return watch.fresh == nil && maps.Equal(watch.there, want) }
 	watch.wait(t, "what was there", same)
 	rng := rand.New(rand.NewPCG(1, 2))
+	marks := map[string]uint64{}
 	for i := range 300 {
 		key := fmt.Sprintf("k.%d", rng.IntN(60))
 		if rev, there := revisions[key]; there && rng.IntN(3) == 0 {
@@ -118,16 +119,19 @@ func TestWatch(t *testing.T) {
 			}
 			delete(want, key)
 			delete(revisions, key)
-			if rng.IntN(2) == 0 {
-				if err := b.Erase(w.ctx, key, mark); err != nil {
-					t.Fatal(err)
-				}
-			}
+			marks[key] = mark
 		} else {
 			put(key, fmt.Sprint(i))
 		}
 	}
 	watch.wait(t, "after changes", same)
+	for key, mark := range marks { // of keys that have come back, too
+		if err := b.Erase(w.ctx, key, mark); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("k.0", "after the marks were erased")
+	watch.wait(t, "after the marks were erased", same)
 	if _, err := b.Latest(w.ctx, "k.nowhere"); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
 	}

@@ -51,7 +51,8 @@ func (b *Bucket) Delete(ctx context.Context, key string, expected uint64) (revis
 	}
 }
 
-// Erase removes what a key has at revisions up to upTo, without a trace: what was written later stays.
+// Erase removes what a key has at revisions up to upTo, without a trace: what was written later stays. A watch that has not come to a
+// mark of deletion yet does not hear of it once it is erased.
 func (b *Bucket) Erase(ctx context.Context, key string, upTo uint64) error {
 	if !validKey(key) {
 		return fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
