@@ -203,7 +203,9 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	known := newRegistry(ns, workers, log)
 	handler := api.Handler{Indexer: registry.Leased{Indexer: n, Registry: known}, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), runtime.GOMAXPROCS(0))
-	httpStop, err := s.serveHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Metrics: scrape}, log)
+	fleet := newFleet(ns, workers, s.id, log)
+	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Metrics: scrape}), handler.Indexer, fleet, ns)
+	httpStop, err := s.serveHTTP(front, log)
 	if err != nil {
 		return err
 	}
@@ -220,6 +222,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	var parts sync.WaitGroup
 	parts.Go(func() { n.Run(running) })
 	parts.Go(func() { known.Run(running) })
+	parts.Go(func() { fleet.Run(running) })
 	go func() {
 		defer close(done)
 		parts.Wait()
@@ -331,7 +334,7 @@ func (q quieter) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // serveHTTP listens and serves until the returned function is called.
-func (s *serving) serveHTTP(cfg api.HTTPConfig, log *slog.Logger) (stop func(), err error) {
+func (s *serving) serveHTTP(front http.Handler, log *slog.Logger) (stop func(), err error) {
 	if s.httpListen == "" {
 		return func() {}, nil
 	}
@@ -342,7 +345,7 @@ func (s *serving) serveHTTP(cfg api.HTTPConfig, log *slog.Logger) (stop func(), 
 	if s.security.tls != nil {
 		l = tls.NewListener(l, s.security.tls)
 	}
-	server := &http.Server{Handler: s.security.guard(api.NewHTTP(cfg)), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute}
+	server := &http.Server{Handler: s.security.guard(front), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute}
 	go server.Serve(l)
 	log.Info("HTTP is served", "listen", l.Addr().String())
 	return func() {

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/dump"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// newFleet returns the shims that this process runs for engines that were registered over HTTP.
+func newFleet(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, log *slog.Logger) *compat.Fleet {
+	return compat.NewFleet(ns, bucket, node, compat.FleetHooks{
+		Started: func(r registry.Record) {
+			log.Info("a shim runs in this process", "worker", r.Key(), "engine", r.Engine.Endpoint, "replay", r.Engine.Replay)
+		},
+		Ended: func(key events.RankKey, err error) {
+			log.Warn("a shim in this process has ended; it is started again", "worker", key, "error", err)
+		},
+	})
+}
+
+// withCompat adds the paths of Mooncake's conductor and Dynamo's indexer to ours.
+func withCompat(ours http.Handler, indexer api.Indexer, fleet *compat.Fleet, ns *jetstream.Namespace) http.Handler {
+	theirs := compat.NewHandler(compat.Config{
+		Indexer: indexer, Fleet: fleet,
+		Dump: func(ctx context.Context, out io.Writer) error {
+			return dump.Write(ctx, ns, "", out, func(dump.Dumped) {})
+		},
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slices.Contains(compat.Patterns, r.URL.Path) {
+			theirs.ServeHTTP(w, r)
+			return
+		}
+		ours.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,151 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+)
+
+// call makes one request with a JSON body, or none for GET.
+func call(base, method, path, body string) (status int, reply string, err error) {
+	req, err := http.NewRequest(method, "http://"+base+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	r, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	return r.StatusCode, string(text), err
+}
+
+// startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over loopback.
+func startDynamo(t *testing.T) (base string) {
+	python := pyenv.PythonWith(t, "dynamo.txt")
+	base = freeAddr(t)
+	var said bytes.Buffer
+	cmd := exec.Command(python, "-m", "dynamo.indexer", "--port", strings.Split(base, ":")[1], "--threads", "2")
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("dynamo.indexer said:\n%s", &said)
+		}
+	})
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		if status, _, err := call(base, "GET", "/health", ""); err == nil && status == 200 {
+			return base
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("dynamo.indexer does not answer")
+		}
+	}
+}
+
+// tokenList is a JSON array of a prompt's tokens.
+func tokenList(list []uint32) string { return strings.ReplaceAll(fmt.Sprint(list), " ", ",") }
+
+// TestCompatibleWithDynamo drives NVIDIA Dynamo's indexer and ours with the same requests and the same engine, and compares statuses and, where
+// there is an answer, all of its fields. What differs on purpose is in docs/compatibility.md and below.
+func TestCompatibleWithDynamo(t *testing.T) {
+	dynamo := startDynamo(t)
+	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: blockSize})
+	data := t.TempDir()
+	x := startIndexer(t, data, "", "--node-id", "one")
+	prompt := tokens(1, 4*blockSize)
+
+	// same asks both until they agree. An error's words are each indexer's own.
+	same := func(method, path, body, want string) {
+		t.Helper()
+		var got [2]string
+		for deadline := time.Now().Add(patience / 3); ; time.Sleep(50 * time.Millisecond) {
+			var status [2]int
+			for i, base := range []string{dynamo, x.http} {
+				var err error
+				if status[i], got[i], err = call(base, method, path, body); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var a, b any
+			json.Unmarshal([]byte(got[0]), &a)
+			json.Unmarshal([]byte(got[1]), &b)
+			equal := status[0] == status[1] && (status[0] >= 400 || reflect.DeepEqual(a, b))
+			if equal && strings.Contains(got[0], want) {
+				return
+			}
+			if time.Now().After(deadline) || method == "POST" && !strings.HasPrefix(path, "/query") {
+				t.Fatalf("%s %s %.200s:\nDynamo %d %s\n  ours %d %s\nwant both to have %q", method, path, body, status[0], got[0], status[1], got[1], want)
+			}
+		}
+	}
+	query := func(list []uint32) string { return `{"model_name":"m","token_ids":` + tokenList(list) + `}` }
+	register := fmt.Sprintf(`{"instance_id":1,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":16}`, engine.Endpoint, engine.Replay)
+	same("GET", "/workers", "", "[]")
+	same("POST", "/query", query(prompt), "no indexer for model=m routing_group=default")
+	same("POST", "/register", register, `"ok"`)
+	same("POST", "/register", register, "already registered")
+	same("POST", "/register", strings.Replace(strings.Replace(register, "16", "32", 1), ":1,", ":2,", 1), "block_size")
+	same("GET", "/workers", "", `"active"`)
+	engine.WaitSubscribers(2)
+	_, hashes := engine.Store(prompt[:3*blockSize], nil)
+	same("POST", "/query", query(prompt), `"gpu":48`)
+	same("POST", "/query", query(prompt[:2*blockSize+5]), `"gpu":32`)
+	same("POST", "/query", `{"model_name":"m","token_ids":[]}`, `"scores":{}`)
+	same("POST", "/query", `{"model_name":"m","token_ids":[5,6,7]}`, `"scores":{}`)
+	same("POST", "/query", strings.Replace(query(prompt), "{", `{"lora_name":"a",`, 1), `"scores":{}`)
+	same("POST", "/query", `{"model_name":"m"}`, "token_ids")
+	same("POST", "/query", `{"model_name":"m","token_ids":[-1]}`, "")
+	same("POST", "/query", `{"model_name":"m","token_ids"`, "")
+	same("POST", "/query", `{"model_name":"nope","token_ids":[1]}`, "no indexer for model=nope")
+	same("POST", "/query_by_hash", `{"model_name":"m","block_hashes":[1,-2]}`, `"scores":{}`)
+	same("POST", "/query_by_hash", `{"model_name":"m","block_hashes":[1],"cache_salt":"x"}`, "cache_salt")
+	engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[2*blockSize : 3*blockSize], Parent: &hashes[1], Hashes: hashes[2:3], Medium: "CPU"})
+	engine.Remove(hashes[2])
+	same("POST", "/query", query(prompt), `"cpu":48`)
+	same("POST", "/query", query(prompt), `"gpu":32`)
+	same("POST", "/unregister", `{"instance_id":77,"model_name":"m"}`, "not found")
+
+	// Ours alone: a registration outlives the process, and the block is in the dump.
+	x.stop()
+	x = startIndexer(t, data, x.nats, "--node-id", "one")
+	x.waitFor("a shim runs in this process")
+	engine.WaitSubscribers(2)
+	engine.Store(prompt[:1*blockSize], nil)
+	same("POST", "/query", query(prompt[:blockSize]), `"gpu":16`)
+	if status, text, err := call(x.http, "GET", "/dump", ""); err != nil || status != 200 || !strings.Contains(text, `"m:default":{"block_size":16,"events":[{"worker_id":1,`) {
+		t.Errorf("dump: %d %.300s %v", status, text, err)
+	}
+
+	engine.Clear()
+	same("POST", "/query", query(prompt), `"scores":{}`)
+	same("POST", "/unregister", `{"instance_id":1,"model_name":"m"}`, `"ok"`)
+	same("GET", "/workers", "", "[]")
+	same("POST", "/query", query(prompt), "no indexer for model=m")
+
+	// On purpose: an instance may have a name, hashes may be unsigned, what nobody listens at is pending.
+	if status, text, err := call(x.http, "POST", "/register", `{"instance_id":"w-1","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
+		t.Errorf("register by name: %d %s %v", status, text, err)
+	}
+	if status, text, err := call(x.http, "GET", "/workers", ""); err != nil || status != 200 || !strings.Contains(text, `"instance_id":"w-1","source":"zmq","status":"pending"`) {
+		t.Errorf("workers: %d %s %v", status, text, err)
+	}
+	if status, text, err := call(x.http, "POST", "/query_by_hash", `{"model_name":"m","block_hashes":[12124091508212882195]}`); err != nil || status != 200 {
+		t.Errorf("an unsigned hash: %d %s %v", status, text, err)
+	}
+}
