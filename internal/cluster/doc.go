@@ -38,5 +38,6 @@
 //
 // # What it leaves to others
 //
-// Restoring and serving partitions (a keeper's), queries.
+// Restoring and serving partitions (a keeper's), queries. internal/node keeps all partitions of a namespace and is no keeper yet: indexers on one
+// NATS are full replicas of each other.
 package cluster
