@@ -240,8 +240,8 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 	}
 }
 
-// claim makes sure that no other shim serves the rank, for which it waits a while: a predecessor may be draining. It returns nil where the NATS server does not let us ask and be asked: then the
-// log alone tells two shims apart, and nobody can have the engine's events said again.
+// claim makes sure that no other shim serves the rank, for which it waits a while: a predecessor may be draining. It returns nil where
+// the NATS server does not let us ask and be asked: then the log alone tells two shims apart, and nobody can have the engine's events said again.
 func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (*shim.Desk, error) {
 	waiting := limiter{every: r.logWindow}
 	giveUp := time.Now().Add(r.claimWait)

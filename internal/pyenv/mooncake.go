@@ -40,10 +40,16 @@ func libraries(cache string) (string, error) {
 	defer os.RemoveAll(tmp)
 	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
 	defer cancel()
-	fetch := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, debs...)...)
-	fetch.Dir = tmp
-	if out, err := fetch.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("apt-get download %v (perhaps after apt-get update): %w: %s", debs, err, out)
+	fetch := func() ([]byte, error) {
+		c := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, debs...)...)
+		c.Dir = tmp
+		return c.CombinedOutput()
+	}
+	if _, err := fetch(); err != nil { // the lists of packages may be old, or not there
+		update, updateErr := exec.CommandContext(ctx, "apt-get", "update").CombinedOutput()
+		if out, err := fetch(); err != nil {
+			return "", fmt.Errorf("apt-get download %v: %w: %s; apt-get update before it: %v: %s", debs, err, out, updateErr, update)
+		}
 	}
 	files, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
 	if err != nil {

@@ -147,19 +147,3 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 func (l *Lease) write(ctx context.Context, expected uint64) (uint64, error) {
 	return l.bucket.Commit(ctx, nil, jetstream.Value{Key: l.name, Data: l.data}, expected)
 }
-
-// Release gives the lease up, in good order: the record goes, and nobody will clear what the rank holds.
-func (l *Lease) Release(ctx context.Context) error {
-	entry, err := l.bucket.Latest(ctx, l.name)
-	if errors.Is(err, jetstream.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if !bytes.Equal(entry.Value, l.data) {
-		return nil // it is no longer ours
-	}
-	_, err = l.bucket.Delete(ctx, l.name, entry.Revision)
-	return err
-}

@@ -28,26 +28,12 @@ type Record struct {
 	BlockSize uint32          `json:"block_size"` // tokens
 	Source    string          `json:"source"`     // how the engine speaks: vllm, sglang, ...
 
-	Groups    []Group `json:"attention_groups,omitempty"` // where the engine's groups are known beforehand
-	Lookahead uint32  `json:"lookahead_tokens,omitempty"` // tokens that the engine hashes beyond a block (EAGLE)
-
-	// L3 is the configuration of the worker's shared store, as pkg/hicache reads it.
-	L3 json.RawMessage `json:"l3,omitempty"`
-
 	// Engine is how to reach the engine, if an indexer runs the shim: it was registered over HTTP.
 	Engine *Engine `json:"engine,omitempty"`
 
 	Holder  Holder `json:"holder"`
 	LeaseMS int64  `json:"lease_ms"`
 	State   State  `json:"state"`
-}
-
-// Group is one of an engine's KV-cache groups.
-type Group struct {
-	Index     events.GroupIndex `json:"index"`
-	Kind      string            `json:"kind"` // as in the engine's events: full_attention, sliding_window, ...
-	BlockSize uint32            `json:"block_size,omitempty"`
-	Window    uint32            `json:"sliding_window,omitempty"`
 }
 
 // Engine is where an engine can be heard.

@@ -46,14 +46,3 @@ func (b Bitmap) Count() (n int) {
 	}
 	return n
 }
-
-// fill sets bits 0 to n-1.
-func (b Bitmap) fill(n int) Bitmap {
-	for i := range b {
-		b[i] = 1<<64 - 1
-	}
-	if n&63 != 0 {
-		b[n>>6] &= 1<<(n&63) - 1
-	}
-	return b
-}

@@ -483,3 +483,14 @@ func BenchmarkRemembered(b *testing.B) {
 		c.Begin(l, 0).Wait(context.Background())
 	}
 }
+
+// fill sets bits 0 to n-1.
+func (b Bitmap) fill(n int) Bitmap {
+	for i := range b {
+		b[i] = 1<<64 - 1
+	}
+	if n&63 != 0 {
+		b[n>>6] &= 1<<(n&63) - 1
+	}
+	return b
+}

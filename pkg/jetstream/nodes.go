@@ -46,7 +46,7 @@ func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 					if err != nil {
 						return err
 					}
-					if m.Header.Get("KV-Operation") == "" {
+					if m.Header.Get(headerKVOperation) == "" {
 						entries = append(entries, entry)
 					}
 				case "204", "404": // the end; nothing there

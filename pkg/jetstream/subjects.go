@@ -14,7 +14,6 @@ import (
 //
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
-//	kv.v1.<ns>.n.<node>.<verb>            from one indexer node to another
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	bucket kvatlas_<ns>                   namespace record and models
@@ -228,12 +227,6 @@ func streamSubjects(ns string, p events.Partition) string {
 
 // QuerySubject is where any ready node answers a kind of query.
 func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
-
-// NodeSubject is where one indexer node answers the others.
-func NodeSubject(ns, node, verb string) (string, error) {
-	token, err := EscapeToken(node)
-	return subjectRoot + ns + ".n." + token + "." + verb, err
-}
 
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {
