@@ -1,8 +1,14 @@
 package integration
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,52 +16,206 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// TestRealMooncakeMaster asks a real master about a real client's objects: hits, misses, odd keys, removal, and a restart.
-func TestRealMooncakeMaster(t *testing.T) {
-	real := pyenv.StartMooncake(t)
-	real.StartClient()
-	odd := []string{"a b", "a+b", "a%2Cb", "pre@m@tp_rank:0/ü|\"\n"}
-	real.Put(append([]string{"plain"}, odd...)...)
-	changed := make(chan string, 100)
-	master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: real.HTTP, MaxKeys: 3, Check: 20 * time.Millisecond, Changed: func(why string) { changed <- why }})
+// realStore is a real master with a real client, and what an indexer asks it through: a store that is watched, and a cache that
+// never forgets by itself.
+type realStore struct {
+	*pyenv.Mooncake
+	t       *testing.T
+	ctx     context.Context
+	master  *hicache.Mooncake
+	cache   *hicache.Cache
+	changed chan string
+}
+
+func startRealStore(t *testing.T) *realStore {
+	s := &realStore{Mooncake: pyenv.StartMooncake(t), t: t, changed: make(chan string, 1000)}
+	s.StartClient()
+	var err error
+	s.master, err = hicache.NewMooncake(hicache.MooncakeConfig{Address: s.HTTP, MaxKeys: 3, Check: 20 * time.Millisecond, Changed: func(why string) {
+		s.cache.Forget()
+		s.changed <- why
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if _, err := master.Health(ctx); err != nil {
+	s.cache = hicache.NewCache(s.master, hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour})
+	var cancel context.CancelFunc
+	s.ctx, cancel = context.WithTimeout(context.Background(), patience)
+	watched := make(chan struct{})
+	go func() { s.master.Watch(s.ctx); close(watched) }()
+	t.Cleanup(func() { cancel(); <-watched })
+	return s
+}
+
+// exists asks for keys that can be asked for and wants an answer for all.
+func (s *realStore) exists(keys ...string) hicache.Bitmap {
+	s.t.Helper()
+	present, known, err := s.master.Exists(s.ctx, keys)
+	if err != nil || known.Count() != len(keys) {
+		s.t.Fatalf("%v, %d of %d known", err, known.Count(), len(keys))
+	}
+	return present
+}
+
+// waitGone asks until no key exists, and says how long that took. In between all exist or none.
+func (s *realStore) waitGone(keys ...string) time.Duration {
+	s.t.Helper()
+	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		present := s.exists(keys...)
+		if present.Count() == 0 {
+			return time.Since(begun)
+		}
+		if s.ctx.Err() != nil {
+			s.t.Fatalf("%d of %d objects stay", present.Count(), len(keys))
+		}
+	}
+}
+
+// TestRealMooncakeMaster asks a real master about a real client's objects: hits, misses, odd keys, removal, and the client's end.
+func TestRealMooncakeMaster(t *testing.T) {
+	t.Parallel()
+	s := startRealStore(t)
+	odd := []string{"a b", "a+b", "a%2Cb", "pre@m@tp_rank:0/ü|\"\n", "nul\x00", strings.Repeat("long", 500)}
+	s.Put(append([]string{"plain"}, odd...)...)
+	if _, err := s.master.Health(s.ctx); err != nil {
 		t.Fatal(err)
 	}
-	keys := append([]string{"none", "with,comma", "not\xffutf8", "plain"}, odd...)
-	present, known, err := master.Exists(ctx, keys)
+	keys := append([]string{"none", "with,comma", "not\xffutf8", "", "plain"}, odd...)
+	present, known, err := s.master.Exists(s.ctx, keys)
 	if !errors.Is(err, hicache.ErrKey) {
 		t.Errorf("keys that cannot be asked for: %v", err)
 	}
 	for i, key := range keys {
-		if known.Get(i) != (i != 1 && i != 2) || present.Get(i) != (i >= 3) {
-			t.Errorf("%q: known %v, present %v", key, known.Get(i), present.Get(i))
+		if known.Get(i) != (i == 0 || i >= 4) || present.Get(i) != (i >= 4) {
+			t.Errorf("%.40q: known %v, present %v", key, known.Get(i), present.Get(i))
 		}
 	}
-	real.Remove("plain")
-	if present, known, err := master.Exists(ctx, []string{"plain", "a b"}); err != nil || known.Count() != 2 || present.Get(0) || !present.Get(1) {
-		t.Errorf("after removal: %v, present %b, known %b", err, present, known)
+
+	// Why such keys are refused before: the master refuses every key of a batch with one of them.
+	res, err := http.Get("http://" + s.HTTP + "/batch_query_keys?keys=plain," + url.QueryEscape("not\xffutf8"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	if res.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("the master says %s to a key that is not UTF-8: it need not be refused any more", res.Status)
 	}
 
-	// A master that starts again has lost everything and says nothing of it; the broken connection does.
-	for len(changed) > 0 {
-		<-changed
+	s.Remove("plain")
+	if present := s.exists("plain", "a b"); present.Get(0) || !present.Get(1) {
+		t.Errorf("after removal: %b", present)
 	}
-	real.KillMaster()
-	select {
-	case <-changed:
-	case <-ctx.Done():
-		t.Fatal("nobody was told that the master is gone")
+	s.CloseClient()
+	s.waitGone("a b", "a+b")
+}
+
+// A client that was killed: the master goes on answering for its objects until it misses the client's sign of life.
+func TestRealMooncakeClientKilled(t *testing.T) {
+	t.Parallel()
+	s := startRealStore(t)
+	keys := []string{"one", "two", "three"}
+	s.Put(keys...)
+	s.KillClient()
+	if present := s.exists(keys...); present.Count() != 3 {
+		t.Errorf("%d of 3 objects right after their owner's death; docs/l3.md says that they are answered for", present.Count())
 	}
-	if _, known, err := master.Exists(ctx, []string{"a b"}); err == nil || known.Count() != 0 {
-		t.Errorf("a dead master: %v, %d known", err, known.Count())
+	took := s.waitGone(keys...)
+	t.Logf("the master answered for a dead client's objects for %v", took)
+	if took < 3*time.Second {
+		t.Errorf("the master answered for a dead client's objects for %v only; docs/l3.md says ten seconds", took)
 	}
-	real.StartMaster()
-	if present, known, err := master.Exists(ctx, []string{"a b"}); err != nil || known.Count() != 1 || present.Count() != 0 {
-		t.Errorf("a master that started again: %v, present %b", err, present)
+}
+
+// Objects that the master evicts are not there any more, and no others.
+func TestRealMooncakeEviction(t *testing.T) {
+	t.Parallel()
+	s := startRealStore(t)
+	const size = 1 << 20
+	var keys []string
+	for i := range 2 * pyenv.ClientMemory / size {
+		keys = append(keys, fmt.Sprintf("large-%d", i))
+	}
+	s.PutLarge(size, keys...)
+	// The master evicts in a thread of its own: its list and our answer must be of the same moment.
+	for {
+		before := s.list()
+		present := s.exists(keys...)
+		if after := s.list(); len(after) != len(before) {
+			continue
+		}
+		for i, key := range keys {
+			if present.Get(i) != before[key] {
+				t.Fatalf("%s: we say %v, the master's list %v", key, present.Get(i), before[key])
+			}
+		}
+		if n := present.Count(); n == len(keys) || n == 0 {
+			t.Fatalf("%d of %d objects are there: nothing was evicted, or all", n, len(keys))
+		}
+		return
+	}
+}
+
+// list is what the master says that it has.
+func (s *realStore) list() map[string]bool {
+	s.t.Helper()
+	res, err := http.Get("http://" + s.HTTP + "/get_all_keys")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusOK {
+		s.t.Fatalf("/get_all_keys: %s, %v", res.Status, err)
+	}
+	all := map[string]bool{}
+	for lines := bufio.NewScanner(strings.NewReader(string(body))); lines.Scan(); {
+		all[lines.Text()] = true
+	}
+	return all
+}
+
+// A master that starts again has lost everything and says nothing of it; the broken connection does, and what was remembered of it is
+// dropped at once, however long it would have been good for.
+func TestRealMooncakeRestart(t *testing.T) {
+	t.Parallel()
+	s := startRealStore(t)
+	config := hicache.SGLang{Backend: "mooncake", PageSize: 4, TPSize: 2, PPSize: 1}
+	lane := hicache.Lane{Names: config.PageHashes(nil, tokens(1, 40), hicache.Space{}), Keys: config.Keys}
+	objects := config.Keys(lane.Names).Keys
+	s.Put(objects...)
+	if f := s.cache.Begin(lane, 0).Wait(s.ctx); f.Err != nil || f.Present.Count() != 10 {
+		t.Fatalf("%d of 10 pages, %v", f.Present.Count(), f.Err)
+	}
+	s.Remove(objects...)
+	if f := s.cache.Begin(lane, 0).Wait(s.ctx); f.Err != nil || f.Present.Count() != 10 {
+		t.Fatalf("what is remembered: %d of 10 pages, %v", f.Present.Count(), f.Err)
+	}
+	for len(s.changed) > 0 {
+		<-s.changed
+	}
+	s.KillMaster()
+	for told := false; !told; {
+		select {
+		case why := <-s.changed:
+			told = strings.Contains(why, "connection")
+		case <-s.ctx.Done():
+			t.Fatal("nobody was told that the connection broke")
+		}
+	}
+	if f := s.cache.Begin(lane, 0).Wait(s.ctx); f.Err == nil || f.Known.Count() != 0 {
+		t.Errorf("a dead master: %v, %d known", f.Err, f.Known.Count())
+	}
+	s.StartMaster()
+	for { // Watch finds out that it is back
+		f := s.cache.Begin(lane, 0).Wait(s.ctx)
+		if f.Err == nil {
+			if f.Known.Count() != 10 || f.Present.Count() != 0 {
+				t.Errorf("a master that started again: %d known, %d present", f.Known.Count(), f.Present.Count())
+			}
+			return
+		}
+		if s.ctx.Err() != nil {
+			t.Fatal(f.Err)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -157,10 +158,13 @@ func (m *Mooncake) KillClient() {
 	}
 }
 
+// ClientMemory is how many bytes of objects a client has memory for.
+const ClientMemory = 64 << 20
+
 // StartClient starts a client that mounts memory for objects.
 func (m *Mooncake) StartClient() {
 	m.t.Helper()
-	m.client = exec.Command(m.python, Script(m.t, "mooncake_client.py"), m.rpc)
+	m.client = exec.Command(m.python, Script(m.t, "mooncake_client.py"), m.rpc, strconv.Itoa(ClientMemory))
 	m.client.Env = m.env
 	in, err := m.client.StdinPipe()
 	if err != nil {
@@ -195,9 +199,9 @@ func (m *Mooncake) answer() {
 	}
 }
 
-func (m *Mooncake) do(op string, keys []string) {
+func (m *Mooncake) do(op string, keys []string, size int) {
 	m.t.Helper()
-	b, err := json.Marshal([]any{op, keys})
+	b, err := json.Marshal([]any{op, keys, size})
 	if err == nil {
 		_, err = m.in.Write(append(b, '\n'))
 	}
@@ -208,7 +212,13 @@ func (m *Mooncake) do(op string, keys []string) {
 }
 
 // Put stores small objects.
-func (m *Mooncake) Put(keys ...string) { m.t.Helper(); m.do("put", keys) }
+func (m *Mooncake) Put(keys ...string) { m.t.Helper(); m.do("put", keys, 4) }
+
+// PutLarge stores objects of a size in bytes.
+func (m *Mooncake) PutLarge(size int, keys ...string) { m.t.Helper(); m.do("put", keys, size) }
 
 // Remove removes objects.
-func (m *Mooncake) Remove(keys ...string) { m.t.Helper(); m.do("remove", keys) }
+func (m *Mooncake) Remove(keys ...string) { m.t.Helper(); m.do("remove", keys, 0) }
+
+// CloseClient has the client leave in good order.
+func (m *Mooncake) CloseClient() { m.t.Helper(); m.do("close", nil, 0) }
