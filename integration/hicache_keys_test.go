@@ -15,20 +15,26 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// storeCode is integration/python/hicache.py: an engine's own code, asked what blocks are called and what is a hit.
+// storeCode is a script of integration/python that asks an engine's own code, out of its wheel, about its store.
 type storeCode struct {
-	t   *testing.T
-	in  io.Writer
-	out *bufio.Reader
+	t      *testing.T
+	script string
+	in     io.Writer
+	out    *bufio.Reader
 }
 
+// startStoreCode starts hicache.py: what blocks are called, and what is a hit.
 func startStoreCode(t *testing.T, wheel string) *storeCode {
-	path := pyenv.Wheel(t, wheel)
-	arg, err := json.Marshal(map[string]string{"wheel": path})
+	return startStoreScript(t, "hicache.py", wheel, map[string]any{})
+}
+
+func startStoreScript(t *testing.T, script, wheel string, options map[string]any) *storeCode {
+	options["wheel"] = pyenv.Wheel(t, wheel)
+	arg, err := json.Marshal(options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(pyenv.PythonWith(t, "engines.txt"), pyenv.Script(t, "hicache.py"), string(arg))
+	cmd := exec.Command(pyenv.PythonWith(t, "engines.txt"), pyenv.Script(t, script), string(arg))
 	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -47,13 +53,13 @@ func startStoreCode(t *testing.T, wheel string) *storeCode {
 		guard.Stop()
 		in.Close()
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("hicache.py: %v", err)
+			t.Errorf("%s: %v", script, err)
 		}
 	})
-	return &storeCode{t: t, in: in, out: bufio.NewReader(out)}
+	return &storeCode{t: t, script: script, in: in, out: bufio.NewReader(out)}
 }
 
-// ask puts questions and decodes as many answers into answers, which points to a slice.
+// ask puts questions, a line, and decodes the line that answers them.
 func (s *storeCode) ask(questions, answers any) {
 	s.t.Helper()
 	b, err := json.Marshal(questions)
@@ -65,10 +71,10 @@ func (s *storeCode) ask(questions, answers any) {
 	}
 	line, err := s.out.ReadBytes('\n')
 	if err != nil {
-		s.t.Fatalf("hicache.py says nothing: %v", err)
+		s.t.Fatalf("%s says nothing: %v", s.script, err)
 	}
 	if err := json.Unmarshal(line, answers); err != nil {
-		s.t.Fatalf("hicache.py: %s: %v", line, err)
+		s.t.Fatalf("%s: %s: %v", s.script, line, err)
 	}
 }
 
