@@ -1,5 +1,6 @@
 // Package wire carries the api over NATS: it serves an indexer as a micro service and gives clients what they ask it with.
-// Subjects are kv.v1.<namespace>.q.<operation>.
+// Subjects are kv.v1.<namespace>.q.<operation>, where whichever node answers for the cluster, and kv.v1.<namespace>.node.<node>.<operation>,
+// where one node answers for what it holds itself.
 package wire
 
 import (
@@ -16,27 +17,59 @@ const queueGroup = "kvatlas"
 
 // NewClient returns a client of whatever node serves a namespace on a connection.
 func NewClient(conn *jetstream.Conn, namespace string) *api.Client {
+	return newClient(conn, func(op string) string { return jetstream.QuerySubject(namespace, op) },
+		fmt.Sprintf("no indexer of namespace %q answers on this NATS server: it is not running, or still restoring", namespace))
+}
+
+// NewNodeClient returns a client of one node of a namespace, which answers for what it holds itself. The error wraps [jetstream.ErrBadName].
+func NewNodeClient(conn *jetstream.Conn, namespace, node string) (*api.Client, error) {
+	if _, err := jetstream.NodeSubject(namespace, node, ""); err != nil {
+		return nil, fmt.Errorf("node %.64q: %w", node, err)
+	}
+	subject := func(op string) string {
+		subject, _ := jetstream.NodeSubject(namespace, node, op) // its name was found to be good
+		return subject
+	}
+	return newClient(conn, subject, fmt.Sprintf("node %q of namespace %q does not answer on this NATS server: it is not running", node, namespace)), nil
+}
+
+// newClient returns a client that asks on the subject of each operation. absent says that nobody serves it.
+func newClient(conn *jetstream.Conn, subject func(op string) string, absent string) *api.Client {
 	return api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
-		reply, err := conn.Request(ctx, jetstream.QuerySubject(namespace, op), contentType, body)
+		reply, err := conn.Request(ctx, subject(op), contentType, body)
 		var refused *jetstream.ServiceError
-		switch {
-		case errors.As(err, &refused) && len(reply.Body) > 0:
-			return reply.Body, nil // the error is in the body
-		case errors.As(err, &refused) && refused.Code == jetstream.CodeTooLarge:
-			return nil, api.Errorf(api.CodeTooLarge, "%s", refused.Description)
-		case errors.As(err, &refused) && refused.Code == jetstream.CodeBusy:
-			return nil, api.Errorf(api.CodeBusy, "%s", refused.Description)
-		case errors.Is(err, jetstream.ErrTooLarge):
-			return nil, api.Errorf(api.CodeTooLarge, "%v; ask with hashes instead of tokens", err)
-		case errors.Is(err, jetstream.ErrNoResponder):
-			return nil, api.Errorf(api.CodeNotReady, "no indexer of namespace %q answers on this NATS server: it is not running, or still restoring", namespace)
-		case errors.Is(err, jetstream.ErrTimeout):
-			return nil, api.Errorf(api.CodeUnavailable, "no answer in time: %v", err)
-		case err != nil:
-			return nil, fmt.Errorf("ask %s: %w", op, err)
+		if err == nil || errors.As(err, &refused) && len(reply.Body) > 0 {
+			return reply.Body, nil // which holds the error, if it is one
 		}
-		return reply.Body, nil
+		failure := Failure(err)
+		switch {
+		case failure == nil:
+			return nil, fmt.Errorf("ask %s: %w", op, err)
+		case errors.Is(err, jetstream.ErrNoResponder):
+			failure.Message = absent
+		}
+		return nil, failure
 	})
+}
+
+// Failure says what an error of asking means to whoever asked; nil if err is nil or no client can do anything about it.
+func Failure(err error) *api.Error {
+	var refused *jetstream.ServiceError
+	switch {
+	case errors.As(err, &refused) && refused.Code == jetstream.CodeTooLarge:
+		return api.Errorf(api.CodeTooLarge, "%s", refused.Description)
+	case errors.As(err, &refused) && refused.Code == jetstream.CodeBusy:
+		return api.Errorf(api.CodeBusy, "%s", refused.Description)
+	case errors.As(err, &refused) && refused.Code == jetstream.CodeStopping:
+		return api.Errorf(api.CodeNotReady, "%s", refused.Description)
+	case errors.Is(err, jetstream.ErrTooLarge):
+		return api.Errorf(api.CodeTooLarge, "%v; ask with hashes instead of tokens", err)
+	case errors.Is(err, jetstream.ErrNoResponder):
+		return api.Errorf(api.CodeNotReady, "%v", err)
+	case errors.Is(err, jetstream.ErrTimeout):
+		return api.Errorf(api.CodeUnavailable, "no answer in time: %v", err)
+	}
+	return nil
 }
 
 // Service is what a node serves on NATS.

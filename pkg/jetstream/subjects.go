@@ -10,10 +10,11 @@ import (
 )
 
 // Every subject, stream, bucket, key and header of kvatlas has its name here and nowhere else. <ns> is a namespace,
-// <p> a partition in decimal, <instance> and <model> are tokens made by [EscapeToken].
+// <p> a partition in decimal, <instance>, <node> and <model> are tokens made by [EscapeToken].
 //
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
+//	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	bucket kvatlas_<ns>                   namespace record and models
@@ -227,6 +228,15 @@ func streamSubjects(ns string, p events.Partition) string {
 
 // QuerySubject is where any ready node answers a kind of query.
 func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
+
+// NodeSubject is where one node answers a kind of query about what it holds itself.
+func NodeSubject(ns, node, verb string) (string, error) {
+	token, err := EscapeToken(node)
+	if err != nil {
+		return "", err
+	}
+	return subjectRoot + ns + ".node." + token + "." + verb, nil
+}
 
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {

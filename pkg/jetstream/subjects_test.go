@@ -152,6 +152,20 @@ func TestPartitionAgreesWithNATS(t *testing.T) {
 	}
 }
 
+func TestNodeSubject(t *testing.T) {
+	t.Parallel()
+	for node, want := range map[string]string{
+		"ix-0": "kv.v1.prod.node.ix-0.find", "ix.zone a": "kv.v1.prod.node.ix=2Ezone=20a.find", "": "kv.v1.prod.node.=.find", "*.>": "kv.v1.prod.node.=2A=2E=3E.find",
+	} {
+		if got, err := NodeSubject("prod", node, "find"); err != nil || got != want || !server.IsValidLiteralSubject(got) {
+			t.Errorf("node %q: %q, %v; want %q", node, got, err, want)
+		}
+	}
+	if _, err := NodeSubject("prod", strings.Repeat("n", 256), "find"); !errors.Is(err, ErrBadName) {
+		t.Errorf("too long a name: %v", err)
+	}
+}
+
 func TestNamespaceNames(t *testing.T) {
 	t.Parallel()
 	for _, good := range []string{"a", "prod", "a-1", "0", strings.Repeat("x", 32)} {
