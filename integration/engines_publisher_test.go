@@ -30,12 +30,13 @@ func TestEnginePublishers(t *testing.T) {
 	} {
 		t.Run(c.pinned, func(t *testing.T) {
 			t.Parallel()
-			source := "vllm"
+			// Names as the engines make them: vLLM's are unsigned, SGLang's signed.
+			speaks, name := "vLLM", func(i int) any { return uint64(1<<63) + uint64(i) }
 			if strings.HasPrefix(c.pinned, "sglang") {
-				source = "sglang"
+				speaks, name = "SGLang", func(i int) any { return int64(-i) }
 			}
 			engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, c.pinned), Topic: "kv@pod@model"})
-			run := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", c.pinned, "--model", "m", "--source", source,
+			run := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", c.pinned, "--model", "m",
 				"--block-size", "16", "--nats", x.nats, "--topic", "kv@"}
 			wait := func(p prompt, want int) {
 				t.Helper()
@@ -49,25 +50,29 @@ func TestEnginePublishers(t *testing.T) {
 			}
 			all := tokens(5000, 12*blockSize)
 			plain := func(blocks int) prompt { return prompt{Tokens: all[:blocks*blockSize]} }
-			// stored announces blocks first to last of the prompt, which are called 101, 102, …
+			// stored announces blocks first to last of the prompt.
 			stored := func(first, last int) map[string]any {
 				e := map[string]any{"type": "BlockStored", "token_ids": all[(first-1)*blockSize : last*blockSize], "block_size": blockSize, "medium": "GPU"}
-				var names []int
+				var names []any
 				for i := first; i <= last; i++ {
-					names = append(names, 100+i)
+					names = append(names, name(i))
 				}
 				if e["block_hashes"] = names; first > 1 {
-					e["parent_block_hash"] = 99 + first
+					e["parent_block_hash"] = name(first - 1)
 				}
 				return e
+			}
+			removed := func(i int) map[string]any {
+				return map[string]any{"type": "BlockRemoved", "block_hashes": []any{name(i)}, "medium": "GPU"}
 			}
 			engine.Publish(stored(1, 3)) // before anybody listens
 			shim := start(t, "worker-shim", run...)
 			wait(plain(12), 3)
+			shim.waitFor("the engine speaks as " + speaks + " does")
 
 			engine.Publish(stored(4, 5)) // live
 			wait(plain(12), 5)
-			engine.Publish(map[string]any{"type": "BlockRemoved", "block_hashes": []int{105}, "medium": "GPU"}, stored(5, 6))
+			engine.Publish(removed(5), stored(5, 6))
 			wait(plain(12), 6)
 
 			engine.Lose(2) // a gap
@@ -86,11 +91,11 @@ func TestEnginePublishers(t *testing.T) {
 
 			// One copy of two goes.
 			engine.Publish(stored(11, 11))
-			engine.Publish(map[string]any{"type": "BlockRemoved", "block_hashes": []int{111}, "medium": "GPU"}, stored(12, 12))
+			engine.Publish(removed(11), stored(12, 12))
 			wait(plain(12), 12)
 			// The other spaces are other prompts.
 			other := prompt{Tokens: tokens(90_000, blockSize)}
-			e := map[string]any{"type": "BlockStored", "block_hashes": []int{201}, "token_ids": other.Tokens, "block_size": blockSize, "medium": "GPU"}
+			e := map[string]any{"type": "BlockStored", "block_hashes": []any{name(201)}, "token_ids": other.Tokens, "block_size": blockSize, "medium": "GPU"}
 			switch c.salt {
 			case "extra_keys":
 				e["lora_name"], e["extra_keys"] = "adapter-a", [][]string{{"adapter-a", "tenant-a"}}

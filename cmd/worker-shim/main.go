@@ -67,7 +67,7 @@ SGLang number them. vLLM publishes with
 	f.StringVar(&r.engineNATS, "engine-nats", "", "of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
-	f.StringVar(&r.source, "source", "vllm", "how the engine speaks: vllm, sglang, or, for many ranks at once, ndjson or dynamo-nats")
+	f.StringVar(&r.source, "source", "auto", "how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats")
 	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this")
 	f.StringVar(&r.instance, "instance", "", "instance id: what routers address (required)")
 	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank, the first one if there are several")
@@ -109,7 +109,7 @@ func (r *running) check() error {
 	if r.fleet() {
 		errs = append(errs, r.checkFleet())
 	} else if _, err := events.EngineOf(r.source); err != nil {
-		errs = append(errs, fmt.Errorf("--source %q is none of vllm, sglang, ndjson, dynamo-nats", r.source))
+		errs = append(errs, fmt.Errorf("--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats", r.source))
 	}
 	if err := jetstream.CheckNamespace(r.namespace); err != nil {
 		errs = append(errs, fmt.Errorf("--namespace: %w", err))

@@ -21,6 +21,7 @@ type watcher struct {
 	cfg     *running
 	decoder *events.Decoder
 
+	engine    events.Engine     // which one it was found to be
 	skipped   events.SkipCounts // already told
 	diagnosed bool
 	otherRank bool
@@ -35,6 +36,10 @@ type watcher struct {
 // Decode decodes and looks at what was passed over.
 func (w *watcher) Decode(payload []byte) (events.Message, error) {
 	msg, err := w.decoder.Decode(payload)
+	if e, why := w.decoder.Engine(); why != "" && e != w.engine {
+		w.engine = e
+		w.log.Info("the engine speaks as "+e.String()+" does", "because", why)
+	}
 	if now := w.decoder.Counts(); now != w.skipped {
 		w.skips.do(func(uint64) {
 			for s := range now {
@@ -139,10 +144,14 @@ func (w *watcher) silenceAdvice() string {
 	if w.cfg.topic != "" {
 		do = append(do, "no message's topic begins with --topic "+w.cfg.topic+"; leave it out to hear all")
 	}
-	if w.cfg.source == "sglang" {
-		do = append(do, `see that the engine was started with "publisher":"zmq" in --kv-events-config and without --disable-radix-cache`)
-	} else {
-		do = append(do, `see that the engine was started with "enable_kv_cache_events":true in --kv-events-config and with prefix caching`)
+	vllm, sglang := `"enable_kv_cache_events":true in --kv-events-config and with prefix caching`, `"publisher":"zmq" in --kv-events-config and without --disable-radix-cache`
+	switch w.cfg.source {
+	case "sglang":
+		do = append(do, "see that the engine was started with "+sglang)
+	case "vllm":
+		do = append(do, "see that the engine was started with "+vllm)
+	default:
+		do = append(do, "see that the engine was started with "+vllm+" (vLLM), or with "+sglang+" (SGLang)")
 	}
 	return strings.Join(append(do, "or send it a request: an engine without load says nothing"), "; ")
 }

@@ -23,9 +23,12 @@ type Engine uint8
 const (
 	VLLM   Engine = 1
 	SGLang Engine = 2
+
+	// AnyEngine is one of them, which is told from what it says.
+	AnyEngine Engine = 3
 )
 
-var engineNames = [...]string{"", "vLLM", "SGLang"}
+var engineNames = [...]string{"", "vLLM", "SGLang", "engine"}
 
 func (e Engine) String() string {
 	if e.valid() {
@@ -34,16 +37,19 @@ func (e Engine) String() string {
 	return fmt.Sprintf("engine(%d)", uint8(e))
 }
 
-func (e Engine) valid() bool { return e == VLLM || e == SGLang }
+func (e Engine) valid() bool { return e >= VLLM && e <= AnyEngine }
 
-// EngineOf translates an engine's name, in whatever case.
+// EngineOf translates an engine's name, in whatever case; "auto" is AnyEngine.
 func EngineOf(name string) (Engine, error) {
 	for e := VLLM; e <= SGLang; e++ {
 		if strings.EqualFold(name, engineNames[e]) {
 			return e, nil
 		}
 	}
-	return 0, fmt.Errorf("events: unknown engine %q: want vllm or sglang", name)
+	if strings.EqualFold(name, "auto") {
+		return AnyEngine, nil
+	}
+	return 0, fmt.Errorf("events: unknown engine %q: want vllm, sglang or auto", name)
 }
 
 // blockSizeOption is the command-line option by which the engine is told its block size.
@@ -78,6 +84,8 @@ type Message struct {
 // them never credits a block to a prompt that it does not serve.
 type Decoder struct {
 	engine Engine
+	asked  Engine // what it was made for
+	why    string // what told the engine, if asked was AnyEngine
 	block  uint32
 
 	salts salts
@@ -114,6 +122,7 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	}
 	return &Decoder{
 		engine:   cfg.Engine,
+		asked:    cfg.Engine,
 		block:    cfg.BlockSize,
 		mismatch: BlockSizeError{Engine: cfg.Engine, Want: cfg.BlockSize},
 	}, nil
@@ -140,6 +149,7 @@ func (d *Decoder) Lookahead() uint32 { return d.ahead }
 func (d *Decoder) Reset() {
 	d.salts.clear()
 	d.zero, d.ahead = false, 0
+	d.engine, d.why = d.asked, ""
 }
 
 // Decode decodes one message. What it returns is good until the next call.
@@ -152,6 +162,9 @@ func (d *Decoder) Decode(payload []byte) (Message, error) {
 	}
 	clear(d.events)
 	d.events, d.blocks, d.locals = recycle(d.events), recycle(d.blocks), recycle(d.locals)
+	if d.engine == AnyEngine {
+		d.tell(payload)
+	}
 	r := reader{data: payload}
 	var m Message
 	if err := d.message(&r, &m); err != nil {

@@ -362,7 +362,7 @@ func TestNameSetTwin(t *testing.T) {
 }
 
 func TestNewDecoderRefuses(t *testing.T) {
-	for _, cfg := range []DecoderConfig{{}, {Engine: VLLM}, {Engine: 3, BlockSize: 16}, {BlockSize: 16}, {Engine: SGLang, BlockSize: MaxBlockSize + 1}} {
+	for _, cfg := range []DecoderConfig{{}, {Engine: VLLM}, {Engine: AnyEngine + 1, BlockSize: 16}, {BlockSize: 16}, {Engine: SGLang, BlockSize: MaxBlockSize + 1}} {
 		if _, err := NewDecoder(cfg); err == nil {
 			t.Errorf("%+v makes a decoder", cfg)
 		}
@@ -426,6 +426,12 @@ func FuzzDecoder(f *testing.F) {
 		again, err := mustDecoder(t, engine, 2).Decode(payload)
 		if err != nil || !slices.EqualFunc(again.Events, b.Events, sameEvent) {
 			t.Fatalf("%v\n%+v, want\n%+v", err, again.Events, b.Events)
+		}
+		// Whoever it is told to be of, it reads as his; and as anybody's if it does not say.
+		unknown := mustDecoder(t, AnyEngine, 2)
+		read, err := unknown.Decode(payload)
+		if e, _ := unknown.Engine(); err != nil || (e == engine || e == AnyEngine) && !slices.EqualFunc(read.Events, b.Events, sameEvent) {
+			t.Fatalf("told %s: %v\n%+v, want\n%+v", e, err, read.Events, b.Events)
 		}
 	})
 }

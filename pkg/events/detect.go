@@ -1,0 +1,238 @@
+package events
+
+import "bytes"
+
+// How engines are told apart. vLLM and SGLang write nearly the same; a message in which nothing below occurs is read the same for
+// both. The first sign in this list that a message has decides, since the later ones are fields that either may take over from the other (sgl-project/sglang
+// RFC #39991).
+var signs = [...]struct {
+	is   Engine
+	what string
+}{
+	signNegative:   {SGLang, "block hashes are signed"},
+	signUnsigned:   {VLLM, "block hashes are unsigned"},
+	signDigest:     {VLLM, "block hashes are digests"},
+	signPairs:      {SGLang, "tokens come in pairs"},
+	signSalt:       {SGLang, "cache_salt is a field"},
+	signFields:     {VLLM, "events have vLLM's fields"},
+	signRankName:   {SGLang, "the rank is attn_dp_rank"},
+	signVLLMMedium: {VLLM, "media are called as in vLLM"},
+	signMedium:     {SGLang, "media are called as in SGLang"},
+}
+
+type sign uint8
+
+const (
+	signNegative sign = iota // sgl-project/sglang › srt/mem_cache/utils.py, hash_str_to_int64
+	signUnsigned             // vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, maybe_convert_block_hash
+	signDigest
+	signPairs
+	signSalt
+	signFields
+	signRankName
+	signVLLMMedium
+	signMedium
+	numSigns
+)
+
+// Engine is the engine whose messages the decoder reads; AnyEngine until something said which one it is. why says by what it
+// was told; it is empty if the decoder was made for that engine.
+func (d *Decoder) Engine() (e Engine, why string) { return d.engine, d.why }
+
+// tell finds out whose message this is, if it says.
+func (d *Decoder) tell(payload []byte) {
+	l := look{r: reader{data: payload}}
+	l.message()
+	if l.r.broken {
+		return // of what is cut off nothing is believed
+	}
+	if l.has[signNegative] && l.has[signUnsigned] { // of equal weight
+		l.has[signNegative], l.has[signUnsigned] = false, false
+	}
+	for s, has := range l.has {
+		if has {
+			d.engine, d.why = signs[s].is, signs[s].what
+			d.mismatch.Engine = d.engine
+			return
+		}
+	}
+}
+
+// look goes through a message in search of signs.
+type look struct {
+	r   reader
+	has [numSigns]bool
+}
+
+func (l *look) message() {
+	r := &l.r
+	if n, ok := r.array(); ok && n > 1 {
+		r.skip()
+		l.events()
+		r.skipN(n - 2)
+		return
+	}
+	n, _ := r.mapping()
+	for ; n > 0 && !r.broken; n-- {
+		switch key, ok := r.str(); {
+		case !ok:
+			r.skipN(2)
+		case string(key) == "events":
+			l.events()
+		default:
+			l.has[signRankName] = l.has[signRankName] || string(key) == "attn_dp_rank"
+			r.skip()
+		}
+	}
+}
+
+func (l *look) events() {
+	r := &l.r
+	n, ok := r.array()
+	if !ok {
+		r.skip()
+		return
+	}
+	for ; n > 0 && !r.broken; n-- {
+		l.event()
+	}
+}
+
+func (l *look) event() {
+	r := &l.r
+	if n, ok := r.array(); ok {
+		if n > 0 {
+			l.positions(n)
+		}
+		return
+	}
+	n, ok := r.mapping()
+	if !ok {
+		r.skip()
+		return
+	}
+	for ; n > 0 && !r.broken; n-- {
+		key, ok := r.str()
+		if !ok {
+			r.skipN(2)
+			continue
+		}
+		switch f := fieldOf(key); f {
+		case fieldExtraKeys, fieldGroup, fieldAttention, fieldLocality, fieldLookahead:
+			l.has[signFields] = true
+			r.skip()
+		case fieldSalt:
+			l.has[signSalt] = true
+			r.skip()
+		default:
+			l.field(f)
+		}
+	}
+}
+
+// positions looks at an event that is an array of n.
+func (l *look) positions(n int) {
+	r := &l.r
+	name, ok := r.str()
+	if !ok {
+		r.skipN(n)
+		return
+	}
+	var positions []field
+	switch string(name) {
+	case "BlockStored":
+		positions = storedPositions[:]
+	case "BlockRemoved":
+		positions = removedPositions[:]
+	}
+	for i := 1; i < n && !r.broken; i++ {
+		switch f := at(positions, i); {
+		case f == fieldLoRAName && r.next() == formMap:
+			l.has[signSalt] = true
+			r.skip()
+		case f == fieldLoRAName || f == fieldExtraKeys || f == fieldGroup || f == fieldAttention:
+			l.has[signFields] = true
+			r.skip()
+		default:
+			l.field(f)
+		}
+	}
+}
+
+func at(positions []field, i int) field {
+	if i < len(positions) {
+		return positions[i]
+	}
+	return fieldOther
+}
+
+// field looks at a field that both engines have.
+func (l *look) field(f field) {
+	r := &l.r
+	switch f {
+	case fieldBlockHashes:
+		n, ok := r.array()
+		if !ok {
+			r.skip()
+			return
+		}
+		for ; n > 0 && !r.broken; n-- {
+			l.hash()
+		}
+	case fieldParent:
+		l.hash()
+	case fieldTokens:
+		n, ok := r.array()
+		if !ok {
+			r.skip()
+			return
+		}
+		l.has[signPairs] = l.has[signPairs] || n > 0 && r.next() == formArray
+		r.skipN(n)
+	case fieldMedium:
+		name, ok := r.str()
+		if !ok {
+			r.skip()
+			return
+		}
+		switch tier, known := TierOfMedium(string(name)); {
+		case !known || tier == Device:
+		case ofSGLang(name):
+			l.has[signMedium] = true
+		default:
+			l.has[signVLLMMedium] = true
+		}
+	default:
+		r.skip()
+	}
+}
+
+func (l *look) hash() {
+	r := &l.r
+	switch r.next() {
+	case formInt:
+		bits, negative, _ := r.integer()
+		l.has[signNegative] = l.has[signNegative] || negative
+		l.has[signUnsigned] = l.has[signUnsigned] || !negative && bits > 1<<63-1
+	case formBin:
+		l.has[signDigest] = true
+		r.skip()
+	case formStr:
+		digits, _ := r.str()
+		v, _ := VLLM.hashOfDigits(digits)
+		s, _ := SGLang.hashOfDigits(digits)
+		l.has[signDigest] = l.has[signDigest] || v != s
+	default:
+		r.skip()
+	}
+}
+
+// ofSGLang reports whether SGLang alone calls a medium so (sgl-project/sglang › srt/mem_cache/events.py).
+func ofSGLang(medium []byte) bool {
+	for _, name := range [...]string{"CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "DISK", "EXTERNAL"} {
+		if bytes.EqualFold(medium, []byte(name)) {
+			return true
+		}
+	}
+	return false
+}
