@@ -155,7 +155,7 @@ func TestObjectKeysEqualSGLang(t *testing.T) {
 		startStoreCode(t, "sglang=="+version).ask(questions, &answers)
 		for i, q := range questions {
 			c := hicache.Config{SGLang: &hicache.SGLang{Backend: "mooncake", PageSize: 1, TPSize: q.TP, PPSize: q.PP, IsMLA: q.MLA,
-				ShouldSplitHeads: q.Split, ModelName: q.Model, ModelInKeys: version == "0.5.23"}}
+				ShouldSplitHeads: q.Split, ModelName: q.Model, EngineVersion: version}}
 			if q.LCM != nil {
 				c.SGLang.TPLCMSize = *q.LCM
 			}

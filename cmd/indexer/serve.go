@@ -84,7 +84,7 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.IntVar(&s.index.MaxRemembered, "max-remembered", radix.DefaultMaxRemembered, "removals of one rank whose place is remembered")
 	f.DurationVar(&s.rememberFor, "remember-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond, "how long it is remembered")
 	cli.Exclusive(f, "data", "nats")
-	f.StringVar(&s.l3Config, "l3-config", "", "JSON file that says for each model how its workers use a shared store; see docs/l3.md")
+	f.StringVar(&s.l3Config, "l3-config", "", "JSON file that says for each model how its workers use a shared store, in place of what they register; see docs/l3.md")
 	f.DurationVar(&s.l3.Timeout, "l3-timeout", 20*time.Millisecond, "how long an answer waits for the shared store at most")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -188,6 +188,8 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	known := newRegistry(ns, workers, log)
+	s.l3.Registered = known.Sharing
 	isReady := make(chan struct{})
 	cfg := node.Config{
 		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index, L3: s.l3,
@@ -200,7 +202,6 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	}
 	n := node.New(cfg)
 	scrape, queries := metrics.New(n)
-	known := newRegistry(ns, workers, log)
 	handler := api.Handler{Indexer: registry.Leased{Indexer: n, Registry: known}, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), runtime.GOMAXPROCS(0))
 	fleet := newFleet(ns, workers, s.id, log)

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -42,6 +43,8 @@ type running struct {
 	queueBytes                          int
 	replayTimeout, idleCheck, logWindow time.Duration
 	lease                               time.Duration
+	l3Config                            string
+	l3                                  *hicache.Config
 	claimWait, silence                  time.Duration
 }
 
@@ -80,6 +83,7 @@ SGLang number them. vLLM publishes with
 	f.DurationVar(&r.claimWait, "claim-wait", 10*time.Second, "how long to wait for another shim of the same rank to end, before this one gives up")
 	f.DurationVar(&r.silence, "silence", 30*time.Second, "after how long a connection on which nothing came is remarked upon")
 	f.DurationVar(&r.lease, "lease", registry.DefaultLease, "after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
+	f.StringVar(&r.l3Config, "l3-config", "", "JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -128,6 +132,11 @@ func (r *running) check() error {
 	}
 	if r.lease < registry.MinLease || r.lease > registry.MaxLease {
 		errs = append(errs, fmt.Errorf("--lease %v is not from %v to %v", r.lease, registry.MinLease, registry.MaxLease))
+	}
+	if r.l3Config != "" {
+		if err := r.readL3Config(); err != nil {
+			errs = append(errs, fmt.Errorf("--l3-config: %w", err))
+		}
 	}
 	if r.queueBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--queue-bytes %d is less than 1 MiB", r.queueBytes))

@@ -182,7 +182,8 @@ type Lease struct {
 	Host   string    `json:"host" msgpack:"host"`
 	PID    int       `json:"pid" msgpack:"pid"`
 	Since  time.Time `json:"since" msgpack:"since"`
-	State  string    `json:"state" msgpack:"state"` // held, or expired: being cleared
+	State  string    `json:"state" msgpack:"state"`               // held, or expired: being cleared
+	L3     string    `json:"l3,omitempty" msgpack:"l3,omitempty"` // for people: the shared store that the rank registered
 
 	// Renewed and Expires are by the NATS servers' clock. A lease expires later than this if NATS or the indexer was away.
 	Renewed time.Time `json:"renewed" msgpack:"renewed"`

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // Config is what the handler is made of.
@@ -70,6 +71,8 @@ type request struct {
 	Hashes   api.Hashes   `json:"block_hashes"`
 	LoRA     string       `json:"lora_name"`
 	Salt     string       `json:"cache_salt"`
+
+	L3 *hicache.Config `json:"l3"` // ours: how the worker uses a shared store
 }
 
 // failure is an error with its status.
@@ -186,7 +189,12 @@ func (cfg *Config) register(ctx context.Context, r *http.Request) (any, error) {
 	}
 	record := registry.Record{
 		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.Group), BlockSize: *req.Size, Source: "vllm",
-		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Group: req.Group},
+		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Group: req.Group}, L3: req.L3,
+	}
+	if req.L3 != nil {
+		if err := req.L3.Check(); err != nil {
+			return nil, fail(http.StatusBadRequest, "l3: %v", err)
+		}
 	}
 	if req.Rank != nil {
 		record.Rank = *req.Rank

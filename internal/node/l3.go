@@ -9,13 +9,17 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // L3Config says what a node knows of the stores that workers share.
 type L3Config struct {
-	// Models is the configuration of each model's workers.
+	// Models says for whole models how their workers share a store, whatever the workers registered.
 	Models map[string]hicache.Config
+
+	// Registered is what the workers of a model registered; nil: they register nothing. Any goroutine calls it, for every query.
+	Registered func(model string) *hicache.Sharing
 
 	// Timeout is how long an answer waits for a store at most, unless the query says otherwise; default 20 ms.
 	Timeout time.Duration
@@ -34,16 +38,33 @@ const maxStores = 64
 type l3 struct {
 	cfg L3Config
 
+	models map[string]*hicache.Sharing // cfg.Models
+
 	mu     sync.Mutex
-	stores map[string]*hicache.Cache // by what they are and where
-	ctx    context.Context           // of the goroutines that watch stores; ends with the node
+	stores map[string]*askedStore // by what they are and where
+	asked  uint64                 // counts uses of stores
+	ctx    context.Context        // of the goroutines that watch stores; ends with the node
+}
+
+// askedStore is a store that this node talks to.
+type askedStore struct {
+	cache *hicache.Cache
+	last  uint64 // when it was used, as l3.asked counts
+	stop  context.CancelFunc
 }
 
 func newL3(cfg L3Config) *l3 {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultL3Timeout
 	}
-	return &l3{cfg: cfg, stores: map[string]*hicache.Cache{}}
+	if cfg.Registered == nil {
+		cfg.Registered = func(string) *hicache.Sharing { return &hicache.Sharing{} }
+	}
+	l := &l3{cfg: cfg, models: map[string]*hicache.Sharing{}, stores: map[string]*askedStore{}}
+	for model, c := range cfg.Models {
+		l.models[model] = hicache.ForAll(c)
+	}
+	return l
 }
 
 // watch lets stores be watched until ctx ends.
@@ -53,7 +74,7 @@ func (l *l3) watch(ctx context.Context) {
 	l.mu.Unlock()
 }
 
-// store returns what answers for a configuration's store, and the lane that tells its pages from others'.
+// store returns what answers for a configuration's store, and what names its objects.
 func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, func([]hicache.PageHash) hicache.PageKeys, error) {
 	where, keys := c.HTTP(), c.Keys
 	if c.Backend == "file" {
@@ -62,47 +83,58 @@ func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, func([]hicache.PageHash) 
 	if where == "" {
 		return nil, nil, errors.New("the workers did not say where their store is")
 	}
-	// Pages that are called the same have other objects under another layout.
-	id := fmt.Sprint(c.Backend, " ", where, " ", c.TPSize, c.PPSize, c.IsMLA, c.TPLCMSize, c.ShouldSplitHeads, c.MLAKeyStyle, " ", c.ExtraBackendTag, " ", c.ModelInKeys, c.ModelName)
+	id := c.Identity()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if cache := l.stores[id]; cache != nil {
-		return cache, keys, nil
+	l.asked++
+	if s := l.stores[id]; s != nil {
+		s.last = l.asked
+		return s.cache, keys, nil
 	}
 	if l.ctx == nil || l.ctx.Err() != nil {
 		return nil, nil, errors.New("the node is not running")
 	}
-	if len(l.stores) >= maxStores {
-		return nil, nil, fmt.Errorf("there are more than %d stores", maxStores)
-	}
-	var cache *hicache.Cache
+	s := &askedStore{last: l.asked, stop: func() {}}
 	if c.Backend == "file" {
-		cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
+		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
 	} else {
 		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Changed: func(string) { l.forget(id) }})
 		if err != nil {
 			return nil, nil, err
 		}
-		cache = hicache.NewCache(master, l.cfg.Cache)
-		go master.Watch(l.ctx)
+		var watching context.Context
+		watching, s.stop = context.WithCancel(l.ctx)
+		s.cache = hicache.NewCache(master, l.cfg.Cache)
+		go master.Watch(watching)
 	}
-	l.stores[id] = cache
-	return cache, keys, nil
+	if len(l.stores) >= maxStores { // configurations change; the one that was not asked for longest is nobody's any more
+		var oldest string
+		for id, s := range l.stores {
+			if oldest == "" || s.last < l.stores[oldest].last {
+				oldest = id
+			}
+		}
+		l.stores[oldest].stop()
+		delete(l.stores, oldest)
+	}
+	l.stores[id] = s
+	return s.cache, keys, nil
 }
 
 // forget drops what a store said.
 func (l *l3) forget(id string) {
 	l.mu.Lock()
-	cache := l.stores[id]
+	s := l.stores[id]
 	l.mu.Unlock()
-	if cache != nil {
-		cache.Forget()
+	if s != nil {
+		s.cache.Forget()
 	}
 }
 
 // shared is one query's question to a store.
 type shared struct {
 	said     api.L3 // if nothing can be asked
+	sharing  *hicache.Sharing
 	config   *hicache.SGLang
 	lane     hicache.Lane
 	cache    *hicache.Cache
@@ -120,12 +152,18 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *shared {
 		s.said = api.L3{Status: status, Reason: reason}
 		return s
 	}
-	config, known := l.cfg.Models[q.Model]
-	switch {
-	case q.L3 == api.L3Off:
+	if q.L3 == api.L3Off {
 		return say(api.L3NotConfigured, "the query asks for no store")
-	case !known || config.SGLang == nil && config.VLLM == nil:
-		return say(api.L3NotConfigured, "no worker of this model is known to share a store")
+	}
+	if s.sharing = l.models[q.Model]; s.sharing == nil {
+		s.sharing = l.cfg.Registered(q.Model)
+	}
+	config := s.sharing.Config
+	switch {
+	case s.sharing.Reason != "":
+		return say(api.L3Mismatch, s.sharing.Reason)
+	case config == hicache.Config{}:
+		return say(api.L3NotConfigured, "no worker of this model has registered a shared store")
 	}
 	if why := config.Usable(blockSize); why != "" {
 		return say(api.L3Mismatch, why)
@@ -137,7 +175,7 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *shared {
 	case q.Tokens == nil:
 		return say(api.L3Unavailable, "the query has hashes; the store's names of pages are made from tokens")
 	}
-	if q.LoRA != "" && s.config.Namespaces != "ignored" { // SGLang hashes an id that it gives the adapter when it loads it
+	if q.LoRA != "" && s.config.NamespacesHashed() { // SGLang hashes an id that it gives the adapter when it loads it
 		return say(api.L3Unavailable, "the store's names of an adapter's pages cannot be made from its name")
 	}
 	cache, keys, err := l.store(s.config)
@@ -190,21 +228,35 @@ func (s *shared) merge(ctx context.Context, answer *api.Answer, idle iter.Seq[*R
 		said.Reason = found.Err.Error()
 	}
 	m := hicache.NewMap(len(s.lane.Names), found.Present, found.Known)
-	rule := s.config.Rule()
 	said.Total, said.AgeMS = m.Total(), float64(found.Age.Microseconds())/1000
 	for _, r := range m.Ranges() {
 		said.Ranges = append(said.Ranges, [2]uint32{r.From, r.To})
 	}
 	for i := range answer.Workers {
 		o := &answer.Workers[i]
-		load, why := m.Load(o.Total(), rule)
-		o.L3, o.L3Stop = load, string(why)
+		s.credit(o, m)
 	}
-	load, why := m.Load(0, rule)
-	if said.FromStart = load; load == 0 {
+	if said.FromStart, _ = m.Load(0, s.config.Rule()); len(m.Ranges()) == 0 {
 		return
 	}
 	for r := range idle {
-		answer.Workers = append(answer.Workers, api.Overlap{Instance: r.Key.Instance, Rank: r.Key.Rank, L3: load, L3Stop: string(why)})
+		o := api.Overlap{Instance: r.Key.Instance, Rank: r.Key.Rank}
+		if s.credit(&o, m); o.L3 > 0 {
+			answer.Workers = append(answer.Workers, o)
+		}
 	}
 }
+
+// credit adds to what a rank holds what it would load.
+func (s *shared) credit(o *api.Overlap, m *hicache.Map) {
+	rule, shares := s.sharing.Rule(events.RankKey{Instance: o.Instance, Rank: o.Rank})
+	if !shares {
+		o.L3Stop = l3NotShared
+		return
+	}
+	load, why := m.Load(o.Total(), rule)
+	o.L3, o.L3Stop = load, string(why)
+}
+
+// l3NotShared is why a rank loads nothing that did not register a store.
+const l3NotShared = "no_store"

@@ -4,6 +4,7 @@
 //	shim:  lease := registry.NewLease(ns, record, hooks); lease.Keep(ctx, lost)   // take, renew; lost: look into the log
 //	node:  r := registry.New(cfg); r.Run(ctx)                                     // watch, probe, expire
 //	       r.Workers(), r.Partitions(model), r.Changed()                          // who is there
+//	       r.Sharing(model)                                                       // and what store they share
 //
 // # One key, one owner
 //

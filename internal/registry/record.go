@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // recordVersion is the version of records that this program writes.
@@ -30,6 +31,10 @@ type Record struct {
 
 	// Engine is how to reach the engine, if an indexer runs the shim: it was registered over HTTP.
 	Engine *Engine `json:"engine,omitempty"`
+
+	// L3 is how the worker uses a store that it shares with others; nil: it does not. It is for those who read it to check: a rank whose
+	// configuration makes no sense is there all the same.
+	L3 *hicache.Config `json:"l3,omitempty"`
 
 	Holder  Holder `json:"holder"`
 	LeaseMS int64  `json:"lease_ms"`

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -57,6 +58,7 @@ type Registry struct {
 	changed chan struct{}
 	current bool
 	down    bool
+	shared  sync.Map // model → *hicache.Sharing, until the next change; written with mu held
 }
 
 // New returns a registry that knows nobody until Run.
@@ -114,6 +116,31 @@ func (r *Registry) Partitions(model string) (list []events.Partition) {
 	}
 	slices.SortFunc(list, cmp.Compare)
 	return list
+}
+
+// Sharing is how the workers of a model share a store, as they registered it. It is put together once after each change.
+func (r *Registry) Sharing(model string) *hicache.Sharing {
+	if s, ok := r.shared.Load(model); ok {
+		return s.(*hicache.Sharing)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ranks := map[events.RankKey]hicache.Config{}
+	for key, w := range r.workers {
+		if w.Record.Model == model && w.Record.L3 != nil {
+			ranks[key] = *w.Record.L3
+		}
+	}
+	s := hicache.Share(ranks)
+	r.shared.Store(model, s)
+	return s
+}
+
+// tell says that something has changed. r.mu is held.
+func (r *Registry) tell() {
+	r.shared.Clear()
+	close(r.changed)
+	r.changed = make(chan struct{})
 }
 
 // Current reports whether the registry has seen all that is registered.
@@ -194,8 +221,7 @@ func (r *Registry) take(u jetstream.Watched) {
 		r.current = true
 	}
 	if changed {
-		close(r.changed)
-		r.changed = make(chan struct{})
+		r.tell()
 	}
 }
 
@@ -320,8 +346,7 @@ func (r *Registry) forget(ctx context.Context, name string, d Due) {
 	if w, ok := r.workers[key]; ok && w.Revision == d.Revision {
 		delete(r.workers, key)
 		r.machine.Gone(key)
-		close(r.changed)
-		r.changed = make(chan struct{})
+		r.tell()
 	}
 }
 

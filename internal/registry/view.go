@@ -25,6 +25,7 @@ func (l Leased) Workers(ctx context.Context) (*api.WorkerList, error) {
 			r := known.Record
 			w.Lease = &api.Lease{
 				Holder: r.Holder.ID, Host: r.Holder.Host, PID: r.Holder.PID, Since: r.Holder.Since, State: string(r.State),
+				L3:      r.L3.String(),
 				Renewed: known.Renewed.UTC(), Expires: known.Renewed.Add(r.Lease()).UTC(),
 			}
 		}

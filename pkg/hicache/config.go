@@ -1,11 +1,11 @@
 package hicache
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"reflect"
-	"strings"
 )
 
 // Bounds of what a configuration may say; what lies beyond is a mistake and would cost memory.
@@ -69,11 +69,14 @@ type SGLang struct {
 	ExtraBackendTag  string `json:"extra_backend_tag"`
 	Master
 
-	// MLAKeyStyle is how a page of an MLA model is called: "rank" (the default, hash__k) or "plain" (hash_k, older SGLang).
+	// EngineVersion is SGLang's release, such as 0.5.23. It decides what is left open of MLAKeyStyle, Namespaces and ModelInKeys.
+	EngineVersion string `json:"engine_version,omitempty"`
+
+	// MLAKeyStyle is how a page of an MLA model is called: "rank" (hash__k, from 0.5.8 on, and without a release) or "plain" (hash_k).
 	MLAKeyStyle string `json:"mla_key_style,omitempty"`
 
-	// Namespaces is whether extra keys and cache salts are part of the page hash: "hashed" (the default) or "ignored"
-	// (older SGLang, which does not tell tenants apart in the store).
+	// Namespaces is whether extra keys and cache salts are part of the page hash: "hashed" (from 0.5.20 on, and without a release) or "ignored"
+	// (before: tenants are not told apart in the store).
 	Namespaces string `json:"namespaces,omitempty"`
 
 	// PrefetchThreshold is how many tokens must be there for the engine to load them; 0 is the engine's own default, 256. A page is
@@ -84,11 +87,11 @@ type SGLang struct {
 	// pool); 0 is not known, and then no limit is applied.
 	PrefetchCapacity int `json:"prefetch_capacity_limit,omitempty"`
 
-	// ModelName is part of the file backend's names, and of Mooncake's keys if ModelInKeys is true.
+	// ModelName is part of the file backend's names, and of Mooncake's keys where ModelInKeys says so.
 	ModelName string `json:"model_name,omitempty"`
 
-	// ModelInKeys is whether Mooncake's keys have the model's name, as in SGLang 0.5.23 and not in 0.5.12.
-	ModelInKeys bool `json:"model_in_keys,omitempty"`
+	// ModelInKeys is whether Mooncake's keys have the model's name. null: they do from 0.5.17 on; without a release, if there is a ModelName.
+	ModelInKeys *bool `json:"model_in_keys,omitempty"`
 
 	// Directory is where the file backend keeps its pages.
 	Directory string `json:"directory,omitempty"`
@@ -146,6 +149,94 @@ const (
 	Reference Profile = "reference" // vLLM 0.24.0, bit for bit, its two EAGLE defects included
 )
 
+// The releases of SGLang in which names changed (python/sglang/srt/mem_cache/storage/mooncake_store/mooncake_store.py and hicache_storage.py of
+// the published wheels).
+var (
+	rankStyleSince  = version{0, 5, 8}
+	modelKeysSince  = version{0, 5, 17}
+	namespacesSince = version{0, 5, 20}
+)
+
+func (s *SGLang) modelInKeys() bool {
+	switch {
+	case s.ModelInKeys != nil:
+		return *s.ModelInKeys
+	case s.EngineVersion != "":
+		return since(s.EngineVersion, modelKeysSince)
+	}
+	return s.ModelName != ""
+}
+
+func (s *SGLang) plainStyle() bool {
+	return s.MLAKeyStyle == "plain" || s.MLAKeyStyle == "" && s.EngineVersion != "" && !since(s.EngineVersion, rankStyleSince)
+}
+
+// NamespacesHashed reports whether extra keys and cache salts are part of the page hash.
+func (s *SGLang) NamespacesHashed() bool { return !s.namespacesIgnored() }
+
+func (s *SGLang) namespacesIgnored() bool {
+	return s.Namespaces == "ignored" || s.Namespaces == "" && s.EngineVersion != "" && !since(s.EngineVersion, namespacesSince)
+}
+
+// settled is s with nothing left open to its release, so that two that name the same objects are equal.
+func (s SGLang) settled() SGLang {
+	model := s.modelInKeys()
+	s.ModelInKeys, s.MLAKeyStyle, s.Namespaces = &model, map[bool]string{true: "plain", false: "rank"}[s.plainStyle()], map[bool]string{true: "ignored", false: "hashed"}[s.namespacesIgnored()]
+	if !s.IsMLA {
+		s.MLAKeyStyle = ""
+	}
+	if !model && s.Backend == "mooncake" {
+		s.ModelName = ""
+	}
+	s.EngineVersion = ""
+	return s
+}
+
+// Identity names the store and how its objects are called: configurations of one identity ask for the same objects of a page.
+func (s *SGLang) Identity() string {
+	x := s.settled()
+	where := x.HTTP()
+	if x.Backend == "file" {
+		where = x.Directory
+	}
+	return fmt.Sprintf("%s %q tp%d pp%d mla:%v%s heads:%v/%d tag:%q model:%v %q", x.Backend, where, x.TPSize, x.PPSize, x.IsMLA, x.MLAKeyStyle,
+		x.ShouldSplitHeads, x.TPLCMSize, x.ExtraBackendTag, *x.ModelInKeys, x.ModelName)
+}
+
+// Rule is what workers of this configuration load. c must have passed Check.
+func (c *Config) Rule() Rule {
+	if c.SGLang != nil {
+		return c.SGLang.Rule()
+	}
+	return Rule{Most: NoBound}
+}
+
+// String says in a few words what c is; "" is nothing.
+func (c *Config) String() string {
+	switch {
+	case c == nil:
+		return ""
+	case c.SGLang != nil && c.SGLang.Backend == "file":
+		return "SGLang's files in " + c.SGLang.Directory
+	case c.SGLang != nil:
+		return "SGLang's pages in " + c.SGLang.Backend + " at " + c.SGLang.HTTP()
+	case c.VLLM != nil:
+		return "vLLM's blocks in mooncake at " + c.VLLM.HTTP()
+	}
+	return ""
+}
+
+// ParseConfig reads the configuration of one worker, in JSON, and checks it. A field that is not known is an error: it would be one that was
+// misspelt.
+func ParseConfig(data []byte) (c Config, err error) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&c); err != nil {
+		return Config{}, fmt.Errorf("hicache: read a configuration: %w", err)
+	}
+	return c, c.Check()
+}
+
 // Check says what is wrong with c; nil is nothing.
 func (c *Config) Check() error {
 	switch {
@@ -184,7 +275,12 @@ func (s *SGLang) check() error {
 		"namespaces %q: want hashed or ignored", s.Namespaces)
 	complain(s.PrefetchThreshold < 0, "prefetch_threshold %d is negative", s.PrefetchThreshold)
 	complain(s.PrefetchCapacity < 0, "prefetch_capacity_limit %d is negative", s.PrefetchCapacity)
-	complain(s.ModelInKeys && s.ModelName == "", "model_in_keys without a model_name")
+	if s.EngineVersion != "" {
+		_, err := parseVersion(s.EngineVersion)
+		complain(err != nil, "%v", err)
+	}
+	complain(s.Backend == "mooncake" && s.modelInKeys() && s.ModelName == "", "the store's keys have the model's name (model_in_keys, or engine_version 0.5.17 and later), but there is no model_name")
+	complain(s.Backend == "file" && s.ModelName == "", "backend file without a model_name")
 	complain(s.Backend == "file" && s.Directory == "", "backend file without a directory")
 	complain(len(wrong) == 0 && s.keysPerPage() > maxRanks, "%d keys of one page: at most %d", s.keysPerPage(), maxRanks)
 	return errors.Join(append(wrong, s.Master.check())...)
@@ -226,61 +322,6 @@ func (c *Config) Usable(blockSize uint32) (reason string) {
 	}
 	if c.SGLang != nil && c.SGLang.PageSize != int(blockSize) {
 		return fmt.Sprintf("the store's pages have %d tokens, the index's blocks %d", c.SGLang.PageSize, blockSize)
-	}
-	return ""
-}
-
-// Agree joins what the workers of one model registered. Workers without a store (an empty Config) have no say. If the others disagree,
-// or one is wrong, reason says in what, and merged is empty. No workers with a store: both are empty.
-//
-// How much an engine would load (threshold and capacity) may differ from worker to worker: it does not change what blocks are
-// called. The merged configuration has the first worker's.
-func Agree(configs []Config) (merged Config, reason string) {
-	for i := range configs {
-		c := configs[i]
-		if c == (Config{}) {
-			continue
-		}
-		if err := c.Check(); err != nil {
-			return Config{}, err.Error()
-		}
-		if merged == (Config{}) {
-			merged = c
-			continue
-		}
-		if what := differs(merged, c); what != "" {
-			return Config{}, "workers of this model disagree: " + what
-		}
-	}
-	return merged, ""
-}
-
-// differs names the first field in which two configurations differ that changes what is in the store.
-func differs(a, b Config) string {
-	switch {
-	case a.SGLang != nil && b.SGLang != nil:
-		x, y := *a.SGLang, *b.SGLang
-		y.PrefetchThreshold, y.PrefetchCapacity = x.PrefetchThreshold, x.PrefetchCapacity
-		return fieldThatDiffers(reflect.ValueOf(x), reflect.ValueOf(y))
-	case a.VLLM != nil && b.VLLM != nil:
-		return fieldThatDiffers(reflect.ValueOf(*a.VLLM), reflect.ValueOf(*b.VLLM))
-	}
-	return "some use SGLang's store, some vLLM's"
-}
-
-func fieldThatDiffers(a, b reflect.Value) string {
-	for i := range a.NumField() {
-		f := a.Type().Field(i)
-		if f.Anonymous {
-			if what := fieldThatDiffers(a.Field(i), b.Field(i)); what != "" {
-				return what
-			}
-			continue
-		}
-		if x, y := a.Field(i).Interface(), b.Field(i).Interface(); !reflect.DeepEqual(x, y) {
-			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			return fmt.Sprintf("%s is %v here and %v there", name, x, y)
-		}
 	}
 	return ""
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // published is what SGLang's workers under Dynamo publish, nulls and all.
@@ -49,21 +51,6 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 		if err := c.Check(); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
-	}
-}
-
-func TestAgree(t *testing.T) {
-	a, b := decode(t, published), decode(t, published)
-	b.SGLang.PrefetchCapacity = 99
-	if merged, why := Agree([]Config{{}, a, b}); why != "" || merged.SGLang != a.SGLang {
-		t.Errorf("%v %q", merged, why)
-	}
-	b.SGLang.MetricsPort = 1
-	if merged, why := Agree([]Config{a, b}); !strings.Contains(why, "master_metrics_port is 9003 here and 1 there") || merged != (Config{}) {
-		t.Errorf("%v %q", merged, why)
-	}
-	if merged, why := Agree([]Config{{}}); merged != (Config{}) || why != "" {
-		t.Errorf("%v %q", merged, why)
 	}
 }
 
@@ -116,8 +103,12 @@ func FuzzConfig(f *testing.F) {
 				t.Error(err)
 			}
 		}
-		if _, why := Agree([]Config{c, c}); why != "" {
-			t.Errorf("one configuration does not agree with itself: %s", why)
+		var again Config
+		if json.Unmarshal(text, &again) != nil {
+			t.Fatal("what was read once is not read again")
+		}
+		if s := Share(map[events.RankKey]Config{{Instance: "a"}: c, {Instance: "b"}: again}); s.Reason != "" {
+			t.Errorf("one configuration does not agree with itself: %s", s.Reason)
 		}
 	})
 }

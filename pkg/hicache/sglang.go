@@ -48,7 +48,7 @@ func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []Page
 		units, width = max(0, len(tokens)-1), 2
 	}
 	var prior []byte
-	if s.Namespaces != "ignored" {
+	if !s.namespacesIgnored() {
 		prior = space.seed()
 	}
 	var h hash.Hash = sha256.New()
@@ -94,7 +94,7 @@ func (s *SGLang) suffixes() []string {
 			stage = strconv.Itoa(pp)
 		}
 		if s.IsMLA {
-			if s.MLAKeyStyle == "plain" {
+			if s.plainStyle() {
 				if stage != "" {
 					stage = "_" + stage
 				}
@@ -128,7 +128,7 @@ func (s *SGLang) Keys(pages []PageHash) PageKeys {
 	if s.ExtraBackendTag != "" {
 		tag = s.ExtraBackendTag + "_"
 	}
-	if s.ModelInKeys {
+	if s.modelInKeys() {
 		tag += strings.ReplaceAll(s.ModelName, "/", "-") + "_"
 	}
 	size := 0
