@@ -47,6 +47,10 @@ func (e *Event) Check() error {
 		return fmt.Errorf("local hashes in an event of kind %d", e.Kind)
 	case len(e.Locals) > 0 && len(e.Locals) != len(e.Blocks):
 		return fmt.Errorf("%d local hashes for %d blocks", len(e.Locals), len(e.Blocks))
+	case e.Lookahead > 0 && len(e.Locals) == 0:
+		return fmt.Errorf("a lookahead of %d tokens in an event of kind %d without local hashes", e.Lookahead, e.Kind)
+	case e.Lookahead > MaxBlockSize:
+		return fmt.Errorf("a lookahead of %d tokens: at most %d", e.Lookahead, MaxBlockSize)
 	}
 	return nil
 }
@@ -83,6 +87,9 @@ func (e *Event) EncodedSize() int {
 	if n := len(e.Locals); n > 0 {
 		size += binSize(8*n) - 1
 	}
+	if e.Lookahead > 0 {
+		size += uintSize(uint64(e.Lookahead))
+	}
 	return size
 }
 
@@ -115,7 +122,11 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 }
 
 func appendEvent(dst []byte, e *Event) []byte {
-	dst = appendArrayHead(dst, eventElements)
+	elements := eventElements
+	if e.Lookahead > 0 {
+		elements++
+	}
+	dst = appendArrayHead(dst, elements)
 	dst = appendUint(dst, uint64(e.Kind))
 	dst = appendUint(dst, uint64(e.Tier))
 	dst = appendUint(dst, uint64(e.Group))
@@ -127,7 +138,11 @@ func appendEvent(dst []byte, e *Event) []byte {
 		dst = appendNil(dst)
 	}
 	dst = appendHashes(dst, e.Blocks)
-	return appendHashes(dst, e.Locals)
+	dst = appendHashes(dst, e.Locals)
+	if e.Lookahead > 0 {
+		dst = appendUint(dst, uint64(e.Lookahead))
+	}
+	return dst
 }
 
 // appendHashes appends hashes as one binary of little-endian u64, or nil if there are none.
@@ -299,12 +314,21 @@ func decodeEvent(r *reader, e *Event) error {
 	if !ok {
 		return malformed(r.at, "no binary of local hashes")
 	}
-	if !r.skipN(elements - eventElements) {
+	more := elements - eventElements
+	lookahead := uint64(0)
+	if more > 0 {
+		more--
+		if lookahead, ok = r.uint(MaxBlockSize); !ok {
+			return malformed(r.at, "no lookahead")
+		}
+	}
+	if !r.skipN(more) {
 		return malformed(r.at, "cut off")
 	}
 	*e = Event{
 		Kind: Kind(kind), Tier: Tier(tier), Group: GroupIndex(group), Attention: Attention(attention), Reason: Reason(reason),
 		HasParent: hasParent, Parent: BlockHash(parent), Blocks: blocks, Locals: locals,
+		Lookahead: uint32(lookahead),
 	}
 	if err := e.Check(); err != nil {
 		return malformed(begin, "%s", err)

@@ -42,6 +42,10 @@ func goldenBatches() map[string]Batch {
 				{Kind: Cleared, Tier: External, Reason: ReasonEngine},
 			},
 		},
+		"lookahead": {
+			Incarnation: 7, FirstID: 1, Model: "m", BlockSize: 16,
+			Events: []Event{{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{1}, Locals: []LocalHash{11}, Lookahead: 1}},
+		},
 		"partial": {
 			Incarnation: 7, FirstID: 4097, Model: "m", BlockSize: 64,
 			Cursor: Cursor{Partial: 3},
@@ -105,6 +109,9 @@ func drawEvent(t *rapid.T) Event {
 		if rapid.Bool().Draw(t, "locals") {
 			for _, h := range hashes {
 				e.Locals = append(e.Locals, LocalHash(^h))
+			}
+			if len(hashes) > 0 && rapid.Bool().Draw(t, "reads ahead") {
+				e.Lookahead = uint32(rapid.IntRange(1, MaxBlockSize).Draw(t, "lookahead"))
 			}
 		}
 	}
@@ -202,8 +209,12 @@ func extendBatch(t interface{ Fatal(...any) }, encoded []byte) []byte {
 	}
 	addition := []any{nil, map[string]any{"new": []int{1, -2}}, 1.5, []byte("x")}
 	elements[5] = append(elements[5].([]any), addition...)
-	for i, e := range elements[7].([]any) {
-		elements[7].([]any)[i] = append(e.([]any), addition...)
+	for i, v := range elements[7].([]any) {
+		e := v.([]any)
+		if len(e) == eventElements {
+			e = append(e, 0) // no lookahead
+		}
+		elements[7].([]any)[i] = append(e, addition...)
 	}
 	extended, err := msgpack.Marshal(append(elements, addition...))
 	if err != nil {
@@ -269,6 +280,12 @@ func TestDecodeBatchRefuses(t *testing.T) {
 	refuse(t, "fewer local hashes than blocks", setEvent(0, 7, make([]byte, 8)), ErrMalformed)
 	refuse(t, "local hashes in a removed event", setEvent(1, 7, make([]byte, 24)), ErrMalformed)
 	refuse(t, "blocks in a cleared event", setEvent(2, 6, make([]byte, 8)), ErrMalformed)
+	for name, v := range map[string]any{"of another type": "1", "beyond a block's bound": MaxBlockSize + 1, "without local hashes": 1} {
+		refuse(t, "a lookahead "+name, change(func(e []any) []any {
+			e[7].([]any)[0] = append(e[7].([]any)[0].([]any), v)
+			return e
+		}), ErrMalformed)
+	}
 	// Great numbers in the heads of arrays do not reserve memory.
 	head := whole[:bytes.IndexByte(whole, mpFixArray|4)]
 	for _, n := range [][]byte{{mpArray32, 0xff, 0xff, 0xff, 0xff}, {mpArray16, 0xff, 0xff}} {
@@ -299,6 +316,8 @@ func TestAppendBatchRefuses(t *testing.T) {
 		"fewer local hashes":          {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 2), Locals: make([]LocalHash, 1)},
 		"local hashes when removed":   {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, 1), Locals: make([]LocalHash, 1)},
 		"blocks in a cleared event":   {Kind: Cleared, Blocks: make([]BlockHash, 1)},
+		"a lookahead of no hashes":    {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1), Lookahead: 1},
+		"a lookahead beyond bounds":   {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1), Locals: make([]LocalHash, 1), Lookahead: MaxBlockSize + 1},
 		"local hashes without blocks": {Kind: Stored, Tier: Device, Locals: make([]LocalHash, 1)},
 	} {
 		out, err := AppendBatch([]byte("x"), &Batch{Events: []Event{{Kind: Cleared}, e}})

@@ -189,8 +189,12 @@ func (c chooser) event() any {
 		set("cache_salt", []any{"tenant-a", "tenant-b", "", nil}[c.IntN(4)])
 	}
 	if c.oneIn(6) {
+		shape, mixed := c.IntN(5), c.oneIn(6)
 		set("lookahead_token_ids", c.list(n, func() any {
-			return []any{nil, []any{}, []any{uint32(randomInt(c.Rand))}, []any{1, 2}, uint32(randomInt(c.Rand))}[c.IntN(5)]
+			if mixed {
+				shape = c.IntN(5)
+			}
+			return []any{nil, []any{}, []any{uint32(randomInt(c.Rand))}, []any{1, 2}, uint32(randomInt(c.Rand))}[shape]
 		}))
 	}
 	if c.oneIn(4) {

@@ -40,7 +40,7 @@
 //	sequenceN = xxh3_64(sequenceN-1 as u64 ‖ localN as u64; seed 1337)
 //
 // All numbers are little-endian and wrap around. With EAGLE a block's tokens are one more than its size: the next
-// block's first; other drafters read further ahead. These are NVIDIA Dynamo's (ai-dynamo/dynamo › lib/llm, compute_block_hash_for_seq), and the tests hold
+// block's first; other drafters read further ahead ([Event].Lookahead). These are NVIDIA Dynamo's (ai-dynamo/dynamo › lib/llm, compute_block_hash_for_seq), and the tests hold
 // them to what its library computes.
 //
 // # The format of a batch, version 1
@@ -57,16 +57,16 @@
 //	      +-------+-----+--------+---------+ - - -                             |
 //	        bool   uint    uint     uint                                       |
 //	                                                                           |
-//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - -
-//	      | kind | tier | group | attention | reason | parent | blocks | locals | more
-//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - -
-//	        uint   uint   uint      uint       uint   uint or   bin or   bin or
+//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - - - - + - - -
+//	      | kind | tier | group | attention | reason | parent | blocks | locals | lookahead | more
+//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - - - - + - - -
+//	        uint   uint   uint      uint       uint   uint or   bin or   bin or     uint
 //	                                                    nil       nil      nil
 //
 // The first element is the format version. Integers are unsigned and as short as they can be. kind, tier, attention and
 // reason are the numbers in this package, marked as wire constants. parent is nil if there is none. blocks and locals are
 // nil if empty, and else one binary of little-endian u64, so that reading them is one copy and no visit: at most
-// [MaxBlocksPerEvent] numbers. Nothing follows the batch. What a later writer needs beyond this it appends to an array; what would
+// [MaxBlocksPerEvent] numbers. lookahead is left out if it is 0 and nothing follows it. Nothing follows the batch. What a later writer needs beyond this it appends to an array; what would
 // make an old reader wrong takes a new version, and so does a new kind or tier.
 //
 // # Engine messages

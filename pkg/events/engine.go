@@ -89,8 +89,7 @@ type Decoder struct {
 	block  uint32
 
 	salts salts
-	zero  bool   // a block was called 0, so a parent 0 is that block and not the absence of one
-	ahead uint32 // the most tokens beyond a block that went into its hash
+	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
 
 	counts   SkipCounts
 	mismatch BlockSizeError // Events > 0: there is something to report
@@ -141,14 +140,10 @@ func (d *Decoder) Diagnosis() error {
 	return &diagnosis
 }
 
-// Lookahead is how many tokens beyond a block went into the hashes that the engine has announced, at most: 0 as a rule, 1
-// with EAGLE, more with other drafters. A query must then hash as [NewLookaheadHasher] does.
-func (d *Decoder) Lookahead() uint32 { return d.ahead }
-
 // Reset forgets what was learned of an engine process, for a new one is there. Counts and diagnosis stay.
 func (d *Decoder) Reset() {
 	d.salts.clear()
-	d.zero, d.ahead = false, 0
+	d.zero = false
 	d.engine, d.why = d.asked, ""
 }
 
@@ -379,7 +374,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 
 	s := Event{
 		Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention,
-		HasParent: e.hasParent, Parent: e.parent,
+		HasParent: e.hasParent, Parent: e.parent, Lookahead: e.ahead,
 	}
 	if !s.HasParent {
 		s.Parent = 0

@@ -48,6 +48,7 @@ type Event struct {
 	Attention Attention // of a stored event; a removed event has none and the group's is remembered
 	HasParent bool
 	Reason    Reason      // of a cleared event
+	Lookahead uint32      // of a stored event with Locals: how many tokens beyond its own each block's hash covers; see [NewLookaheadHasher]
 	Parent    BlockHash   // meaningful if HasParent
 	Blocks    []BlockHash // stored, removed
 	Locals    []LocalHash // stored: one for each of Blocks, or none at all

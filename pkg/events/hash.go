@@ -57,7 +57,7 @@ func NewHasher(blockSize uint32, space Space) (*Hasher, error) {
 
 // NewLookaheadHasher makes a hasher for engines whose draft models read ahead. A block's hash covers so many tokens more
 // than the block has, since the drafter's cache depends on them; so n tokens have (n-lookahead)/blockSize blocks. EAGLE
-// reads one token ahead. [Decoder.Lookahead] tells what an engine does.
+// reads one token ahead. [Event].Lookahead tells what an engine does.
 func NewLookaheadHasher(blockSize, lookahead uint32, space Space) (*Hasher, error) {
 	h, err := NewHasher(blockSize, space)
 	if err != nil {

@@ -20,7 +20,7 @@ const (
 	SkipRemote                   // blocks that are not local to the worker
 	SkipMedium                   // a medium that we do not know
 	SkipSpace                    // a LoRA, a salt or an extra key that cannot be read: no saying which prompts the blocks serve
-	SkipLookahead                // lookahead tokens that cannot be read: likewise
+	SkipLookahead                // lookahead tokens that cannot be read, or are not equally many of each block: likewise
 	SkipField                    // not an event: a field that is not needed and has a wrong type
 	SkipGroupTokens              // not an event: tokens of a group that is no part of the prefix, and keeps not every block
 	SkipCopyTokens               // not an event: tokens of a copy below the device, that come without extra keys

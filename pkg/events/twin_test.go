@@ -375,7 +375,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 				}
 			}
 			var ok bool
-			if ahead[i], _, ok = naiveTokens(one); !ok {
+			if ahead[i], _, ok = naiveTokens(one); !ok || len(ahead[i]) != len(ahead[0]) {
 				return nil, "unreadable_lookahead"
 			}
 		}
@@ -399,6 +399,10 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 	}
 	if hasParent {
 		e.HasParent, e.Parent = true, parent
+	}
+	e.Lookahead = uint32(len(ahead[0]))
+	if eagle {
+		e.Lookahead++
 	}
 	for i := range e.Blocks {
 		end := (i + 1) * int(n.block)

@@ -125,7 +125,8 @@ type rawEvent struct {
 	attention  Attention
 	extraKeys  [2]int // where the values of these two begin and end
 	lookahead  [2]int
-	bareMedia  bool // written by a version that has multimodal identifiers as bare strings in extra_keys
+	ahead      uint32 // how many tokens beyond a block are in its hash, of each block alike
+	bareMedia  bool   // written by a version that has multimodal identifiers as bare strings in extra_keys
 }
 
 // Of several reasons the first in the list of reasons counts, in whatever order fields come.
@@ -463,8 +464,8 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	window := size
 	if len(d.tokens) > e.tokenCount { // of pairs there is one token more
 		window++
-		d.ahead = max(d.ahead, 1)
 	}
+	e.ahead = uint32(window - size + len(d.beyond.of(0)))
 	plain := len(d.media.ends) == 0 && len(d.beyond.ends) == 0
 	for i := range blocks {
 		tokens := d.tokens[i*size : i*size+window]
@@ -473,7 +474,6 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 			continue
 		}
 		if beyond := d.beyond.of(i); len(beyond) > 0 {
-			d.ahead = max(d.ahead, uint32(len(beyond)))
 			d.window = append(append(d.window[:0], tokens...), beyond...)
 			tokens = d.window
 		}
@@ -624,7 +624,8 @@ func mediaHash(identifier []byte) uint64 {
 }
 
 // readLookahead reads, for each of n blocks, the tokens beyond the block that went into the engine's hash of it: nil, one
-// token or an array of them.
+// token or an array of them. An engine reads equally far ahead of each (vllm-project/vllm › vllm/config/vllm.py,
+// num_hash_lookahead_tokens): a query could not find blocks of which some are hashed otherwise.
 func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 	d.beyond.reset()
 	r := reader{data: e.data[:e.lookahead[1]], at: e.lookahead[0]}
@@ -652,6 +653,9 @@ func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 			}
 		}
 		d.beyond.end()
+		if i := len(d.beyond.ends) - 1; len(d.beyond.of(i)) != len(d.beyond.of(0)) {
+			return false
+		}
 	}
-	return true
+	return len(d.beyond.of(0)) < MaxBlockSize
 }
