@@ -36,7 +36,8 @@ type Query struct {
 	// Tokens of the whole prompt; what does not fill a block at its end is not looked up.
 	Tokens Tokens `json:"tokens,omitempty" msgpack:"tokens,omitempty"`
 
-	// Hashes are the local hashes of the prompt's blocks, in place of Tokens, for a client that keeps tokens to itself.
+	// Hashes are the local hashes of the prompt's blocks, in place of Tokens, for a client that keeps tokens to itself. They are
+	// looked up as they are: where workers read ahead (WorkerInfo.Lookahead), those hashed as far ahead are found.
 	Hashes Hashes `json:"hashes,omitempty" msgpack:"hashes,omitempty"`
 
 	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They do not go with Hashes.
@@ -172,6 +173,9 @@ type WorkerInfo struct {
 	Parked      int                `json:"parked" msgpack:"parked"`
 	Stored      uint64             `json:"stored" msgpack:"stored"`   // blocks in all stored events of the incarnation
 	Removed     uint64             `json:"removed" msgpack:"removed"` // blocks in all removed events
+
+	// Lookahead is how many tokens beyond a block are in its local hash, as with an engine that drafts: for who asks by Hashes.
+	Lookahead uint32 `json:"lookahead,omitempty" msgpack:"lookahead,omitempty"`
 
 	Lease *Lease `json:"lease,omitempty" msgpack:"lease,omitempty"` // none: nobody has registered the rank, and it is not cleared by itself
 }

@@ -45,8 +45,8 @@ func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID,
 		if manifest != nil {
 			d.Seq = manifest.Seq
 			for i := range ranks {
-				if key := ranks[i].Key(); worker == "" || key.Instance == worker {
-					if err := d.rank(image, i, key, out); err != nil {
+				if worker == "" || events.WorkerID(ranks[i].Instance) == worker {
+					if err := d.rank(image, i, &ranks[i], out); err != nil {
 						return err
 					}
 				}
@@ -58,13 +58,16 @@ func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID,
 }
 
 // rank writes one rank's lines.
-func (d *Dumped) rank(image *Image, i int, key events.RankKey, out io.Writer) error {
+func (d *Dumped) rank(image *Image, i int, state *snapshot.RankState, out io.Writer) error {
 	d.Ranks++
 	var line []byte
 	var id events.EventID
 	left, err := image.Events(i, func(e *events.Event) error {
 		id++
-		line = Append(line[:0], key, id, e)
+		if len(e.Locals) > 0 {
+			e.Lookahead = state.Lookahead
+		}
+		line = Append(line[:0], state.Key(), id, e)
 		_, err := out.Write(line)
 		return err
 	})

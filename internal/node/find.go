@@ -19,7 +19,7 @@ import (
 type scratch struct {
 	locals  []events.LocalHash
 	allowed radix.RankSet
-	holding radix.RankSet
+	holding radix.RankSet // the ranks of the answer
 	answer  radix.Answer
 }
 
@@ -46,17 +46,12 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
-	if q.Tokens != nil {
-		hasher, err := events.NewHasher(served.BlockSize, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
-		if err != nil {
-			return nil, api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
-		}
-		s.locals = hasher.Hash(s.locals[:0], q.Tokens)
-	} else {
-		s.locals = s.locals[:0]
-		for _, h := range q.Hashes {
-			s.locals = append(s.locals, events.LocalHash(h))
-		}
+	lookaheads := served.Lookaheads
+	if q.Tokens == nil {
+		lookaheads = asGiven
+	}
+	if err := s.hash(q, served.BlockSize, lookaheads[0]); err != nil {
+		return nil, err
 	}
 	answer := &api.Answer{
 		Model:      q.Model,
@@ -83,18 +78,29 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		shared.merge(ctx, answer, func(func(*RankOfView) bool) {})
 		return answer, nil
 	}
-	n.index.Match(served.Space, s.locals, allowed, &s.answer)
-	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
-		answer.Missing = unserved(n.progress())
-		answer.Complete = false
-	}
-	for _, o := range s.answer.Ranks {
-		if r := view.Rank(o.Rank); r != nil {
+	s.holding.Clear()
+	for i, lookahead := range lookaheads {
+		if i > 0 {
+			if err := s.hash(q, served.BlockSize, lookahead); err != nil {
+				return nil, err
+			}
+		}
+		n.index.Match(served.Space, s.locals, allowed, &s.answer)
+		for _, o := range s.answer.Ranks {
+			r := view.Rank(o.Rank)
+			if r == nil || q.Tokens != nil && r.Lookahead != lookahead {
+				continue
+			}
+			s.holding.Add(o.Rank)
 			answer.Workers = append(answer.Workers, api.Overlap{
 				Instance: r.Key.Instance, Rank: r.Key.Rank,
 				Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
 			})
 		}
+	}
+	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
+		answer.Missing = unserved(n.progress())
+		answer.Complete = false
 	}
 	shared.merge(ctx, answer, s.idle(served, allowed))
 	if len(answer.Workers) == 0 {
@@ -109,13 +115,29 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	return answer, nil
 }
 
-// idle goes through the ranks that might serve a query and hold nothing of its prompt. It is for after the match.
+// asGiven is for a query whose blocks are hashed already.
+var asGiven = []uint32{0}
+
+// hash makes the local hashes of a query's blocks: of its tokens, as an engine that reads so far ahead hashes them, or those given.
+func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
+	s.locals = s.locals[:0]
+	if q.Tokens == nil {
+		for _, h := range q.Hashes {
+			s.locals = append(s.locals, events.LocalHash(h))
+		}
+		return nil
+	}
+	hasher, err := events.NewLookaheadHasher(blockSize, lookahead, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
+	if err != nil {
+		return api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
+	}
+	s.locals = hasher.Hash(s.locals, q.Tokens)
+	return nil
+}
+
+// idle goes through the ranks that might serve a query and hold nothing of its prompt, by what was found.
 func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfView] {
 	return func(yield func(*RankOfView) bool) {
-		s.holding.Clear()
-		for i := range s.answer.Ranks {
-			s.holding.Add(s.answer.Ranks[i].Rank)
-		}
 		for _, r := range served.Ranks {
 			if (allowed == nil || allowed.Has(r.ID)) && !s.holding.Has(r.ID) && !yield(r) {
 				return

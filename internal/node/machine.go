@@ -54,6 +54,7 @@ type rank struct {
 	lastSeen    events.Millis
 	shutdown    bool
 	partial     bool   // some events of the incarnation were not seen: it may hold more than is known
+	lookahead   uint32 // how far its hashes read ahead, by its last stored event that has any
 	stored      uint64 // blocks in stored events, in this incarnation
 	removed     uint64 // blocks in removed events
 }
@@ -198,6 +199,9 @@ func (m *Machine) applyMessage(part *partition, msg *Message) {
 		case events.Stored:
 			r.stored += uint64(len(evs[i].Blocks))
 			m.counts.BlocksStored += uint64(len(evs[i].Blocks))
+			if len(evs[i].Locals) > 0 && evs[i].Lookahead != r.lookahead {
+				r.lookahead, m.stale = evs[i].Lookahead, true
+			}
 		case events.Removed:
 			r.removed += uint64(len(evs[i].Blocks))
 			m.counts.BlocksRemoved += uint64(len(evs[i].Blocks))
@@ -222,7 +226,7 @@ func (m *Machine) begin(r *rank, b *events.Batch) {
 	r.space = m.space(b.Model, b.BlockSize)
 	r.id = m.index.AddRank(r.space)
 	r.incarnation, r.lastID, r.cursor, r.shutdown = b.Incarnation, 0, events.Cursor{}, false
-	r.stored, r.removed, r.partial = 0, 0, false
+	r.stored, r.removed, r.partial, r.lookahead = 0, 0, false, 0
 	m.stale = true
 }
 
@@ -266,6 +270,7 @@ func (v *View) Rank(id radix.RankID) *RankOfView {
 type Served struct {
 	BlockSize  uint32
 	Space      uint32
+	Lookaheads []uint32           // what its ranks have, each once, ascending
 	Ranks      []*RankOfView      // ordered by instance and rank
 	Partitions []events.Partition // those that these ranks are in, ascending
 }
@@ -275,6 +280,7 @@ type RankOfView struct {
 	Key       events.RankKey
 	ID        radix.RankID
 	Partition events.Partition
+	Lookahead uint32 // how many tokens beyond a block its engine hashes with the block; see events.Event
 }
 
 // View returns the ranks and models of now. Any goroutine may call it.
@@ -294,8 +300,11 @@ func (m *Machine) publishView() {
 				served[key] = s
 				v.Models[r.model] = append(v.Models[r.model], s)
 			}
-			ref := &RankOfView{Key: r.key, ID: r.id, Partition: part.id}
+			ref := &RankOfView{Key: r.key, ID: r.id, Partition: part.id, Lookahead: r.lookahead}
 			s.Ranks = append(s.Ranks, ref)
+			if at, ok := slices.BinarySearch(s.Lookaheads, r.lookahead); !ok {
+				s.Lookaheads = slices.Insert(s.Lookaheads, at, r.lookahead)
+			}
 			if n := len(s.Partitions); n == 0 || s.Partitions[n-1] != part.id {
 				s.Partitions = append(s.Partitions, part.id)
 			}

@@ -91,6 +91,7 @@ func eventOf(t *rapid.T) events.Event {
 	default:
 		e.Kind = events.Stored
 		e.HasParent, e.Parent = from > 0, events.BlockHash(99+from)
+		e.Lookahead = rapid.SampledFrom([]uint32{0, 0, 0, 1, 3}).Draw(t, "lookahead")
 	}
 	return e
 }
@@ -102,6 +103,7 @@ type naiveRank struct {
 	model       string
 	incarnation events.Incarnation
 	last        events.EventID
+	lookahead   uint32
 	twin        *twin.Rank
 }
 
@@ -115,7 +117,7 @@ func (n naive) apply(m Message) {
 		return
 	}
 	if r == nil || b.Incarnation > r.incarnation {
-		r = &naiveRank{b.Model, b.Incarnation, 0, twin.New(twin.Config(bounds))}
+		r = &naiveRank{b.Model, b.Incarnation, 0, 0, twin.New(twin.Config(bounds))}
 		n[m.Key] = r
 	}
 	if b.FirstID > r.last+1 {
@@ -125,6 +127,9 @@ func (n naive) apply(m Message) {
 	for i, e := range b.Events {
 		if b.FirstID+events.EventID(i) > r.last {
 			news = append(news, e)
+			if len(e.Locals) > 0 {
+				r.lookahead = e.Lookahead
+			}
 		}
 	}
 	r.twin.Apply(m.Time, news)
@@ -160,6 +165,22 @@ func agree(t *rapid.T, m *Machine, n naive, what string) {
 	}
 	if got, want := checksums(m), n.checksums(); !maps.Equal(got, want) {
 		t.Fatalf("%s: the checksums are %v, the twin's %v", what, got, want)
+	}
+	for model, list := range m.View().Models {
+		want := map[uint32]bool{}
+		for _, r := range n {
+			if r.model == model {
+				want[r.lookahead] = true
+			}
+		}
+		if got := list[0].Lookaheads; !slices.Equal(got, slices.Sorted(maps.Keys(want))) {
+			t.Fatalf("%s: the view of %s has lookaheads %d, the twin's are %v", what, model, got, want)
+		}
+		for _, r := range list[0].Ranks {
+			if want := n[r.Key].lookahead; r.Lookahead != want {
+				t.Fatalf("%s: the view of %s has a lookahead of %d, the twin %d", what, r.Key, r.Lookahead, want)
+			}
+		}
 	}
 	for length := range 14 {
 		locals := make([]events.LocalHash, length)

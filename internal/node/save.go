@@ -70,6 +70,7 @@ func (m *Machine) capture(p events.Partition) *capture {
 			Instance: snapshot.Text(r.key.Instance), Rank: r.key.Rank, Model: snapshot.Text(r.model), BlockSize: r.blockSize,
 			Incarnation: r.incarnation, LastID: r.lastID, Cursor: snapshot.CursorOf(r.cursor), Closed: r.shutdown,
 			LastSeen: r.lastSeen, Stored: r.stored, Removed: r.removed, Partial: r.partial,
+			Lookahead: r.lookahead,
 		})
 		if !seen[r.space] {
 			seen[r.space] = true

@@ -30,6 +30,7 @@ func (n *Node) Workers(ctx context.Context) (*api.WorkerList, error) {
 					Instance: r.key.Instance, Rank: r.key.Rank, Model: r.model, BlockSize: r.blockSize, Partition: part.id,
 					Incarnation: r.incarnation, LastEvent: r.lastID, LastSeen: timeOf(r.lastSeen),
 					Blocks: tiers(s.Holdings), Parked: int(s.Parked), Stored: r.stored, Removed: r.removed,
+					Lookahead: r.lookahead,
 				})
 			}
 		}

@@ -54,7 +54,11 @@ func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event) []byte {
 		} else {
 			dst = append(dst, "null"...)
 		}
-		dst = append(dst, `,"start_position":null,"blocks":[`...)
+		dst = append(dst, `,"start_position":null`...)
+		if e.Lookahead > 0 {
+			dst = strconv.AppendUint(append(dst, `,"lookahead":`...), uint64(e.Lookahead), 10)
+		}
+		dst = append(dst, `,"blocks":[`...)
 		for i, b := range e.Blocks {
 			if i > 0 {
 				dst = append(dst, ',')
@@ -109,8 +113,9 @@ type routerJSON struct {
 }
 
 type routerStored struct {
-	Parent *routerHash `json:"parent_hash"`
-	Blocks []struct {
+	Parent    *routerHash `json:"parent_hash"`
+	Lookahead uint16      `json:"lookahead"` // ours: see Event.Lookahead
+	Blocks    []struct {
 		Block  *routerHash `json:"block_hash"`
 		Tokens *routerHash `json:"tokens_hash"`
 	} `json:"blocks"`
@@ -121,7 +126,7 @@ type routerRemoved struct {
 }
 
 // ReadRouterEvent reads one router event from JSON, as any release of Dynamo wrote it: fields that are missing have their
-// defaults, unknown ones are ignored.
+// defaults, unknown ones are ignored. One field of a stored event is not Dynamo's: "lookahead", for [Event].Lookahead.
 func ReadRouterEvent(line []byte) (RouterEvent, error) {
 	var e routerJSON
 	if err := json.Unmarshal(line, &e); err != nil {
@@ -201,6 +206,7 @@ func routerStoredOf(text json.RawMessage, tier Tier) (Event, error) {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return e, err
 	}
+	e.Lookahead = uint32(s.Lookahead)
 	if s.Parent != nil {
 		e.HasParent, e.Parent = true, BlockHash(*s.Parent)
 	}
@@ -418,6 +424,10 @@ func (r *reader) routerStored(e *Event) bool {
 			}
 			v, _, ok := r.integer()
 			e.HasParent, e.Parent = ok, BlockHash(v)
+			return ok
+		case "lookahead":
+			v, ok := r.uint(MaxBlockSize)
+			e.Lookahead = uint32(v)
 			return ok
 		case "blocks":
 			n, ok := r.array()

@@ -23,6 +23,9 @@ func generic(rng *rand.Rand) map[string]any {
 		if rng.IntN(2) == 0 {
 			s["parent_hash"] = hash()
 		}
+		if rng.IntN(3) == 0 {
+			s["lookahead"] = rng.IntN(MaxBlockSize + 1)
+		}
 		data = map[string]any{"stored": s}
 	case 1:
 		data = map[string]any{"removed": map[string]any{"block_hashes": []uint64{hash(), hash()}}}

@@ -85,6 +85,7 @@ type RankState struct {
 	Stored      uint64             `json:"stored,omitempty,string"`  // blocks in all stored events of the incarnation
 	Removed     uint64             `json:"removed,omitempty,string"` // blocks in all removed events
 	Partial     bool               `json:"partial,omitempty"`        // some of the incarnation's events were never seen
+	Lookahead   uint32             `json:"lookahead,omitempty"`      // tokens beyond a block that are in its local hash
 	Refused     string             `json:"refused,omitempty"`        // why the rank's events are not applied, for people
 	Checksum    Hex64              `json:"checksum"`                 // of what the rank holds, as the caller reckons it
 }
