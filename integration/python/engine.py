@@ -7,7 +7,8 @@ where the sockets are. Options:
     wheel        path of the wheel (required)
     topic        default ""
     buffer       batches kept for replay; default 10000
-    cache        makes a cache manager (vLLM alone): {"block_size": N, "blocks": N, "groups": ["full", "swa:64"]}
+    cache        makes a cache manager (vLLM alone): {"block_size": N, "blocks": N, "groups": ["full", "swa:64"], "lookahead": L}. With a lookahead, as with a drafter
+                 that reads L tokens ahead: 0.33 and later
 
 Commands:
     {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events, whose fields are the engine's; those that this version
@@ -106,7 +107,8 @@ class Cache:
 
         self.size = opt["block_size"]
         kv_cache_utils.init_none_hash(hashing.sha256)
-        self.hasher = kv_cache_utils.get_request_block_hasher(self.size, hashing.sha256)
+        ahead = opt.get("lookahead", 0)
+        self.hasher = kv_cache_utils.get_request_block_hasher(self.size, hashing.sha256, *[ahead] * (ahead > 0))
         self.Request = request.Request
         groups = []
         for i, text in enumerate(opt["groups"]):
@@ -120,7 +122,8 @@ class Cache:
         config = self.construct(kv_cache_interface.KVCacheConfig, dict(num_blocks=opt["blocks"], kv_cache_tensors=[], kv_cache_groups=groups))
         self.manager = self.construct(
             kv_cache_manager.KVCacheManager, dict(kv_cache_config=config, max_model_len=1 << 16), scheduler_block_size=self.size,
-            hash_block_size=self.size, enable_caching=True, enable_kv_cache_events=True, log_stats=False)
+            hash_block_size=self.size, enable_caching=True, enable_kv_cache_events=True, log_stats=False,
+            num_hash_lookahead_tokens=ahead, num_prefill_lookahead=ahead)
         self.pool = self.manager.block_pool
         self.groups = config.kv_cache_groups
         self.blocks = opt["blocks"]
@@ -177,8 +180,9 @@ class Cache:
     def lookup(self, cmd):
         whole, main = [], []
         for p in cmd["prompts"]:
-            # One token more than is asked for, since an engine always computes the last one itself.
-            r = self.request("lookup", p["tokens"] + [0], p.get("lora"), p.get("salt"))
+            # One token more than is asked for, since an engine always computes the last one itself. It is one that no prompt has: where the
+            # engine reads ahead it is in the hash of the block before.
+            r = self.request("lookup", p["tokens"] + [1 << 29], p.get("lora"), p.get("salt"))
             whole.append(self.manager.get_computed_blocks(r)[1])
             main.append(self.main(r))
         return {"whole": whole, "main": main}

@@ -15,6 +15,7 @@ type EngineCache struct {
 	BlockSize int      `json:"block_size"` // tokens
 	Blocks    int      `json:"blocks"`
 	Groups    []string `json:"groups"` // "full" or "swa:WINDOW"
+	Lookahead int      `json:"lookahead,omitempty"`
 }
 
 // Engine is a running integration/python/engine.py: an engine's own publisher, out of its wheel. Its methods fail the test
