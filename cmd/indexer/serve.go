@@ -211,7 +211,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer httpStop()
-	if err := service.Tell(); err != nil {
+	if err := errors.Join(service.Tell(), service.Own(s.id)); err != nil {
 		return err
 	}
 	running, end := context.WithCancel(ctx)

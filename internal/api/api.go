@@ -47,6 +47,10 @@ type Query struct {
 	// Workers restricts the answer to these instances.
 	Workers []events.WorkerID `json:"workers,omitempty" msgpack:"workers,omitempty"`
 
+	// Partitions restricts the question to workers of these partitions: it is how nodes share a query. An answer then says of each whether
+	// it was looked at (Answer.Partitions) or could not be (Answer.Missing).
+	Partitions []events.Partition `json:"partitions,omitempty" msgpack:"partitions,omitempty"`
+
 	// MinSeq asks for an answer that reflects at least these places in the log: what the caller knows to be published. The
 	// node waits for them until the deadline.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
@@ -84,8 +88,10 @@ type Answer struct {
 	Complete bool               `json:"complete" msgpack:"complete"`
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
-	Workers    []Overlap         `json:"workers" msgpack:"workers"`       // best first
-	Partitions []PartitionStatus `json:"partitions" msgpack:"partitions"` // what the answer reflects
+	Workers []Overlap `json:"workers" msgpack:"workers"` // best first; of no missing partition
+
+	// Partitions is what the answer reflects: those that have workers of the model, or all that the query named, but the missing ones.
+	Partitions []PartitionStatus `json:"partitions" msgpack:"partitions"`
 
 	// Reason says why there are no workers; it is empty if there are some.
 	Reason Reason `json:"reason,omitempty" msgpack:"reason,omitempty"`

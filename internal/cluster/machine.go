@@ -10,44 +10,10 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// RecordVersion is the version of records that this build writes and the only one that it understands. Nodes of another version are left out:
-// each side owns every partition among its own.
-const RecordVersion = 1
-
-// Record is what a node says of itself. It is kept as JSON.
-type Record struct {
-	Version     int    `json:"version"`
-	Node        string `json:"node"`
-	Life        string `json:"life"` // of this process; another under the same name has another
-	Beat        uint64 `json:"beat"` // grows with each writing
-	Partitions  uint32 `json:"partitions"`
-	Replication int    `json:"replication"` // asked for; 0: as many as usual
-	Leaving     bool   `json:"leaving,omitempty"`
-	Ready       Set    `json:"ready"`               // serves these
-	Releasing   Set    `json:"releasing,omitempty"` // serves them still, and is about to let them go
-}
-
-// counts reports whether a node has a partition and means to keep it.
-func (r *Record) counts(p events.Partition) bool { return r.Ready.Has(p) && !r.Releasing.Has(p) }
-
-// Seen is a record as it was found in the bucket.
-type Seen struct {
-	Record
-	Revision uint64
-}
-
-// Look is one look at all records.
-type Look struct {
-	Records []Seen
-
-	// After is the beat of the own record that had been acknowledged before the look began, if each record came from the bucket's
-	// leader; else 0.
-	After uint64
-}
-
 // Config is one machine's.
 type Config struct {
 	Node, Life  string
+	Build       string // of the program, for people
 	Partitions  uint32
 	Replication int           // 0: all nodes up to three, then two
 	Beat        time.Duration // between two steps, about
@@ -71,7 +37,7 @@ type Machine struct {
 	peers     map[string]*peer
 	odd       map[string]string // nodes that are left out, and why
 	leaving   bool
-	ready     Set
+	said      Record // as last announced
 
 	clock   time.Duration // heard time
 	acked   uint64        // the greatest beat acknowledged
@@ -81,6 +47,7 @@ type Machine struct {
 	nodes  []string   // of whom owners were reckoned
 	copies int        // how many owners each partition had then
 	owners [][]string // by partition
+	orders orders     // of all that live
 }
 
 // peer is another node.
@@ -95,15 +62,14 @@ func New(cfg Config) *Machine {
 	return &Machine{cfg: cfg, releasing: map[events.Partition]uint64{}, peers: map[string]*peer{}, odd: map[string]string{}}
 }
 
-// Announce returns the record to be written now. ready is what the node serves; leave says that it wants to let go of all, and
-// is never taken back.
-func (m *Machine) Announce(ready Set, leave bool) Record {
+// Announce returns the record to be written now. s is what the node serves, which does not change; leave says that it wants to let go of
+// all, and is never taken back.
+func (m *Machine) Announce(s Standing, leave bool) Record {
 	m.beat++
 	m.leaving = m.leaving || leave
-	m.ready = slices.Clone(ready)
 	r := Record{
-		Version: RecordVersion, Node: m.cfg.Node, Life: m.cfg.Life, Beat: m.beat, Partitions: m.cfg.Partitions,
-		Replication: m.cfg.Replication, Leaving: m.leaving, Ready: slices.Clone(ready),
+		Version: RecordVersion, Node: m.cfg.Node, Life: m.cfg.Life, Build: m.cfg.Build, Beat: m.beat, Partitions: m.cfg.Partitions,
+		Replication: m.cfg.Replication, Leaving: m.leaving, Standing: s,
 	}
 	for p, beat := range m.releasing {
 		if beat == 0 {
@@ -111,6 +77,7 @@ func (m *Machine) Announce(ready Set, leave bool) Record {
 		}
 		r.Releasing.Add(p)
 	}
+	m.said = r
 	return r
 }
 
@@ -238,24 +205,6 @@ func (m *Machine) Alone() bool {
 
 // Left reports whether a node that leaves has nothing left, or nobody to leave it to.
 func (m *Machine) Left() bool { return m.leaving && m.looked && (m.held.Len() == 0 || m.Alone()) }
-
-// Writer is who of those that serve a partition writes its snapshots: the first in its order; empty if nobody serves it. Two may
-// think that they are for a moment.
-func (m *Machine) Writer(p events.Partition) string {
-	var serve []string
-	if _, going := m.releasing[p]; !going && m.ready.Has(p) {
-		serve = append(serve, m.cfg.Node)
-	}
-	for name, o := range m.peers {
-		if m.alive(o) && o.counts(p) {
-			serve = append(serve, name)
-		}
-	}
-	if len(serve) == 0 {
-		return ""
-	}
-	return Order(serve, p)[0]
-}
 
 // Peers lists the other nodes that are believed to live, by name.
 func (m *Machine) Peers() (list []Record) {

@@ -31,7 +31,7 @@ func TestSetAsText(t *testing.T) {
 		}
 	}
 	var r Record
-	if b, err := json.Marshal(Record{Node: "a", Ready: SetOf(1, 2)}); err != nil || json.Unmarshal(b, &r) != nil || r.Ready.Len() != 2 {
+	if b, err := json.Marshal(Record{Node: "a", Standing: Standing{Ready: SetOf(1, 2)}}); err != nil || json.Unmarshal(b, &r) != nil || r.Ready.Len() != 2 {
 		t.Errorf("%s, %v, %+v", b, err, r)
 	}
 }
@@ -81,7 +81,7 @@ func TestMovementIsBounded(t *testing.T) {
 // TestOthersThatDoNotFit has nodes with another number of partitions or another version: they own nothing here, and are named.
 func TestOthersThatDoNotFit(t *testing.T) {
 	m := New(Config{Node: "a", Life: "1", Partitions: 4, Beat: time.Second, DeadAfter: 5 * time.Second})
-	m.Announce(nil, false)
+	m.Announce(Standing{}, false)
 	a := m.Step(time.Second, 1, &Look{Records: []Seen{
 		{Record{Version: 1, Node: "b", Beat: 1, Partitions: 8}, 1}, {Record{Version: 2, Node: "c", Beat: 1, Partitions: 4}, 2},
 	}})
@@ -101,7 +101,7 @@ func TestSilenceOfNATSAgesNobody(t *testing.T) {
 	taken := 0
 	step := func(d time.Duration, heard bool) {
 		now += d
-		m.Announce(nil, false)
+		m.Announce(Standing{}, false)
 		if beat++; heard {
 			taken += len(m.Step(now, beat, &Look{Records: []Seen{other}}).Take)
 		} else {
@@ -126,7 +126,7 @@ func TestSilenceOfNATSAgesNobody(t *testing.T) {
 // the bucket, each sees the other ready. Neither may let go on such a look, and with those of the leader one of them stays.
 func TestTwoThatLetGoForEachOther(t *testing.T) {
 	name := Order([]string{"x", "y"}, 0) // the first owns partition 0
-	all := SetOf(0)
+	all := Standing{Ready: SetOf(0)}
 	var machines [2]*Machine
 	bucket, beats, revision := [2]Seen{}, [2]uint64{}, uint64(0)
 	now := time.Duration(0)
@@ -286,7 +286,7 @@ func (n *simNode) after(d time.Duration, do func()) {
 
 func (n *simNode) announce() {
 	w := n.w
-	r := n.machine.Announce(n.serves, n.leave)
+	r := n.machine.Announce(Standing{Ready: SetOf(n.serves.List()...)}, n.leave)
 	lost := w.down || w.rng.IntN(50) == 0
 	n.after(w.between(0, 40*time.Millisecond), func() { // the write reaches the bucket
 		if !lost && !w.down {
@@ -377,6 +377,11 @@ func (w *world) settled() error {
 		}
 	}
 	copies := Replication(len(names), w.copies)
+	live := w.live()
+	var views []*View
+	for _, n := range live {
+		views = append(views, n.machine.View())
+	}
 	for p := range events.Partition(w.partitions) {
 		want := Order(names, p)[:copies]
 		slices.Sort(want)
@@ -385,8 +390,8 @@ func (w *world) settled() error {
 			return fmt.Errorf("partition %d is served by %v, not %v", p, serving[p], want)
 		}
 		writers := 0
-		for _, n := range w.live() {
-			if n.machine.Writer(p) == n.name {
+		for i, n := range live {
+			if views[i].Writer[p] == n.name {
 				writers++
 			}
 		}

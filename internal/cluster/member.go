@@ -5,22 +5,23 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // ErrTaken says that another process lives under this node's name.
 var ErrTaken = errors.New("another process has this node's name")
 
-// Keeper is what takes and lets go partitions. Its methods return at once and are called from the member's goroutine.
+// Keeper is what keeps partitions. Its methods return at once and are called from the member's goroutine.
 type Keeper interface {
-	Take(p events.Partition)    // restore it and serve it
-	Release(p events.Partition) // stop serving it and forget it
-	Ready() Set                 // what is served now
+	// Keep says which partitions are to be kept from now on: those that are new are restored and served, those that are no longer among
+	// them are forgotten. It is told after each look, changed or not.
+	Keep(set Set)
+
+	// Standing is what is served now. The keeper does not change it afterwards.
+	Standing() Standing
 }
 
 // MemberConfig is one member's.
@@ -45,13 +46,6 @@ type Member struct {
 	view     atomic.Pointer[View]
 }
 
-// View is what a member knew after its last step. It does not change.
-type View struct {
-	Peers    []Record // the others that live
-	Problems []string
-	Writer   []string // by partition: who writes its snapshots; empty: nobody that is known
-}
-
 // Join claims the node's name. If a record of another process is there and its beat goes on, the error wraps [ErrTaken]; one that
 // stands still for DeadAfter is taken over, by compare-and-set. What that process writes afterwards fails, and ends it.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
@@ -63,7 +57,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 		return nil, fmt.Errorf("node name: %w", err)
 	}
 	m := &Member{cfg: cfg, machine: New(cfg.Config), key: key}
-	m.view.Store(&View{Writer: make([]string, cfg.Partitions)})
+	m.view.Store(m.machine.View())
 	tick := time.NewTicker(cfg.Beat)
 	defer tick.Stop()
 	var first *jetstream.Entry
@@ -71,7 +65,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 		entry, err := cfg.Bucket.Latest(ctx, key)
 		switch {
 		case errors.Is(err, jetstream.ErrNotFound):
-			return m, m.write(ctx, Set{}, false)
+			return m, m.write(ctx, Standing{}, false)
 		case err != nil:
 			return nil, fmt.Errorf("look for other processes named %s: %w", cfg.Node, err)
 		case first == nil:
@@ -80,7 +74,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrTaken)
 		case time.Since(begun) > cfg.DeadAfter:
 			m.revision = entry.Revision
-			return m, m.write(ctx, Set{}, false)
+			return m, m.write(ctx, Standing{}, false)
 		}
 		select {
 		case <-tick.C:
@@ -94,8 +88,8 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 func (m *Member) View() *View { return m.view.Load() }
 
 // write announces, once. An error that wraps ErrTaken is the end.
-func (m *Member) write(ctx context.Context, ready Set, leave bool) error {
-	text, err := json.Marshal(m.machine.Announce(ready, leave))
+func (m *Member) write(ctx context.Context, s Standing, leave bool) error {
+	text, err := json.Marshal(m.machine.Announce(s, leave))
 	if err != nil {
 		return err
 	}
@@ -166,7 +160,7 @@ func (m *Member) Run(ctx context.Context) error {
 		if leave && drained == nil {
 			drained = time.After(m.cfg.Drain)
 		}
-		err := m.write(working, m.cfg.Keeper.Ready(), leave)
+		err := m.write(working, m.cfg.Keeper.Standing(), leave)
 		if errors.Is(err, ErrTaken) {
 			return err
 		}
@@ -179,14 +173,12 @@ func (m *Member) Run(ctx context.Context) error {
 			m.cfg.Trouble(err)
 		}
 		troubled = err != nil
-		actions := m.machine.Step(time.Since(begun), acked, look)
-		for _, p := range actions.Take {
-			m.cfg.Keeper.Take(p)
+		m.machine.Step(time.Since(begun), acked, look)
+		view := m.machine.View()
+		m.view.Store(view)
+		if view.Settled {
+			m.cfg.Keeper.Keep(view.Owned)
 		}
-		for _, p := range actions.Release {
-			m.cfg.Keeper.Release(p)
-		}
-		m.publish()
 		if leave && m.machine.Left() {
 			return m.remove(working)
 		}
@@ -203,28 +195,10 @@ func (m *Member) Run(ctx context.Context) error {
 	}
 }
 
-func (m *Member) publish() {
-	v := &View{Peers: m.machine.Peers(), Problems: m.machine.Problems(), Writer: make([]string, m.cfg.Partitions)}
-	for p := range v.Writer {
-		v.Writer[p] = m.machine.Writer(events.Partition(p))
-	}
-	m.view.Store(v)
-}
-
 // remove takes the record out of the bucket, so that nobody waits for this node's death.
 func (m *Member) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()
 	_, err := m.cfg.Bucket.Sweep(ctx, "", func(key string) bool { return key != m.key }, m.revision+1)
 	return err
-}
-
-// Owners lists the nodes that serve a partition and mean to keep it, this one aside.
-func (v *View) Owners(p events.Partition) (names []string) {
-	for i := range v.Peers {
-		if v.Peers[i].counts(p) {
-			names = append(names, v.Peers[i].Node)
-		}
-	}
-	return slices.Clip(names)
 }

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -20,17 +19,13 @@ type shelf struct {
 	set Set
 }
 
-func (s *shelf) Take(p events.Partition) {
+func (s *shelf) Keep(set Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.set.Add(p)
+	s.set = set
 }
 
-func (s *shelf) Release(p events.Partition) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.set.Remove(p)
-}
+func (s *shelf) Standing() Standing { return Standing{Ready: s.Ready()} }
 
 func (s *shelf) Ready() Set {
 	s.mu.Lock()

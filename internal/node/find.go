@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
@@ -21,31 +22,41 @@ type scratch struct {
 	allowed radix.RankSet
 	holding radix.RankSet // the ranks of the answer
 	answer  radix.Answer
+
+	reflected []at
+	looked    cluster.Set        // partitions that the answer is of
+	some      bool               // not all of the node's partitions are
+	of        []events.Partition // of each of the answer's workers
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // Find answers a query from this node's index. Any goroutine may call it.
 func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	for _, p := range q.Partitions {
+		if int(p) >= len(n.parts) {
+			return nil, api.Errorf(api.CodeMalformed, "the query names partition %d; there are %d", p, len(n.parts))
+		}
+	}
 	for _, want := range q.MinSeq {
 		if err := n.waitFor(ctx, want); err != nil {
 			return nil, err
 		}
 	}
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
 	// How far the index has come is read before the ranks, and both before the index itself: the answer reflects at least this.
 	lapses := n.lapses.Load()
-	reflected := n.progress()
-	missing := unserved(reflected)
+	s.reflected = n.progress(s.reflected[:0])
+	missing := s.look(q.Partitions)
 	view := n.machine.View()
 	served, err := view.serving(q)
 	if err != nil {
 		if len(missing) > 0 && err.Code == api.CodeUnknownModel { // its workers may be where we cannot look
-			return nil, api.Errorf(api.CodeNotReady, "no worker has announced the model %q in what this node sees; partitions %v are not restored", q.Model, missing)
+			return nil, api.Errorf(api.CodeNotReady, "no worker has announced the model %q in what this node sees; it does not serve partitions %v now", q.Model, missing)
 		}
 		return nil, err
 	}
-	s := scratches.Get().(*scratch)
-	defer scratches.Put(s)
 	lookaheads := served.Lookaheads
 	if q.Tokens == nil {
 		lookaheads = asGiven
@@ -53,19 +64,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if err := s.hash(q, served.BlockSize, lookaheads[0]); err != nil {
 		return nil, err
 	}
-	answer := &api.Answer{
-		Model:      q.Model,
-		BlockSize:  served.BlockSize,
-		Blocks:     len(s.locals),
-		Complete:   len(missing) == 0,
-		Missing:    missing,
-		Workers:    []api.Overlap{},
-		Partitions: make([]api.PartitionStatus, 0, len(served.Partitions)),
-	}
-	for _, p := range served.Partitions {
-		at := reflected[p]
-		answer.Partitions = append(answer.Partitions, api.PartitionStatus{Partition: p, Epoch: at.epoch, Seq: at.seq})
-	}
+	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Blocks: len(s.locals), Workers: []api.Overlap{}}
 	shared := n.l3.begin(q, served.BlockSize) // asked at the same time as the index
 	allowed, some := s.allow(q.Workers, served)
 	switch {
@@ -75,10 +74,12 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		answer.Reason = api.ReasonNoBlocks
 	}
 	if answer.Reason != "" {
+		s.reflects(answer, q, served, missing)
 		shared.merge(ctx, answer, func(func(*RankOfView) bool) {})
 		return answer, nil
 	}
 	s.holding.Clear()
+	s.of = s.of[:0]
 	for i, lookahead := range lookaheads {
 		if i > 0 {
 			if err := s.hash(q, served.BlockSize, lookahead); err != nil {
@@ -88,10 +89,11 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		n.index.Match(served.Space, s.locals, allowed, &s.answer)
 		for _, o := range s.answer.Ranks {
 			r := view.Rank(o.Rank)
-			if r == nil || q.Tokens != nil && r.Lookahead != lookahead {
+			if r == nil || !s.sees(r) || q.Tokens != nil && r.Lookahead != lookahead {
 				continue
 			}
 			s.holding.Add(o.Rank)
+			s.of = append(s.of, r.Partition)
 			answer.Workers = append(answer.Workers, api.Overlap{
 				Instance: r.Key.Instance, Rank: r.Key.Rank,
 				Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
@@ -99,9 +101,14 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 	}
 	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
-		answer.Missing = unserved(n.progress())
-		answer.Complete = false
+		missing = n.lapsed(s, missing)
+		i := -1
+		answer.Workers = slices.DeleteFunc(answer.Workers, func(api.Overlap) bool {
+			i++
+			return s.some && !s.looked.Has(s.of[i])
+		})
 	}
+	s.reflects(answer, q, served, missing)
 	shared.merge(ctx, answer, s.idle(served, allowed))
 	if len(answer.Workers) == 0 {
 		answer.Reason = api.ReasonNotCached
@@ -139,22 +146,64 @@ func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfView] {
 	return func(yield func(*RankOfView) bool) {
 		for _, r := range served.Ranks {
-			if (allowed == nil || allowed.Has(r.ID)) && !s.holding.Has(r.ID) && !yield(r) {
+			if s.sees(r) && (allowed == nil || allowed.Has(r.ID)) && !s.holding.Has(r.ID) && !yield(r) {
 				return
 			}
 		}
 	}
 }
 
-// unserved lists the partitions that cannot be looked at. Whether they have workers of a model is not known then.
-func unserved(reflected []at) (missing []events.Partition) {
-	for p, at := range reflected {
-		if !at.whole {
-			missing = append(missing, events.Partition(p))
+// look notes which of the partitions that are asked for (all, if none are named) serve, and returns the others. Whether those have workers
+// of a model is not known then.
+func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
+	clear(s.looked)
+	s.some = len(named) > 0
+	for p := range s.reflected {
+		p := events.Partition(p)
+		switch {
+		case s.some && !slices.Contains(named, p):
+		case s.reflected[p].whole:
+			s.looked.Add(p)
+		default:
+			missing = append(missing, p)
 		}
 	}
+	s.some = s.some || len(missing) > 0
 	return missing
 }
+
+// lapsed moves the partitions that have ceased to serve since they were looked at to the missing ones.
+func (n *Node) lapsed(s *scratch, missing []events.Partition) []events.Partition {
+	for p, now := range n.progress(nil) {
+		p := events.Partition(p)
+		if s.looked.Has(p) && (!now.whole || now.lapses != s.reflected[p].lapses) {
+			s.looked.Remove(p)
+			s.some = true
+			missing = append(missing, p)
+		}
+	}
+	slices.Sort(missing)
+	return missing
+}
+
+// reflects writes into an answer what it is of.
+func (s *scratch) reflects(answer *api.Answer, q *api.Query, served *Served, missing []events.Partition) {
+	answer.Complete, answer.Missing = len(missing) == 0, missing
+	list := served.Partitions
+	if len(q.Partitions) > 0 {
+		list = s.looked.List()
+	}
+	answer.Partitions = make([]api.PartitionStatus, 0, len(list))
+	for _, p := range list {
+		if s.looked.Has(p) {
+			at := s.reflected[p]
+			answer.Partitions = append(answer.Partitions, api.PartitionStatus{Partition: p, Epoch: at.epoch, Seq: at.seq})
+		}
+	}
+}
+
+// sees reports whether a rank is of a partition that was looked at.
+func (s *scratch) sees(r *RankOfView) bool { return !s.some || s.looked.Has(r.Partition) }
 
 // serving finds the ranks that a query is about.
 func (v *View) serving(q *api.Query) (*Served, *api.Error) {

@@ -28,8 +28,11 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 	w.node.set(0, func(s *standing) { s.state = stateRestoring })
 	a, err := find()
 	w.must(err)
-	if a.Complete || !slices.Equal(a.Missing, []events.Partition{0}) || len(a.Workers) != 1 {
+	if a.Complete || !slices.Equal(a.Missing, []events.Partition{0}) || len(a.Workers) != 0 || len(a.Partitions) != 0 {
 		t.Errorf("while the partition is restored, its ranks still there: %+v", a)
+	}
+	if _, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt, Partitions: []events.Partition{1}}); !errors.As(err, new(*api.Error)) {
+		t.Errorf("a partition that does not exist: %v", err)
 	}
 	w.must(w.node.forget(w.ctx, 0))
 	var failure *api.Error

@@ -120,6 +120,7 @@ type work struct {
 type standing struct {
 	mu      sync.Mutex
 	state   string
+	lapses  uint64 // how often it ceased to serve
 	epoch   time.Time
 	last    events.StreamSeq // of the log, as last heard
 	err     error            // why the log cannot be read
@@ -419,6 +420,7 @@ func (n *Node) set(p events.Partition, change func(*standing)) {
 	change(s)
 	after := serves(s.state)
 	if before && !after {
+		s.lapses++
 		n.lapses.Add(1)
 	}
 	s.mu.Unlock()
@@ -439,18 +441,18 @@ func (n *Node) Ready() error {
 
 // at is what a partition's answers reflect.
 type at struct {
-	epoch time.Time
-	seq   events.StreamSeq
-	whole bool // the partition serves
+	epoch  time.Time
+	seq    events.StreamSeq
+	whole  bool   // the partition serves
+	lapses uint64 // how often it ceased to
 }
 
-// progress says what every partition's answers reflect now.
-func (n *Node) progress() []at {
-	out := make([]at, len(n.parts))
+// progress appends to out, by partition, what answers reflect now.
+func (n *Node) progress(out []at) []at {
 	for p, s := range n.parts {
 		seq := n.machine.Applied(events.Partition(p))
 		s.mu.Lock()
-		out[p] = at{epoch: s.epoch, seq: seq, whole: serves(s.state)}
+		out = append(out, at{epoch: s.epoch, seq: seq, whole: serves(s.state), lapses: s.lapses})
 		s.mu.Unlock()
 	}
 	return out

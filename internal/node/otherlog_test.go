@@ -92,7 +92,7 @@ func TestSnapshotOfAnotherHistory(t *testing.T) {
 	case <-ctx.Done():
 		t.Fatalf("not ready; the log was found unfit %d times", unfit.Load())
 	}
-	if at := again.progress()[0]; at.seq != 10 || rejected.Load() != 1 || unfit.Load() != 1 {
+	if at := again.progress(nil)[0]; at.seq != 10 || rejected.Load() != 1 || unfit.Load() != 1 {
 		t.Fatalf("%d is applied, %d snapshots passed over, the log unfit %d times", at.seq, rejected.Load(), unfit.Load())
 	}
 }

@@ -93,7 +93,7 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 		}
 	}
 	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(), Ended: n.resyncs.ended.Load()}
-	for p, at := range n.progress() {
+	for p, at := range n.progress(nil) {
 		checksum := ""
 		if verify {
 			if err := n.do(ctx, func(m *Machine) {

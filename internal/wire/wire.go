@@ -88,21 +88,33 @@ func NewService(conn *jetstream.Conn, namespace string, answer api.Handler, vers
 }
 
 // Tell serves what may be asked of a node that is not ready: its status.
-func (s *Service) Tell() error { return s.serve("kvatlas-node", api.OpStatus) }
+func (s *Service) Tell() error {
+	return s.serve("kvatlas-node", queueGroup, s.anyNode, api.OpStatus)
+}
+
+// Own serves everything on the node's own subjects, for those who ask this node and no other.
+func (s *Service) Own(node string) error {
+	own := func(op string) (string, error) { return jetstream.NodeSubject(s.namespace, node, op) }
+	return s.serve("kvatlas-own", "", own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
+}
 
 // Answer serves everything else, once the node is ready.
 func (s *Service) Answer() error {
-	return s.serve("kvatlas-indexer", api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
+	return s.serve("kvatlas-indexer", queueGroup, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
 }
 
-func (s *Service) serve(name string, ops ...string) error {
+func (s *Service) anyNode(op string) (string, error) { return jetstream.QuerySubject(s.namespace, op), nil }
+
+func (s *Service) serve(name, group string, subject func(op string) (string, error), ops ...string) error {
 	cfg := jetstream.ServiceConfig{
 		Name: name, Version: serviceVersion(s.version), Description: "index of KV cache, namespace " + s.namespace, Workers: s.workers,
 	}
 	for _, op := range ops {
-		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{
-			Name: op, Subject: jetstream.QuerySubject(s.namespace, op), QueueGroup: queueGroup, Handler: s.handler(op),
-		})
+		on, err := subject(op)
+		if err != nil {
+			return err
+		}
+		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group, Handler: s.handler(op)})
 	}
 	service, err := jetstream.Serve(s.conn, cfg)
 	if err == nil {

@@ -1,0 +1,100 @@
+package cluster
+
+import (
+	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// View is what a member knew after its last step. It does not change.
+type View struct {
+	Self     Record   // as it was announced; zero before the first time
+	Owned    Set      // what this node is to keep
+	Settled  bool     // the others have been looked at: Owned is known
+	Peers    []Record // the others that live, by name
+	Problems []string // who is left out, and why
+
+	// Writer is, by partition, who writes its snapshots and ends its workers' leases; empty: nobody that is known.
+	Writer []string
+
+	serving [][]string // by partition
+}
+
+// Serving lists the nodes that a partition can be asked of, this one too, best first: those that are ready and stay, in the partition's own
+// order, then those that are about to go, then those that are far behind the log. The caller must not change it.
+func (v *View) Serving(p events.Partition) []string {
+	if int(p) >= len(v.serving) {
+		return nil
+	}
+	return v.serving[p]
+}
+
+// MayServe reports whether a partition may have workers of a model: one that is known to serve it says so, or cannot say all, or nobody
+// is known to serve the partition.
+func (v *View) MayServe(p events.Partition, model string) bool {
+	served := false
+	for i := -1; i < len(v.Peers); i++ {
+		r := &v.Self
+		if i >= 0 {
+			r = &v.Peers[i]
+		}
+		if r.serves(p) {
+			if served = true; r.mayServe(p, model) {
+				return true
+			}
+		}
+	}
+	return !served
+}
+
+// orders remembers the order of nodes in each partition for as long as the nodes are the same.
+type orders struct {
+	nodes []string
+	list  [][]string
+}
+
+func (o *orders) of(nodes []string, partitions uint32) [][]string {
+	if o.list == nil || !slices.Equal(nodes, o.nodes) {
+		o.nodes, o.list = nodes, make([][]string, partitions)
+		for p := range o.list {
+			o.list[p] = Order(nodes, events.Partition(p))
+		}
+	}
+	return o.list
+}
+
+// View says what the machine knows now.
+func (m *Machine) View() *View {
+	v := &View{
+		Self: m.said, Owned: m.Held(), Settled: m.looked, Peers: m.Peers(), Problems: m.Problems(),
+		Writer: make([]string, m.cfg.Partitions), serving: make([][]string, m.cfg.Partitions),
+	}
+	nodes, records := []string{m.cfg.Node}, map[string]*Record{m.cfg.Node: &v.Self}
+	for i := range v.Peers {
+		nodes = append(nodes, v.Peers[i].Node)
+		records[v.Peers[i].Node] = &v.Peers[i]
+	}
+	slices.Sort(nodes)
+	for p, order := range m.orders.of(nodes, m.cfg.Partitions) {
+		p := events.Partition(p)
+		var going, behind []string
+		for _, name := range order {
+			switch r := records[name]; {
+			case r.Behind.Has(p):
+				behind = append(behind, name)
+			case r.Ready.Has(p) && (r.Releasing.Has(p) || r.Leaving):
+				going = append(going, name)
+			case r.Ready.Has(p):
+				v.serving[p] = append(v.serving[p], name)
+			}
+		}
+		for _, name := range order {
+			if records[name].counts(p) {
+				v.Writer[p] = name
+				break
+			}
+		}
+		v.serving[p] = append(append(v.serving[p], going...), behind...)
+	}
+	return v
+}
