@@ -103,7 +103,9 @@ func (s *Service) Answer() error {
 	return s.serve("kvatlas-indexer", queueGroup, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
 }
 
-func (s *Service) anyNode(op string) (string, error) { return jetstream.QuerySubject(s.namespace, op), nil }
+func (s *Service) anyNode(op string) (string, error) {
+	return jetstream.QuerySubject(s.namespace, op), nil
+}
 
 func (s *Service) serve(name, group string, subject func(op string) (string, error), ops ...string) error {
 	cfg := jetstream.ServiceConfig{
