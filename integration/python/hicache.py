@@ -5,7 +5,7 @@
 It answers each line of stdin, a JSON list of questions, with a line on stdout, a JSON list of as many answers. A question is
 
     {"g": [[kind, block, window, eagle]..], "lcm": L, "hbs": H, "eagle": bool, "max": n, "present": ["0110"..]}
-        to vLLM: as in pkg/hicache/testdata/coordinator-cases.jsonl. Answer: {"hit": n, "masks": ["01"..], "load": [..], "store": [..]}, or
+        to vLLM: as in pkg/hicache/testdata/coordinator-cases.jsonl; with "partial": true hits may end within a block. Answer: {"hit": n, "masks": ["01"..], "load": [..], "store": [..]}, or
         {"refused": "text"} where an assertion fails. "store" is for max rounded down to lcm; null is all
     {"tokens": [..], "page": n, "eagle": bool, "prior": hex or null}
         to SGLang before it hashed in C++: {"hashes": [hex..]}
@@ -63,7 +63,8 @@ class Vllm:
     def answer(self, q):
         bits = lambda masks: [None if m is None else "".join("01"[bool(b)] for b in m) for m in masks]
         try:
-            coordinator = self.code.MooncakeStoreCoordinator([self.group(*g) for g in q["g"]], q["lcm"], q["hbs"], use_eagle=q["eagle"])
+            options = {"enable_partial_hash_hits": True} if q.get("partial") else {}
+            coordinator = self.code.MooncakeStoreCoordinator([self.group(*g) for g in q["g"]], q["lcm"], q["hbs"], use_eagle=q["eagle"], **options)
             hashes = [i.to_bytes(8, "big") for i in range(len(q["present"][0]))]
             exists = {(g, h) for g, p in enumerate(q["present"]) for h, bit in zip(hashes, p) if bit == "1"}
             masks, hit = coordinator.find_longest_cache_hit(hashes, q["max"], self.pool(q, exists))

@@ -146,6 +146,7 @@ type Profile string
 // The profiles.
 const (
 	Safe      Profile = "safe"      // vLLM 0.32.0 without partial hits; the default
+	Partial   Profile = "partial"   // vLLM 0.32.0 with hits that end within a block (enable_partial_hash_hits)
 	Reference Profile = "reference" // vLLM 0.24.0, bit for bit, its two EAGLE defects included
 )
 

@@ -9,7 +9,7 @@ import (
 // Layout is how a hybrid model's KV cache is divided into groups.
 type Layout struct {
 	Groups             []Group
-	SchedulerBlockSize int // tokens; every hit is a multiple of it
+	SchedulerBlockSize int // tokens; every hit is a multiple of it (in the Partial profile, of HashBlockSize)
 	HashBlockSize      int // tokens; what one hash stands for
 	UseEagle           bool
 	Profile            Profile // "" is Safe
@@ -57,8 +57,8 @@ func NewCoordinator(l Layout) (*Coordinator, error) {
 	if l.Profile == "" {
 		l.Profile = Safe
 	}
-	if l.Profile != Safe && l.Profile != Reference {
-		return nil, fmt.Errorf("profile %q: want %s or %s", l.Profile, Safe, Reference)
+	if l.Profile != Safe && l.Profile != Reference && l.Profile != Partial {
+		return nil, fmt.Errorf("profile %q: want %s, %s or %s", l.Profile, Safe, Reference, Partial)
 	}
 	if len(l.Groups) == 0 || len(l.Groups) > maxGroups {
 		return nil, fmt.Errorf("%d groups: want 1 to %d", len(l.Groups), maxGroups)
@@ -139,7 +139,20 @@ func (c *Coordinator) alignment(s *spec) int {
 	if len(c.specs) == 1 && c.layout.Profile == Reference {
 		return s.BlockSize
 	}
+	return c.unit()
+}
+
+// unit is what the engine's hits are multiples of, in tokens.
+func (c *Coordinator) unit() int {
+	if c.layout.Profile == Partial {
+		return c.layout.HashBlockSize
+	}
 	return c.layout.SchedulerBlockSize
+}
+
+// fine reports whether hits of a spec may end within one of its blocks.
+func (c *Coordinator) fine(s *spec) bool {
+	return c.layout.Profile == Partial && s.BlockSize > c.layout.HashBlockSize && (s.Kind == Full || s.Kind == Mamba)
 }
 
 // store is what is there, as one search sees it.
@@ -149,12 +162,17 @@ type store struct {
 	probes  int      // how often it was asked
 }
 
+// has reports whether a block is there, under the name of its last hash.
 func (st *store) has(s *spec, block int) bool {
+	return st.hasHash(s, (block+1)*(s.BlockSize/st.hash)-1)
+}
+
+// hasHash reports whether something that ends with a hash block is there.
+func (st *store) hasHash(s *spec, at int) bool {
 	st.probes++
 	if st.present == nil {
 		return true
 	}
-	at := (block+1)*(s.BlockSize/st.hash) - 1
 	for _, g := range s.gids {
 		if at >= len(st.present[g]) || !st.present[g][at] {
 			return false
@@ -185,8 +203,7 @@ func (c *Coordinator) find(st *store, maxTokens int, applyEagle bool) (Hit, int)
 	var tokens int
 	if len(c.specs) == 1 {
 		s := &c.specs[0]
-		got[0] = st.find(s, maxTokens, applyEagle && s.eagle, c.alignment(s))
-		tokens = got[0].End * s.BlockSize
+		got[0], tokens = st.find(s, maxTokens, applyEagle && s.eagle, c.alignment(s))
 	} else {
 		tokens = c.converge(st, got, maxTokens, applyEagle)
 	}
@@ -201,44 +218,46 @@ func (c *Coordinator) find(st *store, maxTokens int, applyEagle bool) (Hit, int)
 
 // converge lets each spec in turn shorten the hit until all agree.
 func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEagle bool) (hit int) {
-	safe := c.layout.Profile == Safe
+	reference := c.layout.Profile == Reference
 	bound := maxTokens // how far a spec may look that drops a block afterwards
-	if safe {
-		bound = maxTokens
-		if st.present != nil {
-			bound = len(st.present[0]) * st.hash
-			for _, p := range st.present {
-				bound = min(bound, len(p)*st.hash)
-			}
+	if !reference && st.present != nil {
+		bound = len(st.present[0]) * st.hash
+		for _, p := range st.present {
+			bound = min(bound, len(p)*st.hash)
 		}
 	}
 	visited := make([]bool, 2*len(c.specs))
 	found, verified := visited[:len(c.specs)], visited[len(c.specs):]
+	lengths := make([]int, len(c.specs)) // of what was found, in tokens
 	for hit = maxTokens; ; {
 		cur := hit
 		for k := range c.specs {
 			s := &c.specs[k]
 			if s.Kind == Full && found[k] { // what holds for a prefix holds for a shorter one
-				if safe {
-					cur = min(cur, got[k].End*s.BlockSize)
-				} else {
+				if reference {
 					cur = cur / s.BlockSize * s.BlockSize
+				} else {
+					cur = min(cur, lengths[k])
 				}
 				continue
 			}
 			drop := applyEagle && s.eagle && !verified[k]
 			limit := cur
-			if drop && !(safe && s.Kind == Mamba) { // a state is never dropped: looking further would let the hit grow
-				limit = min(cur+s.BlockSize, bound)
+			if drop && (reference || s.Kind != Mamba) { // a state is never dropped: looking further would let the hit grow
+				margin := s.BlockSize
+				if c.fine(s) {
+					margin = st.hash
+				}
+				limit = min(cur+margin, bound)
 			}
-			got[k], found[k] = st.find(s, limit, drop, c.layout.SchedulerBlockSize), true
-			now := got[k].End * s.BlockSize
+			got[k], lengths[k] = st.find(s, limit, drop, c.unit())
+			found[k] = true
 			if drop {
 				verified[k] = true
-			} else if now < cur {
+			} else if lengths[k] < cur {
 				clear(verified)
 			}
-			cur = now
+			cur = lengths[k]
 		}
 		if cur >= hit {
 			break
@@ -248,31 +267,46 @@ func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEa
 		}
 	}
 	for k := range c.specs {
-		if s := &c.specs[k]; s.Kind == Full && (safe || k == 0) {
+		s := &c.specs[k]
+		switch {
+		case s.Kind != Full:
+		case !reference:
 			got[k].End = min(got[k].End, (hit+s.BlockSize-1)/s.BlockSize)
-			if !safe {
-				got[k].End = min(got[k].End, hit/s.BlockSize)
-			}
+		case k == 0:
+			got[k].End = min(got[k].End, hit/s.BlockSize)
 		}
 	}
 	return hit
 }
 
-// find is the longest hit of one spec. drop takes the last block away, which a draft model must compute anew.
-func (st *store) find(s *spec, maxTokens int, drop bool, align int) LoadSpan {
+// find is the longest hit of one spec, of at most maxTokens: its blocks, and its length in tokens. drop takes the last block (or hash
+// block, where a hit may end with one) away, which a draft model must compute anew.
+func (st *store) find(s *spec, maxTokens int, drop bool, align int) (LoadSpan, int) {
 	b := s.BlockSize
 	n := maxTokens / b
 	aligned := func(end int) int { return end * b / align * align / b }
+	whole := func(span LoadSpan) (LoadSpan, int) { return span, span.End * b }
+	fine := align < b && b%align == 0
 	switch s.Kind {
 	case Full:
 		k := 0
 		for k < n && st.has(s, k) {
 			k++
 		}
-		if drop && k > 0 {
-			k--
+		tokens := k * b
+		if fine { // into the first block that is not there whole
+			for i := min(tokens+b-align, maxTokens)/align - 1; i >= tokens/align; i-- {
+				if st.hasHash(s, i) {
+					tokens = (i + 1) * align
+					break
+				}
+			}
 		}
-		return LoadSpan{0, aligned(k)}
+		if drop && tokens > 0 {
+			tokens -= min(align, b)
+		}
+		tokens -= tokens % align
+		return LoadSpan{0, (tokens + b - 1) / b}, tokens
 
 	case Sliding:
 		span := st.window(s, n, drop, align)
@@ -280,7 +314,7 @@ func (st *store) find(s *spec, maxTokens int, drop bool, align int) LoadSpan {
 			span.End = aligned(span.End - 1)
 		}
 		span.From = min(span.From, span.End)
-		return span
+		return whole(span)
 
 	case ChunkedLocal:
 		from := maxTokens / s.Window * s.Window / b
@@ -288,16 +322,23 @@ func (st *store) find(s *spec, maxTokens int, drop bool, align int) LoadSpan {
 		for end < n && st.has(s, end) {
 			end++
 		}
-		return LoadSpan{from, end}
-
-	default: // Mamba
-		for end := n; end > 0; end-- {
-			if end*b%align == 0 && st.has(s, end-1) {
-				return LoadSpan{end - 1, end}
+		return whole(LoadSpan{from, end})
+	}
+	if fine { // Mamba, whose state may lie at the end of any hash block
+		for i := maxTokens/align - 1; i >= 0; i-- {
+			if st.hasHash(s, i) {
+				at := i / (b / align)
+				return LoadSpan{at, at + 1}, (i + 1) * align
 			}
 		}
-		return LoadSpan{}
+		return LoadSpan{}, 0
 	}
+	for end := n; end > 0; end-- {
+		if end*b%align == 0 && st.has(s, end-1) {
+			return whole(LoadSpan{end - 1, end})
+		}
+	}
+	return LoadSpan{}, 0
 }
 
 // window looks from the right for as many blocks in a row as a window needs. A run at the very begin may be shorter.
@@ -334,10 +375,10 @@ func (g *Group) need(eagle bool) int {
 }
 
 // StoreMask says which blocks of a prompt of tokens (a multiple of the scheduler's block size) an engine would write to the store,
-// one mask for each group. A nil mask is all of them. In the safe profile Mamba states are written on another way and their mask
-// is all false, as in vLLM 0.32.
+// one mask for each group. A nil mask is all of them. In the profiles of vLLM 0.32 Mamba states are written on another way and their mask
+// is all false.
 func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
-	lcm, safe := c.layout.SchedulerBlockSize, c.layout.Profile == Safe
+	lcm, safe := c.layout.SchedulerBlockSize, c.layout.Profile != Reference
 	if tokens < 0 || tokens%lcm != 0 {
 		return nil, fmt.Errorf("%w: a store mask of %d tokens must be of a multiple of scheduler_block_size %d", ErrLayout, tokens, lcm)
 	}
@@ -358,6 +399,59 @@ func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 		}
 	}
 	return masks, nil
+}
+
+// Lookup is how many tokens of a prompt of so many an engine would take from the store, of which present says what is there as for
+// FindLongestCacheHit: the engine asks for whole units, only for blocks that hits need, and computes at least the last token itself
+// (vllm-project/vllm › vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store, MooncakeStoreWorker.lookup; up to 0.24 its scheduler, get_num_new_matched_tokens).
+// whole says that the store has all, and only that last token keeps the hit from being longer.
+func (c *Coordinator) Lookup(present [][]bool, tokens int) (hit int, whole bool, err error) {
+	unit := c.unit()
+	asked := max(tokens, 0) / unit * unit
+	if asked == 0 {
+		return 0, false, nil
+	}
+	if c.layout.Profile != Partial {
+		if present, err = c.lookedFor(present, asked); err != nil {
+			return 0, false, err
+		}
+	}
+	h, err := c.FindLongestCacheHit(present, asked)
+	switch {
+	case err != nil:
+		return 0, false, err
+	case h.Tokens < tokens:
+		return h.Tokens, false, nil
+	}
+	asked = (tokens - 1) / unit * unit
+	if c.layout.Profile == Reference || asked == 0 {
+		return asked, true, nil
+	}
+	h, err = c.FindLongestCacheHit(present, asked)
+	return h.Tokens, true, err
+}
+
+// lookedFor is present without the blocks that an engine does not ask for, because no hit can need them.
+func (c *Coordinator) lookedFor(present [][]bool, tokens int) ([][]bool, error) {
+	masks, err := c.StoreMask(tokens)
+	if err != nil {
+		return nil, err
+	}
+	present = slices.Clone(present)
+	for g := range present {
+		group := &c.layout.Groups[g]
+		if group.Kind != Sliding || masks[g] == nil {
+			continue
+		}
+		present[g] = slices.Clone(present[g])
+		per := group.BlockSize / c.layout.HashBlockSize
+		for i := range present[g] {
+			if block := i / per; block >= len(masks[g]) || !masks[g][block] {
+				present[g][i] = false
+			}
+		}
+	}
+	return present, nil
 }
 
 func (c *Coordinator) anyFlag() bool {
