@@ -176,7 +176,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	logConfig := jetstream.LogConfig{MaxBytes: s.logLimit(server, ns.Partitions()), MaxAge: s.logAge, Replicas: s.replicas}
+	logConfig := jetstream.LogConfig{MaxBytes: s.logBytes, Usual: usualLog(server, ns.Partitions()), MaxAge: s.logAge, Replicas: s.replicas}
 	if err := ns.EnsureStreams(ctx, logConfig); err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		Hooks: logHooks(log, func() { close(isReady) }),
 	}
 	if server != nil {
-		cfg.StoreLimit, cfg.Health = server.MaxStore(), server.Health
+		cfg.StoreLimit, cfg.Health = server.Limit, server.Health
 	}
 	n := node.New(cfg)
 	scrape, queries := metrics.New(n)
@@ -217,7 +217,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	running, end := context.WithCancel(ctx)
 	defer end()
 	if server != nil {
-		go watchServer(running, server, log)
+		go server.Tend(running, tendHooks(log))
 	}
 	done := make(chan struct{})
 	var parts sync.WaitGroup
@@ -245,35 +245,33 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	return err
 }
 
-// logLimit is how many bytes each partition's log may take. The server reserves them: half of what it has is for the log if
-// nothing else was said.
-func (s *serving) logLimit(server *jetstream.Server, partitions uint32) int64 {
+// usualLog is how many bytes each partition's log may take if nothing was said. The server reserves them: half of what it has is for
+// the log. It holds for streams that are made now; a fuller disk at a later start does not take messages from those that are there.
+func usualLog(server *jetstream.Server, partitions uint32) int64 {
 	const usual = 1 << 30
-	switch {
-	case s.logBytes != 0:
-		return s.logBytes
-	case server == nil:
+	if server == nil {
 		return usual
 	}
 	return max(1<<20, min(usual, server.MaxStore()/2/int64(partitions)))
 }
 
-// watchServer starts the server in this process anew when it can no longer write, as after its disk was full, until ctx ends.
-func watchServer(ctx context.Context, server *jetstream.Server, log *slog.Logger) {
-	const every = 5 * time.Second
-	for tick := time.NewTicker(every); ; {
-		select {
-		case <-ctx.Done():
-			tick.Stop()
-			return
-		case <-tick.C:
-		}
-		if err := server.Health(); err != nil {
-			log.Error("the NATS server in this process is ill; it is started anew", "error", err)
-			if err := server.Restart(ctx); err != nil {
-				log.Error("the NATS server could not be started anew; it is tried again", "error", err)
+// tendHooks make log lines of what happens to the NATS server in this process.
+func tendHooks(log *slog.Logger) jetstream.TendHooks {
+	return jetstream.TendHooks{
+		Ill: func(why error, room bool) {
+			if room {
+				log.Error("the NATS server in this process is ill; it is started anew", "error", why)
+			} else {
+				log.Error("the NATS server in this process is ill; it is started anew when its disk has room", "error", why)
 			}
-		}
+		},
+		Mended: func() { log.Info("the NATS server in this process is well again") },
+		Failed: func(err error) {
+			log.Error("the NATS server could not be started anew; it is tried again", "error", err)
+		},
+		Grown: func(bytes int64) {
+			log.Info("the disk has more room; the NATS server may take more of it", "bytes", bytes)
+		},
 	}
 }
 
@@ -401,6 +399,13 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 		Resynced: func(p events.Partition) { log.Info("resync is over", "partition", p) },
 		Filling: func(what string, used, limit int64) {
 			log.Warn("filling up: "+what, "bytes", used, "limit", limit)
+		},
+		Unwritable: func(what string, err error) {
+			if err != nil {
+				log.Error(what+" takes nothing more", "error", err)
+				return
+			}
+			log.Info(what + " can be written again")
 		},
 	}
 }

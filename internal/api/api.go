@@ -231,6 +231,9 @@ type Status struct {
 type Usage struct {
 	Bytes int64 `json:"bytes" msgpack:"bytes"`
 	Limit int64 `json:"limit" msgpack:"limit"` // 0: none is known
+
+	// Refused is why nothing can be written there, whatever the limit; empty if it can, as far as the NATS server knows.
+	Refused string `json:"refused,omitempty" msgpack:"refused,omitempty"`
 }
 
 // SnapshotCounts says what became of snapshots.

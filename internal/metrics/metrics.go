@@ -64,13 +64,16 @@ var (
 	bucketLimit  = prometheus.NewDesc("kvatlas_snapshot_bucket_limit_bytes", "Size beyond which the bucket takes no snapshots; absent without a bound.", nil, nil)
 	storeBytes   = prometheus.NewDesc("kvatlas_store_bytes", "What all streams and buckets of the account take on the NATS servers.", nil, nil)
 	storeLimit   = prometheus.NewDesc("kvatlas_store_limit_bytes", "Size beyond which the NATS servers take nothing; absent if not known.", nil, nil)
+	logWritable  = prometheus.NewDesc("kvatlas_log_writable", "0 if a partition's log takes no messages, as on a full disk: shims wait.", []string{"partition"}, nil)
+	snapWritable = prometheus.NewDesc("kvatlas_snapshot_bucket_writable", "0 if the bucket takes no snapshots, as on a full disk.", nil, nil)
+	problems     = prometheus.NewDesc("kvatlas_problems", "How many problems the status has.", nil, nil)
 	resyncs      = prometheus.NewDesc("kvatlas_resync_total", "Requests to shims to say again what their engines hold: asked, answered, and partitions that were whole again (ended).", []string{"what"}, nil)
 	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed", "1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
 )
 
 var all = []*prometheus.Desc{
 	ready, outcomes, holdings, distinct, indexBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
-	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, resyncs, resyncNeeded,
+	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded,
 }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {
@@ -119,6 +122,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(resyncs, s.Resyncs.Ended, "ended")
 	usage(bucketBytes, bucketLimit, s.SnapshotBucket)
 	usage(storeBytes, storeLimit, s.Store)
+	gauge(snapWritable, yes(s.SnapshotBucket.Refused == ""))
+	gauge(problems, float64(len(s.Problems)))
 	gauge(holdings, float64(s.Index.Blocks.Device), "device")
 	gauge(holdings, float64(s.Index.Blocks.Host), "host")
 	gauge(holdings, float64(s.Index.Blocks.Disk), "disk")
@@ -135,6 +140,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(serving, yes(p.State == "serving"), name)
 		gauge(resyncNeeded, yes(p.State == "resync_needed"), name)
 		usage(logBytes, logLimit, p.Log, name)
+		gauge(logWritable, yes(p.Log.Refused == ""), name)
 		if !p.SnapshotTime.IsZero() {
 			gauge(snapshotAge, time.Since(p.SnapshotTime).Seconds(), name)
 			gauge(snapshotSize, float64(p.SnapshotSize), name)

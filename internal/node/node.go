@@ -39,11 +39,12 @@ type Config struct {
 	// ResyncPause is the time between the first two rounds in which shims are asked to say again what is lost; default 2 s.
 	ResyncPause time.Duration
 
-	// RoomCheck is how often the node looks at how full the log, the bucket and the storage are; default 10 s.
+	// RoomCheck is how often the node looks at how full the log, the bucket and the storage are; default 5 s, and five times as
+	// often while one of them takes nothing.
 	RoomCheck time.Duration
 
-	// StoreLimit is what all streams and buckets may take, in bytes, where the account has no bound of its own; 0: not known.
-	StoreLimit int64
+	// StoreLimit, if not nil, says what all streams and buckets may take now, in bytes, where the account has no bound of its own.
+	StoreLimit func() int64
 
 	// Mend, if not nil, makes what is missing of the log; it is called when a stream was deleted.
 	Mend func(context.Context) error
@@ -71,6 +72,7 @@ type Hooks struct {
 	Mended      func(p events.Partition, err error)                           // the stream was missing: it was made, or why it was not
 	Resynced    func(p events.Partition)                                      // the partition is whole again
 	Filling     func(what string, used, limit int64)                          // something has become 80 % full
+	Unwritable  func(what string, err error)                                  // something takes nothing more, or, with nil, does again
 }
 
 // Restored says what a partition begins with.
@@ -153,7 +155,7 @@ func New(cfg Config) *Node {
 		cfg.ResyncPause = resyncPause
 	}
 	if cfg.RoomCheck <= 0 {
-		cfg.RoomCheck = 10 * time.Second
+		cfg.RoomCheck = 5 * time.Second
 	}
 	cfg.Hooks = cfg.Hooks.withDefaults()
 	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16), started: time.Now()}
@@ -208,6 +210,9 @@ func (h Hooks) withDefaults() Hooks {
 	}
 	if h.Filling == nil {
 		h.Filling = func(string, int64, int64) {}
+	}
+	if h.Unwritable == nil {
+		h.Unwritable = func(string, error) {}
 	}
 	return h
 }

@@ -12,13 +12,22 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// usage is how much of a bound is used, in bytes. A limit of 0 or less is none.
-type usage struct{ used, limit int64 }
+// usage is how much of a bound is used, in bytes, and whether there can be more. A limit of 0 or less is none.
+type usage struct {
+	used, limit int64
+	refused     error // why nothing can be written; nil if it can, as far as the server knows
+}
 
 // filling reports whether people should be told: 80 % are used.
 func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
 
-func (u usage) api() api.Usage { return api.Usage{Bytes: u.used, Limit: max(u.limit, 0)} }
+func (u usage) api() api.Usage {
+	a := api.Usage{Bytes: u.used, Limit: max(u.limit, 0)}
+	if u.refused != nil {
+		a.Refused = u.refused.Error()
+	}
+	return a
+}
 
 // room is how full things are that all partitions share.
 type room struct {
@@ -28,24 +37,27 @@ type room struct {
 
 // watchRoom looks at how full things are, until ctx ends.
 func (n *Node) watchRoom(ctx context.Context) {
-	tick := time.NewTicker(n.cfg.RoomCheck)
-	defer tick.Stop()
 	for ctx.Err() == nil {
-		n.lookAtRoom(ctx)
-		select {
-		case <-ctx.Done():
-		case <-tick.C:
+		wait := n.cfg.RoomCheck
+		if n.lookAtRoom(ctx) {
+			wait /= 5
 		}
+		pause(ctx, wait)
 	}
 }
 
 // lookAtRoom brings up to date what is known of room; what cannot be asked for now stays as it was. A stream that is not there is made.
-func (n *Node) lookAtRoom(ctx context.Context) {
+// It reports whether something takes nothing.
+func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*n.cfg.RoomCheck+5*time.Second)
 	defer cancel()
 	tell := func(what string, before, now usage) {
+		refused = refused || now.refused != nil
 		if now.filling() && !before.filling() {
 			n.cfg.Hooks.Filling(what, now.used, now.limit)
+		}
+		if (now.refused == nil) != (before.refused == nil) {
+			n.cfg.Hooks.Unwritable(what, now.refused)
 		}
 	}
 	for p := range n.parts {
@@ -56,14 +68,14 @@ func (n *Node) lookAtRoom(ctx context.Context) {
 		if err != nil {
 			continue
 		}
-		now := usage{int64(info.Bytes), info.MaxBytes}
+		now := usage{int64(info.Bytes), info.MaxBytes, refusal(n.cfg.Namespace.Writable(ctx, events.Partition(p)))}
 		var before usage
 		n.set(events.Partition(p), func(s *standing) { before, s.log = s.log, now })
 		tell(fmt.Sprintf("the log of partition %d", p), before, now)
 	}
 	used, limit, err := n.cfg.Snapshots.Usage(ctx)
 	if err == nil {
-		now := usage{used, limit}
+		now := usage{used, limit, refusal(n.cfg.Snapshots.Writable(ctx))}
 		n.room.mu.Lock()
 		before := n.room.bucket
 		n.room.bucket = now
@@ -71,16 +83,25 @@ func (n *Node) lookAtRoom(ctx context.Context) {
 		tell("the snapshot bucket", before, now)
 	}
 	if used, limit, err := n.cfg.Namespace.Conn().Store(ctx); err == nil {
-		if limit <= 0 {
-			limit = n.cfg.StoreLimit
+		if limit <= 0 && n.cfg.StoreLimit != nil {
+			limit = n.cfg.StoreLimit()
 		}
-		now := usage{used, limit}
+		now := usage{used: used, limit: limit}
 		n.room.mu.Lock()
 		before := n.room.store
 		n.room.store = now
 		n.room.mu.Unlock()
 		tell("the storage of the NATS server", before, now)
 	}
+	return refused
+}
+
+// refusal is an error that says that there is no room, and nil for any other: that NATS does not answer is told elsewhere.
+func refusal(err error) error {
+	if errors.Is(err, jetstream.ErrFull) {
+		return err
+	}
+	return nil
 }
 
 // roomProblems says what is full, or nearly so.
@@ -88,6 +109,13 @@ func (n *Node) roomProblems() (list []string) {
 	say := func(u usage, format string, args ...any) {
 		if u.filling() {
 			list = append(list, fmt.Sprintf("%s is %d %% full (%d of %d bytes)", fmt.Sprintf(format, args...), 100*u.used/u.limit, u.used, u.limit))
+		}
+		if u.refused != nil {
+			what := fmt.Sprintf("%s takes nothing: %v", fmt.Sprintf(format, args...), u.refused)
+			if n.cfg.Health == nil { // the server in this process is tended
+				what += "; the NATS server must be started again when its disk has room"
+			}
+			list = append(list, what)
 		}
 	}
 	n.room.mu.Lock()

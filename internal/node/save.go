@@ -19,6 +19,11 @@ const (
 	exportBudget = 4096             // blocks that the writer exports at a time, between other work
 	saveTick     = time.Second      // how often it is asked which partitions are due
 	saveRetry    = 10 * time.Second // after a failure
+
+	// Storing a snapshot may take as long as this and what its bytes need at that rate. Longer means that the bucket takes nothing, as on
+	// a full disk; whoever waits for a snapshot under way must not wait for that.
+	storePatience = time.Minute
+	storeRate     = 2 << 20 // bytes a second, rests included
 )
 
 var errOtherLog = errors.New("the log is not the one that was applied")
@@ -251,7 +256,9 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	if plan.CopyKey != "" {
 		values = append(values, jetstream.Value{Key: plan.CopyKey, Data: plan.Copy})
 	}
-	revision, err := n.cfg.Snapshots.Commit(ctx, values, jetstream.Value{Key: snapshot.ManifestKey(p), Data: text}, bucket.revision)
+	storing, cancel := context.WithTimeout(ctx, storePatience+time.Duration(written/storeRate)*time.Second)
+	revision, err := n.cfg.Snapshots.Commit(storing, values, jetstream.Value{Key: snapshot.ManifestKey(p), Data: text}, bucket.revision)
+	cancel()
 	if err != nil {
 		return info, fmt.Errorf("store: %w", err)
 	}

@@ -355,6 +355,11 @@ func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string)
 	return removed, nil
 }
 
+// Writable is [Namespace.Writable] for the bucket.
+func (b *Bucket) Writable(ctx context.Context) error {
+	return b.c.writable(ctx, b.stream, keySubject(b.name, nobodysKey))
+}
+
 // Usage is how many bytes the bucket has and may have (-1: no limit).
 func (b *Bucket) Usage(ctx context.Context) (used, limit int64, err error) {
 	a, err := b.c.streamInfo(ctx, b.stream)

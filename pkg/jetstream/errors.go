@@ -95,6 +95,7 @@ const (
 	codeAtomicIncomplete   = 10176
 	codeAtomicTooLarge     = 10199
 	codeAtomicTooMany      = 10210
+	codeStreamGeneral      = 10051
 	codeStreamNotFound     = 10059
 	codeNoMessage          = 10037
 	codeStreamNameInUse    = 10058

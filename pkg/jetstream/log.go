@@ -19,7 +19,8 @@ type Epoch int64
 
 // LogConfig bounds the log. A zero field means: as it is, or the default for a stream that is created now.
 type LogConfig struct {
-	MaxBytes int64         // of each partition's stream; default 1 GiB. Beyond it the oldest messages go
+	MaxBytes int64         // of each partition's stream; beyond it the oldest messages go
+	Usual    int64         // MaxBytes of a stream that is created now, if MaxBytes does not say; default 1 GiB
 	MaxAge   time.Duration // of a message; default 24 h
 	Replicas int           // 1, 3 or 5; default that of the namespace's record
 }
@@ -96,7 +97,7 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 		MaxMsgs:            -1,
 		MaxMsgSize:         -1,
 		MaxMsgsPerSubject:  -1,
-		MaxBytes:           or(cfg.MaxBytes, 1<<30),
+		MaxBytes:           or(or(cfg.MaxBytes, cfg.Usual), 1<<30),
 		MaxAge:             or(cfg.MaxAge, 24*time.Hour),
 		Replicas:           or(cfg.Replicas, n.replicas),
 		AllowDirect:        true,
@@ -201,6 +202,25 @@ func (n *Namespace) Purge(ctx context.Context, p events.Partition, epoch Epoch, 
 		return nil
 	}
 	return n.c.call(ctx, action, "STREAM.PURGE."+info.Name, purgeArgs{Sequence: uint64(keepFrom)}, nil)
+}
+
+// Writable is nil if a partition's stream takes messages, as far as its server knows. After a write has failed, as on a full disk, a
+// stream takes nothing more until its server is started anew, and nothing else tells: a publish is not answered. The error
+// then wraps [ErrFull] and has the system's words. Nothing is written to find out.
+func (n *Namespace) Writable(ctx context.Context, p events.Partition) error {
+	return n.c.writable(ctx, StreamName(n.name, p), nobodysSubject(n.name, p))
+}
+
+// writable has nothing be purged, which a stream that cannot be written refuses (nats-server server/filestore.go, PurgeEx). nobody is a
+// subject on which there never is a message.
+func (c *Conn) writable(ctx context.Context, stream, nobody string) error {
+	action := "write to stream " + stream
+	err := c.call(ctx, action, "STREAM.PURGE."+stream, purgeArgs{Subject: nobody}, nil)
+	var api *apiError
+	if errors.As(err, &api) && api.ErrCode == codeStreamGeneral {
+		return fmt.Errorf("%s: %w: %s", action, ErrFull, api.Description)
+	}
+	return err
 }
 
 type purgeArgs struct {

@@ -39,8 +39,8 @@ type ServerOptions struct {
 
 	// MaxStore bounds all streams and buckets together, in bytes; their own limits are reserved from it when
 	// they are created. Default: what is in the folder at the start plus nine tenths of what is free on its
-	// disk. Beyond it writes are refused with [ErrFull] until there is room; a disk that is really full is
-	// worse, see [Server.Health].
+	// disk; [Server.Tend] raises that if the disk gets more room. Beyond it writes are refused with [ErrFull]
+	// until there is room; a disk that is really full is worse, see [Server.Health].
 	MaxStore  int64
 	MaxMemory int64 // bytes for streams and consumers in memory; default 256 MiB
 
@@ -50,10 +50,14 @@ type ServerOptions struct {
 
 // Server is an embedded nats-server with JetStream. Its methods may be called from any goroutine.
 type Server struct {
-	o    ServerOptions // defaults filled, the port chosen
-	lock *os.File
+	lock  *os.File
+	bound bool // nobody has set MaxStore
+
+	turns sync.Mutex // one Restart or Stop at a time; taken before mu
 
 	mu      sync.Mutex
+	o       ServerOptions // defaults filled, the port chosen
+	opts    *server.Options
 	srv     *server.Server
 	stopped bool
 }
@@ -76,12 +80,12 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start server: %w", err)
 	}
-	s := &Server{o: o, lock: lock}
-	if s.o.MaxStore <= 0 {
+	s := &Server{o: o, lock: lock, bound: o.MaxStore <= 0}
+	if s.bound {
 		s.o.MaxStore, err = roomIn(o.Dir)
 	}
 	if err == nil {
-		s.srv, err = s.o.run(ctx)
+		s.srv, s.opts, err = s.o.run(ctx)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start server: %w", err), lock.Close())
@@ -194,15 +198,15 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// run starts a server and waits until it is ready.
-func (o *ServerOptions) run(ctx context.Context) (*server.Server, error) {
+// run starts a server and waits until it is ready. It returns the options with which it runs, too.
+func (o *ServerOptions) run(ctx context.Context) (*server.Server, *server.Options, error) {
 	opts, err := o.natsOptions()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	srv, err := server.NewServer(opts)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	log := &serverLog{to: o.Logger, fatal: make(chan string, 1)}
 	debug := o.Logger != nil && o.Logger.Enabled(ctx, slog.LevelDebug)
@@ -211,7 +215,7 @@ func (o *ServerOptions) run(ctx context.Context) (*server.Server, error) {
 	for {
 		if srv.ReadyForConnections(20 * time.Millisecond) {
 			if health := srv.Healthz(&server.HealthzOptions{}); health.StatusCode == 200 {
-				return srv, nil
+				return srv, opts, nil
 			}
 		}
 		var why error
@@ -228,7 +232,7 @@ func (o *ServerOptions) run(ctx context.Context) (*server.Server, error) {
 		}
 		srv.Shutdown()
 		srv.WaitForShutdown()
-		return nil, why
+		return nil, nil, why
 	}
 }
 
@@ -249,7 +253,11 @@ func (s *Server) Addr() string {
 }
 
 // MaxStore is the bound on all streams and buckets together.
-func (s *Server) MaxStore() int64 { return s.o.MaxStore }
+func (s *Server) MaxStore() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.o.MaxStore
+}
 
 func (s *Server) current() *server.Server {
 	s.mu.Lock()
@@ -262,7 +270,8 @@ func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProces
 
 // Health is nil while the server can do its work. Otherwise it says what is wrong; above all that a stream
 // could not be written (the disk is full or broken). nats-server then answers nothing that would write to that
-// stream, not even a purge, until it is started anew, whatever room there is meanwhile: see [Server.Restart].
+// stream, not even a purge, until it is started anew, whatever room there is meanwhile: see [Server.Restart], and
+// [Server.Tend], which does it when it helps.
 func (s *Server) Health() error {
 	health := s.current().Healthz(&server.HealthzOptions{})
 	if health.StatusCode == 200 {
@@ -275,32 +284,45 @@ func (s *Server) Health() error {
 // themselves; it takes some tenths of a second for small logs. If it cannot be started again the error says
 // why, and Restart may be called again.
 func (s *Server) Restart(ctx context.Context) error {
+	s.turns.Lock()
+	defer s.turns.Unlock()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
+	o, srv, stopped := s.o, s.srv, s.stopped
+	s.mu.Unlock()
+	if stopped {
 		return errors.New("restart server: it was stopped")
 	}
-	s.srv.Shutdown()
-	s.srv.WaitForShutdown()
-	srv, err := s.o.run(ctx)
+	srv.Shutdown()
+	srv.WaitForShutdown()
+	if s.bound {
+		if room, err := roomIn(o.Dir); err == nil {
+			o.MaxStore = max(o.MaxStore, room)
+		}
+	}
+	srv, opts, err := o.run(ctx)
 	if err != nil {
 		return fmt.Errorf("restart server: %w", err)
 	}
-	s.srv = srv
+	s.mu.Lock()
+	s.srv, s.opts, s.o.MaxStore = srv, opts, o.MaxStore
+	s.mu.Unlock()
 	return nil
 }
 
 // Stop ends the server, waits until all is written and releases the data folder. Clients should have drained
 // before. Calling it again does nothing.
 func (s *Server) Stop() {
+	s.turns.Lock()
+	defer s.turns.Unlock()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
+	srv, stopped := s.srv, s.stopped
+	s.stopped = true
+	s.mu.Unlock()
+	if stopped {
 		return
 	}
-	s.stopped = true
-	s.srv.Shutdown()
-	s.srv.WaitForShutdown()
+	srv.Shutdown()
+	srv.WaitForShutdown()
 	_ = s.lock.Close() // closing releases the lock; there is nothing else in the file to lose
 }
 

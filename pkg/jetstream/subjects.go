@@ -226,6 +226,14 @@ func streamSubjects(ns string, p events.Partition) string {
 	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + ".>"
 }
 
+// nobodysSubject is in a partition's stream and of no (worker, rank): no rank is called so.
+func nobodysSubject(ns string, p events.Partition) string {
+	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + ".=.nobody"
+}
+
+// nobodysKey is in no bucket.
+const nobodysKey = "nobody"
+
 // QuerySubject is where any ready node answers a kind of query.
 func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
 

@@ -1,0 +1,116 @@
+package jetstream
+
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// TendHooks tell what [Server.Tend] finds and does, from its goroutine. Each may be nil.
+type TendHooks struct {
+	Ill    func(why error, room bool) // it cannot do its work; without room on the disk it is left as it is until there is some
+	Mended func()                     // it can again
+	Failed func(err error)            // it could not be started anew; that is tried again
+	Grown  func(bytes int64)          // the disk has more room than there was: the bound on what is stored is this now
+}
+
+// The waits of Tend.
+const (
+	tendEvery   = 5 * time.Second
+	tendSlowest = time.Minute // between two restarts, if they do not help
+)
+
+// Tend looks after the server until ctx ends, every few seconds.
+//
+// If it can no longer write it is started anew, once its disk has room: a restart on a full disk would mend nothing, part everybody from
+// the server, and truncates files that nats-server writes when it ends. Restarts that do not help become rarer.
+//
+// If nobody has set [ServerOptions.MaxStore] and the disk has more room than at the start, the bound grows, with nothing interrupted. It
+// does not shrink: what others take from the disk meanwhile is seen in [Server.Limit].
+func (s *Server) Tend(ctx context.Context, h TendHooks) { s.tend(ctx, tendEvery, h) }
+
+func (s *Server) tend(ctx context.Context, every time.Duration, h TendHooks) {
+	said := "" // what was told of an illness that lasts
+	var last time.Time
+	well := func() {
+		if said != "" && h.Mended != nil {
+			h.Mended()
+		}
+		said = ""
+	}
+	for pause := every; sleep(ctx, every); {
+		why := s.Health()
+		if why == nil {
+			well()
+			if bytes := s.grow(); bytes > 0 && h.Grown != nil {
+				h.Grown(bytes)
+			}
+			continue
+		}
+		room := s.hasRoom()
+		if text := why.Error(); text != said && h.Ill != nil {
+			h.Ill(why, room)
+			said = text
+		}
+		if !room || time.Since(last) < pause {
+			continue
+		}
+		if pause = every; !last.IsZero() && time.Since(last) < tendSlowest {
+			pause = min(2*time.Since(last), tendSlowest)
+		}
+		last = time.Now()
+		err := s.Restart(ctx)
+		if err == nil && s.Health() == nil {
+			well()
+		}
+		if err != nil && h.Failed != nil && ctx.Err() == nil {
+			h.Failed(err)
+		}
+	}
+}
+
+// hasRoom reports whether a restart is worth it: a hundredth of the bound is free, at least 1 MiB and at most 64.
+func (s *Server) hasRoom() bool {
+	free, err := freeBytes(s.o.Dir)
+	return err == nil && free >= min(max(s.MaxStore()/100, 1<<20), 64<<20)
+}
+
+// used is what all streams and buckets take, in bytes; false if the server does not run.
+func (s *Server) used() (int64, bool) {
+	info, err := s.current().Jsz(&server.JSzOptions{})
+	if err != nil || info.Disabled {
+		return 0, false
+	}
+	return int64(info.Store), true
+}
+
+// Limit is what all streams and buckets may take now: [ServerOptions.MaxStore], or what they take and what the disk has free, if that is
+// less.
+func (s *Server) Limit() int64 {
+	limit := s.MaxStore()
+	used, running := s.used()
+	if free, err := freeBytes(s.o.Dir); err == nil && running {
+		limit = min(limit, used+free)
+	}
+	return limit
+}
+
+// grow raises a bound that nobody has set if the disk has a quarter more than it, and returns the new one; 0 if it stays.
+func (s *Server) grow() int64 {
+	used, running := s.used()
+	free, err := freeBytes(s.o.Dir)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	room := used + free/10*9
+	if !s.bound || err != nil || !running || s.stopped || room/5*4 < s.o.MaxStore {
+		return 0
+	}
+	opts := s.opts.Clone()
+	opts.JetStreamMaxStore = room
+	if s.srv.ReloadOptions(opts) != nil { // tried again
+		return 0
+	}
+	s.opts, s.o.MaxStore = opts, room
+	return room
+}
