@@ -138,6 +138,14 @@ func TestCompatibleWithDynamo(t *testing.T) {
 	same("GET", "/workers", "", "[]")
 	same("POST", "/query", query(prompt), "no indexer for model=m")
 
+	// On purpose: a registration may say what kind of engine it is; else that is told from what it says.
+	x.waitFor("a registered engine speaks as vLLM does")
+	if status, text, err := call(x.http, "POST", "/register", `{"instance_id":3,"type":"vLLM","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
+		t.Errorf("register with a type: %d %s %v", status, text, err)
+	}
+	if status, text, err := call(x.http, "POST", "/register", `{"instance_id":4,"type":"Mooncake","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 400 || !strings.Contains(text, "vllm, sglang or auto") {
+		t.Errorf("register with an unknown type: %d %s %v", status, text, err)
+	}
 	// On purpose: an instance may have a name, hashes may be unsigned, what nobody listens at is pending.
 	if status, text, err := call(x.http, "POST", "/register", `{"instance_id":"w-1","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
 		t.Errorf("register by name: %d %s %v", status, text, err)

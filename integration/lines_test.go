@@ -2,9 +2,16 @@ package integration
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -63,7 +70,17 @@ func TestLines(t *testing.T) {
 	x.waitDepth(t, "m", prompt, "a", 4)
 	x.waitDepth(t, "m", prompt, "b", 1)
 	p.waitFor("line=3") // an empty line counts
-	p.stop()
+	if w := leased(t, x, "a", true); w.Lease.PID != p.cmd.Process.Pid {
+		t.Errorf("the lease is %+v, not of process %d", w.Lease, p.cmd.Process.Pid)
+	}
+	leased(t, x, "b", true)
+	if r := run(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m", "--block-size", "16", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "address already in use") {
+		t.Errorf("a second one on the same socket ended with %d and said %q", r.code, r.stderr)
+	}
+	p.kill() // and leaves its socket behind
+	if _, err := os.Stat(socket); err != nil {
+		t.Fatal(err)
+	}
 	p, c = launch()
 	say(c, one(4, 5, 4))
 	x.waitDepth(t, "m", prompt, "a", 5)
@@ -77,17 +94,9 @@ func TestLines(t *testing.T) {
 	x.waitDepth(t, "m", prompt, "b", 1)
 }
 
-// TestDynamoOverNATS has Dynamo's form of events published over NATS: as MessagePack in its envelope, and as JSON.
-func TestDynamoOverNATS(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "")
-	const subject = "namespace.dynamo.component.backend.kv-events"
-	p := start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine", subject, "--model", "m", "--block-size", "16", "--nats", x.nats)
-	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{x.nats}, Wait: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	prompt := tokens(1, 2*blockSize)
+// dynamoEnvelope is router events in the MessagePack envelope in which Dynamo's workers publish them.
+func dynamoEnvelope(t testing.TB, worker uint64, prompt []uint32) []byte {
+	t.Helper()
 	h, err := events.NewHasher(blockSize, events.Space{})
 	if err != nil {
 		t.Fatal(err)
@@ -96,29 +105,118 @@ func TestDynamoOverNATS(t *testing.T) {
 	for i, local := range h.Hash(nil, prompt) {
 		blocks = append(blocks, map[string]any{"block_hash": i + 1, "tokens_hash": uint64(local), "mm_extra_info": nil})
 	}
-	inner, err := msgpack.Marshal([]any{map[string]any{"worker_id": 7, "storage_tier": "device", "event": map[string]any{
+	inner, err := msgpack.Marshal([]any{map[string]any{"worker_id": worker, "storage_tier": "device", "event": map[string]any{
 		"event_id": 1, "dp_rank": 1, "data": map[string]any{"stored": map[string]any{"parent_hash": nil, "blocks": blocks}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	envelope, err := msgpack.Marshal(map[string]any{"topic": "kv-events", "publisher_id": 7, "sequence": 1, "published_at": 1, "payload": inner})
+	envelope, err := msgpack.Marshal(map[string]any{"topic": "kv-events", "publisher_id": worker, "sequence": 1, "published_at": 1, "payload": inner})
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish := func(data []byte) {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		_, _ = conn.Request(ctx, subject, "", data) // nobody answers an event
-	}
-	for deadline := time.Now().Add(patience); !strings.Contains(p.saying(), "starting"); { // said twice it is a duplicate
+	return envelope
+}
+
+const dynamoSubject = "namespace.dynamo.component.backend.kv-events"
+
+// publishUntil publishes on Dynamo's subject, again and again, until a shim has said something: heard twice it is a duplicate.
+func publishUntil(t testing.TB, conn *jetstream.Conn, data []byte, p *process, said string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !strings.Contains(p.saying(), said); {
 		if time.Now().After(deadline) {
 			t.Fatal(p.saying())
 		}
-		publish(envelope)
+		publishDynamo(t, conn, data)
 	}
-	publish(routerLine(t, "8", 0, 1, prompt[:blockSize], 0))
-	publish([]byte("what is this"))
+}
+
+func publishDynamo(t testing.TB, conn *jetstream.Conn, data []byte) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, _ = conn.Request(ctx, dynamoSubject, "", data) // nobody answers an event
+}
+
+// TestDynamoOverNATS has Dynamo's form of events published over NATS: as MessagePack in its envelope, and as JSON.
+func TestDynamoOverNATS(t *testing.T) {
+	x := startIndexer(t, t.TempDir(), "")
+	p := start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.nats)
+	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{x.nats}, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	prompt := tokens(1, 2*blockSize)
+	publishUntil(t, conn, dynamoEnvelope(t, 7, prompt), p, "starting")
+	publishDynamo(t, conn, routerLine(t, "8", 0, 1, prompt[:blockSize], 0))
+	publishDynamo(t, conn, []byte("what is this"))
 	x.waitDepth(t, "m", prompt, "7", 2)
 	x.waitDepth(t, "m", prompt, "8", 1)
-	p.waitFor(fmt.Sprintf("none of Dynamo's router events.*subject=%s", subject))
+	p.waitFor(fmt.Sprintf("none of Dynamo's router events.*subject=%s", dynamoSubject))
+	leased(t, x, "7", true)
+}
+
+// TestDynamosOwnServer hears a Dynamo fleet on a NATS server of its own, which has no JetStream and wants TLS and to know who comes: by password, and by nkey.
+func TestDynamosOwnServer(t *testing.T) {
+	x := startIndexer(t, t.TempDir(), "")
+	dir := t.TempDir()
+	cert, key := writeCertificate(t, dir)
+	seed, public, err := jetstream.NewUserKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, config, nkey := freeAddr(t), filepath.Join(dir, "nats.conf"), filepath.Join(dir, "dynamo.nk")
+	text := fmt.Sprintf("listen: %q\ntls { cert_file: %q, key_file: %q }\nauthorization { users: [ { user: dynamo, password: secret }, { nkey: %s } ] }\n", addr, cert, key, public)
+	for path, data := range map[string][]byte{config: []byte(text), nkey: seed} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start(t, "nats-server", "-c", config).waitFor(`Server is ready`)
+	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{"tls://" + addr}, CAFile: cert, NkeyFile: nkey, Core: true, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	prompt := tokens(1, 2*blockSize)
+	shim := []string{"run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.nats,
+		"--engine-nats", "tls://" + addr, "--engine-nats-ca", cert}
+	for i, as := range [][]string{{"--engine-nats-user", "dynamo", "--engine-nats-password", "secret"}, {"--engine-nats-nkey", nkey}} {
+		p := start(t, "worker-shim", append(shim, as...)...)
+		p.waitFor("connected to --engine-nats")
+		publishUntil(t, conn, dynamoEnvelope(t, uint64(i), prompt), p, fmt.Sprintf("starting instance=%d", i))
+		x.waitDepth(t, "m", prompt, fmt.Sprint(i), 2)
+		p.stop()
+	}
+	if r := run(t, "worker-shim", append(shim, "--engine-nats-user", "dynamo", "--engine-nats-password", "wrong")...); r.code != 1 || !strings.Contains(r.stderr, "--engine-nats: ") || !strings.Contains(r.stderr, "uthorization") {
+		t.Errorf("a wrong password: ended with %d and said %q", r.code, r.stderr)
+	}
+}
+
+// writeCertificate writes a certificate for loopback, which vouches for itself, and its key.
+func writeCertificate(t testing.TB, dir string) (cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
+		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
 }

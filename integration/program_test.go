@@ -57,6 +57,8 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --ranks 0", "--ranks 0 is not from 1"},
 		{"worker-shim run --source ndjson --engine tcp://127.0.0.1:1 --model m --block-size 16", "neither - nor ipc://PATH"},
 		{"worker-shim run --source dynamo-nats --engine subject --replay tcp://127.0.0.1:1 --model m --block-size 16", "--replay is not for --source dynamo-nats"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --engine-nats tls://127.0.0.1:1", "--engine-nats and what begins so are for --source dynamo-nats"},
+		{"worker-shim run --source dynamo-nats --engine subject --model m --block-size 16 --engine-nats-user x", "say nothing without --engine-nats itself"},
 		{"worker-shim run --engine nowhere --instance w --model m --block-size 16", "--engine"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --source trt", "--source"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats-cert x", "--nats-cert and --nats-key go together"},

@@ -15,11 +15,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// newFleet returns the shims that this process runs for engines that were registered over HTTP.
-func newFleet(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, log *slog.Logger) *compat.Fleet {
-	return compat.NewFleet(ns, bucket, node, compat.FleetHooks{
+// newShims returns the shims that this process runs for engines that were registered over HTTP.
+func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, log *slog.Logger) *compat.Shims {
+	return compat.NewShims(ns, bucket, node, compat.ShimsHooks{
 		Started: func(r registry.Record) {
 			log.Info("a shim runs in this process", "worker", r.Key(), "engine", r.Engine.Endpoint, "replay", r.Engine.Replay)
+		},
+		Told: func(key events.RankKey, engine events.Engine, why string) {
+			log.Info("a registered engine speaks as "+engine.String()+" does", "worker", key, "because", why)
 		},
 		Ended: func(key events.RankKey, err error) {
 			log.Warn("a shim in this process has ended; it is started again", "worker", key, "error", err)
@@ -28,9 +31,9 @@ func newFleet(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, lo
 }
 
 // withCompat adds the paths of Mooncake's conductor and Dynamo's indexer to ours.
-func withCompat(ours http.Handler, indexer api.Indexer, fleet *compat.Fleet, ns *jetstream.Namespace) http.Handler {
+func withCompat(ours http.Handler, indexer api.Indexer, shims *compat.Shims, ns *jetstream.Namespace) http.Handler {
 	theirs := compat.NewHandler(compat.Config{
-		Indexer: indexer, Fleet: fleet,
+		Indexer: indexer, Shims: shims,
 		Dump: func(ctx context.Context, out io.Writer) error {
 			return dump.Write(ctx, ns, "", out, func(dump.Dumped) {})
 		},

@@ -204,8 +204,8 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	scrape, queries := metrics.New(n)
 	handler := api.Handler{Indexer: registry.Leased{Indexer: n, Registry: known}, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), runtime.GOMAXPROCS(0))
-	fleet := newFleet(ns, workers, s.id, log)
-	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Metrics: scrape}), handler.Indexer, fleet, ns)
+	shims := newShims(ns, workers, s.id, log)
+	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Metrics: scrape}), handler.Indexer, shims, ns)
 	httpStop, err := s.serveHTTP(front, log)
 	if err != nil {
 		return err
@@ -223,7 +223,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	var parts sync.WaitGroup
 	parts.Go(func() { n.Run(running) })
 	parts.Go(func() { known.Run(running) })
-	parts.Go(func() { fleet.Run(running) })
+	parts.Go(func() { shims.Run(running) })
 	go func() {
 		defer close(done)
 		parts.Wait()

@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"strings"
 	"sync"
 
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"golang.org/x/sync/errgroup"
@@ -91,16 +91,18 @@ func (f *fleet) end() {
 	}
 }
 
-// take hands an event to its rank's shim. The payload is the event as JSON.
-func (f *fleet) take(e events.RouterEvent, payload []byte) {
+// take hands an event to its rank's shim. The digest is of what the source sent.
+func (f *fleet) take(e events.RouterEvent, digest uint64) {
 	if f.cfg.instance != "" {
 		e.Key.Instance = events.WorkerID(f.cfg.instance)
 	}
+	read := &shim.Read{Digest: digest} // the id of what is passed over counts all the same
 	if e.Skipped != "" {
 		f.passed.do(func(n uint64) {
 			f.log.Warn("router events passed over", "reason", "unknown "+e.Skipped, "instance", e.Key.Instance, "event_id", e.ID, "times", n)
 		})
-		payload = nil // its id counts all the same
+	} else {
+		read.Events = e.Event.Cut()
 	}
 	f.mu.Lock()
 	feed := f.feeds[e.Key]
@@ -117,7 +119,7 @@ func (f *fleet) take(e events.RouterEvent, payload []byte) {
 		return
 	}
 	select {
-	case feed <- shim.Frame{Seq: events.EngineSeq(e.ID), Payload: payload}:
+	case feed <- shim.Frame{Seq: events.EngineSeq(e.ID), Read: read}:
 	case <-f.ctx.Done():
 	}
 }
@@ -134,36 +136,24 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
 	if desk != nil {
 		defer desk.Close()
 	}
+	keep, err := one.keeper(f.ns, key, log)
+	if err != nil {
+		return err
+	}
 	watch := &watcher{log: log, cfg: &one}
 	log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
 	return shim.Run(f.ctx, shim.Config{
 		Feed:     feed,
 		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
-		Limits:   shim.Limits{QueueBytes: one.queueBytes}, Decoder: routerEvents{},
-		Log:  shim.NewStreamLog(f.ns, key, watch.logFailed),
-		Desk: desk, Hooks: watch.hooks(f.ctx),
+		Limits:   shim.Limits{QueueBytes: one.queueBytes},
+		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed),
+		Desk:     desk, Keep: keep, Hooks: watch.hooks(f.ctx),
 	})
-}
-
-// routerEvents decodes a router event's JSON; nothing is an event from which nothing follows.
-type routerEvents struct{}
-
-func (routerEvents) Reset() {}
-
-func (routerEvents) Decode(payload []byte) (events.Message, error) {
-	if len(payload) == 0 {
-		return events.Message{}, nil
-	}
-	e, err := events.ReadRouterEvent(payload)
-	if err != nil || e.Event.Kind == 0 {
-		return events.Message{}, err
-	}
-	return events.Message{Events: e.Event.Cut()}, nil
 }
 
 // listen takes lines from whoever connects. The lines of one connection stay in order.
 func (f *fleet) listen(path string) error {
-	l, err := new(net.ListenConfig).Listen(f.ctx, "unix", path)
+	l, err := zmtp.ListenUnix(f.ctx, path)
 	if err != nil {
 		return fmt.Errorf("--engine: %w", err)
 	}
@@ -227,14 +217,14 @@ func (f *fleet) line(text []byte, name string, number int) {
 		})
 		return
 	}
-	f.take(e, bytes.Clone(text))
+	f.take(e, events.PayloadDigest(text))
 }
 
 // hearDynamo takes what Dynamo's workers publish on a subject.
 func (f *fleet) hearDynamo() error {
 	conn := f.ns.Conn()
-	if f.cfg.engineNATS != "" {
-		c, err := jetstream.Connect(f.ctx, jetstream.ConnOptions{URLs: []string{f.cfg.engineNATS}, Name: "kvatlas shim", Wait: true})
+	if f.cfg.engineNATS.URL != "" {
+		c, err := f.connectEngine()
 		if err != nil {
 			return ignoreEnd(f.ctx, err)
 		}
@@ -245,10 +235,10 @@ func (f *fleet) hearDynamo() error {
 	err := conn.Listen(f.ctx, f.cfg.engine, func(data []byte) {
 		err := events.ReadRouterEnvelope(data, func(e events.RouterEvent) {
 			line = line[:0]
-			if e.Skipped == "" {
+			if e.Skipped == "" { // an envelope holds several events: each is known again by its own content
 				line = events.AppendRouterEvent(line, e.Key, events.EventID(e.ID), &e.Event)
 			}
-			f.take(e, bytes.Clone(line))
+			f.take(e, events.PayloadDigest(line))
 		})
 		if err != nil {
 			f.bad.do(func(n uint64) {
@@ -257,4 +247,30 @@ func (f *fleet) hearDynamo() error {
 		}
 	})
 	return ignoreEnd(f.ctx, err)
+}
+
+// connectEngine connects to the NATS server of the Dynamo fleet.
+func (f *fleet) connectEngine() (*jetstream.Conn, error) {
+	options, err := f.cfg.engineNATS.Options("kvatlas shim")
+	if err != nil {
+		return nil, err
+	}
+	waiting := limiter{every: f.cfg.logWindow}
+	options.Core, options.Wait = true, true
+	options.Hooks = jetstream.ConnHooks{
+		Disconnected: func(err error) {
+			f.log.Warn("the connection to --engine-nats is lost; what is published meanwhile will be missing", "error", err)
+		},
+		Reconnected: func(url string) { f.log.Info("the connection to --engine-nats is back", "server", url) },
+		AsyncError:  func(err error) { f.log.Error("--engine-nats", "error", err) },
+		Waiting: func(err error) {
+			waiting.do(func(n uint64) { f.log.Warn("waiting for --engine-nats", "error", err, "times", n) })
+		},
+	}
+	c, err := jetstream.Connect(f.ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("--engine-nats: %w", err)
+	}
+	f.log.Info("connected to --engine-nats", "server", c.Server().URL)
+	return c, nil
 }

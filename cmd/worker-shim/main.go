@@ -36,7 +36,7 @@ type running struct {
 	nats                                *cli.NATS
 	namespace                           string
 	engine, replay, source, topic       string
-	engineNATS                          string
+	engineNATS                          *cli.NATS
 	listen                              bool
 	instance, model                     string
 	rank, ranks, blockSize              uint32
@@ -67,7 +67,7 @@ SGLang number them. vLLM publishes with
 	r.nats = cli.NATSFlags(f, false)
 	f.StringVar(&r.namespace, "namespace", "default", "namespace of the indexer")
 	f.StringVar(&r.engine, "engine", "", "the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or ipc://PATH to listen at; of dynamo-nats a subject")
-	f.StringVar(&r.engineNATS, "engine-nats", "", "of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
+	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats", "of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
 	f.StringVar(&r.source, "source", "auto", "how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats")
@@ -114,6 +114,9 @@ func (r *running) check() error {
 		errs = append(errs, r.checkFleet())
 	} else if _, err := events.EngineOf(r.source); err != nil {
 		errs = append(errs, fmt.Errorf("--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats", r.source))
+	}
+	if r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == "") {
+		errs = append(errs, fmt.Errorf("--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself", sourceDynamo))
 	}
 	if err := jetstream.CheckNamespace(r.namespace); err != nil {
 		errs = append(errs, fmt.Errorf("--namespace: %w", err))

@@ -96,6 +96,11 @@ func Group(cmd *cobra.Command, subs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
+// variable is the environment variable of a flag.
+func variable(flag string) string {
+	return "KVATLAS_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
 // settle fills in the flags that the command line left out, from the environment, then from the file.
 func settle(cmd *cobra.Command) error {
 	set := func(f *pflag.Flag, value, from string) error {
@@ -109,7 +114,7 @@ func settle(cmd *cobra.Command) error {
 		if f.Changed || overruled(cmd, f) {
 			return
 		}
-		for _, name := range []string{"KVATLAS_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), natsNames[f.Name]} {
+		for _, name := range []string{variable(f.Name), natsNames[f.Name]} {
 			if value, ok := os.LookupEnv(name); ok && name != "" && value != "" {
 				errs = append(errs, set(f, value, name))
 				return

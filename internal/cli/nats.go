@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -13,29 +14,57 @@ import (
 // NATS is the connection that a program's flags describe.
 type NATS struct {
 	URL      string
+	name     string    // of the flags, without dashes
+	how      []*string // what they say but for the address
 	options  jetstream.ConnOptions
 	optional bool
 }
 
 // NATSFlags adds the flags of a NATS connection. If optional is true an empty --nats is allowed and means none.
 func NATSFlags(flags *pflag.FlagSet, optional bool) *NATS {
-	n := &NATS{optional: optional}
-	def, usage := "nats://127.0.0.1:4222", "NATS server, or several with commas between (also NATS_URL)"
+	def, usage := "nats://127.0.0.1:4222", "NATS server, or several with commas between"
 	if optional {
-		def, usage = "", "join this NATS server, or several with commas between, instead of running one (also NATS_URL)"
+		def, usage = "", "join this NATS server, or several with commas between, instead of running one"
 	}
-	flags.StringVar(&n.URL, "nats", def, usage)
+	return natsFlags(flags, "nats", def, usage, optional)
+}
+
+// OtherNATSFlags adds the flags of one more connection, --NAME, --NAME-creds and so on. An empty --NAME means none.
+func OtherNATSFlags(flags *pflag.FlagSet, name, usage string) *NATS {
+	return natsFlags(flags, name, "", usage, true)
+}
+
+func natsFlags(flags *pflag.FlagSet, name, def, usage string, optional bool) *NATS {
+	n := &NATS{name: name, optional: optional}
+	text := func(into *string, suffix, def, usage string) {
+		if env := natsNames[name+suffix]; env != "" && suffix != "-password" && suffix != "-token" {
+			usage += " (also " + env + ")"
+		}
+		flags.StringVar(into, name+suffix, def, usage)
+		if suffix != "" {
+			n.how = append(n.how, into)
+		}
+	}
+	text(&n.URL, "", def, usage)
 	o := &n.options
-	flags.StringVar(&o.CredsFile, "nats-creds", "", "credentials file (also NATS_CREDS)")
-	flags.StringVar(&o.NkeyFile, "nats-nkey", "", "file with an nkey seed (also NATS_NKEY)")
-	flags.StringVar(&o.User, "nats-user", "", "user (also NATS_USER)")
-	flags.StringVar(&o.Password, "nats-password", "", "password; better given as NATS_PASSWORD")
-	flags.StringVar(&o.Token, "nats-token", "", "token; better given as NATS_TOKEN")
-	flags.StringVar(&o.CAFile, "nats-ca", "", "file with the authorities that vouch for the server (also NATS_CA)")
-	flags.StringVar(&o.CertFile, "nats-cert", "", "file with this client's certificate (also NATS_CERT)")
-	flags.StringVar(&o.KeyFile, "nats-key", "", "file with its key (also NATS_KEY)")
-	flags.StringVar(&o.InboxPrefix, "nats-inbox-prefix", "", "first part of the subjects on which replies are taken, where permissions ask for one (default: _INBOX)")
+	text(&o.CredsFile, "-creds", "", "credentials file")
+	text(&o.NkeyFile, "-nkey", "", "file with an nkey seed")
+	text(&o.User, "-user", "", "user")
+	text(&o.Password, "-password", "", "password; better given as "+secretVariable(name+"-password"))
+	text(&o.Token, "-token", "", "token; better given as "+secretVariable(name+"-token"))
+	text(&o.CAFile, "-ca", "", "file with the authorities that vouch for the server")
+	text(&o.CertFile, "-cert", "", "file with this client's certificate")
+	text(&o.KeyFile, "-key", "", "file with its key")
+	text(&o.InboxPrefix, "-inbox-prefix", "", "first part of the subjects on which replies are taken, where permissions ask for one (default: _INBOX)")
 	return n
+}
+
+// secretVariable is the environment variable of a flag that is better not given on the command line.
+func secretVariable(flag string) string {
+	if name := natsNames[flag]; name != "" {
+		return name
+	}
+	return variable(flag)
 }
 
 // Options is what to connect with.
@@ -51,12 +80,17 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 		}
 	}
 	if len(o.URLs) == 0 && !n.optional {
-		return o, UsageErrorf("--nats is empty")
+		return o, UsageErrorf("--%s is empty", n.name)
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
-		return o, UsageErrorf("--nats-cert and --nats-key go together")
+		return o, UsageErrorf("--%[1]s-cert and --%[1]s-key go together", n.name)
 	}
 	return o, nil
+}
+
+// Said reports whether any of the flags was given a value.
+func (n *NATS) Said() bool {
+	return n.URL != "" || slices.ContainsFunc(n.how, func(s *string) bool { return *s != "" })
 }
 
 // Connect connects once; what cannot be reached is an error that names it.

@@ -1,7 +1,7 @@
 // Package compat lets a client of Mooncake's conductor (RFC #1403, kvcache-ai/Mooncake) or of NVIDIA Dynamo's standalone indexer talk to kvatlas
 // by changing only the address; and it runs shims in the indexer's own process for engines that have none beside them.
 //
-// [Fleet] is the shims: one for each (instance, rank) that was registered, remembered in the bucket of workers and started again with the
+// [Shims] are those: one for each (instance, rank) that was registered, remembered in the bucket of workers and started again with the
 // indexer. Each has its lease like any other. [Handler] is the HTTP: POST /register, /unregister, /query, /query_by_hash; GET /workers, /dump, /health.
 // Depths are in tokens there, and cpu and disk count what lies above them too.
 //

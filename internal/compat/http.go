@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
@@ -21,7 +22,7 @@ import (
 // Config is what the handler is made of.
 type Config struct {
 	Indexer api.Indexer
-	Fleet   *Fleet
+	Shims   *Shims
 
 	// Dump writes what all workers hold as router events, one JSON object a line.
 	Dump func(ctx context.Context, out io.Writer) error
@@ -67,6 +68,7 @@ type request struct {
 	Group    string       `json:"routing_group"`
 	Rank     *events.Rank `json:"dp_rank"`
 	Replay   string       `json:"replay_endpoint"`
+	Type     string       `json:"type"`
 	Tokens   api.Tokens   `json:"token_ids"`
 	Hashes   api.Hashes   `json:"block_hashes"`
 	LoRA     string       `json:"lora_name"`
@@ -187,8 +189,11 @@ func (cfg *Config) register(ctx context.Context, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if req.Type == "" {
+		req.Type = "auto"
+	}
 	record := registry.Record{
-		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.Group), BlockSize: *req.Size, Source: "vllm",
+		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.Group), BlockSize: *req.Size, Source: strings.ToLower(req.Type),
 		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Group: req.Group}, L3: req.L3,
 	}
 	if req.L3 != nil {
@@ -199,7 +204,7 @@ func (cfg *Config) register(ctx context.Context, r *http.Request) (any, error) {
 	if req.Rank != nil {
 		record.Rank = *req.Rank
 	}
-	if err := cfg.Fleet.Register(ctx, record); err != nil {
+	if err := cfg.Shims.Register(ctx, record); err != nil {
 		return nil, err
 	}
 	return ok, nil
@@ -210,7 +215,7 @@ func (cfg *Config) unregister(ctx context.Context, r *http.Request) (any, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := cfg.Fleet.Unregister(ctx, events.WorkerID(*req.Instance), modelOf(*req.Model, req.Group), req.Rank); err != nil {
+	if err := cfg.Shims.Unregister(ctx, events.WorkerID(*req.Instance), modelOf(*req.Model, req.Group), req.Rank); err != nil {
 		return nil, err
 	}
 	return ok, nil
@@ -235,7 +240,7 @@ type worker struct {
 func (cfg *Config) workers(_ context.Context, r *http.Request) (any, error) {
 	model, group := r.URL.Query().Get("model_name"), r.URL.Query().Get("routing_group")
 	list := []*worker{}
-	for _, l := range cfg.Fleet.Listeners() {
+	for _, l := range cfg.Shims.Listeners() {
 		rec := l.Record
 		name := rec.Model
 		if rec.Engine.Group != defaultGroup {
@@ -301,7 +306,7 @@ func (cfg *Config) query(ctx context.Context, r *http.Request, byHash bool) (any
 	var e *api.Error
 	switch {
 	case errors.As(err, &e) && e.Code == api.CodeUnknownModel:
-		for _, l := range cfg.Fleet.Listeners() {
+		for _, l := range cfg.Shims.Listeners() {
 			if l.Record.Model == model {
 				return out, nil // it has said nothing yet
 			}
@@ -354,7 +359,7 @@ func (cfg *Config) dump(ctx context.Context, _ *http.Request) (any, error) {
 	}
 	out, models := map[string]*dumped{}, map[id]*dumped{}
 	named := maps.Collect(func(yield func(string, string) bool) {
-		for _, l := range cfg.Fleet.Listeners() {
+		for _, l := range cfg.Shims.Listeners() {
 			if l.Record.Engine.Group != defaultGroup && !yield(l.Record.Model, l.Record.Model) {
 				return
 			}

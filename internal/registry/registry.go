@@ -168,19 +168,25 @@ func (r *Registry) Run(ctx context.Context) {
 // now is on the process's monotonic clock.
 func (r *Registry) now() time.Duration { return time.Since(r.start) }
 
-// take is told by the watch.
+// take is told by the watch. Its hooks are called when the lock is free again.
 func (r *Registry) take(u jetstream.Watched) {
+	for _, tell := range r.learn(u) {
+		tell()
+	}
+}
+
+// learn takes in what the watch tells, and returns what hooks are to be told.
+func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if u.Err != nil {
 		r.machine.Broken()
 		r.down = true
-		r.cfg.Hooks.Watch(u.Err)
-		return
+		return append(tell, func() { r.cfg.Hooks.Watch(u.Err) })
 	}
 	if r.down {
 		r.down = false
-		r.cfg.Hooks.Watch(nil)
+		tell = append(tell, func() { r.cfg.Hooks.Watch(nil) })
 	}
 	changed := false
 	if u.Anew {
@@ -202,7 +208,7 @@ func (r *Registry) take(u jetstream.Watched) {
 		delete(r.marks, e.Key)
 		record, err := decode(key, e.Value)
 		if err != nil {
-			r.cfg.Hooks.Bad(e.Key, err)
+			tell = append(tell, func() { r.cfg.Hooks.Bad(e.Key, err) })
 			r.machine.Gone(key)
 			continue
 		}
@@ -223,6 +229,7 @@ func (r *Registry) take(u jetstream.Watched) {
 	if changed {
 		r.tell()
 	}
+	return tell
 }
 
 // sameRecord reports whether nothing has changed but the age.

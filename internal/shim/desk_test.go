@@ -184,7 +184,7 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 	m.Connected()
 	m.WantsReplay()
 	m.ReplayEnded(100)
-	m.Live(Frame{0, []byte("life1 +1")}, 100)
+	m.Live(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
 	log := &logbook{t: t, held: map[events.BlockHash]bool{}}
 	land := func() {
 		t.Helper()
@@ -197,7 +197,7 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 		}
 	}
 	land()
-	m.Live(Frame{1, []byte("life1 +2")}, 100)
+	m.Live(Frame{Seq: 1, Payload: []byte("life1 +2")}, 100)
 	m.Resync(200)
 	m.Flushed()
 	if entries, bytes := m.Queued(); entries != 1 || bytes != m.queue[0].bytes {
@@ -206,8 +206,8 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 	if from, ok := m.WantsReplay(); !ok || from != 0 {
 		t.Fatalf("replay from %d, %v", from, ok)
 	}
-	m.Replayed(Frame{0, []byte("life1 +1")}, 200)
-	m.Replayed(Frame{1, []byte("life1 +2")}, 200)
+	m.Replayed(Frame{Seq: 0, Payload: []byte("life1 +1")}, 200)
+	m.Replayed(Frame{Seq: 1, Payload: []byte("life1 +2")}, 200)
 	m.ReplayEnded(200)
 	land()
 	m.Flushed()

@@ -73,6 +73,22 @@ type Published struct {
 type Frame struct {
 	Seq     events.EngineSeq
 	Payload []byte
+
+	// Read, if not nil, is there instead of a payload: the message was read already.
+	Read *Read
+}
+
+// Read is what an engine's message says, and a digest by which it is known again. The machine keeps neither.
+type Read struct {
+	Events []events.Event
+	Digest uint64
+}
+
+func (f *Frame) digest() uint64 {
+	if f.Read != nil {
+		return f.Read.Digest
+	}
+	return events.PayloadDigest(f.Payload)
 }
 
 // Decoder turns engine messages into events, in the manner of [events.Decoder].
@@ -241,7 +257,7 @@ func (m *Machine) takeLive(f Frame, now events.Millis) {
 		m.takeFirst(f)
 	case f.Seq == m.taken.Seq+1:
 		m.take(f)
-	case f.Seq == m.taken.Seq && events.PayloadDigest(f.Payload) == m.taken.Digest:
+	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
 		m.counts.Duplicates++
 	case m.replay && !m.giveUp:
 		m.hold(f)
@@ -298,7 +314,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		m.tries = 0
 		m.gap()
 		m.take(f)
-	case f.Seq == m.taken.Seq && events.PayloadDigest(f.Payload) == m.taken.Digest:
+	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
 		m.verified = true
 	case f.Seq == m.taken.Seq: // same number, another content: another life, of which the replay must be had from its start
 		m.rebirth(events.ReasonRestart, now)
@@ -372,7 +388,11 @@ func (m *Machine) endReplay(now events.Millis) {
 
 // takeFirst takes the first message of a life that is heard.
 func (m *Machine) takeFirst(f Frame) {
-	if f.Seq > 0 {
+	first := events.EngineSeq(0)
+	if f.Read != nil {
+		first = 1 // router events count from 1
+	}
+	if f.Seq > first {
 		m.counts.JoinedLate++
 	}
 	m.take(f)
@@ -382,13 +402,16 @@ func (m *Machine) takeFirst(f Frame) {
 func (m *Machine) take(f Frame) {
 	skip := m.taken.Partial
 	before := m.taken
-	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: events.PayloadDigest(f.Payload)}
+	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: f.digest()}
 	m.counts.Taken++
-	msg, err := m.decode.Decode(f.Payload)
-	if err != nil {
+	var evs []events.Event
+	if f.Read != nil {
+		evs = f.Read.Events
+	} else if msg, err := m.decode.Decode(f.Payload); err != nil {
 		m.counts.Undecodable++
+	} else {
+		evs = msg.Events
 	}
-	evs := msg.Events
 	for i := range evs {
 		if uint32(i) < skip {
 			continue

@@ -311,7 +311,7 @@ func TestLogThatWasRolledBack(t *testing.T) {
 		m.Recovered(Published{Found: true, Incarnation: 90, LastID: 9}, 100) // no cursor: a new incarnation, 100
 		m.Connected()
 		m.WantsReplay()
-		m.Replayed(Frame{0, []byte("life1 +1")}, 100)
+		m.Replayed(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
 		m.ReplayEnded(100)
 		fly := func() {
 			t.Helper()
@@ -321,7 +321,7 @@ func TestLogThatWasRolledBack(t *testing.T) {
 		}
 		fly()
 		m.Flushed() // acknowledged: 100, up to event 2
-		m.Live(Frame{1, []byte("life1 +2")}, 100)
+		m.Live(Frame{Seq: 1, Payload: []byte("life1 +2")}, 100)
 		fly()
 		if err := m.FlushDoubted(left); !errors.Is(err, ErrLogLost) {
 			t.Fatalf("the log has %+v: %v", left, err)
@@ -362,7 +362,7 @@ func TestReplayInPieces(t *testing.T) {
 		more, given := true, 0
 		for seq := from; seq < messages && more; seq++ {
 			if given++; seq != hole && (given <= 3 || seq == messages-1) {
-				more = m.Replayed(Frame{seq, fmt.Appendf(nil, "life1 +%d", seq)}, 100)
+				more = m.Replayed(Frame{Seq: seq, Payload: fmt.Appendf(nil, "life1 +%d", seq)}, 100)
 			}
 		}
 		if more {

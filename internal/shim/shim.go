@@ -41,8 +41,8 @@ type Config struct {
 	Replay string // the engine's replay endpoint; empty if it has none
 	Topics []string
 
-	// Feed, if not nil, is where the engine's messages come from instead: the four fields above are not used. When it is closed and all
-	// of it is in the log, Run returns nil.
+	// Feed, if not nil, is where the engine's messages come from instead, read already: the four fields above and Decoder are not used. When
+	// it is closed and all of it is in the log, Run returns nil.
 	Feed <-chan Frame
 
 	Identity Identity
@@ -122,7 +122,7 @@ type runner struct {
 	machine *Machine
 	sub     *zmtp.Sub
 
-	inbound chan zmtp.Message
+	inbound chan inbound
 	flushes chan flushed
 	replay  *replay // the one that runs, or nil
 	retry   *time.Timer
@@ -135,6 +135,12 @@ type runner struct {
 	looking bool
 	heardAt time.Time // when the engine last said something
 	fed     bool      // the feed has ended
+}
+
+// inbound is what comes from the engine: of its live socket, or fed.
+type inbound struct {
+	zmtp.Message
+	fed *Frame
 }
 
 // flushed is how a flight ended.
@@ -166,7 +172,7 @@ func Run(ctx context.Context, cfg Config) error {
 	cfg.Hooks = cfg.Hooks.withDefaults()
 	r := &runner{
 		cfg:     cfg,
-		inbound: make(chan zmtp.Message, 64),
+		inbound: make(chan inbound, 64),
 		flushes: make(chan flushed, 1),
 		retry:   time.NewTimer(time.Hour),
 		pause:   cfg.RetryMin,
@@ -240,7 +246,11 @@ func (t told) Decode(payload []byte) (events.Message, error) {
 	return msg, err
 }
 
-func (t told) Reset() { t.cfg.Decoder.Reset() }
+func (t told) Reset() {
+	if t.cfg.Decoder != nil {
+		t.cfg.Decoder.Reset()
+	}
+}
 
 // recover asks the log, for as long as it takes, what it holds of this rank.
 func (r *runner) recover(ctx context.Context) (Published, error) {
@@ -277,7 +287,7 @@ func (r *runner) receive(ctx context.Context) {
 			return
 		}
 		select {
-		case r.inbound <- msg:
+		case r.inbound <- inbound{Message: msg}:
 		case <-ctx.Done():
 			return
 		}
@@ -293,9 +303,8 @@ func (r *runner) feed(ctx context.Context) {
 			if !ok {
 				return
 			}
-			msg := zmtp.Message{Frames: [][]byte{nil, binary.BigEndian.AppendUint64(nil, uint64(f.Seq)), f.Payload}}
 			select {
-			case r.inbound <- msg:
+			case r.inbound <- inbound{fed: &f}:
 			case <-ctx.Done():
 				return
 			}
@@ -345,7 +354,12 @@ func (r *runner) loop(ctx context.Context) error {
 				r.fed, r.inbound = true, nil
 				continue
 			}
-			r.heard(msg)
+			if msg.fed != nil {
+				r.heardAt = time.Now()
+				r.machine.Live(*msg.fed, millis(r.heardAt))
+			} else {
+				r.heard(msg.Message)
+			}
 		case got := <-replayed:
 			r.replayed(got)
 		case <-r.retry.C:

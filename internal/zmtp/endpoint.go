@@ -84,20 +84,14 @@ func (e endpoint) dialable() error {
 }
 
 func (e endpoint) listen(ctx context.Context, all bool) (net.Listener, error) {
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
 	if e.network == "unix" {
-		l, err := lc.Listen(ctx, "unix", e.addr)
-		if errors.Is(err, syscall.EADDRINUSE) && e.stale(ctx) {
-			if err := os.Remove(e.addr); err != nil {
-				return nil, fmt.Errorf("zmtp: listen on %s: %w", e.text, err)
-			}
-			l, err = lc.Listen(ctx, "unix", e.addr)
-		}
+		l, err := ListenUnix(ctx, e.addr)
 		if err != nil {
 			return nil, fmt.Errorf("zmtp: listen on %s: %w", e.text, err)
 		}
 		return l, nil
 	}
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
 	host := e.host
 	if host == "*" {
 		host = "127.0.0.1"
@@ -112,14 +106,27 @@ func (e endpoint) listen(ctx context.Context, all bool) (net.Listener, error) {
 	return l, nil
 }
 
-// stale reports whether the path is a socket at which nobody listens: what a dead process left behind.
-func (e endpoint) stale(ctx context.Context) bool {
-	fi, err := os.Lstat(e.addr)
+// ListenUnix listens on a Unix socket. A socket file at which nobody listens, as a process leaves it that was killed, is replaced; one at
+// which somebody does, or a file of another kind, is an error.
+func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
+	if errors.Is(err, syscall.EADDRINUSE) && stale(ctx, path) {
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+		l, err = new(net.ListenConfig).Listen(ctx, "unix", path)
+	}
+	return l, err
+}
+
+// stale reports whether the path is a socket at which nobody listens.
+func stale(ctx context.Context, path string) bool {
+	fi, err := os.Lstat(path)
 	if err != nil || fi.Mode()&os.ModeSocket == 0 {
 		return false
 	}
 	d := net.Dialer{Timeout: time.Second}
-	c, err := d.DialContext(ctx, "unix", e.addr)
+	c, err := d.DialContext(ctx, "unix", path)
 	if err == nil {
 		c.Close()
 		return false

@@ -40,6 +40,9 @@ type ConnOptions struct {
 	// Domain is the JetStream domain, where JetStream is reached through a leaf node.
 	Domain string
 
+	// Core asks for no JetStream: the connection is good for [Conn.Listen] and [Conn.Request] alone.
+	Core bool
+
 	// Wait says what Connect does while no server can be reached: false returns the error at once, true tries again
 	// until the context ends. A refusal (credentials, TLS) is always returned at once.
 	Wait bool
@@ -139,6 +142,9 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	}
 	if o.Domain != "" {
 		c.api = "$JS." + o.Domain + ".API."
+	}
+	if o.Core {
+		return c, nil
 	}
 	c.level, err = c.apiLevel(ctx)
 	if err != nil {

@@ -1,0 +1,366 @@
+package compat
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// The errors that a registration may meet.
+var (
+	ErrExists   = errors.New("already registered")
+	ErrMismatch = errors.New("block_size mismatch")
+	ErrUnknown  = errors.New("not found")
+	ErrBad      = errors.New("bad registration")
+)
+
+// ShimsHooks tell what happens. Each may be nil.
+type ShimsHooks struct {
+	Started func(r registry.Record)
+	Told    func(key events.RankKey, engine events.Engine, why string) // which engine it is, where that was left open
+	Ended   func(key events.RankKey, err error)                        // a shim ended; it is started again
+}
+
+// Shims is the shims that this process runs.
+type Shims struct {
+	ns     *jetstream.Namespace
+	bucket *jetstream.Bucket
+	node   string
+	hooks  ShimsHooks
+
+	mu    sync.Mutex
+	ctx   context.Context
+	ranks map[events.RankKey]*running
+}
+
+type running struct {
+	record    registry.Record
+	connected atomic.Bool
+	cancel    context.CancelFunc // nil while it is being registered, under Shims.mu
+	done      chan struct{}
+}
+
+// Listener is one registered rank and how it stands with its engine.
+type Listener struct {
+	Record    registry.Record
+	Connected bool
+}
+
+// NewShims returns the shims of a node. They run within Run.
+func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, hooks ShimsHooks) *Shims {
+	if hooks.Started == nil {
+		hooks.Started = func(registry.Record) {}
+	}
+	if hooks.Told == nil {
+		hooks.Told = func(events.RankKey, events.Engine, string) {}
+	}
+	if hooks.Ended == nil {
+		hooks.Ended = func(events.RankKey, error) {}
+	}
+	return &Shims{ns: ns, bucket: bucket, node: node, hooks: hooks, ranks: map[events.RankKey]*running{}}
+}
+
+// prefix is where registrations are remembered, beside the leases: registered.<node>.<partition>.<instance>.<rank>.
+func (s *Shims) prefix() (string, error) {
+	token, err := jetstream.EscapeToken(s.node)
+	return "registered." + token + ".", err
+}
+
+func (s *Shims) key(key events.RankKey) (string, error) {
+	p, err := s.ns.PartitionOf(key.Instance)
+	if err != nil {
+		return "", err
+	}
+	prefix, err := s.prefix()
+	if err != nil {
+		return "", err
+	}
+	name, err := jetstream.WorkerKey(p, key)
+	return prefix + name, err
+}
+
+// Run starts what this node was told to run before, and stops all shims when ctx ends. Leases and registrations stay.
+func (s *Shims) Run(ctx context.Context) {
+	s.mu.Lock()
+	s.ctx = ctx
+	s.mu.Unlock()
+	for pause := 100 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 5*time.Second) {
+		if err := s.recall(ctx); err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+	<-ctx.Done()
+	s.mu.Lock()
+	all := make([]*running, 0, len(s.ranks))
+	for _, r := range s.ranks {
+		if r.cancel != nil {
+			all = append(all, r)
+		}
+	}
+	s.mu.Unlock()
+	for _, r := range all {
+		r.cancel()
+		<-r.done
+	}
+}
+
+func (s *Shims) recall(ctx context.Context) error {
+	prefix, err := s.prefix()
+	if err != nil {
+		return err
+	}
+	keys, err := s.bucket.Keys(ctx, prefix)
+	if err != nil {
+		return err
+	}
+	for _, name := range keys {
+		entry, err := s.bucket.Latest(ctx, name)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		var r registry.Record
+		if json.Unmarshal(entry.Value, &r) != nil || r.Engine == nil {
+			continue
+		}
+		s.mu.Lock()
+		if s.ranks[r.Key()] == nil {
+			run := &running{record: r}
+			s.ranks[r.Key()] = run
+			s.start(run)
+		}
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+// Register runs a shim for a rank, and remembers that.
+func (s *Shims) Register(ctx context.Context, r registry.Record) error {
+	if r.Engine == nil || r.Model == "" || r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize {
+		return fmt.Errorf("%w: model_name, endpoint and a block_size from 1 to %d are needed", ErrBad, events.MaxBlockSize)
+	}
+	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay} {
+		if endpoint != "" || endpoint == r.Engine.Endpoint {
+			if err := zmtp.CheckEndpoint(endpoint); err != nil {
+				return fmt.Errorf("%w: %w", ErrBad, err)
+			}
+		}
+	}
+	if _, err := events.EngineOf(r.Source); err != nil {
+		return fmt.Errorf("%w: type: %w", ErrBad, err)
+	}
+	name, err := s.key(r.Key())
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrBad, err)
+	}
+	r.Engine.Node = s.node
+	run, err := s.reserve(r)
+	if err != nil {
+		return err
+	}
+	err = s.remember(ctx, name, r)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		delete(s.ranks, r.Key())
+		return err
+	}
+	s.start(run)
+	return nil
+}
+
+// reserve takes the place of a rank that is about to be registered.
+func (s *Shims) reserve(r registry.Record) (*running, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx == nil || s.ctx.Err() != nil {
+		return nil, jetstream.ErrUnavailable
+	}
+	if s.ranks[r.Key()] != nil {
+		return nil, fmt.Errorf("instance %s dp_rank %d %w", r.Instance, r.Rank, ErrExists)
+	}
+	for _, other := range s.ranks {
+		if o := other.record; o.Model == r.Model && o.BlockSize != r.BlockSize {
+			return nil, fmt.Errorf("%w for model=%s: existing=%d, requested=%d", ErrMismatch, r.Model, o.BlockSize, r.BlockSize)
+		}
+	}
+	run := &running{record: r}
+	s.ranks[r.Key()] = run
+	return run, nil
+}
+
+// remember registers the model, and writes down that this node runs the rank's shim.
+func (s *Shims) remember(ctx context.Context, name string, r registry.Record) error {
+	err := s.ns.RegisterModel(ctx, jetstream.Model{Name: r.Model, BlockSize: r.BlockSize})
+	if errors.Is(err, jetstream.ErrMismatch) {
+		return fmt.Errorf("%w: %w", ErrMismatch, err)
+	} else if err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	_, err = s.bucket.Put(ctx, name, text)
+	return err
+}
+
+// start runs a shim. s.mu is held.
+func (s *Shims) start(run *running) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	run.cancel, run.done = cancel, make(chan struct{})
+	go func() {
+		defer close(run.done)
+		for ctx.Err() == nil {
+			err := s.shim(ctx, run)
+			run.connected.Store(false)
+			if ctx.Err() != nil {
+				return
+			}
+			s.hooks.Ended(run.record.Key(), err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * time.Second):
+			}
+		}
+	}()
+}
+
+// telling is a decoder that tells which engine it was found to read.
+type telling struct {
+	*events.Decoder
+	last events.Engine
+	told func(events.Engine, string)
+}
+
+func (t *telling) Decode(payload []byte) (events.Message, error) {
+	msg, err := t.Decoder.Decode(payload)
+	if e, why := t.Engine(); why != "" && e != t.last {
+		t.last = e
+		t.told(e, why)
+	}
+	return msg, err
+}
+
+// shim runs one rank's shim once.
+func (s *Shims) shim(ctx context.Context, run *running) error {
+	r := run.record
+	engine, err := events.EngineOf(r.Source)
+	if err != nil {
+		return err
+	}
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: engine, BlockSize: r.BlockSize})
+	if err != nil {
+		return err
+	}
+	desk, err := shim.Claim(ctx, s.ns, r.Key(), r.Engine.Replay != "")
+	if err != nil {
+		return err
+	}
+	defer desk.Close()
+	lease, err := registry.NewLease(s.ns, r, registry.LeaseHooks{})
+	if err != nil {
+		return err
+	}
+	s.hooks.Started(r)
+	return shim.Run(ctx, shim.Config{
+		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay,
+		Identity: shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
+		Decoder:  &telling{Decoder: decoder, told: func(e events.Engine, why string) { s.hooks.Told(r.Key(), e, why) }}, Log: shim.NewStreamLog(s.ns, r.Key(), nil), Desk: desk, Keep: lease.Keep,
+		Hooks: shim.Hooks{
+			Connected:    func(string) { run.connected.Store(true) },
+			Disconnected: func(string, error) { run.connected.Store(false) },
+		},
+	})
+}
+
+// Unregister stops the shims of an instance for a model (of one rank, if rank is not nil), has what they hold cleared, and forgets them.
+func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, model string, rank *events.Rank) error {
+	s.mu.Lock()
+	var out []*running
+	for key, r := range s.ranks {
+		if r.cancel != nil && key.Instance == instance && r.record.Model == model && (rank == nil || key.Rank == *rank) {
+			out = append(out, r)
+		}
+	}
+	s.mu.Unlock()
+	if len(out) == 0 {
+		return fmt.Errorf("instance %s %w", instance, ErrUnknown)
+	}
+	for _, r := range out {
+		r.cancel()
+		<-r.done
+		if err := s.forget(ctx, r.record); err != nil {
+			return err // it is still listed, and can be unregistered again
+		}
+		s.mu.Lock()
+		delete(s.ranks, r.record.Key())
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+func (s *Shims) forget(ctx context.Context, r registry.Record) error {
+	key := r.Key()
+	err := shim.Clear(ctx, s.ns, key, shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonOperator,
+		func(context.Context) (bool, error) { return true, nil })
+	if err != nil {
+		return err
+	}
+	name, err := s.key(key)
+	if err != nil {
+		return err
+	}
+	p, err := s.ns.PartitionOf(key.Instance)
+	if err != nil {
+		return err
+	}
+	leased, err := jetstream.WorkerKey(p, key)
+	if err != nil {
+		return err
+	}
+	for _, k := range []string{leased, name} {
+		entry, err := s.bucket.Latest(ctx, k)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if _, err := s.bucket.Delete(ctx, k, entry.Revision); err != nil && !errors.Is(err, jetstream.ErrConflict) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Listeners lists what is registered here, by instance and rank.
+func (s *Shims) Listeners() (list []Listener) {
+	s.mu.Lock()
+	for _, r := range s.ranks {
+		if r.cancel != nil {
+			list = append(list, Listener{r.record, r.connected.Load()})
+		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(list, func(a, b Listener) int {
+		return cmp.Or(a.Record.Key().Compare(b.Record.Key()), cmp.Compare(a.Record.Model, b.Record.Model))
+	})
+	return list
+}
