@@ -221,6 +221,8 @@ type Status struct {
 	Events     map[string]uint64 `json:"events" msgpack:"events"` // what became of events since the node started, by outcome
 	Problems   []string          `json:"problems" msgpack:"problems"`
 
+	Cluster *ClusterStatus `json:"cluster,omitempty" msgpack:"cluster,omitempty"` // nil if the node is alone on a server of its own
+
 	Snapshots      SnapshotCounts `json:"snapshots" msgpack:"snapshots"`             // since the node started
 	Resyncs        ResyncCounts   `json:"resyncs" msgpack:"resyncs"`                 // since the node started
 	SnapshotBucket Usage          `json:"snapshot_bucket" msgpack:"snapshot_bucket"` // of all partitions
@@ -272,6 +274,26 @@ type PartitionDetail struct {
 	RestoreMS    float64          `json:"restore_ms" msgpack:"restore_ms"`
 	Log          Usage            `json:"log" msgpack:"log"`
 	Checksum     string           `json:"checksum,omitempty" msgpack:"checksum,omitempty"` // of all its ranks' holdings, at Seq
+	Behind       bool             `json:"behind,omitempty" msgpack:"behind,omitempty"`     // far behind the log, for longer than usual
+}
+
+// ClusterStatus is what a node knows of the nodes that share its namespace.
+type ClusterStatus struct {
+	Copies   int                `json:"copies" msgpack:"copies"`                         // how many nodes keep each partition, when all is settled
+	Nodes    []NodeStatus       `json:"nodes" msgpack:"nodes"`                           // by name
+	Short    []events.Partition `json:"short,omitempty" msgpack:"short,omitempty"`       // fewer nodes than that are ready
+	Unserved []events.Partition `json:"unserved,omitempty" msgpack:"unserved,omitempty"` // nobody serves them
+}
+
+// NodeStatus is what a node announces of itself.
+type NodeStatus struct {
+	Node      string             `json:"node" msgpack:"node"`
+	Build     string             `json:"build" msgpack:"build"`
+	Answers   bool               `json:"answers,omitempty" msgpack:"answers,omitempty"` // it gave this status
+	Leaving   bool               `json:"leaving,omitempty" msgpack:"leaving,omitempty"`
+	Ready     []events.Partition `json:"ready" msgpack:"ready"`
+	Behind    []events.Partition `json:"behind" msgpack:"behind"`       // serves them, far behind the log
+	Releasing []events.Partition `json:"releasing" msgpack:"releasing"` // serves them, and is about to let them go
 }
 
 // IndexStatus is the size of a node's index.

@@ -11,6 +11,7 @@ type View struct {
 	Self     Record   // as it was announced; zero before the first time
 	Owned    Set      // what this node is to keep
 	Settled  bool     // the others have been looked at: Owned is known
+	Copies   int      // how many nodes are to keep each partition
 	Peers    []Record // the others that live, by name
 	Problems []string // who is left out, and why
 
@@ -66,7 +67,7 @@ func (o *orders) of(nodes []string, partitions uint32) [][]string {
 // View says what the machine knows now.
 func (m *Machine) View() *View {
 	v := &View{
-		Self: m.said, Owned: m.Held(), Settled: m.looked, Peers: m.Peers(), Problems: m.Problems(),
+		Self: m.said, Owned: m.Held(), Settled: m.looked, Copies: m.copies, Peers: m.Peers(), Problems: m.Problems(),
 		Writer: make([]string, m.cfg.Partitions), serving: make([][]string, m.cfg.Partitions),
 	}
 	nodes, records := []string{m.cfg.Node}, map[string]*Record{m.cfg.Node: &v.Self}

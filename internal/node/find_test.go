@@ -34,7 +34,7 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 	if _, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt, Partitions: []events.Partition{1}}); !errors.As(err, new(*api.Error)) {
 		t.Errorf("a partition that does not exist: %v", err)
 	}
-	w.must(w.node.forget(w.ctx, 0))
+	w.must(w.node.empty(w.ctx, 0))
 	var failure *api.Error
 	if a, err := find(); !errors.As(err, &failure) || failure.Code != api.CodeNotReady {
 		t.Errorf("while the partition is empty: %+v, %v", a, err)

@@ -39,6 +39,8 @@ type partition struct {
 	time    events.Millis // when the log took the last message applied; 0: not known
 	changes uint64        // blocks stored and removed, and messages, since the process began
 	ranks   map[events.RankKey]*rank
+
+	forgotten []radix.RankID // still in the index, and in nothing else
 }
 
 // rank is what the log has said of one (worker, rank).
@@ -108,18 +110,6 @@ func (m *Machine) Begin(p events.Partition, stream string, epoch time.Time, seq 
 	part := m.parts[p]
 	part.stream, part.epoch, part.time = stream, epoch, at
 	part.applied.Store(uint64(seq))
-	m.stale = true
-	m.publishView()
-}
-
-// Forget drops all that a partition holds: its log was lost, or begins anew.
-func (m *Machine) Forget(p events.Partition) {
-	part := m.parts[p]
-	for key, r := range part.ranks {
-		m.index.DropRank(r.id)
-		delete(part.ranks, key)
-	}
-	part.applied.Store(0)
 	m.stale = true
 	m.publishView()
 }

@@ -192,7 +192,9 @@ func agree(t *rapid.T, m *Machine, n naive, what string) {
 			m.index.Match(list[0].Space, locals, nil, &a)
 			got := map[events.RankKey][events.NumTiers]uint32{}
 			for _, o := range a.Ranks {
-				got[m.View().Rank(o.Rank).Key] = o.Depth
+				if r := m.View().Rank(o.Rank); r != nil { // else it is forgotten
+					got[r.Key] = o.Depth
+				}
 			}
 			want := map[events.RankKey][events.NumTiers]uint32{}
 			for key, r := range n {

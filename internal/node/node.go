@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
@@ -22,6 +23,15 @@ type Config struct {
 
 	Namespace *jetstream.Namespace
 	Snapshots *jetstream.Bucket
+
+	// Shared says that this node shares the namespace with others, and that [Node.Keep] says which partitions it keeps. Else it keeps all.
+	Shared bool
+
+	// View, if not nil, says what is known of the nodes that share the namespace.
+	View func() *cluster.View
+
+	// BehindAfter is how long what the log had may be not applied before the node says of a partition that it is far behind; default 5 s.
+	BehindAfter time.Duration
 
 	Index radix.Config
 
@@ -60,7 +70,7 @@ type Hooks struct {
 	Restored  func(p events.Partition, r Restored)
 	Rejected  func(p events.Partition, what string, err error) // a snapshot that could not be used; an older one, or none, is
 	CaughtUp  func(p events.Partition, seq events.StreamSeq)
-	Ready     func()                                              // every partition serves
+	Ready     func()                                              // every partition that is kept serves
 	Unfit     func(p events.Partition, notice jetstream.Notice)   // the log is not the one that was applied; begin again
 	Trouble   func(p events.Partition, err error)                 // the log cannot be read for now
 	Recovered func(p events.Partition)                            // it can be read again
@@ -84,7 +94,7 @@ type Restored struct {
 	Lost     string // what the log said once and nothing says now, so that a resync is needed; empty if nothing is known to be lost
 }
 
-// Node keeps the index of all partitions of a namespace: it restores, follows the log, answers, and writes snapshots.
+// Node keeps the index of a namespace's partitions, or of some: it restores, follows the log, answers, and writes snapshots.
 //
 // One goroutine, the writer, owns the machine and writes to the index; it takes work from a bounded queue. Each partition
 // has a follower, which reads its log and hands messages over. One goroutine writes snapshots, a little at a time. Queries run
@@ -99,9 +109,14 @@ type Node struct {
 	started time.Time
 	parts   []*standing
 	ready   atomic.Bool
-	saving  sync.Mutex // one snapshot at a time
+	saving  sync.Mutex // one snapshot, or one partition being emptied, at a time
 
-	unready atomic.Int32  // partitions that do not serve
+	keeping  sync.Mutex      // which partitions are wanted; before any standing's
+	running  context.Context // while Run runs
+	tending  sync.WaitGroup  // the partitions' goroutines
+	assigned atomic.Bool     // it is known which are wanted
+
+	unready atomic.Int32  // partitions that are wanted and do not serve
 	lapses  atomic.Uint64 // how often a partition ceased to serve
 
 	resyncs    resyncCounts
@@ -121,6 +136,10 @@ type work struct {
 // standing is how the node stands with one partition.
 type standing struct {
 	mu      sync.Mutex
+	wanted  bool   // by Keep
+	taken   bool   // by its goroutine, and not to be left; else the partition is absent
+	tended  bool   // it has a goroutine
+	leave   func() // ends following it
 	state   string
 	lapses  uint64 // how often it ceased to serve
 	epoch   time.Time
@@ -132,10 +151,13 @@ type standing struct {
 	need    *need            // nil if nothing
 	save    saveState
 	log     usage // of the log
+	lag     lag
+	behind  bool // far behind its log, when last looked at
 }
 
 // The states of a partition.
 const (
+	stateAbsent      = "absent"
 	stateRestoring   = "restoring"
 	stateCatchingUp  = "catching_up"
 	stateServing     = "serving"
@@ -154,6 +176,9 @@ func New(cfg Config) *Node {
 	if cfg.ResyncPause <= 0 {
 		cfg.ResyncPause = resyncPause
 	}
+	if cfg.BehindAfter <= 0 {
+		cfg.BehindAfter = 5 * time.Second
+	}
 	if cfg.RoomCheck <= 0 {
 		cfg.RoomCheck = 5 * time.Second
 	}
@@ -162,9 +187,15 @@ func New(cfg Config) *Node {
 	partitions := int(cfg.Namespace.Partitions())
 	n.machine = NewMachine(n.index, partitions)
 	for range partitions {
-		n.parts = append(n.parts, &standing{state: stateRestoring})
+		n.parts = append(n.parts, &standing{state: stateAbsent})
 	}
-	n.unready.Store(int32(partitions))
+	if !cfg.Shared {
+		for _, s := range n.parts {
+			s.wanted, s.taken, s.state = true, true, stateRestoring
+		}
+		n.unready.Store(int32(partitions))
+		n.assigned.Store(true)
+	}
 	return n
 }
 
@@ -223,13 +254,12 @@ func (n *Node) Run(ctx context.Context) {
 	n.l3.watch(running)
 	var writer, others sync.WaitGroup
 	writer.Go(func() { n.write(running) })
-	for p := range n.parts {
-		others.Go(func() { n.follow(ctx, events.Partition(p)) })
-	}
+	endTending := n.startTending(ctx)
 	others.Go(func() { n.saveWhenDue(ctx) })
 	others.Go(func() { n.resyncWhenNeeded(ctx) })
 	others.Go(func() { n.watchRoom(ctx) })
 	others.Wait()
+	endTending()
 	last, cancel := context.WithTimeout(running, lastSave)
 	n.saveChanged(last)
 	cancel()
@@ -273,7 +303,14 @@ func (n *Node) do(ctx context.Context, f func(*Machine)) error {
 // follow keeps one partition: it restores it, applies its log, and begins again when the log turns out to be another one.
 func (n *Node) follow(ctx context.Context, p events.Partition) {
 	for ctx.Err() == nil {
-		at, err := n.restore(ctx, p)
+		err := n.empty(ctx, p)
+		var at jetstream.Position
+		if err == nil {
+			at, err = n.restore(ctx, p)
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		if err != nil {
 			n.trouble(p, err)
 			pause(ctx, time.Second)
@@ -387,17 +424,7 @@ func (n *Node) noticed(ctx context.Context, p events.Partition, notice jetstream
 			s.doubted = regressed.Applied
 		}
 	})
-	if err := n.forget(ctx, p); err != nil {
-		n.trouble(p, err)
-	}
 	return true
-}
-
-// forget empties a partition. It waits for a snapshot under way.
-func (n *Node) forget(ctx context.Context, p events.Partition) error {
-	n.saving.Lock()
-	defer n.saving.Unlock()
-	return n.do(ctx, func(m *Machine) { m.Forget(p) })
 }
 
 // settled is the state of a partition that has caught up. Called with s.mu held.
@@ -416,32 +443,38 @@ func (n *Node) trouble(p events.Partition, err error) {
 // serves reports whether queries may be answered from a partition in a state.
 func serves(state string) bool { return state == stateServing || state == stateResync }
 
-// set changes a partition's standing, and with the last one that serves makes the node ready. A node that was ready once
-// stays so; what it cannot answer from is incomplete.
+// set changes a partition's standing. What is not taken is absent.
 func (n *Node) set(p events.Partition, change func(*standing)) {
 	s := n.parts[p]
 	s.mu.Lock()
-	before := serves(s.state)
+	before, owed := serves(s.state), s.owed()
 	change(s)
+	if !s.taken {
+		s.state = stateAbsent
+	}
 	after := serves(s.state)
+	n.unready.Add(s.owed() - owed)
+	settled := owed > 0 && s.owed() == 0
 	if before && !after {
 		s.lapses++
 		n.lapses.Add(1)
 	}
 	s.mu.Unlock()
-	if !before && after && n.unready.Add(-1) == 0 && n.ready.CompareAndSwap(false, true) {
-		n.cfg.Hooks.Ready()
-	} else if before && !after {
-		n.unready.Add(1)
+	if settled {
+		n.settle()
 	}
 }
 
-// Ready is nil if every partition has been restored and caught up, once.
-func (n *Node) Ready() error {
-	if n.ready.Load() {
-		return nil
+// owed is 1 if the partition is wanted and does not serve, else 0. Called with s.mu held.
+func (s *standing) owed() int32 {
+	if s.wanted && !serves(s.state) {
+		return 1
 	}
-	return fmt.Errorf("%d of %d partitions are not restored and caught up yet", n.unready.Load(), len(n.parts))
+	return 0
+}
+
+func notReady(unready int32, of int) error {
+	return fmt.Errorf("%d of %d partitions are not restored and caught up yet", unready, max(int(unready), of))
 }
 
 // at is what a partition's answers reflect.
@@ -467,6 +500,9 @@ func (n *Node) progress(out []at) []at {
 func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 	if int(want.Partition) >= len(n.parts) {
 		return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", want.Partition, len(n.parts))
+	}
+	if !n.keeps(want.Partition) {
+		return nil // the answer names it as missing, if it is about it
 	}
 	err := n.bell.wait(ctx, func() bool { return n.machine.Applied(want.Partition) >= want.Seq })
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -47,7 +47,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 			seqTime, restored = events.Millis(m.SeqTime), true
 			break
 		}
-		if forget := n.forget(ctx, p); forget != nil || errors.Is(err, jetstream.ErrUnavailable) {
+		if forget := n.empty(ctx, p); forget != nil || errors.Is(err, jetstream.ErrUnavailable) {
 			return jetstream.Position{}, errors.Join(err, forget)
 		}
 		n.rejected(p, snapshot.ReasonOf(err), err)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -60,17 +59,17 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 			n.cfg.Hooks.Unwritable(what, now.refused)
 		}
 	}
-	for p := range n.parts {
-		info, err := n.cfg.Namespace.StreamInfo(ctx, events.Partition(p))
+	for _, p := range n.kept() {
+		info, err := n.cfg.Namespace.StreamInfo(ctx, p)
 		if errors.Is(err, jetstream.ErrNotFound) && n.cfg.Mend != nil {
-			n.cfg.Hooks.Mended(events.Partition(p), n.cfg.Mend(ctx))
+			n.cfg.Hooks.Mended(p, n.cfg.Mend(ctx))
 		}
 		if err != nil {
 			continue
 		}
 		now := usage{int64(info.Bytes), info.MaxBytes, refusal(n.cfg.Namespace.Writable(ctx, events.Partition(p)))}
 		var before usage
-		n.set(events.Partition(p), func(s *standing) { before, s.log = s.log, now })
+		n.set(p, func(s *standing) { before, s.log = s.log, now })
 		tell(fmt.Sprintf("the log of partition %d", p), before, now)
 	}
 	used, limit, err := n.cfg.Snapshots.Usage(ctx)
@@ -122,7 +121,8 @@ func (n *Node) roomProblems() (list []string) {
 	say(n.room.store, "the storage of the NATS server")
 	say(n.room.bucket, "the snapshot bucket")
 	n.room.mu.Unlock()
-	for p, s := range n.parts {
+	for _, p := range n.kept() {
+		s := n.parts[p]
 		s.mu.Lock()
 		say(s.log, "the log of partition %d", p)
 		s.mu.Unlock()

@@ -118,6 +118,9 @@ func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) 
 		if changes == nil {
 			break
 		}
+		if !n.writes(events.Partition(p)) {
+			continue
+		}
 		s.mu.Lock()
 		news := changes[p] - s.save.changes
 		settled := s.worthSaving() && now.Sub(s.save.failed) >= saveRetry
@@ -144,7 +147,7 @@ func (n *Node) saveChanged(ctx context.Context) {
 	changes := n.changes(ctx)
 	for p, s := range n.parts {
 		s.mu.Lock()
-		worth := changes != nil && s.worthSaving() && changes[p] != s.save.changes
+		worth := changes != nil && s.worthSaving() && changes[p] != s.save.changes && n.writes(events.Partition(p))
 		s.mu.Unlock()
 		if worth && ctx.Err() == nil {
 			n.saveTold(ctx, events.Partition(p))
@@ -152,14 +155,17 @@ func (n *Node) saveChanged(ctx context.Context) {
 	}
 }
 
-// Snapshot writes a snapshot of every partition now, changed or not.
+// Snapshot writes a snapshot now, changed or not, of every partition that the node keeps and that no other is to write.
 func (n *Node) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	if err := n.Ready(); err != nil {
 		return nil, api.Errorf(api.CodeNotReady, "%v", err)
 	}
 	list := &api.SnapshotList{Snapshots: []api.SnapshotInfo{}}
-	for p := range n.parts {
-		info, err := n.saveTold(ctx, events.Partition(p))
+	for _, p := range n.kept() {
+		if !n.writes(p) {
+			continue
+		}
+		info, err := n.saveTold(ctx, p)
 		if err != nil {
 			return nil, api.Errorf(api.CodeUnavailable, "the snapshot of partition %d could not be written: %v", p, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
@@ -82,6 +83,11 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n.cfg.View != nil {
+		view := n.cfg.View()
+		s.Cluster = clusterStatus(view, n.cfg.ID)
+		s.Problems = append(s.Problems, clusterProblems(view, s.Cluster)...)
+	}
 	s.Problems = append(s.Problems, n.roomProblems()...)
 	n.room.mu.Lock()
 	s.SnapshotBucket, s.Store = n.room.bucket.api(), n.room.store.api()
@@ -94,6 +100,10 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 	}
 	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(), Ended: n.resyncs.ended.Load()}
 	for p, at := range n.progress(nil) {
+		st := n.parts[p]
+		if !n.keeps(events.Partition(p)) {
+			continue
+		}
 		checksum := ""
 		if verify {
 			if err := n.do(ctx, func(m *Machine) {
@@ -103,14 +113,16 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 				return nil, err
 			}
 		}
-		st := n.parts[p]
 		st.mu.Lock()
 		d := api.PartitionDetail{
 			PartitionStatus: api.PartitionStatus{Partition: events.Partition(p), Epoch: at.epoch, Seq: at.seq},
 			State:           st.state, LogLast: max(st.last, at.seq), Ranks: ranks[p],
 			SnapshotSeq: st.save.seq, SnapshotTime: st.save.written, SnapshotSize: st.save.size,
 			RestoredFrom: st.at.Seq, RestoreMS: float64(st.at.Took.Microseconds()) / 1000,
-			Log: st.log.api(), Checksum: checksum,
+			Log: st.log.api(), Checksum: checksum, Behind: st.behind,
+		}
+		if st.behind {
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first", p, d.LogLast-at.seq))
 		}
 		if st.err != nil {
 			d.State = stateUnavailable
@@ -127,6 +139,59 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 		s.Partitions = append(s.Partitions, d)
 	}
 	return s, nil
+}
+
+// clusterStatus is what a view says of the nodes.
+func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {
+	c := &api.ClusterStatus{Copies: v.Copies, Nodes: []api.NodeStatus{}}
+	for i := -1; i < len(v.Peers); i++ {
+		r := &v.Self
+		if i >= 0 {
+			r = &v.Peers[i]
+		}
+		if r.Node == "" {
+			continue // not announced yet
+		}
+		c.Nodes = append(c.Nodes, api.NodeStatus{
+			Node: r.Node, Build: r.Build, Answers: r.Node == self, Leaving: r.Leaving,
+			Ready: list(r.Ready), Behind: list(r.Behind), Releasing: list(r.Releasing),
+		})
+	}
+	slices.SortFunc(c.Nodes, func(a, b api.NodeStatus) int { return cmp.Compare(a.Node, b.Node) })
+	for p := range v.Writer {
+		p := events.Partition(p)
+		ready := 0
+		for _, n := range c.Nodes {
+			if slices.Contains(n.Ready, p) {
+				ready++
+			}
+		}
+		if len(v.Serving(p)) == 0 {
+			c.Unserved = append(c.Unserved, p)
+		}
+		if ready < v.Copies {
+			c.Short = append(c.Short, p)
+		}
+	}
+	return c
+}
+
+func list(s cluster.Set) []events.Partition {
+	if out := s.List(); out != nil {
+		return out
+	}
+	return []events.Partition{}
+}
+
+// clusterProblems says what of a cluster people should know.
+func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
+	if !v.Settled {
+		list = append(list, "this node has not been heard in the cluster yet")
+	}
+	if len(c.Unserved) > 0 {
+		list = append(list, fmt.Sprintf("no node serves partitions %v", c.Unserved))
+	}
+	return append(list, v.Problems...)
 }
 
 // byName lists the counts under the names that metrics and status give them.
