@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build images demo test short race lint fuzz bench bench-peers clean
+.PHONY: help build images demo test short race lint fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench: ## run the benchmarks beside the code, allocations counted
 
 bench-peers: ## build the peers (cargo) and print the index beside them, ratios first
 	go run ./bench/peers
+
+bench-path: ## install NVIDIA Dynamo's indexer and print the whole path beside it, from an engine's socket to the answer
+	go run ./bench/path
 
 clean: ## remove what was built
 	rm -rf bin

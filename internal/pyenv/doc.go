@@ -1,8 +1,8 @@
-// Package pyenv answers one question, for tests only: where is a Python that has what our tests of real third-party
+// Package pyenv answers one question, for tests and benchmarks only: where is a Python that has what our tests of real third-party
 // components need, and where are those components?
 //
 // [Python] gives an interpreter with the packages of integration/python/requirements.txt, [PythonWith] one with those of another file
-// there. Such a file names every package with its version: nothing is resolved. The first call on a machine makes
+// there; [Find] is the same outside of tests. Such a file names every package with its version: nothing is resolved. The first call on a machine makes
 // a virtual environment for it in the user's cache folder, with the machine's own package settings; later calls find it.
 // Test packages that run at the same time wait for each other by a file lock, and an environment appears under its name only
 // when it is complete.

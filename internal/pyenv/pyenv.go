@@ -31,7 +31,7 @@ func PythonWith(t testing.TB, requirements string) string {
 	if testing.Short() {
 		t.Skip("left out under -short: needs Python and packages from a registry")
 	}
-	python, err := find(requirements)
+	python, err := Find(requirements)
 	if err != nil {
 		t.Fatalf("a Python with %s for this test: %v", requirements, err)
 	}
@@ -48,14 +48,15 @@ func Script(t testing.TB, name string) string {
 	return filepath.Join(root, "integration", "python", name)
 }
 
-// environments are those that this process has looked for: by requirements file, what find returned.
+// environments are those that this process has looked for: by requirements file, what Find returned.
 var environments struct {
 	sync.Mutex
 	known map[string]string
 }
 
-// find makes the environment of a requirements file unless this process or another has made it.
-func find(name string) (string, error) {
+// Find returns the path of an interpreter that has the packages of a requirements file in integration/python. It makes the environment unless
+// this process or another has made it. Tests have [PythonWith]; this is for benchmarks.
+func Find(name string) (string, error) {
 	environments.Lock()
 	defer environments.Unlock()
 	if python, ok := environments.known[name]; ok {

@@ -75,7 +75,7 @@ func wheel(dir, pins, pinned string) (string, error) {
 
 // fetch downloads what a line of requirements says into a new folder, which appears only when it is complete.
 func fetch(line, there string) error {
-	python, err := find("requirements.txt")
+	python, err := Find("requirements.txt")
 	if err != nil {
 		return err
 	}
