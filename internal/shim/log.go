@@ -11,9 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// largestMessage is what one message of the log may take at the most: Limits.MessageBytes, or one event of
-// events.MaxBlocksPerEvent blocks, and what surrounds it.
-const largestMessage = 256 << 10
+// largestMessage is what one message of the log may take at the most: Limits.MessageBytes, and what surrounds it. NATS servers take 1 MiB unless
+// told otherwise, and snapshots need as much.
+const largestMessage = 900 << 10
 
 // StreamLog is the Log of one rank in a namespace's partition stream.
 type StreamLog struct {

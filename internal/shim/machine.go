@@ -16,10 +16,10 @@ type Limits struct {
 	HeldBytes int
 
 	// MessageBytes is the size up to which events share one message of the log. One event alone may be larger, by at most
-	// 16 bytes times events.MaxBlocksPerEvent. Default 128 KiB.
+	// 16 bytes times events.MaxBlocksPerEvent. Large messages cost the log fewer waits for the disk. Default 768 KiB.
 	MessageBytes int
 
-	// FlightMessages is how many messages one flush may carry: an atomic batch takes at most 1,000. Default 200.
+	// FlightMessages is how many messages one flush may carry: an atomic batch takes at most 1,000. Default 32.
 	FlightMessages int
 
 	// ReplayTries is how often in a row a replay is asked for that is answered and brings nothing new, before what it should have
@@ -43,8 +43,8 @@ func (l Limits) withDefaults() Limits {
 	}
 	def(&l.QueueBytes, 64<<20)
 	def(&l.HeldBytes, 64<<20)
-	def(&l.MessageBytes, 128<<10)
-	def(&l.FlightMessages, 200)
+	def(&l.MessageBytes, 768<<10)
+	def(&l.FlightMessages, 32)
 	def(&l.ReplayTries, 3)
 	def(&l.ReplayFailures, 8)
 	if l.ReplayPatience <= 0 {

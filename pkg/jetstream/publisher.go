@@ -46,27 +46,34 @@ type Publisher struct {
 	hooks   PublisherHooks
 	found   Message // what was last on the subject when it was opened; Seq 0 if nothing was
 
-	mu     sync.Mutex
-	epoch  Epoch
-	last   uint64 // sequence of the last message on the subject, ours or found; 0 if there is none
-	flush  uint64 // number of the Publish under way or done
-	tries  uint64
-	doubt  bool  // it is not known whether the last attempt was stored
-	dead   error // fenced, or the log has lost messages
-	limit  int   // bytes of one message
-	atomic bool
-	worth  int // from how many messages on a batch is faster
+	mu       sync.Mutex
+	epoch    Epoch
+	last     uint64 // sequence of the last message on the subject, ours or found; 0 if there is none
+	flush    uint64 // number of the Publish under way or done
+	tries    uint64
+	doubt    bool  // it is not known whether the last attempt was stored
+	dead     error // fenced, or the log has lost messages
+	limit    int   // bytes of one message
+	atomic   bool
+	replicas int // of the stream
 }
 
-// worthBatch is from how many messages on a batch is worth it. A stream without replicas stages a batch in
-// files of their own first, which costs as much as about eight messages forced to the disk one by one; with
-// replicas it stages in memory.
-func worthBatch(replicas int) int {
-	if replicas > 1 {
-		return 2
+// worthBatch reports whether messages are stored faster as a batch than one by one. A stream without replicas stages a batch in files of their
+// own first, so that all is written twice: that costs as much as about eight messages forced to the disk one by one, and more than it saves
+// where messages are large. With replicas it stages in memory, and each message alone would cost a round of theirs.
+func (p *Publisher) worthBatch(msgs [][]byte) bool {
+	if p.replicas > 1 {
+		return len(msgs) > 1
 	}
-	return 8
+	bytes := 0
+	for _, m := range msgs {
+		bytes += len(m)
+	}
+	return len(msgs) >= 8 && bytes <= len(msgs)*worthBytes
 }
+
+// worthBytes is the mean size of messages above which a batch on one server is slower than they are one by one.
+const worthBytes = 128 << 10
 
 // OpenPublisher reads what is last on the subject of a (worker, rank) and returns a publisher that continues
 // after it. [Publisher.Found] has what was read. It tries until the context ends.
@@ -85,7 +92,7 @@ func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks
 	}
 	p := &Publisher{
 		c: n.c, ns: n, p: part, subject: subject, stream: info.Name, id: nuid.Next(), hooks: hooks,
-		epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), worth: worthBatch(info.Replicas),
+		epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), replicas: info.Replicas,
 	}
 	last, err := n.c.lastOn(ctx, p.stream, subject)
 	switch {
@@ -124,8 +131,8 @@ func (p *Publisher) Partition() events.Partition { return p.p }
 func (p *Publisher) MaxMessage() int { return p.limit }
 
 // Publish appends messages in order and returns the sequence of the last one when all are stored. Where the
-// server has atomic batches and there are enough messages to be worth one, up to 1000 are stored together, with
-// one wait for the disk. Else they go one by one.
+// server has atomic batches and the messages are many and small enough to be worth one, up to 1000 are stored
+// together, with one wait for the disk. Else they go one by one.
 //
 // It tries until the context ends; then the error wraps [ErrUnavailable], and any number of the messages, from
 // the first on, may be stored, or become so: publish the same events again, and readers drop what they have.
@@ -197,7 +204,7 @@ func batchRefused(code int) bool {
 func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
 	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last, 10)}}}
 	mark := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
-	if !p.atomic || single || len(msgs) < p.worth {
+	if !p.atomic || single || !p.worthBatch(msgs) {
 		m.Header[headerWriter] = []string{mark}
 		m.Data = msgs[0]
 		seq, err := p.c.store(ctx, p.stream, m)

@@ -573,3 +573,21 @@ func TestPublishWithoutStream(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestBatchesAreWorthIt: on one server, many small messages; with replicas, whatever is more than one.
+func TestBatchesAreWorthIt(t *testing.T) {
+	small, large := make([]byte, 1000), make([]byte, 768<<10)
+	few, many := [][]byte{small, small}, [][]byte{small, small, small, small, small, small, small, small}
+	for _, c := range []struct {
+		replicas int
+		msgs     [][]byte
+		want     bool
+	}{
+		{1, few, false}, {1, many, true}, {1, slices.Repeat([][]byte{large}, 8), false}, {1, append(slices.Clone(many), large), true},
+		{3, few[:1], false}, {3, few, true}, {3, slices.Repeat([][]byte{large}, 8), true},
+	} {
+		if p := (&Publisher{replicas: c.replicas}); p.worthBatch(c.msgs) != c.want {
+			t.Errorf("%d messages, the last of %d bytes, %d replicas: want %v", len(c.msgs), len(c.msgs[len(c.msgs)-1]), c.replicas, c.want)
+		}
+	}
+}
