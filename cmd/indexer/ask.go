@@ -250,6 +250,9 @@ func workersCommand() *cobra.Command {
 }
 
 func printWorkers(w io.Writer, list *api.WorkerList) error {
+	if !list.Complete {
+		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", list.Missing)
+	}
 	if len(list.Workers) == 0 {
 		_, err := fmt.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
 		return err

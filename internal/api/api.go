@@ -1,8 +1,10 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -40,7 +42,11 @@ type Query struct {
 	// looked up as they are: where workers read ahead (WorkerInfo.Lookahead), those hashed as far ahead are found.
 	Hashes Hashes `json:"hashes,omitempty" msgpack:"hashes,omitempty"`
 
-	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They do not go with Hashes.
+	// Hashed is the prompt as engines hash it that read ahead, in place of Tokens: for each rank those are looked up that are as its own. Nodes share a query by
+	// tokens so; the answer's Lookaheads say which hashes there should have been.
+	Hashed []Hashed `json:"hashed,omitempty" msgpack:"hashed,omitempty"`
+
+	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They go with Tokens only.
 	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
 	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
 
@@ -55,11 +61,30 @@ type Query struct {
 	// node waits for them until the deadline.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
 
+	// Idle asks for all ranks that might serve the query, those too that hold nothing of its prompt.
+	Idle bool `json:"idle,omitempty" msgpack:"idle,omitempty"`
+
 	// L3 is whether, and for what, the shared store is asked: L3All, which is the default, L3Beyond or L3Off.
 	L3 L3Ask `json:"l3,omitempty" msgpack:"l3,omitempty"`
 
 	// L3TimeoutMS is how long the answer waits for the store at most; default what the node is set to, 20 ms.
 	L3TimeoutMS uint32 `json:"l3_timeout_ms,omitempty" msgpack:"l3_timeout_ms,omitempty"`
+}
+
+// Hashed are the local hashes of a prompt's blocks as ranks have them that read so many tokens ahead.
+type Hashed struct {
+	Lookahead uint32 `json:"lookahead" msgpack:"lookahead"`
+	Hashes    Hashes `json:"hashes" msgpack:"hashes"`
+}
+
+// HashedFor returns the hashes for ranks that read so far ahead, as far as the query has them.
+func (q *Query) HashedFor(lookahead uint32) Hashes {
+	for i := range q.Hashed {
+		if q.Hashed[i].Lookahead == lookahead {
+			return q.Hashed[i].Hashes
+		}
+	}
+	return nil
 }
 
 // L3Ask is what the shared store is asked for.
@@ -84,6 +109,9 @@ type Answer struct {
 	BlockSize uint32 `json:"block_size" msgpack:"block_size"`
 	Blocks    int    `json:"blocks" msgpack:"blocks"` // whole blocks that were looked up
 
+	// Lookaheads says how far ahead ranks of the model read, ascending, if the query has Hashed.
+	Lookaheads []uint32 `json:"lookaheads,omitempty" msgpack:"lookaheads,omitempty"`
+
 	// Complete is false if there may be workers of the model that could not be looked at: those in the Missing partitions.
 	Complete bool               `json:"complete" msgpack:"complete"`
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
@@ -93,10 +121,22 @@ type Answer struct {
 	// Partitions is what the answer reflects: those that have workers of the model, or all that the query named, but the missing ones.
 	Partitions []PartitionStatus `json:"partitions" msgpack:"partitions"`
 
-	// Reason says why there are no workers; it is empty if there are some.
+	// Reason says why no worker has anything of the prompt; it is empty if one has.
 	Reason Reason `json:"reason,omitempty" msgpack:"reason,omitempty"`
 
 	L3 L3 `json:"l3" msgpack:"l3"`
+}
+
+// Finish puts workers into their order, drops those that have nothing unless idle ones are wanted, and says why if nobody has anything.
+func (a *Answer) Finish(idle bool, why Reason) {
+	if !idle {
+		a.Workers = slices.DeleteFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3 == 0 })
+	}
+	slices.SortFunc(a.Workers, CompareOverlaps)
+	a.Reason = ""
+	if len(a.Workers) == 0 || a.Workers[0].Total()+a.Workers[0].L3 == 0 {
+		a.Reason = why
+	}
 }
 
 // L3 is what the shared store holds of a prompt. However it stands with the store, the rest of the answer is what it would be
@@ -153,6 +193,14 @@ type Overlap struct {
 // Total is the length of the prefix that lies in any of the rank's own tiers, in blocks.
 func (o *Overlap) Total() uint32 { return o.Device + o.Host + o.Disk + o.External }
 
+// CompareOverlaps orders workers as answers have them: best first.
+func CompareOverlaps(a, b Overlap) int {
+	return cmp.Or(
+		cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk, a.Disk), cmp.Compare(b.External, a.External), cmp.Compare(b.L3, a.L3),
+		cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank),
+	)
+}
+
 // PartitionStatus says which place in a partition's log an answer reflects.
 type PartitionStatus struct {
 	Partition events.Partition `json:"partition" msgpack:"partition"`
@@ -162,7 +210,11 @@ type PartitionStatus struct {
 
 // WorkerList is every rank that the log knows.
 type WorkerList struct {
-	Workers []WorkerInfo `json:"workers" msgpack:"workers"`
+	Workers []WorkerInfo `json:"workers" msgpack:"workers"` // by instance and rank
+
+	// Complete is false if there may be workers in the Missing partitions, which could not be looked at.
+	Complete bool               `json:"complete" msgpack:"complete"`
+	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 }
 
 // WorkerInfo is what the log knows of one rank.

@@ -94,17 +94,22 @@ func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []by
 	return nil, Errorf(CodeUnknownOperation, "there is no operation %q", op)
 }
 
+// maxHashed is how many ways of reading ahead one query may tell apart.
+const maxHashed = 16
+
 // check refuses what no model could answer.
 func (q *Query) check() error {
 	switch {
 	case q.Model == "":
 		return Errorf(CodeMissingModel, "the query names no model")
-	case q.Tokens == nil && q.Hashes == nil:
+	case q.Tokens == nil && q.Hashes == nil && q.Hashed == nil:
 		return Errorf(CodeMalformed, "the query has neither tokens nor hashes")
-	case q.Tokens != nil && q.Hashes != nil:
+	case q.Tokens != nil && q.Hashes != nil, q.Hashed != nil && (q.Tokens != nil || q.Hashes != nil):
 		return Errorf(CodeMalformed, "the query has tokens and hashes; give one of them")
-	case q.Hashes != nil && (q.LoRA != "" || q.CacheSalt != ""):
+	case q.Tokens == nil && (q.LoRA != "" || q.CacheSalt != ""):
 		return Errorf(CodeMalformed, "lora_name and cache_salt are part of the hashes already; they go with tokens only")
+	case len(q.Hashed) > maxHashed:
+		return Errorf(CodeTooLarge, "hashed has more than %d elements", maxHashed)
 	case q.L3 != "" && q.L3 != L3All && q.L3 != L3Beyond && q.L3 != L3Off:
 		return Errorf(CodeMalformed, "l3 is %.40q; it may be %q, %q or %q", string(q.L3), L3All, L3Beyond, L3Off)
 	}

@@ -19,6 +19,7 @@ type View struct {
 	Writer []string
 
 	serving [][]string // by partition
+	fit     []int      // by partition: how many of them are ready and stay
 }
 
 // Serving lists the nodes that a partition can be asked of, this one too, best first: those that are ready and stay, in the partition's own
@@ -28,6 +29,14 @@ func (v *View) Serving(p events.Partition) []string {
 		return nil
 	}
 	return v.serving[p]
+}
+
+// Fit is how many of [View.Serving] are as good as each other: those that are ready and stay.
+func (v *View) Fit(p events.Partition) int {
+	if int(p) >= len(v.fit) {
+		return 0
+	}
+	return v.fit[p]
 }
 
 // MayServe reports whether a partition may have workers of a model: one that is known to serve it says so, or cannot say all, or nobody
@@ -69,6 +78,7 @@ func (m *Machine) View() *View {
 	v := &View{
 		Self: m.said, Owned: m.Held(), Settled: m.looked, Copies: m.copies, Peers: m.Peers(), Problems: m.Problems(),
 		Writer: make([]string, m.cfg.Partitions), serving: make([][]string, m.cfg.Partitions),
+		fit: make([]int, m.cfg.Partitions),
 	}
 	nodes, records := []string{m.cfg.Node}, map[string]*Record{m.cfg.Node: &v.Self}
 	for i := range v.Peers {
@@ -95,6 +105,7 @@ func (m *Machine) View() *View {
 				break
 			}
 		}
+		v.fit[p] = len(v.serving[p])
 		v.serving[p] = append(append(v.serving[p], going...), behind...)
 	}
 	return v

@@ -57,14 +57,17 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 		return nil, err
 	}
-	lookaheads := served.Lookaheads
-	if q.Tokens == nil {
+	lookaheads, own := served.Lookaheads, q.Hashes == nil // whether each rank counts by hashes of its own
+	if !own {
 		lookaheads = asGiven
 	}
 	if err := s.hash(q, served.BlockSize, lookaheads[0]); err != nil {
 		return nil, err
 	}
 	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Blocks: len(s.locals), Workers: []api.Overlap{}}
+	if q.Hashed != nil {
+		answer.Lookaheads = served.Lookaheads
+	}
 	shared := n.l3.begin(q, served.BlockSize) // asked at the same time as the index
 	allowed, some := s.allow(q.Workers, served)
 	switch {
@@ -73,13 +76,11 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	case len(s.locals) == 0:
 		answer.Reason = api.ReasonNoBlocks
 	}
-	if answer.Reason != "" {
-		s.reflects(answer, q, served, missing)
-		shared.merge(ctx, answer, func(func(*RankOfView) bool) {})
-		return answer, nil
-	}
 	s.holding.Clear()
 	s.of = s.of[:0]
+	if answer.Reason != "" {
+		lookaheads = nil
+	}
 	for i, lookahead := range lookaheads {
 		if i > 0 {
 			if err := s.hash(q, served.BlockSize, lookahead); err != nil {
@@ -89,7 +90,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		n.index.Match(served.Space, s.locals, allowed, &s.answer)
 		for _, o := range s.answer.Ranks {
 			r := view.Rank(o.Rank)
-			if r == nil || !s.sees(r) || q.Tokens != nil && r.Lookahead != lookahead {
+			if r == nil || !s.sees(r) || own && r.Lookahead != lookahead {
 				continue
 			}
 			s.holding.Add(o.Rank)
@@ -109,16 +110,17 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		})
 	}
 	s.reflects(answer, q, served, missing)
-	shared.merge(ctx, answer, s.idle(served, allowed))
-	if len(answer.Workers) == 0 {
-		answer.Reason = api.ReasonNotCached
+	idle := s.idle(served, allowed)
+	if q.Idle {
+		for r := range idle {
+			answer.Workers = append(answer.Workers, api.Overlap{Instance: r.Key.Instance, Rank: r.Key.Rank})
+		}
 	}
-	slices.SortFunc(answer.Workers, func(a, b api.Overlap) int {
-		return cmp.Or(
-			cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk, a.Disk), cmp.Compare(b.External, a.External), cmp.Compare(b.L3, a.L3),
-			cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank),
-		)
-	})
+	if q.Idle || answer.Reason != "" {
+		idle = nobody
+	}
+	shared.merge(ctx, answer, idle)
+	answer.Finish(q.Idle, cmp.Or(answer.Reason, api.ReasonNotCached))
 	return answer, nil
 }
 
@@ -129,7 +131,11 @@ var asGiven = []uint32{0}
 func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 	s.locals = s.locals[:0]
 	if q.Tokens == nil {
-		for _, h := range q.Hashes {
+		given := q.Hashes
+		if q.Hashed != nil {
+			given = q.HashedFor(lookahead)
+		}
+		for _, h := range given {
 			s.locals = append(s.locals, events.LocalHash(h))
 		}
 		return nil
@@ -141,6 +147,9 @@ func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 	s.locals = hasher.Hash(s.locals, q.Tokens)
 	return nil
 }
+
+// nobody goes through no ranks.
+func nobody(func(*RankOfView) bool) {}
 
 // idle goes through the ranks that might serve a query and hold nothing of its prompt, by what was found.
 func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfView] {

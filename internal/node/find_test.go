@@ -112,6 +112,26 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 				if a.Blocks != n/4 {
 					t.Fatalf("%d tokens are %d blocks", n, a.Blocks)
 				}
+				// Another node asks the same by hashes, and may want to know of those too that hold nothing.
+				q := &api.Query{Model: "m", MinSeq: at}
+				for _, k := range []worker{workers[0], workers[1], workers[3]} {
+					h := api.Hashed{Lookahead: k.ahead}
+					for _, local := range k.hasher.Hash(nil, asked) {
+						h.Hashes = append(h.Hashes, uint64(local))
+					}
+					q.Hashed = append(q.Hashed, h)
+				}
+				b, err := w.node.Find(w.ctx, q)
+				w.must(err)
+				if !slices.Equal(b.Workers, a.Workers) || !slices.Equal(b.Lookaheads, []uint32{0, 1, 3}) || b.Blocks != a.Blocks || b.Reason != a.Reason {
+					t.Fatalf("of %d tokens: by tokens %+v, by hashes of them %+v", n, a, b)
+				}
+				q.Idle = true
+				b, err = w.node.Find(w.ctx, q)
+				w.must(err)
+				if len(b.Workers) != len(workers) || !slices.Equal(b.Workers[:len(a.Workers)], a.Workers) || b.Reason != a.Reason {
+					t.Fatalf("of %d tokens, with idle workers: %+v, without %+v", n, b, a)
+				}
 			}
 		}
 		for _, k := range workers {

@@ -131,8 +131,8 @@ func (l *l3) forget(id string) {
 	}
 }
 
-// shared is one query's question to a store.
-type shared struct {
+// L3Question is one query's question to the store that workers share. One goroutine owns it.
+type L3Question struct {
 	said     api.L3 // if nothing can be asked
 	sharing  *hicache.Sharing
 	config   *hicache.SGLang
@@ -143,12 +143,12 @@ type shared struct {
 }
 
 // begin has the store asked for a query's prompt, while the index is. With api.L3Beyond it waits for merge to do that.
-func (l *l3) begin(q *api.Query, blockSize uint32) *shared {
-	s := &shared{timeout: l.cfg.Timeout}
+func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
+	s := &L3Question{timeout: l.cfg.Timeout}
 	if q.L3TimeoutMS > 0 {
 		s.timeout = time.Duration(q.L3TimeoutMS) * time.Millisecond
 	}
-	say := func(status api.L3Status, reason string) *shared {
+	say := func(status api.L3Status, reason string) *L3Question {
 		s.said = api.L3{Status: status, Reason: reason}
 		return s
 	}
@@ -193,8 +193,17 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *shared {
 	return s
 }
 
+// BeginL3 begins to ask for a query's prompt, for who answers for a whole cluster. Any goroutine may call it.
+func (n *Node) BeginL3(q *api.Query, blockSize uint32) *L3Question { return n.l3.begin(q, blockSize) }
+
+// Asked reports whether there is a store that can be asked.
+func (s *L3Question) Asked() bool { return s.cache != nil }
+
+// Merge waits for the store, within bounds, and adds to an answer what it holds. The answer has idle ranks too.
+func (s *L3Question) Merge(ctx context.Context, answer *api.Answer) { s.merge(ctx, answer, nobody) }
+
 // merge waits for the store, within bounds, and adds to an answer what it holds. idle are ranks that hold nothing of the prompt.
-func (s *shared) merge(ctx context.Context, answer *api.Answer, idle iter.Seq[*RankOfView]) {
+func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Seq[*RankOfView]) {
 	answer.L3 = s.said
 	if s.cache == nil {
 		return
@@ -248,7 +257,7 @@ func (s *shared) merge(ctx context.Context, answer *api.Answer, idle iter.Seq[*R
 }
 
 // credit adds to what a rank holds what it would load.
-func (s *shared) credit(o *api.Overlap, m *hicache.Map) {
+func (s *L3Question) credit(o *api.Overlap, m *hicache.Map) {
 	rule, shares := s.sharing.Rule(events.RankKey{Instance: o.Instance, Rank: o.Rank})
 	if !shares {
 		o.L3Stop = l3NotShared

@@ -20,9 +20,10 @@ func timeOf(ms events.Millis) time.Time {
 	return time.UnixMilli(int64(ms)).UTC()
 }
 
-// Workers lists every rank that the log knows. Any goroutine may call it.
+// Workers lists every rank that the log knows, of the partitions that this node has. Any goroutine may call it.
 func (n *Node) Workers(ctx context.Context) (*api.WorkerList, error) {
 	list := &api.WorkerList{Workers: []api.WorkerInfo{}}
+	before := n.progress(nil)
 	err := n.do(ctx, func(m *Machine) {
 		for _, part := range m.parts {
 			for _, r := range part.ranks {
@@ -36,6 +37,12 @@ func (n *Node) Workers(ctx context.Context) (*api.WorkerList, error) {
 			}
 		}
 	})
+	for p, now := range n.progress(nil) {
+		if !before[p].whole || !now.whole || now.lapses != before[p].lapses {
+			list.Missing = append(list.Missing, events.Partition(p))
+		}
+	}
+	list.Complete = len(list.Missing) == 0
 	slices.SortFunc(list.Workers, func(a, b api.WorkerInfo) int {
 		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank))
 	})

@@ -1,0 +1,322 @@
+package scatter
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+const ms = time.Millisecond
+
+// network is what nodes do when they are asked: it is the same whoever asks, and decided beforehand.
+type network struct {
+	rng    *rand.Rand
+	silent map[string]bool                      // take requests and do not answer
+	refuse map[string]bool                      // answer with an error
+	holds  map[string]map[events.Partition]bool // what they really serve
+	delay  func() time.Duration                 // of an answer
+	late   []due                                // answers to rounds that are over
+}
+
+// due is something that comes back from a node.
+type due struct {
+	sent, at time.Duration
+	ask      Ask
+}
+
+// tell hands over what came too late for its round.
+func (w *network) tell(peers *Peers, now time.Duration) {
+	w.late = slices.DeleteFunc(w.late, func(d due) bool {
+		if d.at <= now && !w.refuse[d.ask.Node] {
+			peers.Answered(d.ask.Node, d.at-d.sent)
+		}
+		return d.at <= now
+	})
+}
+
+// play steps a round to its end on a network and returns what it took from whom, and the time it took.
+func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wanted, count func(Ask)) (taken map[events.Partition]string, end time.Duration) {
+	t.Helper()
+	taken = map[events.Partition]string{}
+	asked := map[string]bool{}
+	var coming []due
+	send := func(asks []Ask) {
+		for _, a := range asks {
+			if len(a.Partitions) == 0 {
+				t.Fatalf("an empty request: %+v", a)
+			}
+			for _, p := range a.Partitions {
+				if key := fmt.Sprint(a.Node, p); asked[key] {
+					t.Fatalf("node %s was asked twice for partition %d", a.Node, p)
+				} else {
+					asked[key] = true
+				}
+			}
+			if count != nil {
+				count(a)
+			}
+			if !w.silent[a.Node] {
+				coming = append(coming, due{now, now + w.delay(), Ask{ID: a.ID, Node: a.Node, Partitions: slices.Clone(a.Partitions)}})
+			}
+		}
+	}
+	send(r.Begin(now, wanted))
+	for steps := 0; !r.Done(); steps++ {
+		if steps > 10_000 {
+			t.Fatal("the round does not end")
+		}
+		i := -1
+		for k := range coming {
+			if i < 0 || coming[k].at < coming[i].at {
+				i = k
+			}
+		}
+		if i < 0 || coming[i].at > r.Next() {
+			now = max(now, r.Next())
+			w.tell(r.peers, now)
+			send(r.Tick(now))
+			continue
+		}
+		d := coming[i]
+		coming = slices.Delete(coming, i, i+1)
+		now = d.at
+		w.tell(r.peers, now)
+		if w.refuse[d.ask.Node] {
+			send(r.Fail(now, d.ask.ID, true))
+			continue
+		}
+		var not []events.Partition
+		for _, p := range d.ask.Partitions {
+			if !w.holds[d.ask.Node][p] {
+				not = append(not, p)
+			}
+		}
+		got, asks := r.Answer(now, d.ask.ID, not)
+		for _, p := range got {
+			if _, twice := taken[p]; twice || !slices.Contains(d.ask.Partitions, p) || slices.Contains(not, p) {
+				t.Fatalf("partition %d was taken from %s, which was asked %v and does not serve %v; before from %q", p, d.ask.Node, d.ask.Partitions, not, taken[p])
+			}
+			taken[p] = d.ask.Node
+		}
+		send(asks)
+	}
+	r.End(now)
+	w.late = append(w.late, coming...)
+	return taken, now
+}
+
+// TestRoundsTakeWhatCanBeHad plays random rounds on random networks: what is taken is what asking everybody would give, and what is missing is the
+// rest, exactly.
+func TestRoundsTakeWhatCanBeHad(t *testing.T) {
+	seeds := uint64(4000)
+	if testing.Short() {
+		seeds = 400
+	}
+	incomplete := 0
+	for seed := range seeds {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		w := &network{
+			rng: rng, silent: map[string]bool{}, refuse: map[string]bool{}, holds: map[string]map[events.Partition]bool{},
+			delay: func() time.Duration { return time.Duration(rng.Int64N(int64(10 * ms))) },
+		}
+		nodes := make([]string, 1+rng.IntN(7))
+		for i := range nodes {
+			nodes[i] = fmt.Sprint("n", i)
+			w.holds[nodes[i]] = map[events.Partition]bool{}
+			switch rng.IntN(5) {
+			case 0:
+				w.silent[nodes[i]] = i > 0
+			case 1:
+				w.refuse[nodes[i]] = i > 0
+			}
+		}
+		peers := NewPeers(Limits{})
+		for i := range 3 { // the later ones know who is to be avoided
+			wanted := make([]Wanted, rng.IntN(20))
+			can := map[events.Partition]bool{}
+			for k := range wanted {
+				p := events.Partition(k * 3)
+				wanted[k] = Wanted{Partition: p, Fit: rng.IntN(4)}
+				for _, at := range rng.Perm(len(nodes))[:rng.IntN(min(4, len(nodes)+1))] {
+					wanted[k].Serving = append(wanted[k].Serving, nodes[at]) // as the view says
+					holds := rng.IntN(5) > 0
+					w.holds[nodes[at]][p] = holds // as it is
+					can[p] = can[p] || holds && !w.silent[nodes[at]] && !w.refuse[nodes[at]]
+				}
+			}
+			begin := time.Duration(i) * 300 * ms
+			r := NewRound(peers, "n0", begin+time.Second, rng.IntN(8) == 0)
+			taken, end := w.play(t, r, begin, wanted, nil)
+			missing := r.Missing()
+			for k := range wanted {
+				p := wanted[k].Partition
+				if _, has := taken[p]; has != can[p] || has == slices.Contains(missing, p) {
+					t.Fatalf("seed %d, round %d: partition %d of %v: could be had: %v, taken: %v, missing: %v", seed, i, p, wanted[k].Serving, can[p], has, missing)
+				}
+			}
+			if len(missing) > 0 {
+				incomplete++
+			}
+			if len(missing)+len(taken) != len(wanted) || end > begin+time.Second {
+				t.Fatalf("seed %d: %d wanted, %d taken, missing %v, at %v", seed, len(wanted), len(taken), missing, end)
+			}
+		}
+	}
+	if incomplete == 0 || incomplete == int(3*seeds) {
+		t.Errorf("%d of %d rounds are incomplete: the test does not try both", incomplete, 3*seeds)
+	}
+}
+
+// full is a view in which every partition is served by the same nodes.
+func full(partitions int, nodes ...string) (wanted []Wanted) {
+	for p := range partitions {
+		wanted = append(wanted, Wanted{Partition: events.Partition(p), Serving: nodes, Fit: len(nodes)})
+	}
+	return wanted
+}
+
+func all(partitions int, nodes ...string) map[string]map[events.Partition]bool {
+	out := map[string]map[events.Partition]bool{}
+	for _, n := range nodes {
+		out[n] = map[events.Partition]bool{}
+		for p := range partitions {
+			out[n][events.Partition(p)] = true
+		}
+	}
+	return out
+}
+
+// TestHedgesKeepToTheirBudget lets a node become slow now and then, and then for ever: others are asked instead, but no more often than allowed,
+// and the node is left alone when it is known.
+func TestHedgesKeepToTheirBudget(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	slow := 0.02
+	w := &network{rng: rng, holds: all(8, "a", "b", "c"), delay: func() time.Duration {
+		if rng.Float64() < slow {
+			return 100 * ms
+		}
+		return ms/2 + time.Duration(rng.Int64N(int64(ms/2)))
+	}}
+	peers := NewPeers(Limits{})
+	now := time.Duration(0)
+	kinds := map[Kind]int{}
+	var took []time.Duration
+	run := func(n int) {
+		clear(kinds)
+		took = took[:0]
+		for range n {
+			r := NewRound(peers, "me", now+5*time.Second, false)
+			taken, end := w.play(t, r, now, full(8, "a", "b", "c"), func(a Ask) { kinds[a.Kind]++ })
+			if len(taken) != 8 {
+				t.Fatal("incomplete")
+			}
+			took = append(took, end-now)
+			now = end + 100*time.Microsecond
+		}
+		slices.Sort(took)
+	}
+	run(5000)
+	t.Logf("2%% of answers take 100 ms: %v, p50 %v, p99 %v, p99.9 %v", kinds, took[2500], took[4950], took[4995])
+	if kinds[Hedge] < 50 || kinds[Hedge] > 5000/10+10 {
+		t.Errorf("%d hedges in %d requests", kinds[Hedge], kinds[First])
+	}
+	if took[4950] > 10*ms {
+		t.Errorf("p99 is %v although a hedge would be answered in %v", took[4950], ms)
+	}
+	withheld, asked := 0, 0
+	for i := range 400 { // nodes are fast for long enough to be expected so, and then slow all at once
+		slow = float64(i / 20 % 2)
+		for range 10 {
+			r := NewRound(peers, "me", now+5*time.Second, false)
+			w.play(t, r, now, full(8, "a", "b", "c"), func(a Ask) {
+				if asked++; a.Kind == Hedge {
+					kinds[Hedge]++
+				}
+			})
+			withheld += r.Withheld
+			now += 200 * time.Microsecond
+		}
+	}
+	t.Logf("fast and slow in turns: %d hedges, %d withheld, %d requests", kinds[Hedge], withheld, asked)
+	if kinds[Hedge] > asked/10+107+10 || withheld == 0 {
+		t.Errorf("%d hedges in %d requests, %d withheld", kinds[Hedge], asked, withheld)
+	}
+}
+
+// TestASilentNodeIsLeftAlone: a node that stops answering costs a few queries a little, not all of them.
+func TestASilentNodeIsLeftAlone(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	w := &network{rng: rng, silent: map[string]bool{}, holds: all(4, "a", "b"), delay: func() time.Duration { return ms }}
+	peers := NewPeers(Limits{})
+	now := time.Duration(0)
+	run := func(n int) (slow int, asked int) {
+		for range n {
+			r := NewRound(peers, "me", now+5*time.Second, false)
+			taken, end := w.play(t, r, now, full(4, "a", "b"), func(a Ask) {
+				if a.Node == "a" {
+					asked++
+				}
+			})
+			if len(taken) != 4 {
+				t.Fatal("incomplete")
+			}
+			if end-now > 2*ms {
+				slow++
+			}
+			now = end + ms
+		}
+		return slow, asked
+	}
+	run(1000)
+	w.silent["a"] = true
+	slow, asked := run(5000) // some 10 s
+	t.Logf("a is silent: %d of 5000 queries were slower than usual; it was asked %d times", slow, asked)
+	if slow > 20 || asked > 20 || asked < 5 {
+		t.Errorf("%d queries were slow, and the silent node was asked %d times", slow, asked)
+	}
+	w.silent["a"] = false
+	if _, asked := run(3000); asked < 1000 {
+		t.Errorf("it answers again and was asked %d times in 3000 queries", asked)
+	}
+}
+
+// TestPatience: who was asked to wait is not slow.
+func TestPatience(t *testing.T) {
+	peers := NewPeers(Limits{})
+	r := NewRound(peers, "me", time.Second, true)
+	r.Begin(0, full(1, "a", "b"))
+	if r.Next() != 250*ms {
+		t.Errorf("the first step is due at %v", r.Next())
+	}
+	asks := r.Tick(250 * ms)
+	if len(asks) != 1 || asks[0].Node != "b" || asks[0].Kind != Next || peers.shunned("a", 251*ms) {
+		t.Errorf("after the time to give up: %+v; shunned: %v", asks, peers.shunned("a", 251*ms))
+	}
+	if taken, _ := r.Answer(400*ms, 0, nil); len(taken) != 1 || !r.Done() {
+		t.Error("the answer that came after it was given up was not taken")
+	}
+}
+
+// TestPartitionsOfOneNodeGoTogether: as few requests as the order of preference allows.
+func TestPartitionsOfOneNodeGoTogether(t *testing.T) {
+	peers := NewPeers(Limits{})
+	wanted := []Wanted{
+		{0, []string{"me", "a"}, 2}, {1, []string{"a", "b"}, 2}, {2, []string{"b", "a"}, 2}, {3, []string{"a", "me"}, 2}, {4, []string{"b", "a"}, 1},
+	}
+	for range 5 {
+		r := NewRound(peers, "me", time.Second, false)
+		asks := r.Begin(0, wanted)
+		at := map[string][]events.Partition{}
+		for _, a := range asks {
+			at[a.Node] = append(at[a.Node], a.Partitions...)
+			slices.Sort(at[a.Node])
+		}
+		if len(asks) > 3 || !slices.Equal(at["me"], []events.Partition{0, 3}) || !slices.Contains(at["b"], 4) {
+			t.Errorf("%+v", asks)
+		}
+	}
+}

@@ -1,0 +1,347 @@
+package scatter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// View is what is known of the cluster at one moment. It does not change.
+type View interface {
+	Serving(p events.Partition) []string                // whom a partition can be asked of, best first
+	Fit(p events.Partition) int                         // that many of them are as good as each other; the others are for who has no choice
+	MayServe(p events.Partition, model string) (m bool) // whether the partition may have workers of a model
+}
+
+// Transport carries requests to other nodes.
+type Transport interface {
+	// Ask sends a request for an operation, in MessagePack, and returns at once. Its reply, or why there is none, goes to the function that the
+	// transport was opened with, if it comes; patience says how long it is waited for.
+	Ask(id uint64, node, op string, patience time.Duration, body []byte) error
+}
+
+// Question is a query's question to the store that workers share.
+type Question interface {
+	Asked() bool                                   // whether there is a store that can be asked
+	Merge(ctx context.Context, answer *api.Answer) // waits for it, within bounds, and writes what it says into the answer and its workers
+}
+
+// Config is one node's.
+type Config struct {
+	Self        string // as the view calls this node
+	Partitions  uint32
+	PartitionOf func(events.WorkerID) (events.Partition, error)
+
+	// Local answers for what this node holds.
+	Local api.Indexer
+
+	// View returns what is known of the cluster now; nil if this node is all there is.
+	View func() View
+
+	// Open opens the transport; take is called for each reply, from any goroutine, and returns soon.
+	Open func(take func(id uint64, body []byte, err *api.Error)) (Transport, error)
+
+	// Store begins a query's question to the shared store. May be nil.
+	Store func(q *api.Query, blockSize uint32) Question
+
+	Limits Limits
+
+	// Deadline is for queries that have none. Default 5 s.
+	Deadline time.Duration
+
+	// MaxFlights bounds the requests that wait for a reply. Default 16,384.
+	MaxFlights int
+
+	Hooks Hooks
+}
+
+// Hooks tell what happens, from any goroutine. Each may be nil.
+type Hooks struct {
+	Asked    func(Kind)                               // another node is asked
+	Replied  func(outcome string, took time.Duration) // "ok", or an error's code
+	Withheld func(n int)                              // hedges that were due and not made
+	Missing  func(op string, n int)                   // partitions that an answer lacks
+}
+
+// Scatter answers for a whole cluster. It is an [api.Indexer]; any number of goroutines may use it.
+type Scatter struct {
+	api.Indexer // this node, for what is not asked of all
+
+	cfg       Config
+	peers     *Peers
+	transport Transport
+	begun     time.Time
+	boxes     sync.Pool
+
+	mu       sync.Mutex
+	last     uint64
+	flights  map[uint64]flight
+	readings map[readingKey]reading
+}
+
+// maxReadings bounds what is remembered of how models hash.
+const maxReadings = 1024
+
+// New returns what answers for a cluster.
+func New(cfg Config) (*Scatter, error) {
+	if cfg.Deadline <= 0 {
+		cfg.Deadline = 5 * time.Second
+	}
+	if cfg.MaxFlights <= 0 {
+		cfg.MaxFlights = 16384
+	}
+	h := &cfg.Hooks
+	if h.Asked == nil {
+		h.Asked = func(Kind) {}
+	}
+	if h.Replied == nil {
+		h.Replied = func(string, time.Duration) {}
+	}
+	if h.Withheld == nil {
+		h.Withheld = func(int) {}
+	}
+	if h.Missing == nil {
+		h.Missing = func(string, int) {}
+	}
+	s := &Scatter{
+		Indexer: cfg.Local, cfg: cfg, peers: NewPeers(cfg.Limits), begun: time.Now(), flights: map[uint64]flight{}, readings: map[readingKey]reading{},
+	}
+	s.boxes.New = func() any { return &mailbox{bell: make(chan struct{}, 1)} }
+	var err error
+	s.transport, err = cfg.Open(s.take)
+	return s, err
+}
+
+func (s *Scatter) now() time.Duration { return time.Since(s.begun) }
+
+// Find answers a query from all nodes. An answer lists the partitions that were looked at.
+func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	view := s.cfg.View()
+	if view == nil {
+		return s.cfg.Local.Find(ctx, q)
+	}
+	if err := s.check(q); err != nil {
+		return nil, err
+	}
+	wanted, own := s.plan(view, q)
+	if own {
+		here := q
+		if uint32(len(wanted)) < s.cfg.Partitions && len(wanted) != len(q.Partitions) {
+			here = new(api.Query)
+			*here = *q
+			here.Partitions = list(wanted)
+		}
+		a, err := s.cfg.Local.Find(ctx, here)
+		var e *api.Error
+		switch {
+		case err == nil && a.Complete:
+			return a, nil
+		case errors.As(err, &e) && e.Code != api.CodeNotReady && (e.Code != api.CodeUnknownModel || uint32(len(wanted)) == s.cfg.Partitions):
+			return nil, err
+		}
+	}
+	a, err := s.find(ctx, q, wanted)
+	var e *api.Error
+	if errors.As(err, &e) && e.Code == api.CodeUnknownModel && len(q.Partitions) == 0 && uint32(len(wanted)) < s.cfg.Partitions {
+		return s.find(ctx, q, s.all(view, func(events.Partition) bool { return true })) // nodes do not announce at once what they learn
+	}
+	return a, err
+}
+
+// check refuses partitions that do not exist.
+func (s *Scatter) check(q *api.Query) error {
+	for _, p := range q.Partitions {
+		if uint32(p) >= s.cfg.Partitions {
+			return api.Errorf(api.CodeMalformed, "the query names partition %d; there are %d", p, s.cfg.Partitions)
+		}
+	}
+	for _, m := range q.MinSeq {
+		if uint32(m.Partition) >= s.cfg.Partitions {
+			return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", m.Partition, s.cfg.Partitions)
+		}
+	}
+	return nil
+}
+
+// plan lists the partitions that a query must look at: those that may have workers of its model, and those whose place in the log it names;
+// all, if there are none. own says that this node serves them all itself.
+func (s *Scatter) plan(view View, q *api.Query) (wanted []Wanted, own bool) {
+	asked := func(p events.Partition) bool { return len(q.Partitions) == 0 || slices.Contains(q.Partitions, p) }
+	wanted = s.all(view, func(p events.Partition) bool {
+		return asked(p) && (view.MayServe(p, q.Model) || slices.ContainsFunc(q.MinSeq, func(m api.PartitionSeq) bool { return m.Partition == p }))
+	})
+	if len(wanted) == 0 {
+		wanted = s.all(view, asked)
+	}
+	for i := range wanted {
+		if k := slices.Index(wanted[i].Serving, s.cfg.Self); k < 0 || k >= wanted[i].Fit {
+			return wanted, false
+		}
+	}
+	return wanted, true
+}
+
+// all lists partitions, with whom to ask.
+func (s *Scatter) all(view View, some func(events.Partition) bool) []Wanted {
+	wanted := make([]Wanted, 0, s.cfg.Partitions)
+	for p := range events.Partition(s.cfg.Partitions) {
+		if some(p) {
+			wanted = append(wanted, Wanted{Partition: p, Serving: view.Serving(p), Fit: view.Fit(p)})
+		}
+	}
+	return wanted
+}
+
+func list(wanted []Wanted) []events.Partition {
+	out := make([]events.Partition, len(wanted))
+	for i := range wanted {
+		out[i] = wanted[i].Partition
+	}
+	return out
+}
+
+// reading is how the workers of a model hash tokens.
+type reading struct {
+	blockSize  uint32
+	lookaheads []uint32
+}
+
+// readingKey says of which queries a reading is.
+type readingKey struct {
+	model     string
+	blockSize uint32 // as the query has it
+}
+
+// find scatters a query. Tokens are hashed here, once; if nobody has said yet how the model's workers do that, it is asked first.
+func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
+	share := *q
+	share.L3, share.L3TimeoutMS = api.L3Off, 0
+	if q.Tokens == nil {
+		if len(q.Hashes) == 0 && len(q.Hashed) == 0 { // an empty list would not arrive
+			share.Hashes, share.Hashed = nil, []api.Hashed{{}}
+		}
+		a, err := s.union(ctx, &share, wanted)
+		if err != nil {
+			return nil, err
+		}
+		if q.Hashed == nil {
+			a.Lookaheads = nil
+		}
+		return s.finish(ctx, q, a, s.ask(q, a.BlockSize)), nil
+	}
+	share.Tokens, share.LoRA, share.CacheSalt = nil, "", ""
+	key := readingKey{q.Model, q.BlockSize}
+	known := s.recall(key)
+	for range 4 { // it changes only where all workers begin anew
+		share.Hashed = []api.Hashed{{}}
+		var question Question
+		if known.blockSize > 0 {
+			var err error
+			if share.Hashed, err = known.hash(q); err != nil {
+				return nil, err
+			}
+			question = s.ask(q, known.blockSize)
+		}
+		share.Idle = q.Idle || question != nil && question.Asked()
+		a, err := s.union(ctx, &share, wanted)
+		if err != nil {
+			return nil, err
+		}
+		was := known
+		known = reading{a.BlockSize, a.Lookaheads}
+		if len(known.lookaheads) == 0 {
+			known.lookaheads = []uint32{0}
+		}
+		s.remember(key, known)
+		if was.blockSize == known.blockSize && !slices.ContainsFunc(known.lookaheads, func(l uint32) bool { return !slices.Contains(was.lookaheads, l) }) {
+			a.Lookaheads = nil
+			return s.finish(ctx, q, a, question), nil
+		}
+	}
+	return nil, api.Errorf(api.CodeUnavailable, "the workers of %q keep changing how they hash", q.Model)
+}
+
+// hash hashes a query's tokens as each of the model's workers does.
+func (r reading) hash(q *api.Query) (list []api.Hashed, err error) {
+	var locals []events.LocalHash
+	for _, lookahead := range r.lookaheads {
+		hasher, err := events.NewLookaheadHasher(r.blockSize, lookahead, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
+		if err != nil {
+			return nil, api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
+		}
+		locals = hasher.Hash(locals[:0], q.Tokens)
+		h := api.Hashed{Lookahead: lookahead, Hashes: make(api.Hashes, len(locals))}
+		for i, l := range locals {
+			h.Hashes[i] = uint64(l)
+		}
+		list = append(list, h)
+	}
+	return list, nil
+}
+
+// ask begins a query's question to the shared store; nil if there is none.
+func (s *Scatter) ask(q *api.Query, blockSize uint32) Question {
+	if s.cfg.Store == nil {
+		return nil
+	}
+	return s.cfg.Store(q, blockSize)
+}
+
+// finish adds what the shared store says.
+func (s *Scatter) finish(ctx context.Context, q *api.Query, a *api.Answer, question Question) *api.Answer {
+	if question != nil {
+		question.Merge(ctx, a)
+	}
+	a.Finish(q.Idle, a.Reason)
+	return a
+}
+
+// recall returns how the workers of a model were last seen to hash; zero if that is not known.
+func (s *Scatter) recall(key readingKey) reading {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.readings[key]
+}
+
+func (s *Scatter) remember(key readingKey, r reading) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.readings) >= maxReadings {
+		clear(s.readings)
+	}
+	s.readings[key] = r
+}
+
+// union asks a query, which has hashes and no tokens, of one node for each partition.
+func (s *Scatter) union(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
+	u := NewUnion(q, s.cfg.PartitionOf)
+	missing, err := s.gather(ctx, wanted, &finding{query: q, union: u, local: s.cfg.Local})
+	if err != nil {
+		return nil, err
+	}
+	return u.Answer(missing)
+}
+
+// Workers lists the ranks that any node knows.
+func (s *Scatter) Workers(ctx context.Context) (*api.WorkerList, error) {
+	view := s.cfg.View()
+	if view == nil {
+		return s.cfg.Local.Workers(ctx)
+	}
+	g := &listing{local: s.cfg.Local, list: &api.WorkerList{Workers: []api.WorkerInfo{}}}
+	missing, err := s.gather(ctx, s.all(view, func(events.Partition) bool { return true }), g)
+	if err != nil {
+		return nil, err
+	}
+	g.list.Complete, g.list.Missing = len(missing) == 0, missing
+	slices.SortFunc(g.list.Workers, func(a, b api.WorkerInfo) int {
+		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank))
+	})
+	return g.list, nil
+}

@@ -1,0 +1,97 @@
+package scatter
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Union puts the answers of several nodes to one query together. The workers of one partition never depend on another's, so it is exact.
+type Union struct {
+	query       *api.Query // as it is shared, with the hashes of its tokens
+	partitionOf func(events.WorkerID) (events.Partition, error)
+
+	answer   *api.Answer
+	sizes    []uint32   // block sizes that answers are of
+	allowed  bool       // some of the workers that the query allows serve the model
+	mismatch *api.Error // a node has workers of the model with another block size
+}
+
+// NewUnion returns the union of nothing. partitionOf says to which partition a worker belongs.
+func NewUnion(q *api.Query, partitionOf func(events.WorkerID) (events.Partition, error)) *Union {
+	return &Union{query: q, partitionOf: partitionOf, answer: &api.Answer{
+		Model: q.Model, Workers: []api.Overlap{}, Partitions: []api.PartitionStatus{},
+	}}
+}
+
+// Verdict reports whether an error is a node's answer about the partitions that it was asked for, and not a failure to answer.
+func Verdict(err *api.Error) bool {
+	return err.Code == api.CodeUnknownModel || err.Code == api.CodeBlockSizeMismatch
+}
+
+// Add takes the given partitions, in ascending order, from a node's answer, or from its verdict.
+func (u *Union) Add(taken []events.Partition, a *api.Answer, verdict *api.Error) {
+	if verdict != nil {
+		if verdict.Code == api.CodeBlockSizeMismatch {
+			u.mismatch = verdict
+		}
+		return
+	}
+	if !slices.Contains(u.sizes, a.BlockSize) {
+		u.sizes = append(u.sizes, a.BlockSize)
+	}
+	for _, l := range a.Lookaheads {
+		if at, has := slices.BinarySearch(u.answer.Lookaheads, l); !has {
+			u.answer.Lookaheads = slices.Insert(u.answer.Lookaheads, at, l)
+		}
+	}
+	u.allowed = u.allowed || a.Reason != api.ReasonNotAllowed
+	has := func(p events.Partition) bool { _, found := slices.BinarySearch(taken, p); return found }
+	for i := range a.Workers {
+		if p, err := u.partitionOf(a.Workers[i].Instance); err == nil && has(p) {
+			u.answer.Workers = append(u.answer.Workers, a.Workers[i])
+		}
+	}
+	for _, p := range a.Partitions {
+		if has(p.Partition) {
+			u.answer.Partitions = append(u.answer.Partitions, p)
+		}
+	}
+}
+
+// Answer is what all that was added says together, if the missing partitions were not added. It is to be finished; its reason holds if nobody
+// has anything. Errors are those of one node that has
+// everything, and [api.CodeNotReady] if the workers of the model may all be where nobody could look.
+func (u *Union) Answer(missing []events.Partition) (*api.Answer, error) {
+	switch {
+	case len(u.sizes) > 1:
+		slices.Sort(u.sizes)
+		return nil, api.Errorf(api.CodeBlockSizeMismatch, "workers serve %q with different block sizes: %s; the query must name one",
+			u.query.Model, strings.Trim(strings.Join(strings.Fields(fmt.Sprint(u.sizes)), ", "), "[]"))
+	case u.mismatch != nil && (len(u.sizes) == 0 || u.query.BlockSize == 0):
+		return nil, u.mismatch
+	case len(u.sizes) == 0 && len(missing) > 0:
+		return nil, api.Errorf(api.CodeNotReady, "no worker has announced the model %q in what can be looked at; no node that serves partitions %v answered",
+			u.query.Model, missing)
+	case len(u.sizes) == 0:
+		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q to any node", u.query.Model)
+	}
+	a := u.answer
+	a.BlockSize, a.Blocks = u.sizes[0], len(u.query.Hashes)
+	if len(a.Lookaheads) > 0 {
+		a.Blocks = len(u.query.HashedFor(a.Lookaheads[0]))
+	}
+	a.Complete, a.Missing = len(missing) == 0, missing
+	slices.SortFunc(a.Partitions, func(x, y api.PartitionStatus) int { return int(x.Partition) - int(y.Partition) })
+	a.Reason = api.ReasonNotCached
+	switch {
+	case !u.allowed:
+		a.Reason = api.ReasonNotAllowed
+	case a.Blocks == 0:
+		a.Reason = api.ReasonNoBlocks
+	}
+	return a, nil
+}
