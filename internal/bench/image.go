@@ -72,9 +72,14 @@ func (b *run) snapshot() error {
 		}
 	}
 	e.Close()
-	again = nil
 	im.LongestStep = ms(longest)
+	checksums := make([]uint64, len(f.ids))
+	for i, id := range f.ids {
+		checksums[i] = x.Checksum(id)
+	}
+	b.clears(f, im)
 
+	again, x, f.shards = nil, nil, nil // as after a restart, the memory of the index before is free again
 	runtime.GC()
 	y := radix.New(b.o.Index)
 	var ids []radix.RankID
@@ -103,19 +108,22 @@ func (b *run) snapshot() error {
 	}
 	im.Import = ms(time.Since(start))
 	im.Same = true
-	for i := range ids {
-		im.Same = im.Same && x.Checksum(f.ids[i]) == y.Checksum(ids[i])
+	for i, id := range ids {
+		im.Same = im.Same && y.Checksum(id) == checksums[i]
 	}
+	return b.ctx.Err()
+}
 
-	var clears []time.Duration
+// clears clears one rank after the other.
+func (b *run) clears(f *fleet, im *Image) {
+	var took []time.Duration
 	for _, id := range f.ids {
 		start := time.Now()
-		x.Apply(id, 0, []events.Event{{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonOperator}})
-		clears = append(clears, time.Since(start))
+		f.shards[0].Apply(id, 0, []events.Event{{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonOperator}})
+		took = append(took, time.Since(start))
 	}
-	slices.Sort(clears)
-	im.ClearP50, im.ClearMax = ms(clears[len(clears)/2]), ms(clears[len(clears)-1])
-	return b.ctx.Err()
+	slices.Sort(took)
+	im.ClearP50, im.ClearMax = ms(took[len(took)/2]), ms(took[len(took)-1])
 }
 
 func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }

@@ -19,6 +19,7 @@ func reserveMemory(size, least int) []byte {
 
 // release gives everything back.
 func (m *memory) release() {
+	m.touches.Wait()
 	for _, region := range m.regions {
 		_ = unix.Munmap(region)
 	}
