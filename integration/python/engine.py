@@ -14,9 +14,9 @@ Commands:
     {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events, whose fields are the engine's; those that this version
                             does not have are left out, those that it wants and are not given are null. Answers "seq"
     {"op": "lose", "n": N}  the next N messages are lost on the way; the engine knows nothing of it
-    {"op": "admit", "id": ID, "tokens": […], "lora": NAME, "lora_id": N, "salt": S, "limit": N}
+    {"op": "admit", "id": ID, "tokens": […], "lora": NAME, "lora_id": N, "salt": S, "limit": N, "report": MODE}
                             a request comes, finds what is cached and computes the rest, N tokens at most. Answers "cached", and "fits":
-                            false if there was no room, which leaves no request
+                            false if there was no room, which leaves no request. MODE is a request's kv_cache_report_mode
     {"op": "append", "id": ID, "tokens": […]}    it goes on, by what was left of its prompt and these tokens; "fits" as before: if not, it is ended
     {"op": "free", "id": ID}                     it ends
     {"op": "evict", "ids": N}                    so many block ids, from the last one down, are thrown out of the prefix cache. Answers "can":
@@ -135,16 +135,16 @@ class Cache:
         has = inspect.signature(what).parameters
         return what(**required, **{k: v for k, v in optional.items() if k in has})
 
-    def request(self, name, tokens, lora, salt, number=1):
+    def request(self, name, tokens, lora, salt, number=1, report=None):
         if lora:
             lora = types.SimpleNamespace(name=lora, lora_name=lora, lora_int_id=number, adapter_id=number, path=f"/adapters/{lora}", lora_path=f"/adapters/{lora}")
-        params = types.SimpleNamespace(max_tokens=1 << 16, extra_args=None, skip_reading_prefix_cache=None, prompt_logprobs=None, structured_outputs=None)
+        params = types.SimpleNamespace(max_tokens=1 << 16, extra_args={"kv_cache_report_mode": report} if report else None, skip_reading_prefix_cache=None, prompt_logprobs=None, structured_outputs=None)
         return self.construct(self.Request, dict(
             request_id=name, prompt_token_ids=tokens, sampling_params=params, pooling_params=None, lora_request=lora or None,
             cache_salt=salt or None, block_hasher=self.hasher), eos_token_id=None)
 
     def admit(self, cmd):
-        r = self.request(cmd["id"], cmd["tokens"], cmd.get("lora"), cmd.get("salt"), cmd.get("lora_id"))
+        r = self.request(cmd["id"], cmd["tokens"], cmd.get("lora"), cmd.get("salt"), cmd.get("lora_id"), cmd.get("report"))
         blocks, cached = self.manager.get_computed_blocks(r)[:2]
         n = min(r.num_tokens - cached, cmd.get("limit") or r.num_tokens)
         if self.manager.allocate_slots(r, n, cached, blocks) is None:

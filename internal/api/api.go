@@ -229,6 +229,7 @@ type WorkerInfo struct {
 	LastSeen    time.Time          `json:"last_seen" msgpack:"last_seen"` // when the log took its last batch
 	Blocks      TierCounts         `json:"blocks" msgpack:"blocks"`       // held now
 	Parked      int                `json:"parked" msgpack:"parked"`
+	Copies      uint64             `json:"copies" msgpack:"copies"`   // of blocks held, beyond the first in a tier
 	Stored      uint64             `json:"stored" msgpack:"stored"`   // blocks in all stored events of the incarnation
 	Removed     uint64             `json:"removed" msgpack:"removed"` // blocks in all removed events
 

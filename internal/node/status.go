@@ -31,7 +31,7 @@ func (n *Node) Workers(ctx context.Context) (*api.WorkerList, error) {
 				list.Workers = append(list.Workers, api.WorkerInfo{
 					Instance: r.key.Instance, Rank: r.key.Rank, Model: r.model, BlockSize: r.blockSize, Partition: part.id,
 					Incarnation: r.incarnation, LastEvent: r.lastID, LastSeen: timeOf(r.lastSeen),
-					Blocks: tiers(s.Holdings), Parked: int(s.Parked), Stored: r.stored, Removed: r.removed,
+					Blocks: tiers(s.Holdings), Copies: uint64(s.Copies), Parked: int(s.Parked), Stored: r.stored, Removed: r.removed,
 					Lookahead: r.lookahead,
 				})
 			}
@@ -85,6 +85,11 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 		s.Events = m.counts.byName()
 		for _, part := range m.parts {
 			ranks = append(ranks, len(part.ranks))
+			for _, r := range part.ranks {
+				if p := m.copiesProblem(r); p != "" {
+					s.Problems = append(s.Problems, p)
+				}
+			}
 		}
 	})
 	if err != nil {
@@ -199,6 +204,22 @@ func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
 		list = append(list, fmt.Sprintf("no node serves partitions %v", c.Unserved))
 	}
 	return append(list, v.Problems...)
+}
+
+// copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more where two requests computed
+// a block at once, or one computed its prompt's last block again; but one that announces blocks again when they are reused, which vLLM does for requests with
+// kv_cache_report_mode=full and without a sign, is counted alike.
+func (m *Machine) copiesProblem(r *rank) string {
+	s := m.index.RankStats(r.id)
+	held := int64(0)
+	for _, n := range s.Holdings {
+		held += n
+	}
+	if s.Copies < 1000 || s.Copies < 4*held {
+		return ""
+	}
+	return fmt.Sprintf("%s holds %d blocks and, by what its engine announced, %d further copies of them, so that a removal may not be seen: "+
+		"do requests set kv_cache_report_mode=full? A resync sets it right", r.key, held, s.Copies)
 }
 
 // byName lists the counts under the names that metrics and status give them.

@@ -374,6 +374,14 @@ func (r *Rank) Checksum() (sum uint64) {
 	return sum
 }
 
+// Copies counts the copies beyond the first of each block in each tier, of each main group.
+func (r *Rank) Copies() (n int) {
+	for _, count := range r.held {
+		n += count - 1
+	}
+	return n
+}
+
 // Holdings is how many (tier, block) pairs are held by whatever main group.
 func (r *Rank) Holdings() int {
 	total := map[holding]bool{}

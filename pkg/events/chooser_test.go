@@ -200,6 +200,9 @@ func (c chooser) event() any {
 	if c.oneIn(4) {
 		set("session_id", c.junk())
 	}
+	if c.oneIn(10) {
+		set("origin", []any{"NEW", "REUSED", nil, 7}[c.IntN(4)])
+	}
 	c.Shuffle(len(fields), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
 	if c.oneIn(3) { // what is nil may be left out
 		var said pairs

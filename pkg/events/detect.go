@@ -118,7 +118,7 @@ func (l *look) event() {
 			continue
 		}
 		switch f := fieldOf(key); f {
-		case fieldExtraKeys, fieldGroup, fieldAttention, fieldLocality, fieldLookahead:
+		case fieldExtraKeys, fieldGroup, fieldAttention, fieldLocality, fieldLookahead, fieldOrigin:
 			l.has[signFields] = true
 			r.skip()
 		case fieldSalt:

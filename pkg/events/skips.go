@@ -5,7 +5,7 @@ import "fmt"
 // Skip is why a decoder passed over something in an engine's message.
 type Skip uint8
 
-// What is passed over. All but the last three of these lose an event.
+// What is passed over. All but the last four of these lose an event.
 const (
 	SkipUnknownType  Skip = iota // an event of a type that we do not know
 	SkipMalformed                // an event that is neither array nor map, or lacks what it must have
@@ -21,6 +21,7 @@ const (
 	SkipMedium                   // a medium that we do not know
 	SkipSpace                    // a LoRA, a salt or an extra key that cannot be read: no saying which prompts the blocks serve
 	SkipLookahead                // lookahead tokens that cannot be read, or are not equally many of each block: likewise
+	SkipReused                   // nothing lost: blocks that a request reuses, which were announced when they were stored
 	SkipField                    // not an event: a field that is not needed and has a wrong type
 	SkipGroupTokens              // not an event: tokens of a group that is no part of the prefix, and keeps not every block
 	SkipCopyTokens               // not an event: tokens of a copy below the device, that come without extra keys
@@ -43,6 +44,7 @@ var skipNames = [NumSkips]string{
 	SkipMedium:       "unknown_medium",
 	SkipSpace:        "unreadable_space",
 	SkipLookahead:    "unreadable_lookahead",
+	SkipReused:       "reused",
 	SkipField:        "field",
 	SkipGroupTokens:  "sparse_group_tokens",
 	SkipCopyTokens:   "copy_tokens",

@@ -147,6 +147,10 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 		n.counts[SkipField]++
 	}
 
+	if _, isStr := fields["origin"].(string); !isStr && fields["origin"] != nil {
+		n.counts[SkipField]++
+	}
+
 	kind, ok := fields["type"].(string)
 	if !ok {
 		return nil, "malformed_event"
@@ -237,6 +241,9 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 	salt, ok2 := fields["cache_salt"].(string)
 	if !ok1 && fields["lora_name"] != nil || !ok2 && fields["cache_salt"] != nil {
 		spoiled = append(spoiled, "unreadable_space")
+	}
+	if fields["origin"] == "REUSED" {
+		spoiled = append(spoiled, "reused")
 	}
 	if len(spoiled) > 0 {
 		for _, name := range skipNames { // the first in the list counts

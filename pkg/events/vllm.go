@@ -43,6 +43,7 @@ const (
 	fieldLocality
 	fieldSalt
 	fieldLookahead // from 0.33
+	fieldOrigin    // proposed in vllm-project/vllm#51699
 )
 
 // The fields of events that are arrays, by position. Versions have added to the end only, so how long an array is tells
@@ -96,6 +97,8 @@ func fieldOf(key []byte) field {
 		return fieldSalt
 	case "lookahead_token_ids":
 		return fieldLookahead
+	case "origin":
+		return fieldOrigin
 	}
 	return fieldOther
 }
@@ -223,6 +226,12 @@ func (d *Decoder) field(r *reader, f field) {
 		begin := r.at
 		r.skip()
 		e.lookahead = [2]int{begin, r.at}
+	case fieldOrigin:
+		if origin, ok := r.str(); !ok {
+			d.ignore(r)
+		} else if string(origin) == "REUSED" {
+			e.passStored(SkipReused)
+		}
 	case fieldGroup:
 		if v, ok := r.uint(math.MaxUint32); ok {
 			e.group = GroupIndex(v)

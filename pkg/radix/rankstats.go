@@ -6,6 +6,7 @@ import "github.com/kvatlas/kvatlas/pkg/events"
 // rank with several main groups.
 type RankStats struct {
 	Holdings   [events.NumTiers]int64 // blocks held by every main group, by tier, device first
+	Copies     int64                  // copies beyond the first of a block in a tier
 	Parked     int64                  // blocks that wait
 	Remembered int64                  // removals
 	SetBlocks  int64                  // (tier, group, block) of groups that are no part of the prefix
@@ -17,7 +18,13 @@ func (x *Index) RankStats(id RankID) (s RankStats) {
 	s.Parked, s.Remembered, s.SetBlocks = int64(r.parked.blocks), int64(r.gone.len()), int64(len(r.sets))
 	if r.naming != ledgers {
 		s.Holdings = r.held
+		for t := range r.extra {
+			s.Copies += int64(r.extra[t].total)
+		}
 		return s
+	}
+	for _, n := range r.ledger.held {
+		s.Copies += int64(n) - 1
 	}
 	x.eachHeld(r, func(_ uint32, tiers TierSet) {
 		tiers.each(func(t int) { s.Holdings[t]++ })

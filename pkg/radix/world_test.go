@@ -390,6 +390,9 @@ func (w *world) check() {
 		if got, want := w.x.Checksum(m.id), m.twin.Checksum(); got != want {
 			w.fail("rank %d: checksum %#x, the twin's %#x", m.id, got, want)
 		}
+		if got, want := w.x.RankStats(m.id).Copies, int64(m.twin.Copies()); got != want {
+			w.fail("rank %d: %d further copies, the twin has %d", m.id, got, want)
+		}
 		holdings += int64(m.twin.Holdings())
 		for _, s := range w.x.GroupSets(m.id) {
 			for i, name := range s.Blocks {
