@@ -6,6 +6,7 @@ It speaks as publisher.py does: JSON, a line for each command on stdin and for e
 where the sockets are. Options:
     wheel        path of the wheel (required)
     topic        default ""
+    endpoint, replay   where to bind; default tcp://127.0.0.1:* (the system chooses the port). What else binds with every version is ipc://PATH
     buffer       batches kept for replay; default 10000
     cache        makes a cache manager (vLLM alone): {"block_size": N, "blocks": N, "groups": ["full", "swa:64"], "lookahead": L}. With a lookahead, as with a drafter
                  that reads L tokens ahead: 0.33 and later
@@ -74,7 +75,7 @@ class Publisher:
         self.events = importlib.import_module({"vllm": "vllm.distributed.kv_events", "sglang": "sglang.srt.disaggregation.kv_events"}[package])
         # An endpoint with an asterisk is one to bind; libzmq takes it for the port too.
         self.publisher = self.events.ZmqEventPublisher(
-            0, endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", buffer_steps=opt.get("buffer", 10000), topic=opt.get("topic", ""))
+            0, endpoint=opt.get("endpoint", "tcp://127.0.0.1:*"), replay_endpoint=opt.get("replay", "tcp://127.0.0.1:*"), buffer_steps=opt.get("buffer", 10000), topic=opt.get("topic", ""))
         self.endpoint, self.replay = (s.last_endpoint.rstrip(b"\0").decode() for s in (self.publisher._pub, self.publisher._replay))
         self.publisher._pub = self.wire = Lossy(self.publisher._pub)
         self.seq = -1

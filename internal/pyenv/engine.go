@@ -4,10 +4,12 @@ import "testing"
 
 // EngineOptions are the options of integration/python/engine.py, where each is explained.
 type EngineOptions struct {
-	Wheel  string       `json:"wheel"` // from [Wheel]
-	Topic  string       `json:"topic,omitempty"`
-	Buffer int          `json:"buffer,omitempty"`
-	Cache  *EngineCache `json:"cache,omitempty"`
+	Wheel    string       `json:"wheel"` // from [Wheel]
+	Topic    string       `json:"topic,omitempty"`
+	Endpoint string       `json:"endpoint,omitempty"` // where to bind; the default is a port of the system's choice
+	Replay   string       `json:"replay,omitempty"`
+	Buffer   int          `json:"buffer,omitempty"`
+	Cache    *EngineCache `json:"cache,omitempty"`
 }
 
 // EngineCache asks for vLLM's cache manager.
