@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -68,7 +67,7 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 		if err != nil {
 			continue
 		}
-		now := usage{int64(info.Bytes), info.MaxBytes, refusal(n.cfg.Namespace.Writable(ctx, events.Partition(p)))}
+		now := usage{int64(info.Bytes), info.MaxBytes, refusal(n.cfg.Namespace.Writable(ctx, p))}
 		var before usage
 		n.set(p, func(s *standing) { before, s.log = s.log, now })
 		tell(fmt.Sprintf("the log of partition %d", p), before, now)
