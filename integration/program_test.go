@@ -89,7 +89,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 		{[]string{"--data", t.TempDir(), "--nats-listen", l.Addr().String()}, l.Addr().String()},
 		{[]string{"--data", t.TempDir(), "--nats-listen", "127.0.0.1:0", "--http-listen", l.Addr().String()}, "--http-listen"},
 		{[]string{"--nats", "nats://" + plain}, "JetStream"},
-		{[]string{"--nats", "nats://" + freeAddr(t)}, "not available"},
+		{[]string{"--nats", "nats://" + freeAddr(t), "--nats-wait", "1s"}, "not available"},
 		{[]string{"--nats", "nats://" + x.nats, "--partitions", "8"}, "created with 4 partitions and 8 are asked for"},
 	} {
 		r := run(t, "indexer", append([]string{"serve", "--http-listen", "127.0.0.1:0"}, c.args...)...)

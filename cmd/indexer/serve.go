@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -31,7 +32,8 @@ type serving struct {
 	data, natsListen, natsConfig, httpListen string
 	namespace, id                            string
 	partitions                               uint32
-	replicas                                 int
+	replicas, replication                    int
+	drain, natsWait                          time.Duration
 	syncInterval                             time.Duration
 	logBytes, snapshotBytes, storeBytes      int64
 	logAge                                   time.Duration
@@ -51,7 +53,8 @@ func serveCommand() *cobra.Command {
 		Use:   "serve [--data DIR | --nats URL]",
 		Short: "Run an indexer, with a NATS server of its own or on one that is there",
 		Long: `Run an indexer. With --data (the default) it runs a NATS server with JetStream in this process, keeps everything in that folder, and
-takes shims and clients on --nats-listen. With --nats it joins a NATS server that is there.
+takes shims and clients on --nats-listen. With --nats it joins a NATS server that is there, and the other nodes on it, which
+share the partitions of the namespace: each is kept by so many nodes as --replication says, and who gets one restores it before another lets it go.
 
 It restores the last snapshot, applies the log that follows it, and then answers queries over NATS and HTTP. SIGINT and
 SIGTERM end it in good order; after any other end it comes back with nothing lost.`,
@@ -72,6 +75,9 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.StringVar(&s.id, "node-id", "", "how this node calls itself (default: the host's name)")
 	f.Uint32Var(&s.partitions, "partitions", 0, "shares of the log, fixed when the namespace is created (default: what is there, or 8)")
 	f.IntVar(&s.replicas, "replicas", 1, "copies of streams and buckets on the NATS servers: 1, 3 or 5")
+	f.IntVar(&s.replication, "replication", 0, "with --nats: how many nodes keep each partition; the greatest that any node says counts (default: all, or 2 if there are more than three)")
+	f.DurationVar(&s.drain, "drain-timeout", 20*time.Second, "how long after SIGTERM this node may go on until others have taken what it has")
+	f.DurationVar(&s.natsWait, "nats-wait", 30*time.Second, "with --nats: how long to wait at the start for a server that is not there yet")
 	f.DurationVar(&s.syncInterval, "sync-interval", 0, "how long what was acknowledged may wait for the disk; 0 waits for it each time (server in this process)")
 	f.Int64Var(&s.logBytes, "log-bytes", 0, "bytes that each partition's log may take; beyond, the oldest goes (default: 1 GiB, or less on a small disk)")
 	f.DurationVar(&s.logAge, "log-age", 24*time.Hour, "age at which messages leave the log")
@@ -126,6 +132,15 @@ func (s *serving) check() error {
 	}
 	if s.logBytes != 0 && s.logBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--log-bytes %d is less than 1 MiB", s.logBytes))
+	}
+	if s.replication < 0 {
+		errs = append(errs, fmt.Errorf("--replication %d is negative", s.replication))
+	}
+	if s.drain <= 0 {
+		errs = append(errs, fmt.Errorf("--drain-timeout %v is not positive", s.drain))
+	}
+	if s.natsWait < 0 {
+		errs = append(errs, fmt.Errorf("--nats-wait %v is negative", s.natsWait))
 	}
 	if s.storeBytes < 0 {
 		errs = append(errs, fmt.Errorf("--store-bytes %d is negative", s.storeBytes))
@@ -188,7 +203,9 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	known := newRegistry(ns, workers, log)
+	var member *cluster.Member // nil if this node is alone on a server of its own
+	mine := func(p events.Partition) bool { return member == nil || member.View().Writes(p) }
+	known := newRegistry(ns, workers, mine, log)
 	s.l3.Registered = known.Sharing
 	isReady := make(chan struct{})
 	cfg := node.Config{
@@ -200,7 +217,15 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if server != nil {
 		cfg.StoreLimit, cfg.Health = server.Limit, server.Health
 	}
+	if server == nil {
+		cfg.Shared, cfg.View = true, func() *cluster.View { return member.View() }
+	}
 	n := node.New(cfg)
+	if server == nil {
+		if member, err = s.join(ctx, ns, n, log); err != nil {
+			return err
+		}
+	}
 	scrape, queries := metrics.New(n)
 	handler := api.Handler{Indexer: registry.Leased{Indexer: n, Registry: known}, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), runtime.GOMAXPROCS(0))
@@ -214,35 +239,53 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if err := errors.Join(service.Tell(), service.Own(s.id)); err != nil {
 		return err
 	}
-	running, end := context.WithCancel(ctx)
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	if server != nil {
 		go server.Tend(running, tendHooks(log))
 	}
-	done := make(chan struct{})
 	var parts sync.WaitGroup
 	parts.Go(func() { n.Run(running) })
 	parts.Go(func() { known.Run(running) })
 	parts.Go(func() { shims.Run(running) })
-	go func() {
-		defer close(done)
-		parts.Wait()
-	}()
+	left := make(chan error, 1) // told when this node has left the cluster: after ctx has ended, or because it cannot stay
+	if member != nil {
+		go func() { left <- member.Run(ctx) }()
+	} else {
+		context.AfterFunc(ctx, func() { left <- nil })
+	}
 	select {
 	case <-isReady:
 		if err = service.Answer(); err == nil {
 			log.Info("ready", "namespace", s.namespace, "partitions", ns.Partitions())
-			<-ctx.Done()
+			err = s.untilLeft(ctx, left, service, log)
 		}
 	case <-ctx.Done():
+		err = s.untilLeft(ctx, left, service, log)
+	case err = <-left:
 	}
 	log.Info("stopping")
-	draining, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	service.Stop(draining)
+	stopping, cancel := context.WithTimeout(running, 5*time.Second)
+	service.Stop(stopping)
 	cancel()
 	end()
-	<-done
+	parts.Wait()
 	return err
+}
+
+// untilLeft serves until ctx ends, and then what is asked of this node by its name until others have what it had. It returns early with an
+// error if another process took this node's name.
+func (s *serving) untilLeft(ctx context.Context, left <-chan error, service *wire.Service, log *slog.Logger) error {
+	select {
+	case err := <-left:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("draining", "timeout", s.drain)
+	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.drain/4)
+	service.Leave(leaving)
+	cancel()
+	return <-left
 }
 
 // usualLog is how many bytes each partition's log may take if nothing was said. The server reserves them: half of what it has is for
@@ -281,7 +324,20 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 	if err != nil {
 		return nil, nil, err
 	}
+	connecting := ctx
+	if options.Wait = s.nats.URL != "" && s.natsWait > 0; options.Wait {
+		var cancel func()
+		connecting, cancel = context.WithTimeout(ctx, s.natsWait)
+		defer cancel()
+	}
+	var told time.Time
 	options.Hooks = jetstream.ConnHooks{
+		Waiting: func(err error) {
+			if time.Since(told) >= 5*time.Second {
+				log.Warn("no NATS server answers; it is waited for", "nats", s.nats.URL, "for", s.natsWait, "error", err)
+				told = time.Now()
+			}
+		},
 		Disconnected: func(err error) { log.Warn("NATS connection lost", "error", err) },
 		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
 		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
@@ -301,7 +357,7 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 		options.Server = server
 		log.Info("NATS server runs in this process", "listen", server.Addr(), "data", dir)
 	}
-	if conn, err = jetstream.Connect(ctx, options); err != nil {
+	if conn, err = jetstream.Connect(connecting, options); err != nil {
 		if server != nil {
 			server.Stop()
 		}

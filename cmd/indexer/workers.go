@@ -30,10 +30,10 @@ func leaseLeft(l *api.Lease, now time.Time) string {
 	return max(l.Expires.Sub(now), 0).Round(time.Second).String()
 }
 
-// newRegistry returns the node's registry of workers, which closes in the log what expired.
-func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, log *slog.Logger) *registry.Registry {
+// newRegistry returns the node's registry of workers, which closes in the log what expired in the partitions that are its own to end.
+func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mine func(events.Partition) bool, log *slog.Logger) *registry.Registry {
 	return registry.New(registry.Config{
-		Namespace: ns, Bucket: bucket,
+		Namespace: ns, Bucket: bucket, Mine: mine,
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
 			return shim.Clear(ctx, ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonLeaseExpiry, still)
 		},

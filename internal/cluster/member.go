@@ -33,6 +33,12 @@ type MemberConfig struct {
 	// Drain bounds how long a member that is told to end waits until others have taken what it has; default 20 s.
 	Drain time.Duration
 
+	// Waiting, if not nil, is called once if Join must wait to see whether another process lives under this name.
+	Waiting func()
+
+	// Viewed, if not nil, is told each new view, from the goroutine of Run.
+	Viewed func(*View)
+
 	// Trouble, if not nil, is told what keeps the member from being heard; nil when it is heard again.
 	Trouble func(error)
 }
@@ -65,16 +71,18 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 		entry, err := cfg.Bucket.Latest(ctx, key)
 		switch {
 		case errors.Is(err, jetstream.ErrNotFound):
-			return m, m.write(ctx, Standing{}, false)
+			return m, m.begin(ctx)
 		case err != nil:
 			return nil, fmt.Errorf("look for other processes named %s: %w", cfg.Node, err)
 		case first == nil:
-			first = &entry
+			if first = &entry; cfg.Waiting != nil {
+				cfg.Waiting()
+			}
 		case entry.Revision != first.Revision:
 			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrTaken)
 		case time.Since(begun) > cfg.DeadAfter:
 			m.revision = entry.Revision
-			return m, m.write(ctx, Standing{}, false)
+			return m, m.begin(ctx)
 		}
 		select {
 		case <-tick.C:
@@ -82,6 +90,14 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// begin claims the name. What cannot be written now will be by Run, or it fails there for the same reason.
+func (m *Member) begin(ctx context.Context) error {
+	if err := m.write(ctx, Standing{}, false); errors.Is(err, ErrTaken) {
+		return err
+	}
+	return ctx.Err()
 }
 
 // View returns what is known now. Any goroutine may call it.
@@ -176,6 +192,9 @@ func (m *Member) Run(ctx context.Context) error {
 		m.machine.Step(time.Since(begun), acked, look)
 		view := m.machine.View()
 		m.view.Store(view)
+		if m.cfg.Viewed != nil {
+			m.cfg.Viewed(view)
+		}
 		if view.Settled {
 			m.cfg.Keeper.Keep(view.Owned)
 		}

@@ -48,8 +48,7 @@ func (s *Standing) SetModels(models map[string]Set) {
 	})
 	size := 0
 	for _, name := range names {
-		text, _ := models[name].MarshalText() // never fails
-		if size += len(name) + len(text); size > maxModelBytes {
+		if size += len(name) + len(models[name].String()); size > maxModelBytes {
 			for _, p := range models[name].List() {
 				s.Unlisted.Add(p)
 			}

@@ -61,6 +61,12 @@ func (s Set) List() (list []events.Partition) {
 	return list
 }
 
+// String writes ranges.
+func (s Set) String() string {
+	text, _ := s.MarshalText() // never fails
+	return string(text)
+}
+
 // MarshalText writes ranges.
 func (s Set) MarshalText() ([]byte, error) {
 	var b []byte

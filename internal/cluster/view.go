@@ -18,6 +18,7 @@ type View struct {
 	// Writer is, by partition, who writes its snapshots and ends its workers' leases; empty: nobody that is known.
 	Writer []string
 
+	node    string     // this one
 	serving [][]string // by partition
 	fit     []int      // by partition: how many of them are ready and stay
 }
@@ -37,6 +38,12 @@ func (v *View) Fit(p events.Partition) int {
 		return 0
 	}
 	return v.fit[p]
+}
+
+// Writes reports whether this node is the one to write a partition's snapshots and to end its workers' leases. Where nobody is known to be, each
+// is; two may think so for a moment, and what they do is fenced.
+func (v *View) Writes(p events.Partition) bool {
+	return v.Writer[p] == "" || v.Writer[p] == v.node
 }
 
 // MayServe reports whether a partition may have workers of a model: one that is known to serve it says so, or cannot say all, or nobody
@@ -76,7 +83,7 @@ func (o *orders) of(nodes []string, partitions uint32) [][]string {
 // View says what the machine knows now.
 func (m *Machine) View() *View {
 	v := &View{
-		Self: m.said, Owned: m.Held(), Settled: m.looked, Copies: m.copies, Peers: m.Peers(), Problems: m.Problems(),
+		node: m.cfg.Node, Self: m.said, Owned: m.Held(), Settled: m.looked, Copies: m.copies, Peers: m.Peers(), Problems: m.Problems(),
 		Writer: make([]string, m.cfg.Partitions), serving: make([][]string, m.cfg.Partitions),
 		fit: make([]int, m.cfg.Partitions),
 	}

@@ -181,11 +181,7 @@ func (n *Node) kept() (list []events.Partition) {
 // writes reports whether this node is the one to write a partition's snapshots, as far as is known. Two may think so; the bucket takes
 // one's.
 func (n *Node) writes(p events.Partition) bool {
-	if n.cfg.View == nil {
-		return true
-	}
-	writer := n.cfg.View().Writer[p]
-	return writer == "" || writer == n.cfg.ID
+	return n.cfg.View == nil || n.cfg.View().Writes(p)
 }
 
 // Ready is nil if every partition that the node keeps has been restored and caught up, once.

@@ -79,7 +79,8 @@ type Service struct {
 	answer    api.Handler
 	version   string
 	workers   int
-	services  []*jetstream.Service
+	shared    []*jetstream.Service // any node's subjects
+	own       []*jetstream.Service // this node's
 }
 
 // NewService returns the service of a node. It serves nothing yet. workers is how many requests are answered at once.
@@ -89,25 +90,25 @@ func NewService(conn *jetstream.Conn, namespace string, answer api.Handler, vers
 
 // Tell serves what may be asked of a node that is not ready: its status.
 func (s *Service) Tell() error {
-	return s.serve("kvatlas-node", queueGroup, s.anyNode, api.OpStatus)
+	return s.serve(&s.shared, "kvatlas-node", queueGroup, s.anyNode, api.OpStatus)
 }
 
 // Own serves everything on the node's own subjects, for those who ask this node and no other.
 func (s *Service) Own(node string) error {
 	own := func(op string) (string, error) { return jetstream.NodeSubject(s.namespace, node, op) }
-	return s.serve("kvatlas-own", "", own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
+	return s.serve(&s.own, "kvatlas-own", "", own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
 }
 
 // Answer serves everything else, once the node is ready.
 func (s *Service) Answer() error {
-	return s.serve("kvatlas-indexer", queueGroup, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
+	return s.serve(&s.shared, "kvatlas-indexer", queueGroup, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
 }
 
 func (s *Service) anyNode(op string) (string, error) {
 	return jetstream.QuerySubject(s.namespace, op), nil
 }
 
-func (s *Service) serve(name, group string, subject func(op string) (string, error), ops ...string) error {
+func (s *Service) serve(list *[]*jetstream.Service, name, group string, subject func(op string) (string, error), ops ...string) error {
 	cfg := jetstream.ServiceConfig{
 		Name: name, Version: serviceVersion(s.version), Description: "index of KV cache, namespace " + s.namespace, Workers: s.workers,
 	}
@@ -120,7 +121,7 @@ func (s *Service) serve(name, group string, subject func(op string) (string, err
 	}
 	service, err := jetstream.Serve(s.conn, cfg)
 	if err == nil {
-		s.services = append(s.services, service)
+		*list = append(*list, service)
 	}
 	return err
 }
@@ -148,9 +149,19 @@ func (s *Service) handler(op string) jetstream.Handler {
 	}
 }
 
-// Stop lets what is under way be answered and takes nothing new.
-func (s *Service) Stop(ctx context.Context) {
-	for _, service := range s.services {
+// Leave lets what is under way be answered and takes nothing new but what is asked of this node by its name.
+func (s *Service) Leave(ctx context.Context) {
+	for _, service := range s.shared {
 		service.Stop(ctx)
 	}
+	s.shared = nil
+}
+
+// Stop lets what is under way be answered and takes nothing new.
+func (s *Service) Stop(ctx context.Context) {
+	s.Leave(ctx)
+	for _, service := range s.own {
+		service.Stop(ctx)
+	}
+	s.own = nil
 }

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/spf13/cobra"
+)
+
+// How nodes of a cluster hear of each other.
+const (
+	memberBeat      = time.Second
+	memberDeadAfter = 5 * time.Second
+	memberRecord    = 10 * time.Minute // an hour of silence leaves nothing behind; it decides nothing
+)
+
+// join makes this node a member of its namespace's cluster, under its name, which no other may have.
+func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper cluster.Keeper, log *slog.Logger) (*cluster.Member, error) {
+	bucket, err := ns.EnsureNodes(ctx, memberRecord)
+	if err != nil {
+		return nil, err
+	}
+	teller := &viewTeller{self: s.id, log: log}
+	return cluster.Join(ctx, cluster.MemberConfig{
+		Config: cluster.Config{
+			Node: s.id, Life: rand.Text(), Build: cli.Version(), Partitions: ns.Partitions(), Replication: s.replication,
+			Beat: memberBeat, DeadAfter: memberDeadAfter,
+		},
+		Bucket: bucket, Keeper: keeper, Drain: s.drain * 3 / 4, // the rest is for what is under way, and for last snapshots
+		Waiting: func() {
+			log.Info("there is a record of a node with this name; it is looked whether that lives", "node", s.id, "for", memberDeadAfter)
+		},
+		Trouble: func(err error) {
+			if err != nil {
+				log.Warn("the other nodes do not hear this one", "error", err)
+			} else {
+				log.Info("the other nodes hear this one again")
+			}
+		},
+		Viewed: teller.tell,
+	})
+}
+
+// viewTeller makes log lines of what changes from view to view.
+type viewTeller struct {
+	self  string
+	log   *slog.Logger
+	peers []string
+	owned string
+	said  []string
+}
+
+func (t *viewTeller) tell(v *cluster.View) {
+	var peers []string
+	for i := range v.Peers {
+		peers = append(peers, v.Peers[i].Node)
+	}
+	for _, name := range peers {
+		if !slices.Contains(t.peers, name) {
+			t.log.Info("a node is there", "node", name)
+		}
+	}
+	for _, name := range t.peers {
+		if !slices.Contains(peers, name) {
+			t.log.Info("a node is gone", "node", name)
+		}
+	}
+	for _, problem := range v.Problems {
+		if !slices.Contains(t.said, problem) {
+			t.log.Warn(problem)
+		}
+	}
+	if owned := v.Owned.String(); owned != t.owned {
+		t.log.Info("this node keeps other partitions", "partitions", owned, "before", t.owned)
+		t.owned = owned
+	}
+	t.peers, t.said = peers, v.Problems
+}
+
+func clusterCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cluster",
+		Short: "Show which nodes there are, and which partitions each serves",
+		Long: `Show which nodes there are, and which partitions each serves, as the node knows that answers: those that are READY, those that it serves far
+BEHIND the log, and those that it is RELEASING, because others have them. Exit status 1 if there is a partition that nobody serves.`,
+	}
+	a := askingFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var c *api.ClusterStatus
+		err := a.run(cmd.Context(), func(ctx context.Context, client *api.Client) (any, func(io.Writer) error, error) {
+			status, err := client.Status(ctx)
+			if err != nil {
+				return nil, nil, err
+			}
+			if c = status.Cluster; c == nil { // on a NATS server of its own
+				c = aloneCluster(status)
+			}
+			return c, func(w io.Writer) error { return printCluster(w, c) }, nil
+		})
+		if err == nil && len(c.Unserved) > 0 {
+			return fmt.Errorf("no node serves partitions %s", ranges(c.Unserved))
+		}
+		return err
+	}
+	return cmd
+}
+
+// aloneCluster is the cluster of a node that runs a NATS server for itself.
+func aloneCluster(s *api.Status) *api.ClusterStatus {
+	n := api.NodeStatus{Node: s.Node, Build: s.Version, Answers: true, Ready: []events.Partition{}, Behind: []events.Partition{}, Releasing: []events.Partition{}}
+	c := &api.ClusterStatus{Copies: 1}
+	for _, p := range s.Partitions {
+		if p.State == "serving" || p.State == "resync_needed" {
+			n.Ready = append(n.Ready, p.Partition)
+		} else {
+			c.Short, c.Unserved = append(c.Short, p.Partition), append(c.Unserved, p.Partition)
+		}
+	}
+	c.Nodes = []api.NodeStatus{n}
+	return c
+}
+
+func printCluster(w io.Writer, c *api.ClusterStatus) error {
+	rows := make([][]any, len(c.Nodes))
+	for i, n := range c.Nodes {
+		var state []string
+		if n.Answers {
+			state = append(state, "answers")
+		}
+		if n.Leaving {
+			state = append(state, "leaving")
+		}
+		rows[i] = []any{n.Node, n.Build, len(n.Ready), ranges(n.Ready), ranges(n.Behind), ranges(n.Releasing), strings.Join(state, ", ")}
+	}
+	if err := cli.Table(w, []string{"NODE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""}, rows); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\neach partition is to be kept by %d\n", c.Copies)
+	if len(c.Short) > 0 {
+		fmt.Fprintf(w, "fewer are ready for %s\n", ranges(c.Short))
+	}
+	return nil
+}
+
+// ranges writes partitions as "0-5,9".
+func ranges(list []events.Partition) string { return cluster.SetOf(list...).String() }
