@@ -62,6 +62,9 @@ func TestPermissionsAreEnough(t *testing.T) {
 	if r := run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "snapshot", "now", "--timeout", "20s")...); r.code != 1 || !strings.Contains(strings.ToLower(r.stderr), "permission") {
 		t.Errorf("a reader that asks for a snapshot: %d, %q", r.code, r.stderr)
 	}
+	if r := run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "forget", "w1")...); r.code != 1 || !strings.Contains(strings.ToLower(r.stderr), "permission") {
+		t.Errorf("a reader that has a worker forgotten: %d, %q", r.code, r.stderr)
+	}
 	wrong := as("blue", "node", "_INBOX_node")
 	wrong[3] = "red"
 	if r := run(t, "indexer", append(wrong, "snapshot", "list")...); r.code == 0 {
@@ -74,7 +77,13 @@ func TestPermissionsAreEnough(t *testing.T) {
 	if said := shim.saying(); strings.Contains(strings.ToLower(said), "violation") {
 		t.Errorf("the shim was refused something:\n%s", said)
 	}
+	if r := run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.code != 1 || !strings.Contains(r.stderr, "a shim serves w1/0") {
+		t.Errorf("a node's key, while the shim lives: %d, %q", r.code, r.stderr)
+	}
 	shim.stop()
+	if r := run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.code != 0 || !strings.Contains(r.stdout, "forgotten, at") {
+		t.Errorf("a node's key: %d, %q, %q", r.code, r.stdout, r.stderr)
+	}
 }
 
 // eventually waits until something is so; so tells, with what was seen.

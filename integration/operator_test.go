@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -227,6 +228,57 @@ func TestTwoShimsForOneRank(t *testing.T) {
 	if strings.Contains(third.saying(), "new incarnation") {
 		t.Fatalf("the third did not go on where the first was:\n%s", third.saying())
 	}
+}
+
+// TestForget says for a worker that is gone that it holds nothing: not while its shim lives, unless by force; then once. If it comes back
+// it begins anew.
+func TestForget(t *testing.T) {
+	x := startIndexer(t, t.TempDir(), "")
+	e := simEngine(t)
+	shim := shimOf(t, e, x.nats, "w1")
+	prompt := tokens(1, 6*blockSize)
+	serve(t, e, prompt[:4*blockSize])
+	x.waitDepth(t, "m", prompt, "w1", 4)
+	if r := run(t, "indexer", "forget", "w1", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "a shim serves w1/0: process") || r.stdout != "" {
+		t.Fatalf("while its shim lives: %+v", r)
+	}
+	if r := run(t, "indexer", "forget", "w9", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "nothing is known of worker w9") {
+		t.Errorf("of nobody: %+v", r)
+	}
+	if r := run(t, "indexer", "forget", "w1", "--rank", "5", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "w1/5") {
+		t.Errorf("of a rank that there is not: %+v", r)
+	}
+	if r := run(t, "indexer", "forget", "w1", "--force", "--nats", x.nats); r.code != 0 || !strings.Contains(r.stdout, "forgotten, at ") {
+		t.Fatalf("by force: %+v", r)
+	}
+	serve(t, e, prompt[:5*blockSize]) // the shim that lives says again what the engine holds
+	x.waitDepth(t, "m", prompt, "w1", 5)
+	shim.kill()
+
+	type forgotten struct {
+		Forgotten []struct {
+			Instance                    string
+			Was, Incarnation, Seq, Rank uint64
+			ClosedBefore                bool `json:"closed_before"`
+		}
+	}
+	once := ask[forgotten](t, x.nats, "forget w1").Forgotten
+	if len(once) != 1 || once[0].Instance != "w1" || once[0].Incarnation != once[0].Was+1 || once[0].Seq == 0 || once[0].ClosedBefore {
+		t.Fatalf("forgotten: %+v", once)
+	}
+	eventually(t, "nobody is there", func() (bool, string) {
+		list := ask[api.WorkerList](t, x.nats, "workers").Workers
+		return len(list) == 0 || list[0].Incarnation == 0, fmt.Sprintf("%+v", list)
+	})
+	if _, failure := x.query(t, "--model", "m", "--tokens", "1"); failure == nil || failure.Code != api.CodeUnknownModel {
+		t.Errorf("the model is still there: %v", failure)
+	}
+	if twice := ask[forgotten](t, x.nats, "forget w1 --rank 0").Forgotten; len(twice) != 1 || !twice[0].ClosedBefore {
+		t.Errorf("the second time: %+v", twice)
+	}
+	serve(t, e, prompt)
+	shimOf(t, e, x.nats, "w1")
+	x.waitDepth(t, "m", prompt, "w1", 6)
 }
 
 // TestNoRoom lets the NATS server's storage fill up: the shim's events wait, which it says at a bounded rate; status and metrics say

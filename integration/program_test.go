@@ -36,6 +36,8 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer serve --nats nats://127.0.0.1:1 --store-bytes 1", "--store-bytes is about a server in this process"},
 		{"indexer resync", "give one of --partition and --worker"},
 		{"indexer resync --partition 1 --worker w", "give one of --partition and --worker"},
+		{"indexer forget", "accepts 1 arg(s)"},
+		{"indexer forget w1 --rank x", "--rank"},
 		{"indexer load --block-size 16", "--model is missing"},
 		{"indexer load --model m", "--block-size 0 is not from 1"},
 		{"indexer snapshot list --namespace Bad.Name", "--namespace"},

@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -474,10 +475,10 @@ func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {
 	}
 }
 
-// TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is there to say it.
-func TestRankSeenInItsMiddle(t *testing.T) {
-	w := newSite(t)
-	stop := w.startShim()
+// seenInItsMiddle is a site whose log begins in the middle of a rank's incarnation. Its shim is stopped.
+func seenInItsMiddle(t *testing.T) (w *site, stop func()) {
+	w = newSite(t)
+	stop = w.startShim()
 	w.grow(3)
 	w.node = New(Config{Namespace: w.ns, Snapshots: w.bucket})
 	w.awaitLog(1)
@@ -487,27 +488,89 @@ func TestRankSeenInItsMiddle(t *testing.T) {
 	stop()
 	w.purge(last)
 	w.start()
-	await := func() {
+	return w, stop
+}
+
+// awaitPartial waits until the node says that it misses events of the rank.
+func (w *site) awaitPartial() {
+	w.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		s, err := w.node.Status(w.ctx)
+		w.must(err)
+		if s.Partitions[0].State == stateResync && len(s.Problems) == 1 && strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)") {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.Fatalf("status %+v; told:\n%s", s, w.heard())
+		}
+	}
+}
+
+// TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is there to say it.
+func TestRankSeenInItsMiddle(t *testing.T) {
+	w, _ := seenInItsMiddle(t)
+	w.awaitPartial()
+	w.snapshot()
+	w.forget()
+	w.restart()
+	w.awaitPartial()
+	w.expect("1 ranks, lost \"\"")
+	w.startShim()
+	w.awaitAfter("resynced")
+}
+
+// TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: nothing is known of it any more, here and after a
+// restart. If it does come back, it begins anew.
+func TestForgottenByAnOperator(t *testing.T) {
+	w, stop := seenInItsMiddle(t)
+	w.awaitPartial()
+	key := events.RankKey{Instance: "w1"}
+	if _, err := shim.Forget(w.ctx, w.ns, events.RankKey{Instance: "w1", Rank: 7}, false); !errors.Is(err, shim.ErrUnknown) {
+		t.Fatalf("a rank that nobody knows: %v", err)
+	}
+	ranks, err := shim.RanksOf(w.ctx, w.ns, "w1")
+	if err != nil || len(ranks) != 1 || ranks[0] != 0 {
+		t.Fatalf("ranks %v, %v", ranks, err)
+	}
+	done, err := shim.Forget(w.ctx, w.ns, key, false)
+	if err != nil || done.Incarnation != done.Was.Incarnation+1 || done.Seq == 0 || done.Was.Identity != (shim.Identity{Model: "m", BlockSize: 4}) {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	gone := func() {
 		t.Helper()
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			s, err := w.node.Status(w.ctx)
 			w.must(err)
-			if s.Partitions[0].State == stateResync && len(s.Problems) == 1 && strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)") {
+			list, err := w.node.Workers(w.ctx)
+			w.must(err)
+			if s.Partitions[0].State == stateServing && len(s.Problems) == 0 && len(list.Workers) == 0 {
 				return
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("status %+v; told:\n%s", s, w.heard())
+				t.Fatalf("status %+v; workers %+v; told:\n%s", s, list, w.heard())
 			}
 		}
 	}
-	await()
+	gone()
+	w.expect("resynced")
+	if again, err := shim.Forget(w.ctx, w.ns, key, false); err != nil || again.Incarnation != 0 || again.Was.Incarnation != done.Incarnation {
+		t.Fatalf("the second time: %+v, %v", again, err)
+	}
 	w.snapshot()
-	w.forget()
 	w.restart()
-	await()
-	w.expect("1 ranks, lost \"\"")
-	w.startShim()
-	w.awaitAfter("resynced")
+	gone()
+
+	stop = w.startShim()
+	w.awaitAll()
+	if _, err := shim.Forget(w.ctx, w.ns, key, false); !errors.Is(err, shim.ErrFenced) || !strings.Contains(err.Error(), "served by process") {
+		t.Fatalf("while a shim lives: %v", err)
+	}
+	if forced, err := shim.Forget(w.ctx, w.ns, key, true); err != nil || forced.Incarnation == 0 {
+		t.Fatalf("by force: %+v, %v", forced, err)
+	}
+	w.grow(1) // the shim finds out when it publishes
+	w.awaitAll()
+	stop()
 }
 
 func TestPoison(t *testing.T) {

@@ -49,7 +49,7 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 		return Published{}, fmt.Errorf("%w: the last message on %s: %w", ErrUnusable, pub.Subject(), err)
 	}
 	return Published{
-		Found: true, Incarnation: h.Incarnation, LastID: h.LastID(), Cursor: h.Cursor, Shutdown: h.Shutdown, Seq: last.Seq,
+		Found: true, Identity: Identity{h.Model, h.BlockSize}, Incarnation: h.Incarnation, LastID: h.LastID(), Cursor: h.Cursor, Shutdown: h.Shutdown, Seq: last.Seq,
 	}, nil
 }
 
@@ -108,7 +108,7 @@ func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *je
 		return Published{}, false, failed
 	}
 	return Published{
-		Found: known, Incarnation: rank.Incarnation, LastID: rank.LastID, Cursor: rank.Cursor.Cursor(), Shutdown: rank.Closed, Seq: usable[0].Seq,
+		Found: known, Identity: Identity{string(rank.Model), rank.BlockSize}, Incarnation: rank.Incarnation, LastID: rank.LastID, Cursor: rank.Cursor.Cursor(), Shutdown: rank.Closed, Seq: usable[0].Seq,
 	}, true, nil
 }
 

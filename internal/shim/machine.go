@@ -62,6 +62,7 @@ type Identity struct {
 // Published is what the log says a rank's shim has published last.
 type Published struct {
 	Found       bool // false: nothing is in the log, nor in a snapshot of it
+	Identity    Identity
 	Incarnation events.Incarnation
 	LastID      events.EventID
 	Cursor      events.Cursor

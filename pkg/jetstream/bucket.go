@@ -308,23 +308,33 @@ func (b *Bucket) Keys(ctx context.Context, prefix string) ([]string, error) {
 	if prefix != "" && (!strings.HasSuffix(prefix, ".") || !validKey(prefix[:len(prefix)-1])) {
 		return nil, fmt.Errorf("prefix %.64q in bucket %s: %w: must end in '.'", prefix, b.name, ErrBadName)
 	}
-	action := "list keys of bucket " + b.name
-	var keys []string
-	for {
-		var a streamAnswer
-		args := map[string]any{"subjects_filter": keySubject(b.name, prefix+">"), "offset": len(keys)}
-		if err := b.c.call(ctx, action, "STREAM.INFO."+b.stream, args, &a); err != nil {
-			return nil, err
-		}
-		for subject := range a.State.Subjects {
-			keys = append(keys, subject[len(keySubject(b.name, "")):])
-		}
-		if len(a.State.Subjects) == 0 || len(keys) >= a.Total {
-			break
-		}
+	subjects, err := b.c.subjects(ctx, "list keys of bucket "+b.name, b.stream, keySubject(b.name, prefix+">"))
+	if err != nil {
+		return nil, err
+	}
+	keys := subjects
+	for i, subject := range subjects {
+		keys[i] = subject[len(keySubject(b.name, "")):]
 	}
 	sort.Strings(keys)
 	return keys, nil
+}
+
+// subjects lists those of a stream's messages, as its leader has them, in no order.
+func (c *Conn) subjects(ctx context.Context, action, stream, filter string) (list []string, err error) {
+	for {
+		var a streamAnswer
+		args := map[string]any{"subjects_filter": filter, "offset": len(list)}
+		if err := c.call(ctx, action, "STREAM.INFO."+stream, args, &a); err != nil {
+			return nil, err
+		}
+		for subject := range a.State.Subjects {
+			list = append(list, subject)
+		}
+		if len(a.State.Subjects) == 0 || len(list) >= a.Total {
+			return list, nil
+		}
+	}
 }
 
 // Sweep removes the keys with a prefix for which keep is false and whose value is older than the revision

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -380,6 +381,27 @@ func (c *Conn) getMessage(ctx context.Context, stream string, args map[string]an
 	}
 	err = c.callOnce(ctx, "STREAM.MSG.GET."+stream, body, &a)
 	return a.Message, err
+}
+
+// RanksInLog lists the ranks of a worker that have messages in the log, ascending.
+func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ranks []events.Rank, err error) {
+	part, err := n.PartitionOf(worker)
+	if err != nil {
+		return nil, err
+	}
+	subject, err := EventSubject(n.name, part, events.RankKey{Instance: worker})
+	if err != nil {
+		return nil, err
+	}
+	all := subject[:strings.LastIndexByte(subject, '.')] + ".*"
+	subjects, err := n.c.subjects(ctx, "list the ranks of worker "+string(worker), StreamName(n.name, part), all)
+	for _, s := range subjects {
+		if _, _, key, err := ParseEventSubject(s); err == nil {
+			ranks = append(ranks, key.Rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks, err
 }
 
 // LastMessage reads the last message of one (worker, rank) from the stream's leader. The error wraps
