@@ -180,8 +180,8 @@ func TestRealMooncakeRestart(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
 	config := hicache.SGLang{Backend: "mooncake", PageSize: 4, TPSize: 2, PPSize: 1}
-	lane := hicache.Lane{Names: config.PageHashes(nil, tokens(1, 40), hicache.Space{}), Keys: config.Keys}
-	objects := config.Keys(lane.Names).Keys
+	lane := config.Lane(tokens(1, 40), hicache.Space{})
+	objects := lane.Names()(0, lane.Pages).Keys
 	s.Put(objects...)
 	if f := s.cache.Begin(lane, 0).Wait(s.ctx); f.Err != nil || f.Present.Count() != 10 {
 		t.Fatalf("%d of 10 pages, %v", f.Present.Count(), f.Err)

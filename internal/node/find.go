@@ -88,6 +88,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			}
 		}
 		n.index.Match(served.Space, s.locals, allowed, &s.answer)
+		answer.Workers = slices.Grow(answer.Workers, len(s.answer.Ranks))
 		for _, o := range s.answer.Ranks {
 			r := view.Rank(o.Rank)
 			if r == nil || !s.sees(r) || own && r.Lookahead != lookahead {

@@ -41,9 +41,10 @@ type l3 struct {
 	models map[string]*hicache.Sharing // cfg.Models
 
 	mu     sync.Mutex
-	stores map[string]*askedStore // by what they are and where
-	asked  uint64                 // counts uses of stores
-	ctx    context.Context        // of the goroutines that watch stores; ends with the node
+	stores map[string]*askedStore          // by what they are and where
+	opened map[*hicache.SGLang]*askedStore // the same, by configurations that were asked for
+	asked  uint64                          // counts uses of stores
+	ctx    context.Context                 // of the goroutines that watch stores; ends with the node
 }
 
 // askedStore is a store that this node talks to.
@@ -60,7 +61,7 @@ func newL3(cfg L3Config) *l3 {
 	if cfg.Registered == nil {
 		cfg.Registered = func(string) *hicache.Sharing { return &hicache.Sharing{} }
 	}
-	l := &l3{cfg: cfg, models: map[string]*hicache.Sharing{}, stores: map[string]*askedStore{}}
+	l := &l3{cfg: cfg, models: map[string]*hicache.Sharing{}, stores: map[string]*askedStore{}, opened: map[*hicache.SGLang]*askedStore{}}
 	for model, c := range cfg.Models {
 		l.models[model] = hicache.ForAll(c)
 	}
@@ -74,33 +75,52 @@ func (l *l3) watch(ctx context.Context) {
 	l.mu.Unlock()
 }
 
-// store returns what answers for a configuration's store, and what names its objects.
-func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, func([]hicache.PageHash) hicache.PageKeys, error) {
-	where, keys := c.HTTP(), c.Keys
-	if c.Backend == "file" {
-		where, keys = c.Directory, c.FileKeys
-	}
-	if where == "" {
-		return nil, nil, errors.New("the workers did not say where their store is")
-	}
-	id := c.Identity()
+// maxOpened bounds the configurations that are known by their addresses.
+const maxOpened = 1024
+
+// store returns the memory of what a configuration's store said.
+func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	s := l.opened[c]
+	if s == nil {
+		var err error
+		if s, err = l.open(c); err != nil {
+			return nil, err
+		}
+		if len(l.opened) >= maxOpened {
+			clear(l.opened)
+		}
+		l.opened[c] = s
+	}
 	l.asked++
+	s.last = l.asked
+	return s.cache, nil
+}
+
+// open begins to talk to a configuration's store, unless the node does. Called with l.mu held.
+func (l *l3) open(c *hicache.SGLang) (*askedStore, error) {
+	where := c.HTTP()
+	if c.Backend == "file" {
+		where = c.Directory
+	}
+	if where == "" {
+		return nil, errors.New("the workers did not say where their store is")
+	}
+	id := c.Identity()
 	if s := l.stores[id]; s != nil {
-		s.last = l.asked
-		return s.cache, keys, nil
+		return s, nil
 	}
 	if l.ctx == nil || l.ctx.Err() != nil {
-		return nil, nil, errors.New("the node is not running")
+		return nil, errors.New("the node is not running")
 	}
-	s := &askedStore{last: l.asked, stop: func() {}}
+	s := &askedStore{stop: func() {}}
 	if c.Backend == "file" {
 		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
 	} else {
 		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Changed: func(string) { l.forget(id) }})
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		var watching context.Context
 		watching, s.stop = context.WithCancel(l.ctx)
@@ -116,9 +136,10 @@ func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, func([]hicache.PageHash) 
 		}
 		l.stores[oldest].stop()
 		delete(l.stores, oldest)
+		clear(l.opened)
 	}
 	l.stores[id] = s
-	return s.cache, keys, nil
+	return s, nil
 }
 
 // forget drops what a store said.
@@ -178,7 +199,7 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	if q.LoRA != "" && s.config.NamespacesHashed() { // SGLang hashes an id that it gives the adapter when it loads it
 		return say(api.L3Unavailable, "the store's names of an adapter's pages cannot be made from its name")
 	}
-	cache, keys, err := l.store(s.config)
+	cache, err := l.store(s.config)
 	if err != nil {
 		return say(api.L3Unavailable, err.Error())
 	}
@@ -186,7 +207,7 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	if q.CacheSalt != "" {
 		space.CacheSalt = &q.CacheSalt
 	}
-	s.cache, s.lane = cache, hicache.Lane{Names: s.config.PageHashes(nil, q.Tokens, space), Keys: keys}
+	s.cache, s.lane = cache, s.config.Lane(q.Tokens, space)
 	if q.L3 != api.L3Beyond {
 		s.question = cache.Begin(s.lane, 0)
 	}
@@ -211,16 +232,19 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 	from := 0
 	if s.question == nil {
 		for i := range answer.Workers {
-			from = max(from, min(int(answer.Workers[i].Total()), len(s.lane.Names)))
+			from = max(from, min(int(answer.Workers[i].Total()), s.lane.Pages))
 		}
 		s.question = s.cache.Begin(s.lane, from)
 	}
 	if deadline, has := ctx.Deadline(); has { // the answer must travel too
 		s.timeout = min(s.timeout, time.Until(deadline)/2)
 	}
-	waiting, cancel := context.WithTimeout(ctx, s.timeout)
-	found := s.question.Wait(waiting)
-	cancel()
+	if !s.question.Ready() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.timeout)
+		defer cancel()
+	}
+	found := s.question.Wait(ctx)
 	said := &answer.L3
 	switch n := found.Known.Count(); {
 	case found.Err == nil:
@@ -236,7 +260,7 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 	case found.Err != nil:
 		said.Reason = found.Err.Error()
 	}
-	m := hicache.NewMap(len(s.lane.Names), found.Present, found.Known)
+	m := hicache.NewMap(s.lane.Pages, found.Present, found.Known)
 	said.Total, said.AgeMS = m.Total(), float64(found.Age.Microseconds())/1000
 	for _, r := range m.Ranges() {
 		said.Ranges = append(said.Ranges, [2]uint32{r.From, r.To})

@@ -2,24 +2,54 @@ package hicache
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"github.com/zeebo/xxh3"
 )
 
-// Lane is a chain of pages to ask a store for.
+// Lane is a chain of pages to ask a store for. What is remembered of them is found by marks, which are cheap; their names in the store are
+// made only if it must be asked.
 type Lane struct {
-	// ID tells lanes apart whose pages have the same names but other objects: a layout of keys, an attention group.
+	// ID tells lanes of one cache apart that have the same marks and other objects: an attention group.
 	ID uint64
 
-	// Names are the pages' hashes, each of which stands for all pages before it too.
-	Names []PageHash
+	Pages int
+	Marks []Mark // of runs, as Marker makes them
 
-	// Keys names the objects of some pages. A page is there only if all of its objects are. It is called from another goroutine,
-	// and only for pages that are not remembered.
-	Keys func(pages []PageHash) PageKeys
+	// Names is called by Begin, once at most, if some page is not remembered. It returns what names the objects of pages from, up to and not
+	// including, to; that is called from another goroutine. A page is there only if all of its objects are.
+	Names func() func(from, to int) PageKeys
+}
+
+// Mark stands for a run of pages and all before it. It means nothing outside of this process.
+type Mark [16]byte
+
+// Marker makes marks: two prompts have the same mark for a run if and only if the pages up to its end are made of the same tokens.
+type Marker struct {
+	PageSize int    // tokens
+	Ahead    int    // tokens after a page on which it depends too, as under EAGLE
+	Space    []byte // what else makes a page what it is, such as a tenant
+}
+
+// Append appends the marks of the first pages of a prompt, which must have the tokens that these depend on.
+func (m *Marker) Append(dst []Mark, tokens []uint32, pages int) []Mark {
+	text := binary.LittleEndian.AppendUint64(make([]byte, 0, 64), uint64(m.PageSize))
+	text = binary.LittleEndian.AppendUint64(text, uint64(m.Ahead))
+	mark := xxh3.Hash128(append(text, m.Space...))
+	for first := 0; first < pages; first += runLength(first) {
+		end := min(first+runLength(first), pages)
+		run := tokens[first*m.PageSize : end*m.PageSize+m.Ahead]
+		h := xxh3.Hash128Seed(unsafe.Slice((*byte)(unsafe.Pointer(&run[0])), 4*len(run)), mark.Lo)
+		h.Hi += mark.Hi * 0x9e3779b97f4a7c15 // all 128 bits of the mark before are in this one
+		mark = h
+		dst = append(dst, mark.Bytes())
+	}
+	return dst
 }
 
 // CacheConfig bounds what is remembered of a store's answers. The zero value takes the defaults.
@@ -41,20 +71,41 @@ type CacheConfig struct {
 	Now func() time.Time // default time.Now
 }
 
-// runPages is how many consecutive pages are remembered together, under the name of their last.
-const runPages = 16
+// Pages are remembered in runs, each under its mark: short ones at first, so that prompts that part share what they have in common,
+// and long ones further on, so that a long prompt needs few. Both divide 64 and longFrom.
+const (
+	shortRun = 16
+	longRun  = 64
+	longFrom = 256 // pages
+)
+
+// runLength is how many pages the run has that begins at a page, if the prompt does not end before.
+func runLength(first int) int {
+	if first < longFrom {
+		return shortRun
+	}
+	return longRun
+}
+
+// runOf is the number of the run that a page is in.
+func runOf(page int) int {
+	if page < longFrom {
+		return page / shortRun
+	}
+	return longFrom/shortRun + (page-longFrom)/longRun
+}
 
 // runBytes is the memory of one remembered run: its key, its answers, and what a map and a list need for them.
 const runBytes = 200
 
 type runKey struct {
 	lane uint64
-	last PageHash
+	mark Mark
 }
 
 // remembered is what is known of a run's pages; bit i stands for its page i.
 type remembered struct {
-	present, known uint16
+	present, known uint64
 	hit, miss      time.Time // when the oldest of those that are there, or not, were asked for
 }
 
@@ -152,15 +203,15 @@ type Found struct {
 
 // Begin looks at what is remembered of a lane's pages from page from on, and has the store asked for the rest. It waits for nothing.
 func (c *Cache) Begin(lane Lane, from int) *Question {
-	q := &Question{cache: c, lane: lane, from: from, present: NewBitmap(len(lane.Names)), known: NewBitmap(len(lane.Names))}
+	q := &Question{cache: c, lane: lane, from: from, present: NewBitmap(lane.Pages), known: NewBitmap(lane.Pages)}
 	now := c.cfg.Now()
 	var mine *flight
 	var todo []ask
 	c.mu.Lock()
-	for first := from - from%runPages; first < len(lane.Names); first += runPages {
-		pages := min(runPages, len(lane.Names)-first)
-		key := runKey{lane.ID, lane.Names[first+pages-1]}
-		want := uint16(1<<pages - 1)
+	for first := from - from%runLength(from); first < lane.Pages; first += runLength(first) {
+		pages := min(runLength(first), lane.Pages-first)
+		key := runKey{lane.ID, lane.Marks[runOf(first)]}
+		want := ^uint64(0) >> (64 - pages)
 		r, _ := c.runs.Get(key)
 		r.age(now, &c.cfg)
 		q.take(r, first)
@@ -186,7 +237,7 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 	epoch := c.epoch
 	c.mu.Unlock()
 	if mine != nil {
-		go c.fly(mine, lane, todo, epoch)
+		go c.fly(mine, lane.Names(), todo, epoch)
 	}
 	return q
 }
@@ -202,23 +253,42 @@ func (r *remembered) age(now time.Time, cfg *CacheConfig) {
 	}
 }
 
-// take adds what is known of a run that begins at a page.
+// take adds what is known of a run that begins at a page. A run never lies across two words of a bitmap.
 func (q *Question) take(r remembered, first int) {
-	for i := range min(runPages, len(q.lane.Names)-first) {
-		if first+i < q.from || r.known>>i&1 == 0 {
-			continue
-		}
-		q.known.Set(first + i)
-		at := r.miss
-		if r.present>>i&1 != 0 {
-			q.present.Set(first + i)
-			at = r.hit
-		}
-		if q.oldest.IsZero() || at.Before(q.oldest) {
-			q.oldest = at
-		}
+	if first < q.from {
+		beyond := ^uint64(0) << (q.from - first)
+		r.known &= beyond
+		r.present &= beyond
+	}
+	if r.known == 0 {
+		return
+	}
+	q.known[first>>6] |= r.known << (first & 63)
+	q.present[first>>6] |= r.present << (first & 63)
+	if r.present != 0 && (q.oldest.IsZero() || r.hit.Before(q.oldest)) {
+		q.oldest = r.hit
+	}
+	if r.known != r.present && (q.oldest.IsZero() || r.miss.Before(q.oldest)) {
+		q.oldest = r.miss
 	}
 }
+
+// whole reports whether all pages from where the question begins are known.
+func (q *Question) whole() bool {
+	for i := q.from; i < q.lane.Pages; i = (i | 63) + 1 {
+		want := ^uint64(0) << (i & 63)
+		if rest := q.lane.Pages - i&^63; rest < 64 {
+			want &= 1<<rest - 1
+		}
+		if q.known[i>>6]&want != want {
+			return false
+		}
+	}
+	return true
+}
+
+// Ready reports whether the store need not be waited for: all that can be known is remembered.
+func (q *Question) Ready() bool { return len(q.waiting) == 0 }
 
 // Wait waits for what the store was asked, until ctx ends at the latest, and says what is known then.
 func (q *Question) Wait(ctx context.Context) Found {
@@ -245,11 +315,7 @@ func (q *Question) Wait(ctx context.Context) Found {
 	if !q.oldest.IsZero() {
 		f.Age = max(0, q.cache.cfg.Now().Sub(q.oldest))
 	}
-	whole := true
-	for i := q.from; i < len(q.lane.Names) && whole; i++ {
-		whole = q.known.Get(i)
-	}
-	if !whole {
+	if !q.whole() {
 		f.Err = q.err
 	}
 	return f
@@ -265,7 +331,7 @@ type ask struct {
 
 // fly asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that is there: a miss
 // is the usual answer, and costs one key then.
-func (c *Cache) fly(f *flight, lane Lane, todo []ask, epoch uint64) {
+func (c *Cache) fly(f *flight, names func(from, to int) PageKeys, todo []ask, epoch uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
 	defer cancel()
 	begun := c.cfg.Now()
@@ -274,7 +340,7 @@ func (c *Cache) fly(f *flight, lane Lane, todo []ask, epoch uint64) {
 	var first, rest []string
 	var spans [][2]int // of rest, by page
 	for r, a := range todo {
-		named := lane.Keys(lane.Names[a.first : a.first+a.pages])
+		named := names(a.first, a.first+a.pages)
 		for i := range a.pages {
 			if a.before.known>>i&1 != 0 {
 				continue

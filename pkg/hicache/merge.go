@@ -47,37 +47,33 @@ func (s *SGLang) Rule() Rule {
 type Map struct {
 	ranges []Range
 	total  uint32
-	blocks int
+	blocks uint32
 	known  Bitmap
-	ends   []uint32 // for each block the end of the unbroken run from it on; itself, if it is not there
 }
 
 // NewMap takes what a store said of a prompt's blocks. Bits that are not known count as not there.
 func NewMap(blocks int, present, known Bitmap) *Map {
-	m := &Map{blocks: blocks, known: known, ends: make([]uint32, blocks+1)}
-	end := uint32(blocks)
-	m.ends[blocks] = end
-	for i := blocks - 1; i >= 0; i-- {
-		if !present.Get(i) || !known.Get(i) {
-			end = uint32(i)
+	m := &Map{blocks: uint32(blocks), known: known}
+	for at := 0; ; {
+		from := next(present, known, at, blocks, 0)
+		if from == blocks {
+			return m
 		}
-		m.ends[i] = end
+		at = next(present, known, from, blocks, ^uint64(0))
+		m.ranges = append(m.ranges, Range{uint32(from), uint32(at)})
+		m.total += uint32(at - from)
 	}
-	for i := 0; i < blocks; {
-		if present[i>>6]>>(i&63) == 0 { // nothing more in this word
-			i = (i | 63) + 1
-			continue
+}
+
+// next is the first block from at on that is there, or, with flip all ones, that is not; blocks if there is none.
+func next(present, known Bitmap, at, blocks int, flip uint64) int {
+	for at < blocks {
+		if rest := (present[at>>6]&known[at>>6] ^ flip) >> (at & 63); rest != 0 {
+			return min(blocks, at+bits.TrailingZeros64(rest))
 		}
-		i += bits.TrailingZeros64(present[i>>6] >> (i & 63))
-		if i >= blocks || m.ends[i] == uint32(i) {
-			i++
-			continue
-		}
-		m.ranges = append(m.ranges, Range{uint32(i), m.ends[i]})
-		m.total += m.ends[i] - uint32(i)
-		i = int(m.ends[i])
+		at = (at | 63) + 1
 	}
-	return m
+	return blocks
 }
 
 // Ranges are the blocks that are in the store, in order. The caller must not change them.
@@ -88,11 +84,11 @@ func (m *Map) Total() uint32 { return m.total }
 
 // Load is how many blocks a rank would load that has the first own blocks itself, and why no more.
 func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
-	own = min(own, uint32(m.blocks))
-	end := m.ends[own]
+	own = min(own, m.blocks)
+	end := m.end(own)
 	run := end - own
 	switch {
-	case int(end) == m.blocks:
+	case end == m.blocks:
 		why = BeyondEnd
 	case !m.known.Get(int(end)):
 		why = BeyondUnknown
@@ -106,4 +102,20 @@ func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 		return 0, BeyondThreshold
 	}
 	return run, why
+}
+
+// end is where the unbroken run from a block on ends; the block itself, if it is not there.
+func (m *Map) end(block uint32) uint32 {
+	lo, hi := 0, len(m.ranges) // the first range that ends after the block
+	for lo < hi {
+		if mid := (lo + hi) / 2; m.ranges[mid].To > block {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	if lo < len(m.ranges) && m.ranges[lo].From <= block {
+		return m.ranges[lo].To
+	}
+	return block
 }

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"hash"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -40,32 +40,67 @@ func (s Space) seed() []byte {
 	return sum[:]
 }
 
+// Pages is how many whole pages a prompt has.
+func (s *SGLang) Pages(tokens int) int {
+	if s.IsEagle {
+		tokens = max(0, tokens-1)
+	}
+	return tokens / s.PageSize
+}
+
+// Lane is a prompt's pages, for a cache of the store that s is about. tokens are not used any more after Begin has returned. s must
+// have passed Check.
+func (s *SGLang) Lane(tokens []uint32, space Space) Lane {
+	l := Lane{Pages: s.Pages(len(tokens))}
+	l.Names = func() func(from, to int) PageKeys {
+		pages := s.PageHashes(nil, tokens, space)
+		return func(from, to int) PageKeys {
+			if s.Backend == "file" {
+				return s.FileKeys(pages[from:to])
+			}
+			return s.Keys(pages[from:to])
+		}
+	}
+	m := Marker{PageSize: s.PageSize}
+	if s.IsEagle {
+		m.Ahead = 1
+	}
+	if !s.namespacesIgnored() {
+		m.Space = space.seed()
+	}
+	l.Marks = m.Append(make([]Mark, 0, runOf(l.Pages)+1), tokens, l.Pages)
+	return l
+}
+
 // PageHashes appends to dst the hashes of the whole pages of tokens. Tokens that do not fill a page have none. With EAGLE a page
 // is of pairs (t, t+1), so n tokens have (n-1)/page_size pages. s must have passed Check.
 func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []PageHash {
-	units, width := len(tokens), 1
+	width := 1
 	if s.IsEagle {
-		units, width = max(0, len(tokens)-1), 2
+		width = 2
 	}
-	var prior []byte
+	buf := make([]byte, sha256.Size+4*s.PageSize*width) // the page before, or what stands for it, and a page
+	text := buf[sha256.Size:]
 	if !s.namespacesIgnored() {
-		prior = space.seed()
+		if seed := space.seed(); seed != nil {
+			copy(buf, seed)
+			text = buf
+		}
 	}
-	var h hash.Hash = sha256.New()
-	buf := make([]byte, 4*s.PageSize*width)
-	for first := 0; first+s.PageSize <= units; first += s.PageSize {
-		at := 0
+	count := s.Pages(len(tokens))
+	dst = slices.Grow(dst, count)
+	for first := 0; first < count*s.PageSize; first += s.PageSize {
+		at := sha256.Size
 		for i := first; i < first+s.PageSize; i++ {
 			for j := range width {
 				binary.LittleEndian.PutUint32(buf[at:], tokens[i+j])
 				at += 4
 			}
 		}
-		h.Reset()
-		h.Write(prior)
-		h.Write(buf)
-		dst = append(dst, PageHash{})
-		prior = h.Sum(dst[len(dst)-1][:0])
+		sum := sha256.Sum256(text)
+		dst = append(dst, sum)
+		copy(buf, sum[:])
+		text = buf
 	}
 	return dst
 }

@@ -304,6 +304,63 @@ func (m *memory) Exists(ctx context.Context, keys []string) (present, known Bitm
 	return present, known, nil
 }
 
+// runs is how many runs some pages are remembered in.
+func runs(pages int) (n int) {
+	for first := 0; first < pages; first += runLength(first) {
+		if runOf(first) != n || runOf(min(pages, first+runLength(first))-1) != n {
+			panic("runs are not numbered in order")
+		}
+		n++
+	}
+	return n
+}
+
+// Two prompts share the marks of those runs whose pages have the same names, and no others.
+func TestMarksAgainstNames(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 12))
+	salts := []string{"", "x"}
+	for range 1000 {
+		s := &SGLang{Backend: "mooncake", PageSize: 1 + rng.IntN(4), TPSize: 1, PPSize: 1, IsEagle: rng.IntN(2) == 0}
+		a := make([]uint32, rng.IntN([]int{60, 60, 60, 600}[rng.IntN(4)]*s.PageSize))
+		for i := range a {
+			a[i] = rng.Uint32N(3)
+		}
+		b := slices.Clone(a)
+		if len(b) > 0 && rng.IntN(4) > 0 {
+			b = b[:1+rng.IntN(len(b))]
+			b[rng.IntN(len(b))] = rng.Uint32N(3)
+		}
+		lane := func(tokens []uint32) (Lane, []PageHash) {
+			var space Space
+			if rng.IntN(4) == 0 {
+				space.CacheSalt = &salts[rng.IntN(2)]
+			}
+			return s.Lane(tokens, space), s.PageHashes(nil, tokens, space)
+		}
+		x, names := lane(a)
+		y, others := lane(b)
+		if x.Pages != len(names) || len(x.Marks) != runs(len(names)) {
+			t.Fatalf("%d pages, %d marks, %d names", x.Pages, len(x.Marks), len(names))
+		}
+		for r := range min(len(x.Marks), len(y.Marks)) {
+			end := min(r+1, 16)*16 + max(r-15, 0)*64
+			p, q := min(x.Pages, end), min(y.Pages, end)
+			if same := p == q && names[p-1] == others[q-1]; (x.Marks[r] == y.Marks[r]) != same {
+				t.Fatalf("run %d: the names are the same: %v, the marks: %v\n%+v\n%v\n%v", r, same, !same, s, a, b)
+			}
+		}
+		for from := range x.Pages {
+			if rng.IntN(x.Pages) > 2 {
+				continue
+			}
+			to := from + 1 + rng.IntN(x.Pages-from)
+			if got, want := x.Names()(from, to).Keys, s.Keys(names[from:to]).Keys; !slices.Equal(got, want) {
+				t.Fatalf("pages %d to %d: %v, want %v", from, to, got, want)
+			}
+		}
+	}
+}
+
 // clock is one that the test holds.
 type clock struct{ at atomic.Int64 }
 
@@ -316,7 +373,7 @@ func lane(n int) Lane {
 	for i := range tokens {
 		tokens[i] = uint32(i)
 	}
-	return Lane{Names: s.PageHashes(nil, tokens, Space{}), Keys: s.Keys}
+	return s.Lane(tokens, Space{})
 }
 
 // Against the store itself: what the cache says was so within its lives, whatever comes and goes.
@@ -325,15 +382,16 @@ func TestCacheAgainstStore(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		c := &clock{}
 		c.advance(time.Hour)
-		l := lane(70)
+		const pages = 400
+		l := lane(pages)
 		m := &memory{objects: map[string]bool{}}
 		cache := NewCache(m, CacheConfig{HitLife: 10 * time.Second, MissLife: 3 * time.Second, Now: c.now})
-		keys := l.Keys(l.Names)
+		keys := l.Names()(0, pages)
 		type change struct {
 			at   time.Time
 			what bool
 		}
-		history := make([][]change, len(l.Names)) // of pages
+		history := make([][]change, l.Pages)
 		page := func(i int) bool { return m.objects[keys.Keys[2*i]] && m.objects[keys.Keys[2*i+1]] }
 		for i := range history {
 			history[i] = []change{{time.Unix(0, 0), false}}
@@ -343,9 +401,9 @@ func TestCacheAgainstStore(t *testing.T) {
 			k := rng.IntN(len(keys.Keys))
 			m.objects[keys.Keys[k]] = rng.IntN(3) > 0
 			history[k/2] = append(history[k/2], change{c.now(), page(k / 2)})
-			from, to := rng.IntN(70), 1+rng.IntN(70)
+			from, to := rng.IntN(pages), 1+rng.IntN(pages)
 			from = min(from, to)
-			found := cache.Begin(Lane{Names: l.Names[:to], Keys: l.Keys}, from).Wait(soon(t))
+			found := cache.Begin(lane(to), from).Wait(soon(t))
 			if found.Err != nil {
 				t.Fatal(found.Err)
 			}
@@ -382,7 +440,7 @@ func TestCacheAsksOnce(t *testing.T) {
 	m := &memory{objects: map[string]bool{}, gate: make(chan struct{})}
 	c := NewCache(m, CacheConfig{Flights: 1, Patience: time.Minute, HitLife: time.Hour, MissLife: time.Hour})
 	l := lane(40)
-	for _, k := range l.Keys(l.Names).Keys {
+	for _, k := range l.Names()(0, 40).Keys {
 		m.objects[k] = true
 	}
 	late, cancel := context.WithTimeout(context.Background(), time.Millisecond)
@@ -390,7 +448,9 @@ func TestCacheAsksOnce(t *testing.T) {
 	if f := c.Begin(l, 0).Wait(late); !errors.Is(f.Err, context.DeadlineExceeded) || f.Known.Count() > 0 {
 		t.Fatalf("a slow store: %v, %d known", f.Err, f.Known.Count())
 	}
-	if f := c.Begin(Lane{ID: 1, Names: l.Names, Keys: l.Keys}, 0).Wait(soon(t)); !errors.Is(f.Err, ErrBusy) {
+	other := l
+	other.ID = 1
+	if f := c.Begin(other, 0).Wait(soon(t)); !errors.Is(f.Err, ErrBusy) {
 		t.Fatalf("one too many: %v", f.Err)
 	}
 	waiting := []*Question{c.Begin(l, 0), c.Begin(l, 0)}
@@ -493,4 +553,14 @@ func (b Bitmap) fill(n int) Bitmap {
 		b[n>>6] &= 1<<(n&63) - 1
 	}
 	return b
+}
+
+func BenchmarkMarks4096Pages(b *testing.B) {
+	tokens := prompt(4096, 16)
+	m := Marker{PageSize: 16}
+	var marks []Mark
+	b.ReportAllocs()
+	for b.Loop() {
+		marks = m.Append(marks[:0], tokens, 4096)
+	}
 }

@@ -1,0 +1,125 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// l3Node is a node that serves one model, whose workers hold prefixes of one prompt and share the folder of SGLang's file backend. Its log is
+// handed to its machine directly.
+type l3Node struct {
+	*Node
+	prompt []uint32
+	config hicache.SGLang
+	ctx    context.Context
+}
+
+// newL3Node has workers "w000", "w001" and so on hold as many blocks of a prompt of tokens as depth says.
+func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, configure func(*hicache.SGLang)) *l3Node {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	t.Cleanup(cancel)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0", SyncInterval: time.Minute})
+	must(err)
+	t.Cleanup(server.Stop)
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	must(err)
+	t.Cleanup(conn.Close)
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
+	must(err)
+	x := &l3Node{ctx: ctx, config: hicache.SGLang{Backend: "file", PageSize: 16, TPSize: 1, PPSize: 1, ModelName: "m", Directory: t.TempDir()}}
+	if configure != nil {
+		configure(&x.config)
+	}
+	x.Node = New(Config{Namespace: ns, L3: L3Config{
+		Models: map[string]hicache.Config{"m": {SGLang: &x.config}}, Timeout: patience,
+		Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour},
+	}})
+	x.l3.watch(ctx)
+	x.set(0, func(s *standing) { s.state = stateServing })
+	for i := range tokens {
+		x.prompt = append(x.prompt, uint32(i*7919%151_936))
+	}
+	hasher, err := events.NewHasher(uint32(x.config.PageSize), events.Space{})
+	must(err)
+	locals := hasher.Hash(nil, x.prompt)
+	names := make([]events.BlockHash, len(locals))
+	for i := range names {
+		names[i] = events.BlockHash(i + 1)
+	}
+	var msgs []Message
+	for w := range workers {
+		batch := events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: uint32(x.config.PageSize), Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}}}
+		for from := 0; from < depth(w); from += events.MaxBlocksPerEvent {
+			to := min(depth(w), from+events.MaxBlocksPerEvent)
+			e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: names[from:to], Locals: locals[from:to]}
+			if from > 0 {
+				e.HasParent, e.Parent = true, names[from-1]
+			}
+			batch.Events = append(batch.Events, e)
+		}
+		data, err := events.AppendBatch(nil, &batch)
+		must(err)
+		msgs = append(msgs, Message{Seq: events.StreamSeq(w + 1), Time: 1000, Key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%03d", w))}, Data: data})
+	}
+	if !x.machine.Apply(0, msgs) {
+		t.Fatal("the machine does not take the log")
+	}
+	return x
+}
+
+// store puts pages of the prompt into the shared folder.
+func (x *l3Node) store(t testing.TB, from, to int) {
+	t.Helper()
+	keys := x.config.FileKeys(x.config.PageHashes(nil, x.prompt, hicache.Space{}))
+	for _, key := range keys.Keys[from*keys.PerPage : to*keys.PerPage] {
+		if err := os.WriteFile(filepath.Join(x.config.Directory, key+".bin"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkFindL3 is a query of 256 workers that hold more and more of a prompt, without the shared store and with it, all of whose
+// answers are remembered. The two are timed in turn, so that they have the same weather; ratio is what the one costs over the other.
+func BenchmarkFindL3(b *testing.B) {
+	for _, tokens := range []int{4096, 65_536} {
+		const workers = 256
+		blocks := tokens / 16
+		x := newL3Node(b, tokens, workers, func(w int) int { return 1 + w*(blocks-1)/workers }, nil)
+		x.store(b, 0, blocks)
+		ask := func(b *testing.B, l3 api.L3Ask) time.Duration {
+			begun := time.Now()
+			a, err := x.Find(x.ctx, &api.Query{Model: "m", Tokens: x.prompt, L3: l3})
+			took := time.Since(begun)
+			if err != nil || len(a.Workers) != workers || (l3 == api.L3All) != (a.L3.Total == uint32(blocks)) {
+				b.Fatalf("%v, %+v", err, a)
+			}
+			return took
+		}
+		b.Run(fmt.Sprintf("tokens=%d", tokens), func(b *testing.B) {
+			ask(b, api.L3All) // what the store says is remembered from now on
+			var without, with time.Duration
+			for b.Loop() {
+				without += ask(b, api.L3Off)
+				with += ask(b, api.L3All)
+			}
+			b.ReportMetric(float64(without.Nanoseconds())/1000/float64(b.N), "µs-without")
+			b.ReportMetric(float64(with.Nanoseconds())/1000/float64(b.N), "µs-with")
+			b.ReportMetric(float64(with)/float64(without), "ratio")
+		})
+	}
+}
