@@ -22,6 +22,7 @@ type Sharing struct {
 	Reason string
 
 	everyone bool // ranks that registered nothing share the store too, by the rule of Config
+	common   Rule // of everyone
 	rules    map[events.RankKey]Rule
 }
 
@@ -31,6 +32,7 @@ func ForAll(c Config) *Sharing {
 	if err := c.Check(); err != nil {
 		s.Config, s.Reason = Config{}, err.Error()
 	}
+	s.common = s.Config.Rule()
 	return s
 }
 
@@ -65,7 +67,7 @@ func Share(ranks map[events.RankKey]Config) *Sharing {
 // Rule is what a rank loads of the store's blocks; false says that it shares no store.
 func (s *Sharing) Rule(rank events.RankKey) (Rule, bool) {
 	if s.everyone {
-		return s.Config.Rule(), s.Config != Config{}
+		return s.common, s.Config != Config{}
 	}
 	r, ok := s.rules[rank]
 	return r, ok
