@@ -242,4 +242,5 @@ def main():
             say(ok=True, **answer)
 
 
-main()
+if __name__ == "__main__":
+    main()
