@@ -16,9 +16,15 @@ import (
 )
 
 const (
-	exportBudget = 4096             // blocks that the writer exports at a time, between other work
-	saveTick     = time.Second      // how often it is asked which partitions are due
-	saveRetry    = 10 * time.Second // after a failure
+	exportBudget = 4096 // blocks that the writer exports at a time, between other work
+
+	// After each step of an export the processors are left to others for so many times as long as it took: what is published, and what
+	// the server does for it, goes from one goroutine to the next, and each hand-over may have to wait for whoever works without end.
+	exportRest     = 2
+	exportRestMost = 10 * time.Millisecond
+
+	saveTick  = time.Second      // how often it is asked which partitions are due
+	saveRetry = 10 * time.Second // after a failure
 
 	// Storing a snapshot may take as long as this and what its bytes need at that rate. Longer means that the bucket takes nothing, as on
 	// a full disk; whoever waits for a snapshot under way must not wait for that.
@@ -243,9 +249,15 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	}
 	for done := false; !done; {
 		var bad error
-		if err := n.do(ctx, func(*Machine) { done, bad = c.export.Step(exportBudget, w) }); err != nil || bad != nil {
+		var took time.Duration
+		if err := n.do(ctx, func(*Machine) {
+			begun := time.Now()
+			done, bad = c.export.Step(exportBudget, w)
+			took = time.Since(begun)
+		}); err != nil || bad != nil {
 			return info, errors.Join(err, bad)
 		}
+		pause(ctx, min(exportRest*took, exportRestMost))
 	}
 	manifest, ledger, err := w.Close()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -43,6 +44,7 @@ type site struct {
 	node     *Node
 	stopNode func()
 	mend     func(context.Context) error
+	index    radix.Config
 
 	mu   sync.Mutex
 	told []string
@@ -115,7 +117,7 @@ func (w *site) start() {
 	ready := make(chan struct{})
 	w.node = New(Config{
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Watch: 50 * time.Millisecond,
-		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond, Mend: w.mend,
+		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond, Mend: w.mend, Index: w.index,
 		Hooks: Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {

@@ -24,7 +24,7 @@ const MaxValue = 900_000
 // disk is left alone restFactor times as long as that took, restMost at most: so an event waits for one value, not for all.
 const (
 	batchBytes = 128 << 10
-	restFactor = 4
+	restFactor = 2
 	restMost   = 20 * time.Millisecond
 )
 

@@ -1,0 +1,124 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/twin"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+)
+
+// TestAgesSurviveARestart parks blocks and removes others, and restarts one node of two from a snapshot while they age. Ages are counted in
+// the times of the log, so both nodes, and a twin that reads the log, drop the same at the same message.
+func TestAgesSurviveARestart(t *testing.T) {
+	w := newSite(t)
+	const age = 2000
+	w.index = radix.Config{ParkFor: age, RememberFor: age, MaxParked: 100, MaxRemembered: 100}
+	w.start()
+	ready := make(chan struct{})
+	steady := New(Config{
+		ID: "steady", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Index: w.index, Hooks: Hooks{Ready: func() { close(ready) }},
+	})
+	ctx, cancel := context.WithCancel(w.ctx)
+	var running sync.WaitGroup
+	running.Go(func() { steady.Run(ctx) })
+	defer func() { cancel(); running.Wait() }()
+	select {
+	case <-ready:
+	case <-w.ctx.Done():
+		t.Fatal("not ready")
+	}
+
+	key := events.RankKey{Instance: "w1"}
+	pub, err := w.ns.OpenPublisher(w.ctx, key, jetstream.PublisherHooks{})
+	w.must(err)
+	truth := twin.New(twin.Config{MaxParked: 100, ParkFor: age, MaxRemembered: 100, RememberFor: age})
+	var next events.EventID = 1
+	var expired uint64 // blocks, for the twin
+	say := func(evs ...events.Event) {
+		t.Helper()
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: next, Model: "m", BlockSize: 4, Events: evs})
+		w.must(err)
+		next += events.EventID(len(evs))
+		_, err = pub.Publish(w.ctx, [][]byte{data})
+		w.must(err)
+		last, err := w.ns.LastMessage(w.ctx, key)
+		w.must(err)
+		expired += truth.Apply(last.Time, evs).Expired
+	}
+	store := func(parent events.BlockHash, names ...events.BlockHash) events.Event {
+		e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: parent != 0, Parent: parent, Blocks: names}
+		for _, n := range names {
+			e.Locals = append(e.Locals, events.LocalHash(1000+n))
+		}
+		return e
+	}
+	remove := func(names ...events.BlockHash) events.Event {
+		return events.Event{Kind: events.Removed, Tier: events.Device, Blocks: names}
+	}
+	type state struct {
+		checksum uint64
+		ranks    int
+		parked   int64
+		places   int64 // remembered
+		holdings [events.NumTiers]int64
+	}
+	look := func(n *Node) (s state) {
+		t.Helper()
+		info, err := w.ns.StreamInfo(w.ctx, 0)
+		w.must(err)
+		w.must(n.bell.wait(w.ctx, func() bool { return n.machine.Applied(0) >= info.Last }))
+		w.must(n.do(w.ctx, func(m *Machine) {
+			st := m.index.Stats()
+			s = state{m.checksum(0), len(m.parts[0].ranks), st.Parked, st.Remembered, st.Holdings}
+			err = m.index.Check()
+		}))
+		w.must(err)
+		return s
+	}
+	both := func() state {
+		t.Helper()
+		one, other := look(w.node), look(steady)
+		dropped := uint64(0)
+		w.must(steady.do(w.ctx, func(m *Machine) { dropped = m.counts.Index.Expired }))
+		if one != other || int(one.holdings[0]) != truth.Holdings() || dropped != expired {
+			t.Fatalf("restarted %+v; steady %+v, with %d blocks expired; the twin holds %d, and %d have expired", one, other, dropped, truth.Holdings(), expired)
+		}
+		return one
+	}
+	is := func(got state, parked, places, holdings int64) {
+		t.Helper()
+		if got.parked != parked || got.places != places || got.holdings[0] != holdings {
+			t.Fatalf("%+v: want %d parked, %d remembered, %d held", got, parked, places, holdings)
+		}
+	}
+
+	say(store(0, 1, 2, 3), store(50, 51, 52), remove(3))
+	begun := time.Now()
+	is(both(), 2, 1, 2)
+	w.snapshot()
+	w.restart()
+	is(both(), 2, 1, 2)
+	time.Sleep(age / 4 * time.Millisecond)
+	say(store(60, 61), remove(2))
+	both()
+	w.snapshot()
+	w.restart()
+	both()
+
+	// Now the first are too old, whatever was restarted meanwhile; the second are not, on a machine that is not too slow.
+	time.Sleep(time.Until(begun.Add((age + 100) * time.Millisecond)))
+	say(store(0, 50), store(3, 4)) // the parent that came too late, and a child of what is forgotten
+	if both(); expired < 2 {
+		t.Fatalf("%d blocks have expired", expired)
+	}
+	w.snapshot()
+	w.restart()
+	time.Sleep((age + 100) * time.Millisecond)
+	say(store(0, 60), store(2, 5)) // all are too old
+	is(both(), 1, 0, 3)
+}

@@ -1,0 +1,176 @@
+package jetstream
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// paced is a commit that goes value by value, with rests: 20 values that together are more than a batch.
+func paced(name string) (values []Value) {
+	for i := range 20 {
+		values = append(values, Value{chunkKey(0, fmt.Sprint(name, i)), bytes.Repeat([]byte{byte(i)}, 200_000)})
+	}
+	return values
+}
+
+// awaitKey waits until a commit under way has stored a value.
+func (w *world) awaitKey(b *Bucket, key string) {
+	w.t.Helper()
+	for {
+		_, err := b.Latest(w.ctx, key)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, ErrNotFound) {
+			w.t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// keysBut lists the keys of the bucket that are not among some values.
+func (w *world) keysBut(b *Bucket, values []Value) (rest []string) {
+	w.t.Helper()
+	keys, err := b.Keys(w.ctx, "")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, k := range keys {
+		if !slices.ContainsFunc(values, func(v Value) bool { return v.Key == k }) {
+			rest = append(rest, k)
+		}
+	}
+	return rest
+}
+
+// TestCommitResumes cuts the connection in the midst of a commit, again and again: it goes on where it was, and stores at most the value
+// twice that was on its way at a cut.
+func TestCommitResumes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	b := w.snapshots(true)
+	px := newProxy(t, w.addr)
+	through := openBucket(w.through(px, time.Minute).c, b.name)
+	through.atomic = true
+	values := paced("x")
+	const cuts = 3
+	go func() {
+		for i := range cuts {
+			w.awaitKey(b, values[4*(i+1)].Key)
+			px.cut()
+		}
+	}()
+	rev, err := through.Commit(w.ctx, values, Value{manifestKey(0), []byte("m")}, 0)
+	if err != nil || rev < 21 || rev > 21+cuts {
+		t.Fatalf("the guard is the bucket's message %d of 21: %v", rev, err)
+	}
+	for _, v := range values {
+		if got, err := b.Get(w.ctx, v.Key); err != nil || !bytes.Equal(got, v.Data) {
+			t.Fatalf("%s: %d bytes, %v", v.Key, len(got), err)
+		}
+	}
+}
+
+// TestCommitOvertaken has another writer commit while one has stored some of its values: it is told whose turn it was, its values count for
+// nothing, and the other's next sweep removes them.
+func TestCommitOvertaken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	b := w.snapshots(true)
+	first, err := b.Commit(w.ctx, nil, Value{manifestKey(0), []byte("first")}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	px := newProxy(t, w.addr)
+	slow := openBucket(w.through(px, 300*time.Millisecond).c, b.name)
+	slow.atomic = true
+	vain := paced("x")
+	done := make(chan error, 1)
+	go func() {
+		_, err := slow.Commit(w.ctx, vain, Value{manifestKey(0), []byte("slow")}, first)
+		done <- err
+	}()
+	w.awaitKey(b, vain[2].Key)
+	px.deaf.Store(true) // it does not come further meanwhile
+	winner := []Value{{chunkKey(0, "y"), []byte("y")}}
+	second, err := b.Commit(w.ctx, winner, Value{manifestKey(0), []byte("second")}, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	px.deaf.Store(false)
+	px.cut()
+	var conflict *ConflictError
+	if err := <-done; !errors.Is(err, ErrConflict) || !errors.As(err, &conflict) || conflict.Expected != first || conflict.Found != second {
+		t.Fatal(err)
+	}
+	if m, err := b.Latest(w.ctx, manifestKey(0)); err != nil || string(m.Value) != "second" {
+		t.Fatal(m, err)
+	}
+	keep := func(key string) bool { return key == manifestKey(0) || key == winner[0].Key }
+	if _, err := b.Sweep(w.ctx, keyPrefix(0), keep, second); err != nil {
+		t.Fatal(err)
+	}
+	if keys := w.keysBut(b, vain); !slices.Equal(keys, []string{winner[0].Key, manifestKey(0)}) {
+		t.Fatalf("left: %q", keys)
+	}
+	third, err := b.Commit(w.ctx, nil, Value{manifestKey(0), []byte("third")}, second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if removed, err := b.Sweep(w.ctx, keyPrefix(0), keep, third); err != nil || removed == 0 {
+		t.Fatal(removed, err)
+	}
+	if keys := w.keysBut(b, nil); !slices.Equal(keys, []string{winner[0].Key, manifestKey(0)}) {
+		t.Fatalf("left: %q", keys)
+	}
+}
+
+// TestCommitCancelled ends a commit in its midst: it returns soon, the guard is as it was, and what was stored in vain is swept after the
+// next one.
+func TestCommitCancelled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	b := w.snapshots(true)
+	first, err := b.Commit(w.ctx, nil, Value{manifestKey(0), []byte("first")}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vain := paced("x")
+	ctx, cancel := context.WithCancel(w.ctx)
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.Commit(ctx, vain, Value{manifestKey(0), []byte("cancelled")}, first)
+		done <- err
+	}()
+	w.awaitKey(b, vain[2].Key)
+	cancel()
+	if err := <-done; !errors.Is(err, ErrUnavailable) || !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if _, err := b.Latest(w.ctx, vain[19].Key); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("it went on: %v", err)
+	}
+	// The same values are part of the next commit, in part: nothing is in their way.
+	values := append(vain[:1:1], Value{chunkKey(0, "y"), []byte("y")})
+	second, err := b.Commit(w.ctx, values, Value{manifestKey(0), []byte("second")}, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keep := func(key string) bool {
+		return key == manifestKey(0) || slices.ContainsFunc(values, func(v Value) bool { return v.Key == key })
+	}
+	if removed, err := b.Sweep(w.ctx, keyPrefix(0), keep, second); err != nil || removed < 2 {
+		t.Fatal(removed, err)
+	}
+	if keys := w.keysBut(b, values); !slices.Equal(keys, []string{manifestKey(0)}) {
+		t.Fatalf("left: %q", keys)
+	}
+	if got, err := b.Get(w.ctx, vain[0].Key); err != nil || !bytes.Equal(got, vain[0].Data) {
+		t.Fatal(err)
+	}
+}
