@@ -36,6 +36,7 @@ type running struct {
 	nats                                *cli.NATS
 	namespace                           string
 	engine, replay, source, topic       string
+	engineSnapshot                      string
 	engineNATS                          *cli.NATS
 	listen                              bool
 	instance, model                     string
@@ -70,6 +71,7 @@ SGLang number them. vLLM publishes with
 	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats", "of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
+	f.StringVar(&r.engineSnapshot, "engine-snapshot", "", "where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, or --replay's endpoint again")
 	f.StringVar(&r.source, "source", "auto", "how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats")
 	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this")
 	f.StringVar(&r.instance, "instance", "", "instance id: what routers address (required)")
@@ -121,7 +123,7 @@ func (r *running) check() error {
 	if err := jetstream.CheckNamespace(r.namespace); err != nil {
 		errs = append(errs, fmt.Errorf("--namespace: %w", err))
 	}
-	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay}} {
+	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay}, {"--engine-snapshot", r.engineSnapshot}} {
 		if s.value != "" && !r.fleet() {
 			if err := zmtp.CheckEndpoint(s.value); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
@@ -221,7 +223,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats", ns.Conn().Server().URL)
 	return shim.Run(ctx, shim.Config{
-		Engine: r.engine, Listen: r.listen, Replay: r.replay, Topics: []string{r.topic},
+		Engine: r.engine, Listen: r.listen, Replay: r.replay, Snapshot: r.engineSnapshot, Topics: []string{r.topic},
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
 		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
 		Log:           shim.NewStreamLog(ns, key, watch.logFailed),
@@ -258,7 +260,7 @@ func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events
 	waiting := limiter{every: r.logWindow}
 	giveUp := time.Now().Add(r.claimWait)
 	for {
-		desk, err := shim.Claim(ctx, ns, key, r.replay != "")
+		desk, err := shim.Claim(ctx, ns, key, r.replay != "" || r.engineSnapshot != "")
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
 			log.Warn("the NATS server does not permit control subjects", "error", err)

@@ -11,13 +11,16 @@ import (
 const maxRanks = 1024
 
 // ofRank is what to do for the i-th of the ranks: vllm-project/vllm › vllm/distributed/kv_events.py, offset_endpoint_port, adds the rank
-// to the ports of both endpoints, and SGLang does the same.
+// to the ports of all endpoints, and SGLang does the same.
 func (r *running) ofRank(i uint32) (*running, error) {
 	one := *r
 	one.rank += i
 	var err error
 	if one.engine, err = offset(r.engine, i); err == nil && r.replay != "" {
 		one.replay, err = offset(r.replay, i)
+	}
+	if err == nil && r.engineSnapshot != "" {
+		one.engineSnapshot, err = offset(r.engineSnapshot, i)
 	}
 	return &one, err
 }
@@ -50,7 +53,10 @@ func (r *running) checkPorts() error {
 		if err != nil {
 			return fmt.Errorf("--ranks %d: %w", r.ranks, err)
 		}
-		for _, e := range []struct{ what, endpoint string }{{"event", one.engine}, {"replay", one.replay}} {
+		for _, e := range []struct{ what, endpoint string }{{"event", one.engine}, {"replay", one.replay}, {"snapshot", one.engineSnapshot}} {
+			if e.what == "snapshot" && e.endpoint == one.replay {
+				continue // the replay socket answers that too
+			}
 			what := fmt.Sprintf("rank %d's %s endpoint", one.rank, e.what)
 			if other := taken[e.endpoint]; other != "" && e.endpoint != "" {
 				return fmt.Errorf("%s is both %s and %s: leave --ranks ports between --engine and --replay, in the engine's configuration too", e.endpoint, other, what)

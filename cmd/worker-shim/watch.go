@@ -30,7 +30,7 @@ type watcher struct {
 	connectedOnce sync.Once
 	heard         atomic.Bool // the engine has said something
 
-	failed, stray, undecodable, skips, replayFailed, logTrouble limiter
+	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble limiter
 }
 
 // Decode decodes and looks at what was passed over.
@@ -69,7 +69,7 @@ func (w *watcher) logFailed(err error) {
 }
 
 func (w *watcher) hooks(ctx context.Context) shim.Hooks {
-	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.logTrouble} {
+	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed, &w.logTrouble} {
 		l.every = w.cfg.logWindow
 	}
 	log := w.log
@@ -99,6 +99,9 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		ReplayFailed: func(from events.EngineSeq, err error) {
 			w.replayFailed.do(func(n uint64) { log.Warn("replay failed", "from", from, "error", err, "times", n) })
 		},
+		SnapshotFailed: func(err error) {
+			w.snapshotFailed.do(func(n uint64) { log.Warn("the engine gave no snapshot", "error", err, "times", n) })
+		},
 		LogFailed: w.logFailed,
 		Stepped:   w.stepped,
 	}
@@ -111,6 +114,9 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 	}
 	if c.Gaps > w.counts.Gaps {
 		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times", c.Gaps)
+	}
+	if c.Snapshots > w.counts.Snapshots {
+		w.log.Info("what could not be replayed was had from the engine's snapshot", "snapshots", c.Snapshots)
 	}
 	if c.Resyncs > w.counts.Resyncs {
 		w.log.Warn("asked to say again what the engine holds", "times", c.Resyncs)
@@ -126,7 +132,7 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 
 // firstConnected looks at what is configured and, after a while, at whether anything came.
 func (w *watcher) firstConnected(ctx context.Context) {
-	if w.cfg.replay == "" {
+	if w.cfg.replay == "" && w.cfg.engineSnapshot == "" {
 		w.log.Warn("no replay endpoint: what the engine has said before is not known, and each gap clears the rank",
 			"what_to_do", "set replay_endpoint in the engine's --kv-events-config and give it to --replay")
 	}

@@ -68,6 +68,7 @@ type request struct {
 	Group    string       `json:"routing_group"`
 	Rank     *events.Rank `json:"dp_rank"`
 	Replay   string       `json:"replay_endpoint"`
+	Snapshot string       `json:"snapshot_endpoint"`
 	Type     string       `json:"type"`
 	Tokens   api.Tokens   `json:"token_ids"`
 	Hashes   api.Hashes   `json:"block_hashes"`
@@ -194,7 +195,7 @@ func (cfg *Config) register(ctx context.Context, r *http.Request) (any, error) {
 	}
 	record := registry.Record{
 		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.Group), BlockSize: *req.Size, Source: strings.ToLower(req.Type),
-		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Group: req.Group}, L3: req.L3,
+		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot, Group: req.Group}, L3: req.L3,
 	}
 	if req.L3 != nil {
 		if err := req.L3.Check(); err != nil {

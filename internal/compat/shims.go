@@ -156,7 +156,7 @@ func (s *Shims) Register(ctx context.Context, r registry.Record) error {
 	if r.Engine == nil || r.Model == "" || r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize {
 		return fmt.Errorf("%w: model_name, endpoint and a block_size from 1 to %d are needed", ErrBad, events.MaxBlockSize)
 	}
-	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay} {
+	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay, r.Engine.Snapshot} {
 		if endpoint != "" || endpoint == r.Engine.Endpoint {
 			if err := zmtp.CheckEndpoint(endpoint); err != nil {
 				return fmt.Errorf("%w: %w", ErrBad, err)
@@ -270,7 +270,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	if err != nil {
 		return err
 	}
-	desk, err := shim.Claim(ctx, s.ns, r.Key(), r.Engine.Replay != "")
+	desk, err := shim.Claim(ctx, s.ns, r.Key(), r.Engine.Replay != "" || r.Engine.Snapshot != "")
 	if err != nil {
 		return err
 	}
@@ -281,7 +281,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	}
 	s.hooks.Started(r)
 	return shim.Run(ctx, shim.Config{
-		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay,
+		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay, Snapshot: r.Engine.Snapshot,
 		Identity: shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
 		Decoder:  &telling{Decoder: decoder, told: func(e events.Engine, why string) { s.hooks.Told(r.Key(), e, why) }}, Log: shim.NewStreamLog(s.ns, r.Key(), nil), Desk: desk, Keep: lease.Keep,
 		Hooks: shim.Hooks{

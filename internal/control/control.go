@@ -42,7 +42,7 @@ type Shim struct {
 	PID         int                `json:"pid"`
 	Since       time.Time          `json:"since"`
 
-	// Replay says that its engine has a replay endpoint. Without one a new incarnation knows only what is announced from now on.
+	// Replay says that its engine can be asked for what it said before, or what it holds. Without that a new incarnation knows only what is announced from now on.
 	Replay bool `json:"replay"`
 }
 

@@ -21,6 +21,9 @@
 //	                    ▼     │
 //	                  the log (JetStream, acknowledged)
 //
+// Where the replay socket does not reach back and the engine gives snapshots (Config.Snapshot; none does by itself yet), what it holds is asked for
+// instead of being given up: a new incarnation begins with it. The live messages that come meanwhile are held, and go on behind it.
+//
 // Without a replay socket a gap cannot be filled and clears the rank; a message whose number fits is trusted.
 //
 // A replay socket that is dead or mute holds live messages back for a few seconds only (Limits.ReplayPatience, Config.ReplayTimeout). Then

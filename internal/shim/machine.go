@@ -115,6 +115,7 @@ type Counts struct {
 	Restarts    uint64 // new incarnations; each began with a cleared event
 	Resyncs     uint64 // new incarnations because somebody asked; Restarts has them too
 	Ended       uint64 // new incarnations because the one before was closed when its lease expired; Restarts has them too
+	Snapshots   uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
 	JoinedLate  uint64 // first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
 	Flushes     uint64
 	Messages    uint64 // messages of the log acknowledged
@@ -123,13 +124,13 @@ type Counts struct {
 // Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no clock.
 // One goroutine owns it.
 //
-// Inputs are Recovered (once, first), Connected, Live, Replayed, ReplayEnded, ReplayFailed, Flushed, FlushDoubted, LogLost, Resync. After
-// each the owner asks WantsReplay and NextFlight what is to be done.
+// Inputs are Recovered (once, first), Connected, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot, SnapshotFailed, Flushed, FlushDoubted, LogLost, Resync. After
+// each the owner asks WantsReplay, WantsSnapshot and NextFlight what is to be done.
 //
 // Invariants:
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
 //  2. The first `inflight` entries of the queue are what the last flight carried; nothing else is in the air.
-//  3. While a replay runs, no live message is taken: it is held, or dropped and asked for again.
+//  3. While a replay runs or a snapshot is awaited, no live message is taken: it is held, or dropped and asked for again.
 //  4. What was taken is an unbroken run of the engine's numbers, or a cleared event stands at the break.
 type Machine struct {
 	id     Identity
@@ -158,6 +159,15 @@ type Machine struct {
 	giveUp    bool          // the replay failed for good: a gap found now is a loss
 	held      []Frame
 	heldBytes int
+	overtaken events.EngineSeq // the newest that was not held for want of room
+
+	snapshots     bool // the engine may be asked for one
+	snapshot      wanted
+	snapshotTries int  // since something of the live stream fitted
+	refused       bool // no more are asked for until something changes
+	lacking       bool // something was lost that a snapshot would have
+	unseen        bool // taken is what a snapshot names; its digest is not known
+	adopted       bool // its digest is what a replay showed; nothing live has followed it yet
 
 	counts Counts
 }
@@ -219,23 +229,40 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 // Connected tells that the engine's socket is connected, for the first time or again. Whether it is still the same engine is
 // for a replay to show.
 func (m *Machine) Connected() {
-	m.held, m.heldBytes = nil, 0
-	if m.started {
-		m.tries, m.failures = 0, 0
-		m.startReplay()
+	m.held, m.heldBytes, m.overtaken = nil, 0, 0
+	if !m.started {
+		return
 	}
+	m.afresh()
+	if m.unseen || m.adopted { // nothing could show that this is still the engine whose snapshot was taken
+		m.rebirth(events.ReasonGap, 0)
+	}
+	if m.snapshot != notWanted {
+		m.snapshot = due // of who is there now
+		return
+	}
+	m.startReplay()
 }
+
+// afresh forgets how often the engine was asked in vain.
+func (m *Machine) afresh() { m.tries, m.failures, m.snapshotTries, m.refused = 0, 0, 0, false }
 
 // Verify makes a replay due that shows whether the engine is still the same and has said nothing that was not heard.
 func (m *Machine) Verify() {
-	if m.started && !m.replaying {
+	if !m.started || m.replaying || m.snapshot != notWanted {
+		return
+	}
+	m.snapshotTries, m.refused = 0, false
+	if m.replay && !(m.lacking && m.wantSnapshot()) {
 		m.startReplay()
+	} else if m.lacking {
+		m.wantSnapshot()
 	}
 }
 
 // Live takes one message from the engine's live stream.
 func (m *Machine) Live(f Frame, now events.Millis) {
-	if !m.started || m.replaying {
+	if !m.started || m.replaying || m.snapshot != notWanted {
 		m.hold(f)
 		return
 	}
@@ -245,6 +272,7 @@ func (m *Machine) Live(f Frame, now events.Millis) {
 func (m *Machine) hold(f Frame) {
 	if m.heldBytes+len(f.Payload) > m.limits.HeldBytes {
 		m.counts.Overtaken++
+		m.overtaken = max(m.overtaken, f.Seq)
 		return
 	}
 	m.held = append(m.held, f)
@@ -257,7 +285,10 @@ func (m *Machine) takeLive(f Frame, now events.Millis) {
 	case !m.taken.Known:
 		m.takeFirst(f)
 	case f.Seq == m.taken.Seq+1:
+		m.snapshotTries, m.adopted = 0, false
 		m.take(f)
+	case f.Seq <= m.taken.Seq && m.unseen:
+		m.counts.Duplicates++ // the snapshot has it
 	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
 		m.counts.Duplicates++
 	case m.replay && !m.giveUp:
@@ -266,6 +297,8 @@ func (m *Machine) takeLive(f Frame, now events.Millis) {
 	case f.Seq <= m.taken.Seq:
 		m.rebirth(events.ReasonRestart, now)
 		m.takeFirst(f)
+	case m.wantSnapshot():
+		m.hold(f)
 	default:
 		m.gap()
 		m.take(f)
@@ -287,9 +320,12 @@ func (m *Machine) WantsReplay() (from events.EngineSeq, ok bool) {
 
 func (m *Machine) startReplay() {
 	if !m.replay {
+		if m.snapshots {
+			m.wantSnapshot()
+		}
 		return
 	}
-	m.replaying, m.asked, m.verified = true, false, false
+	m.replaying, m.asked, m.verified, m.snapshot = true, false, false, notWanted
 }
 
 // Replayed takes one message of the replay that was asked for last. It reports false if the rest of that replay is of no
@@ -299,9 +335,14 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		return false
 	}
 	switch {
+	case !m.taken.Known && f.Seq > 0 && m.wantSnapshot():
+		return false
 	case !m.taken.Known:
 		m.verified = true
 		m.takeFirst(f)
+	case m.unseen && f.Seq == m.taken.Seq:
+		m.taken.Digest = f.digest()
+		m.verified, m.unseen, m.adopted = true, false, true
 	case m.verified && f.Seq == m.taken.Seq+1:
 		m.tries, m.failures = 0, 0 // what brings us further is worth asking again
 		m.take(f)
@@ -313,6 +354,9 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 			return false
 		}
 		m.tries = 0
+		if m.wantSnapshot() {
+			return false
+		}
 		m.gap()
 		m.take(f)
 	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
@@ -321,8 +365,11 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		m.rebirth(events.ReasonRestart, now)
 		m.startReplay()
 		return false
+	case f.Seq > m.taken.Seq && m.wantSnapshot():
+		return false
 	case f.Seq > m.taken.Seq: // the engine's buffer has moved on, or it is another engine: no telling
 		m.counts.Gaps++
+		m.lacking = m.snapshots
 		m.rebirth(events.ReasonGap, now)
 		m.verified = true
 		m.take(f)
@@ -357,6 +404,9 @@ func (m *Machine) ReplayFailed(now events.Millis) (failures int) {
 		return m.failures
 	}
 	m.failures = 0
+	if !m.taken.Known && m.wantSnapshot() {
+		return 0
+	}
 	m.giveUp = true
 	m.endReplay(now)
 	m.giveUp = false
@@ -370,20 +420,37 @@ func (m *Machine) RetryReplay() {
 	}
 }
 
-// endReplay takes the live messages that came meanwhile. One of them may show the next gap.
+// endReplay takes the live messages that came meanwhile.
 func (m *Machine) endReplay(now events.Millis) {
 	m.replaying, m.asked = false, false
+	m.release(now)
+}
+
+// release takes the live messages that were held. One of them may show the next gap.
+func (m *Machine) release(now events.Millis) {
 	held := m.held
 	m.held, m.heldBytes = nil, 0
 	for _, f := range held {
 		switch {
-		case m.replaying:
+		case m.replaying || m.snapshot != notWanted:
 			m.hold(f)
 		case m.taken.Known && f.Seq <= m.taken.Seq && !m.giveUp:
-			m.counts.Duplicates++ // the replay brought it
+			m.counts.Duplicates++ // the replay brought it, or the snapshot
 		default:
 			m.takeLive(f, now)
 		}
+	}
+	if m.replaying || m.snapshot != notWanted {
+		return
+	}
+	missed := m.taken.Known && m.overtaken > m.taken.Seq
+	m.overtaken = 0
+	switch {
+	case !missed || m.giveUp: // the next live message shows it
+	case m.replay:
+		m.startReplay()
+	case !m.wantSnapshot():
+		m.gap()
 	}
 }
 
@@ -394,7 +461,12 @@ func (m *Machine) takeFirst(f Frame) {
 		first = 1 // router events count from 1
 	}
 	if f.Seq > first {
+		if !m.replaying && m.wantSnapshot() {
+			m.hold(f)
+			return
+		}
 		m.counts.JoinedLate++
+		m.lacking = m.snapshots
 	}
 	m.take(f)
 }
@@ -403,7 +475,7 @@ func (m *Machine) takeFirst(f Frame) {
 func (m *Machine) take(f Frame) {
 	skip := m.taken.Partial
 	before := m.taken
-	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: f.digest()}
+	m.taken, m.unseen = events.Cursor{Known: true, Seq: f.Seq, Digest: f.digest()}, false
 	m.counts.Taken++
 	var evs []events.Event
 	if f.Read != nil {
@@ -429,6 +501,7 @@ func (m *Machine) take(f Frame) {
 // gap says in the log that something is missing: whatever the rank was known to hold is no longer known.
 func (m *Machine) gap() {
 	m.counts.Gaps++
+	m.lacking = m.snapshots
 	m.taken.Partial = 0
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
 }
@@ -438,7 +511,7 @@ func (m *Machine) rebirth(why events.Reason, now events.Millis) {
 	m.counts.Restarts++
 	m.incarnation = max(m.incarnation+1, events.Incarnation(max(now, 1)))
 	m.nextID = 1
-	m.taken = events.Cursor{}
+	m.taken, m.unseen, m.adopted, m.snapshot = events.Cursor{}, false, false, notWanted
 	m.decode.Reset()
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
 }
@@ -506,7 +579,7 @@ func (m *Machine) LogLost(p Published, now events.Millis) {
 	m.acked = p
 	m.incarnation = max(m.incarnation, p.Incarnation)
 	m.counts.Gaps++
-	m.tries, m.failures = 0, 0
+	m.afresh()
 	m.rebirth(events.ReasonGap, now)
 	m.startReplay()
 }
@@ -525,7 +598,7 @@ func (m *Machine) Ended(p Published, now events.Millis) {
 	m.acked = p
 	m.incarnation = max(m.incarnation, p.Incarnation)
 	m.counts.Ended++
-	m.tries, m.failures = 0, 0
+	m.afresh()
 	m.rebirth(events.ReasonLeaseExpiry, now)
 	m.startReplay()
 }
@@ -542,7 +615,7 @@ func (m *Machine) Resync(now events.Millis) {
 	}
 	m.queue = m.queue[:m.inflight]
 	m.counts.Resyncs++
-	m.tries, m.failures = 0, 0
+	m.afresh()
 	m.rebirth(events.ReasonOperator, now)
 	m.startReplay()
 }

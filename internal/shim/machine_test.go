@@ -64,6 +64,14 @@ func (e *engine) publish() Frame {
 	return f
 }
 
+func (e *engine) snapshot() *Snapshot { // what the engine holds, in messages of one block each
+	s := &Snapshot{Next: e.next}
+	for b := range e.held {
+		s.Payloads = append(s.Payloads, fmt.Appendf(nil, "life%d +%d", e.life, b))
+	}
+	return s
+}
+
 func (e *engine) since(from events.EngineSeq) (frames []Frame) {
 	for _, f := range e.buffer {
 		if f.Seq >= from {
@@ -150,15 +158,21 @@ type world struct {
 	flight  [][]byte
 	evil    bool // things may go wrong
 	losses  uint64
+
+	noReplay, snapshots bool
+	snapshot            *Snapshot // asked for, and to come
 }
 
 func (w *world) start() {
 	if w.machine != nil {
 		w.losses += w.machine.Counts().Gaps + w.machine.Counts().JoinedLate
 	}
-	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, true, words{})
+	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, !w.noReplay, words{})
+	if w.snapshots {
+		w.machine.UseSnapshots()
+	}
 	w.machine.Recovered(w.log.last, w.now)
-	w.flight, w.replay, w.asked = nil, nil, false
+	w.flight, w.replay, w.asked, w.snapshot = nil, nil, false, nil
 	w.connect()
 }
 
@@ -170,8 +184,12 @@ func (w *world) connect() {
 // step lets one thing happen, and reports whether there was anything left to do.
 func (w *world) step() bool {
 	w.now++
+	if w.machine.WantsSnapshot() {
+		w.snapshot, w.replay, w.asked = w.engine.snapshot(), nil, false // the shell ends a replay that runs
+		return true
+	}
 	if from, ok := w.machine.WantsReplay(); ok {
-		w.replay, w.asked = w.engine.since(from), true
+		w.replay, w.asked, w.snapshot = w.engine.since(from), true, nil
 		if w.evil && w.rng.IntN(8) == 0 && len(w.replay) > 2 { // the router drops some at its high-water mark
 			w.replay = append(w.replay[:1:1], w.replay[2:]...)
 		}
@@ -184,7 +202,14 @@ func (w *world) step() bool {
 		}
 		w.flight = flight
 	}
-	switch choice := w.rng.IntN(3); {
+	switch choice := w.rng.IntN(4); {
+	case choice == 3 && w.snapshot != nil:
+		s := w.snapshot
+		if w.snapshot = nil; w.evil && w.rng.IntN(4) == 0 {
+			w.machine.SnapshotFailed(true, w.now)
+		} else {
+			w.machine.Snapshot(*s, w.now)
+		}
 	case choice == 0 && w.flight != nil:
 		w.land()
 	case choice == 1 && w.asked:
@@ -197,7 +222,7 @@ func (w *world) step() bool {
 		}
 		w.machine.Live(f, w.now)
 	default:
-		return w.flight != nil || w.asked
+		return w.flight != nil || w.asked || w.snapshot != nil
 	}
 	return true
 }
@@ -240,10 +265,20 @@ func (w *world) answer() {
 	}
 }
 
+// TestSnapshotsMakeUpForEverything: where the engine gives snapshots the log holds, once all is quiet, just what the engine holds, whatever was
+// lost, with and without a replay buffer.
+func TestSnapshotsMakeUpForEverything(t *testing.T) {
+	nothingIsLostOrInvented(t, true)
+}
+
 // TestNothingIsLostOrInvented lets engines restart, sockets drop, replays fail and lose messages, flights land in part, and shims
 // crash. Never may the log hold a block that the engine does not hold once all is quiet; and if the engine's replay
 // buffer reaches back far enough and answers, the log holds all that the engine holds.
 func TestNothingIsLostOrInvented(t *testing.T) {
+	nothingIsLostOrInvented(t, false)
+}
+
+func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 	seed := *seedFlag
 	if seed == 0 {
 		seed = rand.Uint64()
@@ -257,6 +292,7 @@ func TestNothingIsLostOrInvented(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		w := &world{T: t, rng: rng, engine: newEngine(rng, 1+rng.IntN(200)), now: 1000}
 		w.limits = Limits{MessageBytes: 60 + rng.IntN(400), FlightMessages: 1 + rng.IntN(5), HeldBytes: 50 + rng.IntN(2000)}
+		w.snapshots, w.noReplay = snapshots, snapshots && rng.IntN(3) == 0
 		w.log = &logbook{t: t, held: map[events.BlockHash]bool{}}
 		w.start()
 		for range 20 {
@@ -271,7 +307,7 @@ func TestNothingIsLostOrInvented(t *testing.T) {
 					w.connect()
 				case n == 45:
 					w.machine.Resync(w.now)
-					w.replay, w.asked = nil, false // the shell ends the replay that ran
+					w.replay, w.asked, w.snapshot = nil, false, nil // the shell ends the replay that ran
 				case n == 44:
 					w.engine.restart()
 					for range rng.IntN(5) {
@@ -283,6 +319,9 @@ func TestNothingIsLostOrInvented(t *testing.T) {
 				}
 			}
 			w.evil = false
+			if w.noReplay { // then only the next message shows that the last was lost
+				w.wire = append(w.wire, w.engine.publish())
+			}
 			w.machine.Verify()
 			for w.step() {
 			}
@@ -295,7 +334,7 @@ func TestNothingIsLostOrInvented(t *testing.T) {
 				}
 			}
 			lost := w.losses + w.machine.Counts().Gaps + w.machine.Counts().JoinedLate
-			if lost == 0 && len(w.log.held) != len(w.engine.held) {
+			if (lost == 0 || snapshots) && len(w.log.held) != len(w.engine.held) {
 				t.Fatalf("seed %d: the log holds %d blocks and the engine %d, and nothing was counted lost", seed, len(w.log.held), len(w.engine.held))
 			}
 		}

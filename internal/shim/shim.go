@@ -41,7 +41,10 @@ type Config struct {
 	Replay string // the engine's replay endpoint; empty if it has none
 	Topics []string
 
-	// Feed, if not nil, is where the engine's messages come from instead, read already: the four fields above and Decoder are not used. When
+	// Snapshot is where the engine may be asked for all that it holds: Replay's endpoint, or one of its own; see [Snapshot]. Empty if nowhere.
+	Snapshot string
+
+	// Feed, if not nil, is where the engine's messages come from instead, read already: the five fields above and Decoder are not used. When
 	// it is closed and all of it is in the log, Run returns nil.
 	Feed <-chan Frame
 
@@ -80,9 +83,12 @@ type Hooks struct {
 	Stray        func(frames int)                 // a message on the engine's socket that is none of an engine's
 	Undecodable  func(seq events.EngineSeq, err error)
 	ReplayFailed func(from events.EngineSeq, err error)
-	LogFailed    func(err error)
-	Published    func(cursor events.Cursor, last events.StreamSeq)
-	Stepped      func(Counts, int) // after each step: the counts, and the bytes that are queued
+
+	// SnapshotFailed tells why the engine gave no snapshot; that it offers none is such a reason.
+	SnapshotFailed func(err error)
+	LogFailed      func(err error)
+	Published      func(cursor events.Cursor, last events.StreamSeq)
+	Stepped        func(Counts, int) // after each step: the counts, and the bytes that are queued
 }
 
 func (h Hooks) withDefaults() Hooks {
@@ -104,6 +110,9 @@ func (h Hooks) withDefaults() Hooks {
 	if h.ReplayFailed == nil {
 		h.ReplayFailed = func(events.EngineSeq, error) {}
 	}
+	if h.SnapshotFailed == nil {
+		h.SnapshotFailed = func(error) {}
+	}
 	if h.LogFailed == nil {
 		h.LogFailed = func(error) {}
 	}
@@ -122,12 +131,13 @@ type runner struct {
 	machine *Machine
 	sub     *zmtp.Sub
 
-	inbound chan inbound
-	flushes chan flushed
-	replay  *replay // the one that runs, or nil
-	retry   *time.Timer
-	pause   time.Duration
-	check   *time.Timer // when to ask whether anything was missed
+	inbound  chan inbound
+	flushes  chan flushed
+	replay   *replay // the one that runs, or nil
+	snapshot *snapshotting
+	retry    *time.Timer
+	pause    time.Duration
+	check    *time.Timer // when to ask whether anything was missed
 
 	lost    chan struct{} // the lease may have expired
 	kept    chan error    // the lease cannot be held
@@ -184,6 +194,9 @@ func Run(ctx context.Context, cfg Config) error {
 	defer r.retry.Stop()
 	r.retry.Stop()
 	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "" && cfg.Feed == nil, told{r})
+	if cfg.Snapshot != "" && cfg.Feed == nil {
+		r.machine.UseSnapshots()
+	}
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -323,6 +336,9 @@ func (r *runner) loop(ctx context.Context) error {
 		if from, ok := r.machine.WantsReplay(); ok {
 			r.startReplay(ctx, from)
 		}
+		if r.machine.WantsSnapshot() {
+			r.startSnapshot(ctx)
+		}
 		if r.look && !r.looking && !r.machine.InFlight() {
 			r.look, r.looking = false, true
 			go r.lookIntoLog(ctx)
@@ -339,12 +355,15 @@ func (r *runner) loop(ctx context.Context) error {
 		if entries, _ := r.machine.Queued(); r.fed && entries == 0 {
 			return nil
 		}
-		inbound, replayed := r.inbound, (chan replayed)(nil)
+		inbound, replayed, snapshotted := r.inbound, (chan replayed)(nil), (chan snapshotted)(nil)
 		if r.replay != nil {
 			replayed = r.replay.out
 		}
+		if r.snapshot != nil {
+			snapshotted = r.snapshot.out
+		}
 		if r.machine.Full() {
-			inbound, replayed = nil, nil
+			inbound, replayed, snapshotted = nil, nil, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -362,6 +381,8 @@ func (r *runner) loop(ctx context.Context) error {
 			}
 		case got := <-replayed:
 			r.replayed(got)
+		case got := <-snapshotted:
+			r.snapshotted(got)
 		case <-r.retry.C:
 			r.machine.RetryReplay()
 		case now := <-r.check.C:
@@ -499,6 +520,7 @@ type replayed struct {
 
 func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
 	r.endReplay()
+	r.endSnapshot()
 	ctx, cancel := context.WithCancel(ctx)
 	r.replay = &replay{from: from, out: make(chan replayed, 64), cancel: cancel}
 	go r.replay.run(ctx, r.cfg)
@@ -525,14 +547,19 @@ func (r *runner) replayed(got replayed) {
 		if n := r.machine.ReplayFailed(now); n > 0 {
 			pause := min(r.cfg.RetryMin<<min(n-1, 16), r.cfg.RetryMax)
 			r.retry.Reset(pause + rand.N(pause))
-		} else { // live messages went on without it; whether they are the same engine's is asked again soon, talkative as it may be
-			r.heardAt = time.Time{}
-			r.check.Reset(min(r.cfg.IdleCheck, r.cfg.RetryMax) + rand.N(r.cfg.RetryMax))
+		} else { // live messages went on without it; whether they are the same engine's is asked again soon
+			r.askSoon()
 		}
 	default:
 		r.machine.ReplayEnded(now)
 	}
 	r.endReplay()
+}
+
+// askSoon has the engine asked again before long, talkative as it may be.
+func (r *runner) askSoon() {
+	r.heardAt = time.Time{}
+	r.check.Reset(min(r.cfg.IdleCheck, r.cfg.RetryMax) + rand.N(r.cfg.RetryMax))
 }
 
 // errEnd says that a replay came to its end marker.

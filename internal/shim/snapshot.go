@@ -1,0 +1,226 @@
+package shim
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// An engine snapshot is all that an engine holds, said by itself as messages for a reader that knows nothing. It is what is left where the replay buffer does
+// not reach back. No release of an engine has it; two proposals for vLLM do, and are told apart by the first answer:
+//
+//	request of both      ["", "snapshot"]
+//	vllm-project/vllm#50134, on the replay socket: several replies ["", topic, next u64 BE, batch], all with the number of the live message that follows,
+//	                     and the end marker of a replay
+//	vllm-project/vllm#57789, on a socket of its own (snapshot_endpoint): one reply ["", last i64 BE, publisher (16 bytes), batch...]; last is the newest message
+//	                     that is in it, -1 if there was none, and -2 says that there is no snapshot now
+//
+// A replay socket without either takes "snapshot" for a sequence beyond its newest and answers with the end marker alone. Formats: the description
+// of #50134, and docs/features/kv_event_snapshots.md and vllm/distributed/kv_events_snapshot.py of #57789.
+
+// Snapshot is what an engine says that it holds.
+type Snapshot struct {
+	Next     events.EngineSeq // the live message that follows
+	Payloads [][]byte
+}
+
+// wanted is how it stands with a snapshot.
+type wanted uint8
+
+const (
+	notWanted wanted = iota
+	due              // the shell is to be told
+	asked
+)
+
+// UseSnapshots tells that the engine may be asked for a snapshot. It is to be called before Recovered.
+func (m *Machine) UseSnapshots() { m.snapshots = true }
+
+// WantsSnapshot tells, once for each that is due, that the engine is to be asked for a snapshot. Snapshot or SnapshotFailed answer.
+func (m *Machine) WantsSnapshot() bool {
+	if m.snapshot != due {
+		return false
+	}
+	m.snapshot = asked
+	return true
+}
+
+// wantSnapshot makes a snapshot due in place of a loss, unless there can be none.
+func (m *Machine) wantSnapshot() bool {
+	if !m.snapshots || m.refused || m.snapshotTries >= m.limits.ReplayTries {
+		return false
+	}
+	m.snapshotTries++
+	m.replaying, m.asked = false, false
+	m.snapshot = due
+	return true
+}
+
+// Snapshot takes what the engine holds, in a new incarnation. Until a message after it was taken the log has no cursor, so that a shim which starts again meanwhile
+// begins from nothing.
+func (m *Machine) Snapshot(s Snapshot, now events.Millis) {
+	if m.snapshot != asked {
+		return
+	}
+	if m.taken.Known || m.nextID > 2 { // else the incarnation has its first clear and nothing more
+		m.rebirth(events.ReasonGap, now)
+	}
+	for _, payload := range s.Payloads {
+		msg, err := m.decode.Decode(payload)
+		if err != nil { // in part it is worth nothing
+			m.counts.Undecodable++
+			m.rebirth(events.ReasonGap, now)
+			m.snapshot = asked
+			m.SnapshotFailed(true, now)
+			return
+		}
+		for i := range msg.Events {
+			m.push(msg.Events[i], events.Cursor{})
+		}
+	}
+	m.snapshot, m.lacking = notWanted, false
+	m.counts.Snapshots++
+	if s.Next > 0 {
+		m.taken, m.unseen = events.Cursor{Known: true, Seq: s.Next - 1}, true
+	}
+	m.release(now)
+}
+
+// SnapshotFailed tells that there is no snapshot: what is missing counts as lost. If one is offered at all it is asked for again with the next
+// Verify, since the engine may have it by then.
+func (m *Machine) SnapshotFailed(offered bool, now events.Millis) {
+	if m.snapshot != asked {
+		return
+	}
+	m.snapshot, m.refused, m.lacking = notWanted, true, offered
+	if m.replay {
+		m.startReplay()
+		return
+	}
+	m.release(now)
+}
+
+// Bounds of a snapshot, and how many times as long as for a replay is waited for it: it is made when it is asked for.
+const (
+	maxSnapshot      = 256 << 20 // bytes
+	maxSnapshotParts = 1 << 16
+	snapshotPatience = 10
+)
+
+// errNotOffered: the engine has no snapshots.
+var errNotOffered = errors.New("the engine does not offer snapshots")
+
+// snapshotting is one conversation about a snapshot.
+type snapshotting struct {
+	out    chan snapshotted
+	cancel context.CancelFunc
+}
+
+type snapshotted struct {
+	snapshot Snapshot
+	err      error
+}
+
+func (r *runner) startSnapshot(ctx context.Context) {
+	r.endSnapshot()
+	r.endReplay()
+	ctx, cancel := context.WithCancel(ctx)
+	s := &snapshotting{out: make(chan snapshotted, 1), cancel: cancel}
+	r.snapshot = s
+	go func() {
+		defer cancel()
+		var got snapshotted
+		got.snapshot, got.err = askSnapshot(ctx, r.cfg)
+		s.out <- got
+	}()
+}
+
+func (r *runner) endSnapshot() {
+	if r.snapshot != nil {
+		r.snapshot.cancel()
+		r.snapshot = nil
+	}
+}
+
+// snapshotted takes how the conversation ended.
+func (r *runner) snapshotted(got snapshotted) {
+	now := millis(time.Now())
+	r.endSnapshot()
+	if got.err == nil {
+		r.machine.Snapshot(got.snapshot, now)
+		return
+	}
+	r.cfg.Hooks.SnapshotFailed(got.err)
+	r.machine.SnapshotFailed(!errors.Is(got.err, errNotOffered), now)
+	r.askSoon()
+}
+
+// askSnapshot asks for a snapshot and hears all of it.
+func askSnapshot(ctx context.Context, cfg Config) (Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotPatience*cfg.ReplayTimeout)
+	defer cancel()
+	sockets := cfg.Sockets
+	sockets.Hooks = zmtp.Hooks{}
+	sockets.MaxMessage, sockets.MaxFrames, sockets.RecvBytes = 2*maxSnapshot, maxSnapshotParts, maxSnapshot
+	d, err := zmtp.DialDealer(ctx, cfg.Snapshot, sockets)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer d.Stop()
+	if err := d.Send(ctx, nil, []byte("snapshot")); err != nil {
+		return Snapshot{}, err
+	}
+	var s Snapshot
+	for size := 0; size <= maxSnapshot; {
+		frames, err := d.Recv(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				err = fmt.Errorf("no whole snapshot came in %v", snapshotPatience*cfg.ReplayTimeout)
+			}
+			return Snapshot{}, err
+		}
+		more, err := s.hear(frames)
+		if err != nil || !more {
+			return s, err
+		}
+		size += len(s.Payloads[len(s.Payloads)-1])
+	}
+	return Snapshot{}, fmt.Errorf("a snapshot of more than %d bytes", maxSnapshot)
+}
+
+// hear takes one reply, and reports whether another one follows.
+func (s *Snapshot) hear(frames [][]byte) (more bool, err error) {
+	if len(frames) > 0 && len(frames[0]) == 0 {
+		frames = frames[1:]
+	}
+	switch n := len(frames); {
+	case n >= 2 && len(frames[0]) == 8 && len(frames[1]) == 16: // #57789
+		switch last := int64(binary.BigEndian.Uint64(frames[0])); {
+		case len(s.Payloads) > 0 || last < -2:
+			return false, errors.New("replies of no known kind of snapshot")
+		case last == -2:
+			return false, errors.New("the engine has no snapshot now")
+		default:
+			s.Next, s.Payloads = events.EngineSeq(last+1), frames[2:]
+			return false, nil
+		}
+	case (n == 2 || n == 3) && len(frames[n-2]) == 8: // #50134, or a replay socket that knows neither
+		next := binary.BigEndian.Uint64(frames[n-2])
+		switch {
+		case next == endMarker && len(s.Payloads) == 0:
+			return false, errNotOffered
+		case next == endMarker:
+			return false, nil
+		case n == 2 || len(s.Payloads) > 0 && events.EngineSeq(next) != s.Next:
+			return false, errors.New("replies of no known kind of snapshot")
+		}
+		s.Next, s.Payloads = events.EngineSeq(next), append(s.Payloads, frames[2])
+		return true, nil
+	}
+	return false, fmt.Errorf("an answer of %d frames that is no snapshot", len(frames))
+}
