@@ -348,8 +348,6 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			// The names are all that is needed of a group which is no part of the prefix.
 			d.counts[SkipGroupTokens]++
 			hashed = false
-		case e.blockSize == 0:
-			return SkipMalformed
 		case e.blockSize != d.block:
 			return d.wrongBlockSize(e.blockSize)
 		case !fits:
@@ -396,9 +394,9 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 }
 
 // wrongBlockSize tells an edge block, which some engines announce beside whole ones, from an engine whose blocks all have
-// another size.
+// another size, or none that it says.
 func (d *Decoder) wrongBlockSize(size uint32) Skip {
-	if size < d.block && d.taken > 0 {
+	if size > 0 && size < d.block && d.taken > 0 {
 		return SkipPartialBlock
 	}
 	if d.raw.deviceUnlessSaid() == Device { // tiers below have other units now and then

@@ -11,7 +11,7 @@ const (
 	SkipMalformed                // an event that is neither array nor map, or lacks what it must have
 	SkipEmpty                    // an event that names no block
 	SkipTooLarge                 // an event of more than MaxEventTokens tokens or blocks
-	SkipBlockSize                // blocks of another size than expected; see Decoder.Diagnosis
+	SkipBlockSize                // blocks of another size than expected, or of none; see Decoder.Diagnosis
 	SkipPartialBlock             // a block that is smaller than those which this rank announces as a rule
 	SkipLength                   // tokens that do not fill the blocks: some of them are not kept
 	SkipToken                    // a token that is no integer from 0 to 2^32-1
@@ -66,12 +66,16 @@ type SkipCounts [NumSkips]uint64
 type BlockSizeError struct {
 	Engine Engine
 	Want   uint32 // tokens, as configured
-	Got    uint32 // tokens, as announced last
+	Got    uint32 // tokens, as announced last; 0 if block_size was 0 or missing
 	Events uint64 // how many events were passed over for that
 	Taken  uint64 // how many events had blocks of the right size
 }
 
 func (e *BlockSizeError) Error() string {
+	if e.Got == 0 {
+		return fmt.Sprintf("events: %s announces blocks with tokens and a block_size that is 0 or missing, and blocks of %d are expected: %d events passed over, %d taken; "+
+			"have its publisher say the size", e.Engine, e.Want, e.Events, e.Taken)
+	}
 	text := fmt.Sprintf("events: %s announces blocks of %d tokens, and blocks of %d are expected: %d events passed over, %d taken",
 		e.Engine, e.Got, e.Want, e.Events, e.Taken)
 	if option := e.Engine.blockSizeOption(); option != "" {

@@ -168,8 +168,8 @@ func TestWhatEnginesWrite(t *testing.T) {
 		{says: "and with extra keys: its tokens too", events: []any{store(names(1), nil, tokens, pair{"medium", "CPU"}, pair{"extra_keys", []any{[]any{"tenant"}}})},
 			want: []Event{{Kind: Stored, Tier: Host, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"}, tokens)}}},
 		{says: "tokens that are nil, from connectors", events: []any{store(names(1), nil, nil, pair{"medium", "cpu"}, pair{"group_idx", 0})}, want: []Event{{Kind: Stored, Tier: Host, Blocks: one}}},
-		{says: "tokens with a block size of 0: passed over", events: []any{store(names(1), nil, tokens, pair{"block_size", 0})}, passed: []Skip{SkipMalformed}},
-		{says: "tokens without a block size: passed over", events: []any{pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", tokens}}}, passed: []Skip{SkipMalformed}},
+		{says: "tokens with a block size of 0: passed over", events: []any{store(names(1), nil, tokens, pair{"block_size", 0})}, passed: []Skip{SkipBlockSize}},
+		{says: "tokens without a block size: passed over", events: []any{pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", tokens}}}, passed: []Skip{SkipBlockSize}},
 
 		// SGLang.
 		{says: "SGLang: pages of the size of a token", engine: SGLang, events: []any{store(names(1, 2), nil, count(1, 2), pair{"block_size", 1})}, passed: []Skip{SkipBlockSize}},

@@ -270,9 +270,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		n.count("sparse_group_tokens")
 		named()
 		return []Event{e}, ""
-	case size == 0:
-		return nil, "malformed_event"
-	case size != n.block && size < n.block && n.taken:
+	case size > 0 && size < n.block && n.taken:
 		return nil, "partial_block"
 	case size != n.block:
 		return nil, "block_size"
