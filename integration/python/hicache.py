@@ -7,6 +7,8 @@ It answers each line of stdin, a JSON list of questions, with a line on stdout, 
     {"g": [[kind, block, window, eagle]..], "lcm": L, "hbs": H, "eagle": bool, "max": n, "present": ["0110"..]}
         to vLLM: as in pkg/hicache/testdata/coordinator-cases.jsonl; with "partial": true hits may end within a block. Answer: {"hit": n, "masks": ["01"..], "load": [..], "store": [..]}, or
         {"refused": "text"} where an assertion fails. "store" is for max rounded down to lcm; null is all
+    {"tokens": [..], "block": n, "algo": name, "seed": PYTHONHASHSEED or null, "lora": name or null, "salt": text or null, "lookahead": n}
+        to vLLM: {"hashes": [hex..]}, what its request hasher calls the blocks
     {"tokens": [..], "page": n, "eagle": bool, "prior": hex or null}
         to SGLang before it hashed in C++: {"hashes": [hex..]}
     {"extra_key": text or null, "salt": text or null}
@@ -17,6 +19,7 @@ It answers each line of stdin, a JSON list of questions, with a line on stdout, 
 import ast
 import importlib
 import json
+import os
 import sys
 import types
 
@@ -60,7 +63,23 @@ class Vllm:
         wants_unit = "hash_block_size" in pool.__init__.__code__.co_varnames
         return pool(q["hbs"], exists) if wants_unit else pool(exists)
 
+    def hashes(self, q):
+        os.environ.pop("PYTHONHASHSEED", None)
+        if q["seed"] is not None:
+            os.environ["PYTHONHASHSEED"] = q["seed"]
+        function = importlib.import_module("vllm.utils.hashing").get_hash_fn_by_name(q["algo"])
+        utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        utils.init_none_hash(function)
+        request = types.SimpleNamespace(
+            block_hashes=[], all_token_ids=q["tokens"], num_tokens=len(q["tokens"]), mm_features=[], prompt_embeds=None, cache_salt=q["salt"],
+            lora_request=q["lora"] and types.SimpleNamespace(lora_name=q["lora"], lora_path="/adapters/" + q["lora"]))
+        options = {"num_hash_lookahead_tokens": q["lookahead"]} if q["lookahead"] else {}
+        hasher = utils.get_request_block_hasher(q["block"], function, **options)
+        return {"hashes": [h.hex() for h in hasher(request)]}
+
     def answer(self, q):
+        if "tokens" in q:
+            return self.hashes(q)
         bits = lambda masks: [None if m is None else "".join("01"[bool(b)] for b in m) for m in masks]
         try:
             options = {"enable_partial_hash_hits": True} if q.get("partial") else {}

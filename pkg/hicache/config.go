@@ -14,6 +14,7 @@ const (
 	maxPageSize  = 1 << 16 // tokens
 	maxBlockSize = 1 << 20 // tokens
 	maxGroups    = 256
+	maxLookahead = 64 // tokens
 )
 
 // DefaultMetricsPort is where a Mooncake master answers HTTP unless told otherwise.
@@ -115,6 +116,12 @@ type VLLM struct {
 	SchedulerBlockSize int     `json:"scheduler_block_size"` // tokens
 	UseEagle           bool    `json:"use_eagle,omitempty"`
 	Profile            Profile `json:"profile,omitempty"` // "" is safe
+
+	// What a block is called depends on these. Without a seed that can be known the store is not asked.
+	HashAlgo      string  `json:"hash_algo,omitempty"`             // --prefix-caching-hash-algo: sha256 (the default), sha256_cbor, xxhash, xxhash_cbor
+	HashSeed      *string `json:"hash_seed,omitempty"`             // the engine's PYTHONHASHSEED; null: not set
+	HashLookahead int     `json:"hash_lookahead_tokens,omitempty"` // tokens after a block that are hashed with it, from 0.33 on, with some draft models
+	EngineVersion string  `json:"engine_version,omitempty"`        // vLLM's release, such as 0.32.0: decides what HashSeed leaves open, and how adapters and salts are hashed
 
 	Master
 }
@@ -303,6 +310,18 @@ func (v *VLLM) check() error {
 	complain(v.DCPSize > 1 && v.TPSize%v.DCPSize != 0, "tp_size %d is no multiple of dcp_size %d", v.TPSize, v.DCPSize)
 	complain(len(wrong) == 0 && v.TPSize*v.PPSize*max(v.PCPSize, 1) > maxRanks,
 		"%d ranks: at most %d", v.TPSize*v.PPSize*max(v.PCPSize, 1), maxRanks)
+	switch v.algo() {
+	case algoSHA256, algoXXH3:
+		complain(v.HashBlockSize > maxPickled, "hash_block_size %d with hash_algo %s: at most %d", v.HashBlockSize, v.algo(), maxPickled)
+	case algoSHA256CBOR, algoXXH3CBOR:
+	default:
+		complain(true, "hash_algo %q: want %s, %s, %s or %s", v.HashAlgo, algoSHA256, algoSHA256CBOR, algoXXH3, algoXXH3CBOR)
+	}
+	complain(v.HashLookahead < 0 || v.HashLookahead > maxLookahead, "hash_lookahead_tokens %d: want 0 to %d", v.HashLookahead, maxLookahead)
+	if v.EngineVersion != "" {
+		_, err := parseVersion(v.EngineVersion)
+		complain(err != nil, "%v", err)
+	}
 	if _, err := NewCoordinator(v.Layout()); err != nil {
 		wrong = append(wrong, err)
 	}

@@ -1,0 +1,259 @@
+package hicache
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/zeebo/xxh3"
+)
+
+// ErrNames is returned where what a prompt's blocks are called cannot be known from outside. The text says why. The store is not
+// asked then.
+var ErrNames = errors.New("what the prompt is called in the store cannot be known")
+
+// The algorithms by which vLLM hashes blocks (--prefix-caching-hash-algo): of what is written as Python's pickle or as canonical CBOR.
+const (
+	algoSHA256     = "sha256"
+	algoSHA256CBOR = "sha256_cbor"
+	algoXXH3       = "xxhash"
+	algoXXH3CBOR   = "xxhash_cbor"
+)
+
+// maxPickled bounds the tokens of one hash block where it is pickled: beyond 64 KiB Python cuts its pickles into frames.
+const maxPickled = 8192
+
+// fixedSeed is what vLLM derives its first hash from where PYTHONHASHSEED is not set, from fixedSeedSince on, for SHA-256 alone
+// (vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, init_none_hash). Before, and for xxHash, it is random in each process.
+const fixedSeed = "vllm-none-hash"
+
+var (
+	fixedSeedSince = version{0, 29, 0}
+	taggedSince    = version{0, 31, 0} // extra keys of a hash say what they are
+)
+
+func (v *VLLM) algo() string {
+	if v.HashAlgo == "" {
+		return algoSHA256
+	}
+	return v.HashAlgo
+}
+
+func (v *VLLM) cbor() bool   { return strings.HasSuffix(v.algo(), "_cbor") }
+func (v *VLLM) sha256() bool { return strings.HasPrefix(v.algo(), algoSHA256) }
+
+// digestSize is the length of a block's digest, in bytes.
+func (v *VLLM) digestSize() int {
+	if v.sha256() {
+		return sha256.Size
+	}
+	return 16
+}
+
+// seed is what the first hash is derived from.
+func (v *VLLM) seed() (string, error) {
+	switch {
+	case v.HashSeed != nil:
+		return *v.HashSeed, nil
+	case v.EngineVersion == "":
+		return "", fmt.Errorf("%w: the workers registered neither hash_seed (their PYTHONHASHSEED) nor engine_version", ErrNames)
+	case v.sha256() && since(v.EngineVersion, fixedSeedSince):
+		return fixedSeed, nil
+	}
+	return "", fmt.Errorf("%w: vLLM %s hashes blocks with a seed that is random in each process unless PYTHONHASHSEED is set, which is to be registered as hash_seed", ErrNames, v.EngineVersion)
+}
+
+// Digests appends to dst what vLLM calls the hash blocks of a prompt, HashBlockSize tokens each. Digests of 16 bytes are the first of
+// a PageHash, the rest of which is 0. An adapter's name and a cache salt are part of the hash; the zero Space is the plain one. Its error wraps ErrNames. v must have
+// passed Check.
+func (v *VLLM) Digests(dst []PageHash, tokens []uint32, lora, salt string) ([]PageHash, error) {
+	seed, err := v.seed()
+	if err != nil {
+		return dst, err
+	}
+	tagged := since(v.EngineVersion, taggedSince)
+	switch {
+	case (lora != "" || salt != "") && v.EngineVersion == "":
+		return dst, fmt.Errorf("%w: adapters and cache salts are hashed by a rule of the release, and the workers registered no engine_version", ErrNames)
+	case lora != "" && tagged:
+		return dst, fmt.Errorf("%w: since 0.31 vLLM hashes the path of a LoRA adapter, and the query has its name", ErrNames)
+	case lora != "" && lora == salt && !v.cbor():
+		return dst, fmt.Errorf("%w: a cache salt that is the adapter's name is pickled in a way that depends on the process", ErrNames)
+	}
+	e := encoder{cbor: v.cbor()}
+	sum := func() (h PageHash) {
+		if v.sha256() {
+			return sha256.Sum256(e.bytes())
+		}
+		d := xxh3.Hash128(e.bytes()).Bytes()
+		copy(h[:], d[:])
+		return h
+	}
+	e.begin()
+	e.text(seed)
+	prior := sum()
+	for first := 0; first+v.HashBlockSize+v.HashLookahead <= len(tokens); first += v.HashBlockSize {
+		end := first + v.HashBlockSize
+		e.begin()
+		e.tuple(3)
+		e.binary(prior[:v.digestSize()])
+		e.tuple(v.HashBlockSize)
+		for _, t := range tokens[first:end] {
+			e.number(t)
+		}
+		e.close(v.HashBlockSize)
+		if v.HashLookahead > 0 {
+			e.tuple(1 + v.HashLookahead)
+		}
+		e.extra(lora, salt, first == 0, tagged)
+		if v.HashLookahead > 0 {
+			for _, t := range tokens[end : end+v.HashLookahead] {
+				e.number(t)
+			}
+			e.close(1 + v.HashLookahead)
+		}
+		e.close(3)
+		prior = sum()
+		dst = append(dst, prior)
+	}
+	return dst, nil
+}
+
+// extra writes what else than tokens is hashed: the adapter in every block, the salt in the first.
+func (e *encoder) extra(lora, salt string, first, tagged bool) {
+	n := 0
+	if lora != "" {
+		n++
+	}
+	if salt != "" && first {
+		n++
+	}
+	if n == 0 {
+		e.none()
+		return
+	}
+	e.tuple(n)
+	if lora != "" {
+		e.text(lora)
+	}
+	if salt != "" && first {
+		if tagged {
+			e.tuple(2)
+			e.text("cache_salt")
+		}
+		e.text(salt)
+		if tagged {
+			e.close(2)
+		}
+	}
+	e.close(n)
+}
+
+// encoder writes nested tuples of bytes, texts and numbers as Python's pickle (protocol 5, one frame, no object twice) or as canonical CBOR
+// (RFC 8949 §4.2.1). A tuple is opened before its elements and closed after them, with the number of them both times.
+type encoder struct {
+	cbor bool
+	buf  []byte
+}
+
+// frameHead is the length of a pickle's head: protocol, frame and its length.
+const frameHead = 11
+
+func (e *encoder) begin() {
+	e.buf = e.buf[:0]
+	if !e.cbor {
+		e.buf = append(e.buf, 0x80, 5, 0x95, 0, 0, 0, 0, 0, 0, 0, 0)
+	}
+}
+
+// bytes is what was written since begin, which it ends.
+func (e *encoder) bytes() []byte {
+	if !e.cbor {
+		e.buf = append(e.buf, '.')
+		binary.LittleEndian.PutUint64(e.buf[3:], uint64(len(e.buf)-frameHead))
+	}
+	return e.buf
+}
+
+// head writes a CBOR head: a major type and a number.
+func (e *encoder) head(major byte, n uint64) {
+	switch {
+	case n < 24:
+		e.buf = append(e.buf, major<<5|byte(n))
+	case n <= math.MaxUint8:
+		e.buf = append(e.buf, major<<5|24, byte(n))
+	case n <= math.MaxUint16:
+		e.buf = binary.BigEndian.AppendUint16(append(e.buf, major<<5|25), uint16(n))
+	default: // tokens, and lengths of texts
+		e.buf = binary.BigEndian.AppendUint32(append(e.buf, major<<5|26), uint32(n))
+	}
+}
+
+func (e *encoder) none() {
+	if e.cbor {
+		e.buf = append(e.buf, 0xf6)
+	} else {
+		e.buf = append(e.buf, 'N')
+	}
+}
+
+func (e *encoder) number(n uint32) {
+	switch {
+	case e.cbor:
+		e.head(0, uint64(n))
+	case n <= math.MaxUint8:
+		e.buf = append(e.buf, 'K', byte(n))
+	case n <= math.MaxUint16:
+		e.buf = binary.LittleEndian.AppendUint16(append(e.buf, 'M'), uint16(n))
+	case n <= math.MaxInt32:
+		e.buf = binary.LittleEndian.AppendUint32(append(e.buf, 'J'), n)
+	default: // LONG1 of five bytes, the last of which is the sign
+		e.buf = append(binary.LittleEndian.AppendUint32(append(e.buf, 0x8a, 5), n), 0)
+	}
+}
+
+func (e *encoder) binary(b []byte) { // of at most 255 bytes
+	if e.cbor {
+		e.head(2, uint64(len(b)))
+		e.buf = append(e.buf, b...)
+		return
+	}
+	e.buf = append(append(append(e.buf, 'C', byte(len(b))), b...), memoize)
+}
+
+func (e *encoder) text(s string) {
+	switch {
+	case e.cbor:
+		e.head(3, uint64(len(s)))
+		e.buf = append(e.buf, s...)
+		return
+	case len(s) <= math.MaxUint8:
+		e.buf = append(e.buf, 0x8c, byte(len(s)))
+	default:
+		e.buf = binary.LittleEndian.AppendUint32(append(e.buf, 'X'), uint32(len(s)))
+	}
+	e.buf = append(append(e.buf, s...), memoize)
+}
+
+// memoize is the pickle opcode that follows each object that might come again.
+const memoize = 0x94
+
+func (e *encoder) tuple(n int) {
+	if e.cbor {
+		e.head(4, uint64(n))
+	} else if n > 3 {
+		e.buf = append(e.buf, '(')
+	}
+}
+
+func (e *encoder) close(n int) {
+	if !e.cbor {
+		e.buf = append(e.buf, [...]byte{')', 0x85, 0x86, 0x87, 't'}[min(n, 4)])
+		if n > 0 {
+			e.buf = append(e.buf, memoize)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package hicache
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestDigests: what vLLM's own code said of prompts, by every algorithm.
+func TestDigests(t *testing.T) {
+	data, err := os.ReadFile("testdata/vllm.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Tokens           []uint32
+		Block, Lookahead int
+		Algo, Version    string
+		Seed             *string
+		LoRA, Salt       string
+		Hashes           []string
+	}
+	if err := json.Unmarshal(data, &cases); err != nil {
+		t.Fatal(err)
+	}
+	if len(cases) < 30 {
+		t.Fatalf("only %d cases", len(cases))
+	}
+	for i, c := range cases {
+		v := VLLM{HashBlockSize: c.Block, HashAlgo: c.Algo, HashSeed: c.Seed, HashLookahead: c.Lookahead, EngineVersion: c.Version}
+		digests, err := v.Digests(nil, c.Tokens, c.LoRA, c.Salt)
+		var got []string
+		for _, d := range digests {
+			got = append(got, hex.EncodeToString(d[:v.digestSize()]))
+		}
+		if err != nil || !slices.Equal(got, c.Hashes) {
+			t.Errorf("case %d (%+v): %v, %v", i, c, got, err)
+		}
+	}
+}
+
+// TestDigestsThatCannotBeKnown: nothing is guessed.
+func TestDigestsThatCannotBeKnown(t *testing.T) {
+	zero := "0"
+	for _, c := range []struct {
+		v          VLLM
+		lora, salt string
+		want       string
+	}{
+		{VLLM{}, "", "", "neither hash_seed"},
+		{VLLM{EngineVersion: "0.28.0"}, "", "", "random in each process"},
+		{VLLM{EngineVersion: "0.32.0", HashAlgo: algoXXH3CBOR}, "", "", "random in each process"},
+		{VLLM{HashSeed: &zero}, "", "tenant", "no engine_version"},
+		{VLLM{HashSeed: &zero}, "adapter", "", "no engine_version"},
+		{VLLM{EngineVersion: "0.31.0"}, "adapter", "", "path of a LoRA adapter"},
+		{VLLM{EngineVersion: "0.30.0"}, "same", "same", "depends on the process"},
+	} {
+		c.v.HashBlockSize = 4
+		got, err := c.v.Digests(nil, make([]uint32, 8), c.lora, c.salt)
+		if !errors.Is(err, ErrNames) || !strings.Contains(err.Error(), c.want) || len(got) > 0 {
+			t.Errorf("%+v: %v, %v; want %q", c, got, err, c.want)
+		}
+	}
+}
+
+func BenchmarkDigests(b *testing.B) {
+	tokens := make([]uint32, 65536)
+	for i := range tokens {
+		tokens[i] = uint32(i * 7919 % 151936)
+	}
+	for _, algo := range []string{algoSHA256, algoSHA256CBOR, algoXXH3CBOR} {
+		seed := "0"
+		v := VLLM{HashBlockSize: 16, HashAlgo: algo, HashSeed: &seed}
+		b.Run(algo, func(b *testing.B) {
+			b.ReportAllocs()
+			var dst []PageHash
+			for b.Loop() {
+				dst, _ = v.Digests(dst[:0], tokens, "", "")
+			}
+		})
+	}
+}
