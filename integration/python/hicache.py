@@ -9,6 +9,8 @@ It answers each line of stdin, a JSON list of questions, with a line on stdout, 
         {"refused": "text"} where an assertion fails. "store" is for max rounded down to lcm; null is all
     {"tokens": [..], "block": n, "algo": name, "seed": PYTHONHASHSEED or null, "lora": name or null, "salt": text or null, "lookahead": n}
         to vLLM: {"hashes": [hex..]}, what its request hasher calls the blocks
+    {"g", "lcm", "hbs", "eagle", "partial": as above, "prompt": a question of hashes, "there": [key..], "model", "prefix": text, "tp", "pp", "heads": n}
+        to vLLM from 0.32 on: {"hit": tokens}, what its worker finds of the prompt in a store that has those keys
     {"tokens": [..], "page": n, "eagle": bool, "prior": hex or null}
         to SGLang before it hashed in C++: {"hashes": [hex..]}
     {"extra_key": text or null, "salt": text or null}
@@ -34,7 +36,7 @@ class Vllm:
             "vllm.envs", "vllm.utils.math_utils", "vllm.utils.hashing", "vllm.v1.core.block_pool", "vllm.v1.core.kv_cache_coordinator",
             "vllm.v1.core.kv_cache_metrics", "vllm.v1.core.kv_cache_utils", "vllm.v1.core.single_type_kv_cache_manager",
             "vllm.v1.hisparse.block_pool", "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_layout", "vllm.v1.kv_cache_spec_registry",
-            "vllm.v1.request", "vllm.v1.utils", "vllm.distributed.kv_events", self.store + ".coordinator", self.store + ".data"])
+            "vllm.v1.request", "vllm.v1.utils", "vllm.distributed.kv_events", self.store + ".coordinator", self.store + ".data", self.store + ".worker"])
         self.code = importlib.import_module(self.store + ".coordinator")
         self.specs = importlib.import_module("vllm.v1.kv_cache_interface")
         managers = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
@@ -77,9 +79,28 @@ class Vllm:
         hasher = utils.get_request_block_hasher(q["block"], function, **options)
         return {"hashes": [h.hex() for h in hasher(request)]}
 
+    def lookup(self, q):
+        worker, data = importlib.import_module(self.store + ".worker"), importlib.import_module(self.store + ".data")
+        w = object.__new__(worker.MooncakeStoreWorker)
+        w._kv_cache_groups = [self.group(*g) for g in q["g"]]
+        w.coord = self.code.MooncakeStoreCoordinator(w._kv_cache_groups, q["lcm"], q["hbs"], use_eagle=q["eagle"], enable_partial_hash_hits=q["partial"])
+        w.hash_block_size, w.tp_size, w.pp_size, w.pcp_size, w.dcp_size, w.num_kv_head = q["hbs"], q["tp"], q["pp"], 1, 1, q["heads"]
+        metadata = lambda g: data.KeyMetadata(q["model"], 0, 0, 0, 0, group_id=g, cache_prefix=q["prefix"])
+        w.token_dbs = [types.SimpleNamespace(block_size=g[1], store_layout=data.RankLocalStoreLayout(metadata(i), g[1], q["hbs"]))
+                       for i, g in enumerate(q["g"])]
+        there = set(q["there"])
+        w.store = types.SimpleNamespace(batch_is_exist=lambda keys: [int(k in there) for k in keys])
+        w._capacity_only, w._record_kv_connector_operation, w._tail_key_boundaries = False, lambda *a, **k: None, lambda *a: ()
+        w._group_tp_replication_factors = w._compute_group_tp_replication_factors()
+        w._init_lookup_key_prefixes()
+        hashes = [bytes.fromhex(h) for h in self.hashes(q["prompt"])["hashes"]]
+        return {"hit": w.lookup(len(q["prompt"]["tokens"]), hashes).hit_length}
+
     def answer(self, q):
         if "tokens" in q:
             return self.hashes(q)
+        if "prompt" in q:
+            return self.lookup(q)
         bits = lambda masks: [None if m is None else "".join("01"[bool(b)] for b in m) for m in masks]
         try:
             options = {"enable_partial_hash_hits": True} if q.get("partial") else {}

@@ -41,10 +41,10 @@ type l3 struct {
 	models map[string]*hicache.Sharing // cfg.Models
 
 	mu     sync.Mutex
-	stores map[string]*askedStore          // by what they are and where
-	opened map[*hicache.SGLang]*askedStore // the same, by configurations that were asked for
-	asked  uint64                          // counts uses of stores
-	ctx    context.Context                 // of the goroutines that watch stores; ends with the node
+	stores map[string]*askedStore         // by what they are and where
+	opened map[hicache.Config]*askedStore // the same, by configurations that were asked for
+	asked  uint64                         // counts uses of stores
+	ctx    context.Context                // of the goroutines that watch stores; ends with the node
 }
 
 // askedStore is a store that this node talks to.
@@ -61,7 +61,7 @@ func newL3(cfg L3Config) *l3 {
 	if cfg.Registered == nil {
 		cfg.Registered = func(string) *hicache.Sharing { return &hicache.Sharing{} }
 	}
-	l := &l3{cfg: cfg, models: map[string]*hicache.Sharing{}, stores: map[string]*askedStore{}, opened: map[*hicache.SGLang]*askedStore{}}
+	l := &l3{cfg: cfg, models: map[string]*hicache.Sharing{}, stores: map[string]*askedStore{}, opened: map[hicache.Config]*askedStore{}}
 	for model, c := range cfg.Models {
 		l.models[model] = hicache.ForAll(c)
 	}
@@ -79,7 +79,7 @@ func (l *l3) watch(ctx context.Context) {
 const maxOpened = 1024
 
 // store returns the memory of what a configuration's store said.
-func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, error) {
+func (l *l3) store(c hicache.Config) (*hicache.Cache, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.opened[c]
@@ -99,11 +99,8 @@ func (l *l3) store(c *hicache.SGLang) (*hicache.Cache, error) {
 }
 
 // open begins to talk to a configuration's store, unless the node does. Called with l.mu held.
-func (l *l3) open(c *hicache.SGLang) (*askedStore, error) {
-	where := c.HTTP()
-	if c.Backend == "file" {
-		where = c.Directory
-	}
+func (l *l3) open(c hicache.Config) (*askedStore, error) {
+	where := c.Where()
 	if where == "" {
 		return nil, errors.New("the workers did not say where their store is")
 	}
@@ -115,7 +112,7 @@ func (l *l3) open(c *hicache.SGLang) (*askedStore, error) {
 		return nil, errors.New("the node is not running")
 	}
 	s := &askedStore{stop: func() {}}
-	if c.Backend == "file" {
+	if c.SGLang != nil && c.SGLang.Backend == "file" {
 		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
 	} else {
 		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Changed: func(string) { l.forget(id) }})
@@ -154,13 +151,12 @@ func (l *l3) forget(id string) {
 
 // L3Question is one query's question to the store that workers share. One goroutine owns it.
 type L3Question struct {
-	said     api.L3 // if nothing can be asked
-	sharing  *hicache.Sharing
-	config   *hicache.SGLang
-	lane     hicache.Lane
-	cache    *hicache.Cache
-	question *hicache.Question
-	timeout  time.Duration
+	said      api.L3 // if nothing can be asked
+	sharing   *hicache.Sharing
+	prompt    *hicache.Prompt
+	cache     *hicache.Cache
+	questions []*hicache.Question // one for each of the prompt's lanes; none yet: merge is to ask
+	timeout   time.Duration
 }
 
 // begin has the store asked for a query's prompt, while the index is. With api.L3Beyond it waits for merge to do that.
@@ -189,29 +185,32 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	if why := config.Usable(blockSize); why != "" {
 		return say(api.L3Mismatch, why)
 	}
-	s.config = config.SGLang
-	switch {
-	case s.config == nil:
-		return say(api.L3Unavailable, "vLLM's names of blocks cannot be made from tokens alone")
-	case q.Tokens == nil:
-		return say(api.L3Unavailable, "the query has hashes; the store's names of pages are made from tokens")
+	if q.Tokens == nil {
+		return say(api.L3Unavailable, "the query has hashes; the names of what is in the store are made from tokens")
 	}
-	if q.LoRA != "" && s.config.NamespacesHashed() { // SGLang hashes an id that it gives the adapter when it loads it
-		return say(api.L3Unavailable, "the store's names of an adapter's pages cannot be made from its name")
+	cache, err := l.store(config)
+	if err == nil {
+		s.prompt, err = config.Prompt(q.Tokens, q.LoRA, q.CacheSalt, blockSize)
 	}
-	cache, err := l.store(s.config)
 	if err != nil {
 		return say(api.L3Unavailable, err.Error())
 	}
-	var space hicache.Space
-	if q.CacheSalt != "" {
-		space.CacheSalt = &q.CacheSalt
-	}
-	s.cache, s.lane = cache, s.config.Lane(q.Tokens, space)
+	s.cache = cache
 	if q.L3 != api.L3Beyond {
-		s.question = cache.Begin(s.lane, 0)
+		s.ask(0)
 	}
 	return s
+}
+
+// ask has the store asked for all that may follow the first own blocks.
+func (s *L3Question) ask(own uint32) {
+	for _, lane := range s.prompt.Lanes {
+		from := 0
+		if s.prompt.Continues {
+			from = min(int(own), lane.Pages)
+		}
+		s.questions = append(s.questions, s.cache.Begin(lane, from))
+	}
 }
 
 // BeginL3 begins to ask for a query's prompt, for who answers for a whole cluster. Any goroutine may call it.
@@ -229,47 +228,18 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 	if s.cache == nil {
 		return
 	}
-	from := 0
-	if s.question == nil {
+	if s.questions == nil {
+		own := uint32(0)
 		for i := range answer.Workers {
-			from = max(from, min(int(answer.Workers[i].Total()), s.lane.Pages))
+			own = max(own, answer.Workers[i].Total())
 		}
-		s.question = s.cache.Begin(s.lane, from)
+		s.ask(own)
 	}
-	if deadline, has := ctx.Deadline(); has { // the answer must travel too
-		s.timeout = min(s.timeout, time.Until(deadline)/2)
-	}
-	if !s.question.Ready() {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.timeout)
-		defer cancel()
-	}
-	found := s.question.Wait(ctx)
-	said := &answer.L3
-	switch n := found.Known.Count(); {
-	case found.Err == nil:
-		said.Status = api.L3OK
-	case n > 0:
-		said.Status = api.L3Partial
-	default:
-		said.Status = api.L3Unavailable
-	}
-	switch {
-	case errors.Is(found.Err, context.DeadlineExceeded):
-		said.Reason = fmt.Sprintf("the store did not answer within %v", s.timeout)
-	case found.Err != nil:
-		said.Reason = found.Err.Error()
-	}
-	m := hicache.NewMap(s.lane.Pages, found.Present, found.Known)
-	said.Total, said.AgeMS = m.Total(), float64(found.Age.Microseconds())/1000
-	for _, r := range m.Ranges() {
-		said.Ranges = append(said.Ranges, [2]uint32{r.From, r.To})
-	}
+	m := s.wait(ctx, &answer.L3)
 	for i := range answer.Workers {
-		o := &answer.Workers[i]
-		s.credit(o, m)
+		s.credit(&answer.Workers[i], m)
 	}
-	if said.FromStart, _ = m.Load(0, s.config.Rule()); len(m.Ranges()) == 0 {
+	if answer.L3.FromStart, _ = m.Load(0, s.sharing.Config.Rule()); answer.L3.Total == 0 {
 		return
 	}
 	for r := range idle {
@@ -278,6 +248,52 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 			answer.Workers = append(answer.Workers, o)
 		}
 	}
+}
+
+// wait waits for the store's answers, within bounds, and says what they are.
+func (s *L3Question) wait(ctx context.Context, said *api.L3) *hicache.Map {
+	if deadline, has := ctx.Deadline(); has { // the answer must travel too
+		s.timeout = min(s.timeout, time.Until(deadline)/2)
+	}
+	for _, q := range s.questions {
+		if !q.Ready() {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, s.timeout)
+			defer cancel()
+			break
+		}
+	}
+	found := make([]hicache.Found, len(s.questions))
+	var failed error
+	known, age := 0, time.Duration(0)
+	for i, q := range s.questions {
+		found[i] = q.Wait(ctx)
+		known += found[i].Known.Count()
+		age = max(age, found[i].Age)
+		if failed == nil {
+			failed = found[i].Err
+		}
+	}
+	switch {
+	case failed == nil:
+		said.Status = api.L3OK
+	case known > 0:
+		said.Status = api.L3Partial
+	default:
+		said.Status = api.L3Unavailable
+	}
+	switch {
+	case errors.Is(failed, context.DeadlineExceeded):
+		said.Reason = fmt.Sprintf("the store did not answer within %v", s.timeout)
+	case failed != nil:
+		said.Reason = failed.Error()
+	}
+	m := s.prompt.Map(found)
+	said.Total, said.AgeMS = m.Total(), float64(age.Microseconds())/1000
+	for _, r := range m.Ranges() {
+		said.Ranges = append(said.Ranges, [2]uint32{r.From, r.To})
+	}
+	return m
 }
 
 // credit adds to what a rank holds what it would load.

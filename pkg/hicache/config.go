@@ -179,9 +179,6 @@ func (s *SGLang) plainStyle() bool {
 	return s.MLAKeyStyle == "plain" || s.MLAKeyStyle == "" && s.EngineVersion != "" && !since(s.EngineVersion, rankStyleSince)
 }
 
-// NamespacesHashed reports whether extra keys and cache salts are part of the page hash.
-func (s *SGLang) NamespacesHashed() bool { return !s.namespacesIgnored() }
-
 func (s *SGLang) namespacesIgnored() bool {
 	return s.Namespaces == "ignored" || s.Namespaces == "" && s.EngineVersion != "" && !since(s.EngineVersion, namespacesSince)
 }
@@ -200,14 +197,28 @@ func (s SGLang) settled() SGLang {
 	return s
 }
 
-// Identity names the store and how its objects are called: configurations of one identity ask for the same objects of a page.
-func (s *SGLang) Identity() string {
-	x := s.settled()
-	where := x.HTTP()
-	if x.Backend == "file" {
-		where = x.Directory
+// Where is the folder, or the host:port for HTTP, of the store; "" if the workers did not say.
+func (c *Config) Where() string {
+	switch {
+	case c.SGLang != nil && c.SGLang.Backend == "file":
+		return c.SGLang.Directory
+	case c.SGLang != nil:
+		return c.SGLang.HTTP()
+	case c.VLLM != nil:
+		return c.VLLM.HTTP()
 	}
-	return fmt.Sprintf("%s %q tp%d pp%d mla:%v%s heads:%v/%d tag:%q model:%v %q", x.Backend, where, x.TPSize, x.PPSize, x.IsMLA, x.MLAKeyStyle,
+	return ""
+}
+
+// Identity names the store and how its objects are called: under configurations of one identity, what has the same name is the same object.
+// c must have passed Check.
+func (c *Config) Identity() string {
+	if v := c.VLLM; v != nil {
+		return fmt.Sprintf("vllm %q %q %q %q tp%d pp%d pcp%d dcp%d heads%d %v %d", v.HTTP(), v.CachePrefix, modelTail(v.ModelName), v.StoreNamespace,
+			v.TPSize, v.PPSize, v.PCPSize, v.DCPSize, v.NumKVHead, v.Groups, v.HashBlockSize)
+	}
+	x := c.SGLang.settled()
+	return fmt.Sprintf("%s %q tp%d pp%d mla:%v%s heads:%v/%d tag:%q model:%v %q", x.Backend, c.Where(), x.TPSize, x.PPSize, x.IsMLA, x.MLAKeyStyle,
 		x.ShouldSplitHeads, x.TPLCMSize, x.ExtraBackendTag, *x.ModelInKeys, x.ModelName)
 }
 

@@ -406,15 +406,16 @@ func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 // (vllm-project/vllm › vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store, MooncakeStoreWorker.lookup; up to 0.24 its scheduler, get_num_new_matched_tokens).
 // whole says that the store has all, and only that last token keeps the hit from being longer.
 func (c *Coordinator) Lookup(present [][]bool, tokens int) (hit int, whole bool, err error) {
+	if len(present) != len(c.layout.Groups) {
+		return 0, false, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present), len(c.layout.Groups))
+	}
 	unit := c.unit()
 	asked := max(tokens, 0) / unit * unit
 	if asked == 0 {
 		return 0, false, nil
 	}
-	if c.layout.Profile != Partial {
-		if present, err = c.lookedFor(present, asked); err != nil {
-			return 0, false, err
-		}
+	if present, err = c.lookedFor(present, asked); err != nil {
+		return 0, false, err
 	}
 	h, err := c.FindLongestCacheHit(present, asked)
 	switch {
@@ -431,27 +432,28 @@ func (c *Coordinator) Lookup(present [][]bool, tokens int) (hit int, whole bool,
 	return h.Tokens, true, err
 }
 
-// lookedFor is present without the blocks that an engine does not ask for, because no hit can need them.
+// lookedFor is present without what an engine does not ask for: what lies beyond the tokens that it asks about, and blocks that no hit can need.
 func (c *Coordinator) lookedFor(present [][]bool, tokens int) ([][]bool, error) {
-	masks, err := c.StoreMask(tokens)
-	if err != nil {
-		return nil, err
+	masks := make([][]bool, len(c.layout.Groups))
+	if c.layout.Profile != Partial {
+		var err error
+		if masks, err = c.StoreMask(tokens); err != nil {
+			return nil, err
+		}
 	}
-	present = slices.Clone(present)
+	out := make([][]bool, len(present))
 	for g := range present {
+		out[g] = make([]bool, len(present[g]))
+		n := copy(out[g], present[g][:min(len(present[g]), tokens/c.layout.HashBlockSize)])
 		group := &c.layout.Groups[g]
 		if group.Kind != Sliding || masks[g] == nil {
 			continue
 		}
-		present[g] = slices.Clone(present[g])
-		per := group.BlockSize / c.layout.HashBlockSize
-		for i := range present[g] {
-			if block := i / per; block >= len(masks[g]) || !masks[g][block] {
-				present[g][i] = false
-			}
+		for i, per := 0, group.BlockSize/c.layout.HashBlockSize; i < n; i++ {
+			out[g][i] = out[g][i] && masks[g][i/per]
 		}
 	}
-	return present, nil
+	return out, nil
 }
 
 func (c *Coordinator) anyFlag() bool {

@@ -66,23 +66,34 @@ func (v *VLLM) seed() (string, error) {
 	return "", fmt.Errorf("%w: vLLM %s hashes blocks with a seed that is random in each process unless PYTHONHASHSEED is set, which is to be registered as hash_seed", ErrNames, v.EngineVersion)
 }
 
+// nameable says why the hashes of prompts with an adapter and a salt cannot be known; nil: they can.
+func (v *VLLM) nameable(lora, salt string) error {
+	_, err := v.seed()
+	switch {
+	case err != nil:
+		return err
+	case (lora != "" || salt != "") && v.EngineVersion == "":
+		return fmt.Errorf("%w: adapters and cache salts are hashed by a rule of the release, and the workers registered no engine_version", ErrNames)
+	case lora != "" && since(v.EngineVersion, taggedSince):
+		return fmt.Errorf("%w: since 0.31 vLLM hashes the path of a LoRA adapter, and the query has its name", ErrNames)
+	case lora != "" && lora == salt && !v.cbor():
+		return fmt.Errorf("%w: a cache salt that is the adapter's name is pickled in a way that depends on the process", ErrNames)
+	}
+	return nil
+}
+
 // Digests appends to dst what vLLM calls the hash blocks of a prompt, HashBlockSize tokens each. Digests of 16 bytes are the first of
 // a PageHash, the rest of which is 0. An adapter's name and a cache salt are part of the hash; the zero Space is the plain one. Its error wraps ErrNames. v must have
 // passed Check.
 func (v *VLLM) Digests(dst []PageHash, tokens []uint32, lora, salt string) ([]PageHash, error) {
+	if err := v.nameable(lora, salt); err != nil {
+		return dst, err
+	}
 	seed, err := v.seed()
 	if err != nil {
 		return dst, err
 	}
 	tagged := since(v.EngineVersion, taggedSince)
-	switch {
-	case (lora != "" || salt != "") && v.EngineVersion == "":
-		return dst, fmt.Errorf("%w: adapters and cache salts are hashed by a rule of the release, and the workers registered no engine_version", ErrNames)
-	case lora != "" && tagged:
-		return dst, fmt.Errorf("%w: since 0.31 vLLM hashes the path of a LoRA adapter, and the query has its name", ErrNames)
-	case lora != "" && lora == salt && !v.cbor():
-		return dst, fmt.Errorf("%w: a cache salt that is the adapter's name is pickled in a way that depends on the process", ErrNames)
-	}
 	e := encoder{cbor: v.cbor()}
 	sum := func() (h PageHash) {
 		if v.sha256() {

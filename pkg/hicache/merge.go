@@ -18,6 +18,10 @@ const (
 	BeyondUnknown   Beyond = "not_known"       // the store did not say whether the next block is there, or was not asked
 	BeyondThreshold Beyond = "below_threshold" // what is there is less than the engine begins to load for
 	BeyondCapacity  Beyond = "capacity"        // the engine has no room for more
+	BeyondGap       Beyond = "gap"             // the next block is there, but the engine loads only what begins with the prompt, and a block before is not there
+	BeyondGroups    Beyond = "other_groups"    // the next block is there, but not what other groups of the model's cache need to go on from it
+	BeyondAligned   Beyond = "alignment"       // the next block is there, but the engine's hits end at larger steps, or before a block that a draft model computes
+	BeyondLast      Beyond = "last_token"      // all is there; the engine computes what holds the last token itself
 )
 
 // Rule is what an engine loads of the unbroken run of blocks that follows its own prefix.
@@ -49,6 +53,14 @@ type Map struct {
 	total  uint32
 	blocks uint32
 	known  Bitmap
+	start  *fromStart // nil: the engine loads what follows its own blocks
+}
+
+// fromStart is how far an engine gets that loads only what begins with the prompt.
+type fromStart struct {
+	reach  uint32 // blocks
+	whole  bool   // nothing but the last token keeps it from more
+	hybrid bool   // groups other than of full attention have a say
 }
 
 // NewMap takes what a store said of a prompt's blocks. Bits that are not known count as not there.
@@ -85,6 +97,9 @@ func (m *Map) Total() uint32 { return m.total }
 // Load is how many blocks a rank would load that has the first own blocks itself, and why no more.
 func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 	own = min(own, m.blocks)
+	if m.start != nil {
+		return m.fromStart(own)
+	}
 	end := m.end(own)
 	run := end - own
 	switch {
@@ -119,3 +134,36 @@ func (m *Map) end(block uint32) uint32 {
 	}
 	return block
 }
+
+// fromStart is Load for an engine that loads only what begins with the prompt.
+func (m *Map) fromStart(own uint32) (blocks uint32, why Beyond) {
+	s := m.start
+	at := max(own, s.reach)
+	there := m.end(at) > at
+	switch {
+	case at == m.blocks:
+		why = BeyondEnd
+	case s.whole:
+		why = BeyondLast
+	case there && m.end(0) <= at:
+		why = BeyondGap
+	case there && s.hybrid:
+		why = BeyondGroups
+	case there:
+		why = BeyondAligned
+	case m.known.Get(int(at)):
+		why = BeyondMissing
+	default:
+		why = BeyondUnknown
+	}
+	return at - own, why
+}
+
+// At says of a block whether the store holds it, and whether that is known.
+func (m *Map) At(block uint32) (present, known bool) {
+	known = m.known.Get(int(block))
+	return known && m.end(block) > block, known
+}
+
+// Blocks is how many blocks of the prompt the store was asked about.
+func (m *Map) Blocks() uint32 { return m.blocks }

@@ -1,0 +1,147 @@
+package hicache
+
+import (
+	"fmt"
+	"sync"
+)
+
+// Prompt is one prompt as a store knows it: what to ask for, and what the answers mean for the index's blocks. It does not change; any
+// number of goroutines may use it.
+type Prompt struct {
+	// Lanes are what to ask for: one of pages (SGLang), or one of blocks for each group of the KV cache (vLLM).
+	Lanes []Lane
+
+	// Continues is whether the engine loads what follows the blocks it has (SGLang). If not, it loads only a run from the prompt's first block
+	// on (vLLM), so that all of the prompt is to be asked for.
+	Continues bool
+
+	blockSize int
+	tokens    int
+	vllm      *VLLM // nil: SGLang
+	hashes    int   // vLLM's, of the whole prompt
+	spans     []int // for each lane, how many of vLLM's hashes one name stands for
+	co        *Coordinator
+}
+
+// Prompt names what a store may hold of a prompt, in an index with blocks of so many tokens. tokens are not used any more after the lanes' names were made. Its error wraps ErrNames. c must
+// be [Config.Usable].
+func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*Prompt, error) {
+	p := &Prompt{blockSize: int(blockSize), tokens: len(tokens)}
+	if s := c.SGLang; s != nil {
+		if lora != "" && !s.namespacesIgnored() {
+			return nil, fmt.Errorf("%w: SGLang hashes the id that it gives an adapter when it loads it, and the query has its name", ErrNames)
+		}
+		var space Space
+		if salt != "" {
+			space.CacheSalt = &salt
+		}
+		p.Continues, p.Lanes = true, []Lane{s.Lane(tokens, space)}
+		return p, nil
+	}
+	v := c.VLLM
+	if err := v.nameable(lora, salt); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.co, err = NewCoordinator(v.Layout()); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNames, err)
+	}
+	p.vllm, p.hashes = v, max(0, len(tokens)-v.HashLookahead)/v.HashBlockSize
+	digests := sync.OnceValue(func() []PageHash {
+		all, _ := v.Digests(make([]PageHash, 0, p.hashes), tokens, lora, salt) // they can be named
+		return all
+	})
+	marks := map[int][]Mark{} // by span
+	for g := range v.Groups {
+		span := v.Groups[g].BlockSize / v.HashBlockSize
+		if v.Profile == Partial { // what ends within a block has a name too
+			span = 1
+		}
+		lane := Lane{ID: uint64(g), Pages: p.hashes / span}
+		if marks[span] == nil {
+			m := Marker{PageSize: span * v.HashBlockSize, Ahead: v.HashLookahead, Space: fmt.Appendf(nil, "%s %q %q %q", v.algo(), v.EngineVersion, lora, salt)}
+			marks[span] = m.Append(nil, tokens, lane.Pages)
+		}
+		lane.Marks = marks[span]
+		lane.Names = func() func(from, to int) PageKeys {
+			all, prefixes, size := digests(), v.KeyPrefixes(g), v.digestSize()
+			return func(from, to int) PageKeys {
+				keys := make([]string, 0, (to-from)*len(prefixes))
+				for i := from; i < to; i++ {
+					for _, prefix := range prefixes {
+						keys = append(keys, Key(prefix, all[(i+1)*span-1][:size]))
+					}
+				}
+				return PageKeys{Keys: keys, PerPage: len(prefixes)}
+			}
+		}
+		p.spans, p.Lanes = append(p.spans, span), append(p.Lanes, lane)
+	}
+	return p, nil
+}
+
+// Map says what answers mean, one for each of the lanes.
+func (p *Prompt) Map(found []Found) *Map {
+	if p.vllm == nil {
+		return NewMap(p.Lanes[0].Pages, found[0].Present, found[0].Known)
+	}
+	groups := p.vllm.Groups
+	there := make([][]bool, len(groups)) // for each group and hash
+	said := make([][]bool, len(groups))
+	for g, f := range found {
+		there[g], said[g] = make([]bool, p.hashes), make([]bool, p.hashes)
+		for i := range p.Lanes[g].Pages {
+			at := (i+1)*p.spans[g] - 1
+			said[g][at] = f.Known.Get(i)
+			there[g][at] = said[g][at] && f.Present.Get(i)
+		}
+	}
+	hybrid := false // groups that are not full attention have a say in what can be used
+	for _, g := range groups {
+		hybrid = hybrid || g.Kind != Full
+	}
+	full := func(g *Group) bool { return g.Kind == Full }
+	if !anyGroup(groups, full) { // the blocks are those of all groups then
+		full = func(*Group) bool { return true }
+	}
+	n := p.tokens / p.blockSize
+	present, known := NewBitmap(n), NewBitmap(n)
+	for i := range n {
+		is, sure, gone := true, true, false
+		for g := range groups {
+			if !full(&groups[g]) {
+				continue
+			}
+			b, per := groups[g].BlockSize, groups[g].BlockSize/p.vllm.HashBlockSize
+			for chunk := i * p.blockSize / b; chunk*b < (i+1)*p.blockSize; chunk++ {
+				at := (chunk+1)*per - 1
+				inside := at < p.hashes // else it is longer than the prompt, and has no name
+				is = is && inside && there[g][at]
+				sure = sure && (!inside || said[g][at])
+				gone = gone || !inside || said[g][at] && !there[g][at]
+			}
+		}
+		if is {
+			present.Set(i)
+		}
+		if sure || gone {
+			known.Set(i)
+		}
+	}
+	m := NewMap(n, present, known)
+	hit, whole, err := p.co.Lookup(there, p.tokens)
+	if err != nil { // of a layout that was checked there is none
+		hit = 0
+	}
+	m.start = &fromStart{reach: uint32(hit / p.blockSize), whole: whole, hybrid: hybrid}
+	return m
+}
+
+func anyGroup(groups []Group, is func(*Group) bool) bool {
+	for i := range groups {
+		if is(&groups[i]) {
+			return true
+		}
+	}
+	return false
+}
