@@ -46,8 +46,9 @@ type site struct {
 	mend     func(context.Context) error
 	index    radix.Config
 
-	mu   sync.Mutex
-	told []string
+	mu     sync.Mutex
+	told   []string
+	script []string // what is done, and what the node tells of it; see transcript_test.go
 }
 
 func newSite(t *testing.T) *site {
@@ -114,11 +115,12 @@ func (w *site) heard() string {
 // start starts the node; the one before must have been stopped.
 func (w *site) start() {
 	w.Helper()
+	w.say("the node starts")
 	ready := make(chan struct{})
 	w.node = New(Config{
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Watch: 50 * time.Millisecond,
 		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond, Mend: w.mend, Index: w.index,
-		Hooks: Hooks{
+		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {
 				w.tell("restored at %d, %d ranks, lost %q", r.Seq, r.Ranks, r.Lost)
@@ -127,7 +129,7 @@ func (w *site) start() {
 			Unfit:       func(_ events.Partition, n jetstream.Notice) { w.tell("unfit: %v", n) },
 			ResyncAsked: func(_ events.Partition, why string, n int, err error) { w.tell("asked: %s: %d, %v", why, n, err) },
 			Resynced:    func(events.Partition) { w.tell("resynced") },
-		},
+		}),
 	})
 	running, cancel := context.WithCancel(w.ctx)
 	var done sync.WaitGroup
@@ -144,6 +146,7 @@ func (w *site) start() {
 // startShim runs the engine's shim until the returned function is called.
 func (w *site) startShim() (stop func()) {
 	w.Helper()
+	w.say("the engine's shim starts")
 	key := events.RankKey{Instance: "w1"}
 	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, AttemptTimeout: 500 * time.Millisecond})
 	w.must(err)
@@ -176,6 +179,7 @@ func (w *site) startShim() (stop func()) {
 // grow has the engine hold n more blocks of the prompt.
 func (w *site) grow(n int) {
 	w.Helper()
+	w.say("the engine stores %d blocks", n)
 	for range 4 * n {
 		w.prompt = append(w.prompt, uint32(len(w.prompt)+1))
 	}
@@ -210,6 +214,7 @@ func (w *site) awaitAll() *api.Status {
 
 func (w *site) snapshot() {
 	w.Helper()
+	w.say("a snapshot is written")
 	if _, err := w.node.Snapshot(w.ctx); err != nil {
 		w.Fatal(err)
 	}
@@ -218,6 +223,7 @@ func (w *site) snapshot() {
 // purge trims the log behind everybody's back.
 func (w *site) purge(keepFrom events.StreamSeq) {
 	w.Helper()
+	w.say("the log is trimmed, by nobody of ours")
 	s, err := w.js.Stream(w.ctx, jetstream.StreamName("test", 0))
 	w.must(err)
 	w.must(s.Purge(w.ctx, natsjs.WithPurgeSequence(uint64(keepFrom))))
@@ -275,6 +281,7 @@ func (w *site) newest() *snapshot.Manifest {
 
 func TestStreamMadeAnewUnderALiveNode(t *testing.T) {
 	w := twoGenerations(t)
+	w.say("the stream is deleted, and made again")
 	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
 	w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
 	// The engine says nothing more: only who is asked can say what it holds.
@@ -287,10 +294,12 @@ func TestStreamMadeAnewUnderALiveNode(t *testing.T) {
 	w.awaitAll()
 	w.snapshot()
 	w.forget()
+	w.say("the node stops")
 	w.restart()
 	w.awaitAll()
 	w.expect("1 ranks, lost \"\"")
 	w.expectNot("asked")
+	w.compareTranscript("stream-made-anew")
 }
 
 func TestStreamDeletedUnderALiveNode(t *testing.T) {
@@ -302,21 +311,29 @@ func TestStreamDeletedUnderALiveNode(t *testing.T) {
 	w.startShim()
 	w.grow(3)
 	w.awaitAll()
+	w.say("the stream is deleted")
 	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
 	w.awaitAfter("resynced")
 	w.expect("unfit: epoch changed")
 	w.grow(3)
 	w.awaitAll()
+	w.compareTranscript("stream-deleted")
 }
 
-// awaitAfter is awaitAll once something was told.
-func (w *site) awaitAfter(word string) *api.Status {
+// awaitTold waits until the hooks have told of something.
+func (w *site) awaitTold(word string) {
 	w.Helper()
 	for deadline := time.Now().Add(patience); !strings.Contains(w.heard(), word); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.Fatalf("nothing was told of %q:\n%s", word, w.heard())
 		}
 	}
+}
+
+// awaitAfter is awaitAll once something was told.
+func (w *site) awaitAfter(word string) *api.Status {
+	w.Helper()
+	w.awaitTold(word)
 	return w.awaitAll()
 }
 
@@ -327,6 +344,7 @@ func TestLogPurgedPastTheNode(t *testing.T) {
 	w.grow(3)
 	w.awaitAll()
 	w.snapshot()
+	w.say("the node stops")
 	w.stopNode()
 	w.grow(3)
 	last := w.awaitLog(2)
@@ -337,6 +355,7 @@ func TestLogPurgedPastTheNode(t *testing.T) {
 	if s.Snapshots.Rejected["log_truncated"] != 1 {
 		t.Errorf("counted %+v", s.Snapshots)
 	}
+	w.compareTranscript("log-purged-past-the-node")
 }
 
 // awaitLog waits until so many messages have been said, and returns the last one's place.
@@ -373,6 +392,7 @@ func TestServerRestoredFromAnOlderCopy(t *testing.T) {
 	w.grow(1)
 	w.awaitAll()
 
+	w.say("the server comes back with a copy of its files from before the last 4 blocks")
 	w.server.Stop()
 	w.must(os.RemoveAll(w.dir))
 	w.must(os.CopyFS(w.dir, os.DirFS(old)))
@@ -381,6 +401,7 @@ func TestServerRestoredFromAnOlderCopy(t *testing.T) {
 	w.expect("unfit: regressed", "asked: resync needed: regressed")
 	w.grow(1)
 	w.awaitAll()
+	w.compareTranscript("server-restored-from-an-older-copy")
 }
 
 func TestCorruptChunkSendsToTheOlderGeneration(t *testing.T) {
@@ -511,14 +532,18 @@ func (w *site) awaitPartial() {
 // TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is there to say it.
 func TestRankSeenInItsMiddle(t *testing.T) {
 	w, _ := seenInItsMiddle(t)
+	w.awaitTold("asked: resync needed: events of 1 ranks") // the log's lost beginning has been dealt with
 	w.awaitPartial()
 	w.snapshot()
 	w.forget()
+	w.say("the node stops")
 	w.restart()
 	w.awaitPartial()
+	w.awaitTold("asked: ")
 	w.expect("1 ranks, lost \"\"")
 	w.startShim()
 	w.awaitAfter("resynced")
+	w.compareTranscript("rank-seen-in-its-middle")
 }
 
 // TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: nothing is known of it any more, here and after a

@@ -1,0 +1,105 @@
+package node
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+var update = flag.Bool("update", false, "write testdata/*.txt anew from what the tests see")
+
+// say writes into the transcript what a test does.
+func (w *site) say(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.script = append(w.script, "> "+fmt.Sprintf(format, args...))
+}
+
+// recorded are hooks that write down what the node tells, with the state of the partition that is told of, and go on to others.
+func (w *site) recorded(next Hooks) Hooks {
+	line := func(format string, args ...any) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		text := "  " + stable(fmt.Sprintf(format, args...))
+		if n := len(w.script); n == 0 || w.script[n-1] != text { // what is tried again and again is told once
+			w.script = append(w.script, text)
+		}
+	}
+	state := func(p events.Partition) string {
+		s := w.node.parts[p]
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.state
+	}
+	h := next
+	h.Restored = func(p events.Partition, r Restored) {
+		text := "no snapshot"
+		if r.Ranks > 0 {
+			text = fmt.Sprintf("the snapshot at %d", r.Seq)
+		}
+		line("begins with %s; lost: %s", text, strings.TrimSpace(r.Lost+" "))
+		next.Restored(p, r)
+	}
+	h.Rejected = func(p events.Partition, why string, err error) {
+		line("passes over a snapshot: %s", why)
+		next.Rejected(p, why, err)
+	}
+	h.CaughtUp = func(p events.Partition, seq events.StreamSeq) { line("has caught up; state %s", state(p)) }
+	h.Unfit = func(p events.Partition, notice jetstream.Notice) {
+		line("the log is unfit: %v", notice)
+		next.Unfit(p, notice)
+	}
+	h.ResyncAsked = func(p events.Partition, why string, answered int, err error) {
+		cause, _, _ := strings.Cut(why, "; the shims were asked")
+		line("asks the shims, state %s: %s", state(p), cause)
+		next.ResyncAsked(p, why, answered, err)
+	}
+	h.Resynced = func(p events.Partition) {
+		line("is whole again; state %s", state(p))
+		next.Resynced(p)
+	}
+	return h
+}
+
+var unstable = []struct {
+	re *regexp.Regexp
+	by string
+}{
+	{regexp.MustCompile(`epoch changed from \d+ to \d+, which has \d+ to \d+`), "epoch changed from E1 to E2, which has what was said since"},
+	{regexp.MustCompile(`(at|before|is|beyond|message|sequence|wanted|was applied, the stream ends at) \d+`), "$1 N"},
+	{regexp.MustCompile(`regressed: \d+`), "regressed: N"},
+	{regexp.MustCompile(`; lost: $`), ""},
+}
+
+// stable gives what differs from run to run a name.
+func stable(text string) string {
+	for _, u := range unstable {
+		text = u.re.ReplaceAllString(text, u.by)
+	}
+	return text
+}
+
+// compareTranscript compares what was done and told with testdata/NAME.txt.
+func (w *site) compareTranscript(name string) {
+	w.Helper()
+	w.mu.Lock()
+	got := strings.Join(w.script, "\n") + "\n"
+	w.mu.Unlock()
+	path := filepath.Join("testdata", name+".txt")
+	if *update {
+		w.must(os.MkdirAll("testdata", 0o750))
+		w.must(os.WriteFile(path, []byte(got), 0o600))
+		return
+	}
+	want, err := os.ReadFile(path)
+	w.must(err)
+	if string(want) != got {
+		w.Errorf("this was done and told; %s has something else (-update writes it anew):\n%s", path, got)
+	}
+}
