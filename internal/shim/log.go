@@ -54,7 +54,8 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 }
 
 // lastInSnapshot finds the rank in its partition's snapshot. It counts only if the log goes on where the snapshot ends: else what the
-// rank said after it may have been in the log and is gone, with the ids that it used. A snapshot that cannot be relied on is as good as
+// rank said after it may have been in the log and is gone, with the ids that it used. A message that the log still has where the
+// snapshot ends must be the one that the snapshot has seen, by its time: a log that was rolled back grows again with others. A snapshot that cannot be relied on is as good as
 // none: a new incarnation begins, and what was known is cleared.
 func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Published, error) {
 	bucket, err := l.ns.OpenSnapshots(ctx)
@@ -94,6 +95,15 @@ func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *je
 		}).Usable
 	if len(usable) == 0 {
 		return Published{}, false, nil
+	}
+	if at := usable[0]; at.SeqTime != 0 && at.Seq >= info.First {
+		took, err := l.ns.TimeOf(ctx, p, at.Seq)
+		if err == nil && took != events.Millis(at.SeqTime) {
+			return Published{}, false, nil
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrNotFound) { // it may have been trimmed since
+			return Published{}, false, err
+		}
 	}
 	var failed error // of NATS, not of what was read
 	rank, known, err := snapshot.FindRank(usable[0], l.key, func(key string) ([]byte, error) {

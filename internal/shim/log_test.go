@@ -76,8 +76,10 @@ func (w *logWorld) publish(n int) {
 	}
 }
 
-// snapshot stores a snapshot that knows all that was published.
-func (w *logWorld) snapshot(epoch time.Time) {
+// snapshot stores a snapshot that knows all that was published, the last of it at a time that no message has.
+func (w *logWorld) snapshot(epoch time.Time) { w.snapshotAt(epoch, 1) }
+
+func (w *logWorld) snapshotAt(epoch time.Time, seqTime events.Millis) {
 	w.Helper()
 	info := w.info()
 	log := snapshot.Log{Namespace: w.ns.Name(), Stream: info.Name, Epoch: epoch, First: info.First, Last: info.Last}
@@ -86,7 +88,7 @@ func (w *logWorld) snapshot(epoch time.Time) {
 		w.Fatal(err)
 	}
 	writer, err := snapshot.NewWriter(snapshot.Config{
-		Namespace: log.Namespace, Stream: log.Stream, Epoch: epoch, Seq: info.Last, SeqTime: 1, Created: time.Now().UTC(), Writer: "test",
+		Namespace: log.Namespace, Stream: log.Stream, Epoch: epoch, Seq: info.Last, SeqTime: seqTime, Created: time.Now().UTC(), Writer: "test",
 		Ranks: []snapshot.RankState{{Instance: "w", Model: "m", BlockSize: 16, Incarnation: 5, LastID: w.id,
 			Cursor: snapshot.CursorOf(events.Cursor{Known: true, Seq: events.EngineSeq(w.id)})}},
 		Spaces: []snapshot.Space{{Space: 1, Model: "m", BlockSize: 16}},
@@ -150,5 +152,41 @@ func TestSnapshotThatTheLogFollowsHasTheCursor(t *testing.T) {
 	purge() // past the snapshot
 	if p := w.last(); p.Found {
 		t.Fatalf("of a snapshot that the log does not follow: %+v", p)
+	}
+}
+
+// TestSnapshotOfAnotherHistory has another rank's message where the snapshot ends. If it is not the one that the snapshot has seen, the log
+// was rolled back and has grown again, and what this rank said in between is gone: its cursor must not be believed.
+func TestSnapshotOfAnotherHistory(t *testing.T) {
+	w := newLogWorld(t)
+	w.last()
+	w.publish(2)
+	other, err := w.ns.OpenPublisher(w.ctx, events.RankKey{Instance: "v"}, jetstream.PublisherHooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Publish(w.ctx, [][]byte{[]byte("whatever")}); err != nil {
+		t.Fatal(err)
+	}
+	info := w.info()
+	epoch := time.Unix(0, int64(info.Epoch)).UTC()
+	took, err := w.ns.TimeOf(w.ctx, 0, info.Last)
+	if err != nil || time.Since(time.UnixMilli(int64(took))).Abs() > time.Hour {
+		t.Fatal(took, err)
+	}
+	if err := w.ns.Purge(w.ctx, 0, info.Epoch, info.Last); err != nil {
+		t.Fatal(err)
+	}
+	w.snapshotAt(epoch, took)
+	if p := w.last(); !p.Found || p.LastID != 2 {
+		t.Fatalf("the snapshot is of this log, which says %+v", p)
+	}
+	w.snapshotAt(epoch, took-1)
+	if p := w.last(); p.Found {
+		t.Fatalf("of a snapshot of another history: %+v", p)
+	}
+	w.snapshotAt(epoch, 0) // it does not know the time
+	if p := w.last(); !p.Found {
+		t.Fatalf("of a snapshot without a time: %+v", p)
 	}
 }

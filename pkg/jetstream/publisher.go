@@ -404,6 +404,17 @@ func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ran
 	return ranks, err
 }
 
+// TimeOf is when a partition's stream took a message, as its leader has it. The error wraps [ErrNotFound] if it is not there, or no more.
+func (n *Namespace) TimeOf(ctx context.Context, p events.Partition, seq events.StreamSeq) (events.Millis, error) {
+	stream := StreamName(n.name, p)
+	var m storedMessage
+	err := n.c.retry(ctx, func() (err error) {
+		m, err = n.c.getMessage(ctx, stream, map[string]any{"seq": seq})
+		return err
+	})
+	return events.Millis(m.Time.UnixMilli()), failed(fmt.Sprintf("read message %d of %s", seq, stream), err)
+}
+
 // LastMessage reads the last message of one (worker, rank) from the stream's leader. The error wraps
 // [ErrNotFound] if there is none.
 func (n *Namespace) LastMessage(ctx context.Context, key events.RankKey) (Message, error) {
