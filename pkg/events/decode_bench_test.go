@@ -9,7 +9,7 @@ import (
 )
 
 // vllmStore is a message with one stored event, as vLLM writes it from 0.24 on (a map) or from 0.19 to 0.23 (an array).
-func vllmStore(t testing.TB, asMap bool, blocks, blockSize int) []byte {
+func vllmStore(t testing.TB, asMap bool, blocks, blockSize int, others ...pair) []byte {
 	t.Helper()
 	r := rand.New(rand.NewPCG(1, 2))
 	hashes := make([]uint64, blocks)
@@ -22,11 +22,11 @@ func vllmStore(t testing.TB, asMap bool, blocks, blockSize int) []byte {
 	}
 	var event any = []any{"BlockStored", hashes, r.Uint64(), tokens, blockSize, nil, "GPU", nil, make([]any, blocks), 0, "full_attention", nil}
 	if asMap {
-		event = pairs{
+		event = append(pairs{
 			{"type", "BlockStored"}, {"block_hashes", hashes}, {"parent_block_hash", r.Uint64()}, {"token_ids", tokens},
 			{"block_size", blockSize}, {"lora_id", nil}, {"medium", "GPU"}, {"lora_name", nil},
 			{"extra_keys", make([]any, blocks)}, {"group_idx", 0}, {"kv_cache_spec_kind", "full_attention"},
-		}
+		}, others...)
 	}
 	return pack(t, []any{1795254706.123, []any{event}, 0})
 }
@@ -93,6 +93,28 @@ func BenchmarkDecodeVLLM(b *testing.B) {
 	}
 }
 
+// With an engine that reads one token ahead, as with EAGLE.
+func BenchmarkDecodeLookahead(b *testing.B) {
+	payload, d := lookaheadStore(b), mustDecoder(b, VLLM, 16)
+	b.SetBytes(int64(len(payload)))
+	b.ReportAllocs()
+	for b.Loop() {
+		m, err := d.Decode(payload)
+		if err != nil || len(m.Events) != 1 || m.Events[0].Lookahead != 1 {
+			b.Fatal(m, err)
+		}
+	}
+	reportBlocks(b, 64)
+}
+
+func lookaheadStore(t testing.TB) []byte {
+	ahead := make([]any, 64)
+	for i := range ahead {
+		ahead[i] = []any{100_000 + i}
+	}
+	return vllmStore(t, true, 64, 16, pair{"lookahead_token_ids", ahead})
+}
+
 func TestDecodeDoesNotAllocate(t *testing.T) {
 	rich := message(t,
 		store(names(1, 2), nil, count(0, 32), pair{"block_size", 16}, pair{"lora_id", 7}, pair{"lora_name", "adapter-a"}, pair{"medium", "CPU"},
@@ -102,7 +124,7 @@ func TestDecodeDoesNotAllocate(t *testing.T) {
 		[]any{"BlockStored", names(4), nil, count(0, 16), 16, nil, "GPU", map[string]any{"cache_salt": "tenant-b"}},
 	)
 	for name, payload := range map[string][]byte{
-		"array": vllmStore(t, false, 64, 16), "map": vllmStore(t, true, 64, 16), "rich": rich,
+		"array": vllmStore(t, false, 64, 16), "map": vllmStore(t, true, 64, 16), "lookahead": lookaheadStore(t), "rich": rich,
 	} {
 		d := mustDecoder(t, VLLM, 16)
 		if n := testing.AllocsPerRun(100, func() {

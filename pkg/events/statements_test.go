@@ -3,7 +3,12 @@ package events
 import (
 	"encoding/hex"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -313,5 +318,36 @@ func TestLookaheadOfVLLM(t *testing.T) {
 		if len(m.Events) != 1 || !sameEvent(m.Events[0], want) || len(want.Blocks) != 2 {
 			t.Errorf("%s: %+v, want %+v", version, m.Events, want)
 		}
+	}
+}
+
+// The tests that testdata/COVERAGE.md names are there.
+func TestCoverageIsReal(t *testing.T) {
+	text, err := os.ReadFile("testdata/COVERAGE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]bool{}
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	if err := filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, m := range declared.FindAllSubmatch(source, -1) {
+			there[string(m[1])] = true
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(Test\\w+)`").FindAllSubmatch(text, -1)
+	for _, m := range named {
+		if name := string(m[1]); !there[name] {
+			t.Errorf("there is no test %s", name)
+		}
+	}
+	if len(named) < 40 {
+		t.Errorf("%d tests are named", len(named))
 	}
 }

@@ -486,7 +486,11 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 			d.window = append(append(d.window[:0], tokens...), beyond...)
 			tokens = d.window
 		}
-		d.locals = append(d.locals, d.scratch.hash(tokens, d.media.of(i), seed))
+		if media := d.media.of(i); len(media) > 0 {
+			d.locals = append(d.locals, d.scratch.hash(tokens, media, seed))
+		} else {
+			d.locals = append(d.locals, hashTokens(tokens, seed))
+		}
 	}
 	return taken
 }
