@@ -13,6 +13,10 @@ import (
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/metrics"
+	"github.com/kvatlas/kvatlas/internal/node"
+	"github.com/kvatlas/kvatlas/internal/scatter"
+	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
@@ -49,6 +53,24 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 			}
 		},
 		Viewed: teller.tell,
+	})
+}
+
+// waitingQueries is how many queries a node of a cluster answers at once: most of their time they wait for other nodes.
+const waitingQueries = 128
+
+// scatterOver returns what answers for the whole cluster.
+func scatterOver(ns *jetstream.Namespace, self string, n *node.Node, member *cluster.Member, seen *metrics.Queries) (api.Indexer, error) {
+	return scatter.New(scatter.Config{
+		Self: self, Partitions: ns.Partitions(), PartitionOf: ns.PartitionOf, Local: n,
+		View:  func() scatter.View { return member.View() },
+		Store: func(q *api.Query, blockSize uint32) scatter.Question { return n.BeginL3(q, blockSize) },
+		Open: func(take func(uint64, []byte, *api.Error)) (scatter.Transport, error) {
+			return wire.NewAsker(ns.Conn(), ns.Name(), take)
+		},
+		Hooks: scatter.Hooks{
+			Asked: func(k scatter.Kind) { seen.Asked(k.String()) }, Replied: seen.Replied, Withheld: seen.Withheld, Missing: seen.Missing,
+		},
 	})
 }
 

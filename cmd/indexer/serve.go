@@ -227,8 +227,16 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		}
 	}
 	scrape, queries := metrics.New(n)
-	handler := api.Handler{Indexer: registry.Leased{Indexer: n, Registry: known}, Observe: queries.Observe}
-	service := wire.NewService(conn, s.namespace, handler, cli.Version(), runtime.GOMAXPROCS(0))
+	own := api.Handler{Indexer: n, Observe: func(op, outcome string, took time.Duration) { queries.Observe("own_"+op, outcome, took) }}
+	whole, busy := api.Indexer(n), runtime.GOMAXPROCS(0)
+	if member != nil {
+		if whole, err = scatterOver(ns, s.id, n, member, queries); err != nil {
+			return err
+		}
+		busy = waitingQueries
+	}
+	handler := api.Handler{Indexer: registry.Leased{Indexer: whole, Registry: known}, Observe: queries.Observe}
+	service := wire.NewService(conn, s.namespace, handler, cli.Version(), busy)
 	shims := newShims(ns, workers, s.id, log)
 	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Metrics: scrape}), handler.Indexer, shims, ns)
 	httpStop, err := s.serveHTTP(front, log)
@@ -236,7 +244,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer httpStop()
-	if err := errors.Join(service.Tell(), service.Own(s.id)); err != nil {
+	if err := errors.Join(service.Tell(), service.Own(s.id, own)); err != nil {
 		return err
 	}
 	running, end := context.WithCancel(context.WithoutCancel(ctx))

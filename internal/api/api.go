@@ -452,6 +452,10 @@ func (c Code) HTTPStatus() int {
 type Error struct {
 	Code    Code   `json:"code" msgpack:"code"`
 	Message string `json:"message" msgpack:"message"`
+
+	// Missing are partitions that the query names and this is not about, as the node does not serve them: with unknown_model and
+	// block_size_mismatch.
+	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 }
 
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }

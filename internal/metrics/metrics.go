@@ -22,6 +22,10 @@ type Statuser interface {
 // Queries observes queries as they are answered.
 type Queries struct {
 	duration *prometheus.HistogramVec
+	asked    *prometheus.CounterVec
+	replied  *prometheus.HistogramVec
+	withheld prometheus.Counter
+	missing  *prometheus.CounterVec
 }
 
 // Observe counts one request by its outcome: "ok", or the error's code.
@@ -29,14 +33,45 @@ func (q *Queries) Observe(op, outcome string, took time.Duration) {
 	q.duration.WithLabelValues(op, outcome).Observe(took.Seconds())
 }
 
+// Asked counts a request to another node by its kind: first, next (after a failure) or hedge.
+func (q *Queries) Asked(kind string) { q.asked.WithLabelValues(kind).Inc() }
+
+// Replied counts the end of a request to another node: "ok", or an error's code.
+func (q *Queries) Replied(outcome string, took time.Duration) {
+	q.replied.WithLabelValues(outcome).Observe(took.Seconds())
+}
+
+// Withheld counts hedges that were beyond the budget.
+func (q *Queries) Withheld(n int) { q.withheld.Add(float64(n)) }
+
+// Missing counts partitions that an answer lacks.
+func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(float64(n)) }
+
 // New returns a handler of /metrics for a node, and what its queries are told to.
 func New(node Statuser) (http.Handler, *Queries) {
 	registry := prometheus.NewRegistry()
-	q := &Queries{duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "kvatlas_request_duration_seconds", Help: "Time from a request's arrival at the node's handler to its answer.",
-		Buckets: prometheus.ExponentialBuckets(10e-6, 2.5, 14),
-	}, []string{"operation", "outcome"})}
-	registry.MustRegister(q.duration, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
+	buckets := prometheus.ExponentialBuckets(10e-6, 2.5, 14)
+	q := &Queries{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kvatlas_request_duration_seconds", Help: "Time from a request's arrival at the node's handler to its answer. Operations that begin with own_ are other nodes'.",
+			Buckets: buckets,
+		}, []string{"operation", "outcome"}),
+		asked: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvatlas_peer_requests_total", Help: "Requests to other nodes for their shares of a query: first, next after a failure, or hedge beside a slow one.",
+		}, []string{"kind"}),
+		replied: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kvatlas_peer_reply_duration_seconds", Help: "Time from a request to another node to its reply, by what it is. Those that are never answered are not in it.",
+			Buckets: buckets,
+		}, []string{"outcome"}),
+		withheld: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvatlas_peer_hedges_withheld_total", Help: "Hedges that were due and beyond the budget.",
+		}),
+		missing: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvatlas_answer_missing_partitions_total", Help: "Partitions that answers lack, as no node answered for them.",
+		}, []string{"operation"}),
+	}
+	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.missing,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
 }
 

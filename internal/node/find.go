@@ -52,8 +52,12 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	view := n.machine.View()
 	served, err := view.serving(q)
 	if err != nil {
-		if len(missing) > 0 && err.Code == api.CodeUnknownModel { // its workers may be where we cannot look
-			return nil, api.Errorf(api.CodeNotReady, "no worker has announced the model %q in what this node sees; it does not serve partitions %v now", q.Model, missing)
+		if len(q.Partitions) > 0 {
+			err.Missing = missing
+			return nil, err
+		}
+		if len(missing) > 0 && (err.Code == api.CodeUnknownModel || q.BlockSize != 0) { // such workers may be where we cannot look
+			return nil, api.Errorf(api.CodeNotReady, "%s; but this node does not serve partitions %v now", err.Message, missing)
 		}
 		return nil, err
 	}

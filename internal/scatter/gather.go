@@ -70,7 +70,7 @@ func found(a *api.Answer, err error) reply {
 	case e == nil:
 		return reply{answer: a, not: a.Missing}
 	case Verdict(e):
-		return reply{verdict: e}
+		return reply{verdict: e, not: e.Missing}
 	default:
 		return reply{err: e}
 	}
@@ -330,7 +330,7 @@ func (c *call) take(m mail) {
 	case m.err == nil:
 		r = c.g.decode(m.body)
 	case Verdict(m.err):
-		r.verdict = m.err
+		r.verdict, r.not = m.err, m.err.Missing
 	default:
 		r.err = m.err
 	}

@@ -35,6 +35,8 @@ const (
 	Hedge             // somebody is slow
 )
 
+func (k Kind) String() string { return [...]string{"first", "next", "hedge"}[k] }
+
 // Round has each wanted partition answered by one node, as long as there are nodes to ask and time. It is stepped: whoever steps it sends
 // what it returns, tells it what comes back, and calls Tick when Next says. One goroutine owns it.
 //

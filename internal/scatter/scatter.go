@@ -142,7 +142,7 @@ func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		switch {
 		case err == nil && a.Complete:
 			return a, nil
-		case errors.As(err, &e) && e.Code != api.CodeNotReady && (e.Code != api.CodeUnknownModel || uint32(len(wanted)) == s.cfg.Partitions):
+		case errors.As(err, &e) && e.Code != api.CodeNotReady && !Verdict(e):
 			return nil, err
 		}
 	}

@@ -71,10 +71,10 @@ func (u *Union) Answer(missing []events.Partition) (*api.Answer, error) {
 		slices.Sort(u.sizes)
 		return nil, api.Errorf(api.CodeBlockSizeMismatch, "workers serve %q with different block sizes: %s; the query must name one",
 			u.query.Model, strings.Trim(strings.Join(strings.Fields(fmt.Sprint(u.sizes)), ", "), "[]"))
-	case u.mismatch != nil && (len(u.sizes) == 0 || u.query.BlockSize == 0):
-		return nil, u.mismatch
+	case u.mismatch != nil && u.query.BlockSize == 0, u.mismatch != nil && len(u.sizes) == 0 && len(missing) == 0:
+		return nil, api.Errorf(u.mismatch.Code, "%s", u.mismatch.Message)
 	case len(u.sizes) == 0 && len(missing) > 0:
-		return nil, api.Errorf(api.CodeNotReady, "no worker has announced the model %q in what can be looked at; no node that serves partitions %v answered",
+		return nil, api.Errorf(api.CodeNotReady, "no worker has announced the model %q, with the block size that is asked for, in what can be looked at; no node that serves partitions %v answered",
 			u.query.Model, missing)
 	case len(u.sizes) == 0:
 		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q to any node", u.query.Model)

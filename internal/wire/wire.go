@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -72,6 +73,53 @@ func Failure(err error) *api.Error {
 	return nil
 }
 
+// Asker asks nodes by their names, without waiting for them. It is a scatter's transport.
+type Asker struct {
+	outbox    *jetstream.Outbox
+	namespace string
+}
+
+// NewAsker returns an asker of a namespace's nodes. take is given what comes back, from one goroutine, and must return soon: a body in
+// MessagePack, or why there is none.
+func NewAsker(conn *jetstream.Conn, namespace string, take func(id uint64, body []byte, err *api.Error)) (*Asker, error) {
+	outbox, err := conn.OpenOutbox(func(id uint64, r jetstream.Reply, err error) {
+		if err == nil {
+			take(id, r.Body, nil)
+			return
+		}
+		var body api.ErrorBody
+		if len(r.Body) > 0 && api.Unmarshal(api.MsgPack, r.Body, &body) == nil && body.Error != nil {
+			take(id, nil, body.Error)
+		} else if failure := Failure(err); failure != nil {
+			take(id, nil, failure)
+		} else {
+			take(id, nil, api.Errorf(api.CodeUnavailable, "%v", err))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Asker{outbox, namespace}, nil
+}
+
+// Ask sends a request to a node; patience says how long its reply is waited for.
+func (a *Asker) Ask(id uint64, node, op string, patience time.Duration, body []byte) error {
+	subject, err := jetstream.NodeSubject(a.namespace, node, op)
+	if err != nil {
+		return api.Errorf(api.CodeInternal, "%v", err)
+	}
+	if err := a.outbox.Send(id, subject, api.MsgPack, patience, body); err != nil {
+		if failure := Failure(err); failure != nil {
+			return failure
+		}
+		return api.Errorf(api.CodeUnavailable, "%v", err)
+	}
+	return nil
+}
+
+// Close ends it.
+func (a *Asker) Close() { a.outbox.Close() }
+
 // Service is what a node serves on NATS.
 type Service struct {
 	conn      *jetstream.Conn
@@ -90,25 +138,26 @@ func NewService(conn *jetstream.Conn, namespace string, answer api.Handler, vers
 
 // Tell serves what may be asked of a node that is not ready: its status.
 func (s *Service) Tell() error {
-	return s.serve(&s.shared, "kvatlas-node", queueGroup, s.anyNode, api.OpStatus)
+	return s.serve(&s.shared, "kvatlas-node", queueGroup, s.answer, s.anyNode, api.OpStatus)
 }
 
-// Own serves everything on the node's own subjects, for those who ask this node and no other.
-func (s *Service) Own(node string) error {
+// Own serves everything on the node's own subjects, for those who ask this node and no other, with an answer of its own: what it holds itself. It
+// has workers of its own too, so that nodes whose workers all wait for each other still answer each other.
+func (s *Service) Own(node string, answer api.Handler) error {
 	own := func(op string) (string, error) { return jetstream.NodeSubject(s.namespace, node, op) }
-	return s.serve(&s.own, "kvatlas-own", "", own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
+	return s.serve(&s.own, "kvatlas-own", "", answer, own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
 }
 
 // Answer serves everything else, once the node is ready.
 func (s *Service) Answer() error {
-	return s.serve(&s.shared, "kvatlas-indexer", queueGroup, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
+	return s.serve(&s.shared, "kvatlas-indexer", queueGroup, s.answer, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
 }
 
 func (s *Service) anyNode(op string) (string, error) {
 	return jetstream.QuerySubject(s.namespace, op), nil
 }
 
-func (s *Service) serve(list *[]*jetstream.Service, name, group string, subject func(op string) (string, error), ops ...string) error {
+func (s *Service) serve(list *[]*jetstream.Service, name, group string, answer api.Handler, subject func(op string) (string, error), ops ...string) error {
 	cfg := jetstream.ServiceConfig{
 		Name: name, Version: serviceVersion(s.version), Description: "index of KV cache, namespace " + s.namespace, Workers: s.workers,
 	}
@@ -117,7 +166,7 @@ func (s *Service) serve(list *[]*jetstream.Service, name, group string, subject 
 		if err != nil {
 			return err
 		}
-		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group, Handler: s.handler(op)})
+		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group, Handler: handler(answer, op)})
 	}
 	service, err := jetstream.Serve(s.conn, cfg)
 	if err == nil {
@@ -134,13 +183,13 @@ func serviceVersion(version string) string {
 	return "0.0.0"
 }
 
-func (s *Service) handler(op string) jetstream.Handler {
+func handler(answer api.Handler, op string) jetstream.Handler {
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		contentType := api.JSON
 		if r.ContentType == api.MsgPack {
 			contentType = api.MsgPack
 		}
-		reply, failure := s.answer.Handle(ctx, op, contentType, r.Body)
+		reply, failure := answer.Handle(ctx, op, contentType, r.Body)
 		out := jetstream.Response{ContentType: contentType, Body: reply}
 		if failure != nil {
 			out.Code, out.Description = failure.Code.HTTPStatus(), failure.Error()

@@ -63,15 +63,11 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 	default:
 		return Reply{}, failed(action, err)
 	}
-	answer := Reply{ContentType: reply.Header.Get(headerContentType), Body: reply.Data}
-	if text := reply.Header.Get(headerErrorCode); text != "" {
-		code, err := strconv.Atoi(text)
-		if err != nil {
-			code = CodeInternal
-		}
-		return answer, fmt.Errorf("%s: %w", action, &ServiceError{Code: code, Description: reply.Header.Get(headerError)})
+	answer, err := replyOf(reply)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", action, err)
 	}
-	return answer, nil
+	return answer, err
 }
 
 // Send publishes a message that nobody answers and that may be lost: a hint. Whatever must arrive goes through
