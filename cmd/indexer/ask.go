@@ -40,6 +40,13 @@ func askingFlags(cmd *cobra.Command) *asking {
 
 // run asks one thing and prints it. With --json an error that the node gave is printed as JSON too.
 func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client) (any, func(io.Writer) error, error)) error {
+	return a.runOn(ctx, func(ctx context.Context, conn *jetstream.Conn) (any, func(io.Writer) error, error) {
+		return ask(ctx, wire.NewClient(conn, a.namespace))
+	})
+}
+
+// runOn is run for what needs the connection itself.
+func (a *asking) runOn(ctx context.Context, ask func(context.Context, *jetstream.Conn) (any, func(io.Writer) error, error)) error {
 	if err := jetstream.CheckNamespace(a.namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)
 	}
@@ -53,7 +60,7 @@ func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client)
 		return err
 	}
 	defer conn.Close()
-	v, table, err := ask(ctx, wire.NewClient(conn, a.namespace))
+	v, table, err := ask(ctx, conn)
 	var failure *api.Error
 	switch {
 	case errors.As(err, &failure) && a.json:
@@ -270,22 +277,51 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show how the indexer is doing",
-		Long: `Show how the indexer is doing. With --verify each partition has a checksum of all that its ranks hold, as of the place in the log in column
-APPLIED: two indexers at the same place have the same, and so has one before and after a restart.`,
+		Long: `Show how the indexer is doing: where several nodes share the partitions, the one that answers. With --verify each partition has a checksum of all
+that its ranks hold, as of the place in the log in column APPLIED: two indexers at the same place have the same, and so has one before and after
+a restart. All nodes are asked then, and the checksums of each partition's replicas compared at one place; exit status 1 if any differ.`,
 	}
 	a := askingFlags(cmd)
-	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too")
+	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too, and compare those of all nodes")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
-			ask := c.Status
-			if verify {
-				ask = c.Verify
+		var s *api.Status
+		err := a.runOn(cmd.Context(), func(ctx context.Context, conn *jetstream.Conn) (any, func(io.Writer) error, error) {
+			var err error
+			if s, err = a.status(ctx, conn, verify); err != nil {
+				return nil, nil, err
 			}
-			s, err := ask(ctx)
-			return s, func(w io.Writer) error { return printStatus(w, s) }, err
+			return s, func(w io.Writer) error { return printStatus(w, s) }, nil
 		})
+		if err != nil {
+			return err
+		}
+		return differing(s.Replicas)
 	}
 	return cmd
+}
+
+// status asks how a node is doing, and with verify whether all nodes hold the same.
+func (a *asking) status(ctx context.Context, conn *jetstream.Conn, verify bool) (*api.Status, error) {
+	c := wire.NewClient(conn, a.namespace)
+	if !verify {
+		return c.Status(ctx)
+	}
+	s, err := c.Verify(ctx, nil)
+	if err != nil || s.Cluster == nil || len(s.Cluster.Nodes) < 2 {
+		return s, err
+	}
+	nodes := make([]string, len(s.Cluster.Nodes))
+	for i := range nodes {
+		nodes[i] = s.Cluster.Nodes[i].Node
+	}
+	s.Replicas, err = verifyReplicas(ctx, nodes, func(ctx context.Context, node string, at []api.PartitionSeq) (*api.Status, error) {
+		c, err := wire.NewNodeClient(conn, a.namespace, node)
+		if err != nil {
+			return nil, err
+		}
+		return c.Verify(ctx, at)
+	})
+	return s, err
 }
 
 func printStatus(w io.Writer, s *api.Status) error {
@@ -334,7 +370,10 @@ func printStatus(w io.Writer, s *api.Status) error {
 	if len(s.Partitions) > 0 && s.Partitions[0].Checksum != "" {
 		heading = append(heading, "CHECKSUM")
 	}
-	return cli.Table(w, heading, rows)
+	if err := cli.Table(w, heading, rows); err != nil || len(s.Replicas) == 0 {
+		return err
+	}
+	return printReplicas(w, s.Replicas)
 }
 
 // used writes how full something is.

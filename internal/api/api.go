@@ -274,7 +274,8 @@ type Status struct {
 	Events     map[string]uint64 `json:"events" msgpack:"events"` // what became of events since the node started, by outcome
 	Problems   []string          `json:"problems" msgpack:"problems"`
 
-	Cluster *ClusterStatus `json:"cluster,omitempty" msgpack:"cluster,omitempty"` // nil if the node is alone on a server of its own
+	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"` // nil if the node is alone on a server of its own
+	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"-"`                // by status --verify, of all nodes
 
 	Snapshots      SnapshotCounts `json:"snapshots" msgpack:"snapshots"`             // since the node started
 	Resyncs        ResyncCounts   `json:"resyncs" msgpack:"resyncs"`                 // since the node started
@@ -328,6 +329,25 @@ type PartitionDetail struct {
 	Log          Usage            `json:"log" msgpack:"log"`
 	Checksum     string           `json:"checksum,omitempty" msgpack:"checksum,omitempty"` // of all its ranks' holdings, at Seq
 	Behind       bool             `json:"behind,omitempty" msgpack:"behind,omitempty"`     // far behind the log, for longer than usual
+}
+
+// VerifyRequest says at which places in the log checksums are wanted, so that those of several nodes can be compared.
+type VerifyRequest struct {
+	At []PartitionSeq `json:"at,omitempty" msgpack:"at,omitempty"`
+}
+
+// PartitionReplicas are the checksums of one partition on all nodes that serve it.
+type PartitionReplicas struct {
+	Partition events.Partition `json:"partition"`
+	Equal     bool             `json:"equal"` // all have the same checksum at the same place
+	Replicas  []ReplicaSum     `json:"replicas"`
+}
+
+// ReplicaSum is one node's checksum of a partition.
+type ReplicaSum struct {
+	Node     string           `json:"node"`
+	Seq      events.StreamSeq `json:"seq"`
+	Checksum string           `json:"checksum"`
 }
 
 // ClusterStatus is what a node knows of the nodes that share its namespace.
@@ -411,7 +431,7 @@ type Indexer interface {
 	Find(ctx context.Context, q *Query) (*Answer, error)
 	Workers(ctx context.Context) (*WorkerList, error)
 	Status(ctx context.Context) (*Status, error)
-	Verify(ctx context.Context) (*Status, error)
+	Verify(ctx context.Context, at []PartitionSeq) (*Status, error)
 	Snapshot(ctx context.Context) (*SnapshotList, error)
 }
 

@@ -28,9 +28,9 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return call[Status](ctx, c, OpStatus, nil)
 }
 
-// Verify asks how the node is doing, with a checksum of each partition.
-func (c *Client) Verify(ctx context.Context) (*Status, error) {
-	return call[Status](ctx, c, OpVerify, nil)
+// Verify asks how the node is doing, with a checksum of each partition; of those in at, at that place in the log if the node has not passed it.
+func (c *Client) Verify(ctx context.Context, at []PartitionSeq) (*Status, error) {
+	return call[Status](ctx, c, OpVerify, &VerifyRequest{At: at})
 }
 
 // Snapshot has every partition's snapshot written now.
@@ -38,7 +38,7 @@ func (c *Client) Snapshot(ctx context.Context) (*SnapshotList, error) {
 	return call[SnapshotList](ctx, c, OpSnapshot, nil)
 }
 
-func call[T any](ctx context.Context, c *Client, op string, q *Query) (*T, error) {
+func call[T any](ctx context.Context, c *Client, op string, q any) (*T, error) {
 	var body []byte
 	if q != nil {
 		var err error

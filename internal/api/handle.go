@@ -87,7 +87,13 @@ func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []by
 	case OpStatus:
 		return ix.Status(ctx)
 	case OpVerify:
-		return ix.Verify(ctx)
+		var v VerifyRequest
+		if len(body) > 0 {
+			if err := Unmarshal(contentType, body, &v); err != nil {
+				return nil, err
+			}
+		}
+		return ix.Verify(ctx, v.At)
 	case OpSnapshot:
 		return ix.Snapshot(ctx)
 	}

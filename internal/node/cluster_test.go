@@ -323,12 +323,14 @@ func (f *fleet) equal() {
 // a pause: each answer is whole, of exactly the partition, and reflects what was acknowledged before it was asked for.
 func TestCluster(t *testing.T) {
 	f := newFleet(t)
+	for p := range events.Partition(fleetPartitions) {
+		f.grow(p)
+	}
 	f.start("a")
 	f.settled()
 	quit := make(chan struct{})
 	var busy sync.WaitGroup
 	for p := range events.Partition(fleetPartitions) {
-		f.grow(p)
 		busy.Go(func() {
 			for {
 				select {

@@ -135,6 +135,7 @@ func (m *Machine) Forget(p events.Partition) {
 		delete(part.ranks, key)
 	}
 	part.applied.Store(0)
+	part.marks = nil
 	m.stale = true
 	m.publishView()
 }

@@ -41,6 +41,7 @@ type partition struct {
 	ranks   map[events.RankKey]*rank
 
 	forgotten []radix.RankID // still in the index, and in nothing else
+	marks     []*mark        // where checksums are wanted, all beyond applied
 }
 
 // rank is what the log has said of one (worker, rank).
@@ -137,6 +138,9 @@ func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 		m.applyMessage(part, msg)
 		applied, part.time = msg.Seq, msg.Time
 		part.changes++
+		if len(part.marks) > 0 {
+			m.reached(part, applied)
+		}
 		if !m.stale {
 			part.applied.Store(uint64(applied))
 		}

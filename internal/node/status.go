@@ -54,13 +54,10 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 }
 
 // Status says how the node is doing. Any goroutine may call it.
-func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.status(ctx, false) }
+func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.status(ctx, nil) }
 
-// Verify is Status with a checksum of each partition, which belongs to the place in the log that the status names: replicas at the same
-// place have the same. Reckoning it visits every block held and holds up events meanwhile, not queries.
-func (n *Node) Verify(ctx context.Context) (*api.Status, error) { return n.status(ctx, true) }
-
-func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
+// status says how the node is doing. checksum, if not nil, gives a partition's checksum, and the place in the log that it belongs to.
+func (n *Node) status(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string, error)) (*api.Status, error) {
 	s := &api.Status{
 		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(), Since: n.started.UTC(),
 		Models: []api.ModelStatus{}, Problems: []string{},
@@ -116,12 +113,9 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 		if !n.keeps(events.Partition(p)) {
 			continue
 		}
-		checksum := ""
-		if verify {
-			if err := n.do(ctx, func(m *Machine) {
-				at.seq = m.Applied(events.Partition(p))
-				checksum = fmt.Sprintf("%016x", m.checksum(events.Partition(p)))
-			}); err != nil {
+		sum := ""
+		if checksum != nil {
+			if sum, err = checksum(events.Partition(p), &at.seq); err != nil {
 				return nil, err
 			}
 		}
@@ -131,7 +125,7 @@ func (n *Node) status(ctx context.Context, verify bool) (*api.Status, error) {
 			State:           st.state, LogLast: max(st.last, at.seq), Ranks: ranks[p],
 			SnapshotSeq: st.save.seq, SnapshotTime: st.save.written, SnapshotSize: st.save.size,
 			RestoredFrom: st.at.Seq, RestoreMS: float64(st.at.Took.Microseconds()) / 1000,
-			Log: st.log.api(), Checksum: checksum, Behind: st.behind,
+			Log: st.log.api(), Checksum: sum, Behind: st.behind,
 		}
 		if st.behind {
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first", p, d.LogLast-at.seq))

@@ -679,7 +679,7 @@ func TestChecksums(t *testing.T) {
 	w.startShim()
 	checksum := func() string {
 		t.Helper()
-		s, err := w.node.Verify(w.ctx)
+		s, err := w.node.Verify(w.ctx, nil)
 		w.must(err)
 		info, err := w.ns.StreamInfo(w.ctx, 0)
 		w.must(err)

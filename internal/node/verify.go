@@ -1,0 +1,107 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Replicas of a partition are compared by checksums of what they hold at one place in its log. While events flow no two are at the same place at
+// the same time, so each is told a place that it has not come to yet, and reckons the checksum when it does, between two messages.
+
+// verifyWait bounds how long a place is waited for.
+const verifyWait = time.Second
+
+// mark is a place in a partition's log at which a checksum is wanted.
+type mark struct {
+	seq  events.StreamSeq
+	sum  uint64
+	done chan struct{} // closed once sum is there
+}
+
+// Mark wants the checksum of a partition at a place that it has not come to; it reports false if it has.
+func (m *Machine) Mark(p events.Partition, k *mark) bool {
+	part := m.parts[p]
+	if m.Applied(p) >= k.seq {
+		return false
+	}
+	part.marks = append(part.marks, k)
+	return true
+}
+
+// Unmark takes back what was not reached.
+func (m *Machine) Unmark(p events.Partition, k *mark) {
+	part := m.parts[p]
+	for i := range part.marks {
+		if part.marks[i] == k {
+			part.marks = append(part.marks[:i], part.marks[i+1:]...)
+			return
+		}
+	}
+}
+
+// reached reckons what is wanted at a place.
+func (m *Machine) reached(part *partition, seq events.StreamSeq) {
+	left := part.marks[:0]
+	for _, k := range part.marks {
+		if k.seq != seq {
+			left = append(left, k)
+			continue
+		}
+		k.sum = m.checksum(part.id)
+		close(k.done)
+	}
+	part.marks = left
+}
+
+// Verify is Status with a checksum of each partition, which belongs to the place in the log that the status names: replicas at the same
+// place have the same. For partitions in at it is of that place, if the node has not passed it yet and comes to it within a second; else of
+// where it is. Reckoning it visits every block held and holds up events meanwhile, not queries.
+func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
+	marks := map[events.Partition]*mark{}
+	for _, want := range at {
+		if int(want.Partition) >= len(n.parts) {
+			return nil, api.Errorf(api.CodeMalformed, "the request names partition %d; there are %d", want.Partition, len(n.parts))
+		}
+		k := &mark{seq: want.Seq, done: make(chan struct{})}
+		marked := false
+		if err := n.do(ctx, func(m *Machine) { marked = m.Mark(want.Partition, k) }); err != nil {
+			return nil, err
+		}
+		if marked {
+			marks[want.Partition] = k
+		}
+	}
+	waiting, cancel := context.WithTimeout(ctx, verifyWait)
+	defer cancel()
+	for p, k := range marks {
+		select {
+		case <-k.done:
+		case <-waiting.Done():
+			if err := n.do(context.WithoutCancel(ctx), func(m *Machine) { m.Unmark(p, k) }); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return n.status(ctx, func(p events.Partition, applied *events.StreamSeq) (string, error) {
+		if k := marks[p]; k != nil {
+			select {
+			case <-k.done:
+				*applied = k.seq
+				return sumText(k.sum), nil
+			default:
+			}
+		}
+		text := ""
+		err := n.do(ctx, func(m *Machine) {
+			*applied = m.Applied(p)
+			text = sumText(m.checksum(p))
+		})
+		return text, err
+	})
+}
+
+func sumText(sum uint64) string { return fmt.Sprintf("%016x", sum) }

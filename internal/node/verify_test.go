@@ -1,0 +1,47 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"pgregory.net/rapid"
+)
+
+// TestChecksumAtAPlace wants checksums of places within what is applied at once: they are those of a replica that has come just so far.
+func TestChecksumAtAPlace(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		log := logOf(t)
+		m, replica := newMachine(), newMachine()
+		var marks []*mark
+		for range rapid.IntRange(1, 3).Draw(t, "marks") {
+			k := &mark{seq: events.StreamSeq(rapid.IntRange(0, len(log)+2).Draw(t, "at")), done: make(chan struct{})}
+			if m.Mark(0, k) != (k.seq > 0) {
+				t.Fatalf("a mark at %d of an empty partition", k.seq)
+			}
+			marks = append(marks, k)
+		}
+		back := marks[len(marks)-1]
+		m.Unmark(0, back)
+		m.Apply(0, log)
+		sums := []uint64{replica.checksum(0)}
+		for _, msg := range log {
+			replica.Apply(0, []Message{msg})
+			sums = append(sums, replica.checksum(0))
+		}
+		for _, k := range marks {
+			select {
+			case <-k.done:
+				if k == back || k.sum != sums[k.seq] {
+					t.Fatalf("at %d of %d: %x, a replica there has %x", k.seq, len(log), k.sum, sums[k.seq])
+				}
+			default:
+				if k != back && k.seq > 0 && int(k.seq) <= len(log) {
+					t.Fatalf("place %d of %d was passed", k.seq, len(log))
+				}
+			}
+		}
+		if m.Mark(0, &mark{seq: m.Applied(0)}) {
+			t.Fatal("a place that was passed is marked")
+		}
+	})
+}
