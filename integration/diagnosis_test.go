@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 // TestShimSaysWhatItSawAndWhatToDo runs the shim against what is no engine, or one that says nothing.
@@ -65,6 +67,42 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 				"--nats", x.nats, "--silence", "100ms"}, c.args...)...)
 			p.waitFor(regexp.QuoteMeta(c.do))
 			if said := p.saying(); !strings.Contains(said, c.saw) {
+				t.Errorf("said\n%s\nwithout %q", said, c.saw)
+			}
+		})
+	}
+}
+
+// TestShimSaysWhatIsWrongWithBlocks runs the shim beside engines whose blocks are not of its --block-size: smaller (as with SGLang's pages of one token), larger, and of none at
+// all.
+func TestShimSaysWhatIsWrongWithBlocks(t *testing.T) {
+	x := startIndexer(t, t.TempDir(), "")
+	for i, c := range []struct {
+		name    string
+		size    any
+		hash    any
+		saw, do string
+	}{
+		{"SGLang's pages of 1", 1, int64(-5), "SGLang announces blocks of 1 tokens, and blocks of 16 are expected", "start the engine with --page-size 16 or expect 1"},
+		{"smaller", 8, uint64(1<<63 + 5), "vLLM announces blocks of 8 tokens", "start the engine with --block-size 16 or expect 8"},
+		{"larger", 32, uint64(1<<63 + 5), "vLLM announces blocks of 32 tokens", "start the engine with --block-size 16 or expect 32"},
+		{"0", 0, uint64(1<<63 + 5), "vLLM announces blocks with tokens and a block_size that is 0 or missing", "have its publisher say the size"},
+		{"not said", nil, uint64(1<<63 + 5), "a block_size that is 0 or missing", "have its publisher say the size"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{})
+			n, _ := c.size.(int)
+			if n == 0 {
+				n = blockSize
+			}
+			payload, err := msgpack.Marshal([]any{1.0, []any{[]any{"BlockStored", []any{c.hash}, nil, tokens(1, n), c.size, nil, "GPU"}}, 0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			engine.Raw(payload)
+			p := startShim(t, x, engine, fmt.Sprintf("b%d", i))
+			p.waitFor(regexp.QuoteMeta(c.do))
+			if said := p.saying(); !strings.Contains(said, c.saw) || !strings.Contains(said, "the engine's blocks are not of --block-size") {
 				t.Errorf("said\n%s\nwithout %q", said, c.saw)
 			}
 		})
