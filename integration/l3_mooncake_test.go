@@ -3,15 +3,19 @@ package integration
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/mastersim"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
@@ -216,6 +220,67 @@ func TestRealMooncakeRestart(t *testing.T) {
 		}
 		if s.ctx.Err() != nil {
 			t.Fatal(f.Err)
+		}
+	}
+}
+
+// The built-in master says what a real one says, word for word but for where an object lies.
+func TestBuiltInMasterSpeaksAsARealOne(t *testing.T) {
+	t.Parallel()
+	s := startRealStore(t)
+	built, err := mastersim.Start("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer built.Stop()
+	keys := []string{"a", "b c", "d+e", "ü"}
+	s.Put(keys...)
+	built.Put(keys...)
+	type reply struct {
+		Status int
+		Body   any
+	}
+	ask := func(addr, path string) (r reply) {
+		res, err := http.Get("http://" + addr + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Status = res.StatusCode
+		if json.Unmarshal(body, &r.Body) != nil && res.StatusCode == http.StatusOK {
+			lines := strings.Fields(string(body))
+			slices.Sort(lines)
+			r.Body = lines
+		}
+		if m, is := r.Body.(map[string]any); is {
+			if data, is := m["data"].(map[string]any); is {
+				for _, e := range data {
+					if values, is := e.(map[string]any)["values"].([]any); is {
+						for _, v := range values {
+							for _, where := range []string{"buffer_address_", "transport_endpoint_"} {
+								if _, has := v.(map[string]any)[where]; !has {
+									t.Errorf("%s%s: a value without %s", addr, path, where)
+								}
+								delete(v.(map[string]any), where)
+							}
+						}
+					}
+				}
+			}
+		}
+		return r
+	}
+	for _, path := range []string{
+		"/health", "/get_all_keys", "/batch_query_keys", "/batch_query_keys?keys=", "/batch_query_keys?keys=a", "/batch_query_keys?keys=a,none", "/batch_query_keys?keys=a,",
+		"/batch_query_keys?keys=b+c,d%2Be,d+e", "/batch_query_keys?keys=a%2Cnone", "/batch_query_keys?keys=a,a", "/batch_query_keys?keys=%C3%BC", "/batch_query_keys?keys=a,%ff%fe", "/nothing",
+	} {
+		real, ours := ask(s.HTTP, path), ask(built.Addr(), path)
+		if real.Status != ours.Status || real.Status != http.StatusServiceUnavailable && real.Status != http.StatusNotFound && !reflect.DeepEqual(real.Body, ours.Body) {
+			t.Errorf("%s: a real master says\n%+v, the built-in one\n%+v", path, real, ours)
 		}
 	}
 }

@@ -206,11 +206,17 @@ type ran struct {
 // run runs a program to its end.
 func run(t testing.TB, name string, args ...string) ran {
 	t.Helper()
+	return runWith(t, nil, name, args...)
+}
+
+// runWith is run with more in the environment.
+func runWith(t testing.TB, env []string, name string, args ...string) ran {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, program(t, name), args...)
-	cmd.Stdout, cmd.Stderr, cmd.Env = &stdout, &stderr, cleanEnvironment()
+	cmd.Stdout, cmd.Stderr, cmd.Env = &stdout, &stderr, append(cleanEnvironment(), env...)
 	err := cmd.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {

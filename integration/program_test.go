@@ -6,6 +6,8 @@ import (
 	"net"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/pyenv"
 )
 
 // TestFlagsThatMakeNoSense end the program with status 2 and one line that says which flag and why.
@@ -43,6 +45,8 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer snapshot list --namespace Bad.Name", "--namespace"},
 		{"indexer demo --block-size 7", "--block-size"},
 		{"indexer demo --engines 0", "--engines 0 is not from 1"},
+		{"indexer demo --l3-python x", "--l3-python says nothing without --l3"},
+		{"indexer serve --l3-hit-life 0s", "--l3-hit-life 0s is not positive"},
 		{"indexer auth example", "--keys is missing"},
 		{"indexer auth example --keys x --namespace Bad.Name", "--namespace"},
 		{"indexer auth example --keys x --partitions 0", "--partitions 0 is not from 1"},
@@ -158,4 +162,39 @@ func TestDemo(t *testing.T) {
 		t.Errorf("a trace that is not there: %+v", r)
 	}
 	fmt.Fprintln(t.Output(), r.stdout)
+}
+
+// TestDemoL3 runs the demonstration with a shared store: every answer says exactly what lies there and what would be loaded, and something is.
+func TestDemoL3(t *testing.T) {
+	demo := func(master string, env []string, args ...string) {
+		t.Helper()
+		args = append([]string{"demo", "--l3", "--json", "--engines", "2"}, args...)
+		r := runWith(t, env, "indexer", args...)
+		var got demoL3
+		if err := json.Unmarshal([]byte(r.stdout), &got); err != nil || r.code != 0 {
+			t.Fatalf("%v: %d, %v: %s%s", args, r.code, err, r.stdout, r.stderr)
+		}
+		if got.AnswersChecked == 0 || got.AnswersEqual != got.AnswersChecked || got.L3.Master != master || got.L3.PagesStored == 0 ||
+			got.L3.TokensLoaded == 0 || got.L3.TokensLoaded > got.L3.TokensMissed || got.L3.Requests == 0 {
+			t.Errorf("%v: %s", args, r.stdout)
+		}
+	}
+	demo("built-in", nil, "--requests", "60", "--capacity", "2000")
+	python, libraries := pyenv.MooncakePython(t)
+	demo("mooncake_master", []string{"LD_LIBRARY_PATH=" + libraries}, "--requests", "40", "--block-size", "64", "--capacity", "500", "--l3-python", python)
+	if r := run(t, "indexer", "demo", "--l3", "--requests", "4", "--l3-python", "/nonexistent"); r.code != 1 || !strings.Contains(r.stderr, "/nonexistent") {
+		t.Errorf("no such interpreter: %+v", r)
+	}
+}
+
+type demoL3 struct {
+	AnswersChecked int `json:"answers_checked"`
+	AnswersEqual   int `json:"answers_equal"`
+	L3             struct {
+		Master       string
+		PagesStored  int `json:"pages_stored"`
+		TokensMissed int `json:"tokens_missed"`
+		TokensLoaded int `json:"tokens_loaded"`
+		Requests     int
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
@@ -19,6 +20,8 @@ func demoCommand() *cobra.Command {
 		requests  int
 		asJSON    bool
 		cfg       demo.Config
+		l3        bool
+		l3Python  string
 	)
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -27,6 +30,9 @@ func demoCommand() *cobra.Command {
 vLLM announces, a shim for each, and an indexer in a process of its own on a NATS server with file storage. A request trace is
 served; for each request the indexer is asked who holds the longest prefix, the answer is compared with a naive twin's, and that worker
 serves it. Half-way the indexer's process is killed and started again.
+
+With --l3 the engines share a store, to which goes what they evict: a built-in Mooncake master, or, with --l3-python, a real one and a real client. Answers then say
+what of a prompt lies there and what each worker would load of it, by the rules of SGLang's HiCache, and are compared in that, too.
 
 Exit status 0 only if every answer was the twin's and no event is missing.`,
 		Example: `  indexer demo
@@ -40,6 +46,8 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block; divides 512")
 	f.IntVar(&cfg.Capacity, "capacity", 10_000, "blocks that one engine holds")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of the generated trace and of the random routing")
+	f.BoolVar(&l3, "l3", false, "the engines share a store of evicted blocks")
+	f.StringVar(&l3Python, "l3-python", "", "with --l3: a Python interpreter with the package mooncake-transfer-engine, for a real Mooncake master and client")
 	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var errs []error
@@ -53,6 +61,12 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		}
 		if err := trace.CheckBlockSize(cfg.BlockSize); err != nil {
 			errs = append(errs, fmt.Errorf("--block-size: %w", err))
+		}
+		switch {
+		case l3:
+			cfg.L3 = &demo.L3Config{Python: l3Python}
+		case l3Python != "":
+			errs = append(errs, errors.New("--l3-python says nothing without --l3"))
 		}
 		if err := errors.Join(errs...); err != nil {
 			return cli.UsageErrorf("%w", err)
@@ -116,7 +130,7 @@ func progress(w *os.File) func(demo.Progress) {
 }
 
 func printDemo(w io.Writer, r *demo.Result) error {
-	return cli.Table(w, []string{"kvatlas demo", fmt.Sprintf("%d requests in %.1f s", r.Requests, r.Seconds)}, [][]any{
+	rows := [][]any{
 		{"blocks announced", r.BlocksAnnounced},
 		{"blocks applied", r.BlocksApplied},
 		{"blocks per second", fmt.Sprintf("%.0f", r.BlocksPerS)},
@@ -127,5 +141,13 @@ func printDemo(w io.Writer, r *demo.Result) error {
 		{"killed and restarted", fmt.Sprintf("%d time, ready again after %.0f ms", r.Restarts, r.RestoreMS)},
 		{"events announced, lost", fmt.Sprintf("%d, %d", r.EventsAnnounced, r.EventsLost)},
 		{"answers checked against the naive twin", fmt.Sprintf("%d of %d equal", r.AnswersEqual, r.AnswersChecked)},
-	})
+	}
+	if l := r.L3; l != nil {
+		rows = append(rows,
+			[]any{"pages in the shared store", fmt.Sprintf("%d (%s master)", l.PagesStored, strings.TrimSuffix(l.Master, "_master"))},
+			[]any{"prefill without the store, with it", fmt.Sprintf("%d tokens, %d tokens", l.TokensMissed, l.TokensMissed-l.TokensLoaded)},
+			[]any{"saved by the store", fmt.Sprintf("%.1f%%, in %d of %d requests", 100*float64(l.TokensLoaded)/float64(max(1, l.TokensMissed)), l.Requests, r.Requests)},
+		)
+	}
+	return cli.Table(w, []string{"kvatlas demo", fmt.Sprintf("%d requests in %.1f s", r.Requests, r.Seconds)}, rows)
 }

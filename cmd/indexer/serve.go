@@ -92,6 +92,8 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	cli.Exclusive(f, "data", "nats")
 	f.StringVar(&s.l3Config, "l3-config", "", "JSON file that says for each model how its workers use a shared store, in place of what they register; see docs/l3.md")
 	f.DurationVar(&s.l3.Timeout, "l3-timeout", 20*time.Millisecond, "how long an answer waits for the shared store at most")
+	f.DurationVar(&s.l3.Cache.HitLife, "l3-hit-life", 2*time.Second, "how long a block that was in the shared store is taken to be there")
+	f.DurationVar(&s.l3.Cache.MissLife, "l3-miss-life", 500*time.Millisecond, "how long one that was not is taken not to be")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
@@ -158,6 +160,11 @@ func (s *serving) check() error {
 	}
 	if s.l3.Timeout <= 0 {
 		errs = append(errs, fmt.Errorf("--l3-timeout %v is not positive", s.l3.Timeout))
+	}
+	for name, life := range map[string]time.Duration{"--l3-hit-life": s.l3.Cache.HitLife, "--l3-miss-life": s.l3.Cache.MissLife} {
+		if life <= 0 {
+			errs = append(errs, fmt.Errorf("%s %v is not positive", name, life))
+		}
 	}
 	if s.l3Config != "" {
 		var err error

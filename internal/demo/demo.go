@@ -23,7 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Config says what is shown. All fields are needed.
+// Config says what is shown. All fields are needed but L3.
 type Config struct {
 	Requests  []trace.Request
 	Engines   int
@@ -31,6 +31,8 @@ type Config struct {
 	Capacity  int    // blocks of one engine
 	Seed      uint64 // of the random routing that ours is compared with
 	Program   string // the indexer's executable
+
+	L3 *L3Config // nil: the engines share no store
 
 	Progress func(Progress) // told now and then; may be nil
 }
@@ -65,6 +67,8 @@ type Result struct {
 	AnswersEqual    int     `json:"answers_equal"`
 	Seconds         float64 `json:"seconds"`
 
+	L3 *L3Result `json:"l3,omitempty"` // only with a shared store; then the answers that were checked say what it holds, too
+
 	FirstDifference string `json:"first_difference,omitempty"` // between an answer and the twin's
 }
 
@@ -87,6 +91,7 @@ type show struct {
 	conn    *jetstream.Conn
 	client  *api.Client
 	workers []*worker
+	l3      *l3 // nil: the engines share no store
 	rng     *rand.Rand
 	random  []*enginesim.Cache
 
@@ -138,6 +143,9 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err := s.count(ctx); err != nil {
 		return nil, err
 	}
+	if s.l3 != nil {
+		s.result.L3 = &s.l3.result
+	}
 	s.result.Seconds = time.Since(begun).Seconds()
 	return &s.result, ctx.Err()
 }
@@ -147,6 +155,14 @@ func (s *show) raise(ctx context.Context) (err error) {
 	s.tell("starting", 0)
 	if s.indexer, err = newIndexer(s.cfg.Program, s.dir); err != nil {
 		return err
+	}
+	if s.cfg.L3 != nil {
+		var config string
+		if s.l3, config, err = startL3(s.cfg, s.dir); err != nil {
+			return err
+		}
+		// The twin says what is in the store at this moment: nothing is remembered of it.
+		s.indexer.more = []string{"--l3-config", config, "--l3-timeout", "10s", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns"}
 	}
 	if err := s.indexer.start(ctx); err != nil {
 		return err
@@ -181,6 +197,9 @@ func (s *show) lower() {
 		s.conn.Close()
 	}
 	s.indexer.stop()
+	if s.l3 != nil {
+		s.l3.store.stop()
+	}
 }
 
 // waitReady waits until the indexer has restored and caught up.
@@ -210,12 +229,20 @@ func (s *show) serve(ctx context.Context, i int, r trace.Request) error {
 	begun := time.Now()
 	w, err := s.route(ctx, i, r)
 	if err == nil {
-		err = w.serve(s.tokens, s.answer)
+		err = s.serveBy(w)
 	}
 	s.serving += time.Since(begun)
 	s.result.Requests++
 	s.tell("serving", i+1)
 	return err
+}
+
+// serveBy has a worker serve the request; what it evicts goes to the shared store.
+func (s *show) serveBy(w *worker) error {
+	if err := w.serve(s.tokens, s.answer); err != nil || s.l3 == nil {
+		return err
+	}
+	return s.l3.take(w.takeEvicted())
 }
 
 // serveThroughCrash kills the indexer, its NATS server with it, between an answer and the events that follow from it, and starts
@@ -229,7 +256,7 @@ func (s *show) serveThroughCrash(ctx context.Context, i int, r trace.Request) er
 	if err := s.indexer.kill(); err != nil {
 		return err
 	}
-	if err := w.serve(s.tokens, s.answer); err != nil { // announced to nobody but the shim
+	if err := s.serveBy(w); err != nil { // announced to nobody but the shim
 		return err
 	}
 	s.result.Requests++
@@ -262,6 +289,9 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	for i, l := range s.locals {
 		q.Hashes[i] = uint64(l)
 	}
+	if s.l3 != nil { // the store's names are made from tokens
+		q.Hashes, q.Tokens = nil, s.tokens
+	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	begun := time.Now()
@@ -285,6 +315,9 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	best.load += blocks - int(depthOf(answer, best.key)) + len(s.answer)/s.cfg.BlockSize
 	s.asked += blocks
 	s.hit += best.engine.Hit(s.tokens)
+	if s.l3 != nil {
+		s.l3.count(blocks-int(depthOf(answer, best.key)), l3Of(answer, best.key))
+	}
 	s.routeAtRandom()
 	return best, nil
 }
@@ -321,6 +354,19 @@ func (s *show) settle(ctx context.Context) error {
 // check compares an answer with what the twins say.
 func (s *show) check(i int, answer *api.Answer) {
 	s.result.AnswersChecked++
+	differs := func(format string, args ...any) {
+		if s.result.FirstDifference == "" {
+			s.result.FirstDifference = fmt.Sprintf("request %d: ", i) + fmt.Sprintf(format, args...)
+		}
+	}
+	var there []bool
+	if s.l3 != nil {
+		there = s.l3.truth(s.tokens)
+		if what := s.l3.check(there, answer); what != "" {
+			differs("%s", what)
+			return
+		}
+	}
 	for _, w := range s.workers {
 		want := w.truth(s.locals)
 		got := api.Overlap{}
@@ -330,10 +376,14 @@ func (s *show) check(i int, answer *api.Answer) {
 			}
 		}
 		if (want != [events.NumTiers]uint32{got.Device, got.Host, got.Disk, got.External}) || !answer.Complete {
-			if s.result.FirstDifference == "" {
-				s.result.FirstDifference = fmt.Sprintf("request %d, worker %s: the index says %+v (complete: %v), the twin %v", i, w.key, got, answer.Complete, want)
-			}
+			differs("worker %s: the index says %+v (complete: %v), the twin %v", w.key, got, answer.Complete, want)
 			return
+		}
+		if s.l3 != nil {
+			if load := s.l3.load(there, got.Total()); load != got.L3 {
+				differs("worker %s: it would load %d blocks, the index says %d (%s)", w.key, load, got.L3, got.L3Stop)
+				return
+			}
 		}
 	}
 	s.result.AnswersEqual++
@@ -343,6 +393,16 @@ func depthOf(answer *api.Answer, key events.RankKey) uint32 {
 	for _, o := range answer.Workers {
 		if o.Instance == key.Instance && o.Rank == key.Rank {
 			return o.Total()
+		}
+	}
+	return 0
+}
+
+// l3Of is what a rank would load from the shared store.
+func l3Of(answer *api.Answer, key events.RankKey) int {
+	for _, o := range answer.Workers {
+		if o.Instance == key.Instance && o.Rank == key.Rank {
+			return int(o.L3)
 		}
 	}
 	return 0

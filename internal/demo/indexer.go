@@ -18,6 +18,7 @@ type indexer struct {
 	data    string
 	addr    string
 	log     string
+	more    []string // arguments
 	cmd     *exec.Cmd
 	done    chan struct{} // closed when cmd has ended
 }
@@ -41,6 +42,7 @@ func (x *indexer) start(context.Context) error {
 	}
 	defer log.Close()
 	cmd := exec.Command(x.program, "serve", "--data", x.data, "--nats-listen", x.addr, "--http-listen", "", "--log-level", "warn")
+	cmd.Args = append(cmd.Args, x.more...)
 	cmd.Env = os.Environ()
 	for _, name := range []string{"NATS_URL", "KVATLAS_NATS", "KVATLAS_CONFIG", "KVATLAS_NAMESPACE"} {
 		cmd.Env = append(cmd.Env, name+"=")

@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -32,6 +33,11 @@ type worker struct {
 	published  events.Cursor
 	at         events.StreamSeq // of the log, for published
 	registered bool             // the shim's first event is in the log
+
+	// With a shared store: what it calls the blocks that the engine holds, and those that were evicted.
+	page    int // tokens; 0: no store
+	pages   map[events.BlockHash]hicache.PageHash
+	evicted []hicache.PageHash
 }
 
 // startWorker starts engine number i and its shim. The shim has a NATS connection of its own, as in life.
@@ -43,6 +49,9 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 	w := &worker{
 		key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("engine-%d", i))}, hasher: hasher, twin: twin.New(twin.Config{}),
 		ended: make(chan error, 1), changed: make(chan struct{}),
+	}
+	if cfg.L3 != nil {
+		w.page, w.pages = cfg.BlockSize, map[events.BlockHash]hicache.PageHash{}
 	}
 	if w.engine, err = enginesim.Start(ctx, enginesim.Config{
 		BlockSize: cfg.BlockSize, Capacity: cfg.Capacity, Seed: uint64(i), Announced: w.hear,
@@ -96,6 +105,9 @@ func (w *worker) hear(a enginesim.Announced) {
 		w.events += uint64((len(a.Blocks) - 1) / events.MaxBlocksPerEvent) // a long one is cut
 	}
 	w.twin.Apply(0, []events.Event{e})
+	if w.page > 0 {
+		w.heard(a)
+	}
 	seq := a.Seq
 	w.last = &seq
 }

@@ -79,18 +79,27 @@ type Mooncake struct {
 	out    *bufio.Reader
 }
 
-// StartMooncake starts a master that lives until the test ends.
-func StartMooncake(t testing.TB) *Mooncake {
+// MooncakePython returns an interpreter that has Mooncake's package, and what LD_LIBRARY_PATH must be for it.
+func MooncakePython(t testing.TB) (python, libraryPath string) {
 	t.Helper()
-	m := &Mooncake{t: t, python: PythonWith(t, "mooncake.txt")}
+	python = PythonWith(t, "mooncake.txt")
 	cache, err := cacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, err := libraries(cache)
+	libraryPath, err = libraries(cache)
 	if err != nil {
 		t.Fatalf("libraries for Mooncake: %v", err)
 	}
+	return python, libraryPath
+}
+
+// StartMooncake starts a master that lives until the test ends.
+func StartMooncake(t testing.TB) *Mooncake {
+	t.Helper()
+	m := &Mooncake{t: t}
+	var path string
+	m.python, path = MooncakePython(t)
 	m.env = append(os.Environ(), "LD_LIBRARY_PATH="+path)
 	m.HTTP, m.rpc = freePort(t), freePort(t)
 	t.Cleanup(func() {

@@ -1,0 +1,41 @@
+"""A real Mooncake master and a real client of it, for the demonstration: python mooncake.py RPC-PORT HTTP-PORT BYTES
+
+It says "ready"; then each line of stdin, a JSON list of names, becomes as many small objects and is answered with "ok". It ends with stdin.
+"""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+
+rpc, http, size = sys.argv[1:]
+package = importlib.util.find_spec("mooncake").submodule_search_locations[0]
+program = os.path.join(package, "mooncake_master")
+if not os.access(program, os.X_OK):
+    os.chmod(program, 0o755)
+master = subprocess.Popen([program, "--rpc_address=127.0.0.1", "--rpc_port=" + rpc, "--metrics_host=127.0.0.1", "--metrics_port=" + http],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+try:
+    for _ in range(3000):
+        try:
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{http}/health", timeout=5).close()
+            break
+        except OSError:
+            if master.poll() is not None:
+                sys.exit(f"mooncake_master has ended with {master.returncode}")
+            time.sleep(0.01)
+    from mooncake.store import MooncakeDistributedStore
+    store = MooncakeDistributedStore()
+    code = store.setup("localhost", "P2PHANDSHAKE", int(size), 16 << 20, "tcp", "", "127.0.0.1:" + rpc)
+    if code != 0:
+        sys.exit(f"the client's setup says {code}")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        names = json.loads(line)
+        codes = [store.put(name, b"page") for name in names]
+        print("ok" if not any(codes) else f"put says {next(c for c in codes if c)}", flush=True)
+finally:
+    master.kill()
+    master.wait()
