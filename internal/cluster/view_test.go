@@ -1,0 +1,87 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestView looks at nodes of each kind: ready, about to go, behind, not understood.
+func TestView(t *testing.T) {
+	m := New(Config{Node: "self", Life: "1", Partitions: 4, Replication: 3, Beat: time.Second, DeadAfter: 5 * time.Second})
+	if v := m.View(); v.Settled || v.Serving(0) != nil || !v.MayServe(0, "m") || !v.Writes(0) {
+		t.Errorf("before anything is known: %+v", v)
+	}
+	record := func(node string, s Standing, change func(*Record)) Seen {
+		r := Record{Version: RecordVersion, Node: node, Life: "1", Beat: 1, Partitions: 4, Standing: s}
+		if change != nil {
+			change(&r)
+		}
+		return Seen{r, 1}
+	}
+	m.Announce(Standing{Ready: SetOf(0, 1), Models: map[string]Set{"mine": SetOf(1)}}, false)
+	m.Step(time.Second, 1, &Look{Records: []Seen{
+		record("ready", Standing{Ready: SetOf(0, 1), Models: map[string]Set{"m": SetOf(0, 2)}}, nil),
+		record("releasing", Standing{Ready: SetOf(0)}, func(r *Record) { r.Releasing = SetOf(0) }),
+		record("leaving", Standing{Ready: SetOf(0)}, func(r *Record) { r.Leaving = true }),
+		record("behind", Standing{Behind: SetOf(0, 2), Unlisted: SetOf(2)}, nil),
+		record("odd", Standing{Ready: SetOf(0, 1, 2, 3)}, func(r *Record) { r.Partitions = 8 }),
+	}})
+	v := m.View()
+	fit := Order([]string{"self", "ready"}, 0)
+	going := Order([]string{"releasing", "leaving"}, 0)
+	if want := append(append(slices.Clone(fit), going...), "behind"); !slices.Equal(v.Serving(0), want) || v.Fit(0) != 2 {
+		t.Errorf("partition 0: %v, want %v; %d are fit", v.Serving(0), want, v.Fit(0))
+	}
+	if !slices.Equal(v.Serving(2), []string{"behind"}) || v.Fit(2) != 0 || v.Serving(3) != nil || v.Serving(4) != nil {
+		t.Errorf("partitions 2, 3 and 4: %v, %v, %v", v.Serving(2), v.Serving(3), v.Serving(4))
+	}
+	for _, c := range []struct {
+		p     events.Partition
+		model string
+		want  bool
+	}{
+		{0, "m", true}, {1, "m", false}, {1, "mine", true}, {0, "mine", false},
+		{2, "m", true}, // who serves it cannot say all
+		{3, "m", true}, // nobody can say
+	} {
+		if got := v.MayServe(c.p, c.model); got != c.want {
+			t.Errorf("partition %d may have workers of %s: %v", c.p, c.model, got)
+		}
+	}
+	if v.Writer[2] != "" || !v.Writes(2) || v.Writes(0) != (v.Writer[0] == "self") || len(v.Problems) != 1 {
+		t.Errorf("writers %v, problems %v", v.Writer, v.Problems)
+	}
+}
+
+// TestModelsOfARecordAreBounded has far more models than a record takes: what it says stays small, and true.
+func TestModelsOfARecordAreBounded(t *testing.T) {
+	models := map[string]Set{"everywhere": SetOf(0, 1, 2, 3, 4, 5, 6, 7)}
+	for i := range 2000 {
+		models[fmt.Sprintf("organisation/adapter-%d", i)] = SetOf(events.Partition(i % 3))
+	}
+	var s Standing
+	s.SetModels(models)
+	data, err := json.Marshal(s)
+	if err != nil || len(data) > 3*maxModelBytes {
+		t.Fatalf("%d bytes, %v", len(data), err)
+	}
+	var back Standing
+	if err := json.Unmarshal(data, &back); err != nil {
+		t.Fatal(err)
+	}
+	for model, set := range models {
+		for p := range events.Partition(8) {
+			if set.Has(p) && !back.mayServe(p, model) {
+				t.Fatalf("%s has workers in partition %d, and the record denies it", model, p)
+			}
+		}
+	}
+	if back.mayServe(5, "another") || !back.mayServe(5, "everywhere") || !back.mayServe(2, "another") {
+		t.Errorf("unlisted are %v, models %d", back.Unlisted, len(back.Models))
+	}
+}
