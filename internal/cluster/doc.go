@@ -5,12 +5,13 @@
 // records and says what this node is to take and what it may let go. It is stepped and replayable; it reads no clock. Whoever
 // steps it announces, looks and acts, once a beat:
 //
-//	record := m.Announce(ready, leave)        // write it by compare-and-set on its revision
+//	record := m.Announce(standing, leave)     // write it by compare-and-set on its revision
 //	look := all records of the bucket         // from the leader while m.Releasing(), and after the write was acknowledged
 //	actions := m.Step(now, acknowledged, look) // restore actions.Take; stop and forget actions.Release
 //
-// One goroutine owns a machine. [Member] is that goroutine: it claims the node's name, writes and reads records, and has a [Keeper] take and
-// let go.
+// One goroutine owns a machine. [Member] is that goroutine: it claims the node's name, writes and reads records, and tells a [Keeper] which
+// partitions to keep. What it knows of the others is a [View], for any goroutine: whom to ask for a partition, and whether it may have workers
+// of a model.
 //
 // # Who owns what
 //
@@ -38,6 +39,5 @@
 //
 // # What it leaves to others
 //
-// Restoring and serving partitions (a keeper's), queries. internal/node keeps all partitions of a namespace and is no keeper yet: indexers on one
-// NATS are full replicas of each other.
+// Restoring and serving partitions (internal/node's, which is a keeper), queries (internal/scatter's).
 package cluster
