@@ -284,7 +284,7 @@ func TestForget(t *testing.T) {
 // TestNoRoom lets the NATS server's storage fill up: the shim's events wait, which it says at a bounded rate; status and metrics say
 // why; with room again all goes on, with nothing restarted and nothing lost.
 func TestNoRoom(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "", "--store-bytes", "16777216", "--log-bytes", "1048576", "--snapshot-interval", "1h")
+	x := startIndexer(t, t.TempDir(), "", "--store-bytes", "16777216", "--log-bytes", "1048576", "--log-age", "2h", "--snapshot-bytes", "8388608", "--snapshot-interval", "1h")
 	e := simEngine(t)
 	shim := shimOf(t, e, x.nats, "w1", "--log-repeat", "1s")
 	prompt := tokens(1, 6*blockSize)
@@ -301,6 +301,16 @@ func TestNoRoom(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	limits := map[string]int64{"KV_EVENTS_default_0": 1048576, "KV_EVENTS_default_3": 1048576, "KV_kvatlas_default_snap": 8388608}
+	for name, want := range limits {
+		s, err := js.Stream(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := s.CachedInfo().Config; c.MaxBytes != want || strings.HasPrefix(name, "KV_EVENTS") && c.MaxAge != 2*time.Hour {
+			t.Errorf("stream %s may have %d bytes and keeps them for %v", name, c.MaxBytes, c.MaxAge)
+		}
+	}
 	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -45,6 +45,8 @@ type site struct {
 	stopNode func()
 	mend     func(context.Context) error
 	index    radix.Config
+	interval time.Duration // between snapshots
+	blocks   uint64        // after which one is due earlier; 0: the usual
 
 	mu     sync.Mutex
 	told   []string
@@ -56,7 +58,7 @@ func newSite(t *testing.T) *site {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
-	w := &site{T: t, ctx: ctx, dir: t.TempDir(), addr: "127.0.0.1:0"}
+	w := &site{T: t, ctx: ctx, dir: t.TempDir(), addr: "127.0.0.1:0", interval: time.Hour}
 	w.startServer()
 	t.Cleanup(func() { w.server.Stop() })
 	var err error
@@ -118,7 +120,7 @@ func (w *site) start() {
 	w.say("the node starts")
 	ready := make(chan struct{})
 	w.node = New(Config{
-		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Watch: 50 * time.Millisecond,
+		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks, Watch: 50 * time.Millisecond,
 		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond, Mend: w.mend, Index: w.index,
 		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
@@ -598,6 +600,45 @@ func TestForgottenByAnOperator(t *testing.T) {
 	w.grow(1) // the shim finds out when it publishes
 	w.awaitAll()
 	stop()
+}
+
+// TestSnapshotsAreDue has snapshots written by themselves: by time and by blocks since the last, and not while nothing changes.
+func TestSnapshotsAreDue(t *testing.T) {
+	for name, set := range map[string]func(*site){
+		"by time": func(w *site) { w.interval = time.Second }, "by blocks": func(w *site) { w.blocks = 7 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newSite(t)
+			set(w)
+			w.start()
+			w.startShim()
+			written := func(want uint64) {
+				t.Helper()
+				for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+					s, err := w.node.Status(w.ctx)
+					w.must(err)
+					if s.Snapshots.Written >= want && s.Partitions[0].SnapshotSeq == s.Partitions[0].Seq && s.Partitions[0].Seq > 0 {
+						return
+					}
+					if time.Now().After(deadline) {
+						t.Fatalf("%d are written: %+v", s.Snapshots.Written, s.Partitions[0])
+					}
+				}
+			}
+			w.grow(10)
+			w.awaitAll()
+			written(1)
+			s, err := w.node.Status(w.ctx)
+			w.must(err)
+			time.Sleep(3 * saveTick)
+			if now, err := w.node.Status(w.ctx); err != nil || now.Snapshots.Written != s.Snapshots.Written {
+				t.Fatalf("%d snapshots of what did not change, %v", now.Snapshots.Written-s.Snapshots.Written, err)
+			}
+			w.grow(10)
+			w.awaitAll()
+			written(s.Snapshots.Written + 1)
+		})
+	}
 }
 
 func TestPoison(t *testing.T) {

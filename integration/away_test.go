@@ -1,0 +1,106 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestNATSAwayForLong takes the NATS server away for longer than the shim's queue lasts, and the engine's replay buffer after it. The shim
+// stops reading, and then the engine drops; its memory stays bounded. When the server is back the rank is cleared, and that is said and
+// counted: it is credited with nothing that it does not hold, and soon with all.
+func TestNATSAwayForLong(t *testing.T) {
+	addr, conf := freeAddr(t), filepath.Join(t.TempDir(), "nats.conf")
+	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n", addr, t.TempDir())
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	startServer := func() *process {
+		server := start(t, "nats-server", "-c", conf)
+		server.waitFor("Server is ready")
+		return server
+	}
+	server := startServer()
+	x := start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--partitions", "4")
+	http := x.waitFor(`HTTP is served" listen=(\S+)`)[1]
+	x.waitFor(`msg=ready`)
+	e := followEngine(t, enginesim.Config{Buffer: 10, HighWater: 10})
+	shim := shimOf(t, e.Engine, addr, "w1", "--queue-bytes", strconv.Itoa(1<<20), "--log-repeat", "1s")
+	shim.waitFor("connected to the engine")
+	e.serve(t, 5)
+	e.await(t, http)
+
+	server.kill()
+	for deadline := time.Now().Add(patience); e.State().Dropped == 0; {
+		e.serve(t, 100)
+		if time.Now().After(deadline) {
+			t.Fatal("the shim reads on for ever")
+		}
+	}
+	e.serve(t, 100)
+	if peak := peakMemory(t, shim); peak > 256<<20 {
+		t.Errorf("the shim has taken %d bytes", peak)
+	}
+	if err := e.judge(http, "w1", false); err == nil {
+		t.Error("the index knows what nobody told it")
+	}
+	startServer()
+	e.serve(t, 1)
+	shim.waitFor(`could not be replayed; what the rank held is cleared`)
+	mark := tokens(77_000_000, blockSize)
+	serve(t, e.Engine, mark)
+	locals := e.hasher.Hash(nil, mark)
+	eventually(t, "the index has all that was said", func() (bool, string) {
+		depth, err := deviceDepth(http, "w1", locals)
+		return depth == 1, fmt.Sprint(depth, err)
+	})
+	if err := e.judge(http, "w1", true); err != nil {
+		t.Error(err)
+	}
+	if err := e.Clear(); err != nil {
+		t.Fatal(err)
+	}
+	e.serve(t, 5)
+	e.await(t, http)
+}
+
+// deviceDepth asks how many blocks of a prompt a worker holds.
+func deviceDepth(addr, worker string, locals []events.LocalHash) (uint32, error) {
+	a, err := findLocals(addr, locals)
+	if err != nil {
+		return 0, err
+	}
+	for _, o := range a.Workers {
+		if string(o.Instance) == worker {
+			return o.Device, nil
+		}
+	}
+	return 0, nil
+}
+
+// peakMemory is the most that a process has had in memory, in bytes; 0 where the system does not say.
+func peakMemory(t *testing.T, p *process) int64 {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		t.Logf("the shim's memory is not looked at: %v", err)
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			n, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n << 10
+		}
+	}
+	return 0
+}
