@@ -104,14 +104,17 @@ func queryCommand() *cobra.Command {
 		model, tokens, tokensFile, hashes, lora, salt, l3 string
 		blockSize                                         uint32
 		workers                                           []string
+		explain                                           bool
 	)
 	cmd := &cobra.Command{
 		Use:   "query --model M (--tokens 1,2,3 | --tokens-file FILE | --hashes H,H)",
 		Short: "Ask which worker holds how much of a prompt",
 		Long: `Ask which worker holds how much of a prompt, in blocks: DEVICE counts the leading blocks in device memory, HOST those that
 follow directly in host memory, and so on. Tokens are whole numbers with commas or blanks between; a file of them may
-also be a JSON array, and - is standard input.`,
+also be a JSON array, and - is standard input. --explain shows block by block which worker holds it in which tier and whether the
+shared store has it, and for each worker the rule that stopped its own prefix, and what it would load.`,
 		Example: `  indexer query --model llama --tokens-file prompt.json
+  indexer query --model llama --tokens-file prompt.json --explain
   indexer query --model llama --hashes 13226331709069118873 --json`,
 	}
 	a := askingFlags(cmd)
@@ -124,11 +127,12 @@ also be a JSON array, and - is standard input.`,
 	cmd.Flags().StringVar(&salt, "cache-salt", "", "cache salt")
 	cmd.Flags().StringSliceVar(&workers, "worker", nil, "look at this instance only; may be given several times")
 	cmd.Flags().StringVar(&l3, "l3", "", "what the shared store is asked for: all, beyond (what no worker has), off (default all)")
+	cmd.Flags().BoolVar(&explain, "explain", false, "show where each block is, and which rule stopped each worker")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if model == "" {
 			return cli.UsageErrorf("--model is missing")
 		}
-		q := &api.Query{Model: model, BlockSize: blockSize, LoRA: lora, CacheSalt: salt, L3: api.L3Ask(l3)}
+		q := &api.Query{Model: model, BlockSize: blockSize, LoRA: lora, CacheSalt: salt, L3: api.L3Ask(l3), Explain: explain}
 		for _, w := range workers {
 			q.Workers = append(q.Workers, events.WorkerID(w))
 		}
@@ -161,7 +165,7 @@ also be a JSON array, and - is standard input.`,
 		}
 		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
 			answer, err := c.Find(ctx, q)
-			return answer, func(w io.Writer) error { return printAnswer(w, answer) }, err
+			return answer, func(w io.Writer) error { return printAnswer(w, answer, explain) }, err
 		})
 	}
 	return cmd
@@ -210,7 +214,7 @@ func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 	return out, sc.Err()
 }
 
-func printAnswer(w io.Writer, a *api.Answer) error {
+func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	fmt.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
 	if !a.Complete {
 		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
@@ -227,6 +231,9 @@ func printAnswer(w io.Writer, a *api.Answer) error {
 			fmt.Fprintf(w, ": %s", l.Reason)
 		}
 		fmt.Fprintln(w)
+	}
+	if explain && a.Blocks > 0 && len(a.Workers) > 0 {
+		return printExplanation(w, a)
 	}
 	if len(a.Workers) == 0 {
 		why := map[api.Reason]string{

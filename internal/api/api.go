@@ -61,6 +61,9 @@ type Query struct {
 	// node waits for them until the deadline.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
 
+	// Explain asks for each rank's way along the prompt (Overlap.Path), and for all ranks, as Idle does. It is for people, and costs much more than an answer.
+	Explain bool `json:"explain,omitempty" msgpack:"explain,omitempty"`
+
 	// Idle asks for all ranks that might serve the query, those too that hold nothing of its prompt.
 	Idle bool `json:"idle,omitempty" msgpack:"idle,omitempty"`
 
@@ -149,8 +152,20 @@ type L3 struct {
 	Total  uint32      `json:"total" msgpack:"total"`                       // blocks that are there
 	AgeMS  float64     `json:"age_ms" msgpack:"age_ms"`                     // how old the oldest of this information is
 
+	Unknown [][2]uint32 `json:"unknown,omitempty" msgpack:"unknown,omitempty"` // blocks of which it is not known
+
+	// Broken are blocks at which some rank's run in the store ends though a part of their objects is there, if the query asks for explanations.
+	Broken []BrokenBlock `json:"broken,omitempty" msgpack:"broken,omitempty"`
+
 	// FromStart is how many blocks a rank would load that holds nothing itself.
 	FromStart uint32 `json:"from_start" msgpack:"from_start"`
+}
+
+// BrokenBlock is a block of which a store has some objects and lacks others: an engine cannot load it.
+type BrokenBlock struct {
+	Block   uint32 `json:"block" msgpack:"block"`
+	Objects int    `json:"objects" msgpack:"objects"` // that it has
+	Of      int    `json:"of" msgpack:"of"`
 }
 
 // L3Status is how it stands with the shared store.
@@ -187,7 +202,30 @@ type Overlap struct {
 
 	// L3 is how many more blocks, directly after these, the rank would load from the shared store, and L3Stop why no more.
 	L3     uint32 `json:"l3" msgpack:"l3"`
-	L3Stop string `json:"l3_stop,omitempty" msgpack:"l3_stop,omitempty"` // prompt_ends, not_in_store, not_known, below_threshold, capacity
+	L3Stop string `json:"l3_stop,omitempty" msgpack:"l3_stop,omitempty"` // prompt_ends, not_in_store, not_known, below_threshold, capacity, no_store; vLLM's: gap, other_groups, alignment, last_token
+
+	Path *Path `json:"path,omitempty" msgpack:"path,omitempty"` // if the query asks for explanations, of the best few hundred ranks
+}
+
+// Path is a rank's way along a prompt.
+type Path struct {
+	// Held are the blocks that the rank holds in some tier, in order; equal ones that follow each other are one run. More says that there are more.
+	Held []HeldRun `json:"held,omitempty" msgpack:"held,omitempty"`
+	More bool      `json:"more,omitempty" msgpack:"more,omitempty"`
+
+	// Stop is the rule that ended the rank's own prefix: query_ends; unknown_block (nobody holds or remembers it, or what follows); not_held (this rank holds it
+	// in no tier); held_in_earlier_tier (only in a tier before the one that the prefix has come to).
+	Stop string `json:"stop" msgpack:"stop"`
+
+	Behind   uint32 `json:"behind" msgpack:"behind"`       // blocks that the rank holds behind the end of its prefix, of no use
+	L3Behind uint32 `json:"l3_behind" msgpack:"l3_behind"` // blocks of the shared store behind what the rank would load
+}
+
+// HeldRun is a run of blocks that a rank holds in the same tiers.
+type HeldRun struct {
+	From  uint32   `json:"from" msgpack:"from"`
+	To    uint32   `json:"to" msgpack:"to"` // not included
+	Tiers []string `json:"tiers" msgpack:"tiers"`
 }
 
 // Total is the length of the prefix that lies in any of the rank's own tiers, in blocks.

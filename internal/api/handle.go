@@ -81,6 +81,7 @@ func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []by
 		if err := q.check(); err != nil {
 			return nil, err
 		}
+		q.Idle = q.Idle || q.Explain
 		return ix.Find(ctx, &q)
 	case OpWorkers:
 		return ix.Workers(ctx)

@@ -124,6 +124,11 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if q.Idle || answer.Reason != "" {
 		idle = nobody
 	}
+	if q.Explain && lookaheads != nil {
+		if err := n.explain(s, q, served, answer, lookaheads, own); err != nil {
+			return nil, err
+		}
+	}
 	shared.merge(ctx, answer, idle)
 	answer.Finish(q.Idle, cmp.Or(answer.Reason, api.ReasonNotCached))
 	return answer, nil

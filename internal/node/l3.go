@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"sync"
 	"time"
 
@@ -157,11 +158,12 @@ type L3Question struct {
 	cache     *hicache.Cache
 	questions []*hicache.Question // one for each of the prompt's lanes; none yet: merge is to ask
 	timeout   time.Duration
+	explain   bool
 }
 
 // begin has the store asked for a query's prompt, while the index is. With api.L3Beyond it waits for merge to do that.
 func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
-	s := &L3Question{timeout: l.cfg.Timeout}
+	s := &L3Question{timeout: l.cfg.Timeout, explain: q.Explain}
 	if q.L3TimeoutMS > 0 {
 		s.timeout = time.Duration(q.L3TimeoutMS) * time.Millisecond
 	}
@@ -239,6 +241,9 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 	for i := range answer.Workers {
 		s.credit(&answer.Workers[i], m)
 	}
+	if s.explain {
+		s.look(ctx, answer, m)
+	}
 	if answer.L3.FromStart, _ = m.Load(0, s.sharing.Config.Rule()); answer.L3.Total == 0 {
 		return
 	}
@@ -293,6 +298,11 @@ func (s *L3Question) wait(ctx context.Context, said *api.L3) *hicache.Map {
 	for _, r := range m.Ranges() {
 		said.Ranges = append(said.Ranges, [2]uint32{r.From, r.To})
 	}
+	if failed != nil {
+		for _, r := range m.Unknown() {
+			said.Unknown = append(said.Unknown, [2]uint32{r.From, r.To})
+		}
+	}
 	return m
 }
 
@@ -305,6 +315,54 @@ func (s *L3Question) credit(o *api.Overlap, m *hicache.Map) {
 	}
 	load, why := m.Load(o.Total(), rule)
 	o.L3, o.L3Stop = load, string(why)
+	if o.Path != nil {
+		o.Path.L3Behind = m.Behind(min(o.Total()+load, m.Blocks()))
+	}
+}
+
+// maxLooked bounds the blocks that an explanation looks at one by one, and their objects.
+const (
+	maxLooked     = 16
+	maxLookedKeys = 4096
+)
+
+// look finds out of the blocks that ended some rank's run how many of their objects are there.
+func (s *L3Question) look(ctx context.Context, answer *api.Answer, m *hicache.Map) {
+	var blocks []uint32
+	for i := range answer.Workers {
+		o := &answer.Workers[i]
+		end := o.Total() + o.L3
+		if o.Path != nil && o.L3Stop == string(hicache.BeyondMissing) && end < m.Blocks() && !slices.Contains(blocks, end) && len(blocks) < maxLooked {
+			blocks = append(blocks, end)
+		}
+	}
+	slices.Sort(blocks)
+	var keys []string
+	of := map[uint32]int{}
+	for _, b := range blocks {
+		list := s.prompt.Keys(b)
+		if len(keys)+len(list) > maxLookedKeys {
+			break
+		}
+		keys, of[b] = append(keys, list...), len(list)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	present, known, _ := s.cache.Exists(ctx, keys) // what it does not know is left out
+	at := 0
+	for _, b := range blocks {
+		there, all := 0, true
+		for range of[b] {
+			if present.Get(at) {
+				there++
+			}
+			all = all && known.Get(at)
+			at++
+		}
+		if all && there > 0 && there < of[b] {
+			answer.L3.Broken = append(answer.L3.Broken, api.BrokenBlock{Block: b, Objects: there, Of: of[b]})
+		}
+	}
 }
 
 // l3NotShared is why a rank loads nothing that did not register a store.

@@ -175,6 +175,11 @@ func (c *Cache) Len() int {
 	return c.runs.Len()
 }
 
+// Exists asks the store itself, and remembers nothing.
+func (c *Cache) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
+	return c.store.Exists(ctx, keys)
+}
+
 // Question is what was begun with [Cache.Begin]. It is for one goroutine.
 type Question struct {
 	cache   *Cache

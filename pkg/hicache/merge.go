@@ -159,10 +159,24 @@ func (m *Map) fromStart(own uint32) (blocks uint32, why Beyond) {
 	return at - own, why
 }
 
-// At says of a block whether the store holds it, and whether that is known.
-func (m *Map) At(block uint32) (present, known bool) {
-	known = m.known.Get(int(block))
-	return known && m.end(block) > block, known
+// Unknown are the blocks of which it is not known whether they are in the store, in order.
+func (m *Map) Unknown() (list []Range) {
+	for at := 0; ; {
+		from := next(m.known, m.known, at, int(m.blocks), ^uint64(0))
+		if from == int(m.blocks) {
+			return list
+		}
+		at = next(m.known, m.known, from, int(m.blocks), 0)
+		list = append(list, Range{uint32(from), uint32(at)})
+	}
+}
+
+// Behind is how many blocks of the store lie at or after a block.
+func (m *Map) Behind(block uint32) (n uint32) {
+	for _, r := range m.ranges {
+		n += r.To - min(r.To, max(r.From, block))
+	}
+	return n
 }
 
 // Blocks is how many blocks of the prompt the store was asked about.

@@ -145,3 +145,22 @@ func anyGroup(groups []Group, is func(*Group) bool) bool {
 	}
 	return false
 }
+
+// Keys names the objects of one of the index's blocks: of its page, or in the groups that decide whether it is there.
+func (p *Prompt) Keys(block uint32) (keys []string) {
+	if p.vllm == nil {
+		return p.Lanes[0].Names()(int(block), int(block)+1).Keys
+	}
+	for g, group := range p.vllm.Groups {
+		if group.Kind != Full && anyGroup(p.vllm.Groups, func(g *Group) bool { return g.Kind == Full }) {
+			continue
+		}
+		per := group.BlockSize / p.vllm.HashBlockSize / p.spans[g] // names of one of the group's blocks, the last of which is its own
+		for chunk := int(block) * p.blockSize / group.BlockSize; chunk*group.BlockSize < int(block+1)*p.blockSize; chunk++ {
+			if at := (chunk+1)*per - 1; at < p.Lanes[g].Pages {
+				keys = append(keys, p.Lanes[g].Names()(at, at+1).Keys...)
+			}
+		}
+	}
+	return keys
+}

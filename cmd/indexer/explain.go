@@ -1,0 +1,167 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cli"
+)
+
+// namesInCell is how many workers a cell of the table of blocks names.
+const namesInCell = 6
+
+// printExplanation prints where each block of a prompt is, equal ones that follow each other as one line, and what stopped each worker.
+func printExplanation(w io.Writer, a *api.Answer) error {
+	tiers := []string{"device", "host", "disk", "external"}
+	cuts := map[uint32]bool{0: true, uint32(a.Blocks): true}
+	cut := func(from, to uint32) { cuts[from], cuts[to] = true, true }
+	for i := range a.Workers {
+		if p := a.Workers[i].Path; p != nil {
+			for _, r := range p.Held {
+				cut(r.From, r.To)
+			}
+		}
+	}
+	for _, list := range [][][2]uint32{a.L3.Ranges, a.L3.Unknown} {
+		for _, r := range list {
+			cut(r[0], r[1])
+		}
+	}
+	within := func(list [][2]uint32, block uint32) bool {
+		return slices.ContainsFunc(list, func(r [2]uint32) bool { return r[0] <= block && block < r[1] })
+	}
+	ends := slices.Sorted(maps.Keys(cuts))
+	var rows [][]any
+	for i := range len(ends) - 1 {
+		from := ends[i]
+		if from >= uint32(a.Blocks) {
+			break
+		}
+		row := []any{fmt.Sprintf("[%d,%d)", from, ends[i+1])}
+		for _, tier := range tiers {
+			row = append(row, holders(a, from, tier))
+		}
+		store := "no"
+		switch known := a.L3.Status == api.L3OK || a.L3.Status == api.L3Partial; {
+		case within(a.L3.Ranges, from):
+			store = "yes"
+		case !known || within(a.L3.Unknown, from):
+			store = "?"
+		}
+		rows = append(rows, append(row, store))
+	}
+	fmt.Fprintln(w)
+	if err := cli.Table(w, []string{"BLOCKS", "DEVICE", "HOST", "DISK", "EXTERNAL", "STORE"}, rows); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	rows = nil
+	unexplained := 0
+	for i := range a.Workers {
+		o := &a.Workers[i]
+		if o.Path == nil {
+			unexplained++
+			continue
+		}
+		rows = append(rows, []any{name(o), o.Total(), whyStopped(o, a.Blocks), o.L3, whyNoMore(o, a)})
+	}
+	if err := cli.Table(w, []string{"WORKER", "OWN", "STOPPED", "LOADS", "NO MORE, FOR"}, rows); err != nil {
+		return err
+	}
+	if unexplained > 0 {
+		_, err := fmt.Fprintf(w, "%d more ranks are not explained; name some with --worker\n", unexplained)
+		return err
+	}
+	return nil
+}
+
+func name(o *api.Overlap) string { return fmt.Sprintf("%s/%d", o.Instance, o.Rank) }
+
+// holders names the ranks that hold a block in a tier.
+func holders(a *api.Answer, block uint32, tier string) string {
+	var names []string
+	n := 0
+	for i := range a.Workers {
+		p := a.Workers[i].Path
+		if p == nil {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(p.Held, block, func(r api.HeldRun, block uint32) int {
+			if r.To <= block {
+				return -1
+			}
+			return 1
+		})
+		if at < len(p.Held) && p.Held[at].From <= block && slices.Contains(p.Held[at].Tiers, tier) {
+			if n++; n <= namesInCell {
+				names = append(names, name(&a.Workers[i]))
+			}
+		}
+	}
+	if n > namesInCell {
+		names = append(names, fmt.Sprintf("+%d", n-namesInCell))
+	}
+	if n == 0 {
+		return "-"
+	}
+	return strings.Join(names, " ")
+}
+
+// whyStopped says in words which rule ended a rank's own prefix.
+func whyStopped(o *api.Overlap, blocks int) string {
+	at := o.Total()
+	text := map[string]string{
+		"query_ends":           "the prompt ends",
+		"unknown_block":        fmt.Sprintf("block %d: nobody holds it, or what follows", at),
+		"not_held":             fmt.Sprintf("block %d: it does not hold it in any tier", at),
+		"held_in_earlier_tier": fmt.Sprintf("block %d: it holds it only in a tier before the one that its prefix has come to", at),
+	}[o.Path.Stop]
+	if text == "" {
+		text = o.Path.Stop
+	}
+	if o.Path.Behind > 0 {
+		text += fmt.Sprintf(" (%d it holds behind are of no use)", o.Path.Behind)
+	}
+	if o.Path.More {
+		text += " (not all of its blocks are shown)"
+	}
+	return text
+}
+
+// whyNoMore says in words which rule of its engine ended what a rank would load from the shared store.
+func whyNoMore(o *api.Overlap, a *api.Answer) string {
+	at := o.Total() + o.L3
+	next := fmt.Sprintf("block %d", at)
+	text, known := map[string]string{
+		"":                "",
+		"no_store":        "it has registered no shared store",
+		"prompt_ends":     "the prompt ends",
+		"not_in_store":    next + " is not in the store",
+		"not_known":       next + ": the store was not asked, or did not answer in time",
+		"below_threshold": next + " and what follows in one run is less than its engine begins to load for",
+		"capacity":        "its engine loads no more ahead",
+		"gap":             "its engine loads only what begins with the prompt, and of that the store has less than the worker",
+		"other_groups":    next + " is in the store, but not what other groups of the model's cache need there",
+		"alignment":       next + " is in the store, but its engine's hits end at larger steps, or before what a draft model computes",
+		"last_token":      "its engine computes what holds the last token itself",
+	}[o.L3Stop]
+	if !known {
+		text = o.L3Stop
+	}
+	if o.L3Stop == "" && a.L3.Reason != "" {
+		text = a.L3.Reason
+	}
+	for _, b := range a.L3.Broken {
+		if b.Block == at && o.L3Stop == "not_in_store" {
+			text = fmt.Sprintf("block %d: the store has %d of its %d objects", at, b.Objects, b.Of)
+		}
+	}
+	if o.Path.L3Behind > 0 {
+		text += fmt.Sprintf(" (%d in the store behind are not loaded)", o.Path.L3Behind)
+	}
+	return text
+}
