@@ -1,11 +1,13 @@
 package integration
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -68,6 +70,47 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 			p.waitFor(regexp.QuoteMeta(c.do))
 			if said := p.saying(); !strings.Contains(said, c.saw) {
 				t.Errorf("said\n%s\nwithout %q", said, c.saw)
+			}
+		})
+	}
+}
+
+// TestShimIsRefusedBySecurity runs the shim against libzmq publishers that demand CURVE and PLAIN.
+func TestShimIsRefusedBySecurity(t *testing.T) {
+	x := startIndexer(t, t.TempDir(), "")
+	const script = `import sys, zmq
+s = zmq.Context().socket(zmq.XPUB)
+if sys.argv[1] == "PLAIN":
+    s.plain_server = True
+else:
+    s.curve_publickey, s.curve_secretkey = zmq.curve_keypair()
+    s.curve_server = True
+s.bind("tcp://127.0.0.1:*")
+print(s.last_endpoint.rstrip(b"\0").decode(), flush=True)
+sys.stdin.read()`
+	for _, mechanism := range []string{"CURVE", "PLAIN"} {
+		t.Run(mechanism, func(t *testing.T) {
+			cmd := exec.Command(pyenv.Python(t), "-c", script, mechanism)
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { in.Close(); cmd.Wait() })
+			endpoint, err := bufio.NewReader(out).ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := start(t, "worker-shim", "run", "--engine", strings.TrimSpace(endpoint), "--instance", mechanism, "--model", "m", "--block-size", "16", "--nats", x.nats)
+			p.waitFor("start the engine's event sockets without CURVE or PLAIN")
+			if said := p.saying(); !strings.Contains(said, "the peer demands the security mechanism") || !strings.Contains(said, mechanism) {
+				t.Errorf("said\n%s", said)
 			}
 		})
 	}

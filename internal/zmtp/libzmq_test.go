@@ -130,8 +130,13 @@ func (p *libzmq) sendUntilHeard(n int, s *Sub, check func(Message)) {
 
 const anyPort = "tcp://127.0.0.1:*"
 
+// everywhere is where a socket can be bound: IPv4, IPv6, a Unix socket.
+func everywhere(t testing.TB) map[string]string {
+	return map[string]string{"tcp": anyPort, "tcp6": "tcp://[::1]:*", "ipc": "ipc://" + filepath.Join(t.TempDir(), "s")}
+}
+
 func TestLibzmqPublisher(t *testing.T) {
-	for name, bind := range map[string]string{"tcp": anyPort, "ipc": "ipc://" + filepath.Join(t.TempDir(), "pub")} {
+	for name, bind := range everywhere(t) {
 		t.Run(name, func(t *testing.T) {
 			p := startLibzmq(t, "XPUB", opts{"bind": bind})
 			s := mustSub(t, p.Endpoint, Config{}, "kv@", "other")
@@ -228,7 +233,13 @@ func TestLibzmqOversize(t *testing.T) {
 
 // A plain PUB that dials in to our listening SUB, as some engines do.
 func TestLibzmqPublisherDialsIn(t *testing.T) {
-	s, err := ListenSub(context.Background(), "tcp://*:0", []string{""}, Config{})
+	for name, endpoint := range everywhere(t) {
+		t.Run(name, func(t *testing.T) { dialIn(t, endpoint) })
+	}
+}
+
+func dialIn(t *testing.T, endpoint string) {
+	s, err := ListenSub(context.Background(), endpoint, []string{""}, Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +334,13 @@ func TestLibzmqDemandsSecurity(t *testing.T) {
 }
 
 func TestLibzmqRouter(t *testing.T) {
-	p := startLibzmq(t, "ROUTER", opts{"bind": anyPort, "hwm": 200000})
+	for name, bind := range everywhere(t) {
+		t.Run(name, func(t *testing.T) { askRouter(t, bind) })
+	}
+}
+
+func askRouter(t *testing.T, bind string) {
+	p := startLibzmq(t, "ROUTER", opts{"bind": bind, "hwm": 200000})
 	for _, identity := range []string{"", "kvatlas"} {
 		d := mustDealer(t, p.Endpoint, Config{Identity: []byte(identity)})
 		const n = 10_100

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -560,4 +561,28 @@ func TestIPCStaleSocket(t *testing.T) {
 	ln.SetUnlinkOnClose(false)
 	ln.Close()
 	mustPub(t, "ipc://"+path, Config{})
+}
+
+// Pauses between attempts double up to a bound, and each is drawn from between half and all of it, so that many readers do not come back at the same moment.
+func TestBackoffIsJittered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits := map[time.Duration]bool{}
+		for range 50 {
+			b := backoff{min: 100 * time.Millisecond, max: 400 * time.Millisecond}
+			for _, most := range []time.Duration{100, 200, 400, 400} {
+				most *= time.Millisecond
+				began := time.Now()
+				if !b.wait(t.Context()) {
+					t.Fatal("the test has ended")
+				}
+				if d := time.Since(began); d < most/2 || d > most+time.Nanosecond {
+					t.Fatalf("waited %v, want %v to %v", d, most/2, most)
+				}
+				waits[time.Since(began)] = true
+			}
+		}
+		if len(waits) < 100 {
+			t.Errorf("only %d different pauses", len(waits))
+		}
+	})
 }

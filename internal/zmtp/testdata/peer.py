@@ -30,6 +30,7 @@ if opt.get("security") == "curve":
     sock.curve_server = True
 if "identity" in opt:
     sock.identity = opt["identity"].encode()
+sock.ipv6 = "[" in opt.get("bind", opt.get("connect", ""))
 if "bind" in opt:
     sock.bind(opt["bind"])
 if "connect" in opt:
