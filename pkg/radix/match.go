@@ -40,10 +40,16 @@ type stop struct {
 // leaver is a rank whose prefix in one tier ends at block off of stop at.
 type leaver struct{ slot, at, off uint32 }
 
+// promptAhead is how many of a prompt's first hashes are asked for while the way to its first block is looked up.
+const promptAhead = 64
+
 // Match finds what every rank of a space holds of a prefix; allowed, if not nil, restricts it to some. Any goroutine may
 // call it at any time, each with an Answer of its own. A reused Answer is not allocated again.
 func (x *Index) Match(space uint32, locals []events.LocalHash, allowed *RankSet, out *Answer) {
 	q := unsafe.Slice((*uint64)(unsafe.SliceData(locals)), len(locals))
+	if len(q) > 0 {
+		prefetchWords(&q[0], min(len(q), promptAhead))
+	}
 	for tries := 1; !x.try(space, q, allowed, out); tries++ {
 		if tries%16 == 0 {
 			runtime.Gosched()

@@ -11,3 +11,8 @@ func (t *names) ask(hashes []uint64) {
 		prefetchHomes(&t.slots.s[0], t.size, &hashes[0], len(hashes))
 	}
 }
+
+// prefetchWords asks for n words in a row, and does not wait for them.
+//
+//go:noescape
+func prefetchWords(p *uint64, n int)

@@ -21,3 +21,15 @@ loop:
 
 done:
 	RET
+
+// func prefetchWords(p *uint64, n int)
+TEXT ·prefetchWords(SB), NOSPLIT, $0-16
+	MOVQ p+0(FP), DI
+	MOVQ n+8(FP), CX
+
+lines:
+	PREFETCHT0 (DI)
+	ADDQ $64, DI
+	SUBQ $8, CX
+	JGT  lines
+	RET
