@@ -82,7 +82,7 @@ SGLang number them. vLLM publishes with
 	f.IntVar(&r.queueBytes, "queue-bytes", 64<<20, "bytes that may wait for NATS before the engine is no longer read")
 	f.DurationVar(&r.replayTimeout, "replay-timeout", 2*time.Second, "how long the replay endpoint may say nothing")
 	f.DurationVar(&r.idleCheck, "idle-check", 30*time.Second, "after how long a silence the replay endpoint is asked whether anything was missed")
-	f.DurationVar(&r.claimWait, "claim-wait", 10*time.Second, "how long to wait for another shim of the same rank to end, before this one gives up")
+	f.DurationVar(&r.claimWait, "claim-wait", 45*time.Second, "how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor may take to stop")
 	f.DurationVar(&r.silence, "silence", 30*time.Second, "after how long a connection on which nothing came is remarked upon")
 	f.DurationVar(&r.lease, "lease", registry.DefaultLease, "after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.StringVar(&r.l3Config, "l3-config", "", "JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
