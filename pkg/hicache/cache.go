@@ -96,7 +96,7 @@ func runOf(page int) int {
 }
 
 // runBytes is the memory of one remembered run: its key, its answers, and what a map and a list need for them.
-const runBytes = 200
+const runBytes = 220
 
 type runKey struct {
 	lane uint64

@@ -8,71 +8,33 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/mastersim"
 )
 
-// fakeMaster speaks as a Mooncake master does: it decodes first and splits at commas then.
-type fakeMaster struct {
-	*httptest.Server
-	mu      sync.Mutex
-	objects map[string]bool
-	asked   []int // keys in each request
-	fault   func(w http.ResponseWriter, keys []string) bool
-	role    string
-}
-
-func newFakeMaster(t testing.TB) *fakeMaster {
-	f := &fakeMaster{objects: map[string]bool{}, role: "leader"}
-	f.Server = httptest.NewServer(http.HandlerFunc(f.serve))
-	t.Cleanup(f.Close)
+// startMaster starts the built-in master, which decodes first and splits at commas then, as a real one does.
+func startMaster(t testing.TB) *mastersim.Master {
+	f, err := mastersim.Start("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Stop)
 	return f
 }
 
-func (f *fakeMaster) serve(w http.ResponseWriter, r *http.Request) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if r.URL.Path == "/health" {
-		fmt.Fprintf(w, `{"status":"ok","role":%q,"ha_state":"serving","service_ready":%v,"leader_address":null,"view_version":null}`, f.role, f.role == "leader")
-		return
-	}
-	raw, err := url.QueryUnescape(strings.TrimPrefix(r.URL.RawQuery, "keys="))
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	keys := strings.Split(raw, ",")
-	f.asked = append(f.asked, len(keys))
-	if f.fault != nil && f.fault(w, keys) {
-		return
-	}
-	data := map[string]any{}
-	for _, k := range keys {
-		if f.objects[k] {
-			data[k] = map[string]any{"ok": true, "error": nil, "values": []any{map[string]any{"size_": 1}}, "disk_values": nil}
-		} else {
-			data[k] = map[string]any{"ok": false, "error": "OBJECT_NOT_FOUND", "values": nil}
-		}
-	}
-	json.NewEncoder(w).Encode(map[string]any{"success": true, "data": data})
-}
-
-func (f *fakeMaster) set(fault func(w http.ResponseWriter, keys []string) bool) {
-	f.mu.Lock()
-	f.fault = fault
-	f.mu.Unlock()
-}
-
-func (f *fakeMaster) store(t testing.TB, cfg MooncakeConfig) *Mooncake {
-	cfg.Address = f.Listener.Addr().String()
+// storeOf is a store that asks a master.
+func storeOf(t testing.TB, f *mastersim.Master, cfg MooncakeConfig) *Mooncake {
+	cfg.Address = f.Addr()
 	m, err := NewMooncake(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -87,15 +49,15 @@ func soon(t testing.TB) context.Context {
 }
 
 func TestMooncakeAsksInChunks(t *testing.T) {
-	f := newFakeMaster(t)
-	m := f.store(t, MooncakeConfig{MaxKeys: 10, MaxURL: 400})
+	f := startMaster(t)
+	m := storeOf(t, f, MooncakeConfig{MaxKeys: 10, MaxURL: 400})
 	keys := []string{"with,comma", "not\xff8", "", "a b", "a+b", "a%2Cb", "pre@m@tp_rank:0/ü\n\"", strings.Repeat("x", 500)}
 	const odd = 8
 	for i := range 100 {
 		keys = append(keys, fmt.Sprintf("key-%d-%s", i, strings.Repeat("y", i%60)))
 	}
 	for i := 3; i < len(keys); i += 2 {
-		f.objects[keys[i]] = true
+		f.Put(keys[i])
 	}
 	present, known, err := m.Exists(soon(t), keys)
 	if !errors.Is(err, ErrKey) {
@@ -103,11 +65,11 @@ func TestMooncakeAsksInChunks(t *testing.T) {
 	}
 	for i, key := range keys {
 		asked := i >= 3 && i != 7
-		if known.Get(i) != asked || present.Get(i) != (asked && f.objects[key]) {
+		if known.Get(i) != asked || present.Get(i) != (asked && f.Has(key)) {
 			t.Errorf("%.20q: known %v, present %v", key, known.Get(i), present.Get(i))
 		}
 	}
-	for _, n := range f.asked {
+	for _, n := range f.Asked() {
 		if n > 10 {
 			t.Errorf("a request has %d keys", n)
 		}
@@ -117,10 +79,127 @@ func TestMooncakeAsksInChunks(t *testing.T) {
 	}
 }
 
+// Requests have raw commas between keys, and no more keys and bytes than they may.
+func TestMooncakeRequests(t *testing.T) {
+	m, err := NewMooncake(MooncakeConfig{Address: "127.0.0.1:1", MaxKeys: 7, MaxURL: 300})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 9))
+	for range 300 {
+		keys := make([]string, rng.IntN(60))
+		for i := range keys {
+			text := make([]byte, 1+rng.IntN(120))
+			for j := range text {
+				text[j] = byte(' ' + rng.IntN(95))
+			}
+			keys[i] = strings.ReplaceAll(string(text), ",", ";")
+		}
+		list, _ := m.chunks(keys)
+		asked := map[int]bool{}
+		for _, c := range list {
+			path := batchPath + c.query
+			parts := strings.Split(c.query, ",")
+			if len(path) > 300 || len(c.at) > 7 || len(parts) != len(c.at) || len(c.at) == 0 {
+				t.Fatalf("a request of %d bytes, %d keys, %d parts", len(path), len(c.at), len(parts))
+			}
+			for i, part := range parts {
+				if text, err := url.QueryUnescape(part); err != nil || text != keys[c.at[i]] || asked[c.at[i]] {
+					t.Fatalf("%q stands for %q (%v)", part, keys[c.at[i]], err)
+				}
+				asked[c.at[i]] = true
+			}
+		}
+		for i, key := range keys {
+			if fits := len(batchPath)+len(escapeKey(key)) <= 300; asked[i] != fits {
+				t.Fatalf("%q is asked for: %v, fits: %v", key, asked[i], fits)
+			}
+		}
+	}
+}
+
+// However much is asked for, only so many requests are under way at once, on connections that are kept.
+func TestMooncakeParallelAndKeepAlive(t *testing.T) {
+	f := startMaster(t)
+	const parallel = 3
+	m := storeOf(t, f, MooncakeConfig{MaxKeys: 1, Parallel: parallel})
+	var now, most atomic.Int64
+	together := make(chan struct{})
+	f.Fault(func(http.ResponseWriter, []string) bool {
+		n := now.Add(1)
+		defer now.Add(-1)
+		for {
+			old := most.Load()
+			if n <= old || most.CompareAndSwap(old, n) {
+				break
+			}
+		}
+		if n == parallel && most.Load() == parallel {
+			select {
+			case <-together:
+			default:
+				close(together)
+			}
+		}
+		select { // the first ones wait for each other
+		case <-together:
+		case <-time.After(30 * time.Second):
+		}
+		return false
+	})
+	keys := make([]string, 40)
+	for i := range keys {
+		keys[i] = fmt.Sprint("k", i)
+	}
+	for range 5 {
+		if _, known, err := m.Exists(soon(t), keys); err != nil || known.Count() != len(keys) {
+			t.Fatalf("%v, %d known", err, known.Count())
+		}
+	}
+	if n := most.Load(); n != parallel {
+		t.Errorf("%d requests were under way at once, want %d", n, parallel)
+	}
+	if n := f.Dialled(); n > parallel+1 || len(f.Asked()) != 5*len(keys) {
+		t.Errorf("%d connections for %d requests", n, len(f.Asked()))
+	}
+}
+
+// One deadline is for all requests: what was answered in time is known, the rest is not, and nobody waits longer.
+func TestMooncakeOneDeadlineForAll(t *testing.T) {
+	t.Parallel()
+	f := startMaster(t)
+	release := make(chan struct{})
+	defer close(release)
+	f.Fault(func(_ http.ResponseWriter, keys []string) bool {
+		if keys[0] != "k0" {
+			<-release
+		}
+		return false
+	})
+	m := storeOf(t, f, MooncakeConfig{MaxKeys: 1, Parallel: 2})
+	keys := make([]string, 30)
+	for i := range keys {
+		keys[i] = fmt.Sprint("k", i)
+	}
+	if _, _, err := m.Exists(soon(t), keys[:1]); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	begun := time.Now()
+	_, known, err := m.Exists(ctx, keys)
+	if !errors.Is(err, context.DeadlineExceeded) || known.Count() != 1 || !known.Get(0) {
+		t.Errorf("%v, %d known", err, known.Count())
+	}
+	if took := time.Since(begun); took > 15*time.Second { // 15 rounds of two would take 30 s with a deadline each
+		t.Errorf("a deadline of 2 s was kept after %v", took)
+	}
+}
+
 // A master that is ill makes an error, never a wrong answer.
 func TestMooncakeFaults(t *testing.T) {
-	f := newFakeMaster(t)
-	f.objects["a"] = true
+	f := startMaster(t)
+	f.Put("a")
 	say := func(body string) func(http.ResponseWriter, []string) bool {
 		return func(w http.ResponseWriter, _ []string) bool { fmt.Fprint(w, body); return true }
 	}
@@ -148,8 +227,8 @@ func TestMooncakeFaults(t *testing.T) {
 		}, ErrStandby, ""},
 		"connection reset": {func(http.ResponseWriter, []string) bool { panic(http.ErrAbortHandler) }, nil, ""},
 	} {
-		f.set(c.fault)
-		m := f.store(t, MooncakeConfig{})
+		f.Fault(c.fault)
+		m := storeOf(t, f, MooncakeConfig{})
 		present, known, err := m.Exists(soon(t), []string{"a", "b"})
 		if err == nil || c.want != nil && !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
@@ -165,9 +244,9 @@ func TestMooncakeFaults(t *testing.T) {
 
 // A deadline is kept, and a broken connection, another role and silence are told.
 func TestMooncakeIsWatched(t *testing.T) {
-	f := newFakeMaster(t)
+	f := startMaster(t)
 	told := make(chan string, 100)
-	m := f.store(t, MooncakeConfig{Check: 5 * time.Millisecond, Changed: func(why string) { told <- why }})
+	m := storeOf(t, f, MooncakeConfig{Check: 5 * time.Millisecond, Changed: func(why string) { told <- why }})
 	hear := func(want string) {
 		t.Helper()
 		for deadline := time.After(30 * time.Second); ; {
@@ -187,11 +266,9 @@ func TestMooncakeIsWatched(t *testing.T) {
 	if _, _, err := m.Exists(soon(t), []string{"a"}); err != nil {
 		t.Fatal(err)
 	}
-	f.CloseClientConnections()
+	f.Drop()
 	hear("connection")
-	f.mu.Lock()
-	f.role = "standby"
-	f.mu.Unlock()
+	f.SetRole("standby")
 	hear("standby")
 	for deadline := time.Now().Add(30 * time.Second); ; {
 		_, _, err := m.Exists(soon(t), []string{"a"})
@@ -434,6 +511,34 @@ func TestCacheAgainstStore(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The memory of answers is bounded in bytes, and one run takes no more than is reckoned for it.
+func TestCacheIsBoundedInBytes(t *testing.T) {
+	const runs = 20_000
+	fill := func(c *Cache, n int) {
+		for i := range n {
+			f := &flight{done: make(chan struct{}), runs: map[runKey]remembered{}}
+			todo := []ask{{key: runKey{mark: Mark{byte(i), byte(i >> 8), byte(i >> 16)}}, pages: 1}}
+			c.flights++
+			c.fly(f, func(int, int) PageKeys { return PageKeys{Keys: []string{"k"}, PerPage: 1} }, todo, c.epoch)
+		}
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	c := NewCache(&memory{}, CacheConfig{Bytes: runs * runBytes})
+	fill(c, 3*runs)
+	took := heap() - before
+	if c.Len() != runs || took > runs*runBytes*5/4 {
+		t.Errorf("%d runs are remembered in %d bytes, want %d in %d", c.Len(), took, runs, runs*runBytes)
+	}
+	t.Logf("%d bytes a run", took/runs)
+	runtime.KeepAlive(c)
 }
 
 func TestCacheAsksOnce(t *testing.T) {
