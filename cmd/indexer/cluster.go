@@ -59,11 +59,28 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 // waitingQueries is how many queries a node of a cluster answers at once: most of their time they wait for other nodes.
 const waitingQueries = 128
 
+// askable is whom a partition can be asked of: who is known to serve it, or, while nobody is, who is likely to do so before he is heard to.
+type askable struct{ *cluster.View }
+
+// likelyServing is how many nodes are asked for a partition that nobody is known to serve.
+const likelyServing = 3
+
+func (v askable) Serving(p events.Partition) []string {
+	if known := v.View.Serving(p); len(known) > 0 {
+		return known
+	}
+	names := []string{v.Self.Node}
+	for i := range v.Peers {
+		names = append(names, v.Peers[i].Node)
+	}
+	return cluster.Order(names, p)[:min(len(names), likelyServing)]
+}
+
 // scatterOver returns what answers for the whole cluster.
 func scatterOver(ns *jetstream.Namespace, self string, n *node.Node, member *cluster.Member, seen *metrics.Queries) (api.Indexer, error) {
 	return scatter.New(scatter.Config{
 		Self: self, Partitions: ns.Partitions(), PartitionOf: ns.PartitionOf, Local: n,
-		View:  func() scatter.View { return member.View() },
+		View:  func() scatter.View { return askable{member.View()} },
 		Store: func(q *api.Query, blockSize uint32) scatter.Question { return n.BeginL3(q, blockSize) },
 		Open: func(take func(uint64, []byte, *api.Error)) (scatter.Transport, error) {
 			return wire.NewAsker(ns.Conn(), ns.Name(), take)

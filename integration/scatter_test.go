@@ -1,0 +1,291 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/wire"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// wholeAgain is how soon after a node's death queries are whole again, if another has what it had.
+const wholeAgain = time.Second
+
+// holder is a worker, and the tokens whose blocks it holds.
+type holder struct {
+	name   events.WorkerID
+	hasher *events.Hasher
+	held   []uint32
+}
+
+// depth is how many leading blocks of a prompt it holds.
+func (h *holder) depth(prompt []uint32) (n uint32) {
+	asked, held := h.hasher.Hash(nil, prompt), h.hasher.Hash(nil, h.held)
+	for int(n) < min(len(asked), len(held)) && asked[n] == held[n] {
+		n++
+	}
+	return n
+}
+
+// TestAnyNodeAnswersForAll runs three nodes, each of which keeps a part, as users with the least rights. Whichever is asked, over NATS or HTTP, the answer is
+// the twin's; so it stays when one is killed while it is asked: answers that lack something end within the announced time.
+func TestAnyNodeAnswersForAll(t *testing.T) {
+	dir := t.TempDir()
+	keys := filepath.Join(dir, "keys")
+	example := run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys)
+	if example.code != 0 {
+		t.Fatal(example.stderr)
+	}
+	addr, config := freeAddr(t), filepath.Join(dir, "nats.conf")
+	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", addr, filepath.Join(dir, "data"), example.stdout)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, "nats-server", "-c", config).waitFor(`Server is ready`)
+
+	nodes, https := map[string]*process{}, map[string]string{}
+	for _, id := range []string{"n.1", "n.2", "n.3"} {
+		nodes[id] = start(t, "indexer", "serve", "--nats", addr, "--namespace", "red", "--nats-nkey", filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node",
+			"--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0")
+	}
+	for id, p := range nodes {
+		https[id] = p.waitFor(`HTTP is served" listen=(\S+)`)[1]
+		p.waitFor(`msg=ready`)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	defer cancel()
+	connect := func(user string) *jetstream.Conn {
+		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{
+			URLs: []string{"nats://" + addr}, NkeyFile: filepath.Join(keys, "red-"+user+".nk"), InboxPrefix: "_INBOX_" + user,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(conn.Close)
+		return conn
+	}
+	node := connect("node")
+	client := wire.NewClient(connect("reader"), "red")
+
+	rng := rand.New(rand.NewPCG(8, 8))
+	prompt := make([]uint32, 200)
+	for i := range prompt {
+		prompt[i] = rng.Uint32N(4)
+	}
+	ns, err := jetstream.OpenNamespace(ctx, node, "red")
+	if err != nil {
+		t.Fatal(err)
+	}
+	holders := make([]holder, 48)
+	latest := map[events.Partition]events.StreamSeq{}
+	for i := range holders {
+		h := &holders[i]
+		ahead := uint32(i % 3 / 2)
+		h.name, h.held = events.WorkerID(fmt.Sprint("w.", i)), slices.Clone(prompt[:rng.IntN(len(prompt))])
+		if h.hasher, err = events.NewLookaheadHasher(4, ahead, events.Space{}); err != nil {
+			t.Fatal(err)
+		}
+		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: h.hasher.Hash(nil, h.held), Lookahead: ahead}
+		for j := range e.Locals {
+			e.Blocks = append(e.Blocks, events.BlockHash(j+1))
+		}
+		batch := &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{e}}
+		if len(e.Blocks) == 0 {
+			batch.Events[0] = events.Event{Kind: events.Cleared, Reason: events.ReasonGap}
+		}
+		data, err := events.AppendBatch(nil, batch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log := shim.NewStreamLog(ns, events.RankKey{Instance: h.name}, nil)
+		if _, err := log.Last(ctx); err != nil {
+			t.Fatal(err)
+		}
+		seq, err := log.Publish(ctx, [][]byte{data})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := ns.PartitionOf(h.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		latest[p] = max(latest[p], seq)
+	}
+	var places []api.PartitionSeq
+	for p, seq := range latest {
+		places = append(places, api.PartitionSeq{Partition: p, Seq: seq})
+	}
+
+	// same says what is wrong with an answer.
+	same := func(a *api.Answer, asked []uint32) error {
+		if !a.Complete {
+			return fmt.Errorf("incomplete: %v are missing", a.Missing)
+		}
+		got := map[events.WorkerID]uint32{}
+		for _, o := range a.Workers {
+			got[o.Instance] = o.Device
+		}
+		for i := range holders {
+			if want := holders[i].depth(asked); got[holders[i].name] != want {
+				return fmt.Errorf("%s holds %d blocks of %d tokens, the answer says %d: %+v", holders[i].name, want, len(asked), got[holders[i].name], a)
+			}
+		}
+		return nil
+	}
+	question := func(rng *rand.Rand) []uint32 {
+		asked := slices.Clone(prompt[:1+rng.IntN(len(prompt))])
+		if rng.IntN(2) == 0 {
+			asked[rng.IntN(len(asked))] += 5
+		}
+		return asked
+	}
+	eventually(t, "a client reads what was written", func() (bool, string) {
+		within, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		a, err := client.Find(within, &api.Query{Model: "m", Tokens: prompt, MinSeq: places})
+		if err == nil {
+			err = same(a, prompt)
+		}
+		return err == nil, fmt.Sprint(err)
+	})
+	for range 300 {
+		asked := question(rng)
+		a, err := client.Find(ctx, &api.Query{Model: "m", Tokens: asked, MinSeq: places})
+		if err == nil {
+			err = same(a, asked)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id, at := range https {
+		body, err := json.Marshal(api.Query{Model: "m", Tokens: prompt})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a api.Answer
+		var l api.WorkerList
+		for path, out := range map[string]any{"/v1/find": &a, "/v1/workers": &l} {
+			method := http.MethodGet
+			if path == "/v1/find" {
+				method = http.MethodPost
+			}
+			r, err := http.NewRequestWithContext(ctx, method, "http://"+at+path, bytes.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			reply, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = json.NewDecoder(reply.Body).Decode(out)
+			reply.Body.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := same(&a, prompt); err != nil {
+			t.Errorf("node %s over HTTP: %v", id, err)
+		}
+		if !l.Complete || len(l.Workers) != len(holders) {
+			t.Errorf("node %s lists %d workers, complete: %v; there are %d", id, len(l.Workers), l.Complete, len(holders))
+		}
+	}
+	var unknown *api.Error
+	if _, err := client.Find(ctx, &api.Query{Model: "other", Tokens: prompt}); !errors.As(err, &unknown) || unknown.Code != api.CodeUnknownModel {
+		t.Errorf("a model that nobody serves: %v", err)
+	}
+
+	eventually(t, "nodes have heard that each partition is kept by two", func() (bool, string) {
+		r := run(t, "indexer", "cluster", "--nats", addr, "--namespace", "red", "--nats-nkey", filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node")
+		return r.code == 0 && !strings.Contains(r.stdout, "fewer are ready"), r.stdout + r.stderr
+	})
+	time.Sleep(2 * time.Second) // two beats: all nodes have
+	// One node is killed while clients ask.
+	type asked struct {
+		at, took time.Duration
+		err      error
+	}
+	var mu sync.Mutex
+	var log []asked
+	begun := time.Now()
+	asking, stop := context.WithCancel(ctx)
+	var clients sync.WaitGroup
+	for i := range 4 {
+		clients.Go(func() {
+			rng := rand.New(rand.NewPCG(9, uint64(i)))
+			for asking.Err() == nil {
+				tokens := question(rng)
+				within, cancel := context.WithTimeout(ctx, 5*time.Second)
+				at := time.Since(begun)
+				a, err := client.Find(within, &api.Query{Model: "m", Tokens: tokens})
+				took := time.Since(begun) - at
+				cancel()
+				if err == nil {
+					err = same(a, tokens)
+				}
+				mu.Lock()
+				log = append(log, asked{at, took, err})
+				mu.Unlock()
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	time.Sleep(time.Second)
+	killed := time.Since(begun)
+	nodes["n.2"].kill()
+	time.Sleep(8 * time.Second) // until the others believe it, and have taken what it had
+	stop()
+	clients.Wait()
+	quantile := func(from, to time.Duration) (n int, p50, p99, most time.Duration) {
+		var took []time.Duration
+		for _, a := range log {
+			if a.at >= from && a.at < to && a.err == nil {
+				took = append(took, a.took)
+			}
+		}
+		slices.Sort(took)
+		if len(took) == 0 {
+			return 0, 0, 0, 0
+		}
+		return len(took), took[len(took)/2], took[len(took)*99/100], took[len(took)-1]
+	}
+	for _, span := range []struct {
+		name     string
+		from, to time.Duration
+	}{{"before", 0, killed}, {"the second after", killed, killed + time.Second}, {"later", killed + time.Second, time.Hour}} {
+		n, p50, p99, most := quantile(span.from, span.to)
+		t.Logf("%s: %d whole answers, p50 %v, p99 %v, longest %v", span.name, n, p50, p99, most)
+		if n == 0 {
+			t.Errorf("%s: no whole answers", span.name)
+		}
+	}
+	failed, last := 0, time.Duration(0)
+	for _, a := range log {
+		if a.err != nil {
+			if failed++; failed < 5 {
+				t.Logf("%v after the kill, in %v: %v", a.at-killed, a.took, a.err)
+			}
+			last = max(last, a.at-killed)
+			if a.at > killed+wholeAgain || a.at+a.took < killed {
+				t.Fatalf("%v after the kill, in %v: %v", a.at-killed, a.took, a.err)
+			}
+		}
+	}
+	t.Logf("%d of %d answers were not whole, the last of them asked %v after the kill", failed, len(log), last)
+}
