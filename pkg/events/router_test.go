@@ -47,7 +47,7 @@ func generic(rng *rand.Rand) map[string]any {
 // TestRouterFormsAgree reads random router events as JSON and as MessagePack, in an envelope and without, alone and many: always the same.
 func TestRouterFormsAgree(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
+	for round := range 2000 {
 		var values []any
 		var want []RouterEvent
 		for range 1 + rng.IntN(4) {
@@ -89,6 +89,9 @@ func TestRouterFormsAgree(t *testing.T) {
 		}
 		if !reflect.DeepEqual(got, want) {
 			t.Fatalf("read\n%+v\nwant\n%+v", got, want)
+		}
+		if round%10 > 0 {
+			continue
 		}
 		for i := range data { // cut off anywhere it is an error or fewer events, never others
 			n := 0
