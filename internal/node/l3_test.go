@@ -3,12 +3,17 @@ package node
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/mastersim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -121,5 +126,68 @@ func BenchmarkFindL3(b *testing.B) {
 			b.ReportMetric(float64(with.Nanoseconds())/1000/float64(b.N), "µs-with")
 			b.ReportMetric(float64(with)/float64(without), "ratio")
 		})
+	}
+}
+
+// The store is asked for the whole prompt at once, or only for what no worker holds itself; and one that is slow costs an answer what it
+// holds, and the caller no more time than the query allows.
+func TestWhatTheStoreIsAskedFor(t *testing.T) {
+	master, err := mastersim.Start("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Stop()
+	host, port, err := net.SplitHostPort(master.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const blocks, own = 64, 20
+	x := newL3Node(t, blocks*16, 3, func(w int) int { return own - w }, func(c *hicache.SGLang) {
+		*c = hicache.SGLang{Backend: "mooncake", PageSize: 16, TPSize: 1, PPSize: 1, IsMLA: true, Master: hicache.Master{Address: host}}
+		if c.MetricsPort, err = strconv.Atoi(port); err != nil {
+			t.Fatal(err)
+		}
+	})
+	keys := x.config.Keys(x.config.PageHashes(nil, x.prompt, hicache.Space{})).Keys
+	master.Put(keys...)
+	asked := func() (n int) {
+		for _, keys := range master.Asked() {
+			n += keys
+		}
+		return n
+	}
+	find := func(q api.Query) *api.Answer {
+		t.Helper()
+		q.Model, q.Tokens = "m", x.prompt
+		a, err := x.Find(x.ctx, &q)
+		if err != nil || len(a.Workers) != 3 || a.Workers[0].Device != own {
+			t.Fatalf("%v, %+v", err, a)
+		}
+		return a
+	}
+
+	// In runs of 16 pages: those before the one in which the best worker's prefix ends are not asked for.
+	if a := find(api.Query{L3: api.L3Beyond}); a.L3.Status != api.L3OK || a.Workers[0].L3 != blocks-own || asked() > blocks-own/16*16 {
+		t.Errorf("beyond: %d keys asked for, %+v", asked(), a)
+	}
+	if a := find(api.Query{}); a.L3.Status != api.L3OK || a.L3.Total != blocks || a.Workers[2].L3 != blocks-(own-2) || asked() != blocks {
+		t.Errorf("all: %d keys asked for, %+v", asked(), a)
+	}
+	if find(api.Query{}); asked() != blocks {
+		t.Errorf("what is remembered was asked for again: %d keys", asked())
+	}
+
+	release := make(chan struct{})
+	master.Fault(func(http.ResponseWriter, []string) bool { <-release; return false })
+	defer close(release)
+	begun := time.Now()
+	a := find(api.Query{L3TimeoutMS: 30})
+	if a.L3.Status != api.L3OK { // all of it is remembered
+		t.Errorf("a slow store of which all is remembered: %+v", a.L3)
+	}
+	x.prompt = append(x.prompt, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
+	a = find(api.Query{L3TimeoutMS: 30})
+	if a.L3.Status != api.L3Partial || a.L3.Total != blocks || !strings.Contains(a.L3.Reason, "30ms") || time.Since(begun) > patience/2 {
+		t.Errorf("a slow store: after %v %+v", time.Since(begun), a.L3)
 	}
 }
