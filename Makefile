@@ -37,7 +37,7 @@ lint: ## vet, format and staticcheck
 fuzz: ## run every fuzz target for a while: make fuzz T=10m
 	@for pkg in $$(go list ./...); do \
 	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-	    echo "$$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${T:-1m} $$pkg || exit 1; \
+	    echo "$$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${T:-1m} -fuzzminimizetime 1s $$pkg || exit 1; \
 	  done; \
 	done
 
