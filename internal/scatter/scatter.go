@@ -129,21 +129,19 @@ func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if err := s.check(q); err != nil {
 		return nil, err
 	}
+	if s.keepsAll(view) {
+		a, err := s.cfg.Local.Find(ctx, q)
+		if done(a, err, true) {
+			return a, err
+		}
+	}
 	wanted, own := s.plan(view, q)
 	if own {
-		here := q
-		if uint32(len(wanted)) < s.cfg.Partitions && len(wanted) != len(q.Partitions) {
-			here = new(api.Query)
-			*here = *q
-			here.Partitions = list(wanted)
-		}
-		a, err := s.cfg.Local.Find(ctx, here)
-		var e *api.Error
-		switch {
-		case err == nil && a.Complete:
-			return a, nil
-		case errors.As(err, &e) && e.Code != api.CodeNotReady && !Verdict(e):
-			return nil, err
+		here := *q
+		here.Partitions = list(wanted)
+		a, err := s.cfg.Local.Find(ctx, &here)
+		if done(a, err, false) {
+			return a, err
 		}
 	}
 	a, err := s.find(ctx, q, wanted)
@@ -152,6 +150,34 @@ func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		return s.find(ctx, q, s.all(view, func(events.Partition) bool { return true })) // nodes do not announce at once what they learn
 	}
 	return a, err
+}
+
+// done reports whether nobody else need be asked after this node has answered, from everything or from a part.
+func done(a *api.Answer, err error, everything bool) bool {
+	if err == nil {
+		return a.Complete
+	}
+	var e *api.Error
+	if errors.As(err, &e) {
+		return e.Code != api.CodeNotReady && (!Verdict(e) || everything && len(e.Missing) == 0)
+	}
+	return true
+}
+
+// keepsAll reports whether this node serves every partition itself.
+func (s *Scatter) keepsAll(view View) bool {
+	for p := range events.Partition(s.cfg.Partitions) {
+		if !s.keeps(view.Serving(p), view.Fit(p)) {
+			return false
+		}
+	}
+	return true
+}
+
+// keeps reports whether this node is among those that fit.
+func (s *Scatter) keeps(serving []string, fit int) bool {
+	k := slices.Index(serving, s.cfg.Self)
+	return k >= 0 && k < fit
 }
 
 // check refuses partitions that do not exist.
@@ -180,7 +206,7 @@ func (s *Scatter) plan(view View, q *api.Query) (wanted []Wanted, own bool) {
 		wanted = s.all(view, asked)
 	}
 	for i := range wanted {
-		if k := slices.Index(wanted[i].Serving, s.cfg.Self); k < 0 || k >= wanted[i].Fit {
+		if !s.keeps(wanted[i].Serving, wanted[i].Fit) {
 			return wanted, false
 		}
 	}

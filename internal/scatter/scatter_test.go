@@ -326,7 +326,7 @@ func query(rng *rand.Rand, partitions uint32) *api.Query {
 // TestAnswersAreTheTwins asks random clusters random questions. A complete answer is what one node says that has everything; an incomplete one is the
 // same without the partitions that it names, which are those that nobody can be asked for, and may have workers of the model.
 func TestAnswersAreTheTwins(t *testing.T) {
-	seeds := uint64(1500)
+	seeds := uint64(500)
 	if testing.Short() {
 		seeds = 150
 	}
