@@ -19,6 +19,7 @@
 // which place in each partition's log the answer reflects at least. An answer without workers says why in "reason".
 // "l3" of a worker is how many blocks more it would load from the shared store, by its engine's rules; workers that hold nothing and would
 // load something are listed too. The answer's "l3" says what lies in the store, and if nothing is known of it, why.
+// With "explain": true workers have a "path": which blocks they hold in which tiers, and which rule ended their prefix.
 //
 // Anything that cannot be answered is an error, never an empty answer:
 //

@@ -79,6 +79,7 @@ func TestVLLMKeys(t *testing.T) {
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(published))
 	f.Add([]byte(`{"vllm_mooncake_store":{"model_name":"m","tp_size":2,"pp_size":1,"num_kv_heads":1,"hash_block_size":4,"scheduler_block_size":8,"groups":[{"kind":"swa","block_size":4,"window":9},{"kind":"full","block_size":8}]}}`))
+	f.Add([]byte(`{"vllm_mooncake_store":{"model_name":"m","tp_size":1,"pp_size":1,"num_kv_heads":1,"hash_block_size":4,"scheduler_block_size":16,"profile":"partial","use_eagle":true,"hash_seed":"0","engine_version":"0.33.0","hash_lookahead_tokens":2,"groups":[{"kind":"mamba","block_size":16},{"kind":"full","block_size":8}]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var c Config
 		if json.Unmarshal(text, &c) != nil || c.Check() != nil {
@@ -101,6 +102,28 @@ func FuzzConfig(f *testing.F) {
 			}
 			if _, err := co.FindLongestCacheHit(present, 64*min(v.HashBlockSize, 64)); err != nil {
 				t.Error(err)
+			}
+		}
+		blockSize := uint32(16)
+		if c.SGLang != nil {
+			blockSize = uint32(c.SGLang.PageSize)
+		}
+		if p, err := c.Prompt(make([]uint32, min(3*int(blockSize), 80)), "", "salt", blockSize); err == nil {
+			var found []Found
+			for _, lane := range p.Lanes {
+				f := Found{Present: NewBitmap(lane.Pages), Known: NewBitmap(lane.Pages)}
+				for i := range lane.Pages {
+					f.Present.Set(i)
+					f.Known.Set(i)
+				}
+				found = append(found, f)
+			}
+			m := p.Map(found)
+			if load, _ := m.Load(0, c.Rule()); load > m.Blocks() {
+				t.Errorf("%d blocks would be loaded of %d", load, m.Blocks())
+			}
+			if m.Blocks() > 0 {
+				p.Keys(m.Blocks() - 1)
 			}
 		}
 		var again Config

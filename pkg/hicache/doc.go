@@ -3,11 +3,13 @@
 //
 // # In order of use
 //
-// Workers register a [Config]; [Config.Check] says what is wrong with one, [Agree] joins those of one model or says why it cannot.
-// For SGLang's HiCache [SGLang.PageHashes] hashes a prompt, [SGLang.Keys] names the objects of its pages, [PageKeys.Pages] folds the
-// store's answers back into pages, and [SGLang.WouldLoad] says what a worker would load of them beyond what it has. For
-// vLLM's MooncakeStoreConnector [VLLM.KeyPrefixes] and [Key] name the objects of a block, and a [Coordinator] says how long a
-// prefix all KV-cache groups of a hybrid model can go on from.
+// Workers register a [Config]; [Config.Check] says what is wrong with one, [Share] joins those of one model or says who contradicts whom.
+// [Config.Prompt] names what a store may hold of a prompt, a [Cache] in front of a [Store] says what of it is there, and [Prompt.Map]
+// what that means for the index's blocks: [Map.Load] is how many of them a worker would load beyond what it has, and why no more.
+//
+// Beneath, for SGLang's HiCache, [SGLang.PageHashes] hashes a prompt, [SGLang.Keys] names the objects of its pages, [PageKeys.Pages] folds
+// answers back into pages, and [SGLang.WouldLoad] is the engine's rule for one worker. For vLLM's MooncakeStoreConnector [VLLM.Digests] hashes a prompt,
+// [VLLM.KeyPrefixes] and [Key] name the objects of a block, and a [Coordinator] says how long a prefix all KV-cache groups of a hybrid model can go on from.
 //
 // # Promises
 //

@@ -39,6 +39,9 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		return p, nil
 	}
 	v := c.VLLM
+	if v == nil {
+		return nil, fmt.Errorf("%w: the workers share no store", ErrNames)
+	}
 	if err := v.nameable(lora, salt); err != nil {
 		return nil, err
 	}
