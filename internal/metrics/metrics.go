@@ -103,12 +103,16 @@ var (
 	snapWritable = prometheus.NewDesc("kvatlas_snapshot_bucket_writable", "0 if the bucket takes no snapshots, as on a full disk.", nil, nil)
 	problems     = prometheus.NewDesc("kvatlas_problems", "How many problems the status has.", nil, nil)
 	resyncs      = prometheus.NewDesc("kvatlas_resync_total", "Requests to shims to say again what their engines hold: asked, answered, and partitions that were whole again (ended).", []string{"what"}, nil)
+	behind       = prometheus.NewDesc("kvatlas_partition_behind", "1 if a partition has been far behind its log for longer than usual.", []string{"partition"}, nil)
+	clusterNodes = prometheus.NewDesc("kvatlas_cluster_nodes", "Nodes that share the namespace, as this one sees it; absent if it is alone on a server of its own.", nil, nil)
+	clusterShort = prometheus.NewDesc("kvatlas_cluster_partitions", "Partitions that fewer nodes serve than are to (short), and that none does (unserved).", []string{"state"}, nil)
 	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed", "1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
 )
 
 var all = []*prometheus.Desc{
 	ready, outcomes, holdings, distinct, indexBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
 	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded,
+	behind, clusterNodes, clusterShort,
 }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {
@@ -159,6 +163,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	usage(storeBytes, storeLimit, s.Store)
 	gauge(snapWritable, yes(s.SnapshotBucket.Refused == ""))
 	gauge(problems, float64(len(s.Problems)))
+	if c := s.Cluster; c != nil {
+		gauge(clusterNodes, float64(len(c.Nodes)))
+		gauge(clusterShort, float64(len(c.Short)), "short")
+		gauge(clusterShort, float64(len(c.Unserved)), "unserved")
+	}
 	gauge(holdings, float64(s.Index.Blocks.Device), "device")
 	gauge(holdings, float64(s.Index.Blocks.Host), "host")
 	gauge(holdings, float64(s.Index.Blocks.Disk), "disk")
@@ -172,6 +181,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		name := strconv.FormatUint(uint64(p.Partition), 10)
 		gauge(lag, float64(p.Lag), name)
 		gauge(applied, float64(p.Seq), name)
+		gauge(behind, yes(p.Behind), name)
 		gauge(serving, yes(p.State == "serving"), name)
 		gauge(resyncNeeded, yes(p.State == "resync_needed"), name)
 		usage(logBytes, logLimit, p.Log, name)
