@@ -284,8 +284,11 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 		seed = rand.Uint64()
 	}
 	rounds := 3000
+	if snapshots {
+		rounds = 1000
+	}
 	if testing.Short() {
-		rounds = 300
+		rounds /= 10
 	}
 	for round := range rounds {
 		seed := seed + uint64(round)
