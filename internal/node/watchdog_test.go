@@ -501,9 +501,9 @@ func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {
 }
 
 // seenInItsMiddle is a site whose log begins in the middle of a rank's incarnation. Its shim is stopped.
-func seenInItsMiddle(t *testing.T) (w *site, stop func()) {
-	w = newSite(t)
-	stop = w.startShim()
+func seenInItsMiddle(t *testing.T) *site {
+	w := newSite(t)
+	stop := w.startShim()
 	w.grow(3)
 	w.node = New(Config{Namespace: w.ns, Snapshots: w.bucket})
 	w.awaitLog(1)
@@ -513,7 +513,7 @@ func seenInItsMiddle(t *testing.T) (w *site, stop func()) {
 	stop()
 	w.purge(last)
 	w.start()
-	return w, stop
+	return w
 }
 
 // awaitPartial waits until the node says that it misses events of the rank.
@@ -533,7 +533,7 @@ func (w *site) awaitPartial() {
 
 // TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is there to say it.
 func TestRankSeenInItsMiddle(t *testing.T) {
-	w, _ := seenInItsMiddle(t)
+	w := seenInItsMiddle(t)
 	w.awaitTold("asked: resync needed: events of 1 ranks") // the log's lost beginning has been dealt with
 	w.awaitPartial()
 	w.snapshot()
@@ -551,7 +551,7 @@ func TestRankSeenInItsMiddle(t *testing.T) {
 // TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: nothing is known of it any more, here and after a
 // restart. If it does come back, it begins anew.
 func TestForgottenByAnOperator(t *testing.T) {
-	w, stop := seenInItsMiddle(t)
+	w := seenInItsMiddle(t)
 	w.awaitPartial()
 	key := events.RankKey{Instance: "w1"}
 	if _, err := shim.Forget(w.ctx, w.ns, events.RankKey{Instance: "w1", Rank: 7}, false); !errors.Is(err, shim.ErrUnknown) {
@@ -589,7 +589,7 @@ func TestForgottenByAnOperator(t *testing.T) {
 	w.restart()
 	gone()
 
-	stop = w.startShim()
+	stop := w.startShim()
 	w.awaitAll()
 	if _, err := shim.Forget(w.ctx, w.ns, key, false); !errors.Is(err, shim.ErrFenced) || !strings.Contains(err.Error(), "served by process") {
 		t.Fatalf("while a shim lives: %v", err)
