@@ -173,7 +173,6 @@ type fleet struct {
 	delay   func() time.Duration
 	asked   atomic.Int64
 	tokens  atomic.Bool // somebody was sent tokens
-	bodies  atomic.Int64
 	serving [][]string
 	fit     []int
 	models  func(p events.Partition, model string) bool
