@@ -26,7 +26,7 @@ import (
 const (
 	memberBeat      = time.Second
 	memberDeadAfter = 5 * time.Second
-	memberRecord    = 10 * time.Minute // an hour of silence leaves nothing behind; it decides nothing
+	memberRecord    = 10 * time.Minute // a record that is not renewed for so long goes; that tidies up, and decides nothing
 )
 
 // join makes this node a member of its namespace's cluster, under its name, which no other may have.

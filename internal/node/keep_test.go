@@ -123,3 +123,51 @@ func TestLag(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkLetGo forgets a partition of 64 ranks that hold 20,000 blocks each, half of them shared, beside another one like it: what the longest
+// single step of the writer took, during which events wait, is worst-us.
+func BenchmarkLetGo(b *testing.B) {
+	const ranks, blocks, chain = 64, 20_000, 200
+	var worst time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		m := NewMachine(radix.New(radix.Config{}), 2)
+		for p := range events.Partition(2) {
+			m.Begin(p, "stream", time.Unix(1, 0), 0, 0)
+			seq := events.StreamSeq(0)
+			for r := range ranks {
+				batch := events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16}
+				for from := 0; from < blocks; from += chain {
+					e := events.Event{Kind: events.Stored, Tier: events.Device}
+					own := 0
+					if from >= blocks/2 {
+						own = (1 + r + int(p)*ranks) << 32
+					}
+					for i := range chain {
+						e.Blocks = append(e.Blocks, events.BlockHash(from+i+1))
+						e.Locals = append(e.Locals, events.LocalHash(own+from+i+1))
+					}
+					batch.Events = append(batch.Events, e)
+				}
+				data, err := events.AppendBatch(nil, &batch)
+				if err != nil {
+					b.Fatal(err)
+				}
+				seq++
+				key := events.RankKey{Instance: events.WorkerID(fmt.Sprint("p", p)), Rank: events.Rank(r)}
+				m.Apply(p, []Message{{Seq: seq, Time: 1, Key: key, Data: data}})
+			}
+		}
+		b.StartTimer()
+		m.Forget(0)
+		for more := true; more; {
+			begun := time.Now()
+			more = m.Drop(0, emptyBudget)
+			worst = max(worst, time.Since(begun))
+		}
+		if got := m.index.Stats().Holdings[0]; got != ranks*blocks {
+			b.Fatalf("%d holdings are left, not %d", got, ranks*blocks)
+		}
+	}
+	b.ReportMetric(float64(worst.Microseconds()), "worst-us")
+}
