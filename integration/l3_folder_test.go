@@ -84,7 +84,7 @@ func TestFolderThatSGLangWrote(t *testing.T) {
 			{TPSize: 1, PPSize: 1, ModelName: "org/model-7B"},
 			{TPSize: 2, PPSize: 2, ModelName: "org/a/model_x.1"},
 			{TPSize: 2, PPSize: 2, IsMLA: true, ModelName: "org/model"},
-			{TPSize: 4, PPSize: 1},
+			{TPSize: 4, PPSize: 1, ModelName: "m"},
 		} {
 			name := fmt.Sprintf("%s/tp%d-pp%d-mla=%v", version, layout.TPSize, layout.PPSize, layout.IsMLA)
 			t.Run(name, func(t *testing.T) {

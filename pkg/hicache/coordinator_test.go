@@ -148,10 +148,21 @@ func TestWorkGrowsWithGroups(t *testing.T) {
 	const blocks = 256
 	for _, groups := range []int{1, 2, 4, 8, 16, 32} {
 		for range 100 {
-			l := Layout{SchedulerBlockSize: 4, HashBlockSize: 4, UseEagle: rng.IntN(2) == 0}
+			l := Layout{SchedulerBlockSize: 4, HashBlockSize: 4, UseEagle: rng.IntN(2) == 0, Profile: []Profile{Safe, Reference}[rng.IntN(2)]}
+			mixed := rng.IntN(2) == 0
+			if mixed {
+				l.SchedulerBlockSize = 16
+			}
 			present := make([][]bool, groups)
 			for g := range present {
-				l.Groups = append(l.Groups, Group{Kind: Sliding, BlockSize: 4, Window: 5 + 4*g})
+				group := Group{Kind: Sliding, BlockSize: 4, Window: 5 + 4*g}
+				if mixed {
+					group.Kind, group.BlockSize = []Kind{Full, Sliding, Mamba}[rng.IntN(3)], 4<<rng.IntN(3)
+					if group.Kind != Sliding {
+						group.Window = 0
+					}
+				}
+				l.Groups = append(l.Groups, group)
 				present[g] = make([]bool, blocks)
 				for i := range present[g] {
 					present[g][i] = rng.IntN(groups*8) > 0
