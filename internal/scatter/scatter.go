@@ -14,9 +14,9 @@ import (
 
 // View is what is known of the cluster at one moment. It does not change.
 type View interface {
-	Serving(p events.Partition) []string                // whom a partition can be asked of, best first
-	Fit(p events.Partition) int                         // that many of them are as good as each other; the others are for who has no choice
-	MayServe(p events.Partition, model string) (m bool) // whether the partition may have workers of a model
+	Serving(p events.Partition) []string            // whom a partition can be asked of, best first
+	Fit(p events.Partition) int                     // that many of them are as good as each other; the others are for who has no choice
+	MayServe(p events.Partition, model string) bool // whether the partition may have workers of a model
 }
 
 // Transport carries requests to other nodes.
