@@ -76,7 +76,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	wide := config
 	wide.PageSize = 32
 	var now atomic.Int64 // in milliseconds
-	fresh := func() { // nothing is remembered
+	fresh := func() {    // nothing is remembered
 		x.Node.l3 = newL3(L3Config{
 			Models: map[string]hicache.Config{"m": {SGLang: &config}}, Timeout: patience,
 			Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Now: func() time.Time { return time.UnixMilli(1e12 + now.Load()) }},
