@@ -74,5 +74,8 @@ func TestMembership(t *testing.T) {
 	}
 	settled(2, 2)
 	c.kill()
+	c = serve("c") // it may be told to stop while it looks whether its name is free
+	c.waitFor(`it is looked whether that lives`)
+	c.stop()
 	settled(1, 1)
 }

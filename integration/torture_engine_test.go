@@ -91,6 +91,8 @@ type tortured struct {
 	drops   []bool // what becomes of the next messages: dropped, and kept or not
 	events  int
 	dropped int // for good
+
+	changed func() // called after each change of the truth; may be nil
 }
 
 func (e *tortured) exact() bool { return e.lost <= e.base }
@@ -193,6 +195,13 @@ func (e *tortured) publish(said []pyenv.Event, meant []events.Event, clears bool
 	e.sent(seq, clears)
 	e.truth.Apply(1, meant)
 	e.events += len(meant)
+	e.tell()
+}
+
+func (e *tortured) tell() {
+	if e.changed != nil {
+		e.changed()
+	}
 }
 
 func (e *tortured) sent(seq uint64, clears bool) {
@@ -263,6 +272,7 @@ func (e *tortured) restart(seen bool) {
 	e.life++
 	e.truth, e.copies, e.drops = newTruth(), nil, nil
 	e.next, e.base, e.lost, e.gone = 0, 0, 0, 0
+	e.tell()
 	e.announceSome() // a message that is not dropped: whoever listens notices
 }
 

@@ -3,12 +3,10 @@ package integration
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,12 +23,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-var (
-	tortureRounds = flag.Int("torture.rounds", 8, "rounds of TestTorture")
-	tortureSeed   = flag.Uint64("torture.seed", 0, "seed of TestTorture's schedule; 0 takes one")
-	tortureRace   = flag.Bool("torture.race", false, "run TestTorture's programs with the race detector")
-)
-
 // TestTorture keeps a deployment of real processes under load while whatever can fail does: processes are killed and
 // held, connections cut, stalled and refused, messages dropped, the store filled, the log trimmed, rolled back and deleted. After each
 // round all runs again, and then the index must say what the engines announced; of an engine that has lost messages for good, no
@@ -39,11 +31,8 @@ var (
 // The schedule follows from the seed; where in a process's work it strikes, does not.
 func TestTorture(t *testing.T) {
 	pyenv.Python(t)
-	seed := *tortureSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	r := &torture{T: t, prompts: allPaths(), rng: rand.New(rand.NewPCG(seed, 1)), counts: map[string]int{}, programs: func(name string) string { return program(t, name) }}
+	seed, rounds := scheduleSeed(), roundsOr(8)
+	r := &torture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 1))), prompts: allPaths(), programs: func(name string) string { return program(t, name) }}
 	if *tortureRace {
 		r.programs = racingPrograms(t)
 	}
@@ -63,7 +52,7 @@ func TestTorture(t *testing.T) {
 			t.Logf("%7d %s", r.counts[name], name)
 		}
 	}()
-	for r.round = 1; r.round <= *tortureRounds; r.round++ {
+	for r.round = 1; r.round <= rounds; r.round++ {
 		r.play()
 		if r.round%10 == 0 {
 			t.Logf("%d rounds in %v", r.round, time.Since(begun).Round(time.Second))
@@ -72,66 +61,20 @@ func TestTorture(t *testing.T) {
 	r.round--
 }
 
-// racingPrograms builds ours with the race detector.
-func racingPrograms(t *testing.T) func(string) string {
-	dir := t.TempDir()
-	for _, pkg := range []string{module + "cmd/indexer", module + "cmd/worker-shim"} {
-		if out, err := exec.Command("go", "build", "-race", "-o", dir+"/", pkg).CombinedOutput(); err != nil {
-			t.Fatalf("go build -race %s: %v\n%s", pkg, err, out)
-		}
-	}
-	return func(name string) string { return filepath.Join(dir, name) }
-}
-
 type torture struct {
 	*testing.T
-	rng      *rand.Rand
+	mayhem
 	programs func(string) string
 	w        *world
 	round    int
 	prompts  []path
-	counts   map[string]int
 
-	transcript []string
-	losses     map[*tortured]int64 // who has lost a message for good in this round, and where its shim's words were
-	later      []undoing
-	scanned    map[*daemon]int64 // up to where its words were read
-	begun      time.Time
+	losses map[*tortured]int64 // who has lost a message for good in this round, and where its shim's words were
 }
-
-// undoing is the end of a fault that lasts.
-type undoing struct {
-	due  time.Time
-	undo func()
-}
-
-// undoLater ends a fault after a moment, or when the round settles.
-func (r *torture) undoLater(undo func()) {
-	d := time.Duration(r.rng.IntN(100)) * time.Millisecond
-	if r.rng.IntN(3) == 0 {
-		d *= 15
-	}
-	r.later = append(r.later, undoing{time.Now().Add(d), undo})
-}
-
-// undo ends the faults that are due, or all.
-func (r *torture) undo(all bool) {
-	r.later = slices.DeleteFunc(r.later, func(u undoing) bool {
-		due := all || time.Now().After(u.due)
-		if due {
-			u.undo()
-		}
-		return due
-	})
-}
-
-func (r *torture) note(format string, args ...any) {
-	r.transcript = append(r.transcript, fmt.Sprintf("%6.3fs ", time.Since(r.begun).Seconds())+fmt.Sprintf(format, args...))
-}
-
-func (r *torture) count(what string) { r.counts[what]++ }
 
 func (r *torture) any() *tortured { return r.w.engines[r.rng.IntN(len(r.w.engines))] }
+
+func (r *torture) anyProcess() *daemon { return r.w.daemons()[r.rng.IntN(2+len(r.w.shims))] }
 
 func (r *torture) shimOf(e *tortured) *daemon { return r.w.shims[slices.Index(r.w.engines, e)] }
 
@@ -144,7 +87,8 @@ func (r *torture) play() {
 			r.w.end()
 		}
 		r.count("deployments")
-		r.w, r.scanned = startWorld(r.T, r.rng, r.programs, r.counts), map[*daemon]int64{}
+		r.w = startWorld(r.T, r.rng, r.programs, r.counts)
+		r.stage = r.w.stage
 		r.note("a new deployment in %s", r.w.dir)
 	}
 	for _, d := range r.w.daemons() {
@@ -210,9 +154,9 @@ func (r *torture) step() {
 	case n < 68:
 		r.snapshotNow()
 	case n < 78:
-		r.killOne()
+		r.kill(r.anyProcess())
 	case n < 82:
-		r.holdOne()
+		r.hold(r.anyProcess())
 	case n < 90:
 		r.spoilConnection()
 	case n < 93:
@@ -241,12 +185,7 @@ func (r *torture) step() {
 		r.note("%s clears", e.name)
 		e.clear()
 	default:
-		for _, d := range r.w.daemons() {
-			if !d.alive() {
-				r.note("%s starts", d.name)
-				d.start()
-			}
-		}
+		r.startAll()
 	}
 }
 
@@ -257,70 +196,6 @@ func (r *torture) restartEngine(e *tortured) {
 	e.restart(seen)
 }
 
-// killOne kills a process as a crash would, or stops it in good order, and starts it again at once or later.
-func (r *torture) killOne() {
-	d := r.w.daemons()[r.rng.IntN(2+len(r.w.shims))]
-	if !d.alive() {
-		return
-	}
-	kind := strings.Fields(d.name)[0]
-	if r.rng.IntN(6) == 0 && d != r.w.nats {
-		r.note("%s is stopped in good order", d.name)
-		r.count("stops of " + kind)
-		d.stop()
-	} else {
-		r.note("%s is killed", d.name)
-		r.count("kill -9 of " + kind)
-		d.kill()
-	}
-	if r.rng.IntN(2) == 0 {
-		r.note("%s starts", d.name)
-		d.start()
-	}
-}
-
-// holdOne stops a process for a moment, as a busy machine would.
-func (r *torture) holdOne() {
-	d := r.w.daemons()[r.rng.IntN(2+len(r.w.shims))]
-	if !d.alive() {
-		return
-	}
-	r.note("%s is held", d.name)
-	r.count("processes held")
-	life := d.running
-	d.signal(syscall.SIGSTOP)
-	r.undoLater(func() {
-		if d.running == life {
-			r.note("%s goes on", d.name)
-			d.signal(syscall.SIGCONT)
-		}
-	})
-}
-
-func (r *torture) spoilConnection() {
-	i := r.rng.IntN(len(r.w.proxies))
-	p, name := r.w.proxies[i], r.w.names[i]
-	switch r.rng.IntN(4) {
-	case 0, 1:
-		r.note("connections %s are cut", name)
-		r.count("connections cut")
-		p.cut()
-	case 2:
-		r.note("connections %s stall", name)
-		r.count("connections stalled")
-		p.set(true, false)
-	case 3:
-		r.note("connections %s are cut and refused", name)
-		r.count("connections refused")
-		p.set(false, true)
-		p.cut()
-	}
-	r.undoLater(func() {
-		r.note("connections %s are good", name)
-		p.set(false, false)
-	})
-}
-
 // snapshotNow has a snapshot written, and does not wait for it.
 func (r *torture) snapshotNow() {
 	w := r.w
@@ -328,7 +203,7 @@ func (r *torture) snapshotNow() {
 	r.count("snapshots asked for")
 	go func() {
 		var list api.SnapshotList
-		_ = w.ask("POST", "/v1/snapshot", nil, &list) // whoever is asked may not be there
+		_ = w.ask(w.indexer, "POST", "/v1/snapshot", nil, &list) // whoever is asked may not be there
 	}()
 }
 
@@ -345,7 +220,7 @@ func (r *torture) snapshotAllTheTime() (end func()) {
 				return
 			case <-tick:
 				var list api.SnapshotList
-				_ = w.ask("POST", "/v1/snapshot", nil, &list)
+				_ = w.ask(w.indexer, "POST", "/v1/snapshot", nil, &list)
 			}
 		}
 	}()
@@ -363,7 +238,7 @@ func (r *torture) settle() {
 	r.awaitMarks()
 	r.w.until("the status is in order", func() error {
 		var status api.Status
-		if err := r.w.ask("GET", "/v1/status", nil, &status); err != nil {
+		if err := r.w.ask(r.w.indexer, "GET", "/v1/status", nil, &status); err != nil {
 			return err
 		}
 		status.Problems = slices.DeleteFunc(status.Problems, func(p string) bool { return strings.Contains(p, "% full") }) // a warning
@@ -395,7 +270,7 @@ func (r *torture) awaitMarks() {
 	}
 	for e, mark := range marks {
 		r.w.until(fmt.Sprintf("the index has all that %s announced, up to message %d", e.name, e.next-1), func() error {
-			got, err := r.w.depths([]events.LocalHash{mark})
+			got, err := r.w.depths(r.w.indexer, []events.LocalHash{mark})
 			if err == nil && got[events.WorkerID(e.name)][0] != 1 {
 				err = fmt.Errorf("the last message is not there; the answer is %v", got)
 			}
@@ -409,7 +284,7 @@ func (r *torture) verify() {
 	w := r.w
 	for _, p := range r.prompts {
 		locals := w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
-		got, err := w.depths(locals)
+		got, err := w.depths(w.indexer, locals)
 		if err != nil {
 			r.Fatalf("query: %v", err)
 		}
@@ -428,7 +303,7 @@ func (r *torture) verify() {
 		r.count("losses for good, noticed")
 	}
 	var list api.WorkerList
-	if err := w.ask("GET", "/v1/workers", nil, &list); err != nil || len(list.Workers) != len(w.engines) {
+	if err := w.ask(w.indexer, "GET", "/v1/workers", nil, &list); err != nil || len(list.Workers) != len(w.engines) {
 		r.Fatalf("workers: %v, %+v", err, list)
 	}
 	for _, e := range w.engines {
@@ -449,39 +324,8 @@ func (r *torture) verify() {
 		r.counts["messages dropped for good"] += e.dropped
 		e.events, e.dropped = 0, 0
 	}
-	r.listen()
+	r.listen(r.T)
 	r.count("rounds")
-}
-
-// heardOf are words of the programs that are counted.
-var heardOf = map[string]string{
-	"msg=restored":         "snapshots restored",
-	"snapshot written":     "snapshots written",
-	"snapshot not written": "snapshots that failed",
-	"snapshot passed over": "snapshots passed over",
-	"log trimmed":          "purges",
-	"could not be replayed; what the rank held is cleared": "gaps, cleared",
-	"a new incarnation of the engine begins":               "incarnations",
-	"beginning again":                                      "logs that turned out to be others",
-	"resync needed":                                        "resyncs needed",
-	"the log does not take events":                         "publishing that failed",
-}
-
-// listen reads what the programs have said since it was last called.
-func (r *torture) listen() {
-	for _, d := range r.w.daemons() {
-		said := d.words(r.scanned[d])
-		r.scanned[d] += int64(len(said))
-		if bad := badWords.FindString(said); bad != "" {
-			r.Fatalf("%s said %q", d.name, bad)
-		}
-		if d == r.w.nats {
-			continue
-		}
-		for words, name := range heardOf {
-			r.counts[name] += strings.Count(said, words)
-		}
-	}
 }
 
 // admin calls the server past everything of ours, until it works.
@@ -603,7 +447,7 @@ func (r *torture) trimLog() {
 		r.w.indexer.signal(syscall.SIGCONT)
 	}
 	if r.rng.IntN(2) == 0 {
-		r.killOne()
+		r.kill(r.anyProcess())
 	}
 	r.settle()
 	for range 5 + r.rng.IntN(10) {
@@ -636,7 +480,7 @@ func (r *torture) rollBack() {
 	r.note("the server is killed and comes back with files of an earlier time: %q", part)
 	r.count("logs rolled back")
 	if r.rng.IntN(2) == 0 {
-		r.killOne()
+		r.kill(r.anyProcess())
 	}
 	if r.rng.IntN(2) == 0 {
 		r.note("the indexer is killed")
@@ -670,7 +514,7 @@ func (r *torture) deleteStream() {
 		r.any().announce()
 	}
 	if r.rng.IntN(2) == 0 {
-		r.killOne()
+		r.kill(r.anyProcess())
 	}
 	r.note("the indexer is killed")
 	r.w.indexer.kill()

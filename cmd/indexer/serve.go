@@ -113,7 +113,11 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 		if err := s.check(); err != nil {
 			return err
 		}
-		return s.run(cmd.Context(), log)
+		err = s.run(cmd.Context(), log)
+		if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
+			return nil // told to stop before it had begun to serve
+		}
+		return err
 	}
 	return cmd
 }

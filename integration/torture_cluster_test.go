@@ -1,0 +1,291 @@
+package integration
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestTortureCluster does to a cluster what TestTorture does to one indexer: three NATS servers, three indexers that each keep a part, four engines with their
+// shims, all of them processes that are killed, held, cut off from each other, restarted one by one and doubled in number, while clients ask. An answer
+// that calls itself complete must say of every worker what was true of it at some moment of the round. After each round all runs again; then the replicas of
+// each partition must be equal, and every node must answer what the engines announced.
+//
+// How many answers came, how many were complete and how long they took is counted, for what was done to the cluster meanwhile.
+func TestTortureCluster(t *testing.T) {
+	pyenv.Python(t)
+	seed, rounds := scheduleSeed(), roundsOr(2)
+	r := &clusterTorture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 2))), prompts: allPaths(), tallies: map[string]*tally{}, programs: func(name string) string { return program(t, name) }}
+	if *tortureRace {
+		r.programs = racingPrograms(t)
+	}
+	begun := time.Now()
+	defer func() {
+		if r.asking != nil {
+			r.asking.end()
+		}
+		if t.Failed() {
+			t.Logf("seed %d, round %d; what was done in it:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
+			if r.w != nil {
+				for _, d := range r.w.daemons() {
+					t.Logf("the end of what %s said (all of it is in %s):\n%s", d.name, d.said, d.tail(40))
+				}
+			}
+		}
+		if r.w != nil {
+			r.w.end()
+		}
+		t.Logf("seed %d, %d rounds in %v", seed, r.round, time.Since(begun).Round(time.Second))
+		for _, name := range slices.Sorted(maps.Keys(r.counts)) {
+			t.Logf("%7d %s", r.counts[name], name)
+		}
+		for _, what := range slices.Sorted(maps.Keys(r.tallies)) {
+			t.Logf("%s: %s", what, r.tallies[what])
+		}
+	}()
+	for r.round = 1; r.round <= rounds; r.round++ {
+		r.play()
+		t.Logf("round %d ended after %v in all: %s", r.round, time.Since(begun).Round(time.Second), r.what)
+	}
+	r.round--
+}
+
+type clusterTorture struct {
+	*testing.T
+	mayhem
+	programs func(string) string
+	w        *clusterWorld
+	round    int
+	prompts  []path
+	tallies  map[string]*tally // by what was done
+
+	what   string // is done in this round
+	asking *asking
+}
+
+// play plays one round: a settled cluster, something that is done to it under load, and the cluster settled again.
+func (r *clusterTorture) play() {
+	r.transcript, r.begun = nil, time.Now()
+	if r.w == nil || r.rng.IntN(15) == 0 {
+		r.what = "a new deployment"
+		if r.w != nil {
+			r.w.end()
+		}
+		r.counts["deployments"]++
+		r.w = startClusterWorld(r.T, r.rng, r.programs, r.counts)
+		r.stage = r.w.stage
+		r.note("a new deployment in %s", r.w.dir)
+		r.settle()
+	}
+	r.asking = startAsking(r.T, r.w, r.rng, r.prompts)
+	for range 20 {
+		r.load()
+	}
+	switch n := r.rng.IntN(10); { // the first two rounds are of each kind
+	case r.round == 1 || n == 0:
+		r.what = "twice the nodes"
+		r.double(r.round == 1 || r.rng.IntN(2) == 0)
+	case r.round == 2 || n == 1:
+		r.what = "everything restarts, one by one"
+		r.rollingRestart()
+	default:
+		r.what = "faults"
+		for range 30 + r.rng.IntN(50) {
+			r.step()
+		}
+	}
+	r.settle()
+	asking := r.asking
+	r.asking = nil
+	asking.end()
+	if r.tallies[r.what] == nil {
+		r.tallies[r.what] = &tally{}
+	}
+	asking.judge(r.tallies[r.what])
+	r.verify()
+	r.counts["rounds: "+r.what]++
+}
+
+// load has an engine announce something.
+func (r *clusterTorture) load() {
+	e := r.w.engines[r.rng.IntN(len(r.w.engines))]
+	switch n := r.rng.IntN(40); n {
+	case 0:
+		r.note("%s clears", e.name)
+		e.clear()
+	case 1:
+		seen := r.rng.IntN(2) == 0
+		r.note("%s begins a new life; its connections end: %v", e.name, seen)
+		r.counts["engine restarts"]++
+		e.restart(seen)
+	case 2:
+		k := 1 + r.rng.IntN(5)
+		r.note("the next %d messages of %s are dropped; they can be replayed", k, e.name)
+		r.counts["messages dropped, to be replayed"] += k
+		e.drop(k, true)
+	default:
+		e.announce()
+	}
+}
+
+// while lets load go on until something has come about.
+func (r *clusterTorture) while(what string, check func() error) {
+	r.Helper()
+	r.w.until(what, func() error {
+		r.load()
+		return check()
+	})
+}
+
+func (r *clusterTorture) step() {
+	r.undo(false)
+	switch n := r.rng.IntN(100); {
+	case n < 50:
+		for range 1 + r.rng.IntN(8) {
+			r.load()
+		}
+	case n < 65:
+		d := 100
+		if r.rng.IntN(4) == 0 {
+			d = 1500
+		}
+		time.Sleep(time.Duration(r.rng.IntN(d)) * time.Millisecond)
+	case n < 75:
+		r.kill(r.victim())
+	case n < 82:
+		r.hold(r.victim())
+	case n < 92:
+		r.spoilConnection()
+	default:
+		r.startAll()
+	}
+}
+
+// victim is a process that something is done to. Of NATS servers one at a time is hurt: two are needed to agree.
+func (r *clusterTorture) victim() *daemon {
+	all := append(slices.Clone(r.w.nodes), r.w.nodes...)
+	all = append(all, r.w.shims...)
+	if !slices.ContainsFunc(r.w.servers, func(d *daemon) bool { return !d.alive() || r.held[d] }) {
+		all = append(all, r.w.servers...)
+	}
+	return all[r.rng.IntN(len(all))]
+}
+
+// rollingRestart restarts every process in good order, each when the one before is back, while load goes on.
+func (r *clusterTorture) rollingRestart() {
+	for _, d := range slices.Concat(r.w.servers, r.w.nodes, r.w.shims) {
+		r.note("%s restarts", d.name)
+		r.counts["restarts, one by one"]++
+		d.stop()
+		d.start()
+		r.while(d.name+" is back", func() error { return r.w.back(d) })
+	}
+}
+
+// double adds as many nodes as there are, with faults meanwhile or without, waits until they have their share, and takes as many away again, whichever.
+func (r *clusterTorture) double(faults bool) {
+	r.note("%d nodes are added", len(r.w.spare))
+	r.w.nodes, r.w.spare = append(r.w.nodes, r.w.spare...), nil
+	r.startAll()
+	if faults {
+		for range 15 {
+			r.step()
+		}
+	}
+	r.settle()
+	r.rng.Shuffle(len(r.w.nodes), func(i, j int) { r.w.nodes[i], r.w.nodes[j] = r.w.nodes[j], r.w.nodes[i] })
+	for range clusterNodes {
+		d := r.w.nodes[len(r.w.nodes)-1]
+		r.w.nodes, r.w.spare = r.w.nodes[:len(r.w.nodes)-1], append(r.w.spare, d)
+		if r.rng.IntN(3) == 0 {
+			r.note("%s is killed for good", d.name)
+			d.kill()
+			r.counts["nodes killed for good"]++
+		} else {
+			r.note("%s leaves", d.name)
+			d.stop()
+			r.counts["nodes that left"]++
+		}
+		for range 5 {
+			r.load()
+		}
+	}
+}
+
+// settle ends every fault and waits until all nodes have what all engines have said, and no partition moves.
+func (r *clusterTorture) settle() {
+	r.undo(true)
+	r.note("all faults end")
+	r.w.mend()
+	r.awaitMarks()
+	r.w.until("the cluster is in order", r.w.settled)
+	r.awaitMarks() // what shims were asked to say again is there too
+	r.note("settled")
+}
+
+// awaitMarks has every engine announce a block of its own, and waits until whichever node is asked has it.
+func (r *clusterTorture) awaitMarks() {
+	marks := map[*tortured]events.LocalHash{}
+	for _, e := range r.w.engines {
+		r.w.marks++
+		marks[e] = e.mark(r.w.marks)
+	}
+	for e, mark := range marks {
+		for _, d := range r.w.nodes {
+			r.w.until(fmt.Sprintf("%s has all that %s announced, up to message %d", d.name, e.name, e.next-1), func() error {
+				got, err := r.w.depths(d, []events.LocalHash{mark})
+				if err == nil && got[events.WorkerID(e.name)][0] != 1 {
+					err = fmt.Errorf("the last message is not there; the answer is %v", got)
+				}
+				return err
+			})
+		}
+	}
+}
+
+// verify compares the replicas, asks every node for every prompt, and reads what the programs said.
+func (r *clusterTorture) verify() {
+	r.w.until("all replicas are compared", r.w.replicas)
+	for _, d := range r.w.nodes {
+		for _, p := range r.prompts {
+			locals := r.w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
+			got, err := r.w.depths(d, locals)
+			if err != nil {
+				r.Fatalf("%s: query: %v", d.name, err)
+			}
+			for _, e := range r.w.engines {
+				if wrong := e.judge(locals, got[events.WorkerID(e.name)]); wrong != "" {
+					r.Fatalf("%s: the prompt %q: %s", d.name, p, wrong)
+				}
+				r.counts["answers judged at rounds' ends"]++
+			}
+		}
+		var list api.WorkerList
+		if err := r.w.ask(d, "GET", "/v1/workers", nil, &list); err != nil || !list.Complete || len(list.Workers) != len(r.w.engines) {
+			r.Fatalf("%s: workers: %v, %+v", d.name, err, list)
+		}
+		for _, k := range list.Workers {
+			i := slices.IndexFunc(r.w.engines, func(e *tortured) bool { return e.name == string(k.Instance) })
+			if i < 0 {
+				r.Fatalf("%s: nobody knows %+v", d.name, k)
+			}
+			e, b := r.w.engines[i], k.Blocks
+			if held := b.Device + b.Host + b.Disk + b.External; held != uint64(e.truth.Holdings()) {
+				r.Fatalf("%s: %s holds %d blocks, the list of workers says %d", d.name, e.name, e.truth.Holdings(), held)
+			}
+		}
+	}
+	for _, e := range r.w.engines {
+		r.counts["events announced"] += e.events
+		e.events = 0
+	}
+	r.listen(r.T)
+}
