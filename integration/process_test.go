@@ -21,7 +21,7 @@ import (
 )
 
 // patience is how long a test waits for anything; a machine may be slow.
-const patience = 90 * time.Second
+const patience = 4 * time.Minute
 
 var programs struct {
 	sync.Once

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-const patience = 60 * time.Second
+const patience = 4 * time.Minute
 
 // shelf is a keeper that is ready at once.
 type shelf struct {

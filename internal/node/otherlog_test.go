@@ -15,7 +15,7 @@ import (
 // logOfTen is a namespace of one partition whose log has ten messages, and a node whose writer runs and that has applied a log, said to be
 // this one, up to a place.
 func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context.Context, *Node) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	t.Cleanup(cancel)
 	must := func(err error) {
 		t.Helper()

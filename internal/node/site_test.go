@@ -19,7 +19,7 @@ import (
 )
 
 // patience is how long a test waits for anything.
-const patience = 60 * time.Second
+const patience = 4 * time.Minute
 
 // site is one node with a NATS server of its own and one engine with its shim, all real.
 type site struct {

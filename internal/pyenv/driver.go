@@ -23,7 +23,7 @@ type driver struct {
 }
 
 // patience is how long an answer may take.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // startDriver starts a script that lives until the test ends. It says something at first, which the caller reads.
 func startDriver(t testing.TB, python, script string, options any) driver {

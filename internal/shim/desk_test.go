@@ -14,7 +14,7 @@ import (
 )
 
 // patience is how long a test waits for anything.
-const patience = 60 * time.Second
+const patience = 4 * time.Minute
 
 // namespace is a log on a server of its own.
 func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {

@@ -23,7 +23,7 @@ type logWorld struct {
 }
 
 func newLogWorld(t *testing.T) *logWorld {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	t.Cleanup(cancel)
 	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
 	if err != nil {

@@ -143,7 +143,7 @@ func TestMooncakeParallelAndKeepAlive(t *testing.T) {
 		}
 		select { // the first ones wait for each other
 		case <-together:
-		case <-time.After(30 * time.Second):
+		case <-time.After(4 * time.Minute):
 		}
 		return false
 	})
@@ -249,7 +249,7 @@ func TestMooncakeIsWatched(t *testing.T) {
 	m := storeOf(t, f, MooncakeConfig{Check: 5 * time.Millisecond, Changed: func(why string) { told <- why }})
 	hear := func(want string) {
 		t.Helper()
-		for deadline := time.After(30 * time.Second); ; {
+		for deadline := time.After(4 * time.Minute); ; {
 			select {
 			case why := <-told:
 				if strings.Contains(why, want) {
@@ -270,7 +270,7 @@ func TestMooncakeIsWatched(t *testing.T) {
 	hear("connection")
 	f.SetRole("standby")
 	hear("standby")
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	for deadline := time.Now().Add(4 * time.Minute); ; {
 		_, _, err := m.Exists(soon(t), []string{"a"})
 		if errors.Is(err, ErrStandby) {
 			break

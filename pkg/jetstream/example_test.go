@@ -41,7 +41,7 @@ func embedded(ctx context.Context) (ns *jetstream.Namespace, stop func()) {
 
 // A shim publishes, and a node reads what it published.
 func Example() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	ns, stop := embedded(ctx)
 	defer stop()
@@ -85,7 +85,7 @@ func Example() {
 // A snapshot is its chunks and then its manifest, if nobody else wrote one meanwhile. Then what nobody refers to any
 // more is swept.
 func ExampleBucket_Commit() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	ns, stop := embedded(ctx)
 	defer stop()
@@ -128,7 +128,7 @@ func ExampleBucket_Commit() {
 }
 
 func ExampleServe() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	ns, stop := embedded(ctx)
 	defer stop()

@@ -38,7 +38,7 @@ func TestGather(t *testing.T) {
 		}
 	}
 	var got []string
-	for deadline := time.Now().Add(30 * time.Second); len(got) < 2 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(4 * time.Minute); len(got) < 2 && time.Now().Before(deadline); {
 		replies, err := w.c.Gather(w.ctx, 500*time.Millisecond, "kv.v1.test.ctl.0", ContentJSON, []byte("hello"))
 		if err != nil {
 			t.Fatal(err)

@@ -47,7 +47,7 @@ func TestOutbox(t *testing.T) {
 		select {
 		case g := <-replies:
 			return g
-		case <-time.After(30 * time.Second):
+		case <-time.After(4 * time.Minute):
 			t.Fatal("nothing came back")
 			return got{}
 		}

@@ -323,7 +323,7 @@ func TestTendGrows(t *testing.T) {
 	}
 	s.bound = true // it was what the disk had
 	stop = tend()
-	for deadline := time.Now().Add(time.Minute); s.MaxStore() == 2<<20; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(4 * time.Minute); s.MaxStore() == 2<<20; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the bound does not grow")
 		}
