@@ -1,12 +1,15 @@
 package integration
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
 )
 
 // TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth example prints, in two namespaces: each
@@ -47,7 +50,10 @@ func TestPermissionsAreEnough(t *testing.T) {
 	for _, namespace := range []string{"red", "blue"} {
 		start(t, "indexer", append(as(namespace, "node", "_INBOX_node"), "serve", "--http-listen", "", "--snapshot-interval", "1s")...).waitFor(`msg=ready`)
 	}
-	shim := start(t, "worker-shim", append(as("red", "shim-w1", "_INBOX_shim-w1"), "run", "--engine", at[1], "--replay", at[2], "--instance", "w1", "--model", "m", "--block-size", "64")...)
+	runShim := func() *process {
+		return start(t, "worker-shim", append(as("red", "shim-w1", "_INBOX_shim-w1"), "run", "--engine", at[1], "--replay", at[2], "--instance", "w1", "--model", "m", "--block-size", "64")...)
+	}
+	shim := runShim() // nothing of its own is in the log: a node tells it that snapshots know nothing either
 
 	query := func(namespace string) ran {
 		return run(t, "indexer", append(as(namespace, "reader", "_INBOX_reader"), "query", "--model", "m", "--tokens", strings.Join(prompt, ","))...)
@@ -74,9 +80,32 @@ func TestPermissionsAreEnough(t *testing.T) {
 		r := run(t, "indexer", append(as("red", "node", "_INBOX_node"), "snapshot", "list", "--json")...)
 		return r.code == 0 && strings.Contains(r.stdout, `"generation": 1`), r.stdout + r.stderr
 	})
-	if said := shim.saying(); strings.Contains(strings.ToLower(said), "violation") {
-		t.Errorf("the shim was refused something:\n%s", said)
+	// The shim goes on where it was, with what it may read.
+	worker := func() (w api.WorkerInfo) {
+		r := run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "workers", "--json")...)
+		var list api.WorkerList
+		if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || len(list.Workers) != 1 {
+			t.Fatal(err, r.stdout, r.stderr)
+		}
+		return list.Workers[0]
 	}
+	shim.stop()
+	before := worker()
+	next := runShim()
+	next.waitFor(`msg=registered`)
+	eventually(t, "the worker's next shim publishes", func() (bool, string) {
+		w := worker()
+		return w.LastEvent > before.LastEvent, fmt.Sprintf("%+v", w)
+	})
+	if after := worker(); after.Incarnation != before.Incarnation {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	for _, s := range []*process{shim, next} {
+		if said := s.saying(); strings.Contains(strings.ToLower(said), "violation") {
+			t.Errorf("the shim was refused something:\n%s", said)
+		}
+	}
+	shim = next
 	if r := run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.code != 1 || !strings.Contains(r.stderr, "a shim serves w1/0") {
 		t.Errorf("a node's key, while the shim lives: %d, %q", r.code, r.stderr)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -258,6 +259,10 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if err := errors.Join(service.Tell(), service.Own(s.id, own)); err != nil {
 		return err
 	}
+	recallStop, err := shim.ServeRecall(ns)
+	if err != nil {
+		return err
+	}
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	if server != nil {
@@ -286,6 +291,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	log.Info("stopping")
 	stopping, cancel := context.WithTimeout(running, 5*time.Second)
 	service.Stop(stopping)
+	recallStop(stopping)
 	cancel()
 	end()
 	parts.Wait()

@@ -29,7 +29,7 @@ func NewStreamLog(ns *jetstream.Namespace, key events.RankKey, failed func(error
 }
 
 // Last reads the last message of the rank's subject. If the log was trimmed past it, the snapshot that allowed the trimming knows as
-// much.
+// much, and a node reads it for us ([ServeRecall]).
 func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	pub, err := l.ns.OpenPublisher(ctx, l.key, l.hooks)
 	if err != nil {
@@ -42,7 +42,7 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	l.pub = pub
 	last, found := pub.Found()
 	if !found {
-		return l.lastInSnapshot(ctx, pub.Partition())
+		return l.recall(ctx, pub.Partition())
 	}
 	h, err := events.DecodeBatchHeader(last.Data)
 	if err != nil {

@@ -45,6 +45,7 @@ type Bucket struct {
 	name   string
 	stream string
 	atomic bool
+	own    bool // only keys are read that the caller may write, and it may be permitted no others
 }
 
 // Entry is one key's value.
@@ -135,7 +136,7 @@ func (b *Bucket) check(v Value) error {
 	return nil
 }
 
-// Latest reads a key from the stream's leader: it does not miss what was acknowledged before. For manifests and
+// Latest reads a key as the stream's leader has it: it does not miss what was acknowledged before. For manifests and
 // whatever else must not be stale. [ErrNotFound] if there is no such key.
 func (b *Bucket) Latest(ctx context.Context, key string) (Entry, error) {
 	entry, deleted, err := b.last(ctx, key)
@@ -150,7 +151,11 @@ func (b *Bucket) last(ctx context.Context, key string) (entry Entry, deleted boo
 	if !validKey(key) {
 		return Entry{}, false, fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
 	}
-	m, err := b.c.lastOn(ctx, b.stream, keySubject(b.name, key))
+	read := b.c.lastOn
+	if b.own {
+		read = b.c.lastOwn
+	}
+	m, err := read(ctx, b.stream, keySubject(b.name, key))
 	if err != nil {
 		return Entry{}, false, err
 	}

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -152,6 +153,11 @@ func TestCluster(t *testing.T) {
 			b.atomic = atomic
 			w.writersAtRandom(b, 10)
 		}
+	})
+	t.Run("own last message", func(t *testing.T) {
+		took := cl.world(t, "own").ownIsNeverOld(cl, 60)
+		slices.Sort(took)
+		t.Logf("median %v, slowest %v", took[len(took)/2], took[len(took)-1])
 	})
 	t.Run("leaders change", func(t *testing.T) {
 		w := cl.world(t, "leaders")

@@ -278,14 +278,43 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	other, err := shim.OpenPublisher(ctx, events.RankKey{Instance: "w2"}, PublisherHooks{})
+	w2 := events.RankKey{Instance: "w2"}
+	if _, err := shim.OpenPublisher(ctx, w2, PublisherHooks{}); !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), "w2") {
+		t.Fatalf("opening for another worker: %v", err)
+	}
+	other, err := ns.OpenPublisher(ctx, w2, PublisherHooks{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	other.c = shim.Conn()
 	for _, n := range []int{1, 3, 10} {
 		if _, err := other.Publish(ctx, numbered(1, n)); !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), "w2") {
 			t.Fatalf("publishing for another worker: %v", err)
 		}
+	}
+	again, err := shim.OpenPublisher(ctx, w1, PublisherHooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, ok := again.Found(); !ok || m.Seq != 100 || string(m.Data) != "100" || m.Subject != p.Subject() {
+		t.Fatalf("its own last message is %+v", m)
+	}
+	if _, err := ns.EnsureWorkers(ctx, BucketConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	leases := shim.OpenWorkers()
+	if _, err := leases.Latest(ctx, "0.w1.0"); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("no lease yet: %v", err)
+	}
+	revision, err := leases.Commit(ctx, nil, Value{"0.w1.0", []byte("lease")}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entry, err := leases.Latest(ctx, "0.w1.0"); err != nil || string(entry.Value) != "lease" || entry.Revision != revision {
+		t.Fatal(entry, err)
+	}
+	if _, err := leases.Latest(ctx, "0.w2.0"); !errors.Is(err, ErrDenied) {
+		t.Fatalf("another worker's lease: %v", err)
 	}
 	if _, err := JoinNamespace(ctx, shim.Conn(), NamespaceConfig{Name: "other"}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("creating a namespace: %v", err)
@@ -334,13 +363,16 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer svc.Stop(ctx)
-	// A shim looks for its cursor in snapshots, asks whether its rank is served, and answers indexers.
-	snaps2, err := shim.OpenSnapshots(ctx)
+	// A shim reads no snapshots: it asks a node. It asks whether its rank is served, and answers indexers.
+	if _, err := shim.OpenSnapshots(ctx); !errors.Is(err, ErrDenied) {
+		t.Fatalf("a shim that reads snapshots: %v", err)
+	}
+	recall, err := RecallSubject("test", 0, w1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if entry, err := snaps2.Latest(ctx, "p0.manifest"); err != nil || string(entry.Value) != "m" {
-		t.Fatal(entry, err)
+	if _, err := shim.Conn().Request(ctx, recall, "", nil); !errors.Is(err, ErrNoResponder) {
+		t.Fatalf("asking what snapshots know: %v", err)
 	}
 	rank, err := ControlRankSubject("test", 0, w1)
 	if err != nil {

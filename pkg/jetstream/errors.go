@@ -139,7 +139,7 @@ func classOf(err error) error {
 		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining), errors.Is(err, nats.ErrReconnectBufExceeded),
 		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrNoServers),
 		errors.Is(err, nats.ErrStaleConnection), errors.Is(err, jetstream.ErrConnectionClosed), errors.Is(err, jetstream.ErrServerShutdown),
-		errors.Is(err, errDisconnected), errors.Is(err, errAttemptOver):
+		errors.Is(err, errDisconnected), errors.Is(err, errAttemptOver), errors.Is(err, errBehind):
 		return ErrUnavailable
 	}
 	// A write into a connection that is just being lost.

@@ -39,6 +39,7 @@ type StreamInfo struct {
 	Replicas  int
 	MaxMsg    int  // bytes of one message with headers; 0: the server's limit alone
 	Atomic    bool // takes atomic batches
+	Direct    bool // any replica may be asked for messages: publishers need it
 }
 
 // streamAnswer is the answer to STREAM.INFO, CREATE and UPDATE.
@@ -69,6 +70,7 @@ func (a *streamAnswer) info(p events.Partition) StreamInfo {
 		Replicas:  a.Config.Replicas,
 		MaxMsg:    int(max(a.Config.MaxMsgSize, 0)),
 		Atomic:    a.Config.AllowAtomicPublish,
+		Direct:    a.Config.AllowDirect,
 	}
 }
 

@@ -3,9 +3,8 @@ package jetstream
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -66,15 +65,13 @@ func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 
 // entry reads an answer to a direct get.
 func (b *Bucket) entry(m *nats.Msg) (Entry, error) {
-	prefix := keySubject(b.name, "")
-	subject := m.Header.Get("Nats-Subject")
-	revision, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
-	if err != nil || len(subject) <= len(prefix) {
-		return Entry{}, errors.New("the answer lacks its headers")
-	}
-	written, err := time.Parse(time.RFC3339Nano, m.Header.Get("Nats-Time-Stamp"))
+	last, err := readDirect(m)
 	if err != nil {
-		return Entry{}, fmt.Errorf("the answer's time: %w", err)
+		return Entry{}, err
 	}
-	return Entry{Key: subject[len(prefix):], Value: m.Data, Revision: revision, Written: written}, nil
+	key, ok := strings.CutPrefix(last.Subject, keySubject(b.name, ""))
+	if !ok {
+		return Entry{}, fmt.Errorf("the answer is of subject %.128q", last.Subject)
+	}
+	return Entry{Key: key, Value: last.Data, Revision: uint64(last.Seq), Written: time.UnixMilli(int64(last.Time))}, nil
 }

@@ -42,8 +42,7 @@ func ReaderGrant(ns string) Grant {
 }
 
 // ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. It may publish this worker's events and
-// lease and answer for it. It reads the log by stream, as the server has no way to permit less that does not risk a stale answer; what
-// lies there are hashes.
+// lease, answer for it, and read the last message of each of these subjects. What snapshots know of the worker a node tells it.
 func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, error) {
 	token, err := EscapeToken(string(instance))
 	if err != nil {
@@ -51,11 +50,10 @@ func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, e
 	}
 	p := partitionOfToken(token, partitions)
 	g := shimGrant(ns, "shim-"+token, []events.Partition{p})
-	g.Publish = append(g.Publish,
-		subjectRoot+ns+".ev."+decimal(uint64(p))+"."+token+".*",
-		ControlSubject(ns, p)+"."+token+".*",
-		keySubject(WorkersBucket(ns), decimal(uint64(p))+"."+token+".*"),
-	)
+	log := subjectRoot + ns + ".ev." + decimal(uint64(p)) + "." + token + ".*"
+	lease := keySubject(WorkersBucket(ns), decimal(uint64(p))+"."+token+".*")
+	g.Publish = append(g.Publish, log, lease, ControlSubject(ns, p)+"."+token+".*", RecallPrefix(ns)+decimal(uint64(p))+"."+token+".*",
+		directGet+StreamName(ns, p)+"."+log, directGet+bucketStream(WorkersBucket(ns))+"."+lease)
 	g.Subscribe = append(g.Subscribe, ControlSubject(ns, p), ControlSubject(ns, p)+"."+token+".*")
 	return g, nil
 }
@@ -67,23 +65,25 @@ func AnyShimGrant(ns string, partitions uint32) Grant {
 		all[i] = events.Partition(i)
 	}
 	g := shimGrant(ns, "shim", all)
-	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", keySubject(WorkersBucket(ns), ">"))
+	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", keySubject(WorkersBucket(ns), ">"), RecallPrefix(ns)+">",
+		directGet+bucketStream(WorkersBucket(ns))+"."+keySubject(WorkersBucket(ns), ">"))
+	for _, p := range all {
+		g.Publish = append(g.Publish, directGet+StreamName(ns, p)+"."+streamSubjects(ns, p))
+	}
 	g.Subscribe = append(g.Subscribe, subjectRoot+ns+".ctl.>")
 	return g
 }
 
+// directGet begins the subjects of direct gets; the stream's name and the subject whose last message is wanted follow.
+const directGet = "$JS.API.DIRECT.GET."
+
 // shimGrant is what all shims need.
 func shimGrant(ns, user string, partitions []events.Partition) Grant {
 	g := Grant{User: user, Inbox: "_INBOX_" + user, Respond: true}
-	g.Publish = []string{"$JS.API.INFO", keySubject(MetaBucket(ns), "model.*")}
-	streams := []string{bucketStream(MetaBucket(ns)), bucketStream(SnapshotBucket(ns)), bucketStream(WorkersBucket(ns))}
+	g.Publish = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(MetaBucket(ns)), keySubject(MetaBucket(ns), "model.*")}
 	for _, p := range partitions {
-		streams = append(streams, StreamName(ns, p))
+		g.Publish = append(g.Publish, "$JS.API.STREAM.INFO."+StreamName(ns, p))
 	}
-	for _, s := range streams {
-		g.Publish = append(g.Publish, "$JS.API.STREAM.INFO."+s, "$JS.API.STREAM.MSG.GET."+s)
-	}
-	g.Publish = append(g.Publish, "$JS.API.DIRECT.GET."+bucketStream(SnapshotBucket(ns))+".>")
 	g.Subscribe = []string{g.Inbox + ".>", "$SRV.>"}
 	return g
 }

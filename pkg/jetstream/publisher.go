@@ -95,7 +95,10 @@ func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks
 		c: n.c, ns: n, p: part, subject: subject, stream: info.Name, id: nuid.Next(), hooks: hooks,
 		epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), replicas: info.Replicas,
 	}
-	last, err := n.c.lastOn(ctx, p.stream, subject)
+	if !info.Direct {
+		return nil, fmt.Errorf("open publisher %s: %w: stream %s does not allow direct gets (allow_direct); an indexer node sets that when it starts", subject, ErrMismatch, info.Name)
+	}
+	last, err := n.c.lastOwn(ctx, p.stream, subject)
 	switch {
 	case errors.Is(err, ErrNotFound):
 	case err != nil:
@@ -118,7 +121,7 @@ func (c *Conn) maxMessage(streamLimit int) int {
 // Found is the last message that was on the subject when the publisher was opened: the cursor of a shim that
 // starts again. It reports false if there was none.
 //
-// It was read from the stream's leader. During a change of leaders even that can be a moment old; what is then
+// The stream's leader said which one it is. During a change of leaders even that can be a moment old; what is then
 // missing shows itself as a conflict at the first Publish.
 func (p *Publisher) Found() (Message, bool) { return p.found, p.found.Seq != 0 }
 
@@ -234,7 +237,7 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 // resolve ends a doubt: it asks what is last on the subject and finds out how many messages of the flush are
 // stored, at least done. If somebody else has written, or the log has lost messages, it sets p.dead.
 func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
-	last, err := p.c.lastOnce(ctx, p.stream, p.subject)
+	last, err := p.c.lastOwnOnce(ctx, p.stream, p.subject)
 	if err != nil && classOf(err) != ErrNotFound {
 		return done, err
 	}
@@ -284,7 +287,7 @@ func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error 
 		if !sleep(ctx, 200*time.Millisecond) {
 			return ctx.Err()
 		}
-		last, err := p.c.lastOnce(ctx, p.stream, p.subject)
+		last, err := p.c.lastOwnOnce(ctx, p.stream, p.subject)
 		if err == nil && uint64(last.Seq) >= p.last {
 			return nil // there it is; the next look will see it
 		}

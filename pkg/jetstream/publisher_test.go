@@ -502,7 +502,7 @@ func TestPublishFull(t *testing.T) {
 	if err := w.ns.EnsureStreams(w.ctx, LogConfig{MaxBytes: 1 << 30}); !errors.Is(err, ErrFull) {
 		t.Fatalf("a stream larger than the server: %v", err)
 	}
-	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)}, "storage": "file", "retention": "limits", "allow_atomic": true}
+	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)}, "storage": "file", "retention": "limits", "allow_direct": true, "allow_atomic": true}
 	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+StreamName("test", 0), cfg, nil); err != nil {
 		t.Fatal(err)
 	}

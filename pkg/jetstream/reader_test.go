@@ -356,7 +356,7 @@ func TestReaderHole(t *testing.T) {
 	w := newWorld(t, 1)
 	// Our streams refuse deletion; this one is otherwise the same.
 	w.deleteStream()
-	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)}, "storage": "file", "retention": "limits"}
+	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)}, "storage": "file", "retention": "limits", "allow_direct": true}
 	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+StreamName("test", 0), cfg, nil); err != nil {
 		t.Fatal(err)
 	}

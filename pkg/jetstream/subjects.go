@@ -260,6 +260,15 @@ func ControlRankSubject(ns string, p events.Partition, key events.RankKey) (stri
 	return ControlSubject(ns, p) + "." + token + "." + decimal(uint64(key.Rank)), nil
 }
 
+// RecallSubject is where nodes are asked what the snapshots know of one (worker, rank).
+func RecallSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
+	name, err := WorkerKey(p, key)
+	return RecallPrefix(ns) + name, err
+}
+
+// RecallPrefix begins every [RecallSubject] of a namespace; a [WorkerKey] follows.
+func RecallPrefix(ns string) string { return subjectRoot + ns + ".recall." }
+
 // MetaBucket holds the namespace's record and its models.
 func MetaBucket(ns string) string { return "kvatlas_" + ns }
 

@@ -14,8 +14,12 @@ func (n *Namespace) EnsureWorkers(ctx context.Context, cfg BucketConfig) (*Bucke
 }
 
 // OpenWorkers returns the bucket for workers' registrations, which an indexer has created or will create: until then its methods
-// return [ErrUnavailable] or [ErrNotFound]. It is for shims and clients.
-func (n *Namespace) OpenWorkers() *Bucket { return openBucket(n.c, WorkersBucket(n.name)) }
+// return [ErrUnavailable] or [ErrNotFound]. It is for shims, which may be permitted to write and read their own keys only.
+func (n *Namespace) OpenWorkers() *Bucket {
+	b := openBucket(n.c, WorkersBucket(n.name))
+	b.own = true
+	return b
+}
 
 // Delete leaves a mark in place of a key's value, as `nats kv del` does, if the revision is still the one expected; else the error
 // wraps [ErrConflict]. Those who watch see the mark. [Bucket.Erase] removes it.

@@ -1,0 +1,59 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// TestANodeReadsTheSnapshot trims the log past a rank's last message and has a node say what the snapshot knows of it: the same that the rank
+// would read itself. What is not a rank's subject is refused.
+func TestANodeReadsTheSnapshot(t *testing.T) {
+	w := newLogWorld(t)
+	w.last()
+	w.publish(3)
+	info := w.info()
+	w.snapshot(time.Unix(0, int64(info.Epoch)).UTC())
+	if err := w.ns.Purge(w.ctx, 0, info.Epoch, info.Last+1); err != nil {
+		t.Fatal(err)
+	}
+	own := w.last()
+	if !own.Found || own.LastID != 3 {
+		t.Fatalf("without a node: %+v", own)
+	}
+	stop, err := ServeRecall(w.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(key events.RankKey) (Published, error) {
+		t.Helper()
+		subject, err := jetstream.RecallSubject("n", 0, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.ns.Conn().Request(w.ctx, subject, "", nil); err != nil {
+			return Published{}, err
+		}
+		return NewStreamLog(w.ns, key, nil).recall(w.ctx, 0)
+	}
+	if told, err := ask(w.key); err != nil || told != own {
+		t.Fatalf("a node says %+v, %v, the rank reads %+v", told, err, own)
+	}
+	if told, err := ask(events.RankKey{Instance: "w", Rank: 1}); err != nil || told.Found {
+		t.Fatalf("of a rank that nobody knows a node says %+v, %v", told, err)
+	}
+	var refused *jetstream.ServiceError
+	for _, name := range []string{"1.w.0", "0.w.00", "x.w.0", "0.w.-1"} {
+		if _, err := w.ns.Conn().Request(w.ctx, jetstream.RecallPrefix("n")+name, "", nil); !errors.As(err, &refused) || refused.Code != 400 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	stop(context.Background())
+	if _, err := ask(w.key); !errors.Is(err, jetstream.ErrNoResponder) {
+		t.Fatalf("nobody serves it any more: %v", err)
+	}
+}

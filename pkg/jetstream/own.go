@@ -1,0 +1,119 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// neverSeq is a sequence that no message has.
+const neverSeq = math.MaxInt64
+
+// errBehind: the replicas that answered do not have yet what the leader has acknowledged.
+var errBehind = errors.New("no replica that answers has the last message yet")
+
+// lastOwn reads the last message on a subject on which the caller may publish, with no permission to read anything else: the one that was last
+// when it was called, or a later one. It tries until the context ends. The error wraps [ErrNotFound] if there is none.
+func (c *Conn) lastOwn(ctx context.Context, stream, subject string) (m *lastMessage, err error) {
+	err = c.retry(ctx, func() (err error) {
+		m, err = c.lastOwnOnce(ctx, stream, subject)
+		return err
+	})
+	return m, failed("read the last message on "+subject, err)
+}
+
+// lastOwnOnce is lastOwn, for as long as one attempt takes. The leader says which message is the last; any replica may hand it over, and is asked
+// again until it has it.
+func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMessage, error) {
+	deadline := time.Now().Add(c.attempt)
+	wanted := uint64(math.MaxUint64) // the smallest that the leader said: a writer that is faster than a replica does not keep us for ever
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		last, err := c.askLast(ctx, stream, subject)
+		behind := err
+		switch {
+		case err == nil && last == 0:
+			return nil, noMessage()
+		case err == nil:
+			wanted = min(wanted, last)
+			m, err := c.direct(ctx, stream, subject)
+			if err == nil && uint64(m.Seq) >= wanted {
+				return m, nil
+			}
+			if err != nil && classOf(err) != ErrNotFound {
+				return nil, err
+			}
+			behind = fmt.Errorf("%w: the leader has %d", errBehind, last)
+		case classOf(err) != ErrConflict: // a conflict: something on the subject is under way
+			return nil, err
+		}
+		if time.Now().After(deadline) || !sleep(ctx, pause) {
+			return nil, behind
+		}
+	}
+}
+
+// askLast asks the leader of a stream for the sequence of the last message on a subject, 0 if there is none: by a message that expects
+// what cannot be, so that it is refused, and the refusal has the number (nats-server server/stream.go and server/jetstream_batching.go,
+// "last sequence by subject mismatch"). Nothing is stored, replicated or forced to the disk. An error of class [ErrConflict] says that a message on
+// the subject is being stored at this moment.
+func (c *Conn) askLast(ctx context.Context, stream, subject string) (uint64, error) {
+	seq, err := c.store(ctx, stream, &nats.Msg{Subject: subject, Header: nats.Header{headerExpectedLast: {strconv.FormatUint(neverSeq, 10)}}})
+	if err == nil {
+		return 0, fmt.Errorf("%w: the server stored a message at %d that expected %d before it", ErrMismatch, seq, uint64(neverSeq))
+	}
+	var api *apiError
+	if !errors.As(err, &api) || api.ErrCode != codeWrongLast {
+		return 0, err
+	}
+	_, text, _ := strings.Cut(api.Description, ": ")
+	last, bad := strconv.ParseUint(text, 10, 64)
+	if bad != nil {
+		return 0, fmt.Errorf("%w: the server does not say which message is the last: %q", ErrMismatch, api.Description)
+	}
+	return last, nil
+}
+
+// direct reads the last message on a subject from whichever replica answers, once.
+func (c *Conn) direct(ctx context.Context, stream, subject string) (*lastMessage, error) {
+	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + "DIRECT.GET." + stream + "." + subject})
+	if err != nil {
+		return nil, err
+	}
+	switch status := reply.Header.Get("Status"); status {
+	case "":
+		return readDirect(reply)
+	case "404":
+		return nil, noMessage()
+	default:
+		return nil, fmt.Errorf("direct get: %s %s", status, reply.Header.Get("Description"))
+	}
+}
+
+// readDirect reads an answer to a direct get (ADR-31).
+func readDirect(m *nats.Msg) (*lastMessage, error) {
+	seq, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
+	if err != nil {
+		return nil, errors.New("the answer lacks its headers")
+	}
+	written, err := time.Parse(time.RFC3339Nano, m.Header.Get("Nats-Time-Stamp"))
+	if err != nil {
+		return nil, fmt.Errorf("the answer's time: %w", err)
+	}
+	return &lastMessage{header: m.Header, Message: Message{
+		Seq: events.StreamSeq(seq), Time: events.Millis(written.UnixMilli()), Subject: m.Header.Get("Nats-Subject"), Data: m.Data,
+	}}, nil
+}
+
+// noMessage is what the API says of a subject without messages.
+func noMessage() error {
+	return &apiError{Code: http.StatusNotFound, ErrCode: codeNoMessage, Description: "no message found"}
+}
