@@ -1,0 +1,210 @@
+package integration
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/wire"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+var (
+	rollingHoldings = flag.Int("rolling.holdings", 64_000, "holdings in TestRollingRestart's index")
+	rollingRate     = flag.Int("rolling.rate", 100, "queries in a second that TestRollingRestart asks")
+)
+
+// TestRollingRestart restarts three nodes, one after the other, as an upgrade would, while clients ask at a rate: no query fails, and no answer lacks
+// anything or is wrong.
+func TestRollingRestart(t *testing.T) {
+	const (
+		workers = 32
+		block   = 4
+		batch   = 500 // blocks
+	)
+	nats := freeAddr(t)
+	start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p", nats[strings.LastIndex(nats, ":")+1:]).waitFor(`Server is ready`)
+	serve := func(id string) *process {
+		return start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "", "--drain-timeout", "2m")
+	}
+	ids := []string{"a", "b", "c"}
+	nodes := map[string]*process{}
+	for _, id := range ids {
+		nodes[id] = serve(id)
+	}
+	for _, p := range nodes {
+		p.waitFor(`msg=ready`)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
+	defer cancel()
+	connect := func() *jetstream.Conn {
+		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + nats}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(conn.Close)
+		return conn
+	}
+	conn := connect()
+	ns, err := jetstream.OpenNamespace(ctx, conn, "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hasher, err := events.NewHasher(block, events.Space{})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// All workers' prompts begin in the same way, and part at a depth that is each one's own; what follows is its own.
+	per := max(2*workers, *rollingHoldings/workers)
+	common := hasher.Hash(nil, tokens(1, workers*block))
+	name := func(w int) events.WorkerID { return events.WorkerID(fmt.Sprint("w", w)) }
+	places := make([]api.PartitionSeq, ns.Partitions())
+	for i := range places {
+		places[i].Partition = events.Partition(i)
+	}
+	for w := range workers {
+		locals := append(append([]events.LocalHash{}, common[:w+1]...), hasher.Hash(nil, tokens((w+1)<<24, (per-w-1)*block))...)
+		log := shim.NewStreamLog(ns, events.RankKey{Instance: name(w)}, nil)
+		if _, err := log.Last(ctx); err != nil {
+			t.Fatal(err)
+		}
+		for from := 0; from < per; from += batch {
+			e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: locals[from:min(per, from+batch)]}
+			if from > 0 {
+				e.HasParent, e.Parent = true, events.BlockHash(from)
+			}
+			for i := range e.Locals {
+				e.Blocks = append(e.Blocks, events.BlockHash(from+i+1))
+			}
+			data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: events.EventID(from/batch + 1), Model: "m", BlockSize: block, Events: []events.Event{e}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			seq, err := log.Publish(ctx, [][]byte{data})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := ns.PartitionOf(name(w))
+			if err != nil {
+				t.Fatal(err)
+			}
+			places[p].Seq = max(places[p].Seq, seq)
+		}
+	}
+	// wrong says what is wrong with the answer to the first n blocks of what all have in common.
+	wrong := func(a *api.Answer, n int) error {
+		if !a.Complete {
+			return fmt.Errorf("incomplete: %v are missing", a.Missing)
+		}
+		got := map[events.WorkerID]uint32{}
+		for _, o := range a.Workers {
+			got[o.Instance] = o.Device
+		}
+		for w := range workers {
+			if want := uint32(min(n, w+1)); got[name(w)] != want {
+				return fmt.Errorf("%s holds %d of %d blocks, the answer says %d", name(w), want, n, got[name(w)])
+			}
+		}
+		return nil
+	}
+	find := func(client *api.Client, n int, at []api.PartitionSeq) error {
+		q := api.Query{Model: "m", MinSeq: at}
+		for _, l := range common[:n] {
+			q.Hashes = append(q.Hashes, uint64(l))
+		}
+		within, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		a, err := client.Find(within, &q)
+		if err != nil {
+			return err
+		}
+		return wrong(a, n)
+	}
+	client := wire.NewClient(conn, "default")
+	settled := func() {
+		t.Helper()
+		eventually(t, "all is kept by two of three", func() (bool, string) {
+			status, err := client.Status(ctx)
+			if err != nil {
+				return false, err.Error()
+			}
+			n := 0
+			for _, k := range status.Cluster.Nodes {
+				n += len(k.Ready)
+			}
+			return len(status.Cluster.Nodes) == len(ids) && len(status.Cluster.Short) == 0 && n == 2*int(ns.Partitions()), fmt.Sprintf("%+v", status.Cluster)
+		})
+	}
+	settled()
+	eventually(t, "all is applied", func() (bool, string) {
+		err := find(client, workers, places)
+		return err == nil, fmt.Sprint(err)
+	})
+
+	asking, stop := context.WithCancel(ctx)
+	defer stop()
+	const clients = 4
+	var all sync.WaitGroup
+	var sum tally
+	sum.failures = map[string]int{}
+	var mu sync.Mutex
+	begun := time.Now()
+	last := begun
+	var bad []string
+	for i := range clients {
+		client, rng := wire.NewClient(connect(), "default"), rand.New(rand.NewPCG(8, uint64(i)))
+		all.Go(func() {
+			tick := time.NewTicker(clients * time.Second / time.Duration(*rollingRate))
+			defer tick.Stop()
+			for {
+				select {
+				case <-tick.C:
+				case <-asking.Done():
+					return
+				}
+				asked := time.Now()
+				err := find(client, 1+rng.IntN(workers), nil)
+				now := time.Now()
+				mu.Lock()
+				sum.asked++
+				if err != nil {
+					bad = append(bad, fmt.Sprintf("after %v, in %v: %v", asked.Sub(begun), now.Sub(asked), err))
+				} else {
+					sum.answered, sum.complete, sum.took = sum.answered+1, sum.complete+1, append(sum.took, now.Sub(asked))
+					sum.gap, last = max(sum.gap, now.Sub(last)), now
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, id := range ids {
+		told := time.Since(begun)
+		nodes[id].stop()
+		stopped := time.Since(begun)
+		nodes[id] = serve(id)
+		nodes[id].waitFor(`msg=ready`)
+		settled()
+		t.Logf("node %s: told to stop after %v, ended after %v, all was settled again after %v", id, told.Round(time.Millisecond), stopped.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
+	}
+	stop()
+	all.Wait()
+	t.Logf("%d holdings: %s", workers*per, &sum)
+	for i, b := range bad {
+		if i < 10 {
+			t.Log(b)
+		}
+	}
+	if len(bad) > 0 || sum.answered == 0 {
+		t.Errorf("%d of %d queries failed, lacked something or were answered wrongly", len(bad), sum.asked)
+	}
+}
