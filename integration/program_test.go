@@ -43,6 +43,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer load --block-size 16", "--model is missing"},
 		{"indexer load --model m", "--block-size 0 is not from 1"},
 		{"indexer snapshot list --namespace Bad.Name", "--namespace"},
+		{"indexer bench cluster --workers 0", "--workers 0 is not from 1"},
 		{"indexer demo --block-size 7", "--block-size"},
 		{"indexer demo --engines 0", "--engines 0 is not from 1"},
 		{"indexer demo --l3-python x", "--l3-python says nothing without --l3"},

@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/kvatlas/kvatlas/internal/bench"
+	"github.com/kvatlas/kvatlas/internal/bench/cluster"
 	"github.com/kvatlas/kvatlas/internal/bench/durable"
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/corpus"
@@ -12,7 +13,7 @@ import (
 )
 
 func benchCommand() *cobra.Command {
-	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"}, benchIndexCommand(), benchDurableCommand(), benchCorpusCommand())
+	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"}, benchIndexCommand(), benchDurableCommand(), benchClusterCommand(), benchCorpusCommand())
 }
 
 func benchIndexCommand() *cobra.Command {
@@ -87,6 +88,75 @@ func benchDurableCommand() *cobra.Command {
 			{"the same during a snapshot", delay(r.Snapshot.Publish)},
 			{"event, from the log to answers", delay(r.Idle.Apply)},
 			{"the same during a snapshot", delay(r.Snapshot.Apply)},
+		})
+	}
+	return cmd
+}
+
+func benchClusterCommand() *cobra.Command {
+	o := cluster.Defaults()
+	var asJSON bool
+	var role, data, url string
+	cmd := &cobra.Command{
+		Use:   "cluster",
+		Short: "Measure queries, events and a node's death on three nodes with two replicas, beside one node and bare NATS",
+		Long: `Measure what being several nodes costs, in one run on this machine: a NATS server, the nodes and an echo run as processes of their own. Ratios
+come first, each with the bound that it is to keep.`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.Workers, "workers", o.Workers, "workers that announce blocks")
+	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks that each announces, half of them the same on all")
+	f.IntVar(&o.Queries, "queries", o.Queries, "queries, and as many bare requests")
+	f.Uint32Var(&o.Partitions, "partitions", o.Partitions, "shares of the log")
+	f.BoolVar(&asJSON, "json", false, "print one JSON object")
+	f.StringVar(&role, "role", "", "be one of the processes beside the nodes")
+	f.StringVar(&data, "data", "", "its folder")
+	f.StringVar(&url, "url", "", "its NATS server")
+	for _, name := range []string{"role", "data", "url"} {
+		f.Lookup(name).Hidden = true
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if role != "" {
+			return cluster.RunRole(cmd.Context(), role, data, url, os.Stdout)
+		}
+		if err := o.Validate(); err != nil {
+			return cli.UsageErrorf("%w", err)
+		}
+		var err error
+		if o.Program, err = os.Executable(); err != nil {
+			return err
+		}
+		r, err := cluster.Run(cmd.Context(), o, func(step string) { fmt.Fprintln(os.Stderr, step, "...") })
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return cli.PrintJSON(os.Stdout, r)
+		}
+		times := func(t cluster.Times) string {
+			return fmt.Sprintf("p50 %.0f, p99 %.0f, worst %.0f µs of %d", t.P50, t.P99, t.Max, t.N)
+		}
+		taken := func(t cluster.Taken) string {
+			return fmt.Sprintf("%.2f M blocks/s of a core (%.2f M applied in %.2f s, %.2f s of processor time)", t.PerCPU/1e6, float64(t.Blocks)/1e6, t.Seconds, t.CPU)
+		}
+		restored := func(t cluster.Restored) string {
+			return fmt.Sprintf("%.2f M holdings/s (%.2f M in %.3f s)", t.Rate/1e6, float64(t.Holdings)/1e6, t.Seconds)
+		}
+		return cli.Table(os.Stdout, []string{"three nodes, two replicas", fmt.Sprintf("%d workers, %d holdings", r.Workers, r.Holdings)}, [][]any{
+			{"query p50, to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.QueryP50)},
+			{"query p99, to a bare request", fmt.Sprintf("%.2f (at most 4)", r.QueryP99)},
+			{"events per core used, to one node", fmt.Sprintf("%.2f (at least 0.8)", r.Ingest)},
+			{"a node is killed: queries whole again", fmt.Sprintf("after %.3f s (at most 1)", r.WholeAgain)},
+			{"its replicas restored, to a restore", fmt.Sprintf("%.2f", r.Rereplication)},
+			{"query over three nodes", times(r.Query)},
+			{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)},
+			{"events, one node", taken(r.One)},
+			{"events, three nodes", taken(r.Three)},
+			{"queries from the kill on", fmt.Sprintf("%d, %d not whole, longest whole one %.0f ms", r.FailQueries, r.NotWhole, 1e3*r.FailLongest)},
+			{"two replicas again", fmt.Sprintf("after %.1f s; others begin to restore after %.1f s", r.Redundant, r.Believed)},
+			{"restore of one node", restored(r.Restore)},
+			{"restore by the two that are left", restored(r.Rereplicated)},
 		})
 	}
 	return cmd

@@ -1,0 +1,163 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// process is a program that runs, with what it has said.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+
+	mu   sync.Mutex
+	said bytes.Buffer
+}
+
+// Write takes what it says.
+func (p *process) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.said.Write(text)
+}
+
+func (p *process) saying() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.said.String()
+}
+
+// start starts the indexer with arguments, without what the environment says to it.
+func (b *bed) start(args ...string) (*process, error) {
+	p := &process{cmd: exec.Command(b.o.Program, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "NATS_") && !strings.HasPrefix(v, "KVATLAS_") {
+			p.cmd.Env = append(p.cmd.Env, v)
+		}
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(p.done)
+		_ = p.cmd.Wait() // whoever waits for what it says is told of its end
+	}()
+	return p, nil
+}
+
+// wait waits until it has said something, and returns what matches.
+func (p *process) wait(ctx context.Context, pattern string) ([]string, error) {
+	re := regexp.MustCompile(pattern)
+	for begun := time.Now(); ; {
+		if m := re.FindStringSubmatch(p.saying()); m != nil {
+			return m, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-p.done:
+			return nil, fmt.Errorf("%s has ended and said %s", p.cmd, p.saying())
+		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Since(begun) > patience {
+			return nil, fmt.Errorf("%s has not said %q within %v but %s", p.cmd, pattern, patience, p.saying())
+		}
+	}
+}
+
+// stop ends it in good order, or else at once.
+func (p *process) stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // one that has ended hears nothing
+	select {
+	case <-p.done:
+	case <-time.After(10 * time.Second):
+		p.kill()
+	}
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // one that has ended cannot be killed
+	<-p.done
+}
+
+// spent is the processor time that processes have taken so far (proc(5), /proc/PID/stat, in hundredths of a second).
+func spent(list []*process) (sum time.Duration, err error) {
+	for _, p := range list {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		if err != nil {
+			return 0, fmt.Errorf("processor time: %w", err)
+		}
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		if len(fields) < 13 {
+			return 0, fmt.Errorf("processor time: /proc/%d/stat says %q", p.cmd.Process.Pid, text)
+		}
+		user, err1 := strconv.Atoi(fields[11])
+		system, err2 := strconv.Atoi(fields[12])
+		if err := errors.Join(err1, err2); err != nil {
+			return 0, fmt.Errorf("processor time: %w", err)
+		}
+		sum += time.Duration(user+system) * tick
+	}
+	return sum, nil
+}
+
+var (
+	takes    = regexp.MustCompile(`(?m)^time=(\S+) .*msg="this node keeps other partitions"`)
+	restores = regexp.MustCompile(`(?m)^time=(\S+) .*msg=restored .*holdings=(\d+)`)
+)
+
+// restored reads from nodes' log lines what they restored after a time, and when they began: from the first that was told to take partitions to the
+// last partition that was there.
+func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, err error) {
+	var last time.Time
+	at := func(text string) (t time.Time, in bool, err error) {
+		t, err = time.Parse(time.RFC3339Nano, text)
+		return t, !t.Before(after.Truncate(time.Millisecond)), err
+	}
+	for _, n := range nodes {
+		said := n.saying()
+		for _, m := range takes.FindAllStringSubmatch(said, -1) {
+			t, in, err := at(m[1])
+			if err != nil {
+				return r, began, err
+			}
+			if in && (began.IsZero() || t.Before(began)) {
+				began = t
+			}
+		}
+		for _, m := range restores.FindAllStringSubmatch(said, -1) {
+			t, in, err := at(m[1])
+			if err != nil {
+				return r, began, err
+			}
+			if !in {
+				continue
+			}
+			holdings, err := strconv.ParseUint(m[2], 10, 64)
+			if err != nil {
+				return r, began, err
+			}
+			r.Holdings += holdings
+			if t.After(last) {
+				last = t
+			}
+		}
+	}
+	if began.IsZero() || r.Holdings == 0 {
+		return r, began, errors.New("the nodes' log lines tell of nothing that was restored")
+	}
+	r.Seconds = max(last.Sub(began), time.Millisecond).Seconds()
+	r.Rate = float64(r.Holdings) / r.Seconds
+	return r, began, nil
+}

@@ -1,0 +1,237 @@
+package fleet
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// worker is a rank with its record in the workers' bucket and its subject in the log.
+type worker struct {
+	w         *world
+	record    registry.Record // as it writes it
+	partition events.Partition
+
+	state    registry.State // in the bucket; empty: no record
+	revision uint64
+	renewed  time.Duration // when its lease was written last
+
+	alive  bool
+	life   int           // of its shim
+	died   time.Duration // when it was last alive
+	seq    int           // of its last message in the log
+	closed bool          // that message closes the incarnation
+	clears int           // of all incarnations
+	expect int           // how often its lease expired
+	back   int           // how often it took an expired record over: it may have come before the clear
+}
+
+// change is one of the workers' bucket.
+type change struct {
+	at       time.Duration
+	of       *worker
+	state    registry.State // empty: deleted
+	revision uint64
+}
+
+func (w *world) changed(k *worker, s registry.State) {
+	w.revision++
+	k.state, k.revision = s, w.revision
+	w.changes = append(w.changes, change{w.now, k, s, w.revision})
+}
+
+func (w *world) hire() {
+	i := len(w.workers)
+	k := &worker{w: w}
+	k.record = registry.Record{
+		Version: 1, Instance: events.WorkerID(fmt.Sprintf("vllm-decode-%05d", i)), Model: "m", BlockSize: 16, Source: "vllm",
+		State: registry.Held, LeaseMS: lease.Milliseconds(),
+	}
+	k.partition = w.partitionOf(k.record.Instance)
+	w.workers = append(w.workers, k)
+	k.live()
+}
+
+// live has the worker's shim begin: it takes its record, looks into the log, and goes on where it was unless that is closed.
+func (k *worker) live() {
+	k.alive = true
+	k.life++
+	k.renew(k.life, true)
+}
+
+// renew writes the lease, three times in its length.
+func (k *worker) renew(life int, first bool) {
+	w := k.w
+	if !k.alive || life != k.life {
+		return
+	}
+	if w.down {
+		w.after(renewal/10, func() { k.renew(life, first) })
+		return
+	}
+	lost := k.state != registry.Held && !first
+	if k.state == registry.Expired {
+		k.back++
+	}
+	w.changed(k, registry.Held)
+	w.counts.renewals++
+	k.renewed = w.now
+	if lost {
+		w.Fatalf("at %v the lease of %s, which renews it, had expired", w.now, k.record.Instance)
+	}
+	if first {
+		w.after(w.between(0, 20*ms), func() {
+			if life == k.life && (k.closed || k.seq == 0) { // a new incarnation
+				k.seq++
+				k.closed = false
+			}
+		})
+		w.after(2*renewal, func() { // it looks again, lest a clear was under way
+			if k.alive && life == k.life && k.closed {
+				k.seq++
+				k.closed = false
+			}
+		})
+	}
+	w.after(w.between(renewal*9/10, renewal), func() { k.renew(life, false) })
+}
+
+// dies ends it; it comes back after a while, or does not.
+func (k *worker) dies(back time.Duration) {
+	k.alive, k.died = false, k.w.now
+	if back > 0 {
+		life := k.life
+		k.w.after(back, func() {
+			if k.life == life {
+				k.w.counts.returns++
+				k.live()
+			}
+		})
+	}
+}
+
+// hear tells a node's machine what has changed in the workers' bucket.
+func (n *node) hear() {
+	w := n.w
+	for ; n.told < len(w.changes); n.told++ {
+		c := &w.changes[n.told]
+		if c.at > w.now-20*ms {
+			return
+		}
+		if c.state == "" {
+			n.leases.Gone(c.of.record.Key())
+			continue
+		}
+		r := c.of.record
+		r.State = c.state
+		n.leases.Seen(r, c.revision, c.at)
+	}
+}
+
+// probe is a turn of the node's judge of leases.
+func (n *node) probe() {
+	w := n.w
+	every := n.leases.Every()
+	if every == 0 {
+		every = time.Second
+	}
+	n.after(every, n.probe)
+	n.hear()
+	sent := w.now
+	n.after(w.between(0, 20*ms), func() {
+		if w.down {
+			return
+		}
+		n.leases.Probed(sent)
+		if n.acked == 0 {
+			return
+		}
+		for _, d := range n.leases.Due(w.now, func(k events.RankKey) bool { return n.View().Writes(w.partitionOf(k.Instance)) }) {
+			n.after(w.between(0, 20*ms), func() { n.expire(w.byName(d.Record.Instance), d) })
+		}
+	})
+}
+
+func (w *world) byName(id events.WorkerID) *worker {
+	var i int
+	if _, err := fmt.Sscanf(string(id), "vllm-decode-%d", &i); err != nil {
+		w.Fatal(err)
+	}
+	return w.workers[i]
+}
+
+// expire ends a lease as registry.Registry does: mark, read the log's end, look at the mark, clear, delete; each a while after the other.
+func (n *node) expire(k *worker, d registry.Due) {
+	w := n.w
+	if w.down {
+		return
+	}
+	revision := d.Revision
+	if d.Record.State == registry.Held {
+		if k.revision != revision {
+			return // renewed, or another node is at it
+		}
+		if k.alive || w.now-k.renewed < lease {
+			w.Fatalf("at %v the lease of %s is ended, which it renewed %v before; alive: %v", w.now, k.record.Instance, w.now-k.renewed, k.alive)
+		}
+		w.changed(k, registry.Expired)
+		w.counts.expiries++
+		k.expect++
+		revision = k.revision
+	}
+	n.after(w.between(0, 20*ms), func() { n.clear(k, revision) })
+}
+
+func (n *node) clear(k *worker, revision uint64) {
+	w := n.w
+	last, closed := k.seq, k.closed
+	n.after(w.between(0, 20*ms), func() {
+		if k.revision != revision || w.down {
+			return
+		}
+		n.after(w.between(0, 20*ms), func() {
+			switch {
+			case w.down:
+				return
+			case closed:
+			case k.seq != last: // fenced: read the end again
+				w.counts.fenced++
+				n.clear(k, revision)
+				return
+			default:
+				k.seq++
+				k.closed = true
+				k.clears++
+				w.counts.clears++
+			}
+			n.after(w.between(0, 20*ms), func() {
+				if k.revision == revision && !w.down {
+					w.changed(k, "")
+				}
+			})
+		})
+	})
+}
+
+// churn has workers come and go each second.
+func (w *world) churn(each int) {
+	if w.calm {
+		return
+	}
+	for range each {
+		if k := w.workers[w.rng.IntN(len(w.workers))]; k.alive {
+			switch w.rng.IntN(4) {
+			case 0:
+				k.dies(w.between(time.Second, lease*2/3)) // its host restarts it
+			case 1:
+				k.dies(w.between(lease*9/10, lease*3/2)) // at about the time when it expires
+			default:
+				k.dies(0)
+				w.hire()
+			}
+		}
+	}
+	w.after(time.Second, func() { w.churn(each) })
+}
