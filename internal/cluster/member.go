@@ -78,6 +78,8 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			if first = &entry; cfg.Waiting != nil {
 				cfg.Waiting()
 			}
+		case entry.Revision < first.Revision: // the bucket is that of an earlier time
+			first, begun = &entry, time.Now()
 		case entry.Revision != first.Revision:
 			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrTaken)
 		case time.Since(begun) > cfg.DeadAfter:
@@ -127,6 +129,8 @@ func (m *Member) write(ctx context.Context, s Standing, leave bool) error {
 	case lastErr != nil:
 		return lastErr
 	case json.Unmarshal(entry.Value, &there) == nil && there.Life == m.cfg.Life: // an attempt of ours arrived late
+		m.revision = entry.Revision
+	case entry.Revision < m.revision: // the bucket is that of an earlier time: who wrote this has lost the name since
 		m.revision = entry.Revision
 	default:
 		return fmt.Errorf("node %s: %w", m.cfg.Node, ErrTaken)

@@ -110,6 +110,24 @@ func TestMembers(t *testing.T) {
 	}
 	c2.end()
 	must(<-c2.done)
+	// A server that comes back with files of an earlier time has the record of a former life. Who lives keeps the name.
+	earlier, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "earlier", Partitions: 8})
+	must(err)
+	former := config("d", &shelf{})
+	former.Bucket, err = earlier.EnsureNodes(ctx, time.Hour)
+	must(err)
+	old, err := Join(ctx, former)
+	must(err)
+	d, err := Join(ctx, config("d", &shelf{}))
+	must(err)
+	d.cfg.Bucket = former.Bucket
+	if err := d.write(ctx, Standing{}, false); err == nil || errors.Is(err, ErrTaken) {
+		t.Errorf("over the record of a former life: %v", err)
+	}
+	must(d.write(ctx, Standing{}, false))
+	if err := old.write(ctx, Standing{}, false); !errors.Is(err, ErrTaken) {
+		t.Errorf("the former life: %v", err)
+	}
 	a.end()
 	must(<-a.done)
 }
