@@ -40,7 +40,7 @@ type Options struct {
 }
 
 // Defaults are small.
-func Defaults() Options { return Options{Workers: 32, Blocks: 131_072, Queries: 5000, Partitions: 8} }
+func Defaults() Options { return Options{Workers: 32, Blocks: 65_536, Queries: 5000, Partitions: 8} }
 
 // Validate refuses what cannot be measured.
 func (o *Options) Validate() error {
@@ -272,6 +272,18 @@ func (b *bed) client(namespace string, sizes func(asked, answered int)) *api.Cli
 	})
 }
 
+// nodeClient asks one node, which answers for what it holds itself.
+func (b *bed) nodeClient(namespace, node string) *api.Client {
+	return api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
+		subject, err := jetstream.NodeSubject(namespace, node, op)
+		if err != nil {
+			return nil, err
+		}
+		reply, err := b.conn.Request(ctx, subject, contentType, body)
+		return reply.Body, err
+	})
+}
+
 func (b *bed) one() error {
 	b.progress("one node takes in events")
 	n, err := b.node("one", "one")
@@ -288,7 +300,9 @@ func (b *bed) one() error {
 	}
 	b.report.Holdings = b.report.One.Blocks
 	b.progress("snapshot, restore")
-	if _, err := client.Snapshot(b.ctx); err != nil {
+	within, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	if _, err := client.Snapshot(within); err != nil {
 		return err
 	}
 	n.stop()
@@ -333,8 +347,13 @@ func (b *bed) three() error {
 		return err
 	}
 	b.progress("snapshot, a node is killed")
-	if _, err := client.Snapshot(b.ctx); err != nil {
-		return err
+	for _, id := range []string{"a", "b", "c"} { // each writes those that are its own to write
+		within, cancel := context.WithTimeout(b.ctx, patience)
+		_, err := b.nodeClient("three", id).Snapshot(within)
+		cancel()
+		if err != nil {
+			return err
+		}
 	}
 	return b.failover(client, nodes)
 }
@@ -439,14 +458,7 @@ func (b *bed) reflected(namespace string, last map[events.Partition]events.Strea
 		names = []string{"one"}
 	}
 	for _, name := range names {
-		subject, err := jetstream.NodeSubject(namespace, name, api.OpStatus)
-		if err != nil {
-			return err
-		}
-		own := api.NewClient(func(ctx context.Context, _, contentType string, body []byte) ([]byte, error) {
-			reply, err := b.conn.Request(ctx, subject, contentType, body)
-			return reply.Body, err
-		})
+		own := b.nodeClient(namespace, name)
 		for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 			within, cancel := context.WithTimeout(b.ctx, 5*time.Second)
 			s, err := own.Status(within)
