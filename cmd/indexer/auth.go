@@ -21,15 +21,15 @@ func authCommand() *cobra.Command {
 }
 
 func authExampleCommand() *cobra.Command {
-	var namespaces, shims []string
+	var namespaces, shims, stores []string
 	var keys string
 	var partitions uint32
 	cmd := &cobra.Command{
-		Use:   "example [--namespace NS]... [--shim INSTANCE]... --keys DIR",
+		Use:   "example [--namespace NS]... [--shim INSTANCE]... [--store HOST:PORT]... --keys DIR",
 		Short: "Make keys, and print the accounts part of a nats-server configuration that goes with them",
 		Long: `Print accounts for a nats-server configuration: one for each namespace, so that two namespaces see nothing of each other. In each there is
 a user for indexer nodes (all of the namespace), one for readers (queries only), and one for each --shim, which may publish that
-worker's events and nothing else; without --shim, one user for all shims. New nkeys go into --keys, one file each, readable by their owner alone;
+worker's events and nothing else, and for each --store, which may pass on what that store's master publishes; without --shim, one user for all shims. New nkeys go into --keys, one file each, readable by their owner alone;
 files that are there are not touched.`,
 		Example: `  indexer auth example --namespace prod --shim worker-1 --keys keys > accounts.conf
   indexer serve --nats nats://nats-1 --namespace prod --nats-nkey keys/prod-node.nk --nats-inbox-prefix _INBOX_node`,
@@ -38,6 +38,7 @@ files that are there are not touched.`,
 	f := cmd.Flags()
 	f.StringSliceVar(&namespaces, "namespace", []string{"default"}, "namespace; may be given again")
 	f.StringSliceVar(&shims, "shim", nil, "instance id that has a shim of its own; may be given again")
+	f.StringSliceVar(&stores, "store", nil, "HTTP address of a shared store's master that has a shim of its own; may be given again")
 	f.StringVar(&keys, "keys", "", "folder for the keys (required)")
 	f.Uint32Var(&partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -56,13 +57,13 @@ files that are there are not touched.`,
 		if err := errors.Join(errs...); err != nil {
 			return cli.UsageErrorf("%w", err)
 		}
-		return authExample(namespaces, shims, partitions, keys)
+		return authExample(namespaces, shims, stores, partitions, keys)
 	}
 	return cmd
 }
 
 // authExample makes the keys and prints the configuration.
-func authExample(namespaces, shims []string, partitions uint32, keys string) error {
+func authExample(namespaces, shims, stores []string, partitions uint32, keys string) error {
 	if err := os.MkdirAll(keys, 0o700); err != nil {
 		return err
 	}
@@ -73,6 +74,13 @@ func authExample(namespaces, shims []string, partitions uint32, keys string) err
 			g, err := jetstream.ShimGrant(ns, partitions, events.WorkerID(instance))
 			if err != nil {
 				return fmt.Errorf("--shim: %w", err)
+			}
+			grants = append(grants, g)
+		}
+		for _, store := range stores {
+			g, err := jetstream.StoreGrant(ns, store)
+			if err != nil {
+				return fmt.Errorf("--store: %w", err)
 			}
 			grants = append(grants, g)
 		}

@@ -219,6 +219,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	mine := func(p events.Partition) bool { return member == nil || member.View().Writes(p) }
 	known := newRegistry(ns, workers, mine, log)
 	s.l3.Registered = known.Sharing
+	s.l3.Listen = func(ctx context.Context, store string, heard func([]byte)) { listenStore(ctx, ns, store, heard, log) }
 	isReady := make(chan struct{})
 	cfg := node.Config{
 		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index, L3: s.l3,

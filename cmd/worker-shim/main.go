@@ -36,6 +36,7 @@ type running struct {
 	nats                                *cli.NATS
 	namespace                           string
 	engine, replay, source, topic       string
+	master                              string
 	engineSnapshot                      string
 	engineNATS                          *cli.NATS
 	listen                              bool
@@ -72,7 +73,8 @@ SGLang number them. vLLM publishes with
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
 	f.StringVar(&r.engineSnapshot, "engine-snapshot", "", "where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, or --replay's endpoint again")
-	f.StringVar(&r.source, "source", "auto", "how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats")
+	f.StringVar(&r.source, "source", "auto", "how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats; mooncake is no engine but a shared store's master, with --master; see docs/l3.md")
+	f.StringVar(&r.master, "master", "", "of mooncake: HOST:PORT of the master's HTTP, as workers register it")
 	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this")
 	f.StringVar(&r.instance, "instance", "", "instance id: what routers address (required)")
 	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank, the first one if there are several")
@@ -92,6 +94,9 @@ SGLang number them. vLLM publishes with
 		log, err := logger(os.Stderr)
 		if err != nil {
 			return err
+		}
+		if r.source == sourceMooncake {
+			return r.runStore(cmd, log)
 		}
 		if err := r.check(); err != nil {
 			return err
@@ -115,7 +120,10 @@ func (r *running) check() error {
 	if r.fleet() {
 		errs = append(errs, r.checkFleet())
 	} else if _, err := events.EngineOf(r.source); err != nil {
-		errs = append(errs, fmt.Errorf("--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats", r.source))
+		errs = append(errs, fmt.Errorf("--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, mooncake", r.source))
+	}
+	if r.master != "" {
+		errs = append(errs, fmt.Errorf("--master is for --source %s", sourceMooncake))
 	}
 	if r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == "") {
 		errs = append(errs, fmt.Errorf("--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself", sourceDynamo))

@@ -1,8 +1,8 @@
 // Package mastersim is a Mooncake master that holds names of objects and no objects: what does the HTTP side of a master say of them?
 //
 // [Start] one, [Master.Put] names, and ask it as one asks a real one: /batch_query_keys, /get_all_keys, /health, in the words of
-// mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake. The demonstration runs on it where no real master is at hand, and
-// unit tests make it ill with [Master.Fault]. A test in integration/ holds it to a real master's answers.
+// mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake. [Master.Publish] adds the event stream, which published wheels leave
+// out. The demonstration runs on it where no real master is at hand, and unit tests make it ill with [Master.Fault]. A test in integration/ holds it to a real master's answers.
 //
 // All methods may be called from any goroutine.
 package mastersim
@@ -37,6 +37,7 @@ type Master struct {
 	fault   Fault
 	conns   map[net.Conn]bool
 	dialled int
+	events  publisher
 }
 
 // Start starts a master that listens on HOST:PORT.
@@ -50,6 +51,7 @@ func Start(addr string) (*Master, error) {
 	mux.HandleFunc("GET /health", m.health)
 	mux.HandleFunc("GET /batch_query_keys", m.batchQueryKeys)
 	mux.HandleFunc("GET /get_all_keys", m.getAllKeys)
+	mux.HandleFunc("GET /kv_events/status", m.eventStatus)
 	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 20, ConnState: m.connState}
 	go m.server.Serve(l)
 	return m, nil
@@ -59,7 +61,10 @@ func Start(addr string) (*Master, error) {
 func (m *Master) Addr() string { return m.listener.Addr().String() }
 
 // Stop ends the master and its connections.
-func (m *Master) Stop() { m.server.Close() }
+func (m *Master) Stop() {
+	m.Unpublish()
+	m.server.Close()
+}
 
 // Put stores objects.
 func (m *Master) Put(keys ...string) {
@@ -68,6 +73,7 @@ func (m *Master) Put(keys ...string) {
 	for _, key := range keys {
 		m.objects[key] = true
 	}
+	m.changed("stored", "BlockStored", keys)
 }
 
 // Remove removes objects.
@@ -77,6 +83,7 @@ func (m *Master) Remove(keys ...string) {
 	for _, key := range keys {
 		delete(m.objects, key)
 	}
+	m.changed("removed", "BlockRemoved", keys)
 }
 
 // Has reports whether there is an object.

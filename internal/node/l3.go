@@ -22,6 +22,10 @@ type L3Config struct {
 	// Registered is what the workers of a model registered; nil: they register nothing. Any goroutine calls it, for every query.
 	Registered func(model string) *hicache.Sharing
 
+	// Listen, if not nil, calls heard with each message of a Mooncake store's shim, in order, until ctx ends. The store is its master's HTTP
+	// address.
+	Listen func(ctx context.Context, store string, heard func(data []byte))
+
 	// Timeout is how long an answer waits for a store at most, unless the query says otherwise; default 20 ms.
 	Timeout time.Duration
 
@@ -122,7 +126,13 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 		}
 		var watching context.Context
 		watching, s.stop = context.WithCancel(l.ctx)
-		s.cache = hicache.NewCache(master, l.cfg.Cache)
+		store := hicache.Store(master)
+		if l.cfg.Listen != nil {
+			mirror := hicache.NewMirror(master, hicache.MirrorConfig{})
+			go l.cfg.Listen(watching, where, func(data []byte) { mirror.Hear(watching, data) })
+			store = mirror
+		}
+		s.cache = hicache.NewCache(store, l.cfg.Cache)
 		go master.Watch(watching)
 	}
 	if len(l.stores) >= maxStores { // configurations change; the one that was not asked for longest is nobody's any more

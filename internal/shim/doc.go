@@ -38,6 +38,11 @@
 // moment, or could not hear each other, the log lets one of them publish. It also begins a new incarnation when it is asked to
 // ([Machine.Resync]): an indexer does that when the log has lost what it said.
 //
+// # A store's events
+//
+// [Relay] is another shim: for what a Mooncake master publishes of a store that workers share. That goes to indexers as it comes, unacknowledged and
+// outside of the log, for there is nothing that could say it again; numbers show what is lost.
+//
 // # What bounds it
 //
 // The queue towards the log is bounded in bytes ([Limits]). While it is full the engine's socket is not read: TCP and then

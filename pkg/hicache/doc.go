@@ -6,6 +6,7 @@
 // Workers register a [Config]; [Config.Check] says what is wrong with one, [Share] joins those of one model or says who contradicts whom.
 // [Config.Prompt] names what a store may hold of a prompt, a [Cache] in front of a [Store] says what of it is there, and [Prompt.Map]
 // what that means for the index's blocks: [Map.Load] is how many of them a worker would load beyond what it has, and why no more.
+// A [Mirror] is a store that answers from the events of a Mooncake master what it can, and asks the master for the rest.
 //
 // Beneath, for SGLang's HiCache, [SGLang.PageHashes] hashes a prompt, [SGLang.Keys] names the objects of its pages, [PageKeys.Pages] folds
 // answers back into pages, and [SGLang.WouldLoad] is the engine's rule for one worker. For vLLM's MooncakeStoreConnector [VLLM.Digests] hashes a prompt,

@@ -1,6 +1,8 @@
 package hicache
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -270,16 +272,8 @@ func (m *Mooncake) batch(ctx context.Context, c *chunk) (map[string]bool, error)
 
 // get asks for a path and reads at most limit bytes.
 func (m *Mooncake) get(ctx context.Context, path string, limit int64) (body []byte, status int, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.base+path, nil)
+	res, err := m.open(ctx, path)
 	if err != nil {
-		return nil, 0, err
-	}
-	res, err := m.client.Do(req)
-	if err != nil {
-		var wrapped *url.Error // its text repeats the whole query
-		if errors.As(err, &wrapped) {
-			err = wrapped.Err
-		}
 		return nil, 0, err
 	}
 	defer res.Body.Close()
@@ -288,6 +282,20 @@ func (m *Mooncake) get(ctx context.Context, path string, limit int64) (body []by
 		err = fmt.Errorf("%w: it has more than %d bytes", ErrReply, limit)
 	}
 	return body, res.StatusCode, err
+}
+
+// open begins to read an answer, whose body the caller closes.
+func (m *Mooncake) open(ctx context.Context, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.base+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := m.client.Do(req)
+	var wrapped *url.Error // its text repeats the whole query
+	if errors.As(err, &wrapped) {
+		err = wrapped.Err
+	}
+	return res, err
 }
 
 // refusal makes an error of a reply that is not 200.
@@ -401,4 +409,49 @@ func (m *Mooncake) Watch(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
+}
+
+// Keys implements [ListedStore] by /get_all_keys, which lists the default tenant's objects, one key a line.
+func (m *Mooncake) Keys(ctx context.Context, key func([]byte) bool) error {
+	res, err := m.open(ctx, "/get_all_keys")
+	if err != nil {
+		return fmt.Errorf("mooncake: list all keys: %w", err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10)) // to say what it says
+		return fmt.Errorf("mooncake: list all keys: %w", refusal(res.StatusCode, body))
+	}
+	for in := bufio.NewReaderSize(res.Body, 64<<10); ; {
+		line, err := in.ReadSlice('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("mooncake: list all keys: %w: %w", ErrReply, err)
+		}
+		line = bytes.TrimSuffix(line, []byte("\n"))
+		if len(line) > 0 && !key(line) || err != nil {
+			return nil
+		}
+	}
+}
+
+// EventStatus is what a master says of its event stream.
+type EventStatus struct {
+	Enabled bool   `json:"enabled"`           // false, too, where it was built without
+	Batches uint64 `json:"published_batches"` // published by this process
+	Dropped uint64 `json:"dropped_events"`    // not published
+}
+
+// Events asks the master what it has published.
+func (m *Mooncake) Events(ctx context.Context) (s EventStatus, err error) {
+	body, status, err := m.get(ctx, "/kv_events/status", 64<<10)
+	if err == nil && status != http.StatusOK {
+		err = refusal(status, body)
+	}
+	if err != nil {
+		return s, fmt.Errorf("mooncake: ask after its events: %w", err)
+	}
+	if err := json.Unmarshal(body, &s); err != nil {
+		return s, fmt.Errorf("mooncake: ask after its events: %w: %w", ErrReply, err)
+	}
+	return s, nil
 }

@@ -6,7 +6,7 @@ import (
 	"math/bits"
 )
 
-// Store says which objects a shared store holds. Implementations: [Mooncake], [Folder].
+// Store says which objects a shared store holds. Implementations: [Mooncake], [Mirror], [Folder].
 //
 // Exists answers for keys[i] with bit i of present. It may know less than it was asked: a bit that is not set in known says
 // nothing. An error says why not all bits are known; what is known counts nevertheless. Exists returns soon after ctx ends.

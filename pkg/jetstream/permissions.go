@@ -58,14 +58,14 @@ func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, e
 	return g, nil
 }
 
-// AnyShimGrant is for shims of whichever worker, where workers come and go too often for a user each.
+// AnyShimGrant is for shims of whichever worker or shared store, where workers come and go too often for a user each.
 func AnyShimGrant(ns string, partitions uint32) Grant {
 	all := make([]events.Partition, partitions)
 	for i := range all {
 		all[i] = events.Partition(i)
 	}
 	g := shimGrant(ns, "shim", all)
-	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", keySubject(WorkersBucket(ns), ">"), RecallPrefix(ns)+">",
+	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", subjectRoot+ns+".store.>", keySubject(WorkersBucket(ns), ">"), RecallPrefix(ns)+">",
 		directGet+bucketStream(WorkersBucket(ns))+"."+keySubject(WorkersBucket(ns), ">"))
 	for _, p := range all {
 		g.Publish = append(g.Publish, directGet+StreamName(ns, p)+"."+streamSubjects(ns, p))
@@ -76,6 +76,17 @@ func AnyShimGrant(ns string, partitions uint32) Grant {
 
 // directGet begins the subjects of direct gets; the stream's name and the subject whose last message is wanted follow.
 const directGet = "$JS.API.DIRECT.GET."
+
+// StoreGrant is for the shim of one shared store, whose master has this HTTP address. It may pass on what that publishes, and reads nothing.
+func StoreGrant(ns, store string) (Grant, error) {
+	subject, err := StoreSubject(ns, store)
+	if err != nil {
+		return Grant{}, err
+	}
+	token, _ := EscapeToken(store) // it was one just now
+	user := "store-" + token
+	return Grant{User: user, Inbox: "_INBOX_" + user, Publish: []string{subject}, Subscribe: []string{"_INBOX_" + user + ".>"}}, nil
+}
 
 // shimGrant is what all shims need.
 func shimGrant(ns, user string, partitions []events.Partition) Grant {

@@ -16,12 +16,16 @@ func TestForbiddenIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	store, err := StoreGrant("a", "master:9003")
+	if err != nil {
+		t.Fatal(err)
+	}
 	w1, err := PartitionOf("w1", 4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p, other := decimal(uint64(w1)), decimal(uint64((w1+1)%4))
-	grants := []Grant{shim, AnyShimGrant("a", 4), NodeGrant("a"), ReaderGrant("a")}
+	grants := []Grant{shim, store, AnyShimGrant("a", 4), NodeGrant("a"), ReaderGrant("a")}
 	account := Account{Name: "A"}
 	for _, g := range grants {
 		account.Users = append(account.Users, User{Grant: g, Password: "x"})
@@ -40,13 +44,14 @@ func TestForbiddenIsRefused(t *testing.T) {
 		grant              Grant
 		publish, subscribe []string
 	}{
-		{shim, append(shims, "kv.v1.a.ev."+p+".w2.0", "kv.v1.a.ev."+other+".w1.0", "kv.v1.a.ctl."+p+".w2.0", "$KV.kvatlas_a_workers."+p+".w2.0",
+		{shim, append(shims, "kv.v1.a.store.master=3A9003", "kv.v1.a.ev."+p+".w2.0", "kv.v1.a.ev."+other+".w1.0", "kv.v1.a.ctl."+p+".w2.0", "$KV.kvatlas_a_workers."+p+".w2.0",
 			"$JS.API.STREAM.MSG.GET.KV_EVENTS_a_"+other, "$JS.API.STREAM.INFO.KV_EVENTS_a_"+other,
 			// Another worker's cursor, lease, and what snapshots know of it.
 			"$JS.API.DIRECT.GET.KV_EVENTS_a_"+p+".kv.v1.a.ev."+p+".w2.0", "$JS.API.DIRECT.GET.KV_EVENTS_a_"+p+".kv.v1.a.ev."+p+".*.0",
 			"$JS.API.DIRECT.GET.KV_EVENTS_a_"+p+".kv.v1.a.ev."+p+".>",
 			"$JS.API.DIRECT.GET.KV_kvatlas_a_workers.$KV.kvatlas_a_workers."+p+".w2.0", "kv.v1.a.recall."+p+".w2.0"), []string{">", "kv.v1.a.ev.>", "_INBOX.>", "_INBOX_node.>", "kv.v1.a.q.find", "kv.v1.a.node.n1.find", "kv.v1.a.ctl.>", "kv.v1.a.recall.>"}},
 		{AnyShimGrant("a", 4), shims, []string{">", "kv.v1.a.ev.>", "_INBOX_node.>", "kv.v1.a.q.find", "kv.v1.a.node.n1.find", "kv.v1.a.recall.>", "kv.v1.b.>"}},
+		{store, append(shims, "kv.v1.a.store.x", "kv.v1.b.store.master=3A9003", "kv.v1.a.ev."+p+".w1.0", "kv.v1.a.ctl."+p, "$JS.API.INFO"), []string{">", "kv.v1.a.>", "kv.v1.a.store.>", "_INBOX.>", "$SRV.>"}},
 		{NodeGrant("a"), nobody, []string{">", "kv.v1.b.>", "_INBOX.>", "_INBOX_reader.>", "$KV.>"}},
 		{ReaderGrant("a"), append(nobody, "kv.v1.a.ev."+p+".w1.0", "kv.v1.a.q.snapshot", "kv.v1.a.ctl.0", "kv.v1.a.node.n1.find", "$KV.kvatlas_a.namespace", "$JS.API.STREAM.INFO.KV_EVENTS_a_0",
 			"$JS.API.STREAM.MSG.GET.KV_EVENTS_a_0", "$JS.API.STREAM.PURGE.KV_EVENTS_a_0", "_INBOX_node.x"), []string{">", "kv.v1.a.ev.>", "kv.v1.a.q.find", "kv.v1.a.node.>", "_INBOX_node.>", "$SRV.>"}},

@@ -10,13 +10,14 @@ import (
 )
 
 // Every subject, stream, bucket, key and header of kvatlas has its name here and nowhere else. <ns> is a namespace,
-// <p> a partition in decimal, <instance>, <node> and <model> are tokens made by [EscapeToken].
+// <p> a partition in decimal, <instance>, <node>, <model> and <store> are tokens made by [EscapeToken].
 //
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
 //	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
+//	kv.v1.<ns>.store.<store>              what a shared store's master publishes; <store> is its HOST:PORT
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
 //	bucket kvatlas_<ns>_nodes             which indexer nodes there are; a record that is not renewed goes by itself
@@ -268,6 +269,12 @@ func RecallSubject(ns string, p events.Partition, key events.RankKey) (string, e
 
 // RecallPrefix begins every [RecallSubject] of a namespace; a [WorkerKey] follows.
 func RecallPrefix(ns string) string { return subjectRoot + ns + ".recall." }
+
+// StoreSubject is where a shared store's shim passes on what the store's master, of HTTP address HOST:PORT, publishes.
+func StoreSubject(ns, store string) (string, error) {
+	token, err := EscapeToken(store)
+	return subjectRoot + ns + ".store." + token, err
+}
 
 // MetaBucket holds the namespace's record and its models.
 func MetaBucket(ns string) string { return "kvatlas_" + ns }

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// sourceMooncake is the event stream of a Mooncake master, which tells what a store holds that workers share, and nothing of workers.
+const sourceMooncake = "mooncake"
+
+// storeCheck is how often the master is asked whether it has published more than came.
+const storeCheck = 500 * time.Millisecond
+
+// ofStores is the flags that say something of a store's shim; the rest is about workers.
+var ofStores = []string{"source", "engine", "master", "namespace", "log-repeat", "log-level", "log-format"}
+
+func (r *running) checkStore(flags *pflag.FlagSet) error {
+	var errs []error
+	if err := zmtp.CheckEndpoint(r.engine); err != nil {
+		errs = append(errs, fmt.Errorf("--engine, the master's event endpoint: %w", err))
+	}
+	if _, _, err := net.SplitHostPort(r.master); err != nil {
+		errs = append(errs, fmt.Errorf("--master %q is not HOST:PORT", r.master))
+	} else if _, err := jetstream.StoreSubject(r.namespace, r.master); err != nil {
+		errs = append(errs, fmt.Errorf("--master: %w", err))
+	}
+	if err := jetstream.CheckNamespace(r.namespace); err != nil {
+		errs = append(errs, fmt.Errorf("--namespace: %w", err))
+	}
+	flags.Visit(func(f *pflag.Flag) {
+		if !slices.Contains(ofStores, f.Name) && f.Name != "nats" && !strings.HasPrefix(f.Name, "nats-") {
+			errs = append(errs, fmt.Errorf("--%s is not for --source %s", f.Name, sourceMooncake))
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return cli.UsageErrorf("%w", err)
+	}
+	return nil
+}
+
+// runStore passes on what a store's master publishes.
+func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
+	if err := r.checkStore(cmd.Flags()); err != nil {
+		return err
+	}
+	ctx, log := cmd.Context(), log.With("store", r.master)
+	options, err := r.nats.Options("kvatlas shim of store " + r.master)
+	if err != nil {
+		return err
+	}
+	waiting := limiter{every: r.logWindow}
+	options.Core, options.Wait = true, true
+	options.Hooks = jetstream.ConnHooks{
+		Disconnected: func(err error) { log.Warn("NATS connection lost; indexers poll the store", "error", err) },
+		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
+		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
+		Waiting: func(err error) {
+			waiting.do(func(n uint64) { log.Warn("waiting for a NATS server", "error", err, "times", n) })
+		},
+	}
+	conn, err := jetstream.Connect(ctx, options)
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	defer conn.Close()
+	master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: r.master})
+	if err != nil {
+		return err
+	}
+	subject, err := jetstream.StoreSubject(r.namespace, r.master)
+	if err != nil {
+		return err
+	}
+	failed := limiter{every: r.logWindow}
+	sub, err := zmtp.DialSub(ctx, r.engine, []string{""}, zmtp.Config{Hooks: zmtp.Hooks{Failed: func(_ zmtp.Peer, err error) {
+		failed.do(func(n uint64) {
+			log.Warn("no connection to the master's events", "engine", r.engine, "error", err, "times", n)
+		})
+	}}})
+	if err != nil {
+		return err
+	}
+	defer sub.Stop()
+	s := &storeShim{relay: shim.Relay{NewLife: rand.Uint64}, conn: conn, subject: subject, master: master, log: log}
+	for _, l := range []*limiter{&s.unsent, &s.gaps, &s.unchecked} {
+		l.every = r.logWindow
+	}
+	log.Info("starting", "engine", r.engine, "nats", conn.Server().URL)
+	err = s.run(ctx, sub)
+	if err == nil {
+		log.Info("stopped")
+	}
+	return err
+}
+
+// storeShim passes on. Its fields are run's, but for what is asked in status.
+type storeShim struct {
+	relay   shim.Relay
+	conn    *jetstream.Conn
+	subject string
+	master  *hicache.Mooncake
+	log     *slog.Logger
+
+	unsent, gaps, unchecked limiter
+}
+
+// checked is what the master said of its stream.
+type checked struct {
+	hicache.EventStatus
+	err error
+}
+
+func (s *storeShim) run(ctx context.Context, sub *zmtp.Sub) error {
+	heard := make(chan zmtp.Message)
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			m, err := sub.Recv(ctx)
+			if err != nil {
+				ended <- err
+				return
+			}
+			select {
+			case heard <- m:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	tick := time.NewTicker(storeCheck)
+	defer tick.Stop()
+	answers := make(chan checked, 1)
+	asking := false
+	for {
+		select {
+		case m := <-heard:
+			s.take(m)
+		case <-tick.C:
+			if !asking {
+				asking = true
+				s.relay.Ask()
+				go func() { answers <- s.status(ctx) }()
+			}
+		case a := <-answers:
+			asking = false
+			s.check(a)
+		case err := <-ended:
+			s.send(s.relay.Lost())
+			return ignoreEnd(ctx, err)
+		}
+	}
+}
+
+func (s *storeShim) take(m zmtp.Message) {
+	switch m.Kind {
+	case zmtp.Opened:
+		s.log.Info("connected to the master's events")
+		s.send(s.relay.Lost())
+	case zmtp.Closed:
+		s.log.Warn("the connection to the master's events has ended; indexers poll the store", "error", m.Err)
+		s.send(s.relay.Lost())
+	case zmtp.Data:
+		out, err := s.relay.Batch(m.Frames)
+		s.gap(err)
+		s.send(out)
+	}
+}
+
+// status asks the master, within bounds.
+func (s *storeShim) status(ctx context.Context) (c checked) {
+	ctx, cancel := context.WithTimeout(ctx, 2*storeCheck)
+	defer cancel()
+	c.EventStatus, c.err = s.master.Events(ctx)
+	if c.err == nil && !c.Enabled {
+		c.err = errors.New("the master does not publish events: it was built or started without them")
+	}
+	return c
+}
+
+func (s *storeShim) check(c checked) {
+	if c.err != nil {
+		s.unchecked.do(func(n uint64) {
+			s.log.Warn("the master does not say what it has published; indexers poll the store", "error", c.err, "times", n)
+		})
+		return
+	}
+	out, err := s.relay.Checked(c.Batches, c.Dropped)
+	s.gap(err)
+	s.send(out)
+}
+
+func (s *storeShim) gap(err error) {
+	if err != nil {
+		s.gaps.do(func(n uint64) {
+			s.log.Warn("events of the store are missing; indexers ask for a list", "error", err, "times", n)
+		})
+	}
+}
+
+// send passes messages on. One that is lost on the way shows in the numbers.
+func (s *storeShim) send(list []events.StoreMessage) {
+	for i := range list {
+		if err := s.conn.Send(s.subject, "", events.AppendStoreMessage(nil, &list[i])); err != nil {
+			s.unsent.do(func(n uint64) { s.log.Warn("not passed on", "error", err, "times", n) })
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package events
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// StoreEvent is one change of what a shared store holds, as a Mooncake master publishes it (kvcache-ai/Mooncake ›
+// docs/source/design/kv-event/publisher-design.md). An object is there while some medium has it.
+type StoreEvent struct {
+	Kind   Kind   // Stored and Removed are of one object in one medium, Cleared of all of a tenant's objects
+	Tenant string // "default" where the event names none
+	Object string // the object's key; of stored and removed events
+	Medium string // "cpu", "disk"; of stored and removed events
+}
+
+// DefaultTenant is the store's tenant where nobody named another one; the only one that its master's HTTP is asked about.
+const DefaultTenant = "default"
+
+// ReadStoreEvents reads the third frame of a Mooncake master's message, [timestamp_ms, [event maps], dp_rank], which follows an empty topic
+// and a big-endian number. The error wraps [ErrMalformed]; then nothing is known of what the message said. Fields that are not needed are
+// passed over, an event of an unknown type is not: nobody knows what it did to the store.
+func ReadStoreEvents(payload []byte) ([]StoreEvent, error) {
+	if len(payload) > MaxPayload {
+		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), MaxPayload)
+	}
+	r := reader{data: payload}
+	if n, ok := r.array(); !ok || n < 2 || !r.skip() {
+		return nil, malformed(r.at, "no [timestamp, events, rank]")
+	}
+	n, ok := r.array()
+	if !ok {
+		return nil, malformed(r.at, "no array of a store's events")
+	}
+	out := make([]StoreEvent, 0, min(n, 64))
+	for range n {
+		e, err := r.storeEvent()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+func (r *reader) storeEvent() (StoreEvent, error) {
+	var kind string
+	e, at := StoreEvent{Tenant: DefaultTenant}, r.at
+	err := r.each(func(key string) bool {
+		var into *string
+		switch key {
+		case "event_type":
+			into = &kind
+		case "tenant_id":
+			into = &e.Tenant
+		case "object_key":
+			into = &e.Object
+		case "medium":
+			into = &e.Medium
+		default:
+			return r.skip()
+		}
+		if r.null() {
+			return true
+		}
+		text, ok := r.str()
+		*into = string(text)
+		return ok
+	})
+	if err != nil {
+		return e, err
+	}
+	switch kind {
+	case "stored":
+		e.Kind = Stored
+	case "removed":
+		e.Kind = Removed
+	case "cleared":
+		e.Kind, e.Object, e.Medium = Cleared, "", ""
+		return e, nil
+	default:
+		return e, malformed(at, "a store's event of type %.40q", kind)
+	}
+	if e.Object == "" {
+		return e, malformed(at, "a store's event that names no object")
+	}
+	return e, nil
+}
+
+// StoreMessage is how a shim passes on what a store's master publishes. It is sent without acknowledgement: what is lost shows in the
+// numbers, and who reads it then asks the store itself.
+type StoreMessage struct {
+	Kind StoreMessageKind
+
+	// Life names an unbroken stretch of the master's stream; a shim chooses it at random. Nothing is known of what lay between two.
+	Life uint64
+
+	// Number is the master's own of a batch, each one more than that before; of StoreAlive, that of the last batch. Not of StoreLost.
+	Number uint64
+
+	Payload []byte // of a batch, as the master sent it; see [ReadStoreEvents]
+}
+
+// StoreMessageKind is what a [StoreMessage] says. A wire constant: do not renumber.
+type StoreMessageKind uint8
+
+// The kinds of a store's messages.
+const (
+	StoreBatch StoreMessageKind = 1 // the master published a batch
+	StoreAlive StoreMessageKind = 2 // the master says that it has published no more than what was passed on
+	StoreLost  StoreMessageKind = 3 // what was passed on is worth nothing any more
+)
+
+// Version, kind, life, number; then the payload.
+const (
+	storeMessageVersion = 1
+	storeMessageHead    = 18
+)
+
+// AppendStoreMessage appends the bytes of a message.
+func AppendStoreMessage(dst []byte, m *StoreMessage) []byte {
+	dst = append(dst, storeMessageVersion, byte(m.Kind))
+	dst = binary.BigEndian.AppendUint64(dst, m.Life)
+	dst = binary.BigEndian.AppendUint64(dst, m.Number)
+	return append(dst, m.Payload...)
+}
+
+// ReadStoreMessage reads what AppendStoreMessage wrote. The payload is the input's own. The error wraps [ErrMalformed] or [ErrVersion].
+func ReadStoreMessage(data []byte) (m StoreMessage, err error) {
+	if len(data) < storeMessageHead {
+		return m, malformed(len(data), "the end of a store's message")
+	}
+	if data[0] != storeMessageVersion {
+		return m, fmt.Errorf("events: %w: a store's message of version %d, and this program reads version %d", ErrVersion, data[0], storeMessageVersion)
+	}
+	m = StoreMessage{Kind: StoreMessageKind(data[1]), Life: binary.BigEndian.Uint64(data[2:]), Number: binary.BigEndian.Uint64(data[10:]), Payload: data[storeMessageHead:]}
+	if m.Kind < StoreBatch || m.Kind > StoreLost || m.Kind != StoreBatch && len(m.Payload) > 0 || m.Number == math.MaxUint64 {
+		return StoreMessage{}, malformed(1, "a store's message of kind %d, number %d, %d bytes", data[1], m.Number, len(m.Payload))
+	}
+	return m, nil
+}

@@ -1,0 +1,96 @@
+package events
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// storePayload is what Mooncake's KvEventPublisher sends, with all its fields.
+func storePayload(t testing.TB, list ...map[string]any) []byte {
+	t.Helper()
+	for _, e := range list {
+		for field, value := range map[string]any{"event_id": 1, "timestamp": 1763740000000, "model_name": nil, "block_size": 16, "additional_salt": nil, "lora_name": nil,
+			"backend_id": "pool-a", "dp_rank": 0, "group_id": "sglang-hicache:e3b0", "seq_hashes": []uint64{}, "base_block_idx": nil, "block_hashes": []uint64{}, "token_ids": nil} {
+			e[field] = value
+		}
+	}
+	data, err := msgpack.Marshal([]any{int64(1763740000000), list, uint32(0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestReadStoreEvents(t *testing.T) {
+	got, err := ReadStoreEvents(storePayload(t,
+		map[string]any{"event_type": "stored", "object_key": "a_0_k", "medium": "cpu", "tenant_id": "default"},
+		map[string]any{"event_type": "removed", "object_key": "a_0_k", "medium": "disk", "tenant_id": "b", "new_field": map[string]any{"x": []int{1}}},
+		map[string]any{"event_type": "cleared", "medium": nil, "tenant_id": nil},
+	))
+	want := []StoreEvent{{Stored, "default", "a_0_k", "cpu"}, {Removed, "b", "a_0_k", "disk"}, {Cleared, "default", "", ""}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for name, payload := range map[string][]byte{
+		"nothing":         nil,
+		"no array":        {0xc0},
+		"no events":       {0x93, 1, 2, 3},
+		"an unknown type": storePayload(t, map[string]any{"event_type": "moved", "object_key": "a"}),
+		"no type":         storePayload(t, map[string]any{"object_key": "a"}),
+		"no object":       storePayload(t, map[string]any{"event_type": "stored", "medium": "cpu"}),
+		"a number as key": storePayload(t, map[string]any{"event_type": "stored", "object_key": 7}),
+		"cut off":         storePayload(t, map[string]any{"event_type": "stored", "object_key": "a", "medium": "cpu"})[:40],
+	} {
+		if got, err := ReadStoreEvents(payload); !errors.Is(err, ErrMalformed) || got != nil {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+}
+
+func TestStoreMessage(t *testing.T) {
+	for _, m := range []StoreMessage{
+		{Kind: StoreBatch, Life: 1<<64 - 1, Number: 1, Payload: []byte("payload")},
+		{Kind: StoreAlive, Life: 7, Number: 1 << 60, Payload: []byte{}},
+		{Kind: StoreLost, Life: 7, Payload: []byte{}},
+	} {
+		got, err := ReadStoreMessage(AppendStoreMessage(nil, &m))
+		if err != nil || !reflect.DeepEqual(got, m) {
+			t.Errorf("%+v became %+v, %v", m, got, err)
+		}
+	}
+	good := AppendStoreMessage(nil, &StoreMessage{Kind: StoreLost, Life: 7})
+	good[0] = 2
+	if _, err := ReadStoreMessage(good); !errors.Is(err, ErrVersion) {
+		t.Errorf("a later version: %v", err)
+	}
+	for _, m := range []StoreMessage{{Kind: 0}, {Kind: 4}, {Kind: StoreAlive, Payload: []byte("x")}, {Kind: StoreBatch, Number: 1<<64 - 1}} {
+		if _, err := ReadStoreMessage(AppendStoreMessage(nil, &m)); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%+v: %v", m, err)
+		}
+	}
+}
+
+// FuzzStoreEvents reads anything: an error of a class, or events that name what they are about.
+func FuzzStoreEvents(f *testing.F) {
+	f.Add(storePayload(f, map[string]any{"event_type": "stored", "object_key": "a", "medium": "cpu"}, map[string]any{"event_type": "cleared"}))
+	f.Add([]byte{0x93, 1, 0x91, 0x80, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		list, err := ReadStoreEvents(data)
+		if err != nil && (!errors.Is(err, ErrMalformed) || list != nil) {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		for _, e := range list {
+			if e.Kind < Stored || e.Kind > Cleared || (e.Object == "") != (e.Kind == Cleared) {
+				t.Fatalf("%+v", e)
+			}
+		}
+		if m, err := ReadStoreMessage(data); err == nil {
+			if again, err := ReadStoreMessage(AppendStoreMessage(nil, &m)); err != nil || !reflect.DeepEqual(m, again) {
+				t.Fatalf("%+v became %+v, %v", m, again, err)
+			}
+		}
+	})
+}
