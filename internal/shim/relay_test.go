@@ -119,7 +119,7 @@ func (w *storeWorld) change() {
 // answers from its set was so no longer ago than the stream may be late.
 func TestStoreStream(t *testing.T) {
 	answers, polled, whole := 0, 0, 0
-	for seed := range uint64(150) {
+	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
 			w := &storeWorld{rng: rand.New(rand.NewPCG(9, seed)), media: map[string]map[string]bool{}, writing: map[string]bool{},
 				held: map[string]time.Time{}, lacked: map[string]time.Time{}, gate: make(chan struct{}, 100)}
