@@ -137,7 +137,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		if st.need != nil {
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.need))
 		}
-		if err := st.savingProblem(); err != nil {
+		if err := st.savingProblem(); err != nil && n.writes(events.Partition(p)) { // what is another's to write by now is not tried again here
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, err))
 		}
 		st.mu.Unlock()
