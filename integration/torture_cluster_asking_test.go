@@ -71,6 +71,9 @@ func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) 
 		p := prompts[rng.IntN(len(prompts))]
 		a.names, a.prompts = append(a.names, p), append(a.prompts, w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks())))
 	}
+	for _, mark := range w.marked {
+		a.names, a.prompts = append(a.names, "mark"), append(a.prompts, []events.LocalHash{mark})
+	}
 	for i, e := range w.engines {
 		e.changed = func() {
 			for j, locals := range a.prompts {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 const (
@@ -38,7 +39,8 @@ type clusterWorld struct {
 	*stage
 	addrs    []string // of the NATS servers, past all proxies
 	monitors []string
-	spare    []*daemon // nodes that do not run
+	marked   []events.LocalHash // blocks that engines announced last, one each
+	spare    []*daemon          // nodes that do not run
 }
 
 func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int) *clusterWorld {
