@@ -57,7 +57,7 @@ func TestMembership(t *testing.T) {
 	if r := run(t, "indexer", "cluster", "--nats", nats); r.code != 0 || !strings.Contains(r.stdout, "each partition is to be kept by 2") {
 		t.Errorf("cluster: %d, %q, %q", r.code, r.stdout, r.stderr)
 	}
-	if r := run(t, "indexer", "status", "--verify", "--nats", nats); r.code != 0 || strings.Count(r.stdout, " equal") != 16 {
+	if r := run(t, "indexer", "status", "--verify", "--nats", nats); r.code != 0 || strings.Count(r.stdout, " equal") < 16 { // more while one is letting go
 		t.Errorf("verify: %d, %q, %q", r.code, r.stdout, r.stderr)
 	}
 	var list api.SnapshotList
