@@ -389,7 +389,7 @@ func (m *Mooncake) Watch(ctx context.Context) {
 			return
 		}
 		if identity != "" && identity != last {
-			if last != "" {
+			if last != "" || m.down.Load() != nil { // who it was before it was away is not known
 				m.changed("the master is another: " + identity)
 			}
 			last = identity
