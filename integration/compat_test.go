@@ -95,12 +95,14 @@ func TestCompatibleWithDynamo(t *testing.T) {
 		}
 	}
 	query := func(list []uint32) string { return `{"model_name":"m","token_ids":` + tokenList(list) + `}` }
-	register := fmt.Sprintf(`{"instance_id":1,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":16}`, engine.Endpoint, engine.Replay)
+	registration := func(instance, blockSize int) string {
+		return fmt.Sprintf(`{"instance_id":%d,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, instance, engine.Endpoint, engine.Replay, blockSize)
+	}
 	same("GET", "/workers", "", "[]")
 	same("POST", "/query", query(prompt), "no indexer for model=m routing_group=default")
-	same("POST", "/register", register, `"ok"`)
-	same("POST", "/register", register, "already registered")
-	same("POST", "/register", strings.Replace(strings.Replace(register, "16", "32", 1), ":1,", ":2,", 1), "block_size")
+	same("POST", "/register", registration(1, blockSize), `"ok"`)
+	same("POST", "/register", registration(1, blockSize), "already registered")
+	same("POST", "/register", registration(2, 2*blockSize), "block_size")
 	same("GET", "/workers", "", `"active"`)
 	engine.WaitSubscribers(2)
 	_, hashes := engine.Store(prompt[:3*blockSize], nil)

@@ -80,6 +80,8 @@ type Service struct {
 	cfg   ServiceConfig
 	micro micro.Service
 
+	errors map[string]*atomic.Uint64 // by endpoint: answers that were service errors; read-only after Serve
+
 	base    context.Context
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
@@ -102,11 +104,15 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	cfg.Queue = or(cfg.Queue, 64)
 	cfg.MaxBody = or(cfg.MaxBody, MaxValue)
 	cfg.Timeout = or(cfg.Timeout, 5*time.Second)
-	m, err := micro.AddService(c.nc, micro.Config{Name: cfg.Name, Version: cfg.Version, Description: cfg.Description})
+	s := &Service{c: c, cfg: cfg, errors: map[string]*atomic.Uint64{}, jobs: make(chan job, cfg.Queue)}
+	for _, e := range cfg.Endpoints {
+		s.errors[e.Name] = new(atomic.Uint64)
+	}
+	m, err := micro.AddService(c.nc, micro.Config{Name: cfg.Name, Version: cfg.Version, Description: cfg.Description, StatsHandler: s.stats})
 	if err != nil {
 		return nil, failed("serve "+cfg.Name, err)
 	}
-	s := &Service{c: c, cfg: cfg, micro: m, jobs: make(chan job, cfg.Queue)}
+	s.micro = m
 	s.base, s.cancel = context.WithCancel(context.Background())
 	for range cfg.Workers {
 		s.workers.Add(1)
@@ -184,19 +190,26 @@ func (s *Service) respond(e *Endpoint, req micro.Request, r Response) {
 	if limit := s.c.maxMessage(0); len(r.Body) > limit {
 		r = Response{Code: CodeInternal, Description: fmt.Sprintf("the answer has %d bytes, the limit is %d", len(r.Body), limit)}
 	}
-	headers := micro.Headers{}
+	// Not by the request's own methods: they write what the subscription's goroutine reads once accept has returned.
+	m := &nats.Msg{Subject: req.Reply(), Header: nats.Header{}, Data: r.Body}
 	if r.ContentType != "" {
-		headers[headerContentType] = []string{r.ContentType}
+		m.Header.Set(headerContentType, r.ContentType)
 	}
-	var err error
-	if r.Code == 0 {
-		err = req.Respond(r.Body, micro.WithHeaders(headers))
-	} else {
-		err = req.Error(strconv.Itoa(r.Code), or(oneLine(r.Description), "error "+strconv.Itoa(r.Code)), r.Body, micro.WithHeaders(headers))
+	if r.Code != 0 {
+		m.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(r.Code))
+		m.Header.Set(micro.ErrorHeader, or(oneLine(r.Description), "error "+strconv.Itoa(r.Code)))
+		s.errors[e.Name].Add(1)
 	}
+	err := s.c.nc.PublishMsg(m)
 	if err != nil && s.cfg.Hooks.Unsent != nil {
 		s.cfg.Hooks.Unsent(e.Name, err)
 	}
+}
+
+// stats adds to what micro counts of an endpoint the answers that were errors: micro sees only those given before its
+// handler returns.
+func (s *Service) stats(e *micro.Endpoint) any {
+	return map[string]uint64{"errors": s.errors[e.Name].Load()}
 }
 
 // oneLine makes a text fit for a header.

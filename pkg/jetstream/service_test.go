@@ -74,6 +74,14 @@ func TestService(t *testing.T) {
 	}
 	_, err = client.Request(ctx, "t.huge", "", nil)
 	wantCode(t, err, CodeInternal)
+	for range 200 { // also what answers at once is answered in another goroutine than micro's
+		_, err = client.Request(ctx, "t.fail", "", nil)
+		wantCode(t, err, 409)
+	}
+	stats, err := client.Request(ctx, "$SRV.STATS.test", "", nil)
+	if err != nil || !strings.Contains(string(stats.Body), `"data":{"errors":201}`) {
+		t.Fatalf("%s %v", stats.Body, err)
+	}
 	if _, err := client.Request(ctx, "t.nobody", "", nil); !errors.Is(err, ErrNoResponder) {
 		t.Fatal(err)
 	}
