@@ -511,8 +511,8 @@ type Error struct {
 	Code    Code   `json:"code" msgpack:"code"`
 	Message string `json:"message" msgpack:"message"`
 
-	// Missing are partitions that the query names and this is not about, as the node does not serve them: with unknown_model and
-	// block_size_mismatch.
+	// Missing are partitions that could not be looked at: with unknown_model and block_size_mismatch those of the query that the verdict is not about, with not_ready
+	// those where the model's workers may be.
 	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 }
 

@@ -57,7 +57,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			return nil, err
 		}
 		if len(missing) > 0 && (err.Code == api.CodeUnknownModel || q.BlockSize != 0) { // such workers may be where we cannot look
-			return nil, api.Errorf(api.CodeNotReady, "%s; but this node does not serve partitions %v now", err.Message, missing)
+			return nil, &api.Error{Code: api.CodeNotReady, Missing: missing, Message: fmt.Sprintf("this node does not serve partitions %v now; of the others: %s", missing, err.Message)}
 		}
 		return nil, err
 	}

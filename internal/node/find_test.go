@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/api"
@@ -36,7 +37,8 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 	}
 	w.must(w.node.empty(w.ctx, 0))
 	var failure *api.Error
-	if a, err := find(); !errors.As(err, &failure) || failure.Code != api.CodeNotReady {
+	if a, err := find(); !errors.As(err, &failure) || failure.Code != api.CodeNotReady || !slices.Equal(failure.Missing, []events.Partition{0}) ||
+		!strings.HasPrefix(failure.Message, "this node does not serve partitions [0] now") {
 		t.Errorf("while the partition is empty: %+v, %v", a, err)
 	}
 	w.node.set(0, func(s *standing) { s.state = stateServing })

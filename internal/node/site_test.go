@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/enginesim"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -39,6 +40,7 @@ type site struct {
 	node     *Node
 	stopNode func()
 	mend     func(context.Context) error
+	view     func() *cluster.View
 	index    radix.Config
 	interval time.Duration // between snapshots
 	blocks   uint64        // after which one is due earlier; 0: the usual
@@ -116,7 +118,7 @@ func (w *site) start() {
 	ready := make(chan struct{})
 	w.node = New(Config{
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks, Watch: 50 * time.Millisecond,
-		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond, Mend: w.mend, Index: w.index,
+		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond, Mend: w.mend, Index: w.index, View: w.view,
 		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {

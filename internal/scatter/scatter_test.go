@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -384,6 +385,11 @@ func TestAnswersAreTheTwins(t *testing.T) {
 					t.Fatalf("seed %d, query %d %+v: %v, the twin says %v", seed, i, q, err, wantErr)
 				}
 				if err != nil {
+					var e *api.Error
+					if errors.As(err, &e) && e.Code == api.CodeNotReady && (len(e.Missing) == 0 || slices.ContainsFunc(e.Missing, can) ||
+						!strings.Contains(e.Message, fmt.Sprintf("no node answers for partitions %v", e.Missing))) {
+						t.Fatalf("seed %d, query %d %+v: %+v", seed, i, q, e)
+					}
 					outcomes[string(code(err))]++
 					continue
 				}

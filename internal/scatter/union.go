@@ -74,8 +74,8 @@ func (u *Union) Answer(missing []events.Partition) (*api.Answer, error) {
 	case u.mismatch != nil && u.query.BlockSize == 0, u.mismatch != nil && len(u.sizes) == 0 && len(missing) == 0:
 		return nil, api.Errorf(u.mismatch.Code, "%s", u.mismatch.Message)
 	case len(u.sizes) == 0 && len(missing) > 0:
-		return nil, api.Errorf(api.CodeNotReady, "no worker has announced the model %q, with the block size that is asked for, in what can be looked at; no node that serves partitions %v answered",
-			u.query.Model, missing)
+		return nil, &api.Error{Code: api.CodeNotReady, Missing: missing, Message: fmt.Sprintf(
+			"no node answers for partitions %v now, and workers of the model %q with the block size that is asked for are there, if anywhere", missing, u.query.Model)}
 	case len(u.sizes) == 0:
 		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q to any node", u.query.Model)
 	}
