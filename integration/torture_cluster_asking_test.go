@@ -2,8 +2,10 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -42,15 +44,19 @@ type asking struct {
 
 	mu       sync.Mutex
 	answers  map[said]time.Time // when it was said last
-	tally    tally
-	answered time.Time // last
+	wrong    []string           // verdicts that cannot be
+	tallies  map[string]*tally  // by what was being done
+	what     string             // is being done
+	spans    []string           // what was being done since the last answer
+	answered time.Time          // last
+	whole    time.Time          // the last complete answer's question was asked then
 }
 
 // tally counts answers.
 type tally struct {
 	asked, answered, complete int
 	took                      []time.Duration // of those that came
-	gap                       time.Duration   // the longest time without any
+	gap                       time.Duration   // the longest time without any, some of it while this was done
 	failures                  map[string]int
 }
 
@@ -64,9 +70,18 @@ func (t *tally) String() string {
 		t.took[len(t.took)/2].Round(10*time.Microsecond), t.took[len(t.took)*99/100].Round(10*time.Microsecond), t.gap.Round(time.Millisecond), t.failures)
 }
 
+// add counts what another has counted.
+func (t *tally) add(o *tally) {
+	t.asked, t.answered, t.complete = t.asked+o.asked, t.answered+o.answered, t.complete+o.complete
+	t.took, t.gap = append(t.took, o.took...), max(t.gap, o.gap)
+	for why, n := range o.failures {
+		t.failures[why] += n
+	}
+}
+
 func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) *asking {
-	a := &asking{t: t, w: w, true: map[said]bool{}, answers: map[said]time.Time{}, answered: time.Now()}
-	a.tally.failures = map[string]int{}
+	a := &asking{t: t, w: w, true: map[said]bool{}, answers: map[said]time.Time{}, answered: time.Now(), tallies: map[string]*tally{}}
+	a.during("before")
 	for range askedOften {
 		p := prompts[rng.IntN(len(prompts))]
 		a.names, a.prompts = append(a.names, p), append(a.prompts, w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks())))
@@ -107,6 +122,24 @@ func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) 
 	return a
 }
 
+// during says what is being done from now on.
+func (a *asking) during(what string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.what, a.spans = what, append(a.spans, what)
+	a.tallies[what] = &tally{failures: map[string]int{}}
+}
+
+// wholeSince says why nothing that was asked since then has been answered completely.
+func (a *asking) wholeSince(since time.Time) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.whole.Before(since) {
+		return fmt.Errorf("the last question that was answered completely was asked %v too early; %s", since.Sub(a.whole), a.tallies[a.what])
+	}
+	return nil
+}
+
 // one asks for one prompt.
 func (a *asking) one(client *api.Client, prompt int) {
 	q := api.Query{Model: "m"}
@@ -115,24 +148,36 @@ func (a *asking) one(client *api.Client, prompt int) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
+	a.mu.Lock()
+	sum := a.tallies[a.what]
+	a.mu.Unlock()
 	begun := time.Now()
 	answer, err := client.Find(ctx, &q)
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.tally.asked++
+	sum.asked++
 	if err != nil {
-		a.tally.failures[fmt.Sprintf("%.80s", err)]++
+		var verdict *api.Error
+		if errors.As(err, &verdict) && (verdict.Code == api.CodeUnknownModel || verdict.Code == api.CodeBlockSizeMismatch) {
+			a.wrong = append(a.wrong, fmt.Sprintf("at %v: %v", now.Format("15:04:05.000"), err))
+		}
+		sum.failures[fmt.Sprintf("%.100s", numbers.ReplaceAllString(err.Error(), "…"))]++
 		return
 	}
-	a.tally.answered++
-	a.tally.took = append(a.tally.took, now.Sub(begun))
-	a.tally.gap = max(a.tally.gap, now.Sub(a.answered))
-	a.answered = now
+	sum.answered++
+	sum.took = append(sum.took, now.Sub(begun))
+	for _, what := range a.spans {
+		a.tallies[what].gap = max(a.tallies[what].gap, now.Sub(a.answered))
+	}
+	a.answered, a.spans = now, append(a.spans[:0], a.what)
 	if !answer.Complete {
 		return
 	}
-	a.tally.complete++
+	sum.complete++
+	if begun.After(a.whole) {
+		a.whole = begun
+	}
 	for i, e := range a.w.engines {
 		s := said{prompt: prompt, engine: i}
 		for _, o := range answer.Workers {
@@ -156,8 +201,14 @@ func (a *asking) end() {
 	}
 }
 
-// judge fails the test if a complete answer said what was never true, and adds what was counted.
-func (a *asking) judge(sum *tally) {
+// numbers are what differs between messages of one kind.
+var numbers = regexp.MustCompile(`[0-9][0-9., :]*`)
+
+// judge fails the test if an answer said what was never true, and adds what was counted.
+func (a *asking) judge(sums map[string]*tally) {
+	if len(a.wrong) > 0 {
+		a.t.Fatalf("%d answers were wrong, though all workers were known all the time; the first, %s", len(a.wrong), a.wrong[0])
+	}
 	for s, when := range a.answers {
 		if a.true[s] {
 			continue
@@ -171,12 +222,10 @@ func (a *asking) judge(sum *tally) {
 		a.t.Fatalf("an answer at %v, complete by its own word, said that %s holds %v of the prompt %q; true was, at some time in this round, only %v",
 			when.Format("15:04:05.000"), a.w.engines[s.engine].name, s.depth, a.names[s.prompt], ever)
 	}
-	sum.asked, sum.answered, sum.complete = sum.asked+a.tally.asked, sum.answered+a.tally.answered, sum.complete+a.tally.complete
-	sum.took, sum.gap = append(sum.took, a.tally.took...), max(sum.gap, a.tally.gap)
-	if sum.failures == nil {
-		sum.failures = map[string]int{}
-	}
-	for why, n := range a.tally.failures {
-		sum.failures[why] += n
+	for what, t := range a.tallies {
+		if sums[what] == nil {
+			sums[what] = &tally{failures: map[string]int{}}
+		}
+		sums[what].add(t)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,14 +16,14 @@ import (
 )
 
 // TestTortureCluster does to a cluster what TestTorture does to one indexer: three NATS servers, three indexers that each keep a part, four engines with their
-// shims, all of them processes that are killed, held, cut off from each other, restarted one by one and doubled in number, while clients ask. An answer
-// that calls itself complete must say of every worker what was true of it at some moment of the round. After each round all runs again; then the replicas of
-// each partition must be equal, and every node must answer what the engines announced.
+// shims, all of them processes that are killed, held, cut off from each other, restarted one by one, doubled in number and left without a quorum, while clients ask.
+// An answer that calls itself complete must say of every worker what was true of it at some moment of the round, and none may say that the model is unknown.
+// After each round all runs again; then the replicas of each partition must be equal, and every node must answer what the engines announced.
 //
 // How many answers came, how many were complete and how long they took is counted, for what was done to the cluster meanwhile.
 func TestTortureCluster(t *testing.T) {
 	pyenv.Python(t)
-	seed, rounds := scheduleSeed(), roundsOr(2)
+	seed, rounds := scheduleSeed(), roundsOr(3)
 	r := &clusterTorture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 2))), prompts: allPaths(), tallies: map[string]*tally{}, programs: func(name string) string { return program(t, name) }}
 	if *tortureRace {
 		r.programs = racingPrograms(t)
@@ -69,6 +70,7 @@ type clusterTorture struct {
 
 	what   string // is done in this round
 	asking *asking
+	hurt   map[*daemon]bool // in this round without a quorum
 }
 
 // play plays one round: a settled cluster, something that is done to it under load, and the cluster settled again.
@@ -86,30 +88,37 @@ func (r *clusterTorture) play() {
 		r.settle()
 	}
 	r.asking = startAsking(r.T, r.w, r.rng, r.prompts)
+	kind, lives := r.round, r.lives()
+	if kind > 3 { // the first rounds are of each rare kind
+		kind = 1 + r.rng.IntN(10)
+	}
+	var do func()
+	switch kind {
+	case 1:
+		r.what, do = "twice the nodes", r.double
+	case 2:
+		r.what, do = "everything restarts, one by one", r.rollingRestart
+	case 3:
+		r.what, do = "no quorum", r.noQuorum
+	default:
+		r.what, do = "faults", r.faults
+	}
 	for range 20 {
 		r.load()
 	}
-	switch n := r.rng.IntN(10); { // the first two rounds are of each kind
-	case r.round == 1 || n == 0:
-		r.what = "twice the nodes"
-		r.double(r.round == 1 || r.rng.IntN(2) == 0)
-	case r.round == 2 || n == 1:
-		r.what = "everything restarts, one by one"
-		r.rollingRestart()
-	default:
-		r.what = "faults"
-		for range 30 + r.rng.IntN(50) {
-			r.step()
-		}
-	}
+	r.asking.during(r.what)
+	do()
+	r.asking.during("after " + r.what)
 	r.settle()
 	asking := r.asking
 	r.asking = nil
 	asking.end()
-	if r.tallies[r.what] == nil {
-		r.tallies[r.what] = &tally{}
+	asking.judge(r.tallies)
+	for d, life := range lives {
+		if r.what == "no quorum" && d.running != life && !r.hurt[d] {
+			r.Fatalf("%s had to be started again after there was no quorum", d.name)
+		}
 	}
-	asking.judge(r.tallies[r.what])
 	r.verify()
 	r.counts["rounds: "+r.what]++
 }
@@ -140,6 +149,15 @@ func (r *clusterTorture) load() {
 	}
 }
 
+// lives are the lives of all indexers and shims.
+func (r *clusterTorture) lives() map[*daemon]*running {
+	all := map[*daemon]*running{}
+	for _, d := range append(slices.Clone(r.w.nodes), r.w.shims...) {
+		all[d] = d.running
+	}
+	return all
+}
+
 // while lets load go on until something has come about.
 func (r *clusterTorture) while(what string, check func() error) {
 	r.Helper()
@@ -147,6 +165,13 @@ func (r *clusterTorture) while(what string, check func() error) {
 		r.load()
 		return check()
 	})
+}
+
+// faults does one thing after another.
+func (r *clusterTorture) faults() {
+	for range 30 + r.rng.IntN(50) {
+		r.step()
+	}
 }
 
 func (r *clusterTorture) step() {
@@ -194,8 +219,51 @@ func (r *clusterTorture) rollingRestart() {
 	}
 }
 
+// noQuorum takes two of the three NATS servers away under load: no event, no lease and no node's record can be written. Queries go on from what nodes have in
+// memory, and whole, even if one of the nodes is killed besides. When the servers are back everything is, with nothing started again.
+func (r *clusterTorture) noQuorum() {
+	r.hurt = map[*daemon]bool{}
+	kill := r.rng.IntN(4) > 0
+	for _, i := range r.rng.Perm(len(r.w.servers))[:2] {
+		d := r.w.servers[i]
+		if kill {
+			r.note("%s is killed", d.name)
+			r.count("kill -9 of nats-server")
+			d.kill()
+		} else {
+			r.note("%s is held", d.name)
+			r.count("SIGSTOP of nats-server")
+			d.signal(syscall.SIGSTOP)
+			defer func() {
+				r.note("%s goes on", d.name)
+				d.signal(syscall.SIGCONT)
+			}()
+		}
+	}
+	r.count("quorums lost")
+	if some := append(slices.Clone(r.w.nodes), r.w.shims...); r.rng.IntN(2) == 0 {
+		d := some[r.rng.IntN(len(some))]
+		r.note("%s is killed", d.name)
+		r.count("kill -9 of " + strings.Fields(d.name)[0])
+		r.hurt[d] = true
+		d.kill()
+	}
+	lasts := time.Duration(1000+r.rng.IntN(9000)) * time.Millisecond
+	begun := time.Now()
+	r.w.await("there are whole answers without a quorum", func() error {
+		r.load()
+		time.Sleep(time.Duration(r.rng.IntN(50)) * time.Millisecond)
+		if left := lasts - time.Since(begun); left > 0 {
+			return fmt.Errorf("it lasts another %v", left)
+		}
+		return r.asking.wholeSince(begun.Add(lasts / 2))
+	})
+	r.note("without a quorum for %v", time.Since(begun).Round(time.Millisecond))
+}
+
 // double adds as many nodes as there are, with faults meanwhile or without, waits until they have their share, and takes as many away again, whichever.
-func (r *clusterTorture) double(faults bool) {
+func (r *clusterTorture) double() {
+	faults := r.round == 1 || r.rng.IntN(2) == 0
 	r.note("%d nodes are added", len(r.w.spare))
 	r.w.nodes, r.w.spare = append(r.w.nodes, r.w.spare...), nil
 	r.startAll()

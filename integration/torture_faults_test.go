@@ -131,7 +131,7 @@ func (m *mayhem) hold(d *daemon) {
 		return
 	}
 	m.note("%s is held", d.name)
-	m.count("processes held")
+	m.count("SIGSTOP of " + strings.Fields(d.name)[0])
 	life := d.running
 	d.signal(syscall.SIGSTOP)
 	m.held[d] = true

@@ -180,13 +180,21 @@ func (s *stage) depths(d *daemon, locals []events.LocalHash) (map[events.WorkerI
 	return out, nil
 }
 
-// until asks again and again, restarting what has ended with an excuse, until check returns nil.
+// until asks again and again, starting what does not run, until check returns nil.
 func (s *stage) until(what string, check func() error) {
+	s.t.Helper()
+	s.await(what, func() error {
+		s.revive()
+		return check()
+	})
+}
+
+// await asks again and again until check returns nil.
+func (s *stage) await(what string, check func() error) {
 	s.t.Helper()
 	var err error
 	for left := patience; left > 0; {
 		begun := time.Now()
-		s.revive()
 		if err = check(); err == nil {
 			return
 		}
