@@ -234,6 +234,13 @@ func TestTwoShimsForOneRank(t *testing.T) {
 // it begins anew.
 func TestForget(t *testing.T) {
 	x := startIndexer(t, t.TempDir(), "")
+	if r := run(t, "indexer", "status", "--nats", x.nats); r.code != 0 || !strings.Contains(r.stdout, "since start: nothing\n") {
+		t.Errorf("the status of an indexer that knows nobody: %+v", r)
+	}
+	if r := run(t, "indexer", "dump", "--now", "--nats", x.nats); r.code != 0 || !strings.Contains(r.stderr, "partition 0: 0 events of 0 ranks, as of 0 in its log") ||
+		strings.Contains(r.stderr, "no snapshot") {
+		t.Errorf("the dump of an indexer that knows nobody: %+v", r)
+	}
 	e := simEngine(t)
 	shim := shimOf(t, e, x.nats, "w1")
 	prompt := tokens(1, 6*blockSize)

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 const blockSize = 16
@@ -224,7 +226,32 @@ func TestBlockSizesDisagree(t *testing.T) {
 	shim := startShim(t, x, engine, "w1")
 	shim.waitFor("connected to the engine")
 	r := run(t, "worker-shim", "run", "--engine", engine.Endpoint, "--instance", "w2", "--model", "m", "--block-size", "32", "--nats", x.nats)
-	if r.code != 1 || !strings.Contains(r.stderr, "16") || !strings.Contains(r.stderr, "32") {
+	if r.code != 1 || !strings.Contains(r.stderr, "registered with block size 16, this worker has 32; if no worker has that size any more: indexer forget --model m") {
 		t.Fatalf("got %+v", r)
 	}
+
+	// Nobody takes the size from a model that is served; when it is served no more, the next worker decides.
+	for _, command := range []string{"forget", "forget w1 --model m", "forget --model m --rank 1"} {
+		if r := run(t, "indexer", append(strings.Fields(command), "--nats", x.nats)...); r.code != 2 {
+			t.Errorf("%s: %+v", command, r)
+		}
+	}
+	if r := run(t, "indexer", "forget", "--model", "m", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, `worker w1/0 serves "m" with blocks of 16 tokens`) {
+		t.Fatalf("of a model that is served: %+v", r)
+	}
+	shim.stop()
+	if r := run(t, "indexer", "forget", "w1", "--nats", x.nats); r.code != 0 {
+		t.Fatalf("the worker: %+v", r)
+	}
+	eventually(t, "the worker is gone", func() (bool, string) {
+		list := ask[api.WorkerList](t, x.nats, "workers").Workers
+		return len(list) == 0, fmt.Sprintf("%+v", list)
+	})
+	if got := ask[map[string]jetstream.Model](t, x.nats, "forget --model m"); got["forgotten"] != (jetstream.Model{Name: "m", BlockSize: 16}) {
+		t.Fatalf("forgotten: %+v", got)
+	}
+	if r := run(t, "indexer", "forget", "--model", "m", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, `no worker has registered the model "m"`) {
+		t.Errorf("the second time: %+v", r)
+	}
+	start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--instance", "w2", "--model", "m", "--block-size", "32", "--nats", x.nats).waitFor("connected to the engine")
 }

@@ -69,6 +69,8 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"worker-shim run --engine nowhere --instance w --model m --block-size 16", "--engine"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --source trt", "--source"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats-cert x", "--nats-cert and --nats-key go together"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats http://127.0.0.1:4222", `scheme "http" is none of nats, tls, ws, wss`},
+		{"indexer serve --nats one::", `--nats: address "nats://one::" has no host`},
 	} {
 		words := strings.Fields(c.command)
 		r := run(t, words[0], words[1:]...)
@@ -112,6 +114,12 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 		r := run(t, "indexer", strings.Fields("query --model m --tokens 1 --nats "+c.nats)...)
 		if r.code != 1 || !strings.Contains(r.stderr, c.want) {
 			t.Errorf("%s: %+v, want %q", c.nats, r, c.want)
+		}
+	}
+	for _, command := range []string{"query --model m --tokens 1", "serve --nats-wait 100ms --http-listen 127.0.0.1:0"} {
+		r := run(t, "indexer", append(strings.Fields(command), "--nats", "nats://user:secret@"+freeAddr(t))...)
+		if r.code != 1 || !strings.Contains(r.stderr, "nats://user:xxxxx@127.0.0.1:") || strings.Contains(r.stderr, "secret") {
+			t.Errorf("%s, with a password in the address: %+v", command, r)
 		}
 	}
 }

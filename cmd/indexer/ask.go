@@ -353,6 +353,9 @@ func printStatus(w io.Writer, s *api.Status) error {
 		}
 	}
 	slices.Sort(outcomes)
+	if len(outcomes) == 0 {
+		outcomes = []string{"nothing"}
+	}
 	fmt.Fprintf(w, "since start: %s\n", strings.Join(outcomes, ", "))
 	if k := s.Snapshots; k.Written+k.Failed > 0 || len(k.Rejected) > 0 {
 		fmt.Fprintf(w, "snapshots since start: %d written, %d failed", k.Written, k.Failed)

@@ -51,7 +51,7 @@ is said on standard error; with --now a running indexer writes snapshots first. 
 			out := bufio.NewWriterSize(os.Stdout, 1<<16)
 			ranks, missing := 0, 0
 			err := dump.Write(ctx, ns, events.WorkerID(worker), out, func(d dump.Dumped) {
-				if d.Seq == 0 {
+				if !d.Known {
 					missing++
 					return
 				}

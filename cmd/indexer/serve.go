@@ -360,7 +360,7 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 	options.Hooks = jetstream.ConnHooks{
 		Waiting: func(err error) {
 			if time.Since(told) >= 5*time.Second {
-				log.Warn("no NATS server answers; it is waited for", "nats", s.nats.URL, "for", s.natsWait, "error", err)
+				log.Warn("no NATS server answers; it is waited for", "nats", s.nats.Shown(), "for", s.natsWait, "error", err)
 				told = time.Now()
 			}
 		},

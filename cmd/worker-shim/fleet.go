@@ -264,7 +264,9 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 		Reconnected: func(url string) { f.log.Info("the connection to --engine-nats is back", "server", url) },
 		AsyncError:  func(err error) { f.log.Error("--engine-nats", "error", err) },
 		Waiting: func(err error) {
-			waiting.do(func(n uint64) { f.log.Warn("waiting for --engine-nats", "error", err, "times", n) })
+			waiting.do(func(n uint64) {
+				f.log.Warn("waiting for --engine-nats", "nats", f.cfg.engineNATS.Shown(), "error", err, "times", n)
+			})
 		},
 	}
 	c, err := jetstream.Connect(f.ctx, options)

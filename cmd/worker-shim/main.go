@@ -172,7 +172,9 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
 		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
 		Waiting: func(err error) {
-			waiting.do(func(n uint64) { log.Warn("waiting for a NATS server", "error", err, "times", n) })
+			waiting.do(func(n uint64) {
+				log.Warn("no NATS server answers; it is waited for", "nats", r.nats.Shown(), "error", err, "times", n)
+			})
 		},
 	}
 	conn, err := jetstream.Connect(ctx, options)
@@ -248,6 +250,9 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 		ns, err := jetstream.OpenNamespace(ctx, conn, r.namespace)
 		if err == nil {
 			err = ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
+		}
+		if errors.Is(err, jetstream.ErrMismatch) {
+			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err, r.model)
 		}
 		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) || errors.Is(err, jetstream.ErrUnavailable)) {
 			return ns, err

@@ -71,7 +71,9 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
 		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
 		Waiting: func(err error) {
-			waiting.do(func(n uint64) { log.Warn("waiting for a NATS server", "error", err, "times", n) })
+			waiting.do(func(n uint64) {
+				log.Warn("no NATS server answers; it is waited for", "nats", r.nats.Shown(), "error", err, "times", n)
+			})
 		},
 	}
 	conn, err := jetstream.Connect(ctx, options)

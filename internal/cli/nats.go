@@ -76,6 +76,9 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 			if !strings.Contains(url, "://") {
 				url = "nats://" + url
 			}
+			if err := jetstream.CheckAddress(url); err != nil {
+				return o, UsageErrorf("--%s: %w", n.name, err)
+			}
 			o.URLs = append(o.URLs, url)
 		}
 	}
@@ -87,6 +90,9 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 	}
 	return o, nil
 }
+
+// Shown is the server's address, or several, as it may be shown: without secrets.
+func (n *NATS) Shown() string { return jetstream.ShownAddress(n.URL) }
 
 // Said reports whether any of the flags was given a value.
 func (n *NATS) Said() bool {
@@ -101,7 +107,7 @@ func (n *NATS) Connect(ctx context.Context, name string) (*jetstream.Conn, error
 	}
 	c, err := jetstream.Connect(ctx, o)
 	if errors.Is(err, jetstream.ErrUnavailable) {
-		return nil, fmt.Errorf("no NATS server answers at %s; start `indexer serve`, or say where it is with --nats: %w", n.URL, err)
+		return nil, fmt.Errorf("no NATS server answers; start `indexer serve`, or say where it is with --nats: %w", err)
 	}
 	return c, err
 }

@@ -14,7 +14,8 @@ import (
 // Dumped is what was dumped of one partition.
 type Dumped struct {
 	Partition events.Partition
-	Seq       events.StreamSeq // the place in the log that it stands for; 0: the partition has no snapshot
+	Known     bool             // the partition has a snapshot that can be used
+	Seq       events.StreamSeq // the place in the log that it stands for
 	Ranks     int
 	Events    uint64
 	Left      Left
@@ -43,7 +44,7 @@ func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID,
 		}
 		d := Dumped{Partition: p}
 		if manifest != nil {
-			d.Seq = manifest.Seq
+			d.Known, d.Seq = true, manifest.Seq
 			for i := range ranks {
 				if worker == "" || events.WorkerID(ranks[i].Instance) == worker {
 					if err := d.rank(image, i, &ranks[i], out); err != nil {

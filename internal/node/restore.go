@@ -32,8 +32,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 	}
 	var at Restored
 	var ledger *snapshot.Ledger
-	var seqTime events.Millis
-	restored := false
+	var used *snapshot.Manifest
 	var doubted events.StreamSeq
 	n.set(p, func(s *standing) { doubted = s.doubted })
 	for _, m := range choice.Usable {
@@ -44,7 +43,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 		}
 		if ledger, err = n.load(ctx, p, m, log); err == nil {
 			at = Restored{Seq: m.Seq, Ranks: m.Counts.Ranks, Holdings: m.Counts.Holdings}
-			seqTime, restored = events.Millis(m.SeqTime), true
+			used = m
 			break
 		}
 		if forget := n.empty(ctx, p); forget != nil || errors.Is(err, jetstream.ErrUnavailable) {
@@ -52,7 +51,10 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 		}
 		n.rejected(p, snapshot.ReasonOf(err), err)
 	}
-	if !restored {
+	var seqTime events.Millis
+	if used != nil {
+		seqTime = events.Millis(used.SeqTime)
+	} else {
 		at.Seq = info.First - 1
 		if err := n.do(ctx, func(m *Machine) { m.Begin(p, info.Name, log.Epoch, at.Seq, 0) }); err != nil {
 			return jetstream.Position{}, err
@@ -60,13 +62,13 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 	}
 	at.Took = time.Since(begun)
 	n.set(p, func(s *standing) {
-		at.Lost = lost(s.lost, choice.Rejected, restored, at.Seq)
+		at.Lost = lost(s.lost, choice.Rejected, used != nil, at.Seq)
 		s.lost = ""
 		if s.need = nil; at.Lost != "" {
 			s.need = newNeed(at.Lost)
 		}
 		s.epoch, s.last, s.err, s.at = log.Epoch, info.Last, nil, at
-		s.save.begin(ledger, at, time.Now())
+		s.save.begin(ledger, used, time.Now())
 	})
 	n.cfg.Hooks.Restored(p, at)
 	return jetstream.Position{Epoch: info.Epoch, Seq: at.Seq, Time: seqTime}, nil

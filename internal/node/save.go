@@ -42,15 +42,15 @@ type saveState struct {
 	failed  time.Time // when the last attempt failed; zero if it did not
 	err     error     // why
 	seq     events.StreamSeq
-	written time.Time // zero: none is known
+	written time.Time // by its writer's clock; zero: none is known
 	size    int64
 }
 
-// begin resets the state to what a restore found.
-func (s *saveState) begin(ledger *snapshot.Ledger, r Restored, now time.Time) {
+// begin resets the state to what a restore took; m is nil if no snapshot could be used.
+func (s *saveState) begin(ledger *snapshot.Ledger, m *snapshot.Manifest, now time.Time) {
 	*s = saveState{ledger: ledger, at: now}
-	if ledger != nil {
-		s.seq = r.Seq
+	if m != nil {
+		s.seq, s.written, s.size = m.Seq, m.Created, int64(m.Counts.Bytes)
 	}
 }
 
@@ -285,7 +285,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	}
 	now := time.Now()
 	n.set(p, func(s *standing) {
-		s.save = saveState{ledger: ledger, changes: c.changes, at: now, seq: c.seq, written: now, size: info.Bytes}
+		s.save = saveState{ledger: ledger, changes: c.changes, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes}
 	})
 	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
 }

@@ -512,6 +512,23 @@ func TestChecksums(t *testing.T) {
 	if got := checksum(); got != second || got == first {
 		t.Fatalf("from a snapshot and the log %s, before %s, earlier %s", got, second, first)
 	}
+
+	// What the status says of the last snapshot is known after a restart too.
+	taken := func() api.PartitionDetail {
+		t.Helper()
+		s, err := w.node.Status(w.ctx)
+		w.must(err)
+		return s.Partitions[0]
+	}
+	w.snapshot()
+	before := taken()
+	w.stopNode()
+	w.start()
+	w.awaitAll()
+	if now := taken(); !now.SnapshotTime.Equal(before.SnapshotTime) || before.SnapshotTime.IsZero() || now.SnapshotSize != before.SnapshotSize ||
+		before.SnapshotSize == 0 || now.SnapshotSeq != before.SnapshotSeq {
+		t.Fatalf("after a restart the snapshot is that of %+v, before %+v", now, before)
+	}
 }
 
 // bucketGone removes all snapshots.

@@ -85,7 +85,7 @@ func (c *Conn) storeBatch(ctx context.Context, stream, watch, id string, n int, 
 		total += len(m.Data)
 		if !commit && underway < batchWindow {
 			if err := c.nc.PublishMsg(m); err != nil {
-				return 0, err
+				return 0, sent(err)
 			}
 			continue
 		}

@@ -85,7 +85,7 @@ type waiter struct {
 // Connect connects and makes sure that there is a JetStream.
 //
 // Errors wrap [ErrUnavailable] (nobody there; see [ConnOptions.Wait]), [ErrDenied] (credentials refused) or
-// [ErrNoJetStream].
+// [ErrNoJetStream]; those of options that make no sense wrap nothing. None shows a password.
 func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	if len(o.URLs) == 0 {
 		o.URLs = []string{nats.DefaultURL}
@@ -117,11 +117,15 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	where := strings.Join(o.URLs, ",")
-	if o.Server != nil {
-		where = "the embedded server"
+	action := "connect to the embedded server"
+	if o.Server == nil {
+		action = "connect to " + ShownAddress(strings.Join(o.URLs, ","))
+		for _, a := range o.URLs {
+			if err := CheckAddress(a); err != nil {
+				return nil, fmt.Errorf("connect: %w", err)
+			}
+		}
 	}
-	action := "connect to " + where
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		c.nc, err = nats.Connect(strings.Join(o.URLs, ","), opts...)
 		if err == nil {
@@ -167,7 +171,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		nats.Timeout(o.ConnectTimeout),
 		nats.CustomInboxPrefix(o.InboxPrefix),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.disconnected(err) }),
-		nats.ReconnectHandler(func(nc *nats.Conn) { c.reconnected(nc.ConnectedUrlRedacted()) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { c.reconnected(ShownAddress(nc.ConnectedUrl())) }),
 		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) { c.asyncError(s, err) }),
 	}
 	if o.Server != nil {
@@ -266,7 +270,7 @@ type ServerInfo struct {
 // Server describes the server to which the connection goes now, or went last.
 func (c *Conn) Server() ServerInfo {
 	return ServerInfo{
-		URL:        c.nc.ConnectedUrlRedacted(),
+		URL:        ShownAddress(c.nc.ConnectedUrl()),
 		Name:       c.nc.ConnectedServerName(),
 		Cluster:    c.nc.ConnectedClusterName(),
 		Version:    c.nc.ConnectedServerVersion(),
@@ -351,7 +355,7 @@ func (c *Conn) try(ctx context.Context, subject string, do func(context.Context)
 
 // tryFor runs one attempt: do gets a context that ends after the attempt's time, or with the connection, or
 // when the server refuses the subject (exact, or a prefix that ends in '.'). An error of do that comes from
-// that context is replaced by its cause.
+// that context is replaced by its cause, and nats.go's words for a connection that is away by ours.
 func (c *Conn) tryFor(ctx context.Context, d time.Duration, subject string, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -370,7 +374,7 @@ func (c *Conn) tryFor(ctx context.Context, d time.Duration, subject string, do f
 	if refused != nil {
 		return refused
 	}
-	err := do(ctx)
+	err := sent(do(ctx))
 	if err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)) {
 		return context.Cause(ctx)
 	}

@@ -77,10 +77,11 @@ func (e *ConflictError) Error() string {
 // Unwrap lets errors.Is find [ErrConflict].
 func (e *ConflictError) Unwrap() error { return ErrConflict }
 
-// Causes with which an attempt is ended before its time.
+// Causes with which an attempt is ended before its time, or before it has begun.
 var (
 	errDisconnected = errors.New("the connection was lost while waiting")
 	errAttemptOver  = errors.New("the server did not answer")
+	errNoConnection = errors.New("there is no connection to a NATS server")
 )
 
 // Error codes of the JetStream API that nats.go has no name for (nats-server server/errors.json).
@@ -136,10 +137,10 @@ func classOf(err error) error {
 		return ErrNoJetStream
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrTimeout),
 		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
-		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining), errors.Is(err, nats.ErrReconnectBufExceeded),
+		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining),
 		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrNoServers),
 		errors.Is(err, nats.ErrStaleConnection), errors.Is(err, jetstream.ErrConnectionClosed), errors.Is(err, jetstream.ErrServerShutdown),
-		errors.Is(err, errDisconnected), errors.Is(err, errAttemptOver), errors.Is(err, errBehind):
+		errors.Is(err, errDisconnected), errors.Is(err, errNoConnection), errors.Is(err, errAttemptOver), errors.Is(err, errBehind):
 		return ErrUnavailable
 	}
 	// A write into a connection that is just being lost.
@@ -174,11 +175,21 @@ func classOfCode(code, errCode int) error {
 	return nil
 }
 
+// sent is an error of sending, in words that one understands: nothing is kept back while there is no connection, and nats.go calls that a buffer's
+// limit.
+func sent(err error) error {
+	if errors.Is(err, nats.ErrReconnectBufExceeded) {
+		return errNoConnection
+	}
+	return err
+}
+
 // failed wraps an error with the action that failed and its class, unless it has them.
 func failed(action string, err error) error {
 	if err == nil {
 		return nil
 	}
+	err = sent(err)
 	class := classOf(err)
 	if class == nil || errors.Is(err, class) {
 		return fmt.Errorf("%s: %w", action, err)

@@ -150,7 +150,7 @@ func (n *Namespace) PartitionOf(instance events.WorkerID) (events.Partition, err
 	return PartitionOf(instance, n.partitions)
 }
 
-// RegisterModel says that a worker serves a model with a block size. The first one decides; who differs gets an
+// RegisterModel says that a worker serves a model with a block size. The first one decides, until [Namespace.ForgetModel]; who differs gets an
 // error that wraps [ErrMismatch] and names both sizes.
 func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
 	action := fmt.Sprintf("register model %q", m.Name)
@@ -188,19 +188,36 @@ func (n *Namespace) Model(ctx context.Context, name string) (Model, error) {
 	if err != nil {
 		return Model{}, err
 	}
-	return n.readModel(ctx, key)
+	m, _, err := n.readModel(ctx, key)
+	return m, err
 }
 
-func (n *Namespace) readModel(ctx context.Context, key string) (Model, error) {
-	entry, err := n.meta.Latest(ctx, key)
+// ForgetModel removes what was registered for a model, so that the next worker decides anew; [ErrNotFound] if nothing was. Whether a worker
+// still serves the model is for the caller to know. Two workers that register it meanwhile, one before and one after, may differ.
+func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error) {
+	key, err := modelKey(name)
 	if err != nil {
 		return Model{}, err
 	}
-	var m Model
-	if err := json.Unmarshal(entry.Value, &m); err != nil {
-		return Model{}, fmt.Errorf("record %q in bucket %s cannot be read: %w", key, n.meta.name, err)
+	m, revision, err := n.readModel(ctx, key)
+	if err == nil {
+		_, err = n.meta.Delete(ctx, key, revision)
+	}
+	if err != nil {
+		return Model{}, fmt.Errorf("forget model %q: %w", name, err)
 	}
 	return m, nil
+}
+
+func (n *Namespace) readModel(ctx context.Context, key string) (m Model, revision uint64, err error) {
+	entry, err := n.meta.Latest(ctx, key)
+	if err != nil {
+		return Model{}, 0, err
+	}
+	if err := json.Unmarshal(entry.Value, &m); err != nil {
+		return Model{}, 0, fmt.Errorf("record %q in bucket %s cannot be read: %w", key, n.meta.name, err)
+	}
+	return m, entry.Revision, nil
 }
 
 // Models lists what was registered, by name.
@@ -211,7 +228,10 @@ func (n *Namespace) Models(ctx context.Context) ([]Model, error) {
 	}
 	models := make([]Model, 0, len(keys))
 	for _, key := range keys {
-		m, err := n.readModel(ctx, key)
+		m, _, err := n.readModel(ctx, key)
+		if errors.Is(err, ErrNotFound) {
+			continue // forgotten
+		}
 		if err != nil {
 			return nil, err
 		}

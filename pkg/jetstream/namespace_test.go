@@ -137,6 +137,21 @@ func TestModels(t *testing.T) {
 	if err != nil || fmt.Sprint(got) != "[{* 1} {a/b c 16} {m 64}]" {
 		t.Fatal(got, err)
 	}
+	if m, err := w.ns.ForgetModel(w.ctx, "m"); err != nil || m != (Model{"m", 64}) {
+		t.Fatal(m, err)
+	}
+	if _, err := w.ns.ForgetModel(w.ctx, "m"); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("the second time: %v", err)
+	}
+	if got, err := w.ns.Models(w.ctx); err != nil || fmt.Sprint(got) != "[{* 1} {a/b c 16}]" {
+		t.Fatal(got, err)
+	}
+	if err := w.ns.RegisterModel(w.ctx, Model{"m", 32}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.ns.RegisterModel(w.ctx, Model{"m", 64}); !errors.Is(err, ErrMismatch) {
+		t.Fatal(err)
+	}
 	var wg sync.WaitGroup
 	errs := make([]error, 8)
 	for i := range errs {

@@ -1,0 +1,64 @@
+package jetstream
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// CheckAddress returns an error, which repeats no secret, that says what is wrong with the address of a NATS server: HOST, or
+// SCHEME://USER:PASSWORD@HOST:PORT with a scheme of nats, tls, ws or wss; all but the host may be missing.
+func CheckAddress(address string) error {
+	u, err := parseAddress(address)
+	switch {
+	case err != nil && strings.Contains(address, "@"): // what the parser says may have a piece of the password
+		return fmt.Errorf("address %q cannot be read; in a user or password, signs like / : @ %% are written as %%2F %%3A %%40 %%25", ShownAddress(address))
+	case err != nil:
+		return fmt.Errorf("address %w", err)
+	case !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme):
+		return fmt.Errorf("address %q: scheme %q is none of nats, tls, ws, wss", ShownAddress(address), u.Scheme)
+	case u.Hostname() == "" || strings.Contains(u.Hostname(), ":") && !strings.HasPrefix(u.Host, "["):
+		return fmt.Errorf("address %q has no host, or an IPv6 address without brackets", ShownAddress(address))
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return fmt.Errorf("address %q: port %q is not a number from 1 to 65535", ShownAddress(address), port)
+		}
+	}
+	return nil
+}
+
+// ShownAddress is an address, or several with commas between, as it may be shown: without the password or token in it.
+func ShownAddress(address string) string {
+	const hidden = "xxxxx"
+	list := strings.Split(address, ",")
+	for i, a := range list {
+		scheme, rest, found := strings.Cut(a, "://")
+		if !found {
+			scheme, rest = "", a
+		} else {
+			scheme += "://"
+		}
+		at := strings.LastIndexByte(rest, '@')
+		if at < 0 {
+			continue
+		}
+		user, _, withPassword := strings.Cut(rest[:at], ":")
+		if withPassword {
+			user += ":" + hidden
+		} else {
+			user = hidden // a token
+		}
+		list[i] = scheme + user + rest[at:]
+	}
+	return strings.Join(list, ",")
+}
+
+func parseAddress(address string) (*url.URL, error) {
+	if !strings.Contains(address, "://") {
+		address = "nats://" + address
+	}
+	return url.Parse(address)
+}
