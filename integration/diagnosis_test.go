@@ -63,6 +63,10 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 		{"events disabled", engine.Endpoint(), nil, "connected, and the engine has said nothing", "enable_kv_cache_events"},
 		{"topic", engine.Endpoint(), []string{"--topic", "elsewhere"}, "connected, and the engine has said nothing", "no message's topic begins with --topic elsewhere"},
 		{"SGLang", engine.Endpoint(), []string{"--source", "sglang"}, "connected, and the engine has said nothing", "--disable-radix-cache"},
+		{"replay at an HTTP server", engine.Endpoint(), []string{"--replay", strings.Replace(web.URL, "http", "tcp", 1)}, "replay failed", "says nothing, as HTTP and TLS servers do; --replay is the replay_endpoint"},
+		{"replay at NATS", engine.Endpoint(), []string{"--replay", "tcp://" + strings.TrimPrefix(x.nats, "nats://")}, "replay failed", "this port belongs to a NATS server; --replay is the replay_endpoint"},
+		{"replay at nobody", engine.Endpoint(), []string{"--replay", "tcp://" + nobody}, "replay failed", "nothing listens there: see that the engine runs and has a replay_endpoint"},
+		{"replay at another rank's events", engine.Endpoint(), []string{"--replay", simEngine(t).Endpoint()}, `PUB\" socket, a DEALER needs`, "this port belongs to the engine's event publisher, perhaps"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := start(t, "worker-shim", append([]string{"run", "--engine", c.endpoint, "--instance", fmt.Sprintf("w%d", i), "--model", "m", "--block-size", "16",

@@ -83,7 +83,7 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		Failed: func(endpoint string, err error) {
 			w.failed.do(func(n uint64) {
-				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do", advice(err), "times", n)
+				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do", advice(err, eventEndpoint), "times", n)
 			})
 		},
 		Stray: func(frames int) {
@@ -97,7 +97,9 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 			})
 		},
 		ReplayFailed: func(from events.EngineSeq, err error) {
-			w.replayFailed.do(func(n uint64) { log.Warn("replay failed", "from", from, "error", err, "times", n) })
+			w.replayFailed.do(func(n uint64) {
+				log.Warn("replay failed", "from", from, "error", err, "what_to_do", advice(err, replayEndpoint), "times", n)
+			})
 		},
 		SnapshotFailed: func(err error) {
 			w.snapshotFailed.do(func(n uint64) { log.Warn("the engine gave no snapshot", "error", err, "times", n) })
@@ -162,26 +164,46 @@ func (w *watcher) silenceAdvice() string {
 	return strings.Join(append(do, "or send it a request: an engine without load says nothing"), "; ")
 }
 
-// advice is what to do about a connection that does not come about.
-func advice(err error) string {
+// endpoint is one of the two that an engine has, in the words of advice.
+type endpoint struct {
+	is     string // what to give to the flag
+	nobody string // what may be wrong if nothing listens there
+	other  string // the kind of socket that the engine's other endpoint has
+	mixed  string // whose this port is then
+}
+
+var (
+	eventEndpoint = endpoint{
+		is:     "--engine is the endpoint in the engine's --kv-events-config",
+		nobody: "see that the engine runs, publishes events, and binds this port; an engine whose endpoint names a host dials out, which needs --listen",
+		other:  `"ROUTER"`, mixed: "the engine's replay endpoint, perhaps: --engine and --replay exchanged",
+	}
+	replayEndpoint = endpoint{
+		is:     "--replay is the replay_endpoint in the engine's --kv-events-config",
+		nobody: "see that the engine runs and has a replay_endpoint with this port in its --kv-events-config; if it has none, leave --replay out",
+		other:  `PUB"`, mixed: "the engine's event publisher, perhaps: --engine and --replay exchanged",
+	}
+)
+
+// advice is what to do about a connection that does not come about, or comes to nothing.
+func advice(err error, to endpoint) string {
 	var refused *zmtp.RefusedError
 	switch {
 	case errors.As(err, &refused) && refused.Mechanism != "":
 		return "start the engine's event sockets without CURVE or PLAIN; keep them on a network of their own"
 	case errors.As(err, &refused):
-		for _, p := range []struct{ sign, is string }{
-			{"HTTP/", "an HTTP server, perhaps the engine's API"}, {"INFO ", "a NATS server"}, {`\x15\x03`, "a TLS server"},
-			{"ROUTER", "the engine's replay endpoint, perhaps: --engine and --replay exchanged"},
+		for _, p := range []struct{ sign, whose string }{
+			{"HTTP/", "an HTTP server, perhaps the engine's API"}, {"INFO ", "a NATS server"}, {`\x15\x03`, "a TLS server"}, {to.other, to.mixed},
 		} {
 			if strings.Contains(refused.Reason, p.sign) {
-				return "this port belongs to " + p.is + "; --engine is the endpoint in the engine's --kv-events-config"
+				return "this port belongs to " + p.whose + "; " + to.is
 			}
 		}
-		return "this port is not an engine's event publisher; --engine is the endpoint in its --kv-events-config"
+		return "this port is not that endpoint of an engine; " + to.is
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return "nothing listens there: see that the engine runs, publishes events, and binds this port; an engine whose endpoint names a host dials out, which needs --listen"
+		return "nothing listens there: " + to.nobody
 	case errors.Is(err, zmtp.ErrSilent):
-		return "something listens there and says nothing, as HTTP and TLS servers do; --engine is the endpoint in the engine's --kv-events-config"
+		return "something listens there and says nothing, as HTTP and TLS servers do; " + to.is
 	}
-	return "see that --engine is the endpoint in the engine's --kv-events-config"
+	return "see that " + to.is
 }

@@ -593,7 +593,10 @@ func (p *replay) converse(ctx context.Context, cfg Config) error {
 	sockets := cfg.Sockets
 	sockets.Hooks = zmtp.Hooks{}
 	d, err := zmtp.DialDealer(dialing, cfg.Replay, sockets)
-	if err != nil {
+	switch {
+	case err != nil && dialing.Err() != nil && ctx.Err() == nil:
+		return fmt.Errorf("%w: nobody at %s has spoken as a replay socket for %v", zmtp.ErrSilent, cfg.Replay, cfg.ReplayTimeout)
+	case err != nil:
 		return err
 	}
 	defer d.Stop()
