@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"time"
-
-	"github.com/vmihailenco/msgpack/v5"
 )
 
 // Content types of requests and replies. A reply has its request's.
@@ -125,10 +123,16 @@ func (q *Query) check() error {
 
 // Marshal encodes v in a content type.
 func Marshal(contentType string, v any) ([]byte, error) {
-	if contentType == MsgPack {
-		return msgpack.Marshal(v)
+	if contentType != MsgPack {
+		return json.Marshal(v)
 	}
-	return json.Marshal(v)
+	switch v := v.(type) {
+	case *Query:
+		return packQuery(v), nil
+	case *Answer:
+		return packAnswer(v)
+	}
+	return reflected(v)
 }
 
 // Unmarshal decodes data of a content type into v. An error is an *Error that says where the data is wrong. Fields that v does
@@ -136,7 +140,7 @@ func Marshal(contentType string, v any) ([]byte, error) {
 func Unmarshal(contentType string, data []byte, v any) error {
 	var err error
 	if contentType == MsgPack {
-		err = msgpack.Unmarshal(data, v)
+		err = unpack(data, v)
 	} else {
 		dec := json.NewDecoder(bytes.NewReader(data))
 		if err = dec.Decode(v); err == nil {
@@ -163,8 +167,26 @@ func Unmarshal(contentType string, data []byte, v any) error {
 	return Errorf(CodeMalformed, "the request is not the %s that it should be: %v", kind, err)
 }
 
+// unpack decodes MessagePack.
+func unpack(data []byte, v any) error {
+	switch v := v.(type) {
+	case *Query:
+		if unpackQuery(data, v) {
+			return nil
+		}
+	case *Answer:
+		if unpackAnswer(data, v) {
+			return nil
+		}
+	}
+	return unpackReflected(data, v)
+}
+
 // DecodeReply decodes a node's reply into v, or returns the error that it holds.
 func DecodeReply(contentType string, data []byte, v any) error {
+	if a, find := v.(*Answer); find && contentType == MsgPack && unpackAnswer(data, a) {
+		return nil // which no error is taken for
+	}
 	var failed ErrorBody
 	if err := Unmarshal(contentType, data, &failed); err == nil && failed.Error != nil {
 		return failed.Error
