@@ -55,34 +55,46 @@ func maskText(mask []bool) string {
 	return string(b)
 }
 
-// randomHitQuestion draws a layout and what is there, dense prefixes and holes alike, some of them such as vLLM refuses.
+// randomHitQuestion draws a layout and what is there, dense prefixes and holes alike, some of them such as vLLM refuses: up to 12 groups, sizes
+// that are no powers of two, windows longer than any prompt, empty prompts.
 func randomHitQuestion(rng *rand.Rand) (q hitQuestion) {
-	sizes := []int{2, 4, 8}
-	q.HBS = []int{1, 2, 2, 2}[rng.IntN(4)]
+	q.HBS = []int{1, 2, 2, 2, 3, 5}[rng.IntN(6)]
+	times := [][]int{{1, 2, 4}, {1, 2, 4}, {1, 2, 3}, {2, 5}, {1, 3, 9}}[rng.IntN(5)]
 	q.Eagle = rng.IntN(2) == 0
 	q.LCM = q.HBS
-	for range 1 + rng.IntN(4) {
+	groups := 1 + rng.IntN(4)
+	if rng.IntN(8) == 0 {
+		groups = 5 + rng.IntN(8)
+	}
+	for range groups {
 		kind := []string{"full", "full", "swa", "swa", "mamba", "chunked"}[rng.IntN(6)]
 		if kind == "chunked" && rng.IntN(3) > 0 {
 			kind = "swa"
 		}
-		size, window, eagle := sizes[rng.IntN(3)], 0, 0
+		size, window, eagle := q.HBS*times[rng.IntN(len(times))], 0, 0
 		switch kind {
 		case "swa":
-			window = 1 + rng.IntN(20)
+			window = []int{1 + rng.IntN(20), 1 + rng.IntN(20), size, size + 1, 2*size + 1, 1<<31 - 1}[rng.IntN(6)]
 		case "chunked":
 			window = size * (1 + rng.IntN(4))
 		}
 		if rng.IntN(5) == 0 {
 			eagle = 1
 		}
+		if len(q.G) > 0 && rng.IntN(5) == 0 { // the same as another, which they are merged with
+			first := q.G[0]
+			kind, size, window = first[0].(string), first[1].(int), first[2].(int)
+		}
 		q.G = append(q.G, [4]any{kind, size, window, eagle})
-		q.LCM = max(q.LCM, size)
+		q.LCM = lcm(q.LCM, size)
 	}
 	if rng.IntN(4) == 0 {
-		q.LCM *= 2
+		q.LCM *= 2 + rng.IntN(2)
 	}
 	q.Max = rng.IntN(60)
+	if rng.IntN(4) == 0 { // long prompts, and such as end with a block of all groups, or next to it
+		q.Max = max(0, rng.IntN(8)*q.LCM-1+rng.IntN(3))
+	}
 	n := q.Max / q.HBS
 	if rng.IntN(2) == 0 {
 		n += rng.IntN(8) // more hashes than are asked for
@@ -90,13 +102,27 @@ func randomHitQuestion(rng *rand.Rand) (q hitQuestion) {
 	n = max(n, 1)
 	dense := []float64{0.5, 0.8, 0.95, 1}[rng.IntN(4)]
 	for range q.G {
-		p := make([]bool, n)
+		p, from, to := make([]bool, n), 0, n
+		switch rng.IntN(8) {
+		case 0: // it ends early
+			to = rng.IntN(n + 1)
+		case 1: // it begins late
+			from = rng.IntN(n + 1)
+		}
 		for i := range p {
-			p[i] = rng.Float64() < dense
+			p[i] = from <= i && i < to && rng.Float64() < dense
 		}
 		q.Present = append(q.Present, maskText(p))
 	}
 	return q
+}
+
+func lcm(a, b int) int {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
 }
 
 // TestCoordinatorEqualsVLLM asks vLLM's own coordinators the cases of the file and thousands of random ones. Every hit, every mask
@@ -113,12 +139,16 @@ func TestCoordinatorEqualsVLLM(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			for s := bufio.NewScanner(f); s.Scan(); {
+			lines := bufio.NewScanner(f)
+			for lines.Scan() {
 				var q hitQuestion
-				if err := json.Unmarshal(s.Bytes(), &q); err != nil {
+				if err := json.Unmarshal(lines.Bytes(), &q); err != nil {
 					t.Fatal(err)
 				}
 				questions = append(questions, q)
+			}
+			if err := lines.Err(); err != nil {
+				t.Fatal(err)
 			}
 			rng := rand.New(rand.NewPCG(7, 32))
 			for range 6000 {

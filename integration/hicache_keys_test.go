@@ -99,7 +99,7 @@ func TestPageHashesEqualSGLang(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 12))
 	var questions []question
 	for i := range 300 {
-		q := question{Tokens: make([]uint32, rng.IntN(80)), Page: []int{1, 2, 4, 16}[rng.IntN(4)], Eagle: i%2 == 1, space: rng.IntN(len(spaces))}
+		q := question{Tokens: make([]uint32, rng.IntN(80)), Page: []int{1, 2, 3, 4, 7, 16, 64}[rng.IntN(7)], Eagle: i%2 == 1, space: rng.IntN(len(spaces))}
 		q.Prior = seeds[q.space].Seed
 		for j := range q.Tokens {
 			q.Tokens[j] = rng.Uint32() >> rng.IntN(32)
@@ -134,19 +134,24 @@ func TestObjectKeysEqualSGLang(t *testing.T) {
 	}
 	page := (&hicache.SGLang{PageSize: 1}).PageHashes(nil, []uint32{7}, hicache.Space{})
 	var questions []question
-	for _, tp := range []int{1, 2, 4} {
+	for _, tp := range []int{1, 2, 3, 4} {
 		for _, pp := range []int{1, 2, 3} {
-			for _, tag := range []string{"", "blue"} {
+			for _, tag := range []string{"", "blue", "a_b-c.d"} {
 				q := question{Hash: page[0].String(), TP: tp, PP: pp, Model: "org/Model-7B"}
 				if tag != "" {
 					q.Tag = &tag
 				}
-				lcm := 4 * tp
-				split := q
-				split.Split, split.LCM = true, &lcm
 				mla := q
 				mla.MLA = true
-				questions = append(questions, q, split, mla)
+				questions = append(questions, q, mla)
+				for shares := 1; shares <= 4; shares++ { // of each rank's heads
+					lcm := shares * tp
+					split := q
+					split.Split, split.LCM = true, &lcm
+					unsplit, one := split, mla // whose ranks must not care
+					unsplit.Split, one.LCM = false, &lcm
+					questions = append(questions, split, unsplit, one)
+				}
 			}
 		}
 	}

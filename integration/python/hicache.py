@@ -9,8 +9,9 @@ It answers each line of stdin, a JSON list of questions, with a line on stdout, 
         {"refused": "text"} where an assertion fails. "store" is for max rounded down to lcm; null is all
     {"tokens": [..], "block": n, "algo": name, "seed": PYTHONHASHSEED or null, "lora": name or null, "salt": text or null, "lookahead": n}
         to vLLM: {"hashes": [hex..]}, what its request hasher calls the blocks
-    {"g", "lcm", "hbs", "eagle", "partial": as above, "prompt": a question of hashes, "there": [key..], "model", "prefix": text, "tp", "pp", "heads": n}
-        to vLLM from 0.32 on: {"hit": tokens}, what its worker finds of the prompt in a store that has those keys
+    {"g", "lcm", "hbs", "eagle", "partial": as above, "mla": [bool..], "prompt": a question of hashes, "there": [key..], "model", "prefix": text,
+     "tp", "pp", "pcp", "dcp", "heads": n}
+        to vLLM 0.24, or from 0.32 on: {"hit": tokens}, what it takes of the prompt from a store that has those keys
     {"tokens": [..], "page": n, "eagle": bool, "prior": hex or null}
         to SGLang before it hashed in C++: {"hashes": [hex..]}
     {"extra_key": text or null, "salt": text or null}
@@ -36,7 +37,7 @@ class Vllm:
             "vllm.envs", "vllm.utils.math_utils", "vllm.utils.hashing", "vllm.v1.core.block_pool", "vllm.v1.core.kv_cache_coordinator",
             "vllm.v1.core.kv_cache_metrics", "vllm.v1.core.kv_cache_utils", "vllm.v1.core.single_type_kv_cache_manager",
             "vllm.v1.hisparse.block_pool", "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_layout", "vllm.v1.kv_cache_spec_registry",
-            "vllm.v1.request", "vllm.v1.utils", "vllm.distributed.kv_events", self.store + ".coordinator", self.store + ".data", self.store + ".worker"])
+            "vllm.v1.request", "vllm.v1.utils", "vllm.distributed.kv_events", self.store + ".coordinator", self.store + ".data", self.store + ".worker", self.store + ".scheduler"])
         self.code = importlib.import_module(self.store + ".coordinator")
         self.specs = importlib.import_module("vllm.v1.kv_cache_interface")
         managers = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
@@ -44,19 +45,19 @@ class Vllm:
         if not registry._REGISTRY_KVCACHESPEC_LIST:
             managers.register_all_kvcache_specs(None)
 
-    def spec(self, kind, block, window):
+    def spec(self, kind, block, window, mla):
         s = self.specs
         heads = dict(block_size=block, num_kv_heads=1, head_size=8, dtype=None)
         if kind == "full":
-            return s.FullAttentionSpec(**heads)
+            return (s.MLAAttentionSpec if mla else s.FullAttentionSpec)(**heads)
         if kind == "swa":
-            return s.SlidingWindowSpec(sliding_window=window, **heads)
+            return (s.SlidingWindowMLASpec if mla else s.SlidingWindowSpec)(sliding_window=window, **heads)
         if kind == "chunked":
             return s.ChunkedLocalAttentionSpec(attention_chunk_size=window, **heads)
         return s.MambaSpec(block_size=block, shapes=((1,),), dtypes=(None,))
 
-    def group(self, kind, block, window, eagle):
-        group = self.specs.KVCacheGroupSpec(layer_names=["l"], kv_cache_spec=self.spec(kind, block, window))
+    def group(self, kind, block, window, eagle, mla=False):
+        group = self.specs.KVCacheGroupSpec(layer_names=["l"], kv_cache_spec=self.spec(kind, block, window, mla))
         group.is_eagle_group = bool(eagle)
         return group
 
@@ -82,19 +83,31 @@ class Vllm:
     def lookup(self, q):
         worker, data = importlib.import_module(self.store + ".worker"), importlib.import_module(self.store + ".data")
         w = object.__new__(worker.MooncakeStoreWorker)
-        w._kv_cache_groups = [self.group(*g) for g in q["g"]]
-        w.coord = self.code.MooncakeStoreCoordinator(w._kv_cache_groups, q["lcm"], q["hbs"], use_eagle=q["eagle"], enable_partial_hash_hits=q["partial"])
-        w.hash_block_size, w.tp_size, w.pp_size, w.pcp_size, w.dcp_size, w.num_kv_head = q["hbs"], q["tp"], q["pp"], 1, 1, q["heads"]
-        metadata = lambda g: data.KeyMetadata(q["model"], 0, 0, 0, 0, group_id=g, cache_prefix=q["prefix"])
-        w.token_dbs = [types.SimpleNamespace(block_size=g[1], store_layout=data.RankLocalStoreLayout(metadata(i), g[1], q["hbs"]))
-                       for i, g in enumerate(q["g"])]
+        w._kv_cache_groups = [self.group(*g, mla) for g, mla in zip(q["g"], q["mla"])]
+        options = {"enable_partial_hash_hits": True} if q["partial"] else {}
+        w.coord = self.code.MooncakeStoreCoordinator(w._kv_cache_groups, q["lcm"], q["hbs"], use_eagle=q["eagle"], **options)
+        w.hash_block_size, w.tp_size, w.pp_size, w.pcp_size, w.dcp_size, w.num_kv_head = q["hbs"], q["tp"], q["pp"], q["pcp"], q["dcp"], q["heads"]
         there = set(q["there"])
         w.store = types.SimpleNamespace(batch_is_exist=lambda keys: [int(k in there) for k in keys])
-        w._capacity_only, w._record_kv_connector_operation, w._tail_key_boundaries = False, lambda *a, **k: None, lambda *a: ()
+        w._record_kv_connector_operation = lambda *a, **k: None
+        metadata = lambda g: data.KeyMetadata(q["model"], 0, 0, 0, 0, group_id=g, cache_prefix=q["prefix"])
+        hashes = [bytes.fromhex(h) for h in self.hashes(q["prompt"])["hashes"]]
+        n = len(q["prompt"]["tokens"])
+        if not hasattr(w, "_init_lookup_key_prefixes"):  # 0.24, whose scheduler has a part in it
+            if any(q["mla"]):
+                w.num_kv_head = 1  # as its constructor does with a model of such attention
+            w.token_dbs = [types.SimpleNamespace(block_size=g[1], metadata=metadata(i)) for i, g in enumerate(q["g"])]
+            scheduler = object.__new__(importlib.import_module(self.store + ".scheduler").MooncakeStoreScheduler)
+            scheduler._block_size, scheduler.lookup_async, scheduler.load_async, scheduler.load_specs = q["lcm"], False, True, {}
+            scheduler.client = types.SimpleNamespace(lookup=lambda name, tokens, hashes, non_block: w.lookup(tokens, hashes))
+            request = types.SimpleNamespace(request_id="r", num_tokens=n, block_hashes=hashes)
+            return {"hit": scheduler.get_num_new_matched_tokens(request, 0)[0]}
+        w.token_dbs = [types.SimpleNamespace(block_size=g[1], store_layout=data.RankLocalStoreLayout(metadata(i), g[1], q["hbs"]))
+                       for i, g in enumerate(q["g"])]
+        w._capacity_only, w._tail_key_boundaries = False, lambda *a: ()
         w._group_tp_replication_factors = w._compute_group_tp_replication_factors()
         w._init_lookup_key_prefixes()
-        hashes = [bytes.fromhex(h) for h in self.hashes(q["prompt"])["hashes"]]
-        return {"hit": w.lookup(len(q["prompt"]["tokens"]), hashes).hit_length}
+        return {"hit": w.lookup(n, hashes).hit_length}
 
     def answer(self, q):
         if "tokens" in q:

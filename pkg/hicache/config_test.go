@@ -70,6 +70,31 @@ func TestVLLMKeys(t *testing.T) {
 	if got := v.KeyPrefixes(0)[3]; got != "blue@Foo@tp_rank:3@pcp0@dcp1@pp_rank:0@group:0@" {
 		t.Error(got)
 	}
+	v.PCPSize = 2
+	for _, c := range []struct {
+		version  string
+		prefixes [3]int
+		last     string
+	}{ // read in the wheels' MooncakeStoreWorker; integration/ asks that of 0.24 and 0.32
+		{"", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},
+		{"0.27.0", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},
+		{"0.26.0", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},
+		{"0.24.0", [3]int{1, 1, 1}, "@tp_rank:0@pcp0@dcp0@pp_rank:0@"},
+	} {
+		v.EngineVersion = c.version
+		for g, want := range c.prefixes {
+			if got := v.KeyPrefixes(g); len(got) != want || !strings.Contains(got[want-1], c.last) {
+				t.Errorf("%q, group %d: %q", c.version, g, got)
+			}
+		}
+	}
+	v.DCPSize, v.EngineVersion = 1, "0.26.0"
+	v.Groups[1].MLA = false
+	for g := range v.Groups {
+		if n := len(v.KeyPrefixes(g)); n != 4 {
+			t.Errorf("0.26.0, group %d: %d prefixes, want 2 context ranks with 2 heads", g, n)
+		}
+	}
 	if got := Key("p@", []byte{0x14, 0x5e}); got != "p@145e" {
 		t.Error(got)
 	}

@@ -2,9 +2,12 @@ package hicache
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -58,28 +61,121 @@ func text(mask []bool) string {
 	return b.String()
 }
 
-func readCases(t testing.TB) (all []coordinatorCase) {
+// check says what is wrong with a case, before it is compared with anything.
+func (c *coordinatorCase) check() error {
+	if len(c.G) == 0 {
+		return errors.New("it has no groups (\"g\")")
+	}
+	if c.Max < 0 || c.LCM < 1 || c.HBS < 1 {
+		return fmt.Errorf("max %d, lcm %d, hbs %d: want 0, 1, 1 or more", c.Max, c.LCM, c.HBS)
+	}
+	for i := range c.G {
+		g := &c.G[i]
+		if flag, is := g[3].(bool); is {
+			g[3] = map[bool]float64{true: 1}[flag]
+		}
+		_, ok := g[0].(string)
+		for _, n := range g[1:] {
+			_, isNumber := n.(float64)
+			ok = ok && isNumber
+		}
+		if !ok {
+			return fmt.Errorf("group %d: %v is not [kind, block, window, EAGLE flag]", i, *g)
+		}
+	}
+	for what, list := range map[string][]string{"present": c.Present, "masks": c.Masks, "safe_masks": c.SafeMask} {
+		if len(list) != len(c.G) {
+			return fmt.Errorf("%d %s for %d groups", len(list), what, len(c.G))
+		}
+		for g, bits := range list {
+			if strings.Trim(bits, "01") != "" {
+				return fmt.Errorf("%s of group %d: %.20q is not of 0 and 1", what, g, bits)
+			}
+		}
+	}
+	return nil
+}
+
+// decodeCases reads cases, one JSON object a line, however long. Its error names the line.
+func decodeCases(r io.Reader) (all []coordinatorCase, err error) {
+	in := bufio.NewReader(r)
+	for line := 1; ; line++ {
+		text, end := in.ReadBytes('\n')
+		if end != nil && end != io.EOF {
+			return nil, end
+		}
+		if len(bytes.TrimSpace(text)) > 0 {
+			c := coordinatorCase{Hit: -1, SafeHit: -1}
+			dec := json.NewDecoder(bytes.NewReader(text))
+			err := dec.Decode(&c)
+			if err == nil && dec.More() {
+				err = errors.New("more than one object")
+			}
+			if err == nil && (c.Hit < 0 || c.SafeHit < 0) {
+				err = errors.New("hit or safe_hit is missing or negative")
+			}
+			if err == nil {
+				err = c.check()
+			}
+			if err != nil {
+				return nil, fmt.Errorf("line %d: %w", line, err)
+			}
+			all = append(all, c)
+		}
+		if end == io.EOF {
+			break
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no cases")
+	}
+	return all, nil
+}
+
+func readCases(t testing.TB) []coordinatorCase {
 	f, err := os.Open(*casesFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		var c coordinatorCase
-		if err := json.Unmarshal(s.Bytes(), &c); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, c)
-	}
-	if len(all) == 0 {
-		t.Fatal("no cases")
+	all, err := decodeCases(f)
+	if err != nil {
+		t.Fatalf("%s: %v", *casesFile, err)
 	}
 	return all
 }
 
+// TestCoordinatorCasesAreChecked gives the reader files that are damaged.
+func TestCoordinatorCasesAreChecked(t *testing.T) {
+	const good = `{"g":[["full",4,0,0]],"lcm":4,"hbs":4,"eagle":false,"max":8,"present":["11"],"masks":["11"],"hit":8,"safe_masks":["11"],"safe_hit":8}`
+	long := strings.NewReplacer(`["11"]`, `["`+strings.Repeat("1", 1<<17)+`"]`).Replace(good)
+	all, err := decodeCases(strings.NewReader(good + "\n\n" + long + "\n" + good))
+	if err != nil || len(all) != 3 || len(all[1].Present[0]) != 1<<17 {
+		t.Fatalf("%d cases, %v", len(all), err)
+	}
+	for _, c := range []struct{ from, to, says string }{
+		{good, "", "no cases"},
+		{`}`, ``, "line 2: unexpected EOF"},
+		{`"full",4`, `"full","4"`, "is not [kind, block, window, EAGLE flag]"},
+		{`"full"`, `7`, "is not [kind, block, window, EAGLE flag]"},
+		{`"masks":["11"],`, ``, "masks for 1 groups"},
+		{`"present":["11"]`, `"present":["1x"]`, "is not of 0 and 1"},
+		{`"hit":8,`, ``, "hit or safe_hit is missing"},
+		{`"lcm":4`, `"lcm":0`, "lcm 0"},
+		{`"lcm":4`, `"lcm":4.5`, "line 2"},
+		{`}`, `}{}`, "more than one object"},
+	} {
+		text := "\n" + strings.Replace(good, c.from, c.to, 1) + "\n"
+		if _, err := decodeCases(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want what says %q", text, err, c.says)
+		}
+	}
+}
+
 // TestCoordinator compares both profiles with every case of a file.
 func TestCoordinator(t *testing.T) {
-	for i, c := range readCases(t) {
+	cases := readCases(t)
+	for i, c := range cases {
 		for _, p := range []Profile{Reference, Safe} {
 			want, masks := c.Hit, c.Masks
 			if p == Safe {
@@ -87,7 +183,8 @@ func TestCoordinator(t *testing.T) {
 			}
 			co, err := NewCoordinator(c.layout(p))
 			if err != nil {
-				t.Fatalf("case %d: %v", i, err)
+				t.Errorf("case %d, %s: %v", i, p, err)
+				continue
 			}
 			hit, err := co.FindLongestCacheHit(presence(c.Present), c.Max)
 			if err != nil {
@@ -103,6 +200,7 @@ func TestCoordinator(t *testing.T) {
 			}
 		}
 	}
+	t.Logf("%d cases of %s", len(cases), *casesFile)
 }
 
 func TestCoordinatorRefusesWhatUpstreamDoes(t *testing.T) {

@@ -72,6 +72,8 @@ func (v *VLLM) nameable(lora, salt string) error {
 	switch {
 	case err != nil:
 		return err
+	case v.before(namesSince):
+		return fmt.Errorf("%w: vLLM %s calls its objects otherwise than 0.24 and later, which are known here", ErrNames, v.EngineVersion)
 	case (lora != "" || salt != "") && v.EngineVersion == "":
 		return fmt.Errorf("%w: adapters and cache salts are hashed by a rule of the release, and the workers registered no engine_version", ErrNames)
 	case lora != "" && since(v.EngineVersion, taggedSince):

@@ -54,6 +54,7 @@ func TestDigestsThatCannotBeKnown(t *testing.T) {
 		{VLLM{}, "", "", "neither hash_seed"},
 		{VLLM{EngineVersion: "0.28.0"}, "", "", "random in each process"},
 		{VLLM{EngineVersion: "0.32.0", HashAlgo: algoXXH3CBOR}, "", "", "random in each process"},
+		{VLLM{HashSeed: &zero, EngineVersion: "0.23.1"}, "", "", "vLLM 0.23.1 calls its objects otherwise"},
 		{VLLM{HashSeed: &zero}, "", "tenant", "no engine_version"},
 		{VLLM{HashSeed: &zero}, "adapter", "", "no engine_version"},
 		{VLLM{EngineVersion: "0.31.0"}, "adapter", "", "path of a LoRA adapter"},
