@@ -38,7 +38,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer serve --nats nats://127.0.0.1:1 --store-bytes 1", "--store-bytes is about a server in this process"},
 		{"indexer resync", "give one of --partition and --worker"},
 		{"indexer resync --partition 1 --worker w", "give one of --partition and --worker"},
-		{"indexer forget", "accepts 1 arg(s)"},
+		{"indexer forget", "give a worker or --model"},
 		{"indexer forget w1 --rank x", "--rank"},
 		{"indexer load --block-size 16", "--model is missing"},
 		{"indexer load --model m", "--block-size 0 is not from 1"},
@@ -51,7 +51,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer auth example", "--keys is missing"},
 		{"indexer auth example --keys x --namespace Bad.Name", "--namespace"},
 		{"indexer auth example --keys x --partitions 0", "--partitions 0 is not from 1"},
-		{"indexer probe", "accepts 1 arg(s)"},
+		{"indexer probe", "give a worker or --model"},
 		{"indexer probe localhost", `"localhost" is not an http:// or https:// URL`},
 		{"worker-shim simulate --rate 0", "--rate 0 is not above 0"},
 		{"worker-shim simulate --block-size 7", "--block-size"},
@@ -70,6 +70,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --source trt", "--source"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats-cert x", "--nats-cert and --nats-key go together"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats http://127.0.0.1:4222", `scheme "http" is none of nats, tls, ws, wss`},
+		{"indexer serve --log-age 1m --snapshot-interval 40s", "--log-age 1m0s is less than twice --snapshot-interval 40s"},
 		{"indexer serve --nats one::", `--nats: address "nats://one::" has no host`},
 	} {
 		words := strings.Fields(c.command)

@@ -84,7 +84,7 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.DurationVar(&s.logAge, "log-age", 24*time.Hour, "age at which messages leave the log")
 	f.Int64Var(&s.snapshotBytes, "snapshot-bytes", -1, "bytes that the snapshot bucket may take; -1 sets no bound")
 	f.Int64Var(&s.storeBytes, "store-bytes", 0, "bytes that all logs and snapshots of the server in this process may take; beyond, writing waits (default: what the disk has)")
-	f.DurationVar(&s.snapshotInterval, "snapshot-interval", time.Minute, "time between snapshots of a partition that changes")
+	f.DurationVar(&s.snapshotInterval, "snapshot-interval", time.Minute, "time between snapshots of a partition that changes; sooner if its log needs room")
 	f.Uint64Var(&s.snapshotBlocks, "snapshot-blocks", 2_000_000, "blocks stored or removed after which a snapshot is due earlier")
 	f.IntVar(&s.index.MaxParked, "max-parked", radix.DefaultMaxParked, "blocks of one rank that may wait for their parents")
 	f.DurationVar(&s.parkFor, "park-for", time.Duration(radix.DefaultParkFor)*time.Millisecond, "how long a block waits for its parent")
@@ -139,6 +139,9 @@ func (s *serving) check() error {
 	}
 	if s.logBytes != 0 && s.logBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--log-bytes %d is less than 1 MiB", s.logBytes))
+	}
+	if s.logAge > 0 && s.logAge < 2*s.snapshotInterval {
+		errs = append(errs, fmt.Errorf("--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them", s.logAge, s.snapshotInterval))
 	}
 	if s.replication < 0 {
 		errs = append(errs, fmt.Errorf("--replication %d is negative", s.replication))

@@ -37,12 +37,26 @@ type partition struct {
 	epoch   time.Time
 	applied atomic.Uint64 // events.StreamSeq; written by the writer, read by queries
 	time    events.Millis // when the log took the last message applied; 0: not known
-	changes uint64        // blocks stored and removed, and messages, since the process began
+	grown   growth        // since the process began
 	ranks   map[events.RankKey]*rank
 
 	forgotten []radix.RankID // still in the index, and in nothing else
 	marks     []*mark        // where checksums are wanted, all beyond applied
 }
+
+// growth is how much was applied to a partition.
+type growth struct {
+	changes uint64 // blocks stored and removed, and messages
+	bytes   uint64 // what the messages take in the log, about
+}
+
+// since is what came after an earlier growth.
+func (g growth) since(earlier growth) growth {
+	return growth{g.changes - earlier.changes, g.bytes - earlier.bytes}
+}
+
+// messageOverhead is about what a message takes in the log beside its data: subject, headers, record.
+const messageOverhead = 128
 
 // rank is what the log has said of one (worker, rank).
 type rank struct {
@@ -137,7 +151,8 @@ func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 		}
 		m.applyMessage(part, msg)
 		applied, part.time = msg.Seq, msg.Time
-		part.changes++
+		part.grown.changes++
+		part.grown.bytes += uint64(len(msg.Data)) + messageOverhead
 		if len(part.marks) > 0 {
 			m.reached(part, applied)
 		}
@@ -200,7 +215,7 @@ func (m *Machine) applyMessage(part *partition, msg *Message) {
 			r.removed += uint64(len(evs[i].Blocks))
 			m.counts.BlocksRemoved += uint64(len(evs[i].Blocks))
 		}
-		part.changes += uint64(len(evs[i].Blocks))
+		part.grown.changes += uint64(len(evs[i].Blocks))
 	}
 	m.count(m.index.Apply(r.id, msg.Time, evs))
 	r.lastID = max(r.lastID, b.LastID())

@@ -38,8 +38,8 @@ type Config struct {
 	L3 L3Config
 
 	// A partition's snapshot is due when SnapshotInterval (default 1 m) has passed since the one before, or, earlier, when
-	// SnapshotBlocks (default 2,000,000) blocks were stored or removed since; never while nothing changed. More often means a
-	// shorter replay after a crash and more writing.
+	// SnapshotBlocks (default 2,000,000) blocks were stored or removed since, or a quarter of what the log may take has come; never while
+	// nothing changed. More often means a shorter replay after a crash and more writing.
 	SnapshotInterval time.Duration
 	SnapshotBlocks   uint64
 

@@ -20,6 +20,10 @@ type usage struct {
 // filling reports whether people should be told: 80 % are used.
 func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
 
+// hurries reports whether a log needs a snapshot when so many bytes came since the last one: at its limit the oldest messages go, whether a
+// snapshot needs them or not. Two generations are kept, so that it has about two such quarters when snapshots are written.
+func (u usage) hurries(bytes uint64) bool { return u.limit > 0 && bytes >= uint64(u.limit)/4 }
+
 func (u usage) api() api.Usage {
 	a := api.Usage{Bytes: u.used, Limit: max(u.limit, 0)}
 	if u.refused != nil {

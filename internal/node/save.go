@@ -37,7 +37,7 @@ var errOtherLog = errors.New("the log is not the one that was applied")
 // saveState is what a partition's last snapshot was.
 type saveState struct {
 	ledger  *snapshot.Ledger
-	changes uint64    // the machine's count at that time
+	grown   growth    // the partition's at that time
 	at      time.Time // when it was written, or, before the first of this process, when the process began with it
 	failed  time.Time // when the last attempt failed; zero if it did not
 	err     error     // why
@@ -56,18 +56,18 @@ func (s *saveState) begin(ledger *snapshot.Ledger, m *snapshot.Manifest, now tim
 
 // capture is what a snapshot says of a partition beside its image, as of one moment, and the image's export.
 type capture struct {
-	seq     events.StreamSeq
-	time    events.Millis
-	changes uint64
-	ranks   []snapshot.RankState
-	spaces  []snapshot.Space
-	export  *radix.Export
+	seq    events.StreamSeq
+	time   events.Millis
+	grown  growth
+	ranks  []snapshot.RankState
+	spaces []snapshot.Space
+	export *radix.Export
 }
 
 // capture begins a snapshot of a partition as it is now.
 func (m *Machine) capture(p events.Partition) *capture {
 	part := m.parts[p]
-	c := &capture{seq: m.Applied(p), time: part.time, changes: part.changes}
+	c := &capture{seq: m.Applied(p), time: part.time, grown: part.grown}
 	list := make([]*rank, 0, len(part.ranks))
 	for _, r := range part.ranks {
 		list = append(list, r)
@@ -119,18 +119,18 @@ func (s *standing) worthSaving() bool {
 
 // due lists the partitions whose snapshot is due.
 func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) {
-	changes := n.changes(ctx)
+	grown := n.grown(ctx)
 	for p, s := range n.parts {
-		if changes == nil {
+		if grown == nil {
 			break
 		}
 		if !n.writes(events.Partition(p)) {
 			continue
 		}
 		s.mu.Lock()
-		news := changes[p] - s.save.changes
+		news := grown[p].since(s.save.grown)
 		settled := s.worthSaving() && now.Sub(s.save.failed) >= saveRetry
-		if settled && news > 0 && (now.Sub(s.save.at) >= n.cfg.SnapshotInterval || news >= n.cfg.SnapshotBlocks) {
+		if settled && news.changes > 0 && (now.Sub(s.save.at) >= n.cfg.SnapshotInterval || news.changes >= n.cfg.SnapshotBlocks || s.log.hurries(news.bytes)) {
 			due = append(due, events.Partition(p))
 		}
 		s.mu.Unlock()
@@ -138,22 +138,22 @@ func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) 
 	return due
 }
 
-// changes asks the writer how much has changed in each partition since the process began.
-func (n *Node) changes(ctx context.Context) (changes []uint64) {
+// grown asks the writer how much was applied to each partition since the process began.
+func (n *Node) grown(ctx context.Context) (grown []growth) {
 	_ = n.do(ctx, func(m *Machine) { // fails only with ctx, and then nothing is due
 		for _, part := range m.parts {
-			changes = append(changes, part.changes)
+			grown = append(grown, part.grown)
 		}
 	})
-	return changes
+	return grown
 }
 
 // saveChanged writes a snapshot of each partition that has changed since its last one: the next start is faster.
 func (n *Node) saveChanged(ctx context.Context) {
-	changes := n.changes(ctx)
+	grown := n.grown(ctx)
 	for p, s := range n.parts {
 		s.mu.Lock()
-		worth := changes != nil && s.worthSaving() && changes[p] != s.save.changes && n.writes(events.Partition(p))
+		worth := grown != nil && s.worthSaving() && grown[p] != s.save.grown && n.writes(events.Partition(p))
 		s.mu.Unlock()
 		if worth && ctx.Err() == nil {
 			n.saveTold(ctx, events.Partition(p))
@@ -285,7 +285,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	}
 	now := time.Now()
 	n.set(p, func(s *standing) {
-		s.save = saveState{ledger: ledger, changes: c.changes, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes}
+		s.save = saveState{ledger: ledger, grown: c.grown, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes}
 	})
 	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
 }

@@ -368,6 +368,7 @@ func TestForgottenByAnOperator(t *testing.T) {
 func TestSnapshotsAreDue(t *testing.T) {
 	for name, set := range map[string]func(*site){
 		"by time": func(w *site) { w.interval = time.Second }, "by blocks": func(w *site) { w.blocks = 7 },
+		"by room": func(w *site) { w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 1200})) }, // 10 blocks are some 300 bytes
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newSite(t)
