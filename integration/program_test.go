@@ -51,7 +51,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer auth example", "--keys is missing"},
 		{"indexer auth example --keys x --namespace Bad.Name", "--namespace"},
 		{"indexer auth example --keys x --partitions 0", "--partitions 0 is not from 1"},
-		{"indexer probe", "give a worker or --model"},
+		{"indexer probe", "accepts 1 arg(s)"},
 		{"indexer probe localhost", `"localhost" is not an http:// or https:// URL`},
 		{"worker-shim simulate --rate 0", "--rate 0 is not above 0"},
 		{"worker-shim simulate --block-size 7", "--block-size"},
