@@ -25,9 +25,20 @@
 // between writes of one's own that were acknowledged, and at most two beats between two of them. So while NATS elects a leader nobody grows
 // old, a process that was held for a minute believes nobody dead for it, and clocks of hosts mean nothing.
 //
+// # A start
+//
+// A node that starts takes nothing before it has settled: until it has looked at the others, and nobody young has come for a beat, or for ten beats
+// if they keep coming. Young is who has written three records at most. Where others have been there for long it takes at once, and a node that
+// has settled never waits again: what a dead node had is taken when it is found dead. And what a node has taken and not yet announced as served it
+// lets go at once when another owns it: who starts first among many drops what it has not come to.
+//
+// Both together make 64 nodes that start within a second restore 1,024 of 1,024 partitions, settled after 6.7 s, in internal/fleet's simulation. With
+// neither they restored 4,122, in 69 s; dropping alone, without waiting, 1,301. Of nodes that start over ten seconds, some 1,300 with both, 1,400 to 1,550 by
+// waiting alone, 1,820 by dropping alone. The price is one beat, when the first node of all starts.
+//
 // # Make before break
 //
-// Taking is always safe. Letting go is done in two steps:
+// Taking is always safe. What was announced as served is let go in two steps:
 //
 //  1. When all owners of a partition are ready and this node is none of them, it announces the partition as releasing. From then on
 //     the others no longer count it among the ready.

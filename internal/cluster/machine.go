@@ -20,6 +20,15 @@ type Config struct {
 	DeadAfter   time.Duration // of heard time without a beat
 }
 
+// A node that starts waits for others that start with it, lest each restore what the next one takes over. It waits no more when nobody young was
+// seen for the first time for settle, or after settleMost in all; and not at all where the others have been there for long. Both are in beats of
+// heard time.
+const (
+	settle     = 0.75
+	settleMost = 10
+	youngBeats = 3 // a node that has written so many times at most is young
+)
+
 // Actions are what a step asks for.
 type Actions struct {
 	Take    []events.Partition // restore and serve
@@ -28,11 +37,14 @@ type Actions struct {
 
 // Machine decides for one node. Invariants:
 //  1. What is releasing is held.
-//  2. A partition is let go only after a look at the leader's records that began after its releasing was acknowledged.
+//  2. A partition that was announced as served is let go only after a look at the leader's records that began after its releasing was
+//     acknowledged.
+//  3. Nothing is taken before the node has settled.
 type Machine struct {
 	cfg       Config
 	beat      uint64
 	held      Set
+	served    Set                         // of what is held: was announced as served, so that others may count on it
 	releasing map[events.Partition]uint64 // the first beat that announces it; 0: none yet
 	peers     map[string]*peer
 	odd       map[string]string // nodes that are left out, and why
@@ -42,7 +54,10 @@ type Machine struct {
 	clock   time.Duration // heard time
 	acked   uint64        // the greatest beat acknowledged
 	ackedAt time.Duration
-	looked  bool // others have been looked at after the first acknowledgement
+	looked  bool          // others have been looked at after the first acknowledgement
+	settled bool          // others that start have been waited for
+	begun   time.Duration // when others were first looked at
+	stirred time.Duration // when a young one was last seen for the first time, or nobody but young ones was there
 
 	nodes  []string   // of whom owners were reckoned
 	copies int        // how many owners each partition had then
@@ -77,6 +92,11 @@ func (m *Machine) Announce(s Standing, leave bool) Record {
 		}
 		r.Releasing.Add(p)
 	}
+	for _, p := range m.held.List() {
+		if s.serves(p) {
+			m.served.Add(p)
+		}
+	}
 	m.said = r
 	return r
 }
@@ -99,15 +119,20 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 		return a
 	}
 	m.absorb(look)
-	m.looked = true
+	m.settle()
 	m.assign()
 	for p := range events.Partition(m.cfg.Partitions) {
 		owners := m.owners[p]
 		mine := slices.Contains(owners, m.cfg.Node)
 		switch {
 		case mine && !m.held.Has(p):
-			m.held.Add(p)
-			a.Take = append(a.Take, p)
+			if m.settled {
+				m.held.Add(p)
+				a.Take = append(a.Take, p)
+			}
+		case !mine && m.held.Has(p) && !m.served.Has(p): // nobody can have counted on it
+			m.held.Remove(p)
+			a.Release = append(a.Release, p)
 		case mine || !m.held.Has(p) || !m.allReady(owners, p):
 			delete(m.releasing, p)
 		default:
@@ -117,12 +142,30 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 			} else if beat != 0 && look.After >= beat {
 				delete(m.releasing, p)
 				m.held.Remove(p)
+				m.served.Remove(p)
 				a.Release = append(a.Release, p)
 			}
 		}
 	}
 	return a
 }
+
+// settle decides whether others that start are still waited for.
+func (m *Machine) settle() {
+	if !m.looked {
+		m.looked, m.begun = true, m.clock
+		young := true
+		for _, p := range m.peers {
+			young = young && p.young()
+		}
+		m.settled = !young
+	}
+	beats := func(since time.Duration) float64 { return float64(m.clock-since) / float64(m.cfg.Beat) }
+	m.settled = m.settled || beats(m.stirred) >= settle || beats(m.begun) >= settleMost
+}
+
+// young reports whether a node has begun to live a moment ago.
+func (s *Seen) young() bool { return s.Beat <= youngBeats }
 
 // absorb takes a look at the records.
 func (m *Machine) absorb(look *Look) {
@@ -143,6 +186,9 @@ func (m *Machine) absorb(look *Look) {
 		switch {
 		case p == nil:
 			m.peers[s.Node] = &peer{Seen: *s, heard: m.clock}
+			if s.young() {
+				m.stirred = m.clock
+			}
 		case s.Revision > p.Revision: // a replica may be behind what was seen before
 			if s.Beat != p.Beat || s.Life != p.Life {
 				p.heard, p.beats = m.clock, true

@@ -1,11 +1,8 @@
 package cluster
 
 import (
-	"container/heap"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -81,10 +78,13 @@ func TestMovementIsBounded(t *testing.T) {
 // TestOthersThatDoNotFit has nodes with another number of partitions or another version: they own nothing here, and are named.
 func TestOthersThatDoNotFit(t *testing.T) {
 	m := New(Config{Node: "a", Life: "1", Partitions: 4, Beat: time.Second, DeadAfter: 5 * time.Second})
-	m.Announce(Standing{}, false)
-	a := m.Step(time.Second, 1, &Look{Records: []Seen{
-		{Record{Version: 1, Node: "b", Beat: 1, Partitions: 8}, 1}, {Record{Version: 2, Node: "c", Beat: 1, Partitions: 4}, 2},
-	}})
+	var a Actions
+	for beat := range uint64(2) {
+		m.Announce(Standing{}, false)
+		a = m.Step(time.Duration(beat)*time.Second, beat+1, &Look{Records: []Seen{
+			{Record{Version: 1, Node: "b", Beat: 1, Partitions: 8}, 1}, {Record{Version: 2, Node: "c", Beat: 1, Partitions: 4}, 2},
+		}})
+	}
 	if len(a.Take) != 4 || len(m.Peers()) != 0 {
 		t.Errorf("%+v, peers %+v", a, m.Peers())
 	}
@@ -97,7 +97,7 @@ func TestOthersThatDoNotFit(t *testing.T) {
 func TestSilenceOfNATSAgesNobody(t *testing.T) {
 	m := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 1, Beat: time.Second, DeadAfter: 5 * time.Second})
 	now, beat := time.Duration(0), uint64(0)
-	other := Seen{Record{Version: RecordVersion, Node: "b", Beat: 1, Partitions: 64}, 1}
+	other := Seen{Record{Version: RecordVersion, Node: "b", Beat: 100, Partitions: 64}, 1}
 	taken := 0
 	step := func(d time.Duration, heard bool) {
 		now += d
@@ -122,6 +122,70 @@ func TestSilenceOfNATSAgesNobody(t *testing.T) {
 	}
 }
 
+// TestAStart: a node that finds nobody, or only others that start, waits until nobody new has come for a beat, and not for ever; one that comes to others who
+// have been there for long, and one that has settled, takes at once.
+func TestAStart(t *testing.T) {
+	type step struct {
+		beats []uint64 // of the others that there are
+		take  int
+	}
+	var crowd []step // each beat somebody new
+	for i := range 12 {
+		crowd = append(crowd, step{slices.Repeat([]uint64{1}, i), 0})
+	}
+	for name, steps := range map[string][]step{
+		"alone":             {{nil, 0}, {nil, 64}},
+		"with one other":    {{[]uint64{1}, 0}, {[]uint64{2}, 64}},
+		"one after another": {{nil, 0}, {[]uint64{1}, 0}, {[]uint64{2, 1}, 0}, {[]uint64{3, 2}, 64}},
+		"to others":         {{[]uint64{100, 200, 1}, 64}},
+		"a crowd":           crowd,
+	} {
+		m, taken := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 100, Beat: time.Second, DeadAfter: time.Hour}), 0
+		for i, s := range steps {
+			look := &Look{}
+			for k, beat := range s.beats {
+				look.Records = append(look.Records, Seen{Record{Version: RecordVersion, Node: fmt.Sprint("b", k), Beat: beat, Partitions: 64}, uint64(100*i + k + 1)})
+			}
+			m.Announce(Standing{}, false)
+			taken = len(m.Step(time.Duration(i)*time.Second, uint64(i+1), look).Take)
+			if settled := m.View().Settled; name != "a crowd" && taken != s.take || settled != (taken > 0) && name != "a crowd" {
+				t.Errorf("%s: at beat %d it takes %d, want %d; settled: %v", name, i+1, taken, s.take, settled)
+			}
+			if name == "a crowd" && (taken > 0) != (i == settleMost) {
+				t.Errorf("%s: at beat %d it takes %d", name, i+1, taken)
+			}
+		}
+	}
+}
+
+// TestWhatNobodyCountsOnIsLetGoAtOnce: an owner that comes while this node still restores takes over; what this node serves stays until that one is ready.
+func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
+	m := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 1, Beat: time.Second, DeadAfter: 5 * time.Second})
+	var ready Set
+	var look Look
+	step := func(beat uint64) Actions {
+		m.Announce(Standing{Ready: ready}, false)
+		return m.Step(time.Duration(beat)*time.Second, beat, &look)
+	}
+	step(1)
+	if a := step(2); len(a.Take) != 64 {
+		t.Fatalf("alone it takes %d", len(a.Take))
+	}
+	ready = SetOf(0, 1, 2, 3, 4, 5, 6, 7)
+	step(3)
+	look.Records = []Seen{{Record{Version: RecordVersion, Node: "b", Beat: 1, Partitions: 64}, 1}}
+	released := step(4).Release
+	for p := range events.Partition(64) {
+		gone, owned := slices.Contains(released, p), Order([]string{"a", "b"}, p)[0] == "a"
+		if want := !owned && !ready.Has(p); gone != want {
+			t.Errorf("partition %d: let go: %v; owned: %v, served: %v", p, gone, owned, ready.Has(p))
+		}
+	}
+	if len(released) == 0 {
+		t.Error("nothing is let go")
+	}
+}
+
 // TestTwoThatLetGoForEachOther has a node that leaves while the one that counts on it does not know: with looks from before their words were in
 // the bucket, each sees the other ready. Neither may let go on such a look, and with those of the leader one of them stays.
 func TestTwoThatLetGoForEachOther(t *testing.T) {
@@ -143,8 +207,11 @@ func TestTwoThatLetGoForEachOther(t *testing.T) {
 		machines[i] = New(Config{Node: name[i], Life: "1", Partitions: 1, Replication: 1, Beat: time.Second, DeadAfter: 10 * time.Second})
 	}
 	announce(1, false)
-	step(1, [2]Seen{{Record: Record{Version: RecordVersion, Node: name[1], Partitions: 1}}, bucket[1]}, 0) // alone, it takes all
-	for range 2 {                                                                                          // each sees the other's beat change
+	for range 2 { // alone, it takes all
+		step(1, [2]Seen{{Record: Record{Version: RecordVersion, Node: name[1], Partitions: 1}}, bucket[1]}, 0)
+		announce(1, false)
+	}
+	for range 2 { // each sees the other's beat change
 		announce(0, false)
 		step(0, bucket, 0)
 		announce(1, false)
@@ -173,342 +240,4 @@ func TestTwoThatLetGoForEachOther(t *testing.T) {
 	if held := machines[1].Held(); len(first) != 1 || held.Len() != 1 {
 		t.Errorf("the one that leaves let %v go, the other holds %v", first, held.List())
 	}
-}
-
-// world is a cluster in virtual time: one bucket, any number of nodes with the real machine.
-type world struct {
-	testing.TB
-	rng        *rand.Rand
-	now        time.Duration
-	queue      queue
-	partitions uint32
-	copies     int
-	revision   uint64
-	bucket     map[string]Seen
-	past       []map[string]Seen // the bucket at the last beats, for looks at a replica that is behind
-	down       bool              // nothing is read or written
-	nodes      []*simNode        // all that ever were
-	died       map[events.Partition]time.Duration
-	takes      int
-	releases   int
-	steps      int
-	names      int
-}
-
-type event struct {
-	at  time.Duration
-	seq int
-	do  func()
-}
-
-type queue []event
-
-func (q queue) Len() int { return len(q) }
-func (q queue) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].seq < q[j].seq
-}
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(x any)   { *q = append(*q, x.(event)) }
-func (q *queue) Pop() any {
-	last := (*q)[len(*q)-1]
-	*q = (*q)[:len(*q)-1]
-	return last
-}
-
-const (
-	simBeat = 500 * time.Millisecond
-	simDead = 3 * time.Second
-)
-
-// simNode is one life of a node.
-type simNode struct {
-	w       *world
-	name    string
-	machine *Machine
-	serves  Set
-	acked   uint64
-	leave   bool
-	ended   bool
-	held    bool // by SIGSTOP
-	waiting []func()
-}
-
-func (w *world) after(d time.Duration, do func()) {
-	w.steps++
-	heap.Push(&w.queue, event{w.now + d, w.steps, do})
-}
-
-// run goes on for a while.
-func (w *world) run(d time.Duration) {
-	end := w.now + d
-	for len(w.queue) > 0 && w.queue[0].at <= end {
-		e := heap.Pop(&w.queue).(event)
-		w.now = e.at
-		e.do()
-	}
-	w.now = end
-}
-
-func (w *world) between(a, b time.Duration) time.Duration {
-	return a + time.Duration(w.rng.Int64N(int64(b-a)+1))
-}
-
-func (w *world) live() (list []*simNode) {
-	for _, n := range w.nodes {
-		if !n.ended {
-			list = append(list, n)
-		}
-	}
-	return list
-}
-
-func (w *world) start(name string) {
-	w.names++
-	n := &simNode{w: w, name: name, machine: New(Config{
-		Node: name, Life: fmt.Sprint(w.names), Partitions: w.partitions, Replication: w.copies, Beat: simBeat, DeadAfter: simDead,
-	})}
-	w.nodes = append(w.nodes, n)
-	n.after(w.between(0, simBeat), n.announce)
-}
-
-// after does something unless the life has ended; while it is held, later.
-func (n *simNode) after(d time.Duration, do func()) {
-	n.w.after(d, func() {
-		switch {
-		case n.ended:
-		case n.held:
-			n.waiting = append(n.waiting, do)
-		default:
-			do()
-		}
-	})
-}
-
-func (n *simNode) announce() {
-	w := n.w
-	r := n.machine.Announce(Standing{Ready: SetOf(n.serves.List()...)}, n.leave)
-	lost := w.down || w.rng.IntN(50) == 0
-	n.after(w.between(0, 40*time.Millisecond), func() { // the write reaches the bucket
-		if !lost && !w.down {
-			w.revision++
-			w.bucket = maps.Clone(w.bucket)
-			w.bucket[n.name] = Seen{r, w.revision}
-		}
-		n.after(w.between(0, 40*time.Millisecond), func() {
-			if !lost {
-				n.acked = r.Beat
-			}
-			n.look(r.Beat)
-		})
-	})
-}
-
-func (n *simNode) look(beat uint64) {
-	w := n.w
-	look := &Look{}
-	from := w.bucket
-	if n.machine.Releasing() {
-		look.After = n.acked
-	} else if len(w.past) > 0 && w.rng.IntN(3) == 0 {
-		from = w.past[w.rng.IntN(len(w.past))]
-	}
-	for _, s := range from {
-		look.Records = append(look.Records, s)
-	}
-	if w.down {
-		look = nil
-	}
-	n.after(w.between(0, 40*time.Millisecond), func() {
-		a := n.machine.Step(w.now, n.acked, look)
-		for _, p := range a.Take {
-			w.takes++
-			n.after(w.between(20*time.Millisecond, 4*time.Second), func() {
-				if n.machine.held.Has(p) {
-					n.serves.Add(p)
-				}
-			})
-		}
-		for _, p := range a.Release {
-			w.releases++
-			n.serves.Remove(p)
-			w.mustHaveOwner(p, n)
-		}
-		if n.leave && n.machine.Left() {
-			n.end()
-			delete(w.bucket, n.name)
-			return
-		}
-		n.after(w.between(simBeat*9/10, simBeat*11/10), n.announce)
-	})
-}
-
-// end ends a life: what it served is served no more, and the others learn of it later.
-func (n *simNode) end() {
-	n.ended = true
-	for _, p := range n.serves.List() {
-		n.w.died[p] = n.w.now
-	}
-}
-
-// mustHaveOwner fails if a partition was let go and nobody has it, unless somebody who had it died a moment ago.
-func (w *world) mustHaveOwner(p events.Partition, by *simNode) {
-	for _, n := range w.live() {
-		if n.serves.Has(p) {
-			return
-		}
-	}
-	if at, died := w.died[p]; died && w.now-at <= 4*simDead {
-		return
-	}
-	w.Fatalf("at %v %s lets partition %d go, and nobody has it", w.now, by.name, p)
-}
-
-// settled says what is not as it is to be when nothing happens any more.
-func (w *world) settled() error {
-	var names []string
-	serving := map[events.Partition][]string{}
-	for _, n := range w.live() {
-		names = append(names, n.name)
-		for _, p := range n.serves.List() {
-			serving[p] = append(serving[p], n.name)
-		}
-		if !slices.Equal(n.machine.Held().List(), n.serves.List()) || n.machine.Releasing() {
-			return fmt.Errorf("%s holds %v, serves %v", n.name, n.machine.Held().List(), n.serves.List())
-		}
-	}
-	copies := Replication(len(names), w.copies)
-	live := w.live()
-	var views []*View
-	for _, n := range live {
-		views = append(views, n.machine.View())
-	}
-	for p := range events.Partition(w.partitions) {
-		want := Order(names, p)[:copies]
-		slices.Sort(want)
-		slices.Sort(serving[p])
-		if !slices.Equal(serving[p], want) {
-			return fmt.Errorf("partition %d is served by %v, not %v", p, serving[p], want)
-		}
-		writers := 0
-		for i, n := range live {
-			if views[i].Writer[p] == n.name {
-				writers++
-			}
-		}
-		if writers != 1 {
-			return fmt.Errorf("partition %d has %d writers of snapshots", p, writers)
-		}
-	}
-	return nil
-}
-
-// fault does one thing to the cluster.
-func (w *world) fault(most int) {
-	live := slices.DeleteFunc(w.live(), func(n *simNode) bool { return n.leave })
-	if len(live) == 0 {
-		w.start(fmt.Sprint("n", w.names))
-		return
-	}
-	any := live[w.rng.IntN(len(live))]
-	switch w.rng.IntN(6) {
-	case 0, 1:
-		if len(live) < most {
-			w.start(fmt.Sprint("n", w.names))
-		}
-	case 2:
-		if len(live) > 1 {
-			any.end()
-			if w.rng.IntN(2) == 0 { // and comes back under its name, with its old record still there
-				w.after(w.between(0, 8*time.Second), func() { w.start(any.name) })
-			}
-		}
-	case 3:
-		if len(live) > 1 {
-			any.leave = true
-		}
-	case 4:
-		any.held = true
-		w.after(w.between(0, 20*time.Second), func() {
-			any.held = false
-			todo := any.waiting
-			any.waiting = nil
-			for _, do := range todo {
-				any.after(0, do)
-			}
-		})
-	case 5:
-		w.down = true
-		w.after(w.between(0, 12*time.Second), func() { w.down = false })
-	}
-}
-
-func newWorld(t testing.TB, seed uint64, partitions uint32, copies int) *world {
-	w := &world{
-		TB: t, rng: rand.New(rand.NewPCG(seed, 1)), partitions: partitions, copies: copies,
-		bucket: map[string]Seen{}, died: map[events.Partition]time.Duration{},
-	}
-	var remember func()
-	remember = func() {
-		if w.past = append(w.past, w.bucket); len(w.past) > 3 {
-			w.past = w.past[1:]
-		}
-		w.after(200*time.Millisecond, remember)
-	}
-	remember()
-	return w
-}
-
-// TestRandomly does things to clusters in virtual time: what is let go has another owner at every moment, and when nothing happens any more,
-// everything is where it belongs.
-func TestRandomly(t *testing.T) {
-	seeds := 80
-	if testing.Short() {
-		seeds = 20
-	}
-	takes, releases := 0, 0
-	for seed := range uint64(seeds) {
-		w := newWorld(t, seed, 32, int(seed%4))
-		for i := range 1 + int(seed%5) {
-			w.start(fmt.Sprint("first-", i))
-		}
-		for range 4 {
-			for range 1 + w.rng.IntN(12) {
-				w.run(w.between(0, 6*time.Second))
-				w.fault(8)
-			}
-			w.run(90 * time.Second)
-			if err := w.settled(); err != nil {
-				t.Fatalf("seed %d at %v: %v", seed, w.now, err)
-			}
-		}
-		takes, releases = takes+w.takes, releases+w.releases
-	}
-	t.Logf("%d seeds: %d partitions taken, %d let go", seeds, takes, releases)
-	if takes == 0 || releases == 0 {
-		t.Error("nothing moved")
-	}
-}
-
-// TestLarge runs 64 nodes with 512 partitions through faults.
-func TestLarge(t *testing.T) {
-	if testing.Short() {
-		t.Skip("some seconds of CPU; run without -short")
-	}
-	w := newWorld(t, 7, 512, 2)
-	for i := range 64 {
-		w.start(fmt.Sprint("first-", i))
-	}
-	w.run(60 * time.Second)
-	if err := w.settled(); err != nil {
-		t.Fatal(err)
-	}
-	for range 10 {
-		w.run(w.between(0, 6*time.Second))
-		w.fault(64)
-	}
-	w.run(90 * time.Second)
-	if err := w.settled(); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%v of virtual time: %d taken, %d let go", w.now, w.takes, w.releases)
 }

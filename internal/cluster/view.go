@@ -10,7 +10,7 @@ import (
 type View struct {
 	Self     Record   // as it was announced; zero before the first time
 	Owned    Set      // what this node is to keep
-	Settled  bool     // the others have been looked at: Owned is known
+	Settled  bool     // the others have been looked at, and those that start too have been waited for: Owned is known
 	Copies   int      // how many nodes are to keep each partition
 	Peers    []Record // the others that live, by name
 	Problems []string // who is left out, and why
@@ -83,7 +83,7 @@ func (o *orders) of(nodes []string, partitions uint32) [][]string {
 // View says what the machine knows now.
 func (m *Machine) View() *View {
 	v := &View{
-		node: m.cfg.Node, Self: m.said, Owned: m.Held(), Settled: m.looked, Copies: m.copies, Peers: m.Peers(), Problems: m.Problems(),
+		node: m.cfg.Node, Self: m.said, Owned: m.Held(), Settled: m.settled, Copies: m.copies, Peers: m.Peers(), Problems: m.Problems(),
 		Writer: make([]string, m.cfg.Partitions), serving: make([][]string, m.cfg.Partitions),
 		fit: make([]int, m.cfg.Partitions),
 	}

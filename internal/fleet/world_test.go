@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -24,10 +25,12 @@ const (
 	ms        = time.Millisecond
 )
 
-// size is how large a world is.
+// size is how large a world is, and how much goes wrong in it by itself.
 type size struct {
-	nodes, copies, workers int
+	nodes, copies, workers int // copies as asked for; 0: as many as usual
 	partitions             uint32
+	slowest                time.Duration // that a restore of one partition may take; default 230 ms: 20,000 to 300,000 holdings
+	stale                  bool          // a look may be at a replica of the bucket that is behind
 }
 
 // world is nodes, workers and a NATS in virtual time.
@@ -41,23 +44,25 @@ type world struct {
 	down  bool
 	calm  bool // no more workers come and go
 
-	bucket   map[string]cluster.Seen // what nodes announce
+	bucket   map[string]cluster.Seen   // what nodes announce
+	past     []map[string]cluster.Seen // the bucket a while ago, if looks may be stale
 	revision uint64
 	nodes    map[string]*node // those that live
 	lives    int
 
-	ready    []int           // by partition: live nodes that serve it
-	single   []time.Duration // since when only one does; -1: more, or none
-	allowed  cluster.Set     // may be without any owner: all died at once
-	without  cluster.Set     // were without
-	longest  time.Duration   // with one only
-	settling bool            // owners have not been there yet: nothing is asserted of them
+	ready    []int                       // by partition: live nodes that serve it
+	single   []time.Duration             // since when only one does; -1: more, or none
+	died     []time.Duration             // when one that served it died last; -1: never
+	allowed  func(events.Partition) bool // may be without any owner
+	without  cluster.Set                 // were without
+	longest  time.Duration               // with one only
+	settling bool                        // owners have not been there yet: nothing is asserted of them
 
 	workers []*worker // all that ever were
 	changes []change  // of the workers' bucket, in order
 
 	counts struct {
-		takes, releases             int
+		takes, restores, releases   int
 		expiries, clears, fenced    int
 		returns, renewals           int
 		beats, beatBytes, beatMost  int
@@ -88,11 +93,25 @@ func (q *queue) Pop() any {
 
 func newWorld(t testing.TB, seed uint64, s size) *world {
 	w := &world{TB: t, size: s, rng: rand.New(rand.NewPCG(seed, 8)), bucket: map[string]cluster.Seen{}, nodes: map[string]*node{},
-		ready: make([]int, s.partitions), single: make([]time.Duration, s.partitions), settling: true}
+		ready: make([]int, s.partitions), single: make([]time.Duration, s.partitions), died: make([]time.Duration, s.partitions), settling: true}
 	for p := range w.single {
-		w.single[p] = -1
+		w.single[p], w.died[p] = -1, -1
+	}
+	if w.slowest == 0 {
+		w.slowest = 230 * ms
+	}
+	if w.stale {
+		w.remember()
 	}
 	return w
+}
+
+// remember keeps what the bucket was at the last few moments.
+func (w *world) remember() {
+	if w.past = append(w.past, maps.Clone(w.bucket)); len(w.past) > 3 {
+		w.past = w.past[1:]
+	}
+	w.after(400*ms, w.remember)
 }
 
 func (w *world) after(d time.Duration, do func()) {
@@ -136,6 +155,7 @@ type node struct {
 	peers   *scatter.Peers
 	view    *cluster.View
 	serves  cluster.Set
+	said    cluster.Set                        // to be served, to the others
 	since   map[events.Partition]time.Duration // it serves them
 	todo    []events.Partition                 // taken, to be restored one after the other
 	acked   uint64
@@ -189,7 +209,9 @@ func (n *node) end() {
 	n.ended = true
 	delete(n.w.nodes, n.name)
 	for _, p := range n.serves.List() {
+		n.w.died[p] = n.w.now
 		n.w.serve(p, -1)
+		n.w.mustServe(p)
 	}
 }
 
@@ -198,6 +220,9 @@ func (n *node) announce() {
 	w := n.w
 	s := cluster.Standing{Ready: slices.Clone(n.serves)}
 	s.SetModels(map[string]cluster.Set{"meta-llama/Llama-3.3-70B-Instruct": s.Ready})
+	for _, p := range n.serves.List() {
+		n.said.Add(p)
+	}
 	r := n.machine.Announce(s, n.leaves)
 	if text, err := json.Marshal(r); err == nil {
 		w.counts.beats++
@@ -225,10 +250,13 @@ func (n *node) look() {
 	var look *cluster.Look
 	if !w.down {
 		look = &cluster.Look{}
+		from := w.bucket
 		if n.machine.Releasing() {
 			look.After = n.acked
+		} else if len(w.past) > 0 && w.rng.IntN(3) == 0 {
+			from = w.past[w.rng.IntN(len(w.past))]
 		}
-		for _, s := range w.bucket {
+		for _, s := range from {
 			look.Records = append(look.Records, s)
 		}
 	}
@@ -244,7 +272,11 @@ func (n *node) look() {
 			if n.serves.Has(p) {
 				n.serves.Remove(p)
 				w.serve(p, -1)
+				if n.said.Has(p) { // else nobody knew that it did
+					w.mustServe(p)
+				}
 			}
+			n.said.Remove(p)
 		}
 		if n.leaves && n.machine.Left() {
 			n.end()
@@ -255,19 +287,25 @@ func (n *node) look() {
 	})
 }
 
-// restore restores what was taken, one partition after the other: 20,000 to 300,000 holdings.
+// restore restores what was taken, one partition after the other.
 func (n *node) restore() {
-	n.after(n.w.between(2*ms, 30*ms)+n.w.between(20*ms, 200*ms), func() {
+	wanted := func(p events.Partition) bool { held := n.machine.Held(); return held.Has(p) && !n.serves.Has(p) }
+	for len(n.todo) > 0 && !wanted(n.todo[0]) { // let go again
+		n.todo = n.todo[1:]
+	}
+	if len(n.todo) == 0 {
+		return
+	}
+	n.w.counts.restores++
+	n.after(n.w.between(20*ms, n.w.slowest), func() {
 		p := n.todo[0]
 		n.todo = n.todo[1:]
-		if held := n.machine.Held(); held.Has(p) && !n.serves.Has(p) {
+		if wanted(p) {
 			n.serves.Add(p)
 			n.since[p] = n.w.now
 			n.w.serve(p, 1)
 		}
-		if len(n.todo) > 0 {
-			n.restore()
-		}
+		n.restore()
 	})
 }
 
@@ -289,22 +327,28 @@ func (w *world) serve(p events.Partition, d int) {
 	if w.settling {
 		return
 	}
-	switch w.ready[p] {
-	case 0:
-		if w.without.Add(p); !w.allowed.Has(p) {
-			w.Fatalf("at %v nobody serves partition %d, and not all its owners died", w.now, p)
-		}
-	case 1:
+	if w.ready[p] == 1 {
 		w.single[p] = w.now
+	}
+}
+
+// mustServe fails if nobody serves a partition any more.
+func (w *world) mustServe(p events.Partition) {
+	if w.settling || w.ready[p] > 0 {
+		return
+	}
+	if w.without.Add(p); !w.allowed(p) {
+		w.Fatalf("at %v nobody serves partition %d any more", w.now, p)
 	}
 }
 
 // settled says what is not as it is to be when nothing happens.
 func (w *world) settled() error {
 	names := w.names()
+	copies := cluster.Replication(len(names), w.copies)
 	owned := map[string]cluster.Set{}
 	for p := range events.Partition(w.partitions) {
-		for _, name := range cluster.Order(names, p)[:w.copies] {
+		for _, name := range cluster.Order(names, p)[:copies] {
 			set := owned[name]
 			set.Add(p)
 			owned[name] = set
@@ -319,6 +363,24 @@ func (w *world) settled() error {
 	for _, n := range w.nodes {
 		if n.leaves {
 			return fmt.Errorf("%s has not left", n.name)
+		}
+	}
+	return nil
+}
+
+// writers says which partition has not one writer of snapshots, as the nodes see it.
+func (w *world) writers() error {
+	writers := make([]int, w.partitions)
+	for name, n := range w.nodes {
+		for p, writer := range n.machine.View().Writer {
+			if writer == name {
+				writers[p]++
+			}
+		}
+	}
+	for p, n := range writers {
+		if n != 1 {
+			return fmt.Errorf("partition %d has %d writers of snapshots", p, n)
 		}
 	}
 	return nil

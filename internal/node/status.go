@@ -192,7 +192,7 @@ func list(s cluster.Set) []events.Partition {
 // clusterProblems says what of a cluster people should know.
 func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
 	if !v.Settled {
-		list = append(list, "this node has not been heard in the cluster yet")
+		list = append(list, "this node has not been heard in the cluster yet, or waits for others that start with it")
 	}
 	if len(c.Unserved) > 0 {
 		list = append(list, fmt.Sprintf("no node serves partitions %v", c.Unserved))

@@ -1,0 +1,32 @@
+package fleet
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestNodesThatStartOneAfterTheOther: who starts first takes what it is to give away later, and restores of that no more than it comes to before
+// it learns better.
+func TestNodesThatStartOneAfterTheOther(t *testing.T) {
+	s := size{nodes: 64, copies: 2, partitions: 512}
+	if testing.Short() || underRace {
+		s = size{nodes: 12, copies: 2, partitions: 64}
+	}
+	for _, c := range []struct {
+		over time.Duration
+		most float64 // restores for each partition that is kept in the end
+	}{{3 * time.Second, 1.1}, {10 * time.Second, 1.6}, {30 * time.Second, 2.4}} {
+		w := newWorld(t, 1, s)
+		for i := range s.nodes {
+			w.after(c.over*time.Duration(i)/time.Duration(s.nodes), func() { w.start(fmt.Sprintf("indexer-%d", i)) })
+		}
+		w.run(c.over)
+		took := w.untilSettled()
+		kept := s.copies * int(s.partitions)
+		t.Logf("%d nodes within %v: settled %v later, %d partitions restored for %d to be kept", s.nodes, c.over, took, w.counts.restores, kept)
+		if float64(w.counts.restores) > c.most*float64(kept) {
+			t.Errorf("%d nodes within %v restore %d partitions for %d to be kept", s.nodes, c.over, w.counts.restores, kept)
+		}
+	}
+}
