@@ -251,6 +251,7 @@ func diskFull(t *testing.T, disk string, embedded bool) {
 		startServer()
 	}
 	e.await(t, x.http)
+	shim.waitFor(`the log takes events again`)
 	eventually(t, "the status is in order", func() (bool, string) { said := status(); return said == "" && s.Snapshots.Written > 0, said })
 	if s.Events["gaps"] != 0 || s.Resyncs.Asked != 0 {
 		t.Errorf("events were lost: %v, %+v", s.Events, s.Resyncs)

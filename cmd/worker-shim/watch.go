@@ -29,6 +29,7 @@ type watcher struct {
 
 	connectedOnce sync.Once
 	heard         atomic.Bool // the engine has said something
+	refused       atomic.Bool // the log did not take events, and has taken none since
 
 	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble limiter
 }
@@ -65,6 +66,7 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 func (w *watcher) Reset() { w.decoder.Reset() }
 
 func (w *watcher) logFailed(err error) {
+	w.refused.Store(true)
 	w.logTrouble.do(func(n uint64) { w.log.Warn("the log does not take events; they wait", "error", err, "times", n) })
 }
 
@@ -109,10 +111,13 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 	}
 }
 
-// stepped tells of losses and new lives when their counts grow.
+// stepped tells of losses, new lives and the log's return when their counts grow.
 func (w *watcher) stepped(c shim.Counts, _ int) {
 	if c.Taken > 0 {
 		w.heard.Store(true)
+	}
+	if c.Messages > w.counts.Messages && w.refused.Swap(false) {
+		w.log.Info("the log takes events again")
 	}
 	if c.Gaps > w.counts.Gaps {
 		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times", c.Gaps)
