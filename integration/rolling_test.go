@@ -5,17 +5,13 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 var (
@@ -31,8 +27,7 @@ func TestRollingRestart(t *testing.T) {
 		block   = 4
 		batch   = 500 // blocks
 	)
-	nats := freeAddr(t)
-	start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p", nats[strings.LastIndex(nats, ":")+1:]).waitFor(`Server is ready`)
+	nats := startNATS(t)
 	serve := func(id string) *process {
 		return start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "", "--drain-timeout", "2m")
 	}
@@ -46,19 +41,7 @@ func TestRollingRestart(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
-	connect := func() *jetstream.Conn {
-		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + nats}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(conn.Close)
-		return conn
-	}
-	conn := connect()
-	ns, err := jetstream.OpenNamespace(ctx, conn, "default")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := openNamespace(t, ctx, nats)
 	hasher, err := events.NewHasher(block, events.Space{})
 	if err != nil {
 		t.Fatal(err)
@@ -74,10 +57,7 @@ func TestRollingRestart(t *testing.T) {
 	}
 	for w := range workers {
 		locals := append(append([]events.LocalHash{}, common[:w+1]...), hasher.Hash(nil, tokens((w+1)<<24, (per-w-1)*block))...)
-		log := shim.NewStreamLog(ns, events.RankKey{Instance: name(w)}, nil)
-		if _, err := log.Last(ctx); err != nil {
-			t.Fatal(err)
-		}
+		var batches []*events.Batch
 		for from := 0; from < per; from += batch {
 			e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: locals[from:min(per, from+batch)]}
 			if from > 0 {
@@ -86,29 +66,16 @@ func TestRollingRestart(t *testing.T) {
 			for i := range e.Locals {
 				e.Blocks = append(e.Blocks, events.BlockHash(from+i+1))
 			}
-			data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: events.EventID(from/batch + 1), Model: "m", BlockSize: block, Events: []events.Event{e}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			seq, err := log.Publish(ctx, [][]byte{data})
-			if err != nil {
-				t.Fatal(err)
-			}
-			p, err := ns.PartitionOf(name(w))
-			if err != nil {
-				t.Fatal(err)
-			}
-			places[p].Seq = max(places[p].Seq, seq)
+			batches = append(batches, &events.Batch{Incarnation: 1, FirstID: events.EventID(from/batch + 1), Model: "m", BlockSize: block, Events: []events.Event{e}})
 		}
+		at := publishAs(t, ctx, ns, name(w), batches...)
+		places[at.Partition] = at
 	}
 	// wrong says what is wrong with the answer to the first n blocks of what all have in common.
 	wrong := func(a *api.Answer, n int) error {
-		if !a.Complete {
-			return fmt.Errorf("incomplete: %v are missing", a.Missing)
-		}
-		got := map[events.WorkerID]uint32{}
-		for _, o := range a.Workers {
-			got[o.Instance] = o.Device
+		got, err := onDevice(a)
+		if err != nil {
+			return err
 		}
 		for w := range workers {
 			if want := uint32(min(n, w+1)); got[name(w)] != want {
@@ -130,7 +97,7 @@ func TestRollingRestart(t *testing.T) {
 		}
 		return wrong(a, n)
 	}
-	client := wire.NewClient(conn, "default")
+	client := wire.NewClient(ns.Conn(), "default")
 	settled := func() {
 		t.Helper()
 		eventually(t, "all is kept by two of three", func() (bool, string) {
@@ -162,7 +129,7 @@ func TestRollingRestart(t *testing.T) {
 	last := begun
 	var bad []string
 	for i := range clients {
-		client, rng := wire.NewClient(connect(), "default"), rand.New(rand.NewPCG(8, uint64(i)))
+		client, rng := wire.NewClient(openNamespace(t, ctx, nats).Conn(), "default"), rand.New(rand.NewPCG(8, uint64(i)))
 		all.Go(func() {
 			tick := time.NewTicker(clients * time.Second / time.Duration(*rollingRate))
 			defer tick.Stop()

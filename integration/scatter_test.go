@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -17,7 +18,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -92,7 +92,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	holders := make([]holder, 48)
-	latest := map[events.Partition]events.StreamSeq{}
+	latest := map[events.Partition]api.PartitionSeq{}
 	for i := range holders {
 		h := &holders[i]
 		ahead := uint32(i % 3 / 2)
@@ -108,37 +108,16 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		if len(e.Blocks) == 0 {
 			batch.Events[0] = events.Event{Kind: events.Cleared, Reason: events.ReasonGap}
 		}
-		data, err := events.AppendBatch(nil, batch)
-		if err != nil {
-			t.Fatal(err)
-		}
-		log := shim.NewStreamLog(ns, events.RankKey{Instance: h.name}, nil)
-		if _, err := log.Last(ctx); err != nil {
-			t.Fatal(err)
-		}
-		seq, err := log.Publish(ctx, [][]byte{data})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := ns.PartitionOf(h.name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		latest[p] = max(latest[p], seq)
+		at := publishAs(t, ctx, ns, h.name, batch)
+		latest[at.Partition] = at
 	}
-	var places []api.PartitionSeq
-	for p, seq := range latest {
-		places = append(places, api.PartitionSeq{Partition: p, Seq: seq})
-	}
+	places := slices.Collect(maps.Values(latest))
 
 	// same says what is wrong with an answer.
 	same := func(a *api.Answer, asked []uint32) error {
-		if !a.Complete {
-			return fmt.Errorf("incomplete: %v are missing", a.Missing)
-		}
-		got := map[events.WorkerID]uint32{}
-		for _, o := range a.Workers {
-			got[o.Instance] = o.Device
+		got, err := onDevice(a)
+		if err != nil {
+			return err
 		}
 		for i := range holders {
 			if want := holders[i].depth(asked); got[holders[i].name] != want {

@@ -204,8 +204,8 @@ func (a *asking) end() {
 // numbers are what differs between messages of one kind.
 var numbers = regexp.MustCompile(`[0-9][0-9., :]*`)
 
-// judge fails the test if an answer said what was never true, and adds what was counted.
-func (a *asking) judge(sums map[string]*tally) {
+// judge fails the test if an answer said what was never true, and adds what was counted. It returns the longest time without an answer.
+func (a *asking) judge(sums map[string]*tally) (gap time.Duration) {
 	if len(a.wrong) > 0 {
 		a.t.Fatalf("%d answers were wrong, though all workers were known all the time; the first, %s", len(a.wrong), a.wrong[0])
 	}
@@ -227,5 +227,7 @@ func (a *asking) judge(sums map[string]*tally) {
 			sums[what] = &tally{failures: map[string]int{}}
 		}
 		sums[what].add(t)
+		gap = max(gap, t.gap)
 	}
+	return gap
 }

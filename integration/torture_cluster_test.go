@@ -54,7 +54,7 @@ func TestTortureCluster(t *testing.T) {
 	}()
 	for r.round = 1; r.round <= rounds; r.round++ {
 		r.play()
-		t.Logf("round %d ended after %v in all: %s", r.round, time.Since(begun).Round(time.Second), r.what)
+		t.Logf("round %d ended after %v in all: %s; the longest time without an answer was %v", r.round, time.Since(begun).Round(time.Second), r.what, r.gap.Round(time.Millisecond))
 	}
 	r.round--
 }
@@ -68,7 +68,8 @@ type clusterTorture struct {
 	prompts  []path
 	tallies  map[string]*tally // by what was done
 
-	what   string // is done in this round
+	what   string        // is done in this round
+	gap    time.Duration // the longest one of it
 	asking *asking
 	hurt   map[*daemon]bool // in this round without a quorum
 }
@@ -113,7 +114,7 @@ func (r *clusterTorture) play() {
 	asking := r.asking
 	r.asking = nil
 	asking.end()
-	asking.judge(r.tallies)
+	r.gap = asking.judge(r.tallies)
 	for d, life := range lives {
 		if r.what == "no quorum" && d.running != life && !r.hurt[d] {
 			r.Fatalf("%s had to be started again after there was no quorum", d.name)
@@ -182,9 +183,9 @@ func (r *clusterTorture) step() {
 			r.load()
 		}
 	case n < 65:
-		d := 100
+		d := 300 // so that faults meet work of every kind, and some last
 		if r.rng.IntN(4) == 0 {
-			d = 1500
+			d = 3000
 		}
 		time.Sleep(time.Duration(r.rng.IntN(d)) * time.Millisecond)
 	case n < 75:

@@ -213,8 +213,8 @@ type Path struct {
 	Held []HeldRun `json:"held,omitempty" msgpack:"held,omitempty"`
 	More bool      `json:"more,omitempty" msgpack:"more,omitempty"`
 
-	// Stop is the rule that ended the rank's own prefix: query_ends; unknown_block (nobody holds or remembers it, or what follows); not_held (this rank holds it
-	// in no tier); held_in_earlier_tier (only in a tier before the one that the prefix has come to).
+	// Stop is the rule that ended the rank's own prefix: query_ends; unknown_block (nobody that the rank's node knows holds or remembers it, or what follows); not_held
+	// (this rank holds it in no tier); held_in_earlier_tier (only in a tier before the one that the prefix has come to).
 	Stop string `json:"stop" msgpack:"stop"`
 
 	Behind   uint32 `json:"behind" msgpack:"behind"`       // blocks that the rank holds behind the end of its prefix, of no use

@@ -1,0 +1,72 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// startNATS runs a NATS server with JetStream until the test ends, and returns its address.
+func startNATS(t testing.TB) string {
+	t.Helper()
+	addr := freeAddr(t)
+	start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:]).waitFor(`Server is ready`)
+	return addr
+}
+
+// openNamespace connects to a NATS server until the test ends, and opens the usual namespace.
+func openNamespace(t testing.TB, ctx context.Context, addr string) *jetstream.Namespace {
+	t.Helper()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	ns, err := jetstream.OpenNamespace(ctx, conn, "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+// publishAs publishes batches as a worker's shim does, one after the other, and returns the place of the last one.
+func publishAs(t testing.TB, ctx context.Context, ns *jetstream.Namespace, instance events.WorkerID, batches ...*events.Batch) (at api.PartitionSeq) {
+	t.Helper()
+	log := shim.NewStreamLog(ns, events.RankKey{Instance: instance}, nil)
+	if _, err := log.Last(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if at.Partition, err = ns.PartitionOf(instance); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range batches {
+		data, err := events.AppendBatch(nil, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at.Seq, err = log.Publish(ctx, [][]byte{data}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return at
+}
+
+// onDevice is how many blocks each worker has on its device by an answer, which must lack nothing.
+func onDevice(a *api.Answer) (map[events.WorkerID]uint32, error) {
+	if !a.Complete {
+		return nil, fmt.Errorf("incomplete: %v are missing", a.Missing)
+	}
+	held := map[events.WorkerID]uint32{}
+	for _, o := range a.Workers {
+		held[o.Instance] = o.Device
+	}
+	return held, nil
+}
