@@ -99,15 +99,22 @@ func (x *l3Node) store(t testing.TB, from, to int) {
 }
 
 // BenchmarkFindL3 is a query of 256 workers that hold more and more of a prompt, without the shared store and with it, all of whose
-// answers are remembered. The two are timed in turn, so that they have the same weather; ratio is what the one costs over the other.
+// answers are remembered; and without the store, but with the prompt named for it. They are timed in turn, so that they have the same weather. ratio is what the
+// store costs over a query without it, beyond-hashing what it costs over one that hashes as much.
 func BenchmarkFindL3(b *testing.B) {
 	for _, tokens := range []int{4096, 65_536} {
 		const workers = 256
 		blocks := tokens / 16
 		x := newL3Node(b, tokens, workers, func(w int) int { return 1 + w*(blocks-1)/workers }, nil)
 		x.store(b, 0, blocks)
-		ask := func(b *testing.B, l3 api.L3Ask) time.Duration {
+		config := hicache.Config{SGLang: &x.config}
+		ask := func(b *testing.B, l3 api.L3Ask, name bool) time.Duration {
 			begun := time.Now()
+			if name {
+				if _, err := config.Prompt(x.prompt, "", "", 16); err != nil {
+					b.Fatal(err)
+				}
+			}
 			a, err := x.Find(x.ctx, &api.Query{Model: "m", Tokens: x.prompt, L3: l3})
 			took := time.Since(begun)
 			if err != nil || len(a.Workers) != workers || (l3 == api.L3All) != (a.L3.Total == uint32(blocks)) {
@@ -116,15 +123,18 @@ func BenchmarkFindL3(b *testing.B) {
 			return took
 		}
 		b.Run(fmt.Sprintf("tokens=%d", tokens), func(b *testing.B) {
-			ask(b, api.L3All) // what the store says is remembered from now on
-			var without, with time.Duration
+			ask(b, api.L3All, false) // what the store says is remembered from now on
+			var without, named, with time.Duration
 			for b.Loop() {
-				without += ask(b, api.L3Off)
-				with += ask(b, api.L3All)
+				without += ask(b, api.L3Off, false)
+				with += ask(b, api.L3All, false)
+				named += ask(b, api.L3Off, true)
 			}
-			b.ReportMetric(float64(without.Nanoseconds())/1000/float64(b.N), "µs-without")
-			b.ReportMetric(float64(with.Nanoseconds())/1000/float64(b.N), "µs-with")
+			for what, took := range map[string]time.Duration{"without": without, "named": named, "with": with} {
+				b.ReportMetric(float64(took.Nanoseconds())/1000/float64(b.N), "µs-"+what)
+			}
 			b.ReportMetric(float64(with)/float64(without), "ratio")
+			b.ReportMetric(float64(with)/float64(named), "beyond-hashing")
 		})
 	}
 }
