@@ -140,7 +140,7 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 	known := func(p []uint32, least int) int {
 		for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 			listen()
-			want, got := int(judge.Match(hasher.Hash(nil, p))[0]), depthOf(t, x, "m", "mocker", prompt{Tokens: p})
+			want, got := int(judge.Match(hasher.Hash(nil, p))[0]), int(overlapOf(t, x, "m", "mocker", prompt{Tokens: p}).Device)
 			if got == want && got >= least {
 				return got
 			}

@@ -68,7 +68,7 @@ type judged struct {
 	ahead  int  // how many tokens beyond a block are in its hash
 }
 
-// startJudgedIndexer starts the indexer that all loads share.
+// startJudgedIndexer starts the indexer that all engines of a test share.
 func startJudgedIndexer(t *testing.T) *indexerProcess {
 	t.Helper()
 	if testing.Short() {
@@ -143,7 +143,7 @@ func (c judged) run(t *testing.T, x *indexerProcess, groups []string, size int, 
 			if c.old && p.LoRA != "" {
 				named.LoRA = events.LoRAByID(strconv.Itoa(adapters[p.LoRA]))
 			}
-			got := depthOf(t, x, model, instance, named) * size
+			got := int(overlapOf(t, x, model, instance, named).Device) * size
 			lookups++
 			if got > 0 {
 				hits++
@@ -266,15 +266,21 @@ func (l *load) wait(x *indexerProcess, model, instance string) {
 		announced["lookahead_token_ids"] = [][]uint32{mark.Tokens[l.size:]}
 	}
 	l.engine.Publish(announced)
-	for deadline := time.Now().Add(patience); depthOf(l.t, x, model, instance, mark) == 0; time.Sleep(time.Millisecond) {
+	arrives(l.t, x, model, instance, mark)
+}
+
+// arrives waits until a worker has a prompt that its engine announced behind all else.
+func arrives(t testing.TB, x *indexerProcess, model, instance string, mark prompt) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); overlapOf(t, x, model, instance, mark).Device == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			l.t.Fatalf("%s: mark %d does not arrive", instance, l.marks)
+			t.Fatalf("%s: the mark that begins with token %d does not arrive", instance, mark.Tokens[0])
 		}
 	}
 }
 
-// depthOf is how many of a prompt's blocks we find on a worker's device. A model or worker that nobody has heard of yet has none.
-func depthOf(t testing.TB, x *indexerProcess, model, instance string, p prompt) int {
+// overlapOf is what a worker has of a prompt. A model or worker that nobody has heard of yet has nothing.
+func overlapOf(t testing.TB, x *indexerProcess, model, instance string, p prompt) (none api.Overlap) {
 	t.Helper()
 	body, err := json.Marshal(api.Query{Model: model, Tokens: p.Tokens, LoRA: p.LoRA, CacheSalt: p.Salt})
 	if err != nil {
@@ -290,7 +296,7 @@ func depthOf(t testing.TB, x *indexerProcess, model, instance string, p prompt) 
 		t.Fatal(err)
 	}
 	if r.StatusCode == api.CodeUnknownModel.HTTPStatus() {
-		return 0
+		return none
 	}
 	var a api.Answer
 	if err := json.Unmarshal(text, &a); err != nil || r.StatusCode != http.StatusOK || !a.Complete {
@@ -298,8 +304,8 @@ func depthOf(t testing.TB, x *indexerProcess, model, instance string, p prompt) 
 	}
 	for _, o := range a.Workers {
 		if string(o.Instance) == instance {
-			return int(o.Device)
+			return o
 		}
 	}
-	return 0
+	return none
 }

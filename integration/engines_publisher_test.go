@@ -45,7 +45,7 @@ func TestEnginePublishers(t *testing.T) {
 					if time.Now().After(deadline) {
 						t.Fatalf("we find %d blocks, want %d", got, want)
 					}
-					got = depthOf(t, x, "m", c.pinned, p)
+					got = int(overlapOf(t, x, "m", c.pinned, p).Device)
 				}
 			}
 			all := tokens(5000, 12*blockSize)

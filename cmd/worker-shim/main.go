@@ -61,9 +61,13 @@ while it is away, as long as the engine's replay buffer reaches back; without it
 
 One process shims as many data-parallel ranks as --ranks says: rank N has --engine's port + N and --replay's + N, which is how vLLM and
 SGLang number them. vLLM publishes with
-  --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5567"}'`,
-		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567 --instance w1 --model llama --block-size 16`,
-		Args:    cobra.NoArgs,
+  --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5567"}'
+
+With --source mooncake it is no engine's shim but a shared store's: it passes on what a Mooncake master says of its objects, for indexers to know
+without asking. It needs --engine and --master alone.`,
+		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567 --instance w1 --model llama --block-size 16
+  worker-shim run --source mooncake --engine tcp://mooncake:5557 --master mooncake:9003`,
+		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	r.nats = cli.NATSFlags(f, false)
@@ -160,15 +164,16 @@ func (r *running) check() error {
 	return nil
 }
 
-func (r *running) run(ctx context.Context, log *slog.Logger) error {
-	options, err := r.nats.Options("kvatlas shim " + r.instance)
+// connect waits for a NATS server. what is the connection's name there; without is what happens while the server is away.
+func (r *running) connect(ctx context.Context, log *slog.Logger, what, without string, core bool) (*jetstream.Conn, error) {
+	options, err := r.nats.Options("kvatlas shim " + what)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	waiting := limiter{every: r.logWindow}
-	options.Wait = true // a shim may be started before everything else
+	options.Core, options.Wait = core, true // a shim may be started before everything else
 	options.Hooks = jetstream.ConnHooks{
-		Disconnected: func(err error) { log.Warn("NATS connection lost; the engine's events wait", "error", err) },
+		Disconnected: func(err error) { log.Warn("NATS connection lost; "+without, "error", err) },
 		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
 		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
 		Waiting: func(err error) {
@@ -177,7 +182,11 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 			})
 		},
 	}
-	conn, err := jetstream.Connect(ctx, options)
+	return jetstream.Connect(ctx, options)
+}
+
+func (r *running) run(ctx context.Context, log *slog.Logger) error {
+	conn, err := r.connect(ctx, log, r.instance, "the engine's events wait", false)
 	if err != nil {
 		return ignoreEnd(ctx, err)
 	}

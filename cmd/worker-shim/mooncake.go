@@ -60,23 +60,7 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 		return err
 	}
 	ctx, log := cmd.Context(), log.With("store", r.master)
-	options, err := r.nats.Options("kvatlas shim of store " + r.master)
-	if err != nil {
-		return err
-	}
-	waiting := limiter{every: r.logWindow}
-	options.Core, options.Wait = true, true
-	options.Hooks = jetstream.ConnHooks{
-		Disconnected: func(err error) { log.Warn("NATS connection lost; indexers poll the store", "error", err) },
-		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
-		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
-		Waiting: func(err error) {
-			waiting.do(func(n uint64) {
-				log.Warn("no NATS server answers; it is waited for", "nats", r.nats.Shown(), "error", err, "times", n)
-			})
-		},
-	}
-	conn, err := jetstream.Connect(ctx, options)
+	conn, err := r.connect(ctx, log, "of store "+r.master, "indexers poll the store", true)
 	if err != nil {
 		return ignoreEnd(ctx, err)
 	}

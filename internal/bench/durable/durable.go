@@ -1,4 +1,4 @@
-// Package durable measures what the index's durability costs: a corpus goes into the log as shims would publish it, a node replays
+// Package durable measures what the index's durability costs: a corpus goes into the log through the machines and logs of real shims, a node replays
 // it, writes snapshots and restores them, on a NATS server with file storage in this process. `indexer bench durable` prints
 // what it finds.
 //
@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/corpus"
 	"github.com/kvatlas/kvatlas/internal/node"
+	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -85,8 +86,7 @@ func delayOf(took []time.Duration) Delay {
 const (
 	model     = "m"
 	blockSize = 16
-	messages  = 200       // in one flush
-	message   = 128 << 10 // bytes
+	flushAt   = 24 << 20 // bytes of one worker that wait until they are published: what a shim's flight holds
 	pause     = 2 * time.Millisecond
 )
 
@@ -98,19 +98,26 @@ type bed struct {
 	conn   *jetstream.Conn
 	ns     *jetstream.Namespace
 	bucket *jetstream.Bucket
-	shims  []*shim
-	probe  *shim // a worker beside the corpus', for what is timed
+	fleet  []*worker
+	probe  *worker // a worker beside the corpus', for what is timed
 	report Report
 }
 
-// shim publishes one worker's events, as a real one would.
-type shim struct {
-	pub   *jetstream.Publisher
-	batch events.Batch
-	size  int
-	next  events.EventID
-	full  [][]byte
-	held  []events.BlockHash // stored last
+// worker is one worker's shim, whose engine is the corpus.
+type worker struct {
+	at      events.Partition
+	log     *shim.StreamLog
+	machine *shim.Machine
+	said    events.Event     // what Decode gives
+	next    events.EngineSeq // of the engine's messages: one for each event
+	held    []events.BlockHash
+}
+
+// Reset and Decode make a worker the decoder of its own shim.
+func (w *worker) Reset() {}
+
+func (w *worker) Decode([]byte) (events.Message, error) {
+	return events.Message{Events: w.said.Cut()}, nil
 }
 
 // Run measures everything. Progress is told in a line for each step.
@@ -158,59 +165,55 @@ func Run(ctx context.Context, o Options, progress func(string)) (*Report, error)
 	return &b.report, nil
 }
 
-func (b *bed) open(name string) (*shim, error) {
-	pub, err := b.ns.OpenPublisher(b.ctx, events.RankKey{Instance: events.WorkerID(name)}, jetstream.PublisherHooks{})
-	return &shim{pub: pub, next: 1, batch: events.Batch{Incarnation: 1, FirstID: 1, Model: model, BlockSize: blockSize}}, err
+func (b *bed) open(name string) (*worker, error) {
+	key := events.RankKey{Instance: events.WorkerID(name)}
+	at, err := b.ns.PartitionOf(key.Instance)
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{at: at, log: shim.NewStreamLog(b.ns, key, nil)}
+	before, err := w.log.Last(b.ctx)
+	if err != nil {
+		return nil, err
+	}
+	w.machine = shim.NewMachine(shim.Identity{Model: model, BlockSize: blockSize}, shim.Limits{}, false, w)
+	w.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
+	return w, nil
 }
 
-// add queues an event; flush publishes what is queued.
-func (s *shim) add(ctx context.Context, e events.Event) error {
-	s.batch.Events = append(s.batch.Events, e)
-	s.next++
-	if s.size += e.EncodedSize(); s.size >= message {
-		if err := s.seal(); err != nil {
-			return err
-		}
-		if len(s.full) == messages {
-			return s.flush(ctx)
-		}
+// add has the engine say an event; flush publishes what waits, as the shim cuts it, and returns where the log has its end.
+func (w *worker) add(ctx context.Context, e events.Event) error {
+	w.said = e
+	w.machine.Live(shim.Frame{Seq: w.next}, 0)
+	w.next++
+	if _, waiting := w.machine.Queued(); waiting >= flushAt {
+		_, err := w.flush(ctx)
+		return err
 	}
 	return nil
 }
 
-func (s *shim) seal() error {
-	data, err := events.AppendBatch(nil, &s.batch)
-	s.full = append(s.full, data)
-	s.batch.Events, s.batch.FirstID, s.size = s.batch.Events[:0], s.next, 0
-	return err
-}
-
-func (s *shim) flush(ctx context.Context) error {
-	_, err := s.flushed(ctx)
-	return err
-}
-
-func (s *shim) flushed(ctx context.Context) (seq events.StreamSeq, err error) {
-	if len(s.batch.Events) > 0 {
-		if err := s.seal(); err != nil {
+func (w *worker) flush(ctx context.Context) (seq events.StreamSeq, err error) {
+	for {
+		flight, err := w.machine.NextFlight()
+		if err != nil || flight == nil {
+			return seq, err
+		}
+		if seq, err = w.log.Publish(ctx, flight); err != nil {
 			return 0, err
 		}
+		w.machine.Flushed()
 	}
-	if len(s.full) > 0 {
-		seq, err = s.pub.Publish(ctx, s.full)
-		s.full = s.full[:0]
-	}
-	return seq, err
 }
 
 func (b *bed) publish() error {
 	begun := time.Now()
 	for w := range b.c.Header().Workers {
-		s, err := b.open(fmt.Sprintf("w%d", w))
+		one, err := b.open(fmt.Sprintf("w%d", w))
 		if err != nil {
 			return err
 		}
-		b.shims = append(b.shims, s)
+		b.fleet = append(b.fleet, one)
 	}
 	var err error
 	if b.probe, err = b.open("probe"); err != nil {
@@ -226,18 +229,16 @@ func (b *bed) publish() error {
 		default:
 			continue
 		}
-		s := b.shims[op.Worker]
-		for e := range cut(e) {
-			if err := s.add(b.ctx, e); err != nil {
-				return err
-			}
+		w := b.fleet[op.Worker]
+		if err := w.add(b.ctx, e); err != nil {
+			return err
 		}
 		if e.Kind == events.Stored {
-			s.held = append(s.held[:0], op.Blocks...)
+			w.held = append(w.held[:0], op.Blocks...)
 		}
 	}
-	for _, s := range b.shims {
-		if err := s.flush(b.ctx); err != nil {
+	for _, w := range b.fleet {
+		if _, err := w.flush(b.ctx); err != nil {
 			return err
 		}
 	}
@@ -251,24 +252,6 @@ func (b *bed) publish() error {
 		b.report.LogBytes += info.Bytes
 	}
 	return nil
-}
-
-// cut cuts an event that is too long for one, as a shim's decoder does.
-func cut(e events.Event) func(yield func(events.Event) bool) {
-	return func(yield func(events.Event) bool) {
-		for len(e.Blocks) > events.MaxBlocksPerEvent {
-			part := e
-			part.Blocks = e.Blocks[:events.MaxBlocksPerEvent]
-			e.HasParent, e.Parent, e.Blocks = true, part.Blocks[len(part.Blocks)-1], e.Blocks[events.MaxBlocksPerEvent:]
-			if e.Kind == events.Stored {
-				part.Locals, e.Locals = e.Locals[:events.MaxBlocksPerEvent], e.Locals[events.MaxBlocksPerEvent:]
-			}
-			if !yield(part) {
-				return
-			}
-		}
-		yield(e)
-	}
 }
 
 // running is a node that runs.
@@ -356,38 +339,39 @@ func save(ctx context.Context, n *running) (size, written int64, err error) {
 
 // changeOneWorker removes what the first worker has stored last, and stores as much anew.
 func (b *bed) changeOneWorker(n *running) error {
-	s := b.shims[0]
+	w := b.fleet[0]
 	fresh := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull}
 	for i := range 1000 {
 		fresh.Blocks = append(fresh.Blocks, events.BlockHash(corpus.Mix(uint64(i)+1)))
 		fresh.Locals = append(fresh.Locals, events.LocalHash(corpus.Mix(uint64(i)+1<<32)))
 	}
-	for _, e := range []events.Event{{Kind: events.Removed, Tier: events.Device, Blocks: slices.Clone(s.held)}, fresh} {
-		if err := s.add(b.ctx, e); err != nil {
+	for _, e := range []events.Event{{Kind: events.Removed, Tier: events.Device, Blocks: slices.Clone(w.held)}, fresh} {
+		if err := w.add(b.ctx, e); err != nil {
 			return err
 		}
 	}
-	_, _, err := b.settle(n, s)
+	_, _, err := b.settle(n, w)
 	return err
 }
 
-// settle publishes what a shim has queued and waits until the index reflects it. It returns how long each took.
-func (b *bed) settle(n *running, s *shim) (publish, apply time.Duration, err error) {
+// settle publishes what waits of a worker and waits until the index reflects it. It returns how long each took.
+func (b *bed) settle(n *running, w *worker) (publish, apply time.Duration, err error) {
 	begun := time.Now()
-	seq, err := s.flushed(b.ctx)
+	seq, err := w.flush(b.ctx)
 	if err != nil {
 		return 0, 0, err
 	}
 	published := time.Now()
 	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
 	defer cancel()
-	_, err = n.Find(ctx, &api.Query{Model: model, Hashes: api.Hashes{0}, MinSeq: []api.PartitionSeq{{Partition: s.pub.Partition(), Seq: seq}}})
+	_, err = n.Find(ctx, &api.Query{Model: model, Hashes: api.Hashes{0}, MinSeq: []api.PartitionSeq{{Partition: w.at, Seq: seq}}})
 	return published.Sub(begun), time.Since(published), err
 }
 
 // nudge sends one small event the whole way.
 func (b *bed) nudge(n *running) (publish, apply time.Duration, err error) {
-	e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(b.probe.next)}, Locals: []events.LocalHash{events.LocalHash(b.probe.next)}}
+	name := uint64(b.probe.next) + 1
+	e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(name)}, Locals: []events.LocalHash{events.LocalHash(name)}}
 	if err := b.probe.add(b.ctx, e); err != nil {
 		return 0, 0, err
 	}
