@@ -127,12 +127,16 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 			RestoredFrom: st.at.Seq, RestoreMS: float64(st.at.Took.Microseconds()) / 1000,
 			Log: st.log.api(), Checksum: sum, Behind: st.behind,
 		}
-		if st.behind {
+		switch {
+		case st.behind && st.err != nil:
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: its log has not been readable for a while, and may have what is not applied; nodes that read theirs are asked first: %v", p, st.err))
+		case st.behind:
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first", p, d.LogLast-at.seq))
+		case st.err != nil:
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.err))
 		}
 		if st.err != nil {
 			d.State = stateUnavailable
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.err))
 		}
 		if st.need != nil {
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.need))

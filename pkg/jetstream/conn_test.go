@@ -235,6 +235,32 @@ func TestReconnect(t *testing.T) {
 }
 
 // TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once.
+// TestASilentServerIsLeft: a server whose words do not come any more, as if it stood still, is left for another.
+func TestASilentServerIsLeft(t *testing.T) {
+	t.Parallel()
+	var urls []string
+	proxies := map[string]*proxy{}
+	for range 2 {
+		p := newProxy(t, startServer(t, t.TempDir(), "127.0.0.1:0").Addr())
+		urls = append(urls, p.url())
+		proxies[p.url()] = p
+	}
+	back := make(chan string, 10)
+	c := connect(t, ConnOptions{URLs: urls, Hooks: ConnHooks{Reconnected: func(url string) { back <- url }}})
+	left := c.Server().URL
+	proxies[left].deaf.Store(true)
+	begun := time.Now()
+	select {
+	case url := <-back:
+		if url == left {
+			t.Errorf("%s is silent, and connected to again", url)
+		}
+	case <-time.After(4 * time.Minute):
+		t.Fatal("a silent server is not left")
+	}
+	t.Logf("it was left after %v", time.Since(begun))
+}
+
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	shimGrant, err := ShimGrant("test", 1, "w1")
