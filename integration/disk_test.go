@@ -1,19 +1,14 @@
 package integration
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/enginesim"
@@ -70,46 +65,6 @@ func (f *followed) serve(t *testing.T, n int) {
 	for range n {
 		serve(t, f.Engine, f.prompt())
 	}
-}
-
-// httpDo asks an indexer's HTTP port, and decodes the answer if into is not nil.
-func httpDo(addr, method, path string, body, into any) error {
-	text, err := json.Marshal(body)
-	if err != nil {
-		return err
-	}
-	r, err := http.NewRequest(method, "http://"+addr+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := (&http.Client{Timeout: 5 * time.Second}).Do(r)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	b, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return err
-	}
-	if answer.StatusCode != 200 {
-		return fmt.Errorf("%d %s", answer.StatusCode, b)
-	}
-	if text, ok := into.(*string); ok {
-		*text = string(b)
-		return nil
-	}
-	return json.Unmarshal(b, into)
-}
-
-// findLocals asks who holds how much of the prompt with these local hashes.
-func findLocals(addr string, locals []events.LocalHash) (a api.Answer, err error) {
-	q := api.Query{Model: "m"}
-	for _, l := range locals {
-		q.Hashes = append(q.Hashes, uint64(l))
-	}
-	err = httpDo(addr, "POST", "/v1/find", q, &a)
-	return a, err
 }
 
 // judge compares answers on prompts at random with the truth; atMost allows them to know less.

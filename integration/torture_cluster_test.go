@@ -10,9 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
-	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // TestTortureCluster does to a cluster what TestTorture does to one indexer: three NATS servers, three indexers that each keep a part, four engines with their
@@ -298,67 +296,17 @@ func (r *clusterTorture) settle() {
 	r.undo(true)
 	r.note("all faults end")
 	r.w.mend()
-	r.awaitMarks()
+	r.w.awaitMarks()
 	r.w.until("the cluster is in order", r.w.settled)
-	r.awaitMarks() // what shims were asked to say again is there too
+	r.w.marked = r.w.awaitMarks() // what shims were asked to say again is there too
 	r.note("settled")
-}
-
-// awaitMarks has every engine announce a block of its own, and waits until whichever node is asked has it.
-func (r *clusterTorture) awaitMarks() {
-	marks := map[*tortured]events.LocalHash{}
-	for _, e := range r.w.engines {
-		r.w.marks++
-		marks[e] = e.mark(r.w.marks)
-	}
-	r.w.marked = r.w.marked[:0]
-	for _, e := range r.w.engines {
-		r.w.marked = append(r.w.marked, marks[e])
-	}
-	for e, mark := range marks {
-		for _, d := range r.w.nodes {
-			r.w.until(fmt.Sprintf("%s has all that %s announced, up to message %d", d.name, e.name, e.next-1), func() error {
-				got, err := r.w.depths(d, []events.LocalHash{mark})
-				if err == nil && got[events.WorkerID(e.name)][0] != 1 {
-					err = fmt.Errorf("the last message is not there; the answer is %v", got)
-				}
-				return err
-			})
-		}
-	}
 }
 
 // verify compares the replicas, asks every node for every prompt, and reads what the programs said.
 func (r *clusterTorture) verify() {
 	r.w.until("all replicas are compared", r.w.replicas)
 	for _, d := range r.w.nodes {
-		for _, p := range r.prompts {
-			locals := r.w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
-			got, err := r.w.depths(d, locals)
-			if err != nil {
-				r.Fatalf("%s: query: %v", d.name, err)
-			}
-			for _, e := range r.w.engines {
-				if wrong := e.judge(locals, got[events.WorkerID(e.name)]); wrong != "" {
-					r.Fatalf("%s: the prompt %q: %s", d.name, p, wrong)
-				}
-				r.counts["answers judged at rounds' ends"]++
-			}
-		}
-		var list api.WorkerList
-		if err := r.w.ask(d, "GET", "/v1/workers", nil, &list); err != nil || !list.Complete || len(list.Workers) != len(r.w.engines) {
-			r.Fatalf("%s: workers: %v, %+v", d.name, err, list)
-		}
-		for _, k := range list.Workers {
-			i := slices.IndexFunc(r.w.engines, func(e *tortured) bool { return e.name == string(k.Instance) })
-			if i < 0 {
-				r.Fatalf("%s: nobody knows %+v", d.name, k)
-			}
-			e, b := r.w.engines[i], k.Blocks
-			if held := b.Device + b.Host + b.Disk + b.External; held != uint64(e.truth.Holdings()) {
-				r.Fatalf("%s: %s holds %d blocks, the list of workers says %d", d.name, e.name, e.truth.Holdings(), held)
-			}
-		}
+		r.counts["answers judged at rounds' ends"] += r.w.judge(d, r.prompts)
 	}
 	for _, e := range r.w.engines {
 		r.counts["events announced"] += e.events

@@ -1,13 +1,9 @@
 package integration
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,7 +27,6 @@ type stage struct {
 	shims   []*daemon
 	proxies []*proxy
 	names   []string // of the proxies
-	http    http.Client
 
 	marks    uint64
 	counters map[string]int
@@ -39,7 +34,6 @@ type stage struct {
 
 func newStage(t testing.TB, counters map[string]int) *stage {
 	s := &stage{t: t, counters: counters}
-	s.http.Timeout = 5 * time.Second
 	var err error
 	if s.dir, err = os.MkdirTemp("", "kvatlas-torture-"); err != nil {
 		t.Fatal(err)
@@ -136,38 +130,17 @@ func (s *stage) ask(d *daemon, method, path string, body any, into any) error {
 	if err != nil {
 		return err
 	}
-	text, err := json.Marshal(body)
-	if err != nil {
-		return err
-	}
-	r, err := http.NewRequest(method, "http://"+addr+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := s.http.Do(r)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	b, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return err
-	}
-	if answer.StatusCode != 200 {
-		return fmt.Errorf("%d %s", answer.StatusCode, b)
-	}
-	return json.Unmarshal(b, into)
+	return httpDo(addr, method, path, body, into)
 }
 
 // depths asks a node who holds how much of a prompt.
 func (s *stage) depths(d *daemon, locals []events.LocalHash) (map[events.WorkerID][events.NumTiers]uint32, error) {
-	q := api.Query{Model: "m"}
-	for _, l := range locals {
-		q.Hashes = append(q.Hashes, uint64(l))
+	addr, err := d.served()
+	if err != nil {
+		return nil, err
 	}
-	var a api.Answer
-	if err := s.ask(d, "POST", "/v1/find", q, &a); err != nil {
+	a, err := findLocals(addr, locals)
+	if err != nil {
 		return nil, err
 	}
 	if !a.Complete {
@@ -199,7 +172,7 @@ func (s *stage) await(what string, check func() error) {
 			return
 		}
 		time.Sleep(15 * time.Millisecond)
-		left -= min(time.Since(begun), 2*s.http.Timeout) // the whole machine may have stood still
+		left -= min(time.Since(begun), 2*httpTimeout) // the whole machine may have stood still
 	}
 	for _, d := range s.daemons() {
 		if d.alive() && !slices.Contains(s.servers, d) {
@@ -209,6 +182,81 @@ func (s *stage) await(what string, check func() error) {
 		}
 	}
 	s.t.Fatalf("it does not come about that %s: %v", what, err)
+}
+
+// inOrder says what is not in order on a node: it is to be ready and without problems, and all but so many messages of each log applied.
+func (s *stage) inOrder(d *daemon, lag uint64) (*api.Status, error) {
+	var status api.Status
+	if err := s.ask(d, "GET", "/v1/status", nil, &status); err != nil {
+		return nil, err
+	}
+	status.Problems = slices.DeleteFunc(status.Problems, func(p string) bool { return strings.Contains(p, "% full") }) // a warning
+	if !status.Ready || len(status.Problems) > 0 {
+		return nil, fmt.Errorf("ready: %v, problems: %q", status.Ready, status.Problems)
+	}
+	for _, p := range status.Partitions {
+		if p.Lag > lag || p.State != "serving" {
+			return nil, fmt.Errorf("partition %d is %s with a lag of %d", p.Partition, p.State, p.Lag)
+		}
+	}
+	for _, name := range []string{"poison", "malformed_events"} {
+		if status.Events[name] > 0 {
+			s.t.Fatalf("%s: %d events counted as %s", d.name, status.Events[name], name)
+		}
+	}
+	return &status, nil
+}
+
+// awaitMarks has every engine announce a block of its own, and waits until each node has it, and so all that came before. It returns the blocks.
+func (s *stage) awaitMarks() (marks []events.LocalHash) {
+	for _, e := range s.engines {
+		s.marks++
+		marks = append(marks, e.mark(s.marks))
+	}
+	for i, e := range s.engines {
+		for _, d := range s.nodes {
+			s.until(fmt.Sprintf("%s has all that %s announced, up to message %d", d.name, e.name, e.next-1), func() error {
+				got, err := s.depths(d, marks[i:i+1])
+				if err == nil && got[events.WorkerID(e.name)][0] != 1 {
+					err = fmt.Errorf("the last message is not there; the answer is %v", got)
+				}
+				return err
+			})
+		}
+	}
+	return marks
+}
+
+// judge asks a node for every prompt and for its workers, and compares what it says with the truth. It returns how many answers it judged.
+func (s *stage) judge(d *daemon, prompts []path) (judged int) {
+	for _, p := range prompts {
+		locals := s.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
+		got, err := s.depths(d, locals)
+		if err != nil {
+			s.t.Fatalf("%s: query: %v", d.name, err)
+		}
+		for _, e := range s.engines {
+			if wrong := e.judge(locals, got[events.WorkerID(e.name)]); wrong != "" {
+				s.t.Fatalf("%s: the prompt %q: %s", d.name, p, wrong)
+			}
+			judged++
+		}
+	}
+	var list api.WorkerList
+	if err := s.ask(d, "GET", "/v1/workers", nil, &list); err != nil || !list.Complete || len(list.Workers) != len(s.engines) {
+		s.t.Fatalf("%s: workers: %v, %+v", d.name, err, list)
+	}
+	for _, e := range s.engines {
+		i := slices.IndexFunc(list.Workers, func(k api.WorkerInfo) bool { return string(k.Instance) == e.name })
+		if i < 0 {
+			s.t.Fatalf("%s: %s is not among %+v", d.name, e.name, list.Workers)
+		}
+		b := list.Workers[i].Blocks
+		if held := b.Device + b.Host + b.Disk + b.External; held > uint64(e.truth.Holdings()) || e.exact() && held < uint64(e.truth.Holdings()) {
+			s.t.Fatalf("%s: %s holds %d blocks, the list of workers says %d", d.name, e.name, e.truth.Holdings(), held)
+		}
+	}
+	return judged
 }
 
 // lastingAddr is a loopback address that nobody has now, and that the system gives to nobody while its owner is dead: one below the ports

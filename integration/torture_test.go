@@ -3,7 +3,6 @@ package integration
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -235,66 +234,19 @@ func (r *torture) settle() {
 	r.undo(true)
 	r.note("all faults end")
 	r.w.mend()
-	r.awaitMarks()
+	r.w.awaitMarks()
 	r.w.until("the status is in order", func() error {
-		var status api.Status
-		if err := r.w.ask(r.w.indexer, "GET", "/v1/status", nil, &status); err != nil {
-			return err
-		}
-		status.Problems = slices.DeleteFunc(status.Problems, func(p string) bool { return strings.Contains(p, "% full") }) // a warning
-		if !status.Ready || len(status.Problems) > 0 {
-			return fmt.Errorf("problems: %q", status.Problems)
-		}
-		for _, p := range status.Partitions {
-			if p.Lag != 0 || p.State != "serving" {
-				return fmt.Errorf("partition %d is %s with a lag of %d", p.Partition, p.State, p.Lag)
-			}
-		}
-		for _, name := range []string{"poison", "malformed_events"} {
-			if status.Events[name] > 0 {
-				r.Fatalf("%d events counted as %s", status.Events[name], name)
-			}
-		}
-		return nil
+		_, err := r.w.inOrder(r.w.indexer, 0)
+		return err
 	})
-	r.awaitMarks() // what shims were asked to say again is there too
+	r.w.awaitMarks() // what shims were asked to say again is there too
 	r.note("settled")
-}
-
-// awaitMarks has every engine announce a block of its own, and waits until the index has it, and so all that came before.
-func (r *torture) awaitMarks() {
-	marks := map[*tortured]events.LocalHash{}
-	for _, e := range r.w.engines {
-		r.w.marks++
-		marks[e] = e.mark(r.w.marks)
-	}
-	for e, mark := range marks {
-		r.w.until(fmt.Sprintf("the index has all that %s announced, up to message %d", e.name, e.next-1), func() error {
-			got, err := r.w.depths(r.w.indexer, []events.LocalHash{mark})
-			if err == nil && got[events.WorkerID(e.name)][0] != 1 {
-				err = fmt.Errorf("the last message is not there; the answer is %v", got)
-			}
-			return err
-		})
-	}
 }
 
 // verify asks for every prompt and reads what the programs said.
 func (r *torture) verify() {
 	w := r.w
-	for _, p := range r.prompts {
-		locals := w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
-		got, err := w.depths(w.indexer, locals)
-		if err != nil {
-			r.Fatalf("query: %v", err)
-		}
-		for _, e := range w.engines {
-			if wrong := e.judge(locals, got[events.WorkerID(e.name)]); wrong != "" {
-				r.Fatalf("the prompt %q: %s", p, wrong)
-			}
-			r.count("answers judged")
-		}
-	}
+	r.counts["answers judged"] += w.judge(w.indexer, r.prompts)
 	for e, from := range r.losses {
 		said := r.shimOf(e).words(from)
 		if !strings.Contains(said, "could not be replayed") && !strings.Contains(said, "a new incarnation") && !strings.Contains(said, "cannot say it again") {
@@ -302,19 +254,7 @@ func (r *torture) verify() {
 		}
 		r.count("losses for good, noticed")
 	}
-	var list api.WorkerList
-	if err := w.ask(w.indexer, "GET", "/v1/workers", nil, &list); err != nil || len(list.Workers) != len(w.engines) {
-		r.Fatalf("workers: %v, %+v", err, list)
-	}
 	for _, e := range w.engines {
-		i := slices.IndexFunc(list.Workers, func(k api.WorkerInfo) bool { return string(k.Instance) == e.name })
-		if i < 0 {
-			r.Fatalf("%s is not among %+v", e.name, list.Workers)
-		}
-		b := list.Workers[i].Blocks
-		if held := b.Device + b.Host + b.Disk + b.External; held > uint64(e.truth.Holdings()) || e.exact() && held < uint64(e.truth.Holdings()) {
-			r.Fatalf("%s holds %d blocks, the list of workers says %d", e.name, e.truth.Holdings(), held)
-		}
 		if e.exact() {
 			r.count("engines known wholly at a round's end")
 		} else {
