@@ -85,7 +85,7 @@ without asking. It needs --engine and --master alone.`,
 	f.Uint32Var(&r.ranks, "ranks", 1, "how many data-parallel ranks to shim: each has the ports after those of the one before, as engines number them")
 	f.StringVar(&r.model, "model", "", "model that the engine serves (required)")
 	f.Uint32Var(&r.blockSize, "block-size", 0, "tokens in one of the engine's blocks (required)")
-	f.IntVar(&r.queueBytes, "queue-bytes", 64<<20, "bytes that may wait for NATS before the engine is no longer read")
+	f.IntVar(&r.queueBytes, "queue-bytes", 64<<20, "bytes of memory that may wait for NATS before the engine is no longer read")
 	f.DurationVar(&r.replayTimeout, "replay-timeout", 2*time.Second, "how long the replay endpoint may say nothing")
 	f.DurationVar(&r.idleCheck, "idle-check", 30*time.Second, "after how long a silence the replay endpoint is asked whether anything was missed")
 	f.DurationVar(&r.claimWait, "claim-wait", 45*time.Second, "how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor may take to stop")

@@ -200,7 +200,7 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 	m.Live(Frame{Seq: 1, Payload: []byte("life1 +2")}, 100)
 	m.Resync(200)
 	m.Flushed()
-	if entries, bytes := m.Queued(); entries != 1 || bytes != m.queue[0].bytes {
+	if entries, bytes := m.Queued(); entries != 1 || bytes != m.queue[0].memory() {
 		t.Fatalf("%d events of %d bytes wait; one clear should", entries, bytes)
 	}
 	if from, ok := m.WantsReplay(); !ok || from != 0 {

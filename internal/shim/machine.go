@@ -8,7 +8,7 @@ import (
 
 // Limits bound what a machine keeps and how it cuts what it publishes.
 type Limits struct {
-	// QueueBytes is how much may wait to be published; the shell stops reading from the engine above it, so that the
+	// QueueBytes is how much memory may wait to be published; the shell stops reading from the engine above it, so that the
 	// engine's own replay buffer holds the rest. Default 64 MiB.
 	QueueBytes int
 
@@ -178,8 +178,17 @@ type entry struct {
 	id          events.EventID
 	cursor      events.Cursor
 	event       events.Event
-	bytes       int
+	bytes       int // in the log, about
 }
+
+// What an entry and a frame take in memory beside their blocks and payload, so that many small ones are bounded too.
+const (
+	entrySize = 192 // with what a slice of them has to spare
+	frameSize = 64
+)
+
+// memory is what an entry takes of QueueBytes.
+func (e *entry) memory() int { return e.bytes + entrySize }
 
 // end is the last event that one message of a flight carries.
 type end struct {
@@ -270,13 +279,13 @@ func (m *Machine) Live(f Frame, now events.Millis) {
 }
 
 func (m *Machine) hold(f Frame) {
-	if m.heldBytes+len(f.Payload) > m.limits.HeldBytes {
+	if m.heldBytes+len(f.Payload)+frameSize > m.limits.HeldBytes {
 		m.counts.Overtaken++
 		m.overtaken = max(m.overtaken, f.Seq)
 		return
 	}
 	m.held = append(m.held, f)
-	m.heldBytes += len(f.Payload)
+	m.heldBytes += len(f.Payload) + frameSize
 }
 
 // takeLive takes a live message if it is the next one, and otherwise finds out what happened.
@@ -520,9 +529,8 @@ func (m *Machine) rebirth(why events.Reason, now events.Millis) {
 func (m *Machine) push(e events.Event, cursor events.Cursor) {
 	e.Blocks = append([]events.BlockHash(nil), e.Blocks...)
 	e.Locals = append([]events.LocalHash(nil), e.Locals...)
-	size := e.EncodedSize()
-	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e, bytes: size})
-	m.queuedBytes += size
+	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e, bytes: e.EncodedSize()})
+	m.queuedBytes += m.queue[len(m.queue)-1].memory()
 	m.nextID++
 	m.counts.Events++
 	if e.Kind == events.Stored {
@@ -610,7 +618,7 @@ func (m *Machine) Resync(now events.Millis) {
 		return
 	}
 	for i := m.inflight; i < len(m.queue); i++ {
-		m.queuedBytes -= m.queue[i].bytes
+		m.queuedBytes -= m.queue[i].memory()
 		m.queue[i] = entry{}
 	}
 	m.queue = m.queue[:m.inflight]
@@ -627,7 +635,7 @@ func (m *Machine) landed(n int) {
 		entries := m.queue[:last.entries]
 		m.acked = Published{Found: true, Incarnation: last.incarnation, LastID: last.id, Cursor: entries[len(entries)-1].cursor}
 		for i := range entries {
-			m.queuedBytes -= entries[i].bytes
+			m.queuedBytes -= entries[i].memory()
 			entries[i] = entry{}
 		}
 		m.queue = m.queue[last.entries:]

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -414,4 +415,36 @@ func TestReplayInPieces(t *testing.T) {
 	if c := m.Counts(); c.Gaps != 1 || c.Taken != messages-1 {
 		t.Fatalf("%d gaps, %d of %d messages taken", c.Gaps, c.Taken, messages)
 	}
+}
+
+// TestQueuesAreBoundedInMemory: many small things take more memory than their bytes on the wire.
+func TestQueuesAreBoundedInMemory(t *testing.T) {
+	const limit = 1 << 20
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{QueueBytes: limit, HeldBytes: limit}, true, words{})
+	heap := func() int {
+		var s runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&s)
+		return int(s.HeapAlloc)
+	}
+	m.Recovered(Published{}, 1)
+	m.Connected()
+	before, n := heap(), events.EngineSeq(0)
+	for ; m.Counts().Overtaken == 0; n++ {
+		m.Live(Frame{Seq: n, Payload: []byte("life1 -1")}, 2)
+	}
+	if grown := heap() - before; grown > 2*limit {
+		t.Errorf("%d frames are held in %d bytes, the limit is %d", n, grown, limit)
+	}
+	if _, ok := m.WantsReplay(); !ok {
+		t.Fatal("no replay is due")
+	}
+	m.Replayed(Frame{Payload: []byte("life1 -1")}, 3)
+	for n = 1; !m.Full(); n++ {
+		m.Replayed(Frame{Seq: n, Payload: []byte("life1 -1")}, 3)
+	}
+	if grown := heap() - before; grown > 4*limit { // the frames that are held are there too
+		t.Errorf("%d events wait in %d bytes, the limit is %d", n, grown, limit)
+	}
+	runtime.KeepAlive(m)
 }
