@@ -120,7 +120,8 @@ func TestServiceBusyAndLate(t *testing.T) {
 		first <- err
 	}()
 	<-entered // the worker has it
-	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	const patience = 200 * time.Millisecond
+	short, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	errs := make(chan error, 5)
 	for range 5 {
@@ -140,6 +141,7 @@ func TestServiceBusyAndLate(t *testing.T) {
 	if queued != 1 || busy.Load() != 4 {
 		t.Fatalf("%d queued, %d refused, want 1 and 4", queued, busy.Load())
 	}
+	time.Sleep(patience) // the service reckons from when it got the request, which was before it refused those behind it
 	close(release)
 	if err := <-first; err != nil {
 		t.Fatal(err)
