@@ -137,8 +137,10 @@ type flight struct {
 
 // mailbox is where the replies to one gathering arrive. Scatter.mu guards list.
 type mailbox struct {
-	list []mail
-	bell chan struct{}
+	list  []mail
+	spare []mail // the list before, which is not in use
+	bell  chan struct{}
+	timer *time.Timer // of whoever waits for it
 }
 
 type mail struct {
@@ -157,14 +159,17 @@ func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (mis
 	}
 	// The answer must travel too, and those of the others must be here before.
 	margin := min(left/10, 50*time.Millisecond)
-	ctx, cancel := context.WithCancel(ctx)
+	cancel := func() {}
+	if g.patient() { // somebody waits here, and is to be told when nobody waits for him
+		ctx, cancel = context.WithCancel(ctx)
+	}
 	c := &call{
 		s: s, ctx: ctx, cancel: cancel, g: g, margin: margin, until: now + left - margin,
 		round: NewRound(s.peers, s.cfg.Self, now+left-margin, g.patient()), box: s.boxes.Get().(*mailbox),
 	}
 	defer c.end()
 	c.send(c.round.Begin(now, wanted))
-	timer := time.NewTimer(time.Hour)
+	timer := c.box.timer
 	defer timer.Stop()
 	for c.fatal == nil && !c.round.Done() {
 		timer.Reset(c.round.Next() - s.now())
@@ -314,7 +319,7 @@ func (c *call) mail() []mail {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	list := c.box.list
-	c.box.list = nil
+	c.box.list, c.box.spare = c.box.spare[:0], list
 	return list
 }
 
@@ -373,7 +378,9 @@ func (c *call) end() {
 			c.s.flights[id] = f
 		}
 	}
-	c.box.list = nil
+	clear(c.box.list[:cap(c.box.list)]) // bodies are held by nobody
+	clear(c.box.spare[:cap(c.box.spare)])
+	c.box.list, c.box.spare = c.box.list[:0], c.box.spare[:0]
 	select {
 	case <-c.box.bell:
 	default:

@@ -112,7 +112,11 @@ func New(cfg Config) (*Scatter, error) {
 	s := &Scatter{
 		Indexer: cfg.Local, cfg: cfg, peers: NewPeers(cfg.Limits), begun: time.Now(), flights: map[uint64]flight{}, readings: map[readingKey]reading{},
 	}
-	s.boxes.New = func() any { return &mailbox{bell: make(chan struct{}, 1)} }
+	s.boxes.New = func() any {
+		timer := time.NewTimer(time.Hour)
+		timer.Stop()
+		return &mailbox{bell: make(chan struct{}, 1), timer: timer}
+	}
 	var err error
 	s.transport, err = cfg.Open(s.take)
 	return s, err

@@ -50,6 +50,7 @@ func (u *Union) Add(taken []events.Partition, a *api.Answer, verdict *api.Error)
 	}
 	u.allowed = u.allowed || a.Reason != api.ReasonNotAllowed
 	has := func(p events.Partition) bool { _, found := slices.BinarySearch(taken, p); return found }
+	u.answer.Workers = slices.Grow(u.answer.Workers, len(a.Workers))
 	for i := range a.Workers {
 		if p, err := u.partitionOf(a.Workers[i].Instance); err == nil && has(p) {
 			u.answer.Workers = append(u.answer.Workers, a.Workers[i])

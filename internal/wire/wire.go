@@ -34,10 +34,15 @@ func NewNodeClient(conn *jetstream.Conn, namespace, node string) (*api.Client, e
 	return newClient(conn, subject, fmt.Sprintf("node %q of namespace %q does not answer on this NATS server: it is not running", node, namespace)), nil
 }
 
-// newClient returns a client that asks on the subject of each operation. absent says that nobody serves it.
+// newClient returns a client that asks on the subject of each operation. absent says that nobody serves it. Operations that change nothing and cost little are asked
+// again where that may help ([jetstream.Conn.Ask]).
 func newClient(conn *jetstream.Conn, subject func(op string) string, absent string) *api.Client {
 	return api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
-		reply, err := conn.Request(ctx, subject(op), contentType, body)
+		request := conn.Request
+		if op == api.OpFind || op == api.OpWorkers || op == api.OpStatus {
+			request = conn.Ask
+		}
+		reply, err := request(ctx, subject(op), contentType, body)
 		var refused *jetstream.ServiceError
 		if err == nil || errors.As(err, &refused) && len(reply.Body) > 0 {
 			return reply.Body, nil // which holds the error, if it is one

@@ -50,6 +50,10 @@ type ConnOptions struct {
 	ConnectTimeout time.Duration // for one attempt to connect to one server; default 3 s
 	AttemptTimeout time.Duration // how long one request to the JetStream API waits before it is sent again; default 2 s
 
+	// Absent is how long [Conn.Ask] asks while nobody can answer, as when a service or a NATS server restarts; default 2 s. More is good for who would
+	// rather wait, less for who has another way.
+	Absent time.Duration
+
 	Hooks ConnHooks
 }
 
@@ -59,6 +63,7 @@ type ConnHooks struct {
 	Reconnected  func(url string) // it is back
 	AsyncError   func(err error)  // something that no call can return: a refused subject, a slow consumer
 	Waiting      func(err error)  // Connect found no server (yet) and tries again
+	AskedAgain   func(why string) // [Conn.Ask] asks again, for one of the reasons Again…; this one is called from any goroutine
 }
 
 // Conn is one connection to NATS that never gives up. Its methods may be called from any goroutine.
@@ -74,6 +79,13 @@ type Conn struct {
 	waiting map[*waiter]struct{} // attempts under way
 	lost    chan struct{}        // closed when the connection is lost
 	noInbox error                // why no reply can arrive, if the server refused our inbox
+
+	// Of [Conn.Ask].
+	absent    time.Duration
+	asked     *Outbox // nil: nothing was asked yet
+	lastAsk   uint64
+	asking    map[uint64]asked
+	spareAsks int // what may be asked again because it is late, times askBudget
 }
 
 // waiter is an attempt under way: a loss of the connection or a refusal of its subject ends it before its time.
@@ -102,6 +114,9 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	if o.AttemptTimeout <= 0 {
 		o.AttemptTimeout = 2 * time.Second
 	}
+	if o.Absent <= 0 {
+		o.Absent = 2 * time.Second
+	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return nil, fmt.Errorf("connect: a TLS certificate and its key belong together, have certificate %q and key %q", o.CertFile, o.KeyFile)
 	}
@@ -112,6 +127,10 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 		hooks:   o.Hooks,
 		waiting: make(map[*waiter]struct{}),
 		lost:    make(chan struct{}),
+
+		absent:    o.Absent,
+		asking:    make(map[uint64]asked),
+		spareAsks: askBurst * askBudget,
 	}
 	opts, err := c.natsOptions(o)
 	if err != nil {

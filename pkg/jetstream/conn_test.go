@@ -432,6 +432,9 @@ func TestPermissions(t *testing.T) {
 	if _, err := client.Request(ctx, "kv.v1.test.secret", "", nil); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a subject that is not granted: %v", err)
 	}
+	if _, err := client.Ask(ctx, "kv.v1.test.secret", "", nil); !errors.Is(err, ErrDenied) {
+		t.Fatalf("a subject that is not granted: %v", err)
+	}
 	// A service installs handlers of its own on the connection; refusals must still be heard.
 	if _, err := JoinNamespace(ctx, indexer.Conn(), NamespaceConfig{Name: "other"}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("creating a namespace: %v", err)

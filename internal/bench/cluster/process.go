@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -91,23 +92,30 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// spent is the processor time that processes have taken so far (proc(5), /proc/PID/stat, in hundredths of a second).
+// spent is the processor time that processes' threads have taken so far, in nanoseconds (/proc/PID/task/TID/schedstat, by
+// Documentation/scheduler/sched-stats.rst of Linux). A thread that ends takes its time with it; those of Go stay.
 func spent(list []*process) (sum time.Duration, err error) {
 	for _, p := range list {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-		if err != nil {
-			return 0, fmt.Errorf("processor time: %w", err)
+		all := fmt.Sprintf("/proc/%d/task/*/schedstat", p.cmd.Process.Pid)
+		threads, err := filepath.Glob(all)
+		if err != nil || len(threads) == 0 {
+			return 0, fmt.Errorf("processor time: there is no %s", all)
 		}
-		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-		if len(fields) < 13 {
-			return 0, fmt.Errorf("processor time: /proc/%d/stat says %q", p.cmd.Process.Pid, text)
+		for _, path := range threads {
+			text, err := os.ReadFile(path)
+			if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+				continue // it has just ended
+			}
+			if err != nil {
+				return 0, fmt.Errorf("processor time: %w", err)
+			}
+			first, _, _ := strings.Cut(string(text), " ")
+			took, err := strconv.ParseInt(first, 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("processor time: %s says %q", path, text)
+			}
+			sum += time.Duration(took)
 		}
-		user, err1 := strconv.Atoi(fields[11])
-		system, err2 := strconv.Atoi(fields[12])
-		if err := errors.Join(err1, err2); err != nil {
-			return 0, fmt.Errorf("processor time: %w", err)
-		}
-		sum += time.Duration(user+system) * tick
 	}
 	return sum, nil
 }

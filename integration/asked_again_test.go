@@ -1,0 +1,177 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/wire"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// TestAskedAgain: clients' queries are answered though the node that has them in its hands is killed, and though the NATS server restarts under them.
+func TestAskedAgain(t *testing.T) {
+	const workers, blocks = 8, 64
+	addr, data := freeAddr(t), filepath.Join(t.TempDir(), "data")
+	nats := func() *process {
+		p := start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:])
+		p.waitFor(`Server is ready`)
+		return p
+	}
+	server := nats()
+	nodes := map[string]*process{}
+	for _, id := range []string{"a", "b", "c"} {
+		nodes[id] = start(t, "indexer", "serve", "--nats", addr, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "")
+	}
+	for _, p := range nodes {
+		p.waitFor(`msg=ready`)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
+	defer cancel()
+	var mu sync.Mutex
+	again := map[string]int{}
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Absent: patience, Hooks: jetstream.ConnHooks{AskedAgain: func(why string) {
+		mu.Lock()
+		defer mu.Unlock()
+		again[why]++
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	askedAgain := func(why string) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return again[why]
+	}
+	ns, err := jetstream.OpenNamespace(ctx, conn, "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	event := events.Event{Kind: events.Stored, Tier: events.Device}
+	for i := range blocks {
+		event.Locals, event.Blocks = append(event.Locals, events.LocalHash(1000+i)), append(event.Blocks, events.BlockHash(1+i))
+	}
+	batch, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{event}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for w := range workers {
+		log := shim.NewStreamLog(ns, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", w))}, nil)
+		if _, err := log.Last(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := log.Publish(ctx, [][]byte{batch}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client := wire.NewClient(conn, "default")
+	// find asks with so much time that only what is lost for good can fail, and says what is wrong with the answer.
+	find := func() (whole bool, err error) {
+		within, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		q := api.Query{Model: "m"}
+		for _, l := range event.Locals {
+			q.Hashes = append(q.Hashes, uint64(l))
+		}
+		a, err := client.Find(within, &q)
+		if err != nil {
+			return false, err
+		}
+		if a.Complete && len(a.Workers) != workers {
+			return false, fmt.Errorf("%d workers of %d in a complete answer", len(a.Workers), workers)
+		}
+		for _, o := range a.Workers {
+			if o.Device != blocks {
+				return false, fmt.Errorf("%s is said to hold %d blocks of %d", o.Instance, o.Device, blocks)
+			}
+		}
+		return a.Complete, nil
+	}
+	settled := func(n int) {
+		t.Helper()
+		eventually(t, fmt.Sprint(n, " nodes keep everything twice"), func() (bool, string) {
+			status, err := client.Status(ctx)
+			if err != nil {
+				return false, err.Error()
+			}
+			return len(status.Cluster.Nodes) == n && len(status.Cluster.Short) == 0, fmt.Sprintf("%+v", status.Cluster)
+		})
+		eventually(t, "answers are whole", func() (bool, string) {
+			whole, err := find()
+			return whole, fmt.Sprint(err)
+		})
+	}
+	settled(3)
+
+	// The node is stopped, so that it has in its hands what it is asked, and then killed.
+	if err := nodes["a"].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	const questions = 60
+	before := askedAgain(jetstream.AgainSlow)
+	var asking sync.WaitGroup
+	var answered atomic.Int64
+	for range questions {
+		asking.Go(func() {
+			if whole, err := find(); err != nil || !whole {
+				t.Errorf("a node is killed: whole %v, %v", whole, err)
+			}
+			answered.Add(1)
+		})
+	}
+	for answered.Load() < questions/4 && !t.Failed() { // by the others
+		time.Sleep(time.Millisecond)
+	}
+	nodes["a"].kill()
+	asking.Wait()
+	if askedAgain(jetstream.AgainSlow) == before {
+		t.Errorf("none of %d queries was in the hands of one of three nodes", questions)
+	}
+	settled(2)
+
+	// The NATS server restarts while clients ask.
+	var stop atomic.Bool
+	var asked, partial atomic.Int64
+	for range 4 {
+		asking.Go(func() {
+			for !stop.Load() {
+				whole, err := find()
+				if err != nil {
+					t.Errorf("the NATS server restarts: %v", err)
+					return
+				}
+				if asked.Add(1); !whole {
+					partial.Add(1)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	more := func() {
+		for before := asked.Load(); asked.Load() < before+200 && !t.Failed(); {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for range 2 {
+		more()
+		server.kill()
+		server = nats()
+	}
+	more()
+	stop.Store(true)
+	asking.Wait()
+	t.Logf("%d queries while the NATS server was restarted twice, %d of them answered in part; asked again: %v", asked.Load(), partial.Load(), again)
+	if askedAgain(jetstream.AgainLost) == 0 {
+		t.Error("nobody lost a connection")
+	}
+}
