@@ -97,21 +97,27 @@ func TestAskedAgain(t *testing.T) {
 		}
 		return a.Complete, nil
 	}
-	settled := func(n int) {
+	settled := func(ids ...string) {
 		t.Helper()
-		eventually(t, fmt.Sprint(n, " nodes keep everything twice"), func() (bool, string) {
-			status, err := client.Status(ctx)
+		for _, id := range ids {
+			node, err := wire.NewNodeClient(conn, "default", id)
 			if err != nil {
-				return false, err.Error()
+				t.Fatal(err)
 			}
-			return len(status.Cluster.Nodes) == n && len(status.Cluster.Short) == 0, fmt.Sprintf("%+v", status.Cluster)
-		})
+			eventually(t, fmt.Sprintf("%s knows that %v keep everything twice", id, ids), func() (bool, string) {
+				status, err := node.Status(ctx)
+				if err != nil {
+					return false, err.Error()
+				}
+				return len(status.Cluster.Nodes) == len(ids) && len(status.Cluster.Short) == 0, fmt.Sprintf("%+v", status.Cluster)
+			})
+		}
 		eventually(t, "answers are whole", func() (bool, string) {
 			whole, err := find()
 			return whole, fmt.Sprint(err)
 		})
 	}
-	settled(3)
+	settled("a", "b", "c")
 
 	// The node is stopped, so that it has in its hands what it is asked, and then killed.
 	if err := nodes["a"].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -120,13 +126,16 @@ func TestAskedAgain(t *testing.T) {
 	const questions = 60
 	before := askedAgain(jetstream.AgainSlow)
 	var asking sync.WaitGroup
-	var answered atomic.Int64
+	var answered, partial atomic.Int64
 	for range questions {
 		asking.Go(func() {
-			if whole, err := find(); err != nil || !whole {
-				t.Errorf("a node is killed: whole %v, %v", whole, err)
+			whole, err := find()
+			if err != nil {
+				t.Errorf("a node is killed: %v", err)
 			}
-			answered.Add(1)
+			if answered.Add(1); !whole {
+				partial.Add(1)
+			}
 		})
 	}
 	for answered.Load() < questions/4 && !t.Failed() { // by the others
@@ -137,11 +146,12 @@ func TestAskedAgain(t *testing.T) {
 	if askedAgain(jetstream.AgainSlow) == before {
 		t.Errorf("none of %d queries was in the hands of one of three nodes", questions)
 	}
-	settled(2)
+	t.Logf("a node is killed: %d of %d queries answered in part; asked again: %v", partial.Swap(0), questions, again)
+	settled("b", "c")
 
 	// The NATS server restarts while clients ask.
 	var stop atomic.Bool
-	var asked, partial atomic.Int64
+	var asked atomic.Int64
 	for range 4 {
 		asking.Go(func() {
 			for !stop.Load() {
