@@ -29,14 +29,16 @@ func TestRollingRestart(t *testing.T) {
 	)
 	nats := startNATS(t)
 	serve := func(id string) *process {
-		return start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "", "--drain-timeout", "2m")
+		return start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0", "--drain-timeout", "2m")
 	}
 	ids := []string{"a", "b", "c"}
 	nodes := map[string]*process{}
 	for _, id := range ids {
 		nodes[id] = serve(id)
 	}
-	for _, p := range nodes {
+	https := map[string]string{}
+	for id, p := range nodes {
+		https[id] = p.waitFor(`HTTP is served" listen=(\S+)`)[1]
 		p.waitFor(`msg=ready`)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
@@ -117,6 +119,15 @@ func TestRollingRestart(t *testing.T) {
 		err := find(client, workers, places)
 		return err == nil, fmt.Sprint(err)
 	})
+	for id, addr := range https {
+		eventually(t, id+" has heard where workers of the model are, and they have told all", func() (bool, string) {
+			a, err := findLocals(addr, common)
+			if err == nil {
+				err = wrong(&a, workers)
+			}
+			return err == nil, fmt.Sprint(err)
+		})
+	}
 
 	asking, stop := context.WithCancel(ctx)
 	defer stop()

@@ -153,7 +153,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		}
 	}
 	for id, at := range https {
-		body, err := json.Marshal(api.Query{Model: "m", Tokens: prompt})
+		body, err := json.Marshal(api.Query{Model: "m", Tokens: prompt, MinSeq: places})
 		if err != nil {
 			t.Fatal(err)
 		}
