@@ -14,7 +14,7 @@ func TestBenchCluster(t *testing.T) {
 	if out.code != 0 || json.Unmarshal([]byte(out.stdout), &r) != nil {
 		t.Fatalf("it ended with %d, %q, %q", out.code, out.stdout, out.stderr)
 	}
-	if r.Holdings != 6*1024 || r.One.Blocks != r.Holdings || r.Three.Blocks != 2*r.Holdings || r.Restore.Holdings != r.Holdings {
+	if r.Holdings != 6*1024 || r.One.Blocks != cluster.Rounds*r.Holdings || r.Three.Blocks != 2*r.One.Blocks || r.Restore.Holdings != r.Holdings {
 		t.Errorf("one replica has %d holdings; applied are %d on one node and %d on three, restored %d", r.Holdings, r.One.Blocks, r.Three.Blocks, r.Restore.Holdings)
 	}
 	if r.Query.N != 100 || r.Bare.N != 100 || r.FailQueries == 0 || r.Redundant <= 0 || r.Rereplicated.Holdings == 0 || r.Rereplicated.Holdings >= r.Holdings {

@@ -3,7 +3,7 @@
 // Everything runs as a process of its own on loopback: a NATS server, nodes (indexer serve), and an echo, which answers requests with as many bytes as
 // it is asked for. This process is the shims and the client. The steps, in order:
 //
-//  1. One node with everything takes in all events; then it writes a snapshot, and another process restores it.
+//  1. One node with everything takes in all events, [Rounds] times over; then it writes a snapshot, and another process restores it.
 //  2. Three nodes with two replicas take in the same events.
 //  3. Queries to any of the three, and bare requests of the same sizes to the echo, by turns.
 //  4. One of the three is killed while queries are asked, and its partitions are restored by the others.
@@ -126,10 +126,12 @@ const (
 	perBatch  = 16 // events
 	prompt    = 2 * perEvent
 	flight    = 64 // messages published at once
-	rounds    = 4  // times that each worker stores all its blocks, and loses them all before the next
 	patience  = 2 * time.Minute
 	echoAt    = "bench.echo"
 )
+
+// Rounds is how often each worker stores all its blocks; before each but the first it loses them all.
+const Rounds = 4
 
 // bed is what is measured on.
 type bed struct {
@@ -225,7 +227,7 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 func (b *bed) node(namespace, id string) (*process, error) {
 	p, err := b.start("serve", "--nats", b.url, "--namespace", namespace, "--node-id", id, "--replication", "2", "--http-listen", "",
 		"--partitions", fmt.Sprint(b.o.Partitions), "--snapshot-interval", "1000h", "--snapshot-blocks", "4000000000",
-		"--log-bytes", fmt.Sprint(64<<20+24*rounds*b.o.Workers*b.o.Blocks))
+		"--log-bytes", fmt.Sprint(64<<20+24*Rounds*b.o.Workers*b.o.Blocks))
 	if err != nil {
 		return nil, err
 	}
@@ -298,7 +300,7 @@ func (b *bed) one() error {
 	if b.report.One, err = b.ingest("one", client, 1, n); err != nil {
 		return err
 	}
-	b.report.Holdings = b.report.One.Blocks / rounds
+	b.report.Holdings = b.report.One.Blocks / Rounds
 	b.progress("snapshot, restore")
 	within, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
@@ -382,7 +384,7 @@ func (b *bed) messages(worker int) (list [][]byte, err error) {
 			batch.Events = batch.Events[:0]
 		}
 	}
-	for round := range rounds {
+	for round := range Rounds {
 		if round > 0 {
 			batch.Events = append(batch.Events, events.Event{Kind: events.Cleared, Reason: events.ReasonOperator})
 		}
@@ -451,7 +453,7 @@ func (b *bed) ingest(namespace string, client *api.Client, copies int, nodes ...
 		return t, err
 	}
 	t.CPU = max(after-before, time.Millisecond).Seconds()
-	t.Blocks = uint64(rounds * copies * b.o.Workers * (b.o.Blocks / prompt) * prompt)
+	t.Blocks = uint64(Rounds * copies * b.o.Workers * (b.o.Blocks / prompt) * prompt)
 	t.PerCPU, t.PerSeconds = float64(t.Blocks)/t.CPU, float64(t.Blocks)/t.Seconds
 	return t, nil
 }
