@@ -25,6 +25,7 @@ var metrics = []metric{
 	{"queries", "p50_us", "query p50, µs", 1, false},
 	{"queries", "p99_us", "query p99, µs", 1, false},
 	{"queries", "p999_us", "query p99.9, µs", 1, false},
+	{"queries", "p999_typical_us", "query p99.9, each at its median, µs", 1, false},
 	{"queries", "queries_per_s", "k queries/s", 1e-3, true},
 	{"load", "p50_us", "query p50 beside a writer, µs", 1, false},
 	{"load", "p99_us", "query p99 beside a writer, µs", 1, false},

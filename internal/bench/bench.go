@@ -5,8 +5,10 @@
 //
 //   - events: stores and removals as fast as possible; blocks (stored and removed) per second, in a first pass over an empty
 //     index and in a second one over the same index after every rank was dropped, whose memory has been touched before.
-//   - queries: after all events, every query of the corpus once untimed, then 20,000 or more of them; per query the time from
-//     hashes in memory to depths in memory, and queries per second with as many readers as asked for.
+//   - queries: after all events, every query of the corpus once untimed, then nine times, or as often as it takes for 20,000
+//     answers; per query the time from hashes in memory to depths in memory, and the same with each query at the median of its
+//     times, which leaves out what the machine did beside the index; then, without a clock in between, queries per second. With as
+//     many readers as asked for.
 //   - mixed: all operations in the order of the file, on one goroutine; seconds, and the digest of all answers.
 //   - load: after the first half of the events, queries while a writer applies the other half at full speed, again and again.
 //   - memory: resident bytes after all events and a garbage collection, less those before, for each holding.
@@ -28,6 +30,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/corpus"
@@ -110,12 +113,15 @@ type Latency struct {
 	P99  float64 `json:"p99_us"`
 	P999 float64 `json:"p999_us"`
 	Max  float64 `json:"max_us"`
+
+	// Of queries: p99.9 of the queries, each at the median of its times. Zero of load, whose index changes.
+	P999Typical float64 `json:"p999_typical_us,omitempty"`
 }
 
 func latencyOf(d []time.Duration) *Latency {
 	slices.Sort(d)
 	at := func(q float64) float64 { return float64(d[min(len(d)-1, int(q*float64(len(d))))].Nanoseconds()) / 1e3 }
-	return &Latency{len(d), at(0.5), at(0.99), at(0.999), at(1)}
+	return &Latency{N: len(d), P50: at(0.5), P99: at(0.99), P999: at(0.999), Max: at(1)}
 }
 
 // Image is what a snapshot in memory took.
@@ -273,56 +279,111 @@ func (b *run) asked() (qs [][]events.LocalHash) {
 	return qs
 }
 
-// ask times queries, from the one numbered first on: some rounds, or until stop is closed.
-func (f *fleet) ask(ctx context.Context, qs [][]events.LocalHash, first, rounds int, stop <-chan struct{}) (took []time.Duration) {
-	answers := make([]radix.Answer, len(f.shards))
-	took = make([]time.Duration, 0, max(1, rounds)*len(qs))
+// reader asks all queries of a corpus, over and over, beginning with the one numbered first.
+type reader struct {
+	f       *fleet
+	qs      [][]events.LocalHash
+	first   int
+	answers []radix.Answer
+	took    []time.Duration // what each query took that was timed
+}
+
+func (b *run) newReaders(f *fleet) (readers []*reader) {
+	qs := b.asked()
+	for i := range b.o.Readers {
+		readers = append(readers, &reader{f: f, qs: qs, first: i * len(qs) / b.o.Readers, answers: make([]radix.Answer, len(f.shards))})
+	}
+	return readers
+}
+
+func (r *reader) query(i int) int { return (r.first + i) % len(r.qs) }
+
+// timed asks with a clock: some rounds, or until stop is closed.
+func (r *reader) timed(ctx context.Context, rounds int, stop <-chan struct{}) {
+	r.took = make([]time.Duration, 0, max(1, rounds)*len(r.qs))
 	zero := time.Now() // time.Since reads one clock, where time.Now reads two
 	for round := 0; ctx.Err() == nil && (stop != nil || round < rounds); round++ {
-		for i := range qs {
-			q := qs[(first+i)%len(qs)]
+		for i := range r.qs {
+			q := r.qs[r.query(i)]
 			start := time.Since(zero)
-			f.match(q, answers)
-			took = append(took, time.Since(zero)-start)
+			r.f.match(q, r.answers)
+			r.took = append(r.took, time.Since(zero)-start)
 		}
 		select {
 		case <-stop:
-			return took
+			return
 		default:
 		}
+	}
+}
+
+// untimed asks without one.
+func (r *reader) untimed(ctx context.Context, rounds int) {
+	for round := 0; ctx.Err() == nil && round < rounds; round++ {
+		for i := range r.qs {
+			r.f.match(r.qs[r.query(i)], r.answers)
+		}
+	}
+}
+
+// together has every reader do something, each on a goroutine of its own, and says how long they took.
+func together(readers []*reader, do func(r *reader)) time.Duration {
+	start := time.Now()
+	var all sync.WaitGroup
+	for _, r := range readers {
+		all.Go(func() { do(r) })
+	}
+	all.Wait()
+	return time.Since(start)
+}
+
+// typical takes, of each query, the median of all its times.
+func typical(readers []*reader) []time.Duration {
+	byQuery := make([][]time.Duration, len(readers[0].qs))
+	for _, r := range readers {
+		for i, d := range r.took {
+			q := r.query(i)
+			byQuery[q] = append(byQuery[q], d)
+		}
+	}
+	medians := make([]time.Duration, len(byQuery))
+	for q, d := range byQuery {
+		slices.Sort(d)
+		medians[q] = d[(len(d)-1)/2]
+	}
+	return medians
+}
+
+func allTimes(readers []*reader) (took []time.Duration) {
+	for _, r := range readers {
+		took = append(took, r.took...)
 	}
 	return took
 }
 
-// readers runs as many readers as asked for, each with all queries; each begins elsewhere.
-func (b *run) readers(f *fleet, stop <-chan struct{}) {
-	qs := b.asked()
-	if len(qs) == 0 {
-		return
-	}
-	rounds := 1 + 20000/len(qs)
-	if stop == nil {
-		f.ask(b.ctx, qs, 0, 1, nil) // to begin with, untimed
-	}
-	all := make(chan []time.Duration)
-	start := time.Now()
-	for r := range b.o.Readers {
-		go func() { all <- f.ask(b.ctx, qs, r*len(qs)/b.o.Readers, rounds, stop) }()
-	}
-	var took []time.Duration
-	for range b.o.Readers {
-		took = append(took, <-all...)
-	}
-	b.report.QueriesPerSec = float64(len(took)) / time.Since(start).Seconds()
-	b.report.Latency = latencyOf(took)
-}
+// rounds is how often all of so many queries are asked.
+func rounds(queries int) int { return max(9, (20000+queries-1)/queries) }
 
 func (b *run) queries() error {
 	f := b.fleet()
 	b.applyAll(f, 0, b.c.Len())
 	runtime.GC()
-	b.readers(f, nil)
-	return b.ctx.Err()
+	readers := b.newReaders(f)
+	if len(readers[0].qs) == 0 {
+		return b.ctx.Err()
+	}
+	n := rounds(len(readers[0].qs))
+	together(readers, func(r *reader) { r.untimed(b.ctx, 1) })
+	together(readers, func(r *reader) { r.timed(b.ctx, n, nil) })
+	took := together(readers, func(r *reader) { r.untimed(b.ctx, n) })
+	if err := b.ctx.Err(); err != nil {
+		return err
+	}
+	all := allTimes(readers)
+	b.report.QueriesPerSec = float64(len(all)) / took.Seconds()
+	b.report.Latency = latencyOf(all)
+	b.report.P999Typical = latencyOf(typical(readers)).P999
+	return nil
 }
 
 func (b *run) mixed() error {
@@ -375,7 +436,13 @@ func (b *run) load() error {
 		close(stop)
 		done <- time.Since(start)
 	}()
-	b.readers(f, stop)
+	if readers := b.newReaders(f); len(readers[0].qs) > 0 {
+		took := together(readers, func(r *reader) { r.timed(b.ctx, 0, stop) })
+		if all := allTimes(readers); len(all) > 0 {
+			b.report.QueriesPerSec = float64(len(all)) / took.Seconds()
+			b.report.Latency = latencyOf(all)
+		}
+	}
 	s := (<-done).Seconds()
 	blocks := uint64(0)
 	for i := half; i < b.c.Len(); i++ {

@@ -20,6 +20,9 @@ func (r *Report) print(to io.Writer) error {
 	}
 	if l := r.Latency; l != nil {
 		line("query", "p50 %.2f, p99 %.2f, p99.9 %.2f, max %.1f µs of %d", l.P50, l.P99, l.P999, l.Max, l.N)
+		if l.P999Typical > 0 {
+			line("", "p99.9 %.2f µs with each query at the median of its times", l.P999Typical)
+		}
 		line("queries", "%.0f a second", r.QueriesPerSec)
 	}
 	if r.Digest != "" {

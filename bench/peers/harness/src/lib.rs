@@ -118,6 +118,7 @@ fn json(index: &str, corpus: &str, mode: &str, r: &Report) -> String {
         ("p50_us", r.p50_us),
         ("p99_us", r.p99_us),
         ("p999_us", r.p999_us),
+        ("p999_typical_us", r.p999_typical_us),
         ("queries_per_s", r.queries_per_s),
         ("bytes_per_holding", r.bytes_per_holding),
         ("seconds", r.seconds),
