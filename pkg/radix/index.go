@@ -101,8 +101,9 @@ func New(cfg Config) *Index {
 	x.growNodes()
 	x.useTier(device)
 	x.rehashEdges()
+	x.locals.one, x.engines.one, x.granules.one = true, true, true
 	x.growBlocks()
-	x.shared = names{engines: &x.engines, seed: rand.Uint64()}
+	x.shared = names{slots: array[uint64]{one: true}, engines: &x.engines, seed: rand.Uint64()}
 	runtime.AddCleanup(x, func(m *memory) { m.release() }, x.memory)
 	return x
 }

@@ -18,10 +18,17 @@ type memory struct {
 type array[T any] struct {
 	s      []T
 	mapped []byte // the reserved region, if any
+	one    bool   // an index has one of it
 }
 
+// How many bytes an array has before it is mapped. What an array on the heap leaves behind each time it grows is given back to the system
+// later, in the background, and each piece of it interrupts the readers. But a mapping takes whole huge pages.
 const (
-	mapFrom    = 4 << 20  // bytes from which an array is worth a mapping
+	mapOne  = 256 << 10 // of what an index has one
+	mapMany = 4 << 20   // of what each rank may have one
+)
+
+const (
 	reserve    = 32 << 30 // address space of one mapping; less if the system refuses
 	growMapped = 256 << 10
 	hugePage   = 2 << 20
@@ -34,7 +41,11 @@ func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 		return false
 	}
 	size := int(unsafe.Sizeof(*new(T)))
-	if a.mapped == nil && n*size >= mapFrom {
+	from := mapMany
+	if a.one {
+		from = mapOne
+	}
+	if a.mapped == nil && n*size >= from {
 		if region := reserveMemory(max(reserve, 2*n*size), n*size); region != nil {
 			m.regions = append(m.regions, region)
 			a.mapped, moved = region, true
