@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"flag"
 	"math/rand/v2"
 	"testing"
 
@@ -29,6 +30,14 @@ func removed(names ...events.BlockHash) events.Event {
 	return events.Event{Kind: events.Removed, Tier: events.Device, Blocks: names}
 }
 
+// changes counts how often nodes were opened for a change: the writer's work in the tree.
+func changes(x *Index) (n int) {
+	for i := range x.v.nodes {
+		n += int(x.v.nodes[i].version / 2)
+	}
+	return n
+}
+
 func healthy(t *testing.T, x *Index) Stats {
 	t.Helper()
 	if err := x.Check(); err != nil {
@@ -51,8 +60,8 @@ func TestBlockByBlock(t *testing.T) {
 		x.Apply(id, 0, []events.Event{e})
 	}
 	s := healthy(t, x)
-	if s.Nodes != 1 || s.Blocks != n || s.Splits != 0 {
-		t.Errorf("one run came to %+v", s)
+	if s.Nodes != 1 || s.Blocks != n || s.Splits != 0 || changes(x) > 8*n {
+		t.Errorf("one run came to %+v, %d changes", s, changes(x))
 	}
 	var a Answer
 	if x.Match(0, locals, nil, &a); len(a.Ranks) != 1 || a.Ranks[0].Depth[0] != n {
@@ -78,8 +87,8 @@ func TestSideBySide(t *testing.T) {
 			x.Apply(ids[r], 0, []events.Event{e})
 		}
 	}
-	if s := healthy(t, x); s.Nodes > ranks*(n/granule+1) {
-		t.Errorf("%d nodes for %d blocks", s.Nodes, s.Blocks)
+	if s := healthy(t, x); s.Nodes > ranks*(n/granule+1) || changes(x) > 8*n*ranks {
+		t.Errorf("%d nodes and %d changes for %d blocks", s.Nodes, changes(x), s.Blocks)
 	}
 }
 
@@ -94,8 +103,8 @@ func TestBranchEverywhere(t *testing.T) {
 		for i := 1; i < n; i++ {
 			x.Apply(id, 0, []events.Event{stored([]events.LocalHash{events.LocalHash(mix(uint64(i)))}, []events.BlockHash{events.BlockHash(mix(uint64(i) | 1<<40))}, names[i-1])})
 		}
-		if s := healthy(t, x); s.Splits != n-1 || s.Nodes != 2*(n-1)+1 {
-			t.Errorf("round %d: %+v", round, s)
+		if s := healthy(t, x); s.Splits != n-1 || s.Nodes != 2*(n-1)+1 || changes(x) > 16*(round+1)*n {
+			t.Errorf("round %d: %+v, %d changes", round, s, changes(x))
 		}
 	}
 }
@@ -289,6 +298,78 @@ func TestChurn(t *testing.T) {
 		} else if round > 2 && total > settled+settled/20 {
 			t.Errorf("round %d takes %d bytes, round 2 took %d", round, total, settled)
 		}
+	}
+}
+
+var requestsWithoutEnd = flag.Int("requests", requestsByDefault, "how many TestRequestsWithoutEnd makes")
+
+// Requests without end go through a small capacity, and no rank is ever cleared: what a rank has not got of a prompt is stored, what was
+// stored first leaves, now and then anything does, and removals are remembered until they are too old. Memory stays as it is.
+func TestRequestsWithoutEnd(t *testing.T) {
+	const ranks, capacity, every = 8, 2000, 10 // ranks, blocks of each, milliseconds between requests
+	requests := *requestsWithoutEnd
+	if testing.Short() {
+		requests = min(requests, 50_000)
+	}
+	x := New(Config{RememberFor: 5000})
+	var ids []RankID
+	held := make([][]events.BlockHash, ranks) // oldest first
+	has := make([]map[events.BlockHash]bool, ranks)
+	for i := range ranks {
+		ids, has[i] = append(ids, x.AddRank(0)), map[events.BlockHash]bool{}
+	}
+	rng := rand.New(rand.NewPCG(6, 6))
+	var settled Stats
+	for n := range requests {
+		r, now := rng.IntN(ranks), events.Millis(n*every)
+		locals, names := chain(uint64(n>>12)<<8|uint64(rng.IntN(50)), 1+rng.IntN(12)) // prompts that are asked for a while
+		own, ownNames := chain(1<<30|uint64(n), 1+rng.IntN(4))
+		locals, names = append(locals, own...), append(names, ownNames...)
+		from := 0
+		for has[r][names[from]] {
+			from++
+		}
+		e := stored(locals[from:], names[from:])
+		if from > 0 {
+			e.HasParent, e.Parent = true, names[from-1]
+		}
+		x.Apply(ids[r], now, []events.Event{e})
+		for _, name := range names[from:] {
+			if !has[r][name] { // a hole was filled in between
+				has[r][name], held[r] = true, append(held[r], name)
+			} else {
+				x.Apply(ids[r], now, []events.Event{removed(name)})
+			}
+		}
+		if over := len(held[r]) - capacity; over > 0 {
+			gone := held[r][:over]
+			if at := rng.IntN(len(held[r])); n%16 == 0 {
+				held[r][at], held[r][0] = held[r][0], held[r][at]
+			}
+			x.Apply(ids[r], now, []events.Event{removed(gone...)})
+			for _, name := range gone {
+				delete(has[r], name)
+			}
+			held[r] = held[r][over:]
+		}
+		if n%(requests/10) == 0 {
+			s := healthy(t, x)
+			switch n / (requests / 10) {
+			case 0, 1:
+			case 2:
+				settled = s
+			default:
+				if s.Bytes.Total > settled.Bytes.Total*21/20 || s.Blocks > settled.Blocks*6/5 || s.Nodes > settled.Nodes*6/5 {
+					t.Errorf("after %d requests: %+v, settled at %+v", n, s, settled)
+				}
+			}
+		}
+	}
+	for _, id := range ids {
+		x.Apply(id, events.Millis(requests*every+5001), nil)
+	}
+	if s := healthy(t, x); s.Remembered != 0 {
+		t.Errorf("%+v: removals are remembered for longer than they may", s)
 	}
 }
 

@@ -1,0 +1,5 @@
+//go:build race
+
+package radix
+
+const requestsByDefault = 100_000
