@@ -226,7 +226,7 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 // node starts a node and waits until it is ready.
 func (b *bed) node(namespace, id string) (*process, error) {
 	p, err := b.start("serve", "--nats", b.url, "--namespace", namespace, "--node-id", id, "--replication", "2", "--http-listen", "",
-		"--partitions", fmt.Sprint(b.o.Partitions), "--snapshot-interval", "1000h", "--snapshot-blocks", "4000000000",
+		"--partitions", fmt.Sprint(b.o.Partitions), "--snapshot-interval", "1000h", "--log-age", "2000h", "--snapshot-blocks", "4000000000",
 		"--log-bytes", fmt.Sprint(64<<20+24*Rounds*b.o.Workers*b.o.Blocks))
 	if err != nil {
 		return nil, err
