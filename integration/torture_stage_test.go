@@ -67,7 +67,7 @@ func (s *stage) daemon(name, program string, excused func(int, string) bool, arg
 	if excused != nil {
 		d.excused = func(code int, last string) bool {
 			if excused(code, last) {
-				s.counters[name[:4]+" ended with an excuse"]++
+				s.counters[strings.Fields(name)[0]+" ended with an excuse"]++
 				return true
 			}
 			return false
