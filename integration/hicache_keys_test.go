@@ -176,3 +176,48 @@ func TestObjectKeysEqualSGLang(t *testing.T) {
 		}
 	}
 }
+
+// TestWouldLoadEqualsSGLang has SGLang's own controller prefetch from stores that have some of a prompt's pages.
+func TestWouldLoadEqualsSGLang(t *testing.T) {
+	type question struct {
+		Page      int    `json:"page"`
+		Threshold int    `json:"threshold"`
+		Pages     string `json:"pages"`
+	}
+	rng := rand.New(rand.NewPCG(5, 128))
+	var questions []question
+	for range 400 {
+		pages := make([]bool, rng.IntN(400))
+		for i := range pages {
+			pages[i] = rng.IntN(150) > 0
+		}
+		q := question{Page: []int{1, 16, 64, 300}[rng.IntN(4)], Threshold: []int{256, 256, 1, 100, 1000}[rng.IntN(5)], Pages: maskText(pages)}
+		questions = append(questions, q)
+	}
+	var answers []struct{ Loads, Asked int }
+	startStoreCode(t, "sglang==0.5.12").ask(questions, &answers)
+	revoked := 0
+	for i, q := range questions {
+		c := hicache.SGLang{PageSize: q.Page, PrefetchThreshold: q.Threshold}
+		pages, present, known := make([]bool, len(q.Pages)), hicache.NewBitmap(len(q.Pages)), hicache.NewBitmap(len(q.Pages))
+		for j, bit := range q.Pages {
+			known.Set(j)
+			if pages[j] = bit == '1'; pages[j] {
+				present.Set(j)
+			}
+		}
+		got := c.WouldLoad(pages, 0)
+		if got.Would != answers[i].Loads || got.Asked != answers[i].Asked && len(pages) > 0 {
+			t.Errorf("question %d: %+v, SGLang: %+v\n%+v", i, got, answers[i], q)
+		}
+		if load, _ := hicache.NewMap(len(pages), present, known).Load(0, c.Rule()); int(load) != answers[i].Loads {
+			t.Errorf("question %d: a rank is credited with %d pages, SGLang loads %d\n%+v", i, load, answers[i].Loads, q)
+		}
+		if got.There > 0 && got.Would == 0 {
+			revoked++
+		}
+	}
+	if revoked < 20 {
+		t.Errorf("only %d are too short to be loaded", revoked)
+	}
+}

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"net/http"
 	"strconv"
@@ -120,6 +121,10 @@ func TestStoreEvents(t *testing.T) {
 	}
 	master.Put(keys(prompt).Keys...)
 	until("another shim goes on", prompt, holds(pages))
+	var s api.Status
+	if r := run(t, "indexer", "status", "--json", "--nats", x.nats); r.code != 0 || json.Unmarshal([]byte(r.stdout), &s) != nil || len(s.L3) != 1 || s.L3[0].Store != address || s.L3[0].Questions == 0 || s.L3[0].Failed == 0 || s.L3[0].Set == nil || s.L3[0].Set.Gaps < 2 || s.L3[0].Set.Answered == 0 {
+		t.Errorf("status: %+v, %s", r, r.stdout)
+	}
 
 	for _, c := range []struct{ args, says string }{
 		{"--engine x --master m:9003", "--engine, the master's event endpoint"},

@@ -132,7 +132,7 @@ func TestWhatCannotBeReplayedIsCleared(t *testing.T) {
 func TestQueriesThatCannotBeAnswered(t *testing.T) {
 	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: blockSize})
 	x := startIndexer(t, t.TempDir(), "")
-	if _, failure := x.query(t, "--model", "m", "--hashes", "1"); failure == nil || failure.Code != api.CodeUnknownModel || !strings.Contains(failure.Message, "no worker has announced anything yet") {
+	if _, failure := x.query(t, "--model", "m", "--hashes", "1"); failure == nil || failure.Code != api.CodeUnknownModel || !strings.Contains(failure.Message, "nor any other") {
 		t.Fatalf("got %v", failure)
 	}
 	startShim(t, x, engine, "w1")

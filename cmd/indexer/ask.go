@@ -244,11 +244,19 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		_, err := fmt.Fprintln(w, "no worker holds any of it:", why)
 		return err
 	}
+	heading := []string{"INSTANCE", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}
+	shared := a.L3.Status != api.L3NotConfigured
+	if shared {
+		heading = append(heading, "FROM STORE", "STORE STOPS")
+	}
 	rows := make([][]any, len(a.Workers))
 	for i, o := range a.Workers {
-		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, o.L3, fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks)), o.L3Stop}
+		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))}
+		if shared {
+			rows[i] = append(rows[i], o.L3, o.L3Stop)
+		}
 	}
-	return cli.Table(w, []string{"INSTANCE", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "STORE", "OF PROMPT", "STORE STOPS"}, rows)
+	return cli.Table(w, heading, rows)
 }
 
 func workersCommand() *cobra.Command {
@@ -364,7 +372,18 @@ func printStatus(w io.Writer, s *api.Status) error {
 		}
 		fmt.Fprintln(w)
 	}
-	fmt.Fprintf(w, "storage: %s; snapshots: %s\n\n", used(s.Store), used(s.SnapshotBucket))
+	fmt.Fprintf(w, "storage: %s; snapshots: %s\n", used(s.Store), used(s.SnapshotBucket))
+	for _, x := range s.L3 {
+		how := "asked"
+		if x.Down != "" {
+			how = "not asked (" + x.Down + ")"
+		}
+		if x.Set != nil && x.Set.Whole {
+			how += fmt.Sprintf(", %d objects known from its events", x.Set.Objects)
+		}
+		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed\n", x.Store, how, x.Questions, x.Failed)
+	}
+	fmt.Fprintln(w)
 	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN"}
 	rows := make([][]any, len(s.Partitions))
 	for i, p := range s.Partitions {

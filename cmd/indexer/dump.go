@@ -63,7 +63,7 @@ is said on standard error; with --now a running indexer writes snapshots first. 
 				fmt.Fprintln(os.Stderr)
 			})
 			if missing > 0 {
-				fmt.Fprintf(os.Stderr, "%d partitions have no snapshot\n", missing)
+				fmt.Fprintf(os.Stderr, "partitions without a snapshot: %d\n", missing)
 			}
 			if err = errors.Join(err, out.Flush()); err == nil && worker != "" && ranks == 0 {
 				err = fmt.Errorf("no snapshot knows the worker %q", worker)

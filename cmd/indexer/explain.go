@@ -49,6 +49,8 @@ func printExplanation(w io.Writer, a *api.Answer) error {
 		switch known := a.L3.Status == api.L3OK || a.L3.Status == api.L3Partial; {
 		case within(a.L3.Ranges, from):
 			store = "yes"
+		case a.L3.Status == api.L3NotConfigured:
+			store = "-"
 		case !known || within(a.L3.Unknown, from):
 			store = "?"
 		}

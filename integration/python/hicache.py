@@ -18,12 +18,16 @@ It answers each line of stdin, a JSON list of questions, with a line on stdout, 
         to SGLang since it has namespaces: {"seed": hex or null}
     {"hash": hex, "tp": n, "pp": n, "mla": bool, "lcm": n or null, "split": bool, "tag": text or null, "model": text}
         to SGLang: {"keys": [..]}: all that the ranks of one worker ask the store for, pipeline ranks outermost
+    {"page": n, "threshold": tokens, "pages": "0110.."}
+        to SGLang before 0.5.18: {"loads": n, "asked": n}, in pages: what its controller loads of a prompt of which the store has those pages, and for how many it asks
 """
 import ast
 import importlib
 import json
 import os
+import queue
 import sys
+import threading
 import types
 
 import wheel
@@ -140,11 +144,12 @@ class Asked:
 
 class Sglang:
     base = "sglang.srt.mem_cache."
+    controller = "sglang.srt.managers.cache_controller"
 
     def __init__(self, path):
         wheel.STUBBED.update({"mooncake", "numpy", "yaml", "orjson", "dill", "IPython", "zmq"})
         store = self.base + "storage.mooncake_store.mooncake_store"
-        wheel.open_wheel(path, [self.base + "utils", store])
+        wheel.open_wheel(path, [self.base + "utils", store, self.controller])
         self.utils = importlib.import_module(self.base + "utils")
         self.store = importlib.import_module(store)
         self.endings = self.endings_in_init()
@@ -189,7 +194,37 @@ class Sglang:
                     return "\n".join((lines[prefix[0]:check[0]] if prefix else []) + lines[first[0]:last[0]])
         raise RuntimeError("MooncakeStore no longer makes the ends of keys where it did")
 
+    def loads(self, q):
+        """Runs the thread that prefetches over one prompt, with the limits that the constructor makes."""
+        code = importlib.import_module(self.controller)
+        tensor = type("Tensor", (int,), {"item": lambda n: int(n)})
+        code.torch = types.SimpleNamespace(tensor=lambda n, dtype: tensor(n), int=None, distributed=code.torch.distributed)
+        c = object.__new__(code.HiCacheController)
+        c.page_size, asked = q["page"], []
+        source = ast.parse(wheel.finder.wheel.read(wheel.finder.file(self.controller)))
+        limits = [ast.unparse(n) for n in ast.walk(source) if isinstance(n, ast.Assign)]
+        for name in ("prefetch_threshold", "storage_batch_size"):
+            exec(next(line for line in limits if line.startswith(f"self.{name} = ")), {"self": c, "prefetch_threshold": q["threshold"]})
+
+        def batch_exists(hashes, info):
+            bits = q["pages"][len(asked):len(asked) + len(hashes)]
+            asked.extend(hashes)
+            return (bits + "0").index("0")
+
+        c.storage_backend = types.SimpleNamespace(batch_exists=batch_exists)
+        c.get_hash_str, c.prefetch_io_aux_func = self.utils.get_hash_str, lambda: None
+        c._all_reduce_prefetch_groups = c.append_host_mem_release = lambda *a: None
+        c.prefetch_queue, c.prefetch_revoke_queue, c.storage_stop_event = queue.Queue(), queue.Queue(), threading.Event()
+        c.storage_stop_event.set()  # after what is in the queue
+        tokens = len(q["pages"]) * q["page"]
+        operation = types.SimpleNamespace(request_id="r", last_hash=None, token_ids=[7] * tokens, prefix_keys=None, host_indices=[0] * tokens, hash_value=[])
+        c.prefetch_queue.put(operation)
+        c.prefetch_thread_func()
+        return {"loads": len(operation.hash_value) if c.prefetch_revoke_queue.empty() else 0, "asked": len(asked)}
+
     def answer(self, q):
+        if "pages" in q:
+            return self.loads(q)
         if "hash" in q:
             return self.keys(q)
         if "tokens" in q:

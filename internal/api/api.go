@@ -319,6 +319,33 @@ type Status struct {
 	Resyncs        ResyncCounts   `json:"resyncs" msgpack:"resyncs"`                 // since the node started
 	SnapshotBucket Usage          `json:"snapshot_bucket" msgpack:"snapshot_bucket"` // of all partitions
 	Store          Usage          `json:"store" msgpack:"store"`                     // what the account has on the NATS servers
+
+	L3 []StoreStatus `json:"l3,omitempty" msgpack:"l3,omitempty"` // the stores that workers share and this node asks
+}
+
+// StoreStatus is how a node gets on with one store that workers share. Counts are since the node began to ask it.
+type StoreStatus struct {
+	Store      string `json:"store" msgpack:"store"`                   // HOST:PORT of its master's HTTP, or a folder; several if objects are called in several ways there
+	Down       string `json:"down,omitempty" msgpack:"down,omitempty"` // why it is not asked now
+	Remembered int    `json:"remembered" msgpack:"remembered"`         // runs of 16 or 64 blocks
+	Questions  uint64 `json:"questions" msgpack:"questions"`
+	Failed     uint64 `json:"failed" msgpack:"failed"`       // of these, that ended with an error
+	Busy       uint64 `json:"busy" msgpack:"busy"`           // queries that went without, as too many questions were under way
+	Forgotten  uint64 `json:"forgotten" msgpack:"forgotten"` // how often all was forgotten, as the store may have become another
+	Strange    uint64 `json:"strange" msgpack:"strange"`     // objects in answers that nobody had asked about
+
+	Set *StoreSet `json:"set,omitempty" msgpack:"set,omitempty"` // nil where no events of the store are heard
+}
+
+// StoreSet is what a node has of a store from its events.
+type StoreSet struct {
+	Objects   int    `json:"objects" msgpack:"objects"`
+	Whole     bool   `json:"whole" msgpack:"whole"`         // what is not in it is not in the store
+	Gaps      uint64 `json:"gaps" msgpack:"gaps"`           // how often it was given up as events were missing
+	Overflows uint64 `json:"overflows" msgpack:"overflows"` // how often it was given up for its size
+	Lists     uint64 `json:"lists" msgpack:"lists"`
+	Answered  uint64 `json:"answered" msgpack:"answered"` // objects that were answered for from it
+	Asked     uint64 `json:"asked" msgpack:"asked"`       // objects that the store was asked about
 }
 
 // Usage is how much of a bound is used.

@@ -67,10 +67,11 @@ func Main(root *cobra.Command) int {
 		running = true
 		return nil
 	}
+	knowShells(root)
 	cmd, err := root.ExecuteContextC(ctx)
 	said := ""
 	if err != nil {
-		said = strings.ReplaceAll(err.Error(), "\n", "; ")
+		said = oneLine(err.Error())
 	}
 	var usage usageError
 	switch {
@@ -82,6 +83,35 @@ func Main(root *cobra.Command) int {
 	}
 	fmt.Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), said)
 	return 1
+}
+
+// oneLine joins the lines of an error, without blank ones; what follows a question stands behind it.
+func oneLine(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		switch said := b.String(); {
+		case strings.HasSuffix(said, "?"):
+			b.WriteByte(' ')
+		case said != "":
+			b.WriteString("; ")
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// knowShells has cobra's completion command refuse a shell that it does not know, as other groups do.
+func knowShells(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" {
+			cmd.Args = nil
+			Group(cmd)
+		}
+	}
 }
 
 // Group makes a command that only holds others: alone it prints its help, and with a word that is none of its commands it says so.

@@ -58,6 +58,8 @@ func TestExitStatus(t *testing.T) {
 		{[]string{"nocommand"}, 2},
 		{[]string{"group", "nocommand"}, 2},
 		{[]string{"group"}, 0},
+		{[]string{"completion", "bash"}, 0},
+		{[]string{"completion", "tcsh"}, 2},
 		{[]string{"ok", "--no-such-flag"}, 2},
 		{[]string{"ok", "--n", "x"}, 2},
 		{[]string{"ok", "extra"}, 2},
@@ -73,6 +75,16 @@ func TestExitStatus(t *testing.T) {
 		root.SetArgs(c.args)
 		if got := Main(root); got != c.want {
 			t.Errorf("%v ends with %d, want %d", c.args, got, c.want)
+		}
+	}
+}
+
+func TestErrorsAreOneLine(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain": "plain", "one\ntwo": "one; two", "unknown \"quer\"\n\nDid you mean this?\n\tquery\n\n": "unknown \"quer\"; Did you mean this? query",
+	} {
+		if got := oneLine(text); got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }

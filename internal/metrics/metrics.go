@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strconv"
@@ -106,6 +107,15 @@ var (
 	behind       = prometheus.NewDesc("kvatlas_partition_behind", "1 if a partition has been far behind its log for longer than usual.", []string{"partition"}, nil)
 	clusterNodes = prometheus.NewDesc("kvatlas_cluster_nodes", "Nodes that share the namespace, as this one sees it; absent if it is alone on a server of its own.", nil, nil)
 	clusterShort = prometheus.NewDesc("kvatlas_cluster_partitions", "Partitions that fewer nodes serve than are to (short), and that none does (unserved).", []string{"state"}, nil)
+	l3Up         = prometheus.NewDesc("kvatlas_l3_up", "0 while a store that workers share is known not to serve, and is not asked.", []string{"store"}, nil)
+	l3Questions  = prometheus.NewDesc("kvatlas_l3_questions_total", "Questions to a store that workers share, by what came of them: ok, failed, or busy: not asked, as too many were under way.", []string{"store", "outcome"}, nil)
+	l3Forgotten  = prometheus.NewDesc("kvatlas_l3_forgotten_total", "How often all answers of a store were forgotten, as it may have become another.", []string{"store"}, nil)
+	l3Remembered = prometheus.NewDesc("kvatlas_l3_remembered_runs", "Runs of 16 or 64 blocks of which a store's answer is remembered.", []string{"store"}, nil)
+	l3Strange    = prometheus.NewDesc("kvatlas_l3_strange_objects_total", "Objects in a store's answers that nobody had asked about.", []string{"store"}, nil)
+	l3SetObjects = prometheus.NewDesc("kvatlas_l3_set_objects", "Objects in the set made of a store's events; absent where none are heard.", []string{"store"}, nil)
+	l3SetWhole   = prometheus.NewDesc("kvatlas_l3_set_whole", "1 while what is not in the set is not in the store either.", []string{"store"}, nil)
+	l3SetLost    = prometheus.NewDesc("kvatlas_l3_set_given_up_total", "How often the set was given up: for a gap in the events, or for its size.", []string{"store", "reason"}, nil)
+	l3Objects    = prometheus.NewDesc("kvatlas_l3_objects_total", "Objects that were answered for from the set, or that the store was asked about.", []string{"store", "from"}, nil)
 	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed", "1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
 )
 
@@ -113,6 +123,7 @@ var all = []*prometheus.Desc{
 	ready, outcomes, holdings, distinct, indexBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
 	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded,
 	behind, clusterNodes, clusterShort,
+	l3Up, l3Questions, l3Forgotten, l3Remembered, l3Strange, l3SetObjects, l3SetWhole, l3SetLost, l3Objects,
 }
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {
@@ -177,6 +188,23 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, m := range s.Models {
 		gauge(modelRanks, float64(m.Ranks), m.Model, strconv.FormatUint(uint64(m.BlockSize), 10))
 	}
+	for where, x := range byStore(s.L3) {
+		gauge(l3Up, yes(x.Down == ""), where)
+		count(l3Questions, x.Questions-min(x.Failed, x.Questions), where, "ok")
+		count(l3Questions, x.Failed, where, "failed")
+		count(l3Questions, x.Busy, where, "busy")
+		count(l3Forgotten, x.Forgotten, where)
+		gauge(l3Remembered, float64(x.Remembered), where)
+		count(l3Strange, x.Strange, where)
+		if x.Set != nil {
+			gauge(l3SetObjects, float64(x.Set.Objects), where)
+			gauge(l3SetWhole, yes(x.Set.Whole), where)
+			count(l3SetLost, x.Set.Gaps, where, "gap")
+			count(l3SetLost, x.Set.Overflows, where, "size")
+			count(l3Objects, x.Set.Answered, where, "set")
+			count(l3Objects, x.Set.Asked, where, "store")
+		}
+	}
 	for _, p := range s.Partitions {
 		name := strconv.FormatUint(uint64(p.Partition), 10)
 		gauge(lag, float64(p.Lag), name)
@@ -191,4 +219,28 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(snapshotSize, float64(p.SnapshotSize), name)
 		}
 	}
+}
+
+// byStore adds up what is known of stores at the same place, in which objects are called in several ways.
+func byStore(list []api.StoreStatus) map[string]api.StoreStatus {
+	sum := make(map[string]api.StoreStatus, len(list))
+	for _, x := range list {
+		was, again := sum[x.Store]
+		if again {
+			x.Down = cmp.Or(x.Down, was.Down)
+			x.Questions, x.Failed, x.Busy = x.Questions+was.Questions, x.Failed+was.Failed, x.Busy+was.Busy
+			x.Forgotten, x.Remembered, x.Strange = x.Forgotten+was.Forgotten, x.Remembered+was.Remembered, x.Strange+was.Strange
+			if was.Set != nil && x.Set != nil {
+				a, b := *x.Set, was.Set // the same set, kept twice
+				a.Whole = a.Whole && b.Whole
+				a.Objects, a.Gaps, a.Overflows = a.Objects+b.Objects, a.Gaps+b.Gaps, a.Overflows+b.Overflows
+				a.Lists, a.Answered, a.Asked = a.Lists+b.Lists, a.Answered+b.Answered, a.Asked+b.Asked
+				x.Set = &a
+			} else if x.Set == nil {
+				x.Set = was.Set
+			}
+		}
+		sum[x.Store] = x
+	}
+	return sum
 }

@@ -228,7 +228,7 @@ func (s *scratch) sees(r *RankOfView) bool { return !s.some || s.looked.Has(r.Pa
 func (v *View) serving(q *api.Query) (*Served, *api.Error) {
 	list := v.Models[q.Model]
 	if len(list) == 0 {
-		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q; %s", q.Model, v.known())
+		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q%s", q.Model, v.known())
 	}
 	if q.BlockSize == 0 && len(list) == 1 {
 		return list[0], nil
@@ -251,11 +251,11 @@ func (v *View) known() string {
 	names := slices.Sorted(maps.Keys(v.Models))
 	switch {
 	case len(names) == 0:
-		return "no worker has announced anything yet"
+		return ", nor any other; feed one with worker-shim run"
 	case len(names) > 8:
-		return fmt.Sprintf("known are %s and %d more", strings.Join(names[:8], ", "), len(names)-8)
+		return fmt.Sprintf("; known are %s and %d more", strings.Join(names[:8], ", "), len(names)-8)
 	}
-	return "known: " + strings.Join(names, ", ")
+	return "; known: " + strings.Join(names, ", ")
 }
 
 // allow makes the set of ranks that a query is restricted to; nil stands for all. some is false if none is left.

@@ -1,10 +1,12 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -54,9 +56,38 @@ type l3 struct {
 
 // askedStore is a store that this node talks to.
 type askedStore struct {
-	cache *hicache.Cache
-	last  uint64 // when it was used, as l3.asked counts
-	stop  context.CancelFunc
+	where  string
+	cache  *hicache.Cache
+	master *hicache.Mooncake // nil: a folder
+	mirror *hicache.Mirror   // nil: its events are not heard
+	last   uint64            // when it was used, as l3.asked counts
+	stop   context.CancelFunc
+}
+
+// status says how the stores do, by where they are.
+func (l *l3) status() (list []api.StoreStatus) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(l.stores)) {
+		list = append(list, l.stores[id].status())
+	}
+	slices.SortStableFunc(list, func(a, b api.StoreStatus) int { return cmp.Compare(a.Store, b.Store) })
+	return list
+}
+
+func (s *askedStore) status() api.StoreStatus {
+	c := s.cache.Stats()
+	out := api.StoreStatus{Store: s.where, Remembered: c.Runs, Questions: c.Questions, Failed: c.Failed, Busy: c.Busy, Forgotten: c.Forgotten}
+	if s.master != nil {
+		out.Down, out.Strange = s.master.Down(), s.master.Unseen()
+	}
+	if s.mirror != nil {
+		m := s.mirror.Stats()
+		if m.Lists+m.Gaps+m.Answered > 0 || m.Objects > 0 { // else no shim passes its events on
+			out.Set = &api.StoreSet{Objects: m.Objects, Whole: m.Whole, Gaps: m.Gaps, Overflows: m.Overflows, Lists: m.Lists, Answered: m.Answered, Asked: m.Asked}
+		}
+	}
+	return out
 }
 
 func newL3(cfg L3Config) *l3 {
@@ -116,7 +147,7 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 	if l.ctx == nil || l.ctx.Err() != nil {
 		return nil, errors.New("the node is not running")
 	}
-	s := &askedStore{stop: func() {}}
+	s := &askedStore{where: where, stop: func() {}}
 	if c.SGLang != nil && c.SGLang.Backend == "file" {
 		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
 	} else {
@@ -127,10 +158,11 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 		var watching context.Context
 		watching, s.stop = context.WithCancel(l.ctx)
 		store := hicache.Store(master)
+		s.master = master
 		if l.cfg.Listen != nil {
-			mirror := hicache.NewMirror(master, hicache.MirrorConfig{})
-			go l.cfg.Listen(watching, where, func(data []byte) { mirror.Hear(watching, data) })
-			store = mirror
+			s.mirror = hicache.NewMirror(master, hicache.MirrorConfig{})
+			go l.cfg.Listen(watching, where, func(data []byte) { s.mirror.Hear(watching, data) })
+			store = s.mirror
 		}
 		s.cache = hicache.NewCache(store, l.cfg.Cache)
 		go master.Watch(watching)

@@ -197,6 +197,9 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	}
 	x.prompt = append(x.prompt, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 	a = find(api.Query{L3TimeoutMS: 30})
+	if s := x.l3.status(); len(s) != 1 || s[0].Store != master.Addr() || s[0].Down != "" || s[0].Questions < 2 || s[0].Remembered == 0 || s[0].Set != nil {
+		t.Errorf("status: %+v", s)
+	}
 	if a.L3.Status != api.L3Partial || a.L3.Total != blocks || !strings.Contains(a.L3.Reason, "30ms") || time.Since(begun) > patience/2 {
 		t.Errorf("a slow store: after %v %+v", time.Since(begun), a.L3)
 	}

@@ -60,7 +60,7 @@ func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.statu
 func (n *Node) status(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string, error)) (*api.Status, error) {
 	s := &api.Status{
 		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(), Since: n.started.UTC(),
-		Models: []api.ModelStatus{}, Problems: []string{},
+		Models: []api.ModelStatus{}, Problems: []string{}, L3: n.l3.status(),
 	}
 	for model, list := range n.machine.View().Models {
 		for _, served := range list {

@@ -123,6 +123,16 @@ type Cache struct {
 	asked   map[runKey]*flight
 	flights int
 	epoch   uint64 // counts Forget
+	stats   CacheStats
+}
+
+// CacheStats says what a cache remembers and what became of its questions.
+type CacheStats struct {
+	Runs      int    // of pages, that are remembered
+	Questions uint64 // that the store was asked
+	Failed    uint64 // of these, that ended with an error
+	Busy      uint64 // not asked, as there were too many under way
+	Forgotten uint64 // how often all was dropped
 }
 
 // flight is a question under way. Its fields are written before done is closed.
@@ -164,15 +174,18 @@ func (c *Cache) Forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.epoch++
+	c.stats.Forgotten++
 	c.runs.Purge()
 	c.asked = map[runKey]*flight{}
 }
 
-// Len is how many pages' runs are remembered.
-func (c *Cache) Len() int {
+// Stats counts.
+func (c *Cache) Stats() CacheStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.runs.Len()
+	s := c.stats
+	s.Runs = c.runs.Len()
+	return s
 }
 
 // Exists asks the store itself, and remembers nothing.
@@ -227,11 +240,15 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 		if f == nil {
 			if mine == nil {
 				if c.flights >= c.cfg.Flights {
+					if q.err == nil {
+						c.stats.Busy++
+					}
 					q.err = ErrBusy
 					continue
 				}
 				mine = &flight{done: make(chan struct{}), runs: map[runKey]remembered{}}
 				c.flights++
+				c.stats.Questions++
 			}
 			f = mine
 			c.asked[key] = f
@@ -408,6 +425,9 @@ func (c *Cache) fly(f *flight, names func(from, to int) PageKeys, todo []ask, ep
 	}
 	f.err = err
 	c.mu.Lock()
+	if err != nil {
+		c.stats.Failed++
+	}
 	for r, a := range todo {
 		f.runs[a.key] = results[r]
 		if epoch == c.epoch && results[r].known != 0 {

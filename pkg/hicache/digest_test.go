@@ -68,6 +68,35 @@ func TestDigestsThatCannotBeKnown(t *testing.T) {
 	}
 }
 
+// What is remembered of one naming of a prompt must not answer for another.
+func TestMarksTellNamesApart(t *testing.T) {
+	zero, one := "0", "1"
+	seen := map[Mark]string{}
+	for what, v := range map[string]VLLM{
+		"seed 0":   {HashSeed: &zero, EngineVersion: "0.30.0"},
+		"seed 1":   {HashSeed: &one, EngineVersion: "0.30.0"},
+		"no seed":  {EngineVersion: "0.30.0"},
+		"release":  {HashSeed: &zero, EngineVersion: "0.31.0"},
+		"CBOR":     {HashSeed: &zero, EngineVersion: "0.30.0", HashAlgo: algoSHA256CBOR},
+		"more":     {HashSeed: &zero, EngineVersion: "0.33.0"},
+		"and more": {HashSeed: &zero, EngineVersion: "0.33.0", HashLookahead: 1},
+	} {
+		v.ModelName, v.TPSize, v.PPSize, v.NumKVHead, v.HashBlockSize, v.SchedulerBlockSize = "m", 1, 1, 1, 4, 4
+		v.Groups = []Group{{Kind: Full, BlockSize: 4}}
+		for _, salt := range []string{"", "tenant"} {
+			p, err := (&Config{VLLM: &v}).Prompt(make([]uint32, 9), "", salt, 4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mark := p.Lanes[0].Marks[0]
+			if other, has := seen[mark]; has {
+				t.Errorf("%s, salt %q has the mark of %s", what, salt, other)
+			}
+			seen[mark] = what
+		}
+	}
+}
+
 func BenchmarkDigests(b *testing.B) {
 	tokens := make([]uint32, 65536)
 	for i := range tokens {

@@ -96,6 +96,14 @@ func (m *Mooncake) changed(why string) {
 	}
 }
 
+// Down is why Watch finds that the master does not serve; "" if it does, or nobody watches.
+func (m *Mooncake) Down() string {
+	if why := m.down.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
+
 // Unseen is how many keys replies have named that nobody had asked for; they are ignored.
 func (m *Mooncake) Unseen() uint64 { return m.unseen.Load() }
 

@@ -50,6 +50,11 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		return nil, fmt.Errorf("%w: %w", ErrNames, err)
 	}
 	p.vllm, p.hashes = v, max(0, len(tokens)-v.HashLookahead)/v.HashBlockSize
+	seed, err := v.seed()
+	if err != nil {
+		return nil, err
+	}
+	space := fmt.Appendf(nil, "%s %q %q %q %q", v.algo(), seed, v.EngineVersion, lora, salt)
 	digests := sync.OnceValue(func() []PageHash {
 		all, _ := v.Digests(make([]PageHash, 0, p.hashes), tokens, lora, salt) // they can be named
 		return all
@@ -62,7 +67,7 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		}
 		lane := Lane{ID: uint64(g), Pages: p.hashes / span}
 		if marks[span] == nil {
-			m := Marker{PageSize: span * v.HashBlockSize, Ahead: v.HashLookahead, Space: fmt.Appendf(nil, "%s %q %q %q", v.algo(), v.EngineVersion, lora, salt)}
+			m := Marker{PageSize: span * v.HashBlockSize, Ahead: v.HashLookahead, Space: space}
 			marks[span] = m.Append(nil, tokens, lane.Pages)
 		}
 		lane.Marks = marks[span]

@@ -1,0 +1,75 @@
+package metrics
+
+import (
+	"context"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+)
+
+type statuser struct{ status api.Status }
+
+func (s *statuser) Status(context.Context) (*api.Status, error) { return &s.status, nil }
+
+func scrape(t *testing.T, s *statuser) string {
+	t.Helper()
+	handler, _ := New(s)
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if w.Code != 200 {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+// Two kinds of names at one place are one store, for labels may not come twice.
+func TestSharedStores(t *testing.T) {
+	text := scrape(t, &statuser{api.Status{L3: []api.StoreStatus{
+		{Store: "/pages", Questions: 1},
+		{Store: "m:9003", Remembered: 7, Questions: 10, Failed: 3, Busy: 1, Forgotten: 2, Set: &api.StoreSet{Objects: 5, Whole: true, Answered: 4}},
+		{Store: "m:9003", Questions: 5, Down: "away", Strange: 6, Set: &api.StoreSet{Gaps: 2, Overflows: 1, Asked: 8}},
+	}}})
+	for _, want := range []string{
+		`kvatlas_l3_up{store="/pages"} 1`,
+		`kvatlas_l3_up{store="m:9003"} 0`,
+		`kvatlas_l3_questions_total{outcome="ok",store="m:9003"} 12`,
+		`kvatlas_l3_questions_total{outcome="failed",store="m:9003"} 3`,
+		`kvatlas_l3_questions_total{outcome="busy",store="m:9003"} 1`,
+		`kvatlas_l3_forgotten_total{store="m:9003"} 2`,
+		`kvatlas_l3_remembered_runs{store="m:9003"} 7`,
+		`kvatlas_l3_strange_objects_total{store="m:9003"} 6`,
+		`kvatlas_l3_set_objects{store="m:9003"} 5`,
+		`kvatlas_l3_set_whole{store="m:9003"} 0`,
+		`kvatlas_l3_set_given_up_total{reason="gap",store="m:9003"} 2`,
+		`kvatlas_l3_set_given_up_total{reason="size",store="m:9003"} 1`,
+		`kvatlas_l3_objects_total{from="set",store="m:9003"} 4`,
+		`kvatlas_l3_objects_total{from="store",store="m:9003"} 8`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("there is no %s", want)
+		}
+	}
+	if strings.Contains(text, `kvatlas_l3_set_whole{store="/pages"}`) {
+		t.Error("a folder has no events")
+	}
+}
+
+// Counters end in _total, and nothing else does; every metric of ours says what it is.
+func TestNames(t *testing.T) {
+	text := scrape(t, &statuser{api.Status{Events: map[string]uint64{"messages": 1}, Partitions: make([]api.PartitionDetail, 1), Models: make([]api.ModelStatus, 1), L3: make([]api.StoreStatus, 1)}})
+	types := regexp.MustCompile(`(?m)^# TYPE (kvatlas_\S+) (\S+)$`).FindAllStringSubmatch(text, -1)
+	if len(types) < 20 {
+		t.Fatalf("only %d metrics", len(types))
+	}
+	for _, m := range types {
+		if (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
+			t.Errorf("%s is a %s", m[1], m[2])
+		}
+		if !strings.Contains(text, "# HELP "+m[1]+" ") {
+			t.Errorf("%s has no help", m[1])
+		}
+	}
+}
