@@ -296,6 +296,13 @@ func (b *bed) replayAndSave() error {
 	r.ReplaySeconds = n.ready.Seconds()
 	r.ReplayBlocksPerS = float64(r.Blocks) / r.ReplaySeconds
 
+	status, err := n.Status(b.ctx)
+	if err != nil {
+		return err
+	}
+	if held := status.Index.Blocks.Device; held != r.Holdings {
+		return fmt.Errorf("the index has %d blocks held, the corpus ends with %d", held, r.Holdings)
+	}
 	if _, _, err := b.nudge(n); err != nil { // makes the probe known before anything is timed
 		return err
 	}
