@@ -300,9 +300,14 @@ a restart. All nodes are asked then, and the checksums of each partition's repli
 	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too, and compare those of all nodes")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var s *api.Status
-		err := a.runOn(cmd.Context(), func(ctx context.Context, conn *jetstream.Conn) (any, func(io.Writer) error, error) {
+		err := a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
 			var err error
-			if s, err = a.status(ctx, conn, verify); err != nil {
+			if verify {
+				s, err = c.Verify(ctx, nil)
+			} else {
+				s, err = c.Status(ctx)
+			}
+			if err != nil {
 				return nil, nil, err
 			}
 			return s, func(w io.Writer) error { return printStatus(w, s) }, nil
@@ -313,30 +318,6 @@ a restart. All nodes are asked then, and the checksums of each partition's repli
 		return differing(s.Replicas)
 	}
 	return cmd
-}
-
-// status asks how a node is doing, and with verify whether all nodes hold the same.
-func (a *asking) status(ctx context.Context, conn *jetstream.Conn, verify bool) (*api.Status, error) {
-	c := wire.NewClient(conn, a.namespace)
-	if !verify {
-		return c.Status(ctx)
-	}
-	s, err := c.Verify(ctx, nil)
-	if err != nil || s.Cluster == nil || len(s.Cluster.Nodes) < 2 {
-		return s, err
-	}
-	nodes := make([]string, len(s.Cluster.Nodes))
-	for i := range nodes {
-		nodes[i] = s.Cluster.Nodes[i].Node
-	}
-	s.Replicas, err = verifyReplicas(ctx, nodes, func(ctx context.Context, node string, at []api.PartitionSeq) (*api.Status, error) {
-		c, err := wire.NewNodeClient(conn, a.namespace, node)
-		if err != nil {
-			return nil, err
-		}
-		return c.Verify(ctx, at)
-	})
-	return s, err
 }
 
 func printStatus(w io.Writer, s *api.Status) error {
@@ -384,14 +365,14 @@ func printStatus(w io.Writer, s *api.Status) error {
 		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed\n", x.Store, how, x.Questions, x.Failed)
 	}
 	fmt.Fprintln(w)
-	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN"}
+	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN", "WRITER"}
 	rows := make([][]any, len(s.Partitions))
 	for i, p := range s.Partitions {
 		age := "never"
 		if !p.SnapshotTime.IsZero() {
 			age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
 		}
-		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, used(p.Log), p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age}
+		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, used(p.Log), p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age, p.Writer}
 		if p.Checksum != "" {
 			rows[i] = append(rows[i], p.Checksum)
 		}

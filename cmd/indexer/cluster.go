@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/scatter"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -45,6 +46,17 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 		Waiting: func() {
 			log.Info("there is a record of a node with this name; it is looked whether that lives", "node", s.id, "for", memberDeadAfter)
 		},
+		Mend: func(ctx context.Context) error {
+			_, err := ns.EnsureNodes(ctx, memberRecord)
+			return err
+		},
+		Mended: func(err error) {
+			if err != nil {
+				log.Error("the bucket of nodes is gone and could not be made anew; it is tried again", "error", err)
+			} else {
+				log.Warn("the bucket of nodes was gone; it is made anew")
+			}
+		},
 		Trouble: func(err error) {
 			if err != nil {
 				log.Warn("the other nodes do not hear this one", "error", err)
@@ -59,8 +71,20 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 // waitingQueries is how many queries a node of a cluster answers at once: most of their time they wait for other nodes.
 const waitingQueries = 128
 
-// askable is whom a partition can be asked of: who is known to serve it, or, while nobody is, who is likely to do so before he is heard to.
-type askable struct{ *cluster.View }
+// askable is whom a partition can be asked of: who is known to serve it, or, while nobody is, who is likely to do so before he is heard to. It may
+// have workers of a model if a node says so, once a beat, or if one is registered, which every node sees at once.
+type askable struct {
+	*cluster.View
+	registered func(model string) []events.Partition
+}
+
+func (v askable) MayServe(p events.Partition, model string) bool {
+	if v.View.MayServe(p, model) {
+		return true
+	}
+	_, registered := slices.BinarySearch(v.registered(model), p)
+	return registered
+}
 
 // likelyServing is how many nodes are asked for a partition that nobody is known to serve.
 const likelyServing = 3
@@ -77,10 +101,10 @@ func (v askable) Serving(p events.Partition) []string {
 }
 
 // scatterOver returns what answers for the whole cluster.
-func scatterOver(ns *jetstream.Namespace, self string, n *node.Node, member *cluster.Member, seen *metrics.Queries) (api.Indexer, error) {
+func scatterOver(ns *jetstream.Namespace, self string, n *node.Node, member *cluster.Member, known *registry.Registry, seen *metrics.Queries) (api.Indexer, error) {
 	return scatter.New(scatter.Config{
 		Self: self, Partitions: ns.Partitions(), PartitionOf: ns.PartitionOf, Local: n,
-		View:  func() scatter.View { return askable{member.View()} },
+		View:  func() scatter.View { return askable{member.View(), known.Partitions} },
 		Store: func(q *api.Query, blockSize uint32) scatter.Question { return n.BeginL3(q, blockSize) },
 		Open: func(take func(uint64, []byte, *api.Error)) (scatter.Transport, error) {
 			return wire.NewAsker(ns.Conn(), ns.Name(), take)
@@ -89,6 +113,21 @@ func scatterOver(ns *jetstream.Namespace, self string, n *node.Node, member *clu
 			Asked: func(k scatter.Kind) { seen.Asked(k.String()) }, Replied: seen.Replied, Withheld: seen.Withheld, Missing: seen.Missing,
 		},
 	})
+}
+
+// everywhere returns what has all nodes of a cluster do what each can do for itself alone; for the rest it is whole.
+func everywhere(ns *jetstream.Namespace, self string, whole api.Indexer, n *node.Node, member *cluster.Member) api.Indexer {
+	return &wire.Everywhere{
+		Indexer: whole, Own: n, Self: self, Partitions: ns.Partitions(), Conn: ns.Conn(), Namespace: ns.Name(),
+		Nodes: func() []string {
+			names := []string{self}
+			for _, r := range member.View().Peers {
+				names = append(names, r.Node)
+			}
+			slices.Sort(names)
+			return names
+		},
+	}
 }
 
 // viewTeller makes log lines of what changes from view to view.

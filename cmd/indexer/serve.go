@@ -214,20 +214,33 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	workers, err := ns.EnsureWorkers(ctx, jetstream.BucketConfig{Replicas: s.replicas})
+	ensureWorkers := func(ctx context.Context) (*jetstream.Bucket, error) {
+		return ns.EnsureWorkers(ctx, jetstream.BucketConfig{Replicas: s.replicas})
+	}
+	workers, err := ensureWorkers(ctx)
 	if err != nil {
+		return err
+	}
+	mendWorkers := func(ctx context.Context) error {
+		_, err := ensureWorkers(ctx)
 		return err
 	}
 	var member *cluster.Member // nil if this node is alone on a server of its own
 	mine := func(p events.Partition) bool { return member == nil || member.View().Writes(p) }
-	known := newRegistry(ns, workers, mine, log)
+	known := newRegistry(ns, workers, mendWorkers, mine, log)
 	s.l3.Registered = known.Sharing
 	s.l3.Listen = func(ctx context.Context, store string, heard func([]byte)) { listenStore(ctx, ns, store, heard, log) }
 	isReady := make(chan struct{})
 	cfg := node.Config{
 		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index, L3: s.l3,
 		SnapshotInterval: s.snapshotInterval, SnapshotBlocks: s.snapshotBlocks,
-		Mend:  func(ctx context.Context) error { return ns.EnsureStreams(ctx, logConfig) },
+		Mend: func(ctx context.Context) error {
+			select { // as with a bucket (jetstream.Bucket.Gone): not while the server still removes what was there
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+			return ns.EnsureStreams(ctx, logConfig)
+		},
 		Hooks: logHooks(log, func() { close(isReady) }),
 	}
 	if server != nil {
@@ -246,10 +259,10 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	own := api.Handler{Indexer: n, Observe: func(op, outcome string, took time.Duration) { queries.Observe("own_"+op, outcome, took) }}
 	whole, busy := api.Indexer(n), runtime.GOMAXPROCS(0)
 	if member != nil {
-		if whole, err = scatterOver(ns, s.id, n, member, queries); err != nil {
+		if whole, err = scatterOver(ns, s.id, n, member, known, queries); err != nil {
 			return err
 		}
-		busy = waitingQueries
+		whole, busy = everywhere(ns, s.id, whole, n, member), waitingQueries
 	}
 	handler := api.Handler{Indexer: registry.Leased{Indexer: whole, Registry: known}, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), busy)

@@ -1,19 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/node"
-	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
 )
@@ -26,8 +23,10 @@ func snapshotNowCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "now", Short: "Write a snapshot of every partition now"}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.runOn(cmd.Context(), func(ctx context.Context, conn *jetstream.Conn) (any, func(io.Writer) error, error) {
-			list, err := a.snapshot(ctx, conn)
+		var list *api.SnapshotList
+		err := a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+			var err error
+			list, err = c.Snapshot(ctx)
 			return list, func(w io.Writer) error {
 				rows := make([][]any, len(list.Snapshots))
 				for i, s := range list.Snapshots {
@@ -36,34 +35,12 @@ func snapshotNowCommand() *cobra.Command {
 				return cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "SIZE", "WRITTEN"}, rows)
 			}, err
 		})
+		if err == nil && len(list.Missing) > 0 {
+			return fmt.Errorf("no node has written a snapshot of partitions %s", ranges(list.Missing))
+		}
+		return err
 	}
 	return cmd
-}
-
-// snapshot has every partition's snapshot written: each node writes those that are its own to write.
-func (a *asking) snapshot(ctx context.Context, conn *jetstream.Conn) (*api.SnapshotList, error) {
-	c := wire.NewClient(conn, a.namespace)
-	s, err := c.Status(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if s.Cluster == nil || len(s.Cluster.Nodes) < 2 {
-		return c.Snapshot(ctx)
-	}
-	all := &api.SnapshotList{Snapshots: []api.SnapshotInfo{}}
-	for _, n := range s.Cluster.Nodes {
-		c, err := wire.NewNodeClient(conn, a.namespace, n.Node)
-		if err != nil {
-			return nil, err
-		}
-		list, err := c.Snapshot(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("node %s: %w", n.Node, err)
-		}
-		all.Snapshots = append(all.Snapshots, list.Snapshots...)
-	}
-	slices.SortFunc(all.Snapshots, func(a, b api.SnapshotInfo) int { return cmp.Compare(a.Partition, b.Partition) })
-	return all, nil
 }
 
 func snapshotListCommand() *cobra.Command {

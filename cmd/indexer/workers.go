@@ -31,9 +31,9 @@ func leaseLeft(l *api.Lease, now time.Time) string {
 }
 
 // newRegistry returns the node's registry of workers, which closes in the log what expired in the partitions that are its own to end.
-func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mine func(events.Partition) bool, log *slog.Logger) *registry.Registry {
+func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mend func(context.Context) error, mine func(events.Partition) bool, log *slog.Logger) *registry.Registry {
 	return registry.New(registry.Config{
-		Namespace: ns, Bucket: bucket, Mine: mine,
+		Namespace: ns, Bucket: bucket, Mend: mend, Mine: mine,
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
 			return shim.Clear(ctx, ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonLeaseExpiry, still)
 		},
@@ -48,6 +48,14 @@ func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mine func(ev
 			Bad: func(key string, err error) {
 				log.Warn("a worker's registration cannot be read", "key", key, "error", err)
 			},
+			Mended: func(err error) {
+				if err != nil {
+					log.Error("the bucket of workers' registrations is gone and could not be made anew; it is tried again", "error", err)
+				} else {
+					log.Warn("the bucket of workers' registrations was gone; it is made anew")
+				}
+			},
+			Refilled: func(n int) { log.Info("registrations of the bucket that was gone are written again", "workers", n) },
 			Watch: func(err error) {
 				if err != nil {
 					log.Warn("the registrations of workers cannot be watched; nobody is cleared meanwhile", "error", err)

@@ -22,10 +22,10 @@ const (
 // The operations, which are also the last token of their NATS subjects.
 const (
 	OpFind     = "find"     // Query → Answer
-	OpWorkers  = "workers"  // → WorkerList
+	OpWorkers  = "workers"  // WorkersRequest, or nothing → WorkerList
 	OpStatus   = "status"   // → Status
-	OpVerify   = "verify"   // → Status, with checksums
-	OpSnapshot = "snapshot" // → SnapshotList, after every partition's snapshot is written
+	OpVerify   = "verify"   // → Status, with checksums, and in a cluster with those of all nodes
+	OpSnapshot = "snapshot" // → SnapshotList, after every partition's snapshot is written, by whichever node
 )
 
 // Query asks who holds how much of a prompt.
@@ -246,9 +246,32 @@ type PartitionStatus struct {
 	Seq       events.StreamSeq `json:"seq" msgpack:"seq"`
 }
 
-// WorkerList is every rank that the log knows.
+// WorkersPage is how many ranks a client asks for at a time, so that a list of any length travels in messages of the usual size.
+const WorkersPage = 500
+
+// WorkersRequest asks for a part of the list of workers, of all that there is if nothing is set.
+type WorkersRequest struct {
+	After *RankPlace `json:"after,omitempty" msgpack:"after,omitempty"` // only those behind this place
+	Limit int        `json:"limit,omitempty" msgpack:"limit,omitempty"` // no more than so many; 0 or less: all
+}
+
+// RankPlace is a place in the order of ranks.
+type RankPlace struct {
+	Instance events.WorkerID `json:"instance" msgpack:"instance"`
+	Rank     events.Rank     `json:"rank" msgpack:"rank"`
+}
+
+// Compare orders by instance, and then by rank.
+func (p RankPlace) Compare(q RankPlace) int {
+	return cmp.Or(cmp.Compare(p.Instance, q.Instance), cmp.Compare(p.Rank, q.Rank))
+}
+
+// WorkerList is every rank that the log knows, or a part of them.
 type WorkerList struct {
 	Workers []WorkerInfo `json:"workers" msgpack:"workers"` // by instance and rank
+
+	// Next is the place behind which there may be more; nil: this is the end of the list.
+	Next *RankPlace `json:"next,omitempty" msgpack:"next,omitempty"`
 
 	// Complete is false if there may be workers in the Missing partitions, which could not be looked at.
 	Complete bool               `json:"complete" msgpack:"complete"`
@@ -275,6 +298,33 @@ type WorkerInfo struct {
 	Lookahead uint32 `json:"lookahead,omitempty" msgpack:"lookahead,omitempty"`
 
 	Lease *Lease `json:"lease,omitempty" msgpack:"lease,omitempty"` // none: nobody has registered the rank, and it is not cleared by itself
+}
+
+// Place is where the rank stands in a list.
+func (w *WorkerInfo) Place() RankPlace { return RankPlace{w.Instance, w.Rank} }
+
+// Cut puts the list into its order and makes it what was asked for.
+func (l *WorkerList) Cut(r WorkersRequest) {
+	if r.After != nil {
+		l.Workers = slices.DeleteFunc(l.Workers, func(w WorkerInfo) bool { return w.Place().Compare(*r.After) <= 0 })
+	}
+	slices.SortFunc(l.Workers, func(a, b WorkerInfo) int { return a.Place().Compare(b.Place()) })
+	if r.Limit > 0 && len(l.Workers) > r.Limit {
+		l.Workers = l.Workers[:r.Limit]
+		next := l.Workers[r.Limit-1].Place()
+		l.Next = &next
+	}
+}
+
+// Append puts the next part of the list behind this one.
+func (l *WorkerList) Append(next *WorkerList) {
+	l.Workers, l.Next = append(l.Workers, next.Workers...), next.Next
+	for _, p := range next.Missing {
+		if at, there := slices.BinarySearch(l.Missing, p); !there {
+			l.Missing = slices.Insert(l.Missing, at, p)
+		}
+	}
+	l.Complete = len(l.Missing) == 0
 }
 
 // Lease is a shim's hold on a rank.
@@ -312,8 +362,8 @@ type Status struct {
 	Events     map[string]uint64 `json:"events" msgpack:"events"` // what became of events since the node started, by outcome
 	Problems   []string          `json:"problems" msgpack:"problems"`
 
-	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"` // nil if the node is alone on a server of its own
-	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"-"`                // by status --verify, of all nodes
+	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"`   // nil if the node is alone on a server of its own
+	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"replicas,omitempty"` // by OpVerify, of all nodes
 
 	Snapshots      SnapshotCounts `json:"snapshots" msgpack:"snapshots"`             // since the node started
 	Resyncs        ResyncCounts   `json:"resyncs" msgpack:"resyncs"`                 // since the node started
@@ -394,6 +444,7 @@ type PartitionDetail struct {
 	Log          Usage            `json:"log" msgpack:"log"`
 	Checksum     string           `json:"checksum,omitempty" msgpack:"checksum,omitempty"` // of all its ranks' holdings, at Seq
 	Behind       bool             `json:"behind,omitempty" msgpack:"behind,omitempty"`     // far behind the log, for longer than usual
+	Writer       string           `json:"writer,omitempty" msgpack:"writer,omitempty"`     // the node that writes its snapshots; none: nobody that is known
 }
 
 // VerifyRequest says at which places in the log checksums are wanted, so that those of several nodes can be compared.
@@ -403,16 +454,16 @@ type VerifyRequest struct {
 
 // PartitionReplicas are the checksums of one partition on all nodes that serve it.
 type PartitionReplicas struct {
-	Partition events.Partition `json:"partition"`
-	Equal     bool             `json:"equal"` // all have the same checksum at the same place
-	Replicas  []ReplicaSum     `json:"replicas"`
+	Partition events.Partition `json:"partition" msgpack:"partition"`
+	Equal     bool             `json:"equal" msgpack:"equal"` // all have the same checksum at the same place
+	Replicas  []ReplicaSum     `json:"replicas" msgpack:"replicas"`
 }
 
 // ReplicaSum is one node's checksum of a partition.
 type ReplicaSum struct {
-	Node     string           `json:"node"`
-	Seq      events.StreamSeq `json:"seq"`
-	Checksum string           `json:"checksum"`
+	Node     string           `json:"node" msgpack:"node"`
+	Seq      events.StreamSeq `json:"seq" msgpack:"seq"`
+	Checksum string           `json:"checksum" msgpack:"checksum"`
 }
 
 // ClusterStatus is what a node knows of the nodes that share its namespace.
@@ -445,6 +496,9 @@ type IndexStatus struct {
 // SnapshotList tells of the snapshots that were written.
 type SnapshotList struct {
 	Snapshots []SnapshotInfo `json:"snapshots" msgpack:"snapshots"`
+
+	// Missing are partitions of which no node has written one: nobody serves them, or their writer changed meanwhile.
+	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 }
 
 // SnapshotInfo is one partition's snapshot.
@@ -494,7 +548,7 @@ type BadChunk struct {
 // Indexer answers. internal/node implements it. All methods may be called from any goroutine; errors are of type *Error.
 type Indexer interface {
 	Find(ctx context.Context, q *Query) (*Answer, error)
-	Workers(ctx context.Context) (*WorkerList, error)
+	Workers(ctx context.Context, r WorkersRequest) (*WorkerList, error)
 	Status(ctx context.Context) (*Status, error)
 	Verify(ctx context.Context, at []PartitionSeq) (*Status, error)
 	Snapshot(ctx context.Context) (*SnapshotList, error)

@@ -18,7 +18,9 @@ func (e *echo) Find(_ context.Context, q *Query) (*Answer, error) {
 	e.last = q
 	return &Answer{Model: q.Model, Complete: true, Workers: []Overlap{{Instance: "w1", Device: 12, Host: 3}}}, nil
 }
-func (*echo) Workers(context.Context) (*WorkerList, error)            { return &WorkerList{}, nil }
+func (*echo) Workers(context.Context, WorkersRequest) (*WorkerList, error) {
+	return &WorkerList{}, nil
+}
 func (*echo) Status(context.Context) (*Status, error)                 { return nil, errors.New("disk on fire") }
 func (*echo) Verify(context.Context, []PartitionSeq) (*Status, error) { return &Status{}, nil }
 func (*echo) Snapshot(context.Context) (*SnapshotList, error) {

@@ -18,9 +18,18 @@ func (c *Client) Find(ctx context.Context, q *Query) (*Answer, error) {
 	return call[Answer](ctx, c, OpFind, q)
 }
 
-// Workers asks what the log knows of ranks.
+// Workers asks what the log knows of ranks, in parts: those that come or go meanwhile may be in the list or not.
 func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
-	return call[WorkerList](ctx, c, OpWorkers, nil)
+	all := &WorkerList{Workers: []WorkerInfo{}}
+	for {
+		part, err := call[WorkerList](ctx, c, OpWorkers, &WorkersRequest{After: all.Next, Limit: WorkersPage})
+		if err != nil {
+			return nil, err
+		}
+		if all.Append(part); all.Next == nil {
+			return all, nil
+		}
+	}
 }
 
 // Status asks how the node is doing.

@@ -44,7 +44,7 @@ func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte
 func Handle(ctx context.Context, ix Indexer, op, contentType string, body []byte) (reply []byte, failure *Error) {
 	answer, err := dispatch(ctx, ix, op, contentType, body)
 	if err != nil {
-		failure = asError(err)
+		failure = AsError(err)
 		answer = ErrorBody{Error: failure}
 	}
 	reply, err = Marshal(contentType, answer)
@@ -55,7 +55,8 @@ func Handle(ctx context.Context, ix Indexer, op, contentType string, body []byte
 	return reply, failure
 }
 
-func asError(err error) *Error {
+// AsError is an error as clients get it. err is not nil.
+func AsError(err error) *Error {
 	var e *Error
 	switch {
 	case errors.As(err, &e):
@@ -82,7 +83,13 @@ func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []by
 		q.Idle = q.Idle || q.Explain
 		return ix.Find(ctx, &q)
 	case OpWorkers:
-		return ix.Workers(ctx)
+		var r WorkersRequest
+		if len(body) > 0 {
+			if err := Unmarshal(contentType, body, &r); err != nil {
+				return nil, err
+			}
+		}
+		return ix.Workers(ctx, r)
 	case OpStatus:
 		return ix.Status(ctx)
 	case OpVerify:

@@ -189,7 +189,8 @@ func (m *Machine) absorb(look *Look) {
 			if s.young() {
 				m.stirred = m.clock
 			}
-		case s.Revision > p.Revision: // a replica may be behind what was seen before
+		case s.Revision > p.Revision, // else it is of a replica that is behind what was seen before,
+			s.Life == p.Life && s.Beat > p.Beat, !m.alive(p) && s.Revision != p.Revision: // or of a bucket that was made anew
 			if s.Beat != p.Beat || s.Life != p.Life {
 				p.heard, p.beats = m.clock, true
 			}

@@ -39,6 +39,10 @@ type MemberConfig struct {
 	// Viewed, if not nil, is told each new view, from the goroutine of Run.
 	Viewed func(*View)
 
+	// Mend, if not nil, makes the bucket anew; it is called when it was deleted. Mended, if not nil, is told of it, or why it failed.
+	Mend   func(context.Context) error
+	Mended func(error)
+
 	// Trouble, if not nil, is told what keeps the member from being heard; nil when it is heard again.
 	Trouble func(error)
 }
@@ -124,8 +128,8 @@ func (m *Member) write(ctx context.Context, s Standing, leave bool) error {
 	entry, lastErr := m.cfg.Bucket.Latest(ctx, m.key)
 	var there Record
 	switch {
-	case errors.Is(lastErr, jetstream.ErrNotFound): // it has gone by its age
-		m.revision = 0
+	case errors.Is(lastErr, jetstream.ErrNotFound): // it has gone by its age, or somebody has removed it
+		m.revision = entry.Revision
 	case lastErr != nil:
 		return lastErr
 	case json.Unmarshal(entry.Value, &there) == nil && there.Life == m.cfg.Life: // an attempt of ours arrived late
@@ -192,6 +196,9 @@ func (m *Member) Run(ctx context.Context) error {
 		if m.cfg.Trouble != nil && (err != nil || troubled) {
 			m.cfg.Trouble(err)
 		}
+		if err != nil {
+			m.mend(working)
+		}
 		troubled = err != nil
 		m.machine.Step(time.Since(begun), acked, look)
 		view := m.machine.View()
@@ -215,6 +222,21 @@ func (m *Member) Run(ctx context.Context) error {
 		case <-drained:
 			return m.remove(working)
 		}
+	}
+}
+
+// mend makes the bucket anew if it was deleted. All nodes that live write themselves into it again.
+func (m *Member) mend(ctx context.Context) {
+	if m.cfg.Mend == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
+	defer cancel()
+	if !m.cfg.Bucket.Gone(ctx) {
+		return
+	}
+	if err := m.cfg.Mend(ctx); m.cfg.Mended != nil {
+		m.cfg.Mended(err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -130,4 +131,126 @@ func TestMembers(t *testing.T) {
 	}
 	a.end()
 	must(<-a.done)
+}
+
+// TestTheBucketOfNodesIsLost deletes the bucket, empties it, and deletes one record of it, while members live: they are there again, know each other,
+// and nothing has moved.
+func TestTheBucketOfNodesIsLost(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	defer cancel()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	must(err)
+	defer server.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	must(err)
+	defer conn.Close()
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 8})
+	must(err)
+	bucket, err := ns.EnsureNodes(ctx, time.Hour)
+	must(err)
+	names := []string{"a", "b", "c"}
+	members, mended := map[string]*Member{}, make(chan error, 100)
+	var mu sync.Mutex
+	kept := map[string]int{} // how often somebody was told to keep something else, once all have settled
+	for i, name := range names {
+		s := &shelf{}
+		m, err := Join(ctx, MemberConfig{
+			Bucket: bucket, Keeper: s,
+			Config: Config{Node: name, Life: fmt.Sprint(i), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond, DeadAfter: 2 * time.Second},
+			Mend: func(ctx context.Context) error {
+				_, err := ns.EnsureNodes(ctx, time.Hour)
+				return err
+			},
+			Mended: func(err error) { mended <- err },
+			Viewed: func(v *View) {
+				mu.Lock()
+				defer mu.Unlock()
+				kept[name+" "+v.Owned.String()]++
+			},
+		})
+		must(err)
+		members[name] = m
+		live, end := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- m.Run(live) }()
+		defer func() {
+			end()
+			must(<-done)
+		}()
+	}
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("it does not come about that %s", what)
+			}
+		}
+	}
+	beats := func(name string) uint64 { // that each of the others has seen of a node, the least
+		least := ^uint64(0)
+		for _, other := range names {
+			for _, p := range members[other].View().Peers {
+				if p.Node == name {
+					least = min(least, p.Beat)
+				}
+			}
+		}
+		return least
+	}
+	together := func() bool {
+		for _, name := range names {
+			v := members[name].View()
+			if len(v.Peers) != 2 {
+				return false
+			}
+			for p := range events.Partition(8) {
+				if want := Order(names, p)[:1]; len(v.Serving(p)) != 1 || v.Serving(p)[0] != want[0] {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	until("they share", together)
+	mu.Lock()
+	clear(kept)
+	mu.Unlock()
+	admin := func(verb string) {
+		t.Helper()
+		_, err := conn.Request(ctx, "$JS.API.STREAM."+verb+".KV_"+bucket.Name(), "", nil)
+		must(err)
+	}
+	for what, lose := range map[string]func(){
+		"deleted": func() {
+			admin("DELETE")
+			must(<-mended)
+		},
+		"emptied": func() { admin("PURGE") },
+		"without one record": func() {
+			for {
+				entry, err := bucket.Latest(ctx, "a")
+				must(err)
+				if _, err := bucket.Delete(ctx, "a", entry.Revision); err == nil { // else a beat came between
+					return
+				}
+			}
+		},
+	} {
+		lose()
+		for _, name := range names {
+			at := members[name].View().Self.Beat
+			until("all hear "+name+" again, whose bucket is "+what, func() bool { b := beats(name); return b != ^uint64(0) && b > at && together() })
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(kept) != len(names) {
+		t.Errorf("partitions moved: %v", kept)
+	}
 }

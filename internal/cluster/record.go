@@ -31,6 +31,9 @@ type Standing struct {
 	Ready  Set `json:"ready"`            // restored, caught up, and not far behind the log
 	Behind Set `json:"behind,omitempty"` // restored, and far behind: for who has nobody else to ask
 
+	// Failing are those whose snapshots this node has tried to write and could not: another that is ready should.
+	Failing Set `json:"failing,omitempty"`
+
 	// Models says for each model in which of these partitions it has workers. Partitions in Unlisted may have workers of others too.
 	Models   map[string]Set `json:"models,omitempty"`
 	Unlisted Set            `json:"unlisted,omitempty"`

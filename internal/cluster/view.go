@@ -15,7 +15,8 @@ type View struct {
 	Peers    []Record // the others that live, by name
 	Problems []string // who is left out, and why
 
-	// Writer is, by partition, who writes its snapshots and ends its workers' leases; empty: nobody that is known.
+	// Writer is, by partition, who writes its snapshots and ends its workers' leases: the first that is ready, of those that can write snapshots
+	// if any can; empty: nobody that is known.
 	Writer []string
 
 	node    string     // this one
@@ -107,7 +108,13 @@ func (m *Machine) View() *View {
 			}
 		}
 		for _, name := range order {
-			if records[name].counts(p) {
+			switch r := records[name]; {
+			case !r.counts(p):
+				continue
+			case v.Writer[p] == "": // the first, if all fail
+				v.Writer[p] = name
+			}
+			if !records[name].Failing.Has(p) {
 				v.Writer[p] = name
 				break
 			}

@@ -85,3 +85,47 @@ func TestModelsOfARecordAreBounded(t *testing.T) {
 		t.Errorf("unlisted are %v, models %d", back.Unlisted, len(back.Models))
 	}
 }
+
+// TestWhoCannotWriteLeavesItToAnother: the writer is the first that is ready and can write; if none can, the first that is ready.
+func TestWhoCannotWriteLeavesItToAnother(t *testing.T) {
+	names := Order([]string{"a", "b", "c"}, 0)
+	m := New(Config{Node: "a", Life: "1", Partitions: 1, Replication: 3, Beat: time.Second, DeadAfter: time.Hour})
+	beat := uint64(0)
+	writer := func(failing, unready map[string]bool) string {
+		beat++
+		look := &Look{}
+		for _, name := range names {
+			s := Standing{Ready: SetOf(0)}
+			if failing[name] {
+				s.Failing = SetOf(0)
+			}
+			if unready[name] {
+				s.Ready = nil
+			}
+			if name == "a" {
+				m.Announce(s, false)
+			} else {
+				look.Records = append(look.Records, Seen{Record{Version: RecordVersion, Node: name, Life: name, Beat: beat, Partitions: 1, Standing: s}, beat})
+			}
+		}
+		m.Step(time.Duration(beat)*time.Second, beat, look)
+		return m.View().Writer[0]
+	}
+	type set = map[string]bool
+	for i, c := range []struct {
+		failing, unready set
+		want             string
+	}{
+		{set{}, set{}, names[0]},
+		{set{names[0]: true}, set{}, names[1]},
+		{set{names[0]: true, names[1]: true}, set{}, names[2]},
+		{set{names[0]: true}, set{names[1]: true}, names[2]},
+		{set{names[0]: true, names[1]: true, names[2]: true}, set{}, names[0]},
+		{set{names[1]: true, names[2]: true}, set{names[0]: true}, names[1]},
+		{set{}, set{}, names[0]},
+	} {
+		if got := writer(c.failing, c.unready); got != c.want {
+			t.Errorf("case %d: %s writes, want %s", i, got, c.want)
+		}
+	}
+}

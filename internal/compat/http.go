@@ -347,7 +347,7 @@ type dumped struct {
 
 // dump has snapshots written and reads them back: what it tells is what the log said a moment ago.
 func (cfg *Config) dump(ctx context.Context, _ *http.Request) (any, error) {
-	list, err := cfg.Indexer.Workers(ctx)
+	list, err := cfg.Indexer.Workers(ctx, api.WorkersRequest{})
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,6 +29,7 @@ type fleet struct {
 	workers [fleetPartitions]*grower
 	lives   int
 	asked   atomic.Uint64
+	buckets map[string]*jetstream.Bucket // for snapshots, of nodes that have another than the others
 
 	mu    sync.Mutex
 	peers map[string]*peer // those that run
@@ -109,6 +111,9 @@ func (f *fleet) start(name string) *peer {
 	ns := f.join(p.conn)
 	snapshots, err := ns.EnsureSnapshots(f.ctx, jetstream.BucketConfig{})
 	f.must(err)
+	if other := f.buckets[name]; other != nil {
+		snapshots = other
+	}
 	nodes, err := ns.EnsureNodes(f.ctx, time.Hour)
 	f.must(err)
 	ready := make(chan struct{})
@@ -377,5 +382,60 @@ func TestCluster(t *testing.T) {
 		if _, err := bucket.Latest(f.ctx, snapshot.ManifestKey(p)); err != nil {
 			t.Errorf("partition %d: %v", p, err)
 		}
+	}
+}
+
+// TestAnotherWritesTheSnapshots has a node that cannot write any: after three failures another that has the partitions does, and both say so.
+func TestAnotherWritesTheSnapshots(t *testing.T) {
+	f := newFleet(t)
+	small, err := jetstream.JoinNamespace(f.ctx, f.connect(), jetstream.NamespaceConfig{Name: "small", Partitions: fleetPartitions})
+	f.must(err)
+	full, err := small.EnsureSnapshots(f.ctx, jetstream.BucketConfig{MaxBytes: 1})
+	f.must(err)
+	f.buckets = map[string]*jetstream.Bucket{"a": full}
+	for p := range events.Partition(fleetPartitions) {
+		f.grow(p)
+	}
+	a, b := f.start("a"), f.start("b")
+	f.settled()
+	failing := 0
+	for p := range events.Partition(fleetPartitions) {
+		if a.member.View().Writer[p] != "a" {
+			continue
+		}
+		failing++
+		for range saveAttempts {
+			if _, err := a.node.saveTold(f.ctx, p); err == nil {
+				t.Fatal("a snapshot was written into a bucket that is full")
+			}
+		}
+	}
+	if failing == 0 {
+		t.Fatal("a is to write nothing")
+	}
+	bucket, err := f.ns.OpenSnapshots(f.ctx)
+	f.must(err)
+	for p := range events.Partition(fleetPartitions) {
+		for {
+			_, err := bucket.Latest(f.ctx, snapshot.ManifestKey(p))
+			if err == nil && a.member.View().Writer[p] == "b" && b.member.View().Writer[p] == "b" {
+				break
+			}
+			if f.ctx.Err() != nil {
+				t.Fatalf("partition %d is written by %s as a sees it, and %s as b does; in the bucket: %v", p, a.member.View().Writer[p], b.member.View().Writer[p], err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	status, err := a.node.Status(f.ctx)
+	f.must(err)
+	told := 0
+	for _, problem := range status.Problems {
+		if strings.Contains(problem, "is left to b") {
+			told++
+		}
+	}
+	if told != failing || status.Partitions[0].Writer != "b" {
+		t.Errorf("of %d partitions: writer %s, problems %q", failing, status.Partitions[0].Writer, status.Problems)
 	}
 }

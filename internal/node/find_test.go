@@ -147,7 +147,7 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 				t.Errorf("by its own hashes %s is credited with %+v, want %d", k.name, a.Workers, len(hashes))
 			}
 		}
-		list, err := w.node.Workers(w.ctx)
+		list, err := w.node.Workers(w.ctx, api.WorkersRequest{})
 		w.must(err)
 		for _, k := range workers {
 			i := slices.IndexFunc(list.Workers, func(i api.WorkerInfo) bool { return i.Instance == k.name })

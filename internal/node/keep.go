@@ -185,6 +185,14 @@ func (n *Node) writes(p events.Partition) bool {
 	return n.cfg.View == nil || n.cfg.View().Writes(p)
 }
 
+// writer is who writes a partition's snapshots, as far as is known; empty: nobody that is.
+func (n *Node) writer(p events.Partition) string {
+	if n.cfg.View == nil {
+		return n.cfg.ID
+	}
+	return n.cfg.View().Writer[p]
+}
+
 // Ready is nil if every partition that the node keeps has been restored and caught up, once.
 func (n *Node) Ready() error {
 	switch unready := n.unready.Load(); {
@@ -217,6 +225,9 @@ func (n *Node) Standing() (st cluster.Standing) {
 				st.Behind.Add(p)
 			} else {
 				st.Ready.Add(p)
+			}
+			if s.save.left(now) {
+				st.Failing.Add(p)
 			}
 		}
 		s.mu.Unlock()

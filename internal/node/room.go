@@ -144,5 +144,5 @@ func (s *standing) savingProblem() error {
 	if s.save.failed.IsZero() || errors.Is(s.save.err, context.Canceled) {
 		return nil
 	}
-	return fmt.Errorf("its snapshot was not written and will be tried again: %w", s.save.err)
+	return s.save.err
 }

@@ -26,6 +26,10 @@ const (
 	saveTick  = time.Second      // how often it is asked which partitions are due
 	saveRetry = 10 * time.Second // after a failure
 
+	// After so many failures in a row a node of a cluster leaves a partition's snapshots to another that has it, for so long.
+	saveAttempts = 3
+	saveLeave    = 10 * time.Minute
+
 	// Storing a snapshot may take as long as this and what its bytes need at that rate. Longer means that the bucket takes nothing, as on
 	// a full disk; whoever waits for a snapshot under way must not wait for that.
 	storePatience = time.Minute
@@ -40,10 +44,16 @@ type saveState struct {
 	grown   growth    // the partition's at that time
 	at      time.Time // when it was written, or, before the first of this process, when the process began with it
 	failed  time.Time // when the last attempt failed; zero if it did not
+	fails   int       // how many in a row did
 	err     error     // why
 	seq     events.StreamSeq
 	written time.Time // by its writer's clock; zero: none is known
 	size    int64
+}
+
+// left reports whether the partition's snapshots are left to another node that has it, if there is one.
+func (s *saveState) left(now time.Time) bool {
+	return s.fails >= saveAttempts && now.Sub(s.failed) < saveLeave
 }
 
 // begin resets the state to what a restore took; m is nil if no snapshot could be used.
@@ -185,7 +195,12 @@ func (n *Node) saveTold(ctx context.Context, p events.Partition) (api.SnapshotIn
 	begun := time.Now()
 	info, err := n.save(ctx, p)
 	if err != nil {
-		n.set(p, func(s *standing) { s.save.failed, s.save.err = time.Now(), err })
+		n.set(p, func(s *standing) {
+			s.save.failed, s.save.err = time.Now(), err
+			if ctx.Err() == nil { // else nobody would wait for it
+				s.save.fails++
+			}
+		})
 		n.saves.failed.Add(1)
 		n.cfg.Hooks.SaveError(p, err)
 		return info, err

@@ -21,20 +21,24 @@ func timeOf(ms events.Millis) time.Time {
 }
 
 // Workers lists every rank that the log knows, of the partitions that this node has. Any goroutine may call it.
-func (n *Node) Workers(ctx context.Context) (*api.WorkerList, error) {
+func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
 	list := &api.WorkerList{Workers: []api.WorkerInfo{}}
 	before := n.progress(nil)
 	err := n.do(ctx, func(m *Machine) {
 		for _, part := range m.parts {
 			for _, r := range part.ranks {
-				s := m.index.RankStats(r.id)
 				list.Workers = append(list.Workers, api.WorkerInfo{
 					Instance: r.key.Instance, Rank: r.key.Rank, Model: r.model, BlockSize: r.blockSize, Partition: part.id,
-					Incarnation: r.incarnation, LastEvent: r.lastID, LastSeen: timeOf(r.lastSeen),
-					Blocks: tiers(s.Holdings), Copies: uint64(s.Copies), Parked: int(s.Parked), Stored: r.stored, Removed: r.removed,
+					Incarnation: r.incarnation, LastEvent: r.lastID, LastSeen: timeOf(r.lastSeen), Stored: r.stored, Removed: r.removed,
 					Lookahead: r.lookahead,
 				})
 			}
+		}
+		list.Cut(asked)
+		for i := range list.Workers {
+			w := &list.Workers[i]
+			s := m.index.RankStats(m.parts[w.Partition].ranks[events.RankKey{Instance: w.Instance, Rank: w.Rank}].id)
+			w.Blocks, w.Copies, w.Parked = tiers(s.Holdings), uint64(s.Copies), int(s.Parked)
 		}
 	})
 	for p, now := range n.progress(nil) {
@@ -43,9 +47,6 @@ func (n *Node) Workers(ctx context.Context) (*api.WorkerList, error) {
 		}
 	}
 	list.Complete = len(list.Missing) == 0
-	slices.SortFunc(list.Workers, func(a, b api.WorkerInfo) int {
-		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank))
-	})
 	return list, err
 }
 
@@ -125,7 +126,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 			State:           st.state, LogLast: max(st.last, at.seq), Ranks: ranks[p],
 			SnapshotSeq: st.save.seq, SnapshotTime: st.save.written, SnapshotSize: st.save.size,
 			RestoredFrom: st.at.Seq, RestoreMS: float64(st.at.Took.Microseconds()) / 1000,
-			Log: st.log.api(), Checksum: sum, Behind: st.behind,
+			Log: st.log.api(), Checksum: sum, Behind: st.behind, Writer: n.writer(events.Partition(p)),
 		}
 		switch {
 		case st.behind && st.err != nil:
@@ -141,8 +142,12 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		if st.need != nil {
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.need))
 		}
-		if err := st.savingProblem(); err != nil && n.writes(events.Partition(p)) { // what is another's to write by now is not tried again here
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, err))
+		switch err := st.savingProblem(); {
+		case err == nil:
+		case n.writes(events.Partition(p)):
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: its snapshot was not written and will be tried again: %v", p, err))
+		case st.save.left(time.Now()): // else what is another's to write by now is no matter
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: its snapshot could not be written here %d times, and is left to %s: %v", p, st.save.fails, d.Writer, err))
 		}
 		st.mu.Unlock()
 		d.Lag = uint64(d.LogLast - at.seq)

@@ -332,7 +332,7 @@ func TestForgottenByAnOperator(t *testing.T) {
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			s, err := w.node.Status(w.ctx)
 			w.must(err)
-			list, err := w.node.Workers(w.ctx)
+			list, err := w.node.Workers(w.ctx, api.WorkersRequest{})
 			w.must(err)
 			if s.Partitions[0].State == stateServing && len(s.Problems) == 0 && len(list.Workers) == 0 {
 				return

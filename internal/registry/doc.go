@@ -28,8 +28,13 @@
 //
 // The compare-and-set lets one node win, and none if the shim renews at the last moment. The clear expects the rank's last message to
 // be the one that was read before it was made sure that the record still says expired; it closes the rank's incarnation. Whatever fails in between,
-// any node that sees an expired record goes on with it. A shim that comes back looks into the log: if its incarnation was closed it begins a
+// any node that sees an expired record goes on with it. A record that has vanished without a mark is ended in the same way. A shim that comes back looks into the log: if its incarnation was closed it begins a
 // new one with all that its engine can say again, else it takes up where it was.
+//
+// # A bucket that is lost
+//
+// If somebody deletes the bucket, a node makes it anew ([Config].Mend), and the nodes write into it what they had seen in the old one. Shims renew there
+// as if nothing had been, and ages begin anew, so who died with it is cleared a lease later.
 //
 // [Machine] decides, and is stepped: it reads no clock and starts nothing. [Registry] and [Lease] wait around it. They may be used from any goroutine.
 // What closing an incarnation means in the log is internal/shim's, what it does to the index internal/node's.

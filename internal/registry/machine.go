@@ -17,10 +17,11 @@ type Machine struct {
 	entries map[events.RankKey]*entry
 	fresh   map[events.RankKey]bool // seen since the watch began anew; nil once it is current
 
-	proved    bool          // since and confirmed are set
-	since     time.Duration // from when on nothing speaks against what the watch has not shown
-	confirmed time.Duration // the last moment at which the bucket is known to have been writable
-	shortest  time.Duration // of all leases; 0: there are none
+	proved    bool                  // since and confirmed are set
+	since     time.Duration         // from when on nothing speaks against what the watch has not shown
+	confirmed time.Duration         // the last moment at which the bucket is known to have been writable
+	lengths   map[time.Duration]int // how many leases are so long; few differ
+	shortest  time.Duration         // of all leases; 0: there are none
 }
 
 type entry struct {
@@ -37,7 +38,9 @@ type Due struct {
 }
 
 // NewMachine returns a machine that knows nobody.
-func NewMachine() *Machine { return &Machine{entries: map[events.RankKey]*entry{}} }
+func NewMachine() *Machine {
+	return &Machine{entries: map[events.RankKey]*entry{}, lengths: map[time.Duration]int{}}
+}
 
 // Anew tells that the watch begins: all keys will be told.
 func (m *Machine) Anew() {
@@ -53,11 +56,12 @@ func (m *Machine) Current() (gone []events.RankKey) {
 	for key := range m.entries {
 		if !m.fresh[key] {
 			gone = append(gone, key)
-			delete(m.entries, key)
 		}
 	}
 	m.fresh = nil
-	m.measure()
+	for _, key := range gone {
+		m.Gone(key)
+	}
 	return gone
 }
 
@@ -75,25 +79,38 @@ func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
 	if e.revision != revision {
 		e.revision, e.seen, e.next = revision, now, 0
 	}
-	e.record = r
-	if l := r.Lease(); m.shortest == 0 || l < m.shortest {
-		m.shortest = l
+	if before, l := e.record.Lease(), r.Lease(); l != before {
+		m.count(l, 1)
+		if before != 0 {
+			m.count(before, -1)
+		}
 	}
+	e.record = r
 }
 
 // Gone tells that a key has no record any more.
 func (m *Machine) Gone(key events.RankKey) {
-	e := m.entries[key]
-	delete(m.entries, key)
-	if e != nil && e.record.Lease() == m.shortest {
-		m.measure()
+	if e := m.entries[key]; e != nil {
+		delete(m.entries, key)
+		m.count(e.record.Lease(), -1)
 	}
 }
 
-func (m *Machine) measure() {
+// count tells of one more or less lease of a length.
+func (m *Machine) count(length time.Duration, n int) {
+	if m.lengths[length] += n; m.lengths[length] > 0 {
+		if m.shortest == 0 || length < m.shortest {
+			m.shortest = length
+		}
+		return
+	}
+	delete(m.lengths, length)
+	if length != m.shortest {
+		return
+	}
 	m.shortest = 0
-	for _, e := range m.entries {
-		if l := e.record.Lease(); m.shortest == 0 || l < m.shortest {
+	for l := range m.lengths {
+		if m.shortest == 0 || l < m.shortest {
 			m.shortest = l
 		}
 	}

@@ -160,3 +160,40 @@ func TestAtRandom(t *testing.T) {
 		}
 	}
 }
+
+// TestTheShortestLeaseSetsThePace compares how often the bucket is probed with the naive shortest of all leases.
+func TestTheShortestLeaseSetsThePace(t *testing.T) {
+	rng := rand.New(rand.NewPCG(8, 2))
+	m := newWorld(t).m
+	leases := map[events.WorkerID]time.Duration{}
+	for step := range 5000 {
+		r := record(fmt.Sprint("w", rng.IntN(12)), time.Duration(1+rng.IntN(5))*time.Second)
+		switch rng.IntN(12) {
+		case 0, 1, 2, 3, 4:
+			m.Gone(r.Key())
+			delete(leases, r.Instance)
+		case 5: // the watch begins anew; who is not told again is gone
+			m.Anew()
+			for name, lease := range leases {
+				if rng.IntN(4) == 0 {
+					delete(leases, name)
+				} else {
+					m.Seen(record(string(name), lease), uint64(step), 0)
+				}
+			}
+			m.Current()
+		default:
+			leases[r.Instance] = r.Lease()
+			m.Seen(r, uint64(step), 0)
+		}
+		want := time.Duration(0)
+		for _, l := range leases {
+			if want == 0 || l < want {
+				want = l
+			}
+		}
+		if got := m.Every(); got != min(want/8, 5*time.Second) {
+			t.Fatalf("step %d: probed every %v; leases %v", step, got, leases)
+		}
+	}
+}

@@ -1,12 +1,13 @@
 package registry
 
 import (
-	"cmp"
+	"bytes"
 	"context"
 	"errors"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -23,6 +24,9 @@ type Config struct {
 	// done too if there is nothing to close.
 	Clear func(ctx context.Context, r Record, still func(context.Context) (bool, error)) error
 
+	// Mend, if not nil, makes the bucket anew; it is called when it was deleted.
+	Mend func(context.Context) error
+
 	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
 	Mine func(events.Partition) bool
 
@@ -31,11 +35,13 @@ type Config struct {
 
 // Hooks tell what happens, from the registry's goroutines. Each may be nil. They must not block.
 type Hooks struct {
-	Expired func(r Record)                      // this node has marked it
-	Cleared func(r Record)                      // this node has seen to it that the log says so
-	Failed  func(key events.RankKey, err error) // ending a lease failed; it is tried again
-	Bad     func(key string, err error)         // a record that cannot be read; nobody is expired by it
-	Watch   func(err error)                     // the bucket cannot be watched (nil: again)
+	Expired  func(r Record)                      // this node has marked it
+	Cleared  func(r Record)                      // this node has seen to it that the log says so
+	Failed   func(key events.RankKey, err error) // ending a lease failed; it is tried again
+	Bad      func(key string, err error)         // a record that cannot be read; nobody is expired by it
+	Watch    func(err error)                     // the bucket cannot be watched (nil: again)
+	Mended   func(err error)                     // the bucket was deleted, and is made anew or could not be
+	Refilled func(n int)                         // so many records of the bucket that was deleted are written into the new one
 }
 
 // Worker is what the registry knows of one rank.
@@ -44,6 +50,8 @@ type Worker struct {
 	Partition events.Partition
 	Revision  uint64
 	Renewed   time.Time // by the servers' clock: to be shown, not to be reckoned with
+
+	text []byte // the record as it was read
 }
 
 // Registry is a node's view of the workers.
@@ -58,7 +66,11 @@ type Registry struct {
 	changed chan struct{}
 	current bool
 	down    bool
-	shared  sync.Map // model → *hicache.Sharing, until the next change; written with mu held
+	epoch   time.Time                 // of the bucket that is watched
+	lost    map[events.RankKey]Worker // what the bucket had that was there before, and this one is to have too
+	telling bool                      // the watch does not show all yet
+	shared  sync.Map                  // model → *hicache.Sharing, until the next change; written with mu held
+	serving sync.Map                  // model → []events.Partition, likewise
 }
 
 // New returns a registry that knows nobody until Run.
@@ -81,6 +93,12 @@ func New(cfg Config) *Registry {
 	}
 	if h.Watch == nil {
 		h.Watch = func(error) {}
+	}
+	if h.Mended == nil {
+		h.Mended = func(error) {}
+	}
+	if h.Refilled == nil {
+		h.Refilled = func(int) {}
 	}
 	return &Registry{
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{}, marks: map[string]uint64{},
@@ -105,16 +123,24 @@ func (r *Registry) Worker(key events.RankKey) (Worker, bool) {
 	return w, ok
 }
 
-// Partitions lists the partitions that have workers of a model, ascending.
-func (r *Registry) Partitions(model string) (list []events.Partition) {
+// Partitions lists the partitions that have workers of a model, ascending. It is put together once after each change; the caller must not change it.
+func (r *Registry) Partitions(model string) []events.Partition {
+	if list, ok := r.serving.Load(model); ok {
+		return list.([]events.Partition)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var list []events.Partition
 	for _, w := range r.workers {
-		if w.Record.Model == model && !slices.Contains(list, w.Partition) {
+		if w.Record.Model == model {
 			list = append(list, w.Partition)
 		}
 	}
-	slices.SortFunc(list, cmp.Compare)
+	slices.Sort(list)
+	list = slices.Compact(list)
+	if len(list) > 0 { // else names that nobody has would be remembered
+		r.serving.Store(model, list)
+	}
 	return list
 }
 
@@ -139,6 +165,7 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 // tell says that something has changed. r.mu is held.
 func (r *Registry) tell() {
 	r.shared.Clear()
+	r.serving.Clear()
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -191,6 +218,10 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 	changed := false
 	if u.Anew {
 		r.machine.Anew()
+		if !r.epoch.IsZero() && !r.epoch.Equal(u.Epoch) && r.current {
+			r.lost = maps.Clone(r.workers)
+		}
+		r.epoch, r.telling = u.Epoch, true
 	}
 	for _, e := range u.Entries {
 		p, key, ok := jetstream.ParseWorkerKey(e.Key)
@@ -206,16 +237,20 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 			continue
 		}
 		delete(r.marks, e.Key)
+		if w, there := r.workers[key]; there && bytes.Equal(w.text, e.Value) { // a renewal, as nearly all that a watch tells
+			w.Revision, w.Renewed = e.Revision, e.Written
+			r.workers[key] = w
+			r.machine.Seen(w.Record, e.Revision, r.now())
+			continue
+		}
 		record, err := decode(key, e.Value)
 		if err != nil {
 			tell = append(tell, func() { r.cfg.Hooks.Bad(e.Key, err) })
 			r.machine.Gone(key)
 			continue
 		}
-		before, there := r.workers[key]
-		same := there && sameRecord(&before.Record, &record)
-		changed = changed || !same
-		r.workers[key] = Worker{Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written}
+		changed = true
+		r.workers[key] = Worker{Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value}
 		r.machine.Seen(record, e.Revision, r.now())
 	}
 	if u.Current {
@@ -224,19 +259,12 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 			changed = true
 		}
 		changed = changed || !r.current
-		r.current = true
+		r.current, r.telling = true, false
 	}
 	if changed {
 		r.tell()
 	}
 	return tell
-}
-
-// sameRecord reports whether nothing has changed but the age.
-func sameRecord(a, b *Record) bool {
-	x, err1 := a.encode()
-	y, err2 := b.encode()
-	return err1 == nil && err2 == nil && string(x) == string(y)
 }
 
 // atOnce is how many leases are ended at the same time.
@@ -246,6 +274,7 @@ const atOnce = 16
 func (r *Registry) judge(ctx context.Context) {
 	const idle = time.Second
 	for {
+		r.mend(ctx)
 		r.mu.Lock()
 		every := r.machine.Every()
 		r.mu.Unlock()
@@ -288,6 +317,53 @@ func (r *Registry) judge(ctx context.Context) {
 	}
 }
 
+// mend makes the bucket anew if it was deleted, and writes into a new one what the old one had: shims renew their leases there as if nothing had been,
+// and those that are gone expire. What somebody else has written meanwhile stays.
+func (r *Registry) mend(ctx context.Context) {
+	r.mu.Lock()
+	down := r.down
+	var lost []Worker
+	if !r.telling {
+		lost = slices.Collect(maps.Values(r.lost))
+	}
+	r.mu.Unlock()
+	if down && r.cfg.Mend != nil {
+		mending, cancel := context.WithTimeout(ctx, endTime)
+		if r.cfg.Bucket.Gone(mending) {
+			r.cfg.Hooks.Mended(r.cfg.Mend(mending))
+		}
+		cancel()
+	}
+	if len(lost) == 0 {
+		return
+	}
+	var written atomic.Int64
+	var all sync.WaitGroup
+	slots := make(chan struct{}, atOnce)
+	for _, w := range lost {
+		slots <- struct{}{}
+		all.Go(func() {
+			defer func() { <-slots }()
+			writing, cancel := context.WithTimeout(ctx, endTime)
+			defer cancel()
+			name, err := r.key(w.Record.Key())
+			if err == nil {
+				_, err = r.cfg.Bucket.Commit(writing, nil, jetstream.Value{Key: name, Data: w.text}, 0)
+			}
+			if err == nil {
+				written.Add(1)
+			}
+			if !errors.Is(err, jetstream.ErrUnavailable) { // else it is tried again
+				r.mu.Lock()
+				delete(r.lost, w.Record.Key())
+				r.mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	r.cfg.Hooks.Refilled(int(written.Load()))
+}
+
 // endTime bounds one attempt to end a lease.
 const endTime = 10 * time.Second
 
@@ -308,8 +384,7 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 		}
 		revision, err = r.cfg.Bucket.Commit(ctx, nil, jetstream.Value{Key: name, Data: data}, revision)
 		if errors.Is(err, jetstream.ErrConflict) {
-			r.forget(ctx, name, d)
-			return nil // it was renewed, or another node is at it
+			return r.gone(ctx, name, d) // or it was renewed, or another node is at it
 		}
 		if err != nil {
 			return err
@@ -329,8 +404,7 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 		return err
 	}
 	if stopped {
-		r.forget(ctx, name, d)
-		return nil
+		return r.gone(ctx, name, d)
 	}
 	_, err = r.cfg.Bucket.Delete(ctx, name, revision)
 	if errors.Is(err, jetstream.ErrConflict) {
@@ -342,10 +416,21 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 	return err
 }
 
-// forget drops a record that the watch has shown and that is no more in the bucket: the mark of its deletion was erased before the watch came to it.
-func (r *Registry) forget(ctx context.Context, name string, d Due) {
-	if entry, err := r.cfg.Bucket.Latest(ctx, name); !errors.Is(err, jetstream.ErrNotFound) || entry.Revision != 0 {
-		return
+// gone ends a lease whose record the watch has shown and that is no more in the bucket: another node has ended it, and the mark of its deletion was
+// erased before the watch came to it, or somebody has emptied the bucket. To end it twice does no harm.
+func (r *Registry) gone(ctx context.Context, name string, d Due) error {
+	absent := func(ctx context.Context) (bool, error) {
+		entry, err := r.cfg.Bucket.Latest(ctx, name)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			return entry.Revision == 0, nil
+		}
+		return false, err
+	}
+	if is, err := absent(ctx); err != nil || !is {
+		return err
+	}
+	if err := r.cfg.Clear(ctx, d.Record, absent); err != nil {
+		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -355,6 +440,7 @@ func (r *Registry) forget(ctx context.Context, name string, d Due) {
 		r.machine.Gone(key)
 		r.tell()
 	}
+	return nil
 }
 
 // sweep erases marks of deletion that it has seen.

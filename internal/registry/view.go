@@ -14,8 +14,8 @@ type Leased struct {
 }
 
 // Workers lists the ranks that the log knows, with the leases of those that have one.
-func (l Leased) Workers(ctx context.Context) (*api.WorkerList, error) {
-	list, err := l.Indexer.Workers(ctx)
+func (l Leased) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
+	list, err := l.Indexer.Workers(ctx, asked)
 	if err != nil {
 		return nil, err
 	}

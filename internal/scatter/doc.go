@@ -5,7 +5,7 @@
 //
 //	s, err := scatter.New(scatter.Config{Self: id, Local: node, View: …, Open: …, …})
 //	answer, err := s.Find(ctx, query)    // from all nodes
-//	list, err := s.Workers(ctx)          // of all nodes
+//	list, err := s.Workers(ctx, asked)   // of all nodes
 //
 // A query whose partitions this node serves itself goes to it as it is; nothing is added but a look at the view.
 //

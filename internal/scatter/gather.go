@@ -81,19 +81,24 @@ func (f *finding) add(taken []events.Partition, r reply) { f.union.Add(taken, r.
 // listing is a list of workers that is being gathered.
 type listing struct {
 	local api.Indexer
-	list  *api.WorkerList
+	asked api.WorkersRequest
+	list  *api.WorkerList // Next is the first place up to which a node has told all; nil: all have told all
 }
 
-func (*listing) op() string                              { return api.OpWorkers }
-func (*listing) patient() bool                           { return false }
-func (*listing) body([]events.Partition) ([]byte, error) { return nil, nil }
+func (*listing) op() string    { return api.OpWorkers }
+func (*listing) patient() bool { return false }
+
+func (l *listing) body([]events.Partition) ([]byte, error) {
+	return api.Marshal(api.MsgPack, &l.asked)
+}
+
 func (*listing) decode(body []byte) reply {
 	l := &api.WorkerList{}
 	return listed(l, api.Unmarshal(api.MsgPack, body, l))
 }
 
 func (l *listing) here(ctx context.Context, _ []events.Partition) reply {
-	return listed(l.local.Workers(ctx))
+	return listed(l.local.Workers(ctx, l.asked))
 }
 
 func listed(l *api.WorkerList, err error) reply {
@@ -109,6 +114,19 @@ func (l *listing) add(taken []events.Partition, r reply) {
 			l.list.Workers = append(l.list.Workers, r.workers.Workers[i])
 		}
 	}
+	if next := r.workers.Next; next != nil && (l.list.Next == nil || next.Compare(*l.list.Next) < 0) {
+		l.list.Next = next
+	}
+}
+
+// finish makes the list one that lacks nothing up to its end.
+func (l *listing) finish(missing []events.Partition) *api.WorkerList {
+	if upTo := l.list.Next; upTo != nil {
+		l.list.Workers = slices.DeleteFunc(l.list.Workers, func(w api.WorkerInfo) bool { return w.Place().Compare(*upTo) > 0 })
+	}
+	l.list.Cut(l.asked)
+	l.list.Complete, l.list.Missing = len(missing) == 0, missing
+	return l.list
 }
 
 // failure is an error as clients get it; nil for none.

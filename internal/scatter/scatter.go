@@ -1,7 +1,6 @@
 package scatter
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -358,20 +357,25 @@ func (s *Scatter) union(ctx context.Context, q *api.Query, wanted []Wanted) (*ap
 	return u.Answer(missing)
 }
 
-// Workers lists the ranks that any node knows.
-func (s *Scatter) Workers(ctx context.Context) (*api.WorkerList, error) {
+// Workers lists the ranks that any node knows. Nodes tell each other a part of the list at a time.
+func (s *Scatter) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
 	view := s.cfg.View()
 	if view == nil {
-		return s.cfg.Local.Workers(ctx)
+		return s.cfg.Local.Workers(ctx, asked)
 	}
-	g := &listing{local: s.cfg.Local, list: &api.WorkerList{Workers: []api.WorkerInfo{}}}
-	missing, err := s.gather(ctx, s.all(view, func(events.Partition) bool { return true }), g)
-	if err != nil {
-		return nil, err
+	all := &api.WorkerList{Workers: []api.WorkerInfo{}, Next: asked.After}
+	for {
+		part := api.WorkersRequest{After: all.Next, Limit: api.WorkersPage}
+		if left := asked.Limit - len(all.Workers); asked.Limit > 0 {
+			part.Limit = min(part.Limit, left)
+		}
+		g := &listing{local: s.cfg.Local, asked: part, list: &api.WorkerList{Workers: []api.WorkerInfo{}}}
+		missing, err := s.gather(ctx, s.all(view, func(events.Partition) bool { return true }), g)
+		if err != nil {
+			return nil, err
+		}
+		if all.Append(g.finish(missing)); all.Next == nil || len(all.Workers) == asked.Limit && asked.Limit > 0 {
+			return all, nil
+		}
 	}
-	g.list.Complete, g.list.Missing = len(missing) == 0, missing
-	slices.SortFunc(g.list.Workers, func(a, b api.WorkerInfo) int {
-		return cmp.Or(cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank))
-	})
-	return g.list, nil
 }

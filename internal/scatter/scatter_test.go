@@ -151,7 +151,7 @@ func (n *node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	return a, nil
 }
 
-func (n *node) Workers(context.Context) (*api.WorkerList, error) {
+func (n *node) Workers(_ context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
 	l := &api.WorkerList{Complete: true}
 	for p := range events.Partition(n.partitions) {
 		if !n.serves(p) {
@@ -161,7 +161,7 @@ func (n *node) Workers(context.Context) (*api.WorkerList, error) {
 	for _, w := range n.workers {
 		l.Workers = append(l.Workers, api.WorkerInfo{Instance: w.name, Partition: w.partition, Model: w.model})
 	}
-	slices.SortFunc(l.Workers, func(a, b api.WorkerInfo) int { return cmp.Compare(a.Instance, b.Instance) })
+	l.Cut(asked)
 	return l, nil
 }
 
@@ -212,6 +212,9 @@ func (f *fleet) Ask(id uint64, to, op string, patience time.Duration, body []byt
 			}
 		}
 		reply, failure := api.Handle(ctx, n, op, api.MsgPack, body)
+		if len(reply) > 1<<20-512 {
+			f.t.Errorf("a reply to %s has %d bytes", op, len(reply))
+		}
 		time.Sleep(back)
 		if failure != nil {
 			f.take(id, nil, failure)
@@ -407,13 +410,24 @@ func TestAnswersAreTheTwins(t *testing.T) {
 				}
 				outcomes[fmt.Sprint("complete: ", got.Complete)]++
 			}
-			l, err := s.Workers(context.Background())
+			l, err := s.Workers(context.Background(), api.WorkersRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			want, _ := twin.Workers(context.Background())
+			want, _ := twin.Workers(context.Background(), api.WorkersRequest{})
 			if len(l.Workers) != len(want.Workers) || len(want.Workers) > 0 && !reflect.DeepEqual(l.Workers, want.Workers) || !slices.Equal(l.Missing, want.Missing) || l.Complete != want.Complete {
 				t.Fatalf("seed %d: workers are %+v, should be %+v", seed, l, want)
+			}
+			parts := &api.WorkerList{}
+			for more := true; more; more = parts.Next != nil {
+				part, err := s.Workers(context.Background(), api.WorkersRequest{After: parts.Next, Limit: 1 + rng.IntN(4)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				parts.Append(part)
+			}
+			if len(parts.Workers) != len(want.Workers) || len(want.Workers) > 0 && !reflect.DeepEqual(parts.Workers, want.Workers) || !slices.Equal(parts.Missing, want.Missing) {
+				t.Fatalf("seed %d: part by part workers are %+v, should be %+v", seed, parts, want)
 			}
 			if f.tokens.Load() {
 				t.Fatal("tokens were sent to another node")

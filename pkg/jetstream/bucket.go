@@ -80,6 +80,16 @@ func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
 	return b, nil
 }
 
+// roomForValues refuses a server whose messages have no room for a value of the largest size with its headers.
+func (c *Conn) roomForValues() error {
+	const need = MaxValue + headerRoom
+	if limit := int(c.nc.MaxPayload()); limit < need {
+		return fmt.Errorf("%w: NATS server %s takes messages of %d bytes at most, an indexer needs %d: set max_payload: %d or more in the server's configuration (1048576 is its default)",
+			ErrTooLarge, c.nc.ConnectedServerName(), limit, need, need)
+	}
+	return nil
+}
+
 func openBucket(c *Conn, name string) *Bucket {
 	return &Bucket{c: c, name: name, stream: bucketStream(name)}
 }
@@ -373,6 +383,25 @@ func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string)
 // Writable is [Namespace.Writable] for the bucket.
 func (b *Bucket) Writable(ctx context.Context) error {
 	return b.c.writable(ctx, b.stream, keySubject(b.name, nobodysKey))
+}
+
+// goneFor is for how long a bucket must have been gone before it is made anew. A stream that nats-server 2.15.2 makes while it still removes one of the
+// same name may store nothing, ever: in a loop that made it as soon as it was not found, the 4th and the 24th did not; once the removal was
+// acknowledged, all of 150 did.
+const goneFor = time.Second
+
+// Gone reports whether the bucket was deleted, so that it may be made anew. It takes a second to say yes.
+func (b *Bucket) Gone(ctx context.Context) bool {
+	for range 2 {
+		if _, err := b.c.streamInfo(ctx, b.stream); !errors.Is(err, ErrNotFound) {
+			return false
+		}
+		if !sleep(ctx, goneFor/2) {
+			return false
+		}
+	}
+	_, err := b.c.streamInfo(ctx, b.stream)
+	return errors.Is(err, ErrNotFound)
 }
 
 // Usage is how many bytes the bucket has and may have (-1: no limit).

@@ -58,7 +58,8 @@ type Namespace struct {
 // JoinNamespace creates the namespace if nobody has, by compare-and-set: of several indexers that start at once one
 // creates and all see the same. It is for indexers.
 //
-// If the namespace has another number of partitions than the configuration asks for, the error wraps
+// The server must take messages that have room for the largest value of a bucket, as it does by default; else the error wraps [ErrTooLarge] and names
+// both sizes and the setting. If the namespace has another number of partitions than the configuration asks for, the error wraps
 // [ErrMismatch] and names both.
 func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespace, error) {
 	action := "join namespace " + cfg.Name
@@ -67,6 +68,9 @@ func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	}
 	if cfg.Partitions > MaxPartitions {
 		return nil, fmt.Errorf("%s: %d partitions: at most %d", action, cfg.Partitions, MaxPartitions)
+	}
+	if err := c.roomForValues(); err != nil {
+		return nil, fmt.Errorf("%s: %w", action, err)
 	}
 	meta, err := ensureBucket(ctx, c, MetaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas}, 1)
 	if err != nil {

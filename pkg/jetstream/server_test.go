@@ -441,6 +441,11 @@ func TestServerConfigFile(t *testing.T) {
 	if got := c.Server().MaxPayload; got != 262144 {
 		t.Errorf("max payload %d", got)
 	}
+	// An indexer says at its start what is wrong with such a server, and not with its first snapshot.
+	_, err = JoinNamespace(ctxFor(t), c, NamespaceConfig{Name: "n", Partitions: 1})
+	if want := "kvatlas takes messages of 262144 bytes at most, an indexer needs 900512: set max_payload: 900512"; !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), want) {
+		t.Errorf("a namespace on a server of small messages: %v", err)
+	}
 	// Credentials that are refused are refused at once, however patient the caller.
 	_, err = Connect(ctxFor(t), ConnOptions{URLs: []string{s.URL()}, User: "u", Password: "wrong", Wait: true})
 	if !errors.Is(err, ErrDenied) {

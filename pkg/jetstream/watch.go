@@ -21,6 +21,9 @@ type Watched struct {
 	// beginning, and after each break.
 	Anew bool
 
+	// Epoch, with Anew, is when the bucket was created. Another than before says that it was deleted and made anew.
+	Epoch time.Time
+
 	Entries []Entry // of each key the latest
 
 	// Current says, once after each Anew, that all keys have been told that were there when it began.
@@ -120,7 +123,7 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 		return err
 	}
 	begun()
-	take(Watched{Anew: true})
+	take(Watched{Anew: true, Epoch: before.Created})
 	current := false
 	beat := time.NewTicker(watchHeartbeat)
 	defer beat.Stop()

@@ -1,0 +1,175 @@
+package registry
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+const patience = 4 * time.Minute
+
+// site is two nodes' registries and some shims on a real server.
+type site struct {
+	*testing.T
+	ctx    context.Context
+	conn   *jetstream.Conn
+	ns     *jetstream.Namespace
+	bucket *jetstream.Bucket
+	nodes  []*Registry
+	mended chan error
+
+	mu      sync.Mutex
+	cleared []events.WorkerID
+}
+
+func newSite(t *testing.T) *site {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	t.Cleanup(cancel)
+	s := &site{T: t, ctx: ctx, mended: make(chan error, 100)}
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	s.must(err)
+	t.Cleanup(server.Stop)
+	s.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	s.must(err)
+	t.Cleanup(s.conn.Close)
+	s.ns, err = jetstream.JoinNamespace(ctx, s.conn, jetstream.NamespaceConfig{Name: "n", Partitions: 4})
+	s.must(err)
+	s.bucket, err = s.ns.EnsureWorkers(ctx, jetstream.BucketConfig{})
+	s.must(err)
+	for range 2 {
+		r := New(Config{
+			Namespace: s.ns, Bucket: s.bucket,
+			Mend: func(ctx context.Context) error {
+				_, err := s.ns.EnsureWorkers(ctx, jetstream.BucketConfig{})
+				return err
+			},
+			Clear: func(ctx context.Context, r Record, still func(context.Context) (bool, error)) error {
+				is, err := still(ctx)
+				if is && err == nil {
+					s.mu.Lock()
+					s.cleared = append(s.cleared, r.Instance)
+					s.mu.Unlock()
+				}
+				return err
+			},
+			Hooks: Hooks{Mended: func(err error) { s.mended <- err }},
+		})
+		running, end := context.WithCancel(ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			r.Run(running)
+		}()
+		t.Cleanup(func() {
+			end()
+			<-done
+		})
+		s.nodes = append(s.nodes, r)
+	}
+	return s
+}
+
+func (s *site) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// shim holds a lease; end kills it.
+func (s *site) shim(name string) (end func()) {
+	s.Helper()
+	taken := make(chan struct{})
+	r := record(name, 2*time.Second)
+	r.Source = "vllm"
+	l, err := NewLease(s.ns, r, LeaseHooks{Taken: sync.OnceFunc(func() { close(taken) })})
+	s.must(err)
+	running, cancel := context.WithCancel(s.ctx)
+	done := make(chan error, 1)
+	go func() { done <- l.Keep(running, func() {}) }()
+	end = sync.OnceFunc(func() {
+		cancel()
+		s.must(<-done)
+	})
+	s.Cleanup(end)
+	<-taken
+	return end
+}
+
+func (s *site) admin(verb string) {
+	s.Helper()
+	_, err := s.conn.Request(s.ctx, "$JS.API.STREAM."+verb+".KV_"+s.bucket.Name(), "", nil)
+	s.must(err)
+}
+
+func (s *site) until(what string, ok func() bool) {
+	s.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.Fatalf("it does not come about that %s", what)
+		}
+	}
+}
+
+// know reports whether both nodes know these workers and no others.
+func (s *site) know(names ...events.WorkerID) bool {
+	for _, r := range s.nodes {
+		var list []events.WorkerID
+		for _, w := range r.Workers() {
+			list = append(list, w.Record.Instance)
+		}
+		if !slices.Equal(list, names) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *site) wasCleared(name events.WorkerID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.cleared, name)
+}
+
+// TestTheBucketOfWorkersIsLost deletes the bucket with its records, and empties it: shims that live stay registered and nobody clears them; who died
+// meanwhile is cleared.
+func TestTheBucketOfWorkersIsLost(t *testing.T) {
+	s := newSite(t)
+	s.shim("lives")
+	end := s.shim("dies-1")
+	s.until("both are known", func() bool { return s.know("dies-1", "lives") })
+	end()
+	s.admin("DELETE")
+	s.must(<-s.mended)
+	s.until("who died with the bucket is cleared", func() bool { return s.wasCleared("dies-1") })
+	s.until("who lives is known", func() bool { return s.know("lives") })
+
+	end = s.shim("dies-2")
+	s.until("another is known", func() bool { return s.know("dies-2", "lives") })
+	end()
+	s.admin("PURGE")
+	s.until("who died before the bucket was emptied is cleared", func() bool { return s.wasCleared("dies-2") })
+	s.until("who lives is known", func() bool { return s.know("lives") })
+	entry, err := s.bucket.Latest(s.ctx, must(jetstream.WorkerKey(must(s.ns.PartitionOf("lives")), events.RankKey{Instance: "lives"})))
+	if err != nil || s.wasCleared("lives") {
+		t.Errorf("who lives has %+v, %v; was cleared: %v", entry, err, s.wasCleared("lives"))
+	}
+	if got := s.nodes[0].Partitions("m"); len(got) != 1 || got[0] != must(s.ns.PartitionOf("lives")) {
+		t.Errorf("model m is in partitions %v", got)
+	}
+	if got := s.nodes[0].Partitions("other"); len(got) != 0 {
+		t.Errorf("another model is in partitions %v", got)
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
