@@ -2,12 +2,15 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -69,4 +72,37 @@ func onDevice(a *api.Answer) (map[events.WorkerID]uint32, error) {
 		held[o.Instance] = o.Device
 	}
 	return held, nil
+}
+
+// awaitAnnounced waits until so many nodes have announced that each partition that they serve has workers of a model, and each of them has looked at the
+// others' records since.
+func awaitAnnounced(t testing.TB, ctx context.Context, ns *jetstream.Namespace, model string, nodes int) {
+	t.Helper()
+	bucket, err := ns.EnsureNodes(ctx, 10*time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var since map[string]uint64 // their beats when all had
+	eventually(t, "every node has heard where workers of the model are", func() (bool, string) {
+		entries, err := bucket.All(ctx)
+		if err != nil {
+			return false, err.Error()
+		}
+		beats := map[string]uint64{}
+		for _, e := range entries {
+			var r cluster.Record
+			if err := json.Unmarshal(e.Value, &r); err != nil {
+				return false, err.Error()
+			}
+			if r.Ready.Len() == 0 || r.Models[model].String() != r.Ready.String() || since != nil && r.Beat < since[r.Node]+2 {
+				return false, string(e.Value)
+			}
+			beats[r.Node] = r.Beat
+		}
+		if since == nil && len(beats) == nodes {
+			since = beats
+			return false, "just announced"
+		}
+		return since != nil, fmt.Sprint(beats)
+	})
 }

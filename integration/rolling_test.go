@@ -119,8 +119,9 @@ func TestRollingRestart(t *testing.T) {
 		err := find(client, workers, places)
 		return err == nil, fmt.Sprint(err)
 	})
+	awaitAnnounced(t, ctx, ns, "m", len(ids))
 	for id, addr := range https {
-		eventually(t, id+" has heard where workers of the model are, and they have told all", func() (bool, string) {
+		eventually(t, id+" has all", func() (bool, string) {
 			a, err := findLocals(addr, common)
 			if err == nil {
 				err = wrong(&a, workers)
