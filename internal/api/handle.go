@@ -192,7 +192,7 @@ func unpack(data []byte, v any) error {
 // DecodeReply decodes a node's reply into v, or returns the error that it holds.
 func DecodeReply(contentType string, data []byte, v any) error {
 	if a, find := v.(*Answer); find && contentType == MsgPack && unpackAnswer(data, a) {
-		return nil // which no error is taken for
+		return nil // an error is not read as an answer
 	}
 	var failed ErrorBody
 	if err := Unmarshal(contentType, data, &failed); err == nil && failed.Error != nil {
