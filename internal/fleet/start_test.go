@@ -16,7 +16,7 @@ func TestNodesThatStartOneAfterTheOther(t *testing.T) {
 	for _, c := range []struct {
 		over time.Duration
 		most float64 // restores for each partition that is kept in the end
-	}{{3 * time.Second, 1.1}, {10 * time.Second, 1.6}, {30 * time.Second, 2.4}} {
+	}{{3 * time.Second, 1.1}, {10 * time.Second, 1.9}, {30 * time.Second, 2.5}} {
 		w := newWorld(t, 1, s)
 		for i := range s.nodes {
 			w.after(c.over*time.Duration(i)/time.Duration(s.nodes), func() { w.start(fmt.Sprintf("indexer-%d", i)) })
