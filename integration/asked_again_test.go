@@ -20,7 +20,7 @@ import (
 
 // TestAskedAgain: clients' queries are answered though the node that has them in its hands is killed, and though the NATS server restarts under them.
 func TestAskedAgain(t *testing.T) {
-	const workers, blocks = 8, 64
+	const workers, blocks = 64, 64 // so many workers that each partition has some: awaitAnnounced wants it
 	addr, data := freeAddr(t), filepath.Join(t.TempDir(), "data")
 	nats := func() *process {
 		p := start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:])
@@ -74,6 +74,7 @@ func TestAskedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	awaitAnnounced(t, ctx, ns, "m", len(nodes)) // workers without leases are known to all nodes only then
 	client := wire.NewClient(conn, "default")
 	// find asks with so much time that only what is lost for good can fail, and says what is wrong with the answer.
 	find := func() (whole bool, err error) {
