@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -61,18 +60,8 @@ func TestAskedAgain(t *testing.T) {
 	for i := range blocks {
 		event.Locals, event.Blocks = append(event.Locals, events.LocalHash(1000+i)), append(event.Blocks, events.BlockHash(1+i))
 	}
-	batch, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{event}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for w := range workers {
-		log := shim.NewStreamLog(ns, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", w))}, nil)
-		if _, err := log.Last(ctx); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := log.Publish(ctx, [][]byte{batch}); err != nil {
-			t.Fatal(err)
-		}
+		publishAs(t, ctx, ns, events.WorkerID(fmt.Sprint("w", w)), &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{event}})
 	}
 	awaitAnnounced(t, ctx, ns, "m", len(nodes)) // workers without leases are known to all nodes only then
 	client := wire.NewClient(conn, "default")

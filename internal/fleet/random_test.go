@@ -86,9 +86,6 @@ func TestRandomly(t *testing.T) {
 
 // TestLarge runs 64 nodes with 512 partitions through faults.
 func TestLarge(t *testing.T) {
-	if testing.Short() || underRace {
-		t.Skip("half a minute of processor time, and under the race detector minutes; run without -short and -race")
-	}
 	const nodes = 64
 	w := newWorld(t, 7, size{copies: 2, partitions: 512, stale: true})
 	w.mayLack()
