@@ -275,7 +275,7 @@ func (s *spokenTo) groups() {
 	// A rank with two main groups holds what both hold.
 	mla := fields{"group_idx": 1, "kv_cache_spec_kind": "mla_attention"}
 	two := speakTo(s.t, s.x, s.pinned, s.instance+" with two groups")
-	two.mains = append(two.mains, mla)
+	two.mains = append([]fields{mla}, two.mains...) // the new one first: the index knows of both before it has the last mark
 	q := two.newPrompt(3)
 	q.expect("in one of them alone", 0, 0, 0, q.stored(0, 3, full))
 	q.expect("in both, but for one", 2, 0, 0, q.stored(0, 2, mla))
