@@ -63,7 +63,7 @@ func TestAddressesAreShownWithoutSecrets(t *testing.T) {
 		if got != want {
 			t.Errorf("reconnected to %q, want %q", got, want)
 		}
-	case <-time.After(4 * time.Minute):
+	case <-time.After(patience):
 		t.Fatal("not connected again")
 	}
 	_, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://user:secret@127.0.0.1:1"}})

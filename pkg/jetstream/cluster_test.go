@@ -2,9 +2,10 @@ package jetstream
 
 import (
 	"fmt"
+	"net"
 	"net/url"
 	"slices"
-	"strings"
+	"strconv"
 	"testing"
 	"time"
 
@@ -31,14 +32,10 @@ func startCluster(t testing.TB) *cluster {
 	}
 	cl := &cluster{}
 	for i, addr := range addrs {
-		var port int
-		if _, err := fmt.Sscan(addr[strings.LastIndexByte(addr, ':')+1:], &port); err != nil {
-			t.Fatal(err)
-		}
 		cl.opts = append(cl.opts, &server.Options{
-			ServerName: fmt.Sprint("n", i), Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true,
+			ServerName: fmt.Sprint("n", i), Host: "127.0.0.1", Port: portOf(t, freeAddr(t)), NoSigs: true,
 			JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 30,
-			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port}, Routes: routes,
+			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: portOf(t, addr)}, Routes: routes,
 		})
 		cl.servers = append(cl.servers, nil)
 	}
@@ -51,11 +48,33 @@ func startCluster(t testing.TB) *cluster {
 		cl.start(t, i)
 	}
 	for _, s := range cl.servers {
-		if !s.ReadyForConnections(30 * time.Second) {
+		if !s.ReadyForConnections(patience) {
 			t.Fatal("the cluster is not ready")
 		}
 	}
+	// A leader that does not know all the others yet would refuse streams with three replicas.
+	complete := func(s *server.Server) bool { return len(s.JetStreamClusterPeers()) == len(cl.servers) }
+	for ctx := ctxFor(t); !slices.ContainsFunc(cl.servers, complete); {
+		if !sleep(ctx, 10*time.Millisecond) {
+			t.Fatal("no leader knows all servers")
+		}
+	}
 	return cl
+}
+
+// attemptOfCluster is how long a request waits that a server may have forgotten, as while leaders change.
+const attemptOfCluster = 2 * time.Second
+
+func portOf(t testing.TB, addr string) (port int) {
+	t.Helper()
+	_, text, err := net.SplitHostPort(addr)
+	if err == nil {
+		port, err = strconv.Atoi(text)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 func (cl *cluster) start(t testing.TB, i int) {
@@ -88,11 +107,8 @@ func (cl *cluster) urls() []string {
 func (cl *cluster) world(t testing.TB, name string) *world {
 	t.Helper()
 	w := &world{t: t, ctx: ctxFor(t)}
+	w.c = connect(t, ConnOptions{URLs: cl.urls(), AttemptTimeout: attemptOfCluster})
 	var err error
-	if w.c, err = Connect(w.ctx, ConnOptions{URLs: cl.urls(), Wait: true}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(w.c.Close)
 	if w.ns, err = JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: name, Partitions: 1, Replicas: 3}); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +202,7 @@ func TestCluster(t *testing.T) {
 			cl.stop(i)
 			step()
 			cl.start(t, i)
-			if !cl.servers[i].ReadyForConnections(30 * time.Second) {
+			if !cl.servers[i].ReadyForConnections(patience) {
 				t.Fatal("the server did not come back")
 			}
 		}

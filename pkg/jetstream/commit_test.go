@@ -13,10 +13,12 @@ import (
 // paced is a commit that goes value by value, with rests: 20 values that together are more than a batch.
 func paced(name string) (values []Value) {
 	for i := range 20 {
-		values = append(values, Value{chunkKey(0, fmt.Sprint(name, i)), bytes.Repeat([]byte{byte(i)}, 200_000)})
+		values = append(values, Value{chunkKey(0, fmt.Sprint(name, i)), bytes.Repeat([]byte{byte(i)}, pacedBytes)})
 	}
 	return values
 }
+
+const pacedBytes = 200_000
 
 // awaitKey waits until a commit under way has stored a value.
 func (w *world) awaitKey(b *Bucket, key string) {
@@ -55,18 +57,34 @@ func TestCommitResumes(t *testing.T) {
 	w := newWorld(t, 1)
 	b := w.snapshots(true)
 	px := newProxy(t, w.addr)
-	through := openBucket(w.through(px, time.Minute).c, b.name)
+	through := openBucket(w.through(px, patience).c, b.name)
 	through.atomic = true
 	values := paced("x")
 	const cuts = 3
+	const midst = pacedBytes * 9 / 2 // of every fifth value
+	underway := make(chan struct{}, cuts)
+	px.spent = func() { // the value is stored, and nobody says so
+		px.deaf.Store(true)
+		underway <- struct{}{}
+	}
+	px.budget.Store(midst)
+	done := make(chan error, 1)
+	var rev uint64
 	go func() {
-		for i := range cuts {
-			w.awaitKey(b, values[4*(i+1)].Key)
-			px.cut()
-		}
+		var err error
+		rev, err = through.Commit(w.ctx, values, Value{manifestKey(0), []byte("m")}, 0)
+		done <- err
 	}()
-	rev, err := through.Commit(w.ctx, values, Value{manifestKey(0), []byte("m")}, 0)
-	if err != nil || rev < 21 || rev > 21+cuts {
+	for i := range cuts {
+		<-underway
+		w.awaitKey(b, values[4*(i+1)].Key)
+		if i < cuts-1 {
+			px.budget.Store(midst)
+		}
+		px.deaf.Store(false)
+		px.cut()
+	}
+	if err := <-done; err != nil || rev < 21 || rev > 21+cuts {
 		t.Fatalf("the guard is the bucket's message %d of 21: %v", rev, err)
 	}
 	for _, v := range values {
@@ -90,13 +108,18 @@ func TestCommitOvertaken(t *testing.T) {
 	slow := openBucket(w.through(px, 300*time.Millisecond).c, b.name)
 	slow.atomic = true
 	vain := paced("x")
+	halfway := make(chan struct{})
+	px.spent = func() { // it does not come further
+		px.deaf.Store(true)
+		close(halfway)
+	}
+	px.budget.Store(pacedBytes * 7 / 2)
 	done := make(chan error, 1)
 	go func() {
 		_, err := slow.Commit(w.ctx, vain, Value{manifestKey(0), []byte("slow")}, first)
 		done <- err
 	}()
-	w.awaitKey(b, vain[2].Key)
-	px.deaf.Store(true) // it does not come further meanwhile
+	<-halfway
 	winner := []Value{{chunkKey(0, "y"), []byte("y")}}
 	second, err := b.Commit(w.ctx, winner, Value{manifestKey(0), []byte("second")}, first)
 	if err != nil {
@@ -142,14 +165,13 @@ func TestCommitCancelled(t *testing.T) {
 	}
 	vain := paced("x")
 	ctx, cancel := context.WithCancel(w.ctx)
-	done := make(chan error, 1)
-	go func() {
-		_, err := b.Commit(ctx, vain, Value{manifestKey(0), []byte("cancelled")}, first)
-		done <- err
-	}()
-	w.awaitKey(b, vain[2].Key)
-	cancel()
-	if err := <-done; !errors.Is(err, ErrUnavailable) || !errors.Is(err, context.Canceled) {
+	defer cancel()
+	px := newProxy(t, w.addr)
+	through := openBucket(w.through(px, patience).c, b.name)
+	through.atomic = true
+	px.spent = func() { cancel(); px.cut() }
+	px.budget.Store(pacedBytes * 7 / 2)
+	if _, err := through.Commit(ctx, vain, Value{manifestKey(0), []byte("cancelled")}, first); !errors.Is(err, ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if _, err := b.Latest(w.ctx, vain[19].Key); !errors.Is(err, ErrNotFound) {

@@ -36,7 +36,7 @@ func plainServer(t testing.TB, opts *server.Options) *server.Server {
 		t.Fatal(err)
 	}
 	go srv.Start()
-	if !srv.ReadyForConnections(30 * time.Second) {
+	if !srv.ReadyForConnections(patience) {
 		t.Fatal("the server is not ready")
 	}
 	t.Cleanup(func() {
@@ -71,7 +71,7 @@ func TestConnectWithoutJetStream(t *testing.T) {
 	srv = configServer(t, `
 		jetstream: enabled
 		accounts { A { users = [ { user: a, password: a } ] }, B { jetstream: enabled, users = [ { user: b, password: b } ] } }`)
-	_, err = Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, User: "a", Password: "a"})
+	_, err = Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, User: "a", Password: "a", Wait: true})
 	if !errors.Is(err, ErrNoJetStream) {
 		t.Fatalf("an account without JetStream: %v", err)
 	}
@@ -177,7 +177,7 @@ func TestConnectTokenAndNkey(t *testing.T) {
 	t.Parallel()
 	srv := configServer(t, "jetstream: enabled\nauthorization { token: secret }")
 	connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, Token: "secret"})
-	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Token: "wrong"}); !errors.Is(err, ErrDenied) {
+	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Token: "wrong", Wait: true}); !errors.Is(err, ErrDenied) {
 		t.Error(err)
 	}
 	user, err := nkeys.CreateUser()
@@ -198,7 +198,7 @@ func TestConnectTokenAndNkey(t *testing.T) {
 	}
 	srv = configServer(t, "jetstream: enabled\nauthorization { users = [ { nkey: "+public+" } ] }")
 	connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, NkeyFile: file})
-	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}}); !errors.Is(err, ErrDenied) {
+	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Wait: true}); !errors.Is(err, ErrDenied) {
 		t.Error(err)
 	}
 }
@@ -206,8 +206,8 @@ func TestConnectTokenAndNkey(t *testing.T) {
 func TestReconnect(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	s := startServer(t, dir, "127.0.0.1:0")
-	addr := s.Addr()
+	addr := freeAddr(t)
+	s := startServer(t, dir, addr)
 	down, up := make(chan error, 10), make(chan string, 10)
 	c := connect(t, ConnOptions{URLs: []string{s.URL()}, Hooks: ConnHooks{Disconnected: func(err error) { down <- err }, Reconnected: func(url string) { up <- url }}})
 	s.Stop()
@@ -234,7 +234,6 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once.
 // TestASilentServerIsLeft: a server whose words do not come any more, as if it stood still, is left for another.
 func TestASilentServerIsLeft(t *testing.T) {
 	t.Parallel()
@@ -255,12 +254,14 @@ func TestASilentServerIsLeft(t *testing.T) {
 		if url == left {
 			t.Errorf("%s is silent, and connected to again", url)
 		}
-	case <-time.After(4 * time.Minute):
+	case <-time.After(patience):
 		t.Fatal("a silent server is not left")
 	}
 	t.Logf("it was left after %v", time.Since(begun))
 }
 
+// TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once: who waits for an answer does so for longer
+// than the test does.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	shimGrant, err := ShimGrant("test", 1, "w1")
@@ -274,7 +275,7 @@ func TestPermissions(t *testing.T) {
 		{Grant: ReaderGrant("test"), Password: "x"},
 	}}}))
 	as := func(user, inbox string) *Conn {
-		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox, AttemptTimeout: 20 * time.Second})
+		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox, AttemptTimeout: time.Hour})
 	}
 	ctx := ctxFor(t)
 	admin := as("admin", "")
@@ -303,7 +304,6 @@ func TestPermissions(t *testing.T) {
 	if _, err := p.Publish(ctx, numbered(1, 100)); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
 	w2 := events.RankKey{Instance: "w2"}
 	if _, err := shim.OpenPublisher(ctx, w2, PublisherHooks{}); !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), "w2") {
 		t.Fatalf("opening for another worker: %v", err)
@@ -346,11 +346,8 @@ func TestPermissions(t *testing.T) {
 		t.Fatalf("creating a namespace: %v", err)
 	}
 	// A client whose replies cannot arrive learns it from its first request.
-	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "reader", Password: "x", AttemptTimeout: 20 * time.Second}); !errors.Is(err, ErrDenied) {
+	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "reader", Password: "x", AttemptTimeout: time.Hour, Wait: true}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a refused inbox: %v", err)
-	}
-	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("refusals took %v: they were waited for", took)
 	}
 
 	indexer, err := OpenNamespace(ctx, as("node", "_INBOX_node"), "test")
@@ -421,8 +418,10 @@ func TestPermissions(t *testing.T) {
 	if reply, err := indexer.Conn().Request(ctx, rank, ContentJSON, nil); err != nil || string(reply.Body) != "w1" {
 		t.Fatal(reply, err)
 	}
-	if replies, err := indexer.Conn().Gather(ctx, time.Second, ControlSubject("test", 0), ContentJSON, nil); err != nil || len(replies) != 1 {
-		t.Fatal(replies, err)
+	for replies := []Reply(nil); len(replies) == 0; {
+		if replies, err = indexer.Conn().Gather(ctx, time.Second, ControlSubject("test", 0), ContentJSON, nil); err != nil || len(replies) > 1 {
+			t.Fatal(replies, err)
+		}
 	}
 	client := as("reader", "_INBOX_reader")
 	reply, err := client.Request(ctx, QuerySubject("test", "find"), "", nil)

@@ -12,12 +12,8 @@ import (
 func TestGather(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	begun := time.Now()
-	if replies, err := w.c.Gather(w.ctx, time.Minute, "kv.v1.test.ctl.0", ContentJSON, nil); err != nil || replies != nil {
+	if replies, err := w.c.Gather(w.ctx, time.Hour, "kv.v1.test.ctl.0", ContentJSON, nil); err != nil || replies != nil { // it does not wait so long
 		t.Fatalf("nobody there: %v, %v", replies, err)
-	}
-	if took := time.Since(begun); took > 30*time.Second {
-		t.Fatalf("it took %v to see that nobody is there", took)
 	}
 	for i := range 3 {
 		c := connect(t, ConnOptions{URLs: []string{w.srv.URL()}})
@@ -38,7 +34,7 @@ func TestGather(t *testing.T) {
 		}
 	}
 	var got []string
-	for deadline := time.Now().Add(4 * time.Minute); len(got) < 2 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(patience); len(got) < 2 && time.Now().Before(deadline); {
 		replies, err := w.c.Gather(w.ctx, 500*time.Millisecond, "kv.v1.test.ctl.0", ContentJSON, []byte("hello"))
 		if err != nil {
 			t.Fatal(err)

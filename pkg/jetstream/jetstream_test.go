@@ -2,41 +2,114 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
+// patience is how long a test waits for what must come. The machine may stand still for minutes.
+const patience = 4 * time.Minute
+
 // ctxFor is a context that is generous for a test.
 func ctxFor(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// freeAddr is a loopback address for who starts again where it was: nobody is given its port who asks the system for one, and no other test takes
+// it while this one lasts.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	for range 1000 {
+		addr := fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)) // below what Linux gives by itself (net.ipv4.ip_local_port_range: 32768 to 60999)
+		held, err := net.ListenPacket("udp4", addr)                // the port of another protocol: held for as long as the test
+		if err != nil {
+			continue
+		}
+		l, err := net.Listen("tcp4", addr)
+		if err != nil {
+			held.Close()
+			continue
+		}
+		l.Close()
+		t.Cleanup(func() { held.Close() })
+		return addr
+	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 // startServer starts an embedded server in dir that ends with the test. Speed matters more than power failures
 // here.
 func startServer(t testing.TB, dir, listen string) *Server {
 	t.Helper()
-	s, err := StartServer(ctxFor(t), ServerOptions{Dir: dir, Listen: listen, SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	return startServerWith(t, ServerOptions{Dir: dir, Listen: listen, SyncInterval: time.Minute})
+}
+
+func startServerWith(t testing.TB, o ServerOptions) *Server {
+	t.Helper()
+	var s *Server
+	freed(t, func() (err error) {
+		s, err = StartServer(ctxFor(t), o)
+		return err
+	})
 	t.Cleanup(s.Stop)
 	return s
 }
 
+// freed starts a server on a port that another has left. A process that some other test starts has the old listener too, from its fork until it
+// begins its own program.
+func freed(t testing.TB, start func() error) {
+	t.Helper()
+	for ctx := ctxFor(t); ; {
+		err := start()
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, ErrInUse) || !sleep(ctx, 10*time.Millisecond) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// connect connects, however long it takes. Unless the test says otherwise a request to the JetStream API is sent once, and waited for: what is done
+// twice may have another answer.
 func connect(t testing.TB, o ConnOptions) *Conn {
 	t.Helper()
+	o.Wait = true
+	if o.AttemptTimeout == 0 {
+		o.AttemptTimeout = patience
+	}
 	c, err := Connect(ctxFor(t), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
 	return c
+}
+
+// plainConn is a connection of nats.go alone.
+func plainConn(t testing.TB, url string, opts ...nats.Option) *nats.Conn {
+	t.Helper()
+	for ctx := ctxFor(t); ; {
+		nc, err := nats.Connect(url, opts...)
+		if err == nil {
+			t.Cleanup(nc.Close)
+			return nc
+		}
+		if !sleep(ctx, 10*time.Millisecond) {
+			t.Fatal(err)
+		}
+	}
 }
 
 // world is a server, a connection and a namespace with its log.
@@ -53,7 +126,7 @@ type world struct {
 func newWorld(t testing.TB, partitions uint32) *world {
 	t.Helper()
 	w := &world{t: t, ctx: ctxFor(t), dir: t.TempDir()}
-	w.srv = startServer(t, w.dir, "127.0.0.1:0")
+	w.srv = startServer(t, w.dir, freeAddr(t))
 	w.addr = w.srv.Addr()
 	w.c = connect(t, ConnOptions{URLs: []string{w.srv.URL()}})
 	var err error

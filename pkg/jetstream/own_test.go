@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -88,7 +87,7 @@ func (w *world) ownIsNeverOld(cl *cluster, rounds int) (took []time.Duration) {
 	p := w.publisher(w1)
 	var readers []*Conn
 	for _, s := range cl.servers {
-		readers = append(readers, connect(w.t, ConnOptions{URLs: []string{s.ClientURL()}, Wait: true}))
+		readers = append(readers, connect(w.t, ConnOptions{URLs: []string{s.ClientURL()}, AttemptTimeout: attemptOfCluster}))
 	}
 	for i := range rounds {
 		if i%10 == 9 {
@@ -106,10 +105,8 @@ func (w *world) ownIsNeverOld(cl *cluster, rounds int) (took []time.Duration) {
 		reads := make(chan read)
 		for _, c := range readers {
 			go func() {
-				ctx, cancel := context.WithTimeout(w.ctx, 30*time.Second)
-				defer cancel()
 				begun := time.Now()
-				m, err := c.lastOwn(ctx, p.stream, p.subject)
+				m, err := c.lastOwn(w.ctx, p.stream, p.subject)
 				reads <- read{m, err, time.Since(begun)}
 			}()
 		}

@@ -57,12 +57,8 @@ func TestForbiddenIsRefused(t *testing.T) {
 			"$JS.API.STREAM.MSG.GET.KV_EVENTS_a_0", "$JS.API.STREAM.PURGE.KV_EVENTS_a_0", "_INBOX_node.x"), []string{">", "kv.v1.a.ev.>", "kv.v1.a.q.find", "kv.v1.a.node.>", "_INBOX_node.>", "$SRV.>"}},
 	} {
 		refused := make(chan error, 1)
-		nc, err := nats.Connect(srv.ClientURL(), nats.UserInfo(c.grant.User, "x"), nats.CustomInboxPrefix(c.grant.Inbox),
+		nc := plainConn(t, srv.ClientURL(), nats.UserInfo(c.grant.User, "x"), nats.CustomInboxPrefix(c.grant.Inbox),
 			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
 		expect := func(what, subject string) {
 			t.Helper()
 			select {
@@ -70,7 +66,7 @@ func TestForbiddenIsRefused(t *testing.T) {
 				if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), `"`+subject+`"`) {
 					t.Errorf("%s: %s %s: %v", c.grant.User, what, subject, err)
 				}
-			case <-time.After(4 * time.Minute):
+			case <-time.After(patience):
 				t.Fatalf("%s may %s %s", c.grant.User, what, subject)
 			}
 		}

@@ -12,7 +12,8 @@ type proxy struct {
 	l      net.Listener
 	target string
 	deaf   atomic.Bool  // what the server says is swallowed
-	budget atomic.Int64 // bytes from the client until everything is cut; negative: no end
+	budget atomic.Int64 // bytes from the client until spent is called; negative: no end
+	spent  func()       // set before the budget; default: everything is cut
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
@@ -27,6 +28,7 @@ func newProxy(t testing.TB, target string) *proxy {
 	}
 	p := &proxy{l: l, target: target, conns: make(map[net.Conn]struct{})}
 	p.budget.Store(-1)
+	p.spent = p.cut
 	p.done.Add(1)
 	go p.serve()
 	t.Cleanup(func() {
@@ -68,13 +70,15 @@ func (p *proxy) pipe(to, from net.Conn, up bool) {
 	for {
 		n, err := from.Read(buf)
 		b := buf[:n]
-		over := false
 		if up {
 			if left := p.budget.Load(); left >= 0 {
-				if int64(n) >= left {
-					b, over = b[:left], true
-				} else {
+				if int64(n) < left {
 					p.budget.Add(-int64(n))
+				} else {
+					_, _ = to.Write(b[:left]) // if it fails, so does what follows
+					b = b[left:]
+					p.budget.Store(-1)
+					p.spent()
 				}
 			}
 		} else if p.deaf.Load() {
@@ -85,11 +89,7 @@ func (p *proxy) pipe(to, from net.Conn, up bool) {
 				err = werr
 			}
 		}
-		if over {
-			p.budget.Store(-1)
-			p.cut()
-		}
-		if err != nil || over {
+		if err != nil {
 			return
 		}
 	}

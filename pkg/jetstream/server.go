@@ -88,7 +88,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		s.srv, s.opts, err = s.o.run(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start server: %w", err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("start server: %w", err), unlock(lock), lock.Close())
 	}
 	if o.Listen != "" {
 		s.o.Listen = s.Addr()
@@ -323,7 +323,8 @@ func (s *Server) Stop() {
 	}
 	srv.Shutdown()
 	srv.WaitForShutdown()
-	_ = s.lock.Close() // closing releases the lock; there is nothing else in the file to lose
+	_ = unlock(s.lock)
+	_ = s.lock.Close() // releases the lock too; there is nothing else in the file to lose
 }
 
 // serverLog hands the server's lines to slog and keeps the reason for which it gave up.

@@ -43,21 +43,19 @@ func wantCode(t testing.TB, err error, code int) {
 func TestService(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
+	ctx := ctxFor(t)
+	deadline, _ := ctx.Deadline()
 	serve(t, server, ServiceConfig{MaxBody: 1000, Endpoints: []Endpoint{
 		{Name: "echo", Subject: "t.echo", QueueGroup: "q", Handler: func(ctx context.Context, r Request) Response {
-			left := time.Minute
-			if d, ok := ctx.Deadline(); ok {
-				left = time.Until(d)
-			}
-			return Response{ContentType: r.ContentType, Body: fmt.Appendf(nil, "%s %s %v", r.Subject, r.Body, left > 29*time.Second && left < 31*time.Second)}
+			d, ok := ctx.Deadline() // reckoned from when the request came, in whole milliseconds
+			known := ok && !d.Before(deadline.Add(-time.Millisecond)) && d.Before(time.Now().Add(patience))
+			return Response{ContentType: r.ContentType, Body: fmt.Appendf(nil, "%s %s %v", r.Subject, r.Body, known)}
 		}},
 		{Name: "fail", Subject: "t.fail", Handler: func(context.Context, Request) Response {
 			return Response{ContentType: ContentJSON, Body: []byte(`{"error":"stale"}`), Code: 409, Description: "stale\r\nX: y"}
 		}},
 		{Name: "huge", Subject: "t.huge", Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
 	}})
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
 	reply, err := client.Request(ctx, "t.echo", ContentMsgpack, []byte("hello"))
 	if err != nil || reply.ContentType != ContentMsgpack || string(reply.Body) != "t.echo hello true" {
 		t.Fatalf("%q %v", reply, err)
@@ -120,28 +118,25 @@ func TestServiceBusyAndLate(t *testing.T) {
 		first <- err
 	}()
 	<-entered // the worker has it
-	const patience = 200 * time.Millisecond
-	short, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	errs := make(chan error, 5)
-	for range 5 {
-		go func() {
-			_, err := client.Request(short, "t.slow", "", nil)
-			errs <- err
-		}()
+	answers := make(chan error, 10)
+	box, err := client.OpenOutbox(func(_ uint64, _ Reply, err error) { answers <- err })
+	if err != nil {
+		t.Fatal(err)
 	}
-	queued := 0
-	for range 5 {
-		if err := <-errs; errors.Is(err, ErrTimeout) {
-			queued++
-		} else {
-			wantCode(t, err, CodeBusy)
+	defer box.Close()
+	const soon = 200 * time.Millisecond
+	for id := range uint64(5) { // the first waits for the worker
+		if err := box.Send(id, "t.slow", "", soon, nil); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if queued != 1 || busy.Load() != 4 {
-		t.Fatalf("%d queued, %d refused, want 1 and 4", queued, busy.Load())
+	for range 4 {
+		wantCode(t, <-answers, CodeBusy)
 	}
-	time.Sleep(patience) // the service reckons from when it got the request, which was before it refused those behind it
+	if busy.Load() != 4 {
+		t.Fatalf("%d refused, want 4", busy.Load())
+	}
+	time.Sleep(soon) // the service reckons from when it got the request, which was before it refused those behind it
 	close(release)
 	if err := <-first; err != nil {
 		t.Fatal(err)
@@ -152,9 +147,25 @@ func TestServiceBusyAndLate(t *testing.T) {
 	if _, err := client.Request(ctx, "t.slow", "", nil); err != nil {
 		t.Fatal(err)
 	}
+	if len(answers) > 0 {
+		t.Fatalf("an answer that is late: %v", <-answers)
+	}
 	past, cancel := context.WithDeadline(ctx, time.Now())
 	defer cancel()
 	if _, err := client.Request(past, "t.slow", "", nil); !errors.Is(err, ErrTimeout) {
+		t.Fatal(err)
+	}
+	stop, err := server.Subscribe("t.silent", func(Request) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	if err := server.flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	if _, err := client.Request(short, "t.silent", "", nil); !errors.Is(err, ErrTimeout) {
 		t.Fatal(err)
 	}
 }

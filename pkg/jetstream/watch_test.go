@@ -66,7 +66,7 @@ func startWatch(t testing.TB, b *Bucket) *watching {
 
 func (w *watching) wait(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.After(4 * time.Minute); ; {
+	for deadline := time.After(patience); ; {
 		w.mu.Lock()
 		good, change := ok(), w.change
 		w.mu.Unlock()
