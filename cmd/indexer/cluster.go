@@ -42,7 +42,7 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 			Node: s.id, Life: rand.Text(), Build: cli.Version(), Partitions: ns.Partitions(), Replication: s.replication,
 			Beat: memberBeat, DeadAfter: memberDeadAfter,
 		},
-		Bucket: bucket, Keeper: keeper, Drain: s.drain * 3 / 4, // the rest is for what is under way, and for last snapshots
+		Namespace: ns, Bucket: bucket, Keeper: keeper, Drain: s.drain * 3 / 4, // the rest is for what is under way, and for last snapshots
 		Waiting: func() {
 			log.Info("there is a record of a node with this name; it is looked whether that lives", "node", s.id, "for", memberDeadAfter)
 		},
@@ -72,14 +72,15 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 const waitingQueries = 128
 
 // askable is whom a partition can be asked of: who is known to serve it, or, while nobody is, who is likely to do so before he is heard to. It may
-// have workers of a model if a node says so, once a beat, or if one is registered, which every node sees at once.
+// have workers of a model if this node or another says so, or if one is registered.
 type askable struct {
 	*cluster.View
+	here       func(p events.Partition, model string) bool
 	registered func(model string) []events.Partition
 }
 
 func (v askable) MayServe(p events.Partition, model string) bool {
-	if v.View.MayServe(p, model) {
+	if v.View.MayServe(p, model) || v.here(p, model) {
 		return true
 	}
 	_, registered := slices.BinarySearch(v.registered(model), p)
@@ -104,7 +105,7 @@ func (v askable) Serving(p events.Partition) []string {
 func scatterOver(ns *jetstream.Namespace, self string, n *node.Node, member *cluster.Member, known *registry.Registry, seen *metrics.Queries) (api.Indexer, error) {
 	return scatter.New(scatter.Config{
 		Self: self, Partitions: ns.Partitions(), PartitionOf: ns.PartitionOf, Local: n,
-		View:  func() scatter.View { return askable{member.View(), known.Partitions} },
+		View:  func() scatter.View { return askable{member.View(), n.MayServe, known.Partitions} },
 		Store: func(q *api.Query, blockSize uint32) scatter.Question { return n.BeginL3(q, blockSize) },
 		Open: func(take func(uint64, []byte, *api.Error)) (scatter.Transport, error) {
 			return wire.NewAsker(ns.Conn(), ns.Name(), take)

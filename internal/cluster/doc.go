@@ -9,6 +9,10 @@
 //	look := all records of the bucket         // from the leader while m.Releasing(), and after the write was acknowledged
 //	actions := m.Step(now, acknowledged, look) // restore actions.Take; stop and forget actions.Release
 //
+// What must not wait for a beat is that workers of a model have come to a partition which others know this node to serve, since queries for that model
+// pass it over: [Machine.News] asks for that, the node then writes at once, at most ten times a second, and tells the others what it wrote
+// ([Machine.Hear]). Who does not hear it finds it at his next look.
+//
 // One goroutine owns a machine. [Member] is that goroutine: it claims the node's name, writes and reads records, and tells a [Keeper] which
 // partitions to keep. What it knows of the others is a [View], for any goroutine: whom to ask for a partition, and whether it may have workers
 // of a model.

@@ -150,6 +150,34 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 	return a
 }
 
+// News reports whether others would pass over something if they went by what was announced last: a partition that they know this node to serve has
+// a model that they do not know of.
+func (m *Machine) News(s Standing) bool {
+	for model, of := range s.Models {
+		for _, p := range of.List() {
+			if m.said.serves(p) && !m.said.mayServe(p, model) {
+				return true
+			}
+		}
+	}
+	for _, p := range s.Unlisted.List() {
+		if m.said.serves(p) && !m.said.Unlisted.Has(p) {
+			return true
+		}
+	}
+	return false
+}
+
+// Hear takes what a node that is known has told of its record since the last look, and reports whether it is later than what was known.
+func (m *Machine) Hear(s Seen) bool {
+	p := m.peers[s.Node]
+	if p == nil || s.Version != RecordVersion || s.Partitions != m.cfg.Partitions || s.Life != p.Life || s.Beat <= p.Beat || s.Revision <= p.Revision {
+		return false
+	}
+	p.Seen, p.heard, p.beats = s, m.clock, true
+	return true
+}
+
 // settle decides whether others that start are still waited for.
 func (m *Machine) settle() {
 	if !m.looked {

@@ -241,3 +241,55 @@ func TestTwoThatLetGoForEachOther(t *testing.T) {
 		t.Errorf("the one that leaves let %v go, the other holds %v", first, held.List())
 	}
 }
+
+// TestNews asks what others would pass over, and has a machine hear of it, of what is older, and of what is not for it.
+func TestNews(t *testing.T) {
+	config := func(name string) Config {
+		return Config{Node: name, Life: name + "1", Partitions: 8, Replication: 2, Beat: time.Second, DeadAfter: 5 * time.Second}
+	}
+	serving := func(models map[string]Set) Standing {
+		s := Standing{Ready: SetOf(1, 2)}
+		s.SetModels(models)
+		return s
+	}
+	a, b := New(config("a")), New(config("b"))
+	if a.News(serving(map[string]Set{"m": SetOf(1)})) {
+		t.Error("nobody knows that it serves anything, and asks whoever might")
+	}
+	first := Seen{Record: a.Announce(serving(nil), false), Revision: 1}
+	b.Announce(Standing{}, false)
+	if b.Hear(first) {
+		t.Error("a node was heard that no look has shown")
+	}
+	b.Step(0, 1, &Look{Records: []Seen{first}})
+	none, some := serving(nil), serving(map[string]Set{"m": SetOf(2)})
+	unlisted := none
+	unlisted.Unlisted = SetOf(1)
+	other := some
+	other.Ready = SetOf(1, 2, 3)
+	other.Models = map[string]Set{"m": SetOf(3)} // nobody knows that it serves 3
+	if a.News(none) || !a.News(some) || !a.News(unlisted) || a.News(other) {
+		t.Errorf("%v %v %v %v", a.News(none), a.News(some), a.News(unlisted), a.News(other))
+	}
+	second := Seen{Record: a.Announce(some, false), Revision: 2}
+	if a.News(some) || a.News(none) {
+		t.Error("what is announced is no news, nor is what goes")
+	}
+	stranger, late, former, foreign := second, second, second, second
+	stranger.Node, late.Revision, former.Life, foreign.Version = "c", 1, "a0", RecordVersion+1
+	for _, s := range []Seen{stranger, late, former, foreign, first} {
+		if b.Hear(s) || b.View().MayServe(2, "m") {
+			t.Errorf("was heard: %+v", s)
+		}
+	}
+	if !b.Hear(second) || !b.View().MayServe(2, "m") || b.View().MayServe(1, "m") {
+		t.Errorf("was not heard: %+v", b.View())
+	}
+	if b.Hear(second) {
+		t.Error("twice")
+	}
+	b.Step(time.Second, 2, &Look{Records: []Seen{first}}) // of a replica that is behind
+	if !b.View().MayServe(2, "m") {
+		t.Error("an older look made it forget")
+	}
+}

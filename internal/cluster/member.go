@@ -22,13 +22,17 @@ type Keeper interface {
 
 	// Standing is what is served now. The keeper does not change it afterwards.
 	Standing() Standing
+
+	// Stirred is where something comes when what Standing says of models may have become more.
+	Stirred() <-chan struct{}
 }
 
 // MemberConfig is one member's.
 type MemberConfig struct {
-	Config                   // Life must differ from that of any other process
-	Bucket *jetstream.Bucket // of nodes
-	Keeper Keeper
+	Config                         // Life must differ from that of any other process
+	Namespace *jetstream.Namespace // where members tell each other what cannot wait
+	Bucket    *jetstream.Bucket    // of nodes
+	Keeper    Keeper
 
 	// Drain bounds how long a member that is told to end waits until others have taken what it has; default 20 s.
 	Drain time.Duration
@@ -170,6 +174,35 @@ func (m *Member) look(ctx context.Context, acked uint64) (*Look, error) {
 	return look, nil
 }
 
+// soonest is the least time between two beats when there is news.
+const soonest = 100 * time.Millisecond
+
+// tell says what was written to who has looked already. Who does not hear it looks again after a beat.
+func (m *Member) tell() {
+	text, err := json.Marshal(Seen{Record: m.machine.said, Revision: m.revision})
+	if err == nil {
+		_ = m.cfg.Namespace.Conn().Send(jetstream.NodesSubject(m.cfg.Namespace.Name()), "", text) // fails only without a connection
+	}
+}
+
+// hear takes what another member tells.
+func (m *Member) hear(text []byte) {
+	var s Seen
+	if json.Unmarshal(text, &s) == nil && m.machine.Hear(s) {
+		m.show()
+	}
+}
+
+// show makes a view of what is known now.
+func (m *Member) show() *View {
+	view := m.machine.View()
+	m.view.Store(view)
+	if m.cfg.Viewed != nil {
+		m.cfg.Viewed(view)
+	}
+	return view
+}
+
 // Run keeps the node a member until ctx ends, and then until others have taken what it has, or for Drain. The error wraps [ErrTaken] if
 // another process took its name.
 func (m *Member) Run(ctx context.Context) error {
@@ -177,6 +210,17 @@ func (m *Member) Run(ctx context.Context) error {
 	begun, acked := time.Now(), uint64(0)
 	tick := time.NewTicker(m.cfg.Beat)
 	defer tick.Stop()
+	listening, deaf := context.WithCancel(working)
+	defer deaf()
+	heard := make(chan []byte)
+	go func() { // ends early only if the connection is closed
+		_ = m.cfg.Namespace.Conn().Listen(listening, jetstream.NodesSubject(m.cfg.Namespace.Name()), func(text []byte) {
+			select {
+			case heard <- text:
+			case <-listening.Done():
+			}
+		})
+	}()
 	var drained <-chan time.Time
 	troubled := false
 	for {
@@ -184,13 +228,17 @@ func (m *Member) Run(ctx context.Context) error {
 		if leave && drained == nil {
 			drained = time.After(m.cfg.Drain)
 		}
-		err := m.write(working, m.cfg.Keeper.Standing(), leave)
+		standing := m.cfg.Keeper.Standing()
+		news, wrote := m.machine.News(standing), time.Now()
+		err := m.write(working, standing, leave)
 		if errors.Is(err, ErrTaken) {
 			return err
 		}
 		var look *Look
 		if err == nil {
-			acked = m.machine.beat
+			if acked = m.machine.beat; news {
+				m.tell()
+			}
 			look, err = m.look(working, acked)
 		}
 		if m.cfg.Trouble != nil && (err != nil || troubled) {
@@ -201,12 +249,7 @@ func (m *Member) Run(ctx context.Context) error {
 		}
 		troubled = err != nil
 		m.machine.Step(time.Since(begun), acked, look)
-		view := m.machine.View()
-		m.view.Store(view)
-		if m.cfg.Viewed != nil {
-			m.cfg.Viewed(view)
-		}
-		if view.Settled {
+		if view := m.show(); view.Settled {
 			m.cfg.Keeper.Keep(view.Owned)
 		}
 		if leave && m.machine.Left() {
@@ -216,11 +259,24 @@ func (m *Member) Run(ctx context.Context) error {
 		if leave {
 			ended = nil
 		}
-		select {
-		case <-tick.C:
-		case <-ended:
-		case <-drained:
-			return m.remove(working)
+		var early <-chan time.Time
+		for waiting := true; waiting; {
+			select {
+			case <-m.cfg.Keeper.Stirred():
+				if early == nil && m.machine.News(m.cfg.Keeper.Standing()) {
+					early = time.After(soonest - time.Since(wrote))
+				}
+			case text := <-heard:
+				m.hear(text)
+			case <-tick.C:
+				waiting = false
+			case <-early:
+				waiting = false
+			case <-ended:
+				waiting = false
+			case <-drained:
+				return m.remove(working)
+			}
 		}
 	}
 }

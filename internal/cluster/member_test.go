@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -16,8 +17,10 @@ const patience = 4 * time.Minute
 
 // shelf is a keeper that is ready at once.
 type shelf struct {
-	mu  sync.Mutex
-	set Set
+	mu      sync.Mutex
+	set     Set
+	models  map[string]Set
+	stirred chan struct{}
 }
 
 func (s *shelf) Keep(set Set) {
@@ -26,7 +29,15 @@ func (s *shelf) Keep(set Set) {
 	s.set = set
 }
 
-func (s *shelf) Standing() Standing { return Standing{Ready: s.Ready()} }
+func (s *shelf) Standing() Standing {
+	st := Standing{Ready: s.Ready()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.SetModels(s.models)
+	return st
+}
+
+func (s *shelf) Stirred() <-chan struct{} { return s.stirred }
 
 func (s *shelf) Ready() Set {
 	s.mu.Lock()
@@ -57,7 +68,7 @@ func TestMembers(t *testing.T) {
 	lives := 0
 	config := func(name string, s *shelf) MemberConfig {
 		lives++
-		return MemberConfig{Bucket: bucket, Keeper: s, Config: Config{
+		return MemberConfig{Namespace: ns, Bucket: bucket, Keeper: s, Config: Config{
 			Node: name, Life: fmt.Sprint(lives), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond, DeadAfter: time.Second,
 		}}
 	}
@@ -133,6 +144,89 @@ func TestMembers(t *testing.T) {
 	must(<-a.done)
 }
 
+// TestNewsDoNotWait gives two members a beat of a day. They know of each other, since whoever starts looks at once; what workers come to one of them the
+// other hears all the same, and from one who has left the name it hears nothing.
+func TestNewsDoNotWait(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := ns.EnsureNodes(ctx, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	views := map[string]chan *View{}
+	shelves := map[string]*shelf{}
+	members := map[string]*Member{}
+	for _, name := range []string{"a", "b"} {
+		s, viewed := &shelf{set: SetOf(1, 2, 3), stirred: make(chan struct{}, 1)}, make(chan *View, 100)
+		m, err := Join(ctx, MemberConfig{
+			Namespace: ns, Bucket: bucket, Keeper: s, Viewed: func(v *View) { viewed <- v },
+			Config: Config{Node: name, Life: name, Partitions: 8, Replication: 1, Beat: 24 * time.Hour, DeadAfter: 240 * time.Hour},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		views[name], shelves[name], members[name] = viewed, s, m
+	}
+	live, end := context.WithCancel(ctx)
+	ended := make(chan error, 2)
+	until := func(name, what string, ok func(*View) bool) {
+		t.Helper()
+		for {
+			select {
+			case v := <-views[name]:
+				if ok(v) {
+					return
+				}
+			case <-ctx.Done():
+				t.Fatalf("%s does not hear that %s", name, what)
+			}
+		}
+	}
+	go func() { ended <- members["a"].Run(live) }() // says what it serves, so that workers of a model are news
+	until("a", "b is there", func(v *View) bool { return len(v.Peers) == 1 && v.Self.Ready.Has(1) })
+	go func() { ended <- members["b"].Run(live) }()
+	until("b", "a serves", func(v *View) bool { return len(v.Peers) == 1 && v.Peers[0].Ready.Has(2) && !v.MayServe(2, "m") })
+	come := func(models map[string]Set) {
+		s := shelves["a"]
+		s.mu.Lock()
+		s.models = models
+		s.mu.Unlock()
+		s.stirred <- struct{}{}
+	}
+	come(map[string]Set{"m": SetOf(1)})
+	until("b", "m is at 1", func(v *View) bool { return v.MayServe(1, "m") && !v.MayServe(2, "m") })
+	come(map[string]Set{"m": SetOf(1, 2), "n": SetOf(3)})
+	until("b", "m is at 2 and n at 3", func(v *View) bool { return v.MayServe(2, "m") && v.MayServe(3, "n") })
+	entry, err := bucket.Latest(ctx, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var written Record
+	if err := json.Unmarshal(entry.Value, &written); err != nil || !written.Models["n"].Has(3) {
+		t.Errorf("what b heard is not in the bucket: %s, %v", entry.Value, err)
+	}
+	end()
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestTheBucketOfNodesIsLost deletes the bucket, empties it, and deletes one record of it, while members live: they are there again, know each other,
 // and nothing has moved.
 func TestTheBucketOfNodesIsLost(t *testing.T) {
@@ -161,7 +255,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 	for i, name := range names {
 		s := &shelf{}
 		m, err := Join(ctx, MemberConfig{
-			Bucket: bucket, Keeper: s,
+			Namespace: ns, Bucket: bucket, Keeper: s,
 			Config: Config{Node: name, Life: fmt.Sprint(i), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond, DeadAfter: 2 * time.Second},
 			Mend: func(ctx context.Context) error {
 				_, err := ns.EnsureNodes(ctx, time.Hour)

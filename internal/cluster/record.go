@@ -75,7 +75,7 @@ func (r *Record) counts(p events.Partition) bool { return r.Ready.Has(p) && !r.R
 // Seen is a record as it was found in the bucket.
 type Seen struct {
 	Record
-	Revision uint64
+	Revision uint64 `json:"revision"`
 }
 
 // Look is one look at all records.

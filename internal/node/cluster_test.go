@@ -125,7 +125,7 @@ func (f *fleet) start(name string) *peer {
 		Config: cluster.Config{
 			Node: name, Life: fmt.Sprint(f.lives), Partitions: fleetPartitions, Replication: 2, Beat: 50 * time.Millisecond, DeadAfter: 1500 * time.Millisecond,
 		},
-		Bucket: nodes, Keeper: p.node,
+		Namespace: ns, Bucket: nodes, Keeper: p.node,
 	})
 	f.must(err)
 	running, stop := context.WithCancel(f.ctx)
@@ -437,5 +437,42 @@ func TestAnotherWritesTheSnapshots(t *testing.T) {
 	}
 	if told != failing || status.Partitions[0].Writer != "b" {
 		t.Errorf("of %d partitions: writer %s, problems %q", failing, status.Partitions[0].Writer, status.Problems)
+	}
+}
+
+// TestStirred has a node that serves tell of the first worker in a partition, and say where it is.
+func TestStirred(t *testing.T) {
+	f := newFleet(t)
+	snapshots, err := f.ns.EnsureSnapshots(f.ctx, jetstream.BucketConfig{})
+	f.must(err)
+	ready := make(chan struct{})
+	n := New(Config{ID: "a", Namespace: f.ns, Snapshots: snapshots, Hooks: Hooks{Ready: func() { close(ready) }}})
+	running, stop := context.WithCancel(f.ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.Run(running)
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	wait := func(what string, c <-chan struct{}) {
+		t.Helper()
+		select {
+		case <-c:
+		case <-f.ctx.Done():
+			t.Fatal(what)
+		}
+	}
+	wait("it is not ready", ready)
+	wait("it has begun with all partitions, and says nothing", n.Stirred())
+	const p = events.Partition(2)
+	if st := n.Standing(); !st.Ready.Has(p) || len(st.Models) > 0 || n.MayServe(p, "m") {
+		t.Fatalf("before any worker is there: %+v", st)
+	}
+	f.grow(p)
+	for !n.MayServe(p, "m") {
+		wait("it says nothing of the worker", n.Stirred())
+	}
+	if !n.Standing().Models["m"].Has(p) || n.MayServe(p+1, "m") || n.MayServe(p, "other") {
+		t.Errorf("%+v", n.Standing())
 	}
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
@@ -246,6 +247,17 @@ func (n *Node) Standing() (st cluster.Standing) {
 	}
 	st.SetModels(models)
 	return st
+}
+
+// Stirred is where something comes when there are other ranks than before.
+func (n *Node) Stirred() <-chan struct{} { return n.stirred }
+
+// MayServe reports whether the node knows of workers of a model in a partition, now.
+func (n *Node) MayServe(p events.Partition, model string) bool {
+	return slices.ContainsFunc(n.machine.View().Models[model], func(s *Served) bool {
+		_, has := slices.BinarySearch(s.Partitions, p)
+		return has
+	})
 }
 
 // lag tells for how long what a log had is not applied, by this process's clock alone.

@@ -106,6 +106,7 @@ type Node struct {
 	l3      *l3
 	work    chan work
 	bell    bell
+	stirred chan struct{} // of Stirred
 	started time.Time
 	parts   []*standing
 	ready   atomic.Bool
@@ -183,7 +184,7 @@ func New(cfg Config) *Node {
 		cfg.RoomCheck = 5 * time.Second
 	}
 	cfg.Hooks = cfg.Hooks.withDefaults()
-	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16), started: time.Now()}
+	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16), stirred: make(chan struct{}, 1), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
 	n.machine = NewMachine(n.index, partitions)
 	for range partitions {
@@ -272,7 +273,7 @@ const lastSave = 10 * time.Second
 
 // write is the writer.
 func (n *Node) write(ctx context.Context) {
-	for {
+	for seen := n.machine.View(); ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -282,6 +283,13 @@ func (n *Node) write(ctx context.Context) {
 				close(w.done)
 			} else {
 				n.machine.Apply(w.partition, w.messages)
+			}
+			if view := n.machine.View(); view != seen {
+				seen = view
+				select {
+				case n.stirred <- struct{}{}:
+				default:
+				}
 			}
 			n.bell.ring()
 		}

@@ -15,6 +15,7 @@ import (
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
 //	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself
+//	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	kv.v1.<ns>.store.<store>              what a shared store's master publishes; <store> is its HOST:PORT
@@ -246,6 +247,9 @@ func NodeSubject(ns, node, verb string) (string, error) {
 	}
 	return subjectRoot + ns + ".node." + token + "." + verb, nil
 }
+
+// NodesSubject is where nodes tell each other what cannot wait until they look into the bucket of nodes again.
+func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
 
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {
