@@ -159,7 +159,7 @@ type Machine struct {
 	giveUp    bool          // the replay failed for good: a gap found now is a loss
 	held      []Frame
 	heldBytes int
-	overtaken events.EngineSeq // the newest that was not held for want of room
+	overtaken events.EngineSeq // one more than the newest that was not held for want of room; 0 if all were
 
 	snapshots     bool // the engine may be asked for one
 	snapshot      wanted
@@ -281,7 +281,7 @@ func (m *Machine) Live(f Frame, now events.Millis) {
 func (m *Machine) hold(f Frame) {
 	if m.heldBytes+len(f.Payload)+frameSize > m.limits.HeldBytes {
 		m.counts.Overtaken++
-		m.overtaken = max(m.overtaken, f.Seq)
+		m.overtaken = max(m.overtaken, f.Seq+1)
 		return
 	}
 	m.held = append(m.held, f)
@@ -452,7 +452,7 @@ func (m *Machine) release(now events.Millis) {
 	if m.replaying || m.snapshot != notWanted {
 		return
 	}
-	missed := m.taken.Known && m.overtaken > m.taken.Seq
+	missed := m.overtaken > 0 && (!m.taken.Known || m.overtaken > m.taken.Seq+1)
 	m.overtaken = 0
 	switch {
 	case !missed || m.giveUp: // the next live message shows it

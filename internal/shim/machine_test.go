@@ -417,6 +417,35 @@ func TestReplayInPieces(t *testing.T) {
 	}
 }
 
+// TestOvertakenBeforeTheFirst: what found no room while the first replay ran, or the first snapshot was awaited, is asked for, though the engine had said nothing
+// before.
+func TestOvertakenBeforeTheFirst(t *testing.T) {
+	for _, snapshots := range []bool{false, true} {
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{HeldBytes: 1}, !snapshots, words{})
+		if snapshots {
+			m.UseSnapshots()
+		}
+		m.Recovered(Published{}, 100)
+		m.Connected()
+		asked := func() bool {
+			_, replay := m.WantsReplay()
+			return replay || m.WantsSnapshot()
+		}
+		if !asked() {
+			t.Fatalf("snapshots %v: nothing is asked for at first", snapshots)
+		}
+		m.Live(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
+		if snapshots {
+			m.Snapshot(Snapshot{}, 100) // of before it
+		} else {
+			m.ReplayEnded(100)
+		}
+		if c := m.Counts(); c.Overtaken != 1 || c.Taken != 0 || !asked() {
+			t.Errorf("snapshots %v: nothing is asked for; %+v", snapshots, c)
+		}
+	}
+}
+
 // TestQueuesAreBoundedInMemory: many small things take more memory than their bytes on the wire.
 func TestQueuesAreBoundedInMemory(t *testing.T) {
 	const limit = 1 << 20
