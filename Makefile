@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build images demo test short race lint fuzz bench bench-peers bench-path clean
+.PHONY: help build images demo test short race lint explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ lint: ## vet, format and staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
 	go vet ./...
 	go tool staticcheck ./...
+
+explore: ## run the random tests from seeds that are new each time: make explore N=100
+	go test ./internal/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0
+	go test ./internal/dump ./internal/node ./pkg/events ./pkg/radix ./pkg/snapshot -rapid.seed=0 -rapid.checks=$$(($${N:-10} * 100)) -timeout 0
 
 fuzz: ## run every fuzz target for a while: make fuzz T=10m
 	@for pkg in $$(go list ./...); do \

@@ -15,7 +15,7 @@ import (
 
 var (
 	tortureRounds = flag.Int("torture.rounds", 0, "rounds of TestTorture and of TestTortureCluster; 0 takes a few")
-	tortureSeed   = flag.Uint64("torture.seed", 0, "seed of their schedules; 0 takes one")
+	tortureSeed   = flag.Uint64("torture.seed", 1, "seed of their schedules; 0 takes one from the clock")
 	tortureRace   = flag.Bool("torture.race", false, "run their programs with the race detector")
 )
 
@@ -27,7 +27,7 @@ func roundsOr(few int) int {
 	return few
 }
 
-// scheduleSeed is the seed that was asked for, or a new one.
+// scheduleSeed is the seed that was asked for, or one that is new.
 func scheduleSeed() uint64 {
 	if *tortureSeed > 0 {
 		return *tortureSeed

@@ -17,6 +17,8 @@ import (
 	"pgregory.net/rapid"
 )
 
+func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
+
 var update = flag.Bool("update", false, "write the golden batches that are missing; those that exist never change")
 
 // goldenBatches are written to testdata once and must be read for ever.

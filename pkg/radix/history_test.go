@@ -10,6 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
+func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
+
 type rapidChooser struct{ t *rapid.T }
 
 func (c rapidChooser) below(n int) int { return rapid.IntRange(0, n-1).Draw(c.t, "") }
@@ -51,7 +53,7 @@ func (t tb) Fatalf(format string, args ...any) { t.rt.Fatalf(format, args...) }
 
 var (
 	histories = flag.Int("histories", 60, "how many seeded histories TestLongHistories runs")
-	firstSeed = flag.Uint64("seed", 0, "seed of the first; 0: from the clock")
+	firstSeed = flag.Uint64("seed", 1, "seed of the first; 0 takes one from the clock")
 )
 
 func TestLongHistories(t *testing.T) {
