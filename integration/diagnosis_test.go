@@ -26,12 +26,7 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 	t.Cleanup(web.Close)
 	tls := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(tls.Close)
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	nobody := closed.Addr().String()
-	closed.Close()
+	nobody := freeAddr(t)
 	greeter, err := net.Listen("tcp", "127.0.0.1:0") // speaks HTTP before it is spoken to, as a proxy in front of nothing does
 	if err != nil {
 		t.Fatal(err)

@@ -177,7 +177,7 @@ func (b *beside) ask(tokens []uint32) (ours, dynamo, twins []depth) {
 }
 
 // settle waits until both reflect all that was announced: until they know marks that are announced behind it, one in each tier.
-// What is held counts only if every group holds it.
+// What is held counts only if every group holds it. The last group's are announced first: an index that knows the last mark knows of all groups.
 func (b *beside) settle() {
 	b.t.Helper()
 	var mark []uint32
@@ -186,7 +186,7 @@ func (b *beside) settle() {
 	}
 	b.marks += events.NumTiers
 	for i, e := range b.engines {
-		for group := range e.groups + 1 {
+		for group := e.groups; group >= 0; group-- {
 			var parent *uint64
 			for j, token := range mark {
 				name := uint64(token)

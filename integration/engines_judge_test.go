@@ -1,13 +1,10 @@
 package integration
 
 import (
-	"bytes"
-	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -280,32 +277,25 @@ func arrives(t testing.TB, x *indexerProcess, model, instance string, mark promp
 }
 
 // overlapOf is what a worker has of a prompt. A model or worker that nobody has heard of yet has nothing.
-func overlapOf(t testing.TB, x *indexerProcess, model, instance string, p prompt) (none api.Overlap) {
+func overlapOf(t testing.TB, x *indexerProcess, model, instance string, p prompt) (found api.Overlap) {
 	t.Helper()
-	body, err := json.Marshal(api.Query{Model: model, Tokens: p.Tokens, LoRA: p.LoRA, CacheSalt: p.Salt})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := http.Post("http://"+x.http+"/v1/find", "application/json", bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.StatusCode == api.CodeUnknownModel.HTTPStatus() {
-		return none
-	}
-	var a api.Answer
-	if err := json.Unmarshal(text, &a); err != nil || r.StatusCode != http.StatusOK || !a.Complete {
-		t.Fatalf("asked about %d tokens of %s: %d %s %v", len(p.Tokens), model, r.StatusCode, text, err)
-	}
-	for _, o := range a.Workers {
-		if string(o.Instance) == instance {
-			return o
+	eventually(t, fmt.Sprintf("there is a whole answer about %d tokens of %s", len(p.Tokens), model), func() (bool, string) {
+		var a api.Answer
+		err := httpDo(x.http, "POST", "/v1/find", api.Query{Model: model, Tokens: p.Tokens, LoRA: p.LoRA, CacheSalt: p.Salt}, &a)
+		var refused *statusError
+		switch {
+		case errors.As(err, &refused) && refused.status == api.CodeUnknownModel.HTTPStatus():
+			return true, ""
+		case err != nil:
+			t.Fatal(err)
 		}
-	}
-	return none
+		found = api.Overlap{}
+		for _, o := range a.Workers {
+			if string(o.Instance) == instance {
+				found = o
+			}
+		}
+		return a.Complete, fmt.Sprintf("%+v", a)
+	})
+	return found
 }

@@ -22,7 +22,7 @@ func TestExplain(t *testing.T) {
 	store := hicache.SGLang{Backend: "file", PageSize: blockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * blockSize}
 	much := store
 	much.PrefetchThreshold = 10 * blockSize
-	x := startIndexer(t, t.TempDir(), "", "--l3-timeout", "10s")
+	x := startIndexer(t, t.TempDir(), "")
 	prompt := tokens(500, 20*blockSize)
 	engine := map[string]*pyenv.Publisher{}
 	for name, c := range map[string]*hicache.SGLang{"hole": &store, "tiers": &store, "choosy": &much, "other": nil} {

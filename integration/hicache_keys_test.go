@@ -48,7 +48,7 @@ func startStoreScript(t *testing.T, script, wheel string, options map[string]any
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	guard := time.AfterFunc(5*time.Minute, func() { _ = cmd.Process.Kill() })
+	guard := time.AfterFunc(3*patience, func() { _ = cmd.Process.Kill() })
 	t.Cleanup(func() {
 		guard.Stop()
 		in.Close()

@@ -3,8 +3,10 @@ package integration
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"time"
 
@@ -15,8 +17,31 @@ import (
 // httpTimeout is how long an HTTP port has for an answer.
 const httpTimeout = 5 * time.Second
 
-// httpDo asks an indexer's HTTP port, and decodes the answer if into is not nil.
+// statusError is an answer that is none.
+type statusError struct {
+	status int
+	body   string
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.status, e.body) }
+
+// httpDo asks an indexer's HTTP port, and decodes the answer if into is not nil. It asks again if no answer comes in time, or the node says that it cannot give
+// one now: the machine may have stood still.
 func httpDo(addr, method, path string, body, into any) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		err := httpOnce(addr, method, path, body, into)
+		var refused *statusError
+		var network net.Error
+		late := errors.As(err, &network) && network.Timeout() ||
+			errors.As(err, &refused) && (refused.status == http.StatusServiceUnavailable || refused.status == http.StatusGatewayTimeout)
+		if !late || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// httpOnce is httpDo that asks once.
+func httpOnce(addr, method, path string, body, into any) error {
 	text, err := json.Marshal(body)
 	if err != nil {
 		return err
@@ -36,7 +61,7 @@ func httpDo(addr, method, path string, body, into any) error {
 		return err
 	}
 	if answer.StatusCode != 200 {
-		return fmt.Errorf("%d %s", answer.StatusCode, b)
+		return &statusError{answer.StatusCode, string(b)}
 	}
 	if text, ok := into.(*string); ok {
 		*text = string(b)
@@ -45,12 +70,17 @@ func httpDo(addr, method, path string, body, into any) error {
 	return json.Unmarshal(b, into)
 }
 
-// findLocals asks who holds how much of the prompt with these local hashes.
-func findLocals(addr string, locals []events.LocalHash) (a api.Answer, err error) {
+// localsQuery asks who holds how much of the prompt with these local hashes.
+func localsQuery(locals []events.LocalHash) api.Query {
 	q := api.Query{Model: "m"}
 	for _, l := range locals {
 		q.Hashes = append(q.Hashes, uint64(l))
 	}
-	err = httpDo(addr, "POST", "/v1/find", q, &a)
+	return q
+}
+
+// findLocals asks it.
+func findLocals(addr string, locals []events.LocalHash) (a api.Answer, err error) {
+	err = httpDo(addr, "POST", "/v1/find", localsQuery(locals), &a)
 	return a, err
 }

@@ -34,7 +34,7 @@ func TestStoreEvents(t *testing.T) {
 	if config.MetricsPort, err = strconv.Atoi(port); err != nil {
 		t.Fatal(err)
 	}
-	x := startIndexer(t, t.TempDir(), "", "--l3-timeout", "10s", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns",
+	x := startIndexer(t, t.TempDir(), "", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns",
 		"--l3-config", l3File(t, map[string]hicache.Config{"m": {SGLang: &config}}))
 	e := simEngine(t)
 	shimOf(t, e, x.nats, "w1")

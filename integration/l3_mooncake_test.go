@@ -44,7 +44,7 @@ func startRealStore(t *testing.T) *realStore {
 	}
 	s.cache = hicache.NewCache(s.master, hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour})
 	var cancel context.CancelFunc
-	s.ctx, cancel = context.WithTimeout(context.Background(), patience)
+	s.ctx, cancel = context.WithTimeout(context.Background(), 4*patience)
 	watched := make(chan struct{})
 	go func() { s.master.Watch(s.ctx); close(watched) }()
 	t.Cleanup(func() { cancel(); <-watched })
@@ -61,13 +61,13 @@ func (s *realStore) exists(keys ...string) hicache.Bitmap {
 	return present
 }
 
-// waitGone asks until no key exists, and says how long that took. In between all exist or none.
-func (s *realStore) waitGone(keys ...string) time.Duration {
+// waitGone asks until no key exists, and says when that was. In between all exist or none.
+func (s *realStore) waitGone(keys ...string) time.Time {
 	s.t.Helper()
-	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+	for ; ; time.Sleep(20 * time.Millisecond) {
 		present := s.exists(keys...)
 		if present.Count() == 0 {
-			return time.Since(begun)
+			return time.Now()
 		}
 		if s.ctx.Err() != nil {
 			s.t.Fatalf("%d of %d objects stay", present.Count(), len(keys))
@@ -120,10 +120,12 @@ func TestRealMooncakeClientKilled(t *testing.T) {
 	keys := []string{"one", "two", "three"}
 	s.Put(keys...)
 	s.KillClient()
-	if present := s.exists(keys...); present.Count() != 3 {
+	killed := time.Now()
+	present := s.exists(keys...)
+	if soon := time.Since(killed) < 3*time.Second; soon && present.Count() != 3 {
 		t.Errorf("%d of 3 objects right after their owner's death; docs/l3.md says that they are answered for", present.Count())
 	}
-	took := s.waitGone(keys...)
+	took := s.waitGone(keys...).Sub(killed)
 	t.Logf("the master answered for a dead client's objects for %v", took)
 	if took < 3*time.Second {
 		t.Errorf("the master answered for a dead client's objects for %v only; docs/l3.md says ten seconds", took)
@@ -186,16 +188,18 @@ func TestRealMooncakeRestart(t *testing.T) {
 	config := hicache.SGLang{Backend: "mooncake", PageSize: 4, TPSize: 2, PPSize: 1}
 	lane := config.Lane(tokens(1, 40), hicache.Space{})
 	objects := lane.Names()(0, lane.Pages).Keys
-	s.Put(objects...)
-	if f := s.cache.Begin(lane, 0).Wait(s.ctx); f.Err != nil || f.Present.Count() != 10 {
-		t.Fatalf("%d of 10 pages, %v", f.Present.Count(), f.Err)
-	}
-	s.Remove(objects...)
-	if f := s.cache.Begin(lane, 0).Wait(s.ctx); f.Err != nil || f.Present.Count() != 10 {
-		t.Fatalf("what is remembered: %d of 10 pages, %v", f.Present.Count(), f.Err)
-	}
-	for len(s.changed) > 0 {
-		<-s.changed
+	for remembered := false; !remembered; {
+		for len(s.changed) > 0 {
+			<-s.changed
+		}
+		s.Put(objects...)
+		there := s.cache.Begin(lane, 0).Wait(s.ctx)
+		s.Remove(objects...)
+		after := s.cache.Begin(lane, 0).Wait(s.ctx)
+		remembered = there.Err == nil && there.Present.Count() == 10 && after.Err == nil && after.Present.Count() == 10
+		if !remembered && len(s.changed) == 0 { // else the master stood still and was taken for another, and all is done again
+			t.Fatalf("%d of 10 pages, %v; remembered are %d, %v", there.Present.Count(), there.Err, after.Present.Count(), after.Err)
+		}
 	}
 	s.KillMaster()
 	for told := false; !told; {

@@ -52,13 +52,13 @@ func TestRegisteredStore(t *testing.T) {
 		return hicache.Config{SGLang: &c}
 	}
 	plain := of(func(*hicache.SGLang) {})
-	x := startIndexer(t, t.TempDir(), "", "--l3-timeout", "10s")
+	x := startIndexer(t, t.TempDir(), "")
 	engines := []string{"w1", "small", "none"}
 	prompt := tokens(500, 20*blockSize)
 	putPages(t, plain.SGLang, prompt, 0, 12)
 	for _, name := range engines {
 		e := simEngine(t)
-		args := []string{"--lease", "2s"}
+		var args []string
 		switch name {
 		case "w1":
 			args = append(args, "--l3-config", workerL3File(t, plain))
@@ -130,7 +130,7 @@ func TestRegisteredStore(t *testing.T) {
 	until("its lease has expired", func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
 
 	// The indexer's own word stands over what is registered; without a store for the model nobody is credited.
-	second := start(t, "indexer", "serve", "--nats", "nats://"+x.nats, "--http-listen", "127.0.0.1:0", "--node-id", "second", "--l3-timeout", "10s",
+	second := start(t, "indexer", "serve", "--nats", "nats://"+x.nats, "--http-listen", "127.0.0.1:0", "--node-id", "second",
 		"--l3-config", l3File(t, map[string]hicache.Config{"m": of(func(c *hicache.SGLang) { c.PageSize = 2 * blockSize })}))
 	web := second.waitFor(`HTTP is served" listen=(\S+)`)[1]
 	second.waitFor("msg=ready")
@@ -178,7 +178,7 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 	names := p.Lanes[0].Names()
 	real.Put(append(names(0, 8).Keys, names(9, 12).Keys...)...)
 
-	x := startIndexer(t, t.TempDir(), "", "--l3-timeout", "10s")
+	x := startIndexer(t, t.TempDir(), "")
 	e, ahead := simEngine(t), simEngine(t)
 	shimOf(t, e, x.nats, "w1", "--l3-config", workerL3File(t, plain))
 	shimOf(t, ahead, x.nats, "w2", "--l3-config", workerL3File(t, plain))
@@ -207,7 +207,7 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 	if a, failure := x.query(t, "--model", "m", "--cache-salt", "other", "--tokens", words(prompt)); failure != nil || a.L3.Status != api.L3OK || a.L3.Total != 0 {
 		t.Errorf("another tenant's: %+v, %v", a.L3, failure)
 	}
-	second := start(t, "indexer", "serve", "--nats", "nats://"+x.nats, "--http-listen", "127.0.0.1:0", "--node-id", "second", "--l3-timeout", "10s",
+	second := start(t, "indexer", "serve", "--nats", "nats://"+x.nats, "--http-listen", "127.0.0.1:0", "--node-id", "second",
 		"--l3-config", l3File(t, map[string]hicache.Config{"m": of(func(v *hicache.VLLM) { v.EngineVersion = "0.28.1" })}))
 	web := second.waitFor(`HTTP is served" listen=(\S+)`)[1]
 	second.waitFor("msg=ready")

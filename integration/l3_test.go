@@ -38,7 +38,7 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	config := hicache.SGLang{Backend: "file", PageSize: blockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * blockSize}
 	wrong := config
 	wrong.PageSize = 2 * blockSize
-	x := startIndexer(t, t.TempDir(), "", "--l3-timeout", "10s",
+	x := startIndexer(t, t.TempDir(), "",
 		"--l3-config", l3File(t, map[string]hicache.Config{"m": {SGLang: &config}, "other": {SGLang: &wrong}}))
 	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: blockSize})
 	idle := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: blockSize})

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/enginesim"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -62,16 +62,23 @@ func checksums(t testing.TB, nats, args string) (list []string) {
 // TestOperator looks after two workers as an operator would: checksums, snapshots, a dump that is loaded elsewhere, a resync.
 func TestOperator(t *testing.T) {
 	data := t.TempDir()
-	x := startIndexer(t, data, "")
+	const rarely = "1h" // snapshots are written when they are asked for, and at the end
+	x := startIndexer(t, data, "", "--snapshot-interval", rarely)
 	one, two := simEngine(t), simEngine(t)
 	first := shimOf(t, one, x.nats, "w1")
 	shimOf(t, two, x.nats, "7")
 	prompt, other := tokens(1, 12*blockSize), tokens(5000, 6*blockSize)
+	branch := append(prompt[:4*blockSize:4*blockSize], other...)
 	serve(t, one, prompt)
-	serve(t, one, append(prompt[:4*blockSize:4*blockSize], other...))
+	serve(t, one, branch)
 	serve(t, two, other)
-	x.waitDepth(t, "m", prompt, "w1", 12)
-	x.waitDepth(t, "m", other, "7", 6)
+	all := func() {
+		t.Helper()
+		x.waitDepth(t, "m", prompt, "w1", 12)
+		x.waitDepth(t, "m", branch, "w1", 10)
+		x.waitDepth(t, "m", other, "7", 6)
+	}
+	all()
 	before := checksums(t, x.nats, "")
 	if len(before) != 4 || len(before[0]) != 16 {
 		t.Fatalf("checksums %q", before)
@@ -159,24 +166,19 @@ func TestOperator(t *testing.T) {
 			t.Fatal("no new incarnation")
 		}
 	}
-	x.waitDepth(t, "m", prompt, "w1", 12)
+	all()
 	if r := run(t, "indexer", "resync", "--worker", "w9", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "no shim answered") {
 		t.Errorf("resync of nobody: %+v", r)
 	}
 
 	// From a snapshot and the log, in another process, the same checksums; a damaged snapshot is found, and passed over.
 	x.stop()
-	x = startIndexer(t, data, x.nats)
-	x.waitDepth(t, "m", prompt, "w1", 12)
+	x = startIndexer(t, data, x.nats, "--snapshot-interval", rarely)
+	all()
 	if got := checksums(t, x.nats, ""); strings.Join(got, " ") != strings.Join(before, " ") {
 		t.Errorf("after a restart %q, before %q", got, before)
 	}
-	nc, err := nats.Connect("nats://" + x.nats)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(connectNATS(t, "nats://"+x.nats))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,9 +197,9 @@ func TestOperator(t *testing.T) {
 		t.Errorf("verify: %+v", r)
 	}
 	x.kill()
-	x = startIndexer(t, data, x.nats)
+	x = startIndexer(t, data, x.nats, "--snapshot-interval", rarely)
 	x.waitFor(`snapshot passed over.*reason=unreadable`)
-	x.waitDepth(t, "m", prompt, "w1", 12)
+	all()
 	if s := ask[api.Status](t, x.nats, "status"); s.Snapshots.Rejected["unreadable"] != 4 {
 		t.Errorf("counted %+v", s.Snapshots)
 	}
@@ -219,7 +221,7 @@ func TestTwoShimsForOneRank(t *testing.T) {
 	}
 	serve(t, e, prompt[:4*blockSize])
 	x.waitDepth(t, "m", prompt, "w1", 4)
-	third := shimOf(t, e, x.nats, "w1", "--claim-wait", "50s") // one that is told to wait for the first one's end
+	third := shimOf(t, e, x.nats, "w1", "--claim-wait", "30m") // one that is told to wait for the first one's end
 	third.waitFor("waiting for the shim that has this rank to end")
 	first.kill()
 	third.waitFor("connected to the engine")
@@ -297,12 +299,7 @@ func TestNoRoom(t *testing.T) {
 	prompt := tokens(1, 6*blockSize)
 	serve(t, e, prompt[:2*blockSize])
 	x.waitDepth(t, "m", prompt, "w1", 2)
-	nc, err := nats.Connect("nats://" + x.nats)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(connectNATS(t, "nats://"+x.nats))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,8 +319,13 @@ func TestNoRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := 0; ; i++ {
-		if _, err := js.Publish(ctx, "filler", make([]byte, 512<<10)); err != nil {
+		_, err := js.Publish(ctx, "filler", make([]byte, 512<<10))
+		var refused *jetstream.APIError
+		if errors.As(err, &refused) {
 			break
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 		if i > 100 {
 			t.Fatal("the storage does not fill up")

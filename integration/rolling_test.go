@@ -29,7 +29,7 @@ func TestRollingRestart(t *testing.T) {
 	)
 	nats := startNATS(t)
 	serve := func(id string) *process {
-		return start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0", "--drain-timeout", "2m")
+		return start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m")
 	}
 	ids := []string{"a", "b", "c"}
 	nodes := map[string]*process{}
@@ -91,7 +91,7 @@ func TestRollingRestart(t *testing.T) {
 		for _, l := range common[:n] {
 			q.Hashes = append(q.Hashes, uint64(l))
 		}
-		within, cancel := context.WithTimeout(ctx, 10*time.Second)
+		within, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		a, err := client.Find(within, &q)
 		if err != nil {

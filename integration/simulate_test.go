@@ -3,7 +3,6 @@ package integration
 import (
 	"fmt"
 	"testing"
-	"time"
 )
 
 // TestSimulatedEngine runs the three programs as someone would who tries kvatlas without a GPU, and probes the indexer.
@@ -26,8 +25,7 @@ func TestSimulatedEngine(t *testing.T) {
 	if r := run(t, "indexer", "probe", fmt.Sprintf("http://%s/nowhere", x.http)); r.code != 1 || r.stderr == "" {
 		t.Errorf("probing a path that is not there ended with %d and %q", r.code, r.stderr)
 	}
-	begun := time.Now()
-	if r := run(t, "indexer", "probe", "http://"+freeAddr(t)); r.code != 1 || time.Since(begun) > 30*time.Second {
-		t.Errorf("probing where nobody listens ended with %d after %v", r.code, time.Since(begun))
+	if r := run(t, "indexer", "probe", "http://"+freeAddr(t)); r.code != 1 || r.stderr == "" {
+		t.Errorf("probing where nobody listens ended with %d and %q", r.code, r.stderr)
 	}
 }

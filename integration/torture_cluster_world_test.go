@@ -45,7 +45,10 @@ type clusterWorld struct {
 
 func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int) *clusterWorld {
 	w := &clusterWorld{stage: newStage(t, counters)}
-	free := lastingAddrs(t, rng, 3*clusterServers)
+	var free []string
+	for range 3 * clusterServers {
+		free = append(free, freeAddr(t))
+	}
 	w.addrs, w.monitors = free[:clusterServers], free[2*clusterServers:]
 	var routes []string
 	for i := range clusterServers {
@@ -86,16 +89,6 @@ func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) strin
 		w.engine(i, rng, programs, toNATS)
 	}
 	return w
-}
-
-// lastingAddrs are so many addresses, all different.
-func lastingAddrs(t testing.TB, rng *rand.Rand, n int) (all []string) {
-	for len(all) < n {
-		if addr := lastingAddr(t, rng); !slices.Contains(all, addr) {
-			all = append(all, addr)
-		}
-	}
-	return all
 }
 
 // healthy asks a NATS server whether it has caught up with the others in everything.

@@ -47,7 +47,7 @@ func (d *daemon) start() {
 	r := &running{cmd: exec.Command(d.program, d.args...), done: make(chan struct{})}
 	r.from, _ = f.Seek(0, io.SeekEnd)
 	d.begun.Store(r.from)
-	r.cmd.Stdout, r.cmd.Stderr, r.cmd.Env = f, f, cleanEnvironment()
+	r.cmd.Stdout, r.cmd.Stderr, r.cmd.Env = f, f, environment(d.args)
 	if err := r.cmd.Start(); err != nil {
 		d.t.Fatal(err)
 	}

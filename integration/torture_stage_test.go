@@ -3,7 +3,6 @@ package integration
 import (
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -130,17 +129,13 @@ func (s *stage) ask(d *daemon, method, path string, body any, into any) error {
 	if err != nil {
 		return err
 	}
-	return httpDo(addr, method, path, body, into)
+	return httpOnce(addr, method, path, body, into)
 }
 
 // depths asks a node who holds how much of a prompt.
 func (s *stage) depths(d *daemon, locals []events.LocalHash) (map[events.WorkerID][events.NumTiers]uint32, error) {
-	addr, err := d.served()
-	if err != nil {
-		return nil, err
-	}
-	a, err := findLocals(addr, locals)
-	if err != nil {
+	var a api.Answer
+	if err := s.ask(d, "POST", "/v1/find", localsQuery(locals), &a); err != nil {
 		return nil, err
 	}
 	if !a.Complete {
@@ -231,10 +226,11 @@ func (s *stage) awaitMarks() (marks []events.LocalHash) {
 func (s *stage) judge(d *daemon, prompts []path) (judged int) {
 	for _, p := range prompts {
 		locals := s.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
-		got, err := s.depths(d, locals)
-		if err != nil {
-			s.t.Fatalf("%s: query: %v", d.name, err)
-		}
+		var got map[events.WorkerID][events.NumTiers]uint32
+		s.await(d.name+" answers", func() (err error) {
+			got, err = s.depths(d, locals)
+			return err
+		})
 		for _, e := range s.engines {
 			if wrong := e.judge(locals, got[events.WorkerID(e.name)]); wrong != "" {
 				s.t.Fatalf("%s: the prompt %q: %s", d.name, p, wrong)
@@ -243,8 +239,18 @@ func (s *stage) judge(d *daemon, prompts []path) (judged int) {
 		}
 	}
 	var list api.WorkerList
-	if err := s.ask(d, "GET", "/v1/workers", nil, &list); err != nil || !list.Complete || len(list.Workers) != len(s.engines) {
-		s.t.Fatalf("%s: workers: %v, %+v", d.name, err, list)
+	s.await(d.name+" lists all workers", func() error {
+		list = api.WorkerList{}
+		if err := s.ask(d, "GET", "/v1/workers", nil, &list); err != nil {
+			return err
+		}
+		if !list.Complete {
+			return fmt.Errorf("partitions %v are missing", list.Missing)
+		}
+		return nil
+	})
+	if len(list.Workers) != len(s.engines) {
+		s.t.Fatalf("%s: workers: %+v", d.name, list)
 	}
 	for _, e := range s.engines {
 		i := slices.IndexFunc(list.Workers, func(k api.WorkerInfo) bool { return string(k.Instance) == e.name })
@@ -257,17 +263,4 @@ func (s *stage) judge(d *daemon, prompts []path) (judged int) {
 		}
 	}
 	return judged
-}
-
-// lastingAddr is a loopback address that nobody has now, and that the system gives to nobody while its owner is dead: one below the ports
-// that it chooses from.
-func lastingAddr(t testing.TB, rng *rand.Rand) string {
-	for range 1000 {
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rng.IntN(20000))); err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-	}
-	t.Fatal("no port is free")
-	return ""
 }

@@ -42,7 +42,7 @@ const (
 )
 
 func startWorld(t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int) *world {
-	w := &world{stage: newStage(t, counters), natsAddr: lastingAddr(t, rng)}
+	w := &world{stage: newStage(t, counters), natsAddr: freeAddr(t)}
 	config := filepath.Join(w.dir, "nats.conf")
 	text := fmt.Sprintf(tortureServer, w.natsAddr, filepath.Join(w.dir, "store"))
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
