@@ -139,7 +139,7 @@ func (m *Machine) Probed(sent time.Duration) {
 }
 
 // Due lists the leases to be ended now, and does not name them again for a while. Those for which mine is false are left to others for
-// half a lease.
+// half a lease. It looks at all leases: 0.25 ms for 10,000 (BenchmarkDue), eight times in a lease, which at 30 s is less than a ten-thousandth of a processor.
 func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list []Due) {
 	if !m.proved || m.fresh != nil || now-m.confirmed > m.gap() {
 		return nil
@@ -149,10 +149,8 @@ func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list [
 		if e.record.State == Expired {
 			wait = 0
 		}
-		if !mine(key) {
-			wait += e.record.Lease() / 2
-		}
-		if now < e.next || m.confirmed-max(e.seen, m.since) < wait {
+		age := m.confirmed - max(e.seen, m.since)
+		if now < e.next || age < wait || age < wait+e.record.Lease()/2 && !mine(key) {
 			continue
 		}
 		e.next = now + m.gap()
