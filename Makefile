@@ -41,7 +41,7 @@ explore: ## run the random tests from seeds that are new each time: make explore
 fuzz: ## run every fuzz target for a while: make fuzz T=10m
 	@for pkg in $$(go list ./...); do \
 	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-	    echo "$$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${T:-1m} -fuzzminimizetime 1s $$pkg || exit 1; \
+	    echo "$$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $${T:-1m} -fuzzminimizetime 10x $$pkg || exit 1; \
 	  done; \
 	done
 

@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -205,6 +206,23 @@ func TestLengthsAreNotBelieved(t *testing.T) {
 	}
 }
 
+// nilTime is an answer that says of a partition that its log was created at no time.
+const nilTime = "\x81\xaapartitions\x91\x81\xa5epoch\xc0"
+
+// TestNilIsNoTime: a nil where a time belongs is an error, and harms nothing that comes after.
+func TestNilIsNoTime(t *testing.T) {
+	for range 100 { // decoders are used again
+		var a Answer
+		var refused *Error
+		if err := Unmarshal(MsgPack, []byte(nilTime), &a); !errors.As(err, &refused) || refused.Code != CodeMalformed {
+			t.Fatalf("%+v, %v", a, err)
+		}
+		if err := Unmarshal(MsgPack, []byte(nilTime[:13]+"\x81\xa5epoch\xd6\xff\x00\x00\x00\x07"), &a); err != nil || a.Partitions[0].Epoch.Unix() != 7 {
+			t.Fatalf("%+v, %v", a, err)
+		}
+	}
+}
+
 // FuzzUnpack: what is read by hand, if it is, is what reflection reads.
 func FuzzUnpack(f *testing.F) {
 	for seed := range uint64(20) {
@@ -218,6 +236,7 @@ func FuzzUnpack(f *testing.F) {
 		}
 	}
 	f.Add([]byte("\x82\xa5model\xa1m\xa5model\xa1n"))
+	f.Add([]byte(nilTime))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var q, q2 Query
 		if unpackQuery(data, &q) {

@@ -28,13 +28,20 @@ func sound(data []byte) error {
 
 var errNested = fmt.Errorf("its values lie more than %d deep", maxNesting)
 
-// unpackReflected decodes any value by reflection.
-func unpackReflected(data []byte, v any) error {
+// unpackReflected decodes any value by reflection. A nil where a time belongs makes the library panic (vmihailenco/msgpack v5.4.1 › decode.go, decodeNilValue);
+// here it is an error.
+func unpackReflected(data []byte, v any) (err error) {
 	if err := sound(data); err != nil {
 		return err
 	}
 	d := msgpack.GetDecoder()
-	defer msgpack.PutDecoder(d)
+	defer func() {
+		if p := recover(); p != nil { // and the decoder is not used again
+			err = fmt.Errorf("a nil is where none can be: %v", p)
+			return
+		}
+		msgpack.PutDecoder(d)
+	}()
 	d.UsePreallocateValues(true)
 	d.Reset(bytes.NewReader(data))
 	return d.Decode(v)
