@@ -80,7 +80,7 @@ func (r *Result) Good() bool {
 const (
 	model     = "demo"
 	namespace = "default"
-	patience  = 60 * time.Second // for anything that the demonstration waits for
+	patience  = 4 * time.Minute // for anything that the demonstration waits for
 )
 
 // show is one demonstration.
@@ -132,7 +132,10 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 			continue
 		}
 		if i == len(cfg.Requests)*2/5 { // the rest up to the kill is replayed from the log
-			if _, err := s.client.Snapshot(ctx); err != nil {
+			within, cancel := context.WithTimeout(ctx, patience)
+			_, err := s.client.Snapshot(within)
+			cancel()
+			if err != nil {
 				return nil, fmt.Errorf("snapshot: %w", err)
 			}
 		}
@@ -162,7 +165,7 @@ func (s *show) raise(ctx context.Context) (err error) {
 			return err
 		}
 		// The twin says what is in the store at this moment: nothing is remembered of it.
-		s.indexer.more = []string{"--l3-config", config, "--l3-timeout", "10s", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns"}
+		s.indexer.more = []string{"--l3-config", config, "--l3-timeout", "1m", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns"}
 	}
 	if err := s.indexer.start(ctx); err != nil {
 		return err

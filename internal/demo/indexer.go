@@ -3,7 +3,9 @@ package demo
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -24,7 +26,12 @@ type indexer struct {
 }
 
 func newIndexer(program, dir string) (*indexer, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a free port, which both processes use
+	// Both processes use one port. It is below those that the system gives, so that nobody gets it while the first is dead and the second not there.
+	var l net.Listener
+	err := errors.New("no port was tried")
+	for try := 0; try < 100 && err != nil; try++ {
+		l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000)))
+	}
 	if err != nil {
 		return nil, err
 	}

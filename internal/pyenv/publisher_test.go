@@ -23,7 +23,7 @@ func within(t testing.TB) context.Context {
 
 func dial(t *testing.T, p *pyenv.Publisher) *zmtp.Sub {
 	t.Helper()
-	s, err := zmtp.DialSub(context.Background(), p.Endpoint, []string{""}, zmtp.Config{BackoffMin: 5 * time.Millisecond, BackoffMax: 20 * time.Millisecond})
+	s, err := zmtp.DialSub(context.Background(), p.Endpoint, []string{""}, zmtp.Config{Heartbeat: -1, BackoffMin: 5 * time.Millisecond, BackoffMax: 20 * time.Millisecond}) // a publisher that stands still is not left
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func withoutTime(frames []string) string {
 }
 
 func TestPublisherDialsOut(t *testing.T) {
-	s, err := zmtp.ListenSub(context.Background(), "tcp://*:0", []string{"kv"}, zmtp.Config{})
+	s, err := zmtp.ListenSub(context.Background(), "tcp://*:0", []string{"kv"}, zmtp.Config{Heartbeat: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // buildTimeout bounds the making of an environment, downloads included.
-const buildTimeout = 5 * time.Minute
+const buildTimeout = 10 * time.Minute
 
 // Python returns the path of an interpreter that has the packages our tests need.
 func Python(t testing.TB) string {

@@ -316,7 +316,10 @@ func (b *bed) one() error {
 	if err := b.settled(client, 1, 1); err != nil {
 		return err
 	}
-	b.report.Restore, _, err = restored(time.Time{}, again)
+	lines := 0
+	if b.report.Restore, _, lines, err = restored(time.Time{}, again); err == nil && lines == 0 {
+		err = errors.New("the node's log lines tell of nothing that was restored")
+	}
 	return err
 }
 
@@ -343,7 +346,9 @@ func (b *bed) three() error {
 	if b.report.Three, err = b.ingest("three", client, 2, nodes...); err != nil {
 		return err
 	}
-	time.Sleep(2 * time.Second) // two beats: all nodes have heard where the model's workers are
+	if err := b.heard(client); err != nil {
+		return err
+	}
 	b.progress("queries")
 	if err := b.queries(); err != nil {
 		return err
@@ -499,6 +504,34 @@ func (b *bed) question(i int) *api.Query {
 	return q
 }
 
+// whole is why an answer is not what was published; nil if it is.
+func (b *bed) whole(a *api.Answer) error {
+	if !a.Complete || len(a.Workers) != b.o.Workers || a.Workers[0].Device != prompt {
+		return fmt.Errorf("the answer is not what was published: complete %v, %d workers of %d", a.Complete, len(a.Workers), b.o.Workers)
+	}
+	return nil
+}
+
+// heard waits until all nodes have heard where the model's workers are: until so many answers in a row are whole that each node gave some of them.
+func (b *bed) heard(client *api.Client) error {
+	within, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	for inRow := 0; inRow < 100; inRow++ {
+		a, err := client.Find(within, b.question(inRow))
+		if err == nil {
+			err = b.whole(a)
+		}
+		if err != nil {
+			if within.Err() != nil {
+				return err
+			}
+			inRow = 0
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	return nil
+}
+
 // queries asks by turns: a query, and a bare request of the same sizes.
 func (b *bed) queries() error {
 	echo, err := b.start("bench", "cluster", "--role", "echo", "--url", b.url)
@@ -513,7 +546,7 @@ func (b *bed) queries() error {
 	client := b.client("three", func(a, r int) { asked, answered = a, r })
 	var query, bare []time.Duration
 	body := make([]byte, 0, 4096)
-	for i := range b.o.Queries + 200 {
+	for i, lacking := 0, 0; i < b.o.Queries+200; i++ {
 		q := b.question(i)
 		begun := time.Now()
 		a, err := client.Find(b.ctx, q)
@@ -521,8 +554,12 @@ func (b *bed) queries() error {
 		if err != nil {
 			return err
 		}
-		if !a.Complete || len(a.Workers) != b.o.Workers || a.Workers[0].Device != prompt {
-			return fmt.Errorf("the answer is not what was published: complete %v, %d workers of %d", a.Complete, len(a.Workers), b.o.Workers)
+		if err := b.whole(a); err != nil {
+			if lacking++; a.Complete || lacking > 10 {
+				return err
+			}
+			i-- // a node stood still, and the answer says so: asked again
+			continue
 		}
 		body = append(body[:0], make([]byte, asked)...)
 		binary.LittleEndian.PutUint32(body, uint32(answered))
@@ -546,6 +583,16 @@ func (b *bed) queries() error {
 
 // failover kills a node while four clients ask, and waits until every partition has two replicas again.
 func (b *bed) failover(client *api.Client, nodes []*process) error {
+	lost := 0 // replicas
+	before, err := client.Status(b.ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range before.Cluster.Nodes {
+		if n.Node == "c" { // nodes[2]
+			lost = len(n.Ready)
+		}
+	}
 	var mu sync.Mutex
 	var killed time.Time
 	var lastBad, longest time.Duration
@@ -591,9 +638,17 @@ func (b *bed) failover(client *api.Client, nodes []*process) error {
 	r := &b.report
 	r.FailQueries, r.NotWhole, r.WholeAgain, r.FailLongest, r.Redundant = count, bad, lastBad.Seconds(), longest.Seconds(), redundant.Seconds()
 	var began time.Time
-	var err error
-	if r.Rereplicated, began, err = restored(killed, nodes[:2]...); err != nil {
-		return err
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // what nodes say is read as it comes
+		lines := 0
+		if r.Rereplicated, began, lines, err = restored(killed, nodes[:2]...); err != nil {
+			return err
+		}
+		if lines > 0 && lines >= lost {
+			break
+		}
+		if time.Since(begun) > patience {
+			return fmt.Errorf("the nodes' log lines tell of %d partitions that were restored, not of %d", lines, lost)
+		}
 	}
 	r.Believed = began.Sub(killed).Seconds()
 	return nil

@@ -125,9 +125,9 @@ var (
 	restores = regexp.MustCompile(`(?m)^time=(\S+) .*msg=restored .*holdings=(\d+)`)
 )
 
-// restored reads from nodes' log lines what they restored after a time, and when they began: from the first that was told to take partitions to the
-// last partition that was there.
-func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, err error) {
+// restored reads from nodes' log lines how many partitions they restored after a time, what these held, and when they began: from the first that was told
+// to take partitions to the last partition that was there.
+func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, partitions int, err error) {
 	var last time.Time
 	at := func(text string) (t time.Time, in bool, err error) {
 		t, err = time.Parse(time.RFC3339Nano, text)
@@ -135,10 +135,11 @@ func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, 
 	}
 	for _, n := range nodes {
 		said := n.saying()
+		said = said[:strings.LastIndexByte(said, '\n')+1] // whole lines
 		for _, m := range takes.FindAllStringSubmatch(said, -1) {
 			t, in, err := at(m[1])
 			if err != nil {
-				return r, began, err
+				return r, began, 0, err
 			}
 			if in && (began.IsZero() || t.Before(began)) {
 				began = t
@@ -147,25 +148,23 @@ func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, 
 		for _, m := range restores.FindAllStringSubmatch(said, -1) {
 			t, in, err := at(m[1])
 			if err != nil {
-				return r, began, err
+				return r, began, 0, err
 			}
 			if !in {
 				continue
 			}
 			holdings, err := strconv.ParseUint(m[2], 10, 64)
 			if err != nil {
-				return r, began, err
+				return r, began, 0, err
 			}
+			partitions++
 			r.Holdings += holdings
 			if t.After(last) {
 				last = t
 			}
 		}
 	}
-	if began.IsZero() || r.Holdings == 0 {
-		return r, began, errors.New("the nodes' log lines tell of nothing that was restored")
-	}
 	r.Seconds = max(last.Sub(began), time.Millisecond).Seconds()
 	r.Rate = float64(r.Holdings) / r.Seconds
-	return r, began, nil
+	return r, began, partitions, nil
 }
