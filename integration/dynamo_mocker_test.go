@@ -150,6 +150,22 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 		}
 	}
 
+	// serve has the mocker serve a prompt, and returns how many of its tokens it found cached.
+	serve := func(p []uint32) int {
+		status, text, err := call(base, "POST", "/v1/completions", fmt.Sprintf(`{"model":"m","prompt":%s,"max_tokens":1,"ignore_eos":true}`, tokenList(p)))
+		var said struct {
+			Usage struct {
+				Details struct {
+					Cached int `json:"cached_tokens"`
+				} `json:"prompt_tokens_details"`
+			}
+		}
+		if err != nil || status != 200 || json.Unmarshal([]byte(text), &said) != nil {
+			t.Fatalf("completion: %d %s %v", status, text, err)
+		}
+		return said.Usage.Details.Cached
+	}
+
 	rng := rand.New(rand.NewPCG(3, 1))
 	var past [][]uint32
 	hits, served := 0, 0
@@ -166,27 +182,25 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 		}
 		past = append(past, p)
 		expect := known(p, 0)
-		status, text, err := call(base, "POST", "/v1/completions", fmt.Sprintf(`{"model":"m","prompt":%s,"max_tokens":1,"ignore_eos":true}`, tokenList(p)))
-		var said struct {
-			Usage struct {
-				Details struct {
-					Cached int `json:"cached_tokens"`
-				} `json:"prompt_tokens_details"`
-			}
-		}
-		if err != nil || status != 200 || json.Unmarshal([]byte(text), &said) != nil {
-			t.Fatalf("completion: %d %s %v", status, text, err)
-		}
+		found := serve(p)
 		served++
 		if expect > 0 {
 			hits++
 		}
 		// A prompt's last token is computed in any case.
-		if credited := min(expect, (len(p)-1)/blockSize) * blockSize; said.Usage.Details.Cached != credited {
-			t.Errorf("of a prompt of %d tokens we know %d blocks, and the mocker found %d tokens cached, not %d", len(p), expect, said.Usage.Details.Cached, credited)
+		if credited := min(expect, (len(p)-1)/blockSize) * blockSize; found != credited {
+			t.Errorf("of a prompt of %d tokens we know %d blocks, and the mocker found %d tokens cached, not %d", len(p), expect, found, credited)
 		}
-		known(p, len(p)/blockSize)
+		// A prompt that was cached whole may have cost another block its place, and that is announced at any time later: but before what is served next.
+		mark := make([]uint32, blockSize+1)
+		for i := range mark {
+			mark[i] = 999
+		}
+		mark[0] = uint32(3 + served)
+		serve(mark)
+		known(mark, 1)
 	}
+	t.Logf("%d of %d hit, %d removed", hits, served, removed)
 	if hits < served/4 || hits == served || removed < 10 {
 		t.Errorf("%d requests with %d hits and %d blocks removed are no test", served, hits, removed)
 	}
