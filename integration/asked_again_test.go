@@ -38,7 +38,7 @@ func TestAskedAgain(t *testing.T) {
 	defer cancel()
 	var mu sync.Mutex
 	again := map[string]int{}
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Absent: patience, Hooks: jetstream.ConnHooks{AskedAgain: func(why string) {
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Absent: patience, Wait: true, Hooks: jetstream.ConnHooks{AskedAgain: func(why string) {
 		mu.Lock()
 		defer mu.Unlock()
 		again[why]++

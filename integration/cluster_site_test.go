@@ -27,7 +27,7 @@ func startNATS(t testing.TB) string {
 // openNamespace connects to a NATS server until the test ends, and opens the usual namespace.
 func openNamespace(t testing.TB, ctx context.Context, addr string) *jetstream.Namespace {
 	t.Helper()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}})
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Wait: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -37,7 +38,12 @@ func (s *spokenTo) endpoint(name string) string { return "ipc://" + filepath.Joi
 
 func speakTo(t *testing.T, x *indexerProcess, pinned, instance string) *spokenTo {
 	t.Helper()
-	s := &spokenTo{t: t, x: x, pinned: pinned, folder: t.TempDir(), instance: instance, vllm: strings.HasPrefix(pinned, "vllm"), mains: []fields{{}}}
+	folder, err := os.MkdirTemp("", "kv") // short: a Unix socket's path has 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	s := &spokenTo{t: t, x: x, pinned: pinned, folder: folder, instance: instance, vllm: strings.HasPrefix(pinned, "vllm"), mains: []fields{{}}}
 	s.life()
 	shim := start(t, "worker-shim", "run", "--engine", s.endpoint("events"), "--replay", s.endpoint("replay"), "--instance", s.instance, "--model", "m",
 		"--source", map[bool]string{true: "vllm", false: "sglang"}[s.vllm], "--block-size", strconv.Itoa(blockSize), "--nats", x.nats)

@@ -69,7 +69,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	defer cancel()
 	connect := func(user string) *jetstream.Conn {
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{
-			URLs: []string{"nats://" + addr}, NkeyFile: filepath.Join(keys, "red-"+user+".nk"), InboxPrefix: "_INBOX_" + user,
+			URLs: []string{"nats://" + addr}, NkeyFile: filepath.Join(keys, "red-"+user+".nk"), InboxPrefix: "_INBOX_" + user, Wait: true,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -104,7 +104,7 @@ func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) 
 		for j := range w.addrs {
 			urls = append(urls, "nats://"+w.addrs[(i+j)%len(w.addrs)])
 		}
-		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: urls})
+		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: urls, Wait: true})
 		if err != nil {
 			t.Fatal(err)
 		}

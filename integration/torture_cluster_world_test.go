@@ -141,8 +141,15 @@ func (w *clusterWorld) replicas() error {
 		return fmt.Errorf("status --verify ended with %d: %s%s", r.code, r.stdout, r.stderr)
 	}
 	for _, p := range status.Replicas {
+		for i, a := range p.Replicas {
+			for _, b := range p.Replicas[:i] {
+				if a.Seq == b.Seq && a.Checksum != b.Checksum {
+					w.t.Fatalf("replicas differ: %+v", p)
+				}
+			}
+		}
 		if !p.Equal {
-			w.t.Fatalf("replicas differ: %+v", p)
+			return fmt.Errorf("the replicas of partition %d did not come to one place: %+v", p.Partition, p.Replicas)
 		}
 		if len(p.Replicas) != clusterCopies {
 			return fmt.Errorf("%d replicas of partition %d", len(p.Replicas), p.Partition)

@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// patience is how long a shim's answer is waited for.
+// patience is how long a shim's answer is waited for; a single shim is asked twice.
 const patience = 2 * time.Second
 
 // request is what a shim is asked, in JSON.
@@ -130,7 +130,8 @@ func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, id
 	return &shims[0], nil
 }
 
-// ask asks for one rank and takes the first answer.
+// ask asks for one rank and takes the first answer. A shim that is there and does not answer is asked once more: it, or the whole machine, may have
+// stood still for a moment.
 func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) ([]Shim, error) {
 	p, err := ns.PartitionOf(key.Instance)
 	if err != nil {
@@ -144,9 +145,15 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	reply, err := ns.Conn().Request(ctx, subject, jetstream.ContentJSON, body)
+	var reply jetstream.Reply
+	for range 2 {
+		within, cancel := context.WithTimeout(ctx, patience)
+		reply, err = ns.Conn().Request(within, subject, jetstream.ContentJSON, body)
+		cancel()
+		if !errors.Is(err, jetstream.ErrTimeout) {
+			break
+		}
+	}
 	var refused *jetstream.ServiceError
 	switch {
 	case errors.Is(err, jetstream.ErrNoResponder), errors.Is(err, jetstream.ErrTimeout), errors.As(err, &refused):
