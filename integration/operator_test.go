@@ -143,7 +143,7 @@ func TestOperator(t *testing.T) {
 		}
 	}
 	copied.stop()
-	if r := run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.nats, "--namespace", "copy", "/dev/null/x"); r.code != 1 {
+	if r := run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.nats, "--namespace", "copy", "/dev/null/x"); r.code != 2 {
 		t.Errorf("load of what is not there: %+v", r)
 	}
 

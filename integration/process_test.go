@@ -277,7 +277,7 @@ func (x *indexerProcess) query(t testing.TB, args ...string) (a api.Answer, fail
 	if err := json.Unmarshal([]byte(r.stdout), &out); err != nil {
 		t.Fatalf("query %v ended with %d and printed %q, %q: %v", args, r.code, r.stdout, r.stderr, err)
 	}
-	if (out.Error != nil) != (r.code == 1) {
+	if (out.Error != nil) != (r.code != 0) {
 		t.Fatalf("query %v ended with %d and printed %q", args, r.code, r.stdout)
 	}
 	return out.Answer, out.Error

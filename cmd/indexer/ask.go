@@ -61,19 +61,24 @@ func (a *asking) runOn(ctx context.Context, ask func(context.Context, *jetstream
 	}
 	defer conn.Close()
 	v, table, err := ask(ctx, conn)
-	var failure *api.Error
 	switch {
-	case errors.As(err, &failure) && a.json:
-		if err := cli.PrintJSON(os.Stdout, api.ErrorBody{Error: failure}); err != nil {
-			return err
-		}
-		return failure
 	case err != nil:
-		return err
+		return a.refused(err)
 	case a.json:
 		return cli.PrintJSON(os.Stdout, v)
 	}
 	return table(os.Stdout)
+}
+
+// refused returns the error, after printing it as JSON if it is one that a node gives and programs are to read it.
+func (a *asking) refused(err error) error {
+	var failure *api.Error
+	if a.json && errors.As(err, &failure) {
+		if err := cli.PrintJSON(os.Stdout, api.ErrorBody{Error: failure}); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // reach connects to NATS and opens the namespace, for commands that need no indexer to run. The context that do gets has no
@@ -162,6 +167,9 @@ shared store has it, and for each worker the rule that stopped its own prefix, a
 		}
 		if given == 0 {
 			return cli.UsageErrorf("give --tokens, --tokens-file or --hashes")
+		}
+		if err := q.Check(); err != nil {
+			return a.refused(cli.UsageErrorf("%w", err))
 		}
 		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
 			answer, err := c.Find(ctx, q)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -9,6 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/bench/durable"
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/corpus"
+	"github.com/kvatlas/kvatlas/internal/trace"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
 )
 
@@ -43,7 +46,10 @@ func benchIndexCommand() *cobra.Command {
 		if err := o.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)
 		}
-		return bench.RunIndex(cmd.Context(), o, os.Stdout)
+		if err := cli.Readable("--corpus", o.File); err != nil {
+			return err
+		}
+		return unsound(bench.RunIndex(cmd.Context(), o, os.Stdout))
 	}
 	return cmd
 }
@@ -65,9 +71,18 @@ func benchDurableCommand() *cobra.Command {
 		if o.File == "" {
 			return cli.UsageErrorf("--corpus is missing")
 		}
+		if o.Partitions == 0 || o.Partitions > jetstream.MaxPartitions {
+			return cli.UsageErrorf("--partitions %d is not from 1 to %d", o.Partitions, jetstream.MaxPartitions)
+		}
+		if o.Sync < 0 {
+			return cli.UsageErrorf("--sync-interval %v is negative", o.Sync)
+		}
+		if err := cli.Readable("--corpus", o.File); err != nil {
+			return err
+		}
 		r, err := durable.Run(cmd.Context(), o, func(step string) { fmt.Fprintln(os.Stderr, step, "...") })
 		if err != nil {
-			return err
+			return unsound(err)
 		}
 		if asJSON {
 			return cli.PrintJSON(os.Stdout, r)
@@ -190,8 +205,19 @@ request. The same flags always give the same bytes.`,
 		if err := job.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)
 		}
+		if err := cli.Readable("--trace", job.Trace); err != nil {
+			return err
+		}
 		_, err := corpus.Run(cmd.Context(), job, os.Stderr)
-		return err
+		return unsound(err)
 	}
 	return cmd
+}
+
+// unsound makes an error that comes from what is in the file that was given one of the command line.
+func unsound(err error) error {
+	if errors.Is(err, corpus.ErrFormat) || errors.Is(err, trace.ErrFormat) {
+		return cli.UsageErrorf("%w", err)
+	}
+	return err
 }

@@ -107,10 +107,13 @@ func demoTrace(file string, n int, seed uint64) ([]trace.Request, error) {
 		return trace.Generate(trace.Options{Seed: seed, Requests: n, Clump: 1}), nil
 	}
 	list, err := trace.ReadFile(file, n)
-	if err == nil && len(list) < 2 {
-		err = fmt.Errorf("%s has %d requests; the demonstration needs two", file, len(list))
+	if err != nil {
+		return nil, cli.UsageErrorf("--trace: %w", err)
 	}
-	return list, err
+	if len(list) < 2 {
+		return nil, cli.UsageErrorf("--trace: %s has %d requests; the demonstration needs two", file, len(list))
+	}
+	return list, nil
 }
 
 // progress shows a line that changes, if w is a terminal.

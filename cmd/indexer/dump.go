@@ -80,7 +80,8 @@ func loadCommand() *cobra.Command {
 		Use:   "load --model M --block-size N [FILE]",
 		Short: "Publish router events from a file, or standard input",
 		Long: `Publish router events, as indexer dump and NVIDIA Dynamo write them (JSON, one a line), to the log. Each rank in them begins a new incarnation, which
-clears what was known of it; a rank that a running shim serves is refused. The shim that serves it next begins anew.`,
+clears what was known of it; a rank that a running shim serves is refused. The shim that serves it next begins anew. A line that is no router event ends it with
+exit status 2 and the line's number; what lines before it say may be published.`,
 		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
 	}
 	a := askingFlags(cmd)
@@ -98,13 +99,16 @@ clears what was known of it; a rank that a running shim serves is refused. The s
 		if len(args) == 1 && args[0] != "-" {
 			f, err := os.Open(args[0])
 			if err != nil {
-				return err
+				return cli.UsageErrorf("%w", err)
 			}
 			defer f.Close()
 			in = f
 		}
 		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
 			loaded, err := dump.Load(ctx, ns, in, id)
+			if errors.Is(err, dump.ErrLine) {
+				return cli.UsageErrorf("%w", err)
+			}
 			if err != nil {
 				return err
 			}

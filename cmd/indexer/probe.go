@@ -30,6 +30,9 @@ these programs. An indexer is alive at /healthz and ready at /readyz; a NATS ser
 		if !strings.HasPrefix(args[0], "http://") && !strings.HasPrefix(args[0], "https://") {
 			return cli.UsageErrorf("%q is not an http:// or https:// URL", args[0])
 		}
+		if timeout <= 0 {
+			return cli.UsageErrorf("--timeout %v is not positive", timeout)
+		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
 		return probe(ctx, args[0])

@@ -36,7 +36,7 @@ themselves when the log has lost something. Nothing but the shims and NATS need 
 			if worker != "" {
 				p, err = ns.PartitionOf(events.WorkerID(worker))
 			} else if partition >= ns.Partitions() {
-				err = fmt.Errorf("there is no partition %d: there are %d, from 0", partition, ns.Partitions())
+				err = cli.UsageErrorf("there is no partition %d: there are %d, from 0", partition, ns.Partitions())
 			}
 			if err != nil {
 				return err

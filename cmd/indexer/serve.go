@@ -163,6 +163,9 @@ func (s *serving) check() error {
 			errs = append(errs, fmt.Errorf("%s %q is not HOST:PORT", name, addr))
 		}
 	}
+	if err := (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile(); err != nil {
+		errs = append(errs, fmt.Errorf("--nats-config: %w", err))
+	}
 	if err := s.security.check(s.httpListen); err != nil {
 		errs = append(errs, err)
 	}

@@ -117,6 +117,9 @@ func (r *running) check() error {
 		if s.value == "" && !(r.fleet() && s.name == "--instance") {
 			errs = append(errs, fmt.Errorf("%s is missing", s.name))
 		}
+		if _, err := jetstream.EscapeToken(s.value); err != nil && s.name != "--engine" {
+			errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
+		}
 	}
 	if r.blockSize == 0 || r.blockSize > events.MaxBlockSize {
 		errs = append(errs, fmt.Errorf("--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize))
@@ -131,6 +134,9 @@ func (r *running) check() error {
 	}
 	if r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == "") {
 		errs = append(errs, fmt.Errorf("--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself", sourceDynamo))
+	}
+	if _, err := r.engineNATS.Options(""); err != nil { // which is connected to much later
+		errs = append(errs, err)
 	}
 	if err := jetstream.CheckNamespace(r.namespace); err != nil {
 		errs = append(errs, fmt.Errorf("--namespace: %w", err))

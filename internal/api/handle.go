@@ -77,7 +77,7 @@ func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []by
 		if err := Unmarshal(contentType, body, &q); err != nil {
 			return nil, err
 		}
-		if err := q.check(); err != nil {
+		if err := q.Check(); err != nil {
 			return nil, err
 		}
 		q.Idle = q.Idle || q.Explain
@@ -109,8 +109,8 @@ func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []by
 // maxHashed is how many ways of reading ahead one query may tell apart.
 const maxHashed = 16
 
-// check refuses what no model could answer.
-func (q *Query) check() error {
+// Check refuses what no model could answer. The error is an [Error].
+func (q *Query) Check() error {
 	switch {
 	case q.Model == "":
 		return Errorf(CodeMissingModel, "the query names no model")

@@ -6,7 +6,8 @@
 // file, which is YAML (so JSON will do). Settings of the NATS connection also have the names that NATS users know: NATS_URL,
 // NATS_CREDS, NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA.
 //
-// Exit status: 0 success, 1 failure, 2 a command line that makes no sense.
+// Exit status: 0 success; 1 it failed, or the answer is no; 2 what was given makes no sense, whoever is asked: the command line, a setting, a name that
+// cannot be one, a file to be read that is not there or not what it should be. So 2 says: mend what was given; to try again is useless.
 package cli
 
 import (
@@ -23,6 +24,7 @@ import (
 	"syscall"
 	"text/tabwriter"
 
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -36,13 +38,29 @@ func Version() string {
 	return "devel"
 }
 
-// usageError is a command line that makes no sense.
+// usageError is something given that makes no sense.
 type usageError struct{ error }
 
 func (u usageError) Unwrap() error { return u.error }
 
-// UsageErrorf makes the error of a command line that makes no sense: it ends the program with status 2.
+// UsageErrorf makes the error of something given that makes no sense: it ends the program with status 2.
 func UsageErrorf(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// Readable refuses a file that cannot be read, given as what. An empty path is none.
+func Readable(what, path string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err == nil {
+		_, err = f.Read(make([]byte, 1)) // a folder can be opened
+		f.Close()
+	}
+	if err != nil && err != io.EOF {
+		return UsageErrorf("%s: %w", what, err)
+	}
+	return nil
+}
 
 // natsNames are the environment variables that NATS users know.
 var natsNames = map[string]string{
@@ -77,7 +95,7 @@ func Main(root *cobra.Command) int {
 	switch {
 	case err == nil:
 		return 0
-	case !running || errors.As(err, &usage):
+	case !running || errors.As(err, &usage) || errors.Is(err, jetstream.ErrBadName):
 		fmt.Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), said, cmd.CommandPath())
 		return 2
 	}

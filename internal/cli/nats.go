@@ -88,6 +88,9 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return o, UsageErrorf("--%[1]s-cert and --%[1]s-key go together", n.name)
 	}
+	if err := o.CheckFiles(); err != nil {
+		return o, UsageErrorf("--%s: %w", n.name, err)
+	}
 	return o, nil
 }
 

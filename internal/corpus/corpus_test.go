@@ -233,7 +233,7 @@ func TestRun(t *testing.T) {
 		{t.Context(), Job{Options: bad, Out: filepath.Join(dir, "c")}, `evict: "fifo"`},
 		{t.Context(), Job{Options: o}, "no file"},
 		{t.Context(), Job{Options: o, Trace: filepath.Join(dir, "none"), Out: filepath.Join(dir, "c")}, "none"},
-		{t.Context(), Job{Options: o, Trace: os.DevNull, Out: filepath.Join(dir, "c")}, "no requests"},
+		{t.Context(), Job{Options: o, Trace: os.DevNull, Out: filepath.Join(dir, "c")}, "no request in it"},
 		{t.Context(), Job{Options: jobs[1].Options, Seed: 1, Out: filepath.Join(dir, "no", "c")}, "no such file"},
 	} {
 		if _, err := Run(c.ctx, c.job, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -56,7 +56,7 @@ func (job *Job) requests() (reqs []trace.Request, from string, err error) {
 		return nil, "", fmt.Errorf("make corpus: %w", err)
 	}
 	if len(reqs) == 0 {
-		return nil, "", fmt.Errorf("make corpus: %s: no requests", job.Trace)
+		return nil, "", fmt.Errorf("make corpus: %s: %w in it", job.Trace, trace.ErrFormat)
 	}
 	return reqs, job.Trace, nil
 }

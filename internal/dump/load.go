@@ -30,9 +30,12 @@ type Loaded struct {
 	Skipped map[string]uint64 `json:"skipped"` // lines of which nothing follows, by what is not known
 }
 
+// ErrLine: a line that [Load] read is no router event. Mend the file.
+var ErrLine = errors.New("no router event")
+
 // Load publishes the lines of a file, each rank's in a new incarnation that begins with a clear. It takes each rank as a shim does, so
-// that one whose shim lives is refused; the next shim of the rank begins anew. An error names the line; what lines before it
-// say may be published.
+// that one whose shim lives is refused; the next shim of the rank begins anew. An error names the line, and wraps [ErrLine] if that is
+// what is wrong; what lines before it say may be published.
 func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Identity) (Loaded, error) {
 	l := loader{ns: ns, id: id, ranks: map[events.RankKey]*loading{}, out: Loaded{Skipped: map[string]uint64{}}}
 	defer func() {
@@ -54,7 +57,9 @@ func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Id
 			return l.out, fmt.Errorf("line %d: %w", l.out.Lines, err)
 		}
 	}
-	if err := lines.Err(); err != nil {
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return l.out, fmt.Errorf("line %d: %w: it is longer than %d bytes", l.out.Lines+1, ErrLine, maxLine)
+	} else if err != nil {
 		return l.out, fmt.Errorf("line %d: %w", l.out.Lines+1, err)
 	}
 	if err := l.flush(ctx); err != nil {
@@ -100,7 +105,7 @@ type loading struct {
 func (l *loader) take(ctx context.Context, text []byte) error {
 	line, err := Read(text)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrLine, err)
 	}
 	r := l.ranks[line.Key]
 	if r == nil {

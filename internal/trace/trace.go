@@ -35,8 +35,11 @@ type line struct {
 	HashIDs      *[]uint64 `json:"hash_ids"`
 }
 
-// Requests reads a trace request by request. It ends after the first error, which names the line. Empty lines are passed
-// over.
+// ErrFormat: what is in a file is no trace. Mend the file.
+var ErrFormat = errors.New("no request")
+
+// Requests reads a trace request by request. It ends after the first error, which names the line and wraps [ErrFormat] if that is what is wrong. Empty
+// lines are passed over.
 func Requests(r io.Reader) iter.Seq2[Request, error] {
 	return func(yield func(Request, error) bool) {
 		lines := bufio.NewScanner(r)
@@ -49,7 +52,7 @@ func Requests(r io.Reader) iter.Seq2[Request, error] {
 			}
 			req, err := parse(lines.Bytes())
 			if err != nil {
-				yield(Request{}, fmt.Errorf("line %d: %w", n, err))
+				yield(Request{}, fmt.Errorf("line %d: %w: %w", n, ErrFormat, err))
 				return
 			}
 			if !yield(req, nil) {
@@ -57,7 +60,7 @@ func Requests(r io.Reader) iter.Seq2[Request, error] {
 			}
 		}
 		if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-			yield(Request{}, fmt.Errorf("line %d: longer than %d bytes", n+1, MaxLine))
+			yield(Request{}, fmt.Errorf("line %d: %w: longer than %d bytes", n+1, ErrFormat, MaxLine))
 		} else if err != nil {
 			yield(Request{}, fmt.Errorf("line %d: %w", n+1, err))
 		}

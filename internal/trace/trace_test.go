@@ -53,16 +53,16 @@ func (r *countingReader) Read(p []byte) (int, error) {
 func TestReadNamesFileAndLine(t *testing.T) {
 	const good = `{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[0]}` + "\n"
 	for _, c := range []struct{ text, want string }{
-		{good + "{\n", "line 2: unexpected end of JSON"},
-		{good + "\n\nhello\n", "line 4: invalid character 'h'"},
-		{`{"output_length":1,"hash_ids":[0]}`, "line 1: no input_length"},
-		{`{"input_length":1,"hash_ids":[0]}`, "line 1: no output_length"},
-		{`{"input_length":1,"output_length":1}`, "line 1: no hash_ids"},
-		{`{"input_length":-1,"output_length":1,"hash_ids":[]}`, "line 1: input_length -1 is negative"},
-		{`{"input_length":1,"output_length":-2,"hash_ids":[]}`, "line 1: output_length -2 is negative"},
-		{`{"input_length":1,"output_length":1,"hash_ids":[-1]}`, "line 1: json: cannot unmarshal number -1"},
-		{`{"input_length":1e99,"output_length":1,"hash_ids":[1]}`, "line 1: json: cannot unmarshal number 1e99"},
-		{good + `{"x":"` + strings.Repeat("y", MaxLine) + `"}`, "line 2: longer than 1048576 bytes"},
+		{good + "{\n", "line 2: no request: unexpected end of JSON"},
+		{good + "\n\nhello\n", "line 4: no request: invalid character 'h'"},
+		{`{"output_length":1,"hash_ids":[0]}`, "line 1: no request: no input_length"},
+		{`{"input_length":1,"hash_ids":[0]}`, "line 1: no request: no output_length"},
+		{`{"input_length":1,"output_length":1}`, "line 1: no request: no hash_ids"},
+		{`{"input_length":-1,"output_length":1,"hash_ids":[]}`, "line 1: no request: input_length -1 is negative"},
+		{`{"input_length":1,"output_length":-2,"hash_ids":[]}`, "line 1: no request: output_length -2 is negative"},
+		{`{"input_length":1,"output_length":1,"hash_ids":[-1]}`, "line 1: no request: json: cannot unmarshal number -1"},
+		{`{"input_length":1e99,"output_length":1,"hash_ids":[1]}`, "line 1: no request: json: cannot unmarshal number 1e99"},
+		{good + `{"x":"` + strings.Repeat("y", MaxLine) + `"}`, "line 2: no request: longer than 1048576 bytes"},
 	} {
 		path := filepath.Join(t.TempDir(), "t.jsonl")
 		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {

@@ -1,0 +1,60 @@
+package jetstream
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+)
+
+// CheckFiles refuses files that cannot be read or are not what they should be, all of them at once. Without it what is wrong with some of them shows as a
+// server that cannot be reached.
+func (o *ConnOptions) CheckFiles() error {
+	var errs []error
+	if o.CredsFile != "" {
+		text, err := os.ReadFile(o.CredsFile)
+		if err == nil {
+			_, err = nkeys.ParseDecoratedJWT(text)
+		}
+		if err == nil {
+			_, err = nkeys.ParseDecoratedNKey(text)
+		}
+		errs = append(errs, about("credentials file", o.CredsFile, err))
+	}
+	if o.NkeyFile != "" {
+		_, err := nats.NkeyOptionFromSeed(o.NkeyFile)
+		errs = append(errs, about("nkey file", o.NkeyFile, err))
+	}
+	if o.CAFile != "" {
+		text, err := os.ReadFile(o.CAFile)
+		if err == nil && !x509.NewCertPool().AppendCertsFromPEM(text) {
+			err = errors.New("there is no certificate in it")
+		}
+		errs = append(errs, about("file with authorities", o.CAFile, err))
+	}
+	if o.CertFile != "" {
+		_, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+		errs = append(errs, about("certificate and key", o.CertFile, err))
+	}
+	return errors.Join(errs...)
+}
+
+// CheckFile refuses a configuration file that nats-server would refuse.
+func (o *ServerOptions) CheckFile() error {
+	if o.ConfigFile == "" {
+		return nil
+	}
+	_, err := o.natsOptions()
+	return err
+}
+
+func about(what, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s %s: %w", what, path, err)
+}
