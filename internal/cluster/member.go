@@ -61,7 +61,7 @@ type Member struct {
 }
 
 // Join claims the node's name. If a record of another process is there and its beat goes on, the error wraps [ErrTaken]; one that
-// stands still for DeadAfter is taken over, by compare-and-set. What that process writes afterwards fails, and ends it.
+// stands still for DeadAfter, while this process does not, is taken over, by compare-and-set. What that process writes afterwards fails, and ends it.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if cfg.Drain <= 0 {
 		cfg.Drain = 20 * time.Second
@@ -75,7 +75,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	tick := time.NewTicker(cfg.Beat)
 	defer tick.Stop()
 	var first *jetstream.Entry
-	for begun := time.Now(); ; {
+	for silent := (silence{at: time.Now()}); ; {
 		entry, err := cfg.Bucket.Latest(ctx, key)
 		switch {
 		case errors.Is(err, jetstream.ErrNotFound):
@@ -87,10 +87,10 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 				cfg.Waiting()
 			}
 		case entry.Revision < first.Revision: // the bucket is that of an earlier time
-			first, begun = &entry, time.Now()
+			first, silent = &entry, silence{at: time.Now()}
 		case entry.Revision != first.Revision:
 			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrTaken)
-		case time.Since(begun) > cfg.DeadAfter:
+		case silent.heard(time.Now(), cfg.Beat) > cfg.DeadAfter:
 			m.revision = entry.Revision
 			return m, m.begin(ctx)
 		}
@@ -100,6 +100,20 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// silence is for how long somebody was listened to who said nothing. Between two looks that are far apart this process may have stood still, and
+// the other one with it: that counts as two beats, as for [Machine].
+type silence struct {
+	at     time.Time // of the last look
+	lasted time.Duration
+}
+
+// heard tells of a look, and returns how long the silence has lasted.
+func (s *silence) heard(now time.Time, beat time.Duration) time.Duration {
+	s.lasted += min(now.Sub(s.at), 2*beat)
+	s.at = now
+	return s.lasted
 }
 
 // begin claims the name. What cannot be written now will be by Run, or it fails there for the same reason.
@@ -210,17 +224,17 @@ func (m *Member) Run(ctx context.Context) error {
 	begun, acked := time.Now(), uint64(0)
 	tick := time.NewTicker(m.cfg.Beat)
 	defer tick.Stop()
-	listening, deaf := context.WithCancel(working)
-	defer deaf()
-	heard := make(chan []byte)
-	go func() { // ends early only if the connection is closed
-		_ = m.cfg.Namespace.Conn().Listen(listening, jetstream.NodesSubject(m.cfg.Namespace.Name()), func(text []byte) {
-			select {
-			case heard <- text:
-			case <-listening.Done():
-			}
-		})
-	}()
+	heard, over := make(chan []byte), make(chan struct{})
+	deaf, err := m.cfg.Namespace.Conn().Subscribe(jetstream.NodesSubject(m.cfg.Namespace.Name()), func(r jetstream.Request) {
+		select {
+		case heard <- r.Body:
+		case <-over:
+		}
+	})
+	if err == nil { // else the connection is closed
+		defer deaf() // the server has the subscription before it answers the first look: nothing between is missed
+	}
+	defer close(over)
 	var drained <-chan time.Time
 	troubled := false
 	for {

@@ -52,7 +52,7 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 	w := newSite(t)
 	w.start()
-	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}})
+	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, Wait: true})
 	w.must(err)
 	defer conn.Close()
 	ns, err := jetstream.OpenNamespace(w.ctx, conn, "test")

@@ -31,6 +31,9 @@ type L3Config struct {
 	// Timeout is how long an answer waits for a store at most, unless the query says otherwise; default 20 ms.
 	Timeout time.Duration
 
+	// Check is how often a Mooncake master is asked after its health, and how long it may take to say so; default 1 s.
+	Check time.Duration
+
 	Cache hicache.CacheConfig
 }
 
@@ -151,7 +154,7 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 	if c.SGLang != nil && c.SGLang.Backend == "file" {
 		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
 	} else {
-		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Changed: func(string) { l.forget(id) }})
+		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Check: l.cfg.Check, Changed: func(string) { l.forget(id) }})
 		if err != nil {
 			return nil, err
 		}

@@ -78,8 +78,8 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	var now atomic.Int64 // in milliseconds
 	fresh := func() {    // nothing is remembered
 		x.Node.l3 = newL3(L3Config{
-			Models: map[string]hicache.Config{"m": {SGLang: &config}}, Timeout: patience,
-			Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Now: func() time.Time { return time.UnixMilli(1e12 + now.Load()) }},
+			Models: map[string]hicache.Config{"m": {SGLang: &config}}, Timeout: patience, Check: patience,
+			Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Patience: patience, Now: func() time.Time { return time.UnixMilli(1e12 + now.Load()) }},
 		})
 		x.l3.watch(x.ctx)
 	}

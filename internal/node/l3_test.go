@@ -41,7 +41,7 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0", SyncInterval: time.Minute})
 	must(err)
 	t.Cleanup(server.Stop)
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
 	must(err)
 	t.Cleanup(conn.Close)
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
@@ -51,8 +51,8 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 		configure(&x.config)
 	}
 	x.Node = New(Config{Namespace: ns, L3: L3Config{
-		Models: map[string]hicache.Config{"m": {SGLang: &x.config}}, Timeout: patience,
-		Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour},
+		Models: map[string]hicache.Config{"m": {SGLang: &x.config}}, Timeout: patience, Check: patience,
+		Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Patience: patience},
 	}})
 	x.l3.watch(ctx)
 	x.set(0, func(s *standing) { s.state = stateServing })

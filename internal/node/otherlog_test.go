@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -15,7 +14,7 @@ import (
 // logOfTen is a namespace of one partition whose log has ten messages, and a node whose writer runs and that has applied a log, said to be
 // this one, up to a place.
 func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context.Context, *Node) {
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	must := func(err error) {
 		t.Helper()
@@ -26,7 +25,7 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
 	must(err)
 	t.Cleanup(server.Stop)
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
 	must(err)
 	t.Cleanup(conn.Close)
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 1})

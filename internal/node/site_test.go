@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -39,10 +40,12 @@ type site struct {
 
 	node     *Node
 	stopNode func()
+	stopping chan struct{} // closed when the node is told to stop
 	mend     func(context.Context) error
 	view     func() *cluster.View
 	index    radix.Config
 	interval time.Duration // between snapshots
+	room     time.Duration // between looks at how full things are
 	blocks   uint64        // after which one is due earlier; 0: the usual
 
 	mu     sync.Mutex
@@ -55,14 +58,14 @@ func newSite(t *testing.T) *site {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
-	w := &site{T: t, ctx: ctx, dir: t.TempDir(), addr: "127.0.0.1:0", interval: time.Hour}
+	w := &site{T: t, ctx: ctx, dir: t.TempDir(), addr: loopback.Reserve(t), interval: time.Hour, room: 100 * time.Millisecond}
 	w.startServer()
 	t.Cleanup(func() { w.server.Stop() })
 	var err error
-	w.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}})
+	w.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, Wait: true})
 	w.must(err)
 	t.Cleanup(w.conn.Close)
-	w.raw, err = nats.Connect("nats://"+w.addr, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+	w.raw, err = nats.Connect("nats://"+w.addr, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.Timeout(patience))
 	w.must(err)
 	t.Cleanup(w.raw.Close)
 	w.js, err = natsjs.New(w.raw)
@@ -89,7 +92,7 @@ func (w *site) startServer() {
 	w.Helper()
 	server, err := jetstream.StartServer(w.ctx, jetstream.ServerOptions{Dir: w.dir, Listen: w.addr, SyncInterval: time.Minute})
 	w.must(err)
-	w.server, w.addr = server, server.Addr()
+	w.server = server
 }
 
 // tell writes down what a hook said.
@@ -116,9 +119,10 @@ func (w *site) start() {
 	w.Helper()
 	w.say("the node starts")
 	ready := make(chan struct{})
+	w.stopping = make(chan struct{})
 	w.node = New(Config{
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks, Watch: 50 * time.Millisecond,
-		ResyncPause: 50 * time.Millisecond, RoomCheck: 100 * time.Millisecond, Mend: w.mend, Index: w.index, View: w.view,
+		ResyncPause: 50 * time.Millisecond, RoomCheck: w.room, Mend: w.mend, Index: w.index, View: w.view,
 		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {
@@ -133,7 +137,7 @@ func (w *site) start() {
 	running, cancel := context.WithCancel(w.ctx)
 	var done sync.WaitGroup
 	done.Go(func() { w.node.Run(running) })
-	w.stopNode = sync.OnceFunc(func() { cancel(); done.Wait() })
+	w.stopNode = sync.OnceFunc(func() { close(w.stopping); cancel(); done.Wait() })
 	w.Cleanup(w.stopNode)
 	select {
 	case <-ready:
@@ -145,9 +149,9 @@ func (w *site) start() {
 // startShim runs the engine's shim until the returned function is called.
 func (w *site) startShim() (stop func()) {
 	w.Helper()
-	w.say("the engine's shim starts")
+	w.say("%s", strings.TrimPrefix(shimStarts, "> "))
 	key := events.RankKey{Instance: "w1"}
-	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, AttemptTimeout: 500 * time.Millisecond})
+	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, AttemptTimeout: 500 * time.Millisecond, Wait: true})
 	w.must(err)
 	ns, err := jetstream.OpenNamespace(w.ctx, conn, "test")
 	w.must(err)

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,8 +14,9 @@ import (
 // TestWhoseSnapshotIsAProblem: a snapshot that could not be written is a problem of the node that is to write it, for as long as it is.
 func TestWhoseSnapshotIsAProblem(t *testing.T) {
 	w := newSite(t)
-	view := &cluster.View{Writer: []string{""}}
-	w.view = func() *cluster.View { return view }
+	var view atomic.Pointer[cluster.View]
+	view.Store(&cluster.View{Writer: []string{""}})
+	w.view = view.Load
 	w.start()
 	defer w.stopNode()
 	w.startShim()
@@ -25,7 +27,7 @@ func TestWhoseSnapshotIsAProblem(t *testing.T) {
 		writer  string
 		problem bool
 	}{{"", true}, {"another", false}, {"", true}} {
-		view.Writer[0] = step.writer
+		view.Store(&cluster.View{Writer: []string{step.writer}})
 		s, err := w.node.Status(w.ctx)
 		w.must(err)
 		if said := strings.Join(s.Problems, "\n"); strings.Contains(said, "somebody else wrote one") != step.problem {
@@ -37,6 +39,7 @@ func TestWhoseSnapshotIsAProblem(t *testing.T) {
 // TestWhatIsSaidOfALog: a log that cannot be read is not said to have what it was not seen to have.
 func TestWhatIsSaidOfALog(t *testing.T) {
 	w := newSite(t)
+	w.room = time.Hour // nothing is looked at but what the test says
 	w.start()
 	defer w.stopNode()
 	w.startShim()

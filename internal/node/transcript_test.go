@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -31,12 +32,28 @@ func (w *site) recorded(next Hooks) Hooks {
 			w.script = append(w.script, text)
 		}
 	}
+	// asks is line for what is asked again and again while something else may be done: it is told once after a restore, and once after a shim has started.
+	asks := func(format string, args ...any) {
+		w.mu.Lock()
+		text := "  " + stable(fmt.Sprintf(format, args...))
+		since := len(w.script)
+		for since > 0 && !strings.HasPrefix(w.script[since-1], "  begins with") && w.script[since-1] != shimStarts {
+			since--
+		}
+		told := slices.Contains(w.script[since:], text)
+		w.mu.Unlock()
+		if !told {
+			line(format, args...)
+		}
+	}
 	state := func(p events.Partition) string {
 		s := w.node.parts[p]
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.state
 	}
+	var caughtUp chan struct{} // closed when what is read after a restore has caught up, and that is written down
+	whole := false             // nothing was lost at the last restore
 	h := next
 	h.Restored = func(p events.Partition, r Restored) {
 		text := "no snapshot"
@@ -44,20 +61,40 @@ func (w *site) recorded(next Hooks) Hooks {
 			text = fmt.Sprintf("the snapshot at %d", r.Seq)
 		}
 		line("begins with %s; lost: %s", text, strings.TrimSpace(r.Lost+" "))
+		w.mu.Lock()
+		caughtUp, whole = make(chan struct{}), r.Lost == ""
+		w.mu.Unlock()
 		next.Restored(p, r)
 	}
 	h.Rejected = func(p events.Partition, why string, err error) {
 		line("passes over a snapshot: %s", why)
 		next.Rejected(p, why, err)
 	}
-	h.CaughtUp = func(p events.Partition, seq events.StreamSeq) { line("has caught up; state %s", state(p)) }
+	h.CaughtUp = func(p events.Partition, seq events.StreamSeq) {
+		now := state(p)
+		w.mu.Lock()
+		done := caughtUp
+		if whole && now == stateResync { // it was seen in the meantime that a rank needs it
+			now = stateServing
+		}
+		w.mu.Unlock()
+		line("has caught up; state %s", now)
+		close(done)
+	}
 	h.Unfit = func(p events.Partition, notice jetstream.Notice) {
 		line("the log is unfit: %v", notice)
 		next.Unfit(p, notice)
 	}
 	h.ResyncAsked = func(p events.Partition, why string, answered int, err error) {
+		w.mu.Lock()
+		done := caughtUp
+		w.mu.Unlock()
+		select {
+		case <-done: // another goroutine tells of that
+		case <-w.stopping:
+		}
 		cause, _, _ := strings.Cut(why, "; the shims were asked")
-		line("asks the shims, state %s: %s", state(p), cause)
+		asks("asks the shims, state %s: %s", state(p), cause)
 		next.ResyncAsked(p, why, answered, err)
 	}
 	h.Resynced = func(p events.Partition) {
@@ -66,6 +103,8 @@ func (w *site) recorded(next Hooks) Hooks {
 	}
 	return h
 }
+
+const shimStarts = "> the engine's shim starts"
 
 var unstable = []struct {
 	re *regexp.Regexp

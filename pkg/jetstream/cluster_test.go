@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -26,14 +27,14 @@ func startCluster(t testing.TB) *cluster {
 	var addrs []string
 	var routes []*url.URL
 	for range 3 {
-		addr := freeAddr(t)
+		addr := loopback.Reserve(t)
 		addrs = append(addrs, addr)
 		routes = append(routes, &url.URL{Scheme: "nats", Host: addr})
 	}
 	cl := &cluster{}
 	for i, addr := range addrs {
 		cl.opts = append(cl.opts, &server.Options{
-			ServerName: fmt.Sprint("n", i), Host: "127.0.0.1", Port: portOf(t, freeAddr(t)), NoSigs: true,
+			ServerName: fmt.Sprint("n", i), Host: "127.0.0.1", Port: portOf(t, loopback.Reserve(t)), NoSigs: true,
 			JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 30,
 			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: portOf(t, addr)}, Routes: routes,
 		})

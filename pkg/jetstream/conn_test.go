@@ -21,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -80,7 +81,7 @@ func TestConnectWithoutJetStream(t *testing.T) {
 
 func TestConnectNobodyThere(t *testing.T) {
 	t.Parallel()
-	addr := freeAddr(t)
+	addr := loopback.Reserve(t)
 	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}}); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), addr) {
 		t.Fatalf("nobody there: %v", err)
 	}
@@ -206,7 +207,7 @@ func TestConnectTokenAndNkey(t *testing.T) {
 func TestReconnect(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	addr := freeAddr(t)
+	addr := loopback.Reserve(t)
 	s := startServer(t, dir, addr)
 	down, up := make(chan error, 10), make(chan string, 10)
 	c := connect(t, ConnOptions{URLs: []string{s.URL()}, Hooks: ConnHooks{Disconnected: func(err error) { down <- err }, Reconnected: func(url string) { up <- url }}})

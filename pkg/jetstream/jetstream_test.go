@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -23,29 +22,6 @@ func ctxFor(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-// freeAddr is a loopback address for who starts again where it was: nobody is given its port who asks the system for one, and no other test takes
-// it while this one lasts.
-func freeAddr(t testing.TB) string {
-	t.Helper()
-	for range 1000 {
-		addr := fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)) // below what Linux gives by itself (net.ipv4.ip_local_port_range: 32768 to 60999)
-		held, err := net.ListenPacket("udp4", addr)                // the port of another protocol: held for as long as the test
-		if err != nil {
-			continue
-		}
-		l, err := net.Listen("tcp4", addr)
-		if err != nil {
-			held.Close()
-			continue
-		}
-		l.Close()
-		t.Cleanup(func() { held.Close() })
-		return addr
-	}
-	t.Fatal("no port is free")
-	return ""
 }
 
 // startServer starts an embedded server in dir that ends with the test. Speed matters more than power failures
@@ -126,7 +102,7 @@ type world struct {
 func newWorld(t testing.TB, partitions uint32) *world {
 	t.Helper()
 	w := &world{t: t, ctx: ctxFor(t), dir: t.TempDir()}
-	w.srv = startServer(t, w.dir, freeAddr(t))
+	w.srv = startServer(t, w.dir, loopback.Reserve(t))
 	w.addr = w.srv.Addr()
 	w.c = connect(t, ConnOptions{URLs: []string{w.srv.URL()}})
 	var err error

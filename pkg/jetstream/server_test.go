@@ -19,6 +19,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // helperEnv makes the test binary a process that holds a data folder until its input ends or it is killed.
@@ -296,7 +298,7 @@ func TestServerDiskFull(t *testing.T) {
 // TestTendGrows: a server that was started on a disk without room takes what there is room for later, with nobody's connection lost.
 func TestTendGrows(t *testing.T) {
 	t.Parallel()
-	s := startServerWith(t, ServerOptions{Dir: t.TempDir(), Listen: freeAddr(t), SyncInterval: time.Minute, MaxStore: 2 << 20})
+	s := startServerWith(t, ServerOptions{Dir: t.TempDir(), Listen: loopback.Reserve(t), SyncInterval: time.Minute, MaxStore: 2 << 20})
 	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{s.URL()}})}
 	somebody := plainConn(t, s.URL(), nats.NoReconnect(), nats.PingInterval(time.Hour))
 	var err error
@@ -357,7 +359,7 @@ func TestTendGrows(t *testing.T) {
 
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
-	addr := freeAddr(t)
+	addr := loopback.Reserve(t)
 	s := startServer(t, t.TempDir(), addr)
 	inside := connect(t, ConnOptions{Server: s})
 	outside := connect(t, ConnOptions{URLs: []string{s.URL()}})
@@ -385,7 +387,7 @@ func TestServerRestart(t *testing.T) {
 // TestServerKilled: kill -9 while a shim publishes; what was acknowledged is there afterwards, once, and in order.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
-	w := &world{t: t, ctx: ctxFor(t), dir: t.TempDir(), addr: freeAddr(t)}
+	w := &world{t: t, ctx: ctxFor(t), dir: t.TempDir(), addr: loopback.Reserve(t)}
 	p := startProcess(t, w.dir, w.addr)
 	w.c = connect(t, ConnOptions{URLs: []string{"nats://" + w.addr}})
 	w.join()

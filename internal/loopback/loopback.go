@@ -1,0 +1,35 @@
+// Package loopback gives tests addresses for servers that stop and start again where they were.
+//
+// A port that the system chose (port 0) is anybody's as soon as its server stops: another test's server or connection may be given it before
+// it starts again. [Reserve] takes one from below those that the system chooses from (Linux: net.ipv4.ip_local_port_range, 32768 to 60999), and
+// holds the same port of UDP for as long as the test lasts, so that no other process that reserves is given it either.
+package loopback
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"testing"
+)
+
+// Reserve returns a HOST:PORT of 127.0.0.1 on which nobody listens. It is the test's until that ends. It is called from the test's goroutine.
+func Reserve(t testing.TB) string {
+	t.Helper()
+	for range 1000 {
+		addr := fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000))
+		held, err := net.ListenPacket("udp4", addr)
+		if err != nil {
+			continue
+		}
+		l, err := net.Listen("tcp4", addr)
+		if err != nil {
+			_ = held.Close() // it was never used
+			continue
+		}
+		_ = l.Close() // it was never used
+		t.Cleanup(func() { _ = held.Close() })
+		return addr
+	}
+	t.Fatal("no port is free")
+	return ""
+}

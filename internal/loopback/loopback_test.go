@@ -1,0 +1,37 @@
+package loopback
+
+import (
+	"net"
+	"testing"
+)
+
+// TestReserve reserves some addresses: all differ, each can be listened on again and again, and is free when its test has ended.
+func TestReserve(t *testing.T) {
+	seen := map[string]bool{}
+	var last string
+	t.Run("while it lasts", func(t *testing.T) {
+		for range 100 {
+			addr := Reserve(t)
+			if seen[addr] {
+				t.Fatalf("%s is given twice", addr)
+			}
+			seen[addr], last = true, addr
+			for range 2 {
+				l, err := net.Listen("tcp4", addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.Close()
+			}
+		}
+		if held, err := net.ListenPacket("udp4", last); err == nil {
+			held.Close()
+			t.Errorf("%s is not held", last)
+		}
+	})
+	held, err := net.ListenPacket("udp4", last)
+	if err != nil {
+		t.Fatalf("%s is held for ever: %v", last, err)
+	}
+	held.Close()
+}
