@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
 )
 
@@ -190,7 +192,7 @@ func TestLibzmqBurst(t *testing.T) {
 }
 
 func TestLibzmqPublisherKilledAndRestarted(t *testing.T) {
-	p := startLibzmq(t, "XPUB", opts{"bind": anyPort})
+	p := startLibzmq(t, "XPUB", opts{"bind": "tcp://" + loopback.Reserve(t)})
 	s := mustSub(t, p.Endpoint, quick(), "")
 	for life := range 3 {
 		if life > 0 {
@@ -239,7 +241,7 @@ func TestLibzmqPublisherDialsIn(t *testing.T) {
 }
 
 func dialIn(t *testing.T, endpoint string) {
-	s, err := ListenSub(context.Background(), endpoint, []string{""}, Config{})
+	s, err := ListenSub(context.Background(), endpoint, []string{""}, patient(Config{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,24 +276,42 @@ const (
 // Heartbeats from both sides, faster than any message: neither side gives the other up while nothing is said.
 func TestLibzmqHeartbeatsWhileIdle(t *testing.T) {
 	t.Parallel()
-	p, s := beating(t)
-	p.do("sleep", opts{"ms": hold.Milliseconds()})
-	p.do("burst", opts{"n": 1, "first": 0, "size": 8})
-	next(t, s, Data)
+	undisturbed(t, func() error {
+		p, s := beating(t)
+		defer p.kill()
+		defer s.Stop()
+		p.do("sleep", opts{"ms": hold.Milliseconds()})
+		p.do("burst", opts{"n": 1, "first": 0, "size": 8})
+		return expectNumber(t, s, 0)
+	})
+}
+
+// expectNumber takes the next message, which must have a number.
+func expectNumber(t *testing.T, s *Sub, want uint64) error {
+	m, err := s.Recv(within(t))
+	if err != nil || m.Kind != Data || number(m.Frames) != want {
+		return fmt.Errorf("got %v %v %v, want %d", err, m.Kind, m.Err, want)
+	}
+	return nil
 }
 
 // Nor while our queue is full, though we do not read their PINGs then.
 func TestLibzmqHeartbeatsWhileFull(t *testing.T) {
 	t.Parallel()
-	p, s := beating(t)
-	const n = 2000
-	p.do("burst", opts{"n": n, "first": 0, "size": 10000})
-	p.do("sleep", opts{"ms": hold.Milliseconds()})
-	for i := range uint64(n) {
-		if m := next(t, s, Data); number(m.Frames) != i {
-			t.Fatalf("got %d, want %d", number(m.Frames), i)
+	undisturbed(t, func() error {
+		p, s := beating(t)
+		defer p.kill()
+		defer s.Stop()
+		const n = 2000
+		p.do("burst", opts{"n": n, "first": 0, "size": 10000})
+		p.do("sleep", opts{"ms": hold.Milliseconds()})
+		for i := range uint64(n) {
+			if err := expectNumber(t, s, i); err != nil {
+				return err
+			}
 		}
-	}
+		return nil
+	})
 }
 
 func beating(t *testing.T) (*libzmq, *Sub) {
@@ -311,7 +331,7 @@ func TestLibzmqDemandsSecurity(t *testing.T) {
 				p := startLibzmq(t, kind, opts{"bind": anyPort, "security": security})
 				var err error
 				if kind == "ROUTER" {
-					_, err = DialDealer(within(t), p.Endpoint, Config{})
+					_, err = DialDealer(within(t), p.Endpoint, patient(Config{}))
 				} else {
 					failed := make(chan error, 1)
 					cfg := quick()
@@ -471,9 +491,9 @@ func TestLibzmqSubscriberThatIsSlow(t *testing.T) {
 
 // A libzmq subscriber finds our publisher again by itself. It asks for its topics again only while its owner waits in it.
 func TestLibzmqSubscriberReconnects(t *testing.T) {
-	p := mustPub(t, "tcp://127.0.0.1:0", Config{})
+	p := mustPub(t, "tcp://"+loopback.Reserve(t), Config{})
 	addr := p.Addr()
-	s := startLibzmq(t, "SUB", opts{"connect": addr, "topics": []string{"a", "b"}, "ivl": 100, "timeout": 2000})
+	s := startLibzmq(t, "SUB", opts{"connect": addr, "topics": []string{"a", "b"}, "ivl": 100, "timeout": patience.Milliseconds()})
 	for life := range uint64(3) {
 		if life > 0 {
 			p = mustPub(t, addr, Config{})

@@ -182,6 +182,7 @@ func TestHandshakeRefusals(t *testing.T) {
 			dealing := quick()
 			dealing.HandshakeTimeout = cfg.HandshakeTimeout
 			if tc.name != "wrong socket" {
+				endpoint, accept := rawServer(t) // at the other one the socket may have called again
 				go func() {
 					nc := accept()
 					nc.Write(tc.say)

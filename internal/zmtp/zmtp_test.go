@@ -9,12 +9,15 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // patience is how long a test waits for what must happen.
@@ -28,12 +31,52 @@ func within(t testing.TB) context.Context {
 
 // quick is a configuration that dials again soon.
 func quick() Config {
-	return Config{BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond, ConnectTimeout: patience, HandshakeTimeout: patience}
+	return patient(Config{BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond})
+}
+
+// patient gives nobody up before the test does, unless the test says so.
+func patient(cfg Config) Config {
+	for _, d := range []*time.Duration{&cfg.ConnectTimeout, &cfg.HandshakeTimeout, &cfg.HeartbeatTimeout} {
+		if *d == 0 {
+			*d = patience
+		}
+	}
+	return cfg
+}
+
+// undisturbed tries something in which nobody may stand still for seconds, again if this process did.
+func undisturbed(t *testing.T, try func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		over, stood := make(chan struct{}), make(chan time.Duration, 1)
+		go func() {
+			longest, before := time.Duration(0), time.Now()
+			for {
+				select {
+				case <-over:
+					stood <- max(longest, time.Since(before))
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+				longest, before = max(longest, time.Since(before)), time.Now()
+			}
+		}()
+		err := try()
+		close(over)
+		longest := <-stood
+		if err == nil {
+			return
+		}
+		if longest < time.Second || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		t.Logf("the process stood still for %v: %v", longest, err)
+	}
 }
 
 func mustPub(t testing.TB, endpoint string, cfg Config) *Pub {
 	t.Helper()
-	p, err := ListenPub(context.Background(), endpoint, cfg)
+	p, err := ListenPub(context.Background(), endpoint, patient(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +86,7 @@ func mustPub(t testing.TB, endpoint string, cfg Config) *Pub {
 
 func mustSub(t testing.TB, endpoint string, cfg Config, topics ...string) *Sub {
 	t.Helper()
-	s, err := DialSub(context.Background(), endpoint, topics, cfg)
+	s, err := DialSub(context.Background(), endpoint, topics, patient(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +96,7 @@ func mustSub(t testing.TB, endpoint string, cfg Config, topics ...string) *Sub {
 
 func mustRouter(t testing.TB, endpoint string, cfg Config) *Router {
 	t.Helper()
-	r, err := ListenRouter(context.Background(), endpoint, cfg)
+	r, err := ListenRouter(context.Background(), endpoint, patient(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +106,7 @@ func mustRouter(t testing.TB, endpoint string, cfg Config) *Router {
 
 func mustDealer(t testing.TB, endpoint string, cfg Config) *Dealer {
 	t.Helper()
-	d, err := DialDealer(within(t), endpoint, cfg)
+	d, err := DialDealer(within(t), endpoint, patient(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +140,7 @@ func equal(a, b [][]byte) bool { return bytes.Equal(encode(a), encode(b)) }
 func TestPubSubRoundTrip(t *testing.T) {
 	for _, endpoint := range []string{
 		"tcp://127.0.0.1:0", "tcp://*:0", "tcp://localhost:0", "tcp://[::1]:0",
-		"ipc://" + filepath.Join(t.TempDir(), "s"), "ipc://@kvatlas-test-round-trip",
+		"ipc://" + filepath.Join(t.TempDir(), "s"), fmt.Sprint("ipc://@kvatlas-test-", os.Getpid()),
 	} {
 		t.Run(endpoint, func(t *testing.T) {
 			p := mustPub(t, endpoint, Config{})
@@ -335,35 +378,41 @@ func TestSubBackPressure(t *testing.T) {
 	hb := Config{Heartbeat: 20 * time.Millisecond, HeartbeatTimeout: silence}
 	send := hb
 	send.SendQueue = 5000
-	p := mustPub(t, "tcp://127.0.0.1:0", send)
 	recv := hb
 	recv.RecvQueue = 2
 	recv.RecvBytes = 1 << 20
-	s := mustSub(t, p.Addr(), recv, "")
-	if err := p.WaitSubscribers(within(t), 1); err != nil {
-		t.Fatal(err)
-	}
-	const n = 3000
-	payload := make([]byte, 16<<10)
-	for i := range uint32(n) {
-		binary.BigEndian.PutUint32(payload, i)
-		p.Send(payload)
-	}
-	next(t, s, Opened)
-	waitFor(t, func() bool { return s.Queued() == 2 })
-	time.Sleep(hold) // longer than the time-outs of both: the point of the test
-	for i := range uint32(n) {
-		if m := next(t, s, Data); binary.BigEndian.Uint32(m.Frames[0]) != i {
-			t.Fatalf("got %d, want %d", binary.BigEndian.Uint32(m.Frames[0]), i)
+	undisturbed(t, func() error {
+		p := mustPub(t, "tcp://127.0.0.1:0", send)
+		defer p.Stop()
+		s := mustSub(t, p.Addr(), recv, "")
+		defer s.Stop()
+		if err := p.WaitSubscribers(within(t), 1); err != nil {
+			return err
 		}
-	}
-	if st := p.Stats(); st.Dropped != 0 {
-		t.Errorf("%d dropped", st.Dropped)
-	}
+		const n = 3000
+		payload := make([]byte, 16<<10)
+		for i := range uint32(n) {
+			binary.BigEndian.PutUint32(payload, i)
+			p.Send(payload)
+		}
+		next(t, s, Opened)
+		waitFor(t, func() bool { return s.Queued() == 2 })
+		time.Sleep(hold) // longer than the time-outs of both: the point of the test
+		for i := range uint32(n) {
+			m, err := s.Recv(within(t))
+			if err != nil || m.Kind != Data || binary.BigEndian.Uint32(m.Frames[0]) != i {
+				return fmt.Errorf("got %v %v %v, want %d", err, m.Kind, m.Err, i)
+			}
+		}
+		if st := p.Stats(); st.Dropped != 0 {
+			return fmt.Errorf("%d dropped", st.Dropped)
+		}
+		return nil
+	})
 }
 
 func TestSubSeesRestarts(t *testing.T) {
-	p := mustPub(t, "tcp://127.0.0.1:0", Config{})
+	p := mustPub(t, "tcp://"+loopback.Reserve(t), Config{})
 	addr := p.Addr()
 	s := mustSub(t, addr, quick(), "")
 	for life := range uint64(4) {
@@ -388,12 +437,7 @@ func TestSubSeesRestarts(t *testing.T) {
 }
 
 func TestSubDialsBeforePublisherIsThere(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := "tcp://" + ln.Addr().String()
-	ln.Close()
+	addr := "tcp://" + loopback.Reserve(t)
 	failed := make(chan error, 1)
 	cfg := quick()
 	cfg.Hooks.Failed = func(_ Peer, err error) {
@@ -417,7 +461,7 @@ func TestSubDialsBeforePublisherIsThere(t *testing.T) {
 
 // Publishers dial in to a listening Sub; each has its own connection and its own order.
 func TestListenSub(t *testing.T) {
-	s, err := ListenSub(context.Background(), "tcp://127.0.0.1:0", []string{"kv"}, Config{})
+	s, err := ListenSub(context.Background(), "tcp://127.0.0.1:0", []string{"kv"}, patient(Config{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -460,7 +504,7 @@ func TestListenSub(t *testing.T) {
 func TestStopEndsEverything(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := mustPub(t, "tcp://127.0.0.1:0", Config{})
-	s, err := DialSub(ctx, p.Addr(), []string{""}, Config{})
+	s, err := DialSub(ctx, p.Addr(), []string{""}, patient(Config{}))
 	if err != nil {
 		t.Fatal(err)
 	}
