@@ -54,6 +54,12 @@ type Worker struct {
 	text []byte // the record as it was read
 }
 
+// absent is a rank whose record has gone without a word: somebody has ended it while nothing was heard, or somebody has emptied the bucket.
+type absent struct {
+	worker Worker
+	since  time.Duration
+}
+
 // Registry is a node's view of the workers.
 type Registry struct {
 	cfg   Config
@@ -69,6 +75,7 @@ type Registry struct {
 	epoch   time.Time                 // of the bucket that is watched
 	lost    map[events.RankKey]Worker // what the bucket had that was there before, and this one is to have too
 	telling bool                      // the watch does not show all yet
+	missing map[events.RankKey]absent // what a watch that began anew did not show, and nobody was seen to end
 	shared  sync.Map                  // model → *hicache.Sharing, until the next change; written with mu held
 	serving sync.Map                  // model → []events.Partition, likewise
 }
@@ -102,7 +109,7 @@ func New(cfg Config) *Registry {
 	}
 	return &Registry{
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{}, marks: map[string]uint64{},
-		changed: make(chan struct{}),
+		missing: map[events.RankKey]absent{}, changed: make(chan struct{}),
 	}
 }
 
@@ -228,6 +235,7 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 		if !ok {
 			continue
 		}
+		delete(r.missing, key)
 		if e.Deleted {
 			r.marks[e.Key] = e.Revision
 			r.machine.Gone(key)
@@ -255,6 +263,9 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 	}
 	if u.Current {
 		for _, key := range r.machine.Current() {
+			if w, there := r.workers[key]; there && r.lost[key].text == nil {
+				r.missing[key] = absent{w, r.now()}
+			}
 			delete(r.workers, key)
 			changed = true
 		}
@@ -275,6 +286,7 @@ func (r *Registry) judge(ctx context.Context) {
 	const idle = time.Second
 	for {
 		r.mend(ctx)
+		r.endMissing(ctx)
 		r.mu.Lock()
 		every := r.machine.Every()
 		r.mu.Unlock()
@@ -362,6 +374,37 @@ func (r *Registry) mend(ctx context.Context) {
 	}
 	all.Wait()
 	r.cfg.Hooks.Refilled(int(written.Load()))
+}
+
+// endMissing ends the leases of those whose records have gone without a word, once a shim that lives would have written again. Who was ended already is
+// ended twice, which does no harm.
+func (r *Registry) endMissing(ctx context.Context) {
+	r.mu.Lock()
+	var due []Worker
+	for _, a := range r.missing {
+		if !r.telling && !r.down && r.now()-a.since >= a.worker.Record.Lease() {
+			due = append(due, a.worker)
+		}
+	}
+	r.mu.Unlock()
+	for _, w := range due {
+		key := w.Record.Key()
+		ending, cancel := context.WithTimeout(ctx, endTime)
+		name, err := r.key(key)
+		if err == nil {
+			err = r.gone(ending, name, Due{w.Record, w.Revision})
+		}
+		cancel()
+		if err != nil {
+			if ctx.Err() == nil {
+				r.cfg.Hooks.Failed(key, err)
+			}
+			return
+		}
+		r.mu.Lock()
+		delete(r.missing, key)
+		r.mu.Unlock()
+	}
 }
 
 // endTime bounds one attempt to end a lease.

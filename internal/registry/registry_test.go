@@ -17,6 +17,7 @@ const patience = 4 * time.Minute
 type site struct {
 	*testing.T
 	ctx    context.Context
+	server *jetstream.Server
 	conn   *jetstream.Conn
 	ns     *jetstream.Namespace
 	bucket *jetstream.Bucket
@@ -33,6 +34,7 @@ func newSite(t *testing.T) *site {
 	s := &site{T: t, ctx: ctx, mended: make(chan error, 100)}
 	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
 	s.must(err)
+	s.server = server
 	t.Cleanup(server.Stop)
 	s.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
 	s.must(err)
@@ -163,6 +165,14 @@ func TestTheBucketOfWorkersIsLost(t *testing.T) {
 		_, err := s.bucket.Latest(s.ctx, key)
 		return err == nil
 	})
+
+	end = s.shim("dies-3", short)
+	s.until("a third is known", func() bool { return s.know("dies-3", "lives") })
+	end()
+	s.admin("PURGE")
+	s.must(s.server.Restart(s.ctx)) // those who watch begin anew, and are not told of it
+	s.until("who died before the bucket was emptied, and was forgotten, is cleared", func() bool { return s.wasCleared("dies-3") })
+	s.until("who lives is known", func() bool { return s.know("lives") })
 	if s.wasCleared("lives") {
 		t.Error("who lives was cleared")
 	}
