@@ -95,7 +95,11 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		Undecodable: func(seq events.EngineSeq, err error) {
 			w.undecodable.do(func(n uint64) {
-				log.Warn("engine message cannot be decoded; passed over", "seq", seq, "error", err, "times", n)
+				what := "what the rank held is cleared"
+				if w.cfg.onUnreadable == unreadablePass {
+					what = "passed over"
+				}
+				log.Warn("engine message cannot be decoded; "+what, "seq", seq, "error", err, "times", n)
 			})
 		},
 		ReplayFailed: func(from events.EngineSeq, err error) {

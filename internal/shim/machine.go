@@ -105,7 +105,7 @@ type Decoder interface {
 // Counts says what became of what the engine sent. All only grow.
 type Counts struct {
 	Taken       uint64 // engine messages taken, in order
-	Undecodable uint64 // of those, how many could not be decoded
+	Undecodable uint64 // of those, how many could not be decoded; after them a cleared event stands, unless they are passed over
 	Events      uint64 // events queued for the log, those of our own making included
 	Blocks      uint64 // blocks in stored events
 	Duplicates  uint64 // engine messages seen before
@@ -131,12 +131,13 @@ type Counts struct {
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
 //  2. The first `inflight` entries of the queue are what the last flight carried; nothing else is in the air.
 //  3. While a replay runs or a snapshot is awaited, no live message is taken: it is held, or dropped and asked for again.
-//  4. What was taken is an unbroken run of the engine's numbers, or a cleared event stands at the break.
+//  4. What was taken is an unbroken run of the engine's numbers of which every message could be read, or a cleared event stands where it is not.
 type Machine struct {
 	id     Identity
 	limits Limits
 	decode Decoder
 	replay bool // there is a replay endpoint
+	pass   bool // what cannot be decoded costs itself alone
 
 	started     bool
 	incarnation events.Incarnation
@@ -168,6 +169,7 @@ type Machine struct {
 	lacking       bool // something was lost that a snapshot would have
 	unseen        bool // taken is what a snapshot names; its digest is not known
 	adopted       bool // its digest is what a replay showed; nothing live has followed it yet
+	emptied       bool // nothing was queued since the clear after a message that could not be decoded
 
 	counts Counts
 }
@@ -490,7 +492,7 @@ func (m *Machine) take(f Frame) {
 	if f.Read != nil {
 		evs = f.Read.Events
 	} else if msg, err := m.decode.Decode(f.Payload); err != nil {
-		m.counts.Undecodable++
+		m.unread()
 	} else {
 		evs = msg.Events
 	}
@@ -505,6 +507,24 @@ func (m *Machine) take(f Frame) {
 		}
 		m.push(evs[i], cursor)
 	}
+}
+
+// PassUnreadable has messages that cannot be decoded cost themselves alone. It is to be called before Recovered.
+func (m *Machine) PassUnreadable() { m.pass = true }
+
+// unread says in the log that the message which was taken last could not be decoded: it may have told of removals, so that whatever the rank was known to
+// hold is no longer known. To ask for it again is useless: the engine keeps the bytes that it has sent.
+func (m *Machine) unread() {
+	m.counts.Undecodable++
+	if m.pass {
+		return
+	}
+	m.lacking = m.snapshots
+	if m.emptied {
+		return
+	}
+	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
+	m.emptied = true
 }
 
 // gap says in the log that something is missing: whatever the rank was known to hold is no longer known.
@@ -527,6 +547,7 @@ func (m *Machine) rebirth(why events.Reason, now events.Millis) {
 
 // push queues a copy of an event.
 func (m *Machine) push(e events.Event, cursor events.Cursor) {
+	m.emptied = false
 	e.Blocks = append([]events.BlockHash(nil), e.Blocks...)
 	e.Locals = append([]events.LocalHash(nil), e.Locals...)
 	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e, bytes: e.EncodedSize()})

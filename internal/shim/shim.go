@@ -51,8 +51,13 @@ type Config struct {
 	Identity Identity
 	Limits   Limits
 	Decoder  Decoder
-	Log      Log
-	Desk     *Desk // answers what others ask; nil if nobody can
+
+	// PassUnreadable has a message that Decoder refuses cost itself alone. Else it counts as lost, as one that is missing does: what the rank was known to
+	// hold is cleared, and an engine that gives snapshots is asked for one when it says nothing for a while.
+	PassUnreadable bool
+
+	Log  Log
+	Desk *Desk // answers what others ask; nil if nobody can
 
 	// Keep, if not nil, holds the rank's lease until ctx ends, and calls lost when the lease may have expired: then the log is looked into. An
 	// error ends Run.
@@ -196,6 +201,9 @@ func Run(ctx context.Context, cfg Config) error {
 	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "" && cfg.Feed == nil, told{r})
 	if cfg.Snapshot != "" && cfg.Feed == nil {
 		r.machine.UseSnapshots()
+	}
+	if cfg.PassUnreadable {
+		r.machine.PassUnreadable()
 	}
 
 	ctx, cancel := context.WithCancel(ctx)

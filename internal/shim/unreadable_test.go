@@ -1,0 +1,79 @@
+package shim
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestUnreadable has an engine say what cannot be decoded: the rank is cleared, once however many such messages follow each other, and the log's cursor goes on past
+// it; or, if that is what was asked for, each costs itself alone.
+func TestUnreadable(t *testing.T) {
+	said := []string{"life1 +1 +2", "life1 ?", "life1 ? -1", "life1", "life1 +3", "life1 -2 ?", "life1 +4"}
+	for _, c := range []struct {
+		pass bool
+		want []string
+	}{
+		{false, []string{"cleared", "stored 1", "stored 2", "cleared", "stored 3", "cleared", "stored 4"}},
+		{true, []string{"cleared", "stored 1", "stored 2", "stored 3", "stored 4"}},
+	} {
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
+		if c.pass {
+			m.PassUnreadable()
+		}
+		m.Recovered(Published{}, 100)
+		m.Connected()
+		var got []string
+		for seq, payload := range said {
+			m.Live(Frame{Seq: events.EngineSeq(seq), Payload: []byte(payload)}, 100)
+			flight, err := m.NextFlight()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, data := range flight {
+				var b events.Batch
+				if err := events.DecodeBatch(data, &b); err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range b.Events {
+					word := map[events.Kind]string{events.Stored: "stored", events.Removed: "removed", events.Cleared: "cleared"}[e.Kind]
+					for _, block := range e.Blocks {
+						word += " " + string(rune('0'+block))
+					}
+					got = append(got, word)
+					if e.Kind == events.Cleared && len(got) > 1 && (e.Reason != events.ReasonGap || b.Cursor.Seq != events.EngineSeq(seq) || b.Cursor.Partial != 0) {
+						t.Errorf("after message %d: %+v, cursor %+v", seq, e, b.Cursor)
+					}
+				}
+			}
+			m.Flushed()
+		}
+		if n := m.Counts(); !slices.Equal(got, c.want) || n.Undecodable != 3 || n.Taken != uint64(len(said)) || n.Gaps != 0 {
+			t.Errorf("passed over: %v: %q, want %q; %+v", c.pass, got, c.want, n)
+		}
+	}
+}
+
+// TestUnreadableAsksForASnapshot: where the engine says all that it holds when it is asked, it is, when it is next quiet.
+func TestUnreadableAsksForASnapshot(t *testing.T) {
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
+	m.UseSnapshots()
+	m.Recovered(Published{}, 100)
+	m.Connected()
+	m.Live(Frame{Seq: 0, Payload: []byte("life1 +1 +2")}, 100)
+	if m.WantsSnapshot() {
+		m.Snapshot(Snapshot{Next: 1, Payloads: [][]byte{[]byte("life1 +1"), []byte("life1 +2")}}, 100)
+	}
+	m.Live(Frame{Seq: 1, Payload: []byte("life1 -1 ?")}, 100)
+	if m.WantsSnapshot() {
+		t.Fatal("while the engine speaks")
+	}
+	if m.Verify(); !m.WantsSnapshot() {
+		t.Fatal("it is not asked for a snapshot")
+	}
+	before := m.Counts().Events
+	if m.Snapshot(Snapshot{Next: 2, Payloads: [][]byte{[]byte("life1 +2")}}, 200); m.Counts().Events != before+2 { // a clear and the block
+		t.Errorf("%+v", m.Counts())
+	}
+}
