@@ -32,7 +32,7 @@ func TestExitStatus(t *testing.T) {
 		{with(engine, "--config", absent), 2, "absent"}, {with(engine, "--config", junk), 2, "junk"}, {with(engine, "--log-level", "loud"), 2, "loud"},
 		{with(engine, "--engine", "ftp://x"), 2, "--engine"}, {with(engine, "--replay", "x"), 2, "--replay"}, {with(engine, "--source", "x"), 2, "--source"},
 		{with(engine, "--block-size", "0"), 2, "--block-size"}, {with(engine, "--lease", "1ms"), 2, "--lease"}, {with(engine, "--queue-bytes", "1"), 2, "--queue-bytes"},
-		{with(engine, "--on-unreadable", "stop"), 2, "--on-unreadable"}, {with(fleet, "--on-unreadable", "pass"), 2, "--on-unreadable"}, {with(engine, "--ranks", "0"), 2, "--ranks"}, {with(engine, "--ranks", "70000"), 2, "--ranks"}, {with(engine, "--namespace", "NO"), 2, "--namespace"},
+		{with(engine, "--on-unreadable", "stop"), 2, "--on-unreadable"}, {with(fleet, "--on-unreadable", "clear"), 2, "--on-unreadable"}, {with(engine, "--ranks", "0"), 2, "--ranks"}, {with(engine, "--ranks", "70000"), 2, "--ranks"}, {with(engine, "--namespace", "NO"), 2, "--namespace"},
 		{with(engine, "--l3-config", absent), 2, "absent"}, {with(engine, "--l3-config", junk), 2, "junk"},
 		{with(engine, "--nats", "nats://:::"), 2, "--nats"}, {with(engine, "--nats-creds", absent), 2, "absent"}, {with(engine, "--nats-creds", junk), 2, "junk"},
 		{with(engine, "--nats-nkey", absent), 2, "absent"}, {with(engine, "--nats-ca", absent), 2, "absent"}, {with(engine, "--nats-ca", junk), 2, "junk"},

@@ -37,7 +37,7 @@ func (r *running) checkFleet() error {
 	for _, f := range []struct {
 		name string
 		set  bool
-	}{{"--replay", r.replay != ""}, {"--engine-snapshot", r.engineSnapshot != ""}, {"--topic", r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1}, {"--on-unreadable", r.onUnreadable != unreadableClear}} {
+	}{{"--replay", r.replay != ""}, {"--engine-snapshot", r.engineSnapshot != ""}, {"--topic", r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1}, {"--on-unreadable", r.onUnreadable != unreadablePass}} {
 		if f.set {
 			errs = append(errs, fmt.Errorf("%s is not for --source %s", f.name, r.source))
 		}

@@ -53,8 +53,8 @@ type running struct {
 
 // What --on-unreadable may be.
 const (
-	unreadableClear = "clear"
 	unreadablePass  = "pass"
+	unreadableClear = "clear"
 )
 
 func runCommand() *cobra.Command {
@@ -99,7 +99,7 @@ without asking. It needs --engine and --master alone.`,
 	f.DurationVar(&r.silence, "silence", 30*time.Second, "after how long a connection on which nothing came is remarked upon")
 	f.DurationVar(&r.lease, "lease", registry.DefaultLease, "after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.StringVar(&r.l3Config, "l3-config", "", "JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
-	f.StringVar(&r.onUnreadable, "on-unreadable", unreadableClear, "what an engine's message that cannot be read costs: clear (all that the rank was known to hold, since it may have told of removals) or pass (itself alone)")
+	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass, "what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -169,8 +169,8 @@ func (r *running) check() error {
 			errs = append(errs, fmt.Errorf("--l3-config: %w", err))
 		}
 	}
-	if r.onUnreadable != unreadableClear && r.onUnreadable != unreadablePass {
-		errs = append(errs, fmt.Errorf("--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadableClear, unreadablePass))
+	if r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear {
+		errs = append(errs, fmt.Errorf("--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear))
 	}
 	if r.queueBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--queue-bytes %d is less than 1 MiB", r.queueBytes))
@@ -261,7 +261,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	return shim.Run(ctx, shim.Config{
 		Engine: r.engine, Listen: r.listen, Replay: r.replay, Snapshot: r.engineSnapshot, Topics: []string{r.topic},
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
-		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch, PassUnreadable: r.onUnreadable == unreadablePass,
+		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch, ClearUnreadable: r.onUnreadable == unreadableClear,
 		Log:           shim.NewStreamLog(ns, key, watch.logFailed),
 		Desk:          desk,
 		Keep:          keep,

@@ -95,9 +95,9 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		Undecodable: func(seq events.EngineSeq, err error) {
 			w.undecodable.do(func(n uint64) {
-				what := "what the rank held is cleared"
-				if w.cfg.onUnreadable == unreadablePass {
-					what = "passed over"
+				what := "passed over"
+				if w.cfg.onUnreadable == unreadableClear {
+					what = "what the rank held is cleared"
 				}
 				log.Warn("engine message cannot be decoded; "+what, "seq", seq, "error", err, "times", n)
 			})

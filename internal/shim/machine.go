@@ -105,7 +105,7 @@ type Decoder interface {
 // Counts says what became of what the engine sent. All only grow.
 type Counts struct {
 	Taken       uint64 // engine messages taken, in order
-	Undecodable uint64 // of those, how many could not be decoded; after them a cleared event stands, unless they are passed over
+	Undecodable uint64 // of those, how many could not be decoded; each costs itself alone, or the rank what it held ([Machine.ClearUnreadable])
 	Events      uint64 // events queued for the log, those of our own making included
 	Blocks      uint64 // blocks in stored events
 	Duplicates  uint64 // engine messages seen before
@@ -131,13 +131,13 @@ type Counts struct {
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
 //  2. The first `inflight` entries of the queue are what the last flight carried; nothing else is in the air.
 //  3. While a replay runs or a snapshot is awaited, no live message is taken: it is held, or dropped and asked for again.
-//  4. What was taken is an unbroken run of the engine's numbers of which every message could be read, or a cleared event stands where it is not.
+//  4. What was taken is an unbroken run of the engine's numbers, or a cleared event stands at the break.
 type Machine struct {
 	id     Identity
 	limits Limits
 	decode Decoder
 	replay bool // there is a replay endpoint
-	pass   bool // what cannot be decoded costs itself alone
+	strict bool // what cannot be decoded counts as missing
 
 	started     bool
 	incarnation events.Incarnation
@@ -509,18 +509,15 @@ func (m *Machine) take(f Frame) {
 	}
 }
 
-// PassUnreadable has messages that cannot be decoded cost themselves alone. It is to be called before Recovered.
-func (m *Machine) PassUnreadable() { m.pass = true }
+// ClearUnreadable has a message that cannot be decoded count as one that is missing. It is to be called before Recovered.
+func (m *Machine) ClearUnreadable() { m.strict = true }
 
-// unread says in the log that the message which was taken last could not be decoded: it may have told of removals, so that whatever the rank was known to
-// hold is no longer known. To ask for it again is useless: the engine keeps the bytes that it has sent.
+// unread counts that the message which was taken last could not be decoded, and, if that is to be so, says in the log that whatever the rank was known to
+// hold is no longer known: it may have told of removals. To ask for it again is useless: the engine keeps the bytes that it has sent.
 func (m *Machine) unread() {
 	m.counts.Undecodable++
-	if m.pass {
-		return
-	}
 	m.lacking = m.snapshots
-	if m.emptied {
+	if !m.strict || m.emptied {
 		return
 	}
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)

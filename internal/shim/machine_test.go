@@ -177,6 +177,7 @@ func (w *world) start() {
 		w.losses += w.machine.Counts().Gaps + w.machine.Counts().JoinedLate + w.machine.Counts().Undecodable
 	}
 	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, !w.noReplay, words{})
+	w.machine.ClearUnreadable()
 	if w.snapshots {
 		w.machine.UseSnapshots()
 	}

@@ -52,9 +52,9 @@ type Config struct {
 	Limits   Limits
 	Decoder  Decoder
 
-	// PassUnreadable has a message that Decoder refuses cost itself alone. Else it counts as lost, as one that is missing does: what the rank was known to
-	// hold is cleared, and an engine that gives snapshots is asked for one when it says nothing for a while.
-	PassUnreadable bool
+	// ClearUnreadable has a message that Decoder refuses count as one that is missing: what the rank was known to hold is cleared. Else it costs itself
+	// alone. An engine that gives snapshots is asked for one when it says nothing for a while.
+	ClearUnreadable bool
 
 	Log  Log
 	Desk *Desk // answers what others ask; nil if nobody can
@@ -202,8 +202,8 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Snapshot != "" && cfg.Feed == nil {
 		r.machine.UseSnapshots()
 	}
-	if cfg.PassUnreadable {
-		r.machine.PassUnreadable()
+	if cfg.ClearUnreadable {
+		r.machine.ClearUnreadable()
 	}
 
 	ctx, cancel := context.WithCancel(ctx)

@@ -151,7 +151,7 @@ func TestSequences(t *testing.T) {
 			append(begin[:4:4], "again", "connected", "asks 0", "replayed 0 life2 +7", "asks 0", "replayed 0 life2 +7", "ended"), "clear:restart +1 clear:restart +7"},
 		{"a clear at any time, and the engine's first message", false, []string{"connected", "asks 0", "replayed 0 life1 clear", "replayed 1 life1 +1 clear +2", "ended"}, "clear:restart clear:engine +1 clear:engine +2"},
 		{"a removal of what was never stored goes into the log: the index counts it", false, append(begin[:4:4], "live 1 life1 -99"), "clear:restart +1 -99"},
-		{"a message that cannot be read counts as one that is missing", false, append(begin[:4:4], "live 1 life1 +x", "live 2 life1 +3"), "clear:restart +1 clear:gap +3"},
+		{"a message that cannot be read costs itself and nothing else", false, append(begin[:4:4], "live 1 life1 +x", "live 2 life1 +3"), "clear:restart +1 +3"},
 		{"silence is no death", false, append(begin[:4:4], "connected", "asks 0", "replayed 0 life1 +1", "ended", "connected", "asks 0", "replayed 0 life1 +1", "ended"), "clear:restart +1"},
 	} {
 		t.Run(c.says, func(t *testing.T) {

@@ -7,20 +7,20 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestUnreadable has an engine say what cannot be decoded: the rank is cleared, once however many such messages follow each other, and the log's cursor goes on past
-// it; or, if that is what was asked for, each costs itself alone.
+// TestUnreadable has an engine say what cannot be decoded: each such message costs itself alone; or, if that is what was asked for, the rank is cleared, once however
+// many follow each other, and the log's cursor goes on past it.
 func TestUnreadable(t *testing.T) {
 	said := []string{"life1 +1 +2", "life1 ?", "life1 ? -1", "life1", "life1 +3", "life1 -2 ?", "life1 +4"}
 	for _, c := range []struct {
-		pass bool
-		want []string
+		clear bool
+		want  []string
 	}{
-		{false, []string{"cleared", "stored 1", "stored 2", "cleared", "stored 3", "cleared", "stored 4"}},
-		{true, []string{"cleared", "stored 1", "stored 2", "stored 3", "stored 4"}},
+		{true, []string{"cleared", "stored 1", "stored 2", "cleared", "stored 3", "cleared", "stored 4"}},
+		{false, []string{"cleared", "stored 1", "stored 2", "stored 3", "stored 4"}},
 	} {
 		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
-		if c.pass {
-			m.PassUnreadable()
+		if c.clear {
+			m.ClearUnreadable()
 		}
 		m.Recovered(Published{}, 100)
 		m.Connected()
@@ -50,7 +50,7 @@ func TestUnreadable(t *testing.T) {
 			m.Flushed()
 		}
 		if n := m.Counts(); !slices.Equal(got, c.want) || n.Undecodable != 3 || n.Taken != uint64(len(said)) || n.Gaps != 0 {
-			t.Errorf("passed over: %v: %q, want %q; %+v", c.pass, got, c.want, n)
+			t.Errorf("cleared: %v: %q, want %q; %+v", c.clear, got, c.want, n)
 		}
 	}
 }
