@@ -34,7 +34,7 @@ func TestForbiddenIsRefused(t *testing.T) {
 
 	nobody := []string{"kv.v1.b.ev.0.w1.0", "$KV.kvatlas_b.namespace", "$KV.kvatlas_b_snap.p0.m.1", "kv.v1.b.q.find", "kv.v1.b.node.n1.find", "kv.v1.b.ctl.0", "_INBOX.x", "$SYS.REQ.SERVER.PING"}
 	shims := append(nobody, "$JS.API.STREAM.PURGE.KV_EVENTS_a_"+p, "$JS.API.STREAM.DELETE.KV_EVENTS_a_"+p, "$JS.API.STREAM.CREATE.x", "$JS.API.CONSUMER.CREATE.KV_EVENTS_a_"+p+".x",
-		"$KV.kvatlas_a.namespace", "$KV.kvatlas_a_snap.p0.m.1", "$KV.kvatlas_a_nodes.n", "kv.v1.a.q.find", "kv.v1.a.node.n1.find", "_INBOX_node.x",
+		"$KV.kvatlas_a.namespace", "$KV.kvatlas_a_snap.p0.m.1", "$KV.kvatlas_a_nodes.n", "kv.v1.a.nodes", "kv.v1.a.q.find", "kv.v1.a.node.n1.find", "_INBOX_node.x",
 		// Nothing is read by sequence, nor from snapshots.
 		"$JS.API.STREAM.MSG.GET.KV_EVENTS_a_"+p, "$JS.API.STREAM.MSG.GET.KV_kvatlas_a_workers", "$JS.API.STREAM.MSG.GET.KV_kvatlas_a_snap",
 		"$JS.API.DIRECT.GET.KV_EVENTS_a_"+p, "$JS.API.DIRECT.GET.KV_kvatlas_a_workers", "$JS.API.DIRECT.GET.KV_kvatlas_a_snap",
@@ -53,7 +53,7 @@ func TestForbiddenIsRefused(t *testing.T) {
 		{AnyShimGrant("a", 4), shims, []string{">", "kv.v1.a.ev.>", "_INBOX_node.>", "kv.v1.a.q.find", "kv.v1.a.node.n1.find", "kv.v1.a.recall.>", "kv.v1.b.>"}},
 		{store, append(shims, "kv.v1.a.store.x", "kv.v1.b.store.master=3A9003", "kv.v1.a.ev."+p+".w1.0", "kv.v1.a.ctl."+p, "$JS.API.INFO"), []string{">", "kv.v1.a.>", "kv.v1.a.store.>", "_INBOX.>", "$SRV.>"}},
 		{NodeGrant("a"), nobody, []string{">", "kv.v1.b.>", "_INBOX.>", "_INBOX_reader.>", "$KV.>"}},
-		{ReaderGrant("a"), append(nobody, "kv.v1.a.ev."+p+".w1.0", "kv.v1.a.q.snapshot", "kv.v1.a.ctl.0", "kv.v1.a.node.n1.find", "$KV.kvatlas_a.namespace", "$JS.API.STREAM.INFO.KV_EVENTS_a_0",
+		{ReaderGrant("a"), append(nobody, "kv.v1.a.ev."+p+".w1.0", "kv.v1.a.q.snapshot", "kv.v1.a.ctl.0", "kv.v1.a.node.n1.find", "kv.v1.a.nodes", "$KV.kvatlas_a.namespace", "$JS.API.STREAM.INFO.KV_EVENTS_a_0",
 			"$JS.API.STREAM.MSG.GET.KV_EVENTS_a_0", "$JS.API.STREAM.PURGE.KV_EVENTS_a_0", "_INBOX_node.x"), []string{">", "kv.v1.a.ev.>", "kv.v1.a.q.find", "kv.v1.a.node.>", "_INBOX_node.>", "$SRV.>"}},
 	} {
 		refused := make(chan error, 1)
