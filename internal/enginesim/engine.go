@@ -236,7 +236,23 @@ func (e *Engine) publish(batch []Announced) error {
 			e.cfg.Announced(batch[i])
 		}
 	}
-	payload := e.cfg.Release.appendBatch(nil, float64(time.Now().UnixMicro())/1e6, batch, e.cfg.BlockSize, e.cfg.Rank)
+	return e.send(seq, e.cfg.Release.appendBatch(nil, float64(time.Now().UnixMicro())/1e6, batch, e.cfg.BlockSize, e.cfg.Rank))
+}
+
+// Garble publishes a message of which nobody can read what it says.
+func (e *Engine) Garble() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.pub == nil {
+		return ErrDown
+	}
+	seq := e.seq
+	e.seq++
+	return e.send(seq, []byte{0xc1}) // which stands for nothing in MessagePack
+}
+
+// send sends a message, and keeps it for replay, unless it is to be dropped.
+func (e *Engine) send(seq events.EngineSeq, payload []byte) error {
 	send, keep := true, true
 	if len(e.drops) > 0 {
 		send, keep, e.drops = false, e.drops[0], e.drops[1:]
