@@ -51,6 +51,8 @@ type site struct {
 	mu     sync.Mutex
 	told   []string
 	script []string // what is done, and what the node tells of it; see transcript_test.go
+
+	caughtUp chan struct{} // closed when what is read after a restore has caught up, and that is written down
 }
 
 func newSite(t *testing.T) *site {
@@ -144,6 +146,10 @@ func (w *site) start() {
 	case <-w.ctx.Done():
 		w.Fatalf("not ready; told:\n%s", w.heard())
 	}
+	w.mu.Lock()
+	caughtUp := w.caughtUp
+	w.mu.Unlock()
+	<-caughtUp // it is ready a moment before it tells that
 }
 
 // startShim runs the engine's shim until the returned function is called.

@@ -52,8 +52,7 @@ func (w *site) recorded(next Hooks) Hooks {
 		defer s.mu.Unlock()
 		return s.state
 	}
-	var caughtUp chan struct{} // closed when what is read after a restore has caught up, and that is written down
-	whole := false             // nothing was lost at the last restore
+	whole := false // nothing was lost at the last restore
 	h := next
 	h.Restored = func(p events.Partition, r Restored) {
 		text := "no snapshot"
@@ -62,7 +61,7 @@ func (w *site) recorded(next Hooks) Hooks {
 		}
 		line("begins with %s; lost: %s", text, strings.TrimSpace(r.Lost+" "))
 		w.mu.Lock()
-		caughtUp, whole = make(chan struct{}), r.Lost == ""
+		w.caughtUp, whole = make(chan struct{}), r.Lost == ""
 		w.mu.Unlock()
 		next.Restored(p, r)
 	}
@@ -73,7 +72,7 @@ func (w *site) recorded(next Hooks) Hooks {
 	h.CaughtUp = func(p events.Partition, seq events.StreamSeq) {
 		now := state(p)
 		w.mu.Lock()
-		done := caughtUp
+		done := w.caughtUp
 		if whole && now == stateResync { // it was seen in the meantime that a rank needs it
 			now = stateServing
 		}
@@ -87,7 +86,7 @@ func (w *site) recorded(next Hooks) Hooks {
 	}
 	h.ResyncAsked = func(p events.Partition, why string, answered int, err error) {
 		w.mu.Lock()
-		done := caughtUp
+		done := w.caughtUp
 		w.mu.Unlock()
 		select {
 		case <-done: // another goroutine tells of that

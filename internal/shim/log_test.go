@@ -23,14 +23,14 @@ type logWorld struct {
 }
 
 func newLogWorld(t *testing.T) *logWorld {
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Stop)
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
 	if err != nil {
 		t.Fatal(err)
 	}
