@@ -268,13 +268,16 @@ func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expect
 			if doubt && lastErr == nil && bytes.Equal(entry.Value, guard.Data) && entry.Revision > expected {
 				return entry.Revision, nil // an attempt of ours was stored after all
 			}
-			if errors.Is(lastErr, ErrNotFound) || lastErr == nil && entry.Revision != expected {
+			if errors.Is(lastErr, ErrNotFound) {
+				lastErr = nil // revision 0
+			}
+			if lastErr == nil && entry.Revision != expected {
 				return 0, fmt.Errorf("%s: %w", action, &ConflictError{Subject: keySubject(b.name, guard.Key), Expected: expected, Found: entry.Revision, Server: err.Error()})
 			}
 			if lastErr != nil {
 				return 0, fmt.Errorf("%s: %w", action, lastErr)
 			}
-			// The leader still works on an attempt (code 10164): wait and see.
+			// The leader still works on an attempt, ours or another's (code 10164): wait and see.
 		case class == ErrUnavailable:
 			doubt = true
 		default:

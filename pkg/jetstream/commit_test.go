@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // paced is a commit that goes value by value, with rests: 20 values that together are more than a batch.
@@ -194,5 +196,63 @@ func TestCommitCancelled(t *testing.T) {
 	}
 	if got, err := b.Get(w.ctx, vain[0].Key); err != nil || !bytes.Equal(got, vain[0].Data) {
 		t.Fatal(err)
+	}
+}
+
+// TestCommitWhileAnotherIsUnderWay: a leader that still works on somebody's first value of a key refuses another, though there is none yet. That is no conflict before
+// there is one: the value is stored if the other never comes about.
+func TestCommitWhileAnotherIsUnderWay(t *testing.T) {
+	t.Parallel()
+	srv := configServer(t, "") // without JetStream: the test answers
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, Core: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	leader, err := nats.Connect(srv.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leader.Close()
+	for _, comes := range []bool{false, true} {
+		var asked int
+		answer := func(subject string, what func() string) *nats.Subscription {
+			sub, err := leader.Subscribe(subject, func(m *nats.Msg) {
+				if err := m.Respond([]byte(what())); err != nil {
+					t.Error(err)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sub
+		}
+		storing := answer(keySubject("b", "k"), func() string {
+			if asked++; asked < 4 || comes {
+				return `{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}`
+			}
+			return `{"stream":"KV_b","seq":7}`
+		})
+		looks := 0
+		reading := answer("$JS.API.STREAM.MSG.GET.KV_b", func() string {
+			if looks++; looks > 2 && comes {
+				return `{"message":{"subject":"$KV.b.k","seq":5,"data":"dg=="}}`
+			}
+			return `{"error":{"code":404,"err_code":10037,"description":"no message found"}}`
+		})
+		if err := leader.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		revision, err := openBucket(c, "b").Commit(ctx, nil, Value{"k", []byte("w")}, 0)
+		if comes && !errors.Is(err, ErrConflict) || !comes && (err != nil || revision != 7) {
+			t.Errorf("the other comes: %v: revision %d, %v", comes, revision, err)
+		}
+		for _, sub := range []*nats.Subscription{storing, reading} {
+			if err := sub.Unsubscribe(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
