@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -49,6 +50,8 @@ type asking struct {
 	what     string             // is being done
 	spans    []string           // what was being done since the last answer
 	answered time.Time          // last
+	hurt     map[string]bool    // indexers that were killed or held since the round began
+	spoiled  bool               // a NATS server was held, or connections were spoiled
 	whole    time.Time          // the last complete answer's question was asked then
 }
 
@@ -58,6 +61,8 @@ type tally struct {
 	took                      []time.Duration // of those that came
 	gap                       time.Duration   // the longest time without any, some of it while this was done
 	failures                  map[string]int
+
+	unexcused int // answers that were not complete though at most one indexer had been hurt, and no way to any
 }
 
 func (t *tally) String() string {
@@ -66,21 +71,21 @@ func (t *tally) String() string {
 		return fmt.Sprintf("%d asked, none answered: %v", t.asked, t.failures)
 	}
 	share := func(n int) float64 { return 100 * float64(n) / float64(t.asked) }
-	return fmt.Sprintf("%d asked, %.2f %% answered, %.2f %% complete, p50 %v, p99 %v, longest gap %v; others: %v", t.asked, share(t.answered), share(t.complete),
+	return fmt.Sprintf("%d asked, %.2f %% answered, %.2f %% complete, %d incomplete without excuse, p50 %v, p99 %v, longest gap %v; others: %v", t.asked, share(t.answered), share(t.complete), t.unexcused,
 		t.took[len(t.took)/2].Round(10*time.Microsecond), t.took[len(t.took)*99/100].Round(10*time.Microsecond), t.gap.Round(time.Millisecond), t.failures)
 }
 
 // add counts what another has counted.
 func (t *tally) add(o *tally) {
 	t.asked, t.answered, t.complete = t.asked+o.asked, t.answered+o.answered, t.complete+o.complete
-	t.took, t.gap = append(t.took, o.took...), max(t.gap, o.gap)
+	t.took, t.gap, t.unexcused = append(t.took, o.took...), max(t.gap, o.gap), t.unexcused+o.unexcused
 	for why, n := range o.failures {
 		t.failures[why] += n
 	}
 }
 
 func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) *asking {
-	a := &asking{t: t, w: w, true: map[said]bool{}, answers: map[said]time.Time{}, answered: time.Now(), tallies: map[string]*tally{}}
+	a := &asking{t: t, w: w, true: map[said]bool{}, answers: map[said]time.Time{}, answered: time.Now(), tallies: map[string]*tally{}, hurt: map[string]bool{}}
 	a.during("before")
 	for range askedOften {
 		p := prompts[rng.IntN(len(prompts))]
@@ -130,6 +135,23 @@ func (a *asking) during(what string) {
 	a.tallies[what] = &tally{failures: map[string]int{}}
 }
 
+// hurts says that something is about to be hurt: a process, by name, or connections.
+func (a *asking) hurts(what string, killed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch kind, _, _ := strings.Cut(what, " "); kind {
+	case "indexer":
+		a.hurt[what] = true
+	case "nats-server":
+		a.spoiled = a.spoiled || !killed
+	case "connections":
+		a.spoiled = true
+	}
+}
+
+// excused reports whether an answer may lack something: both who keep a partition may have been hurt, or be out of reach. Called with a.mu held.
+func (a *asking) excused() bool { return a.spoiled || len(a.hurt) >= clusterCopies }
+
 // wholeSince says why nothing that was asked since then has been answered completely.
 func (a *asking) wholeSince(since time.Time) error {
 	a.mu.Lock()
@@ -172,6 +194,10 @@ func (a *asking) one(client *api.Client, prompt int) {
 	}
 	a.answered, a.spans = now, append(a.spans[:0], a.what)
 	if !answer.Complete {
+		if !a.excused() {
+			sum.unexcused++
+			a.t.Logf("at %s, asked %v before: partitions %v are missing, without excuse", now.Format("15:04:05.000"), now.Sub(begun).Round(time.Millisecond), answer.Missing)
+		}
 		return
 	}
 	sum.complete++

@@ -18,7 +18,8 @@ import (
 // An answer that calls itself complete must say of every worker what was true of it at some moment of the round, and none may say that the model is unknown.
 // After each round all runs again; then the replicas of each partition must be equal, and every node must answer what the engines announced.
 //
-// How many answers came, how many were complete and how long they took is counted, for what was done to the cluster meanwhile.
+// How many answers came, how many were complete and how long they took is counted, for what was done to the cluster meanwhile; and how many were not complete though
+// no two indexers, no way to one, and no NATS server that goes on standing still could be the reason.
 func TestTortureCluster(t *testing.T) {
 	pyenv.Python(t)
 	seed, rounds := scheduleSeed(), roundsOr(3)
@@ -87,6 +88,7 @@ func (r *clusterTorture) play() {
 		r.settle()
 	}
 	r.asking = startAsking(r.T, r.w, r.rng, r.prompts)
+	r.hurts = r.asking.hurts
 	kind, lives := r.round, r.lives()
 	if kind > 3 { // the first rounds are of each rare kind
 		kind = 1 + r.rng.IntN(10)
@@ -232,6 +234,7 @@ func (r *clusterTorture) noQuorum() {
 		} else {
 			r.note("%s is held", d.name)
 			r.count("SIGSTOP of nats-server")
+			r.hurts(d.name, false)
 			d.signal(syscall.SIGSTOP)
 			defer func() {
 				r.note("%s goes on", d.name)
@@ -245,6 +248,7 @@ func (r *clusterTorture) noQuorum() {
 		r.note("%s is killed", d.name)
 		r.count("kill -9 of " + strings.Fields(d.name)[0])
 		r.hurt[d] = true
+		r.hurts(d.name, true)
 		d.kill()
 	}
 	lasts := time.Duration(1000+r.rng.IntN(9000)) * time.Millisecond
@@ -265,6 +269,11 @@ func (r *clusterTorture) double() {
 	faults := r.round == 1 || r.rng.IntN(2) == 0
 	r.note("%d nodes are added", len(r.w.spare))
 	r.w.nodes, r.w.spare = append(r.w.nodes, r.w.spare...), nil
+	if faults {
+		r.asking.during(r.what + " come, with faults")
+	} else {
+		r.asking.during(r.what + " come")
+	}
 	r.startAll()
 	if faults {
 		for range 15 {
@@ -272,12 +281,17 @@ func (r *clusterTorture) double() {
 		}
 	}
 	r.settle()
+	killed := 0
+	r.asking.during("half of the nodes go, none killed")
 	r.rng.Shuffle(len(r.w.nodes), func(i, j int) { r.w.nodes[i], r.w.nodes[j] = r.w.nodes[j], r.w.nodes[i] })
 	for range clusterNodes {
 		d := r.w.nodes[len(r.w.nodes)-1]
 		r.w.nodes, r.w.spare = r.w.nodes[:len(r.w.nodes)-1], append(r.w.spare, d)
 		if r.rng.IntN(3) == 0 {
 			r.note("%s is killed for good", d.name)
+			killed++
+			r.asking.during(fmt.Sprintf("half of the nodes go, %d killed", killed))
+			r.hurts(d.name, true)
 			d.kill()
 			r.counts["nodes killed for good"]++
 		} else {

@@ -56,10 +56,12 @@ type mayhem struct {
 	later      []undoing
 	held       map[*daemon]bool
 	scanned    map[*daemon]int64 // up to where its words were read
+
+	hurts func(what string, killed bool) // is told before something is killed, held or spoiled
 }
 
 func newMayhem(rng *rand.Rand) mayhem {
-	return mayhem{rng: rng, counts: map[string]int{}, held: map[*daemon]bool{}, scanned: map[*daemon]int64{}}
+	return mayhem{rng: rng, counts: map[string]int{}, held: map[*daemon]bool{}, scanned: map[*daemon]int64{}, hurts: func(string, bool) {}}
 }
 
 // undoing is the end of a fault that lasts.
@@ -117,6 +119,7 @@ func (m *mayhem) kill(d *daemon) {
 	} else {
 		m.note("%s is killed", d.name)
 		m.count("kill -9 of " + kind)
+		m.hurts(d.name, true)
 		d.kill()
 	}
 	if m.rng.IntN(2) == 0 {
@@ -133,6 +136,7 @@ func (m *mayhem) hold(d *daemon) {
 	m.note("%s is held", d.name)
 	m.count("SIGSTOP of " + strings.Fields(d.name)[0])
 	life := d.running
+	m.hurts(d.name, false)
 	d.signal(syscall.SIGSTOP)
 	m.held[d] = true
 	m.undoLater(func() {
@@ -147,6 +151,7 @@ func (m *mayhem) hold(d *daemon) {
 func (m *mayhem) spoilConnection() {
 	i := m.rng.IntN(len(m.stage.proxies))
 	p, name := m.stage.proxies[i], m.stage.names[i]
+	m.hurts("connections", false)
 	switch m.rng.IntN(4) {
 	case 0, 1:
 		m.note("connections %s are cut", name)
