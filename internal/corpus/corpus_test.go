@@ -355,7 +355,7 @@ func TestReaderAllocatesNothing(t *testing.T) {
 	r := open(t, makeCorpus(t, o, smallTrace()))
 	blocks, locals := 0, 0
 	var last events.BlockHash
-	if n := testing.AllocsPerRun(3, func() {
+	if n := testing.AllocsPerRun(20, func() {
 		for _, op := range r.Ops() {
 			blocks, locals = blocks+len(op.Blocks), locals+len(op.Locals)
 			for _, b := range op.Blocks {

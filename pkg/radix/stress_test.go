@@ -127,7 +127,7 @@ func TestReaders(t *testing.T) {
 	if testing.Short() {
 		until = time.Now().Add(500 * time.Millisecond)
 	}
-	for step := 0; time.Now().Before(until) && !t.Failed(); step++ {
+	for step := 0; (time.Now().Before(until) || asked.Load() == 0) && !t.Failed(); step++ {
 		r := &ranks[rng.IntN(len(ranks))]
 		id := RankID(r.id.Load())
 		doc := docs[r.doc]
@@ -172,9 +172,6 @@ func TestReaders(t *testing.T) {
 	wg.Wait()
 	if err := x.Check(); err != nil {
 		t.Fatal(err)
-	}
-	if asked.Load() == 0 {
-		t.Fatal("no reader came to ask")
 	}
 	t.Logf("%d queries", asked.Load())
 }

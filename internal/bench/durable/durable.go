@@ -369,7 +369,7 @@ func (b *bed) settle(n *running, w *worker) (publish, apply time.Duration, err e
 		return 0, 0, err
 	}
 	published := time.Now()
-	ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Minute)
 	defer cancel()
 	_, err = n.Find(ctx, &api.Query{Model: model, Hashes: api.Hashes{0}, MinSeq: []api.PartitionSeq{{Partition: w.at, Seq: seq}}})
 	return published.Sub(begun), time.Since(published), err
@@ -385,7 +385,7 @@ func (b *bed) nudge(n *running) (publish, apply time.Duration, err error) {
 	return b.settle(n, b.probe)
 }
 
-// watch times queries and events, one of each every few milliseconds, while something is done.
+// watch times queries and events, one of each every few milliseconds, while something is done; one of each however soon that is over.
 func (b *bed) watch(n *running, do func() error) (Delays, error) {
 	var prompts []api.Hashes
 	for _, op := range b.c.Ops() {
@@ -402,7 +402,7 @@ func (b *bed) watch(n *running, do func() error) (Delays, error) {
 	var queries, publishes, applies []time.Duration
 	var queryErr, eventErr error
 	wg.Go(func() {
-		for i := 0; !over.Load() && queryErr == nil; i++ {
+		for i := 0; (i == 0 || !over.Load()) && queryErr == nil; i++ {
 			begun := time.Now()
 			_, queryErr = n.Find(b.ctx, &api.Query{Model: model, Hashes: prompts[i%len(prompts)]})
 			queries = append(queries, time.Since(begun))
@@ -410,7 +410,7 @@ func (b *bed) watch(n *running, do func() error) (Delays, error) {
 		}
 	})
 	wg.Go(func() {
-		for !over.Load() && eventErr == nil {
+		for i := 0; (i == 0 || !over.Load()) && eventErr == nil; i++ {
 			var publish, apply time.Duration
 			publish, apply, eventErr = b.nudge(n)
 			publishes, applies = append(publishes, publish), append(applies, apply)
