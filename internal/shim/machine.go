@@ -166,7 +166,8 @@ type Machine struct {
 	snapshot      wanted
 	snapshotTries int  // since something of the live stream fitted
 	refused       bool // no more are asked for until something changes
-	lacking       bool // something was lost that a snapshot would have
+	none          bool // when it was last asked for one it had none to offer
+	lacking       bool // something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that starts again asks for it
 	unseen        bool // taken is what a snapshot names; its digest is not known
 	adopted       bool // its digest is what a replay showed; nothing live has followed it yet
 	emptied       bool // nothing was queued since the clear after a message that could not be decoded
@@ -380,7 +381,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		return false
 	case f.Seq > m.taken.Seq: // the engine's buffer has moved on, or it is another engine: no telling
 		m.counts.Gaps++
-		m.lacking = m.snapshots
+		m.lacking = m.snapshots && !m.none
 		m.rebirth(events.ReasonGap, now)
 		m.verified = true
 		m.take(f)
@@ -477,7 +478,7 @@ func (m *Machine) takeFirst(f Frame) {
 			return
 		}
 		m.counts.JoinedLate++
-		m.lacking = m.snapshots
+		m.lacking = m.snapshots && !m.none
 	}
 	m.take(f)
 }
@@ -516,7 +517,7 @@ func (m *Machine) ClearUnreadable() { m.strict = true }
 // hold is no longer known: it may have told of removals. To ask for it again is useless: the engine keeps the bytes that it has sent.
 func (m *Machine) unread() {
 	m.counts.Undecodable++
-	m.lacking = m.snapshots
+	m.lacking = m.snapshots && !m.none
 	if !m.strict || m.emptied {
 		return
 	}
@@ -527,7 +528,7 @@ func (m *Machine) unread() {
 // gap says in the log that something is missing: whatever the rank was known to hold is no longer known.
 func (m *Machine) gap() {
 	m.counts.Gaps++
-	m.lacking = m.snapshots
+	m.lacking = m.snapshots && !m.none
 	m.taken.Partial = 0
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
 }
@@ -547,6 +548,9 @@ func (m *Machine) push(e events.Event, cursor events.Cursor) {
 	m.emptied = false
 	e.Blocks = append([]events.BlockHash(nil), e.Blocks...)
 	e.Locals = append([]events.LocalHash(nil), e.Locals...)
+	if m.lacking {
+		cursor = events.Cursor{}
+	}
 	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e, bytes: e.EncodedSize()})
 	m.queuedBytes += m.queue[len(m.queue)-1].memory()
 	m.nextID++

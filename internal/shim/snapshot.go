@@ -83,7 +83,7 @@ func (m *Machine) Snapshot(s Snapshot, now events.Millis) {
 			m.push(msg.Events[i], events.Cursor{})
 		}
 	}
-	m.snapshot, m.lacking = notWanted, false
+	m.snapshot, m.none, m.lacking = notWanted, false, false
 	m.counts.Snapshots++
 	if s.Next > 0 {
 		m.taken, m.unseen = events.Cursor{Known: true, Seq: s.Next - 1}, true
@@ -97,7 +97,7 @@ func (m *Machine) SnapshotFailed(offered bool, now events.Millis) {
 	if m.snapshot != asked {
 		return
 	}
-	m.snapshot, m.refused, m.lacking = notWanted, true, offered
+	m.snapshot, m.refused, m.none, m.lacking = notWanted, true, !offered, offered
 	if m.replay {
 		m.startReplay()
 		return
