@@ -46,6 +46,8 @@ type peer struct {
 	end    context.CancelFunc // of the member: it drains
 	gone   chan error         // it has left
 	stop   func()
+	asked  context.Context // ends when it is not to be asked any more
+	drop   context.CancelFunc
 }
 
 // grower publishes one worker's events.
@@ -111,6 +113,7 @@ func (f *fleet) start(name string) *peer {
 	f.Helper()
 	f.lives++
 	p := &peer{conn: f.connect(), gone: make(chan error, 1)}
+	p.asked, p.drop = context.WithCancel(f.ctx)
 	ns := f.join(p.conn)
 	snapshots, err := ns.EnsureSnapshots(f.ctx, jetstream.BucketConfig{})
 	f.must(err)
@@ -155,6 +158,7 @@ func (f *fleet) drop(name string) *peer {
 	defer f.mu.Unlock()
 	p := f.peers[name]
 	delete(f.peers, name)
+	p.drop()
 	return p
 }
 
@@ -268,7 +272,7 @@ func (f *fleet) askThose(view *cluster.View, p events.Partition, q *api.Query, b
 			said = append(said, name+" is not there")
 			continue
 		}
-		asking, cancel := context.WithTimeout(f.ctx, patience)
+		asking, cancel := context.WithTimeout(peer.asked, patience)
 		a, err := peer.node.Find(asking, q)
 		cancel()
 		if err != nil || !a.Complete {
