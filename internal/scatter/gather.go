@@ -168,8 +168,68 @@ type mail struct {
 	err   *api.Error
 }
 
+// What all of a partition's nodes have failed to answer is asked for once more after each of these pauses: nodes lose their connections at the same moment
+// when a NATS server ends to which they all were connected, and are back a few milliseconds later. That is done only while they fail at once, and
+// while the partition has not been missing for long, so that nobody waits where it is of no use.
+var pauses = [...]time.Duration{25 * time.Millisecond, 75 * time.Millisecond}
+
+const (
+	atOnce  = 150 * time.Millisecond // with the pauses
+	notLong = time.Second
+)
+
 // gather has each partition answered by one node, and returns those that none answered in time.
 func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (missing []events.Partition, err error) {
+	begun := s.now()
+	for i := 0; ; i++ {
+		if missing, err = s.once(ctx, wanted, g); err != nil {
+			return nil, err
+		}
+		if lost := s.lost(wanted, missing); !lost || i == len(pauses) || s.now()-begun > atOnce || !pause(ctx, pauses[i]) {
+			break
+		}
+		view := s.cfg.View()
+		wanted = make([]Wanted, len(missing))
+		for i, p := range missing {
+			wanted[i] = Wanted{Partition: p, Serving: view.Serving(p), Fit: view.Fit(p)}
+		}
+	}
+	if len(missing) > 0 {
+		s.cfg.Hooks.Missing(g.op(), len(missing))
+	}
+	return missing, nil
+}
+
+// pause waits; false says that ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// lost notes which of the wanted partitions are missing, and reports whether some are, and none has been for long.
+func (s *Scatter) lost(wanted []Wanted, missing []events.Partition) bool {
+	now, fresh := int64(s.now())+1, len(missing) > 0
+	for i := range wanted {
+		since := &s.missing[wanted[i].Partition]
+		if _, is := slices.BinarySearch(missing, wanted[i].Partition); !is {
+			if since.Load() != 0 {
+				since.Store(0)
+			}
+		} else if !since.CompareAndSwap(0, now) && now-since.Load() > int64(notLong) {
+			fresh = false
+		}
+	}
+	return fresh
+}
+
+// once is gather, with each node asked once at most.
+func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missing []events.Partition, err error) {
 	now := s.now()
 	left := s.cfg.Deadline
 	if deadline, has := ctx.Deadline(); has {
@@ -208,9 +268,6 @@ func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (mis
 	missing = c.round.Missing()
 	if n := c.round.Withheld; n > 0 {
 		s.cfg.Hooks.Withheld(n)
-	}
-	if len(missing) > 0 {
-		s.cfg.Hooks.Missing(g.op(), len(missing))
 	}
 	switch {
 	case c.fatal != nil:

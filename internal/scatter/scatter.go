@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
@@ -82,6 +83,8 @@ type Scatter struct {
 	last     uint64
 	flights  map[uint64]flight
 	readings map[readingKey]reading
+
+	missing []atomic.Int64 // by partition: since when nobody has answered for it, in nanoseconds and one; 0: somebody has
 }
 
 // maxReadings bounds what is remembered of how models hash.
@@ -110,6 +113,7 @@ func New(cfg Config) (*Scatter, error) {
 	}
 	s := &Scatter{
 		Indexer: cfg.Local, cfg: cfg, peers: NewPeers(cfg.Limits), begun: time.Now(), flights: map[uint64]flight{}, readings: map[readingKey]reading{},
+		missing: make([]atomic.Int64, cfg.Partitions),
 	}
 	s.boxes.New = func() any {
 		timer := time.NewTimer(time.Hour)

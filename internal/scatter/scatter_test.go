@@ -170,6 +170,7 @@ type fleet struct {
 	t       *testing.T
 	nodes   map[string]*node
 	states  map[string]string // "", "silent", "dead", "failing"
+	until   time.Time         // the dead are dead until then; zero: for ever
 	take    func(id uint64, body []byte, err *api.Error)
 	delay   func() time.Duration
 	asked   atomic.Int64
@@ -191,7 +192,9 @@ func (f *fleet) Ask(id uint64, to, op string, patience time.Duration, body []byt
 		case "silent":
 			return
 		case "dead":
-			time.Sleep(there)
+			if time.Sleep(there); !f.until.IsZero() && time.Now().After(f.until) {
+				break
+			}
 			f.take(id, nil, api.Errorf(api.CodeNotReady, "no responders"))
 			return
 		case "failing":
@@ -446,6 +449,62 @@ func TestAnswersAreTheTwins(t *testing.T) {
 		if outcomes[o] < int(seeds)/100 {
 			t.Errorf("the outcome %q came %d times only", o, outcomes[o])
 		}
+	}
+}
+
+// TestAllGoneForAMoment: what both nodes of a partition cannot be asked for at the same moment is asked for once more a little later; where that has been of no use for a
+// while it is not.
+func TestAllGoneForAMoment(t *testing.T) {
+	cluster := func(until time.Duration) (*fleet, *Scatter) {
+		w := worker{name: "p0-w0", model: "m", size: 4, held: make([]uint32, 8)}
+		f := &fleet{
+			t: t, nodes: map[string]*node{}, states: map[string]string{"n1": "dead", "n2": "dead"}, serving: [][]string{{"n1", "n2"}}, fit: []int{2},
+			delay: func() time.Duration { return ms / 2 }, models: func(events.Partition, string) bool { return true },
+		}
+		if until > 0 {
+			f.until = time.Now().Add(until)
+		}
+		for _, name := range []string{"n0", "n1", "n2"} {
+			f.nodes[name] = &node{
+				partitions: 1, workers: []worker{w}, serves: func(events.Partition) bool { return name != "n0" }, seq: func(events.Partition) events.StreamSeq { return 1 },
+			}
+		}
+		s, err := New(Config{
+			Self: "n0", Partitions: 1, PartitionOf: partitionOf, Local: f.nodes["n0"], View: func() View { return f },
+			Open: func(take func(uint64, []byte, *api.Error)) (Transport, error) { f.take = take; return f, nil },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f, s
+	}
+	for _, c := range []struct {
+		until time.Duration // the nodes are gone
+		wait  time.Duration // before the second query
+		whole [2]bool
+		asked [2]int64
+		took  [2]time.Duration // at least, and at most 10 ms more
+	}{
+		{10 * ms, 0, [2]bool{true, true}, [2]int64{3, 1}, [2]time.Duration{25 * ms, 0}},
+		{60 * ms, 0, [2]bool{true, true}, [2]int64{5, 1}, [2]time.Duration{100 * ms, 0}},
+		{0, 0, [2]bool{}, [2]int64{6, 6}, [2]time.Duration{100 * ms, 100 * ms}},
+		{0, 2 * time.Second, [2]bool{}, [2]int64{6, 2}, [2]time.Duration{100 * ms, 0}},
+		{2 * time.Second, 3 * time.Second, [2]bool{false, true}, [2]int64{6, 1}, [2]time.Duration{100 * ms, 0}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f, s := cluster(c.until)
+			for i := range 2 {
+				hashes := f.nodes["n1"].workers[0].blocks(make([]uint32, 8), &api.Query{})
+				begun, before := time.Now(), f.asked.Load()
+				a, err := s.Find(t.Context(), &api.Query{Model: "m", Hashes: hashes})
+				took, asked := time.Since(begun), f.asked.Load()-before
+				whole := err == nil && a.Complete
+				if whole != c.whole[i] || asked != c.asked[i] || took < c.took[i] || took > c.took[i]+20*ms {
+					t.Errorf("gone for %v, query %d: %+v, %v, after %d requests and %v; want whole: %v, %d, %v", c.until, i, a, err, asked, took, c.whole[i], c.asked[i], c.took[i])
+				}
+				time.Sleep(c.wait)
+			}
+		})
 	}
 }
 
