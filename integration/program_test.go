@@ -168,7 +168,7 @@ func TestDemo(t *testing.T) {
 	if r := run(t, "indexer", "demo", "--requests", "4"); r.code != 0 || !strings.Contains(r.stdout, "4 of 4 equal") {
 		t.Errorf("the table: %+v", r)
 	}
-	if r := run(t, "indexer", "demo", "--trace", "/nonexistent"); r.code != 1 || !strings.Contains(r.stderr, "/nonexistent") {
+	if r := run(t, "indexer", "demo", "--trace", "/nonexistent"); r.code != 2 || !strings.Contains(r.stderr, "/nonexistent") {
 		t.Errorf("a trace that is not there: %+v", r)
 	}
 	fmt.Fprintln(t.Output(), r.stdout)
