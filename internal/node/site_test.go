@@ -47,6 +47,7 @@ type site struct {
 	interval time.Duration // between snapshots
 	room     time.Duration // between looks at how full things are
 	blocks   uint64        // after which one is due earlier; 0: the usual
+	strict   bool          // what the shim cannot read clears its rank
 
 	mu     sync.Mutex
 	told   []string
@@ -170,7 +171,7 @@ func (w *site) startShim() (stop func()) {
 	go func() {
 		done <- shim.Run(running, shim.Config{
 			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Identity: shim.Identity{Model: "m", BlockSize: 4},
-			Decoder: decoder, Log: shim.NewStreamLog(ns, key, nil), Desk: desk, IdleCheck: time.Hour,
+			Decoder: decoder, Log: shim.NewStreamLog(ns, key, nil), Desk: desk, IdleCheck: time.Hour, ClearUnreadable: w.strict,
 		})
 	}()
 	stop = sync.OnceFunc(func() {

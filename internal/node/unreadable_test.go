@@ -7,10 +7,11 @@ import (
 	"github.com/kvatlas/kvatlas/internal/api"
 )
 
-// TestUnreadableMessage has an engine say what cannot be read: nobody is credited with what may have gone then, also after the shim was started again, and what the engine
+// TestUnreadableMessage has an engine say what cannot be read to a shim that clears its rank then: nobody is credited with what may have gone then, also after the shim was started again, and what the engine
 // says next is believed.
 func TestUnreadableMessage(t *testing.T) {
 	w := newSite(t)
+	w.strict = true
 	w.start()
 	stop := w.startShim()
 	w.grow(3)
