@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,11 +50,10 @@ func (e *engine) publish() Frame {
 			words = append(words, "clear")
 			clear(e.held)
 		case n < 8 && len(e.held) > 0:
-			for b := range maps.Keys(e.held) {
-				words = append(words, fmt.Sprintf("-%d", b))
-				delete(e.held, b)
-				break
-			}
+			all := slices.Sorted(maps.Keys(e.held))
+			b := all[e.rng.IntN(len(all))]
+			words = append(words, fmt.Sprintf("-%d", b))
+			delete(e.held, b)
 		default:
 			e.block++
 			words = append(words, fmt.Sprintf("+%d", e.block))
@@ -73,7 +73,7 @@ func (e *engine) publish() Frame {
 
 func (e *engine) snapshot() *Snapshot { // what the engine holds, in messages of one block each
 	s := &Snapshot{Next: e.next}
-	for b := range e.held {
+	for _, b := range slices.Sorted(maps.Keys(e.held)) {
 		s.Payloads = append(s.Payloads, fmt.Appendf(nil, "life%d +%d", e.life, b))
 	}
 	return s
