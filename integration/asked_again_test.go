@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -20,7 +21,7 @@ import (
 // TestAskedAgain: clients' queries are answered though the node that has them in its hands is killed, and though the NATS server restarts under them.
 func TestAskedAgain(t *testing.T) {
 	const workers, blocks = 64, 64 // so many workers that each partition has some: awaitAnnounced wants it
-	addr, data := freeAddr(t), filepath.Join(t.TempDir(), "data")
+	addr, data := loopback.Reserve(t), filepath.Join(t.TempDir(), "data")
 	nats := func() *process {
 		p := start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:])
 		p.waitFor(`Server is ready`)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth example prints, in two namespaces: each
@@ -30,7 +31,7 @@ func TestPermissionsAreEnough(t *testing.T) {
 			t.Fatal(name, info, err)
 		}
 	}
-	addr := freeAddr(t)
+	addr := loopback.Reserve(t)
 	config := filepath.Join(dir, "nats.conf")
 	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", addr, filepath.Join(dir, "data"), example.stdout)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -19,7 +20,7 @@ import (
 // startNATS runs a NATS server with JetStream until the test ends, and returns its address.
 func startNATS(t testing.TB) string {
 	t.Helper()
-	addr := freeAddr(t)
+	addr := loopback.Reserve(t)
 	start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:]).waitFor(`Server is ready`)
 	return addr
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
 )
 
@@ -45,7 +46,7 @@ func callOnce(base, method, path, body string) (status int, reply string, err er
 // startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over loopback.
 func startDynamo(t *testing.T) (base string) {
 	python := pyenv.PythonWith(t, "dynamo.txt")
-	base = freeAddr(t)
+	base = loopback.Reserve(t)
 	var said bytes.Buffer
 	cmd := exec.Command(python, "-m", "dynamo.indexer", "--port", strings.Split(base, ":")[1], "--threads", "2")
 	cmd.Stdout, cmd.Stderr = &said, &said

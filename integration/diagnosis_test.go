@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/vmihailenco/msgpack/v5"
@@ -26,7 +27,7 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 	t.Cleanup(web.Close)
 	tls := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(tls.Close)
-	nobody := freeAddr(t)
+	nobody := loopback.Reserve(t)
 	greeter, err := net.Listen("tcp", "127.0.0.1:0") // speaks HTTP before it is spoken to, as a proxy in front of nothing does
 	if err != nil {
 		t.Fatal(err)

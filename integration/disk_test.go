@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -125,7 +126,7 @@ func diskFull(t *testing.T, disk string, embedded bool) {
 	e := followEngine(t, enginesim.Config{})
 	var x *indexerProcess
 	var server *process
-	data, conf, addr := filepath.Join(disk, "data"), filepath.Join(t.TempDir(), "nats.conf"), freeAddr(t)
+	data, conf, addr := filepath.Join(disk, "data"), filepath.Join(t.TempDir(), "nats.conf"), loopback.Reserve(t)
 	startServer := func() {
 		server = start(t, "nats-server", "-c", conf)
 		server.waitFor("Server is ready")

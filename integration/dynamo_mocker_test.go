@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
@@ -50,7 +51,7 @@ func startMocker(t *testing.T) (base, engine, replay string) {
 			t.Fatal(err)
 		}
 	}
-	base, engine, replay = freeAddr(t), freeAddr(t), freeAddr(t)
+	base, engine, replay = loopback.Reserve(t), loopback.Reserve(t), loopback.Reserve(t)
 	port := func(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 	planes := []string{"--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"}
 	env := append(os.Environ(), "DYN_FILE_KV="+t.TempDir(), "HF_HUB_OFFLINE=1", "DYN_TCP_RPC_HOST=127.0.0.1", "DYN_SELF_HOST_METADATA=0")

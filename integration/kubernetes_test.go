@@ -13,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
 )
 
@@ -86,7 +87,7 @@ func TestKubernetesRuns(t *testing.T) {
 		t.Fatal(accounts.stderr)
 	}
 	token := filepath.Join(dir, "token")
-	client, engine, replay := freeAddr(t), freeAddr(t), freeAddr(t)
+	client, engine, replay := loopback.Reserve(t), loopback.Reserve(t), loopback.Reserve(t)
 	for file, text := range map[string]string{token: "a token of some length", filepath.Join(dir, "accounts", "accounts.conf"): accounts.stdout} {
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 			t.Fatal(err)

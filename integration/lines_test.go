@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/nats-io/nats.go"
@@ -172,7 +173,7 @@ func TestDynamosOwnServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr, config, nkey := freeAddr(t), filepath.Join(dir, "nats.conf"), filepath.Join(dir, "dynamo.nk")
+	addr, config, nkey := loopback.Reserve(t), filepath.Join(dir, "nats.conf"), filepath.Join(dir, "dynamo.nk")
 	text := fmt.Sprintf("listen: %q\ntls { cert_file: %q, key_file: %q }\nauthorization { users: [ { user: dynamo, password: secret }, { nkey: %s } ] }\n", addr, cert, key, public)
 	for path, data := range map[string][]byte{config: []byte(text), nkey: seed} {
 		if err := os.WriteFile(path, data, 0o600); err != nil {

@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // TestMembership runs three indexers on one NATS server, which they wait for: they share the partitions; a second one under a name that lives is
 // refused; one that is told to end hands over first; and all replicas hold the same while events flow.
 func TestMembership(t *testing.T) {
-	nats := freeAddr(t)
+	nats := loopback.Reserve(t)
 	serve := func(name string, more ...string) *process {
 		return start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", name, "--replication", "2", "--partitions", "8", "--http-listen", ""}, more...)...)
 	}

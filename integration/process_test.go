@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -181,27 +179,6 @@ func (p *process) stop() {
 		p.t.Fatalf("%s ended with %d:\n%s", p.cmd, code, p.saying())
 	}
 }
-
-// freeAddr is a loopback address that nobody has now, and that the system gives to nobody while its owner is not there yet, or dead: one below the
-// ports that it chooses from.
-func freeAddr(t testing.TB) string {
-	t.Helper()
-	for range 1000 {
-		addr := fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000))
-		if _, given := givenAddrs.LoadOrStore(addr, true); given {
-			continue
-		}
-		if l, err := net.Listen("tcp", addr); err == nil {
-			l.Close()
-			return addr
-		}
-	}
-	t.Fatal("no port is free")
-	return ""
-}
-
-// givenAddrs are those that freeAddr has returned: none is returned twice.
-var givenAddrs sync.Map
 
 // indexerProcess is indexer serve on a server of its own.
 type indexerProcess struct {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/pyenv"
 )
 
@@ -89,7 +90,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	plain := freeAddr(t)
+	plain := loopback.Reserve(t)
 	start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(plain, ":")[1]).waitFor("Server is ready")
 	for _, c := range []struct {
 		args []string
@@ -99,7 +100,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 		{[]string{"--data", t.TempDir(), "--nats-listen", l.Addr().String()}, l.Addr().String()},
 		{[]string{"--data", t.TempDir(), "--nats-listen", "127.0.0.1:0", "--http-listen", l.Addr().String()}, "--http-listen"},
 		{[]string{"--nats", "nats://" + plain}, "JetStream"},
-		{[]string{"--nats", "nats://" + freeAddr(t), "--nats-wait", "1s"}, "not available"},
+		{[]string{"--nats", "nats://" + loopback.Reserve(t), "--nats-wait", "1s"}, "not available"},
 		{[]string{"--nats", "nats://" + x.nats, "--partitions", "8"}, "created with 4 partitions and 8 are asked for"},
 	} {
 		r := run(t, "indexer", append([]string{"serve", "--http-listen", "127.0.0.1:0"}, c.args...)...)
@@ -109,7 +110,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ nats, want string }{
-		{freeAddr(t), "no NATS server answers"},
+		{loopback.Reserve(t), "no NATS server answers"},
 		{x.nats + " --namespace other", `no indexer of namespace "other" answers`},
 	} {
 		r := run(t, "indexer", strings.Fields("query --model m --tokens 1 --nats "+c.nats)...)
@@ -118,7 +119,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 		}
 	}
 	for _, command := range []string{"query --model m --tokens 1", "serve --nats-wait 100ms --http-listen 127.0.0.1:0"} {
-		r := run(t, "indexer", append(strings.Fields(command), "--nats", "nats://user:secret@"+freeAddr(t))...)
+		r := run(t, "indexer", append(strings.Fields(command), "--nats", "nats://user:secret@"+loopback.Reserve(t))...)
 		if r.code != 1 || !strings.Contains(r.stderr, "nats://user:xxxxx@127.0.0.1:") || strings.Contains(r.stderr, "secret") {
 			t.Errorf("%s, with a password in the address: %+v", command, r)
 		}
@@ -127,7 +128,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 
 // TestExternalServer runs an indexer and the demonstration's events on a standalone NATS server.
 func TestExternalServer(t *testing.T) {
-	addr := freeAddr(t)
+	addr := loopback.Reserve(t)
 	start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(addr, ":")[1], "-js", "-sd", t.TempDir()).waitFor("Server is ready")
 	x := start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--namespace", "prod")
 	x.waitFor("msg=ready")

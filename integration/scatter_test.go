@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -49,7 +50,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	if example.code != 0 {
 		t.Fatal(example.stderr)
 	}
-	addr, config := freeAddr(t), filepath.Join(dir, "nats.conf")
+	addr, config := loopback.Reserve(t), filepath.Join(dir, "nats.conf")
 	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", addr, filepath.Join(dir, "data"), example.stdout)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

@@ -3,6 +3,8 @@ package integration
 import (
 	"fmt"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // TestSimulatedEngine runs the three programs as someone would who tries kvatlas without a GPU, and probes the indexer.
@@ -25,7 +27,7 @@ func TestSimulatedEngine(t *testing.T) {
 	if r := run(t, "indexer", "probe", fmt.Sprintf("http://%s/nowhere", x.http)); r.code != 1 || r.stderr == "" {
 		t.Errorf("probing a path that is not there ended with %d and %q", r.code, r.stderr)
 	}
-	if r := run(t, "indexer", "probe", "http://"+freeAddr(t)); r.code != 1 || r.stderr == "" {
+	if r := run(t, "indexer", "probe", "http://"+loopback.Reserve(t)); r.code != 1 || r.stderr == "" {
 		t.Errorf("probing where nobody listens ended with %d and %q", r.code, r.stderr)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -47,7 +48,7 @@ func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) strin
 	w := &clusterWorld{stage: newStage(t, counters)}
 	var free []string
 	for range 3 * clusterServers {
-		free = append(free, freeAddr(t))
+		free = append(free, loopback.Reserve(t))
 	}
 	w.addrs, w.monitors = free[:clusterServers], free[2*clusterServers:]
 	var routes []string

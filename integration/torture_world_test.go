@@ -15,6 +15,7 @@ import (
 
 	ours "github.com/kvatlas/kvatlas/pkg/jetstream"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -42,7 +43,7 @@ const (
 )
 
 func startWorld(t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int) *world {
-	w := &world{stage: newStage(t, counters), natsAddr: freeAddr(t)}
+	w := &world{stage: newStage(t, counters), natsAddr: loopback.Reserve(t)}
 	config := filepath.Join(w.dir, "nats.conf")
 	text := fmt.Sprintf(tortureServer, w.natsAddr, filepath.Join(w.dir, "store"))
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {

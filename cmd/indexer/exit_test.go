@@ -1,13 +1,13 @@
 package main
 
 import (
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	ports "github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // TestExitStatus gives every command what makes no sense, which is status 2 whether NATS runs or not, and what may make sense where nobody can be asked, which is 1.
@@ -21,12 +21,8 @@ func TestExitStatus(t *testing.T) {
 		return path
 	}
 	absent, junk, empty := filepath.Join(dir, "absent"), file("junk", "what is this\n"), file("empty", "")
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	nats := "nats://" + free.Addr().String()
-	free.Close() // nobody is there
+	nobody := ports.Reserve(t)
+	nats := "nats://" + nobody
 	long := strings.Repeat("x", 256)
 	query := []string{"query", "--nats", nats, "--timeout", "100ms", "--model", "m"}
 	with := func(args []string, more ...string) []string { return append(append([]string(nil), args...), more...) }
@@ -45,7 +41,7 @@ func TestExitStatus(t *testing.T) {
 	cases := []given{
 		{[]string{}, 0, ""}, {[]string{"--help"}, 0, ""}, {[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 0, ""},
 		{[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 1, "exists"}, // it makes sense, and cannot be done twice
-		{[]string{"probe", "http://" + free.Addr().String() + "/healthz"}, 1, "refused"},
+		{[]string{"probe", "http://" + nobody + "/healthz"}, 1, "refused"},
 		{[]string{"serve", "--nats", nats, "--nats-wait", "0s"}, 1, "not available"},
 
 		{[]string{"nonsense"}, 2, "nonsense"}, {[]string{"snapshot", "nonsense"}, 2, "nonsense"}, {[]string{"workers", "extra"}, 2, "extra"},

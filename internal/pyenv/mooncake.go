@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -15,6 +14,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // debs are the Debian packages (12, bookworm) with the libraries that Mooncake's programs load.
@@ -102,26 +103,13 @@ func StartMooncake(t testing.TB) *Mooncake {
 	var path string
 	m.python, path = MooncakePython(t)
 	m.env = append(os.Environ(), "LD_LIBRARY_PATH="+path)
-	m.HTTP, m.rpc = freePort(t), freePort(t)
+	m.HTTP, m.rpc = loopback.Reserve(t), loopback.Reserve(t)
 	t.Cleanup(func() {
 		m.KillClient()
 		m.KillMaster()
 	})
 	m.StartMaster()
 	return m
-}
-
-// freePort is an address that nobody has now, below the ports that the system gives: it stays free while the master is dead.
-func freePort(t testing.TB) string {
-	t.Helper()
-	for range 1000 {
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(20000))); err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-	}
-	t.Fatal("no port is free")
-	return ""
 }
 
 // StartMaster starts the master, again on the same ports after KillMaster, and waits until it answers.
