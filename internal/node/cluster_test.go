@@ -494,7 +494,6 @@ func TestStirred(t *testing.T) {
 		}
 	}
 	wait("it is not ready", ready)
-	wait("it has begun with all partitions, and says nothing", n.Stirred())
 	const p = events.Partition(2)
 	if st := n.Standing(); !st.Ready.Has(p) || len(st.Models) > 0 || n.MayServe(p, "m") {
 		t.Fatalf("before any worker is there: %+v", st)

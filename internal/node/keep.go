@@ -249,7 +249,8 @@ func (n *Node) Standing() (st cluster.Standing) {
 	return st
 }
 
-// Stirred is where something comes when there are other ranks than before.
+// Stirred is where something comes when messages of a log have brought other ranks than before. What a partition is restored with is told with the
+// next beat, as that it is served is.
 func (n *Node) Stirred() <-chan struct{} { return n.stirred }
 
 // MayServe reports whether the node knows of workers of a model in a partition, now.

@@ -273,7 +273,7 @@ const lastSave = 10 * time.Second
 
 // write is the writer.
 func (n *Node) write(ctx context.Context) {
-	for seen := n.machine.View(); ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return
@@ -282,13 +282,13 @@ func (n *Node) write(ctx context.Context) {
 				w.do(n.machine)
 				close(w.done)
 			} else {
+				before := n.machine.View()
 				n.machine.Apply(w.partition, w.messages)
-			}
-			if view := n.machine.View(); view != seen {
-				seen = view
-				select {
-				case n.stirred <- struct{}{}:
-				default:
+				if n.machine.View() != before {
+					select {
+					case n.stirred <- struct{}{}:
+					default:
+					}
 				}
 			}
 			n.bell.ring()
