@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/mastersim"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
@@ -20,7 +21,7 @@ import (
 func TestStoreEvents(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
 	defer cancel()
-	master, err := mastersim.Start("127.0.0.1:0")
+	master, err := mastersim.Start(loopback.Reserve(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +69,7 @@ func TestStoreEvents(t *testing.T) {
 
 	master.Put(keys(old).Keys...)
 	until("without a shim the master is asked", old, holds(pages))
-	endpoint, err := master.Publish(ctx, "tcp://127.0.0.1:0")
+	endpoint, err := master.Publish(ctx, "tcp://"+loopback.Reserve(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -248,7 +249,10 @@ func TestCrashAndRestart(t *testing.T) {
 	for _, perLife := range []bool{false, true} {
 		t.Run(fmt.Sprintf("seed per life %v", perLife), func(t *testing.T) {
 			tr := &truth{}
-			e := start(t, Config{Rank: 3, BlockSize: 4, FirstSeq: 1, SeedPerLife: perLife, Announced: tr.hear})
+			e := start(t, Config{
+				Rank: 3, BlockSize: 4, FirstSeq: 1, SeedPerLife: perLife, Announced: tr.hear,
+				Endpoint: "tcp://" + loopback.Reserve(t), Replay: "tcp://" + loopback.Reserve(t),
+			})
 			endpoint, replays := e.Endpoint(), e.Replay()
 			s := listen(t, e)
 			prompt := []uint32{1, 2, 3, 4, 5, 6, 7, 8}
