@@ -45,6 +45,28 @@ func (s *shelf) Ready() Set {
 	return SetOf(s.set.List()...)
 }
 
+// place is a server of the test's own, with a namespace of eight partitions and its bucket of nodes.
+func place(t *testing.T, ctx context.Context) (*jetstream.Conn, *jetstream.Namespace, *jetstream.Bucket) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	must(err)
+	t.Cleanup(server.Stop)
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
+	must(err)
+	t.Cleanup(conn.Close)
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 8})
+	must(err)
+	bucket, err := ns.EnsureNodes(ctx, time.Hour)
+	must(err)
+	return conn, ns, bucket
+}
+
 // TestMembers joins, drains and kills members on a real server, and starts a second one under a name that lives.
 func TestMembers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
@@ -55,16 +77,7 @@ func TestMembers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
-	must(err)
-	defer server.Stop()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
-	must(err)
-	defer conn.Close()
-	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 8})
-	must(err)
-	bucket, err := ns.EnsureNodes(ctx, time.Hour)
-	must(err)
+	conn, ns, bucket := place(t, ctx)
 	must1 := func(m *Member, err error) *Member {
 		t.Helper()
 		must(err)
@@ -171,24 +184,7 @@ func TestSilence(t *testing.T) {
 func TestNewsDoNotWait(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
-	bucket, err := ns.EnsureNodes(ctx, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, ns, bucket := place(t, ctx)
 	views := map[string]chan *View{}
 	shelves := map[string]*shelf{}
 	members := map[string]*Member{}
@@ -260,16 +256,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
-	must(err)
-	defer server.Stop()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
-	must(err)
-	defer conn.Close()
-	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 8})
-	must(err)
-	bucket, err := ns.EnsureNodes(ctx, time.Hour)
-	must(err)
+	conn, ns, bucket := place(t, ctx)
 	names := []string{"a", "b", "c"}
 	members, mended := map[string]*Member{}, make(chan error, 100)
 	var mu sync.Mutex
