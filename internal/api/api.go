@@ -205,7 +205,32 @@ type Overlap struct {
 	L3Stop string `json:"l3_stop,omitempty" msgpack:"l3_stop,omitempty"` // prompt_ends, not_in_store, not_known, below_threshold, capacity, no_store; vLLM's: gap, other_groups, alignment, last_token
 
 	Path *Path `json:"path,omitempty" msgpack:"path,omitempty"` // if the query asks for explanations, of the best few hundred ranks
+
+	// Bound says that the depths are an upper bound, and of which kind; empty: they are exact.
+	Bound Bound `json:"bound,omitempty" msgpack:"bound,omitempty"`
+
+	// Engine is the state of the rank's engine if it is not connected to its shim; empty: it is, or nobody says.
+	Engine EngineState `json:"engine,omitempty" msgpack:"engine,omitempty"`
+
+	// CatchingUp: the rank's shim still publishes a backlog of what its engine said earlier, so that the depths are of an earlier time.
+	CatchingUp bool `json:"catching_up,omitempty" msgpack:"catching_up,omitempty"`
 }
+
+// Bound is a kind of upper bound.
+type Bound string
+
+// BoundFullAttentionOnly: the model has groups with sliding windows of unknown size, of which the depths take no account. The engine may reuse less.
+const BoundFullAttentionOnly Bound = "full_attention_only"
+
+// EngineState is how a shim's connection to its engine stands.
+type EngineState string
+
+// The states.
+const (
+	EngineConnected EngineState = "connected"
+	EngineSilent    EngineState = "silent" // it does not answer; that proves nothing of what it holds
+	EngineGone      EngineState = "gone"   // its connection ended and its port refuses: its process is gone, and its device memory with it
+)
 
 // Path is a rank's way along a prompt.
 type Path struct {
@@ -244,6 +269,12 @@ type PartitionStatus struct {
 	Partition events.Partition `json:"partition" msgpack:"partition"`
 	Epoch     time.Time        `json:"epoch" msgpack:"epoch"` // when the partition's stream was created
 	Seq       events.StreamSeq `json:"seq" msgpack:"seq"`
+
+	// StaleMS is how long ago, in milliseconds, the node last knew that it had read the partition's log to its end; 0: just now.
+	StaleMS uint64 `json:"stale_ms,omitempty" msgpack:"stale_ms,omitempty"`
+
+	// ResyncNeeded: the log has lost messages, and some of the partition's workers have not said yet what they hold.
+	ResyncNeeded bool `json:"resync_needed,omitempty" msgpack:"resync_needed,omitempty"`
 }
 
 // WorkersPage is how many ranks a client asks for at a time, so that a list of any length travels in messages of the usual size.

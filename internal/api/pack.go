@@ -268,13 +268,7 @@ func packAnswer(a *Answer) ([]byte, error) {
 		p.array(len(a.Partitions))
 	}
 	for i := range a.Partitions {
-		p.fields(3)
-		p.text("partition")
-		p.number(uint64(a.Partitions[i].Partition))
-		p.text("epoch")
-		p.time(a.Partitions[i].Epoch)
-		p.text("seq")
-		p.number(uint64(a.Partitions[i].Seq))
+		p.status(&a.Partitions[i])
 	}
 	if a.Reason != "" {
 		p.text("reason")
@@ -284,8 +278,26 @@ func packAnswer(a *Answer) ([]byte, error) {
 	return p, p.l3(&a.L3)
 }
 
+func (p *packer) status(s *PartitionStatus) {
+	p.fields(3 + count(s.StaleMS != 0, s.ResyncNeeded))
+	p.text("partition")
+	p.number(uint64(s.Partition))
+	p.text("epoch")
+	p.time(s.Epoch)
+	p.text("seq")
+	p.number(uint64(s.Seq))
+	if s.StaleMS != 0 {
+		p.text("stale_ms")
+		p.number(s.StaleMS)
+	}
+	if s.ResyncNeeded {
+		p.text("resync_needed")
+		p.truth(true)
+	}
+}
+
 func (p *packer) overlap(o *Overlap) error {
-	p.fields(7 + count(o.L3Stop != "", o.Path != nil))
+	p.fields(7 + count(o.L3Stop != "", o.Path != nil, o.Bound != "", o.Engine != "", o.CatchingUp))
 	p.text("instance")
 	p.text(string(o.Instance))
 	// Answers are made of these: the keys are written with their heads.
@@ -300,11 +312,25 @@ func (p *packer) overlap(o *Overlap) error {
 		p.text("l3_stop")
 		p.text(o.L3Stop)
 	}
-	if o.Path == nil {
-		return nil
+	if o.Path != nil {
+		p.text("path")
+		if err := p.rare(o.Path); err != nil {
+			return err
+		}
 	}
-	p.text("path")
-	return p.rare(o.Path)
+	if o.Bound != "" {
+		p.text("bound")
+		p.text(string(o.Bound))
+	}
+	if o.Engine != "" {
+		p.text("engine")
+		p.text(string(o.Engine))
+	}
+	if o.CatchingUp {
+		p.text("catching_up")
+		p.truth(true)
+	}
+	return nil
 }
 
 func (p *packer) l3(l *L3) error {

@@ -68,6 +68,9 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 		Model: words(rng), BlockSize: u32(), Blocks: int(u32()), Lookaheads: some(rng, 20, u32), Complete: rng.IntN(2) == 0, Missing: some(rng, 20, part),
 		Workers: some(rng, 1<<rng.IntN(7)<<(rng.IntN(100)/99*10), func() Overlap {
 			o := Overlap{Instance: events.WorkerID(words(rng)), Rank: events.Rank(u32()), Device: u32(), Host: u32(), Disk: u32(), External: u32(), L3: u32(), L3Stop: words(rng)}
+			if rng.IntN(4) == 0 {
+				o.Bound, o.Engine, o.CatchingUp = Bound(words(rng)), EngineState(words(rng)), rng.IntN(2) == 0
+			}
 			if people && rng.IntN(2) == 0 {
 				o.Path = &Path{Held: some(rng, 3, func() HeldRun { return HeldRun{u32(), u32(), some(rng, 3, func() string { return words(rng) })} }), Stop: words(rng), Behind: u32()}
 			}
@@ -83,7 +86,7 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 			case 2:
 				at = time.Unix(-int64(wide(rng)>>32), rng.Int64N(1e9))
 			}
-			return PartitionStatus{part(), at, events.StreamSeq(wide(rng))}
+			return PartitionStatus{part(), at, events.StreamSeq(wide(rng)), wide(rng) * rng.Uint64N(2), rng.IntN(2) == 0}
 		}),
 		Reason: Reason(words(rng)),
 		L3: L3{Status: L3Status(words(rng)), Reason: words(rng), Ranges: some(rng, 20, pair), Total: u32(), AgeMS: rng.NormFloat64(), Unknown: some(rng, 20, pair),
@@ -264,7 +267,7 @@ func benchmarked() (*Query, *Answer) {
 		a.Workers = append(a.Workers, Overlap{Instance: events.WorkerID(fmt.Sprint("w", i)), Device: 128})
 	}
 	for p := range events.Partition(8) {
-		a.Partitions = append(a.Partitions, PartitionStatus{p, time.Unix(1763711000, 123456789), 1000})
+		a.Partitions = append(a.Partitions, PartitionStatus{Partition: p, Epoch: time.Unix(1763711000, 123456789), Seq: 1000})
 	}
 	return q, a
 }

@@ -489,6 +489,12 @@ func (u *unpacker) overlap() (o Overlap) {
 			o.L3Stop = u.text()
 		case "path": // which is for people
 			u.odd = true
+		case "bound":
+			o.Bound = Bound(u.text())
+		case "engine":
+			o.Engine = EngineState(u.text())
+		case "catching_up":
+			o.CatchingUp = u.truth()
 		default:
 			u.odd = u.odd || u.skip(maxNesting) != nil
 		}
@@ -508,6 +514,10 @@ func (u *unpacker) status() (s PartitionStatus) {
 			s.Epoch = u.time()
 		case "seq":
 			s.Seq = events.StreamSeq(u.number())
+		case "stale_ms":
+			s.StaleMS = u.number()
+		case "resync_needed":
+			s.ResyncNeeded = u.truth()
 		default:
 			return false
 		}
