@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -173,6 +175,23 @@ func TestDemo(t *testing.T) {
 		t.Errorf("a trace that is not there: %+v", r)
 	}
 	fmt.Fprintln(t.Output(), r.stdout)
+}
+
+// TestDemoShortPrompts serves traces in which a prompt, or each, is shorter than a block.
+func TestDemoShortPrompts(t *testing.T) {
+	const long, short = `{"timestamp":0,"input_length":1024,"output_length":20,"hash_ids":[1,2]}`, `{"timestamp":0,"input_length":13,"output_length":2,"hash_ids":[3]}`
+	for name, lines := range map[string][]string{"one": {long, short, long, short}, "all": {short, short}} {
+		t.Run(name, func(t *testing.T) {
+			trace := filepath.Join(t.TempDir(), "trace.jsonl")
+			if err := os.WriteFile(trace, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("%d of %d equal", len(lines), len(lines))
+			if r := run(t, "indexer", "demo", "--engines", "2", "--trace", trace); r.code != 0 || !strings.Contains(r.stdout, want) {
+				t.Errorf("%+v, want %q", r, want)
+			}
+		})
+	}
 }
 
 // TestDemoL3 runs the demonstration with a shared store: every answer says exactly what lies there and what would be loaded, and something is.

@@ -36,11 +36,11 @@ type Query struct {
 	BlockSize uint32 `json:"block_size,omitempty" msgpack:"block_size,omitempty"`
 
 	// Tokens of the whole prompt; what does not fill a block at its end is not looked up.
-	Tokens Tokens `json:"tokens,omitempty" msgpack:"tokens,omitempty"`
+	Tokens Tokens `json:"tokens,omitzero" msgpack:"tokens,omitempty"`
 
 	// Hashes are the local hashes of the prompt's blocks, in place of Tokens, for a client that keeps tokens to itself. They are
 	// looked up as they are: where workers read ahead (WorkerInfo.Lookahead), those hashed as far ahead are found.
-	Hashes Hashes `json:"hashes,omitempty" msgpack:"hashes,omitempty"`
+	Hashes Hashes `json:"hashes,omitzero" msgpack:"hashes,omitempty"`
 
 	// Hashed is the prompt as engines hash it that read ahead, in place of Tokens: for each rank those are looked up that are as its own. Nodes share a query by
 	// tokens so; the answer's Lookaheads say which hashes there should have been.

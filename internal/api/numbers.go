@@ -17,6 +17,12 @@ type Tokens []uint32
 // 64-bit numbers; in MessagePack the same, or a bin of little-endian u64.
 type Hashes []uint64
 
+// IsZero reports whether there are none at all. A list without elements is one: a prompt that has no whole block.
+func (t Tokens) IsZero() bool { return t == nil }
+
+// IsZero reports whether there are none at all. A list without elements is one: a prompt that has no whole block.
+func (h Hashes) IsZero() bool { return h == nil }
+
 // UnmarshalJSON reads an array and says which element is no token.
 func (t *Tokens) UnmarshalJSON(data []byte) error {
 	out, err := parseNumbers((*t)[:0], data, CodeBadTokens, "tokens", func(s []byte) (uint32, bool) {

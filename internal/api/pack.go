@@ -146,7 +146,7 @@ func count(things ...bool) (n int) {
 
 func packQuery(q *Query) []byte {
 	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions))
-	p.fields(1 + count(q.BlockSize != 0, len(q.Tokens) > 0, len(q.Hashes) > 0, len(q.Hashed) > 0, q.LoRA != "", q.CacheSalt != "", len(q.Workers) > 0,
+	p.fields(1 + count(q.BlockSize != 0, q.Tokens != nil, q.Hashes != nil, len(q.Hashed) > 0, q.LoRA != "", q.CacheSalt != "", len(q.Workers) > 0,
 		len(q.Partitions) > 0, len(q.MinSeq) > 0, q.Explain, q.Idle, q.L3 != "", q.L3TimeoutMS != 0))
 	p.text("model")
 	p.text(q.Model)
@@ -154,14 +154,14 @@ func packQuery(q *Query) []byte {
 		p.text("block_size")
 		p.number(uint64(q.BlockSize))
 	}
-	if len(q.Tokens) > 0 {
+	if q.Tokens != nil {
 		p.text("tokens")
 		p.bin(4 * len(q.Tokens))
 		for _, v := range q.Tokens {
 			p = binary.LittleEndian.AppendUint32(p, v)
 		}
 	}
-	if len(q.Hashes) > 0 {
+	if q.Hashes != nil {
 		p.text("hashes")
 		p.hashes(q.Hashes)
 	}

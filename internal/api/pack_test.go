@@ -148,6 +148,24 @@ func TestPackedAsByReflection(t *testing.T) {
 	}
 }
 
+// TestNoHashesAreNotAnEmptyList: a prompt without a whole block is a list without elements, which arrives as one, in either form.
+func TestNoHashesAreNotAnEmptyList(t *testing.T) {
+	for _, want := range []Query{
+		{Model: "m", Hashes: Hashes{}}, {Model: "m", Tokens: Tokens{}}, {Model: "m"}, {Model: "m", Hashed: []Hashed{{Hashes: Hashes{}}}}, {Model: "m", Hashed: []Hashed{{}}},
+	} {
+		for _, contentType := range []string{MsgPack, JSON} {
+			body, err := Marshal(contentType, &want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got Query
+			if err := Unmarshal(contentType, body, &got); err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("%s %q is read as %#v, %v, want %#v", contentType, body, got, err, want)
+			}
+		}
+	}
+}
+
 // TestPackedForm pins the bytes that clients see.
 func TestPackedForm(t *testing.T) {
 	q, err := Marshal(MsgPack, &Query{Model: "m", Hashes: Hashes{1, 1 << 63}, Partitions: []events.Partition{200}, Idle: true})

@@ -256,9 +256,6 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 	share := *q
 	share.L3, share.L3TimeoutMS = api.L3Off, 0
 	if q.Tokens == nil {
-		if len(q.Hashes) == 0 && len(q.Hashed) == 0 { // an empty list would not arrive
-			share.Hashes, share.Hashed = nil, []api.Hashed{{}}
-		}
 		a, err := s.union(ctx, &share, wanted)
 		if err != nil {
 			return nil, err
