@@ -46,6 +46,7 @@ type serving struct {
 	l3Config                                 string
 	l3                                       node.L3Config
 	nats                                     *cli.NATS
+	debug                                    *cli.Debug
 }
 
 func serveCommand() *cobra.Command {
@@ -95,6 +96,7 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.DurationVar(&s.l3.Timeout, "l3-timeout", 20*time.Millisecond, "how long an answer waits for the shared store at most")
 	f.DurationVar(&s.l3.Cache.HitLife, "l3-hit-life", 2*time.Second, "how long a block that was in the shared store is taken to be there")
 	f.DurationVar(&s.l3.Cache.MissLife, "l3-miss-life", 500*time.Millisecond, "how long one that was not is taken not to be")
+	s.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
@@ -163,6 +165,9 @@ func (s *serving) check() error {
 			errs = append(errs, fmt.Errorf("%s %q is not HOST:PORT", name, addr))
 		}
 	}
+	if err := s.debug.Check(); err != nil {
+		errs = append(errs, err)
+	}
 	if err := (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile(); err != nil {
 		errs = append(errs, fmt.Errorf("--nats-config: %w", err))
 	}
@@ -197,6 +202,11 @@ func (s *serving) check() error {
 
 // run serves until ctx ends.
 func (s *serving) run(ctx context.Context, log *slog.Logger) error {
+	debugStop, err := s.debug.Serve(log)
+	if err != nil {
+		return err
+	}
+	defer debugStop()
 	conn, server, err := s.connect(ctx, log)
 	if err != nil {
 		return err

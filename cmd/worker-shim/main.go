@@ -49,6 +49,7 @@ type running struct {
 	l3                                  *hicache.Config
 	claimWait, silence                  time.Duration
 	onUnreadable                        string
+	debug                               *cli.Debug
 }
 
 // What --on-unreadable may be.
@@ -101,19 +102,29 @@ without asking. It needs --engine and --master alone.`,
 	f.StringVar(&r.l3Config, "l3-config", "", "JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
 	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass, "what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
+	r.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
 		if err != nil {
 			return err
 		}
-		if r.source == sourceMooncake {
-			return r.runStore(cmd, log)
-		}
-		if err := r.check(); err != nil {
+		if err := r.debug.Check(); err != nil {
 			return err
 		}
-		return r.run(cmd.Context(), log)
+		run := func() error { return r.runStore(cmd, log) }
+		if r.source != sourceMooncake {
+			if err := r.check(); err != nil {
+				return err
+			}
+			run = func() error { return r.run(cmd.Context(), log) }
+		}
+		debugStop, err := r.debug.Serve(log)
+		if err != nil {
+			return err
+		}
+		defer debugStop()
+		return run()
 	}
 	return cmd
 }

@@ -522,6 +522,7 @@ type IndexStatus struct {
 	Distinct      uint64     `json:"distinct" msgpack:"distinct"`
 	Bytes         uint64     `json:"bytes" msgpack:"bytes"`
 	BlocksApplied uint64     `json:"blocks_applied" msgpack:"blocks_applied"` // in stored events, since the node started
+	DecoderBytes  uint64     `json:"decoder_bytes" msgpack:"decoder_bytes"`   // memory for what is read from the log, not in Bytes
 }
 
 // SnapshotList tells of the snapshots that were written.

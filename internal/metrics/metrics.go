@@ -85,6 +85,7 @@ var (
 	holdings     = prometheus.NewDesc("kvatlas_index_blocks", "Blocks held, counted for each rank that holds them, by tier.", []string{"tier"}, nil)
 	distinct     = prometheus.NewDesc("kvatlas_index_distinct_blocks", "Distinct blocks that somebody holds.", nil, nil)
 	indexBytes   = prometheus.NewDesc("kvatlas_index_bytes", "Memory of the index.", nil, nil)
+	decoderBytes = prometheus.NewDesc("kvatlas_decoder_bytes", "Memory that is kept for decoding messages of the log; bounded.", nil, nil)
 	modelRanks   = prometheus.NewDesc("kvatlas_model_ranks", "Ranks that the log knows, by model and block size.", []string{"model", "block_size"}, nil)
 	lag          = prometheus.NewDesc("kvatlas_log_lag_messages", "Messages of a partition's log that are not applied yet.", []string{"partition"}, nil)
 	applied      = prometheus.NewDesc("kvatlas_log_applied_sequence", "Last message of a partition's log that is applied.", []string{"partition"}, nil)
@@ -120,7 +121,7 @@ var (
 )
 
 var all = []*prometheus.Desc{
-	ready, outcomes, holdings, distinct, indexBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
+	ready, outcomes, holdings, distinct, indexBytes, decoderBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
 	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded,
 	behind, clusterNodes, clusterShort,
 	l3Up, l3Questions, l3Forgotten, l3Remembered, l3Strange, l3SetObjects, l3SetWhole, l3SetLost, l3Objects,
@@ -185,6 +186,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(holdings, float64(s.Index.Blocks.External), "external")
 	gauge(distinct, float64(s.Index.Distinct))
 	gauge(indexBytes, float64(s.Index.Bytes))
+	gauge(decoderBytes, float64(s.Index.DecoderBytes))
 	for _, m := range s.Models {
 		gauge(modelRanks, float64(m.Ranks), m.Model, strconv.FormatUint(uint64(m.BlockSize), 10))
 	}

@@ -164,6 +164,7 @@ func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 		m.publishView()
 	}
 	part.applied.Store(uint64(applied))
+	m.batch.Trim()
 	return ok
 }
 

@@ -353,3 +353,33 @@ func TestSnapshotThenTailEqualsTailFromTheStart(t *testing.T) {
 		agree(t, m, n, "snapshot and tail")
 	})
 }
+
+// What was needed to decode a burst of large messages is not kept when it is over.
+func TestDecodingKeepsLittleMemory(t *testing.T) {
+	m := newMachine()
+	first := events.EventID(1)
+	for i := range 64 {
+		b := events.Batch{Incarnation: 1, FirstID: first, Model: "m", BlockSize: 16, Events: make([]events.Event, 2000)}
+		for j := range b.Events {
+			b.Events[j] = events.Event{Kind: events.Removed, Tier: events.Device, Blocks: make([]events.BlockHash, 1)}
+		}
+		for j := range 4 { // in other places each time
+			b.Events[(37*i+500*j)%len(b.Events)].Blocks = make([]events.BlockHash, events.MaxBlocksPerEvent)
+		}
+		first += events.EventID(len(b.Events))
+		data, err := events.AppendBatch(nil, &b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !m.Apply(0, []Message{{Seq: events.StreamSeq(i + 1), Time: 1, Key: events.RankKey{Instance: "w"}, Data: data}}) {
+			t.Fatal("not applied")
+		}
+	}
+	reachable := 0 // from the batch that is decoded into
+	for _, e := range m.batch.Events[:cap(m.batch.Events)] {
+		reachable += 8 * cap(e.Blocks)
+	}
+	if kept := m.batch.MemoryBytes(); kept > 4<<20 || reachable > 4<<20 || m.counts.Poison > 0 {
+		t.Errorf("%d bytes are kept, %d are reachable from events; %+v", kept, reachable, m.counts)
+	}
+}

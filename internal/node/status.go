@@ -79,6 +79,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		st := m.index.Stats()
 		s.Index = api.IndexStatus{
 			Blocks: tiers(st.Holdings), Distinct: uint64(st.Blocks - st.Dead), Bytes: uint64(st.Bytes.Total), BlocksApplied: m.counts.BlocksStored,
+			DecoderBytes: uint64(m.batch.MemoryBytes()),
 		}
 		s.Events = m.counts.byName()
 		for _, part := range m.parts {

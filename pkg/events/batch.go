@@ -164,10 +164,10 @@ func appendHashesPortably[H ~uint64](dst []byte, hashes []H) []byte {
 	return dst
 }
 
-// DecodeBatch reads one batch into b. It overwrites all of b and uses again the memory of b.Events and of each event's
-// Blocks and Locals, also those between len and cap; so a Batch that is decoded into again and again costs no
-// allocation, and whoever keeps a slice of it beyond the next call must copy it. So b should be a zero Batch or one that
-// was decoded into before. Nothing in it refers to data afterwards.
+// DecodeBatch reads one batch into b. It overwrites all of b and uses again the memory that b decoded into before; so a Batch
+// that is decoded into again and again costs no allocation, and whoever keeps a slice of it beyond the next call must copy it.
+// All hashes lie in one buffer, which is as large as the largest batch needed so far: see [Batch.Trim]. Nothing in b refers to
+// data afterwards.
 //
 // Errors are ErrVersion, if the batch says that it is of a later format, and ErrMalformed. After an error b has no events
 // and is not to be used otherwise than to decode into it again. Whatever data is, the memory taken is at most some ten
@@ -180,9 +180,15 @@ func DecodeBatch(data []byte, b *Batch) error {
 	if err != nil {
 		return err
 	}
+	hashes := b.hashes[:0]
+	if most := r.left() / 8; cap(hashes) < most {
+		clear(events) // else they would hold on to the buffer before
+		hashes = make([]uint64, 0, max(most, min(2*cap(hashes), spareHashes)))
+		b.hashes = hashes
+	}
 	events = slices.Grow(events, max(0, n-len(events)))[:n]
 	for i := range events {
-		if err := decodeEvent(&r, &events[i]); err != nil {
+		if err := decodeEvent(&r, &events[i], &hashes); err != nil {
 			return fmt.Errorf("event %d of %d: %w", i, n, err)
 		}
 	}
@@ -194,6 +200,25 @@ func DecodeBatch(data []byte, b *Batch) error {
 	}
 	b.Events = events
 	return nil
+}
+
+// What [Batch.Trim] leaves: enough for any batch of a shim's usual size (768 KiB) with ten hashes an event or more.
+const (
+	spareHashes = 128 << 10 // 1 MiB
+	spareEvents = 32 << 10  // 2.3 MiB
+)
+
+// Trim lets go of the memory that a batch of an unusual size has left in b, so that a Batch which is decoded into again and
+// again holds at most 4 MiB between two batches. What b said is gone if it was such a batch.
+func (b *Batch) Trim() {
+	if cap(b.hashes) > spareHashes || cap(b.Events) > spareEvents {
+		b.Events, b.hashes = nil, nil
+	}
+}
+
+// MemoryBytes is how much memory b holds, used or spare, if it was only ever decoded into.
+func (b *Batch) MemoryBytes() int {
+	return cap(b.Events)*int(unsafe.Sizeof(Event{})) + cap(b.hashes)*8
 }
 
 // DecodeBatchHeader reads what a batch says before its events. It costs the same for any number of them, and so does not
@@ -285,7 +310,7 @@ func decodeCursor(r *reader, c *Cursor) error {
 	return nil
 }
 
-func decodeEvent(r *reader, e *Event) error {
+func decodeEvent(r *reader, e *Event, hashes *[]uint64) error {
 	begin := r.at
 	elements, ok := r.array()
 	if !ok || elements < eventElements {
@@ -306,11 +331,11 @@ func decodeEvent(r *reader, e *Event) error {
 			return malformed(r.at, "no parent")
 		}
 	}
-	blocks, ok := decodeHashes(r, e.Blocks[:0])
+	blocks, ok := decodeHashes[BlockHash](r, hashes)
 	if !ok {
 		return malformed(r.at, "no binary of hashes")
 	}
-	locals, ok := decodeHashes(r, e.Locals[:0])
+	locals, ok := decodeHashes[LocalHash](r, hashes)
 	if !ok {
 		return malformed(r.at, "no binary of local hashes")
 	}
@@ -336,32 +361,34 @@ func decodeEvent(r *reader, e *Event) error {
 	return nil
 }
 
-// decodeHashes appends to dst what appendHashes wrote.
-func decodeHashes[H ~uint64](r *reader, dst []H) ([]H, bool) {
+// decodeHashes reads what appendHashes wrote and appends it to the buffer, which has room for it.
+func decodeHashes[H ~uint64](r *reader, buffer *[]uint64) ([]H, bool) {
 	if r.null() {
-		return dst, true
+		return nil, true
 	}
 	at := r.at
 	bytes, ok := r.bin()
 	if !ok || len(bytes)%8 != 0 || len(bytes) > 8*MaxBlocksPerEvent {
 		r.at = at
-		return dst, false
+		return nil, false
 	}
 	n := len(bytes) / 8
 	if n == 0 {
-		return dst, true
+		return nil, true
 	}
-	if !littleEndian {
-		return decodeHashesPortably(dst, bytes), true
+	begin := len(*buffer)
+	*buffer = (*buffer)[:begin+n]
+	into := (*buffer)[begin:]
+	if littleEndian {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&into[0])), 8*n), bytes)
+	} else {
+		decodeHashesPortably(into, bytes)
 	}
-	dst = slices.Grow(dst, n)[:len(dst)+n]
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&dst[len(dst)-n])), 8*n), bytes)
-	return dst, true
+	return unsafe.Slice((*H)(unsafe.Pointer(&into[0])), n), true
 }
 
-func decodeHashesPortably[H ~uint64](dst []H, bytes []byte) []H {
-	for ; len(bytes) >= 8; bytes = bytes[8:] {
-		dst = append(dst, H(binary.LittleEndian.Uint64(bytes)))
+func decodeHashesPortably(into []uint64, bytes []byte) {
+	for i := range into {
+		into[i] = binary.LittleEndian.Uint64(bytes[8*i:])
 	}
-	return dst
 }

@@ -79,7 +79,7 @@ func TestGoldenBatches(t *testing.T) {
 		if err := DecodeBatch(golden, &got); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if !reflect.DeepEqual(got, want) {
+		if !sameBatch(&got, &want) {
 			t.Errorf("%s: reads\n%+v, want\n%+v", name, got, want)
 		}
 	}
@@ -146,7 +146,7 @@ func drawBatch(t *rapid.T) Batch {
 // sameBatch compares as an event's reader does: an empty slice is no slice.
 func sameBatch(a, b *Batch) bool {
 	x, y := *a, *b
-	x.Events, y.Events = nil, nil
+	x.Events, y.Events, x.hashes, y.hashes = nil, nil, nil, nil
 	return reflect.DeepEqual(x, y) && slices.EqualFunc(a.Events, b.Events, sameEvent)
 }
 
@@ -339,8 +339,9 @@ func TestPortableHashesTwin(t *testing.T) {
 			t.Fatalf("%x is not the portable %x", body, appendHashesPortably(nil, hashes))
 		}
 		r = reader{data: fast}
-		got, ok := decodeHashes[uint64](&r, nil)
-		if portable := decodeHashesPortably[uint64](nil, body); !ok || !slices.Equal(got, hashes) || !slices.Equal(portable, hashes) {
+		buffer, portable := make([]uint64, 0, len(hashes)), make([]uint64, len(hashes))
+		got, ok := decodeHashes[uint64](&r, &buffer)
+		if decodeHashesPortably(portable, body); !ok || !slices.Equal(got, hashes) || !slices.Equal(portable, hashes) {
 			t.Fatalf("%x and %x, want %x", got, portable, hashes)
 		}
 	})
@@ -360,6 +361,53 @@ func TestBatchDoesNotAllocate(t *testing.T) {
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// After a burst of batches of all shapes, each slot of which has had a long list once, no more is held than one batch needs.
+func TestDecodedMemoryIsBounded(t *testing.T) {
+	var b Batch
+	for i := range 200 {
+		large := Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16, Events: make([]Event, 400)}
+		for j := range large.Events {
+			large.Events[j] = Event{Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1)}
+		}
+		long := &large.Events[2*i]
+		long.Blocks, long.Locals = make([]BlockHash, MaxBlocksPerEvent), make([]LocalHash, MaxBlocksPerEvent)
+		encoded, err := AppendBatch(nil, &large)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := DecodeBatch(encoded, &b); err != nil {
+			t.Fatal(err)
+		}
+		b.Trim()
+	}
+	held := b.MemoryBytes()
+	lists := 0 // what the slots refer to, once for each array
+	seen := map[*BlockHash]bool{}
+	for _, e := range b.Events[:cap(b.Events)] {
+		if len(e.Blocks) > 0 && !seen[&e.Blocks[0]] {
+			seen[&e.Blocks[0]] = true
+			lists += 8 * (cap(e.Blocks) + cap(e.Locals))
+		}
+	}
+	if most := 256 << 10; held > most || lists > most {
+		t.Errorf("holds %d bytes, its events refer to %d; want at most %d", held, lists, most)
+	}
+	huge := Batch{Events: make([]Event, 100)}
+	for i := range huge.Events {
+		huge.Events[i] = Event{Kind: Removed, Tier: Device, Blocks: make([]BlockHash, MaxBlocksPerEvent)}
+	}
+	encoded, err := AppendBatch(nil, &huge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := DecodeBatch(encoded, &b); err != nil || b.MemoryBytes() < 8*100*MaxBlocksPerEvent {
+		t.Fatalf("%v; %d bytes", err, b.MemoryBytes())
+	}
+	if b.Trim(); b.MemoryBytes() != 0 {
+		t.Errorf("holds %d bytes of a batch of an unusual size", b.MemoryBytes())
 	}
 }
 

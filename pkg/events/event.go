@@ -71,6 +71,8 @@ type Batch struct {
 	Shutdown bool
 
 	Events []Event
+
+	hashes []uint64 // what the events' Blocks and Locals lie in, if DecodeBatch read them
 }
 
 // Cursor is a place in an engine's own stream of messages. It lets a shim that starts again ask the engine for what
