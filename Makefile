@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build images demo test short race lint explore fuzz bench bench-peers bench-path clean
+.PHONY: help build images demo test judges short race lint explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,19 +20,24 @@ images: ## build the container images that docker-compose.yml runs, pulling noth
 demo: ## run the demonstration
 	go run ./cmd/indexer demo
 
-test: ## run all tests (needs python3 for the tests against real peers)
+test: ## run all tests that need nothing but Go
 	go test ./...
 
-short: ## run the tests that need nothing but Go
+judges: ## fetch what is missing (once, 1.8 GB), then run the tests against real engines, libzmq, Dynamo and Mooncake
+	go run ./integration/judges/fetch
+	go test -tags judges -timeout 30m ./integration/judges/... ./internal/zmtp ./internal/pyenv ./bench/path
+
+short: ## run the quick ones of them
 	go test -short ./...
 
-race: ## run all tests under the race detector
-	go test -race ./...
+race: ## run all tests that need nothing but Go under the race detector
+	go test -race -timeout 40m ./...
 
-lint: ## vet, format and staticcheck
+lint: ## vet, format and staticcheck, the judges too
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
 	go vet ./...
-	go tool staticcheck ./...
+	go vet -tags judges ./...
+	go tool staticcheck -tags judges ./...
 
 explore: ## run the random tests from seeds that are new each time: make explore N=100
 	go test ./internal/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0

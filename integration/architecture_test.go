@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-)
 
-const module = "github.com/kvatlas/kvatlas/"
+	"github.com/kvatlas/kvatlas/integration/harness"
+)
 
 // imports returns the arrows between our packages, as "from --> to", tests left out.
 func imports(t *testing.T) (arrows []string) {
@@ -32,8 +32,8 @@ func imports(t *testing.T) (arrows []string) {
 			t.Fatal(err)
 		}
 		for _, to := range pkg.Imports {
-			if strings.HasPrefix(to, module) {
-				arrows = append(arrows, strings.TrimPrefix(pkg.ImportPath, module)+" --> "+strings.TrimPrefix(to, module))
+			if strings.HasPrefix(to, harness.Module) {
+				arrows = append(arrows, strings.TrimPrefix(pkg.ImportPath, harness.Module)+" --> "+strings.TrimPrefix(to, harness.Module))
 			}
 		}
 	}
@@ -90,7 +90,7 @@ func TestArrowsPointDown(t *testing.T) {
 	}
 	for _, line := range strings.Split(string(out), "\n") {
 		pkg, list, _ := strings.Cut(line, ": ")
-		if strings.Contains(list, "github.com/nats-io/") && pkg != module+"pkg/jetstream" {
+		if strings.Contains(list, "github.com/nats-io/") && pkg != harness.Module+"pkg/jetstream" {
 			t.Errorf("%s imports NATS; only pkg/jetstream may", pkg)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/wire"
@@ -22,24 +23,24 @@ import (
 func TestAskedAgain(t *testing.T) {
 	const workers, blocks = 64, 64 // so many workers that each partition has some: awaitAnnounced wants it
 	addr, data := loopback.Reserve(t), filepath.Join(t.TempDir(), "data")
-	nats := func() *process {
-		p := start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:])
-		p.waitFor(`Server is ready`)
+	nats := func() *harness.Process {
+		p := harness.Start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:])
+		p.WaitFor(`Server is ready`)
 		return p
 	}
 	server := nats()
-	nodes := map[string]*process{}
+	nodes := map[string]*harness.Process{}
 	for _, id := range []string{"a", "b", "c"} {
-		nodes[id] = start(t, "indexer", "serve", "--nats", addr, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "")
+		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "")
 	}
 	for _, p := range nodes {
-		p.waitFor(`msg=ready`)
+		p.WaitFor(`msg=ready`)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*harness.Patience)
 	defer cancel()
 	var mu sync.Mutex
 	again := map[string]int{}
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Absent: patience, Wait: true, Hooks: jetstream.ConnHooks{AskedAgain: func(why string) {
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Absent: harness.Patience, Wait: true, Hooks: jetstream.ConnHooks{AskedAgain: func(why string) {
 		mu.Lock()
 		defer mu.Unlock()
 		again[why]++
@@ -62,13 +63,13 @@ func TestAskedAgain(t *testing.T) {
 		event.Locals, event.Blocks = append(event.Locals, events.LocalHash(1000+i)), append(event.Blocks, events.BlockHash(1+i))
 	}
 	for w := range workers {
-		publishAs(t, ctx, ns, events.WorkerID(fmt.Sprint("w", w)), &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{event}})
+		harness.PublishAs(t, ctx, ns, events.WorkerID(fmt.Sprint("w", w)), &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{event}})
 	}
-	awaitAnnounced(t, ctx, ns, "m", len(nodes)) // workers without leases are known to all nodes only then
+	harness.AwaitAnnounced(t, ctx, ns, "m", len(nodes)) // workers without leases are known to all nodes only then
 	client := wire.NewClient(conn, "default")
 	// find asks with so much time that only what is lost for good can fail, and says what is wrong with the answer.
 	find := func() (whole bool, err error) {
-		within, cancel := context.WithTimeout(ctx, patience)
+		within, cancel := context.WithTimeout(ctx, harness.Patience)
 		defer cancel()
 		q := api.Query{Model: "m"}
 		for _, l := range event.Locals {
@@ -95,7 +96,7 @@ func TestAskedAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, fmt.Sprintf("%s knows that %v keep everything twice", id, ids), func() (bool, string) {
+			harness.Eventually(t, fmt.Sprintf("%s knows that %v keep everything twice", id, ids), func() (bool, string) {
 				status, err := node.Status(ctx)
 				if err != nil {
 					return false, err.Error()
@@ -103,7 +104,7 @@ func TestAskedAgain(t *testing.T) {
 				return len(status.Cluster.Nodes) == len(ids) && len(status.Cluster.Short) == 0, fmt.Sprintf("%+v", status.Cluster)
 			})
 		}
-		eventually(t, "answers are whole", func() (bool, string) {
+		harness.Eventually(t, "answers are whole", func() (bool, string) {
 			whole, err := find()
 			return whole, fmt.Sprint(err)
 		})
@@ -111,7 +112,7 @@ func TestAskedAgain(t *testing.T) {
 	settled("a", "b", "c")
 
 	// The node is stopped, so that it has in its hands what it is asked, and then killed.
-	if err := nodes["a"].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := nodes["a"].Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	const questions = 60
@@ -132,7 +133,7 @@ func TestAskedAgain(t *testing.T) {
 	for answered.Load() < questions/4 && !t.Failed() { // by the others
 		time.Sleep(time.Millisecond)
 	}
-	nodes["a"].kill()
+	nodes["a"].Kill()
 	asking.Wait()
 	if askedAgain(jetstream.AgainSlow) == before {
 		t.Errorf("none of %d queries was in the hands of one of three nodes", questions)
@@ -165,7 +166,7 @@ func TestAskedAgain(t *testing.T) {
 	}
 	for range 2 {
 		more()
-		server.kill()
+		server.Kill()
 		server = nats()
 	}
 	more()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/enginesim"
 	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -23,24 +24,24 @@ func TestNATSAwayForLong(t *testing.T) {
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	startServer := func() *process {
-		server := start(t, "nats-server", "-c", conf)
-		server.waitFor("Server is ready")
+	startServer := func() *harness.Process {
+		server := harness.Start(t, "nats-server", "-c", conf)
+		server.WaitFor("Server is ready")
 		return server
 	}
 	server := startServer()
-	x := start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--partitions", "4")
-	http := x.waitFor(`HTTP is served" listen=(\S+)`)[1]
-	x.waitFor(`msg=ready`)
+	x := harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--partitions", "4")
+	http := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+	x.WaitFor(`msg=ready`)
 	e := followEngine(t, enginesim.Config{Buffer: 10, HighWater: 10})
-	shim := shimOf(t, e.Engine, addr, "w1", "--queue-bytes", strconv.Itoa(1<<20), "--log-repeat", "1s")
-	shim.waitFor("connected to the engine")
+	shim := harness.StartSimShim(t, e.Engine, addr, "w1", "--queue-bytes", strconv.Itoa(1<<20), "--log-repeat", "1s")
+	shim.WaitFor("connected to the engine")
 	e.serve(t, 5)
 	e.await(t, http)
 
-	server.kill()
+	server.Kill()
 	// A single drop proves nothing: the replay buffer may still have it. A run of them that is longer than the buffer does.
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(harness.Patience); ; {
 		before := e.State()
 		e.serve(t, 100)
 		now := e.State()
@@ -59,11 +60,11 @@ func TestNATSAwayForLong(t *testing.T) {
 	}
 	startServer()
 	e.serve(t, 1)
-	shim.waitFor(`could not be replayed; what the rank held is cleared`)
-	mark := tokens(77_000_000, blockSize)
-	serve(t, e.Engine, mark)
+	shim.WaitFor(`could not be replayed; what the rank held is cleared`)
+	mark := harness.Tokens(77_000_000, harness.BlockSize)
+	harness.ServePrompt(t, e.Engine, mark)
 	locals := e.hasher.Hash(nil, mark)
-	eventually(t, "the index has all that was said", func() (bool, string) {
+	harness.Eventually(t, "the index has all that was said", func() (bool, string) {
 		depth, err := deviceDepth(http, "w1", locals)
 		return depth == 1, fmt.Sprint(depth, err)
 	})
@@ -79,7 +80,7 @@ func TestNATSAwayForLong(t *testing.T) {
 
 // deviceDepth asks how many blocks of a prompt a worker holds.
 func deviceDepth(addr, worker string, locals []events.LocalHash) (uint32, error) {
-	a, err := findLocals(addr, locals)
+	a, err := harness.FindLocals(addr, locals)
 	if err != nil {
 		return 0, err
 	}
@@ -92,9 +93,9 @@ func deviceDepth(addr, worker string, locals []events.LocalHash) (uint32, error)
 }
 
 // peakMemory is the most that a process has had in memory, in bytes; 0 where the system does not say.
-func peakMemory(t *testing.T, p *process) int64 {
+func peakMemory(t *testing.T, p *harness.Process) int64 {
 	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
 	if err != nil {
 		t.Logf("the shim's memory is not looked at: %v", err)
 		return 0

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/mastersim"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -37,56 +38,56 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := hicache.SGLang{Backend: "mooncake", PageSize: blockSize, TPSize: 2, PPSize: 1, Master: hicache.Master{Address: host}}
+	store := hicache.SGLang{Backend: "mooncake", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, Master: hicache.Master{Address: host}}
 	if store.MetricsPort, err = strconv.Atoi(port); err != nil {
 		t.Fatal(err)
 	}
 	flags := []string{"--partitions", "6", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns"}
-	nats := startNATS(t)
-	nodes, https := map[string]*process{}, map[string]string{}
+	nats := harness.StartNATS(t)
+	nodes, https := map[string]*harness.Process{}, map[string]string{}
 	for _, id := range []string{"a", "b", "c"} {
-		nodes[id] = start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", id, "--replication", "1", "--http-listen", "127.0.0.1:0"}, flags...)...)
+		nodes[id] = harness.Start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", id, "--replication", "1", "--http-listen", "127.0.0.1:0"}, flags...)...)
 	}
 	for id, p := range nodes {
-		https[id] = p.waitFor(`HTTP is served" listen=(\S+)`)[1]
-		p.waitFor(`msg=ready`)
+		https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		p.WaitFor(`msg=ready`)
 	}
-	alone := startIndexer(t, t.TempDir(), "", flags...)
+	alone := harness.StartIndexer(t, t.TempDir(), "", flags...)
 
 	// Each worker holds the beginning of one of a few prompts, and loads what it registered that it can.
-	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
 	defer cancel()
 	rng := rand.New(rand.NewPCG(7, 8))
-	common := tokens(1, blocks*blockSize)
+	common := harness.Tokens(1, blocks*harness.BlockSize)
 	prompt := func() []uint32 {
-		p := slices.Clone(common[:(1+rng.IntN(blocks))*blockSize-rng.IntN(2)])
+		p := slices.Clone(common[:(1+rng.IntN(blocks))*harness.BlockSize-rng.IntN(2)])
 		if rng.IntN(2) == 0 {
 			p[rng.IntN(4)*len(p)/4] = 77777
 		}
 		return p
 	}
-	hasher, err := events.NewHasher(blockSize, events.Space{})
+	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	spaces := []*jetstream.Namespace{openNamespace(t, ctx, nats), openNamespace(t, ctx, alone.nats)}
+	spaces := []*jetstream.Namespace{harness.OpenNamespace(t, ctx, nats), harness.OpenNamespace(t, ctx, alone.NATS)}
 	var names []events.WorkerID
 	last := map[events.Partition]api.PartitionSeq{}
 	for i := range workers {
 		name := events.WorkerID(fmt.Sprint("w", i))
 		names = append(names, name)
-		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: hasher.Hash(nil, append(prompt(), tokens(i<<16, blockSize)...))}
+		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: hasher.Hash(nil, append(prompt(), harness.Tokens(i<<16, harness.BlockSize)...))}
 		for j := range e.Locals {
 			e.Blocks = append(e.Blocks, events.BlockHash(j+1))
 		}
 		own := store
-		own.PrefetchThreshold = []int{blockSize, 4 * blockSize, 0}[rng.IntN(3)]
-		own.PrefetchCapacity = []int{0, 8 * blockSize}[rng.IntN(2)]
+		own.PrefetchThreshold = []int{harness.BlockSize, 4 * harness.BlockSize, 0}[rng.IntN(3)]
+		own.PrefetchCapacity = []int{0, 8 * harness.BlockSize}[rng.IntN(2)]
 		for _, ns := range spaces {
-			at := publishAs(t, ctx, ns, name, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: blockSize, Events: []events.Event{e}})
+			at := harness.PublishAs(t, ctx, ns, name, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: harness.BlockSize, Events: []events.Event{e}})
 			last[at.Partition] = at
 			lease, err := registry.NewLease(ns, registry.Record{
-				Instance: name, Model: "m", BlockSize: blockSize, Source: "sglang", LeaseMS: (15 * time.Minute).Milliseconds(), L3: &hicache.Config{SGLang: &own},
+				Instance: name, Model: "m", BlockSize: harness.BlockSize, Source: "sglang", LeaseMS: (15 * time.Minute).Milliseconds(), L3: &hicache.Config{SGLang: &own},
 			}, registry.LeaseHooks{})
 			if err != nil {
 				t.Fatal(err)
@@ -107,9 +108,9 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	// An answer that lacks something that is there is asked for again: somebody stood still.
 	ask := func(addr string, q *api.Query, alive bool) (*api.Answer, error) {
 		var a api.Answer
-		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
 			a = api.Answer{}
-			if err := httpDo(addr, "POST", "/v1/find", q, &a); err != nil {
+			if err := harness.HTTPDo(addr, "POST", "/v1/find", q, &a); err != nil {
 				return nil, err
 			}
 			if (a.Complete || !alive) && !strings.Contains(a.L3.Reason, "did not answer within") {
@@ -149,9 +150,9 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	put(common, 0, blocks, func() bool { return true })
 	first := &api.Query{Model: "m", Tokens: common, Idle: true, MinSeq: slices.Collect(maps.Values(last))}
 	var want *api.Answer
-	eventually(t, "one node with everything knows all and how each loads", func() (bool, string) {
+	harness.Eventually(t, "one node with everything knows all and how each loads", func() (bool, string) {
 		var err error
-		if want, err = ask(alone.http, first, true); err != nil {
+		if want, err = ask(alone.HTTP, first, true); err != nil {
 			return false, err.Error()
 		}
 		stops := map[string]int{}
@@ -161,12 +162,12 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		return want.L3.Status == api.L3OK && len(want.Workers) == workers && stops["no_store"] == 0 && stops["capacity"] > 0 && stops["prompt_ends"] > 0, text(want)
 	})
 	for id, addr := range https {
-		eventually(t, id+" says the same", func() (bool, string) {
+		harness.Eventually(t, id+" says the same", func() (bool, string) {
 			got, err := ask(addr, first, true)
 			return err == nil && text(got) == text(want), fmt.Sprintf("%v\n%s\nwant\n%s", err, text(got), text(want))
 		})
 	}
-	awaitAnnounced(t, ctx, spaces[0], "m", len(nodes))
+	harness.AwaitAnnounced(t, ctx, spaces[0], "m", len(nodes))
 	for _, key := range store.Keys(store.PageHashes(nil, common, hicache.Space{})).Keys[3*2:] {
 		master.Remove(key)
 	}
@@ -175,7 +176,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		q := &api.Query{
 			Model: "m", Tokens: prompt(), L3: []api.L3Ask{"", api.L3All, api.L3Beyond, api.L3Off}[rng.IntN(4)], Idle: rng.IntN(3) == 0, Explain: rng.IntN(4) == 0,
 		}
-		pages := len(q.Tokens) / blockSize
+		pages := len(q.Tokens) / harness.BlockSize
 		switch from := rng.IntN(pages + 1); rng.IntN(4) {
 		case 0:
 			put(q.Tokens, from, from+rng.IntN(pages-from+1), func() bool { return true })
@@ -196,7 +197,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	loads := 0
 	for i := range 100 {
 		q := question()
-		want, err := ask(alone.http, q, true)
+		want, err := ask(alone.HTTP, q, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +214,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		t.Fatal("nobody was to load anything")
 	}
 
-	nodes["c"].kill()
+	nodes["c"].Kill()
 	incomplete := 0
 	for i := range 30 {
 		q := question()
@@ -228,7 +229,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 				of.Partitions = append(of.Partitions, p)
 			}
 		}
-		want, err := ask(alone.http, &of, true)
+		want, err := ask(alone.HTTP, &of, true)
 		if err != nil {
 			t.Fatal(err)
 		}

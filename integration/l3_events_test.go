@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/mastersim"
@@ -19,7 +20,7 @@ import (
 // TestStoreEvents goes the whole way of a store's event stream: a master publishes, worker-shim passes it on, the indexer answers from the set
 // even where the master answers no question, and asks the master again where the stream has lost something, begun anew or ended.
 func TestStoreEvents(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
 	defer cancel()
 	master, err := mastersim.Start(loopback.Reserve(t))
 	if err != nil {
@@ -31,28 +32,28 @@ func TestStoreEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := hicache.SGLang{Backend: "mooncake", PageSize: blockSize, TPSize: 2, PPSize: 1, Master: hicache.Master{Address: host}}
+	config := hicache.SGLang{Backend: "mooncake", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, Master: hicache.Master{Address: host}}
 	if config.MetricsPort, err = strconv.Atoi(port); err != nil {
 		t.Fatal(err)
 	}
-	x := startIndexer(t, t.TempDir(), "", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns",
-		"--l3-config", l3File(t, map[string]hicache.Config{"m": {SGLang: &config}}))
-	e := simEngine(t)
-	shimOf(t, e, x.nats, "w1")
-	serve(t, e, tokens(90000, blockSize))
-	x.waitDepth(t, "m", tokens(90000, blockSize), "w1", 1)
+	x := harness.StartIndexer(t, t.TempDir(), "", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns",
+		"--l3-config", harness.WriteStores(t, map[string]hicache.Config{"m": {SGLang: &config}}))
+	e := harness.StartSimEngine(t)
+	harness.StartSimShim(t, e, x.NATS, "w1")
+	harness.ServePrompt(t, e, harness.Tokens(90000, harness.BlockSize))
+	x.WaitDepth(t, "m", harness.Tokens(90000, harness.BlockSize), "w1", 1)
 
 	const pages = 8
-	old, prompt := tokens(500, pages*blockSize), tokens(7000, pages*blockSize)
+	old, prompt := harness.Tokens(500, pages*harness.BlockSize), harness.Tokens(7000, pages*harness.BlockSize)
 	keys := func(prompt []uint32) hicache.PageKeys {
 		return config.Keys(config.PageHashes(nil, prompt, hicache.Space{}))
 	}
 	until := func(what string, prompt []uint32, good func(api.L3) bool) {
 		t.Helper()
 		var a api.Answer
-		for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(harness.Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 			var failure *api.Error
-			if a, failure = x.query(t, "--model", "m", "--tokens", words(prompt)); failure == nil && good(a.L3) {
+			if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure == nil && good(a.L3) {
 				return
 			}
 		}
@@ -73,17 +74,17 @@ func TestStoreEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"run", "--source", "mooncake", "--engine", endpoint, "--master", address, "--nats", x.nats, "--log-repeat", "0"}
-	shim := start(t, "worker-shim", args...)
+	args := []string{"run", "--source", "mooncake", "--engine", endpoint, "--master", address, "--nats", x.NATS, "--log-repeat", "0"}
+	shim := harness.Start(t, "worker-shim", args...)
 	if err := master.WaitSubscribers(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	master.Fault(silent)
 	master.Put(keys(prompt).Keys...)
 	until("what is announced is known from the events", prompt, holds(pages))
-	until("what was never there is known from the list", tokens(20000, blockSize), holds(0))
+	until("what was never there is known from the list", harness.Tokens(20000, harness.BlockSize), holds(0))
 	until("of what was there before the master is asked", old, unanswered)
-	prompt = tokens(8000, pages*blockSize)
+	prompt = harness.Tokens(8000, pages*harness.BlockSize)
 	master.Put(keys(prompt).Keys...)
 	until("so is what comes after the list", prompt, holds(pages))
 	master.Remove(keys(prompt).Keys[3*keys(prompt).PerPage])
@@ -91,13 +92,13 @@ func TestStoreEvents(t *testing.T) {
 
 	master.Lose(1)
 	master.Put(keys(prompt).Keys[3*keys(prompt).PerPage])
-	shim.waitFor("events of the store are missing")
+	shim.WaitFor("events of the store are missing")
 	until("after a gap the master is asked", prompt, unanswered)
 	master.Fault(nil)
 	until("and says what is so", prompt, holds(pages))
 	master.Fault(silent)
 	master.Put("something")
-	until("then the events count again", tokens(30000, blockSize), holds(0))
+	until("then the events count again", harness.Tokens(30000, harness.BlockSize), holds(0))
 
 	master.Stop()
 	if master, err = mastersim.Start(address); err != nil {
@@ -114,17 +115,17 @@ func TestStoreEvents(t *testing.T) {
 	until("a master that began anew has nothing", prompt, holds(0))
 	until("nor what was there long ago", old, holds(0))
 
-	shim.kill()
+	shim.Kill()
 	until("without a shim the master is asked again", prompt, unanswered)
-	start(t, "worker-shim", args...)
+	harness.Start(t, "worker-shim", args...)
 	if err := master.WaitSubscribers(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	master.Put(keys(prompt).Keys...)
 	until("another shim goes on", prompt, holds(pages))
 	var s api.Status
-	if r := run(t, "indexer", "status", "--json", "--nats", x.nats); r.code != 0 || json.Unmarshal([]byte(r.stdout), &s) != nil || len(s.L3) != 1 || s.L3[0].Store != address || s.L3[0].Questions == 0 || s.L3[0].Failed == 0 || s.L3[0].Set == nil || s.L3[0].Set.Gaps < 2 || s.L3[0].Set.Answered == 0 {
-		t.Errorf("status: %+v, %s", r, r.stdout)
+	if r := harness.Run(t, "indexer", "status", "--json", "--nats", x.NATS); r.Code != 0 || json.Unmarshal([]byte(r.Stdout), &s) != nil || len(s.L3) != 1 || s.L3[0].Store != address || s.L3[0].Questions == 0 || s.L3[0].Failed == 0 || s.L3[0].Set == nil || s.L3[0].Set.Gaps < 2 || s.L3[0].Set.Answered == 0 {
+		t.Errorf("status: %+v, %s", r, r.Stdout)
 	}
 
 	for _, c := range []struct{ args, says string }{
@@ -132,8 +133,8 @@ func TestStoreEvents(t *testing.T) {
 		{"--engine tcp://127.0.0.1:1", `--master "" is not HOST:PORT`},
 		{"--engine tcp://127.0.0.1:1 --master m:9003 --instance w", "--instance is not for --source mooncake"},
 	} {
-		if r := run(t, "worker-shim", append([]string{"run", "--source", "mooncake"}, strings.Fields(c.args)...)...); r.code != 2 || !strings.Contains(r.stderr, c.says) {
-			t.Errorf("%s ended with %d and said %s", c.args, r.code, r.stderr)
+		if r := harness.Run(t, "worker-shim", append([]string{"run", "--source", "mooncake"}, strings.Fields(c.args)...)...); r.Code != 2 || !strings.Contains(r.Stderr, c.says) {
+			t.Errorf("%s ended with %d and said %s", c.args, r.Code, r.Stderr)
 		}
 	}
 }

@@ -1,54 +1,35 @@
 package integration
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
-
-// l3File writes a file for --l3-config.
-func l3File(t testing.TB, models map[string]hicache.Config) string {
-	t.Helper()
-	data, err := json.Marshal(models)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "l3.json")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func words(tokens []uint32) string {
-	return strings.Trim(strings.ReplaceAll(fmt.Sprint(tokens), " ", ","), "[]")
-}
 
 // TestSharedFolderInAnswers goes the whole way with the folder of SGLang's file backend: what lies there beyond a worker's own prefix is
 // in the answer, by the engine's rules, and what stands in the way is named.
 func TestSharedFolderInAnswers(t *testing.T) {
 	folder := t.TempDir()
-	config := hicache.SGLang{Backend: "file", PageSize: blockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * blockSize}
+	config := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
 	wrong := config
-	wrong.PageSize = 2 * blockSize
-	x := startIndexer(t, t.TempDir(), "",
-		"--l3-config", l3File(t, map[string]hicache.Config{"m": {SGLang: &config}, "other": {SGLang: &wrong}}))
-	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: blockSize})
-	idle := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: blockSize})
-	startShim(t, x, engine, "w1")
-	startShim(t, x, idle, "w2")
-	prompt := tokens(500, 20*blockSize)
-	engine.Store(prompt[:6*blockSize], nil)
-	x.waitDepth(t, "m", prompt, "w1", 6)
-	idle.Store(tokens(90000, blockSize), nil)
-	x.waitDepth(t, "m", tokens(90000, blockSize), "w2", 1)
+	wrong.PageSize = 2 * harness.BlockSize
+	x := harness.StartIndexer(t, t.TempDir(), "",
+		"--l3-config", harness.WriteStores(t, map[string]hicache.Config{"m": {SGLang: &config}, "other": {SGLang: &wrong}}))
+	engine := harness.StartSimEngine(t)
+	idle := harness.StartSimEngine(t)
+	harness.StartSimShim(t, engine, x.NATS, "w1")
+	harness.StartSimShim(t, idle, x.NATS, "w2")
+	prompt := harness.Tokens(500, 20*harness.BlockSize)
+	harness.ServePrompt(t, engine, prompt[:6*harness.BlockSize])
+	x.WaitDepth(t, "m", prompt, "w1", 6)
+	harness.ServePrompt(t, idle, harness.Tokens(90000, harness.BlockSize))
+	x.WaitDepth(t, "m", harness.Tokens(90000, harness.BlockSize), "w2", 1)
 
 	keys := config.FileKeys(config.PageHashes(nil, prompt, hicache.Space{}))
 	put := func(from, to int) {
@@ -68,13 +49,13 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	var failure *api.Error
 	ask := func(args ...string) {
 		t.Helper()
-		if a, failure = x.query(t, append([]string{"--model", "m"}, args...)...); failure != nil {
+		if a, failure = x.Query(t, append([]string{"--model", "m"}, args...)...); failure != nil {
 			t.Fatal(failure)
 		}
 	}
 	// What the store was asked while the workers were waited for is remembered for a moment.
 	for first := true; first || fmt.Sprint(a.L3.Ranges) != "[[0 3] [6 12] [13 14] [15 20]]"; first = false {
-		ask("--tokens", words(prompt))
+		ask("--tokens", harness.CommaList(prompt))
 		if a.L3.Status != api.L3OK {
 			t.Fatalf("the store: %+v", a.L3)
 		}
@@ -84,12 +65,12 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	}
 	put(3, 6)
 	for first := true; first || a.L3.Total != 18; first = false {
-		ask("--tokens", words(prompt))
+		ask("--tokens", harness.CommaList(prompt))
 	}
 	if len(a.Workers) != 2 || a.Workers[0].Instance != "w1" || a.Workers[1].L3 != 12 || a.L3.FromStart != 12 {
 		t.Fatalf("a worker that holds nothing loads from the start: %+v", a)
 	}
-	ask("--tokens", words(prompt), "--l3", "beyond", "--worker", "w1")
+	ask("--tokens", harness.CommaList(prompt), "--l3", "beyond", "--worker", "w1")
 	if len(a.Workers) != 1 || a.Workers[0].L3 != 6 || a.L3.Ranges[0][0] != 6 {
 		t.Fatalf("beyond: %+v", a)
 	}
@@ -99,17 +80,17 @@ func TestSharedFolderInAnswers(t *testing.T) {
 		reason string
 	}{
 		{[]string{"--hashes", "5"}, api.L3Unavailable, "hashes"},
-		{[]string{"--tokens", words(prompt), "--lora", "x"}, api.L3Unavailable, "adapter"},
-		{[]string{"--tokens", words(prompt), "--l3", "off"}, api.L3NotConfigured, "asks for no store"},
+		{[]string{"--tokens", harness.CommaList(prompt), "--lora", "x"}, api.L3Unavailable, "adapter"},
+		{[]string{"--tokens", harness.CommaList(prompt), "--l3", "off"}, api.L3NotConfigured, "asks for no store"},
 	} {
 		if ask(c.args...); a.L3.Status != c.status || !strings.Contains(a.L3.Reason, c.reason) || a.L3.Total != 0 {
 			t.Errorf("%.40v: %+v", c.args, a.L3)
 		}
 	}
-	if ask("--tokens", words(prompt), "--cache-salt", "x"); a.L3.Status != api.L3OK || a.L3.Total != 0 {
+	if ask("--tokens", harness.CommaList(prompt), "--cache-salt", "x"); a.L3.Status != api.L3OK || a.L3.Total != 0 {
 		t.Errorf("another tenant's: %+v", a.L3)
 	}
-	if _, failure := x.query(t, "--model", "m", "--tokens", "1", "--l3", "perhaps"); failure == nil || failure.Code != api.CodeMalformed {
+	if _, failure := x.Query(t, "--model", "m", "--tokens", "1", "--l3", "perhaps"); failure == nil || failure.Code != api.CodeMalformed {
 		t.Errorf("l3 perhaps: %v", failure)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -26,7 +27,7 @@ import (
 // routerLine is a router event that stores blocks of a prompt, which follow each other.
 func routerLine(t testing.TB, instance string, rank events.Rank, id events.EventID, prompt []uint32, from int) []byte {
 	t.Helper()
-	h, err := events.NewHasher(blockSize, events.Space{})
+	h, err := events.NewHasher(harness.BlockSize, events.Space{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,22 +41,22 @@ func routerLine(t testing.TB, instance string, rank events.Rank, id events.Event
 // TestLines has an engine of no known kind tell what it holds in lines, on a Unix socket: two workers on one connection, bad lines between,
 // a restarted shim that goes on, a gap that clears, and a beginning anew.
 func TestLines(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "")
+	x := harness.StartIndexer(t, t.TempDir(), "")
 	socket := filepath.Join(t.TempDir(), "lines")
-	launch := func() (*process, net.Conn) {
-		p := start(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m", "--block-size", "16", "--nats", x.nats)
-		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	launch := func() (*harness.Process, net.Conn) {
+		p := harness.Start(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m", "--block-size", "16", "--nats", x.NATS)
+		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
 			c, err := net.Dial("unix", socket)
 			if err == nil {
 				t.Cleanup(func() { c.Close() })
 				return p, c
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("%v\n%s", err, p.saying())
+				t.Fatalf("%v\n%s", err, p.Said())
 			}
 		}
 	}
-	prompt := tokens(1, 6*blockSize)
+	prompt := harness.Tokens(1, 6*harness.BlockSize)
 	say := func(to io.Writer, lines ...string) {
 		t.Helper()
 		if _, err := io.WriteString(to, strings.Join(lines, "\n")+"\n"); err != nil {
@@ -63,42 +64,42 @@ func TestLines(t *testing.T) {
 		}
 	}
 	one := func(id events.EventID, blocks, from int) string {
-		return string(routerLine(t, "a", 0, id, prompt[:blocks*blockSize], from))
+		return string(routerLine(t, "a", 0, id, prompt[:blocks*harness.BlockSize], from))
 	}
 	p, c := launch()
 	say(c, one(1, 2, 0), "this is no JSON", `{"worker_id":"a","event":{"event_id":2,"data":{"renamed":{}}}}`, one(3, 4, 2),
-		string(routerLine(t, "b", 0, 1, prompt[:blockSize], 0)))
-	x.waitDepth(t, "m", prompt, "a", 4)
-	x.waitDepth(t, "m", prompt, "b", 1)
-	p.waitFor("line=3") // an empty line counts
-	if w := leased(t, x, "a", true); w.Lease.PID != p.cmd.Process.Pid {
-		t.Errorf("the lease is %+v, not of process %d", w.Lease, p.cmd.Process.Pid)
+		string(routerLine(t, "b", 0, 1, prompt[:harness.BlockSize], 0)))
+	x.WaitDepth(t, "m", prompt, "a", 4)
+	x.WaitDepth(t, "m", prompt, "b", 1)
+	p.WaitFor("line=3") // an empty line counts
+	if w := harness.WaitLease(t, x, "a", true); w.Lease.PID != p.Cmd.Process.Pid {
+		t.Errorf("the lease is %+v, not of process %d", w.Lease, p.Cmd.Process.Pid)
 	}
-	leased(t, x, "b", true)
-	if r := run(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m", "--block-size", "16", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "address already in use") {
-		t.Errorf("a second one on the same socket ended with %d and said %q", r.code, r.stderr)
+	harness.WaitLease(t, x, "b", true)
+	if r := harness.Run(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m", "--block-size", "16", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "address already in use") {
+		t.Errorf("a second one on the same socket ended with %d and said %q", r.Code, r.Stderr)
 	}
-	p.kill() // and leaves its socket behind
+	p.Kill() // and leaves its socket behind
 	if _, err := os.Stat(socket); err != nil {
 		t.Fatal(err)
 	}
 	p, c = launch()
 	say(c, one(4, 5, 4))
-	x.waitDepth(t, "m", prompt, "a", 5)
-	if strings.Contains(p.saying(), "new incarnation") {
-		t.Fatalf("did not go on where it was:\n%s", p.saying())
+	x.WaitDepth(t, "m", prompt, "a", 5)
+	if strings.Contains(p.Said(), "new incarnation") {
+		t.Fatalf("did not go on where it was:\n%s", p.Said())
 	}
 	say(c, one(9, 6, 5)) // 5 to 8 are missing
-	x.waitDepth(t, "m", prompt, "a", 0)
+	x.WaitDepth(t, "m", prompt, "a", 0)
 	say(c, one(1, 3, 0)) // the engine begins anew
-	x.waitDepth(t, "m", prompt, "a", 3)
-	x.waitDepth(t, "m", prompt, "b", 1)
+	x.WaitDepth(t, "m", prompt, "a", 3)
+	x.WaitDepth(t, "m", prompt, "b", 1)
 }
 
 // dynamoEnvelope is router events in the MessagePack envelope in which Dynamo's workers publish them.
 func dynamoEnvelope(t testing.TB, worker uint64, prompt []uint32) []byte {
 	t.Helper()
-	h, err := events.NewHasher(blockSize, events.Space{})
+	h, err := events.NewHasher(harness.BlockSize, events.Space{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,11 +122,11 @@ func dynamoEnvelope(t testing.TB, worker uint64, prompt []uint32) []byte {
 const dynamoSubject = "namespace.dynamo.component.backend.kv-events"
 
 // publishUntil publishes on Dynamo's subject, again and again, until a shim has said something: heard twice it is a duplicate.
-func publishUntil(t testing.TB, conn *nats.Conn, data []byte, p *process, said string) {
+func publishUntil(t testing.TB, conn *nats.Conn, data []byte, p *harness.Process, said string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !strings.Contains(p.saying(), said); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.Patience); !strings.Contains(p.Said(), said); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal(p.saying())
+			t.Fatal(p.Said())
 		}
 		publishDynamo(t, conn, data)
 	}
@@ -141,7 +142,7 @@ func publishDynamo(t testing.TB, conn *nats.Conn, data []byte) {
 // connectNATS connects to a NATS server until the test ends.
 func connectNATS(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	t.Helper()
-	conn, err := nats.Connect(url, append(options, nats.Timeout(patience), nats.MaxReconnects(-1))...)
+	conn, err := nats.Connect(url, append(options, nats.Timeout(harness.Patience), nats.MaxReconnects(-1))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,22 +152,22 @@ func connectNATS(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 
 // TestDynamoOverNATS has Dynamo's form of events published over NATS: as MessagePack in its envelope, and as JSON.
 func TestDynamoOverNATS(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "")
-	p := start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.nats)
-	conn := connectNATS(t, "nats://"+x.nats)
-	prompt := tokens(1, 2*blockSize)
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	p := harness.Start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.NATS)
+	conn := connectNATS(t, "nats://"+x.NATS)
+	prompt := harness.Tokens(1, 2*harness.BlockSize)
 	publishUntil(t, conn, dynamoEnvelope(t, 7, prompt), p, "starting")
-	publishUntil(t, conn, routerLine(t, "8", 0, 1, prompt[:blockSize], 0), p, "starting instance=8")
-	x.waitDepth(t, "m", prompt, "7", 2)
-	x.waitDepth(t, "m", prompt, "8", 1)
+	publishUntil(t, conn, routerLine(t, "8", 0, 1, prompt[:harness.BlockSize], 0), p, "starting instance=8")
+	x.WaitDepth(t, "m", prompt, "7", 2)
+	x.WaitDepth(t, "m", prompt, "8", 1)
 	publishUntil(t, conn, []byte("what is this"), p, "none of Dynamo's router events")
-	p.waitFor(fmt.Sprintf("none of Dynamo's router events.*subject=%s", dynamoSubject))
-	leased(t, x, "7", true)
+	p.WaitFor(fmt.Sprintf("none of Dynamo's router events.*subject=%s", dynamoSubject))
+	harness.WaitLease(t, x, "7", true)
 }
 
 // TestDynamosOwnServer hears a Dynamo fleet on a NATS server of its own, which has no JetStream and wants TLS and to know who comes: by password, and by nkey.
 func TestDynamosOwnServer(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "")
+	x := harness.StartIndexer(t, t.TempDir(), "")
 	dir := t.TempDir()
 	cert, key := writeCertificate(t, dir)
 	seed, public, err := jetstream.NewUserKey()
@@ -180,24 +181,24 @@ func TestDynamosOwnServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	start(t, "nats-server", "-c", config).waitFor(`Server is ready`)
+	harness.Start(t, "nats-server", "-c", config).WaitFor(`Server is ready`)
 	who, err := nats.NkeyOptionFromSeed(nkey)
 	if err != nil {
 		t.Fatal(err)
 	}
 	conn := connectNATS(t, "tls://"+addr, nats.RootCAs(cert), who)
-	prompt := tokens(1, 2*blockSize)
-	shim := []string{"run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.nats,
+	prompt := harness.Tokens(1, 2*harness.BlockSize)
+	shim := []string{"run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.NATS,
 		"--engine-nats", "tls://" + addr, "--engine-nats-ca", cert}
 	for i, as := range [][]string{{"--engine-nats-user", "dynamo", "--engine-nats-password", "secret"}, {"--engine-nats-nkey", nkey}} {
-		p := start(t, "worker-shim", append(shim, as...)...)
-		p.waitFor("connected to --engine-nats")
+		p := harness.Start(t, "worker-shim", append(shim, as...)...)
+		p.WaitFor("connected to --engine-nats")
 		publishUntil(t, conn, dynamoEnvelope(t, uint64(i), prompt), p, fmt.Sprintf("starting instance=%d", i))
-		x.waitDepth(t, "m", prompt, fmt.Sprint(i), 2)
-		p.stop()
+		x.WaitDepth(t, "m", prompt, fmt.Sprint(i), 2)
+		p.Stop()
 	}
-	if r := run(t, "worker-shim", append(shim, "--engine-nats-user", "dynamo", "--engine-nats-password", "wrong")...); r.code != 1 || !strings.Contains(r.stderr, "--engine-nats: ") || !strings.Contains(r.stderr, "uthorization") {
-		t.Errorf("a wrong password: ended with %d and said %q", r.code, r.stderr)
+	if r := harness.Run(t, "worker-shim", append(shim, "--engine-nats-user", "dynamo", "--engine-nats-password", "wrong")...); r.Code != 1 || !strings.Contains(r.Stderr, "--engine-nats: ") || !strings.Contains(r.Stderr, "uthorization") {
+		t.Errorf("a wrong password: ended with %d and said %q", r.Code, r.Stderr)
 	}
 }
 

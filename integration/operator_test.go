@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,48 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/enginesim"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// simEngine starts a simulated engine that lives until the test ends.
-func simEngine(t testing.TB) *enginesim.Engine {
-	t.Helper()
-	e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: blockSize, Capacity: 1000})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Crash)
-	return e
-}
-
-func shimOf(t testing.TB, e *enginesim.Engine, nats, instance string, args ...string) *process {
-	t.Helper()
-	return start(t, "worker-shim", append([]string{"run", "--engine", e.Endpoint(), "--replay", e.Replay(), "--instance", instance,
-		"--model", "m", "--block-size", "16", "--nats", nats}, args...)...)
-}
-
-func serve(t testing.TB, e *enginesim.Engine, prompt []uint32) {
-	t.Helper()
-	if _, err := e.Serve(prompt, nil); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// ask runs indexer with words and --json, and decodes what it prints.
-func ask[T any](t testing.TB, nats, words string) (out T) {
-	t.Helper()
-	r := run(t, "indexer", append(strings.Fields(words), "--nats", nats, "--json")...)
-	if err := json.Unmarshal([]byte(r.stdout), &out); err != nil || r.code != 0 {
-		t.Fatalf("%s: %+v: %v", words, r, err)
-	}
-	return out
-}
-
 func checksums(t testing.TB, nats, args string) (list []string) {
 	t.Helper()
-	for _, p := range ask[api.Status](t, nats, "status --verify "+args).Partitions {
+	for _, p := range harness.IndexerJSON[api.Status](t, nats, "status --verify "+args).Partitions {
 		list = append(list, p.Checksum)
 	}
 	return list
@@ -63,38 +28,38 @@ func checksums(t testing.TB, nats, args string) (list []string) {
 func TestOperator(t *testing.T) {
 	data := t.TempDir()
 	const rarely = "1h" // snapshots are written when they are asked for, and at the end
-	x := startIndexer(t, data, "", "--snapshot-interval", rarely)
-	one, two := simEngine(t), simEngine(t)
-	first := shimOf(t, one, x.nats, "w1")
-	shimOf(t, two, x.nats, "7")
-	prompt, other := tokens(1, 12*blockSize), tokens(5000, 6*blockSize)
-	branch := append(prompt[:4*blockSize:4*blockSize], other...)
-	serve(t, one, prompt)
-	serve(t, one, branch)
-	serve(t, two, other)
+	x := harness.StartIndexer(t, data, "", "--snapshot-interval", rarely)
+	one, two := harness.StartSimEngine(t), harness.StartSimEngine(t)
+	first := harness.StartSimShim(t, one, x.NATS, "w1")
+	harness.StartSimShim(t, two, x.NATS, "7")
+	prompt, other := harness.Tokens(1, 12*harness.BlockSize), harness.Tokens(5000, 6*harness.BlockSize)
+	branch := append(prompt[:4*harness.BlockSize:4*harness.BlockSize], other...)
+	harness.ServePrompt(t, one, prompt)
+	harness.ServePrompt(t, one, branch)
+	harness.ServePrompt(t, two, other)
 	all := func() {
 		t.Helper()
-		x.waitDepth(t, "m", prompt, "w1", 12)
-		x.waitDepth(t, "m", branch, "w1", 10)
-		x.waitDepth(t, "m", other, "7", 6)
+		x.WaitDepth(t, "m", prompt, "w1", 12)
+		x.WaitDepth(t, "m", branch, "w1", 10)
+		x.WaitDepth(t, "m", other, "7", 6)
 	}
 	all()
-	before := checksums(t, x.nats, "")
+	before := checksums(t, x.NATS, "")
 	if len(before) != 4 || len(before[0]) != 16 {
 		t.Fatalf("checksums %q", before)
 	}
-	if r := run(t, "indexer", "status", "--verify", "--nats", x.nats); r.code != 0 || !strings.Contains(r.stdout, "CHECKSUM") || !strings.Contains(r.stdout, before[0]) {
+	if r := harness.Run(t, "indexer", "status", "--verify", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "CHECKSUM") || !strings.Contains(r.Stdout, before[0]) {
 		t.Fatalf("status --verify: %+v", r)
 	}
 
 	// Snapshots are listed and verified, and tell the truth when one is damaged.
 	for range 2 {
-		if r := run(t, "indexer", "snapshot", "now", "--nats", x.nats); r.code != 0 {
+		if r := harness.Run(t, "indexer", "snapshot", "now", "--nats", x.NATS); r.Code != 0 {
 			t.Fatalf("snapshot now: %+v", r)
 		}
 	}
-	list := ask[api.GenerationList](t, x.nats, "snapshot list").Generations
-	verified := ask[api.GenerationList](t, x.nats, "snapshot verify").Generations
+	list := harness.IndexerJSON[api.GenerationList](t, x.NATS, "snapshot list").Generations
+	verified := harness.IndexerJSON[api.GenerationList](t, x.NATS, "snapshot verify").Generations
 	ranks, holdings := 0, uint64(0)
 	for i, g := range list {
 		if g.Generation != uint64(2-i%2) || g.Unusable != "" || verified[i].Bad || !verified[i].Verified {
@@ -110,31 +75,31 @@ func TestOperator(t *testing.T) {
 
 	// The dump of all, and of one worker.
 	file := filepath.Join(t.TempDir(), "dump.ndjson")
-	r := run(t, "indexer", "dump", "--nats", x.nats)
-	if r.code != 0 || !regexp.MustCompile(`partition \d: \d+ events of 1 ranks, as of \d+ in its log`).MatchString(r.stderr) ||
-		!strings.Contains(r.stdout, `{"worker_id":"w1","storage_tier":"device","event":{"event_id":1,"data":{"stored":{"parent_hash":null,`) ||
-		!strings.Contains(r.stdout, `{"worker_id":7,`) {
+	r := harness.Run(t, "indexer", "dump", "--nats", x.NATS)
+	if r.Code != 0 || !regexp.MustCompile(`partition \d: \d+ events of 1 ranks, as of \d+ in its log`).MatchString(r.Stderr) ||
+		!strings.Contains(r.Stdout, `{"worker_id":"w1","storage_tier":"device","event":{"event_id":1,"data":{"stored":{"parent_hash":null,`) ||
+		!strings.Contains(r.Stdout, `{"worker_id":7,`) {
 		t.Fatalf("dump: %+v", r)
 	}
-	if err := os.WriteFile(file, []byte(r.stdout), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(r.Stdout), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if r := run(t, "indexer", "dump", "--worker", "7", "--nats", x.nats); r.code != 0 || strings.Contains(r.stdout, "w1") || !strings.Contains(r.stdout, `{"worker_id":7,`) {
+	if r := harness.Run(t, "indexer", "dump", "--worker", "7", "--nats", x.NATS); r.Code != 0 || strings.Contains(r.Stdout, "w1") || !strings.Contains(r.Stdout, `{"worker_id":7,`) {
 		t.Errorf("dump --worker: %+v", r)
 	}
-	if r := run(t, "indexer", "dump", "--worker", "nobody", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "nobody") {
+	if r := harness.Run(t, "indexer", "dump", "--worker", "nobody", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "nobody") {
 		t.Errorf("dump of nobody: %+v", r)
 	}
-	if r := run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.nats, file); r.code != 1 || !strings.Contains(r.stderr, "line 1: another shim publishes") {
+	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, file); r.Code != 1 || !strings.Contains(r.Stderr, "line 1: another shim publishes") {
 		t.Errorf("load over living shims: %+v", r)
 	}
-	copied := start(t, "indexer", "serve", "--nats", "nats://"+x.nats, "--http-listen", "127.0.0.1:0", "--namespace", "copy", "--partitions", "4")
-	copied.waitFor("msg=ready")
-	if r := run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.nats, "--namespace", "copy", file); r.code != 0 || !strings.Contains(r.stdout, "of 2 ranks published, with 24 blocks") {
+	copied := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0", "--namespace", "copy", "--partitions", "4")
+	copied.WaitFor("msg=ready")
+	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace", "copy", file); r.Code != 0 || !strings.Contains(r.Stdout, "of 2 ranks published, with 24 blocks") {
 		t.Fatalf("load: %+v", r)
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		got := checksums(t, x.nats, "--namespace copy")
+	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
+		got := checksums(t, x.NATS, "--namespace copy")
 		if strings.Join(got, " ") == strings.Join(before, " ") {
 			break
 		}
@@ -142,14 +107,14 @@ func TestOperator(t *testing.T) {
 			t.Fatalf("the copy has %q, the original %q", got, before)
 		}
 	}
-	copied.stop()
-	if r := run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.nats, "--namespace", "copy", "/dev/null/x"); r.code != 2 {
+	copied.Stop()
+	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace", "copy", "/dev/null/x"); r.Code != 2 {
 		t.Errorf("load of what is not there: %+v", r)
 	}
 
 	// A resync by hand: the same blocks, in a new incarnation.
 	incarnation := func() (v uint64) {
-		for _, w := range ask[api.WorkerList](t, x.nats, "workers").Workers {
+		for _, w := range harness.IndexerJSON[api.WorkerList](t, x.NATS, "workers").Workers {
 			if w.Instance == "w1" {
 				v = uint64(w.Incarnation)
 			}
@@ -157,32 +122,32 @@ func TestOperator(t *testing.T) {
 		return v
 	}
 	was := incarnation()
-	if r := run(t, "indexer", "resync", "--worker", "w1", "--nats", x.nats); r.code != 0 || !strings.Contains(r.stdout, "w1") {
+	if r := harness.Run(t, "indexer", "resync", "--worker", "w1", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "w1") {
 		t.Fatalf("resync: %+v", r)
 	}
-	first.waitFor("asked to say again what the engine holds")
-	for deadline := time.Now().Add(patience); incarnation() == was; time.Sleep(20 * time.Millisecond) {
+	first.WaitFor("asked to say again what the engine holds")
+	for deadline := time.Now().Add(harness.Patience); incarnation() == was; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("no new incarnation")
 		}
 	}
 	all()
-	if r := run(t, "indexer", "resync", "--worker", "w9", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "no shim answered") {
+	if r := harness.Run(t, "indexer", "resync", "--worker", "w9", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "no shim answered") {
 		t.Errorf("resync of nobody: %+v", r)
 	}
 
 	// From a snapshot and the log, in another process, the same checksums; a damaged snapshot is found, and passed over.
-	x.stop()
-	x = startIndexer(t, data, x.nats, "--snapshot-interval", rarely)
+	x.Stop()
+	x = harness.StartIndexer(t, data, x.NATS, "--snapshot-interval", rarely)
 	all()
-	if got := checksums(t, x.nats, ""); strings.Join(got, " ") != strings.Join(before, " ") {
+	if got := checksums(t, x.NATS, ""); strings.Join(got, " ") != strings.Join(before, " ") {
 		t.Errorf("after a restart %q, before %q", got, before)
 	}
-	js, err := jetstream.New(connectNATS(t, "nats://"+x.nats))
+	js, err := jetstream.New(connectNATS(t, "nats://"+x.NATS))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
 	kv, err := js.KeyValue(ctx, "kvatlas_default_snap")
 	if err != nil {
@@ -193,14 +158,14 @@ func TestOperator(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r := run(t, "indexer", "snapshot", "verify", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "4 of 8 snapshots are not what was written") || !strings.Contains(r.stdout, "does not end with its checksum") {
+	if r := harness.Run(t, "indexer", "snapshot", "verify", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "4 of 8 snapshots are not what was written") || !strings.Contains(r.Stdout, "does not end with its checksum") {
 		t.Errorf("verify: %+v", r)
 	}
-	x.kill()
-	x = startIndexer(t, data, x.nats, "--snapshot-interval", rarely)
-	x.waitFor(`snapshot passed over.*reason=unreadable`)
+	x.Kill()
+	x = harness.StartIndexer(t, data, x.NATS, "--snapshot-interval", rarely)
+	x.WaitFor(`snapshot passed over.*reason=unreadable`)
 	all()
-	if s := ask[api.Status](t, x.nats, "status"); s.Snapshots.Rejected["unreadable"] != 4 {
+	if s := harness.IndexerJSON[api.Status](t, x.NATS, "status"); s.Snapshots.Rejected["unreadable"] != 4 {
 		t.Errorf("counted %+v", s.Snapshots)
 	}
 }
@@ -208,61 +173,61 @@ func TestOperator(t *testing.T) {
 // TestTwoShimsForOneRank starts a second shim by mistake: it says whose the rank is and ends, and the first goes on. After the first was
 // killed the second may be started.
 func TestTwoShimsForOneRank(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "")
-	e := simEngine(t)
-	first := shimOf(t, e, x.nats, "w1")
-	prompt := tokens(1, 6*blockSize)
-	serve(t, e, prompt[:2*blockSize])
-	x.waitDepth(t, "m", prompt, "w1", 2)
-	second := shimOf(t, e, x.nats, "w1", "--claim-wait", "0s")
-	<-second.done
-	if code := second.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(second.saying(), "another shim publishes for this worker and rank: w1/0 is served by process") {
-		t.Fatalf("the second ended with %d:\n%s", code, second.saying())
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	e := harness.StartSimEngine(t)
+	first := harness.StartSimShim(t, e, x.NATS, "w1")
+	prompt := harness.Tokens(1, 6*harness.BlockSize)
+	harness.ServePrompt(t, e, prompt[:2*harness.BlockSize])
+	x.WaitDepth(t, "m", prompt, "w1", 2)
+	second := harness.StartSimShim(t, e, x.NATS, "w1", "--claim-wait", "0s")
+	<-second.Done
+	if code := second.Cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(second.Said(), "another shim publishes for this worker and rank: w1/0 is served by process") {
+		t.Fatalf("the second ended with %d:\n%s", code, second.Said())
 	}
-	serve(t, e, prompt[:4*blockSize])
-	x.waitDepth(t, "m", prompt, "w1", 4)
-	third := shimOf(t, e, x.nats, "w1", "--claim-wait", "30m") // one that is told to wait for the first one's end
-	third.waitFor("waiting for the shim that has this rank to end")
-	first.kill()
-	third.waitFor("connected to the engine")
-	serve(t, e, prompt)
-	x.waitDepth(t, "m", prompt, "w1", 6)
-	if strings.Contains(third.saying(), "new incarnation") {
-		t.Fatalf("the third did not go on where the first was:\n%s", third.saying())
+	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
+	x.WaitDepth(t, "m", prompt, "w1", 4)
+	third := harness.StartSimShim(t, e, x.NATS, "w1", "--claim-wait", "30m") // one that is told to wait for the first one's end
+	third.WaitFor("waiting for the shim that has this rank to end")
+	first.Kill()
+	third.WaitFor("connected to the engine")
+	harness.ServePrompt(t, e, prompt)
+	x.WaitDepth(t, "m", prompt, "w1", 6)
+	if strings.Contains(third.Said(), "new incarnation") {
+		t.Fatalf("the third did not go on where the first was:\n%s", third.Said())
 	}
 }
 
 // TestForget says for a worker that is gone that it holds nothing: not while its shim lives, unless by force; then once. If it comes back
 // it begins anew.
 func TestForget(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "")
-	if r := run(t, "indexer", "status", "--nats", x.nats); r.code != 0 || !strings.Contains(r.stdout, "since start: nothing\n") {
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "since start: nothing\n") {
 		t.Errorf("the status of an indexer that knows nobody: %+v", r)
 	}
-	if r := run(t, "indexer", "dump", "--now", "--nats", x.nats); r.code != 0 || !strings.Contains(r.stderr, "partition 0: 0 events of 0 ranks, as of 0 in its log") ||
-		strings.Contains(r.stderr, "no snapshot") {
+	if r := harness.Run(t, "indexer", "dump", "--now", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stderr, "partition 0: 0 events of 0 ranks, as of 0 in its log") ||
+		strings.Contains(r.Stderr, "no snapshot") {
 		t.Errorf("the dump of an indexer that knows nobody: %+v", r)
 	}
-	e := simEngine(t)
-	shim := shimOf(t, e, x.nats, "w1")
-	prompt := tokens(1, 6*blockSize)
-	serve(t, e, prompt[:4*blockSize])
-	x.waitDepth(t, "m", prompt, "w1", 4)
-	if r := run(t, "indexer", "forget", "w1", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "a shim serves w1/0: process") || r.stdout != "" {
+	e := harness.StartSimEngine(t)
+	shim := harness.StartSimShim(t, e, x.NATS, "w1")
+	prompt := harness.Tokens(1, 6*harness.BlockSize)
+	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
+	x.WaitDepth(t, "m", prompt, "w1", 4)
+	if r := harness.Run(t, "indexer", "forget", "w1", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "a shim serves w1/0: process") || r.Stdout != "" {
 		t.Fatalf("while its shim lives: %+v", r)
 	}
-	if r := run(t, "indexer", "forget", "w9", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "nothing is known of worker w9") {
+	if r := harness.Run(t, "indexer", "forget", "w9", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "nothing is known of worker w9") {
 		t.Errorf("of nobody: %+v", r)
 	}
-	if r := run(t, "indexer", "forget", "w1", "--rank", "5", "--nats", x.nats); r.code != 1 || !strings.Contains(r.stderr, "w1/5") {
+	if r := harness.Run(t, "indexer", "forget", "w1", "--rank", "5", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "w1/5") {
 		t.Errorf("of a rank that there is not: %+v", r)
 	}
-	if r := run(t, "indexer", "forget", "w1", "--force", "--nats", x.nats); r.code != 0 || !strings.Contains(r.stdout, "forgotten, at ") {
+	if r := harness.Run(t, "indexer", "forget", "w1", "--force", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "forgotten, at ") {
 		t.Fatalf("by force: %+v", r)
 	}
-	serve(t, e, prompt[:5*blockSize]) // the shim that lives says again what the engine holds
-	x.waitDepth(t, "m", prompt, "w1", 5)
-	shim.kill()
+	harness.ServePrompt(t, e, prompt[:5*harness.BlockSize]) // the shim that lives says again what the engine holds
+	x.WaitDepth(t, "m", prompt, "w1", 5)
+	shim.Kill()
 
 	type forgotten struct {
 		Forgotten []struct {
@@ -271,39 +236,39 @@ func TestForget(t *testing.T) {
 			ClosedBefore                bool `json:"closed_before"`
 		}
 	}
-	once := ask[forgotten](t, x.nats, "forget w1").Forgotten
+	once := harness.IndexerJSON[forgotten](t, x.NATS, "forget w1").Forgotten
 	if len(once) != 1 || once[0].Instance != "w1" || once[0].Incarnation != once[0].Was+1 || once[0].Seq == 0 || once[0].ClosedBefore {
 		t.Fatalf("forgotten: %+v", once)
 	}
-	eventually(t, "nobody is there", func() (bool, string) {
-		list := ask[api.WorkerList](t, x.nats, "workers").Workers
+	harness.Eventually(t, "nobody is there", func() (bool, string) {
+		list := harness.IndexerJSON[api.WorkerList](t, x.NATS, "workers").Workers
 		return len(list) == 0 || list[0].Incarnation == 0, fmt.Sprintf("%+v", list)
 	})
-	if _, failure := x.query(t, "--model", "m", "--tokens", "1"); failure == nil || failure.Code != api.CodeUnknownModel {
+	if _, failure := x.Query(t, "--model", "m", "--tokens", "1"); failure == nil || failure.Code != api.CodeUnknownModel {
 		t.Errorf("the model is still there: %v", failure)
 	}
-	if twice := ask[forgotten](t, x.nats, "forget w1 --rank 0").Forgotten; len(twice) != 1 || !twice[0].ClosedBefore {
+	if twice := harness.IndexerJSON[forgotten](t, x.NATS, "forget w1 --rank 0").Forgotten; len(twice) != 1 || !twice[0].ClosedBefore {
 		t.Errorf("the second time: %+v", twice)
 	}
-	serve(t, e, prompt)
-	shimOf(t, e, x.nats, "w1")
-	x.waitDepth(t, "m", prompt, "w1", 6)
+	harness.ServePrompt(t, e, prompt)
+	harness.StartSimShim(t, e, x.NATS, "w1")
+	x.WaitDepth(t, "m", prompt, "w1", 6)
 }
 
 // TestNoRoom lets the NATS server's storage fill up: the shim's events wait, which it says at a bounded rate; status and metrics say
 // why; with room again all goes on, with nothing restarted and nothing lost.
 func TestNoRoom(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "", "--store-bytes", "16777216", "--log-bytes", "1048576", "--log-age", "2h", "--snapshot-bytes", "8388608", "--snapshot-interval", "1h")
-	e := simEngine(t)
-	shim := shimOf(t, e, x.nats, "w1", "--log-repeat", "1s")
-	prompt := tokens(1, 6*blockSize)
-	serve(t, e, prompt[:2*blockSize])
-	x.waitDepth(t, "m", prompt, "w1", 2)
-	js, err := jetstream.New(connectNATS(t, "nats://"+x.nats))
+	x := harness.StartIndexer(t, t.TempDir(), "", "--store-bytes", "16777216", "--log-bytes", "1048576", "--log-age", "2h", "--snapshot-bytes", "8388608", "--snapshot-interval", "1h")
+	e := harness.StartSimEngine(t)
+	shim := harness.StartSimShim(t, e, x.NATS, "w1", "--log-repeat", "1s")
+	prompt := harness.Tokens(1, 6*harness.BlockSize)
+	harness.ServePrompt(t, e, prompt[:2*harness.BlockSize])
+	x.WaitDepth(t, "m", prompt, "w1", 2)
+	js, err := jetstream.New(connectNATS(t, "nats://"+x.NATS))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
 	limits := map[string]int64{"KV_EVENTS_default_0": 1048576, "KV_EVENTS_default_3": 1048576, "KV_kvatlas_default_snap": 8388608}
 	for name, want := range limits {
@@ -331,19 +296,19 @@ func TestNoRoom(t *testing.T) {
 			t.Fatal("the storage does not fill up")
 		}
 	}
-	serve(t, e, prompt[:4*blockSize])
-	shim.waitFor(`the log does not take events; they wait.*no room`)
-	x.waitFor(`filling up: the storage of the NATS server`)
-	s := ask[api.Status](t, x.nats, "status")
+	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
+	shim.WaitFor(`the log does not take events; they wait.*no room`)
+	x.WaitFor(`filling up: the storage of the NATS server`)
+	s := harness.IndexerJSON[api.Status](t, x.NATS, "status")
 	if !strings.Contains(strings.Join(s.Problems, "\n"), "the storage of the NATS server is") || s.Store.Limit != 16777216 {
 		t.Errorf("status %+v", s)
 	}
 	if err := js.DeleteStream(ctx, "filler"); err != nil {
 		t.Fatal(err)
 	}
-	serve(t, e, prompt)
-	x.waitDepth(t, "m", prompt, "w1", 6)
-	if strings.Contains(shim.saying(), "new incarnation") && strings.Count(shim.saying(), "new incarnation") > 1 {
-		t.Errorf("the shim began anew:\n%s", shim.saying())
+	harness.ServePrompt(t, e, prompt)
+	x.WaitDepth(t, "m", prompt, "w1", 6)
+	if strings.Contains(shim.Said(), "new incarnation") && strings.Count(shim.Said(), "new incarnation") > 1 {
+		t.Errorf("the shim began anew:\n%s", shim.Said())
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/loopback"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 )
 
 // TestFlagsThatMakeNoSense end the program with status 2 and one line that says which flag and why.
@@ -77,52 +77,52 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer serve --nats one::", `--nats: address "nats://one::" has no host`},
 	} {
 		words := strings.Fields(c.command)
-		r := run(t, words[0], words[1:]...)
-		if r.code != 2 || !strings.Contains(r.stderr, c.want) || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 {
-			t.Errorf("%s: ended with %d, printed %q and said %q; want 2 and %q", c.command, r.code, r.stdout, r.stderr, c.want)
+		r := harness.Run(t, words[0], words[1:]...)
+		if r.Code != 2 || !strings.Contains(r.Stderr, c.want) || r.Stdout != "" || strings.Count(r.Stderr, "\n") != 1 {
+			t.Errorf("%s: ended with %d, printed %q and said %q; want 2 and %q", c.command, r.Code, r.Stdout, r.Stderr, c.want)
 		}
 	}
 }
 
 // TestServeSaysWhyItCannot starts an indexer where it cannot run: a folder or a port in use, a server without JetStream, nobody there.
 func TestServeSaysWhyItCannot(t *testing.T) {
-	x := startIndexer(t, t.TempDir(), "")
+	x := harness.StartIndexer(t, t.TempDir(), "")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	plain := loopback.Reserve(t)
-	start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(plain, ":")[1]).waitFor("Server is ready")
+	harness.Start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(plain, ":")[1]).WaitFor("Server is ready")
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"--data", x.data, "--nats-listen", "127.0.0.1:0"}, x.data},
+		{[]string{"--data", x.Data, "--nats-listen", "127.0.0.1:0"}, x.Data},
 		{[]string{"--data", t.TempDir(), "--nats-listen", l.Addr().String()}, l.Addr().String()},
 		{[]string{"--data", t.TempDir(), "--nats-listen", "127.0.0.1:0", "--http-listen", l.Addr().String()}, "--http-listen"},
 		{[]string{"--nats", "nats://" + plain}, "JetStream"},
 		{[]string{"--nats", "nats://" + loopback.Reserve(t), "--nats-wait", "1s"}, "not available"},
-		{[]string{"--nats", "nats://" + x.nats, "--partitions", "8"}, "created with 4 partitions and 8 are asked for"},
+		{[]string{"--nats", "nats://" + x.NATS, "--partitions", "8"}, "created with 4 partitions and 8 are asked for"},
 	} {
-		r := run(t, "indexer", append([]string{"serve", "--http-listen", "127.0.0.1:0"}, c.args...)...)
-		lines := strings.Split(strings.TrimSpace(r.stderr), "\n")
-		if last := lines[len(lines)-1]; r.code != 1 || !strings.HasPrefix(last, "indexer serve: ") || !strings.Contains(last, c.want) {
-			t.Errorf("%v: ended with %d and said %q; want 1 and %q", c.args, r.code, r.stderr, c.want)
+		r := harness.Run(t, "indexer", append([]string{"serve", "--http-listen", "127.0.0.1:0"}, c.args...)...)
+		lines := strings.Split(strings.TrimSpace(r.Stderr), "\n")
+		if last := lines[len(lines)-1]; r.Code != 1 || !strings.HasPrefix(last, "indexer serve: ") || !strings.Contains(last, c.want) {
+			t.Errorf("%v: ended with %d and said %q; want 1 and %q", c.args, r.Code, r.Stderr, c.want)
 		}
 	}
 	for _, c := range []struct{ nats, want string }{
 		{loopback.Reserve(t), "no NATS server answers"},
-		{x.nats + " --namespace other", `no indexer of namespace "other" answers`},
+		{x.NATS + " --namespace other", `no indexer of namespace "other" answers`},
 	} {
-		r := run(t, "indexer", strings.Fields("query --model m --tokens 1 --nats "+c.nats)...)
-		if r.code != 1 || !strings.Contains(r.stderr, c.want) {
+		r := harness.Run(t, "indexer", strings.Fields("query --model m --tokens 1 --nats "+c.nats)...)
+		if r.Code != 1 || !strings.Contains(r.Stderr, c.want) {
 			t.Errorf("%s: %+v, want %q", c.nats, r, c.want)
 		}
 	}
 	for _, command := range []string{"query --model m --tokens 1", "serve --nats-wait 100ms --http-listen 127.0.0.1:0"} {
-		r := run(t, "indexer", append(strings.Fields(command), "--nats", "nats://user:secret@"+loopback.Reserve(t))...)
-		if r.code != 1 || !strings.Contains(r.stderr, "nats://user:xxxxx@127.0.0.1:") || strings.Contains(r.stderr, "secret") {
+		r := harness.Run(t, "indexer", append(strings.Fields(command), "--nats", "nats://user:secret@"+loopback.Reserve(t))...)
+		if r.Code != 1 || !strings.Contains(r.Stderr, "nats://user:xxxxx@127.0.0.1:") || strings.Contains(r.Stderr, "secret") {
 			t.Errorf("%s, with a password in the address: %+v", command, r)
 		}
 	}
@@ -131,25 +131,25 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 // TestExternalServer runs an indexer and the demonstration's events on a standalone NATS server.
 func TestExternalServer(t *testing.T) {
 	addr := loopback.Reserve(t)
-	start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(addr, ":")[1], "-js", "-sd", t.TempDir()).waitFor("Server is ready")
-	x := start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--namespace", "prod")
-	x.waitFor("msg=ready")
-	r := run(t, "indexer", "status", "--nats", addr, "--namespace", "prod", "--json")
+	harness.Start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(addr, ":")[1], "-js", "-sd", t.TempDir()).WaitFor("Server is ready")
+	x := harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--namespace", "prod")
+	x.WaitFor("msg=ready")
+	r := harness.Run(t, "indexer", "status", "--nats", addr, "--namespace", "prod", "--json")
 	var status struct {
 		Ready      bool
 		Partitions []struct{ State string }
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || !status.Ready || len(status.Partitions) != 8 || status.Partitions[7].State != "serving" {
+	if err := json.Unmarshal([]byte(r.Stdout), &status); err != nil || !status.Ready || len(status.Partitions) != 8 || status.Partitions[7].State != "serving" {
 		t.Fatalf("%+v: %v", r, err)
 	}
-	x.stop()
+	x.Stop()
 }
 
 // TestDemo runs the demonstration as a user would, and holds its result to what it promises.
 func TestDemo(t *testing.T) {
-	r := run(t, "indexer", "demo", "--requests", "80", "--capacity", "2000", "--json")
+	r := harness.Run(t, "indexer", "demo", "--requests", "80", "--capacity", "2000", "--json")
 	var d map[string]any
-	if err := json.Unmarshal([]byte(r.stdout), &d); err != nil || r.code != 0 {
+	if err := json.Unmarshal([]byte(r.Stdout), &d); err != nil || r.Code != 0 {
 		t.Fatalf("%+v: %v", r, err)
 	}
 	for name, want := range map[string]float64{"requests": 80, "answers_checked": 80, "answers_equal": 80, "events_lost": 0, "restarts": 1} {
@@ -168,13 +168,13 @@ func TestDemo(t *testing.T) {
 			t.Errorf("%s is %v", name, d[name])
 		}
 	}
-	if r := run(t, "indexer", "demo", "--requests", "4"); r.code != 0 || !strings.Contains(r.stdout, "4 of 4 equal") {
+	if r := harness.Run(t, "indexer", "demo", "--requests", "4"); r.Code != 0 || !strings.Contains(r.Stdout, "4 of 4 equal") {
 		t.Errorf("the table: %+v", r)
 	}
-	if r := run(t, "indexer", "demo", "--trace", "/nonexistent"); r.code != 2 || !strings.Contains(r.stderr, "/nonexistent") {
+	if r := harness.Run(t, "indexer", "demo", "--trace", "/nonexistent"); r.Code != 2 || !strings.Contains(r.Stderr, "/nonexistent") {
 		t.Errorf("a trace that is not there: %+v", r)
 	}
-	fmt.Fprintln(t.Output(), r.stdout)
+	fmt.Fprintln(t.Output(), r.Stdout)
 }
 
 // TestDemoShortPrompts serves traces in which a prompt, or each, is shorter than a block.
@@ -187,44 +187,17 @@ func TestDemoShortPrompts(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := fmt.Sprintf("%d of %d equal", len(lines), len(lines))
-			if r := run(t, "indexer", "demo", "--engines", "2", "--trace", trace); r.code != 0 || !strings.Contains(r.stdout, want) {
+			if r := harness.Run(t, "indexer", "demo", "--engines", "2", "--trace", trace); r.Code != 0 || !strings.Contains(r.Stdout, want) {
 				t.Errorf("%+v, want %q", r, want)
 			}
 		})
 	}
 }
 
-// TestDemoL3 runs the demonstration with a shared store: every answer says exactly what lies there and what would be loaded, and something is.
+// TestDemoL3 runs the demonstration with the shared store that is built in.
 func TestDemoL3(t *testing.T) {
-	demo := func(master string, env []string, args ...string) {
-		t.Helper()
-		args = append([]string{"demo", "--l3", "--json", "--engines", "2"}, args...)
-		r := runWith(t, env, "indexer", args...)
-		var got demoL3
-		if err := json.Unmarshal([]byte(r.stdout), &got); err != nil || r.code != 0 {
-			t.Fatalf("%v: %d, %v: %s%s", args, r.code, err, r.stdout, r.stderr)
-		}
-		if got.AnswersChecked == 0 || got.AnswersEqual != got.AnswersChecked || got.L3.Master != master || got.L3.PagesStored == 0 ||
-			got.L3.TokensLoaded == 0 || got.L3.TokensLoaded > got.L3.TokensMissed || got.L3.Requests == 0 {
-			t.Errorf("%v: %s", args, r.stdout)
-		}
-	}
-	demo("built-in", nil, "--requests", "60", "--capacity", "2000")
-	python, libraries := pyenv.MooncakePython(t)
-	demo("mooncake_master", []string{"LD_LIBRARY_PATH=" + libraries}, "--requests", "40", "--block-size", "64", "--capacity", "500", "--l3-python", python)
-	if r := run(t, "indexer", "demo", "--l3", "--requests", "4", "--l3-python", "/nonexistent"); r.code != 1 || !strings.Contains(r.stderr, "/nonexistent") {
+	harness.DemoWithStore(t, "built-in", nil, "--requests", "60", "--capacity", "2000")
+	if r := harness.Run(t, "indexer", "demo", "--l3", "--requests", "4", "--l3-python", "/nonexistent"); r.Code != 1 || !strings.Contains(r.Stderr, "/nonexistent") {
 		t.Errorf("no such interpreter: %+v", r)
-	}
-}
-
-type demoL3 struct {
-	AnswersChecked int `json:"answers_checked"`
-	AnswersEqual   int `json:"answers_equal"`
-	L3             struct {
-		Master       string
-		PagesStored  int `json:"pages_stored"`
-		TokensMissed int `json:"tokens_missed"`
-		TokensLoaded int `json:"tokens_loaded"`
-		Requests     int
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -27,23 +28,23 @@ func TestRollingRestart(t *testing.T) {
 		block   = 4
 		batch   = 500 // blocks
 	)
-	nats := startNATS(t)
-	serve := func(id string) *process {
-		return start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m")
+	nats := harness.StartNATS(t)
+	serve := func(id string) *harness.Process {
+		return harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m")
 	}
 	ids := []string{"a", "b", "c"}
-	nodes := map[string]*process{}
+	nodes := map[string]*harness.Process{}
 	for _, id := range ids {
 		nodes[id] = serve(id)
 	}
 	https := map[string]string{}
 	for id, p := range nodes {
-		https[id] = p.waitFor(`HTTP is served" listen=(\S+)`)[1]
-		p.waitFor(`msg=ready`)
+		https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		p.WaitFor(`msg=ready`)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*harness.Patience)
 	defer cancel()
-	ns := openNamespace(t, ctx, nats)
+	ns := harness.OpenNamespace(t, ctx, nats)
 	hasher, err := events.NewHasher(block, events.Space{})
 	if err != nil {
 		t.Fatal(err)
@@ -51,14 +52,14 @@ func TestRollingRestart(t *testing.T) {
 
 	// All workers' prompts begin in the same way, and part at a depth that is each one's own; what follows is its own.
 	per := max(2*workers, *rollingHoldings/workers)
-	common := hasher.Hash(nil, tokens(1, workers*block))
+	common := hasher.Hash(nil, harness.Tokens(1, workers*block))
 	name := func(w int) events.WorkerID { return events.WorkerID(fmt.Sprint("w", w)) }
 	places := make([]api.PartitionSeq, ns.Partitions())
 	for i := range places {
 		places[i].Partition = events.Partition(i)
 	}
 	for w := range workers {
-		locals := append(append([]events.LocalHash{}, common[:w+1]...), hasher.Hash(nil, tokens((w+1)<<24, (per-w-1)*block))...)
+		locals := append(append([]events.LocalHash{}, common[:w+1]...), hasher.Hash(nil, harness.Tokens((w+1)<<24, (per-w-1)*block))...)
 		var batches []*events.Batch
 		for from := 0; from < per; from += batch {
 			e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: locals[from:min(per, from+batch)]}
@@ -70,12 +71,12 @@ func TestRollingRestart(t *testing.T) {
 			}
 			batches = append(batches, &events.Batch{Incarnation: 1, FirstID: events.EventID(from/batch + 1), Model: "m", BlockSize: block, Events: []events.Event{e}})
 		}
-		at := publishAs(t, ctx, ns, name(w), batches...)
+		at := harness.PublishAs(t, ctx, ns, name(w), batches...)
 		places[at.Partition] = at
 	}
 	// wrong says what is wrong with the answer to the first n blocks of what all have in common.
 	wrong := func(a *api.Answer, n int) error {
-		got, err := onDevice(a)
+		got, err := harness.OnDevice(a)
 		if err != nil {
 			return err
 		}
@@ -91,7 +92,7 @@ func TestRollingRestart(t *testing.T) {
 		for _, l := range common[:n] {
 			q.Hashes = append(q.Hashes, uint64(l))
 		}
-		within, cancel := context.WithTimeout(ctx, patience)
+		within, cancel := context.WithTimeout(ctx, harness.Patience)
 		defer cancel()
 		a, err := client.Find(within, &q)
 		if err != nil {
@@ -102,7 +103,7 @@ func TestRollingRestart(t *testing.T) {
 	client := wire.NewClient(ns.Conn(), "default")
 	settled := func() {
 		t.Helper()
-		eventually(t, "all is kept by two of three", func() (bool, string) {
+		harness.Eventually(t, "all is kept by two of three", func() (bool, string) {
 			status, err := client.Status(ctx)
 			if err != nil {
 				return false, err.Error()
@@ -115,14 +116,14 @@ func TestRollingRestart(t *testing.T) {
 		})
 	}
 	settled()
-	eventually(t, "all is applied", func() (bool, string) {
+	harness.Eventually(t, "all is applied", func() (bool, string) {
 		err := find(client, workers, places)
 		return err == nil, fmt.Sprint(err)
 	})
-	awaitAnnounced(t, ctx, ns, "m", len(ids))
+	harness.AwaitAnnounced(t, ctx, ns, "m", len(ids))
 	for id, addr := range https {
-		eventually(t, id+" has all", func() (bool, string) {
-			a, err := findLocals(addr, common)
+		harness.Eventually(t, id+" has all", func() (bool, string) {
+			a, err := harness.FindLocals(addr, common)
 			if err == nil {
 				err = wrong(&a, workers)
 			}
@@ -134,14 +135,14 @@ func TestRollingRestart(t *testing.T) {
 	defer stop()
 	const clients = 4
 	var all sync.WaitGroup
-	var sum tally
-	sum.failures = map[string]int{}
+	var sum harness.Tally
+	sum.Failures = map[string]int{}
 	var mu sync.Mutex
 	begun := time.Now()
 	last := begun
 	var bad []string
 	for i := range clients {
-		client, rng := wire.NewClient(openNamespace(t, ctx, nats).Conn(), "default"), rand.New(rand.NewPCG(8, uint64(i)))
+		client, rng := wire.NewClient(harness.OpenNamespace(t, ctx, nats).Conn(), "default"), rand.New(rand.NewPCG(8, uint64(i)))
 		all.Go(func() {
 			tick := time.NewTicker(clients * time.Second / time.Duration(*rollingRate))
 			defer tick.Stop()
@@ -155,12 +156,12 @@ func TestRollingRestart(t *testing.T) {
 				err := find(client, 1+rng.IntN(workers), nil)
 				now := time.Now()
 				mu.Lock()
-				sum.asked++
+				sum.Asked++
 				if err != nil {
 					bad = append(bad, fmt.Sprintf("after %v, in %v: %v", asked.Sub(begun), now.Sub(asked), err))
 				} else {
-					sum.answered, sum.complete, sum.took = sum.answered+1, sum.complete+1, append(sum.took, now.Sub(asked))
-					sum.gap, last = max(sum.gap, now.Sub(last)), now
+					sum.Answered, sum.Complete, sum.Took = sum.Answered+1, sum.Complete+1, append(sum.Took, now.Sub(asked))
+					sum.Gap, last = max(sum.Gap, now.Sub(last)), now
 				}
 				mu.Unlock()
 			}
@@ -168,10 +169,10 @@ func TestRollingRestart(t *testing.T) {
 	}
 	for _, id := range ids {
 		told := time.Since(begun)
-		nodes[id].stop()
+		nodes[id].Stop()
 		stopped := time.Since(begun)
 		nodes[id] = serve(id)
-		nodes[id].waitFor(`msg=ready`)
+		nodes[id].WaitFor(`msg=ready`)
 		settled()
 		t.Logf("node %s: told to stop after %v, ended after %v, all was settled again after %v", id, told.Round(time.Millisecond), stopped.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
 	}
@@ -183,7 +184,7 @@ func TestRollingRestart(t *testing.T) {
 			t.Log(b)
 		}
 	}
-	if len(bad) > 0 || sum.answered == 0 {
-		t.Errorf("%d of %d queries failed, lacked something or were answered wrongly", len(bad), sum.asked)
+	if len(bad) > 0 || sum.Answered == 0 {
+		t.Errorf("%d of %d queries failed, lacked something or were answered wrongly", len(bad), sum.Asked)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/wire"
@@ -46,27 +47,27 @@ func (h *holder) depth(prompt []uint32) (n uint32) {
 func TestAnyNodeAnswersForAll(t *testing.T) {
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
-	example := run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys)
-	if example.code != 0 {
-		t.Fatal(example.stderr)
+	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys)
+	if example.Code != 0 {
+		t.Fatal(example.Stderr)
 	}
 	addr, config := loopback.Reserve(t), filepath.Join(dir, "nats.conf")
-	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", addr, filepath.Join(dir, "data"), example.stdout)
+	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", addr, filepath.Join(dir, "data"), example.Stdout)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	start(t, "nats-server", "-c", config).waitFor(`Server is ready`)
+	harness.Start(t, "nats-server", "-c", config).WaitFor(`Server is ready`)
 
-	nodes, https := map[string]*process{}, map[string]string{}
+	nodes, https := map[string]*harness.Process{}, map[string]string{}
 	for _, id := range []string{"n.1", "n.2", "n.3"} {
-		nodes[id] = start(t, "indexer", "serve", "--nats", addr, "--namespace", "red", "--nats-nkey", filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node",
+		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--namespace", "red", "--nats-nkey", filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node",
 			"--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0")
 	}
 	for id, p := range nodes {
-		https[id] = p.waitFor(`HTTP is served" listen=(\S+)`)[1]
-		p.waitFor(`msg=ready`)
+		https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		p.WaitFor(`msg=ready`)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*harness.Patience)
 	defer cancel()
 	connect := func(user string) *jetstream.Conn {
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{
@@ -107,14 +108,14 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		if len(e.Blocks) == 0 {
 			batch.Events[0] = events.Event{Kind: events.Cleared, Reason: events.ReasonGap}
 		}
-		at := publishAs(t, ctx, ns, h.name, batch)
+		at := harness.PublishAs(t, ctx, ns, h.name, batch)
 		latest[at.Partition] = at
 	}
 	places := slices.Collect(maps.Values(latest))
 
 	// same says what is wrong with an answer.
 	same := func(a *api.Answer, asked []uint32) error {
-		got, err := onDevice(a)
+		got, err := harness.OnDevice(a)
 		if err != nil {
 			return err
 		}
@@ -132,7 +133,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		}
 		return asked
 	}
-	eventually(t, "a client reads what was written", func() (bool, string) {
+	harness.Eventually(t, "a client reads what was written", func() (bool, string) {
 		a, err := client.Find(ctx, &api.Query{Model: "m", Tokens: prompt, MinSeq: places})
 		if err == nil {
 			err = same(a, prompt)
@@ -141,7 +142,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	})
 	for range 300 {
 		asked := question(rng)
-		eventually(t, "there is a whole answer", func() (bool, string) {
+		harness.Eventually(t, "there is a whole answer", func() (bool, string) {
 			a, err := client.Find(ctx, &api.Query{Model: "m", Tokens: asked, MinSeq: places})
 			if err == nil && !a.Complete { // a node stood still
 				return false, fmt.Sprintf("%+v", a)
@@ -156,10 +157,10 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		})
 	}
 	for id, at := range https {
-		eventually(t, "node "+id+" answers whole over HTTP", func() (bool, string) {
+		harness.Eventually(t, "node "+id+" answers whole over HTTP", func() (bool, string) {
 			var a api.Answer
 			var l api.WorkerList
-			err := errors.Join(httpDo(at, "POST", "/v1/find", api.Query{Model: "m", Tokens: prompt, MinSeq: places}, &a), httpDo(at, "GET", "/v1/workers", nil, &l))
+			err := errors.Join(harness.HTTPDo(at, "POST", "/v1/find", api.Query{Model: "m", Tokens: prompt, MinSeq: places}, &a), harness.HTTPDo(at, "GET", "/v1/workers", nil, &l))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -182,17 +183,17 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 
 	settled := func(nodes int) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%d nodes keep each partition twice", nodes), func() (bool, string) {
-			r := run(t, "indexer", "cluster", "--json", "--nats", addr, "--namespace", "red", "--nats-nkey", filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node")
+		harness.Eventually(t, fmt.Sprintf("%d nodes keep each partition twice", nodes), func() (bool, string) {
+			r := harness.Run(t, "indexer", "cluster", "--json", "--nats", addr, "--namespace", "red", "--nats-nkey", filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node")
 			var c api.ClusterStatus
-			if r.code != 0 || json.Unmarshal([]byte(r.stdout), &c) != nil {
-				return false, r.stdout + r.stderr
+			if r.Code != 0 || json.Unmarshal([]byte(r.Stdout), &c) != nil {
+				return false, r.Stdout + r.Stderr
 			}
-			return len(c.Nodes) == nodes && len(c.Short) == 0, r.stdout
+			return len(c.Nodes) == nodes && len(c.Short) == 0, r.Stdout
 		})
 	}
 	settled(3)
-	awaitAnnounced(t, ctx, ns, "m", len(nodes))
+	harness.AwaitAnnounced(t, ctx, ns, "m", len(nodes))
 	// One node is killed while clients ask.
 	type asked struct {
 		at, took time.Duration
@@ -210,7 +211,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 			rng := rand.New(rand.NewPCG(9, uint64(i)))
 			for asking.Err() == nil {
 				tokens := question(rng)
-				within, cancel := context.WithTimeout(ctx, patience)
+				within, cancel := context.WithTimeout(ctx, harness.Patience)
 				at := time.Since(begun)
 				a, err := client.Find(within, &api.Query{Model: "m", Tokens: tokens})
 				took := time.Since(begun) - at
@@ -237,7 +238,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	}
 	more := func(after bool, n int) {
 		t.Helper()
-		eventually(t, "clients have whole answers", func() (bool, string) {
+		harness.Eventually(t, "clients have whole answers", func() (bool, string) {
 			mu.Lock()
 			defer mu.Unlock()
 			return whole[after] >= n, fmt.Sprint(whole)
@@ -245,7 +246,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	}
 	more(false, 300)
 	mu.Lock()
-	nodes["n.2"].kill()
+	nodes["n.2"].Kill()
 	killed = time.Since(begun)
 	mu.Unlock()
 	settled(2) // the others believe it, and have taken what it had

@@ -55,10 +55,10 @@ func build(ctx context.Context, f flags) (*bench, error) {
 	if out, err := exec.CommandContext(ctx, "go", "build", "-C", root, "-trimpath", "-o", filepath.Dir(b.indexer)+"/", "./cmd/indexer", "./cmd/worker-shim").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w: %s", err, out)
 	}
-	if b.dynamo, err = pyenv.Find("dynamo.txt"); err != nil {
+	if b.dynamo, err = pyenv.FetchEnvironment(os.Stderr, "dynamo.txt"); err != nil {
 		return nil, err
 	}
-	python, err := pyenv.Find("requirements.txt")
+	python, err := pyenv.FetchEnvironment(os.Stderr, "requirements.txt")
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,7 @@
 //
 // [Start] one, [Master.Put] names, and ask it as one asks a real one: /batch_query_keys, /get_all_keys, /health, in the words of
 // mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake. [Master.Publish] adds the event stream, which published wheels leave
-// out. The demonstration runs on it where no real master is at hand, and unit tests make it ill with [Master.Fault]. A test in integration/ holds it to a real master's answers.
+// out. The demonstration runs on it where no real master is at hand, and unit tests make it ill with [Master.Fault]. A test in integration/judges/mooncake holds it to a real master's answers.
 //
 // All methods may be called from any goroutine.
 package mastersim

@@ -2,9 +2,7 @@ package pyenv
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -21,49 +19,9 @@ import (
 // debs are the Debian packages (12, bookworm) with the libraries that Mooncake's programs load.
 var debs = []string{"libibverbs1=44.0-2", "libnl-3-200=3.7.0-0.2+b1", "libnl-route-3-200=3.7.0-0.2+b1"}
 
-// libraries unpacks debs below the cache, without installing them, and returns what LD_LIBRARY_PATH must be.
-func libraries(cache string) (string, error) {
-	dir := filepath.Join(cache, "mooncake-libraries")
-	path := filepath.Join(dir, "usr/lib/x86_64-linux-gnu") + ":" + filepath.Join(dir, "lib/x86_64-linux-gnu")
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return "", err
-	}
-	unlock, err := lock(dir + ".lock")
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	if exists(dir) {
-		return path, nil
-	}
-	tmp, err := os.MkdirTemp(cache, "mooncake-libraries.tmp-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(tmp)
-	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
-	defer cancel()
-	fetch := func() ([]byte, error) {
-		c := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, debs...)...)
-		c.Dir = tmp
-		return c.CombinedOutput()
-	}
-	if _, err := fetch(); err != nil { // the lists of packages may be old, or not there
-		update, updateErr := exec.CommandContext(ctx, "apt-get", "update").CombinedOutput()
-		if out, err := fetch(); err != nil {
-			return "", fmt.Errorf("apt-get download %v: %w: %s; apt-get update before it: %v: %s", debs, err, out, updateErr, update)
-		}
-	}
-	files, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-	if err != nil {
-		return "", err
-	}
-	for _, f := range files {
-		if _, err := run(ctx, "dpkg", "-x", f, filepath.Join(tmp, "root")); err != nil {
-			return "", err
-		}
-	}
-	return path, os.Rename(filepath.Join(tmp, "root"), dir)
+// libraryFolder is where the libraries of debs are below the cache.
+func libraryFolder(cache string) string {
+	return filepath.Join(cache, "mooncake-libraries")
 }
 
 // Mooncake is a real Mooncake master and, from StartClient on, a real client with memory for objects. Its methods fail the test if
@@ -89,11 +47,11 @@ func MooncakePython(t testing.TB) (python, libraryPath string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	libraryPath, err = libraries(cache)
-	if err != nil {
-		t.Fatalf("libraries for Mooncake: %v", err)
+	dir := libraryFolder(cache)
+	if !exists(dir) {
+		t.Fatalf("%s is not there; make it with: %s", dir, fetchCommand)
 	}
-	return python, libraryPath
+	return python, filepath.Join(dir, "usr/lib/x86_64-linux-gnu") + ":" + filepath.Join(dir, "lib/x86_64-linux-gnu")
 }
 
 // StartMooncake starts a master that lives until the test ends.

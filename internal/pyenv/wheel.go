@@ -1,7 +1,6 @@
 package pyenv
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,97 +9,65 @@ import (
 	"testing"
 )
 
-// Wheel returns the path of a wheel that is read and not installed, as "name==version" in integration/python/wheels.txt.
-// The first call on a machine fetches it, without what it depends on, and checks its hash.
+// Wheel returns the path of a wheel that is read and not installed, as "name==version" in integration/python/wheels.txt. Nothing is fetched: where it
+// is missing the test fails, and says which command fetches it.
 //
 // It is the same file everywhere, the one for CPython 3.11 on x86-64 Linux: nothing but Python is read out of it.
 func Wheel(t testing.TB, pinned string) string {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("left out under -short: needs Python and packages from a registry")
-	}
 	dir, err := cacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, err := wheel(filepath.Join(dir, "wheels"), Script(t, "wheels.txt"), pinned)
+	pins, err := readPins(Script(t, "wheels.txt"))
 	if err != nil {
-		t.Fatalf("a wheel for this test: %v", err)
+		t.Fatal(err)
 	}
-	return path
-}
-
-// wheelPlatforms are those for which the engines' wheels are made.
-var wheelPlatforms = []string{"manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "any"}
-
-var pin = regexp.MustCompile(`^\S+==\S+ --hash=sha256:([0-9a-f]{64})$`)
-
-// wheel returns the pinned wheel below dir and fetches it if need be.
-func wheel(dir, pins, pinned string) (string, error) {
-	text, err := os.ReadFile(pins)
-	if err != nil {
-		return "", err
-	}
-	var line, sum string
-	for l := range strings.SplitSeq(string(text), "\n") {
-		if strings.HasPrefix(l, pinned+" ") {
-			line = l
+	for _, p := range pins {
+		if p.name != pinned {
+			continue
 		}
+		path, err := only(p.folder(filepath.Join(dir, "wheels")))
+		if err != nil {
+			t.Fatalf("%s is not there (%v); fetch it with: %s", pinned, err, fetchCommand)
+		}
+		return path
 	}
-	if m := pin.FindStringSubmatch(line); m != nil {
-		sum = m[1]
-	} else {
-		return "", fmt.Errorf("%s: no line %q with one sha256 hash", pins, pinned)
-	}
-	there := filepath.Join(dir, sum[:16])
-	if path, err := only(there); err == nil {
-		return path, nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	unlock, err := lock(there + ".lock")
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	if path, err := only(there); err == nil { // another process was faster
-		return path, nil
-	}
-	if err := fetch(line, there); err != nil {
-		return "", err
-	}
-	return only(there)
+	t.Fatalf("integration/python/wheels.txt has no line %q", pinned)
+	return ""
 }
 
-// fetch downloads what a line of requirements says into a new folder, which appears only when it is complete.
-func fetch(line, there string) error {
-	python, err := Find("requirements.txt")
-	if err != nil {
-		return err
-	}
-	tmp, err := os.MkdirTemp(filepath.Dir(there), filepath.Base(there)+".tmp-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(tmp)
-	wanted := filepath.Join(tmp, "wanted.txt")
-	if err := os.WriteFile(wanted, []byte(line+"\n"), 0o644); err != nil {
-		return err
-	}
-	files := filepath.Join(tmp, "files")
-	args := []string{"-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--only-binary", ":all:",
-		"--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "abi3", "--abi", "none", "-d", files, "-r", wanted}
-	for _, p := range wheelPlatforms {
-		args = append(args, "--platform", p)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
-	defer cancel()
-	if _, err := run(ctx, python, args...); err != nil {
-		return fmt.Errorf("fetch %s: %w", line, err)
-	}
-	return os.Rename(files, there)
+// pin is a line of wheels.txt.
+type pin struct {
+	name string // as "name==version"
+	sum  string // SHA-256, in hexadecimal
+	line string
 }
+
+var pinLine = regexp.MustCompile(`^(\S+==\S+) --hash=sha256:([0-9a-f]{64})$`)
+
+// readPins reads wheels.txt, in which every line is a comment or a wheel with one hash.
+func readPins(path string) (pins []pin, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		m := pinLine.FindStringSubmatch(line)
+		if m == nil {
+			return nil, fmt.Errorf("%s: %q is not a wheel with one sha256 hash", path, line)
+		}
+		pins = append(pins, pin{name: m[1], sum: m[2], line: line})
+	}
+	return pins, nil
+}
+
+// folder is where below dir the wheel is.
+func (p *pin) folder(dir string) string { return filepath.Join(dir, p.sum[:16]) }
 
 // only is the one wheel in a folder.
 func only(dir string) (string, error) {

@@ -117,31 +117,6 @@ func BenchmarkSubFromRawSender(b *testing.B) {
 	}
 }
 
-// From libzmq in another process, driven by Python, which is the bound.
-func BenchmarkSubFromLibzmq(b *testing.B) {
-	for _, size := range payloadSizes {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			p := startLibzmq(b, "XPUB", opts{"bind": anyPort, "hwm": 0})
-			s := mustSub(b, p.Endpoint, Config{}, "")
-			next(b, s, Opened)
-			p.do("subscribed", opts{"n": 1})
-			ctx := context.Background()
-			n := b.N
-			b.SetBytes(int64(size))
-			b.ReportAllocs()
-			b.ResetTimer()
-			p.tell("burst", opts{"n": n, "first": 0, "size": size, "topic": "kv@pod@model"})
-			for range n {
-				if _, err := s.Recv(ctx); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.StopTimer()
-			p.answer(nil)
-		})
-	}
-}
-
 // One message to many subscribers that read nothing: what publishing itself costs, drops included.
 func BenchmarkPubSend(b *testing.B) {
 	for _, subscribers := range []int{0, 1, 16} {

@@ -1,3 +1,5 @@
+//go:build judges
+
 package zmtp
 
 import (
@@ -265,13 +267,6 @@ func dialIn(t *testing.T, endpoint string) {
 		}
 	})
 }
-
-// silence is what these tests let a peer be silent, and hold what they then wait: longer, and both long beside what a busy
-// machine may do to a process.
-const (
-	silence = 8 * time.Second
-	hold    = 10 * time.Second
-)
 
 // Heartbeats from both sides, faster than any message: neither side gives the other up while nothing is said.
 func TestLibzmqHeartbeatsWhileIdle(t *testing.T) {
@@ -563,4 +558,29 @@ func TestLibzmqSecureClient(t *testing.T) {
 	}
 	s := mustSub(t, p.Addr(), Config{}, "")
 	next(t, s, Opened)
+}
+
+// From libzmq in another process, driven by Python, which is the bound.
+func BenchmarkSubFromLibzmq(b *testing.B) {
+	for _, size := range payloadSizes {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			p := startLibzmq(b, "XPUB", opts{"bind": anyPort, "hwm": 0})
+			s := mustSub(b, p.Endpoint, Config{}, "")
+			next(b, s, Opened)
+			p.do("subscribed", opts{"n": 1})
+			ctx := context.Background()
+			n := b.N
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			b.ResetTimer()
+			p.tell("burst", opts{"n": n, "first": 0, "size": size, "topic": "kv@pod@model"})
+			for range n {
+				if _, err := s.Recv(ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.StopTimer()
+			p.answer(nil)
+		})
+	}
 }

@@ -23,6 +23,13 @@ import (
 // patience is how long a test waits for what must happen.
 const patience = 4 * time.Minute
 
+// silence is what these tests let a peer be silent, and hold what they then wait: longer, and both long beside what a busy
+// machine may do to a process.
+const (
+	silence = 8 * time.Second
+	hold    = 10 * time.Second
+)
+
 func within(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)

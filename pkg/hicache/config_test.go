@@ -75,7 +75,7 @@ func TestVLLMKeys(t *testing.T) {
 		version  string
 		prefixes [3]int
 		last     string
-	}{ // read in the wheels' MooncakeStoreWorker; integration/ asks that of 0.24 and 0.32
+	}{ // read in the wheels' MooncakeStoreWorker; integration/judges/engines asks that of 0.24 and 0.32
 		{"", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},
 		{"0.27.0", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},
 		{"0.26.0", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},

@@ -1,0 +1,117 @@
+package harness
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Request makes a request with a JSON body, or none for GET. A question is put again if it is not answered in time: the machine may have stood still.
+func Request(base, method, path, body string) (status int, reply string, err error) {
+	question := method == "GET" || path == "/v1/find" || strings.HasPrefix(path, "/query")
+	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
+		status, reply, err = callOnce(base, method, path, body)
+		late := status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
+		if !late || !question || time.Now().After(deadline) {
+			return status, reply, err
+		}
+	}
+}
+
+func callOnce(base, method, path, body string) (status int, reply string, err error) {
+	req, err := http.NewRequest(method, "http://"+base+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	r, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	return r.StatusCode, string(text), err
+}
+
+// JSONList is a JSON array of a prompt's tokens.
+func JSONList(list []uint32) string { return strings.ReplaceAll(fmt.Sprint(list), " ", ",") }
+
+// HTTPTimeout is how long an HTTP port has for an answer.
+const HTTPTimeout = 5 * time.Second
+
+// statusError is an answer that is none.
+type statusError struct {
+	status int
+	body   string
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.status, e.body) }
+
+// HTTPDo asks an indexer's HTTP port, and decodes the answer if into is not nil. It asks again if no answer comes in time, or the node says that it cannot give
+// one now: the machine may have stood still.
+func HTTPDo(addr, method, path string, body, into any) error {
+	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
+		err := HTTPOnce(addr, method, path, body, into)
+		var refused *statusError
+		var network net.Error
+		late := errors.As(err, &network) && network.Timeout() ||
+			errors.As(err, &refused) && (refused.status == http.StatusServiceUnavailable || refused.status == http.StatusGatewayTimeout)
+		if !late || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// HTTPOnce is httpDo that asks once.
+func HTTPOnce(addr, method, path string, body, into any) error {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	r, err := http.NewRequest(method, "http://"+addr+path, bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := (&http.Client{Timeout: HTTPTimeout}).Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	b, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return err
+	}
+	if answer.StatusCode != 200 {
+		return &statusError{answer.StatusCode, string(b)}
+	}
+	if text, ok := into.(*string); ok {
+		*text = string(b)
+		return nil
+	}
+	return json.Unmarshal(b, into)
+}
+
+// LocalsQuery asks who holds how much of the prompt with these local hashes.
+func LocalsQuery(locals []events.LocalHash) api.Query {
+	q := api.Query{Model: "m"}
+	for _, l := range locals {
+		q.Hashes = append(q.Hashes, uint64(l))
+	}
+	return q
+}
+
+// FindLocals asks it.
+func FindLocals(addr string, locals []events.LocalHash) (a api.Answer, err error) {
+	err = HTTPDo(addr, "POST", "/v1/find", LocalsQuery(locals), &a)
+	return a, err
+}

@@ -1,0 +1,306 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+)
+
+// Module is the path of this module, with a slash at its end.
+const Module = "github.com/kvatlas/kvatlas/"
+
+// Patience is how long a test waits for anything; a machine may be slow.
+const Patience = 4 * time.Minute
+
+var programs struct {
+	sync.Once
+	dir string
+	err error
+}
+
+// Main runs the tests of a package that starts programs, and removes what was built for them. TestMain calls it.
+func Main(m *testing.M) {
+	status := m.Run()
+	if programs.dir != "" {
+		os.RemoveAll(programs.dir)
+	}
+	os.Exit(status)
+}
+
+// Program returns the path of one of our programs, or of nats-server, built from this module.
+func Program(t testing.TB, name string) string {
+	t.Helper()
+	programs.Do(func() {
+		if programs.dir, programs.err = os.MkdirTemp("", "kvatlas-programs-"); programs.err != nil {
+			return
+		}
+		for _, pkg := range []string{Module + "cmd/indexer", Module + "cmd/worker-shim", "github.com/nats-io/nats-server/v2"} {
+			out, err := exec.Command("go", "build", "-o", programs.dir+"/", pkg).CombinedOutput()
+			if err != nil {
+				programs.err = fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
+				return
+			}
+		}
+	})
+	if programs.err != nil {
+		t.Fatal(programs.err)
+	}
+	if name == "nats-server" {
+		name = "v2"
+		if _, err := os.Stat(filepath.Join(programs.dir, name)); err != nil {
+			name = "nats-server"
+		}
+	}
+	return filepath.Join(programs.dir, name)
+}
+
+// Process is a program that runs, and what it has said on standard error.
+type Process struct {
+	t    testing.TB
+	Cmd  *exec.Cmd
+	Done chan struct{} // closed at its end
+
+	mu     sync.Mutex
+	said   bytes.Buffer
+	change chan struct{} // closed when it says more
+}
+
+// Start runs a program until the test ends.
+func Start(t testing.TB, name string, args ...string) *Process {
+	t.Helper()
+	p := &Process{t: t, Cmd: exec.Command(Program(t, name), args...), Done: make(chan struct{}), change: make(chan struct{})}
+	p.Cmd.Stderr = p
+	p.Cmd.Env = Environment(args)
+	if err := p.Cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		p.Cmd.Wait()
+		close(p.Done)
+	}()
+	t.Cleanup(func() {
+		p.Kill()
+		if t.Failed() {
+			t.Logf("%s %s said:\n%s", name, strings.Join(args, " "), p.Said())
+		}
+	})
+	return p
+}
+
+// unhurried are settings of all programs, unless a test has others: nothing expires, is given up or taken for gone because a process, or the whole
+// machine, stood still for some minutes.
+var unhurried = []string{
+	"KVATLAS_LEASE=15m", "KVATLAS_CLAIM_WAIT=15m", // of shims
+	"KVATLAS_PARK_FOR=24h", "KVATLAS_REMEMBER_FOR=24h", "KVATLAS_L3_TIMEOUT=4m", "KVATLAS_NATS_WAIT=4m", // of indexers
+	"KVATLAS_TIMEOUT=4m", // of who asks them
+}
+
+// Environment is that of a program: nothing of ours is in it but what is unhurried.
+func Environment(args []string) (env []string) {
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "NATS_") && !strings.HasPrefix(v, "KVATLAS_") {
+			env = append(env, v)
+		}
+	}
+	if slices.Contains(args, "mooncake") { // a store's shim takes no settings of a worker's
+		return env
+	}
+	return append(env, unhurried...)
+}
+
+// Write takes what the program says.
+func (p *Process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.said.Write(b)
+	close(p.change)
+	p.change = make(chan struct{})
+	return len(b), nil
+}
+
+func (p *Process) Said() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.said.String()
+}
+
+// WaitFor waits until the program has said something that matches, and returns the match. A line counts when it is whole.
+func (p *Process) WaitFor(pattern string) []string {
+	p.t.Helper()
+	re := regexp.MustCompile(pattern)
+	deadline := time.After(Patience)
+	for {
+		p.mu.Lock()
+		whole := p.said.String()
+		found, change := re.FindStringSubmatch(whole[:strings.LastIndexByte(whole, '\n')+1]), p.change
+		p.mu.Unlock()
+		if found != nil {
+			return found
+		}
+		select {
+		case <-change:
+		case <-p.Done:
+			if found := re.FindStringSubmatch(p.Said()); found != nil {
+				return found
+			}
+			p.t.Fatalf("%s has ended without saying %q:\n%s", p.Cmd, pattern, p.Said())
+		case <-deadline:
+			p.t.Fatalf("%s does not say %q:\n%s", p.Cmd, pattern, p.Said())
+		}
+	}
+}
+
+// Kill ends the program as a crash would.
+func (p *Process) Kill() {
+	p.Cmd.Process.Kill()
+	<-p.Done
+}
+
+// Stop ends the program in good order.
+func (p *Process) Stop() {
+	p.t.Helper()
+	p.Cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.Done:
+	case <-time.After(Patience):
+		p.t.Fatalf("%s does not stop:\n%s", p.Cmd, p.Said())
+	}
+	if code := p.Cmd.ProcessState.ExitCode(); code != 0 {
+		p.t.Fatalf("%s ended with %d:\n%s", p.Cmd, code, p.Said())
+	}
+}
+
+// Indexer is indexer serve on a server of its own.
+type Indexer struct {
+	*Process
+	Data, NATS, HTTP string
+}
+
+// StartIndexer runs an indexer on a data folder, and waits until it is ready. An empty addr takes a free port.
+func StartIndexer(t testing.TB, data, addr string, args ...string) *Indexer {
+	t.Helper()
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	x := &Indexer{Data: data}
+	x.Process = Start(t, "indexer", append([]string{"serve", "--data", data, "--nats-listen", addr, "--http-listen", "127.0.0.1:0", "--partitions", "4"}, args...)...)
+	x.NATS = x.WaitFor(`in this process" listen=(\S+)`)[1]
+	x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+	x.WaitFor(`msg=ready`)
+	return x
+}
+
+// Result is how a program that is not meant to stay ended.
+type Result struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// Run runs a program to its end.
+func Run(t testing.TB, name string, args ...string) Result {
+	t.Helper()
+	return runWith(t, nil, name, args...)
+}
+
+// runWith is run with more in the environment. A program to which a NATS server did not answer in time, since one of the two stood still, is run again.
+func runWith(t testing.TB, env []string, name string, args ...string) (r Result) {
+	t.Helper()
+	for deadline := time.Now().Add(Patience); ; {
+		r = runOnce(t, env, name, args...)
+		if r.Code != 1 || !noAnswerInTime.MatchString(r.Stderr) || time.Now().After(deadline) {
+			return r
+		}
+	}
+}
+
+var noAnswerInTime = regexp.MustCompile(`no NATS server answers.*timeout`)
+
+func runOnce(t testing.TB, env []string, name string, args ...string) Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience) // twice what a program may wait for
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, Program(t, name), args...)
+	cmd.Stdout, cmd.Stderr, cmd.Env = &stdout, &stderr, append(Environment(args), env...)
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("%s %v: %v", name, args, err)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("%s %v does not end; it said:\n%s%s", name, args, &stdout, &stderr)
+	}
+	return Result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+// IndexerJSON runs indexer with words and --json, and decodes what it prints.
+func IndexerJSON[T any](t testing.TB, nats, words string) (out T) {
+	t.Helper()
+	r := Run(t, "indexer", append(strings.Fields(words), "--nats", nats, "--json")...)
+	if err := json.Unmarshal([]byte(r.Stdout), &out); err != nil || r.Code != 0 {
+		t.Fatalf("%s: %+v: %v", words, r, err)
+	}
+	return out
+}
+
+// Query asks as a user would.
+func (x *Indexer) Query(t testing.TB, args ...string) (a api.Answer, failure *api.Error) {
+	t.Helper()
+	r := Run(t, "indexer", append([]string{"query", "--nats", x.NATS, "--json"}, args...)...)
+	var out struct {
+		api.Answer
+		Error *api.Error `json:"error"`
+	}
+	if err := json.Unmarshal([]byte(r.Stdout), &out); err != nil {
+		t.Fatalf("query %v ended with %d and printed %q, %q: %v", args, r.Code, r.Stdout, r.Stderr, err)
+	}
+	if (out.Error != nil) != (r.Code != 0) {
+		t.Fatalf("query %v ended with %d and printed %q", args, r.Code, r.Stdout)
+	}
+	return out.Answer, out.Error
+}
+
+// WaitDepth waits until a worker holds so many of a prompt's blocks on its device.
+func (x *Indexer) WaitDepth(t testing.TB, model string, tokens []uint32, worker string, want uint32) api.Answer {
+	t.Helper()
+	words := strings.Trim(strings.ReplaceAll(fmt.Sprint(tokens), " ", ","), "[]")
+	var a api.Answer
+	var failure *api.Error
+	for deadline := time.Now().Add(Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		a, failure = x.Query(t, "--model", model, "--tokens", words)
+		got := uint32(0)
+		for _, o := range a.Workers {
+			if string(o.Instance) == worker {
+				got = o.Device
+			}
+		}
+		if failure == nil && got == want {
+			return a
+		}
+	}
+	t.Fatalf("%s should hold %d blocks; the last answer was %+v, %v", worker, want, a, failure)
+	return a
+}
+
+// Tokens makes a prompt of n tokens that no other first gives.
+func Tokens(first, n int) []uint32 {
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = uint32(first + i)
+	}
+	return out
+}

@@ -1,0 +1,37 @@
+package harness
+
+import (
+	"context"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/enginesim"
+)
+
+// BlockSize is the block size of most tests, in tokens.
+const BlockSize = 16
+
+// StartSimEngine starts a simulated engine that lives until the test ends.
+func StartSimEngine(t testing.TB) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: BlockSize, Capacity: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Crash)
+	return e
+}
+
+// StartSimShim starts a shim beside a simulated engine.
+func StartSimShim(t testing.TB, e *enginesim.Engine, nats, instance string, args ...string) *Process {
+	t.Helper()
+	return Start(t, "worker-shim", append([]string{"run", "--engine", e.Endpoint(), "--replay", e.Replay(), "--instance", instance,
+		"--model", "m", "--block-size", "16", "--nats", nats}, args...)...)
+}
+
+// ServePrompt has a simulated engine serve a prompt, which it then holds.
+func ServePrompt(t testing.TB, e *enginesim.Engine, prompt []uint32) {
+	t.Helper()
+	if _, err := e.Serve(prompt, nil); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,144 @@
+//go:build judges
+
+package dynamo
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+)
+
+// startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over loopback.
+func startDynamo(t *testing.T) (base string) {
+	python := pyenv.PythonWith(t, "dynamo.txt")
+	base = loopback.Reserve(t)
+	var said bytes.Buffer
+	cmd := exec.Command(python, "-m", "dynamo.indexer", "--port", strings.Split(base, ":")[1], "--threads", "2")
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("dynamo.indexer said:\n%s", &said)
+		}
+	})
+	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(50 * time.Millisecond) {
+		if status, _, err := harness.Request(base, "GET", "/health", ""); err == nil && status == 200 {
+			return base
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("dynamo.indexer does not answer")
+		}
+	}
+}
+
+// TestCompatibleWithDynamo drives NVIDIA Dynamo's indexer and ours with the same requests and the same engine, and compares statuses and, where
+// there is an answer, all of its fields. What differs on purpose is in docs/compatibility.md and below.
+func TestCompatibleWithDynamo(t *testing.T) {
+	dynamo := startDynamo(t)
+	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: harness.BlockSize})
+	data := t.TempDir()
+	x := harness.StartIndexer(t, data, "", "--node-id", "one")
+	prompt := harness.Tokens(1, 4*harness.BlockSize)
+
+	// same asks both until they agree. An error's words are each indexer's own.
+	same := func(method, path, body, want string) {
+		t.Helper()
+		var got [2]string
+		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(50 * time.Millisecond) {
+			var status [2]int
+			for i, base := range []string{dynamo, x.HTTP} {
+				var err error
+				if status[i], got[i], err = harness.Request(base, method, path, body); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var a, b any
+			json.Unmarshal([]byte(got[0]), &a)
+			json.Unmarshal([]byte(got[1]), &b)
+			equal := status[0] == status[1] && (status[0] >= 400 || reflect.DeepEqual(a, b))
+			if equal && strings.Contains(got[0], want) {
+				return
+			}
+			if time.Now().After(deadline) || method == "POST" && !strings.HasPrefix(path, "/query") {
+				t.Fatalf("%s %s %.200s:\nDynamo %d %s\n  ours %d %s\nwant both to have %q", method, path, body, status[0], got[0], status[1], got[1], want)
+			}
+		}
+	}
+	query := func(list []uint32) string { return `{"model_name":"m","token_ids":` + harness.JSONList(list) + `}` }
+	registration := func(instance, blockSize int) string {
+		return fmt.Sprintf(`{"instance_id":%d,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, instance, engine.Endpoint, engine.Replay, blockSize)
+	}
+	same("GET", "/workers", "", "[]")
+	same("POST", "/query", query(prompt), "no indexer for model=m routing_group=default")
+	same("POST", "/register", registration(1, harness.BlockSize), `"ok"`)
+	same("POST", "/register", registration(1, harness.BlockSize), "already registered")
+	same("POST", "/register", registration(2, 2*harness.BlockSize), "block_size")
+	same("GET", "/workers", "", `"active"`)
+	engine.WaitSubscribers(2)
+	_, hashes := engine.Store(prompt[:3*harness.BlockSize], nil)
+	same("POST", "/query", query(prompt), `"gpu":48`)
+	same("POST", "/query", query(prompt[:2*harness.BlockSize+5]), `"gpu":32`)
+	same("POST", "/query", `{"model_name":"m","token_ids":[]}`, `"scores":{}`)
+	same("POST", "/query", `{"model_name":"m","token_ids":[5,6,7]}`, `"scores":{}`)
+	same("POST", "/query", strings.Replace(query(prompt), "{", `{"lora_name":"a",`, 1), `"scores":{}`)
+	same("POST", "/query", `{"model_name":"m"}`, "token_ids")
+	same("POST", "/query", `{"model_name":"m","token_ids":[-1]}`, "")
+	same("POST", "/query", `{"model_name":"m","token_ids"`, "")
+	same("POST", "/query", `{"model_name":"nope","token_ids":[1]}`, "no indexer for model=nope")
+	same("POST", "/query_by_hash", `{"model_name":"m","block_hashes":[1,-2]}`, `"scores":{}`)
+	same("POST", "/query_by_hash", `{"model_name":"m","block_hashes":[1],"cache_salt":"x"}`, "cache_salt")
+	engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[2*harness.BlockSize : 3*harness.BlockSize], Parent: &hashes[1], Hashes: hashes[2:3], Medium: "CPU"})
+	engine.Remove(hashes[2])
+	same("POST", "/query", query(prompt), `"cpu":48`)
+	same("POST", "/query", query(prompt), `"gpu":32`)
+	same("POST", "/unregister", `{"instance_id":77,"model_name":"m"}`, "not found")
+
+	// Ours alone: a registration outlives the process, and the block is in the dump.
+	x.Stop()
+	x = harness.StartIndexer(t, data, x.NATS, "--node-id", "one")
+	x.WaitFor("a shim runs in this process")
+	engine.WaitSubscribers(2)
+	engine.Store(prompt[:1*harness.BlockSize], nil)
+	same("POST", "/query", query(prompt[:harness.BlockSize]), `"gpu":16`)
+	if status, text, err := harness.Request(x.HTTP, "GET", "/dump", ""); err != nil || status != 200 || !strings.Contains(text, `"m:default":{"block_size":16,"events":[{"worker_id":1,`) {
+		t.Errorf("dump: %d %.300s %v", status, text, err)
+	}
+
+	engine.Clear()
+	same("POST", "/query", query(prompt), `"scores":{}`)
+	same("POST", "/unregister", `{"instance_id":1,"model_name":"m"}`, `"ok"`)
+	same("GET", "/workers", "", "[]")
+	same("POST", "/query", query(prompt), "no indexer for model=m")
+
+	// On purpose: a registration may say what kind of engine it is; else that is told from what it says.
+	x.WaitFor("a registered engine speaks as vLLM does")
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register", `{"instance_id":3,"type":"vLLM","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
+		t.Errorf("register with a type: %d %s %v", status, text, err)
+	}
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register", `{"instance_id":4,"type":"Mooncake","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 400 || !strings.Contains(text, "vllm, sglang or auto") {
+		t.Errorf("register with an unknown type: %d %s %v", status, text, err)
+	}
+	// On purpose: an instance may have a name, hashes may be unsigned, what nobody listens at is pending.
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register", `{"instance_id":"w-1","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
+		t.Errorf("register by name: %d %s %v", status, text, err)
+	}
+	if status, text, err := harness.Request(x.HTTP, "GET", "/workers", ""); err != nil || status != 200 || !strings.Contains(text, `"instance_id":"w-1","source":"zmq","status":"pending"`) {
+		t.Errorf("workers: %d %s %v", status, text, err)
+	}
+	if status, text, err := harness.Request(x.HTTP, "POST", "/query_by_hash", `{"model_name":"m","block_hashes":[12124091508212882195]}`); err != nil || status != 200 {
+		t.Errorf("an unsigned hash: %d %s %v", status, text, err)
+	}
+}

@@ -1,0 +1,153 @@
+//go:build judges
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+)
+
+// sglangFolder is a folder that SGLang's own file backend keeps, with one object of it for each rank.
+type sglangFolder struct {
+	*storeCode
+	config hicache.SGLang
+	store  *hicache.Folder
+}
+
+func startSGLangFolder(t *testing.T, wheel string, config hicache.SGLang, room int) *sglangFolder {
+	config.Backend, config.Directory, config.PageSize = "file", t.TempDir(), 4
+	if err := (&hicache.Config{SGLang: &config}).Check(); err != nil {
+		t.Fatal(err)
+	}
+	options := map[string]any{"folder": config.Directory, "model": config.ModelName, "tp": config.TPSize, "pp": config.PPSize, "mla": config.IsMLA, "room": nil}
+	if room > 0 {
+		options["room"] = room
+	}
+	return &sglangFolder{startStoreScript(t, "hicache_file.py", wheel, options), config, hicache.NewFolder(config.Directory)}
+}
+
+func names(pages []hicache.PageHash) []string {
+	out := make([]string, len(pages))
+	for i := range pages {
+		out[i] = pages[i].String()
+	}
+	return out
+}
+
+// set has a rank's backend write pages.
+func (f *sglangFolder) set(rank int, pages []hicache.PageHash) {
+	f.t.Helper()
+	var ok bool
+	if f.ask([]any{"set", rank, names(pages)}, &ok); !ok {
+		f.t.Fatalf("SGLang's backend did not write")
+	}
+}
+
+// leading is how many leading pages all ranks of the worker have, by SGLang's own search: the ranks agree on the least of theirs.
+func (f *sglangFolder) leading(pages []hicache.PageHash) int {
+	f.t.Helper()
+	least := len(pages)
+	for rank := range f.config.TPSize * f.config.PPSize {
+		var n int
+		f.ask([]any{"exists", rank, names(pages)}, &n)
+		least = min(least, n)
+	}
+	return least
+}
+
+// pages says what of pages is there, by our store: all files of a page, or the page is not.
+func (f *sglangFolder) pages(pages []hicache.PageHash) []bool {
+	f.t.Helper()
+	keys := f.config.FileKeys(pages)
+	present, known, err := f.store.Exists(context.Background(), keys.Keys)
+	if err != nil || known.Count() != len(keys.Keys) {
+		f.t.Fatalf("%v, %d of %d known", err, known.Count(), len(keys.Keys))
+	}
+	exists := make([]bool, len(keys.Keys))
+	for i := range exists {
+		exists[i] = present.Get(i)
+	}
+	out, err := keys.Pages(exists)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return out
+}
+
+// TestFolderThatSGLangWrote has SGLang's own file backend write a folder, rank by rank, some pages not by all ranks. What we find there is
+// what was written, and how far a prefix goes is what SGLang's backend finds itself.
+func TestFolderThatSGLangWrote(t *testing.T) {
+	for _, version := range []string{"0.5.12", "0.5.23"} {
+		for _, layout := range []hicache.SGLang{
+			{TPSize: 1, PPSize: 1, ModelName: "org/model-7B"},
+			{TPSize: 2, PPSize: 2, ModelName: "org/a/model_x.1"},
+			{TPSize: 2, PPSize: 2, IsMLA: true, ModelName: "org/model"},
+			{TPSize: 4, PPSize: 1, ModelName: "m"},
+		} {
+			name := fmt.Sprintf("%s/tp%d-pp%d-mla=%v", version, layout.TPSize, layout.PPSize, layout.IsMLA)
+			t.Run(name, func(t *testing.T) {
+				f := startSGLangFolder(t, "sglang=="+version, layout, 0)
+				rng := rand.New(rand.NewPCG(6, uint64(layout.TPSize)))
+				for prompt := range 6 {
+					pages := f.config.PageHashes(nil, harness.Tokens(10_000*prompt, 4*24), hicache.Space{})
+					missing := make([]bool, len(pages)) // from some rank
+					for rank := range layout.TPSize * layout.PPSize {
+						if layout.IsMLA && rank%layout.TPSize > 0 { // its bytes are those of rank 0, which writes them
+							continue
+						}
+						var writes []hicache.PageHash
+						for i := range pages {
+							if prompt > 0 && rng.IntN(30) == 0 {
+								missing[i] = true
+							} else {
+								writes = append(writes, pages[i])
+							}
+						}
+						f.set(rank, writes)
+					}
+					run, broken := 0, false
+					for i, there := range f.pages(pages) {
+						if there == missing[i] {
+							t.Fatalf("prompt %d, page %d: we say %v, not written by all: %v", prompt, i, there, missing[i])
+						}
+						if broken = broken || !there; !broken {
+							run++
+						}
+					}
+					if theirs := f.leading(pages); theirs != run {
+						t.Fatalf("prompt %d: SGLang finds %d leading pages, we %d", prompt, theirs, run)
+					}
+				}
+				for i, there := range f.pages(f.config.PageHashes(nil, harness.Tokens(77, 40), hicache.Space{})) {
+					if there {
+						t.Fatalf("page %d of a prompt that nobody wrote is there", i)
+					}
+				}
+			})
+		}
+	}
+}
+
+// What SGLang's backend evicted (0.5.23 bounds its folder) is not there any more, and what it kept is.
+func TestFolderThatSGLangEvicted(t *testing.T) {
+	f := startSGLangFolder(t, "sglang==0.5.23", hicache.SGLang{TPSize: 1, PPSize: 1, ModelName: "m"}, 1000)
+	pages := f.config.PageHashes(nil, harness.Tokens(5, 4*30), hicache.Space{})
+	f.set(0, pages)
+	kept := 0
+	for i, there := range f.pages(pages) {
+		if theirs := f.leading(pages[i:i+1]) == 1; theirs != there {
+			t.Fatalf("page %d: SGLang says %v, we %v", i, theirs, there)
+		}
+		if there {
+			kept++
+		}
+	}
+	if kept == 0 || kept > 10 {
+		t.Fatalf("%d of 30 pages of 100 bytes were kept in 1000 bytes", kept)
+	}
+}

@@ -1,0 +1,49 @@
+// Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels that are read and not installed,
+// and the libraries that Mooncake's programs load. All of it is pinned; nothing is installed on the machine. `make judges` runs it before the tests.
+//
+//	go run ./integration/judges/fetch
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+)
+
+// environments are the requirements files of integration/python that judges use.
+var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-mocker.txt", "kubernetes.txt", "mooncake.txt"}
+
+func main() {
+	if err := fetch(os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "fetch:", err)
+		os.Exit(1)
+	}
+}
+
+func fetch(progress io.Writer) error {
+	step := func(what string, do func() error) error {
+		begun := time.Now()
+		fmt.Fprintf(progress, "%s …\n", what)
+		if err := do(); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		fmt.Fprintf(progress, "%s: ready after %v\n", what, time.Since(begun).Round(100*time.Millisecond))
+		return nil
+	}
+	for _, name := range environments {
+		err := step("environment "+name, func() error {
+			_, err := pyenv.FetchEnvironment(progress, name)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := step("wheels of wheels.txt", func() error { return pyenv.FetchWheels(progress) }); err != nil {
+		return err
+	}
+	return step("Mooncake's libraries", func() error { return pyenv.FetchLibraries(progress) })
+}

@@ -1,0 +1,169 @@
+//go:build judges
+
+package kubernetes
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"go.yaml.in/yaml/v3"
+)
+
+// manifest is what the tests read of a Kubernetes object.
+type manifest struct {
+	Kind     string
+	Metadata struct{ Name string }
+	Data     map[string]string
+	Spec     struct {
+		ServiceName string `yaml:"serviceName"`
+		Template    struct {
+			Spec struct {
+				TerminationGracePeriodSeconds int `yaml:"terminationGracePeriodSeconds"`
+				Containers                    []container
+			}
+		}
+	}
+}
+
+type container struct {
+	Name string
+	Args []string
+}
+
+const kubernetesFolder = "../../../deploy/kubernetes"
+
+// TestKubernetesManifests holds the manifests against Kubernetes's own schemas, oldest and newest, where a field that does not exist is an
+// error too.
+func TestKubernetesManifests(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(kubernetesFolder, "*.yaml"))
+	if err != nil || len(files) < 4 {
+		t.Fatal(files, err)
+	}
+	python := pyenv.PythonWith(t, "kubernetes.txt")
+	validate := func(version string, files ...string) (string, error) {
+		out, err := exec.Command(python, append([]string{"-m", "kubernetes_validate", "--strict", "-k", version}, files...)...).CombinedOutput()
+		return string(out), err
+	}
+	for _, version := range []string{"1.28", "1.37"} {
+		out, err := validate(version, files...)
+		if err != nil {
+			t.Errorf("Kubernetes %s: %v\n%s", version, err, out)
+		}
+		for _, file := range files {
+			if !strings.Contains(out, filepath.Base(file)+" passed") {
+				t.Errorf("Kubernetes %s: nothing said of %s:\n%s", version, file, out)
+			}
+		}
+	}
+	// the validator must be able to fail
+	text, err := os.ReadFile(filepath.Join(kubernetesFolder, "nats.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := filepath.Join(t.TempDir(), "broken.yaml")
+	if err := os.WriteFile(broken, bytes.ReplaceAll(text, []byte("readinessProbe"), []byte("readynessProbe")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := validate("1.37", broken); err == nil || !strings.Contains(out, "readynessProbe") {
+		t.Errorf("a field that does not exist passes: %v\n%s", err, out)
+	}
+}
+
+// TestKubernetesRuns runs the programs with the arguments that the manifests give them, addresses and paths aside, on a nats-server with
+// their configuration and the accounts that README.md says to make: everything becomes ready, and the example's worker is answered for.
+func TestKubernetesRuns(t *testing.T) {
+	dir := t.TempDir()
+	keys := filepath.Join(dir, "keys")
+	accounts := harness.Run(t, "indexer", "auth", "example", "--keys", keys)
+	if accounts.Code != 0 {
+		t.Fatal(accounts.Stderr)
+	}
+	token := filepath.Join(dir, "token")
+	client, engine, replay := loopback.Reserve(t), loopback.Reserve(t), loopback.Reserve(t)
+	for file, text := range map[string]string{token: "a token of some length", filepath.Join(dir, "accounts", "accounts.conf"): accounts.Stdout} {
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here := strings.NewReplacer(
+		"nats://kvatlas-nats:4222", "nats://"+client, "/etc/kvatlas/keys/", keys+"/default-", "/etc/kvatlas/http/token", token,
+		"0.0.0.0:8090", "127.0.0.1:0", "127.0.0.1:5557", engine, "127.0.0.1:5567", replay, "$(POD_NAME)", "pod-0", "--replicas=3", "--replicas=1",
+	)
+	objects := map[string]manifest{}
+	args := map[string][]string{} // by container
+	for _, m := range manifests(t) {
+		objects[m.Kind+" "+m.Metadata.Name] = m
+		for _, c := range m.Spec.Template.Spec.Containers {
+			for _, a := range c.Args {
+				args[c.Name] = append(args[c.Name], here.Replace(a))
+			}
+		}
+	}
+	indexers := objects["StatefulSet kvatlas-indexer"].Spec
+	if objects["Service "+indexers.ServiceName].Kind == "" || indexers.Template.Spec.TerminationGracePeriodSeconds <= 30 {
+		t.Errorf("the indexers' service is %q, and they have %d s to end in", indexers.ServiceName, indexers.Template.Spec.TerminationGracePeriodSeconds)
+	}
+
+	conf := objects["ConfigMap kvatlas-nats"].Data["nats.conf"]
+	for i := range 3 {
+		if route := fmt.Sprintf("nats://kvatlas-nats-%d.kvatlas-nats:6222", i); !strings.Contains(conf, route) {
+			t.Errorf("no route to %s", route)
+		}
+	}
+	before, rest, ok := strings.Cut(conf, "cluster {")
+	_, after, closed := strings.Cut(rest, "\n}\n")
+	if !ok || !closed {
+		t.Fatal("no cluster in nats.conf:\n", conf)
+	}
+	alone := strings.NewReplacer("0.0.0.0:4222", client, "0.0.0.0:8222", "127.0.0.1:-1", "/data", filepath.Join(dir, "data"), "$NATS_NAME", "nats-0").Replace(before + after)
+	config := filepath.Join(dir, "nats.conf")
+	if err := os.WriteFile(config, []byte(alone), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	harness.Start(t, "nats-server", "--config", config).WaitFor(`Server is ready`)
+	harness.Start(t, "indexer", args["indexer"]...).WaitFor(`"msg":"ready"`)
+	harness.Start(t, "worker-shim", args["engine"]...).WaitFor(`endpoint=`)
+	harness.Start(t, "worker-shim", args["shim"]...)
+	harness.Eventually(t, "the example's worker holds something", func() (bool, string) {
+		r := harness.Run(t, "indexer", "workers", "--json", "--nats", client, "--nats-nkey", filepath.Join(keys, "default-reader.nk"), "--nats-inbox-prefix", "_INBOX_reader")
+		return r.Code == 0 && strings.Contains(r.Stdout, `"pod-0"`), r.Stdout + r.Stderr
+	})
+}
+
+// manifests reads all objects of the folder.
+func manifests(t *testing.T) (all []manifest) {
+	files, err := filepath.Glob(filepath.Join(kubernetesFolder, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for d := yaml.NewDecoder(f); ; {
+			var m manifest
+			if err := d.Decode(&m); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(file, err)
+			}
+			all = append(all, m)
+		}
+	}
+	return all
+}

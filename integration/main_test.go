@@ -1,0 +1,9 @@
+package integration
+
+import (
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }

@@ -1,0 +1,145 @@
+//go:build judges
+
+package pyenv
+
+import (
+	"archive/zip"
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// makeWheel writes a small wheel into a folder from which alone pip takes packages while the test lasts, and returns its hash.
+func makeWheel(t *testing.T) (sum string) {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, f := range [][2]string{
+		{"tiny.py", "answer = 42\n"},
+		{"tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"},
+		{"tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"},
+		{"tiny-1.0.dist-info/RECORD", "tiny.py,,\ntiny-1.0.dist-info/METADATA,,\ntiny-1.0.dist-info/WHEEL,,\ntiny-1.0.dist-info/RECORD,,\n"},
+	} {
+		w, err := z.Create(f[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, f[1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "tiny-1.0-py3-none-any.whl"), b.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PIP_NO_INDEX", "1")
+	t.Setenv("PIP_FIND_LINKS", dir)
+	return fmt.Sprintf("%x", sha256.Sum256(b.Bytes()))
+}
+
+func writeRequirements(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "requirements.txt")
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestPythonHasWhatIsRequired looks whether what was fetched works.
+func TestPythonHasWhatIsRequired(t *testing.T) {
+	out, err := exec.Command(Python(t), "-c", "import zmq, msgpack, msgspec; print(zmq.__version__, zmq.zmq_version())").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if want := "27.3.0 4.3."; !strings.HasPrefix(string(out), want) {
+		t.Errorf("pyzmq and libzmq: %s, want %s…", out, want)
+	}
+}
+
+// TestFetchOnceAmongMany: callers that race for the same environment get one, whole, and nothing else stays behind.
+func TestFetchOnceAmongMany(t *testing.T) {
+	makeWheel(t)
+	requirements := writeRequirements(t, "tiny==1.0\n")
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	got, told := make([]string, 3), make([]bytes.Buffer, 3)
+	for i := range got {
+		wg.Go(func() {
+			var err error
+			if got[i], err = fetchEnvironment(&told[i], dir, requirements); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	installed := 0
+	for i, python := range got {
+		if python != got[0] {
+			t.Errorf("two environments: %s and %s", python, got[0])
+		}
+		if strings.Contains(told[i].String(), "Successfully installed tiny-1.0") {
+			installed++
+		}
+	}
+	if installed != 1 {
+		t.Errorf("it was told %d times that it was installed: %v", installed, told)
+	}
+	if out, err := exec.Command(got[0], "-c", "import tiny; print(tiny.answer)").CombinedOutput(); err != nil || string(out) != "42\n" {
+		t.Errorf("%s%v", out, err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 2 { // the environment and its lock
+		t.Errorf("%d entries in the cache, want 2: %v, %v", len(entries), entries, err)
+	}
+}
+
+// TestFetchSaysWhatIsMissing: of an environment that cannot be made nothing stays behind, and the error says why.
+func TestFetchSaysWhatIsMissing(t *testing.T) {
+	requirements := writeRequirements(t, "/there/is/no/such/package.whl\n")
+	dir := t.TempDir()
+	if _, err := fetchEnvironment(io.Discard, dir, requirements); err == nil || !strings.Contains(err.Error(), "no/such/package") {
+		t.Errorf("a package that is not there: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp-*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if _, err := fetchEnvironment(io.Discard, dir, requirements); err == nil || !strings.Contains(err.Error(), "apt-get install python3") {
+		t.Errorf("no python3: %v", err)
+	}
+}
+
+// TestFetchWheel: a wheel is fetched once, is found again, and is refused if it is not what was pinned.
+func TestFetchWheel(t *testing.T) {
+	sum := makeWheel(t)
+	python, dir := Python(t), t.TempDir()
+	sound := pin{name: "tiny==1.0", sum: sum, line: "tiny==1.0 --hash=sha256:" + sum}
+	for range 2 {
+		if err := fetchWheel(io.Discard, python, dir, sound); err != nil {
+			t.Fatal(err)
+		}
+		python = "/nonexistent" // there is nothing to fetch with any more
+	}
+	if path, err := only(sound.folder(dir)); err != nil || filepath.Base(path) != "tiny-1.0-py3-none-any.whl" {
+		t.Errorf("%s, %v", path, err)
+	}
+	other := strings.Repeat("0", 64)
+	if err := fetchWheel(io.Discard, Python(t), dir, pin{name: "tiny==1.0", sum: other, line: "tiny==1.0 --hash=sha256:" + other}); err == nil ||
+		!strings.Contains(err.Error(), "DO NOT MATCH THE HASHES") {
+		t.Errorf("another hash: %v", err)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 3 { // one wheel and two locks
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
