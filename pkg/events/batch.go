@@ -49,6 +49,8 @@ func (e *Event) Check() error {
 		return fmt.Errorf("%d local hashes for %d blocks", len(e.Locals), len(e.Blocks))
 	case e.Lookahead > 0 && len(e.Locals) == 0:
 		return fmt.Errorf("a lookahead of %d tokens in an event of kind %d without local hashes", e.Lookahead, e.Kind)
+	case e.Kind != Stored && (e.Window > 0 || e.Drops):
+		return fmt.Errorf("a window of %d tokens in an event of kind %d", e.Window, e.Kind)
 	case e.Lookahead > MaxBlockSize:
 		return fmt.Errorf("a lookahead of %d tokens: at most %d", e.Lookahead, MaxBlockSize)
 	}
@@ -87,8 +89,11 @@ func (e *Event) EncodedSize() int {
 	if n := len(e.Locals); n > 0 {
 		size += binSize(8*n) - 1
 	}
-	if e.Lookahead > 0 {
+	if e.elements() > eventElements {
 		size += uintSize(uint64(e.Lookahead))
+	}
+	if e.elements() > eventElements+1 {
+		size += uintSize(uint64(e.Window)) + 1
 	}
 	return size
 }
@@ -121,11 +126,19 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 	return dst, nil
 }
 
-func appendEvent(dst []byte, e *Event) []byte {
-	elements := eventElements
-	if e.Lookahead > 0 {
-		elements++
+// elements is how many elements the event's array has: what it does not say at the end is left out.
+func (e *Event) elements() int {
+	switch {
+	case e.Window > 0 || e.Drops:
+		return eventElements + 3
+	case e.Lookahead > 0:
+		return eventElements + 1
 	}
+	return eventElements
+}
+
+func appendEvent(dst []byte, e *Event) []byte {
+	elements := e.elements()
 	dst = appendArrayHead(dst, elements)
 	dst = appendUint(dst, uint64(e.Kind))
 	dst = appendUint(dst, uint64(e.Tier))
@@ -139,8 +152,12 @@ func appendEvent(dst []byte, e *Event) []byte {
 	}
 	dst = appendHashes(dst, e.Blocks)
 	dst = appendHashes(dst, e.Locals)
-	if e.Lookahead > 0 {
+	if elements > eventElements {
 		dst = appendUint(dst, uint64(e.Lookahead))
+	}
+	if elements > eventElements+1 {
+		dst = appendUint(dst, uint64(e.Window))
+		dst = appendBool(dst, e.Drops)
 	}
 	return dst
 }
@@ -347,13 +364,22 @@ func decodeEvent(r *reader, e *Event, hashes *[]uint64) error {
 			return malformed(r.at, "no lookahead")
 		}
 	}
+	window, drops := uint64(0), false
+	if more > 1 {
+		more -= 2
+		var said bool
+		window, ok = r.uint(math.MaxUint32)
+		if drops, said = r.bool(); !ok || !said {
+			return malformed(r.at, "no window")
+		}
+	}
 	if !r.skipN(more) {
 		return malformed(r.at, "cut off")
 	}
 	*e = Event{
 		Kind: Kind(kind), Tier: Tier(tier), Group: GroupIndex(group), Attention: Attention(attention), Reason: Reason(reason),
 		HasParent: hasParent, Parent: BlockHash(parent), Blocks: blocks, Locals: locals,
-		Lookahead: uint32(lookahead),
+		Lookahead: uint32(lookahead), Window: uint32(window), Drops: drops,
 	}
 	if err := e.Check(); err != nil {
 		return malformed(begin, "%s", err)

@@ -48,6 +48,14 @@ func goldenBatches() map[string]Batch {
 			Incarnation: 7, FirstID: 1, Model: "m", BlockSize: 16,
 			Events: []Event{{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{1}, Locals: []LocalHash{11}, Lookahead: 1}},
 		},
+		"window": {
+			Incarnation: 7, FirstID: 1, Model: "m", BlockSize: 16,
+			Events: []Event{
+				{Kind: Stored, Tier: Device, Group: 1, Attention: AttentionSlidingWindow, Blocks: []BlockHash{1}, Window: 1024},
+				{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{1}, Locals: []LocalHash{11}, Drops: true},
+				{Kind: Stored, Tier: Device, Group: 2, Attention: AttentionChunkedLocal, Window: 8192, Drops: true},
+			},
+		},
 		"partial": {
 			Incarnation: 7, FirstID: 4097, Model: "m", BlockSize: 64,
 			Cursor: Cursor{Partial: 3},
@@ -105,6 +113,9 @@ func drawEvent(t *rapid.T) Event {
 		return e
 	case Stored:
 		e.Attention = Attention(rapid.IntRange(0, 10).Draw(t, "attention"))
+		if rapid.Bool().Draw(t, "windowed") {
+			e.Window, e.Drops = rapid.Uint32().Draw(t, "window"), rapid.Bool().Draw(t, "drops")
+		}
 		if e.HasParent = rapid.Bool().Draw(t, "hasParent"); e.HasParent {
 			e.Parent = BlockHash(rapid.Uint64().Draw(t, "parent"))
 		}
@@ -213,8 +224,8 @@ func extendBatch(t interface{ Fatal(...any) }, encoded []byte) []byte {
 	elements[5] = append(elements[5].([]any), addition...)
 	for i, v := range elements[7].([]any) {
 		e := v.([]any)
-		if len(e) == eventElements {
-			e = append(e, 0) // no lookahead
+		for _, none := range []any{0, 0, false}[min(len(e)-eventElements, 3):] { // no lookahead, no window
+			e = append(e, none)
 		}
 		elements[7].([]any)[i] = append(e, addition...)
 	}
@@ -288,6 +299,12 @@ func TestDecodeBatchRefuses(t *testing.T) {
 			return e
 		}), ErrMalformed)
 	}
+	for name, more := range map[string][]any{"of another type": {0, "1", false}, "beyond its bound": {0, 1 << 33, false}, "without what it drops": {0, 1, 1}} {
+		refuse(t, "a window "+name, change(func(e []any) []any {
+			e[7].([]any)[0] = append(e[7].([]any)[0].([]any), more...)
+			return e
+		}), ErrMalformed)
+	}
 	// Great numbers in the heads of arrays do not reserve memory.
 	head := whole[:bytes.IndexByte(whole, mpFixArray|4)]
 	for _, n := range [][]byte{{mpArray32, 0xff, 0xff, 0xff, 0xff}, {mpArray16, 0xff, 0xff}} {
@@ -320,6 +337,8 @@ func TestAppendBatchRefuses(t *testing.T) {
 		"blocks in a cleared event":   {Kind: Cleared, Blocks: make([]BlockHash, 1)},
 		"a lookahead of no hashes":    {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1), Lookahead: 1},
 		"a lookahead beyond bounds":   {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1), Locals: make([]LocalHash, 1), Lookahead: MaxBlockSize + 1},
+		"a window in a removal":       {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, 1), Window: 1},
+		"a drop in a removal":         {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, 1), Drops: true},
 		"local hashes without blocks": {Kind: Stored, Tier: Device, Locals: make([]LocalHash, 1)},
 	} {
 		out, err := AppendBatch([]byte("x"), &Batch{Events: []Event{{Kind: Cleared}, e}})

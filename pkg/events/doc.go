@@ -57,16 +57,17 @@
 //	      +-------+-----+--------+---------+ - - -                             |
 //	        bool   uint    uint     uint                                       |
 //	                                                                           |
-//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - - - - + - - -
-//	      | kind | tier | group | attention | reason | parent | blocks | locals | lookahead | more
-//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - - - - + - - -
-//	        uint   uint   uint      uint       uint   uint or   bin or   bin or     uint
+//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - - - - + - - - - - - - - + - - -
+//	      | kind | tier | group | attention | reason | parent | blocks | locals | lookahead | window | drops  | more
+//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - - - - + - - - - - - - - + - - -
+//	        uint   uint   uint      uint       uint   uint or   bin or   bin or     uint       uint     bool
 //	                                                    nil       nil      nil
 //
 // The first element is the format version. Integers are unsigned and as short as they can be. kind, tier, attention and
 // reason are the numbers in this package, marked as wire constants. parent is nil if there is none. blocks and locals are
 // nil if empty, and else one binary of little-endian u64, so that reading them is one copy and no visit: at most
-// [MaxBlocksPerEvent] numbers. lookahead is left out if it is 0 and nothing follows it. Nothing follows the batch. What a later writer needs beyond this it appends to an array; what would
+// [MaxBlocksPerEvent] numbers. lookahead is left out if it is 0 and nothing follows it, and so are window and drops, together. Nothing
+// follows the batch. What a later writer needs beyond this it appends to an array; what would
 // make an old reader wrong takes a new version, and so does a new kind or tier.
 //
 // # Engine messages

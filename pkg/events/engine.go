@@ -63,10 +63,11 @@ func (e Engine) blockSizeOption() string {
 	return ""
 }
 
-// DecoderConfig says what a decoder has before it. All of it is required.
+// DecoderConfig says what a decoder has before it. Engine and BlockSize are required.
 type DecoderConfig struct {
 	Engine    Engine
-	BlockSize uint32 // tokens: the size that all of the engine's blocks must have
+	BlockSize uint32      // tokens: the size that all of the engine's blocks must have
+	Groups    []GroupSpec // by number: what the engine's groups serve, where events leave that open
 }
 
 // Message is what one engine message says.
@@ -87,6 +88,7 @@ type Decoder struct {
 	asked  Engine // what it was made for
 	why    string // what told the engine, if asked was AnyEngine
 	block  uint32
+	groups []GroupSpec
 
 	salts salts
 	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
@@ -123,6 +125,7 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 		engine:   cfg.Engine,
 		asked:    cfg.Engine,
 		block:    cfg.BlockSize,
+		groups:   cfg.Groups,
 		mismatch: BlockSizeError{Engine: cfg.Engine, Want: cfg.BlockSize},
 	}, nil
 }
@@ -329,9 +332,15 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	if e.badNames {
 		e.passStored(SkipHash)
 	}
+	d.complete(e)
 	switch {
 	case e.skipStored != taken:
 		return e.skipStored
+	case len(blocks) == 0 && e.attention.Bounds(): // a group that keeps none of the prompt's blocks: that it is there counts
+		d.events = append(d.events, Event{
+			Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention, Window: e.window, Drops: e.drops,
+		})
+		return taken
 	case len(blocks) == 0:
 		return SkipEmpty
 	case len(blocks) > MaxEventTokens:
@@ -372,7 +381,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 
 	s := Event{
 		Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention,
-		HasParent: e.hasParent, Parent: e.parent, Lookahead: e.ahead,
+		HasParent: e.hasParent, Parent: e.parent, Lookahead: e.ahead, Window: e.window, Drops: e.drops && e.ahead == 0,
 	}
 	if !s.HasParent {
 		s.Parent = 0

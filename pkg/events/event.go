@@ -40,7 +40,7 @@ const MaxBlocksPerEvent = 4096
 //
 // A stored event's blocks follow each other: the first follows Parent (or starts a prompt, if HasParent is false). A
 // stored event without Locals has no tokens to hash: it says that blocks which the rank announced before, in whatever
-// tier, now have a copy in Tier too.
+// tier, now have a copy in Tier too. One without Blocks says nothing but what its group serves.
 type Event struct {
 	Kind      Kind
 	Tier      Tier // of a cleared event: AllTiers, or the one that was cleared
@@ -49,6 +49,8 @@ type Event struct {
 	HasParent bool
 	Reason    Reason      // of a cleared event
 	Lookahead uint32      // of a stored event with Locals: how many tokens beyond its own each block's hash covers; see [NewLookaheadHasher]
+	Window    uint32      // of a stored event, in tokens: the window of a sliding group, the chunk of a chunked one; 0: not said
+	Drops     bool        // of a stored event: the engine computes the last block that its group finds anew (EAGLE); see [GroupSpec]
 	Parent    BlockHash   // meaningful if HasParent
 	Blocks    []BlockHash // stored, removed
 	Locals    []LocalHash // stored: one for each of Blocks, or none at all

@@ -67,10 +67,12 @@ type RankImage struct {
 	Sets       []GroupSet   // by tier and group
 }
 
-// GroupKind is what a rank said that a group serves.
+// GroupKind is what a rank said that a group serves. Window and Drops are as in [Event].
 type GroupKind struct {
-	Group GroupIndex
-	Kind  Attention
+	Group  GroupIndex
+	Kind   Attention
+	Window uint32
+	Drops  bool
 }
 
 // Parked is a stored event that waits for its parent, or, without local hashes, for its blocks to be named.

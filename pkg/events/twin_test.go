@@ -25,7 +25,7 @@ type naiveDecoder struct {
 }
 
 var (
-	storedNames  = []string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"}
+	storedNames  = []string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"}
 	removedNames = []string{"type", "block_hashes", "medium", "group_idx"}
 	digestLike   = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
 )
@@ -147,6 +147,10 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 		n.counts[SkipField]++
 	}
 
+	window, _ := n.small(fields["kv_cache_spec_sliding_window"])
+	if size, _, ok := asInteger(fields["block_size"]); !attention.Windowed() || ok && size > 0 && size != n.block {
+		window = 0
+	}
 	if _, isStr := fields["origin"].(string); !isStr && fields["origin"] != nil {
 		n.counts[SkipField]++
 	}
@@ -215,7 +219,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 		}
 		return []Event{{Kind: Removed, Tier: tier, Group: GroupIndex(group), Blocks: blocks}}, ""
 	}
-	e := Event{Kind: Stored, Tier: tier, Group: GroupIndex(group), Attention: attention, Blocks: blocks}
+	e := Event{Kind: Stored, Tier: tier, Group: GroupIndex(group), Attention: attention, Window: uint32(window), Blocks: blocks}
 	return n.stored(e, fields, unreadable, isArray && len(elements) <= 9)
 }
 
@@ -251,6 +255,9 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 				return nil, name
 			}
 		}
+	}
+	if len(e.Blocks) == 0 && e.Attention.Bounds() {
+		return []Event{e}, ""
 	}
 	if len(e.Blocks) == 0 {
 		return nil, "no_blocks"

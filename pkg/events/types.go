@@ -149,5 +149,13 @@ func AttentionOf(kind string) Attention {
 	return AttentionOther
 }
 
+// Windowed reports whether groups of this kind need what their window or chunk says of a prefix, and no more.
+func (a Attention) Windowed() bool {
+	return a == AttentionSlidingWindow || a == AttentionSlidingMLA || a == AttentionChunkedLocal
+}
+
+// Bounds reports whether groups of this kind, which are no part of a prefix, decide how long it can be.
+func (a Attention) Bounds() bool { return a.Windowed() || a == AttentionMamba }
+
 // Main reports whether blocks of this kind make up a prefix.
 func (a Attention) Main() bool { return a <= AttentionSinkFull }

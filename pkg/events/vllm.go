@@ -40,6 +40,7 @@ const (
 	fieldExtraKeys
 	fieldGroup
 	fieldAttention
+	fieldWindow
 	fieldLocality
 	fieldSalt
 	fieldLookahead // from 0.33
@@ -61,6 +62,7 @@ var (
 		fieldExtraKeys, // from 0.17
 		fieldGroup,     // from 0.19 or so, like what follows
 		fieldAttention,
+		fieldWindow,
 	}
 	removedPositions = [...]field{fieldType, fieldBlockHashes, fieldMedium, fieldGroup}
 	clearedPositions = [...]field{fieldType, fieldMedium}
@@ -91,6 +93,8 @@ func fieldOf(key []byte) field {
 		return fieldGroup
 	case "kv_cache_spec_kind":
 		return fieldAttention
+	case "kv_cache_spec_sliding_window":
+		return fieldWindow
 	case "locality":
 		return fieldLocality
 	case "cache_salt":
@@ -126,6 +130,8 @@ type rawEvent struct {
 	tier       Tier // 0: not said
 	group      GroupIndex
 	attention  Attention
+	window     uint32 // tokens
+	drops      bool
 	extraKeys  [2]int // where the values of these two begin and end
 	lookahead  [2]int
 	ahead      uint32 // how many tokens beyond a block are in its hash, of each block alike
@@ -243,6 +249,12 @@ func (d *Decoder) field(r *reader, f field) {
 			d.ignore(r)
 		} else if e.attention, ok = attentionNames[string(kind)]; !ok {
 			e.attention = AttentionOther
+		}
+	case fieldWindow:
+		if v, ok := r.uint(math.MaxUint32); ok {
+			e.window = uint32(v)
+		} else {
+			d.ignore(r)
 		}
 	case fieldLocality:
 		if r.null() {

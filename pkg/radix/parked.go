@@ -54,6 +54,7 @@ func (p *parking) add(since events.Millis, e *events.Event, cancelled []uint32) 
 	w := &waiter{id: p.next, since: since, event: *e, cancelled: make([]bool, len(e.Blocks)), left: len(e.Blocks)}
 	p.next++
 	w.event.Blocks, w.event.Locals, w.event.Attention = slices.Clone(e.Blocks), slices.Clone(e.Locals), 0
+	w.event.Window, w.event.Drops = 0, false
 	for _, i := range cancelled {
 		if int(i) < len(w.cancelled) && !w.cancelled[i] {
 			w.cancelled[i] = true

@@ -90,7 +90,7 @@
 // A state's records, each begun by a byte:
 //
 //	1 clock      int
-//	2 group      kind u8, group uint
+//	2 group      kind u8, group uint; of kind 0xf0, and 0xf1 if the group drops its last block: 1<<31 | group<<20 | its window, behind its own record
 //	3 parked     flags u8 (1 parent, 2 locals), kind, tier, attention, reason u8, since int, group, blocks, cancelled uint, distances;
 //	             words: parent, blocks, locals
 //	4 remembered how many; each ~run, ~block, ~since; words: name

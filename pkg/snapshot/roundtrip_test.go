@@ -58,7 +58,12 @@ func drawState(t *rapid.T) (s events.RankImage) {
 	u64, u32 := rapid.Uint64(), rapid.Uint32()
 	s.Clock = events.Millis(rapid.Int64().Draw(t, "clock"))
 	for range rapid.IntRange(0, 2).Draw(t, "groups") {
-		s.Groups = append(s.Groups, events.GroupKind{Group: events.GroupIndex(u32.Draw(t, "group")), Kind: events.Attention(rapid.Uint8().Draw(t, "kind"))})
+		s.Groups = append(s.Groups, events.GroupKind{Group: events.GroupIndex(u32.Draw(t, "group")), Kind: events.Attention(rapid.Uint8Range(0, windowKind-1).Draw(t, "kind"))})
+	}
+	if rapid.Bool().Draw(t, "windowed") {
+		g := events.GroupKind{Group: events.GroupIndex(rapid.Uint32Range(0, maxWindowGroup).Draw(t, "group")), Kind: events.AttentionSlidingWindow}
+		g.Window, g.Drops = rapid.Uint32Range(0, maxWindow).Draw(t, "window"), rapid.Bool().Draw(t, "drops")
+		s.Groups = append(slices.DeleteFunc(s.Groups, func(o events.GroupKind) bool { return o.Group == g.Group }), g)
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "parked") {
 		p := events.Parked{Since: events.Millis(rapid.Int64().Draw(t, "since")), Event: events.Event{Kind: events.Stored, Tier: events.Host,

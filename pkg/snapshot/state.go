@@ -17,6 +17,17 @@ const (
 	stateSet        = 5
 )
 
+// What a group record says beside a kind of attention: the window of another group, and whether that drops its last block. Programs from before
+// windows take it for a group of an unknown kind, whose number no engine uses, and pass it over.
+const (
+	windowKind      = 0xf0
+	windowKindDrops = 0xf1
+	windowMark      = 1 << 31 // in the record's number, above the group's number and its window
+	windowBits      = 20
+	maxWindow       = 1<<windowBits - 1
+	maxWindowGroup  = 1<<(31-windowBits) - 1
+)
+
 // The flags of a parked event.
 const (
 	parkedHasParent = 1 << 0
@@ -36,6 +47,14 @@ func encodeState(s *sections, img *events.RankImage) error {
 	for _, g := range img.Groups {
 		s.fields = append(s.fields, stateGroup, byte(g.Kind))
 		s.fields = appendUint(s.fields, uint64(g.Group))
+		if (g.Window > 0 || g.Drops) && g.Window <= maxWindow && g.Group <= maxWindowGroup {
+			kind := byte(windowKind)
+			if g.Drops {
+				kind = windowKindDrops
+			}
+			s.fields = append(s.fields, stateGroup, kind)
+			s.fields = appendUint(s.fields, windowMark|uint64(g.Group)<<windowBits|uint64(g.Window))
+		}
 		s.cutIfFull()
 	}
 	for i := range img.Parked {
@@ -117,6 +136,20 @@ func encodeParked(s *sections, p *events.Parked) error {
 	return nil
 }
 
+// decodeGroup adds what one group record says.
+func decodeGroup(img *events.RankImage, kind byte, number uint32) {
+	if kind != windowKind && kind != windowKindDrops || number < windowMark {
+		img.Groups = append(img.Groups, events.GroupKind{Group: events.GroupIndex(number), Kind: events.Attention(kind)})
+		return
+	}
+	group := events.GroupIndex(number &^ windowMark >> windowBits)
+	for i := range img.Groups {
+		if g := &img.Groups[i]; g.Group == group {
+			g.Window, g.Drops = number&maxWindow, kind == windowKindDrops
+		}
+	}
+}
+
 var errState = errors.New("unknown kind of record, or one out of place")
 
 // decodeState adds a section's records to the image. What it adds is new memory.
@@ -126,8 +159,7 @@ func (c *cursor) decodeState(img *events.RankImage) {
 		case stateClock:
 			img.Clock = events.Millis(c.int())
 		case stateGroup:
-			kind := events.Attention(c.byte())
-			img.Groups = append(img.Groups, events.GroupKind{Group: events.GroupIndex(c.uint32()), Kind: kind})
+			decodeGroup(img, c.byte(), c.uint32())
 		case stateParked:
 			c.decodeParked(img)
 		case stateRemembered:
