@@ -37,7 +37,8 @@ func (r *running) checkFleet() error {
 	for _, f := range []struct {
 		name string
 		set  bool
-	}{{"--replay", r.replay != ""}, {"--engine-snapshot", r.engineSnapshot != ""}, {"--topic", r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1}, {"--on-unreadable", r.onUnreadable != unreadablePass}} {
+	}{{"--replay", r.replay != ""}, {"--engine-snapshot", r.engineSnapshot != ""}, {"--topic", r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1}, {"--on-unreadable", r.onUnreadable != unreadablePass},
+		{"--on-engine-refused", r.onRefused != "clear"}, {"--engine-gone-after", r.goneAfter != 0}} {
 		if f.set {
 			errs = append(errs, fmt.Errorf("%s is not for --source %s", f.name, r.source))
 		}

@@ -49,6 +49,8 @@ type running struct {
 	l3                                  *hicache.Config
 	claimWait, silence                  time.Duration
 	onUnreadable                        string
+	onRefused                           string
+	silentAfter, goneAfter              time.Duration
 	debug                               *cli.Debug
 }
 
@@ -101,6 +103,9 @@ without asking. It needs --engine and --master alone.`,
 	f.DurationVar(&r.lease, "lease", registry.DefaultLease, "after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.StringVar(&r.l3Config, "l3-config", "", "JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
 	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass, "what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
+	f.StringVar(&r.onRefused, "on-engine-refused", "clear", "what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and what it had in device and host memory is cleared) or keep (a proxy may refuse)")
+	f.DurationVar(&r.silentAfter, "engine-silent-after", 10*time.Second, "after how long without a sign of life the engine counts as silent, which is said and clears nothing")
+	f.DurationVar(&r.goneAfter, "engine-gone-after", 0, "after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: never")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	r.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
@@ -183,6 +188,15 @@ func (r *running) check() error {
 	if r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear {
 		errs = append(errs, fmt.Errorf("--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear))
 	}
+	if _, err := shim.ParseOnRefused(r.onRefused); err != nil {
+		errs = append(errs, fmt.Errorf("--on-engine-refused: %w", err))
+	}
+	if r.silentAfter < time.Second {
+		errs = append(errs, fmt.Errorf("--engine-silent-after %v is less than 1s", r.silentAfter))
+	}
+	if r.goneAfter != 0 && r.goneAfter < r.silentAfter {
+		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter))
+	}
 	if r.queueBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--queue-bytes %d is less than 1 MiB", r.queueBytes))
 	}
@@ -255,6 +269,10 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if err != nil {
 		return err
 	}
+	onRefused, err := shim.ParseOnRefused(r.onRefused)
+	if err != nil {
+		return err
+	}
 	watch := &watcher{log: log, cfg: r, decoder: decoder}
 	key := events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}
 	desk, err := r.claim(ctx, ns, key, log)
@@ -277,6 +295,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Desk:          desk,
 		Keep:          keep,
 		ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
+		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
 	})
 }
 

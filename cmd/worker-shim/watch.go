@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -30,6 +31,8 @@ type watcher struct {
 	connectedOnce sync.Once
 	heard         atomic.Bool // the engine has said something
 	refused       atomic.Bool // the log did not take events, and has taken none since
+
+	connected, replays atomic.Bool // the event endpoint was connected before; the replay endpoint has answered before
 
 	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble limiter
 }
@@ -78,6 +81,7 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 	return shim.Hooks{
 		Connected: func(endpoint string) {
 			log.Info("connected to the engine", "endpoint", endpoint)
+			w.connected.Store(true)
 			w.connectedOnce.Do(func() { w.firstConnected(ctx) })
 		},
 		Disconnected: func(endpoint string, err error) {
@@ -85,7 +89,7 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		Failed: func(endpoint string, err error) {
 			w.failed.do(func(n uint64) {
-				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do", advice(err, eventEndpoint), "times", n)
+				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do", w.advice(err, eventEndpoint, &w.connected), "times", n)
 			})
 		},
 		Stray: func(frames int) {
@@ -104,16 +108,35 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		ReplayFailed: func(from events.EngineSeq, err error) {
 			w.replayFailed.do(func(n uint64) {
-				log.Warn("replay failed", "from", from, "error", err, "what_to_do", advice(err, replayEndpoint), "times", n)
+				log.Warn("replay failed", "from", from, "error", err, "what_to_do", w.advice(err, replayEndpoint, &w.replays), "times", n)
 			})
 		},
+		ReplayEnded: func() { w.replays.Store(true) },
 		SnapshotFailed: func(err error) {
 			w.snapshotFailed.do(func(n uint64) { log.Warn("the engine gave no snapshot", "error", err, "times", n) })
 		},
 		LogFailed: w.logFailed,
 		Stepped:   w.stepped,
+		Standing:  w.standing,
 	}
 }
+
+// standing tells how it stands with the engine.
+func (w *watcher) standing(s shim.Standing) {
+	switch s.Engine {
+	case api.EngineSilent:
+		keeps := "nothing is cleared, since it may hold all that it held; see --engine-gone-after"
+		if w.cfg.goneAfter > 0 {
+			keeps = "what it held is cleared after --engine-gone-after " + w.cfg.goneAfter.String()
+		}
+		w.log.Warn("the engine is silent", "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why, "what_to_do", hungAdvice+"; "+keeps)
+	case api.EngineGone:
+		w.log.Warn("the engine is gone; what it had in device and host memory is cleared", "why", s.Why)
+	}
+}
+
+// hungAdvice is what to do about an engine that was there and does not answer any more.
+const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, its log), and whether its host can be reached; restart it if it does not go on"
 
 // stepped tells of losses, new lives and the log's return when their counts grow.
 func (w *watcher) stepped(c shim.Counts, _ int) {
@@ -194,7 +217,20 @@ var (
 	}
 )
 
-// advice is what to do about a connection that does not come about, or comes to nothing.
+// advice is what to do about a connection to the engine that does not come about, or comes to nothing. known says whether the endpoint was the engine's
+// before: then its settings are right, and it is the engine that has changed.
+func (w *watcher) advice(err error, to endpoint, known *atomic.Bool) string {
+	switch {
+	case !known.Load():
+	case errors.Is(err, zmtp.ErrSilent):
+		return "the engine answered there before and does not any more: " + hungAdvice
+	case zmtp.Refuses(err):
+		return "the engine answered there before and nothing listens now: it has ended, or starts again; it is connected as soon as it is back"
+	}
+	return advice(err, to)
+}
+
+// advice is what to do about a connection that has never come about.
 func advice(err error, to endpoint) string {
 	var refused *zmtp.RefusedError
 	switch {

@@ -32,6 +32,15 @@
 // new incarnation begins. The price is that a restart whose numbers fit exactly is seen only when the socket is back; holding live
 // messages until then would leave the index wrong for as long, and about every block instead of those of such a restart.
 //
+// # An engine that dies
+//
+// A dead engine says nothing, and beside a living shim its blocks would be credited for ever. When its connection has ended and its own ports refuse,
+// its process is gone, and its memory with it: [Machine.Gone] says so in the log. A hung engine or a cut link refuse nothing and prove nothing; they
+// are told ([Hooks].Standing), and Config.GoneAfter may bound them. presence.go decides which of these it is, watch.go waits around it.
+//
+// Whoever is connected next begins a new incarnation and is asked for all that it has said: if it is the same engine after all, nothing is
+// lost as far as its replay buffer reaches.
+//
 // # What it is asked
 //
 // A shim answers on NATS who it is, so that a second one for its rank is refused before it does harm ([Claim]); where both began at the same

@@ -113,6 +113,7 @@ type Counts struct {
 	Replays     uint64 // replays asked for
 	Gaps        uint64 // gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
 	Restarts    uint64 // new incarnations; each began with a cleared event
+	Departures  uint64 // engines whose process was found to be gone
 	Resyncs     uint64 // new incarnations because somebody asked; Restarts has them too
 	Ended       uint64 // new incarnations because the one before was closed when its lease expired; Restarts has them too
 	Snapshots   uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
@@ -124,8 +125,8 @@ type Counts struct {
 // Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no clock.
 // One goroutine owns it.
 //
-// Inputs are Recovered (once, first), Connected, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot, SnapshotFailed, Flushed, FlushDoubted, LogLost, Resync. After
-// each the owner asks WantsReplay, WantsSnapshot and NextFlight what is to be done.
+// Inputs are Recovered (once, first), Connected, Gone, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
+// SnapshotFailed, Flushed, FlushDoubted, LogLost, Resync. After each the owner asks WantsReplay, WantsSnapshot and NextFlight what is to be done.
 //
 // Invariants:
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
@@ -171,6 +172,8 @@ type Machine struct {
 	unseen        bool // taken is what a snapshot names; its digest is not known
 	adopted       bool // its digest is what a replay showed; nothing live has followed it yet
 	emptied       bool // nothing was queued since the clear after a message that could not be decoded
+
+	tenure tenure
 
 	counts Counts
 }
@@ -246,6 +249,7 @@ func (m *Machine) Connected() {
 		return
 	}
 	m.afresh()
+	m.arrived()
 	if m.unseen || m.adopted { // nothing could show that this is still the engine whose snapshot was taken
 		m.rebirth(events.ReasonGap, 0)
 	}
@@ -261,7 +265,7 @@ func (m *Machine) afresh() { m.tries, m.failures, m.snapshotTries, m.refused = 0
 
 // Verify makes a replay due that shows whether the engine is still the same and has said nothing that was not heard.
 func (m *Machine) Verify() {
-	if !m.started || m.replaying || m.snapshot != notWanted {
+	if !m.started || m.replaying || m.snapshot != notWanted || m.tenure == departed {
 		return
 	}
 	m.snapshotTries, m.refused = 0, false
@@ -331,6 +335,9 @@ func (m *Machine) WantsReplay() (from events.EngineSeq, ok bool) {
 }
 
 func (m *Machine) startReplay() {
+	if m.tenure == departed { // there is nobody to ask
+		return
+	}
 	if !m.replay {
 		if m.snapshots {
 			m.wantSnapshot()

@@ -137,7 +137,9 @@ func (l *logbook) append(data []byte) {
 	for _, e := range b.Events {
 		switch e.Kind {
 		case events.Cleared:
-			clear(l.held)
+			if e.Tier == events.AllTiers || e.Tier == events.Device { // blocks are held there alone
+				clear(l.held)
+			}
 		case events.Stored:
 			if l.held[e.Blocks[0]] {
 				l.t.Fatalf("block %d is stored twice", e.Blocks[0])
@@ -168,6 +170,8 @@ type world struct {
 
 	noReplay, snapshots bool
 	snapshot            *Snapshot // asked for, and to come
+
+	departures uint64 // engines that were taken to be gone
 }
 
 func (w *world) start() {
@@ -182,6 +186,18 @@ func (w *world) start() {
 	w.machine.Recovered(w.log.last, w.now)
 	w.flight, w.replay, w.asked, w.snapshot = nil, nil, false, nil
 	w.connect()
+}
+
+// depart has the machine told that the engine is gone. From when that is in the log until an engine is connected, nothing is held.
+func (w *world) depart() {
+	w.wire, w.replay, w.asked, w.snapshot = nil, nil, false, nil
+	w.machine.Gone()
+	w.departures++
+	for w.step() {
+	}
+	if len(w.log.held) > 0 {
+		w.Fatalf("the engine is gone, and the log holds %d blocks", len(w.log.held))
+	}
 }
 
 func (w *world) connect() {
@@ -291,7 +307,7 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
 	}
-	rounds := 3000
+	rounds, departures := 3000, uint64(0)
 	if snapshots {
 		rounds = 1000
 	}
@@ -320,6 +336,19 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 				case n == 45:
 					w.machine.Resync(w.now)
 					w.replay, w.asked, w.snapshot = nil, false, nil // the shell ends the replay that ran
+				case n == 46: // gone, or so it seemed: it may be the same engine that comes back
+					w.depart()
+					if rng.IntN(3) == 0 {
+						w.start() // the shim too
+						w.depart()
+					}
+					if rng.IntN(2) == 0 {
+						w.engine.restart()
+					}
+					for range rng.IntN(5) {
+						w.engine.publish()
+					}
+					w.connect()
 				case n == 44:
 					w.engine.restart()
 					for range rng.IntN(5) {
@@ -350,6 +379,10 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 				t.Fatalf("seed %d: the log holds %d blocks and the engine %d, and nothing was counted lost", seed, len(w.log.held), len(w.engine.held))
 			}
 		}
+		departures += w.departures
+	}
+	if departures == 0 {
+		t.Error("no engine was ever gone")
 	}
 }
 

@@ -73,8 +73,18 @@ type Config struct {
 	IdleCheck time.Duration
 
 	// RetryMin and RetryMax bound the pause after the log or the replay socket failed; it doubles in between, with jitter. Defaults
-	// 100 ms and 5 s.
-	RetryMin, RetryMax time.Duration
+	// 100 ms and 5 s. While the engine's host refuses, and so can be reached, RetryReachable takes RetryMax's place: default 500 ms.
+	RetryMin, RetryMax, RetryReachable time.Duration
+
+	// OnRefused is what follows when the engine's connection has ended and its own ports refuse, Engine's (without Listen) and Replay's.
+	OnRefused OnRefused
+
+	// SilentAfter is after how long without a sign of life the engine counts as silent: heartbeats that are not answered, for who
+	// speaks ZMTP 3.1, and no connection. Default 10 s. It proves nothing of what the engine holds.
+	SilentAfter time.Duration
+
+	// GoneAfter is after how much longer a silent engine counts as gone, and what it had in memory is cleared. Default 0: never.
+	GoneAfter time.Duration
 
 	Sockets zmtp.Config // bounds of the engine's sockets; its hooks are Run's
 	Hooks   Hooks
@@ -88,12 +98,14 @@ type Hooks struct {
 	Stray        func(frames int)                 // a message on the engine's socket that is none of an engine's
 	Undecodable  func(seq events.EngineSeq, err error)
 	ReplayFailed func(from events.EngineSeq, err error)
+	ReplayEnded  func() // well: the replay socket has answered
 
 	// SnapshotFailed tells why the engine gave no snapshot; that it offers none is such a reason.
 	SnapshotFailed func(err error)
 	LogFailed      func(err error)
 	Published      func(cursor events.Cursor, last events.StreamSeq)
 	Stepped        func(Counts, int) // after each step: the counts, and the bytes that are queued
+	Standing       func(Standing)    // how it stands with the engine has changed
 }
 
 func (h Hooks) withDefaults() Hooks {
@@ -115,6 +127,9 @@ func (h Hooks) withDefaults() Hooks {
 	if h.ReplayFailed == nil {
 		h.ReplayFailed = func(events.EngineSeq, error) {}
 	}
+	if h.ReplayEnded == nil {
+		h.ReplayEnded = func() {}
+	}
 	if h.SnapshotFailed == nil {
 		h.SnapshotFailed = func(error) {}
 	}
@@ -126,6 +141,9 @@ func (h Hooks) withDefaults() Hooks {
 	}
 	if h.Stepped == nil {
 		h.Stepped = func(Counts, int) {}
+	}
+	if h.Standing == nil {
+		h.Standing = func(Standing) {}
 	}
 	return h
 }
@@ -143,6 +161,7 @@ type runner struct {
 	retry    *time.Timer
 	pause    time.Duration
 	check    *time.Timer // when to ask whether anything was missed
+	watching watching
 
 	lost    chan struct{} // the lease may have expired
 	kept    chan error    // the lease cannot be held
@@ -181,6 +200,12 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.RetryMax <= 0 {
 		cfg.RetryMax = 5 * time.Second
 	}
+	if cfg.RetryReachable <= 0 {
+		cfg.RetryReachable = max(cfg.RetryMin, min(500*time.Millisecond, cfg.RetryMax))
+	}
+	if cfg.SilentAfter <= 0 {
+		cfg.SilentAfter = 10 * time.Second
+	}
 	if len(cfg.Topics) == 0 {
 		cfg.Topics = []string{""}
 	}
@@ -195,6 +220,8 @@ func Run(ctx context.Context, cfg Config) error {
 		lost:    make(chan struct{}, 1),
 		kept:    make(chan error, 1),
 	}
+	r.watching = newWatching(&cfg, time.Now())
+	defer r.watching.tick.Stop()
 	defer r.check.Stop()
 	defer r.retry.Stop()
 	r.retry.Stop()
@@ -210,7 +237,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer cancel()
 	receive := r.feed
 	if cfg.Feed == nil {
-		sockets := cfg.Sockets
+		sockets := cfg.sockets()
 		sockets.Hooks = zmtp.Hooks{
 			Failed: func(_ zmtp.Peer, err error) { cfg.Hooks.Failed(cfg.Engine, err) },
 		}
@@ -239,6 +266,18 @@ func Run(ctx context.Context, cfg Config) error {
 		return nil
 	}
 	return err
+}
+
+// sockets are the bounds of the engine's live socket.
+func (cfg *Config) sockets() zmtp.Config {
+	s := cfg.Sockets
+	if s.Heartbeat == 0 {
+		s.Heartbeat, s.HeartbeatTimeout = cfg.SilentAfter/4, cfg.SilentAfter
+	}
+	if s.BackoffMin == 0 && s.BackoffMax == 0 {
+		s.BackoffMin, s.BackoffMax, s.BackoffReachable = cfg.RetryMin, cfg.RetryMax, cfg.RetryReachable
+	}
+	return s
 }
 
 // keep holds the lease.
@@ -373,6 +412,7 @@ func (r *runner) loop(ctx context.Context) error {
 		if r.machine.Full() {
 			inbound, replayed, snapshotted = nil, nil, nil
 		}
+		r.watch(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -388,13 +428,23 @@ func (r *runner) loop(ctx context.Context) error {
 				r.heard(msg.Message)
 			}
 		case got := <-replayed:
-			r.replayed(got)
+			r.replayed(ctx, got)
 		case got := <-snapshotted:
 			r.snapshotted(got)
 		case <-r.retry.C:
 			r.machine.RetryReplay()
 		case now := <-r.check.C:
 			r.checkIdle(now)
+		case refused := <-r.watching.probed:
+			r.afterProbe(refused)
+		case now := <-r.watching.tick.C:
+			if r.watching.presence.tick(now) {
+				r.engineGone()
+			}
+		case <-r.watching.answered:
+			r.watching.stopKnocking()
+			r.machine.Verify()
+			r.dialNow()
 		case f := <-r.flushes:
 			if err := r.landed(f); err != nil {
 				return err
@@ -420,11 +470,14 @@ func (r *runner) heard(msg zmtp.Message) {
 	switch msg.Kind {
 	case zmtp.Opened:
 		r.cfg.Hooks.Connected(r.cfg.Engine)
+		r.watching.presence.opened(time.Now())
+		r.watching.stopKnocking() // it is asked at once
 		r.machine.Connected()
 		r.check.Reset(time.Second)
 		r.heardAt = time.Time{}
 	case zmtp.Closed:
 		r.cfg.Hooks.Disconnected(r.cfg.Engine, msg.Err)
+		r.watching.presence.closed(msg.Err, time.Now())
 	case zmtp.Data:
 		if len(msg.Frames) != 3 || len(msg.Frames[1]) != 8 {
 			r.cfg.Hooks.Stray(len(msg.Frames))
@@ -432,6 +485,8 @@ func (r *runner) heard(msg zmtp.Message) {
 		}
 		seq := events.EngineSeq(binary.BigEndian.Uint64(msg.Frames[1]))
 		r.heardAt = time.Now()
+		r.revive(r.heardAt)
+		r.watching.presence.heard(r.heardAt)
 		r.machine.Live(Frame{Seq: seq, Payload: msg.Frames[2]}, millis(r.heardAt))
 	}
 }
@@ -542,8 +597,12 @@ func (r *runner) endReplay() {
 }
 
 // replayed takes one thing from the replay that runs.
-func (r *runner) replayed(got replayed) {
-	now := millis(time.Now())
+func (r *runner) replayed(ctx context.Context, got replayed) {
+	at := time.Now()
+	now := millis(at)
+	if got.err == nil {
+		r.watching.presence.replayed(at)
+	}
 	switch {
 	case !got.ended:
 		if !r.machine.Replayed(got.frame, now) {
@@ -552,14 +611,25 @@ func (r *runner) replayed(got replayed) {
 		return
 	case got.err != nil:
 		r.cfg.Hooks.ReplayFailed(r.replay.from, got.err)
+		most := r.cfg.RetryMax
+		switch {
+		case zmtp.Refuses(got.err):
+			most = r.cfg.RetryReachable
+		case errors.Is(got.err, zmtp.ErrSilent):
+			r.watching.presence.mute()
+		}
 		if n := r.machine.ReplayFailed(now); n > 0 {
-			pause := min(r.cfg.RetryMin<<min(n-1, 16), r.cfg.RetryMax)
-			r.retry.Reset(pause + rand.N(pause))
-		} else { // live messages went on without it; whether they are the same engine's is asked again soon
+			pause := min(r.cfg.RetryMin<<min(n-1, 16), most)
+			r.retry.Reset(pause/2 + rand.N(pause/2+1))
+		} else if zmtp.Refuses(got.err) { // live messages went on without it; whether they are the same engine's is asked as soon as it is back
+			r.knock(ctx)
+		} else {
 			r.askSoon()
 		}
 	default:
+		r.cfg.Hooks.ReplayEnded()
 		r.machine.ReplayEnded(now)
+		r.dialNow() // who answers here publishes too
 	}
 	r.endReplay()
 }
@@ -617,7 +687,7 @@ func (p *replay) converse(ctx context.Context, cfg Config) error {
 		cancel()
 		switch {
 		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
-			return fmt.Errorf("the replay socket %s said nothing for %v", cfg.Replay, cfg.ReplayTimeout)
+			return fmt.Errorf("%w: the replay socket %s said nothing for %v", zmtp.ErrSilent, cfg.Replay, cfg.ReplayTimeout)
 		case err != nil:
 			return err
 		}

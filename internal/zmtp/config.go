@@ -40,9 +40,15 @@ type Config struct {
 	HeartbeatTimeout time.Duration
 
 	// BackoffMin and BackoffMax bound the pause before dialling again; defaults 100 ms and 10 s. The pause doubles after
-	// each attempt, and between half and all of it is waited. A connection that lasted BackoffMax ends the doubling.
+	// each attempt, and between half and all of it is waited. A connection that lasted BackoffMax ends the doubling, and
+	// so does [Sub.DialNow].
 	BackoffMin time.Duration
 	BackoffMax time.Duration
+
+	// BackoffReachable bounds that pause while the peer's host can be reached: it refused the last attempt, or the last
+	// connection was made and came to nothing. Such a host answers at once and is asked often at little cost, so that a
+	// peer which starts again is found soon. Default 1 s, or BackoffMax if that is less.
+	BackoffReachable time.Duration
 
 	// Linger is how long Stop lets queued messages go out; default none.
 	Linger time.Duration
@@ -150,6 +156,7 @@ func (c Config) filled() (Config, error) {
 	def(&c.HeartbeatTimeout, 3*max(c.Heartbeat, 0))
 	def(&c.BackoffMin, 100*time.Millisecond)
 	def(&c.BackoffMax, max(10*time.Second, c.BackoffMin))
+	def(&c.BackoffReachable, min(max(time.Second, c.BackoffMin), c.BackoffMax))
 	num(&c.MaxMessage, 64<<20)
 	num(&c.MaxFrames, 64)
 	num(&c.RecvQueue, 1<<16)
@@ -168,6 +175,8 @@ func (c Config) filled() (Config, error) {
 	bad(c.HandshakeTimeout < 0, "HandshakeTimeout is negative: %v", c.HandshakeTimeout)
 	bad(c.Heartbeat > 0 && c.HeartbeatTimeout < c.Heartbeat, "HeartbeatTimeout %v is shorter than Heartbeat %v", c.HeartbeatTimeout, c.Heartbeat)
 	bad(c.BackoffMin < 0 || c.BackoffMax < c.BackoffMin, "BackoffMin %v and BackoffMax %v are out of order", c.BackoffMin, c.BackoffMax)
+	bad(c.BackoffReachable < c.BackoffMin || c.BackoffReachable > c.BackoffMax,
+		"BackoffReachable %v is not from BackoffMin %v to BackoffMax %v", c.BackoffReachable, c.BackoffMin, c.BackoffMax)
 	bad(c.Linger < 0, "Linger is negative: %v", c.Linger)
 	for _, f := range []struct {
 		name string

@@ -16,7 +16,7 @@
 //     data. Whatever was sent between an end and the next beginning is lost to this socket; who needs it looks for a gap.
 //  3. What breaks framing, exceeds a bound or falls silent ends that connection, with an error that says why, and nothing else. A
 //     dialling Sub dials again, after a jittered pause that doubles up to a bound and is forgotten once a connection
-//     has lasted as long as that bound.
+//     has lasted as long as that bound. While the peer's host can be reached the pause is a second at most.
 //  4. Nothing that a peer sends can panic, or make memory grow beyond the bounds of [Config]. Memory for a frame is taken as
 //     its bytes arrive, not as its header promises.
 //  5. Connecting, the handshake and silence have deadlines. Stop waits until all goroutines of a socket have ended, and may

@@ -76,6 +76,28 @@ func (e endpoint) dial(ctx context.Context, timeout time.Duration) (net.Conn, er
 	return d.DialContext(ctx, "tcp", net.JoinHostPort(host, e.port))
 }
 
+// Probe connects to an endpoint and hangs up at once. nil says that somebody listens there; [Refuses] tells of an error whether nobody does.
+func Probe(ctx context.Context, text string, timeout time.Duration) error {
+	e, err := parseEndpoint(text)
+	if err == nil {
+		err = e.dialable()
+	}
+	if err != nil {
+		return err
+	}
+	c, err := e.dial(ctx, timeout)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// Refuses reports whether an error of connecting says that the host is there and nobody listens at the endpoint: a refused connection,
+// or a Unix socket whose file is gone.
+func Refuses(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
+}
+
 func (e endpoint) dialable() error {
 	if e.network == "tcp" && strings.Trim(e.port, "0") == "" {
 		return fmt.Errorf("zmtp: endpoint %q: port 0 cannot be dialled", e.text)

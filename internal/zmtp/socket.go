@@ -68,7 +68,7 @@ func (s *socket) accept(serve func(*conn)) {
 		}
 		if err != nil { // out of file descriptors, most likely
 			s.cfg.Hooks.failed(Peer{Endpoint: s.ep.text}, err)
-			pause.wait(s.ctx)
+			pause.wait(s.ctx, pause.pause(pause.max))
 			continue
 		}
 		pause.reset()
@@ -144,19 +144,30 @@ func (s *socket) Stop() {
 }
 
 // backoff is the pause between attempts.
-type backoff struct{ min, max, next time.Duration }
+type backoff struct {
+	min, max, next time.Duration
+	now            chan struct{} // ends a pause, and the doubling; may be nil
+}
 
 func (b *backoff) reset() { b.next = 0 }
 
-// wait waits between half and all of the pause, which then doubles. It reports false if ctx ended.
-func (b *backoff) wait(ctx context.Context) bool {
-	b.next = min(max(b.next, b.min), b.max)
+// pause is what is to be waited now, at most the given bound: between half and all of what has come of doubling.
+func (b *backoff) pause(bound time.Duration) time.Duration {
+	b.next = min(max(b.next, b.min), bound)
 	d := b.next/2 + rand.N(b.next/2+1)
 	b.next *= 2
+	return d
+}
+
+// wait waits for a pause. It reports false if ctx ended.
+func (b *backoff) wait(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
+		return true
+	case <-b.now:
+		b.reset()
 		return true
 	case <-ctx.Done():
 		return false

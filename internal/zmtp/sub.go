@@ -40,6 +40,7 @@ type Sub struct {
 	socket
 	topics []string
 	in     *queue[Message]
+	now    chan struct{} // DialNow was called
 }
 
 // DialSub makes a Sub that keeps one connection to the publisher at endpoint, which need not be there yet, until ctx ends or Stop
@@ -82,7 +83,7 @@ func newSub(ctx context.Context, endpoint string, topics []string, cfg Config) (
 			return nil, fmt.Errorf("zmtp: topic of %d bytes; at most %d", len(t), maxTopic)
 		}
 	}
-	s := &Sub{topics: slices.Clone(topics)}
+	s := &Sub{topics: slices.Clone(topics), now: make(chan struct{}, 1)}
 	if err := s.init(ctx, "SUB", endpoint, cfg); err != nil {
 		return nil, err
 	}
@@ -97,23 +98,34 @@ func (s *Sub) closeAtEnd() {
 }
 
 func (s *Sub) keepDialling() {
-	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax}
+	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, now: s.now}
 	for {
 		nc, err := s.ep.dial(s.ctx, s.cfg.ConnectTimeout)
 		if err == nil {
 			began := time.Now()
-			err = s.shakeAndServe(nc, false, s.serve)
-			if err == nil && time.Since(began) >= s.cfg.BackoffMax {
+			if s.shakeAndServe(nc, false, s.serve) == nil && time.Since(began) >= s.cfg.BackoffMax {
 				pause.reset()
 			}
 		} else if s.ctx.Err() == nil {
 			s.cfg.Hooks.failed(Peer{Endpoint: s.ep.text}, err)
 		}
-		if !pause.wait(s.ctx) {
+		if !pause.wait(s.ctx, pause.pause(s.cfg.bound(err))) {
 			return
 		}
 	}
 }
+
+// bound is the longest pause after an attempt to connect: err is why no connection was made, or nil if one was.
+func (c *Config) bound(err error) time.Duration {
+	if err == nil || Refuses(err) {
+		return c.BackoffReachable
+	}
+	return c.BackoffMax
+}
+
+// DialNow ends the pause before the next attempt to connect: somebody has reason to think that the publisher is back. It does nothing
+// while there is a connection, but the pause after it may be left out.
+func (s *Sub) DialNow() { wake(s.now) }
 
 // serve passes on what one publisher sends.
 func (s *Sub) serve(c *conn) {

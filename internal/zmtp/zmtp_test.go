@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -623,7 +624,7 @@ func TestBackoffIsJittered(t *testing.T) {
 			for _, most := range []time.Duration{100, 200, 400, 400} {
 				most *= time.Millisecond
 				began := time.Now()
-				if !b.wait(t.Context()) {
+				if !b.wait(t.Context(), b.pause(b.max)) {
 					t.Fatal("the test has ended")
 				}
 				if d := time.Since(began); d < most/2 || d > most+time.Nanosecond {
@@ -636,4 +637,66 @@ func TestBackoffIsJittered(t *testing.T) {
 			t.Errorf("only %d different pauses", len(waits))
 		}
 	})
+}
+
+// A host that refuses, or that ends what it has taken, is dialled at least once a second; one that cannot be reached is left alone for longer. A call of
+// DialNow ends the pause.
+func TestPausesWhileTheHostIsReachable(t *testing.T) {
+	cfg, err := Config{}.filled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	far := &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
+	synctest.Test(t, func(t *testing.T) {
+		s := &Sub{now: make(chan struct{}, 1)}
+		b := backoff{min: cfg.BackoffMin, max: cfg.BackoffMax, now: s.now}
+		attempt := func(err error) time.Duration {
+			began := time.Now()
+			b.wait(t.Context(), b.pause(cfg.bound(err)))
+			return time.Since(began)
+		}
+		for range 100 {
+			for _, err := range []error{refused, nil} {
+				if d := attempt(err); d > time.Second {
+					t.Fatalf("after %v: %v until the next attempt", err, d)
+				}
+			}
+		}
+		longest := time.Duration(0)
+		for range 20 {
+			longest = max(longest, attempt(far))
+		}
+		if longest <= time.Second || longest > cfg.BackoffMax {
+			t.Errorf("a host that cannot be reached is dialled every %v", longest)
+		}
+		if d := attempt(refused); d > time.Second {
+			t.Errorf("a host that can be reached again was left alone for %v", d)
+		}
+		attempt(far)
+		s.DialNow()
+		if d := attempt(far); d != 0 {
+			t.Errorf("the pause lasted %v after DialNow", d)
+		}
+	})
+}
+
+// Probe tells a port at which somebody listens from one at which nobody does.
+func TestProbe(t *testing.T) {
+	at := "tcp://" + loopback.Reserve(t)
+	pub := mustPub(t, at, Config{})
+	if err := Probe(within(t), at, patience); err != nil {
+		t.Errorf("%s: %v", at, err)
+	}
+	pub.Stop()
+	if err := Probe(within(t), at, patience); err == nil || !Refuses(err) {
+		t.Errorf("%s, where nobody listens any more: %v", at, err)
+	}
+	gone := "ipc://" + filepath.Join(t.TempDir(), "s")
+	if err := Probe(within(t), gone, patience); err == nil || !Refuses(err) {
+		t.Errorf("%s: %v", gone, err)
+	}
+	if err := Probe(within(t), "tcp://127.0.0.1:0", patience); err == nil || Refuses(err) {
+		t.Errorf("port 0: %v", err)
+	}
 }

@@ -21,9 +21,10 @@ const (
 	ReasonLeaseExpiry Reason = 4 // the worker is gone
 	ReasonOverflow    Reason = 5 // the shim's queue was full for too long
 	ReasonOperator    Reason = 6 // someone asked for it
+	ReasonEngineGone  Reason = 7 // the engine's process has ended; its memory went with it
 )
 
-var reasonNames = [...]string{"none", "engine", "gap", "restart", "lease_expired", "overflow", "operator"}
+var reasonNames = [...]string{"none", "engine", "gap", "restart", "lease_expired", "overflow", "operator", "engine_gone"}
 
 func (r Reason) String() string {
 	if int(r) < len(reasonNames) {

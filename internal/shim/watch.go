@@ -1,0 +1,141 @@
+package shim
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+)
+
+// probeTimeout bounds one attempt to connect to a port that is probed.
+const probeTimeout = 2 * time.Second
+
+// watching is what waits around a presence. Run's loop owns it.
+type watching struct {
+	presence presence
+	told     Standing // to the hook
+	ports    []string // of the engine's own
+	tick     *time.Timer
+
+	probing bool
+	probed  chan bool // whether all ports refused
+
+	knocking context.CancelFunc // nil if the replay socket is not waited for
+	answered chan struct{}      // somebody listens at it again
+}
+
+func newWatching(cfg *Config, now time.Time) watching {
+	w := watching{
+		presence: presence{onRefused: cfg.OnRefused, silentAfter: cfg.SilentAfter, goneAfter: cfg.GoneAfter, sign: now},
+		tick:     time.NewTimer(time.Hour),
+		probed:   make(chan bool, 1),
+		answered: make(chan struct{}, 1),
+	}
+	if !cfg.Listen {
+		w.ports = append(w.ports, cfg.Engine)
+	}
+	if cfg.Replay != "" {
+		w.ports = append(w.ports, cfg.Replay)
+	}
+	return w
+}
+
+// watch has the engine's ports probed while that is due, and tells how it stands with it. The loop calls it before it waits.
+func (r *runner) watch(ctx context.Context) {
+	if r.cfg.Feed != nil {
+		return
+	}
+	w := &r.watching
+	if in, ok := w.presence.wantsProbe(); ok && !w.probing && len(w.ports) > 0 {
+		w.probing = true
+		go w.probe(ctx, in)
+	}
+	w.tick.Stop()
+	if at, ok := w.presence.deadline(); ok {
+		w.tick.Reset(time.Until(at))
+	}
+	if w.presence.standing != w.told {
+		w.told = w.presence.standing
+		r.cfg.Hooks.Standing(w.told)
+	}
+}
+
+// probe finds out, after a pause, whether all of the engine's ports refuse.
+func (w *watching) probe(ctx context.Context, in time.Duration) {
+	pause := time.NewTimer(in)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+	case <-ctx.Done():
+		return
+	}
+	refused := true
+	for _, port := range w.ports {
+		err := zmtp.Probe(ctx, port, probeTimeout)
+		if refused = err != nil && zmtp.Refuses(err); !refused {
+			break
+		}
+	}
+	w.probed <- refused // there is room: one runs at a time
+}
+
+// afterProbe takes what a probe found.
+func (r *runner) afterProbe(refused bool) {
+	r.watching.probing = false
+	if r.watching.presence.probed(refused, time.Now()) {
+		r.engineGone()
+	}
+}
+
+// engineGone clears what died with the engine's process.
+func (r *runner) engineGone() {
+	r.retry.Stop()
+	r.watching.stopKnocking()
+	r.endReplay()
+	r.endSnapshot()
+	r.machine.Gone()
+}
+
+// knock waits until somebody listens at the replay socket, which refused, so that it is asked as soon as it can answer.
+func (r *runner) knock(ctx context.Context) {
+	w := &r.watching
+	if w.knocking != nil {
+		return
+	}
+	ctx, w.knocking = context.WithCancel(ctx)
+	go func() {
+		for zmtp.Probe(ctx, r.cfg.Replay, probeTimeout) != nil && ctx.Err() == nil {
+			sleep(ctx, r.cfg.RetryReachable)
+		}
+		if ctx.Err() == nil {
+			select {
+			case w.answered <- struct{}{}:
+			default: // the loop has not taken the last one yet
+			}
+		}
+	}()
+}
+
+func (w *watching) stopKnocking() {
+	if w.knocking == nil {
+		return
+	}
+	w.knocking()
+	w.knocking = nil
+}
+
+// dialNow has the live socket dialled at once, if there is no connection.
+func (r *runner) dialNow() {
+	if r.sub != nil && !r.cfg.Listen && r.watching.presence.conns == 0 {
+		r.sub.DialNow()
+	}
+}
+
+// revive begins anew with an engine that counted as gone and speaks on a connection that never ended.
+func (r *runner) revive(now time.Time) {
+	if p := &r.watching.presence; p.standing.Engine == api.EngineGone {
+		p.connected(now)
+		r.machine.Connected()
+	}
+}
