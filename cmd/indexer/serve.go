@@ -269,7 +269,10 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		}
 	}
 	scrape, queries := metrics.New(n)
-	own := api.Handler{Indexer: n, Observe: func(op, outcome string, took time.Duration) { queries.Observe("own_"+op, outcome, took) }}
+	own := api.Handler{
+		Indexer: n, Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
+		Observe: func(op, outcome string, took time.Duration) { queries.Observe("own_"+op, outcome, took) },
+	}
 	whole, busy := api.Indexer(n), runtime.GOMAXPROCS(0)
 	if member != nil {
 		if whole, err = scatterOver(ns, s.id, n, member, known, queries); err != nil {

@@ -44,18 +44,18 @@ type Query struct {
 
 	// Hashed is the prompt as engines hash it that read ahead, in place of Tokens: for each rank those are looked up that are as its own. Nodes share a query by
 	// tokens so; the answer's Lookaheads say which hashes there should have been.
-	Hashed []Hashed `json:"hashed,omitempty" msgpack:"hashed,omitempty"`
+	Hashed []Hashed `json:"hashed,omitzero" msgpack:"hashed,omitempty"`
 
 	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They go with Tokens only.
 	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
 	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
 
 	// Workers restricts the answer to these instances.
-	Workers []events.WorkerID `json:"workers,omitempty" msgpack:"workers,omitempty"`
+	Workers []events.WorkerID `json:"workers,omitzero" msgpack:"workers,omitempty"`
 
 	// Partitions restricts the question to workers of these partitions: it is how nodes share a query. An answer then says of each whether
 	// it was looked at (Answer.Partitions) or could not be (Answer.Missing).
-	Partitions []events.Partition `json:"partitions,omitempty" msgpack:"partitions,omitempty"`
+	Partitions []events.Partition `json:"partitions,omitzero" msgpack:"partitions,omitempty"`
 
 	// MinSeq asks for an answer that reflects at least these places in the log: what the caller knows to be published. The
 	// node waits for them until the deadline.

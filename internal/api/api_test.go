@@ -59,7 +59,7 @@ func TestErrorsNameWhatIsWrong(t *testing.T) {
 		{OpSnapshot, JSON, ``, CodeNotReady, "restoring"},
 	}
 	for _, c := range cases {
-		reply, failure := Handle(context.Background(), &echo{}, c.op, c.contentType, []byte(c.body))
+		reply, failure := Handler{Indexer: &echo{}}.Handle(context.Background(), c.op, c.contentType, []byte(c.body))
 		if failure == nil || failure.Code != c.code || !strings.Contains(failure.Message, c.message) {
 			t.Errorf("%s %.60q: got %v, want %s with %q", c.op, c.body, failure, c.code, c.message)
 			continue
@@ -84,7 +84,7 @@ func TestQueriesAreTheSameInEveryForm(t *testing.T) {
 		body        []byte
 	}{{JSON, asJSON}, {"", asJSON}, {MsgPack, asMsgPack}, {MsgPack, array}} {
 		e := &echo{}
-		reply, failure := Handle(context.Background(), e, OpFind, c.contentType, c.body)
+		reply, failure := Handler{Indexer: e}.Handle(context.Background(), OpFind, c.contentType, c.body)
 		if failure != nil {
 			t.Fatalf("%q: %v", c.body, failure)
 		}
@@ -101,7 +101,7 @@ func TestQueriesAreTheSameInEveryForm(t *testing.T) {
 func TestHashesKeepAllTheirBits(t *testing.T) {
 	e := &echo{}
 	body := `{"model":"m","hashes":[18446744073709551615, -1 ,9223372036854775808,0]}`
-	if _, failure := Handle(context.Background(), e, OpFind, JSON, []byte(body)); failure != nil {
+	if _, failure := (Handler{Indexer: e}).Handle(context.Background(), OpFind, JSON, []byte(body)); failure != nil {
 		t.Fatal(failure)
 	}
 	want := Hashes{1<<64 - 1, 1<<64 - 1, 1 << 63, 0}
@@ -128,7 +128,7 @@ func FuzzHandle(f *testing.F) {
 			contentType = JSON
 		}
 		e := &echo{}
-		reply, failure := Handle(context.Background(), e, OpFind, contentType, body)
+		reply, failure := Handler{Indexer: e}.Handle(context.Background(), OpFind, contentType, body)
 		var answer Answer
 		err := DecodeReply(contentType, reply, &answer)
 		if (failure == nil) != (err == nil) {

@@ -21,6 +21,10 @@
 // load something are listed too. The answer's "l3" says what lies in the store, and if nothing is known of it, why.
 // With "explain": true workers have a "path": which blocks they hold in which tiers, and which rule ended their prefix.
 //
+// A client's request is taken for what it says or refused by name: fields that are not known, in another letter case or given twice, text that is not
+// UTF-8, an empty list where that would mean all. 64-bit numbers may come as text in decimal digits. What nodes ask each other may have fields that
+// the one that is asked does not know ([IgnoreUnknown]).
+//
 // Anything that cannot be answered is an error, never an empty answer:
 //
 //	{"error":{"code":"unknown_model","message":"no worker has announced model \"x\"; known: m"}}

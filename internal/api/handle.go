@@ -22,27 +22,15 @@ type Observer func(op, outcome string, took time.Duration)
 // Handler answers requests, whatever carries them. Any number of goroutines may use it.
 type Handler struct {
 	Indexer Indexer
-	Observe Observer // may be nil
-}
-
-// Handle is [Handle] with the handler's indexer, observed.
-func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte) (reply []byte, failure *Error) {
-	begun := time.Now()
-	reply, failure = Handle(ctx, h.Indexer, op, contentType, body)
-	if h.Observe != nil {
-		outcome := "ok"
-		if failure != nil {
-			outcome = string(failure.Code)
-		}
-		h.Observe(op, outcome, time.Since(begun))
-	}
-	return reply, failure
+	Observe Observer      // may be nil
+	Unknown UnknownFields // what becomes of fields of requests that are not known
 }
 
 // Handle answers one request. The reply is in the request's content type, which is JSON unless it is
 // MsgPack. failure is not nil if the reply is an error; the reply holds it too.
-func Handle(ctx context.Context, ix Indexer, op, contentType string, body []byte) (reply []byte, failure *Error) {
-	answer, err := dispatch(ctx, ix, op, contentType, body)
+func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte) (reply []byte, failure *Error) {
+	begun := time.Now()
+	answer, err := h.dispatch(ctx, op, contentType, body)
 	if err != nil {
 		failure = AsError(err)
 		answer = ErrorBody{Error: failure}
@@ -52,7 +40,21 @@ func Handle(ctx context.Context, ix Indexer, op, contentType string, body []byte
 		failure = Errorf(CodeInternal, "encode the answer: %v", err)
 		reply, _ = Marshal(contentType, ErrorBody{Error: failure})
 	}
+	if h.Observe != nil {
+		h.Observe(op, Outcome(failure), time.Since(begun))
+	}
 	return reply, failure
+}
+
+// OutcomeOK is the outcome of a request that was answered; else it is the code of its error.
+const OutcomeOK = "ok"
+
+// Outcome is what a request is counted as.
+func Outcome(failure *Error) string {
+	if failure == nil {
+		return OutcomeOK
+	}
+	return string(failure.Code)
 }
 
 // AsError is an error as clients get it. err is not nil.
@@ -67,43 +69,55 @@ func AsError(err error) *Error {
 	return Errorf(CodeInternal, "%v", err)
 }
 
-func dispatch(ctx context.Context, ix Indexer, op, contentType string, body []byte) (any, error) {
+func (h Handler) dispatch(ctx context.Context, op, contentType string, body []byte) (any, error) {
 	if len(body) > MaxBody {
 		return nil, Errorf(CodeTooLarge, "the request has %d bytes, more than %d", len(body), MaxBody)
 	}
 	switch op {
 	case OpFind:
 		var q Query
-		if err := Unmarshal(contentType, body, &q); err != nil {
+		if err := h.readQuery(contentType, body, &q); err != nil {
 			return nil, err
 		}
 		if err := q.Check(); err != nil {
 			return nil, err
 		}
 		q.Idle = q.Idle || q.Explain
-		return ix.Find(ctx, &q)
+		return h.Indexer.Find(ctx, &q)
 	case OpWorkers:
-		var r WorkersRequest
+		var w WorkersRequest
 		if len(body) > 0 {
-			if err := Unmarshal(contentType, body, &r); err != nil {
+			if err := readRequest(contentType, body, h.Unknown, func(r *reader) error { return readWorkersRequest(r, &w) }); err != nil {
 				return nil, err
 			}
 		}
-		return ix.Workers(ctx, r)
-	case OpStatus:
-		return ix.Status(ctx)
+		return h.Indexer.Workers(ctx, w)
 	case OpVerify:
 		var v VerifyRequest
 		if len(body) > 0 {
-			if err := Unmarshal(contentType, body, &v); err != nil {
+			if err := readRequest(contentType, body, h.Unknown, func(r *reader) error { return readVerifyRequest(r, &v) }); err != nil {
 				return nil, err
 			}
 		}
-		return ix.Verify(ctx, v.At)
-	case OpSnapshot:
-		return ix.Snapshot(ctx)
+		return h.Indexer.Verify(ctx, v.At)
+	case OpStatus, OpSnapshot:
+		if err := readNothing(contentType, body, h.Unknown); err != nil {
+			return nil, err
+		}
+		if op == OpStatus {
+			return h.Indexer.Status(ctx)
+		}
+		return h.Indexer.Snapshot(ctx)
 	}
 	return nil, Errorf(CodeUnknownOperation, "there is no operation %q", op)
+}
+
+// readQuery reads a query: in MessagePack most are as our own clients write them.
+func (h Handler) readQuery(contentType string, body []byte, q *Query) error {
+	if contentType == MsgPack && unpackQuery(body, q, h.Unknown) {
+		return nil
+	}
+	return readRequest(contentType, body, h.Unknown, func(r *reader) error { return readQuery(r, q) })
 }
 
 // maxHashed is how many ways of reading ahead one query may tell apart.
@@ -120,6 +134,12 @@ func (q *Query) Check() error {
 		return Errorf(CodeMalformed, "the query has tokens and hashes; give one of them")
 	case q.Tokens == nil && (q.LoRA != "" || q.CacheSalt != ""):
 		return Errorf(CodeMalformed, "lora_name and cache_salt are part of the hashes already; they go with tokens only")
+	case q.Hashed != nil && len(q.Hashed) == 0:
+		return Errorf(CodeMalformed, "hashed is an empty list; it has one element for each way of reading ahead")
+	case q.Workers != nil && len(q.Workers) == 0:
+		return Errorf(CodeMalformed, "workers is an empty list, which allows none; leave it out to allow all")
+	case q.Partitions != nil && len(q.Partitions) == 0:
+		return Errorf(CodeMalformed, "partitions is an empty list; leave it out to look at all")
 	case len(q.Hashed) > maxHashed:
 		return Errorf(CodeTooLarge, "hashed has more than %d elements", maxHashed)
 	case q.L3 != "" && q.L3 != L3All && q.L3 != L3Beyond && q.L3 != L3Off:
@@ -143,11 +163,17 @@ func Marshal(contentType string, v any) ([]byte, error) {
 }
 
 // Unmarshal decodes data of a content type into v. An error is an *Error that says where the data is wrong. Fields that v does
-// not have are ignored, so that newer clients can talk to older nodes.
+// not have are ignored, so that nodes of different versions can talk to each other, and older clients to newer nodes.
 func Unmarshal(contentType string, data []byte, v any) error {
-	var err error
+	if q, query := v.(*Query); query {
+		return Handler{Unknown: IgnoreUnknown}.readQuery(contentType, data, q)
+	}
+	form, err := "JSON", error(nil)
 	if contentType == MsgPack {
-		err = unpack(data, v)
+		form = "MessagePack"
+		if a, answer := v.(*Answer); !answer || !unpackAnswer(data, a) {
+			err = unpackReflected(data, v)
+		}
 	} else {
 		dec := json.NewDecoder(bytes.NewReader(data))
 		if err = dec.Decode(v); err == nil {
@@ -156,37 +182,10 @@ func Unmarshal(contentType string, data []byte, v any) error {
 			}
 		}
 	}
-	var e *Error
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &e):
-		return e
-	case errors.Is(err, io.EOF):
-		err = errors.New("the body is empty")
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		err = errors.New("it ends too early")
+	if err != nil {
+		return notForm(form, err)
 	}
-	kind := "JSON"
-	if contentType == MsgPack {
-		kind = "MessagePack"
-	}
-	return Errorf(CodeMalformed, "the request is not the %s that it should be: %v", kind, err)
-}
-
-// unpack decodes MessagePack.
-func unpack(data []byte, v any) error {
-	switch v := v.(type) {
-	case *Query:
-		if unpackQuery(data, v) {
-			return nil
-		}
-	case *Answer:
-		if unpackAnswer(data, v) {
-			return nil
-		}
-	}
-	return unpackReflected(data, v)
+	return nil
 }
 
 // DecodeReply decodes a node's reply into v, or returns the error that it holds.

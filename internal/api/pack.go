@@ -146,8 +146,8 @@ func count(things ...bool) (n int) {
 
 func packQuery(q *Query) []byte {
 	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions))
-	p.fields(1 + count(q.BlockSize != 0, q.Tokens != nil, q.Hashes != nil, len(q.Hashed) > 0, q.LoRA != "", q.CacheSalt != "", len(q.Workers) > 0,
-		len(q.Partitions) > 0, len(q.MinSeq) > 0, q.Explain, q.Idle, q.L3 != "", q.L3TimeoutMS != 0))
+	p.fields(1 + count(q.BlockSize != 0, q.Tokens != nil, q.Hashes != nil, q.Hashed != nil, q.LoRA != "", q.CacheSalt != "", q.Workers != nil,
+		q.Partitions != nil, len(q.MinSeq) > 0, q.Explain, q.Idle, q.L3 != "", q.L3TimeoutMS != 0))
 	p.text("model")
 	p.text(q.Model)
 	if q.BlockSize != 0 {
@@ -165,7 +165,7 @@ func packQuery(q *Query) []byte {
 		p.text("hashes")
 		p.hashes(q.Hashes)
 	}
-	if len(q.Hashed) > 0 {
+	if q.Hashed != nil {
 		p.text("hashed")
 		p.array(len(q.Hashed))
 		for i := range q.Hashed {
@@ -184,14 +184,14 @@ func packQuery(q *Query) []byte {
 		p.text("cache_salt")
 		p.text(q.CacheSalt)
 	}
-	if len(q.Workers) > 0 {
+	if q.Workers != nil {
 		p.text("workers")
 		p.array(len(q.Workers))
 		for _, w := range q.Workers {
 			p.text(string(w))
 		}
 	}
-	if len(q.Partitions) > 0 {
+	if q.Partitions != nil {
 		p.text("partitions")
 		p.partitions(q.Partitions)
 	}

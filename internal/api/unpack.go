@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/vmihailenco/msgpack/v5"
@@ -208,24 +209,24 @@ func (u *unpacker) time() time.Time {
 	return t
 }
 
+// bytes returns what is written as bytes, which stays part of the data.
+func (u *unpacker) bytes() []byte {
+	switch c := u.code(); c {
+	case 0xc4, 0xc5, 0xc6:
+		return u.take(int(u.sized(1 << (c - 0xc4))))
+	}
+	u.odd = true
+	return nil
+}
+
 // bin returns the bytes of numbers of a size, no more than a query may have.
 func (u *unpacker) bin(size int) []byte {
-	n := 0
-	switch u.code() {
-	case 0xc4:
-		n = int(u.sized(1))
-	case 0xc5:
-		n = int(u.sized(2))
-	case 0xc6:
-		n = int(u.sized(4))
-	default:
+	b := u.bytes()
+	if len(b)%size != 0 || len(b) > size*MaxTokens {
 		u.odd = true
-	}
-	u.odd = u.odd || n%size != 0 || n > size*MaxTokens
-	if u.odd {
 		return nil
 	}
-	return u.take(n)
+	return b
 }
 
 func (u *unpacker) hashes() Hashes {
@@ -264,7 +265,7 @@ func listOf[T any](u *unpacker, each func() T) []T {
 	return list
 }
 
-// once notes that a field was seen. One that comes twice is odd: reflection merges the two.
+// once notes that a field was seen. One that comes twice is odd.
 func (u *unpacker) once(seen *uint32, field uint32) {
 	u.odd = u.odd || *seen&(1<<field) != 0
 	*seen |= 1 << field
@@ -335,66 +336,95 @@ func (u *unpacker) skip(depth int) error {
 	return nil
 }
 
-// unpackQuery reads a query into q; false says that it is to be read by reflection.
-func unpackQuery(data []byte, q *Query) bool {
+// unpackQuery reads a query into q; false says that it is to be read by [readQuery], with what that says of it.
+func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 	u := unpacker{b: data}
 	out := *q
 	var seen uint32
 	u.object(func(key []byte) bool {
 		switch string(key) {
 		case "model":
-			out.Model = u.text()
+			u.once(&seen, 0)
+			out.Model = u.valid()
 		case "block_size":
-			out.BlockSize = u.small()
+			u.once(&seen, 1)
+			out.BlockSize = u.given()
 		case "tokens":
+			u.once(&seen, 2)
 			out.Tokens = u.tokens()
 		case "hashes":
+			u.once(&seen, 3)
 			out.Hashes = u.hashes()
 		case "hashed":
-			u.once(&seen, 0)
-			out.Hashed = listOf(&u, u.hashed)
+			u.once(&seen, 4)
+			out.Hashed = listOf(&u, func() Hashed { return u.hashed(unknown) })
 		case "lora_name":
-			out.LoRA = u.text()
+			u.once(&seen, 5)
+			out.LoRA = u.valid()
 		case "cache_salt":
-			out.CacheSalt = u.text()
+			u.once(&seen, 6)
+			out.CacheSalt = u.valid()
 		case "workers":
-			u.once(&seen, 1)
-			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.text()) })
+			u.once(&seen, 7)
+			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.valid()) })
 		case "partitions":
-			u.once(&seen, 2)
+			u.once(&seen, 8)
 			out.Partitions = listOf(&u, u.partition)
 		case "min_seq":
-			u.once(&seen, 3)
-			out.MinSeq = listOf(&u, u.minSeq)
+			u.once(&seen, 9)
+			out.MinSeq = listOf(&u, func() PartitionSeq { return u.minSeq(unknown) })
 		case "explain":
+			u.once(&seen, 10)
 			out.Explain = u.truth()
 		case "idle":
+			u.once(&seen, 11)
 			out.Idle = u.truth()
 		case "l3":
-			out.L3 = L3Ask(u.text())
+			u.once(&seen, 12)
+			out.L3 = L3Ask(u.valid())
 		case "l3_timeout_ms":
-			out.L3TimeoutMS = u.small()
+			u.once(&seen, 13)
+			out.L3TimeoutMS = u.given()
 		default:
+			u.odd = u.odd || unknown == RefuseUnknown
 			return false
 		}
 		return true
 	})
-	if !u.odd {
+	if u.odd = u.odd || len(u.b) > 0; !u.odd {
 		*q = out
 	}
 	return !u.odd
 }
 
+// valid reads text that is UTF-8.
+func (u *unpacker) valid() string {
+	b := u.key()
+	u.odd = u.odd || !utf8.Valid(b)
+	return string(b)
+}
+
+// given reads a number that is not 0, which stands for one that is not given.
+func (u *unpacker) given() uint32 {
+	v := u.small()
+	u.odd = u.odd || v == 0
+	return v
+}
+
 func (u *unpacker) partition() events.Partition { return events.Partition(u.small()) }
 
-func (u *unpacker) hashed() (h Hashed) {
+func (u *unpacker) hashed(unknown UnknownFields) (h Hashed) {
+	var seen uint32
 	u.object(func(key []byte) bool {
 		switch string(key) {
 		case "lookahead":
+			u.once(&seen, 0)
 			h.Lookahead = u.small()
 		case "hashes":
+			u.once(&seen, 1)
 			h.Hashes = u.hashes()
 		default:
+			u.odd = u.odd || unknown == RefuseUnknown
 			return false
 		}
 		return true
@@ -402,18 +432,23 @@ func (u *unpacker) hashed() (h Hashed) {
 	return h
 }
 
-func (u *unpacker) minSeq() (m PartitionSeq) {
+func (u *unpacker) minSeq(unknown UnknownFields) (m PartitionSeq) {
+	var seen uint32
 	u.object(func(key []byte) bool {
 		switch string(key) {
 		case "partition":
+			u.once(&seen, 0)
 			m.Partition = u.partition()
 		case "seq":
+			u.once(&seen, 1)
 			m.Seq = events.StreamSeq(u.number())
 		default:
+			u.odd = u.odd || unknown == RefuseUnknown
 			return false
 		}
 		return true
 	})
+	u.odd = u.odd || seen != 0b11 // a place has both
 	return m
 }
 

@@ -68,7 +68,7 @@ func TestTenThousandWorkers(t *testing.T) {
 		}
 		largest := 0
 		client := api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
-			reply, _ := api.Handle(ctx, leased{s}, op, contentType, body)
+			reply, _ := api.Handler{Indexer: leased{s}, Unknown: api.IgnoreUnknown}.Handle(ctx, op, contentType, body)
 			largest = max(largest, len(reply))
 			return reply, nil
 		})

@@ -214,7 +214,7 @@ func (f *fleet) Ask(id uint64, to, op string, patience time.Duration, body []byt
 				f.tokens.Store(true)
 			}
 		}
-		reply, failure := api.Handle(ctx, n, op, api.MsgPack, body)
+		reply, failure := api.Handler{Indexer: n, Unknown: api.IgnoreUnknown}.Handle(ctx, op, api.MsgPack, body)
 		if len(reply) > 1<<20-512 {
 			f.t.Errorf("a reply to %s has %d bytes", op, len(reply))
 		}

@@ -1,0 +1,419 @@
+package api
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// jsonSource reads JSON (RFC 8259), and nothing else: no number with leading zeros, no comma too many. It is much of what a query in JSON costs.
+type jsonSource struct {
+	data []byte
+	at   int
+}
+
+func (*jsonSource) form() string { return "JSON" }
+
+func (s *jsonSource) space() {
+	for s.at < len(s.data) {
+		switch s.data[s.at] {
+		case ' ', '\t', '\n', '\r':
+			s.at++
+		default:
+			return
+		}
+	}
+}
+
+// next returns the next byte that is not space; 0 at the end.
+func (s *jsonSource) next() byte {
+	if s.space(); s.at < len(s.data) {
+		return s.data[s.at]
+	}
+	return 0
+}
+
+// odd is the error of what stands where something else is wanted.
+func (s *jsonSource) odd(want string) error {
+	switch s.space(); {
+	case s.at < len(s.data):
+		r, n := utf8.DecodeRune(s.data[s.at:])
+		if r == utf8.RuneError && n == 1 {
+			return fmt.Errorf("byte %d is %#x, where %s should be", s.at, s.data[s.at], want)
+		}
+		return fmt.Errorf("byte %d is %q, where %s should be", s.at, r, want)
+	case len(bytes.TrimSpace(s.data)) == 0:
+		return io.EOF
+	}
+	return io.ErrUnexpectedEOF
+}
+
+func (s *jsonSource) kind() kind {
+	switch c := s.next(); {
+	case c == '{':
+		return kindObject
+	case c == '[':
+		return kindList
+	case c == '"':
+		return kindText
+	case c == '-' || '0' <= c && c <= '9':
+		return kindNumber
+	case s.at >= len(s.data):
+		return kindNone
+	case bytes.HasPrefix(s.data[s.at:], []byte("null")):
+		return kindNull
+	case bytes.HasPrefix(s.data[s.at:], []byte("true")), bytes.HasPrefix(s.data[s.at:], []byte("false")):
+		return kindTruth
+	}
+	return kindNone
+}
+
+func (s *jsonSource) null() { s.at += len("null") }
+
+func (s *jsonSource) truth() bool {
+	if s.data[s.at] == 't' {
+		s.at += len("true")
+		return true
+	}
+	s.at += len("false")
+	return false
+}
+
+// quoted passes over text and returns what is between its quotation marks, and whether escapes are in it.
+func (s *jsonSource) quoted() (raw []byte, escaped bool, err error) {
+	start := s.at + 1
+	for i := start; i < len(s.data); i++ {
+		switch c := s.data[i]; {
+		case c == '"':
+			s.at = i + 1
+			return s.data[start:i], escaped, nil
+		case c == '\\':
+			escaped = true
+			i++
+		case c < ' ':
+			s.at = i
+			return nil, false, fmt.Errorf("byte %d is %#x, which text has as an escape only", i, c)
+		}
+	}
+	return nil, false, io.ErrUnexpectedEOF
+}
+
+func (s *jsonSource) text() (string, bool, error) {
+	raw, valid, err := s.plain()
+	return string(raw), valid, err
+}
+
+// plain is text without its escapes. It is part of the data if there were none.
+func (s *jsonSource) plain() (text []byte, valid bool, err error) {
+	start := s.at
+	raw, escaped, err := s.quoted()
+	if err != nil || !escaped {
+		return raw, utf8.Valid(raw), err
+	}
+	valid = utf8.Valid(raw)
+	for i := 0; i < len(raw); i++ {
+		if raw[i] != '\\' {
+			text = append(text, raw[i])
+			continue
+		}
+		i++ // it is not the last: then the text would not have ended
+		switch c := raw[i]; c {
+		case '"', '\\', '/':
+			text = append(text, c)
+		case 'b', 'f', 'n', 'r', 't':
+			text = append(text, map[byte]byte{'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}[c])
+		case 'u':
+			r, ok := hex4(raw[i+1:])
+			if !ok {
+				return nil, false, fmt.Errorf("byte %d begins an escape that is none", start+i)
+			}
+			i += 4
+			if utf16.IsSurrogate(r) {
+				low, ok := rune(0), false
+				if bytes.HasPrefix(raw[i+1:], []byte(`\u`)) {
+					low, ok = hex4(raw[i+3:])
+				}
+				if r = utf16.DecodeRune(r, low); ok && r != utf8.RuneError {
+					i += 6
+				} else {
+					valid = false
+				}
+			}
+			text = utf8.AppendRune(text, r)
+		default:
+			return nil, false, fmt.Errorf("byte %d begins an escape that is none", start+i)
+		}
+	}
+	return text, valid, nil
+}
+
+// hex4 reads four hexadecimal digits.
+func hex4(b []byte) (rune, bool) {
+	if len(b) < 4 {
+		return 0, false
+	}
+	v, err := strconv.ParseUint(string(b[:4]), 16, 16)
+	return rune(v), err == nil
+}
+
+// digits passes over digits, of which there is at least one.
+func (s *jsonSource) digits() error {
+	start := s.at
+	for s.at < len(s.data) && '0' <= s.data[s.at] && s.data[s.at] <= '9' {
+		s.at++
+	}
+	if s.at == start {
+		return s.odd("a digit")
+	}
+	return nil
+}
+
+// number passes over a number.
+func (s *jsonSource) number() ([]byte, error) {
+	start := s.at
+	has := func(any string) bool {
+		if s.at < len(s.data) && bytes.IndexByte([]byte(any), s.data[s.at]) >= 0 {
+			s.at++
+			return true
+		}
+		return false
+	}
+	has("-")
+	if !has("0") {
+		if err := s.digits(); err != nil {
+			return nil, err
+		}
+	}
+	if has(".") {
+		if err := s.digits(); err != nil {
+			return nil, err
+		}
+	}
+	if has("eE") {
+		has("+-")
+		if err := s.digits(); err != nil {
+			return nil, err
+		}
+	}
+	return s.data[start:s.at], nil
+}
+
+func (s *jsonSource) whole() (uint64, whole, error) {
+	word, err := s.number()
+	if err != nil {
+		return 0, notWhole, err
+	}
+	v, is := parseWhole(word)
+	return v, is, nil
+}
+
+// parseWhole reads a whole number in decimal digits.
+func parseWhole(word []byte) (uint64, whole) {
+	if len(word) > 1 && (word[0] == '0' || word[0] == '-' && word[1] == '0' && len(word) > 2) {
+		return 0, notWhole
+	}
+	if len(word) > 1 && word[0] == '-' && '0' <= word[1] && word[1] <= '9' {
+		v, err := strconv.ParseInt(string(word), 10, 64)
+		if err != nil {
+			return 0, notWhole
+		}
+		return uint64(v), negative
+	}
+	v, ok := parseUint(word)
+	if !ok {
+		return 0, notWhole
+	}
+	return v, positive
+}
+
+// follows reads the comma after an element, or the end after the last.
+func (s *jsonSource) follows(end byte) (more bool, err error) {
+	switch c := s.next(); c {
+	case ',':
+		s.at++
+		return true, nil
+	case end:
+		s.at++
+		return false, nil
+	}
+	return false, s.odd(fmt.Sprintf(`"," or %q`, string(end)))
+}
+
+func (s *jsonSource) object(each func(key []byte) error) error {
+	s.at++
+	if s.next() == '}' {
+		s.at++
+		return nil
+	}
+	for {
+		if s.next() != '"' {
+			return s.odd("a name in quotation marks")
+		}
+		key, valid, err := s.plain()
+		if err != nil {
+			return err
+		}
+		if !valid {
+			return Errorf(CodeMalformed, "the name %s is not UTF-8", shorten(key))
+		}
+		if s.next() != ':' {
+			return s.odd(`":"`)
+		}
+		s.at++
+		if s.kind() == kindNone {
+			return s.odd("a value")
+		}
+		if err := each(key); err != nil {
+			return err
+		}
+		if more, err := s.follows('}'); !more {
+			return err
+		}
+	}
+}
+
+func (s *jsonSource) list(each func(i int) error) error {
+	s.at++
+	if s.next() == ']' {
+		s.at++
+		return nil
+	}
+	for i := 0; ; i++ {
+		if s.kind() == kindNone {
+			return s.odd("a value")
+		}
+		if err := each(i); err != nil {
+			return err
+		}
+		if more, err := s.follows(']'); !more {
+			return err
+		}
+	}
+}
+
+func (s *jsonSource) skip() error { return s.pass(maxNesting) }
+
+// pass is skip with a bound on how deep values may lie within each other.
+func (s *jsonSource) pass(depth int) (err error) {
+	if depth == 0 {
+		return errNested
+	}
+	switch s.kind() {
+	case kindObject:
+		return s.object(func([]byte) error { return s.pass(depth - 1) })
+	case kindList:
+		return s.list(func(int) error { return s.pass(depth - 1) })
+	case kindText:
+		_, _, err = s.plain()
+	case kindNumber:
+		_, err = s.number()
+	case kindTruth:
+		s.truth()
+	case kindNull:
+		s.null()
+	default:
+		err = s.odd("a value")
+	}
+	return err
+}
+
+// raw passes over a value and returns its bytes.
+func (s *jsonSource) raw() ([]byte, error) {
+	s.space()
+	start := s.at
+	err := s.skip()
+	return s.data[start:s.at], err
+}
+
+func (s *jsonSource) shown() string {
+	ahead := jsonSource{data: s.data, at: s.at}
+	value, err := ahead.raw()
+	if err != nil {
+		value = s.data[s.at:]
+	}
+	return shorten(value)
+}
+
+func (s *jsonSource) end() error {
+	if s.space(); s.at < len(s.data) {
+		return errors.New("something follows the JSON value")
+	}
+	return nil
+}
+
+func (s *jsonSource) tokens(field string) (Tokens, error) {
+	return jsonNumbers(s, field, CodeBadTokens, wantToken, func(word []byte) (uint32, bool) {
+		v, is := parseWhole(word)
+		return uint32(v), is == positive && v <= 1<<32-1
+	})
+}
+
+func (s *jsonSource) hashes(field string) (Hashes, error) {
+	return jsonNumbers(s, field, CodeMalformed, wantHash, func(word []byte) (uint64, bool) {
+		if len(word) > 2 && word[0] == '"' {
+			word = word[1 : len(word)-1]
+		}
+		v, is := parseWhole(word)
+		return v, is != notWhole
+	})
+}
+
+// jsonNumbers reads a list of numbers. rare reads an element that has not 1 to 19 digits and nothing else.
+func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want string, rare func(word []byte) (T, bool)) ([]T, error) {
+	most := uint64(^T(0))
+	s.at++
+	data, i := s.data, s.at
+	upTo := bytes.IndexByte(data[i:], ']') // which no number has in it
+	if upTo < 0 {
+		upTo = len(data) - i
+	}
+	n := bytes.Count(data[i:i+upTo], []byte{','}) + 1
+	if n > MaxTokens {
+		return nil, Errorf(CodeTooLarge, "%s has more than %d elements", field, MaxTokens)
+	}
+	out := make([]T, 0, n)
+	if s.next() == ']' {
+		s.at++
+		return out, nil
+	}
+	for {
+		s.space()
+		i = s.at
+		v := uint64(0)
+		for i < len(data) && data[i]-'0' <= 9 {
+			v = v*10 + uint64(data[i]-'0')
+			i++
+		}
+		if digits := i - s.at; digits > 0 && digits < 20 && v <= most && i < len(data) && (data[i] == ',' || data[i] == ']') && (digits == 1 || data[s.at] != '0') {
+			out = append(out, T(v))
+			if s.at = i + 1; data[i] == ']' {
+				return out, nil
+			}
+			continue
+		}
+		word, err := s.raw()
+		if err != nil {
+			return nil, err
+		}
+		x, ok := rare(word)
+		if !ok {
+			return nil, Errorf(code, "%s[%d] is %s, not %s%s", field, len(out), shorten(word), want, rounded(word, want))
+		}
+		out = append(out, x)
+		if more, err := s.follows(']'); err != nil || !more {
+			return out, err
+		}
+	}
+}
+
+// rounded says what to do about a hash that was rounded on its way.
+func rounded(word []byte, want string) string {
+	if want == wantHash && len(word) > 0 && word[0] != '"' && bytes.IndexAny(word, "eE.") > 0 {
+		return "; where numbers are rounded, send it as text in decimal digits"
+	}
+	return ""
+}

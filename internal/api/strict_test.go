@@ -1,0 +1,316 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// packed writes JSON as MessagePack, name for name, those too that come twice; what is quoted with % is bytes of text that need not be UTF-8.
+func packed(t *testing.T, text string) []byte {
+	t.Helper()
+	dec := json.NewDecoder(strings.NewReader(text))
+	dec.UseNumber()
+	var value func() []byte
+	value = func() []byte {
+		token, err := dec.Token()
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		p := packer{}
+		switch v := token.(type) {
+		case json.Delim:
+			n := 0
+			var inside []byte
+			for ; dec.More(); n++ {
+				inside = append(inside, value()...)
+			}
+			dec.Token()
+			if v == '{' {
+				p.fields(n / 2)
+			} else {
+				p.array(n)
+			}
+			return append(p, inside...)
+		case json.Number:
+			if whole, err := strconv.ParseInt(string(v), 10, 64); err == nil && whole < 0 {
+				b, _ := msgpack.Marshal(whole)
+				return b
+			}
+			if whole, err := strconv.ParseUint(string(v), 10, 64); err == nil {
+				p.number(whole)
+				return p
+			}
+			f, _ := v.Float64()
+			p.float(f)
+		case string:
+			if v == "INVALID" {
+				v = "\xff"
+			}
+			p.text(v)
+		case bool:
+			p.truth(v)
+		case nil:
+			p.none()
+		}
+		return p
+	}
+	return value()
+}
+
+// TestRefusedByName: what a request says is taken for what it says, or refused by its name, in both forms alike.
+func TestRefusedByName(t *testing.T) {
+	for _, c := range []struct {
+		op, body string
+		want     string // in the message; empty: it is answered
+	}{
+		{OpFind, `{"model":"m","tokens":[1],"lora":"a"}`, `there is no field "lora"; did you mean "lora_name"?`},
+		{OpFind, `{"model":"m","tokens":[1],"Cache_Salt":"a"}`, `there is no field "Cache_Salt"; did you mean "cache_salt"?`},
+		{OpFind, `{"Model":"m","tokens":[1]}`, `there is no field "Model"; did you mean "model"?`},
+		{OpFind, `{"model":"m","token_ids":[1]}`, `there is no field "token_ids"; did you mean "tokens"?`},
+		{OpFind, `{"model":"m","tokens":[1],"cachesalt":"a"}`, `did you mean "cache_salt"?`},
+		{OpFind, `{"model":"m","tokens":[1],"blok_size":4}`, `did you mean "block_size"?`},
+		{OpFind, `{"model":"m","tokens":[1],"block_mm_infos":[null]}`, `there is no field "block_mm_infos"; hash the blocks`},
+		{OpFind, `{"model":"m","tokens":[1],"zone":{"a":[1,{"b":null}]}}`, `there is no field "zone"; there are model, block_size, `},
+		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1,"sequence":2}]}`, `there is no field "min_seq[0].sequence"`},
+		{OpFind, `{"model":"m","tokens":[1],"model":"n"}`, `model is given twice`},
+		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"seq":1,"seq":1,"partition":0}]}`, `min_seq[0].seq is given twice`},
+		{OpFind, `{"model":"m","tokens":[1],"block_size":0}`, `block_size is 0; leave it out`},
+		{OpFind, `{"model":"m","tokens":[1],"block_size":-16}`, `block_size is -16, not an unsigned 32-bit number`},
+		{OpFind, `{"model":"m","tokens":[1],"block_size":1.5}`, `block_size is`},
+		{OpFind, `{"model":"m","tokens":[1],"block_size":"16"}`, `block_size is "16", not an unsigned 32-bit number`},
+		{OpFind, `{"model":"m","tokens":[1],"block_size":4294967296}`, `block_size is 4294967296, not`},
+		{OpFind, `{"model":"m","tokens":[1],"l3_timeout_ms":0}`, `l3_timeout_ms is 0; leave it out`},
+		{OpFind, `{"model":7,"tokens":[1]}`, `model is 7, not text`},
+		{OpFind, `{"model":"m","tokens":[1],"explain":1}`, `explain is 1, not true or false`},
+		{OpFind, `{"model":"m","tokens":[1],"workers":[]}`, `workers is an empty list`},
+		{OpFind, `{"model":"m","tokens":[1],"workers":"w1"}`, `workers is "w1", not a list`},
+		{OpFind, `{"model":"m","tokens":[1],"workers":["w1",2]}`, `workers[1] is 2, not text`},
+		{OpFind, `{"model":"m","tokens":[1],"workers":[null]}`, `workers[0] is null, not text`},
+		{OpFind, `{"model":"m","tokens":[1],"partitions":[]}`, `partitions is an empty list`},
+		{OpFind, `{"model":"m","hashed":[]}`, `hashed is an empty list`},
+		{OpFind, `{"model":"m","hashed":[{"lookahead":1,"hash":[1]}]}`, `there is no field "hashed[0].hash"; did you mean "hashes"?`},
+		{OpFind, `{"model":"m","hashed":[{"lookahead":1,"hashes":[true]}]}`, `hashed[0].hashes[0] is true, not a 64-bit whole number`},
+		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1}]}`, `min_seq[0] needs a partition and a seq`},
+		{OpFind, `{"model":"m","tokens":[1],"min_seq":[null]}`, `min_seq[0] is null, not an object`},
+		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1,"seq":"2x"}]}`, `min_seq[0].seq is "2x", not an unsigned 64-bit number`},
+		{OpFind, `{"model":"m","tokens":[1],"cache_salt":"INVALID"}`, `cache_salt is not UTF-8`},
+		{OpFind, `{"model":"INVALID","tokens":[1]}`, `model is not UTF-8`},
+		{OpFind, `{"model":"m","tokens":[1],"workers":["INVALID"]}`, `workers[0] is not UTF-8`},
+		{OpFind, `{"model":"m","tokens":[1],"INVALID":1}`, `is not UTF-8`},
+		{OpFind, `["model"]`, `the query is`},
+		{OpFind, `null`, `the query is null, not an object`},
+		{OpFind, `{"model":"m","hashes":{"a":1}}`, `not an array`},
+		{OpFind, `{"model":"m","hashes":["12x"]}`, `hashes[0] is "12x", not a 64-bit whole number`},
+		{OpFind, `{"model":"m","hashes":[null]}`, `hashes[0] is null`},
+		{OpFind, `{"model":"m","tokens":["12"]}`, `tokens[0] is "12", not an unsigned 32-bit number`},
+		{OpWorkers, `{"Limit":3}`, `there is no field "Limit"; did you mean "limit"?`},
+		{OpWorkers, `{"limit":-3}`, `limit is -3, not a number of workers`},
+		{OpWorkers, `{"after":{"instance":"a","rank":"b"}}`, `after.rank is "b"`},
+		{OpVerify, `{"at":[{"partition":1,"seq":-2}]}`, `at[0].seq is -2`},
+		{OpStatus, `{"node":"a"}`, `there is no field "node": nothing may be said there`},
+		{OpSnapshot, `{"partition":3}`, `there is no field "partition"`},
+
+		{OpFind, `{"model":"m","tokens":[],"lora_name":null,"cache_salt":"","workers":null,"min_seq":[],"idle":false,"block_size":null}`, ``},
+		{OpFind, `{"model":"m","hashes":["18446744073709551615",-1,"-1","0"],"min_seq":[{"partition":0,"seq":"18446744073709551615"}]}`, ``},
+		{OpWorkers, `{"after":{"instance":"a","rank":1},"limit":0}`, ``},
+		{OpWorkers, `null`, ``},
+		{OpVerify, `{"at":[{"partition":1,"seq":"2"}]}`, ``},
+		{OpSnapshot, `{}`, ``},
+		{OpStatus, `null`, `disk on fire`},
+	} {
+		asJSON := bytes.ReplaceAll([]byte(c.body), []byte("INVALID"), []byte("\xff"))
+		for contentType, body := range map[string][]byte{JSON: asJSON, MsgPack: packed(t, c.body)} {
+			_, failure := Handler{Indexer: &anything{}}.Handle(context.Background(), c.op, contentType, body)
+			switch {
+			case c.want == "" && failure != nil, c.want != "" && (failure == nil || !strings.Contains(failure.Message, c.want)):
+				t.Errorf("%s %s %s: %v, want %q", c.op, contentType, c.body, failure, c.want)
+			case failure == nil || failure.Code == CodeInternal:
+			case failure.Code != CodeMalformed && failure.Code != CodeBadTokens || strings.Contains(failure.Message, "Go ") || !utf8.ValidString(failure.Message):
+				t.Errorf("%s %s %s: %v", c.op, contentType, c.body, failure)
+			}
+		}
+	}
+}
+
+// anything is an indexer that answers whatever it is asked.
+type anything struct{ echo }
+
+func (*anything) Snapshot(context.Context) (*SnapshotList, error) { return &SnapshotList{}, nil }
+
+// TestBrokenBodies: what is not of its form is refused, with the place where it breaks.
+func TestBrokenBodies(t *testing.T) {
+	query, _ := Marshal(MsgPack, &Query{Model: "m", Hashes: Hashes{1}})
+	for _, c := range []struct{ contentType, body, want string }{
+		{MsgPack, string(query) + "\x00", "something follows the MessagePack value"},
+		{MsgPack, string(query[:len(query)-1]), "ends too early"},
+		{MsgPack, "\x81\x01\x02", "a name is a number, not text"},
+		{MsgPack, "\x82\xa5model\xa1m\xa6hashes\x91\xcb\x40\x00\x00\x00\x00\x00\x00\x00", "hashes[0] is a floating-point number"},
+		{MsgPack, "", "the body is empty"},
+		{JSON, " \n", "the body is empty"},
+		{JSON, `{"model":"m","tokens":[1,]}`, `byte 25 is ']', where a value should be`},
+		{JSON, `{"model":"m","tokens":[01]}`, `byte 24 is '1'`},
+		{JSON, `{"model":"m","tokens":[1 2]}`, `byte 25 is '2', where "," or "]" should be`},
+		{JSON, `{"model":"m",}`, `byte 13 is '}', where a name in quotation marks should be`},
+		{JSON, `{"model" "m"}`, `byte 9 is '"', where ":" should be`},
+		{JSON, `{"model":"m","tokens":[1]} {}`, "something follows"},
+		{JSON, `{"model":"\ud800","tokens":[1]}`, "model is not UTF-8"},
+		{JSON, `{"model":"\ud800\u0041","tokens":[1]}`, "model is not UTF-8"},
+		{JSON, `{"model":"\x41","tokens":[1]}`, "escape that is none"},
+		{JSON, "{\"model\":\"a\nb\",\"tokens\":[1]}", "byte 11 is 0xa"},
+		{JSON, `{"model":nul,"tokens":[1]}`, `byte 9 is 'n', where a value should be`},
+		{JSON, `{"model":"m","hashes":[1.3226331709069119e+19]}`, "send it as text in decimal digits"},
+		{JSON, `{"model":"m","tokens":[1`, "too early"},
+		{JSON, "\xef\xbb\xbf{}", "where a value should be"},
+	} {
+		_, failure := Handler{Indexer: &echo{}}.Handle(context.Background(), OpFind, c.contentType, []byte(c.body))
+		if failure == nil || !strings.Contains(failure.Message, c.want) || strings.Contains(failure.Message, "Go ") {
+			t.Errorf("%s %q: %v, want %q", c.contentType, c.body, failure, c.want)
+		}
+	}
+}
+
+// TestNodesUnderstandNewerOnes: what another node asks may have fields that this one does not know, in the query and in its parts.
+func TestNodesUnderstandNewerOnes(t *testing.T) {
+	want := Query{Model: "m", Hashed: []Hashed{{2, Hashes{7}}}, Partitions: []events.Partition{3}, MinSeq: []PartitionSeq{{3, 9}}, Idle: true}
+	const text = `{"newer":{"a":[1,{}]},"model":"m","hashed":[{"lookahead":2,"salted":true,"hashes":[7]}],"partitions":[3],"min_seq":[{"partition":3,"seq":9,"at":null}],"idle":true}`
+	for contentType, body := range map[string][]byte{JSON: []byte(text), MsgPack: packed(t, text)} {
+		e := &echo{}
+		if _, failure := (Handler{Indexer: e, Unknown: IgnoreUnknown}).Handle(context.Background(), OpFind, contentType, body); failure != nil || !reflect.DeepEqual(*e.last, want) {
+			t.Errorf("%s: %+v, %v", contentType, e.last, failure)
+		}
+		if _, failure := (Handler{Indexer: e}).Handle(context.Background(), OpFind, contentType, body); failure == nil || !strings.Contains(failure.Message, `"newer"`) {
+			t.Errorf("%s: a client's is answered with %v", contentType, failure)
+		}
+	}
+	// As they are packed, with all that is known in between, they need no second look.
+	body, _ := Marshal(MsgPack, &want)
+	body[0]++
+	body = append(body, "\xa5newer\x92\x01\xc0"...)
+	var q Query
+	if !unpackQuery(body, &q, IgnoreUnknown) || !reflect.DeepEqual(q, want) {
+		t.Errorf("%+v", q)
+	}
+}
+
+// twinQuery reads a query in JSON with the standard library; nil: it is not one that is taken.
+func twinQuery(data []byte) map[string]any {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	var m map[string]any
+	if !json.Valid(data) || dec.Decode(&m) != nil {
+		return nil
+	}
+	return m
+}
+
+// FuzzReadJSON: what is read as a query is JSON, and says what the standard library reads in it.
+func FuzzReadJSON(f *testing.F) {
+	for seed := range uint64(30) {
+		q := randomQuery(rand.New(rand.NewPCG(seed, 13)))
+		q.BlockSize, q.L3TimeoutMS = 0, 0
+		if text, err := json.Marshal(q); err == nil && len(text) < 4000 {
+			f.Add(text)
+		}
+	}
+	f.Add([]byte(`{"model":"\ud83d\ude00\u0000\/","hashes":["-1", -1 ,"18446744073709551615"],"min_seq":[{"seq":"1","partition":2}]}`))
+	f.Add([]byte(`{"a":{"b":[1e5,-0.5,true,null,"\n"]},"model":"m"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, unknown := range []UnknownFields{RefuseUnknown, IgnoreUnknown} {
+			var q Query
+			if err := (Handler{Unknown: unknown}).readQuery(JSON, data, &q); err != nil {
+				if !utf8.ValidString(err.Error()) {
+					t.Fatalf("%q: %q is not UTF-8", data, err)
+				}
+				continue
+			}
+			twin := twinQuery(data)
+			if twin == nil {
+				t.Fatalf("%q is read as %+v", data, q)
+			}
+			text := func(name, got string) {
+				want, _ := twin[name].(string)
+				if got != want {
+					t.Fatalf("%q: %s is read as %q, is %q", data, name, got, want)
+				}
+			}
+			text("model", q.Model)
+			text("lora_name", q.LoRA)
+			text("cache_salt", q.CacheSalt)
+			text("l3", string(q.L3))
+			list := func(name string, got []string) {
+				want, _ := twin[name].([]any)
+				if len(got) != len(want) || (got == nil) != (want == nil) {
+					t.Fatalf("%q: %s is read as %v", data, name, got)
+				}
+				for i := range want {
+					if w := fmt.Sprint(want[i]); w != got[i] && !(w == "-0" && got[i] == "0") {
+						t.Fatalf("%q: %s[%d] is read as %s, is %s", data, name, i, got[i], w)
+					}
+				}
+			}
+			list("tokens", shownAs(q.Tokens, func(int, uint32) string { return "" }))
+			list("workers", shownAs(q.Workers, func(int, events.WorkerID) string { return "" }))
+			list("partitions", shownAs(q.Partitions, func(int, events.Partition) string { return "" }))
+			hashes, _ := twin["hashes"].([]any)
+			list("hashes", shownAs(q.Hashes, func(i int, h uint64) string {
+				if i < len(hashes) && strings.HasPrefix(fmt.Sprint(hashes[i]), "-") {
+					return strconv.FormatInt(int64(h), 10)
+				}
+				return ""
+			}))
+			if places, _ := twin["min_seq"].([]any); len(places) != len(q.MinSeq) {
+				t.Fatalf("%q: %v", data, q.MinSeq)
+			}
+		}
+	})
+}
+
+// shownAs is a list as text; nil stays nil. as may say otherwise how an element is shown.
+func shownAs[T any](list []T, as func(int, T) string) []string {
+	if list == nil {
+		return nil
+	}
+	out := []string{}
+	for i, v := range list {
+		s := as(i, v)
+		if s == "" {
+			s = fmt.Sprint(v)
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// FuzzReadMsgPack: what both readers take says the same; what one refuses alone, it refuses since it leaves that to the other.
+func FuzzReadMsgPack(f *testing.F) {
+	for seed := range uint64(20) {
+		if b, _ := Marshal(MsgPack, randomQuery(rand.New(rand.NewPCG(seed, 14)))); len(b) < 4000 {
+			f.Add(b)
+		}
+	}
+	f.Add([]byte("\x82\xa5model\xa1m\xa6hashes\x93\xff\xd3\xff\xff\xff\xff\xff\xff\xff\xfb\xa212"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, unknown := range []UnknownFields{RefuseUnknown, IgnoreUnknown} {
+			var fast, careful Query
+			taken := unpackQuery(data, &fast, unknown)
+			err := readRequest(MsgPack, data, unknown, func(r *reader) error { return readQuery(r, &careful) })
+			if taken && (err != nil || !reflect.DeepEqual(fast, careful)) {
+				t.Fatalf("%x: %+v, but %+v, %v", data, fast, careful, err)
+			}
+			if err != nil && !utf8.ValidString(err.Error()) {
+				t.Fatalf("%x: %q", data, err)
+			}
+		}
+	})
+}
