@@ -283,7 +283,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	handler := api.Handler{Indexer: registry.Leased{Indexer: whole, Registry: known}, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), busy)
 	shims := newShims(ns, workers, s.id, log)
-	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Metrics: scrape}), handler.Indexer, shims, ns)
+	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Notes: n.Notes, Metrics: scrape}), handler.Indexer, shims, ns)
 	httpStop, err := s.serveHTTP(front, log)
 	if err != nil {
 		return err
@@ -502,6 +502,10 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 				return
 			}
 			log.Info("shims asked to say again what their engines hold", "partition", p, "why", why, "answered", answered)
+		},
+		Reread: func(p events.Partition, from events.StreamSeq) {
+			log.Error("messages were lost between the log and the index; the log is read again", "partition", p, "from", from,
+				"what_to_do", "nothing; report it if it happens again: the log itself was whole")
 		},
 		Mended: func(p events.Partition, err error) {
 			if err != nil {

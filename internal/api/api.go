@@ -270,7 +270,8 @@ type PartitionStatus struct {
 	Epoch     time.Time        `json:"epoch" msgpack:"epoch"` // when the partition's stream was created
 	Seq       events.StreamSeq `json:"seq" msgpack:"seq"`
 
-	// StaleMS is how long ago, in milliseconds, the node last knew that it had read the partition's log to its end; 0: just now.
+	// StaleMS is how long ago, in milliseconds, the node last knew that it had read the partition's log to its end, and that the log took what
+	// shims have to say; 0: just now, which is less than three seconds.
 	StaleMS uint64 `json:"stale_ms,omitempty" msgpack:"stale_ms,omitempty"`
 
 	// ResyncNeeded: the log has lost messages, and some of the partition's workers have not said yet what they hold.
@@ -398,6 +399,7 @@ type Status struct {
 
 	Snapshots      SnapshotCounts `json:"snapshots" msgpack:"snapshots"`             // since the node started
 	Resyncs        ResyncCounts   `json:"resyncs" msgpack:"resyncs"`                 // since the node started
+	Rereads        uint64         `json:"rereads" msgpack:"rereads"`                 // since the node started: how often messages were lost between log and index, and read again
 	SnapshotBucket Usage          `json:"snapshot_bucket" msgpack:"snapshot_bucket"` // of all partitions
 	Store          Usage          `json:"store" msgpack:"store"`                     // what the account has on the NATS servers
 

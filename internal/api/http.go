@@ -12,7 +12,8 @@ import (
 // HTTPConfig is what the HTTP side of a node is made of.
 type HTTPConfig struct {
 	Handler Handler
-	Ready   func() error // nil if the node may be asked
+	Ready   func() error    // nil if the node may be asked
+	Notes   func() []string // what answers lack though the node may be asked, for people; may be nil
 	Metrics http.Handler
 
 	// Deadline bounds a request that names none. Default 5 s.
@@ -30,7 +31,7 @@ const deadlineHeader = "Kv-Deadline-Ms"
 //	GET  /v1/verify    → a Status with a checksum of each partition
 //	POST /v1/snapshot  → a SnapshotList
 //	GET  /healthz      200 while the process runs
-//	GET  /readyz       200 once every partition is restored and caught up, else 503 and why not
+//	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same; else 503 and why not
 //	GET  /metrics      for Prometheus
 func NewHTTP(cfg HTTPConfig) http.Handler {
 	if cfg.Deadline <= 0 {
@@ -49,6 +50,11 @@ func NewHTTP(cfg HTTPConfig) http.Handler {
 			return
 		}
 		fmt.Fprintln(w, "ready")
+		if cfg.Notes != nil {
+			for _, note := range cfg.Notes() {
+				fmt.Fprintln(w, note)
+			}
+		}
 	})
 	mux.Handle("GET /metrics", cfg.Metrics)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {

@@ -117,12 +117,14 @@ var (
 	l3SetWhole   = prometheus.NewDesc("kvatlas_l3_set_whole", "1 while what is not in the set is not in the store either.", []string{"store"}, nil)
 	l3SetLost    = prometheus.NewDesc("kvatlas_l3_set_given_up_total", "How often the set was given up: for a gap in the events, or for its size.", []string{"store", "reason"}, nil)
 	l3Objects    = prometheus.NewDesc("kvatlas_l3_objects_total", "Objects that were answered for from the set, or that the store was asked about.", []string{"store", "from"}, nil)
+	rereads      = prometheus.NewDesc("kvatlas_log_rereads_total", "How often messages were lost between a partition's log and the index, and the log was read again.", nil, nil)
+	stale        = prometheus.NewDesc("kvatlas_partition_stale_seconds", "Time since a partition's log was last known to be read to its end, and to take messages; 0 up to three seconds.", []string{"partition"}, nil)
 	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed", "1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
 )
 
 var all = []*prometheus.Desc{
 	ready, outcomes, holdings, distinct, indexBytes, decoderBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
-	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded,
+	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded, rereads, stale,
 	behind, clusterNodes, clusterShort,
 	l3Up, l3Questions, l3Forgotten, l3Remembered, l3Strange, l3SetObjects, l3SetWhole, l3SetLost, l3Objects,
 }
@@ -171,6 +173,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(resyncs, s.Resyncs.Asked, "asked")
 	count(resyncs, s.Resyncs.Answered, "answered")
 	count(resyncs, s.Resyncs.Ended, "ended")
+	count(rereads, s.Rereads)
 	usage(bucketBytes, bucketLimit, s.SnapshotBucket)
 	usage(storeBytes, storeLimit, s.Store)
 	gauge(snapWritable, yes(s.SnapshotBucket.Refused == ""))
@@ -213,7 +216,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(applied, float64(p.Seq), name)
 		gauge(behind, yes(p.Behind), name)
 		gauge(serving, yes(p.State == "serving"), name)
-		gauge(resyncNeeded, yes(p.State == "resync_needed"), name)
+		gauge(resyncNeeded, yes(p.ResyncNeeded), name)
+		gauge(stale, float64(p.StaleMS)/1000, name)
 		usage(logBytes, logLimit, p.Log, name)
 		gauge(logWritable, yes(p.Log.Refused == ""), name)
 		if !p.SnapshotTime.IsZero() {

@@ -215,8 +215,7 @@ func (s *scratch) reflects(answer *api.Answer, q *api.Query, served *Served, mis
 	answer.Partitions = make([]api.PartitionStatus, 0, len(list))
 	for _, p := range list {
 		if s.looked.Has(p) {
-			at := s.reflected[p]
-			answer.Partitions = append(answer.Partitions, api.PartitionStatus{Partition: p, Epoch: at.epoch, Seq: at.seq})
+			answer.Partitions = append(answer.Partitions, s.reflected[p].status(p))
 		}
 	}
 }

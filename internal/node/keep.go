@@ -103,6 +103,7 @@ func (s *standing) begin(leave func()) {
 	s.taken, s.leave, s.state = true, leave, stateRestoring
 	s.epoch, s.last, s.err, s.at = time.Time{}, 0, nil, Restored{}
 	s.lost, s.doubted, s.need, s.save, s.lag, s.behind = "", 0, nil, saveState{}, lag{}, false
+	s.fresh, s.missed, s.mending = freshness{}, nil, false
 }
 
 // emptyBudget is how many holdings the writer forgets at a time, between other work, unless a single rank has more.
@@ -194,9 +195,12 @@ func (n *Node) writer(p events.Partition) string {
 	return n.cfg.View().Writer[p]
 }
 
-// Ready is nil if every partition that the node keeps has been restored and caught up, once.
+// Ready is nil if every partition that the node keeps has been restored and caught up, once. A node that is alone ceases to be ready while it serves
+// none of them; one of several passes queries on to the others. What answers lack otherwise is in [Node.Notes].
 func (n *Node) Ready() error {
 	switch unready := n.unready.Load(); {
+	case n.ready.Load() && !n.cfg.Shared && int(unready) == len(n.parts):
+		return errors.New("none of the partitions can be answered from now; they are being restored anew")
 	case n.ready.Load():
 		return nil
 	case !n.assigned.Load():

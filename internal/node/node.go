@@ -79,6 +79,7 @@ type Hooks struct {
 	Purged    func(p events.Partition, keepFrom events.StreamSeq) // the log before was trimmed
 
 	ResyncAsked func(p events.Partition, why string, answered int, err error) // shims were asked to say again what they hold
+	Reread      func(p events.Partition, from events.StreamSeq)               // messages were missing between log and index; the log is read again from there
 	Mended      func(p events.Partition, err error)                           // the stream was missing: it was made, or why it was not
 	Resynced    func(p events.Partition)                                      // the partition is whole again
 	Filling     func(what string, used, limit int64)                          // something has become 80 % full
@@ -120,6 +121,7 @@ type Node struct {
 	unready atomic.Int32  // partitions that are wanted and do not serve
 	lapses  atomic.Uint64 // how often a partition ceased to serve
 
+	rereads    atomic.Uint64 // how often messages were missing between a reader and the index
 	resyncs    resyncCounts
 	saves      struct{ written, failed atomic.Uint64 }
 	rejections [snapshot.NumReasons]atomic.Uint64
@@ -130,6 +132,7 @@ type Node struct {
 type work struct {
 	partition events.Partition
 	messages  []Message
+	end       *jetstream.AtEnd // not nil: the log had nothing more then
 	do        func(*Machine)
 	done      chan struct{} // closed after do
 }
@@ -153,7 +156,10 @@ type standing struct {
 	save    saveState
 	log     usage // of the log
 	lag     lag
-	behind  bool // far behind its log, when last looked at
+	fresh   freshness
+	missed  chan struct{} // of its reader: something comes when messages are missing; nil: it has been told
+	mending bool          // messages were missing, and the log is read again
+	behind  bool          // far behind its log, when last looked at
 }
 
 // The states of a partition.
@@ -234,6 +240,9 @@ func (h Hooks) withDefaults() Hooks {
 	if h.ResyncAsked == nil {
 		h.ResyncAsked = func(events.Partition, string, int, error) {}
 	}
+	if h.Reread == nil {
+		h.Reread = func(events.Partition, events.StreamSeq) {}
+	}
 	if h.Mended == nil {
 		h.Mended = func(events.Partition, error) {}
 	}
@@ -283,7 +292,7 @@ func (n *Node) write(ctx context.Context) {
 				close(w.done)
 			} else {
 				before := n.machine.View()
-				n.machine.Apply(w.partition, w.messages)
+				n.apply(w)
 				if n.machine.View() != before {
 					select {
 					case n.stirred <- struct{}{}:
@@ -293,6 +302,31 @@ func (n *Node) write(ctx context.Context) {
 			}
 			n.bell.ring()
 		}
+	}
+}
+
+// apply applies messages of a log. What is missing before them or at the end is read again: the reader's run is unbroken, so it was lost on
+// the way here.
+func (n *Node) apply(w work) {
+	whole := n.machine.Apply(w.partition, w.messages)
+	if w.end != nil {
+		whole = whole && n.machine.Applied(w.partition) >= w.end.Seq
+	}
+	s := n.parts[w.partition]
+	switch {
+	case !whole:
+		s.mu.Lock()
+		if s.missed != nil { // one reader is told once
+			n.rereads.Add(1)
+			s.mending = true
+			close(s.missed)
+			s.missed = nil
+		}
+		s.mu.Unlock()
+	case w.end != nil:
+		s.mu.Lock()
+		s.fresh.readTo, s.mending = w.end.Time, false
+		s.mu.Unlock()
 	}
 }
 
@@ -345,27 +379,44 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// read applies a partition's log from a position on, until ctx ends or the log is found to be another one.
+// read applies a partition's log from a position on, until ctx ends or the log is found to be another one. If messages are missing on the
+// way to the index they are read again.
 func (n *Node) read(ctx context.Context, p events.Partition, at jetstream.Position) {
-	updates := make(chan jetstream.Update, 2)
-	reader, err := n.cfg.Namespace.StartReader(jetstream.ReaderConfig{Partition: p, After: at, Out: updates, Watch: n.cfg.Watch})
+	for n.readOnce(ctx, p, at) {
+		if n.do(ctx, func(m *Machine) { at.Seq, at.Time = m.Applied(p), m.parts[p].time }) != nil {
+			return
+		}
+		n.cfg.Hooks.Reread(p, at.Seq+1)
+		pause(ctx, rest)
+	}
+}
+
+// readOnce is read with one reader; again says that messages were missing.
+func (n *Node) readOnce(ctx context.Context, p events.Partition, at jetstream.Position) (again bool) {
+	updates, missed := make(chan jetstream.Update, 2), make(chan struct{})
+	reader, err := n.cfg.Namespace.StartReader(jetstream.ReaderConfig{
+		Partition: p, After: at, Out: updates, Watch: n.cfg.Watch, Ends: endsEvery,
+	})
 	if err != nil {
 		n.trouble(p, err)
 		pause(ctx, time.Second)
-		return
+		return false
 	}
 	defer reader.Stop()
+	n.set(p, func(s *standing) { s.missed = missed })
 	keys := map[string]events.RankKey{}
 	for {
 		var u jetstream.Update
 		select {
 		case u = <-updates:
+		case <-missed:
+			return true
 		case <-ctx.Done():
-			return
+			return false
 		}
 		if u.Notice != nil {
 			if n.noticed(ctx, p, u.Notice) {
-				return
+				return false
 			}
 			continue
 		}
@@ -377,7 +428,7 @@ func (n *Node) read(ctx context.Context, p events.Partition, at jetstream.Positi
 		select {
 		case n.work <- w:
 		case <-ctx.Done():
-			return
+			return false
 		}
 	}
 }
@@ -411,8 +462,20 @@ func (n *Node) noticed(ctx context.Context, p events.Partition, notice jetstream
 		if n.do(ctx, func(*Machine) {}) != nil { // what was read before is applied then
 			return true
 		}
-		n.set(p, func(s *standing) { s.state, s.err, s.doubted = n.settled(s), nil, 0 })
-		n.cfg.Hooks.CaughtUp(p, notice.Seq)
+		first := false // not after some of it was read again
+		n.set(p, func(s *standing) {
+			first = !serves(s.state)
+			s.state, s.err, s.doubted = n.settled(s), nil, 0
+		})
+		if first {
+			n.cfg.Hooks.CaughtUp(p, notice.Seq)
+		}
+	case jetstream.AtEnd:
+		select {
+		case n.work <- work{partition: p, end: &notice}:
+		case <-ctx.Done():
+			return true
+		}
 	case jetstream.Unavailable:
 		n.trouble(p, notice.Err)
 	case jetstream.Recovered:
@@ -490,15 +553,25 @@ type at struct {
 	epoch  time.Time
 	seq    events.StreamSeq
 	whole  bool   // the partition serves
+	resync bool   // it needs a resync
+	stale  uint64 // how old this may be, in milliseconds; 0: it is of now
 	lapses uint64 // how often it ceased to
+}
+
+// status is the same for who asked.
+func (a at) status(p events.Partition) api.PartitionStatus {
+	return api.PartitionStatus{Partition: p, Epoch: a.epoch, Seq: a.seq, StaleMS: a.stale, ResyncNeeded: a.resync}
 }
 
 // progress appends to out, by partition, what answers reflect now.
 func (n *Node) progress(out []at) []at {
+	now := time.Now()
 	for p, s := range n.parts {
 		seq := n.machine.Applied(events.Partition(p))
 		s.mu.Lock()
-		out = append(out, at{epoch: s.epoch, seq: seq, whole: serves(s.state), lapses: s.lapses})
+		out = append(out, at{
+			epoch: s.epoch, seq: seq, whole: serves(s.state), resync: s.need != nil, stale: s.fresh.age(now, n.started), lapses: s.lapses,
+		})
 		s.mu.Unlock()
 	}
 	return out

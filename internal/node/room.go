@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,14 @@ type usage struct {
 
 // filling reports whether people should be told: 80 % are used.
 func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
+
+// full says that nothing is left of the bound; nil if something is.
+func (u usage) full() error {
+	if u.limit > 0 && u.used >= u.limit {
+		return fmt.Errorf("%w: %d of %d bytes of the NATS server's storage are used", jetstream.ErrFull, u.used, u.limit)
+	}
+	return nil
+}
 
 // hurries reports whether a log needs a snapshot when so many bytes came since the last one: at its limit the oldest messages go, whether a
 // snapshot needs them or not. Two generations are kept, so that it has about two such quarters when snapshots are written.
@@ -63,6 +72,19 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 			n.cfg.Hooks.Unwritable(what, now.refused)
 		}
 	}
+	var full error // the storage takes nothing more
+	if used, limit, err := n.cfg.Namespace.Conn().Store(ctx); err == nil {
+		if limit <= 0 && n.cfg.StoreLimit != nil {
+			limit = n.cfg.StoreLimit()
+		}
+		now := usage{used: used, limit: limit}
+		full = now.full()
+		n.room.mu.Lock()
+		before := n.room.store
+		n.room.store = now
+		n.room.mu.Unlock()
+		tell("the storage of the NATS server", before, now)
+	}
 	for _, p := range n.kept() {
 		info, err := n.cfg.Namespace.StreamInfo(ctx, p)
 		if errors.Is(err, jetstream.ErrNotFound) && n.cfg.Mend != nil {
@@ -71,9 +93,16 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 		if err != nil {
 			continue
 		}
-		now := usage{int64(info.Bytes), info.MaxBytes, refusal(n.cfg.Namespace.Writable(ctx, p))}
+		asked := time.Now()
+		writable := n.cfg.Namespace.Writable(ctx, p)
+		now := usage{int64(info.Bytes), info.MaxBytes, cmp.Or(refusal(writable), full)}
 		var before usage
-		n.set(p, func(s *standing) { before, s.log = s.log, now })
+		n.set(p, func(s *standing) {
+			before, s.log = s.log, now
+			if writable == nil || now.refused != nil {
+				s.fresh.room(asked, now.refused != nil)
+			}
+		})
 		tell(fmt.Sprintf("the log of partition %d", p), before, now)
 	}
 	used, limit, err := n.cfg.Snapshots.Usage(ctx)
@@ -84,17 +113,6 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 		n.room.bucket = now
 		n.room.mu.Unlock()
 		tell("the snapshot bucket", before, now)
-	}
-	if used, limit, err := n.cfg.Namespace.Conn().Store(ctx); err == nil {
-		if limit <= 0 && n.cfg.StoreLimit != nil {
-			limit = n.cfg.StoreLimit()
-		}
-		now := usage{used: used, limit: limit}
-		n.room.mu.Lock()
-		before := n.room.store
-		n.room.store = now
-		n.room.mu.Unlock()
-		tell("the storage of the NATS server", before, now)
 	}
 	return refused
 }

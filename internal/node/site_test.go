@@ -135,6 +135,7 @@ func (w *site) start() {
 			Unfit:       func(_ events.Partition, n jetstream.Notice) { w.tell("unfit: %v", n) },
 			ResyncAsked: func(_ events.Partition, why string, n int, err error) { w.tell("asked: %s: %d, %v", why, n, err) },
 			Resynced:    func(events.Partition) { w.tell("resynced") },
+			Reread:      func(_ events.Partition, from events.StreamSeq) { w.tell("reread from %d", from) },
 		}),
 	})
 	running, cancel := context.WithCancel(w.ctx)

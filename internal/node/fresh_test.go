@@ -1,0 +1,184 @@
+package node
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+)
+
+func TestFreshness(t *testing.T) {
+	began := time.Now()
+	at := func(s int) time.Time { return began.Add(time.Duration(s) * time.Second) }
+	for name, c := range map[string]struct {
+		f    freshness
+		now  int
+		want uint64
+	}{
+		"nothing is known yet":                      {freshness{}, 10, 10_000},
+		"read to the end just now":                  {freshness{readTo: at(8)}, 10, 0},
+		"read to the end a while ago":               {freshness{readTo: at(3), writable: at(10)}, 10, 7000},
+		"read to the end, and nothing more goes in": {freshness{readTo: at(10), writable: at(4), refused: true}, 10, 6000},
+		"neither":                        {freshness{readTo: at(1), writable: at(4), refused: true}, 10, 9000},
+		"nothing went in since it began": {freshness{readTo: at(10), refused: true}, 10, 10_000},
+		"the log takes messages again":   {freshness{readTo: at(10), writable: at(4)}, 10, 0},
+	} {
+		if got := c.f.age(at(c.now), began); got != c.want {
+			t.Errorf("%s: %d ms, want %d", name, got, c.want)
+		}
+	}
+}
+
+// find asks and returns what is said of the one partition.
+func (w *site) find() api.PartitionStatus {
+	w.Helper()
+	a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt})
+	w.must(err)
+	if len(a.Partitions) != 1 || !a.Complete {
+		w.Fatalf("answered %+v", a)
+	}
+	return a.Partitions[0]
+}
+
+// until asks until what is said of the partition is as wanted.
+func (w *site) until(what string, is func(api.PartitionStatus) bool) api.PartitionStatus {
+	w.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if s := w.find(); is(s) {
+			return s
+		}
+	}
+	w.Fatalf("not %s: %+v; told:\n%s", what, w.find(), w.heard())
+	return api.PartitionStatus{}
+}
+
+// says returns the problems of the status, and the notes.
+func (w *site) says() (problems, notes string) {
+	w.Helper()
+	s, err := w.node.Status(w.ctx)
+	w.must(err)
+	return strings.Join(s.Problems, "\n"), strings.Join(w.node.Notes(), "\n")
+}
+
+// While NATS is away answers say for how long nothing was heard of the log; when it is back they are of now.
+func TestAnswersGrowOldWithoutNATS(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	fresh := func(s api.PartitionStatus) bool { return s.StaleMS == 0 }
+	w.until("fresh", fresh)
+	w.server.Stop()
+	away := time.Now()
+	old := w.until("old", func(s api.PartitionStatus) bool { return s.StaleMS > 0 })
+	if least := uint64(justNow.Milliseconds()); old.StaleMS < least {
+		t.Errorf("said to be %d ms old; below %d it is of now", old.StaleMS, least)
+	}
+	older := w.until("older", func(s api.PartitionStatus) bool { return s.StaleMS > old.StaleMS })
+	if most := uint64(time.Since(w.node.started).Milliseconds()); older.StaleMS > most {
+		t.Errorf("%d ms old, %v after the server went, and %d after the node began", older.StaleMS, time.Since(away), most)
+	}
+	problems, notes := w.says()
+	if !strings.Contains(problems, "what is known of it is") || !strings.Contains(notes, "partition 0: what is known of it is") {
+		t.Errorf("problems %q, notes %q", problems, notes)
+	}
+	if err := w.node.Ready(); err != nil {
+		t.Errorf("a node that can answer is not ready: %v", err)
+	}
+	w.startServer()
+	w.until("fresh again", fresh)
+	w.grow(2)
+	w.awaitAll()
+}
+
+// A log that takes nothing grows old though it is read to its end.
+func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
+	w := newSite(t)
+	w.room = time.Hour // nobody looks but the test
+	w.start()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	w.node.set(0, func(s *standing) { s.fresh.room(time.Now().Add(-time.Minute), false) })
+	w.until("fresh", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
+	w.node.set(0, func(s *standing) { s.fresh.room(time.Now(), true) })
+	w.until("old, though it is read to its end again and again", func(s api.PartitionStatus) bool { return s.StaleMS > 0 })
+	w.node.lookAtRoom(w.ctx)
+	w.until("fresh again", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
+}
+
+// Answers name a partition that needs a resync.
+func TestAnswersNameResync(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	stop := w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	if w.find().ResyncNeeded {
+		t.Error("resync needed of a whole log")
+	}
+	stop() // so that nobody can say again what was lost
+	w.node.set(0, func(s *standing) { s.need = newNeed("a test"); s.state = w.node.settled(s) })
+	if s := w.find(); !s.ResyncNeeded {
+		t.Errorf("%+v", s)
+	}
+	if _, notes := w.says(); !strings.Contains(notes, "partition 0: resync needed") {
+		t.Errorf("notes %q", notes)
+	}
+}
+
+// What is lost between the log and the index is found, counted, said, and read again: when something follows it, and when nothing does.
+func TestWhatIsLostOnTheWayIsReadAgain(t *testing.T) {
+	for name, follows := range map[string]bool{"something follows": true, "nothing follows": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newSite(t)
+			w.start()
+			w.startShim()
+			w.grow(3)
+			w.awaitAll()
+			w.lose(func() { w.grow(2) })
+			if follows {
+				w.grow(2)
+			}
+			w.awaitAll()
+			s, err := w.node.Status(w.ctx)
+			w.must(err)
+			if s.Rereads != 1 || !strings.Contains(w.heard(), "reread") {
+				t.Errorf("%d times read again; told:\n%s", s.Rereads, w.heard())
+			}
+			w.until("mended", func(api.PartitionStatus) bool {
+				problems, _ := w.says()
+				return problems == ""
+			})
+			if s.Resyncs.Asked != 0 {
+				t.Error("shims were asked, and the log has it all")
+			}
+		})
+	}
+}
+
+// lose takes away the first messages that come to the writer once something was done.
+func (w *site) lose(done func()) {
+	w.Helper()
+	lost := false
+	w.must(w.node.do(w.ctx, func(*Machine) { // the writer does nothing else meanwhile
+		done()
+		for !lost {
+			select {
+			case x := <-w.node.work:
+				lost = len(x.messages) > 0
+				if x.do != nil {
+					x.do(w.node.machine)
+					close(x.done)
+				}
+			case <-w.ctx.Done():
+				return
+			}
+		}
+	}))
+	if !lost {
+		w.Fatal("nothing came that could be lost")
+	}
+}
