@@ -47,7 +47,7 @@ func TestImagesRepeat(t *testing.T) {
 		if !reflect.DeepEqual(first, again) {
 			t.Fatalf("seed %d: two images of one index differ", seed)
 		}
-		y := New(w.cfg)
+		y := w.newIndex()
 		var theirs []RankID
 		for _, m := range w.ranks {
 			theirs = append(theirs, y.AddRank(m.space))

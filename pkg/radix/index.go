@@ -94,8 +94,10 @@ type rank struct {
 func (r *rank) slot() uint32 { return uint32(r.id.Slot()) }
 
 // New returns an empty index. It needs no closing.
-func New(cfg Config) *Index {
-	x := &Index{cfg: cfg.withDefaults(), memory: &memory{}, granuleEnd: 1, nodeEnd: firstNode}
+func New(cfg Config) *Index { return newIndex(cfg, usualLimits) }
+
+func newIndex(cfg Config, l limits) *Index {
+	x := &Index{cfg: cfg.withDefaults(), memory: &memory{limits: l}, granuleEnd: 1, nodeEnd: firstNode}
 	x.v = &view{stride: 1}
 	x.bitRoom.end = 1
 	x.growNodes()

@@ -7,6 +7,7 @@ import (
 
 // memory lists what an index has mapped, to be given back when the index is collected.
 type memory struct {
+	limits   limits
 	regions  [][]byte
 	touches  sync.WaitGroup // goroutines that touch a part of one
 	touching sync.Mutex     // one at a time, for the writer needs a processor too
@@ -21,18 +22,19 @@ type array[T any] struct {
 	one    bool   // an index has one of it
 }
 
-// How many bytes an array has before it is mapped. What an array on the heap leaves behind each time it grows is given back to the system
-// later, in the background, and each piece of it interrupts the readers. But a mapping takes whole huge pages.
-const (
-	mapOne  = 256 << 10 // of what an index has one
-	mapMany = 4 << 20   // of what each rank may have one
-)
+// limits say how large an array is before it is mapped, and what a mapping takes. What an array on the heap leaves behind each time it grows is given
+// back to the system later, in the background, and each piece of it interrupts the readers. But a mapping takes whole huge pages.
+type limits struct {
+	one     int // bytes; of what an index has one
+	many    int // bytes; of what each rank may have one
+	reserve int // address space of one mapping; less if the system refuses
+	step    int // bytes by which a mapped array grows
+}
 
-const (
-	reserve    = 32 << 30 // address space of one mapping; less if the system refuses
-	growMapped = 256 << 10
-	hugePage   = 2 << 20
-)
+// mappedLimits are those of an index whose large arrays are mapped.
+var mappedLimits = limits{one: 256 << 10, many: 4 << 20, reserve: 32 << 30, step: 256 << 10}
+
+const hugePage = 2 << 20
 
 // grow makes at least n elements, and on the heap spare ones as well. It reports whether they have moved; their number may have
 // changed in either case.
@@ -41,12 +43,12 @@ func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 		return false
 	}
 	size := int(unsafe.Sizeof(*new(T)))
-	from := mapMany
+	from := m.limits.many
 	if a.one {
-		from = mapOne
+		from = m.limits.one
 	}
 	if a.mapped == nil && n*size >= from {
-		if region := reserveMemory(max(reserve, 2*n*size), n*size); region != nil {
+		if region := reserveMemory(max(m.limits.reserve, 2*n*size), n*size); region != nil {
 			m.regions = append(m.regions, region)
 			a.mapped, moved = region, true
 		}
@@ -57,7 +59,7 @@ func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 		a.s, a.mapped = s, nil
 		return true
 	}
-	bytes := min((n*size+growMapped-1)/growMapped*growMapped, len(a.mapped))
+	bytes := min((n*size+m.limits.step-1)/m.limits.step*m.limits.step, len(a.mapped))
 	m.touchSoon(a.mapped[len(a.s)*size : bytes])
 	s := unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(a.mapped))), bytes/size)
 	if moved {
@@ -70,7 +72,7 @@ func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 // touchSoon has a goroutine touch the part of a mapping by which it has grown, if that is large. A page that is touched for the first
 // time stops whoever does it while the system clears it, and for milliseconds where a host gives memory to a virtual machine only then.
 func (m *memory) touchSoon(part []byte) {
-	if len(part) > growMapped {
+	if len(part) > m.limits.step {
 		m.touches.Go(func() {
 			m.touching.Lock()
 			defer m.touching.Unlock()

@@ -14,8 +14,13 @@ import (
 // TestReaders lets readers run beside a writer that splits, lengthens, empties and frees the very nodes that they are in.
 // Some ranks only ever change by whole events, of which a reader must see all or nothing.
 func TestReaders(t *testing.T) {
+	for name, mem := range map[string]limits{"heap": memories[0], "mapped": memories[1]} {
+		t.Run(name, func(t *testing.T) { readers(t, newIndex(Config{MaxRemembered: 20}, mem)) })
+	}
+}
+
+func readers(t *testing.T, x *Index) {
 	const long = 700
-	x := New(Config{MaxRemembered: 20})
 	rng := rand.New(rand.NewPCG(1, 2))
 	var docs [][]events.LocalHash
 	for i := range 8 {
@@ -123,7 +128,7 @@ func TestReaders(t *testing.T) {
 			}
 		})
 	}
-	until := time.Now().Add(3 * time.Second)
+	until := time.Now().Add(1500 * time.Millisecond)
 	if testing.Short() {
 		until = time.Now().Add(500 * time.Millisecond)
 	}

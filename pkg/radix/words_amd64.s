@@ -1,13 +1,11 @@
-//go:build !race
-
 #include "textflag.h"
 
 // How many bytes ahead of the comparison both sides are asked for: enough to pass a page, where the processor's own prefetching stops, and no
 // more, since what is past the end of a run is asked for in vain.
 #define AHEAD 256
 
-// func sameRun(a, b []uint64) int
-TEXT ·sameRun(SB), NOSPLIT, $0-56
+// func sameRunSSE(a, b []uint64) int
+TEXT ·sameRunSSE(SB), NOSPLIT, $0-56
 	MOVQ a_base+0(FP), SI
 	MOVQ b_base+24(FP), DI
 	MOVQ b_len+32(FP), CX

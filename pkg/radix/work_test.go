@@ -217,7 +217,7 @@ func TestNamesThatCollide(t *testing.T) {
 func TestNamesOfOneHash(t *testing.T) {
 	engines := array[uint64]{s: make([]uint64, 5000)}
 	tab := &names{engines: &engines}
-	m := &memory{}
+	m := &memory{limits: usualLimits}
 	for h, n := range map[uint64]int{0: 600, 1<<32 - 1: 600, 1 << 31: 600} {
 		for i := range n {
 			b := uint32(h>>30)*1000 + uint32(i) + 1

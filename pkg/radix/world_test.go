@@ -2,6 +2,7 @@ package radix
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -19,6 +20,7 @@ type world struct {
 	t    testing.TB
 	pick chooser
 	cfg  Config
+	mem  limits
 	x    *Index
 	docs [][]events.LocalHash
 	now  events.Millis
@@ -42,9 +44,20 @@ type step struct {
 	evs []events.Event
 }
 
+// memories are the kinds of memory that an index is made of, whatever the build: heap; mappings that arrays move to early, grow in and leave again as
+// they are full; and what the build has.
+var memories = []limits{
+	{one: math.MaxInt, many: math.MaxInt},
+	{one: 128, many: 256, reserve: 64 << 10, step: 4 << 10},
+	usualLimits,
+}
+
+func (w *world) newIndex() *Index { return newIndex(w.cfg, w.mem) }
+
 func newWorld(t testing.TB, pick chooser) *world {
 	w := &world{t: t, pick: pick, cfg: Config{MaxParked: 40, ParkFor: 50, MaxRemembered: 10, RememberFor: 50}}
-	w.x = New(w.cfg)
+	w.mem = memories[pick.below(len(memories))]
+	w.x = w.newIndex()
 	for i := range 3 + pick.below(6) {
 		var doc []events.LocalHash
 		if i > 0 && pick.below(4) > 0 {
@@ -234,7 +247,7 @@ func (w *world) restore() {
 	}
 	into := from
 	if all := len(moved) == len(w.ranks); all && w.pick.below(2) == 0 {
-		into = New(w.cfg)
+		into = w.newIndex()
 	}
 	for i, m := range moved {
 		if into == from {

@@ -1,0 +1,10 @@
+//go:build !unix
+
+package radix
+
+// reserveMemory has nothing to offer here: arrays stay on the heap.
+func reserveMemory(int, int) []byte { return nil }
+
+func (m *memory) release() {}
+
+func touchMemory([]byte) {}

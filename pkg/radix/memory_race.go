@@ -1,0 +1,8 @@
+//go:build race
+
+package radix
+
+import "math"
+
+// usualLimits keep arrays on the heap, where the race detector sees them. Tests map some all the same.
+var usualLimits = limits{one: math.MaxInt, many: math.MaxInt}

@@ -1,0 +1,14 @@
+package radix
+
+import "sync/atomic"
+
+// sameRunAtomic counts the leading words that are equal, up to len(b), which is at most len(a).
+func sameRunAtomic(a, b []uint64) int {
+	a = a[:len(b)]
+	for i := range b {
+		if atomic.LoadUint64(&a[i]) != b[i] {
+			return i
+		}
+	}
+	return len(b)
+}
