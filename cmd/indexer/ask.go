@@ -38,15 +38,8 @@ func askingFlags(cmd *cobra.Command) *asking {
 	return a
 }
 
-// run asks one thing and prints it. With --json an error that the node gave is printed as JSON too.
+// run asks one thing of indexers, which needs no JetStream, and prints it. With --json an error that the node gave is printed as JSON too.
 func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client) (any, func(io.Writer) error, error)) error {
-	return a.runOn(ctx, func(ctx context.Context, conn *jetstream.Conn) (any, func(io.Writer) error, error) {
-		return ask(ctx, wire.NewClient(conn, a.namespace))
-	})
-}
-
-// runOn is run for what needs the connection itself.
-func (a *asking) runOn(ctx context.Context, ask func(context.Context, *jetstream.Conn) (any, func(io.Writer) error, error)) error {
 	if err := jetstream.CheckNamespace(a.namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)
 	}
@@ -55,12 +48,12 @@ func (a *asking) runOn(ctx context.Context, ask func(context.Context, *jetstream
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	conn, err := a.nats.Connect(ctx, "kvatlas indexer")
+	conn, err := a.nats.ConnectCore(ctx, "kvatlas indexer")
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	v, table, err := ask(ctx, conn)
+	v, table, err := ask(ctx, wire.NewClient(conn, a.namespace))
 	switch {
 	case err != nil:
 		return a.refused(err)
@@ -82,7 +75,7 @@ func (a *asking) refused(err error) error {
 }
 
 // reach connects to NATS and opens the namespace, for commands that need no indexer to run. The context that do gets has no
-// deadline.
+// deadline, but JetStream may be silent for --timeout at most.
 func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.Namespace) error) error {
 	if err := jetstream.CheckNamespace(a.namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)
@@ -92,16 +85,19 @@ func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.
 	}
 	opening, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	conn, err := a.nats.Connect(opening, "kvatlas indexer")
+	conn, err := a.nats.Connect(opening, "kvatlas indexer", a.timeout)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	ns, err := jetstream.OpenNamespace(opening, conn, a.namespace)
-	if err != nil {
-		return err
+	if err == nil {
+		err = do(ctx, ns)
 	}
-	return do(ctx, ns)
+	if errors.Is(err, jetstream.ErrUnavailable) && !errors.Is(err, jetstream.ErrNoLeader) && conn.Connected() {
+		return fmt.Errorf("%w: %w", jetstream.ErrNoLeader, err)
+	}
+	return err
 }
 
 func queryCommand() *cobra.Command {

@@ -392,7 +392,8 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 	options.Hooks = jetstream.ConnHooks{
 		Waiting: func(err error) {
 			if time.Since(told) >= 5*time.Second {
-				log.Warn("no NATS server answers; it is waited for", "nats", s.nats.Shown(), "for", s.natsWait, "error", err)
+				what, todo := s.nats.Away(err)
+				log.Warn(what, "nats", s.nats.Shown(), "for", s.natsWait, "error", err, "what_to_do", todo)
 				told = time.Now()
 			}
 		},

@@ -266,7 +266,8 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 		AsyncError:  func(err error) { f.log.Error("--engine-nats", "error", err) },
 		Waiting: func(err error) {
 			waiting.do(func(n uint64) {
-				f.log.Warn("waiting for --engine-nats", "nats", f.cfg.engineNATS.Shown(), "error", err, "times", n)
+				f.log.Warn("waiting for --engine-nats", "nats", f.cfg.engineNATS.Shown(), "error", err,
+					"what_to_do", "see that the Dynamo fleet's NATS server runs and that --engine-nats is its address", "times", n)
 			})
 		},
 	}

@@ -71,11 +71,11 @@ while it is away, as long as the engine's replay buffer reaches back; without it
 
 One process shims as many data-parallel ranks as --ranks says: rank N has --engine's port + N and --replay's + N, which is how vLLM and
 SGLang number them. vLLM publishes with
-  --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5567"}'
+  --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'
 
 With --source mooncake it is no engine's shim but a shared store's: it passes on what a Mooncake master says of its objects, for indexers to know
 without asking. It needs --engine and --master alone.`,
-		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567 --instance w1 --model llama --block-size 16
+		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --instance w1 --model llama --block-size 16
   worker-shim run --source mooncake --engine tcp://mooncake:5557 --master mooncake:9003`,
 		Args: cobra.NoArgs,
 	}
@@ -220,7 +220,8 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
 		Waiting: func(err error) {
 			waiting.do(func(n uint64) {
-				log.Warn("no NATS server answers; it is waited for", "nats", r.nats.Shown(), "error", err, "times", n)
+				what, todo := r.nats.Away(err)
+				log.Warn(what, "nats", r.nats.Shown(), "error", err, "what_to_do", todo, "times", n)
 			})
 		},
 	}
@@ -303,10 +304,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) (*jetstream.Namespace, error) {
 	waiting := limiter{every: r.logWindow}
 	for {
-		ns, err := jetstream.OpenNamespace(ctx, conn, r.namespace)
-		if err == nil {
-			err = ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
-		}
+		ns, err := r.open(ctx, conn)
 		if errors.Is(err, jetstream.ErrMismatch) {
 			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err, r.model)
 		}
@@ -314,13 +312,31 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 			return ns, err
 		}
 		waiting.do(func(n uint64) {
-			log.Warn("waiting for an indexer to create the namespace", "namespace", r.namespace, "error", err, "times", n)
+			what, todo := "waiting for an indexer to create the namespace", "start `indexer serve` on this NATS server, with --namespace "+r.namespace
+			if !errors.Is(err, jetstream.ErrNoNamespace) {
+				what, todo = cli.NoJetStream()
+			}
+			log.Warn(what, "namespace", r.namespace, "error", err, "what_to_do", todo, "times", n)
 		})
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+// openPatience is how long JetStream may take before it is said that it is waited for.
+const openPatience = 5 * time.Second
+
+// open tries once to open the namespace and to register the model in it.
+func (r *running) open(ctx context.Context, conn *jetstream.Conn) (*jetstream.Namespace, error) {
+	ctx, cancel := context.WithTimeout(ctx, openPatience)
+	defer cancel()
+	ns, err := jetstream.OpenNamespace(ctx, conn, r.namespace)
+	if err != nil {
+		return nil, err
+	}
+	return ns, ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
 }
 
 // claim makes sure that no other shim serves the rank, for which it waits a while: a predecessor may be draining. It returns nil where

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,6 +23,7 @@ type simulating struct {
 	seed                uint64
 	requests            int
 	rate                float64
+	promptFile          string
 }
 
 func simulateCommand() *cobra.Command {
@@ -30,19 +32,22 @@ func simulateCommand() *cobra.Command {
 		Use:   "simulate [--endpoint tcp://HOST:PORT --replay tcp://HOST:PORT]",
 		Short: "Run a simulated engine that announces KV cache, to try kvatlas without a GPU",
 		Long: `Run a simulated engine until stopped. It serves made-up conversations out of a block cache of its own and announces what it stores
-and evicts as vLLM does, on a ZeroMQ socket with a replay socket beside it. Equal seeds serve equal prompts, with equal blocks.`,
-		Example: `  worker-shim simulate --endpoint tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567
-  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5567 --instance sim --model sim --block-size 16`,
+and evicts as vLLM does, on a ZeroMQ socket with a replay socket beside it. Equal seeds serve equal prompts, with equal blocks.
+With --print-prompt FILE the token ids of the prompt that was served last stand in FILE, for indexer query --tokens-file FILE.`,
+		Example: `  worker-shim simulate --print-prompt prompt.json
+  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --instance sim --model sim --block-size 16
+  indexer query --model sim --tokens-file prompt.json`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&s.endpoint, "endpoint", "tcp://127.0.0.1:5557", "where events are published; port 0 takes a free one")
-	f.StringVar(&s.replay, "replay", "tcp://127.0.0.1:5567", "where messages are sent again on request")
+	f.StringVar(&s.replay, "replay", "tcp://127.0.0.1:5657", "where messages are sent again on request")
 	f.IntVar(&s.blockSize, "block-size", 16, fmt.Sprintf("tokens in a block; divides %d", trace.BlockTokens))
 	f.IntVar(&s.capacity, "capacity", 20_000, "blocks that the cache holds")
 	f.Uint64Var(&s.seed, "seed", 1, "what the conversations are made of")
 	f.IntVar(&s.requests, "requests", 10_000, "requests until the conversations begin again from the first")
 	f.Float64Var(&s.rate, "rate", 5, "requests in a second")
+	f.StringVar(&s.promptFile, "print-prompt", "", "file that gets the token ids of the prompt that was served last, as a JSON array, once a second at most")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
@@ -85,7 +90,7 @@ func (s *simulating) check() error {
 
 // run serves the conversations, over and over, until ctx ends.
 func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
-	engine, err := enginesim.Start(ctx, enginesim.Config{
+	engine, err := enginesim.Start(context.WithoutCancel(ctx), enginesim.Config{ // until Stop: a request that has begun is served
 		Endpoint: s.endpoint, Replay: s.replay, BlockSize: s.blockSize, Capacity: s.capacity, Seed: s.seed,
 	})
 	if err != nil {
@@ -97,6 +102,7 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 	tick := time.NewTicker(time.Duration(float64(time.Second) / s.rate))
 	defer tick.Stop()
 	var prompt, output []uint32
+	var printed time.Time
 	for i := 0; ; i = (i + 1) % len(requests) {
 		select {
 		case <-ctx.Done():
@@ -109,6 +115,27 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 		if err != nil {
 			return fmt.Errorf("serve request %d: %w", i, err)
 		}
+		if s.promptFile != "" && time.Since(printed) >= time.Second {
+			if err := printPrompt(s.promptFile, prompt); err != nil {
+				return fmt.Errorf("--print-prompt: %w", err)
+			}
+			if printed.IsZero() {
+				log.Info("the prompt that was served last is printed", "file", s.promptFile)
+			}
+			printed = time.Now()
+		}
 		log.Debug("served", "request", i, "tokens", len(prompt), "hit_blocks", hit)
 	}
+}
+
+// printPrompt writes token ids as a JSON array. Whoever reads the file finds a whole prompt, the one before or this one.
+func printPrompt(file string, tokens []uint32) error {
+	text, err := json.Marshal(tokens)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file+".new", append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
 }

@@ -19,7 +19,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -29,14 +28,6 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
-
-// Version is the program's version: what the build says, or "devel".
-func Version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
-		return info.Main.Version
-	}
-	return "devel"
-}
 
 // usageError is something given that makes no sense.
 type usageError struct{ error }
@@ -76,6 +67,7 @@ func Main(root *cobra.Command) int {
 	context.AfterFunc(ctx, stop)
 	running := false
 	root.Version = Version()
+	root.AddCommand(versionCommand())
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.PersistentFlags().String("config", "", "file of settings, YAML; flags and environment are stronger")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/pflag"
@@ -102,15 +103,45 @@ func (n *NATS) Said() bool {
 	return n.URL != "" || slices.ContainsFunc(n.how, func(s *string) bool { return *s != "" })
 }
 
-// Connect connects once; what cannot be reached is an error that names it.
-func (n *NATS) Connect(ctx context.Context, name string) (*jetstream.Conn, error) {
+// Connect connects once, to a server with JetStream; what cannot be reached is an error that names it. Patience is how long each later call may wait
+// for JetStream.
+func (n *NATS) Connect(ctx context.Context, name string, patience time.Duration) (*jetstream.Conn, error) {
+	c, err := n.connect(ctx, name, false, patience)
+	if errors.Is(err, jetstream.ErrNoLeader) {
+		return nil, fmt.Errorf("this needs JetStream; query, workers, status and cluster do not: %w", err)
+	}
+	return c, err
+}
+
+// ConnectCore is Connect for what needs no JetStream: requests to indexers are answered without it.
+func (n *NATS) ConnectCore(ctx context.Context, name string) (*jetstream.Conn, error) {
+	return n.connect(ctx, name, true, 0)
+}
+
+func (n *NATS) connect(ctx context.Context, name string, core bool, patience time.Duration) (*jetstream.Conn, error) {
 	o, err := n.Options(name)
 	if err != nil {
 		return nil, err
 	}
+	o.Core, o.Patience = core, patience
 	c, err := jetstream.Connect(ctx, o)
-	if errors.Is(err, jetstream.ErrUnavailable) {
+	if errors.Is(err, jetstream.ErrUnavailable) && !errors.Is(err, jetstream.ErrNoLeader) {
 		return nil, fmt.Errorf("no NATS server answers; start `indexer serve`, or say where it is with --nats: %w", err)
 	}
 	return c, err
+}
+
+// Away says, for a log line of a program that waits for a connection, what does not answer, and what to do about it.
+func (n *NATS) Away(err error) (what, todo string) {
+	if errors.Is(err, jetstream.ErrNoLeader) {
+		return NoJetStream()
+	}
+	return "no NATS server answers; it is waited for",
+		"start `indexer serve` or nats-server -js there, or say with --" + n.name + " where one is"
+}
+
+// NoJetStream says the same where there is a connection and JetStream does not answer.
+func NoJetStream() (what, todo string) {
+	return "NATS answers, but its JetStream does not; it is waited for",
+		"start the NATS servers that are away: more than half of those with JetStream must be up"
 }

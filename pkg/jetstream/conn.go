@@ -40,15 +40,19 @@ type ConnOptions struct {
 	// Domain is the JetStream domain, where JetStream is reached through a leaf node.
 	Domain string
 
-	// Core asks for no JetStream: the connection is good for [Conn.Listen] and [Conn.Request] alone.
+	// Core asks for no JetStream, which need not be there then: the connection is good for [Conn.Listen], [Conn.Request] and [Conn.Ask].
 	Core bool
 
 	// Wait says what Connect does while no server can be reached: false returns the error at once, true tries again
-	// until the context ends. A refusal (credentials, TLS) is always returned at once.
+	// until the context ends. A refusal (credentials, TLS) is always returned at once. A JetStream without a leader is
+	// waited for in both cases.
 	Wait bool
 
 	ConnectTimeout time.Duration // for one attempt to connect to one server; default 3 s
 	AttemptTimeout time.Duration // how long one request to the JetStream API waits before it is sent again; default 2 s
+
+	// Patience is how long one call is repeated while JetStream is unavailable; then that is the error. Default: until its context ends.
+	Patience time.Duration
 
 	// Absent is how long [Conn.Ask] asks while nobody can answer, as when a service or a NATS server restarts; default 2 s. More is good for who would
 	// rather wait, less for who has another way.
@@ -62,18 +66,19 @@ type ConnHooks struct {
 	Disconnected func(err error)  // the connection is lost and will be sought for ever
 	Reconnected  func(url string) // it is back
 	AsyncError   func(err error)  // something that no call can return: a refused subject, a slow consumer
-	Waiting      func(err error)  // Connect found no server (yet) and tries again
+	Waiting      func(err error)  // Connect found no server, or no JetStream (ErrNoLeader), and tries again
 	AskedAgain   func(why string) // [Conn.Ask] asks again, for one of the reasons Again…; this one is called from any goroutine
 }
 
 // Conn is one connection to NATS that never gives up. Its methods may be called from any goroutine.
 type Conn struct {
-	nc      *nats.Conn
-	api     string // "$JS.API." or that of a domain
-	inbox   string
-	level   int // JetStream API level of the server at the time of connecting
-	attempt time.Duration
-	hooks   ConnHooks
+	nc       *nats.Conn
+	api      string // "$JS.API." or that of a domain
+	inbox    string
+	level    int // JetStream API level of the server at the time of connecting
+	attempt  time.Duration
+	patience time.Duration // 0: no bound
+	hooks    ConnHooks
 
 	mu      sync.Mutex
 	waiting map[*waiter]struct{} // attempts under way
@@ -96,8 +101,8 @@ type waiter struct {
 
 // Connect connects and makes sure that there is a JetStream.
 //
-// Errors wrap [ErrUnavailable] (nobody there; see [ConnOptions.Wait]), [ErrDenied] (credentials refused) or
-// [ErrNoJetStream]; those of options that make no sense wrap nothing. None shows a password.
+// Errors wrap [ErrUnavailable] (nobody there; see [ConnOptions.Wait]), with it [ErrNoLeader] (a server, but no JetStream for now),
+// [ErrDenied] (credentials refused) or [ErrNoJetStream]; those of options that make no sense wrap nothing. None shows a password.
 func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	if len(o.URLs) == 0 {
 		o.URLs = []string{nats.DefaultURL}
@@ -121,12 +126,13 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 		return nil, fmt.Errorf("connect: a TLS certificate and its key belong together, have certificate %q and key %q", o.CertFile, o.KeyFile)
 	}
 	c := &Conn{
-		api:     jetstream.DefaultAPIPrefix,
-		inbox:   o.InboxPrefix,
-		attempt: o.AttemptTimeout,
-		hooks:   o.Hooks,
-		waiting: make(map[*waiter]struct{}),
-		lost:    make(chan struct{}),
+		api:      jetstream.DefaultAPIPrefix,
+		inbox:    o.InboxPrefix,
+		attempt:  o.AttemptTimeout,
+		patience: o.Patience,
+		hooks:    o.Hooks,
+		waiting:  make(map[*waiter]struct{}),
+		lost:     make(chan struct{}),
 
 		absent:    o.Absent,
 		asking:    make(map[uint64]asked),
@@ -241,8 +247,15 @@ func (c *Conn) apiLevel(ctx context.Context) (int, error) {
 	}
 	var err error
 	asked := c.retry(ctx, func() error {
-		if err = c.callOnce(ctx, "INFO", nil, &info); errors.Is(err, nats.ErrNoResponders) {
+		err = c.callOnce(ctx, "INFO", nil, &info)
+		switch {
+		case errors.Is(err, nats.ErrNoResponders):
 			err = fmt.Errorf("%w on NATS server %s", ErrNoJetStream, c.nc.ConnectedServerName())
+		case classOf(err) == ErrUnavailable && !errors.Is(err, context.Canceled) && c.nc.IsConnected():
+			err = fmt.Errorf("NATS server %s answers, but %w: %w", c.nc.ConnectedServerName(), ErrNoLeader, err)
+		}
+		if classOf(err) == ErrUnavailable && c.hooks.Waiting != nil {
+			c.hooks.Waiting(err)
 		}
 		return err
 	})
@@ -414,11 +427,12 @@ func (c *Conn) request(ctx context.Context, m *nats.Msg) (reply *nats.Msg, err e
 }
 
 // retry repeats an attempt while waiting may help: API requests are not answered while a cluster has no leader.
-// It returns the last error when the context ends.
+// It returns the last error when the context ends, or the connection's patience.
 func (c *Conn) retry(ctx context.Context, attempt func() error) error {
+	begun := time.Now()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := attempt()
-		if err == nil || classOf(err) != ErrUnavailable || c.nc.IsClosed() {
+		if err == nil || classOf(err) != ErrUnavailable || c.nc.IsClosed() || c.patience > 0 && time.Since(begun) >= c.patience {
 			return err
 		}
 		if !sleep(ctx, pause) {

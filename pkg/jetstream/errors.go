@@ -34,6 +34,10 @@ var (
 	// ErrNoJetStream: this NATS server, or this account on it, has no JetStream.
 	ErrNoJetStream = errors.New("JetStream is not enabled")
 
+	// ErrNoLeader: a NATS server answers and JetStream does not: it has no meta leader. Requests between clients work, nothing can be
+	// read from or written to a stream or bucket. It comes with [ErrUnavailable]: back off, and start the NATS servers that are away.
+	ErrNoLeader = errors.New("JetStream does not answer: it has no meta leader (more than half of its NATS servers must be up), or is just starting")
+
 	// ErrNoNamespace: no indexer has created the namespace yet. Returned by [OpenNamespace].
 	ErrNoNamespace = errors.New("namespace does not exist")
 
@@ -104,6 +108,7 @@ const (
 	codeWrongLastConstant  = 10164
 	codeNotEnabled         = 10076
 	codeNotEnabledAccount  = 10039
+	codeNoLeader           = 10008
 	codeServerNotAvailable = 503
 )
 
@@ -191,6 +196,9 @@ func failed(action string, err error) error {
 	}
 	err = sent(err)
 	class := classOf(err)
+	if own := new(apiError); errors.As(err, &own) && own.ErrCode == codeNoLeader && !errors.Is(err, ErrNoLeader) {
+		return fmt.Errorf("%s: %w: %w: %w", action, class, ErrNoLeader, err)
+	}
 	if class == nil || errors.Is(err, class) {
 		return fmt.Errorf("%s: %w", action, err)
 	}

@@ -100,7 +100,7 @@ func TestKubernetesRuns(t *testing.T) {
 	}
 	here := strings.NewReplacer(
 		"nats://kvatlas-nats:4222", "nats://"+client, "/etc/kvatlas/keys/", keys+"/default-", "/etc/kvatlas/http/token", token,
-		"0.0.0.0:8090", "127.0.0.1:0", "127.0.0.1:5557", engine, "127.0.0.1:5567", replay, "$(POD_NAME)", "pod-0", "--replicas=3", "--replicas=1",
+		"0.0.0.0:8090", "127.0.0.1:0", "127.0.0.1:5557", engine, "127.0.0.1:5657", replay, "$(POD_NAME)", "pod-0", "--replicas=3", "--replicas=1",
 	)
 	objects := map[string]manifest{}
 	args := map[string][]string{} // by container

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestOneReplayPort reads every page, manifest and help text that names an engine's replay endpoint with a port: all name the same one, which
+// worker-shim simulate has by default, so that what is copied from two places fits together.
+func TestOneReplayPort(t *testing.T) {
+	simulate := simulateCommand().Flags().Lookup("replay").DefValue
+	want := simulate[strings.LastIndex(simulate, ":")+1:]
+	named := regexp.MustCompile(`replay[a-z_]*"?[ :=,"]+tcp://[^:"\s]+:(\d+)`)
+	found := 0
+	look := func(path string) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range named.FindAllStringSubmatch(string(text), -1) {
+			if found++; m[1] != want {
+				t.Errorf("%s: %s; elsewhere it is %s", path, m[0], want)
+			}
+		}
+	}
+	root := filepath.Join("..", "..")
+	for _, path := range []string{"README.md", "docker-compose.yml", "cmd/worker-shim/main.go", "cmd/worker-shim/simulate.go"} {
+		look(filepath.Join(root, path))
+	}
+	for _, folder := range []string{"docs", "deploy"} {
+		err := filepath.WalkDir(filepath.Join(root, folder), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				look(path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found < 15 {
+		t.Errorf("only %d places name a replay port: the pattern has become too narrow", found)
+	}
+}

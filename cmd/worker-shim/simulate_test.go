@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestSimulateEndsWell ends a simulated engine, as SIGTERM does, in the middle of its work, many times: it is no failure.
+func TestSimulateEndsWell(t *testing.T) {
+	for i := range 20 {
+		s := &simulating{endpoint: "tcp://127.0.0.1:0", replay: "tcp://127.0.0.1:0", blockSize: 512, capacity: 100, requests: 10, rate: 10_000}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Millisecond)
+		if err := s.run(ctx, slog.New(slog.DiscardHandler)); err != nil {
+			t.Errorf("run %d ended with %v", i, err)
+		}
+		cancel()
+	}
+}
+
+// TestPrintPrompt looks at what --print-prompt leaves: the prompt that was served last, whole.
+func TestPrintPrompt(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "prompt.json")
+	s := &simulating{
+		endpoint: "tcp://127.0.0.1:0", replay: "tcp://127.0.0.1:0", blockSize: 512, capacity: 100, requests: 1, rate: 10_000, promptFile: file,
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.run(ctx, slog.New(slog.DiscardHandler)) }()
+	var text []byte
+	for text == nil {
+		text, _ = os.ReadFile(file) // until it is there
+		time.Sleep(time.Millisecond)
+		if len(ended) > 0 {
+			break
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	var tokens []uint32
+	if err := json.Unmarshal(text, &tokens); err != nil || len(tokens) < 512 {
+		t.Errorf("%d tokens, %v", len(tokens), err)
+	}
+	s.promptFile = filepath.Join(t.TempDir(), "absent", "prompt.json")
+	if err := s.run(t.Context(), slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("a folder that is not there is no failure")
+	}
+}

@@ -1,0 +1,73 @@
+package integration
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// TestOneVersion asks both programs, a node's status, its NATS service, the changes and the pages for the version: all say the same.
+func TestOneVersion(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "CHANGELOG.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	heading := regexp.MustCompile(`(?m)^## (v\d+\.\d+\.\d+)`).FindStringSubmatch(string(text))
+	if heading == nil {
+		t.Fatal("CHANGELOG.md names no version")
+	}
+	want := heading[1]
+	for _, name := range []string{"indexer", "worker-shim"} {
+		if r := harness.Run(t, name, "--version"); r.Code != 0 || r.Stdout != name+" version "+want+"\n" {
+			t.Errorf("%s --version: %+v", name, r)
+		}
+		if r := harness.Run(t, name, "version"); r.Code != 0 || !strings.HasPrefix(r.Stdout, name+" "+want+", ") || strings.Count(r.Stdout, "\n") != 1 {
+			t.Errorf("%s version: %+v", name, r)
+		}
+		var said struct{ Version, Go string }
+		r := harness.Run(t, name, "version", "--json")
+		if err := json.Unmarshal([]byte(r.Stdout), &said); err != nil || said.Version != want || said.Go == "" {
+			t.Errorf("%s version --json: %+v, %v", name, r, err)
+		}
+	}
+	if page, err := os.ReadFile(filepath.Join("..", "docs", "cluster.md")); err != nil {
+		t.Error(err)
+	} else {
+		for _, v := range regexp.MustCompile(`\bv\d+\.\d+\.\d+`).FindAllString(string(page), -1) {
+			if v != want {
+				t.Errorf("docs/cluster.md shows %s, the version is %s", v, want)
+			}
+		}
+	}
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	var status api.Status
+	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS, "--json"); json.Unmarshal([]byte(r.Stdout), &status) != nil || status.Version != want {
+		t.Errorf("the status says %q: %+v", status.Version, r)
+	}
+	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{"nats://" + x.NATS}, Core: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for _, service := range []string{"kvatlas-indexer", "kvatlas-node", "kvatlas-own"} {
+		var said struct{ Version string }
+		harness.Eventually(t, "the service "+service+" says its version", func() (bool, string) {
+			replies, err := conn.Gather(t.Context(), time.Second, "$SRV.INFO."+service, "", nil)
+			if err != nil || len(replies) == 0 || json.Unmarshal(replies[0].Body, &said) != nil {
+				return false, ""
+			}
+			return true, ""
+		})
+		if "v"+said.Version != want {
+			t.Errorf("the service %s says version %q", service, said.Version)
+		}
+	}
+}
