@@ -121,6 +121,8 @@ func whyStopped(o *api.Overlap, blocks int) string {
 		"unknown_block":        fmt.Sprintf("block %d: nobody holds it, or what follows", at),
 		"not_held":             fmt.Sprintf("block %d: it does not hold it in any tier", at),
 		"held_in_earlier_tier": fmt.Sprintf("block %d: it holds it only in a tier before the one that its prefix has come to", at),
+		"group_lacks_blocks":   fmt.Sprintf("block %d: no longer prefix has what %s needs", at, groupInWords(o.Path.Group)),
+		"draft_model":          fmt.Sprintf("block %d: its engine computes the last block that it holds anew, for its draft model", at),
 	}[o.Path.Stop]
 	if text == "" {
 		text = o.Path.Stop
@@ -132,6 +134,17 @@ func whyStopped(o *api.Overlap, blocks int) string {
 		text += " (not all of its blocks are shown)"
 	}
 	return text
+}
+
+// groupInWords is a group of a hybrid model's cache.
+func groupInWords(g *api.PathGroup) string {
+	switch {
+	case g == nil:
+		return "another group of the model's cache"
+	case g.Window > 0:
+		return fmt.Sprintf("group %d (%s, %d tokens)", g.Index, g.Kind, g.Window)
+	}
+	return fmt.Sprintf("group %d (%s)", g.Index, g.Kind)
 }
 
 // whyNoMore says in words which rule of its engine ended what a rank would load from the shared store.

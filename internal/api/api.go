@@ -219,7 +219,8 @@ type Overlap struct {
 // Bound is a kind of upper bound.
 type Bound string
 
-// BoundFullAttentionOnly: the model has groups with sliding windows of unknown size, of which the depths take no account. The engine may reuse less.
+// BoundFullAttentionOnly: the model has groups of which it is not known what they need of a prefix, such as sliding windows of unknown size. The depths take no
+// account of them: the engine may reuse less.
 const BoundFullAttentionOnly Bound = "full_attention_only"
 
 // EngineState is how a shim's connection to its engine stands.
@@ -239,11 +240,20 @@ type Path struct {
 	More bool      `json:"more,omitempty" msgpack:"more,omitempty"`
 
 	// Stop is the rule that ended the rank's own prefix: query_ends; unknown_block (nobody that the rank's node knows holds or remembers it, or what follows); not_held
-	// (this rank holds it in no tier); held_in_earlier_tier (only in a tier before the one that the prefix has come to).
-	Stop string `json:"stop" msgpack:"stop"`
+	// (this rank holds it in no tier); held_in_earlier_tier (only in a tier before the one that the prefix has come to); group_lacks_blocks (a group of a hybrid
+	// model, named by Group, does not have what it needs of a longer prefix); draft_model (the engine computes the last block that it holds anew).
+	Stop  string     `json:"stop" msgpack:"stop"`
+	Group *PathGroup `json:"group,omitempty" msgpack:"group,omitempty"`
 
 	Behind   uint32 `json:"behind" msgpack:"behind"`       // blocks that the rank holds behind the end of its prefix, of no use
 	L3Behind uint32 `json:"l3_behind" msgpack:"l3_behind"` // blocks of the shared store behind what the rank would load
+}
+
+// PathGroup is a KV-cache group of a hybrid model.
+type PathGroup struct {
+	Index  events.GroupIndex `json:"index" msgpack:"index"`
+	Kind   string            `json:"kind" msgpack:"kind"`                         // as vLLM calls it: sliding_window, chunked_local_attention, mamba
+	Window uint32            `json:"window,omitempty" msgpack:"window,omitempty"` // tokens: the window, or the chunk
 }
 
 // HeldRun is a run of blocks that a rank holds in the same tiers.

@@ -83,7 +83,8 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 				o.Bound, o.Engine, o.CatchingUp = Bound(words(rng)), EngineState(words(rng)), rng.IntN(2) == 0
 			}
 			if people && rng.IntN(2) == 0 {
-				o.Path = &Path{Held: some(rng, 3, func() HeldRun { return HeldRun{u32(), u32(), some(rng, 3, func() string { return words(rng) })} }), Stop: words(rng), Behind: u32()}
+				o.Path = &Path{Held: some(rng, 3, func() HeldRun { return HeldRun{u32(), u32(), some(rng, 3, func() string { return words(rng) })} }), Stop: words(rng), Behind: u32(),
+					Group: &PathGroup{events.GroupIndex(u32()), words(rng), u32()}}
 			}
 			return o
 		}),

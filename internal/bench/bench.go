@@ -194,7 +194,7 @@ func (f *fleet) join(workers int) {
 	f.ids = f.ids[:0]
 	for w := range workers {
 		s := w % len(f.shards)
-		id := f.shards[s].AddRank(0)
+		id := f.shards[s].AddRank(0, 16)
 		f.ids = append(f.ids, id)
 		f.workers[s][id] = uint32(w)
 	}

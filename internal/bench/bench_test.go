@@ -61,7 +61,7 @@ func TestHolesEightTimesOver(t *testing.T) {
 	x := radix.New(radix.Config{})
 	var ids []radix.RankID
 	for range c.Header().Workers {
-		ids = append(ids, x.AddRank(0))
+		ids = append(ids, x.AddRank(0, 16))
 	}
 	const (
 		step   = 256 << 10 // by which mapped arrays grow; those on the heap (under the race detector) keep a quarter to spare

@@ -84,7 +84,7 @@ func (b *run) snapshot() error {
 	y := radix.New(b.o.Index)
 	var ids []radix.RankID
 	for range f.ids {
-		ids = append(ids, y.AddRank(0))
+		ids = append(ids, y.AddRank(0, 16))
 	}
 	start = time.Now()
 	imp := y.StartImport(ids)

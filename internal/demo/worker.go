@@ -47,7 +47,7 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 		return nil, err
 	}
 	w := &worker{
-		key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("engine-%d", i))}, hasher: hasher, twin: twin.New(twin.Config{}),
+		key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("engine-%d", i))}, hasher: hasher, twin: twin.New(twin.Config{}, uint32(cfg.BlockSize)),
 		ended: make(chan error, 1), changed: make(chan struct{}),
 	}
 	if cfg.L3 != nil {

@@ -19,5 +19,6 @@
 // # What a RouterEvent cannot say
 //
 // It has no attention groups: of a rank with several main ones, a block is dumped, once, where all of them hold it, which is what queries
-// see. Blocks of other groups, and blocks that wait for their parents, are left out and counted in [Left].
+// see. Blocks of other groups (sliding windows, chunks, Mamba states), what these need of a prefix and what a draft model drops have no place in it either:
+// of a hybrid model, answers from what was loaded are what the main groups hold, which bounds what an engine would reuse from above. Such blocks, and blocks that wait for their parents, are left out and counted in [Left].
 package dump

@@ -36,7 +36,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 	key := events.RankKey{Instance: "w1"}
 	pub, err := w.ns.OpenPublisher(w.ctx, key, jetstream.PublisherHooks{})
 	w.must(err)
-	truth := twin.New(twin.Config{MaxParked: 100, ParkFor: age, MaxRemembered: 100, RememberFor: age})
+	truth := twin.New(twin.Config{MaxParked: 100, ParkFor: age, MaxRemembered: 100, RememberFor: age}, 4)
 	var next events.EventID = 1
 	var expired uint64 // blocks, for the twin
 	say := func(evs ...events.Event) {

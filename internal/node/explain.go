@@ -61,6 +61,9 @@ func (n *Node) explain(s *scratch, q *api.Query, served *Served, answer *api.Ans
 // pathOf is a rank's way with equal blocks that follow each other as one run, of which there are most at the most.
 func pathOf(p *radix.RankPath, most int) *api.Path {
 	path := &api.Path{Stop: p.Stop.String(), Behind: p.Behind}
+	if p.Stop == radix.StopGroup {
+		path.Group = &api.PathGroup{Index: p.Group.Group, Kind: p.Group.Kind.String(), Window: p.Group.Window}
+	}
 	for at := 0; at < len(p.Blocks); {
 		end := at + 1
 		for end < len(p.Blocks) && p.Blocks[end] == p.Blocks[at] {

@@ -100,10 +100,14 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			}
 			s.holding.Add(o.Rank)
 			s.of = append(s.of, r.Partition)
-			answer.Workers = append(answer.Workers, api.Overlap{
+			found := api.Overlap{
 				Instance: r.Key.Instance, Rank: r.Key.Rank,
 				Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
-			})
+			}
+			if r.Bounded {
+				found.Bound = api.BoundFullAttentionOnly
+			}
+			answer.Workers = append(answer.Workers, found)
 		}
 	}
 	if n.lapses.Load() != lapses { // a partition may have been emptied under the query

@@ -71,6 +71,7 @@ type rank struct {
 	lastSeen    events.Millis
 	shutdown    bool
 	partial     bool   // some events of the incarnation were not seen: it may hold more than is known
+	bounded     bool   // its depths are an upper bound, by what it has said of its groups
 	lookahead   uint32 // how far its hashes read ahead, by its last stored event that has any
 	stored      uint64 // blocks in stored events, in this incarnation
 	removed     uint64 // blocks in removed events
@@ -219,6 +220,9 @@ func (m *Machine) applyMessage(part *partition, msg *Message) {
 		part.grown.changes += uint64(len(evs[i].Blocks))
 	}
 	m.count(m.index.Apply(r.id, msg.Time, evs))
+	if b := m.index.Bounded(r.id); b != r.bounded {
+		r.bounded, m.stale = b, true
+	}
 	r.lastID = max(r.lastID, b.LastID())
 	r.cursor, r.lastSeen, r.shutdown = b.Cursor, msg.Time, b.Shutdown
 	if b.Shutdown { // nothing is kept of who is gone; if the rank comes back it begins a new incarnation
@@ -234,9 +238,9 @@ func (m *Machine) begin(r *rank, b *events.Batch) {
 	m.counts.Incarnations++
 	r.model, r.blockSize = b.Model, b.BlockSize
 	r.space = m.space(b.Model, b.BlockSize)
-	r.id = m.index.AddRank(r.space)
+	r.id = m.index.AddRank(r.space, r.blockSize)
 	r.incarnation, r.lastID, r.cursor, r.shutdown = b.Incarnation, 0, events.Cursor{}, false
-	r.stored, r.removed, r.partial, r.lookahead = 0, 0, false, 0
+	r.stored, r.removed, r.partial, r.lookahead, r.bounded = 0, 0, false, 0, false
 	m.stale = true
 }
 
@@ -291,6 +295,7 @@ type RankOfView struct {
 	ID        radix.RankID
 	Partition events.Partition
 	Lookahead uint32 // how many tokens beyond a block its engine hashes with the block; see events.Event
+	Bounded   bool   // its depths are an upper bound; see [radix.Index.Bounded]
 }
 
 // View returns the ranks and models of now. Any goroutine may call it.
@@ -310,7 +315,8 @@ func (m *Machine) publishView() {
 				served[key] = s
 				v.Models[r.model] = append(v.Models[r.model], s)
 			}
-			ref := &RankOfView{Key: r.key, ID: r.id, Partition: part.id, Lookahead: r.lookahead}
+			r.bounded = m.index.Bounded(r.id)
+			ref := &RankOfView{Key: r.key, ID: r.id, Partition: part.id, Lookahead: r.lookahead, Bounded: r.bounded}
 			s.Ranks = append(s.Ranks, ref)
 			if at, ok := slices.BinarySearch(s.Lookaheads, r.lookahead); !ok {
 				s.Lookaheads = slices.Insert(s.Lookaheads, at, r.lookahead)

@@ -117,7 +117,7 @@ func (n naive) apply(m Message) {
 		return
 	}
 	if r == nil || b.Incarnation > r.incarnation {
-		r = &naiveRank{b.Model, b.Incarnation, 0, 0, twin.New(twin.Config(bounds))}
+		r = &naiveRank{b.Model, b.Incarnation, 0, 0, twin.New(twin.Config(bounds), b.BlockSize)}
 		n[m.Key] = r
 	}
 	if b.FirstID > r.last+1 {

@@ -277,7 +277,7 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 			lastSeen: events.Millis(s.LastSeen), stored: s.Stored, removed: s.Removed, partial: s.Partial,
 			lookahead: s.Lookahead,
 		}
-		r.id = m.index.AddRank(r.space)
+		r.id = m.index.AddRank(r.space, r.blockSize)
 		ids[i] = r.id
 		part.ranks[r.key] = r
 	}

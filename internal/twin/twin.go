@@ -70,7 +70,10 @@ func (p *parked) waiting() (n uint64) {
 type Rank struct {
 	cfg    Config
 	clock  events.Millis
+	block  uint32                                 // tokens
 	kinds  map[events.GroupIndex]events.Attention // as the first stored event of each group said
+	window map[events.GroupIndex]uint32           // tokens, as the first stored event said that had one
+	drops  map[events.GroupIndex]bool             // some stored event said so
 	copies map[copyOf]int                         // of main groups, by name
 	held   map[holding]int                        // the same copies, by place
 	place  map[events.BlockHash]events.SeqHash    // of every name in copies
@@ -80,15 +83,15 @@ type Rank struct {
 	counts Counts
 }
 
-// New returns a rank that holds nothing.
-func New(cfg Config) *Rank {
-	r := &Rank{cfg: cfg}
+// New returns a rank that holds nothing. block is the size of a block in tokens.
+func New(cfg Config, block uint32) *Rank {
+	r := &Rank{cfg: cfg, block: block}
 	r.reset()
 	return r
 }
 
 func (r *Rank) reset() {
-	r.kinds = map[events.GroupIndex]events.Attention{}
+	r.kinds, r.window, r.drops = map[events.GroupIndex]events.Attention{}, map[events.GroupIndex]uint32{}, map[events.GroupIndex]bool{}
 	r.copies, r.held, r.sets = map[copyOf]int{}, map[holding]int{}, map[copyOf]int{}
 	r.place = map[events.BlockHash]events.SeqHash{}
 	r.gone, r.parked = nil, nil
@@ -133,6 +136,10 @@ func (r *Rank) stored(e *events.Event) {
 	case kind == events.AttentionUnknown:
 		r.kinds[e.Group] = e.Attention
 	}
+	if r.window[e.Group] == 0 {
+		r.window[e.Group] = e.Window
+	}
+	r.drops[e.Group] = r.drops[e.Group] || e.Drops
 	switch {
 	case !r.kinds[e.Group].Main():
 		for _, name := range e.Blocks {
@@ -344,8 +351,21 @@ func (r *Rank) Holds(tier events.Tier, seq events.SeqHash) bool {
 	return main
 }
 
-// Match says how many leading blocks are held in device, how many more follow directly in host, in disk, in external.
+// Match says how many leading blocks an engine can use that are held in device, how many more with those that follow directly in host, in disk,
+// in external.
 func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
+	held, before := r.Held(locals), 0
+	total := 0
+	for t := range held {
+		total += int(held[t])
+		n := r.usable(locals, total, events.Tier(t+1))
+		depth[t], before = uint32(n-before), n
+	}
+	return depth
+}
+
+// Held says how many leading blocks are held in device, how many more follow directly in host, in disk, in external.
+func (r *Rank) Held(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
 	tier := events.Device
 	var seq events.SeqHash
 	for i, l := range locals {
@@ -362,7 +382,7 @@ func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) 
 }
 
 // Checksum is the sum, modulo 2^64, over every (tier, block) held by whatever main group of a hash of tier, sequence hash
-// and number of copies.
+// and number of copies, and over every (tier, group, name) held by the other groups of a hash of these and the number of copies.
 func (r *Rank) Checksum() (sum uint64) {
 	total := map[holding]int{}
 	for h, n := range r.held {
@@ -370,6 +390,9 @@ func (r *Rank) Checksum() (sum uint64) {
 	}
 	for h, n := range total {
 		sum += mix(uint64(h.seq) ^ mix(uint64(h.tier)<<56|uint64(n)))
+	}
+	for c, n := range r.sets {
+		sum += mix(uint64(c.name) ^ mix(mix(uint64(c.tier)<<32|uint64(c.group))^uint64(n)))
 	}
 	return sum
 }

@@ -149,6 +149,16 @@ func AttentionOf(kind string) Attention {
 	return AttentionOther
 }
 
+// String is what vLLM calls the kind.
+func (a Attention) String() string {
+	for name, kind := range attentionNames {
+		if kind == a && name != "" {
+			return name
+		}
+	}
+	return "other"
+}
+
 // Windowed reports whether groups of this kind need what their window or chunk says of a prefix, and no more.
 func (a Attention) Windowed() bool {
 	return a == AttentionSlidingWindow || a == AttentionSlidingMLA || a == AttentionChunkedLocal

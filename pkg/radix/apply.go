@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"cmp"
 	"slices"
 	"unsafe"
 
@@ -47,9 +48,12 @@ func (x *Index) learn(r *rank, e *events.Event, c *Counts) (take, main bool) {
 		return int(int64(g.Group) - int64(to))
 	})
 	if !ok {
-		r.groups = slices.Insert(r.groups, i, events.GroupKind{Group: e.Group, Kind: e.Attention})
+		r.groups = slices.Insert(r.groups, i, events.GroupKind{Group: e.Group, Kind: e.Attention, Window: e.Window, Drops: e.Drops})
 		if e.Attention.Main() {
 			x.mainGroup(r, e.Group)
+		}
+		if e.Drops || !e.Attention.Main() {
+			x.learnReuse(r)
 		}
 		return true, e.Attention.Main()
 	}
@@ -61,6 +65,10 @@ func (x *Index) learn(r *rank, e *events.Event, c *Counts) (take, main bool) {
 		return false, false
 	case g.Kind == events.AttentionUnknown:
 		g.Kind = e.Attention
+	}
+	if e.Window > 0 && g.Window == 0 || e.Drops && !g.Drops {
+		g.Window, g.Drops = cmp.Or(g.Window, e.Window), g.Drops || e.Drops
+		x.learnReuse(r)
 	}
 	return true, g.Kind.Main()
 }
@@ -95,13 +103,7 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 	case !take:
 		return
 	case !main:
-		if r.sets == nil {
-			r.sets = map[copyKey]uint32{}
-		}
-		for _, name := range e.Blocks {
-			r.sets[copyKey{e.Tier, e.Group, name}]++
-		}
-		c.OtherStored += uint64(len(e.Blocks))
+		x.storedBeside(r, e, c)
 		return
 	case len(e.Blocks) == 0:
 		return
@@ -192,6 +194,7 @@ func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *
 	} else {
 		x.hold(r, e, cancelled, taken, c)
 	}
+	x.settlePlaced(r, e, cancelled, taken)
 	if r.parked.len() > 0 {
 		for i, name := range e.Blocks[:taken] {
 			if cancelled == nil || !cancelled[i] {
@@ -362,18 +365,7 @@ type leaving struct {
 func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
 	switch {
 	case !r.main(e.Group):
-		for _, name := range e.Blocks {
-			k := copyKey{e.Tier, e.Group, name}
-			if n := r.sets[k]; n == 0 {
-				c.UnknownRemovals++
-				continue
-			} else if n == 1 {
-				delete(r.sets, k)
-			} else {
-				r.sets[k] = n - 1
-			}
-			c.OtherRemoved++
-		}
+		x.removedBeside(r, e, c)
 	case r.naming == ledgers:
 		x.leaveLedger(r, e, c)
 	case !r.hasGroup || r.group != e.Group || x.v.masks[e.Tier-1] == nil:
@@ -520,6 +512,13 @@ func (x *Index) leave(r *rank, tier int, c *Counts) {
 		g.pins++ // all of them, before anything is forgotten and cut off
 		lost = append(lost, l)
 	}
+	if r.reuse != nil {
+		x.spots = x.spots[:0]
+		for _, l := range lost {
+			x.spots = append(x.spots, spot{block: l.block})
+		}
+		x.settleWindows(r, x.spots)
+	}
 	for _, l := range lost {
 		x.remember(r, r.clock, events.BlockHash(l.name), l.block)
 	}
@@ -574,6 +573,7 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 		tiers = 1 << (tier - 1)
 	}
 	x.hidden.Store(hiding | uint64(r.slot())<<8 | uint64(tiers))
+	x.clearWindows(r, tiers)
 	if r.naming == ledgers {
 		x.clearLedger(r, tiers, c)
 	} else {
@@ -604,7 +604,9 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 // fresh makes a rank that holds nothing as it was when it was added, but for its clock. One that named blocks its own way is
 // expected to do so again.
 func (x *Index) fresh(r *rank) {
-	*r = rank{id: r.id, space: r.space, clock: r.clock, naming: r.naming, own: r.own}
+	r.groups = nil
+	x.learnReuse(r)
+	*r = rank{id: r.id, space: r.space, block: r.block, clock: r.clock, naming: r.naming, own: r.own}
 	if r.naming == ledgers {
 		x.ledgerRanks--
 		r.naming, r.own = owning, &names{engines: &x.engines, seed: x.shared.seed}

@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -12,7 +13,7 @@ func fleetOf(ranks, blocks int) (*Index, []RankID, []events.LocalHash, []events.
 	locals, names := chain(1, blocks)
 	var ids []RankID
 	for i := range ranks {
-		id := x.AddRank(0)
+		id := x.AddRank(0, 16)
 		ids = append(ids, id)
 		for at := 0; at < blocks-i; at += events.MaxBlocksPerEvent {
 			to := min(at+events.MaxBlocksPerEvent, blocks-i)
@@ -24,6 +25,48 @@ func fleetOf(ranks, blocks int) (*Index, []RankID, []events.LocalHash, []events.
 		}
 	}
 	return x, ids, locals, names
+}
+
+// hybrid gives each rank of a fleet a window of 64 blocks too: of all its blocks, of its last ones, or of ones in the middle.
+func hybrid(x *Index, ids []RankID, names []events.BlockHash, keeps string) {
+	for i, id := range ids {
+		n := len(names) - i
+		from, to := 0, n
+		switch keeps {
+		case "end":
+			from = n - 64
+		case "middle":
+			from, to = n/2-64, n/2
+		case "nothing":
+			from = n
+		}
+		for at := from; at < to; at += events.MaxBlocksPerEvent {
+			x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Device, Group: 1, Attention: events.AttentionSlidingWindow, Window: 1024,
+				Blocks: names[at:min(to, at+events.MaxBlocksPerEvent)]}})
+		}
+	}
+}
+
+// BenchmarkHybrid is BenchmarkMatch with a window beside the prefix.
+func BenchmarkHybrid(b *testing.B) {
+	for _, c := range []struct{ ranks, blocks int }{{64, 500}, {256, 500}, {256, 15000}} {
+		for _, keeps := range []string{"full", "all", "end", "middle"} {
+			x, ids, locals, names := fleetOf(c.ranks, c.blocks)
+			if keeps != "full" {
+				hybrid(x, ids, names, keeps)
+			}
+			b.Run(fmt.Sprintf("%dranks_%dblocks_%s", c.ranks, c.blocks, keeps), func(b *testing.B) {
+				var a Answer
+				b.ReportAllocs()
+				for b.Loop() {
+					x.Match(0, locals, nil, &a)
+				}
+				if keeps != "nothing" && len(a.Ranks) != c.ranks {
+					b.Fatalf("%d ranks", len(a.Ranks))
+				}
+			})
+		}
+	}
 }
 
 func BenchmarkMatch(b *testing.B) {
@@ -84,7 +127,7 @@ func BenchmarkApply(b *testing.B) {
 	}
 	b.Run("block_by_block", func(b *testing.B) {
 		x := New(Config{})
-		id := x.AddRank(0)
+		id := x.AddRank(0, 16)
 		locals, names := chain(1, 60000)
 		b.ReportAllocs()
 		b.ResetTimer()

@@ -3,6 +3,7 @@ package radix
 import (
 	"fmt"
 	"math/bits"
+	"reflect"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -107,7 +108,7 @@ func (c *checker) holders() error {
 	x, v := c.x, c.x.v
 	for i := range v.nodes {
 		n := &v.nodes[i]
-		for t, m := range v.masks {
+		for t, m := range v.masks[:v.planes] {
 			if m == nil {
 				continue
 			}
@@ -125,7 +126,7 @@ func (c *checker) holders() error {
 		}
 		keys := map[uint32]bool{}
 		for _, p := range v.parts[n.parts : n.parts+n.nparts] {
-			slot, tier := p.key>>2, int(p.key&3)
+			slot, tier := p.key>>planeBits, int(p.key&planeMask)
 			count, lead := uint32(0), uint32(0)
 			for b := range n.len {
 				if v.partHas(&p, b) {
@@ -186,7 +187,7 @@ func (c *checker) ranks() error {
 			}
 			for b := range n.len {
 				any := false
-				for t := range v.masks {
+				for t := range events.NumTiers {
 					if v.masks[t] != nil && v.holds(id, b, t, r.slot()) {
 						held[t]++
 						any = true
@@ -198,6 +199,9 @@ func (c *checker) ranks() error {
 					c.sharedHeld[n.start+b] = true
 				}
 			}
+		}
+		if err := c.windows(r); err != nil {
+			return fmt.Errorf("rank %d: %w", slot, err)
 		}
 		if r.naming == ledgers {
 			ledgerRanks++
@@ -236,6 +240,47 @@ func (c *checker) ranks() error {
 	}
 	if ledgerRanks != x.ledgerRanks {
 		return fmt.Errorf("%d ranks with ledgers, counted %d", ledgerRanks, x.ledgerRanks)
+	}
+	return nil
+}
+
+// windows verifies that the marks of a rank's windows are at the blocks that count for them, and nowhere else.
+func (c *checker) windows(r *rank) error {
+	x := c.x
+	names := map[uint32]events.BlockHash{}
+	switch r.naming {
+	case sharing:
+		x.eachHeld(r, func(block uint32, _ TierSet) {
+			name, _ := x.sharedName(block)
+			names[block] = events.BlockHash(name)
+		})
+	case owning:
+		r.own.each(func(name uint64, block uint32) { names[block] = events.BlockHash(name) })
+	}
+	if got, want := r.reuse, reuseOf(r.groups, r.block); !reflect.DeepEqual(got, want) {
+		return fmt.Errorf("it wants %+v, by its groups %+v", got, want)
+	}
+	if shown := int(r.slot()) < len(x.v.reuse) && x.v.reuse[r.slot()] != nil; shown != r.reuse.cuts() {
+		return fmt.Errorf("readers know of what it wants: %v", shown)
+	}
+	for i := range x.v.nodes {
+		id, n := uint32(i), &x.v.nodes[i]
+		for plane := events.NumTiers; plane < x.v.planes; plane++ {
+			if x.v.masks[plane] == nil {
+				continue
+			}
+			var w *window
+			if r.reuse != nil && plane/events.NumTiers <= len(r.reuse.windows) {
+				w = &r.reuse.windows[plane/events.NumTiers-1]
+			}
+			for off := range n.len {
+				name, named := names[n.start+off]
+				want := w != nil && r.wanted(w, events.Tier(plane%events.NumTiers+1), spot{n.start + off, name, named})
+				if got := x.v.holds(id, off, plane, r.slot()); got != want {
+					return fmt.Errorf("node %d, block %d, plane %d: marked %v, want %v", id, n.start+off, plane, got, want)
+				}
+			}
+		}
 	}
 	return nil
 }

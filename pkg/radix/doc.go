@@ -8,7 +8,7 @@
 // rank's own events and their times alone, so that replicas of one log are equal ([Index.Checksum]); and that what it
 // keeps is bounded by what is held, plus a bounded rest for each rank ([Config]).
 //
-// One goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, RankStats, Check, GroupSets and everything about
+// One goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, RankStats, Bounded, Check, GroupSets and everything about
 // exports and imports. Match, MatchGroups and Explain may be called from any goroutine at any time; they never wait for the
 // writer, and see an event as a whole or not at all.
 //
@@ -26,8 +26,22 @@
 //   - The first stored event of a group says whether it is a main one, that is part of the prefix. A block counts as held in a tier if
 //     every main group that the rank has announced holds it there. Other groups are sets of names with counts.
 //
+// What an answer's depths are: how much of a prefix the rank's engine can reuse, which is what it holds of it, but for what its groups say otherwise.
+//
+//   - Of a prefix of n blocks a sliding group needs the last ceil((window-1) / block size), at least one, or all if there are fewer; a chunked one those of
+//     the chunk in which its end lies, none if it ends with a chunk; a Mamba group the last one, under which its state is kept.
+//   - Groups of the same kind and window count together: a block is there for them in a tier if each of them has a copy in that tier, under one name
+//     which the rank holds for a main group, in whatever tier, at that place.
+//   - A group that drops its last block for a draft model needs one block behind the prefix too, and so do those that count with it. Mamba groups drop nothing.
+//   - Up to tier t the usable prefix is the longest of which the main groups hold all blocks in tiers up to t, as above, and every other group has what it
+//     needs in some of these tiers. The depth in t is how much longer it is than that up to the tier before.
+//   - A group whose needs are not known (a window that was never said, a kind that we do not know) shortens nothing; the rank's depths are then an
+//     upper bound ([Index.Bounded]). Encoders' groups and cross attention need nothing.
+//
+// When a main group names blocks that other groups hold already, a reader may see the prefix grow in two steps.
+//
 // Where things are: node.go (the tree), granules.go (the arena), holders.go (who holds what), names.go (the table of engine
-// hashes), naming.go (whose names they are), ledger.go (ranks that need more), apply.go (events), match.go (queries), export.go and
+// hashes), naming.go (whose names they are), ledger.go (ranks that need more), apply.go (events), match.go (queries), windows.go (groups beside the main ones), export.go and
 // import.go (images), check.go (every invariant, in code). DESIGN.md says why.
 //
 // It leaves to others who a rank is, the log, the format of snapshots, and time: it knows none but what it is given.

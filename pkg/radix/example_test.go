@@ -10,7 +10,7 @@ import (
 func Example() {
 	x := radix.New(radix.Config{})
 	const space = 0 // one model with one block size
-	a, b := x.AddRank(space), x.AddRank(space)
+	a, b := x.AddRank(space, 16), x.AddRank(space, 16)
 
 	prompt := []events.LocalHash{11, 12, 13, 14}
 	store := func(id radix.RankID, tier events.Tier, parent events.BlockHash, names []events.BlockHash, locals []events.LocalHash) {
@@ -37,7 +37,7 @@ func Example() {
 
 func ExampleIndex_Explain() {
 	x := radix.New(radix.Config{})
-	id := x.AddRank(0)
+	id := x.AddRank(0, 16)
 	prompt := []events.LocalHash{11, 12, 13, 14}
 	x.Apply(id, 0, []events.Event{
 		{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1, 2, 3, 4}, Locals: prompt},

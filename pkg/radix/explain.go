@@ -17,9 +17,11 @@ const (
 	StopUnknown Stop = 2 // nobody holds or remembers this block, or what follows it
 	StopAbsent  Stop = 3 // the rank holds the block in no tier
 	StopEarlier Stop = 4 // the rank holds the block, but only in tiers before the one the prefix has come to
+	StopGroup   Stop = 5 // a group beside the main ones does not have what it needs of any longer prefix
+	StopDraft   Stop = 6 // the engine computes the last block that it holds anew, for its draft model
 )
 
-var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier"}
+var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier", "group_lacks_blocks", "draft_model"}
 
 func (s Stop) String() string {
 	if int(s) < len(stopNames) {
@@ -38,8 +40,9 @@ func (s TierSet) Has(t events.Tier) bool { return t.Valid() && s>>(t-1)&1 != 0 }
 type RankPath struct {
 	Overlap
 	Stop   Stop
-	Blocks []TierSet // for each known block of the query, the tiers in which the rank holds it
-	Behind uint32    // how many blocks behind the end of its prefix the rank holds in some tier
+	Group  events.GroupKind // with StopGroup: the group that stopped it
+	Blocks []TierSet        // for each known block of the query, the tiers in which the rank holds it
+	Behind uint32           // how many blocks behind the end of its prefix the rank holds in some tier
 }
 
 // Explanation says why an answer is what it is.
@@ -71,6 +74,11 @@ func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
 	for _, o := range a.Ranks {
 		depths[o.Rank] = o.Depth
 	}
+	w.cut(a)
+	usable := map[RankID][events.NumTiers]uint32{}
+	for _, o := range a.Ranks {
+		usable[o.Rank] = o.Depth
+	}
 	ex := &Explanation{}
 	for i := range w.path {
 		ex.Known += w.path[i].match
@@ -86,7 +94,7 @@ func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
 			s := &w.path[i]
 			for off := range s.match {
 				var set TierSet
-				for t := range w.v.masks {
+				for t := range events.NumTiers {
 					if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 && w.hidden&^hiding>>8 == uint64(slot) {
 						continue
 					}
@@ -100,10 +108,36 @@ func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
 		}
 		if any != 0 {
 			p.explain(query)
+			if slot < len(w.v.reuse) && w.v.reuse[slot] != nil {
+				w.explainCut(&p, w.v.reuse[slot], usable[id])
+			}
 			ex.Ranks = append(ex.Ranks, p)
 		}
 	}
 	return ex
+}
+
+// explainCut says why an engine can use less than the rank holds, if it does.
+func (w *walk) explainCut(p *RankPath, u *reuse, usable [events.NumTiers]uint32) {
+	held := p.Overlap.Blocks()
+	p.Depth = usable
+	n := p.Overlap.Blocks()
+	if n == held {
+		return
+	}
+	l := look{w: w, slot: uint32(p.Rank.Slot()), at: -1, tiers: w.seen(uint32(p.Rank.Slot()))}
+	p.Stop = StopDraft
+	most := held - min(held, u.drops())
+	for least, i := most, 0; i < len(u.windows); i++ {
+		if m := l.fit(&u.windows[i], most); m < least {
+			least, p.Stop, p.Group = m, StopGroup, u.windows[i].kind
+		}
+	}
+	for _, s := range p.Blocks[n:held] {
+		if s != 0 {
+			p.Behind++
+		}
+	}
 }
 
 // explain fills in Stop and Behind.

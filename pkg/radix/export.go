@@ -168,7 +168,7 @@ func (e *Export) run(id uint32) events.Run {
 			e.runAt[g] = uint32(len(e.cuts))
 		}
 	}
-	for t, m := range x.v.masks {
+	for t, m := range x.v.masks[:events.NumTiers] {
 		if m == nil {
 			continue
 		}
@@ -182,8 +182,8 @@ func (e *Export) run(id uint32) events.Run {
 		}
 	}
 	for _, p := range x.v.parts[n.parts : n.parts+n.nparts] {
-		if slot := p.key >> 2; int(slot) < len(e.position) && e.position[slot] >= 0 {
-			e.holding(&run, &n, slot, int(p.key&3), &p)
+		if slot, t := p.key>>planeBits, p.key&planeMask; t < events.NumTiers && int(slot) < len(e.position) && e.position[slot] >= 0 {
+			e.holding(&run, &n, slot, int(t), &p)
 		}
 	}
 	for i := 0; i < len(e.ranks) && x.ledgerRanks > 0; i++ {

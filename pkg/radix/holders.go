@@ -4,18 +4,20 @@ import (
 	"math/bits"
 	"slices"
 	"sync/atomic"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // part is what one rank holds of a node in one tier, if it is not all of it.
 type part struct {
-	key   uint32 // slot<<2 | tier-1
+	key   uint32 // slot<<planeBits | plane
 	lead  uint32 // the first lead blocks are held, and the next is not
 	count uint32 // how many are held: at least one, not all
 	bits  uint32 // where a bitmap of all held blocks begins; 0: only the lead is held
 	words uint32 // of the bitmap; blocks behind it are not held
 }
 
-func keyOf(slot uint32, tier int) uint32 { return slot<<2 | uint32(tier) }
+func keyOf(slot uint32, plane int) uint32 { return slot<<planeBits | uint32(plane) }
 
 // full reports whether a rank holds all of a node.
 func (v *view) full(id uint32, tier int, slot uint32) bool {
@@ -51,7 +53,7 @@ func (v *view) holds(id uint32, off uint32, tier int, slot uint32) bool {
 // holdsAny reports whether a rank holds a block in some tier.
 func (x *Index) holdsAny(slot, block uint32) bool {
 	id, n := x.where(block)
-	for t := range x.v.masks {
+	for t := range events.NumTiers {
 		if x.v.masks[t] != nil && x.v.holds(id, block-n.start, t, slot) {
 			return true
 		}
@@ -59,9 +61,9 @@ func (x *Index) holdsAny(slot, block uint32) bool {
 	return false
 }
 
-// present reports whether a rank holds anything of a node.
+// present reports whether a rank holds anything of a node, for whatever group.
 func (x *Index) present(id, slot uint32) bool {
-	for t := range x.v.masks {
+	for t := range x.v.planes {
 		if x.v.masks[t] != nil && (x.v.full(id, t, slot) || x.v.part(id, keyOf(slot, t)) != nil) {
 			return true
 		}
@@ -71,7 +73,7 @@ func (x *Index) present(id, slot uint32) bool {
 
 // onlyHolder reports whether no rank but this one holds all of a node.
 func (x *Index) onlyHolder(id, slot uint32) bool {
-	for _, m := range x.v.masks {
+	for _, m := range x.v.masks[:x.v.planes] {
 		if m == nil {
 			continue
 		}
@@ -91,7 +93,7 @@ func (x *Index) onlyHolder(id, slot uint32) bool {
 func (x *Index) extent(id uint32) uint32 {
 	v := x.v
 	n := &v.nodes[id]
-	for _, m := range v.masks {
+	for _, m := range v.masks[:v.planes] {
 		if m == nil {
 			continue
 		}
@@ -124,10 +126,13 @@ func (x *Index) setFull(id uint32, tier int, slot uint32, on bool) {
 	}
 }
 
-// useTier makes masks for a tier when its first block comes.
-func (x *Index) useTier(tier int) {
-	if x.v.masks[tier] == nil {
-		x.publish(func(v *view) { v.masks[tier] = make([]uint64, len(v.nodes)*v.stride) })
+// useTier makes masks for a tier, or another plane, when its first block comes.
+func (x *Index) useTier(plane int) {
+	if x.v.masks[plane] == nil {
+		x.publish(func(v *view) {
+			v.masks[plane] = make([]uint64, len(v.nodes)*v.stride)
+			v.planes = max(v.planes, plane+1)
+		})
 	}
 }
 
@@ -138,7 +143,7 @@ func (x *Index) widen(slot uint32) {
 	}
 	old, stride := x.v.stride, max(int(slot>>6)+1, x.v.stride+x.v.stride/4)
 	x.publish(func(v *view) {
-		for t, m := range v.masks {
+		for t, m := range v.masks[:v.planes] {
 			if m == nil {
 				continue
 			}
@@ -341,7 +346,7 @@ func (x *Index) settle(id uint32, p *part) {
 	n := &x.v.nodes[id]
 	switch {
 	case p.count == n.len:
-		slot, tier := p.key>>2, int(p.key&3)
+		slot, tier := p.key>>planeBits, int(p.key&planeMask)
 		x.dropPart(id, p)
 		x.setFull(id, tier, slot, true)
 	case p.count == 0:
@@ -466,7 +471,7 @@ func (r *rank) alsoIn(head uint32) {
 // blocks in a tier as well, if it is given.
 func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 	n := x.v.nodes[id]
-	for t, m := range x.v.masks {
+	for t, m := range x.v.masks[:x.v.planes] {
 		if m == nil {
 			continue
 		}
@@ -495,7 +500,7 @@ func (x *Index) shortened(id uint32) {
 // splitHolders divides what is held of a node, of which the first off blocks have become head. Both are open.
 func (x *Index) splitHolders(head, id uint32, off uint32) {
 	v := x.v
-	for _, m := range v.masks {
+	for _, m := range v.masks[:v.planes] {
 		if m == nil {
 			continue
 		}
@@ -520,7 +525,7 @@ func (x *Index) splitHolders(head, id uint32, off uint32) {
 }
 
 func (x *Index) splitPart(head, id, off, rest uint32, p part) {
-	r, tier := x.slots[p.key>>2], int(p.key&3)
+	r, tier := x.slots[p.key>>planeBits], int(p.key&planeMask)
 	first := part{key: p.key, lead: min(p.lead, off)}
 	second := part{key: p.key, lead: max(p.lead, off) - off}
 	if p.bits == 0 {

@@ -50,7 +50,7 @@ func TestImagesRepeat(t *testing.T) {
 		y := w.newIndex()
 		var theirs []RankID
 		for _, m := range w.ranks {
-			theirs = append(theirs, y.AddRank(m.space))
+			theirs = append(theirs, y.AddRank(m.space, 16))
 		}
 		if err := first.into(y, theirs, false); err != nil {
 			t.Fatal(err)
@@ -94,7 +94,7 @@ func TestBrokenImages(t *testing.T) {
 		}
 		var ids []RankID
 		for _, m := range w.ranks {
-			ids = append(ids, w.x.AddRank(m.space))
+			ids = append(ids, w.x.AddRank(m.space, 16))
 		}
 		if err := broken.into(w.x, ids, rng.IntN(2) == 0); err != nil {
 			refused++

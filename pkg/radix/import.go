@@ -244,9 +244,10 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 	r := x.rank(m.ranks[i])
 	learned := r.groups
 	r.clock, r.groups = img.Clock, nil
+	x.learnReuse(r)
 	var c Counts
 	for _, g := range img.Groups {
-		x.learn(r, &events.Event{Kind: events.Stored, Group: g.Group, Attention: g.Kind}, &c)
+		x.learn(r, &events.Event{Kind: events.Stored, Group: g.Group, Attention: g.Kind, Window: g.Window, Drops: g.Drops}, &c)
 	}
 	for _, g := range learned {
 		if !slices.ContainsFunc(r.groups, func(o events.GroupKind) bool { return o.Group == g.Group && o.Kind.Main() }) {
@@ -287,6 +288,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 			}
 		}
 	}
+	x.markWindows(r)
 	return nil
 }
 

@@ -51,11 +51,13 @@ type Index struct {
 	exports []*Export // under way
 
 	// Scratch of the event in hand.
-	segs    []seg
-	queue   []leaving
-	keys    []uint64
-	hashes  []uint64
-	touched uint64
+	segs              []seg
+	queue             []leaving
+	keys              []uint64
+	hashes            []uint64
+	touched           uint64
+	spots             []spot
+	marksOn, marksOff []uint64
 }
 
 const hiding = 1 << 63
@@ -73,8 +75,10 @@ const (
 type rank struct {
 	id     RankID
 	space  uint32
+	block  uint32 // tokens
 	clock  events.Millis
 	groups []events.GroupKind // by group
+	reuse  *reuse             // what they want; nil: nothing but their blocks
 	parked parking
 	gone   removals
 	sets   map[copyKey]uint32
@@ -98,7 +102,7 @@ func New(cfg Config) *Index { return newIndex(cfg, usualLimits) }
 
 func newIndex(cfg Config, l limits) *Index {
 	x := &Index{cfg: cfg.withDefaults(), memory: &memory{limits: l}, granuleEnd: 1, nodeEnd: firstNode}
-	x.v = &view{stride: 1}
+	x.v = &view{stride: 1, planes: events.NumTiers}
 	x.bitRoom.end = 1
 	x.growNodes()
 	x.useTier(device)
@@ -111,8 +115,8 @@ func newIndex(cfg Config, l limits) *Index {
 }
 
 // AddRank makes room for a rank that holds nothing. Only ranks of one space can match the same query: space is the
-// caller's number for one (model, block size).
-func (x *Index) AddRank(space uint32) RankID {
+// caller's number for one (model, block size). block is that size in tokens, by which windows are measured.
+func (x *Index) AddRank(space, block uint32) RankID {
 	var i int
 	gen := uint32(1)
 	if n := len(x.unused); n > 0 {
@@ -128,7 +132,7 @@ func (x *Index) AddRank(space uint32) RankID {
 		x.publish(func(v *view) { v.ids = append(slices.Clone(v.ids), 0) })
 		x.widen(uint32(i))
 	}
-	r := &rank{id: RankID(gen<<slotBits | uint32(i)), space: space}
+	r := &rank{id: RankID(gen<<slotBits | uint32(i)), space: space, block: block}
 	atomic.StoreUint32(&x.v.ids[i], uint32(r.id))
 	x.slots[i] = r
 	x.sharedMask[i>>6] |= 1 << (i & 63)
@@ -181,9 +185,13 @@ func (x *Index) remember(r *rank, since events.Millis, name events.BlockHash, bl
 }
 
 // Checksum is the sum, modulo 2^64, over every (tier, block) that the rank holds for whatever main group, of a hash of tier,
-// sequence hash and number of copies. Equal contents have equal sums on every replica, whatever led there.
+// sequence hash and number of copies; and over every (tier, group, name) that it holds for the other groups, of a hash of these and the number of copies. Equal
+// contents have equal sums on every replica, whatever led there.
 func (x *Index) Checksum(id RankID) (sum uint64) {
 	r := x.rank(id)
+	for k, n := range r.sets {
+		sum += mix(uint64(k.name) ^ mix(mix(uint64(k.tier)<<32|uint64(k.group))^uint64(n)))
+	}
 	ends := map[uint32]uint64{} // sequence hash of a node's last block
 	one := func(b uint32, seq uint64, tier int, copies uint64) {
 		sum += mix(seq ^ mix(uint64(tier+1)<<56|copies))
@@ -206,7 +214,7 @@ func (x *Index) Checksum(id RankID) (sum uint64) {
 			} else {
 				seq = nextSeq(seq, l)
 			}
-			for t := range x.v.masks {
+			for t := range events.NumTiers {
 				if x.v.masks[t] != nil && x.v.holds(id, off, t, r.slot()) {
 					one(n.start+off, seq, t, 1+uint64(r.extra[t].get(n.start+off)))
 				}

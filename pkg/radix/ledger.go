@@ -195,6 +195,15 @@ func (x *Index) leaveLedger(r *rank, e *events.Event, c *Counts) {
 		id, nd := x.where(l.block)
 		x.show(r, id, l.block-nd.start)
 	}
+	if r.reuse != nil {
+		x.spots = x.spots[:0]
+		for _, l := range q {
+			if l.gone {
+				x.spots = append(x.spots, spot{block: l.block})
+			}
+		}
+		x.settleWindows(r, x.spots)
+	}
 	for _, l := range q {
 		if l.gone {
 			x.remember(r, r.clock, l.name, l.block) // pinned for the name until now
@@ -205,7 +214,7 @@ func (x *Index) leaveLedger(r *rank, e *events.Event, c *Counts) {
 // show brings the marks of a block in line with a rank's ledger: a block is held in a tier if every main group holds it.
 func (x *Index) show(r *rank, id, off uint32) {
 	block := x.v.nodes[id].start + off
-	for t := range x.v.masks {
+	for t := range events.NumTiers {
 		if x.v.masks[t] == nil {
 			continue
 		}

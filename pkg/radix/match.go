@@ -66,12 +66,21 @@ func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) boo
 	w.v, w.hidden = x.view.Load(), x.hidden.Load()
 	out.Ranks, w.path, w.leaving = out.Ranks[:0], w.path[:0], w.leaving[:0]
 	if w.v.deviceOnly() {
-		return w.device(space, q, allowed, out, false) && x.unchanged(w)
+		if !w.device(space, q, allowed, out, false) {
+			return false
+		}
+		if w.v.reuse != nil {
+			w.cut(out)
+		}
+		return x.unchanged(w)
 	}
 	if !w.device(space, q, allowed, out, true) {
 		return false
 	}
 	w.others(allowed, out)
+	if w.v.reuse != nil {
+		w.cut(out)
+	}
 	return x.unchanged(w)
 }
 
@@ -159,7 +168,7 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, m
 			parts := v.parts[s.parts : s.parts+s.nparts]
 			for i := range parts {
 				if lead := atomic.LoadUint32(&parts[i].lead); lead > far {
-					if key := atomic.LoadUint32(&parts[i].key); key&3 == device && w.isActive(key>>2) {
+					if key := atomic.LoadUint32(&parts[i].key); key&planeMask == device && w.isActive(key>>planeBits) {
 						far = lead
 					}
 				}
@@ -192,7 +201,7 @@ func (w *walk) split(s *stop, mask []uint64, out *Answer, more bool) {
 	parts := w.v.parts[s.parts : s.parts+s.nparts]
 	for i := range parts {
 		key := atomic.LoadUint32(&parts[i].key)
-		if slot := key >> 2; key&3 == device && w.isActive(slot) {
+		if slot := key >> planeBits; key&planeMask == device && w.isActive(slot) {
 			w.active[slot>>6] &^= 1 << (slot & 63)
 			w.leave(slot, at, min(atomic.LoadUint32(&parts[i].lead), s.match), out, more)
 		}
@@ -235,14 +244,15 @@ func (w *walk) leaveAll(word int, set uint64, at, off uint32, out *Answer, more 
 
 // elsewhere is the ranks of one word that hold something of a stop's node in another tier than device.
 func (w *walk) elsewhere(s *stop, word int) (set uint64) {
-	for _, m := range w.v.masks[device+1:] {
+	for _, m := range w.v.masks[device+1 : events.NumTiers] {
 		if m != nil {
 			set |= atomic.LoadUint64(&m[int(s.id)*w.v.stride+word])
 		}
 	}
 	for i := range s.nparts {
-		if p := w.v.parts[s.parts+i].load(); p.key&3 != device && int(p.key>>8) == word {
-			set |= 1 << (p.key >> 2 & 63)
+		p := w.v.parts[s.parts+i].load()
+		if t := p.key & planeMask; t != device && t < events.NumTiers && int(p.key>>(planeBits+6)) == word {
+			set |= 1 << (p.key >> planeBits & 63)
 		}
 	}
 	return set

@@ -272,7 +272,7 @@ func (x *Index) sharedHolder(block uint32) bool {
 
 // sharedFull reports whether a sharing rank holds all of a node in some tier.
 func (x *Index) sharedFull(id uint32) bool {
-	for _, m := range x.v.masks {
+	for _, m := range x.v.masks[:events.NumTiers] {
 		if m == nil {
 			continue
 		}
@@ -290,7 +290,7 @@ func (x *Index) sharedPart(id, off uint32) bool {
 	n := &x.v.nodes[id]
 	for i := range x.v.parts[n.parts : n.parts+n.nparts] {
 		p := &x.v.parts[int(n.parts)+i]
-		if slot := p.key >> 2; x.sharedMask[slot>>6]>>(slot&63)&1 != 0 && x.v.partHas(p, off) {
+		if slot := p.key >> planeBits; p.key&planeMask < events.NumTiers && x.sharedMask[slot>>6]>>(slot&63)&1 != 0 && x.v.partHas(p, off) {
 			return true
 		}
 	}
@@ -337,7 +337,7 @@ func (x *Index) eachHeld(r *rank, f func(block uint32, tiers TierSet)) {
 		n := x.v.nodes[id]
 		for off := range n.len {
 			var tiers TierSet
-			for t := range x.v.masks {
+			for t := range events.NumTiers {
 				if x.v.masks[t] != nil && x.v.holds(id, off, t, r.slot()) {
 					tiers |= 1 << t
 				}

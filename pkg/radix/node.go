@@ -1,10 +1,6 @@
 package radix
 
-import (
-	"sync/atomic"
-
-	"github.com/kvatlas/kvatlas/pkg/events"
-)
+import "sync/atomic"
 
 // node is a run of consecutive blocks in the arena. Readers load its words atomically between two looks at its version.
 type node struct {
@@ -22,7 +18,8 @@ type node struct {
 // view at its end starts again, so what the old one holds stays as it was.
 type view struct {
 	nodes  []node
-	masks  [events.NumTiers][]uint64 // by node, stride words each: the ranks that hold all of it; empty for a tier that nobody uses
+	masks  [maxPlanes][]uint64 // by plane and node, stride words each: the ranks that hold all of it; nil for a plane that nobody uses
+	planes int                 // all in use are below it
 	stride int
 	parts  []part
 	bits   []uint64 // bitmaps of parts
@@ -30,6 +27,7 @@ type view struct {
 	locals []uint64 // by block
 	ids    []uint32 // RankID by slot
 	roots  []root
+	reuse  []*reuse // by slot: what limits a rank's prefixes beside its marks; empty if there is no such rank
 }
 
 // root is the node above all first blocks of a space.
@@ -159,7 +157,7 @@ func (x *Index) growNodes() {
 	size := len(x.v.nodes) + len(x.v.nodes)/4 + 16
 	x.publish(func(v *view) {
 		v.nodes = append(make([]node, 0, size), v.nodes...)[:size]
-		for t, m := range v.masks {
+		for t, m := range v.masks[:v.planes] {
 			if m != nil {
 				v.masks[t] = append(make([]uint64, 0, size*v.stride), m...)[:size*v.stride]
 			}

@@ -39,7 +39,7 @@ func (x *Index) Stats() (s Stats) {
 	s.Bytes.Blocks = x.locals.bytes() + x.engines.bytes() + x.granules.bytes() + int64(len(x.freeGranule.words))*8
 	s.Bytes.Names = own + x.shared.bytes() + int64(len(x.sharedElse))*40
 	s.Bytes.Nodes = int64(len(v.nodes))*32 + int64(len(v.edges))*8
-	for _, m := range v.masks {
+	for _, m := range v.masks[:v.planes] {
 		s.Bytes.Nodes += int64(len(m)) * 8
 	}
 	s.Bytes.Holes += int64(len(v.parts))*20 + int64(len(v.bits))*8
@@ -53,7 +53,7 @@ func (t *names) bytes() int64 { return t.slots.bytes() + int64(cap(t.aliases))*1
 func (x *Index) alive(id uint32) uint32 {
 	v := x.v
 	n := &v.nodes[id]
-	for _, m := range v.masks {
+	for _, m := range v.masks[:v.planes] {
 		if m == nil {
 			continue
 		}

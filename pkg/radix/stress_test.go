@@ -71,7 +71,7 @@ func readers(t *testing.T, x *Index) {
 		case 1:
 			r.kind = 4
 		}
-		r.id.Store(uint32(x.AddRank(0)))
+		r.id.Store(uint32(x.AddRank(0, 16)))
 		if r.kind == 2 {
 			store(RankID(r.id.Load()), events.Device, docs[r.doc], 0, long/2)
 		}
@@ -79,7 +79,7 @@ func readers(t *testing.T, x *Index) {
 			store(RankID(r.id.Load()), events.Device, docs[r.doc], 0, long)
 		}
 	}
-	restless := x.AddRank(0)
+	restless := x.AddRank(0, 16)
 
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -147,7 +147,7 @@ func readers(t *testing.T, x *Index) {
 			x.Apply(id, 0, []events.Event{{Kind: events.Cleared, Tier: events.Device}})
 		case r.kind == 3:
 			x.DropRank(id)
-			r.id.Store(uint32(x.AddRank(0)))
+			r.id.Store(uint32(x.AddRank(0, 16)))
 		default:
 			e := events.Event{Kind: events.Removed, Tier: events.Device, Blocks: names(doc)}
 			if r.kind == 2 {

@@ -49,7 +49,7 @@ func healthy(t *testing.T, x *Index) Stats {
 // One block an event, as engines announce answers: the run grows in place.
 func TestBlockByBlock(t *testing.T) {
 	x := New(Config{})
-	id := x.AddRank(0)
+	id := x.AddRank(0, 16)
 	const n = 20000
 	locals, names := chain(1, n)
 	for i := range n {
@@ -75,7 +75,7 @@ func TestSideBySide(t *testing.T) {
 	const n, ranks = 2000, 50
 	var ids []RankID
 	for range ranks {
-		ids = append(ids, x.AddRank(0))
+		ids = append(ids, x.AddRank(0, 16))
 	}
 	for i := range n {
 		for r := range ranks {
@@ -95,7 +95,7 @@ func TestSideBySide(t *testing.T) {
 // A prompt that others leave at every block: a split for each, and none for what comes again.
 func TestBranchEverywhere(t *testing.T) {
 	x := New(Config{})
-	id := x.AddRank(0)
+	id := x.AddRank(0, 16)
 	const n = 3000
 	locals, names := chain(1, n)
 	x.Apply(id, 0, []events.Event{stored(locals, names)})
@@ -113,7 +113,7 @@ func TestBranchEverywhere(t *testing.T) {
 func TestWideFanOut(t *testing.T) {
 	for name, deep := range map[string]bool{"roots": false, "children": true} {
 		x := New(Config{MaxRemembered: -1})
-		id := x.AddRank(0)
+		id := x.AddRank(0, 16)
 		const n = 50000
 		locals, names := chain(1, n)
 		_, top := chain(2, 1)
@@ -152,7 +152,7 @@ func TestAlternatingHoles(t *testing.T) {
 	locals, names := chain(1, n)
 	var ids []RankID
 	for range ranks {
-		id := x.AddRank(0)
+		id := x.AddRank(0, 16)
 		ids = append(ids, id)
 		x.Apply(id, 0, []events.Event{stored(locals, names)})
 	}
@@ -190,7 +190,7 @@ func TestNamesThatCollide(t *testing.T) {
 		"inverse":     func(i uint64) uint64 { return i * 0xf1de83e19937733d },
 	} {
 		x := New(Config{})
-		id := x.AddRank(0)
+		id := x.AddRank(0, 16)
 		const n = 100000
 		for i := uint64(0); i < n; i += 1000 {
 			locals, names := chain(i, 1000)
@@ -241,7 +241,7 @@ func TestNamesOfOneHash(t *testing.T) {
 // Orphans without end, and removals without end, stay within the bounds.
 func TestOrphans(t *testing.T) {
 	x := New(Config{MaxParked: 1000, MaxRemembered: 100})
-	id := x.AddRank(0)
+	id := x.AddRank(0, 16)
 	var c Counts
 	locals, names := chain(1, 100000)
 	for i := range names {
@@ -268,7 +268,7 @@ func TestChurn(t *testing.T) {
 	x := New(Config{MaxRemembered: 64})
 	var ids []RankID
 	for range ranks {
-		ids = append(ids, x.AddRank(0))
+		ids = append(ids, x.AddRank(0, 16))
 	}
 	rng := rand.New(rand.NewPCG(5, 5))
 	var settled int64
@@ -316,7 +316,7 @@ func TestRequestsWithoutEnd(t *testing.T) {
 	held := make([][]events.BlockHash, ranks) // oldest first
 	has := make([]map[events.BlockHash]bool, ranks)
 	for i := range ranks {
-		ids, has[i] = append(ids, x.AddRank(0)), map[events.BlockHash]bool{}
+		ids, has[i] = append(ids, x.AddRank(0, 16)), map[events.BlockHash]bool{}
 	}
 	rng := rand.New(rand.NewPCG(6, 6))
 	var settled Stats
@@ -376,10 +376,10 @@ func TestRequestsWithoutEnd(t *testing.T) {
 // Clearing a rank visits its own nodes and no others.
 func TestClearCostsItsOwn(t *testing.T) {
 	x := New(Config{})
-	small := x.AddRank(0)
+	small := x.AddRank(0, 16)
 	for i := range uint64(2000) {
 		locals, names := chain(i+10, 20)
-		x.Apply(x.AddRank(0), 0, []events.Event{stored(locals, names)})
+		x.Apply(x.AddRank(0, 16), 0, []events.Event{stored(locals, names)})
 	}
 	locals, names := chain(1, 20)
 	x.Apply(small, 0, []events.Event{stored(locals, names)})
@@ -406,7 +406,7 @@ func TestNoAllocation(t *testing.T) {
 	const n = 500
 	var ids []RankID
 	for i := range 100 {
-		id := x.AddRank(0)
+		id := x.AddRank(0, 16)
 		ids = append(ids, id)
 		locals, names := chain(1, n)
 		x.Apply(id, 0, []events.Event{stored(locals[:1+i*4], names[:1+i*4])})

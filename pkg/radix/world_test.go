@@ -29,12 +29,16 @@ type world struct {
 	log   []string
 }
 
+// blockTokens is how many tokens a block has.
+const blockTokens = 16
+
 type member struct {
 	id     RankID
 	space  uint32
 	twin   *twin.Rank
-	naming int // 0: as everyone; 1: its own way; 2: as everyone, with odd ones
-	groups int // how many groups it uses
+	naming int                // 0: as everyone; 1: its own way; 2: as everyone, with odd ones
+	groups int                // how many groups it uses
+	kinds  []events.GroupKind // of each of them
 	salt   uint64
 	steps  []step // since it was empty
 }
@@ -78,9 +82,10 @@ func newWorld(t testing.TB, pick chooser) *world {
 func twinConfig(c Config) twin.Config { return twin.Config(c.withDefaults()) }
 
 func (w *world) addRank() {
-	m := &member{space: uint32(w.pick.below(5) / 4), twin: twin.New(twinConfig(w.cfg)), naming: max(0, w.pick.below(5)-2), groups: max(1, w.pick.below(6)-2)}
-	m.id = w.x.AddRank(m.space)
+	m := &member{space: uint32(w.pick.below(5) / 4), twin: twin.New(twinConfig(w.cfg), blockTokens), naming: max(0, w.pick.below(5)-2), groups: max(1, w.pick.below(8)-2)}
+	m.id = w.x.AddRank(m.space, blockTokens)
 	m.salt = uint64(w.pick.below(1000))
+	m.kinds = w.kinds(m.groups)
 	w.ranks = append(w.ranks, m)
 }
 
@@ -109,23 +114,44 @@ func (w *world) names(m *member, doc, from, to int) (names []events.BlockHash) {
 // tier prefers the device.
 func (w *world) tier() events.Tier { return events.Tier(1 + max(0, w.pick.below(7)-3)) }
 
-// group 1 is another kind, groups 2 and 3 are main ones like 0.
-func (w *world) group(m *member) (events.GroupIndex, events.Attention) {
-	switch g := w.pick.below(m.groups); {
-	case w.pick.below(60) == 0: // against what the group's first event has said
-		return events.GroupIndex(g), events.AttentionMamba
-	case g == 1:
-		return 1, events.AttentionSlidingWindow
-	case w.pick.below(8) == 0:
-		return events.GroupIndex(g), events.AttentionUnknown
-	default:
-		return events.GroupIndex(g), events.AttentionFull
+// kinds draws what groups serve. Group 0 is a main one; of the others some are, and some have needs of their own, which may not be known.
+func (w *world) kinds(groups int) (kinds []events.GroupKind) {
+	draft := w.pick.below(6) == 0
+	for g := range groups {
+		k := events.GroupKind{Group: events.GroupIndex(g), Kind: events.AttentionFull, Drops: draft && w.pick.below(3) > 0}
+		if g > 0 && w.pick.below(4) > 0 {
+			k.Kind = []events.Attention{events.AttentionSlidingWindow, events.AttentionSlidingWindow, events.AttentionSlidingMLA,
+				events.AttentionChunkedLocal, events.AttentionMamba, events.AttentionCross, events.AttentionOther}[w.pick.below(7)]
+		}
+		if k.Kind.Windowed() {
+			k.Window = []uint32{1, 17, 40, 64, 500, 0}[w.pick.below(6)]
+		}
+		if before := k.Group - 1; g > 1 && w.pick.below(3) == 0 { // like the one before it
+			k = kinds[before]
+			k.Group++
+		}
+		kinds = append(kinds, k)
+	}
+	return kinds
+}
+
+// group sets of which group an event is, and what it says of it.
+func (w *world) group(m *member, e *events.Event) {
+	k := m.kinds[w.pick.below(m.groups)]
+	e.Group, e.Attention, e.Window, e.Drops = k.Group, k.Kind, k.Window, k.Drops
+	switch w.pick.below(60) {
+	case 0: // against what the group's first event has said
+		e.Attention = events.AttentionMamba
+	case 1, 2, 3:
+		e.Attention = events.AttentionUnknown
+	case 4, 5, 6:
+		e.Window, e.Drops = 0, false
 	}
 }
 
 func (w *world) event(m *member) events.Event {
 	e := events.Event{Kind: events.Stored, Tier: w.tier()}
-	e.Group, e.Attention = w.group(m)
+	w.group(m, &e)
 	doc := w.pick.below(len(w.docs))
 	n := len(w.docs[doc])
 	from := w.pick.below(n)
@@ -145,7 +171,7 @@ func (w *world) event(m *member) events.Event {
 	case op < 11:
 		e.Blocks = w.names(m, doc, from, to)
 	case op < 18:
-		e.Kind, e.Attention = events.Removed, 0
+		e.Kind, e.Attention, e.Window, e.Drops = events.Removed, 0, 0, false
 		e.Blocks = w.names(m, doc, from, to)
 		switch w.pick.below(3) {
 		case 0:
@@ -160,7 +186,7 @@ func (w *world) event(m *member) events.Event {
 	case op == 18 && w.pick.below(3) == 0:
 		e = events.Event{Kind: events.Cleared, Tier: events.Tier(w.pick.below(5))}
 	default: // what an engine evicts: the tail
-		e.Kind, e.Attention = events.Removed, 0
+		e.Kind, e.Attention, e.Window, e.Drops = events.Removed, 0, 0, false
 		e.Blocks = w.names(m, doc, from, n)
 		slices.Reverse(e.Blocks)
 	}
@@ -253,7 +279,7 @@ func (w *world) restore() {
 		if into == from {
 			from.DropRank(m.id)
 		}
-		m.id = into.AddRank(m.space)
+		m.id = into.AddRank(m.space, blockTokens)
 		ids[i] = m.id
 	}
 	if err := img.into(into, ids, w.pick.below(2) == 0); err != nil {
@@ -367,6 +393,9 @@ func (w *world) verify(space uint32, q []events.LocalHash) {
 			flat = append(flat, p.Overlap)
 		}
 		m := w.ranks[slices.IndexFunc(w.ranks, func(m *member) bool { return m.id == p.Rank })]
+		if cut := m.twin.Held(q) != m.twin.Match(q); cut != (p.Stop == StopGroup || p.Stop == StopDraft) && total(m.twin.Held(q)) != total(m.twin.Match(q)) {
+			w.fail("explain: rank %d holds %v of which %v are of use: %v", p.Rank, m.twin.Held(q), m.twin.Match(q), p.Stop)
+		}
 		var seq events.SeqHash
 		for i, s := range p.Blocks {
 			seq = twin.Next(seq, i == 0, q[i])
@@ -379,6 +408,8 @@ func (w *world) verify(space uint32, q []events.LocalHash) {
 	}
 	w.same("explain", want, flat)
 }
+
+func total(d [events.NumTiers]uint32) uint32 { return d[0] + d[1] + d[2] + d[3] }
 
 func (w *world) same(what string, want map[RankID][events.NumTiers]uint32, got []Overlap) {
 	if len(got) != len(want) {

@@ -68,7 +68,7 @@ func startBeside(t *testing.T, engines int) *beside {
 	for i := range engines {
 		e := &besideEngine{Publisher: pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: besideSize}), id: strconv.Itoa(i + 1)}
 		e.twin = twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor,
-			MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor})
+			MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}, besideSize)
 		register := fmt.Sprintf(`{"instance_id":%s,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, e.id, e.Endpoint, e.Replay, besideSize)
 		for _, base := range b.bases {
 			if status, text, err := harness.Request(base, "POST", "/register", register); err != nil || status != 201 {

@@ -115,7 +115,7 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	judge := twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor,
-		MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor})
+		MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}, harness.BlockSize)
 	next, removed := uint64(0), 0
 	listen := func() { // takes what has come
 		for sub.Queued() > 0 {

@@ -1,0 +1,112 @@
+package twin
+
+import "github.com/kvatlas/kvatlas/pkg/events"
+
+// usable is the longest prefix of at most most blocks that the engine can go on from with what it has in tiers up to last: every group must have
+// what it needs of it.
+func (r *Rank) usable(locals []events.LocalHash, most int, last events.Tier) int {
+	if !r.bounded() {
+		return most
+	}
+	names := map[events.SeqHash][]events.BlockHash{}
+	for name, seq := range r.place {
+		names[seq] = append(names[seq], name)
+	}
+	var seq events.SeqHash
+	var seqs []events.SeqHash
+	for i, l := range locals {
+		seq = Next(seq, i == 0, l)
+		seqs = append(seqs, seq)
+	}
+	groups := r.equalGroups()
+	for n := most; n > 0; n-- {
+		all := true
+		for _, equal := range groups {
+			all = all && r.serves(equal, n, most, func(i int) bool {
+				for tier := events.Device; tier <= last; tier++ {
+					for _, name := range names[seqs[i]] {
+						if r.allHave(equal, tier, name) {
+							return true
+						}
+					}
+				}
+				return false
+			})
+		}
+		if all {
+			return n
+		}
+	}
+	return 0
+}
+
+// bounded reports whether anything but the blocks of a prefix decides how long it can be.
+func (r *Rank) bounded() bool {
+	for g, kind := range r.kinds {
+		if kind.Bounds() || r.drops[g] {
+			return true
+		}
+	}
+	return false
+}
+
+// equalGroups lists the groups that serve the same kind of attention with the same window, together. The main ones count as one.
+func (r *Rank) equalGroups() (all [][]events.GroupIndex) {
+next:
+	for g := range r.kinds {
+		for i, equal := range all {
+			o := equal[0]
+			if r.kinds[o].Main() && r.kinds[g].Main() || r.kinds[o] == r.kinds[g] && r.window[o] == r.window[g] {
+				all[i] = append(equal, g)
+				continue next
+			}
+		}
+		all = append(all, []events.GroupIndex{g})
+	}
+	return all
+}
+
+// allHave reports whether each of some groups has a copy in a tier.
+func (r *Rank) allHave(groups []events.GroupIndex, tier events.Tier, name events.BlockHash) bool {
+	for _, g := range groups {
+		if r.sets[copyOf{tier, g, name}] == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// serves reports whether equal groups have what they need of a prefix of n blocks, if most are held; has says of which blocks they have copies.
+func (r *Rank) serves(groups []events.GroupIndex, n, most int, has func(i int) bool) bool {
+	drop := 0
+	for _, g := range groups {
+		if r.drops[g] {
+			drop = 1
+		}
+	}
+	kind, window, block := r.kinds[groups[0]], int(r.window[groups[0]]), int(r.block)
+	from := n
+	switch {
+	case kind.Main():
+		return n+drop <= most
+	case kind == events.AttentionMamba:
+		from, drop = n-1, 0
+	case window == 0: // not known, or of no matter
+		return true
+	case kind == events.AttentionChunkedLocal:
+		from = n * block / window * window / block
+	case kind.Windowed():
+		from = max(0, n-max(1, (window-1+block-1)/block))
+	default:
+		return true
+	}
+	if n+drop > most {
+		return false
+	}
+	for i := from; i < n+drop; i++ {
+		if !has(i) {
+			return false
+		}
+	}
+	return true
+}
