@@ -1,10 +1,17 @@
 package integration
 
 import (
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
@@ -36,14 +43,108 @@ func TestEngineIsKilled(t *testing.T) {
 	engine.Kill()
 	shim.WaitFor(`the engine is gone.*why="its ports refuse`)
 	x.WaitDepth(t, "m", firstPrompt(), "sim", 0)
-	if w := harness.WaitLease(t, x, "sim", true); w.Blocks.Device != 0 || w.Lease.State != "held" {
+	seen(t, x, "sim", api.EngineGone)
+	if w := harness.WaitLease(t, x, "sim", true); w.Blocks.Device != 0 || w.Lease.State != "held" || w.EngineWhy != "its ports refuse connections" {
 		t.Errorf("of a worker whose engine is gone the indexer says %+v", w)
 	}
 	simulated(t, endpoint, replay)
 	x.WaitDepth(t, "m", firstPrompt(), "sim", 8)
+	seen(t, x, "sim", api.EngineConnected)
 	if now := harness.WaitLease(t, x, "sim", true).Incarnation; now <= first {
 		t.Errorf("incarnation %d follows incarnation %d", now, first)
 	}
+}
+
+// seen waits until an indexer says everywhere how it stands with a worker's engine: in answers over HTTP and NATS, the list of workers, the table of them, the status,
+// its metrics and /readyz.
+func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState) {
+	t.Helper()
+	inAnswer := want
+	if want == api.EngineConnected {
+		inAnswer = ""
+	}
+	harness.Eventually(t, fmt.Sprintf("%s's engine is %s", worker, want), func() (bool, string) {
+		w := harness.WaitLease(t, x, worker, true)
+		return w.Engine == want && !w.CatchingUp && w.EngineSince != nil, fmt.Sprintf("%+v", w)
+	})
+	q := api.Query{Model: "m", Tokens: firstPrompt(), Idle: true}
+	var overHTTP, overNATS api.Answer
+	if err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", q, &overHTTP); err != nil {
+		t.Fatal(err)
+	}
+	overNATS, failure := x.Query(t, "--model", "m", "--tokens", harness.CommaList(firstPrompt()))
+	if failure != nil {
+		t.Fatal(failure)
+	}
+	for over, a := range map[string]api.Answer{"HTTP": overHTTP, "NATS": overNATS} {
+		i := slices.IndexFunc(a.Workers, func(o api.Overlap) bool { return string(o.Instance) == worker })
+		if i < 0 && over == "NATS" && want == api.EngineGone {
+			continue // it holds nothing, and was not asked for who does not
+		}
+		if i < 0 || a.Workers[i].Engine != inAnswer || a.Workers[i].CatchingUp {
+			t.Errorf("over %s the answer has %+v, want an engine that is %q", over, a.Workers, want)
+		}
+	}
+	var metrics, ready string
+	if err := errors.Join(harness.HTTPDo(x.HTTP, "GET", "/metrics", nil, &metrics), harness.HTTPDo(x.HTTP, "GET", "/readyz", nil, &ready)); err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(fmt.Sprintf(`(?m)^kvatlas_engines\{state="%s"\} [1-9]`, want)).MatchString(metrics) {
+		t.Errorf("no engine that is %s in the metrics", want)
+	}
+	problems := strings.Join(harness.IndexerJSON[api.Status](t, x.NATS, "status").Problems, "\n")
+	if ill := inAnswer != ""; ill != strings.Contains(problems, worker+"/0 (on ") || ill != strings.Contains(ready, worker+"/0") || ill && !strings.Contains(ready, string(want)+": ") {
+		t.Errorf("with an engine that is %s the status has the problems %q, and /readyz says %q", want, problems, ready)
+	}
+	if table := harness.Run(t, "indexer", "workers", "--nats", x.NATS).Stdout; !regexp.MustCompile(`(?m)^` + worker + ` .*\b` + string(want)).MatchString(table) {
+		t.Errorf("with an engine that is %s the table is\n%s", want, table)
+	}
+}
+
+// TestShimIsCatchingUp has a shim whose engine's replay socket takes the question and is in no hurry to answer: until it has, answers, the list of workers and
+// /readyz say that the shim is catching up.
+func TestShimIsCatchingUp(t *testing.T) {
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	engine := harness.StartSimEngine(t)
+	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", engine.Endpoint(), "--replay", "tcp://"+l.Addr().String(), "--replay-timeout", "15m",
+		"--instance", "w", "--model", "m", "--block-size", "16")
+	shim.WaitFor("connected to the engine")
+	is := func(x *harness.Indexer, want bool) {
+		t.Helper()
+		harness.Eventually(t, fmt.Sprintf("catching up: %v", want), func() (bool, string) {
+			var a api.Answer
+			if err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Tokens: harness.Tokens(1, 4*16), Idle: true}, &a); err != nil {
+				return false, err.Error()
+			}
+			return len(a.Workers) == 1 && a.Workers[0].CatchingUp == want, fmt.Sprintf("%+v", a.Workers)
+		})
+		if w := harness.WaitLease(t, x, "w", true); w.CatchingUp != want {
+			t.Errorf("the list of workers has %+v", w)
+		}
+		var ready string
+		if err := harness.HTTPDo(x.HTTP, "GET", "/readyz", nil, &ready); err != nil || want != strings.Contains(ready, "catching_up: 1 workers' ranks") {
+			t.Errorf("/readyz: %q, %v", ready, err)
+		}
+	}
+	is(x, true)
+	shim.Kill()
+	shim = harness.StartSimShim(t, engine, x.NATS, "w")
+	is(x, false)
+	x.WaitDepth(t, "m", harness.Tokens(1, 4*16), "w", 4)
+
+	// An indexer that comes back does not know how a shim stands of which it has not heard since.
+	shim.Cmd.Process.Signal(syscall.SIGSTOP)
+	x.Kill()
+	x = harness.StartIndexer(t, x.Data, x.NATS)
+	is(x, true)
+	shim.Cmd.Process.Signal(syscall.SIGCONT)
+	is(x, false)
 }
 
 // TestEngineHangs stops an engine's process. That proves nothing: it is said, with advice, and its blocks stay, unless --engine-gone-after has passed; and when it
@@ -63,6 +164,8 @@ func TestEngineHangs(t *testing.T) {
 	waits.WaitFor(`the engine is silent.*whether its process hangs or is stopped.*nothing is cleared`)
 	x.WaitDepth(t, "m", firstPrompt(), "clears", 0)
 	x.WaitDepth(t, "m", firstPrompt(), "waits", 8)
+	seen(t, x, "waits", api.EngineSilent)
+	seen(t, x, "clears", api.EngineGone)
 	engine.Cmd.Process.Signal(syscall.SIGCONT)
 	x.WaitDepth(t, "m", firstPrompt(), "clears", 8)
 	x.WaitDepth(t, "m", firstPrompt(), "waits", 8)

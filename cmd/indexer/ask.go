@@ -253,11 +253,18 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	if shared {
 		heading = append(heading, "FROM STORE", "STORE STOPS")
 	}
+	stands := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Engine != "" || o.CatchingUp })
+	if stands {
+		heading = append(heading, "ENGINE")
+	}
 	rows := make([][]any, len(a.Workers))
 	for i, o := range a.Workers {
 		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))}
 		if shared {
 			rows[i] = append(rows[i], o.L3, o.L3Stop)
+		}
+		if stands {
+			rows[i] = append(rows[i], engineStands(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp}, time.Now()))
 		}
 	}
 	return cli.Table(w, heading, rows)
@@ -286,9 +293,9 @@ func printWorkers(w io.Writer, list *api.WorkerList) error {
 	rows := make([][]any, len(list.Workers))
 	for i, k := range list.Workers {
 		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host, k.Blocks.Disk, k.Blocks.External,
-			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now())}
+			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now()), engineStands(&k, time.Now())}
 	}
-	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK", "EXTERNAL", "PARKED", "EVENTS", "LAST SEEN", "LEASE AGE", "EXPIRES"}, rows)
+	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK", "EXTERNAL", "PARKED", "EVENTS", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE"}, rows)
 }
 
 func statusCommand() *cobra.Command {

@@ -6,18 +6,20 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/dump"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // newShims returns the shims that this process runs for engines that were registered over HTTP.
-func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, log *slog.Logger) *compat.Shims {
-	return compat.NewShims(ns, bucket, node, compat.ShimsHooks{
+func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines compat.Engines, log *slog.Logger) *compat.Shims {
+	return compat.NewShims(ns, bucket, node, engines, compat.ShimsHooks{
 		Started: func(r registry.Record) {
 			log.Info("a shim runs in this process", "worker", r.Key(), "engine", r.Engine.Endpoint, "replay", r.Engine.Replay)
 		},
@@ -26,6 +28,15 @@ func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, lo
 		},
 		Ended: func(key events.RankKey, err error) {
 			log.Warn("a shim in this process has ended; it is started again", "worker", key, "error", err)
+		},
+		Standing: func(key events.RankKey, s shim.Standing) {
+			switch s.Engine {
+			case api.EngineSilent:
+				log.Warn("a registered engine is silent", "worker", key, "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why,
+					"what_to_do", "see whether its process hangs or is stopped, and whether its host can be reached; restart it if it does not go on")
+			case api.EngineGone:
+				log.Warn("a registered engine is gone; what it had in device and host memory is cleared", "worker", key, "why", s.Why)
+			}
 		},
 	})
 }

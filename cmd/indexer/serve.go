@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -47,6 +48,8 @@ type serving struct {
 	l3                                       node.L3Config
 	nats                                     *cli.NATS
 	debug                                    *cli.Debug
+	onRefused                                string
+	engines                                  compat.Engines // of shims in this process
 }
 
 func serveCommand() *cobra.Command {
@@ -91,6 +94,9 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.DurationVar(&s.parkFor, "park-for", time.Duration(radix.DefaultParkFor)*time.Millisecond, "how long a block waits for its parent")
 	f.IntVar(&s.index.MaxRemembered, "max-remembered", radix.DefaultMaxRemembered, "removals of one rank whose place is remembered")
 	f.DurationVar(&s.rememberFor, "remember-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond, "how long it is remembered")
+	f.StringVar(&s.onRefused, "on-engine-refused", "clear", "of shims in this process: what follows when an engine's connection has ended and its own ports refuse: clear or keep; see worker-shim run")
+	f.DurationVar(&s.engines.SilentAfter, "engine-silent-after", 10*time.Second, "of shims in this process: after how long without a sign of life an engine counts as silent")
+	f.DurationVar(&s.engines.GoneAfter, "engine-gone-after", 0, "of shims in this process: after how long a silence an engine counts as gone, and what it had in device and host memory is cleared; 0: never")
 	cli.Exclusive(f, "data", "nats")
 	f.StringVar(&s.l3Config, "l3-config", "", "JSON file that says for each model how its workers use a shared store, in place of what they register; see docs/l3.md")
 	f.DurationVar(&s.l3.Timeout, "l3-timeout", 20*time.Millisecond, "how long an answer waits for the shared store at most")
@@ -174,6 +180,16 @@ func (s *serving) check() error {
 	if err := s.security.check(s.httpListen); err != nil {
 		errs = append(errs, err)
 	}
+	var err error
+	if s.engines.OnRefused, err = shim.ParseOnRefused(s.onRefused); err != nil {
+		errs = append(errs, fmt.Errorf("--on-engine-refused: %w", err))
+	}
+	if s.engines.SilentAfter < time.Second {
+		errs = append(errs, fmt.Errorf("--engine-silent-after %v is less than 1s", s.engines.SilentAfter))
+	}
+	if s.engines.GoneAfter != 0 && s.engines.GoneAfter < s.engines.SilentAfter {
+		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v", s.engines.GoneAfter, s.engines.SilentAfter))
+	}
 	if s.l3.Timeout <= 0 {
 		errs = append(errs, fmt.Errorf("--l3-timeout %v is not positive", s.l3.Timeout))
 	}
@@ -207,12 +223,15 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer debugStop()
+	began := time.Now() // of the server in this process
 	conn, server, err := s.connect(ctx, log)
 	if err != nil {
 		return err
 	}
 	if server != nil {
 		defer server.Stop()
+	} else {
+		began = time.Time{}
 	}
 	defer conn.Close()
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: s.namespace, Partitions: s.partitions, Replicas: s.replicas})
@@ -240,7 +259,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	}
 	var member *cluster.Member // nil if this node is alone on a server of its own
 	mine := func(p events.Partition) bool { return member == nil || member.View().Writes(p) }
-	known := newRegistry(ns, workers, mendWorkers, mine, log)
+	known := newRegistry(ns, workers, mendWorkers, mine, began, log)
 	s.l3.Registered = known.Sharing
 	s.l3.Listen = func(ctx context.Context, store string, heard func([]byte)) { listenStore(ctx, ns, store, heard, log) }
 	isReady := make(chan struct{})
@@ -268,7 +287,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 			return err
 		}
 	}
-	scrape, queries := metrics.New(n)
+	scrape, queries := metrics.New(registry.Leased{Indexer: n, Registry: known})
 	own := api.Handler{
 		Indexer: n, Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
 		Observe: func(op, outcome string, took time.Duration) { queries.Observe("own_"+op, outcome, took) },
@@ -282,8 +301,8 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	}
 	handler := api.Handler{Indexer: registry.Leased{Indexer: whole, Registry: known}, Observe: queries.Observe}
 	service := wire.NewService(conn, s.namespace, handler, cli.Version(), busy)
-	shims := newShims(ns, workers, s.id, log)
-	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Notes: n.Notes, Metrics: scrape}), handler.Indexer, shims, ns)
+	shims := newShims(ns, workers, s.id, s.engines, log)
+	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Notes: func() []string { return append(n.Notes(), known.Notes()...) }, Metrics: scrape}), handler.Indexer, shims, ns)
 	httpStop, err := s.serveHTTP(front, log)
 	if err != nil {
 		return err

@@ -30,10 +30,25 @@ func leaseLeft(l *api.Lease, now time.Time) string {
 	return max(l.Expires.Sub(now), 0).Round(time.Second).String()
 }
 
+// engineStands says how it stands with a rank's engine, and since when.
+func engineStands(w *api.WorkerInfo, now time.Time) string {
+	said := string(w.Engine)
+	switch {
+	case w.Engine == "":
+		said = "-"
+	case w.Engine != api.EngineConnected && w.EngineSince != nil:
+		said += " " + max(now.Sub(*w.EngineSince), 0).Round(time.Second).String()
+	}
+	if w.CatchingUp {
+		said += ", catching up"
+	}
+	return said
+}
+
 // newRegistry returns the node's registry of workers, which closes in the log what expired in the partitions that are its own to end.
-func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mend func(context.Context) error, mine func(events.Partition) bool, log *slog.Logger) *registry.Registry {
+func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mend func(context.Context) error, mine func(events.Partition) bool, began time.Time, log *slog.Logger) *registry.Registry {
 	return registry.New(registry.Config{
-		Namespace: ns, Bucket: bucket, Mend: mend, Mine: mine,
+		Namespace: ns, Bucket: bucket, Mend: mend, Mine: mine, Began: began,
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
 			return shim.Clear(ctx, ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonLeaseExpiry, still)
 		},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -14,9 +15,32 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// keeper returns what registers the rank and holds its lease. Where the NATS server does not permit that, the rank goes without: nobody clears it
-// when it is gone.
-func (r *running) keeper(ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (func(context.Context, func()) error, error) {
+// holding is a rank's lease, as shim.Run keeps it.
+type holding struct {
+	lease *registry.Lease
+	log   *slog.Logger
+}
+
+// Keep holds the lease. Where the NATS server does not permit that, the rank goes without: nobody clears it when it is gone.
+func (h *holding) Keep(ctx context.Context, lost func()) error {
+	err := h.lease.Keep(ctx, lost)
+	switch {
+	case errors.Is(err, registry.ErrTaken):
+		return fmt.Errorf("%w: %w", shim.ErrFenced, err)
+	case errors.Is(err, jetstream.ErrDenied):
+		h.log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know", "error", err)
+		return nil
+	}
+	return err
+}
+
+// Tell has the lease's record say how it stands.
+func (h *holding) Tell(s shim.Standing) {
+	h.lease.Tell(registry.Standing{Engine: s.Engine, Since: s.Since, Why: s.Why, CatchingUp: s.CatchingUp})
+}
+
+// holding returns what registers the rank and holds its lease.
+func (r *running) holding(ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (*holding, error) {
 	if r.l3 != nil {
 		if why := r.l3.Usable(r.blockSize); why != "" {
 			log.Warn("nothing of the shared store can be credited to this worker", "why", why)
@@ -25,6 +49,7 @@ func (r *running) keeper(ns *jetstream.Namespace, key events.RankKey, log *slog.
 	trouble := limiter{every: r.logWindow}
 	lease, err := registry.NewLease(ns, registry.Record{
 		Instance: key.Instance, Rank: key.Rank, Model: r.model, BlockSize: r.blockSize, Source: r.source, LeaseMS: r.lease.Milliseconds(), L3: r.l3,
+		Standing: &registry.Standing{CatchingUp: true}, // what the engine said before is not known yet
 	}, registry.LeaseHooks{
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
@@ -35,17 +60,28 @@ func (r *running) keeper(ns *jetstream.Namespace, key events.RankKey, log *slog.
 	if err != nil {
 		return nil, fmt.Errorf("register: %w", err)
 	}
-	return func(ctx context.Context, lost func()) error {
-		err := lease.Keep(ctx, lost)
-		switch {
-		case errors.Is(err, registry.ErrTaken):
-			return fmt.Errorf("%w: %w", shim.ErrFenced, err)
-		case errors.Is(err, jetstream.ErrDenied):
-			log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know", "error", err)
-			return nil
-		}
-		return err
-	}, nil
+	r.reconnects.notify(lease.Renew)
+	return &holding{lease, log}, nil
+}
+
+// reconnects tells the ranks of a process that its connection to NATS is back.
+type reconnects struct {
+	mu  sync.Mutex
+	all []func()
+}
+
+func (n *reconnects) notify(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.all = append(n.all, f)
+}
+
+func (n *reconnects) tell() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, f := range n.all {
+		f()
+	}
 }
 
 // readL3Config reads what is registered of a shared store.

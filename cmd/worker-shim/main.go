@@ -52,6 +52,7 @@ type running struct {
 	onRefused                           string
 	silentAfter, goneAfter              time.Duration
 	debug                               *cli.Debug
+	reconnects                          *reconnects
 }
 
 // What --on-unreadable may be.
@@ -61,7 +62,7 @@ const (
 )
 
 func runCommand() *cobra.Command {
-	r := &running{}
+	r := &running{reconnects: &reconnects{}}
 	cmd := &cobra.Command{
 		Use:   "run --engine tcp://HOST:PORT --instance ID --model M --block-size N",
 		Short: "Publish one engine rank's events until stopped",
@@ -216,8 +217,11 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 	options.Core, options.Wait = core, true // a shim may be started before everything else
 	options.Hooks = jetstream.ConnHooks{
 		Disconnected: func(err error) { log.Warn("NATS connection lost; "+without, "error", err) },
-		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
-		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
+		Reconnected: func(url string) {
+			log.Info("NATS connection is back", "server", url)
+			r.reconnects.tell()
+		},
+		AsyncError: func(err error) { log.Error("NATS", "error", err) },
 		Waiting: func(err error) {
 			waiting.do(func(n uint64) {
 				what, todo := r.nats.Away(err)
@@ -283,10 +287,11 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if desk != nil {
 		defer desk.Close()
 	}
-	keep, err := r.keeper(ns, key, log)
+	lease, err := r.holding(ns, key, log)
 	if err != nil {
 		return err
 	}
+	watch.tell = lease.Tell
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats", ns.Conn().Server().URL)
 	return shim.Run(ctx, shim.Config{
 		Engine: r.engine, Listen: r.listen, Replay: r.replay, Snapshot: r.engineSnapshot, Topics: []string{r.topic},
@@ -294,7 +299,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch, ClearUnreadable: r.onUnreadable == unreadableClear,
 		Log:           shim.NewStreamLog(ns, key, watch.logFailed),
 		Desk:          desk,
-		Keep:          keep,
+		Keep:          lease.Keep,
 		ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
 	})

@@ -22,6 +22,9 @@ type watcher struct {
 	cfg     *running
 	decoder *events.Decoder
 
+	tell func(shim.Standing) // is told how it stands
+	last shim.Standing       // already told
+
 	engine    events.Engine     // which one it was found to be
 	skipped   events.SkipCounts // already told
 	diagnosed bool
@@ -121,8 +124,17 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 	}
 }
 
-// standing tells how it stands with the engine.
+// standing tells how it stands with the shim and the engine.
 func (w *watcher) standing(s shim.Standing) {
+	w.tell(s)
+	if before := w.last; before.CatchingUp && !s.CatchingUp {
+		w.log.Info("caught up: the log has what the engine said before")
+	}
+	same := s.Engine == w.last.Engine
+	w.last = s
+	if same {
+		return
+	}
 	switch s.Engine {
 	case api.EngineSilent:
 		keeps := "nothing is cleared, since it may hold all that it held; see --engine-gone-after"

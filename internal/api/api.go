@@ -340,6 +340,12 @@ type WorkerInfo struct {
 	Lookahead uint32 `json:"lookahead,omitempty" msgpack:"lookahead,omitempty"`
 
 	Lease *Lease `json:"lease,omitempty" msgpack:"lease,omitempty"` // none: nobody has registered the rank, and it is not cleared by itself
+
+	// Engine is how the rank's shim stands with its engine, since when and why; empty: nobody says. CatchingUp is as in an Overlap.
+	Engine      EngineState `json:"engine,omitempty" msgpack:"engine,omitempty"`
+	EngineSince *time.Time  `json:"engine_since,omitempty" msgpack:"engine_since,omitempty"`
+	EngineWhy   string      `json:"engine_why,omitempty" msgpack:"engine_why,omitempty"`
+	CatchingUp  bool        `json:"catching_up,omitempty" msgpack:"catching_up,omitempty"`
 }
 
 // Place is where the rank stands in a list.
@@ -414,6 +420,18 @@ type Status struct {
 	Store          Usage          `json:"store" msgpack:"store"`                     // what the account has on the NATS servers
 
 	L3 []StoreStatus `json:"l3,omitempty" msgpack:"l3,omitempty"` // the stores that workers share and this node asks
+
+	Engines *EngineCounts `json:"engines,omitempty" msgpack:"engines,omitempty"` // nil: the node does not say
+}
+
+// EngineCounts is how many ranks of the namespace are registered, by how it stands with their engines; the same at each node. CatchingUp counts
+// those whose shims are behind, whatever their engines do.
+type EngineCounts struct {
+	Connected  int `json:"connected" msgpack:"connected"`
+	Silent     int `json:"silent" msgpack:"silent"`
+	Gone       int `json:"gone" msgpack:"gone"`
+	Unknown    int `json:"unknown" msgpack:"unknown"`
+	CatchingUp int `json:"catching_up" msgpack:"catching_up"`
 }
 
 // StoreStatus is how a node gets on with one store that workers share. Counts are since the node began to ask it.

@@ -31,14 +31,24 @@ type ShimsHooks struct {
 	Started func(r registry.Record)
 	Told    func(key events.RankKey, engine events.Engine, why string) // which engine it is, where that was left open
 	Ended   func(key events.RankKey, err error)                        // a shim ended; it is started again
+
+	// Standing: how it stands with an engine has changed.
+	Standing func(key events.RankKey, s shim.Standing)
+}
+
+// Engines is how shims take engines that refuse or are silent; see [shim.Config].
+type Engines struct {
+	OnRefused              shim.OnRefused
+	SilentAfter, GoneAfter time.Duration
 }
 
 // Shims is the shims that this process runs.
 type Shims struct {
-	ns     *jetstream.Namespace
-	bucket *jetstream.Bucket
-	node   string
-	hooks  ShimsHooks
+	ns      *jetstream.Namespace
+	bucket  *jetstream.Bucket
+	node    string
+	engines Engines
+	hooks   ShimsHooks
 
 	mu    sync.Mutex
 	ctx   context.Context
@@ -59,7 +69,7 @@ type Listener struct {
 }
 
 // NewShims returns the shims of a node. They run within Run.
-func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, hooks ShimsHooks) *Shims {
+func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines Engines, hooks ShimsHooks) *Shims {
 	if hooks.Started == nil {
 		hooks.Started = func(registry.Record) {}
 	}
@@ -69,7 +79,10 @@ func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, ho
 	if hooks.Ended == nil {
 		hooks.Ended = func(events.RankKey, error) {}
 	}
-	return &Shims{ns: ns, bucket: bucket, node: node, hooks: hooks, ranks: map[events.RankKey]*running{}}
+	if hooks.Standing == nil {
+		hooks.Standing = func(events.RankKey, shim.Standing) {}
+	}
+	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: hooks, ranks: map[events.RankKey]*running{}}
 }
 
 // prefix is where registrations are remembered, beside the leases: registered.<node>.<partition>.<instance>.<rank>.
@@ -275,6 +288,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 		return err
 	}
 	defer desk.Close()
+	r.Standing = &registry.Standing{CatchingUp: true}
 	lease, err := registry.NewLease(s.ns, r, registry.LeaseHooks{})
 	if err != nil {
 		return err
@@ -287,7 +301,12 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 		Hooks: shim.Hooks{
 			Connected:    func(string) { run.connected.Store(true) },
 			Disconnected: func(string, error) { run.connected.Store(false) },
+			Standing: func(now shim.Standing) {
+				lease.Tell(registry.Standing{Engine: now.Engine, Since: now.Since, Why: now.Why, CatchingUp: now.CatchingUp})
+				s.hooks.Standing(r.Key(), now)
+			},
 		},
+		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
 	})
 }
 

@@ -119,13 +119,15 @@ var (
 	l3Objects    = prometheus.NewDesc("kvatlas_l3_objects_total", "Objects that were answered for from the set, or that the store was asked about.", []string{"store", "from"}, nil)
 	rereads      = prometheus.NewDesc("kvatlas_log_rereads_total", "How often messages were lost between a partition's log and the index, and the log was read again.", nil, nil)
 	stale        = prometheus.NewDesc("kvatlas_partition_stale_seconds", "Time since a partition's log was last known to be read to its end, and to take messages; 0 up to three seconds.", []string{"partition"}, nil)
+	engines      = prometheus.NewDesc("kvatlas_engines", "Registered ranks by how their shims stand with their engines: connected, silent, gone, unknown. The same at each node.", []string{"state"}, nil)
+	catchingUp   = prometheus.NewDesc("kvatlas_shims_catching_up", "Registered ranks whose shims still publish what their engines said earlier. The same at each node.", nil, nil)
 	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed", "1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
 )
 
 var all = []*prometheus.Desc{
 	ready, outcomes, holdings, distinct, indexBytes, decoderBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
 	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded, rereads, stale,
-	behind, clusterNodes, clusterShort,
+	behind, clusterNodes, clusterShort, engines, catchingUp,
 	l3Up, l3Questions, l3Forgotten, l3Remembered, l3Strange, l3SetObjects, l3SetWhole, l3SetLost, l3Objects,
 }
 
@@ -182,6 +184,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(clusterNodes, float64(len(c.Nodes)))
 		gauge(clusterShort, float64(len(c.Short)), "short")
 		gauge(clusterShort, float64(len(c.Unserved)), "unserved")
+	}
+	if e := s.Engines; e != nil {
+		gauge(engines, float64(e.Connected), "connected")
+		gauge(engines, float64(e.Silent), "silent")
+		gauge(engines, float64(e.Gone), "gone")
+		gauge(engines, float64(e.Unknown), "unknown")
+		gauge(catchingUp, float64(e.CatchingUp))
 	}
 	gauge(holdings, float64(s.Index.Blocks.Device), "device")
 	gauge(holdings, float64(s.Index.Blocks.Host), "host")

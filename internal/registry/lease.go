@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -27,9 +28,13 @@ type LeaseHooks struct {
 type Lease struct {
 	bucket *jetstream.Bucket
 	name   string
-	record Record
-	data   []byte
 	hooks  LeaseHooks
+	soon   chan struct{} // renew before it is time
+
+	mu     sync.Mutex
+	record Record // what changes is its Standing
+	data   []byte
+	giveUp context.CancelFunc // ends the attempt to renew that is under way, or a past one
 }
 
 // NewLease prepares a lease. What the record leaves open of version, holder, state and length is filled in. It writes nothing yet.
@@ -67,7 +72,72 @@ func NewLease(ns *jetstream.Namespace, record Record, hooks LeaseHooks) (*Lease,
 	if hooks.Failed == nil {
 		hooks.Failed = func(error) {}
 	}
-	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: hooks}, nil
+	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: hooks, soon: make(chan struct{}, 1)}, nil
+}
+
+// Tell changes what the record says of how it stands. It is written soon, and any goroutine may call it.
+func (l *Lease) Tell(s Standing) {
+	s.Since = s.Since.UTC().Truncate(time.Millisecond)
+	l.mu.Lock()
+	if l.record.Standing == nil || *l.record.Standing != s {
+		l.record.Standing = &s
+		if data, err := l.record.encode(); err == nil { // it cannot fail: the record was encoded before
+			l.data = data
+		}
+	}
+	l.mu.Unlock()
+	l.wake()
+}
+
+// Renew has the lease renewed soon rather than when it is time: NATS was away, and is to see that the shim is there. What is being tried is given up, as
+// it may wait for an answer that is lost. Any goroutine may call it.
+func (l *Lease) Renew() {
+	l.mu.Lock()
+	if l.giveUp != nil {
+		l.giveUp()
+	}
+	l.mu.Unlock()
+	l.wake()
+}
+
+func (l *Lease) wake() {
+	select {
+	case l.soon <- struct{}{}:
+	default:
+	}
+}
+
+// attempt is the context of one attempt to renew.
+func (l *Lease) attempt(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	l.mu.Lock()
+	l.giveUp = cancel
+	l.mu.Unlock()
+	return ctx, cancel
+}
+
+// text is the record as it is to be written.
+func (l *Lease) text() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.data
+}
+
+// calm is the least time between two renewals of which one is not due yet, so that what changes to and fro is not written each time.
+const calm = 100 * time.Millisecond
+
+// pause waits until the lease is to be renewed: when it is time, or soon. It reports false if ctx ends first.
+func (l *Lease) pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	case <-l.soon:
+		return pause(ctx, min(d, calm))
+	}
 }
 
 // Keep takes the lease, from whoever has it, and renews it three times in its length until ctx ends; then it returns nil, and the lease stays until it
@@ -77,10 +147,10 @@ func NewLease(ns *jetstream.Namespace, record Record, hooks LeaseHooks) (*Lease,
 // It returns [ErrTaken] if another holder has taken the lease, and an error that wraps [jetstream.ErrDenied] if the bucket may not be written.
 func (l *Lease) Keep(ctx context.Context, lost func()) error {
 	every := l.record.Lease() / 3
-	revision, look := uint64(0), 0
+	revision, look := uint64(0), time.Time{} // when to look into the log once more; zero: not at all
 	for {
 		begun := time.Now()
-		trying, cancel := context.WithTimeout(ctx, every)
+		trying, cancel := l.attempt(ctx, every)
 		next, expired, err := l.renew(trying, revision)
 		cancel()
 		switch {
@@ -94,13 +164,14 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 			if revision == 0 {
 				l.hooks.Taken()
 			}
-			if expired {
+			switch {
+			case expired:
 				l.hooks.Lost()
-				look = 2
-			}
-			if look > 0 {
-				look--
 				lost()
+				look = begun.Add(every * 9 / 10) // which the renewal that is due next is behind, and one that comes early is not
+			case !look.IsZero() && begun.After(look):
+				lost()
+				look = time.Time{}
 			}
 			revision = next
 		}
@@ -108,7 +179,7 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 		if err != nil {
 			wait = every / 10
 		}
-		if !pause(ctx, wait) {
+		if !l.pause(ctx, wait) {
 			return nil
 		}
 	}
@@ -116,8 +187,9 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 
 // renew writes the record after the revision that it had, or finds out what became of it. revision is 0 for a lease that is not ours yet.
 func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expired bool, err error) {
+	data := l.text()
 	if revision != 0 {
-		next, err = l.write(ctx, revision)
+		next, err = l.write(ctx, data, revision)
 		if !errors.Is(err, jetstream.ErrConflict) {
 			return next, false, err
 		}
@@ -136,14 +208,14 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 				return 0, false, fmt.Errorf("%w: process %d on %s, since %s", ErrTaken, there.Holder.PID, there.Holder.Host, there.Holder.Since.Format(time.RFC3339))
 			}
 		}
-		if bytes.Equal(entry.Value, l.data) {
+		if bytes.Equal(entry.Value, data) {
 			return entry.Revision, false, nil // an earlier attempt was stored after all
 		}
 	}
-	next, err = l.write(ctx, entry.Revision)
+	next, err = l.write(ctx, data, entry.Revision)
 	return next, expired, err
 }
 
-func (l *Lease) write(ctx context.Context, expected uint64) (uint64, error) {
-	return l.bucket.Commit(ctx, nil, jetstream.Value{Key: l.name, Data: l.data}, expected)
+func (l *Lease) write(ctx context.Context, data []byte, expected uint64) (uint64, error) {
+	return l.bucket.Commit(ctx, nil, jetstream.Value{Key: l.name, Data: data}, expected)
 }

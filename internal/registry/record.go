@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
@@ -39,6 +40,17 @@ type Record struct {
 	Holder  Holder `json:"holder"`
 	LeaseMS int64  `json:"lease_ms"`
 	State   State  `json:"state"`
+
+	// Standing is how it stands with the shim and its engine; nil: the shim is of a release that does not say.
+	Standing *Standing `json:"standing,omitempty"`
+}
+
+// Standing is how it stands with a shim and its engine.
+type Standing struct {
+	Engine     api.EngineState `json:"engine,omitempty"` // empty: not known
+	Since      time.Time       `json:"since,omitzero"`   // of Engine, by the shim's clock; of a silent one, its last sign of life
+	Why        string          `json:"why,omitempty"`    // why it is taken to be silent or gone
+	CatchingUp bool            `json:"catching_up,omitempty"`
 }
 
 // Engine is where an engine can be heard.

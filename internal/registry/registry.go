@@ -27,6 +27,10 @@ type Config struct {
 	// Mend, if not nil, makes the bucket anew; it is called when it was deleted.
 	Mend func(context.Context) error
 
+	// Began, if not zero, is when the bucket's server began, which runs in this process: what records that were written before say of their shims'
+	// standing is of an earlier time, and all of these count as catching up until they are renewed.
+	Began time.Time
+
 	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
 	Mine func(events.Partition) bool
 
@@ -52,6 +56,17 @@ type Worker struct {
 	Renewed   time.Time // by the servers' clock: to be shown, not to be reckoned with
 
 	text []byte // the record as it was read
+	old  bool   // with Config.Began: it was not renewed since
+}
+
+// standing is how it stands with the rank, as far as is known.
+func (w *Worker) standing() Standing {
+	var s Standing
+	if w.Record.Standing != nil {
+		s = *w.Record.Standing
+	}
+	s.CatchingUp = s.CatchingUp || w.old
+	return s
 }
 
 // absent is a rank whose record has gone without a word: somebody has ended it while nothing was heard, or somebody has emptied the bucket.
@@ -76,8 +91,9 @@ type Registry struct {
 	lost    map[events.RankKey]Worker // what the bucket had that was there before, and this one is to have too
 	telling bool                      // the watch does not show all yet
 	missing map[events.RankKey]absent // what a watch that began anew did not show, and nobody was seen to end
-	shared  sync.Map                  // model → *hicache.Sharing, until the next change; written with mu held
-	serving sync.Map                  // model → []events.Partition, likewise
+	unwell  unwell
+	shared  sync.Map // model → *hicache.Sharing, until the next change; written with mu held
+	serving sync.Map // model → []events.Partition, likewise
 }
 
 // New returns a registry that knows nobody until Run.
@@ -242,12 +258,17 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 			_, there := r.workers[key]
 			changed = changed || there
 			delete(r.workers, key)
+			r.unwell.forget(key)
 			continue
 		}
 		delete(r.marks, e.Key)
 		if w, there := r.workers[key]; there && bytes.Equal(w.text, e.Value) { // a renewal, as nearly all that a watch tells
-			w.Revision, w.Renewed = e.Revision, e.Written
+			was := w.old
+			w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
 			r.workers[key] = w
+			if w.old != was {
+				r.unwell.note(key, w.standing())
+			}
 			r.machine.Seen(w.Record, e.Revision, r.now())
 			continue
 		}
@@ -257,8 +278,13 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 			r.machine.Gone(key)
 			continue
 		}
-		changed = true
-		r.workers[key] = Worker{Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value}
+		w, there := r.workers[key]
+		changed = changed || !there || !sameButStanding(w.Record, record)
+		w = Worker{
+			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value, old: e.Written.Before(r.cfg.Began),
+		}
+		r.workers[key] = w
+		r.unwell.note(key, w.standing())
 		r.machine.Seen(record, e.Revision, r.now())
 	}
 	if u.Current {
@@ -267,6 +293,7 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 				r.missing[key] = absent{w, r.now()}
 			}
 			delete(r.workers, key)
+			r.unwell.forget(key)
 			changed = true
 		}
 		changed = changed || !r.current
@@ -480,6 +507,7 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	key := d.Record.Key()
 	if w, ok := r.workers[key]; ok && w.Revision == d.Revision {
 		delete(r.workers, key)
+		r.unwell.forget(key)
 		r.machine.Gone(key)
 		r.tell()
 	}

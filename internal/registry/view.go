@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Leased is an indexer whose list of workers says how their leases stand.
+// Leased is an indexer whose answers, list of workers and status say how it stands with shims and engines.
 type Leased struct {
 	api.Indexer
 	Registry *Registry
@@ -27,6 +27,11 @@ func (l Leased) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Wor
 				Holder: r.Holder.ID, Host: r.Holder.Host, PID: r.Holder.PID, Since: r.Holder.Since, State: string(r.State),
 				L3:      r.L3.String(),
 				Renewed: known.Renewed.UTC(), Expires: known.Renewed.Add(r.Lease()).UTC(),
+			}
+			standing := known.standing()
+			w.Engine, w.EngineWhy, w.CatchingUp = standing.Engine, standing.Why, standing.CatchingUp
+			if !standing.Since.IsZero() {
+				w.EngineSince = &standing.Since
 			}
 		}
 	}

@@ -28,12 +28,12 @@ func (m *Machine) Gone() {
 	m.held, m.heldBytes, m.overtaken = nil, 0, 0
 	m.taken, m.unseen, m.adopted = events.Cursor{}, false, false
 	m.decode.Reset()
-	if !m.spoken() {
-		return
+	if m.spoken() {
+		for _, tier := range diesWithTheProcess {
+			m.push(events.Event{Kind: events.Cleared, Tier: tier, Reason: events.ReasonEngineGone}, events.Cursor{})
+		}
 	}
-	for _, tier := range diesWithTheProcess {
-		m.push(events.Event{Kind: events.Cleared, Tier: tier, Reason: events.ReasonEngineGone}, events.Cursor{})
-	}
+	m.fallBehind()
 }
 
 // spoken reports whether there is more in the incarnation than the clear that it begins with.

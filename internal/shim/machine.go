@@ -126,7 +126,7 @@ type Counts struct {
 // One goroutine owns it.
 //
 // Inputs are Recovered (once, first), Connected, Gone, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
-// SnapshotFailed, Flushed, FlushDoubted, LogLost, Resync. After each the owner asks WantsReplay, WantsSnapshot and NextFlight what is to be done.
+// SnapshotFailed, Flushed, FlushDoubted, Delayed, LogLost, Resync. After each the owner asks WantsReplay, WantsSnapshot and NextFlight what is to be done.
 //
 // Invariants:
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
@@ -173,7 +173,8 @@ type Machine struct {
 	adopted       bool // its digest is what a replay showed; nothing live has followed it yet
 	emptied       bool // nothing was queued since the clear after a message that could not be decoded
 
-	tenure tenure
+	tenure  tenure
+	backlog backlog
 
 	counts Counts
 }
@@ -239,6 +240,7 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 	if !p.Found || p.Shutdown || !p.Cursor.Known {
 		m.rebirth(events.ReasonRestart, now)
 	}
+	m.fallBehind()
 }
 
 // Connected tells that the engine's socket is connected, for the first time or again. Whether it is still the same engine is
@@ -255,9 +257,10 @@ func (m *Machine) Connected() {
 	}
 	if m.snapshot != notWanted {
 		m.snapshot = due // of who is there now
-		return
+	} else {
+		m.startReplay()
 	}
-	m.startReplay()
+	m.fallBehind()
 }
 
 // afresh forgets how often the engine was asked in vain.
@@ -310,6 +313,7 @@ func (m *Machine) takeLive(f Frame, now events.Millis) {
 	case m.replay && !m.giveUp:
 		m.hold(f)
 		m.startReplay()
+		m.fallBehind()
 	case f.Seq <= m.taken.Seq:
 		m.rebirth(events.ReasonRestart, now)
 		m.takeFirst(f)
@@ -471,6 +475,7 @@ func (m *Machine) release(now events.Millis) {
 	case !m.wantSnapshot():
 		m.gap()
 	}
+	m.heardAll()
 }
 
 // takeFirst takes the first message of a life that is heard.
@@ -548,6 +553,7 @@ func (m *Machine) rebirth(why events.Reason, now events.Millis) {
 	m.taken, m.unseen, m.adopted, m.snapshot = events.Cursor{}, false, false, notWanted
 	m.decode.Reset()
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
+	m.fallBehind()
 }
 
 // push queues a copy of an event.
@@ -669,6 +675,7 @@ func (m *Machine) landed(n int) {
 		}
 		m.queue = m.queue[last.entries:]
 		m.counts.Messages += uint64(n)
+		m.noteAcked()
 	}
 	m.inflight = 0
 }

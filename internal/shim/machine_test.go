@@ -369,6 +369,9 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 				for w.step() {
 				}
 			}
+			if w.machine.CatchingUp() {
+				t.Fatalf("seed %d: all is quiet, and the shim is still catching up", seed)
+			}
 			for b := range w.log.held {
 				if !w.engine.held[b] {
 					t.Fatalf("seed %d: the log holds block %d, which the engine does not hold", seed, b)

@@ -105,7 +105,7 @@ type Hooks struct {
 	LogFailed      func(err error)
 	Published      func(cursor events.Cursor, last events.StreamSeq)
 	Stepped        func(Counts, int) // after each step: the counts, and the bytes that are queued
-	Standing       func(Standing)    // how it stands with the engine has changed
+	Standing       func(Standing)    // how it stands has changed; the first time when Run's loop begins
 }
 
 func (h Hooks) withDefaults() Hooks {
@@ -222,6 +222,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	r.watching = newWatching(&cfg, time.Now())
 	defer r.watching.tick.Stop()
+	defer r.watching.delayed.Stop()
 	defer r.check.Stop()
 	defer r.retry.Stop()
 	r.retry.Stop()
@@ -396,6 +397,7 @@ func (r *runner) loop(ctx context.Context) error {
 				return err
 			}
 			if flight != nil {
+				r.watching.delayed.Reset(delayedAfter)
 				go r.publish(ctx, flight)
 			}
 		}
@@ -440,6 +442,11 @@ func (r *runner) loop(ctx context.Context) error {
 		case now := <-r.watching.tick.C:
 			if r.watching.presence.tick(now) {
 				r.engineGone()
+			}
+		case <-r.watching.delayed.C:
+			if r.machine.InFlight() {
+				r.machine.Delayed()
+				r.watching.delayed.Reset(delayedAfter)
 			}
 		case <-r.watching.answered:
 			r.watching.stopKnocking()

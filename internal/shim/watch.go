@@ -8,6 +8,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 )
 
+// delayedAfter is after how long in the air a flight is late.
+const delayedAfter = 500 * time.Millisecond
+
 // probeTimeout bounds one attempt to connect to a port that is probed.
 const probeTimeout = 2 * time.Second
 
@@ -17,6 +20,8 @@ type watching struct {
 	told     Standing // to the hook
 	ports    []string // of the engine's own
 	tick     *time.Timer
+
+	delayed *time.Timer // runs while a flight is in the air
 
 	probing bool
 	probed  chan bool // whether all ports refused
@@ -29,6 +34,7 @@ func newWatching(cfg *Config, now time.Time) watching {
 	w := watching{
 		presence: presence{onRefused: cfg.OnRefused, silentAfter: cfg.SilentAfter, goneAfter: cfg.GoneAfter, sign: now},
 		tick:     time.NewTimer(time.Hour),
+		delayed:  time.NewTimer(time.Hour),
 		probed:   make(chan bool, 1),
 		answered: make(chan struct{}, 1),
 	}
@@ -43,9 +49,18 @@ func newWatching(cfg *Config, now time.Time) watching {
 
 // watch has the engine's ports probed while that is due, and tells how it stands with it. The loop calls it before it waits.
 func (r *runner) watch(ctx context.Context) {
-	if r.cfg.Feed != nil {
-		return
+	if r.cfg.Feed == nil {
+		r.watchEngine(ctx)
 	}
+	now := r.watching.presence.standing
+	now.CatchingUp = r.machine.CatchingUp()
+	if now != r.watching.told {
+		r.watching.told = now
+		r.cfg.Hooks.Standing(now)
+	}
+}
+
+func (r *runner) watchEngine(ctx context.Context) {
 	w := &r.watching
 	if in, ok := w.presence.wantsProbe(); ok && !w.probing && len(w.ports) > 0 {
 		w.probing = true
@@ -54,10 +69,6 @@ func (r *runner) watch(ctx context.Context) {
 	w.tick.Stop()
 	if at, ok := w.presence.deadline(); ok {
 		w.tick.Reset(time.Until(at))
-	}
-	if w.presence.standing != w.told {
-		w.told = w.presence.standing
-		r.cfg.Hooks.Standing(w.told)
 	}
 }
 

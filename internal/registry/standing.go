@@ -1,0 +1,183 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// unwell is the ranks of which an answer has something to say: their engines are away, or their shims are behind. Queries read it; they pay one
+// atomic load while there are none.
+type unwell struct {
+	count atomic.Int64
+
+	mu    sync.RWMutex
+	ranks map[events.RankKey]Standing
+}
+
+// note takes how it stands with a rank.
+func (u *unwell) note(key events.RankKey, s Standing) {
+	if !s.CatchingUp && away(s.Engine) == "" {
+		u.forget(key)
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.ranks == nil {
+		u.ranks = map[events.RankKey]Standing{}
+	}
+	u.ranks[key] = s
+	u.count.Store(int64(len(u.ranks)))
+}
+
+// forget takes that nothing is to be said of a rank.
+func (u *unwell) forget(key events.RankKey) {
+	if u.count.Load() == 0 { // who writes holds the registry's lock
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.ranks, key)
+	u.count.Store(int64(len(u.ranks)))
+}
+
+// away is an engine's state as an answer has it: nothing of one that is connected.
+func away(s api.EngineState) api.EngineState {
+	if s == api.EngineConnected {
+		return ""
+	}
+	return s
+}
+
+// mark writes into an answer how it stands with its ranks.
+func (u *unwell) mark(a *api.Answer) {
+	if a == nil || u.count.Load() == 0 {
+		return
+	}
+	u.mu.RLock()
+	defer u.mu.RUnlock()
+	for i := range a.Workers {
+		o := &a.Workers[i]
+		if s, ok := u.ranks[events.RankKey{Instance: o.Instance, Rank: o.Rank}]; ok {
+			o.Engine, o.CatchingUp = away(s.Engine), s.CatchingUp
+		}
+	}
+}
+
+// Notes say for people, a line each, of which ranks answers are not what their engines hold now, as far as is known. Any goroutine may call it.
+func (r *Registry) Notes() (notes []string) {
+	u := &r.unwell
+	ranks := map[string][]events.RankKey{}
+	u.mu.RLock()
+	for key, s := range u.ranks {
+		if s.CatchingUp {
+			ranks["catching_up"] = append(ranks["catching_up"], key)
+		}
+		if state := away(s.Engine); state != "" {
+			ranks[string(state)] = append(ranks[string(state)], key)
+		}
+	}
+	u.mu.RUnlock()
+	for _, n := range []struct{ what, means string }{
+		{"catching_up", "their shims still publish what their engines said earlier"},
+		{string(api.EngineSilent), "their engines do not answer"},
+		{string(api.EngineGone), "their engines have ended"},
+	} {
+		list := ranks[n.what]
+		if len(list) == 0 {
+			continue
+		}
+		slices.SortFunc(list, events.RankKey.Compare)
+		notes = append(notes, fmt.Sprintf("%s: %d workers' ranks, %s: %s", n.what, len(list), n.means, first(list)))
+	}
+	return notes
+}
+
+// first names the first few of a list, and how many more there are.
+func first[T any](list []T) string {
+	var names []string
+	for _, x := range list[:min(len(list), maxNamed)] {
+		names = append(names, fmt.Sprint(x))
+	}
+	if n := len(list) - len(names); n > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names, ", "), n)
+	}
+	return strings.Join(names, ", ")
+}
+
+// sameButStanding reports whether two records of a rank differ in nothing but how it stands with it.
+func sameButStanding(a, b Record) bool {
+	a.Standing, b.Standing = nil, nil
+	return reflect.DeepEqual(a, b)
+}
+
+// Find answers a query, and says of its ranks how it stands with them.
+func (l Leased) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	a, err := l.Indexer.Find(ctx, q)
+	l.Registry.unwell.mark(a)
+	return a, err
+}
+
+// Status says how the node is doing, and how it stands with the engines of all ranks that are registered.
+func (l Leased) Status(ctx context.Context) (*api.Status, error) {
+	s, err := l.Indexer.Status(ctx)
+	if err == nil {
+		l.Registry.report(s)
+	}
+	return s, err
+}
+
+// maxNamed is how many ranks a problem or a note names.
+const maxNamed = 5
+
+// report writes into a status how it stands with the ranks. Problems are told by the node that would end their leases, so that one of a cluster does.
+func (r *Registry) report(s *api.Status) {
+	s.Engines = &api.EngineCounts{}
+	problems := map[api.EngineState][]string{}
+	for _, w := range r.Workers() {
+		standing := w.standing()
+		if standing.CatchingUp {
+			s.Engines.CatchingUp++
+		}
+		switch standing.Engine {
+		case api.EngineConnected:
+			s.Engines.Connected++
+		case api.EngineSilent:
+			s.Engines.Silent++
+		case api.EngineGone:
+			s.Engines.Gone++
+		default:
+			s.Engines.Unknown++
+		}
+		if away(standing.Engine) != "" && r.cfg.Mine(w.Partition) {
+			problems[standing.Engine] = append(problems[standing.Engine],
+				fmt.Sprintf("%s (on %s since %s: %s)", w.Record.Key(), w.Record.Holder.Host, standing.Since.UTC().Format(time.RFC3339), standing.Why))
+		}
+	}
+	s.Problems = append(s.Problems, engineProblems(problems)...)
+}
+
+func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
+	for _, p := range []struct {
+		state      api.EngineState
+		what, does string
+	}{
+		{api.EngineSilent, "do not answer their shims; they are still credited with what they held, as they may hold it",
+			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them if they do not go on; a shim with --engine-gone-after clears them by itself"},
+		{api.EngineGone, "are gone: their device and host memory is cleared",
+			"start them again, or stop their shims too"},
+	} {
+		if list := ranks[p.state]; len(list) > 0 {
+			problems = append(problems, fmt.Sprintf("engines of %d ranks %s: %s; what to do: %s", len(list), p.what, first(list), p.does))
+		}
+	}
+	return problems
+}

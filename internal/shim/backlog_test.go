@@ -1,0 +1,88 @@
+package shim
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestCatchingUp follows a shim that starts beside an engine with much to say: it is catching up until the last of that is in the log, not only heard, and then no
+// more, whatever is said since; again after each new connection, and when the log takes nothing for a while.
+func TestCatchingUp(t *testing.T) {
+	is := func(m *Machine, want bool, when string) {
+		t.Helper()
+		if m.CatchingUp() != want {
+			t.Fatalf("%s: catching up is %v", when, !want)
+		}
+	}
+	frame := func(seq events.EngineSeq) Frame {
+		return Frame{Seq: seq, Payload: fmt.Appendf(nil, "life1 +%d", seq+1)}
+	}
+	land := func(m *Machine) {
+		t.Helper()
+		if flight, err := m.NextFlight(); err != nil || flight == nil {
+			t.Fatalf("flight %v, %v", flight, err)
+		}
+		m.Flushed()
+	}
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{MessageBytes: 1, FlightMessages: 2}, true, words{})
+	m.Recovered(Published{Found: true, Incarnation: 7, LastID: 1}, 100)
+	is(m, true, "before the engine is heard")
+	m.Connected()
+	m.WantsReplay()
+	for seq := range 4 {
+		m.Replayed(frame(events.EngineSeq(seq)), 100)
+	}
+	is(m, true, "while it is heard")
+	m.ReplayEnded(100)
+	m.Live(frame(4), 100)
+	is(m, true, "before it is published") // a clear and four blocks are the backlog, and one is new
+	land(m)
+	land(m)
+	is(m, true, "with the last block of it to be published")
+	land(m)
+	is(m, false, "with all of it published")
+	m.Live(frame(5), 100)
+	m.Verify()
+	is(m, false, "with something new")
+	m.WantsReplay()
+	m.Replayed(frame(5), 100)
+	m.ReplayEnded(100)
+	land(m)
+	is(m, false, "after a question whether anything was missed")
+
+	m.Connected()
+	is(m, true, "after a new connection")
+	m.WantsReplay()
+	m.Replayed(frame(5), 100)
+	m.ReplayEnded(100)
+	is(m, false, "with nothing missed")
+
+	m.Live(frame(6), 100)
+	m.Live(frame(7), 100)
+	m.Live(frame(8), 100)
+	m.NextFlight()
+	is(m, false, "with a flight in the air")
+	m.Delayed()
+	is(m, true, "with a flight that does not land")
+	m.Flushed()
+	is(m, true, "with one that waits behind it")
+	land(m)
+	is(m, false, "with all that waited published")
+
+	m.Resync(200)
+	is(m, true, "asked to say it again")
+	m.Gone()
+	land(m)
+	is(m, false, "with an engine that is gone")
+
+	// Who can ask for nothing has nothing to catch up with but what waits.
+	m = NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
+	m.Recovered(Published{}, 100)
+	is(m, true, "without a replay socket, before the first clear is published")
+	land(m)
+	is(m, false, "without a replay socket")
+	m.Connected()
+	is(m, false, "without a replay socket, connected")
+}
