@@ -223,6 +223,7 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	if !a.Complete {
 		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
 	}
+	fmt.Fprint(w, lacks(a.Partitions))
 	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
 		fmt.Fprintf(w, "shared store: %s, holds %d blocks", l.Status, l.Total)
 		for _, r := range l.Ranges {
@@ -376,14 +377,14 @@ func printStatus(w io.Writer, s *api.Status) error {
 		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed\n", x.Store, how, x.Questions, x.Failed)
 	}
 	fmt.Fprintln(w)
-	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN", "WRITER"}
+	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN", "WRITER"}
 	rows := make([][]any, len(s.Partitions))
 	for i, p := range s.Partitions {
 		age := "never"
 		if !p.SnapshotTime.IsZero() {
 			age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
 		}
-		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, used(p.Log), p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age, p.Writer}
+		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, staleAge(p.StaleMS), used(p.Log), p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age, p.Writer}
 		if p.Checksum != "" {
 			rows[i] = append(rows[i], p.Checksum)
 		}

@@ -409,6 +409,9 @@ func TestAnswersAreTheTwins(t *testing.T) {
 					t.Fatalf("seed %d, query %d %+v:\n got %+v\nwant %+v", seed, i, q, got, want)
 				}
 				for _, p := range named {
+					if p.StaleMS != 4000*uint64(p.Partition%3) || p.ResyncNeeded != (p.Partition%2 == 1) {
+						t.Fatalf("seed %d: %+v is not what its node said", seed, p)
+					}
 					if p.Seq != twin.seq(p.Partition) || slices.Contains(missing, p.Partition) {
 						t.Fatalf("seed %d: the answer reflects %+v; missing are %v", seed, named, missing)
 					}
