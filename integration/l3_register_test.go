@@ -77,6 +77,10 @@ func TestRegisteredStore(t *testing.T) {
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register", body(of(func(c *hicache.SGLang) { c.TPSize = 0 }))); err != nil || status != 400 || !strings.Contains(text, "tp_size") {
 		t.Errorf("a registration that makes no sense: %d %s %v", status, text, err)
 	}
+	groups := strings.Replace(body(plain), "{", `{"kv_groups":"full,swa",`, 1)
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register", groups); err != nil || status != 400 || !strings.Contains(text, "swa:1024") {
+		t.Errorf("groups that make no sense: %d %s %v", status, text, err)
+	}
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register", body(of(func(c *hicache.SGLang) { c.TPSize = 4 }))); err != nil || status != 201 {
 		t.Fatalf("register: %d %s %v", status, text, err)
 	}

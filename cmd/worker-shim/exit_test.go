@@ -34,6 +34,7 @@ func TestExitStatus(t *testing.T) {
 		{with(engine, "--block-size", "0"), 2, "--block-size"}, {with(engine, "--lease", "1ms"), 2, "--lease"}, {with(engine, "--queue-bytes", "1"), 2, "--queue-bytes"},
 		{with(engine, "--on-unreadable", "stop"), 2, "--on-unreadable"}, {with(fleet, "--on-unreadable", "clear"), 2, "--on-unreadable"}, {with(engine, "--ranks", "0"), 2, "--ranks"}, {with(engine, "--ranks", "70000"), 2, "--ranks"}, {with(engine, "--namespace", "NO"), 2, "--namespace"},
 		{with(engine, "--l3-config", absent), 2, "absent"}, {with(engine, "--l3-config", junk), 2, "junk"},
+		{with(engine, "--kv-groups", "full,swa"), 2, "--kv-groups"}, {with(engine, "--kv-groups", "window:8"), 2, "swa:TOKENS"}, {with(fleet, "--kv-groups", "full"), 2, "--kv-groups"},
 		{with(engine, "--nats", "nats://:::"), 2, "--nats"}, {with(engine, "--nats-creds", absent), 2, "absent"}, {with(engine, "--nats-creds", junk), 2, "junk"},
 		{with(engine, "--nats-nkey", absent), 2, "absent"}, {with(engine, "--nats-ca", absent), 2, "absent"}, {with(engine, "--nats-ca", junk), 2, "junk"},
 		{with(engine, "--nats-cert", junk, "--nats-key", junk), 2, "junk"}, {with(engine, "--master", "x:1"), 2, "--master"}, {with(engine, "--engine-nats", "x"), 2, "--engine-nats"},

@@ -97,3 +97,18 @@ func (r *running) readL3Config() error {
 	r.l3 = &c
 	return nil
 }
+
+// readGroups reads what is known of the engine's KV-cache groups beside its events.
+func (r *running) readGroups() (err error) {
+	switch {
+	case r.kvGroups == "" && r.l3 != nil:
+		r.groups = r.l3.GroupSpecs(r.blockSize)
+	case r.kvGroups != "" && r.fleet():
+		return fmt.Errorf("--kv-groups is for one engine, not for --source %s", r.source)
+	case r.kvGroups != "":
+		if r.groups, err = events.ParseGroups(r.kvGroups); err != nil {
+			return fmt.Errorf("--kv-groups: %w", err)
+		}
+	}
+	return nil
+}

@@ -47,6 +47,8 @@ type running struct {
 	lease                               time.Duration
 	l3Config                            string
 	l3                                  *hicache.Config
+	kvGroups                            string
+	groups                              []events.GroupSpec
 	claimWait, silence                  time.Duration
 	onUnreadable                        string
 	onRefused                           string
@@ -103,6 +105,7 @@ without asking. It needs --engine and --master alone.`,
 	f.DurationVar(&r.silence, "silence", 30*time.Second, "after how long a connection on which nothing came is remarked upon")
 	f.DurationVar(&r.lease, "lease", registry.DefaultLease, "after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.StringVar(&r.l3Config, "l3-config", "", "JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
+	f.StringVar(&r.kvGroups, "kv-groups", "", "of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if a draft model has the last block of a hit computed anew; as in full,chunked:8192. The default is what --l3-config says")
 	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass, "what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
 	f.StringVar(&r.onRefused, "on-engine-refused", "clear", "what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and what it had in device and host memory is cleared) or keep (a proxy may refuse)")
 	f.DurationVar(&r.silentAfter, "engine-silent-after", 10*time.Second, "after how long without a sign of life the engine counts as silent, which is said and clears nothing")
@@ -185,6 +188,9 @@ func (r *running) check() error {
 		if err := r.readL3Config(); err != nil {
 			errs = append(errs, fmt.Errorf("--l3-config: %w", err))
 		}
+	}
+	if err := r.readGroups(); err != nil {
+		errs = append(errs, err)
 	}
 	if r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear {
 		errs = append(errs, fmt.Errorf("--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear))
@@ -270,7 +276,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if err != nil {
 		return err
 	}
-	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: source, BlockSize: r.blockSize})
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: source, BlockSize: r.blockSize, Groups: r.groups})
 	if err != nil {
 		return err
 	}

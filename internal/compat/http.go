@@ -75,7 +75,8 @@ type request struct {
 	LoRA     string       `json:"lora_name"`
 	Salt     string       `json:"cache_salt"`
 
-	L3 *hicache.Config `json:"l3"` // ours: how the worker uses a shared store
+	L3 *hicache.Config `json:"l3"`        // ours: how the worker uses a shared store
+	KV string          `json:"kv_groups"` // ours: as worker-shim's --kv-groups
 }
 
 // failure is an error with its status.
@@ -195,7 +196,7 @@ func (cfg *Config) register(ctx context.Context, r *http.Request) (any, error) {
 	}
 	record := registry.Record{
 		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.Group), BlockSize: *req.Size, Source: strings.ToLower(req.Type),
-		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot, Group: req.Group}, L3: req.L3,
+		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot, Group: req.Group}, L3: req.L3, KVGroups: req.KV,
 	}
 	if req.L3 != nil {
 		if err := req.L3.Check(); err != nil {

@@ -179,6 +179,9 @@ func (s *Shims) Register(ctx context.Context, r registry.Record) error {
 	if _, err := events.EngineOf(r.Source); err != nil {
 		return fmt.Errorf("%w: type: %w", ErrBad, err)
 	}
+	if _, err := groupsOf(&r); err != nil {
+		return fmt.Errorf("%w: kv_groups: %w", ErrBad, err)
+	}
 	name, err := s.key(r.Key())
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrBad, err)
@@ -279,7 +282,11 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	if err != nil {
 		return err
 	}
-	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: engine, BlockSize: r.BlockSize})
+	groups, err := groupsOf(&r)
+	if err != nil {
+		return err
+	}
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: engine, BlockSize: r.BlockSize, Groups: groups})
 	if err != nil {
 		return err
 	}
@@ -308,6 +315,17 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 		},
 		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
 	})
+}
+
+// groupsOf is what a registration says of the engine's KV-cache groups.
+func groupsOf(r *registry.Record) ([]events.GroupSpec, error) {
+	switch {
+	case r.KVGroups != "":
+		return events.ParseGroups(r.KVGroups)
+	case r.L3 != nil:
+		return r.L3.GroupSpecs(r.BlockSize), nil
+	}
+	return nil, nil
 }
 
 // Unregister stops the shims of an instance for a model (of one rank, if rank is not nil), has what they hold cleared, and forgets them.

@@ -33,6 +33,9 @@ type Record struct {
 	// Engine is how to reach the engine, if an indexer runs the shim: it was registered over HTTP.
 	Engine *Engine `json:"engine,omitempty"`
 
+	// KVGroups is what the engine's KV-cache groups serve, where an indexer runs the shim; see [events.ParseGroups].
+	KVGroups string `json:"kv_groups,omitempty"`
+
 	// L3 is how the worker uses a store that it shares with others; nil: it does not. It is for those who read it to check: a rank whose
 	// configuration makes no sense is there all the same.
 	L3 *hicache.Config `json:"l3,omitempty"`
