@@ -68,9 +68,6 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 	})
 }
 
-// waitingQueries is how many queries a node of a cluster answers at once: most of their time they wait for other nodes.
-const waitingQueries = 128
-
 // askable is whom a partition can be asked of: who is known to serve it, or, while nobody is, who is likely to do so before he is heard to. It may
 // have workers of a model if this node or another says so, or if one is registered.
 type askable struct {

@@ -48,7 +48,7 @@ func TestHTTPSecurity(t *testing.T) {
 	if err := s.check(":0"); err != nil {
 		t.Fatal(err)
 	}
-	h := s.guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	h := s.guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), func(string, string) {})
 	for _, c := range []struct {
 		path, header string
 		want         int
@@ -61,6 +61,51 @@ func TestHTTPSecurity(t *testing.T) {
 		if h.ServeHTTP(w, r); w.Code != c.want {
 			t.Errorf("%s with %q: %d, want %d", c.path, c.header, w.Code, c.want)
 		}
+	}
+}
+
+// TestWebPagesOfOthers: without a token a port is for programs on this host, and not for web pages that somebody made to ask it.
+func TestWebPagesOfOthers(t *testing.T) {
+	var ended []string
+	passed := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+	alone := (&httpSecurity{}).guard(passed, func(op, outcome string) { ended = append(ended, op+" "+outcome) })
+	withToken := (&httpSecurity{token: []byte("0123456789abcdef")}).guard(passed, func(string, string) {})
+	for _, c := range []struct {
+		guard               http.Handler
+		method, host, path  string
+		origin, site, token string
+		want                int
+	}{
+		{alone, "POST", "127.0.0.1:8090", "/v1/find", "", "", "", 418},
+		{alone, "POST", "localhost:8090", "/v1/find", "", "", "", 418},
+		{alone, "POST", "[::1]:8090", "/v1/find", "", "", "", 418},
+		{alone, "GET", "LocalHost.", "/v1/status", "", "", "", 418},
+		{alone, "POST", "localhost:8090", "/v1/find", "http://localhost:8090", "same-origin", "", 418},
+		{alone, "POST", "localhost:8090", "/v1/snapshot", "https://evil.example", "cross-site", "", 403},
+		{alone, "POST", "localhost:8090", "/v1/snapshot", "https://evil.example", "", "", 403},
+		{alone, "POST", "localhost:8090", "/v1/snapshot", "null", "", "", 403},
+		{alone, "POST", "localhost:8090", "/register", "http://localhost:3000", "same-site", "", 403},
+		{alone, "GET", "evil.example:8090", "/v1/workers", "", "", "", 403}, // whose name was made to lead here
+		{alone, "POST", "evil.example", "/v1/find", "http://evil.example", "", "", 403},
+		{alone, "GET", "localhost.evil.example", "/v1/workers", "", "", "", 403},
+		{alone, "GET", "evil.example", "/healthz", "", "", "", 418},
+		{withToken, "POST", "indexer.example", "/v1/find", "", "", "0123456789abcdef", 418},
+		{withToken, "POST", "indexer.example", "/v1/find", "https://evil.example", "cross-site", "0123456789abcdef", 403},
+		{withToken, "POST", "indexer.example", "/v1/find", "", "", "", 401},
+	} {
+		r, w := httptest.NewRequest(c.method, "http://x"+c.path, nil), httptest.NewRecorder()
+		r.Host = c.host
+		for name, value := range map[string]string{"Origin": c.origin, "Sec-Fetch-Site": c.site, "Authorization": "Bearer " + c.token} {
+			if value != "" {
+				r.Header.Set(name, value)
+			}
+		}
+		if c.guard.ServeHTTP(w, r); w.Code != c.want || c.want == 403 && !strings.Contains(w.Body.String(), `"code":"forbidden"`) {
+			t.Errorf("%s %s%s from %q: %d %s, want %d", c.method, c.host, c.path, c.origin, w.Code, w.Body, c.want)
+		}
+	}
+	if len(ended) != 7 || ended[0] != "other forbidden" {
+		t.Errorf("%q", ended)
 	}
 }
 
@@ -107,7 +152,7 @@ func TestHTTPOverTLS(t *testing.T) {
 	}
 	var said strings.Builder
 	front := api.NewHTTP(api.HTTPConfig{Ready: func() error { return nil }, Metrics: http.NotFoundHandler()})
-	stop, err := s.serveHTTP(front, slog.New(slog.NewJSONHandler(&said, nil)))
+	stop, err := s.serveHTTP(s.security.guard(front, func(string, string) {}), slog.New(slog.NewJSONHandler(&said, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,9 +42,9 @@ func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 }
 
 // withCompat adds the paths of Mooncake's conductor and Dynamo's indexer to ours.
-func withCompat(ours http.Handler, indexer api.Indexer, shims *compat.Shims, ns *jetstream.Namespace) http.Handler {
+func withCompat(ours http.Handler, indexer api.Indexer, shims *compat.Shims, ns *jetstream.Namespace, ended func(op, outcome string)) http.Handler {
 	theirs := compat.NewHandler(compat.Config{
-		Indexer: indexer, Shims: shims,
+		Indexer: indexer, Shims: shims, Ended: ended,
 		Dump: func(ctx context.Context, out io.Writer) error {
 			return dump.Write(ctx, ns, "", out, func(dump.Dumped) {})
 		},

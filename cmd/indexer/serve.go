@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"time"
 
@@ -44,6 +43,7 @@ type serving struct {
 	index                                    radix.Config
 	parkFor, rememberFor                     time.Duration
 	security                                 httpSecurity
+	queryWorkers, queryQueue                 int
 	l3Config                                 string
 	l3                                       node.L3Config
 	nats                                     *cli.NATS
@@ -97,6 +97,8 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.StringVar(&s.onRefused, "on-engine-refused", "clear", "of shims in this process: what follows when an engine's connection has ended and its own ports refuse: clear or keep; see worker-shim run")
 	f.DurationVar(&s.engines.SilentAfter, "engine-silent-after", 10*time.Second, "of shims in this process: after how long without a sign of life an engine counts as silent")
 	f.DurationVar(&s.engines.GoneAfter, "engine-gone-after", 0, "of shims in this process: after how long a silence an engine counts as gone, and what it had in device and host memory is cleared; 0: never")
+	f.IntVar(&s.queryWorkers, "query-workers", 0, "queries over NATS that are answered at once (default: one for each core, or 128 where nodes share partitions)")
+	f.IntVar(&s.queryQueue, "query-queue", 0, "queries over NATS that may wait for a worker, 64 MiB of them at most; more are refused as busy (default: 512 for each core)")
 	cli.Exclusive(f, "data", "nats")
 	f.StringVar(&s.l3Config, "l3-config", "", "JSON file that says for each model how its workers use a shared store, in place of what they register; see docs/l3.md")
 	f.DurationVar(&s.l3.Timeout, "l3-timeout", 20*time.Millisecond, "how long an answer waits for the shared store at most")
@@ -190,6 +192,12 @@ func (s *serving) check() error {
 	if s.engines.GoneAfter != 0 && s.engines.GoneAfter < s.engines.SilentAfter {
 		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v", s.engines.GoneAfter, s.engines.SilentAfter))
 	}
+	if s.queryWorkers < 0 {
+		errs = append(errs, fmt.Errorf("--query-workers %d is negative", s.queryWorkers))
+	}
+	if s.queryQueue < 0 {
+		errs = append(errs, fmt.Errorf("--query-queue %d is negative", s.queryQueue))
+	}
 	if s.l3.Timeout <= 0 {
 		errs = append(errs, fmt.Errorf("--l3-timeout %v is not positive", s.l3.Timeout))
 	}
@@ -263,6 +271,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	s.l3.Registered = known.Sharing
 	s.l3.Listen = func(ctx context.Context, store string, heard func([]byte)) { listenStore(ctx, ns, store, heard, log) }
 	isReady := make(chan struct{})
+	outcomes := &api.Outcomes{}
 	cfg := node.Config{
 		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index, L3: s.l3,
 		SnapshotInterval: s.snapshotInterval, SnapshotBlocks: s.snapshotBlocks,
@@ -273,7 +282,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 			}
 			return ns.EnsureStreams(ctx, logConfig)
 		},
-		Hooks: logHooks(log, func() { close(isReady) }),
+		Outcomes: outcomes, Hooks: logHooks(log, func() { close(isReady) }),
 	}
 	if server != nil {
 		cfg.StoreLimit, cfg.Health = server.Limit, server.Health
@@ -292,18 +301,23 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		Indexer: n, Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
 		Observe: func(op, outcome string, took time.Duration) { queries.Observe("own_"+op, outcome, took) },
 	}
-	whole, busy := api.Indexer(n), runtime.GOMAXPROCS(0)
+	whole := api.Indexer(n)
 	if member != nil {
 		if whole, err = scatterOver(ns, s.id, n, member, known, queries); err != nil {
 			return err
 		}
-		whole, busy = everywhere(ns, s.id, whole, n, member), waitingQueries
+		whole = everywhere(ns, s.id, whole, n, member)
 	}
 	handler := api.Handler{Indexer: registry.Leased{Indexer: whole, Registry: known}, Observe: queries.Observe}
-	service := wire.NewService(conn, s.namespace, handler, cli.Version(), busy)
+	queryWorkers, queryQueue := s.roomForQueries(member != nil)
+	service := wire.NewService(conn, s.namespace, handler, wire.ServiceConfig{Version: cli.Version(), Workers: queryWorkers, Queue: queryQueue, Ended: outcomes.Count})
+	overHTTP := func(op, outcome string) { outcomes.Count(api.OverHTTP, op, outcome) }
 	shims := newShims(ns, workers, s.id, s.engines, log)
-	front := withCompat(api.NewHTTP(api.HTTPConfig{Handler: handler, Ready: n.Ready, Notes: func() []string { return append(n.Notes(), known.Notes()...) }, Metrics: scrape}), handler.Indexer, shims, ns)
-	httpStop, err := s.serveHTTP(front, log)
+	ours := api.NewHTTP(api.HTTPConfig{
+		Handler: handler, Ready: n.Ready, Notes: func() []string { return append(n.Notes(), known.Notes()...) }, Metrics: scrape, Ended: overHTTP,
+	})
+	front := withCompat(ours, handler.Indexer, shims, ns, overHTTP)
+	httpStop, err := s.serveHTTP(s.security.guard(front, overHTTP), log)
 	if err != nil {
 		return err
 	}
@@ -324,6 +338,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	parts.Go(func() { n.Run(running) })
 	parts.Go(func() { known.Run(running) })
 	parts.Go(func() { shims.Run(running) })
+	parts.Go(func() { logRefusals(running, outcomes, log) })
 	left := make(chan error, 1) // told when this node has left the cluster: after ctx has ended, or because it cannot stay
 	if member != nil {
 		go func() { left <- member.Run(ctx) }()
@@ -478,7 +493,7 @@ func (s *serving) serveHTTP(front http.Handler, log *slog.Logger) (stop func(), 
 	if s.security.tls != nil {
 		l = tls.NewListener(l, s.security.tls)
 	}
-	server := &http.Server{Handler: s.security.guard(front), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute}
+	server := &http.Server{Handler: front, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute}
 	go server.Serve(l)
 	log.Info("HTTP is served", "listen", l.Addr().String())
 	return func() {

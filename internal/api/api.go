@@ -3,7 +3,6 @@ package api
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -410,6 +409,8 @@ type Status struct {
 	Events     map[string]uint64 `json:"events" msgpack:"events"` // what became of events since the node started, by outcome
 	Problems   []string          `json:"problems" msgpack:"problems"`
 
+	Requests []RequestCount `json:"requests" msgpack:"requests"` // what became of requests to this node since it started
+
 	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"`   // nil if the node is alone on a server of its own
 	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"replicas,omitempty"` // by OpVerify, of all nodes
 
@@ -432,6 +433,14 @@ type EngineCounts struct {
 	Gone       int `json:"gone" msgpack:"gone"`
 	Unknown    int `json:"unknown" msgpack:"unknown"`
 	CatchingUp int `json:"catching_up" msgpack:"catching_up"`
+}
+
+// RequestCount is how many requests had an outcome.
+type RequestCount struct {
+	Transport Transport `json:"transport" msgpack:"transport"`
+	Operation string    `json:"operation" msgpack:"operation"`
+	Outcome   string    `json:"outcome" msgpack:"outcome"` // ok, an error's code, expired or unsent
+	Count     uint64    `json:"count" msgpack:"count"`
 }
 
 // StoreStatus is how a node gets on with one store that workers share. Counts are since the node began to ask it.
@@ -614,59 +623,4 @@ type Indexer interface {
 	Status(ctx context.Context) (*Status, error)
 	Verify(ctx context.Context, at []PartitionSeq) (*Status, error)
 	Snapshot(ctx context.Context) (*SnapshotList, error)
-}
-
-// Code names a class of error for programs. Codes do not change.
-type Code string
-
-// The codes, with what a caller does next.
-const (
-	CodeMalformed         Code = "malformed"           // mend the request
-	CodeMissingModel      Code = "missing_model"       // name a model
-	CodeUnknownModel      Code = "unknown_model"       // no worker has announced it: check its name, or the workers
-	CodeBlockSizeMismatch Code = "block_size_mismatch" // ask with the model's block size
-	CodeBadTokens         Code = "bad_tokens"          // tokens are unsigned 32-bit numbers
-	CodeTooLarge          Code = "too_large"           // ask for less
-	CodeBusy              Code = "busy"                // ask again a little later, or another node
-	CodeNotReady          Code = "not_ready"           // the node is restoring or catching up
-	CodeBehind            Code = "behind"              // min_seq was not reached before the deadline
-	CodeUnknownOperation  Code = "unknown_operation"   // no such subject or path
-	CodeUnavailable       Code = "unavailable"         // NATS or its storage does not answer
-	CodeUnauthorized      Code = "unauthorized"        // bring the token
-	CodeInternal          Code = "internal"            // our mistake
-)
-
-var httpStatus = map[Code]int{
-	CodeUnauthorized: 401, CodeMalformed: 400, CodeMissingModel: 400, CodeBadTokens: 400, CodeUnknownModel: 404, CodeUnknownOperation: 404,
-	CodeBlockSizeMismatch: 409, CodeTooLarge: 413, CodeBusy: 429, CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeBehind: 504,
-}
-
-// HTTPStatus is the number that goes with the code in HTTP and in NATS service errors.
-func (c Code) HTTPStatus() int {
-	if s, ok := httpStatus[c]; ok {
-		return s
-	}
-	return 500
-}
-
-// Error is what a client gets in place of an answer.
-type Error struct {
-	Code    Code   `json:"code" msgpack:"code"`
-	Message string `json:"message" msgpack:"message"`
-
-	// Missing are partitions that could not be looked at: with unknown_model and block_size_mismatch those of the query that the verdict is not about, with not_ready
-	// those where the model's workers may be.
-	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
-}
-
-func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
-
-// Errorf makes an error for a client.
-func Errorf(code Code, format string, args ...any) *Error {
-	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
-}
-
-// ErrorBody is how an error travels.
-type ErrorBody struct {
-	Error *Error `json:"error" msgpack:"error"`
 }

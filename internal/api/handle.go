@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
+	"strings"
 	"time"
 )
 
@@ -15,6 +17,30 @@ const (
 	JSON    = "application/json"
 	MsgPack = "application/msgpack"
 )
+
+// ContentType is the form of a body by its header Content-Type; none is JSON. It is false for forms that nobody reads here.
+func ContentType(header string) (contentType string, known bool) {
+	switch header {
+	case "", JSON:
+		return JSON, true
+	case MsgPack:
+		return MsgPack, true
+	}
+	name, _, err := mime.ParseMediaType(header)
+	switch {
+	case err != nil:
+	case name == JSON, strings.HasPrefix(name, "application/") && strings.HasSuffix(name, "+json"):
+		return JSON, true
+	case name == MsgPack, name == "application/x-msgpack", name == "application/vnd.msgpack":
+		return MsgPack, true
+	}
+	return JSON, false
+}
+
+// WrongContentType is the error of a body of another form.
+func WrongContentType(header string) *Error {
+	return Errorf(CodeWrongContentType, "Content-Type is %q; send the header \"Content-Type: %s\" or %s", shorten(header), JSON, MsgPack)
+}
 
 // Observer is told of every request that Handle answered: its operation, "ok" or the error's code, and the time it took.
 type Observer func(op, outcome string, took time.Duration)
@@ -35,26 +61,14 @@ func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte
 		failure = AsError(err)
 		answer = ErrorBody{Error: failure}
 	}
-	reply, err = Marshal(contentType, answer)
-	if err != nil {
+	if reply, err = Marshal(contentType, answer); err != nil {
 		failure = Errorf(CodeInternal, "encode the answer: %v", err)
-		reply, _ = Marshal(contentType, ErrorBody{Error: failure})
+		reply = failure.Body(contentType)
 	}
 	if h.Observe != nil {
 		h.Observe(op, Outcome(failure), time.Since(begun))
 	}
 	return reply, failure
-}
-
-// OutcomeOK is the outcome of a request that was answered; else it is the code of its error.
-const OutcomeOK = "ok"
-
-// Outcome is what a request is counted as.
-func Outcome(failure *Error) string {
-	if failure == nil {
-		return OutcomeOK
-	}
-	return string(failure.Code)
 }
 
 // AsError is an error as clients get it. err is not nil.
@@ -65,6 +79,8 @@ func AsError(err error) *Error {
 		return e
 	case errors.Is(err, context.DeadlineExceeded):
 		return Errorf(CodeBehind, "the deadline passed before there was an answer")
+	case errors.Is(err, context.Canceled):
+		return Errorf(CodeUnavailable, "it was given up: whoever asked has gone, or this node stops")
 	}
 	return Errorf(CodeInternal, "%v", err)
 }

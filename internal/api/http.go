@@ -2,9 +2,11 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 )
@@ -16,12 +18,21 @@ type HTTPConfig struct {
 	Notes   func() []string // what answers lack though the node may be asked, for people; may be nil
 	Metrics http.Handler
 
+	// Ended is told what became of each request, by its operation ([OpOther] if it has none). May be nil.
+	Ended func(op, outcome string)
+
 	// Deadline bounds a request that names none. Default 5 s.
 	Deadline time.Duration
 }
 
 // deadlineHeader is how many milliseconds the caller will wait.
 const deadlineHeader = "Kv-Deadline-Ms"
+
+// routes are the operations' paths.
+var routes = []struct{ method, path, op string }{
+	{http.MethodPost, "/v1/find", OpFind}, {http.MethodGet, "/v1/workers", OpWorkers}, {http.MethodGet, "/v1/status", OpStatus},
+	{http.MethodGet, "/v1/verify", OpVerify}, {http.MethodPost, "/v1/snapshot", OpSnapshot},
+}
 
 // NewHTTP returns the handler of a node's HTTP port:
 //
@@ -37,14 +48,30 @@ func NewHTTP(cfg HTTPConfig) http.Handler {
 	if cfg.Deadline <= 0 {
 		cfg.Deadline = 5 * time.Second
 	}
-	mux := http.NewServeMux()
-	for pattern, op := range map[string]string{
-		"POST /v1/find": OpFind, "GET /v1/workers": OpWorkers, "GET /v1/status": OpStatus, "GET /v1/verify": OpVerify, "POST /v1/snapshot": OpSnapshot,
-	} {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { cfg.serve(w, r, op) })
+	if cfg.Ended == nil {
+		cfg.Ended = func(string, string) {}
 	}
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	mux := http.NewServeMux()
+	for _, route := range routes {
+		mux.HandleFunc(route.path, func(w http.ResponseWriter, r *http.Request) {
+			if Allowed(w, r, route.method) {
+				cfg.serve(w, r, route.op)
+			} else {
+				cfg.refuse(w, route.op, JSON, wrongMethod(r, route.method))
+			}
+		})
+	}
+	get := func(path string, handle http.HandlerFunc) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			if Allowed(w, r, http.MethodGet) {
+				handle(w, r)
+			} else {
+				cfg.refuse(w, OpOther, JSON, wrongMethod(r, http.MethodGet))
+			}
+		})
+	}
+	get("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	get("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := cfg.Ready(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
@@ -56,63 +83,113 @@ func NewHTTP(cfg HTTPConfig) http.Handler {
 			}
 		}
 	})
-	mux.Handle("GET /metrics", cfg.Metrics)
+	get("/metrics", cfg.Metrics.ServeHTTP)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		write(w, JSON, ErrorBody{Error: Errorf(CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path)}, CodeUnknownOperation.HTTPStatus())
+		cfg.refuse(w, OpOther, JSON, Errorf(CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path))
 	})
 	return mux
 }
 
-func (cfg *HTTPConfig) serve(w http.ResponseWriter, r *http.Request, op string) {
-	contentType := JSON
-	if strings.Contains(r.Header.Get("Content-Type"), "msgpack") {
-		contentType = MsgPack
+// Allowed reports whether a request has the method that a path takes; else the answer's header says which that is. Where GET is taken, so is HEAD.
+func Allowed(w http.ResponseWriter, r *http.Request, method string) bool {
+	if r.Method == method || r.Method == http.MethodHead && method == http.MethodGet {
+		return true
 	}
-	deadline := cfg.Deadline
-	if text := r.Header.Get(deadlineHeader); text != "" {
-		if ms, ok := parseUint([]byte(text)); ok && ms > 0 {
-			deadline = min(deadline, time.Duration(ms)*time.Millisecond)
-		}
+	if method == http.MethodGet {
+		method += ", " + http.MethodHead
+	}
+	w.Header().Set("Allow", method)
+	return false
+}
+
+func wrongMethod(r *http.Request, method string) *Error {
+	return Errorf(CodeWrongMethod, "%s takes %s, not %s", r.URL.Path, method, shorten(r.Method))
+}
+
+// serve answers one request, and counts it.
+func (cfg *HTTPConfig) serve(w http.ResponseWriter, r *http.Request, op string) {
+	contentType, body, deadline, failure := cfg.open(w, r, op)
+	if failure != nil {
+		cfg.refuse(w, op, contentType, failure)
+		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), deadline)
 	defer cancel()
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody+1))
-	if err != nil && len(body) <= MaxBody {
-		failure := Errorf(CodeMalformed, "read the body: %v", err)
-		write(w, contentType, ErrorBody{Error: failure}, failure.Code.HTTPStatus())
-		return
-	}
-	if op == OpFind {
-		if err := cfg.Ready(); err != nil {
-			failure := Errorf(CodeNotReady, "%v", err)
-			write(w, contentType, ErrorBody{Error: failure}, failure.Code.HTTPStatus())
-			return
-		}
-	}
-	status := http.StatusOK
 	reply, failure := cfg.Handler.Handle(ctx, op, contentType, body)
+	status := http.StatusOK
 	if failure != nil {
 		status = failure.Code.HTTPStatus()
 	}
-	send(w, contentType, reply, status)
+	if errors.Is(r.Context().Err(), context.Canceled) {
+		cfg.Ended(op, OutcomeExpired)
+		return
+	}
+	cfg.send(w, op, contentType, reply, status, Outcome(failure))
+}
+
+// open reads a request. The failure is to be sent in the content type.
+func (cfg *HTTPConfig) open(w http.ResponseWriter, r *http.Request, op string) (contentType string, body []byte, deadline time.Duration, failure *Error) {
+	header := r.Header.Get("Content-Type")
+	contentType, known := ContentType(header)
+	// A web page may send some forms, or none, to any address without asking first; these are refused even where they would be understood.
+	if !known || header == "" && r.ContentLength != 0 {
+		return contentType, nil, 0, WrongContentType(header)
+	}
+	deadline = cfg.Deadline
+	if text := r.Header.Get(deadlineHeader); text != "" {
+		ms, ok := parseUint([]byte(text))
+		if !ok || ms == 0 || ms >= 1<<31 {
+			return contentType, nil, 0, Errorf(CodeMalformed, "the header %s is %s, not a whole number of milliseconds from 1 to %d", deadlineHeader, shorten(text), 1<<31-1)
+		}
+		deadline = min(deadline, time.Duration(ms)*time.Millisecond)
+	}
+	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {
+		return contentType, nil, 0, Errorf(CodeMalformed, "%s takes no parameters in its URL, such as %s; they belong into the body", r.URL.Path, shorten(name))
+	}
+	body, failure = ReadBody(w, r)
+	if failure == nil && op == OpFind {
+		if err := cfg.Ready(); err != nil {
+			failure = Errorf(CodeNotReady, "%v", err)
+		}
+	}
+	return contentType, body, deadline, failure
+}
+
+// ReadBody reads a request's body.
+func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	var large *http.MaxBytesError
+	switch {
+	case err == nil:
+		return body, nil
+	case errors.As(err, &large):
+		return nil, Errorf(CodeTooLarge, "the request has more than %d bytes (8 MiB); ask with hashes instead of tokens, or for a part at a time", MaxBody)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, Errorf(CodeRequestTimeout, "of the body %d bytes came in time, and not its end", len(body))
+	}
+	return nil, Errorf(CodeMalformed, "the body ends too early, after %d bytes", len(body))
+}
+
+func (cfg *HTTPConfig) refuse(w http.ResponseWriter, op, contentType string, failure *Error) {
+	cfg.send(w, op, contentType, failure.Body(contentType), failure.Code.HTTPStatus(), Outcome(failure))
+}
+
+// send sends an answer, and counts its request.
+func (cfg *HTTPConfig) send(w http.ResponseWriter, op, contentType string, body []byte, status int, outcome string) {
+	if send(w, contentType, body, status) != nil {
+		outcome = OutcomeUnsent
+	}
+	cfg.Ended(op, outcome)
 }
 
 // WriteError answers a request with an error, in JSON.
-func WriteError(w http.ResponseWriter, status int, failure *Error) {
-	write(w, JSON, ErrorBody{Error: failure}, status)
+func WriteError(w http.ResponseWriter, failure *Error) {
+	_ = send(w, JSON, failure.Body(JSON), failure.Code.HTTPStatus()) // an error means that the caller has gone
 }
 
-func write(w http.ResponseWriter, contentType string, v any, status int) {
-	body, err := Marshal(contentType, v)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	send(w, contentType, body, status)
-}
-
-func send(w http.ResponseWriter, contentType string, body []byte, status int) {
+func send(w http.ResponseWriter, contentType string, body []byte, status int) error {
 	w.Header().Set("Content-Type", contentType)
 	w.WriteHeader(status)
-	w.Write(body) // an error means that the caller has gone
+	_, err := w.Write(body)
+	return err
 }

@@ -308,7 +308,10 @@ func (s *jsonSource) pass(depth int) (err error) {
 	case kindList:
 		return s.list(func(int) error { return s.pass(depth - 1) })
 	case kindText:
-		_, _, err = s.plain()
+		at, valid := s.at, false
+		if _, valid, err = s.plain(); err == nil && !valid {
+			err = fmt.Errorf("byte %d begins text that is not UTF-8", at)
+		}
 	case kindNumber:
 		_, err = s.number()
 	case kindTruth:
@@ -319,6 +322,37 @@ func (s *jsonSource) pass(depth int) (err error) {
 		err = s.odd("a value")
 	}
 	return err
+}
+
+// Members reads a JSON object and tells each of its members, by names as they are written; value is JSON. An [Error] says that the data is none; others are those of each.
+func Members(data []byte, each func(name string, value []byte) error) error {
+	s := &jsonSource{data: data}
+	var theirs error
+	err := error(Errorf(CodeMalformed, "the request is %s, not an object", s.shown()))
+	switch s.kind() {
+	case kindObject:
+		err = s.object(func(key []byte) error {
+			name := string(key)
+			value, err := s.raw()
+			if err == nil {
+				theirs = each(name, value)
+				err = theirs
+			}
+			return err
+		})
+		if err == nil {
+			err = s.end()
+		}
+	case kindNone:
+		err = s.odd("a value")
+	}
+	switch {
+	case theirs != nil:
+		return theirs
+	case err != nil:
+		return notForm("JSON", err)
+	}
+	return nil
 }
 
 // raw passes over a value and returns its bytes.

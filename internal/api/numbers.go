@@ -13,29 +13,39 @@ func (t Tokens) IsZero() bool { return t == nil }
 // IsZero reports whether there are none at all. A list without elements is one: a prompt that has no whole block.
 func (h Hashes) IsZero() bool { return h == nil }
 
-// UnmarshalJSON reads an array and says which element is no token.
-func (t *Tokens) UnmarshalJSON(data []byte) (err error) {
-	*t = nil
+// ReadTokens reads an array in JSON; errors call it by name. Null is nil.
+func ReadTokens(name string, data []byte) (t Tokens, err error) {
 	switch s := (&jsonSource{data: data}); s.kind() {
 	case kindNull:
 	case kindList:
-		*t, err = s.tokens("tokens")
+		t, err = s.tokens(name)
 	default:
-		err = Errorf(CodeBadTokens, "tokens is %s, not an array, each of it %s", s.shown(), wantToken)
+		err = Errorf(CodeBadTokens, "%s is %s, not an array, each of it %s", name, s.shown(), wantToken)
 	}
+	return t, err
+}
+
+// ReadHashes reads an array in JSON; errors call it by name. Null is nil.
+func ReadHashes(name string, data []byte) (h Hashes, err error) {
+	switch s := (&jsonSource{data: data}); s.kind() {
+	case kindNull:
+	case kindList:
+		h, err = s.hashes(name)
+	default:
+		err = Errorf(CodeMalformed, "%s is %s, not an array, each of it %s", name, s.shown(), wantHash)
+	}
+	return h, err
+}
+
+// UnmarshalJSON reads an array and says which element is no token.
+func (t *Tokens) UnmarshalJSON(data []byte) (err error) {
+	*t, err = ReadTokens("tokens", data)
 	return err
 }
 
 // UnmarshalJSON reads an array and says which element is no hash.
 func (h *Hashes) UnmarshalJSON(data []byte) (err error) {
-	*h = nil
-	switch s := (&jsonSource{data: data}); s.kind() {
-	case kindNull:
-	case kindList:
-		*h, err = s.hashes("hashes")
-	default:
-		err = Errorf(CodeMalformed, "hashes is %s, not an array, each of it %s", s.shown(), wantHash)
-	}
+	*h, err = ReadHashes("hashes", data)
 	return err
 }
 

@@ -1,4 +1,4 @@
-// Package compat lets a client of Mooncake's conductor (RFC #1403, kvcache-ai/Mooncake) or of NVIDIA Dynamo's standalone indexer talk to kvatlas
+// Package compat lets a client of NVIDIA Dynamo's standalone indexer, which renders Mooncake's RFC #1403 (kvcache-ai/Mooncake), talk to kvatlas
 // by changing only the address; and it runs shims in the indexer's own process for engines that have none beside them.
 //
 // [Shims] are those: one for each (instance, rank) that was registered, remembered in the bucket of workers and started again with the

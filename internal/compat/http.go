@@ -9,6 +9,8 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +30,9 @@ type Config struct {
 	Dump func(ctx context.Context, out io.Writer) error
 
 	Deadline time.Duration // of a request; default 10 s
+
+	// Ended is told what became of each request, by its path without the slash. May be nil.
+	Ended func(op, outcome string)
 }
 
 // defaultGroup is the routing group of who names none.
@@ -61,68 +66,142 @@ func (i id) MarshalJSON() ([]byte, error) {
 
 // request has the fields of all requests.
 type request struct {
-	Instance *id          `json:"instance_id"`
-	Endpoint string       `json:"endpoint"`
-	Model    *string      `json:"model_name"`
-	Size     *uint32      `json:"block_size"`
-	Group    string       `json:"routing_group"`
-	Rank     *events.Rank `json:"dp_rank"`
-	Replay   string       `json:"replay_endpoint"`
-	Snapshot string       `json:"snapshot_endpoint"`
-	Type     string       `json:"type"`
-	Tokens   api.Tokens   `json:"token_ids"`
-	Hashes   api.Hashes   `json:"block_hashes"`
-	LoRA     string       `json:"lora_name"`
-	Salt     string       `json:"cache_salt"`
+	Instance *id
+	Endpoint string
+	Model    *string
+	Size     *uint32
+	Group    *string
+	Rank     *events.Rank
+	Replay   string
+	Snapshot string
+	Type     string
+	Tokens   api.Tokens
+	Hashes   api.Hashes
+	LoRA     string
+	Salt     string
+	Media    []*media
 
-	L3 *hicache.Config `json:"l3"`        // ours: how the worker uses a shared store
-	KV string          `json:"kv_groups"` // ours: as worker-shim's --kv-groups
+	L3 *hicache.Config // ours: how the worker uses a shared store
+	KV string          // ours: as worker-shim's --kv-groups
 }
 
-// failure is an error with its status.
+// media are the multimodal items that touch a block.
+type media struct {
+	Objects []struct {
+		Hash mediaHash `json:"mm_hash"`
+	} `json:"mm_objects"`
+}
+
+// mediaHash is a 64-bit number, or one as text.
+type mediaHash uint64
+
+func (h *mediaHash) UnmarshalJSON(data []byte) error {
+	v, err := strconv.ParseUint(strings.Trim(string(data), `"`), 10, 64)
+	*h = mediaHash(v)
+	return err
+}
+
+// field reads a value into to.
+func field[T any](to *T, want string) func(name string, value []byte) error {
+	return func(name string, value []byte) error {
+		if json.Unmarshal(value, to) != nil {
+			return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "%s is %.40s, not %s", name, value, want)
+		}
+		return nil
+	}
+}
+
+// fields are how a request is read. As in Dynamo, others are passed over, and names are told apart by letter case.
+func (r *request) fields() map[string]func(name string, value []byte) error {
+	return map[string]func(name string, value []byte) error{
+		"instance_id": field(&r.Instance, "a whole number or text"), "endpoint": field(&r.Endpoint, "text"), "model_name": field(&r.Model, "text"),
+		"block_size": field(&r.Size, "an unsigned 32-bit number"), "routing_group": field(&r.Group, "text"), "dp_rank": field(&r.Rank, "an unsigned 32-bit number"),
+		"replay_endpoint": field(&r.Replay, "text"), "snapshot_endpoint": field(&r.Snapshot, "text"), "type": field(&r.Type, "text"),
+		"lora_name": field(&r.LoRA, "text"), "cache_salt": field(&r.Salt, "text"), "kv_groups": field(&r.KV, "text"),
+		"block_mm_infos": field(&r.Media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
+		"token_ids": func(name string, value []byte) (err error) {
+			r.Tokens, err = api.ReadTokens(name, value)
+			return unprocessable(err)
+		},
+		"block_hashes": func(name string, value []byte) (err error) {
+			r.Hashes, err = api.ReadHashes(name, value)
+			return unprocessable(err)
+		},
+		"l3": func(_ string, value []byte) error {
+			if err := json.Unmarshal(value, &r.L3); err != nil {
+				return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "l3: %v", err)
+			}
+			return nil
+		},
+	}
+}
+
+// failure is an error with its status, which in Dynamo is another than the code's in places.
 type failure struct {
 	status int
-	text   string
+	why    *api.Error
 }
 
-func (f *failure) Error() string { return f.text }
+func (f *failure) Error() string { return f.why.Error() }
 
-func fail(status int, format string, args ...any) error {
-	return &failure{status, fmt.Sprintf(format, args...)}
+func fail(status int, code api.Code, format string, args ...any) error {
+	return &failure{status, api.Errorf(code, format, args...)}
 }
 
-// NewHandler returns what answers a client of Dynamo's standalone indexer or of Mooncake's conductor.
+// unprocessable is the error of JSON that is not what it should be.
+func unprocessable(err error) error {
+	var e *api.Error
+	if errors.As(err, &e) && e.Code != api.CodeTooLarge {
+		return &failure{http.StatusUnprocessableEntity, e}
+	}
+	return err
+}
+
+// NewHandler returns what answers a client of Dynamo's standalone indexer, or of RFC #1403.
 func NewHandler(cfg Config) http.Handler {
 	if cfg.Deadline <= 0 {
 		cfg.Deadline = 10 * time.Second
 	}
+	if cfg.Ended == nil {
+		cfg.Ended = func(string, string) {}
+	}
 	mux := http.NewServeMux()
-	handle := func(pattern string, good int, do func(context.Context, *http.Request) (any, error)) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+	handle := func(method, path string, good int, do func(context.Context, []byte, url.Values) (any, error)) {
+		op := strings.TrimPrefix(path, "/")
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			ctx, cancel := context.WithTimeout(r.Context(), cfg.Deadline)
 			defer cancel()
-			r.Body = http.MaxBytesReader(w, r.Body, api.MaxBody)
-			out, err := do(ctx, r)
-			status := good
-			if err != nil {
-				status, out = statusOf(err), map[string]string{"error": err.Error()}
+			var out any
+			body, err := open(w, r, method)
+			if err == nil {
+				out, err = do(ctx, body, r.URL.Query())
 			}
-			body, err := json.Marshal(out)
+			status, e := statusOf(err)
+			if e != nil {
+				out = map[string]string{"error": e.Message, "code": string(e.Code)}
+			} else {
+				status = good
+			}
+			text, err := json.Marshal(out)
 			if err != nil {
 				http.Error(w, err.Error(), http.StatusInternalServerError)
 				return
 			}
 			w.Header().Set("Content-Type", api.JSON)
 			w.WriteHeader(status)
-			w.Write(body) // an error means that the caller has gone
+			outcome := api.Outcome(e)
+			if _, err := w.Write(text); err != nil {
+				outcome = api.OutcomeUnsent
+			}
+			cfg.Ended(op, outcome)
 		})
 	}
-	handle("POST /register", http.StatusCreated, cfg.register)
-	handle("POST /unregister", http.StatusOK, cfg.unregister)
-	handle("GET /workers", http.StatusOK, cfg.workers)
-	handle("POST /query", http.StatusOK, func(ctx context.Context, r *http.Request) (any, error) { return cfg.query(ctx, r, false) })
-	handle("POST /query_by_hash", http.StatusOK, func(ctx context.Context, r *http.Request) (any, error) { return cfg.query(ctx, r, true) })
-	handle("GET /dump", http.StatusOK, cfg.dump)
+	handle(http.MethodPost, "/register", http.StatusCreated, cfg.register)
+	handle(http.MethodPost, "/unregister", http.StatusOK, cfg.unregister)
+	handle(http.MethodGet, "/workers", http.StatusOK, cfg.workers)
+	handle(http.MethodPost, "/query", http.StatusOK, func(ctx context.Context, body []byte, _ url.Values) (any, error) { return cfg.query(ctx, body, false) })
+	handle(http.MethodPost, "/query_by_hash", http.StatusOK, func(ctx context.Context, body []byte, _ url.Values) (any, error) { return cfg.query(ctx, body, true) })
+	handle(http.MethodGet, "/dump", http.StatusOK, cfg.dump)
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	return mux
 }
@@ -130,36 +209,66 @@ func NewHandler(cfg Config) http.Handler {
 // Patterns are the paths that [NewHandler] answers.
 var Patterns = []string{"/register", "/unregister", "/workers", "/query", "/query_by_hash", "/dump", "/health"}
 
-func statusOf(err error) int {
+// open reads a request's body. What is posted must say that it is JSON, as in Dynamo: a web page may post anything else to any address.
+func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error) {
+	if !api.Allowed(w, r, method) {
+		return nil, api.Errorf(api.CodeWrongMethod, "%s takes %s, not %.20s", r.URL.Path, method, r.Method)
+	}
+	if method == http.MethodGet {
+		return nil, nil
+	}
+	header := r.Header.Get("Content-Type")
+	if form, known := api.ContentType(header); header == "" || !known || form != api.JSON {
+		return nil, api.Errorf(api.CodeWrongContentType, "Content-Type is %.40q; send the header \"Content-Type: %s\"", header, api.JSON)
+	}
+	body, failure := api.ReadBody(w, r)
+	if failure != nil {
+		return nil, failure
+	}
+	return body, nil
+}
+
+// statusOf is the status of an error, and the error as clients get it; nil for none.
+func statusOf(err error) (int, *api.Error) {
 	var f *failure
 	var e *api.Error
 	switch {
+	case err == nil:
+		return http.StatusOK, nil
 	case errors.As(err, &f):
-		return f.status
+		return f.status, f.why
 	case errors.As(err, &e):
-		return e.Code.HTTPStatus()
-	case errors.Is(err, ErrExists), errors.Is(err, ErrMismatch):
-		return http.StatusConflict
+	case errors.Is(err, ErrExists):
+		e = api.Errorf(api.CodeRegistered, "%v", err)
+	case errors.Is(err, ErrMismatch):
+		e = api.Errorf(api.CodeBlockSizeMismatch, "%v", err)
 	case errors.Is(err, ErrUnknown):
-		return http.StatusNotFound
+		e = api.Errorf(api.CodeUnknownWorker, "%v", err)
 	case errors.Is(err, ErrBad):
-		return http.StatusBadRequest
+		e = api.Errorf(api.CodeMalformed, "%v", err)
+	default:
+		e = api.Errorf(api.CodeUnavailable, "%v", err)
 	}
-	return http.StatusServiceUnavailable
+	return e.Code.HTTPStatus(), e
 }
 
 // read decodes a request and demands the fields that are named.
-func read(r *http.Request, need ...string) (*request, error) {
+func read(body []byte, need ...string) (*request, error) {
 	req := &request{}
-	data, err := io.ReadAll(r.Body)
+	known, seen := req.fields(), map[string]bool{}
+	err := api.Members(body, func(name string, value []byte) error {
+		set := known[name]
+		switch {
+		case set == nil:
+			return nil
+		case seen[name]:
+			return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "duplicate field `%s`", name)
+		}
+		seen[name] = true
+		return set(name, value)
+	})
 	if err != nil {
-		return nil, fail(http.StatusRequestEntityTooLarge, "read the body: %v", err)
-	}
-	if !json.Valid(data) {
-		return nil, fail(http.StatusBadRequest, "the body is not JSON")
-	}
-	if err := json.Unmarshal(data, req); err != nil {
-		return nil, fail(http.StatusUnprocessableEntity, "the body is not the JSON that it should be: %v", err)
+		return nil, err
 	}
 	for _, name := range need {
 		missing := map[string]bool{
@@ -167,13 +276,18 @@ func read(r *http.Request, need ...string) (*request, error) {
 			"token_ids": req.Tokens == nil, "block_hashes": req.Hashes == nil,
 		}[name]
 		if missing {
-			return nil, fail(http.StatusUnprocessableEntity, "missing field `%s`", name)
+			return nil, fail(http.StatusUnprocessableEntity, api.CodeMalformed, "missing field `%s`", name)
 		}
 	}
-	if req.Group == "" {
-		req.Group = defaultGroup
-	}
 	return req, nil
+}
+
+// group is the routing group that a request names, or the default one.
+func (r *request) group() string {
+	if r.Group == nil || *r.Group == "" {
+		return defaultGroup
+	}
+	return *r.Group
 }
 
 // modelOf is how a model of a routing group is called in the index.
@@ -184,10 +298,18 @@ func modelOf(model, group string) string {
 	return model + ":" + group
 }
 
+// nameOf is what a registration calls its model.
+func nameOf(r registry.Record) string {
+	if r.Engine.Group == defaultGroup {
+		return r.Model
+	}
+	return strings.TrimSuffix(r.Model, ":"+r.Engine.Group)
+}
+
 var ok = map[string]string{"status": "ok"}
 
-func (cfg *Config) register(ctx context.Context, r *http.Request) (any, error) {
-	req, err := read(r, "instance_id", "endpoint", "model_name", "block_size")
+func (cfg *Config) register(ctx context.Context, body []byte, _ url.Values) (any, error) {
+	req, err := read(body, "instance_id", "endpoint", "model_name", "block_size")
 	if err != nil {
 		return nil, err
 	}
@@ -195,12 +317,12 @@ func (cfg *Config) register(ctx context.Context, r *http.Request) (any, error) {
 		req.Type = "auto"
 	}
 	record := registry.Record{
-		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.Group), BlockSize: *req.Size, Source: strings.ToLower(req.Type),
-		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot, Group: req.Group}, L3: req.L3, KVGroups: req.KV,
+		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.group()), BlockSize: *req.Size, Source: strings.ToLower(req.Type),
+		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot, Group: req.group()}, L3: req.L3, KVGroups: req.KV,
 	}
 	if req.L3 != nil {
 		if err := req.L3.Check(); err != nil {
-			return nil, fail(http.StatusBadRequest, "l3: %v", err)
+			return nil, fail(http.StatusBadRequest, api.CodeMalformed, "l3: %v", err)
 		}
 	}
 	if req.Rank != nil {
@@ -212,12 +334,16 @@ func (cfg *Config) register(ctx context.Context, r *http.Request) (any, error) {
 	return ok, nil
 }
 
-func (cfg *Config) unregister(ctx context.Context, r *http.Request) (any, error) {
-	req, err := read(r, "instance_id", "model_name")
+// unregister forgets an instance, whatever its routing group if none is named.
+func (cfg *Config) unregister(ctx context.Context, body []byte, _ url.Values) (any, error) {
+	req, err := read(body, "instance_id", "model_name")
 	if err != nil {
 		return nil, err
 	}
-	if err := cfg.Shims.Unregister(ctx, events.WorkerID(*req.Instance), modelOf(*req.Model, req.Group), req.Rank); err != nil {
+	which := func(r registry.Record) bool {
+		return nameOf(r) == *req.Model && (req.Group == nil || r.Engine.Group == req.group()) && (req.Rank == nil || r.Rank == *req.Rank)
+	}
+	if err := cfg.Shims.Unregister(ctx, events.WorkerID(*req.Instance), which); err != nil {
 		return nil, err
 	}
 	return ok, nil
@@ -239,15 +365,12 @@ type worker struct {
 	Listeners map[string]listener `json:"listeners"`
 }
 
-func (cfg *Config) workers(_ context.Context, r *http.Request) (any, error) {
-	model, group := r.URL.Query().Get("model_name"), r.URL.Query().Get("routing_group")
+func (cfg *Config) workers(_ context.Context, _ []byte, asked url.Values) (any, error) {
+	model, group := asked.Get("model_name"), asked.Get("routing_group")
 	list := []*worker{}
 	for _, l := range cfg.Shims.Listeners() {
 		rec := l.Record
-		name := rec.Model
-		if rec.Engine.Group != defaultGroup {
-			name = name[:len(name)-len(rec.Engine.Group)-1]
-		}
+		name := nameOf(rec)
 		if model != "" && model != name || group != "" && group != rec.Engine.Group {
 			continue
 		}
@@ -286,25 +409,31 @@ type scores struct {
 	Instances   map[string]*instance         `json:"instances"`
 }
 
-func (cfg *Config) query(ctx context.Context, r *http.Request, byHash bool) (any, error) {
+func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, error) {
 	need := "token_ids"
 	if byHash {
 		need = "block_hashes"
 	}
-	req, err := read(r, need, "model_name")
+	req, err := read(body, need, "model_name")
 	if err != nil {
 		return nil, err
 	}
-	model := modelOf(*req.Model, req.Group)
+	model := modelOf(*req.Model, req.group())
 	q := &api.Query{Model: model, Tokens: req.Tokens, LoRA: req.LoRA, CacheSalt: req.Salt}
 	if byHash {
 		if req.Salt != "" {
-			return nil, fail(http.StatusBadRequest, "cache_salt is not accepted by /query_by_hash; block_hashes must already include the intended cache salt")
+			return nil, fail(http.StatusBadRequest, api.CodeMalformed, "cache_salt is not accepted by /query_by_hash; block_hashes must already include the intended cache salt")
 		}
 		q = &api.Query{Model: model, Hashes: req.Hashes}
 	}
 	out := &scores{Scores: map[string]map[string]uint64{}, Frequencies: []uint64{}, Instances: map[string]*instance{}}
-	answer, err := cfg.Indexer.Find(ctx, q)
+	if !byHash && slices.ContainsFunc(req.Media, func(m *media) bool { return m != nil && len(m.Objects) > 0 }) {
+		q, err = cfg.hashed(ctx, q, req.Media)
+	}
+	var answer *api.Answer
+	if err == nil {
+		answer, err = cfg.Indexer.Find(ctx, q)
+	}
 	var e *api.Error
 	switch {
 	case errors.As(err, &e) && e.Code == api.CodeUnknownModel:
@@ -313,11 +442,11 @@ func (cfg *Config) query(ctx context.Context, r *http.Request, byHash bool) (any
 				return out, nil // it has said nothing yet
 			}
 		}
-		return nil, fail(http.StatusNotFound, "no indexer for model=%s routing_group=%s", *req.Model, req.Group)
+		return nil, fail(http.StatusNotFound, api.CodeUnknownModel, "no indexer for model=%s routing_group=%s", *req.Model, req.group())
 	case err != nil:
 		return nil, err
 	case !answer.Complete:
-		return nil, fail(http.StatusServiceUnavailable, "not every worker of the model could be looked at; see GET /v1/status")
+		return nil, fail(http.StatusServiceUnavailable, api.CodeNotReady, "not every worker of the model could be looked at; see GET /v1/status")
 	}
 	size := uint64(answer.BlockSize)
 	for _, o := range answer.Workers {
@@ -341,13 +470,46 @@ func (cfg *Config) query(ctx context.Context, r *http.Request, byHash bool) (any
 	return out, nil
 }
 
+// hashed is a query by the hashes of its blocks with their multimodal items, which are not among what a query by tokens says. How the
+// model's workers hash is asked first.
+func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*api.Query, error) {
+	known, err := cfg.Indexer.Find(ctx, &api.Query{Model: q.Model, Hashed: []api.Hashed{{}}, L3: api.L3Off})
+	if err != nil {
+		return nil, err
+	}
+	if len(known.Lookaheads) == 0 {
+		known.Lookaheads = []uint32{0}
+	}
+	of := make([][]uint64, len(items))
+	for i, m := range items {
+		if m != nil {
+			for _, object := range m.Objects {
+				of[i] = append(of[i], uint64(object.Hash))
+			}
+		}
+	}
+	by := &api.Query{Model: q.Model, BlockSize: known.BlockSize}
+	for _, lookahead := range known.Lookaheads {
+		hasher, err := events.NewLookaheadHasher(known.BlockSize, lookahead, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
+		if err != nil {
+			return nil, err
+		}
+		h := api.Hashed{Lookahead: lookahead, Hashes: api.Hashes{}}
+		for _, local := range hasher.HashMedia(nil, q.Tokens, of) {
+			h.Hashes = append(h.Hashes, uint64(local))
+		}
+		by.Hashed = append(by.Hashed, h)
+	}
+	return by, nil
+}
+
 type dumped struct {
 	Size   uint32            `json:"block_size"`
 	Events []json.RawMessage `json:"events"`
 }
 
 // dump has snapshots written and reads them back: what it tells is what the log said a moment ago.
-func (cfg *Config) dump(ctx context.Context, _ *http.Request) (any, error) {
+func (cfg *Config) dump(ctx context.Context, _ []byte, _ url.Values) (any, error) {
 	list, err := cfg.Indexer.Workers(ctx, api.WorkersRequest{})
 	if err != nil {
 		return nil, err

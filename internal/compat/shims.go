@@ -328,18 +328,23 @@ func groupsOf(r *registry.Record) ([]events.GroupSpec, error) {
 	return nil, nil
 }
 
-// Unregister stops the shims of an instance for a model (of one rank, if rank is not nil), has what they hold cleared, and forgets them.
-func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, model string, rank *events.Rank) error {
+// Unregister stops the shims of an instance that which holds for, has what they hold cleared, and forgets them.
+func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which func(registry.Record) bool) error {
 	s.mu.Lock()
 	var out []*running
+	other := "" // where the instance is registered in place of that
 	for key, r := range s.ranks {
-		if r.cancel != nil && key.Instance == instance && r.record.Model == model && (rank == nil || key.Rank == *rank) {
+		switch {
+		case r.cancel == nil || key.Instance != instance:
+		case which(r.record):
 			out = append(out, r)
+		default:
+			other = fmt.Sprintf("; it is registered for model=%s routing_group=%s dp_rank=%d", nameOf(r.record), r.record.Engine.Group, key.Rank)
 		}
 	}
 	s.mu.Unlock()
 	if len(out) == 0 {
-		return fmt.Errorf("instance %s %w", instance, ErrUnknown)
+		return fmt.Errorf("instance %s %w%s", instance, ErrUnknown, other)
 	}
 	for _, r := range out {
 		r.cancel()

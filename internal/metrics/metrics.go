@@ -121,13 +121,14 @@ var (
 	stale        = prometheus.NewDesc("kvatlas_partition_stale_seconds", "Time since a partition's log was last known to be read to its end, and to take messages; 0 up to three seconds.", []string{"partition"}, nil)
 	engines      = prometheus.NewDesc("kvatlas_engines", "Registered ranks by how their shims stand with their engines: connected, silent, gone, unknown. The same at each node.", []string{"state"}, nil)
 	catchingUp   = prometheus.NewDesc("kvatlas_shims_catching_up", "Registered ranks whose shims still publish what their engines said earlier. The same at each node.", nil, nil)
+	requests     = prometheus.NewDesc("kvatlas_requests_total", "Requests by the way they came (nats, http; node: from other nodes), their operation, and what became of them: ok, an error's code, expired or unsent.", []string{"transport", "operation", "outcome"}, nil)
 	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed", "1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
 )
 
 var all = []*prometheus.Desc{
 	ready, outcomes, holdings, distinct, indexBytes, decoderBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
 	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded, rereads, stale,
-	behind, clusterNodes, clusterShort, engines, catchingUp,
+	behind, clusterNodes, clusterShort, engines, catchingUp, requests,
 	l3Up, l3Questions, l3Forgotten, l3Remembered, l3Strange, l3SetObjects, l3SetWhole, l3SetLost, l3Objects,
 }
 
@@ -180,6 +181,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	usage(storeBytes, storeLimit, s.Store)
 	gauge(snapWritable, yes(s.SnapshotBucket.Refused == ""))
 	gauge(problems, float64(len(s.Problems)))
+	for _, r := range s.Requests {
+		count(requests, r.Count, string(r.Transport), r.Operation, r.Outcome)
+	}
 	if c := s.Cluster; c != nil {
 		gauge(clusterNodes, float64(len(c.Nodes)))
 		gauge(clusterShort, float64(len(c.Short)), "short")

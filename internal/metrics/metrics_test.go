@@ -57,9 +57,23 @@ func TestSharedStores(t *testing.T) {
 	}
 }
 
+// Requests are counted by all that tells them apart.
+func TestRequests(t *testing.T) {
+	text := scrape(t, &statuser{api.Status{Requests: []api.RequestCount{
+		{Transport: api.OverNATS, Operation: api.OpFind, Outcome: api.OutcomeOK, Count: 7}, {Transport: api.OverNATS, Operation: api.OpFind, Outcome: "busy", Count: 3},
+	}}})
+	for _, want := range []string{
+		`kvatlas_requests_total{operation="find",outcome="ok",transport="nats"} 7`, `kvatlas_requests_total{operation="find",outcome="busy",transport="nats"} 3`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}
+
 // Counters end in _total, and nothing else does; every metric of ours says what it is.
 func TestNames(t *testing.T) {
-	text := scrape(t, &statuser{api.Status{Events: map[string]uint64{"messages": 1}, Partitions: make([]api.PartitionDetail, 1), Models: make([]api.ModelStatus, 1), L3: make([]api.StoreStatus, 1)}})
+	text := scrape(t, &statuser{api.Status{Events: map[string]uint64{"messages": 1}, Partitions: make([]api.PartitionDetail, 1), Models: make([]api.ModelStatus, 1), L3: make([]api.StoreStatus, 1), Requests: make([]api.RequestCount, 1)}})
 	types := regexp.MustCompile(`(?m)^# TYPE (kvatlas_\S+) (\S+)$`).FindAllStringSubmatch(text, -1)
 	if len(types) < 20 {
 		t.Fatalf("only %d metrics", len(types))

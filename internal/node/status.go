@@ -100,6 +100,11 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		s.Problems = append(s.Problems, clusterProblems(view, s.Cluster)...)
 	}
 	s.Problems = append(s.Problems, n.roomProblems()...)
+	s.Requests = []api.RequestCount{}
+	if n.cfg.Outcomes != nil {
+		s.Requests = n.cfg.Outcomes.Counts()
+		s.Problems = append(s.Problems, n.cfg.Outcomes.Problems(time.Now())...)
+	}
 	n.room.mu.Lock()
 	s.SnapshotBucket, s.Store = n.room.bucket.api(), n.room.store.api()
 	n.room.mu.Unlock()

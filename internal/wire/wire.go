@@ -62,14 +62,10 @@ func newClient(conn *jetstream.Conn, subject func(op string) string, absent stri
 func Failure(err error) *api.Error {
 	var refused *jetstream.ServiceError
 	switch {
-	case errors.As(err, &refused) && refused.Code == jetstream.CodeTooLarge:
-		return api.Errorf(api.CodeTooLarge, "%s", refused.Description)
-	case errors.As(err, &refused) && refused.Code == jetstream.CodeBusy:
-		return api.Errorf(api.CodeBusy, "%s", refused.Description)
-	case errors.As(err, &refused) && refused.Code == jetstream.CodeStopping:
-		return api.Errorf(api.CodeNotReady, "%s", refused.Description)
+	case errors.As(err, &refused) && (refused.Code == jetstream.CodeTooLarge || refused.Code == jetstream.CodeBusy || refused.Code == jetstream.CodeStopping):
+		return refusal(refused.Code, refused.Description) // by a node of the version before, which says no more
 	case errors.Is(err, jetstream.ErrTooLarge):
-		return api.Errorf(api.CodeTooLarge, "%v; ask with hashes instead of tokens", err)
+		return api.Errorf(api.CodeTooLarge, "%v; ask with hashes instead of tokens, or over HTTP, which takes %d bytes (8 MiB)", err, api.MaxBody)
 	case errors.Is(err, jetstream.ErrNoResponder):
 		return api.Errorf(api.CodeNotReady, "%v", err)
 	case errors.Is(err, jetstream.ErrTimeout):
@@ -125,46 +121,63 @@ func (a *Asker) Ask(id uint64, node, op string, patience time.Duration, body []b
 // Close ends it.
 func (a *Asker) Close() { a.outbox.Close() }
 
+// ServiceConfig says how a node serves.
+type ServiceConfig struct {
+	Version string
+
+	Workers int // how many requests are answered at once; other nodes' beside them
+	Queue   int // how many wait for a worker
+
+	// Ended is told what became of each request. May be nil.
+	Ended func(by api.Transport, op, outcome string)
+}
+
 // Service is what a node serves on NATS.
 type Service struct {
 	conn      *jetstream.Conn
 	namespace string
 	answer    api.Handler
-	version   string
-	workers   int
+	cfg       ServiceConfig
 	shared    []*jetstream.Service // any node's subjects
 	own       []*jetstream.Service // this node's
 }
 
-// NewService returns the service of a node. It serves nothing yet. workers is how many requests are answered at once.
-func NewService(conn *jetstream.Conn, namespace string, answer api.Handler, version string, workers int) *Service {
-	return &Service{conn: conn, namespace: namespace, answer: answer, version: version, workers: workers}
+// NewService returns the service of a node. It serves nothing yet.
+func NewService(conn *jetstream.Conn, namespace string, answer api.Handler, cfg ServiceConfig) *Service {
+	if cfg.Ended == nil {
+		cfg.Ended = func(api.Transport, string, string) {}
+	}
+	return &Service{conn: conn, namespace: namespace, answer: answer, cfg: cfg}
 }
 
 // Tell serves what may be asked of a node that is not ready: its status.
 func (s *Service) Tell() error {
-	return s.serve(&s.shared, "kvatlas-node", queueGroup, s.answer, s.anyNode, api.OpStatus)
+	return s.serve(&s.shared, "kvatlas-node", queueGroup, api.OverNATS, s.answer, s.anyNode, api.OpStatus)
 }
 
 // Own serves everything on the node's own subjects, for those who ask this node and no other, with an answer of its own: what it holds itself. It
 // has workers of its own too, so that nodes whose workers all wait for each other still answer each other.
 func (s *Service) Own(node string, answer api.Handler) error {
 	own := func(op string) (string, error) { return jetstream.NodeSubject(s.namespace, node, op) }
-	return s.serve(&s.own, "kvatlas-own", "", answer, own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
+	return s.serve(&s.own, "kvatlas-own", "", api.FromNodes, answer, own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
 }
 
 // Answer serves everything else, once the node is ready.
 func (s *Service) Answer() error {
-	return s.serve(&s.shared, "kvatlas-indexer", queueGroup, s.answer, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
+	return s.serve(&s.shared, "kvatlas-indexer", queueGroup, api.OverNATS, s.answer, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
 }
 
 func (s *Service) anyNode(op string) (string, error) {
 	return jetstream.QuerySubject(s.namespace, op), nil
 }
 
-func (s *Service) serve(list *[]*jetstream.Service, name, group string, answer api.Handler, subject func(op string) (string, error), ops ...string) error {
+func (s *Service) serve(
+	list *[]*jetstream.Service, name, group string, by api.Transport, answer api.Handler, subject func(op string) (string, error), ops ...string,
+) error {
 	cfg := jetstream.ServiceConfig{
-		Name: name, Version: serviceVersion(s.version), Description: "index of KV cache, namespace " + s.namespace, Workers: s.workers,
+		Name: name, Version: serviceVersion(s.cfg.Version), Description: "index of KV cache, namespace " + s.namespace,
+		Workers: s.cfg.Workers, Queue: s.cfg.Queue, MaxBody: MaxBody, Refuse: refuse,
+		Hooks: jetstream.ServiceHooks{Ended: func(op, outcome string) { s.cfg.Ended(by, op, outcome) }},
 	}
 	for _, op := range ops {
 		on, err := subject(op)
@@ -188,16 +201,47 @@ func serviceVersion(version string) string {
 	return "0.0.0"
 }
 
+// MaxBody is the size of a request over NATS, in bytes, beyond which it is refused: a message there has 1 MiB unless the server is told otherwise.
+const MaxBody = jetstream.MaxValue
+
+// refuse answers what the service itself refuses with an error as any other.
+func refuse(r jetstream.Request, code int, why string) jetstream.Response {
+	contentType, _ := api.ContentType(r.ContentType)
+	return failed(contentType, refusal(code, why))
+}
+
+// refusal is the error that goes with a code of the service.
+func refusal(code int, why string) *api.Error {
+	switch code {
+	case jetstream.CodeBad:
+		return api.Errorf(api.CodeMalformed, "%s", why)
+	case jetstream.CodeTooLarge:
+		return api.Errorf(api.CodeTooLarge, "%s, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes %d (8 MiB)", why, api.MaxBody)
+	case jetstream.CodeBusy:
+		return api.Errorf(api.CodeBusy, "%s; ask again a little later", why)
+	case jetstream.CodeStopping:
+		return api.Errorf(api.CodeNotReady, "%s; ask again a little later", why)
+	}
+	return api.Errorf(api.CodeTooLarge, "%s, the limit over NATS; ask for less (fewer workers, a limit), or over HTTP", why)
+}
+
+func failed(contentType string, failure *api.Error) jetstream.Response {
+	return jetstream.Response{
+		ContentType: contentType, Body: failure.Body(contentType),
+		Code: failure.Code.HTTPStatus(), Description: failure.Error(), Outcome: api.Outcome(failure),
+	}
+}
+
 func handler(answer api.Handler, op string) jetstream.Handler {
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
-		contentType := api.JSON
-		if r.ContentType == api.MsgPack {
-			contentType = api.MsgPack
+		contentType, known := api.ContentType(r.ContentType)
+		if !known {
+			return failed(contentType, api.WrongContentType(r.ContentType))
 		}
 		reply, failure := answer.Handle(ctx, op, contentType, r.Body)
-		out := jetstream.Response{ContentType: contentType, Body: reply}
+		out := jetstream.Response{ContentType: contentType, Body: reply, Outcome: api.OutcomeOK}
 		if failure != nil {
-			out.Code, out.Description = failure.Code.HTTPStatus(), failure.Error()
+			out.Code, out.Description, out.Outcome = failure.Code.HTTPStatus(), failure.Error(), api.Outcome(failure)
 		}
 		return out
 	}

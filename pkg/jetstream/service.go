@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 
 // Codes of service errors: numbers as in HTTP. Those that this package itself answers with; handlers have others.
 const (
+	CodeBad      = 400 // a header is not what it should be
 	CodeTooLarge = 413 // the body is above [ServiceConfig.MaxBody]
 	CodeBusy     = 429 // all workers are busy and the queue is full: ask another, or later
 	CodeInternal = 500 // the answer does not fit into a message
@@ -29,12 +31,17 @@ type ServiceConfig struct {
 
 	Endpoints []Endpoint
 
-	Workers int // requests handled at once; default 4
-	Queue   int // requests that wait for a worker; default 64. Beyond it the answer is [CodeBusy], at once
-	MaxBody int // bytes of a request's body; default 900 kB
+	Workers    int // requests handled at once; default 4
+	Queue      int // requests that wait for a worker; default 64. Beyond it the answer is [CodeBusy], at once
+	QueueBytes int // bytes of their bodies; default 64 MiB. Beyond it the same
+	MaxBody    int // bytes of a request's body; default 900 kB
 
 	// Timeout is how long a request that carries no deadline may take; default 5 s.
 	Timeout time.Duration
+
+	// Refuse makes the answer to a request that no handler answers, or whose answer does not fit into a message: code is one of those above, and why
+	// the words that go with it. Nil: the two alone.
+	Refuse func(r Request, code int, why string) Response
 
 	Hooks ServiceHooks
 }
@@ -53,10 +60,15 @@ type Handler func(ctx context.Context, r Request) Response
 
 // ServiceHooks are called from the service's goroutines. Each may be nil.
 type ServiceHooks struct {
-	Busy    func(endpoint string)            // answered with CodeBusy
-	Expired func(endpoint string)            // dropped: the caller's deadline passed while it waited
-	Unsent  func(endpoint string, err error) // an answer could not be sent
+	// Ended tells what became of a request, once for each: the outcome of the response that was sent, or one of these.
+	Ended func(endpoint, outcome string)
 }
+
+// What becomes of requests to which no answer was sent.
+const (
+	OutcomeExpired = "expired" // the caller's deadline passed while it waited for a worker
+	OutcomeUnsent  = "unsent"  // there was an answer, and it could not be sent
+)
 
 // Request is what a caller sent.
 type Request struct {
@@ -72,6 +84,8 @@ type Response struct {
 	Body        []byte
 	Code        int
 	Description string
+
+	Outcome string // what the request is counted as; default "ok", or the code
 }
 
 // Service answers requests until it is stopped.
@@ -80,7 +94,7 @@ type Service struct {
 	cfg   ServiceConfig
 	micro micro.Service
 
-	errors map[string]*atomic.Uint64 // by endpoint: answers that were service errors; read-only after Serve
+	ended map[string]*endings // by endpoint; read-only after Serve
 
 	base    context.Context
 	cancel  context.CancelFunc
@@ -90,6 +104,14 @@ type Service struct {
 	mu     sync.RWMutex // against closing jobs while sending to it
 	closed bool
 	jobs   chan job
+	queued atomic.Int64 // bytes of bodies in jobs
+}
+
+// endings counts what became of an endpoint's requests.
+type endings struct {
+	mu       sync.Mutex
+	errors   uint64
+	outcomes map[string]uint64
 }
 
 type job struct {
@@ -102,11 +124,18 @@ type job struct {
 func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	cfg.Workers = or(cfg.Workers, 4)
 	cfg.Queue = or(cfg.Queue, 64)
+	cfg.QueueBytes = or(cfg.QueueBytes, 64<<20)
 	cfg.MaxBody = or(cfg.MaxBody, MaxValue)
 	cfg.Timeout = or(cfg.Timeout, 5*time.Second)
-	s := &Service{c: c, cfg: cfg, errors: map[string]*atomic.Uint64{}, jobs: make(chan job, cfg.Queue)}
+	if cfg.Refuse == nil {
+		cfg.Refuse = func(_ Request, code int, why string) Response { return Response{Code: code, Description: why} }
+	}
+	if cfg.Hooks.Ended == nil {
+		cfg.Hooks.Ended = func(string, string) {}
+	}
+	s := &Service{c: c, cfg: cfg, ended: map[string]*endings{}, jobs: make(chan job, cfg.Queue)}
 	for _, e := range cfg.Endpoints {
-		s.errors[e.Name] = new(atomic.Uint64)
+		s.ended[e.Name] = &endings{outcomes: map[string]uint64{}}
 	}
 	m, err := micro.AddService(c.nc, micro.Config{Name: cfg.Name, Version: cfg.Version, Description: cfg.Description, StatsHandler: s.stats})
 	if err != nil {
@@ -137,13 +166,15 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 // that there is none.
 func (s *Service) accept(e *Endpoint, req micro.Request) {
 	if len(req.Data()) > s.cfg.MaxBody {
-		s.refuse(e, req, CodeTooLarge, fmt.Sprintf("the request has %d bytes, the limit is %d", len(req.Data()), s.cfg.MaxBody))
+		s.refuse(e, req, CodeTooLarge, fmt.Sprintf("the request has %d bytes, more than %d", len(req.Data()), s.cfg.MaxBody))
 		return
 	}
 	patience := s.cfg.Timeout
 	if text := req.Headers().Get(headerDeadline); text != "" {
-		if ms, err := strconv.ParseUint(text, 10, 31); err == nil {
-			patience = time.Duration(ms) * time.Millisecond
+		var ok bool
+		if patience, ok = ParseDeadline(text); !ok {
+			s.refuse(e, req, CodeBad, badDeadline(text))
+			return
 		}
 	}
 	j := job{e, req, time.Now().Add(patience)}
@@ -153,42 +184,68 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 		s.refuse(e, req, CodeStopping, "this instance is being stopped")
 		return
 	}
+	size := int64(len(req.Data()))
+	if n := s.queued.Add(size); n > int64(s.cfg.QueueBytes) && n > size {
+		s.queued.Add(-size)
+		s.refuse(e, req, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests wait for them", s.cfg.Workers, s.cfg.QueueBytes>>20))
+		return
+	}
 	select {
 	case s.jobs <- j:
 	default:
-		if s.cfg.Hooks.Busy != nil {
-			s.cfg.Hooks.Busy(e.Name)
-		}
-		s.refuse(e, req, CodeBusy, "all workers are busy and the queue is full")
+		s.queued.Add(-size)
+		s.refuse(e, req, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests wait for them", s.cfg.Workers, s.cfg.Queue))
 	}
+}
+
+// ParseDeadline reads what the header Kv-Deadline-Ms says: how long the caller will wait.
+func ParseDeadline(text string) (time.Duration, bool) {
+	ms, err := strconv.ParseUint(text, 10, 31)
+	return time.Duration(ms) * time.Millisecond, err == nil && ms > 0
+}
+
+func badDeadline(text string) string {
+	return fmt.Sprintf("the header %s is %.40q, not a whole number of milliseconds from 1 to %d", headerDeadline, text, 1<<31-1)
 }
 
 func (s *Service) work() {
 	defer s.workers.Done()
 	for j := range s.jobs {
+		s.queued.Add(-int64(len(j.req.Data())))
 		if !time.Now().Before(j.deadline) {
-			if s.cfg.Hooks.Expired != nil {
-				s.cfg.Hooks.Expired(j.endpoint.Name)
-			}
+			s.count(j.endpoint, 0, OutcomeExpired)
 			continue
 		}
 		ctx, cancel := context.WithDeadline(s.base, j.deadline)
-		answer := j.endpoint.Handler(ctx, Request{Subject: j.req.Subject(), ContentType: j.req.Headers().Get(headerContentType), Body: j.req.Data()})
+		answer := j.endpoint.Handler(ctx, requestOf(j.req))
 		cancel()
 		s.respond(j.endpoint, j.req, answer)
 	}
 }
 
-func (s *Service) refuse(e *Endpoint, req micro.Request, code int, text string) {
-	s.respond(e, req, Response{Code: code, Description: text})
+// requestOf is a request as handlers get it.
+func requestOf(req micro.Request) Request {
+	return Request{Subject: req.Subject(), ContentType: req.Headers().Get(headerContentType), Body: req.Data()}
+}
+
+func (s *Service) refuse(e *Endpoint, req micro.Request, code int, why string) {
+	s.respond(e, req, s.cfg.Refuse(requestOf(req), code, why))
 }
 
 func (s *Service) respond(e *Endpoint, req micro.Request, r Response) {
-	if req.Reply() == "" {
-		return
-	}
 	if limit := s.c.maxMessage(0); len(r.Body) > limit {
-		r = Response{Code: CodeInternal, Description: fmt.Sprintf("the answer has %d bytes, the limit is %d", len(r.Body), limit)}
+		r = s.cfg.Refuse(requestOf(req), CodeInternal, fmt.Sprintf("the answer has %d bytes, more than %d", len(r.Body), limit))
+	}
+	switch {
+	case r.Outcome != "":
+	case r.Code != 0:
+		r.Outcome = strconv.Itoa(r.Code)
+	default:
+		r.Outcome = "ok"
+	}
+	if req.Reply() == "" {
+		s.count(e, r.Code, r.Outcome)
+		return
 	}
 	// Not by the request's own methods: they write what the subscription's goroutine reads once accept has returned.
 	m := &nats.Msg{Subject: req.Reply(), Header: nats.Header{}, Data: r.Body}
@@ -198,18 +255,30 @@ func (s *Service) respond(e *Endpoint, req micro.Request, r Response) {
 	if r.Code != 0 {
 		m.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(r.Code))
 		m.Header.Set(micro.ErrorHeader, or(oneLine(r.Description), "error "+strconv.Itoa(r.Code)))
-		s.errors[e.Name].Add(1)
 	}
-	err := s.c.nc.PublishMsg(m)
-	if err != nil && s.cfg.Hooks.Unsent != nil {
-		s.cfg.Hooks.Unsent(e.Name, err)
+	if s.c.nc.PublishMsg(m) != nil {
+		r.Outcome = OutcomeUnsent
 	}
+	s.count(e, r.Code, r.Outcome)
 }
 
-// stats adds to what micro counts of an endpoint the answers that were errors: micro sees only those given before its
-// handler returns.
+// count counts what became of a request.
+func (s *Service) count(e *Endpoint, code int, outcome string) {
+	n := s.ended[e.Name]
+	n.mu.Lock()
+	if n.outcomes[outcome]++; code != 0 {
+		n.errors++
+	}
+	n.mu.Unlock()
+	s.cfg.Hooks.Ended(e.Name, outcome)
+}
+
+// stats adds to what micro counts of an endpoint what became of its requests: micro sees only what is given before its handler returns.
 func (s *Service) stats(e *micro.Endpoint) any {
-	return map[string]uint64{"errors": s.errors[e.Name].Load()}
+	n := s.ended[e.Name]
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return map[string]any{"errors": n.errors, "outcomes": maps.Clone(n.outcomes)}
 }
 
 // oneLine makes a text fit for a header.

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 func pair(t testing.TB) (server, client *Conn) {
@@ -37,6 +39,22 @@ func wantCode(t testing.TB, err error, code int) {
 	var se *ServiceError
 	if !errors.As(err, &se) || se.Code != code || se.Description == "" {
 		t.Fatalf("%v, want code %d", err, code)
+	}
+}
+
+// waitStats waits until the service's statistics have something in them: answers are counted when they have been sent.
+func waitStats(t testing.TB, client *Conn, want string) {
+	t.Helper()
+	ctx := ctxFor(t)
+	for {
+		stats, err := client.Request(ctx, "$SRV.STATS.test", "", nil)
+		if err != nil {
+			t.Fatalf("%s, want %s: %v", stats.Body, want, err)
+		}
+		if strings.Contains(string(stats.Body), want) {
+			return
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -76,10 +94,7 @@ func TestService(t *testing.T) {
 		_, err = client.Request(ctx, "t.fail", "", nil)
 		wantCode(t, err, 409)
 	}
-	stats, err := client.Request(ctx, "$SRV.STATS.test", "", nil)
-	if err != nil || !strings.Contains(string(stats.Body), `"data":{"errors":201}`) {
-		t.Fatalf("%s %v", stats.Body, err)
-	}
+	waitStats(t, client, `"data":{"errors":201,"outcomes":{"409":201}}`)
 	if _, err := client.Request(ctx, "t.nobody", "", nil); !errors.Is(err, ErrNoResponder) {
 		t.Fatal(err)
 	}
@@ -101,10 +116,18 @@ func TestServiceBusyAndLate(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
 	entered, release := make(chan struct{}, 10), make(chan struct{})
-	var busy, expired atomic.Int32
+	var busy, expired, ended atomic.Int32
 	serve(t, server, ServiceConfig{
 		Workers: 1, Queue: 1,
-		Hooks: ServiceHooks{Busy: func(string) { busy.Add(1) }, Expired: func(string) { expired.Add(1) }},
+		Hooks: ServiceHooks{Ended: func(_, outcome string) {
+			ended.Add(1)
+			switch outcome {
+			case "429":
+				busy.Add(1)
+			case OutcomeExpired:
+				expired.Add(1)
+			}
+		}},
 		Endpoints: []Endpoint{{Name: "slow", Subject: "t.slow", Handler: func(ctx context.Context, r Request) Response {
 			entered <- struct{}{}
 			<-release
@@ -133,8 +156,8 @@ func TestServiceBusyAndLate(t *testing.T) {
 	for range 4 {
 		wantCode(t, <-answers, CodeBusy)
 	}
-	if busy.Load() != 4 {
-		t.Fatalf("%d refused, want 4", busy.Load())
+	for busy.Load() < 4 && ctx.Err() == nil { // each is counted when it has been sent
+		time.Sleep(time.Millisecond)
 	}
 	time.Sleep(soon) // the service reckons from when it got the request, which was before it refused those behind it
 	close(release)
@@ -149,6 +172,12 @@ func TestServiceBusyAndLate(t *testing.T) {
 	}
 	if len(answers) > 0 {
 		t.Fatalf("an answer that is late: %v", <-answers)
+	}
+	for ended.Load() < 7 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if ended.Load() != 7 || busy.Load() != 4 || expired.Load() != 1 {
+		t.Errorf("of 7 requests %d ended, %d busy, %d expired", ended.Load(), busy.Load(), expired.Load())
 	}
 	past, cancel := context.WithDeadline(ctx, time.Now())
 	defer cancel()
@@ -168,6 +197,63 @@ func TestServiceBusyAndLate(t *testing.T) {
 	if _, err := client.Request(short, "t.silent", "", nil); !errors.Is(err, ErrTimeout) {
 		t.Fatal(err)
 	}
+}
+
+// TestServiceRefuses: what no handler sees is answered as the service was told to, and so is what does not fit into a message.
+func TestServiceRefuses(t *testing.T) {
+	t.Parallel()
+	server, client := pair(t)
+	ctx := ctxFor(t)
+	entered, release := make(chan struct{}, 10), make(chan struct{})
+	s := serve(t, server, ServiceConfig{
+		Workers: 1, QueueBytes: 100, MaxBody: 1000,
+		Refuse: func(r Request, code int, why string) Response {
+			return Response{ContentType: r.ContentType, Body: fmt.Appendf(nil, "%s %d %s", r.Subject, code, why), Code: code, Description: why, Outcome: "refused"}
+		},
+		Endpoints: []Endpoint{
+			{Name: "huge", Subject: "t.huge", Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
+			{Name: "slow", Subject: "t.slow", Handler: func(context.Context, Request) Response {
+				entered <- struct{}{}
+				<-release
+				return Response{}
+			}},
+		},
+	})
+	want := func(subject string, body []byte, header map[string][]string, code int, why string) {
+		t.Helper()
+		m := &nats.Msg{Subject: subject, Data: body, Header: header}
+		reply, err := client.nc.RequestMsgWithContext(ctx, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := fmt.Sprintf("%s %d %s", subject, code, why); !strings.HasPrefix(string(reply.Data), text) || reply.Header.Get(headerErrorCode) != fmt.Sprint(code) {
+			t.Errorf("%.100q %v, want %q", reply.Data, reply.Header, text)
+		}
+	}
+	want("t.huge", nil, nil, CodeInternal, "the answer has 1048576 bytes, more than ")
+	want("t.huge", make([]byte, 1001), nil, CodeTooLarge, "the request has 1001 bytes, more than 1000")
+	for _, bad := range []string{"soon", "0", "-1", "1.5", "2147483648"} {
+		want("t.huge", nil, map[string][]string{headerDeadline: {bad}}, CodeBad, `the header Kv-Deadline-Ms is "`+bad+`"`)
+	}
+	done := make(chan error, 2)
+	ask := func(body []byte) {
+		_, err := client.Request(ctx, "t.slow", "", body)
+		done <- err
+	}
+	go ask(nil)
+	<-entered
+	go ask(make([]byte, 200)) // one that is alone may be larger
+	for s.queued.Load() == 0 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	want("t.slow", []byte("x"), nil, CodeBusy, "all workers (1) are busy, and 0 MiB of requests wait for them")
+	close(release)
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	waitStats(t, client, `"data":{"errors":7,"outcomes":{"refused":7}}`)
 }
 
 // TestServiceDrains: while instances of a queue group come and go, no request is lost.

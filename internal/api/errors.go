@@ -1,0 +1,79 @@
+package api
+
+import (
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// The catalogue of errors is the same over NATS and HTTP; docs/errors.md lists it with what each means and what to do. A test holds the two together.
+
+// Code names a class of error for programs. Codes do not change.
+type Code string
+
+// The codes, with what a caller does next.
+const (
+	CodeMalformed         Code = "malformed"           // mend the request
+	CodeMissingModel      Code = "missing_model"       // name a model
+	CodeUnknownModel      Code = "unknown_model"       // no worker has announced it: check its name, or the workers
+	CodeUnknownWorker     Code = "unknown_worker"      // nobody has registered it here
+	CodeBlockSizeMismatch Code = "block_size_mismatch" // ask with the model's block size
+	CodeRegistered        Code = "already_registered"  // unregister it first
+	CodeBadTokens         Code = "bad_tokens"          // tokens are unsigned 32-bit numbers
+	CodeTooLarge          Code = "too_large"           // ask for less
+	CodeBusy              Code = "busy"                // ask again a little later, or another node
+	CodeNotReady          Code = "not_ready"           // the node is restoring or catching up
+	CodeBehind            Code = "behind"              // min_seq was not reached before the deadline
+	CodeUnknownOperation  Code = "unknown_operation"   // no such subject or path
+	CodeUnavailable       Code = "unavailable"         // NATS or its storage does not answer
+	CodeUnauthorized      Code = "unauthorized"        // bring the token
+	CodeForbidden         Code = "forbidden"           // a web page of another site may not ask, nor may one ask by a name that is not this host's
+	CodeWrongMethod       Code = "wrong_method"        // use the method that Allow names
+	CodeRequestTimeout    Code = "request_timeout"     // the body did not arrive in time: send it whole
+	CodeWrongContentType  Code = "wrong_content_type"  // say application/json or application/msgpack
+	CodeInternal          Code = "internal"            // our mistake
+)
+
+var httpStatus = map[Code]int{
+	CodeMalformed: 400, CodeMissingModel: 400, CodeBadTokens: 400, CodeUnauthorized: 401, CodeForbidden: 403, CodeUnknownModel: 404, CodeUnknownWorker: 404,
+	CodeUnknownOperation: 404,
+	CodeWrongMethod:      405, CodeRequestTimeout: 408, CodeBlockSizeMismatch: 409, CodeRegistered: 409,
+	CodeTooLarge: 413, CodeWrongContentType: 415, CodeBusy: 429,
+	CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeBehind: 504,
+}
+
+// HTTPStatus is the number that goes with the code in HTTP and in NATS service errors.
+func (c Code) HTTPStatus() int {
+	if s, ok := httpStatus[c]; ok {
+		return s
+	}
+	return 500
+}
+
+// Error is what a client gets in place of an answer.
+type Error struct {
+	Code    Code   `json:"code" msgpack:"code"`
+	Message string `json:"message" msgpack:"message"`
+
+	// Missing are partitions that could not be looked at: with unknown_model and block_size_mismatch those of the query that the verdict is not about, with not_ready
+	// those where the model's workers may be.
+	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
+}
+
+func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
+
+// Errorf makes an error for a client.
+func Errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// ErrorBody is how an error travels.
+type ErrorBody struct {
+	Error *Error `json:"error" msgpack:"error"`
+}
+
+// Body is an error as it travels in a content type.
+func (e *Error) Body(contentType string) []byte {
+	body, _ := Marshal(contentType, ErrorBody{Error: e}) // which has nothing that cannot be encoded
+	return body
+}

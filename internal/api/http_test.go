@@ -1,0 +1,124 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestHTTPRefuses: each refusal over HTTP is an error of the catalogue in the form of the request, and is counted.
+func TestHTTPRefuses(t *testing.T) {
+	var outcomes Outcomes
+	h := NewHTTP(HTTPConfig{
+		Handler: Handler{Indexer: &anything{}}, Ready: func() error { return nil }, Metrics: http.NotFoundHandler(),
+		Ended: func(op, outcome string) { outcomes.Count(OverHTTP, op, outcome) },
+	})
+	const query = `{"model":"m","tokens":[1]}`
+	packed, _ := Marshal(MsgPack, &Query{Model: "m", Tokens: Tokens{1}})
+	asked := 0
+	for _, c := range []struct {
+		method, path, contentType, deadline, body string
+		status                                    int
+		code                                      Code // empty: it is answered
+		want                                      string
+	}{
+		{"POST", "/v1/find", JSON, "", query, 200, "", `"model":"m"`},
+		{"POST", "/v1/find", "application/json; charset=utf-8", "1000", query, 200, "", `"model":"m"`},
+		{"POST", "/v1/find", "Application/JSON", "", query, 200, "", `"model":"m"`},
+		{"POST", "/v1/find", MsgPack, "", string(packed), 200, "", "\xa5model\xa1m"},
+		{"POST", "/v1/find", "application/x-msgpack", "", string(packed), 200, "", "\xa5model\xa1m"},
+		{"POST", "/v1/snapshot", "", "", "", 200, "", "snapshots"},
+		{"GET", "/v1/workers", "", "", "", 200, "", "workers"},
+		{"HEAD", "/v1/workers", "", "", "", 200, "", ""},
+		{"GET", "/v1/workers", JSON, "", "null", 200, "", "workers"},
+
+		{"GET", "/v1/find", "", "", "", 405, CodeWrongMethod, "/v1/find takes POST, not GET"},
+		{"OPTIONS", "/v1/find", "", "", "", 405, CodeWrongMethod, "takes POST"},
+		{"PUT", "/v1/workers", JSON, "", query, 405, CodeWrongMethod, "takes GET"},
+		{"POST", "/healthz", JSON, "", query, 405, CodeWrongMethod, "takes GET"},
+		{"GET", "/v1/nothing", "", "", "", 404, CodeUnknownOperation, "/v1/nothing"},
+		{"POST", "/v1/find", "", "", query, 415, CodeWrongContentType, `send the header "Content-Type: application/json"`},
+		{"POST", "/v1/find", "text/plain", "", query, 415, CodeWrongContentType, `"Content-Type: application/json"`},
+		{"POST", "/v1/find", "application/x-www-form-urlencoded", "", query, 415, CodeWrongContentType, "application/x-www-form-urlencoded"},
+		{"POST", "/v1/find", "multipart/form-data; boundary=x", "", query, 415, CodeWrongContentType, "multipart"},
+		{"POST", "/v1/find", ";;", "", query, 415, CodeWrongContentType, ";;"},
+		{"POST", "/v1/snapshot", "text/plain", "", "", 415, CodeWrongContentType, "text/plain"},
+		{"POST", "/v1/find", JSON, "soon", query, 400, CodeMalformed, "the header Kv-Deadline-Ms is soon, not a whole number"},
+		{"POST", "/v1/find", JSON, "0", query, 400, CodeMalformed, "Kv-Deadline-Ms is 0"},
+		{"POST", "/v1/find", JSON, "-5", query, 400, CodeMalformed, "Kv-Deadline-Ms is -5"},
+		{"POST", "/v1/find", MsgPack, "1.5", string(packed), 400, CodeMalformed, "Kv-Deadline-Ms is 1.5"},
+		{"POST", "/v1/find?model=m", JSON, "", query, 400, CodeMalformed, "takes no parameters in its URL, such as model"},
+		{"POST", "/v1/find", JSON, "", strings.Repeat(" ", MaxBody+1), 413, CodeTooLarge, "more than 8388608 bytes (8 MiB)"},
+		{"POST", "/v1/find", JSON, "", `{"model":"m","tokens":[1],"lora":"a"}`, 400, CodeMalformed, `did you mean "lora_name"?`},
+	} {
+		r, w := httptest.NewRequest(c.method, c.path, strings.NewReader(c.body)), httptest.NewRecorder()
+		if c.contentType != "" {
+			r.Header.Set("Content-Type", c.contentType)
+		}
+		if c.deadline != "" {
+			r.Header.Set("Kv-Deadline-Ms", c.deadline)
+		}
+		h.ServeHTTP(w, r)
+		asked++
+		form, _ := ContentType(c.contentType)
+		name := fmt.Sprintf("%s %s %q %.40s", c.method, c.path, c.contentType, c.body)
+		if w.Code != c.status || w.Header().Get("Content-Type") != form {
+			t.Errorf("%s: %d %q %.200q, want %d", name, w.Code, w.Header().Get("Content-Type"), w.Body, c.status)
+			continue
+		}
+		if c.code == "" {
+			if !bytes.Contains(w.Body.Bytes(), []byte(c.want)) {
+				t.Errorf("%s: %q, want %q", name, w.Body, c.want)
+			}
+			continue
+		}
+		var e ErrorBody
+		if err := Unmarshal(form, w.Body.Bytes(), &e); err != nil || e.Error == nil || e.Error.Code != c.code || !strings.Contains(e.Error.Message, c.want) {
+			t.Errorf("%s: %q, want %s with %q", name, w.Body, c.code, c.want)
+		}
+		if allow := w.Header().Get("Allow"); (allow != "") != (c.status == 405) {
+			t.Errorf("%s: Allow is %q", name, allow)
+		}
+	}
+	counted := 0
+	for _, n := range outcomes.Counts() {
+		counted += int(n.Count)
+	}
+	if counted != asked {
+		t.Errorf("%d of %d requests are counted: %v", counted, asked, outcomes.Counts())
+	}
+}
+
+// TestStalledBody: a body that does not come ends with 408, in words.
+func TestStalledBody(t *testing.T) {
+	ended := make(chan string, 1)
+	server := httptest.NewUnstartedServer(NewHTTP(HTTPConfig{
+		Handler: Handler{Indexer: &anything{}}, Ready: func() error { return nil }, Metrics: http.NotFoundHandler(), Ended: func(_, outcome string) { ended <- outcome },
+	}))
+	server.Config.ReadTimeout = 100 * time.Millisecond
+	server.Start()
+	defer server.Close()
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST /v1/find HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"mod")
+	conn.SetReadDeadline(time.Now().Add(2 * time.Minute))
+	text, err := io.ReadAll(conn)
+	_, body, _ := bytes.Cut(text, []byte("\r\n\r\n"))
+	var e ErrorBody
+	if !bytes.HasPrefix(text, []byte("HTTP/1.1 408 ")) || json.Unmarshal(body, &e) != nil || e.Error.Code != CodeRequestTimeout || !strings.Contains(e.Error.Message, "5 bytes came in time") {
+		t.Errorf("%q %v", text, err)
+	}
+	if outcome := <-ended; outcome != string(CodeRequestTimeout) {
+		t.Errorf("it is counted as %s", outcome)
+	}
+}

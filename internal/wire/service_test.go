@@ -1,0 +1,176 @@
+package wire
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// patience is how long anything may take on a machine that stands still now and then.
+const patience = 2 * time.Minute
+
+func connect(t *testing.T) *jetstream.Conn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{server.URL()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	return conn
+}
+
+// indexer answers every query, when it may.
+type indexer struct {
+	api.Indexer
+	gate chan struct{} // nil: at once
+}
+
+func (x *indexer) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	if x.gate != nil {
+		select {
+		case <-x.gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	a := &api.Answer{Model: q.Model, Blocks: len(q.Hashes), Complete: true, Workers: []api.Overlap{}, Partitions: []api.PartitionStatus{}}
+	if q.Model == "huge" {
+		a.Reason = api.Reason(strings.Repeat("x", 2<<20))
+	}
+	return a, nil
+}
+
+// TestEveryRequestIsAnsweredOrCounted asks 200 queries of 800 hashes at once of a node that has room for ten: each has an answer,
+// or an error that says busy, and the counts are those of the answers.
+func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
+	conn := connect(t)
+	x := &indexer{gate: make(chan struct{})}
+	outcomes := &api.Outcomes{}
+	service := NewService(conn, "default", api.Handler{Indexer: x}, ServiceConfig{Workers: 2, Queue: 8, Ended: outcomes.Count})
+	if err := service.Answer(); err != nil {
+		t.Fatal(err)
+	}
+	defer service.Stop(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	body, _ := json.Marshal(api.Query{Model: "m", Hashes: make(api.Hashes, 800)})
+	const asked = 200
+	got := map[string]uint64{}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for range asked {
+		all.Go(func() {
+			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), api.JSON, body)
+			outcome := api.OutcomeOK
+			var refused *jetstream.ServiceError
+			if errors.As(err, &refused) {
+				var e api.ErrorBody
+				if json.Unmarshal(reply.Body, &e) != nil || e.Error == nil || e.Error.Code.HTTPStatus() != refused.Code {
+					t.Errorf("%d %s has the body %q", refused.Code, refused.Description, reply.Body)
+					return
+				}
+				outcome = string(e.Error.Code)
+			} else if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			got[outcome]++
+			if outcome != api.OutcomeOK && got[outcome] == asked-10 { // what is left has its place
+				close(x.gate)
+			}
+			mu.Unlock()
+		})
+	}
+	all.Wait()
+	ok, busy := got["ok"], got["busy"]
+	if ok < 8 || busy < asked/2 || ok+busy != asked {
+		t.Fatalf("%v", got)
+	}
+	want := fmt.Sprint([]api.RequestCount{{Transport: "nats", Operation: "find", Outcome: "busy", Count: busy}, {Transport: "nats", Operation: "find", Outcome: "ok", Count: ok}})
+	for fmt.Sprint(outcomes.Counts()) != want { // they are counted when they have been sent
+		if ctx.Err() != nil {
+			t.Fatalf("%v, want %s", outcomes.Counts(), want)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if list := outcomes.Problems(time.Now()); len(list) != 1 || !strings.Contains(list[0], fmt.Sprint(busy, " requests were refused as busy")) || !strings.Contains(list[0], "--query-queue") {
+		t.Errorf("problems: %q", list)
+	}
+	stats, err := conn.Request(ctx, "$SRV.STATS.kvatlas-indexer", "", nil)
+	if err != nil || !strings.Contains(string(stats.Body), fmt.Sprintf(`"data":{"errors":%d,"outcomes":{"busy":%d,"ok":%d}}`, busy, busy, ok)) {
+		t.Errorf("%s %v", stats.Body, err)
+	}
+}
+
+// TestErrorsHaveBodies: what is refused before anybody looks at it says why in the form of the request, as every error does.
+func TestErrorsHaveBodies(t *testing.T) {
+	conn := connect(t)
+	outcomes := &api.Outcomes{}
+	service := NewService(conn, "default", api.Handler{Indexer: &indexer{}}, ServiceConfig{Workers: 2, Queue: 8, Ended: outcomes.Count})
+	if err := service.Answer(); err != nil {
+		t.Fatal(err)
+	}
+	defer service.Stop(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	huge := &api.Query{Model: "huge", Hashes: api.Hashes{}}
+	for _, form := range []string{api.JSON, api.MsgPack, "application/x-msgpack"} {
+		contentType, _ := api.ContentType(form)
+		answer, _ := api.Marshal(contentType, huge)
+		for _, c := range []struct {
+			body []byte
+			code api.Code
+			want string
+		}{
+			{make([]byte, MaxBody+1), api.CodeTooLarge, "the request has 900001 bytes, more than 900000, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes 8388608 (8 MiB)"},
+			{answer, api.CodeTooLarge, "the limit over NATS; ask for less"},
+			{nil, api.CodeMalformed, "empty"},
+		} {
+			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), form, c.body)
+			var refused *jetstream.ServiceError
+			var e api.ErrorBody
+			if !errors.As(err, &refused) || refused.Code != c.code.HTTPStatus() || reply.ContentType != contentType || api.Unmarshal(contentType, reply.Body, &e) != nil ||
+				e.Error == nil || e.Error.Code != c.code || !strings.Contains(e.Error.Message, c.want) {
+				t.Errorf("%s: %v with the body %q, want %s: %s", form, err, reply.Body, c.code, c.want)
+			}
+		}
+	}
+	reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), "text/plain", []byte(`{"model":"m","hashes":[]}`))
+	if err == nil || !strings.Contains(string(reply.Body), `"code":"wrong_content_type"`) {
+		t.Errorf("%s %v", reply.Body, err)
+	}
+	for code, want := range map[int]api.Code{
+		jetstream.CodeBad: api.CodeMalformed, jetstream.CodeTooLarge: api.CodeTooLarge, jetstream.CodeBusy: api.CodeBusy, jetstream.CodeStopping: api.CodeNotReady, jetstream.CodeInternal: api.CodeTooLarge,
+	} {
+		r := refuse(jetstream.Request{ContentType: api.MsgPack}, code, "why")
+		var e api.ErrorBody
+		if api.Unmarshal(api.MsgPack, r.Body, &e) != nil || e.Error == nil || e.Error.Code != want || r.Code != want.HTTPStatus() || r.Outcome != string(want) || !strings.HasPrefix(e.Error.Message, "why") {
+			t.Errorf("%d: %+v", code, r)
+		}
+	}
+	// Our own client reads them.
+	client := NewClient(conn, "default")
+	var failure *api.Error
+	if _, err := client.Find(ctx, huge); !errors.As(err, &failure) || failure.Code != api.CodeTooLarge {
+		t.Error(err)
+	}
+	if a, err := client.Find(ctx, &api.Query{Model: "m", Hashes: api.Hashes{}}); err != nil || !a.Complete {
+		t.Error(a, err)
+	}
+}
