@@ -21,6 +21,7 @@ import (
 
 // TestAskedAgain: clients' queries are answered though the node that has them in its hands is killed, and though the NATS server restarts under them.
 func TestAskedAgain(t *testing.T) {
+	t.Parallel()
 	const workers, blocks = 64, 64 // so many workers that each partition has some: awaitAnnounced wants it
 	addr, data := loopback.Reserve(t), filepath.Join(t.TempDir(), "data")
 	nats := func() *harness.Process {

@@ -16,6 +16,7 @@ import (
 // TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth example prints, in two namespaces: each
 // does its work, and sees nothing of the other.
 func TestPermissionsAreEnough(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
 	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--namespace", "blue", "--shim", "w1", "--keys", keys)

@@ -19,6 +19,7 @@ import (
 // stops reading, and then the engine drops; its memory stays bounded. When the server is back the rank is cleared, and that is said and
 // counted: it is credited with nothing that it does not hold, and soon with all.
 func TestNATSAwayForLong(t *testing.T) {
+	t.Parallel()
 	addr, conf := loopback.Reserve(t), filepath.Join(t.TempDir(), "nats.conf")
 	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n", addr, t.TempDir())
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {

@@ -10,6 +10,7 @@ import (
 
 // TestBenchCluster runs the benchmark of a cluster at its smallest: its answers are checked by itself, and it has to have measured everything.
 func TestBenchCluster(t *testing.T) {
+	t.Parallel()
 	out := harness.Run(t, "indexer", "bench", "cluster", "--workers", "6", "--blocks", "1024", "--queries", "100", "--json")
 	var r cluster.Report
 	if out.Code != 0 || json.Unmarshal([]byte(out.Stdout), &r) != nil {

@@ -25,6 +25,7 @@ import (
 // TestStoreInAnswersOfManyNodes: three nodes keep a third of the workers each, which share a store and load from it as each registered. Whichever node is asked says
 // what one node says that has all workers: of each worker, of the store, and of what each would load. So it is when a node is gone, but for its workers.
 func TestStoreInAnswersOfManyNodes(t *testing.T) {
+	t.Parallel()
 	const (
 		workers = 24
 		blocks  = 40 // of the longest prompt

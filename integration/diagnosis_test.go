@@ -19,6 +19,7 @@ import (
 
 // TestShimSaysWhatItSawAndWhatToDo runs the shim against what is no engine, or one that says nothing.
 func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	web := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(web.Close)
@@ -62,6 +63,7 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 		{"replay at another rank's events", engine.Endpoint(), []string{"--replay", harness.StartSimEngine(t).Endpoint()}, `PUB\" socket, a DEALER needs`, "this port belongs to the engine's event publisher, perhaps"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			p := harness.Start(t, "worker-shim", append([]string{"run", "--engine", c.endpoint, "--instance", fmt.Sprintf("w%d", i), "--model", "m", "--block-size", "16",
 				"--nats", x.NATS, "--silence", "100ms"}, c.args...)...)
 			p.WaitFor(regexp.QuoteMeta(c.do))
@@ -74,6 +76,7 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 
 // TestRanks shims the ranks of one worker in one process.
 func TestRanks(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	var engines []*enginesim.Engine
 	base := 0

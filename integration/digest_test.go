@@ -46,6 +46,7 @@ func digestOf(t *testing.T, path string, writers int) (r bench.Report) {
 
 // TestDigests has the index answer what the twin answers on the beginnings of all named corpora.
 func TestDigests(t *testing.T) {
+	t.Parallel()
 	for _, n := range corpus.TheNamed() {
 		t.Run(n.Name, func(t *testing.T) {
 			path := makeCorpus(t, n, false)
@@ -61,6 +62,7 @@ func TestDigests(t *testing.T) {
 
 // TestWholeDigests compares with the digests that are known for the named corpora.
 func TestWholeDigests(t *testing.T) {
+	t.Parallel()
 	if !*wholeCorpora {
 		t.Log("the corpora in full run with -whole")
 		return

@@ -34,6 +34,7 @@ func simulated(t *testing.T, endpoint, replay string) *harness.Process {
 
 // TestEngineIsKilled kills an engine beside a shim that lives: it is credited with nothing, though its lease goes on, until it is back.
 func TestEngineIsKilled(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	endpoint, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
 	engine := simulated(t, endpoint, replay)
@@ -104,6 +105,7 @@ func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState)
 // TestShimIsCatchingUp has a shim whose engine's replay socket takes the question and is in no hurry to answer: until it has, answers, the list of workers and
 // /readyz say that the shim is catching up.
 func TestShimIsCatchingUp(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	engine := harness.StartSimEngine(t)
 	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
@@ -150,6 +152,7 @@ func TestShimIsCatchingUp(t *testing.T) {
 // TestEngineHangs stops an engine's process. That proves nothing: it is said, with advice, and its blocks stay, unless --engine-gone-after has passed; and when it
 // goes on all of it is known again, since it is the same life.
 func TestEngineHangs(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	endpoint, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
 	engine := simulated(t, endpoint, replay)

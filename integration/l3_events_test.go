@@ -20,6 +20,7 @@ import (
 // TestStoreEvents goes the whole way of a store's event stream: a master publishes, worker-shim passes it on, the indexer answers from the set
 // even where the master answers no question, and asks the master again where the stream has lost something, begun anew or ended.
 func TestStoreEvents(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
 	defer cancel()
 	master, err := mastersim.Start(loopback.Reserve(t))

@@ -16,6 +16,7 @@ import (
 // is credited by what it registered itself. Registrations that contradict each other, or the index, are named in the answer until they are gone, and
 // an indexer's own file stands over them.
 func TestRegisteredStore(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	of := func(change func(*hicache.SGLang)) hicache.Config {
 		c := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}

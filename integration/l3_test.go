@@ -15,6 +15,7 @@ import (
 // TestSharedFolderInAnswers goes the whole way with the folder of SGLang's file backend: what lies there beyond a worker's own prefix is
 // in the answer, by the engine's rules, and what stands in the way is named.
 func TestSharedFolderInAnswers(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	config := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
 	wrong := config

@@ -41,6 +41,7 @@ func routerLine(t testing.TB, instance string, rank events.Rank, id events.Event
 // TestLines has an engine of no known kind tell what it holds in lines, on a Unix socket: two workers on one connection, bad lines between,
 // a restarted shim that goes on, a gap that clears, and a beginning anew.
 func TestLines(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	socket := filepath.Join(t.TempDir(), "lines")
 	launch := func() (*harness.Process, net.Conn) {
@@ -152,6 +153,7 @@ func connectNATS(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 
 // TestDynamoOverNATS has Dynamo's form of events published over NATS: as MessagePack in its envelope, and as JSON.
 func TestDynamoOverNATS(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	p := harness.Start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.NATS)
 	conn := connectNATS(t, "nats://"+x.NATS)
@@ -167,6 +169,7 @@ func TestDynamoOverNATS(t *testing.T) {
 
 // TestDynamosOwnServer hears a Dynamo fleet on a NATS server of its own, which has no JetStream and wants TLS and to know who comes: by password, and by nkey.
 func TestDynamosOwnServer(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	dir := t.TempDir()
 	cert, key := writeCertificate(t, dir)

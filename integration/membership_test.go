@@ -15,6 +15,7 @@ import (
 // TestMembership runs three indexers on one NATS server, which they wait for: they share the partitions; a second one under a name that lives is
 // refused; one that is told to end hands over first; and all replicas hold the same while events flow.
 func TestMembership(t *testing.T) {
+	t.Parallel()
 	nats := loopback.Reserve(t)
 	serve := func(name string, more ...string) *harness.Process {
 		return harness.Start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", name, "--replication", "2", "--partitions", "8", "--http-listen", ""}, more...)...)

@@ -26,6 +26,7 @@ func checksums(t testing.TB, nats, args string) (list []string) {
 
 // TestOperator looks after two workers as an operator would: checksums, snapshots, a dump that is loaded elsewhere, a resync.
 func TestOperator(t *testing.T) {
+	t.Parallel()
 	data := t.TempDir()
 	const rarely = "1h" // snapshots are written when they are asked for, and at the end
 	x := harness.StartIndexer(t, data, "", "--snapshot-interval", rarely)
@@ -173,6 +174,7 @@ func TestOperator(t *testing.T) {
 // TestTwoShimsForOneRank starts a second shim by mistake: it says whose the rank is and ends, and the first goes on. After the first was
 // killed the second may be started.
 func TestTwoShimsForOneRank(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	e := harness.StartSimEngine(t)
 	first := harness.StartSimShim(t, e, x.NATS, "w1")
@@ -200,6 +202,7 @@ func TestTwoShimsForOneRank(t *testing.T) {
 // TestForget says for a worker that is gone that it holds nothing: not while its shim lives, unless by force; then once. If it comes back
 // it begins anew.
 func TestForget(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "since start: nothing\n") {
 		t.Errorf("the status of an indexer that knows nobody: %+v", r)
@@ -258,6 +261,7 @@ func TestForget(t *testing.T) {
 // TestNoRoom lets the NATS server's storage fill up: the shim's events wait, which it says at a bounded rate; status and metrics say
 // why; with room again all goes on, with nothing restarted and nothing lost.
 func TestNoRoom(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--store-bytes", "16777216", "--log-bytes", "1048576", "--log-age", "2h", "--snapshot-bytes", "8388608", "--snapshot-interval", "1h")
 	e := harness.StartSimEngine(t)
 	shim := harness.StartSimShim(t, e, x.NATS, "w1", "--log-repeat", "1s")

@@ -15,6 +15,7 @@ import (
 
 // TestFlagsThatMakeNoSense end the program with status 2 and one line that says which flag and why.
 func TestFlagsThatMakeNoSense(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		command string
 		want    string
@@ -86,6 +87,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 
 // TestServeSaysWhyItCannot starts an indexer where it cannot run: a folder or a port in use, a server without JetStream, nobody there.
 func TestServeSaysWhyItCannot(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -130,6 +132,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 
 // TestExternalServer runs an indexer and the demonstration's events on a standalone NATS server.
 func TestExternalServer(t *testing.T) {
+	t.Parallel()
 	addr := loopback.Reserve(t)
 	harness.Start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(addr, ":")[1], "-js", "-sd", t.TempDir()).WaitFor("Server is ready")
 	x := harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--namespace", "prod")
@@ -147,6 +150,7 @@ func TestExternalServer(t *testing.T) {
 
 // TestDemo runs the demonstration as a user would, and holds its result to what it promises.
 func TestDemo(t *testing.T) {
+	t.Parallel()
 	r := harness.Run(t, "indexer", "demo", "--requests", "80", "--capacity", "2000", "--json")
 	var d map[string]any
 	if err := json.Unmarshal([]byte(r.Stdout), &d); err != nil || r.Code != 0 {
@@ -179,6 +183,7 @@ func TestDemo(t *testing.T) {
 
 // TestDemoShortPrompts serves traces in which a prompt, or each, is shorter than a block.
 func TestDemoShortPrompts(t *testing.T) {
+	t.Parallel()
 	const long, short = `{"timestamp":0,"input_length":1024,"output_length":20,"hash_ids":[1,2]}`, `{"timestamp":0,"input_length":13,"output_length":2,"hash_ids":[3]}`
 	for name, lines := range map[string][]string{"one": {long, short, long, short}, "all": {short, short}} {
 		t.Run(name, func(t *testing.T) {
@@ -196,6 +201,7 @@ func TestDemoShortPrompts(t *testing.T) {
 
 // TestDemoL3 runs the demonstration with the shared store that is built in.
 func TestDemoL3(t *testing.T) {
+	t.Parallel()
 	harness.DemoWithStore(t, "built-in", nil, "--requests", "60", "--capacity", "2000")
 	if r := harness.Run(t, "indexer", "demo", "--l3", "--requests", "4", "--l3-python", "/nonexistent"); r.Code != 1 || !strings.Contains(r.Stderr, "/nonexistent") {
 		t.Errorf("no such interpreter: %+v", r)

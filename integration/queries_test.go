@@ -13,6 +13,7 @@ import (
 
 // TestQueriesThatCannotBeAnswered asks what has no answer: each gets a code and a sentence.
 func TestQueriesThatCannotBeAnswered(t *testing.T) {
+	t.Parallel()
 	engine := harness.StartSimEngine(t)
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	if _, failure := x.Query(t, "--model", "m", "--hashes", "1"); failure == nil || failure.Code != api.CodeUnknownModel || !strings.Contains(failure.Message, "nor any other") {
@@ -97,6 +98,7 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 
 // TestBlockSizesDisagree starts a second worker of a model with blocks of another size: its shim refuses, naming both.
 func TestBlockSizesDisagree(t *testing.T) {
+	t.Parallel()
 	engine := harness.StartSimEngine(t)
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	shim := harness.StartSimShim(t, engine, x.NATS, "w1")

@@ -82,6 +82,7 @@ func TestAskingWithoutQuorum(t *testing.T) {
 
 // TestAskingWithoutJetStream asks from an account that has no JetStream, and takes the indexer's service from another account that has.
 func TestAskingWithoutJetStream(t *testing.T) {
+	t.Parallel()
 	addr, config := loopback.Reserve(t), filepath.Join(t.TempDir(), "nats.conf")
 	text := fmt.Sprintf(`listen: %q
 jetstream { store_dir: %q }

@@ -14,6 +14,7 @@ import (
 // TestLease: a shim that comes back in time takes up where it was; one that does not is cleared, once, though two indexers watch; and one that was only
 // paused finds out and says again what its engine holds.
 func TestLease(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	second := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0", "--node-id", "second")
 	second.WaitFor("msg=ready")

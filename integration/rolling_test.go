@@ -23,6 +23,7 @@ var (
 // TestRollingRestart restarts three nodes, one after the other, as an upgrade would, while clients ask at a rate: no query fails, and no answer lacks
 // anything or is wrong.
 func TestRollingRestart(t *testing.T) {
+	t.Parallel()
 	const (
 		workers = 32
 		block   = 4

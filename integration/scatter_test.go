@@ -45,6 +45,7 @@ func (h *holder) depth(prompt []uint32) (n uint32) {
 // TestAnyNodeAnswersForAll runs three nodes, each of which keeps a part, as users with the least rights. Whichever is asked, over NATS or HTTP, the answer is
 // the twin's; so it stays when one is killed while it is asked: answers may lack something, and say so, until the others have taken what it had.
 func TestAnyNodeAnswersForAll(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
 	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys)

@@ -10,6 +10,7 @@ import (
 
 // TestSimulatedEngine runs the three programs as someone would who tries kvatlas without a GPU, and probes the indexer.
 func TestSimulatedEngine(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--rate", "50", "--block-size", "64")
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)

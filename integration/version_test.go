@@ -16,6 +16,7 @@ import (
 
 // TestOneVersion asks both programs, a node's status, its NATS service, the changes and the pages for the version: all say the same.
 func TestOneVersion(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "CHANGELOG.md"))
 	if err != nil {
 		t.Fatal(err)

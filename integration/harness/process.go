@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,8 +34,14 @@ var programs struct {
 	err error
 }
 
+// atATime is how many tests of a package run at the same time unless -parallel says otherwise: they wait for programs much more than they compute.
+const atATime = "6"
+
 // Main runs the tests of a package that starts programs, and removes what was built for them. TestMain calls it.
 func Main(m *testing.M) {
+	if err := flag.Set("test.parallel", atATime); err != nil {
+		panic(err)
+	}
 	status := m.Run()
 	if programs.dir != "" {
 		os.RemoveAll(programs.dir)
@@ -45,6 +53,9 @@ func Main(m *testing.M) {
 func Program(t testing.TB, name string) string {
 	t.Helper()
 	programs.Do(func() {
+		if programs.err = dependOnSources(); programs.err != nil {
+			return
+		}
 		if programs.dir, programs.err = os.MkdirTemp("", "kvatlas-programs-"); programs.err != nil {
 			return
 		}
@@ -66,6 +77,27 @@ func Program(t testing.TB, name string) string {
 		}
 	}
 	return filepath.Join(programs.dir, name)
+}
+
+// dependOnSources reads every folder that our programs are built from. go test repeats the result of an earlier run while what the test opened is as it
+// was; that a program was built is no business of its.
+func dependOnSources() error {
+	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return fmt.Errorf("go env GOMOD: %w", err)
+	}
+	root := filepath.Dir(strings.TrimSpace(string(gomod)))
+	for _, dir := range []string{"cmd", "internal", "pkg"} {
+		if err := filepath.WalkDir(filepath.Join(root, dir), func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
+			return err
+		}
+	}
+	for _, file := range []string{"go.mod", "go.sum"} {
+		if _, err := os.Stat(filepath.Join(root, file)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Process is a program that runs, and what it has said on standard error.

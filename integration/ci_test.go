@@ -1,0 +1,92 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// commands are the lines of a shell script, or of a part of a Markdown text, that are commands by themselves.
+func commands(text, before string) (list []string) {
+	for line := range strings.Lines(text) {
+		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), before); ok && command != "" && command[0] != '#' && command[0] != ' ' {
+			list = append(list, command)
+		}
+	}
+	return list
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestWhatUsersRunIsTested: before a change lands, CI runs the commands of README's part on tests as they stand there, the race detector, which compiles
+// other code, and the linter, each of them whatever the others need.
+func TestWhatUsersRunIsTested(t *testing.T) {
+	_, part, found := strings.Cut(readFile(t, "../README.md"), "\n## Test it\n")
+	part, _, _ = strings.Cut(part, "\n## ")
+	wanted := commands(part, "    ")
+	if !found || !slices.Contains(wanted, "go test ./...") || !slices.Contains(wanted, "make judges") {
+		t.Fatalf("README's part on tests has the commands %q", wanted)
+	}
+	script := readFile(t, "../.ci/run")
+	run := commands(script, "")
+	for _, command := range append(wanted, "make lint") {
+		if !slices.Contains(run, command) {
+			t.Errorf(".ci/run has no line %q", command)
+		}
+	}
+	race := regexp.MustCompile(`^go test -race (-timeout \w+ )?\./\.\.\.$`)
+	if !slices.ContainsFunc(run, race.MatchString) {
+		t.Errorf(".ci/run does not run the race detector over everything:\n%s", script)
+	}
+	if !slices.Contains(run, "set -euo pipefail") {
+		t.Error(".ci/run goes on after a command that fails")
+	}
+}
+
+// TestJudgesRunAll: make judges fetches first, and then runs every package that has tests with the build tag judges.
+func TestJudgesRunAll(t *testing.T) {
+	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\njudges:")
+	rule, _, _ = strings.Cut(rule, "\n\n")
+	run := commands(rule, "\t")
+	if len(run) != 2 || run[0] != "go run ./integration/judges/fetch" || !strings.HasPrefix(run[1], "go test -tags judges ") {
+		t.Fatalf("make judges runs %q", run)
+	}
+	list := func(args ...string) (packages []string) {
+		cmd := exec.Command("go", append([]string{"list"}, args...)...)
+		cmd.Dir = ".."
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("go list %q: %v", args, err)
+		}
+		return strings.Fields(string(out))
+	}
+	var patterns []string
+	for _, word := range strings.Fields(run[1]) {
+		if strings.HasPrefix(word, "./") {
+			patterns = append(patterns, word)
+		}
+	}
+	tested := list(patterns...)
+	const files = `{{$p := .ImportPath}}{{range .TestGoFiles}}{{$p}}:{{.}} {{end}}{{range .XTestGoFiles}}{{$p}}:{{.}} {{end}}`
+	plain, judges := list("-f", files, "./..."), 0
+	for _, file := range list("-tags", "judges", "-f", files, "./...") {
+		if pkg, _, _ := strings.Cut(file, ":"); !slices.Contains(plain, file) {
+			if judges++; !slices.Contains(tested, pkg) {
+				t.Errorf("make judges does not run %s", file)
+			}
+		}
+	}
+	if judges < 20 {
+		t.Errorf("only %d files have the tag", judges)
+	}
+}
