@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"encoding/json"
 	"net"
 	"net/http"
 	"strconv"
@@ -124,9 +123,8 @@ func TestStoreEvents(t *testing.T) {
 	}
 	master.Put(keys(prompt).Keys...)
 	until("another shim goes on", prompt, holds(pages))
-	var s api.Status
-	if r := harness.Run(t, "indexer", "status", "--json", "--nats", x.NATS); r.Code != 0 || json.Unmarshal([]byte(r.Stdout), &s) != nil || len(s.L3) != 1 || s.L3[0].Store != address || s.L3[0].Questions == 0 || s.L3[0].Failed == 0 || s.L3[0].Set == nil || s.L3[0].Set.Gaps < 2 || s.L3[0].Set.Answered == 0 {
-		t.Errorf("status: %+v, %s", r, r.Stdout)
+	if s := harness.Status(t, x.NATS); len(s.L3) != 1 || s.L3[0].Store != address || s.L3[0].Questions == 0 || s.L3[0].Failed == 0 || s.L3[0].Set == nil || s.L3[0].Set.Gaps < 2 || s.L3[0].Set.Answered == 0 {
+		t.Errorf("status: %+v", s)
 	}
 
 	for _, c := range []struct{ args, says string }{

@@ -166,7 +166,7 @@ func TestOperator(t *testing.T) {
 	x = harness.StartIndexer(t, data, x.NATS, "--snapshot-interval", rarely)
 	x.WaitFor(`snapshot passed over.*reason=unreadable`)
 	all()
-	if s := harness.IndexerJSON[api.Status](t, x.NATS, "status"); s.Snapshots.Rejected["unreadable"] != 4 {
+	if s := harness.Status(t, x.NATS); s.Snapshots.Rejected["unreadable"] != 4 {
 		t.Errorf("counted %+v", s.Snapshots)
 	}
 }
@@ -303,7 +303,7 @@ func TestNoRoom(t *testing.T) {
 	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
 	shim.WaitFor(`the log does not take events; they wait.*no room`)
 	x.WaitFor(`filling up: the storage of the NATS server`)
-	s := harness.IndexerJSON[api.Status](t, x.NATS, "status")
+	s := harness.Status(t, x.NATS)
 	if !strings.Contains(strings.Join(s.Problems, "\n"), "the storage of the NATS server is") || s.Store.Limit != 16777216 {
 		t.Errorf("status %+v", s)
 	}

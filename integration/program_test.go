@@ -137,13 +137,8 @@ func TestExternalServer(t *testing.T) {
 	harness.Start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(addr, ":")[1], "-js", "-sd", t.TempDir()).WaitFor("Server is ready")
 	x := harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--namespace", "prod")
 	x.WaitFor("msg=ready")
-	r := harness.Run(t, "indexer", "status", "--nats", addr, "--namespace", "prod", "--json")
-	var status struct {
-		Ready      bool
-		Partitions []struct{ State string }
-	}
-	if err := json.Unmarshal([]byte(r.Stdout), &status); err != nil || !status.Ready || len(status.Partitions) != 8 || status.Partitions[7].State != "serving" {
-		t.Fatalf("%+v: %v", r, err)
+	if s := harness.Status(t, addr, "--namespace", "prod"); !s.Ready || len(s.Partitions) != 8 || s.Partitions[7].State != "serving" {
+		t.Fatalf("%+v", s)
 	}
 	x.Stop()
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/api"
 )
 
 // TestLease: a shim that comes back in time takes up where it was; one that does not is cleared, once, though two indexers watch; and one that was only
@@ -53,7 +52,7 @@ func TestLease(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "w1", 0)
 	paused.Cmd.Process.Signal(syscall.SIGSTOP)
 	// Each lease expires once, unless a shim stood still before, and says so.
-	ended := func() uint64 { return harness.IndexerJSON[api.Status](t, x.NATS, "status").Events["ended"] }
+	ended := func() uint64 { return harness.Status(t, x.NATS).Events["ended"] }
 	early := uint64(strings.Count(shim.Said()+paused.Said(), expired))
 	harness.Eventually(t, "both workers are cleared", func() (bool, string) {
 		n := ended()

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -49,9 +48,8 @@ func TestOneVersion(t *testing.T) {
 		}
 	}
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	var status api.Status
-	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS, "--json"); json.Unmarshal([]byte(r.Stdout), &status) != nil || status.Version != want {
-		t.Errorf("the status says %q: %+v", status.Version, r)
+	if status := harness.Status(t, x.NATS); status.Version != want {
+		t.Errorf("the status says %q", status.Version)
 	}
 	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{"nats://" + x.NATS}, Core: true})
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -297,111 +296,4 @@ func printWorkers(w io.Writer, list *api.WorkerList) error {
 			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now()), engineStands(&k, time.Now())}
 	}
 	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK", "EXTERNAL", "PARKED", "EVENTS", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE"}, rows)
-}
-
-func statusCommand() *cobra.Command {
-	verify := false
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show how the indexer is doing",
-		Long: `Show how the indexer is doing: where several nodes share the partitions, the one that answers. With --verify each partition has a checksum of all
-that its ranks hold, as of the place in the log in column APPLIED: two indexers at the same place have the same, and so has one before and after
-a restart. All nodes are asked then, and the checksums of each partition's replicas compared at one place; exit status 1 if any differ.`,
-	}
-	a := askingFlags(cmd)
-	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too, and compare those of all nodes")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var s *api.Status
-		err := a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
-			var err error
-			if verify {
-				s, err = c.Verify(ctx, nil)
-			} else {
-				s, err = c.Status(ctx)
-			}
-			if err != nil {
-				return nil, nil, err
-			}
-			return s, func(w io.Writer) error { return printStatus(w, s) }, nil
-		})
-		if err != nil {
-			return err
-		}
-		return differing(s.Replicas)
-	}
-	return cmd
-}
-
-func printStatus(w io.Writer, s *api.Status) error {
-	ready := "ready"
-	if !s.Ready {
-		ready = "NOT READY"
-	}
-	fmt.Fprintf(w, "node %s (%s), namespace %s: %s, up %s\n", s.Node, s.Version, s.Namespace, ready, time.Since(s.Since).Round(time.Second))
-	for _, p := range s.Problems {
-		fmt.Fprintln(w, "problem:", p)
-	}
-	b := s.Index.Blocks
-	fmt.Fprintf(w, "index: %d blocks held on device, %d host, %d disk, %d external; %d distinct; %s\n",
-		b.Device, b.Host, b.Disk, b.External, s.Index.Distinct, cli.Bytes(s.Index.Bytes))
-	for _, m := range s.Models {
-		fmt.Fprintf(w, "model %s: blocks of %d tokens, %d ranks\n", m.Model, m.BlockSize, m.Ranks)
-	}
-	var outcomes []string
-	for name, n := range s.Events {
-		if n > 0 {
-			outcomes = append(outcomes, fmt.Sprintf("%s %d", name, n))
-		}
-	}
-	slices.Sort(outcomes)
-	if len(outcomes) == 0 {
-		outcomes = []string{"nothing"}
-	}
-	fmt.Fprintf(w, "since start: %s\n", strings.Join(outcomes, ", "))
-	if k := s.Snapshots; k.Written+k.Failed > 0 || len(k.Rejected) > 0 {
-		fmt.Fprintf(w, "snapshots since start: %d written, %d failed", k.Written, k.Failed)
-		for _, reason := range slices.Sorted(maps.Keys(k.Rejected)) {
-			fmt.Fprintf(w, ", %d rejected (%s)", k.Rejected[reason], reason)
-		}
-		fmt.Fprintln(w)
-	}
-	fmt.Fprintf(w, "storage: %s; snapshots: %s\n", used(s.Store), used(s.SnapshotBucket))
-	for _, x := range s.L3 {
-		how := "asked"
-		if x.Down != "" {
-			how = "not asked (" + x.Down + ")"
-		}
-		if x.Set != nil && x.Set.Whole {
-			how += fmt.Sprintf(", %d objects known from its events", x.Set.Objects)
-		}
-		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed\n", x.Store, how, x.Questions, x.Failed)
-	}
-	fmt.Fprintln(w)
-	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN", "WRITER"}
-	rows := make([][]any, len(s.Partitions))
-	for i, p := range s.Partitions {
-		age := "never"
-		if !p.SnapshotTime.IsZero() {
-			age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
-		}
-		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, staleAge(p.StaleMS), used(p.Log), p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age, p.Writer}
-		if p.Checksum != "" {
-			rows[i] = append(rows[i], p.Checksum)
-		}
-	}
-	if len(s.Partitions) > 0 && s.Partitions[0].Checksum != "" {
-		heading = append(heading, "CHECKSUM")
-	}
-	if err := cli.Table(w, heading, rows); err != nil || len(s.Replicas) == 0 {
-		return err
-	}
-	return printReplicas(w, s.Replicas)
-}
-
-// used writes how full something is.
-func used(u api.Usage) string {
-	if u.Limit <= 0 {
-		return cli.Bytes(u.Bytes)
-	}
-	return fmt.Sprintf("%s of %s", cli.Bytes(u.Bytes), cli.Bytes(u.Limit))
 }

@@ -219,6 +219,9 @@ func printCluster(w io.Writer, c *api.ClusterStatus) error {
 		}
 		rows[i] = []any{n.Node, n.Build, len(n.Ready), ranges(n.Ready), ranges(n.Behind), ranges(n.Releasing), strings.Join(state, ", ")}
 	}
+	for _, name := range c.Gone {
+		rows = append(rows, []any{name, "", "", "", "", "", "gone"})
+	}
 	if err := cli.Table(w, []string{"NODE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""}, rows); err != nil {
 		return err
 	}

@@ -78,7 +78,7 @@ holds_all() {
   echo "$answer"
   grep -q '"complete": true' <<<"$answer" && [ "$(grep -c '"device": 32' <<<"$answer")" = 2 ]
 }
-applied() { ask "$1" status --json | sed -n 's/.*"blocks_applied": \([0-9]*\).*/\1/p'; }
+applied() { { ask "$1" status --node "$1" --json || true; } | sed -n 's/.*"blocks_applied": \([0-9]*\).*/\1/p'; }
 grows() {
   local before=$2 now
   now=$(applied "$1") && echo "$now" && [ -n "$now" ] && [ "$now" -gt "$before" ]

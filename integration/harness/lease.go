@@ -16,7 +16,7 @@ func WaitLease(t testing.TB, x *Indexer, worker string, want bool) (w api.Worker
 				return w
 			}
 		}
-		if !want && IndexerJSON[api.Status](t, x.NATS, "status").Events["ended"] > 0 {
+		if !want && Status(t, x.NATS).Events["ended"] > 0 {
 			return api.WorkerInfo{}
 		}
 	}

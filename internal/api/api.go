@@ -22,7 +22,7 @@ const (
 const (
 	OpFind     = "find"     // Query → Answer
 	OpWorkers  = "workers"  // WorkersRequest, or nothing → WorkerList
-	OpStatus   = "status"   // → Status
+	OpStatus   = "status"   // StatusRequest, or nothing → Status
 	OpVerify   = "verify"   // → Status, with checksums, and in a cluster with those of all nodes
 	OpSnapshot = "snapshot" // → SnapshotList, after every partition's snapshot is written, by whichever node
 )
@@ -517,6 +517,11 @@ type PartitionDetail struct {
 	Writer       string           `json:"writer,omitempty" msgpack:"writer,omitempty"`     // the node that writes its snapshots; none: nobody that is known
 }
 
+// StatusRequest says whose status is wanted.
+type StatusRequest struct {
+	Node string `json:"node,omitempty" msgpack:"node,omitempty"` // empty: whoever answers
+}
+
 // VerifyRequest says at which places in the log checksums are wanted, so that those of several nodes can be compared.
 type VerifyRequest struct {
 	At []PartitionSeq `json:"at,omitempty" msgpack:"at,omitempty"`
@@ -542,6 +547,10 @@ type ClusterStatus struct {
 	Nodes    []NodeStatus       `json:"nodes" msgpack:"nodes"`                           // by name
 	Short    []events.Partition `json:"short,omitempty" msgpack:"short,omitempty"`       // fewer nodes than that are ready
 	Unserved []events.Partition `json:"unserved,omitempty" msgpack:"unserved,omitempty"` // nobody serves them
+
+	// Gone are nodes that are not among Nodes any more: they are dead, or cut off from NATS. Those that were told to end are not listed, and none
+	// is for longer than ten minutes.
+	Gone []string `json:"gone,omitempty" msgpack:"gone,omitempty"`
 }
 
 // NodeStatus is what a node announces of itself.
@@ -621,6 +630,7 @@ type Indexer interface {
 	Find(ctx context.Context, q *Query) (*Answer, error)
 	Workers(ctx context.Context, r WorkersRequest) (*WorkerList, error)
 	Status(ctx context.Context) (*Status, error)
+	StatusOf(ctx context.Context, node string) (*Status, error) // of this node or another
 	Verify(ctx context.Context, at []PartitionSeq) (*Status, error)
 	Snapshot(ctx context.Context) (*SnapshotList, error)
 }

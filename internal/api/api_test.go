@@ -21,7 +21,10 @@ func (e *echo) Find(_ context.Context, q *Query) (*Answer, error) {
 func (*echo) Workers(context.Context, WorkersRequest) (*WorkerList, error) {
 	return &WorkerList{}, nil
 }
-func (*echo) Status(context.Context) (*Status, error)                 { return nil, errors.New("disk on fire") }
+func (*echo) Status(context.Context) (*Status, error) { return nil, errors.New("disk on fire") }
+func (*echo) StatusOf(_ context.Context, node string) (*Status, error) {
+	return &Status{Node: node}, nil
+}
 func (*echo) Verify(context.Context, []PartitionSeq) (*Status, error) { return &Status{}, nil }
 func (*echo) Snapshot(context.Context) (*SnapshotList, error) {
 	return nil, Errorf(CodeNotReady, "restoring")

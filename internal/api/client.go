@@ -32,9 +32,18 @@ func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
 	}
 }
 
-// Status asks how the node is doing.
+// Status asks how the node is doing that answers.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return call[Status](ctx, c, OpStatus, nil)
+}
+
+// StatusOf asks how one node is doing, by way of whichever takes the request.
+func (c *Client) StatusOf(ctx context.Context, node string) (*Status, error) {
+	s, err := call[Status](ctx, c, OpStatus, &StatusRequest{Node: node})
+	if err == nil && s.Node != node {
+		return nil, Errorf(CodeUnavailable, "node %s answered, whose version does not ask others: %s", s.Node, s.Version)
+	}
+	return s, err
 }
 
 // Verify asks how the node is doing, with a checksum of each partition; of those in at, at that place in the log if the node has not passed it.

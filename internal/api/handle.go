@@ -116,12 +116,20 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 			}
 		}
 		return h.Indexer.Verify(ctx, v.At)
-	case OpStatus, OpSnapshot:
+	case OpStatus:
+		var s StatusRequest
+		if len(body) > 0 {
+			if err := readRequest(contentType, body, h.Unknown, func(r *reader) error { return readStatusRequest(r, &s) }); err != nil {
+				return nil, err
+			}
+		}
+		if s.Node != "" {
+			return h.Indexer.StatusOf(ctx, s.Node)
+		}
+		return h.Indexer.Status(ctx)
+	case OpSnapshot:
 		if err := readNothing(contentType, body, h.Unknown); err != nil {
 			return nil, err
-		}
-		if op == OpStatus {
-			return h.Indexer.Status(ctx)
 		}
 		return h.Indexer.Snapshot(ctx)
 	}

@@ -219,6 +219,7 @@ var (
 	placeFields   = []string{"partition", "seq"}
 	workersFields = []string{"after", "limit"}
 	rankFields    = []string{"instance", "rank"}
+	statusFields  = []string{"node"}
 	verifyFields  = []string{"at"}
 )
 
@@ -322,6 +323,15 @@ func readWorkersRequest(r *reader, w *WorkersRequest) error {
 			return r.uint32("after."+field, (*uint32)(&w.After.Rank))
 		})
 	})
+}
+
+// readStatusRequest reads whose status is wanted.
+func readStatusRequest(r *reader, s *StatusRequest) error {
+	if r.kind() == kindNull {
+		r.null()
+		return nil
+	}
+	return r.fields("the request", statusFields, func(field string) error { return r.string(field, &s.Node) })
 }
 
 // readVerifyRequest reads where checksums are wanted.

@@ -118,7 +118,10 @@ func TestRefusedByName(t *testing.T) {
 		{OpWorkers, `{"limit":-3}`, `limit is -3, not a number of workers`},
 		{OpWorkers, `{"after":{"instance":"a","rank":"b"}}`, `after.rank is "b"`},
 		{OpVerify, `{"at":[{"partition":1,"seq":-2}]}`, `at[0].seq is -2`},
-		{OpStatus, `{"node":"a"}`, `there is no field "node": nothing may be said there`},
+		{OpStatus, `{"nodes":"a"}`, `there is no field "nodes"; did you mean "node"?`},
+		{OpStatus, `{"node":"a"}`, ``},
+		{OpStatus, `{"node":1}`, `node`},
+		{OpSnapshot, `{"node":"a"}`, `there is no field "node": nothing may be said there`},
 		{OpSnapshot, `{"partition":3}`, `there is no field "partition"`},
 
 		{OpFind, `{"model":"m","tokens":[],"lora_name":null,"cache_salt":"","workers":null,"min_seq":[],"idle":false,"block_size":null}`, ``},

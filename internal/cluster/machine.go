@@ -292,6 +292,17 @@ func (m *Machine) Peers() (list []Record) {
 	return list
 }
 
+// Gone lists the nodes that are believed dead and whose records are there still, by name. One that has said that it leaves is not missed.
+func (m *Machine) Gone() (list []string) {
+	for name, p := range m.peers {
+		if !m.alive(p) && !p.Leaving {
+			list = append(list, name)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
 // Problems says which nodes are left out, and why.
 func (m *Machine) Problems() (list []string) {
 	for _, why := range m.odd {

@@ -13,6 +13,7 @@ type View struct {
 	Settled  bool     // the others have been looked at, and those that start too have been waited for: Owned is known
 	Copies   int      // how many nodes are to keep each partition
 	Peers    []Record // the others that live, by name
+	Gone     []string // those that are believed dead and whose records are there still, by name
 	Problems []string // who is left out, and why
 
 	// Writer is, by partition, who writes its snapshots and ends its workers' leases: the first that is ready, of those that can write snapshots
@@ -84,7 +85,7 @@ func (o *orders) of(nodes []string, partitions uint32) [][]string {
 // View says what the machine knows now.
 func (m *Machine) View() *View {
 	v := &View{
-		node: m.cfg.Node, Self: m.said, Owned: m.Held(), Settled: m.settled, Copies: m.copies, Peers: m.Peers(), Problems: m.Problems(),
+		node: m.cfg.Node, Self: m.said, Owned: m.Held(), Settled: m.settled, Copies: m.copies, Peers: m.Peers(), Gone: m.Gone(), Problems: m.Problems(),
 		Writer: make([]string, m.cfg.Partitions), serving: make([][]string, m.cfg.Partitions),
 		fit: make([]int, m.cfg.Partitions),
 	}

@@ -57,6 +57,14 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 // Status says how the node is doing. Any goroutine may call it.
 func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.status(ctx, nil) }
 
+// StatusOf is Status of this node, and an error of another: who can ask others wraps it.
+func (n *Node) StatusOf(ctx context.Context, node string) (*api.Status, error) {
+	if node != n.cfg.ID {
+		return nil, api.Errorf(api.CodeUnavailable, "this is node %s, and it knows no node %s", n.cfg.ID, node)
+	}
+	return n.Status(ctx)
+}
+
 // status says how the node is doing. checksum, if not nil, gives a partition's checksum, and the place in the log that it belongs to.
 func (n *Node) status(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string, error)) (*api.Status, error) {
 	s := &api.Status{
@@ -172,7 +180,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 
 // clusterStatus is what a view says of the nodes.
 func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {
-	c := &api.ClusterStatus{Copies: v.Copies, Nodes: []api.NodeStatus{}}
+	c := &api.ClusterStatus{Copies: v.Copies, Nodes: []api.NodeStatus{}, Gone: v.Gone}
 	for i := -1; i < len(v.Peers); i++ {
 		r := &v.Self
 		if i >= 0 {

@@ -38,6 +38,27 @@ func (e *Everywhere) node(name string) (alone, error) {
 	return NewNodeClient(e.Conn, e.Namespace, name)
 }
 
+// StatusOf asks the node for its status. It waits for half of the time that is left, so that whoever asks hears that the node does not answer.
+func (e *Everywhere) StatusOf(ctx context.Context, node string) (*api.Status, error) {
+	if node == e.Self {
+		return e.Own.Status(ctx)
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	c, err := NewNodeClient(e.Conn, e.Namespace, node)
+	if err != nil {
+		return nil, api.Errorf(api.CodeMalformed, "%v", err)
+	}
+	s, err := c.Status(ctx)
+	if err != nil {
+		return nil, api.Errorf(api.CodeUnavailable, "node %s does not answer: %s", node, api.AsError(err).Message)
+	}
+	return s, nil
+}
+
 // Verify is this node's status, with the checksums of all nodes if there are others. An error of another node names it.
 func (e *Everywhere) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
 	s, err := e.Own.Verify(ctx, at)

@@ -1,0 +1,317 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/spf13/cobra"
+)
+
+func statusCommand() *cobra.Command {
+	var verify bool
+	var node string
+	cmd := &cobra.Command{
+		Use:   "status [--node NAME]",
+		Short: "Show how the indexers are doing",
+		Long: `Show how the indexers are doing: all nodes of the namespace, each asked by way of whichever answers. A node that is known and does not answer is
+named. Exit status 1 if a node does not answer, is not ready, or has a problem. With --node, and where there is only one, all is shown of that node.
+
+With --verify each partition has a checksum of all that its ranks hold, as of the place in the log in column APPLIED: two indexers at the
+same place have the same, and so has one before and after a restart. The checksums of each partition's replicas on all nodes are compared at one
+place; exit status 1 if any differ.`,
+		Example: `  indexer status
+  indexer status --node indexer-1 --json
+  indexer status --verify`,
+	}
+	a := askingFlags(cmd)
+	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too, and compare those of all nodes")
+	cmd.Flags().StringVar(&node, "node", "", "show this node alone")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		switch {
+		case verify && node != "":
+			return cli.UsageErrorf("--verify compares all nodes; it does not go with --node")
+		case verify:
+			return statusVerified(cmd.Context(), a)
+		case node != "":
+			return statusOfNode(cmd.Context(), a, node)
+		}
+		return statusOfAll(cmd.Context(), a)
+	}
+	return cmd
+}
+
+// statusVerified compares the replicas of all nodes.
+func statusVerified(ctx context.Context, a *asking) error {
+	var s *api.Status
+	err := a.run(ctx, func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+		var err error
+		s, err = c.Verify(ctx, nil)
+		return s, func(w io.Writer) error { return printStatus(w, s) }, err
+	})
+	if err != nil {
+		return err
+	}
+	return differing(s.Replicas)
+}
+
+// statusOfNode shows one node.
+func statusOfNode(ctx context.Context, a *asking, node string) error {
+	var s *api.Status
+	err := a.run(ctx, func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+		var err error
+		s, err = c.StatusOf(ctx, node)
+		return s, func(w io.Writer) error { return printStatus(w, s) }, err
+	})
+	if err != nil {
+		return err
+	}
+	return failing(problemsOf(s))
+}
+
+// statusOfAll shows all nodes.
+func statusOfAll(ctx context.Context, a *asking) error {
+	var r *clusterReport
+	err := a.run(ctx, func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+		var err error
+		r, err = gatherStatus(ctx, c)
+		return r, func(w io.Writer) error { return r.print(w) }, err
+	})
+	if err != nil {
+		return err
+	}
+	return failing(r.Problems)
+}
+
+// failing is the error of a status with problems; nil if there are none.
+func failing(problems []string) error {
+	switch len(problems) {
+	case 0:
+		return nil
+	case 1:
+		return errors.New(problems[0])
+	}
+	return fmt.Errorf("%d problems, the first: %s", len(problems), problems[0])
+}
+
+// clusterReport is the status of all nodes, as it is printed in JSON.
+type clusterReport struct {
+	Namespace string       `json:"namespace"`
+	Nodes     []nodeReport `json:"nodes"`    // by name
+	Problems  []string     `json:"problems"` // of all nodes, each with the node's name
+}
+
+// nodeReport is the status of one node, or why there is none.
+type nodeReport struct {
+	Node   string      `json:"node"`
+	Status *api.Status `json:"status,omitempty"`
+	Error  string      `json:"error,omitempty"`
+}
+
+// gatherStatus asks whichever node answers, and by way of such nodes all others that any of them knows. Each request has half of the time that is
+// left.
+func gatherStatus(ctx context.Context, c *api.Client) (*clusterReport, error) {
+	first, err := c.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &clusterReport{Namespace: first.Namespace, Nodes: []nodeReport{{Node: first.Node, Status: first}}, Problems: []string{}}
+	for {
+		unheard := r.unheard()
+		if len(unheard) == 0 {
+			break
+		}
+		reports := make([]nodeReport, len(unheard))
+		var all sync.WaitGroup
+		for i, name := range unheard {
+			all.Go(func() {
+				reports[i].Node = name
+				s, err := c.StatusOf(ctx, name)
+				var refused *api.Error
+				switch {
+				case err == nil:
+					reports[i].Status = s
+				case errors.As(err, &refused):
+					reports[i].Error = refused.Message
+				default:
+					reports[i].Error = err.Error()
+				}
+			})
+		}
+		all.Wait()
+		r.Nodes = append(r.Nodes, reports...)
+	}
+	r.addGone()
+	slices.SortFunc(r.Nodes, func(a, b nodeReport) int { return strings.Compare(a.Node, b.Node) })
+	for i := range r.Nodes {
+		n := &r.Nodes[i]
+		if n.Status == nil {
+			r.Problems = append(r.Problems, n.Error)
+			continue
+		}
+		for _, p := range problemsOf(n.Status) {
+			r.Problems = append(r.Problems, "node "+n.Node+": "+p)
+		}
+	}
+	return r, nil
+}
+
+// unheard lists the nodes that some node knows to live and that have not been asked.
+func (r *clusterReport) unheard() (names []string) {
+	for _, n := range r.Nodes {
+		if n.Status == nil || n.Status.Cluster == nil {
+			continue
+		}
+		for _, other := range n.Status.Cluster.Nodes {
+			if !r.has(other.Node) && !slices.Contains(names, other.Node) {
+				names = append(names, other.Node)
+			}
+		}
+	}
+	return names
+}
+
+func (r *clusterReport) has(node string) bool {
+	return slices.ContainsFunc(r.Nodes, func(n nodeReport) bool { return n.Node == node })
+}
+
+// addGone adds the nodes that some node believes dead and that nobody has heard.
+func (r *clusterReport) addGone() {
+	for _, n := range r.Nodes {
+		if n.Status == nil || n.Status.Cluster == nil {
+			continue
+		}
+		for _, name := range n.Status.Cluster.Gone {
+			if !r.has(name) {
+				r.Nodes = append(r.Nodes, nodeReport{Node: name, Error: "node " + name + " is gone: it was killed, or is cut off from NATS; start it again, or it is forgotten ten minutes after its end"})
+			}
+		}
+	}
+}
+
+// problemsOf is what of a node's status people should know.
+func problemsOf(s *api.Status) (list []string) {
+	if !s.Ready {
+		list = append(list, "it is not ready: it restores, or catches up with the log")
+	}
+	return append(list, s.Problems...)
+}
+
+// print writes a line for each node, and what is wrong; if there is only one, all of it.
+func (r *clusterReport) print(w io.Writer) error {
+	if len(r.Nodes) == 1 && r.Nodes[0].Status != nil {
+		return printStatus(w, r.Nodes[0].Status)
+	}
+	fmt.Fprintf(w, "namespace %s: %d nodes\n\n", r.Namespace, len(r.Nodes))
+	rows := make([][]any, len(r.Nodes))
+	for i, n := range r.Nodes {
+		s := n.Status
+		if s == nil {
+			rows[i] = []any{n.Node, "", "NO ANSWER", "", "", "", "", "", ""}
+			continue
+		}
+		state, lag, held := "ready", uint64(0), uint64(0)
+		if !s.Ready {
+			state = "NOT READY"
+		}
+		for _, p := range s.Partitions {
+			lag += p.Lag
+		}
+		b := s.Index.Blocks
+		held = b.Device + b.Host + b.Disk + b.External
+		rows[i] = []any{n.Node, s.Version, state, time.Since(s.Since).Round(time.Second), len(s.Partitions), lag, held, cli.Bytes(s.Index.Bytes), len(problemsOf(s))}
+	}
+	if err := cli.Table(w, []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX", "PROBLEMS"}, rows); err != nil {
+		return err
+	}
+	if len(r.Problems) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintln(w, "problem:", p)
+	}
+	_, err := fmt.Fprintf(w, "\nindexer status --node NAME shows one node with its partitions\n")
+	return err
+}
+
+func printStatus(w io.Writer, s *api.Status) error {
+	ready := "ready"
+	if !s.Ready {
+		ready = "NOT READY"
+	}
+	fmt.Fprintf(w, "node %s (%s), namespace %s: %s, up %s\n", s.Node, s.Version, s.Namespace, ready, time.Since(s.Since).Round(time.Second))
+	for _, p := range s.Problems {
+		fmt.Fprintln(w, "problem:", p)
+	}
+	b := s.Index.Blocks
+	fmt.Fprintf(w, "index: %d blocks held on device, %d host, %d disk, %d external; %d distinct; %s\n",
+		b.Device, b.Host, b.Disk, b.External, s.Index.Distinct, cli.Bytes(s.Index.Bytes))
+	for _, m := range s.Models {
+		fmt.Fprintf(w, "model %s: blocks of %d tokens, %d ranks\n", m.Model, m.BlockSize, m.Ranks)
+	}
+	var outcomes []string
+	for name, n := range s.Events {
+		if n > 0 {
+			outcomes = append(outcomes, fmt.Sprintf("%s %d", name, n))
+		}
+	}
+	slices.Sort(outcomes)
+	if len(outcomes) == 0 {
+		outcomes = []string{"nothing"}
+	}
+	fmt.Fprintf(w, "since start: %s\n", strings.Join(outcomes, ", "))
+	if k := s.Snapshots; k.Written+k.Failed > 0 || len(k.Rejected) > 0 {
+		fmt.Fprintf(w, "snapshots since start: %d written, %d failed", k.Written, k.Failed)
+		for _, reason := range slices.Sorted(maps.Keys(k.Rejected)) {
+			fmt.Fprintf(w, ", %d rejected (%s)", k.Rejected[reason], reason)
+		}
+		fmt.Fprintln(w)
+	}
+	fmt.Fprintf(w, "storage: %s; snapshots: %s\n", used(s.Store), used(s.SnapshotBucket))
+	for _, x := range s.L3 {
+		how := "asked"
+		if x.Down != "" {
+			how = "not asked (" + x.Down + ")"
+		}
+		if x.Set != nil && x.Set.Whole {
+			how += fmt.Sprintf(", %d objects known from its events", x.Set.Objects)
+		}
+		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed\n", x.Store, how, x.Questions, x.Failed)
+	}
+	fmt.Fprintln(w)
+	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN", "WRITER"}
+	rows := make([][]any, len(s.Partitions))
+	for i, p := range s.Partitions {
+		age := "never"
+		if !p.SnapshotTime.IsZero() {
+			age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
+		}
+		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, staleAge(p.StaleMS), used(p.Log), p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age, p.Writer}
+		if p.Checksum != "" {
+			rows[i] = append(rows[i], p.Checksum)
+		}
+	}
+	if len(s.Partitions) > 0 && s.Partitions[0].Checksum != "" {
+		heading = append(heading, "CHECKSUM")
+	}
+	if err := cli.Table(w, heading, rows); err != nil || len(s.Replicas) == 0 {
+		return err
+	}
+	return printReplicas(w, s.Replicas)
+}
+
+// used writes how full something is.
+func used(u api.Usage) string {
+	if u.Limit <= 0 {
+		return cli.Bytes(u.Bytes)
+	}
+	return fmt.Sprintf("%s of %s", cli.Bytes(u.Bytes), cli.Bytes(u.Limit))
+}
