@@ -268,6 +268,9 @@ func printStatus(w io.Writer, s *api.Status) error {
 		outcomes = []string{"nothing"}
 	}
 	fmt.Fprintf(w, "since start: %s\n", strings.Join(outcomes, ", "))
+	if asked := requestsLine(s.Requests); asked != "" {
+		fmt.Fprintf(w, "requests since start: %s\n", asked)
+	}
 	if k := s.Snapshots; k.Written+k.Failed > 0 || len(k.Rejected) > 0 {
 		fmt.Fprintf(w, "snapshots since start: %d written, %d failed", k.Written, k.Failed)
 		for _, reason := range slices.Sorted(maps.Keys(k.Rejected)) {

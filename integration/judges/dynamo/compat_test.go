@@ -106,6 +106,22 @@ func TestCompatibleWithDynamo(t *testing.T) {
 	same("POST", "/query", query(prompt), `"gpu":32`)
 	same("POST", "/unregister", `{"instance_id":77,"model_name":"m"}`, "not found")
 
+	// How requests are read: names by letter case, none twice, text that is UTF-8; other fields are passed over. A worker is unregistered whatever its
+	// routing group if none is named.
+	same("POST", "/query", strings.Replace(query(prompt), "token_ids", "Token_ids", 1), "missing field")
+	same("POST", "/query", strings.Replace(query(prompt), "{", `{"model_name":"m",`, 1), "duplicate field")
+	same("POST", "/query", strings.Replace(query(prompt), "{", `{"nobody_knows":[{}],`, 1), `"gpu":32`)
+	same("POST", "/query", strings.Replace(query(prompt), "{", `{"cache_salt":"\ud800",`, 1), "")
+	same("POST", "/query", strings.Replace(query(prompt), "{", "{\"cache_salt\":\"\xff\",", 1), "")
+	same("POST", "/query", strings.Replace(query(prompt), "{", `{"block_mm_infos":null,`, 1), `"gpu":32`)
+	same("GET", "/query", "", "")
+	same("POST", "/workers", "{}", "")
+	grouped := strings.Replace(registration(5, harness.BlockSize), "{", `{"routing_group":"a",`, 1)
+	same("POST", "/register", grouped, `"ok"`)
+	same("POST", "/unregister", `{"instance_id":5,"model_name":"m","routing_group":"default"}`, "routing_group=a")
+	same("POST", "/unregister", `{"instance_id":5,"model_name":"m"}`, `"ok"`)
+	same("POST", "/unregister", `{"instance_id":5,"model_name":"m"}`, "not found")
+
 	// Ours alone: a registration outlives the process, and the block is in the dump.
 	x.Stop()
 	x = harness.StartIndexer(t, data, x.NATS, "--node-id", "one")
