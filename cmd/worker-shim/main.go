@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,8 @@ type running struct {
 	silentAfter, goneAfter              time.Duration
 	debug                               *cli.Debug
 	reconnects                          *reconnects
+	engineHTTP, engineHTTPToken         string
+	watch                               *engineWatch // nil: nobody asks whether the engine has other settings
 }
 
 // What --on-unreadable may be.
@@ -66,7 +69,7 @@ const (
 func runCommand() *cobra.Command {
 	r := &running{reconnects: &reconnects{}}
 	cmd := &cobra.Command{
-		Use:   "run --engine tcp://HOST:PORT --instance ID --model M --block-size N",
+		Use:   "run --engine tcp://HOST:PORT --instance ID --model M --block-size N | --engine-http http://HOST:PORT",
 		Short: "Publish one engine rank's events until stopped",
 		Long: `Hear one engine rank's KV-cache events on its ZeroMQ socket and publish them to the log, each acknowledged. It keeps no file: when
 it starts again it goes on where its own last message in the log says. With --replay, the engine's replay endpoint, nothing is lost
@@ -76,9 +79,13 @@ One process shims as many data-parallel ranks as --ranks says: rank N has --engi
 SGLang number them. vLLM publishes with
   --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'
 
+With --engine-http alone all of that is asked of the engine: SGLang says it, and vLLM from 0.32 on. What flags say counts more. The worker is called HOST:PORT then,
+with this host's name in place of a loopback address. If the engine comes back with other settings they are taken.
+
 With --source mooncake it is no engine's shim but a shared store's: it passes on what a Mooncake master says of its objects, for indexers to know
 without asking. It needs --engine and --master alone.`,
 		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --instance w1 --model llama --block-size 16
+  worker-shim run --engine-http http://127.0.0.1:8000
   worker-shim run --source mooncake --engine tcp://mooncake:5557 --master mooncake:9003`,
 		Args: cobra.NoArgs,
 	}
@@ -107,6 +114,8 @@ without asking. It needs --engine and --master alone.`,
 	f.StringVar(&r.l3Config, "l3-config", "", "JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
 	f.StringVar(&r.kvGroups, "kv-groups", "", "of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if a draft model has the last block of a hit computed anew; as in full,chunked:8192. The default is what --l3-config says")
 	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass, "what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
+	f.StringVar(&r.engineHTTP, "engine-http", "", "http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, block size (SGLang; vLLM from 0.32 on)")
+	f.StringVar(&r.engineHTTPToken, "engine-http-token-file", "", "file with the API key that the engine wants")
 	f.StringVar(&r.onRefused, "on-engine-refused", "clear", "what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and what it had in device and host memory is cleared) or keep (a proxy may refuse)")
 	f.DurationVar(&r.silentAfter, "engine-silent-after", 10*time.Second, "after how long without a sign of life the engine counts as silent, which is said and clears nothing")
 	f.DurationVar(&r.goneAfter, "engine-gone-after", 0, "after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: never")
@@ -142,14 +151,14 @@ without asking. It needs --engine and --master alone.`,
 func (r *running) check() error {
 	var errs []error
 	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--instance", r.instance}, {"--model", r.model}} {
-		if s.value == "" && !(r.fleet() && s.name == "--instance") {
+		if s.value == "" && !(r.fleet() && s.name == "--instance") && r.engineHTTP == "" {
 			errs = append(errs, fmt.Errorf("%s is missing", s.name))
 		}
-		if _, err := jetstream.EscapeToken(s.value); err != nil && s.name != "--engine" {
+		if _, err := jetstream.EscapeToken(s.value); err != nil && s.name != "--engine" && !(s.value == "" && r.engineHTTP != "") {
 			errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
 		}
 	}
-	if r.blockSize == 0 || r.blockSize > events.MaxBlockSize {
+	if r.blockSize == 0 && r.engineHTTP == "" || r.blockSize > events.MaxBlockSize {
 		errs = append(errs, fmt.Errorf("--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize))
 	}
 	if r.fleet() {
@@ -178,9 +187,10 @@ func (r *running) check() error {
 	}
 	if r.ranks == 0 || r.ranks > maxRanks {
 		errs = append(errs, fmt.Errorf("--ranks %d is not from 1 to %d", r.ranks, maxRanks))
-	} else if errors.Join(errs...) == nil && !r.fleet() {
+	} else if errors.Join(errs...) == nil && !r.fleet() && r.engine != "" {
 		errs = append(errs, r.checkPorts())
 	}
+	errs = append(errs, r.checkLearning())
 	if r.lease < registry.MinLease || r.lease > registry.MaxLease {
 		errs = append(errs, fmt.Errorf("--lease %v is not from %v to %v", r.lease, registry.MinLease, registry.MaxLease))
 	}
@@ -239,35 +249,57 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 }
 
 func (r *running) run(ctx context.Context, log *slog.Logger) error {
-	conn, err := r.connect(ctx, log, r.instance, "the engine's events wait", false)
+	conn, err := r.connect(ctx, log, cmp.Or(r.instance, r.engineHTTP), "the engine's events wait", false)
 	if err != nil {
 		return ignoreEnd(ctx, err)
 	}
 	defer conn.Close()
-	ns, err := r.join(ctx, conn, log)
-	if err != nil {
-		return ignoreEnd(ctx, err)
-	}
-	if r.fleet() {
-		err := r.runFleet(ctx, ns, log)
+	for {
+		err := r.runOnce(ctx, conn, log)
+		if errors.Is(err, errOtherSettings) {
+			log.Warn("the engine came back with other settings; they are taken", "engine_http", r.engineHTTP)
+			continue
+		}
 		if err == nil {
 			log.Info("stopped")
 		}
 		return err
 	}
+}
+
+// runOnce shims until ctx ends, or the engine has other settings.
+func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) error {
+	if r.fleet() {
+		ns, err := r.join(ctx, conn, log)
+		if err != nil {
+			return ignoreEnd(ctx, err)
+		}
+		return r.runFleet(ctx, ns, log)
+	}
+	ranks, said, err := r.ranksToServe(ctx, log)
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	ns, err := ranks[0].join(ctx, conn, log)
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
 	all, ctx := errgroup.WithContext(ctx)
-	for i := range r.ranks {
-		one, err := r.ofRank(i)
+	if r.engineHTTP != "" {
+		asker, err := r.asker()
 		if err != nil {
 			return err
 		}
+		watch := newEngineWatch()
+		for _, one := range ranks {
+			one.watch = watch
+		}
+		all.Go(func() error { return watch.run(ctx, asker, said) })
+	}
+	for _, one := range ranks {
 		all.Go(func() error { return one.serve(ctx, ns, log.With("instance", one.instance, "rank", one.rank)) })
 	}
-	err = all.Wait()
-	if err == nil {
-		log.Info("stopped")
-	}
-	return err
+	return all.Wait()
 }
 
 // serve shims one rank.

@@ -130,10 +130,13 @@ func (w *watcher) standing(s shim.Standing) {
 	if before := w.last; before.CatchingUp && !s.CatchingUp {
 		w.log.Info("caught up: the log has what the engine said before")
 	}
-	same := s.Engine == w.last.Engine
+	before := w.last.Engine
 	w.last = s
-	if same {
+	if s.Engine == before {
 		return
+	}
+	if w.cfg.watch != nil {
+		w.cfg.watch.note(before, s.Engine)
 	}
 	switch s.Engine {
 	case api.EngineSilent:

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/enginehttp"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+)
+
+// checkLearning refuses what makes no sense together with --engine-http.
+func (r *running) checkLearning() error {
+	if r.engineHTTP == "" {
+		if r.engineHTTPToken != "" {
+			return errors.New("--engine-http-token-file says nothing without --engine-http")
+		}
+		return nil
+	}
+	if r.fleet() {
+		return fmt.Errorf("--engine-http is not for --source %s", r.source)
+	}
+	if _, err := r.asker(); err != nil {
+		return err
+	}
+	if r.engine == "" && (r.replay != "" || r.rank != 0 || r.ranks != 1) {
+		return errors.New("--replay, --rank and --ranks go with --engine: without it they are learned from --engine-http")
+	}
+	return nil
+}
+
+// asker is who asks the engine.
+func (r *running) asker() (*enginehttp.Asker, error) {
+	var token []byte
+	if r.engineHTTPToken != "" {
+		var err error
+		if token, err = os.ReadFile(r.engineHTTPToken); err != nil {
+			return nil, fmt.Errorf("--engine-http-token-file: %w", err)
+		}
+	}
+	a, err := enginehttp.New(r.engineHTTP, string(bytes.TrimSpace(token)))
+	if err != nil {
+		return nil, fmt.Errorf("--engine-http: %w", err)
+	}
+	return a, nil
+}
+
+// askEvery is the pause between two questions to an engine that is not there or not ready.
+const askEvery = time.Second
+
+// ranksToServe lists what is to be shimmed, one for each rank: by flags, and by what the engine says, for which it waits.
+func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*running, said enginehttp.Engine, err error) {
+	if r.engineHTTP == "" {
+		list, err = r.byFlags()
+		return list, said, err
+	}
+	asker, err := r.asker()
+	if err != nil {
+		return nil, said, err
+	}
+	waiting := limiter{every: r.logWindow}
+	for {
+		said, err = asker.Ask(ctx)
+		if !errors.Is(err, enginehttp.ErrNotReady) || ctx.Err() != nil {
+			break
+		}
+		waiting.do(func(n uint64) {
+			log.Warn("waiting for the engine to say how it publishes", "engine_http", r.engineHTTP, "error", err,
+				"what_to_do", "see that the engine runs, and that this is where it serves its API", "times", n)
+		})
+		select {
+		case <-ctx.Done():
+		case <-time.After(askEvery):
+		}
+	}
+	if err != nil {
+		return nil, said, fmt.Errorf("--engine-http %s: %w", r.engineHTTP, err)
+	}
+	log.Info("the engine says how it publishes", "engine", said.Kind, "version", said.Version, "model", said.Model, "block_size", said.BlockSize, "ranks", len(said.Ranks))
+	list, err = r.filledIn(ctx, said, asker)
+	return list, said, err
+}
+
+// byFlags lists the ranks that the flags name.
+func (r *running) byFlags() (list []*running, err error) {
+	for i := range r.ranks {
+		one, err := r.ofRank(i)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// filledIn lists the ranks that the engine has, with all that flags do not say.
+func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *enginehttp.Asker) (list []*running, err error) {
+	all := *r
+	all.engineHTTP, all.engineHTTPToken = "", ""
+	if all.source == "auto" {
+		all.source = said.Kind
+	}
+	if all.instance == "" {
+		all.instance = instanceName(asker)
+	}
+	if all.model == "" {
+		all.model = said.Model
+	}
+	if all.blockSize == 0 {
+		all.blockSize = said.BlockSize
+	}
+	name := strings.TrimSpace(said.Kind + " " + said.Version)
+	switch {
+	case all.engine == "" && said.Ranks == nil:
+		return nil, cli.UsageErrorf("%s does not say over HTTP where it publishes events (vLLM 0.32 is the first that does): give --engine, and --replay if it has a replay_endpoint", name)
+	case all.model == "":
+		return nil, cli.UsageErrorf("%s does not say over HTTP which model it serves: give --model", name)
+	case all.blockSize == 0:
+		return nil, cli.UsageErrorf("%s does not say over HTTP how many tokens are in a block (vLLM does in /metrics, unless that is switched off): give --block-size", name)
+	case all.engine != "":
+		list, err = all.byFlags()
+	default:
+		for _, rank := range said.Ranks {
+			one := all.at(ctx, rank)
+			if one.engineSnapshot != "" && err == nil {
+				one.engineSnapshot, err = offset(all.engineSnapshot, rank.Rank)
+			}
+			list = append(list, one)
+		}
+	}
+	for _, one := range list {
+		if err == nil {
+			one.ranks = 1
+			err = one.check()
+		}
+	}
+	return list, err
+}
+
+// at is what to do for a rank that publishes there.
+func (r *running) at(ctx context.Context, rank enginehttp.Rank) *running {
+	one := *r
+	one.rank, one.engine, one.replay = rank.Rank, rank.Endpoint, rank.Replay
+	if one.topic == "" {
+		one.topic = rank.Topic
+	}
+	one.listen = r.listen || rank.Listen
+	if rank.Unclear && !one.listen { // the engine runs: where it does not listen it dials out
+		err := zmtp.Probe(ctx, rank.Endpoint, 2*time.Second)
+		one.listen = err != nil && zmtp.Refuses(err)
+	}
+	return &one
+}
+
+// instanceName is how a worker is called whose name nobody says: by where its API is. On loopback that is this host.
+func instanceName(asker *enginehttp.Asker) string {
+	host := asker.Host()
+	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+		if name, err := os.Hostname(); err == nil {
+			host = name
+		}
+	}
+	return net.JoinHostPort(host, asker.Port())
+}
+
+// errOtherSettings: the engine that came back has other settings than the one before.
+var errOtherSettings = errors.New("the engine has other settings now")
+
+// engineWatch notices when an engine came back, since it may have other settings then.
+type engineWatch struct {
+	away  atomic.Int32  // ranks that are not connected to their engine
+	again chan struct{} // a rank's standing has changed
+}
+
+func newEngineWatch() *engineWatch { return &engineWatch{again: make(chan struct{}, 1)} }
+
+// note takes that a rank's engine was in one state and is in another.
+func (w *engineWatch) note(before, now api.EngineState) {
+	isAway := func(s api.EngineState) int32 {
+		if s == api.EngineSilent || s == api.EngineGone {
+			return 1
+		}
+		return 0
+	}
+	w.away.Add(isAway(now) - isAway(before))
+	select {
+	case w.again <- struct{}{}:
+	default:
+	}
+}
+
+// run asks the engine after each change, and for as long as it is away, whether its settings are what they were. It returns errOtherSettings if they are not.
+func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was enginehttp.Engine) error {
+	was.Version = ""
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.again:
+		}
+		for ctx.Err() == nil {
+			now, err := asker.Ask(ctx)
+			now.Version = ""
+			switch {
+			case err == nil && !reflect.DeepEqual(now, was):
+				return errOtherSettings
+			case err == nil && w.away.Load() == 0:
+			default:
+				select {
+				case <-ctx.Done():
+				case <-time.After(askEvery):
+				}
+				continue
+			}
+			break
+		}
+	}
+}

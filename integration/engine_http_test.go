@@ -1,0 +1,159 @@
+package integration
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// engineAPI is an engine's HTTP side: what it answers on which path. None: it is loading. internal/enginehttp has what the engines' own code answers.
+type engineAPI struct {
+	*httptest.Server
+	mu      sync.Mutex
+	answers map[string]string
+}
+
+func startEngineAPI(t *testing.T) *engineAPI {
+	a := &engineAPI{}
+	a.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		body, ok := a.answers[r.URL.Path]
+		switch {
+		case a.answers == nil:
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case ok:
+			fmt.Fprint(w, body)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(a.Close)
+	return a
+}
+
+func (a *engineAPI) says(answers map[string]string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answers = answers
+}
+
+// vllm answers as vLLM 0.32 does, of engines that are its ranks.
+func (a *engineAPI) vllm(model string, blockSize int, ranks ...*enginesim.Engine) {
+	var sources []string
+	for i, e := range ranks {
+		sources = append(sources, fmt.Sprintf(`"%d":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":%q,"replay_endpoint":%q,"topic":""}`,
+			i, strings.Replace(e.Endpoint(), "127.0.0.1", "*", 1), strings.Replace(e.Replay(), "127.0.0.1", "*", 1)))
+	}
+	a.says(map[string]string{
+		"/kv_event_sources": "{" + strings.Join(sources, ",") + "}", "/version": `{"version":"0.32.0"}`,
+		"/v1/models": fmt.Sprintf(`{"object":"list","data":[{"id":%q,"parent":null}]}`, model),
+		"/metrics":   fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",effective_attention_block_size=\"None\",engine=\"0\"} 1.0\n", blockSize),
+	})
+}
+
+func startRank(t *testing.T, rank events.Rank, blockSize int) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.Start(t.Context(), enginesim.Config{
+		BlockSize: blockSize, Capacity: 100, Rank: rank, Endpoint: "tcp://" + loopback.Reserve(t), Replay: "tcp://" + loopback.Reserve(t),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Stop)
+	return e
+}
+
+// TestShimLearnsFromTheEngine gives a shim nothing but the address of an engine's API: it waits for the engine, learns model, block size, endpoints and ranks, and calls
+// the worker by its address. An engine that comes back with other settings, and elsewhere, is found.
+func TestShimLearnsFromTheEngine(t *testing.T) {
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	front := startEngineAPI(t)
+	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL)
+	shim.WaitFor("waiting for the engine to say how it publishes.*503")
+	first, second := startRank(t, 0, 16), startRank(t, 1, 16)
+	harness.ServePrompt(t, first, harness.Tokens(1, 4*16))
+	harness.ServePrompt(t, second, harness.Tokens(1, 2*16))
+	front.vllm("llama", 16, first, second)
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker := host + front.URL[strings.LastIndexByte(front.URL, ':'):]
+	holds := func(model string, want map[events.Rank]uint32) {
+		t.Helper()
+		harness.Eventually(t, fmt.Sprintf("%s's ranks hold %v blocks", worker, want), func() (bool, string) {
+			var a api.Answer
+			err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: model, Tokens: harness.Tokens(1, 4*16)}, &a)
+			got := map[events.Rank]uint32{}
+			for _, o := range a.Workers {
+				if string(o.Instance) == worker {
+					got[o.Rank] = o.Device
+				}
+			}
+			return err == nil && fmt.Sprint(got) == fmt.Sprint(want), fmt.Sprint(got, err)
+		})
+	}
+	holds("llama", map[events.Rank]uint32{0: 4, 1: 2})
+
+	first.Stop()
+	second.Stop()
+	other := startRank(t, 0, 32)
+	harness.ServePrompt(t, other, harness.Tokens(1, 4*16))
+	front.vllm("qwen", 32, other)
+	shim.WaitFor("the engine came back with other settings")
+	holds("qwen", map[events.Rank]uint32{0: 2})
+}
+
+// TestShimLearnsFromSGLang is the same for SGLang, whose ranks count up from one port, with a model that is given.
+func TestShimLearnsFromSGLang(t *testing.T) {
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	front, engine := startEngineAPI(t), startRank(t, 0, 16)
+	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
+	config := fmt.Sprintf(`{\"publisher\":\"zmq\",\"endpoint\":\"%s\",\"bind\":true,\"replay_endpoint\":\"%s\"}`, engine.Endpoint(), engine.Replay())
+	front.says(map[string]string{"/server_info": `{"version":"0.5.23","served_model_name":"llama","page_size":16,"dp_size":1,"kv_events_config":"` + config + `"}`})
+	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL, "--model", "mine", "--instance", "w").WaitFor("connected to the engine")
+	x.WaitDepth(t, "mine", harness.Tokens(1, 4*16), "w", 4)
+}
+
+// TestShimCannotLearn: what an engine does not say is named, with the flag that says it; and an older vLLM with that flag is enough.
+func TestShimCannotLearn(t *testing.T) {
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	front, engine := startEngineAPI(t), startRank(t, 0, 16)
+	old := map[string]string{"/version": `{"version":"0.23.0"}`, "/v1/models": `{"data":[{"id":"llama","parent":null}]}`}
+	args := []string{"run", "--nats", x.NATS, "--engine-http", front.URL}
+	for _, c := range []struct {
+		answers map[string]string
+		args    []string
+		code    int
+		said    string
+	}{
+		{old, nil, 2, "vllm 0.23.0 does not say over HTTP where it publishes events"},
+		{old, []string{"--engine", engine.Endpoint()}, 2, "give --block-size"},
+		{map[string]string{"/version": `{"version":"0.23.0"}`}, []string{"--engine", engine.Endpoint()}, 2, "give --model"},
+		{map[string]string{"/kv_event_sources": "{}"}, nil, 1, `"enable_kv_cache_events":true`},
+		{map[string]string{}, nil, 1, "no vLLM and no SGLang answers there"},
+		{old, []string{"--replay", engine.Replay()}, 2, "go with --engine"},
+		{old, []string{"--source", "ndjson", "--engine", "-"}, 2, "--engine-http is not for --source ndjson"},
+	} {
+		front.says(c.answers)
+		if r := harness.Run(t, "worker-shim", append(args, c.args...)...); r.Code != c.code || !strings.Contains(r.Stderr, c.said) {
+			t.Errorf("with %v it ended with %d, and said %q; want %d and %q", c.args, r.Code, r.Stderr, c.code, c.said)
+		}
+	}
+	old["/metrics"] = "vllm:cache_config_info{block_size=\"16\"} 1.0\n"
+	front.says(old)
+	harness.Start(t, "worker-shim", append(args, "--engine", engine.Endpoint(), "--replay", engine.Replay(), "--instance", "w")...)
+	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
+	x.WaitDepth(t, "llama", harness.Tokens(1, 4*16), "w", 4)
+}

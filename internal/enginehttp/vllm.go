@@ -1,0 +1,139 @@
+package enginehttp
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// source is vLLM's KVEventsConfig (vllm-project/vllm › vllm/config/kv_events.py), as far as it matters. Its endpoints are the rank's own already.
+type source struct {
+	Enabled   bool    `json:"enable_kv_cache_events"`
+	Publisher string  `json:"publisher"`
+	Endpoint  string  `json:"endpoint"`
+	Replay    *string `json:"replay_endpoint"`
+	Topic     string  `json:"topic"`
+}
+
+// vllm reads what vLLM says, beginning with its event sources.
+func (a *Asker) vllm(ctx context.Context, body []byte) (Engine, error) {
+	sources := map[uint32]source{}
+	if err := decode("/kv_event_sources", body, &sources); err != nil {
+		return Engine{}, err
+	}
+	e := Engine{Kind: VLLM}
+	for rank, s := range sources {
+		if !s.Enabled || s.Publisher != "zmq" {
+			continue
+		}
+		r, err := a.vllmRank(rank, s)
+		if err != nil {
+			return Engine{}, err
+		}
+		e.Ranks = append(e.Ranks, r)
+	}
+	slices.SortFunc(e.Ranks, func(a, b Rank) int { return int(a.Rank) - int(b.Rank) })
+	if len(e.Ranks) == 0 {
+		return Engine{}, fmt.Errorf(`%w: start vLLM with "enable_kv_cache_events":true in --kv-events-config and with prefix caching`, ErrNoEvents)
+	}
+	return e, a.vllmServes(ctx, &e)
+}
+
+func (a *Asker) vllmRank(rank uint32, s source) (Rank, error) {
+	r := Rank{Rank: rank, Topic: s.Topic}
+	var err error
+	if r.Endpoint, err = a.reachable(s.Endpoint); err != nil {
+		return r, err
+	}
+	if s.Replay != nil && *s.Replay != "" {
+		if r.Replay, err = a.reachable(*s.Replay); err != nil {
+			return r, err
+		}
+	}
+	// vLLM binds what has a wildcard, and dials out to what names a host (ZmqEventPublisher._is_bind_endpoint). But a wildcard with port 0 is told as what was
+	// bound, which names a host too.
+	r.Unclear = strings.HasPrefix(s.Endpoint, "tcp://") && !strings.Contains(s.Endpoint, "*") && !strings.Contains(s.Endpoint, "::")
+	return r, nil
+}
+
+// oldVLLM reads what a vLLM says that has no /kv_event_sources.
+func (a *Asker) oldVLLM(ctx context.Context) (Engine, error) {
+	e := Engine{Kind: VLLM}
+	if err := a.vllmServes(ctx, &e); err != nil {
+		return Engine{}, err
+	}
+	if e.Version == "" {
+		return Engine{}, fmt.Errorf("%w: neither /kv_event_sources nor /server_info nor /version is there", ErrUnknown)
+	}
+	return e, nil
+}
+
+// vllmServes reads vLLM's version, the name of its model and the size of its blocks.
+func (a *Asker) vllmServes(ctx context.Context, e *Engine) error {
+	var version struct {
+		Version string `json:"version"`
+	}
+	if body, status, err := a.get(ctx, "/version"); err != nil {
+		return err
+	} else if status == http.StatusOK && decode("/version", body, &version) == nil {
+		e.Version = version.Version
+	}
+	var models struct {
+		Data []struct {
+			ID     string  `json:"id"`
+			Parent *string `json:"parent"` // of an adapter, its model
+		} `json:"data"`
+	}
+	body, status, err := a.get(ctx, "/v1/models")
+	switch {
+	case err != nil:
+		return err
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		return fmt.Errorf("%w: /v1/models: %s", ErrUnknown, refusal(status))
+	case status == http.StatusOK:
+		if err := decode("/v1/models", body, &models); err != nil {
+			return err
+		}
+	}
+	for _, m := range models.Data {
+		if m.Parent == nil { // the first of several names is the one that the engine itself uses
+			e.Model = m.ID
+			break
+		}
+	}
+	body, status, err = a.get(ctx, "/metrics")
+	if err != nil {
+		return err
+	}
+	if status == http.StatusOK {
+		e.BlockSize = cacheBlockSize(string(body))
+	}
+	return nil
+}
+
+// cacheInfo is the metric in which vLLM shows its cache's configuration; the labels give a block's size, and since 0.32 that which full attention really has.
+var (
+	cacheInfo     = regexp.MustCompile(`(?m)^vllm:cache_config_info\{(.*)\}`)
+	effectiveSize = regexp.MustCompile(`(?:^|,)effective_attention_block_size="(\d+)"`)
+	plainSize     = regexp.MustCompile(`(?:^|,)block_size="(\d+)"`)
+)
+
+func cacheBlockSize(metrics string) uint32 {
+	labels := cacheInfo.FindStringSubmatch(metrics)
+	if labels == nil {
+		return 0
+	}
+	for _, size := range []*regexp.Regexp{effectiveSize, plainSize} {
+		if m := size.FindStringSubmatch(labels[1]); m != nil {
+			n, err := strconv.ParseUint(m[1], 10, 32)
+			if err == nil && n > 0 {
+				return uint32(n)
+			}
+		}
+	}
+	return 0
+}
