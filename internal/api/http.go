@@ -138,10 +138,10 @@ func (cfg *HTTPConfig) open(w http.ResponseWriter, r *http.Request, op string) (
 	deadline = cfg.Deadline
 	if text := r.Header.Get(deadlineHeader); text != "" {
 		ms, ok := parseUint([]byte(text))
-		if !ok || ms == 0 || ms >= 1<<31 {
-			return contentType, nil, 0, Errorf(CodeMalformed, "the header %s is %s, not a whole number of milliseconds from 1 to %d", deadlineHeader, shorten(text), 1<<31-1)
+		if !ok || ms == 0 {
+			return contentType, nil, 0, Errorf(CodeMalformed, "the header %s is %s, not a whole number of milliseconds above 0", deadlineHeader, shorten(text))
 		}
-		deadline = min(deadline, time.Duration(ms)*time.Millisecond)
+		deadline = min(deadline, time.Duration(min(ms, 1<<31))*time.Millisecond)
 	}
 	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {
 		return contentType, nil, 0, Errorf(CodeMalformed, "%s takes no parameters in its URL, such as %s; they belong into the body", r.URL.Path, shorten(name))

@@ -30,6 +30,7 @@ func TestHTTPRefuses(t *testing.T) {
 		want                                      string
 	}{
 		{"POST", "/v1/find", JSON, "", query, 200, "", `"model":"m"`},
+		{"POST", "/v1/find", JSON, "18446744073709551615", query, 200, "", `"model":"m"`},
 		{"POST", "/v1/find", "application/json; charset=utf-8", "1000", query, 200, "", `"model":"m"`},
 		{"POST", "/v1/find", "Application/JSON", "", query, 200, "", `"model":"m"`},
 		{"POST", "/v1/find", MsgPack, "", string(packed), 200, "", "\xa5model\xa1m"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -170,9 +171,9 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 		return
 	}
 	patience := s.cfg.Timeout
-	if text := req.Headers().Get(headerDeadline); text != "" {
+	if text := headerOf(req, headerDeadline); text != "" {
 		var ok bool
-		if patience, ok = ParseDeadline(text); !ok {
+		if patience, ok = parseDeadline(text); !ok {
 			s.refuse(e, req, CodeBad, badDeadline(text))
 			return
 		}
@@ -198,14 +199,14 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 	}
 }
 
-// ParseDeadline reads what the header Kv-Deadline-Ms says: how long the caller will wait.
-func ParseDeadline(text string) (time.Duration, bool) {
-	ms, err := strconv.ParseUint(text, 10, 31)
-	return time.Duration(ms) * time.Millisecond, err == nil && ms > 0
+// parseDeadline reads what the header says: how long the caller will wait. More than a day is a day.
+func parseDeadline(text string) (time.Duration, bool) {
+	ms, err := strconv.ParseUint(text, 10, 64)
+	return min(time.Duration(min(ms, 1<<31))*time.Millisecond, 24*time.Hour), err == nil && ms > 0
 }
 
 func badDeadline(text string) string {
-	return fmt.Sprintf("the header %s is %.40q, not a whole number of milliseconds from 1 to %d", headerDeadline, text, 1<<31-1)
+	return fmt.Sprintf("the header %s is %.40q, not a whole number of milliseconds above 0", headerDeadline, text)
 }
 
 func (s *Service) work() {
@@ -223,9 +224,23 @@ func (s *Service) work() {
 	}
 }
 
+// headerOf is a header of a request, in whatever letter case its caller writes it: as in HTTP, it means the same.
+func headerOf(req micro.Request, name string) string {
+	headers := req.Headers()
+	if v := headers.Get(name); v != "" {
+		return v
+	}
+	for key, values := range headers {
+		if len(values) > 0 && strings.EqualFold(key, name) {
+			return values[0]
+		}
+	}
+	return ""
+}
+
 // requestOf is a request as handlers get it.
 func requestOf(req micro.Request) Request {
-	return Request{Subject: req.Subject(), ContentType: req.Headers().Get(headerContentType), Body: req.Data()}
+	return Request{Subject: req.Subject(), ContentType: headerOf(req, headerContentType), Body: req.Data()}
 }
 
 func (s *Service) refuse(e *Endpoint, req micro.Request, code int, why string) {

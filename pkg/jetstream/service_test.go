@@ -232,8 +232,14 @@ func TestServiceRefuses(t *testing.T) {
 	}
 	want("t.huge", nil, nil, CodeInternal, "the answer has 1048576 bytes, more than ")
 	want("t.huge", make([]byte, 1001), nil, CodeTooLarge, "the request has 1001 bytes, more than 1000")
-	for _, bad := range []string{"soon", "0", "-1", "1.5", "2147483648"} {
+	for _, bad := range []string{"soon", "0", "-1", "1.5", "18446744073709551616"} {
 		want("t.huge", nil, map[string][]string{headerDeadline: {bad}}, CodeBad, `the header Kv-Deadline-Ms is "`+bad+`"`)
+	}
+	want("t.huge", nil, map[string][]string{"kv-deadline-ms": {"soon"}}, CodeBad, `the header Kv-Deadline-Ms is "soon"`)
+	for text, want := range map[string]time.Duration{"1": time.Millisecond, "5000": 5 * time.Second, "2147483648": 24 * time.Hour, "18446744073709551615": 24 * time.Hour} {
+		if got, ok := parseDeadline(text); !ok || got != want {
+			t.Errorf("%s ms are %v, %v, want %v", text, got, ok, want)
+		}
 	}
 	done := make(chan error, 2)
 	ask := func(body []byte) {
@@ -253,7 +259,7 @@ func TestServiceRefuses(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	waitStats(t, client, `"data":{"errors":7,"outcomes":{"refused":7}}`)
+	waitStats(t, client, `"data":{"errors":8,"outcomes":{"refused":8}}`)
 }
 
 // TestServiceDrains: while instances of a queue group come and go, no request is lost.
