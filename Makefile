@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build images demo test judges short race lint explore fuzz bench bench-peers bench-path clean
+.PHONY: help build images demo test judges real-vllm short race lint explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ judges: ## fetch what is missing (once, 1.8 GB), then run the tests against real
 	go run ./integration/judges/fetch
 	go test -tags judges -timeout 30m ./integration/judges/... ./internal/zmtp ./internal/pyenv ./bench/path
 
+real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours: make real-vllm N=60 for fewer requests
+	go run ./integration/judges/vllm/fetch
+	go test -tags realvllm -count 1 -timeout 2h -v ./integration/judges/vllm -vllm.requests=$${N:-300}
+
 short: ## run the quick ones of them
 	go test -short ./...
 
@@ -37,7 +41,8 @@ lint: ## vet, format and staticcheck, the judges too
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
 	go vet ./...
 	go vet -tags judges ./...
-	go tool staticcheck -tags judges ./...
+	go vet -tags realvllm ./integration/judges/vllm/...
+	go tool staticcheck -tags judges,realvllm ./...
 
 explore: ## run the random tests from seeds that are new each time: make explore N=100
 	go test ./internal/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0

@@ -26,10 +26,16 @@ func FetchEnvironment(progress io.Writer, name string) (python string, err error
 	if err != nil {
 		return "", err
 	}
-	return fetchEnvironment(progress, dir, requirements)
+	return fetchEnvironment(progress, dir, requirements, installed)
 }
 
-func fetchEnvironment(progress io.Writer, dir, requirements string) (python string, err error) {
+// A finish completes a new environment, whose interpreter has all packages.
+type finish func(ctx context.Context, python string) error
+
+// installed is the finish of an environment that needs nothing but its packages.
+func installed(context.Context, string) error { return nil }
+
+func fetchEnvironment(progress io.Writer, dir, requirements string, finish finish) (python string, err error) {
 	e, err := locate(dir, requirements)
 	if err != nil {
 		return "", err
@@ -39,11 +45,12 @@ func fetchEnvironment(progress io.Writer, dir, requirements string) (python stri
 			return fmt.Errorf("make a virtual environment (on Debian: apt-get install python3-venv): %w", err)
 		}
 		// The files name every package, those that others need too. Only the interpreter is used, which finds its packages from where it lies.
+		python := filepath.Join(tmp, "bin", "python")
 		pip := []string{"-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check", "--no-deps", "-r", requirements}
-		if err := show(ctx, progress, filepath.Join(tmp, "bin", "python"), pip...); err != nil {
+		if err := show(ctx, progress, python, pip...); err != nil {
 			return fmt.Errorf("install %s: %w", requirements, err)
 		}
-		return nil
+		return finish(ctx, python)
 	})
 	return e.python(), err
 }

@@ -77,7 +77,7 @@ func TestFetchOnceAmongMany(t *testing.T) {
 	for i := range got {
 		wg.Go(func() {
 			var err error
-			if got[i], err = fetchEnvironment(&told[i], dir, requirements); err != nil {
+			if got[i], err = fetchEnvironment(&told[i], dir, requirements, installed); err != nil {
 				t.Error(err)
 			}
 		})
@@ -108,14 +108,14 @@ func TestFetchOnceAmongMany(t *testing.T) {
 func TestFetchSaysWhatIsMissing(t *testing.T) {
 	requirements := writeRequirements(t, "/there/is/no/such/package.whl\n")
 	dir := t.TempDir()
-	if _, err := fetchEnvironment(io.Discard, dir, requirements); err == nil || !strings.Contains(err.Error(), "no/such/package") {
+	if _, err := fetchEnvironment(io.Discard, dir, requirements, installed); err == nil || !strings.Contains(err.Error(), "no/such/package") {
 		t.Errorf("a package that is not there: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp-*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if _, err := fetchEnvironment(io.Discard, dir, requirements); err == nil || !strings.Contains(err.Error(), "apt-get install python3") {
+	if _, err := fetchEnvironment(io.Discard, dir, requirements, installed); err == nil || !strings.Contains(err.Error(), "apt-get install python3") {
 		t.Errorf("no python3: %v", err)
 	}
 }

@@ -27,7 +27,7 @@ func Python(t testing.TB) string {
 // it is missing the test fails, and says which command makes it.
 func PythonWith(t testing.TB, requirements string) string {
 	t.Helper()
-	python, err := find(requirements)
+	python, err := find(requirements, fetchCommand)
 	if err != nil {
 		t.Fatalf("a Python with %s for this test: %v", requirements, err)
 	}
@@ -50,8 +50,8 @@ var environments struct {
 	known map[string]string
 }
 
-// find returns the interpreter of an environment that FetchEnvironment has made.
-func find(name string) (string, error) {
+// find returns the interpreter of an environment that a command has made.
+func find(name, command string) (string, error) {
 	environments.Lock()
 	defer environments.Unlock()
 	if python, ok := environments.known[name]; ok {
@@ -70,7 +70,7 @@ func find(name string) (string, error) {
 		return "", err
 	}
 	if !exists(e.python()) {
-		return "", fmt.Errorf("%s is not there; make it with: %s", e.dir, fetchCommand)
+		return "", fmt.Errorf("%s is not there; make it with: %s", e.dir, command)
 	}
 	if environments.known == nil {
 		environments.known = map[string]string{}

@@ -15,7 +15,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	if _, err := find("dynamo.txt"); err == nil || !strings.Contains(err.Error(), fetchCommand) {
+	if _, err := find("dynamo.txt", fetchCommand); err == nil || !strings.Contains(err.Error(), fetchCommand) {
 		t.Errorf("got %v, want the command %q", err, fetchCommand)
 	}
 	if left, err := os.ReadDir(cache); err != nil || len(left) > 0 {

@@ -1,0 +1,292 @@
+//go:build realvllm
+
+package vllm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/internal/pyenv"
+)
+
+// startPatience is how long an engine may take to start; on two busy cores it takes minutes.
+const startPatience = 15 * time.Minute
+
+// model is a model of random weights, and the size of the cache that it gets.
+type model struct {
+	name   string
+	blocks int
+	config map[string]any // beside what both models have in common
+}
+
+// models are one of full attention alone, and one like Gemma 3.
+var models = []model{
+	{"full", 200, map[string]any{
+		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+		"tie_word_embeddings": false,
+	}},
+	{"hybrid", 320, map[string]any{
+		"architectures": []string{"Gemma3ForCausalLM"}, "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
+		"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 32, "sliding_window": 128,
+		"layer_types": []string{"sliding_attention", "full_attention"}, "pad_token_id": 0,
+	}},
+}
+
+// Of both models.
+const (
+	layers    = 2
+	hidden    = 128
+	heads     = 4
+	keyHeads  = 2
+	headSize  = 32
+	blockSize = 32 // tokens; the smallest that vLLM takes on a CPU
+	loraRank  = 8
+)
+
+// write makes the folder of a model that vLLM loads.
+func (m model) write(t *testing.T) string {
+	t.Helper()
+	config := map[string]any{
+		"hidden_size": hidden, "intermediate_size": 256, "num_hidden_layers": layers, "num_attention_heads": heads,
+		"num_key_value_heads": keyHeads, "head_dim": headSize, "vocab_size": vocabulary, "max_position_embeddings": 4096, "torch_dtype": "float32",
+		"bos_token_id": 1, "eos_token_id": 2,
+	}
+	for k, v := range m.config {
+		config[k] = v
+	}
+	dir := t.TempDir()
+	writeJSON(t, filepath.Join(dir, "config.json"), config)
+	return dir
+}
+
+func writeJSON(t *testing.T, path string, v any) {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err == nil {
+		err = os.WriteFile(path, b, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writeAdapter makes the folder of a LoRA adapter of random weights, in the form of PEFT with safetensors.
+func writeAdapter(t *testing.T, seed uint64) string {
+	t.Helper()
+	dir := t.TempDir()
+	writeJSON(t, filepath.Join(dir, "adapter_config.json"), map[string]any{
+		"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": loraRank, "lora_alpha": loraRank, "bias": "none",
+		"target_modules": []string{"q_proj", "v_proj"}, "base_model_name_or_path": "random",
+	})
+	type tensor struct {
+		Type    string `json:"dtype"`
+		Shape   [2]int `json:"shape"`
+		Offsets [2]int `json:"data_offsets"`
+	}
+	header := map[string]tensor{}
+	var data []byte
+	random := rand.New(rand.NewPCG(seed, 2))
+	add := func(name string, rows, columns int) {
+		from := len(data)
+		for range rows * columns {
+			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(random.NormFloat64()*0.1)))
+		}
+		header[name] = tensor{"F32", [2]int{rows, columns}, [2]int{from, len(data)}}
+	}
+	for layer := range layers {
+		for module, size := range map[string]int{"q_proj": heads * headSize, "v_proj": keyHeads * headSize} {
+			name := fmt.Sprintf("base_model.model.model.layers.%d.self_attn.%s.", layer, module)
+			add(name+"lora_A.weight", loraRank, hidden)
+			add(name+"lora_B.weight", size, loraRank)
+		}
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
+	if err := os.WriteFile(filepath.Join(dir, "adapter_model.safetensors"), append(file, data...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// engine is a place where a vLLM server runs, dies and is started again: the same ports and the same model.
+type engine struct {
+	t     *testing.T
+	model model
+	args  []string
+	env   []string
+
+	http, events, replay string // HOST:PORT
+	client               http.Client
+
+	cmd  *exec.Cmd
+	log  bytes.Buffer // of the present life; read when that has ended
+	done chan struct{}
+}
+
+// newEngine makes a place for an engine. Nothing runs there yet.
+func newEngine(t *testing.T, m model) *engine {
+	t.Helper()
+	e := &engine{
+		t: t, model: m, client: http.Client{Timeout: harness.Patience},
+		http: loopback.Reserve(t), events: loopback.Reserve(t), replay: loopback.Reserve(t),
+	}
+	_, httpPort, _ := strings.Cut(e.http, ":")
+	_, eventsPort, _ := strings.Cut(e.events, ":")
+	config, err := json.Marshal(map[string]any{
+		// vLLM binds where there is a *, and dials out elsewhere.
+		"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:" + eventsPort, "replay_endpoint": "tcp://" + e.replay,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.args = []string{
+		"-n", "10", pyenv.VLLM(t), "-m", "vllm.entrypoints.openai.api_server",
+		"--model", m.write(t), "--served-model-name", m.name, "--host", "127.0.0.1", "--port", httpPort,
+		"--enforce-eager", "--load-format", "dummy", "--skip-tokenizer-init", "--block-size", fmt.Sprint(blockSize),
+		"--num-gpu-blocks-override", fmt.Sprint(m.blocks), "--max-model-len", "2048", "--max-num-batched-tokens", "256", "--max-num-seqs", "8",
+		"--disable-uvicorn-access-log", "--enable-prompt-tokens-details",
+		"--enable-lora", "--max-loras", fmt.Sprint(len(adapters)), "--max-lora-rank", fmt.Sprint(loraRank),
+		"--kv-events-config", string(config), "--lora-modules",
+	}
+	for i, name := range adapters {
+		e.args = append(e.args, name+"="+writeAdapter(t, uint64(i)))
+	}
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "PYTHONDONTWRITEBYTECODE=") { // each start would compile everything again
+			e.env = append(e.env, v)
+		}
+	}
+	home := t.TempDir()
+	e.env = append(e.env, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1",
+		"VLLM_SERVER_DEV_MODE=1", "VLLM_HOST_IP=127.0.0.1", "VLLM_CACHE_ROOT="+home, "VLLM_CONFIG_ROOT="+home, "HF_HOME="+home)
+	t.Cleanup(func() {
+		e.kill()
+		if t.Failed() {
+			tail := e.log.Bytes()
+			t.Logf("the engine said at the end:\n%s", tail[max(0, len(tail)-8000):])
+		}
+	})
+	return e
+}
+
+// start starts the engine and waits until it answers.
+func (e *engine) start() {
+	e.t.Helper()
+	e.log.Reset()
+	e.cmd, e.done = exec.Command("nice", e.args...), make(chan struct{})
+	e.cmd.Env, e.cmd.Stdout, e.cmd.Stderr = e.env, &e.log, &e.log
+	e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it has children, which are killed with it
+	if err := e.cmd.Start(); err != nil {
+		e.t.Fatal(err)
+	}
+	go func() {
+		_ = e.cmd.Wait() // it is killed, or the test fails
+		close(e.done)
+	}()
+	deadline := time.After(startPatience)
+	for {
+		if r, err := e.client.Get("http://" + e.http + "/health"); err == nil {
+			r.Body.Close()
+			if r.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		select {
+		case <-e.done:
+			e.t.Fatal("the engine has ended")
+		case <-deadline:
+			e.t.Fatal("the engine does not start")
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// kill ends all of the engine's processes as a crash would.
+func (e *engine) kill() {
+	if e.cmd == nil || e.cmd.Process == nil {
+		return
+	}
+	_ = syscall.Kill(-e.cmd.Process.Pid, syscall.SIGKILL) // they may have ended
+	<-e.done
+}
+
+// completion is what the engine says of a request.
+type completion struct {
+	generated []uint32
+	reused    int // tokens
+}
+
+// complete makes a request.
+func (e *engine) complete(r request) (c completion, err error) {
+	body := map[string]any{
+		"model": e.model.name, "prompt": r.prompt.tokens, "max_tokens": r.maxTokens, "n": r.n, "ignore_eos": true, "return_token_ids": true,
+	}
+	if r.prompt.lora != "" {
+		body["model"] = r.prompt.lora
+	}
+	if r.prompt.salt != "" {
+		body["cache_salt"] = r.prompt.salt
+	}
+	if r.promptLogprobs {
+		body["prompt_logprobs"] = 1
+	}
+	var answer struct {
+		Choices []struct {
+			Tokens []uint32 `json:"token_ids"`
+		}
+		Usage struct {
+			Prompt  int `json:"prompt_tokens"`
+			Details struct {
+				Cached *int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+	}
+	if err := e.post("/v1/completions", body, &answer); err != nil {
+		return c, err
+	}
+	if len(answer.Choices) != r.n || answer.Usage.Details.Cached == nil || answer.Usage.Prompt != len(r.prompt.tokens) {
+		return c, fmt.Errorf("the engine's answer to %d tokens is %+v", len(r.prompt.tokens), answer)
+	}
+	return completion{answer.Choices[0].Tokens, *answer.Usage.Details.Cached}, nil
+}
+
+func (e *engine) post(path string, body, into any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	r, err := e.client.Post("http://"+e.http+path, "application/json", bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return err
+	}
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %d %s", path, r.StatusCode, text)
+	}
+	if into == nil {
+		return nil
+	}
+	return json.Unmarshal(text, into)
+}

@@ -1,0 +1,220 @@
+//go:build realvllm
+
+package vllm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+)
+
+// stage is an engine, its shim, an indexer with a NATS server in it, and a twin.
+type stage struct {
+	t      *testing.T
+	engine *engine
+	table  *table
+
+	data, nats string
+	indexer    *harness.Indexer
+	shim       *harness.Process
+
+	twin     *twin
+	stopTwin func()
+	fences   *generator // of prompts that nobody else makes
+}
+
+// newStage starts everything, for one model.
+func newStage(t *testing.T, m model, into *table) *stage {
+	t.Helper()
+	s := &stage{t: t, engine: newEngine(t, m), table: into, data: filepath.Join(t.TempDir(), "data"), nats: loopback.Reserve(t)}
+	s.fences = newGenerator(1<<32, 1<<32, blockSize, false)
+	s.startIndexer()
+	s.startShim()
+	s.startEngine()
+	return s
+}
+
+func (s *stage) startIndexer() {
+	s.t.Helper()
+	s.indexer = harness.StartIndexer(s.t, s.data, s.nats)
+}
+
+func (s *stage) startShim() {
+	s.t.Helper()
+	s.shim = harness.Start(s.t, "worker-shim", "run", "--nats", s.nats, "--engine", "tcp://"+s.engine.events, "--replay", "tcp://"+s.engine.replay,
+		"--instance", instance, "--model", s.engine.model.name, "--block-size", fmt.Sprint(blockSize))
+}
+
+// instance is what the engine is called.
+const instance = "engine-1"
+
+// startEngine starts the engine and a new twin, which listens before the engine says anything. It returns when the engine was ready.
+func (s *stage) startEngine() time.Time {
+	s.t.Helper()
+	if s.stopTwin != nil {
+		s.stopTwin()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	sub, err := zmtp.DialSub(ctx, "tcp://"+s.engine.events, []string{""}, zmtp.Config{BackoffMin: 10 * time.Millisecond, BackoffMax: 50 * time.Millisecond})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.stopTwin = func() {
+		cancel()
+		sub.Stop()
+	}
+	s.t.Cleanup(s.stopTwin)
+	twin := newTwin(blockSize)
+	s.twin = twin
+	opened := make(chan struct{})
+	go listen(sub, twin, opened)
+	s.engine.start()
+	ready := time.Now()
+	select {
+	case <-opened:
+	case <-time.After(harness.Patience):
+		s.t.Fatal("the twin cannot connect")
+	}
+	return ready
+}
+
+// listen tells the twin what the engine says, until the connection ends. opened is closed when it begins.
+func listen(sub *zmtp.Sub, into *twin, opened chan<- struct{}) {
+	for {
+		m, err := sub.Recv(context.Background())
+		switch {
+		case err != nil:
+			into.fail(err)
+			return
+		case m.Kind == zmtp.Opened:
+			close(opened)
+		case m.Kind == zmtp.Closed:
+			into.fail(fmt.Errorf("the twin's connection has ended: %w", m.Err))
+			return
+		default:
+			if into.apply(m.Frames) != nil {
+				return
+			}
+		}
+	}
+}
+
+// find asks kvatlas how many of a prompt's blocks the engine would reuse.
+func (s *stage) find(p prompt) (int, error) {
+	asked := p.reusable()
+	if len(asked.tokens) < blockSize {
+		return 0, nil
+	}
+	q := api.Query{Model: s.engine.model.name, Tokens: asked.tokens, LoRA: asked.lora, CacheSalt: asked.salt}
+	var a api.Answer
+	if err := harness.HTTPDo(s.indexer.HTTP, "POST", "/v1/find", q, &a); err != nil {
+		return 0, err
+	}
+	if !a.Complete {
+		return 0, fmt.Errorf("an answer that is not complete: %+v", a)
+	}
+	for _, w := range a.Workers {
+		if w.Instance == instance {
+			if w.Bound != "" {
+				return 0, fmt.Errorf("the answer is but an upper bound: %+v", w)
+			}
+			return int(w.Device), nil
+		}
+	}
+	return 0, nil
+}
+
+// worker is what kvatlas knows of the engine.
+func (s *stage) worker() (w api.WorkerInfo, err error) {
+	var list api.WorkerList
+	if err := harness.HTTPDo(s.indexer.HTTP, "GET", "/v1/workers", nil, &list); err != nil {
+		return w, err
+	}
+	for _, w := range list.Workers {
+		if w.Instance == instance {
+			return w, nil
+		}
+	}
+	return w, errors.New("kvatlas does not know the worker")
+}
+
+// known is how many of the engine's events kvatlas knows. An incarnation begins with an event of the shim's.
+func (s *stage) known() (int, error) {
+	w, err := s.worker()
+	return int(w.LastEvent) - 1, err
+}
+
+// settle waits until kvatlas knows all that the engine announced. It returns what fence does.
+func (s *stage) settle() (heldBack int) {
+	s.t.Helper()
+	heldBack = s.fence()
+	s.catchUp()
+	return heldBack
+}
+
+// fence waits until the twin knows all that the engine announced. It makes a request that stores one block: when that is announced, all
+// before it was. It returns how many removals the engine had held back until then.
+func (s *stage) fence() (heldBack int) {
+	s.t.Helper()
+	r := request{prompt: prompt{tokens: s.fences.tokens(blockSize)}, maxTokens: 1, n: 1}
+	_, before, _ := s.twin.now()
+	if _, err := s.engine.complete(r); err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	if err := s.twin.wait(ctx, func() bool { return s.twin.holdsAll(r.prompt) }); err != nil {
+		s.t.Fatal(err)
+	}
+	messages := s.twin.messagesFrom(before)
+	return max(0, messages[len(messages)-1].removed-s.twin.groupCount()) // a new block of each group may remove another
+}
+
+// catchUp waits until kvatlas knows as much as the twin.
+func (s *stage) catchUp() {
+	s.t.Helper()
+	_, _, events := s.twin.now()
+	err := s.await(func() (bool, error) {
+		known, err := s.known()
+		if known > events {
+			s.t.Fatalf("kvatlas knows %d events, of %d", known, events)
+		}
+		return known == events, err
+	})
+	if err != nil {
+		s.t.Fatalf("kvatlas does not come to know %d events: %v", events, err)
+	}
+}
+
+// await asks again and again until a condition holds.
+func (s *stage) await(condition func() (bool, error)) error {
+	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(2 * time.Millisecond) {
+		ok, err := condition()
+		if ok {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return errors.Join(errors.New("in vain"), err)
+		}
+	}
+}
+
+// check compares how many blocks kvatlas and the twin know the engine to hold.
+func (s *stage) check() {
+	s.t.Helper()
+	w, err := s.worker()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if want := s.twin.fullBlocks(); int(w.Blocks.Device) != want {
+		s.t.Errorf("kvatlas knows %d blocks, the twin %d", w.Blocks.Device, want)
+	}
+}
