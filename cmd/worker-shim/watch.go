@@ -127,7 +127,7 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 // standing tells how it stands with the shim and the engine.
 func (w *watcher) standing(s shim.Standing) {
 	w.tell(s)
-	if before := w.last; before.CatchingUp && !s.CatchingUp {
+	if before := w.last; before.CatchingUp && !s.CatchingUp && s.Engine != api.EngineGone {
 		w.log.Info("caught up: the log has what the engine said before")
 	}
 	before := w.last.Engine

@@ -96,7 +96,7 @@ func (r *Registry) Notes() (notes []string) {
 			continue
 		}
 		slices.SortFunc(list, events.RankKey.Compare)
-		notes = append(notes, fmt.Sprintf("%s: %d workers' ranks, %s: %s", n.what, len(list), n.means, first(list)))
+		notes = append(notes, fmt.Sprintf("%s: %d ranks, %s: %s", n.what, len(list), n.means, first(list)))
 	}
 	return notes
 }
@@ -138,6 +138,9 @@ func (l Leased) Status(ctx context.Context) (*api.Status, error) {
 // maxNamed is how many ranks a problem or a note names.
 const maxNamed = 5
 
+// goneLong is after how long an engine that is gone is a problem: until then it may be starting, which takes minutes with a large model.
+const goneLong = 10 * time.Minute
+
 // report writes into a status how it stands with the ranks. Problems are told by the node that would end their leases, so that one of a cluster does.
 func (r *Registry) report(s *api.Status) {
 	s.Engines = &api.EngineCounts{}
@@ -157,7 +160,8 @@ func (r *Registry) report(s *api.Status) {
 		default:
 			s.Engines.Unknown++
 		}
-		if away(standing.Engine) != "" && r.cfg.Mine(w.Partition) {
+		ill := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone && time.Since(standing.Since) >= goneLong
+		if ill && r.cfg.Mine(w.Partition) {
 			problems[standing.Engine] = append(problems[standing.Engine],
 				fmt.Sprintf("%s (on %s since %s: %s)", w.Record.Key(), w.Record.Holder.Host, standing.Since.UTC().Format(time.RFC3339), standing.Why))
 		}
@@ -172,7 +176,7 @@ func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
 	}{
 		{api.EngineSilent, "do not answer their shims; they are still credited with what they held, as they may hold it",
 			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them if they do not go on; a shim with --engine-gone-after clears them by itself"},
-		{api.EngineGone, "are gone: their device and host memory is cleared",
+		{api.EngineGone, "have been gone for long: what they had in device and host memory is cleared",
 			"start them again, or stop their shims too"},
 	} {
 		if list := ranks[p.state]; len(list) > 0 {

@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/enginesim"
 	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -267,4 +268,61 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 	slices.Sort(cleared)
 	slices.Sort(caught)
 	t.Logf("%d restarts: cleared after %v, caught up after %v", len(caught), cleared, caught)
+}
+
+// TestReplaySocketThatComesLate connects a shim to an engine whose replay socket refuses until the shim has given it up. When somebody listens there it is asked at
+// once, from where it was refused.
+func TestReplaySocketThatComesLate(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	replay := "tcp://" + loopback.Reserve(t)
+	engine, err := enginesim.Start(ctx, enginesim.Config{BlockSize: 4, Capacity: 100, NoReplay: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Stop()
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, failures, states := newMemory(), make(chan error, 1000), make(chan Standing, 100)
+	ended := make(chan error, 1)
+	running, stop := context.WithCancel(ctx)
+	go func() {
+		ended <- Run(running, Config{
+			Engine: engine.Endpoint(), Replay: replay, Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder, Log: log,
+			SilentAfter: time.Hour, IdleCheck: time.Hour, RetryMax: time.Hour, RetryMin: time.Millisecond, RetryReachable: 10 * time.Millisecond,
+			Limits: Limits{ReplayPatience: 1}, // it is given up at the second failure
+			Hooks:  Hooks{ReplayFailed: func(_ events.EngineSeq, err error) { failures <- err }, Standing: func(s Standing) { states <- s }},
+		})
+	}()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	for given := false; !given; { // then nothing is awaited any more
+		select {
+		case s := <-states:
+			given = s.Engine == api.EngineConnected && !s.CatchingUp
+		case <-ctx.Done():
+			t.Fatal("the replay socket is never given up")
+		}
+	}
+	if len(failures) == 0 {
+		t.Fatal("no replay has failed")
+	}
+	router, err := zmtp.ListenRouter(ctx, replay, zmtp.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer router.Stop()
+	begun := time.Now()
+	_, question, err := router.Recv(ctx)
+	if err != nil || len(question) != 2 || len(question[1]) != 8 {
+		t.Fatalf("asked %q, %v", question, err)
+	}
+	t.Logf("asked %v after it began to listen", time.Since(begun))
 }
