@@ -8,8 +8,9 @@ where the sockets are. Options:
     topic        default ""
     endpoint, replay   where to bind; default tcp://127.0.0.1:* (the system chooses the port). What else binds with every version is ipc://PATH
     buffer       batches kept for replay; default 10000
-    cache        makes a cache manager (vLLM alone): {"block_size": N, "blocks": N, "groups": ["full", "swa:64"], "lookahead": L}. With a lookahead, as with a drafter
-                 that reads L tokens ahead: 0.33 and later
+    cache        makes a cache manager (vLLM alone): {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
+                 "eagle": BOOL}. With a lookahead, as with a drafter that reads L tokens ahead: 0.33 and later. With eagle, as with a drafter whose engine
+                 computes the last block of a hit anew
 
 Commands:
     {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events, whose fields are the engine's; those that this version
@@ -109,6 +110,8 @@ class Cache:
         self.size = opt["block_size"]
         kv_cache_utils.init_none_hash(hashing.sha256)
         ahead = opt.get("lookahead", 0)
+        self.aligned = False  # states are kept at the ends of chunks of a prompt, which end with blocks
+        self.full = next(i for i, text in enumerate(opt["groups"]) if text == "full")
         self.hasher = kv_cache_utils.get_request_block_hasher(self.size, hashing.sha256, *[ahead] * (ahead > 0))
         self.Request = request.Request
         groups = []
@@ -117,14 +120,21 @@ class Cache:
             common = dict(block_size=self.size, num_kv_heads=1, head_size=8, dtype=None)
             if kind == "full":
                 spec = self.construct(kv_cache_interface.FullAttentionSpec, common, use_mla=False)
-            else:
+            elif kind == "swa":
                 spec = self.construct(kv_cache_interface.SlidingWindowSpec, common, use_mla=False, sliding_window=int(window))
+            elif kind == "chunked":
+                spec = self.construct(kv_cache_interface.ChunkedLocalAttentionSpec, common, use_mla=False, attention_chunk_size=int(window))
+            elif kind == "mamba":
+                self.aligned = self.aligned or window == "align"
+                spec = self.construct(kv_cache_interface.MambaSpec, dict(block_size=self.size, shapes=((1,),), dtypes=(None,)), mamba_cache_mode=window)
+            else:
+                raise ValueError(f"no group {text!r}")
             groups.append(kv_cache_interface.KVCacheGroupSpec([f"layer{i}"], spec))
         config = self.construct(kv_cache_interface.KVCacheConfig, dict(num_blocks=opt["blocks"], kv_cache_tensors=[], kv_cache_groups=groups))
         self.manager = self.construct(
             kv_cache_manager.KVCacheManager, dict(kv_cache_config=config, max_model_len=1 << 16), scheduler_block_size=self.size,
             hash_block_size=self.size, enable_caching=True, enable_kv_cache_events=True, log_stats=False,
-            num_hash_lookahead_tokens=ahead, num_prefill_lookahead=ahead)
+            num_hash_lookahead_tokens=ahead, num_prefill_lookahead=ahead, use_eagle=opt.get("eagle", False))
         self.pool = self.manager.block_pool
         self.groups = config.kv_cache_groups
         self.blocks = opt["blocks"]
@@ -147,23 +157,42 @@ class Cache:
     def admit(self, cmd):
         r = self.request(cmd["id"], cmd["tokens"], cmd.get("lora"), cmd.get("salt"), cmd.get("lora_id"), cmd.get("report"))
         blocks, cached = self.manager.get_computed_blocks(r)[:2]
-        n = min(r.num_tokens - cached, cmd.get("limit") or r.num_tokens)
-        if self.manager.allocate_slots(r, n, cached, blocks) is None:
+        until = min(r.num_tokens, cached + (cmd.get("limit") or r.num_tokens))
+        first = self.stops(cached, until)[0]
+        self.step()
+        if self.manager.allocate_slots(r, first - cached, cached, blocks) is None:
             self.manager.free(r)
             return {"cached": cached, "fits": False}
-        r.num_computed_tokens = cached + n
+        r.num_computed_tokens = first
         self.requests[cmd["id"]] = r
-        return {"cached": cached, "fits": True}
+        return {"cached": cached, "fits": first == until or self.compute(cmd, until)}
+
+    def stops(self, computed, until):
+        """Where the scheduler ends the steps that compute a request's tokens up to here: where states are aligned, the last whole block is a step's end."""
+        whole = until // self.size * self.size
+        if self.aligned and computed < whole < until:
+            return [whole, until]
+        return [until]
+
+    def step(self):
+        if hasattr(self.manager, "new_step_starts"):
+            self.manager.new_step_starts()
+
+    def compute(self, cmd, until):
+        """Computes a request's tokens up to here, or ends it if there is no room."""
+        r = self.requests[cmd["id"]]
+        for stop in self.stops(r.num_computed_tokens, until):
+            self.step()
+            if self.manager.allocate_slots(r, stop - r.num_computed_tokens) is None:
+                self.free(cmd)
+                return False
+            r.num_computed_tokens = stop
+        return True
 
     def append(self, cmd):
         r = self.requests[cmd["id"]]
         r.append_output_token_ids(cmd["tokens"])
-        n = r.num_tokens - r.num_computed_tokens
-        if self.manager.allocate_slots(r, n) is None:
-            self.free(cmd)
-            return {"fits": False}
-        r.num_computed_tokens += n
-        return {"fits": True}
+        return {"fits": self.compute(cmd, r.num_tokens)}
 
     def free(self, cmd):
         self.manager.free(self.requests.pop(cmd["id"]))
@@ -189,12 +218,12 @@ class Cache:
         return {"whole": whole, "main": main}
 
     def main(self, r):
-        """What the manager of the first group finds for itself."""
-        manager = self.manager.coordinator.single_type_managers[0]
+        """What the manager of the group with full attention finds for itself."""
+        manager = self.manager.coordinator.single_type_managers[self.full]
         find = type(manager).find_longest_cache_hit
         given = dict(
-            block_hashes=r.block_hashes, max_length=r.num_tokens - 1, kv_cache_group_ids=[0], block_pool=self.pool,
-            kv_cache_spec=self.groups[0].kv_cache_spec, use_eagle=False, drop_eagle_block=False, alignment_tokens=self.size,
+            block_hashes=r.block_hashes, max_length=r.num_tokens - 1, kv_cache_group_ids=[self.full], block_pool=self.pool,
+            kv_cache_spec=self.groups[self.full].kv_cache_spec, use_eagle=False, drop_eagle_block=False, alignment_tokens=self.size,
             block_size=self.size, hash_block_size=self.size)
         has = inspect.signature(find).parameters
         got = find(**{k: v for k, v in given.items() if k in has})

@@ -16,8 +16,9 @@ type EngineOptions struct {
 type EngineCache struct {
 	BlockSize int      `json:"block_size"` // tokens
 	Blocks    int      `json:"blocks"`
-	Groups    []string `json:"groups"` // "full" or "swa:WINDOW"
+	Groups    []string `json:"groups"` // full, swa:TOKENS, chunked:TOKENS, mamba:align, mamba:all
 	Lookahead int      `json:"lookahead,omitempty"`
+	Eagle     bool     `json:"eagle,omitempty"`
 }
 
 // Engine is a running integration/python/engine.py: an engine's own publisher, out of its wheel. Its methods fail the test

@@ -270,15 +270,21 @@ func (s *spokenTo) holes() {
 }
 
 func (s *spokenTo) groups() {
-	full, window := fields{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}, fields{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 64}
-	p := s.newPrompt(3)
-	p.expect("the window's group alone is no prefix", 0, 0, 0, p.stored(0, 3, window))
-	p.expect("the main group is", 2, 0, 0, p.stored(0, 2, full))
-	p.expect("what the window lets go is still there", 2, 0, 0, p.removed(0, 2, "GPU", fields{"group_idx": 1}))
-	p.expect("what the main group lets go is not", 1, 0, 0, p.removed(1, 2, "GPU", fields{"group_idx": 0}))
-	sparse := p.stored(0, 3, window)
-	sparse["block_hashes"] = p.names(2, 3) // tokens of all, and the one block that is kept
-	p.expect("a sparse group", 1, 0, 0, sparse)
+	full := fields{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+	window := fields{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 3*harness.BlockSize + 1} // of which a prefix needs the last three blocks
+	hybrid := speakTo(s.t, s.x, s.pinned, s.instance+" with a window")
+	hybrid.mains = []fields{window, full}
+	p := hybrid.newPrompt(6)
+	p.expect("the window's group alone is no prefix", 0, 0, 0, p.stored(0, 6, window))
+	p.expect("the main group is", 5, 0, 0, p.stored(0, 5, full))
+	p.expect("what the window does not cover it may let go", 5, 0, 0, p.removed(0, 2, "GPU", fields{"group_idx": 1}))
+	p.expect("without what it covers no prefix is of use that ends there, nor one that needs what went before", 0, 0, 0, p.removed(4, 5, "GPU", fields{"group_idx": 1}))
+	p.expect("a shorter one is again", 4, 0, 0, p.stored(0, 2, window))
+	sparse := p.stored(0, 6, window)
+	sparse["block_hashes"] = p.names(4, 5) // tokens of all, and the one block that is kept
+	p.expect("a sparse event", 5, 0, 0, sparse)
+	p.expect("what the main group lets go is gone, whatever the window has", 2, 0, 0, p.removed(2, 3, "GPU", fields{"group_idx": 0}))
+	p.expect("and is there again", 5, 0, 0, p.stored(2, 3, full))
 
 	// A rank with two main groups holds what both hold.
 	mla := fields{"group_idx": 1, "kv_cache_spec_kind": "mla_attention"}
