@@ -354,11 +354,15 @@ func (r *Rank) Holds(tier events.Tier, seq events.SeqHash) bool {
 // Match says how many leading blocks an engine can use that are held in device, how many more with those that follow directly in host, in disk,
 // in external.
 func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
-	held, before := r.Held(locals), 0
-	total := 0
+	held := r.Held(locals)
+	if !r.bounded() {
+		return held
+	}
+	p := r.prefix(locals)
+	total, before := 0, 0
 	for t := range held {
 		total += int(held[t])
-		n := r.usable(locals, total, events.Tier(t+1))
+		n := p.usable(total, events.Tier(t+1))
 		depth[t], before = uint32(n-before), n
 	}
 	return depth

@@ -2,42 +2,55 @@ package twin
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// usable is the longest prefix of at most most blocks that the engine can go on from with what it has in tiers up to last: every group must have
-// what it needs of it.
-func (r *Rank) usable(locals []events.LocalHash, most int, last events.Tier) int {
-	if !r.bounded() {
-		return most
-	}
-	names := map[events.SeqHash][]events.BlockHash{}
-	for name, seq := range r.place {
-		names[seq] = append(names[seq], name)
-	}
+// prefix is a prompt, and what a rank calls its blocks.
+type prefix struct {
+	*Rank
+	names  [][]events.BlockHash // by block
+	groups [][]events.GroupIndex
+}
+
+func (r *Rank) prefix(locals []events.LocalHash) *prefix {
+	p := &prefix{Rank: r, groups: r.equalGroups()}
+	at := map[events.SeqHash]int{}
 	var seq events.SeqHash
-	var seqs []events.SeqHash
 	for i, l := range locals {
 		seq = Next(seq, i == 0, l)
-		seqs = append(seqs, seq)
+		at[seq] = i
 	}
-	groups := r.equalGroups()
+	p.names = make([][]events.BlockHash, len(locals))
+	for name, seq := range r.place {
+		if i, ok := at[seq]; ok {
+			p.names[i] = append(p.names[i], name)
+		}
+	}
+	return p
+}
+
+// usable is the longest prefix of at most most blocks that the engine can go on from with what it has in tiers up to last: every group must have
+// what it needs of it.
+func (p *prefix) usable(most int, last events.Tier) int {
 	for n := most; n > 0; n-- {
 		all := true
-		for _, equal := range groups {
-			all = all && r.serves(equal, n, most, func(i int) bool {
-				for tier := events.Device; tier <= last; tier++ {
-					for _, name := range names[seqs[i]] {
-						if r.allHave(equal, tier, name) {
-							return true
-						}
-					}
-				}
-				return false
-			})
+		for _, equal := range p.groups {
+			all = all && p.serves(equal, n, most, func(i int) bool { return p.has(equal, i, last) })
 		}
 		if all {
 			return n
 		}
 	}
 	return 0
+}
+
+// has reports whether each of some groups has a copy of a block, all of them under one name and in one tier up to last.
+func (p *prefix) has(groups []events.GroupIndex, block int, last events.Tier) bool {
+	for tier := events.Device; tier <= last; tier++ {
+		for _, name := range p.names[block] {
+			if p.allHave(groups, tier, name) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // bounded reports whether anything but the blocks of a prefix decides how long it can be.

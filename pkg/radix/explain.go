@@ -58,7 +58,8 @@ func (x *Index) Explain(space uint32, locals []events.LocalHash, allowed *RankSe
 		var a Answer
 		w := &a.walk
 		w.v, w.hidden = x.view.Load(), x.hidden.Load()
-		if w.device(space, q, allowed, &a, true) {
+		w.forget()
+		if w.device(space, q, allowed, &a, further) {
 			if ex := w.explain(len(locals), allowed, &a); x.unchanged(w) {
 				runtime.KeepAlive(x)
 				return ex
@@ -127,7 +128,7 @@ func (w *walk) explainCut(p *RankPath, u *reuse, usable [events.NumTiers]uint32)
 	}
 	l := look{w: w, slot: uint32(p.Rank.Slot()), at: -1, tiers: w.seen(uint32(p.Rank.Slot()))}
 	p.Stop = StopDraft
-	most := held - min(held, u.drops())
+	most := held - min(held, u.most)
 	for least, i := most, 0; i < len(u.windows); i++ {
 		if m := l.fit(&u.windows[i], most); m < least {
 			least, p.Stop, p.Group = m, StopGroup, u.windows[i].kind

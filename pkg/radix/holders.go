@@ -153,6 +153,7 @@ func (x *Index) widen(slot uint32) {
 			}
 		}
 		v.stride = stride
+		v.kinds = kindsOf(v.reuse, stride)
 	})
 }
 

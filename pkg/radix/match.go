@@ -24,6 +24,7 @@ type walk struct {
 	path    []stop
 	active  []uint64
 	leaving []leaver
+	windows *workings // where there are ranks with windows
 }
 
 // stop is a node on the way.
@@ -59,6 +60,15 @@ func (x *Index) Match(space uint32, locals []events.LocalHash, allowed *RankSet,
 	runtime.KeepAlive(x)
 }
 
+// ending is what becomes of a rank whose prefix in device has ended.
+type ending uint8
+
+const (
+	plain   ending = iota // it is appended to the answer
+	limited               // so it is, once it is known how much of that its groups have what they need of
+	further               // it may go on in other tiers
+)
+
 // try is one walk. It reports false if the writer has been in its way: then the answer means nothing. Whatever it
 // reads may be half written, so that everything is checked before it serves as an index.
 func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) bool {
@@ -66,15 +76,15 @@ func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) boo
 	w.v, w.hidden = x.view.Load(), x.hidden.Load()
 	out.Ranks, w.path, w.leaving = out.Ranks[:0], w.path[:0], w.leaving[:0]
 	if w.v.deviceOnly() {
-		if !w.device(space, q, allowed, out, false) {
-			return false
+		e := plain
+		if len(w.v.kinds) > 0 {
+			w.forget()
+			e = limited
 		}
-		if w.v.reuse != nil {
-			w.cut(out)
-		}
-		return x.unchanged(w)
+		return w.device(space, q, allowed, out, e) && x.unchanged(w)
 	}
-	if !w.device(space, q, allowed, out, true) {
+	w.forget()
+	if !w.device(space, q, allowed, out, further) {
 		return false
 	}
 	w.others(allowed, out)
@@ -125,8 +135,9 @@ func (w *walk) compare(s *stop, most uint32, q []uint64) {
 }
 
 // device follows all ranks together as far as they hold the prefix in device, and appends those that come to an end to the
-// answer; if there is more to look for, to w.leaving, and then it follows the path as far as it is known at all.
-func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, more bool) bool {
+// answer; if they may go on in other tiers, to w.leaving, and then it follows the path as far as it is known at all.
+func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e ending) bool {
+	more := e == further
 	v := w.v
 	at := v.root(space)
 	if at == 0 {
@@ -176,7 +187,7 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, m
 		}
 		w.compare(s, far, q)
 		if some {
-			w.split(s, mask, out, more)
+			w.split(s, mask, out, e)
 			some = all != 0
 		}
 		base += s.match
@@ -186,14 +197,14 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, m
 	}
 	if end := len(w.path) - 1; some && end > 0 {
 		for i, word := range w.active {
-			w.leaveAll(i, word, uint32(end), w.path[end].match, out, more)
+			w.leaveAll(i, word, uint32(end), w.path[end].match, out, e)
 		}
 	}
 	return true
 }
 
 // split sorts out who holds not all of a stop's node, and leaves the others active.
-func (w *walk) split(s *stop, mask []uint64, out *Answer, more bool) {
+func (w *walk) split(s *stop, mask []uint64, out *Answer, e ending) {
 	at := uint32(len(w.path) - 1)
 	if s.nparts > 0 {
 		out.Ranks = slices.Grow(out.Ranks, int(s.nparts))
@@ -203,7 +214,12 @@ func (w *walk) split(s *stop, mask []uint64, out *Answer, more bool) {
 		key := atomic.LoadUint32(&parts[i].key)
 		if slot := key >> planeBits; key&planeMask == device && w.isActive(slot) {
 			w.active[slot>>6] &^= 1 << (slot & 63)
-			w.leave(slot, at, min(atomic.LoadUint32(&parts[i].lead), s.match), out, more)
+			off := min(atomic.LoadUint32(&parts[i].lead), s.match)
+			if e != plain {
+				w.leaveElse(slot, at, off, out, e)
+				continue
+			}
+			w.leave(slot, s.base+off, out)
 		}
 	}
 	for i := range w.active {
@@ -211,30 +227,42 @@ func (w *walk) split(s *stop, mask []uint64, out *Answer, more bool) {
 		gone := w.active[i] &^ stay
 		w.active[i] = stay
 		if s.base == 0 {
-			if !more {
+			if e != further {
 				continue
 			}
 			gone &= w.elsewhere(s, i)
 		}
-		w.leaveAll(i, gone, at, 0, out, more)
+		w.leaveAll(i, gone, at, 0, out, e)
 	}
 }
 
 // leaveAll ends the prefix in device of the ranks of one word.
-func (w *walk) leaveAll(word int, set uint64, at, off uint32, out *Answer, more bool) {
-	if more {
+func (w *walk) leaveAll(word int, set uint64, at, off uint32, out *Answer, e ending) {
+	if e == further {
 		for ; set != 0; set &= set - 1 {
 			w.leaving = append(w.leaving, leaver{uint32(word<<6 + bits.TrailingZeros64(set)), at, off})
 		}
 		return
 	}
+	held := w.path[at].base + off
+	for i := 0; e == limited && i < len(w.v.kinds); i++ {
+		if k := &w.v.kinds[i]; set&k.ranks[word] != 0 {
+			w.leaveLimited(k.reuse, word, set&k.ranks[word], held, out)
+			set &^= k.ranks[word]
+		}
+	}
+	w.emit(word, set, held, out)
+}
+
+// emit appends ranks of one word that have so much in device.
+func (w *walk) emit(word int, set uint64, blocks uint32, out *Answer) {
 	if len(w.v.ids) < word<<6+64 {
 		set &= 1<<max(0, len(w.v.ids)-word<<6) - 1
 	}
 	n := len(out.Ranks)
 	out.Ranks = slices.Grow(out.Ranks, 64)[:n+bits.OnesCount64(set)]
 	to, ids := out.Ranks[n:], w.v.ids[min(len(w.v.ids), word<<6):]
-	depth := [events.NumTiers]uint32{w.path[at].base + off}
+	depth := [events.NumTiers]uint32{blocks}
 	for i := range to {
 		to[i].Rank = RankID(atomic.LoadUint32(&ids[bits.TrailingZeros64(set)]))
 		to[i].Depth = depth
@@ -272,13 +300,18 @@ func (w *walk) hide(tier int) {
 	}
 }
 
-// leave ends a rank's prefix in device at block off of a stop.
-func (w *walk) leave(slot, at, off uint32, out *Answer, more bool) {
-	if more {
+// leaveElse ends a rank's prefix in device at block off of a stop, if that is not the end of it.
+func (w *walk) leaveElse(slot, at, off uint32, out *Answer, e ending) {
+	if e == further {
 		w.leaving = append(w.leaving, leaver{slot, at, off})
 		return
 	}
-	if depth := w.path[at].base + off; depth > 0 && int(slot) < len(w.v.ids) {
+	w.leave(slot, w.limited(slot, at, w.path[at].base+off), out)
+}
+
+// leave ends a rank's prefix in device.
+func (w *walk) leave(slot, depth uint32, out *Answer) {
+	if depth > 0 && int(slot) < len(w.v.ids) {
 		out.Ranks = append(out.Ranks, Overlap{Rank: RankID(atomic.LoadUint32(&w.v.ids[slot])), Depth: [events.NumTiers]uint32{depth}})
 	}
 }

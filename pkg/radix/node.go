@@ -27,7 +27,8 @@ type view struct {
 	locals []uint64 // by block
 	ids    []uint32 // RankID by slot
 	roots  []root
-	reuse  []*reuse // by slot: what limits a rank's prefixes beside its marks; empty if there is no such rank
+	reuse  []*reuse // by slot: what limits a rank's prefixes beside what it holds; empty if there is no such rank
+	kinds  []kind   // the same, the other way round
 }
 
 // root is the node above all first blocks of a space.

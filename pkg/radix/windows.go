@@ -23,6 +23,7 @@ const (
 // reuse is what decides how much of a rank's prefix its engine can use. It does not change once readers know it.
 type reuse struct {
 	drop    uint32 // blocks behind a prefix's end that must be there as well: 1 if a draft model has the last one dropped
+	most    uint32 // the largest drop of the main groups and all windows
 	windows []window
 	unknown bool // some group's needs are not known: the prefix may be shorter than is said
 }
@@ -83,6 +84,10 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 			u.windows = append(u.windows, w)
 		}
 	}
+	u.most = u.drop
+	for _, w := range u.windows {
+		u.most = max(u.most, w.drop)
+	}
 	if u.drop == 0 && len(u.windows) == 0 && !u.unknown {
 		return nil
 	}
@@ -121,11 +126,41 @@ func (x *Index) learnReuse(r *rank) {
 	x.publish(func(v *view) {
 		v.reuse = append(make([]*reuse, 0, len(v.ids)), v.reuse...)[:len(v.ids)]
 		v.reuse[r.slot()] = shown
-		if !slices.ContainsFunc(v.reuse, func(u *reuse) bool { return u != nil }) {
+		v.kinds = kindsOf(v.reuse, v.stride)
+		if len(v.kinds) == 0 {
 			v.reuse = nil
 		}
 	})
 	x.markWindows(r)
+}
+
+// kind is ranks that are limited alike.
+type kind struct {
+	*reuse
+	ranks []uint64 // by slot
+}
+
+// kindsOf puts ranks that are limited alike together. Their numbers of groups may differ: they are for people.
+func kindsOf(all []*reuse, stride int) (kinds []kind) {
+	for slot, u := range all {
+		if u == nil {
+			continue
+		}
+		at := slices.IndexFunc(kinds, func(k kind) bool { return k.equal(u) })
+		if at < 0 {
+			at = len(kinds)
+			kinds = append(kinds, kind{u, make([]uint64, stride)})
+		}
+		kinds[at].ranks[slot>>6] |= 1 << (slot & 63)
+	}
+	return kinds
+}
+
+// equal reports whether two ranks are limited alike.
+func (u *reuse) equal(o *reuse) bool {
+	return u.drop == o.drop && slices.EqualFunc(u.windows, o.windows, func(a, b window) bool {
+		return a.plane == b.plane && a.drop == b.drop && a.size == b.size && a.block == b.block && a.need == b.need
+	})
 }
 
 // Bounded reports whether an answer's depths of a rank are an upper bound: what one of its groups needs is not known. The writer calls it.
@@ -406,6 +441,195 @@ func (w *walk) cutRank(o *Overlap, u *reuse) {
 	}
 }
 
+// limit is what limits a rank's prefixes beside what it holds; nil if nothing does.
+func (w *walk) limit(slot uint32) *reuse {
+	if int(slot) < len(w.v.reuse) {
+		return w.v.reuse[slot]
+	}
+	return nil
+}
+
+// limited is the longest prefix of a rank, which holds so many blocks in device up to a stop, that all its windows have what they need of.
+func (w *walk) limited(slot, at, held uint32) uint32 {
+	u := w.limit(slot)
+	if u == nil {
+		return held
+	}
+	if n := held - min(held, u.most); len(u.windows) == 1 && n > 0 { // mostly it has all in the last node
+		win, s := &u.windows[0], &w.path[at]
+		from, m := win.from(n), w.v.masks[win.plane]
+		switch {
+		case m == nil || from < s.base:
+		case atomic.LoadUint64(&m[int(s.id)*w.v.stride+int(slot>>6)])>>(slot&63)&1 != 0:
+			return n
+		default:
+			sp := w.spread(int(at))
+			e := sp.parts[int(slot)*(w.v.planes-events.NumTiers)+win.plane-events.NumTiers]
+			if uint32(e>>32) == sp.stamp && w.v.covers(&w.v.parts[s.parts+uint32(e)], from-s.base, n+win.drop-s.base) {
+				return n
+			}
+		}
+	}
+	l := look{w: w, slot: slot, at: -1, tiers: 1}
+	return l.longest(u, held)
+}
+
+// covers reports whether a part has all blocks from lo up to hi.
+func (v *view) covers(p *part, lo, hi uint32) bool {
+	if atomic.LoadUint32(&p.lead) >= hi {
+		return true
+	}
+	at, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
+	if at == 0 || words<<6 < hi || uint64(at)+uint64(words) > uint64(len(v.bits)) {
+		return false
+	}
+	for i := lo >> 6; i<<6 < hi; i++ {
+		if rangeMask(i, lo, hi)&^atomic.LoadUint64(&v.bits[at+i]) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// pending is ranks of one word that have a prefix of n blocks, as so many windows one after the other have said.
+type pending struct {
+	set          uint64
+	n            uint32
+	agreed, next int
+}
+
+// state is ranks of one word for which a window has all that a prefix of n blocks needs from block lo on.
+type state struct {
+	set   uint64
+	n, lo uint32
+}
+
+// leaveLimited ends the prefix in device, of held blocks, of ranks of one word that are limited alike: each window in turn shortens it, until all agree.
+func (w *walk) leaveLimited(u *reuse, word int, set uint64, held uint32, out *Answer) {
+	w.windows.todo = append(w.windows.todo[:0], pending{set: set, n: held - min(held, u.most)})
+	for len(w.windows.todo) > 0 {
+		p := w.windows.todo[len(w.windows.todo)-1]
+		w.windows.todo = w.windows.todo[:len(w.windows.todo)-1]
+		switch {
+		case p.n == 0:
+		case p.agreed >= len(u.windows):
+			w.emit(word, p.set, p.n, out)
+		default:
+			w.shorten(u, word, p)
+		}
+	}
+}
+
+// shorten finds for ranks of one word the longest prefixes that one window has all of, and leaves them in todo. It goes back along the way, the
+// ranks together as long as they have all of a node, or nothing.
+func (w *walk) shorten(u *reuse, word int, p pending) {
+	win := &u.windows[p.next]
+	done := func(set uint64, n uint32) {
+		agreed := 1
+		if n == p.n {
+			agreed = p.agreed + 1
+		}
+		w.windows.todo = append(w.windows.todo, pending{set, n, agreed, (p.next + 1) % len(u.windows)})
+	}
+	w.windows.states = append(w.windows.states[:0], state{p.set, p.n, p.n + win.drop})
+	for len(w.windows.states) > 0 {
+		s := &w.windows.states[len(w.windows.states)-1]
+		if s.lo <= win.from(s.n) || s.set == 0 {
+			set, n := s.set, s.n
+			w.windows.states = w.windows.states[:len(w.windows.states)-1]
+			if set != 0 && n > 0 {
+				done(set, n)
+			}
+			continue
+		}
+		set, n, missing := s.set, s.n, s.lo-1
+		at := w.stopOf(missing)
+		stop := &w.path[at]
+		if m := w.v.masks[win.plane]; m != nil {
+			s.set &= atomic.LoadUint64(&m[int(stop.id)*w.v.stride+word])
+		} else {
+			s.set = 0 // nobody has anything
+		}
+		s.lo = stop.base
+		none := set &^ s.set
+		if none != 0 && stop.nparts > 0 {
+			some := none & w.spread(at).some[(win.plane-events.NumTiers)*w.v.stride+word]
+			none &^= some
+			for ; some != 0; some &= some - 1 {
+				l := look{w: w, slot: uint32(word<<6 + bits.TrailingZeros64(some)), at: -1, tiers: 1}
+				if n := l.fit(win, n); n > 0 {
+					done(some&-some, n)
+				}
+			}
+		}
+		if most := missing - min(missing, win.drop); none != 0 {
+			n := min(most, max(stop.base-min(stop.base, win.drop), win.boundary(most)))
+			w.windows.states = append(w.windows.states, state{none, n, n + win.drop})
+		}
+	}
+}
+
+// workings is what a walk has in hand of windows.
+type workings struct {
+	spreads [4]spread
+	stamp   uint32
+	todo    []pending
+	states  []state
+}
+
+// spread is a stop's parts in planes of windows, by slot.
+type spread struct {
+	at    int // the stop
+	stamp uint32
+	parts []uint64 // by slot and plane: stamp<<32 | position among the stop's parts
+	some  []uint64 // by plane, stride words each: ranks that have a part
+}
+
+// forget begins a walk with nothing spread.
+func (w *walk) forget() {
+	if w.windows == nil {
+		w.windows = &workings{}
+	}
+	for i := range w.windows.spreads {
+		w.windows.spreads[i].at = -1
+	}
+}
+
+// spread sorts a stop's parts, once in a while.
+func (w *walk) spread(at int) *spread {
+	k := w.windows
+	sp := &k.spreads[at%len(k.spreads)]
+	if sp.at == at {
+		return sp
+	}
+	k.stamp++
+	planes := w.v.planes - events.NumTiers
+	sp.at, sp.stamp = at, k.stamp
+	sp.some = append(sp.some[:0], make([]uint64, planes*w.v.stride)...)
+	if n := w.v.stride * 64 * planes; len(sp.parts) < n {
+		sp.parts = make([]uint64, n)
+	}
+	s := &w.path[at]
+	list := w.v.parts[s.parts : s.parts+s.nparts]
+	for i := range list {
+		key := atomic.LoadUint32(&list[i].key)
+		if plane, slot := int(key&planeMask)-events.NumTiers, key>>planeBits; plane >= 0 && plane < planes && int(slot) < w.v.stride*64 {
+			sp.some[plane*w.v.stride+int(slot>>6)] |= 1 << (slot & 63)
+			sp.parts[int(slot)*planes+plane] = uint64(sp.stamp)<<32 | uint64(i)
+		}
+	}
+	return sp
+}
+
+// part is what a rank has of a stop in one plane of a window, if it is not all of it.
+func (w *walk) part(at int, slot uint32, plane int) (p part, ok bool) {
+	sp := w.spread(at)
+	if i := int(slot)*(w.v.planes-events.NumTiers) + plane - events.NumTiers; i < len(sp.parts) && uint32(sp.parts[i]>>32) == sp.stamp {
+		return w.v.parts[w.path[at].parts+uint32(sp.parts[i])].load(), true
+	}
+	return part{}, false
+}
+
 // seen is the tiers of a rank that readers may look at: all but those that are being cleared.
 func (w *walk) seen(slot uint32) TierSet {
 	tiers := TierSet(1<<events.NumTiers - 1)
@@ -413,15 +637,6 @@ func (w *walk) seen(slot uint32) TierSet {
 		tiers &^= TierSet(w.hidden)
 	}
 	return tiers
-}
-
-// drops is how many blocks at the end of what a rank holds no prefix of it has.
-func (u *reuse) drops() uint32 {
-	drop := u.drop
-	for i := range u.windows {
-		drop = max(drop, u.windows[i].drop)
-	}
-	return drop
 }
 
 // look is a reader's look at the windows of one rank, in some tiers.
@@ -441,7 +656,7 @@ type look struct {
 
 // longest is the longest prefix, of at most held blocks, that has all that is needed.
 func (l *look) longest(u *reuse, held uint32) uint32 {
-	n := held - min(held, u.drops())
+	n := held - min(held, u.most)
 	for again := true; again && n > 0; {
 		again = false
 		for i := range u.windows {
@@ -518,8 +733,15 @@ func (l *look) last(w *window, held bool, lo, hi uint32) uint32 {
 
 // stop is the stop of a block of the query; the last one if the way ends before it.
 func (l *look) stop(block uint32) int {
-	path := l.w.path
-	if i := l.at; i > 0 && block >= path[i].base && block < path[i].base+path[i].match {
+	if i := l.at; i > 0 && block >= l.w.path[i].base && block < l.w.path[i].base+l.w.path[i].match {
+		return i
+	}
+	return l.w.stopOf(block)
+}
+
+func (w *walk) stopOf(block uint32) int {
+	path := w.path
+	if i := len(path) - 1; block >= path[i].base { // as it mostly is
 		return i
 	}
 	lo, hi := 1, len(path) // the last stop that begins at or before the block
@@ -547,11 +769,12 @@ func (l *look) see(w *window, at int) {
 			return
 		}
 	}
-	list := v.parts[s.parts : s.parts+s.nparts]
-	first := keyOf(l.slot, w.plane)
-	for i := range list {
-		if t := atomic.LoadUint32(&list[i].key) - first; t < events.NumTiers && l.tiers>>t&1 != 0 && l.n < events.NumTiers {
-			l.parts[l.n] = list[i].load()
+	for t := 0; t < events.NumTiers && s.nparts > 0; t++ {
+		if l.tiers>>t&1 == 0 || v.masks[w.plane+t] == nil {
+			continue
+		}
+		if p, ok := l.w.part(at, l.slot, w.plane+t); ok {
+			l.parts[l.n] = p
 			l.n++
 		}
 	}
