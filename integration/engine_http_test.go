@@ -77,6 +77,7 @@ func startRank(t *testing.T, rank events.Rank, blockSize int) *enginesim.Engine 
 // TestShimLearnsFromTheEngine gives a shim nothing but the address of an engine's API: it waits for the engine, learns model, block size, endpoints and ranks, and calls
 // the worker by its address. An engine that comes back with other settings, and elsewhere, is found.
 func TestShimLearnsFromTheEngine(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	front := startEngineAPI(t)
 	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL)
@@ -117,6 +118,7 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 
 // TestShimLearnsFromSGLang is the same for SGLang, whose ranks count up from one port, with a model that is given.
 func TestShimLearnsFromSGLang(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	front, engine := startEngineAPI(t), startRank(t, 0, 16)
 	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
@@ -128,6 +130,7 @@ func TestShimLearnsFromSGLang(t *testing.T) {
 
 // TestShimCannotLearn: what an engine does not say is named, with the flag that says it; and an older vLLM with that flag is enough.
 func TestShimCannotLearn(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	front, engine := startEngineAPI(t), startRank(t, 0, 16)
 	old := map[string]string{"/version": `{"version":"0.23.0"}`, "/v1/models": `{"data":[{"id":"llama","parent":null}]}`}

@@ -20,6 +20,7 @@ import (
 // TestRefusedQueriesAreSeen asks 200 queries of 800 hashes at once, again and again, of an indexer with room for two, until some are refused: each
 // has an answer, and metrics, status, statistics and the log say what became of them.
 func TestRefusedQueriesAreSeen(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--query-workers", "1", "--query-queue", "1")
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
@@ -78,6 +79,7 @@ func TestRefusedQueriesAreSeen(t *testing.T) {
 
 // TestWhatAWebPageMayNot: a page may post some forms, or none, to this host without asking first; none of them gets anywhere.
 func TestWhatAWebPageMayNot(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	for _, c := range []struct {
 		path, contentType, origin, body string
@@ -114,6 +116,7 @@ func TestWhatAWebPageMayNot(t *testing.T) {
 
 // TestUnregisterWhateverTheGroup: as in NVIDIA Dynamo 1.6.1, who names no routing group means the worker in whichever it is.
 func TestUnregisterWhateverTheGroup(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "one")
 	do := func(path, body string, want int, words string) {
 		t.Helper()
