@@ -23,7 +23,8 @@ type httpSecurity struct {
 	tls   *tls.Config
 }
 
-// check reads what the flags name. A port that is not on loopback must have a token: what it answers tells of prompts, and it takes commands.
+// check reads what the flags name. A port that is not on loopback must have a token: what it answers tells of prompts,
+// and it takes commands.
 func (s *httpSecurity) check(listen string) error {
 	var errs []error
 	if (s.cert == "") != (s.key == "") {
@@ -60,9 +61,10 @@ func loopback(host string) bool {
 // open are the paths that anybody may ask: they say nothing of anybody.
 func open(path string) bool { return path == "/healthz" || path == "/readyz" }
 
-// guard lets only those pass who may use the port: who brings the token, if there is one, and no web page of another site. Browsers say of
-// themselves where a request comes from. One that has a name of its own made to lead here, and so seems to be of this site, is told by that
-// name where there is no token to tell it by. ended is told of requests that do not pass.
+// guard lets only those pass who may use the port: who brings the token, if there is one, and no web page of another
+// site. Browsers say of themselves where a request comes from. One that has a name of its own made to lead here, and so
+// seems to be of this site, is told by that name where there is no token to tell it by. ended is told of requests that
+// do not pass.
 func (s *httpSecurity) guard(next http.Handler, ended func(op, outcome string)) http.Handler {
 	want := sha256.Sum256(s.token)
 	site := http.NewCrossOriginProtection()
@@ -72,12 +74,13 @@ func (s *httpSecurity) guard(next http.Handler, ended func(op, outcome string)) 
 		got := sha256.Sum256([]byte(given)) // of one length, so that comparing takes the same time whatever was given
 		switch {
 		case open(r.URL.Path):
-		case s.token != nil && (subtle.ConstantTimeCompare(got[:], want[:]) != 1 || !strings.EqualFold(scheme, "Bearer")):
+		case s.token != nil && !(subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer")):
 			w.Header().Set("WWW-Authenticate", `Bearer realm="kvatlas"`)
 			failure = api.Errorf(api.CodeUnauthorized, "this port wants a bearer token: Authorization: Bearer ...")
 		case s.token == nil && !ownHost(r.Host):
 			failure = api.Errorf(api.CodeForbidden,
-				"the request is for host %.100q; a port without --http-token-file answers to localhost and to addresses, so that no web page can ask it by a name of its own", r.Host)
+				"the request is for host %.100q; a port without --http-token-file answers to localhost and to addresses, "+
+					"so that no web page can ask it by a name of its own", r.Host)
 		default:
 			if err := site.Check(r); err != nil {
 				failure = api.Errorf(api.CodeForbidden, "a web page of another site may not ask this: %v", err)

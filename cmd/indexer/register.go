@@ -41,7 +41,7 @@ func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 	})
 }
 
-// withCompat adds the paths of Mooncake's conductor and Dynamo's indexer to ours.
+// withCompat adds the paths of Dynamo's indexer to ours.
 func withCompat(ours http.Handler, indexer api.Indexer, shims *compat.Shims, ns *jetstream.Namespace, ended func(op, outcome string)) http.Handler {
 	theirs := compat.NewHandler(compat.Config{
 		Indexer: indexer, Shims: shims, Ended: ended,

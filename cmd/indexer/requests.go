@@ -13,14 +13,16 @@ import (
 
 // Defaults of the room for queries.
 const (
-	// waitingQueries is how many queries a node of a cluster answers at once: most of their time they wait for other nodes.
+	// waitingQueries is how many queries a node of a cluster answers at once: most of their time they wait for other
+	// nodes.
 	waitingQueries = 128
 
 	// queuePerCore is how many queries may wait for each core: some 50 ms of work, where a query takes a tenth of one.
 	queuePerCore = 512
 )
 
-// roomForQueries is how many queries over NATS are answered at once, and how many wait; clustered says whether others are asked for their shares.
+// roomForQueries is how many queries over NATS are answered at once, and how many wait; clustered says whether others
+// are asked for their shares.
 func (s *serving) roomForQueries(clustered bool) (workers, queue int) {
 	cores := runtime.GOMAXPROCS(0)
 	workers, queue = s.queryWorkers, s.queryQueue
@@ -52,9 +54,12 @@ func logRefusals(ctx context.Context, outcomes *api.Outcomes, log *slog.Logger) 
 	}
 }
 
-// sayRefusals says how many were refused since before, for each outcome with what helps, and returns what is before now.
-func sayRefusals(before map[api.RequestCount]uint64, counts []api.RequestCount, log *slog.Logger) map[api.RequestCount]uint64 {
-	now := make(map[api.RequestCount]uint64, len(counts))
+// sayRefusals says how many were refused since before, for each outcome with what helps, and returns what is before
+// now.
+func sayRefusals(
+	before map[api.RequestCount]uint64, counts []api.RequestCount, log *slog.Logger,
+) (now map[api.RequestCount]uint64) {
+	now = make(map[api.RequestCount]uint64, len(counts))
 	said := map[string]uint64{}
 	for _, c := range counts {
 		key := c

@@ -52,6 +52,9 @@ func TestErrorsNameWhatIsWrong(t *testing.T) {
 		{OpFind, JSON, `{"model":"m","tokens":["a"]}`, CodeBadTokens, `tokens[0] is "a"`},
 		{OpFind, JSON, `{"model":"m","tokens":"abc"}`, CodeBadTokens, "tokens must be an array"},
 		{OpFind, JSON, `{"model":"m","hashes":[18446744073709551616]}`, CodeMalformed, "hashes[0] is 18446744073709551616"},
+		{OpFind, JSON, `{"model":"m","hashes":[1,18446744073709551620]}`, CodeMalformed, "hashes[1] is 18446744073709551620"},
+		{OpFind, JSON, `{"model":"m","hashes":[184467440737095516150]}`, CodeMalformed, "hashes[0] is 184467440737095516150"},
+		{OpFind, JSON, `{"model":"m","tokens":[18446744073709551615]}`, CodeBadTokens, "tokens[0] is 18446744073709551615"},
 		{OpFind, MsgPack, "\xc1", CodeMalformed, "MessagePack"},
 		{OpFind, MsgPack, "\x82\xa5model\xa1m\xa6tokens\x92\x01\xff", CodeBadTokens, "tokens[1]"},
 		{OpFind, MsgPack, "\x82\xa5model\xa1m\xa6tokens\xc4\x03abc", CodeBadTokens, "not a multiple of 4"},
@@ -103,11 +106,11 @@ func TestQueriesAreTheSameInEveryForm(t *testing.T) {
 
 func TestHashesKeepAllTheirBits(t *testing.T) {
 	e := &echo{}
-	body := `{"model":"m","hashes":[18446744073709551615, -1 ,9223372036854775808,0]}`
+	body := `{"model":"m","hashes":[18446744073709551615, -1 ,9223372036854775808,0,10000000000000000000]}`
 	if _, failure := (Handler{Indexer: e}).Handle(context.Background(), OpFind, JSON, []byte(body)); failure != nil {
 		t.Fatal(failure)
 	}
-	want := Hashes{1<<64 - 1, 1<<64 - 1, 1 << 63, 0}
+	want := Hashes{1<<64 - 1, 1<<64 - 1, 1 << 63, 0, 1e19}
 	if !reflect.DeepEqual(e.last.Hashes, want) {
 		t.Fatalf("got %v, want %v", e.last.Hashes, want)
 	}

@@ -6,7 +6,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// The catalogue of errors is the same over NATS and HTTP; docs/errors.md lists it with what each means and what to do. A test holds the two together.
+// The catalogue of errors is the same over NATS and HTTP; docs/errors.md lists it with what each means and what to do. A
+// test holds the two together.
 
 // Code names a class of error for programs. Codes do not change.
 type Code string
@@ -27,7 +28,7 @@ const (
 	CodeUnknownOperation  Code = "unknown_operation"   // no such subject or path
 	CodeUnavailable       Code = "unavailable"         // NATS or its storage does not answer
 	CodeUnauthorized      Code = "unauthorized"        // bring the token
-	CodeForbidden         Code = "forbidden"           // a web page of another site may not ask, nor may one ask by a name that is not this host's
+	CodeForbidden         Code = "forbidden"           // not for a web page of another site
 	CodeWrongMethod       Code = "wrong_method"        // use the method that Allow names
 	CodeRequestTimeout    Code = "request_timeout"     // the body did not arrive in time: send it whole
 	CodeWrongContentType  Code = "wrong_content_type"  // say application/json or application/msgpack
@@ -35,7 +36,8 @@ const (
 )
 
 var httpStatus = map[Code]int{
-	CodeMalformed: 400, CodeMissingModel: 400, CodeBadTokens: 400, CodeUnauthorized: 401, CodeForbidden: 403, CodeUnknownModel: 404, CodeUnknownWorker: 404,
+	CodeMalformed: 400, CodeMissingModel: 400, CodeBadTokens: 400, CodeUnauthorized: 401, CodeForbidden: 403,
+	CodeUnknownModel: 404, CodeUnknownWorker: 404,
 	CodeUnknownOperation: 404,
 	CodeWrongMethod:      405, CodeRequestTimeout: 408, CodeBlockSizeMismatch: 409, CodeRegistered: 409,
 	CodeTooLarge: 413, CodeWrongContentType: 415, CodeBusy: 429,

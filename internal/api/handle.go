@@ -18,7 +18,8 @@ const (
 	MsgPack = "application/msgpack"
 )
 
-// ContentType is the form of a body by its header Content-Type; none is JSON. It is false for forms that nobody reads here.
+// ContentType is the form of a body by its header Content-Type; none is JSON. It is false for forms that nobody reads
+// here.
 func ContentType(header string) (contentType string, known bool) {
 	switch header {
 	case "", JSON:
@@ -39,7 +40,8 @@ func ContentType(header string) (contentType string, known bool) {
 
 // WrongContentType is the error of a body of another form.
 func WrongContentType(header string) *Error {
-	return Errorf(CodeWrongContentType, "Content-Type is %q; send the header \"Content-Type: %s\" or %s", shorten(header), JSON, MsgPack)
+	return Errorf(CodeWrongContentType, "Content-Type is %q; send the header \"Content-Type: %s\" or %s",
+		shorten(header), JSON, MsgPack)
 }
 
 // Observer is told of every request that Handle answered: its operation, "ok" or the error's code, and the time it took.
@@ -103,7 +105,8 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 	case OpWorkers:
 		var w WorkersRequest
 		if len(body) > 0 {
-			if err := readRequest(contentType, body, h.Unknown, func(r *reader) error { return readWorkersRequest(r, &w) }); err != nil {
+			read := func(r *reader) error { return readWorkersRequest(r, &w) }
+			if err := readRequest(contentType, body, h.Unknown, read); err != nil {
 				return nil, err
 			}
 		}
@@ -111,7 +114,8 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 	case OpVerify:
 		var v VerifyRequest
 		if len(body) > 0 {
-			if err := readRequest(contentType, body, h.Unknown, func(r *reader) error { return readVerifyRequest(r, &v) }); err != nil {
+			read := func(r *reader) error { return readVerifyRequest(r, &v) }
+			if err := readRequest(contentType, body, h.Unknown, read); err != nil {
 				return nil, err
 			}
 		}
@@ -119,7 +123,8 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 	case OpStatus:
 		var s StatusRequest
 		if len(body) > 0 {
-			if err := readRequest(contentType, body, h.Unknown, func(r *reader) error { return readStatusRequest(r, &s) }); err != nil {
+			read := func(r *reader) error { return readStatusRequest(r, &s) }
+			if err := readRequest(contentType, body, h.Unknown, read); err != nil {
 				return nil, err
 			}
 		}

@@ -30,8 +30,9 @@ const deadlineHeader = "Kv-Deadline-Ms"
 
 // routes are the operations' paths.
 var routes = []struct{ method, path, op string }{
-	{http.MethodPost, "/v1/find", OpFind}, {http.MethodGet, "/v1/workers", OpWorkers}, {http.MethodGet, "/v1/status", OpStatus},
-	{http.MethodGet, "/v1/verify", OpVerify}, {http.MethodPost, "/v1/snapshot", OpSnapshot},
+	{http.MethodPost, "/v1/find", OpFind}, {http.MethodGet, "/v1/workers", OpWorkers},
+	{http.MethodGet, "/v1/status", OpStatus}, {http.MethodGet, "/v1/verify", OpVerify},
+	{http.MethodPost, "/v1/snapshot", OpSnapshot},
 }
 
 // NewHTTP returns the handler of a node's HTTP port:
@@ -90,7 +91,8 @@ func NewHTTP(cfg HTTPConfig) http.Handler {
 	return mux
 }
 
-// Allowed reports whether a request has the method that a path takes; else the answer's header says which that is. Where GET is taken, so is HEAD.
+// Allowed reports whether a request has the method that a path takes; else the answer's header says which that is.
+// Where GET is taken, so is HEAD.
 func Allowed(w http.ResponseWriter, r *http.Request, method string) bool {
 	if r.Method == method || r.Method == http.MethodHead && method == http.MethodGet {
 		return true
@@ -128,10 +130,13 @@ func (cfg *HTTPConfig) serve(w http.ResponseWriter, r *http.Request, op string) 
 }
 
 // open reads a request. The failure is to be sent in the content type.
-func (cfg *HTTPConfig) open(w http.ResponseWriter, r *http.Request, op string) (contentType string, body []byte, deadline time.Duration, failure *Error) {
+func (cfg *HTTPConfig) open(w http.ResponseWriter, r *http.Request, op string) (
+	contentType string, body []byte, deadline time.Duration, failure *Error,
+) {
 	header := r.Header.Get("Content-Type")
 	contentType, known := ContentType(header)
-	// A web page may send some forms, or none, to any address without asking first; these are refused even where they would be understood.
+	// A web page may send some forms, or none, to any address without asking first; these are refused even where they
+	// would be understood.
 	if !known || header == "" && r.ContentLength != 0 {
 		return contentType, nil, 0, WrongContentType(header)
 	}
@@ -139,12 +144,14 @@ func (cfg *HTTPConfig) open(w http.ResponseWriter, r *http.Request, op string) (
 	if text := r.Header.Get(deadlineHeader); text != "" {
 		ms, ok := parseUint([]byte(text))
 		if !ok || ms == 0 {
-			return contentType, nil, 0, Errorf(CodeMalformed, "the header %s is %s, not a whole number of milliseconds above 0", deadlineHeader, shorten(text))
+			return contentType, nil, 0, Errorf(CodeMalformed,
+				"the header %s is %s, not a whole number of milliseconds above 0", deadlineHeader, shorten(text))
 		}
 		deadline = min(deadline, time.Duration(min(ms, 1<<31))*time.Millisecond)
 	}
 	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {
-		return contentType, nil, 0, Errorf(CodeMalformed, "%s takes no parameters in its URL, such as %s; they belong into the body", r.URL.Path, shorten(name))
+		return contentType, nil, 0, Errorf(CodeMalformed,
+			"%s takes no parameters in its URL, such as %s; they belong into the body", r.URL.Path, shorten(name))
 	}
 	body, failure = ReadBody(w, r)
 	if failure == nil && op == OpFind {
@@ -163,7 +170,8 @@ func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
 	case err == nil:
 		return body, nil
 	case errors.As(err, &large):
-		return nil, Errorf(CodeTooLarge, "the request has more than %d bytes (8 MiB); ask with hashes instead of tokens, or for a part at a time", MaxBody)
+		return nil, Errorf(CodeTooLarge,
+			"the request has more than %d bytes (8 MiB); ask with hashes instead of tokens, or for a part at a time", MaxBody)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, Errorf(CodeRequestTimeout, "of the body %d bytes came in time, and not its end", len(body))
 	}

@@ -10,7 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// jsonSource reads JSON (RFC 8259), and nothing else: no number with leading zeros, no comma too many. It is much of what a query in JSON costs.
+// jsonSource reads JSON (RFC 8259), and nothing else: no number with leading zeros, no comma too many. It is much of
+// what a query in JSON costs.
 type jsonSource struct {
 	data []byte
 	at   int
@@ -324,7 +325,8 @@ func (s *jsonSource) pass(depth int) (err error) {
 	return err
 }
 
-// Members reads a JSON object and tells each of its members, by names as they are written; value is JSON. An [Error] says that the data is none; others are those of each.
+// Members reads a JSON object and tells each of its members, by names as they are written; value is JSON. An [Error]
+// says that the data is none; others are those of each.
 func Members(data []byte, each func(name string, value []byte) error) error {
 	s := &jsonSource{data: data}
 	var theirs error
@@ -396,8 +398,10 @@ func (s *jsonSource) hashes(field string) (Hashes, error) {
 	})
 }
 
-// jsonNumbers reads a list of numbers. rare reads an element that has not 1 to 19 digits and nothing else.
-func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want string, rare func(word []byte) (T, bool)) ([]T, error) {
+// jsonNumbers reads a list of numbers. rare reads an element that is not digits and nothing else.
+func jsonNumbers[T uint32 | uint64](
+	s *jsonSource, field string, code Code, want string, rare func(word []byte) (T, bool),
+) ([]T, error) {
 	most := uint64(^T(0))
 	s.at++
 	data, i := s.data, s.at
@@ -418,11 +422,15 @@ func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want
 		s.space()
 		i = s.at
 		v := uint64(0)
-		for i < len(data) && data[i]-'0' <= 9 {
+		for upTo := min(len(data), i+19); i < upTo && data[i]-'0' <= 9; i++ { // which cannot overflow
+			v = v*10 + uint64(data[i]-'0')
+		}
+		if i == s.at+19 && i < len(data) && data[i]-'0' <= 9 && (v < 1<<64/10 || v == 1<<64/10 && data[i] <= '5') {
 			v = v*10 + uint64(data[i]-'0')
 			i++
 		}
-		if digits := i - s.at; digits > 0 && digits < 20 && v <= most && i < len(data) && (data[i] == ',' || data[i] == ']') && (digits == 1 || data[s.at] != '0') {
+		digits, ends := i-s.at, i < len(data) && (data[i] == ',' || data[i] == ']')
+		if digits > 0 && v <= most && ends && (digits == 1 || data[s.at] != '0') {
 			out = append(out, T(v))
 			if s.at = i + 1; data[i] == ']' {
 				return out, nil
@@ -435,7 +443,8 @@ func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want
 		}
 		x, ok := rare(word)
 		if !ok {
-			return nil, Errorf(code, "%s[%d] is %s, not %s%s", field, len(out), shorten(word), want, rounded(word, want))
+			return nil, Errorf(code, "%s[%d] is %s, not %s%s",
+				field, len(out), shorten(word), want, rounded(word, want))
 		}
 		out = append(out, x)
 		if more, err := s.follows(']'); err != nil || !more {

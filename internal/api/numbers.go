@@ -3,8 +3,9 @@ package api
 // Tokens are token ids. In JSON an array of numbers; in MessagePack the same, or a bin of little-endian u32.
 type Tokens []uint32
 
-// Hashes are local hashes of blocks. In JSON an array of numbers, unsigned, or negative for those who hold them as signed
-// 64-bit numbers, or of text in decimal digits for those who round numbers above 2^53; in MessagePack the same, or a bin of little-endian u64.
+// Hashes are local hashes of blocks. In JSON an array of numbers, unsigned, or negative for those who hold them as
+// signed 64-bit numbers, or of text in decimal digits for those who round numbers above 2^53; in MessagePack the same,
+// or a bin of little-endian u64.
 type Hashes []uint64
 
 // IsZero reports whether there are none at all. A list without elements is one: a prompt that has no whole block.

@@ -40,9 +40,11 @@ func Outcome(failure *Error) string {
 
 // overload says what to do where requests end so, which is this node's trouble and not that of who asks.
 var overload = map[string]string{
-	string(CodeBusy): "all query workers were busy and their queue was full: raise --query-workers or --query-queue, or add nodes",
-	OutcomeExpired:   "their callers' deadlines passed while they waited: raise --query-workers, add nodes, or let clients wait longer",
-	OutcomeUnsent:    "there were answers, and the connection did not take them: see the log for what became of it",
+	string(CodeBusy): "all query workers were busy and their queue was full: " +
+		"raise --query-workers or --query-queue, or add nodes",
+	OutcomeExpired: "their callers' deadlines passed while they waited: " +
+		"raise --query-workers, add nodes, or let clients wait longer",
+	OutcomeUnsent: "there were answers, and the connection did not take them: see the log for what became of it",
 }
 
 // Overloaded reports whether an outcome is a sign that a node has more to do than it can, and what helps.
@@ -115,7 +117,9 @@ func (o *Outcomes) Counts() []RequestCount {
 	}
 	o.mu.RUnlock()
 	slices.SortFunc(list, func(a, b RequestCount) int {
-		return cmp.Or(cmp.Compare(a.Transport, b.Transport), cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.Outcome, b.Outcome))
+		return cmp.Or(
+			cmp.Compare(a.Transport, b.Transport), cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.Outcome, b.Outcome),
+		)
 	})
 	return list
 }
@@ -127,7 +131,8 @@ func (o *Outcomes) Problems(now time.Time) (list []string) {
 	o.turn(now)
 	for outcome, whatToDo := range overload {
 		if n := o.late.now[outcome] + o.late.before[outcome]; n > 0 {
-			list = append(list, fmt.Sprintf("%d requests were %s within the last two minutes: %s", n, strings.Replace(outcome, "busy", "refused as busy", 1), whatToDo))
+			was := strings.Replace(outcome, "busy", "refused as busy", 1)
+			list = append(list, fmt.Sprintf("%d requests were %s within the last two minutes: %s", n, was, whatToDo))
 		}
 	}
 	slices.Sort(list)

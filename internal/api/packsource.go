@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// packSource reads MessagePack as anybody may write it: numbers in any form that holds them, lists of numbers as lists or as bytes, text as
-// bytes. Its data is sound: all lengths fit.
+// packSource reads MessagePack as anybody may write it: numbers in any form that holds them, lists of numbers as lists
+// or as bytes, text as bytes. Its data is sound: all lengths fit.
 type packSource struct{ unpacker }
 
 func (*packSource) form() string { return "MessagePack" }
@@ -119,20 +119,19 @@ func (s *packSource) end() error {
 }
 
 func (s *packSource) tokens(field string) (Tokens, error) {
-	return packNumbers(s, field, CodeBadTokens, wantToken, 4, binary.LittleEndian.Uint32, func(v uint64, is whole) (uint32, bool) {
-		return uint32(v), is == positive && v <= 1<<32-1
-	})
+	take := func(v uint64, is whole) (uint32, bool) { return uint32(v), is == positive && v <= 1<<32-1 }
+	return packNumbers(s, field, CodeBadTokens, wantToken, 4, binary.LittleEndian.Uint32, take)
 }
 
 func (s *packSource) hashes(field string) (Hashes, error) {
-	return packNumbers(s, field, CodeMalformed, wantHash, 8, binary.LittleEndian.Uint64, func(v uint64, is whole) (uint64, bool) {
-		return v, is != notWhole
-	})
+	take := func(v uint64, is whole) (uint64, bool) { return v, is != notWhole }
+	return packNumbers(s, field, CodeMalformed, wantHash, 8, binary.LittleEndian.Uint64, take)
 }
 
 // packNumbers reads a list of numbers, or their bytes, each of so many.
 func packNumbers[T uint32 | uint64](
-	s *packSource, field string, code Code, want string, size int, load func([]byte) T, take func(uint64, whole) (T, bool),
+	s *packSource, field string, code Code, want string,
+	size int, load func([]byte) T, take func(uint64, whole) (T, bool),
 ) ([]T, error) {
 	if s.kind() == kindBytes {
 		b := s.bytes()

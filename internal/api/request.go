@@ -13,15 +13,17 @@ type UnknownFields int
 
 // The ways.
 const (
-	// RefuseUnknown is for clients' requests: a field that is not known is most often one that is misspelt, and the answer would be to another question.
+	// RefuseUnknown is for clients' requests: a field that is not known is most often one that is misspelt, and the
+	// answer would be to another question.
 	RefuseUnknown UnknownFields = iota
 
-	// IgnoreUnknown is for what nodes ask each other: one of a newer version may say more than is known here, and asks only what it gets by with if that is
-	// not heeded.
+	// IgnoreUnknown is for what nodes ask each other: one of a newer version may say more than is known here, and asks
+	// only what it gets by with if that is not heeded.
 	IgnoreUnknown
 )
 
-// reader reads requests from a source: it holds the rules that are the same for each form. What is given is taken for what it says, or refused by name.
+// reader reads requests from a source: it holds the rules that are the same for each form. What is given is taken for
+// what it says, or refused by name.
 type reader struct {
 	source
 	unknown UnknownFields
@@ -213,7 +215,8 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 
 var (
 	queryFields = []string{
-		"model", "block_size", "tokens", "hashes", "hashed", "lora_name", "cache_salt", "workers", "partitions", "min_seq", "explain", "idle", "l3", "l3_timeout_ms",
+		"model", "block_size", "tokens", "hashes", "hashed", "lora_name", "cache_salt", "workers", "partitions",
+		"min_seq", "explain", "idle", "l3", "l3_timeout_ms",
 	}
 	hashedFields  = []string{"lookahead", "hashes"}
 	placeFields   = []string{"partition", "seq"}
@@ -343,11 +346,13 @@ func readVerifyRequest(r *reader, v *VerifyRequest) error {
 	return r.fields("the request", verifyFields, func(field string) error { return readPlaces(r, field, &v.At) })
 }
 
-// meant is what fields of other systems' requests are called here; what begins with a blank is advice in place of a name.
+// meant is what fields of other systems' requests are called here; what begins with a blank is advice in place of a
+// name.
 var meant = map[string]string{
-	"token_ids": "tokens", "prompt_token_ids": "tokens", "input_ids": "tokens", "block_hashes": "hashes", "model_name": "model", "lora": "lora_name",
-	"lora_id": "lora_name", "adapter": "lora_name", "salt": "cache_salt", "instances": "workers", "instance": "workers", "worker": "workers", "worker_ids": "workers",
-	"block_mm_infos":    " hash the blocks with their multimodal items and ask with hashes, or ask POST /query, which takes this field",
+	"token_ids": "tokens", "prompt_token_ids": "tokens", "input_ids": "tokens", "block_hashes": "hashes",
+	"model_name": "model", "lora": "lora_name", "lora_id": "lora_name", "adapter": "lora_name", "salt": "cache_salt",
+	"instances": "workers", "instance": "workers", "worker": "workers", "worker_ids": "workers",
+	"block_mm_infos":    " hash the blocks with their multimodal items and ask with hashes, or ask POST /query",
 	"prompt":            " only tokens and hashes are looked up: tokenize it first",
 	"messages":          " only tokens and hashes are looked up: tokenize them first",
 	"deadline_ms":       " the deadline travels in the header Kv-Deadline-Ms",
@@ -367,7 +372,8 @@ func noField(name, key string, known []string) error {
 		said = ";" + other
 	default:
 		for _, field := range known {
-			if other == field || plain(key) == plain(field) || distance(plain(key), plain(field)) <= min(2, len(field)/3) {
+			near := distance(plain(key), plain(field)) <= min(2, len(field)/3)
+			if other == field || plain(key) == plain(field) || near {
 				has = field
 				break
 			}
@@ -389,7 +395,8 @@ func plain(name string) string {
 	return strings.ToLower(strings.NewReplacer("_", "", "-", "", " ", "").Replace(name))
 }
 
-// distance is how many letters must be put in, left out, changed or swapped with the next to make b of a, if that is 2 or less.
+// distance is how many letters must be put in, left out, changed or swapped with the next to make b of a, if that is 2
+// or less.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

@@ -7,8 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// source is the body of a request, read one value after another, in whichever form it came. kind says what the next value is, and each method that reads
-// is called only where the next value is of its kind. A method's error says that the body is broken, unless it is an [Error].
+// source is the body of a request, read one value after another, in whichever form it came. kind says what the next
+// value is, and each method that reads is called only where the next value is of its kind. A method's error says that
+// the body is broken, unless it is an [Error].
 type source interface {
 	form() string // JSON or MessagePack
 	kind() kind

@@ -386,7 +386,7 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 			u.once(&seen, 13)
 			out.L3TimeoutMS = u.given()
 		default:
-			u.odd = u.odd || unknown == RefuseUnknown
+			u.odd = u.odd || unknown == RefuseUnknown || !utf8.Valid(key)
 			return false
 		}
 		return true
@@ -424,7 +424,7 @@ func (u *unpacker) hashed(unknown UnknownFields) (h Hashed) {
 			u.once(&seen, 1)
 			h.Hashes = u.hashes()
 		default:
-			u.odd = u.odd || unknown == RefuseUnknown
+			u.odd = u.odd || unknown == RefuseUnknown || !utf8.Valid(key)
 			return false
 		}
 		return true
@@ -443,7 +443,7 @@ func (u *unpacker) minSeq(unknown UnknownFields) (m PartitionSeq) {
 			u.once(&seen, 1)
 			m.Seq = events.StreamSeq(u.number())
 		default:
-			u.odd = u.odd || unknown == RefuseUnknown
+			u.odd = u.odd || unknown == RefuseUnknown || !utf8.Valid(key)
 			return false
 		}
 		return true

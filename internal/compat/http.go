@@ -114,11 +114,19 @@ func field[T any](to *T, want string) func(name string, value []byte) error {
 // fields are how a request is read. As in Dynamo, others are passed over, and names are told apart by letter case.
 func (r *request) fields() map[string]func(name string, value []byte) error {
 	return map[string]func(name string, value []byte) error{
-		"instance_id": field(&r.Instance, "a whole number or text"), "endpoint": field(&r.Endpoint, "text"), "model_name": field(&r.Model, "text"),
-		"block_size": field(&r.Size, "an unsigned 32-bit number"), "routing_group": field(&r.Group, "text"), "dp_rank": field(&r.Rank, "an unsigned 32-bit number"),
-		"replay_endpoint": field(&r.Replay, "text"), "snapshot_endpoint": field(&r.Snapshot, "text"), "type": field(&r.Type, "text"),
-		"lora_name": field(&r.LoRA, "text"), "cache_salt": field(&r.Salt, "text"), "kv_groups": field(&r.KV, "text"),
-		"block_mm_infos": field(&r.Media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
+		"instance_id":       field(&r.Instance, "a whole number or text"),
+		"endpoint":          field(&r.Endpoint, "text"),
+		"model_name":        field(&r.Model, "text"),
+		"block_size":        field(&r.Size, "an unsigned 32-bit number"),
+		"routing_group":     field(&r.Group, "text"),
+		"dp_rank":           field(&r.Rank, "an unsigned 32-bit number"),
+		"replay_endpoint":   field(&r.Replay, "text"),
+		"snapshot_endpoint": field(&r.Snapshot, "text"),
+		"type":              field(&r.Type, "text"),
+		"lora_name":         field(&r.LoRA, "text"),
+		"cache_salt":        field(&r.Salt, "text"),
+		"kv_groups":         field(&r.KV, "text"),
+		"block_mm_infos":    field(&r.Media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
 		"token_ids": func(name string, value []byte) (err error) {
 			r.Tokens, err = api.ReadTokens(name, value)
 			return unprocessable(err)
@@ -199,8 +207,11 @@ func NewHandler(cfg Config) http.Handler {
 	handle(http.MethodPost, "/register", http.StatusCreated, cfg.register)
 	handle(http.MethodPost, "/unregister", http.StatusOK, cfg.unregister)
 	handle(http.MethodGet, "/workers", http.StatusOK, cfg.workers)
-	handle(http.MethodPost, "/query", http.StatusOK, func(ctx context.Context, body []byte, _ url.Values) (any, error) { return cfg.query(ctx, body, false) })
-	handle(http.MethodPost, "/query_by_hash", http.StatusOK, func(ctx context.Context, body []byte, _ url.Values) (any, error) { return cfg.query(ctx, body, true) })
+	for path, byHash := range map[string]bool{"/query": false, "/query_by_hash": true} {
+		handle(http.MethodPost, path, http.StatusOK, func(ctx context.Context, body []byte, _ url.Values) (any, error) {
+			return cfg.query(ctx, body, byHash)
+		})
+	}
 	handle(http.MethodGet, "/dump", http.StatusOK, cfg.dump)
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	return mux
@@ -209,7 +220,8 @@ func NewHandler(cfg Config) http.Handler {
 // Patterns are the paths that [NewHandler] answers.
 var Patterns = []string{"/register", "/unregister", "/workers", "/query", "/query_by_hash", "/dump", "/health"}
 
-// open reads a request's body. What is posted must say that it is JSON, as in Dynamo: a web page may post anything else to any address.
+// open reads a request's body. What is posted must say that it is JSON, as in Dynamo: a web page may post anything else
+// to any address.
 func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error) {
 	if !api.Allowed(w, r, method) {
 		return nil, api.Errorf(api.CodeWrongMethod, "%s takes %s, not %.20s", r.URL.Path, method, r.Method)
@@ -219,7 +231,8 @@ func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 	}
 	header := r.Header.Get("Content-Type")
 	if form, known := api.ContentType(header); header == "" || !known || form != api.JSON {
-		return nil, api.Errorf(api.CodeWrongContentType, "Content-Type is %.40q; send the header \"Content-Type: %s\"", header, api.JSON)
+		return nil, api.Errorf(api.CodeWrongContentType,
+			"Content-Type is %.40q; send the header \"Content-Type: %s\"", header, api.JSON)
 	}
 	body, failure := api.ReadBody(w, r)
 	if failure != nil {
@@ -341,7 +354,8 @@ func (cfg *Config) unregister(ctx context.Context, body []byte, _ url.Values) (a
 		return nil, err
 	}
 	which := func(r registry.Record) bool {
-		return nameOf(r) == *req.Model && (req.Group == nil || r.Engine.Group == req.group()) && (req.Rank == nil || r.Rank == *req.Rank)
+		return nameOf(r) == *req.Model && (req.Group == nil || r.Engine.Group == req.group()) &&
+			(req.Rank == nil || r.Rank == *req.Rank)
 	}
 	if err := cfg.Shims.Unregister(ctx, events.WorkerID(*req.Instance), which); err != nil {
 		return nil, err
@@ -422,7 +436,8 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 	q := &api.Query{Model: model, Tokens: req.Tokens, LoRA: req.LoRA, CacheSalt: req.Salt}
 	if byHash {
 		if req.Salt != "" {
-			return nil, fail(http.StatusBadRequest, api.CodeMalformed, "cache_salt is not accepted by /query_by_hash; block_hashes must already include the intended cache salt")
+			return nil, fail(http.StatusBadRequest, api.CodeMalformed,
+				"cache_salt is not accepted by /query_by_hash; block_hashes must already include the intended cache salt")
 		}
 		q = &api.Query{Model: model, Hashes: req.Hashes}
 	}
@@ -442,11 +457,13 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 				return out, nil // it has said nothing yet
 			}
 		}
-		return nil, fail(http.StatusNotFound, api.CodeUnknownModel, "no indexer for model=%s routing_group=%s", *req.Model, req.group())
+		return nil, fail(http.StatusNotFound, api.CodeUnknownModel,
+			"no indexer for model=%s routing_group=%s", *req.Model, req.group())
 	case err != nil:
 		return nil, err
 	case !answer.Complete:
-		return nil, fail(http.StatusServiceUnavailable, api.CodeNotReady, "not every worker of the model could be looked at; see GET /v1/status")
+		return nil, fail(http.StatusServiceUnavailable, api.CodeNotReady,
+			"not every worker of the model could be looked at; see GET /v1/status")
 	}
 	size := uint64(answer.BlockSize)
 	for _, o := range answer.Workers {
@@ -470,8 +487,8 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 	return out, nil
 }
 
-// hashed is a query by the hashes of its blocks with their multimodal items, which are not among what a query by tokens says. How the
-// model's workers hash is asked first.
+// hashed is a query by the hashes of its blocks with their multimodal items, which are not among what a query by tokens
+// says. How the model's workers hash is asked first.
 func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*api.Query, error) {
 	known, err := cfg.Indexer.Find(ctx, &api.Query{Model: q.Model, Hashed: []api.Hashed{{}}, L3: api.L3Off})
 	if err != nil {
@@ -490,7 +507,8 @@ func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*a
 	}
 	by := &api.Query{Model: q.Model, BlockSize: known.BlockSize}
 	for _, lookahead := range known.Lookaheads {
-		hasher, err := events.NewLookaheadHasher(known.BlockSize, lookahead, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
+		space := events.Space{LoRA: q.LoRA, Salt: q.CacheSalt}
+		hasher, err := events.NewLookaheadHasher(known.BlockSize, lookahead, space)
 		if err != nil {
 			return nil, err
 		}

@@ -1,12 +1,13 @@
-// Package wire carries the api over NATS: it serves an indexer as a micro service and gives clients what they ask it with.
-// Subjects are kv.v1.<namespace>.q.<operation>, where whichever node answers for the cluster, and kv.v1.<namespace>.node.<node>.<operation>,
-// where one node answers for what it holds itself.
+// Package wire carries the api over NATS: it serves an indexer as a micro service and gives clients what they ask it
+// with. Subjects are kv.v1.<namespace>.q.<operation>, where whichever node answers for the cluster, and
+// kv.v1.<namespace>.node.<node>.<operation>, where one node answers for what it holds itself.
 package wire
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
@@ -22,7 +23,8 @@ func NewClient(conn *jetstream.Conn, namespace string) *api.Client {
 		fmt.Sprintf("no indexer of namespace %q answers on this NATS server: it is not running, or still restoring", namespace))
 }
 
-// NewNodeClient returns a client of one node of a namespace, which answers for what it holds itself. The error wraps [jetstream.ErrBadName].
+// NewNodeClient returns a client of one node of a namespace, which answers for what it holds itself. The error wraps
+// [jetstream.ErrBadName].
 func NewNodeClient(conn *jetstream.Conn, namespace, node string) (*api.Client, error) {
 	if _, err := jetstream.NodeSubject(namespace, node, ""); err != nil {
 		return nil, fmt.Errorf("node %.64q: %w", node, err)
@@ -34,8 +36,8 @@ func NewNodeClient(conn *jetstream.Conn, namespace, node string) (*api.Client, e
 	return newClient(conn, subject, fmt.Sprintf("node %q of namespace %q does not answer on this NATS server: it is not running", node, namespace)), nil
 }
 
-// newClient returns a client that asks on the subject of each operation. absent says that nobody serves it. Operations that change nothing and cost little are asked
-// again where that may help ([jetstream.Conn.Ask]).
+// newClient returns a client that asks on the subject of each operation. absent says that nobody serves it. Operations
+// that change nothing and cost little are asked again where that may help ([jetstream.Conn.Ask]).
 func newClient(conn *jetstream.Conn, subject func(op string) string, absent string) *api.Client {
 	return api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
 		request := conn.Request
@@ -58,14 +60,18 @@ func newClient(conn *jetstream.Conn, subject func(op string) string, absent stri
 	})
 }
 
+// withoutBody are the codes that nodes of the version before sent without a body.
+var withoutBody = []int{jetstream.CodeTooLarge, jetstream.CodeBusy, jetstream.CodeStopping}
+
 // Failure says what an error of asking means to whoever asked; nil if err is nil or no client can do anything about it.
 func Failure(err error) *api.Error {
 	var refused *jetstream.ServiceError
 	switch {
-	case errors.As(err, &refused) && (refused.Code == jetstream.CodeTooLarge || refused.Code == jetstream.CodeBusy || refused.Code == jetstream.CodeStopping):
+	case errors.As(err, &refused) && slices.Contains(withoutBody, refused.Code):
 		return refusal(refused.Code, refused.Description) // by a node of the version before, which says no more
 	case errors.Is(err, jetstream.ErrTooLarge):
-		return api.Errorf(api.CodeTooLarge, "%v; ask with hashes instead of tokens, or over HTTP, which takes %d bytes (8 MiB)", err, api.MaxBody)
+		return api.Errorf(api.CodeTooLarge,
+			"%v; ask with hashes instead of tokens, or over HTTP, which takes %d bytes (8 MiB)", err, api.MaxBody)
 	case errors.Is(err, jetstream.ErrNoResponder):
 		return api.Errorf(api.CodeNotReady, "%v", err)
 	case errors.Is(err, jetstream.ErrTimeout):
@@ -80,8 +86,8 @@ type Asker struct {
 	namespace string
 }
 
-// NewAsker returns an asker of a namespace's nodes. take is given what comes back, from one goroutine, and must return soon: a body in
-// MessagePack, or why there is none.
+// NewAsker returns an asker of a namespace's nodes. take is given what comes back, from one goroutine, and must return
+// soon: a body in MessagePack, or why there is none.
 func NewAsker(conn *jetstream.Conn, namespace string, take func(id uint64, body []byte, err *api.Error)) (*Asker, error) {
 	outbox, err := conn.OpenOutbox(func(id uint64, r jetstream.Reply, err error) {
 		if err == nil {
@@ -155,8 +161,9 @@ func (s *Service) Tell() error {
 	return s.serve(&s.shared, "kvatlas-node", queueGroup, api.OverNATS, s.answer, s.anyNode, api.OpStatus)
 }
 
-// Own serves everything on the node's own subjects, for those who ask this node and no other, with an answer of its own: what it holds itself. It
-// has workers of its own too, so that nodes whose workers all wait for each other still answer each other.
+// Own serves everything on the node's own subjects, for those who ask this node and no other, with an answer of its
+// own: what it holds itself. It has workers of its own too, so that nodes whose workers all wait for each other still
+// answer each other.
 func (s *Service) Own(node string, answer api.Handler) error {
 	own := func(op string) (string, error) { return jetstream.NodeSubject(s.namespace, node, op) }
 	return s.serve(&s.own, "kvatlas-own", "", api.FromNodes, answer, own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
@@ -172,7 +179,8 @@ func (s *Service) anyNode(op string) (string, error) {
 }
 
 func (s *Service) serve(
-	list *[]*jetstream.Service, name, group string, by api.Transport, answer api.Handler, subject func(op string) (string, error), ops ...string,
+	list *[]*jetstream.Service, name, group string, by api.Transport, answer api.Handler,
+	subject func(op string) (string, error), ops ...string,
 ) error {
 	cfg := jetstream.ServiceConfig{
 		Name: name, Version: serviceVersion(s.cfg.Version), Description: "index of KV cache, namespace " + s.namespace,
@@ -201,7 +209,8 @@ func serviceVersion(version string) string {
 	return "0.0.0"
 }
 
-// MaxBody is the size of a request over NATS, in bytes, beyond which it is refused: a message there has 1 MiB unless the server is told otherwise.
+// MaxBody is the size of a request over NATS, in bytes, beyond which it is refused: a message there has 1 MiB unless
+// the server is told otherwise.
 const MaxBody = jetstream.MaxValue
 
 // refuse answers what the service itself refuses with an error as any other.
@@ -216,7 +225,8 @@ func refusal(code int, why string) *api.Error {
 	case jetstream.CodeBad:
 		return api.Errorf(api.CodeMalformed, "%s", why)
 	case jetstream.CodeTooLarge:
-		return api.Errorf(api.CodeTooLarge, "%s, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes %d (8 MiB)", why, api.MaxBody)
+		return api.Errorf(api.CodeTooLarge,
+			"%s, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes %d (8 MiB)", why, api.MaxBody)
 	case jetstream.CodeBusy:
 		return api.Errorf(api.CodeBusy, "%s; ask again a little later", why)
 	case jetstream.CodeStopping:

@@ -40,8 +40,8 @@ type ServiceConfig struct {
 	// Timeout is how long a request that carries no deadline may take; default 5 s.
 	Timeout time.Duration
 
-	// Refuse makes the answer to a request that no handler answers, or whose answer does not fit into a message: code is one of those above, and why
-	// the words that go with it. Nil: the two alone.
+	// Refuse makes the answer to a request that no handler answers, or whose answer does not fit into a message: code
+	// is one of those above, and why the words that go with it. Nil: the two alone.
 	Refuse func(r Request, code int, why string) Response
 
 	Hooks ServiceHooks
@@ -188,14 +188,16 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 	size := int64(len(req.Data()))
 	if n := s.queued.Add(size); n > int64(s.cfg.QueueBytes) && n > size {
 		s.queued.Add(-size)
-		s.refuse(e, req, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests wait for them", s.cfg.Workers, s.cfg.QueueBytes>>20))
+		s.refuse(e, req, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests wait for them",
+			s.cfg.Workers, s.cfg.QueueBytes>>20))
 		return
 	}
 	select {
 	case s.jobs <- j:
 	default:
 		s.queued.Add(-size)
-		s.refuse(e, req, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests wait for them", s.cfg.Workers, s.cfg.Queue))
+		s.refuse(e, req, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests wait for them",
+			s.cfg.Workers, s.cfg.Queue))
 	}
 }
 
@@ -288,7 +290,8 @@ func (s *Service) count(e *Endpoint, code int, outcome string) {
 	s.cfg.Hooks.Ended(e.Name, outcome)
 }
 
-// stats adds to what micro counts of an endpoint what became of its requests: micro sees only what is given before its handler returns.
+// stats adds to what micro counts of an endpoint what became of its requests: micro sees only what is given before its
+// handler returns.
 func (s *Service) stats(e *micro.Endpoint) any {
 	n := s.ended[e.Name]
 	n.mu.Lock()
