@@ -32,6 +32,8 @@ func TestHybridModelsAreAnsweredAsTheirEnginesReuse(t *testing.T) {
 	window := func(tokens uint32, tier events.Tier, blocks ...events.BlockHash) events.Event {
 		return events.Event{Kind: events.Stored, Tier: tier, Group: 1, Attention: events.AttentionSlidingWindow, Window: tokens, Blocks: blocks}
 	}
+	silent := main
+	silent.Window = 1
 	eagle := main
 	eagle.Drops = true
 	group := &api.PathGroup{Index: 1, Kind: "sliding_window", Window: 12}
@@ -47,6 +49,7 @@ func TestHybridModelsAreAnsweredAsTheirEnginesReuse(t *testing.T) {
 		"earlier":      {[]events.Event{main, window(12, events.Device, 3, 4, 5, 7, 9, 10)}, api.Overlap{Device: 5, Path: &api.Path{Group: group}}, "group_lacks_blocks"},
 		"also in host": {[]events.Event{main, window(12, events.Device, 3, 4, 5, 9), window(12, events.Host, 8, 10)}, api.Overlap{Device: 5, Host: 5}, "query_ends"},
 		"unknown":      {[]events.Event{main, window(0, events.Device, 1)}, api.Overlap{Device: 10, Bound: bound}, "query_ends"},
+		"unannounced":  {[]events.Event{silent}, api.Overlap{Device: 10, Bound: bound}, "query_ends"},
 		"nothing":      {[]events.Event{main, window(12, events.Device)}, api.Overlap{Path: &api.Path{Group: group}}, "group_lacks_blocks"},
 	}
 	var at []api.PartitionSeq

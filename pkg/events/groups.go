@@ -76,4 +76,11 @@ func (d *Decoder) complete(e *rawEvent) {
 	if !e.attention.Windowed() || e.blockSize > 0 && e.blockSize != d.block {
 		e.window = 0
 	}
+	if d.engine == SGLang && e.attention.Main() && slices.ContainsFunc(d.groups, func(g GroupSpec) bool { return g.Kind.Bounds() }) {
+		e.window = unannounced
+	}
 }
+
+// unannounced is the window in events of a main group whose engine announces nothing of its others: SGLang says when its full attention's blocks come
+// and go, but not when a window or a state does.
+const unannounced = 1

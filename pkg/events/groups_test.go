@@ -50,7 +50,13 @@ func TestGroupsOfEvents(t *testing.T) {
 		"a window of blocks of its own":  {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 12, "block_size": 8}, Event{Group: 1, Attention: AttentionSlidingWindow}},
 		"a group that keeps no block":    {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 12, "block_hashes": []int{}}, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
 		"a draft model that reads ahead": {told, map[string]any{"lookahead_token_ids": []int{9}}, Event{Attention: AttentionFull, Lookahead: 1}},
+		"SGLang's windows":               {told[:2], map[string]any{"sglang": true}, Event{Attention: AttentionFull, Window: 1, Drops: true}},
+		"SGLang's full attention":        {told[:1], map[string]any{"sglang": true}, Event{Attention: AttentionFull, Drops: true}},
 	} {
+		engine := VLLM
+		if c.fields["sglang"] != nil {
+			engine = SGLang
+		}
 		fields := map[string]any{"type": "BlockStored", "block_hashes": []int{5}, "token_ids": []int{1, 2, 3, 4}, "block_size": 4, "medium": "GPU"}
 		for k, v := range c.fields {
 			fields[k] = v
@@ -59,7 +65,7 @@ func TestGroupsOfEvents(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := NewDecoder(DecoderConfig{Engine: VLLM, BlockSize: 4, Groups: c.groups})
+		d, err := NewDecoder(DecoderConfig{Engine: engine, BlockSize: 4, Groups: c.groups})
 		if err != nil {
 			t.Fatal(err)
 		}

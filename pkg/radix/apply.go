@@ -52,7 +52,7 @@ func (x *Index) learn(r *rank, e *events.Event, c *Counts) (take, main bool) {
 		if e.Attention.Main() {
 			x.mainGroup(r, e.Group)
 		}
-		if e.Drops || !e.Attention.Main() {
+		if e.Drops || e.Window > 0 || !e.Attention.Main() {
 			x.learnReuse(r)
 		}
 		return true, e.Attention.Main()

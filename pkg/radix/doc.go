@@ -35,7 +35,7 @@
 //   - A group that drops its last block for a draft model needs one block behind the prefix too, and so do those that count with it. Mamba groups drop nothing.
 //   - Up to tier t the usable prefix is the longest of which the main groups hold all blocks in tiers up to t, as above, and every other group has what it
 //     needs in some of these tiers. The depth in t is how much longer it is than that up to the tier before.
-//   - A group whose needs are not known (a window that was never said, a kind that we do not know) shortens nothing; the rank's depths are then an
+//   - A group whose needs are not known (a window that was never said, a kind that we do not know, or one that the engine announces nothing of) shortens nothing; the rank's depths are then an
 //     upper bound ([Index.Bounded]). Encoders' groups and cross attention need nothing.
 //
 // When a main group names blocks that other groups hold already, a reader may see the prefix grow in two steps.

@@ -58,7 +58,7 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 		w := window{kind: g, groups: []events.GroupIndex{g.Group}, drop: drop, block: max(1, block)}
 		switch {
 		case g.Kind.Main():
-			u.drop = max(u.drop, drop)
+			u.drop, u.unknown = max(u.drop, drop), u.unknown || g.Window > 0
 			continue
 		case g.Kind == events.AttentionMamba:
 			w.need, w.drop = 1, 0 // its state is at the very end, or not
