@@ -3,9 +3,13 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -30,18 +34,27 @@ const (
 	memberRecord    = 10 * time.Minute // a record that is not renewed for so long goes; that tidies up, and decides nothing
 )
 
-// join makes this node a member of its namespace's cluster, under its name, which no other may have.
-func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper cluster.Keeper, log *slog.Logger) (*cluster.Member, error) {
+// join makes this node a member of its namespace's cluster, under its name, which no other may have. host says that the NATS server is in this process.
+func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper cluster.Keeper, host bool, log *slog.Logger) (*cluster.Member, error) {
 	bucket, err := ns.EnsureNodes(ctx, memberRecord)
 	if err != nil {
 		return nil, err
 	}
+	life, dead := rand.Text(), func(string) bool { return false }
+	if host {
+		if life, dead, err = lifeIn(s.data); err != nil {
+			return nil, err
+		}
+	}
+	var member *cluster.Member
 	teller := &viewTeller{self: s.id, log: log}
-	return cluster.Join(ctx, cluster.MemberConfig{
+	unheard := false
+	member, err = cluster.Join(ctx, cluster.MemberConfig{
 		Config: cluster.Config{
-			Node: s.id, Life: rand.Text(), Build: cli.Version(), Partitions: ns.Partitions(), Replication: s.replication,
-			Beat: memberBeat, DeadAfter: memberDeadAfter,
+			Node: s.id, Life: life, Build: cli.Version(), Partitions: ns.Partitions(), Replication: s.replication,
+			Beat: memberBeat, DeadAfter: memberDeadAfter, Host: host,
 		},
+		Dead:      dead,
 		Namespace: ns, Bucket: bucket, Keeper: keeper, Drain: s.drain * 3 / 4, // the rest is for what is under way, and for last snapshots
 		Waiting: func() {
 			log.Info("there is a record of a node with this name; it is looked whether that lives", "node", s.id, "for", memberDeadAfter)
@@ -58,14 +71,39 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 			}
 		},
 		Trouble: func(err error) {
-			if err != nil {
-				log.Warn("the other nodes do not hear this one", "error", err)
-			} else {
+			switch was := unheard; {
+			case err == nil && was:
+				unheard = false
 				log.Info("the other nodes hear this one again")
+			case err != nil && !was && len(member.View().Peers) > 0:
+				unheard = true
+				log.Warn("the other nodes do not hear this one; it is tried again", "error", err,
+					"what_to_do", "see that NATS has room and that more than half of its servers are up; queries are answered meanwhile")
 			}
 		},
 		Viewed: teller.tell,
 	})
+	return member, err
+}
+
+// lifeFile is where a data folder has its name.
+const lifeFile = "kvatlas.life"
+
+// lifeIn returns a name for the life of a process that has the lock of a data folder, and what knows the lives of processes that had it before: they have
+// ended, since the lock was free.
+func lifeIn(dir string) (life string, dead func(life string) bool, err error) {
+	path := filepath.Join(dir, lifeFile)
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", nil, fmt.Errorf("data folder: %w", err)
+	}
+	folder := strings.TrimSpace(string(text))
+	if folder == "" {
+		folder = rand.Text()
+		_ = os.WriteFile(path, []byte(folder+"\n"), 0o600) // if the disk is full, the next process waits until this one's record is seen to stand still
+	}
+	life = folder + "." + rand.Text()
+	return life, func(other string) bool { return other != life && strings.HasPrefix(other, folder+".") }, nil
 }
 
 // askable is whom a partition can be asked of: who is known to serve it, or, while nobody is, who is likely to do so before he is heard to. It may
@@ -99,10 +137,16 @@ func (v askable) Serving(p events.Partition) []string {
 }
 
 // scatterOver returns what answers for the whole cluster.
-func scatterOver(ns *jetstream.Namespace, self string, n *node.Node, member *cluster.Member, known *registry.Registry, seen *metrics.Queries) (api.Indexer, error) {
+func scatterOver(ns *jetstream.Namespace, self string, host bool, n *node.Node, member *cluster.Member, known *registry.Registry, seen *metrics.Queries) (api.Indexer, error) {
 	return scatter.New(scatter.Config{
 		Self: self, Partitions: ns.Partitions(), PartitionOf: ns.PartitionOf, Local: n,
-		View:  func() scatter.View { return askable{member.View(), n.MayServe, known.Partitions} },
+		View: func() scatter.View {
+			v := member.View()
+			if host && len(v.Peers) == 0 && v.Settled {
+				return nil // nobody else can be asked
+			}
+			return askable{v, n.MayServe, known.Partitions}
+		},
 		Store: func(q *api.Query, blockSize uint32) scatter.Question { return n.BeginL3(q, blockSize) },
 		Open: func(take func(uint64, []byte, *api.Error)) (scatter.Transport, error) {
 			return wire.NewAsker(ns.Conn(), ns.Name(), take)
@@ -158,7 +202,11 @@ func (t *viewTeller) tell(v *cluster.View) {
 		}
 	}
 	if owned := v.Owned.String(); owned != t.owned {
-		t.log.Info("this node keeps other partitions", "partitions", owned, "before", t.owned)
+		if t.owned == "" {
+			t.log.Info("this node keeps partitions", "partitions", owned)
+		} else {
+			t.log.Info("this node keeps other partitions", "partitions", owned, "before", t.owned)
+		}
 		t.owned = owned
 	}
 	t.peers, t.said = peers, v.Problems
@@ -179,7 +227,7 @@ BEHIND the log, and those that it is RELEASING, because others have them. Exit s
 			if err != nil {
 				return nil, nil, err
 			}
-			if c = status.Cluster; c == nil { // on a NATS server of its own
+			if c = status.Cluster; c == nil { // of an earlier version, on a NATS server of its own
 				c = aloneCluster(status)
 			}
 			return c, func(w io.Writer) error { return printCluster(w, c) }, nil
@@ -192,7 +240,7 @@ BEHIND the log, and those that it is RELEASING, because others have them. Exit s
 	return cmd
 }
 
-// aloneCluster is the cluster of a node that runs a NATS server for itself.
+// aloneCluster is the cluster of a node of an earlier version that runs a NATS server for itself.
 func aloneCluster(s *api.Status) *api.ClusterStatus {
 	n := api.NodeStatus{Node: s.Node, Build: s.Version, Answers: true, Ready: []events.Partition{}, Behind: []events.Partition{}, Releasing: []events.Partition{}}
 	c := &api.ClusterStatus{Copies: 1}

@@ -19,6 +19,7 @@ func demoCommand() *cobra.Command {
 		traceFile string
 		requests  int
 		asJSON    bool
+		quiet     bool
 		cfg       demo.Config
 		l3        bool
 		l3Python  string
@@ -34,6 +35,8 @@ serves it. Half-way the indexer's process is killed and started again.
 With --l3 the engines share a store, to which goes what they evict: a built-in Mooncake master, or, with --l3-python, a real one and a real client. Answers then say
 what of a prompt lies there and what each worker would load of it, by the rules of SGLang's HiCache, and are compared in that, too.
 
+What it is doing stands on standard error from the first moment on, in one line that changes or, where that is no terminal, in a line every two seconds.
+
 Exit status 0 only if every answer was the twin's and no event is missing.`,
 		Example: `  indexer demo
   indexer demo --trace conversation_trace.jsonl --requests 500 --json`,
@@ -48,7 +51,8 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of the generated trace and of the random routing")
 	f.BoolVar(&l3, "l3", false, "the engines share a store of evicted blocks")
 	f.StringVar(&l3Python, "l3-python", "", "with --l3: a Python interpreter with the package mooncake-transfer-engine, for a real Mooncake master and client")
-	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object")
+	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object, and no progress")
+	f.BoolVar(&quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var errs []error
 		for _, n := range []struct {
@@ -72,17 +76,18 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 			return cli.UsageErrorf("%w", err)
 		}
 		var err error
+		if !asJSON && !quiet {
+			cfg.Progress = progress(os.Stderr, isTerminal(os.Stderr))
+			cfg.Progress(demo.Progress{Stage: "reading the requests", Of: requests})
+		}
 		if cfg.Requests, err = demoTrace(traceFile, requests, cfg.Seed); err != nil {
 			return err
 		}
 		if cfg.Program, err = os.Executable(); err != nil {
 			return err
 		}
-		if !asJSON {
-			cfg.Progress = progress(os.Stderr)
-		}
 		result, err := demo.Run(cmd.Context(), cfg)
-		if cfg.Progress != nil {
+		if cfg.Progress != nil && isTerminal(os.Stderr) {
 			fmt.Fprint(os.Stderr, "\r\033[K")
 		}
 		if err != nil {
@@ -116,19 +121,25 @@ func demoTrace(file string, n int, seed uint64) ([]trace.Request, error) {
 	return list, nil
 }
 
-// progress shows a line that changes, if w is a terminal.
-func progress(w *os.File) func(demo.Progress) {
-	if info, err := w.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
-		return nil
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// progress shows what the demonstration does: on a terminal in a line that changes, else in lines, one for each stage and one every two seconds.
+func progress(w io.Writer, terminal bool) func(demo.Progress) {
+	every, before, after := 2*time.Second, "", "\n"
+	if terminal {
+		every, before, after = 100*time.Millisecond, "\r\033[K", ""
 	}
 	begun, last, stage := time.Now(), time.Time{}, ""
 	return func(p demo.Progress) {
-		if p.Stage == stage && time.Since(last) < 100*time.Millisecond {
+		if p.Stage == stage && time.Since(last) < every {
 			return
 		}
 		last, stage = time.Now(), p.Stage
-		fmt.Fprintf(w, "\r\033[K%5.1fs  %-22s  %d of %d requests  %d blocks announced  %.0f%% hits  %d of %d answers right",
-			time.Since(begun).Seconds(), p.Stage, p.Requests, p.Of, p.Blocks, 100*p.Hits, p.Equal, p.Checked)
+		fmt.Fprintf(w, "%s%5.1fs  %-22s  %d of %d requests  %d blocks announced  %.0f%% hits  %d of %d answers right%s",
+			before, time.Since(begun).Seconds(), p.Stage, p.Requests, p.Of, p.Blocks, 100*p.Hits, p.Equal, p.Checked, after)
 	}
 }
 

@@ -13,25 +13,20 @@ import (
 
 // Defaults of the room for queries.
 const (
-	// waitingQueries is how many queries a node of a cluster answers at once: most of their time they wait for other
-	// nodes.
+	// waitingQueries is how many queries a node answers at once: where others share its partitions, queries wait for
+	// them most of their time.
 	waitingQueries = 128
 
 	// queuePerCore is how many queries may wait for each core: some 50 ms of work, where a query takes a tenth of one.
 	queuePerCore = 512
 )
 
-// roomForQueries is how many queries over NATS are answered at once, and how many wait; clustered says whether others
-// are asked for their shares.
-func (s *serving) roomForQueries(clustered bool) (workers, queue int) {
+// roomForQueries is how many queries over NATS are answered at once, and how many wait.
+func (s *serving) roomForQueries() (workers, queue int) {
 	cores := runtime.GOMAXPROCS(0)
 	workers, queue = s.queryWorkers, s.queryQueue
-	switch {
-	case workers > 0:
-	case clustered:
+	if workers == 0 {
 		workers = max(waitingQueries, cores)
-	default:
-		workers = cores
 	}
 	if queue == 0 {
 		queue = queuePerCore * cores

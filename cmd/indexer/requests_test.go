@@ -13,12 +13,11 @@ func TestRoomForQueries(t *testing.T) {
 	cores := runtime.GOMAXPROCS(0)
 	for _, c := range []struct {
 		s              serving
-		clustered      bool
 		workers, queue int
 	}{
-		{serving{}, false, cores, 512 * cores}, {serving{}, true, max(128, cores), 512 * cores}, {serving{queryWorkers: 3, queryQueue: 5}, true, 3, 5},
+		{serving{}, max(128, cores), 512 * cores}, {serving{queryWorkers: 3, queryQueue: 5}, 3, 5},
 	} {
-		if workers, queue := c.s.roomForQueries(c.clustered); workers != c.workers || queue != c.queue {
+		if workers, queue := c.s.roomForQueries(); workers != c.workers || queue != c.queue {
 			t.Errorf("%+v: %d, %d", c, workers, queue)
 		}
 	}

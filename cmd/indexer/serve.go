@@ -97,7 +97,7 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	f.StringVar(&s.onRefused, "on-engine-refused", "clear", "of shims in this process: what follows when an engine's connection has ended and its own ports refuse: clear or keep; see worker-shim run")
 	f.DurationVar(&s.engines.SilentAfter, "engine-silent-after", 10*time.Second, "of shims in this process: after how long without a sign of life an engine counts as silent")
 	f.DurationVar(&s.engines.GoneAfter, "engine-gone-after", 0, "of shims in this process: after how long a silence an engine counts as gone, and what it had in device and host memory is cleared; 0: never")
-	f.IntVar(&s.queryWorkers, "query-workers", 0, "queries over NATS that are answered at once (default: one for each core, or 128 where nodes share partitions)")
+	f.IntVar(&s.queryWorkers, "query-workers", 0, "queries over NATS that are answered at once (default: 128, or one for each core if there are more)")
 	f.IntVar(&s.queryQueue, "query-queue", 0, "queries over NATS that may wait for a worker, 64 MiB of them at most; more are refused as busy (default: 512 for each core)")
 	cli.Exclusive(f, "data", "nats")
 	f.StringVar(&s.l3Config, "l3-config", "", "JSON file that says for each model how its workers use a shared store, in place of what they register; see docs/l3.md")
@@ -265,8 +265,8 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		_, err := ensureWorkers(ctx)
 		return err
 	}
-	var member *cluster.Member // nil if this node is alone on a server of its own
-	mine := func(p events.Partition) bool { return member == nil || member.View().Writes(p) }
+	var member *cluster.Member
+	mine := func(p events.Partition) bool { return member.View().Writes(p) }
 	known := newRegistry(ns, workers, mendWorkers, mine, began, log)
 	s.l3.Registered = known.Sharing
 	s.l3.Listen = func(ctx context.Context, store string, heard func([]byte)) { listenStore(ctx, ns, store, heard, log) }
@@ -282,34 +282,28 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 			}
 			return ns.EnsureStreams(ctx, logConfig)
 		},
+		Shared: true, View: func() *cluster.View { return member.View() },
 		Outcomes: outcomes, Hooks: logHooks(log, func() { close(isReady) }),
 	}
 	if server != nil {
 		cfg.StoreLimit, cfg.Health = server.Limit, server.Health
 	}
-	if server == nil {
-		cfg.Shared, cfg.View = true, func() *cluster.View { return member.View() }
-	}
 	n := node.New(cfg)
-	if server == nil {
-		if member, err = s.join(ctx, ns, n, log); err != nil {
-			return err
-		}
+	if member, err = s.join(ctx, ns, n, server != nil, log); err != nil {
+		return err
 	}
 	scrape, queries := metrics.New(registry.Leased{Indexer: n, Registry: known})
 	own := api.Handler{
 		Indexer: n, Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
 		Observe: func(op, outcome string, took time.Duration) { queries.Observe("own_"+op, outcome, took) },
 	}
-	whole := api.Indexer(n)
-	if member != nil {
-		if whole, err = scatterOver(ns, s.id, n, member, known, queries); err != nil {
-			return err
-		}
-		whole = everywhere(ns, s.id, whole, n, member)
+	scattered, err := scatterOver(ns, s.id, server != nil, n, member, known, queries)
+	if err != nil {
+		return err
 	}
+	whole := everywhere(ns, s.id, scattered, n, member)
 	handler := api.Handler{Indexer: registry.Leased{Indexer: whole, Registry: known}, Observe: queries.Observe}
-	queryWorkers, queryQueue := s.roomForQueries(member != nil)
+	queryWorkers, queryQueue := s.roomForQueries()
 	service := wire.NewService(conn, s.namespace, handler, wire.ServiceConfig{Version: cli.Version(), Workers: queryWorkers, Queue: queryQueue, Ended: outcomes.Count})
 	overHTTP := func(op, outcome string) { outcomes.Count(api.OverHTTP, op, outcome) }
 	shims := newShims(ns, workers, s.id, s.engines, log)
@@ -340,13 +334,12 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	parts.Go(func() { shims.Run(running) })
 	parts.Go(func() { logRefusals(running, outcomes, log) })
 	left := make(chan error, 1) // told when this node has left the cluster: after ctx has ended, or because it cannot stay
-	if member != nil {
-		go func() { left <- member.Run(ctx) }()
-	} else {
-		context.AfterFunc(ctx, func() { left <- nil })
-	}
+	go func() { left <- member.Run(ctx) }()
 	select {
 	case <-isReady:
+		announcing, cancel := context.WithTimeout(ctx, memberBeat) // else others, and whoever asks for the status, know it a beat later
+		member.Announce(announcing)
+		cancel()
 		if err = service.Answer(); err == nil {
 			log.Info("ready", "namespace", s.namespace, "partitions", ns.Partitions())
 			err = s.untilLeft(ctx, left, service, log)

@@ -18,6 +18,10 @@ type Config struct {
 	Replication int           // 0: all nodes up to three, then two
 	Beat        time.Duration // between two steps, about
 	DeadAfter   time.Duration // of heard time without a beat
+
+	// Host says that the NATS server runs in this node's process. Others come to it later than the node does, so that it waits for nobody who may
+	// start with it, and it takes what it owns even if nothing can be written, as when the disk is full: whoever reads the bucket asks this server.
+	Host bool
 }
 
 // A node that starts waits for others that start with it, lest each restore what the next one takes over. It waits no more when nobody young was
@@ -115,7 +119,7 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 		}
 		m.acked, m.ackedAt = acked, now
 	}
-	if look == nil || m.acked == 0 {
+	if look == nil || m.acked == 0 && !m.cfg.Host {
 		return a
 	}
 	m.absorb(look)
@@ -186,7 +190,7 @@ func (m *Machine) settle() {
 		for _, p := range m.peers {
 			young = young && p.young()
 		}
-		m.settled = !young
+		m.settled = m.cfg.Host || !young
 	}
 	beats := func(since time.Duration) float64 { return float64(m.clock-since) / float64(m.cfg.Beat) }
 	m.settled = m.settled || beats(m.stirred) >= settle || beats(m.begun) >= settleMost

@@ -37,6 +37,9 @@ type MemberConfig struct {
 	// Drain bounds how long a member that is told to end waits until others have taken what it has; default 20 s.
 	Drain time.Duration
 
+	// Dead, if not nil, reports whether the process of another life is known to have ended, whatever its record looks like.
+	Dead func(life string) bool
+
 	// Waiting, if not nil, is called once if Join must wait to see whether another process lives under this name.
 	Waiting func()
 
@@ -58,6 +61,7 @@ type Member struct {
 	key      string
 	revision uint64
 	view     atomic.Pointer[View]
+	asked    chan chan struct{} // of Announce: closed when the record has been written
 }
 
 // Join claims the node's name. If a record of another process is there and its beat goes on, the error wraps [ErrTaken]; one that
@@ -70,8 +74,13 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node name: %w", err)
 	}
-	m := &Member{cfg: cfg, machine: New(cfg.Config), key: key}
+	m := &Member{cfg: cfg, machine: New(cfg.Config), key: key, asked: make(chan chan struct{})}
 	m.view.Store(m.machine.View())
+	if cfg.Dead != nil {
+		if err := m.bury(ctx); err != nil {
+			return nil, err
+		}
+	}
 	tick := time.NewTicker(cfg.Beat)
 	defer tick.Stop()
 	var first *jetstream.Entry
@@ -82,6 +91,9 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			return m, m.begin(ctx)
 		case err != nil:
 			return nil, fmt.Errorf("look for other processes named %s: %w", cfg.Node, err)
+		case m.dead(&entry):
+			m.revision = entry.Revision
+			return m, m.begin(ctx)
 		case first == nil:
 			if first = &entry; cfg.Waiting != nil {
 				cfg.Waiting()
@@ -100,6 +112,28 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// dead reports whether a record is of a process that is known to have ended.
+func (m *Member) dead(e *jetstream.Entry) bool {
+	var r Record
+	return m.cfg.Dead != nil && json.Unmarshal(e.Value, &r) == nil && m.cfg.Dead(r.Life)
+}
+
+// bury removes the records of other names whose processes are known to have ended. What cannot be written goes by its age.
+func (m *Member) bury(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
+	defer cancel()
+	entries, err := m.cfg.Bucket.All(ctx)
+	if err != nil {
+		return fmt.Errorf("look for other nodes: %w", err)
+	}
+	for _, e := range entries {
+		if e.Key != m.key && m.dead(&e) {
+			_, _ = m.cfg.Bucket.Sweep(ctx, "", func(key string) bool { return key != e.Key }, e.Revision+1)
+		}
+	}
+	return nil
 }
 
 // silence is for how long somebody was listened to who said nothing. Between two looks that are far apart this process may have stood still, and
@@ -217,6 +251,21 @@ func (m *Member) show() *View {
 	return view
 }
 
+// Announce has Run write what the keeper serves now, without waiting for the next beat, and returns when that is done, or ctx has ended. Any goroutine
+// may call it.
+func (m *Member) Announce(ctx context.Context) {
+	done := make(chan struct{})
+	select {
+	case m.asked <- done:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
 // Run keeps the node a member until ctx ends, and then until others have taken what it has, or for Drain. The error wraps [ErrTaken] if
 // another process took its name.
 func (m *Member) Run(ctx context.Context) error {
@@ -237,8 +286,15 @@ func (m *Member) Run(ctx context.Context) error {
 	defer close(over)
 	var drained <-chan time.Time
 	troubled := false
+	var asked chan struct{} // who called Announce waits for it
 	for {
 		leave := ctx.Err() != nil
+		if leave && m.cfg.Host { // nobody hears anything without this process
+			if !troubled {
+				_ = m.remove(working) // else the process that comes next knows that this one has ended
+			}
+			return nil
+		}
 		if leave && drained == nil {
 			drained = time.After(m.cfg.Drain)
 		}
@@ -253,7 +309,11 @@ func (m *Member) Run(ctx context.Context) error {
 			if acked = m.machine.beat; news {
 				m.tell()
 			}
-			look, err = m.look(working, acked)
+		}
+		if err == nil || m.cfg.Host {
+			var unread error
+			look, unread = m.look(working, acked)
+			err = errors.Join(err, unread)
 		}
 		if m.cfg.Trouble != nil && (err != nil || troubled) {
 			m.cfg.Trouble(err)
@@ -265,6 +325,10 @@ func (m *Member) Run(ctx context.Context) error {
 		m.machine.Step(time.Since(begun), acked, look)
 		if view := m.show(); view.Settled {
 			m.cfg.Keeper.Keep(view.Owned)
+		}
+		if asked != nil {
+			close(asked)
+			asked = nil
 		}
 		if leave && m.machine.Left() {
 			return m.remove(working)
@@ -282,6 +346,8 @@ func (m *Member) Run(ctx context.Context) error {
 				}
 			case text := <-heard:
 				m.hear(text)
+			case asked = <-m.asked:
+				waiting = false
 			case <-tick.C:
 				waiting = false
 			case <-early:

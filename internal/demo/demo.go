@@ -155,7 +155,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 
 // raise starts the indexer, then the engines and their shims.
 func (s *show) raise(ctx context.Context) (err error) {
-	s.tell("starting", 0)
+	s.tell("starting the indexer", 0)
 	if s.indexer, err = newIndexer(s.cfg.Program, s.dir); err != nil {
 		return err
 	}
@@ -177,6 +177,7 @@ func (s *show) raise(ctx context.Context) (err error) {
 	if err := s.waitReady(ctx); err != nil {
 		return err
 	}
+	s.tell("starting the engines", 0)
 	for i := range s.cfg.Engines {
 		w, err := startWorker(ctx, s.conn, s.cfg, i)
 		if err != nil {
