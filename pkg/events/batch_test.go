@@ -224,9 +224,7 @@ func extendBatch(t interface{ Fatal(...any) }, encoded []byte) []byte {
 	elements[5] = append(elements[5].([]any), addition...)
 	for i, v := range elements[7].([]any) {
 		e := v.([]any)
-		for _, none := range []any{0, 0, false}[min(len(e)-eventElements, 3):] { // no lookahead, no window
-			e = append(e, none)
-		}
+		e = append(e, []any{0, 0, false}[min(len(e)-eventElements, 3):]...) // no lookahead, no window
 		elements[7].([]any)[i] = append(e, addition...)
 	}
 	extended, err := msgpack.Marshal(append(elements, addition...))
