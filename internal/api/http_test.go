@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -120,6 +121,45 @@ func TestStalledBody(t *testing.T) {
 		t.Errorf("%q %v", text, err)
 	}
 	if outcome := <-ended; outcome != string(CodeRequestTimeout) {
+		t.Errorf("it is counted as %s", outcome)
+	}
+}
+
+// waits is an indexer that answers a query when nobody waits for the answer any more.
+type waits struct {
+	echo
+	begun chan struct{}
+}
+
+func (w *waits) Find(ctx context.Context, _ *Query) (*Answer, error) {
+	close(w.begun)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestWhoAskedHasGone: a request that is given up by who made it is counted as that, and not as our mistake.
+func TestWhoAskedHasGone(t *testing.T) {
+	x, ended := &waits{begun: make(chan struct{})}, make(chan string, 1)
+	server := httptest.NewServer(NewHTTP(HTTPConfig{
+		Handler: Handler{Indexer: x}, Ready: func() error { return nil }, Metrics: http.NotFoundHandler(), Deadline: time.Hour,
+		Ended: func(_, outcome string) { ended <- outcome },
+	}))
+	defer server.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, "POST", server.URL+"/v1/find", strings.NewReader(`{"model":"m","tokens":[1]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", JSON)
+	go func() {
+		<-x.begun
+		cancel()
+	}()
+	if reply, err := http.DefaultClient.Do(r); err == nil {
+		reply.Body.Close()
+		t.Error("it was answered")
+	}
+	if outcome := <-ended; outcome != OutcomeExpired {
 		t.Errorf("it is counted as %s", outcome)
 	}
 }
