@@ -327,7 +327,7 @@ func (s *Server) Stop() {
 	_ = s.lock.Close() // releases the lock too; there is nothing else in the file to lose
 }
 
-// serverLog hands the server's lines to slog and keeps the reason for which it gave up.
+// serverLog hands the server's lines to slog, with an explanation where one is needed, and keeps the reason for which it gave up.
 type serverLog struct {
 	to    *slog.Logger
 	fatal chan string
@@ -335,7 +335,8 @@ type serverLog struct {
 
 func (l *serverLog) say(level slog.Level, format string, v []any) {
 	if l.to != nil && l.to.Enabled(context.Background(), level) {
-		l.to.Log(context.Background(), level, fmt.Sprintf(format, v...))
+		line := fmt.Sprintf(format, v...)
+		l.to.Log(context.Background(), level, line, explain(line)...)
 	}
 }
 
