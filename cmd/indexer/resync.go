@@ -41,7 +41,7 @@ themselves when the log has lost something. Nothing but the shims and NATS need 
 			if err != nil {
 				return err
 			}
-			shims, err := control.ResyncAll(ctx, ns, p, events.WorkerID(worker), rand.Text())
+			shims, err := control.ResyncAll(ctx, ns, p, events.WorkerID(worker), control.Ask{ID: rand.Text()})
 			if err != nil {
 				return err
 			}

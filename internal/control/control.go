@@ -23,9 +23,11 @@ const patience = 2 * time.Second
 
 // request is what a shim is asked, in JSON.
 type request struct {
-	Op       string          `json:"op"`                 // opWho, opResync
-	ID       string          `json:"id,omitempty"`       // of a resync
-	Instance events.WorkerID `json:"instance,omitempty"` // if not empty, only this one is asked
+	Op       string             `json:"op"`                 // opWho, opResync
+	ID       string             `json:"id,omitempty"`       // of a resync
+	Instance events.WorkerID    `json:"instance,omitempty"` // if not empty, only this one is asked
+	Lost     bool               `json:"lost,omitempty"`     // of a resync, as in Ask
+	Of       events.Incarnation `json:"of,omitempty"`
 }
 
 const (
@@ -53,12 +55,24 @@ func (s *Shim) String() string {
 	return fmt.Sprintf("process %d on %s, since %s", s.PID, s.Host, s.Since.UTC().Format(time.RFC3339))
 }
 
+// Ask is what a resync is asked for. The zero value of Lost and Of asks for a new incarnation in any case, as people do.
+type Ask struct {
+	ID string // a shim does once what it is asked with the same id
+
+	// Lost: the partition's log has lost something. A shim of whose present incarnation the log still has everything need not begin another:
+	// it may have found out by itself, or been asked by another node.
+	Lost bool
+
+	// Of, if not 0: events of this incarnation are missing. A later one is as good as a new one.
+	Of events.Incarnation
+}
+
 // Handler answers for a shim. Its methods are called from several goroutines.
 type Handler interface {
 	Who() Shim
 
-	// Resync begins a new incarnation, unless that was done for this id, and tells its number.
-	Resync(ctx context.Context, id string) (Shim, error)
+	// Resync begins a new incarnation, unless that was done for this id or what was asked says that it need not, and tells its number.
+	Resync(ctx context.Context, a Ask) (Shim, error)
 }
 
 // Serve answers for one rank until the returned function is called.
@@ -83,7 +97,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 		case req.Op == opWho:
 			s = h.Who()
 		case req.Op == opResync && req.ID != "":
-			if s, err = h.Resync(ctx, req.ID); err != nil {
+			if s, err = h.Resync(ctx, Ask{ID: req.ID, Lost: req.Lost, Of: req.Of}); err != nil {
 				return jetstream.Response{Code: 503, Description: err.Error()}
 			}
 		default:
@@ -122,8 +136,8 @@ func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shi
 }
 
 // Resync asks the shim of one rank. It returns nil if none answers.
-func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, id string) (*Shim, error) {
-	shims, err := ask(ctx, ns, key, request{Op: opResync, ID: id})
+func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a Ask) (*Shim, error) {
+	shims, err := ask(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
 	if err != nil || len(shims) == 0 {
 		return nil, err
 	}
@@ -166,8 +180,8 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 
 // ResyncAll asks the shims of a partition: all of them, or those of one instance. It waits for answers for two seconds, since nobody
 // knows how many there are.
-func ResyncAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition, instance events.WorkerID, id string) ([]Shim, error) {
-	body, err := json.Marshal(request{Op: opResync, ID: id, Instance: instance})
+func ResyncAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition, instance events.WorkerID, a Ask) ([]Shim, error) {
+	body, err := json.Marshal(request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of, Instance: instance})
 	if err != nil {
 		return nil, err
 	}

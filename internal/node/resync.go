@@ -193,7 +193,7 @@ func (n *Node) askShims(ctx context.Context, p events.Partition) {
 	var failed error
 	if cause != "" {
 		n.resyncs.asked.Add(1)
-		shims, err := control.ResyncAll(ctx, n.cfg.Namespace, p, "", id)
+		shims, err := control.ResyncAll(ctx, n.cfg.Namespace, p, "", control.Ask{ID: id, Lost: true})
 		failed = err
 		heard(shims...)
 	}
@@ -205,7 +205,7 @@ func (n *Node) askShims(ctx context.Context, p events.Partition) {
 			defer func() { <-slots }()
 			n.resyncs.asked.Add(1)
 			// Another node that sees the same asks with the same id.
-			shim, err := control.Resync(ctx, n.cfg.Namespace, r.key, fmt.Sprintf("events-missing-in-%d", r.incarnation))
+			shim, err := control.Resync(ctx, n.cfg.Namespace, r.key, control.Ask{ID: fmt.Sprintf("events-missing-in-%d", r.incarnation), Of: r.incarnation})
 			if err == nil && shim != nil {
 				heard(*shim)
 			}

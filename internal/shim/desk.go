@@ -28,7 +28,10 @@ type Desk struct {
 }
 
 // ask is a request for a new incarnation, on its way to the loop that owns the machine.
-type ask struct{ begun chan<- events.Incarnation }
+type ask struct {
+	lost  bool // as in control.Ask
+	begun chan<- events.Incarnation
+}
 
 // remembered is how many resyncs a desk knows again.
 const remembered = 64
@@ -65,24 +68,31 @@ func (d *Desk) Who() control.Shim {
 
 var errNotStarted = errors.New("the shim has not read the log yet")
 
-// Resync has the machine begin a new incarnation, once for each id.
-func (d *Desk) Resync(ctx context.Context, id string) (control.Shim, error) {
+// Resync has the machine begin a new incarnation, once for each id, if what is asked makes it necessary.
+func (d *Desk) Resync(ctx context.Context, a control.Ask) (control.Shim, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	who := d.Who()
-	if incarnation, ok := d.done[id]; ok {
+	if incarnation, ok := d.done[a.ID]; ok {
 		who.Incarnation = incarnation
+		return who, nil
+	}
+	if a.Of != 0 && who.Incarnation > a.Of {
 		return who, nil
 	}
 	begun := make(chan events.Incarnation, 1)
 	select {
-	case d.asks <- ask{begun}:
+	case d.asks <- ask{a.Lost, begun}:
 	case <-ctx.Done():
 		return who, errNotStarted
 	}
-	who.Incarnation = <-begun
-	d.done[id] = who.Incarnation
-	if d.order = append(d.order, id); len(d.order) > remembered {
+	select {
+	case who.Incarnation = <-begun:
+	case <-ctx.Done(): // the log cannot be looked into; whoever asks will ask again
+		return who, errNotStarted
+	}
+	d.done[a.ID] = who.Incarnation
+	if d.order = append(d.order, a.ID); len(d.order) > remembered {
 		delete(d.done, d.order[0])
 		d.order = d.order[1:]
 	}

@@ -133,17 +133,17 @@ func TestResyncOnRequest(t *testing.T) {
 	if err != nil || before == nil || before.Incarnation == 0 || before.Key() != key || !before.Replay {
 		t.Fatalf("who: %+v, %v", before, err)
 	}
-	if shims, err := control.ResyncAll(ctx, ns, 0, "w2", "x"); err != nil || len(shims) != 0 {
+	if shims, err := control.ResyncAll(ctx, ns, 0, "w2", control.Ask{ID: "x"}); err != nil || len(shims) != 0 {
 		t.Fatalf("asked of another instance: %v, %v", shims, err)
 	}
-	first, err := control.Resync(ctx, ns, key, "a")
+	first, err := control.Resync(ctx, ns, key, control.Ask{ID: "a"})
 	if err != nil || first == nil || first.Incarnation <= before.Incarnation {
 		t.Fatalf("resync: %+v, %v; it was %+v", first, err, before)
 	}
 	await(1)
 	all := func(instance events.WorkerID, id string) ([]control.Shim, error) { // until an answer comes in time: the same id does no more
 		for {
-			shims, err := control.ResyncAll(ctx, ns, 0, instance, id)
+			shims, err := control.ResyncAll(ctx, ns, 0, instance, control.Ask{ID: id})
 			if err != nil || len(shims) > 0 || ctx.Err() != nil {
 				return shims, err
 			}

@@ -50,6 +50,7 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	}
 	return Published{
 		Found: true, Identity: Identity{h.Model, h.BlockSize}, Incarnation: h.Incarnation, LastID: h.LastID(), Cursor: h.Cursor, Shutdown: h.Shutdown, Seq: last.Seq,
+		LogFirst: pub.LogFirst(),
 	}, nil
 }
 

@@ -68,6 +68,7 @@ type Published struct {
 	Cursor      events.Cursor
 	Shutdown    bool
 	Seq         events.StreamSeq // where in the log
+	LogFirst    events.StreamSeq // the first message that the log has; 0: not known
 }
 
 // Frame is one message of an engine: its number and its payload as sent. The machine keeps the payload.
@@ -618,6 +619,11 @@ func (m *Machine) Flushed() {
 // LogLost tells that the log no longer has what it had acknowledged, and what it has of this rank instead. What the engine can say again
 // is published anew, in a new incarnation; what waits is part of what was lost.
 func (m *Machine) LogLost(p Published, now events.Millis) {
+	if len(m.queue) > 0 && m.queue[0].incarnation == m.incarnation && m.queue[0].id == 1 && p.Incarnation < m.incarnation {
+		m.landed(0) // all of the present incarnation waits here still: nothing of it was lost
+		m.acked = p
+		return
+	}
 	m.queue, m.queuedBytes, m.inflight = nil, 0, 0
 	m.acked = p
 	m.incarnation = max(m.incarnation, p.Incarnation)

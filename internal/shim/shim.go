@@ -167,6 +167,8 @@ type runner struct {
 	kept    chan error    // the lease cannot be held
 	look    bool          // look into the log as soon as nothing is in the air
 	looking bool
+	asked   []ask // who waits for a look into the log
+	life    life
 	heardAt time.Time // when the engine last said something
 	fed     bool      // the feed has ended
 }
@@ -258,6 +260,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	r.machine.Recovered(published, millis(time.Now()))
+	r.life.recovered(published, r.machine.Incarnation())
 	go receive(ctx)
 	if cfg.Keep != nil {
 		go r.keep(ctx)
@@ -461,9 +464,14 @@ func (r *runner) loop(ctx context.Context) error {
 		case err := <-r.kept:
 			return err
 		case a := <-asks:
+			if a.lost {
+				r.asked, r.look = append(r.asked, a), true
+				break
+			}
 			r.machine.Resync(millis(time.Now()))
 			a.begun <- r.machine.Incarnation()
 		}
+		r.life.begun(r.machine.Incarnation())
 		if r.cfg.Desk != nil {
 			r.cfg.Desk.incarnation.Store(uint64(r.machine.Incarnation()))
 		}
@@ -543,6 +551,14 @@ func (r *runner) lookIntoLog(ctx context.Context) {
 
 func (r *runner) landed(f flushed) error {
 	r.looking = r.looking && !f.looked
+	if f.err == nil && !f.looked && f.fatal == nil {
+		r.life.lastSeq = f.last
+	} else if f.fatal == nil {
+		r.life.lastSeq = f.present.Seq
+	}
+	if f.looked && f.fatal == nil {
+		defer r.answerAsked()
+	}
 	switch {
 	case f.fatal != nil:
 		return f.fatal
@@ -550,16 +566,17 @@ func (r *runner) landed(f flushed) error {
 		r.machine.Ended(f.present, millis(time.Now()))
 		return nil
 	case f.looked:
+		r.sayAgain(f.present)
 		return nil
 	case errors.Is(f.err, ErrLogLost):
-		r.machine.LogLost(f.present, millis(time.Now()))
+		r.logLost(f.present)
 		return nil
 	case f.err != nil:
 		r.pause = min(2*r.pause, r.cfg.RetryMax)
 		err := r.machine.FlushDoubted(f.present)
 		if errors.Is(err, ErrLogLost) {
 			r.cfg.Hooks.LogFailed(err)
-			r.machine.LogLost(f.present, millis(time.Now()))
+			r.logLost(f.present)
 			return nil
 		}
 		if err != nil {

@@ -45,7 +45,8 @@ type Publisher struct {
 	stream  string
 	id      string // ours among all publishers that ever were
 	hooks   PublisherHooks
-	found   Message // what was last on the subject when it was opened; Seq 0 if nothing was
+	found   Message          // what was last on the subject when it was opened; Seq 0 if nothing was
+	first   events.StreamSeq // of the stream, then
 
 	mu       sync.Mutex
 	epoch    Epoch
@@ -93,7 +94,7 @@ func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks
 	}
 	p := &Publisher{
 		c: n.c, ns: n, p: part, subject: subject, stream: info.Name, id: nuid.Next(), hooks: hooks,
-		epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), replicas: info.Replicas,
+		first: info.First, epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), replicas: info.Replicas,
 	}
 	if !info.Direct {
 		return nil, fmt.Errorf("open publisher %s: %w: stream %s does not allow direct gets (allow_direct); an indexer node sets that when it starts", subject, ErrMismatch, info.Name)
@@ -124,6 +125,9 @@ func (c *Conn) maxMessage(streamLimit int) int {
 // The stream's leader said which one it is. During a change of leaders even that can be a moment old; what is then
 // missing shows itself as a conflict at the first Publish.
 func (p *Publisher) Found() (Message, bool) { return p.found, p.found.Seq != 0 }
+
+// LogFirst is the first sequence that the stream had when the publisher was opened.
+func (p *Publisher) LogFirst() events.StreamSeq { return p.first }
 
 // Subject is where the publisher publishes.
 func (p *Publisher) Subject() string { return p.subject }
