@@ -19,6 +19,9 @@ import (
 type holding struct {
 	lease *registry.Lease
 	log   *slog.Logger
+
+	mu  sync.Mutex
+	has registry.Standing // told last
 }
 
 // Keep holds the lease. Where the NATS server does not permit that, the rank goes without: nobody clears it when it is gone.
@@ -36,7 +39,21 @@ func (h *holding) Keep(ctx context.Context, lost func()) error {
 
 // Tell has the lease's record say how it stands.
 func (h *holding) Tell(s shim.Standing) {
-	h.lease.Tell(registry.Standing{Engine: s.Engine, Since: s.Since, Why: s.Why, CatchingUp: s.CatchingUp})
+	h.change(func(has *registry.Standing) {
+		has.Engine, has.Since, has.Why, has.CatchingUp = s.Engine, s.Since, s.Why, s.CatchingUp
+	})
+}
+
+// Unusable has it say why what the engine announces is passed over.
+func (h *holding) Unusable(why string) {
+	h.change(func(has *registry.Standing) { has.Unusable = why })
+}
+
+func (h *holding) change(f func(*registry.Standing)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f(&h.has)
+	h.lease.Tell(h.has)
 }
 
 // holding returns what registers the rank and holds its lease.
@@ -61,7 +78,7 @@ func (r *running) holding(ns *jetstream.Namespace, key events.RankKey, log *slog
 		return nil, fmt.Errorf("register: %w", err)
 	}
 	r.reconnects.notify(lease.Renew)
-	return &holding{lease, log}, nil
+	return &holding{lease: lease, log: log, has: registry.Standing{CatchingUp: true}}, nil
 }
 
 // reconnects tells the ranks of a process that its connection to NATS is back.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -25,9 +26,12 @@ type watcher struct {
 	tell func(shim.Standing) // is told how it stands
 	last shim.Standing       // already told
 
+	unusable func(why string) // is told why what the engine announces is passed over; empty: it is not
+
 	engine    events.Engine     // which one it was found to be
 	skipped   events.SkipCounts // already told
-	diagnosed bool
+	diagnosed bool              // what this engine announces is of another block size
+	forgiven  uint64            // how many events were so before this engine
 	otherRank bool
 	counts    shim.Counts // already told
 
@@ -57,9 +61,11 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 			w.skipped = now
 		})
 	}
-	if d := w.decoder.Diagnosis(); d != nil && !w.diagnosed {
+	if d := w.decoder.Diagnosis(); !w.diagnosed && wrongBlocks(d) > w.forgiven {
 		w.diagnosed = true
-		w.log.Error("the engine's blocks are not of --block-size", "error", d)
+		do := wrongBlockSize(d, w.cfg.model)
+		w.log.Error("the engine's blocks are not of --block-size", "error", d, "what_to_do", do)
+		w.unusable(fmt.Sprintf("%v; what to do: %s", d, do))
 	}
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
@@ -68,8 +74,33 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 	return msg, err
 }
 
+// wrongBlockSize is what to do about blocks of another size. The wrong size stays registered for the model until it is forgotten.
+func wrongBlockSize(diagnosis error, model string) string {
+	size := "N, the size of the engine's blocks"
+	var wrong *events.BlockSizeError
+	if errors.As(diagnosis, &wrong) && wrong.Got > 0 {
+		size = fmt.Sprint(wrong.Got)
+	}
+	return fmt.Sprintf("stop this shim and start it with --block-size %s; if it then says that the model has another size: indexer forget --model %s", size, model)
+}
+
+// wrongBlocks is how many events were passed over for their block size.
+func wrongBlocks(diagnosis error) uint64 {
+	var wrong *events.BlockSizeError
+	if errors.As(diagnosis, &wrong) {
+		return wrong.Events
+	}
+	return 0
+}
+
 // Reset forgets what was learned of an engine process.
-func (w *watcher) Reset() { w.decoder.Reset() }
+func (w *watcher) Reset() {
+	w.decoder.Reset()
+	if w.diagnosed {
+		w.diagnosed, w.forgiven = false, wrongBlocks(w.decoder.Diagnosis())
+		w.unusable("")
+	}
+}
 
 func (w *watcher) logFailed(err error) {
 	w.refused.Store(true)

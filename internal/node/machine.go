@@ -75,6 +75,7 @@ type rank struct {
 	lookahead   uint32 // how far its hashes read ahead, by its last stored event that has any
 	stored      uint64 // blocks in stored events, in this incarnation
 	removed     uint64 // blocks in removed events
+	placed      bool   // some of them had a place in the index, or that is not known
 }
 
 // spaceKey is what must be equal for two ranks to match the same queries.
@@ -219,7 +220,9 @@ func (m *Machine) applyMessage(part *partition, msg *Message) {
 		}
 		part.grown.changes += uint64(len(evs[i].Blocks))
 	}
-	m.count(m.index.Apply(r.id, msg.Time, evs))
+	done := m.index.Apply(r.id, msg.Time, evs)
+	m.count(done)
+	r.placed = r.placed || done.Stored+done.Attached+done.OtherStored > 0
 	if b := m.index.Bounded(r.id); b != r.bounded {
 		r.bounded, m.stale = b, true
 	}
@@ -240,7 +243,7 @@ func (m *Machine) begin(r *rank, b *events.Batch) {
 	r.space = m.space(b.Model, b.BlockSize)
 	r.id = m.index.AddRank(r.space, r.blockSize)
 	r.incarnation, r.lastID, r.cursor, r.shutdown = b.Incarnation, 0, events.Cursor{}, false
-	r.stored, r.removed, r.partial, r.lookahead, r.bounded = 0, 0, false, 0, false
+	r.stored, r.removed, r.partial, r.lookahead, r.bounded, r.placed = 0, 0, false, 0, false, false
 	m.stale = true
 }
 

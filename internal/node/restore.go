@@ -275,7 +275,7 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 			key: s.Key(), model: string(s.Model), blockSize: s.BlockSize, space: m.space(string(s.Model), s.BlockSize),
 			incarnation: s.Incarnation, lastID: s.LastID, cursor: s.Cursor.Cursor(), shutdown: s.Closed,
 			lastSeen: events.Millis(s.LastSeen), stored: s.Stored, removed: s.Removed, partial: s.Partial,
-			lookahead: s.Lookahead,
+			lookahead: s.Lookahead, placed: true,
 		}
 		r.id = m.index.AddRank(r.space, r.blockSize)
 		ids[i] = r.id

@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
@@ -93,9 +94,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		for _, part := range m.parts {
 			ranks = append(ranks, len(part.ranks))
 			for _, r := range part.ranks {
-				if p := m.copiesProblem(r); p != "" {
-					s.Problems = append(s.Problems, p)
-				}
+				s.Problems = append(s.Problems, m.rankProblems(r)...)
 			}
 		}
 	})
@@ -231,15 +230,36 @@ func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
 	return append(list, v.Problems...)
 }
 
-// copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more where two requests computed
-// a block at once, or one computed its prompt's last block again; but one that announces blocks again when they are reused, which vLLM does for requests with
-// kv_cache_report_mode=full and without a sign, is counted alike.
-func (m *Machine) copiesProblem(r *rank) string {
+// rankProblems says what is wrong with what an engine announces.
+func (m *Machine) rankProblems(r *rank) (problems []string) {
 	s := m.index.RankStats(r.id)
 	held := int64(0)
 	for _, n := range s.Holdings {
 		held += n
 	}
+	for _, p := range []string{copiesProblem(r, s, held), waitingProblem(r, s, held)} {
+		if p != "" {
+			problems = append(problems, p)
+		}
+	}
+	return problems
+}
+
+// waitingProblem speaks up when nothing of what an engine has announced has a place in the index: it all follows blocks that were never seen. So it is
+// with an engine that had spoken before its shim was there, and cannot say it again.
+func waitingProblem(r *rank, s radix.RankStats, held int64) string {
+	if held > 0 || s.SetBlocks > 0 || s.Parked == 0 && (r.placed || r.stored == 0) {
+		return ""
+	}
+	return fmt.Sprintf("%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
+		"what to do: give its shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or reset the engine's prefix cache",
+		r.key, r.stored, s.Parked)
+}
+
+// copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more where two requests computed
+// a block at once, or one computed its prompt's last block again; but one that announces blocks again when they are reused, which vLLM does for requests with
+// kv_cache_report_mode=full and without a sign, is counted alike.
+func copiesProblem(r *rank, s radix.RankStats, held int64) string {
 	if s.Copies < 1000 || s.Copies < 4*held {
 		return ""
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
 // TestWhoseSnapshotIsAProblem: a snapshot that could not be written is a problem of the node that is to write it, for as long as it is.
@@ -67,4 +68,44 @@ func TestWhatIsSaidOfALog(t *testing.T) {
 			t.Errorf("%+v: the partition is %s, and %q is said", c, state, said)
 		}
 	}
+}
+
+// TestWhatOnlyWaitsIsAProblem: a rank of which everything waits for parents that nobody has seen is said to be so, also when it has waited for too
+// long, until something of it has a place.
+func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
+	m := NewMachine(radix.New(radix.Config{ParkFor: 1000}), 1)
+	key, next, seq := events.RankKey{Instance: "w"}, events.EventID(1), events.StreamSeq(1)
+	for _, step := range []struct {
+		what    string
+		at      events.Millis
+		event   events.Event
+		problem string
+	}{
+		{"it begins", 1, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}, ""},
+		{"after what was not seen", 2, stored(7, 100, 101), "w/0: none of the 2 blocks"},
+		{"after that", 3, stored(101, 102), "w/0: none of the 3 blocks"},
+		{"too late", 5000, stored(8, 200), "w/0: none of the 4 blocks"},
+		{"a prompt from its start", 5001, stored(0, 300), ""},
+		{"it goes", 5002, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{300}}, "1 wait for those"},
+		{"all goes", 5003, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
+	} {
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: next, Model: "m", BlockSize: 16, Events: []events.Event{step.event}})
+		if err != nil || !m.Apply(0, []Message{{Seq: seq, Time: step.at, Key: key, Data: data}}) {
+			t.Fatalf("%s: %v", step.what, err)
+		}
+		next, seq = next+1, seq+1
+		problems := strings.Join(m.rankProblems(m.parts[0].ranks[key]), "\n")
+		if step.problem == "" && problems != "" || !strings.Contains(problems, step.problem) || problems != "" && !strings.Contains(problems, "what to do: ") {
+			t.Errorf("%s: %q, want %q", step.what, problems, step.problem)
+		}
+	}
+}
+
+// stored is an event of blocks after a parent, or, after 0, from a prompt's start.
+func stored(parent events.BlockHash, blocks ...events.BlockHash) events.Event {
+	e := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull, HasParent: parent != 0, Parent: parent, Blocks: blocks}
+	for _, b := range blocks {
+		e.Locals = append(e.Locals, events.LocalHash(b))
+	}
+	return e
 }

@@ -54,6 +54,9 @@ type Standing struct {
 	Since      time.Time       `json:"since,omitzero"`   // of Engine, by the shim's clock; of a silent one, its last sign of life
 	Why        string          `json:"why,omitempty"`    // why it is taken to be silent or gone
 	CatchingUp bool            `json:"catching_up,omitempty"`
+
+	// Unusable is why what the engine announces is passed over, and what to do; empty: it is not.
+	Unusable string `json:"unusable,omitempty"`
 }
 
 // Engine is where an engine can be heard.

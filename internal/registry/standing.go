@@ -145,6 +145,7 @@ const goneLong = 10 * time.Minute
 func (r *Registry) report(s *api.Status) {
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
+	var unusable []string
 	for _, w := range r.Workers() {
 		standing := w.standing()
 		if standing.CatchingUp {
@@ -160,6 +161,9 @@ func (r *Registry) report(s *api.Status) {
 		default:
 			s.Engines.Unknown++
 		}
+		if standing.Unusable != "" && r.cfg.Mine(w.Partition) {
+			unusable = append(unusable, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Unusable))
+		}
 		ill := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone && time.Since(standing.Since) >= goneLong
 		if ill && r.cfg.Mine(w.Partition) {
 			problems[standing.Engine] = append(problems[standing.Engine],
@@ -167,6 +171,9 @@ func (r *Registry) report(s *api.Status) {
 		}
 	}
 	s.Problems = append(s.Problems, engineProblems(problems)...)
+	if len(unusable) > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s", len(unusable), first(unusable)))
+	}
 }
 
 func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
