@@ -157,6 +157,21 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 	if err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Hashes: api.Hashes{1}}, &api.Answer{}); err != nil {
 		t.Errorf("queries are not answered: %v", err)
 	}
+	var answer api.Answer
+	harness.Eventually(t, "answers, /readyz and the shim say that the log takes nothing", func() (bool, string) {
+		e.serve(t, 1)
+		var ready string
+		answer = api.Answer{}
+		if err := errors.Join(harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Hashes: api.Hashes{1}}, &answer),
+			harness.HTTPDo(x.HTTP, "GET", "/readyz", nil, &ready)); err != nil {
+			t.Fatal(err)
+		}
+		said := status()
+		return len(answer.Partitions) == 1 && answer.Partitions[0].StaleMS > 0 && strings.Contains(ready, "what is known of it is") &&
+				strings.Contains(said, "1 of 1 shims wait, w1/0 since ") && strings.Contains(said, "have room on their disks"),
+			fmt.Sprintf("%+v\n%s\n%s", answer, ready, said)
+	})
+	shim.WaitFor(`the log does not take events; they wait.*what_to_do=".*have room on their disks`)
 	// A server on a full disk is left alone: nobody was parted from it.
 	for _, p := range []*harness.Process{x.Process, shim} {
 		for line := range strings.Lines(p.Said()) {

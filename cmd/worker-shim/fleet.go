@@ -141,7 +141,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
 	if err != nil {
 		return err
 	}
-	watch := &watcher{log: log, cfg: &one, tell: lease.Tell}
+	watch := &watcher{log: log, cfg: &one, tell: lease.Tell, lease: lease, desk: desk}
 	log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
 	return shim.Run(f.ctx, shim.Config{
 		Feed:     feed,

@@ -49,6 +49,11 @@ func (h *holding) Unusable(why string) {
 	h.change(func(has *registry.Standing) { has.Unusable = why })
 }
 
+// Refused has it say why the log takes nothing.
+func (h *holding) Refused(why string) {
+	h.change(func(has *registry.Standing) { has.Refused = why })
+}
+
 func (h *holding) change(f func(*registry.Standing)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

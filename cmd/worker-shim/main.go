@@ -329,7 +329,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if err != nil {
 		return err
 	}
-	watch.tell, watch.unusable = lease.Tell, lease.Unusable
+	watch.tell, watch.lease, watch.desk = lease.Tell, lease, desk
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats", ns.Conn().Server().URL)
 	return shim.Run(ctx, shim.Config{
 		Engine: r.engine, Listen: r.listen, Replay: r.replay, Snapshot: r.engineSnapshot, Topics: []string{r.topic},

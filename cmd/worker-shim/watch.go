@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // watcher makes log lines, at a bounded rate, of what happens to a shim, and looks at what its decoder passes over.
@@ -26,7 +28,8 @@ type watcher struct {
 	tell func(shim.Standing) // is told how it stands
 	last shim.Standing       // already told
 
-	unusable func(why string) // is told why what the engine announces is passed over; empty: it is not
+	lease *holding   // is told why events cannot be used, or are not taken; nil: nobody is
+	desk  *shim.Desk // says when it is asked why the log takes nothing; nil: nobody asks
 
 	engine    events.Engine     // which one it was found to be
 	skipped   events.SkipCounts // already told
@@ -65,7 +68,7 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 		w.diagnosed = true
 		do := wrongBlockSize(d, w.cfg.model)
 		w.log.Error("the engine's blocks are not of --block-size", "error", d, "what_to_do", do)
-		w.unusable(fmt.Sprintf("%v; what to do: %s", d, do))
+		w.lease.Unusable(fmt.Sprintf("%v; what to do: %s", d, do))
 	}
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
@@ -98,13 +101,43 @@ func (w *watcher) Reset() {
 	w.decoder.Reset()
 	if w.diagnosed {
 		w.diagnosed, w.forgiven = false, wrongBlocks(w.decoder.Diagnosis())
-		w.unusable("")
+		w.lease.Unusable("")
 	}
 }
 
 func (w *watcher) logFailed(err error) {
-	w.refused.Store(true)
-	w.logTrouble.do(func(n uint64) { w.log.Warn("the log does not take events; they wait", "error", err, "times", n) })
+	do := logAdvice(err)
+	if !w.refused.Swap(true) {
+		w.desk.Wait(&control.Waiting{Since: time.Now().UTC(), Why: err.Error(), Do: do})
+		if w.lease != nil {
+			w.lease.Refused(fmt.Sprintf("%v; what to do: %s", err, do))
+		}
+	}
+	w.logTrouble.do(func(n uint64) {
+		w.log.Warn("the log does not take events; they wait", "error", err, "what_to_do", do, "times", n)
+	})
+}
+
+// logTakes is told when the log takes events again.
+func (w *watcher) logTakes() {
+	w.desk.Wait(nil)
+	if w.lease != nil {
+		w.lease.Refused("")
+	}
+	w.log.Info("the log takes events again")
+}
+
+// logAdvice is what to do about a log that takes nothing.
+func logAdvice(err error) string {
+	switch {
+	case errors.Is(err, jetstream.ErrFull):
+		return "make room on the NATS server's disk, or raise its limits (of the server in an indexer: --store-bytes); the events wait here, and then in the engine"
+	case errors.Is(err, jetstream.ErrDenied):
+		return "permit this shim's NATS user to publish its events: indexer auth shows what a shim needs"
+	case errors.Is(err, jetstream.ErrNotFound):
+		return "see that an indexer runs: it makes the log's streams"
+	}
+	return "see that the NATS servers run, have room on their disks and a JetStream quorum: indexer status says what is wrong; the events wait here, and then in the engine"
 }
 
 func (w *watcher) hooks(ctx context.Context) shim.Hooks {
@@ -190,7 +223,7 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 		w.heard.Store(true)
 	}
 	if c.Messages > w.counts.Messages && w.refused.Swap(false) {
-		w.log.Info("the log takes events again")
+		w.logTakes()
 	}
 	if c.Gaps > w.counts.Gaps {
 		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times", c.Gaps)

@@ -46,6 +46,16 @@ type Shim struct {
 
 	// Replay says that its engine can be asked for what it said before, or what it holds. Without that a new incarnation knows only what is announced from now on.
 	Replay bool `json:"replay"`
+
+	// Waiting is since when and why the log takes nothing from the shim; nil: it takes what there is.
+	Waiting *Waiting `json:"waiting,omitempty"`
+}
+
+// Waiting is how a shim waits for the log.
+type Waiting struct {
+	Since time.Time `json:"since"` // by the shim's clock
+	Why   string    `json:"why"`
+	Do    string    `json:"what_to_do"`
 }
 
 // Key is the rank that the shim serves.
@@ -135,6 +145,11 @@ func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shi
 	return &shims[0], nil
 }
 
+// WhoAll asks all shims of a partition. It waits for answers for two seconds, since nobody knows how many there are.
+func WhoAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition) ([]Shim, error) {
+	return gather(ctx, ns, p, request{Op: opWho})
+}
+
 // Resync asks the shim of one rank. It returns nil if none answers.
 func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a Ask) (*Shim, error) {
 	shims, err := ask(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
@@ -181,7 +196,11 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 // ResyncAll asks the shims of a partition: all of them, or those of one instance. It waits for answers for two seconds, since nobody
 // knows how many there are.
 func ResyncAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition, instance events.WorkerID, a Ask) ([]Shim, error) {
-	body, err := json.Marshal(request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of, Instance: instance})
+	return gather(ctx, ns, p, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of, Instance: instance})
+}
+
+func gather(ctx context.Context, ns *jetstream.Namespace, p events.Partition, req request) ([]Shim, error) {
+	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, err
 	}

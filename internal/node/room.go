@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -21,13 +22,8 @@ type usage struct {
 // filling reports whether people should be told: 80 % are used.
 func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
 
-// full says that nothing is left of the bound; nil if something is.
-func (u usage) full() error {
-	if u.limit > 0 && u.used >= u.limit {
-		return fmt.Errorf("%w: %d of %d bytes of the NATS server's storage are used", jetstream.ErrFull, u.used, u.limit)
-	}
-	return nil
-}
+// full reports whether nothing is left of the bound.
+func (u usage) full() bool { return u.limit > 0 && u.used >= u.limit }
 
 // hurries reports whether a log needs a snapshot when so many bytes came since the last one: at its limit the oldest messages go, whether a
 // snapshot needs them or not. Two generations are kept, so that it has about two such quarters when snapshots are written.
@@ -45,6 +41,9 @@ func (u usage) api() api.Usage {
 type room struct {
 	mu            sync.Mutex
 	bucket, store usage
+	waiting       map[events.Partition]string // what the shims of a log that takes nothing say
+	asking        bool                        // the shims are being asked
+	asked         time.Time                   // when they were, last
 }
 
 // watchRoom looks at how full things are, until ctx ends.
@@ -72,7 +71,8 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 			n.cfg.Hooks.Unwritable(what, now.refused)
 		}
 	}
-	var full error // the storage takes nothing more
+	var shut []events.Partition // their logs take nothing
+	var full bool               // the storage takes nothing more
 	if used, limit, err := n.cfg.Namespace.Conn().Store(ctx); err == nil {
 		if limit <= 0 && n.cfg.StoreLimit != nil {
 			limit = n.cfg.StoreLimit()
@@ -95,16 +95,21 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 		}
 		asked := time.Now()
 		writable := n.cfg.Namespace.Writable(ctx, p)
-		now := usage{int64(info.Bytes), info.MaxBytes, cmp.Or(refusal(writable), full)}
+		now := usage{int64(info.Bytes), info.MaxBytes, refusal(writable)}
+		takesNone := now.refused != nil || full
 		var before usage
 		n.set(p, func(s *standing) {
 			before, s.log = s.log, now
-			if writable == nil || now.refused != nil {
-				s.fresh.room(asked, now.refused != nil)
+			if writable == nil || takesNone {
+				s.fresh.room(asked, takesNone)
 			}
 		})
 		tell(fmt.Sprintf("the log of partition %d", p), before, now)
+		if takesNone {
+			shut = append(shut, p)
+		}
 	}
+	n.askWaiting(ctx, shut)
 	used, limit, err := n.cfg.Snapshots.Usage(ctx)
 	if err == nil {
 		now := usage{used, limit, refusal(n.cfg.Snapshots.Writable(ctx))}
@@ -115,6 +120,61 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 		tell("the snapshot bucket", before, now)
 	}
 	return refused
+}
+
+// askWaitingEvery is how often the shims of a log that takes nothing are asked how they wait.
+const askWaitingEvery = 5 * time.Second
+
+// askWaiting has the shims of logs that take nothing asked, over core NATS, what they wait for: what they would write cannot tell.
+func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
+	n.room.mu.Lock()
+	defer n.room.mu.Unlock()
+	if len(shut) == 0 {
+		n.room.waiting = nil
+		return
+	}
+	if n.room.asking || time.Since(n.room.asked) < askWaitingEvery {
+		return
+	}
+	n.room.asking = true
+	go func() {
+		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*askWaitingEvery)
+		defer cancel()
+		said := make([]string, len(shut))
+		var all sync.WaitGroup
+		for i, p := range shut {
+			all.Go(func() {
+				if shims, err := control.WhoAll(asking, n.cfg.Namespace, p); err == nil {
+					said[i] = howTheyWait(shims)
+				}
+			})
+		}
+		all.Wait()
+		n.room.mu.Lock()
+		defer n.room.mu.Unlock()
+		n.room.asking, n.room.asked, n.room.waiting = false, time.Now(), map[events.Partition]string{}
+		for i, p := range shut {
+			n.room.waiting[p] = said[i]
+		}
+	}()
+}
+
+// howTheyWait says how many of a partition's shims wait for the log, since when, and why the first of them does; empty if none does.
+func howTheyWait(shims []control.Shim) string {
+	var first *control.Shim
+	count := 0
+	for i := range shims {
+		if w := shims[i].Waiting; w != nil {
+			if count++; first == nil || w.Since.Before(first.Waiting.Since) {
+				first = &shims[i]
+			}
+		}
+	}
+	if first == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d shims wait, %s since %s: %s; what to do: %s",
+		count, len(shims), first.Key(), first.Waiting.Since.UTC().Format(time.RFC3339), first.Waiting.Why, first.Waiting.Do)
 }
 
 // refusal is an error that says that there is no room, and nil for any other: that NATS does not answer is told elsewhere.
@@ -148,6 +208,11 @@ func (n *Node) roomProblems() (list []string) {
 		s.mu.Lock()
 		say(s.log, "the log of partition %d", p)
 		s.mu.Unlock()
+		n.room.mu.Lock()
+		if said := n.room.waiting[p]; said != "" {
+			list = append(list, fmt.Sprintf("partition %d: %s", p, said))
+		}
+		n.room.mu.Unlock()
 	}
 	if n.cfg.Health != nil {
 		if err := n.cfg.Health(); err != nil {

@@ -55,6 +55,9 @@ type Standing struct {
 	Why        string          `json:"why,omitempty"`    // why it is taken to be silent or gone
 	CatchingUp bool            `json:"catching_up,omitempty"`
 
+	// Refused is why the log takes nothing from the shim, and what to do; empty: it takes what there is.
+	Refused string `json:"refused,omitempty"`
+
 	// Unusable is why what the engine announces is passed over, and what to do; empty: it is not.
 	Unusable string `json:"unusable,omitempty"`
 }

@@ -145,7 +145,7 @@ const goneLong = 10 * time.Minute
 func (r *Registry) report(s *api.Status) {
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
-	var unusable []string
+	var unusable, refused []string
 	for _, w := range r.Workers() {
 		standing := w.standing()
 		if standing.CatchingUp {
@@ -164,6 +164,9 @@ func (r *Registry) report(s *api.Status) {
 		if standing.Unusable != "" && r.cfg.Mine(w.Partition) {
 			unusable = append(unusable, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Unusable))
 		}
+		if standing.Refused != "" && r.cfg.Mine(w.Partition) {
+			refused = append(refused, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Refused))
+		}
 		ill := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone && time.Since(standing.Since) >= goneLong
 		if ill && r.cfg.Mine(w.Partition) {
 			problems[standing.Engine] = append(problems[standing.Engine],
@@ -171,6 +174,9 @@ func (r *Registry) report(s *api.Status) {
 		}
 	}
 	s.Problems = append(s.Problems, engineProblems(problems)...)
+	if len(refused) > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s", len(refused), first(refused)))
+	}
 	if len(unusable) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s", len(unusable), first(unusable)))
 	}

@@ -20,7 +20,8 @@ type Desk struct {
 	stop func()
 	asks chan ask
 
-	incarnation atomic.Uint64 // of the machine, as of its last step
+	incarnation atomic.Uint64                   // of the machine, as of its last step
+	waiting     atomic.Pointer[control.Waiting] // for the log; nil: it takes events
 
 	mu    sync.Mutex // one resync at a time
 	done  map[string]events.Incarnation
@@ -63,7 +64,15 @@ func (d *Desk) Close() { d.stop() }
 func (d *Desk) Who() control.Shim {
 	who := d.who
 	who.Incarnation = events.Incarnation(d.incarnation.Load())
+	who.Waiting = d.waiting.Load()
 	return who
+}
+
+// Wait has the desk say that the log takes nothing, and why; nil says that it does. A nil desk says nothing.
+func (d *Desk) Wait(w *control.Waiting) {
+	if d != nil {
+		d.waiting.Store(w)
+	}
 }
 
 var errNotStarted = errors.New("the shim has not read the log yet")
