@@ -248,7 +248,7 @@ func (m *Machine) rankProblems(r *rank) (problems []string) {
 // waitingProblem speaks up when nothing of what an engine has announced has a place in the index: it all follows blocks that were never seen. So it is
 // with an engine that had spoken before its shim was there, and cannot say it again.
 func waitingProblem(r *rank, s radix.RankStats, held int64) string {
-	if held > 0 || s.SetBlocks > 0 || s.Parked == 0 && (r.placed || r.stored == 0) {
+	if held > 0 || s.SetBlocks > 0 || s.Parked == 0 && (r.placed || r.stored == 0) || r.partial { // that events are missing is said already
 		return ""
 	}
 	return fmt.Sprintf("%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
