@@ -8,7 +8,7 @@ where the sockets are. Options:
     topic        default ""
     endpoint, replay   where to bind; default tcp://127.0.0.1:* (the system chooses the port). What else binds with every version is ipc://PATH
     buffer       batches kept for replay; default 10000
-    cache        makes a cache manager (vLLM alone): {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
+    cache        makes a cache manager: SGLang's cache for its last group, without lookahead or eagle, or vLLM's manager: {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
                  "eagle": BOOL}. With a lookahead, as with a drafter that reads L tokens ahead: 0.33 and later. With eagle, as with a drafter whose engine
                  computes the last block of a hit anew
 
@@ -38,7 +38,8 @@ import sys
 import time
 import types
 
-from wheel import open_wheel
+import sglang_cache
+from wheel import StubModule, open_wheel
 
 REAL = {
     "vllm": [
@@ -258,9 +259,15 @@ def run(cmd, publisher, cache):
 def main():
     opt = json.loads(sys.argv[1])
     package = "sglang" if os.path.basename(opt["wheel"]).startswith("sglang") else "vllm"
-    open_wheel(opt["wheel"], REAL[package])
-    publisher = Publisher(opt, package)
-    cache = Cache(opt["cache"]) if opt.get("cache") else None
+    if package == "sglang" and opt.get("cache"):
+        sglang_cache.torch_stand_in(StubModule)
+        sglang_cache.native_hash_stand_in()
+        open_wheel(opt["wheel"], REAL[package] + sglang_cache.REAL)
+        publisher, cache = Publisher(opt, package), sglang_cache.Cache(opt["cache"])
+    else:
+        open_wheel(opt["wheel"], REAL[package])
+        publisher = Publisher(opt, package)
+        cache = Cache(opt["cache"]) if opt.get("cache") else None
     say(ok=True, endpoint=publisher.endpoint, replay=publisher.replay)
     for line in sys.stdin:
         try:

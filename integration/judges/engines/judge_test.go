@@ -126,6 +126,7 @@ type load struct {
 	size    int
 	ahead   int
 	groups  []string
+	plain   bool // no adapters
 	salts   []string
 	past    []harness.Prompt // what requests brought
 	running []string
@@ -273,6 +274,9 @@ func (l *load) prompt() harness.Prompt {
 	if len(p.Tokens) == 0 || l.rng.IntN(8) == 0 {
 		p.LoRA = []string{"", "", "adapter-a", "adapter-b"}[l.rng.IntN(4)]
 		p.Salt = l.salts[l.rng.IntN(len(l.salts))]
+	}
+	if l.plain {
+		p.LoRA = ""
 	}
 	p.Tokens = append(p.Tokens, l.tokens(1+l.rng.IntN(5*l.size))...)
 	if most := 10 * l.size; len(p.Tokens) > most {

@@ -1,0 +1,197 @@
+"""SGLang's own radix caches, out of its wheel, without torch: its values are lists of numbers here, of which the caches need slices and copies alone.
+
+Imported by engine.py, which knows the commands.
+"""
+import array
+import hashlib
+import importlib
+import inspect
+import sys
+import types
+
+
+class Tensor(list):
+    """What a cache asks of a tensor of indices."""
+
+    device = "cpu"
+    dtype = "int64"
+
+    def __getitem__(self, at):
+        got = super().__getitem__(at)
+        return Tensor(got) if isinstance(at, slice) else got
+
+    def clone(self):
+        return Tensor(self)
+
+    def to(self, *_, **__):
+        return Tensor(self)
+
+    def tolist(self):
+        return list(self)
+
+    def numel(self):
+        return len(self)
+
+
+def cat(parts, **_):
+    return Tensor(x for part in parts for x in part)
+
+
+def torch_stand_in(stub):
+    """A module torch whose tensors are lists; what else is asked of it is a stub."""
+    torch = stub("torch")
+    torch.Tensor, torch.cat = Tensor, cat
+    torch.tensor = lambda data, **_: Tensor(data)
+    torch.empty = lambda shape, **_: Tensor([0] * (shape if isinstance(shape, int) else shape[0]))
+    torch.equal = lambda a, b: list(a) == list(b)
+    torch.int64, torch.device = "int64", lambda name, *_: name
+    sys.modules["torch"] = torch
+
+
+def native_hash(key, prior=None, page_size=None):
+    """What later versions hash in C++: SHA-256 of a page's tokens after the page before. Which names blocks have makes no difference here."""
+    names, raw = [], list(key.token_ids)[:len(key)]
+    for at in range(0, len(raw), page_size or max(1, len(raw))):
+        prior = hashlib.sha256((prior or b"") + array.array("q", raw[at:at + (page_size or len(raw))]).tobytes()).digest()
+        names.append(prior.hex())
+    return names if page_size else names[-1]
+
+
+def native_hash_stand_in():
+    module = types.ModuleType("sglang.srt.mem_cache.cpp_utils.native_hash")
+    module.get_native_hash = native_hash
+    sys.modules[module.__name__] = module
+
+
+REAL = [
+    "sglang.srt.mem_cache." + name
+    for name in ("base_prefix_cache", "cache_init_params", "events", "evict_policy", "radix_cache", "swa_radix_cache", "mamba_radix_cache", "utils")
+]
+
+
+class Allocator:
+    """Says yes to whatever is freed: how much memory there is, the load decides."""
+
+    device = "cpu"
+
+    def free(self, *_, **__):
+        pass
+
+    def __getattr__(self, name):
+        return self.free
+
+    def get_kvcache(self):
+        return None
+
+
+class Cache:
+    """One of SGLang's caches, driven as its scheduler drives it when requests end."""
+
+    def __init__(self, opt, lora_name=None):
+        base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
+        params = importlib.import_module("sglang.srt.mem_cache.cache_init_params")
+        radix = importlib.import_module("sglang.srt.mem_cache.radix_cache")
+        self.base, self.RadixKey = base, radix.RadixKey
+        self.size = opt["block_size"]
+        kind, _, window = opt["groups"][-1].partition(":")
+        self.kind, self.window = kind, int(window) if window.isdigit() else 0
+        name, of = {"full": ("RadixCache", "radix_cache"), "swa": ("SWARadixCache", "swa_radix_cache"), "mamba": ("MambaRadixCache", "mamba_radix_cache")}[kind]
+        module = importlib.import_module("sglang.srt.mem_cache." + of)
+        bases = [getattr(module, n) for n in ("SWATokenToKVPoolAllocator", "TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator") if hasattr(module, n)][:1]
+        allocator = type("Free", (Allocator, *bases), {})()
+        if kind == "mamba":
+            free = types.SimpleNamespace(free=lambda *_, **__: None)
+            pool = types.SimpleNamespace(mamba_pool=free, mamba_allocator=free, mamba_ping_pong_track_buffer_size=2)
+            module.get_global_server_args = lambda: types.SimpleNamespace(mamba_cache_chunk_size=self.size)
+        else:
+            pool = None
+        self.cache = getattr(module, name)(self.construct(params.CacheInitParams, dict(
+            disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=allocator, page_size=self.size), enable_kv_cache_events=True,
+            sliding_window_size=self.window or None, enable_mamba_extra_buffer=True))
+        self.manager = self  # whose take_events engine.py calls
+        if not hasattr(self.cache, "mamba_cache_chunk_size") or kind == "mamba":
+            self.cache.mamba_cache_chunk_size = self.size
+        # From 0.5.18 or so on a key's tokens are an array.
+        self.tokens = (lambda t: array.array("q", t)) if "limit" in self.RadixKey.__slots__ else list
+        self.next = 1
+        self.started = {}
+
+    @staticmethod
+    def construct(what, required, **optional):
+        has = inspect.signature(what).parameters
+        return what(**required, **{k: v for k, v in optional.items() if k in has})
+
+    def take_events(self):
+        return self.cache.take_events()
+
+    def key(self, tokens):
+        return self.RadixKey(self.tokens(tokens), None)
+
+    def params(self, cls, **fields):
+        has = inspect.signature(cls).parameters
+        return cls(**{k: v for k, v in fields.items() if k in has})
+
+    def match(self, tokens):
+        got = self.cache.match_prefix(self.params(self.base.MatchPrefixParams, key=self.key(tokens)))
+        return got.device_prefix_len if hasattr(got, "device_prefix_len") else len(got.device_indices)
+
+    def insert(self, tokens):
+        """What a request leaves that has computed these tokens: pages, of which it has let go of those that its window no longer covers, and its last state."""
+        whole = len(tokens) // self.size * self.size
+        if whole == 0:
+            return
+        tokens = tokens[:whole]
+        value = Tensor(range(self.next, self.next + whole))
+        self.next += whole
+        gone = max(0, whole - self.window - self.size) // self.size * self.size if self.window else 0
+        self.cache.insert(self.params(
+            self.base.InsertParams, key=self.key(tokens), value=value, prev_prefix_len=self.match(tokens),
+            swa_evicted_seqlen=gone, mamba_value=Tensor([self.next])))
+
+    def admit(self, cmd):
+        hit = self.match(cmd["tokens"])
+        self.insert(cmd["tokens"])
+        self.started[cmd["id"]] = cmd["tokens"]
+        return {"cached": hit, "fits": True}
+
+    def append(self, cmd):
+        self.started[cmd["id"]] = self.started[cmd["id"]] + cmd["tokens"]
+        self.insert(self.started[cmd["id"]])
+        return {"fits": True}
+
+    def free(self, cmd):
+        del self.started[cmd["id"]]
+        return {}
+
+    def evict(self, cmd):
+        n = cmd["ids"] * self.size // 4
+        fields = dict(num_tokens=n) if cmd["ids"] % 2 or self.kind == "full" else dict(num_tokens=0, swa_num_tokens=n, mamba_num=cmd["ids"] // 8)
+        self.cache.evict(self.params(self.base.EvictParams, **fields))
+        return {"can": True}
+
+    def reset(self, _):
+        self.cache.reset()
+        return {"done": True}
+
+    def lookup(self, cmd):
+        whole, main = [], []
+        for p in cmd["prompts"]:
+            main.append(self.full(p["tokens"]))
+            whole.append(self.match(p["tokens"]))
+        return {"whole": whole, "main": main}
+
+    def full(self, tokens):
+        """How far full attention's pages reach, whatever windows and states have: a walk down the cache's own tree."""
+        node, key, n = self.cache.root_node, self.key(tokens[:len(tokens) // self.size * self.size]), 0
+        child = getattr(self.cache, "get_child_key_fn", None) or (lambda k: k.child_key(self.size))
+        while len(key) > 0 and (at := child(key)) in node.children:
+            node = node.children[at]
+            if hasattr(node.key, "match"):
+                got = node.key.match(key, page_size=self.size)
+            else:
+                got = self.cache.key_match_fn(node.key, key)
+            n += got
+            if got < len(node.key):
+                break
+            key = key[got:]
+        return n
