@@ -186,6 +186,7 @@ var heardOf = map[string]string{
 	"log trimmed":          "purges",
 	"could not be replayed; what the rank held is cleared": "gaps, cleared",
 	"a new incarnation of the engine begins":               "incarnations",
+	"the engine is gone":                                   "engines taken for gone",
 	"beginning again":                                      "logs that turned out to be others",
 	"resync needed":                                        "resyncs needed",
 	"the log does not take events":                         "publishing that failed",

@@ -6,17 +6,20 @@ import (
 	"net"
 	"sync"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // proxy carries TCP connections to a target, until it is told to be a bad network: cut them all, hold everything back for a
 // while, take nobody for a while. Whatever was held back arrives later, in order, as on a network that stalls.
 type proxy struct {
 	target string
-	l      net.Listener
+	at     string
 	done   sync.WaitGroup
 
 	mu       sync.Mutex
-	change   sync.Cond // of stalled, and of a connection's end
+	l        net.Listener // nil: nobody listens there
+	change   sync.Cond    // of stalled, and of a connection's end
 	conns    map[*link]bool
 	stalled  bool
 	refusing bool
@@ -37,21 +40,46 @@ func (k *link) close() {
 
 func startProxy(t testing.TB, target string) *proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	p := &proxy{target: target, at: loopback.Reserve(t), conns: map[*link]bool{}}
+	p.change.L = &p.mu
+	if err := p.open(); err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{target: target, l: l, conns: map[*link]bool{}}
-	p.change.L = &p.mu
-	p.done.Go(p.serve)
 	return p
 }
 
-func (p *proxy) addr() string { return p.l.Addr().String() }
+func (p *proxy) addr() string { return p.at }
 
-func (p *proxy) serve() {
+// open listens, unless it does.
+func (p *proxy) open() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.l != nil || p.ended {
+		return nil
+	}
+	l, err := net.Listen("tcp", p.at)
+	if err != nil {
+		return err
+	}
+	p.l = l
+	p.done.Go(func() { p.serve(l) })
+	return nil
+}
+
+// leave ends every connection, and from then on the host refuses others, as after a process's end.
+func (p *proxy) leave() {
+	p.mu.Lock()
+	if p.l != nil {
+		p.l.Close()
+		p.l = nil
+	}
+	p.mu.Unlock()
+	p.cut()
+}
+
+func (p *proxy) serve(l net.Listener) {
 	for {
-		client, err := p.l.Accept()
+		client, err := l.Accept()
 		if err != nil {
 			return
 		}
@@ -123,7 +151,6 @@ func (p *proxy) stop() {
 	p.mu.Lock()
 	p.ended = true
 	p.mu.Unlock()
-	p.l.Close()
-	p.cut()
+	p.leave()
 	p.done.Wait()
 }

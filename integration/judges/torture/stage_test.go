@@ -29,6 +29,7 @@ type stage struct {
 	shims   []*daemon
 	proxies []*proxy
 	names   []string // of the proxies
+	ways    map[*tortured][2]*proxy
 
 	marks    uint64
 	counters map[string]int
@@ -56,6 +57,10 @@ func (s *stage) engine(i int, rng *rand.Rand, programs func(string) string, nats
 	e.pub = pyenv.StartPublisher(s.t, pyenv.PublisherOptions{Form: form, BlockSize: harness.BlockSize, Buffer: 1 << 20, HighWater: 100})
 	host := func(endpoint string) string { return strings.TrimPrefix(endpoint, "tcp://") }
 	engine, replay := s.proxy(e.name+"→engine", host(e.pub.Endpoint)), s.proxy(e.name+"→replay", host(e.pub.Replay))
+	if s.ways == nil {
+		s.ways = map[*tortured][2]*proxy{}
+	}
+	s.ways[e] = [2]*proxy{engine, replay}
 	shim := s.daemon("shim of "+e.name, programs("worker-shim"), func(code int, last string) bool {
 		// What the life before had on its way arrived after this one had looked: a supervisor starts it again.
 		return code == 1 && strings.Contains(last, "another shim publishes for this worker and rank")
@@ -114,6 +119,9 @@ func (s *stage) end() {
 func (s *stage) mend() {
 	for _, p := range s.proxies {
 		p.set(false, false)
+		if err := p.open(); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 	s.revive()
 }

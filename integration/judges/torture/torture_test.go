@@ -184,9 +184,30 @@ func (r *torture) step() {
 	case n == 96:
 		r.note("%s clears", e.name)
 		e.clear()
+	case n < 99:
+		r.hideEngine(e)
 	default:
 		r.startAll()
 	}
+}
+
+// hideEngine has an engine's ports refuse for a while, and its connections end, as if its process had ended. It lives and goes on: what its shim has cleared then
+// must be known again.
+func (r *torture) hideEngine(e *tortured) {
+	r.note("the ports of %s refuse", e.name)
+	r.count("engines that seemed gone")
+	for _, p := range r.w.ways[e] {
+		p.leave()
+	}
+	back := time.Now().Add(time.Duration(100+r.rng.IntN(1000)) * time.Millisecond) // a shim takes some 200 ms to be sure
+	r.later = append(r.later, undoing{back, func() {
+		r.note("the ports of %s are open", e.name)
+		for _, p := range r.w.ways[e] {
+			if err := p.open(); err != nil {
+				r.Fatal(err)
+			}
+		}
+	}})
 }
 
 func (r *torture) restartEngine(e *tortured) {
