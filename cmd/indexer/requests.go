@@ -17,7 +17,7 @@ const (
 	// them most of their time.
 	waitingQueries = 128
 
-	// queuePerCore is how many queries may wait for each core: some 50 ms of work, where a query takes a tenth of one.
+	// queuePerCore is how many queries may wait for each core: some 50 ms of work, at 0.1 ms a query.
 	queuePerCore = 512
 )
 
