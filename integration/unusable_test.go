@@ -5,19 +5,19 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
 // TestWrongBlockSizeIsAProblem has a shim told another block size than its engine has, for a model that nobody has served before: nothing of what the engine
 // announces can be taken, and the indexer's status says so, and what to do, until an engine with that size is there.
 func TestWrongBlockSizeIsAProblem(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	endpoint, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
 	engine := simulated(t, endpoint, replay)
 	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--instance", "sim", "--model", "m", "--block-size", "32")
 	said := func() string {
-		return strings.Join(harness.IndexerJSON[api.Status](t, x.NATS, "status").Problems, "\n")
+		return strings.Join(harness.Status(t, x.NATS).Problems, "\n")
 	}
 	harness.Eventually(t, "the wrong block size is a problem", func() (bool, string) {
 		now := said()
