@@ -29,18 +29,19 @@ const startPatience = 15 * time.Minute
 
 // model is a model of random weights, and the size of the cache that it gets.
 type model struct {
-	name   string
-	blocks int
-	config map[string]any // beside what both models have in common
+	name    string
+	blocks  int
+	learned bool           // the shim learns from the engine where it is and what it serves
+	config  map[string]any // beside what both models have in common
 }
 
 // models are one of full attention alone, and one like Gemma 3.
 var models = []model{
-	{"full", 200, map[string]any{
+	{"full", 200, false, map[string]any{
 		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
 		"tie_word_embeddings": false,
 	}},
-	{"hybrid", 320, map[string]any{
+	{"hybrid", 320, true, map[string]any{
 		"architectures": []string{"Gemma3ForCausalLM"}, "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
 		"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 32, "sliding_window": 128,
 		"layer_types": []string{"sliding_attention", "full_attention"}, "pad_token_id": 0,

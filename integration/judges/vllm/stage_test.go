@@ -47,10 +47,16 @@ func (s *stage) startIndexer() {
 	s.indexer = harness.StartIndexer(s.t, s.data, s.nats)
 }
 
+// startShim starts a shim that is told all about the engine, or one that learns it from the engine.
 func (s *stage) startShim() {
 	s.t.Helper()
-	s.shim = harness.Start(s.t, "worker-shim", "run", "--nats", s.nats, "--engine", "tcp://"+s.engine.events, "--replay", "tcp://"+s.engine.replay,
-		"--instance", instance, "--model", s.engine.model.name, "--block-size", fmt.Sprint(blockSize))
+	about := []string{"--engine-http", "http://" + s.engine.http}
+	if !s.engine.model.learned {
+		about = []string{
+			"--engine", "tcp://" + s.engine.events, "--replay", "tcp://" + s.engine.replay, "--model", s.engine.model.name, "--block-size", fmt.Sprint(blockSize),
+		}
+	}
+	s.shim = harness.Start(s.t, "worker-shim", append([]string{"run", "--nats", s.nats, "--instance", instance}, about...)...)
 }
 
 // instance is what the engine is called.
