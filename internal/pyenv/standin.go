@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// cudaPrefixes are the CUDA libraries that a stand-in does for, and what the names of each one's functions begin with. torch loads
-// them when it is imported, and calls none of them where there is no GPU.
+// cudaPrefixes are the CUDA libraries that a stand-in does for, and what the names of each one's functions begin with.
+// torch loads them when it is imported, and calls none of them where there is no GPU.
 var cudaPrefixes = map[string][]string{
 	"libcublas":       {"cublas"},
 	"libcublasLt":     {"cublasLt"},
@@ -33,8 +33,8 @@ var cudaPrefixes = map[string][]string{
 // cudaReal are the CUDA libraries that are called when torch is imported: their packages are in the environment.
 var cudaReal = []string{"libcudart.so.*", "libcupti.so.*"}
 
-// standIn makes a torch that was built for CUDA loadable without CUDA's libraries. Each that torch's own libraries need becomes a small one in
-// torch's folder, whose functions all return 1, which to their callers is an error.
+// standIn makes a torch that was built for CUDA loadable without CUDA's libraries. Each that torch's own libraries need
+// becomes a small one in torch's folder, whose functions all return 1, which to their callers is an error.
 func standIn(ctx context.Context, progress io.Writer, packages string) error {
 	dir := filepath.Join(packages, "torch", "lib")
 	if err := linkReal(packages, dir); err != nil {
@@ -125,8 +125,8 @@ func readNeeds(paths []string) (needs, error) {
 	return n, nil
 }
 
-// functionsOf are the functions that are wanted of a library, with their versions. Where the prefix of one library begins that of another, as
-// cublas and cublasLt, a function belongs to the longer one.
+// functionsOf are the functions that are wanted of a library, with their versions. Where the prefix of one library
+// begins that of another, as cublas and cublasLt, a function belongs to the longer one.
 func (n needs) functionsOf(stem string) map[string]string {
 	longestMatch := func(name string) (owner string) {
 		longest := 0

@@ -10,8 +10,8 @@ import (
 // vllmServer is the requirements file of a whole vLLM.
 const vllmServer = "vllm-server.txt"
 
-// FetchVLLM makes the environment of a whole vLLM on the CPU unless it is there, and returns its interpreter. It needs gcc, 1 GB of downloads and
-// 2.8 GB of room. What pip does is written to progress.
+// FetchVLLM makes the environment of a whole vLLM on the CPU unless it is there, and returns its interpreter. It needs
+// gcc, 1 GB of downloads and 2.8 GB of room. What pip does is written to progress.
 func FetchVLLM(progress io.Writer) (python string, err error) {
 	dir, err := cacheDir()
 	if err != nil {
@@ -29,7 +29,8 @@ func FetchVLLM(progress io.Writer) (python string, err error) {
 		if err := standIn(ctx, progress, string(packages)); err != nil {
 			return fmt.Errorf("stand-ins for torch's CUDA libraries: %w", err)
 		}
-		// Compiling now saves each start of an engine a minute or two. torch's own tests have the syntax of later Pythons.
+		// Compiling now saves each start of an engine a minute or two. torch's own tests have the syntax of later
+		// Pythons.
 		fmt.Fprintln(progress, "compiling all modules")
 		_, err = run(ctx, python, "-m", "compileall", "-q", "-j", "0", "-x", "torch/testing/_internal", string(packages))
 		return err

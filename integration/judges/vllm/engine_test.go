@@ -38,12 +38,13 @@ type model struct {
 // models are one of full attention alone, and one like Gemma 3.
 var models = []model{
 	{"full", 200, false, map[string]any{
-		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-		"tie_word_embeddings": false,
+		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu",
+		"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
 	}},
 	{"hybrid", 320, true, map[string]any{
-		"architectures": []string{"Gemma3ForCausalLM"}, "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
-		"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 32, "sliding_window": 128,
+		"architectures": []string{"Gemma3ForCausalLM"}, "model_type": "gemma3_text",
+		"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+		"rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 32, "sliding_window": 128,
 		"layer_types": []string{"sliding_attention", "full_attention"}, "pad_token_id": 0,
 	}},
 }
@@ -64,8 +65,8 @@ func (m model) write(t *testing.T) string {
 	t.Helper()
 	config := map[string]any{
 		"hidden_size": hidden, "intermediate_size": 256, "num_hidden_layers": layers, "num_attention_heads": heads,
-		"num_key_value_heads": keyHeads, "head_dim": headSize, "vocab_size": vocabulary, "max_position_embeddings": 4096, "torch_dtype": "float32",
-		"bos_token_id": 1, "eos_token_id": 2,
+		"num_key_value_heads": keyHeads, "head_dim": headSize, "vocab_size": vocabulary,
+		"max_position_embeddings": 4096, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
 	}
 	for k, v := range m.config {
 		config[k] = v
@@ -153,7 +154,8 @@ func newEngine(t *testing.T, m model) *engine {
 	_, eventsPort, _ := strings.Cut(e.events, ":")
 	config, err := json.Marshal(map[string]any{
 		// vLLM binds where there is a *, and dials out elsewhere.
-		"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:" + eventsPort, "replay_endpoint": "tcp://" + e.replay,
+		"enable_kv_cache_events": true, "publisher": "zmq",
+		"endpoint": "tcp://*:" + eventsPort, "replay_endpoint": "tcp://" + e.replay,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +164,8 @@ func newEngine(t *testing.T, m model) *engine {
 		"-n", "10", pyenv.VLLM(t), "-m", "vllm.entrypoints.openai.api_server",
 		"--model", m.write(t), "--served-model-name", m.name, "--host", "127.0.0.1", "--port", httpPort,
 		"--enforce-eager", "--load-format", "dummy", "--skip-tokenizer-init", "--block-size", fmt.Sprint(blockSize),
-		"--num-gpu-blocks-override", fmt.Sprint(m.blocks), "--max-model-len", "2048", "--max-num-batched-tokens", "256", "--max-num-seqs", "8",
+		"--num-gpu-blocks-override", fmt.Sprint(m.blocks), "--max-model-len", "2048",
+		"--max-num-batched-tokens", "256", "--max-num-seqs", "8",
 		"--disable-uvicorn-access-log", "--enable-prompt-tokens-details",
 		"--enable-lora", "--max-loras", fmt.Sprint(len(adapters)), "--max-lora-rank", fmt.Sprint(loraRank),
 		"--kv-events-config", string(config), "--lora-modules",
@@ -176,8 +179,10 @@ func newEngine(t *testing.T, m model) *engine {
 		}
 	}
 	home := t.TempDir()
-	e.env = append(e.env, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1",
-		"VLLM_SERVER_DEV_MODE=1", "VLLM_HOST_IP=127.0.0.1", "VLLM_CACHE_ROOT="+home, "VLLM_CONFIG_ROOT="+home, "HF_HOME="+home)
+	e.env = append(e.env, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
+		"HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "VLLM_SERVER_DEV_MODE=1",
+		"VLLM_HOST_IP=127.0.0.1", "VLLM_CACHE_ROOT="+home,
+		"VLLM_CONFIG_ROOT="+home, "HF_HOME="+home)
 	t.Cleanup(func() {
 		e.kill()
 		if t.Failed() {
@@ -238,7 +243,8 @@ type completion struct {
 // complete makes a request.
 func (e *engine) complete(r request) (c completion, err error) {
 	body := map[string]any{
-		"model": e.model.name, "prompt": r.prompt.tokens, "max_tokens": r.maxTokens, "n": r.n, "ignore_eos": true, "return_token_ids": true,
+		"model": e.model.name, "prompt": r.prompt.tokens, "max_tokens": r.maxTokens, "n": r.n,
+		"ignore_eos": true, "return_token_ids": true,
 	}
 	if r.prompt.lora != "" {
 		body["model"] = r.prompt.lora

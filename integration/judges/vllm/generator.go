@@ -11,8 +11,8 @@ type prompt struct {
 	lora, salt string
 }
 
-// reusable is the part of a prompt of which blocks can be reused: an engine computes the last token in any case, and so all of the
-// block that it is in.
+// reusable is the part of a prompt of which blocks can be reused: an engine computes the last token in any case, and so
+// all of the block that it is in.
 func (p prompt) reusable() prompt {
 	p.tokens = p.tokens[:max(0, len(p.tokens)-1)]
 	return p
@@ -72,8 +72,8 @@ var kinds = []struct {
 	name  string
 	share int
 }{
-	{"fresh", 12}, {"turn", 18}, {"repeat", 10}, {"prefix", 24}, {"whole", 8}, {"chunked", 10}, {"decode", 5}, {"short", 4}, {"n=2", 4},
-	{"logprobs", 5},
+	{"fresh", 12}, {"turn", 18}, {"repeat", 10}, {"prefix", 24}, {"whole", 8}, {"chunked", 10},
+	{"decode", 5}, {"short", 4}, {"n=2", 4}, {"logprobs", 5},
 }
 
 // next makes a request.

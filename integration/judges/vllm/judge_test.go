@@ -22,7 +22,8 @@ var (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// TestRealVLLM makes requests to real engines, asks kvatlas before each, and compares. Between them, everything that can die does.
+// TestRealVLLM makes requests to real engines, asks kvatlas before each, and compares. Between them, everything that
+// can die does.
 func TestRealVLLM(t *testing.T) {
 	into := &table{}
 	t.Cleanup(func() { t.Logf("\n%s", into) })
@@ -65,7 +66,11 @@ func (s *stage) observe(into *row, g *generator, r request, under circumstances)
 	o.from, messages, _ = s.twin.now()
 	s.ask(&o)
 	if want := s.twin.reusable(r.prompt.reusable()); o.predicted != want {
-		s.t.Errorf("%s, %s: kvatlas says %d blocks, the twin %d\n%s", into.part, r.kind, o.predicted, want, s.knowledge(r.prompt.reusable()))
+		s.t.Errorf("%s, %s: kvatlas says %d blocks, the twin %d\n%s",
+			into.part, r.kind, o.predicted, want, s.knowledge(r.prompt.reusable()))
+	}
+	if s.twin.reusable(r.prompt.reusable()) < s.twin.fullyHeld(r.prompt.reusable()) {
+		into.windows++
 	}
 	s.make(&o, g)
 	heldBack = s.settle()
@@ -82,7 +87,8 @@ func (s *stage) knowledge(p prompt) string {
 	q := api.Query{Model: s.engine.model.name, Tokens: p.tokens, LoRA: p.lora, CacheSalt: p.salt, Explain: true}
 	var explained string
 	errFind := harness.HTTPDo(s.indexer.HTTP, "POST", "/v1/find", q, &explained)
-	return fmt.Sprintf("the twin knows %d events:\n%skvatlas: %+v, %v\n%s, %v", events, s.twin.describe(p), w, err, explained, errFind)
+	return fmt.Sprintf("the twin knows %d events:\n%skvatlas: %+v, %v\n%s, %v",
+		events, s.twin.describe(p), w, err, explained, errFind)
 }
 
 // ask asks kvatlas for an observation's prompt.
@@ -115,15 +121,16 @@ func (s *stage) judge(into *row, o *observation) {
 	into.add(c, o)
 	if c == unexplained {
 		s.t.Errorf("%s, %s: kvatlas said %d blocks, the engine reused %d, of %d tokens (adapter %q, salt %q)",
-			into.part, o.request.kind, o.predicted, o.reused, len(o.request.prompt.tokens), o.request.prompt.lora, o.request.prompt.salt)
+			into.part, o.request.kind, o.predicted, o.reused, len(o.request.prompt.tokens),
+			o.request.prompt.lora, o.request.prompt.salt)
 	}
 	if c == concurrent && s.twin.usableAtStep(o.request, o.from, o.to, o.reused) {
 		into.atStep++
 	}
 }
 
-// fourAtATime makes requests from four clients at the same time. What kvatlas says must be what the engine had announced at some time between
-// the events that kvatlas knew before the question and after it.
+// fourAtATime makes requests from four clients at the same time. What kvatlas says must be what the engine had
+// announced at some time between the events that kvatlas knew before the question and after it.
 func (s *stage) fourAtATime(part string, n int) {
 	s.t.Helper()
 	const clients = 4
@@ -180,8 +187,10 @@ func (s *stage) fourAtATime(part string, n int) {
 	into.heldBack += s.settle()
 	for _, list := range all {
 		for _, a := range list {
-			if !s.twin.everUsable(a.request.prompt.reusable(), s.twin.versionAt(a.from), s.twin.versionAt(a.to), a.predicted) {
-				s.t.Errorf("%s: kvatlas said %d blocks, which is not what the engine had announced with events %d to %d", a.request.kind, a.predicted, a.from, a.to)
+			from, to := s.twin.versionAt(a.from), s.twin.versionAt(a.to)
+			if !s.twin.everUsable(a.request.prompt.reusable(), from, to, a.predicted) {
+				s.t.Errorf("%s: kvatlas said %d blocks, which is not what the engine had announced with events %d to %d",
+					a.request.kind, a.predicted, a.from, a.to)
 			}
 			// The reply may be here before the last step's message.
 			a.observation.to = s.twin.versionAfter(a.observation.to, afterReply)
@@ -191,7 +200,8 @@ func (s *stage) fourAtATime(part string, n int) {
 	s.check()
 }
 
-// afterReply is how many messages may come after a reply that the engine had sent before it: one for each of the last steps.
+// afterReply is how many messages may come after a reply that the engine had sent before it: one for each of the last
+// steps.
 const afterReply = 2
 
 // killShim kills the shim, makes requests without it, and starts it again.
@@ -202,7 +212,8 @@ func (s *stage) killShim(g *generator) {
 	began := time.Now()
 	s.startShim()
 	s.catchUp()
-	s.table.note("%s: kvatlas knew all again %.1f s after the start of a killed shim", s.engine.model.name, time.Since(began).Seconds())
+	s.table.note("%s: kvatlas knew all again %.1f s after the start of a killed shim",
+		s.engine.model.name, time.Since(began).Seconds())
 	s.oneAtATime("shim killed", g, *probes)
 }
 
@@ -214,7 +225,8 @@ func (s *stage) killIndexer(g *generator) {
 	began := time.Now()
 	s.startIndexer()
 	s.catchUp()
-	s.table.note("%s: kvatlas knew all again %.1f s after the start of a killed indexer", s.engine.model.name, time.Since(began).Seconds())
+	s.table.note("%s: kvatlas knew all again %.1f s after the start of a killed indexer",
+		s.engine.model.name, time.Since(began).Seconds())
 	s.oneAtATime("indexer killed", g, *probes)
 }
 
@@ -245,18 +257,20 @@ func (s *stage) resetCache(g *generator) {
 		}
 	}
 	if into.counts[resetHeldBack] != 3 {
-		s.t.Errorf("of 3 resets, %d were not known before the next step: docs/engines/vllm.md says that all are", into.counts[resetHeldBack])
+		s.t.Errorf("of 3 resets, %d were not known before the next step: docs/engines/vllm.md says that all are",
+			into.counts[resetHeldBack])
 	}
 	s.check()
 }
 
-// killEngine kills the engine and starts it again. kvatlas must give up the dead engine's blocks, and must not credit the new one with them.
+// killEngine kills the engine and starts it again. kvatlas must give up the dead engine's blocks, and must not credit
+// the new one with them.
 func (s *stage) killEngine(g *generator) {
 	s.t.Helper()
 	name := s.engine.model.name
 	held := s.longestHeld(g)
-	s.engine.kill()
 	killed := time.Now()
+	s.engine.kill()
 	if err := s.await(func() (bool, error) {
 		n, err := s.find(held)
 		return n == 0, err
@@ -281,8 +295,10 @@ func (s *stage) killEngine(g *generator) {
 	}); err != nil {
 		s.t.Fatalf("the new engine's blocks do not become known: %v", err)
 	}
-	s.table.note("%s: engine killed: nothing held after %s; ready again after %.0f s; its first blocks known %s after its first reply, %s after it was ready",
-		name, gone.Round(time.Millisecond), ready.Sub(killed).Seconds(), time.Since(replied).Round(time.Millisecond), time.Since(ready).Round(time.Millisecond))
+	s.table.note("%s: engine killed: nothing held after %s; ready again after %.0f s; "+
+		"its first blocks known %s after its first reply, %s after it was ready",
+		name, gone.Round(time.Millisecond), ready.Sub(killed).Seconds(),
+		time.Since(replied).Round(time.Millisecond), time.Since(ready).Round(time.Millisecond))
 	s.oneAtATime("engine killed", g, *probes)
 }
 

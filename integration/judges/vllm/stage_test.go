@@ -34,7 +34,8 @@ type stage struct {
 // newStage starts everything, for one model.
 func newStage(t *testing.T, m model, into *table) *stage {
 	t.Helper()
-	s := &stage{t: t, engine: newEngine(t, m), table: into, data: filepath.Join(t.TempDir(), "data"), nats: loopback.Reserve(t)}
+	s := &stage{t: t, engine: newEngine(t, m), table: into}
+	s.data, s.nats = filepath.Join(t.TempDir(), "data"), loopback.Reserve(t)
 	s.fences = newGenerator(1<<32, 1<<32, blockSize, false)
 	s.startIndexer()
 	s.startShim()
@@ -53,23 +54,27 @@ func (s *stage) startShim() {
 	about := []string{"--engine-http", "http://" + s.engine.http}
 	if !s.engine.model.learned {
 		about = []string{
-			"--engine", "tcp://" + s.engine.events, "--replay", "tcp://" + s.engine.replay, "--model", s.engine.model.name, "--block-size", fmt.Sprint(blockSize),
+			"--engine", "tcp://" + s.engine.events, "--replay", "tcp://" + s.engine.replay,
+			"--model", s.engine.model.name, "--block-size", fmt.Sprint(blockSize),
 		}
 	}
-	s.shim = harness.Start(s.t, "worker-shim", append([]string{"run", "--nats", s.nats, "--instance", instance}, about...)...)
+	args := append([]string{"run", "--nats", s.nats, "--instance", instance}, about...)
+	s.shim = harness.Start(s.t, "worker-shim", args...)
 }
 
 // instance is what the engine is called.
 const instance = "engine-1"
 
-// startEngine starts the engine and a new twin, which listens before the engine says anything. It returns when the engine was ready.
+// startEngine starts the engine and a new twin, which listens before the engine says anything. It returns when the
+// engine was ready.
 func (s *stage) startEngine() time.Time {
 	s.t.Helper()
 	if s.stopTwin != nil {
 		s.stopTwin()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	sub, err := zmtp.DialSub(ctx, "tcp://"+s.engine.events, []string{""}, zmtp.Config{BackoffMin: 10 * time.Millisecond, BackoffMax: 50 * time.Millisecond})
+	often := zmtp.Config{BackoffMin: 10 * time.Millisecond, BackoffMax: 50 * time.Millisecond}
+	sub, err := zmtp.DialSub(ctx, "tcp://"+s.engine.events, []string{""}, often)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -166,8 +171,8 @@ func (s *stage) settle() (heldBack int) {
 	return heldBack
 }
 
-// fence waits until the twin knows all that the engine announced. It makes a request that stores one block: when that is announced, all
-// before it was. It returns how many removals the engine had held back until then.
+// fence waits until the twin knows all that the engine announced. It makes a request that stores one block: when that
+// is announced, all before it was. It returns how many removals the engine had held back until then.
 func (s *stage) fence() (heldBack int) {
 	s.t.Helper()
 	r := request{prompt: prompt{tokens: s.fences.tokens(blockSize)}, maxTokens: 1, n: 1}

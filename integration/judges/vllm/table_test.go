@@ -18,13 +18,15 @@ type table struct {
 
 // row is a part of the test.
 type row struct {
-	mu               sync.Mutex
-	model, part      string
-	counts           map[class]int
-	tooHigh, tooLow  int // differences of all classes
-	reused, of       int // blocks
-	atStep           int // concurrent changes explained at the very step of the look-up
-	heldBack, behind int // removals that waited for the next step; events that kvatlas did not know yet when it was asked, at most
+	mu              sync.Mutex
+	model, part     string
+	counts          map[class]int
+	tooHigh, tooLow int // differences of all classes
+	reused, of      int // blocks
+	windows         int // requests, one at a time, of which windows made the reusable prefix shorter
+	atStep          int // concurrent changes explained at the very step of the look-up
+	heldBack        int // removals that waited for the next step
+	behind          int // events that kvatlas did not know yet when it was asked, at most
 }
 
 func (t *table) row(model, part string) *row {
@@ -70,7 +72,7 @@ func (t *table) String() string {
 	for _, c := range classes {
 		fmt.Fprintf(w, "\t%s", c)
 	}
-	fmt.Fprint(w, "\ttoo high\ttoo low\tat step\treused\theld back\tbehind\n")
+	fmt.Fprint(w, "\ttoo high\ttoo low\twindows\tat step\treused\theld back\tbehind\n")
 	for _, r := range t.rows {
 		requests := 0
 		for _, n := range r.counts {
@@ -80,7 +82,8 @@ func (t *table) String() string {
 		for _, c := range classes {
 			fmt.Fprintf(w, "\t%d", r.counts[c])
 		}
-		fmt.Fprintf(w, "\t%d\t%d\t%d\t%d of %d\t%d\t%d\n", r.tooHigh, r.tooLow, r.atStep, r.reused, r.of, r.heldBack, r.behind)
+		fmt.Fprintf(w, "\t%d\t%d\t%d\t%d\t%d of %d\t%d\t%d\n",
+			r.tooHigh, r.tooLow, r.windows, r.atStep, r.reused, r.of, r.heldBack, r.behind)
 	}
 	w.Flush()
 	for _, n := range t.notes {

@@ -14,8 +14,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// twin is what one life of an engine has announced. It keeps all its past states: a version is the number of changes that
-// made it, a change being one block of one group stored or removed, or everything cleared.
+// twin is what one life of an engine has announced. It keeps all its past states: a version is the number of changes
+// that made it, a change being one block of one group stored or removed, or everything cleared.
 //
 // It shares no code with kvatlas. It is safe for concurrent use.
 type twin struct {
@@ -54,7 +54,7 @@ func newTwin(blockSize int) *twin {
 	return &twin{blockSize: blockSize, changed: make(chan struct{}), names: map[place]string{}, groups: map[int]*group{}}
 }
 
-// held reports whether the group held a block at a version.
+// holds reports whether the group held a block at a version.
 func (g *group) holds(name string, version int) bool {
 	changes := g.held[name]
 	after := sort.Search(len(changes), func(i int) bool { return changes[i].version > version })
@@ -291,6 +291,13 @@ func (t *twin) reusable(p prompt) int {
 	return t.usable(t.namesOf(p), t.version)
 }
 
+// fullyHeld is how many of the first of a prompt's blocks full attention has: what is reusable but for windows.
+func (t *twin) fullyHeld(p prompt) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.fullDepth(t.namesOf(p), t.version)
+}
+
 // fullBlocks is how many different blocks of full attention the engine holds.
 func (t *twin) fullBlocks() (n int) {
 	t.mu.Lock()
@@ -305,7 +312,8 @@ func (t *twin) fullBlocks() (n int) {
 	return n
 }
 
-// everUsable reports whether, at a version from one to another, the engine would have reused so many of a prompt's blocks.
+// everUsable reports whether, at a version from one to another, the engine would have reused so many of a prompt's
+// blocks.
 func (t *twin) everUsable(p prompt, from, to, want int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -318,9 +326,9 @@ func (t *twin) everUsable(p prompt, from, to, want int) bool {
 	return false
 }
 
-// usableAtStep reports whether the engine would have reused so many of a request's blocks within one of its steps, between two versions,
-// that stored the first block which it did not reuse. Such a step is the one of the look-up, unless that had no room left
-// for a whole block.
+// usableAtStep reports whether the engine would have reused so many of a request's blocks within one of its steps,
+// between two versions, that stored the first block which it did not reuse. Such a step is the one of the look-up,
+// unless that had no room left for a whole block.
 func (t *twin) usableAtStep(r request, from, to, reused int) bool {
 	t.mu.Lock()
 	names, reusable := t.namesOf(r.prompt), t.namesOf(r.prompt.reusable())

@@ -29,8 +29,9 @@ func encode(t *testing.T, seq int, evs ...map[string]any) [][]byte {
 // Events of blocks of two tokens, as vLLM 0.32 has them.
 func stored(group int, kind string, window any, parent any, names []int, tokens ...int) map[string]any {
 	return map[string]any{
-		"type": "BlockStored", "block_hashes": names, "parent_block_hash": parent, "token_ids": tokens, "block_size": 2, "lora_id": nil, "medium": "GPU",
-		"lora_name": nil, "group_idx": group, "kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window,
+		"type": "BlockStored", "block_hashes": names, "parent_block_hash": parent, "token_ids": tokens,
+		"block_size": 2, "lora_id": nil, "medium": "GPU", "lora_name": nil,
+		"group_idx": group, "kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window,
 	}
 }
 
@@ -73,7 +74,9 @@ func TestTwinOfFullAttention(t *testing.T) {
 	if n := tw.fullBlocks(); n != 0 {
 		t.Errorf("%d blocks are held after all were cleared", n)
 	}
-	if now, _, _ := tw.now(); !tw.everUsable(of(1, 2, 3, 4, 5, 6), before, now, 3) || tw.everUsable(of(1, 2, 3, 4, 5, 6), before+1, now, 2) {
+	now, _, _ := tw.now()
+	p := of(1, 2, 3, 4, 5, 6)
+	if !tw.everUsable(p, before, now, 3) || tw.everUsable(p, before+1, now, 2) {
 		t.Error("the twin does not remember what was")
 	}
 	if tw.versionAt(2) != before || tw.versionAt(0) != 0 {
@@ -99,6 +102,9 @@ func TestTwinOfWindows(t *testing.T) {
 	tell(t, tw, full(nil, []int{1, 2, 3, 4}, 1, 2, 3, 4, 5, 6, 7, 8), window(3, 4))
 	wantReusable(t, tw, p, 4)
 	wantReusable(t, tw, of(1, 2, 3, 4, 5, 6), 0) // it lacks the block before the last
+	if n := tw.fullyHeld(of(1, 2, 3, 4, 5, 6)); n != 3 {
+		t.Errorf("full attention has %d blocks, want 3", n)
+	}
 	tell(t, tw, window(1))
 	wantReusable(t, tw, of(1, 2, 3, 4, 5, 6), 1)
 	tell(t, tw, removed(1, 3))
@@ -155,7 +161,8 @@ func TestClassify(t *testing.T) {
 		{request{n: 1}, afterReset, 2, 0, unexplained},
 	} {
 		c.request.prompt = p
-		o := observation{request: c.request, under: c.under, predicted: c.predicted, reused: c.reused, from: from, to: to, messages: tw.messagesFrom(messages)}
+		o := observation{request: c.request, under: c.under, predicted: c.predicted, reused: c.reused}
+		o.from, o.to, o.messages = from, to, tw.messagesFrom(messages)
 		if got := classify(tw, &o); got != c.want {
 			t.Errorf("case %d: %s, want %s", i, got, c.want)
 		}
@@ -166,7 +173,8 @@ func TestClassify(t *testing.T) {
 
 	_, messages, _ = tw.now()
 	tell(t, tw, cleared, full(nil, []int{1}, 1, 2))
-	o := observation{request: request{prompt: p, n: 1}, under: afterReset, predicted: 3, from: to, to: to + 2, messages: tw.messagesFrom(messages)}
+	o := observation{request: request{prompt: p, n: 1}, under: afterReset, predicted: 3, from: to, to: to + 2}
+	o.messages = tw.messagesFrom(messages)
 	if got := classify(tw, &o); got != resetHeldBack {
 		t.Errorf("after a reset: %s", got)
 	}
