@@ -51,10 +51,13 @@ func readers(t *testing.T, x *Index) {
 	type steady struct {
 		id   atomic.Uint32
 		doc  int
-		kind int // how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped and added, 4: in the second of two groups
+		kind int // how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped and added, 4: in the second of two groups, 5: in a window beside the prefix
 		on   bool
 	}
 	var ranks [24]steady
+	window := func(names []events.BlockHash) events.Event {
+		return events.Event{Kind: events.Stored, Tier: events.Device, Group: 1, Attention: events.AttentionSlidingWindow, Window: 500, Blocks: names}
+	}
 	store := func(id RankID, tier events.Tier, doc []events.LocalHash, from, to int) {
 		e := events.Event{Kind: events.Stored, Tier: tier, Locals: doc[from:to], Blocks: names(doc)[from:to]}
 		if from > 0 {
@@ -70,12 +73,18 @@ func readers(t *testing.T, x *Index) {
 			r.kind = 3
 		case 1:
 			r.kind = 4
+		case 2:
+			r.kind = 5
 		}
 		r.id.Store(uint32(x.AddRank(0, 16)))
 		if r.kind == 2 {
 			store(RankID(r.id.Load()), events.Device, docs[r.doc], 0, long/2)
 		}
 		if r.kind == 4 {
+			store(RankID(r.id.Load()), events.Device, docs[r.doc], 0, long)
+		}
+		if r.kind == 5 {
+			x.Apply(RankID(r.id.Load()), 0, []events.Event{window(nil)})
 			store(RankID(r.id.Load()), events.Device, docs[r.doc], 0, long)
 		}
 	}
@@ -141,6 +150,10 @@ func readers(t *testing.T, x *Index) {
 			store(id, events.Host, doc, long/2, long)
 		case !r.on && r.kind == 4:
 			x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Device, Group: 2, Locals: doc, Blocks: names(doc)}})
+		case !r.on && r.kind == 5:
+			x.Apply(id, 0, []events.Event{window(names(doc))})
+		case r.kind == 5:
+			x.Apply(id, 0, []events.Event{{Kind: events.Removed, Tier: events.Device, Group: 1, Blocks: names(doc)}})
 		case !r.on:
 			store(id, events.Device, doc, 0, long)
 		case r.kind == 1:

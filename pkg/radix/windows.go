@@ -545,14 +545,15 @@ func (w *walk) shorten(u *reuse, word int, p pending) {
 		set, n, missing := s.set, s.n, s.lo-1
 		at := w.stopOf(missing)
 		stop := &w.path[at]
-		if m := w.v.masks[win.plane]; m != nil {
+		m := w.v.masks[win.plane]
+		if m != nil {
 			s.set &= atomic.LoadUint64(&m[int(stop.id)*w.v.stride+word])
 		} else {
 			s.set = 0 // nobody has anything
 		}
 		s.lo = stop.base
 		none := set &^ s.set
-		if none != 0 && stop.nparts > 0 {
+		if none != 0 && stop.nparts > 0 && m != nil {
 			some := none & w.spread(at).some[(win.plane-events.NumTiers)*w.v.stride+word]
 			none &^= some
 			for ; some != 0; some &= some - 1 {

@@ -440,3 +440,43 @@ func TestNoAllocation(t *testing.T) {
 		t.Errorf("%v allocations an event", k)
 	}
 }
+
+// TestWindowWithoutBlocks asks for ranks whose windows have no block at all, or only a few, in an index where nothing else has made room for their marks.
+func TestWindowWithoutBlocks(t *testing.T) {
+	x := New(Config{})
+	locals, names := chain(1, 100)
+	var ids []RankID
+	window := func(names []events.BlockHash) events.Event {
+		return events.Event{Kind: events.Stored, Tier: events.Device, Group: 1, Attention: events.AttentionSlidingWindow, Window: 33, Blocks: names}
+	}
+	for i := range 3 {
+		ids = append(ids, x.AddRank(0, 16))
+		x.Apply(ids[i], 0, []events.Event{window(nil), stored(locals[:100-10*i], names[:100-10*i])})
+	}
+	depth := func() (got [3]uint32) {
+		var a Answer
+		x.Match(0, locals, nil, &a)
+		for _, o := range a.Ranks {
+			for i, id := range ids {
+				if o.Rank == id {
+					got[i] = o.Depth[0]
+				}
+			}
+		}
+		return got
+	}
+	if got := depth(); got != [3]uint32{} {
+		t.Errorf("without a block of a window: %v", got)
+	}
+	x.Apply(ids[1], 0, []events.Event{window(names[40:42])})
+	if got := depth(); got != [3]uint32{1: 42} {
+		t.Errorf("with blocks 40 and 41: %v", got)
+	}
+	x.Apply(ids[1], 0, []events.Event{{Kind: events.Removed, Tier: events.Device, Group: 1, Blocks: names[41:42]}})
+	if got := depth(); got != [3]uint32{} {
+		t.Errorf("with block 40 alone: %v", got)
+	}
+	if err := x.Check(); err != nil {
+		t.Error(err)
+	}
+}
