@@ -15,7 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/loopback"
 )
 
-// firstPrompt is how all prompts of a simulated engine begin that has blocks of 64 tokens: the trace's block 0, eight of the engine's.
+// firstPrompt is how all prompts of a simulated engine begin that has blocks of 64 tokens: the trace's block 0, eight
+// of the engine's.
 func firstPrompt() []uint32 {
 	prompt := make([]uint32, 512)
 	for i := range prompt {
@@ -32,7 +33,8 @@ func simulated(t *testing.T, endpoint, replay string) *harness.Process {
 	return p
 }
 
-// TestEngineIsKilled kills an engine beside a shim that lives: it is credited with nothing, though its lease goes on, until it is back.
+// TestEngineIsKilled kills an engine beside a shim that lives: it is credited with nothing, though its lease goes on,
+// until it is back.
 func TestEngineIsKilled(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -56,7 +58,8 @@ func TestEngineIsKilled(t *testing.T) {
 	}
 }
 
-// TestRegisteredEngineDies is the same for an engine whose shim an indexer runs: it is cleared when it dies, and known again when it is back.
+// TestRegisteredEngineDies is the same for an engine whose shim an indexer runs: it is cleared when it dies, and known
+// again when it is back.
 func TestRegisteredEngineDies(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	engine := startRank(t, 0, 16)
@@ -81,8 +84,8 @@ func TestRegisteredEngineDies(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "7", 2)
 }
 
-// seen waits until an indexer says everywhere how it stands with a worker's engine: in answers over HTTP and NATS, the list of workers, the table of them, the status,
-// its metrics and /readyz.
+// seen waits until an indexer says everywhere how it stands with a worker's engine: in answers over HTTP and NATS, the
+// list of workers, the table of them, the status, its metrics and /readyz.
 func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState) {
 	t.Helper()
 	inAnswer := want
@@ -132,8 +135,8 @@ func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState)
 	}
 }
 
-// TestShimIsCatchingUp has a shim whose engine's replay socket takes the question and is in no hurry to answer: until it has, answers, the list of workers and
-// /readyz say that the shim is catching up.
+// TestShimIsCatchingUp has a shim whose engine's replay socket takes the question and is in no hurry to answer: until
+// it has, answers, the list of workers and /readyz say that the shim is catching up.
 func TestShimIsCatchingUp(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -179,8 +182,8 @@ func TestShimIsCatchingUp(t *testing.T) {
 	is(x, false)
 }
 
-// TestEngineHangs stops an engine's process. That proves nothing: it is said, with advice, and its blocks stay, unless --engine-gone-after has passed; and when it
-// goes on all of it is known again, since it is the same life.
+// TestEngineHangs stops an engine's process. That proves nothing: it is said, with advice, and its blocks stay, unless
+// --engine-gone-after has passed; and when it goes on all of it is known again, since it is the same life.
 func TestEngineHangs(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")

@@ -16,7 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// engineAPI is an engine's HTTP side: what it answers on which path. None: it is loading. internal/enginehttp has what the engines' own code answers.
+// engineAPI is an engine's HTTP side: what it answers on which path. None: it is loading. internal/enginehttp has what
+// the engines' own code answers.
 type engineAPI struct {
 	*httptest.Server
 	mu      sync.Mutex
@@ -74,8 +75,9 @@ func startRank(t *testing.T, rank events.Rank, blockSize int) *enginesim.Engine 
 	return e
 }
 
-// TestShimLearnsFromTheEngine gives a shim nothing but the address of an engine's API: it waits for the engine, learns model, block size, endpoints and ranks, and calls
-// the worker by its address. An engine that comes back with other settings, and elsewhere, is found.
+// TestShimLearnsFromTheEngine gives a shim nothing but the address of an engine's API: it waits for the engine, learns
+// model, block size, endpoints and ranks, and calls the worker by its address. An engine that comes back with other
+// settings, and elsewhere, is found.
 func TestShimLearnsFromTheEngine(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -128,7 +130,8 @@ func TestShimLearnsFromSGLang(t *testing.T) {
 	x.WaitDepth(t, "mine", harness.Tokens(1, 4*16), "w", 4)
 }
 
-// TestShimCannotLearn: what an engine does not say is named, with the flag that says it; and an older vLLM with that flag is enough.
+// TestShimCannotLearn: what an engine does not say is named, with the flag that says it; and an older vLLM with that
+// flag is enough.
 func TestShimCannotLearn(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")

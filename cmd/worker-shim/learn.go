@@ -58,7 +58,8 @@ func (r *running) asker() (*enginehttp.Asker, error) {
 // askEvery is the pause between two questions to an engine that is not there or not ready.
 const askEvery = time.Second
 
-// ranksToServe lists what is to be shimmed, one for each rank: by flags, and by what the engine says, for which it waits.
+// ranksToServe lists what is to be shimmed, one for each rank: by flags, and by what the engine says, for which it
+// waits.
 func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*running, said enginehttp.Engine, err error) {
 	if r.engineHTTP == "" {
 		list, err = r.byFlags()
@@ -86,7 +87,8 @@ func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*r
 	if err != nil {
 		return nil, said, fmt.Errorf("--engine-http %s: %w", r.engineHTTP, err)
 	}
-	log.Info("the engine says how it publishes", "engine", said.Kind, "version", said.Version, "model", said.Model, "block_size", said.BlockSize, "ranks", len(said.Ranks))
+	log.Info("the engine says how it publishes", "engine", said.Kind, "version", said.Version,
+		"model", said.Model, "block_size", said.BlockSize, "ranks", len(said.Ranks))
 	list, err = r.filledIn(ctx, said, asker)
 	return list, said, err
 }
@@ -122,11 +124,13 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	name := strings.TrimSpace(said.Kind + " " + said.Version)
 	switch {
 	case all.engine == "" && said.Ranks == nil:
-		return nil, cli.UsageErrorf("%s does not say over HTTP where it publishes events (vLLM 0.32 is the first that does): give --engine, and --replay if it has a replay_endpoint", name)
+		return nil, cli.UsageErrorf("%s does not say over HTTP where it publishes events (vLLM 0.32 is the first that does): "+
+			"give --engine, and --replay if it has a replay_endpoint", name)
 	case all.model == "":
 		return nil, cli.UsageErrorf("%s does not say over HTTP which model it serves: give --model", name)
 	case all.blockSize == 0:
-		return nil, cli.UsageErrorf("%s does not say over HTTP how many tokens are in a block (vLLM does in /metrics, unless that is switched off): give --block-size", name)
+		return nil, cli.UsageErrorf("%s does not say over HTTP how many tokens are in a block "+
+			"(vLLM does in /metrics, unless that is switched off): give --block-size", name)
 	case all.engine != "":
 		list, err = all.byFlags()
 	default:
@@ -199,7 +203,8 @@ func (w *engineWatch) note(before, now api.EngineState) {
 	}
 }
 
-// run asks the engine after each change, and for as long as it is away, whether its settings are what they were. It returns errOtherSettings if they are not.
+// run asks the engine after each change, and for as long as it is away, whether its settings are what they were. It
+// returns errOtherSettings if they are not.
 func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was enginehttp.Engine) error {
 	was.Version = ""
 	for {

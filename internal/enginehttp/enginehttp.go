@@ -58,7 +58,8 @@ type Asker struct {
 	http  *http.Client
 }
 
-// New returns an asker of the engine at a URL, http://HOST:PORT or https://HOST:PORT. token, if not empty, is sent as bearer token.
+// New returns an asker of the engine at a URL, http://HOST:PORT or https://HOST:PORT. token, if not empty, is sent as
+// bearer token.
 func New(address, token string) (*Asker, error) {
 	base, err := url.Parse(address)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// serverInfo is what SGLang's /server_info says, as far as it matters (sgl-project/sglang › python/sglang/srt/entrypoints/http_server.py): its settings, and since
-// 0.5.18 a descriptor of its publishers.
+// serverInfo is what SGLang's /server_info says, as far as it matters (sgl-project/sglang ›
+// python/sglang/srt/entrypoints/http_server.py): its settings, and since 0.5.18 a descriptor of its publishers.
 type serverInfo struct {
 	Version   string  `json:"version"`
 	Model     *string `json:"served_model_name"`
@@ -107,8 +107,8 @@ func (a *Asker) sglangRank(rank uint32, p publisher) (Rank, error) {
 	return r, err
 }
 
-// binds reports whether SGLang binds its endpoint rather than dialling out to it (ZmqEventPublisher._socket_setup), and whether that is sure: releases differ about
-// 0.0.0.0.
+// binds reports whether SGLang binds its endpoint rather than dialling out to it (ZmqEventPublisher._socket_setup), and
+// whether that is sure: releases differ about 0.0.0.0.
 func (p *publisher) binds() (binds, sure bool) {
 	switch {
 	case p.Bind != nil:

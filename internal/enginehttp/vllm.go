@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// source is vLLM's KVEventsConfig (vllm-project/vllm › vllm/config/kv_events.py), as far as it matters. Its endpoints are the rank's own already.
+// source is vLLM's KVEventsConfig (vllm-project/vllm › vllm/config/kv_events.py), as far as it matters. Its endpoints
+// are the rank's own already.
 type source struct {
 	Enabled   bool    `json:"enable_kv_cache_events"`
 	Publisher string  `json:"publisher"`
@@ -54,8 +55,8 @@ func (a *Asker) vllmRank(rank uint32, s source) (Rank, error) {
 			return r, err
 		}
 	}
-	// vLLM binds what has a wildcard, and dials out to what names a host (ZmqEventPublisher._is_bind_endpoint). But a wildcard with port 0 is told as what was
-	// bound, which names a host too.
+	// vLLM binds what has a wildcard, and dials out to what names a host (ZmqEventPublisher._is_bind_endpoint). But a
+	// wildcard with port 0 is told as what was bound, which names a host too.
 	r.Unclear = strings.HasPrefix(s.Endpoint, "tcp://") && !strings.Contains(s.Endpoint, "*") && !strings.Contains(s.Endpoint, "::")
 	return r, nil
 }
@@ -115,7 +116,8 @@ func (a *Asker) vllmServes(ctx context.Context, e *Engine) error {
 	return nil
 }
 
-// cacheInfo is the metric in which vLLM shows its cache's configuration; the labels give a block's size, and since 0.32 that which full attention really has.
+// cacheInfo is the metric in which vLLM shows its cache's configuration; the labels give a block's size, and since 0.32
+// that which full attention really has.
 var (
 	cacheInfo     = regexp.MustCompile(`(?m)^vllm:cache_config_info\{(.*)\}`)
 	effectiveSize = regexp.MustCompile(`(?:^|,)effective_attention_block_size="(\d+)"`)

@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// unwell is the ranks of which an answer has something to say: their engines are away, or their shims are behind. Queries read it; they pay one
-// atomic load while there are none.
+// unwell is the ranks of which an answer has something to say: their engines are away, or their shims are behind.
+// Queries read it; they pay one atomic load while there are none.
 type unwell struct {
 	count atomic.Int64
 
@@ -72,7 +72,8 @@ func (u *unwell) mark(a *api.Answer) {
 	}
 }
 
-// Notes say for people, a line each, of which ranks answers are not what their engines hold now, as far as is known. Any goroutine may call it.
+// Notes say for people, a line each, of which ranks answers are not what their engines hold now, as far as is known.
+// Any goroutine may call it.
 func (r *Registry) Notes() (notes []string) {
 	u := &r.unwell
 	ranks := map[string][]events.RankKey{}
@@ -138,10 +139,12 @@ func (l Leased) Status(ctx context.Context) (*api.Status, error) {
 // maxNamed is how many ranks a problem or a note names.
 const maxNamed = 5
 
-// goneLong is after how long an engine that is gone is a problem: until then it may be starting, which takes minutes with a large model.
+// goneLong is after how long an engine that is gone is a problem: until then it may be starting, which takes minutes
+// with a large model.
 const goneLong = 10 * time.Minute
 
-// report writes into a status how it stands with the ranks. Problems are told by the node that would end their leases, so that one of a cluster does.
+// report writes into a status how it stands with the ranks. Problems are told by the node that would end their leases,
+// so that one of a cluster does.
 func (r *Registry) report(s *api.Status) {
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
@@ -188,7 +191,8 @@ func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
 		what, does string
 	}{
 		{api.EngineSilent, "do not answer their shims; they are still credited with what they held, as they may hold it",
-			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them if they do not go on; a shim with --engine-gone-after clears them by itself"},
+			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them " +
+				"if they do not go on; a shim with --engine-gone-after clears them by itself"},
 		{api.EngineGone, "have been gone for long: what they had in device and host memory is cleared",
 			"start them again, or stop their shims too"},
 	} {

@@ -32,8 +32,9 @@ func (c canned) Workers(context.Context, api.WorkersRequest) (*api.WorkerList, e
 	return list, nil
 }
 
-// TestStanding has a shim say how it stands: soon every node has it in answers, in the list of workers, in the status and in its notes, without a change of who
-// is registered; and nothing of it once the engine is connected and the shim is level.
+// TestStanding has a shim say how it stands: soon every node has it in answers, in the list of workers, in the status
+// and in its notes, without a change of who is registered; and nothing of it once the engine is connected and the shim
+// is level.
 func TestStanding(t *testing.T) {
 	s := newSite(t)
 	r := record("w", time.Hour) // renewed long after the test
@@ -122,7 +123,8 @@ func TestStanding(t *testing.T) {
 	}
 }
 
-// TestStandingOfAnEarlierServer: what was written before the bucket's server began in this process says nothing of how shims stand now, until they renew.
+// TestStandingOfAnEarlierServer: what was written before the bucket's server began in this process says nothing of how
+// shims stand now, until they renew.
 func TestStandingOfAnEarlierServer(t *testing.T) {
 	s := newSite(t)
 	end := s.shim("before", time.Hour)

@@ -7,8 +7,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestCatchingUp follows a shim that starts beside an engine with much to say: it is catching up until the last of that is in the log, not only heard, and then no
-// more, whatever is said since; again after each new connection, and when the log takes nothing for a while.
+// TestCatchingUp follows a shim that starts beside an engine with much to say: it is catching up until the last of that
+// is in the log, not only heard, and then no more, whatever is said since; again after each new connection, and when
+// the log takes nothing for a while.
 func TestCatchingUp(t *testing.T) {
 	is := func(m *Machine, want bool, when string) {
 		t.Helper()

@@ -10,14 +10,16 @@ const (
 	departed        // it is gone: whoever connects next begins a new incarnation
 )
 
-// diesWithTheProcess are the tiers that an engine's process takes along. vLLM and SGLang keep host copies in memory of their own (pinned tensors), and
-// in neither does a new process look for what an earlier one left there. Disks and stores beyond the host outlive it.
+// diesWithTheProcess are the tiers that an engine's process takes along. vLLM and SGLang keep host copies in memory of
+// their own: pinned tensors, or a mapping which the processes of one engine share and whose file is unlinked at once. In
+// neither does a new process look for what an earlier one left there. Disks and stores beyond the host outlive it.
 var diesWithTheProcess = [...]events.Tier{events.Device, events.Host}
 
-// Gone tells that the engine's process has ended, and with it what it had in device and host memory: the log is told so, in the current incarnation, since what
-// the rank has on disks and in stores beyond its host is still there. These events have no cursor: a shim that starts again meanwhile begins
-// from nothing. The next Connected begins a new incarnation with all that the engine's replay buffer has: everything, if it is a
-// new life, and also if it is the one that was taken to be gone and its buffer reaches back to its first message.
+// Gone tells that the engine's process has ended, and with it what it had in device and host memory: the log is told
+// so, in the current incarnation, since what the rank has on disks and in stores beyond its host is still there. These
+// events have no cursor: a shim that starts again meanwhile begins from nothing. The next Connected begins a new
+// incarnation with all that the engine's replay buffer has: everything, if it is a new life, and also if it is the one
+// that was taken to be gone and its buffer reaches back to its first message.
 func (m *Machine) Gone() {
 	if !m.started || m.tenure == departed {
 		return

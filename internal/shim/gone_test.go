@@ -39,8 +39,9 @@ func fly(t *testing.T, m *Machine) (told []events.Batch) {
 	}
 }
 
-// TestGone: what is told of an engine that is gone is that its device and host memory are empty, in the same incarnation, so that what it has on
-// disks stays. Nothing is asked of it. Whoever connects next begins an incarnation, and is asked for all, whether it is the same or not.
+// TestGone: what is told of an engine that is gone is that its device and host memory are empty, in the same
+// incarnation, so that what it has on disks stays. Nothing is asked of it. Whoever connects next begins an incarnation,
+// and is asked for all, whether it is the same or not.
 func TestGone(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	m.Recovered(Published{}, 100)
@@ -168,9 +169,9 @@ func (l *memory) await(ctx context.Context, want []events.BlockHash) error {
 	}
 }
 
-// TestEnginesDieAndComeBack kills engines, starts them again after a while, and looks at how long the log is wrong: until it says that the dead one
-// holds nothing, and, from when the new one can be heard, until it says what that one holds. The measured times are logged; what must be is that all of it is
-// right in the end, and that standing is told.
+// TestEnginesDieAndComeBack kills engines, starts them again after a while, and looks at how long the log is wrong:
+// until it says that the dead one holds nothing, and, from when the new one can be heard, until it says what that one
+// holds. The measured times are logged; what must be is that all of it is right in the end, and that standing is told.
 func TestEnginesDieAndComeBack(t *testing.T) {
 	const engines, restarts = 5, 4
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -270,8 +271,8 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 	t.Logf("%d restarts: cleared after %v, caught up after %v", len(caught), cleared, caught)
 }
 
-// TestReplaySocketThatComesLate connects a shim to an engine whose replay socket refuses until the shim has given it up. When somebody listens there it is asked at
-// once, from where it was refused.
+// TestReplaySocketThatComesLate connects a shim to an engine whose replay socket refuses until the shim has given it
+// up. When somebody listens there it is asked at once, from where it was refused.
 func TestReplaySocketThatComesLate(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)

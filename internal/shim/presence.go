@@ -38,7 +38,8 @@ type Standing struct {
 	CatchingUp bool // see [Machine.CatchingUp]
 }
 
-// presence decides how it stands with an engine. It is stepped: it starts nothing, waits for nothing and reads no clock. Run owns it.
+// presence decides how it stands with an engine. It is stepped: it starts nothing, waits for nothing and reads no
+// clock. Run owns it.
 //
 //	           connection ends,          all ports refuse, twice in a row;
 //	           or no answer              or silent for goneAfter
@@ -46,8 +47,8 @@ type Standing struct {
 //	    ▲                          │                                         │
 //	    └──────────────────────────┴─────────── connected again, or heard ◀──┘
 //
-// An engine that is killed takes its listening sockets along: its host answers each attempt to connect with a refusal. A process that hangs, a
-// host that is down or a link that is cut refuse nothing, and prove nothing.
+// An engine that is killed takes its listening sockets along: its host answers each attempt to connect with a refusal.
+// A process that hangs, a host that is down or a link that is cut refuse nothing, and prove nothing.
 type presence struct {
 	onRefused   OnRefused
 	silentAfter time.Duration // without a connection
@@ -61,7 +62,8 @@ type presence struct {
 	refusals int // in a row
 }
 
-// refusalsProve is how often in a row all ports must refuse: a listening socket that is exchanged for another may refuse once.
+// refusalsProve is how often in a row all ports must refuse: a listening socket that is exchanged for another may
+// refuse once.
 const refusalsProve = 2
 
 // The pauses before a probe: between refusals, and else, doubling.
@@ -114,7 +116,8 @@ func (p *presence) replayed(now time.Time) {
 	p.heard(now)
 }
 
-// mute tells that the replay socket took a question and said nothing. One that has never answered is no engine's, and says nothing of it.
+// mute tells that the replay socket took a question and said nothing. One that has never answered is no engine's, and
+// says nothing of it.
 func (p *presence) mute() {
 	if p.answers && p.standing.Engine == api.EngineConnected {
 		p.silent("its replay socket does not answer")

@@ -68,8 +68,8 @@ func (c *clock) state(t *testing.T, want api.EngineState, since time.Time) {
 	}
 }
 
-// TestEngineThatDied ends the connection, and every port refuses: the engine is gone within a second, and once only. When it is connected again it is
-// connected.
+// TestEngineThatDied ends the connection, and every port refuses: the engine is gone within a second, and once only.
+// When it is connected again it is connected.
 func TestEngineThatDied(t *testing.T) {
 	for name, err := range map[string]error{"EOF": io.EOF, "reset": errors.New("connection reset by peer"), "no heartbeats": zmtp.ErrSilent} {
 		c := newClock(presence{})
@@ -89,8 +89,8 @@ func TestEngineThatDied(t *testing.T) {
 	}
 }
 
-// TestEngineThatHangs has connections end or heartbeats fail and no port refuse: that proves nothing, however long it lasts. Its silence is dated from the
-// last sign of life, and only with a time for it does it count as gone.
+// TestEngineThatHangs has connections end or heartbeats fail and no port refuse: that proves nothing, however long it
+// lasts. Its silence is dated from the last sign of life, and only with a time for it does it count as gone.
 func TestEngineThatHangs(t *testing.T) {
 	for _, goneAfter := range []time.Duration{0, 5 * time.Minute} {
 		c := newClock(presence{goneAfter: goneAfter})
@@ -127,7 +127,8 @@ func TestEngineThatHangs(t *testing.T) {
 	c.state(t, api.EngineConnected, c.now)
 }
 
-// TestRefusalsThatProveNothing: one refusal between others that are none, a proxy's, and those while there is a connection.
+// TestRefusalsThatProveNothing: one refusal between others that are none, a proxy's, and those while there is a
+// connection.
 func TestRefusalsThatProveNothing(t *testing.T) {
 	c := newClock(presence{})
 	c.opened(c.now)
@@ -153,8 +154,8 @@ func TestRefusalsThatProveNothing(t *testing.T) {
 	proxy.state(t, api.EngineSilent, cut)
 }
 
-// TestReplaySocketThatIsMute: an engine whose replay socket has answered and does not any more is silent until it says something. One that never has
-// may not be an engine's.
+// TestReplaySocketThatIsMute: an engine whose replay socket has answered and does not any more is silent until it says
+// something. One that never has may not be an engine's.
 func TestReplaySocketThatIsMute(t *testing.T) {
 	c := newClock(presence{})
 	c.opened(c.now)
@@ -183,8 +184,8 @@ func TestEngineThatNeverCame(t *testing.T) {
 	c.state(t, api.EngineSilent, begun)
 }
 
-// TestProbesAreFrequentOnlyWhileRefused: while the ports refuse they are probed often; a port that takes connections and a host that cannot be reached are
-// left alone more and more, and never for longer than a few seconds.
+// TestProbesAreFrequentOnlyWhileRefused: while the ports refuse they are probed often; a port that takes connections
+// and a host that cannot be reached are left alone more and more, and never for longer than a few seconds.
 func TestProbesAreFrequentOnlyWhileRefused(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seedFlag, 1))
 	c := newClock(presence{})

@@ -47,7 +47,8 @@ func newWatching(cfg *Config, now time.Time) watching {
 	return w
 }
 
-// watch has the engine's ports probed while that is due, and tells how it stands with it. The loop calls it before it waits.
+// watch has the engine's ports probed while that is due, and tells how it stands with it. The loop calls it before it
+// waits.
 func (r *runner) watch(ctx context.Context) {
 	if r.cfg.Feed == nil {
 		r.watchEngine(ctx)
