@@ -38,6 +38,7 @@ func benchIndexCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
 	f.StringVar(&mode, "mode", string(bench.Mixed), "what to measure")
+	f.IntVar(&o.Window, "window", 0, "tokens of a sliding window that every worker has beside its prefix, as with a hybrid model; 0: none")
 	f.IntVar(&o.Writers, "writers", 1, "indexes, each with a writer and its share of the workers")
 	f.IntVar(&o.Readers, "readers", 1, "goroutines that query")
 	f.BoolVar(&o.JSON, "json", false, "print one JSON object")

@@ -60,6 +60,7 @@ type Options struct {
 	Mode    Mode
 	Writers int  // default 1
 	Readers int  // default 1; of queries and load
+	Window  int  // tokens: every worker has a sliding window beside its prefix, of which it keeps the end of what it stores; 0: none
 	JSON    bool // the report as one JSON object instead of lines for people
 	Index   radix.Config
 }
@@ -175,13 +176,14 @@ type run struct {
 
 // fleet is the indexes of a run, and where each worker is.
 type fleet struct {
+	window  int // tokens; 0: none
 	shards  []*radix.Index
 	ids     []radix.RankID // by worker
 	workers []map[radix.RankID]uint32
 }
 
 func (b *run) fleet() *fleet {
-	f := &fleet{}
+	f := &fleet{window: b.o.Window}
 	for range b.o.Writers {
 		f.shards = append(f.shards, radix.New(b.o.Index))
 		f.workers = append(f.workers, map[radix.RankID]uint32{})
@@ -194,7 +196,7 @@ func (f *fleet) join(workers int) {
 	f.ids = f.ids[:0]
 	for w := range workers {
 		s := w % len(f.shards)
-		id := f.shards[s].AddRank(0, 16)
+		id := f.shards[s].AddRank(0, benchBlock)
 		f.ids = append(f.ids, id)
 		f.workers[s][id] = uint32(w)
 	}
@@ -218,8 +220,20 @@ func (f *fleet) apply(op *corpus.Op, e *[1]events.Event) {
 	default:
 		return
 	}
-	f.shards[int(op.Worker)%len(f.shards)].Apply(f.ids[op.Worker], 0, e[:])
+	x, id := f.shards[int(op.Worker)%len(f.shards)], f.ids[op.Worker]
+	x.Apply(id, 0, e[:])
+	if f.window > 0 {
+		e[0].Group, e[0].Attention, e[0].HasParent, e[0].Parent, e[0].Locals = 1, 0, false, 0, nil
+		if e[0].Kind == events.Stored {
+			e[0].Attention, e[0].Window = events.AttentionSlidingWindow, uint32(f.window)
+			e[0].Blocks = op.Blocks[max(0, len(op.Blocks)-(f.window+benchBlock-1)/benchBlock):]
+		}
+		x.Apply(id, 0, e[:])
+	}
 }
+
+// benchBlock is how many tokens a block is taken to have, for windows.
+const benchBlock = 16
 
 // applyAll applies the events from operation from up to operation to, each shard on a goroutine of its own.
 func (b *run) applyAll(f *fleet, from, to int) {
