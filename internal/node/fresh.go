@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"time"
 )
@@ -23,6 +24,29 @@ const (
 	// reader takes for trouble.
 	justNow = 3 * time.Second
 )
+
+// ageCheck is how often the node looks whether something has become old.
+const ageCheck = 250 * time.Millisecond
+
+// watchAge tells queries whether they need to look how old anything is, until ctx ends.
+func (n *Node) watchAge(ctx context.Context) {
+	tick := time.NewTicker(ageCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			aged := false
+			for _, s := range n.parts {
+				s.mu.Lock()
+				aged = aged || s.taken && s.fresh.age(now, n.started) > 0
+				s.mu.Unlock()
+			}
+			n.aged.Store(aged)
+		}
+	}
+}
 
 // asOf is the time that answers are of; zero: not known.
 func (f *freshness) asOf() time.Time {

@@ -124,6 +124,7 @@ type Node struct {
 	unready atomic.Int32  // partitions that are wanted and do not serve
 	lapses  atomic.Uint64 // how often a partition ceased to serve
 
+	aged       atomic.Bool   // what is known of some partition was not of now, when last looked at
 	rereads    atomic.Uint64 // how often messages were missing between a reader and the index
 	resyncs    resyncCounts
 	saves      struct{ written, failed atomic.Uint64 }
@@ -271,6 +272,7 @@ func (n *Node) Run(ctx context.Context) {
 	others.Go(func() { n.saveWhenDue(ctx) })
 	others.Go(func() { n.resyncWhenNeeded(ctx) })
 	others.Go(func() { n.watchRoom(ctx) })
+	others.Go(func() { n.watchAge(ctx) })
 	others.Wait()
 	endTending()
 	last, cancel := context.WithTimeout(running, lastSave)
@@ -568,13 +570,18 @@ func (a at) status(p events.Partition) api.PartitionStatus {
 
 // progress appends to out, by partition, what answers reflect now.
 func (n *Node) progress(out []at) []at {
-	now := time.Now()
+	aged, now := n.aged.Load(), time.Time{}
+	if aged { // else no query looks at the clock
+		now = time.Now()
+	}
 	for p, s := range n.parts {
 		seq := n.machine.Applied(events.Partition(p))
 		s.mu.Lock()
-		out = append(out, at{
-			epoch: s.epoch, seq: seq, whole: serves(s.state), resync: s.need != nil, stale: s.fresh.age(now, n.started), lapses: s.lapses,
-		})
+		reflects := at{epoch: s.epoch, seq: seq, whole: serves(s.state), resync: s.need != nil, lapses: s.lapses}
+		if aged {
+			reflects.stale = s.fresh.age(now, n.started)
+		}
+		out = append(out, reflects)
 		s.mu.Unlock()
 	}
 	return out
