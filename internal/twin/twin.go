@@ -1,8 +1,8 @@
-// Package twin says what one rank's part of the index means, in code that is obvious at a glance: maps of sets with copy
-// counts. It is the judge of every random test of pkg/radix and of the demo, and is slow and fat on purpose.
+// Package twin says what one rank's part of the index means, in code that is obvious at a glance: maps of sets with
+// copy counts. It is the judge of every random test of pkg/radix and of the demo, and is slow and fat on purpose.
 //
-// A [Rank] is a function of its own events and their times alone; a fleet is several of them side by side. It is not safe
-// for concurrent use. It leaves to others all that makes an index fast, and who the rank is.
+// A [Rank] is a function of its own events and their times alone; a fleet is several of them side by side. It is not
+// safe for concurrent use. It leaves to others all that makes an index fast, and who the rank is.
 package twin
 
 import (
@@ -351,8 +351,8 @@ func (r *Rank) Holds(tier events.Tier, seq events.SeqHash) bool {
 	return main
 }
 
-// Match says how many leading blocks an engine can use that are held in device, how many more with those that follow directly in host, in disk,
-// in external.
+// Match says how many leading blocks an engine can use that are held in device, how many more with those that follow
+// directly in host, in disk, in external.
 func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
 	held := r.Held(locals)
 	if !r.bounded() {
@@ -385,8 +385,9 @@ func (r *Rank) Held(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
 	return depth
 }
 
-// Checksum is the sum, modulo 2^64, over every (tier, block) held by whatever main group of a hash of tier, sequence hash
-// and number of copies, and over every (tier, group, name) held by the other groups of a hash of these and the number of copies.
+// Checksum is the sum, modulo 2^64, over every (tier, block) held by whatever main group of a hash of tier, sequence
+// hash and number of copies, and over every (tier, group, name) held by the other groups of a hash of these and the
+// number of copies.
 func (r *Rank) Checksum() (sum uint64) {
 	total := map[holding]int{}
 	for h, n := range r.held {

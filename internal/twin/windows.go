@@ -26,8 +26,8 @@ func (r *Rank) prefix(locals []events.LocalHash) *prefix {
 	return p
 }
 
-// usable is the longest prefix of at most most blocks that the engine can go on from with what it has in tiers up to last: every group must have
-// what it needs of it.
+// usable is the longest prefix of at most most blocks that the engine can go on from with what it has in tiers up to
+// last: every group must have what it needs of it.
 func (p *prefix) usable(most int, last events.Tier) int {
 	for n := most; n > 0; n-- {
 		all := true
@@ -63,7 +63,8 @@ func (r *Rank) bounded() bool {
 	return false
 }
 
-// equalGroups lists the groups that serve the same kind of attention with the same window, together. The main ones count as one.
+// equalGroups lists the groups that serve the same kind of attention with the same window, together. The main ones
+// count as one.
 func (r *Rank) equalGroups() (all [][]events.GroupIndex) {
 next:
 	for g := range r.kinds {
@@ -89,7 +90,8 @@ func (r *Rank) allHave(groups []events.GroupIndex, tier events.Tier, name events
 	return true
 }
 
-// serves reports whether equal groups have what they need of a prefix of n blocks, if most are held; has says of which blocks they have copies.
+// serves reports whether equal groups have what they need of a prefix of n blocks, if most are held; has says of which
+// blocks they have copies.
 func (r *Rank) serves(groups []events.GroupIndex, n, most int, has func(i int) bool) bool {
 	drop := 0
 	for _, g := range groups {

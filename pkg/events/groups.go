@@ -12,8 +12,9 @@ type GroupSpec struct {
 	Kind   Attention
 	Window uint32 // tokens: the window of a sliding group, the chunk of a chunked one; else 0
 
-	// Drops says that the engine computes the last block of what the group finds anew, since a draft model (EAGLE, MTP) needs the
-	// state before it: a prefix takes one block more than it is long. An engine whose hashes read ahead drops nothing.
+	// Drops says that the engine computes the last block of what the group finds anew, since a draft model (EAGLE, MTP)
+	// needs the state before it: a prefix takes one block more than it is long. An engine whose hashes read ahead drops
+	// nothing.
 	Drops bool
 }
 
@@ -23,8 +24,9 @@ var groupNames = []struct {
 	kind Attention
 }{{"full", AttentionFull}, {"mla", AttentionMLA}, {"swa", AttentionSlidingWindow}, {"chunked", AttentionChunkedLocal}, {"mamba", AttentionMamba}}
 
-// ParseGroups reads what an engine's KV-cache groups serve, in the order of their numbers: full, mla, swa:TOKENS, chunked:TOKENS or mamba,
-// each with :eagle behind it if its last block is dropped for a draft model, with commas between them.
+// ParseGroups reads what an engine's KV-cache groups serve, in the order of their numbers: full, mla, swa:TOKENS,
+// chunked:TOKENS or mamba, each with :eagle behind it if its last block is dropped for a draft model, with commas
+// between them.
 func ParseGroups(text string) (list []GroupSpec, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		words := strings.Split(strings.TrimSpace(part), ":")
@@ -60,8 +62,8 @@ func ParseGroups(text string) (list []GroupSpec, err error) {
 	return list, nil
 }
 
-// complete adds what the configuration knows of an event's group and the event leaves open. A window is one of this decoder's blocks: in a
-// group whose blocks have another size it means nothing that could be counted.
+// complete adds what the configuration knows of an event's group and the event leaves open. A window is one of this
+// decoder's blocks: in a group whose blocks have another size it means nothing that could be counted.
 func (d *Decoder) complete(e *rawEvent) {
 	if int64(e.group) < int64(len(d.groups)) {
 		g := &d.groups[e.group]
@@ -81,6 +83,6 @@ func (d *Decoder) complete(e *rawEvent) {
 	}
 }
 
-// unannounced is the window in events of a main group whose engine announces nothing of its others: SGLang says when its full attention's blocks come
-// and go, but not when a window or a state does.
+// unannounced is the window in events of a main group whose engine announces nothing of its others: SGLang says when
+// its full attention's blocks come and go, but not when a window or a state does.
 const unannounced = 1

@@ -6,8 +6,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// GroupSpecs is what a configuration says of the worker's own KV-cache groups, by number, for an engine whose blocks have a size in tokens; nil if it says nothing.
-// c must have passed Check.
+// GroupSpecs is what a configuration says of the worker's own KV-cache groups, by number, for an engine whose blocks
+// have a size in tokens; nil if it says nothing. c must have passed Check.
 func (c *Config) GroupSpecs(blockSize uint32) (list []events.GroupSpec) {
 	if c.VLLM == nil {
 		return nil

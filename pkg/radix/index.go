@@ -19,8 +19,8 @@ type Index struct {
 	v    *view
 	view atomic.Pointer[view]
 
-	// hidden is the rank and the tiers that a clear is taking away: slot<<8 | a bit for each tier | hiding; 0 if none. To
-	// readers they are gone from its first moment.
+	// hidden is the rank and the tiers that a clear is taking away: slot<<8 | a bit for each tier | hiding; 0 if none.
+	// To readers they are gone from its first moment.
 	hidden atomic.Uint64
 
 	// The arena. locals are the view's.
@@ -143,7 +143,8 @@ func (x *Index) AddRank(space, block uint32) RankID {
 	return r.id
 }
 
-// DropRank forgets a rank and all that it holds. Its id is not given out again before its slot has been used 4,095 times.
+// DropRank forgets a rank and all that it holds. Its id is not given out again before its slot has been used 4,095
+// times.
 func (x *Index) DropRank(id RankID) {
 	r := x.rank(id)
 	x.touchRank(r)
@@ -184,9 +185,9 @@ func (x *Index) remember(r *rank, since events.Millis, name events.BlockHash, bl
 	r.gone.push(removal{name: name, since: since, block: block})
 }
 
-// Checksum is the sum, modulo 2^64, over every (tier, block) that the rank holds for whatever main group, of a hash of tier,
-// sequence hash and number of copies; and over every (tier, group, name) that it holds for the other groups, of a hash of these and the number of copies. Equal
-// contents have equal sums on every replica, whatever led there.
+// Checksum is the sum, modulo 2^64, over every (tier, block) that the rank holds for whatever main group, of a hash of
+// tier, sequence hash and number of copies; and over every (tier, group, name) that it holds for the other groups, of a
+// hash of these and the number of copies. Equal contents have equal sums on every replica, whatever led there.
 func (x *Index) Checksum(id RankID) (sum uint64) {
 	r := x.rank(id)
 	for k, n := range r.sets {

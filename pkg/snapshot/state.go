@@ -17,8 +17,9 @@ const (
 	stateSet        = 5
 )
 
-// What a group record says beside a kind of attention: the window of another group, and whether that drops its last block. Programs from before
-// windows take it for a group of an unknown kind, whose number no engine uses, and pass it over.
+// What a group record says beside a kind of attention: the window of another group, and whether that drops its last
+// block. Programs from before windows take it for a group of an unknown kind, whose number no engine uses, and pass it
+// over.
 const (
 	windowKind      = 0xf0
 	windowKindDrops = 0xf1

@@ -24,8 +24,8 @@ var (
 	judgeFirst = flag.Uint64("judge.first", 1, "seed of the first of them")
 )
 
-// TestEngineAsJudge runs random load through vLLM's own cache manager and asks, again and again, it and us how much of a prompt is
-// cached, for models of one group and for hybrid ones. Every answer must be equal.
+// TestEngineAsJudge runs random load through vLLM's own cache manager and asks, again and again, it and us how much of
+// a prompt is cached, for models of one group and for hybrid ones. Every answer must be equal.
 //
 // An engine never credits a prompt's last token, which it computes in any case: it is asked with one token more.
 func TestEngineAsJudge(t *testing.T) {
@@ -264,7 +264,8 @@ func (l *load) free(i int) {
 	l.running = append(l.running[:i], l.running[i+1:]...)
 }
 
-// prompt is new, or goes on where one that was there before ends or might have ended, now and then under another LoRA or salt.
+// prompt is new, or goes on where one that was there before ends or might have ended, now and then under another LoRA
+// or salt.
 func (l *load) prompt() harness.Prompt {
 	p := harness.Prompt{}
 	if recent := min(len(l.past), 30); recent > 0 && l.rng.IntN(5) > 0 {
@@ -306,8 +307,8 @@ func (l *load) tokens(n int) []uint32 {
 	return out
 }
 
-// wait waits until the index reflects all that the engine has announced: until it knows a mark that is announced behind it, in every group. It has two
-// blocks, so that one can be found where an engine drops one.
+// wait waits until the index reflects all that the engine has announced: until it knows a mark that is announced behind
+// it, in every group. It has two blocks, so that one can be found where an engine drops one.
 func (l *load) wait(x *harness.Indexer, model, instance string) {
 	l.t.Helper()
 	l.marks++
