@@ -61,6 +61,7 @@ func TestEngineIsKilled(t *testing.T) {
 // TestRegisteredEngineDies is the same for an engine whose shim an indexer runs: it is cleared when it dies, and known
 // again when it is back.
 func TestRegisteredEngineDies(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	engine := startRank(t, 0, 16)
 	body := fmt.Sprintf(`{"instance_id":7,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":16}`, engine.Endpoint(), engine.Replay())
