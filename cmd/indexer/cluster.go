@@ -65,7 +65,8 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 		},
 		Mended: func(err error) {
 			if err != nil {
-				log.Error("the bucket of nodes is gone and could not be made anew; it is tried again", "error", err)
+				log.Error("the bucket of nodes is gone and could not be made anew; it is tried again", "error", err, "what_to_do",
+					"see that NATS has room and quorum, and that this user may make buckets")
 			} else {
 				log.Warn("the bucket of nodes was gone; it is made anew")
 			}
@@ -198,7 +199,8 @@ func (t *viewTeller) tell(v *cluster.View) {
 	}
 	for _, problem := range v.Problems {
 		if !slices.Contains(t.said, problem) {
-			t.log.Warn(problem)
+			t.log.Warn(problem, "what_to_do",
+				"give all nodes of the namespace one version and one --partitions")
 		}
 	}
 	if owned := v.Owned.String(); owned != t.owned {

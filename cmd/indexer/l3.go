@@ -41,6 +41,7 @@ func listenStore(ctx context.Context, ns *jetstream.Namespace, store string, hea
 		err = ns.Conn().Listen(ctx, subject, heard)
 	}
 	if ctx.Err() == nil {
-		log.Warn("the shared store's events cannot be heard; it is polled", "store", store, "error", err)
+		log.Warn("the shared store's events cannot be heard; it is polled", "store", store, "error", err, "what_to_do",
+			"grant it to this user: indexer auth example prints what each user needs")
 	}
 }

@@ -27,7 +27,8 @@ func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 			log.Info("a registered engine speaks as "+engine.String()+" does", "worker", key, "because", why)
 		},
 		Ended: func(key events.RankKey, err error) {
-			log.Warn("a shim in this process has ended; it is started again", "worker", key, "error", err)
+			log.Warn("a shim in this process has ended; it is started again", "worker", key, "error", err, "what_to_do",
+				"see the error; unregister the worker if its engine is gone")
 		},
 		Standing: func(key events.RankKey, s shim.Standing) {
 			switch s.Engine {

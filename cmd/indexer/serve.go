@@ -242,15 +242,23 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		began = time.Time{}
 	}
 	defer conn.Close()
-	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: s.namespace, Partitions: s.partitions, Replicas: s.replicas})
-	if err != nil {
+	var ns *jetstream.Namespace
+	var bucket *jetstream.Bucket
+	var logConfig jetstream.LogConfig
+	err = whileAway(ctx, log, func(ctx context.Context) (err error) {
+		ns, err = jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: s.namespace, Partitions: s.partitions, Replicas: s.replicas})
+		if err != nil {
+			return err
+		}
+		logConfig = jetstream.LogConfig{
+			MaxBytes: s.logBytes, Usual: usualLog(server, ns.Partitions()), MaxAge: s.logAge, Replicas: s.replicas,
+		}
+		if err := ns.EnsureStreams(ctx, logConfig); err != nil {
+			return err
+		}
+		bucket, err = ns.EnsureSnapshots(ctx, jetstream.BucketConfig{MaxBytes: s.snapshotBytes, Replicas: s.replicas})
 		return err
-	}
-	logConfig := jetstream.LogConfig{MaxBytes: s.logBytes, Usual: usualLog(server, ns.Partitions()), MaxAge: s.logAge, Replicas: s.replicas}
-	if err := ns.EnsureStreams(ctx, logConfig); err != nil {
-		return err
-	}
-	bucket, err := ns.EnsureSnapshots(ctx, jetstream.BucketConfig{MaxBytes: s.snapshotBytes, Replicas: s.replicas})
+	})
 	if err != nil {
 		return err
 	}
@@ -358,6 +366,27 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	return err
 }
 
+// openPatience is how long JetStream may take to open a namespace before it is said that it is waited for.
+const openPatience = 10 * time.Second
+
+// whileAway does something that may be done twice, again and again while JetStream is unavailable, and says so.
+func whileAway(ctx context.Context, log *slog.Logger, do func(context.Context) error) error {
+	for {
+		trying, cancel := context.WithTimeout(ctx, openPatience)
+		err := do(trying)
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable) {
+			return err
+		}
+		what, todo := cli.NoJetStream()
+		log.Warn(what, "error", err, "what_to_do", todo)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
 // untilLeft serves until ctx ends, and then what is asked of this node by its name until others have what it had. It returns early with an
 // error if another process took this node's name.
 func (s *serving) untilLeft(ctx context.Context, left <-chan error, service *wire.Service, log *slog.Logger) error {
@@ -388,14 +417,17 @@ func tendHooks(log *slog.Logger) jetstream.TendHooks {
 	return jetstream.TendHooks{
 		Ill: func(why error, room bool) {
 			if room {
-				log.Error("the NATS server in this process is ill; it is started anew", "error", why)
+				log.Error("the NATS server in this process is ill; it is started anew", "error", why, "what_to_do",
+					"see the error; if it comes again, look at the disk of --data")
 			} else {
-				log.Error("the NATS server in this process is ill; it is started anew when its disk has room", "error", why)
+				log.Error("the NATS server in this process is ill; it is started anew when its disk has room", "error", why, "what_to_do",
+					"make room on the disk of --data, or give --store-bytes more")
 			}
 		},
 		Mended: func() { log.Info("the NATS server in this process is well again") },
 		Failed: func(err error) {
-			log.Error("the NATS server could not be started anew; it is tried again", "error", err)
+			log.Error("the NATS server could not be started anew; it is tried again", "error", err, "what_to_do",
+				"see the error; look at the disk of --data and at --nats-listen's port")
 		},
 		Grown: func(bytes int64) {
 			log.Info("the disk has more room; the NATS server may take more of it", "bytes", bytes)
@@ -424,9 +456,12 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 				told = time.Now()
 			}
 		},
-		Disconnected: func(err error) { log.Warn("NATS connection lost", "error", err) },
-		Reconnected:  func(url string) { log.Info("NATS connection is back", "server", url) },
-		AsyncError:   func(err error) { log.Error("NATS", "error", err) },
+		Disconnected: func(err error) {
+			log.Warn("NATS connection lost", "error", err, "what_to_do",
+				"see that the NATS server runs; it is dialled until it answers")
+		},
+		Reconnected: func(url string) { log.Info("NATS connection is back", "server", url) },
+		AsyncError:  func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice) },
 	}
 	if s.nats.URL == "" {
 		dir, err := filepath.Abs(s.data)
@@ -515,18 +550,25 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 		Unfit: func(p events.Partition, notice jetstream.Notice) {
 			log.Warn("the log is not the one that was applied; beginning again", "partition", p, "found", notice.String())
 		},
-		Trouble:   func(p events.Partition, err error) { log.Warn("the log cannot be read", "partition", p, "error", err) },
+		Trouble: func(p events.Partition, err error) {
+			log.Warn("the log cannot be read", "partition", p, "error", err, "what_to_do",
+				"see that NATS answers and that more than half of its servers are up; queries are answered meanwhile")
+		},
 		Recovered: func(p events.Partition) { log.Info("the log can be read again", "partition", p) },
 		Saved: func(s api.SnapshotInfo, took time.Duration) {
 			log.Debug("snapshot written", "partition", s.Partition, "generation", s.Generation, "seq", s.Seq, "bytes", s.Bytes, "written", s.Written, "took", took)
 		},
-		SaveError: func(p events.Partition, err error) { log.Warn("snapshot not written", "partition", p, "error", err) },
+		SaveError: func(p events.Partition, err error) {
+			log.Warn("snapshot not written", "partition", p, "error", err, "what_to_do",
+				"see why NATS refuses (no room, no quorum); the log keeps what no snapshot has, and it is tried again")
+		},
 		Purged: func(p events.Partition, from events.StreamSeq) {
 			log.Debug("log trimmed", "partition", p, "keeps", from)
 		},
 		ResyncAsked: func(p events.Partition, why string, answered int, err error) {
 			if err != nil {
-				log.Warn("the shims cannot be asked", "partition", p, "error", err)
+				log.Warn("the shims cannot be asked", "partition", p, "error", err, "what_to_do",
+					"see that NATS answers, and that this user may publish on control subjects")
 				return
 			}
 			log.Info("shims asked to say again what their engines hold", "partition", p, "why", why, "answered", answered)
@@ -537,18 +579,21 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 		},
 		Mended: func(p events.Partition, err error) {
 			if err != nil {
-				log.Error("the log's stream is missing and cannot be made", "partition", p, "error", err)
+				log.Error("the log's stream is missing and cannot be made", "partition", p, "error", err, "what_to_do",
+					"see that NATS has room and quorum, and that this user may make streams")
 				return
 			}
 			log.Warn("the log's stream was missing; it was made anew", "partition", p)
 		},
 		Resynced: func(p events.Partition) { log.Info("resync is over", "partition", p) },
 		Filling: func(what string, used, limit int64) {
-			log.Warn("filling up: "+what, "bytes", used, "limit", limit)
+			log.Warn("filling up: "+what, "bytes", used, "limit", limit, "what_to_do",
+				"give it more room (--log-bytes, --snapshot-bytes, --store-bytes, the disk), or write snapshots sooner")
 		},
 		Unwritable: func(what string, err error) {
 			if err != nil {
-				log.Error(what+" takes nothing more", "error", err)
+				log.Error(what+" takes nothing more", "error", err, "what_to_do",
+					"make room (the disk, --store-bytes, --snapshot-bytes); events wait in the shims meanwhile")
 				return
 			}
 			log.Info(what + " can be written again")

@@ -58,14 +58,16 @@ func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mend func(co
 			},
 			Cleared: func(r registry.Record) { log.Info("a worker is gone; what it held is cleared", "worker", r.Key()) },
 			Failed: func(key events.RankKey, err error) {
-				log.Warn("a worker that is gone is not cleared yet", "worker", key, "error", err)
+				log.Warn("a worker that is gone is not cleared yet", "worker", key, "error", err, "what_to_do",
+					"see that NATS answers and has room; it is tried again")
 			},
 			Bad: func(key string, err error) {
 				log.Warn("a worker's registration cannot be read", "key", key, "error", err)
 			},
 			Mended: func(err error) {
 				if err != nil {
-					log.Error("the bucket of workers' registrations is gone and could not be made anew; it is tried again", "error", err)
+					log.Error("the bucket of workers' registrations is gone and could not be made anew; it is tried again", "error", err, "what_to_do",
+						"see that NATS has room and quorum, and that this user may make buckets")
 				} else {
 					log.Warn("the bucket of workers' registrations was gone; it is made anew")
 				}
@@ -73,7 +75,8 @@ func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mend func(co
 			Refilled: func(n int) { log.Info("registrations of the bucket that was gone are written again", "workers", n) },
 			Watch: func(err error) {
 				if err != nil {
-					log.Warn("the registrations of workers cannot be watched; nobody is cleared meanwhile", "error", err)
+					log.Warn("the registrations of workers cannot be watched; nobody is cleared meanwhile", "error", err, "what_to_do",
+						"see that NATS answers and that more than half of its servers are up")
 				} else {
 					log.Info("the registrations of workers are watched again")
 				}

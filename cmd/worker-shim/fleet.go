@@ -115,7 +115,8 @@ func (f *fleet) take(e events.RouterEvent, digest uint64) {
 	f.mu.Unlock()
 	if feed == nil {
 		f.full.do(func(n uint64) {
-			f.log.Error("too many workers and ranks for one shim; events passed over", "at_most", maxRanks, "instance", e.Key.Instance, "times", n)
+			f.log.Error("too many workers and ranks for one shim; events passed over", "at_most", maxRanks, "instance", e.Key.Instance, "times", n, "what_to_do",
+				"run several, each with the subject or socket of a part of the fleet")
 		})
 		return
 	}
@@ -260,7 +261,8 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 	options.Core, options.Wait = true, true
 	options.Hooks = jetstream.ConnHooks{
 		Disconnected: func(err error) {
-			f.log.Warn("the connection to --engine-nats is lost; what is published meanwhile will be missing", "error", err)
+			f.log.Warn("the connection to --engine-nats is lost; what is published meanwhile will be missing", "error", err, "what_to_do",
+				"see that the Dynamo fleet's NATS server runs; it is dialled until it answers")
 		},
 		Reconnected: func(url string) { f.log.Info("the connection to --engine-nats is back", "server", url) },
 		AsyncError:  func(err error) { f.log.Error("--engine-nats", "error", err) },

@@ -31,7 +31,8 @@ func (h *holding) Keep(ctx context.Context, lost func()) error {
 	case errors.Is(err, registry.ErrTaken):
 		return fmt.Errorf("%w: %w", shim.ErrFenced, err)
 	case errors.Is(err, jetstream.ErrDenied):
-		h.log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know", "error", err)
+		h.log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know", "error", err, "what_to_do",
+			"grant it to this user: indexer auth example prints what each user needs")
 		return nil
 	}
 	return err
@@ -76,7 +77,10 @@ func (r *running) holding(ns *jetstream.Namespace, key events.RankKey, log *slog
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
 		Failed: func(err error) {
-			trouble.do(func(n uint64) { log.Warn("the lease cannot be renewed", "error", err, "times", n) })
+			trouble.do(func(n uint64) {
+				log.Warn("the lease cannot be renewed", "error", err, "times", n, "what_to_do",
+					"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
+			})
 		},
 	})
 	if err != nil {

@@ -232,12 +232,15 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 	waiting := limiter{every: r.logWindow}
 	options.Core, options.Wait = core, true // a shim may be started before everything else
 	options.Hooks = jetstream.ConnHooks{
-		Disconnected: func(err error) { log.Warn("NATS connection lost; "+without, "error", err) },
+		Disconnected: func(err error) {
+			log.Warn("NATS connection lost; "+without, "error", err, "what_to_do",
+				"see that the NATS server runs; it is dialled until it answers")
+		},
 		Reconnected: func(url string) {
 			log.Info("NATS connection is back", "server", url)
 			r.reconnects.tell()
 		},
-		AsyncError: func(err error) { log.Error("NATS", "error", err) },
+		AsyncError: func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice) },
 		Waiting: func(err error) {
 			waiting.do(func(n uint64) {
 				what, todo := r.nats.Away(err)
@@ -391,16 +394,21 @@ func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events
 		desk, err := shim.Claim(ctx, ns, key, r.replay != "" || r.engineSnapshot != "")
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
-			log.Warn("the NATS server does not permit control subjects", "error", err)
+			log.Warn("the NATS server does not permit control subjects", "error", err, "what_to_do",
+				"grant it to this user: indexer auth example prints what each user needs")
 			return nil, nil
 		case errors.Is(err, shim.ErrFenced) && time.Now().Before(giveUp):
 			waiting.do(func(n uint64) {
-				log.Warn("waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait, "times", n)
+				log.Warn("waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait, "times", n, "what_to_do",
+					"stop that shim, or let it drain; or give this one another --instance or --rank")
 			})
 		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):
 			return desk, err
 		default:
-			waiting.do(func(n uint64) { log.Warn("waiting for NATS", "error", err, "times", n) })
+			waiting.do(func(n uint64) {
+				log.Warn("waiting for NATS", "error", err, "times", n, "what_to_do",
+					"see that the NATS server runs and that more than half of those with JetStream are up")
+			})
 		}
 		select {
 		case <-ctx.Done():

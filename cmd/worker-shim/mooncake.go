@@ -76,7 +76,8 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 	failed := limiter{every: r.logWindow}
 	sub, err := zmtp.DialSub(ctx, r.engine, []string{""}, zmtp.Config{Hooks: zmtp.Hooks{Failed: func(_ zmtp.Peer, err error) {
 		failed.do(func(n uint64) {
-			log.Warn("no connection to the master's events", "engine", r.engine, "error", err, "times", n)
+			log.Warn("no connection to the master's events", "engine", r.engine, "error", err, "times", n, "what_to_do",
+				"see that the Mooncake master runs and publishes events at --engine")
 		})
 	}}})
 	if err != nil {
@@ -158,7 +159,8 @@ func (s *storeShim) take(m zmtp.Message) {
 		s.log.Info("connected to the master's events")
 		s.send(s.relay.Lost())
 	case zmtp.Closed:
-		s.log.Warn("the connection to the master's events has ended; indexers poll the store", "error", m.Err)
+		s.log.Warn("the connection to the master's events has ended; indexers poll the store", "error", m.Err, "what_to_do",
+			"see that the Mooncake master runs; it is dialled until it answers")
 		s.send(s.relay.Lost())
 	case zmtp.Data:
 		out, err := s.relay.Batch(m.Frames)
@@ -181,7 +183,8 @@ func (s *storeShim) status(ctx context.Context) (c checked) {
 func (s *storeShim) check(c checked) {
 	if c.err != nil {
 		s.unchecked.do(func(n uint64) {
-			s.log.Warn("the master does not say what it has published; indexers poll the store", "error", c.err, "times", n)
+			s.log.Warn("the master does not say what it has published; indexers poll the store", "error", c.err, "times", n, "what_to_do",
+				"see that --master is its HTTP address and that it was started with events")
 		})
 		return
 	}
@@ -202,7 +205,10 @@ func (s *storeShim) gap(err error) {
 func (s *storeShim) send(list []events.StoreMessage) {
 	for i := range list {
 		if err := s.conn.Send(s.subject, "", events.AppendStoreMessage(nil, &list[i])); err != nil {
-			s.unsent.do(func(n uint64) { s.log.Warn("not passed on", "error", err, "times", n) })
+			s.unsent.do(func(n uint64) {
+				s.log.Warn("not passed on", "error", err, "times", n, "what_to_do",
+					"see that the NATS server runs; indexers ask the store meanwhile")
+			})
 		}
 	}
 }

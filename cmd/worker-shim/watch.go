@@ -72,7 +72,8 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 	}
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
-		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank)
+		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank, "what_to_do",
+			"give this shim the rank, or the other rank's endpoint")
 	}
 	return msg, err
 }
@@ -152,7 +153,8 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 			w.connectedOnce.Do(func() { w.firstConnected(ctx) })
 		},
 		Disconnected: func(endpoint string, err error) {
-			log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err)
+			log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err, "what_to_do",
+				"see whether the engine runs; it is dialled until it answers")
 		},
 		Failed: func(endpoint string, err error) {
 			w.failed.do(func(n uint64) {
@@ -180,7 +182,10 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		ReplayEnded: func() { w.replays.Store(true) },
 		SnapshotFailed: func(err error) {
-			w.snapshotFailed.do(func(n uint64) { log.Warn("the engine gave no snapshot", "error", err, "times", n) })
+			w.snapshotFailed.do(func(n uint64) {
+				log.Warn("the engine gave no snapshot", "error", err, "times", n, "what_to_do",
+					"see that --engine-snapshot is the engine's snapshot endpoint; it begins with what it says from now on")
+			})
 		},
 		LogFailed: w.logFailed,
 		Stepped:   w.stepped,

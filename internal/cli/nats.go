@@ -145,3 +145,6 @@ func NoJetStream() (what, todo string) {
 	return "NATS answers, but its JetStream does not; it is waited for",
 		"start the NATS servers that are away: more than half of those with JetStream must be up"
 }
+
+// AsyncAdvice is what to do about what a NATS connection tells by itself.
+const AsyncAdvice = "if a subject is refused, grant it to this user (indexer auth example prints what each needs); else see the NATS server's log"

@@ -38,16 +38,20 @@ func (e *Everywhere) node(name string) (alone, error) {
 	return NewNodeClient(e.Conn, e.Namespace, name)
 }
 
-// StatusOf asks the node for its status. It waits for half of the time that is left, so that whoever asks hears that the node does not answer.
+// statusPatience is how long another node may take to say how it is.
+const statusPatience = 3 * time.Second
+
+// StatusOf asks the node for its status. It waits for half of the time that is left at most, so that whoever asks hears that the node does not answer.
 func (e *Everywhere) StatusOf(ctx context.Context, node string) (*api.Status, error) {
 	if node == e.Self {
 		return e.Own.Status(ctx)
 	}
+	patience := statusPatience
 	if deadline, ok := ctx.Deadline(); ok {
-		var cancel func()
-		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
-		defer cancel()
+		patience = min(patience, time.Until(deadline)/2)
 	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	c, err := NewNodeClient(e.Conn, e.Namespace, node)
 	if err != nil {
 		return nil, api.Errorf(api.CodeMalformed, "%v", err)

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestTroubleSaysWhatToDo reads the log lines of both programs: each warning or error about what waits, is refused or has failed says what to do.
+func TestTroubleSaysWhatToDo(t *testing.T) {
+	trouble := regexp.MustCompile(`wait|permit|cannot|could not|lost|takes nothing|take events|not written|refus|is ill|silent|not heard|no NATS|does not|^NATS$`)
+	informs := regexp.MustCompile(`cannot be decoded|registration cannot be read|could not be replayed|cannot say it again`) // nothing need be done, or nothing can be
+	found := 0
+	for _, folder := range []string{".", filepath.Join("..", "worker-shim")} {
+		files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			set := token.NewFileSet()
+			parsed, err := parser.ParseFile(set, file, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(parsed, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok || len(call.Args) == 0 {
+					return true
+				}
+				method, ok := call.Fun.(*ast.SelectorExpr)
+				if !ok || method.Sel.Name != "Warn" && method.Sel.Name != "Error" {
+					return true
+				}
+				message, advised := "", false
+				ast.Inspect(call.Args[0], func(n ast.Node) bool {
+					if text, ok := n.(*ast.BasicLit); ok {
+						message += strings.Trim(text.Value, "\"`")
+					}
+					return true
+				})
+				for _, arg := range call.Args[1:] {
+					text, ok := arg.(*ast.BasicLit)
+					advised = advised || ok && text.Value == `"what_to_do"`
+				}
+				if trouble.MatchString(message) && !informs.MatchString(message) {
+					if found++; !advised {
+						t.Errorf("%s: %q says not what to do", set.Position(call.Pos()), message)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if found < 30 {
+		t.Errorf("only %d lines of trouble were found", found)
+	}
+}
