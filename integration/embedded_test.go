@@ -65,7 +65,7 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 	harness.Eventually(t, "both nodes share the partitions again", shared)
 	harness.Eventually(t, "answers are whole again", whole)
 	a.Stop()
-	a = serveA()
+	serveA()
 	harness.Eventually(t, "answers are whole after an orderly restart", whole)
 	b.Stop()
 	harness.Eventually(t, "the first node has everything", func() (bool, string) {
