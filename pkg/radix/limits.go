@@ -136,7 +136,7 @@ func (w *walk) shorten(u *reuse, word int, p pending) {
 	w.windows.states = append(w.windows.states[:0], state{p.set, p.n, p.n + win.drop})
 	for len(w.windows.states) > 0 {
 		s := &w.windows.states[len(w.windows.states)-1]
-		if s.lo <= win.from(s.n) || s.set == 0 {
+		if s.n == 0 || s.set == 0 || s.lo <= win.from(s.n) {
 			set, n := s.set, s.n
 			w.windows.states = w.windows.states[:len(w.windows.states)-1]
 			if set != 0 && n > 0 {
