@@ -21,12 +21,13 @@ func Reserve(t testing.TB) string {
 		if err != nil {
 			continue
 		}
-		l, err := net.Listen("tcp4", addr)
-		if err != nil {
-			_ = held.Close() // it was never used
+		// Nobody may listen there. It is not tried by listening: a process that another test starts just then would have
+		// a copy of the socket for a moment, and the port would stay taken so long.
+		if c, err := net.Dial("tcp4", addr); err == nil {
+			_ = c.Close()
+			_ = held.Close()
 			continue
 		}
-		_ = l.Close() // it was never used
 		t.Cleanup(func() { _ = held.Close() })
 		return addr
 	}

@@ -109,6 +109,7 @@ const (
 	codeNotEnabled         = 10076
 	codeNotEnabledAccount  = 10039
 	codeNoLeader           = 10008
+	codeNoPeers            = 10005
 	codeServerNotAvailable = 503
 )
 

@@ -139,6 +139,7 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 // did.
 func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig, amend func(there *jetstream.StreamConfig) error) error {
 	action := "create stream " + want.Name
+	var refused time.Time // when the servers first had no room for all replicas
 	for {
 		there, err := c.streamInfo(ctx, want.Name)
 		if err == nil {
@@ -161,9 +162,21 @@ func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig, amend fu
 		if errors.As(err, &api) && api.ErrCode == codeStreamNameInUse {
 			continue // somebody else was faster, with other limits
 		}
-		return err
+		if !errors.As(err, &api) || api.ErrCode != codeNoPeers {
+			return err
+		}
+		if refused.IsZero() {
+			refused = time.Now()
+		}
+		if time.Since(refused) >= formingCluster || !sleep(ctx, 100*time.Millisecond) {
+			return err
+		}
 	}
 }
+
+// formingCluster is how long a stream that the servers find no place for is asked for again: servers that have just
+// started count as offline until the others have heard them.
+const formingCluster = 30 * time.Second
 
 func (c *Conn) streamInfo(ctx context.Context, stream string) (*streamAnswer, error) {
 	var a streamAnswer

@@ -1,0 +1,45 @@
+package jetstream
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// TestStreamWaitsForServers creates a stream while the servers say what they say as long as their leader has not heard
+// all of them. The answers are nats-server's own: a real cluster passes through this state in some milliseconds only.
+func TestStreamWaitsForServers(t *testing.T) {
+	t.Parallel()
+	srv := plainServer(t, &server.Options{})
+	conn, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Core: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	nc, err := nats.Connect(srv.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	answer := func(subject string, texts ...string) {
+		_, err := nc.Subscribe(subject, func(m *nats.Msg) {
+			_ = m.Respond([]byte(texts[0]))
+			texts = texts[min(1, len(texts)-1):]
+		})
+		if err == nil {
+			err = nc.Flush()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer("$JS.API.STREAM.INFO.wanted", `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`)
+	answer("$JS.API.STREAM.CREATE.wanted",
+		`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`, `{}`)
+	want := jetstream.StreamConfig{Name: "wanted", Subjects: []string{"wanted"}, Replicas: 3}
+	if err := conn.ensure(ctxFor(t), want, nil); err != nil {
+		t.Error(err)
+	}
+}
