@@ -156,7 +156,6 @@ type Machine struct {
 	replaying bool
 	asked     bool          // the shell was told to ask, and has not been told since
 	verified  bool          // the replay has shown the message that was taken last, unchanged
-	unlearned bool          // what was taken was decoded by a shim before this one, whose decoder's knowledge is lost
 	tries     int           // replays in a row that were answered and brought nothing new
 	failures  int           // replays in a row that failed
 	failedAt  events.Millis // when the first of them did
@@ -239,7 +238,6 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 	m.incarnation = p.Incarnation
 	m.nextID = p.LastID + 1
 	m.taken = p.Cursor
-	m.unlearned = true
 	if !p.Found || p.Shutdown || !p.Cursor.Known {
 		m.rebirth(events.ReasonRestart, now)
 	}
@@ -335,18 +333,10 @@ func (m *Machine) WantsReplay() (from events.EngineSeq, ok bool) {
 	}
 	m.asked = true
 	m.counts.Replays++
-	if m.taken.Known && !m.unlearned {
+	if m.taken.Known {
 		return m.taken.Seq, true // the last one again: its digest shows whether this is the same engine
 	}
 	return 0, true
-}
-
-// learn has the decoder see a message again that a shim before this one took: later messages build on what earlier ones
-// said, as the salt of a prompt, which engines announce with its first block alone.
-func (m *Machine) learn(f Frame) {
-	if m.unlearned && f.Read == nil {
-		_, _ = m.decode.Decode(f.Payload) // it was counted, and complained of, when it was taken
-	}
 }
 
 func (m *Machine) startReplay() {
@@ -393,11 +383,8 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		}
 		m.gap()
 		m.take(f)
-	case f.Seq < m.taken.Seq:
-		m.learn(f)
 	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
-		m.learn(f)
-		m.verified, m.unlearned = true, false
+		m.verified = true
 	case f.Seq == m.taken.Seq: // same number, another content: another life, of which the replay must be had from its start
 		m.rebirth(events.ReasonRestart, now)
 		m.startReplay()
@@ -565,7 +552,6 @@ func (m *Machine) rebirth(why events.Reason, now events.Millis) {
 	m.incarnation = max(m.incarnation+1, events.Incarnation(max(now, 1)))
 	m.nextID = 1
 	m.taken, m.unseen, m.adopted, m.snapshot = events.Cursor{}, false, false, notWanted
-	m.unlearned = false
 	m.decode.Reset()
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
 	m.fallBehind()
