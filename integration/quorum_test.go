@@ -46,9 +46,14 @@ func TestAskingWithoutQuorum(t *testing.T) {
 	prompt := filepath.Join(t.TempDir(), "prompt.json")
 	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--rate", "20", "--print-prompt", prompt)
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
-	for _, name := range []string{"a", "b"} {
-		harness.Start(t, "indexer", "serve", "--nats", urls, "--node-id", name, "--replicas", "3", "--partitions", "2", "--http-listen", "").WaitFor(`msg=ready`)
+	serve := func(name string) *harness.Process {
+		p := harness.Start(t, "indexer", "serve", "--nats", urls, "--node-id", name, "--replicas", "3", "--partitions", "2", "--http-listen", "")
+		p.WaitFor(`msg=ready`)
+		return p
 	}
+	a := serve("a")
+	serve("b").WaitFor(`msg="a node is there" node=a`)
+	a.WaitFor(`msg="a node is there" node=b`)
 	harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--instance", "w1", "--model", "m", "--block-size", "16")
 	engine.WaitFor(`is printed`)
 	ask := func(args ...string) harness.Result { return harness.Run(t, "indexer", append(args, "--nats", urls)...) }
