@@ -411,7 +411,7 @@ type Status struct {
 
 	Requests []RequestCount `json:"requests" msgpack:"requests"` // what became of requests to this node since it started
 
-	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"`   // nil of an earlier version that is alone on a server of its own
+	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"`   // nil: a node older than v0.4.0 that is alone on its server
 	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"replicas,omitempty"` // by OpVerify, of all nodes
 
 	Snapshots      SnapshotCounts `json:"snapshots" msgpack:"snapshots"`             // since the node started

@@ -106,7 +106,7 @@ var (
 	problems     = prometheus.NewDesc("kvatlas_problems", "How many problems the status has.", nil, nil)
 	resyncs      = prometheus.NewDesc("kvatlas_resync_total", "Requests to shims to say again what their engines hold: asked, answered, and partitions that were whole again (ended).", []string{"what"}, nil)
 	behind       = prometheus.NewDesc("kvatlas_partition_behind", "1 if a partition has been far behind its log for longer than usual.", []string{"partition"}, nil)
-	clusterNodes = prometheus.NewDesc("kvatlas_cluster_nodes", "Nodes that share the namespace, as this one sees it; absent if it is alone on a server of its own.", nil, nil)
+	clusterNodes = prometheus.NewDesc("kvatlas_cluster_nodes", "Nodes that share the namespace, as this one sees it.", nil, nil)
 	clusterShort = prometheus.NewDesc("kvatlas_cluster_partitions", "Partitions that fewer nodes serve than are to (short), and that none does (unserved).", []string{"state"}, nil)
 	l3Up         = prometheus.NewDesc("kvatlas_l3_up", "0 while a store that workers share is known not to serve, and is not asked.", []string{"store"}, nil)
 	l3Questions  = prometheus.NewDesc("kvatlas_l3_questions_total", "Questions to a store that workers share, by what came of them: ok, failed, or busy: not asked, as too many were under way.", []string{"store", "outcome"}, nil)
