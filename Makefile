@@ -25,7 +25,7 @@ test: ## run all tests that need nothing but Go
 
 judges: ## fetch what is missing (once, 1 GB), then run the tests against real engines, libzmq, Dynamo and Mooncake
 	go run ./integration/judges/fetch
-	go test -tags judges -timeout 30m ./integration/judges/... ./internal/zmtp ./internal/pyenv ./bench/path
+	go test -tags judges -timeout 30m ./integration/judges/... ./internal/zmtp ./tools/pyenv ./tools/path
 
 real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours: make real-vllm N=60 for fewer requests
 	go run ./integration/judges/vllm/fetch
@@ -59,10 +59,10 @@ bench: ## run the benchmarks beside the code, allocations counted
 	go test -run '^$$' -bench . -benchmem ./...
 
 bench-peers: ## build the peers (cargo) and print the index beside them, ratios first
-	go run ./bench/peers
+	go run ./tools/peers
 
 bench-path: ## install NVIDIA Dynamo's indexer and print the whole path beside it, from an engine's socket to the answer
-	go run ./bench/path
+	go run ./tools/path
 
 clean: ## remove what was built
 	rm -rf bin

@@ -83,6 +83,9 @@ func TestArrowsPointDown(t *testing.T) {
 		if strings.HasPrefix(from, "pkg/") && !strings.HasPrefix(to, "pkg/") || strings.HasPrefix(to, "cmd/") {
 			t.Errorf("%s points up", a)
 		}
+		if product := strings.HasPrefix(from, "pkg/") || strings.HasPrefix(from, "internal/"); product && strings.HasPrefix(to, "tools/") {
+			t.Errorf("%s: the product imports nothing of tools", a)
+		}
 	}
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, "../...").Output()
 	if err != nil {

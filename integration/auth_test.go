@@ -10,7 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth example prints, in two namespaces: each

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/enginesim"
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestNATSAwayForLong takes the NATS server away for longer than the shim's queue lasts, and the engine's replay buffer after it. The shim

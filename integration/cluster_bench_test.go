@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/bench/cluster"
+	"github.com/kvatlas/kvatlas/tools/bench/cluster"
 )
 
 // TestBenchCluster runs the benchmark of a cluster at its smallest: its answers are checked by itself, and it has to have measured everything.

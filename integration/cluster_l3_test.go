@@ -15,11 +15,11 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/mastersim"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
 // TestStoreInAnswersOfManyNodes: three nodes keep a third of the workers each, which share a store and load from it as each registered. Whichever node is asked says

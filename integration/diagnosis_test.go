@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/enginesim"
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestShimSaysWhatItSawAndWhatToDo runs the shim against what is no engine, or one that says nothing.

@@ -8,11 +8,11 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/bench"
-	"github.com/kvatlas/kvatlas/internal/corpus"
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/tools/bench"
+	"github.com/kvatlas/kvatlas/tools/corpus"
+	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
 var wholeCorpora = flag.Bool("whole", false, "TestWholeDigests: the named corpora in full (about 1 GB of disk, a few minutes)")

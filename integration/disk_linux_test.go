@@ -12,8 +12,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/enginesim"
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // inside says to the test binary that it runs in a user namespace of its own, where it may mount.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestEmbeddedNodeIsAMember adds a node to an indexer that runs the NATS server in its process: they know each other and share the partitions, a

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // firstPrompt is how all prompts of a simulated engine begin that has blocks of 64 tokens: the trace's block 0, eight

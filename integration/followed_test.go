@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/enginesim"
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
 // followed is a simulated engine that serves prompts at random, and what is true of it.

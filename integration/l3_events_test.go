@@ -11,9 +11,9 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/loopback"
-	"github.com/kvatlas/kvatlas/internal/mastersim"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
 // TestStoreEvents goes the whole way of a store's event stream: a master publishes, worker-shim passes it on, the indexer answers from the set

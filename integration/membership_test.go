@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestMembership runs three indexers on one NATS server, which they wait for: they share the partitions; a second one under a name that lives is

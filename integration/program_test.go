@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestFlagsThatMakeNoSense end the program with status 2 and one line that says which flag and why.

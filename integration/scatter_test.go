@@ -17,10 +17,10 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // errLacks: an answer says that it lacks something.

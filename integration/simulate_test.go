@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestSimulatedEngine runs the three programs as someone would who tries kvatlas without a GPU, and probes the indexer.

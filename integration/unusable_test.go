@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestWrongBlockSizeIsAProblem has a shim told another block size than its engine has, for a model that nobody has served before: nothing of what the engine

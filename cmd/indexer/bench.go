@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/kvatlas/kvatlas/internal/bench"
-	"github.com/kvatlas/kvatlas/internal/bench/cluster"
-	"github.com/kvatlas/kvatlas/internal/bench/durable"
 	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/corpus"
-	"github.com/kvatlas/kvatlas/internal/trace"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/bench"
+	"github.com/kvatlas/kvatlas/tools/bench/cluster"
+	"github.com/kvatlas/kvatlas/tools/bench/durable"
+	"github.com/kvatlas/kvatlas/tools/corpus"
+	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"
 )
 

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/demo"
-	"github.com/kvatlas/kvatlas/internal/trace"
+	"github.com/kvatlas/kvatlas/tools/demo"
+	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"
 )
 

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/demo"
+	"github.com/kvatlas/kvatlas/tools/demo"
 )
 
 // TestProgress: the first thing that is told is shown at once, and each new stage; what changes within one is not, until some time has passed.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
-	ports "github.com/kvatlas/kvatlas/internal/loopback"
+	ports "github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // TestExitStatus gives every command what makes no sense, which is status 2 whether NATS runs or not, and what may make sense where nobody can be asked, which is 1.

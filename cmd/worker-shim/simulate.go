@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/enginesim"
-	"github.com/kvatlas/kvatlas/internal/trace"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"
 )
 

@@ -11,10 +11,10 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cluster"
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // StartNATS runs a NATS server with JetStream until the test ends, and returns its address.

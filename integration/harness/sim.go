@@ -4,7 +4,7 @@ import (
 	"context"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/enginesim"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
 // BlockSize is the block size of most tests, in tokens.

@@ -1,9 +1,9 @@
 package harness
 
 import (
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
 // NewTruth returns an empty twin of the index for one rank, which forgets nothing.

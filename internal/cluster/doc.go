@@ -36,7 +36,7 @@
 // has settled never waits again: what a dead node had is taken when it is found dead. And what a node has taken and not yet announced as served it
 // lets go at once when another owns it: who starts first among many drops what it has not come to.
 //
-// Both together make 64 nodes that start within a second restore 1,024 of 1,024 partitions, settled after 6.7 s, in internal/fleet's simulation. With
+// Both together make 64 nodes that start within a second restore 1,024 of 1,024 partitions, settled after 6.7 s, in tools/fleet's simulation. With
 // neither they restored 4,122, in 69 s; dropping alone, without waiting, 1,301. Of nodes that start over ten seconds, some 1,300 with both, 1,400 to 1,550 by
 // waiting alone, 1,820 by dropping alone. The price is one beat, when the first node of all starts.
 //

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/tools/twin"
 	"pgregory.net/rapid"
 )
 

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // engineOf serves what an engine answers; all else is not found.

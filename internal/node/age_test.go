@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
 // TestAgesSurviveARestart parks blocks and removes others, and restarts one node of two from a snapshot while they age. Ages are counted in

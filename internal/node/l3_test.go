@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/mastersim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
 // l3Node is a node that serves one model, whose workers hold prefixes of one prompt and share the folder of SGLang's file backend. Its log is

@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
+	"github.com/kvatlas/kvatlas/tools/twin"
 	"pgregory.net/rapid"
 )
 

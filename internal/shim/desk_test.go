@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/control"
-	"github.com/kvatlas/kvatlas/internal/enginesim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
 // patience is how long a test waits for anything.

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/enginesim"
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // fly publishes all that waits, and returns what the log is told.

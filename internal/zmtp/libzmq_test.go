@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/loopback"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // libzmq is a peer on the real library: testdata/peer.py.

@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/mastersim"
+	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
 // startMaster starts the built-in master, which decodes first and splits at commas then, as a real one does.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // cluster is three servers in this process. All must have routes to each other from the start, and a leader is

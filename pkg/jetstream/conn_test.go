@@ -21,8 +21,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // plainServer starts a nats-server that is not ours: as somebody else has configured it.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // patience is how long a test waits for what must come. The machine may stand still for minutes.

@@ -20,7 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sys/unix"
 
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // helperEnv makes the test binary a process that holds a data folder until its input ends or it is killed.

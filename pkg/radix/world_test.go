@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
 // chooser is where a history's choices come from: rapid, a seeded generator, or a fuzzer's bytes.

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
+	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
 // besideSize is how many tokens the blocks of these tests have.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/loopback"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over loopback.

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // dynamoCase is what Dynamo's hash function is asked.

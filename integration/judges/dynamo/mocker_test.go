@@ -17,12 +17,12 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/loopback"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
+	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
 // mockerBlocks is how many blocks the mocker's cache has: few, so that it evicts.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 var updateGoldens = flag.Bool("update", false, "TestEventGoldens: write pkg/events/testdata/golden.json anew")

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // storeCode is a script of integration/python that asks an engine's own code, out of its wheel, about its store.

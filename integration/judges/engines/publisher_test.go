@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // TestEnginePublishers runs the engines' own publishers: what they announce live, what was lost on the way, and what

@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // TestSGLangAsJudge runs random load through SGLang's own radix caches: of full attention (RadixCache), with a sliding

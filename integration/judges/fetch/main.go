@@ -10,7 +10,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // environments are the requirements files of integration/python that judges use.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // TestVLLMStoreInAnswers: blocks that vLLM's connector would have put into a real Mooncake master are found by their digests, which the node makes

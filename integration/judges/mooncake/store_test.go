@@ -18,9 +18,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/mastersim"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/tools/mastersim"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // realStore is a real master with a real client, and what an indexer asks it through: a store that is watched, and a cache that

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // TestTortureCluster does to a cluster what TestTorture does to one indexer: three NATS servers, three indexers that each keep a part, four engines with their

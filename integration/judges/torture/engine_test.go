@@ -9,9 +9,9 @@ import (
 	"slices"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
-	"github.com/kvatlas/kvatlas/internal/twin"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
+	"github.com/kvatlas/kvatlas/tools/twin"
 	"github.com/zeebo/xxh3"
 )
 

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/loopback"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // proxy carries TCP connections to a target, until it is told to be a bad network: cut them all, hold everything back for a

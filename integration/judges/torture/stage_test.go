@@ -15,8 +15,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // stage is what every torture plays on: engines and their shims, NATS servers and indexers, the connections between them, and how each is reached.

@@ -17,9 +17,9 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	ours "github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 	"github.com/nats-io/nats.go/jetstream"
 )
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/loopback"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // stage is an engine, its shim, an indexer with a NATS server in it, and a twin.

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 	"github.com/vmihailenco/msgpack/v5"
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // TestEngineSnapshots has an engine on real libzmq give snapshots of what it holds, in the frames of both proposals for vLLM. Where the replay buffer has moved on, what the

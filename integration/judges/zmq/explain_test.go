@@ -15,8 +15,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 // TestExplain asks as a user would where each block of a prompt is, and which rule stopped each worker: a hole, a tier, another prompt, a page of which

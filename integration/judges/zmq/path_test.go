@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/api"
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 func startShim(t testing.TB, x *harness.Indexer, p *pyenv.Publisher, instance string, args ...string) *harness.Process {

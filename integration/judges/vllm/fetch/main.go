@@ -10,7 +10,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/pyenv"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 func main() {

@@ -1,0 +1,62 @@
+package corpus
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/tools/trace"
+)
+
+// Evict is how an engine makes room.
+type Evict string
+
+// Names is how workers call blocks.
+type Names string
+
+// The ways.
+const (
+	LRU    Evict = "lru"    // least recently used first, tails before heads: no holes
+	Random Evict = "random" // any copy of any block: holes and second copies
+
+	Shared  Names = "shared"  // a block has one engine hash on all workers
+	Private Names = "private" // each worker has its own, as engines with a random hash seed
+)
+
+// Options say what fleet serves the trace, and how. Start from [Defaults].
+type Options struct {
+	Workers   int     // that share the requests. Default 64
+	Capacity  int     // blocks that one worker holds before it evicts. Default 60,000
+	BlockSize int     // tokens per block; divides 512. Default 16
+	Requests  int     // use only the first ones of the trace; 0: all. Default 0
+	Repeat    int     // serve the trace so many times, each time with other contents. Default 1
+	Everyone  bool    // every worker serves every request, so that all hold all blocks. Default false
+	Evict     Evict   // default LRU
+	Names     Names   // default Shared
+	Sticky    float64 // share of requests sent to the worker that last served their longest beginning, 0 to 1. Default 0.8
+}
+
+// Defaults are the options of the corpus conv64.
+func Defaults() Options {
+	return Options{Workers: 64, Capacity: 60000, BlockSize: 16, Repeat: 1, Evict: LRU, Names: Shared, Sticky: 0.8}
+}
+
+// Validate gathers all that is wrong with the options.
+func (o Options) Validate() error {
+	var wrong []error
+	complain := func(bad bool, format string, args ...any) {
+		if bad {
+			wrong = append(wrong, fmt.Errorf(format, args...))
+		}
+	}
+	complain(o.Workers <= 0 || o.Workers > 1<<20, "workers: %d, want 1 to %d", o.Workers, 1<<20) // a worker is 20 bits of a digest
+	complain(o.Capacity <= 0 || o.Capacity > 1<<30, "capacity: %d, want 1 to %d", o.Capacity, 1<<30)
+	complain(o.Requests < 0, "requests: %d, want 0 (all) or more", o.Requests)
+	complain(o.Repeat <= 0, "repeat: %d, want at least 1", o.Repeat)
+	complain(!(o.Sticky >= 0 && o.Sticky <= 1), "sticky: %v, want 0 to 1", o.Sticky)
+	complain(o.Evict != LRU && o.Evict != Random, "evict: %q, want %q or %q", o.Evict, LRU, Random)
+	complain(o.Names != Shared && o.Names != Private, "names: %q, want %q or %q", o.Names, Shared, Private)
+	if err := trace.CheckBlockSize(o.BlockSize); err != nil {
+		wrong = append(wrong, err)
+	}
+	return errors.Join(wrong...)
+}

@@ -1,0 +1,480 @@
+// Package demo shows the product at work on real parts: simulated engines with real ZeroMQ sockets, a shim for each, and an
+// indexer in a process of its own, on a NATS server with file storage, that is killed half-way.
+//
+// It serves a trace of requests. For each it asks the indexer who holds the longest prefix, compares the answer with the naive
+// twin's, which the engines themselves tell the truth, and has that worker serve the request. At the end it counts: every
+// event that an engine announced must be in the index, and every answer must have been the twin's.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/wire"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/trace"
+)
+
+// Config says what is shown. All fields are needed but L3.
+type Config struct {
+	Requests  []trace.Request
+	Engines   int
+	BlockSize int    // tokens; divides trace.BlockTokens
+	Capacity  int    // blocks of one engine
+	Seed      uint64 // of the random routing that ours is compared with
+	Program   string // the indexer's executable
+
+	L3 *L3Config // nil: the engines share no store
+
+	Progress func(Progress) // told now and then; may be nil
+}
+
+// Progress is how far the demonstration has come.
+type Progress struct {
+	Stage    string
+	Requests int // served
+	Of       int
+	Blocks   uint64 // announced
+	Hits     float64
+	Equal    int // answers that were the twin's
+	Checked  int
+}
+
+// Result is what came of it.
+type Result struct {
+	Requests        int     `json:"requests"`
+	BlocksAnnounced uint64  `json:"blocks_announced"` // in stored events, by the engines
+	BlocksApplied   uint64  `json:"blocks_applied"`   // in stored events, by the index, each once
+	BlocksPerS      float64 `json:"blocks_per_s"`     // applied, over the time in which requests were served
+	HitRate         float64 `json:"hit_rate"`         // share of the prompts' blocks that their worker held
+	HitRateRandom   float64 `json:"hit_rate_random"`  // the same with workers chosen at random
+	QueryP50        float64 `json:"query_p50_us"`     // over NATS, hashes in, answer out
+	QueryP99        float64 `json:"query_p99_us"`
+	SnapshotBytes   int64   `json:"snapshot_bytes"` // of all partitions, at the end
+	RestoreMS       float64 `json:"restore_ms"`     // from the start of the second process until it was ready
+	Restarts        int     `json:"restarts"`
+	EventsAnnounced uint64  `json:"events_announced"`
+	EventsLost      uint64  `json:"events_lost"` // announced and not in the index
+	AnswersChecked  int     `json:"answers_checked"`
+	AnswersEqual    int     `json:"answers_equal"`
+	Seconds         float64 `json:"seconds"`
+
+	L3 *L3Result `json:"l3,omitempty"` // only with a shared store; then the answers that were checked say what it holds, too
+
+	FirstDifference string `json:"first_difference,omitempty"` // between an answer and the twin's
+}
+
+// Good reports whether nothing was lost and every answer was right.
+func (r *Result) Good() bool {
+	return r.EventsLost == 0 && r.BlocksApplied == r.BlocksAnnounced && r.AnswersEqual == r.AnswersChecked && r.AnswersChecked == r.Requests
+}
+
+const (
+	model     = "demo"
+	namespace = "default"
+	patience  = 4 * time.Minute // for anything that the demonstration waits for
+)
+
+// show is one demonstration.
+type show struct {
+	cfg     Config
+	dir     string
+	indexer *indexer
+	conn    *jetstream.Conn
+	client  *api.Client
+	workers []*worker
+	l3      *l3 // nil: the engines share no store
+	rng     *rand.Rand
+	random  []*enginesim.Cache
+
+	result     Result
+	took       []time.Duration // of the queries
+	hit, asked int             // blocks
+	hitRandom  int
+	serving    time.Duration
+	tokens     []uint32
+	answer     []uint32
+	locals     []events.LocalHash
+	names      []events.BlockHash
+}
+
+// Run shows it all. The result is good if Good says so; an error means that it could not be shown to the end.
+func Run(ctx context.Context, cfg Config) (*Result, error) {
+	begun := time.Now()
+	dir, err := os.MkdirTemp("", "kvatlas-demo-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	s := &show{cfg: cfg, dir: dir, rng: rand.New(rand.NewPCG(cfg.Seed, 2))}
+	for range cfg.Engines {
+		s.random = append(s.random, enginesim.NewCache(cfg.Capacity))
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := s.raise(ctx); err != nil {
+		return nil, err
+	}
+	defer s.lower()
+	for i, r := range cfg.Requests {
+		if i == len(cfg.Requests)/2 {
+			if err := s.serveThroughCrash(ctx, i, r); err != nil {
+				return nil, fmt.Errorf("request %d: %w", i, err)
+			}
+			continue
+		}
+		if i == len(cfg.Requests)*2/5 { // the rest up to the kill is replayed from the log
+			within, cancel := context.WithTimeout(ctx, patience)
+			_, err := s.client.Snapshot(within)
+			cancel()
+			if err != nil {
+				return nil, fmt.Errorf("snapshot: %w", err)
+			}
+		}
+		if err := s.serve(ctx, i, r); err != nil {
+			return nil, fmt.Errorf("request %d: %w", i, err)
+		}
+	}
+	if err := s.count(ctx); err != nil {
+		return nil, err
+	}
+	if s.l3 != nil {
+		s.result.L3 = &s.l3.result
+	}
+	s.result.Seconds = time.Since(begun).Seconds()
+	return &s.result, ctx.Err()
+}
+
+// raise starts the indexer, then the engines and their shims.
+func (s *show) raise(ctx context.Context) (err error) {
+	s.tell("starting the indexer", 0)
+	if s.indexer, err = newIndexer(s.cfg.Program, s.dir); err != nil {
+		return err
+	}
+	if s.cfg.L3 != nil {
+		var config string
+		if s.l3, config, err = startL3(s.cfg, s.dir); err != nil {
+			return err
+		}
+		// The twin says what is in the store at this moment: nothing is remembered of it.
+		s.indexer.more = []string{"--l3-config", config, "--l3-timeout", "1m", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns"}
+	}
+	if err := s.indexer.start(ctx); err != nil {
+		return err
+	}
+	if s.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{s.indexer.url()}, Name: "kvatlas demo", Wait: true}); err != nil {
+		return err
+	}
+	s.client = wire.NewClient(s.conn, namespace)
+	if err := s.waitReady(ctx); err != nil {
+		return err
+	}
+	s.tell("starting the engines", 0)
+	for i := range s.cfg.Engines {
+		w, err := startWorker(ctx, s.conn, s.cfg, i)
+		if err != nil {
+			return err
+		}
+		s.workers = append(s.workers, w)
+	}
+	for _, w := range s.workers {
+		if err := w.waitHeard(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *show) lower() {
+	for _, w := range s.workers {
+		w.stop()
+	}
+	if s.conn != nil {
+		s.conn.Close()
+	}
+	s.indexer.stop()
+	if s.l3 != nil {
+		s.l3.store.stop()
+	}
+}
+
+// waitReady waits until the indexer has restored and caught up.
+func (s *show) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, time.Second)
+		_, err := s.client.Workers(attempt)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if dead := s.indexer.ended(); dead != nil {
+			return dead
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the indexer is not ready: %w", err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// serve asks for one request, checks the answer, and has the best worker serve it.
+func (s *show) serve(ctx context.Context, i int, r trace.Request) error {
+	begun := time.Now()
+	w, err := s.route(ctx, i, r)
+	if err == nil {
+		err = s.serveBy(w)
+	}
+	s.serving += time.Since(begun)
+	s.result.Requests++
+	s.tell("serving", i+1)
+	return err
+}
+
+// serveBy has a worker serve the request; what it evicts goes to the shared store.
+func (s *show) serveBy(w *worker) error {
+	if err := w.serve(s.tokens, s.answer); err != nil || s.l3 == nil {
+		return err
+	}
+	return s.l3.take(w.takeEvicted())
+}
+
+// serveThroughCrash kills the indexer, its NATS server with it, between an answer and the events that follow from it, and starts
+// it again.
+func (s *show) serveThroughCrash(ctx context.Context, i int, r trace.Request) error {
+	w, err := s.route(ctx, i, r)
+	if err != nil {
+		return err
+	}
+	s.tell("killing the indexer", i)
+	if err := s.indexer.kill(); err != nil {
+		return err
+	}
+	if err := s.serveBy(w); err != nil { // announced to nobody but the shim
+		return err
+	}
+	s.result.Requests++
+	s.tell("restarting the indexer", i+1)
+	begun := time.Now()
+	if err := s.indexer.start(ctx); err != nil {
+		return err
+	}
+	if err := s.waitReady(ctx); err != nil {
+		return err
+	}
+	s.result.RestoreMS = float64(time.Since(begun).Microseconds()) / 1000
+	s.result.Restarts++
+	return nil
+}
+
+// route asks the indexer and chooses the worker with the longest prefix, of several the least loaded.
+func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, error) {
+	s.tokens = r.PromptTokens(s.tokens[:0], s.cfg.BlockSize)
+	s.answer = r.OutputTokens(s.answer[:0], i)
+	hasher, err := events.NewHasher(uint32(s.cfg.BlockSize), events.Space{})
+	if err != nil {
+		return nil, err
+	}
+	s.locals = hasher.Hash(s.locals[:0], s.tokens)
+	if err := s.settle(ctx); err != nil {
+		return nil, err
+	}
+	q := &api.Query{Model: model, Hashes: make(api.Hashes, len(s.locals))}
+	for i, l := range s.locals {
+		q.Hashes[i] = uint64(l)
+	}
+	if s.l3 != nil { // the store's names are made from tokens
+		q.Hashes, q.Tokens = nil, s.tokens
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	begun := time.Now()
+	answer, err := s.client.Find(ctx, q)
+	s.took = append(s.took, time.Since(begun))
+	if err != nil {
+		return nil, err
+	}
+	s.check(i, answer)
+	best, bestDepth := s.workers[0], uint32(0)
+	for j, w := range s.workers {
+		depth := depthOf(answer, w.key)
+		if depth <= s.common() {
+			depth = 0
+		}
+		if j == 0 || depth > bestDepth || depth == bestDepth && w.load < best.load {
+			best, bestDepth = w, depth
+		}
+	}
+	blocks := len(s.locals)
+	best.load += blocks - int(depthOf(answer, best.key)) + len(s.answer)/s.cfg.BlockSize
+	s.asked += blocks
+	s.hit += best.engine.Hit(s.tokens)
+	if s.l3 != nil {
+		s.l3.count(blocks-int(depthOf(answer, best.key)), l3Of(answer, best.key))
+	}
+	s.routeAtRandom()
+	return best, nil
+}
+
+// common is how many blocks all prompts of a trace begin with. A worker that holds no more than these is as good as any other: else
+// the first one would draw all requests to itself.
+func (s *show) common() uint32 { return uint32(trace.BlockTokens / s.cfg.BlockSize) }
+
+// routeAtRandom has a worker of another fleet, chosen at random, serve the same request.
+func (s *show) routeAtRandom() {
+	cache := s.random[s.rng.IntN(len(s.random))]
+	tokens := append(s.tokens[:len(s.tokens):len(s.tokens)], s.answer...)
+	s.names = enginesim.AppendNames(s.names[:0], 0, s.cfg.BlockSize, tokens)
+	s.hitRandom += cache.Hit(s.names[:len(s.tokens)/s.cfg.BlockSize])
+	cache.Use(s.names, nil)
+}
+
+// settle waits until all that the engines have announced is applied, so that the index and the twin speak of the same moment.
+func (s *show) settle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var want []api.PartitionSeq
+	for _, w := range s.workers {
+		at, err := w.waitPublished(ctx)
+		if err != nil {
+			return err
+		}
+		want = append(want, at)
+	}
+	_, err := s.client.Find(ctx, &api.Query{Model: model, Hashes: api.Hashes{0}, MinSeq: want})
+	return err
+}
+
+// check compares an answer with what the twins say.
+func (s *show) check(i int, answer *api.Answer) {
+	s.result.AnswersChecked++
+	differs := func(format string, args ...any) {
+		if s.result.FirstDifference == "" {
+			s.result.FirstDifference = fmt.Sprintf("request %d: ", i) + fmt.Sprintf(format, args...)
+		}
+	}
+	var there []bool
+	if s.l3 != nil {
+		there = s.l3.truth(s.tokens)
+		if what := s.l3.check(there, answer); what != "" {
+			differs("%s", what)
+			return
+		}
+	}
+	for _, w := range s.workers {
+		want := w.truth(s.locals)
+		got := api.Overlap{}
+		for _, o := range answer.Workers {
+			if o.Instance == w.key.Instance {
+				got = o
+			}
+		}
+		if (want != [events.NumTiers]uint32{got.Device, got.Host, got.Disk, got.External}) || !answer.Complete {
+			differs("worker %s: the index says %+v (complete: %v), the twin %v", w.key, got, answer.Complete, want)
+			return
+		}
+		if s.l3 != nil {
+			if load := s.l3.load(there, got.Total()); load != got.L3 {
+				differs("worker %s: it would load %d blocks, the index says %d (%s)", w.key, load, got.L3, got.L3Stop)
+				return
+			}
+		}
+	}
+	s.result.AnswersEqual++
+}
+
+func depthOf(answer *api.Answer, key events.RankKey) uint32 {
+	for _, o := range answer.Workers {
+		if o.Instance == key.Instance && o.Rank == key.Rank {
+			return o.Total()
+		}
+	}
+	return 0
+}
+
+// l3Of is what a rank would load from the shared store.
+func l3Of(answer *api.Answer, key events.RankKey) int {
+	for _, o := range answer.Workers {
+		if o.Instance == key.Instance && o.Rank == key.Rank {
+			return int(o.L3)
+		}
+	}
+	return 0
+}
+
+// count finds out what the index has of what was announced.
+func (s *show) count(ctx context.Context) error {
+	s.tell("counting", len(s.cfg.Requests))
+	if err := s.settle(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	saved, err := s.client.Snapshot(ctx)
+	if err != nil {
+		return fmt.Errorf("snapshot: %w", err)
+	}
+	for _, p := range saved.Snapshots {
+		s.result.SnapshotBytes += p.Bytes
+	}
+	known, err := s.client.Workers(ctx)
+	if err != nil {
+		return err
+	}
+	r := &s.result
+	for _, w := range s.workers {
+		announcedEvents, announcedBlocks := w.announced()
+		r.EventsAnnounced += announcedEvents
+		r.BlocksAnnounced += announcedBlocks
+		lost := announcedEvents
+		for _, k := range known.Workers {
+			if k.Instance == w.key.Instance {
+				r.BlocksApplied += k.Stored
+				lost -= min(lost, uint64(k.LastEvent)-1) // the first event says that the incarnation begins
+			}
+		}
+		r.EventsLost += lost
+	}
+	slices.Sort(s.took)
+	at := func(share float64) float64 {
+		if len(s.took) == 0 {
+			return 0
+		}
+		return float64(s.took[int(share*float64(len(s.took)-1))].Nanoseconds()) / 1000
+	}
+	r.QueryP50, r.QueryP99 = at(0.5), at(0.99)
+	r.BlocksPerS = float64(r.BlocksApplied) / s.serving.Seconds()
+	if s.asked > 0 {
+		r.HitRate = float64(s.hit) / float64(s.asked)
+		r.HitRateRandom = float64(s.hitRandom) / float64(s.asked)
+	}
+	return nil
+}
+
+func (s *show) tell(stage string, served int) {
+	if s.cfg.Progress == nil {
+		return
+	}
+	p := Progress{Stage: stage, Requests: served, Of: len(s.cfg.Requests), Equal: s.result.AnswersEqual, Checked: s.result.AnswersChecked}
+	for _, w := range s.workers {
+		_, blocks := w.announced()
+		p.Blocks += blocks
+	}
+	if s.asked > 0 {
+		p.Hits = float64(s.hit) / float64(s.asked)
+	}
+	s.cfg.Progress(p)
+}
+
+// errEnded is the end of an indexer that nobody asked to end.
+var errEnded = errors.New("the indexer's process has ended")

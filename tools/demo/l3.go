@@ -1,0 +1,312 @@
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/mastersim"
+)
+
+// L3Config says what store the engines share.
+type L3Config struct {
+	// Python is an interpreter with Mooncake's package (mooncake-transfer-engine) for a real master and a real client; empty: the
+	// built-in master.
+	Python string
+}
+
+// L3Result is what came of the shared store.
+type L3Result struct {
+	Master       string `json:"master"`        // "built-in" or "mooncake_master"
+	PagesStored  int    `json:"pages_stored"`  // evicted by an engine, each once
+	TokensMissed int    `json:"tokens_missed"` // of prompts, that their worker did not hold: without the store it computes them
+	TokensLoaded int    `json:"tokens_loaded"` // of these, what it loads from the store, by its engine's rules
+	Requests     int    `json:"requests"`      // for which something is loaded
+}
+
+// sharedStore is a master, and a client of it that stores objects.
+type sharedStore interface {
+	address() string // HOST:PORT of the master's HTTP
+	put(keys []string) error
+	stop()
+}
+
+// builtIn is the master in this process.
+type builtIn struct{ *mastersim.Master }
+
+func (b builtIn) address() string         { return b.Addr() }
+func (b builtIn) put(keys []string) error { b.Put(keys...); return nil }
+func (b builtIn) stop()                   { b.Stop() }
+
+//go:embed mooncake.py
+var mooncakeScript string
+
+// realMooncake is a process with a real client, whose child is a real master.
+type realMooncake struct {
+	http   string
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	stderr bytes.Buffer
+	once   sync.Once
+}
+
+// objectMemory is how many bytes the real client has for objects: 4 bytes each, and what an allocator takes for them.
+const objectMemory = 512 << 20
+
+func startRealMooncake(python string) (*realMooncake, error) {
+	var ports []string
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0") // a free port
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		ports = append(ports, port)
+		l.Close()
+	}
+	r := &realMooncake{http: "127.0.0.1:" + ports[1]}
+	r.cmd = exec.Command(python, "-c", mooncakeScript, ports[0], ports[1], fmt.Sprint(objectMemory))
+	r.cmd.Stderr = &r.stderr
+	r.cmd.SysProcAttr = diesWithUs()
+	in, err := r.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	r.in, r.out = in, bufio.NewReader(out)
+	if err := r.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start a real Mooncake master: %w", err)
+	}
+	if err := r.expect("ready"); err != nil {
+		r.stop()
+		return nil, fmt.Errorf("start a real Mooncake master: %w", err)
+	}
+	return r, nil
+}
+
+// expect reads lines, of which the client writes some of its own, until the one that answers.
+func (r *realMooncake) expect(want string) error {
+	guard := time.AfterFunc(patience, func() { r.cmd.Process.Kill() })
+	defer guard.Stop()
+	for {
+		line, err := r.out.ReadString('\n')
+		switch line = strings.TrimSpace(line); {
+		case err != nil:
+			r.cmd.Process.Kill()
+			r.cmd.Wait()
+			said := bytes.TrimSpace(r.stderr.Bytes())
+			return fmt.Errorf("%w: %s", err, said[max(0, len(said)-1000):])
+		case line == want:
+			return nil
+		case strings.HasPrefix(line, "put says"):
+			return fmt.Errorf("the Mooncake client: %s", line)
+		}
+	}
+}
+
+func (r *realMooncake) address() string { return r.http }
+
+func (r *realMooncake) put(keys []string) error {
+	line, err := json.Marshal(keys)
+	if err != nil {
+		return err
+	}
+	if _, err := r.in.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("the Mooncake client: %w", err)
+	}
+	return r.expect("ok")
+}
+
+// stop ends the client, which ends the master.
+func (r *realMooncake) stop() {
+	r.once.Do(func() {
+		r.in.Close()
+		guard := time.AfterFunc(10*time.Second, func() { r.cmd.Process.Kill() })
+		defer guard.Stop()
+		r.cmd.Wait()
+	})
+}
+
+// l3 is the shared store of a demonstration, and the naive twin of what lies in it. Engines put there what they evict.
+type l3 struct {
+	store  sharedStore
+	result L3Result
+	page   int             // tokens
+	there  map[string]bool // objects
+}
+
+// startL3 starts a store and writes the indexer's configuration of it.
+func startL3(cfg Config, dir string) (l *l3, configFile string, err error) {
+	l = &l3{page: cfg.BlockSize, there: map[string]bool{}}
+	if cfg.L3.Python == "" {
+		l.result.Master = "built-in"
+		master, err := mastersim.Start("127.0.0.1:0")
+		if err != nil {
+			return nil, "", err
+		}
+		l.store = builtIn{master}
+	} else {
+		l.result.Master = "mooncake_master"
+		if l.store, err = startRealMooncake(cfg.L3.Python); err != nil {
+			return nil, "", err
+		}
+	}
+	host, port, err := net.SplitHostPort(l.store.address())
+	if err != nil {
+		return l, "", err
+	}
+	config := hicache.SGLang{Backend: "mooncake", PageSize: cfg.BlockSize, TPSize: 1, PPSize: 1, IsMLA: true, Master: hicache.Master{Address: host}}
+	if _, err := fmt.Sscan(port, &config.MetricsPort); err != nil {
+		return l, "", err
+	}
+	text, err := json.Marshal(map[string]hicache.Config{model: {SGLang: &config}})
+	if err != nil {
+		return l, "", err
+	}
+	configFile = filepath.Join(dir, "l3.json")
+	return l, configFile, os.WriteFile(configFile, text, 0o600)
+}
+
+// take stores pages that an engine has evicted.
+func (l *l3) take(pages []hicache.PageHash) error {
+	const most = 1000 // at once
+	var keys []string
+	for i, page := range pages {
+		if key := pageKey(page); !l.there[key] {
+			l.there[key] = true
+			l.result.PagesStored++
+			keys = append(keys, key)
+		}
+		if len(keys) == most || i == len(pages)-1 && len(keys) > 0 {
+			if err := l.store.put(keys); err != nil {
+				return err
+			}
+			keys = keys[:0]
+		}
+	}
+	return nil
+}
+
+// pageKey is the one object of a page of an MLA model.
+func pageKey(page hicache.PageHash) string { return hex.EncodeToString(page[:]) + "__k" }
+
+// nextPage is what SGLang calls a page: SHA-256 over the page before it, if there is one, and its tokens.
+func nextPage(before *hicache.PageHash, tokens []uint32) hicache.PageHash {
+	h := sha256.New()
+	if before != nil {
+		h.Write(before[:])
+	}
+	binary.Write(h, binary.LittleEndian, tokens)
+	return hicache.PageHash(h.Sum(nil))
+}
+
+// truth is what of a prompt's pages is in the store.
+func (l *l3) truth(tokens []uint32) (there []bool) {
+	var before *hicache.PageHash
+	for len(tokens) >= l.page {
+		page := nextPage(before, tokens[:l.page])
+		there = append(there, l.there[pageKey(page)])
+		before, tokens = &page, tokens[l.page:]
+	}
+	return there
+}
+
+// load is what a worker with a prefix of its own would load: the unbroken run that follows, if that is 256 tokens or more.
+func (l *l3) load(there []bool, own uint32) (blocks uint32) {
+	for int(own+blocks) < len(there) && there[own+blocks] {
+		blocks++
+	}
+	if int(blocks)*l.page < 256 {
+		return 0
+	}
+	return blocks
+}
+
+// check says what is wrong with what an answer says of the store; "" is nothing.
+func (l *l3) check(there []bool, answer *api.Answer) string {
+	if answer.L3.Status != api.L3OK {
+		return fmt.Sprintf("the store's status is %q: %s", answer.L3.Status, answer.L3.Reason)
+	}
+	said := make([]bool, len(there))
+	total := 0
+	for _, r := range answer.L3.Ranges {
+		for i := r[0]; i < r[1]; i++ {
+			said[i] = true
+			total++
+		}
+	}
+	for i := range there {
+		if said[i] != there[i] {
+			return fmt.Sprintf("block %d is in the store: %v, the index says %v", i, there[i], said[i])
+		}
+	}
+	if int(answer.L3.Total) != total {
+		return fmt.Sprintf("%d blocks are in the store, the index says %d", total, answer.L3.Total)
+	}
+	return ""
+}
+
+// count counts what a request's worker had not, and what of that it would load.
+func (l *l3) count(missed, loaded int) {
+	l.result.TokensMissed += missed * l.page
+	l.result.TokensLoaded += loaded * l.page
+	if loaded > 0 {
+		l.result.Requests++
+	}
+}
+
+// heard is told the truth by the engine, with w.mu held: what it holds, and which of it was evicted, by the store's names.
+func (w *worker) heard(a enginesim.Announced) {
+	switch a.Kind {
+	case events.Stored:
+		var before *hicache.PageHash
+		if a.HasParent {
+			p := w.pages[a.Parent]
+			before = &p
+		}
+		for i, b := range a.Blocks {
+			p := nextPage(before, a.Tokens[i*w.page:(i+1)*w.page])
+			w.pages[b] = p
+			before = &p
+		}
+	case events.Removed:
+		for _, b := range a.Blocks {
+			w.evicted = append(w.evicted, w.pages[b])
+			delete(w.pages, b)
+		}
+	}
+}
+
+// takeEvicted returns what was evicted since it was called last.
+func (w *worker) takeEvicted() []hicache.PageHash {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := w.evicted
+	w.evicted = nil
+	return out
+}

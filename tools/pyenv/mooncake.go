@@ -1,0 +1,184 @@
+package pyenv
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+// debs are the Debian packages (12, bookworm) with the libraries that Mooncake's programs load.
+var debs = []string{"libibverbs1=44.0-2", "libnl-3-200=3.7.0-0.2+b1", "libnl-route-3-200=3.7.0-0.2+b1"}
+
+// libraryFolder is where the libraries of debs are below the cache.
+func libraryFolder(cache string) string {
+	return filepath.Join(cache, "mooncake-libraries")
+}
+
+// Mooncake is a real Mooncake master and, from StartClient on, a real client with memory for objects. Its methods fail the test if
+// they do not do as told; they are for one goroutine.
+type Mooncake struct {
+	HTTP string // HOST:PORT of the admin server
+
+	t      testing.TB
+	python string
+	env    []string
+	rpc    string
+	master *exec.Cmd
+	client *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+}
+
+// MooncakePython returns an interpreter that has Mooncake's package, and what LD_LIBRARY_PATH must be for it.
+func MooncakePython(t testing.TB) (python, libraryPath string) {
+	t.Helper()
+	python = PythonWith(t, "mooncake.txt")
+	cache, err := cacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := libraryFolder(cache)
+	if !exists(dir) {
+		t.Fatalf("%s is not there; make it with: %s", dir, fetchCommand)
+	}
+	return python, filepath.Join(dir, "usr/lib/x86_64-linux-gnu") + ":" + filepath.Join(dir, "lib/x86_64-linux-gnu")
+}
+
+// StartMooncake starts a master that lives until the test ends.
+func StartMooncake(t testing.TB) *Mooncake {
+	t.Helper()
+	m := &Mooncake{t: t}
+	var path string
+	m.python, path = MooncakePython(t)
+	m.env = append(os.Environ(), "LD_LIBRARY_PATH="+path)
+	m.HTTP, m.rpc = loopback.Reserve(t), loopback.Reserve(t)
+	t.Cleanup(func() {
+		m.KillClient()
+		m.KillMaster()
+	})
+	m.StartMaster()
+	return m
+}
+
+// StartMaster starts the master, again on the same ports after KillMaster, and waits until it answers.
+func (m *Mooncake) StartMaster() {
+	m.t.Helper()
+	_, rpc, _ := net.SplitHostPort(m.rpc)
+	_, port, _ := net.SplitHostPort(m.HTTP)
+	where, err := exec.Command(m.python, "-c", "import importlib.util as u; print(u.find_spec('mooncake').submodule_search_locations[0], end='')").Output()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	master := filepath.Join(string(where), "mooncake_master")
+	m.master = exec.Command(master, "--rpc_address=127.0.0.1", "--rpc_port="+rpc, "--metrics_host=127.0.0.1", "--metrics_port="+port)
+	m.master.Env = m.env
+	if err := os.Chmod(master, 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := m.master.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		res, err := http.Get("http://" + m.HTTP + "/health")
+		if err == nil {
+			res.Body.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			m.t.Fatalf("the Mooncake master does not answer: %v", err)
+		}
+	}
+}
+
+// KillMaster ends the master as a crash would.
+func (m *Mooncake) KillMaster() {
+	if m.master != nil && m.master.Process != nil {
+		_ = m.master.Process.Kill() // it may have ended by itself
+		_ = m.master.Wait()
+		m.master = nil
+	}
+}
+
+// KillClient ends the client as a crash would.
+func (m *Mooncake) KillClient() {
+	if m.client != nil {
+		_ = m.client.Process.Kill() // it may have ended by itself
+		_ = m.client.Wait()
+		m.client = nil
+	}
+}
+
+// ClientMemory is how many bytes of objects a client has memory for.
+const ClientMemory = 64 << 20
+
+// StartClient starts a client that mounts memory for objects.
+func (m *Mooncake) StartClient() {
+	m.t.Helper()
+	m.client = exec.Command(m.python, Script(m.t, "mooncake_client.py"), m.rpc, strconv.Itoa(ClientMemory))
+	m.client.Env = m.env
+	in, err := m.client.StdinPipe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	out, err := m.client.StdoutPipe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.in, m.out = in, bufio.NewReader(out)
+	if err := m.client.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	m.answer()
+}
+
+func (m *Mooncake) answer() {
+	m.t.Helper()
+	guard := time.AfterFunc(patience, func() { _ = m.client.Process.Kill() })
+	defer guard.Stop()
+	for {
+		line, err := m.out.ReadString('\n')
+		if err != nil {
+			m.t.Fatalf("mooncake_client.py says nothing: %v", err)
+		}
+		if line == "@ok\n" {
+			return
+		}
+		if line[0] == '@' {
+			m.t.Fatalf("mooncake_client.py: %s", line)
+		}
+	}
+}
+
+func (m *Mooncake) do(op string, keys []string, size int) {
+	m.t.Helper()
+	b, err := json.Marshal([]any{op, keys, size})
+	if err == nil {
+		_, err = m.in.Write(append(b, '\n'))
+	}
+	if err != nil {
+		m.t.Fatalf("mooncake_client.py does not listen: %v", err)
+	}
+	m.answer()
+}
+
+// Put stores small objects.
+func (m *Mooncake) Put(keys ...string) { m.t.Helper(); m.do("put", keys, 4) }
+
+// PutLarge stores objects of a size in bytes.
+func (m *Mooncake) PutLarge(size int, keys ...string) { m.t.Helper(); m.do("put", keys, size) }
+
+// Remove removes objects.
+func (m *Mooncake) Remove(keys ...string) { m.t.Helper(); m.do("remove", keys, 0) }
+
+// CloseClient has the client leave in good order.
+func (m *Mooncake) CloseClient() { m.t.Helper(); m.do("close", nil, 0) }
