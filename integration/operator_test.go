@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/nats-io/nats.go/jetstream"
 )
 

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // namesInCell is how many workers a cell of the table of blocks names.

@@ -12,7 +12,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // httpSecurity is how the HTTP port is kept to those who may use it.

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // TestHTTPSecurity: a port that others can reach needs a token, and with one nothing but the health checks is answered without it.

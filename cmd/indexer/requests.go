@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // Defaults of the room for queries.

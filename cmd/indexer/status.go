@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/spf13/cobra"
 )
 

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // WaitLease waits until a worker has a lease (or has none), and returns what is known of it.

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // TestUnreadableMessage has an engine say what cannot be read to a shim that clears its rank then: nobody is credited with what may have gone then, also after the shim was started again, and what the engine

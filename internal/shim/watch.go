@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // delayedAfter is after how long in the air a flight is late.

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
