@@ -33,7 +33,8 @@ func imports(t *testing.T) (arrows []string) {
 		}
 		for _, to := range pkg.Imports {
 			if strings.HasPrefix(to, harness.Module) {
-				arrows = append(arrows, strings.TrimPrefix(pkg.ImportPath, harness.Module)+" --> "+strings.TrimPrefix(to, harness.Module))
+				arrows = append(arrows, strings.TrimPrefix(pkg.ImportPath, harness.Module)+" --> "+
+					strings.TrimPrefix(to, harness.Module))
 			}
 		}
 	}
@@ -83,7 +84,8 @@ func TestArrowsPointDown(t *testing.T) {
 		if strings.HasPrefix(from, "pkg/") && !strings.HasPrefix(to, "pkg/") || strings.HasPrefix(to, "cmd/") {
 			t.Errorf("%s points up", a)
 		}
-		if product := strings.HasPrefix(from, "pkg/") || strings.HasPrefix(from, "internal/"); product && strings.HasPrefix(to, "tools/") {
+		if product := strings.HasPrefix(from, "pkg/") || strings.HasPrefix(from, "internal/"); product &&
+			strings.HasPrefix(to, "tools/") {
 			t.Errorf("%s: the product imports nothing of tools", a)
 		}
 	}

@@ -19,20 +19,23 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestAskedAgain: clients' queries are answered though the node that has them in its hands is killed, and though the NATS server restarts under them.
+// TestAskedAgain: clients' queries are answered though the node that has them in its hands is killed, and though the
+// NATS server restarts under them.
 func TestAskedAgain(t *testing.T) {
 	t.Parallel()
 	const workers, blocks = 64, 64 // so many workers that each partition has some: awaitAnnounced wants it
 	addr, data := loopback.Reserve(t), filepath.Join(t.TempDir(), "data")
 	nats := func() *harness.Process {
-		p := harness.Start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:])
+		p := harness.Start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p",
+			addr[strings.LastIndex(addr, ":")+1:])
 		p.WaitFor(`Server is ready`)
 		return p
 	}
 	server := nats()
 	nodes := map[string]*harness.Process{}
 	for _, id := range []string{"a", "b", "c"} {
-		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "")
+		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", id, "--replication", "2",
+			"--partitions", "8", "--http-listen", "")
 	}
 	for _, p := range nodes {
 		p.WaitFor(`msg=ready`)
@@ -41,11 +44,12 @@ func TestAskedAgain(t *testing.T) {
 	defer cancel()
 	var mu sync.Mutex
 	again := map[string]int{}
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Absent: harness.Patience, Wait: true, Hooks: jetstream.ConnHooks{AskedAgain: func(why string) {
-		mu.Lock()
-		defer mu.Unlock()
-		again[why]++
-	}}})
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr},
+		Absent: harness.Patience, Wait: true, Hooks: jetstream.ConnHooks{AskedAgain: func(why string) {
+			mu.Lock()
+			defer mu.Unlock()
+			again[why]++
+		}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,10 +65,12 @@ func TestAskedAgain(t *testing.T) {
 	}
 	event := events.Event{Kind: events.Stored, Tier: events.Device}
 	for i := range blocks {
-		event.Locals, event.Blocks = append(event.Locals, events.LocalHash(1000+i)), append(event.Blocks, events.BlockHash(1+i))
+		event.Locals, event.Blocks = append(event.Locals, events.LocalHash(1000+i)), append(event.Blocks,
+			events.BlockHash(1+i))
 	}
 	for w := range workers {
-		harness.PublishAs(t, ctx, ns, events.WorkerID(fmt.Sprint("w", w)), &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{event}})
+		harness.PublishAs(t, ctx, ns, events.WorkerID(fmt.Sprint("w", w)), &events.Batch{Incarnation: 1, FirstID: 1,
+			Model: "m", BlockSize: 4, Events: []events.Event{event}})
 	}
 	harness.AwaitAnnounced(t, ctx, ns, "m", len(nodes)) // workers without leases are known to all nodes only then
 	client := wire.NewClient(conn, "default")
@@ -97,13 +103,15 @@ func TestAskedAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			harness.Eventually(t, fmt.Sprintf("%s knows that %v keep everything twice", id, ids), func() (bool, string) {
-				status, err := node.Status(ctx)
-				if err != nil {
-					return false, err.Error()
-				}
-				return len(status.Cluster.Nodes) == len(ids) && len(status.Cluster.Short) == 0, fmt.Sprintf("%+v", status.Cluster)
-			})
+			harness.Eventually(t, fmt.Sprintf("%s knows that %v keep everything twice", id, ids),
+				func() (bool, string) {
+					status, err := node.Status(ctx)
+					if err != nil {
+						return false, err.Error()
+					}
+					return len(status.Cluster.Nodes) == len(ids) &&
+						len(status.Cluster.Short) == 0, fmt.Sprintf("%+v", status.Cluster)
+				})
 		}
 		harness.Eventually(t, "answers are whole", func() (bool, string) {
 			whole, err := find()
@@ -173,7 +181,8 @@ func TestAskedAgain(t *testing.T) {
 	more()
 	stop.Store(true)
 	asking.Wait()
-	t.Logf("%d queries while the NATS server was restarted twice, %d of them answered in part; asked again: %v", asked.Load(), partial.Load(), again)
+	t.Logf("%d queries while the NATS server was restarted twice, %d of them answered in part; asked again: %v",
+		asked.Load(), partial.Load(), again)
 	if askedAgain(jetstream.AgainLost) == 0 {
 		t.Error("nobody lost a connection")
 	}

@@ -13,17 +13,19 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth example prints, in two namespaces: each
-// does its work, and sees nothing of the other.
+// TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth example prints, in
+// two namespaces: each does its work, and sees nothing of the other.
 func TestPermissionsAreEnough(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
-	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--namespace", "blue", "--shim", "w1", "--keys", keys)
+	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--namespace", "blue", "--shim", "w1",
+		"--keys", keys)
 	if example.Code != 0 {
 		t.Fatal(example.Stderr)
 	}
-	if again := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys); again.Code != 1 || !strings.Contains(again.Stderr, "red-node.nk") {
+	if again := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys); again.Code != 1 ||
+		!strings.Contains(again.Stderr, "red-node.nk") {
 		t.Errorf("keys that are there: ended with %d and %q", again.Code, again.Stderr)
 	}
 	for _, name := range []string{"red-node", "red-reader", "red-shim-w1", "blue-node"} {
@@ -41,36 +43,44 @@ func TestPermissionsAreEnough(t *testing.T) {
 	harness.Start(t, "nats-server", "-c", config).WaitFor(`Server is ready`)
 
 	as := func(namespace, user, inbox string) []string {
-		return []string{"--nats", addr, "--namespace", namespace, "--nats-nkey", filepath.Join(keys, namespace+"-"+user+".nk"), "--nats-inbox-prefix", inbox}
+		return []string{"--nats", addr, "--namespace", namespace, "--nats-nkey", filepath.Join(keys, namespace+"-"+user+
+			".nk"), "--nats-inbox-prefix", inbox}
 	}
 	prompt := make([]string, 512)
 	for i := range prompt {
 		prompt[i] = fmt.Sprint(i / 64)
 	}
-	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--rate", "50", "--block-size", "64")
+	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",
+		"tcp://127.0.0.1:0", "--rate", "50", "--block-size", "64")
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
 	for _, namespace := range []string{"red", "blue"} {
-		harness.Start(t, "indexer", append(as(namespace, "node", "_INBOX_node"), "serve", "--http-listen", "", "--snapshot-interval", "1s")...).WaitFor(`msg=ready`)
+		harness.Start(t, "indexer", append(as(namespace, "node", "_INBOX_node"), "serve", "--http-listen", "",
+			"--snapshot-interval", "1s")...).WaitFor(`msg=ready`)
 	}
 	runShim := func() *harness.Process {
-		return harness.Start(t, "worker-shim", append(as("red", "shim-w1", "_INBOX_shim-w1"), "run", "--engine", at[1], "--replay", at[2], "--instance", "w1", "--model", "m", "--block-size", "64")...)
+		return harness.Start(t, "worker-shim", append(as("red", "shim-w1", "_INBOX_shim-w1"), "run", "--engine", at[1],
+			"--replay", at[2], "--instance", "w1", "--model", "m", "--block-size", "64")...)
 	}
 	shim := runShim() // nothing of its own is in the log: a node tells it that snapshots know nothing either
 
 	query := func(namespace string) harness.Result {
-		return harness.Run(t, "indexer", append(as(namespace, "reader", "_INBOX_reader"), "query", "--model", "m", "--tokens", strings.Join(prompt, ","))...)
+		return harness.Run(t, "indexer", append(as(namespace, "reader", "_INBOX_reader"), "query", "--model", "m",
+			"--tokens", strings.Join(prompt, ","))...)
 	}
 	harness.Eventually(t, "the shim's worker holds the prompt", func() (bool, string) {
 		r := query("red")
 		return r.Code == 0 && strings.Contains(r.Stdout, "w1"), r.Stdout + r.Stderr
 	})
-	if r := query("blue"); r.Code != 1 || !strings.Contains(r.Stderr, "unknown_model") || strings.Contains(r.Stdout+r.Stderr, "w1") {
+	if r := query("blue"); r.Code != 1 || !strings.Contains(r.Stderr, "unknown_model") ||
+		strings.Contains(r.Stdout+r.Stderr, "w1") {
 		t.Errorf("the other namespace answers %d, %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
-	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "snapshot", "now")...); r.Code != 1 || !strings.Contains(strings.ToLower(r.Stderr), "permission") {
+	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "snapshot",
+		"now")...); r.Code != 1 || !strings.Contains(strings.ToLower(r.Stderr), "permission") {
 		t.Errorf("a reader that asks for a snapshot: %d, %q", r.Code, r.Stderr)
 	}
-	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "forget", "w1")...); r.Code != 1 || !strings.Contains(strings.ToLower(r.Stderr), "permission") {
+	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "forget", "w1")...); r.Code != 1 ||
+		!strings.Contains(strings.ToLower(r.Stderr), "permission") {
 		t.Errorf("a reader that has a worker forgotten: %d, %q", r.Code, r.Stderr)
 	}
 	wrong := as("blue", "node", "_INBOX_node")
@@ -108,11 +118,13 @@ func TestPermissionsAreEnough(t *testing.T) {
 		}
 	}
 	shim = next
-	if r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.Code != 1 || !strings.Contains(r.Stderr, "a shim serves w1/0") {
+	if r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "a shim serves w1/0") {
 		t.Errorf("a node's key, while the shim lives: %d, %q", r.Code, r.Stderr)
 	}
 	shim.Stop()
-	if r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.Code != 0 || !strings.Contains(r.Stdout, "forgotten, at") {
+	if r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "forgotten, at") {
 		t.Errorf("a node's key: %d, %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestNATSAwayForLong takes the NATS server away for longer than the shim's queue lasts, and the engine's replay buffer after it. The shim
-// stops reading, and then the engine drops; its memory stays bounded. When the server is back the rank is cleared, and that is said and
-// counted: it is credited with nothing that it does not hold, and soon with all.
+// TestNATSAwayForLong takes the NATS server away for longer than the shim's queue lasts, and the engine's replay buffer
+// after it. The shim stops reading, and then the engine drops; its memory stays bounded. When the server is back the
+// rank is cleared, and that is said and counted: it is credited with nothing that it does not hold, and soon with all.
 func TestNATSAwayForLong(t *testing.T) {
 	t.Parallel()
 	addr, conf := loopback.Reserve(t), filepath.Join(t.TempDir(), "nats.conf")
@@ -31,7 +31,8 @@ func TestNATSAwayForLong(t *testing.T) {
 		return server
 	}
 	server := startServer()
-	x := harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--partitions", "4")
+	x := harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--partitions",
+		"4")
 	http := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 	x.WaitFor(`msg=ready`)
 	e := followEngine(t, enginesim.Config{Buffer: 10, HighWater: 10})
@@ -41,7 +42,8 @@ func TestNATSAwayForLong(t *testing.T) {
 	e.await(t, http)
 
 	server.Kill()
-	// A single drop proves nothing: the replay buffer may still have it. A run of them that is longer than the buffer does.
+	// A single drop proves nothing: the replay buffer may still have it. A run of them that is longer than the buffer
+	// does.
 	for deadline := time.Now().Add(harness.Patience); ; {
 		before := e.State()
 		e.serve(t, 100)

@@ -12,7 +12,8 @@ import (
 // commands are the lines of a shell script, or of a part of a Markdown text, that are commands by themselves.
 func commands(text, before string) (list []string) {
 	for line := range strings.Lines(text) {
-		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), before); ok && command != "" && command[0] != '#' && command[0] != ' ' {
+		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), before); ok && command != "" &&
+			command[0] != '#' && command[0] != ' ' {
 			list = append(list, command)
 		}
 	}
@@ -28,8 +29,8 @@ func readFile(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestWhatUsersRunIsTested: before a change lands, CI runs the commands of README's part on tests as they stand there, the race detector, which compiles
-// other code, and the linter, each of them whatever the others need.
+// TestWhatUsersRunIsTested: before a change lands, CI runs the commands of README's part on tests as they stand there,
+// the race detector, which compiles other code, and the linter, each of them whatever the others need.
 func TestWhatUsersRunIsTested(t *testing.T) {
 	_, part, found := strings.Cut(readFile(t, "../README.md"), "\n## Test it\n")
 	part, _, _ = strings.Cut(part, "\n## ")
@@ -58,7 +59,8 @@ func TestJudgesRunAll(t *testing.T) {
 	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\njudges:")
 	rule, _, _ = strings.Cut(rule, "\n\n")
 	run := commands(rule, "\t")
-	if len(run) != 2 || run[0] != "go run ./integration/judges/fetch" || !strings.HasPrefix(run[1], "go test -tags judges ") {
+	if len(run) != 2 || run[0] != "go run ./integration/judges/fetch" ||
+		!strings.HasPrefix(run[1], "go test -tags judges ") {
 		t.Fatalf("make judges runs %q", run)
 	}
 	list := func(args ...string) (packages []string) {

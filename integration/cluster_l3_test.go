@@ -22,8 +22,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// TestStoreInAnswersOfManyNodes: three nodes keep a third of the workers each, which share a store and load from it as each registered. Whichever node is asked says
-// what one node says that has all workers: of each worker, of the store, and of what each would load. So it is when a node is gone, but for its workers.
+// TestStoreInAnswersOfManyNodes: three nodes keep a third of the workers each, which share a store and load from it as
+// each registered. Whichever node is asked says what one node says that has all workers: of each worker, of the store,
+// and of what each would load. So it is when a node is gone, but for its workers.
 func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	t.Parallel()
 	const (
@@ -39,7 +40,8 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := hicache.SGLang{Backend: "mooncake", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, Master: hicache.Master{Address: host}}
+	store := hicache.SGLang{Backend: "mooncake", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1,
+		Master: hicache.Master{Address: host}}
 	if store.MetricsPort, err = strconv.Atoi(port); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +49,9 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	nats := harness.StartNATS(t)
 	nodes, https := map[string]*harness.Process{}, map[string]string{}
 	for _, id := range []string{"a", "b", "c"} {
-		nodes[id] = harness.Start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", id, "--replication", "1", "--http-listen", "127.0.0.1:0"}, flags...)...)
+		nodes[id] = harness.Start(t, "indexer",
+			append([]string{"serve", "--nats", nats, "--node-id", id, "--replication", "1", "--http-listen",
+				"127.0.0.1:0"}, flags...)...)
 	}
 	for id, p := range nodes {
 		https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
@@ -77,7 +81,8 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	for i := range workers {
 		name := events.WorkerID(fmt.Sprint("w", i))
 		names = append(names, name)
-		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: hasher.Hash(nil, append(prompt(), harness.Tokens(i<<16, harness.BlockSize)...))}
+		e := events.Event{Kind: events.Stored, Tier: events.Device,
+			Locals: hasher.Hash(nil, append(prompt(), harness.Tokens(i<<16, harness.BlockSize)...))}
 		for j := range e.Locals {
 			e.Blocks = append(e.Blocks, events.BlockHash(j+1))
 		}
@@ -85,10 +90,12 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		own.PrefetchThreshold = []int{harness.BlockSize, 4 * harness.BlockSize, 0}[rng.IntN(3)]
 		own.PrefetchCapacity = []int{0, 8 * harness.BlockSize}[rng.IntN(2)]
 		for _, ns := range spaces {
-			at := harness.PublishAs(t, ctx, ns, name, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: harness.BlockSize, Events: []events.Event{e}})
+			at := harness.PublishAs(t, ctx, ns, name, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m",
+				BlockSize: harness.BlockSize, Events: []events.Event{e}})
 			last[at.Partition] = at
 			lease, err := registry.NewLease(ns, registry.Record{
-				Instance: name, Model: "m", BlockSize: harness.BlockSize, Source: "sglang", LeaseMS: (15 * time.Minute).Milliseconds(), L3: &hicache.Config{SGLang: &own},
+				Instance: name, Model: "m", BlockSize: harness.BlockSize, Source: "sglang",
+				LeaseMS: (15 * time.Minute).Milliseconds(), L3: &hicache.Config{SGLang: &own},
 			}, registry.LeaseHooks{})
 			if err != nil {
 				t.Fatal(err)
@@ -105,8 +112,8 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		}
 	}
 
-	// ask returns an answer without what two deployments cannot have in common: times, and whether somebody on another node knows a block.
-	// An answer that lacks something that is there is asked for again: somebody stood still.
+	// ask returns an answer without what two deployments cannot have in common: times, and whether somebody on another
+	// node knows a block. An answer that lacks something that is there is asked for again: somebody stood still.
 	ask := func(addr string, q *api.Query, alive bool) (*api.Answer, error) {
 		var a api.Answer
 		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
@@ -160,7 +167,8 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		for _, o := range want.Workers {
 			stops[o.L3Stop]++
 		}
-		return want.L3.Status == api.L3OK && len(want.Workers) == workers && stops["no_store"] == 0 && stops["capacity"] > 0 && stops["prompt_ends"] > 0, text(want)
+		return want.L3.Status == api.L3OK && len(want.Workers) == workers && stops["no_store"] == 0 &&
+			stops["capacity"] > 0 && stops["prompt_ends"] > 0, text(want)
 	})
 	for id, addr := range https {
 		harness.Eventually(t, id+" says the same", func() (bool, string) {
@@ -175,7 +183,8 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 
 	question := func() *api.Query {
 		q := &api.Query{
-			Model: "m", Tokens: prompt(), L3: []api.L3Ask{"", api.L3All, api.L3Beyond, api.L3Off}[rng.IntN(4)], Idle: rng.IntN(3) == 0, Explain: rng.IntN(4) == 0,
+			Model: "m", Tokens: prompt(), L3: []api.L3Ask{"", api.L3All, api.L3Beyond,
+				api.L3Off}[rng.IntN(4)], Idle: rng.IntN(3) == 0, Explain: rng.IntN(4) == 0,
 		}
 		pages := len(q.Tokens) / harness.BlockSize
 		switch from := rng.IntN(pages + 1); rng.IntN(4) {
@@ -204,7 +213,8 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		}
 		for id, addr := range https {
 			if got, err := ask(addr, q, true); err != nil || text(got) != text(want) {
-				t.Fatalf("question %d, %+v: node %s, %v:\n%s\none node with everything:\n%s", i, q, id, err, text(got), text(want))
+				t.Fatalf("question %d, %+v: node %s, %v:\n%s\none node with everything:\n%s", i, q, id, err, text(got),
+					text(want))
 			}
 		}
 		for _, o := range want.Workers {
@@ -239,7 +249,8 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		}
 		want.Complete, want.Missing, want.Partitions, got.Partitions = got.Complete, got.Missing, nil, nil
 		if text(got) != text(want) {
-			t.Fatalf("question %d, %+v, after a node's end:\n%s\none node with the same partitions:\n%s", i, q, text(got), text(want))
+			t.Fatalf("question %d, %+v, after a node's end:\n%s\none node with the same partitions:\n%s", i, q,
+				text(got), text(want))
 		}
 	}
 	t.Logf("%d blocks were to be loaded; after a node's end %d of 30 answers lacked its workers", loads, incomplete)

@@ -26,7 +26,8 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 	tls := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(tls.Close)
 	nobody := loopback.Reserve(t)
-	greeter, err := net.Listen("tcp", "127.0.0.1:0") // speaks HTTP before it is spoken to, as a proxy in front of nothing does
+	// speaks HTTP before it is spoken to, as a proxy in front of nothing does
+	greeter, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,25 +48,40 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 		args           []string
 		saw, do        string
 	}{
-		{"NATS", "tcp://" + strings.TrimPrefix(x.NATS, "nats://"), nil, "does not speak ZMTP", "this port belongs to a NATS server"},
-		{"HTTP proxy", "tcp://" + greeter.Addr().String(), nil, "does not speak ZMTP", "this port belongs to an HTTP server"},
-		{"HTTP server", strings.Replace(web.URL, "http", "tcp", 1), nil, "cannot connect to the engine", "--engine is the endpoint in the engine's --kv-events-config"},
-		{"TLS server", strings.Replace(tls.URL, "https", "tcp", 1), nil, "cannot connect to the engine", "--engine is the endpoint in the engine's --kv-events-config"},
+		{"NATS", "tcp://" + strings.TrimPrefix(x.NATS, "nats://"), nil, "does not speak ZMTP",
+			"this port belongs to a NATS server"},
+		{"HTTP proxy", "tcp://" + greeter.Addr().String(), nil, "does not speak ZMTP",
+			"this port belongs to an HTTP server"},
+		{"HTTP server", strings.Replace(web.URL, "http", "tcp", 1), nil, "cannot connect to the engine",
+			"--engine is the endpoint in the engine's --kv-events-config"},
+		{"TLS server", strings.Replace(tls.URL, "https", "tcp", 1), nil, "cannot connect to the engine",
+			"--engine is the endpoint in the engine's --kv-events-config"},
 		{"nobody", "tcp://" + nobody, nil, "connection refused", "nothing listens there"},
 		{"replay endpoint", engine.Replay(), nil, `ROUTER\" socket, a SUB needs`, "--engine and --replay exchanged"},
 		{"no replay", engine.Endpoint(), nil, "no replay endpoint", "set replay_endpoint"},
-		{"events disabled", engine.Endpoint(), nil, "connected, and the engine has said nothing", "enable_kv_cache_events"},
-		{"topic", engine.Endpoint(), []string{"--topic", "elsewhere"}, "connected, and the engine has said nothing", "no message's topic begins with --topic elsewhere"},
-		{"SGLang", engine.Endpoint(), []string{"--source", "sglang"}, "connected, and the engine has said nothing", "--disable-radix-cache"},
-		{"replay at an HTTP server", engine.Endpoint(), []string{"--replay", strings.Replace(web.URL, "http", "tcp", 1)}, "replay failed", "says nothing, as HTTP and TLS servers do; --replay is the replay_endpoint"},
-		{"replay at NATS", engine.Endpoint(), []string{"--replay", "tcp://" + strings.TrimPrefix(x.NATS, "nats://")}, "replay failed", "this port belongs to a NATS server; --replay is the replay_endpoint"},
-		{"replay at nobody", engine.Endpoint(), []string{"--replay", "tcp://" + nobody}, "replay failed", "nothing listens there: see that the engine runs and has a replay_endpoint"},
-		{"replay at another rank's events", engine.Endpoint(), []string{"--replay", harness.StartSimEngine(t).Endpoint()}, `PUB\" socket, a DEALER needs`, "this port belongs to the engine's event publisher, perhaps"},
+		{"events disabled", engine.Endpoint(), nil, "connected, and the engine has said nothing",
+			"enable_kv_cache_events"},
+		{"topic", engine.Endpoint(), []string{"--topic", "elsewhere"}, "connected, and the engine has said nothing",
+			"no message's topic begins with --topic elsewhere"},
+		{"SGLang", engine.Endpoint(), []string{"--source", "sglang"}, "connected, and the engine has said nothing",
+			"--disable-radix-cache"},
+		{"replay at an HTTP server", engine.Endpoint(),
+			[]string{"--replay", strings.Replace(web.URL, "http", "tcp", 1)}, "replay failed",
+			"says nothing, as HTTP and TLS servers do; --replay is the replay_endpoint"},
+		{"replay at NATS", engine.Endpoint(), []string{"--replay", "tcp://" + strings.TrimPrefix(x.NATS, "nats://")},
+			"replay failed", "this port belongs to a NATS server; --replay is the replay_endpoint"},
+		{"replay at nobody", engine.Endpoint(), []string{"--replay", "tcp://" + nobody}, "replay failed",
+			"nothing listens there: see that the engine runs and has a replay_endpoint"},
+		{"replay at another rank's events", engine.Endpoint(),
+			[]string{"--replay", harness.StartSimEngine(t).Endpoint()}, `PUB\" socket, a DEALER needs`,
+			"this port belongs to the engine's event publisher, perhaps"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, "worker-shim", append([]string{"run", "--engine", c.endpoint, "--instance", fmt.Sprintf("w%d", i), "--model", "m", "--block-size", "16",
-				"--nats", x.NATS, "--silence", "100ms"}, c.args...)...)
+			p := harness.Start(t, "worker-shim",
+				append([]string{"run", "--engine", c.endpoint, "--instance", fmt.Sprintf("w%d", i), "--model", "m",
+					"--block-size", "16",
+					"--nats", x.NATS, "--silence", "100ms"}, c.args...)...)
 			p.WaitFor(regexp.QuoteMeta(c.do))
 			if said := p.Said(); !strings.Contains(said, c.saw) {
 				t.Errorf("said\n%s\nwithout %q", said, c.saw)
@@ -97,7 +113,8 @@ func TestRanks(t *testing.T) {
 		for rank := range 2 {
 			e, err := enginesim.Start(t.Context(), enginesim.Config{
 				BlockSize: harness.BlockSize, Capacity: 100, Rank: events.Rank(rank),
-				Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", base+rank), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", base+2+rank),
+				Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", base+rank), Replay: fmt.Sprintf("tcp://127.0.0.1:%d",
+					base+2+rank),
 			})
 			if err != nil {
 				break // somebody has that port
@@ -108,14 +125,16 @@ func TestRanks(t *testing.T) {
 	for _, e := range engines {
 		t.Cleanup(e.Crash)
 	}
-	p := harness.Start(t, "worker-shim", "run", "--engine", engines[0].Endpoint(), "--replay", engines[0].Replay(), "--ranks", "2",
+	p := harness.Start(t, "worker-shim", "run", "--engine", engines[0].Endpoint(), "--replay", engines[0].Replay(),
+		"--ranks", "2",
 		"--instance", "w", "--model", "m", "--block-size", "16", "--nats", x.NATS)
 	prompt := harness.Tokens(1, 4*harness.BlockSize)
 	harness.ServePrompt(t, engines[0], prompt)
 	harness.ServePrompt(t, engines[1], prompt[:2*harness.BlockSize])
 	words := strings.Trim(strings.ReplaceAll(fmt.Sprint(prompt), " ", ","), "[]")
 	depth := map[events.Rank]uint32{}
-	for deadline := time.Now().Add(harness.Patience); depth[0] != 4 || depth[1] != 2; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.Patience); depth[0] != 4 ||
+		depth[1] != 2; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("ranks hold %v blocks\n%s", depth, p.Said())
 		}

@@ -15,7 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-var wholeCorpora = flag.Bool("whole", false, "TestWholeDigests: the named corpora in full (about 1 GB of disk, a few minutes)")
+var wholeCorpora = flag.Bool("whole", false,
+	"TestWholeDigests: the named corpora in full (about 1 GB of disk, a few minutes)")
 
 // makeCorpus makes a named corpus from the generator's seed 0: its beginning on fewer workers, or all of it.
 func makeCorpus(t *testing.T, n corpus.Named, whole bool) string {
@@ -35,7 +36,8 @@ func makeCorpus(t *testing.T, n corpus.Named, whole bool) string {
 func digestOf(t *testing.T, path string, writers int) (r bench.Report) {
 	t.Helper()
 	var out bytes.Buffer
-	if err := bench.RunIndex(t.Context(), bench.Options{File: path, Mode: bench.Mixed, Writers: writers, JSON: true}, &out); err != nil {
+	if err := bench.RunIndex(t.Context(), bench.Options{File: path, Mode: bench.Mixed, Writers: writers, JSON: true},
+		&out); err != nil {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
@@ -90,7 +92,8 @@ func twinDigest(t *testing.T, path string) (d corpus.Digest) {
 	defer c.Close()
 	var ranks []*twin.Rank
 	for range c.Header().Workers {
-		ranks = append(ranks, twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor, MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}, c.Header().BlockSize))
+		ranks = append(ranks, twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor,
+			MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}, c.Header().BlockSize))
 	}
 	query := 0
 	for _, op := range c.Ops() {
@@ -101,7 +104,8 @@ func twinDigest(t *testing.T, path string) (d corpus.Digest) {
 			}
 			query++
 		case corpus.Store:
-			ranks[op.Worker].Apply(0, []events.Event{{Kind: events.Stored, Tier: events.Device, HasParent: op.HasParent, Parent: op.Parent, Blocks: op.Blocks, Locals: op.Locals}})
+			ranks[op.Worker].Apply(0, []events.Event{{Kind: events.Stored, Tier: events.Device, HasParent: op.HasParent,
+				Parent: op.Parent, Blocks: op.Blocks, Locals: op.Locals}})
 		case corpus.Remove:
 			ranks[op.Worker].Apply(0, []events.Event{{Kind: events.Removed, Tier: events.Device, Blocks: op.Blocks}})
 		}

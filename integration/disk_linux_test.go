@@ -19,8 +19,8 @@ import (
 // inside says to the test binary that it runs in a user namespace of its own, where it may mount.
 const inside = "KVATLAS_TEST_MAY_MOUNT"
 
-// smallDisk is a disk of so many bytes, in memory, on a folder of the test's. Mounting wants root or, in the same test run again by
-// itself, a user namespace; smallDisk returns false in the run outside, which has nothing left to do then.
+// smallDisk is a disk of so many bytes, in memory, on a folder of the test's. Mounting wants root or, in the same test
+// run again by itself, a user namespace; smallDisk returns false in the run outside, which has nothing left to do then.
 func smallDisk(t *testing.T, size string) (dir string, ok bool) {
 	t.Helper()
 	dir = t.TempDir()
@@ -45,7 +45,8 @@ func smallDisk(t *testing.T, size string) (dir string, ok bool) {
 	}
 	said, err := again.CombinedOutput()
 	if err != nil {
-		t.Fatalf("this test needs a small disk; it must run as root, or where user namespaces are permitted, or be left out by -short: %v\n%s", err, said)
+		t.Fatalf(
+			"this test needs a small disk; it must run as root, or where user namespaces are permitted, or be left out by -short: %v\n%s", err, said)
 	}
 	t.Logf("run in a user namespace:\n%s", said)
 	return "", false
@@ -75,9 +76,10 @@ func fillDisk(t *testing.T, dir string) (makeRoom func()) {
 	}
 }
 
-// TestDiskFull fills the disk under a running deployment, and makes room again. Meanwhile events wait, status and metrics say why, and
-// queries are answered from what is known. Afterwards all goes on with no process of ours started again, and nothing is lost that was
-// acknowledged: the shim says nothing twice, and the index is what the engine says, also in a process that begins from the disk.
+// TestDiskFull fills the disk under a running deployment, and makes room again. Meanwhile events wait, status and
+// metrics say why, and queries are answered from what is known. Afterwards all goes on with no process of ours started
+// again, and nothing is lost that was acknowledged: the shim says nothing twice, and the index is what the engine says,
+// also in a process that begins from the disk.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -86,7 +88,8 @@ func TestDiskFull(t *testing.T) {
 	for _, c := range []struct {
 		name               string
 		embedded, restarts bool
-	}{{"server in the indexer", true, false}, {"server started on the full disk", true, true}, {"server of its own", false, false}} {
+	}{{"server in the indexer", true, false}, {"server started on the full disk", true, true}, {"server of its own",
+		false, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			if disk, ok := smallDisk(t, "24m"); ok {
@@ -111,7 +114,8 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 			return
 		}
 		x = &harness.Indexer{NATS: addr}
-		x.Process = harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--partitions", "4", "--snapshot-interval", "2s", "--log-bytes", "1048576")
+		x.Process = harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0",
+			"--partitions", "4", "--snapshot-interval", "2s", "--log-bytes", "1048576")
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
 	}
@@ -151,10 +155,13 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 			t.Fatal(err)
 		}
 		said := status()
-		return strings.Contains(said, "no space left on device") && (!embedded || strings.Contains(said, "the storage of the NATS server is 100 % full")) && s.Ready &&
-			strings.Contains(metrics, `kvatlas_log_writable{partition="1"} 0`) && !strings.Contains(metrics, "kvatlas_problems 0"), said + "\n" + metrics
+		return strings.Contains(said, "no space left on device") &&
+			(!embedded || strings.Contains(said, "the storage of the NATS server is 100 % full")) && s.Ready &&
+			strings.Contains(metrics, `kvatlas_log_writable{partition="1"} 0`) &&
+			!strings.Contains(metrics, "kvatlas_problems 0"), said + "\n" + metrics
 	})
-	if err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Hashes: api.Hashes{1}}, &api.Answer{}); err != nil {
+	if err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Hashes: api.Hashes{1}},
+		&api.Answer{}); err != nil {
 		t.Errorf("queries are not answered: %v", err)
 	}
 	var answer api.Answer
@@ -162,20 +169,24 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 		e.serve(t, 1)
 		var ready string
 		answer = api.Answer{}
-		if err := errors.Join(harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Hashes: api.Hashes{1}}, &answer),
+		if err := errors.Join(harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Hashes: api.Hashes{1}},
+			&answer),
 			harness.HTTPDo(x.HTTP, "GET", "/readyz", nil, &ready)); err != nil {
 			t.Fatal(err)
 		}
 		said := status()
-		return len(answer.Partitions) == 1 && answer.Partitions[0].StaleMS > 0 && strings.Contains(ready, "what is known of it is") &&
-				strings.Contains(said, "1 of 1 shims wait, w1/0 since ") && strings.Contains(said, "have room on their disks"),
+		return len(answer.Partitions) == 1 && answer.Partitions[0].StaleMS > 0 &&
+				strings.Contains(ready, "what is known of it is") &&
+				strings.Contains(said, "1 of 1 shims wait, w1/0 since ") &&
+				strings.Contains(said, "have room on their disks"),
 			fmt.Sprintf("%+v\n%s\n%s", answer, ready, said)
 	})
 	shim.WaitFor(`the log does not take events; they wait.*what_to_do=".*have room on their disks`)
 	// A server on a full disk is left alone: nobody was parted from it.
 	for _, p := range []*harness.Process{x.Process, shim} {
 		for line := range strings.Lines(p.Said()) {
-			if strings.Contains(line, "NATS connection lost") && !strings.Contains(line, "stale connection") { // who stands still is left, on any disk
+			// who stands still is left, on any disk
+			if strings.Contains(line, "NATS connection lost") && !strings.Contains(line, "stale connection") {
 				t.Errorf("the server went away: %s", line)
 			}
 		}
@@ -191,7 +202,8 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 	e.serve(t, 20)
 	switch {
 	case restarts: // one that took nothing from its start on never tried to write
-		x.WaitFor(`the NATS server in this process is well again|the disk has more room; the NATS server may take more of it`)
+		x.WaitFor(
+			`the NATS server in this process is well again|the disk has more room; the NATS server may take more of it`)
 	case embedded:
 		x.WaitFor(`the NATS server in this process is well again`)
 	default:
@@ -208,10 +220,12 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 	if len(after) != 1 || after[0].Incarnation != before[0].Incarnation || after[0].LastEvent <= before[0].LastEvent {
 		t.Errorf("the worker was %+v and is %+v", before, after)
 	}
-	if said := shim.Said(); strings.Count(said, "a new incarnation") != 1 || strings.Contains(said, "could not be replayed") {
+	if said := shim.Said(); strings.Count(said, "a new incarnation") != 1 ||
+		strings.Contains(said, "could not be replayed") {
 		t.Errorf("the shim began anew:\n%s", said)
 	}
-	harness.Eventually(t, "all snapshots are what was written", func() (bool, string) { // one may be replaced while it is read
+	// one may be replaced while it is read
+	harness.Eventually(t, "all snapshots are what was written", func() (bool, string) {
 		r := harness.Run(t, "indexer", "snapshot", "verify", "--nats", x.NATS)
 		return r.Code == 0, fmt.Sprintf("%+v", r)
 	})

@@ -10,8 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestEmbeddedNodeIsAMember adds a node to an indexer that runs the NATS server in its process: they know each other and share the partitions, a
-// node of the same name is refused, and after a crash the first comes back at once, under its name, without waiting for its own record to grow old.
+// TestEmbeddedNodeIsAMember adds a node to an indexer that runs the NATS server in its process: they know each other
+// and share the partitions, a node of the same name is refused, and after a crash the first comes back at once, under
+// its name, without waiting for its own record to grow old.
 func TestEmbeddedNodeIsAMember(t *testing.T) {
 	t.Parallel()
 	data, addr, prompt := t.TempDir(), loopback.Reserve(t), filepath.Join(t.TempDir(), "prompt.json")
@@ -22,7 +23,8 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 	if r := harness.Run(t, "indexer", "cluster", "--nats", addr); r.Code != 0 || !strings.Contains(r.Stdout, "\na ") {
 		t.Errorf("a node alone: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "serve", "--nats", addr, "--node-id", "a", "--http-listen", ""); r.Code != 1 || !strings.Contains(r.Stderr, "node a: another process has this node's name, and it lives") {
+	if r := harness.Run(t, "indexer", "serve", "--nats", addr, "--node-id", "a", "--http-listen", ""); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "node a: another process has this node's name, and it lives") {
 		t.Errorf("a second a ended with %d and %q", r.Code, r.Stderr)
 	}
 	b := harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", "b", "--http-listen", "")
@@ -46,14 +48,17 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 		return total == 4, ""
 	}
 	harness.Eventually(t, "both nodes share the partitions", shared)
-	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--rate", "20", "--print-prompt", prompt)
+	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",
+		"tcp://127.0.0.1:0", "--rate", "20", "--print-prompt", prompt)
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
 	for _, name := range []string{"w1", "w2", "w3", "w4"} {
-		harness.Start(t, "worker-shim", "run", "--nats", addr, "--engine", at[1], "--replay", at[2], "--instance", name, "--model", "m", "--block-size", "16")
+		harness.Start(t, "worker-shim", "run", "--nats", addr, "--engine", at[1], "--replay", at[2], "--instance", name,
+			"--model", "m", "--block-size", "16")
 	}
 	engine.WaitFor(`is printed`)
 	whole := func() (bool, string) {
-		answer := harness.Decode[api.Answer](harness.Run(t, "indexer", "query", "--nats", addr, "--model", "m", "--tokens-file", prompt, "--json"))
+		answer := harness.Decode[api.Answer](harness.Run(t, "indexer", "query", "--nats", addr, "--model", "m",
+			"--tokens-file", prompt, "--json"))
 		return answer.Complete && len(answer.Workers) == 4, ""
 	}
 	harness.Eventually(t, "workers of both nodes are in answers", whole)

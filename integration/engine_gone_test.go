@@ -28,7 +28,8 @@ func firstPrompt() []uint32 {
 // simulated runs a simulated engine at fixed endpoints, as a process of its own.
 func simulated(t *testing.T, endpoint, replay string) *harness.Process {
 	t.Helper()
-	p := harness.Start(t, "worker-shim", "simulate", "--endpoint", endpoint, "--replay", replay, "--rate", "20", "--block-size", "64")
+	p := harness.Start(t, "worker-shim", "simulate", "--endpoint", endpoint, "--replay", replay, "--rate", "20",
+		"--block-size", "64")
 	p.WaitFor("simulated engine runs")
 	return p
 }
@@ -40,14 +41,16 @@ func TestEngineIsKilled(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	endpoint, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
 	engine := simulated(t, endpoint, replay)
-	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--instance", "sim", "--model", "m", "--block-size", "64")
+	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay,
+		"--instance", "sim", "--model", "m", "--block-size", "64")
 	x.WaitDepth(t, "m", firstPrompt(), "sim", 8)
 	first := harness.WaitLease(t, x, "sim", true).Incarnation
 	engine.Kill()
 	shim.WaitFor(`the engine is gone.*why="its ports refuse`)
 	x.WaitDepth(t, "m", firstPrompt(), "sim", 0)
 	seen(t, x, "sim", api.EngineGone)
-	if w := harness.WaitLease(t, x, "sim", true); w.Blocks.Device != 0 || w.Lease.State != "held" || w.EngineWhy != "its ports refuse connections" {
+	if w := harness.WaitLease(t, x, "sim", true); w.Blocks.Device != 0 || w.Lease.State != "held" ||
+		w.EngineWhy != "its ports refuse connections" {
 		t.Errorf("of a worker whose engine is gone the indexer says %+v", w)
 	}
 	simulated(t, endpoint, replay)
@@ -64,7 +67,8 @@ func TestRegisteredEngineDies(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	engine := startRank(t, 0, 16)
-	body := fmt.Sprintf(`{"instance_id":7,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":16}`, engine.Endpoint(), engine.Replay())
+	body := fmt.Sprintf(`{"instance_id":7,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":16}`,
+		engine.Endpoint(), engine.Replay())
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register", body); err != nil || status != 201 {
 		t.Fatal(status, text, err)
 	}
@@ -116,7 +120,8 @@ func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState)
 		}
 	}
 	var metrics, ready string
-	if err := errors.Join(harness.HTTPDo(x.HTTP, "GET", "/metrics", nil, &metrics), harness.HTTPDo(x.HTTP, "GET", "/readyz", nil, &ready)); err != nil {
+	if err := errors.Join(harness.HTTPDo(x.HTTP, "GET", "/metrics", nil, &metrics),
+		harness.HTTPDo(x.HTTP, "GET", "/readyz", nil, &ready)); err != nil {
 		t.Fatal(err)
 	}
 	if !regexp.MustCompile(fmt.Sprintf(`(?m)^kvatlas_engines\{state="%s"\} [1-9]`, want)).MatchString(metrics) {
@@ -128,10 +133,13 @@ func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState)
 	}
 	problems := strings.Join(status.Problems, "\n")
 	ill := want == api.EngineSilent // one that is gone may be starting
-	if ill != strings.Contains(problems, worker+"/0 (on ") || (inAnswer != "") != strings.Contains(ready, worker+"/0") || inAnswer != "" && !strings.Contains(ready, string(want)+": ") {
+	if ill != strings.Contains(problems, worker+"/0 (on ") ||
+		(inAnswer != "") != strings.Contains(ready, worker+"/0") || inAnswer != "" &&
+		!strings.Contains(ready, string(want)+": ") {
 		t.Errorf("with an engine that is %s the status has the problems %q, and /readyz says %q", want, problems, ready)
 	}
-	if table := harness.Run(t, "indexer", "workers", "--nats", x.NATS).Stdout; !regexp.MustCompile(`(?m)^` + worker + ` .*\b` + string(want)).MatchString(table) {
+	if table := harness.Run(t, "indexer", "workers", "--nats", x.NATS).Stdout; !regexp.MustCompile(`(?m)^` + worker +
+		` .*\b` + string(want)).MatchString(table) {
 		t.Errorf("with an engine that is %s the table is\n%s", want, table)
 	}
 }
@@ -148,14 +156,16 @@ func TestShimIsCatchingUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", engine.Endpoint(), "--replay", "tcp://"+l.Addr().String(), "--replay-timeout", "15m",
+	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", engine.Endpoint(), "--replay",
+		"tcp://"+l.Addr().String(), "--replay-timeout", "15m",
 		"--instance", "w", "--model", "m", "--block-size", "16")
 	shim.WaitFor("connected to the engine")
 	is := func(x *harness.Indexer, want bool) {
 		t.Helper()
 		harness.Eventually(t, fmt.Sprintf("catching up: %v", want), func() (bool, string) {
 			var a api.Answer
-			if err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Tokens: harness.Tokens(1, 4*16), Idle: true}, &a); err != nil {
+			if err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: "m", Tokens: harness.Tokens(1, 4*16),
+				Idle: true}, &a); err != nil {
 				return false, err.Error()
 			}
 			return len(a.Workers) == 1 && a.Workers[0].CatchingUp == want, fmt.Sprintf("%+v", a.Workers)
@@ -164,7 +174,8 @@ func TestShimIsCatchingUp(t *testing.T) {
 			t.Errorf("the list of workers has %+v", w)
 		}
 		var ready string
-		if err := harness.HTTPDo(x.HTTP, "GET", "/readyz", nil, &ready); err != nil || want != strings.Contains(ready, "catching_up: 1 ranks") {
+		if err := harness.HTTPDo(x.HTTP, "GET", "/readyz", nil, &ready); err != nil ||
+			want != strings.Contains(ready, "catching_up: 1 ranks") {
 			t.Errorf("/readyz: %q, %v", ready, err)
 		}
 	}
@@ -190,7 +201,8 @@ func TestEngineHangs(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	endpoint, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
 	engine := simulated(t, endpoint, replay)
-	args := []string{"run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--model", "m", "--block-size", "64", "--engine-silent-after", "1s"}
+	args := []string{"run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--model", "m", "--block-size",
+		"64", "--engine-silent-after", "1s"}
 	waits := harness.Start(t, "worker-shim", append(args, "--instance", "waits")...)
 	clears := harness.Start(t, "worker-shim", append(args, "--instance", "clears", "--engine-gone-after", "2s")...)
 	for _, w := range []string{"waits", "clears"} {

@@ -53,20 +53,24 @@ func (a *engineAPI) says(answers map[string]string) {
 func (a *engineAPI) vllm(model string, blockSize int, ranks ...*enginesim.Engine) {
 	var sources []string
 	for i, e := range ranks {
-		sources = append(sources, fmt.Sprintf(`"%d":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":%q,"replay_endpoint":%q,"topic":""}`,
+		sources = append(sources, fmt.Sprintf(
+			`"%d":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":%q,"replay_endpoint":%q,"topic":""}`,
 			i, strings.Replace(e.Endpoint(), "127.0.0.1", "*", 1), strings.Replace(e.Replay(), "127.0.0.1", "*", 1)))
 	}
 	a.says(map[string]string{
 		"/kv_event_sources": "{" + strings.Join(sources, ",") + "}", "/version": `{"version":"0.32.0"}`,
 		"/v1/models": fmt.Sprintf(`{"object":"list","data":[{"id":%q,"parent":null}]}`, model),
-		"/metrics":   fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",effective_attention_block_size=\"None\",engine=\"0\"} 1.0\n", blockSize),
+		"/metrics": fmt.Sprintf(
+			"vllm:cache_config_info{block_size=\"%d\",effective_attention_block_size=\"None\",engine=\"0\"} 1.0\n",
+			blockSize),
 	})
 }
 
 func startRank(t *testing.T, rank events.Rank, blockSize int) *enginesim.Engine {
 	t.Helper()
 	e, err := enginesim.Start(t.Context(), enginesim.Config{
-		BlockSize: blockSize, Capacity: 100, Rank: rank, Endpoint: "tcp://" + loopback.Reserve(t), Replay: "tcp://" + loopback.Reserve(t),
+		BlockSize: blockSize, Capacity: 100, Rank: rank, Endpoint: "tcp://" + loopback.Reserve(t), Replay: "tcp://" +
+			loopback.Reserve(t),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +101,8 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 		t.Helper()
 		harness.Eventually(t, fmt.Sprintf("%s's ranks hold %v blocks", worker, want), func() (bool, string) {
 			var a api.Answer
-			err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: model, Tokens: harness.Tokens(1, 4*16)}, &a)
+			err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: model, Tokens: harness.Tokens(1, 4*16)},
+				&a)
 			got := map[events.Rank]uint32{}
 			for _, o := range a.Workers {
 				if string(o.Instance) == worker {
@@ -124,9 +129,12 @@ func TestShimLearnsFromSGLang(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	front, engine := startEngineAPI(t), startRank(t, 0, 16)
 	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
-	config := fmt.Sprintf(`{\"publisher\":\"zmq\",\"endpoint\":\"%s\",\"bind\":true,\"replay_endpoint\":\"%s\"}`, engine.Endpoint(), engine.Replay())
-	front.says(map[string]string{"/server_info": `{"version":"0.5.23","served_model_name":"llama","page_size":16,"dp_size":1,"kv_events_config":"` + config + `"}`})
-	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL, "--model", "mine", "--instance", "w").WaitFor("connected to the engine")
+	config := fmt.Sprintf(`{\"publisher\":\"zmq\",\"endpoint\":\"%s\",\"bind\":true,\"replay_endpoint\":\"%s\"}`,
+		engine.Endpoint(), engine.Replay())
+	front.says(
+		map[string]string{"/server_info": `{"version":"0.5.23","served_model_name":"llama","page_size":16,"dp_size":1,"kv_events_config":"` + config + `"}`})
+	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL, "--model", "mine",
+		"--instance", "w").WaitFor("connected to the engine")
 	x.WaitDepth(t, "mine", harness.Tokens(1, 4*16), "w", 4)
 }
 
@@ -136,7 +144,8 @@ func TestShimCannotLearn(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	front, engine := startEngineAPI(t), startRank(t, 0, 16)
-	old := map[string]string{"/version": `{"version":"0.23.0"}`, "/v1/models": `{"data":[{"id":"llama","parent":null}]}`}
+	old := map[string]string{"/version": `{"version":"0.23.0"}`,
+		"/v1/models": `{"data":[{"id":"llama","parent":null}]}`}
 	args := []string{"run", "--nats", x.NATS, "--engine-http", front.URL}
 	for _, c := range []struct {
 		answers map[string]string
@@ -146,20 +155,23 @@ func TestShimCannotLearn(t *testing.T) {
 	}{
 		{old, nil, 2, "vllm 0.23.0 does not say over HTTP where it publishes events"},
 		{old, []string{"--engine", engine.Endpoint()}, 2, "give --block-size"},
-		{map[string]string{"/version": `{"version":"0.23.0"}`}, []string{"--engine", engine.Endpoint()}, 2, "give --model"},
+		{map[string]string{"/version": `{"version":"0.23.0"}`}, []string{"--engine", engine.Endpoint()}, 2,
+			"give --model"},
 		{map[string]string{"/kv_event_sources": "{}"}, nil, 1, `"enable_kv_cache_events":true`},
 		{map[string]string{}, nil, 1, "no vLLM and no SGLang answers there"},
 		{old, []string{"--replay", engine.Replay()}, 2, "go with --engine"},
 		{old, []string{"--source", "ndjson", "--engine", "-"}, 2, "--engine-http is not for --source ndjson"},
 	} {
 		front.says(c.answers)
-		if r := harness.Run(t, "worker-shim", append(args, c.args...)...); r.Code != c.code || !strings.Contains(r.Stderr, c.said) {
+		if r := harness.Run(t, "worker-shim", append(args, c.args...)...); r.Code != c.code ||
+			!strings.Contains(r.Stderr, c.said) {
 			t.Errorf("with %v it ended with %d, and said %q; want %d and %q", c.args, r.Code, r.Stderr, c.code, c.said)
 		}
 	}
 	old["/metrics"] = "vllm:cache_config_info{block_size=\"16\"} 1.0\n"
 	front.says(old)
-	harness.Start(t, "worker-shim", append(args, "--engine", engine.Endpoint(), "--replay", engine.Replay(), "--instance", "w")...)
+	harness.Start(t, "worker-shim", append(args, "--engine", engine.Endpoint(), "--replay", engine.Replay(),
+		"--instance", "w")...)
 	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
 	x.WaitDepth(t, "llama", harness.Tokens(1, 4*16), "w", 4)
 }

@@ -31,7 +31,8 @@ func followEngine(t *testing.T, cfg enginesim.Config) *followed {
 	}
 	cfg.BlockSize, cfg.Capacity = harness.BlockSize, 600
 	cfg.Announced = func(a enginesim.Announced) {
-		e := events.Event{Kind: a.Kind, Tier: events.Device, HasParent: a.HasParent, Parent: a.Parent, Blocks: append([]events.BlockHash{}, a.Blocks...)}
+		e := events.Event{Kind: a.Kind, Tier: events.Device, HasParent: a.HasParent, Parent: a.Parent,
+			Blocks: append([]events.BlockHash{}, a.Blocks...)}
 		if a.Kind == events.Stored {
 			e.Locals = f.hasher.Hash(nil, a.Tokens)
 		}

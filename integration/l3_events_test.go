@@ -16,8 +16,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// TestStoreEvents goes the whole way of a store's event stream: a master publishes, worker-shim passes it on, the indexer answers from the set
-// even where the master answers no question, and asks the master again where the stream has lost something, begun anew or ended.
+// TestStoreEvents goes the whole way of a store's event stream: a master publishes, worker-shim passes it on, the
+// indexer answers from the set even where the master answers no question, and asks the master again where the stream
+// has lost something, begun anew or ended.
 func TestStoreEvents(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
@@ -32,7 +33,8 @@ func TestStoreEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := hicache.SGLang{Backend: "mooncake", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, Master: hicache.Master{Address: host}}
+	config := hicache.SGLang{Backend: "mooncake", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1,
+		Master: hicache.Master{Address: host}}
 	if config.MetricsPort, err = strconv.Atoi(port); err != nil {
 		t.Fatal(err)
 	}
@@ -51,9 +53,11 @@ func TestStoreEvents(t *testing.T) {
 	until := func(what string, prompt []uint32, good func(api.L3) bool) {
 		t.Helper()
 		var a api.Answer
-		for deadline := time.Now().Add(harness.Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(harness.Patience); time.Now().Before(deadline); time.Sleep(
+			20 * time.Millisecond) {
 			var failure *api.Error
-			if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure == nil && good(a.L3) {
+			if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure == nil &&
+				good(a.L3) {
 				return
 			}
 		}
@@ -74,7 +78,8 @@ func TestStoreEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"run", "--source", "mooncake", "--engine", endpoint, "--master", address, "--nats", x.NATS, "--log-repeat", "0"}
+	args := []string{"run", "--source", "mooncake", "--engine", endpoint, "--master", address, "--nats", x.NATS,
+		"--log-repeat", "0"}
 	shim := harness.Start(t, "worker-shim", args...)
 	if err := master.WaitSubscribers(ctx, 1); err != nil {
 		t.Fatal(err)
@@ -123,7 +128,8 @@ func TestStoreEvents(t *testing.T) {
 	}
 	master.Put(keys(prompt).Keys...)
 	until("another shim goes on", prompt, holds(pages))
-	if s := harness.Status(t, x.NATS); len(s.L3) != 1 || s.L3[0].Store != address || s.L3[0].Questions == 0 || s.L3[0].Failed == 0 || s.L3[0].Set == nil || s.L3[0].Set.Gaps < 2 || s.L3[0].Set.Answered == 0 {
+	if s := harness.Status(t, x.NATS); len(s.L3) != 1 || s.L3[0].Store != address || s.L3[0].Questions == 0 ||
+		s.L3[0].Failed == 0 || s.L3[0].Set == nil || s.L3[0].Set.Gaps < 2 || s.L3[0].Set.Answered == 0 {
 		t.Errorf("status: %+v", s)
 	}
 
@@ -132,7 +138,8 @@ func TestStoreEvents(t *testing.T) {
 		{"--engine tcp://127.0.0.1:1", `--master "" is not HOST:PORT`},
 		{"--engine tcp://127.0.0.1:1 --master m:9003 --instance w", "--instance is not for --source mooncake"},
 	} {
-		if r := harness.Run(t, "worker-shim", append([]string{"run", "--source", "mooncake"}, strings.Fields(c.args)...)...); r.Code != 2 || !strings.Contains(r.Stderr, c.says) {
+		if r := harness.Run(t, "worker-shim", append([]string{"run", "--source", "mooncake"},
+			strings.Fields(c.args)...)...); r.Code != 2 || !strings.Contains(r.Stderr, c.says) {
 			t.Errorf("%s ended with %d and said %s", c.args, r.Code, r.Stderr)
 		}
 	}

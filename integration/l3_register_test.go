@@ -12,14 +12,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// TestRegisteredStore: what workers register with their leases, through their shims and over HTTP, is how the store is asked, and each worker
-// is credited by what it registered itself. Registrations that contradict each other, or the index, are named in the answer until they are gone, and
-// an indexer's own file stands over them.
+// TestRegisteredStore: what workers register with their leases, through their shims and over HTTP, is how the store is
+// asked, and each worker is credited by what it registered itself. Registrations that contradict each other, or the
+// index, are named in the answer until they are gone, and an indexer's own file stands over them.
 func TestRegisteredStore(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	of := func(change func(*hicache.SGLang)) hicache.Config {
-		c := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
+		c := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m",
+			Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
 		change(&c)
 		return hicache.Config{SGLang: &c}
 	}
@@ -35,7 +36,8 @@ func TestRegisteredStore(t *testing.T) {
 		case "w1":
 			args = append(args, "--l3-config", harness.WriteWorkerStore(t, plain))
 		case "small":
-			args = append(args, "--l3-config", harness.WriteWorkerStore(t, of(func(c *hicache.SGLang) { c.PrefetchCapacity = 5 * harness.BlockSize })))
+			args = append(args, "--l3-config",
+				harness.WriteWorkerStore(t, of(func(c *hicache.SGLang) { c.PrefetchCapacity = 5 * harness.BlockSize })))
 		}
 		harness.StartSimShim(t, e, x.NATS, name, args...)
 		harness.ServePrompt(t, e, prompt[:2*harness.BlockSize])
@@ -45,8 +47,10 @@ func TestRegisteredStore(t *testing.T) {
 		t.Helper()
 		var a api.Answer
 		var failure *api.Error
-		for deadline := time.Now().Add(harness.Patience); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-			if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure == nil && good(&a) {
+		for deadline := time.Now().Add(harness.Patience); time.Now().Before(deadline); time.Sleep(
+			50 * time.Millisecond) {
+			if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure == nil &&
+				good(&a) {
 				return a
 			}
 		}
@@ -61,7 +65,8 @@ func TestRegisteredStore(t *testing.T) {
 		return strings.Join(list, ", ")
 	}
 	const all = "w1 2+10 not_in_store, small 2+5 capacity, none 2+0 no_store"
-	until("all three are credited with what they registered", func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
+	until("all three are credited with what they registered",
+		func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
 	if l := harness.WaitLease(t, x, "w1", true).Lease; l.L3 != plain.String() {
 		t.Errorf("the list of workers says %q of the store", l.L3)
 	}
@@ -73,30 +78,38 @@ func TestRegisteredStore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return fmt.Sprintf(`{"instance_id":"web","endpoint":%q,"model_name":"m","block_size":%d,"l3":%s}`, e.Endpoint(), harness.BlockSize, text)
+		return fmt.Sprintf(`{"instance_id":"web","endpoint":%q,"model_name":"m","block_size":%d,"l3":%s}`, e.Endpoint(),
+			harness.BlockSize, text)
 	}
-	if status, text, err := harness.Request(x.HTTP, "POST", "/register", body(of(func(c *hicache.SGLang) { c.TPSize = 0 }))); err != nil || status != 400 || !strings.Contains(text, "tp_size") {
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
+		body(of(func(c *hicache.SGLang) { c.TPSize = 0 }))); err != nil || status != 400 ||
+		!strings.Contains(text, "tp_size") {
 		t.Errorf("a registration that makes no sense: %d %s %v", status, text, err)
 	}
 	groups := strings.Replace(body(plain), "{", `{"kv_groups":"full,swa",`, 1)
-	if status, text, err := harness.Request(x.HTTP, "POST", "/register", groups); err != nil || status != 400 || !strings.Contains(text, "swa:1024") {
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register", groups); err != nil || status != 400 ||
+		!strings.Contains(text, "swa:1024") {
 		t.Errorf("groups that make no sense: %d %s %v", status, text, err)
 	}
-	if status, text, err := harness.Request(x.HTTP, "POST", "/register", body(of(func(c *hicache.SGLang) { c.TPSize = 4 }))); err != nil || status != 201 {
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
+		body(of(func(c *hicache.SGLang) { c.TPSize = 4 }))); err != nil || status != 201 {
 		t.Fatalf("register: %d %s %v", status, text, err)
 	}
 	a := until("a contradiction is a mismatch", func(a *api.Answer) bool { return a.L3.Status == api.L3Mismatch })
-	if !strings.Contains(a.L3.Reason, "tp_size is 2 for small/0 and 4 for web/0") || a.L3.Total != 0 || len(a.Workers) != 3 || a.Workers[0].L3 != 0 || a.Workers[0].Device != 2 {
+	if !strings.Contains(a.L3.Reason, "tp_size is 2 for small/0 and 4 for web/0") || a.L3.Total != 0 ||
+		len(a.Workers) != 3 || a.Workers[0].L3 != 0 || a.Workers[0].Device != 2 {
 		t.Errorf("the mismatch: %+v", a)
 	}
-	if status, text, err := harness.Request(x.HTTP, "POST", "/unregister", `{"instance_id":"web","model_name":"m"}`); err != nil || status != 200 {
+	if status, text, err := harness.Request(x.HTTP, "POST", "/unregister",
+		`{"instance_id":"web","model_name":"m"}`); err != nil || status != 200 {
 		t.Fatalf("unregister: %d %s %v", status, text, err)
 	}
 	until("it has gone", func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
 
 	// A worker whose pages are not the index's blocks, until its lease has expired.
 	e = harness.StartSimEngine(t)
-	shim := harness.StartSimShim(t, e, x.NATS, "wide", "--lease", "2s", "--l3-config", harness.WriteWorkerStore(t, of(func(c *hicache.SGLang) { c.PageSize = 64 })))
+	shim := harness.StartSimShim(t, e, x.NATS, "wide", "--lease", "2s", "--l3-config",
+		harness.WriteWorkerStore(t, of(func(c *hicache.SGLang) { c.PageSize = 64 })))
 	shim.WaitFor("the store's pages have 64 tokens, the index's blocks 16")
 	a = until("other pages are a mismatch", func(a *api.Answer) bool { return a.L3.Status == api.L3Mismatch })
 	if !strings.Contains(a.L3.Reason, "page_size is") || !strings.Contains(a.L3.Reason, "64 for wide/0") {
@@ -106,20 +119,25 @@ func TestRegisteredStore(t *testing.T) {
 	until("its lease has expired", func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
 
 	// The indexer's own word stands over what is registered; without a store for the model nobody is credited.
-	second := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0", "--node-id", "second",
-		"--l3-config", harness.WriteStores(t, map[string]hicache.Config{"m": of(func(c *hicache.SGLang) { c.PageSize = 2 * harness.BlockSize })}))
+	second := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0",
+		"--node-id", "second",
+		"--l3-config", harness.WriteStores(t,
+			map[string]hicache.Config{"m": of(func(c *hicache.SGLang) { c.PageSize = 2 * harness.BlockSize })}))
 	web := second.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 	second.WaitFor("msg=ready")
 	status, text, err := harness.Request(web, "POST", "/v1/find", `{"model":"m","tokens":`+harness.JSONList(prompt)+`}`)
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
 		t.Fatal(err)
 	}
-	if err != nil || status != 200 || a.L3.Status != api.L3Mismatch || !strings.Contains(a.L3.Reason, "pages have 32 tokens, the index's blocks 16") {
+	if err != nil || status != 200 || a.L3.Status != api.L3Mismatch ||
+		!strings.Contains(a.L3.Reason, "pages have 32 tokens, the index's blocks 16") {
 		t.Errorf("an indexer's own file: %d %s %v", status, text, err)
 	}
 
-	for path, want := range map[string]string{"/nonexistent/file": "/nonexistent/file", harness.WriteWorkerStore(t, of(func(c *hicache.SGLang) { c.Backend = "hf3fs" })): `backend "hf3fs"`} {
-		r := harness.Run(t, "worker-shim", "run", "--engine", "tcp://127.0.0.1:1", "--instance", "w", "--model", "m", "--block-size", "16", "--l3-config", path)
+	for path, want := range map[string]string{"/nonexistent/file": "/nonexistent/file",
+		harness.WriteWorkerStore(t, of(func(c *hicache.SGLang) { c.Backend = "hf3fs" })): `backend "hf3fs"`} {
+		r := harness.Run(t, "worker-shim", "run", "--engine", "tcp://127.0.0.1:1", "--instance", "w", "--model", "m",
+			"--block-size", "16", "--l3-config", path)
 		if r.Code != 2 || !strings.Contains(r.Stderr, want) {
 			t.Errorf("%s: %+v", path, r)
 		}

@@ -12,16 +12,18 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// TestSharedFolderInAnswers goes the whole way with the folder of SGLang's file backend: what lies there beyond a worker's own prefix is
-// in the answer, by the engine's rules, and what stands in the way is named.
+// TestSharedFolderInAnswers goes the whole way with the folder of SGLang's file backend: what lies there beyond a
+// worker's own prefix is in the answer, by the engine's rules, and what stands in the way is named.
 func TestSharedFolderInAnswers(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
-	config := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
+	config := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m",
+		Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
 	wrong := config
 	wrong.PageSize = 2 * harness.BlockSize
 	x := harness.StartIndexer(t, t.TempDir(), "",
-		"--l3-config", harness.WriteStores(t, map[string]hicache.Config{"m": {SGLang: &config}, "other": {SGLang: &wrong}}))
+		"--l3-config", harness.WriteStores(t, map[string]hicache.Config{"m": {SGLang: &config},
+			"other": {SGLang: &wrong}}))
 	engine := harness.StartSimEngine(t)
 	idle := harness.StartSimEngine(t)
 	harness.StartSimShim(t, engine, x.NATS, "w1")
@@ -43,7 +45,8 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	put(0, 3)
 	put(6, 12)
 	put(13, 20)
-	if err := os.Remove(filepath.Join(folder, keys.Keys[14*keys.PerPage+1]+".bin")); err != nil { // one rank's share of a page
+	// one rank's share of a page
+	if err := os.Remove(filepath.Join(folder, keys.Keys[14*keys.PerPage+1]+".bin")); err != nil {
 		t.Fatal(err)
 	}
 	var a api.Answer
@@ -61,7 +64,8 @@ func TestSharedFolderInAnswers(t *testing.T) {
 			t.Fatalf("the store: %+v", a.L3)
 		}
 	}
-	if a.L3.Total != 15 || a.L3.FromStart != 0 || len(a.Workers) != 1 || a.Workers[0].L3 != 6 || a.Workers[0].L3Stop != string(hicache.BeyondMissing) {
+	if a.L3.Total != 15 || a.L3.FromStart != 0 || len(a.Workers) != 1 || a.Workers[0].L3 != 6 ||
+		a.Workers[0].L3Stop != string(hicache.BeyondMissing) {
 		t.Fatalf("the answer is %+v", a)
 	}
 	put(3, 6)
@@ -91,7 +95,8 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	if ask("--tokens", harness.CommaList(prompt), "--cache-salt", "x"); a.L3.Status != api.L3OK || a.L3.Total != 0 {
 		t.Errorf("another tenant's: %+v", a.L3)
 	}
-	if _, failure := x.Query(t, "--model", "m", "--tokens", "1", "--l3", "perhaps"); failure == nil || failure.Code != api.CodeMalformed {
+	if _, failure := x.Query(t, "--model", "m", "--tokens", "1", "--l3", "perhaps"); failure == nil ||
+		failure.Code != api.CodeMalformed {
 		t.Errorf("l3 perhaps: %v", failure)
 	}
 }

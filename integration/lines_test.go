@@ -31,21 +31,23 @@ func routerLine(t testing.TB, instance string, rank events.Rank, id events.Event
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: h.Hash(nil, prompt)[from:], HasParent: from > 0, Parent: events.BlockHash(99 + from)}
+	e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: h.Hash(nil, prompt)[from:], HasParent: from > 0,
+		Parent: events.BlockHash(99 + from)}
 	for i := range e.Locals {
 		e.Blocks = append(e.Blocks, events.BlockHash(100+from+i))
 	}
 	return events.AppendRouterEvent(nil, events.RankKey{Instance: events.WorkerID(instance), Rank: rank}, id, &e)
 }
 
-// TestLines has an engine of no known kind tell what it holds in lines, on a Unix socket: two workers on one connection, bad lines between,
-// a restarted shim that goes on, a gap that clears, and a beginning anew.
+// TestLines has an engine of no known kind tell what it holds in lines, on a Unix socket: two workers on one
+// connection, bad lines between, a restarted shim that goes on, a gap that clears, and a beginning anew.
 func TestLines(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	socket := filepath.Join(t.TempDir(), "lines")
 	launch := func() (*harness.Process, net.Conn) {
-		p := harness.Start(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m", "--block-size", "16", "--nats", x.NATS)
+		p := harness.Start(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m",
+			"--block-size", "16", "--nats", x.NATS)
 		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
 			c, err := net.Dial("unix", socket)
 			if err == nil {
@@ -68,7 +70,8 @@ func TestLines(t *testing.T) {
 		return string(routerLine(t, "a", 0, id, prompt[:blocks*harness.BlockSize], from))
 	}
 	p, c := launch()
-	say(c, one(1, 2, 0), "this is no JSON", `{"worker_id":"a","event":{"event_id":2,"data":{"renamed":{}}}}`, one(3, 4, 2),
+	say(c, one(1, 2, 0), "this is no JSON", `{"worker_id":"a","event":{"event_id":2,"data":{"renamed":{}}}}`,
+		one(3, 4, 2),
 		string(routerLine(t, "b", 0, 1, prompt[:harness.BlockSize], 0)))
 	x.WaitDepth(t, "m", prompt, "a", 4)
 	x.WaitDepth(t, "m", prompt, "b", 1)
@@ -77,7 +80,8 @@ func TestLines(t *testing.T) {
 		t.Errorf("the lease is %+v, not of process %d", w.Lease, p.Cmd.Process.Pid)
 	}
 	harness.WaitLease(t, x, "b", true)
-	if r := harness.Run(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m", "--block-size", "16", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "address already in use") {
+	if r := harness.Run(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m",
+		"--block-size", "16", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "address already in use") {
 		t.Errorf("a second one on the same socket ended with %d and said %q", r.Code, r.Stderr)
 	}
 	p.Kill() // and leaves its socket behind
@@ -108,12 +112,15 @@ func dynamoEnvelope(t testing.TB, worker uint64, prompt []uint32) []byte {
 	for i, local := range h.Hash(nil, prompt) {
 		blocks = append(blocks, map[string]any{"block_hash": i + 1, "tokens_hash": uint64(local), "mm_extra_info": nil})
 	}
-	inner, err := msgpack.Marshal([]any{map[string]any{"worker_id": worker, "storage_tier": "device", "event": map[string]any{
-		"event_id": 1, "dp_rank": 1, "data": map[string]any{"stored": map[string]any{"parent_hash": nil, "blocks": blocks}}}}})
+	inner, err := msgpack.Marshal([]any{map[string]any{"worker_id": worker, "storage_tier": "device",
+		"event": map[string]any{
+			"event_id": 1, "dp_rank": 1, "data": map[string]any{"stored": map[string]any{"parent_hash": nil,
+				"blocks": blocks}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	envelope, err := msgpack.Marshal(map[string]any{"topic": "kv-events", "publisher_id": worker, "sequence": 1, "published_at": 1, "payload": inner})
+	envelope, err := msgpack.Marshal(map[string]any{"topic": "kv-events", "publisher_id": worker, "sequence": 1,
+		"published_at": 1, "payload": inner})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,10 +129,12 @@ func dynamoEnvelope(t testing.TB, worker uint64, prompt []uint32) []byte {
 
 const dynamoSubject = "namespace.dynamo.component.backend.kv-events"
 
-// publishUntil publishes on Dynamo's subject, again and again, until a shim has said something: heard twice it is a duplicate.
+// publishUntil publishes on Dynamo's subject, again and again, until a shim has said something: heard twice it is a
+// duplicate.
 func publishUntil(t testing.TB, conn *nats.Conn, data []byte, p *harness.Process, said string) {
 	t.Helper()
-	for deadline := time.Now().Add(harness.Patience); !strings.Contains(p.Said(), said); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.Patience); !strings.Contains(p.Said(),
+		said); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(p.Said())
 		}
@@ -155,7 +164,8 @@ func connectNATS(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 func TestDynamoOverNATS(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	p := harness.Start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.NATS)
+	p := harness.Start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m",
+		"--block-size", "16", "--nats", x.NATS)
 	conn := connectNATS(t, "nats://"+x.NATS)
 	prompt := harness.Tokens(1, 2*harness.BlockSize)
 	publishUntil(t, conn, dynamoEnvelope(t, 7, prompt), p, "starting")
@@ -167,7 +177,8 @@ func TestDynamoOverNATS(t *testing.T) {
 	harness.WaitLease(t, x, "7", true)
 }
 
-// TestDynamosOwnServer hears a Dynamo fleet on a NATS server of its own, which has no JetStream and wants TLS and to know who comes: by password, and by nkey.
+// TestDynamosOwnServer hears a Dynamo fleet on a NATS server of its own, which has no JetStream and wants TLS and to
+// know who comes: by password, and by nkey.
 func TestDynamosOwnServer(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -178,7 +189,8 @@ func TestDynamosOwnServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr, config, nkey := loopback.Reserve(t), filepath.Join(dir, "nats.conf"), filepath.Join(dir, "dynamo.nk")
-	text := fmt.Sprintf("listen: %q\ntls { cert_file: %q, key_file: %q }\nauthorization { users: [ { user: dynamo, password: secret }, { nkey: %s } ] }\n", addr, cert, key, public)
+	text := fmt.Sprintf(
+		"listen: %q\ntls { cert_file: %q, key_file: %q }\nauthorization { users: [ { user: dynamo, password: secret }, { nkey: %s } ] }\n", addr, cert, key, public)
 	for path, data := range map[string][]byte{config: []byte(text), nkey: seed} {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
@@ -191,16 +203,20 @@ func TestDynamosOwnServer(t *testing.T) {
 	}
 	conn := connectNATS(t, "tls://"+addr, nats.RootCAs(cert), who)
 	prompt := harness.Tokens(1, 2*harness.BlockSize)
-	shim := []string{"run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16", "--nats", x.NATS,
+	shim := []string{"run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m", "--block-size", "16",
+		"--nats", x.NATS,
 		"--engine-nats", "tls://" + addr, "--engine-nats-ca", cert}
-	for i, as := range [][]string{{"--engine-nats-user", "dynamo", "--engine-nats-password", "secret"}, {"--engine-nats-nkey", nkey}} {
+	for i, as := range [][]string{{"--engine-nats-user", "dynamo", "--engine-nats-password", "secret"},
+		{"--engine-nats-nkey", nkey}} {
 		p := harness.Start(t, "worker-shim", append(shim, as...)...)
 		p.WaitFor("connected to --engine-nats")
 		publishUntil(t, conn, dynamoEnvelope(t, uint64(i), prompt), p, fmt.Sprintf("starting instance=%d", i))
 		x.WaitDepth(t, "m", prompt, fmt.Sprint(i), 2)
 		p.Stop()
 	}
-	if r := harness.Run(t, "worker-shim", append(shim, "--engine-nats-user", "dynamo", "--engine-nats-password", "wrong")...); r.Code != 1 || !strings.Contains(r.Stderr, "--engine-nats: ") || !strings.Contains(r.Stderr, "uthorization") {
+	if r := harness.Run(t, "worker-shim", append(shim, "--engine-nats-user", "dynamo", "--engine-nats-password",
+		"wrong")...); r.Code != 1 || !strings.Contains(r.Stderr, "--engine-nats: ") ||
+		!strings.Contains(r.Stderr, "uthorization") {
 		t.Errorf("a wrong password: ended with %d and said %q", r.Code, r.Stderr)
 	}
 }
@@ -215,7 +231,8 @@ func writeCertificate(t testing.TB, dir string) (cert, key string) {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
@@ -226,7 +243,8 @@ func writeCertificate(t testing.TB, dir string) (cert, key string) {
 		t.Fatal(err)
 	}
 	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der},
+		key: {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
 		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}

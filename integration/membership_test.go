@@ -12,25 +12,30 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestMembership runs three indexers on one NATS server, which they wait for: they share the partitions; a second one under a name that lives is
-// refused; one that is told to end hands over first; and all replicas hold the same while events flow.
+// TestMembership runs three indexers on one NATS server, which they wait for: they share the partitions; a second one
+// under a name that lives is refused; one that is told to end hands over first; and all replicas hold the same while
+// events flow.
 func TestMembership(t *testing.T) {
 	t.Parallel()
 	nats := loopback.Reserve(t)
 	serve := func(name string, more ...string) *harness.Process {
-		return harness.Start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", name, "--replication", "2", "--partitions", "8", "--http-listen", ""}, more...)...)
+		return harness.Start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", name, "--replication",
+			"2", "--partitions", "8", "--http-listen", ""}, more...)...)
 	}
 	a := serve("a")
 	a.WaitFor(`no NATS server answers; it is waited for`)
-	harness.Start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p", nats[strings.LastIndex(nats, ":")+1:])
+	harness.Start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p",
+		nats[strings.LastIndex(nats, ":")+1:])
 	a.WaitFor(`msg=ready`)
 	b, c := serve("b"), serve("c")
 	b.WaitFor(`msg=ready`)
 	c.WaitFor(`msg=ready`)
 
-	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--rate", "200", "--block-size", "16")
+	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",
+		"tcp://127.0.0.1:0", "--rate", "200", "--block-size", "16")
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
-	harness.Start(t, "worker-shim", "run", "--nats", nats, "--engine", at[1], "--replay", at[2], "--instance", "w1", "--model", "m", "--block-size", "16")
+	harness.Start(t, "worker-shim", "run", "--nats", nats, "--engine", at[1], "--replay", at[2], "--instance", "w1",
+		"--model", "m", "--block-size", "16")
 
 	// settled waits until each partition is ready on so many of so many nodes.
 	settled := func(nodes, copies int) {
@@ -49,26 +54,32 @@ func TestMembership(t *testing.T) {
 		})
 	}
 	settled(3, 2)
-	if r := harness.Run(t, "indexer", "serve", "--nats", nats, "--node-id", "a", "--http-listen", ""); r.Code != 1 || !strings.Contains(r.Stderr, "node a: another process has this node's name, and it lives") {
+	if r := harness.Run(t, "indexer", "serve", "--nats", nats, "--node-id", "a", "--http-listen", ""); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "node a: another process has this node's name, and it lives") {
 		t.Errorf("a second a ended with %d and %q", r.Code, r.Stderr)
 	}
-	if r := harness.Run(t, "indexer", "serve", "--nats", nats, "--node-id", "d", "--partitions", "4", "--http-listen", ""); r.Code != 1 || !strings.Contains(r.Stderr, "created with 8 partitions and 4 are asked for") {
+	if r := harness.Run(t, "indexer", "serve", "--nats", nats, "--node-id", "d", "--partitions", "4", "--http-listen",
+		""); r.Code != 1 || !strings.Contains(r.Stderr, "created with 8 partitions and 4 are asked for") {
 		t.Errorf("with other partitions it ended with %d and %q", r.Code, r.Stderr)
 	}
-	if r := harness.Run(t, "indexer", "cluster", "--nats", nats); r.Code != 0 || !strings.Contains(r.Stdout, "each partition is to be kept by 2") {
+	if r := harness.Run(t, "indexer", "cluster", "--nats", nats); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "each partition is to be kept by 2") {
 		t.Errorf("cluster: %d, %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
-	harness.Eventually(t, "replicas are compared, and equal", func() (bool, string) { // nodes may stand still, or not come to one place
+	// nodes may stand still, or not come to one place
+	harness.Eventually(t, "replicas are compared, and equal", func() (bool, string) {
 		r := harness.Run(t, "indexer", "status", "--verify", "--nats", nats)
 		if strings.Contains(r.Stdout, "DIFFERS") {
 			t.Fatalf("verify: %+v", r)
 		}
-		return r.Code == 0 && strings.Count(r.Stdout, " equal") >= 16, r.Stdout + r.Stderr // more while one is letting go
+		// more while one is letting go
+		return r.Code == 0 && strings.Count(r.Stdout, " equal") >= 16, r.Stdout + r.Stderr
 	})
 	harness.Eventually(t, "snapshots of all partitions are written", func() (bool, string) {
 		var list api.SnapshotList
 		r := harness.Run(t, "indexer", "snapshot", "now", "--nats", nats, "--json")
-		return r.Code == 0 && json.Unmarshal([]byte(r.Stdout), &list) == nil && len(list.Snapshots) == 8, r.Stdout + r.Stderr
+		return r.Code == 0 && json.Unmarshal([]byte(r.Stdout), &list) == nil &&
+			len(list.Snapshots) == 8, r.Stdout + r.Stderr
 	})
 	b.Stop()
 	if !strings.Contains(b.Said(), "draining") {

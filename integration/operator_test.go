@@ -24,7 +24,8 @@ func checksums(t testing.TB, nats, args string) (list []string) {
 	return list
 }
 
-// TestOperator looks after two workers as an operator would: checksums, snapshots, a dump that is loaded elsewhere, a resync.
+// TestOperator looks after two workers as an operator would: checksums, snapshots, a dump that is loaded elsewhere, a
+// resync.
 func TestOperator(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -49,7 +50,8 @@ func TestOperator(t *testing.T) {
 	if len(before) != 4 || len(before[0]) != 16 {
 		t.Fatalf("checksums %q", before)
 	}
-	if r := harness.Run(t, "indexer", "status", "--verify", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "CHECKSUM") || !strings.Contains(r.Stdout, before[0]) {
+	if r := harness.Run(t, "indexer", "status", "--verify", "--nats", x.NATS); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "CHECKSUM") || !strings.Contains(r.Stdout, before[0]) {
 		t.Fatalf("status --verify: %+v", r)
 	}
 
@@ -77,26 +79,33 @@ func TestOperator(t *testing.T) {
 	// The dump of all, and of one worker.
 	file := filepath.Join(t.TempDir(), "dump.ndjson")
 	r := harness.Run(t, "indexer", "dump", "--nats", x.NATS)
-	if r.Code != 0 || !regexp.MustCompile(`partition \d: \d+ events of 1 ranks, as of \d+ in its log`).MatchString(r.Stderr) ||
-		!strings.Contains(r.Stdout, `{"worker_id":"w1","storage_tier":"device","event":{"event_id":1,"data":{"stored":{"parent_hash":null,`) ||
+	if r.Code != 0 || !regexp.MustCompile(`partition \d: \d+ events of 1 ranks, as of \d+ in its log`).MatchString(
+		r.Stderr) ||
+		!strings.Contains(r.Stdout,
+			`{"worker_id":"w1","storage_tier":"device","event":{"event_id":1,"data":{"stored":{"parent_hash":null,`) ||
 		!strings.Contains(r.Stdout, `{"worker_id":7,`) {
 		t.Fatalf("dump: %+v", r)
 	}
 	if err := os.WriteFile(file, []byte(r.Stdout), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if r := harness.Run(t, "indexer", "dump", "--worker", "7", "--nats", x.NATS); r.Code != 0 || strings.Contains(r.Stdout, "w1") || !strings.Contains(r.Stdout, `{"worker_id":7,`) {
+	if r := harness.Run(t, "indexer", "dump", "--worker", "7", "--nats", x.NATS); r.Code != 0 ||
+		strings.Contains(r.Stdout, "w1") || !strings.Contains(r.Stdout, `{"worker_id":7,`) {
 		t.Errorf("dump --worker: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "dump", "--worker", "nobody", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "nobody") {
+	if r := harness.Run(t, "indexer", "dump", "--worker", "nobody", "--nats", x.NATS); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "nobody") {
 		t.Errorf("dump of nobody: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, file); r.Code != 1 || !strings.Contains(r.Stderr, "line 1: another shim publishes") {
+	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS,
+		file); r.Code != 1 || !strings.Contains(r.Stderr, "line 1: another shim publishes") {
 		t.Errorf("load over living shims: %+v", r)
 	}
-	copied := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0", "--namespace", "copy", "--partitions", "4")
+	copied := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0",
+		"--namespace", "copy", "--partitions", "4")
 	copied.WaitFor("msg=ready")
-	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace", "copy", file); r.Code != 0 || !strings.Contains(r.Stdout, "of 2 ranks published, with 24 blocks") {
+	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace",
+		"copy", file); r.Code != 0 || !strings.Contains(r.Stdout, "of 2 ranks published, with 24 blocks") {
 		t.Fatalf("load: %+v", r)
 	}
 	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
@@ -109,7 +118,8 @@ func TestOperator(t *testing.T) {
 		}
 	}
 	copied.Stop()
-	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace", "copy", "/dev/null/x"); r.Code != 2 {
+	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace",
+		"copy", "/dev/null/x"); r.Code != 2 {
 		t.Errorf("load of what is not there: %+v", r)
 	}
 
@@ -123,7 +133,8 @@ func TestOperator(t *testing.T) {
 		return v
 	}
 	was := incarnation()
-	if r := harness.Run(t, "indexer", "resync", "--worker", "w1", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "w1") {
+	if r := harness.Run(t, "indexer", "resync", "--worker", "w1", "--nats", x.NATS); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "w1") {
 		t.Fatalf("resync: %+v", r)
 	}
 	first.WaitFor("asked to say again what the engine holds")
@@ -133,11 +144,13 @@ func TestOperator(t *testing.T) {
 		}
 	}
 	all()
-	if r := harness.Run(t, "indexer", "resync", "--worker", "w9", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "no shim answered") {
+	if r := harness.Run(t, "indexer", "resync", "--worker", "w9", "--nats", x.NATS); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "no shim answered") {
 		t.Errorf("resync of nobody: %+v", r)
 	}
 
-	// From a snapshot and the log, in another process, the same checksums; a damaged snapshot is found, and passed over.
+	// From a snapshot and the log, in another process, the same checksums; a damaged snapshot is found, and passed
+	// over.
 	x.Stop()
 	x = harness.StartIndexer(t, data, x.NATS, "--snapshot-interval", rarely)
 	all()
@@ -159,7 +172,9 @@ func TestOperator(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r := harness.Run(t, "indexer", "snapshot", "verify", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "4 of 8 snapshots are not what was written") || !strings.Contains(r.Stdout, "does not end with its checksum") {
+	if r := harness.Run(t, "indexer", "snapshot", "verify", "--nats", x.NATS); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "4 of 8 snapshots are not what was written") ||
+		!strings.Contains(r.Stdout, "does not end with its checksum") {
 		t.Errorf("verify: %+v", r)
 	}
 	x.Kill()
@@ -171,8 +186,8 @@ func TestOperator(t *testing.T) {
 	}
 }
 
-// TestTwoShimsForOneRank starts a second shim by mistake: it says whose the rank is and ends, and the first goes on. After the first was
-// killed the second may be started.
+// TestTwoShimsForOneRank starts a second shim by mistake: it says whose the rank is and ends, and the first goes on.
+// After the first was killed the second may be started.
 func TestTwoShimsForOneRank(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -183,12 +198,14 @@ func TestTwoShimsForOneRank(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "w1", 2)
 	second := harness.StartSimShim(t, e, x.NATS, "w1", "--claim-wait", "0s")
 	<-second.Done
-	if code := second.Cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(second.Said(), "another shim publishes for this worker and rank: w1/0 is served by process") {
+	if code := second.Cmd.ProcessState.ExitCode(); code != 1 ||
+		!strings.Contains(second.Said(), "another shim publishes for this worker and rank: w1/0 is served by process") {
 		t.Fatalf("the second ended with %d:\n%s", code, second.Said())
 	}
 	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
 	x.WaitDepth(t, "m", prompt, "w1", 4)
-	third := harness.StartSimShim(t, e, x.NATS, "w1", "--claim-wait", "30m") // one that is told to wait for the first one's end
+	// one that is told to wait for the first one's end
+	third := harness.StartSimShim(t, e, x.NATS, "w1", "--claim-wait", "30m")
 	third.WaitFor("waiting for the shim that has this rank to end")
 	first.Kill()
 	third.WaitFor("connected to the engine")
@@ -199,15 +216,17 @@ func TestTwoShimsForOneRank(t *testing.T) {
 	}
 }
 
-// TestForget says for a worker that is gone that it holds nothing: not while its shim lives, unless by force; then once. If it comes back
-// it begins anew.
+// TestForget says for a worker that is gone that it holds nothing: not while its shim lives, unless by force; then
+// once. If it comes back it begins anew.
 func TestForget(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "since start: nothing\n") {
+	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "since start: nothing\n") {
 		t.Errorf("the status of an indexer that knows nobody: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "dump", "--now", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stderr, "partition 0: 0 events of 0 ranks, as of 0 in its log") ||
+	if r := harness.Run(t, "indexer", "dump", "--now", "--nats", x.NATS); r.Code != 0 ||
+		!strings.Contains(r.Stderr, "partition 0: 0 events of 0 ranks, as of 0 in its log") ||
 		strings.Contains(r.Stderr, "no snapshot") {
 		t.Errorf("the dump of an indexer that knows nobody: %+v", r)
 	}
@@ -216,16 +235,20 @@ func TestForget(t *testing.T) {
 	prompt := harness.Tokens(1, 6*harness.BlockSize)
 	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
 	x.WaitDepth(t, "m", prompt, "w1", 4)
-	if r := harness.Run(t, "indexer", "forget", "w1", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "a shim serves w1/0: process") || r.Stdout != "" {
+	if r := harness.Run(t, "indexer", "forget", "w1", "--nats", x.NATS); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "a shim serves w1/0: process") || r.Stdout != "" {
 		t.Fatalf("while its shim lives: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "forget", "w9", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "nothing is known of worker w9") {
+	if r := harness.Run(t, "indexer", "forget", "w9", "--nats", x.NATS); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "nothing is known of worker w9") {
 		t.Errorf("of nobody: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "forget", "w1", "--rank", "5", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "w1/5") {
+	if r := harness.Run(t, "indexer", "forget", "w1", "--rank", "5", "--nats", x.NATS); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "w1/5") {
 		t.Errorf("of a rank that there is not: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "forget", "w1", "--force", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "forgotten, at ") {
+	if r := harness.Run(t, "indexer", "forget", "w1", "--force", "--nats", x.NATS); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "forgotten, at ") {
 		t.Fatalf("by force: %+v", r)
 	}
 	harness.ServePrompt(t, e, prompt[:5*harness.BlockSize]) // the shim that lives says again what the engine holds
@@ -240,17 +263,20 @@ func TestForget(t *testing.T) {
 		}
 	}
 	once := harness.IndexerJSON[forgotten](t, x.NATS, "forget w1").Forgotten
-	if len(once) != 1 || once[0].Instance != "w1" || once[0].Incarnation != once[0].Was+1 || once[0].Seq == 0 || once[0].ClosedBefore {
+	if len(once) != 1 || once[0].Instance != "w1" || once[0].Incarnation != once[0].Was+1 || once[0].Seq == 0 ||
+		once[0].ClosedBefore {
 		t.Fatalf("forgotten: %+v", once)
 	}
 	harness.Eventually(t, "nobody is there", func() (bool, string) {
 		list := harness.IndexerJSON[api.WorkerList](t, x.NATS, "workers").Workers
 		return len(list) == 0 || list[0].Incarnation == 0, fmt.Sprintf("%+v", list)
 	})
-	if _, failure := x.Query(t, "--model", "m", "--tokens", "1"); failure == nil || failure.Code != api.CodeUnknownModel {
+	if _, failure := x.Query(t, "--model", "m", "--tokens", "1"); failure == nil ||
+		failure.Code != api.CodeUnknownModel {
 		t.Errorf("the model is still there: %v", failure)
 	}
-	if twice := harness.IndexerJSON[forgotten](t, x.NATS, "forget w1 --rank 0").Forgotten; len(twice) != 1 || !twice[0].ClosedBefore {
+	if twice := harness.IndexerJSON[forgotten](t, x.NATS, "forget w1 --rank 0").Forgotten; len(twice) != 1 ||
+		!twice[0].ClosedBefore {
 		t.Errorf("the second time: %+v", twice)
 	}
 	harness.ServePrompt(t, e, prompt)
@@ -258,11 +284,12 @@ func TestForget(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "w1", 6)
 }
 
-// TestNoRoom lets the NATS server's storage fill up: the shim's events wait, which it says at a bounded rate; status and metrics say
-// why; with room again all goes on, with nothing restarted and nothing lost.
+// TestNoRoom lets the NATS server's storage fill up: the shim's events wait, which it says at a bounded rate; status
+// and metrics say why; with room again all goes on, with nothing restarted and nothing lost.
 func TestNoRoom(t *testing.T) {
 	t.Parallel()
-	x := harness.StartIndexer(t, t.TempDir(), "", "--store-bytes", "16777216", "--log-bytes", "1048576", "--log-age", "2h", "--snapshot-bytes", "8388608", "--snapshot-interval", "1h")
+	x := harness.StartIndexer(t, t.TempDir(), "", "--store-bytes", "16777216", "--log-bytes", "1048576", "--log-age",
+		"2h", "--snapshot-bytes", "8388608", "--snapshot-interval", "1h")
 	e := harness.StartSimEngine(t)
 	shim := harness.StartSimShim(t, e, x.NATS, "w1", "--log-repeat", "1s")
 	prompt := harness.Tokens(1, 6*harness.BlockSize)
@@ -274,17 +301,20 @@ func TestNoRoom(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
-	limits := map[string]int64{"KV_EVENTS_default_0": 1048576, "KV_EVENTS_default_3": 1048576, "KV_kvatlas_default_snap": 8388608}
+	limits := map[string]int64{"KV_EVENTS_default_0": 1048576, "KV_EVENTS_default_3": 1048576,
+		"KV_kvatlas_default_snap": 8388608}
 	for name, want := range limits {
 		s, err := js.Stream(ctx, name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c := s.CachedInfo().Config; c.MaxBytes != want || strings.HasPrefix(name, "KV_EVENTS") && c.MaxAge != 2*time.Hour {
+		if c := s.CachedInfo().Config; c.MaxBytes != want || strings.HasPrefix(name, "KV_EVENTS") &&
+			c.MaxAge != 2*time.Hour {
 			t.Errorf("stream %s may have %d bytes and keeps them for %v", name, c.MaxBytes, c.MaxAge)
 		}
 	}
-	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "filler", Subjects: []string{"filler"}}); err != nil {
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "filler",
+		Subjects: []string{"filler"}}); err != nil {
 		t.Fatal(err)
 	}
 	for i := 0; ; i++ {
@@ -304,7 +334,8 @@ func TestNoRoom(t *testing.T) {
 	shim.WaitFor(`the log does not take events; they wait.*no room`)
 	x.WaitFor(`filling up: the storage of the NATS server`)
 	s := harness.Status(t, x.NATS)
-	if !strings.Contains(strings.Join(s.Problems, "\n"), "the storage of the NATS server is") || s.Store.Limit != 16777216 {
+	if !strings.Contains(strings.Join(s.Problems, "\n"), "the storage of the NATS server is") ||
+		s.Store.Limit != 16777216 {
 		t.Errorf("status %+v", s)
 	}
 	if err := js.DeleteStream(ctx, "filler"); err != nil {

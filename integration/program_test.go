@@ -24,7 +24,8 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer snapshot nonsense", `unknown command "nonsense"`},
 		{"indexer serve extra", "extra"},
 		{"indexer serve --data x --nats nats://127.0.0.1:1", "--data and --nats exclude each other"},
-		{"indexer serve --nats nats://127.0.0.1:1 --nats-listen 127.0.0.1:0", "--nats-listen is about a server in this process"},
+		{"indexer serve --nats nats://127.0.0.1:1 --nats-listen 127.0.0.1:0",
+			"--nats-listen is about a server in this process"},
 		{"indexer serve --namespace Bad.Name", "--namespace"},
 		{"indexer serve --replicas 2", "--replicas 2 is none of 1, 3, 5"},
 		{"indexer serve --snapshot-interval -1s", "--snapshot-interval -1s is not positive"},
@@ -63,29 +64,39 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"worker-shim run", "--engine is missing"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m", "--block-size 0 is not"},
 		{"worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --instance w --model m --block-size 16 --ranks 2", "tcp://127.0.0.1:5558 is both rank 0's replay endpoint and rank 1's event endpoint"},
-		{"worker-shim run --engine tcp://127.0.0.1:65535 --instance w --model m --block-size 16 --ranks 2", "there is no port 65535 + 1"},
-		{"worker-shim run --engine ipc:///x --instance w --model m --block-size 16 --ranks 2", "several ranks need tcp:// endpoints"},
-		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --ranks 0", "--ranks 0 is not from 1"},
-		{"worker-shim run --source ndjson --engine tcp://127.0.0.1:1 --model m --block-size 16", "neither - nor ipc://PATH"},
-		{"worker-shim run --source dynamo-nats --engine subject --replay tcp://127.0.0.1:1 --model m --block-size 16", "--replay is not for --source dynamo-nats"},
+		{"worker-shim run --engine tcp://127.0.0.1:65535 --instance w --model m --block-size 16 --ranks 2",
+			"there is no port 65535 + 1"},
+		{"worker-shim run --engine ipc:///x --instance w --model m --block-size 16 --ranks 2",
+			"several ranks need tcp:// endpoints"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --ranks 0",
+			"--ranks 0 is not from 1"},
+		{"worker-shim run --source ndjson --engine tcp://127.0.0.1:1 --model m --block-size 16",
+			"neither - nor ipc://PATH"},
+		{"worker-shim run --source dynamo-nats --engine subject --replay tcp://127.0.0.1:1 --model m --block-size 16",
+			"--replay is not for --source dynamo-nats"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --engine-nats tls://127.0.0.1:1", "--engine-nats and what begins so are for --source dynamo-nats"},
-		{"worker-shim run --source dynamo-nats --engine subject --model m --block-size 16 --engine-nats-user x", "say nothing without --engine-nats itself"},
+		{"worker-shim run --source dynamo-nats --engine subject --model m --block-size 16 --engine-nats-user x",
+			"say nothing without --engine-nats itself"},
 		{"worker-shim run --engine nowhere --instance w --model m --block-size 16", "--engine"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --source trt", "--source"},
-		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats-cert x", "--nats-cert and --nats-key go together"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats-cert x",
+			"--nats-cert and --nats-key go together"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --instance w --model m --block-size 16 --nats http://127.0.0.1:4222", `scheme "http" is none of nats, tls, ws, wss`},
-		{"indexer serve --log-age 1m --snapshot-interval 40s", "--log-age 1m0s is less than twice --snapshot-interval 40s"},
+		{"indexer serve --log-age 1m --snapshot-interval 40s",
+			"--log-age 1m0s is less than twice --snapshot-interval 40s"},
 		{"indexer serve --nats one::", `--nats: address "nats://one::" has no host`},
 	} {
 		words := strings.Fields(c.command)
 		r := harness.Run(t, words[0], words[1:]...)
 		if r.Code != 2 || !strings.Contains(r.Stderr, c.want) || r.Stdout != "" || strings.Count(r.Stderr, "\n") != 1 {
-			t.Errorf("%s: ended with %d, printed %q and said %q; want 2 and %q", c.command, r.Code, r.Stdout, r.Stderr, c.want)
+			t.Errorf("%s: ended with %d, printed %q and said %q; want 2 and %q", c.command, r.Code, r.Stdout, r.Stderr,
+				c.want)
 		}
 	}
 }
 
-// TestServeSaysWhyItCannot starts an indexer where it cannot run: a folder or a port in use, a server without JetStream, nobody there.
+// TestServeSaysWhyItCannot starts an indexer where it cannot run: a folder or a port in use, a server without
+// JetStream, nobody there.
 func TestServeSaysWhyItCannot(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -102,14 +113,16 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 	}{
 		{[]string{"--data", x.Data, "--nats-listen", "127.0.0.1:0"}, x.Data},
 		{[]string{"--data", t.TempDir(), "--nats-listen", l.Addr().String()}, l.Addr().String()},
-		{[]string{"--data", t.TempDir(), "--nats-listen", "127.0.0.1:0", "--http-listen", l.Addr().String()}, "--http-listen"},
+		{[]string{"--data", t.TempDir(), "--nats-listen", "127.0.0.1:0", "--http-listen", l.Addr().String()},
+			"--http-listen"},
 		{[]string{"--nats", "nats://" + plain}, "JetStream"},
 		{[]string{"--nats", "nats://" + loopback.Reserve(t), "--nats-wait", "1s"}, "not available"},
 		{[]string{"--nats", "nats://" + x.NATS, "--partitions", "8"}, "created with 4 partitions and 8 are asked for"},
 	} {
 		r := harness.Run(t, "indexer", append([]string{"serve", "--http-listen", "127.0.0.1:0"}, c.args...)...)
 		lines := strings.Split(strings.TrimSpace(r.Stderr), "\n")
-		if last := lines[len(lines)-1]; r.Code != 1 || !strings.HasPrefix(last, "indexer serve: ") || !strings.Contains(last, c.want) {
+		if last := lines[len(lines)-1]; r.Code != 1 || !strings.HasPrefix(last, "indexer serve: ") ||
+			!strings.Contains(last, c.want) {
 			t.Errorf("%v: ended with %d and said %q; want 1 and %q", c.args, r.Code, r.Stderr, c.want)
 		}
 	}
@@ -122,9 +135,12 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", c.nats, r, c.want)
 		}
 	}
-	for _, command := range []string{"query --model m --tokens 1", "serve --nats-wait 100ms --http-listen 127.0.0.1:0"} {
-		r := harness.Run(t, "indexer", append(strings.Fields(command), "--nats", "nats://user:secret@"+loopback.Reserve(t))...)
-		if r.Code != 1 || !strings.Contains(r.Stderr, "nats://user:xxxxx@127.0.0.1:") || strings.Contains(r.Stderr, "secret") {
+	for _, command := range []string{"query --model m --tokens 1",
+		"serve --nats-wait 100ms --http-listen 127.0.0.1:0"} {
+		r := harness.Run(t, "indexer", append(strings.Fields(command), "--nats", "nats://user:secret@"+
+			loopback.Reserve(t))...)
+		if r.Code != 1 || !strings.Contains(r.Stderr, "nats://user:xxxxx@127.0.0.1:") ||
+			strings.Contains(r.Stderr, "secret") {
 			t.Errorf("%s, with a password in the address: %+v", command, r)
 		}
 	}
@@ -134,10 +150,13 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 func TestExternalServer(t *testing.T) {
 	t.Parallel()
 	addr := loopback.Reserve(t)
-	harness.Start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(addr, ":")[1], "-js", "-sd", t.TempDir()).WaitFor("Server is ready")
-	x := harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--namespace", "prod")
+	harness.Start(t, "nats-server", "-a", "127.0.0.1", "-p", strings.Split(addr, ":")[1], "-js", "-sd",
+		t.TempDir()).WaitFor("Server is ready")
+	x := harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "127.0.0.1:0", "--namespace",
+		"prod")
 	x.WaitFor("msg=ready")
-	if s := harness.Status(t, addr, "--namespace", "prod"); !s.Ready || len(s.Partitions) != 8 || s.Partitions[7].State != "serving" {
+	if s := harness.Status(t, addr, "--namespace", "prod"); !s.Ready || len(s.Partitions) != 8 ||
+		s.Partitions[7].State != "serving" {
 		t.Fatalf("%+v", s)
 	}
 	x.Stop()
@@ -151,7 +170,8 @@ func TestDemo(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.Stdout), &d); err != nil || r.Code != 0 {
 		t.Fatalf("%+v: %v", r, err)
 	}
-	for name, want := range map[string]float64{"requests": 80, "answers_checked": 80, "answers_equal": 80, "events_lost": 0, "restarts": 1} {
+	for name, want := range map[string]float64{"requests": 80, "answers_checked": 80, "answers_equal": 80,
+		"events_lost": 0, "restarts": 1} {
 		if d[name] != want {
 			t.Errorf("%s is %v, want %v", name, d[name], want)
 		}
@@ -167,10 +187,12 @@ func TestDemo(t *testing.T) {
 			t.Errorf("%s is %v", name, d[name])
 		}
 	}
-	if r := harness.Run(t, "indexer", "demo", "--requests", "4"); r.Code != 0 || !strings.Contains(r.Stdout, "4 of 4 equal") {
+	if r := harness.Run(t, "indexer", "demo", "--requests", "4"); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "4 of 4 equal") {
 		t.Errorf("the table: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "demo", "--trace", "/nonexistent"); r.Code != 2 || !strings.Contains(r.Stderr, "/nonexistent") {
+	if r := harness.Run(t, "indexer", "demo", "--trace", "/nonexistent"); r.Code != 2 ||
+		!strings.Contains(r.Stderr, "/nonexistent") {
 		t.Errorf("a trace that is not there: %+v", r)
 	}
 	fmt.Fprintln(t.Output(), r.Stdout)
@@ -179,7 +201,8 @@ func TestDemo(t *testing.T) {
 // TestDemoShortPrompts serves traces in which a prompt, or each, is shorter than a block.
 func TestDemoShortPrompts(t *testing.T) {
 	t.Parallel()
-	const long, short = `{"timestamp":0,"input_length":1024,"output_length":20,"hash_ids":[1,2]}`, `{"timestamp":0,"input_length":13,"output_length":2,"hash_ids":[3]}`
+	const long, short = `{"timestamp":0,"input_length":1024,"output_length":20,"hash_ids":[1,2]}`,
+		`{"timestamp":0,"input_length":13,"output_length":2,"hash_ids":[3]}`
 	for name, lines := range map[string][]string{"one": {long, short, long, short}, "all": {short, short}} {
 		t.Run(name, func(t *testing.T) {
 			trace := filepath.Join(t.TempDir(), "trace.jsonl")
@@ -187,7 +210,8 @@ func TestDemoShortPrompts(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := fmt.Sprintf("%d of %d equal", len(lines), len(lines))
-			if r := harness.Run(t, "indexer", "demo", "--engines", "2", "--trace", trace); r.Code != 0 || !strings.Contains(r.Stdout, want) {
+			if r := harness.Run(t, "indexer", "demo", "--engines", "2", "--trace", trace); r.Code != 0 ||
+				!strings.Contains(r.Stdout, want) {
 				t.Errorf("%+v, want %q", r, want)
 			}
 		})
@@ -198,7 +222,8 @@ func TestDemoShortPrompts(t *testing.T) {
 func TestDemoL3(t *testing.T) {
 	t.Parallel()
 	harness.DemoWithStore(t, "built-in", nil, "--requests", "60", "--capacity", "2000")
-	if r := harness.Run(t, "indexer", "demo", "--l3", "--requests", "4", "--l3-python", "/nonexistent"); r.Code != 1 || !strings.Contains(r.Stderr, "/nonexistent") {
+	if r := harness.Run(t, "indexer", "demo", "--l3", "--requests", "4", "--l3-python", "/nonexistent"); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "/nonexistent") {
 		t.Errorf("no such interpreter: %+v", r)
 	}
 }

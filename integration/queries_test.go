@@ -16,7 +16,8 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 	t.Parallel()
 	engine := harness.StartSimEngine(t)
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	if _, failure := x.Query(t, "--model", "m", "--hashes", "1"); failure == nil || failure.Code != api.CodeUnknownModel || !strings.Contains(failure.Message, "nor any other") {
+	if _, failure := x.Query(t, "--model", "m", "--hashes", "1"); failure == nil ||
+		failure.Code != api.CodeUnknownModel || !strings.Contains(failure.Message, "nor any other") {
 		t.Fatalf("got %v", failure)
 	}
 	harness.StartSimShim(t, engine, x.NATS, "w1")
@@ -29,10 +30,12 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 		message string
 	}{
 		{[]string{"--model", "x", "--tokens", "1"}, api.CodeUnknownModel, "known: m"},
-		{[]string{"--model", "m", "--tokens", "1", "--block-size", "32"}, api.CodeBlockSizeMismatch, "blocks of 32 tokens; its workers have blocks of 16"},
+		{[]string{"--model", "m", "--tokens", "1", "--block-size", "32"}, api.CodeBlockSizeMismatch,
+			"blocks of 32 tokens; its workers have blocks of 16"},
 		{[]string{"--model", "m", "--hashes", "1", "--cache-salt", "s"}, api.CodeMalformed, "part of the hashes"},
 	} {
-		if _, failure := x.Query(t, c.args...); failure == nil || failure.Code != c.code || !strings.Contains(failure.Message, c.message) {
+		if _, failure := x.Query(t, c.args...); failure == nil || failure.Code != c.code ||
+			!strings.Contains(failure.Message, c.message) {
 			t.Errorf("%v: got %v, want %s with %q", c.args, failure, c.code, c.message)
 		}
 	}
@@ -44,7 +47,8 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 		{[]string{"--hashes", "42"}, api.ReasonNotCached},
 		{[]string{"--hashes", "42", "--worker", "w9"}, api.ReasonNotAllowed},
 	} {
-		if a, failure := x.Query(t, append(c.args, "--model", "m")...); failure != nil || a.Reason != c.reason || a.Workers == nil {
+		if a, failure := x.Query(t, append(c.args, "--model", "m")...); failure != nil || a.Reason != c.reason ||
+			a.Workers == nil {
 			t.Errorf("%v: got %+v, %v, want the reason %q", c.args, a, failure, c.reason)
 		}
 	}
@@ -71,7 +75,8 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 	} {
 		status, text := post(c.path, c.body)
 		var body api.ErrorBody
-		if err := json.Unmarshal([]byte(text), &body); err != nil || body.Error == nil || status != c.status || body.Error.Code != c.code {
+		if err := json.Unmarshal([]byte(text), &body); err != nil || body.Error == nil || status != c.status ||
+			body.Error.Code != c.code {
 			t.Errorf("%s %.60s: got %d %s, want %d %s", c.path, c.body, status, text, c.status, c.code)
 		}
 	}
@@ -79,10 +84,12 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 	body, _ := json.Marshal(api.Query{Model: "m", Tokens: prompt})
 	status, text := post("/v1/find", string(body))
 	var a api.Answer
-	if err := json.Unmarshal([]byte(text), &a); err != nil || status != 200 || len(a.Workers) != 1 || a.Workers[0].Device != 2 {
+	if err := json.Unmarshal([]byte(text), &a); err != nil || status != 200 || len(a.Workers) != 1 ||
+		a.Workers[0].Device != 2 {
 		t.Fatalf("got %d %s", status, text)
 	}
-	for path, want := range map[string]string{"/healthz": "ok", "/readyz": "ready", "/metrics": `kvatlas_index_blocks{tier="device"} 2`} {
+	for path, want := range map[string]string{"/healthz": "ok", "/readyz": "ready",
+		"/metrics": `kvatlas_index_blocks{tier="device"} 2`} {
 		var text string
 		if err := harness.HTTPDo(x.HTTP, "GET", path, nil, &text); err != nil || !strings.Contains(text, want) {
 			t.Errorf("%s: got %v %.300s, want %q", path, err, text, want)
@@ -91,7 +98,8 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 	if r := harness.Run(t, "indexer", "workers", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "w1") {
 		t.Errorf("workers: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS); r.Code != 0 || !strings.Contains(r.Stdout, "2 blocks held on device") {
+	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "2 blocks held on device") {
 		t.Errorf("status: %+v", r)
 	}
 }
@@ -103,8 +111,10 @@ func TestBlockSizesDisagree(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	shim := harness.StartSimShim(t, engine, x.NATS, "w1")
 	shim.WaitFor("connected to the engine")
-	r := harness.Run(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--instance", "w2", "--model", "m", "--block-size", "32", "--nats", x.NATS)
-	if r.Code != 1 || !strings.Contains(r.Stderr, "registered with block size 16, this worker has 32; if no worker has that size any more: indexer forget --model m") {
+	r := harness.Run(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--instance", "w2", "--model", "m",
+		"--block-size", "32", "--nats", x.NATS)
+	if r.Code != 1 || !strings.Contains(r.Stderr,
+		"registered with block size 16, this worker has 32; if no worker has that size any more: indexer forget --model m") {
 		t.Fatalf("got %+v", r)
 	}
 
@@ -114,7 +124,8 @@ func TestBlockSizesDisagree(t *testing.T) {
 			t.Errorf("%s: %+v", command, r)
 		}
 	}
-	if r := harness.Run(t, "indexer", "forget", "--model", "m", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, `worker w1/0 serves "m" with blocks of 16 tokens`) {
+	if r := harness.Run(t, "indexer", "forget", "--model", "m", "--nats", x.NATS); r.Code != 1 ||
+		!strings.Contains(r.Stderr, `worker w1/0 serves "m" with blocks of 16 tokens`) {
 		t.Fatalf("of a model that is served: %+v", r)
 	}
 	shim.Stop()
@@ -125,11 +136,14 @@ func TestBlockSizesDisagree(t *testing.T) {
 		list := harness.IndexerJSON[api.WorkerList](t, x.NATS, "workers").Workers
 		return len(list) == 0, fmt.Sprintf("%+v", list)
 	})
-	if got := harness.IndexerJSON[map[string]jetstream.Model](t, x.NATS, "forget --model m"); got["forgotten"] != (jetstream.Model{Name: "m", BlockSize: 16}) {
+	if got := harness.IndexerJSON[map[string]jetstream.Model](t, x.NATS,
+		"forget --model m"); got["forgotten"] != (jetstream.Model{Name: "m", BlockSize: 16}) {
 		t.Fatalf("forgotten: %+v", got)
 	}
-	if r := harness.Run(t, "indexer", "forget", "--model", "m", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, `no worker has registered the model "m"`) {
+	if r := harness.Run(t, "indexer", "forget", "--model", "m", "--nats", x.NATS); r.Code != 1 ||
+		!strings.Contains(r.Stderr, `no worker has registered the model "m"`) {
 		t.Errorf("the second time: %+v", r)
 	}
-	harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--instance", "w2", "--model", "m", "--block-size", "32", "--nats", x.NATS).WaitFor("connected to the engine")
+	harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--instance", "w2", "--model", "m",
+		"--block-size", "32", "--nats", x.NATS).WaitFor("connected to the engine")
 }

@@ -18,12 +18,15 @@ func natsCluster(t *testing.T) (addrs []string, servers []*harness.Process) {
 	t.Helper()
 	var routes, monitors []string
 	for range 3 {
-		addrs, routes, monitors = append(addrs, loopback.Reserve(t)), append(routes, loopback.Reserve(t)), append(monitors, loopback.Reserve(t))
+		addrs, routes, monitors = append(addrs, loopback.Reserve(t)), append(routes,
+			loopback.Reserve(t)), append(monitors, loopback.Reserve(t))
 	}
 	for i := range addrs {
 		config := filepath.Join(t.TempDir(), "nats.conf")
-		text := fmt.Sprintf("server_name: n%d\nlisten: %q\nhttp: %q\njetstream { store_dir: %q }\ncluster { name: c, listen: %q, routes: [%q, %q, %q] }\n",
-			i, addrs[i], monitors[i], t.TempDir(), routes[i], "nats://"+routes[0], "nats://"+routes[1], "nats://"+routes[2])
+		text := fmt.Sprintf(
+			"server_name: n%d\nlisten: %q\nhttp: %q\njetstream { store_dir: %q }\ncluster { name: c, listen: %q, routes: [%q, %q, %q] }\n",
+			i, addrs[i], monitors[i], t.TempDir(), routes[i], "nats://"+routes[0], "nats://"+routes[1], "nats://"+
+				routes[2])
 		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -38,29 +41,34 @@ func natsCluster(t *testing.T) (addrs []string, servers []*harness.Process) {
 	return addrs, servers
 }
 
-// TestAskingWithoutQuorum kills two of three NATS servers: who asks over NATS is answered as before, and what needs JetStream says what is missing.
+// TestAskingWithoutQuorum kills two of three NATS servers: who asks over NATS is answered as before, and what needs
+// JetStream says what is missing.
 func TestAskingWithoutQuorum(t *testing.T) {
 	t.Parallel()
 	addrs, servers := natsCluster(t)
 	urls := strings.Join(addrs, ",")
 	prompt := filepath.Join(t.TempDir(), "prompt.json")
-	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--rate", "20", "--print-prompt", prompt)
+	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",
+		"tcp://127.0.0.1:0", "--rate", "20", "--print-prompt", prompt)
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
 	serve := func(name string) *harness.Process {
-		p := harness.Start(t, "indexer", "serve", "--nats", urls, "--node-id", name, "--replicas", "3", "--partitions", "2", "--http-listen", "")
+		p := harness.Start(t, "indexer", "serve", "--nats", urls, "--node-id", name, "--replicas", "3", "--partitions",
+			"2", "--http-listen", "")
 		p.WaitFor(`msg=ready`)
 		return p
 	}
 	a := serve("a")
 	serve("b").WaitFor(`msg="a node is there" node=a`)
 	a.WaitFor(`msg="a node is there" node=b`)
-	harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--instance", "w1", "--model", "m", "--block-size", "16")
+	harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--instance", "w1",
+		"--model", "m", "--block-size", "16")
 	engine.WaitFor(`is printed`)
 	ask := func(args ...string) harness.Result { return harness.Run(t, "indexer", append(args, "--nats", urls)...) }
 	query := func() (bool, string) {
 		var a api.Answer
 		r := ask("query", "--model", "m", "--tokens-file", prompt, "--json")
-		return r.Code == 0 && json.Unmarshal([]byte(r.Stdout), &a) == nil && a.Complete && len(a.Workers) == 1 && a.Workers[0].Device > 0, r.Stdout + r.Stderr
+		return r.Code == 0 && json.Unmarshal([]byte(r.Stdout), &a) == nil && a.Complete && len(a.Workers) == 1 &&
+			a.Workers[0].Device > 0, r.Stdout + r.Stderr
 	}
 	harness.Eventually(t, "the worker is credited", query) // and stays so: all made-up prompts begin alike
 	for _, s := range servers[1:] {
@@ -78,14 +86,17 @@ func TestAskingWithoutQuorum(t *testing.T) {
 	if r := ask("status"); !strings.Contains(r.Stdout, "\na  ") || !strings.Contains(r.Stdout, "\nb  ") {
 		t.Errorf("status: %+v", r)
 	}
-	if r := ask("snapshot", "list", "--timeout", "15s"); r.Code != 1 || !strings.Contains(r.Stderr, "no meta leader") || strings.Contains(r.Stderr, "no NATS server answers") {
+	if r := ask("snapshot", "list", "--timeout", "15s"); r.Code != 1 || !strings.Contains(r.Stderr, "no meta leader") ||
+		strings.Contains(r.Stderr, "no NATS server answers") {
 		t.Errorf("snapshot list: %+v", r)
 	}
-	late := harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--instance", "w2", "--model", "m", "--block-size", "16")
+	late := harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--instance",
+		"w2", "--model", "m", "--block-size", "16")
 	late.WaitFor(`NATS answers, but its JetStream does not; it is waited for.*what_to_do=.*more than half`)
 }
 
-// TestAskingWithoutJetStream asks from an account that has no JetStream, and takes the indexer's service from another account that has.
+// TestAskingWithoutJetStream asks from an account that has no JetStream, and takes the indexer's service from another
+// account that has.
 func TestAskingWithoutJetStream(t *testing.T) {
 	t.Parallel()
 	addr, config := loopback.Reserve(t), filepath.Join(t.TempDir(), "nats.conf")
@@ -100,11 +111,13 @@ accounts {
 		t.Fatal(err)
 	}
 	harness.Start(t, "nats-server", "-c", config).WaitFor("Server is ready")
-	harness.Start(t, "indexer", "serve", "--nats", "nats://node:n@"+addr, "--partitions", "2", "--http-listen", "").WaitFor(`msg=ready`)
+	harness.Start(t, "indexer", "serve", "--nats", "nats://node:n@"+addr, "--partitions", "2", "--http-listen",
+		"").WaitFor(`msg=ready`)
 	ask := func(args ...string) harness.Result {
 		return harness.Run(t, "indexer", append(args, "--nats", "nats://router:r@"+addr)...)
 	}
-	if r := ask("query", "--model", "m", "--tokens", "1"); r.Code != 1 || !strings.Contains(r.Stderr, `no worker has announced the model "m"`) {
+	if r := ask("query", "--model", "m", "--tokens", "1"); r.Code != 1 ||
+		!strings.Contains(r.Stderr, `no worker has announced the model "m"`) {
 		t.Errorf("query: %+v", r)
 	}
 	for _, command := range []string{"workers", "status", "cluster"} {

@@ -10,12 +10,13 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// TestLease: a shim that comes back in time takes up where it was; one that does not is cleared, once, though two indexers watch; and one that was only
-// paused finds out and says again what its engine holds.
+// TestLease: a shim that comes back in time takes up where it was; one that does not is cleared, once, though two
+// indexers watch; and one that was only paused finds out and says again what its engine holds.
 func TestLease(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	second := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0", "--node-id", "second")
+	second := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0",
+		"--node-id", "second")
 	second.WaitFor("msg=ready")
 	e, other := harness.StartSimEngine(t), harness.StartSimEngine(t)
 	shim := harness.StartSimShim(t, e, x.NATS, "w1", "--lease", "10m")
@@ -24,10 +25,12 @@ func TestLease(t *testing.T) {
 	harness.ServePrompt(t, other, prompt[:3*harness.BlockSize])
 	x.WaitDepth(t, "m", prompt, "w1", 2)
 	before := harness.WaitLease(t, x, "w1", true)
-	if l := before.Lease; l.State != "held" || l.Expires.Sub(l.Renewed) != 10*time.Minute || l.PID != shim.Cmd.Process.Pid {
+	if l := before.Lease; l.State != "held" || l.Expires.Sub(l.Renewed) != 10*time.Minute ||
+		l.PID != shim.Cmd.Process.Pid {
 		t.Errorf("the lease: %+v", l)
 	}
-	if r := harness.Run(t, "indexer", "workers", "--nats", x.NATS); !strings.Contains(r.Stdout, "LEASE AGE") || !strings.Contains(r.Stdout, "EXPIRES") {
+	if r := harness.Run(t, "indexer", "workers", "--nats", x.NATS); !strings.Contains(r.Stdout, "LEASE AGE") ||
+		!strings.Contains(r.Stdout, "EXPIRES") {
 		t.Errorf("workers: %+v", r)
 	}
 
@@ -61,7 +64,8 @@ func TestLease(t *testing.T) {
 	cleared := strings.Count(x.Said(), "a worker is gone") + strings.Count(second.Said(), "a worker is gone")
 	both := ended()
 	if both != 2+early || cleared > int(both) {
-		t.Errorf("%d incarnations were closed, %d times by an indexer that says so; %d leases had expired before", both, cleared, early)
+		t.Errorf("%d incarnations were closed, %d times by an indexer that says so; %d leases had expired before", both,
+			cleared, early)
 	}
 
 	// Back after all, though its engine says nothing: it looks for itself.
@@ -79,6 +83,7 @@ func TestLease(t *testing.T) {
 	harness.Eventually(t, "no lease has expired of which nobody says so", func() (bool, string) {
 		late := strings.Count(paused.Said(), expired) - said - 1
 		n := ended()
-		return n == both+uint64(late), fmt.Sprintf("%d incarnations were closed in the end, %d before, and %d leases expired since", n, both, late)
+		return n == both+uint64(late), fmt.Sprintf(
+			"%d incarnations were closed in the end, %d before, and %d leases expired since", n, both, late)
 	})
 }

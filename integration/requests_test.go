@@ -17,8 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestRefusedQueriesAreSeen asks 200 queries of 800 hashes at once, again and again, of an indexer with room for two, until some are refused: each
-// has an answer, and metrics, status, statistics and the log say what became of them.
+// TestRefusedQueriesAreSeen asks 200 queries of 800 hashes at once, again and again, of an indexer with room for two,
+// until some are refused: each has an answer, and metrics, status, statistics and the log say what became of them.
 func TestRefusedQueriesAreSeen(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--query-workers", "1", "--query-queue", "1")
@@ -66,18 +66,23 @@ func TestRefusedQueriesAreSeen(t *testing.T) {
 		return fmt.Sprint(counted) == fmt.Sprint(got), fmt.Sprint(counted, " ", got)
 	})
 	r := harness.Run(t, "indexer", "status", "--nats", x.NATS)
-	if want := fmt.Sprintf("find over nats busy %d unknown_model %d", got["busy"], got["unknown_model"]); !strings.Contains(r.Stdout, want) ||
-		!strings.Contains(r.Stdout, fmt.Sprintf("%d requests were refused as busy within the last two minutes", got["busy"])) {
+	if want := fmt.Sprintf("find over nats busy %d unknown_model %d", got["busy"],
+		got["unknown_model"]); !strings.Contains(r.Stdout, want) ||
+		!strings.Contains(r.Stdout, fmt.Sprintf("%d requests were refused as busy within the last two minutes",
+			got["busy"])) {
 		t.Errorf("%+v, want %q", r, want)
 	}
 	stats, err := conn.Request(ctx, "$SRV.STATS.kvatlas-indexer", "", nil)
-	if err != nil || !strings.Contains(string(stats.Body), fmt.Sprintf(`"outcomes":{"busy":%d,"unknown_model":%d}`, got["busy"], got["unknown_model"])) {
+	if err != nil || !strings.Contains(string(stats.Body), fmt.Sprintf(`"outcomes":{"busy":%d,"unknown_model":%d}`,
+		got["busy"], got["unknown_model"])) {
 		t.Errorf("%s %v", stats.Body, err)
 	}
-	x.WaitFor(fmt.Sprintf(`requests were not answered.*outcome=busy requests=%d what_to_do=.*--query-workers`, got["busy"]))
+	x.WaitFor(fmt.Sprintf(`requests were not answered.*outcome=busy requests=%d what_to_do=.*--query-workers`,
+		got["busy"]))
 }
 
-// TestWhatAWebPageMayNot: a page may post some forms, or none, to this host without asking first; none of them gets anywhere.
+// TestWhatAWebPageMayNot: a page may post some forms, or none, to this host without asking first; none of them gets
+// anywhere.
 func TestWhatAWebPageMayNot(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -91,7 +96,8 @@ func TestWhatAWebPageMayNot(t *testing.T) {
 		{"/v1/snapshot", "text/plain", "", "{}", 415},
 		{"/v1/find", "application/x-www-form-urlencoded", "", `{"model":"m","hashes":[1]}`, 415}, // curl -d
 		{"/v1/find", "application/json", "", `{"model":"m","hashes":["18446744073709551615"]}`, 404},
-		{"/register", "text/plain", "", `{"instance_id":1,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":4}`, 415},
+		{"/register", "text/plain", "",
+			`{"instance_id":1,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":4}`, 415},
 		{"/unregister", "multipart/form-data; boundary=x", "", `{}`, 415},
 	} {
 		r, err := http.NewRequest("POST", "http://"+x.HTTP+c.path, strings.NewReader(c.body))
@@ -114,7 +120,8 @@ func TestWhatAWebPageMayNot(t *testing.T) {
 	}
 }
 
-// TestUnregisterWhateverTheGroup: as in NVIDIA Dynamo 1.6.1, who names no routing group means the worker in whichever it is.
+// TestUnregisterWhateverTheGroup: as in NVIDIA Dynamo 1.6.1, who names no routing group means the worker in whichever
+// it is.
 func TestUnregisterWhateverTheGroup(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "one")
@@ -125,14 +132,19 @@ func TestUnregisterWhateverTheGroup(t *testing.T) {
 			t.Fatalf("%s %s: %d %s %v, want %d %s", path, body, status, text, err, want, words)
 		}
 	}
-	do("/register", `{"instance_id":2,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":4,"routing_group":"a"}`, 201, "ok")
-	do("/register", `{"instance_id":2,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":4,"routing_group":"a","dp_rank":1}`, 201, "ok")
-	do("/unregister", `{"instance_id":2,"model_name":"m","routing_group":"default"}`, 404, "registered for model=m routing_group=a")
+	do("/register",
+		`{"instance_id":2,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":4,"routing_group":"a"}`, 201,
+		"ok")
+	do("/register",
+		`{"instance_id":2,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":4,"routing_group":"a","dp_rank":1}`, 201, "ok")
+	do("/unregister", `{"instance_id":2,"model_name":"m","routing_group":"default"}`, 404,
+		"registered for model=m routing_group=a")
 	do("/unregister", `{"instance_id":2,"model_name":"m:a"}`, 404, "unknown_worker")
 	do("/unregister", `{"instance_id":2,"model_name":"m","dp_rank":1}`, 200, "ok")
 	do("/unregister", `{"instance_id":2,"model_name":"m","routing_group":null}`, 200, "ok")
 	do("/unregister", `{"instance_id":2,"model_name":"m"}`, 404, "instance 2 not found")
-	if status, text, err := harness.Request(x.HTTP, "GET", "/workers", ""); err != nil || status != 200 || strings.TrimSpace(text) != "[]" {
+	if status, text, err := harness.Request(x.HTTP, "GET", "/workers", ""); err != nil || status != 200 ||
+		strings.TrimSpace(text) != "[]" {
 		t.Errorf("%d %s %v", status, text, err)
 	}
 }

@@ -20,8 +20,8 @@ var (
 	rollingRate     = flag.Int("rolling.rate", 100, "queries in a second that TestRollingRestart asks")
 )
 
-// TestRollingRestart restarts three nodes, one after the other, as an upgrade would, while clients ask at a rate: no query fails, and no answer lacks
-// anything or is wrong.
+// TestRollingRestart restarts three nodes, one after the other, as an upgrade would, while clients ask at a rate: no
+// query fails, and no answer lacks anything or is wrong.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	const (
@@ -31,7 +31,8 @@ func TestRollingRestart(t *testing.T) {
 	)
 	nats := harness.StartNATS(t)
 	serve := func(id string) *harness.Process {
-		return harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m")
+		return harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2",
+			"--partitions", "8", "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m")
 	}
 	ids := []string{"a", "b", "c"}
 	nodes := map[string]*harness.Process{}
@@ -60,7 +61,8 @@ func TestRollingRestart(t *testing.T) {
 		places[i].Partition = events.Partition(i)
 	}
 	for w := range workers {
-		locals := append(append([]events.LocalHash{}, common[:w+1]...), hasher.Hash(nil, harness.Tokens((w+1)<<24, (per-w-1)*block))...)
+		locals := append(append([]events.LocalHash{}, common[:w+1]...),
+			hasher.Hash(nil, harness.Tokens((w+1)<<24, (per-w-1)*block))...)
 		var batches []*events.Batch
 		for from := 0; from < per; from += batch {
 			e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: locals[from:min(per, from+batch)]}
@@ -70,7 +72,8 @@ func TestRollingRestart(t *testing.T) {
 			for i := range e.Locals {
 				e.Blocks = append(e.Blocks, events.BlockHash(from+i+1))
 			}
-			batches = append(batches, &events.Batch{Incarnation: 1, FirstID: events.EventID(from/batch + 1), Model: "m", BlockSize: block, Events: []events.Event{e}})
+			batches = append(batches, &events.Batch{Incarnation: 1, FirstID: events.EventID(from/batch + 1), Model: "m",
+				BlockSize: block, Events: []events.Event{e}})
 		}
 		at := harness.PublishAs(t, ctx, ns, name(w), batches...)
 		places[at.Partition] = at
@@ -113,7 +116,8 @@ func TestRollingRestart(t *testing.T) {
 			for _, k := range status.Cluster.Nodes {
 				n += len(k.Ready)
 			}
-			return len(status.Cluster.Nodes) == len(ids) && len(status.Cluster.Short) == 0 && n == 2*int(ns.Partitions()), fmt.Sprintf("%+v", status.Cluster)
+			return len(status.Cluster.Nodes) == len(ids) && len(status.Cluster.Short) == 0 &&
+				n == 2*int(ns.Partitions()), fmt.Sprintf("%+v", status.Cluster)
 		})
 	}
 	settled()
@@ -143,7 +147,8 @@ func TestRollingRestart(t *testing.T) {
 	last := begun
 	var bad []string
 	for i := range clients {
-		client, rng := wire.NewClient(harness.OpenNamespace(t, ctx, nats).Conn(), "default"), rand.New(rand.NewPCG(8, uint64(i)))
+		client, rng := wire.NewClient(harness.OpenNamespace(t, ctx, nats).Conn(),
+			"default"), rand.New(rand.NewPCG(8, uint64(i)))
 		all.Go(func() {
 			tick := time.NewTicker(clients * time.Second / time.Duration(*rollingRate))
 			defer tick.Stop()
@@ -161,7 +166,8 @@ func TestRollingRestart(t *testing.T) {
 				if err != nil {
 					bad = append(bad, fmt.Sprintf("after %v, in %v: %v", asked.Sub(begun), now.Sub(asked), err))
 				} else {
-					sum.Answered, sum.Complete, sum.Took = sum.Answered+1, sum.Complete+1, append(sum.Took, now.Sub(asked))
+					sum.Answered, sum.Complete, sum.Took = sum.Answered+1, sum.Complete+1, append(sum.Took,
+						now.Sub(asked))
 					sum.Gap, last = max(sum.Gap, now.Sub(last)), now
 				}
 				mu.Unlock()
@@ -175,7 +181,8 @@ func TestRollingRestart(t *testing.T) {
 		nodes[id] = serve(id)
 		nodes[id].WaitFor(`msg=ready`)
 		settled()
-		t.Logf("node %s: told to stop after %v, ended after %v, all was settled again after %v", id, told.Round(time.Millisecond), stopped.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
+		t.Logf("node %s: told to stop after %v, ended after %v, all was settled again after %v", id,
+			told.Round(time.Millisecond), stopped.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
 	}
 	stop()
 	all.Wait()

@@ -42,8 +42,9 @@ func (h *holder) depth(prompt []uint32) (n uint32) {
 	return n
 }
 
-// TestAnyNodeAnswersForAll runs three nodes, each of which keeps a part, as users with the least rights. Whichever is asked, over NATS or HTTP, the answer is
-// the twin's; so it stays when one is killed while it is asked: answers may lack something, and say so, until the others have taken what it had.
+// TestAnyNodeAnswersForAll runs three nodes, each of which keeps a part, as users with the least rights. Whichever is
+// asked, over NATS or HTTP, the answer is the twin's; so it stays when one is killed while it is asked: answers may
+// lack something, and say so, until the others have taken what it had.
 func TestAnyNodeAnswersForAll(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -61,7 +62,8 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 
 	nodes, https := map[string]*harness.Process{}, map[string]string{}
 	for _, id := range []string{"n.1", "n.2", "n.3"} {
-		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--namespace", "red", "--nats-nkey", filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node",
+		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--namespace", "red", "--nats-nkey",
+			filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node",
 			"--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0")
 	}
 	for id, p := range nodes {
@@ -72,7 +74,8 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	defer cancel()
 	connect := func(user string) *jetstream.Conn {
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{
-			URLs: []string{"nats://" + addr}, NkeyFile: filepath.Join(keys, "red-"+user+".nk"), InboxPrefix: "_INBOX_" + user, Wait: true,
+			URLs: []string{"nats://" + addr}, NkeyFile: filepath.Join(keys, "red-"+user+".nk"), InboxPrefix: "_INBOX_" +
+				user, Wait: true,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -101,7 +104,8 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		if h.hasher, err = events.NewLookaheadHasher(4, ahead, events.Space{}); err != nil {
 			t.Fatal(err)
 		}
-		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: h.hasher.Hash(nil, h.held), Lookahead: ahead}
+		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: h.hasher.Hash(nil, h.held),
+			Lookahead: ahead}
 		for j := range e.Locals {
 			e.Blocks = append(e.Blocks, events.BlockHash(j+1))
 		}
@@ -122,7 +126,8 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		}
 		for i := range holders {
 			if want := holders[i].depth(asked); got[holders[i].name] != want {
-				return fmt.Errorf("%s holds %d blocks of %d tokens, the answer says %d: %+v", holders[i].name, want, len(asked), got[holders[i].name], a)
+				return fmt.Errorf("%s holds %d blocks of %d tokens, the answer says %d: %+v", holders[i].name, want,
+					len(asked), got[holders[i].name], a)
 			}
 		}
 		return nil
@@ -161,7 +166,8 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		harness.Eventually(t, "node "+id+" answers whole over HTTP", func() (bool, string) {
 			var a api.Answer
 			var l api.WorkerList
-			err := errors.Join(harness.HTTPDo(at, "POST", "/v1/find", api.Query{Model: "m", Tokens: prompt, MinSeq: places}, &a), harness.HTTPDo(at, "GET", "/v1/workers", nil, &l))
+			err := errors.Join(harness.HTTPDo(at, "POST", "/v1/find", api.Query{Model: "m", Tokens: prompt,
+				MinSeq: places}, &a), harness.HTTPDo(at, "GET", "/v1/workers", nil, &l))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -178,14 +184,16 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		})
 	}
 	var unknown *api.Error
-	if _, err := client.Find(ctx, &api.Query{Model: "other", Tokens: prompt}); !errors.As(err, &unknown) || unknown.Code != api.CodeUnknownModel {
+	if _, err := client.Find(ctx, &api.Query{Model: "other", Tokens: prompt}); !errors.As(err, &unknown) ||
+		unknown.Code != api.CodeUnknownModel {
 		t.Errorf("a model that nobody serves: %v", err)
 	}
 
 	settled := func(nodes int) {
 		t.Helper()
 		harness.Eventually(t, fmt.Sprintf("%d nodes keep each partition twice", nodes), func() (bool, string) {
-			r := harness.Run(t, "indexer", "cluster", "--json", "--nats", addr, "--namespace", "red", "--nats-nkey", filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node")
+			r := harness.Run(t, "indexer", "cluster", "--json", "--nats", addr, "--namespace", "red", "--nats-nkey",
+				filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node")
 			var c api.ClusterStatus
 			if r.Code != 0 || json.Unmarshal([]byte(r.Stdout), &c) != nil {
 				return false, r.Stdout + r.Stderr
@@ -274,7 +282,8 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	for _, span := range []struct {
 		name     string
 		from, to time.Duration
-	}{{"before", 0, killed}, {"the second after", killed, killed + time.Second}, {"later", killed + time.Second, math.MaxInt64}} {
+	}{{"before", 0, killed}, {"the second after", killed, killed + time.Second}, {"later", killed + time.Second,
+		math.MaxInt64}} {
 		n, p50, p99, most := quantile(span.from, span.to)
 		t.Logf("%s: %d whole answers, p50 %v, p99 %v, longest %v", span.name, n, p50, p99, most)
 	}
@@ -288,5 +297,6 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 			t.Errorf("asked %v after the kill, when nobody was missing: %v", a.at-killed, a.err)
 		}
 	}
-	t.Logf("%d of %d answers were not whole, the last of them asked %v after the kill; each partition was kept twice again after %v", lacking, len(log), last, redundant-killed)
+	t.Logf(
+		"%d of %d answers were not whole, the last of them asked %v after the kill; each partition was kept twice again after %v", lacking, len(log), last, redundant-killed)
 }

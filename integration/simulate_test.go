@@ -12,9 +12,11 @@ import (
 func TestSimulatedEngine(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--rate", "50", "--block-size", "64")
+	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",
+		"tcp://127.0.0.1:0", "--rate", "50", "--block-size", "64")
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
-	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", at[1], "--replay", at[2], "--instance", "sim", "--model", "m", "--block-size", "64")
+	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", at[1], "--replay", at[2], "--instance", "sim",
+		"--model", "m", "--block-size", "64")
 
 	// All prompts of a generated trace begin with the same 512 tokens: the block with id 0.
 	prompt := make([]uint32, 512)
@@ -23,10 +25,12 @@ func TestSimulatedEngine(t *testing.T) {
 	}
 	x.WaitDepth(t, "m", prompt, "sim", 8)
 
-	if r := harness.Run(t, "indexer", "probe", fmt.Sprintf("http://%s/readyz", x.HTTP)); r.Code != 0 || r.Stdout+r.Stderr != "" {
+	if r := harness.Run(t, "indexer", "probe", fmt.Sprintf("http://%s/readyz", x.HTTP)); r.Code != 0 ||
+		r.Stdout+r.Stderr != "" {
 		t.Errorf("probing a ready indexer ended with %d and %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
-	if r := harness.Run(t, "indexer", "probe", fmt.Sprintf("http://%s/nowhere", x.HTTP)); r.Code != 1 || r.Stderr == "" {
+	if r := harness.Run(t, "indexer", "probe", fmt.Sprintf("http://%s/nowhere", x.HTTP)); r.Code != 1 ||
+		r.Stderr == "" {
 		t.Errorf("probing a path that is not there ended with %d and %q", r.Code, r.Stderr)
 	}
 	if r := harness.Run(t, "indexer", "probe", "http://"+loopback.Reserve(t)); r.Code != 1 || r.Stderr == "" {

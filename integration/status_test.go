@@ -19,13 +19,14 @@ type statusOfAll struct {
 	Problems []string
 }
 
-// TestStatusOfAllNodes asks three nodes how they are: all are shown, by whoever answers. One that is killed is named, first because it does not answer,
-// then because its record stands still, and the exit status is 1.
+// TestStatusOfAllNodes asks three nodes how they are: all are shown, by whoever answers. One that is killed is named,
+// first because it does not answer, then because its record stands still, and the exit status is 1.
 func TestStatusOfAllNodes(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
 	serve := func(name string) *harness.Process {
-		x := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", name, "--partitions", "2", "--http-listen", "")
+		x := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", name, "--partitions", "2",
+			"--http-listen", "")
 		x.WaitFor(`msg=ready`)
 		return x
 	}
@@ -66,26 +67,31 @@ func TestStatusOfAllNodes(t *testing.T) {
 	}
 	c.Kill()
 	r, s := ask()
-	if r.Code != 1 || len(s.Nodes) != 3 || s.Nodes[2].Status != nil || !strings.Contains(s.Nodes[2].Error, "node c ") || !strings.Contains(r.Stderr, "node c ") {
+	if r.Code != 1 || len(s.Nodes) != 3 || s.Nodes[2].Status != nil || !strings.Contains(s.Nodes[2].Error, "node c ") ||
+		!strings.Contains(r.Stderr, "node c ") {
 		t.Errorf("with a node that was killed just now: %+v", r)
 	}
 	harness.Eventually(t, "it is known to be gone", func() (bool, string) {
 		r, s := ask()
-		return r.Code == 1 && len(s.Nodes) == 3 && strings.Contains(s.Nodes[2].Error, "node c is gone"), r.Stdout + r.Stderr
+		return r.Code == 1 && len(s.Nodes) == 3 &&
+			strings.Contains(s.Nodes[2].Error, "node c is gone"), r.Stdout + r.Stderr
 	})
 	if r := harness.Run(t, "indexer", "cluster", "--nats", nats); r.Code != 0 || !strings.Contains(r.Stdout, "gone") {
 		t.Errorf("cluster: %+v", r)
 	}
 	r = harness.Run(t, "indexer", "status", "--nats", nats)
-	if r.Code != 1 || !strings.Contains(r.Stdout, "NO ANSWER") || !strings.Contains(r.Stdout, "problem: node c is gone") {
+	if r.Code != 1 || !strings.Contains(r.Stdout, "NO ANSWER") ||
+		!strings.Contains(r.Stdout, "problem: node c is gone") {
 		t.Errorf("the table: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "status", "--nats", nats, "--node", "c", "--timeout", "60s"); r.Code != 1 || !strings.Contains(r.Stderr, "node c does not answer") && !strings.Contains(r.Stderr, "no answer in time") {
+	if r := harness.Run(t, "indexer", "status", "--nats", nats, "--node", "c", "--timeout", "60s"); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "node c does not answer") && !strings.Contains(r.Stderr, "no answer in time") {
 		t.Errorf("--node c: %+v", r)
 	}
 	serve("c")
 	harness.Eventually(t, "all are well again", well)
-	if r := harness.Run(t, "indexer", "status", "--nats", loopback.Reserve(t), "--timeout", "1s"); r.Code != 1 || !strings.Contains(r.Stderr, "no NATS server answers") {
+	if r := harness.Run(t, "indexer", "status", "--nats", loopback.Reserve(t), "--timeout", "1s"); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "no NATS server answers") {
 		t.Errorf("without NATS: %+v", r)
 	}
 }

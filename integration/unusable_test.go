@@ -8,24 +8,28 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestWrongBlockSizeIsAProblem has a shim told another block size than its engine has, for a model that nobody has served before: nothing of what the engine
-// announces can be taken, and the indexer's status says so, and what to do, until an engine with that size is there.
+// TestWrongBlockSizeIsAProblem has a shim told another block size than its engine has, for a model that nobody has
+// served before: nothing of what the engine announces can be taken, and the indexer's status says so, and what to do,
+// until an engine with that size is there.
 func TestWrongBlockSizeIsAProblem(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	endpoint, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
 	engine := simulated(t, endpoint, replay)
-	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--instance", "sim", "--model", "m", "--block-size", "32")
+	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--instance",
+		"sim", "--model", "m", "--block-size", "32")
 	said := func() string {
 		return strings.Join(harness.Status(t, x.NATS).Problems, "\n")
 	}
 	harness.Eventually(t, "the wrong block size is a problem", func() (bool, string) {
 		now := said()
-		return strings.Contains(now, "sim/0: ") && strings.Contains(now, "blocks of 64 tokens, and blocks of 32 are expected") &&
+		return strings.Contains(now, "sim/0: ") &&
+			strings.Contains(now, "blocks of 64 tokens, and blocks of 32 are expected") &&
 			strings.Contains(now, "--block-size 64") && strings.Contains(now, "indexer forget --model m"), now
 	})
 	engine.Kill()
-	p := harness.Start(t, "worker-shim", "simulate", "--endpoint", endpoint, "--replay", replay, "--rate", "20", "--block-size", "32")
+	p := harness.Start(t, "worker-shim", "simulate", "--endpoint", endpoint, "--replay", replay, "--rate", "20",
+		"--block-size", "32")
 	p.WaitFor("simulated engine runs")
 	harness.Eventually(t, "nothing is wrong with the size", func() (bool, string) {
 		now := said()

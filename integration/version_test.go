@@ -13,7 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestOneVersion asks both programs, a node's status, its NATS service, the changes and the pages for the version: all say the same.
+// TestOneVersion asks both programs, a node's status, its NATS service, the changes and the pages for the version: all
+// say the same.
 func TestOneVersion(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "CHANGELOG.md"))
@@ -29,7 +30,8 @@ func TestOneVersion(t *testing.T) {
 		if r := harness.Run(t, name, "--version"); r.Code != 0 || r.Stdout != name+" version "+want+"\n" {
 			t.Errorf("%s --version: %+v", name, r)
 		}
-		if r := harness.Run(t, name, "version"); r.Code != 0 || !strings.HasPrefix(r.Stdout, name+" "+want+", ") || strings.Count(r.Stdout, "\n") != 1 {
+		if r := harness.Run(t, name, "version"); r.Code != 0 || !strings.HasPrefix(r.Stdout, name+" "+want+", ") ||
+			strings.Count(r.Stdout, "\n") != 1 {
 			t.Errorf("%s version: %+v", name, r)
 		}
 		var said struct{ Version, Go string }

@@ -10,10 +10,14 @@ import (
 	"testing"
 )
 
-// TestTroubleSaysWhatToDo reads the log lines of both programs: each warning or error about what waits, is refused or has failed says what to do.
+// TestTroubleSaysWhatToDo reads the log lines of both programs: each warning or error about what waits, is refused or
+// has failed says what to do.
 func TestTroubleSaysWhatToDo(t *testing.T) {
-	trouble := regexp.MustCompile(`wait|permit|cannot|could not|lost|takes nothing|take events|not written|refus|is ill|silent|not heard|no NATS|does not|^NATS$`)
-	informs := regexp.MustCompile(`cannot be decoded|registration cannot be read|could not be replayed|cannot say it again`) // nothing need be done, or nothing can be
+	trouble := regexp.MustCompile(
+		`wait|permit|cannot|could not|lost|takes nothing|take events|not written|refus|is ill|silent|not heard|no NATS|does not|^NATS$`)
+	// nothing need be done, or nothing can be
+	informs := regexp.MustCompile(
+		`cannot be decoded|registration cannot be read|could not be replayed|cannot say it again`)
 	found := 0
 	for _, folder := range []string{".", filepath.Join("..", "worker-shim")} {
 		files, err := filepath.Glob(filepath.Join(folder, "*.go"))

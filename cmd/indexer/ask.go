@@ -37,8 +37,10 @@ func askingFlags(cmd *cobra.Command) *asking {
 	return a
 }
 
-// run asks one thing of indexers, which needs no JetStream, and prints it. With --json an error that the node gave is printed as JSON too.
-func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client) (any, func(io.Writer) error, error)) error {
+// run asks one thing of indexers, which needs no JetStream, and prints it. With --json an error that the node gave is
+// printed as JSON too.
+func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client) (any, func(io.Writer) error,
+	error)) error {
 	if err := jetstream.CheckNamespace(a.namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)
 	}
@@ -73,8 +75,8 @@ func (a *asking) refused(err error) error {
 	return err
 }
 
-// reach connects to NATS and opens the namespace, for commands that need no indexer to run. The context that do gets has no
-// deadline, but JetStream may be silent for --timeout at most.
+// reach connects to NATS and opens the namespace, for commands that need no indexer to run. The context that do gets
+// has no deadline, but JetStream may be silent for --timeout at most.
 func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.Namespace) error) error {
 	if err := jetstream.CheckNamespace(a.namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)
@@ -122,17 +124,20 @@ shared store has it, and for each worker the rule that stopped its own prefix, a
 	cmd.Flags().StringVar(&tokens, "tokens", "", "the prompt's token ids")
 	cmd.Flags().StringVar(&tokensFile, "tokens-file", "", "file with the prompt's token ids; - is standard input")
 	cmd.Flags().StringVar(&hashes, "hashes", "", "local hashes of the prompt's blocks, in place of tokens")
-	cmd.Flags().Uint32Var(&blockSize, "block-size", 0, "tokens in a block; an error if the model's workers have another")
+	cmd.Flags().Uint32Var(&blockSize, "block-size", 0,
+		"tokens in a block; an error if the model's workers have another")
 	cmd.Flags().StringVar(&lora, "lora", "", "name of the LoRA adapter")
 	cmd.Flags().StringVar(&salt, "cache-salt", "", "cache salt")
 	cmd.Flags().StringSliceVar(&workers, "worker", nil, "look at this instance only; may be given several times")
-	cmd.Flags().StringVar(&l3, "l3", "", "what the shared store is asked for: all, beyond (what no worker has), off (default all)")
+	cmd.Flags().StringVar(&l3, "l3", "",
+		"what the shared store is asked for: all, beyond (what no worker has), off (default all)")
 	cmd.Flags().BoolVar(&explain, "explain", false, "show where each block is, and which rule stopped each worker")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if model == "" {
 			return cli.UsageErrorf("--model is missing")
 		}
-		q := &api.Query{Model: model, BlockSize: blockSize, LoRA: lora, CacheSalt: salt, L3: api.L3Ask(l3), Explain: explain}
+		q := &api.Query{Model: model, BlockSize: blockSize, LoRA: lora, CacheSalt: salt, L3: api.L3Ask(l3),
+			Explain: explain}
 		for _, w := range workers {
 			q.Workers = append(q.Workers, events.WorkerID(w))
 		}
@@ -259,12 +264,14 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	}
 	rows := make([][]any, len(a.Workers))
 	for i, o := range a.Workers {
-		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))}
+		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External,
+			fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))}
 		if shared {
 			rows[i] = append(rows[i], o.L3, o.L3Stop)
 		}
 		if stands {
-			rows[i] = append(rows[i], engineStands(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp}, time.Now()))
+			rows[i] = append(rows[i], engineStands(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp},
+				time.Now()))
 		}
 	}
 	return cli.Table(w, heading, rows)
@@ -292,8 +299,11 @@ func printWorkers(w io.Writer, list *api.WorkerList) error {
 	}
 	rows := make([][]any, len(list.Workers))
 	for i, k := range list.Workers {
-		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host, k.Blocks.Disk, k.Blocks.External,
-			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now()), engineStands(&k, time.Now())}
+		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host,
+			k.Blocks.Disk, k.Blocks.External,
+			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease,
+				time.Now()), leaseLeft(k.Lease, time.Now()), engineStands(&k, time.Now())}
 	}
-	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK", "EXTERNAL", "PARKED", "EVENTS", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE"}, rows)
+	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
+		"EXTERNAL", "PARKED", "EVENTS", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE"}, rows)
 }

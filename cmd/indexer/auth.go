@@ -38,7 +38,8 @@ files that are there are not touched.`,
 	f := cmd.Flags()
 	f.StringSliceVar(&namespaces, "namespace", []string{"default"}, "namespace; may be given again")
 	f.StringSliceVar(&shims, "shim", nil, "instance id that has a shim of its own; may be given again")
-	f.StringSliceVar(&stores, "store", nil, "HTTP address of a shared store's master that has a shim of its own; may be given again")
+	f.StringSliceVar(&stores, "store", nil,
+		"HTTP address of a shared store's master that has a shim of its own; may be given again")
 	f.StringVar(&keys, "keys", "", "folder for the keys (required)")
 	f.Uint32Var(&partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

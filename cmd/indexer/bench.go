@@ -16,7 +16,8 @@ import (
 )
 
 func benchCommand() *cobra.Command {
-	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"}, benchIndexCommand(), benchDurableCommand(), benchClusterCommand(), benchCorpusCommand())
+	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"},
+		benchIndexCommand(), benchDurableCommand(), benchClusterCommand(), benchCorpusCommand())
 }
 
 func benchIndexCommand() *cobra.Command {
@@ -38,7 +39,8 @@ func benchIndexCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
 	f.StringVar(&mode, "mode", string(bench.Mixed), "what to measure")
-	f.IntVar(&o.Window, "window", 0, "tokens of a sliding window that every worker has beside its prefix, as with a hybrid model; 0: none")
+	f.IntVar(&o.Window, "window", 0,
+		"tokens of a sliding window that every worker has beside its prefix, as with a hybrid model; 0: none")
 	f.IntVar(&o.Writers, "writers", 1, "indexes, each with a writer and its share of the workers")
 	f.IntVar(&o.Readers, "readers", 1, "goroutines that query")
 	f.BoolVar(&o.JSON, "json", false, "print one JSON object")
@@ -66,7 +68,8 @@ func benchDurableCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
 	f.Uint32Var(&o.Partitions, "partitions", 8, "shares of the log")
-	f.DurationVar(&o.Sync, "sync-interval", 0, "how long what was acknowledged may wait for the disk; 0 waits for it each time")
+	f.DurationVar(&o.Sync, "sync-interval", 0,
+		"how long what was acknowledged may wait for the disk; 0 waits for it each time")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.File == "" {
@@ -91,12 +94,17 @@ func benchDurableCommand() *cobra.Command {
 		delay := func(d durable.Delay) string {
 			return fmt.Sprintf("p50 %.0f, p99 %.0f, worst %.0f µs of %d", d.P50, d.P99, d.Max, d.N)
 		}
-		return cli.Table(os.Stdout, []string{r.Corpus, fmt.Sprintf("%d blocks, %d holdings at the end", r.Blocks, r.Holdings)}, [][]any{
-			{"publish, acknowledged", fmt.Sprintf("%.2f s, %.2f M blocks/s, %s of log", r.PublishSeconds, r.PublishBlocksPer/1e6, cli.Bytes(r.LogBytes))},
-			{"replay of the log alone", fmt.Sprintf("%.2f s, %.2f M blocks/s", r.ReplaySeconds, r.ReplayBlocksPerS/1e6)},
-			{"first snapshot", fmt.Sprintf("%.2f s, %s, %.2f bytes per holding", r.SnapshotSeconds, cli.Bytes(r.SnapshotBytes), r.BytesPerHolding)},
+		return cli.Table(os.Stdout, []string{r.Corpus, fmt.Sprintf("%d blocks, %d holdings at the end", r.Blocks,
+			r.Holdings)}, [][]any{
+			{"publish, acknowledged", fmt.Sprintf("%.2f s, %.2f M blocks/s, %s of log", r.PublishSeconds,
+				r.PublishBlocksPer/1e6, cli.Bytes(r.LogBytes))},
+			{"replay of the log alone", fmt.Sprintf("%.2f s, %.2f M blocks/s", r.ReplaySeconds,
+				r.ReplayBlocksPerS/1e6)},
+			{"first snapshot", fmt.Sprintf("%.2f s, %s, %.2f bytes per holding", r.SnapshotSeconds,
+				cli.Bytes(r.SnapshotBytes), r.BytesPerHolding)},
 			{"written when nothing changed", cli.Bytes(r.UnchangedBytes)},
-			{"written when one worker changed", fmt.Sprintf("%s, %.1f%%", cli.Bytes(r.OneWorkerBytes), 100*r.OneWorkerShare)},
+			{"written when one worker changed", fmt.Sprintf("%s, %.1f%%", cli.Bytes(r.OneWorkerBytes),
+				100*r.OneWorkerShare)},
 			{"restore", fmt.Sprintf("%.2f s, %.2f M holdings/s", r.RestoreSeconds, r.RestoreHoldingsPerS/1e6)},
 			{"query", delay(r.Idle.Query)},
 			{"query during a snapshot", delay(r.Snapshot.Query)},
@@ -154,12 +162,14 @@ come first, each with the bound that it is to keep.`,
 			return fmt.Sprintf("p50 %.0f, p99 %.0f, worst %.0f µs of %d", t.P50, t.P99, t.Max, t.N)
 		}
 		taken := func(t cluster.Taken) string {
-			return fmt.Sprintf("%.2f M blocks/s of a core (%.2f M applied in %.2f s, %.2f s of processor time)", t.PerCPU/1e6, float64(t.Blocks)/1e6, t.Seconds, t.CPU)
+			return fmt.Sprintf("%.2f M blocks/s of a core (%.2f M applied in %.2f s, %.2f s of processor time)",
+				t.PerCPU/1e6, float64(t.Blocks)/1e6, t.Seconds, t.CPU)
 		}
 		restored := func(t cluster.Restored) string {
 			return fmt.Sprintf("%.2f M holdings/s (%.2f M in %.3f s)", t.Rate/1e6, float64(t.Holdings)/1e6, t.Seconds)
 		}
-		return cli.Table(os.Stdout, []string{"three nodes, two replicas", fmt.Sprintf("%d workers, %d holdings", r.Workers, r.Holdings)}, [][]any{
+		return cli.Table(os.Stdout, []string{"three nodes, two replicas", fmt.Sprintf("%d workers, %d holdings",
+			r.Workers, r.Holdings)}, [][]any{
 			{"query p50, to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.QueryP50)},
 			{"query p99, to a bare request", fmt.Sprintf("%.2f (at most 4)", r.QueryP99)},
 			{"events per core used, to one node", fmt.Sprintf("%.2f (at least 0.8)", r.Ingest)},
@@ -169,8 +179,10 @@ come first, each with the bound that it is to keep.`,
 			{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)},
 			{"events, one node", taken(r.One)},
 			{"events, three nodes", taken(r.Three)},
-			{"queries from the kill on", fmt.Sprintf("%d, %d not whole, longest whole one %.0f ms", r.FailQueries, r.NotWhole, 1e3*r.FailLongest)},
-			{"two replicas again", fmt.Sprintf("after %.1f s; others begin to restore after %.1f s", r.Redundant, r.Believed)},
+			{"queries from the kill on", fmt.Sprintf("%d, %d not whole, longest whole one %.0f ms", r.FailQueries,
+				r.NotWhole, 1e3*r.FailLongest)},
+			{"two replicas again", fmt.Sprintf("after %.1f s; others begin to restore after %.1f s", r.Redundant,
+				r.Believed)},
 			{"restore of one node", restored(r.Restore)},
 			{"restore by the two that are left", restored(r.Rereplicated)},
 		})
@@ -199,9 +211,12 @@ request. The same flags always give the same bytes.`,
 	f.IntVar(&job.Requests, "requests", job.Requests, "use only the first N requests (0: all)")
 	f.IntVar(&job.Repeat, "repeat", job.Repeat, "serve the trace N times, each time with other contents")
 	f.BoolVar(&job.Everyone, "everyone", job.Everyone, "every worker serves every request: all workers hold all blocks")
-	f.StringVar((*string)(&job.Evict), "evict", string(job.Evict), "lru: tails first, no holes; random: any block, with holes and second copies")
-	f.StringVar((*string)(&job.Names), "names", string(job.Names), "shared: a block has one engine hash everywhere; private: each worker has its own")
-	f.Float64Var(&job.Sticky, "sticky", job.Sticky, "share of requests sent to the worker that last served their longest prefix")
+	f.StringVar((*string)(&job.Evict), "evict", string(job.Evict),
+		"lru: tails first, no holes; random: any block, with holes and second copies")
+	f.StringVar((*string)(&job.Names), "names", string(job.Names),
+		"shared: a block has one engine hash everywhere; private: each worker has its own")
+	f.Float64Var(&job.Sticky, "sticky", job.Sticky,
+		"share of requests sent to the worker that last served their longest prefix")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := job.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)

@@ -31,11 +31,14 @@ import (
 const (
 	memberBeat      = time.Second
 	memberDeadAfter = 5 * time.Second
-	memberRecord    = 10 * time.Minute // a record that is not renewed for so long goes; that tidies up, and decides nothing
+	// a record that is not renewed for so long goes; that tidies up, and decides nothing
+	memberRecord = 10 * time.Minute
 )
 
-// join makes this node a member of its namespace's cluster, under its name, which no other may have. host says that the NATS server is in this process.
-func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper cluster.Keeper, host bool, log *slog.Logger) (*cluster.Member, error) {
+// join makes this node a member of its namespace's cluster, under its name, which no other may have. host says that the
+// NATS server is in this process.
+func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper cluster.Keeper, host bool,
+	log *slog.Logger) (*cluster.Member, error) {
 	bucket, err := ns.EnsureNodes(ctx, memberRecord)
 	if err != nil {
 		return nil, err
@@ -54,10 +57,12 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 			Node: s.id, Life: life, Build: cli.Version(), Partitions: ns.Partitions(), Replication: s.replication,
 			Beat: memberBeat, DeadAfter: memberDeadAfter, Host: host,
 		},
-		Dead:      dead,
-		Namespace: ns, Bucket: bucket, Keeper: keeper, Drain: s.drain * 3 / 4, // the rest is for what is under way, and for last snapshots
+		Dead: dead,
+		// the rest is for what is under way, and for last snapshots
+		Namespace: ns, Bucket: bucket, Keeper: keeper, Drain: s.drain * 3 / 4,
 		Waiting: func() {
-			log.Info("there is a record of a node with this name; it is looked whether that lives", "node", s.id, "for", memberDeadAfter)
+			log.Info("there is a record of a node with this name; it is looked whether that lives", "node", s.id, "for",
+				memberDeadAfter)
 		},
 		Mend: func(ctx context.Context) error {
 			_, err := ns.EnsureNodes(ctx, memberRecord)
@@ -65,7 +70,8 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 		},
 		Mended: func(err error) {
 			if err != nil {
-				log.Error("the bucket of nodes is gone and could not be made anew; it is tried again", "error", err, "what_to_do",
+				log.Error("the bucket of nodes is gone and could not be made anew; it is tried again", "error", err,
+					"what_to_do",
 					"see that NATS has room and quorum, and that this user may make buckets")
 			} else {
 				log.Warn("the bucket of nodes was gone; it is made anew")
@@ -79,7 +85,8 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 			case err != nil && !was && len(member.View().Peers) > 0:
 				unheard = true
 				log.Warn("the other nodes do not hear this one; it is tried again", "error", err,
-					"what_to_do", "see that NATS has room and that more than half of its servers are up; queries are answered meanwhile")
+					"what_to_do",
+					"see that NATS has room and that more than half of its servers are up; queries are answered meanwhile")
 			}
 		},
 		Viewed: teller.tell,
@@ -90,8 +97,8 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 // lifeFile is where a data folder has its name.
 const lifeFile = "kvatlas.life"
 
-// lifeIn returns a name for the life of a process that has the lock of a data folder, and what knows the lives of processes that had it before: they have
-// ended, since the lock was free.
+// lifeIn returns a name for the life of a process that has the lock of a data folder, and what knows the lives of
+// processes that had it before: they have ended, since the lock was free.
 func lifeIn(dir string) (life string, dead func(life string) bool, err error) {
 	path := filepath.Join(dir, lifeFile)
 	text, err := os.ReadFile(path)
@@ -101,14 +108,15 @@ func lifeIn(dir string) (life string, dead func(life string) bool, err error) {
 	folder := strings.TrimSpace(string(text))
 	if folder == "" {
 		folder = rand.Text()
-		_ = os.WriteFile(path, []byte(folder+"\n"), 0o600) // if the disk is full, the next process waits until this one's record is seen to stand still
+		// if the disk is full, the next process waits until this one's record is seen to stand still
+		_ = os.WriteFile(path, []byte(folder+"\n"), 0o600)
 	}
 	life = folder + "." + rand.Text()
 	return life, func(other string) bool { return other != life && strings.HasPrefix(other, folder+".") }, nil
 }
 
-// askable is whom a partition can be asked of: who is known to serve it, or, while nobody is, who is likely to do so before he is heard to. It may
-// have workers of a model if this node or another says so, or if one is registered.
+// askable is whom a partition can be asked of: who is known to serve it, or, while nobody is, who is likely to do so
+// before he is heard to. It may have workers of a model if this node or another says so, or if one is registered.
 type askable struct {
 	*cluster.View
 	here       func(p events.Partition, model string) bool
@@ -138,7 +146,8 @@ func (v askable) Serving(p events.Partition) []string {
 }
 
 // scatterOver returns what answers for the whole cluster.
-func scatterOver(ns *jetstream.Namespace, self string, host bool, n *node.Node, member *cluster.Member, known *registry.Registry, seen *metrics.Queries) (api.Indexer, error) {
+func scatterOver(ns *jetstream.Namespace, self string, host bool, n *node.Node, member *cluster.Member,
+	known *registry.Registry, seen *metrics.Queries) (api.Indexer, error) {
 	return scatter.New(scatter.Config{
 		Self: self, Partitions: ns.Partitions(), PartitionOf: ns.PartitionOf, Local: n,
 		View: func() scatter.View {
@@ -153,13 +162,15 @@ func scatterOver(ns *jetstream.Namespace, self string, host bool, n *node.Node, 
 			return wire.NewAsker(ns.Conn(), ns.Name(), take)
 		},
 		Hooks: scatter.Hooks{
-			Asked: func(k scatter.Kind) { seen.Asked(k.String()) }, Replied: seen.Replied, Withheld: seen.Withheld, Missing: seen.Missing,
+			Asked: func(k scatter.Kind) { seen.Asked(k.String()) }, Replied: seen.Replied, Withheld: seen.Withheld,
+			Missing: seen.Missing,
 		},
 	})
 }
 
 // everywhere returns what has all nodes of a cluster do what each can do for itself alone; for the rest it is whole.
-func everywhere(ns *jetstream.Namespace, self string, whole api.Indexer, n *node.Node, member *cluster.Member) api.Indexer {
+func everywhere(ns *jetstream.Namespace, self string, whole api.Indexer, n *node.Node,
+	member *cluster.Member) api.Indexer {
 	return &wire.Everywhere{
 		Indexer: whole, Own: n, Self: self, Partitions: ns.Partitions(), Conn: ns.Conn(), Namespace: ns.Name(),
 		Nodes: func() []string {
@@ -244,7 +255,8 @@ BEHIND the log, and those that it is RELEASING, because others have them. Exit s
 
 // aloneCluster is the cluster of a node of an earlier version that runs a NATS server for itself.
 func aloneCluster(s *api.Status) *api.ClusterStatus {
-	n := api.NodeStatus{Node: s.Node, Build: s.Version, Answers: true, Ready: []events.Partition{}, Behind: []events.Partition{}, Releasing: []events.Partition{}}
+	n := api.NodeStatus{Node: s.Node, Build: s.Version, Answers: true, Ready: []events.Partition{},
+		Behind: []events.Partition{}, Releasing: []events.Partition{}}
 	c := &api.ClusterStatus{Copies: 1}
 	for _, p := range s.Partitions {
 		if p.State == "serving" || p.State == "resync_needed" {
@@ -267,12 +279,14 @@ func printCluster(w io.Writer, c *api.ClusterStatus) error {
 		if n.Leaving {
 			state = append(state, "leaving")
 		}
-		rows[i] = []any{n.Node, n.Build, len(n.Ready), ranges(n.Ready), ranges(n.Behind), ranges(n.Releasing), strings.Join(state, ", ")}
+		rows[i] = []any{n.Node, n.Build, len(n.Ready), ranges(n.Ready), ranges(n.Behind), ranges(n.Releasing),
+			strings.Join(state, ", ")}
 	}
 	for _, name := range c.Gone {
 		rows = append(rows, []any{name, "", "", "", "", "", "gone"})
 	}
-	if err := cli.Table(w, []string{"NODE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""}, rows); err != nil {
+	if err := cli.Table(w, []string{"NODE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""},
+		rows); err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\neach partition is to be kept by %d\n", c.Copies)

@@ -43,14 +43,16 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&traceFile, "trace", "", "file of requests in Mooncake's format (default: a trace of the same shape is generated)")
+	f.StringVar(&traceFile, "trace", "",
+		"file of requests in Mooncake's format (default: a trace of the same shape is generated)")
 	f.IntVar(&requests, "requests", 1000, "how many requests to serve")
 	f.IntVar(&cfg.Engines, "engines", 8, "simulated engines")
 	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block; divides 512")
 	f.IntVar(&cfg.Capacity, "capacity", 10_000, "blocks that one engine holds")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of the generated trace and of the random routing")
 	f.BoolVar(&l3, "l3", false, "the engines share a store of evicted blocks")
-	f.StringVar(&l3Python, "l3-python", "", "with --l3: a Python interpreter with the package mooncake-transfer-engine, for a real Mooncake master and client")
+	f.StringVar(&l3Python, "l3-python", "",
+		"with --l3: a Python interpreter with the package mooncake-transfer-engine, for a real Mooncake master and client")
 	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object, and no progress")
 	f.BoolVar(&quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -58,7 +60,8 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		for _, n := range []struct {
 			name          string
 			value, lo, hi int
-		}{{"requests", requests, 2, 1 << 30}, {"engines", cfg.Engines, 1, 256}, {"capacity", cfg.Capacity, 1, 1 << 30}} {
+		}{{"requests", requests, 2, 1 << 30}, {"engines", cfg.Engines, 1, 256}, {"capacity", cfg.Capacity, 1,
+			1 << 30}} {
 			if n.value < n.lo || n.value > n.hi {
 				errs = append(errs, fmt.Errorf("--%s %d is not from %d to %d", n.name, n.value, n.lo, n.hi))
 			}
@@ -126,7 +129,8 @@ func isTerminal(f *os.File) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// progress shows what the demonstration does: on a terminal in a line that changes, else in lines, one for each stage and one every two seconds.
+// progress shows what the demonstration does: on a terminal in a line that changes, else in lines, one for each stage
+// and one every two seconds.
 func progress(w io.Writer, terminal bool) func(demo.Progress) {
 	every, before, after := 2*time.Second, "", "\n"
 	if terminal {
@@ -139,7 +143,8 @@ func progress(w io.Writer, terminal bool) func(demo.Progress) {
 		}
 		last, stage = time.Now(), p.Stage
 		fmt.Fprintf(w, "%s%5.1fs  %-22s  %d of %d requests  %d blocks announced  %.0f%% hits  %d of %d answers right%s",
-			before, time.Since(begun).Seconds(), p.Stage, p.Requests, p.Of, p.Blocks, 100*p.Hits, p.Equal, p.Checked, after)
+			before, time.Since(begun).Seconds(), p.Stage, p.Requests, p.Of, p.Blocks, 100*p.Hits, p.Equal, p.Checked,
+			after)
 	}
 }
 
@@ -158,9 +163,12 @@ func printDemo(w io.Writer, r *demo.Result) error {
 	}
 	if l := r.L3; l != nil {
 		rows = append(rows,
-			[]any{"pages in the shared store", fmt.Sprintf("%d (%s master)", l.PagesStored, strings.TrimSuffix(l.Master, "_master"))},
-			[]any{"prefill without the store, with it", fmt.Sprintf("%d tokens, %d tokens", l.TokensMissed, l.TokensMissed-l.TokensLoaded)},
-			[]any{"saved by the store", fmt.Sprintf("%.1f%%, in %d of %d requests", 100*float64(l.TokensLoaded)/float64(max(1, l.TokensMissed)), l.Requests, r.Requests)},
+			[]any{"pages in the shared store", fmt.Sprintf("%d (%s master)", l.PagesStored,
+				strings.TrimSuffix(l.Master, "_master"))},
+			[]any{"prefill without the store, with it", fmt.Sprintf("%d tokens, %d tokens", l.TokensMissed,
+				l.TokensMissed-l.TokensLoaded)},
+			[]any{"saved by the store", fmt.Sprintf("%.1f%%, in %d of %d requests",
+				100*float64(l.TokensLoaded)/float64(max(1, l.TokensMissed)), l.Requests, r.Requests)},
 		)
 	}
 	return cli.Table(w, []string{"kvatlas demo", fmt.Sprintf("%d requests in %.1f s", r.Requests, r.Seconds)}, rows)

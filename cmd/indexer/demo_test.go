@@ -7,13 +7,15 @@ import (
 	"github.com/kvatlas/kvatlas/tools/demo"
 )
 
-// TestProgress: the first thing that is told is shown at once, and each new stage; what changes within one is not, until some time has passed.
+// TestProgress: the first thing that is told is shown at once, and each new stage; what changes within one is not,
+// until some time has passed.
 func TestProgress(t *testing.T) {
 	for _, terminal := range []bool{false, true} {
 		var out strings.Builder
 		tell := progress(&out, terminal)
 		tell(demo.Progress{Stage: "one", Of: 7})
-		if text := out.String(); !strings.Contains(text, "one") || !strings.Contains(text, "0 of 7 requests") || strings.HasSuffix(text, "\n") == terminal {
+		if text := out.String(); !strings.Contains(text, "one") || !strings.Contains(text, "0 of 7 requests") ||
+			strings.HasSuffix(text, "\n") == terminal {
 			t.Errorf("terminal %v: at first %q", terminal, text)
 		}
 		for i := range 1000 {

@@ -40,7 +40,8 @@ is said on standard error; with --now a running indexer writes snapshots first. 
 		if now {
 			quiet := *a
 			quiet.json = false
-			if err := quiet.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+			if err := quiet.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error,
+				error) {
 				list, err := c.Snapshot(ctx)
 				return list, func(io.Writer) error { return nil }, err
 			}); err != nil {
@@ -56,9 +57,12 @@ is said on standard error; with --now a running indexer writes snapshots first. 
 					return
 				}
 				ranks += d.Ranks
-				fmt.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in its log", d.Partition, d.Events, d.Ranks, d.Seq)
+				fmt.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in its log", d.Partition,
+					d.Events, d.Ranks, d.Seq)
 				if d.Left != (dump.Left{}) {
-					fmt.Fprintf(os.Stderr, "; left out: %d blocks that wait for their parents, %d of other attention groups", d.Left.Parked, d.Left.Others)
+					fmt.Fprintf(os.Stderr,
+						"; left out: %d blocks that wait for their parents, %d of other attention groups",
+						d.Left.Parked, d.Left.Others)
 				}
 				fmt.Fprintln(os.Stderr)
 			})
@@ -115,7 +119,8 @@ exit status 2 and the line's number; what lines before it say may be published.`
 			if a.json {
 				return cli.PrintJSON(os.Stdout, loaded)
 			}
-			fmt.Printf("%d lines: %d events of %d ranks published, with %d blocks\n", loaded.Lines, loaded.Events, loaded.Ranks, loaded.Blocks)
+			fmt.Printf("%d lines: %d events of %d ranks published, with %d blocks\n", loaded.Lines, loaded.Events,
+				loaded.Ranks, loaded.Blocks)
 			for _, why := range slices.Sorted(maps.Keys(loaded.Skipped)) {
 				fmt.Printf("%d lines passed over: unknown %s\n", loaded.Skipped[why], why)
 			}

@@ -10,7 +10,8 @@ import (
 	ports "github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestExitStatus gives every command what makes no sense, which is status 2 whether NATS runs or not, and what may make sense where nobody can be asked, which is 1.
+// TestExitStatus gives every command what makes no sense, which is status 2 whether NATS runs or not, and what may make
+// sense where nobody can be asked, which is 1.
 func TestExitStatus(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
@@ -27,7 +28,8 @@ func TestExitStatus(t *testing.T) {
 	query := []string{"query", "--nats", nats, "--timeout", "100ms", "--model", "m"}
 	with := func(args []string, more ...string) []string { return append(append([]string(nil), args...), more...) }
 	asks := [][]string{
-		with(query, "--tokens", "1"), {"workers"}, {"status"}, {"cluster"}, {"snapshot", "now"}, {"snapshot", "list"}, {"snapshot", "verify"}, {"resync", "--worker", "w"},
+		with(query, "--tokens", "1"), {"workers"}, {"status"}, {"cluster"}, {"snapshot", "now"}, {"snapshot",
+			"list"}, {"snapshot", "verify"}, {"resync", "--worker", "w"},
 		{"forget", "w"}, {"dump"}, {"load", "--model", "m", "--block-size", "16", empty},
 	}
 	for i := 1; i < len(asks); i++ {
@@ -39,32 +41,52 @@ func TestExitStatus(t *testing.T) {
 		said string
 	}
 	cases := []given{
-		{[]string{}, 0, ""}, {[]string{"--help"}, 0, ""}, {[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 0, ""},
-		{[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 1, "exists"}, // it makes sense, and cannot be done twice
+		{[]string{}, 0, ""}, {[]string{"--help"}, 0, ""}, {[]string{"auth", "example", "--keys",
+			filepath.Join(dir, "keys")}, 0, ""},
+		// it makes sense, and cannot be done twice
+		{[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 1, "exists"},
 		{[]string{"probe", "http://" + nobody + "/healthz"}, 1, "refused"},
 		{[]string{"serve", "--nats", nats, "--nats-wait", "0s"}, 1, "not available"},
 
-		{[]string{"nonsense"}, 2, "nonsense"}, {[]string{"snapshot", "nonsense"}, 2, "nonsense"}, {[]string{"workers", "extra"}, 2, "extra"},
+		{[]string{"nonsense"}, 2, "nonsense"}, {[]string{"snapshot", "nonsense"}, 2,
+			"nonsense"}, {[]string{"workers", "extra"}, 2, "extra"},
 		{[]string{"status", "--config", absent}, 2, "absent"}, {[]string{"status", "--config", junk}, 2, "junk"},
-		{with(query), 2, "--tokens"}, {with(query, "--tokens", "1,x"), 2, `"x"`}, {with(query, "--tokens-file", absent), 2, "absent"}, {with(query, "--tokens-file", junk), 2, "what"},
-		{with(query, "--hashes", "1", "--lora", "a"), 2, "lora"}, {with(query, "--tokens", "1", "--l3", "perhaps"), 2, "perhaps"},
-		{[]string{"load", absent, "--model", "m", "--block-size", "16", "--nats", nats}, 2, "absent"}, {[]string{"load", junk}, 2, "--model"},
-		{[]string{"resync"}, 2, "--partition"}, {[]string{"forget"}, 2, "worker"}, {[]string{"probe", "ftp://x"}, 2, "ftp"}, {[]string{"probe", "http://x", "--timeout", "0s"}, 2, "--timeout"},
-		{[]string{"serve", "--nats-config", absent}, 2, "absent"}, {[]string{"serve", "--nats-config", file("conf", "listen: nonsense")}, 2, "conf"},
-		{[]string{"serve", "--l3-config", absent}, 2, "absent"}, {[]string{"serve", "--l3-config", junk}, 2, "junk"}, {[]string{"serve", "--http-token-file", empty}, 2, "short"},
-		{[]string{"serve", "--http-cert", junk, "--http-key", junk}, 2, "--http-cert"}, {[]string{"serve", "--namespace", "NO"}, 2, "--namespace"},
+		{with(query), 2, "--tokens"}, {with(query, "--tokens", "1,x"), 2, `"x"`}, {with(query, "--tokens-file", absent),
+			2, "absent"}, {with(query, "--tokens-file", junk), 2, "what"},
+		{with(query, "--hashes", "1", "--lora", "a"), 2, "lora"}, {with(query, "--tokens", "1", "--l3", "perhaps"), 2,
+			"perhaps"},
+		{[]string{"load", absent, "--model", "m", "--block-size", "16", "--nats", nats}, 2,
+			"absent"}, {[]string{"load", junk}, 2, "--model"},
+		{[]string{"resync"}, 2, "--partition"}, {[]string{"forget"}, 2, "worker"}, {[]string{"probe", "ftp://x"}, 2,
+			"ftp"}, {[]string{"probe", "http://x", "--timeout", "0s"}, 2, "--timeout"},
+		{[]string{"serve", "--nats-config", absent}, 2, "absent"}, {[]string{"serve", "--nats-config",
+			file("conf", "listen: nonsense")}, 2, "conf"},
+		{[]string{"serve", "--l3-config", absent}, 2, "absent"}, {[]string{"serve", "--l3-config", junk}, 2,
+			"junk"}, {[]string{"serve", "--http-token-file", empty}, 2, "short"},
+		{[]string{"serve", "--http-cert", junk, "--http-key", junk}, 2,
+			"--http-cert"}, {[]string{"serve", "--namespace", "NO"}, 2, "--namespace"},
 		{[]string{"auth", "example", "--keys", filepath.Join(dir, "more"), "--shim", long}, 2, "256"},
-		{[]string{"demo", "--trace", absent}, 2, "absent"}, {[]string{"demo", "--trace", junk}, 2, "line 1"}, {[]string{"demo", "--trace", empty}, 2, "two"},
-		{[]string{"bench", "index", "--corpus", absent}, 2, "absent"}, {[]string{"bench", "index", "--corpus", junk}, 2, "corpus"}, {[]string{"bench", "index", "--corpus", dir}, 2, "--corpus"},
-		{[]string{"bench", "durable", "--corpus", absent}, 2, "absent"}, {[]string{"bench", "durable", "--corpus", junk}, 2, "corpus"}, {[]string{"bench", "durable", "--corpus", junk, "--partitions", "0"}, 2, "--partitions"},
-		{[]string{"bench", "corpus", "--out", filepath.Join(dir, "out"), "--trace", absent}, 2, "absent"}, {[]string{"bench", "corpus", "--out", filepath.Join(dir, "out"), "--trace", junk}, 2, "line 1"},
-		{[]string{"bench", "corpus", "--out", filepath.Join(dir, "out"), "--trace", empty}, 2, "no request"}, {[]string{"bench", "cluster", "--workers", "-1"}, 2, "workers"},
+		{[]string{"demo", "--trace", absent}, 2, "absent"}, {[]string{"demo", "--trace", junk}, 2,
+			"line 1"}, {[]string{"demo", "--trace", empty}, 2, "two"},
+		{[]string{"bench", "index", "--corpus", absent}, 2, "absent"}, {[]string{"bench", "index", "--corpus", junk}, 2,
+			"corpus"}, {[]string{"bench", "index", "--corpus", dir}, 2, "--corpus"},
+		{[]string{"bench", "durable", "--corpus", absent}, 2, "absent"}, {[]string{"bench", "durable", "--corpus",
+			junk}, 2, "corpus"}, {[]string{"bench", "durable", "--corpus", junk, "--partitions", "0"}, 2,
+			"--partitions"},
+		{[]string{"bench", "corpus", "--out", filepath.Join(dir, "out"), "--trace", absent}, 2,
+			"absent"}, {[]string{"bench", "corpus", "--out", filepath.Join(dir, "out"), "--trace", junk}, 2, "line 1"},
+		{[]string{"bench", "corpus", "--out", filepath.Join(dir, "out"), "--trace", empty}, 2,
+			"no request"}, {[]string{"bench", "cluster", "--workers", "-1"}, 2, "workers"},
 	}
 	for _, args := range asks {
-		cases = append(cases, given{args, 1, "no NATS server answers"}, given{with(args, "--namespace", "NO"), 2, "--namespace"}, given{with(args, "--timeout", "0s"), 2, "--timeout"},
-			given{with(args, "--nats", "nats://:::"), 2, "--nats"}, given{with(args, "--nats-creds", absent), 2, "absent"}, given{with(args, "--nats-creds", junk), 2, "junk"},
-			given{with(args, "--nats-nkey", junk), 2, "junk"}, given{with(args, "--nats-ca", junk), 2, "junk"}, given{with(args, "--nats-cert", junk), 2, "go together"},
-			given{with(args, "--nats-cert", junk, "--nats-key", junk), 2, "junk"}, given{with(args, "--nonsense"), 2, "nonsense"})
+		cases = append(cases, given{args, 1, "no NATS server answers"}, given{with(args, "--namespace", "NO"), 2,
+			"--namespace"}, given{with(args, "--timeout", "0s"), 2, "--timeout"},
+			given{with(args, "--nats", "nats://:::"), 2, "--nats"}, given{with(args, "--nats-creds", absent), 2,
+				"absent"}, given{with(args, "--nats-creds", junk), 2, "junk"},
+			given{with(args, "--nats-nkey", junk), 2, "junk"}, given{with(args, "--nats-ca", junk), 2,
+				"junk"}, given{with(args, "--nats-cert", junk), 2, "go together"},
+			given{with(args, "--nats-cert", junk, "--nats-key", junk), 2, "junk"}, given{with(args, "--nonsense"), 2,
+				"nonsense"})
 	}
 	for _, c := range cases {
 		code, said := program(t, c.args...)

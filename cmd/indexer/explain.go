@@ -14,7 +14,8 @@ import (
 // namesInCell is how many workers a cell of the table of blocks names.
 const namesInCell = 6
 
-// printExplanation prints where each block of a prompt is, equal ones that follow each other as one line, and what stopped each worker.
+// printExplanation prints where each block of a prompt is, equal ones that follow each other as one line, and what
+// stopped each worker.
 func printExplanation(w io.Writer, a *api.Answer) error {
 	tiers := []string{"device", "host", "disk", "external"}
 	cuts := map[uint32]bool{0: true, uint32(a.Blocks): true}
@@ -117,12 +118,15 @@ func holders(a *api.Answer, block uint32, tier string) string {
 func whyStopped(o *api.Overlap, blocks int) string {
 	at := o.Total()
 	text := map[string]string{
-		"query_ends":           "the prompt ends",
-		"unknown_block":        fmt.Sprintf("block %d: nobody holds it, or what follows", at),
-		"not_held":             fmt.Sprintf("block %d: it does not hold it in any tier", at),
-		"held_in_earlier_tier": fmt.Sprintf("block %d: it holds it only in a tier before the one that its prefix has come to", at),
-		"group_lacks_blocks":   fmt.Sprintf("block %d: no longer prefix has what %s needs", at, groupInWords(o.Path.Group)),
-		"draft_model":          fmt.Sprintf("block %d: its engine computes the last block that it holds anew, for its draft model", at),
+		"query_ends":    "the prompt ends",
+		"unknown_block": fmt.Sprintf("block %d: nobody holds it, or what follows", at),
+		"not_held":      fmt.Sprintf("block %d: it does not hold it in any tier", at),
+		"held_in_earlier_tier": fmt.Sprintf(
+			"block %d: it holds it only in a tier before the one that its prefix has come to", at),
+		"group_lacks_blocks": fmt.Sprintf("block %d: no longer prefix has what %s needs", at,
+			groupInWords(o.Path.Group)),
+		"draft_model": fmt.Sprintf(
+			"block %d: its engine computes the last block that it holds anew, for its draft model", at),
 	}[o.Path.Stop]
 	if text == "" {
 		text = o.Path.Stop
@@ -161,8 +165,9 @@ func whyNoMore(o *api.Overlap, a *api.Answer) string {
 		"capacity":        "its engine loads no more ahead",
 		"gap":             "its engine loads only what begins with the prompt, and of that the store has less than the worker",
 		"other_groups":    next + " is in the store, but not what other groups of the model's cache need there",
-		"alignment":       next + " is in the store, but its engine's hits end at larger steps, or before what a draft model computes",
-		"last_token":      "its engine computes what holds the last token itself",
+		"alignment": next +
+			" is in the store, but its engine's hits end at larger steps, or before what a draft model computes",
+		"last_token": "its engine computes what holds the last token itself",
 	}[o.L3Stop]
 	if !known {
 		text = o.L3Stop

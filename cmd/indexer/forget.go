@@ -59,7 +59,11 @@ worker has gone. While a worker of the model is known nothing is done, unless it
 			if cmd.Flags().Changed("rank") {
 				return cli.UsageErrorf("--rank is of a worker")
 			}
-			return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error { return forgetModel(ctx, a, ns, model, force) })
+			return a.reach(cmd.Context(),
+				func(ctx context.Context, ns *jetstream.Namespace) error {
+					return forgetModel(ctx, a, ns, model,
+						force)
+				})
 		}
 		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
 			ctx, cancel := context.WithTimeout(ctx, max(a.timeout, time.Minute))
@@ -88,7 +92,8 @@ worker has gone. While a worker of the model is known nothing is done, unless it
 					}
 					rows[i] = []any{d.Instance, d.Rank, d.Was, d.LastEvent, what}
 				}
-				err = errors.Join(cli.Table(os.Stdout, []string{"INSTANCE", "RANK", "INCARNATION", "LAST EVENT", "NOW"}, rows), err)
+				err = errors.Join(cli.Table(os.Stdout, []string{"INSTANCE", "RANK", "INCARNATION", "LAST EVENT", "NOW"},
+					rows), err)
 			}
 			return err
 		})
@@ -96,8 +101,10 @@ worker has gone. While a worker of the model is known nothing is done, unless it
 	return cmd
 }
 
-// forget closes ranks one after the other, up to the first that cannot be. None is if a shim serves one of them, unless by force.
-func forget(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, ranks []events.Rank, force bool) (done []forgottenRank, err error) {
+// forget closes ranks one after the other, up to the first that cannot be. None is if a shim serves one of them, unless
+// by force.
+func forget(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, ranks []events.Rank,
+	force bool) (done []forgottenRank, err error) {
 	done = []forgottenRank{}
 	for _, r := range ranks {
 		if force {
@@ -117,7 +124,8 @@ func forget(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID
 		if err != nil {
 			return done, fmt.Errorf("forget %s: %w", key, err)
 		}
-		done = append(done, forgottenRank{worker, r, f.Was.Incarnation, f.Was.LastID, f.Incarnation == 0, f.Incarnation, f.Seq})
+		done = append(done, forgottenRank{worker, r, f.Was.Incarnation, f.Was.LastID, f.Incarnation == 0, f.Incarnation,
+			f.Seq})
 	}
 	return done, nil
 }
@@ -136,7 +144,8 @@ func forgetModel(ctx context.Context, a *asking, ns *jetstream.Namespace, model 
 		}
 		for _, w := range list.Workers {
 			if w.Model == model {
-				return fmt.Errorf("worker %s/%d serves %q with blocks of %d tokens; stop its shim, then indexer forget %s, or use --force", w.Instance, w.Rank, model, w.BlockSize, w.Instance)
+				return fmt.Errorf(
+					"worker %s/%d serves %q with blocks of %d tokens; stop its shim, then indexer forget %s, or use --force", w.Instance, w.Rank, model, w.BlockSize, w.Instance)
 			}
 		}
 	}

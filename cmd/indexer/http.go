@@ -43,12 +43,16 @@ func (s *httpSecurity) check(listen string) error {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("--http-token-file: %w", err))
 		case len(s.token) < 16:
-			errs = append(errs, fmt.Errorf("--http-token-file %s: a token of %d bytes is too short; use at least 16", s.tokenFile, len(s.token)))
+			errs = append(errs, fmt.Errorf("--http-token-file %s: a token of %d bytes is too short; use at least 16",
+				s.tokenFile, len(s.token)))
 		}
 	}
 	host, _, err := net.SplitHostPort(listen)
 	if err == nil && s.tokenFile == "" && !loopback(host) {
-		errs = append(errs, fmt.Errorf("--http-listen %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1", listen))
+		errs = append(errs,
+			fmt.Errorf(
+				"--http-listen %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1",
+				listen))
 	}
 	return errors.Join(errs...)
 }
@@ -74,7 +78,8 @@ func (s *httpSecurity) guard(next http.Handler, ended func(op, outcome string)) 
 		got := sha256.Sum256([]byte(given)) // of one length, so that comparing takes the same time whatever was given
 		switch {
 		case open(r.URL.Path):
-		case s.token != nil && !(subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer")):
+		case s.token != nil && !(subtle.ConstantTimeCompare(got[:], want[:]) == 1 &&
+			strings.EqualFold(scheme, "Bearer")):
 			w.Header().Set("WWW-Authenticate", `Bearer realm="kvatlas"`)
 			failure = api.Errorf(api.CodeUnauthorized, "this port wants a bearer token: Authorization: Bearer ...")
 		case s.token == nil && !ownHost(r.Host):

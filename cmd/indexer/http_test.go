@@ -23,13 +23,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestHTTPSecurity: a port that others can reach needs a token, and with one nothing but the health checks is answered without it.
+// TestHTTPSecurity: a port that others can reach needs a token, and with one nothing but the health checks is answered
+// without it.
 func TestHTTPSecurity(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for listen, good := range map[string]bool{"127.0.0.1:0": true, "[::1]:0": true, "localhost:0": true, "": true, ":0": false, "0.0.0.0:0": false, "[::]:0": false, "10.0.0.1:0": false} {
+	for listen, good := range map[string]bool{"127.0.0.1:0": true, "[::1]:0": true, "localhost:0": true, "": true,
+		":0": false, "0.0.0.0:0": false, "[::]:0": false, "10.0.0.1:0": false} {
 		if err := (&httpSecurity{}).check(listen); (err == nil) != good {
 			t.Errorf("%q without a token: %v", listen, err)
 		}
@@ -53,8 +55,10 @@ func TestHTTPSecurity(t *testing.T) {
 		path, header string
 		want         int
 	}{
-		{"/v1/find", "", 401}, {"/register", "Bearer 0123456789abcdeX", 401}, {"/v1/find", "Basic 0123456789abcdef", 401}, {"/metrics", "Bearer", 401},
-		{"/v1/find", "Bearer 0123456789abcdef", 200}, {"/register", "bearer 0123456789abcdef", 200}, {"/healthz", "", 200}, {"/readyz", "", 200},
+		{"/v1/find", "", 401}, {"/register", "Bearer 0123456789abcdeX", 401}, {"/v1/find", "Basic 0123456789abcdef",
+			401}, {"/metrics", "Bearer", 401},
+		{"/v1/find", "Bearer 0123456789abcdef", 200}, {"/register", "bearer 0123456789abcdef", 200}, {"/healthz", "",
+			200}, {"/readyz", "", 200},
 	} {
 		r, w := httptest.NewRequest("GET", c.path, nil), httptest.NewRecorder()
 		r.Header.Set("Authorization", c.header)
@@ -64,7 +68,8 @@ func TestHTTPSecurity(t *testing.T) {
 	}
 }
 
-// TestWebPagesOfOthers: without a token a port is for programs on this host, and not for web pages that somebody made to ask it.
+// TestWebPagesOfOthers: without a token a port is for programs on this host, and not for web pages that somebody made
+// to ask it.
 func TestWebPagesOfOthers(t *testing.T) {
 	var ended []string
 	passed := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
@@ -90,17 +95,20 @@ func TestWebPagesOfOthers(t *testing.T) {
 		{alone, "GET", "localhost.evil.example", "/v1/workers", "", "", "", 403},
 		{alone, "GET", "evil.example", "/healthz", "", "", "", 418},
 		{withToken, "POST", "indexer.example", "/v1/find", "", "", "0123456789abcdef", 418},
-		{withToken, "POST", "indexer.example", "/v1/find", "https://evil.example", "cross-site", "0123456789abcdef", 403},
+		{withToken, "POST", "indexer.example", "/v1/find", "https://evil.example", "cross-site", "0123456789abcdef",
+			403},
 		{withToken, "POST", "indexer.example", "/v1/find", "", "", "", 401},
 	} {
 		r, w := httptest.NewRequest(c.method, "http://x"+c.path, nil), httptest.NewRecorder()
 		r.Host = c.host
-		for name, value := range map[string]string{"Origin": c.origin, "Sec-Fetch-Site": c.site, "Authorization": "Bearer " + c.token} {
+		for name, value := range map[string]string{"Origin": c.origin, "Sec-Fetch-Site": c.site,
+			"Authorization": "Bearer " + c.token} {
 			if value != "" {
 				r.Header.Set(name, value)
 			}
 		}
-		if c.guard.ServeHTTP(w, r); w.Code != c.want || c.want == 403 && !strings.Contains(w.Body.String(), `"code":"forbidden"`) {
+		if c.guard.ServeHTTP(w, r); w.Code != c.want || c.want == 403 &&
+			!strings.Contains(w.Body.String(), `"code":"forbidden"`) {
 			t.Errorf("%s %s%s from %q: %d %s, want %d", c.method, c.host, c.path, c.origin, w.Code, w.Body, c.want)
 		}
 	}
@@ -121,8 +129,9 @@ func certify(t *testing.T, cert, key string) *x509.CertPool {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA:        true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	must(err)
@@ -136,7 +145,8 @@ func certify(t *testing.T, cert, key string) *x509.CertPool {
 	return pool
 }
 
-// TestHTTPOverTLS asks over TLS, with the token and without, as one who trusts the certificate and as one who does not; and without TLS.
+// TestHTTPOverTLS asks over TLS, with the token and without, as one who trusts the certificate and as one who does not;
+// and without TLS.
 func TestHTTPOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	const token = "0123456789abcdef0123"
@@ -144,7 +154,8 @@ func TestHTTPOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &serving{httpListen: "127.0.0.1:0", security: httpSecurity{
-		tokenFile: filepath.Join(dir, "token"), cert: filepath.Join(dir, "cert.pem"), key: filepath.Join(dir, "key.pem"),
+		tokenFile: filepath.Join(dir, "token"), cert: filepath.Join(dir, "cert.pem"), key: filepath.Join(dir,
+			"key.pem"),
 	}}
 	pool := certify(t, s.security.cert, s.security.key)
 	if err := s.security.check(s.httpListen); err != nil {
@@ -152,7 +163,8 @@ func TestHTTPOverTLS(t *testing.T) {
 	}
 	var said strings.Builder
 	front := api.NewHTTP(api.HTTPConfig{Ready: func() error { return nil }, Metrics: http.NotFoundHandler()})
-	stop, err := s.serveHTTP(s.security.guard(front, func(string, string) {}), slog.New(slog.NewJSONHandler(&said, nil)))
+	stop, err := s.serveHTTP(s.security.guard(front, func(string, string) {}),
+		slog.New(slog.NewJSONHandler(&said, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,19 +193,23 @@ func TestHTTPOverTLS(t *testing.T) {
 		return reply.StatusCode, string(body), err
 	}
 	const path = "/v1/nothing" // where the answer is the server's own
-	if code, body, err := ask("https://"+line.Listen+path, token, pool); code != 404 || !strings.Contains(body, "unknown_operation") {
+	if code, body, err := ask("https://"+line.Listen+path, token, pool); code != 404 ||
+		!strings.Contains(body, "unknown_operation") {
 		t.Errorf("with the token: %d %s, %v", code, body, err)
 	}
-	if code, body, err := ask("https://"+line.Listen+path, "", pool); code != 401 || !strings.Contains(body, "unauthorized") {
+	if code, body, err := ask("https://"+line.Listen+path, "", pool); code != 401 ||
+		!strings.Contains(body, "unauthorized") {
 		t.Errorf("without a token: %d %s, %v", code, body, err)
 	}
-	if code, body, err := ask("https://"+line.Listen+"/readyz", "", pool); code != 200 || !strings.Contains(body, "ready") {
+	if code, body, err := ask("https://"+line.Listen+"/readyz", "", pool); code != 200 ||
+		!strings.Contains(body, "ready") {
 		t.Errorf("readyz: %d %s, %v", code, body, err)
 	}
 	if code, _, err := ask("https://"+line.Listen+path, token, x509.NewCertPool()); err == nil {
 		t.Errorf("one who does not trust the certificate got %d", code)
 	}
-	if code, body, err := ask("http://"+line.Listen+path, token, pool); err == nil && (code != 400 || strings.Contains(body, "unknown_operation")) {
+	if code, body, err := ask("http://"+line.Listen+path, token, pool); err == nil &&
+		(code != 400 || strings.Contains(body, "unknown_operation")) {
 		t.Errorf("without TLS: %d %s", code, body)
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// readL3Config reads {"MODEL": {"sglang_hicache_mooncake": {...}}, ...} and refuses what makes no sense, all of it at once.
+// readL3Config reads {"MODEL": {"sglang_hicache_mooncake": {...}}, ...} and refuses what makes no sense, all of it at
+// once.
 func readL3Config(path string) (map[string]hicache.Config, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

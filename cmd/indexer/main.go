@@ -22,5 +22,7 @@ queries about it over NATS and HTTP.
   indexer query --model M --tokens 1,2,3,...
   indexer workers | status`,
 	}
-	return cli.Group(root, serveCommand(), queryCommand(), workersCommand(), statusCommand(), clusterCommand(), snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demoCommand(), benchCommand(), probeCommand(), authCommand())
+	return cli.Group(root, serveCommand(), queryCommand(), workersCommand(), statusCommand(), clusterCommand(),
+		snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demoCommand(),
+		benchCommand(), probeCommand(), authCommand())
 }

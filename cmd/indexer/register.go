@@ -18,10 +18,12 @@ import (
 )
 
 // newShims returns the shims that this process runs for engines that were registered over HTTP.
-func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines compat.Engines, log *slog.Logger) *compat.Shims {
+func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines compat.Engines,
+	log *slog.Logger) *compat.Shims {
 	return compat.NewShims(ns, bucket, node, engines, compat.ShimsHooks{
 		Started: func(r registry.Record) {
-			log.Info("a shim runs in this process", "worker", r.Key(), "engine", r.Engine.Endpoint, "replay", r.Engine.Replay)
+			log.Info("a shim runs in this process", "worker", r.Key(), "engine", r.Engine.Endpoint, "replay",
+				r.Engine.Replay)
 		},
 		Told: func(key events.RankKey, engine events.Engine, why string) {
 			log.Info("a registered engine speaks as "+engine.String()+" does", "worker", key, "because", why)
@@ -33,17 +35,21 @@ func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 		Standing: func(key events.RankKey, s shim.Standing) {
 			switch s.Engine {
 			case api.EngineSilent:
-				log.Warn("a registered engine is silent", "worker", key, "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why,
-					"what_to_do", "see whether its process hangs or is stopped, and whether its host can be reached; restart it if it does not go on")
+				log.Warn("a registered engine is silent", "worker", key, "since", s.Since.UTC().Format(time.RFC3339),
+					"why", s.Why,
+					"what_to_do",
+					"see whether its process hangs or is stopped, and whether its host can be reached; restart it if it does not go on")
 			case api.EngineGone:
-				log.Warn("a registered engine is gone; what it had in device and host memory is cleared", "worker", key, "why", s.Why)
+				log.Warn("a registered engine is gone; what it had in device and host memory is cleared", "worker", key,
+					"why", s.Why)
 			}
 		},
 	})
 }
 
 // withCompat adds the paths of Dynamo's indexer to ours.
-func withCompat(ours http.Handler, indexer api.Indexer, shims *compat.Shims, ns *jetstream.Namespace, ended func(op, outcome string)) http.Handler {
+func withCompat(ours http.Handler, indexer api.Indexer, shims *compat.Shims, ns *jetstream.Namespace,
+	ended func(op, outcome string)) http.Handler {
 	theirs := compat.NewHandler(compat.Config{
 		Indexer: indexer, Shims: shims, Ended: ended,
 		Dump: func(ctx context.Context, out io.Writer) error {

@@ -23,7 +23,8 @@ func TestRoomForQueries(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreLogged: what was refused since the last line is in the next one, with what helps; where nothing was, there is none.
+// TestRefusalsAreLogged: what was refused since the last line is in the next one, with what helps; where nothing was,
+// there is none.
 func TestRefusalsAreLogged(t *testing.T) {
 	var said strings.Builder
 	log := slog.New(slog.NewTextHandler(&said, nil))
@@ -43,7 +44,8 @@ func TestRefusalsAreLogged(t *testing.T) {
 		outcomes.Count(api.OverNATS, api.OpFind, string(api.CodeBusy))
 		outcomes.Count(api.FromNodes, api.OpFind, string(api.CodeBusy))
 	}
-	if text := say(); !strings.Contains(text, "outcome=busy requests=6 what_to_do=") || !strings.Contains(text, "--query-workers") || strings.Count(text, "\n") != 1 {
+	if text := say(); !strings.Contains(text, "outcome=busy requests=6 what_to_do=") ||
+		!strings.Contains(text, "--query-workers") || strings.Count(text, "\n") != 1 {
 		t.Errorf("%q", text)
 	}
 	if text := say(); text != "" {

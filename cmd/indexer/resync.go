@@ -56,7 +56,8 @@ themselves when the log has lost something. Nothing but the shims and NATS need 
 					}
 					rows[i] = []any{s.Instance, s.Rank, s.Incarnation, replay, s.Host, s.PID}
 				}
-				err = cli.Table(os.Stdout, []string{"INSTANCE", "RANK", "INCARNATION", "REPLAY", "HOST", "PROCESS"}, rows)
+				err = cli.Table(os.Stdout, []string{"INSTANCE", "RANK", "INCARNATION", "REPLAY", "HOST", "PROCESS"},
+					rows)
 			}
 			if err == nil && len(shims) == 0 {
 				err = fmt.Errorf("no shim answered")

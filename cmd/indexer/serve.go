@@ -69,41 +69,68 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 	}
 	f := cmd.Flags()
 	s.nats = cli.NATSFlags(f, true)
-	f.StringVar(&s.data, "data", "kvatlas-data", "folder for the log and the snapshots of the NATS server in this process")
+	f.StringVar(&s.data, "data", "kvatlas-data",
+		"folder for the log and the snapshots of the NATS server in this process")
 	f.StringVar(&s.natsListen, "nats-listen", "127.0.0.1:4222", "where that server listens; port 0 takes a free one")
-	f.StringVar(&s.natsConfig, "nats-config", "", "nats-server configuration file for that server: users, TLS, leaf nodes")
-	f.StringVar(&s.httpListen, "http-listen", "127.0.0.1:8090", "where HTTP is served; port 0 takes a free one, empty serves none")
-	f.StringVar(&s.security.tokenFile, "http-token-file", "", "file with the bearer token that HTTP requests must bring; needed to listen on other than loopback")
+	f.StringVar(&s.natsConfig, "nats-config", "",
+		"nats-server configuration file for that server: users, TLS, leaf nodes")
+	f.StringVar(&s.httpListen, "http-listen", "127.0.0.1:8090",
+		"where HTTP is served; port 0 takes a free one, empty serves none")
+	f.StringVar(&s.security.tokenFile, "http-token-file", "",
+		"file with the bearer token that HTTP requests must bring; needed to listen on other than loopback")
 	f.StringVar(&s.security.cert, "http-cert", "", "certificate file (PEM) with which HTTP is served over TLS")
 	f.StringVar(&s.security.key, "http-key", "", "its key")
-	f.StringVar(&s.namespace, "namespace", "default", "namespace: one deployment's world of subjects, streams and buckets")
+	f.StringVar(&s.namespace, "namespace", "default",
+		"namespace: one deployment's world of subjects, streams and buckets")
 	f.StringVar(&s.id, "node-id", "", "how this node calls itself (default: the host's name)")
-	f.Uint32Var(&s.partitions, "partitions", 0, "shares of the log, fixed when the namespace is created (default: what is there, or 8)")
+	f.Uint32Var(&s.partitions, "partitions", 0,
+		"shares of the log, fixed when the namespace is created (default: what is there, or 8)")
 	f.IntVar(&s.replicas, "replicas", 1, "copies of streams and buckets on the NATS servers: 1, 3 or 5")
-	f.IntVar(&s.replication, "replication", 0, "with --nats: how many nodes keep each partition; the greatest that any node says counts (default: all, or 2 if there are more than three)")
-	f.DurationVar(&s.drain, "drain-timeout", 20*time.Second, "how long after SIGTERM this node may go on until others have taken what it has")
-	f.DurationVar(&s.natsWait, "nats-wait", 30*time.Second, "with --nats: how long to wait at the start for a server that is not there yet")
-	f.DurationVar(&s.syncInterval, "sync-interval", 0, "how long what was acknowledged may wait for the disk; 0 waits for it each time (server in this process)")
-	f.Int64Var(&s.logBytes, "log-bytes", 0, "bytes that each partition's log may take; beyond, the oldest goes (default: 1 GiB, or less on a small disk)")
+	f.IntVar(&s.replication, "replication", 0,
+		"with --nats: how many nodes keep each partition; the greatest that any node says counts (default: all, or 2 if there are more than three)")
+	f.DurationVar(&s.drain, "drain-timeout", 20*time.Second,
+		"how long after SIGTERM this node may go on until others have taken what it has")
+	f.DurationVar(&s.natsWait, "nats-wait", 30*time.Second,
+		"with --nats: how long to wait at the start for a server that is not there yet")
+	f.DurationVar(&s.syncInterval, "sync-interval", 0,
+		"how long what was acknowledged may wait for the disk; 0 waits for it each time (server in this process)")
+	f.Int64Var(&s.logBytes, "log-bytes", 0,
+		"bytes that each partition's log may take; beyond, the oldest goes (default: 1 GiB, or less on a small disk)")
 	f.DurationVar(&s.logAge, "log-age", 24*time.Hour, "age at which messages leave the log")
 	f.Int64Var(&s.snapshotBytes, "snapshot-bytes", -1, "bytes that the snapshot bucket may take; -1 sets no bound")
-	f.Int64Var(&s.storeBytes, "store-bytes", 0, "bytes that all logs and snapshots of the server in this process may take; beyond, writing waits (default: what the disk has)")
-	f.DurationVar(&s.snapshotInterval, "snapshot-interval", time.Minute, "time between snapshots of a partition that changes; sooner if its log needs room")
-	f.Uint64Var(&s.snapshotBlocks, "snapshot-blocks", 2_000_000, "blocks stored or removed after which a snapshot is due earlier")
-	f.IntVar(&s.index.MaxParked, "max-parked", radix.DefaultMaxParked, "blocks of one rank that may wait for their parents")
-	f.DurationVar(&s.parkFor, "park-for", time.Duration(radix.DefaultParkFor)*time.Millisecond, "how long a block waits for its parent")
-	f.IntVar(&s.index.MaxRemembered, "max-remembered", radix.DefaultMaxRemembered, "removals of one rank whose place is remembered")
-	f.DurationVar(&s.rememberFor, "remember-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond, "how long it is remembered")
-	f.StringVar(&s.onRefused, "on-engine-refused", "clear", "of shims in this process: what follows when an engine's connection has ended and its own ports refuse: clear or keep; see worker-shim run")
-	f.DurationVar(&s.engines.SilentAfter, "engine-silent-after", 10*time.Second, "of shims in this process: after how long without a sign of life an engine counts as silent")
-	f.DurationVar(&s.engines.GoneAfter, "engine-gone-after", 0, "of shims in this process: after how long a silence an engine counts as gone, and what it had in device and host memory is cleared; 0: never")
-	f.IntVar(&s.queryWorkers, "query-workers", 0, "queries over NATS that are answered at once (default: 128, or one for each core if there are more)")
-	f.IntVar(&s.queryQueue, "query-queue", 0, "queries over NATS that may wait for a worker, 64 MiB of them at most; more are refused as busy (default: 512 for each core)")
+	f.Int64Var(&s.storeBytes, "store-bytes", 0,
+		"bytes that all logs and snapshots of the server in this process may take; beyond, writing waits (default: what the disk has)")
+	f.DurationVar(&s.snapshotInterval, "snapshot-interval", time.Minute,
+		"time between snapshots of a partition that changes; sooner if its log needs room")
+	f.Uint64Var(&s.snapshotBlocks, "snapshot-blocks", 2_000_000,
+		"blocks stored or removed after which a snapshot is due earlier")
+	f.IntVar(&s.index.MaxParked, "max-parked", radix.DefaultMaxParked,
+		"blocks of one rank that may wait for their parents")
+	f.DurationVar(&s.parkFor, "park-for", time.Duration(radix.DefaultParkFor)*time.Millisecond,
+		"how long a block waits for its parent")
+	f.IntVar(&s.index.MaxRemembered, "max-remembered", radix.DefaultMaxRemembered,
+		"removals of one rank whose place is remembered")
+	f.DurationVar(&s.rememberFor, "remember-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond,
+		"how long it is remembered")
+	f.StringVar(&s.onRefused, "on-engine-refused", "clear",
+		"of shims in this process: what follows when an engine's connection has ended and its own ports refuse: clear or keep; see worker-shim run")
+	f.DurationVar(&s.engines.SilentAfter, "engine-silent-after", 10*time.Second,
+		"of shims in this process: after how long without a sign of life an engine counts as silent")
+	f.DurationVar(&s.engines.GoneAfter, "engine-gone-after", 0,
+		"of shims in this process: after how long a silence an engine counts as gone, and what it had in device and host memory is cleared; 0: never")
+	f.IntVar(&s.queryWorkers, "query-workers", 0,
+		"queries over NATS that are answered at once (default: 128, or one for each core if there are more)")
+	f.IntVar(&s.queryQueue, "query-queue", 0,
+		"queries over NATS that may wait for a worker, 64 MiB of them at most; more are refused as busy (default: 512 for each core)")
 	cli.Exclusive(f, "data", "nats")
-	f.StringVar(&s.l3Config, "l3-config", "", "JSON file that says for each model how its workers use a shared store, in place of what they register; see docs/l3.md")
-	f.DurationVar(&s.l3.Timeout, "l3-timeout", 20*time.Millisecond, "how long an answer waits for the shared store at most")
-	f.DurationVar(&s.l3.Cache.HitLife, "l3-hit-life", 2*time.Second, "how long a block that was in the shared store is taken to be there")
-	f.DurationVar(&s.l3.Cache.MissLife, "l3-miss-life", 500*time.Millisecond, "how long one that was not is taken not to be")
+	f.StringVar(&s.l3Config, "l3-config", "",
+		"JSON file that says for each model how its workers use a shared store, in place of what they register; see docs/l3.md")
+	f.DurationVar(&s.l3.Timeout, "l3-timeout", 20*time.Millisecond,
+		"how long an answer waits for the shared store at most")
+	f.DurationVar(&s.l3.Cache.HitLife, "l3-hit-life", 2*time.Second,
+		"how long a block that was in the shared store is taken to be there")
+	f.DurationVar(&s.l3.Cache.MissLife, "l3-miss-life", 500*time.Millisecond,
+		"how long one that was not is taken not to be")
 	s.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -151,7 +178,9 @@ func (s *serving) check() error {
 		errs = append(errs, fmt.Errorf("--log-bytes %d is less than 1 MiB", s.logBytes))
 	}
 	if s.logAge > 0 && s.logAge < 2*s.snapshotInterval {
-		errs = append(errs, fmt.Errorf("--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them", s.logAge, s.snapshotInterval))
+		errs = append(errs,
+			fmt.Errorf(
+				"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them", s.logAge, s.snapshotInterval))
 	}
 	if s.replication < 0 {
 		errs = append(errs, fmt.Errorf("--replication %d is negative", s.replication))
@@ -190,7 +219,8 @@ func (s *serving) check() error {
 		errs = append(errs, fmt.Errorf("--engine-silent-after %v is less than 1s", s.engines.SilentAfter))
 	}
 	if s.engines.GoneAfter != 0 && s.engines.GoneAfter < s.engines.SilentAfter {
-		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v", s.engines.GoneAfter, s.engines.SilentAfter))
+		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v",
+			s.engines.GoneAfter, s.engines.SilentAfter))
 	}
 	if s.queryWorkers < 0 {
 		errs = append(errs, fmt.Errorf("--query-workers %d is negative", s.queryWorkers))
@@ -201,7 +231,8 @@ func (s *serving) check() error {
 	if s.l3.Timeout <= 0 {
 		errs = append(errs, fmt.Errorf("--l3-timeout %v is not positive", s.l3.Timeout))
 	}
-	for name, life := range map[string]time.Duration{"--l3-hit-life": s.l3.Cache.HitLife, "--l3-miss-life": s.l3.Cache.MissLife} {
+	for name, life := range map[string]time.Duration{"--l3-hit-life": s.l3.Cache.HitLife,
+		"--l3-miss-life": s.l3.Cache.MissLife} {
 		if life <= 0 {
 			errs = append(errs, fmt.Errorf("%s %v is not positive", name, life))
 		}
@@ -215,7 +246,8 @@ func (s *serving) check() error {
 	if err := errors.Join(errs...); err != nil {
 		return cli.UsageErrorf("%w", err)
 	}
-	s.index.ParkFor, s.index.RememberFor = events.Millis(s.parkFor.Milliseconds()), events.Millis(s.rememberFor.Milliseconds())
+	s.index.ParkFor, s.index.RememberFor = events.Millis(s.parkFor.Milliseconds()),
+		events.Millis(s.rememberFor.Milliseconds())
 	if s.id == "" {
 		if s.id, _ = os.Hostname(); s.id == "" {
 			s.id = "indexer"
@@ -246,7 +278,8 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	var bucket *jetstream.Bucket
 	var logConfig jetstream.LogConfig
 	err = whileAway(ctx, log, func(ctx context.Context) (err error) {
-		ns, err = jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: s.namespace, Partitions: s.partitions, Replicas: s.replicas})
+		ns, err = jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: s.namespace,
+			Partitions: s.partitions, Replicas: s.replicas})
 		if err != nil {
 			return err
 		}
@@ -277,7 +310,10 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	mine := func(p events.Partition) bool { return member.View().Writes(p) }
 	known := newRegistry(ns, workers, mendWorkers, mine, began, log)
 	s.l3.Registered = known.Sharing
-	s.l3.Listen = func(ctx context.Context, store string, heard func([]byte)) { listenStore(ctx, ns, store, heard, log) }
+	s.l3.Listen = func(ctx context.Context, store string, heard func([]byte)) {
+		listenStore(ctx, ns, store, heard,
+			log)
+	}
 	isReady := make(chan struct{})
 	outcomes := &api.Outcomes{}
 	cfg := node.Config{
@@ -312,11 +348,13 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	whole := everywhere(ns, s.id, scattered, n, member)
 	handler := api.Handler{Indexer: registry.Leased{Indexer: whole, Registry: known}, Observe: queries.Observe}
 	queryWorkers, queryQueue := s.roomForQueries()
-	service := wire.NewService(conn, s.namespace, handler, wire.ServiceConfig{Version: cli.Version(), Workers: queryWorkers, Queue: queryQueue, Ended: outcomes.Count})
+	service := wire.NewService(conn, s.namespace, handler, wire.ServiceConfig{Version: cli.Version(),
+		Workers: queryWorkers, Queue: queryQueue, Ended: outcomes.Count})
 	overHTTP := func(op, outcome string) { outcomes.Count(api.OverHTTP, op, outcome) }
 	shims := newShims(ns, workers, s.id, s.engines, log)
 	ours := api.NewHTTP(api.HTTPConfig{
-		Handler: handler, Ready: n.Ready, Notes: func() []string { return append(n.Notes(), known.Notes()...) }, Metrics: scrape, Ended: overHTTP,
+		Handler: handler, Ready: n.Ready, Notes: func() []string { return append(n.Notes(), known.Notes()...) },
+		Metrics: scrape, Ended: overHTTP,
 	})
 	front := withCompat(ours, handler.Indexer, shims, ns, overHTTP)
 	httpStop, err := s.serveHTTP(s.security.guard(front, overHTTP), log)
@@ -341,11 +379,13 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	parts.Go(func() { known.Run(running) })
 	parts.Go(func() { shims.Run(running) })
 	parts.Go(func() { logRefusals(running, outcomes, log) })
-	left := make(chan error, 1) // told when this node has left the cluster: after ctx has ended, or because it cannot stay
+	// told when this node has left the cluster: after ctx has ended, or because it cannot stay
+	left := make(chan error, 1)
 	go func() { left <- member.Run(ctx) }()
 	select {
 	case <-isReady:
-		announcing, cancel := context.WithTimeout(ctx, memberBeat) // else others, and whoever asks for the status, know it a beat later
+		// else others, and whoever asks for the status, know it a beat later
+		announcing, cancel := context.WithTimeout(ctx, memberBeat)
 		member.Announce(announcing)
 		cancel()
 		if err = service.Answer(); err == nil {
@@ -387,8 +427,8 @@ func whileAway(ctx context.Context, log *slog.Logger, do func(context.Context) e
 	}
 }
 
-// untilLeft serves until ctx ends, and then what is asked of this node by its name until others have what it had. It returns early with an
-// error if another process took this node's name.
+// untilLeft serves until ctx ends, and then what is asked of this node by its name until others have what it had. It
+// returns early with an error if another process took this node's name.
 func (s *serving) untilLeft(ctx context.Context, left <-chan error, service *wire.Service, log *slog.Logger) error {
 	select {
 	case err := <-left:
@@ -402,8 +442,9 @@ func (s *serving) untilLeft(ctx context.Context, left <-chan error, service *wir
 	return <-left
 }
 
-// usualLog is how many bytes each partition's log may take if nothing was said. The server reserves them: half of what it has is for
-// the log. It holds for streams that are made now; a fuller disk at a later start does not take messages from those that are there.
+// usualLog is how many bytes each partition's log may take if nothing was said. The server reserves them: half of what
+// it has is for the log. It holds for streams that are made now; a fuller disk at a later start does not take messages
+// from those that are there.
 func usualLog(server *jetstream.Server, partitions uint32) int64 {
 	const usual = 1 << 30
 	if server == nil {
@@ -420,7 +461,8 @@ func tendHooks(log *slog.Logger) jetstream.TendHooks {
 				log.Error("the NATS server in this process is ill; it is started anew", "error", why, "what_to_do",
 					"see the error; if it comes again, look at the disk of --data")
 			} else {
-				log.Error("the NATS server in this process is ill; it is started anew when its disk has room", "error", why, "what_to_do",
+				log.Error("the NATS server in this process is ill; it is started anew when its disk has room", "error",
+					why, "what_to_do",
 					"make room on the disk of --data, or give --store-bytes more")
 			}
 		},
@@ -435,8 +477,10 @@ func tendHooks(log *slog.Logger) jetstream.TendHooks {
 	}
 }
 
-// connect connects to NATS: to a server that it starts in this process, or to the one that --nats names; then server is nil.
-func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstream.Conn, server *jetstream.Server, err error) {
+// connect connects to NATS: to a server that it starts in this process, or to the one that --nats names; then server is
+// nil.
+func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstream.Conn, server *jetstream.Server,
+	err error) {
 	options, err := s.nats.Options("kvatlas indexer " + s.id)
 	if err != nil {
 		return nil, nil, err
@@ -469,8 +513,9 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 			return nil, nil, err
 		}
 		server, err = jetstream.StartServer(ctx, jetstream.ServerOptions{
-			Dir: dir, Listen: s.natsListen, ConfigFile: s.natsConfig, SyncInterval: s.syncInterval, MaxStore: s.storeBytes,
-			Logger: slog.New(quieter{log.With("from", "nats-server").Handler()}),
+			Dir: dir, Listen: s.natsListen, ConfigFile: s.natsConfig, SyncInterval: s.syncInterval,
+			MaxStore: s.storeBytes,
+			Logger:   slog.New(quieter{log.With("from", "nats-server").Handler()}),
 		})
 		if err != nil {
 			return nil, nil, err
@@ -521,7 +566,8 @@ func (s *serving) serveHTTP(front http.Handler, log *slog.Logger) (stop func(), 
 	if s.security.tls != nil {
 		l = tls.NewListener(l, s.security.tls)
 	}
-	server := &http.Server{Handler: front, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute}
+	server := &http.Server{Handler: front, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second,
+		IdleTimeout: 2 * time.Minute}
 	go server.Serve(l)
 	log.Info("HTTP is served", "listen", l.Addr().String())
 	return func() {
@@ -539,7 +585,8 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 			case r.Lost != "":
 				log.Warn("resync needed", "partition", p, "why", r.Lost, "from", r.Seq+1)
 			case r.Ranks > 0:
-				log.Info("restored", "partition", p, "seq", r.Seq, "ranks", r.Ranks, "holdings", r.Holdings, "took", r.Took)
+				log.Info("restored", "partition", p, "seq", r.Seq, "ranks", r.Ranks, "holdings", r.Holdings, "took",
+					r.Took)
 			}
 		},
 		Rejected: func(p events.Partition, why string, err error) {
@@ -548,7 +595,8 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 		CaughtUp: func(p events.Partition, seq events.StreamSeq) { log.Debug("caught up", "partition", p, "seq", seq) },
 		Ready:    ready,
 		Unfit: func(p events.Partition, notice jetstream.Notice) {
-			log.Warn("the log is not the one that was applied; beginning again", "partition", p, "found", notice.String())
+			log.Warn("the log is not the one that was applied; beginning again", "partition", p, "found",
+				notice.String())
 		},
 		Trouble: func(p events.Partition, err error) {
 			log.Warn("the log cannot be read", "partition", p, "error", err, "what_to_do",
@@ -556,7 +604,8 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 		},
 		Recovered: func(p events.Partition) { log.Info("the log can be read again", "partition", p) },
 		Saved: func(s api.SnapshotInfo, took time.Duration) {
-			log.Debug("snapshot written", "partition", s.Partition, "generation", s.Generation, "seq", s.Seq, "bytes", s.Bytes, "written", s.Written, "took", took)
+			log.Debug("snapshot written", "partition", s.Partition, "generation", s.Generation, "seq", s.Seq, "bytes",
+				s.Bytes, "written", s.Written, "took", took)
 		},
 		SaveError: func(p events.Partition, err error) {
 			log.Warn("snapshot not written", "partition", p, "error", err, "what_to_do",
@@ -571,10 +620,12 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 					"see that NATS answers, and that this user may publish on control subjects")
 				return
 			}
-			log.Info("shims asked to say again what their engines hold", "partition", p, "why", why, "answered", answered)
+			log.Info("shims asked to say again what their engines hold", "partition", p, "why", why, "answered",
+				answered)
 		},
 		Reread: func(p events.Partition, from events.StreamSeq) {
-			log.Error("messages were lost between the log and the index; the log is read again", "partition", p, "from", from,
+			log.Error("messages were lost between the log and the index; the log is read again", "partition", p, "from",
+				from,
 				"what_to_do", "nothing; report it if it happens again: the log itself was whole")
 		},
 		Mended: func(p events.Partition, err error) {

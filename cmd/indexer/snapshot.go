@@ -16,7 +16,8 @@ import (
 )
 
 func snapshotCommand() *cobra.Command {
-	return cli.Group(&cobra.Command{Use: "snapshot", Short: "Work with snapshots"}, snapshotNowCommand(), snapshotListCommand(), snapshotVerifyCommand())
+	return cli.Group(&cobra.Command{Use: "snapshot", Short: "Work with snapshots"}, snapshotNowCommand(),
+		snapshotListCommand(), snapshotVerifyCommand())
 }
 
 func snapshotNowCommand() *cobra.Command {
@@ -93,7 +94,8 @@ whole and no longer fits the log (the stream was made anew) is told of and is no
 				}
 			}
 			if bad > 0 {
-				err = errors.Join(err, fmt.Errorf("%d of %d snapshots are not what was written", bad, len(list.Generations)))
+				err = errors.Join(err, fmt.Errorf("%d of %d snapshots are not what was written", bad,
+					len(list.Generations)))
 			}
 			return err
 		})
@@ -121,9 +123,11 @@ func printGenerations(w io.Writer, list *api.GenerationList) error {
 		if !g.Created.IsZero() {
 			age = time.Since(g.Created).Round(time.Second).String() + " ago"
 		}
-		rows[i] = []any{g.Partition, g.Generation, g.Seq, age, g.Ranks, g.Holdings, g.Chunks, cli.Bytes(g.Bytes), cli.Bytes(g.New), state}
+		rows[i] = []any{g.Partition, g.Generation, g.Seq, age, g.Ranks, g.Holdings, g.Chunks, cli.Bytes(g.Bytes),
+			cli.Bytes(g.New), state}
 	}
-	if err := cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE", "NEW", "STATE"}, rows); err != nil {
+	if err := cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE",
+		"NEW", "STATE"}, rows); err != nil {
 		return err
 	}
 	for _, g := range list.Generations {

@@ -9,7 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// lacks says in a line what an answer lacks though it is complete: which partitions are old news, and of which a resync is needed.
+// lacks says in a line what an answer lacks though it is complete: which partitions are old news, and of which a resync
+// is needed.
 func lacks(parts []api.PartitionStatus) string {
 	var old []string
 	var resync []events.Partition

@@ -8,12 +8,14 @@ import (
 )
 
 func TestTablesSayWhatIsOld(t *testing.T) {
-	parts := []api.PartitionStatus{{Partition: 0}, {Partition: 1, StaleMS: 12_400}, {Partition: 2, ResyncNeeded: true}, {Partition: 3, StaleMS: 3_600_000, ResyncNeeded: true}}
+	parts := []api.PartitionStatus{{Partition: 0}, {Partition: 1, StaleMS: 12_400}, {Partition: 2, ResyncNeeded: true},
+		{Partition: 3, StaleMS: 3_600_000, ResyncNeeded: true}}
 	if said := lacks(parts[:1]); said != "" {
 		t.Errorf("of what is whole and of now: %q", said)
 	}
 	var out strings.Builder
-	if err := printAnswer(&out, &api.Answer{Model: "m", Complete: true, Partitions: parts, Reason: api.ReasonNotCached}, false); err != nil {
+	if err := printAnswer(&out, &api.Answer{Model: "m", Complete: true, Partitions: parts, Reason: api.ReasonNotCached},
+		false); err != nil {
 		t.Fatal(err)
 	}
 	want := "OLD: what is known of partitions 1 (12s), 3 (1h0m0s) is of so long ago; " +
@@ -22,7 +24,8 @@ func TestTablesSayWhatIsOld(t *testing.T) {
 		t.Errorf("an answer is shown as\n%s", out.String())
 	}
 	out.Reset()
-	if err := printStatus(&out, &api.Status{Partitions: []api.PartitionDetail{{PartitionStatus: parts[0]}, {PartitionStatus: parts[1]}}}); err != nil {
+	if err := printStatus(&out, &api.Status{Partitions: []api.PartitionDetail{{PartitionStatus: parts[0]},
+		{PartitionStatus: parts[1]}}}); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")

@@ -116,14 +116,15 @@ type nodeReport struct {
 	Error  string      `json:"error,omitempty"`
 }
 
-// gatherStatus asks whichever node answers, and by way of such nodes all others that any of them knows. Each request has half of the time that is
-// left.
+// gatherStatus asks whichever node answers, and by way of such nodes all others that any of them knows. Each request
+// has half of the time that is left.
 func gatherStatus(ctx context.Context, c *api.Client) (*clusterReport, error) {
 	first, err := c.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	r := &clusterReport{Namespace: first.Namespace, Nodes: []nodeReport{{Node: first.Node, Status: first}}, Problems: []string{}}
+	r := &clusterReport{Namespace: first.Namespace, Nodes: []nodeReport{{Node: first.Node, Status: first}},
+		Problems: []string{}}
 	for {
 		unheard := r.unheard()
 		if len(unheard) == 0 {
@@ -191,7 +192,8 @@ func (r *clusterReport) addGone() {
 		}
 		for _, name := range n.Status.Cluster.Gone {
 			if !r.has(name) {
-				r.Nodes = append(r.Nodes, nodeReport{Node: name, Error: "node " + name + " is gone: it was killed, or is cut off from NATS; start it again, or it is forgotten ten minutes after its end"})
+				r.Nodes = append(r.Nodes, nodeReport{Node: name, Error: "node " + name +
+					" is gone: it was killed, or is cut off from NATS; start it again, or it is forgotten ten minutes after its end"})
 			}
 		}
 	}
@@ -227,9 +229,11 @@ func (r *clusterReport) print(w io.Writer) error {
 		}
 		b := s.Index.Blocks
 		held = b.Device + b.Host + b.Disk + b.External
-		rows[i] = []any{n.Node, s.Version, state, time.Since(s.Since).Round(time.Second), len(s.Partitions), lag, held, cli.Bytes(s.Index.Bytes), len(problemsOf(s))}
+		rows[i] = []any{n.Node, s.Version, state, time.Since(s.Since).Round(time.Second), len(s.Partitions), lag, held,
+			cli.Bytes(s.Index.Bytes), len(problemsOf(s))}
 	}
-	if err := cli.Table(w, []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX", "PROBLEMS"}, rows); err != nil {
+	if err := cli.Table(w, []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX",
+		"PROBLEMS"}, rows); err != nil {
 		return err
 	}
 	if len(r.Problems) > 0 {
@@ -247,7 +251,8 @@ func printStatus(w io.Writer, s *api.Status) error {
 	if !s.Ready {
 		ready = "NOT READY"
 	}
-	fmt.Fprintf(w, "node %s (%s), namespace %s: %s, up %s\n", s.Node, s.Version, s.Namespace, ready, time.Since(s.Since).Round(time.Second))
+	fmt.Fprintf(w, "node %s (%s), namespace %s: %s, up %s\n", s.Node, s.Version, s.Namespace, ready,
+		time.Since(s.Since).Round(time.Second))
 	for _, p := range s.Problems {
 		fmt.Fprintln(w, "problem:", p)
 	}
@@ -287,17 +292,20 @@ func printStatus(w io.Writer, s *api.Status) error {
 		if x.Set != nil && x.Set.Whole {
 			how += fmt.Sprintf(", %d objects known from its events", x.Set.Objects)
 		}
-		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed\n", x.Store, how, x.Questions, x.Failed)
+		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed\n", x.Store, how, x.Questions,
+			x.Failed)
 	}
 	fmt.Fprintln(w)
-	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN", "WRITER"}
+	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN",
+		"WRITER"}
 	rows := make([][]any, len(s.Partitions))
 	for i, p := range s.Partitions {
 		age := "never"
 		if !p.SnapshotTime.IsZero() {
 			age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
 		}
-		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, staleAge(p.StaleMS), used(p.Log), p.SnapshotSeq, cli.Bytes(p.SnapshotSize), age, p.Writer}
+		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, staleAge(p.StaleMS), used(p.Log), p.SnapshotSeq,
+			cli.Bytes(p.SnapshotSize), age, p.Writer}
 		if p.Checksum != "" {
 			rows[i] = append(rows[i], p.Checksum)
 		}

@@ -10,7 +10,8 @@ import (
 // TestReplicasThatDiffer are told of, and end a command with an error.
 func TestReplicasThatDiffer(t *testing.T) {
 	for _, lost := range []bool{false, true} {
-		list := []api.PartitionReplicas{{Partition: 3, Equal: !lost, Replicas: []api.ReplicaSum{{Node: "a", Seq: 7, Checksum: "x"}, {Node: "b", Seq: 7, Checksum: "x"}}}}
+		list := []api.PartitionReplicas{{Partition: 3, Equal: !lost,
+			Replicas: []api.ReplicaSum{{Node: "a", Seq: 7, Checksum: "x"}, {Node: "b", Seq: 7, Checksum: "x"}}}}
 		if lost {
 			list[0].Replicas[1].Checksum = "y"
 		}

@@ -45,18 +45,25 @@ func engineStands(w *api.WorkerInfo, now time.Time) string {
 	return said
 }
 
-// newRegistry returns the node's registry of workers, which closes in the log what expired in the partitions that are its own to end.
-func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mend func(context.Context) error, mine func(events.Partition) bool, began time.Time, log *slog.Logger) *registry.Registry {
+// newRegistry returns the node's registry of workers, which closes in the log what expired in the partitions that are
+// its own to end.
+func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mend func(context.Context) error,
+	mine func(events.Partition) bool, began time.Time, log *slog.Logger) *registry.Registry {
 	return registry.New(registry.Config{
 		Namespace: ns, Bucket: bucket, Mend: mend, Mine: mine, Began: began,
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
-			return shim.Clear(ctx, ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonLeaseExpiry, still)
+			return shim.Clear(ctx, ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
+				events.ReasonLeaseExpiry, still)
 		},
 		Hooks: registry.Hooks{
 			Expired: func(r registry.Record) {
-				log.Warn("a worker's lease has expired", "worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host, "pid", r.Holder.PID)
+				log.Warn("a worker's lease has expired", "worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host,
+					"pid", r.Holder.PID)
 			},
-			Cleared: func(r registry.Record) { log.Info("a worker is gone; what it held is cleared", "worker", r.Key()) },
+			Cleared: func(r registry.Record) {
+				log.Info("a worker is gone; what it held is cleared", "worker",
+					r.Key())
+			},
 			Failed: func(key events.RankKey, err error) {
 				log.Warn("a worker that is gone is not cleared yet", "worker", key, "error", err, "what_to_do",
 					"see that NATS answers and has room; it is tried again")
@@ -66,16 +73,22 @@ func newRegistry(ns *jetstream.Namespace, bucket *jetstream.Bucket, mend func(co
 			},
 			Mended: func(err error) {
 				if err != nil {
-					log.Error("the bucket of workers' registrations is gone and could not be made anew; it is tried again", "error", err, "what_to_do",
+					log.Error(
+						"the bucket of workers' registrations is gone and could not be made anew; it is tried again",
+						"error", err, "what_to_do",
 						"see that NATS has room and quorum, and that this user may make buckets")
 				} else {
 					log.Warn("the bucket of workers' registrations was gone; it is made anew")
 				}
 			},
-			Refilled: func(n int) { log.Info("registrations of the bucket that was gone are written again", "workers", n) },
+			Refilled: func(n int) {
+				log.Info("registrations of the bucket that was gone are written again", "workers",
+					n)
+			},
 			Watch: func(err error) {
 				if err != nil {
-					log.Warn("the registrations of workers cannot be watched; nobody is cleared meanwhile", "error", err, "what_to_do",
+					log.Warn("the registrations of workers cannot be watched; nobody is cleared meanwhile", "error",
+						err, "what_to_do",
 						"see that NATS answers and that more than half of its servers are up")
 				} else {
 					log.Info("the registrations of workers are watched again")

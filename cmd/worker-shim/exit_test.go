@@ -18,8 +18,10 @@ func TestExitStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	absent := filepath.Join(dir, "absent")
-	engine := []string{"run", "--engine", "tcp://127.0.0.1:5557", "--instance", "w", "--model", "m", "--block-size", "16"}
-	fleet := []string{"run", "--source", "dynamo-nats", "--engine", "a.b", "--model", "m", "--block-size", "16", "--engine-nats", "nats://127.0.0.1:4"}
+	engine := []string{"run", "--engine", "tcp://127.0.0.1:5557", "--instance", "w", "--model", "m", "--block-size",
+		"16"}
+	fleet := []string{"run", "--source", "dynamo-nats", "--engine", "a.b", "--model", "m", "--block-size", "16",
+		"--engine-nats", "nats://127.0.0.1:4"}
 	store := []string{"run", "--source", "mooncake", "--engine", "tcp://127.0.0.1:5557", "--master", "m:9003"}
 	with := func(args []string, more ...string) []string { return append(append([]string(nil), args...), more...) }
 	cases := []struct {
@@ -28,20 +30,34 @@ func TestExitStatus(t *testing.T) {
 		said string
 	}{
 		{[]string{}, 0, ""}, {[]string{"run", "--help"}, 0, ""},
-		{[]string{"nonsense"}, 2, "nonsense"}, {[]string{"run"}, 2, "--engine is missing"}, {with(engine, "extra"), 2, "extra"}, {with(engine, "--nonsense"), 2, "nonsense"},
-		{with(engine, "--config", absent), 2, "absent"}, {with(engine, "--config", junk), 2, "junk"}, {with(engine, "--log-level", "loud"), 2, "loud"},
-		{with(engine, "--engine", "ftp://x"), 2, "--engine"}, {with(engine, "--replay", "x"), 2, "--replay"}, {with(engine, "--source", "x"), 2, "--source"},
-		{with(engine, "--block-size", "0"), 2, "--block-size"}, {with(engine, "--lease", "1ms"), 2, "--lease"}, {with(engine, "--queue-bytes", "1"), 2, "--queue-bytes"},
-		{with(engine, "--on-unreadable", "stop"), 2, "--on-unreadable"}, {with(fleet, "--on-unreadable", "clear"), 2, "--on-unreadable"}, {with(engine, "--ranks", "0"), 2, "--ranks"}, {with(engine, "--ranks", "70000"), 2, "--ranks"}, {with(engine, "--namespace", "NO"), 2, "--namespace"},
+		{[]string{"nonsense"}, 2, "nonsense"}, {[]string{"run"}, 2, "--engine is missing"}, {with(engine, "extra"), 2,
+			"extra"}, {with(engine, "--nonsense"), 2, "nonsense"},
+		{with(engine, "--config", absent), 2, "absent"}, {with(engine, "--config", junk), 2,
+			"junk"}, {with(engine, "--log-level", "loud"), 2, "loud"},
+		{with(engine, "--engine", "ftp://x"), 2, "--engine"}, {with(engine, "--replay", "x"), 2,
+			"--replay"}, {with(engine, "--source", "x"), 2, "--source"},
+		{with(engine, "--block-size", "0"), 2, "--block-size"}, {with(engine, "--lease", "1ms"), 2,
+			"--lease"}, {with(engine, "--queue-bytes", "1"), 2, "--queue-bytes"},
+		{with(engine, "--on-unreadable", "stop"), 2, "--on-unreadable"}, {with(fleet, "--on-unreadable", "clear"), 2,
+			"--on-unreadable"}, {with(engine, "--ranks", "0"), 2, "--ranks"},
+		{with(engine, "--ranks", "70000"), 2, "--ranks"}, {with(engine, "--namespace", "NO"), 2, "--namespace"},
 		{with(engine, "--l3-config", absent), 2, "absent"}, {with(engine, "--l3-config", junk), 2, "junk"},
-		{with(engine, "--kv-groups", "full,swa"), 2, "--kv-groups"}, {with(engine, "--kv-groups", "window:8"), 2, "swa:TOKENS"}, {with(fleet, "--kv-groups", "full"), 2, "--kv-groups"},
-		{with(engine, "--nats", "nats://:::"), 2, "--nats"}, {with(engine, "--nats-creds", absent), 2, "absent"}, {with(engine, "--nats-creds", junk), 2, "junk"},
-		{with(engine, "--nats-nkey", absent), 2, "absent"}, {with(engine, "--nats-ca", absent), 2, "absent"}, {with(engine, "--nats-ca", junk), 2, "junk"},
-		{with(engine, "--nats-cert", junk, "--nats-key", junk), 2, "junk"}, {with(engine, "--master", "x:1"), 2, "--master"}, {with(engine, "--engine-nats", "x"), 2, "--engine-nats"},
-		{with(engine, "--instance", strings.Repeat("x", 256)), 2, "--instance"}, {with(engine, "--model", strings.Repeat("x", 256)), 2, "--model"},
-		{with(fleet, "--engine-nats", "nats://:::"), 2, "--engine-nats"}, {with(fleet, "--engine-nats-nkey", absent), 2, "absent"}, {with(fleet, "--engine-nats-ca", junk), 2, "junk"},
-		{with(store, "--master", "nowhere"), 2, "--master"}, {with(store, "--replay", "tcp://x:1"), 2, "--replay"}, {with(store, "--nats-ca", junk), 2, "junk"},
-		{[]string{"simulate", "--endpoint", "x"}, 2, "--endpoint"}, {[]string{"simulate", "--block-size", "7"}, 2, "--block-size"}, {[]string{"simulate", "--rate", "0"}, 2, "--rate"},
+		{with(engine, "--kv-groups", "full,swa"), 2, "--kv-groups"}, {with(engine, "--kv-groups", "window:8"), 2,
+			"swa:TOKENS"}, {with(fleet, "--kv-groups", "full"), 2, "--kv-groups"},
+		{with(engine, "--nats", "nats://:::"), 2, "--nats"}, {with(engine, "--nats-creds", absent), 2,
+			"absent"}, {with(engine, "--nats-creds", junk), 2, "junk"},
+		{with(engine, "--nats-nkey", absent), 2, "absent"}, {with(engine, "--nats-ca", absent), 2,
+			"absent"}, {with(engine, "--nats-ca", junk), 2, "junk"},
+		{with(engine, "--nats-cert", junk, "--nats-key", junk), 2, "junk"}, {with(engine, "--master", "x:1"), 2,
+			"--master"}, {with(engine, "--engine-nats", "x"), 2, "--engine-nats"},
+		{with(engine, "--instance", strings.Repeat("x", 256)), 2, "--instance"}, {with(engine, "--model",
+			strings.Repeat("x", 256)), 2, "--model"},
+		{with(fleet, "--engine-nats", "nats://:::"), 2, "--engine-nats"}, {with(fleet, "--engine-nats-nkey", absent), 2,
+			"absent"}, {with(fleet, "--engine-nats-ca", junk), 2, "junk"},
+		{with(store, "--master", "nowhere"), 2, "--master"}, {with(store, "--replay", "tcp://x:1"), 2,
+			"--replay"}, {with(store, "--nats-ca", junk), 2, "junk"},
+		{[]string{"simulate", "--endpoint", "x"}, 2, "--endpoint"}, {[]string{"simulate", "--block-size", "7"}, 2,
+			"--block-size"}, {[]string{"simulate", "--rate", "0"}, 2, "--rate"},
 	}
 	for _, c := range cases {
 		if code, said := program(t, c.args...); code != c.want || !strings.Contains(said, c.said) {

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Two sources carry many workers and ranks at once, as router events with ids that are consecutive within each rank: lines of JSON, and
-// what Dynamo's workers publish over NATS. Neither can be asked again, so an id that is missing clears its rank, and one that
-// goes back begins a new incarnation of it.
+// Two sources carry many workers and ranks at once, as router events with ids that are consecutive within each rank:
+// lines of JSON, and what Dynamo's workers publish over NATS. Neither can be asked again, so an id that is missing
+// clears its rank, and one that goes back begins a new incarnation of it.
 const (
 	sourceLines  = "ndjson"
 	sourceDynamo = "dynamo-nats"
@@ -37,13 +37,16 @@ func (r *running) checkFleet() error {
 	for _, f := range []struct {
 		name string
 		set  bool
-	}{{"--replay", r.replay != ""}, {"--engine-snapshot", r.engineSnapshot != ""}, {"--topic", r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1}, {"--on-unreadable", r.onUnreadable != unreadablePass},
+	}{{"--replay", r.replay != ""}, {"--engine-snapshot", r.engineSnapshot != ""}, {"--topic",
+		r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1},
+		{"--on-unreadable", r.onUnreadable != unreadablePass},
 		{"--on-engine-refused", r.onRefused != "clear"}, {"--engine-gone-after", r.goneAfter != 0}} {
 		if f.set {
 			errs = append(errs, fmt.Errorf("%s is not for --source %s", f.name, r.source))
 		}
 	}
-	if path, isPath := strings.CutPrefix(r.engine, "ipc://"); r.source == sourceLines && r.engine != "" && r.engine != "-" && (!isPath || path == "") {
+	if path, isPath := strings.CutPrefix(r.engine, "ipc://"); r.source == sourceLines && r.engine != "" &&
+		r.engine != "-" && (!isPath || path == "") {
 		errs = append(errs, fmt.Errorf("--engine %q is neither - nor ipc://PATH", r.engine))
 	}
 	return errors.Join(errs...)
@@ -100,7 +103,8 @@ func (f *fleet) take(e events.RouterEvent, digest uint64) {
 	read := &shim.Read{Digest: digest} // the id of what is passed over counts all the same
 	if e.Skipped != "" {
 		f.passed.do(func(n uint64) {
-			f.log.Warn("router events passed over", "reason", "unknown "+e.Skipped, "instance", e.Key.Instance, "event_id", e.ID, "times", n)
+			f.log.Warn("router events passed over", "reason", "unknown "+e.Skipped, "instance", e.Key.Instance,
+				"event_id", e.ID, "times", n)
 		})
 	} else {
 		read.Events = e.Event.Cut()
@@ -115,7 +119,8 @@ func (f *fleet) take(e events.RouterEvent, digest uint64) {
 	f.mu.Unlock()
 	if feed == nil {
 		f.full.do(func(n uint64) {
-			f.log.Error("too many workers and ranks for one shim; events passed over", "at_most", maxRanks, "instance", e.Key.Instance, "times", n, "what_to_do",
+			f.log.Error("too many workers and ranks for one shim; events passed over", "at_most", maxRanks, "instance",
+				e.Key.Instance, "times", n, "what_to_do",
 				"run several, each with the subject or socket of a part of the fleet")
 		})
 		return
@@ -215,7 +220,8 @@ func (f *fleet) line(text []byte, name string, number int) {
 	}
 	if err != nil {
 		f.bad.do(func(n uint64) {
-			f.log.Warn("a line that is no router event; passed over", "from", name, "line", number, "error", err, "times", n)
+			f.log.Warn("a line that is no router event; passed over", "from", name, "line", number, "error", err,
+				"times", n)
 		})
 		return
 	}
@@ -244,7 +250,8 @@ func (f *fleet) hearDynamo() error {
 		})
 		if err != nil {
 			f.bad.do(func(n uint64) {
-				f.log.Warn("a message that is none of Dynamo's router events; passed over", "subject", f.cfg.engine, "error", err, "times", n)
+				f.log.Warn("a message that is none of Dynamo's router events; passed over", "subject", f.cfg.engine,
+					"error", err, "times", n)
 			})
 		}
 	})
@@ -261,7 +268,8 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 	options.Core, options.Wait = true, true
 	options.Hooks = jetstream.ConnHooks{
 		Disconnected: func(err error) {
-			f.log.Warn("the connection to --engine-nats is lost; what is published meanwhile will be missing", "error", err, "what_to_do",
+			f.log.Warn("the connection to --engine-nats is lost; what is published meanwhile will be missing", "error",
+				err, "what_to_do",
 				"see that the Dynamo fleet's NATS server runs; it is dialled until it answers")
 		},
 		Reconnected: func(url string) { f.log.Info("the connection to --engine-nats is back", "server", url) },
@@ -269,7 +277,8 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 		Waiting: func(err error) {
 			waiting.do(func(n uint64) {
 				f.log.Warn("waiting for --engine-nats", "nats", f.cfg.engineNATS.Shown(), "error", err,
-					"what_to_do", "see that the Dynamo fleet's NATS server runs and that --engine-nats is its address", "times", n)
+					"what_to_do", "see that the Dynamo fleet's NATS server runs and that --engine-nats is its address",
+					"times", n)
 			})
 		},
 	}

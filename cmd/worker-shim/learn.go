@@ -34,7 +34,8 @@ func (r *running) checkLearning() error {
 		return err
 	}
 	if r.engine == "" && (r.replay != "" || r.rank != 0 || r.ranks != 1) {
-		return errors.New("--replay, --rank and --ranks go with --engine: without it they are learned from --engine-http")
+		return errors.New(
+			"--replay, --rank and --ranks go with --engine: without it they are learned from --engine-http")
 	}
 	return nil
 }
@@ -60,7 +61,8 @@ const askEvery = time.Second
 
 // ranksToServe lists what is to be shimmed, one for each rank: by flags, and by what the engine says, for which it
 // waits.
-func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*running, said enginehttp.Engine, err error) {
+func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*running, said enginehttp.Engine,
+	err error) {
 	if r.engineHTTP == "" {
 		list, err = r.byFlags()
 		return list, said, err
@@ -106,7 +108,8 @@ func (r *running) byFlags() (list []*running, err error) {
 }
 
 // filledIn lists the ranks that the engine has, with all that flags do not say.
-func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *enginehttp.Asker) (list []*running, err error) {
+func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *enginehttp.Asker) (list []*running,
+	err error) {
 	all := *r
 	all.engineHTTP, all.engineHTTPToken = "", ""
 	if all.source == "auto" {
@@ -124,8 +127,9 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	name := strings.TrimSpace(said.Kind + " " + said.Version)
 	switch {
 	case all.engine == "" && said.Ranks == nil:
-		return nil, cli.UsageErrorf("%s does not say over HTTP where it publishes events (vLLM 0.32 is the first that does): "+
-			"give --engine, and --replay if it has a replay_endpoint", name)
+		return nil,
+			cli.UsageErrorf("%s does not say over HTTP where it publishes events (vLLM 0.32 is the first that does): "+
+				"give --engine, and --replay if it has a replay_endpoint", name)
 	case all.model == "":
 		return nil, cli.UsageErrorf("%s does not say over HTTP which model it serves: give --model", name)
 	case all.blockSize == 0:

@@ -24,14 +24,16 @@ type holding struct {
 	has registry.Standing // told last
 }
 
-// Keep holds the lease. Where the NATS server does not permit that, the rank goes without: nobody clears it when it is gone.
+// Keep holds the lease. Where the NATS server does not permit that, the rank goes without: nobody clears it when it is
+// gone.
 func (h *holding) Keep(ctx context.Context, lost func()) error {
 	err := h.lease.Keep(ctx, lost)
 	switch {
 	case errors.Is(err, registry.ErrTaken):
 		return fmt.Errorf("%w: %w", shim.ErrFenced, err)
 	case errors.Is(err, jetstream.ErrDenied):
-		h.log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know", "error", err, "what_to_do",
+		h.log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know", "error",
+			err, "what_to_do",
 			"grant it to this user: indexer auth example prints what each user needs")
 		return nil
 	}
@@ -71,7 +73,8 @@ func (r *running) holding(ns *jetstream.Namespace, key events.RankKey, log *slog
 	}
 	trouble := limiter{every: r.logWindow}
 	lease, err := registry.NewLease(ns, registry.Record{
-		Instance: key.Instance, Rank: key.Rank, Model: r.model, BlockSize: r.blockSize, Source: r.source, LeaseMS: r.lease.Milliseconds(), L3: r.l3,
+		Instance: key.Instance, Rank: key.Rank, Model: r.model, BlockSize: r.blockSize, Source: r.source,
+		LeaseMS: r.lease.Milliseconds(), L3: r.l3,
 		Standing: &registry.Standing{CatchingUp: true}, // what the engine said before is not known yet
 	}, registry.LeaseHooks{
 		Taken: func() { log.Info("registered", "lease", r.lease) },

@@ -92,33 +92,50 @@ without asking. It needs --engine and --master alone.`,
 	f := cmd.Flags()
 	r.nats = cli.NATSFlags(f, false)
 	f.StringVar(&r.namespace, "namespace", "default", "namespace of the indexer")
-	f.StringVar(&r.engine, "engine", "", "the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or ipc://PATH to listen at; of dynamo-nats a subject")
-	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats", "of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
+	f.StringVar(&r.engine, "engine", "",
+		"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or ipc://PATH to listen at; of dynamo-nats a subject")
+	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats",
+		"of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
-	f.StringVar(&r.engineSnapshot, "engine-snapshot", "", "where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, or --replay's endpoint again")
-	f.StringVar(&r.source, "source", "auto", "how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats; mooncake is no engine but a shared store's master, with --master; see docs/l3.md")
+	f.StringVar(&r.engineSnapshot, "engine-snapshot", "",
+		"where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, or --replay's endpoint again")
+	f.StringVar(&r.source, "source", "auto",
+		"how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats; mooncake is no engine but a shared store's master, with --master; see docs/l3.md")
 	f.StringVar(&r.master, "master", "", "of mooncake: HOST:PORT of the master's HTTP, as workers register it")
 	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this")
 	f.StringVar(&r.instance, "instance", "", "instance id: what routers address (required)")
 	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank, the first one if there are several")
-	f.Uint32Var(&r.ranks, "ranks", 1, "how many data-parallel ranks to shim: each has the ports after those of the one before, as engines number them")
+	f.Uint32Var(&r.ranks, "ranks", 1,
+		"how many data-parallel ranks to shim: each has the ports after those of the one before, as engines number them")
 	f.StringVar(&r.model, "model", "", "model that the engine serves (required)")
 	f.Uint32Var(&r.blockSize, "block-size", 0, "tokens in one of the engine's blocks (required)")
-	f.IntVar(&r.queueBytes, "queue-bytes", 64<<20, "bytes of memory that may wait for NATS before the engine is no longer read")
+	f.IntVar(&r.queueBytes, "queue-bytes", 64<<20,
+		"bytes of memory that may wait for NATS before the engine is no longer read")
 	f.DurationVar(&r.replayTimeout, "replay-timeout", 2*time.Second, "how long the replay endpoint may say nothing")
-	f.DurationVar(&r.idleCheck, "idle-check", 30*time.Second, "after how long a silence the replay endpoint is asked whether anything was missed")
-	f.DurationVar(&r.claimWait, "claim-wait", 45*time.Second, "how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor may take to stop")
-	f.DurationVar(&r.silence, "silence", 30*time.Second, "after how long a connection on which nothing came is remarked upon")
-	f.DurationVar(&r.lease, "lease", registry.DefaultLease, "after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
-	f.StringVar(&r.l3Config, "l3-config", "", "JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
-	f.StringVar(&r.kvGroups, "kv-groups", "", "of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if a draft model has the last block of a hit computed anew; as in full,chunked:8192. The default is what --l3-config says")
-	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass, "what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
-	f.StringVar(&r.engineHTTP, "engine-http", "", "http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, block size (SGLang; vLLM from 0.32 on)")
+	f.DurationVar(&r.idleCheck, "idle-check", 30*time.Second,
+		"after how long a silence the replay endpoint is asked whether anything was missed")
+	f.DurationVar(&r.claimWait, "claim-wait", 45*time.Second,
+		"how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor may take to stop")
+	f.DurationVar(&r.silence, "silence", 30*time.Second,
+		"after how long a connection on which nothing came is remarked upon")
+	f.DurationVar(&r.lease, "lease", registry.DefaultLease,
+		"after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
+	f.StringVar(&r.l3Config, "l3-config", "",
+		"JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
+	f.StringVar(&r.kvGroups, "kv-groups", "",
+		"of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if a draft model has the last block of a hit computed anew; as in full,chunked:8192. The default is what --l3-config says")
+	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass,
+		"what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
+	f.StringVar(&r.engineHTTP, "engine-http", "",
+		"http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, block size (SGLang; vLLM from 0.32 on)")
 	f.StringVar(&r.engineHTTPToken, "engine-http-token-file", "", "file with the API key that the engine wants")
-	f.StringVar(&r.onRefused, "on-engine-refused", "clear", "what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and what it had in device and host memory is cleared) or keep (a proxy may refuse)")
-	f.DurationVar(&r.silentAfter, "engine-silent-after", 10*time.Second, "after how long without a sign of life the engine counts as silent, which is said and clears nothing")
-	f.DurationVar(&r.goneAfter, "engine-gone-after", 0, "after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: never")
+	f.StringVar(&r.onRefused, "on-engine-refused", "clear",
+		"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and what it had in device and host memory is cleared) or keep (a proxy may refuse)")
+	f.DurationVar(&r.silentAfter, "engine-silent-after", 10*time.Second,
+		"after how long without a sign of life the engine counts as silent, which is said and clears nothing")
+	f.DurationVar(&r.goneAfter, "engine-gone-after", 0,
+		"after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: never")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	r.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
@@ -150,11 +167,13 @@ without asking. It needs --engine and --master alone.`,
 // check refuses what makes no sense, all of it at once.
 func (r *running) check() error {
 	var errs []error
-	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--instance", r.instance}, {"--model", r.model}} {
+	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--instance", r.instance},
+		{"--model", r.model}} {
 		if s.value == "" && !(r.fleet() && s.name == "--instance") && r.engineHTTP == "" {
 			errs = append(errs, fmt.Errorf("%s is missing", s.name))
 		}
-		if _, err := jetstream.EscapeToken(s.value); err != nil && s.name != "--engine" && !(s.value == "" && r.engineHTTP != "") {
+		if _, err := jetstream.EscapeToken(s.value); err != nil && s.name != "--engine" &&
+			!(s.value == "" && r.engineHTTP != "") {
 			errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
 		}
 	}
@@ -164,13 +183,17 @@ func (r *running) check() error {
 	if r.fleet() {
 		errs = append(errs, r.checkFleet())
 	} else if _, err := events.EngineOf(r.source); err != nil {
-		errs = append(errs, fmt.Errorf("--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, mooncake", r.source))
+		errs = append(errs, fmt.Errorf("--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, mooncake",
+			r.source))
 	}
 	if r.master != "" {
 		errs = append(errs, fmt.Errorf("--master is for --source %s", sourceMooncake))
 	}
 	if r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == "") {
-		errs = append(errs, fmt.Errorf("--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself", sourceDynamo))
+		errs = append(errs,
+			fmt.Errorf(
+				"--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself",
+				sourceDynamo))
 	}
 	if _, err := r.engineNATS.Options(""); err != nil { // which is connected to much later
 		errs = append(errs, err)
@@ -178,7 +201,8 @@ func (r *running) check() error {
 	if err := jetstream.CheckNamespace(r.namespace); err != nil {
 		errs = append(errs, fmt.Errorf("--namespace: %w", err))
 	}
-	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay}, {"--engine-snapshot", r.engineSnapshot}} {
+	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay},
+		{"--engine-snapshot", r.engineSnapshot}} {
 		if s.value != "" && !r.fleet() {
 			if err := zmtp.CheckEndpoint(s.value); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
@@ -192,7 +216,8 @@ func (r *running) check() error {
 	}
 	errs = append(errs, r.checkLearning())
 	if r.lease < registry.MinLease || r.lease > registry.MaxLease {
-		errs = append(errs, fmt.Errorf("--lease %v is not from %v to %v", r.lease, registry.MinLease, registry.MaxLease))
+		errs = append(errs, fmt.Errorf("--lease %v is not from %v to %v", r.lease, registry.MinLease,
+			registry.MaxLease))
 	}
 	if r.l3Config != "" {
 		if err := r.readL3Config(); err != nil {
@@ -203,7 +228,8 @@ func (r *running) check() error {
 		errs = append(errs, err)
 	}
 	if r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear {
-		errs = append(errs, fmt.Errorf("--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear))
+		errs = append(errs, fmt.Errorf("--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass,
+			unreadableClear))
 	}
 	if _, err := shim.ParseOnRefused(r.onRefused); err != nil {
 		errs = append(errs, fmt.Errorf("--on-engine-refused: %w", err))
@@ -212,7 +238,8 @@ func (r *running) check() error {
 		errs = append(errs, fmt.Errorf("--engine-silent-after %v is less than 1s", r.silentAfter))
 	}
 	if r.goneAfter != 0 && r.goneAfter < r.silentAfter {
-		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter))
+		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter,
+			r.silentAfter))
 	}
 	if r.queueBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("--queue-bytes %d is less than 1 MiB", r.queueBytes))
@@ -223,8 +250,10 @@ func (r *running) check() error {
 	return nil
 }
 
-// connect waits for a NATS server. what is the connection's name there; without is what happens while the server is away.
-func (r *running) connect(ctx context.Context, log *slog.Logger, what, without string, core bool) (*jetstream.Conn, error) {
+// connect waits for a NATS server. what is the connection's name there; without is what happens while the server is
+// away.
+func (r *running) connect(ctx context.Context, log *slog.Logger, what, without string, core bool) (*jetstream.Conn,
+	error) {
 	options, err := r.nats.Options("kvatlas shim " + what)
 	if err != nil {
 		return nil, err
@@ -333,15 +362,17 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		return err
 	}
 	watch.tell, watch.lease, watch.desk = lease.Tell, lease, desk
-	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats", ns.Conn().Server().URL)
+	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
+		ns.Conn().Server().URL)
 	return shim.Run(ctx, shim.Config{
 		Engine: r.engine, Listen: r.listen, Replay: r.replay, Snapshot: r.engineSnapshot, Topics: []string{r.topic},
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
-		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch, ClearUnreadable: r.onUnreadable == unreadableClear,
-		Log:           shim.NewStreamLog(ns, key, watch.logFailed),
-		Desk:          desk,
-		Keep:          lease.Keep,
-		ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
+		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
+		ClearUnreadable: r.onUnreadable == unreadableClear,
+		Log:             shim.NewStreamLog(ns, key, watch.logFailed),
+		Desk:            desk,
+		Keep:            lease.Keep,
+		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
 	})
 }
@@ -354,11 +385,13 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 		if errors.Is(err, jetstream.ErrMismatch) {
 			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err, r.model)
 		}
-		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) || errors.Is(err, jetstream.ErrUnavailable)) {
+		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) ||
+			errors.Is(err, jetstream.ErrUnavailable)) {
 			return ns, err
 		}
 		waiting.do(func(n uint64) {
-			what, todo := "waiting for an indexer to create the namespace", "start `indexer serve` on this NATS server, with --namespace "+r.namespace
+			what, todo := "waiting for an indexer to create the namespace",
+				"start `indexer serve` on this NATS server, with --namespace "+r.namespace
 			if !errors.Is(err, jetstream.ErrNoNamespace) {
 				what, todo = cli.NoJetStream()
 			}
@@ -385,9 +418,11 @@ func (r *running) open(ctx context.Context, conn *jetstream.Conn) (*jetstream.Na
 	return ns, ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
 }
 
-// claim makes sure that no other shim serves the rank, for which it waits a while: a predecessor may be draining. It returns nil where
-// the NATS server does not let us ask and be asked: then the log alone tells two shims apart, and nobody can have the engine's events said again.
-func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (*shim.Desk, error) {
+// claim makes sure that no other shim serves the rank, for which it waits a while: a predecessor may be draining. It
+// returns nil where the NATS server does not let us ask and be asked: then the log alone tells two shims apart, and
+// nobody can have the engine's events said again.
+func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (*shim.Desk,
+	error) {
 	waiting := limiter{every: r.logWindow}
 	giveUp := time.Now().Add(r.claimWait)
 	for {
@@ -399,7 +434,8 @@ func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events
 			return nil, nil
 		case errors.Is(err, shim.ErrFenced) && time.Now().Before(giveUp):
 			waiting.do(func(n uint64) {
-				log.Warn("waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait, "times", n, "what_to_do",
+				log.Warn("waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait,
+					"times", n, "what_to_do",
 					"stop that shim, or let it drain; or give this one another --instance or --rank")
 			})
 		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):

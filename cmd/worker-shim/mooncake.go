@@ -21,7 +21,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// sourceMooncake is the event stream of a Mooncake master, which tells what a store holds that workers share, and nothing of workers.
+// sourceMooncake is the event stream of a Mooncake master, which tells what a store holds that workers share, and
+// nothing of workers.
 const sourceMooncake = "mooncake"
 
 // storeCheck is how often the master is asked whether it has published more than came.
@@ -74,12 +75,14 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 		return err
 	}
 	failed := limiter{every: r.logWindow}
-	sub, err := zmtp.DialSub(ctx, r.engine, []string{""}, zmtp.Config{Hooks: zmtp.Hooks{Failed: func(_ zmtp.Peer, err error) {
-		failed.do(func(n uint64) {
-			log.Warn("no connection to the master's events", "engine", r.engine, "error", err, "times", n, "what_to_do",
-				"see that the Mooncake master runs and publishes events at --engine")
-		})
-	}}})
+	sub, err := zmtp.DialSub(ctx, r.engine, []string{""},
+		zmtp.Config{Hooks: zmtp.Hooks{Failed: func(_ zmtp.Peer, err error) {
+			failed.do(func(n uint64) {
+				log.Warn("no connection to the master's events", "engine", r.engine, "error", err, "times", n,
+					"what_to_do",
+					"see that the Mooncake master runs and publishes events at --engine")
+			})
+		}}})
 	if err != nil {
 		return err
 	}
@@ -159,7 +162,8 @@ func (s *storeShim) take(m zmtp.Message) {
 		s.log.Info("connected to the master's events")
 		s.send(s.relay.Lost())
 	case zmtp.Closed:
-		s.log.Warn("the connection to the master's events has ended; indexers poll the store", "error", m.Err, "what_to_do",
+		s.log.Warn("the connection to the master's events has ended; indexers poll the store", "error", m.Err,
+			"what_to_do",
 			"see that the Mooncake master runs; it is dialled until it answers")
 		s.send(s.relay.Lost())
 	case zmtp.Data:
@@ -183,7 +187,8 @@ func (s *storeShim) status(ctx context.Context) (c checked) {
 func (s *storeShim) check(c checked) {
 	if c.err != nil {
 		s.unchecked.do(func(n uint64) {
-			s.log.Warn("the master does not say what it has published; indexers poll the store", "error", c.err, "times", n, "what_to_do",
+			s.log.Warn("the master does not say what it has published; indexers poll the store", "error", c.err,
+				"times", n, "what_to_do",
 				"see that --master is its HTTP address and that it was started with events")
 		})
 		return

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestOneReplayPort reads every page, manifest and help text that names an engine's replay endpoint with a port: all name the same one, which
-// worker-shim simulate has by default, so that what is copied from two places fits together.
+// TestOneReplayPort reads every page, manifest and help text that names an engine's replay endpoint with a port: all
+// name the same one, which worker-shim simulate has by default, so that what is copied from two places fits together.
 func TestOneReplayPort(t *testing.T) {
 	simulate := simulateCommand().Flags().Lookup("replay").DefValue
 	want := simulate[strings.LastIndex(simulate, ":")+1:]
@@ -28,7 +28,8 @@ func TestOneReplayPort(t *testing.T) {
 		}
 	}
 	root := filepath.Join("..", "..")
-	for _, path := range []string{"README.md", "docker-compose.yml", "cmd/worker-shim/main.go", "cmd/worker-shim/simulate.go"} {
+	for _, path := range []string{"README.md", "docker-compose.yml", "cmd/worker-shim/main.go",
+		"cmd/worker-shim/simulate.go"} {
 		look(filepath.Join(root, path))
 	}
 	for _, folder := range []string{"docs", "deploy"} {

@@ -10,8 +10,8 @@ import (
 // maxRanks is how many ranks one process shims at the most.
 const maxRanks = 1024
 
-// ofRank is what to do for the i-th of the ranks: vllm-project/vllm › vllm/distributed/kv_events.py, offset_endpoint_port, adds the rank
-// to the ports of all endpoints, and SGLang does the same.
+// ofRank is what to do for the i-th of the ranks: vllm-project/vllm › vllm/distributed/kv_events.py,
+// offset_endpoint_port, adds the rank to the ports of all endpoints, and SGLang does the same.
 func (r *running) ofRank(i uint32) (*running, error) {
 	one := *r
 	one.rank += i
@@ -45,7 +45,8 @@ func offset(endpoint string, by uint32) (string, error) {
 	return "tcp://" + net.JoinHostPort(host, strconv.FormatUint(port+uint64(by), 10)), nil
 }
 
-// checkPorts finds ranks whose endpoints do not exist, or coincide: a replay port chosen next to the event port is rank 1's event port.
+// checkPorts finds ranks whose endpoints do not exist, or coincide: a replay port chosen next to the event port is rank
+// 1's event port.
 func (r *running) checkPorts() error {
 	taken := map[string]string{}
 	for i := range r.ranks {
@@ -53,13 +54,15 @@ func (r *running) checkPorts() error {
 		if err != nil {
 			return fmt.Errorf("--ranks %d: %w", r.ranks, err)
 		}
-		for _, e := range []struct{ what, endpoint string }{{"event", one.engine}, {"replay", one.replay}, {"snapshot", one.engineSnapshot}} {
+		for _, e := range []struct{ what, endpoint string }{{"event", one.engine}, {"replay", one.replay},
+			{"snapshot", one.engineSnapshot}} {
 			if e.what == "snapshot" && e.endpoint == one.replay {
 				continue // the replay socket answers that too
 			}
 			what := fmt.Sprintf("rank %d's %s endpoint", one.rank, e.what)
 			if other := taken[e.endpoint]; other != "" && e.endpoint != "" {
-				return fmt.Errorf("%s is both %s and %s: leave --ranks ports between --engine and --replay, in the engine's configuration too", e.endpoint, other, what)
+				return fmt.Errorf(
+					"%s is both %s and %s: leave --ranks ports between --engine and --replay, in the engine's configuration too", e.endpoint, other, what)
 			}
 			taken[e.endpoint] = what
 		}

@@ -47,7 +47,8 @@ With --print-prompt FILE the token ids of the prompt that was served last stand 
 	f.Uint64Var(&s.seed, "seed", 1, "what the conversations are made of")
 	f.IntVar(&s.requests, "requests", 10_000, "requests until the conversations begin again from the first")
 	f.Float64Var(&s.rate, "rate", 5, "requests in a second")
-	f.StringVar(&s.promptFile, "print-prompt", "", "file that gets the token ids of the prompt that was served last, as a JSON array, once a second at most")
+	f.StringVar(&s.promptFile, "print-prompt", "",
+		"file that gets the token ids of the prompt that was served last, as a JSON array, once a second at most")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
@@ -90,7 +91,8 @@ func (s *simulating) check() error {
 
 // run serves the conversations, over and over, until ctx ends.
 func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
-	engine, err := enginesim.Start(context.WithoutCancel(ctx), enginesim.Config{ // until Stop: a request that has begun is served
+	// until Stop: a request that has begun is served
+	engine, err := enginesim.Start(context.WithoutCancel(ctx), enginesim.Config{
 		Endpoint: s.endpoint, Replay: s.replay, BlockSize: s.blockSize, Capacity: s.capacity, Seed: s.seed,
 	})
 	if err != nil {
@@ -98,7 +100,8 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer engine.Stop()
 	requests := trace.Generate(trace.Options{Seed: s.seed, Requests: s.requests})
-	log.Info("simulated engine runs", "endpoint", engine.Endpoint(), "replay", engine.Replay(), "block_size", s.blockSize, "capacity", s.capacity)
+	log.Info("simulated engine runs", "endpoint", engine.Endpoint(), "replay", engine.Replay(), "block_size",
+		s.blockSize, "capacity", s.capacity)
 	tick := time.NewTicker(time.Duration(float64(time.Second) / s.rate))
 	defer tick.Stop()
 	var prompt, output []uint32
@@ -128,7 +131,8 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// printPrompt writes token ids as a JSON array. Whoever reads the file finds a whole prompt, the one before or this one.
+// printPrompt writes token ids as a JSON array. Whoever reads the file finds a whole prompt, the one before or this
+// one.
 func printPrompt(file string, tokens []uint32) error {
 	text, err := json.Marshal(tokens)
 	if err != nil {

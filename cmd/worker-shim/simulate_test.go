@@ -10,10 +10,12 @@ import (
 	"time"
 )
 
-// TestSimulateEndsWell ends a simulated engine, as SIGTERM does, in the middle of its work, many times: it is no failure.
+// TestSimulateEndsWell ends a simulated engine, as SIGTERM does, in the middle of its work, many times: it is no
+// failure.
 func TestSimulateEndsWell(t *testing.T) {
 	for i := range 20 {
-		s := &simulating{endpoint: "tcp://127.0.0.1:0", replay: "tcp://127.0.0.1:0", blockSize: 512, capacity: 100, requests: 10, rate: 10_000}
+		s := &simulating{endpoint: "tcp://127.0.0.1:0", replay: "tcp://127.0.0.1:0", blockSize: 512, capacity: 100,
+			requests: 10, rate: 10_000}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Millisecond)
 		if err := s.run(ctx, slog.New(slog.DiscardHandler)); err != nil {
 			t.Errorf("run %d ended with %v", i, err)
@@ -26,7 +28,8 @@ func TestSimulateEndsWell(t *testing.T) {
 func TestPrintPrompt(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "prompt.json")
 	s := &simulating{
-		endpoint: "tcp://127.0.0.1:0", replay: "tcp://127.0.0.1:0", blockSize: 512, capacity: 100, requests: 1, rate: 10_000, promptFile: file,
+		endpoint: "tcp://127.0.0.1:0", replay: "tcp://127.0.0.1:0", blockSize: 512, capacity: 100, requests: 1,
+		rate: 10_000, promptFile: file,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -72,20 +72,23 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 	}
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
-		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank, "what_to_do",
+		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank,
+			"what_to_do",
 			"give this shim the rank, or the other rank's endpoint")
 	}
 	return msg, err
 }
 
-// wrongBlockSize is what to do about blocks of another size. The wrong size stays registered for the model until it is forgotten.
+// wrongBlockSize is what to do about blocks of another size. The wrong size stays registered for the model until it is
+// forgotten.
 func wrongBlockSize(diagnosis error, model string) string {
 	size := "N, the size of the engine's blocks"
 	var wrong *events.BlockSizeError
 	if errors.As(diagnosis, &wrong) && wrong.Got > 0 {
 		size = fmt.Sprint(wrong.Got)
 	}
-	return fmt.Sprintf("stop this shim and start it with --block-size %s; if it then says that the model has another size: indexer forget --model %s", size, model)
+	return fmt.Sprintf(
+		"stop this shim and start it with --block-size %s; if it then says that the model has another size: indexer forget --model %s", size, model)
 }
 
 // wrongBlocks is how many events were passed over for their block size.
@@ -142,7 +145,8 @@ func logAdvice(err error) string {
 }
 
 func (w *watcher) hooks(ctx context.Context) shim.Hooks {
-	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed, &w.logTrouble} {
+	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
+		&w.logTrouble} {
 		l.every = w.cfg.logWindow
 	}
 	log := w.log
@@ -158,12 +162,14 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		Failed: func(endpoint string, err error) {
 			w.failed.do(func(n uint64) {
-				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do", w.advice(err, eventEndpoint, &w.connected), "times", n)
+				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do",
+					w.advice(err, eventEndpoint, &w.connected), "times", n)
 			})
 		},
 		Stray: func(frames int) {
 			w.stray.do(func(n uint64) {
-				log.Warn("a message that is no engine's event message; is this the right port?", "frames", frames, "times", n)
+				log.Warn("a message that is no engine's event message; is this the right port?", "frames", frames,
+					"times", n)
 			})
 		},
 		Undecodable: func(seq events.EngineSeq, err error) {
@@ -177,7 +183,8 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		ReplayFailed: func(from events.EngineSeq, err error) {
 			w.replayFailed.do(func(n uint64) {
-				log.Warn("replay failed", "from", from, "error", err, "what_to_do", w.advice(err, replayEndpoint, &w.replays), "times", n)
+				log.Warn("replay failed", "from", from, "error", err, "what_to_do",
+					w.advice(err, replayEndpoint, &w.replays), "times", n)
 			})
 		},
 		ReplayEnded: func() { w.replays.Store(true) },
@@ -213,7 +220,8 @@ func (w *watcher) standing(s shim.Standing) {
 		if w.cfg.goneAfter > 0 {
 			keeps = "what it held is cleared after --engine-gone-after " + w.cfg.goneAfter.String()
 		}
-		w.log.Warn("the engine is silent", "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why, "what_to_do", hungAdvice+"; "+keeps)
+		w.log.Warn("the engine is silent", "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why, "what_to_do",
+			hungAdvice+"; "+keeps)
 	case api.EngineGone:
 		w.log.Warn("the engine is gone; what it had in device and host memory is cleared", "why", s.Why)
 	}
@@ -231,7 +239,8 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 		w.logTakes()
 	}
 	if c.Gaps > w.counts.Gaps {
-		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times", c.Gaps)
+		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times",
+			c.Gaps)
 	}
 	if c.Snapshots > w.counts.Snapshots {
 		w.log.Info("what could not be replayed was had from the engine's snapshot", "snapshots", c.Snapshots)
@@ -243,7 +252,8 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 		w.log.Info("a new incarnation of the engine begins", "incarnations", c.Restarts)
 	}
 	if c.JoinedLate > w.counts.JoinedLate {
-		w.log.Warn("the engine has spoken before and cannot say it again; what it holds from then is not known", "times", c.JoinedLate)
+		w.log.Warn("the engine has spoken before and cannot say it again; what it holds from then is not known",
+			"times", c.JoinedLate)
 	}
 	w.counts = c
 }
@@ -256,7 +266,8 @@ func (w *watcher) firstConnected(ctx context.Context) {
 	}
 	timer := time.AfterFunc(w.cfg.silence, func() {
 		if !w.heard.Load() {
-			w.log.Warn("connected, and the engine has said nothing", "for", w.cfg.silence, "what_to_do", w.silenceAdvice())
+			w.log.Warn("connected, and the engine has said nothing", "for", w.cfg.silence, "what_to_do",
+				w.silenceAdvice())
 		}
 	})
 	context.AfterFunc(ctx, func() { timer.Stop() })
@@ -268,7 +279,8 @@ func (w *watcher) silenceAdvice() string {
 	if w.cfg.topic != "" {
 		do = append(do, "no message's topic begins with --topic "+w.cfg.topic+"; leave it out to hear all")
 	}
-	vllm, sglang := `"enable_kv_cache_events":true in --kv-events-config and with prefix caching`, `"publisher":"zmq" in --kv-events-config and without --disable-radix-cache`
+	vllm, sglang := `"enable_kv_cache_events":true in --kv-events-config and with prefix caching`,
+		`"publisher":"zmq" in --kv-events-config and without --disable-radix-cache`
 	switch w.cfg.source {
 	case "sglang":
 		do = append(do, "see that the engine was started with "+sglang)
@@ -301,8 +313,8 @@ var (
 	}
 )
 
-// advice is what to do about a connection to the engine that does not come about, or comes to nothing. known says whether the endpoint was the engine's
-// before: then its settings are right, and it is the engine that has changed.
+// advice is what to do about a connection to the engine that does not come about, or comes to nothing. known says
+// whether the endpoint was the engine's before: then its settings are right, and it is the engine that has changed.
 func (w *watcher) advice(err error, to endpoint, known *atomic.Bool) string {
 	switch {
 	case !known.Load():
@@ -322,7 +334,8 @@ func advice(err error, to endpoint) string {
 		return "start the engine's event sockets without CURVE or PLAIN; keep them on a network of their own"
 	case errors.As(err, &refused):
 		for _, p := range []struct{ sign, whose string }{
-			{"HTTP/", "an HTTP server, perhaps the engine's API"}, {"INFO ", "a NATS server"}, {`\x15\x03`, "a TLS server"}, {to.other, to.mixed},
+			{"HTTP/", "an HTTP server, perhaps the engine's API"}, {"INFO ", "a NATS server"}, {`\x15\x03`,
+				"a TLS server"}, {to.other, to.mixed},
 		} {
 			if strings.Contains(refused.Reason, p.sign) {
 				return "this port belongs to " + p.whose + "; " + to.is

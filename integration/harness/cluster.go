@@ -21,7 +21,8 @@ import (
 func StartNATS(t testing.TB) string {
 	t.Helper()
 	addr := loopback.Reserve(t)
-	Start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:]).WaitFor(`Server is ready`)
+	Start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p",
+		addr[strings.LastIndex(addr, ":")+1:]).WaitFor(`Server is ready`)
 	return addr
 }
 
@@ -41,7 +42,8 @@ func OpenNamespace(t testing.TB, ctx context.Context, addr string) *jetstream.Na
 }
 
 // PublishAs publishes batches as a worker's shim does, one after the other, and returns the place of the last one.
-func PublishAs(t testing.TB, ctx context.Context, ns *jetstream.Namespace, instance events.WorkerID, batches ...*events.Batch) (at api.PartitionSeq) {
+func PublishAs(t testing.TB, ctx context.Context, ns *jetstream.Namespace, instance events.WorkerID,
+	batches ...*events.Batch) (at api.PartitionSeq) {
 	t.Helper()
 	log := shim.NewStreamLog(ns, events.RankKey{Instance: instance}, nil)
 	if _, err := log.Last(ctx); err != nil {
@@ -75,8 +77,8 @@ func OnDevice(a *api.Answer) (map[events.WorkerID]uint32, error) {
 	return held, nil
 }
 
-// AwaitAnnounced waits until so many nodes have announced that each partition that they serve has workers of a model, and each of them has looked at the
-// others' records since.
+// AwaitAnnounced waits until so many nodes have announced that each partition that they serve has workers of a model,
+// and each of them has looked at the others' records since.
 func AwaitAnnounced(t testing.TB, ctx context.Context, ns *jetstream.Namespace, model string, nodes int) {
 	t.Helper()
 	bucket, err := ns.EnsureNodes(ctx, 10*time.Minute)
@@ -95,7 +97,8 @@ func AwaitAnnounced(t testing.TB, ctx context.Context, ns *jetstream.Namespace, 
 			if err := json.Unmarshal(e.Value, &r); err != nil {
 				return false, err.Error()
 			}
-			if r.Ready.Len() == 0 || r.Models[model].String() != r.Ready.String() || since != nil && r.Beat < since[r.Node]+2 {
+			if r.Ready.Len() == 0 || r.Models[model].String() != r.Ready.String() ||
+				since != nil && r.Beat < since[r.Node]+2 {
 				return false, string(e.Value)
 			}
 			beats[r.Node] = r.Beat

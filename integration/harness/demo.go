@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// DemoWithStore runs the demonstration with a shared store: every answer says exactly what lies there and what would be loaded, and something is.
+// DemoWithStore runs the demonstration with a shared store: every answer says exactly what lies there and what would be
+// loaded, and something is.
 func DemoWithStore(t *testing.T, master string, env []string, args ...string) {
 	t.Helper()
 	args = append([]string{"demo", "--l3", "--json", "--engines", "2"}, args...)
@@ -14,7 +15,8 @@ func DemoWithStore(t *testing.T, master string, env []string, args ...string) {
 	if err := json.Unmarshal([]byte(r.Stdout), &got); err != nil || r.Code != 0 {
 		t.Fatalf("%v: %d, %v: %s%s", args, r.Code, err, r.Stdout, r.Stderr)
 	}
-	if got.AnswersChecked == 0 || got.AnswersEqual != got.AnswersChecked || got.L3.Master != master || got.L3.PagesStored == 0 ||
+	if got.AnswersChecked == 0 || got.AnswersEqual != got.AnswersChecked || got.L3.Master != master ||
+		got.L3.PagesStored == 0 ||
 		got.L3.TokensLoaded == 0 || got.L3.TokensLoaded > got.L3.TokensMissed || got.L3.Requests == 0 {
 		t.Errorf("%v: %s", args, r.Stdout)
 	}

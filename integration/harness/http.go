@@ -15,7 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Request makes a request with a JSON body, or none for GET. A question is put again if it is not answered in time: the machine may have stood still.
+// Request makes a request with a JSON body, or none for GET. A question is put again if it is not answered in time: the
+// machine may have stood still.
 func Request(base, method, path, body string) (status int, reply string, err error) {
 	question := method == "GET" || path == "/v1/find" || strings.HasPrefix(path, "/query")
 	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
@@ -56,15 +57,16 @@ type statusError struct {
 
 func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.status, e.body) }
 
-// HTTPDo asks an indexer's HTTP port, and decodes the answer if into is not nil. It asks again if no answer comes in time, or the node says that it cannot give
-// one now: the machine may have stood still.
+// HTTPDo asks an indexer's HTTP port, and decodes the answer if into is not nil. It asks again if no answer comes in
+// time, or the node says that it cannot give one now: the machine may have stood still.
 func HTTPDo(addr, method, path string, body, into any) error {
 	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
 		err := HTTPOnce(addr, method, path, body, into)
 		var refused *statusError
 		var network net.Error
 		late := errors.As(err, &network) && network.Timeout() ||
-			errors.As(err, &refused) && (refused.status == http.StatusServiceUnavailable || refused.status == http.StatusGatewayTimeout)
+			errors.As(err, &refused) && (refused.status == http.StatusServiceUnavailable ||
+				refused.status == http.StatusGatewayTimeout)
 		if !late || time.Now().After(deadline) {
 			return err
 		}

@@ -34,7 +34,8 @@ var programs struct {
 	err error
 }
 
-// atATime is how many tests of a package run at the same time unless -parallel says otherwise: they wait for programs much more than they compute.
+// atATime is how many tests of a package run at the same time unless -parallel says otherwise: they wait for programs
+// much more than they compute.
 const atATime = "6"
 
 // Main runs the tests of a package that starts programs, and removes what was built for them. TestMain calls it.
@@ -59,7 +60,8 @@ func Program(t testing.TB, name string) string {
 		if programs.dir, programs.err = os.MkdirTemp("", "kvatlas-programs-"); programs.err != nil {
 			return
 		}
-		for _, pkg := range []string{Module + "cmd/indexer", Module + "cmd/worker-shim", "github.com/nats-io/nats-server/v2"} {
+		for _, pkg := range []string{Module + "cmd/indexer", Module + "cmd/worker-shim",
+			"github.com/nats-io/nats-server/v2"} {
 			out, err := exec.Command("go", "build", "-o", programs.dir+"/", pkg).CombinedOutput()
 			if err != nil {
 				programs.err = fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
@@ -79,8 +81,8 @@ func Program(t testing.TB, name string) string {
 	return filepath.Join(programs.dir, name)
 }
 
-// dependOnSources reads every folder that our programs are built from. go test repeats the result of an earlier run while what the test opened is as it
-// was; that a program was built is no business of its.
+// dependOnSources reads every folder that our programs are built from. go test repeats the result of an earlier run
+// while what the test opened is as it was; that a program was built is no business of its.
 func dependOnSources() error {
 	gomod, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
@@ -88,7 +90,8 @@ func dependOnSources() error {
 	}
 	root := filepath.Dir(strings.TrimSpace(string(gomod)))
 	for _, dir := range []string{"cmd", "internal", "pkg"} {
-		if err := filepath.WalkDir(filepath.Join(root, dir), func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
+		if err := filepath.WalkDir(filepath.Join(root, dir),
+			func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
 			return err
 		}
 	}
@@ -114,7 +117,8 @@ type Process struct {
 // Start runs a program until the test ends.
 func Start(t testing.TB, name string, args ...string) *Process {
 	t.Helper()
-	p := &Process{t: t, Cmd: exec.Command(Program(t, name), args...), Done: make(chan struct{}), change: make(chan struct{})}
+	p := &Process{t: t, Cmd: exec.Command(Program(t, name), args...), Done: make(chan struct{}),
+		change: make(chan struct{})}
 	p.Cmd.Stderr = p
 	p.Cmd.Env = Environment(args)
 	if err := p.Cmd.Start(); err != nil {
@@ -133,8 +137,8 @@ func Start(t testing.TB, name string, args ...string) *Process {
 	return p
 }
 
-// unhurried are settings of all programs, unless a test has others: nothing expires, is given up or taken for gone because a process, or the whole
-// machine, stood still for some minutes.
+// unhurried are settings of all programs, unless a test has others: nothing expires, is given up or taken for gone
+// because a process, or the whole machine, stood still for some minutes.
 var unhurried = []string{
 	"KVATLAS_LEASE=15m", "KVATLAS_CLAIM_WAIT=15m", "KVATLAS_ENGINE_SILENT_AFTER=15m", // of shims
 	"KVATLAS_PARK_FOR=24h", "KVATLAS_REMEMBER_FOR=24h", "KVATLAS_L3_TIMEOUT=4m", "KVATLAS_NATS_WAIT=4m", // of indexers
@@ -170,7 +174,8 @@ func (p *Process) Said() string {
 	return p.said.String()
 }
 
-// WaitFor waits until the program has said something that matches, and returns the match. A line counts when it is whole.
+// WaitFor waits until the program has said something that matches, and returns the match. A line counts when it is
+// whole.
 func (p *Process) WaitFor(pattern string) []string {
 	p.t.Helper()
 	re := regexp.MustCompile(pattern)
@@ -229,7 +234,8 @@ func StartIndexer(t testing.TB, data, addr string, args ...string) *Indexer {
 		addr = "127.0.0.1:0"
 	}
 	x := &Indexer{Data: data}
-	x.Process = Start(t, "indexer", append([]string{"serve", "--data", data, "--nats-listen", addr, "--http-listen", "127.0.0.1:0", "--partitions", "4"}, args...)...)
+	x.Process = Start(t, "indexer", append([]string{"serve", "--data", data, "--nats-listen", addr, "--http-listen",
+		"127.0.0.1:0", "--partitions", "4"}, args...)...)
 	x.NATS = x.WaitFor(`in this process" listen=(\S+)`)[1]
 	x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 	x.WaitFor(`msg=ready`)
@@ -248,7 +254,8 @@ func Run(t testing.TB, name string, args ...string) Result {
 	return runWith(t, nil, name, args...)
 }
 
-// runWith is run with more in the environment. A program to which a NATS server did not answer in time, since one of the two stood still, is run again.
+// runWith is run with more in the environment. A program to which a NATS server did not answer in time, since one of
+// the two stood still, is run again.
 func runWith(t testing.TB, env []string, name string, args ...string) (r Result) {
 	t.Helper()
 	for deadline := time.Now().Add(Patience); ; {

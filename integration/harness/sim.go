@@ -24,7 +24,8 @@ func StartSimEngine(t testing.TB) *enginesim.Engine {
 // StartSimShim starts a shim beside a simulated engine.
 func StartSimShim(t testing.TB, e *enginesim.Engine, nats, instance string, args ...string) *Process {
 	t.Helper()
-	return Start(t, "worker-shim", append([]string{"run", "--engine", e.Endpoint(), "--replay", e.Replay(), "--instance", instance,
+	return Start(t, "worker-shim", append([]string{"run", "--engine", e.Endpoint(), "--replay", e.Replay(),
+		"--instance", instance,
 		"--model", "m", "--block-size", "16", "--nats", nats}, args...)...)
 }
 

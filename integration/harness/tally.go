@@ -22,8 +22,10 @@ func (t *Tally) String() string {
 		return fmt.Sprintf("%d asked, none answered: %v", t.Asked, t.Failures)
 	}
 	share := func(n int) float64 { return 100 * float64(n) / float64(t.Asked) }
-	return fmt.Sprintf("%d asked, %.2f %% answered, %.2f %% complete, %d incomplete without excuse, p50 %v, p99 %v, longest gap %v; others: %v", t.Asked, share(t.Answered), share(t.Complete), t.Unexcused,
-		t.Took[len(t.Took)/2].Round(10*time.Microsecond), t.Took[len(t.Took)*99/100].Round(10*time.Microsecond), t.Gap.Round(time.Millisecond), t.Failures)
+	return fmt.Sprintf(
+		"%d asked, %.2f %% answered, %.2f %% complete, %d incomplete without excuse, p50 %v, p99 %v, longest gap %v; others: %v", t.Asked, share(t.Answered), share(t.Complete), t.Unexcused,
+		t.Took[len(t.Took)/2].Round(10*time.Microsecond), t.Took[len(t.Took)*99/100].Round(10*time.Microsecond),
+		t.Gap.Round(time.Millisecond), t.Failures)
 }
 
 // Add counts what another has counted.

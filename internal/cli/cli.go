@@ -1,13 +1,14 @@
-// Package cli is what both programs share at the command line: where a setting comes from, how a result is printed, what
-// an exit status means.
+// Package cli is what both programs share at the command line: where a setting comes from, how a result is printed,
+// what an exit status means.
 //
 // A setting is looked for as a flag, then in the environment, then in the file that --config names, then its default is
 // taken. The flag --snapshot-interval is KVATLAS_SNAPSHOT_INTERVAL in the environment and snapshot-interval in the
-// file, which is YAML (so JSON will do). Settings of the NATS connection also have the names that NATS users know: NATS_URL,
-// NATS_CREDS, NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA.
+// file, which is YAML (so JSON will do). Settings of the NATS connection also have the names that NATS users know:
+// NATS_URL, NATS_CREDS, NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA.
 //
-// Exit status: 0 success; 1 it failed, or the answer is no; 2 what was given makes no sense, whoever is asked: the command line, a setting, a name that
-// cannot be one, a file to be read that is not there or not what it should be. So 2 says: mend what was given; to try again is useless.
+// Exit status: 0 success; 1 it failed, or the answer is no; 2 what was given makes no sense, whoever is asked: the
+// command line, a setting, a name that cannot be one, a file to be read that is not there or not what it should be. So
+// 2 says: mend what was given; to try again is useless.
 package cli
 
 import (
@@ -55,12 +56,13 @@ func Readable(what, path string) error {
 
 // natsNames are the environment variables that NATS users know.
 var natsNames = map[string]string{
-	"nats": "NATS_URL", "nats-creds": "NATS_CREDS", "nats-nkey": "NATS_NKEY", "nats-user": "NATS_USER", "nats-password": "NATS_PASSWORD",
-	"nats-token": "NATS_TOKEN", "nats-cert": "NATS_CERT", "nats-key": "NATS_KEY", "nats-ca": "NATS_CA",
+	"nats": "NATS_URL", "nats-creds": "NATS_CREDS", "nats-nkey": "NATS_NKEY", "nats-user": "NATS_USER",
+	"nats-password": "NATS_PASSWORD",
+	"nats-token":    "NATS_TOKEN", "nats-cert": "NATS_CERT", "nats-key": "NATS_KEY", "nats-ca": "NATS_CA",
 }
 
-// Main runs a program's root command and returns its exit status. The command's context ends at SIGINT or SIGTERM; a second one
-// kills.
+// Main runs a program's root command and returns its exit status. The command's context ends at SIGINT or SIGTERM; a
+// second one kills.
 func Main(root *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -124,7 +126,8 @@ func knowShells(root *cobra.Command) {
 	}
 }
 
-// Group makes a command that only holds others: alone it prints its help, and with a word that is none of its commands it says so.
+// Group makes a command that only holds others: alone it prints its help, and with a word that is none of its commands
+// it says so.
 func Group(cmd *cobra.Command, subs ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(subs...)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -35,7 +35,8 @@ func TestSettingsComeFromFlagThenEnvironmentThenFile(t *testing.T) {
 	if status := Main(root); status != 0 {
 		t.Fatalf("status %d", status)
 	}
-	want := map[string]string{"a": "flag", "b": "env", "c": "file", "d": "default", "nats": "nats://env", "list": "[x,y]"}
+	want := map[string]string{"a": "flag", "b": "env", "c": "file", "d": "default", "nats": "nats://env",
+		"list": "[x,y]"}
 	for name, v := range want {
 		if got[name] != v {
 			t.Errorf("%s is %q, want %q", name, got[name], v)
@@ -68,9 +69,11 @@ func TestExitStatus(t *testing.T) {
 		root := &cobra.Command{Use: "p"}
 		ok := &cobra.Command{Use: "ok", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error { return nil }}
 		ok.Flags().Int("n", 0, "")
-		Group(root, ok, Group(&cobra.Command{Use: "group"}, &cobra.Command{Use: "member", Run: func(*cobra.Command, []string) {}}),
+		Group(root, ok, Group(&cobra.Command{Use: "group"},
+			&cobra.Command{Use: "member", Run: func(*cobra.Command, []string) {}}),
 			&cobra.Command{Use: "fail", RunE: func(*cobra.Command, []string) error { return os.ErrNotExist }},
-			&cobra.Command{Use: "nonsense", RunE: func(*cobra.Command, []string) error { return UsageErrorf("--x is odd") }},
+			&cobra.Command{Use: "nonsense",
+				RunE: func(*cobra.Command, []string) error { return UsageErrorf("--x is odd") }},
 		)
 		root.SetArgs(c.args)
 		if got := Main(root); got != c.want {
@@ -81,7 +84,8 @@ func TestExitStatus(t *testing.T) {
 
 func TestErrorsAreOneLine(t *testing.T) {
 	for text, want := range map[string]string{
-		"plain": "plain", "one\ntwo": "one; two", "unknown \"quer\"\n\nDid you mean this?\n\tquery\n\n": "unknown \"quer\"; Did you mean this? query",
+		"plain": "plain", "one\ntwo": "one; two",
+		"unknown \"quer\"\n\nDid you mean this?\n\tquery\n\n": "unknown \"quer\"; Did you mean this? query",
 	} {
 		if got := oneLine(text); got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Debug is the port on which a running process shows its own profiles, for people who look for where memory or time goes. It is
-// closed unless it is asked for, and takes connections from this host alone: profiles tell what the process works on, and
-// making one slows it down.
+// Debug is the port on which a running process shows its own profiles, for people who look for where memory or time
+// goes. It is closed unless it is asked for, and takes connections from this host alone: profiles tell what the process
+// works on, and making one slows it down.
 type Debug struct{ listen string }
 
 // DebugFlag adds --debug-listen.
@@ -35,12 +35,14 @@ func (d *Debug) Check() error {
 	case err != nil:
 		return UsageErrorf("--debug-listen %q is not HOST:PORT", d.listen)
 	case !onLoopback(host):
-		return UsageErrorf("--debug-listen %s can be reached from other hosts: listen on 127.0.0.1, and forward the port over ssh or kubectl", d.listen)
+		return UsageErrorf(
+			"--debug-listen %s can be reached from other hosts: listen on 127.0.0.1, and forward the port over ssh or kubectl", d.listen)
 	}
 	return nil
 }
 
-// onLoopback reports whether a host, of an address or of a request, is this one by a name that nobody else can give a meaning.
+// onLoopback reports whether a host, of an address or of a request, is this one by a name that nobody else can give a
+// meaning.
 func onLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
@@ -65,7 +67,8 @@ func (d *Debug) Serve(log *slog.Logger) (stop func(), err error) {
 	return func() { _ = server.Close() }, nil // nobody waits for a profile of a process that ends
 }
 
-// debugHandler answers requests for this host by name or address: a web page whose own name was pointed at loopback gets nothing.
+// debugHandler answers requests for this host by name or address: a web page whose own name was pointed at loopback
+// gets nothing.
 func debugHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

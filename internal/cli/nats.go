@@ -56,7 +56,8 @@ func natsFlags(flags *pflag.FlagSet, name, def, usage string, optional bool) *NA
 	text(&o.CAFile, "-ca", "", "file with the authorities that vouch for the server")
 	text(&o.CertFile, "-cert", "", "file with this client's certificate")
 	text(&o.KeyFile, "-key", "", "file with its key")
-	text(&o.InboxPrefix, "-inbox-prefix", "", "first part of the subjects on which replies are taken, where permissions ask for one (default: _INBOX)")
+	text(&o.InboxPrefix, "-inbox-prefix", "",
+		"first part of the subjects on which replies are taken, where permissions ask for one (default: _INBOX)")
 	return n
 }
 
@@ -103,8 +104,8 @@ func (n *NATS) Said() bool {
 	return n.URL != "" || slices.ContainsFunc(n.how, func(s *string) bool { return *s != "" })
 }
 
-// Connect connects once, to a server with JetStream; what cannot be reached is an error that names it. Patience is how long each later call may wait
-// for JetStream.
+// Connect connects once, to a server with JetStream; what cannot be reached is an error that names it. Patience is how
+// long each later call may wait for JetStream.
 func (n *NATS) Connect(ctx context.Context, name string, patience time.Duration) (*jetstream.Conn, error) {
 	c, err := n.connect(ctx, name, false, patience)
 	if errors.Is(err, jetstream.ErrNoLeader) {

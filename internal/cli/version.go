@@ -9,7 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is the one place where the release is named. CHANGELOG.md has a heading for it, and docs show it; a test holds them to this.
+// version is the one place where the release is named. CHANGELOG.md has a heading for it, and docs show it; a test
+// holds them to this.
 const version = "v0.4.0"
 
 // Version is the programs' version, the same in both, in what a node says of itself and in its NATS service.

@@ -11,15 +11,17 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestHostJoinsAtOnce starts a node in whose process the NATS server runs, after a crash: records of processes that had its data folder before, under
-// its name and under another, do not keep it, though no time passes in which they could be seen to stand still; that of a living node does.
+// TestHostJoinsAtOnce starts a node in whose process the NATS server runs, after a crash: records of processes that had
+// its data folder before, under its name and under another, do not keep it, though no time passes in which they could
+// be seen to stand still; that of a living node does.
 func TestHostJoinsAtOnce(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_, ns, bucket := place(t, ctx)
 	write := func(name, life string) {
 		t.Helper()
-		text, err := json.Marshal(Record{Version: RecordVersion, Node: name, Life: life, Beat: 100, Partitions: 8, Replication: 1})
+		text, err := json.Marshal(Record{Version: RecordVersion, Node: name, Life: life, Beat: 100, Partitions: 8,
+			Replication: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -32,9 +34,13 @@ func TestHostJoinsAtOnce(t *testing.T) {
 	write("other", "elsewhere")
 	s := &shelf{}
 	m, err := Join(ctx, MemberConfig{
-		Namespace: ns, Bucket: bucket, Keeper: s, Dead: func(life string) bool { return strings.HasPrefix(life, "folder.") && life != "folder.2" },
+		Namespace: ns, Bucket: bucket, Keeper: s, Dead: func(life string) bool {
+			return strings.HasPrefix(life,
+				"folder.") && life != "folder.2"
+		},
 		Waiting: func() { t.Error("it waits to see whether somebody lives under its name") },
-		Config:  Config{Node: "host", Life: "folder.2", Partitions: 8, Replication: 1, Beat: time.Hour, DeadAfter: 10 * time.Hour, Host: true},
+		Config: Config{Node: "host", Life: "folder.2", Partitions: 8, Replication: 1, Beat: time.Hour,
+			DeadAfter: 10 * time.Hour, Host: true},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -59,8 +65,8 @@ func TestHostJoinsAtOnce(t *testing.T) {
 	}
 }
 
-// TestHostTakesWithoutWriting has a node whose writes all fail, as when the disk is full, and which sees nobody else: if the NATS server runs in its
-// process it takes everything, else nothing.
+// TestHostTakesWithoutWriting has a node whose writes all fail, as when the disk is full, and which sees nobody else:
+// if the NATS server runs in its process it takes everything, else nothing.
 func TestHostTakesWithoutWriting(t *testing.T) {
 	for _, host := range []bool{false, true} {
 		m := New(Config{Node: "a", Life: "1", Partitions: 8, Beat: time.Second, DeadAfter: 5 * time.Second, Host: host})

@@ -19,14 +19,15 @@ type Config struct {
 	Beat        time.Duration // between two steps, about
 	DeadAfter   time.Duration // of heard time without a beat
 
-	// Host says that the NATS server runs in this node's process. Others come to it later than the node does, so that it waits for nobody who may
-	// start with it, and it takes what it owns even if nothing can be written, as when the disk is full: whoever reads the bucket asks this server.
+	// Host says that the NATS server runs in this node's process. Others come to it later than the node does, so that
+	// it waits for nobody who may start with it, and it takes what it owns even if nothing can be written, as when the
+	// disk is full: whoever reads the bucket asks this server.
 	Host bool
 }
 
-// A node that starts waits for others that start with it, lest each restore what the next one takes over. It waits no more when nobody young was
-// seen for the first time for settle, or after settleMost in all; and not at all where the others have been there for long. Both are in beats of
-// heard time.
+// A node that starts waits for others that start with it, lest each restore what the next one takes over. It waits no
+// more when nobody young was seen for the first time for settle, or after settleMost in all; and not at all where the
+// others have been there for long. Both are in beats of heard time.
 const (
 	settle     = 0.75
 	settleMost = 10
@@ -41,8 +42,8 @@ type Actions struct {
 
 // Machine decides for one node. Invariants:
 //  1. What is releasing is held.
-//  2. A partition that was announced as served is let go only after a look at the leader's records that began after its releasing was
-//     acknowledged.
+//  2. A partition that was announced as served is let go only after a look at the leader's records that began after its
+//     releasing was acknowledged.
 //  3. Nothing is taken before the node has settled.
 type Machine struct {
 	cfg       Config
@@ -78,16 +79,18 @@ type peer struct {
 
 // New returns a machine that holds nothing.
 func New(cfg Config) *Machine {
-	return &Machine{cfg: cfg, releasing: map[events.Partition]uint64{}, peers: map[string]*peer{}, odd: map[string]string{}}
+	return &Machine{cfg: cfg, releasing: map[events.Partition]uint64{}, peers: map[string]*peer{},
+		odd: map[string]string{}}
 }
 
-// Announce returns the record to be written now. s is what the node serves, which does not change; leave says that it wants to let go of
-// all, and is never taken back.
+// Announce returns the record to be written now. s is what the node serves, which does not change; leave says that it
+// wants to let go of all, and is never taken back.
 func (m *Machine) Announce(s Standing, leave bool) Record {
 	m.beat++
 	m.leaving = m.leaving || leave
 	r := Record{
-		Version: RecordVersion, Node: m.cfg.Node, Life: m.cfg.Life, Build: m.cfg.Build, Beat: m.beat, Partitions: m.cfg.Partitions,
+		Version: RecordVersion, Node: m.cfg.Node, Life: m.cfg.Life, Build: m.cfg.Build, Beat: m.beat,
+		Partitions:  m.cfg.Partitions,
 		Replication: m.cfg.Replication, Leaving: m.leaving, Standing: s,
 	}
 	for p, beat := range m.releasing {
@@ -111,7 +114,8 @@ func (m *Machine) Releasing() bool { return len(m.releasing) > 0 }
 // Held is what the node has taken and not let go.
 func (m *Machine) Held() Set { return slices.Clone(m.held) }
 
-// Step goes on to now, which is monotonic. acked is the greatest beat whose writing was acknowledged; look is nil if none succeeded.
+// Step goes on to now, which is monotonic. acked is the greatest beat whose writing was acknowledged; look is nil if
+// none succeeded.
 func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) {
 	if acked > m.acked {
 		if m.acked > 0 {
@@ -154,8 +158,8 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 	return a
 }
 
-// News reports whether others would pass over something if they went by what was announced last: a partition that they know this node to serve has
-// a model that they do not know of.
+// News reports whether others would pass over something if they went by what was announced last: a partition that they
+// know this node to serve has a model that they do not know of.
 func (m *Machine) News(s Standing) bool {
 	for model, of := range s.Models {
 		for _, p := range of.List() {
@@ -172,10 +176,12 @@ func (m *Machine) News(s Standing) bool {
 	return false
 }
 
-// Hear takes what a node that is known has told of its record since the last look, and reports whether it is later than what was known.
+// Hear takes what a node that is known has told of its record since the last look, and reports whether it is later than
+// what was known.
 func (m *Machine) Hear(s Seen) bool {
 	p := m.peers[s.Node]
-	if p == nil || s.Version != RecordVersion || s.Partitions != m.cfg.Partitions || s.Life != p.Life || s.Beat <= p.Beat || s.Revision <= p.Revision {
+	if p == nil || s.Version != RecordVersion || s.Partitions != m.cfg.Partitions || s.Life != p.Life ||
+		s.Beat <= p.Beat || s.Revision <= p.Revision {
 		return false
 	}
 	p.Seen, p.heard, p.beats = s, m.clock, true
@@ -209,7 +215,8 @@ func (m *Machine) absorb(look *Look) {
 			continue
 		}
 		if s.Version != RecordVersion || s.Partitions != m.cfg.Partitions {
-			m.odd[s.Node] = fmt.Sprintf("node %s writes records of version %d for %d partitions; this one of version %d for %d: they do not work together",
+			m.odd[s.Node] = fmt.Sprintf(
+				"node %s writes records of version %d for %d partitions; this one of version %d for %d: they do not work together",
 				s.Node, s.Version, s.Partitions, RecordVersion, m.cfg.Partitions)
 			continue
 		}
@@ -222,7 +229,8 @@ func (m *Machine) absorb(look *Look) {
 				m.stirred = m.clock
 			}
 		case s.Revision > p.Revision, // else it is of a replica that is behind what was seen before,
-			s.Life == p.Life && s.Beat > p.Beat, !m.alive(p) && s.Revision != p.Revision: // or of a bucket that was made anew
+			// or of a bucket that was made anew
+			s.Life == p.Life && s.Beat > p.Beat, !m.alive(p) && s.Revision != p.Revision:
 			if s.Beat != p.Beat || s.Life != p.Life {
 				p.heard, p.beats = m.clock, true
 			}
@@ -296,7 +304,8 @@ func (m *Machine) Peers() (list []Record) {
 	return list
 }
 
-// Gone lists the nodes that are believed dead and whose records are there still, by name. One that has said that it leaves is not missed.
+// Gone lists the nodes that are believed dead and whose records are there still, by name. One that has said that it
+// leaves is not missed.
 func (m *Machine) Gone() (list []string) {
 	for name, p := range m.peers {
 		if !m.alive(p) && !p.Leaving {
@@ -337,7 +346,10 @@ func Order(nodes []string, p events.Partition) []string {
 	for i, name := range nodes {
 		list[i] = scored{name, xxh3.HashStringSeed(name, (uint64(p)+1)*0x9E3779B97F4A7C15)}
 	}
-	slices.SortFunc(list, func(a, b scored) int { return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(list, func(a, b scored) int {
+		return cmp.Or(cmp.Compare(b.score, a.score),
+			cmp.Compare(a.name, b.name))
+	})
 	out := make([]string, len(nodes))
 	for i := range list {
 		out[i] = list[i].name

@@ -12,13 +12,15 @@ import (
 )
 
 func TestSetAsText(t *testing.T) {
-	for text, list := range map[string][]events.Partition{"": nil, "0": {0}, "0-2,5,63-64": {0, 1, 2, 5, 63, 64}, "511": {511}} {
+	for text, list := range map[string][]events.Partition{"": nil, "0": {0}, "0-2,5,63-64": {0, 1, 2, 5, 63, 64},
+		"511": {511}} {
 		s := SetOf(list...)
 		if b, _ := s.MarshalText(); string(b) != text {
 			t.Errorf("%v is written %q, want %q", list, b, text)
 		}
 		var back Set
-		if err := back.UnmarshalText([]byte(text)); err != nil || !slices.Equal(back.List(), list) || back.Len() != len(list) {
+		if err := back.UnmarshalText([]byte(text)); err != nil || !slices.Equal(back.List(), list) ||
+			back.Len() != len(list) {
 			t.Errorf("%q is read as %v, %v", text, back.List(), err)
 		}
 	}
@@ -28,12 +30,14 @@ func TestSetAsText(t *testing.T) {
 		}
 	}
 	var r Record
-	if b, err := json.Marshal(Record{Node: "a", Standing: Standing{Ready: SetOf(1, 2)}}); err != nil || json.Unmarshal(b, &r) != nil || r.Ready.Len() != 2 {
+	if b, err := json.Marshal(Record{Node: "a", Standing: Standing{Ready: SetOf(1, 2)}}); err != nil ||
+		json.Unmarshal(b, &r) != nil || r.Ready.Len() != 2 {
 		t.Errorf("%s, %v, %+v", b, err, r)
 	}
 }
 
-// TestMovementIsBounded compares owners before and after a node joins: whoever was there takes nothing new, and loads differ little.
+// TestMovementIsBounded compares owners before and after a node joins: whoever was there takes nothing new, and loads
+// differ little.
 func TestMovementIsBounded(t *testing.T) {
 	const partitions = 4096
 	var nodes []string
@@ -75,27 +79,32 @@ func TestMovementIsBounded(t *testing.T) {
 	}
 }
 
-// TestOthersThatDoNotFit has nodes with another number of partitions or another version: they own nothing here, and are named.
+// TestOthersThatDoNotFit has nodes with another number of partitions or another version: they own nothing here, and are
+// named.
 func TestOthersThatDoNotFit(t *testing.T) {
 	m := New(Config{Node: "a", Life: "1", Partitions: 4, Beat: time.Second, DeadAfter: 5 * time.Second})
 	var a Actions
 	for beat := range uint64(2) {
 		m.Announce(Standing{}, false)
 		a = m.Step(time.Duration(beat)*time.Second, beat+1, &Look{Records: []Seen{
-			{Record{Version: 1, Node: "b", Beat: 1, Partitions: 8}, 1}, {Record{Version: 2, Node: "c", Beat: 1, Partitions: 4}, 2},
+			{Record{Version: 1, Node: "b", Beat: 1, Partitions: 8}, 1}, {Record{Version: 2, Node: "c", Beat: 1,
+				Partitions: 4}, 2},
 		}})
 	}
 	if len(a.Take) != 4 || len(m.Peers()) != 0 {
 		t.Errorf("%+v, peers %+v", a, m.Peers())
 	}
-	if said := strings.Join(m.Problems(), "\n"); len(m.Problems()) != 2 || !strings.Contains(said, "node b writes records of version 1 for 8 partitions") || !strings.Contains(said, "node c writes records of version 2") {
+	if said := strings.Join(m.Problems(), "\n"); len(m.Problems()) != 2 ||
+		!strings.Contains(said, "node b writes records of version 1 for 8 partitions") ||
+		!strings.Contains(said, "node c writes records of version 2") {
 		t.Errorf("it says %q", said)
 	}
 }
 
 // TestSilenceOfNATSAgesNobody lets an hour pass in which nothing is acknowledged.
 func TestSilenceOfNATSAgesNobody(t *testing.T) {
-	m := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 1, Beat: time.Second, DeadAfter: 5 * time.Second})
+	m := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 1, Beat: time.Second,
+		DeadAfter: 5 * time.Second})
 	now, beat := time.Duration(0), uint64(0)
 	other := Seen{Record{Version: RecordVersion, Node: "b", Beat: 100, Partitions: 64}, 1}
 	taken := 0
@@ -122,8 +131,8 @@ func TestSilenceOfNATSAgesNobody(t *testing.T) {
 	}
 }
 
-// TestAStart: a node that finds nobody, or only others that start, waits until nobody new has come for a beat, and not for ever; one that comes to others who
-// have been there for long, and one that has settled, takes at once.
+// TestAStart: a node that finds nobody, or only others that start, waits until nobody new has come for a beat, and not
+// for ever; one that comes to others who have been there for long, and one that has settled, takes at once.
 func TestAStart(t *testing.T) {
 	type step struct {
 		beats []uint64 // of the others that there are
@@ -140,15 +149,19 @@ func TestAStart(t *testing.T) {
 		"to others":         {{[]uint64{100, 200, 1}, 64}},
 		"a crowd":           crowd,
 	} {
-		m, taken := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 100, Beat: time.Second, DeadAfter: time.Hour}), 0
+		m, taken := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 100, Beat: time.Second,
+			DeadAfter: time.Hour}), 0
 		for i, s := range steps {
 			look := &Look{}
 			for k, beat := range s.beats {
-				look.Records = append(look.Records, Seen{Record{Version: RecordVersion, Node: fmt.Sprint("b", k), Beat: beat, Partitions: 64}, uint64(100*i + k + 1)})
+				look.Records = append(look.Records,
+					Seen{Record{Version: RecordVersion, Node: fmt.Sprint("b", k), Beat: beat, Partitions: 64},
+						uint64(100*i + k + 1)})
 			}
 			m.Announce(Standing{}, false)
 			taken = len(m.Step(time.Duration(i)*time.Second, uint64(i+1), look).Take)
-			if settled := m.View().Settled; name != "a crowd" && taken != s.take || settled != (taken > 0) && name != "a crowd" {
+			if settled := m.View().Settled; name != "a crowd" && taken != s.take || settled != (taken > 0) &&
+				name != "a crowd" {
 				t.Errorf("%s: at beat %d it takes %d, want %d; settled: %v", name, i+1, taken, s.take, settled)
 			}
 			if name == "a crowd" && (taken > 0) != (i == settleMost) {
@@ -158,9 +171,11 @@ func TestAStart(t *testing.T) {
 	}
 }
 
-// TestWhatNobodyCountsOnIsLetGoAtOnce: an owner that comes while this node still restores takes over; what this node serves stays until that one is ready.
+// TestWhatNobodyCountsOnIsLetGoAtOnce: an owner that comes while this node still restores takes over; what this node
+// serves stays until that one is ready.
 func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
-	m := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 1, Beat: time.Second, DeadAfter: 5 * time.Second})
+	m := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 1, Beat: time.Second,
+		DeadAfter: 5 * time.Second})
 	var ready Set
 	var look Look
 	step := func(beat uint64) Actions {
@@ -186,8 +201,9 @@ func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
 	}
 }
 
-// TestTwoThatLetGoForEachOther has a node that leaves while the one that counts on it does not know: with looks from before their words were in
-// the bucket, each sees the other ready. Neither may let go on such a look, and with those of the leader one of them stays.
+// TestTwoThatLetGoForEachOther has a node that leaves while the one that counts on it does not know: with looks from
+// before their words were in the bucket, each sees the other ready. Neither may let go on such a look, and with those
+// of the leader one of them stays.
 func TestTwoThatLetGoForEachOther(t *testing.T) {
 	name := Order([]string{"x", "y"}, 0) // the first owns partition 0
 	all := Standing{Ready: SetOf(0)}
@@ -204,7 +220,8 @@ func TestTwoThatLetGoForEachOther(t *testing.T) {
 		return machines[i].Step(now, beats[i], &Look{Records: records[:], After: after}).Release
 	}
 	for i := range machines {
-		machines[i] = New(Config{Node: name[i], Life: "1", Partitions: 1, Replication: 1, Beat: time.Second, DeadAfter: 10 * time.Second})
+		machines[i] = New(Config{Node: name[i], Life: "1", Partitions: 1, Replication: 1, Beat: time.Second,
+			DeadAfter: 10 * time.Second})
 	}
 	announce(1, false)
 	for range 2 { // alone, it takes all
@@ -245,7 +262,8 @@ func TestTwoThatLetGoForEachOther(t *testing.T) {
 // TestNews asks what others would pass over, and has a machine hear of it, of what is older, and of what is not for it.
 func TestNews(t *testing.T) {
 	config := func(name string) Config {
-		return Config{Node: name, Life: name + "1", Partitions: 8, Replication: 2, Beat: time.Second, DeadAfter: 5 * time.Second}
+		return Config{Node: name, Life: name + "1", Partitions: 8, Replication: 2, Beat: time.Second,
+			DeadAfter: 5 * time.Second}
 	}
 	serving := func(models map[string]Set) Standing {
 		s := Standing{Ready: SetOf(1, 2)}

@@ -16,8 +16,8 @@ var ErrTaken = errors.New("another process has this node's name")
 
 // Keeper is what keeps partitions. Its methods return at once and are called from the member's goroutine.
 type Keeper interface {
-	// Keep says which partitions are to be kept from now on: those that are new are restored and served, those that are no longer among
-	// them are forgotten. It is told after each look, changed or not.
+	// Keep says which partitions are to be kept from now on: those that are new are restored and served, those that are
+	// no longer among them are forgotten. It is told after each look, changed or not.
 	Keep(set Set)
 
 	// Standing is what is served now. The keeper does not change it afterwards.
@@ -37,7 +37,8 @@ type MemberConfig struct {
 	// Drain bounds how long a member that is told to end waits until others have taken what it has; default 20 s.
 	Drain time.Duration
 
-	// Dead, if not nil, reports whether the process of another life is known to have ended, whatever its record looks like.
+	// Dead, if not nil, reports whether the process of another life is known to have ended, whatever its record looks
+	// like.
 	Dead func(life string) bool
 
 	// Waiting, if not nil, is called once if Join must wait to see whether another process lives under this name.
@@ -46,7 +47,8 @@ type MemberConfig struct {
 	// Viewed, if not nil, is told each new view, from the goroutine of Run.
 	Viewed func(*View)
 
-	// Mend, if not nil, makes the bucket anew; it is called when it was deleted. Mended, if not nil, is told of it, or why it failed.
+	// Mend, if not nil, makes the bucket anew; it is called when it was deleted. Mended, if not nil, is told of it, or
+	// why it failed.
 	Mend   func(context.Context) error
 	Mended func(error)
 
@@ -64,8 +66,9 @@ type Member struct {
 	asked    chan chan struct{} // of Announce: closed when the record has been written
 }
 
-// Join claims the node's name. If a record of another process is there and its beat goes on, the error wraps [ErrTaken]; one that
-// stands still for DeadAfter, while this process does not, is taken over, by compare-and-set. What that process writes afterwards fails, and ends it.
+// Join claims the node's name. If a record of another process is there and its beat goes on, the error wraps
+// [ErrTaken]; one that stands still for DeadAfter, while this process does not, is taken over, by compare-and-set. What
+// that process writes afterwards fails, and ends it.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if cfg.Drain <= 0 {
 		cfg.Drain = 20 * time.Second
@@ -120,7 +123,8 @@ func (m *Member) dead(e *jetstream.Entry) bool {
 	return m.cfg.Dead != nil && json.Unmarshal(e.Value, &r) == nil && m.cfg.Dead(r.Life)
 }
 
-// bury removes the records of other names whose processes are known to have ended. What cannot be written goes by its age.
+// bury removes the records of other names whose processes are known to have ended. What cannot be written goes by its
+// age.
 func (m *Member) bury(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()
@@ -136,8 +140,8 @@ func (m *Member) bury(ctx context.Context) error {
 	return nil
 }
 
-// silence is for how long somebody was listened to who said nothing. Between two looks that are far apart this process may have stood still, and
-// the other one with it: that counts as two beats, as for [Machine].
+// silence is for how long somebody was listened to who said nothing. Between two looks that are far apart this process
+// may have stood still, and the other one with it: that counts as two beats, as for [Machine].
 type silence struct {
 	at     time.Time // of the last look
 	lasted time.Duration
@@ -229,7 +233,8 @@ const soonest = 100 * time.Millisecond
 func (m *Member) tell() {
 	text, err := json.Marshal(Seen{Record: m.machine.said, Revision: m.revision})
 	if err == nil {
-		_ = m.cfg.Namespace.Conn().Send(jetstream.NodesSubject(m.cfg.Namespace.Name()), "", text) // fails only without a connection
+		// fails only without a connection
+		_ = m.cfg.Namespace.Conn().Send(jetstream.NodesSubject(m.cfg.Namespace.Name()), "", text)
 	}
 }
 
@@ -251,8 +256,8 @@ func (m *Member) show() *View {
 	return view
 }
 
-// Announce has Run write what the keeper serves now, without waiting for the next beat, and returns when that is done, or ctx has ended. Any goroutine
-// may call it.
+// Announce has Run write what the keeper serves now, without waiting for the next beat, and returns when that is done,
+// or ctx has ended. Any goroutine may call it.
 func (m *Member) Announce(ctx context.Context) {
 	done := make(chan struct{})
 	select {
@@ -266,20 +271,21 @@ func (m *Member) Announce(ctx context.Context) {
 	}
 }
 
-// Run keeps the node a member until ctx ends, and then until others have taken what it has, or for Drain. The error wraps [ErrTaken] if
-// another process took its name.
+// Run keeps the node a member until ctx ends, and then until others have taken what it has, or for Drain. The error
+// wraps [ErrTaken] if another process took its name.
 func (m *Member) Run(ctx context.Context) error {
 	working := context.WithoutCancel(ctx)
 	begun, acked := time.Now(), uint64(0)
 	tick := time.NewTicker(m.cfg.Beat)
 	defer tick.Stop()
 	heard, over := make(chan []byte), make(chan struct{})
-	deaf, err := m.cfg.Namespace.Conn().Subscribe(jetstream.NodesSubject(m.cfg.Namespace.Name()), func(r jetstream.Request) {
-		select {
-		case heard <- r.Body:
-		case <-over:
-		}
-	})
+	deaf, err := m.cfg.Namespace.Conn().Subscribe(jetstream.NodesSubject(m.cfg.Namespace.Name()),
+		func(r jetstream.Request) {
+			select {
+			case heard <- r.Body:
+			case <-over:
+			}
+		})
 	if err == nil { // else the connection is closed
 		defer deaf() // the server has the subscription before it answers the first look: nothing between is missed
 	}

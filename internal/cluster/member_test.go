@@ -92,7 +92,8 @@ func TestMembers(t *testing.T) {
 	config := func(name string, s *shelf) MemberConfig {
 		lives++
 		return MemberConfig{Namespace: ns, Bucket: bucket, Keeper: s, Config: Config{
-			Node: name, Life: fmt.Sprint(lives), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond, DeadAfter: time.Second,
+			Node: name, Life: fmt.Sprint(lives), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond,
+			DeadAfter: time.Second,
 		}}
 	}
 	type running struct {
@@ -179,8 +180,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestNewsDoNotWait gives two members a beat of a day. They know of each other, since whoever starts looks at once; what workers come to one of them the
-// other hears all the same, and from one who has left the name it hears nothing.
+// TestNewsDoNotWait gives two members a beat of a day. They know of each other, since whoever starts looks at once;
+// what workers come to one of them the other hears all the same, and from one who has left the name it hears nothing.
 func TestNewsDoNotWait(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -192,7 +193,8 @@ func TestNewsDoNotWait(t *testing.T) {
 		s, viewed := &shelf{set: SetOf(1, 2, 3), stirred: make(chan struct{}, 1)}, make(chan *View, 100)
 		m, err := Join(ctx, MemberConfig{
 			Namespace: ns, Bucket: bucket, Keeper: s, Viewed: func(v *View) { viewed <- v },
-			Config: Config{Node: name, Life: name, Partitions: 8, Replication: 1, Beat: 24 * time.Hour, DeadAfter: 240 * time.Hour},
+			Config: Config{Node: name, Life: name, Partitions: 8, Replication: 1, Beat: 24 * time.Hour,
+				DeadAfter: 240 * time.Hour},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -217,7 +219,10 @@ func TestNewsDoNotWait(t *testing.T) {
 	go func() { ended <- members["a"].Run(live) }() // says what it serves, so that workers of a model are news
 	until("a", "b is there", func(v *View) bool { return len(v.Peers) == 1 && v.Self.Ready.Has(1) })
 	go func() { ended <- members["b"].Run(live) }()
-	until("b", "a serves", func(v *View) bool { return len(v.Peers) == 1 && v.Peers[0].Ready.Has(2) && !v.MayServe(2, "m") })
+	until("b", "a serves", func(v *View) bool {
+		return len(v.Peers) == 1 && v.Peers[0].Ready.Has(2) &&
+			!v.MayServe(2, "m")
+	})
 	come := func(models map[string]Set) {
 		s := shelves["a"]
 		s.mu.Lock()
@@ -245,8 +250,8 @@ func TestNewsDoNotWait(t *testing.T) {
 	}
 }
 
-// TestTheBucketOfNodesIsLost deletes the bucket, empties it, and deletes one record of it, while members live: they are there again, know each other,
-// and nothing has moved.
+// TestTheBucketOfNodesIsLost deletes the bucket, empties it, and deletes one record of it, while members live: they are
+// there again, know each other, and nothing has moved.
 func TestTheBucketOfNodesIsLost(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
@@ -265,7 +270,8 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 		s := &shelf{}
 		m, err := Join(ctx, MemberConfig{
 			Namespace: ns, Bucket: bucket, Keeper: s,
-			Config: Config{Node: name, Life: fmt.Sprint(i), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond, DeadAfter: patience},
+			Config: Config{Node: name, Life: fmt.Sprint(i), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond,
+				DeadAfter: patience},
 			Mend: func(ctx context.Context) error {
 				_, err := ns.EnsureNodes(ctx, time.Hour)
 				return err
@@ -351,7 +357,8 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 		lose()
 		for _, name := range names {
 			at := members[name].View().Self.Beat
-			until("all hear "+name+" again, whose bucket is "+what, func() bool { b := beats(name); return b != ^uint64(0) && b > at && together() })
+			until("all hear "+name+" again, whose bucket is "+what,
+				func() bool { b := beats(name); return b != ^uint64(0) && b > at && together() })
 		}
 	}
 	mu.Lock()

@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// RecordVersion is the version of records that this build writes and the only one that it understands. Nodes of another version are left out:
-// each side owns every partition among its own.
+// RecordVersion is the version of records that this build writes and the only one that it understands. Nodes of another
+// version are left out: each side owns every partition among its own.
 const RecordVersion = 1
 
 // Record is what a node says of itself. It is kept as JSON.
@@ -34,7 +34,8 @@ type Standing struct {
 	// Failing are those whose snapshots this node has tried to write and could not: another that is ready should.
 	Failing Set `json:"failing,omitempty"`
 
-	// Models says for each model in which of these partitions it has workers. Partitions in Unlisted may have workers of others too.
+	// Models says for each model in which of these partitions it has workers. Partitions in Unlisted may have workers
+	// of others too.
 	Models   map[string]Set `json:"models,omitempty"`
 	Unlisted Set            `json:"unlisted,omitempty"`
 }
@@ -42,8 +43,8 @@ type Standing struct {
 // maxModelBytes bounds what a record says of models.
 const maxModelBytes = 4096
 
-// SetModels says where which models have workers, as far as that fits into a record. Models of few partitions are left out first: each
-// makes only its own partitions ones that must be asked whatever the model.
+// SetModels says where which models have workers, as far as that fits into a record. Models of few partitions are left
+// out first: each makes only its own partitions ones that must be asked whatever the model.
 func (s *Standing) SetModels(models map[string]Set) {
 	s.Models, s.Unlisted = map[string]Set{}, nil
 	names := slices.SortedFunc(maps.Keys(models), func(a, b string) int {
@@ -82,7 +83,7 @@ type Seen struct {
 type Look struct {
 	Records []Seen
 
-	// After is the beat of the own record that had been acknowledged before the look began, if each record came from the bucket's
-	// leader; else 0.
+	// After is the beat of the own record that had been acknowledged before the look began, if each record came from
+	// the bucket's leader; else 0.
 	After uint64
 }

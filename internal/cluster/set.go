@@ -12,7 +12,8 @@ import (
 // maxPartition bounds what a text may name.
 const maxPartition = 65535
 
-// Set is a set of partitions. As text it is ranges: "0-5,9". The zero value is empty; copies share what they hold until one grows.
+// Set is a set of partitions. As text it is ranges: "0-5,9". The zero value is empty; copies share what they hold until
+// one grows.
 type Set []uint64
 
 // SetOf returns a set of its own.

@@ -16,8 +16,8 @@ type View struct {
 	Gone     []string // those that are believed dead and whose records are there still, by name
 	Problems []string // who is left out, and why
 
-	// Writer is, by partition, who writes its snapshots and ends its workers' leases: the first that is ready, of those that can write snapshots
-	// if any can; empty: nobody that is known.
+	// Writer is, by partition, who writes its snapshots and ends its workers' leases: the first that is ready, of those
+	// that can write snapshots if any can; empty: nobody that is known.
 	Writer []string
 
 	node    string     // this one
@@ -25,8 +25,9 @@ type View struct {
 	fit     []int      // by partition: how many of them are ready and stay
 }
 
-// Serving lists the nodes that a partition can be asked of, this one too, best first: those that are ready and stay, in the partition's own
-// order, then those that are about to go, then those that are far behind the log. The caller must not change it.
+// Serving lists the nodes that a partition can be asked of, this one too, best first: those that are ready and stay, in
+// the partition's own order, then those that are about to go, then those that are far behind the log. The caller must
+// not change it.
 func (v *View) Serving(p events.Partition) []string {
 	if int(p) >= len(v.serving) {
 		return nil
@@ -42,14 +43,14 @@ func (v *View) Fit(p events.Partition) int {
 	return v.fit[p]
 }
 
-// Writes reports whether this node is the one to write a partition's snapshots and to end its workers' leases. Where nobody is known to be, each
-// is; two may think so for a moment, and what they do is fenced.
+// Writes reports whether this node is the one to write a partition's snapshots and to end its workers' leases. Where
+// nobody is known to be, each is; two may think so for a moment, and what they do is fenced.
 func (v *View) Writes(p events.Partition) bool {
 	return v.Writer[p] == "" || v.Writer[p] == v.node
 }
 
-// MayServe reports whether a partition may have workers of a model: one that is known to serve it says so, or cannot say all, or nobody
-// is known to serve the partition.
+// MayServe reports whether a partition may have workers of a model: one that is known to serve it says so, or cannot
+// say all, or nobody is known to serve the partition.
 func (v *View) MayServe(p events.Partition, model string) bool {
 	served := false
 	for i := -1; i < len(v.Peers); i++ {
@@ -85,7 +86,8 @@ func (o *orders) of(nodes []string, partitions uint32) [][]string {
 // View says what the machine knows now.
 func (m *Machine) View() *View {
 	v := &View{
-		node: m.cfg.Node, Self: m.said, Owned: m.Held(), Settled: m.settled, Copies: m.copies, Peers: m.Peers(), Gone: m.Gone(), Problems: m.Problems(),
+		node: m.cfg.Node, Self: m.said, Owned: m.Held(), Settled: m.settled, Copies: m.copies, Peers: m.Peers(),
+		Gone: m.Gone(), Problems: m.Problems(),
 		Writer: make([]string, m.cfg.Partitions), serving: make([][]string, m.cfg.Partitions),
 		fit: make([]int, m.cfg.Partitions),
 	}

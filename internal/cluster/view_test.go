@@ -12,7 +12,8 @@ import (
 
 // TestView looks at nodes of each kind: ready, about to go, behind, not understood.
 func TestView(t *testing.T) {
-	m := New(Config{Node: "self", Life: "1", Partitions: 4, Replication: 3, Beat: time.Second, DeadAfter: 5 * time.Second})
+	m := New(Config{Node: "self", Life: "1", Partitions: 4, Replication: 3, Beat: time.Second,
+		DeadAfter: 5 * time.Second})
 	if v := m.View(); v.Settled || v.Serving(0) != nil || !v.MayServe(0, "m") || !v.Writes(0) {
 		t.Errorf("before anything is known: %+v", v)
 	}
@@ -34,7 +35,8 @@ func TestView(t *testing.T) {
 	v := m.View()
 	fit := Order([]string{"self", "ready"}, 0)
 	going := Order([]string{"releasing", "leaving"}, 0)
-	if want := append(append(slices.Clone(fit), going...), "behind"); !slices.Equal(v.Serving(0), want) || v.Fit(0) != 2 {
+	if want := append(append(slices.Clone(fit), going...), "behind"); !slices.Equal(v.Serving(0), want) ||
+		v.Fit(0) != 2 {
 		t.Errorf("partition 0: %v, want %v; %d are fit", v.Serving(0), want, v.Fit(0))
 	}
 	if !slices.Equal(v.Serving(2), []string{"behind"}) || v.Fit(2) != 0 || v.Serving(3) != nil || v.Serving(4) != nil {
@@ -86,7 +88,8 @@ func TestModelsOfARecordAreBounded(t *testing.T) {
 	}
 }
 
-// TestWhoCannotWriteLeavesItToAnother: the writer is the first that is ready and can write; if none can, the first that is ready.
+// TestWhoCannotWriteLeavesItToAnother: the writer is the first that is ready and can write; if none can, the first that
+// is ready.
 func TestWhoCannotWriteLeavesItToAnother(t *testing.T) {
 	names := Order([]string{"a", "b", "c"}, 0)
 	m := New(Config{Node: "a", Life: "1", Partitions: 1, Replication: 3, Beat: time.Second, DeadAfter: time.Hour})
@@ -105,7 +108,9 @@ func TestWhoCannotWriteLeavesItToAnother(t *testing.T) {
 			if name == "a" {
 				m.Announce(s, false)
 			} else {
-				look.Records = append(look.Records, Seen{Record{Version: RecordVersion, Node: name, Life: name, Beat: beat, Partitions: 1, Standing: s}, beat})
+				look.Records = append(look.Records,
+					Seen{Record{Version: RecordVersion, Node: name, Life: name, Beat: beat, Partitions: 1, Standing: s},
+						beat})
 			}
 		}
 		m.Step(time.Duration(beat)*time.Second, beat, look)

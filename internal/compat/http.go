@@ -126,7 +126,8 @@ func (r *request) fields() map[string]func(name string, value []byte) error {
 		"lora_name":         field(&r.LoRA, "text"),
 		"cache_salt":        field(&r.Salt, "text"),
 		"kv_groups":         field(&r.KV, "text"),
-		"block_mm_infos":    field(&r.Media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
+		"block_mm_infos": field(&r.Media,
+			"a list with null or the mm_objects, each with its mm_hash, of each block"),
 		"token_ids": func(name string, value []byte) (err error) {
 			r.Tokens, err = api.ReadTokens(name, value)
 			return unprocessable(err)
@@ -285,8 +286,9 @@ func read(body []byte, need ...string) (*request, error) {
 	}
 	for _, name := range need {
 		missing := map[string]bool{
-			"instance_id": req.Instance == nil, "endpoint": req.Endpoint == "", "model_name": req.Model == nil, "block_size": req.Size == nil,
-			"token_ids": req.Tokens == nil, "block_hashes": req.Hashes == nil,
+			"instance_id": req.Instance == nil, "endpoint": req.Endpoint == "", "model_name": req.Model == nil,
+			"block_size": req.Size == nil,
+			"token_ids":  req.Tokens == nil, "block_hashes": req.Hashes == nil,
 		}[name]
 		if missing {
 			return nil, fail(http.StatusUnprocessableEntity, api.CodeMalformed, "missing field `%s`", name)
@@ -330,8 +332,10 @@ func (cfg *Config) register(ctx context.Context, body []byte, _ url.Values) (any
 		req.Type = "auto"
 	}
 	record := registry.Record{
-		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.group()), BlockSize: *req.Size, Source: strings.ToLower(req.Type),
-		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot, Group: req.group()}, L3: req.L3, KVGroups: req.KV,
+		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.group()), BlockSize: *req.Size,
+		Source: strings.ToLower(req.Type),
+		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot,
+			Group: req.group()}, L3: req.L3, KVGroups: req.KV,
 	}
 	if req.L3 != nil {
 		if err := req.L3.Check(); err != nil {
@@ -393,9 +397,11 @@ func (cfg *Config) workers(_ context.Context, _ []byte, asked url.Values) (any, 
 			status = "pending"
 		}
 		n := len(list)
-		if n == 0 || list[n-1].Instance != id(rec.Instance) || list[n-1].Model != name || list[n-1].Group != rec.Engine.Group {
+		if n == 0 || list[n-1].Instance != id(rec.Instance) || list[n-1].Model != name ||
+			list[n-1].Group != rec.Engine.Group {
 			list = append(list, &worker{
-				Instance: id(rec.Instance), Source: "zmq", Status: status, Model: name, Group: rec.Engine.Group, Size: rec.BlockSize,
+				Instance: id(rec.Instance), Source: "zmq", Status: status, Model: name, Group: rec.Engine.Group,
+				Size:      rec.BlockSize,
 				Endpoints: map[string]string{}, Listeners: map[string]listener{},
 			})
 			n++

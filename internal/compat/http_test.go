@@ -28,27 +28,33 @@ func (a *asked) Find(_ context.Context, q *api.Query) (*api.Answer, error) {
 	return answer, nil
 }
 
-// TestReadAsDynamoDoes: statuses are those of ai-dynamo-runtime 1.6.1 for the same requests, which was asked each of them.
+// TestReadAsDynamoDoes: statuses are those of ai-dynamo-runtime 1.6.1 for the same requests, which was asked each of
+// them.
 func TestReadAsDynamoDoes(t *testing.T) {
 	counts := map[string]int{}
 	x := &asked{}
-	h := NewHandler(Config{Indexer: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}), Ended: func(op, outcome string) { counts[op+" "+outcome]++ }})
+	h := NewHandler(Config{Indexer: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
+		Ended: func(op, outcome string) { counts[op+" "+outcome]++ }})
 	total := 0
 	for _, c := range []struct {
 		method, path, contentType, body string
 		status                          int
 		want                            string
 	}{
-		{"POST", "/query", api.JSON, `{"token_ids":[1],"model_name":"m","foo":1}`, 200, `"scores":{}`}, // other fields are passed over
+		// other fields are passed over
+		{"POST", "/query", api.JSON, `{"token_ids":[1],"model_name":"m","foo":1}`, 200, `"scores":{}`},
 		{"POST", "/query", api.JSON, `{"Token_ids":[1],"model_name":"m"}`, 422, "missing field `token_ids`"},
-		{"POST", "/query", api.JSON, `{"token_ids":[1],"token_ids":[1],"model_name":"m"}`, 422, "duplicate field `token_ids`"},
-		{"POST", "/query", api.JSON, `{"token_ids":["1"],"model_name":"m"}`, 422, `token_ids[0] is \"1\", not an unsigned 32-bit number`},
+		{"POST", "/query", api.JSON, `{"token_ids":[1],"token_ids":[1],"model_name":"m"}`, 422,
+			"duplicate field `token_ids`"},
+		{"POST", "/query", api.JSON, `{"token_ids":["1"],"model_name":"m"}`, 422,
+			`token_ids[0] is \"1\", not an unsigned 32-bit number`},
 		{"POST", "/query", api.JSON, `{"token_ids":[1.0],"model_name":"m"}`, 422, "token_ids[0] is 1.0"},
 		{"POST", "/query", api.JSON, `{"token_ids":null,"model_name":"m"}`, 422, "token_ids"},
 		{"POST", "/query", api.JSON, `{"token_ids":[1],"model_name":7}`, 422, "model_name is 7, not text"},
 		{"POST", "/query", api.JSON, `{"token_ids":[1],"model_name":"m","lora_name":null}`, 200, `"scores":{}`},
 		{"POST", "/query", api.JSON, `{"token_ids":[1],"model_name":"m","lora_name":"\ud800"}`, 400, "not UTF-8"},
-		{"POST", "/query", api.JSON, "{\"token_ids\":[1],\"model_name\":\"m\",\"cache_salt\":\"\xff\"}", 400, "not UTF-8"},
+		{"POST", "/query", api.JSON, "{\"token_ids\":[1],\"model_name\":\"m\",\"cache_salt\":\"\xff\"}", 400,
+			"not UTF-8"},
 		{"POST", "/query", api.JSON, ``, 400, "empty"},
 		{"POST", "/query", api.JSON, `{"token_ids":[1]`, 400, "too early"},
 		{"POST", "/query", api.JSON, strings.Repeat(" ", 9<<20), 413, "8 MiB"},
@@ -61,11 +67,15 @@ func TestReadAsDynamoDoes(t *testing.T) {
 		{"GET", "/query", "", "", 405, "/query takes POST"},
 		{"POST", "/workers", api.JSON, "{}", 405, "/workers takes GET"},
 		{"HEAD", "/workers", "", "", 200, ""},
-		{"POST", "/query_by_hash", api.JSON, `{"block_hashes":[1],"model_name":"m","cache_salt":"x"}`, 400, "cache_salt is not accepted"},
+		{"POST", "/query_by_hash", api.JSON, `{"block_hashes":[1],"model_name":"m","cache_salt":"x"}`, 400,
+			"cache_salt is not accepted"},
 		{"POST", "/unregister", api.JSON, `{"instance_id":77,"model_name":"m"}`, 404, "instance 77 not found"},
-		{"POST", "/register", api.JSON, `{"instance_id":1,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":-1}`, 422, "block_size is -1"},
+		{"POST", "/register", api.JSON,
+			`{"instance_id":1,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":-1}`, 422,
+			"block_size is -1"},
 		// On purpose: hashes as text, and unsigned ones.
-		{"POST", "/query_by_hash", api.JSON, `{"block_hashes":["18446744073709551615",-1],"model_name":"m"}`, 200, `"scores":{}`},
+		{"POST", "/query_by_hash", api.JSON, `{"block_hashes":["18446744073709551615",-1],"model_name":"m"}`, 200,
+			`"scores":{}`},
 	} {
 		r, w := httptest.NewRequest(c.method, c.path, strings.NewReader(c.body)), httptest.NewRecorder()
 		if c.contentType != "" {
@@ -75,13 +85,15 @@ func TestReadAsDynamoDoes(t *testing.T) {
 		total++
 		text := w.Body.String()
 		if w.Code != c.status || !strings.Contains(text, c.want) || strings.Contains(text, "Go ") {
-			t.Errorf("%s %s %q %.60q: %d %s, want %d %s", c.method, c.path, c.contentType, c.body, w.Code, text, c.status, c.want)
+			t.Errorf("%s %s %q %.60q: %d %s, want %d %s", c.method, c.path, c.contentType, c.body, w.Code, text,
+				c.status, c.want)
 		}
 		var failed struct {
 			Error string
 			Code  api.Code
 		}
-		if c.status >= 400 && (json.Unmarshal(w.Body.Bytes(), &failed) != nil || failed.Error == "" || failed.Code == "") {
+		if c.status >= 400 && (json.Unmarshal(w.Body.Bytes(), &failed) != nil || failed.Error == "" ||
+			failed.Code == "") {
 			t.Errorf("%s %s %.60q: %s", c.method, c.path, c.body, text)
 		}
 		if c.status == 405 && w.Header().Get("Allow") == "" {
@@ -96,7 +108,8 @@ func TestReadAsDynamoDoes(t *testing.T) {
 	}
 }
 
-// TestMultimodalItems: the items of a prompt's blocks are part of what is looked up, for each way in which the model's workers hash.
+// TestMultimodalItems: the items of a prompt's blocks are part of what is looked up, for each way in which the model's
+// workers hash.
 func TestMultimodalItems(t *testing.T) {
 	x := &asked{}
 	h := NewHandler(Config{Indexer: x})
@@ -107,12 +120,14 @@ func TestMultimodalItems(t *testing.T) {
 		h.ServeHTTP(w, r)
 		return w
 	}
-	w := post(`{"model_name":"m","token_ids":[0,1,2,3,4],"block_mm_infos":[{"mm_objects":[{"mm_hash":42,"offsets":[[0,2]]}]},null]}`)
+	w := post(
+		`{"model_name":"m","token_ids":[0,1,2,3,4],"block_mm_infos":[{"mm_objects":[{"mm_hash":42,"offsets":[[0,2]]}]},null]}`)
 	if w.Code != http.StatusOK || len(x.queries) != 2 {
 		t.Fatalf("%d %s, asked %v", w.Code, w.Body, x.queries)
 	}
 	q := x.queries[1]
-	if len(q.Hashed) != 2 || len(q.Hashed[0].Hashes) != 2 || len(q.Hashed[1].Hashes) != 2 || q.Tokens != nil || q.Check() != nil {
+	if len(q.Hashed) != 2 || len(q.Hashed[0].Hashes) != 2 || len(q.Hashed[1].Hashes) != 2 || q.Tokens != nil ||
+		q.Check() != nil {
 		t.Fatalf("%+v", q)
 	}
 	// The first is NVIDIA Dynamo's vector for tokens [0, 1] with an item 42, the second a plain block.
@@ -120,12 +135,14 @@ func TestMultimodalItems(t *testing.T) {
 		t.Errorf("%v, want %v", q.Hashed[0].Hashes, want)
 	}
 	for _, infos := range []string{`null`, `[]`, `[null,null]`, `[{"mm_objects":[]}]`} { // a prompt without items
-		if w := post(fmt.Sprintf(`{"model_name":"m","token_ids":[0,1],"block_mm_infos":%s}`, infos)); w.Code != 200 || len(x.queries) != 1 || x.queries[0].Tokens == nil {
+		if w := post(fmt.Sprintf(`{"model_name":"m","token_ids":[0,1],"block_mm_infos":%s}`, infos)); w.Code != 200 ||
+			len(x.queries) != 1 || x.queries[0].Tokens == nil {
 			t.Errorf("%s: %d %s, asked %v", infos, w.Code, w.Body, x.queries)
 		}
 	}
 	for _, infos := range []string{`7`, `[{"mm_objects":[{"mm_hash":"x"}]}]`, `[{"mm_objects":[{"mm_hash":-1}]}]`} {
-		if w := post(fmt.Sprintf(`{"model_name":"m","token_ids":[0,1],"block_mm_infos":%s}`, infos)); w.Code != 422 || !strings.Contains(w.Body.String(), "block_mm_infos is") {
+		if w := post(fmt.Sprintf(`{"model_name":"m","token_ids":[0,1],"block_mm_infos":%s}`, infos)); w.Code != 422 ||
+			!strings.Contains(w.Body.String(), "block_mm_infos is") {
 			t.Errorf("%s: %d %s", infos, w.Code, w.Body)
 		}
 	}

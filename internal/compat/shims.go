@@ -69,7 +69,8 @@ type Listener struct {
 }
 
 // NewShims returns the shims of a node. They run within Run.
-func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines Engines, hooks ShimsHooks) *Shims {
+func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines Engines,
+	hooks ShimsHooks) *Shims {
 	if hooks.Started == nil {
 		hooks.Started = func(registry.Record) {}
 	}
@@ -82,7 +83,8 @@ func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 	if hooks.Standing == nil {
 		hooks.Standing = func(events.RankKey, shim.Standing) {}
 	}
-	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: hooks, ranks: map[events.RankKey]*running{}}
+	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: hooks,
+		ranks: map[events.RankKey]*running{}}
 }
 
 // prefix is where registrations are remembered, beside the leases: registered.<node>.<partition>.<instance>.<rank>.
@@ -167,7 +169,8 @@ func (s *Shims) recall(ctx context.Context) error {
 // Register runs a shim for a rank, and remembers that.
 func (s *Shims) Register(ctx context.Context, r registry.Record) error {
 	if r.Engine == nil || r.Model == "" || r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize {
-		return fmt.Errorf("%w: model_name, endpoint and a block_size from 1 to %d are needed", ErrBad, events.MaxBlockSize)
+		return fmt.Errorf("%w: model_name, endpoint and a block_size from 1 to %d are needed", ErrBad,
+			events.MaxBlockSize)
 	}
 	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay, r.Engine.Snapshot} {
 		if endpoint != "" || endpoint == r.Engine.Endpoint {
@@ -214,7 +217,8 @@ func (s *Shims) reserve(r registry.Record) (*running, error) {
 	}
 	for _, other := range s.ranks {
 		if o := other.record; o.Model == r.Model && o.BlockSize != r.BlockSize {
-			return nil, fmt.Errorf("%w for model=%s: existing=%d, requested=%d", ErrMismatch, r.Model, o.BlockSize, r.BlockSize)
+			return nil, fmt.Errorf("%w for model=%s: existing=%d, requested=%d", ErrMismatch, r.Model, o.BlockSize,
+				r.BlockSize)
 		}
 	}
 	run := &running{record: r}
@@ -304,12 +308,14 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	return shim.Run(ctx, shim.Config{
 		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay, Snapshot: r.Engine.Snapshot,
 		Identity: shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
-		Decoder:  &telling{Decoder: decoder, told: func(e events.Engine, why string) { s.hooks.Told(r.Key(), e, why) }}, Log: shim.NewStreamLog(s.ns, r.Key(), nil), Desk: desk, Keep: lease.Keep,
+		Decoder:  &telling{Decoder: decoder, told: func(e events.Engine, why string) { s.hooks.Told(r.Key(), e, why) }},
+		Log:      shim.NewStreamLog(s.ns, r.Key(), nil), Desk: desk, Keep: lease.Keep,
 		Hooks: shim.Hooks{
 			Connected:    func(string) { run.connected.Store(true) },
 			Disconnected: func(string, error) { run.connected.Store(false) },
 			Standing: func(now shim.Standing) {
-				lease.Tell(registry.Standing{Engine: now.Engine, Since: now.Since, Why: now.Why, CatchingUp: now.CatchingUp})
+				lease.Tell(registry.Standing{Engine: now.Engine, Since: now.Since, Why: now.Why,
+					CatchingUp: now.CatchingUp})
 				s.hooks.Standing(r.Key(), now)
 			},
 		},
@@ -339,7 +345,8 @@ func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which 
 		case which(r.record):
 			out = append(out, r)
 		default:
-			other = fmt.Sprintf("; it is registered for model=%s routing_group=%s dp_rank=%d", nameOf(r.record), r.record.Engine.Group, key.Rank)
+			other = fmt.Sprintf("; it is registered for model=%s routing_group=%s dp_rank=%d", nameOf(r.record),
+				r.record.Engine.Group, key.Rank)
 		}
 	}
 	s.mu.Unlock()

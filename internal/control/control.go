@@ -1,8 +1,9 @@
 // Package control is what one may ask a running shim over NATS: who it is, and to say again what its engine holds.
 //
-// A shim answers on the control subjects of its rank and of its partition ([Serve]). [Who] finds out whether a rank has a
-// shim that lives. [Resync] asks one shim, or all of a partition, to begin a new incarnation with what their engines can still say;
-// asked twice with the same id a shim does it once. Who asks may ask again for as long as it likes, since answers can be lost.
+// A shim answers on the control subjects of its rank and of its partition ([Serve]). [Who] finds out whether a rank has
+// a shim that lives. [Resync] asks one shim, or all of a partition, to begin a new incarnation with what their engines
+// can still say; asked twice with the same id a shim does it once. Who asks may ask again for as long as it likes,
+// since answers can be lost.
 //
 // What a shim does then is internal/shim's; when an indexer asks is internal/node's.
 package control
@@ -44,7 +45,8 @@ type Shim struct {
 	PID         int                `json:"pid"`
 	Since       time.Time          `json:"since"`
 
-	// Replay says that its engine can be asked for what it said before, or what it holds. Without that a new incarnation knows only what is announced from now on.
+	// Replay says that its engine can be asked for what it said before, or what it holds. Without that a new
+	// incarnation knows only what is announced from now on.
 	Replay bool `json:"replay"`
 
 	// Waiting is since when and why the log takes nothing from the shim; nil: it takes what there is.
@@ -65,12 +67,13 @@ func (s *Shim) String() string {
 	return fmt.Sprintf("process %d on %s, since %s", s.PID, s.Host, s.Since.UTC().Format(time.RFC3339))
 }
 
-// Ask is what a resync is asked for. The zero value of Lost and Of asks for a new incarnation in any case, as people do.
+// Ask is what a resync is asked for. The zero value of Lost and Of asks for a new incarnation in any case, as people
+// do.
 type Ask struct {
 	ID string // a shim does once what it is asked with the same id
 
-	// Lost: the partition's log has lost something. A shim of whose present incarnation the log still has everything need not begin another:
-	// it may have found out by itself, or been asked by another node.
+	// Lost: the partition's log has lost something. A shim of whose present incarnation the log still has everything
+	// need not begin another: it may have found out by itself, or been asked by another node.
 	Lost bool
 
 	// Of, if not 0: events of this incarnation are missing. A later one is as good as a new one.
@@ -81,7 +84,8 @@ type Ask struct {
 type Handler interface {
 	Who() Shim
 
-	// Resync begins a new incarnation, unless that was done for this id or what was asked says that it need not, and tells its number.
+	// Resync begins a new incarnation, unless that was done for this id or what was asked says that it need not, and
+	// tells its number.
 	Resync(ctx context.Context, a Ask) (Shim, error)
 }
 
@@ -120,7 +124,8 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 		return jetstream.Response{ContentType: jetstream.ContentJSON, Body: body}
 	}
 	service, err := jetstream.Serve(ns.Conn(), jetstream.ServiceConfig{
-		Name: "kvatlas-shim", Version: "0.0.0", Description: "shim of " + key.String() + ", namespace " + ns.Name(), Workers: 2,
+		Name: "kvatlas-shim", Version: "0.0.0", Description: "shim of " + key.String() + ", namespace " +
+			ns.Name(), Workers: 2,
 		Endpoints: []jetstream.Endpoint{
 			{Name: "partition", Subject: jetstream.ControlSubject(ns.Name(), p), Handler: answer},
 			{Name: "rank", Subject: subject, Handler: answer},
@@ -159,8 +164,8 @@ func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a 
 	return &shims[0], nil
 }
 
-// ask asks for one rank and takes the first answer. A shim that is there and does not answer is asked once more: it, or the whole machine, may have
-// stood still for a moment.
+// ask asks for one rank and takes the first answer. A shim that is there and does not answer is asked once more: it, or
+// the whole machine, may have stood still for a moment.
 func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) ([]Shim, error) {
 	p, err := ns.PartitionOf(key.Instance)
 	if err != nil {
@@ -193,9 +198,10 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 	return read([]jetstream.Reply{reply})
 }
 
-// ResyncAll asks the shims of a partition: all of them, or those of one instance. It waits for answers for two seconds, since nobody
-// knows how many there are.
-func ResyncAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition, instance events.WorkerID, a Ask) ([]Shim, error) {
+// ResyncAll asks the shims of a partition: all of them, or those of one instance. It waits for answers for two seconds,
+// since nobody knows how many there are.
+func ResyncAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition, instance events.WorkerID,
+	a Ask) ([]Shim, error) {
 	return gather(ctx, ns, p, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of, Instance: instance})
 }
 

@@ -15,13 +15,16 @@ func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make e
 
 var bounds = radix.Config{MaxParked: 8, ParkFor: 1000, MaxRemembered: 4, RememberFor: 1000}
 
-// eventOf draws an event over a tree of a few blocks: block n's place follows from n alone, but for a second name now and then.
+// eventOf draws an event over a tree of a few blocks: block n's place follows from n alone, but for a second name now
+// and then.
 func eventOf(t *rapid.T, groups int) events.Event {
-	e := events.Event{Tier: events.Tier(rapid.IntRange(1, 4).Draw(t, "tier")), Group: events.GroupIndex(rapid.IntRange(0, groups-1).Draw(t, "group"))}
+	e := events.Event{Tier: events.Tier(rapid.IntRange(1, 4).Draw(t, "tier")),
+		Group: events.GroupIndex(rapid.IntRange(0, groups-1).Draw(t, "group"))}
 	e.Attention = []events.Attention{events.AttentionFull, events.AttentionFull, events.AttentionMamba}[e.Group]
 	from, n := rapid.IntRange(0, 9).Draw(t, "from"), rapid.IntRange(1, 4).Draw(t, "n")
 	branch := rapid.IntRange(0, 2).Draw(t, "branch")
-	name := func(i int) events.BlockHash { return events.BlockHash(100*min(i/3, 1)*branch + i + 1) } // branches leave the trunk at 3
+	// branches leave the trunk at 3
+	name := func(i int) events.BlockHash { return events.BlockHash(100*min(i/3, 1)*branch + i + 1) }
 	second := events.BlockHash(0)
 	if rapid.IntRange(0, 5).Draw(t, "renamed") == 0 {
 		second = 10_000
@@ -32,7 +35,8 @@ func eventOf(t *rapid.T, groups int) events.Event {
 	}
 	switch rapid.IntRange(0, 24).Draw(t, "kind") {
 	case 0:
-		return events.Event{Kind: events.Cleared, Tier: events.Tier(rapid.IntRange(0, 4).Draw(t, "cleared")), Reason: events.ReasonEngine}
+		return events.Event{Kind: events.Cleared, Tier: events.Tier(rapid.IntRange(0, 4).Draw(t, "cleared")),
+			Reason: events.ReasonEngine}
 	case 1, 2, 3, 4, 5, 6, 7:
 		e.Kind, e.Locals, e.Attention = events.Removed, nil, 0
 	default:
@@ -44,8 +48,8 @@ func eventOf(t *rapid.T, groups int) events.Event {
 	return e
 }
 
-// TestDumpedAndReadBackHoldsTheSame dumps random contents, reads every line back, applies it to another index, and asks both, and the naive
-// twin, for the same.
+// TestDumpedAndReadBackHoldsTheSame dumps random contents, reads every line back, applies it to another index, and asks
+// both, and the naive twin, for the same.
 func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		groups := rapid.SampledFrom([]int{1, 1, 3}).Draw(t, "groups")
@@ -58,7 +62,8 @@ func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 		var workers []*worker
 		for i := range rapid.IntRange(1, 3).Draw(t, "ranks") {
 			workers = append(workers, &worker{
-				events.RankKey{Instance: events.WorkerID([]string{"7", "w\"1", "007"}[i]), Rank: events.Rank(i)}, x.AddRank(1, 16), twin.New(twin.Config(bounds), 16),
+				events.RankKey{Instance: events.WorkerID([]string{"7", "w\"1", "007"}[i]),
+					Rank: events.Rank(i)}, x.AddRank(1, 16), twin.New(twin.Config(bounds), 16),
 			})
 		}
 		for now := range events.Millis(rapid.IntRange(1, 60).Draw(t, "events")) {
@@ -90,7 +95,8 @@ func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 				if err != nil || line.Skipped != "" || line.Key != w.key || line.ID != uint64(next) {
 					t.Fatalf("line %s read as %+v, %v", text, line, err)
 				}
-				if c := y.Apply(id, 0, []events.Event{line.Event}); c.Parked+c.Conflicts+c.UnknownRemovals+c.Overflowed+c.Malformed > 0 {
+				if c := y.Apply(id, 0,
+					[]events.Event{line.Event}); c.Parked+c.Conflicts+c.UnknownRemovals+c.Overflowed+c.Malformed > 0 {
 					t.Fatalf("line %s came to %+v", text, c)
 				}
 				return nil
@@ -128,7 +134,8 @@ func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 
 // TestReadForms reads what releases of Dynamo write; the first four lines are of its documentation's form.
 func TestReadForms(t *testing.T) {
-	one := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1}, Locals: []events.LocalHash{2}}
+	one := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1},
+		Locals: []events.LocalHash{2}}
 	for _, c := range []struct {
 		text    string
 		worker  events.WorkerID
@@ -138,16 +145,23 @@ func TestReadForms(t *testing.T) {
 		{`{"worker_id":7,"event":{"event_id":1,"data":{"stored":{"parent_hash":null,"blocks":[{"block_hash":1,"tokens_hash":2}]}}}}`, "7", one, ""},
 		{`{"worker_id":7,"storage_tier":"device","residency_domain":"worker","event":{"event_id":1,"data":{"stored":{"parent_hash":null,"start_position":null,"blocks":[{"block_hash":1,"tokens_hash":2,"mm_extra_info":null}]}},"dp_rank":0},"session_id":"x","state_source":{}}`, "7", one, ""},
 		{`{"worker_id":-7,"storage_tier":"host_pinned","event":{"event_id":2,"data":{"removed":{"block_hashes":[-1,18446744073709551614]}},"dp_rank":0}}`, "-7",
-			events.Event{Kind: events.Removed, Tier: events.Host, Blocks: []events.BlockHash{1<<64 - 1, 1<<64 - 2}}, ""},
-		{`{"worker_id":"w1","event":{"event_id":3,"data":"cleared","dp_rank":0}}`, "w1", events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}, ""},
-		{`{"worker_id":7,"residency_domain":"cache_owner","event":{"event_id":3,"data":"cleared"}}`, "7", events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}, ""},
-		{`{"worker_id":7,"residency_domain":null,"event":{"event_id":3,"data":"cleared"}}`, "7", events.Event{}, "residency domain"},
-		{`{"worker_id":7,"residency_domain":"moon","event":{"event_id":3,"data":"cleared"}}`, "7", events.Event{}, "residency domain"},
-		{`{"worker_id":7,"storage_tier":"tape","event":{"event_id":3,"data":"cleared"}}`, "7", events.Event{}, "storage tier"},
+			events.Event{Kind: events.Removed, Tier: events.Host, Blocks: []events.BlockHash{1<<64 - 1, 1<<64 - 2}},
+			""},
+		{`{"worker_id":"w1","event":{"event_id":3,"data":"cleared","dp_rank":0}}`, "w1",
+			events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}, ""},
+		{`{"worker_id":7,"residency_domain":"cache_owner","event":{"event_id":3,"data":"cleared"}}`, "7",
+			events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}, ""},
+		{`{"worker_id":7,"residency_domain":null,"event":{"event_id":3,"data":"cleared"}}`, "7", events.Event{},
+			"residency domain"},
+		{`{"worker_id":7,"residency_domain":"moon","event":{"event_id":3,"data":"cleared"}}`, "7", events.Event{},
+			"residency domain"},
+		{`{"worker_id":7,"storage_tier":"tape","event":{"event_id":3,"data":"cleared"}}`, "7", events.Event{},
+			"storage tier"},
 		{`{"worker_id":7,"event":{"event_id":3,"data":{"renamed":{}}}}`, "7", events.Event{}, "kind of event"},
 	} {
 		line, err := Read([]byte(c.text))
-		same := line.Event.Kind == c.event.Kind && line.Event.Tier == c.event.Tier && len(line.Event.Blocks) == len(c.event.Blocks) && len(line.Event.Locals) == len(c.event.Locals)
+		same := line.Event.Kind == c.event.Kind && line.Event.Tier == c.event.Tier &&
+			len(line.Event.Blocks) == len(c.event.Blocks) && len(line.Event.Locals) == len(c.event.Locals)
 		for i := range c.event.Blocks {
 			same = same && line.Event.Blocks[i] == c.event.Blocks[i]
 		}
@@ -172,8 +186,12 @@ func TestReadForms(t *testing.T) {
 }
 
 func FuzzRead(f *testing.F) {
-	f.Add([]byte(`{"worker_id":7,"storage_tier":"disk","event":{"event_id":1,"data":{"stored":{"parent_hash":-3,"blocks":[{"block_hash":1,"tokens_hash":2}]}},"dp_rank":1}}`))
-	f.Add([]byte(`{"worker_id":"w","residency_domain":"worker","event":{"event_id":2,"data":{"removed":{"block_hashes":[1]}}}}`))
+	f.Add(
+		[]byte(
+			`{"worker_id":7,"storage_tier":"disk","event":{"event_id":1,"data":{"stored":{"parent_hash":-3,"blocks":[{"block_hash":1,"tokens_hash":2}]}},"dp_rank":1}}`))
+	f.Add(
+		[]byte(
+			`{"worker_id":"w","residency_domain":"worker","event":{"event_id":2,"data":{"removed":{"block_hashes":[1]}}}}`))
 	f.Add([]byte(`{"worker_id":7,"event":{"event_id":3,"data":"cleared"}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		line, err := Read(text)
@@ -181,7 +199,8 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		again, err := Read(Append(nil, line.Key, events.EventID(line.ID), &line.Event))
-		if err != nil || again.Event.Kind != line.Event.Kind || again.Event.Tier != line.Event.Tier || len(again.Event.Blocks) != len(line.Event.Blocks) || again.Key.Rank != line.Key.Rank {
+		if err != nil || again.Event.Kind != line.Event.Kind || again.Event.Tier != line.Event.Tier ||
+			len(again.Event.Blocks) != len(line.Event.Blocks) || again.Key.Rank != line.Key.Rank {
 			t.Fatalf("%q was read as %+v, written and read as %+v, %v", text, line, again, err)
 		}
 	})

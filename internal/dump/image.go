@@ -36,9 +36,11 @@ func NewImage() *Image {
 
 // Run takes a run.
 func (im *Image) Run(r *events.Run) error {
-	im.runs[r.ID] = &events.Run{ID: r.ID, Parent: r.Parent, Offset: r.Offset, Locals: slices.Clone(r.Locals), Names: slices.Clone(r.Names)}
+	im.runs[r.ID] = &events.Run{ID: r.ID, Parent: r.Parent, Offset: r.Offset, Locals: slices.Clone(r.Locals),
+		Names: slices.Clone(r.Names)}
 	for _, h := range r.Holdings {
-		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names), slices.Clone(h.Also)
+		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names),
+			slices.Clone(h.Also)
 		list := im.held[h.Rank]
 		if n := len(list); n == 0 || list[n-1].run != r.ID {
 			list = append(list, heldRun{run: r.ID})
@@ -115,7 +117,10 @@ func (im *Image) Events(rank int, emit func(*events.Event) error) (left Left, er
 	for _, p := range paths {
 		list = append(list, p)
 	}
-	slices.SortFunc(list, func(a, b *path) int { return cmp.Or(cmp.Compare(a.depth, b.depth), cmp.Compare(a.run.ID, b.run.ID)) })
+	slices.SortFunc(list, func(a, b *path) int {
+		return cmp.Or(cmp.Compare(a.depth, b.depth),
+			cmp.Compare(a.run.ID, b.run.ID))
+	})
 	w := writer{emit: emit}
 	var made []events.BlockHash
 	next := events.BlockHash(1) << 63
@@ -176,7 +181,8 @@ func (im *Image) Events(rank int, emit func(*events.Event) error) (left Left, er
 	return left, nil
 }
 
-// paths finds the runs that a rank's events must name, and the names that it has. mains is how many main groups the rank has.
+// paths finds the runs that a rank's events must name, and the names that it has. mains is how many main groups the
+// rank has.
 func (im *Image) paths(rank, mains int) (paths map[events.RunID]*path, used map[events.BlockHash]bool) {
 	paths, used = map[events.RunID]*path{}, map[events.BlockHash]bool{}
 	open := func(run *events.Run) *path {
@@ -199,7 +205,8 @@ func (im *Image) paths(rank, mains int) (paths map[events.RunID]*path, used map[
 						byGroups[at] = map[events.GroupIndex]bool{}
 					}
 					byGroups[at][h.holdings[i].Group] = true
-					if len(byGroups[at]) < mains || slices.ContainsFunc(p.held[b], func(o copies) bool { return o.tier == c.tier }) {
+					if len(byGroups[at]) < mains ||
+						slices.ContainsFunc(p.held[b], func(o copies) bool { return o.tier == c.tier }) {
 						return
 					}
 					c.count = 1
@@ -262,7 +269,8 @@ func (w *writer) store(tier events.Tier, hasParent bool, parent, name events.Blo
 		if err := w.flush(); err != nil {
 			return err
 		}
-		*e = events.Event{Kind: events.Stored, Tier: tier, HasParent: hasParent, Parent: parent, Blocks: e.Blocks[:0], Locals: e.Locals[:0]}
+		*e = events.Event{Kind: events.Stored, Tier: tier, HasParent: hasParent, Parent: parent, Blocks: e.Blocks[:0],
+			Locals: e.Locals[:0]}
 	}
 	e.Blocks, e.Locals = append(e.Blocks, name), append(e.Locals, local)
 	return nil

@@ -33,9 +33,9 @@ type Loaded struct {
 // ErrLine: a line that [Load] read is no router event. Mend the file.
 var ErrLine = errors.New("no router event")
 
-// Load publishes the lines of a file, each rank's in a new incarnation that begins with a clear. It takes each rank as a shim does, so
-// that one whose shim lives is refused; the next shim of the rank begins anew. An error names the line, and wraps [ErrLine] if that is
-// what is wrong; what lines before it say may be published.
+// Load publishes the lines of a file, each rank's in a new incarnation that begins with a clear. It takes each rank as
+// a shim does, so that one whose shim lives is refused; the next shim of the rank begins anew. An error names the line,
+// and wraps [ErrLine] if that is what is wrong; what lines before it say may be published.
 func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Identity) (Loaded, error) {
 	l := loader{ns: ns, id: id, ranks: map[events.RankKey]*loading{}, out: Loaded{Skipped: map[string]uint64{}}}
 	defer func() {

@@ -21,9 +21,10 @@ type Dumped struct {
 	Left      Left
 }
 
-// Write dumps all workers, or one, from the newest usable snapshots in the bucket, and tells of each partition. It needs the memory of one
-// partition's image.
-func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, out io.Writer, tell func(Dumped)) error {
+// Write dumps all workers, or one, from the newest usable snapshots in the bucket, and tells of each partition. It
+// needs the memory of one partition's image.
+func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, out io.Writer,
+	tell func(Dumped)) error {
 	first, end := events.Partition(0), events.Partition(ns.Partitions())
 	if worker != "" {
 		p, err := ns.PartitionOf(worker)
@@ -35,10 +36,11 @@ func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID,
 	for p := first; p < end; p++ {
 		var image *Image
 		var ranks []snapshot.RankState
-		manifest, err := node.ReadSnapshot(ctx, ns, p, func(_ *snapshot.Manifest, states []snapshot.RankState) (snapshot.Sink, error) {
-			image, ranks = NewImage(), states
-			return image, nil
-		})
+		manifest, err := node.ReadSnapshot(ctx, ns, p,
+			func(_ *snapshot.Manifest, states []snapshot.RankState) (snapshot.Sink, error) {
+				image, ranks = NewImage(), states
+				return image, nil
+			})
 		if err != nil {
 			return fmt.Errorf("partition %d: %w", p, err)
 		}

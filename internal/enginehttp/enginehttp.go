@@ -149,7 +149,8 @@ func (a *Asker) get(ctx context.Context, path string) (body []byte, status int, 
 	case len(body) > maxBody:
 		return nil, 0, fmt.Errorf("%w: %s says more than %d bytes", ErrUnknown, path, maxBody)
 	case answer.StatusCode >= 500:
-		return nil, 0, fmt.Errorf("%w: %s: %d %s", ErrNotReady, path, answer.StatusCode, http.StatusText(answer.StatusCode))
+		return nil, 0, fmt.Errorf("%w: %s: %d %s", ErrNotReady, path, answer.StatusCode,
+			http.StatusText(answer.StatusCode))
 	}
 	return body, answer.StatusCode, nil
 }

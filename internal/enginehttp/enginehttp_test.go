@@ -51,7 +51,8 @@ func TestVLLM(t *testing.T) {
 	}
 	read(t, "vllm-0.32.0.json", &goldens)
 	chosen := func(name, field string) string { // a port that the system chose
-		m := regexp.MustCompile(`"` + field + `":"([^"]*)"`).FindStringSubmatch(goldens.Cases[name]["/kv_event_sources"])
+		m := regexp.MustCompile(`"` + field +
+			`":"([^"]*)"`).FindStringSubmatch(goldens.Cases[name]["/kv_event_sources"])
 		if m == nil {
 			t.Fatalf("%s: no %s", name, field)
 		}
@@ -67,7 +68,8 @@ func TestVLLM(t *testing.T) {
 		"two ranks, replay, a topic": with(serves, 32,
 			Rank{Endpoint: "tcp://127.0.0.1:25557", Replay: "tcp://127.0.0.1:25657", Topic: "kv"},
 			Rank{Rank: 1, Endpoint: "tcp://127.0.0.1:25558", Replay: "tcp://127.0.0.1:25658", Topic: "kv"}),
-		ports:       with(serves, 16, Rank{Endpoint: chosen(ports, "endpoint"), Replay: chosen(ports, "replay_endpoint"), Unclear: true}),
+		ports: with(serves, 16, Rank{Endpoint: chosen(ports, "endpoint"),
+			Replay: chosen(ports, "replay_endpoint"), Unclear: true}),
 		"dials out": with(serves, 16, Rank{Endpoint: "tcp://127.0.0.1:25758", Unclear: true}),
 		"ipc":       with(serves, 16, Rank{Endpoint: "ipc:///tmp/vllm-golden.sock"}),
 	} {
@@ -100,13 +102,15 @@ func TestSGLang(t *testing.T) {
 	eight := Engine{BlockSize: 64}
 	for i := range uint32(8) {
 		eight.Ranks = append(eight.Ranks, Rank{
-			Rank: i, Endpoint: fmt.Sprint("tcp://127.0.0.1:", 5557+i), Replay: fmt.Sprint("tcp://127.0.0.1:", 5657+i), Unclear: true,
+			Rank: i, Endpoint: fmt.Sprint("tcp://127.0.0.1:", 5557+i), Replay: fmt.Sprint("tcp://127.0.0.1:",
+				5657+i), Unclear: true,
 		})
 	}
 	one := func(r Rank) Engine { return Engine{BlockSize: 16, Ranks: []Rank{r}} }
 	for version, cases := range releases {
 		for name, want := range map[string]Engine{
-			"plain":            one(Rank{Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657", Topic: "kv-events"}),
+			"plain": one(Rank{Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657",
+				Topic: "kv-events"}),
 			"eight ranks":      eight,
 			"context parallel": one(Rank{Endpoint: "tcp://127.0.0.1:5557"}),
 			"no name":          one(Rank{Endpoint: "tcp://127.0.0.1:5557"}),
@@ -128,7 +132,8 @@ func TestSGLang(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"null", "no events"} {
-			if got, err := engineOf(t, map[string]string{"/server_info": string(cases[name])}).Ask(t.Context()); !errors.Is(err, ErrNoEvents) {
+			if got, err := engineOf(t, map[string]string{"/server_info": string(cases[name])}).Ask(
+				t.Context()); !errors.Is(err, ErrNoEvents) {
 				t.Errorf("%s, %s: %+v, %v", version, name, got, err)
 			}
 		}
@@ -161,16 +166,22 @@ func TestWhoIsNoEngine(t *testing.T) {
 		want  error
 		said  string
 	}{
-		"nobody":      {nobody, ErrNotReady, "refused"},
-		"loading":     {status(503), ErrNotReady, "503"},
-		"a key":       {status(401), ErrUnknown, "--engine-http-token-file"},
-		"a web site":  {engineOf(t, map[string]string{"/": "hello"}), ErrUnknown, "neither"},
-		"no JSON":     {engineOf(t, map[string]string{"/kv_event_sources": "<html>"}), ErrUnknown, "/kv_event_sources"},
-		"inproc":      {engineOf(t, map[string]string{"/kv_event_sources": `{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"inproc://x"}}`}), ErrNoEvents, "inproc://x"},
-		"no port":     {engineOf(t, map[string]string{"/kv_event_sources": `{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*"}}`}), ErrUnknown, "tcp://*"},
-		"many ranks":  {engineOf(t, map[string]string{"/server_info": `{"page_size":16,"dp_size":4000000000,"kv_events_config":"{\"publisher\":\"zmq\"}"}`}), ErrUnknown, "dp_size"},
-		"beyond 65k":  {engineOf(t, map[string]string{"/server_info": `{"page_size":16,"dp_size":2,"kv_events_config":"{\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:65535\"}"}`}), ErrUnknown, "rank 1"},
-		"bad config":  {engineOf(t, map[string]string{"/server_info": `{"page_size":16,"kv_events_config":"publisher"}`}), ErrUnknown, "kv_events_config"},
+		"nobody":     {nobody, ErrNotReady, "refused"},
+		"loading":    {status(503), ErrNotReady, "503"},
+		"a key":      {status(401), ErrUnknown, "--engine-http-token-file"},
+		"a web site": {engineOf(t, map[string]string{"/": "hello"}), ErrUnknown, "neither"},
+		"no JSON":    {engineOf(t, map[string]string{"/kv_event_sources": "<html>"}), ErrUnknown, "/kv_event_sources"},
+		"inproc": {engineOf(t,
+			map[string]string{"/kv_event_sources": `{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"inproc://x"}}`}), ErrNoEvents, "inproc://x"},
+		"no port": {engineOf(t,
+			map[string]string{"/kv_event_sources": `{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*"}}`}), ErrUnknown, "tcp://*"},
+		"many ranks": {engineOf(t,
+			map[string]string{"/server_info": `{"page_size":16,"dp_size":4000000000,"kv_events_config":"{\"publisher\":\"zmq\"}"}`}), ErrUnknown, "dp_size"},
+		"beyond 65k": {engineOf(t,
+			map[string]string{"/server_info": `{"page_size":16,"dp_size":2,"kv_events_config":"{\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:65535\"}"}`}), ErrUnknown, "rank 1"},
+		"bad config": {engineOf(t,
+			map[string]string{"/server_info": `{"page_size":16,"kv_events_config":"publisher"}`}), ErrUnknown,
+			"kv_events_config"},
 		"vLLM's info": {engineOf(t, map[string]string{"/server_info": `{"vllm_config":"x"}`}), ErrUnknown, "neither"},
 	} {
 		if _, err := c.asker.Ask(t.Context()); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.said) {
@@ -182,12 +193,14 @@ func TestWhoIsNoEngine(t *testing.T) {
 	if _, err := allowed.Ask(t.Context()); !errors.Is(err, ErrUnknown) || strings.Contains(err.Error(), "key") {
 		t.Errorf("with the key: %v", err)
 	}
-	for _, bad := range []string{"", "host:8000", "ftp://host", "http://", "http://u:p@host", "http://host/?x=1", "http://[::1"} {
+	for _, bad := range []string{"", "host:8000", "ftp://host", "http://", "http://u:p@host", "http://host/?x=1",
+		"http://[::1"} {
 		if a, err := New(bad, ""); err == nil {
 			t.Errorf("%q: %+v", bad, a)
 		}
 	}
-	for text, want := range map[string]string{"http://host:8000": "host 8000", "https://host/prefix/": "host 443", "http://[::1]": "::1 80"} {
+	for text, want := range map[string]string{"http://host:8000": "host 8000", "https://host/prefix/": "host 443",
+		"http://[::1]": "::1 80"} {
 		if a, err := New(text, ""); err != nil || a.Host()+" "+a.Port() != want {
 			t.Errorf("%s: %v, %v", text, a, err)
 		}

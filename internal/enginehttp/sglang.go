@@ -74,7 +74,10 @@ func (a *Asker) sglang(body []byte) (Engine, error) {
 		}
 	}
 	if p.Publisher != "zmq" {
-		return Engine{}, fmt.Errorf(`%w: start SGLang with --kv-events-config '{"publisher":"zmq",...}' and without --disable-radix-cache`, ErrNoEvents)
+		return Engine{},
+			fmt.Errorf(
+				`%w: start SGLang with --kv-events-config '{"publisher":"zmq",...}' and without --disable-radix-cache`,
+				ErrNoEvents)
 	}
 	if ranks > maxRanks {
 		return Engine{}, fmt.Errorf("%w: /server_info says dp_size %d", ErrUnknown, ranks)

@@ -39,7 +39,10 @@ func (a *Asker) vllm(ctx context.Context, body []byte) (Engine, error) {
 	}
 	slices.SortFunc(e.Ranks, func(a, b Rank) int { return int(a.Rank) - int(b.Rank) })
 	if len(e.Ranks) == 0 {
-		return Engine{}, fmt.Errorf(`%w: start vLLM with "enable_kv_cache_events":true in --kv-events-config and with prefix caching`, ErrNoEvents)
+		return Engine{},
+			fmt.Errorf(
+				`%w: start vLLM with "enable_kv_cache_events":true in --kv-events-config and with prefix caching`,
+				ErrNoEvents)
 	}
 	return e, a.vllmServes(ctx, &e)
 }
@@ -57,7 +60,8 @@ func (a *Asker) vllmRank(rank uint32, s source) (Rank, error) {
 	}
 	// vLLM binds what has a wildcard, and dials out to what names a host (ZmqEventPublisher._is_bind_endpoint). But a
 	// wildcard with port 0 is told as what was bound, which names a host too.
-	r.Unclear = strings.HasPrefix(s.Endpoint, "tcp://") && !strings.Contains(s.Endpoint, "*") && !strings.Contains(s.Endpoint, "::")
+	r.Unclear = strings.HasPrefix(s.Endpoint, "tcp://") && !strings.Contains(s.Endpoint, "*") &&
+		!strings.Contains(s.Endpoint, "::")
 	return r, nil
 }
 

@@ -1,5 +1,5 @@
-// Package metrics shows a node's status to Prometheus. Names follow its conventions: base units, _total for what only grows, and
-// labels of bounded number (partitions, models, outcomes), never workers or hashes.
+// Package metrics shows a node's status to Prometheus. Names follow its conventions: base units, _total for what only
+// grows, and labels of bounded number (partitions, models, outcomes), never workers or hashes.
 package metrics
 
 import (
@@ -54,21 +54,25 @@ func New(node Statuser) (http.Handler, *Queries) {
 	buckets := prometheus.ExponentialBuckets(10e-6, 2.5, 14)
 	q := &Queries{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kvatlas_request_duration_seconds", Help: "Time from a request's arrival at the node's handler to its answer. Operations that begin with own_ are other nodes'.",
+			Name:    "kvatlas_request_duration_seconds",
+			Help:    "Time from a request's arrival at the node's handler to its answer. Operations that begin with own_ are other nodes'.",
 			Buckets: buckets,
 		}, []string{"operation", "outcome"}),
 		asked: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "kvatlas_peer_requests_total", Help: "Requests to other nodes for their shares of a query: first, next after a failure, or hedge beside a slow one.",
+			Name: "kvatlas_peer_requests_total",
+			Help: "Requests to other nodes for their shares of a query: first, next after a failure, or hedge beside a slow one.",
 		}, []string{"kind"}),
 		replied: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kvatlas_peer_reply_duration_seconds", Help: "Time from a request to another node to its reply, by what it is. Those that are never answered are not in it.",
+			Name:    "kvatlas_peer_reply_duration_seconds",
+			Help:    "Time from a request to another node to its reply, by what it is. Those that are never answered are not in it.",
 			Buckets: buckets,
 		}, []string{"outcome"}),
 		withheld: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvatlas_peer_hedges_withheld_total", Help: "Hedges that were due and beyond the budget.",
 		}),
 		missing: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "kvatlas_answer_missing_partitions_total", Help: "Partitions that answers lack, as no node answered for them.",
+			Name: "kvatlas_answer_missing_partitions_total",
+			Help: "Partitions that answers lack, as no node answered for them.",
 		}, []string{"operation"}),
 	}
 	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.missing,
@@ -80,54 +84,96 @@ func New(node Statuser) (http.Handler, *Queries) {
 type collector struct{ node Statuser }
 
 var (
-	ready        = prometheus.NewDesc("kvatlas_ready", "1 once every partition is restored and caught up.", nil, nil)
-	outcomes     = prometheus.NewDesc("kvatlas_log_outcomes_total", "What became of the log's messages, events and blocks since the process started, by outcome.", []string{"outcome"}, nil)
-	holdings     = prometheus.NewDesc("kvatlas_index_blocks", "Blocks held, counted for each rank that holds them, by tier.", []string{"tier"}, nil)
+	ready    = prometheus.NewDesc("kvatlas_ready", "1 once every partition is restored and caught up.", nil, nil)
+	outcomes = prometheus.NewDesc("kvatlas_log_outcomes_total",
+		"What became of the log's messages, events and blocks since the process started, by outcome.",
+		[]string{"outcome"}, nil)
+	holdings = prometheus.NewDesc("kvatlas_index_blocks",
+		"Blocks held, counted for each rank that holds them, by tier.", []string{"tier"}, nil)
 	distinct     = prometheus.NewDesc("kvatlas_index_distinct_blocks", "Distinct blocks that somebody holds.", nil, nil)
 	indexBytes   = prometheus.NewDesc("kvatlas_index_bytes", "Memory of the index.", nil, nil)
-	decoderBytes = prometheus.NewDesc("kvatlas_decoder_bytes", "Memory that is kept for decoding messages of the log; bounded.", nil, nil)
-	modelRanks   = prometheus.NewDesc("kvatlas_model_ranks", "Ranks that the log knows, by model and block size.", []string{"model", "block_size"}, nil)
-	lag          = prometheus.NewDesc("kvatlas_log_lag_messages", "Messages of a partition's log that are not applied yet.", []string{"partition"}, nil)
-	applied      = prometheus.NewDesc("kvatlas_log_applied_sequence", "Last message of a partition's log that is applied.", []string{"partition"}, nil)
-	serving      = prometheus.NewDesc("kvatlas_partition_serving", "1 if a partition is caught up and whole.", []string{"partition"}, nil)
-	snapshotAge  = prometheus.NewDesc("kvatlas_snapshot_age_seconds", "Time since a partition's snapshot was written by this process.", []string{"partition"}, nil)
-	snapshotSize = prometheus.NewDesc("kvatlas_snapshot_bytes", "Size of a partition's snapshot.", []string{"partition"}, nil)
-	written      = prometheus.NewDesc("kvatlas_snapshot_written_total", "Snapshots written since the process started.", nil, nil)
-	failed       = prometheus.NewDesc("kvatlas_snapshot_failed_total", "Snapshots that could not be written; they are tried again.", nil, nil)
-	rejected     = prometheus.NewDesc("kvatlas_snapshot_rejected_total", "Snapshots that could not be restored, by reason.", []string{"reason"}, nil)
-	logBytes     = prometheus.NewDesc("kvatlas_log_bytes", "Size of a partition's log.", []string{"partition"}, nil)
-	logLimit     = prometheus.NewDesc("kvatlas_log_limit_bytes", "Size beyond which the oldest messages of a partition's log go.", []string{"partition"}, nil)
-	bucketBytes  = prometheus.NewDesc("kvatlas_snapshot_bucket_bytes", "Size of the bucket with the snapshots.", nil, nil)
-	bucketLimit  = prometheus.NewDesc("kvatlas_snapshot_bucket_limit_bytes", "Size beyond which the bucket takes no snapshots; absent without a bound.", nil, nil)
-	storeBytes   = prometheus.NewDesc("kvatlas_store_bytes", "What all streams and buckets of the account take on the NATS servers.", nil, nil)
-	storeLimit   = prometheus.NewDesc("kvatlas_store_limit_bytes", "Size beyond which the NATS servers take nothing; absent if not known.", nil, nil)
-	logWritable  = prometheus.NewDesc("kvatlas_log_writable", "0 if a partition's log takes no messages, as on a full disk: shims wait.", []string{"partition"}, nil)
-	snapWritable = prometheus.NewDesc("kvatlas_snapshot_bucket_writable", "0 if the bucket takes no snapshots, as on a full disk.", nil, nil)
-	problems     = prometheus.NewDesc("kvatlas_problems", "How many problems the status has.", nil, nil)
-	resyncs      = prometheus.NewDesc("kvatlas_resync_total", "Requests to shims to say again what their engines hold: asked, answered, and partitions that were whole again (ended).", []string{"what"}, nil)
-	behind       = prometheus.NewDesc("kvatlas_partition_behind", "1 if a partition has been far behind its log for longer than usual.", []string{"partition"}, nil)
-	clusterNodes = prometheus.NewDesc("kvatlas_cluster_nodes", "Nodes that share the namespace, as this one sees it.", nil, nil)
-	clusterShort = prometheus.NewDesc("kvatlas_cluster_partitions", "Partitions that fewer nodes serve than are to (short), and that none does (unserved).", []string{"state"}, nil)
-	l3Up         = prometheus.NewDesc("kvatlas_l3_up", "0 while a store that workers share is known not to serve, and is not asked.", []string{"store"}, nil)
-	l3Questions  = prometheus.NewDesc("kvatlas_l3_questions_total", "Questions to a store that workers share, by what came of them: ok, failed, or busy: not asked, as too many were under way.", []string{"store", "outcome"}, nil)
-	l3Forgotten  = prometheus.NewDesc("kvatlas_l3_forgotten_total", "How often all answers of a store were forgotten, as it may have become another.", []string{"store"}, nil)
-	l3Remembered = prometheus.NewDesc("kvatlas_l3_remembered_runs", "Runs of 16 or 64 blocks of which a store's answer is remembered.", []string{"store"}, nil)
-	l3Strange    = prometheus.NewDesc("kvatlas_l3_strange_objects_total", "Objects in a store's answers that nobody had asked about.", []string{"store"}, nil)
-	l3SetObjects = prometheus.NewDesc("kvatlas_l3_set_objects", "Objects in the set made of a store's events; absent where none are heard.", []string{"store"}, nil)
-	l3SetWhole   = prometheus.NewDesc("kvatlas_l3_set_whole", "1 while what is not in the set is not in the store either.", []string{"store"}, nil)
-	l3SetLost    = prometheus.NewDesc("kvatlas_l3_set_given_up_total", "How often the set was given up: for a gap in the events, or for its size.", []string{"store", "reason"}, nil)
-	l3Objects    = prometheus.NewDesc("kvatlas_l3_objects_total", "Objects that were answered for from the set, or that the store was asked about.", []string{"store", "from"}, nil)
-	rereads      = prometheus.NewDesc("kvatlas_log_rereads_total", "How often messages were lost between a partition's log and the index, and the log was read again.", nil, nil)
-	stale        = prometheus.NewDesc("kvatlas_partition_stale_seconds", "Time since a partition's log was last known to be read to its end, and to take messages; 0 up to three seconds.", []string{"partition"}, nil)
-	engines      = prometheus.NewDesc("kvatlas_engines", "Registered ranks by how their shims stand with their engines: connected, silent, gone, unknown. The same at each node.", []string{"state"}, nil)
-	catchingUp   = prometheus.NewDesc("kvatlas_shims_catching_up", "Registered ranks whose shims still publish what their engines said earlier. The same at each node.", nil, nil)
-	requests     = prometheus.NewDesc("kvatlas_requests_total", "Requests by the way they came (nats, http; node: from other nodes), their operation, and what became of them: ok, an error's code, expired or unsent.", []string{"transport", "operation", "outcome"}, nil)
-	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed", "1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
+	decoderBytes = prometheus.NewDesc("kvatlas_decoder_bytes",
+		"Memory that is kept for decoding messages of the log; bounded.", nil, nil)
+	modelRanks = prometheus.NewDesc("kvatlas_model_ranks", "Ranks that the log knows, by model and block size.",
+		[]string{"model", "block_size"}, nil)
+	lag = prometheus.NewDesc("kvatlas_log_lag_messages",
+		"Messages of a partition's log that are not applied yet.", []string{"partition"}, nil)
+	applied = prometheus.NewDesc("kvatlas_log_applied_sequence",
+		"Last message of a partition's log that is applied.", []string{"partition"}, nil)
+	serving = prometheus.NewDesc("kvatlas_partition_serving", "1 if a partition is caught up and whole.",
+		[]string{"partition"}, nil)
+	snapshotAge = prometheus.NewDesc("kvatlas_snapshot_age_seconds",
+		"Time since a partition's snapshot was written by this process.", []string{"partition"}, nil)
+	snapshotSize = prometheus.NewDesc("kvatlas_snapshot_bytes", "Size of a partition's snapshot.",
+		[]string{"partition"}, nil)
+	written = prometheus.NewDesc("kvatlas_snapshot_written_total", "Snapshots written since the process started.",
+		nil, nil)
+	failed = prometheus.NewDesc("kvatlas_snapshot_failed_total",
+		"Snapshots that could not be written; they are tried again.", nil, nil)
+	rejected = prometheus.NewDesc("kvatlas_snapshot_rejected_total",
+		"Snapshots that could not be restored, by reason.", []string{"reason"}, nil)
+	logBytes = prometheus.NewDesc("kvatlas_log_bytes", "Size of a partition's log.", []string{"partition"}, nil)
+	logLimit = prometheus.NewDesc("kvatlas_log_limit_bytes",
+		"Size beyond which the oldest messages of a partition's log go.", []string{"partition"}, nil)
+	bucketBytes = prometheus.NewDesc("kvatlas_snapshot_bucket_bytes", "Size of the bucket with the snapshots.", nil,
+		nil)
+	bucketLimit = prometheus.NewDesc("kvatlas_snapshot_bucket_limit_bytes",
+		"Size beyond which the bucket takes no snapshots; absent without a bound.", nil, nil)
+	storeBytes = prometheus.NewDesc("kvatlas_store_bytes",
+		"What all streams and buckets of the account take on the NATS servers.", nil, nil)
+	storeLimit = prometheus.NewDesc("kvatlas_store_limit_bytes",
+		"Size beyond which the NATS servers take nothing; absent if not known.", nil, nil)
+	logWritable = prometheus.NewDesc("kvatlas_log_writable",
+		"0 if a partition's log takes no messages, as on a full disk: shims wait.", []string{"partition"}, nil)
+	snapWritable = prometheus.NewDesc("kvatlas_snapshot_bucket_writable",
+		"0 if the bucket takes no snapshots, as on a full disk.", nil, nil)
+	problems = prometheus.NewDesc("kvatlas_problems", "How many problems the status has.", nil, nil)
+	resyncs  = prometheus.NewDesc("kvatlas_resync_total",
+		"Requests to shims to say again what their engines hold: asked, answered, and partitions that were whole again (ended).", []string{"what"}, nil)
+	behind = prometheus.NewDesc("kvatlas_partition_behind",
+		"1 if a partition has been far behind its log for longer than usual.", []string{"partition"}, nil)
+	clusterNodes = prometheus.NewDesc("kvatlas_cluster_nodes", "Nodes that share the namespace, as this one sees it.",
+		nil, nil)
+	clusterShort = prometheus.NewDesc("kvatlas_cluster_partitions",
+		"Partitions that fewer nodes serve than are to (short), and that none does (unserved).", []string{"state"}, nil)
+	l3Up = prometheus.NewDesc("kvatlas_l3_up",
+		"0 while a store that workers share is known not to serve, and is not asked.", []string{"store"}, nil)
+	l3Questions = prometheus.NewDesc("kvatlas_l3_questions_total",
+		"Questions to a store that workers share, by what came of them: ok, failed, or busy: not asked, as too many were under way.", []string{"store", "outcome"}, nil)
+	l3Forgotten = prometheus.NewDesc("kvatlas_l3_forgotten_total",
+		"How often all answers of a store were forgotten, as it may have become another.", []string{"store"}, nil)
+	l3Remembered = prometheus.NewDesc("kvatlas_l3_remembered_runs",
+		"Runs of 16 or 64 blocks of which a store's answer is remembered.", []string{"store"}, nil)
+	l3Strange = prometheus.NewDesc("kvatlas_l3_strange_objects_total",
+		"Objects in a store's answers that nobody had asked about.", []string{"store"}, nil)
+	l3SetObjects = prometheus.NewDesc("kvatlas_l3_set_objects",
+		"Objects in the set made of a store's events; absent where none are heard.", []string{"store"}, nil)
+	l3SetWhole = prometheus.NewDesc("kvatlas_l3_set_whole",
+		"1 while what is not in the set is not in the store either.", []string{"store"}, nil)
+	l3SetLost = prometheus.NewDesc("kvatlas_l3_set_given_up_total",
+		"How often the set was given up: for a gap in the events, or for its size.", []string{"store", "reason"}, nil)
+	l3Objects = prometheus.NewDesc("kvatlas_l3_objects_total",
+		"Objects that were answered for from the set, or that the store was asked about.", []string{"store",
+			"from"}, nil)
+	rereads = prometheus.NewDesc("kvatlas_log_rereads_total",
+		"How often messages were lost between a partition's log and the index, and the log was read again.", nil, nil)
+	stale = prometheus.NewDesc("kvatlas_partition_stale_seconds",
+		"Time since a partition's log was last known to be read to its end, and to take messages; 0 up to three seconds.", []string{"partition"}, nil)
+	engines = prometheus.NewDesc("kvatlas_engines",
+		"Registered ranks by how their shims stand with their engines: connected, silent, gone, unknown. The same at each node.", []string{"state"}, nil)
+	catchingUp = prometheus.NewDesc("kvatlas_shims_catching_up",
+		"Registered ranks whose shims still publish what their engines said earlier. The same at each node.", nil, nil)
+	requests = prometheus.NewDesc("kvatlas_requests_total",
+		"Requests by the way they came (nats, http; node: from other nodes), their operation, and what became of them: ok, an error's code, expired or unsent.", []string{"transport", "operation", "outcome"}, nil)
+	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed",
+		"1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
 )
 
 var all = []*prometheus.Desc{
-	ready, outcomes, holdings, distinct, indexBytes, decoderBytes, modelRanks, lag, applied, serving, snapshotAge, snapshotSize, written, failed, rejected,
-	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs, resyncNeeded, rereads, stale,
+	ready, outcomes, holdings, distinct, indexBytes, decoderBytes, modelRanks, lag, applied, serving, snapshotAge,
+	snapshotSize, written, failed, rejected,
+	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs,
+	resyncNeeded, rereads, stale,
 	behind, clusterNodes, clusterShort, engines, catchingUp, requests,
 	l3Up, l3Questions, l3Forgotten, l3Remembered, l3Strange, l3SetObjects, l3SetWhole, l3SetLost, l3Objects,
 }
@@ -248,7 +294,8 @@ func byStore(list []api.StoreStatus) map[string]api.StoreStatus {
 		if again {
 			x.Down = cmp.Or(x.Down, was.Down)
 			x.Questions, x.Failed, x.Busy = x.Questions+was.Questions, x.Failed+was.Failed, x.Busy+was.Busy
-			x.Forgotten, x.Remembered, x.Strange = x.Forgotten+was.Forgotten, x.Remembered+was.Remembered, x.Strange+was.Strange
+			x.Forgotten, x.Remembered, x.Strange = x.Forgotten+was.Forgotten, x.Remembered+was.Remembered,
+				x.Strange+was.Strange
 			if was.Set != nil && x.Set != nil {
 				a, b := *x.Set, was.Set // the same set, kept twice
 				a.Whole = a.Whole && b.Whole

@@ -29,7 +29,8 @@ func scrape(t *testing.T, s *statuser) string {
 func TestSharedStores(t *testing.T) {
 	text := scrape(t, &statuser{api.Status{L3: []api.StoreStatus{
 		{Store: "/pages", Questions: 1},
-		{Store: "m:9003", Remembered: 7, Questions: 10, Failed: 3, Busy: 1, Forgotten: 2, Set: &api.StoreSet{Objects: 5, Whole: true, Answered: 4}},
+		{Store: "m:9003", Remembered: 7, Questions: 10, Failed: 3, Busy: 1, Forgotten: 2,
+			Set: &api.StoreSet{Objects: 5, Whole: true, Answered: 4}},
 		{Store: "m:9003", Questions: 5, Down: "away", Strange: 6, Set: &api.StoreSet{Gaps: 2, Overflows: 1, Asked: 8}},
 	}}})
 	for _, want := range []string{
@@ -60,10 +61,12 @@ func TestSharedStores(t *testing.T) {
 // Requests are counted by all that tells them apart.
 func TestRequests(t *testing.T) {
 	text := scrape(t, &statuser{api.Status{Requests: []api.RequestCount{
-		{Transport: api.OverNATS, Operation: api.OpFind, Outcome: api.OutcomeOK, Count: 7}, {Transport: api.OverNATS, Operation: api.OpFind, Outcome: "busy", Count: 3},
+		{Transport: api.OverNATS, Operation: api.OpFind, Outcome: api.OutcomeOK, Count: 7}, {Transport: api.OverNATS,
+			Operation: api.OpFind, Outcome: "busy", Count: 3},
 	}}})
 	for _, want := range []string{
-		`kvatlas_requests_total{operation="find",outcome="ok",transport="nats"} 7`, `kvatlas_requests_total{operation="find",outcome="busy",transport="nats"} 3`,
+		`kvatlas_requests_total{operation="find",outcome="ok",transport="nats"} 7`,
+		`kvatlas_requests_total{operation="find",outcome="busy",transport="nats"} 3`,
 	} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("there is no %s", want)
@@ -73,7 +76,9 @@ func TestRequests(t *testing.T) {
 
 // Counters end in _total, and nothing else does; every metric of ours says what it is.
 func TestNames(t *testing.T) {
-	text := scrape(t, &statuser{api.Status{Events: map[string]uint64{"messages": 1}, Partitions: make([]api.PartitionDetail, 1), Models: make([]api.ModelStatus, 1), L3: make([]api.StoreStatus, 1), Requests: make([]api.RequestCount, 1)}})
+	text := scrape(t, &statuser{api.Status{Events: map[string]uint64{"messages": 1},
+		Partitions: make([]api.PartitionDetail, 1), Models: make([]api.ModelStatus, 1), L3: make([]api.StoreStatus,
+			1), Requests: make([]api.RequestCount, 1)}})
 	types := regexp.MustCompile(`(?m)^# TYPE (kvatlas_\S+) (\S+)$`).FindAllStringSubmatch(text, -1)
 	if len(types) < 20 {
 		t.Fatalf("only %d metrics", len(types))

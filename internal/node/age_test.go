@@ -12,8 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// TestAgesSurviveARestart parks blocks and removes others, and restarts one node of two from a snapshot while they age. Ages are counted in
-// the times of the log, so both nodes, and a twin that reads the log, drop the same at the same message.
+// TestAgesSurviveARestart parks blocks and removes others, and restarts one node of two from a snapshot while they age.
+// Ages are counted in the times of the log, so both nodes, and a twin that reads the log, drop the same at the same
+// message.
 func TestAgesSurviveARestart(t *testing.T) {
 	w := newSite(t)
 	const age = 2000
@@ -21,7 +22,8 @@ func TestAgesSurviveARestart(t *testing.T) {
 	w.start()
 	ready := make(chan struct{})
 	steady := New(Config{
-		ID: "steady", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Index: w.index, Hooks: Hooks{Ready: func() { close(ready) }},
+		ID: "steady", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Index: w.index,
+		Hooks: Hooks{Ready: func() { close(ready) }},
 	})
 	ctx, cancel := context.WithCancel(w.ctx)
 	var running sync.WaitGroup
@@ -41,7 +43,8 @@ func TestAgesSurviveARestart(t *testing.T) {
 	var expired uint64 // blocks, for the twin
 	say := func(evs ...events.Event) {
 		t.Helper()
-		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: next, Model: "m", BlockSize: 4, Events: evs})
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: next, Model: "m", BlockSize: 4,
+			Events: evs})
 		w.must(err)
 		next += events.EventID(len(evs))
 		_, err = pub.Publish(w.ctx, [][]byte{data})
@@ -51,7 +54,8 @@ func TestAgesSurviveARestart(t *testing.T) {
 		expired += truth.Apply(last.Time, evs).Expired
 	}
 	store := func(parent events.BlockHash, names ...events.BlockHash) events.Event {
-		e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: parent != 0, Parent: parent, Blocks: names}
+		e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: parent != 0, Parent: parent,
+			Blocks: names}
 		for _, n := range names {
 			e.Locals = append(e.Locals, events.LocalHash(1000+n))
 		}
@@ -86,7 +90,8 @@ func TestAgesSurviveARestart(t *testing.T) {
 		dropped := uint64(0)
 		w.must(steady.do(w.ctx, func(m *Machine) { dropped = m.counts.Index.Expired }))
 		if one != other || int(one.holdings[0]) != truth.Holdings() || dropped != expired {
-			t.Fatalf("restarted %+v; steady %+v, with %d blocks expired; the twin holds %d, and %d have expired", one, other, dropped, truth.Holdings(), expired)
+			t.Fatalf("restarted %+v; steady %+v, with %d blocks expired; the twin holds %d, and %d have expired", one,
+				other, dropped, truth.Holdings(), expired)
 		}
 		return one
 	}
@@ -110,7 +115,8 @@ func TestAgesSurviveARestart(t *testing.T) {
 	w.restart()
 	both()
 
-	// Now the first are too old, whatever was restarted meanwhile; the second are not, on a machine that is not too slow.
+	// Now the first are too old, whatever was restarted meanwhile; the second are not, on a machine that is not too
+	// slow.
 	time.Sleep(time.Until(begun.Add((age + 100) * time.Millisecond)))
 	say(store(0, 50), store(3, 4)) // the parent that came too late, and a child of what is forgotten
 	if both(); expired < 2 {

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// Generations lists the snapshots in a namespace's bucket, newest first in each partition: straight from NATS, whether an indexer runs or
-// not. With verify every chunk is read, checked and decoded, as a restore would.
+// Generations lists the snapshots in a namespace's bucket, newest first in each partition: straight from NATS, whether
+// an indexer runs or not. With verify every chunk is read, checked and decoded, as a restore would.
 func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*api.GenerationList, error) {
 	list := &api.GenerationList{Generations: []api.GenerationInfo{}}
 	bucket, err := ns.OpenSnapshots(ctx)
@@ -44,9 +44,10 @@ func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*ap
 	return list, nil
 }
 
-// ReadSnapshot reads the newest usable snapshot of a partition into the sink that open makes. It returns a nil manifest if there is none. A
-// snapshot that turns out bad is passed over for the older one, with a new sink.
-func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partition, open func(*snapshot.Manifest, []snapshot.RankState) (snapshot.Sink, error)) (*snapshot.Manifest, error) {
+// ReadSnapshot reads the newest usable snapshot of a partition into the sink that open makes. It returns a nil manifest
+// if there is none. A snapshot that turns out bad is passed over for the older one, with a new sink.
+func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partition,
+	open func(*snapshot.Manifest, []snapshot.RankState) (snapshot.Sink, error)) (*snapshot.Manifest, error) {
 	bucket, err := ns.OpenSnapshots(ctx)
 	if errors.Is(err, jetstream.ErrNotFound) {
 		return nil, nil
@@ -63,7 +64,10 @@ func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partiti
 	}
 	var bad error
 	for _, m := range snapshot.Choose(seen.seen, describeLog(ns, info)).Usable {
-		_, err := snapshot.Read(m, fetchFrom(ctx, bucket), func(ranks []snapshot.RankState) (snapshot.Sink, error) { return open(m, ranks) })
+		_, err := snapshot.Read(m, fetchFrom(ctx, bucket), func(ranks []snapshot.RankState) (snapshot.Sink,
+			error) {
+			return open(m, ranks)
+		})
 		switch snapshot.ReasonOf(err) {
 		case snapshot.Future, snapshot.MissingChunk, snapshot.CorruptChunk:
 			bad = errors.Join(bad, fmt.Errorf("generation %d: %w", m.Generation, err))
@@ -75,7 +79,8 @@ func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partiti
 }
 
 // generationsOf describes the generations of one partition.
-func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.Bucket, log snapshot.Log, verify bool) (list []api.GenerationInfo, err error) {
+func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.Bucket, log snapshot.Log,
+	verify bool) (list []api.GenerationInfo, err error) {
 	choice := snapshot.Choose(seen, log)
 	for _, m := range choice.Usable {
 		list = append(list, describe(m))
@@ -87,12 +92,14 @@ func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.
 		}
 		g.Key, g.Unusable, g.Why = r.Key, r.Reason.String(), r.Err.Error()
 		// What only does not fit the log is whole.
-		g.Bad = !slices.Contains([]snapshot.Reason{snapshot.OtherEpoch, snapshot.AheadOfLog, snapshot.LogTruncated}, r.Reason)
+		g.Bad = !slices.Contains([]snapshot.Reason{snapshot.OtherEpoch, snapshot.AheadOfLog, snapshot.LogTruncated},
+			r.Reason)
 		list = append(list, g)
 	}
 	slices.SortStableFunc(list, func(a, b api.GenerationInfo) int {
 		switch {
-		case a.Generation > b.Generation || a.Generation == 0 && b.Generation != 0: // a manifest that cannot be read is the current one
+		// a manifest that cannot be read is the current one
+		case a.Generation > b.Generation || a.Generation == 0 && b.Generation != 0:
 			return -1
 		case a.Generation < b.Generation:
 			return 1
@@ -133,14 +140,17 @@ func manifestOf(seen snapshot.Bucket, g api.GenerationInfo) []byte {
 
 func describe(m *snapshot.Manifest) api.GenerationInfo {
 	return api.GenerationInfo{
-		Partition: m.Partition, Generation: uint64(m.Generation), Epoch: m.Epoch, Seq: m.Seq, Created: m.Created, Writer: m.Writer,
-		Ranks: m.Counts.Ranks, Holdings: m.Counts.Holdings, Chunks: len(m.Chunks), Bytes: m.Counts.Bytes, New: m.Counts.New,
+		Partition: m.Partition, Generation: uint64(m.Generation), Epoch: m.Epoch, Seq: m.Seq, Created: m.Created,
+		Writer: m.Writer,
+		Ranks:  m.Counts.Ranks, Holdings: m.Counts.Holdings, Chunks: len(m.Chunks), Bytes: m.Counts.Bytes,
+		New: m.Counts.New,
 	}
 }
 
-// verifyGeneration reads all of a generation. Every chunk that is not what was written is named; if all are, they are decoded
-// too, together. An error means that NATS did not answer.
-func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot.Manifest) (bad []api.BadChunk, err error) {
+// verifyGeneration reads all of a generation. Every chunk that is not what was written is named; if all are, they are
+// decoded too, together. An error means that NATS did not answer.
+func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot.Manifest) (bad []api.BadChunk,
+	err error) {
 	fetch := fetchFrom(ctx, bucket)
 	for _, ref := range m.Chunks {
 		data, err := fetch(ref.Key)
@@ -149,7 +159,8 @@ func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot
 		}
 		switch {
 		case errors.Is(err, snapshot.ErrMissing), errors.Is(err, snapshot.ErrCorrupt):
-			bad = append(bad, api.BadChunk{Key: ref.Key, Kind: ref.Kind.String(), Reason: snapshot.ReasonOf(err).String(), Why: err.Error()})
+			bad = append(bad, api.BadChunk{Key: ref.Key, Kind: ref.Kind.String(),
+				Reason: snapshot.ReasonOf(err).String(), Why: err.Error()})
 		case err != nil:
 			return nil, err
 		}

@@ -22,7 +22,8 @@ import (
 
 const fleetPartitions = 4
 
-// fleet is a cluster of nodes in this process on one real NATS server, with a worker in each partition whose one prompt grows.
+// fleet is a cluster of nodes in this process on one real NATS server, with a worker in each partition whose one prompt
+// grows.
 type fleet struct {
 	*testing.T
 	ctx     context.Context
@@ -103,7 +104,8 @@ func (f *fleet) connect() *jetstream.Conn {
 
 func (f *fleet) join(conn *jetstream.Conn) *jetstream.Namespace {
 	f.Helper()
-	ns, err := jetstream.JoinNamespace(f.ctx, conn, jetstream.NamespaceConfig{Name: "fleet", Partitions: fleetPartitions})
+	ns, err := jetstream.JoinNamespace(f.ctx, conn, jetstream.NamespaceConfig{Name: "fleet",
+		Partitions: fleetPartitions})
 	f.must(err)
 	return ns
 }
@@ -124,12 +126,15 @@ func (f *fleet) start(name string) *peer {
 	f.must(err)
 	ready := make(chan struct{})
 	p.node = New(Config{
-		ID: name, Namespace: ns, Snapshots: snapshots, SnapshotInterval: 300 * time.Millisecond, Watch: 50 * time.Millisecond,
-		Shared: true, View: func() *cluster.View { return p.member.View() }, Hooks: Hooks{Ready: func() { close(ready) }},
+		ID: name, Namespace: ns, Snapshots: snapshots, SnapshotInterval: 300 * time.Millisecond,
+		Watch:  50 * time.Millisecond,
+		Shared: true, View: func() *cluster.View { return p.member.View() },
+		Hooks: Hooks{Ready: func() { close(ready) }},
 	})
 	p.member, err = cluster.Join(f.ctx, cluster.MemberConfig{
 		Config: cluster.Config{
-			Node: name, Life: fmt.Sprint(f.lives), Partitions: fleetPartitions, Replication: 2, Beat: 50 * time.Millisecond, DeadAfter: 1500 * time.Millisecond,
+			Node: name, Life: fmt.Sprint(f.lives), Partitions: fleetPartitions, Replication: 2,
+			Beat: 50 * time.Millisecond, DeadAfter: 1500 * time.Millisecond,
 		},
 		Namespace: ns, Bucket: nodes, Keeper: p.node,
 	})
@@ -194,12 +199,14 @@ func (f *fleet) grow(p events.Partition) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	const n = 3
-	e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: g.blocks > 0, Parent: events.BlockHash(g.blocks)}
+	e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: g.blocks > 0,
+		Parent: events.BlockHash(g.blocks)}
 	for i := range n {
 		e.Blocks = append(e.Blocks, events.BlockHash(g.blocks+i+1))
 		e.Locals = append(e.Locals, f.local(p, g.blocks+i))
 	}
-	data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: events.EventID(g.blocks/n + 1), Model: "m", BlockSize: 4, Events: []events.Event{e}})
+	data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: events.EventID(g.blocks/n + 1),
+		Model: "m", BlockSize: 4, Events: []events.Event{e}})
 	if err == nil {
 		_, err = g.pub.Publish(f.ctx, [][]byte{data})
 	}
@@ -225,9 +232,9 @@ func (f *fleet) anyone(rng *rand.Rand) *cluster.Member {
 	return f.peers[names[rng.IntN(len(names))]].member
 }
 
-// ask asks for a partition as another node would: those that a view says serve it, one after the other, until one does. The answer must be
-// whole, and reflect what was published before. Where nobody answers, the view may be of a time before the partition changed hands: then a later one, of the
-// same node, must be right.
+// ask asks for a partition as another node would: those that a view says serve it, one after the other, until one does.
+// The answer must be whole, and reflect what was published before. Where nobody answers, the view may be of a time
+// before the partition changed hands: then a later one, of the same node, must be right.
 func (f *fleet) ask(p events.Partition, rng *rand.Rand) {
 	g := f.workers[p]
 	g.mu.Lock()
@@ -262,7 +269,8 @@ func (f *fleet) ask(p events.Partition, rng *rand.Rand) {
 }
 
 // askThose asks those that a view says serve a partition, whose worker has so many blocks or more.
-func (f *fleet) askThose(view *cluster.View, p events.Partition, q *api.Query, blocks int) (answered bool, said []string) {
+func (f *fleet) askThose(view *cluster.View, p events.Partition, q *api.Query, blocks int) (answered bool,
+	said []string) {
 	g, seq := f.workers[p], q.MinSeq[0].Seq
 	for _, name := range view.Serving(p) {
 		f.mu.Lock()
@@ -282,9 +290,12 @@ func (f *fleet) askThose(view *cluster.View, p events.Partition, q *api.Query, b
 		g.mu.Lock()
 		most := g.blocks + 3
 		g.mu.Unlock()
-		if len(a.Workers) != 1 || a.Workers[0].Instance != g.instance || int(a.Workers[0].Device) < blocks || int(a.Workers[0].Device) > most ||
-			len(a.Partitions) != 1 || a.Partitions[0].Partition != p || a.Partitions[0].Seq < seq || !view.MayServe(p, "m") {
-			f.Errorf("%s says of partition %d, which has %d to %d blocks at %d or later: %+v", name, p, blocks, most, seq, a)
+		if len(a.Workers) != 1 || a.Workers[0].Instance != g.instance || int(a.Workers[0].Device) < blocks ||
+			int(a.Workers[0].Device) > most ||
+			len(a.Partitions) != 1 || a.Partitions[0].Partition != p || a.Partitions[0].Seq < seq ||
+			!view.MayServe(p, "m") {
+			f.Errorf("%s says of partition %d, which has %d to %d blocks at %d or later: %+v", name, p, blocks, most,
+				seq, a)
 		}
 		f.asked.Add(1)
 		return true, nil
@@ -292,8 +303,8 @@ func (f *fleet) askThose(view *cluster.View, p events.Partition, q *api.Query, b
 	return false, said
 }
 
-// settled waits until every partition is ready on two nodes, or on all if there are fewer, nobody has anything else, all see the same, and
-// replicas are equal.
+// settled waits until every partition is ready on two nodes, or on all if there are fewer, nobody has anything else,
+// all see the same, and replicas are equal.
 func (f *fleet) settled() {
 	f.Helper()
 	f.mu.Lock()
@@ -355,8 +366,9 @@ func (f *fleet) equal() {
 	}
 }
 
-// TestCluster has nodes join, drain, crash and come again on a real server, while workers publish and every partition is asked for without
-// a pause: each answer is whole, of exactly the partition, and reflects what was acknowledged before it was asked for.
+// TestCluster has nodes join, drain, crash and come again on a real server, while workers publish and every partition
+// is asked for without a pause: each answer is whole, of exactly the partition, and reflects what was acknowledged
+// before it was asked for.
 func TestCluster(t *testing.T) {
 	f := newFleet(t)
 	for p := range events.Partition(fleetPartitions) {
@@ -416,10 +428,12 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// TestAnotherWritesTheSnapshots has a node that cannot write any: after three failures another that has the partitions does, and both say so.
+// TestAnotherWritesTheSnapshots has a node that cannot write any: after three failures another that has the partitions
+// does, and both say so.
 func TestAnotherWritesTheSnapshots(t *testing.T) {
 	f := newFleet(t)
-	small, err := jetstream.JoinNamespace(f.ctx, f.connect(), jetstream.NamespaceConfig{Name: "small", Partitions: fleetPartitions})
+	small, err := jetstream.JoinNamespace(f.ctx, f.connect(), jetstream.NamespaceConfig{Name: "small",
+		Partitions: fleetPartitions})
 	f.must(err)
 	full, err := small.EnsureSnapshots(f.ctx, jetstream.BucketConfig{MaxBytes: 1})
 	f.must(err)
@@ -453,7 +467,8 @@ func TestAnotherWritesTheSnapshots(t *testing.T) {
 				break
 			}
 			if f.ctx.Err() != nil {
-				t.Fatalf("partition %d is written by %s as a sees it, and %s as b does; in the bucket: %v", p, a.member.View().Writer[p], b.member.View().Writer[p], err)
+				t.Fatalf("partition %d is written by %s as a sees it, and %s as b does; in the bucket: %v", p,
+					a.member.View().Writer[p], b.member.View().Writer[p], err)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}

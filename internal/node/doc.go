@@ -1,8 +1,8 @@
-// Package node keeps the index of a namespace's partitions, all of them or those that it is told to keep (keep.go): it brings them back from their snapshots, applies the log that
-// follows, answers queries, and writes snapshots.
+// Package node keeps the index of a namespace's partitions, all of them or those that it is told to keep (keep.go): it
+// brings them back from their snapshots, applies the log that follows, answers queries, and writes snapshots.
 //
-// [Machine] decides what a message of the log means: which events of a rank are new, which incarnation is over, where something
-// is missing and the rank must be cleared. It is stepped and replayable. [Node] does the waiting around it.
+// [Machine] decides what a message of the log means: which events of a rank are new, which incarnation is over, where
+// something is missing and the rank must be cleared. It is stepped and replayable. [Node] does the waiting around it.
 //
 //	        restore                 read                      save
 //	bucket ─────────▶ follower ◀──────────── log      saver ─────────▶ bucket
@@ -17,11 +17,12 @@
 //
 //  1. A partition's index is what its log says, from its first message or from a snapshot on, each message once.
 //  2. An answer reflects at least the places in the log that it names.
-//  3. A snapshot that cannot be used is passed over with a reason; whatever fails while one is written, those before stay whole.
-//  4. Where what was said before cannot be known any more, the partition says that it needs a resync, asks the shims for
-//     one (resync.go), and credits nobody with what it does not know.
+//  3. A snapshot that cannot be used is passed over with a reason; whatever fails while one is written, those before
+//     stay whole.
+//  4. Where what was said before cannot be known any more, the partition says that it needs a resync, asks the shims
+//     for one (resync.go), and credits nobody with what it does not know.
 //
-// One goroutine, the writer, owns the machine; everything else asks it through a bounded queue. Queries read the index and the
-// machine's View, which do not wait for it. What an index is, is for pkg/radix; bytes of snapshots for pkg/snapshot; names and
-// guarantees of the log for pkg/jetstream.
+// One goroutine, the writer, owns the machine; everything else asks it through a bounded queue. Queries read the index
+// and the machine's View, which do not wait for it. What an index is, is for pkg/radix; bytes of snapshots for
+// pkg/snapshot; names and guarantees of the log for pkg/jetstream.
 package node

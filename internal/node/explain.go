@@ -17,9 +17,10 @@ const (
 	minPathRuns   = 8 // of one rank
 )
 
-// explain gives the first ranks of an answer, in its order, the way along the prompt: where they hold what, and which rule ended their prefix. What
-// they hold of the prefix is that of the same moment then.
-func (n *Node) explain(s *scratch, q *api.Query, served *Served, answer *api.Answer, lookaheads []uint32, own bool) error {
+// explain gives the first ranks of an answer, in its order, the way along the prompt: where they hold what, and which
+// rule ended their prefix. What they hold of the prefix is that of the same moment then.
+func (n *Node) explain(s *scratch, q *api.Query, served *Served, answer *api.Answer, lookaheads []uint32,
+	own bool) error {
 	slices.SortFunc(answer.Workers, api.CompareOverlaps)
 	some := answer.Workers[:min(len(answer.Workers), max(minPaths, min(maxPaths, maxPathBlocks/max(1, answer.Blocks))))]
 	runs := max(minPathRuns, maxPathRuns/max(1, len(some)))
@@ -31,7 +32,8 @@ func (n *Node) explain(s *scratch, q *api.Query, served *Served, answer *api.Ans
 		of := map[radix.RankID]*api.Overlap{}
 		for i := range some {
 			key := events.RankKey{Instance: some[i].Instance, Rank: some[i].Rank}
-			at, found := slices.BinarySearchFunc(served.Ranks, key, func(r *RankOfView, key events.RankKey) int { return r.Key.Compare(key) })
+			at, found := slices.BinarySearchFunc(served.Ranks, key,
+				func(r *RankOfView, key events.RankKey) int { return r.Key.Compare(key) })
 			if !found || own && served.Ranks[at].Lookahead != lookahead {
 				continue
 			}

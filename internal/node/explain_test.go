@@ -56,7 +56,8 @@ func TestPathOf(t *testing.T) {
 	}
 }
 
-// TestExplainedAnswer: an explained answer credits what the plain one does, and its paths say so block by block; ranks that hold nothing are there too.
+// TestExplainedAnswer: an explained answer credits what the plain one does, and its paths say so block by block; ranks
+// that hold nothing are there too.
 func TestExplainedAnswer(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -72,15 +73,18 @@ func TestExplainedAnswer(t *testing.T) {
 		t.Fatalf("%+v, and not explained %+v", a.Workers, plain.Workers)
 	}
 	o := a.Workers[0]
-	if p := o.Path; p == nil || len(p.Held) != 1 || p.Held[0].To != o.Total() || p.Stop != "query_ends" && p.Stop != "unknown_block" {
+	if p := o.Path; p == nil || len(p.Held) != 1 || p.Held[0].To != o.Total() || p.Stop != "query_ends" &&
+		p.Stop != "unknown_block" {
 		t.Errorf("%+v of %+v", o.Path, o)
 	}
 	a, err = w.node.Find(w.ctx, &api.Query{Model: "m", Hashes: api.Hashes{1, 2, 3}, Explain: true, Idle: true})
 	w.must(err)
-	if len(a.Workers) != 1 || a.Workers[0].Path == nil || a.Workers[0].Path.Stop != "unknown_block" || a.Reason != api.ReasonNotCached {
+	if len(a.Workers) != 1 || a.Workers[0].Path == nil || a.Workers[0].Path.Stop != "unknown_block" ||
+		a.Reason != api.ReasonNotCached {
 		t.Errorf("%+v", a)
 	}
-	if a, err = w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: api.Tokens{}, Explain: true, Idle: true}); err != nil || a.Reason != api.ReasonNoBlocks {
+	if a, err = w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: api.Tokens{}, Explain: true,
+		Idle: true}); err != nil || a.Reason != api.ReasonNoBlocks {
 		t.Errorf("%+v, %v", a, err)
 	}
 }

@@ -45,7 +45,8 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
-	// How far the index has come is read before the ranks, and both before the index itself: the answer reflects at least this.
+	// How far the index has come is read before the ranks, and both before the index itself: the answer reflects at
+	// least this.
 	lapses := n.lapses.Load()
 	s.reflected = n.progress(s.reflected[:0])
 	missing := s.look(q.Partitions)
@@ -56,8 +57,11 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			err.Missing = missing
 			return nil, err
 		}
-		if len(missing) > 0 && (err.Code == api.CodeUnknownModel || q.BlockSize != 0) { // such workers may be where we cannot look
-			return nil, &api.Error{Code: api.CodeNotReady, Missing: missing, Message: fmt.Sprintf("this node does not serve partitions %v now; of the others: %s", missing, err.Message)}
+		// such workers may be where we cannot look
+		if len(missing) > 0 && (err.Code == api.CodeUnknownModel || q.BlockSize != 0) {
+			return nil, &api.Error{Code: api.CodeNotReady, Missing: missing,
+				Message: fmt.Sprintf("this node does not serve partitions %v now; of the others: %s", missing,
+					err.Message)}
 		}
 		return nil, err
 	}
@@ -141,7 +145,8 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 // asGiven is for a query whose blocks are hashed already.
 var asGiven = []uint32{0}
 
-// hash makes the local hashes of a query's blocks: of its tokens, as an engine that reads so far ahead hashes them, or those given.
+// hash makes the local hashes of a query's blocks: of its tokens, as an engine that reads so far ahead hashes them, or
+// those given.
 func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 	s.locals = s.locals[:0]
 	if q.Tokens == nil {
@@ -176,8 +181,8 @@ func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfV
 	}
 }
 
-// look notes which of the partitions that are asked for (all, if none are named) serve, and returns the others. Whether those have workers
-// of a model is not known then.
+// look notes which of the partitions that are asked for (all, if none are named) serve, and returns the others. Whether
+// those have workers of a model is not known then.
 func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
 	clear(s.looked)
 	s.some = len(named) > 0
@@ -244,9 +249,13 @@ func (v *View) serving(q *api.Query) (*Served, *api.Error) {
 		sizes = append(sizes, fmt.Sprint(s.BlockSize))
 	}
 	if q.BlockSize == 0 {
-		return nil, api.Errorf(api.CodeBlockSizeMismatch, "workers serve %q with different block sizes: %s; the query must name one", q.Model, strings.Join(sizes, ", "))
+		return nil, api.Errorf(api.CodeBlockSizeMismatch,
+			"workers serve %q with different block sizes: %s; the query must name one", q.Model, strings.Join(sizes,
+				", "))
 	}
-	return nil, api.Errorf(api.CodeBlockSizeMismatch, "the query asks for %q with blocks of %d tokens; its workers have blocks of %s", q.Model, q.BlockSize, strings.Join(sizes, ", "))
+	return nil, api.Errorf(api.CodeBlockSizeMismatch,
+		"the query asks for %q with blocks of %d tokens; its workers have blocks of %s", q.Model, q.BlockSize,
+		strings.Join(sizes, ", "))
 }
 
 // known lists a few of the models, for who misspelt one.
@@ -268,9 +277,10 @@ func (s *scratch) allow(workers []events.WorkerID, served *Served) (set *radix.R
 	}
 	s.allowed.Clear()
 	for _, w := range workers {
-		i, _ := slices.BinarySearchFunc(served.Ranks, events.RankKey{Instance: w}, func(r *RankOfView, key events.RankKey) int {
-			return r.Key.Compare(key)
-		})
+		i, _ := slices.BinarySearchFunc(served.Ranks, events.RankKey{Instance: w},
+			func(r *RankOfView, key events.RankKey) int {
+				return r.Key.Compare(key)
+			})
 		for ; i < len(served.Ranks) && served.Ranks[i].Key.Instance == w; i++ {
 			s.allowed.Add(served.Ranks[i].ID)
 			some = true

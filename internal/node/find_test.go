@@ -13,8 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestWhatCannotBeSeenIsNamed: while a partition is restored anew the node does not know which workers are in it. An answer says so, whether
-// or not ranks of the partition are still known, and a model that only it may serve is not called unknown.
+// TestWhatCannotBeSeenIsNamed: while a partition is restored anew the node does not know which workers are in it. An
+// answer says so, whether or not ranks of the partition are still known, and a model that only it may serve is not
+// called unknown.
 func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -32,12 +33,14 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 	if a.Complete || !slices.Equal(a.Missing, []events.Partition{0}) || len(a.Workers) != 0 || len(a.Partitions) != 0 {
 		t.Errorf("while the partition is restored, its ranks still there: %+v", a)
 	}
-	if _, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt, Partitions: []events.Partition{1}}); !errors.As(err, new(*api.Error)) {
+	if _, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt,
+		Partitions: []events.Partition{1}}); !errors.As(err, new(*api.Error)) {
 		t.Errorf("a partition that does not exist: %v", err)
 	}
 	w.must(w.node.empty(w.ctx, 0))
 	var failure *api.Error
-	if a, err := find(); !errors.As(err, &failure) || failure.Code != api.CodeNotReady || !slices.Equal(failure.Missing, []events.Partition{0}) ||
+	if a, err := find(); !errors.As(err, &failure) || failure.Code != api.CodeNotReady ||
+		!slices.Equal(failure.Missing, []events.Partition{0}) ||
 		!strings.HasPrefix(failure.Message, "this node does not serve partitions [0] now") {
 		t.Errorf("while the partition is empty: %+v, %v", a, err)
 	}
@@ -47,8 +50,9 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 	}
 }
 
-// TestQueriesReadAheadAsEnginesDo: workers of one model whose engines hash tokens beyond a block, some none, some one, some three, are found
-// by the same tokens, each as far as it holds them; so are they by hashes made as theirs are, and after a restart.
+// TestQueriesReadAheadAsEnginesDo: workers of one model whose engines hash tokens beyond a block, some none, some one,
+// some three, are found by the same tokens, each as far as it holds them; so are they by hashes made as theirs are, and
+// after a restart.
 func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -68,17 +72,20 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 		tokens int // of the prompt that it computed
 		hasher *events.Hasher
 	}
-	workers := []worker{{"plain", 0, 40, nil}, {"eagle", 1, 41, nil}, {"eagle, shorter", 1, 24, nil}, {"further", 3, 30, nil}}
+	workers := []worker{{"plain", 0, 40, nil}, {"eagle", 1, 41, nil}, {"eagle, shorter", 1, 24, nil},
+		{"further", 3, 30, nil}}
 	var at []api.PartitionSeq
 	for i := range workers {
 		k := &workers[i]
 		k.hasher, err = events.NewLookaheadHasher(4, k.ahead, events.Space{LoRA: "a"})
 		w.must(err)
-		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: k.hasher.Hash(nil, prompt[:k.tokens]), Lookahead: k.ahead}
+		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: k.hasher.Hash(nil, prompt[:k.tokens]),
+			Lookahead: k.ahead}
 		for j := range e.Locals {
 			e.Blocks = append(e.Blocks, events.BlockHash(j+1))
 		}
-		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{e}})
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4,
+			Events: []events.Event{e}})
 		w.must(err)
 		log := shim.NewStreamLog(ns, events.RankKey{Instance: k.name}, nil)
 		_, err = log.Last(w.ctx)
@@ -95,7 +102,8 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 				if differs >= 0 {
 					asked[differs] += 7
 				}
-				a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: append(api.Tokens{}, asked...), LoRA: "a", MinSeq: at})
+				a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: append(api.Tokens{}, asked...), LoRA: "a",
+					MinSeq: at})
 				w.must(err)
 				got := map[events.WorkerID]uint32{}
 				for _, o := range a.Workers {
@@ -108,7 +116,8 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 						want++
 					}
 					if got[k.name] != want {
-						t.Fatalf("of %d tokens, of which one at %d is another, %s holds %d blocks; the answer says %d", n, differs, k.name, want, got[k.name])
+						t.Fatalf("of %d tokens, of which one at %d is another, %s holds %d blocks; the answer says %d",
+							n, differs, k.name, want, got[k.name])
 					}
 				}
 				if a.Blocks != n/4 {
@@ -125,13 +134,15 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 				}
 				b, err := w.node.Find(w.ctx, q)
 				w.must(err)
-				if !slices.Equal(b.Workers, a.Workers) || !slices.Equal(b.Lookaheads, []uint32{0, 1, 3}) || b.Blocks != a.Blocks || b.Reason != a.Reason {
+				if !slices.Equal(b.Workers, a.Workers) || !slices.Equal(b.Lookaheads, []uint32{0, 1, 3}) ||
+					b.Blocks != a.Blocks || b.Reason != a.Reason {
 					t.Fatalf("of %d tokens: by tokens %+v, by hashes of them %+v", n, a, b)
 				}
 				q.Idle = true
 				b, err = w.node.Find(w.ctx, q)
 				w.must(err)
-				if len(b.Workers) != len(workers) || !slices.Equal(b.Workers[:len(a.Workers)], a.Workers) || b.Reason != a.Reason {
+				if len(b.Workers) != len(workers) || !slices.Equal(b.Workers[:len(a.Workers)], a.Workers) ||
+					b.Reason != a.Reason {
 					t.Fatalf("of %d tokens, with idle workers: %+v, without %+v", n, b, a)
 				}
 			}
@@ -143,7 +154,8 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 			}
 			a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Hashes: hashes, MinSeq: at})
 			w.must(err)
-			if i := slices.IndexFunc(a.Workers, func(o api.Overlap) bool { return o.Instance == k.name }); i < 0 || int(a.Workers[i].Device) != len(hashes) {
+			if i := slices.IndexFunc(a.Workers, func(o api.Overlap) bool { return o.Instance == k.name }); i < 0 ||
+				int(a.Workers[i].Device) != len(hashes) {
 				t.Errorf("by its own hashes %s is credited with %+v, want %d", k.name, a.Workers, len(hashes))
 			}
 		}

@@ -8,8 +8,8 @@ import (
 
 // freshness is how old what a partition's answers reflect may be.
 //
-// A log that was read to its end a moment ago is of now, unless it takes nothing: then shims hold what engines have said since, and the
-// log is as old as the last time at which it was known to take messages.
+// A log that was read to its end a moment ago is of now, unless it takes nothing: then shims hold what engines have
+// said since, and the log is as old as the last time at which it was known to take messages.
 type freshness struct {
 	readTo   time.Time // when the log was last known to have nothing that is not applied
 	writable time.Time // when it was last known to take messages
@@ -20,8 +20,8 @@ type freshness struct {
 const (
 	endsEvery = 500 * time.Millisecond // the least time between two proofs of having read to the end
 
-	// justNow is the age up to which what is known counts as of now. The server speaks once a second; three seconds of silence are what a
-	// reader takes for trouble.
+	// justNow is the age up to which what is known counts as of now. The server speaks once a second; three seconds of
+	// silence are what a reader takes for trouble.
 	justNow = 3 * time.Second
 )
 
@@ -56,7 +56,8 @@ func (f *freshness) asOf() time.Time {
 	return f.readTo
 }
 
-// age is how old what is known is, in milliseconds; 0: it is of now. began is when the node did, before which nothing was known.
+// age is how old what is known is, in milliseconds; 0: it is of now. began is when the node did, before which nothing
+// was known.
 func (f *freshness) age(now, began time.Time) uint64 {
 	at := f.asOf()
 	if at.Before(began) {
@@ -80,8 +81,8 @@ func inWords(ms uint64) string {
 	return (time.Duration(ms) * time.Millisecond).Round(time.Second).String()
 }
 
-// Notes say for people, a line each, what answers lack though the node is ready: partitions that do not serve, of which what is known is old, or that
-// need a resync. Any goroutine may call it.
+// Notes say for people, a line each, what answers lack though the node is ready: partitions that do not serve, of which
+// what is known is old, or that need a resync. Any goroutine may call it.
 func (n *Node) Notes() (list []string) {
 	now := time.Now()
 	for p, s := range n.parts {
@@ -92,7 +93,8 @@ func (n *Node) Notes() (list []string) {
 		case !taken:
 			continue
 		case !serves(state):
-			list = append(list, fmt.Sprintf("partition %d is %s: its workers are missing in answers of this node", p, state))
+			list = append(list, fmt.Sprintf("partition %d is %s: its workers are missing in answers of this node", p,
+				state))
 			continue
 		case age > 0:
 			list = append(list, fmt.Sprintf("partition %d: what is known of it is %s old", p, inWords(age)))

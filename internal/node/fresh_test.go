@@ -16,10 +16,11 @@ func TestFreshness(t *testing.T) {
 		now  int
 		want uint64
 	}{
-		"nothing is known yet":                      {freshness{}, 10, 10_000},
-		"read to the end just now":                  {freshness{readTo: at(8)}, 10, 0},
-		"read to the end a while ago":               {freshness{readTo: at(3), writable: at(10)}, 10, 7000},
-		"read to the end, and nothing more goes in": {freshness{readTo: at(10), writable: at(4), refused: true}, 10, 6000},
+		"nothing is known yet":        {freshness{}, 10, 10_000},
+		"read to the end just now":    {freshness{readTo: at(8)}, 10, 0},
+		"read to the end a while ago": {freshness{readTo: at(3), writable: at(10)}, 10, 7000},
+		"read to the end, and nothing more goes in": {freshness{readTo: at(10), writable: at(4), refused: true}, 10,
+			6000},
 		"neither":                        {freshness{readTo: at(1), writable: at(4), refused: true}, 10, 9000},
 		"nothing went in since it began": {freshness{readTo: at(10), refused: true}, 10, 10_000},
 		"the log takes messages again":   {freshness{readTo: at(10), writable: at(4)}, 10, 0},
@@ -78,10 +79,12 @@ func TestAnswersGrowOldWithoutNATS(t *testing.T) {
 	}
 	older := w.until("older", func(s api.PartitionStatus) bool { return s.StaleMS > old.StaleMS })
 	if most := uint64(time.Since(w.node.started).Milliseconds()); older.StaleMS > most {
-		t.Errorf("%d ms old, %v after the server went, and %d after the node began", older.StaleMS, time.Since(away), most)
+		t.Errorf("%d ms old, %v after the server went, and %d after the node began", older.StaleMS, time.Since(away),
+			most)
 	}
 	problems, notes := w.says()
-	if !strings.Contains(problems, "what is known of it is") || !strings.Contains(notes, "partition 0: what is known of it is") {
+	if !strings.Contains(problems, "what is known of it is") ||
+		!strings.Contains(notes, "partition 0: what is known of it is") {
 		t.Errorf("problems %q, notes %q", problems, notes)
 	}
 	if err := w.node.Ready(); err != nil {
@@ -104,7 +107,8 @@ func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
 	w.node.set(0, func(s *standing) { s.fresh.room(time.Now().Add(-time.Minute), false) })
 	w.until("fresh", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
 	w.node.set(0, func(s *standing) { s.fresh.room(time.Now(), true) })
-	w.until("old, though it is read to its end again and again", func(s api.PartitionStatus) bool { return s.StaleMS > 0 })
+	w.until("old, though it is read to its end again and again",
+		func(s api.PartitionStatus) bool { return s.StaleMS > 0 })
 	w.node.lookAtRoom(w.ctx)
 	w.until("fresh again", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
 }
@@ -129,7 +133,8 @@ func TestAnswersNameResync(t *testing.T) {
 	}
 }
 
-// What is lost between the log and the index is found, counted, said, and read again: when something follows it, and when nothing does.
+// What is lost between the log and the index is found, counted, said, and read again: when something follows it, and
+// when nothing does.
 func TestWhatIsLostOnTheWayIsReadAgain(t *testing.T) {
 	for name, follows := range map[string]bool{"something follows": true, "nothing follows": false} {
 		t.Run(name, func(t *testing.T) {

@@ -26,12 +26,14 @@ func TestHybridModelsAreAnsweredAsTheirEnginesReuse(t *testing.T) {
 	for i := range prompt {
 		prompt[i] = uint32(i)
 	}
-	main := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull, Locals: hasher.Hash(nil, prompt)}
+	main := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull,
+		Locals: hasher.Hash(nil, prompt)}
 	for i := range main.Locals {
 		main.Blocks = append(main.Blocks, events.BlockHash(i+1))
 	}
 	window := func(tokens uint32, tier events.Tier, blocks ...events.BlockHash) events.Event {
-		return events.Event{Kind: events.Stored, Tier: tier, Group: 1, Attention: events.AttentionSlidingWindow, Window: tokens, Blocks: blocks}
+		return events.Event{Kind: events.Stored, Tier: tier, Group: 1, Attention: events.AttentionSlidingWindow,
+			Window: tokens, Blocks: blocks}
 	}
 	silent := main
 	silent.Window = 1
@@ -44,18 +46,24 @@ func TestHybridModelsAreAnsweredAsTheirEnginesReuse(t *testing.T) {
 		want api.Overlap
 		stop string
 	}{
-		"plain":        {[]events.Event{main}, api.Overlap{Device: 10}, "query_ends"},
-		"eagle":        {[]events.Event{eagle}, api.Overlap{Device: 9}, "draft_model"},
-		"whole":        {[]events.Event{main, window(12, events.Device, 8, 9, 10)}, api.Overlap{Device: 10}, "query_ends"},
-		"earlier":      {[]events.Event{main, window(12, events.Device, 3, 4, 5, 7, 9, 10)}, api.Overlap{Device: 5, Path: &api.Path{Group: group}}, "group_lacks_blocks"},
-		"also in host": {[]events.Event{main, window(12, events.Device, 3, 4, 5, 9), window(12, events.Host, 8, 10)}, api.Overlap{Device: 5, Host: 5}, "query_ends"},
-		"unknown":      {[]events.Event{main, window(0, events.Device, 1)}, api.Overlap{Device: 10, Bound: bound}, "query_ends"},
-		"unannounced":  {[]events.Event{silent}, api.Overlap{Device: 10, Bound: bound}, "query_ends"},
-		"nothing":      {[]events.Event{main, window(12, events.Device)}, api.Overlap{Path: &api.Path{Group: group}}, "group_lacks_blocks"},
+		"plain": {[]events.Event{main}, api.Overlap{Device: 10}, "query_ends"},
+		"eagle": {[]events.Event{eagle}, api.Overlap{Device: 9}, "draft_model"},
+		"whole": {[]events.Event{main, window(12, events.Device, 8, 9, 10)}, api.Overlap{Device: 10},
+			"query_ends"},
+		"earlier": {[]events.Event{main, window(12, events.Device, 3, 4, 5, 7, 9, 10)},
+			api.Overlap{Device: 5, Path: &api.Path{Group: group}}, "group_lacks_blocks"},
+		"also in host": {[]events.Event{main, window(12, events.Device, 3, 4, 5, 9), window(12, events.Host, 8, 10)},
+			api.Overlap{Device: 5, Host: 5}, "query_ends"},
+		"unknown": {[]events.Event{main, window(0, events.Device, 1)}, api.Overlap{Device: 10, Bound: bound},
+			"query_ends"},
+		"unannounced": {[]events.Event{silent}, api.Overlap{Device: 10, Bound: bound}, "query_ends"},
+		"nothing": {[]events.Event{main, window(12, events.Device)}, api.Overlap{Path: &api.Path{Group: group}},
+			"group_lacks_blocks"},
 	}
 	var at []api.PartitionSeq
 	for name, k := range workers {
-		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: k.evs})
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4,
+			Events: k.evs})
 		w.must(err)
 		log := shim.NewStreamLog(ns, events.RankKey{Instance: name}, nil)
 		_, err = log.Last(w.ctx)
@@ -67,7 +75,8 @@ func TestHybridModelsAreAnsweredAsTheirEnginesReuse(t *testing.T) {
 	check := func() {
 		t.Helper()
 		for _, explain := range []bool{false, true} {
-			a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: prompt, MinSeq: at, Idle: true, Explain: explain})
+			a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: prompt, MinSeq: at, Idle: true,
+				Explain: explain})
 			w.must(err)
 			if len(a.Workers) != len(workers) {
 				t.Fatalf("%d workers: %+v", len(a.Workers), a.Workers)
@@ -79,7 +88,8 @@ func TestHybridModelsAreAnsweredAsTheirEnginesReuse(t *testing.T) {
 				}
 				switch {
 				case !explain:
-				case o.Path.Stop != k.stop || (o.Path.Group != nil) != (k.want.Path != nil) || o.Path.Group != nil && *o.Path.Group != *k.want.Path.Group:
+				case o.Path.Stop != k.stop || (o.Path.Group != nil) != (k.want.Path != nil) || o.Path.Group != nil &&
+					*o.Path.Group != *k.want.Path.Group:
 					t.Errorf("%s: stopped by %s %+v, want %s", o.Instance, o.Path.Stop, o.Path.Group, k.stop)
 				}
 			}

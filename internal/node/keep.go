@@ -11,9 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// A node keeps all partitions, or, where it shares the namespace with others, those that it is told to keep. A partition that it does
-// not keep is absent: nothing is held of it and nothing is said of it. Each partition that it keeps has a goroutine, which restores it, follows its
-// log, and empties it when it is kept no more:
+// A node keeps all partitions, or, where it shares the namespace with others, those that it is told to keep. A
+// partition that it does not keep is absent: nothing is held of it and nothing is said of it. Each partition that it
+// keeps has a goroutine, which restores it, follows its log, and empties it when it is kept no more:
 //
 //	absent ──Keep──▶ restoring ──▶ catching_up ──▶ serving
 //	  ▲                                               │
@@ -21,8 +21,9 @@ import (
 //
 // It is absent to queries from the moment on at which Keep leaves it out; only when it is empty can it be taken again.
 
-// Keep says which partitions the node keeps from now on: what is new is restored and served beside the others, what is no longer in the set is
-// forgotten. It returns at once. It makes a [cluster.Keeper] of a node whose Config says Shared.
+// Keep says which partitions the node keeps from now on: what is new is restored and served beside the others, what is
+// no longer in the set is forgotten. It returns at once. It makes a [cluster.Keeper] of a node whose Config says
+// Shared.
 func (n *Node) Keep(set cluster.Set) {
 	n.keeping.Lock()
 	defer n.keeping.Unlock()
@@ -75,7 +76,8 @@ func (n *Node) startTending(ctx context.Context) (end func()) {
 	}
 }
 
-// tendWhileWanted keeps a partition for as long as it is wanted, and until ctx ends: what it has then stays for the last snapshot.
+// tendWhileWanted keeps a partition for as long as it is wanted, and until ctx ends: what it has then stays for the
+// last snapshot.
 func (n *Node) tendWhileWanted(ctx context.Context, p events.Partition) {
 	for {
 		following, leave := context.WithCancel(ctx)
@@ -128,8 +130,9 @@ func (n *Node) empty(ctx context.Context, p events.Partition) error {
 	return nil
 }
 
-// Forget makes a partition one that nothing is known of: its log was lost, or begins anew, or it is kept no more. Its ranks are in no answer
-// any more; they still take room in the index until Drop has dropped them all, before which the partition must not be restored.
+// Forget makes a partition one that nothing is known of: its log was lost, or begins anew, or it is kept no more. Its
+// ranks are in no answer any more; they still take room in the index until Drop has dropped them all, before which the
+// partition must not be restored.
 func (m *Machine) Forget(p events.Partition) {
 	part := m.parts[p]
 	for key, r := range part.ranks {
@@ -148,7 +151,8 @@ func (m *Machine) Empty(p events.Partition) bool {
 	return len(part.ranks)+len(part.forgotten) == 0 && part.applied.Load() == 0
 }
 
-// Drop drops forgotten ranks from the index, at least one and no more after so many holdings, and reports whether there are more.
+// Drop drops forgotten ranks from the index, at least one and no more after so many holdings, and reports whether there
+// are more.
 func (m *Machine) Drop(p events.Partition, holdings int64) (more bool) {
 	part := m.parts[p]
 	for last := len(part.forgotten) - 1; last >= 0 && holdings > 0; last-- {
@@ -181,8 +185,8 @@ func (n *Node) kept() (list []events.Partition) {
 	return list
 }
 
-// writes reports whether this node is the one to write a partition's snapshots, as far as is known. Two may think so; the bucket takes
-// one's.
+// writes reports whether this node is the one to write a partition's snapshots, as far as is known. Two may think so;
+// the bucket takes one's.
 func (n *Node) writes(p events.Partition) bool {
 	return n.cfg.View == nil || n.cfg.View().Writes(p)
 }
@@ -195,8 +199,9 @@ func (n *Node) writer(p events.Partition) string {
 	return n.cfg.View().Writer[p]
 }
 
-// Ready is nil if every partition that the node keeps has been restored and caught up, once. A node that is alone ceases to be ready while it serves
-// none of them; one of several passes queries on to the others. What answers lack otherwise is in [Node.Notes].
+// Ready is nil if every partition that the node keeps has been restored and caught up, once. A node that is alone
+// ceases to be ready while it serves none of them; one of several passes queries on to the others. What answers lack
+// otherwise is in [Node.Notes].
 func (n *Node) Ready() error {
 	switch unready := n.unready.Load(); {
 	case n.ready.Load() && !n.cfg.Shared && int(unready) == len(n.parts):
@@ -210,8 +215,8 @@ func (n *Node) Ready() error {
 	}
 }
 
-// settle makes the node ready if all that it keeps serves. A node that was ready once stays so; what it cannot answer from is missing in
-// answers.
+// settle makes the node ready if all that it keeps serves. A node that was ready once stays so; what it cannot answer
+// from is missing in answers.
 func (n *Node) settle() {
 	if n.assigned.Load() && n.unready.Load() == 0 && n.ready.CompareAndSwap(false, true) {
 		n.cfg.Hooks.Ready()
@@ -253,8 +258,8 @@ func (n *Node) Standing() (st cluster.Standing) {
 	return st
 }
 
-// Stirred is where something comes when messages of a log have brought other ranks than before. What a partition is restored with is told with the
-// next beat, as that it is served is.
+// Stirred is where something comes when messages of a log have brought other ranks than before. What a partition is
+// restored with is told with the next beat, as that it is served is.
 func (n *Node) Stirred() <-chan struct{} { return n.stirred }
 
 // MayServe reports whether the node knows of workers of a model in a partition, now.

@@ -14,8 +14,9 @@ import (
 
 func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
 
-// TestPartitionsComeAndGo has a machine that keeps now these partitions and now those: from a snapshot or from the log's beginning on, let go a few
-// holdings at a time, with events of the others between. What it keeps is what the twin says of those partitions alone.
+// TestPartitionsComeAndGo has a machine that keeps now these partitions and now those: from a snapshot or from the
+// log's beginning on, let go a few holdings at a time, with events of the others between. What it keeps is what the
+// twin says of those partitions alone.
 func TestPartitionsComeAndGo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const partitions = 3
@@ -121,14 +122,15 @@ func TestLag(t *testing.T) {
 		{3627, 75, 76, false, 0},
 		{7227, 75, 76, false, 3600}, // as after SIGSTOP
 	} {
-		if got := l.look(start.Add(time.Duration(step.at)*time.Second), step.applied, step.last, step.unreadable); got != time.Duration(step.want)*time.Second {
+		if got := l.look(start.Add(time.Duration(step.at)*time.Second), step.applied, step.last,
+			step.unreadable); got != time.Duration(step.want)*time.Second {
 			t.Errorf("step %d: behind for %v, want %d s", i, got, step.want)
 		}
 	}
 }
 
-// BenchmarkLetGo forgets a partition of 64 ranks that hold 20,000 blocks each, half of them shared, beside another one like it: what the longest
-// single step of the writer took, during which events wait, is worst-us.
+// BenchmarkLetGo forgets a partition of 64 ranks that hold 20,000 blocks each, half of them shared, beside another one
+// like it: what the longest single step of the writer took, during which events wait, is worst-us.
 func BenchmarkLetGo(b *testing.B) {
 	const ranks, blocks, chain = 64, 20_000, 200
 	var worst time.Duration

@@ -21,11 +21,12 @@ type L3Config struct {
 	// Models says for whole models how their workers share a store, whatever the workers registered.
 	Models map[string]hicache.Config
 
-	// Registered is what the workers of a model registered; nil: they register nothing. Any goroutine calls it, for every query.
+	// Registered is what the workers of a model registered; nil: they register nothing. Any goroutine calls it, for
+	// every query.
 	Registered func(model string) *hicache.Sharing
 
-	// Listen, if not nil, calls heard with each message of a Mooncake store's shim, in order, until ctx ends. The store is its master's HTTP
-	// address.
+	// Listen, if not nil, calls heard with each message of a Mooncake store's shim, in order, until ctx ends. The store
+	// is its master's HTTP address.
 	Listen func(ctx context.Context, store string, heard func(data []byte))
 
 	// Timeout is how long an answer waits for a store at most, unless the query says otherwise; default 20 ms.
@@ -43,8 +44,8 @@ const defaultL3Timeout = 20 * time.Millisecond
 // maxStores bounds the stores that a node talks to.
 const maxStores = 64
 
-// l3 asks stores. Any goroutine may use it. A store is asked once for a query, by the node that the client asked: where an answer is
-// put together from several nodes' shares, this belongs to the one that puts it together.
+// l3 asks stores. Any goroutine may use it. A store is asked once for a query, by the node that the client asked: where
+// an answer is put together from several nodes' shares, this belongs to the one that puts it together.
 type l3 struct {
 	cfg L3Config
 
@@ -80,14 +81,16 @@ func (l *l3) status() (list []api.StoreStatus) {
 
 func (s *askedStore) status() api.StoreStatus {
 	c := s.cache.Stats()
-	out := api.StoreStatus{Store: s.where, Remembered: c.Runs, Questions: c.Questions, Failed: c.Failed, Busy: c.Busy, Forgotten: c.Forgotten}
+	out := api.StoreStatus{Store: s.where, Remembered: c.Runs, Questions: c.Questions, Failed: c.Failed, Busy: c.Busy,
+		Forgotten: c.Forgotten}
 	if s.master != nil {
 		out.Down, out.Strange = s.master.Down(), s.master.Unseen()
 	}
 	if s.mirror != nil {
 		m := s.mirror.Stats()
 		if m.Lists+m.Gaps+m.Answered > 0 || m.Objects > 0 { // else no shim passes its events on
-			out.Set = &api.StoreSet{Objects: m.Objects, Whole: m.Whole, Gaps: m.Gaps, Overflows: m.Overflows, Lists: m.Lists, Answered: m.Answered, Asked: m.Asked}
+			out.Set = &api.StoreSet{Objects: m.Objects, Whole: m.Whole, Gaps: m.Gaps, Overflows: m.Overflows,
+				Lists: m.Lists, Answered: m.Answered, Asked: m.Asked}
 		}
 	}
 	return out
@@ -100,7 +103,8 @@ func newL3(cfg L3Config) *l3 {
 	if cfg.Registered == nil {
 		cfg.Registered = func(string) *hicache.Sharing { return &hicache.Sharing{} }
 	}
-	l := &l3{cfg: cfg, models: map[string]*hicache.Sharing{}, stores: map[string]*askedStore{}, opened: map[hicache.Config]*askedStore{}}
+	l := &l3{cfg: cfg, models: map[string]*hicache.Sharing{}, stores: map[string]*askedStore{},
+		opened: map[hicache.Config]*askedStore{}}
 	for model, c := range cfg.Models {
 		l.models[model] = hicache.ForAll(c)
 	}
@@ -154,7 +158,8 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 	if c.SGLang != nil && c.SGLang.Backend == "file" {
 		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
 	} else {
-		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Check: l.cfg.Check, Changed: func(string) { l.forget(id) }})
+		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Check: l.cfg.Check,
+			Changed: func(string) { l.forget(id) }})
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +175,8 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 		s.cache = hicache.NewCache(store, l.cfg.Cache)
 		go master.Watch(watching)
 	}
-	if len(l.stores) >= maxStores { // configurations change; the one that was not asked for longest is nobody's any more
+	// configurations change; the one that was not asked for longest is nobody's any more
+	if len(l.stores) >= maxStores {
 		var oldest string
 		for id, s := range l.stores {
 			if oldest == "" || s.last < l.stores[oldest].last {
@@ -269,7 +275,8 @@ func (s *L3Question) Asked() bool { return s.cache != nil }
 // Merge waits for the store, within bounds, and adds to an answer what it holds. The answer has idle ranks too.
 func (s *L3Question) Merge(ctx context.Context, answer *api.Answer) { s.merge(ctx, answer, nobody) }
 
-// merge waits for the store, within bounds, and adds to an answer what it holds. idle are ranks that hold nothing of the prompt.
+// merge waits for the store, within bounds, and adds to an answer what it holds. idle are ranks that hold nothing of
+// the prompt.
 func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Seq[*RankOfView]) {
 	answer.L3 = s.said
 	if s.cache == nil {
@@ -377,7 +384,8 @@ func (s *L3Question) look(ctx context.Context, answer *api.Answer, m *hicache.Ma
 	for i := range answer.Workers {
 		o := &answer.Workers[i]
 		end := o.Total() + o.L3
-		if o.Path != nil && o.L3Stop == string(hicache.BeyondMissing) && end < m.Blocks() && !slices.Contains(blocks, end) && len(blocks) < maxLooked {
+		if o.Path != nil && o.L3Stop == string(hicache.BeyondMissing) && end < m.Blocks() &&
+			!slices.Contains(blocks, end) && len(blocks) < maxLooked {
 			blocks = append(blocks, end)
 		}
 	}

@@ -17,8 +17,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// TestEveryAnswerSaysWhatTheStoreHolds holds answers to what is promised of the shared store: ranges, total, what each rank would load, age, status and
-// reason, whatever the store does. The rest of the answer is always what it is without the store, and comes in time.
+// TestEveryAnswerSaysWhatTheStoreHolds holds answers to what is promised of the shared store: ranges, total, what each
+// rank would load, age, status and reason, whatever the store does. The rest of the answer is always what it is without
+// the store, and comes in time.
 func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	const blocks = 64
 	x := newL3Node(t, 16*blocks, 2, func(w int) int { return 8 + 16*w }, nil)
@@ -35,7 +36,8 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	release := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/health" {
-			fmt.Fprint(w, `{"status":"ok","role":"leader","ha_state":"serving","service_ready":true,"leader_address":null,"view_version":null}`)
+			fmt.Fprint(w,
+				`{"status":"ok","role":"leader","ha_state":"serving","service_ready":true,"leader_address":null,"view_version":null}`)
 			return
 		}
 		data := map[string]any{}
@@ -79,7 +81,8 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	fresh := func() {    // nothing is remembered
 		x.Node.l3 = newL3(L3Config{
 			Models: map[string]hicache.Config{"m": {SGLang: &config}}, Timeout: patience, Check: patience,
-			Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Patience: patience, Now: func() time.Time { return time.UnixMilli(1e12 + now.Load()) }},
+			Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Patience: patience,
+				Now: func() time.Time { return time.UnixMilli(1e12 + now.Load()) }},
 		})
 		x.l3.watch(x.ctx)
 	}
@@ -110,7 +113,8 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	for _, c := range []want{
 		{"", config, 0, api.L3OK, "", "[[0 40] [50 60]]", "16 not_in_store, 32 not_in_store"},
 		{"half", config, 0, api.L3Partial, "", "[[0 30]]", "0 below_threshold, 22 not_known"},
-		{"slow", config, 30, api.L3Unavailable, "the store did not answer within 30ms", "[]", "0 not_known, 0 not_known"},
+		{"slow", config, 30, api.L3Unavailable, "the store did not answer within 30ms", "[]",
+			"0 not_known, 0 not_known"},
 		{"lies", config, 0, api.L3Unavailable, "reply that makes no sense", "[]", "0 not_known, 0 not_known"},
 		{"fails", config, 0, api.L3Unavailable, "500", "[]", "0 not_known, 0 not_known"},
 		{"", dead, 0, api.L3Unavailable, "refused", "[]", "0 not_known, 0 not_known"},
@@ -128,7 +132,8 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 		for _, r := range a.L3.Ranges {
 			total += r[1] - r[0]
 		}
-		if a.L3.Status != c.status || !strings.Contains(a.L3.Reason, c.reason) || (a.L3.Reason == "") != (c.status == api.L3OK) || fmt.Sprint(a.L3.Ranges) != c.ranges ||
+		if a.L3.Status != c.status || !strings.Contains(a.L3.Reason, c.reason) ||
+			(a.L3.Reason == "") != (c.status == api.L3OK) || fmt.Sprint(a.L3.Ranges) != c.ranges ||
 			a.L3.Total != total || strings.Join(loads, ", ") != c.loads {
 			t.Errorf("%+v:\n%+v, the workers load %q", c, a.L3, loads)
 		}
@@ -160,7 +165,8 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 		t.Errorf("after 1.5 s: %+v", a.L3)
 	}
 	// Only what no worker has, if the query says so.
-	if a, _ := ask(api.Query{L3: api.L3Beyond}); a.L3.Ranges[0][0] != 24 || a.Workers[0].L3 != 16 || a.L3.Status != api.L3OK {
+	if a, _ := ask(api.Query{L3: api.L3Beyond}); a.L3.Ranges[0][0] != 24 || a.Workers[0].L3 != 16 ||
+		a.L3.Status != api.L3OK {
 		t.Errorf("beyond: %+v", a)
 	}
 	if l := newL3(L3Config{}); l.cfg.Timeout != 20*time.Millisecond {

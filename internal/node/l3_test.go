@@ -19,8 +19,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// l3Node is a node that serves one model, whose workers hold prefixes of one prompt and share the folder of SGLang's file backend. Its log is
-// handed to its machine directly.
+// l3Node is a node that serves one model, whose workers hold prefixes of one prompt and share the folder of SGLang's
+// file backend. Its log is handed to its machine directly.
 type l3Node struct {
 	*Node
 	prompt []uint32
@@ -38,7 +38,8 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 			t.Fatal(err)
 		}
 	}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0", SyncInterval: time.Minute})
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0",
+		SyncInterval: time.Minute})
 	must(err)
 	t.Cleanup(server.Stop)
 	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
@@ -46,7 +47,8 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 	t.Cleanup(conn.Close)
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
 	must(err)
-	x := &l3Node{ctx: ctx, config: hicache.SGLang{Backend: "file", PageSize: 16, TPSize: 1, PPSize: 1, ModelName: "m", Directory: t.TempDir()}}
+	x := &l3Node{ctx: ctx, config: hicache.SGLang{Backend: "file", PageSize: 16, TPSize: 1, PPSize: 1, ModelName: "m",
+		Directory: t.TempDir()}}
 	if configure != nil {
 		configure(&x.config)
 	}
@@ -68,7 +70,8 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 	}
 	var msgs []Message
 	for w := range workers {
-		batch := events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: uint32(x.config.PageSize), Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}}}
+		batch := events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: uint32(x.config.PageSize),
+			Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}}}
 		for from := 0; from < depth(w); from += events.MaxBlocksPerEvent {
 			to := min(depth(w), from+events.MaxBlocksPerEvent)
 			e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: names[from:to], Locals: locals[from:to]}
@@ -79,7 +82,8 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 		}
 		data, err := events.AppendBatch(nil, &batch)
 		must(err)
-		msgs = append(msgs, Message{Seq: events.StreamSeq(w + 1), Time: 1000, Key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%03d", w))}, Data: data})
+		msgs = append(msgs, Message{Seq: events.StreamSeq(w + 1), Time: 1000,
+			Key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%03d", w))}, Data: data})
 	}
 	if !x.machine.Apply(0, msgs) {
 		t.Fatal("the machine does not take the log")
@@ -98,9 +102,10 @@ func (x *l3Node) store(t testing.TB, from, to int) {
 	}
 }
 
-// BenchmarkFindL3 is a query of 256 workers that hold more and more of a prompt, without the shared store and with it, all of whose
-// answers are remembered; and without the store, but with the prompt named for it. They are timed in turn, so that they have the same weather. ratio is what the
-// store costs over a query without it, beyond-hashing what it costs over one that hashes as much.
+// BenchmarkFindL3 is a query of 256 workers that hold more and more of a prompt, without the shared store and with it,
+// all of whose answers are remembered; and without the store, but with the prompt named for it. They are timed in turn,
+// so that they have the same weather. ratio is what the store costs over a query without it, beyond-hashing what it
+// costs over one that hashes as much.
 func BenchmarkFindL3(b *testing.B) {
 	for _, tokens := range []int{4096, 65_536} {
 		const workers = 256
@@ -139,8 +144,8 @@ func BenchmarkFindL3(b *testing.B) {
 	}
 }
 
-// The store is asked for the whole prompt at once, or only for what no worker holds itself; and one that is slow costs an answer what it
-// holds, and the caller no more time than the query allows.
+// The store is asked for the whole prompt at once, or only for what no worker holds itself; and one that is slow costs
+// an answer what it holds, and the caller no more time than the query allows.
 func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	master, err := mastersim.Start("127.0.0.1:0")
 	if err != nil {
@@ -153,7 +158,8 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	}
 	const blocks, own = 64, 20
 	x := newL3Node(t, blocks*16, 3, func(w int) int { return own - w }, func(c *hicache.SGLang) {
-		*c = hicache.SGLang{Backend: "mooncake", PageSize: 16, TPSize: 1, PPSize: 1, IsMLA: true, Master: hicache.Master{Address: host}}
+		*c = hicache.SGLang{Backend: "mooncake", PageSize: 16, TPSize: 1, PPSize: 1, IsMLA: true,
+			Master: hicache.Master{Address: host}}
 		if c.MetricsPort, err = strconv.Atoi(port); err != nil {
 			t.Fatal(err)
 		}
@@ -177,10 +183,12 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	}
 
 	// In runs of 16 pages: those before the one in which the best worker's prefix ends are not asked for.
-	if a := find(api.Query{L3: api.L3Beyond}); a.L3.Status != api.L3OK || a.Workers[0].L3 != blocks-own || asked() > blocks-own/16*16 {
+	if a := find(api.Query{L3: api.L3Beyond}); a.L3.Status != api.L3OK || a.Workers[0].L3 != blocks-own ||
+		asked() > blocks-own/16*16 {
 		t.Errorf("beyond: %d keys asked for, %+v", asked(), a)
 	}
-	if a := find(api.Query{}); a.L3.Status != api.L3OK || a.L3.Total != blocks || a.Workers[2].L3 != blocks-(own-2) || asked() != blocks {
+	if a := find(api.Query{}); a.L3.Status != api.L3OK || a.L3.Total != blocks || a.Workers[2].L3 != blocks-(own-2) ||
+		asked() != blocks {
 		t.Errorf("all: %d keys asked for, %+v", asked(), a)
 	}
 	if find(api.Query{}); asked() != blocks {
@@ -197,10 +205,12 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	}
 	x.prompt = append(x.prompt, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 	a = find(api.Query{L3TimeoutMS: 30})
-	if s := x.l3.status(); len(s) != 1 || s[0].Store != master.Addr() || s[0].Down != "" || s[0].Questions < 2 || s[0].Remembered == 0 || s[0].Set != nil {
+	if s := x.l3.status(); len(s) != 1 || s[0].Store != master.Addr() || s[0].Down != "" || s[0].Questions < 2 ||
+		s[0].Remembered == 0 || s[0].Set != nil {
 		t.Errorf("status: %+v", s)
 	}
-	if a.L3.Status != api.L3Partial || a.L3.Total != blocks || !strings.Contains(a.L3.Reason, "30ms") || time.Since(begun) > patience/2 {
+	if a.L3.Status != api.L3Partial || a.L3.Total != blocks || !strings.Contains(a.L3.Reason, "30ms") ||
+		time.Since(begun) > patience/2 {
 		t.Errorf("a slow store: after %v %+v", time.Since(begun), a.L3)
 	}
 }

@@ -11,12 +11,13 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Machine applies the log to the index. It is stepped: it starts nothing, waits for nothing and reads no clock. One goroutine,
-// the node's writer, owns it; only View and the index's own readers may be used beside it.
+// Machine applies the log to the index. It is stepped: it starts nothing, waits for nothing and reads no clock. One
+// goroutine, the node's writer, owns it; only View and the index's own readers may be used beside it.
 //
 // Invariants:
 //  1. A partition's index is what its log up to `applied` says, from the first message or from a snapshot on.
-//  2. A rank's events are applied in the order of their ids, each once; where ids are missing the rank is cleared first.
+//  2. A rank's events are applied in the order of their ids, each once; where ids are missing the rank is cleared
+//     first.
 //  3. A rank is in the index under the space of the model and block size that its incarnation announced.
 type Machine struct {
 	index     *radix.Index
@@ -121,8 +122,8 @@ func NewMachine(index *radix.Index, n int) *Machine {
 // Counts returns what has been counted so far.
 func (m *Machine) Counts() Counts { return m.counts }
 
-// Begin tells which stream a partition's messages come from, and that they follow seq: what a snapshot stands for, or what
-// lies before the log's first message. at is when the log took seq, 0 if that is not known.
+// Begin tells which stream a partition's messages come from, and that they follow seq: what a snapshot stands for, or
+// what lies before the log's first message. at is when the log took seq, 0 if that is not known.
 func (m *Machine) Begin(p events.Partition, stream string, epoch time.Time, seq events.StreamSeq, at events.Millis) {
 	part := m.parts[p]
 	part.stream, part.epoch, part.time = stream, epoch, at
@@ -136,8 +137,8 @@ func (m *Machine) Applied(p events.Partition) events.StreamSeq {
 	return events.StreamSeq(m.parts[p].applied.Load())
 }
 
-// Apply takes messages of one partition, in order. Those that the partition has seen are passed over. It reports false, and
-// takes nothing more, at a message that does not follow the one before: the caller's source has lost something.
+// Apply takes messages of one partition, in order. Those that the partition has seen are passed over. It reports false,
+// and takes nothing more, at a message that does not follow the one before: the caller's source has lost something.
 func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 	part := m.parts[p]
 	applied := events.StreamSeq(part.applied.Load())
@@ -258,10 +259,12 @@ func (m *Machine) space(model string, blockSize uint32) uint32 {
 	return s
 }
 
-// checksum is of what all ranks of a partition hold, whoever applied it and in whatever order they came: a sum over ranks.
+// checksum is of what all ranks of a partition hold, whoever applied it and in whatever order they came: a sum over
+// ranks.
 func (m *Machine) checksum(p events.Partition) (sum uint64) {
 	for key, r := range m.parts[p].ranks {
-		name := fmt.Appendf(nil, "%d:%s %d %d:%s %d", len(key.Instance), key.Instance, key.Rank, len(r.model), r.model, r.blockSize)
+		name := fmt.Appendf(nil, "%d:%s %d %d:%s %d", len(key.Instance), key.Instance, key.Rank, len(r.model), r.model,
+			r.blockSize)
 		sum += xxh3.HashSeed(name, m.index.Checksum(r.id))
 	}
 	return sum

@@ -29,7 +29,8 @@ func logOf(t *rapid.T) (msgs []Message) {
 	var shims []*shim
 	for i := range rapid.IntRange(1, 3).Draw(t, "ranks") {
 		shims = append(shims, &shim{
-			key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%d", i/2)), Rank: events.Rank(i % 2)}, model: fmt.Sprintf("m%d", i%2), incarnation: 1, next: 1,
+			key:   events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%d", i/2)), Rank: events.Rank(i % 2)},
+			model: fmt.Sprintf("m%d", i%2), incarnation: 1, next: 1,
 		})
 	}
 	now := events.Millis(1000)
@@ -74,9 +75,11 @@ func logOf(t *rapid.T) (msgs []Message) {
 	return msgs
 }
 
-// eventOf draws an event over a few blocks, so that they meet: block n's engine hash is 100+n, its local hash depends on n.
+// eventOf draws an event over a few blocks, so that they meet: block n's engine hash is 100+n, its local hash depends
+// on n.
 func eventOf(t *rapid.T) events.Event {
-	e := events.Event{Tier: rapid.SampledFrom([]events.Tier{events.Device, events.Device, events.Host, events.Disk}).Draw(t, "tier")}
+	e := events.Event{Tier: rapid.SampledFrom([]events.Tier{events.Device, events.Device, events.Host,
+		events.Disk}).Draw(t, "tier")}
 	from := rapid.IntRange(0, 9).Draw(t, "from")
 	n := rapid.IntRange(1, 4).Draw(t, "n")
 	for i := range n {
@@ -85,7 +88,9 @@ func eventOf(t *rapid.T) events.Event {
 	}
 	switch rapid.IntRange(0, 19).Draw(t, "kind") {
 	case 0:
-		return events.Event{Kind: events.Cleared, Tier: rapid.SampledFrom([]events.Tier{events.AllTiers, events.Device, events.Host}).Draw(t, "cleared"), Reason: events.ReasonEngine}
+		return events.Event{Kind: events.Cleared,
+			Tier: rapid.SampledFrom([]events.Tier{events.AllTiers, events.Device, events.Host}).Draw(t,
+				"cleared"), Reason: events.ReasonEngine}
 	case 1, 2, 3, 4, 5, 6:
 		e.Kind, e.Locals = events.Removed, nil
 	default:
@@ -254,7 +259,8 @@ func TestAHoleStopsThePartition(t *testing.T) {
 }
 
 // save writes a partition's snapshot into a bucket that is a map, with so many messages applied between steps.
-func save(t *rapid.T, m *Machine, bucket map[string][]byte, ledger *snapshot.Ledger, between func()) (*snapshot.Manifest, *snapshot.Ledger) {
+func save(t *rapid.T, m *Machine, bucket map[string][]byte, ledger *snapshot.Ledger,
+	between func()) (*snapshot.Manifest, *snapshot.Ledger) {
 	c := m.capture(0)
 	seen := snapshot.Bucket{Manifests: map[string][]byte{}, Keys: slices.Sorted(maps.Keys(bucket))}
 	for key, value := range bucket {
@@ -262,12 +268,14 @@ func save(t *rapid.T, m *Machine, bucket map[string][]byte, ledger *snapshot.Led
 			seen.Manifests[key] = value
 		}
 	}
-	plan, err := snapshot.PlanWrite(seen, snapshot.Log{Stream: "stream", Epoch: time.Unix(1, 0), First: 1, Last: c.seq}, c.seq)
+	plan, err := snapshot.PlanWrite(seen, snapshot.Log{Stream: "stream", Epoch: time.Unix(1, 0), First: 1, Last: c.seq},
+		c.seq)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w, err := snapshot.NewWriter(snapshot.Config{
-		Stream: "stream", Epoch: time.Unix(1, 0), Seq: c.seq, SeqTime: c.time, Created: time.Unix(2, 0), Spaces: c.spaces, Ranks: c.ranks,
+		Stream: "stream", Epoch: time.Unix(1, 0), Seq: c.seq, SeqTime: c.time, Created: time.Unix(2,
+			0), Spaces: c.spaces, Ranks: c.ranks,
 	}, plan, ledger, func(key string, data []byte) error {
 		bucket[key] = slices.Clone(data)
 		return nil
@@ -337,7 +345,8 @@ func TestSnapshotThenTailEqualsTailFromTheStart(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 3).Draw(t, "snapshots") {
 			apply(rapid.IntRange(applied, len(log)).Draw(t, "upTo"))
-			_, ledger = save(t, m, bucket, ledger, func() { apply(applied + rapid.IntRange(0, 2).Draw(t, "meanwhile")) })
+			_, ledger = save(t, m, bucket, ledger,
+				func() { apply(applied + rapid.IntRange(0, 2).Draw(t, "meanwhile")) })
 			if rapid.Bool().Draw(t, "crash") {
 				m = newMachine()
 				m.space("other", 8) // numbers need not be the same in another process
@@ -371,7 +380,8 @@ func TestDecodingKeepsLittleMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !m.Apply(0, []Message{{Seq: events.StreamSeq(i + 1), Time: 1, Key: events.RankKey{Instance: "w"}, Data: data}}) {
+		if !m.Apply(0, []Message{{Seq: events.StreamSeq(i + 1), Time: 1, Key: events.RankKey{Instance: "w"},
+			Data: data}}) {
 			t.Fatal("not applied")
 		}
 	}

@@ -24,36 +24,40 @@ type Config struct {
 	Namespace *jetstream.Namespace
 	Snapshots *jetstream.Bucket
 
-	// Shared says that this node shares the namespace with others, and that [Node.Keep] says which partitions it keeps. Else it keeps all.
+	// Shared says that this node shares the namespace with others, and that [Node.Keep] says which partitions it keeps.
+	// Else it keeps all.
 	Shared bool
 
 	// View, if not nil, says what is known of the nodes that share the namespace.
 	View func() *cluster.View
 
-	// BehindAfter is how long what the log had may be not applied before the node says of a partition that it is far behind; default 5 s.
+	// BehindAfter is how long what the log had may be not applied before the node says of a partition that it is far
+	// behind; default 5 s.
 	BehindAfter time.Duration
 
 	Index radix.Config
 
 	L3 L3Config
 
-	// A partition's snapshot is due when SnapshotInterval (default 1 m) has passed since the one before, or, earlier, when
-	// SnapshotBlocks (default 2,000,000) blocks were stored or removed since, or a quarter of what the log may take has come; never while
-	// nothing changed. More often means a shorter replay after a crash and more writing.
+	// A partition's snapshot is due when SnapshotInterval (default 1 m) has passed since the one before, or, earlier,
+	// when SnapshotBlocks (default 2,000,000) blocks were stored or removed since, or a quarter of what the log may
+	// take has come; never while nothing changed. More often means a shorter replay after a crash and more writing.
 	SnapshotInterval time.Duration
 	SnapshotBlocks   uint64
 
 	// Watch is how often each partition's stream is looked at for what no message tells; default 3 s.
 	Watch time.Duration
 
-	// ResyncPause is the time between the first two rounds in which shims are asked to say again what is lost; default 2 s.
+	// ResyncPause is the time between the first two rounds in which shims are asked to say again what is lost; default
+	// 2 s.
 	ResyncPause time.Duration
 
-	// RoomCheck is how often the node looks at how full the log, the bucket and the storage are; default 5 s, and five times as
-	// often while one of them takes nothing.
+	// RoomCheck is how often the node looks at how full the log, the bucket and the storage are; default 5 s, and five
+	// times as often while one of them takes nothing.
 	RoomCheck time.Duration
 
-	// StoreLimit, if not nil, says what all streams and buckets may take now, in bytes, where the account has no bound of its own.
+	// StoreLimit, if not nil, says what all streams and buckets may take now, in bytes, where the account has no bound
+	// of its own.
 	StoreLimit func() int64
 
 	// Mend, if not nil, makes what is missing of the log; it is called when a stream was deleted.
@@ -70,23 +74,29 @@ type Config struct {
 
 // Hooks tell what happens, from the node's goroutines. Each may be nil. They must not block.
 type Hooks struct {
-	Restored  func(p events.Partition, r Restored)
-	Rejected  func(p events.Partition, what string, err error) // a snapshot that could not be used; an older one, or none, is
-	CaughtUp  func(p events.Partition, seq events.StreamSeq)
-	Ready     func()                                              // every partition that is kept serves
-	Unfit     func(p events.Partition, notice jetstream.Notice)   // the log is not the one that was applied; begin again
+	Restored func(p events.Partition, r Restored)
+	// a snapshot that could not be used; an older one, or none, is
+	Rejected func(p events.Partition, what string, err error)
+	CaughtUp func(p events.Partition, seq events.StreamSeq)
+	Ready    func() // every partition that is kept serves
+	// the log is not the one that was applied; begin again
+	Unfit     func(p events.Partition, notice jetstream.Notice)
 	Trouble   func(p events.Partition, err error)                 // the log cannot be read for now
 	Recovered func(p events.Partition)                            // it can be read again
 	Saved     func(api.SnapshotInfo, time.Duration)               // a snapshot was written
 	SaveError func(p events.Partition, err error)                 // it was not; it is tried again
 	Purged    func(p events.Partition, keepFrom events.StreamSeq) // the log before was trimmed
 
-	ResyncAsked func(p events.Partition, why string, answered int, err error) // shims were asked to say again what they hold
-	Reread      func(p events.Partition, from events.StreamSeq)               // messages were missing between log and index; the log is read again from there
-	Mended      func(p events.Partition, err error)                           // the stream was missing: it was made, or why it was not
-	Resynced    func(p events.Partition)                                      // the partition is whole again
-	Filling     func(what string, used, limit int64)                          // something has become 80 % full
-	Unwritable  func(what string, err error)                                  // something takes nothing more, or, with nil, does again
+	// shims were asked to say again what they hold
+	ResyncAsked func(p events.Partition, why string, answered int, err error)
+	// messages were missing between log and index; the log is read again from there
+	Reread func(p events.Partition, from events.StreamSeq)
+	// the stream was missing: it was made, or why it was not
+	Mended   func(p events.Partition, err error)
+	Resynced func(p events.Partition)             // the partition is whole again
+	Filling  func(what string, used, limit int64) // something has become 80 % full
+	// something takes nothing more, or, with nil, does again
+	Unwritable func(what string, err error)
 }
 
 // Restored says what a partition begins with.
@@ -95,14 +105,16 @@ type Restored struct {
 	Ranks    int
 	Holdings uint64
 	Took     time.Duration
-	Lost     string // what the log said once and nothing says now, so that a resync is needed; empty if nothing is known to be lost
+	// what the log said once and nothing says now, so that a resync is needed; empty if nothing is known to be lost
+	Lost string
 }
 
-// Node keeps the index of a namespace's partitions, or of some: it restores, follows the log, answers, and writes snapshots.
+// Node keeps the index of a namespace's partitions, or of some: it restores, follows the log, answers, and writes
+// snapshots.
 //
-// One goroutine, the writer, owns the machine and writes to the index; it takes work from a bounded queue. Each partition
-// has a follower, which reads its log and hands messages over. One goroutine writes snapshots, a little at a time. Queries run
-// wherever they are called.
+// One goroutine, the writer, owns the machine and writes to the index; it takes work from a bounded queue. Each
+// partition has a follower, which reads its log and hands messages over. One goroutine writes snapshots, a little at a
+// time. Queries run wherever they are called.
 type Node struct {
 	cfg     Config
 	index   *radix.Index
@@ -143,20 +155,21 @@ type work struct {
 
 // standing is how the node stands with one partition.
 type standing struct {
-	mu      sync.Mutex
-	wanted  bool   // by Keep
-	taken   bool   // by its goroutine, and not to be left; else the partition is absent
-	tended  bool   // it has a goroutine
-	leave   func() // ends following it
-	state   string
-	lapses  uint64 // how often it ceased to serve
-	epoch   time.Time
-	last    events.StreamSeq // of the log, as last heard
-	err     error            // why the log cannot be read
-	at      Restored
-	lost    string           // what the log was found to have lost, until the partition has begun again
-	doubted events.StreamSeq // the log has another message there than was applied: no snapshot of it or later is of this log. 0: none
-	need    *need            // nil if nothing
+	mu     sync.Mutex
+	wanted bool   // by Keep
+	taken  bool   // by its goroutine, and not to be left; else the partition is absent
+	tended bool   // it has a goroutine
+	leave  func() // ends following it
+	state  string
+	lapses uint64 // how often it ceased to serve
+	epoch  time.Time
+	last   events.StreamSeq // of the log, as last heard
+	err    error            // why the log cannot be read
+	at     Restored
+	lost   string // what the log was found to have lost, until the partition has begun again
+	// the log has another message there than was applied: no snapshot of it or later is of this log. 0: none
+	doubted events.StreamSeq
+	need    *need // nil if nothing
 	save    saveState
 	log     usage // of the log
 	lag     lag
@@ -194,7 +207,8 @@ func New(cfg Config) *Node {
 		cfg.RoomCheck = 5 * time.Second
 	}
 	cfg.Hooks = cfg.Hooks.withDefaults()
-	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16), stirred: make(chan struct{}, 1), started: time.Now()}
+	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16),
+		stirred: make(chan struct{}, 1), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
 	n.machine = NewMachine(n.index, partitions)
 	for range partitions {
@@ -310,8 +324,8 @@ func (n *Node) write(ctx context.Context) {
 	}
 }
 
-// apply applies messages of a log. What is missing before them or at the end is read again: the reader's run is unbroken, so it was lost on
-// the way here.
+// apply applies messages of a log. What is missing before them or at the end is read again: the reader's run is
+// unbroken, so it was lost on the way here.
 func (n *Node) apply(w work) {
 	whole := n.machine.Apply(w.partition, w.messages)
 	if w.end != nil {
@@ -347,7 +361,8 @@ func (n *Node) do(ctx context.Context, f func(*Machine)) error {
 	return nil
 }
 
-// follow keeps one partition: it restores it, applies its log, and begins again when the log turns out to be another one.
+// follow keeps one partition: it restores it, applies its log, and begins again when the log turns out to be another
+// one.
 func (n *Node) follow(ctx context.Context, p events.Partition) {
 	for ctx.Err() == nil {
 		err := n.empty(ctx, p)
@@ -384,8 +399,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// read applies a partition's log from a position on, until ctx ends or the log is found to be another one. If messages are missing on the
-// way to the index they are read again.
+// read applies a partition's log from a position on, until ctx ends or the log is found to be another one. If messages
+// are missing on the way to the index they are read again.
 func (n *Node) read(ctx context.Context, p events.Partition, at jetstream.Position) {
 	for n.readOnce(ctx, p, at) {
 		if n.do(ctx, func(m *Machine) { at.Seq, at.Time = m.Applied(p), m.parts[p].time }) != nil {
@@ -597,7 +612,8 @@ func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 	}
 	err := n.bell.wait(ctx, func() bool { return n.machine.Applied(want.Partition) >= want.Seq })
 	if errors.Is(err, context.DeadlineExceeded) {
-		return api.Errorf(api.CodeBehind, "partition %d is at %d and did not reach %d before the deadline", want.Partition, n.machine.Applied(want.Partition), want.Seq)
+		return api.Errorf(api.CodeBehind, "partition %d is at %d and did not reach %d before the deadline",
+			want.Partition, n.machine.Applied(want.Partition), want.Seq)
 	}
 	return err
 }

@@ -37,8 +37,8 @@ func (w *site) lives() int {
 	}
 }
 
-// A log that has lost something costs a worker one new incarnation, however many nodes ask, however often, and whether its shim finds out first or
-// is asked first.
+// A log that has lost something costs a worker one new incarnation, however many nodes ask, however often, and whether
+// its shim finds out first or is asked first.
 func TestOneNewLifeForWhatWasLost(t *testing.T) {
 	for name, talks := range map[string]bool{"asked first": false, "found out first": true} {
 		t.Run(name, func(t *testing.T) {
@@ -78,10 +78,12 @@ func TestOneNewLifeForWhatWasLost(t *testing.T) {
 					t.Errorf("%+v: incarnation %d follows %d", ask, again.Incarnation, shim.Incarnation)
 				}
 			}
-			later, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"}, control.Ask{ID: "missing", Of: shim.Incarnation})
+			later, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"},
+				control.Ask{ID: "missing", Of: shim.Incarnation})
 			w.must(err)
 			if later.Incarnation <= shim.Incarnation {
-				t.Errorf("incarnation %d, of which events are missing, was followed by %d", shim.Incarnation, later.Incarnation)
+				t.Errorf("incarnation %d, of which events are missing, was followed by %d", shim.Incarnation,
+					later.Incarnation)
 			}
 			w.awaitAll()
 			if n := w.lives(); n < 2 || n > 3 { // one of which nothing was published yet may be none

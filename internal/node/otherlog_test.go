@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// logOfTen is a namespace of one partition whose log has ten messages, and a node whose writer runs and that has applied a log, said to be
-// this one, up to a place.
+// logOfTen is a namespace of one partition whose log has ten messages, and a node whose writer runs and that has
+// applied a log, said to be this one, up to a place.
 func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context.Context, *Node) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
@@ -37,7 +37,8 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	must(err)
 	for id := range events.EventID(10) {
 		data, err := events.AppendBatch(nil, &events.Batch{
-			Incarnation: 1, FirstID: id + 1, Model: "m", BlockSize: 16, Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}},
+			Incarnation: 1, FirstID: id + 1, Model: "m", BlockSize: 16, Events: []events.Event{{Kind: events.Cleared,
+				Reason: events.ReasonEngine}},
 		})
 		must(err)
 		_, err = pub.Publish(ctx, [][]byte{data})
@@ -52,8 +53,8 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	return ctx, n
 }
 
-// TestNoSnapshotOfWhatTheLogHasLost has a node that has applied more than the log has, as after a server came back with an old backup. Its
-// snapshot would take the place of those that can be used.
+// TestNoSnapshotOfWhatTheLogHasLost has a node that has applied more than the log has, as after a server came back with
+// an old backup. Its snapshot would take the place of those that can be used.
 func TestNoSnapshotOfWhatTheLogHasLost(t *testing.T) {
 	ctx, n := logOfTen(t, 11, 1)
 	if _, err := n.save(ctx, 0); !errors.Is(err, errOtherLog) {
@@ -68,8 +69,9 @@ func TestNoSnapshotOfWhatTheLogHasLost(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfAnotherHistory restores where the newest snapshot stands for a message that the log has, but with another time: the log
-// was rolled back and has grown again. The reader finds out; the same snapshot must not be tried for ever.
+// TestSnapshotOfAnotherHistory restores where the newest snapshot stands for a message that the log has, but with
+// another time: the log was rolled back and has grown again. The reader finds out; the same snapshot must not be tried
+// for ever.
 func TestSnapshotOfAnotherHistory(t *testing.T) {
 	ctx, n := logOfTen(t, 5, 1)
 	if _, err := n.save(ctx, 0); err != nil {
@@ -92,6 +94,7 @@ func TestSnapshotOfAnotherHistory(t *testing.T) {
 		t.Fatalf("not ready; the log was found unfit %d times", unfit.Load())
 	}
 	if at := again.progress(nil)[0]; at.seq != 10 || rejected.Load() != 1 || unfit.Load() != 1 {
-		t.Fatalf("%d is applied, %d snapshots passed over, the log unfit %d times", at.seq, rejected.Load(), unfit.Load())
+		t.Fatalf("%d is applied, %d snapshots passed over, the log unfit %d times", at.seq, rejected.Load(),
+			unfit.Load())
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// restore brings a partition, which must be empty, to where the best usable snapshot says, and returns the position from which its
-// log goes on. Snapshots that cannot be used are passed over, with a reason. An error means that NATS did not answer:
-// the caller tries again.
+// restore brings a partition, which must be empty, to where the best usable snapshot says, and returns the position
+// from which its log goes on. Snapshots that cannot be used are passed over, with a reason. An error means that NATS
+// did not answer: the caller tries again.
 func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Position, error) {
 	begun := time.Now()
 	info, err := n.cfg.Namespace.StreamInfo(ctx, p)
@@ -38,7 +38,8 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 	for _, m := range choice.Usable {
 		var err error
 		if doubted != 0 && m.Seq >= doubted {
-			n.rejected(p, snapshot.AheadOfLog, fmt.Errorf("snapshot at sequence %d of a log that has another message at %d", m.Seq, doubted))
+			n.rejected(p, snapshot.AheadOfLog,
+				fmt.Errorf("snapshot at sequence %d of a log that has another message at %d", m.Seq, doubted))
 			continue
 		}
 		if ledger, err = n.load(ctx, p, m, log); err == nil {
@@ -74,8 +75,8 @@ func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Posit
 	return jetstream.Position{Epoch: info.Epoch, Seq: at.Seq, Time: seqTime}, nil
 }
 
-// lost says what the partition's log said once and neither it nor a snapshot says now; empty if nothing is known to be lost. seen is what
-// the reader told of the log when the partition had to begin again.
+// lost says what the partition's log said once and neither it nor a snapshot says now; empty if nothing is known to be
+// lost. seen is what the reader told of the log when the partition had to begin again.
 func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.StreamSeq) string {
 	if seen != "" {
 		return seen
@@ -103,7 +104,8 @@ func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
 // describeLog is what a stream says of itself, in pkg/snapshot's words.
 func describeLog(ns *jetstream.Namespace, info jetstream.StreamInfo) snapshot.Log {
 	return snapshot.Log{
-		Namespace: ns.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First, Last: info.Last,
+		Namespace: ns.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First,
+		Last: info.Last,
 	}
 }
 
@@ -157,9 +159,10 @@ func fetchFrom(ctx context.Context, bucket *jetstream.Bucket) snapshot.Fetch {
 	}
 }
 
-// load takes one snapshot into the index. After an error the partition must be forgotten. Chunks are fetched ahead, here; the
-// writer decodes them.
-func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest, log snapshot.Log) (ledger *snapshot.Ledger, err error) {
+// load takes one snapshot into the index. After an error the partition must be forgotten. Chunks are fetched ahead,
+// here; the writer decodes them.
+func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest,
+	log snapshot.Log) (ledger *snapshot.Ledger, err error) {
 	fetch := fetchFrom(ctx, n.cfg.Snapshots)
 	ranks, err := snapshot.Ranks(m, fetch)
 	if err != nil {
@@ -217,7 +220,8 @@ type fetched struct {
 const chunksAhead = 4
 
 // fetchAhead fetches chunks in order, several at once, until stop is called, which waits until nothing is under way.
-func (n *Node) fetchAhead(ctx context.Context, refs []snapshot.ChunkRef, fetch snapshot.Fetch) (<-chan fetched, func()) {
+func (n *Node) fetchAhead(ctx context.Context, refs []snapshot.ChunkRef, fetch snapshot.Fetch) (<-chan fetched,
+	func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	order := make(chan chan fetched, chunksAhead)
 	out := make(chan fetched)
@@ -286,8 +290,8 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 	return to
 }
 
-// adoptSpace gives a (model, block size) the number that a snapshot has for it if that is free, so that the next snapshot
-// writes the same.
+// adoptSpace gives a (model, block size) the number that a snapshot has for it if that is free, so that the next
+// snapshot writes the same.
 func (m *Machine) adoptSpace(model string, blockSize, want uint32) uint32 {
 	key := spaceKey{model, blockSize}
 	if s, ok := m.spaces[key]; ok {
@@ -307,7 +311,8 @@ func (m *Machine) adoptSpace(model string, blockSize, want uint32) uint32 {
 func (r *restoring) Run(run *events.Run) error {
 	space, ok := r.spaces[run.Space]
 	if !ok {
-		return fmt.Errorf("%w: run %d is of space %d, which the manifest does not name", snapshot.ErrCorrupt, run.ID, run.Space)
+		return fmt.Errorf("%w: run %d is of space %d, which the manifest does not name", snapshot.ErrCorrupt, run.ID,
+			run.Space)
 	}
 	r.run = *run
 	r.run.Space = space

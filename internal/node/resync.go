@@ -15,12 +15,13 @@ import (
 
 // When the log no longer says what its ranks hold, only the engines can. A partition needs a resync
 //
-//   - as a whole, if the log's beginning is gone and no snapshot stands for it, if its stream was made anew, or if it has lost its
-//     end. All shims of the partition are asked, in rounds. It is over after minRounds, once every shim that answered the
-//     last round is seen to have begun the incarnation that it named. A shim that no longer runs need not be waited for: when
-//     it starts it finds in the log what is there of it, and goes on from that or begins anew.
-//   - for single ranks, if an incarnation was first seen in its middle or with events missing. Such a rank is never credited with what it
-//     does not hold, but may hold more. Its shim is asked until it begins anew; the mark outlives the process, in snapshots.
+//   - as a whole, if the log's beginning is gone and no snapshot stands for it, if its stream was made anew, or if it
+//     has lost its end. All shims of the partition are asked, in rounds. It is over after minRounds, once every shim
+//     that answered the last round is seen to have begun the incarnation that it named. A shim that no longer runs need
+//     not be waited for: when it starts it finds in the log what is there of it, and goes on from that or begins anew.
+//   - for single ranks, if an incarnation was first seen in its middle or with events missing. Such a rank is never
+//     credited with what it does not hold, but may hold more. Its shim is asked until it begins anew; the mark outlives
+//     the process, in snapshots.
 //
 // Meanwhile the partition is resync_needed: it answers from what is known. Asking is slowed down round by round.
 
@@ -72,7 +73,8 @@ func (d *need) String() string {
 		}
 		why += fmt.Sprintf("events of %d ranks are missing (%s)", n, names)
 	}
-	return fmt.Sprintf("resync needed: %s; the shims were asked %d times, %d answered last", why, d.rounds, len(d.answered))
+	return fmt.Sprintf("resync needed: %s; the shims were asked %d times, %d answered last", why, d.rounds,
+		len(d.answered))
 }
 
 // partials lists the ranks of a partition of which something was not seen.
@@ -205,7 +207,8 @@ func (n *Node) askShims(ctx context.Context, p events.Partition) {
 			defer func() { <-slots }()
 			n.resyncs.asked.Add(1)
 			// Another node that sees the same asks with the same id.
-			shim, err := control.Resync(ctx, n.cfg.Namespace, r.key, control.Ask{ID: fmt.Sprintf("events-missing-in-%d", r.incarnation), Of: r.incarnation})
+			shim, err := control.Resync(ctx, n.cfg.Namespace, r.key,
+				control.Ask{ID: fmt.Sprintf("events-missing-in-%d", r.incarnation), Of: r.incarnation})
 			if err == nil && shim != nil {
 				heard(*shim)
 			}

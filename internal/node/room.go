@@ -25,8 +25,9 @@ func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
 // full reports whether nothing is left of the bound.
 func (u usage) full() bool { return u.limit > 0 && u.used >= u.limit }
 
-// hurries reports whether a log needs a snapshot when so many bytes came since the last one: at its limit the oldest messages go, whether a
-// snapshot needs them or not. Two generations are kept, so that it has about two such quarters when snapshots are written.
+// hurries reports whether a log needs a snapshot when so many bytes came since the last one: at its limit the oldest
+// messages go, whether a snapshot needs them or not. Two generations are kept, so that it has about two such quarters
+// when snapshots are written.
 func (u usage) hurries(bytes uint64) bool { return u.limit > 0 && bytes >= uint64(u.limit)/4 }
 
 func (u usage) api() api.Usage {
@@ -57,8 +58,8 @@ func (n *Node) watchRoom(ctx context.Context) {
 	}
 }
 
-// lookAtRoom brings up to date what is known of room; what cannot be asked for now stays as it was. A stream that is not there is made.
-// It reports whether something takes nothing.
+// lookAtRoom brings up to date what is known of room; what cannot be asked for now stays as it was. A stream that is
+// not there is made. It reports whether something takes nothing.
 func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*n.cfg.RoomCheck+5*time.Second)
 	defer cancel()
@@ -125,7 +126,8 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 // askWaitingEvery is how often the shims of a log that takes nothing are asked how they wait.
 const askWaitingEvery = 5 * time.Second
 
-// askWaiting has the shims of logs that take nothing asked, over core NATS, what they wait for: what they would write cannot tell.
+// askWaiting has the shims of logs that take nothing asked, over core NATS, what they wait for: what they would write
+// cannot tell.
 func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 	n.room.mu.Lock()
 	defer n.room.mu.Unlock()
@@ -159,7 +161,8 @@ func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 	}()
 }
 
-// howTheyWait says how many of a partition's shims wait for the log, since when, and why the first of them does; empty if none does.
+// howTheyWait says how many of a partition's shims wait for the log, since when, and why the first of them does; empty
+// if none does.
 func howTheyWait(shims []control.Shim) string {
 	var first *control.Shim
 	count := 0
@@ -174,10 +177,12 @@ func howTheyWait(shims []control.Shim) string {
 		return ""
 	}
 	return fmt.Sprintf("%d of %d shims wait, %s since %s: %s; what to do: %s",
-		count, len(shims), first.Key(), first.Waiting.Since.UTC().Format(time.RFC3339), first.Waiting.Why, first.Waiting.Do)
+		count, len(shims), first.Key(), first.Waiting.Since.UTC().Format(time.RFC3339), first.Waiting.Why,
+		first.Waiting.Do)
 }
 
-// refusal is an error that says that there is no room, and nil for any other: that NATS does not answer is told elsewhere.
+// refusal is an error that says that there is no room, and nil for any other: that NATS does not answer is told
+// elsewhere.
 func refusal(err error) error {
 	if errors.Is(err, jetstream.ErrFull) {
 		return err
@@ -189,7 +194,8 @@ func refusal(err error) error {
 func (n *Node) roomProblems() (list []string) {
 	say := func(u usage, format string, args ...any) {
 		if u.filling() {
-			list = append(list, fmt.Sprintf("%s is %d %% full (%d of %d bytes)", fmt.Sprintf(format, args...), 100*u.used/u.limit, u.used, u.limit))
+			list = append(list, fmt.Sprintf("%s is %d %% full (%d of %d bytes)", fmt.Sprintf(format, args...),
+				100*u.used/u.limit, u.used, u.limit))
 		}
 		if u.refused != nil {
 			what := fmt.Sprintf("%s takes nothing: %v", fmt.Sprintf(format, args...), u.refused)

@@ -18,20 +18,22 @@ import (
 const (
 	exportBudget = 4096 // blocks that the writer exports at a time, between other work
 
-	// After each step of an export the processors are left to others for so many times as long as it took: what is published, and what
-	// the server does for it, goes from one goroutine to the next, and each hand-over may have to wait for whoever works without end.
+	// After each step of an export the processors are left to others for so many times as long as it took: what is
+	// published, and what the server does for it, goes from one goroutine to the next, and each hand-over may have to
+	// wait for whoever works without end.
 	exportRest     = 2
 	exportRestMost = 10 * time.Millisecond
 
 	saveTick  = time.Second      // how often it is asked which partitions are due
 	saveRetry = 10 * time.Second // after a failure
 
-	// After so many failures in a row a node of a cluster leaves a partition's snapshots to another that has it, for so long.
+	// After so many failures in a row a node of a cluster leaves a partition's snapshots to another that has it, for so
+	// long.
 	saveAttempts = 3
 	saveLeave    = 10 * time.Minute
 
-	// Storing a snapshot may take as long as this and what its bytes need at that rate. Longer means that the bucket takes nothing, as on
-	// a full disk; whoever waits for a snapshot under way must not wait for that.
+	// Storing a snapshot may take as long as this and what its bytes need at that rate. Longer means that the bucket
+	// takes nothing, as on a full disk; whoever waits for a snapshot under way must not wait for that.
 	storePatience = time.Minute
 	storeRate     = 2 << 20 // bytes a second, rests included
 )
@@ -88,14 +90,16 @@ func (m *Machine) capture(p events.Partition) *capture {
 	for i, r := range list {
 		ids[i] = r.id
 		c.ranks = append(c.ranks, snapshot.RankState{
-			Instance: snapshot.Text(r.key.Instance), Rank: r.key.Rank, Model: snapshot.Text(r.model), BlockSize: r.blockSize,
+			Instance: snapshot.Text(r.key.Instance), Rank: r.key.Rank, Model: snapshot.Text(r.model),
+			BlockSize:   r.blockSize,
 			Incarnation: r.incarnation, LastID: r.lastID, Cursor: snapshot.CursorOf(r.cursor), Closed: r.shutdown,
 			LastSeen: r.lastSeen, Stored: r.stored, Removed: r.removed, Partial: r.partial,
 			Lookahead: r.lookahead,
 		})
 		if !seen[r.space] {
 			seen[r.space] = true
-			c.spaces = append(c.spaces, snapshot.Space{Space: r.space, Model: snapshot.Text(r.model), BlockSize: r.blockSize})
+			c.spaces = append(c.spaces, snapshot.Space{Space: r.space, Model: snapshot.Text(r.model),
+				BlockSize: r.blockSize})
 		}
 	}
 	slices.SortFunc(c.spaces, func(a, b snapshot.Space) int { return cmp.Compare(a.Space, b.Space) })
@@ -121,8 +125,8 @@ func (n *Node) saveWhenDue(ctx context.Context) {
 	}
 }
 
-// worthSaving reports whether a snapshot would be of something to go back to: not while a whole partition waits for its shims, since whoever
-// begins with that snapshot would not know that it does. Called with s.mu held.
+// worthSaving reports whether a snapshot would be of something to go back to: not while a whole partition waits for its
+// shims, since whoever begins with that snapshot would not know that it does. Called with s.mu held.
 func (s *standing) worthSaving() bool {
 	return serves(s.state) && (s.need == nil || s.need.cause == "")
 }
@@ -140,7 +144,8 @@ func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) 
 		s.mu.Lock()
 		news := grown[p].since(s.save.grown)
 		settled := s.worthSaving() && now.Sub(s.save.failed) >= saveRetry
-		if settled && news.changes > 0 && (now.Sub(s.save.at) >= n.cfg.SnapshotInterval || news.changes >= n.cfg.SnapshotBlocks || s.log.hurries(news.bytes)) {
+		if settled && news.changes > 0 && (now.Sub(s.save.at) >= n.cfg.SnapshotInterval ||
+			news.changes >= n.cfg.SnapshotBlocks || s.log.hurries(news.bytes)) {
 			due = append(due, events.Partition(p))
 		}
 		s.mu.Unlock()
@@ -210,8 +215,8 @@ func (n *Node) saveTold(ctx context.Context, p events.Partition) (api.SnapshotIn
 	return info, nil
 }
 
-// save writes one snapshot of a partition: plan, chunks, manifest, and then what may go. Whatever fails, the snapshots that were there
-// before stay whole; another node's later one makes this one needless.
+// save writes one snapshot of a partition: plan, chunks, manifest, and then what may go. Whatever fails, the snapshots
+// that were there before stay whole; another node's later one makes this one needless.
 func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotInfo, err error) {
 	n.saving.Lock()
 	defer n.saving.Unlock()
@@ -238,7 +243,8 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		return info, err
 	}
 	defer c.export.Close() // what is left of it is the writer's no more
-	if c.seq > log.Last {  // the log has grown since, or it has lost its end: then what is applied must not replace what can be used
+	// the log has grown since, or it has lost its end: then what is applied must not replace what can be used
+	if c.seq > log.Last {
 		if stream, err = n.cfg.Namespace.StreamInfo(ctx, p); err != nil {
 			return info, fmt.Errorf("look at the log: %w", err)
 		}
@@ -290,25 +296,30 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		values = append(values, jetstream.Value{Key: plan.CopyKey, Data: plan.Copy})
 	}
 	storing, cancel := context.WithTimeout(ctx, storePatience+time.Duration(written/storeRate)*time.Second)
-	revision, err := n.cfg.Snapshots.Commit(storing, values, jetstream.Value{Key: snapshot.ManifestKey(p), Data: text}, bucket.revision)
+	revision, err := n.cfg.Snapshots.Commit(storing, values, jetstream.Value{Key: snapshot.ManifestKey(p), Data: text},
+		bucket.revision)
 	cancel()
 	if err != nil {
 		return info, fmt.Errorf("store: %w", err)
 	}
 	info = api.SnapshotInfo{
-		Partition: p, Generation: uint64(manifest.Generation), Seq: c.seq, Bytes: int64(manifest.Counts.Bytes), Written: written,
+		Partition: p, Generation: uint64(manifest.Generation), Seq: c.seq, Bytes: int64(manifest.Counts.Bytes),
+		Written: written,
 	}
 	now := time.Now()
 	n.set(p, func(s *standing) {
-		s.save = saveState{ledger: ledger, grown: c.grown, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes}
+		s.save = saveState{ledger: ledger, grown: c.grown, at: now, seq: c.seq, written: manifest.Created,
+			size: info.Bytes}
 	})
 	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
 }
 
 // cleanUp removes what no kept snapshot needs, from the bucket and then from the log.
-func (n *Node) cleanUp(ctx context.Context, p events.Partition, c snapshot.Cleanup, epoch jetstream.Epoch, revision uint64) error {
+func (n *Node) cleanUp(ctx context.Context, p events.Partition, c snapshot.Cleanup, epoch jetstream.Epoch,
+	revision uint64) error {
 	if len(c.Delete) > 0 {
-		_, err := n.cfg.Snapshots.Sweep(ctx, snapshot.KeyPrefix(p), func(key string) bool { return !slices.Contains(c.Delete, key) }, revision)
+		_, err := n.cfg.Snapshots.Sweep(ctx, snapshot.KeyPrefix(p),
+			func(key string) bool { return !slices.Contains(c.Delete, key) }, revision)
 		if err != nil {
 			return fmt.Errorf("remove old chunks: %w", err)
 		}

@@ -61,14 +61,16 @@ func newSite(t *testing.T) *site {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
-	w := &site{T: t, ctx: ctx, dir: t.TempDir(), addr: loopback.Reserve(t), interval: time.Hour, room: 100 * time.Millisecond}
+	w := &site{T: t, ctx: ctx, dir: t.TempDir(), addr: loopback.Reserve(t), interval: time.Hour,
+		room: 100 * time.Millisecond}
 	w.startServer()
 	t.Cleanup(func() { w.server.Stop() })
 	var err error
 	w.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, Wait: true})
 	w.must(err)
 	t.Cleanup(w.conn.Close)
-	w.raw, err = nats.Connect("nats://"+w.addr, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.Timeout(patience))
+	w.raw, err = nats.Connect("nats://"+w.addr, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond),
+		nats.Timeout(patience))
 	w.must(err)
 	t.Cleanup(w.raw.Close)
 	w.js, err = natsjs.New(w.raw)
@@ -93,7 +95,8 @@ func (w *site) must(err error) {
 
 func (w *site) startServer() {
 	w.Helper()
-	server, err := jetstream.StartServer(w.ctx, jetstream.ServerOptions{Dir: w.dir, Listen: w.addr, SyncInterval: time.Minute})
+	server, err := jetstream.StartServer(w.ctx, jetstream.ServerOptions{Dir: w.dir, Listen: w.addr,
+		SyncInterval: time.Minute})
 	w.must(err)
 	w.server = server
 }
@@ -124,18 +127,22 @@ func (w *site) start() {
 	ready := make(chan struct{})
 	w.stopping = make(chan struct{})
 	w.node = New(Config{
-		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks, Watch: 50 * time.Millisecond,
+		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks,
+		Watch:       50 * time.Millisecond,
 		ResyncPause: 50 * time.Millisecond, RoomCheck: w.room, Mend: w.mend, Index: w.index, View: w.view,
 		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {
 				w.tell("restored at %d, %d ranks, lost %q", r.Seq, r.Ranks, r.Lost)
 			},
-			Rejected:    func(_ events.Partition, why string, err error) { w.tell("rejected: %s: %v", why, err) },
-			Unfit:       func(_ events.Partition, n jetstream.Notice) { w.tell("unfit: %v", n) },
-			ResyncAsked: func(_ events.Partition, why string, n int, err error) { w.tell("asked: %s: %d, %v", why, n, err) },
-			Resynced:    func(events.Partition) { w.tell("resynced") },
-			Reread:      func(_ events.Partition, from events.StreamSeq) { w.tell("reread from %d", from) },
+			Rejected: func(_ events.Partition, why string, err error) { w.tell("rejected: %s: %v", why, err) },
+			Unfit:    func(_ events.Partition, n jetstream.Notice) { w.tell("unfit: %v", n) },
+			ResyncAsked: func(_ events.Partition, why string, n int, err error) {
+				w.tell("asked: %s: %d, %v", why, n,
+					err)
+			},
+			Resynced: func(events.Partition) { w.tell("resynced") },
+			Reread:   func(_ events.Partition, from events.StreamSeq) { w.tell("reread from %d", from) },
 		}),
 	})
 	running, cancel := context.WithCancel(w.ctx)
@@ -159,7 +166,8 @@ func (w *site) startShim() (stop func()) {
 	w.Helper()
 	w.say("%s", strings.TrimPrefix(shimStarts, "> "))
 	key := events.RankKey{Instance: "w1"}
-	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, AttemptTimeout: 500 * time.Millisecond, Wait: true})
+	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr},
+		AttemptTimeout: 500 * time.Millisecond, Wait: true})
 	w.must(err)
 	ns, err := jetstream.OpenNamespace(w.ctx, conn, "test")
 	w.must(err)
@@ -172,7 +180,8 @@ func (w *site) startShim() (stop func()) {
 	go func() {
 		done <- shim.Run(running, shim.Config{
 			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Identity: shim.Identity{Model: "m", BlockSize: 4},
-			Decoder: decoder, Log: shim.NewStreamLog(ns, key, nil), Desk: desk, IdleCheck: time.Hour, ClearUnreadable: w.strict,
+			Decoder: decoder, Log: shim.NewStreamLog(ns, key, nil), Desk: desk, IdleCheck: time.Hour,
+			ClearUnreadable: w.strict,
 		})
 	}()
 	stop = sync.OnceFunc(func() {
@@ -219,7 +228,8 @@ func (w *site) awaitAll() *api.Status {
 			return s
 		}
 	}
-	w.Fatalf("%d blocks should be there; the last answer was %+v; the status %+v; told:\n%s", len(w.prompt)/4, a, s, w.heard())
+	w.Fatalf("%d blocks should be there; the last answer was %+v; the status %+v; told:\n%s", len(w.prompt)/4, a, s,
+		w.heard())
 	return nil
 }
 

@@ -29,8 +29,10 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 		for _, part := range m.parts {
 			for _, r := range part.ranks {
 				list.Workers = append(list.Workers, api.WorkerInfo{
-					Instance: r.key.Instance, Rank: r.key.Rank, Model: r.model, BlockSize: r.blockSize, Partition: part.id,
-					Incarnation: r.incarnation, LastEvent: r.lastID, LastSeen: timeOf(r.lastSeen), Stored: r.stored, Removed: r.removed,
+					Instance: r.key.Instance, Rank: r.key.Rank, Model: r.model, BlockSize: r.blockSize,
+					Partition:   part.id,
+					Incarnation: r.incarnation, LastEvent: r.lastID, LastSeen: timeOf(r.lastSeen), Stored: r.stored,
+					Removed:   r.removed,
 					Lookahead: r.lookahead,
 				})
 			}
@@ -66,18 +68,23 @@ func (n *Node) StatusOf(ctx context.Context, node string) (*api.Status, error) {
 	return n.Status(ctx)
 }
 
-// status says how the node is doing. checksum, if not nil, gives a partition's checksum, and the place in the log that it belongs to.
-func (n *Node) status(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string, error)) (*api.Status, error) {
+// status says how the node is doing. checksum, if not nil, gives a partition's checksum, and the place in the log that
+// it belongs to.
+func (n *Node) status(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,
+	error)) (*api.Status, error) {
 	s := &api.Status{
-		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(), Since: n.started.UTC(),
+		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(),
+		Since:  n.started.UTC(),
 		Models: []api.ModelStatus{}, Problems: []string{}, L3: n.l3.status(),
 	}
 	for model, list := range n.machine.View().Models {
 		for _, served := range list {
-			s.Models = append(s.Models, api.ModelStatus{Model: model, BlockSize: served.BlockSize, Ranks: len(served.Ranks)})
+			s.Models = append(s.Models, api.ModelStatus{Model: model, BlockSize: served.BlockSize,
+				Ranks: len(served.Ranks)})
 		}
 		if len(list) > 1 {
-			s.Problems = append(s.Problems, fmt.Sprintf("workers of model %q have different block sizes: queries must name one", model))
+			s.Problems = append(s.Problems,
+				fmt.Sprintf("workers of model %q have different block sizes: queries must name one", model))
 		}
 	}
 	slices.SortFunc(s.Models, func(a, b api.ModelStatus) int {
@@ -87,8 +94,9 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 	err := n.do(ctx, func(m *Machine) {
 		st := m.index.Stats()
 		s.Index = api.IndexStatus{
-			Blocks: tiers(st.Holdings), Distinct: uint64(st.Blocks - st.Dead), Bytes: uint64(st.Bytes.Total), BlocksApplied: m.counts.BlocksStored,
-			DecoderBytes: uint64(m.batch.MemoryBytes()),
+			Blocks: tiers(st.Holdings), Distinct: uint64(st.Blocks - st.Dead), Bytes: uint64(st.Bytes.Total),
+			BlocksApplied: m.counts.BlocksStored,
+			DecoderBytes:  uint64(m.batch.MemoryBytes()),
 		}
 		s.Events = m.counts.byName()
 		for _, part := range m.parts {
@@ -115,14 +123,16 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 	n.room.mu.Lock()
 	s.SnapshotBucket, s.Store = n.room.bucket.api(), n.room.store.api()
 	n.room.mu.Unlock()
-	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(), Rejected: map[string]uint64{}}
+	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(),
+		Rejected: map[string]uint64{}}
 	for why := range n.rejections {
 		if count := n.rejections[why].Load(); count > 0 {
 			s.Snapshots.Rejected[snapshot.Reason(why).String()] = count
 		}
 	}
 	s.Rereads = n.rereads.Load()
-	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(), Ended: n.resyncs.ended.Load()}
+	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
+		Ended: n.resyncs.ended.Load()}
 	for p, at := range n.progress(nil) {
 		st := n.parts[p]
 		if !n.keeps(events.Partition(p)) {
@@ -144,14 +154,21 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		}
 		switch {
 		case st.behind && st.err != nil:
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: its log has not been readable for a while, and may have what is not applied; nodes that read theirs are asked first: %v", p, st.err))
+			s.Problems = append(s.Problems,
+				fmt.Sprintf(
+					"partition %d: its log has not been readable for a while, and may have what is not applied; nodes that read theirs are asked first: %v", p, st.err))
 		case st.behind:
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first", p, d.LogLast-at.seq))
+			s.Problems = append(s.Problems,
+				fmt.Sprintf(
+					"partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first",
+					p, d.LogLast-at.seq))
 		case st.err != nil:
 			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.err))
 		}
 		if at.stale > 0 && at.whole {
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: what is known of it is %s old; answers say so (stale_ms)", p, inWords(at.stale)))
+			s.Problems = append(s.Problems,
+				fmt.Sprintf("partition %d: what is known of it is %s old; answers say so (stale_ms)", p,
+					inWords(at.stale)))
 		}
 		if st.mending {
 			s.Problems = append(s.Problems, fmt.Sprintf(
@@ -166,9 +183,12 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		switch err := st.savingProblem(); {
 		case err == nil:
 		case n.writes(events.Partition(p)):
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: its snapshot was not written and will be tried again: %v", p, err))
+			s.Problems = append(s.Problems,
+				fmt.Sprintf("partition %d: its snapshot was not written and will be tried again: %v", p, err))
 		case st.save.left(time.Now()): // else what is another's to write by now is no matter
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: its snapshot could not be written here %d times, and is left to %s: %v", p, st.save.fails, d.Writer, err))
+			s.Problems = append(s.Problems,
+				fmt.Sprintf("partition %d: its snapshot could not be written here %d times, and is left to %s: %v", p,
+					st.save.fails, d.Writer, err))
 		}
 		st.mu.Unlock()
 		d.Lag = uint64(d.LogLast - at.seq)
@@ -245,36 +265,45 @@ func (m *Machine) rankProblems(r *rank) (problems []string) {
 	return problems
 }
 
-// waitingProblem speaks up when nothing of what an engine has announced has a place in the index: it all follows blocks that were never seen. So it is
-// with an engine that had spoken before its shim was there, and cannot say it again.
+// waitingProblem speaks up when nothing of what an engine has announced has a place in the index: it all follows blocks
+// that were never seen. So it is with an engine that had spoken before its shim was there, and cannot say it again.
 func waitingProblem(r *rank, s radix.RankStats, held int64) string {
-	if held > 0 || s.SetBlocks > 0 || s.Parked == 0 && (r.placed || r.stored == 0) || r.partial { // that events are missing is said already
+	// that events are missing is said already
+	if held > 0 || s.SetBlocks > 0 || s.Parked == 0 && (r.placed || r.stored == 0) || r.partial {
 		return ""
 	}
-	return fmt.Sprintf("%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
-		"what to do: give its shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or reset the engine's prefix cache",
+	return fmt.Sprintf(
+		"%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
+			"what to do: give its shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or reset the engine's prefix cache",
 		r.key, r.stored, s.Parked)
 }
 
-// copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more where two requests computed
-// a block at once, or one computed its prompt's last block again; but one that announces blocks again when they are reused, which vLLM does for requests with
-// kv_cache_report_mode=full and without a sign, is counted alike.
+// copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more
+// where two requests computed a block at once, or one computed its prompt's last block again; but one that announces
+// blocks again when they are reused, which vLLM does for requests with kv_cache_report_mode=full and without a sign, is
+// counted alike.
 func copiesProblem(r *rank, s radix.RankStats, held int64) string {
 	if s.Copies < 1000 || s.Copies < 4*held {
 		return ""
 	}
-	return fmt.Sprintf("%s holds %d blocks and, by what its engine announced, %d further copies of them, so that a removal may not be seen: "+
-		"do requests set kv_cache_report_mode=full? A resync sets it right", r.key, held, s.Copies)
+	return fmt.Sprintf(
+		"%s holds %d blocks and, by what its engine announced, %d further copies of them, so that a removal may not be seen: "+
+			"do requests set kv_cache_report_mode=full? A resync sets it right", r.key, held, s.Copies)
 }
 
 // byName lists the counts under the names that metrics and status give them.
 func (c *Counts) byName() map[string]uint64 {
 	ix := &c.Index
 	return map[string]uint64{
-		"messages": c.Messages, "poison": c.Poison, "stale": c.Stale, "repeated_events": c.Repeated, "gaps": c.Gaps, "incarnations": c.Incarnations, "ended": c.Ended,
-		"blocks_stored": ix.Stored, "blocks_duplicate": ix.Duplicates, "blocks_removed": ix.Removed, "removals_unknown": ix.UnknownRemovals,
-		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_parked": ix.Parked, "blocks_attached": ix.Attached,
-		"parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired, "parked_overflowed": ix.Overflowed, "parked_cleared": ix.ClearedWaiting,
-		"blocks_cleared": ix.Cleared, "other_groups_stored": ix.OtherStored, "other_groups_removed": ix.OtherRemoved, "malformed_events": ix.Malformed,
+		"messages": c.Messages, "poison": c.Poison, "stale": c.Stale, "repeated_events": c.Repeated, "gaps": c.Gaps,
+		"incarnations": c.Incarnations, "ended": c.Ended,
+		"blocks_stored": ix.Stored, "blocks_duplicate": ix.Duplicates, "blocks_removed": ix.Removed,
+		"removals_unknown":   ix.UnknownRemovals,
+		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_parked": ix.Parked,
+		"blocks_attached":  ix.Attached,
+		"parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired, "parked_overflowed": ix.Overflowed,
+		"parked_cleared": ix.ClearedWaiting,
+		"blocks_cleared": ix.Cleared, "other_groups_stored": ix.OtherStored, "other_groups_removed": ix.OtherRemoved,
+		"malformed_events": ix.Malformed,
 	}
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// TestWhoseSnapshotIsAProblem: a snapshot that could not be written is a problem of the node that is to write it, for as long as it is.
+// TestWhoseSnapshotIsAProblem: a snapshot that could not be written is a problem of the node that is to write it, for
+// as long as it is.
 func TestWhoseSnapshotIsAProblem(t *testing.T) {
 	w := newSite(t)
 	var view atomic.Pointer[cluster.View]
@@ -64,14 +65,15 @@ func TestWhatIsSaidOfALog(t *testing.T) {
 		s, err := w.node.Status(w.ctx)
 		w.must(err)
 		said, state = strings.Join(s.Problems, "\n"), s.Partitions[0].State
-		if !strings.Contains(said, c.says) || strings.Contains(said, c.not) || (state == stateUnavailable) != c.unreadable {
+		if !strings.Contains(said, c.says) || strings.Contains(said, c.not) ||
+			(state == stateUnavailable) != c.unreadable {
 			t.Errorf("%+v: the partition is %s, and %q is said", c, state, said)
 		}
 	}
 }
 
-// TestWhatOnlyWaitsIsAProblem: a rank of which everything waits for parents that nobody has seen is said to be so, also when it has waited for too
-// long, until something of it has a place.
+// TestWhatOnlyWaitsIsAProblem: a rank of which everything waits for parents that nobody has seen is said to be so, also
+// when it has waited for too long, until something of it has a place.
 func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 	m := NewMachine(radix.New(radix.Config{ParkFor: 1000}), 1)
 	key, next, seq := events.RankKey{Instance: "w"}, events.EventID(1), events.StreamSeq(1)
@@ -86,16 +88,19 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 		{"after that", 3, stored(101, 102), "w/0: none of the 3 blocks"},
 		{"too late", 5000, stored(8, 200), "w/0: none of the 4 blocks"},
 		{"a prompt from its start", 5001, stored(0, 300), ""},
-		{"it goes", 5002, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{300}}, "1 wait for those"},
+		{"it goes", 5002, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{300}},
+			"1 wait for those"},
 		{"all goes", 5003, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
 	} {
-		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: next, Model: "m", BlockSize: 16, Events: []events.Event{step.event}})
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: next, Model: "m", BlockSize: 16,
+			Events: []events.Event{step.event}})
 		if err != nil || !m.Apply(0, []Message{{Seq: seq, Time: step.at, Key: key, Data: data}}) {
 			t.Fatalf("%s: %v", step.what, err)
 		}
 		next, seq = next+1, seq+1
 		problems := strings.Join(m.rankProblems(m.parts[0].ranks[key]), "\n")
-		if step.problem == "" && problems != "" || !strings.Contains(problems, step.problem) || problems != "" && !strings.Contains(problems, "what to do: ") {
+		if step.problem == "" && problems != "" || !strings.Contains(problems, step.problem) || problems != "" &&
+			!strings.Contains(problems, "what to do: ") {
 			t.Errorf("%s: %q, want %q", step.what, problems, step.problem)
 		}
 	}
@@ -103,7 +108,8 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 
 // stored is an event of blocks after a parent, or, after 0, from a prompt's start.
 func stored(parent events.BlockHash, blocks ...events.BlockHash) events.Event {
-	e := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull, HasParent: parent != 0, Parent: parent, Blocks: blocks}
+	e := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull, HasParent: parent != 0,
+		Parent: parent, Blocks: blocks}
 	for _, b := range blocks {
 		e.Locals = append(e.Locals, events.LocalHash(b))
 	}

@@ -22,7 +22,8 @@ func (w *site) say(format string, args ...any) {
 	w.script = append(w.script, "> "+fmt.Sprintf(format, args...))
 }
 
-// recorded are hooks that write down what the node tells, with the state of the partition that is told of, and go on to others.
+// recorded are hooks that write down what the node tells, with the state of the partition that is told of, and go on to
+// others.
 func (w *site) recorded(next Hooks) Hooks {
 	line := func(format string, args ...any) {
 		w.mu.Lock()
@@ -32,7 +33,8 @@ func (w *site) recorded(next Hooks) Hooks {
 			w.script = append(w.script, text)
 		}
 	}
-	// asks is line for what is asked again and again while something else may be done: it is told once after a restore, and once after a shim has started.
+	// asks is line for what is asked again and again while something else may be done: it is told once after a restore,
+	// and once after a shim has started.
 	asks := func(format string, args ...any) {
 		w.mu.Lock()
 		text := "  " + stable(fmt.Sprintf(format, args...))
@@ -109,7 +111,8 @@ var unstable = []struct {
 	re *regexp.Regexp
 	by string
 }{
-	{regexp.MustCompile(`epoch changed from \d+ to \d+, which has \d+ to \d+`), "epoch changed from E1 to E2, which has what was said since"},
+	{regexp.MustCompile(`epoch changed from \d+ to \d+, which has \d+ to \d+`),
+		"epoch changed from E1 to E2, which has what was said since"},
 	{regexp.MustCompile(`(at|before|is|beyond|message|sequence|wanted|was applied, the stream ends at) \d+`), "$1 N"},
 	{regexp.MustCompile(`regressed: \d+`), "regressed: N"},
 	{regexp.MustCompile(`; lost: $`), ""},

@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestUnreadableMessage has an engine say what cannot be read to a shim that clears its rank then: nobody is credited with what may have gone then, also after the shim was started again, and what the engine
-// says next is believed.
+// TestUnreadableMessage has an engine say what cannot be read to a shim that clears its rank then: nobody is credited
+// with what may have gone then, also after the shim was started again, and what the engine says next is believed.
 func TestUnreadableMessage(t *testing.T) {
 	w := newSite(t)
 	w.strict = true

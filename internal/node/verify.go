@@ -9,8 +9,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Replicas of a partition are compared by checksums of what they hold at one place in its log. While events flow no two are at the same place at
-// the same time, so each is told a place that it has not come to yet, and reckons the checksum when it does, between two messages.
+// Replicas of a partition are compared by checksums of what they hold at one place in its log. While events flow no two
+// are at the same place at the same time, so each is told a place that it has not come to yet, and reckons the checksum
+// when it does, between two messages.
 
 // verifyWait bounds how long a place is waited for.
 const verifyWait = time.Second
@@ -57,14 +58,16 @@ func (m *Machine) reached(part *partition, seq events.StreamSeq) {
 	part.marks = left
 }
 
-// Verify is Status with a checksum of each partition, which belongs to the place in the log that the status names: replicas at the same
-// place have the same. For partitions in at it is of that place, if the node has not passed it yet and comes to it within a second; else of
-// where it is. Reckoning it visits every block held and holds up events meanwhile, not queries.
+// Verify is Status with a checksum of each partition, which belongs to the place in the log that the status names:
+// replicas at the same place have the same. For partitions in at it is of that place, if the node has not passed it yet
+// and comes to it within a second; else of where it is. Reckoning it visits every block held and holds up events
+// meanwhile, not queries.
 func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
 	marks := map[events.Partition]*mark{}
 	for _, want := range at {
 		if int(want.Partition) >= len(n.parts) {
-			return nil, api.Errorf(api.CodeMalformed, "the request names partition %d; there are %d", want.Partition, len(n.parts))
+			return nil, api.Errorf(api.CodeMalformed, "the request names partition %d; there are %d", want.Partition,
+				len(n.parts))
 		}
 		k := &mark{seq: want.Seq, done: make(chan struct{})}
 		marked := false

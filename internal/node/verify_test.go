@@ -7,7 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestChecksumAtAPlace wants checksums of places within what is applied at once: they are those of a replica that has come just so far.
+// TestChecksumAtAPlace wants checksums of places within what is applied at once: they are those of a replica that has
+// come just so far.
 func TestChecksumAtAPlace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		log := logOf(t)

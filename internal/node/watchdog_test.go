@@ -115,7 +115,8 @@ func TestLogPurgedPastTheNode(t *testing.T) {
 	w.purge(last + 1)
 	w.start()
 	s := w.awaitAfter("resynced")
-	w.expect("rejected: log_truncated", fmt.Sprintf("asked: resync needed: what the log said before %d is gone and no snapshot has it", last+1))
+	w.expect("rejected: log_truncated", fmt.Sprintf(
+		"asked: resync needed: what the log said before %d is gone and no snapshot has it", last+1))
 	if s.Snapshots.Rejected["log_truncated"] != 1 {
 		t.Errorf("counted %+v", s.Snapshots)
 	}
@@ -137,8 +138,8 @@ func (w *site) awaitLog(n events.StreamSeq) events.StreamSeq {
 	return 0
 }
 
-// TestServerRestoredFromAnOlderCopy takes the end of the log away from under everybody. The shim finds it out when it publishes; the node
-// asks, so that it need not.
+// TestServerRestoredFromAnOlderCopy takes the end of the log away from under everybody. The shim finds it out when it
+// publishes; the node asks, so that it need not.
 func TestServerRestoredFromAnOlderCopy(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -194,7 +195,8 @@ func TestCorruptChunkSendsToTheOlderGeneration(t *testing.T) {
 
 	list, err := Generations(w.ctx, w.ns, true)
 	w.must(err)
-	if len(list.Generations) != 2 || !list.Generations[0].Bad || list.Generations[1].Bad || !list.Generations[1].Verified ||
+	if len(list.Generations) != 2 || !list.Generations[0].Bad || list.Generations[1].Bad ||
+		!list.Generations[1].Verified ||
 		len(list.Generations[0].BadChunks) != 1 || list.Generations[0].BadChunks[0].Key != fresh {
 		t.Errorf("verify: %+v", list.Generations)
 	}
@@ -233,7 +235,8 @@ func TestManifestThatCannotBeRead(t *testing.T) {
 		}
 		list, err := Generations(w.ctx, w.ns, false)
 		w.must(err)
-		if len(list.Generations) != 2 || list.Generations[0].Unusable != c.reason || !list.Generations[0].Bad || list.Generations[1].Unusable != "" {
+		if len(list.Generations) != 2 || list.Generations[0].Unusable != c.reason || !list.Generations[0].Bad ||
+			list.Generations[1].Unusable != "" {
 			t.Errorf("%s: list: %+v", c.reason, list.Generations)
 		}
 		w.stopNode()
@@ -257,7 +260,8 @@ func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {
 	w.start()
 	s := w.awaitAfter("resynced")
 	w.expect("rejected: unreadable", "is gone and no snapshot has it")
-	for deadline := time.Now().Add(patience); len(s.Problems) > 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); len(s.Problems) > 0 &&
+		time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		s = w.awaitAll() // that the node stood still is a problem until it looks again
 	}
 	if s.Snapshots.Rejected["unreadable"] != 2 || s.Resyncs.Answered == 0 || len(s.Problems) != 0 {
@@ -287,7 +291,8 @@ func (w *site) awaitPartial() {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		s, err := w.node.Status(w.ctx)
 		w.must(err)
-		if s.Partitions[0].State == stateResync && len(s.Problems) == 1 && strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)") {
+		if s.Partitions[0].State == stateResync && len(s.Problems) == 1 &&
+			strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)") {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -296,7 +301,8 @@ func (w *site) awaitPartial() {
 	}
 }
 
-// TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is there to say it.
+// TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is
+// there to say it.
 func TestRankSeenInItsMiddle(t *testing.T) {
 	w := seenInItsMiddle(t)
 	w.awaitTold("asked: resync needed: events of 1 ranks") // the log's lost beginning has been dealt with
@@ -314,13 +320,14 @@ func TestRankSeenInItsMiddle(t *testing.T) {
 	w.compareTranscript("rank-seen-in-its-middle")
 }
 
-// TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: nothing is known of it any more, here and after a
-// restart. If it does come back, it begins anew.
+// TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: nothing is known of it any more,
+// here and after a restart. If it does come back, it begins anew.
 func TestForgottenByAnOperator(t *testing.T) {
 	w := seenInItsMiddle(t)
 	w.awaitPartial()
 	key := events.RankKey{Instance: "w1"}
-	if _, err := shim.Forget(w.ctx, w.ns, events.RankKey{Instance: "w1", Rank: 7}, false); !errors.Is(err, shim.ErrUnknown) {
+	if _, err := shim.Forget(w.ctx, w.ns, events.RankKey{Instance: "w1", Rank: 7}, false); !errors.Is(err,
+		shim.ErrUnknown) {
 		t.Fatalf("a rank that nobody knows: %v", err)
 	}
 	ranks, err := shim.RanksOf(w.ctx, w.ns, "w1")
@@ -328,7 +335,8 @@ func TestForgottenByAnOperator(t *testing.T) {
 		t.Fatalf("ranks %v, %v", ranks, err)
 	}
 	done, err := shim.Forget(w.ctx, w.ns, key, false)
-	if err != nil || done.Incarnation != done.Was.Incarnation+1 || done.Seq == 0 || done.Was.Identity != (shim.Identity{Model: "m", BlockSize: 4}) {
+	if err != nil || done.Incarnation != done.Was.Incarnation+1 || done.Seq == 0 ||
+		done.Was.Identity != (shim.Identity{Model: "m", BlockSize: 4}) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	gone := func() {
@@ -348,7 +356,8 @@ func TestForgottenByAnOperator(t *testing.T) {
 	}
 	gone()
 	w.expect("resynced")
-	if again, err := shim.Forget(w.ctx, w.ns, key, false); err != nil || again.Incarnation != 0 || again.Was.Incarnation != done.Incarnation {
+	if again, err := shim.Forget(w.ctx, w.ns, key, false); err != nil || again.Incarnation != 0 ||
+		again.Was.Incarnation != done.Incarnation {
 		t.Fatalf("the second time: %+v, %v", again, err)
 	}
 	w.snapshot()
@@ -357,7 +366,8 @@ func TestForgottenByAnOperator(t *testing.T) {
 
 	stop := w.startShim()
 	w.awaitAll()
-	if _, err := shim.Forget(w.ctx, w.ns, key, false); !errors.Is(err, shim.ErrFenced) || !strings.Contains(err.Error(), "served by process") {
+	if _, err := shim.Forget(w.ctx, w.ns, key, false); !errors.Is(err, shim.ErrFenced) ||
+		!strings.Contains(err.Error(), "served by process") {
 		t.Fatalf("while a shim lives: %v", err)
 	}
 	if forced, err := shim.Forget(w.ctx, w.ns, key, true); err != nil || forced.Incarnation == 0 {
@@ -368,11 +378,13 @@ func TestForgottenByAnOperator(t *testing.T) {
 	stop()
 }
 
-// TestSnapshotsAreDue has snapshots written by themselves: by time and by blocks since the last, and not while nothing changes.
+// TestSnapshotsAreDue has snapshots written by themselves: by time and by blocks since the last, and not while nothing
+// changes.
 func TestSnapshotsAreDue(t *testing.T) {
 	for name, set := range map[string]func(*site){
 		"by time": func(w *site) { w.interval = time.Second }, "by blocks": func(w *site) { w.blocks = 7 },
-		"by room": func(w *site) { w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 1200})) }, // 10 blocks are some 300 bytes
+		// 10 blocks are some 300 bytes
+		"by room": func(w *site) { w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 1200})) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newSite(t)
@@ -384,7 +396,8 @@ func TestSnapshotsAreDue(t *testing.T) {
 				for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 					s, err := w.node.Status(w.ctx)
 					w.must(err)
-					if s.Snapshots.Written >= want && s.Partitions[0].SnapshotSeq == s.Partitions[0].Seq && s.Partitions[0].Seq > 0 {
+					if s.Snapshots.Written >= want && s.Partitions[0].SnapshotSeq == s.Partitions[0].Seq &&
+						s.Partitions[0].Seq > 0 {
 						return
 					}
 					if time.Now().After(deadline) {
@@ -433,8 +446,8 @@ func TestPoison(t *testing.T) {
 	w.awaitAll()
 }
 
-// TestRoom fills the snapshot bucket: snapshots fail and are counted, the log is not trimmed, a word is said at 80 %; with room again the
-// next one is written.
+// TestRoom fills the snapshot bucket: snapshots fail and are counted, the log is not trimmed, a word is said at 80 %;
+// with room again the next one is written.
 func TestRoom(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -460,8 +473,10 @@ func TestRoom(t *testing.T) {
 		s, err = w.node.Status(w.ctx)
 		w.must(err)
 		problems := strings.Join(s.Problems, "\n")
-		if strings.Contains(problems, "the snapshot bucket is 8") || strings.Contains(problems, "the snapshot bucket is 9") {
-			if !strings.Contains(problems, "its snapshot was not written") || s.Snapshots.Failed != 1 || s.SnapshotBucket.Limit != used+1000 {
+		if strings.Contains(problems, "the snapshot bucket is 8") ||
+			strings.Contains(problems, "the snapshot bucket is 9") {
+			if !strings.Contains(problems, "its snapshot was not written") || s.Snapshots.Failed != 1 ||
+				s.SnapshotBucket.Limit != used+1000 {
 				t.Fatalf("status %+v", s)
 			}
 			break
@@ -475,12 +490,14 @@ func TestRoom(t *testing.T) {
 	}
 	limit(1 << 30)
 	w.snapshot()
-	if s, err = w.node.Status(w.ctx); err != nil || s.Snapshots.Written != 1 || strings.Contains(strings.Join(s.Problems, ""), "not written") {
+	if s, err = w.node.Status(w.ctx); err != nil || s.Snapshots.Written != 1 ||
+		strings.Contains(strings.Join(s.Problems, ""), "not written") {
 		t.Fatalf("status %+v, %v", s, err)
 	}
 }
 
-// TestChecksums: a node that restored, and one that read the log alone, have the checksum of the one before at the same place.
+// TestChecksums: a node that restored, and one that read the log alone, have the checksum of the one before at the same
+// place.
 func TestChecksums(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -535,7 +552,8 @@ func TestChecksums(t *testing.T) {
 	w.stopNode()
 	w.start()
 	w.awaitAll()
-	if now := taken(); !now.SnapshotTime.Equal(before.SnapshotTime) || before.SnapshotTime.IsZero() || now.SnapshotSize != before.SnapshotSize ||
+	if now := taken(); !now.SnapshotTime.Equal(before.SnapshotTime) || before.SnapshotTime.IsZero() ||
+		now.SnapshotSize != before.SnapshotSize ||
 		before.SnapshotSize == 0 || now.SnapshotSeq != before.SnapshotSeq {
 		t.Fatalf("after a restart the snapshot is that of %+v, before %+v", now, before)
 	}

@@ -16,8 +16,10 @@ func large(b *testing.B, n int) (*Registry, []jetstream.Entry) {
 	entries := make([]jetstream.Entry, n)
 	for i := range entries {
 		record := record(fmt.Sprintf("vllm-decode-%05d", i), DefaultLease)
-		record.Source, record.L3 = "vllm", &hicache.Config{SGLang: &hicache.SGLang{Backend: "mooncake", PageSize: 64, TPSize: 8}}
-		record.Holder = Holder{ID: "ZXCVBNMASDFGHJKLQWERTYUIOP", Host: fmt.Sprint("gpu-", i), PID: 4711, Since: time.Unix(1e9, 0).UTC()}
+		record.Source, record.L3 = "vllm", &hicache.Config{SGLang: &hicache.SGLang{Backend: "mooncake", PageSize: 64,
+			TPSize: 8}}
+		record.Holder = Holder{ID: "ZXCVBNMASDFGHJKLQWERTYUIOP", Host: fmt.Sprint("gpu-", i), PID: 4711,
+			Since: time.Unix(1e9, 0).UTC()}
 		data, err := record.encode()
 		if err != nil {
 			b.Fatal(err)

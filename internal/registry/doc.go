@@ -1,5 +1,5 @@
-// Package registry knows which workers there are: each rank's shim registers it in a KV bucket and holds a lease on it; a node writes into the
-// log that a rank is gone when its lease has expired, and at no other time.
+// Package registry knows which workers there are: each rank's shim registers it in a KV bucket and holds a lease on it;
+// a node writes into the log that a rank is gone when its lease has expired, and at no other time.
 //
 //	shim:  lease := registry.NewLease(ns, record, hooks); lease.Keep(ctx, lost)   // take, renew; lost: look into the log
 //	node:  r := registry.New(cfg); r.Run(ctx)                                     // watch, probe, expire
@@ -8,17 +8,18 @@
 //
 // # One key, one owner
 //
-// A rank's [Record] is the value of the key <partition>.<instance>.<rank> in bucket kvatlas_<namespace>_workers, in JSON. Only the
-// holder of its lease writes it, by compare-and-set: renewing writes the same bytes again. A shim that starts takes the record over, whoever held it,
-// and the former holder finds that out at its next renewal: it is fenced. A rank with several shims one after the other stays one worker.
+// A rank's [Record] is the value of the key <partition>.<instance>.<rank> in bucket kvatlas_<namespace>_workers, in
+// JSON. Only the holder of its lease writes it, by compare-and-set: renewing writes the same bytes again. A shim that
+// starts takes the record over, whoever held it, and the former holder finds that out at its next renewal: it is
+// fenced. A rank with several shims one after the other stays one worker.
 //
 // # Time
 //
-// No clock of a host, nor of a server, is compared with another's. A lease's age is how long the watching node has not seen it renewed, by
-// that node's own monotonic clock, and only while the node has seen for itself that the bucket could be written: it writes the key "probe" a few
-// times per lease. A probe that is not acknowledged in its turn, a watch that breaks, or a node that stood still begins all ages anew. So nobody is
-// cleared because NATS was away, or because the judge was; the price is that a worker which dies meanwhile is credited for up to one
-// lease longer.
+// No clock of a host, nor of a server, is compared with another's. A lease's age is how long the watching node has not
+// seen it renewed, by that node's own monotonic clock, and only while the node has seen for itself that the bucket
+// could be written: it writes the key "probe" a few times per lease. A probe that is not acknowledged in its turn, a
+// watch that breaks, or a node that stood still begins all ages anew. So nobody is cleared because NATS was away, or
+// because the judge was; the price is that a worker which dies meanwhile is credited for up to one lease longer.
 //
 // # Expiry happens once
 //
@@ -26,16 +27,19 @@
 //	  ▲                                                                    │
 //	  └────────────────(the shim is back: compare-and-set)─────────────────┘
 //
-// The compare-and-set lets one node win, and none if the shim renews at the last moment. The clear expects the rank's last message to
-// be the one that was read before it was made sure that the record still says expired; it closes the rank's incarnation. Whatever fails in between,
-// any node that sees an expired record goes on with it. A record that has vanished without a mark is ended in the same way. A shim that comes back looks into the log: if its incarnation was closed it begins a
-// new one with all that its engine can say again, else it takes up where it was.
+// The compare-and-set lets one node win, and none if the shim renews at the last moment. The clear expects the rank's
+// last message to be the one that was read before it was made sure that the record still says expired; it closes the
+// rank's incarnation. Whatever fails in between, any node that sees an expired record goes on with it. A record that
+// has vanished without a mark is ended in the same way. A shim that comes back looks into the log: if its incarnation
+// was closed it begins a new one with all that its engine can say again, else it takes up where it was.
 //
 // # A bucket that is lost
 //
-// If somebody deletes the bucket, a node makes it anew ([Config].Mend), and the nodes write into it what they had seen in the old one. Shims renew there
-// as if nothing had been, and ages begin anew, so who died with it is cleared a lease later.
+// If somebody deletes the bucket, a node makes it anew ([Config].Mend), and the nodes write into it what they had seen
+// in the old one. Shims renew there as if nothing had been, and ages begin anew, so who died with it is cleared a lease
+// later.
 //
-// [Machine] decides, and is stepped: it reads no clock and starts nothing. [Registry] and [Lease] wait around it. They may be used from any goroutine.
-// What closing an incarnation means in the log is internal/shim's, what it does to the index internal/node's.
+// [Machine] decides, and is stepped: it reads no clock and starts nothing. [Registry] and [Lease] wait around it. They
+// may be used from any goroutine. What closing an incarnation means in the log is internal/shim's, what it does to the
+// index internal/node's.
 package registry

@@ -37,7 +37,8 @@ type Lease struct {
 	giveUp context.CancelFunc // ends the attempt to renew that is under way, or a past one
 }
 
-// NewLease prepares a lease. What the record leaves open of version, holder, state and length is filled in. It writes nothing yet.
+// NewLease prepares a lease. What the record leaves open of version, holder, state and length is filled in. It writes
+// nothing yet.
 func NewLease(ns *jetstream.Namespace, record Record, hooks LeaseHooks) (*Lease, error) {
 	record.Version, record.State = recordVersion, Held
 	if record.LeaseMS == 0 {
@@ -72,7 +73,8 @@ func NewLease(ns *jetstream.Namespace, record Record, hooks LeaseHooks) (*Lease,
 	if hooks.Failed == nil {
 		hooks.Failed = func(error) {}
 	}
-	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: hooks, soon: make(chan struct{}, 1)}, nil
+	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: hooks,
+		soon: make(chan struct{}, 1)}, nil
 }
 
 // Tell changes what the record says of how it stands. It is written soon, and any goroutine may call it.
@@ -89,8 +91,8 @@ func (l *Lease) Tell(s Standing) {
 	l.wake()
 }
 
-// Renew has the lease renewed soon rather than when it is time: NATS was away, and is to see that the shim is there. What is being tried is given up, as
-// it may wait for an answer that is lost. Any goroutine may call it.
+// Renew has the lease renewed soon rather than when it is time: NATS was away, and is to see that the shim is there.
+// What is being tried is given up, as it may wait for an answer that is lost. Any goroutine may call it.
 func (l *Lease) Renew() {
 	l.mu.Lock()
 	if l.giveUp != nil {
@@ -123,7 +125,8 @@ func (l *Lease) text() []byte {
 	return l.data
 }
 
-// calm is the least time between two renewals of which one is not due yet, so that what changes to and fro is not written each time.
+// calm is the least time between two renewals of which one is not due yet, so that what changes to and fro is not
+// written each time.
 const calm = 100 * time.Millisecond
 
 // pause waits until the lease is to be renewed: when it is time, or soon. It reports false if ctx ends first.
@@ -140,11 +143,13 @@ func (l *Lease) pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Keep takes the lease, from whoever has it, and renews it three times in its length until ctx ends; then it returns nil, and the lease stays until it
-// expires: a shim that is started again takes it over. When it finds that the lease had expired it takes it again and calls lost, twice:
-// at once, and when it renews for the next time, by when a clear that was under way has come into the log or never will.
+// Keep takes the lease, from whoever has it, and renews it three times in its length until ctx ends; then it returns
+// nil, and the lease stays until it expires: a shim that is started again takes it over. When it finds that the lease
+// had expired it takes it again and calls lost, twice: at once, and when it renews for the next time, by when a clear
+// that was under way has come into the log or never will.
 //
-// It returns [ErrTaken] if another holder has taken the lease, and an error that wraps [jetstream.ErrDenied] if the bucket may not be written.
+// It returns [ErrTaken] if another holder has taken the lease, and an error that wraps [jetstream.ErrDenied] if the
+// bucket may not be written.
 func (l *Lease) Keep(ctx context.Context, lost func()) error {
 	every := l.record.Lease() / 3
 	revision, look := uint64(0), time.Time{} // when to look into the log once more; zero: not at all
@@ -168,7 +173,8 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 			case expired:
 				l.hooks.Lost()
 				lost()
-				look = begun.Add(every * 9 / 10) // which the renewal that is due next is behind, and one that comes early is not
+				// which the renewal that is due next is behind, and one that comes early is not
+				look = begun.Add(every * 9 / 10)
 			case !look.IsZero() && begun.After(look):
 				lost()
 				look = time.Time{}
@@ -185,7 +191,8 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 	}
 }
 
-// renew writes the record after the revision that it had, or finds out what became of it. revision is 0 for a lease that is not ours yet.
+// renew writes the record after the revision that it had, or finds out what became of it. revision is 0 for a lease
+// that is not ours yet.
 func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expired bool, err error) {
 	data := l.text()
 	if revision != 0 {
@@ -205,7 +212,8 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 		if json.Unmarshal(entry.Value, &there) == nil { // what cannot be read is overwritten
 			expired = there.State == Expired
 			if revision != 0 && there.Holder.ID != l.record.Holder.ID {
-				return 0, false, fmt.Errorf("%w: process %d on %s, since %s", ErrTaken, there.Holder.PID, there.Holder.Host, there.Holder.Since.Format(time.RFC3339))
+				return 0, false, fmt.Errorf("%w: process %d on %s, since %s", ErrTaken, there.Holder.PID,
+					there.Holder.Host, there.Holder.Since.Format(time.RFC3339))
 			}
 		}
 		if bytes.Equal(entry.Value, data) {

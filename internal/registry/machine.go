@@ -7,11 +7,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Machine decides which leases have expired. It is stepped; one goroutine owns it. Times are those of one monotonic clock.
+// Machine decides which leases have expired. It is stepped; one goroutine owns it. Times are those of one monotonic
+// clock.
 //
 // Invariants:
-//  1. A lease is due only if, for all of its length, its revision did not change, the watch was unbroken and the bucket was seen to be writable
-//     at no longer intervals than [Machine.gap].
+//  1. A lease is due only if, for all of its length, its revision did not change, the watch was unbroken and the bucket
+//     was seen to be writable at no longer intervals than [Machine.gap].
 //  2. An expired record is due until it is gone, whoever marked it.
 type Machine struct {
 	entries map[events.RankKey]*entry
@@ -138,8 +139,9 @@ func (m *Machine) Probed(sent time.Duration) {
 	m.proved, m.confirmed = true, sent
 }
 
-// Due lists the leases to be ended now, and does not name them again for a while. Those for which mine is false are left to others for
-// half a lease. It looks at all leases: 0.25 ms for 10,000 (BenchmarkDue), eight times in a lease, which at 30 s is less than a ten-thousandth of a processor.
+// Due lists the leases to be ended now, and does not name them again for a while. Those for which mine is false are
+// left to others for half a lease. It looks at all leases: 0.25 ms for 10,000 (BenchmarkDue), eight times in a lease,
+// which at 30 s is less than a ten-thousandth of a processor.
 func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list []Due) {
 	if !m.proved || m.fresh != nil || now-m.confirmed > m.gap() {
 		return nil

@@ -10,7 +10,8 @@ import (
 )
 
 func record(name string, lease time.Duration) Record {
-	return Record{Version: recordVersion, Instance: events.WorkerID(name), Model: "m", BlockSize: 16, LeaseMS: lease.Milliseconds(), State: Held}
+	return Record{Version: recordVersion, Instance: events.WorkerID(name), Model: "m", BlockSize: 16,
+		LeaseMS: lease.Milliseconds(), State: Held}
 }
 
 func all(events.RankKey) bool { return true }
@@ -125,8 +126,8 @@ func TestWhatIsNotToldAgainIsGone(t *testing.T) {
 	}
 }
 
-// TestAtRandom holds the machine to a naive rule: who is due was not renewed in any way for a whole lease, and in that time the bucket could be
-// written at every probe.
+// TestAtRandom holds the machine to a naive rule: who is due was not renewed in any way for a whole lease, and in that
+// time the bucket could be written at every probe.
 func TestAtRandom(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))

@@ -36,8 +36,8 @@ type Record struct {
 	// KVGroups is what the engine's KV-cache groups serve, where an indexer runs the shim; see [events.ParseGroups].
 	KVGroups string `json:"kv_groups,omitempty"`
 
-	// L3 is how the worker uses a store that it shares with others; nil: it does not. It is for those who read it to check: a rank whose
-	// configuration makes no sense is there all the same.
+	// L3 is how the worker uses a store that it shares with others; nil: it does not. It is for those who read it to
+	// check: a rank whose configuration makes no sense is there all the same.
 	L3 *hicache.Config `json:"l3,omitempty"`
 
 	Holder  Holder `json:"holder"`
@@ -50,10 +50,11 @@ type Record struct {
 
 // Standing is how it stands with a shim and its engine.
 type Standing struct {
-	Engine     api.EngineState `json:"engine,omitempty"` // empty: not known
-	Since      time.Time       `json:"since,omitzero"`   // of Engine, by the shim's clock; of a silent one, its last sign of life
-	Why        string          `json:"why,omitempty"`    // why it is taken to be silent or gone
-	CatchingUp bool            `json:"catching_up,omitempty"`
+	Engine api.EngineState `json:"engine,omitempty"` // empty: not known
+	// of Engine, by the shim's clock; of a silent one, its last sign of life
+	Since      time.Time `json:"since,omitzero"`
+	Why        string    `json:"why,omitempty"` // why it is taken to be silent or gone
+	CatchingUp bool      `json:"catching_up,omitempty"`
 
 	// Refused is why the log takes nothing from the shim, and what to do; empty: it takes what there is.
 	Refused string `json:"refused,omitempty"`

@@ -20,15 +20,16 @@ type Config struct {
 	Namespace *jetstream.Namespace
 	Bucket    *jetstream.Bucket // Namespace.EnsureWorkers
 
-	// Clear writes into the log that a rank's incarnation is closed, if still says so after the rank's last message was read. It is
-	// done too if there is nothing to close.
+	// Clear writes into the log that a rank's incarnation is closed, if still says so after the rank's last message was
+	// read. It is done too if there is nothing to close.
 	Clear func(ctx context.Context, r Record, still func(context.Context) (bool, error)) error
 
 	// Mend, if not nil, makes the bucket anew; it is called when it was deleted.
 	Mend func(context.Context) error
 
-	// Began, if not zero, is when the bucket's server began, which runs in this process: what records that were written before say of their shims'
-	// standing is of an earlier time, and all of these count as catching up until they are renewed.
+	// Began, if not zero, is when the bucket's server began, which runs in this process: what records that were written
+	// before say of their shims' standing is of an earlier time, and all of these count as catching up until they are
+	// renewed.
 	Began time.Time
 
 	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
@@ -39,13 +40,14 @@ type Config struct {
 
 // Hooks tell what happens, from the registry's goroutines. Each may be nil. They must not block.
 type Hooks struct {
-	Expired  func(r Record)                      // this node has marked it
-	Cleared  func(r Record)                      // this node has seen to it that the log says so
-	Failed   func(key events.RankKey, err error) // ending a lease failed; it is tried again
-	Bad      func(key string, err error)         // a record that cannot be read; nobody is expired by it
-	Watch    func(err error)                     // the bucket cannot be watched (nil: again)
-	Mended   func(err error)                     // the bucket was deleted, and is made anew or could not be
-	Refilled func(n int)                         // so many records of the bucket that was deleted are written into the new one
+	Expired func(r Record)                      // this node has marked it
+	Cleared func(r Record)                      // this node has seen to it that the log says so
+	Failed  func(key events.RankKey, err error) // ending a lease failed; it is tried again
+	Bad     func(key string, err error)         // a record that cannot be read; nobody is expired by it
+	Watch   func(err error)                     // the bucket cannot be watched (nil: again)
+	Mended  func(err error)                     // the bucket was deleted, and is made anew or could not be
+	// so many records of the bucket that was deleted are written into the new one
+	Refilled func(n int)
 }
 
 // Worker is what the registry knows of one rank.
@@ -69,7 +71,8 @@ func (w *Worker) standing() Standing {
 	return s
 }
 
-// absent is a rank whose record has gone without a word: somebody has ended it while nothing was heard, or somebody has emptied the bucket.
+// absent is a rank whose record has gone without a word: somebody has ended it while nothing was heard, or somebody has
+// emptied the bucket.
 type absent struct {
 	worker Worker
 	since  time.Duration
@@ -124,7 +127,8 @@ func New(cfg Config) *Registry {
 		h.Refilled = func(int) {}
 	}
 	return &Registry{
-		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{}, marks: map[string]uint64{},
+		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
+		marks:   map[string]uint64{},
 		missing: map[events.RankKey]absent{}, changed: make(chan struct{}),
 	}
 }
@@ -146,7 +150,8 @@ func (r *Registry) Worker(key events.RankKey) (Worker, bool) {
 	return w, ok
 }
 
-// Partitions lists the partitions that have workers of a model, ascending. It is put together once after each change; the caller must not change it.
+// Partitions lists the partitions that have workers of a model, ascending. It is put together once after each change;
+// the caller must not change it.
 func (r *Registry) Partitions(model string) []events.Partition {
 	if list, ok := r.serving.Load(model); ok {
 		return list.([]events.Partition)
@@ -167,7 +172,8 @@ func (r *Registry) Partitions(model string) []events.Partition {
 	return list
 }
 
-// Sharing is how the workers of a model share a store, as they registered it. It is put together once after each change.
+// Sharing is how the workers of a model share a store, as they registered it. It is put together once after each
+// change.
 func (r *Registry) Sharing(model string) *hicache.Sharing {
 	if s, ok := r.shared.Load(model); ok {
 		return s.(*hicache.Sharing)
@@ -262,7 +268,8 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 			continue
 		}
 		delete(r.marks, e.Key)
-		if w, there := r.workers[key]; there && bytes.Equal(w.text, e.Value) { // a renewal, as nearly all that a watch tells
+		// a renewal, as nearly all that a watch tells
+		if w, there := r.workers[key]; there && bytes.Equal(w.text, e.Value) {
 			was := w.old
 			w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
 			r.workers[key] = w
@@ -281,7 +288,8 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 		w, there := r.workers[key]
 		changed = changed || !there || !sameButStanding(w.Record, record)
 		w = Worker{
-			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value, old: e.Written.Before(r.cfg.Began),
+			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
+			old: e.Written.Before(r.cfg.Began),
 		}
 		r.workers[key] = w
 		r.unwell.note(key, w.standing())
@@ -356,8 +364,8 @@ func (r *Registry) judge(ctx context.Context) {
 	}
 }
 
-// mend makes the bucket anew if it was deleted, and writes into a new one what the old one had: shims renew their leases there as if nothing had been,
-// and those that are gone expire. What somebody else has written meanwhile stays.
+// mend makes the bucket anew if it was deleted, and writes into a new one what the old one had: shims renew their
+// leases there as if nothing had been, and those that are gone expire. What somebody else has written meanwhile stays.
 func (r *Registry) mend(ctx context.Context) {
 	r.mu.Lock()
 	down := r.down
@@ -403,8 +411,8 @@ func (r *Registry) mend(ctx context.Context) {
 	r.cfg.Hooks.Refilled(int(written.Load()))
 }
 
-// endMissing ends the leases of those whose records have gone without a word, once a shim that lives would have written again. Who was ended already is
-// ended twice, which does no harm.
+// endMissing ends the leases of those whose records have gone without a word, once a shim that lives would have written
+// again. Who was ended already is ended twice, which does no harm.
 func (r *Registry) endMissing(ctx context.Context) {
 	r.mu.Lock()
 	var due []Worker
@@ -486,8 +494,9 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 	return err
 }
 
-// gone ends a lease whose record the watch has shown and that is no more in the bucket: another node has ended it, and the mark of its deletion was
-// erased before the watch came to it, or somebody has emptied the bucket. To end it twice does no harm.
+// gone ends a lease whose record the watch has shown and that is no more in the bucket: another node has ended it, and
+// the mark of its deletion was erased before the watch came to it, or somebody has emptied the bucket. To end it twice
+// does no harm.
 func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	absent := func(ctx context.Context) (bool, error) {
 		entry, err := r.cfg.Bucket.Latest(ctx, name)

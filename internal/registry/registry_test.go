@@ -138,11 +138,12 @@ func (s *site) wasCleared(name events.WorkerID) bool {
 	return slices.Contains(s.cleared, name)
 }
 
-// TestTheBucketOfWorkersIsLost deletes the bucket with its records, and empties it: shims that live stay registered and nobody clears them; who died
-// meanwhile is cleared.
+// TestTheBucketOfWorkersIsLost deletes the bucket with its records, and empties it: shims that live stay registered and
+// nobody clears them; who died meanwhile is cleared.
 func TestTheBucketOfWorkersIsLost(t *testing.T) {
 	s := newSite(t)
-	const short, long = 2 * time.Second, 15 * time.Second // who lives has five times as long to renew as it may take here
+	// who lives has five times as long to renew as it may take here
+	const short, long = 2 * time.Second, 15 * time.Second
 	s.shim("lives", long)
 	end := s.shim("dies-1", short)
 	s.until("both are known", func() bool { return s.know("dies-1", "lives") })
@@ -171,7 +172,8 @@ func TestTheBucketOfWorkersIsLost(t *testing.T) {
 	end()
 	s.admin("PURGE")
 	s.must(s.server.Restart(s.ctx)) // those who watch begin anew, and are not told of it
-	s.until("who died before the bucket was emptied, and was forgotten, is cleared", func() bool { return s.wasCleared("dies-3") })
+	s.until("who died before the bucket was emptied, and was forgotten, is cleared",
+		func() bool { return s.wasCleared("dies-3") })
 	s.until("who lives is known", func() bool { return s.know("lives") })
 	if s.wasCleared("lives") {
 		t.Error("who lives was cleared")

@@ -170,18 +170,22 @@ func (r *Registry) report(s *api.Status) {
 		if standing.Refused != "" && r.cfg.Mine(w.Partition) {
 			refused = append(refused, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Refused))
 		}
-		ill := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone && time.Since(standing.Since) >= goneLong
+		ill := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone &&
+			time.Since(standing.Since) >= goneLong
 		if ill && r.cfg.Mine(w.Partition) {
 			problems[standing.Engine] = append(problems[standing.Engine],
-				fmt.Sprintf("%s (on %s since %s: %s)", w.Record.Key(), w.Record.Holder.Host, standing.Since.UTC().Format(time.RFC3339), standing.Why))
+				fmt.Sprintf("%s (on %s since %s: %s)", w.Record.Key(), w.Record.Holder.Host,
+					standing.Since.UTC().Format(time.RFC3339), standing.Why))
 		}
 	}
 	s.Problems = append(s.Problems, engineProblems(problems)...)
 	if len(refused) > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s", len(refused), first(refused)))
+		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s",
+			len(refused), first(refused)))
 	}
 	if len(unusable) > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s", len(unusable), first(unusable)))
+		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",
+			len(unusable), first(unusable)))
 	}
 }
 
@@ -190,14 +194,16 @@ func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
 		state      api.EngineState
 		what, does string
 	}{
-		{api.EngineSilent, "do not answer their shims; they are still credited with what they held, as they may hold it",
+		{api.EngineSilent,
+			"do not answer their shims; they are still credited with what they held, as they may hold it",
 			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them " +
 				"if they do not go on; a shim with --engine-gone-after clears them by itself"},
 		{api.EngineGone, "have been gone for long: what they had in device and host memory is cleared",
 			"start them again, or stop their shims too"},
 	} {
 		if list := ranks[p.state]; len(list) > 0 {
-			problems = append(problems, fmt.Sprintf("engines of %d ranks %s: %s; what to do: %s", len(list), p.what, first(list), p.does))
+			problems = append(problems, fmt.Sprintf("engines of %d ranks %s: %s; what to do: %s", len(list), p.what,
+				first(list), p.does))
 		}
 	}
 	return problems

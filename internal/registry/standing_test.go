@@ -50,7 +50,8 @@ func TestStanding(t *testing.T) {
 	}()
 	s.shim("silent-about-itself", time.Hour)
 	s.until("both are known", func() bool { return s.know("silent-about-itself", "w") })
-	indexer := canned{workers: []api.Overlap{{Instance: "other", Device: 3}, {Instance: "silent-about-itself"}, {Instance: "w", Device: 2}, {Instance: "w", Rank: 1}}}
+	indexer := canned{workers: []api.Overlap{{Instance: "other", Device: 3}, {Instance: "silent-about-itself"},
+		{Instance: "w", Device: 2}, {Instance: "w", Rank: 1}}}
 	since := time.Now().Add(-goneLong).Truncate(time.Millisecond).UTC()
 	changed := s.nodes[0].Changed()
 	for _, now := range []Standing{
@@ -81,8 +82,10 @@ func TestStanding(t *testing.T) {
 			}
 			list, err := l.Workers(s.ctx, api.WorkersRequest{})
 			s.must(err)
-			if w := list.Workers[2]; w.Engine != now.Engine || w.EngineWhy != now.Why || w.CatchingUp != now.CatchingUp ||
-				(w.EngineSince == nil) != now.Since.IsZero() || w.EngineSince != nil && !w.EngineSince.Equal(now.Since) {
+			if w := list.Workers[2]; w.Engine != now.Engine || w.EngineWhy != now.Why ||
+				w.CatchingUp != now.CatchingUp ||
+				(w.EngineSince == nil) != now.Since.IsZero() || w.EngineSince != nil &&
+				!w.EngineSince.Equal(now.Since) {
 				t.Errorf("%+v: the list has %+v", now, w)
 			}
 			status, err := l.Status(s.ctx)
@@ -107,11 +110,13 @@ func TestStanding(t *testing.T) {
 			problems, notes := strings.Join(status.Problems, "\n"), strings.Join(node.Notes(), "\n")
 			isAway := now.Engine == api.EngineSilent || now.Engine == api.EngineGone
 			ill := isAway && now.Since.Equal(since) // one that is gone may be starting
-			if ill != strings.Contains(problems, "what to do: ") || ill != strings.Contains(problems, "w/0") || ill && !strings.Contains(problems, now.Why) {
+			if ill != strings.Contains(problems, "what to do: ") || ill != strings.Contains(problems, "w/0") ||
+				ill && !strings.Contains(problems, now.Why) {
 				t.Errorf("%+v: problems %q", now, problems)
 			}
 			noted := strings.Contains(notes, "silent: 1 ranks") || strings.Contains(notes, "gone: 1 ranks")
-			if now.CatchingUp != strings.Contains(notes, "catching_up: 1 ranks") || isAway != noted || isAway && !strings.Contains(notes, string(now.Engine)) {
+			if now.CatchingUp != strings.Contains(notes, "catching_up: 1 ranks") || isAway != noted ||
+				isAway && !strings.Contains(notes, string(now.Engine)) {
 				t.Errorf("%+v: notes %q", now, notes)
 			}
 		}
@@ -161,7 +166,8 @@ func TestNotesNameAFew(t *testing.T) {
 	for i := range 40 {
 		r.unwell.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%02d", i))}, Standing{CatchingUp: true})
 	}
-	if notes := r.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "40 ranks") || !strings.HasSuffix(notes[0], "w00/0, w01/0, w02/0, w03/0, w04/0 and 35 more") {
+	if notes := r.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "40 ranks") ||
+		!strings.HasSuffix(notes[0], "w00/0, w01/0, w02/0, w03/0, w04/0 and 35 more") {
 		t.Errorf("%q", notes)
 	}
 	for i := range 40 {
@@ -176,7 +182,8 @@ func TestNotesNameAFew(t *testing.T) {
 func TestRecordsOfOtherReleases(t *testing.T) {
 	key := events.RankKey{Instance: "w"}
 	for _, standing := range []string{``, `,"standing":{"engine":"asleep","dreams":true}`} {
-		text := fmt.Sprintf(`{"version":1,"instance":"w","rank":0,"model":"m","block_size":16,"source":"vllm","holder":{"id":"x"},"lease_ms":30000,"state":"held"%s}`, standing)
+		text := fmt.Sprintf(
+			`{"version":1,"instance":"w","rank":0,"model":"m","block_size":16,"source":"vllm","holder":{"id":"x"},"lease_ms":30000,"state":"held"%s}`, standing)
 		if r, err := decode(key, []byte(text)); err != nil || (r.Standing != nil) != (standing != "") {
 			t.Errorf("%s: %+v, %v", text, r, err)
 		}
@@ -193,7 +200,8 @@ func BenchmarkMark(b *testing.B) {
 		b.Run(fmt.Sprintf("%d unwell", n), func(b *testing.B) {
 			r := New(Config{})
 			for i := range n {
-				r.unwell.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("worker-%d", i))}, Standing{CatchingUp: true})
+				r.unwell.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("worker-%d", i))},
+					Standing{CatchingUp: true})
 			}
 			b.ReportAllocs()
 			for b.Loop() {

@@ -24,7 +24,8 @@ func (l Leased) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Wor
 		if known, ok := l.Registry.Worker(events.RankKey{Instance: w.Instance, Rank: w.Rank}); ok {
 			r := known.Record
 			w.Lease = &api.Lease{
-				Holder: r.Holder.ID, Host: r.Holder.Host, PID: r.Holder.PID, Since: r.Holder.Since, State: string(r.State),
+				Holder: r.Holder.ID, Host: r.Holder.Host, PID: r.Holder.PID, Since: r.Holder.Since,
+				State:   string(r.State),
 				L3:      r.L3.String(),
 				Renewed: known.Renewed.UTC(), Expires: known.Renewed.Add(r.Lease()).UTC(),
 			}

@@ -32,14 +32,15 @@ func (w *wires) Ask(id uint64, _, _ string, _ time.Duration, _ []byte) error {
 	return nil
 }
 
-// BenchmarkFind is a query of 64 blocks over 64 partitions: all of them this node's own, beside the same without a cluster; and two thirds
-// of them at two other nodes, which answer at once with 20 workers each.
+// BenchmarkFind is a query of 64 blocks over 64 partitions: all of them this node's own, beside the same without a
+// cluster; and two thirds of them at two other nodes, which answer at once with 20 workers each.
 func BenchmarkFind(b *testing.B) {
 	const partitions = 64
 	local := &still{answer: api.Answer{Model: "m", BlockSize: 16, Blocks: 64, Complete: true}}
 	there := api.Answer{Model: "m", BlockSize: 16, Blocks: 64, Complete: true}
 	for i := range 20 {
-		there.Workers = append(there.Workers, api.Overlap{Instance: events.WorkerID(fmt.Sprintf("p%d-w%d", 1+3*i%60, i)), Device: 10})
+		there.Workers = append(there.Workers,
+			api.Overlap{Instance: events.WorkerID(fmt.Sprintf("p%d-w%d", 1+3*i%60, i)), Device: 10})
 	}
 	body, err := api.Marshal(api.MsgPack, &there)
 	if err != nil {
@@ -50,7 +51,10 @@ func BenchmarkFind(b *testing.B) {
 	open := func(take func(uint64, []byte, *api.Error)) (Transport, error) { w.take = take; return w, nil }
 	s, err := New(Config{
 		Self: "n0", Partitions: partitions, Local: local, View: func() View { return w }, Open: open,
-		PartitionOf: func(id events.WorkerID) (events.Partition, error) { return events.Partition(len(id) % partitions), nil },
+		PartitionOf: func(id events.WorkerID) (events.Partition, error) {
+			return events.Partition(len(id) % partitions),
+				nil
+		},
 	})
 	if err != nil {
 		b.Fatal(err)

@@ -1,5 +1,5 @@
-// Package scatter answers for a whole cluster what one node answers for the partitions that it holds: it asks one node for each partition,
-// asks another where one is slow or gone, and puts the answers together.
+// Package scatter answers for a whole cluster what one node answers for the partitions that it holds: it asks one node
+// for each partition, asks another where one is slow or gone, and puts the answers together.
 //
 // [Scatter] is an [api.Indexer] around the one of this node:
 //
@@ -11,29 +11,34 @@
 //
 // # How a query travels
 //
-//  1. Wanted are the partitions that may have workers of the model, by what nodes announce, and those whose place in the log the query names;
-//     all, if there are none: that nobody knows a model is said only by all.
-//  2. Tokens are hashed here, once for each way in which the model's workers hash (block size, lookahead), which is remembered from answers;
-//     if it is not known, or turns out to have changed, the query is asked anew. Nodes are sent hashes, never tokens.
-//  3. A [Round] groups the partitions by node: this one first, then as few others as there need be, each the first that is fit. Requests
-//     go out together; this node answers its own share while they travel.
-//  4. An answer is taken for those of its partitions that nobody answered before. What it names as missing, and what an error leaves open,
-//     goes on to the next node at once. An answer that lets its node's 95th percentile pass has the same partitions asked of another (a hedge), within
-//     a budget: a tenth of all requests. After 250 ms that is done anyway.
-//  5. A node that failed, or was overtaken, is asked only where there is no other until it answers, and tried once a second.
-//  6. [Union] merges. Workers of one partition never depend on another's, so the union is exact. What nobody answered before the deadline, less
-//     what the answer needs to travel, is named in Missing.
+//  1. Wanted are the partitions that may have workers of the model, by what nodes announce, and those whose place in
+//     the log the query names; all, if there are none: that nobody knows a model is said only by all.
+//  2. Tokens are hashed here, once for each way in which the model's workers hash (block size, lookahead), which is
+//     remembered from answers; if it is not known, or turns out to have changed, the query is asked anew. Nodes are
+//     sent hashes, never tokens.
+//  3. A [Round] groups the partitions by node: this one first, then as few others as there need be, each the first that
+//     is fit. Requests go out together; this node answers its own share while they travel.
+//  4. An answer is taken for those of its partitions that nobody answered before. What it names as missing, and what an
+//     error leaves open, goes on to the next node at once. An answer that lets its node's 95th percentile pass has the
+//     same partitions asked of another (a hedge), within a budget: a tenth of all requests. After 250 ms that is done
+//     anyway.
+//  5. A node that failed, or was overtaken, is asked only where there is no other until it answers, and tried once a
+//     second.
+//  6. [Union] merges. Workers of one partition never depend on another's, so the union is exact. What nobody answered
+//     before the deadline, less what the answer needs to travel, is named in Missing.
 //  7. The store that workers share is asked once, here, while the nodes are, and merged into what they say together.
 //
 // # Promises
 //
-// A complete answer is that of a node that has everything. An incomplete one is the same without the missing partitions. An error that one node
-// with everything would give is given: unknown_model if no partition knows it, block_size_mismatch if any contradicts.
+// A complete answer is that of a node that has everything. An incomplete one is the same without the missing
+// partitions. An error that one node with everything would give is given: unknown_model if no partition knows it,
+// block_size_mismatch if any contradicts.
 //
 // # Who may call what
 //
-// All of [Scatter] and [Peers] from any goroutine. A [Round] and a [Union] belong to one. Requests in flight are bounded ([Config.MaxFlights]), nothing
-// is left running when a call returns but the requests that were sent; their replies tell how long nodes take, and nothing else.
+// All of [Scatter] and [Peers] from any goroutine. A [Round] and a [Union] belong to one. Requests in flight are
+// bounded ([Config.MaxFlights]), nothing is left running when a call returns but the requests that were sent; their
+// replies tell how long nodes take, and nothing else.
 //
 // # What it leaves to others
 //

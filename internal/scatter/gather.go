@@ -122,7 +122,8 @@ func (l *listing) add(taken []events.Partition, r reply) {
 // finish makes the list one that lacks nothing up to its end.
 func (l *listing) finish(missing []events.Partition) *api.WorkerList {
 	if upTo := l.list.Next; upTo != nil {
-		l.list.Workers = slices.DeleteFunc(l.list.Workers, func(w api.WorkerInfo) bool { return w.Place().Compare(*upTo) > 0 })
+		l.list.Workers = slices.DeleteFunc(l.list.Workers,
+			func(w api.WorkerInfo) bool { return w.Place().Compare(*upTo) > 0 })
 	}
 	l.list.Cut(l.asked)
 	l.list.Complete, l.list.Missing = len(missing) == 0, missing
@@ -168,9 +169,10 @@ type mail struct {
 	err   *api.Error
 }
 
-// What all of a partition's nodes have failed to answer is asked for once more after each of these pauses: nodes lose their connections at the same moment
-// when a NATS server ends to which they all were connected, and are back a few milliseconds later. That is done only while they fail at once, and
-// while the partition has not been missing for long, so that nobody waits where it is of no use.
+// What all of a partition's nodes have failed to answer is asked for once more after each of these pauses: nodes lose
+// their connections at the same moment when a NATS server ends to which they all were connected, and are back a few
+// milliseconds later. That is done only while they fail at once, and while the partition has not been missing for long,
+// so that nobody waits where it is of no use.
 var pauses = [...]time.Duration{25 * time.Millisecond, 75 * time.Millisecond}
 
 const (
@@ -185,7 +187,8 @@ func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (mis
 		if missing, err = s.once(ctx, wanted, g); err != nil {
 			return nil, err
 		}
-		if lost := s.lost(wanted, missing); !lost || i == len(pauses) || s.now()-begun > atOnce || !pause(ctx, pauses[i]) {
+		if lost := s.lost(wanted, missing); !lost || i == len(pauses) || s.now()-begun > atOnce ||
+			!pause(ctx, pauses[i]) {
 			break
 		}
 		view := s.cfg.View()
@@ -295,7 +298,8 @@ type call struct {
 	away   sync.WaitGroup
 }
 
-// send sends requests, and those that follow from failing to. What this node is to answer comes last: the others are at work meanwhile.
+// send sends requests, and those that follow from failing to. What this node is to answer comes last: the others are at
+// work meanwhile.
 func (c *call) send(asks []Ask) {
 	for c.queue = append(c.queue[:0], asks...); len(c.queue) > 0 && c.fatal == nil; {
 		i := max(0, slices.IndexFunc(c.queue, func(a Ask) bool { return a.Node != c.s.cfg.Self }))

@@ -18,7 +18,8 @@ func (l leased) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Wor
 	list, err := l.Indexer.Workers(ctx, asked)
 	if err == nil {
 		for i := range list.Workers {
-			list.Workers[i].Lease = &api.Lease{Holder: "ZXCVBNMASDFGHJKLQWERTYUIOP", Host: "gpu-node-0123.cluster.local", L3: "SGLang HiCache on Mooncake, mooncake-master:9003"}
+			list.Workers[i].Lease = &api.Lease{Holder: "ZXCVBNMASDFGHJKLQWERTYUIOP",
+				Host: "gpu-node-0123.cluster.local", L3: "SGLang HiCache on Mooncake, mooncake-master:9003"}
 		}
 	}
 	return list, err
@@ -29,7 +30,8 @@ func TestTenThousandWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const partitions, workers = 16, 10_000
 		f := &fleet{
-			t: t, nodes: map[string]*node{}, states: map[string]string{}, delay: func() time.Duration { return time.Millisecond },
+			t: t, nodes: map[string]*node{}, states: map[string]string{},
+			delay:  func() time.Duration { return time.Millisecond },
 			models: func(events.Partition, string) bool { return true },
 		}
 		names := []string{"n0", "n1", "n2"}
@@ -49,7 +51,8 @@ func TestTenThousandWorkers(t *testing.T) {
 		}
 		for i := range workers {
 			p := events.Partition(i % partitions)
-			w := worker{name: events.WorkerID(fmt.Sprintf("p%d-vllm-decode-%05d", p, i)), partition: p, model: "meta-llama/Llama-3.3-70B-Instruct", size: 16}
+			w := worker{name: events.WorkerID(fmt.Sprintf("p%d-vllm-decode-%05d", p, i)), partition: p,
+				model: "meta-llama/Llama-3.3-70B-Instruct", size: 16}
 			for _, n := range f.nodes {
 				if n.serves(p) {
 					n.workers = append(n.workers, w)
@@ -57,7 +60,8 @@ func TestTenThousandWorkers(t *testing.T) {
 			}
 		}
 		s, err := New(Config{
-			Self: "n0", Partitions: partitions, PartitionOf: partitionOf, Local: f.nodes["n0"], View: func() View { return f },
+			Self: "n0", Partitions: partitions, PartitionOf: partitionOf, Local: f.nodes["n0"],
+			View: func() View { return f },
 			Open: func(take func(uint64, []byte, *api.Error)) (Transport, error) {
 				f.take = take
 				return f, nil
@@ -78,7 +82,8 @@ func TestTenThousandWorkers(t *testing.T) {
 		}
 		seen := map[events.WorkerID]bool{}
 		for i := range list.Workers {
-			if seen[list.Workers[i].Instance] = true; i > 0 && list.Workers[i-1].Place().Compare(list.Workers[i].Place()) >= 0 {
+			if seen[list.Workers[i].Instance] = true; i > 0 &&
+				list.Workers[i-1].Place().Compare(list.Workers[i].Place()) >= 0 {
 				t.Fatalf("%s follows %s", list.Workers[i].Instance, list.Workers[i-1].Instance)
 			}
 		}

@@ -8,24 +8,25 @@ import (
 
 // Limits say how nodes are asked. The zero value of each is a good choice.
 type Limits struct {
-	// Hedge is how slow a reply must be, among its node's recent ones, before another node is asked too: the share of them that came sooner.
-	// Default 0.95.
+	// Hedge is how slow a reply must be, among its node's recent ones, before another node is asked too: the share of
+	// them that came sooner. Default 0.95.
 	Hedge float64
 
-	// HedgeAfter is the least time before another node is asked too; default 2 ms. First, while a node has hardly answered yet, stands for
-	// its times; default 20 ms.
+	// HedgeAfter is the least time before another node is asked too; default 2 ms. First, while a node has hardly
+	// answered yet, stands for its times; default 20 ms.
 	HedgeAfter, First time.Duration
 
-	// Budget is how many of all requests may be hedges, as a share; default 0.1. Burst is how many may be at once after a time without;
-	// default 10.
+	// Budget is how many of all requests may be hedges, as a share; default 0.1. Burst is how many may be at once after
+	// a time without; default 10.
 	Budget float64
 	Burst  int
 
-	// GiveUp is how long a node has until its partitions are asked of others, budget or not; default 250 ms, and never more than half of the
-	// time that is left.
+	// GiveUp is how long a node has until its partitions are asked of others, budget or not; default 250 ms, and never
+	// more than half of the time that is left.
 	GiveUp time.Duration
 
-	// Shun is how long a node that failed, or was overtaken, is asked only where there is no other; an answer ends it. Default 1 s.
+	// Shun is how long a node that failed, or was overtaken, is asked only where there is no other; an answer ends it.
+	// Default 1 s.
 	Shun time.Duration
 }
 
@@ -58,8 +59,8 @@ const (
 	maxPeers = 1024
 )
 
-// Peers is what is remembered of other nodes from one query to the next: how long they take, who is to be avoided, and how many hedges may be
-// made. Any goroutine may use it. Times are of one monotonic clock.
+// Peers is what is remembered of other nodes from one query to the next: how long they take, who is to be avoided, and
+// how many hedges may be made. Any goroutine may use it. Times are of one monotonic clock.
 type Peers struct {
 	limits Limits
 
@@ -126,8 +127,8 @@ func (p *Peers) shunned(node string, now time.Duration) bool {
 	return n != nil && now < n.shun
 }
 
-// asked tells of a request, and returns after which time its node is slow. One that was shunned is so again for all others until it answers:
-// one request tries it.
+// asked tells of a request, and returns after which time its node is slow. One that was shunned is so again for all
+// others until it answers: one request tries it.
 func (p *Peers) asked(node string, now time.Duration, kind Kind) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

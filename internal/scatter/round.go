@@ -37,8 +37,9 @@ const (
 
 func (k Kind) String() string { return [...]string{"first", "next", "hedge"}[k] }
 
-// Round has each wanted partition answered by one node, as long as there are nodes to ask and time. It is stepped: whoever steps it sends
-// what it returns, tells it what comes back, and calls Tick when Next says. One goroutine owns it.
+// Round has each wanted partition answered by one node, as long as there are nodes to ask and time. It is stepped:
+// whoever steps it sends what it returns, tells it what comes back, and calls Tick when Next says. One goroutine owns
+// it.
 //
 // Invariants:
 //  1. A partition is taken from at most one answer.
@@ -81,7 +82,8 @@ type ask struct {
 	closed  bool
 }
 
-// NewRound returns a round that asks until a time, on behalf of a node. With patient, nodes were asked to wait for something.
+// NewRound returns a round that asks until a time, on behalf of a node. With patient, nodes were asked to wait for
+// something.
 func NewRound(peers *Peers, self string, until time.Duration, patient bool) *Round {
 	return &Round{peers: peers, self: self, until: until, patient: patient}
 }
@@ -105,8 +107,8 @@ func (r *Round) Begin(now time.Duration, wanted []Wanted) []Ask {
 	return r.assign(now, list, First)
 }
 
-// Answer tells that a request was answered; not lists the asked partitions that its node does not serve. What is taken are those that nobody
-// else answered before; the rest of the answer is to be ignored.
+// Answer tells that a request was answered; not lists the asked partitions that its node does not serve. What is taken
+// are those that nobody else answered before; the rest of the answer is to be ignored.
 func (r *Round) Answer(now time.Duration, id int, not []events.Partition) (taken []events.Partition, asks []Ask) {
 	a := &r.asks[id]
 	if a.closed {
@@ -218,8 +220,8 @@ func (r *Round) untried(p *part) bool {
 	return false
 }
 
-// assign asks for partitions of whoever is best for each and has not been asked, unless somebody is being asked who is not given up.
-// Partitions of one node go into one request.
+// assign asks for partitions of whoever is best for each and has not been asked, unless somebody is being asked who is
+// not given up. Partitions of one node go into one request.
 func (r *Round) assign(now time.Duration, list []int, kind Kind) []Ask {
 	r.batch = r.batch[:0]
 	begin := len(r.asks)
@@ -257,13 +259,15 @@ func (r *Round) request(now time.Duration, node string, kind Kind) ask {
 		return ask{node: node, sent: now, slow: r.until, giveUp: r.until, hedged: true}
 	}
 	return ask{
-		node: node, sent: now, slow: now + r.peers.asked(node, now, kind), giveUp: now + min(r.peers.limits.GiveUp, (r.until-now)/2),
+		node: node, sent: now, slow: now + r.peers.asked(node, now, kind), giveUp: now + min(r.peers.limits.GiveUp,
+			(r.until-now)/2),
 		hedged: r.patient || kind == Hedge,
 	}
 }
 
-// choose returns which of a partition's nodes is to be asked: the own one; then one that the batch, which begins at a request, asks
-// already; then the first; those that are not fit, and then those that are shunned, only where there is no other.
+// choose returns which of a partition's nodes is to be asked: the own one; then one that the batch, which begins at a
+// request, asks already; then the first; those that are not fit, and then those that are shunned, only where there is
+// no other.
 func (r *Round) choose(now time.Duration, p *part, begin int) int {
 	best, bestRank := -1, 5
 	for k, node := range p.Serving {

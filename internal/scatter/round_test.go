@@ -39,7 +39,8 @@ func (w *network) tell(peers *Peers, now time.Duration) {
 }
 
 // play steps a round to its end on a network and returns what it took from whom, and the time it took.
-func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wanted, count func(Ask)) (taken map[events.Partition]string, end time.Duration) {
+func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wanted,
+	count func(Ask)) (taken map[events.Partition]string, end time.Duration) {
 	t.Helper()
 	taken = map[events.Partition]string{}
 	asked := map[string]bool{}
@@ -60,7 +61,8 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 				count(a)
 			}
 			if !w.silent[a.Node] {
-				coming = append(coming, due{now, now + w.delay(), Ask{ID: a.ID, Node: a.Node, Partitions: slices.Clone(a.Partitions)}})
+				coming = append(coming, due{now, now + w.delay(),
+					Ask{ID: a.ID, Node: a.Node, Partitions: slices.Clone(a.Partitions)}})
 			}
 		}
 	}
@@ -98,7 +100,8 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 		got, asks := r.Answer(now, d.ask.ID, not)
 		for _, p := range got {
 			if _, twice := taken[p]; twice || !slices.Contains(d.ask.Partitions, p) || slices.Contains(not, p) {
-				t.Fatalf("partition %d was taken from %s, which was asked %v and does not serve %v; before from %q", p, d.ask.Node, d.ask.Partitions, not, taken[p])
+				t.Fatalf("partition %d was taken from %s, which was asked %v and does not serve %v; before from %q", p,
+					d.ask.Node, d.ask.Partitions, not, taken[p])
 			}
 			taken[p] = d.ask.Node
 		}
@@ -109,8 +112,8 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 	return taken, now
 }
 
-// TestRoundsTakeWhatCanBeHad plays random rounds on random networks: what is taken is what asking everybody would give, and what is missing is the
-// rest, exactly.
+// TestRoundsTakeWhatCanBeHad plays random rounds on random networks: what is taken is what asking everybody would give,
+// and what is missing is the rest, exactly.
 func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 	seeds := uint64(4000)
 	if testing.Short() {
@@ -120,7 +123,8 @@ func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		w := &network{
-			rng: rng, silent: map[string]bool{}, refuse: map[string]bool{}, holds: map[string]map[events.Partition]bool{},
+			rng: rng, silent: map[string]bool{}, refuse: map[string]bool{},
+			holds: map[string]map[events.Partition]bool{},
 			delay: func() time.Duration { return time.Duration(rng.Int64N(int64(10 * ms))) },
 		}
 		nodes := make([]string, 1+rng.IntN(7))
@@ -155,7 +159,8 @@ func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 			for k := range wanted {
 				p := wanted[k].Partition
 				if _, has := taken[p]; has != can[p] || has == slices.Contains(missing, p) {
-					t.Fatalf("seed %d, round %d: partition %d of %v: could be had: %v, taken: %v, missing: %v", seed, i, p, wanted[k].Serving, can[p], has, missing)
+					t.Fatalf("seed %d, round %d: partition %d of %v: could be had: %v, taken: %v, missing: %v", seed, i,
+						p, wanted[k].Serving, can[p], has, missing)
 				}
 			}
 			if len(missing) > 0 {
@@ -190,8 +195,8 @@ func all(partitions int, nodes ...string) map[string]map[events.Partition]bool {
 	return out
 }
 
-// TestHedgesKeepToTheirBudget lets a node become slow now and then, and then for ever: others are asked instead, but no more often than allowed,
-// and the node is left alone when it is known.
+// TestHedgesKeepToTheirBudget lets a node become slow now and then, and then for ever: others are asked instead, but no
+// more often than allowed, and the node is left alone when it is known.
 func TestHedgesKeepToTheirBudget(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	slow := 0.02
@@ -250,7 +255,8 @@ func TestHedgesKeepToTheirBudget(t *testing.T) {
 // TestASilentNodeIsLeftAlone: a node that stops answering costs a few queries a little, not all of them.
 func TestASilentNodeIsLeftAlone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	w := &network{rng: rng, silent: map[string]bool{}, holds: all(4, "a", "b"), delay: func() time.Duration { return ms }}
+	w := &network{rng: rng, silent: map[string]bool{}, holds: all(4, "a", "b"),
+		delay: func() time.Duration { return ms }}
 	peers := NewPeers(Limits{})
 	now := time.Duration(0)
 	run := func(n int) (slow int, asked int) {
@@ -305,7 +311,8 @@ func TestPatience(t *testing.T) {
 func TestPartitionsOfOneNodeGoTogether(t *testing.T) {
 	peers := NewPeers(Limits{})
 	wanted := []Wanted{
-		{0, []string{"me", "a"}, 2}, {1, []string{"a", "b"}, 2}, {2, []string{"b", "a"}, 2}, {3, []string{"a", "me"}, 2}, {4, []string{"b", "a"}, 1},
+		{0, []string{"me", "a"}, 2}, {1, []string{"a", "b"}, 2}, {2, []string{"b", "a"}, 2}, {3, []string{"a", "me"},
+			2}, {4, []string{"b", "a"}, 1},
 	}
 	for range 5 {
 		r := NewRound(peers, "me", time.Second, false)

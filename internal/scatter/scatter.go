@@ -14,22 +14,24 @@ import (
 
 // View is what is known of the cluster at one moment. It does not change.
 type View interface {
-	Serving(p events.Partition) []string            // whom a partition can be asked of, best first
-	Fit(p events.Partition) int                     // that many of them are as good as each other; the others are for who has no choice
+	Serving(p events.Partition) []string // whom a partition can be asked of, best first
+	// that many of them are as good as each other; the others are for who has no choice
+	Fit(p events.Partition) int
 	MayServe(p events.Partition, model string) bool // whether the partition may have workers of a model
 }
 
 // Transport carries requests to other nodes.
 type Transport interface {
-	// Ask sends a request for an operation, in MessagePack, and returns at once. Its reply, or why there is none, goes to the function that the
-	// transport was opened with, if it comes; patience says how long it is waited for.
+	// Ask sends a request for an operation, in MessagePack, and returns at once. Its reply, or why there is none, goes
+	// to the function that the transport was opened with, if it comes; patience says how long it is waited for.
 	Ask(id uint64, node, op string, patience time.Duration, body []byte) error
 }
 
 // Question is a query's question to the store that workers share.
 type Question interface {
-	Asked() bool                                   // whether there is a store that can be asked
-	Merge(ctx context.Context, answer *api.Answer) // waits for it, within bounds, and writes what it says into the answer and its workers
+	Asked() bool // whether there is a store that can be asked
+	// waits for it, within bounds, and writes what it says into the answer and its workers
+	Merge(ctx context.Context, answer *api.Answer)
 }
 
 // Config is one node's.
@@ -84,7 +86,8 @@ type Scatter struct {
 	flights  map[uint64]flight
 	readings map[readingKey]reading
 
-	missing []atomic.Int64 // by partition: since when nobody has answered for it, in nanoseconds and one; 0: somebody has
+	// by partition: since when nobody has answered for it, in nanoseconds and one; 0: somebody has
+	missing []atomic.Int64
 }
 
 // maxReadings bounds what is remembered of how models hash.
@@ -112,8 +115,9 @@ func New(cfg Config) (*Scatter, error) {
 		h.Missing = func(string, int) {}
 	}
 	s := &Scatter{
-		Indexer: cfg.Local, cfg: cfg, peers: NewPeers(cfg.Limits), begun: time.Now(), flights: map[uint64]flight{}, readings: map[readingKey]reading{},
-		missing: make([]atomic.Int64, cfg.Partitions),
+		Indexer: cfg.Local, cfg: cfg, peers: NewPeers(cfg.Limits), begun: time.Now(), flights: map[uint64]flight{},
+		readings: map[readingKey]reading{},
+		missing:  make([]atomic.Int64, cfg.Partitions),
 	}
 	s.boxes.New = func() any {
 		timer := time.NewTimer(time.Hour)
@@ -153,8 +157,10 @@ func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	a, err := s.find(ctx, q, wanted)
 	var e *api.Error
-	if errors.As(err, &e) && e.Code == api.CodeUnknownModel && len(q.Partitions) == 0 && uint32(len(wanted)) < s.cfg.Partitions {
-		return s.find(ctx, q, s.all(view, func(events.Partition) bool { return true })) // nodes do not announce at once what they learn
+	if errors.As(err, &e) && e.Code == api.CodeUnknownModel && len(q.Partitions) == 0 &&
+		uint32(len(wanted)) < s.cfg.Partitions {
+		// nodes do not announce at once what they learn
+		return s.find(ctx, q, s.all(view, func(events.Partition) bool { return true }))
 	}
 	return a, err
 }
@@ -196,18 +202,20 @@ func (s *Scatter) check(q *api.Query) error {
 	}
 	for _, m := range q.MinSeq {
 		if uint32(m.Partition) >= s.cfg.Partitions {
-			return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", m.Partition, s.cfg.Partitions)
+			return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", m.Partition,
+				s.cfg.Partitions)
 		}
 	}
 	return nil
 }
 
-// plan lists the partitions that a query must look at: those that may have workers of its model, and those whose place in the log it names;
-// all, if there are none. own says that this node serves them all itself.
+// plan lists the partitions that a query must look at: those that may have workers of its model, and those whose place
+// in the log it names; all, if there are none. own says that this node serves them all itself.
 func (s *Scatter) plan(view View, q *api.Query) (wanted []Wanted, own bool) {
 	asked := func(p events.Partition) bool { return len(q.Partitions) == 0 || slices.Contains(q.Partitions, p) }
 	wanted = s.all(view, func(p events.Partition) bool {
-		return asked(p) && (view.MayServe(p, q.Model) || slices.ContainsFunc(q.MinSeq, func(m api.PartitionSeq) bool { return m.Partition == p }))
+		return asked(p) && (view.MayServe(p, q.Model) ||
+			slices.ContainsFunc(q.MinSeq, func(m api.PartitionSeq) bool { return m.Partition == p }))
 	})
 	if len(wanted) == 0 {
 		wanted = s.all(view, asked)
@@ -251,7 +259,8 @@ type readingKey struct {
 	blockSize uint32 // as the query has it
 }
 
-// find scatters a query. Tokens are hashed here, once; if nobody has said yet how the model's workers do that, it is asked first.
+// find scatters a query. Tokens are hashed here, once; if nobody has said yet how the model's workers do that, it is
+// asked first.
 func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
 	share := *q
 	share.L3, share.L3TimeoutMS = api.L3Off, 0
@@ -289,7 +298,8 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 			known.lookaheads = []uint32{0}
 		}
 		s.remember(key, known)
-		if was.blockSize == known.blockSize && !slices.ContainsFunc(known.lookaheads, func(l uint32) bool { return !slices.Contains(was.lookaheads, l) }) {
+		if was.blockSize == known.blockSize &&
+			!slices.ContainsFunc(known.lookaheads, func(l uint32) bool { return !slices.Contains(was.lookaheads, l) }) {
 			a.Lookaheads = nil
 			return s.finish(ctx, q, a, question), nil
 		}

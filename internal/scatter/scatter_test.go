@@ -240,7 +240,8 @@ func newFleet(t *testing.T, rng *rand.Rand) (f *fleet, s *Scatter, twin *node, r
 	partitions := uint32(1 + rng.IntN(12))
 	var workers []worker
 	for i := range rng.IntN(30) {
-		w := worker{partition: events.Partition(rng.Uint32N(partitions)), model: fmt.Sprint("m", rng.IntN(3)), size: 4, held: prompt(rng)}
+		w := worker{partition: events.Partition(rng.Uint32N(partitions)), model: fmt.Sprint("m", rng.IntN(3)), size: 4,
+			held: prompt(rng)}
 		w.name = events.WorkerID(fmt.Sprintf("p%d-w%d", w.partition, i))
 		if w.model == "m1" {
 			w.ahead = uint32(rng.IntN(3))
@@ -251,7 +252,8 @@ func newFleet(t *testing.T, rng *rand.Rand) (f *fleet, s *Scatter, twin *node, r
 		workers = append(workers, w)
 	}
 	f = &fleet{
-		t: t, nodes: map[string]*node{}, states: map[string]string{}, serving: make([][]string, partitions), fit: make([]int, partitions),
+		t: t, nodes: map[string]*node{}, states: map[string]string{}, serving: make([][]string,
+			partitions), fit: make([]int, partitions),
 		delay: func() time.Duration { return time.Duration(100+rand.IntN(900)) * time.Microsecond },
 	}
 	names := []string{"n0", "n1", "n2", "n3", "n4"}[:1+rng.IntN(5)]
@@ -294,7 +296,8 @@ func newFleet(t *testing.T, rng *rand.Rand) (f *fleet, s *Scatter, twin *node, r
 	}
 	var err error
 	s, err = New(Config{
-		Self: "n0", Partitions: partitions, PartitionOf: partitionOf, Local: f.nodes["n0"], View: func() View { return f },
+		Self: "n0", Partitions: partitions, PartitionOf: partitionOf, Local: f.nodes["n0"],
+		View: func() View { return f },
 		Open: func(take func(uint64, []byte, *api.Error)) (Transport, error) { f.take = take; return f, nil },
 	})
 	if err != nil {
@@ -331,8 +334,9 @@ func query(rng *rand.Rand, partitions uint32) *api.Query {
 	return q
 }
 
-// TestAnswersAreTheTwins asks random clusters random questions. A complete answer is what one node says that has everything; an incomplete one is the
-// same without the partitions that it names, which are those that nobody can be asked for, and may have workers of the model.
+// TestAnswersAreTheTwins asks random clusters random questions. A complete answer is what one node says that has
+// everything; an incomplete one is the same without the partitions that it names, which are those that nobody can be
+// asked for, and may have workers of the model.
 func TestAnswersAreTheTwins(t *testing.T) {
 	seeds := uint64(500)
 	if testing.Short() {
@@ -370,10 +374,12 @@ func TestAnswersAreTheTwins(t *testing.T) {
 				var missing []events.Partition
 				anybody := false
 				for p := range events.Partition(twin.partitions) {
-					anybody = anybody || f.models(p, q.Model) || slices.ContainsFunc(q.MinSeq, func(m api.PartitionSeq) bool { return m.Partition == p })
+					anybody = anybody || f.models(p, q.Model) ||
+						slices.ContainsFunc(q.MinSeq, func(m api.PartitionSeq) bool { return m.Partition == p })
 				}
 				for p := range events.Partition(twin.partitions) {
-					concerned := !anybody || f.models(p, q.Model) || slices.ContainsFunc(q.MinSeq, func(m api.PartitionSeq) bool { return m.Partition == p })
+					concerned := !anybody || f.models(p, q.Model) ||
+						slices.ContainsFunc(q.MinSeq, func(m api.PartitionSeq) bool { return m.Partition == p })
 					if concerned && !can(p) {
 						missing = append(missing, p)
 					}
@@ -381,11 +387,13 @@ func TestAnswersAreTheTwins(t *testing.T) {
 				all := *twin
 				all.serves = func(events.Partition) bool { return true }
 				want, wantErr := all.Find(context.Background(), whole)
-				if code(wantErr) == api.CodeBlockSizeMismatch && q.BlockSize != 0 && len(missing) > 0 { // the right ones may be there
+				// the right ones may be there
+				if code(wantErr) == api.CodeBlockSizeMismatch && q.BlockSize != 0 && len(missing) > 0 {
 					wantErr = api.Errorf(api.CodeNotReady, "")
 				}
 				if code(wantErr) == api.CodeUnknownModel { // then all are asked
-					if missing = nil; slices.ContainsFunc(list(full(int(twin.partitions))), func(p events.Partition) bool { return !can(p) }) {
+					if missing = nil; slices.ContainsFunc(list(full(int(twin.partitions))),
+						func(p events.Partition) bool { return !can(p) }) {
 						wantErr = api.Errorf(api.CodeNotReady, "")
 					}
 				}
@@ -394,7 +402,8 @@ func TestAnswersAreTheTwins(t *testing.T) {
 				}
 				if err != nil {
 					var e *api.Error
-					if errors.As(err, &e) && e.Code == api.CodeNotReady && (len(e.Missing) == 0 || slices.ContainsFunc(e.Missing, can) ||
+					if errors.As(err, &e) && e.Code == api.CodeNotReady && (len(e.Missing) == 0 ||
+						slices.ContainsFunc(e.Missing, can) ||
 						!strings.Contains(e.Message, fmt.Sprintf("no node answers for partitions %v", e.Missing))) {
 						t.Fatalf("seed %d, query %d %+v: %+v", seed, i, q, e)
 					}
@@ -423,18 +432,22 @@ func TestAnswersAreTheTwins(t *testing.T) {
 				t.Fatal(err)
 			}
 			want, _ := twin.Workers(context.Background(), api.WorkersRequest{})
-			if len(l.Workers) != len(want.Workers) || len(want.Workers) > 0 && !reflect.DeepEqual(l.Workers, want.Workers) || !slices.Equal(l.Missing, want.Missing) || l.Complete != want.Complete {
+			if len(l.Workers) != len(want.Workers) || len(want.Workers) > 0 &&
+				!reflect.DeepEqual(l.Workers, want.Workers) || !slices.Equal(l.Missing, want.Missing) ||
+				l.Complete != want.Complete {
 				t.Fatalf("seed %d: workers are %+v, should be %+v", seed, l, want)
 			}
 			parts := &api.WorkerList{}
 			for more := true; more; more = parts.Next != nil {
-				part, err := s.Workers(context.Background(), api.WorkersRequest{After: parts.Next, Limit: 1 + rng.IntN(4)})
+				part, err := s.Workers(context.Background(), api.WorkersRequest{After: parts.Next,
+					Limit: 1 + rng.IntN(4)})
 				if err != nil {
 					t.Fatal(err)
 				}
 				parts.Append(part)
 			}
-			if len(parts.Workers) != len(want.Workers) || len(want.Workers) > 0 && !reflect.DeepEqual(parts.Workers, want.Workers) || !slices.Equal(parts.Missing, want.Missing) {
+			if len(parts.Workers) != len(want.Workers) || len(want.Workers) > 0 &&
+				!reflect.DeepEqual(parts.Workers, want.Workers) || !slices.Equal(parts.Missing, want.Missing) {
 				t.Fatalf("seed %d: part by part workers are %+v, should be %+v", seed, parts, want)
 			}
 			if f.tokens.Load() {
@@ -450,20 +463,22 @@ func TestAnswersAreTheTwins(t *testing.T) {
 		})
 	}
 	t.Log(outcomes)
-	for _, o := range []string{"complete: true", "complete: false", "unknown_model", "block_size_mismatch", "not_ready", "behind"} {
+	for _, o := range []string{"complete: true", "complete: false", "unknown_model", "block_size_mismatch", "not_ready",
+		"behind"} {
 		if outcomes[o] < int(seeds)/100 {
 			t.Errorf("the outcome %q came %d times only", o, outcomes[o])
 		}
 	}
 }
 
-// TestAllGoneForAMoment: what both nodes of a partition cannot be asked for at the same moment is asked for once more a little later; where that has been of no use for a
-// while it is not.
+// TestAllGoneForAMoment: what both nodes of a partition cannot be asked for at the same moment is asked for once more a
+// little later; where that has been of no use for a while it is not.
 func TestAllGoneForAMoment(t *testing.T) {
 	cluster := func(until time.Duration) (*fleet, *Scatter) {
 		w := worker{name: "p0-w0", model: "m", size: 4, held: make([]uint32, 8)}
 		f := &fleet{
-			t: t, nodes: map[string]*node{}, states: map[string]string{"n1": "dead", "n2": "dead"}, serving: [][]string{{"n1", "n2"}}, fit: []int{2},
+			t: t, nodes: map[string]*node{}, states: map[string]string{"n1": "dead",
+				"n2": "dead"}, serving: [][]string{{"n1", "n2"}}, fit: []int{2},
 			delay: func() time.Duration { return ms / 2 }, models: func(events.Partition, string) bool { return true },
 		}
 		if until > 0 {
@@ -471,7 +486,8 @@ func TestAllGoneForAMoment(t *testing.T) {
 		}
 		for _, name := range []string{"n0", "n1", "n2"} {
 			f.nodes[name] = &node{
-				partitions: 1, workers: []worker{w}, serves: func(events.Partition) bool { return name != "n0" }, seq: func(events.Partition) events.StreamSeq { return 1 },
+				partitions: 1, workers: []worker{w}, serves: func(events.Partition) bool { return name != "n0" },
+				seq: func(events.Partition) events.StreamSeq { return 1 },
 			}
 		}
 		s, err := New(Config{
@@ -505,7 +521,8 @@ func TestAllGoneForAMoment(t *testing.T) {
 				took, asked := time.Since(begun), f.asked.Load()-before
 				whole := err == nil && a.Complete
 				if whole != c.whole[i] || asked != c.asked[i] || took < c.took[i] || took > c.took[i]+20*ms {
-					t.Errorf("gone for %v, query %d: %+v, %v, after %d requests and %v; want whole: %v, %d, %v", c.until, i, a, err, asked, took, c.whole[i], c.asked[i], c.took[i])
+					t.Errorf("gone for %v, query %d: %+v, %v, after %d requests and %v; want whole: %v, %d, %v",
+						c.until, i, a, err, asked, took, c.whole[i], c.asked[i], c.took[i])
 				}
 				time.Sleep(c.wait)
 			}

@@ -9,7 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Union puts the answers of several nodes to one query together. The workers of one partition never depend on another's, so it is exact.
+// Union puts the answers of several nodes to one query together. The workers of one partition never depend on
+// another's, so it is exact.
 type Union struct {
 	query       *api.Query // as it is shared, with the hashes of its tokens
 	partitionOf func(events.WorkerID) (events.Partition, error)
@@ -27,7 +28,8 @@ func NewUnion(q *api.Query, partitionOf func(events.WorkerID) (events.Partition,
 	}}
 }
 
-// Verdict reports whether an error is a node's answer about the partitions that it was asked for, and not a failure to answer.
+// Verdict reports whether an error is a node's answer about the partitions that it was asked for, and not a failure to
+// answer.
 func Verdict(err *api.Error) bool {
 	return err.Code == api.CodeUnknownModel || err.Code == api.CodeBlockSizeMismatch
 }
@@ -63,14 +65,15 @@ func (u *Union) Add(taken []events.Partition, a *api.Answer, verdict *api.Error)
 	}
 }
 
-// Answer is what all that was added says together, if the missing partitions were not added. It is to be finished; its reason holds if nobody
-// has anything. Errors are those of one node that has
-// everything, and [api.CodeNotReady] if the workers of the model may all be where nobody could look.
+// Answer is what all that was added says together, if the missing partitions were not added. It is to be finished; its
+// reason holds if nobody has anything. Errors are those of one node that has everything, and [api.CodeNotReady] if the
+// workers of the model may all be where nobody could look.
 func (u *Union) Answer(missing []events.Partition) (*api.Answer, error) {
 	switch {
 	case len(u.sizes) > 1:
 		slices.Sort(u.sizes)
-		return nil, api.Errorf(api.CodeBlockSizeMismatch, "workers serve %q with different block sizes: %s; the query must name one",
+		return nil, api.Errorf(api.CodeBlockSizeMismatch,
+			"workers serve %q with different block sizes: %s; the query must name one",
 			u.query.Model, strings.Trim(strings.Join(strings.Fields(fmt.Sprint(u.sizes)), ", "), "[]"))
 	case u.mismatch != nil && u.query.BlockSize == 0, u.mismatch != nil && len(u.sizes) == 0 && len(missing) == 0:
 		return nil, api.Errorf(u.mismatch.Code, "%s", u.mismatch.Message)

@@ -57,7 +57,8 @@ func (m *Machine) publishBacklog() {
 // noteAcked looks at whether the log has the backlog.
 func (m *Machine) noteAcked() {
 	b := &m.backlog
-	if b.progress == publishing && (m.acked.Incarnation > b.incarnation || m.acked.Incarnation == b.incarnation && m.acked.LastID >= b.last) {
+	if b.progress == publishing && (m.acked.Incarnation > b.incarnation || m.acked.Incarnation == b.incarnation &&
+		m.acked.LastID >= b.last) {
 		*b = backlog{}
 	}
 }

@@ -37,8 +37,8 @@ type ask struct {
 // remembered is how many resyncs a desk knows again.
 const remembered = 64
 
-// Claim opens the desk of a rank, unless another shim that lives has it: then the error is ErrFenced and says who. Two that claim at
-// the same moment may both get it; the log tells them apart when both publish.
+// Claim opens the desk of a rank, unless another shim that lives has it: then the error is ErrFenced and says who. Two
+// that claim at the same moment may both get it; the log tells them apart when both publish.
 func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, replay bool) (*Desk, error) {
 	other, err := control.Who(ctx, ns, key)
 	if err != nil {
@@ -52,7 +52,8 @@ func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, rep
 		host = "unknown"
 	}
 	d := &Desk{asks: make(chan ask), done: map[string]events.Incarnation{}}
-	d.who = control.Shim{Instance: key.Instance, Rank: key.Rank, Host: host, PID: os.Getpid(), Since: time.Now(), Replay: replay}
+	d.who = control.Shim{Instance: key.Instance, Rank: key.Rank, Host: host, PID: os.Getpid(), Since: time.Now(),
+		Replay: replay}
 	d.stop, err = control.Serve(ns, key, d)
 	return d, err
 }

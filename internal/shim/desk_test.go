@@ -70,8 +70,8 @@ func said(t *testing.T, ctx context.Context, ns *jetstream.Namespace) map[events
 	}
 }
 
-// TestResyncOnRequest asks a running shim to say all of it again: a clear with its reason, then what the engine announced, in a new
-// incarnation; once for each id, however often it is asked.
+// TestResyncOnRequest asks a running shim to say all of it again: a clear with its reason, then what the engine
+// announced, in a new incarnation; once for each id, however often it is asked.
 func TestResyncOnRequest(t *testing.T) {
 	ctx, ns := namespace(t)
 	engine, err := enginesim.Start(ctx, enginesim.Config{BlockSize: 4, Capacity: 100})
@@ -96,7 +96,8 @@ func TestResyncOnRequest(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- Run(running, Config{
-			Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder,
+			Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m",
+				BlockSize: 4}, Decoder: decoder,
 			Log: NewStreamLog(ns, key, nil), Desk: desk,
 			Hooks: Hooks{Published: func(c events.Cursor, _ events.StreamSeq) { published <- c }},
 		})
@@ -141,7 +142,8 @@ func TestResyncOnRequest(t *testing.T) {
 		t.Fatalf("resync: %+v, %v; it was %+v", first, err, before)
 	}
 	await(1)
-	all := func(instance events.WorkerID, id string) ([]control.Shim, error) { // until an answer comes in time: the same id does no more
+	// until an answer comes in time: the same id does no more
+	all := func(instance events.WorkerID, id string) ([]control.Shim, error) {
 		for {
 			shims, err := control.ResyncAll(ctx, ns, 0, instance, control.Ask{ID: id})
 			if err != nil || len(shims) > 0 || ctx.Err() != nil {
@@ -178,7 +180,8 @@ func TestResyncOnRequest(t *testing.T) {
 			t.Fatalf("resync %d: %+v, want a clear and %+v", i+1, got, want[1:])
 		}
 		for j := 1; j < len(want); j++ {
-			if got[j].Kind != want[j].Kind || !slices.Equal(got[j].Blocks, want[j].Blocks) || !slices.Equal(got[j].Locals, want[j].Locals) {
+			if got[j].Kind != want[j].Kind || !slices.Equal(got[j].Blocks, want[j].Blocks) ||
+				!slices.Equal(got[j].Locals, want[j].Locals) {
 				t.Fatalf("resync %d: event %d is %+v, want %+v", i+1, j+1, got[j], want[j])
 			}
 		}

@@ -17,15 +17,17 @@ var ErrUnknown = errors.New("nothing is known of this worker and rank")
 
 // Forgotten says what [Forget] has done.
 type Forgotten struct {
-	Was         Published          // what the log said before
-	Incarnation events.Incarnation // the one that was begun, and closed; 0 if nothing had to be written, since what was is closed already
-	Seq         events.StreamSeq   // where in the log
+	Was Published // what the log said before
+	// the one that was begun, and closed; 0 if nothing had to be written, since what was is closed already
+	Incarnation events.Incarnation
+	Seq         events.StreamSeq // where in the log
 }
 
-// Forget closes a rank because an operator says that its engine is gone for good: the log begins a new incarnation that holds nothing, and
-// says that nothing follows. Whatever was missing or in doubt of those before is of no account then. While a shim that lives serves the rank
-// it refuses with an error that wraps [ErrFenced] and says who; meanwhile it holds the rank's desk, so that none begins. By force it goes on
-// all the same: that shim, if it publishes again, begins yet another incarnation with what its engine can still say.
+// Forget closes a rank because an operator says that its engine is gone for good: the log begins a new incarnation that
+// holds nothing, and says that nothing follows. Whatever was missing or in doubt of those before is of no account then.
+// While a shim that lives serves the rank it refuses with an error that wraps [ErrFenced] and says who; meanwhile it
+// holds the rank's desk, so that none begins. By force it goes on all the same: that shim, if it publishes again,
+// begins yet another incarnation with what its engine can still say.
 func Forget(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, force bool) (done Forgotten, err error) {
 	if !force {
 		desk, err := Claim(ctx, ns, key, false)
@@ -47,7 +49,8 @@ func Forget(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, fo
 		}
 		incarnation := done.Was.Incarnation + 1
 		data, err := events.AppendBatch(nil, &events.Batch{
-			Incarnation: incarnation, FirstID: 1, Model: done.Was.Identity.Model, BlockSize: done.Was.Identity.BlockSize, Shutdown: true,
+			Incarnation: incarnation, FirstID: 1, Model: done.Was.Identity.Model,
+			BlockSize: done.Was.Identity.BlockSize, Shutdown: true,
 			Events: []events.Event{{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonOperator}},
 		})
 		if err != nil {
@@ -68,7 +71,8 @@ func Forget(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, fo
 	}
 }
 
-// RanksOf lists the ranks of a worker that its partition's log or its newest usable snapshot knows, closed ones included, ascending.
+// RanksOf lists the ranks of a worker that its partition's log or its newest usable snapshot knows, closed ones
+// included, ascending.
 func RanksOf(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID) ([]events.Rank, error) {
 	p, err := ns.PartitionOf(worker)
 	if err != nil {

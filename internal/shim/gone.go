@@ -11,8 +11,8 @@ const (
 )
 
 // diesWithTheProcess are the tiers that an engine's process takes along. vLLM and SGLang keep host copies in memory of
-// their own: pinned tensors, or a mapping which the processes of one engine share and whose file is unlinked at once. In
-// neither does a new process look for what an earlier one left there. Disks and stores beyond the host outlive it.
+// their own: pinned tensors, or a mapping which the processes of one engine share and whose file is unlinked at once.
+// In neither does a new process look for what an earlier one left there. Disks and stores beyond the host outlive it.
 var diesWithTheProcess = [...]events.Tier{events.Device, events.Host}
 
 // Gone tells that the engine's process has ended, and with it what it had in device and host memory: the log is told

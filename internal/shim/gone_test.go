@@ -54,7 +54,8 @@ func TestGone(t *testing.T) {
 	m.Gone()
 	m.Gone() // the second time does nothing
 	told := fly(t, m)
-	if len(told) != 1 || told[0].Incarnation != 100 || told[0].FirstID != 4 || len(told[0].Events) != 2 || told[0].Cursor.Known {
+	if len(told) != 1 || told[0].Incarnation != 100 || told[0].FirstID != 4 || len(told[0].Events) != 2 ||
+		told[0].Cursor.Known {
 		t.Fatalf("told %+v", told)
 	}
 	for i, tier := range []events.Tier{events.Device, events.Host} {
@@ -72,7 +73,8 @@ func TestGone(t *testing.T) {
 	next := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	next.Recovered(m.Acked(), 200)
 	next.Gone()
-	if told := fly(t, next); len(told) != 1 || told[0].Incarnation != 200 || len(told[0].Events) != 1 || told[0].Events[0].Tier != events.AllTiers {
+	if told := fly(t, next); len(told) != 1 || told[0].Incarnation != 200 || len(told[0].Events) != 1 ||
+		told[0].Events[0].Tier != events.AllTiers {
 		t.Fatalf("the next shim told %+v", told)
 	}
 
@@ -86,7 +88,8 @@ func TestGone(t *testing.T) {
 	}
 	m.ReplayEnded(300)
 	told = fly(t, m)
-	if len(told) != 1 || told[0].Incarnation != 101 || len(told[0].Events) != 4 || told[0].Events[0].Reason != events.ReasonRestart {
+	if len(told) != 1 || told[0].Incarnation != 101 || len(told[0].Events) != 4 ||
+		told[0].Events[0].Reason != events.ReasonRestart {
 		t.Fatalf("told %+v", told)
 	}
 	if c := m.Counts(); c.Departures != 1 || c.Restarts != 2 || c.Gaps != 0 || c.JoinedLate != 0 {
@@ -140,7 +143,10 @@ func (l *memory) Publish(_ context.Context, msgs [][]byte) (events.StreamSeq, er
 					delete(l.held, h)
 				}
 			case events.Cleared:
-				maps.DeleteFunc(l.held, func(_ events.BlockHash, in events.Tier) bool { return e.Tier == events.AllTiers || in == e.Tier })
+				maps.DeleteFunc(l.held, func(_ events.BlockHash,
+					in events.Tier) bool {
+					return e.Tier == events.AllTiers || in == e.Tier
+				})
 			}
 		}
 		seq := l.last.Seq + 1
@@ -199,7 +205,8 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() {
 			ended <- Run(shim, Config{
-				Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder, Log: log,
+				Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m",
+					BlockSize: 4}, Decoder: decoder, Log: log,
 				SilentAfter: time.Minute, // a machine under load is not silent
 				Hooks:       Hooks{Standing: func(s Standing) { states <- s.Engine }},
 			})
@@ -249,7 +256,8 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 				engine.Crash()
 				gone := hold("dead")
 				await(api.EngineGone)
-				time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond) // it comes back at any moment of the shim's pauses
+				// it comes back at any moment of the shim's pauses
+				time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond)
 				if err := engine.Restart(); err != nil {
 					t.Errorf("engine %d: %v", i, err)
 					return
@@ -292,10 +300,13 @@ func TestReplaySocketThatComesLate(t *testing.T) {
 	running, stop := context.WithCancel(ctx)
 	go func() {
 		ended <- Run(running, Config{
-			Engine: engine.Endpoint(), Replay: replay, Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder, Log: log,
-			SilentAfter: time.Hour, IdleCheck: time.Hour, RetryMax: time.Hour, RetryMin: time.Millisecond, RetryReachable: 10 * time.Millisecond,
-			Limits: Limits{ReplayPatience: 1}, // it is given up at the second failure
-			Hooks:  Hooks{ReplayFailed: func(_ events.EngineSeq, err error) { failures <- err }, Standing: func(s Standing) { states <- s }},
+			Engine: engine.Endpoint(), Replay: replay, Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder,
+			Log:         log,
+			SilentAfter: time.Hour, IdleCheck: time.Hour, RetryMax: time.Hour, RetryMin: time.Millisecond,
+			RetryReachable: 10 * time.Millisecond,
+			Limits:         Limits{ReplayPatience: 1}, // it is given up at the second failure
+			Hooks: Hooks{ReplayFailed: func(_ events.EngineSeq, err error) { failures <- err },
+				Standing: func(s Standing) { states <- s }},
 		})
 	}()
 	defer func() {

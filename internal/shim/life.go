@@ -29,8 +29,8 @@ func (l *life) begun(incarnation events.Incarnation) {
 	}
 }
 
-// sayAgain begins a new incarnation for those who have asked for one because the log has lost something, unless the log has all of the
-// present one, or will have.
+// sayAgain begins a new incarnation for those who have asked for one because the log has lost something, unless the log
+// has all of the present one, or will have.
 func (r *runner) sayAgain(present Published) {
 	if len(r.asked) == 0 {
 		return
@@ -45,7 +45,8 @@ func (r *runner) sayAgain(present Published) {
 	}
 }
 
-// logLost tells the machine that the log has this instead of what it had acknowledged. Numbers of messages seen before mean nothing then.
+// logLost tells the machine that the log has this instead of what it had acknowledged. Numbers of messages seen before
+// mean nothing then.
 func (r *runner) logLost(present Published) {
 	r.machine.LogLost(present, millis(time.Now()))
 	r.life = life{lastSeq: present.Seq}

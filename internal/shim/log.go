@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// largestMessage is what one message of the log may take at the most: Limits.MessageBytes, and what surrounds it. NATS servers take 1 MiB unless
-// told otherwise, and snapshots need as much.
+// largestMessage is what one message of the log may take at the most: Limits.MessageBytes, and what surrounds it. NATS
+// servers take 1 MiB unless told otherwise, and snapshots need as much.
 const largestMessage = 900 << 10
 
 // StreamLog is the Log of one rank in a namespace's partition stream.
@@ -28,16 +28,17 @@ func NewStreamLog(ns *jetstream.Namespace, key events.RankKey, failed func(error
 	return &StreamLog{ns: ns, key: key, hooks: jetstream.PublisherHooks{Retry: failed}}
 }
 
-// Last reads the last message of the rank's subject. If the log was trimmed past it, the snapshot that allowed the trimming knows as
-// much, and a node reads it for us ([ServeRecall]).
+// Last reads the last message of the rank's subject. If the log was trimmed past it, the snapshot that allowed the
+// trimming knows as much, and a node reads it for us ([ServeRecall]).
 func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	pub, err := l.ns.OpenPublisher(ctx, l.key, l.hooks)
 	if err != nil {
 		return Published{}, err
 	}
 	if pub.MaxMessage() < largestMessage {
-		return Published{}, fmt.Errorf("%w: the NATS server takes messages of %d bytes only; kvatlas needs max_payload of at least %d",
-			ErrUnusable, pub.MaxMessage(), largestMessage)
+		return Published{},
+			fmt.Errorf("%w: the NATS server takes messages of %d bytes only; kvatlas needs max_payload of at least %d",
+				ErrUnusable, pub.MaxMessage(), largestMessage)
 	}
 	l.pub = pub
 	last, found := pub.Found()
@@ -49,15 +50,17 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 		return Published{}, fmt.Errorf("%w: the last message on %s: %w", ErrUnusable, pub.Subject(), err)
 	}
 	return Published{
-		Found: true, Identity: Identity{h.Model, h.BlockSize}, Incarnation: h.Incarnation, LastID: h.LastID(), Cursor: h.Cursor, Shutdown: h.Shutdown, Seq: last.Seq,
+		Found: true, Identity: Identity{h.Model, h.BlockSize}, Incarnation: h.Incarnation, LastID: h.LastID(),
+		Cursor: h.Cursor, Shutdown: h.Shutdown, Seq: last.Seq,
 		LogFirst: pub.LogFirst(),
 	}, nil
 }
 
-// lastInSnapshot finds the rank in its partition's snapshot. It counts only if the log goes on where the snapshot ends: else what the
-// rank said after it may have been in the log and is gone, with the ids that it used. A message that the log still has where the
-// snapshot ends must be the one that the snapshot has seen, by its time: a log that was rolled back grows again with others. A snapshot that cannot be relied on is as good as
-// none: a new incarnation begins, and what was known is cleared.
+// lastInSnapshot finds the rank in its partition's snapshot. It counts only if the log goes on where the snapshot ends:
+// else what the rank said after it may have been in the log and is gone, with the ids that it used. A message that the
+// log still has where the snapshot ends must be the one that the snapshot has seen, by its time: a log that was rolled
+// back grows again with others. A snapshot that cannot be relied on is as good as none: a new incarnation begins, and
+// what was known is cleared.
 func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Published, error) {
 	bucket, err := l.ns.OpenSnapshots(ctx)
 	if errors.Is(err, jetstream.ErrNotFound) {
@@ -84,7 +87,8 @@ func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Pub
 }
 
 // findRank looks for the rank in one snapshot, and reports false if that cannot be relied on. An error is NATS's.
-func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *jetstream.Bucket, text []byte) (found Published, ok bool, err error) {
+func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *jetstream.Bucket,
+	text []byte) (found Published, ok bool, err error) {
 	info, err := l.ns.StreamInfo(ctx, p)
 	if err != nil {
 		return Published{}, false, err
@@ -92,7 +96,8 @@ func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *je
 	usable := snapshot.Choose(
 		snapshot.Bucket{Partition: p, Manifests: map[string][]byte{snapshot.ManifestKey(p): text}},
 		snapshot.Log{
-			Namespace: l.ns.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First, Last: info.Last,
+			Namespace: l.ns.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First,
+			Last: info.Last,
 		}).Usable
 	if len(usable) == 0 {
 		return Published{}, false, nil
@@ -119,7 +124,8 @@ func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *je
 		return Published{}, false, failed
 	}
 	return Published{
-		Found: known, Identity: Identity{string(rank.Model), rank.BlockSize}, Incarnation: rank.Incarnation, LastID: rank.LastID, Cursor: rank.Cursor.Cursor(), Shutdown: rank.Closed, Seq: usable[0].Seq,
+		Found: known, Identity: Identity{string(rank.Model), rank.BlockSize}, Incarnation: rank.Incarnation,
+		LastID: rank.LastID, Cursor: rank.Cursor.Cursor(), Shutdown: rank.Closed, Seq: usable[0].Seq,
 	}, true, nil
 }
 

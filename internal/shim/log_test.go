@@ -64,7 +64,8 @@ func (w *logWorld) publish(n int) {
 	for range n {
 		w.id++
 		data, err := events.AppendBatch(nil, &events.Batch{
-			Incarnation: 5, FirstID: w.id, Model: "m", BlockSize: 16, Cursor: events.Cursor{Known: true, Seq: events.EngineSeq(w.id)},
+			Incarnation: 5, FirstID: w.id, Model: "m", BlockSize: 16, Cursor: events.Cursor{Known: true,
+				Seq: events.EngineSeq(w.id)},
 			Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}},
 		})
 		if err != nil {
@@ -88,7 +89,8 @@ func (w *logWorld) snapshotAt(epoch time.Time, seqTime events.Millis) {
 		w.Fatal(err)
 	}
 	writer, err := snapshot.NewWriter(snapshot.Config{
-		Namespace: log.Namespace, Stream: log.Stream, Epoch: epoch, Seq: info.Last, SeqTime: seqTime, Created: time.Now().UTC(), Writer: "test",
+		Namespace: log.Namespace, Stream: log.Stream, Epoch: epoch, Seq: info.Last, SeqTime: seqTime,
+		Created: time.Now().UTC(), Writer: "test",
 		Ranks: []snapshot.RankState{{Instance: "w", Model: "m", BlockSize: 16, Incarnation: 5, LastID: w.id,
 			Cursor: snapshot.CursorOf(events.Cursor{Known: true, Seq: events.EngineSeq(w.id)})}},
 		Spaces: []snapshot.Space{{Space: 1, Model: "m", BlockSize: 16}},
@@ -118,9 +120,9 @@ func (w *logWorld) last() Published {
 	return p
 }
 
-// TestSnapshotThatTheLogFollowsHasTheCursor trims the log past the rank's last message. What the snapshot says counts while the log goes
-// on where it ends, and not when messages between them may be missing, or when it is of another log: ids would be used twice, or
-// what only the engine still knows would not be asked for.
+// TestSnapshotThatTheLogFollowsHasTheCursor trims the log past the rank's last message. What the snapshot says counts
+// while the log goes on where it ends, and not when messages between them may be missing, or when it is of another log:
+// ids would be used twice, or what only the engine still knows would not be asked for.
 func TestSnapshotThatTheLogFollowsHasTheCursor(t *testing.T) {
 	w := newLogWorld(t)
 	if p := w.last(); p.Found {
@@ -155,8 +157,9 @@ func TestSnapshotThatTheLogFollowsHasTheCursor(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfAnotherHistory has another rank's message where the snapshot ends. If it is not the one that the snapshot has seen, the log
-// was rolled back and has grown again, and what this rank said in between is gone: its cursor must not be believed.
+// TestSnapshotOfAnotherHistory has another rank's message where the snapshot ends. If it is not the one that the
+// snapshot has seen, the log was rolled back and has grown again, and what this rank said in between is gone: its
+// cursor must not be believed.
 func TestSnapshotOfAnotherHistory(t *testing.T) {
 	w := newLogWorld(t)
 	w.last()

@@ -8,30 +8,32 @@ import (
 
 // Limits bound what a machine keeps and how it cuts what it publishes.
 type Limits struct {
-	// QueueBytes is how much memory may wait to be published; the shell stops reading from the engine above it, so that the
-	// engine's own replay buffer holds the rest. Default 64 MiB.
+	// QueueBytes is how much memory may wait to be published; the shell stops reading from the engine above it, so that
+	// the engine's own replay buffer holds the rest. Default 64 MiB.
 	QueueBytes int
 
-	// HeldBytes is how much live traffic is kept while a replay runs. What does not fit is asked for again. Default 64 MiB.
+	// HeldBytes is how much live traffic is kept while a replay runs. What does not fit is asked for again. Default 64
+	// MiB.
 	HeldBytes int
 
-	// MessageBytes is the size up to which events share one message of the log. One event alone may be larger, by at most
-	// 16 bytes times events.MaxBlocksPerEvent. Large messages cost the log fewer waits for the disk. Default 768 KiB.
+	// MessageBytes is the size up to which events share one message of the log. One event alone may be larger, by at
+	// most 16 bytes times events.MaxBlocksPerEvent. Large messages cost the log fewer waits for the disk. Default 768
+	// KiB.
 	MessageBytes int
 
 	// FlightMessages is how many messages one flush may carry: an atomic batch takes at most 1,000. Default 32.
 	FlightMessages int
 
-	// ReplayTries is how often in a row a replay is asked for that is answered and brings nothing new, before what it should have
-	// brought counts as lost. Default 3.
+	// ReplayTries is how often in a row a replay is asked for that is answered and brings nothing new, before what it
+	// should have brought counts as lost. Default 3.
 	ReplayTries int
 
-	// ReplayFailures is how often in a row a replay may fail, with longer and longer pauses between, before what it should have
-	// brought counts as lost. Meanwhile the rank is taken to hold what it held. Default 8.
+	// ReplayFailures is how often in a row a replay may fail, with longer and longer pauses between, before what it
+	// should have brought counts as lost. Meanwhile the rank is taken to hold what it held. Default 8.
 	ReplayFailures int
 
-	// ReplayPatience is how long after the first failure in a row another one is still not the last, in milliseconds: live messages
-	// wait that long. Default 3,000.
+	// ReplayPatience is how long after the first failure in a row another one is still not the last, in milliseconds:
+	// live messages wait that long. Default 3,000.
 	ReplayPatience events.Millis
 }
 
@@ -95,8 +97,8 @@ func (f *Frame) digest() uint64 {
 
 // Decoder turns engine messages into events, in the manner of [events.Decoder].
 type Decoder interface {
-	// Decode decodes one message. What it returns is good until the next call. An error means that the message as a whole
-	// cannot be read.
+	// Decode decodes one message. What it returns is good until the next call. An error means that the message as a
+	// whole cannot be read.
 	Decode(payload []byte) (events.Message, error)
 
 	// Reset forgets what was learned of an engine process.
@@ -105,34 +107,40 @@ type Decoder interface {
 
 // Counts says what became of what the engine sent. All only grow.
 type Counts struct {
-	Taken       uint64 // engine messages taken, in order
-	Undecodable uint64 // of those, how many could not be decoded; each costs itself alone, or the rank what it held ([Machine.ClearUnreadable])
+	Taken uint64 // engine messages taken, in order
+	// of those, how many could not be decoded; each costs itself alone, or the rank what it held ([Machine.ClearUnreadable])
+	Undecodable uint64
 	Events      uint64 // events queued for the log, those of our own making included
 	Blocks      uint64 // blocks in stored events
 	Duplicates  uint64 // engine messages seen before
 	Overtaken   uint64 // live messages not kept while a replay ran; they are asked for again
 	Replays     uint64 // replays asked for
-	Gaps        uint64 // gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
-	Restarts    uint64 // new incarnations; each began with a cleared event
-	Departures  uint64 // engines whose process was found to be gone
-	Resyncs     uint64 // new incarnations because somebody asked; Restarts has them too
-	Ended       uint64 // new incarnations because the one before was closed when its lease expired; Restarts has them too
-	Snapshots   uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
-	JoinedLate  uint64 // first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
-	Flushes     uint64
-	Messages    uint64 // messages of the log acknowledged
+	// gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
+	Gaps       uint64
+	Restarts   uint64 // new incarnations; each began with a cleared event
+	Departures uint64 // engines whose process was found to be gone
+	Resyncs    uint64 // new incarnations because somebody asked; Restarts has them too
+	// new incarnations because the one before was closed when its lease expired; Restarts has them too
+	Ended     uint64
+	Snapshots uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
+	// first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
+	JoinedLate uint64
+	Flushes    uint64
+	Messages   uint64 // messages of the log acknowledged
 }
 
-// Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no clock.
-// One goroutine owns it.
+// Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no
+// clock. One goroutine owns it.
 //
 // Inputs are Recovered (once, first), Connected, Gone, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
-// SnapshotFailed, Flushed, FlushDoubted, Delayed, LogLost, Resync. After each the owner asks WantsReplay, WantsSnapshot and NextFlight what is to be done.
+// SnapshotFailed, Flushed, FlushDoubted, Delayed, LogLost, Resync. After each the owner asks WantsReplay, WantsSnapshot
+// and NextFlight what is to be done.
 //
 // Invariants:
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
 //  2. The first `inflight` entries of the queue are what the last flight carried; nothing else is in the air.
-//  3. While a replay runs or a snapshot is awaited, no live message is taken: it is held, or dropped and asked for again.
+//  3. While a replay runs or a snapshot is awaited, no live message is taken: it is held, or dropped and asked for
+//     again.
 //  4. What was taken is an unbroken run of the engine's numbers, or a cleared event stands at the break.
 type Machine struct {
 	id     Identity
@@ -144,8 +152,9 @@ type Machine struct {
 	started     bool
 	incarnation events.Incarnation
 	nextID      events.EventID
-	taken       events.Cursor // the last engine message taken whole; Partial is how much of the next is published already
-	acked       Published     // the last message known to be in the log
+	// the last engine message taken whole; Partial is how much of the next is published already
+	taken events.Cursor
+	acked Published // the last message known to be in the log
 
 	queue       []entry
 	queuedBytes int
@@ -169,10 +178,11 @@ type Machine struct {
 	snapshotTries int  // since something of the live stream fitted
 	refused       bool // no more are asked for until something changes
 	none          bool // when it was last asked for one it had none to offer
-	lacking       bool // something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that starts again asks for it
-	unseen        bool // taken is what a snapshot names; its digest is not known
-	adopted       bool // its digest is what a replay showed; nothing live has followed it yet
-	emptied       bool // nothing was queued since the clear after a message that could not be decoded
+	// something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that starts again asks for it
+	lacking bool
+	unseen  bool // taken is what a snapshot names; its digest is not known
+	adopted bool // its digest is what a replay showed; nothing live has followed it yet
+	emptied bool // nothing was queued since the clear after a message that could not be decoded
 
 	tenure  tenure
 	backlog backlog
@@ -244,8 +254,8 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 	m.fallBehind()
 }
 
-// Connected tells that the engine's socket is connected, for the first time or again. Whether it is still the same engine is
-// for a replay to show.
+// Connected tells that the engine's socket is connected, for the first time or again. Whether it is still the same
+// engine is for a replay to show.
 func (m *Machine) Connected() {
 	m.held, m.heldBytes, m.overtaken = nil, 0, 0
 	if !m.started {
@@ -352,8 +362,8 @@ func (m *Machine) startReplay() {
 	m.replaying, m.asked, m.verified, m.snapshot = true, false, false, notWanted
 }
 
-// Replayed takes one message of the replay that was asked for last. It reports false if the rest of that replay is of no
-// use, because another one is due.
+// Replayed takes one message of the replay that was asked for last. It reports false if the rest of that replay is of
+// no use, because another one is due.
 func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 	if !m.replaying || !m.asked {
 		return false
@@ -385,7 +395,8 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		m.take(f)
 	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
 		m.verified = true
-	case f.Seq == m.taken.Seq: // same number, another content: another life, of which the replay must be had from its start
+	// same number, another content: another life, of which the replay must be had from its start
+	case f.Seq == m.taken.Seq:
 		m.rebirth(events.ReasonRestart, now)
 		m.startReplay()
 		return false
@@ -415,8 +426,8 @@ func (m *Machine) ReplayEnded(now events.Millis) {
 	m.endReplay(now)
 }
 
-// ReplayFailed tells that the replay could not be had. If it is to be asked for again after a pause, by RetryReplay, it says how many
-// have failed in a row; 0 says that what is missing counts as lost.
+// ReplayFailed tells that the replay could not be had. If it is to be asked for again after a pause, by RetryReplay, it
+// says how many have failed in a row; 0 says that what is missing counts as lost.
 func (m *Machine) ReplayFailed(now events.Millis) (failures int) {
 	if !m.replaying || !m.asked {
 		return 0
@@ -523,11 +534,13 @@ func (m *Machine) take(f Frame) {
 	}
 }
 
-// ClearUnreadable has a message that cannot be decoded count as one that is missing. It is to be called before Recovered.
+// ClearUnreadable has a message that cannot be decoded count as one that is missing. It is to be called before
+// Recovered.
 func (m *Machine) ClearUnreadable() { m.strict = true }
 
-// unread counts that the message which was taken last could not be decoded, and, if that is to be so, says in the log that whatever the rank was known to
-// hold is no longer known: it may have told of removals. To ask for it again is useless: the engine keeps the bytes that it has sent.
+// unread counts that the message which was taken last could not be decoded, and, if that is to be so, says in the log
+// that whatever the rank was known to hold is no longer known: it may have told of removals. To ask for it again is
+// useless: the engine keeps the bytes that it has sent.
 func (m *Machine) unread() {
 	m.counts.Undecodable++
 	m.lacking = m.snapshots && !m.none
@@ -565,7 +578,8 @@ func (m *Machine) push(e events.Event, cursor events.Cursor) {
 	if m.lacking {
 		cursor = events.Cursor{}
 	}
-	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e, bytes: e.EncodedSize()})
+	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e,
+		bytes: e.EncodedSize()})
 	m.queuedBytes += m.queue[len(m.queue)-1].memory()
 	m.nextID++
 	m.counts.Events++
@@ -577,8 +591,8 @@ func (m *Machine) push(e events.Event, cursor events.Cursor) {
 // InFlight reports whether a flight is in the air.
 func (m *Machine) InFlight() bool { return m.inflight > 0 }
 
-// NextFlight returns the messages to publish now, in order: none if nothing waits or a flight is in the air. They stay the
-// machine's and must not be changed.
+// NextFlight returns the messages to publish now, in order: none if nothing waits or a flight is in the air. They stay
+// the machine's and must not be changed.
 func (m *Machine) NextFlight() ([][]byte, error) {
 	if m.inflight > 0 || len(m.queue) == 0 {
 		return nil, nil
@@ -616,10 +630,11 @@ func (m *Machine) Flushed() {
 	}
 }
 
-// LogLost tells that the log no longer has what it had acknowledged, and what it has of this rank instead. What the engine can say again
-// is published anew, in a new incarnation; what waits is part of what was lost.
+// LogLost tells that the log no longer has what it had acknowledged, and what it has of this rank instead. What the
+// engine can say again is published anew, in a new incarnation; what waits is part of what was lost.
 func (m *Machine) LogLost(p Published, now events.Millis) {
-	if len(m.queue) > 0 && m.queue[0].incarnation == m.incarnation && m.queue[0].id == 1 && p.Incarnation < m.incarnation {
+	if len(m.queue) > 0 && m.queue[0].incarnation == m.incarnation && m.queue[0].id == 1 &&
+		p.Incarnation < m.incarnation {
 		m.landed(0) // all of the present incarnation waits here still: nothing of it was lost
 		m.acked = p
 		return
@@ -633,13 +648,14 @@ func (m *Machine) LogLost(p Published, now events.Millis) {
 	m.startReplay()
 }
 
-// Ended tells that the log says of this rank's incarnation that it is closed: its lease had expired, and what it held was cleared. What the engine
-// can say again is published anew; what waits is part of that.
+// Ended tells that the log says of this rank's incarnation that it is closed: its lease had expired, and what it held
+// was cleared. What the engine can say again is published anew; what waits is part of that.
 func (m *Machine) Ended(p Published, now events.Millis) {
 	if !m.started {
 		return
 	}
-	if m.acked.Shutdown && p.Incarnation == m.acked.Incarnation && p.LastID == m.acked.LastID { // it is known, and the next life waits in the queue
+	// it is known, and the next life waits in the queue
+	if m.acked.Shutdown && p.Incarnation == m.acked.Incarnation && p.LastID == m.acked.LastID {
 		m.landed(0)
 		return
 	}
@@ -652,8 +668,8 @@ func (m *Machine) Ended(p Published, now events.Millis) {
 	m.startReplay()
 }
 
-// Resync begins a new incarnation because somebody asked: with a clear, and then all that the engine can say again. What waits and is
-// not in the air is part of that.
+// Resync begins a new incarnation because somebody asked: with a clear, and then all that the engine can say again.
+// What waits and is not in the air is part of that.
 func (m *Machine) Resync(now events.Millis) {
 	if !m.started {
 		return
@@ -674,7 +690,8 @@ func (m *Machine) landed(n int) {
 	if n > 0 {
 		last := m.flightEnds[n-1]
 		entries := m.queue[:last.entries]
-		m.acked = Published{Found: true, Incarnation: last.incarnation, LastID: last.id, Cursor: entries[len(entries)-1].cursor}
+		m.acked = Published{Found: true, Incarnation: last.incarnation, LastID: last.id,
+			Cursor: entries[len(entries)-1].cursor}
 		for i := range entries {
 			m.queuedBytes -= entries[i].memory()
 			entries[i] = entry{}
@@ -687,9 +704,9 @@ func (m *Machine) landed(n int) {
 }
 
 // FlushDoubted tells what the log holds after a flight whose fate is not known. Either nothing of it is there, or the
-// messages up to one of them, or all; then the rest is published again. If the log has less than it had acknowledged the error
-// is ErrLogLost, and LogLost is to be told; if it has more than this shim has sent, somebody else publishes for this rank:
-// ErrFenced.
+// messages up to one of them, or all; then the rest is published again. If the log has less than it had acknowledged
+// the error is ErrLogLost, and LogLost is to be told; if it has more than this shim has sent, somebody else publishes
+// for this rank: ErrFenced.
 func (m *Machine) FlushDoubted(p Published) error {
 	if m.inflight == 0 {
 		return nil
@@ -705,9 +722,11 @@ func (m *Machine) FlushDoubted(p Published) error {
 		}
 	}
 	class := ErrFenced
-	if !p.Found || p.Incarnation < m.acked.Incarnation || p.Incarnation == m.acked.Incarnation && p.LastID < m.acked.LastID {
+	if !p.Found || p.Incarnation < m.acked.Incarnation || p.Incarnation == m.acked.Incarnation &&
+		p.LastID < m.acked.LastID {
 		class = ErrLogLost
 	}
-	return fmt.Errorf("%w: the log ends with event %d of incarnation %d, this shim had published up to event %d of incarnation %d",
+	return fmt.Errorf(
+		"%w: the log ends with event %d of incarnation %d, this shim had published up to event %d of incarnation %d",
 		class, p.LastID, p.Incarnation, m.acked.LastID, m.acked.Incarnation)
 }

@@ -41,7 +41,8 @@ func (e *engine) restart() {
 	e.next, e.buffer, e.held = 0, nil, map[events.BlockHash]bool{}
 }
 
-// publish makes one message of a few events. Payloads read like "life3 +17 -12 clear"; the life makes them differ between lives.
+// publish makes one message of a few events. Payloads read like "life3 +17 -12 clear"; the life makes them differ
+// between lives.
 func (e *engine) publish() Frame {
 	words := []string{fmt.Sprintf("life%d", e.life)}
 	for range e.rng.IntN(4) {
@@ -102,7 +103,8 @@ func (words) Decode(payload []byte) (events.Message, error) {
 		} else if _, err := fmt.Sscanf(w[1:], "%d", &b); err != nil {
 			return events.Message{}, err
 		} else if w[0] == '+' {
-			evs = append(evs, events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{b}, Locals: []events.LocalHash{1}})
+			evs = append(evs, events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{b},
+				Locals: []events.LocalHash{1}})
 		} else {
 			evs = append(evs, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{b}})
 		}
@@ -188,7 +190,8 @@ func (w *world) start() {
 	w.connect()
 }
 
-// depart has the machine told that the engine is gone. From when that is in the log until an engine is connected, nothing is held.
+// depart has the machine told that the engine is gone. From when that is in the log until an engine is connected,
+// nothing is held.
 func (w *world) depart() {
 	w.wire, w.replay, w.asked, w.snapshot = nil, nil, false, nil
 	w.machine.Gone()
@@ -289,15 +292,16 @@ func (w *world) answer() {
 	}
 }
 
-// TestSnapshotsMakeUpForEverything: where the engine gives snapshots the log holds, once all is quiet, just what the engine holds, whatever was
-// lost, with and without a replay buffer.
+// TestSnapshotsMakeUpForEverything: where the engine gives snapshots the log holds, once all is quiet, just what the
+// engine holds, whatever was lost, with and without a replay buffer.
 func TestSnapshotsMakeUpForEverything(t *testing.T) {
 	nothingIsLostOrInvented(t, true)
 }
 
-// TestNothingIsLostOrInvented lets engines restart and say what cannot be decoded, sockets drop, replays fail and lose messages, flights land in part, and shims
-// crash. Never may the log hold a block that the engine does not hold once all is quiet; and if the engine's replay
-// buffer reaches back far enough and answers, the log holds all that the engine holds.
+// TestNothingIsLostOrInvented lets engines restart and say what cannot be decoded, sockets drop, replays fail and lose
+// messages, flights land in part, and shims crash. Never may the log hold a block that the engine does not hold once
+// all is quiet; and if the engine's replay buffer reaches back far enough and answers, the log holds all that the
+// engine holds.
 func TestNothingIsLostOrInvented(t *testing.T) {
 	nothingIsLostOrInvented(t, false)
 }
@@ -318,7 +322,8 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 		seed := seed + uint64(round)
 		rng := rand.New(rand.NewPCG(seed, 1))
 		w := &world{T: t, rng: rng, engine: newEngine(rng, 1+rng.IntN(200)), now: 1000}
-		w.limits = Limits{MessageBytes: 60 + rng.IntN(400), FlightMessages: 1 + rng.IntN(5), HeldBytes: 50 + rng.IntN(2000)}
+		w.limits = Limits{MessageBytes: 60 + rng.IntN(400), FlightMessages: 1 + rng.IntN(5),
+			HeldBytes: 50 + rng.IntN(2000)}
 		w.snapshots, w.noReplay = snapshots, snapshots && rng.IntN(3) == 0
 		w.log = &logbook{t: t, held: map[events.BlockHash]bool{}}
 		w.start()
@@ -363,7 +368,8 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 			if w.noReplay { // then only the next message shows that the last was lost
 				w.wire = append(w.wire, w.engine.publish())
 			}
-			// A replay that failed while things were bad is asked for once they are good; it may bring what is unreadable, and a snapshot is asked for then.
+			// A replay that failed while things were bad is asked for once they are good; it may bring what is
+			// unreadable, and a snapshot is asked for then.
 			for range 3 {
 				w.machine.Verify()
 				for w.step() {
@@ -379,7 +385,8 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 			}
 			lost := w.losses + w.machine.Counts().Gaps + w.machine.Counts().JoinedLate + w.machine.Counts().Undecodable
 			if (lost == 0 || snapshots) && len(w.log.held) != len(w.engine.held) {
-				t.Fatalf("seed %d: the log holds %d blocks and the engine %d, and nothing was counted lost", seed, len(w.log.held), len(w.engine.held))
+				t.Fatalf("seed %d: the log holds %d blocks and the engine %d, and nothing was counted lost", seed,
+					len(w.log.held), len(w.engine.held))
 			}
 		}
 		departures += w.departures
@@ -389,11 +396,12 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 	}
 }
 
-// TestLogThatWasRolledBack publishes, and finds the log with less than it had acknowledged: whether the log says so itself or it shows
-// after a flight of which nothing is known, that is a loss and nobody else's doing. What the engine can say again is published in
-// an incarnation above whatever the log has, and a doubt about it is no fence either.
+// TestLogThatWasRolledBack publishes, and finds the log with less than it had acknowledged: whether the log says so
+// itself or it shows after a flight of which nothing is known, that is a loss and nobody else's doing. What the engine
+// can say again is published in an incarnation above whatever the log has, and a doubt about it is no fence either.
 func TestLogThatWasRolledBack(t *testing.T) {
-	for _, left := range []Published{{}, {Found: true, Incarnation: 90, LastID: 7}, {Found: true, Incarnation: 100, LastID: 1}} {
+	for _, left := range []Published{{}, {Found: true, Incarnation: 90, LastID: 7},
+		{Found: true, Incarnation: 100, LastID: 1}} {
 		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 		m.Recovered(Published{Found: true, Incarnation: 90, LastID: 9}, 100) // no cursor: a new incarnation, 100
 		m.Connected()
@@ -431,8 +439,9 @@ func TestLogThatWasRolledBack(t *testing.T) {
 	}
 }
 
-// TestReplayInPieces has an engine whose replay socket drops all but the first few messages of each answer, as libzmq's ROUTER does at its
-// high-water mark. Each answer brings the machine further, so nothing is lost, however many it takes; only a hole that no answer fills is.
+// TestReplayInPieces has an engine whose replay socket drops all but the first few messages of each answer, as libzmq's
+// ROUTER does at its high-water mark. Each answer brings the machine further, so nothing is lost, however many it
+// takes; only a hole that no answer fills is.
 func TestReplayInPieces(t *testing.T) {
 	const messages, hole = 30, 25
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
@@ -461,8 +470,8 @@ func TestReplayInPieces(t *testing.T) {
 	}
 }
 
-// TestOvertakenBeforeTheFirst: what found no room while the first replay ran, or the first snapshot was awaited, is asked for, though the engine had said nothing
-// before.
+// TestOvertakenBeforeTheFirst: what found no room while the first replay ran, or the first snapshot was awaited, is
+// asked for, though the engine had said nothing before.
 func TestOvertakenBeforeTheFirst(t *testing.T) {
 	for _, snapshots := range []bool{false, true} {
 		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{HeldBytes: 1}, !snapshots, words{})
@@ -490,8 +499,8 @@ func TestOvertakenBeforeTheFirst(t *testing.T) {
 	}
 }
 
-// TestAShimThatLackedSomethingIsStartedAgain: what was lost, and could not be had from a snapshot yet, is not forgotten with the shim. Where the engine
-// has no snapshots to offer the next shim goes on where this one was.
+// TestAShimThatLackedSomethingIsStartedAgain: what was lost, and could not be had from a snapshot yet, is not forgotten
+// with the shim. Where the engine has no snapshots to offer the next shim goes on where this one was.
 func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
 	for _, offered := range []bool{true, false} {
 		log := &logbook{t: t, held: map[events.BlockHash]bool{}}

@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestDeadReplayHoldsLiveMessagesForSecondsOnly has a replay endpoint fail again and again: after the patience what is live goes on. A gap
-// clears the rank; without one nothing is cleared, and a later answer shows whether that was right.
+// TestDeadReplayHoldsLiveMessagesForSecondsOnly has a replay endpoint fail again and again: after the patience what is
+// live goes on. A gap clears the rank; without one nothing is cleared, and a later answer shows whether that was right.
 func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 	frame := func(life int, seq events.EngineSeq) Frame {
 		return Frame{Seq: seq, Payload: fmt.Appendf(nil, "life%d +%d", life, seq+1)}

@@ -71,7 +71,8 @@ func (c *clock) state(t *testing.T, want api.EngineState, since time.Time) {
 // TestEngineThatDied ends the connection, and every port refuses: the engine is gone within a second, and once only.
 // When it is connected again it is connected.
 func TestEngineThatDied(t *testing.T) {
-	for name, err := range map[string]error{"EOF": io.EOF, "reset": errors.New("connection reset by peer"), "no heartbeats": zmtp.ErrSilent} {
+	for name, err := range map[string]error{"EOF": io.EOF, "reset": errors.New("connection reset by peer"),
+		"no heartbeats": zmtp.ErrSilent} {
 		c := newClock(presence{})
 		c.opened(c.now)
 		c.now = c.now.Add(time.Minute)

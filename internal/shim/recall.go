@@ -15,14 +15,16 @@ import (
 // recallPatience is how long a node's answer is waited for.
 const recallPatience = 2 * time.Second
 
-// ServeRecall answers shims that ask what the snapshots know of their rank, until the returned function is called. Nodes serve it, ready or not: so
-// a shim needs no permission to read snapshots, in which there are the ranks of others.
+// ServeRecall answers shims that ask what the snapshots know of their rank, until the returned function is called.
+// Nodes serve it, ready or not: so a shim needs no permission to read snapshots, in which there are the ranks of
+// others.
 func ServeRecall(ns *jetstream.Namespace) (stop func(context.Context), err error) {
 	prefix := jetstream.RecallPrefix(ns.Name())
 	answer := func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		p, key, ok := jetstream.ParseWorkerKey(strings.TrimPrefix(r.Subject, prefix))
 		if !ok {
-			return jetstream.Response{Code: 400, Description: fmt.Sprintf("subject %.128q: want %s<p>.<instance>.<rank>", r.Subject, prefix)}
+			return jetstream.Response{Code: 400,
+				Description: fmt.Sprintf("subject %.128q: want %s<p>.<instance>.<rank>", r.Subject, prefix)}
 		}
 		if own, err := ns.PartitionOf(key.Instance); err != nil || own != p {
 			return jetstream.Response{Code: 400, Description: fmt.Sprintf("%v is of partition %d, not %d", key, own, p)}
@@ -39,7 +41,8 @@ func ServeRecall(ns *jetstream.Namespace) (stop func(context.Context), err error
 	}
 	service, err := jetstream.Serve(ns.Conn(), jetstream.ServiceConfig{
 		Name: "kvatlas-recall", Version: "0.0.0", Description: "what snapshots know of a rank, namespace " + ns.Name(),
-		Endpoints: []jetstream.Endpoint{{Name: "recall", Subject: prefix + "*.*.*", QueueGroup: "kvatlas", Handler: answer}},
+		Endpoints: []jetstream.Endpoint{{Name: "recall", Subject: prefix + "*.*.*", QueueGroup: "kvatlas",
+			Handler: answer}},
 	})
 	if err != nil {
 		return nil, err
@@ -64,7 +67,9 @@ func (l *StreamLog) recall(ctx context.Context, p events.Partition) (found Publi
 	}
 	found, err = l.lastInSnapshot(ctx, p)
 	if errors.Is(err, jetstream.ErrDenied) {
-		return Published{}, fmt.Errorf("no indexer node says what the snapshots know of %v, and they may not be read here: %w; %w", l.key, asked, err)
+		return Published{},
+			fmt.Errorf("no indexer node says what the snapshots know of %v, and they may not be read here: %w; %w",
+				l.key, asked, err)
 	}
 	return found, err
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestANodeReadsTheSnapshot trims the log past a rank's last message and has a node say what the snapshot knows of it: the same that the rank
-// would read itself. What is not a rank's subject is refused.
+// TestANodeReadsTheSnapshot trims the log past a rank's last message and has a node say what the snapshot knows of it:
+// the same that the rank would read itself. What is not a rank's subject is refused.
 func TestANodeReadsTheSnapshot(t *testing.T) {
 	w := newLogWorld(t)
 	w.last()
@@ -48,7 +48,8 @@ func TestANodeReadsTheSnapshot(t *testing.T) {
 	}
 	var refused *jetstream.ServiceError
 	for _, name := range []string{"1.w.0", "0.w.00", "x.w.0", "0.w.-1"} {
-		if _, err := w.ns.Conn().Request(w.ctx, jetstream.RecallPrefix("n")+name, "", nil); !errors.As(err, &refused) || refused.Code != 400 {
+		if _, err := w.ns.Conn().Request(w.ctx, jetstream.RecallPrefix("n")+name, "", nil); !errors.As(err, &refused) ||
+			refused.Code != 400 {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

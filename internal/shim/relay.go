@@ -7,11 +7,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Relay decides what to pass on of the events of a shared store's master, and when it may be said that nothing of them was missed. It is
-// stepped: one goroutine calls it, and sends what its methods return, in order.
+// Relay decides what to pass on of the events of a shared store's master, and when it may be said that nothing of them
+// was missed. It is stepped: one goroutine calls it, and sends what its methods return, in order.
 //
-// The master's socket has no replay: what is missed is lost, and a new life begins. Missing batches show in the numbers; those after which
-// none came show in the count of published batches that the master gives over HTTP.
+// The master's socket has no replay: what is missed is lost, and a new life begins. Missing batches show in the
+// numbers; those after which none came show in the count of published batches that the master gives over HTTP.
 type Relay struct {
 	NewLife func() uint64 // chooses the number of a life, at random
 
@@ -31,10 +31,13 @@ func (r *Relay) Lost() []events.StoreMessage {
 	return []events.StoreMessage{lost}
 }
 
-// Batch takes a message of the master: an empty topic, its number in eight bytes, and the events. An error says why it cannot be passed on.
+// Batch takes a message of the master: an empty topic, its number in eight bytes, and the events. An error says why it
+// cannot be passed on.
 func (r *Relay) Batch(frames [][]byte) (out []events.StoreMessage, err error) {
 	if len(frames) != 3 || len(frames[1]) != 8 {
-		return r.Lost(), fmt.Errorf("%w: a message of a store's master has 3 frames and 8 bytes of number; this has %d frames", events.ErrMalformed, len(frames))
+		return r.Lost(),
+			fmt.Errorf("%w: a message of a store's master has 3 frames and 8 bytes of number; this has %d frames",
+				events.ErrMalformed, len(frames))
 	}
 	number := binary.BigEndian.Uint64(frames[1])
 	if number > 1<<63 {
@@ -51,15 +54,17 @@ func (r *Relay) Batch(frames [][]byte) (out []events.StoreMessage, err error) {
 		r.life = max(1, r.NewLife())
 	}
 	r.number = number
-	return append(out, events.StoreMessage{Kind: events.StoreBatch, Life: r.life, Number: number, Payload: frames[2]}), err
+	return append(out, events.StoreMessage{Kind: events.StoreBatch, Life: r.life, Number: number, Payload: frames[2]}),
+		err
 }
 
 // Ask says that the master is asked for its counts now.
 func (r *Relay) Ask() { r.asking = r.life != 0 }
 
-// Checked takes what the master answered: how many batches it has published, and how many events it has dropped. Dropped events take numbers too,
-// one each if there was no room for them, fewer if they were in a batch that could not be sent; so no batch has a number beyond the sum. Where
-// the last one's is smaller nothing can be said. An error says that something is missing.
+// Checked takes what the master answered: how many batches it has published, and how many events it has dropped.
+// Dropped events take numbers too, one each if there was no room for them, fewer if they were in a batch that could not
+// be sent; so no batch has a number beyond the sum. Where the last one's is smaller nothing can be said. An error says
+// that something is missing.
 func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) {
 	if !r.asking { // the life that was asked about is over
 		return nil, nil
@@ -70,7 +75,10 @@ func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) 
 			r.behind = true
 			return nil, nil
 		}
-		return r.Lost(), fmt.Errorf("the master has published %d batches and dropped %d events, and the last batch that came is number %d", batches, dropped, r.number)
+		return r.Lost(),
+			fmt.Errorf(
+				"the master has published %d batches and dropped %d events, and the last batch that came is number %d",
+				batches, dropped, r.number)
 	}
 	r.behind = false
 	return []events.StoreMessage{{Kind: events.StoreAlive, Life: r.life, Number: r.number}}, nil

@@ -88,7 +88,8 @@ func (w *storeWorld) change() {
 	var list []map[string]any
 	for range 1 + w.rng.IntN(3) {
 		key, medium := worldKey(w.rng.IntN(worldKeys)), []string{"cpu", "cpu", "disk"}[w.rng.IntN(3)]
-		event := map[string]any{"object_key": key, "medium": medium, "tenant_id": "default", "token_ids": nil, "seq_hashes": []int{}}
+		event := map[string]any{"object_key": key, "medium": medium, "tenant_id": "default", "token_ids": nil,
+			"seq_hashes": []int{}}
 		if w.rng.IntN(2) == 0 {
 			if w.media[key] == nil {
 				w.media[key] = map[string]bool{}
@@ -107,7 +108,8 @@ func (w *storeWorld) change() {
 		w.note()
 		list = append(list, event)
 		if w.rng.IntN(4) == 0 { // of another tenant, whose objects nobody asks for
-			list = append(list, map[string]any{"event_type": "removed", "object_key": key, "medium": medium, "tenant_id": "other"})
+			list = append(list, map[string]any{"event_type": "removed", "object_key": key, "medium": medium,
+				"tenant_id": "other"})
 		}
 	}
 	if len(list) > 0 {
@@ -115,14 +117,15 @@ func (w *storeWorld) change() {
 	}
 }
 
-// TestStoreStream runs a store whose stream loses, drops and delays, and whose master, shim and lists begin anew and come late: what the mirror
-// answers from its set was so no longer ago than the stream may be late.
+// TestStoreStream runs a store whose stream loses, drops and delays, and whose master, shim and lists begin anew and
+// come late: what the mirror answers from its set was so no longer ago than the stream may be late.
 func TestStoreStream(t *testing.T) {
 	answers, polled, whole := 0, 0, 0
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
-			w := &storeWorld{rng: rand.New(rand.NewPCG(9, seed)), media: map[string]map[string]bool{}, writing: map[string]bool{},
-				held: map[string]time.Time{}, lacked: map[string]time.Time{}, gate: make(chan struct{}, 100)}
+			w := &storeWorld{rng: rand.New(rand.NewPCG(9, seed)), media: map[string]map[string]bool{},
+				writing: map[string]bool{},
+				held:    map[string]time.Time{}, lacked: map[string]time.Time{}, gate: make(chan struct{}, 100)}
 			w.relay = &Relay{NewLife: w.rng.Uint64}
 			const fresh, late = 2 * time.Second, 400 * time.Millisecond
 			objects := 1000
@@ -189,7 +192,8 @@ func TestStoreStream(t *testing.T) {
 				before := w.polled
 				present, known, err := mirror.Exists(ctx, keys)
 				if (err != nil) != (w.polled > before) || known.Count() != worldKeys-(w.polled-before) {
-					t.Fatalf("seed %d, step %d: %d known, %d polled, %v", seed, step, known.Count(), w.polled-before, err)
+					t.Fatalf("seed %d, step %d: %d known, %d polled, %v", seed, step, known.Count(), w.polled-before,
+						err)
 				}
 				w.answers += known.Count()
 				for i, key := range keys {
@@ -198,7 +202,8 @@ func TestStoreStream(t *testing.T) {
 						since, what = w.held[key], "there"
 					}
 					if known.Get(i) && (since.IsZero() || time.Since(since) > fresh+2*late) {
-						t.Fatalf("seed %d, step %d: %s is said to be %s, which was last so %v ago", seed, step, key, what, time.Since(since))
+						t.Fatalf("seed %d, step %d: %s is said to be %s, which was last so %v ago", seed, step, key,
+							what, time.Since(since))
 					}
 				}
 				s := mirror.Stats()
@@ -212,7 +217,8 @@ func TestStoreStream(t *testing.T) {
 			answers, polled = answers+w.answers, polled+w.polled
 		})
 	}
-	if t.Logf("%d answered from sets, %d polled, %d of the steps whole", answers, polled, whole); answers < polled/20 || whole < 1000 {
+	if t.Logf("%d answered from sets, %d polled, %d of the steps whole", answers, polled, whole); answers < polled/20 ||
+		whole < 1000 {
 		t.Errorf("too few answers come from the set")
 	}
 }

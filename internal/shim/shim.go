@@ -20,7 +20,8 @@ var (
 	// ErrUnusable: the log, or what is in it, is not for this shim. Run returns it; a person must act.
 	ErrUnusable = errors.New("the log cannot be used")
 
-	// ErrLogLost: what the log had acknowledged is gone. Run begins a new incarnation with what the engine can say again.
+	// ErrLogLost: what the log had acknowledged is gone. Run begins a new incarnation with what the engine can say
+	// again.
 	ErrLogLost = errors.New("the log has lost what it had acknowledged")
 )
 
@@ -29,8 +30,8 @@ type Log interface {
 	// Last returns what the log holds of this rank, from whichever shim.
 	Last(ctx context.Context) (Published, error)
 
-	// Publish appends messages, in order, and returns the place of the last. After an error nobody knows how many are in the
-	// log: Last tells, unless the error wraps ErrFenced or ErrLogLost.
+	// Publish appends messages, in order, and returns the place of the last. After an error nobody knows how many are
+	// in the log: Last tells, unless the error wraps ErrFenced or ErrLogLost.
 	Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error)
 }
 
@@ -41,49 +42,54 @@ type Config struct {
 	Replay string // the engine's replay endpoint; empty if it has none
 	Topics []string
 
-	// Snapshot is where the engine may be asked for all that it holds: Replay's endpoint, or one of its own; see [Snapshot]. Empty if nowhere.
+	// Snapshot is where the engine may be asked for all that it holds: Replay's endpoint, or one of its own; see
+	// [Snapshot]. Empty if nowhere.
 	Snapshot string
 
-	// Feed, if not nil, is where the engine's messages come from instead, read already: the five fields above and Decoder are not used. When
-	// it is closed and all of it is in the log, Run returns nil.
+	// Feed, if not nil, is where the engine's messages come from instead, read already: the five fields above and
+	// Decoder are not used. When it is closed and all of it is in the log, Run returns nil.
 	Feed <-chan Frame
 
 	Identity Identity
 	Limits   Limits
 	Decoder  Decoder
 
-	// ClearUnreadable has a message that Decoder refuses count as one that is missing: what the rank was known to hold is cleared. Else it costs itself
-	// alone. An engine that gives snapshots is asked for one when it says nothing for a while.
+	// ClearUnreadable has a message that Decoder refuses count as one that is missing: what the rank was known to hold
+	// is cleared. Else it costs itself alone. An engine that gives snapshots is asked for one when it says nothing for
+	// a while.
 	ClearUnreadable bool
 
 	Log  Log
 	Desk *Desk // answers what others ask; nil if nobody can
 
-	// Keep, if not nil, holds the rank's lease until ctx ends, and calls lost when the lease may have expired: then the log is looked into. An
-	// error ends Run.
+	// Keep, if not nil, holds the rank's lease until ctx ends, and calls lost when the lease may have expired: then the
+	// log is looked into. An error ends Run.
 	Keep func(ctx context.Context, lost func()) error
 
-	// ReplayTimeout is how long the replay socket may say nothing before the replay counts as failed. Default 2 s: engines answer
-	// within a tenth of one.
+	// ReplayTimeout is how long the replay socket may say nothing before the replay counts as failed. Default 2 s:
+	// engines answer within a tenth of one.
 	ReplayTimeout time.Duration
 
-	// IdleCheck is after how long a silence the replay socket is asked whether anything was missed: an engine that drops its
-	// last message and then says nothing shows no gap. Default 30 s. After a new connection it is asked twice: at once,
-	// and a second later, when the engine is sure to have our subscription.
+	// IdleCheck is after how long a silence the replay socket is asked whether anything was missed: an engine that
+	// drops its last message and then says nothing shows no gap. Default 30 s. After a new connection it is asked
+	// twice: at once, and a second later, when the engine is sure to have our subscription.
 	IdleCheck time.Duration
 
-	// RetryMin and RetryMax bound the pause after the log or the replay socket failed; it doubles in between, with jitter. Defaults
-	// 100 ms and 5 s. While the engine's host refuses, and so can be reached, RetryReachable takes RetryMax's place: default 500 ms.
+	// RetryMin and RetryMax bound the pause after the log or the replay socket failed; it doubles in between, with
+	// jitter. Defaults 100 ms and 5 s. While the engine's host refuses, and so can be reached, RetryReachable takes
+	// RetryMax's place: default 500 ms.
 	RetryMin, RetryMax, RetryReachable time.Duration
 
-	// OnRefused is what follows when the engine's connection has ended and its own ports refuse, Engine's (without Listen) and Replay's.
+	// OnRefused is what follows when the engine's connection has ended and its own ports refuse, Engine's (without
+	// Listen) and Replay's.
 	OnRefused OnRefused
 
-	// SilentAfter is after how long without a sign of life the engine counts as silent: heartbeats that are not answered, for who
-	// speaks ZMTP 3.1, and no connection. Default 10 s. It proves nothing of what the engine holds.
+	// SilentAfter is after how long without a sign of life the engine counts as silent: heartbeats that are not
+	// answered, for who speaks ZMTP 3.1, and no connection. Default 10 s. It proves nothing of what the engine holds.
 	SilentAfter time.Duration
 
-	// GoneAfter is after how much longer a silent engine counts as gone, and what it had in memory is cleared. Default 0: never.
+	// GoneAfter is after how much longer a silent engine counts as gone, and what it had in memory is cleared. Default
+	// 0: never.
 	GoneAfter time.Duration
 
 	Sockets zmtp.Config // bounds of the engine's sockets; its hooks are Run's
@@ -188,7 +194,8 @@ type flushed struct {
 	fatal   error
 }
 
-// Run shims one rank until ctx ends (it returns nil) or the shim cannot go on: ErrFenced, or an endpoint that makes no sense.
+// Run shims one rank until ctx ends (it returns nil) or the shim cannot go on: ErrFenced, or an endpoint that makes no
+// sense.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.ReplayTimeout <= 0 {
 		cfg.ReplayTimeout = 2 * time.Second
@@ -645,7 +652,9 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		if n := r.machine.ReplayFailed(now); n > 0 {
 			pause := min(r.cfg.RetryMin<<min(n-1, 16), most)
 			r.retry.Reset(pause/2 + rand.N(pause/2+1))
-		} else if zmtp.Refuses(got.err) { // live messages went on without it; whether they are the same engine's is asked as soon as it is back
+		} else if zmtp.Refuses(
+			// live messages went on without it; whether they are the same engine's is asked as soon as it is back
+			got.err) {
 			r.knock(ctx)
 		} else {
 			r.askSoon()
@@ -667,7 +676,8 @@ func (r *runner) askSoon() {
 // errEnd says that a replay came to its end marker.
 var errEnd = errors.New("end of replay")
 
-// endMarker is the number of the message that ends a replay (vllm-project/vllm › vllm/distributed/kv_events.py, END_SEQ).
+// endMarker is the number of the message that ends a replay (vllm-project/vllm › vllm/distributed/kv_events.py,
+// END_SEQ).
 const endMarker = 1<<64 - 1
 
 func (p *replay) run(ctx context.Context, cfg Config) {
@@ -697,7 +707,8 @@ func (p *replay) converse(ctx context.Context, cfg Config) error {
 	d, err := zmtp.DialDealer(dialing, cfg.Replay, sockets)
 	switch {
 	case err != nil && dialing.Err() != nil && ctx.Err() == nil:
-		return fmt.Errorf("%w: nobody at %s has spoken as a replay socket for %v", zmtp.ErrSilent, cfg.Replay, cfg.ReplayTimeout)
+		return fmt.Errorf("%w: nobody at %s has spoken as a replay socket for %v", zmtp.ErrSilent, cfg.Replay,
+			cfg.ReplayTimeout)
 	case err != nil:
 		return err
 	}
@@ -711,13 +722,15 @@ func (p *replay) converse(ctx context.Context, cfg Config) error {
 		cancel()
 		switch {
 		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
-			return fmt.Errorf("%w: the replay socket %s said nothing for %v", zmtp.ErrSilent, cfg.Replay, cfg.ReplayTimeout)
+			return fmt.Errorf("%w: the replay socket %s said nothing for %v", zmtp.ErrSilent, cfg.Replay,
+				cfg.ReplayTimeout)
 		case err != nil:
 			return err
 		}
 		// Releases differ: with or without the topic before the number.
 		if len(frames) < 3 || len(frames) > 4 || len(frames[len(frames)-2]) != 8 {
-			return fmt.Errorf("the replay socket %s answered with %d frames that are no replay", cfg.Replay, len(frames))
+			return fmt.Errorf("the replay socket %s answered with %d frames that are no replay", cfg.Replay,
+				len(frames))
 		}
 		seq := binary.BigEndian.Uint64(frames[len(frames)-2])
 		if seq == endMarker {

@@ -11,8 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// An engine snapshot is all that an engine holds, said by itself as messages for a reader that knows nothing. It is what is left where the replay buffer does
-// not reach back. No release of an engine has it; two proposals for vLLM do, and are told apart by the first answer:
+// An engine snapshot is all that an engine holds, said by itself as messages for a reader that knows nothing. It is
+// what is left where the replay buffer does not reach back. No release of an engine has it; two proposals for vLLM do,
+// and are told apart by the first answer:
 //
 //	request of both      ["", "snapshot"]
 //	vllm-project/vllm#50134, on the replay socket: several replies ["", topic, next u64 BE, batch], all with the number of the live message that follows,
@@ -20,8 +21,9 @@ import (
 //	vllm-project/vllm#57789, on a socket of its own (snapshot_endpoint): one reply ["", last i64 BE, publisher (16 bytes), batch...]; last is the newest message
 //	                     that is in it, -1 if there was none, and -2 says that there is no snapshot now
 //
-// A replay socket without either takes "snapshot" for a sequence beyond its newest and answers with the end marker alone. Formats: the description
-// of #50134, and docs/features/kv_event_snapshots.md and vllm/distributed/kv_events_snapshot.py of #57789.
+// A replay socket without either takes "snapshot" for a sequence beyond its newest and answers with the end marker
+// alone. Formats: the description of #50134, and docs/features/kv_event_snapshots.md and
+// vllm/distributed/kv_events_snapshot.py of #57789.
 
 // Snapshot is what an engine says that it holds.
 type Snapshot struct {
@@ -41,7 +43,8 @@ const (
 // UseSnapshots tells that the engine may be asked for a snapshot. It is to be called before Recovered.
 func (m *Machine) UseSnapshots() { m.snapshots = true }
 
-// WantsSnapshot tells, once for each that is due, that the engine is to be asked for a snapshot. Snapshot or SnapshotFailed answer.
+// WantsSnapshot tells, once for each that is due, that the engine is to be asked for a snapshot. Snapshot or
+// SnapshotFailed answer.
 func (m *Machine) WantsSnapshot() bool {
 	if m.snapshot != due {
 		return false
@@ -61,8 +64,8 @@ func (m *Machine) wantSnapshot() bool {
 	return true
 }
 
-// Snapshot takes what the engine holds, in a new incarnation. Until a message after it was taken the log has no cursor, so that a shim which starts again meanwhile
-// begins from nothing.
+// Snapshot takes what the engine holds, in a new incarnation. Until a message after it was taken the log has no cursor,
+// so that a shim which starts again meanwhile begins from nothing.
 func (m *Machine) Snapshot(s Snapshot, now events.Millis) {
 	if m.snapshot != asked {
 		return
@@ -91,8 +94,8 @@ func (m *Machine) Snapshot(s Snapshot, now events.Millis) {
 	m.release(now)
 }
 
-// SnapshotFailed tells that there is no snapshot: what is missing counts as lost. If one is offered at all it is asked for again with the next
-// Verify, since the engine may have it by then.
+// SnapshotFailed tells that there is no snapshot: what is missing counts as lost. If one is offered at all it is asked
+// for again with the next Verify, since the engine may have it by then.
 func (m *Machine) SnapshotFailed(offered bool, now events.Millis) {
 	if m.snapshot != asked {
 		return

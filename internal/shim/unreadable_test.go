@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestUnreadable has an engine say what cannot be decoded: each such message costs itself alone; or, if that is what was asked for, the rank is cleared, once however
-// many follow each other, and the log's cursor goes on past it.
+// TestUnreadable has an engine say what cannot be decoded: each such message costs itself alone; or, if that is what
+// was asked for, the rank is cleared, once however many follow each other, and the log's cursor goes on past it.
 func TestUnreadable(t *testing.T) {
 	said := []string{"life1 +1 +2", "life1 ?", "life1 ? -1", "life1", "life1 +3", "life1 -2 ?", "life1 +4"}
 	for _, c := range []struct {
@@ -37,25 +37,29 @@ func TestUnreadable(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, e := range b.Events {
-					word := map[events.Kind]string{events.Stored: "stored", events.Removed: "removed", events.Cleared: "cleared"}[e.Kind]
+					word := map[events.Kind]string{events.Stored: "stored", events.Removed: "removed",
+						events.Cleared: "cleared"}[e.Kind]
 					for _, block := range e.Blocks {
 						word += " " + string(rune('0'+block))
 					}
 					got = append(got, word)
-					if e.Kind == events.Cleared && len(got) > 1 && (e.Reason != events.ReasonGap || b.Cursor.Seq != events.EngineSeq(seq) || b.Cursor.Partial != 0) {
+					if e.Kind == events.Cleared && len(got) > 1 && (e.Reason != events.ReasonGap ||
+						b.Cursor.Seq != events.EngineSeq(seq) || b.Cursor.Partial != 0) {
 						t.Errorf("after message %d: %+v, cursor %+v", seq, e, b.Cursor)
 					}
 				}
 			}
 			m.Flushed()
 		}
-		if n := m.Counts(); !slices.Equal(got, c.want) || n.Undecodable != 3 || n.Taken != uint64(len(said)) || n.Gaps != 0 {
+		if n := m.Counts(); !slices.Equal(got, c.want) || n.Undecodable != 3 || n.Taken != uint64(len(said)) ||
+			n.Gaps != 0 {
 			t.Errorf("cleared: %v: %q, want %q; %+v", c.clear, got, c.want, n)
 		}
 	}
 }
 
-// TestUnreadableAsksForASnapshot: where the engine says all that it holds when it is asked, it is, when it is next quiet.
+// TestUnreadableAsksForASnapshot: where the engine says all that it holds when it is asked, it is, when it is next
+// quiet.
 func TestUnreadableAsksForASnapshot(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
 	m.UseSnapshots()
@@ -73,7 +77,8 @@ func TestUnreadableAsksForASnapshot(t *testing.T) {
 		t.Fatal("it is not asked for a snapshot")
 	}
 	before := m.Counts().Events
-	if m.Snapshot(Snapshot{Next: 2, Payloads: [][]byte{[]byte("life1 +2")}}, 200); m.Counts().Events != before+2 { // a clear and the block
+	// a clear and the block
+	if m.Snapshot(Snapshot{Next: 2, Payloads: [][]byte{[]byte("life1 +2")}}, 200); m.Counts().Events != before+2 {
 		t.Errorf("%+v", m.Counts())
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Everywhere is an indexer of a cluster that has all nodes do what each can do for itself alone: it compares what all of them hold, and has each write
-// the snapshots that are its own to write. For the rest it is the indexer that it is made of.
+// Everywhere is an indexer of a cluster that has all nodes do what each can do for itself alone: it compares what all
+// of them hold, and has each write the snapshots that are its own to write. For the rest it is the indexer that it is
+// made of.
 type Everywhere struct {
 	api.Indexer
 
@@ -41,7 +42,8 @@ func (e *Everywhere) node(name string) (alone, error) {
 // statusPatience is how long another node may take to say how it is.
 const statusPatience = 3 * time.Second
 
-// StatusOf asks the node for its status. It waits for half of the time that is left at most, so that whoever asks hears that the node does not answer.
+// StatusOf asks the node for its status. It waits for half of the time that is left at most, so that whoever asks hears
+// that the node does not answer.
 func (e *Everywhere) StatusOf(ctx context.Context, node string) (*api.Status, error) {
 	if node == e.Self {
 		return e.Own.Status(ctx)
@@ -70,7 +72,8 @@ func (e *Everywhere) Verify(ctx context.Context, at []api.PartitionSeq) (*api.St
 	if err != nil || len(nodes) < 2 {
 		return s, err
 	}
-	s.Replicas, err = verifyReplicas(ctx, nodes, func(ctx context.Context, name string, at []api.PartitionSeq) (*api.Status, error) {
+	s.Replicas, err = verifyReplicas(ctx, nodes, func(ctx context.Context, name string,
+		at []api.PartitionSeq) (*api.Status, error) {
 		n, err := e.node(name)
 		if err != nil {
 			return nil, err
@@ -89,7 +92,8 @@ const (
 	snapshotPause  = time.Second
 )
 
-// Snapshot has every partition's snapshot written, each by the node whose it is to write. An error of another node names it.
+// Snapshot has every partition's snapshot written, each by the node whose it is to write. An error of another node
+// names it.
 func (e *Everywhere) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	written := map[events.Partition]api.SnapshotInfo{}
 	for round := range snapshotRounds {
@@ -152,12 +156,13 @@ func ofNode(name, what string, err error) error {
 	return api.Errorf(e.Code, "node %s%s: %s", name, what, e.Message)
 }
 
-// verifyRounds is how often the replicas of a partition are asked until they answer for one place. Each round names a place further ahead of where
-// they are, so that one of them is beyond what the log grows by while the requests travel.
+// verifyRounds is how often the replicas of a partition are asked until they answer for one place. Each round names a
+// place further ahead of where they are, so that one of them is beyond what the log grows by while the requests travel.
 const verifyRounds = 6
 
 // verifyReplicas compares what the nodes of a cluster hold. ask asks one node; at is where it is to reckon checksums.
-func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Context, node string, at []api.PartitionSeq) (*api.Status, error)) ([]api.PartitionReplicas, error) {
+func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Context, node string,
+	at []api.PartitionSeq) (*api.Status, error)) ([]api.PartitionReplicas, error) {
 	var done []api.PartitionReplicas
 	open := map[events.Partition]bool{} // of those seen, which are not done
 	var at []api.PartitionSeq
@@ -193,7 +198,8 @@ func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Co
 			same := true
 			for _, x := range r.Replicas {
 				same = same && x.Seq == r.Replicas[0].Seq
-				r.Equal = r.Equal && x == api.ReplicaSum{Node: x.Node, Seq: r.Replicas[0].Seq, Checksum: r.Replicas[0].Checksum}
+				r.Equal = r.Equal && x == api.ReplicaSum{Node: x.Node, Seq: r.Replicas[0].Seq,
+					Checksum: r.Replicas[0].Checksum}
 			}
 			if same || round == verifyRounds-1 {
 				done = append(done, *r)

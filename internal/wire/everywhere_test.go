@@ -12,14 +12,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestVerifyReplicas compares replicas of a log that grows, which are never at the same place when they are asked: the checksum of each is its
-// place, but on a node that has lost something.
+// TestVerifyReplicas compares replicas of a log that grows, which are never at the same place when they are asked: the
+// checksum of each is its place, but on a node that has lost something.
 func TestVerifyReplicas(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		var mu sync.Mutex
 		grows := [3]int{0, rng.IntN(40), rng.IntN(3000)} // at each request, of each partition
-		var logs, came [3]events.StreamSeq               // the logs when the last request came, and when the last was answered
+		// the logs when the last request came, and when the last was answered
+		var logs, came [3]events.StreamSeq
 		round := ""
 		lost := rng.IntN(2) == 0
 		ask := func(_ context.Context, node string, at []api.PartitionSeq) (*api.Status, error) {
@@ -59,7 +60,8 @@ func TestVerifyReplicas(t *testing.T) {
 			t.Fatalf("seed %d: lost %v: %+v", seed, lost, list)
 		}
 	}
-	_, err := verifyReplicas(t.Context(), []string{"a", "b"}, func(_ context.Context, node string, _ []api.PartitionSeq) (*api.Status, error) {
+	_, err := verifyReplicas(t.Context(), []string{"a", "b"}, func(_ context.Context, node string,
+		_ []api.PartitionSeq) (*api.Status, error) {
 		if node == "b" {
 			return nil, api.Errorf(api.CodeNotReady, "it is not there")
 		}

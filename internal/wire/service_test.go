@@ -48,20 +48,22 @@ func (x *indexer) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			return nil, ctx.Err()
 		}
 	}
-	a := &api.Answer{Model: q.Model, Blocks: len(q.Hashes), Complete: true, Workers: []api.Overlap{}, Partitions: []api.PartitionStatus{}}
+	a := &api.Answer{Model: q.Model, Blocks: len(q.Hashes), Complete: true, Workers: []api.Overlap{},
+		Partitions: []api.PartitionStatus{}}
 	if q.Model == "huge" {
 		a.Reason = api.Reason(strings.Repeat("x", 2<<20))
 	}
 	return a, nil
 }
 
-// TestEveryRequestIsAnsweredOrCounted asks 200 queries of 800 hashes at once of a node that has room for ten: each has an answer,
-// or an error that says busy, and the counts are those of the answers.
+// TestEveryRequestIsAnsweredOrCounted asks 200 queries of 800 hashes at once of a node that has room for ten: each has
+// an answer, or an error that says busy, and the counts are those of the answers.
 func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	conn := connect(t)
 	x := &indexer{gate: make(chan struct{})}
 	outcomes := &api.Outcomes{}
-	service := NewService(conn, "default", api.Handler{Indexer: x}, ServiceConfig{Workers: 2, Queue: 8, Ended: outcomes.Count})
+	service := NewService(conn, "default", api.Handler{Indexer: x},
+		ServiceConfig{Workers: 2, Queue: 8, Ended: outcomes.Count})
 	if err := service.Answer(); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +82,8 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 			var refused *jetstream.ServiceError
 			if errors.As(err, &refused) {
 				var e api.ErrorBody
-				if json.Unmarshal(reply.Body, &e) != nil || e.Error == nil || e.Error.Code.HTTPStatus() != refused.Code {
+				if json.Unmarshal(reply.Body, &e) != nil || e.Error == nil ||
+					e.Error.Code.HTTPStatus() != refused.Code {
 					t.Errorf("%d %s has the body %q", refused.Code, refused.Description, reply.Body)
 					return
 				}
@@ -102,27 +105,33 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	if ok < 8 || busy < asked/2 || ok+busy != asked {
 		t.Fatalf("%v", got)
 	}
-	want := fmt.Sprint([]api.RequestCount{{Transport: "nats", Operation: "find", Outcome: "busy", Count: busy}, {Transport: "nats", Operation: "find", Outcome: "ok", Count: ok}})
+	want := fmt.Sprint([]api.RequestCount{{Transport: "nats", Operation: "find", Outcome: "busy", Count: busy},
+		{Transport: "nats", Operation: "find", Outcome: "ok", Count: ok}})
 	for fmt.Sprint(outcomes.Counts()) != want { // they are counted when they have been sent
 		if ctx.Err() != nil {
 			t.Fatalf("%v, want %s", outcomes.Counts(), want)
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if list := outcomes.Problems(time.Now()); len(list) != 1 || !strings.Contains(list[0], fmt.Sprint(busy, " requests were refused as busy")) || !strings.Contains(list[0], "--query-queue") {
+	if list := outcomes.Problems(time.Now()); len(list) != 1 ||
+		!strings.Contains(list[0], fmt.Sprint(busy, " requests were refused as busy")) ||
+		!strings.Contains(list[0], "--query-queue") {
 		t.Errorf("problems: %q", list)
 	}
 	stats, err := conn.Request(ctx, "$SRV.STATS.kvatlas-indexer", "", nil)
-	if err != nil || !strings.Contains(string(stats.Body), fmt.Sprintf(`"data":{"errors":%d,"outcomes":{"busy":%d,"ok":%d}}`, busy, busy, ok)) {
+	if err != nil || !strings.Contains(string(stats.Body),
+		fmt.Sprintf(`"data":{"errors":%d,"outcomes":{"busy":%d,"ok":%d}}`, busy, busy, ok)) {
 		t.Errorf("%s %v", stats.Body, err)
 	}
 }
 
-// TestErrorsHaveBodies: what is refused before anybody looks at it says why in the form of the request, as every error does.
+// TestErrorsHaveBodies: what is refused before anybody looks at it says why in the form of the request, as every error
+// does.
 func TestErrorsHaveBodies(t *testing.T) {
 	conn := connect(t)
 	outcomes := &api.Outcomes{}
-	service := NewService(conn, "default", api.Handler{Indexer: &indexer{}}, ServiceConfig{Workers: 2, Queue: 8, Ended: outcomes.Count})
+	service := NewService(conn, "default", api.Handler{Indexer: &indexer{}},
+		ServiceConfig{Workers: 2, Queue: 8, Ended: outcomes.Count})
 	if err := service.Answer(); err != nil {
 		t.Fatal(err)
 	}
@@ -138,29 +147,35 @@ func TestErrorsHaveBodies(t *testing.T) {
 			code api.Code
 			want string
 		}{
-			{make([]byte, MaxBody+1), api.CodeTooLarge, "the request has 900001 bytes, more than 900000, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes 8388608 (8 MiB)"},
+			{make([]byte, MaxBody+1), api.CodeTooLarge,
+				"the request has 900001 bytes, more than 900000, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes 8388608 (8 MiB)"},
 			{answer, api.CodeTooLarge, "the limit over NATS; ask for less"},
 			{nil, api.CodeMalformed, "empty"},
 		} {
 			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), form, c.body)
 			var refused *jetstream.ServiceError
 			var e api.ErrorBody
-			if !errors.As(err, &refused) || refused.Code != c.code.HTTPStatus() || reply.ContentType != contentType || api.Unmarshal(contentType, reply.Body, &e) != nil ||
+			if !errors.As(err, &refused) || refused.Code != c.code.HTTPStatus() || reply.ContentType != contentType ||
+				api.Unmarshal(contentType, reply.Body, &e) != nil ||
 				e.Error == nil || e.Error.Code != c.code || !strings.Contains(e.Error.Message, c.want) {
 				t.Errorf("%s: %v with the body %q, want %s: %s", form, err, reply.Body, c.code, c.want)
 			}
 		}
 	}
-	reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), "text/plain", []byte(`{"model":"m","hashes":[]}`))
+	reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), "text/plain",
+		[]byte(`{"model":"m","hashes":[]}`))
 	if err == nil || !strings.Contains(string(reply.Body), `"code":"wrong_content_type"`) {
 		t.Errorf("%s %v", reply.Body, err)
 	}
 	for code, want := range map[int]api.Code{
-		jetstream.CodeBad: api.CodeMalformed, jetstream.CodeTooLarge: api.CodeTooLarge, jetstream.CodeBusy: api.CodeBusy, jetstream.CodeStopping: api.CodeNotReady, jetstream.CodeInternal: api.CodeTooLarge,
+		jetstream.CodeBad: api.CodeMalformed, jetstream.CodeTooLarge: api.CodeTooLarge,
+		jetstream.CodeBusy: api.CodeBusy, jetstream.CodeStopping: api.CodeNotReady,
+		jetstream.CodeInternal: api.CodeTooLarge,
 	} {
 		r := refuse(jetstream.Request{ContentType: api.MsgPack}, code, "why")
 		var e api.ErrorBody
-		if api.Unmarshal(api.MsgPack, r.Body, &e) != nil || e.Error == nil || e.Error.Code != want || r.Code != want.HTTPStatus() || r.Outcome != string(want) || !strings.HasPrefix(e.Error.Message, "why") {
+		if api.Unmarshal(api.MsgPack, r.Body, &e) != nil || e.Error == nil || e.Error.Code != want ||
+			r.Code != want.HTTPStatus() || r.Outcome != string(want) || !strings.HasPrefix(e.Error.Message, "why") {
 			t.Errorf("%d: %+v", code, r)
 		}
 	}

@@ -20,7 +20,8 @@ const queueGroup = "kvatlas"
 // NewClient returns a client of whatever node serves a namespace on a connection.
 func NewClient(conn *jetstream.Conn, namespace string) *api.Client {
 	return newClient(conn, func(op string) string { return jetstream.QuerySubject(namespace, op) },
-		fmt.Sprintf("no indexer of namespace %q answers on this NATS server: it is not running, or still restoring", namespace))
+		fmt.Sprintf("no indexer of namespace %q answers on this NATS server: it is not running, or still restoring",
+			namespace))
 }
 
 // NewNodeClient returns a client of one node of a namespace, which answers for what it holds itself. The error wraps
@@ -33,7 +34,8 @@ func NewNodeClient(conn *jetstream.Conn, namespace, node string) (*api.Client, e
 		subject, _ := jetstream.NodeSubject(namespace, node, op) // its name was found to be good
 		return subject
 	}
-	return newClient(conn, subject, fmt.Sprintf("node %q of namespace %q does not answer on this NATS server: it is not running", node, namespace)), nil
+	return newClient(conn, subject, fmt.Sprintf(
+		"node %q of namespace %q does not answer on this NATS server: it is not running", node, namespace)), nil
 }
 
 // newClient returns a client that asks on the subject of each operation. absent says that nobody serves it. Operations
@@ -88,7 +90,8 @@ type Asker struct {
 
 // NewAsker returns an asker of a namespace's nodes. take is given what comes back, from one goroutine, and must return
 // soon: a body in MessagePack, or why there is none.
-func NewAsker(conn *jetstream.Conn, namespace string, take func(id uint64, body []byte, err *api.Error)) (*Asker, error) {
+func NewAsker(conn *jetstream.Conn, namespace string, take func(id uint64, body []byte, err *api.Error)) (*Asker,
+	error) {
 	outbox, err := conn.OpenOutbox(func(id uint64, r jetstream.Reply, err error) {
 		if err == nil {
 			take(id, r.Body, nil)
@@ -166,12 +169,14 @@ func (s *Service) Tell() error {
 // answer each other.
 func (s *Service) Own(node string, answer api.Handler) error {
 	own := func(op string) (string, error) { return jetstream.NodeSubject(s.namespace, node, op) }
-	return s.serve(&s.own, "kvatlas-own", "", api.FromNodes, answer, own, api.OpFind, api.OpWorkers, api.OpStatus, api.OpVerify, api.OpSnapshot)
+	return s.serve(&s.own, "kvatlas-own", "", api.FromNodes, answer, own, api.OpFind, api.OpWorkers, api.OpStatus,
+		api.OpVerify, api.OpSnapshot)
 }
 
 // Answer serves everything else, once the node is ready.
 func (s *Service) Answer() error {
-	return s.serve(&s.shared, "kvatlas-indexer", queueGroup, api.OverNATS, s.answer, s.anyNode, api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot)
+	return s.serve(&s.shared, "kvatlas-indexer", queueGroup, api.OverNATS, s.answer, s.anyNode, api.OpFind,
+		api.OpWorkers, api.OpVerify, api.OpSnapshot)
 }
 
 func (s *Service) anyNode(op string) (string, error) {
@@ -192,7 +197,8 @@ func (s *Service) serve(
 		if err != nil {
 			return err
 		}
-		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group, Handler: handler(answer, op)})
+		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group,
+			Handler: handler(answer, op)})
 	}
 	service, err := jetstream.Serve(s.conn, cfg)
 	if err == nil {
@@ -226,13 +232,15 @@ func refusal(code int, why string) *api.Error {
 		return api.Errorf(api.CodeMalformed, "%s", why)
 	case jetstream.CodeTooLarge:
 		return api.Errorf(api.CodeTooLarge,
-			"%s, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes %d (8 MiB)", why, api.MaxBody)
+			"%s, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes %d (8 MiB)", why,
+			api.MaxBody)
 	case jetstream.CodeBusy:
 		return api.Errorf(api.CodeBusy, "%s; ask again a little later", why)
 	case jetstream.CodeStopping:
 		return api.Errorf(api.CodeNotReady, "%s; ask again a little later", why)
 	}
-	return api.Errorf(api.CodeTooLarge, "%s, the limit over NATS; ask for less (fewer workers, a limit), or over HTTP", why)
+	return api.Errorf(api.CodeTooLarge, "%s, the limit over NATS; ask for less (fewer workers, a limit), or over HTTP",
+		why)
 }
 
 func failed(contentType string, failure *api.Error) jetstream.Response {

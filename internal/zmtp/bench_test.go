@@ -29,7 +29,8 @@ func BenchmarkReader(b *testing.B) {
 	for _, size := range payloadSizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			wire := encode([][]byte{[]byte("kv@pod@model"), make([]byte, 8), make([]byte, size)})
-			r := &reader{r: bufio.NewReaderSize(&forever{b: bytes.Repeat(wire, 100)}, 64<<10), maxBytes: 1 << 20, maxFrames: 10}
+			r := &reader{r: bufio.NewReaderSize(&forever{b: bytes.Repeat(wire, 100)}, 64<<10), maxBytes: 1 << 20,
+				maxFrames: 10}
 			b.SetBytes(int64(len(wire)))
 			b.ReportAllocs()
 			for b.Loop() {
@@ -82,7 +83,8 @@ func BenchmarkSubFromPub(b *testing.B) {
 	}
 }
 
-// What is left of a Recv when the sender costs nothing: one goroutine of this process writes prepared bytes to a socket.
+// What is left of a Recv when the sender costs nothing: one goroutine of this process writes prepared bytes to a
+// socket.
 func BenchmarkSubFromRawSender(b *testing.B) {
 	for _, size := range payloadSizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

@@ -15,20 +15,20 @@ type Config struct {
 	// HandshakeTimeout bounds greeting and READY of a new connection; default 5 s.
 	HandshakeTimeout time.Duration
 
-	// MaxMessage bounds the bytes of a received message, all frames together, and with it those of a frame; default 64 MiB. A
-	// greater one ends the connection with [ErrTooLarge].
+	// MaxMessage bounds the bytes of a received message, all frames together, and with it those of a frame; default 64
+	// MiB. A greater one ends the connection with [ErrTooLarge].
 	MaxMessage int
 
 	// MaxFrames bounds the frames of a received message; default 64.
 	MaxFrames int
 
-	// RecvQueue and RecvBytes bound what was received and not yet taken by Recv; defaults 65,536 messages and 64 MiB. One message
-	// always fits into an empty queue.
+	// RecvQueue and RecvBytes bound what was received and not yet taken by Recv; defaults 65,536 messages and 64 MiB.
+	// One message always fits into an empty queue.
 	RecvQueue int
 	RecvBytes int
 
-	// SendQueue and SendBytes bound what waits to be sent to one peer (the high-water mark); defaults 1,000 messages, as
-	// in libzmq, and 256 MiB.
+	// SendQueue and SendBytes bound what waits to be sent to one peer (the high-water mark); defaults 1,000 messages,
+	// as in libzmq, and 256 MiB.
 	SendQueue int
 	SendBytes int
 
@@ -39,9 +39,9 @@ type Config struct {
 	// HeartbeatTimeout is how long a peer that we ping may be silent; default three times Heartbeat.
 	HeartbeatTimeout time.Duration
 
-	// BackoffMin and BackoffMax bound the pause before dialling again; defaults 100 ms and 10 s. The pause doubles after
-	// each attempt, and between half and all of it is waited. A connection that lasted BackoffMax ends the doubling, and
-	// so does [Sub.DialNow].
+	// BackoffMin and BackoffMax bound the pause before dialling again; defaults 100 ms and 10 s. The pause doubles
+	// after each attempt, and between half and all of it is waited. A connection that lasted BackoffMax ends the
+	// doubling, and so does [Sub.DialNow].
 	BackoffMin time.Duration
 	BackoffMax time.Duration
 
@@ -73,8 +73,9 @@ type Hooks struct {
 	// Connected is called after a handshake.
 	Connected func(Peer)
 
-	// Disconnected is called once for each Connected, with the reason. It is [ErrStopped] if we ended the connection, io.EOF
-	// if the peer closed it, [ErrProtocol], [ErrTooLarge] or [ErrSilent] if it was given up, or what the transport says.
+	// Disconnected is called once for each Connected, with the reason. It is [ErrStopped] if we ended the connection,
+	// io.EOF if the peer closed it, [ErrProtocol], [ErrTooLarge] or [ErrSilent] if it was given up, or what the
+	// transport says.
 	Disconnected func(Peer, error)
 
 	// Failed is called when no connection came about: nobody there, a time-out, or, with [ErrRefused], a peer with
@@ -108,8 +109,8 @@ var (
 	// ErrStopped is returned after Stop, and by Recv after the end of the context that a socket was made with.
 	ErrStopped = errors.New("zmtp: socket is stopped")
 
-	// ErrRefused: the peer demands a mechanism that we lack, speaks another protocol or version, or is the wrong kind of socket.
-	// Trying again will not help until someone changes a configuration. The error is a [*RefusedError].
+	// ErrRefused: the peer demands a mechanism that we lack, speaks another protocol or version, or is the wrong kind
+	// of socket. Trying again will not help until someone changes a configuration. The error is a [*RefusedError].
 	ErrRefused = errors.New("zmtp: peer refused")
 
 	// ErrProtocol: the peer broke the protocol; its connection is closed.
@@ -173,10 +174,13 @@ func (c Config) filled() (Config, error) {
 	}
 	bad(c.ConnectTimeout < 0, "ConnectTimeout is negative: %v", c.ConnectTimeout)
 	bad(c.HandshakeTimeout < 0, "HandshakeTimeout is negative: %v", c.HandshakeTimeout)
-	bad(c.Heartbeat > 0 && c.HeartbeatTimeout < c.Heartbeat, "HeartbeatTimeout %v is shorter than Heartbeat %v", c.HeartbeatTimeout, c.Heartbeat)
-	bad(c.BackoffMin < 0 || c.BackoffMax < c.BackoffMin, "BackoffMin %v and BackoffMax %v are out of order", c.BackoffMin, c.BackoffMax)
+	bad(c.Heartbeat > 0 && c.HeartbeatTimeout < c.Heartbeat, "HeartbeatTimeout %v is shorter than Heartbeat %v",
+		c.HeartbeatTimeout, c.Heartbeat)
+	bad(c.BackoffMin < 0 || c.BackoffMax < c.BackoffMin, "BackoffMin %v and BackoffMax %v are out of order",
+		c.BackoffMin, c.BackoffMax)
 	bad(c.BackoffReachable < c.BackoffMin || c.BackoffReachable > c.BackoffMax,
-		"BackoffReachable %v is not from BackoffMin %v to BackoffMax %v", c.BackoffReachable, c.BackoffMin, c.BackoffMax)
+		"BackoffReachable %v is not from BackoffMin %v to BackoffMax %v", c.BackoffReachable, c.BackoffMin,
+		c.BackoffMax)
 	bad(c.Linger < 0, "Linger is negative: %v", c.Linger)
 	for _, f := range []struct {
 		name string
@@ -186,7 +190,8 @@ func (c Config) filled() (Config, error) {
 		bad(f.n < 0, "%s is negative: %d", f.name, f.n)
 	}
 	bad(len(c.Identity) > 255, "Identity has %d bytes, more than 255", len(c.Identity))
-	bad(len(c.Identity) > 0 && c.Identity[0] == 0, "Identity begins with a zero, which is kept for names that routers make up")
+	bad(len(c.Identity) > 0 && c.Identity[0] == 0,
+		"Identity begins with a zero, which is kept for names that routers make up")
 	return c, errors.Join(errs...)
 }
 

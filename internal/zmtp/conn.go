@@ -142,8 +142,8 @@ func (c *conn) read(onMessage func([][]byte) error, onCommand func(string, []byt
 	}
 }
 
-// onPing owes the peer a PONG. A PING has a time to live in tenths of a second (2 octets, BE; after so long a silence the
-// peer wants to be taken for dead) and a context of up to 16 octets to be sent back.
+// onPing owes the peer a PONG. A PING has a time to live in tenths of a second (2 octets, BE; after so long a silence
+// the peer wants to be taken for dead) and a context of up to 16 octets to be sent back.
 func (c *conn) onPing(data []byte) error {
 	if len(data) < 2 || len(data) > 2+16 {
 		return fmt.Errorf("%w: PING of %d bytes", ErrProtocol, len(data))

@@ -76,7 +76,8 @@ func (e endpoint) dial(ctx context.Context, timeout time.Duration) (net.Conn, er
 	return d.DialContext(ctx, "tcp", net.JoinHostPort(host, e.port))
 }
 
-// Probe connects to an endpoint and hangs up at once. nil says that somebody listens there; [Refuses] tells of an error whether nobody does.
+// Probe connects to an endpoint and hangs up at once. nil says that somebody listens there; [Refuses] tells of an error
+// whether nobody does.
 func Probe(ctx context.Context, text string, timeout time.Duration) error {
 	e, err := parseEndpoint(text)
 	if err == nil {
@@ -92,8 +93,8 @@ func Probe(ctx context.Context, text string, timeout time.Duration) error {
 	return c.Close()
 }
 
-// Refuses reports whether an error of connecting says that the host is there and nobody listens at the endpoint: a refused connection,
-// or a Unix socket whose file is gone.
+// Refuses reports whether an error of connecting says that the host is there and nobody listens at the endpoint: a
+// refused connection, or a Unix socket whose file is gone.
 func Refuses(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
@@ -128,8 +129,8 @@ func (e endpoint) listen(ctx context.Context, all bool) (net.Listener, error) {
 	return l, nil
 }
 
-// ListenUnix listens on a Unix socket. A socket file at which nobody listens, as a process leaves it that was killed, is replaced; one at
-// which somebody does, or a file of another kind, is an error.
+// ListenUnix listens on a Unix socket. A socket file at which nobody listens, as a process leaves it that was killed,
+// is replaced; one at which somebody does, or a file of another kind, is an error.
 func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
 	if errors.Is(err, syscall.EADDRINUSE) && stale(ctx, path) {

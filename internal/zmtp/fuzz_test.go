@@ -89,7 +89,8 @@ func checkReader(t *testing.T, b []byte, stream io.Reader) {
 		t.Fatalf("%d items, want %d", len(got), len(want))
 	}
 	for i := range got {
-		if got[i].name != want[i].name || !bytes.Equal(got[i].data, want[i].data) || !equal(got[i].frames, want[i].frames) {
+		if got[i].name != want[i].name || !bytes.Equal(got[i].data, want[i].data) ||
+			!equal(got[i].frames, want[i].frames) {
 			t.Fatalf("item %d: %q, want %q", i, got[i], want[i])
 		}
 	}
@@ -120,7 +121,8 @@ func FuzzReader(f *testing.F) {
 func TestReaderTakesMemoryAsBytesArrive(t *testing.T) {
 	head := binary.BigEndian.AppendUint64([]byte{flagLong}, 1<<40)
 	for _, body := range []int{0, 10, growStep + 10} {
-		r := &reader{r: bufio.NewReader(bytes.NewReader(append(head[:9:9], make([]byte, body)...))), maxBytes: 1 << 41, maxFrames: 1}
+		r := &reader{r: bufio.NewReader(bytes.NewReader(append(head[:9:9], make([]byte, body)...))), maxBytes: 1 << 41,
+			maxFrames: 1}
 		if n := testing.AllocsPerRun(1, func() {
 			if _, err := r.read(); err == nil {
 				t.Error("a frame of a terabyte")
@@ -130,7 +132,8 @@ func TestReaderTakesMemoryAsBytesArrive(t *testing.T) {
 		}
 	}
 	big := bytes.Repeat([]byte("0123456789"), 1<<20)
-	r := &reader{r: bufio.NewReader(bytes.NewReader(encode([][]byte{big, big[:70000], big}))), maxBytes: 1 << 30, maxFrames: 3}
+	r := &reader{r: bufio.NewReader(bytes.NewReader(encode([][]byte{big, big[:70000], big}))), maxBytes: 1 << 30,
+		maxFrames: 3}
 	it, err := r.read()
 	if err != nil || !equal(it.frames, [][]byte{big, big[:70000], big}) {
 		t.Errorf("a big message: %d frames, %v", len(it.frames), err)
@@ -152,7 +155,8 @@ func FuzzHandshake(f *testing.F) {
 	f.Add(append(rawGreeting(0, "CURVE"), 0))
 	f.Add([]byte("HTTP/1.1 200 OK\r\n\r\n"))
 	f.Add(append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte("\x03bad"))...))
-	f.Add(append(rawGreeting(1, "NULL"), appendCommand(nil, "READY", []byte("\x08Identity\x00\x00\x00\x01a\x0bsocket-type\x00\x00\x00\x03PUB"))...))
+	f.Add(append(rawGreeting(1, "NULL"),
+		appendCommand(nil, "READY", []byte("\x08Identity\x00\x00\x00\x01a\x0bsocket-type\x00\x00\x00\x03PUB"))...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var p Peer
 		r := &reader{r: bufio.NewReader(bytes.NewReader(b)), maxBytes: maxCommand, maxFrames: 10}
@@ -160,7 +164,8 @@ func FuzzHandshake(f *testing.F) {
 		if err == nil && p.SocketType != "PUB" && p.SocketType != "XPUB" {
 			t.Fatalf("shook hands with a %q", p.SocketType)
 		}
-		if err != nil && !errors.Is(err, ErrRefused) && !errors.Is(err, ErrProtocol) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err != nil && !errors.Is(err, ErrRefused) && !errors.Is(err, ErrProtocol) &&
+			!errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Fatalf("an error without a class: %v", err)
 		}
 		if len(p.Identity) > 255 {

@@ -69,11 +69,13 @@ func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, 
 			return nil
 		}
 	}
-	return &RefusedError{Reason: fmt.Sprintf("the peer is a %q socket, a %s needs one of %s", p.SocketType, socketType, strings.Join(peersOf[socketType], ", "))}
+	return &RefusedError{Reason: fmt.Sprintf("the peer is a %q socket, a %s needs one of %s", p.SocketType, socketType,
+		strings.Join(peersOf[socketType], ", "))}
 }
 
-// greet exchanges greetings, in two steps: libzmq sends the second part of its own when it has seen our version, and hangs up
-// when it has seen a mechanism that is not its own. Sent at once, our greeting would leave us without its mechanism's name.
+// greet exchanges greetings, in two steps: libzmq sends the second part of its own when it has seen our version, and
+// hangs up when it has seen a mechanism that is not its own. Sent at once, our greeting would leave us without its
+// mechanism's name.
 func greet(w io.Writer, r io.Reader, p *Peer) error {
 	ours := greeting()
 	if _, err := w.Write(ours[:versionSize]); err != nil {
@@ -90,7 +92,8 @@ func greet(w io.Writer, r io.Reader, p *Peer) error {
 		return notZMTP(g[:versionSize])
 	}
 	if g[10] < 3 {
-		return &RefusedError{Reason: fmt.Sprintf("the peer speaks ZMTP 2 (revision %d), which has no mechanisms; 3.0 or later is needed", g[10])}
+		return &RefusedError{Reason: fmt.Sprintf(
+			"the peer speaks ZMTP 2 (revision %d), which has no mechanisms; 3.0 or later is needed", g[10])}
 	}
 	_, sendErr := w.Write(ours[versionSize:]) // what the peer said before it hung up is the better reason
 	if _, err := io.ReadFull(r, g[versionSize:]); err != nil {
@@ -106,7 +109,8 @@ func greet(w io.Writer, r io.Reader, p *Peer) error {
 	}
 	name, _, _ := bytes.Cut(g[mechanismFrom:mechanismTo], []byte{0})
 	if mechanism := string(name); mechanism != "NULL" {
-		return &RefusedError{Mechanism: mechanism, Reason: fmt.Sprintf("the peer demands the security mechanism %q, only NULL is spoken here", mechanism)}
+		return &RefusedError{Mechanism: mechanism,
+			Reason: fmt.Sprintf("the peer demands the security mechanism %q, only NULL is spoken here", mechanism)}
 	}
 	return nil
 }

@@ -174,8 +174,8 @@ func TestLibzmqPublisher(t *testing.T) {
 	}
 }
 
-// A publisher that sends as fast as it can, to a reader whose own queue is small: nothing is lost as long as the publisher's
-// high-water mark is not reached.
+// A publisher that sends as fast as it can, to a reader whose own queue is small: nothing is lost as long as the
+// publisher's high-water mark is not reached.
 func TestLibzmqBurst(t *testing.T) {
 	const n = 200_000
 	p := startLibzmq(t, "XPUB", opts{"bind": anyPort, "hwm": n})
@@ -484,11 +484,13 @@ func TestLibzmqSubscriberThatIsSlow(t *testing.T) {
 	}
 }
 
-// A libzmq subscriber finds our publisher again by itself. It asks for its topics again only while its owner waits in it.
+// A libzmq subscriber finds our publisher again by itself. It asks for its topics again only while its owner waits in
+// it.
 func TestLibzmqSubscriberReconnects(t *testing.T) {
 	p := mustPub(t, "tcp://"+loopback.Reserve(t), Config{})
 	addr := p.Addr()
-	s := startLibzmq(t, "SUB", opts{"connect": addr, "topics": []string{"a", "b"}, "ivl": 100, "timeout": patience.Milliseconds()})
+	s := startLibzmq(t, "SUB", opts{"connect": addr, "topics": []string{"a", "b"}, "ivl": 100,
+		"timeout": patience.Milliseconds()})
 	for life := range uint64(3) {
 		if life > 0 {
 			p = mustPub(t, addr, Config{})

@@ -132,12 +132,17 @@ func TestHandshakeRefusals(t *testing.T) {
 		{name: "hangs up", hangUp: true, is: io.ErrUnexpectedEOF, text: "another mechanism"},
 		{name: "hangs up after the greeting", say: rawGreeting(1, "NULL"), hangUp: true, is: io.ErrUnexpectedEOF},
 		{name: "wrong socket", say: append(rawGreeting(1, "NULL"), rawReady("REP")...), is: ErrRefused, text: `"REP"`},
-		{name: "error", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte("\x04nope"))...), is: ErrRefused, text: "nope"},
-		{name: "error without a reason", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte{9})...), is: ErrRefused},
+		{name: "error", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte("\x04nope"))...),
+			is: ErrRefused, text: "nope"},
+		{name: "error without a reason", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte{9})...),
+			is: ErrRefused},
 		{name: "message first", say: append(rawGreeting(1, "NULL"), 0, 1, 'x'), is: ErrProtocol},
-		{name: "other command first", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "HELLO", nil)...), is: ErrProtocol},
-		{name: "broken properties", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "READY", []byte("\x0bSocket-Type\xff\xff\xff\xff"))...), is: ErrProtocol},
-		{name: "cut properties", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "READY", []byte("\x0bSock"))...), is: ErrProtocol},
+		{name: "other command first", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "HELLO", nil)...),
+			is: ErrProtocol},
+		{name: "broken properties", say: append(rawGreeting(1, "NULL"),
+			appendCommand(nil, "READY", []byte("\x0bSocket-Type\xff\xff\xff\xff"))...), is: ErrProtocol},
+		{name: "cut properties", say: append(rawGreeting(1, "NULL"),
+			appendCommand(nil, "READY", []byte("\x0bSock"))...), is: ErrProtocol},
 		{name: "huge command", say: append(rawGreeting(1, "NULL"), 6, 0, 0, 0, 0, 1, 0, 0, 0), is: ErrTooLarge},
 		{name: "huge message", say: append(rawGreeting(1, "NULL"), 2, 0xff, 0, 0, 0, 0, 0, 0, 0), is: ErrTooLarge},
 		{name: "nameless command", say: append(rawGreeting(1, "NULL"), 4, 1, 0), is: ErrProtocol},
@@ -171,7 +176,8 @@ func TestHandshakeRefusals(t *testing.T) {
 					t.Errorf("%v, want one that is %q and says %q", err, tc.is, tc.text)
 				}
 				var refused *RefusedError
-				if errors.As(err, &refused) != (tc.is == ErrRefused) || refused != nil && refused.Mechanism != tc.mechanism {
+				if errors.As(err, &refused) != (tc.is == ErrRefused) || refused != nil &&
+					refused.Mechanism != tc.mechanism {
 					t.Errorf("%#v, want mechanism %q", refused, tc.mechanism)
 				}
 				nc.Close()
@@ -206,10 +212,11 @@ func TestBrokenFramingEndsOneConnection(t *testing.T) {
 		say []byte
 		is  error
 	}{
-		"reserved flags":       {[]byte{8, 0}, ErrProtocol},
-		"negative size":        {long(0, 0x80, 0, 0, 0, 0, 0, 0, 0), ErrTooLarge},
-		"oversize frame":       {long(0, 0, 0, 0, 0, 0, 1, 0, 1), ErrTooLarge},
-		"oversize together":    {append(append(long(1, 0, 0, 0, 0, 0, 0, 0x80, 0), make([]byte, 0x8000)...), long(0, 0, 0, 0, 0, 0, 0, 0x80, 1)...), ErrTooLarge},
+		"reserved flags": {[]byte{8, 0}, ErrProtocol},
+		"negative size":  {long(0, 0x80, 0, 0, 0, 0, 0, 0, 0), ErrTooLarge},
+		"oversize frame": {long(0, 0, 0, 0, 0, 0, 1, 0, 1), ErrTooLarge},
+		"oversize together": {append(append(long(1, 0, 0, 0, 0, 0, 0, 0x80, 0), make([]byte, 0x8000)...),
+			long(0, 0, 0, 0, 0, 0, 0, 0x80, 1)...), ErrTooLarge},
 		"endless message":      {bytes.Repeat([]byte{1, 0}, 100), ErrTooLarge},
 		"command that goes on": {[]byte{5, 5, 4, 'P', 'I', 'N', 'G'}, ErrProtocol},
 		"oversize command":     {long(4, 0, 0, 0, 0, 0, 1, 0, 1), ErrTooLarge},
@@ -229,7 +236,8 @@ func TestBrokenFramingEndsOneConnection(t *testing.T) {
 			for range 2 {
 				p := shakeRaw(t, accept(), 1, "PUB")
 				p.expect(appendCommand(nil, "SUBSCRIBE", nil))
-				p.write(slicesConcat(encode(frames("good", "one")), appendCommand(nil, "WHATEVER", []byte("unknown")), tc.say))
+				p.write(slicesConcat(encode(frames("good", "one")), appendCommand(nil, "WHATEVER", []byte("unknown")),
+					tc.say))
 				p.nc.(*net.TCPConn).CloseWrite()
 				next(t, s, Opened)
 				if m := next(t, s, Data); !equal(m.Frames, frames("good", "one")) {
@@ -289,7 +297,8 @@ func TestPingPong(t *testing.T) {
 	if got := p.readCommand("PING"); !bytes.Equal(got, []byte{0, 0}) {
 		t.Errorf("our PING: % x", got)
 	}
-	p.write(slicesConcat([]byte{1, 1, 'a'}, appendCommand(nil, "PING", []byte("\x00\x00context")), appendCommand(nil, "PONG", nil), []byte{0, 1, 'b'}))
+	p.write(slicesConcat([]byte{1, 1, 'a'}, appendCommand(nil, "PING", []byte("\x00\x00context")),
+		appendCommand(nil, "PONG", nil), []byte{0, 1, 'b'}))
 	if m := next(t, s, Data); !equal(m.Frames, frames("a", "b")) {
 		t.Errorf("a message around a PING: %q", m.Frames)
 	}

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// queue is a first-in-first-out bounded in entries and bytes; an entry of any size fits into an empty one. Any number of goroutines
-// may put and get.
+// queue is a first-in-first-out bounded in entries and bytes; an entry of any size fits into an empty one. Any number
+// of goroutines may put and get.
 type queue[T any] struct {
 	maxLen, maxBytes int
 

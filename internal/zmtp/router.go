@@ -63,8 +63,8 @@ func (r *Router) serve(c *conn) {
 	r.nameMu.Unlock()
 }
 
-// Recv waits for the next message of any peer and says whose it is. The frames are what the peer sent, without its name.
-// Its errors are ctx's, or [ErrStopped].
+// Recv waits for the next message of any peer and says whose it is. The frames are what the peer sent, without its
+// name. Its errors are ctx's, or [ErrStopped].
 func (r *Router) Recv(ctx context.Context) (from string, frames [][]byte, err error) {
 	req, err := r.in.get(ctx)
 	return req.from, req.frames, err

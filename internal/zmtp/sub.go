@@ -43,9 +43,9 @@ type Sub struct {
 	now    chan struct{} // DialNow was called
 }
 
-// DialSub makes a Sub that keeps one connection to the publisher at endpoint, which need not be there yet, until ctx ends or Stop
-// is called. It subscribes to what begins with one of topics; "" is everything. The error is about endpoint or
-// cfg; what becomes of connecting is told by hooks.
+// DialSub makes a Sub that keeps one connection to the publisher at endpoint, which need not be there yet, until ctx
+// ends or Stop is called. It subscribes to what begins with one of topics; "" is everything. The error is about
+// endpoint or cfg; what becomes of connecting is told by hooks.
 func DialSub(ctx context.Context, endpoint string, topics []string, cfg Config) (*Sub, error) {
 	s, err := newSub(ctx, endpoint, topics, cfg)
 	if err != nil {
@@ -123,8 +123,8 @@ func (c *Config) bound(err error) time.Duration {
 	return c.BackoffMax
 }
 
-// DialNow ends the pause before the next attempt to connect: somebody has reason to think that the publisher is back. It does nothing
-// while there is a connection, but the pause after it may be left out.
+// DialNow ends the pause before the next attempt to connect: somebody has reason to think that the publisher is back.
+// It does nothing while there is a connection, but the pause after it may be left out.
 func (s *Sub) DialNow() { wake(s.now) }
 
 // serve passes on what one publisher sends.

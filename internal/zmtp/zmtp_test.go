@@ -24,8 +24,8 @@ import (
 // patience is how long a test waits for what must happen.
 const patience = 4 * time.Minute
 
-// silence is what these tests let a peer be silent, and hold what they then wait: longer, and both long beside what a busy
-// machine may do to a process.
+// silence is what these tests let a peer be silent, and hold what they then wait: longer, and both long beside what a
+// busy machine may do to a process.
 const (
 	silence = 8 * time.Second
 	hold    = 10 * time.Second
@@ -218,7 +218,8 @@ func TestSubscriptionForms(t *testing.T) {
 				}
 				return appendCommand(nil, map[bool]string{true: "SUBSCRIBE", false: "CANCEL"}[on], []byte(topic))
 			}
-			raw.write(slicesConcat(sub(true, "a"), sub(true, "a"), sub(true, "b"), sub(false, "a"), sub(false, "never"), sub(true, "mark")))
+			raw.write(slicesConcat(sub(true, "a"), sub(true, "a"), sub(true, "b"), sub(false, "a"), sub(false, "never"),
+				sub(true, "mark")))
 			waitFor(t, func() bool { return has(p, "mark") })
 			for _, topic := range []string{"a1", "b1", "c1"} {
 				p.Send([]byte(topic))
@@ -582,14 +583,16 @@ func TestBadEndpointsAndConfigs(t *testing.T) {
 		"tcp://127.0.0.1:0":  "cannot be dialled",
 		"inproc://something": "is not known",
 	} {
-		if _, err := DialSub(context.Background(), endpoint, []string{""}, Config{}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := DialSub(context.Background(), endpoint, []string{""}, Config{}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want one that says %q", endpoint, err, want)
 		}
 		if _, err := DialDealer(within(t), endpoint, Config{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want one that says %q", endpoint, err, want)
 		}
 	}
-	_, err := DialSub(context.Background(), "tcp://h:1", []string{""}, Config{MaxMessage: -1, Linger: -1, BackoffMin: 2, BackoffMax: 1})
+	_, err := DialSub(context.Background(), "tcp://h:1", []string{""}, Config{MaxMessage: -1, Linger: -1, BackoffMin: 2,
+		BackoffMax: 1})
 	for _, want := range []string{"MaxMessage", "Linger", "BackoffMin"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not mention %s", err, want)
@@ -615,7 +618,8 @@ func TestIPCStaleSocket(t *testing.T) {
 	mustPub(t, "ipc://"+path, Config{})
 }
 
-// Pauses between attempts double up to a bound, and each is drawn from between half and all of it, so that many readers do not come back at the same moment.
+// Pauses between attempts double up to a bound, and each is drawn from between half and all of it, so that many readers
+// do not come back at the same moment.
 func TestBackoffIsJittered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := map[time.Duration]bool{}
@@ -639,8 +643,8 @@ func TestBackoffIsJittered(t *testing.T) {
 	})
 }
 
-// A host that refuses, or that ends what it has taken, is dialled at least once a second; one that cannot be reached is left alone for longer. A call of
-// DialNow ends the pause.
+// A host that refuses, or that ends what it has taken, is dialled at least once a second; one that cannot be reached is
+// left alone for longer. A call of DialNow ends the pause.
 func TestPausesWhileTheHostIsReachable(t *testing.T) {
 	cfg, err := Config{}.filled()
 	if err != nil {

@@ -37,12 +37,14 @@ type Query struct {
 	// Tokens of the whole prompt; what does not fill a block at its end is not looked up.
 	Tokens Tokens `json:"tokens,omitzero" msgpack:"tokens,omitempty"`
 
-	// Hashes are the local hashes of the prompt's blocks, in place of Tokens, for a client that keeps tokens to itself. They are
-	// looked up as they are: where workers read ahead (WorkerInfo.Lookahead), those hashed as far ahead are found.
+	// Hashes are the local hashes of the prompt's blocks, in place of Tokens, for a client that keeps tokens to itself.
+	// They are looked up as they are: where workers read ahead (WorkerInfo.Lookahead), those hashed as far ahead are
+	// found.
 	Hashes Hashes `json:"hashes,omitzero" msgpack:"hashes,omitempty"`
 
-	// Hashed is the prompt as engines hash it that read ahead, in place of Tokens: for each rank those are looked up that are as its own. Nodes share a query by
-	// tokens so; the answer's Lookaheads say which hashes there should have been.
+	// Hashed is the prompt as engines hash it that read ahead, in place of Tokens: for each rank those are looked up
+	// that are as its own. Nodes share a query by tokens so; the answer's Lookaheads say which hashes there should have
+	// been.
 	Hashed []Hashed `json:"hashed,omitzero" msgpack:"hashed,omitempty"`
 
 	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They go with Tokens only.
@@ -52,15 +54,16 @@ type Query struct {
 	// Workers restricts the answer to these instances.
 	Workers []events.WorkerID `json:"workers,omitzero" msgpack:"workers,omitempty"`
 
-	// Partitions restricts the question to workers of these partitions: it is how nodes share a query. An answer then says of each whether
-	// it was looked at (Answer.Partitions) or could not be (Answer.Missing).
+	// Partitions restricts the question to workers of these partitions: it is how nodes share a query. An answer then
+	// says of each whether it was looked at (Answer.Partitions) or could not be (Answer.Missing).
 	Partitions []events.Partition `json:"partitions,omitzero" msgpack:"partitions,omitempty"`
 
-	// MinSeq asks for an answer that reflects at least these places in the log: what the caller knows to be published. The
-	// node waits for them until the deadline.
+	// MinSeq asks for an answer that reflects at least these places in the log: what the caller knows to be published.
+	// The node waits for them until the deadline.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
 
-	// Explain asks for each rank's way along the prompt (Overlap.Path), and for all ranks, as Idle does. It is for people, and costs much more than an answer.
+	// Explain asks for each rank's way along the prompt (Overlap.Path), and for all ranks, as Idle does. It is for
+	// people, and costs much more than an answer.
 	Explain bool `json:"explain,omitempty" msgpack:"explain,omitempty"`
 
 	// Idle asks for all ranks that might serve the query, those too that hold nothing of its prompt.
@@ -114,13 +117,15 @@ type Answer struct {
 	// Lookaheads says how far ahead ranks of the model read, ascending, if the query has Hashed.
 	Lookaheads []uint32 `json:"lookaheads,omitempty" msgpack:"lookaheads,omitempty"`
 
-	// Complete is false if there may be workers of the model that could not be looked at: those in the Missing partitions.
+	// Complete is false if there may be workers of the model that could not be looked at: those in the Missing
+	// partitions.
 	Complete bool               `json:"complete" msgpack:"complete"`
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
 	Workers []Overlap `json:"workers" msgpack:"workers"` // best first; of no missing partition
 
-	// Partitions is what the answer reflects: those that have workers of the model, or all that the query named, but the missing ones.
+	// Partitions is what the answer reflects: those that have workers of the model, or all that the query named, but
+	// the missing ones.
 	Partitions []PartitionStatus `json:"partitions" msgpack:"partitions"`
 
 	// Reason says why no worker has anything of the prompt; it is empty if one has.
@@ -129,7 +134,8 @@ type Answer struct {
 	L3 L3 `json:"l3" msgpack:"l3"`
 }
 
-// Finish puts workers into their order, drops those that have nothing unless idle ones are wanted, and says why if nobody has anything.
+// Finish puts workers into their order, drops those that have nothing unless idle ones are wanted, and says why if
+// nobody has anything.
 func (a *Answer) Finish(idle bool, why Reason) {
 	if !idle {
 		a.Workers = slices.DeleteFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3 == 0 })
@@ -141,19 +147,21 @@ func (a *Answer) Finish(idle bool, why Reason) {
 	}
 }
 
-// L3 is what the shared store holds of a prompt. However it stands with the store, the rest of the answer is what it would be
-// without.
+// L3 is what the shared store holds of a prompt. However it stands with the store, the rest of the answer is what it
+// would be without.
 type L3 struct {
 	Status L3Status `json:"status" msgpack:"status"`
 	Reason string   `json:"reason,omitempty" msgpack:"reason,omitempty"` // for people: why the status is not ok
 
-	Ranges [][2]uint32 `json:"ranges,omitempty" msgpack:"ranges,omitempty"` // blocks that are there: from, up to (not including)
-	Total  uint32      `json:"total" msgpack:"total"`                       // blocks that are there
-	AgeMS  float64     `json:"age_ms" msgpack:"age_ms"`                     // how old the oldest of this information is
+	// blocks that are there: from, up to (not including)
+	Ranges [][2]uint32 `json:"ranges,omitempty" msgpack:"ranges,omitempty"`
+	Total  uint32      `json:"total" msgpack:"total"`   // blocks that are there
+	AgeMS  float64     `json:"age_ms" msgpack:"age_ms"` // how old the oldest of this information is
 
 	Unknown [][2]uint32 `json:"unknown,omitempty" msgpack:"unknown,omitempty"` // blocks of which it is not known
 
-	// Broken are blocks at which some rank's run in the store ends though a part of their objects is there, if the query asks for explanations.
+	// Broken are blocks at which some rank's run in the store ends though a part of their objects is there, if the
+	// query asks for explanations.
 	Broken []BrokenBlock `json:"broken,omitempty" msgpack:"broken,omitempty"`
 
 	// FromStart is how many blocks a rank would load that holds nothing itself.
@@ -199,11 +207,14 @@ type Overlap struct {
 	Disk     uint32          `json:"disk" msgpack:"disk"`
 	External uint32          `json:"external" msgpack:"external"`
 
-	// L3 is how many more blocks, directly after these, the rank would load from the shared store, and L3Stop why no more.
-	L3     uint32 `json:"l3" msgpack:"l3"`
-	L3Stop string `json:"l3_stop,omitempty" msgpack:"l3_stop,omitempty"` // prompt_ends, not_in_store, not_known, below_threshold, capacity, no_store; vLLM's: gap, other_groups, alignment, last_token
+	// L3 is how many more blocks, directly after these, the rank would load from the shared store, and L3Stop why no
+	// more.
+	L3 uint32 `json:"l3" msgpack:"l3"`
+	// prompt_ends, not_in_store, not_known, below_threshold, capacity, no_store; vLLM's: gap, other_groups, alignment, last_token
+	L3Stop string `json:"l3_stop,omitempty" msgpack:"l3_stop,omitempty"`
 
-	Path *Path `json:"path,omitempty" msgpack:"path,omitempty"` // if the query asks for explanations, of the best few hundred ranks
+	// if the query asks for explanations, of the best few hundred ranks
+	Path *Path `json:"path,omitempty" msgpack:"path,omitempty"`
 
 	// Bound says that the depths are an upper bound, and of which kind; empty: they are exact.
 	Bound Bound `json:"bound,omitempty" msgpack:"bound,omitempty"`
@@ -211,15 +222,16 @@ type Overlap struct {
 	// Engine is the state of the rank's engine if it is not connected to its shim; empty: it is, or nobody says.
 	Engine EngineState `json:"engine,omitempty" msgpack:"engine,omitempty"`
 
-	// CatchingUp: the rank's shim still publishes a backlog of what its engine said earlier, so that the depths are of an earlier time.
+	// CatchingUp: the rank's shim still publishes a backlog of what its engine said earlier, so that the depths are of
+	// an earlier time.
 	CatchingUp bool `json:"catching_up,omitempty" msgpack:"catching_up,omitempty"`
 }
 
 // Bound is a kind of upper bound.
 type Bound string
 
-// BoundFullAttentionOnly: the model has groups of which it is not known what they need of a prefix, such as sliding windows of unknown size. The depths take no
-// account of them: the engine may reuse less.
+// BoundFullAttentionOnly: the model has groups of which it is not known what they need of a prefix, such as sliding
+// windows of unknown size. The depths take no account of them: the engine may reuse less.
 const BoundFullAttentionOnly Bound = "full_attention_only"
 
 // EngineState is how a shim's connection to its engine stands.
@@ -229,30 +241,36 @@ type EngineState string
 const (
 	EngineConnected EngineState = "connected"
 	EngineSilent    EngineState = "silent" // it does not answer; that proves nothing of what it holds
-	EngineGone      EngineState = "gone"   // its connection ended and its port refuses: its process is gone, and its device memory with it
+	// its connection ended and its port refuses: its process is gone, and its device memory with it
+	EngineGone EngineState = "gone"
 )
 
 // Path is a rank's way along a prompt.
 type Path struct {
-	// Held are the blocks that the rank holds in some tier, in order; equal ones that follow each other are one run. More says that there are more.
+	// Held are the blocks that the rank holds in some tier, in order; equal ones that follow each other are one run.
+	// More says that there are more.
 	Held []HeldRun `json:"held,omitempty" msgpack:"held,omitempty"`
 	More bool      `json:"more,omitempty" msgpack:"more,omitempty"`
 
-	// Stop is the rule that ended the rank's own prefix: query_ends; unknown_block (nobody that the rank's node knows holds or remembers it, or what follows); not_held
-	// (this rank holds it in no tier); held_in_earlier_tier (only in a tier before the one that the prefix has come to); group_lacks_blocks (a group of a hybrid
-	// model, named by Group, does not have what it needs of a longer prefix); draft_model (the engine computes the last block that it holds anew).
+	// Stop is the rule that ended the rank's own prefix: query_ends; unknown_block (nobody that the rank's node knows
+	// holds or remembers it, or what follows); not_held (this rank holds it in no tier); held_in_earlier_tier (only in
+	// a tier before the one that the prefix has come to); group_lacks_blocks (a group of a hybrid model, named by
+	// Group, does not have what it needs of a longer prefix); draft_model (the engine computes the last block that it
+	// holds anew).
 	Stop  string     `json:"stop" msgpack:"stop"`
 	Group *PathGroup `json:"group,omitempty" msgpack:"group,omitempty"`
 
-	Behind   uint32 `json:"behind" msgpack:"behind"`       // blocks that the rank holds behind the end of its prefix, of no use
+	// blocks that the rank holds behind the end of its prefix, of no use
+	Behind   uint32 `json:"behind" msgpack:"behind"`
 	L3Behind uint32 `json:"l3_behind" msgpack:"l3_behind"` // blocks of the shared store behind what the rank would load
 }
 
 // PathGroup is a KV-cache group of a hybrid model.
 type PathGroup struct {
-	Index  events.GroupIndex `json:"index" msgpack:"index"`
-	Kind   string            `json:"kind" msgpack:"kind"`                         // as vLLM calls it: sliding_window, chunked_local_attention, mamba
-	Window uint32            `json:"window,omitempty" msgpack:"window,omitempty"` // tokens: the window, or the chunk
+	Index events.GroupIndex `json:"index" msgpack:"index"`
+	// as vLLM calls it: sliding_window, chunked_local_attention, mamba
+	Kind   string `json:"kind" msgpack:"kind"`
+	Window uint32 `json:"window,omitempty" msgpack:"window,omitempty"` // tokens: the window, or the chunk
 }
 
 // HeldRun is a run of blocks that a rank holds in the same tiers.
@@ -268,7 +286,8 @@ func (o *Overlap) Total() uint32 { return o.Device + o.Host + o.Disk + o.Externa
 // CompareOverlaps orders workers as answers have them: best first.
 func CompareOverlaps(a, b Overlap) int {
 	return cmp.Or(
-		cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk, a.Disk), cmp.Compare(b.External, a.External), cmp.Compare(b.L3, a.L3),
+		cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk,
+			a.Disk), cmp.Compare(b.External, a.External), cmp.Compare(b.L3, a.L3),
 		cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank),
 	)
 }
@@ -279,15 +298,16 @@ type PartitionStatus struct {
 	Epoch     time.Time        `json:"epoch" msgpack:"epoch"` // when the partition's stream was created
 	Seq       events.StreamSeq `json:"seq" msgpack:"seq"`
 
-	// StaleMS is how long ago, in milliseconds, the node last knew that it had read the partition's log to its end, and that the log took what
-	// shims have to say; 0: just now, which is less than three seconds.
+	// StaleMS is how long ago, in milliseconds, the node last knew that it had read the partition's log to its end, and
+	// that the log took what shims have to say; 0: just now, which is less than three seconds.
 	StaleMS uint64 `json:"stale_ms,omitempty" msgpack:"stale_ms,omitempty"`
 
 	// ResyncNeeded: the log has lost messages, and some of the partition's workers have not said yet what they hold.
 	ResyncNeeded bool `json:"resync_needed,omitempty" msgpack:"resync_needed,omitempty"`
 }
 
-// WorkersPage is how many ranks a client asks for at a time, so that a list of any length travels in messages of the usual size.
+// WorkersPage is how many ranks a client asks for at a time, so that a list of any length travels in messages of the
+// usual size.
 const WorkersPage = 500
 
 // WorkersRequest asks for a part of the list of workers, of all that there is if nothing is set.
@@ -335,12 +355,15 @@ type WorkerInfo struct {
 	Stored      uint64             `json:"stored" msgpack:"stored"`   // blocks in all stored events of the incarnation
 	Removed     uint64             `json:"removed" msgpack:"removed"` // blocks in all removed events
 
-	// Lookahead is how many tokens beyond a block are in its local hash, as with an engine that drafts: for who asks by Hashes.
+	// Lookahead is how many tokens beyond a block are in its local hash, as with an engine that drafts: for who asks by
+	// Hashes.
 	Lookahead uint32 `json:"lookahead,omitempty" msgpack:"lookahead,omitempty"`
 
-	Lease *Lease `json:"lease,omitempty" msgpack:"lease,omitempty"` // none: nobody has registered the rank, and it is not cleared by itself
+	// none: nobody has registered the rank, and it is not cleared by itself
+	Lease *Lease `json:"lease,omitempty" msgpack:"lease,omitempty"`
 
-	// Engine is how the rank's shim stands with its engine, since when and why; empty: nobody says. CatchingUp is as in an Overlap.
+	// Engine is how the rank's shim stands with its engine, since when and why; empty: nobody says. CatchingUp is as in
+	// an Overlap.
 	Engine      EngineState `json:"engine,omitempty" msgpack:"engine,omitempty"`
 	EngineSince *time.Time  `json:"engine_since,omitempty" msgpack:"engine_since,omitempty"`
 	EngineWhy   string      `json:"engine_why,omitempty" msgpack:"engine_why,omitempty"`
@@ -380,10 +403,12 @@ type Lease struct {
 	Host   string    `json:"host" msgpack:"host"`
 	PID    int       `json:"pid" msgpack:"pid"`
 	Since  time.Time `json:"since" msgpack:"since"`
-	State  string    `json:"state" msgpack:"state"`               // held, or expired: being cleared
-	L3     string    `json:"l3,omitempty" msgpack:"l3,omitempty"` // for people: the shared store that the rank registered
+	State  string    `json:"state" msgpack:"state"` // held, or expired: being cleared
+	// for people: the shared store that the rank registered
+	L3 string `json:"l3,omitempty" msgpack:"l3,omitempty"`
 
-	// Renewed and Expires are by the NATS servers' clock. A lease expires later than this if NATS or the indexer was away.
+	// Renewed and Expires are by the NATS servers' clock. A lease expires later than this if NATS or the indexer was
+	// away.
 	Renewed time.Time `json:"renewed" msgpack:"renewed"`
 	Expires time.Time `json:"expires" msgpack:"expires"`
 }
@@ -406,27 +431,32 @@ type Status struct {
 	Models     []ModelStatus     `json:"models" msgpack:"models"`
 	Partitions []PartitionDetail `json:"partitions" msgpack:"partitions"`
 	Index      IndexStatus       `json:"index" msgpack:"index"`
-	Events     map[string]uint64 `json:"events" msgpack:"events"` // what became of events since the node started, by outcome
-	Problems   []string          `json:"problems" msgpack:"problems"`
+	// what became of events since the node started, by outcome
+	Events   map[string]uint64 `json:"events" msgpack:"events"`
+	Problems []string          `json:"problems" msgpack:"problems"`
 
-	Requests []RequestCount `json:"requests" msgpack:"requests"` // what became of requests to this node since it started
+	// what became of requests to this node since it started
+	Requests []RequestCount `json:"requests" msgpack:"requests"`
 
-	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"`   // nil: a node older than v0.4.0 that is alone on its server
+	// nil: a node older than v0.4.0 that is alone on its server
+	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"`
 	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"replicas,omitempty"` // by OpVerify, of all nodes
 
-	Snapshots      SnapshotCounts `json:"snapshots" msgpack:"snapshots"`             // since the node started
-	Resyncs        ResyncCounts   `json:"resyncs" msgpack:"resyncs"`                 // since the node started
-	Rereads        uint64         `json:"rereads" msgpack:"rereads"`                 // since the node started: how often messages were lost between log and index, and read again
-	SnapshotBucket Usage          `json:"snapshot_bucket" msgpack:"snapshot_bucket"` // of all partitions
-	Store          Usage          `json:"store" msgpack:"store"`                     // what the account has on the NATS servers
+	Snapshots SnapshotCounts `json:"snapshots" msgpack:"snapshots"` // since the node started
+	Resyncs   ResyncCounts   `json:"resyncs" msgpack:"resyncs"`     // since the node started
+	// since the node started: how often messages were lost between log and index, and read again
+	Rereads        uint64 `json:"rereads" msgpack:"rereads"`
+	SnapshotBucket Usage  `json:"snapshot_bucket" msgpack:"snapshot_bucket"` // of all partitions
+	// what the account has on the NATS servers
+	Store Usage `json:"store" msgpack:"store"`
 
 	L3 []StoreStatus `json:"l3,omitempty" msgpack:"l3,omitempty"` // the stores that workers share and this node asks
 
 	Engines *EngineCounts `json:"engines,omitempty" msgpack:"engines,omitempty"` // nil: the node does not say
 }
 
-// EngineCounts is how many ranks of the namespace are registered, by how it stands with their engines; the same at each node. CatchingUp counts
-// those whose shims are behind, whatever their engines do.
+// EngineCounts is how many ranks of the namespace are registered, by how it stands with their engines; the same at each
+// node. CatchingUp counts those whose shims are behind, whatever their engines do.
 type EngineCounts struct {
 	Connected  int `json:"connected" msgpack:"connected"`
 	Silent     int `json:"silent" msgpack:"silent"`
@@ -445,14 +475,17 @@ type RequestCount struct {
 
 // StoreStatus is how a node gets on with one store that workers share. Counts are since the node began to ask it.
 type StoreStatus struct {
-	Store      string `json:"store" msgpack:"store"`                   // HOST:PORT of its master's HTTP, or a folder; several if objects are called in several ways there
+	// HOST:PORT of its master's HTTP, or a folder; several if objects are called in several ways there
+	Store      string `json:"store" msgpack:"store"`
 	Down       string `json:"down,omitempty" msgpack:"down,omitempty"` // why it is not asked now
 	Remembered int    `json:"remembered" msgpack:"remembered"`         // runs of 16 or 64 blocks
 	Questions  uint64 `json:"questions" msgpack:"questions"`
-	Failed     uint64 `json:"failed" msgpack:"failed"`       // of these, that ended with an error
-	Busy       uint64 `json:"busy" msgpack:"busy"`           // queries that went without, as too many questions were under way
-	Forgotten  uint64 `json:"forgotten" msgpack:"forgotten"` // how often all was forgotten, as the store may have become another
-	Strange    uint64 `json:"strange" msgpack:"strange"`     // objects in answers that nobody had asked about
+	Failed     uint64 `json:"failed" msgpack:"failed"` // of these, that ended with an error
+	// queries that went without, as too many questions were under way
+	Busy uint64 `json:"busy" msgpack:"busy"`
+	// how often all was forgotten, as the store may have become another
+	Forgotten uint64 `json:"forgotten" msgpack:"forgotten"`
+	Strange   uint64 `json:"strange" msgpack:"strange"` // objects in answers that nobody had asked about
 
 	Set *StoreSet `json:"set,omitempty" msgpack:"set,omitempty"` // nil where no events of the store are heard
 }
@@ -473,7 +506,8 @@ type Usage struct {
 	Bytes int64 `json:"bytes" msgpack:"bytes"`
 	Limit int64 `json:"limit" msgpack:"limit"` // 0: none is known
 
-	// Refused is why nothing can be written there, whatever the limit; empty if it can, as far as the NATS server knows.
+	// Refused is why nothing can be written there, whatever the limit; empty if it can, as far as the NATS server
+	// knows.
 	Refused string `json:"refused,omitempty" msgpack:"refused,omitempty"`
 }
 
@@ -502,19 +536,24 @@ type ModelStatus struct {
 type PartitionDetail struct {
 	PartitionStatus `msgpack:",inline"`
 
-	State        string           `json:"state" msgpack:"state"` // restoring, catching_up, serving, resync_needed, unavailable
+	// restoring, catching_up, serving, resync_needed, unavailable
+	State        string           `json:"state" msgpack:"state"`
 	LogLast      events.StreamSeq `json:"log_last" msgpack:"log_last"`
 	Lag          uint64           `json:"lag" msgpack:"lag"` // messages of the log not applied yet
 	Ranks        int              `json:"ranks" msgpack:"ranks"`
 	SnapshotSeq  events.StreamSeq `json:"snapshot_seq" msgpack:"snapshot_seq"`
 	SnapshotTime time.Time        `json:"snapshot_time" msgpack:"snapshot_time"`
 	SnapshotSize int64            `json:"snapshot_bytes" msgpack:"snapshot_bytes"`
-	RestoredFrom events.StreamSeq `json:"restored_from" msgpack:"restored_from"` // the snapshot this process began with; 0: none
+	// the snapshot this process began with; 0: none
+	RestoredFrom events.StreamSeq `json:"restored_from" msgpack:"restored_from"`
 	RestoreMS    float64          `json:"restore_ms" msgpack:"restore_ms"`
 	Log          Usage            `json:"log" msgpack:"log"`
-	Checksum     string           `json:"checksum,omitempty" msgpack:"checksum,omitempty"` // of all its ranks' holdings, at Seq
-	Behind       bool             `json:"behind,omitempty" msgpack:"behind,omitempty"`     // far behind the log, for longer than usual
-	Writer       string           `json:"writer,omitempty" msgpack:"writer,omitempty"`     // the node that writes its snapshots; none: nobody that is known
+	// of all its ranks' holdings, at Seq
+	Checksum string `json:"checksum,omitempty" msgpack:"checksum,omitempty"`
+	// far behind the log, for longer than usual
+	Behind bool `json:"behind,omitempty" msgpack:"behind,omitempty"`
+	// the node that writes its snapshots; none: nobody that is known
+	Writer string `json:"writer,omitempty" msgpack:"writer,omitempty"`
 }
 
 // StatusRequest says whose status is wanted.
@@ -543,13 +582,15 @@ type ReplicaSum struct {
 
 // ClusterStatus is what a node knows of the nodes that share its namespace.
 type ClusterStatus struct {
-	Copies   int                `json:"copies" msgpack:"copies"`                         // how many nodes keep each partition, when all is settled
-	Nodes    []NodeStatus       `json:"nodes" msgpack:"nodes"`                           // by name
-	Short    []events.Partition `json:"short,omitempty" msgpack:"short,omitempty"`       // fewer nodes than that are ready
+	// how many nodes keep each partition, when all is settled
+	Copies int          `json:"copies" msgpack:"copies"`
+	Nodes  []NodeStatus `json:"nodes" msgpack:"nodes"` // by name
+	// fewer nodes than that are ready
+	Short    []events.Partition `json:"short,omitempty" msgpack:"short,omitempty"`
 	Unserved []events.Partition `json:"unserved,omitempty" msgpack:"unserved,omitempty"` // nobody serves them
 
-	// Gone are nodes that are not among Nodes any more: they are dead, or cut off from NATS. Those that were told to end are not listed, and none
-	// is for longer than ten minutes.
+	// Gone are nodes that are not among Nodes any more: they are dead, or cut off from NATS. Those that were told to
+	// end are not listed, and none is for longer than ten minutes.
 	Gone []string `json:"gone,omitempty" msgpack:"gone,omitempty"`
 }
 
@@ -566,11 +607,13 @@ type NodeStatus struct {
 
 // IndexStatus is the size of a node's index.
 type IndexStatus struct {
-	Blocks        TierCounts `json:"blocks" msgpack:"blocks"` // holdings: (rank, block) pairs
-	Distinct      uint64     `json:"distinct" msgpack:"distinct"`
-	Bytes         uint64     `json:"bytes" msgpack:"bytes"`
-	BlocksApplied uint64     `json:"blocks_applied" msgpack:"blocks_applied"` // in stored events, since the node started
-	DecoderBytes  uint64     `json:"decoder_bytes" msgpack:"decoder_bytes"`   // memory for what is read from the log, not in Bytes
+	Blocks   TierCounts `json:"blocks" msgpack:"blocks"` // holdings: (rank, block) pairs
+	Distinct uint64     `json:"distinct" msgpack:"distinct"`
+	Bytes    uint64     `json:"bytes" msgpack:"bytes"`
+	// in stored events, since the node started
+	BlocksApplied uint64 `json:"blocks_applied" msgpack:"blocks_applied"`
+	// memory for what is read from the log, not in Bytes
+	DecoderBytes uint64 `json:"decoder_bytes" msgpack:"decoder_bytes"`
 }
 
 // SnapshotList tells of the snapshots that were written.
@@ -610,10 +653,11 @@ type GenerationInfo struct {
 	Bytes      uint64           `json:"bytes"` // of all its chunks
 	New        uint64           `json:"new"`   // of those that the generation before did not have
 
-	Unusable  string     `json:"unusable,omitempty"` // why an indexer would not begin with it, as a reason that metrics have too
-	Why       string     `json:"why,omitempty"`      // the same, in words
-	Verified  bool       `json:"verified"`           // its chunks were read
-	Bad       bool       `json:"bad"`                // it is not what was written
+	// why an indexer would not begin with it, as a reason that metrics have too
+	Unusable  string     `json:"unusable,omitempty"`
+	Why       string     `json:"why,omitempty"` // the same, in words
+	Verified  bool       `json:"verified"`      // its chunks were read
+	Bad       bool       `json:"bad"`           // it is not what was written
 	BadChunks []BadChunk `json:"bad_chunks,omitempty"`
 }
 
@@ -625,7 +669,8 @@ type BadChunk struct {
 	Why    string `json:"why"`
 }
 
-// Indexer answers. internal/node implements it. All methods may be called from any goroutine; errors are of type *Error.
+// Indexer answers. internal/node implements it. All methods may be called from any goroutine; errors are of type
+// *Error.
 type Indexer interface {
 	Find(ctx context.Context, q *Query) (*Answer, error)
 	Workers(ctx context.Context, r WorkersRequest) (*WorkerList, error)

@@ -43,23 +43,31 @@ func TestErrorsNameWhatIsWrong(t *testing.T) {
 		{OpFind, JSON, `{"model":"m"}`, CodeMalformed, "neither tokens nor hashes"},
 		{OpFind, JSON, `{"model":"m","tokens":[1],"hashes":[1]}`, CodeMalformed, "tokens and hashes"},
 		{OpFind, JSON, `{"model":"m","hashes":[1],"cache_salt":"s"}`, CodeMalformed, "part of the hashes"},
-		{OpFind, JSON, `{"model":"m","tokens":[1],"hashed":[{"lookahead":1,"hashes":[1]}]}`, CodeMalformed, "tokens and hashes"},
-		{OpFind, JSON, `{"model":"m","hashed":[{"lookahead":1,"hashes":[1]}],"lora_name":"l"}`, CodeMalformed, "part of the hashes"},
+		{OpFind, JSON, `{"model":"m","tokens":[1],"hashed":[{"lookahead":1,"hashes":[1]}]}`, CodeMalformed,
+			"tokens and hashes"},
+		{OpFind, JSON, `{"model":"m","hashed":[{"lookahead":1,"hashes":[1]}],"lora_name":"l"}`, CodeMalformed,
+			"part of the hashes"},
 		{OpFind, JSON, `{"model":"m","hashed":[` + strings.Repeat("{},", 16) + `{}]}`, CodeTooLarge, "more than 16"},
-		{OpFind, JSON, `{"model":"m","tokens":[1,-5]}`, CodeBadTokens, "tokens[1] is -5, not an unsigned 32-bit number"},
+		{OpFind, JSON, `{"model":"m","tokens":[1,-5]}`, CodeBadTokens,
+			"tokens[1] is -5, not an unsigned 32-bit number"},
 		{OpFind, JSON, `{"model":"m","tokens":[4294967296]}`, CodeBadTokens, "tokens[0] is 4294967296"},
 		{OpFind, JSON, `{"model":"m","tokens":[1.5]}`, CodeBadTokens, "tokens[0] is 1.5"},
 		{OpFind, JSON, `{"model":"m","tokens":["a"]}`, CodeBadTokens, `tokens[0] is "a"`},
 		{OpFind, JSON, `{"model":"m","tokens":"abc"}`, CodeBadTokens, "tokens must be an array"},
-		{OpFind, JSON, `{"model":"m","hashes":[18446744073709551616]}`, CodeMalformed, "hashes[0] is 18446744073709551616"},
-		{OpFind, JSON, `{"model":"m","hashes":[1,18446744073709551620]}`, CodeMalformed, "hashes[1] is 18446744073709551620"},
-		{OpFind, JSON, `{"model":"m","hashes":[184467440737095516150]}`, CodeMalformed, "hashes[0] is 184467440737095516150"},
-		{OpFind, JSON, `{"model":"m","tokens":[18446744073709551615]}`, CodeBadTokens, "tokens[0] is 18446744073709551615"},
+		{OpFind, JSON, `{"model":"m","hashes":[18446744073709551616]}`, CodeMalformed,
+			"hashes[0] is 18446744073709551616"},
+		{OpFind, JSON, `{"model":"m","hashes":[1,18446744073709551620]}`, CodeMalformed,
+			"hashes[1] is 18446744073709551620"},
+		{OpFind, JSON, `{"model":"m","hashes":[184467440737095516150]}`, CodeMalformed,
+			"hashes[0] is 184467440737095516150"},
+		{OpFind, JSON, `{"model":"m","tokens":[18446744073709551615]}`, CodeBadTokens,
+			"tokens[0] is 18446744073709551615"},
 		{OpFind, MsgPack, "\xc1", CodeMalformed, "MessagePack"},
 		{OpFind, MsgPack, "\x82\xa5model\xa1m\xa6tokens\x92\x01\xff", CodeBadTokens, "tokens[1]"},
 		{OpFind, MsgPack, "\x82\xa5model\xa1m\xa6tokens\xc4\x03abc", CodeBadTokens, "not a multiple of 4"},
 		{OpFind, JSON, strings.Repeat(" ", MaxBody+1), CodeTooLarge, "more than 8388608"},
-		{OpFind, JSON, `{"model":"m","tokens":[` + strings.Repeat("1,", MaxTokens) + `1]}`, CodeTooLarge, "more than 1048576 elements"},
+		{OpFind, JSON, `{"model":"m","tokens":[` + strings.Repeat("1,", MaxTokens) + `1]}`, CodeTooLarge,
+			"more than 1048576 elements"},
 		{"fetch", JSON, `{}`, CodeUnknownOperation, `"fetch"`},
 		{OpStatus, JSON, ``, CodeInternal, "disk on fire"},
 		{OpSnapshot, JSON, ``, CodeNotReady, "restoring"},
@@ -78,13 +86,15 @@ func TestErrorsNameWhatIsWrong(t *testing.T) {
 }
 
 func TestQueriesAreTheSameInEveryForm(t *testing.T) {
-	want := &Query{Model: "m", Tokens: Tokens{0, 1, 1<<32 - 1}, LoRA: "a", MinSeq: []PartitionSeq{{Partition: 3, Seq: 9}}}
+	want := &Query{Model: "m", Tokens: Tokens{0, 1, 1<<32 - 1}, LoRA: "a",
+		MinSeq: []PartitionSeq{{Partition: 3, Seq: 9}}}
 	asJSON, _ := json.Marshal(want)
 	asMsgPack, err := msgpack.Marshal(want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	array, _ := msgpack.Marshal(map[string]any{"model": "m", "tokens": []uint64{0, 1, 1<<32 - 1}, "lora_name": "a", "min_seq": want.MinSeq})
+	array, _ := msgpack.Marshal(map[string]any{"model": "m", "tokens": []uint64{0, 1, 1<<32 - 1}, "lora_name": "a",
+		"min_seq": want.MinSeq})
 	for _, c := range []struct {
 		contentType string
 		body        []byte
@@ -98,7 +108,8 @@ func TestQueriesAreTheSameInEveryForm(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", c.contentType, e.last, want)
 		}
 		var answer Answer
-		if err := DecodeReply(c.contentType, reply, &answer); err != nil || len(answer.Workers) != 1 || answer.Workers[0].Total() != 15 {
+		if err := DecodeReply(c.contentType, reply, &answer); err != nil || len(answer.Workers) != 1 ||
+			answer.Workers[0].Total() != 15 {
 			t.Errorf("%s: the answer came back as %+v, %v", c.contentType, answer, err)
 		}
 	}

@@ -41,12 +41,14 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 func (c *Client) StatusOf(ctx context.Context, node string) (*Status, error) {
 	s, err := call[Status](ctx, c, OpStatus, &StatusRequest{Node: node})
 	if err == nil && s.Node != node {
-		return nil, Errorf(CodeUnavailable, "node %s answered, whose version does not ask others: %s", s.Node, s.Version)
+		return nil, Errorf(CodeUnavailable, "node %s answered, whose version does not ask others: %s", s.Node,
+			s.Version)
 	}
 	return s, err
 }
 
-// Verify asks how the node is doing, with a checksum of each partition; of those in at, at that place in the log if the node has not passed it.
+// Verify asks how the node is doing, with a checksum of each partition; of those in at, at that place in the log if the
+// node has not passed it.
 func (c *Client) Verify(ctx context.Context, at []PartitionSeq) (*Status, error) {
 	return call[Status](ctx, c, OpVerify, &VerifyRequest{At: at})
 }

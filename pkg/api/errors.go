@@ -6,8 +6,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// The catalogue of errors is the same over NATS and HTTP; docs/errors.md lists it with what each means and what to do. A
-// test holds the two together.
+// The catalogue of errors is the same over NATS and HTTP; docs/errors.md lists it with what each means and what to do.
+// A test holds the two together.
 
 // Code names a class of error for programs. Codes do not change.
 type Code string
@@ -57,8 +57,8 @@ type Error struct {
 	Code    Code   `json:"code" msgpack:"code"`
 	Message string `json:"message" msgpack:"message"`
 
-	// Missing are partitions that could not be looked at: with unknown_model and block_size_mismatch those of the query that the verdict is not about, with not_ready
-	// those where the model's workers may be.
+	// Missing are partitions that could not be looked at: with unknown_model and block_size_mismatch those of the query
+	// that the verdict is not about, with not_ready those where the model's workers may be.
 	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 }
 

@@ -44,7 +44,8 @@ func WrongContentType(header string) *Error {
 		shorten(header), JSON, MsgPack)
 }
 
-// Observer is told of every request that Handle answered: its operation, "ok" or the error's code, and the time it took.
+// Observer is told of every request that Handle answered: its operation, "ok" or the error's code, and the time it
+// took.
 type Observer func(op, outcome string, took time.Duration)
 
 // Handler answers requests, whatever carries them. Any number of goroutines may use it.
@@ -162,7 +163,8 @@ func (q *Query) Check() error {
 	case q.Tokens != nil && q.Hashes != nil, q.Hashed != nil && (q.Tokens != nil || q.Hashes != nil):
 		return Errorf(CodeMalformed, "the query has tokens and hashes; give one of them")
 	case q.Tokens == nil && (q.LoRA != "" || q.CacheSalt != ""):
-		return Errorf(CodeMalformed, "lora_name and cache_salt are part of the hashes already; they go with tokens only")
+		return Errorf(CodeMalformed,
+			"lora_name and cache_salt are part of the hashes already; they go with tokens only")
 	case q.Hashed != nil && len(q.Hashed) == 0:
 		return Errorf(CodeMalformed, "hashed is an empty list; it has one element for each way of reading ahead")
 	case q.Workers != nil && len(q.Workers) == 0:
@@ -191,8 +193,9 @@ func Marshal(contentType string, v any) ([]byte, error) {
 	return reflected(v)
 }
 
-// Unmarshal decodes data of a content type into v. An error is an *Error that says where the data is wrong. Fields that v does
-// not have are ignored, so that nodes of different versions can talk to each other, and older clients to newer nodes.
+// Unmarshal decodes data of a content type into v. An error is an *Error that says where the data is wrong. Fields that
+// v does not have are ignored, so that nodes of different versions can talk to each other, and older clients to newer
+// nodes.
 func Unmarshal(contentType string, data []byte, v any) error {
 	if q, query := v.(*Query); query {
 		return Handler{Unknown: IgnoreUnknown}.readQuery(contentType, data, q)

@@ -171,7 +171,8 @@ func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
 		return body, nil
 	case errors.As(err, &large):
 		return nil, Errorf(CodeTooLarge,
-			"the request has more than %d bytes (8 MiB); ask with hashes instead of tokens, or for a part at a time", MaxBody)
+			"the request has more than %d bytes (8 MiB); ask with hashes instead of tokens, or for a part at a time",
+			MaxBody)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, Errorf(CodeRequestTimeout, "of the body %d bytes came in time, and not its end", len(body))
 	}

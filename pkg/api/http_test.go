@@ -46,19 +46,25 @@ func TestHTTPRefuses(t *testing.T) {
 		{"PUT", "/v1/workers", JSON, "", query, 405, CodeWrongMethod, "takes GET"},
 		{"POST", "/healthz", JSON, "", query, 405, CodeWrongMethod, "takes GET"},
 		{"GET", "/v1/nothing", "", "", "", 404, CodeUnknownOperation, "/v1/nothing"},
-		{"POST", "/v1/find", "", "", query, 415, CodeWrongContentType, `send the header "Content-Type: application/json"`},
+		{"POST", "/v1/find", "", "", query, 415, CodeWrongContentType,
+			`send the header "Content-Type: application/json"`},
 		{"POST", "/v1/find", "text/plain", "", query, 415, CodeWrongContentType, `"Content-Type: application/json"`},
-		{"POST", "/v1/find", "application/x-www-form-urlencoded", "", query, 415, CodeWrongContentType, "application/x-www-form-urlencoded"},
+		{"POST", "/v1/find", "application/x-www-form-urlencoded", "", query, 415, CodeWrongContentType,
+			"application/x-www-form-urlencoded"},
 		{"POST", "/v1/find", "multipart/form-data; boundary=x", "", query, 415, CodeWrongContentType, "multipart"},
 		{"POST", "/v1/find", ";;", "", query, 415, CodeWrongContentType, ";;"},
 		{"POST", "/v1/snapshot", "text/plain", "", "", 415, CodeWrongContentType, "text/plain"},
-		{"POST", "/v1/find", JSON, "soon", query, 400, CodeMalformed, "the header Kv-Deadline-Ms is soon, not a whole number"},
+		{"POST", "/v1/find", JSON, "soon", query, 400, CodeMalformed,
+			"the header Kv-Deadline-Ms is soon, not a whole number"},
 		{"POST", "/v1/find", JSON, "0", query, 400, CodeMalformed, "Kv-Deadline-Ms is 0"},
 		{"POST", "/v1/find", JSON, "-5", query, 400, CodeMalformed, "Kv-Deadline-Ms is -5"},
 		{"POST", "/v1/find", MsgPack, "1.5", string(packed), 400, CodeMalformed, "Kv-Deadline-Ms is 1.5"},
-		{"POST", "/v1/find?model=m", JSON, "", query, 400, CodeMalformed, "takes no parameters in its URL, such as model"},
-		{"POST", "/v1/find", JSON, "", strings.Repeat(" ", MaxBody+1), 413, CodeTooLarge, "more than 8388608 bytes (8 MiB)"},
-		{"POST", "/v1/find", JSON, "", `{"model":"m","tokens":[1],"lora":"a"}`, 400, CodeMalformed, `did you mean "lora_name"?`},
+		{"POST", "/v1/find?model=m", JSON, "", query, 400, CodeMalformed,
+			"takes no parameters in its URL, such as model"},
+		{"POST", "/v1/find", JSON, "", strings.Repeat(" ", MaxBody+1), 413, CodeTooLarge,
+			"more than 8388608 bytes (8 MiB)"},
+		{"POST", "/v1/find", JSON, "", `{"model":"m","tokens":[1],"lora":"a"}`, 400, CodeMalformed,
+			`did you mean "lora_name"?`},
 	} {
 		r, w := httptest.NewRequest(c.method, c.path, strings.NewReader(c.body)), httptest.NewRecorder()
 		if c.contentType != "" {
@@ -82,7 +88,8 @@ func TestHTTPRefuses(t *testing.T) {
 			continue
 		}
 		var e ErrorBody
-		if err := Unmarshal(form, w.Body.Bytes(), &e); err != nil || e.Error == nil || e.Error.Code != c.code || !strings.Contains(e.Error.Message, c.want) {
+		if err := Unmarshal(form, w.Body.Bytes(), &e); err != nil || e.Error == nil || e.Error.Code != c.code ||
+			!strings.Contains(e.Error.Message, c.want) {
 			t.Errorf("%s: %q, want %s with %q", name, w.Body, c.code, c.want)
 		}
 		if allow := w.Header().Get("Allow"); (allow != "") != (c.status == 405) {
@@ -102,7 +109,8 @@ func TestHTTPRefuses(t *testing.T) {
 func TestStalledBody(t *testing.T) {
 	ended := make(chan string, 1)
 	server := httptest.NewUnstartedServer(NewHTTP(HTTPConfig{
-		Handler: Handler{Indexer: &anything{}}, Ready: func() error { return nil }, Metrics: http.NotFoundHandler(), Ended: func(_, outcome string) { ended <- outcome },
+		Handler: Handler{Indexer: &anything{}}, Ready: func() error { return nil }, Metrics: http.NotFoundHandler(),
+		Ended: func(_, outcome string) { ended <- outcome },
 	}))
 	server.Config.ReadTimeout = 100 * time.Millisecond
 	server.Start()
@@ -112,12 +120,14 @@ func TestStalledBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprintf(conn, "POST /v1/find HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"mod")
+	fmt.Fprintf(conn,
+		"POST /v1/find HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"mod")
 	conn.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	text, err := io.ReadAll(conn)
 	_, body, _ := bytes.Cut(text, []byte("\r\n\r\n"))
 	var e ErrorBody
-	if !bytes.HasPrefix(text, []byte("HTTP/1.1 408 ")) || json.Unmarshal(body, &e) != nil || e.Error.Code != CodeRequestTimeout || !strings.Contains(e.Error.Message, "5 bytes came in time") {
+	if !bytes.HasPrefix(text, []byte("HTTP/1.1 408 ")) || json.Unmarshal(body, &e) != nil ||
+		e.Error.Code != CodeRequestTimeout || !strings.Contains(e.Error.Message, "5 bytes came in time") {
 		t.Errorf("%q %v", text, err)
 	}
 	if outcome := <-ended; outcome != string(CodeRequestTimeout) {
@@ -141,12 +151,14 @@ func (w *waits) Find(ctx context.Context, _ *Query) (*Answer, error) {
 func TestWhoAskedHasGone(t *testing.T) {
 	x, ended := &waits{begun: make(chan struct{})}, make(chan string, 1)
 	server := httptest.NewServer(NewHTTP(HTTPConfig{
-		Handler: Handler{Indexer: x}, Ready: func() error { return nil }, Metrics: http.NotFoundHandler(), Deadline: time.Hour,
-		Ended: func(_, outcome string) { ended <- outcome },
+		Handler: Handler{Indexer: x}, Ready: func() error { return nil }, Metrics: http.NotFoundHandler(),
+		Deadline: time.Hour,
+		Ended:    func(_, outcome string) { ended <- outcome },
 	}))
 	defer server.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, "POST", server.URL+"/v1/find", strings.NewReader(`{"model":"m","tokens":[1]}`))
+	r, err := http.NewRequestWithContext(ctx, "POST", server.URL+"/v1/find",
+		strings.NewReader(`{"model":"m","tokens":[1]}`))
 	if err != nil {
 		t.Fatal(err)
 	}

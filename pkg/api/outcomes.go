@@ -118,7 +118,8 @@ func (o *Outcomes) Counts() []RequestCount {
 	o.mu.RUnlock()
 	slices.SortFunc(list, func(a, b RequestCount) int {
 		return cmp.Or(
-			cmp.Compare(a.Transport, b.Transport), cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.Outcome, b.Outcome),
+			cmp.Compare(a.Transport, b.Transport), cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.Outcome,
+				b.Outcome),
 		)
 	})
 	return list

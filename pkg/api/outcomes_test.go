@@ -25,7 +25,8 @@ func TestProblemsOfLate(t *testing.T) {
 	}
 	count(string(CodeBusy), 2)
 	count(OutcomeUnsent, 1)
-	if p := problems(); !strings.Contains(p, "2 requests were refused as busy") || !strings.Contains(p, "1 requests were unsent") {
+	if p := problems(); !strings.Contains(p, "2 requests were refused as busy") ||
+		!strings.Contains(p, "1 requests were unsent") {
 		t.Errorf("%q", p)
 	}
 	at = at.Add(lately)
@@ -54,7 +55,8 @@ func TestCatalogue(t *testing.T) {
 		t.Fatal(err)
 	}
 	listed := map[Code]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_0-9]+)` \\| (\\d+) \\| .+ \\| .+ \\|$").FindAllStringSubmatch(string(text), -1) {
+	for _, row := range regexp.MustCompile(
+		"(?m)^\\| `([a-z_0-9]+)` \\| (\\d+) \\| .+ \\| .+ \\|$").FindAllStringSubmatch(string(text), -1) {
 		listed[Code(row[1])] = row[2]
 	}
 	for code, status := range httpStatus {
@@ -66,7 +68,8 @@ func TestCatalogue(t *testing.T) {
 	if len(listed) > 0 {
 		t.Errorf("the page has %v too", listed)
 	}
-	for _, limit := range []string{"900,000", "8 MiB", fmt.Sprintf("%d,%03d,%03d", MaxTokens/1000000, MaxTokens/1000%1000, MaxTokens%1000)} {
+	for _, limit := range []string{"900,000", "8 MiB", fmt.Sprintf("%d,%03d,%03d", MaxTokens/1000000,
+		MaxTokens/1000%1000, MaxTokens%1000)} {
 		if !strings.Contains(string(text), limit) {
 			t.Errorf("the page does not name the limit %s", limit)
 		}

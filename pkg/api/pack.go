@@ -11,9 +11,10 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Queries and answers are written and read by hand, since their forms in MessagePack are most of what a query costs otherwise. The form is that of their
-// fields' tags, in order, with numbers as short as they can be: [reflected], by reflection, gives the same bytes, as a test holds.
-// What is read otherwise than so, or comes from somebody who writes it otherwise, is left to reflection too (unpack.go).
+// Queries and answers are written and read by hand, since their forms in MessagePack are most of what a query costs
+// otherwise. The form is that of their fields' tags, in order, with numbers as short as they can be: [reflected], by
+// reflection, gives the same bytes, as a test holds. What is read otherwise than so, or comes from somebody who writes
+// it otherwise, is left to reflection too (unpack.go).
 
 // reflected encodes v by reflection.
 func reflected(v any) ([]byte, error) {
@@ -146,7 +147,8 @@ func count(things ...bool) (n int) {
 
 func packQuery(q *Query) []byte {
 	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions))
-	p.fields(1 + count(q.BlockSize != 0, q.Tokens != nil, q.Hashes != nil, q.Hashed != nil, q.LoRA != "", q.CacheSalt != "", q.Workers != nil,
+	p.fields(1 + count(q.BlockSize != 0, q.Tokens != nil, q.Hashes != nil, q.Hashed != nil, q.LoRA != "",
+		q.CacheSalt != "", q.Workers != nil,
 		q.Partitions != nil, len(q.MinSeq) > 0, q.Explain, q.Idle, q.L3 != "", q.L3TimeoutMS != 0))
 	p.text("model")
 	p.text(q.Model)

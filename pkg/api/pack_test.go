@@ -52,8 +52,10 @@ func randomQuery(rng *rand.Rand) *Query {
 	part := func() events.Partition { return events.Partition(u32()) }
 	q := &Query{
 		Model: words(rng), BlockSize: u32() * rng.Uint32N(2), Tokens: some(rng, 300, u32), Hashes: some(rng, 9000, u64),
-		Hashed: some(rng, 20, func() Hashed { return Hashed{u32(), some(rng, 40, u64)} }), LoRA: words(rng), CacheSalt: words(rng),
-		Workers: some(rng, 20, func() events.WorkerID { return events.WorkerID(words(rng)) }), Partitions: some(rng, 20, part),
+		Hashed: some(rng, 20, func() Hashed { return Hashed{u32(), some(rng, 40, u64)} }), LoRA: words(rng),
+		CacheSalt: words(rng),
+		Workers:   some(rng, 20, func() events.WorkerID { return events.WorkerID(words(rng)) }), Partitions: some(rng,
+			20, part),
 		MinSeq:  some(rng, 20, func() PartitionSeq { return PartitionSeq{part(), events.StreamSeq(u64())} }),
 		Explain: rng.IntN(2) == 0, Idle: rng.IntN(2) == 0, L3: L3Ask(words(rng)), L3TimeoutMS: u32() * rng.Uint32N(2),
 	}
@@ -76,14 +78,18 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 	part := func() events.Partition { return events.Partition(u32()) }
 	pair := func() [2]uint32 { return [2]uint32{u32(), u32()} }
 	a := &Answer{
-		Model: words(rng), BlockSize: u32(), Blocks: int(u32()), Lookaheads: some(rng, 20, u32), Complete: rng.IntN(2) == 0, Missing: some(rng, 20, part),
+		Model: words(rng), BlockSize: u32(), Blocks: int(u32()), Lookaheads: some(rng, 20,
+			u32), Complete: rng.IntN(2) == 0, Missing: some(rng, 20, part),
 		Workers: some(rng, 1<<rng.IntN(7)<<(rng.IntN(100)/99*10), func() Overlap {
-			o := Overlap{Instance: events.WorkerID(words(rng)), Rank: events.Rank(u32()), Device: u32(), Host: u32(), Disk: u32(), External: u32(), L3: u32(), L3Stop: words(rng)}
+			o := Overlap{Instance: events.WorkerID(words(rng)), Rank: events.Rank(u32()), Device: u32(), Host: u32(),
+				Disk: u32(), External: u32(), L3: u32(), L3Stop: words(rng)}
 			if rng.IntN(4) == 0 {
 				o.Bound, o.Engine, o.CatchingUp = Bound(words(rng)), EngineState(words(rng)), rng.IntN(2) == 0
 			}
 			if people && rng.IntN(2) == 0 {
-				o.Path = &Path{Held: some(rng, 3, func() HeldRun { return HeldRun{u32(), u32(), some(rng, 3, func() string { return words(rng) })} }), Stop: words(rng), Behind: u32(),
+				o.Path = &Path{Held: some(rng, 3,
+					func() HeldRun { return HeldRun{u32(), u32(), some(rng, 3, func() string { return words(rng) })} }),
+					Stop: words(rng), Behind: u32(),
 					Group: &PathGroup{events.GroupIndex(u32()), words(rng), u32()}}
 			}
 			return o
@@ -98,10 +104,12 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 			case 2:
 				at = time.Unix(-int64(wide(rng)>>32), rng.Int64N(1e9))
 			}
-			return PartitionStatus{part(), at, events.StreamSeq(wide(rng)), wide(rng) * rng.Uint64N(2), rng.IntN(2) == 0}
+			return PartitionStatus{part(), at, events.StreamSeq(wide(rng)), wide(rng) * rng.Uint64N(2),
+				rng.IntN(2) == 0}
 		}),
 		Reason: Reason(words(rng)),
-		L3: L3{Status: L3Status(words(rng)), Reason: words(rng), Ranges: some(rng, 20, pair), Total: u32(), AgeMS: rng.NormFloat64(), Unknown: some(rng, 20, pair),
+		L3: L3{Status: L3Status(words(rng)), Reason: words(rng), Ranges: some(rng, 20, pair), Total: u32(),
+			AgeMS: rng.NormFloat64(), Unknown: some(rng, 20, pair),
 			FromStart: u32()},
 	}
 	if people {
@@ -163,10 +171,12 @@ func TestPackedAsByReflection(t *testing.T) {
 	}
 }
 
-// TestNoHashesAreNotAnEmptyList: a prompt without a whole block is a list without elements, which arrives as one, in either form.
+// TestNoHashesAreNotAnEmptyList: a prompt without a whole block is a list without elements, which arrives as one, in
+// either form.
 func TestNoHashesAreNotAnEmptyList(t *testing.T) {
 	for _, want := range []Query{
-		{Model: "m", Hashes: Hashes{}}, {Model: "m", Tokens: Tokens{}}, {Model: "m"}, {Model: "m", Hashed: []Hashed{{Hashes: Hashes{}}}}, {Model: "m", Hashed: []Hashed{{}}},
+		{Model: "m", Hashes: Hashes{}}, {Model: "m", Tokens: Tokens{}}, {Model: "m"}, {Model: "m",
+			Hashed: []Hashed{{Hashes: Hashes{}}}}, {Model: "m", Hashed: []Hashed{{}}},
 	} {
 		for _, contentType := range []string{MsgPack, JSON} {
 			body, err := Marshal(contentType, &want)
@@ -183,25 +193,30 @@ func TestNoHashesAreNotAnEmptyList(t *testing.T) {
 
 // TestPackedForm pins the bytes that clients see.
 func TestPackedForm(t *testing.T) {
-	q, err := Marshal(MsgPack, &Query{Model: "m", Hashes: Hashes{1, 1 << 63}, Partitions: []events.Partition{200}, Idle: true})
+	q, err := Marshal(MsgPack, &Query{Model: "m", Hashes: Hashes{1, 1 << 63}, Partitions: []events.Partition{200},
+		Idle: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	a, err := Marshal(MsgPack, &Answer{
 		Model: "m", BlockSize: 16, Blocks: 2, Complete: true, Workers: []Overlap{{Instance: "w", Device: 300}},
-		Partitions: []PartitionStatus{{Partition: 1, Epoch: time.Unix(1, 5).UTC(), Seq: 70000}}, L3: L3{Status: L3OK, AgeMS: 1.5},
+		Partitions: []PartitionStatus{{Partition: 1, Epoch: time.Unix(1, 5).UTC(), Seq: 70000}}, L3: L3{Status: L3OK,
+			AgeMS: 1.5},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ name, got, want string }{
-		{"query", string(q), "\x84\xa5model\xa1m\xa6hashes\xc4\x10\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80\xaapartitions\x91\xcc\xc8\xa4idle\xc3"},
-		{"answer", string(a), "\x87\xa5model\xa1m\xaablock_size\x10\xa6blocks\x02\xa8complete\xc3\xa7workers\x91\x87\xa8instance\xa1w\xa4rank\x00\xa6device\xcd\x01\x2c" +
-			"\xa4host\x00\xa4disk\x00\xa8external\x00\xa2l3\x00\xaapartitions\x91\x83\xa9partition\x01\xa5epoch\xd7\xff\x00\x00\x00\x14\x00\x00\x00\x01\xa3seq\xce\x00\x01\x11\x70" +
-			"\xa2l3\x84\xa6status\xa2ok\xa5total\x00\xa6age_ms\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00\xaafrom_start\x00"},
+		{"query", string(q),
+			"\x84\xa5model\xa1m\xa6hashes\xc4\x10\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80\xaapartitions\x91\xcc\xc8\xa4idle\xc3"},
+		{"answer", string(a),
+			"\x87\xa5model\xa1m\xaablock_size\x10\xa6blocks\x02\xa8complete\xc3\xa7workers\x91\x87\xa8instance\xa1w\xa4rank\x00\xa6device\xcd\x01\x2c" +
+				"\xa4host\x00\xa4disk\x00\xa8external\x00\xa2l3\x00\xaapartitions\x91\x83\xa9partition\x01\xa5epoch\xd7\xff\x00\x00\x00\x14\x00\x00\x00\x01\xa3seq\xce\x00\x01\x11\x70" +
+				"\xa2l3\x84\xa6status\xa2ok\xa5total\x00\xa6age_ms\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00\xaafrom_start\x00"},
 	} {
 		if c.got != c.want {
-			t.Errorf("%s:\n got %s\nwant %s", c.name, hex.EncodeToString([]byte(c.got)), hex.EncodeToString([]byte(c.want)))
+			t.Errorf("%s:\n got %s\nwant %s", c.name, hex.EncodeToString([]byte(c.got)),
+				hex.EncodeToString([]byte(c.want)))
 		}
 	}
 }
@@ -209,13 +224,15 @@ func TestPackedForm(t *testing.T) {
 // TestUnpackedWhateverTheWriter: other writers put fields in another order, numbers in other sizes, and add fields.
 func TestUnpackedWhateverTheWriter(t *testing.T) {
 	body, err := msgpack.Marshal(map[string]any{
-		"zone": map[string]any{"a": []any{1, nil, 2.5, true, time.Unix(5, 0), make([]byte, 300)}}, "idle": true, "hashes": []uint64{5, 1 << 63}, "model": "m", "block_size": uint64(16),
+		"zone": map[string]any{"a": []any{1, nil, 2.5, true, time.Unix(5, 0), make([]byte, 300)}}, "idle": true,
+		"hashes": []uint64{5, 1 << 63}, "model": "m", "block_size": uint64(16),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var q Query
-	if err := Unmarshal(MsgPack, body, &q); err != nil || !reflect.DeepEqual(q, Query{Model: "m", BlockSize: 16, Idle: true, Hashes: Hashes{5, 1 << 63}}) {
+	if err := Unmarshal(MsgPack, body, &q); err != nil ||
+		!reflect.DeepEqual(q, Query{Model: "m", BlockSize: 16, Idle: true, Hashes: Hashes{5, 1 << 63}}) {
 		t.Fatalf("%+v %v", q, err)
 	}
 }
@@ -253,7 +270,8 @@ func TestNilIsNoTime(t *testing.T) {
 		if err := Unmarshal(MsgPack, []byte(nilTime), &a); !errors.As(err, &refused) || refused.Code != CodeMalformed {
 			t.Fatalf("%+v, %v", a, err)
 		}
-		if err := Unmarshal(MsgPack, []byte(nilTime[:13]+"\x81\xa5epoch\xd6\xff\x00\x00\x00\x07"), &a); err != nil || a.Partitions[0].Epoch.Unix() != 7 {
+		if err := Unmarshal(MsgPack, []byte(nilTime[:13]+"\x81\xa5epoch\xd6\xff\x00\x00\x00\x07"), &a); err != nil ||
+			a.Partitions[0].Epoch.Unix() != 7 {
 			t.Fatalf("%+v, %v", a, err)
 		}
 	}
@@ -282,7 +300,8 @@ func FuzzUnpack(f *testing.F) {
 		}
 		var a, a2 Answer
 		if unpackAnswer(data, &a) {
-			if err := msgpack.Unmarshal(data, &a2); err != nil || fmt.Sprint(a) != fmt.Sprint(a2) { // whose age may be no number
+			// whose age may be no number
+			if err := msgpack.Unmarshal(data, &a2); err != nil || fmt.Sprint(a) != fmt.Sprint(a2) {
 				t.Fatalf("by hand %+v, by reflection %+v, %v", a, a2, err)
 			}
 		}
@@ -300,7 +319,8 @@ func benchmarked() (*Query, *Answer) {
 		a.Workers = append(a.Workers, Overlap{Instance: events.WorkerID(fmt.Sprint("w", i)), Device: 128})
 	}
 	for p := range events.Partition(8) {
-		a.Partitions = append(a.Partitions, PartitionStatus{Partition: p, Epoch: time.Unix(1763711000, 123456789), Seq: 1000})
+		a.Partitions = append(a.Partitions, PartitionStatus{Partition: p, Epoch: time.Unix(1763711000, 123456789),
+			Seq: 1000})
 	}
 	return q, a
 }
@@ -335,8 +355,10 @@ func BenchmarkUnpack(b *testing.B) {
 		name   string
 		unpack func() error
 	}{
-		{"query", func() error { return Unmarshal(MsgPack, packedQ, &Query{}) }}, {"query/reflected", func() error { return unpackReflected(packedQ, &Query{}) }},
-		{"answer", func() error { return Unmarshal(MsgPack, packedA, &Answer{}) }}, {"answer/reflected", func() error { return unpackReflected(packedA, &Answer{}) }},
+		{"query", func() error { return Unmarshal(MsgPack, packedQ, &Query{}) }}, {"query/reflected",
+			func() error { return unpackReflected(packedQ, &Query{}) }},
+		{"answer", func() error { return Unmarshal(MsgPack, packedA, &Answer{}) }}, {"answer/reflected",
+			func() error { return unpackReflected(packedA, &Answer{}) }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()

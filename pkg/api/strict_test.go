@@ -16,7 +16,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// packed writes JSON as MessagePack, name for name, those too that come twice; what is quoted with % is bytes of text that need not be UTF-8.
+// packed writes JSON as MessagePack, name for name, those too that come twice; what is quoted with % is bytes of text
+// that need not be UTF-8.
 func packed(t *testing.T, text string) []byte {
 	t.Helper()
 	dec := json.NewDecoder(strings.NewReader(text))
@@ -75,16 +76,21 @@ func TestRefusedByName(t *testing.T) {
 		want     string // in the message; empty: it is answered
 	}{
 		{OpFind, `{"model":"m","tokens":[1],"lora":"a"}`, `there is no field "lora"; did you mean "lora_name"?`},
-		{OpFind, `{"model":"m","tokens":[1],"Cache_Salt":"a"}`, `there is no field "Cache_Salt"; did you mean "cache_salt"?`},
+		{OpFind, `{"model":"m","tokens":[1],"Cache_Salt":"a"}`,
+			`there is no field "Cache_Salt"; did you mean "cache_salt"?`},
 		{OpFind, `{"Model":"m","tokens":[1]}`, `there is no field "Model"; did you mean "model"?`},
 		{OpFind, `{"model":"m","token_ids":[1]}`, `there is no field "token_ids"; did you mean "tokens"?`},
 		{OpFind, `{"model":"m","tokens":[1],"cachesalt":"a"}`, `did you mean "cache_salt"?`},
 		{OpFind, `{"model":"m","tokens":[1],"blok_size":4}`, `did you mean "block_size"?`},
-		{OpFind, `{"model":"m","tokens":[1],"block_mm_infos":[null]}`, `there is no field "block_mm_infos"; hash the blocks`},
-		{OpFind, `{"model":"m","tokens":[1],"zone":{"a":[1,{"b":null}]}}`, `there is no field "zone"; there are model, block_size, `},
-		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1,"sequence":2}]}`, `there is no field "min_seq[0].sequence"`},
+		{OpFind, `{"model":"m","tokens":[1],"block_mm_infos":[null]}`,
+			`there is no field "block_mm_infos"; hash the blocks`},
+		{OpFind, `{"model":"m","tokens":[1],"zone":{"a":[1,{"b":null}]}}`,
+			`there is no field "zone"; there are model, block_size, `},
+		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1,"sequence":2}]}`,
+			`there is no field "min_seq[0].sequence"`},
 		{OpFind, `{"model":"m","tokens":[1],"model":"n"}`, `model is given twice`},
-		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"seq":1,"seq":1,"partition":0}]}`, `min_seq[0].seq is given twice`},
+		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"seq":1,"seq":1,"partition":0}]}`,
+			`min_seq[0].seq is given twice`},
 		{OpFind, `{"model":"m","tokens":[1],"block_size":0}`, `block_size is 0; leave it out`},
 		{OpFind, `{"model":"m","tokens":[1],"block_size":-16}`, `block_size is -16, not an unsigned 32-bit number`},
 		{OpFind, `{"model":"m","tokens":[1],"block_size":1.5}`, `block_size is`},
@@ -99,11 +105,14 @@ func TestRefusedByName(t *testing.T) {
 		{OpFind, `{"model":"m","tokens":[1],"workers":[null]}`, `workers[0] is null, not text`},
 		{OpFind, `{"model":"m","tokens":[1],"partitions":[]}`, `partitions is an empty list`},
 		{OpFind, `{"model":"m","hashed":[]}`, `hashed is an empty list`},
-		{OpFind, `{"model":"m","hashed":[{"lookahead":1,"hash":[1]}]}`, `there is no field "hashed[0].hash"; did you mean "hashes"?`},
-		{OpFind, `{"model":"m","hashed":[{"lookahead":1,"hashes":[true]}]}`, `hashed[0].hashes[0] is true, not a 64-bit whole number`},
+		{OpFind, `{"model":"m","hashed":[{"lookahead":1,"hash":[1]}]}`,
+			`there is no field "hashed[0].hash"; did you mean "hashes"?`},
+		{OpFind, `{"model":"m","hashed":[{"lookahead":1,"hashes":[true]}]}`,
+			`hashed[0].hashes[0] is true, not a 64-bit whole number`},
 		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1}]}`, `min_seq[0] needs a partition and a seq`},
 		{OpFind, `{"model":"m","tokens":[1],"min_seq":[null]}`, `min_seq[0] is null, not an object`},
-		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1,"seq":"2x"}]}`, `min_seq[0].seq is "2x", not an unsigned 64-bit number`},
+		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1,"seq":"2x"}]}`,
+			`min_seq[0].seq is "2x", not an unsigned 64-bit number`},
 		{OpFind, `{"model":"m","tokens":[1],"cache_salt":"INVALID"}`, `cache_salt is not UTF-8`},
 		{OpFind, `{"model":"INVALID","tokens":[1]}`, `model is not UTF-8`},
 		{OpFind, `{"model":"m","tokens":[1],"workers":["INVALID"]}`, `workers[0] is not UTF-8`},
@@ -124,8 +133,10 @@ func TestRefusedByName(t *testing.T) {
 		{OpSnapshot, `{"node":"a"}`, `there is no field "node": nothing may be said there`},
 		{OpSnapshot, `{"partition":3}`, `there is no field "partition"`},
 
-		{OpFind, `{"model":"m","tokens":[],"lora_name":null,"cache_salt":"","workers":null,"min_seq":[],"idle":false,"block_size":null}`, ``},
-		{OpFind, `{"model":"m","hashes":["18446744073709551615",-1,"-1","0"],"min_seq":[{"partition":0,"seq":"18446744073709551615"}]}`, ``},
+		{OpFind,
+			`{"model":"m","tokens":[],"lora_name":null,"cache_salt":"","workers":null,"min_seq":[],"idle":false,"block_size":null}`, ``},
+		{OpFind,
+			`{"model":"m","hashes":["18446744073709551615",-1,"-1","0"],"min_seq":[{"partition":0,"seq":"18446744073709551615"}]}`, ``},
 		{OpWorkers, `{"after":{"instance":"a","rank":1},"limit":0}`, ``},
 		{OpWorkers, `null`, ``},
 		{OpVerify, `{"at":[{"partition":1,"seq":"2"}]}`, ``},
@@ -136,10 +147,12 @@ func TestRefusedByName(t *testing.T) {
 		for contentType, body := range map[string][]byte{JSON: asJSON, MsgPack: packed(t, c.body)} {
 			_, failure := Handler{Indexer: &anything{}}.Handle(context.Background(), c.op, contentType, body)
 			switch {
-			case c.want == "" && failure != nil, c.want != "" && (failure == nil || !strings.Contains(failure.Message, c.want)):
+			case c.want == "" && failure != nil, c.want != "" &&
+				(failure == nil || !strings.Contains(failure.Message, c.want)):
 				t.Errorf("%s %s %s: %v, want %q", c.op, contentType, c.body, failure, c.want)
 			case failure == nil || failure.Code == CodeInternal:
-			case failure.Code != CodeMalformed && failure.Code != CodeBadTokens || strings.Contains(failure.Message, "Go ") || !utf8.ValidString(failure.Message):
+			case failure.Code != CodeMalformed && failure.Code != CodeBadTokens ||
+				strings.Contains(failure.Message, "Go ") || !utf8.ValidString(failure.Message):
 				t.Errorf("%s %s %s: %v", c.op, contentType, c.body, failure)
 			}
 		}
@@ -158,7 +171,8 @@ func TestBrokenBodies(t *testing.T) {
 		{MsgPack, string(query) + "\x00", "something follows the MessagePack value"},
 		{MsgPack, string(query[:len(query)-1]), "ends too early"},
 		{MsgPack, "\x81\x01\x02", "a name is a number, not text"},
-		{MsgPack, "\x82\xa5model\xa1m\xa6hashes\x91\xcb\x40\x00\x00\x00\x00\x00\x00\x00", "hashes[0] is a floating-point number"},
+		{MsgPack, "\x82\xa5model\xa1m\xa6hashes\x91\xcb\x40\x00\x00\x00\x00\x00\x00\x00",
+			"hashes[0] is a floating-point number"},
 		{MsgPack, "", "the body is empty"},
 		{JSON, " \n", "the body is empty"},
 		{JSON, `{"model":"m","tokens":[1,]}`, `byte 25 is ']', where a value should be`},
@@ -183,16 +197,20 @@ func TestBrokenBodies(t *testing.T) {
 	}
 }
 
-// TestNodesUnderstandNewerOnes: what another node asks may have fields that this one does not know, in the query and in its parts.
+// TestNodesUnderstandNewerOnes: what another node asks may have fields that this one does not know, in the query and in
+// its parts.
 func TestNodesUnderstandNewerOnes(t *testing.T) {
-	want := Query{Model: "m", Hashed: []Hashed{{2, Hashes{7}}}, Partitions: []events.Partition{3}, MinSeq: []PartitionSeq{{3, 9}}, Idle: true}
+	want := Query{Model: "m", Hashed: []Hashed{{2, Hashes{7}}}, Partitions: []events.Partition{3},
+		MinSeq: []PartitionSeq{{3, 9}}, Idle: true}
 	const text = `{"newer":{"a":[1,{}]},"model":"m","hashed":[{"lookahead":2,"salted":true,"hashes":[7]}],"partitions":[3],"min_seq":[{"partition":3,"seq":9,"at":null}],"idle":true}`
 	for contentType, body := range map[string][]byte{JSON: []byte(text), MsgPack: packed(t, text)} {
 		e := &echo{}
-		if _, failure := (Handler{Indexer: e, Unknown: IgnoreUnknown}).Handle(context.Background(), OpFind, contentType, body); failure != nil || !reflect.DeepEqual(*e.last, want) {
+		if _, failure := (Handler{Indexer: e, Unknown: IgnoreUnknown}).Handle(context.Background(), OpFind, contentType,
+			body); failure != nil || !reflect.DeepEqual(*e.last, want) {
 			t.Errorf("%s: %+v, %v", contentType, e.last, failure)
 		}
-		if _, failure := (Handler{Indexer: e}).Handle(context.Background(), OpFind, contentType, body); failure == nil || !strings.Contains(failure.Message, `"newer"`) {
+		if _, failure := (Handler{Indexer: e}).Handle(context.Background(), OpFind, contentType,
+			body); failure == nil || !strings.Contains(failure.Message, `"newer"`) {
 			t.Errorf("%s: a client's is answered with %v", contentType, failure)
 		}
 	}
@@ -226,7 +244,9 @@ func FuzzReadJSON(f *testing.F) {
 			f.Add(text)
 		}
 	}
-	f.Add([]byte(`{"model":"\ud83d\ude00\u0000\/","hashes":["-1", -1 ,"18446744073709551615"],"min_seq":[{"seq":"1","partition":2}]}`))
+	f.Add(
+		[]byte(
+			`{"model":"\ud83d\ude00\u0000\/","hashes":["-1", -1 ,"18446744073709551615"],"min_seq":[{"seq":"1","partition":2}]}`))
 	f.Add([]byte(`{"a":{"b":[1e5,-0.5,true,null,"\n"]},"model":"m"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, unknown := range []UnknownFields{RefuseUnknown, IgnoreUnknown} {
@@ -295,7 +315,8 @@ func shownAs[T any](list []T, as func(int, T) string) []string {
 	return out
 }
 
-// FuzzReadMsgPack: what both readers take says the same; what one refuses alone, it refuses since it leaves that to the other.
+// FuzzReadMsgPack: what both readers take says the same; what one refuses alone, it refuses since it leaves that to the
+// other.
 func FuzzReadMsgPack(f *testing.F) {
 	for seed := range uint64(20) {
 		if b, _ := Marshal(MsgPack, randomQuery(rand.New(rand.NewPCG(seed, 14)))); len(b) < 4000 {

@@ -21,8 +21,12 @@ func (t Tokens) EncodeMsgpack(e *msgpack.Encoder) error {
 
 // DecodeMsgpack reads a bin of little-endian u32, or an array.
 func (t *Tokens) DecodeMsgpack(d *msgpack.Decoder) error {
-	out, err := decodeNumbers((*t)[:0], d, CodeBadTokens, "tokens", 4, func(b []byte) uint32 { return binary.LittleEndian.Uint32(b) },
-		func(v uint64, negative bool) (uint32, bool) { return uint32(v), !negative && v <= 1<<32-1 }, "an unsigned 32-bit number")
+	out, err := decodeNumbers((*t)[:0], d, CodeBadTokens, "tokens", 4,
+		func(b []byte) uint32 { return binary.LittleEndian.Uint32(b) },
+		func(v uint64, negative bool) (uint32, bool) {
+			return uint32(v), !negative &&
+				v <= 1<<32-1
+		}, "an unsigned 32-bit number")
 	*t = out
 	return err
 }
@@ -38,13 +42,15 @@ func (h Hashes) EncodeMsgpack(e *msgpack.Encoder) error {
 
 // DecodeMsgpack reads a bin of little-endian u64, or an array.
 func (h *Hashes) DecodeMsgpack(d *msgpack.Decoder) error {
-	out, err := decodeNumbers((*h)[:0], d, CodeMalformed, "hashes", 8, func(b []byte) uint64 { return binary.LittleEndian.Uint64(b) },
+	out, err := decodeNumbers((*h)[:0], d, CodeMalformed, "hashes", 8,
+		func(b []byte) uint64 { return binary.LittleEndian.Uint64(b) },
 		func(v uint64, _ bool) (uint64, bool) { return v, true }, "a 64-bit whole number")
 	*h = out
 	return err
 }
 
-func decodeNumbers[T any](out []T, d *msgpack.Decoder, code Code, field string, size int, load func([]byte) T, narrow func(uint64, bool) (T, bool), want string) ([]T, error) {
+func decodeNumbers[T any](out []T, d *msgpack.Decoder, code Code, field string, size int, load func([]byte) T,
+	narrow func(uint64, bool) (T, bool), want string) ([]T, error) {
 	c, err := d.PeekCode()
 	if err != nil {
 		return nil, err
@@ -88,11 +94,13 @@ func decodeNumbers[T any](out []T, d *msgpack.Decoder, code Code, field string, 
 		var v uint64
 		negative := false
 		switch {
-		case c == msgpcode.Int8 || c == msgpcode.Int16 || c == msgpcode.Int32 || c == msgpcode.Int64 || c >= msgpcode.NegFixedNumLow:
+		case c == msgpcode.Int8 || c == msgpcode.Int16 || c == msgpcode.Int32 || c == msgpcode.Int64 ||
+			c >= msgpcode.NegFixedNumLow:
 			var s int64
 			s, err = d.DecodeInt64()
 			v, negative = uint64(s), s < 0
-		case msgpcode.IsFixedNum(c) || c == msgpcode.Uint8 || c == msgpcode.Uint16 || c == msgpcode.Uint32 || c == msgpcode.Uint64:
+		case msgpcode.IsFixedNum(c) || c == msgpcode.Uint8 || c == msgpcode.Uint16 || c == msgpcode.Uint32 ||
+			c == msgpcode.Uint64:
 			v, err = d.DecodeUint64()
 		default:
 			err = fmt.Errorf("code %#x", c)

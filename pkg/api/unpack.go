@@ -17,8 +17,8 @@ import (
 // maxNesting is how deep values may lie within each other.
 const maxNesting = 32
 
-// sound refuses what is no whole MessagePack value: its lengths must fit into data, so that nobody makes room for more than was sent. What
-// follows the value is not looked at.
+// sound refuses what is no whole MessagePack value: its lengths must fit into data, so that nobody makes room for more
+// than was sent. What follows the value is not looked at.
 func sound(data []byte) error {
 	if len(data) == 0 {
 		return io.EOF
@@ -29,8 +29,8 @@ func sound(data []byte) error {
 
 var errNested = fmt.Errorf("its values lie more than %d deep", maxNesting)
 
-// unpackReflected decodes any value by reflection. A nil where a time belongs makes the library panic (vmihailenco/msgpack v5.4.1 › decode.go, decodeNilValue);
-// here it is an error.
+// unpackReflected decodes any value by reflection. A nil where a time belongs makes the library panic
+// (vmihailenco/msgpack v5.4.1 › decode.go, decodeNilValue); here it is an error.
 func unpackReflected(data []byte, v any) (err error) {
 	if err := sound(data); err != nil {
 		return err
@@ -48,8 +48,9 @@ func unpackReflected(data []byte, v any) (err error) {
 	return d.Decode(v)
 }
 
-// unpacker reads MessagePack that is written as [packer] writes it, with the fields of a map in any order and numbers in any unsigned form. It turns odd at anything
-// else: then what it gave is worth nothing, and reflection decides what the bytes mean, or what is wrong with them.
+// unpacker reads MessagePack that is written as [packer] writes it, with the fields of a map in any order and numbers
+// in any unsigned form. It turns odd at anything else: then what it gave is worth nothing, and reflection decides what
+// the bytes mean, or what is wrong with them.
 type unpacker struct {
 	b   []byte
 	odd bool

@@ -181,14 +181,14 @@ func appendHashesPortably[H ~uint64](dst []byte, hashes []H) []byte {
 	return dst
 }
 
-// DecodeBatch reads one batch into b. It overwrites all of b and uses again the memory that b decoded into before; so a Batch
-// that is decoded into again and again costs no allocation, and whoever keeps a slice of it beyond the next call must copy it.
-// All hashes lie in one buffer, which is as large as the largest batch needed so far: see [Batch.Trim]. Nothing in b refers to
-// data afterwards.
+// DecodeBatch reads one batch into b. It overwrites all of b and uses again the memory that b decoded into before; so a
+// Batch that is decoded into again and again costs no allocation, and whoever keeps a slice of it beyond the next call
+// must copy it. All hashes lie in one buffer, which is as large as the largest batch needed so far: see [Batch.Trim].
+// Nothing in b refers to data afterwards.
 //
-// Errors are ErrVersion, if the batch says that it is of a later format, and ErrMalformed. After an error b has no events
-// and is not to be used otherwise than to decode into it again. Whatever data is, the memory taken is at most some ten
-// times its size.
+// Errors are ErrVersion, if the batch says that it is of a later format, and ErrMalformed. After an error b has no
+// events and is not to be used otherwise than to decode into it again. Whatever data is, the memory taken is at most
+// some ten times its size.
 func DecodeBatch(data []byte, b *Batch) error {
 	r := reader{data: data}
 	events := b.Events[:cap(b.Events)]
@@ -225,8 +225,8 @@ const (
 	spareEvents = 32 << 10  // 2.3 MiB
 )
 
-// Trim lets go of the memory that a batch of an unusual size has left in b, so that a Batch which is decoded into again and
-// again holds at most 4 MiB between two batches. What b said is gone if it was such a batch.
+// Trim lets go of the memory that a batch of an unusual size has left in b, so that a Batch which is decoded into again
+// and again holds at most 4 MiB between two batches. What b said is gone if it was such a batch.
 func (b *Batch) Trim() {
 	if cap(b.hashes) > spareHashes || cap(b.Events) > spareEvents {
 		b.Events, b.hashes = nil, nil
@@ -238,8 +238,8 @@ func (b *Batch) MemoryBytes() int {
 	return cap(b.Events)*int(unsafe.Sizeof(Event{})) + cap(b.hashes)*8
 }
 
-// DecodeBatchHeader reads what a batch says before its events. It costs the same for any number of them, and so does not
-// see whether they are in order. Errors are those of [DecodeBatch].
+// DecodeBatchHeader reads what a batch says before its events. It costs the same for any number of them, and so does
+// not see whether they are in order. Errors are those of [DecodeBatch].
 func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 	var b Batch
 	r := reader{data: data}
@@ -270,7 +270,8 @@ func decodeHead(r *reader, b *Batch) (events, more int, err error) {
 		return 0, 0, malformed(r.at, "batch: no format version")
 	}
 	if version > BatchVersion {
-		return 0, 0, fmt.Errorf("events: %w: a batch of version %d, and this program reads up to %d", ErrVersion, version, BatchVersion)
+		return 0, 0, fmt.Errorf("events: %w: a batch of version %d, and this program reads up to %d", ErrVersion,
+			version, BatchVersion)
 	}
 	if elements < batchElements {
 		return 0, 0, malformed(r.at, "batch: %d elements, want %d or more", elements, batchElements)
@@ -298,13 +299,15 @@ func decodeHead(r *reader, b *Batch) (events, more int, err error) {
 	if !ok {
 		return 0, 0, malformed(r.at, "batch: no shutdown flag")
 	}
-	// An event takes eventElements bytes at least and a slot of memory that is several times as long: so many must be there.
+	// An event takes eventElements bytes at least and a slot of memory that is several times as long: so many must be
+	// there.
 	at := r.at
 	events, ok = r.array()
 	if !ok || events > r.left()/(1+eventElements) {
 		return 0, 0, malformed(at, "batch: no array of events, or one that is cut off")
 	}
-	b.Incarnation, b.FirstID, b.BlockSize, b.Shutdown = Incarnation(incarnation), EventID(first), uint32(blockSize), shutdown
+	b.Incarnation, b.FirstID, b.BlockSize, b.Shutdown = Incarnation(incarnation), EventID(first), uint32(blockSize),
+		shutdown
 	if b.Model != string(model) {
 		b.Model = string(model)
 	}
@@ -377,7 +380,8 @@ func decodeEvent(r *reader, e *Event, hashes *[]uint64) error {
 		return malformed(r.at, "cut off")
 	}
 	*e = Event{
-		Kind: Kind(kind), Tier: Tier(tier), Group: GroupIndex(group), Attention: Attention(attention), Reason: Reason(reason),
+		Kind: Kind(kind), Tier: Tier(tier), Group: GroupIndex(group), Attention: Attention(attention),
+		Reason:    Reason(reason),
 		HasParent: hasParent, Parent: BlockHash(parent), Blocks: blocks, Locals: locals,
 		Lookahead: uint32(lookahead), Window: uint32(window), Drops: drops,
 	}

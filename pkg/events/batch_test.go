@@ -29,16 +29,20 @@ func goldenBatches() map[string]Batch {
 			Incarnation: 1795254706123, FirstID: 42, Model: "meta-llama/Llama-3.1-8B-Instruct", BlockSize: 16,
 			Cursor: Cursor{Known: true, Seq: 41, Digest: 0xfedcba9876543210},
 			Events: []Event{
-				{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{15760518052499183552, 2}, Locals: []LocalHash{11, 22}},
-				{Kind: Stored, Tier: Device, Attention: AttentionFull, HasParent: true, Parent: 2, Blocks: []BlockHash{3}, Locals: []LocalHash{33}},
+				{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{15760518052499183552, 2},
+					Locals: []LocalHash{11, 22}},
+				{Kind: Stored, Tier: Device, Attention: AttentionFull, HasParent: true, Parent: 2,
+					Blocks: []BlockHash{3}, Locals: []LocalHash{33}},
 			},
 		},
 		"every-kind": {
-			Incarnation: math.MaxUint64, FirstID: math.MaxUint64 - 3, Model: strings.Repeat("ü", 40), BlockSize: math.MaxUint32,
+			Incarnation: math.MaxUint64, FirstID: math.MaxUint64 - 3, Model: strings.Repeat("ü",
+				40), BlockSize: math.MaxUint32,
 			Cursor:   Cursor{Known: true, Seq: math.MaxUint64, Digest: math.MaxUint64, Partial: math.MaxUint32},
 			Shutdown: true,
 			Events: []Event{
-				{Kind: Stored, Tier: Host, Group: 3, Attention: AttentionMamba, HasParent: true, Parent: math.MaxUint64, Blocks: []BlockHash{0, 1}},
+				{Kind: Stored, Tier: Host, Group: 3, Attention: AttentionMamba, HasParent: true, Parent: math.MaxUint64,
+					Blocks: []BlockHash{0, 1}},
 				{Kind: Removed, Tier: Disk, Group: math.MaxUint32, Blocks: []BlockHash{1, 1, math.MaxUint64}},
 				{Kind: Cleared, Tier: AllTiers, Reason: ReasonGap},
 				{Kind: Cleared, Tier: External, Reason: ReasonEngine},
@@ -46,13 +50,16 @@ func goldenBatches() map[string]Batch {
 		},
 		"lookahead": {
 			Incarnation: 7, FirstID: 1, Model: "m", BlockSize: 16,
-			Events: []Event{{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{1}, Locals: []LocalHash{11}, Lookahead: 1}},
+			Events: []Event{{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{1},
+				Locals: []LocalHash{11}, Lookahead: 1}},
 		},
 		"window": {
 			Incarnation: 7, FirstID: 1, Model: "m", BlockSize: 16,
 			Events: []Event{
-				{Kind: Stored, Tier: Device, Group: 1, Attention: AttentionSlidingWindow, Blocks: []BlockHash{1}, Window: 1024},
-				{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{1}, Locals: []LocalHash{11}, Drops: true},
+				{Kind: Stored, Tier: Device, Group: 1, Attention: AttentionSlidingWindow, Blocks: []BlockHash{1},
+					Window: 1024},
+				{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{1}, Locals: []LocalHash{11},
+					Drops: true},
 				{Kind: Stored, Tier: Device, Group: 2, Attention: AttentionChunkedLocal, Window: 8192, Drops: true},
 			},
 		},
@@ -167,8 +174,8 @@ func sameEvent(a, b Event) bool {
 	return same && reflect.DeepEqual(a, b)
 }
 
-// What is decoded is what was encoded, whatever was decoded into the same memory before; the header alone says the same; a
-// later writer's additional elements do not disturb.
+// What is decoded is what was encoded, whatever was decoded into the same memory before; the header alone says the
+// same; a later writer's additional elements do not disturb.
 func TestBatchRoundTrip(t *testing.T) {
 	var reused Batch
 	rapid.Check(t, func(t *rapid.T) {
@@ -194,7 +201,8 @@ func TestBatchRoundTrip(t *testing.T) {
 
 		extended := extendBatch(t, encoded)
 		clear(encoded) // what was decoded does not live in it
-		if err := DecodeBatch(extended, &reused); err != nil || !sameBatch(&reused, &want) || !sameBatch(&fresh, &want) {
+		if err := DecodeBatch(extended, &reused); err != nil || !sameBatch(&reused, &want) ||
+			!sameBatch(&fresh, &want) {
 			t.Fatalf("with additional elements: %v\n%+v, want\n%+v", err, reused, want)
 		}
 		checkHeader(t, extended, &want)
@@ -206,7 +214,8 @@ func checkHeader(t interface{ Fatalf(string, ...any) }, encoded []byte, want *Ba
 	if err != nil {
 		t.Fatalf("header: %v", err)
 	}
-	if want := (BatchHeader{want.Incarnation, want.FirstID, want.Model, want.BlockSize, want.Cursor, want.Shutdown, len(want.Events)}); h != want {
+	if want := (BatchHeader{want.Incarnation, want.FirstID, want.Model, want.BlockSize, want.Cursor, want.Shutdown,
+		len(want.Events)}); h != want {
 		t.Fatalf("header %+v, want %+v", h, want)
 	}
 	if h.LastID() != want.LastID() {
@@ -278,8 +287,10 @@ func TestDecodeBatchRefuses(t *testing.T) {
 	refuse(t, "a cursor of other types", set(5, []any{1, 1, 1, 1}), ErrMalformed)
 	refuse(t, "shutdown nil", set(6, nil), ErrMalformed)
 	refuse(t, "no events", set(7, nil), ErrMalformed)
-	refuse(t, "an event that is a map", change(func(e []any) []any { e[7].([]any)[0] = map[string]any{}; return e }), ErrMalformed)
-	refuse(t, "a short event", change(func(e []any) []any { e[7].([]any)[0] = e[7].([]any)[0].([]any)[:7]; return e }), ErrMalformed)
+	refuse(t, "an event that is a map", change(func(e []any) []any { e[7].([]any)[0] = map[string]any{}; return e }),
+		ErrMalformed)
+	refuse(t, "a short event", change(func(e []any) []any { e[7].([]any)[0] = e[7].([]any)[0].([]any)[:7]; return e }),
+		ErrMalformed)
 	refuse(t, "kind 0", setEvent(0, 0, 0), ErrMalformed)
 	refuse(t, "kind 4", setEvent(0, 0, 4), ErrMalformed)
 	refuse(t, "stored in no tier", setEvent(0, 1, 0), ErrMalformed)
@@ -291,13 +302,15 @@ func TestDecodeBatchRefuses(t *testing.T) {
 	refuse(t, "fewer local hashes than blocks", setEvent(0, 7, make([]byte, 8)), ErrMalformed)
 	refuse(t, "local hashes in a removed event", setEvent(1, 7, make([]byte, 24)), ErrMalformed)
 	refuse(t, "blocks in a cleared event", setEvent(2, 6, make([]byte, 8)), ErrMalformed)
-	for name, v := range map[string]any{"of another type": "1", "beyond a block's bound": MaxBlockSize + 1, "without local hashes": 1} {
+	for name, v := range map[string]any{"of another type": "1", "beyond a block's bound": MaxBlockSize + 1,
+		"without local hashes": 1} {
 		refuse(t, "a lookahead "+name, change(func(e []any) []any {
 			e[7].([]any)[0] = append(e[7].([]any)[0].([]any), v)
 			return e
 		}), ErrMalformed)
 	}
-	for name, more := range map[string][]any{"of another type": {0, "1", false}, "beyond its bound": {0, 1 << 33, false}, "without what it drops": {0, 1, 1}} {
+	for name, more := range map[string][]any{"of another type": {0, "1", false},
+		"beyond its bound": {0, 1 << 33, false}, "without what it drops": {0, 1, 1}} {
 		refuse(t, "a window "+name, change(func(e []any) []any {
 			e[7].([]any)[0] = append(e[7].([]any)[0].([]any), more...)
 			return e
@@ -326,15 +339,18 @@ func refuse(t *testing.T, name string, data []byte, class error) {
 
 func TestAppendBatchRefuses(t *testing.T) {
 	for name, e := range map[string]Event{
-		"no kind":                     {Tier: Device},
-		"no tier":                     {Kind: Stored},
-		"a tier that is none":         {Kind: Cleared, Tier: NumTiers + 1},
-		"too many blocks":             {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, MaxBlocksPerEvent+1)},
-		"fewer local hashes":          {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 2), Locals: make([]LocalHash, 1)},
-		"local hashes when removed":   {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, 1), Locals: make([]LocalHash, 1)},
-		"blocks in a cleared event":   {Kind: Cleared, Blocks: make([]BlockHash, 1)},
-		"a lookahead of no hashes":    {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1), Lookahead: 1},
-		"a lookahead beyond bounds":   {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1), Locals: make([]LocalHash, 1), Lookahead: MaxBlockSize + 1},
+		"no kind":             {Tier: Device},
+		"no tier":             {Kind: Stored},
+		"a tier that is none": {Kind: Cleared, Tier: NumTiers + 1},
+		"too many blocks":     {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, MaxBlocksPerEvent+1)},
+		"fewer local hashes": {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 2),
+			Locals: make([]LocalHash, 1)},
+		"local hashes when removed": {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, 1),
+			Locals: make([]LocalHash, 1)},
+		"blocks in a cleared event": {Kind: Cleared, Blocks: make([]BlockHash, 1)},
+		"a lookahead of no hashes":  {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1), Lookahead: 1},
+		"a lookahead beyond bounds": {Kind: Stored, Tier: Device, Blocks: make([]BlockHash, 1),
+			Locals: make([]LocalHash, 1), Lookahead: MaxBlockSize + 1},
 		"a window in a removal":       {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, 1), Window: 1},
 		"a drop in a removal":         {Kind: Removed, Tier: Device, Blocks: make([]BlockHash, 1), Drops: true},
 		"local hashes without blocks": {Kind: Stored, Tier: Device, Locals: make([]LocalHash, 1)},
@@ -381,7 +397,8 @@ func TestBatchDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// After a burst of batches of all shapes, each slot of which has had a long list once, no more is held than one batch needs.
+// After a burst of batches of all shapes, each slot of which has had a long list once, no more is held than one batch
+// needs.
 func TestDecodedMemoryIsBounded(t *testing.T) {
 	var b Batch
 	for i := range 200 {

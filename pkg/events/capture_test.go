@@ -143,10 +143,12 @@ func TestPublisherCaptures(t *testing.T) {
 				{1.5, 0, true, []Event{{Kind: Stored, Tier: Device, Attention: attention, Blocks: []BlockHash{first, 2},
 					Locals: locals(t, 4, Space{}, count(1, 8))}}},
 				{2.5, 0, true, []Event{
-					{Kind: Stored, Tier: Device, HasParent: true, Parent: 2, Blocks: []BlockHash{3}, Locals: locals(t, 4, Space{LoRA: lora}, count(9, 4))},
+					{Kind: Stored, Tier: Device, HasParent: true, Parent: 2, Blocks: []BlockHash{3},
+						Locals: locals(t, 4, Space{LoRA: lora}, count(9, 4))},
 					{Kind: Removed, Tier: Device, Blocks: []BlockHash{3}},
 				}},
-				{3.5, 0, true, []Event{{Kind: Stored, Tier: host, Blocks: []BlockHash{third}, Locals: locals(t, 4, Space{Salt: salt}, count(1, 4))}}},
+				{3.5, 0, true, []Event{{Kind: Stored, Tier: host, Blocks: []BlockHash{third},
+					Locals: locals(t, 4, Space{Salt: salt}, count(1, 4))}}},
 				{4.5, 0, true, []Event{{Kind: Cleared, Reason: ReasonEngine}}},
 			}
 			if len(payloads) != len(want) {
@@ -189,8 +191,8 @@ type cacheCapture struct {
 	}
 }
 
-// What the engine itself says of its blocks is the judge: the position in the prompt of each hash says which local hash it
-// must have, and what the engine holds at the end must be what the events leave.
+// What the engine itself says of its blocks is the judge: the position in the prompt of each hash says which local hash
+// it must have, and what the engine holds at the end must be what the events leave.
 func TestCacheCaptures(t *testing.T) {
 	paths, err := filepath.Glob("testdata/captures/vllm-cache-*.json")
 	if err != nil || len(paths) != 4 {
@@ -239,7 +241,8 @@ func TestCacheCaptures(t *testing.T) {
 					for _, e := range m.Events {
 						switch e.Kind {
 						case Stored:
-							if want := [2]Attention{AttentionFull, AttentionSlidingWindow}[e.Group]; e.Attention != want || e.Tier != Device {
+							if want := [2]Attention{AttentionFull,
+								AttentionSlidingWindow}[e.Group]; e.Attention != want || e.Tier != Device {
 								t.Errorf("step %d: group %d is %d in %s", i, e.Group, e.Attention, e.Tier)
 							}
 							for j, name := range e.Blocks {
@@ -247,15 +250,18 @@ func TestCacheCaptures(t *testing.T) {
 								if j > 0 {
 									before, hasParent = e.Blocks[j-1], true
 								}
-								if s.Command.Op == "append" { // the answer has no hashes: the block is the last full one
+								// the answer has no hashes: the block is the last full one
+								if s.Command.Op == "append" {
 									local[name] = hashes[len(hashes)-len(e.Blocks)+j]
 									parent[name] = before
 								}
 								if want, ok := local[name]; !ok || e.Locals[j] != want {
-									t.Errorf("step %d: block %x has local hash %x, want %x (%v)", i, name, e.Locals[j], want, ok)
+									t.Errorf("step %d: block %x has local hash %x, want %x (%v)", i, name, e.Locals[j],
+										want, ok)
 								}
 								if want, ok := parent[name]; hasParent != ok || ok && before != want {
-									t.Errorf("step %d: block %x follows %x (%v), want %x (%v)", i, name, before, hasParent, want, ok)
+									t.Errorf("step %d: block %x follows %x (%v), want %x (%v)", i, name, before,
+										hasParent, want, ok)
 								}
 								held[key{e.Group, name}]++
 								checked++
@@ -330,17 +336,20 @@ func TestSamples(t *testing.T) {
 		hasRank bool
 		events  []Event
 	}{
-		"vllm array era, v0.11 shape": {VLLM, true, []Event{{Kind: Stored, Tier: Device, Blocks: []BlockHash{a}, Locals: one}}},
-		"vllm array era, full":        {VLLM, true, full},
-		"vllm map era":                {VLLM, true, full},
-		"vllm bytes hash":             {VLLM, false, []Event{{Kind: Removed, Tier: Device, Blocks: []BlockHash{0x18191a1b1c1d1e1f}}}},
+		"vllm array era, v0.11 shape": {VLLM, true,
+			[]Event{{Kind: Stored, Tier: Device, Blocks: []BlockHash{a}, Locals: one}}},
+		"vllm array era, full": {VLLM, true, full},
+		"vllm map era":         {VLLM, true, full},
+		"vllm bytes hash": {VLLM, false,
+			[]Event{{Kind: Removed, Tier: Device, Blocks: []BlockHash{0x18191a1b1c1d1e1f}}}},
 		"sglang array": {SGLang, false, []Event{
 			{Kind: Cleared, Reason: ReasonEngine},
 			{Kind: Stored, Tier: Host, Blocks: pages, Locals: two},
 			{Kind: Removed, Tier: Device, Blocks: []BlockHash{page}},
 		}},
 		"sglang array salted (map in slot 7)": {SGLang, true, []Event{
-			{Kind: Stored, Tier: Device, Blocks: []BlockHash{salted}, Locals: locals(t, 4, Space{Salt: "tenant-a"}, count(1, 4))},
+			{Kind: Stored, Tier: Device, Blocks: []BlockHash{salted}, Locals: locals(t, 4, Space{Salt: "tenant-a"},
+				count(1, 4))},
 		}},
 		"sglang map":             {SGLang, true, []Event{{Kind: Stored, Tier: Device, Blocks: pages, Locals: two}}},
 		"old 2-element envelope": {SGLang, false, []Event{{Kind: Cleared, Reason: ReasonEngine}}},

@@ -57,7 +57,8 @@ func (c chooser) keys(lora any) any {
 		keys = append(keys, lora)
 	}
 	identifier := func() any {
-		return []any{"image-1", strings.Repeat("5a", 32), strings.Repeat("A", 64), uint64(12345), []byte("raw")}[c.IntN(5)]
+		return []any{"image-1", strings.Repeat("5a", 32), strings.Repeat("A", 64), uint64(12345),
+			[]byte("raw")}[c.IntN(5)]
 	}
 	for range c.IntN(3) {
 		if c.oneIn(4) {
@@ -97,7 +98,8 @@ func (c chooser) event() any {
 		n = c.IntN(20)
 	}
 	medium := []any{"GPU", "GPU", "GPU", nil, "CPU", "cpu", "CPU_PINNED", "STORAGE", "NVME", "moon"}[c.IntN(10)]
-	kind := []string{"BlockStored", "BlockStored", "BlockStored", "BlockStored", "BlockRemoved", "BlockRemoved", "AllBlocksCleared", "TierBlocksCleared", "BlockInactive"}[c.IntN(9)]
+	kind := []string{"BlockStored", "BlockStored", "BlockStored", "BlockStored", "BlockRemoved", "BlockRemoved",
+		"AllBlocksCleared", "TierBlocksCleared", "BlockInactive"}[c.IntN(9)]
 	set("type", kind)
 	saltShown := false
 	switch kind {
@@ -159,7 +161,8 @@ func (c chooser) event() any {
 			set("extra_keys", keys)
 		}
 		set("group_idx", c.IntN(2))
-		set("kv_cache_spec_kind", []any{"full_attention", "full_attention", nil, "mamba", "sliding_window", "something new"}[c.IntN(6)])
+		set("kv_cache_spec_kind", []any{"full_attention", "full_attention", nil, "mamba", "sliding_window",
+			"something new"}[c.IntN(6)])
 		set("kv_cache_spec_sliding_window", nil)
 	case "BlockRemoved":
 		set("block_hashes", c.list(n, c.name))
@@ -221,7 +224,8 @@ func (c chooser) message() any {
 	ts := []any{1795254706.123, uint32(17), int8(-1), nil, "x"}[max(0, c.IntN(40)-35)]
 	rank := []any{0, 3, nil, -1, "x"}[max(0, c.IntN(40)-35)]
 	if c.oneIn(6) {
-		fields := pairs{{"events", events}, {"ts", ts}, {[]string{"data_parallel_rank", "attn_dp_rank"}[c.IntN(2)], rank}, {"new", c.junk()}}
+		fields := pairs{{"events", events}, {"ts", ts}, {[]string{"data_parallel_rank", "attn_dp_rank"}[c.IntN(2)],
+			rank}, {"new", c.junk()}}
 		c.Shuffle(len(fields), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
 		return fields
 	}

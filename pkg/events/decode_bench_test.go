@@ -20,7 +20,8 @@ func vllmStore(t testing.TB, asMap bool, blocks, blockSize int, others ...pair) 
 	for i := range tokens {
 		tokens[i] = r.Uint32N(151_936)
 	}
-	var event any = []any{"BlockStored", hashes, r.Uint64(), tokens, blockSize, nil, "GPU", nil, make([]any, blocks), 0, "full_attention", nil}
+	var event any = []any{"BlockStored", hashes, r.Uint64(), tokens, blockSize, nil, "GPU", nil, make([]any, blocks), 0,
+		"full_attention", nil}
 	if asMap {
 		event = append(pairs{
 			{"type", "BlockStored"}, {"block_hashes", hashes}, {"parent_block_hash", r.Uint64()}, {"token_ids", tokens},
@@ -117,14 +118,17 @@ func lookaheadStore(t testing.TB) []byte {
 
 func TestDecodeDoesNotAllocate(t *testing.T) {
 	rich := message(t,
-		store(names(1, 2), nil, count(0, 32), pair{"block_size", 16}, pair{"lora_id", 7}, pair{"lora_name", "adapter-a"}, pair{"medium", "CPU"},
-			pair{"extra_keys", []any{[]any{"adapter-a", []any{"image-1", 3}, "tenant-a"}, []any{"adapter-a", []any{"image-1", -13}}}}),
+		store(names(1, 2), nil, count(0, 32), pair{"block_size", 16}, pair{"lora_id", 7},
+			pair{"lora_name", "adapter-a"}, pair{"medium", "CPU"},
+			pair{"extra_keys", []any{[]any{"adapter-a", []any{"image-1", 3}, "tenant-a"},
+				[]any{"adapter-a", []any{"image-1", -13}}}}),
 		store(names(3), 2, count(0, 16), pair{"block_size", 16}, pair{"lora_id", 7}),
 		[]any{"BlockRemoved", names(3, []byte("0123456789abcdef")), "CPU_PINNED", 0},
 		[]any{"BlockStored", names(4), nil, count(0, 16), 16, nil, "GPU", map[string]any{"cache_salt": "tenant-b"}},
 	)
 	for name, payload := range map[string][]byte{
-		"array": vllmStore(t, false, 64, 16), "map": vllmStore(t, true, 64, 16), "lookahead": lookaheadStore(t), "rich": rich,
+		"array": vllmStore(t, false, 64, 16), "map": vllmStore(t, true, 64, 16), "lookahead": lookaheadStore(t),
+		"rich": rich,
 	} {
 		d := mustDecoder(t, VLLM, 16)
 		if n := testing.AllocsPerRun(100, func() {

@@ -2,9 +2,9 @@ package events
 
 import "bytes"
 
-// How engines are told apart. vLLM and SGLang write nearly the same; a message in which nothing below occurs is read the same for
-// both. The first sign in this list that a message has decides, since the later ones are fields that either may take over from the other (sgl-project/sglang
-// RFC #39991).
+// How engines are told apart. vLLM and SGLang write nearly the same; a message in which nothing below occurs is read
+// the same for both. The first sign in this list that a message has decides, since the later ones are fields that
+// either may take over from the other (sgl-project/sglang RFC #39991).
 var signs = [...]struct {
 	is   Engine
 	what string
@@ -35,8 +35,8 @@ const (
 	numSigns
 )
 
-// Engine is the engine whose messages the decoder reads; AnyEngine until something said which one it is. why says by what it
-// was told; it is empty if the decoder was made for that engine.
+// Engine is the engine whose messages the decoder reads; AnyEngine until something said which one it is. why says by
+// what it was told; it is empty if the decoder was made for that engine.
 func (d *Decoder) Engine() (e Engine, why string) { return d.engine, d.why }
 
 // tell finds out whose message this is, if it says.

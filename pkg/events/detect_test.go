@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Every captured publisher is told from its messages, at the first that says, and all its messages are read as by a decoder that knew.
+// Every captured publisher is told from its messages, at the first that says, and all its messages are read as by a
+// decoder that knew.
 func TestEngineIsTold(t *testing.T) {
 	for _, path := range capturePaths(t) {
 		engine, err := EngineOf(strings.Split(path[strings.LastIndex(path, "/")+1:], "-")[0])
@@ -42,7 +43,8 @@ func TestEngineIsTold(t *testing.T) {
 	}
 }
 
-// A message that does not say whose it is reads the same whoever it is of, so that nothing has to wait until it is known.
+// A message that does not say whose it is reads the same whoever it is of, so that nothing has to wait until it is
+// known.
 func TestUntoldMessagesReadTheSame(t *testing.T) {
 	told, untold := map[Engine]int{}, 0
 	for seed := range uint64(60) {
@@ -75,7 +77,8 @@ func TestUntoldMessagesReadTheSame(t *testing.T) {
 					same = same && sameEvent(got.Events[j], want.Events[j])
 				}
 				if !same {
-					t.Fatalf("seed %d, message %d, told %s (%s), as %s: %x\n%+v, want\n%+v", seed, i, e, why, engine, payload, got, want)
+					t.Fatalf("seed %d, message %d, told %s (%s), as %s: %x\n%+v, want\n%+v", seed, i, e, why, engine,
+						payload, got, want)
 				}
 			}
 		}
@@ -108,14 +111,18 @@ func TestSigns(t *testing.T) {
 		{"a signed hash", message(t, store(names(-1, 2), nil, names(1, 2, 3, 4, 5, 6, 7, 8))), SGLang},
 		{"a signed parent", message(t, store(names(1, 2), -3, names(1, 2, 3, 4, 5, 6, 7, 8))), SGLang},
 		{"an unsigned hash", message(t, store(names(uint64(1<<63), 2), nil, names(1, 2, 3, 4, 5, 6, 7, 8))), VLLM},
-		{"both kinds of hashes", message(t, store(names(uint64(1<<63), -2), nil, names(1, 2, 3, 4, 5, 6, 7, 8))), AnyEngine},
-		{"a signed hash and a field that only vLLM has now", message(t, store(names(-1, 2), nil, names(1, 2, 3, 4, 5, 6, 7, 8), pair{"group_idx", 0})), SGLang},
+		{"both kinds of hashes", message(t, store(names(uint64(1<<63), -2), nil, names(1, 2, 3, 4, 5, 6, 7, 8))),
+			AnyEngine},
+		{"a signed hash and a field that only vLLM has now",
+			message(t, store(names(-1, 2), nil, names(1, 2, 3, 4, 5, 6, 7, 8), pair{"group_idx", 0})), SGLang},
 		{"a digest", message(t, store(names([]byte("0123456789abcdef"), 2), nil, names(1, 2, 3, 4, 5, 6, 7, 8))), VLLM},
 		{"pairs", message(t, store(names(1), nil, names(names(1, 2), names(2, 3)))), SGLang},
 		{"a clear", message(t, names("AllBlocksCleared")), AnyEngine},
 		{"no events", message(t, []any{}...), AnyEngine},
-		{"an array with a map", message(t, names("BlockStored", names(1), nil, names(1, 2, 3, 4), 4, nil, "GPU", pairs{{"cache_salt", "a"}})), SGLang},
-		{"an array with a name", message(t, names("BlockStored", names(1), nil, names(1, 2, 3, 4), 4, nil, "GPU", nil)), VLLM},
+		{"an array with a map", message(t, names("BlockStored", names(1), nil, names(1, 2, 3, 4), 4, nil, "GPU",
+			pairs{{"cache_salt", "a"}})), SGLang},
+		{"an array with a name", message(t, names("BlockStored", names(1), nil, names(1, 2, 3, 4), 4, nil, "GPU", nil)),
+			VLLM},
 		{"a short array", message(t, names("BlockStored", names(1), nil, names(1, 2, 3, 4), 4, nil, "GPU")), AnyEngine},
 		{"a removal with a group", message(t, names("BlockRemoved", names(1), "GPU", 0)), VLLM},
 	} {

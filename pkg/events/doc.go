@@ -17,16 +17,17 @@
 // # What it promises
 //
 //  1. No input makes it panic, loop, or take more memory than a small multiple of the input's length.
-//  2. No event makes an engine's message fail. What cannot be taken is passed over and counted under its own name ([Skip]).
-//     A message that is no MessagePack, or no message, is [ErrMalformed] and leaves the decoder as good as before.
+//  2. No event makes an engine's message fail. What cannot be taken is passed over and counted under its own name
+//     ([Skip]). A message that is no MessagePack, or no message, is [ErrMalformed] and leaves the decoder as good as
+//     before.
 //  3. The same engine message makes the same number of events, cut at the same places, in every life of a shim.
 //  4. A block is never named so that a prompt finds it which it does not serve. Where LoRA, salt, multimodal items or
-//     lookahead tokens cannot be read, the event is passed over; where a copy's are left out, its tokens are; where a salt
-//     was forgotten, the block is found by no one.
-//  5. What takes away is taken as far as it can be read: unreadable names do not keep a removal's other names, and nothing
-//     keeps a clear.
-//  6. The format of batches has a version. Later ones of the same version may have more elements than we know, which are
-//     passed over; a later version is [ErrVersion], never misread. Every batch ever written is kept in testdata.
+//     lookahead tokens cannot be read, the event is passed over; where a copy's are left out, its tokens are; where a
+//     salt was forgotten, the block is found by no one.
+//  5. What takes away is taken as far as it can be read: unreadable names do not keep a removal's other names, and
+//     nothing keeps a clear.
+//  6. The format of batches has a version. Later ones of the same version may have more elements than we know, which
+//     are passed over; a later version is [ErrVersion], never misread. Every batch ever written is kept in testdata.
 //  7. Decoding, hashing and encoding allocate nothing once their memory has grown.
 //
 // A [Hasher] may be used by any number of goroutines. A [Decoder] and a [Batch] that is decoded into belong to one. All
@@ -40,8 +41,8 @@
 //	sequenceN = xxh3_64(sequenceN-1 as u64 ‖ localN as u64; seed 1337)
 //
 // All numbers are little-endian and wrap around. With EAGLE a block's tokens are one more than its size: the next
-// block's first; other drafters read further ahead ([Event].Lookahead). These are NVIDIA Dynamo's (ai-dynamo/dynamo › lib/llm, compute_block_hash_for_seq), and the tests hold
-// them to what its library computes.
+// block's first; other drafters read further ahead ([Event].Lookahead). These are NVIDIA Dynamo's (ai-dynamo/dynamo ›
+// lib/llm, compute_block_hash_for_seq), and the tests hold them to what its library computes.
 //
 // # The format of a batch, version 1
 //
@@ -64,18 +65,18 @@
 //	                                                    nil       nil      nil
 //
 // The first element is the format version. Integers are unsigned and as short as they can be. kind, tier, attention and
-// reason are the numbers in this package, marked as wire constants. parent is nil if there is none. blocks and locals are
-// nil if empty, and else one binary of little-endian u64, so that reading them is one copy and no visit: at most
-// [MaxBlocksPerEvent] numbers. lookahead is left out if it is 0 and nothing follows it, and so are window and drops, together. Nothing
-// follows the batch. What a later writer needs beyond this it appends to an array; what would
-// make an old reader wrong takes a new version, and so does a new kind or tier.
+// reason are the numbers in this package, marked as wire constants. parent is nil if there is none. blocks and locals
+// are nil if empty, and else one binary of little-endian u64, so that reading them is one copy and no visit: at most
+// [MaxBlocksPerEvent] numbers. lookahead is left out if it is 0 and nothing follows it, and so are window and drops,
+// together. Nothing follows the batch. What a later writer needs beyond this it appends to an array; what would make an
+// old reader wrong takes a new version, and so does a new kind or tier.
 //
 // # Engine messages
 //
 // vllm.go and sglang.go say what engines write. One reader takes both, choosing by what is there and never by version.
-// The fields that matter to what a block is (names, tokens, LoRA, salt, extra keys, lookahead, medium, locality) spoil an
-// event if they have a wrong type; the others (group, kind of attention, timestamp, rank) are then taken as absent and
-// counted. DESIGN.md says why, and what was decided where engines contradict each other.
+// The fields that matter to what a block is (names, tokens, LoRA, salt, extra keys, lookahead, medium, locality) spoil
+// an event if they have a wrong type; the others (group, kind of attention, timestamp, rank) are then taken as absent
+// and counted. DESIGN.md says why, and what was decided where engines contradict each other.
 //
 // # What it leaves to others
 //

@@ -152,8 +152,8 @@ func (d *Decoder) Reset() {
 
 // Decode decodes one message. What it returns is good until the next call.
 //
-// No event makes a message fail: what cannot be taken is passed over and counted. ErrMalformed means that the message as a
-// whole cannot be read; none of its events is returned, and the decoder is as good as before.
+// No event makes a message fail: what cannot be taken is passed over and counted. ErrMalformed means that the message
+// as a whole cannot be read; none of its events is returned, and the decoder is as good as before.
 func (d *Decoder) Decode(payload []byte) (Message, error) {
 	if len(payload) > MaxPayload {
 		return Message{}, malformed(0, "%s message of %d bytes: at most %d", d.engine, len(payload), MaxPayload)
@@ -173,8 +173,8 @@ func (d *Decoder) Decode(payload []byte) (Message, error) {
 	return m, nil
 }
 
-// message reads the envelope: [ts, events, rank], with the rank missing in old builds and elements to come in new ones, or
-// a map of the same.
+// message reads the envelope: [ts, events, rank], with the rank missing in old builds and elements to come in new ones,
+// or a map of the same.
 func (d *Decoder) message(r *reader, m *Message) error {
 	if n, ok := r.array(); ok {
 		if n < 2 {
@@ -257,7 +257,8 @@ func (d *Decoder) eventList(r *reader) error {
 		begin := r.at
 		d.event(r)
 		if r.broken {
-			return malformed(r.at, "%s message: event %d of %d, from byte %d on: cut off or no MessagePack", d.engine, i, n, begin)
+			return malformed(r.at, "%s message: event %d of %d, from byte %d on: cut off or no MessagePack", d.engine,
+				i, n, begin)
 		}
 	}
 	return nil
@@ -321,7 +322,8 @@ func (d *Decoder) removed(e *rawEvent) Skip {
 	}
 	for len(blocks) > 0 {
 		n := min(len(blocks), MaxBlocksPerEvent)
-		d.events = append(d.events, Event{Kind: Removed, Tier: e.deviceUnlessSaid(), Group: e.group, Blocks: blocks[:n:n]})
+		d.events = append(d.events, Event{Kind: Removed, Tier: e.deviceUnlessSaid(), Group: e.group,
+			Blocks: blocks[:n:n]})
 		blocks = blocks[n:]
 	}
 	return taken
@@ -336,9 +338,11 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	switch {
 	case e.skipStored != taken:
 		return e.skipStored
-	case len(blocks) == 0 && e.attention.Bounds(): // a group that keeps none of the prompt's blocks: that it is there counts
+	// a group that keeps none of the prompt's blocks: that it is there counts
+	case len(blocks) == 0 && e.attention.Bounds():
 		d.events = append(d.events, Event{
-			Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention, Window: e.window, Drops: e.drops,
+			Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention, Window: e.window,
+			Drops: e.drops,
 		})
 		return taken
 	case len(blocks) == 0:
@@ -402,8 +406,8 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	return taken
 }
 
-// wrongBlockSize tells an edge block, which some engines announce beside whole ones, from an engine whose blocks all have
-// another size, or none that it says.
+// wrongBlockSize tells an edge block, which some engines announce beside whole ones, from an engine whose blocks all
+// have another size, or none that it says.
 func (d *Decoder) wrongBlockSize(size uint32) Skip {
 	if size > 0 && size < d.block && d.taken > 0 {
 		return SkipPartialBlock
@@ -489,8 +493,8 @@ func (p *perBlock[T]) of(i int) []T {
 	return p.values[begin:p.ends[i]]
 }
 
-// salts remembers what the salt of blocks adds to their seed. It keeps two generations of maxSalted blocks: when the young
-// one is full, the old one is forgotten.
+// salts remembers what the salt of blocks adds to their seed. It keeps two generations of maxSalted blocks: when the
+// young one is full, the old one is forgotten.
 type salts struct {
 	young, old map[BlockHash]uint64
 }

@@ -11,7 +11,8 @@ import (
 
 // store is a stored event's map with the fields that most tests want; others override or add.
 func store(blocks []any, parent any, tokens any, others ...pair) pairs {
-	fields := pairs{{"type", "BlockStored"}, {"block_hashes", blocks}, {"parent_block_hash", parent}, {"token_ids", tokens}, {"block_size", 4}}
+	fields := pairs{{"type", "BlockStored"}, {"block_hashes", blocks}, {"parent_block_hash", parent},
+		{"token_ids", tokens}, {"block_size", 4}}
 	for _, o := range others {
 		i := slices.IndexFunc(fields, func(f pair) bool { return f.key == o.key })
 		if i < 0 {
@@ -59,7 +60,8 @@ func TestSaltIsInherited(t *testing.T) {
 	}
 	// Another prompt has nothing of it, and nor have SGLang's, which say the salt each time or have none.
 	plain := locals(t, 4, Space{}, tokens)
-	got = decode(t, d, message(t, store(names(20), nil, tokens[:4]), store(names(21), 13, tokens[4:8], pair{"cache_salt", nil}))).Events
+	got = decode(t, d, message(t, store(names(20), nil, tokens[:4]),
+		store(names(21), 13, tokens[4:8], pair{"cache_salt", nil}))).Events
 	if !slices.Equal(got[0].Locals, plain[:1]) || !slices.Equal(got[1].Locals, plain[1:2]) {
 		t.Errorf("other prompts: %v, want %x", got, plain)
 	}
@@ -119,7 +121,8 @@ func TestLongEventsAreCut(t *testing.T) {
 	for i, e := range m.Events {
 		begin := i % 3 * MaxBlocksPerEvent
 		end := min(begin+MaxBlocksPerEvent, n)
-		wanted := Event{Kind: Stored, Tier: Device, Attention: AttentionMLA, HasParent: true, Parent: 7, Blocks: hashes[begin:end], Locals: want[begin:end]}
+		wanted := Event{Kind: Stored, Tier: Device, Attention: AttentionMLA, HasParent: true, Parent: 7,
+			Blocks: hashes[begin:end], Locals: want[begin:end]}
 		if begin > 0 {
 			wanted.Parent = hashes[begin-1]
 		}
@@ -147,11 +150,16 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 		size   int
 		want   string
 	}{
-		{SGLang, 1, "SGLang announces blocks of 1 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --page-size 4 or expect 1"},
-		{SGLang, 2, "SGLang announces blocks of 2 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --page-size 4 or expect 2"},
-		{SGLang, 64, "SGLang announces blocks of 64 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --page-size 4 or expect 64"},
-		{VLLM, 0, "vLLM announces blocks with tokens and a block_size that is 0 or missing, and blocks of 4 are expected: 2 events passed over, 0 taken; have its publisher say the size"},
-		{VLLM, 8, "vLLM announces blocks of 8 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --block-size 4 or expect 8"},
+		{SGLang, 1,
+			"SGLang announces blocks of 1 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --page-size 4 or expect 1"},
+		{SGLang, 2,
+			"SGLang announces blocks of 2 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --page-size 4 or expect 2"},
+		{SGLang, 64,
+			"SGLang announces blocks of 64 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --page-size 4 or expect 64"},
+		{VLLM, 0,
+			"vLLM announces blocks with tokens and a block_size that is 0 or missing, and blocks of 4 are expected: 2 events passed over, 0 taken; have its publisher say the size"},
+		{VLLM, 8,
+			"vLLM announces blocks of 8 tokens, and blocks of 4 are expected: 2 events passed over, 0 taken; start the engine with --block-size 4 or expect 8"},
 	} {
 		d := mustDecoder(t, c.engine, 4)
 		if d.Diagnosis() != nil {
@@ -176,13 +184,17 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 	}
 	// Pages of another size beside those that fit.
 	mixed := mustDecoder(t, SGLang, 4)
-	decode(t, mixed, message(t, store(names(1), nil, count(0, 4)), store(names(2), 1, count(4, 8), pair{"block_size", 8})), SkipBlockSize)
-	if err := mixed.Diagnosis(); err == nil || !strings.Contains(err.Error(), "blocks of 8 tokens, and blocks of 4 are expected: 1 events passed over, 1 taken") {
+	decode(t, mixed, message(t, store(names(1), nil, count(0, 4)),
+		store(names(2), 1, count(4, 8), pair{"block_size", 8})), SkipBlockSize)
+	if err := mixed.Diagnosis(); err == nil ||
+		!strings.Contains(err.Error(),
+			"blocks of 8 tokens, and blocks of 4 are expected: 1 events passed over, 1 taken") {
 		t.Error(err)
 	}
 	// Below the device units may be others: no fault of the configuration either.
 	other := mustDecoder(t, VLLM, 4)
-	decode(t, other, message(t, store(names(1), nil, count(0, 8), pair{"block_size", 8}, pair{"medium", "CPU"})), SkipBlockSize)
+	decode(t, other, message(t, store(names(1), nil, count(0, 8), pair{"block_size", 8}, pair{"medium", "CPU"})),
+		SkipBlockSize)
 	if other.Diagnosis() != nil {
 		t.Error(other.Diagnosis())
 	}
@@ -191,12 +203,14 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 	m, err := d.Decode(message(t,
 		store(names(1), nil, count(0, 4)),
 		store(names(2), 1, count(4, 2), pair{"block_size", 2}),
-		store(names(3), nil, count(0, 64), pair{"block_size", 64}, pair{"kv_cache_spec_kind", "mamba"}, pair{"group_idx", 1}),
+		store(names(3), nil, count(0, 64), pair{"block_size", 64}, pair{"kv_cache_spec_kind", "mamba"},
+			pair{"group_idx", 1}),
 	))
 	if err != nil || d.Diagnosis() != nil || d.Counts() != (SkipCounts{SkipPartialBlock: 1, SkipGroupTokens: 1}) {
 		t.Error(err, d.Diagnosis(), d.Counts())
 	}
-	if want := (Event{Kind: Stored, Tier: Device, Group: 1, Attention: AttentionMamba, Blocks: []BlockHash{3}}); len(m.Events) != 2 || !sameEvent(m.Events[1], want) {
+	if want := (Event{Kind: Stored, Tier: Device, Group: 1, Attention: AttentionMamba,
+		Blocks: []BlockHash{3}}); len(m.Events) != 2 || !sameEvent(m.Events[1], want) {
 		t.Errorf("%+v", m.Events)
 	}
 }
@@ -210,13 +224,16 @@ func TestEagle(t *testing.T) {
 		bigrams[i] = []any{tokens[i], tokens[i+1]}
 	}
 	for name, event := range map[string]any{
-		"pairs":            store(names(1, 2), nil, bigrams),
-		"pairs, an array":  []any{"BlockStored", names(1, 2), nil, bigrams, 4, nil},
-		"lookahead":        store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{[]any{tokens[4]}, []any{tokens[8]}}}),
-		"lookahead, plain": store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{tokens[4], tokens[8]}}),
+		"pairs":           store(names(1, 2), nil, bigrams),
+		"pairs, an array": []any{"BlockStored", names(1, 2), nil, bigrams, 4, nil},
+		"lookahead": store(names(1, 2), nil, tokens[:8],
+			pair{"lookahead_token_ids", []any{[]any{tokens[4]}, []any{tokens[8]}}}),
+		"lookahead, plain": store(names(1, 2), nil, tokens[:8],
+			pair{"lookahead_token_ids", []any{tokens[4], tokens[8]}}),
 	} {
 		d := mustDecoder(t, SGLang, 4)
-		if m := decode(t, d, message(t, event)); len(m.Events) != 1 || !slices.Equal(m.Events[0].Locals, want) || m.Events[0].Lookahead != 1 {
+		if m := decode(t, d, message(t, event)); len(m.Events) != 1 || !slices.Equal(m.Events[0].Locals, want) ||
+			m.Events[0].Lookahead != 1 {
 			t.Errorf("%s: %+v, want %x and a lookahead of 1", name, m.Events, want)
 		}
 	}
@@ -230,8 +247,10 @@ func TestLongLookahead(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := mustDecoder(t, VLLM, 4)
-	m := decode(t, d, message(t, store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{tokens[4:7], tokens[8:]}})))
-	if want := h.Hash(nil, tokens); len(want) != 2 || !slices.Equal(m.Events[0].Locals, want) || m.Events[0].Lookahead != 3 {
+	m := decode(t, d, message(t, store(names(1, 2), nil, tokens[:8],
+		pair{"lookahead_token_ids", []any{tokens[4:7], tokens[8:]}})))
+	if want := h.Hash(nil, tokens); len(want) != 2 || !slices.Equal(m.Events[0].Locals, want) ||
+		m.Events[0].Lookahead != 3 {
 		t.Errorf("%+v, want %x and a lookahead of 3", m.Events, want)
 	}
 	// What reads ahead unequally far has no query that could find all of it.
@@ -300,8 +319,10 @@ func TestUndecodableMessages(t *testing.T) {
 	}
 	d := mustDecoder(t, VLLM, 4)
 	bad := [][]byte{
-		nil, {mpNil}, {mpNever}, pack(t, []any{1.5}), pack(t, []any{}), pack(t, "x"), pack(t, []any{1.5, nil}), pack(t, []any{1.5, 7, 0}),
-		pack(t, pairs{{"ts", 1.5}}), pack(t, pairs{{"ts", 1.5}, {"events", nil}}), pack(t, pairs{{"events", []any{}}, {"events", []any{}}}),
+		nil, {mpNil}, {mpNever}, pack(t, []any{1.5}), pack(t, []any{}), pack(t, "x"), pack(t, []any{1.5, nil}), pack(t,
+			[]any{1.5, 7, 0}),
+		pack(t, pairs{{"ts", 1.5}}), pack(t, pairs{{"ts", 1.5}, {"events", nil}}), pack(t,
+			pairs{{"events", []any{}}, {"events", []any{}}}),
 	}
 	for i := range good[:len(good)-1] {
 		bad = append(bad, good[:i])
@@ -379,7 +400,8 @@ func TestNameSetTwin(t *testing.T) {
 }
 
 func TestNewDecoderRefuses(t *testing.T) {
-	for _, cfg := range []DecoderConfig{{}, {Engine: VLLM}, {Engine: AnyEngine + 1, BlockSize: 16}, {BlockSize: 16}, {Engine: SGLang, BlockSize: MaxBlockSize + 1}} {
+	for _, cfg := range []DecoderConfig{{}, {Engine: VLLM}, {Engine: AnyEngine + 1, BlockSize: 16}, {BlockSize: 16},
+		{Engine: SGLang, BlockSize: MaxBlockSize + 1}} {
 		if _, err := NewDecoder(cfg); err == nil {
 			t.Errorf("%+v makes a decoder", cfg)
 		}
@@ -449,7 +471,8 @@ func fuzzDecoder(f *testing.F, engine Engine) {
 		// Whoever it is told to be of, it reads as his; and as anybody's if it does not say.
 		unknown := mustDecoder(t, AnyEngine, 2)
 		read, err := unknown.Decode(payload)
-		if e, _ := unknown.Engine(); err != nil || (e == engine || e == AnyEngine) && !slices.EqualFunc(read.Events, b.Events, sameEvent) {
+		if e, _ := unknown.Engine(); err != nil || (e == engine || e == AnyEngine) &&
+			!slices.EqualFunc(read.Events, b.Events, sameEvent) {
 			t.Fatalf("told %s: %v\n%+v, want\n%+v", e, err, read.Events, b.Events)
 		}
 	})

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// What decoding can end with. A caller counts and passes over a malformed message; one of a version from the future means
-// that this program must be replaced before it can go on.
+// What decoding can end with. A caller counts and passes over a malformed message; one of a version from the future
+// means that this program must be replaced before it can go on.
 var (
 	ErrMalformed = errors.New("malformed")
 	ErrVersion   = errors.New("format version not supported")

@@ -24,7 +24,8 @@ const (
 	ReasonEngineGone  Reason = 7 // the engine's process has ended; its memory went with it
 )
 
-var reasonNames = [...]string{"none", "engine", "gap", "restart", "lease_expired", "overflow", "operator", "engine_gone"}
+var reasonNames = [...]string{"none", "engine", "gap", "restart", "lease_expired", "overflow", "operator",
+	"engine_gone"}
 
 func (r Reason) String() string {
 	if int(r) < len(reasonNames) {
@@ -33,8 +34,8 @@ func (r Reason) String() string {
 	return "unknown"
 }
 
-// MaxBlocksPerEvent bounds one event. A decoder cuts a longer run of blocks into events that follow each other, always at
-// multiples of this number, so that the same engine message gives the same events in every life of a shim.
+// MaxBlocksPerEvent bounds one event. A decoder cuts a longer run of blocks into events that follow each other, always
+// at multiples of this number, so that the same engine message gives the same events in every life of a shim.
 const MaxBlocksPerEvent = 4096
 
 // Event is one change of what one rank holds.
@@ -48,13 +49,16 @@ type Event struct {
 	Group     GroupIndex
 	Attention Attention // of a stored event; a removed event has none and the group's is remembered
 	HasParent bool
-	Reason    Reason      // of a cleared event
-	Lookahead uint32      // of a stored event with Locals: how many tokens beyond its own each block's hash covers; see [NewLookaheadHasher]
-	Window    uint32      // of a stored event, in tokens: the window of a sliding group, the chunk of a chunked one; 0: not said. Of a main group: not 0 if the rank has others that its engine announces nothing of
-	Drops     bool        // of a stored event: the engine computes the last block that its group finds anew (EAGLE); see [GroupSpec]
-	Parent    BlockHash   // meaningful if HasParent
-	Blocks    []BlockHash // stored, removed
-	Locals    []LocalHash // stored: one for each of Blocks, or none at all
+	Reason    Reason // of a cleared event
+	// of a stored event with Locals: how many tokens beyond its own each block's hash covers; see [NewLookaheadHasher]
+	Lookahead uint32
+	// of a stored event, in tokens: the window of a sliding group, the chunk of a chunked one; 0: not said. Of a main group: not 0 if the rank has others that its engine announces nothing of
+	Window uint32
+	// of a stored event: the engine computes the last block that its group finds anew (EAGLE); see [GroupSpec]
+	Drops  bool
+	Parent BlockHash   // meaningful if HasParent
+	Blocks []BlockHash // stored, removed
+	Locals []LocalHash // stored: one for each of Blocks, or none at all
 }
 
 // Batch is the unit of the log: consecutive events of one (worker, rank, incarnation) in one message. NVIDIA Dynamo
@@ -70,7 +74,8 @@ type Batch struct {
 	// Cursor is how far the shim had come in the engine's own stream when this batch was complete.
 	Cursor Cursor
 
-	// Shutdown says that nothing follows in this incarnation: the engine has ended, or its lease has expired. The rank holds nothing then.
+	// Shutdown says that nothing follows in this incarnation: the engine has ended, or its lease has expired. The rank
+	// holds nothing then.
 	Shutdown bool
 
 	Events []Event

@@ -22,7 +22,8 @@ type GroupSpec struct {
 var groupNames = []struct {
 	name string
 	kind Attention
-}{{"full", AttentionFull}, {"mla", AttentionMLA}, {"swa", AttentionSlidingWindow}, {"chunked", AttentionChunkedLocal}, {"mamba", AttentionMamba}}
+}{{"full", AttentionFull}, {"mla", AttentionMLA}, {"swa", AttentionSlidingWindow}, {"chunked",
+	AttentionChunkedLocal}, {"mamba", AttentionMamba}}
 
 // ParseGroups reads what an engine's KV-cache groups serve, in the order of their numbers: full, mla, swa:TOKENS,
 // chunked:TOKENS or mamba, each with :eagle behind it if its last block is dropped for a draft model, with commas
@@ -37,7 +38,9 @@ func ParseGroups(text string) (list []GroupSpec, err error) {
 			return n.name == words[0]
 		})
 		if at < 0 {
-			return nil, fmt.Errorf("events: group %q: want full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if need be", part)
+			return nil,
+				fmt.Errorf(
+					"events: group %q: want full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if need be", part)
 		}
 		g := GroupSpec{Kind: groupNames[at].kind}
 		words = words[1:]
@@ -46,7 +49,8 @@ func ParseGroups(text string) (list []GroupSpec, err error) {
 		}
 		if g.Kind.Windowed() {
 			if len(words) == 0 {
-				return nil, fmt.Errorf("events: group %q: its tokens are missing, as in %s:1024", part, groupNames[at].name)
+				return nil, fmt.Errorf("events: group %q: its tokens are missing, as in %s:1024", part,
+					groupNames[at].name)
 			}
 			tokens, err := strconv.ParseUint(words[0], 10, 31)
 			if err != nil || tokens == 0 {
@@ -78,7 +82,8 @@ func (d *Decoder) complete(e *rawEvent) {
 	if !e.attention.Windowed() || e.blockSize > 0 && e.blockSize != d.block {
 		e.window = 0
 	}
-	if d.engine == SGLang && e.attention.Main() && slices.ContainsFunc(d.groups, func(g GroupSpec) bool { return g.Kind.Bounds() }) {
+	if d.engine == SGLang && e.attention.Main() &&
+		slices.ContainsFunc(d.groups, func(g GroupSpec) bool { return g.Kind.Bounds() }) {
 		e.window = unannounced
 	}
 }

@@ -11,17 +11,19 @@ import (
 func TestParseGroups(t *testing.T) {
 	full := GroupSpec{Kind: AttentionFull}
 	for text, want := range map[string][]GroupSpec{
-		"full":                     {full},
-		"full, swa:1024,mamba":     {full, {Kind: AttentionSlidingWindow, Window: 1024}, {Kind: AttentionMamba}},
-		"mla:eagle,chunked:8192":   {{Kind: AttentionMLA, Drops: true}, {Kind: AttentionChunkedLocal, Window: 8192}},
-		"swa:128:eagle,full:eagle": {{Kind: AttentionSlidingWindow, Window: 128, Drops: true}, {Kind: AttentionFull, Drops: true}},
+		"full":                   {full},
+		"full, swa:1024,mamba":   {full, {Kind: AttentionSlidingWindow, Window: 1024}, {Kind: AttentionMamba}},
+		"mla:eagle,chunked:8192": {{Kind: AttentionMLA, Drops: true}, {Kind: AttentionChunkedLocal, Window: 8192}},
+		"swa:128:eagle,full:eagle": {{Kind: AttentionSlidingWindow, Window: 128, Drops: true},
+			{Kind: AttentionFull, Drops: true}},
 	} {
 		if got, err := ParseGroups(text); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: %+v, %v; want %+v", text, got, err, want)
 		}
 	}
 	for text, why := range map[string]string{
-		"": "want full", "full,": "want full", "window:8": "want full", "swa": "missing", "swa:eagle": "missing", "swa:0": "no number", "swa:x": "no number",
+		"": "want full", "full,": "want full", "window:8": "want full", "swa": "missing", "swa:eagle": "missing",
+		"swa:0": "no number", "swa:x": "no number",
 		"full:8": "too much", "mamba:eagle:8": "too much", "swa:99999999999": "no number",
 	} {
 		if _, err := ParseGroups(text); err == nil || !strings.Contains(err.Error(), why) {
@@ -32,32 +34,46 @@ func TestParseGroups(t *testing.T) {
 
 // TestGroupsOfEvents decodes what events say of their groups, and what a decoder was told of them.
 func TestGroupsOfEvents(t *testing.T) {
-	told := []GroupSpec{{Kind: AttentionFull, Drops: true}, {Kind: AttentionSlidingWindow, Window: 24}, {Kind: AttentionChunkedLocal, Window: 64}}
+	told := []GroupSpec{{Kind: AttentionFull, Drops: true}, {Kind: AttentionSlidingWindow, Window: 24},
+		{Kind: AttentionChunkedLocal, Window: 64}}
 	swa := map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 12}
 	for name, c := range map[string]struct {
 		groups []GroupSpec
 		fields map[string]any
 		want   Event
 	}{
-		"a window":                       {nil, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
-		"a window that was told too":     {told, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
-		"a window that was told":         {told, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 24}},
-		"a kind that was told":           {told, map[string]any{"group_idx": 2}, Event{Group: 2, Attention: AttentionChunkedLocal, Window: 64}},
-		"a chunk of unknown size":        {nil, map[string]any{"group_idx": 2, "kv_cache_spec_kind": "chunked_local_attention"}, Event{Group: 2, Attention: AttentionChunkedLocal}},
-		"a group beyond those told":      {told, map[string]any{"group_idx": 3, "kv_cache_spec_kind": "mamba"}, Event{Group: 3, Attention: AttentionMamba}},
-		"a draft model":                  {told, nil, Event{Attention: AttentionFull, Drops: true}},
-		"a window in another group":      {nil, map[string]any{"kv_cache_spec_kind": "full_attention", "kv_cache_spec_sliding_window": 12}, Event{Attention: AttentionFull}},
-		"a window of blocks of its own":  {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 12, "block_size": 8}, Event{Group: 1, Attention: AttentionSlidingWindow}},
-		"a group that keeps no block":    {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 12, "block_hashes": []int{}}, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
-		"a draft model that reads ahead": {told, map[string]any{"lookahead_token_ids": []int{9}}, Event{Attention: AttentionFull, Lookahead: 1}},
-		"SGLang's windows":               {told[:2], map[string]any{"sglang": true}, Event{Attention: AttentionFull, Window: 1, Drops: true}},
-		"SGLang's full attention":        {told[:1], map[string]any{"sglang": true}, Event{Attention: AttentionFull, Drops: true}},
+		"a window":                   {nil, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
+		"a window that was told too": {told, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
+		"a window that was told": {told, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window"},
+			Event{Group: 1, Attention: AttentionSlidingWindow, Window: 24}},
+		"a kind that was told": {told, map[string]any{"group_idx": 2},
+			Event{Group: 2, Attention: AttentionChunkedLocal, Window: 64}},
+		"a chunk of unknown size": {nil,
+			map[string]any{"group_idx": 2, "kv_cache_spec_kind": "chunked_local_attention"}, Event{Group: 2,
+				Attention: AttentionChunkedLocal}},
+		"a group beyond those told": {told, map[string]any{"group_idx": 3, "kv_cache_spec_kind": "mamba"},
+			Event{Group: 3, Attention: AttentionMamba}},
+		"a draft model": {told, nil, Event{Attention: AttentionFull, Drops: true}},
+		"a window in another group": {nil, map[string]any{"kv_cache_spec_kind": "full_attention",
+			"kv_cache_spec_sliding_window": 12}, Event{Attention: AttentionFull}},
+		"a window of blocks of its own": {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
+			"kv_cache_spec_sliding_window": 12, "block_size": 8}, Event{Group: 1, Attention: AttentionSlidingWindow}},
+		"a group that keeps no block": {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
+			"kv_cache_spec_sliding_window": 12, "block_hashes": []int{}},
+			Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
+		"a draft model that reads ahead": {told, map[string]any{"lookahead_token_ids": []int{9}},
+			Event{Attention: AttentionFull, Lookahead: 1}},
+		"SGLang's windows": {told[:2], map[string]any{"sglang": true}, Event{Attention: AttentionFull, Window: 1,
+			Drops: true}},
+		"SGLang's full attention": {told[:1], map[string]any{"sglang": true},
+			Event{Attention: AttentionFull, Drops: true}},
 	} {
 		engine := VLLM
 		if c.fields["sglang"] != nil {
 			engine = SGLang
 		}
-		fields := map[string]any{"type": "BlockStored", "block_hashes": []int{5}, "token_ids": []int{1, 2, 3, 4}, "block_size": 4, "medium": "GPU"}
+		fields := map[string]any{"type": "BlockStored", "block_hashes": []int{5}, "token_ids": []int{1, 2, 3, 4},
+			"block_size": 4, "medium": "GPU"}
 		for k, v := range c.fields {
 			fields[k] = v
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Hashes of tokens as NVIDIA Dynamo computes them (ai-dynamo/dynamo › lib/kv-router and lib/llm, compute_block_hash_for_seq),
-// so that a router that speaks to Dynamo can speak to us with the same numbers.
+// Hashes of tokens as NVIDIA Dynamo computes them (ai-dynamo/dynamo › lib/kv-router and lib/llm,
+// compute_block_hash_for_seq), so that a router that speaks to Dynamo can speak to us with the same numbers.
 const (
 	baseSeed = 1337 // of every block and of the chain
 	loraSeed = 0    // of a LoRA's name
@@ -40,7 +40,8 @@ func (s Space) addend() uint64 {
 	return sum
 }
 
-// Hasher computes the local hashes of blocks. It does not change after it was made, so any number of goroutines may use it.
+// Hasher computes the local hashes of blocks. It does not change after it was made, so any number of goroutines may use
+// it.
 type Hasher struct {
 	seed   uint64
 	block  int // tokens from one block's begin to the next one's
@@ -55,9 +56,9 @@ func NewHasher(blockSize uint32, space Space) (*Hasher, error) {
 	return &Hasher{seed: space.Seed(), block: int(blockSize), window: int(blockSize)}, nil
 }
 
-// NewLookaheadHasher makes a hasher for engines whose draft models read ahead. A block's hash covers so many tokens more
-// than the block has, since the drafter's cache depends on them; so n tokens have (n-lookahead)/blockSize blocks. EAGLE
-// reads one token ahead. [Event].Lookahead tells what an engine does.
+// NewLookaheadHasher makes a hasher for engines whose draft models read ahead. A block's hash covers so many tokens
+// more than the block has, since the drafter's cache depends on them; so n tokens have (n-lookahead)/blockSize blocks.
+// EAGLE reads one token ahead. [Event].Lookahead tells what an engine does.
 func NewLookaheadHasher(blockSize, lookahead uint32, space Space) (*Hasher, error) {
 	h, err := NewHasher(blockSize, space)
 	if err != nil {

@@ -51,17 +51,24 @@ func TestLocalHashVectors(t *testing.T) {
 		media  [][]uint64
 		want   []LocalHash
 	}{
-		{name: "plain", tokens: count(0, 12), size: 4, want: []LocalHash{9143094415614847814, 12124091508212882195, 1088361764653601668}},
-		{name: "tail is ignored", tokens: count(0, 15), size: 4, want: []LocalHash{9143094415614847814, 12124091508212882195, 1088361764653601668}},
+		{name: "plain", tokens: count(0, 12), size: 4, want: []LocalHash{9143094415614847814, 12124091508212882195,
+			1088361764653601668}},
+		{name: "tail is ignored", tokens: count(0, 15), size: 4, want: []LocalHash{9143094415614847814,
+			12124091508212882195, 1088361764653601668}},
 		{name: "less than a block", tokens: count(0, 3), size: 4},
 		{name: "nothing", size: 4},
-		{name: "LoRA", tokens: count(0, 4), size: 4, space: Space{LoRA: "adapter-a"}, want: []LocalHash{6665157333201000639}},
-		{name: "salt", tokens: count(0, 4), size: 4, space: Space{Salt: "tenant-a"}, want: []LocalHash{17009624042690211646}},
-		{name: "LoRA and salt", tokens: count(0, 4), size: 4, space: Space{LoRA: "adapter-a", Salt: "tenant-a"}, want: []LocalHash{8269515957840517240}},
+		{name: "LoRA", tokens: count(0, 4), size: 4, space: Space{LoRA: "adapter-a"},
+			want: []LocalHash{6665157333201000639}},
+		{name: "salt", tokens: count(0, 4), size: 4, space: Space{Salt: "tenant-a"},
+			want: []LocalHash{17009624042690211646}},
+		{name: "LoRA and salt", tokens: count(0, 4), size: 4, space: Space{LoRA: "adapter-a", Salt: "tenant-a"},
+			want: []LocalHash{8269515957840517240}},
 		{name: "media", tokens: count(0, 2), size: 2, media: [][]uint64{{42}}, want: []LocalHash{6100948656312251355}},
-		{name: "EAGLE", tokens: count(0, 6), size: 2, eagle: true, want: []LocalHash{11646242937812223497, 9948816348502404300}},
+		{name: "EAGLE", tokens: count(0, 6), size: 2, eagle: true, want: []LocalHash{11646242937812223497,
+			9948816348502404300}},
 		{name: "EAGLE, nothing", size: 2, eagle: true},
-		{name: "size 2", tokens: count(0, 6), size: 2, want: []LocalHash{10918435022357402928, 10731123482949079648, 12189426826560619506}},
+		{name: "size 2", tokens: count(0, 6), size: 2, want: []LocalHash{10918435022357402928, 10731123482949079648,
+			12189426826560619506}},
 		{name: "size 16 from 0", tokens: count(0, 16), size: 16, want: []LocalHash{15310707395893867146}},
 		{name: "size 16 from 1", tokens: count(1, 16), size: 16, want: []LocalHash{16863443419780771464}},
 		{name: "size 64", tokens: count(0, 64), size: 64, want: []LocalHash{3480597578098033343}},
@@ -107,10 +114,12 @@ func TestSeedVectors(t *testing.T) {
 
 func TestSeqHashVectors(t *testing.T) {
 	locals := mustHasher(t, 4, Space{}, false).Hash(nil, count(0, 12))
-	if got, want := SeqHashes(nil, locals), []SeqHash{9143094415614847814, 9510318385840434533, 16998148715716822651}; !slices.Equal(got, want) {
+	if got, want := SeqHashes(nil, locals), []SeqHash{9143094415614847814, 9510318385840434533,
+		16998148715716822651}; !slices.Equal(got, want) {
 		t.Errorf("seq hashes = %d, want %d", got, want)
 	}
-	if got, want := SeqHashes([]SeqHash{7}, []LocalHash{11, 22, 33}), []SeqHash{7, 11, 750553365844651409, 3257565445809651757}; !slices.Equal(got, want) {
+	if got, want := SeqHashes([]SeqHash{7}, []LocalHash{11, 22, 33}), []SeqHash{7, 11, 750553365844651409,
+		3257565445809651757}; !slices.Equal(got, want) {
 		t.Errorf("seq hashes = %d, want %d", got, want)
 	}
 	if got := SeqHashes(nil, nil); got != nil {

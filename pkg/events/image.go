@@ -4,8 +4,8 @@ package events
 // of runs and, for each rank, what does not fit into runs. It is what pkg/radix exports and takes back, and what
 // pkg/snapshot writes and reads.
 
-// RunID names a run within an image. An index gives a run the same id in one image after another for as long as it can, so
-// that what did not change is written as the same bytes.
+// RunID names a run within an image. An index gives a run the same id in one image after another for as long as it can,
+// so that what did not change is written as the same bytes.
 type RunID uint32
 
 // NoRun is the parent of a run that starts a prompt.
@@ -20,7 +20,8 @@ type Run struct {
 	Offset uint32 // how many of the parent's blocks come before this run's first
 
 	Locals []LocalHash
-	Names  []BlockHash // one for each block: the engine hash under which ranks hold it, but for Holding.Names; 0 where nobody holds it
+	// one for each block: the engine hash under which ranks hold it, but for Holding.Names; 0 where nobody holds it
+	Names []BlockHash
 
 	Holdings []Holding
 }

@@ -6,9 +6,10 @@ import (
 	"slices"
 )
 
-// reader reads MessagePack (github.com/msgpack/msgpack › spec.md) by hand: no reflection, no allocation, and no step that
-// trusts a length before the bytes for it are there. A method that reads a value returns false and stays where it is if
-// the value is of another type; if the bytes themselves are at fault it sets broken, and nothing can be read any more.
+// reader reads MessagePack (github.com/msgpack/msgpack › spec.md) by hand: no reflection, no allocation, and no step
+// that trusts a length before the bytes for it are there. A method that reads a value returns false and stays where it
+// is if the value is of another type; if the bytes themselves are at fault it sets broken, and nothing can be read any
+// more.
 type reader struct {
 	data   []byte
 	at     int
@@ -359,8 +360,8 @@ var tokenShape = func() (shape [256]uint32) {
 	return shape
 }()
 
-// tokens appends n integers to dst, which is where an engine's message has most of its bytes. It returns false, with the
-// reader somewhere inside, if one of them is not an integer from 0 to 2^32-1.
+// tokens appends n integers to dst, which is where an engine's message has most of its bytes. It returns false, with
+// the reader somewhere inside, if one of them is not an integer from 0 to 2^32-1.
 func (r *reader) tokens(dst []uint32, n int) ([]uint32, bool) {
 	dst = slices.Grow(dst, n)
 	fast := dst[len(dst) : len(dst)+n]

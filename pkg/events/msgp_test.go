@@ -273,7 +273,8 @@ func TestReaderTokens(t *testing.T) {
 			broken = appendUint(broken, uint64(v))
 		}
 		at := len(broken)
-		broken = append(broken, [][]byte{{mpNil}, {0xff}, {mpFixStr}, {mpUint64, 0, 0, 0, 1, 0, 0, 0, 0}, {mpInt8, 0x80}}[r.IntN(5)]...)
+		broken = append(broken, [][]byte{{mpNil}, {0xff}, {mpFixStr}, {mpUint64, 0, 0, 0, 1, 0, 0, 0, 0},
+			{mpInt8, 0x80}}[r.IntN(5)]...)
 		broken = append(broken, encoded...)
 		two := reader{data: broken}
 		if got, ok := two.tokens(nil, len(want)+1); ok || !slices.Equal(got, want[:bad]) || two.at != at || two.broken {
@@ -296,7 +297,8 @@ func TestReaderSkipsWhatIsHostile(t *testing.T) {
 	}
 	for _, head := range [][]byte{
 		{mpArray32, 0xff, 0xff, 0xff, 0xff}, {mpMap32, 0xff, 0xff, 0xff, 0xff}, {mpMap16, 0, 3, 1, 1, 1, 1},
-		{mpBin32, 0xff, 0xff, 0xff, 0xff}, {mpStr32, 0x80, 0, 0, 0}, {mpExt32, 0xff, 0xff, 0xff, 0xff, 1}, {mpNever}, {},
+		{mpBin32, 0xff, 0xff, 0xff, 0xff}, {mpStr32, 0x80, 0, 0, 0}, {mpExt32, 0xff, 0xff, 0xff, 0xff,
+			1}, {mpNever}, {},
 	} {
 		r := reader{data: head}
 		if r.skip() || !r.broken {
@@ -306,7 +308,8 @@ func TestReaderSkipsWhatIsHostile(t *testing.T) {
 			t.Errorf("%x: something follows", head)
 		}
 	}
-	for _, ext := range [][]byte{{mpFixExt1, 1, 2}, {mpFixExt16, 16: 0, 17: 0}, {mpExt8, 1, 7, 9}, {mpExt8, 0, 7}, {mpExt32, 0, 0, 0, 2, 7, 1, 1}, {mpExt8 + 1, 0, 1, 7, 1}} {
+	for _, ext := range [][]byte{{mpFixExt1, 1, 2}, {mpFixExt16, 16: 0, 17: 0}, {mpExt8, 1, 7, 9}, {mpExt8, 0, 7},
+		{mpExt32, 0, 0, 0, 2, 7, 1, 1}, {mpExt8 + 1, 0, 1, 7, 1}} {
 		r := reader{data: ext}
 		if !r.skip() || r.left() != 0 {
 			t.Errorf("extension %x: %d bytes left", ext, r.left())

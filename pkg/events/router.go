@@ -9,15 +9,15 @@ import (
 	"strconv"
 )
 
-// RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols): what an engine with any
-// event stream of its own can be told in, and what Dynamo's workers publish.
+// RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols): what an engine
+// with any event stream of its own can be told in, and what Dynamo's workers publish.
 type RouterEvent struct {
 	Key   RankKey
 	ID    uint64 // consecutive within a rank
 	Event Event  // of kind 0 if it is to be passed over; see Skipped
 
-	// Skipped says why nothing follows from the event, which is well-formed all the same: a residency domain, a tier or a kind of
-	// event that we do not know.
+	// Skipped says why nothing follows from the event, which is well-formed all the same: a residency domain, a tier or
+	// a kind of event that we do not know.
 	Skipped string
 }
 
@@ -35,7 +35,8 @@ func routerTierName(t Tier) string {
 // AppendRouterEvent appends an event as one line of JSON, with its end.
 func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event) []byte {
 	dst = append(dst, `{"worker_id":`...)
-	if v, err := strconv.ParseUint(string(key.Instance), 10, 64); err == nil && strconv.FormatUint(v, 10) == string(key.Instance) {
+	if v, err := strconv.ParseUint(string(key.Instance), 10, 64); err == nil &&
+		strconv.FormatUint(v, 10) == string(key.Instance) {
 		dst = append(dst, key.Instance...)
 	} else {
 		name, _ := json.Marshal(string(key.Instance)) // a string has no error
@@ -125,8 +126,9 @@ type routerRemoved struct {
 	Blocks []routerHash `json:"block_hashes"`
 }
 
-// ReadRouterEvent reads one router event from JSON, as any release of Dynamo wrote it: fields that are missing have their
-// defaults, unknown ones are ignored. One field of a stored event is not Dynamo's: "lookahead", for [Event].Lookahead.
+// ReadRouterEvent reads one router event from JSON, as any release of Dynamo wrote it: fields that are missing have
+// their defaults, unknown ones are ignored. One field of a stored event is not Dynamo's: "lookahead", for
+// [Event].Lookahead.
 func ReadRouterEvent(line []byte) (RouterEvent, error) {
 	var e routerJSON
 	if err := json.Unmarshal(line, &e); err != nil {
@@ -239,10 +241,10 @@ func (e Event) Cut() (cut []Event) {
 	return append(cut, e)
 }
 
-// ReadRouterEnvelope reads what a Dynamo worker publishes over NATS (ai-dynamo/dynamo › lib/runtime, event plane): a MessagePack map
-// EventEnvelope whose payload is one router event or an array of them, as maps with the names that JSON has; or, in
-// JetStream mode, one router event as JSON. yield is called with each event, in order. An error says that the message as a whole, or
-// what follows the events that were yielded, cannot be read.
+// ReadRouterEnvelope reads what a Dynamo worker publishes over NATS (ai-dynamo/dynamo › lib/runtime, event plane): a
+// MessagePack map EventEnvelope whose payload is one router event or an array of them, as maps with the names that JSON
+// has; or, in JetStream mode, one router event as JSON. yield is called with each event, in order. An error says that
+// the message as a whole, or what follows the events that were yielded, cannot be read.
 func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 	if len(data) > MaxPayload {
 		return malformed(0, "a Dynamo message of %d bytes: at most %d", len(data), MaxPayload)

@@ -44,7 +44,8 @@ func generic(rng *rand.Rand) map[string]any {
 	return e
 }
 
-// TestRouterFormsAgree reads random router events as JSON and as MessagePack, in an envelope and without, alone and many: always the same.
+// TestRouterFormsAgree reads random router events as JSON and as MessagePack, in an envelope and without, alone and
+// many: always the same.
 func TestRouterFormsAgree(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for round := range 2000 {
@@ -76,7 +77,8 @@ func TestRouterFormsAgree(t *testing.T) {
 				}
 				payload = list
 			}
-			data, err = msgpack.Marshal(map[string]any{"topic": "kv-events", "publisher_id": 7, "sequence": 1, "published_at": 2, "payload": payload})
+			data, err = msgpack.Marshal(map[string]any{"topic": "kv-events", "publisher_id": 7, "sequence": 1,
+				"published_at": 2, "payload": payload})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,6 +159,7 @@ func FuzzRouterEnvelope(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_ = ReadRouterEnvelope(data, func(e RouterEvent) { checkRouterEvent(t, e) }) // an error comes after what could be read
+		// an error comes after what could be read
+		_ = ReadRouterEnvelope(data, func(e RouterEvent) { checkRouterEvent(t, e) })
 	})
 }

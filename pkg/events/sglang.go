@@ -2,9 +2,10 @@ package events
 
 import "math"
 
-// Where SGLang's events differ from vLLM's (sgl-project/sglang › python/sglang/srt/mem_cache/events.py, in older versions
-// disaggregation/kv_events.py): names are signed; the salt stands in a field of its own, with each event, which in
-// arrays is in a map at the position of vLLM's lora_name (0.5.18 and 0.5.19); and with EAGLE a token is a pair.
+// Where SGLang's events differ from vLLM's (sgl-project/sglang › python/sglang/srt/mem_cache/events.py, in older
+// versions disaggregation/kv_events.py): names are signed; the salt stands in a field of its own, with each event,
+// which in arrays is in a map at the position of vLLM's lora_name (0.5.18 and 0.5.19); and with EAGLE a token is a
+// pair.
 
 // readSGLangExtras reads the map {"cache_salt": …, "session_id": …}.
 func (d *Decoder) readSGLangExtras(r *reader) {
@@ -25,7 +26,8 @@ func (d *Decoder) readSGLangExtras(r *reader) {
 	}
 }
 
-// readTokenPairs reads n pairs [t, u], each of which begins with the token that the one before ends with, as n+1 tokens.
+// readTokenPairs reads n pairs [t, u], each of which begins with the token that the one before ends with, as n+1
+// tokens.
 func (d *Decoder) readTokenPairs(r *reader, n int) {
 	for ; n > 0; n-- {
 		before := r.at

@@ -15,16 +15,21 @@ const (
 	SkipPartialBlock             // a block that is smaller than those which this rank announces as a rule
 	SkipLength                   // tokens that do not fill the blocks: some of them are not kept
 	SkipToken                    // a token that is no integer from 0 to 2^32-1
-	SkipHash                     // a name that is no integer, bytes, or number in digits; of a removed event no more is lost than such names
-	SkipRepeated                 // a block that follows itself
-	SkipRemote                   // blocks that are not local to the worker
-	SkipMedium                   // a medium that we do not know
-	SkipSpace                    // a LoRA, a salt or an extra key that cannot be read: no saying which prompts the blocks serve
-	SkipLookahead                // lookahead tokens that cannot be read, or are not equally many of each block: likewise
-	SkipReused                   // nothing lost: blocks that a request reuses, which were announced when they were stored
-	SkipField                    // not an event: a field that is not needed and has a wrong type
-	SkipGroupTokens              // not an event: tokens of a group that is no part of the prefix, and keeps not every block
-	SkipCopyTokens               // not an event: tokens of a copy below the device, that come without extra keys
+	// a name that is no integer, bytes, or number in digits; of a removed event no more is lost than such names
+	SkipHash
+	SkipRepeated // a block that follows itself
+	SkipRemote   // blocks that are not local to the worker
+	SkipMedium   // a medium that we do not know
+	// a LoRA, a salt or an extra key that cannot be read: no saying which prompts the blocks serve
+	SkipSpace
+	// lookahead tokens that cannot be read, or are not equally many of each block: likewise
+	SkipLookahead
+	// nothing lost: blocks that a request reuses, which were announced when they were stored
+	SkipReused
+	SkipField // not an event: a field that is not needed and has a wrong type
+	// not an event: tokens of a group that is no part of the prefix, and keeps not every block
+	SkipGroupTokens
+	SkipCopyTokens // not an event: tokens of a copy below the device, that come without extra keys
 
 	NumSkips = iota
 )
@@ -73,10 +78,12 @@ type BlockSizeError struct {
 
 func (e *BlockSizeError) Error() string {
 	if e.Got == 0 {
-		return fmt.Sprintf("events: %s announces blocks with tokens and a block_size that is 0 or missing, and blocks of %d are expected: %d events passed over, %d taken; "+
-			"have its publisher say the size", e.Engine, e.Want, e.Events, e.Taken)
+		return fmt.Sprintf(
+			"events: %s announces blocks with tokens and a block_size that is 0 or missing, and blocks of %d are expected: %d events passed over, %d taken; "+
+				"have its publisher say the size", e.Engine, e.Want, e.Events, e.Taken)
 	}
-	text := fmt.Sprintf("events: %s announces blocks of %d tokens, and blocks of %d are expected: %d events passed over, %d taken",
+	text := fmt.Sprintf(
+		"events: %s announces blocks of %d tokens, and blocks of %d are expected: %d events passed over, %d taken",
 		e.Engine, e.Got, e.Want, e.Events, e.Taken)
 	if option := e.Engine.blockSizeOption(); option != "" {
 		text += fmt.Sprintf("; start the engine with %s %d or expect %d", option, e.Want, e.Got)

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// statement is one line of what is known of engines' streams: what they write and what they get wrong. testdata/COVERAGE.md lists all such
-// lines, with those that are held by other tests.
+// statement is one line of what is known of engines' streams: what they write and what they get wrong.
+// testdata/COVERAGE.md lists all such lines, with those that are held by other tests.
 type statement struct {
 	says   string
 	engine Engine // VLLM if not said
@@ -37,7 +37,8 @@ func (s statement) check(t *testing.T) {
 
 // device is a stored event of the plain prompt 1, 2, 3…, by names; changes are made to it.
 func device(t *testing.T, first uint32, names []BlockHash, changes ...func(*Event)) Event {
-	e := Event{Kind: Stored, Tier: Device, Blocks: names, Locals: locals(t, 4, Space{}, count(first, uint32(4*len(names))))}
+	e := Event{Kind: Stored, Tier: Device, Blocks: names,
+		Locals: locals(t, 4, Space{}, count(first, uint32(4*len(names))))}
 	for _, c := range changes {
 		c(&e)
 	}
@@ -67,81 +68,124 @@ func TestWhatEnginesWrite(t *testing.T) {
 	}
 	copy(digest16, digest32)
 	array := func(n int) []any { // a stored event of the first n elements of those that there have been
-		return []any{"BlockStored", names(1), nil, tokens, 4, nil, "GPU", nil, []any{nil}, 0, "full_attention", nil, "one more", 7}[:n]
+		return []any{"BlockStored", names(1), nil, tokens, 4, nil, "GPU", nil, []any{nil}, 0, "full_attention", nil,
+			"one more", 7}[:n]
 	}
 	for _, s := range []statement{
 		// Encodings.
-		{says: "an array and a map may stand in one message, each told by its first byte", events: []any{array(7), store(names(2), 1, count(5, 4))},
-			want: []Event{device(t, 1, one), device(t, 5, []BlockHash{2}, after(1))}},
-		{says: "keys of a map may come in any order", events: []any{pairs{{"block_size", 4}, {"token_ids", tokens}, {"block_hashes", names(1)}, {"type", "BlockStored"}}},
+		{says: "an array and a map may stand in one message, each told by its first byte",
+			events: []any{array(7), store(names(2), 1, count(5, 4))},
+			want:   []Event{device(t, 1, one), device(t, 5, []BlockHash{2}, after(1))}},
+		{says: "keys of a map may come in any order",
+			events: []any{pairs{{"block_size", 4}, {"token_ids", tokens}, {"block_hashes", names(1)},
+				{"type", "BlockStored"}}},
 			want: []Event{device(t, 1, one)}},
-		{says: "fields that are nil are left out of maps", events: []any{pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", tokens}, {"block_size", 4}}},
+		{says: "fields that are nil are left out of maps",
+			events: []any{pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", tokens},
+				{"block_size", 4}}},
 			want: []Event{device(t, 1, one)}},
-		{says: "fields that are nil stand in arrays", events: []any{[]any{"BlockStored", names(1), nil, tokens, 4, nil, nil, nil, nil, nil, nil, nil}},
-			want: []Event{device(t, 1, one)}},
+		{says: "fields that are nil stand in arrays",
+			events: []any{[]any{"BlockStored", names(1), nil, tokens, 4, nil, nil, nil, nil, nil, nil, nil}},
+			want:   []Event{device(t, 1, one)}},
 		{says: "5 elements: 0.9 without an adapter", events: []any{array(5)}, want: []Event{device(t, 1, one)}},
 		{says: "6 elements: lora_id", events: []any{array(6)}, want: []Event{device(t, 1, one)}},
 		{says: "7 elements: medium", events: []any{array(7)}, want: []Event{device(t, 1, one)}},
 		{says: "8 elements: lora_name", events: []any{array(8)}, want: []Event{device(t, 1, one)}},
 		{says: "9 elements: extra_keys", events: []any{array(9)}, want: []Event{device(t, 1, one)}},
 		{says: "10 elements: group_idx", events: []any{array(10)}, want: []Event{device(t, 1, one)}},
-		{says: "11 elements: kv_cache_spec_kind", events: []any{array(11)}, want: []Event{device(t, 1, one, of(AttentionFull, 0))}},
-		{says: "12 elements: kv_cache_spec_sliding_window", events: []any{array(12)}, want: []Event{device(t, 1, one, of(AttentionFull, 0))}},
+		{says: "11 elements: kv_cache_spec_kind", events: []any{array(11)},
+			want: []Event{device(t, 1, one, of(AttentionFull, 0))}},
+		{says: "12 elements: kv_cache_spec_sliding_window", events: []any{array(12)},
+			want: []Event{device(t, 1, one, of(AttentionFull, 0))}},
 		{says: "elements to come", events: []any{array(14)}, want: []Event{device(t, 1, one, of(AttentionFull, 0))}},
 		{says: "a removal of 2, 3 and 4 elements, and one that says its kind too", events: []any{
-			[]any{"BlockRemoved", names(1)}, []any{"BlockRemoved", names(2), "CPU"}, []any{"BlockRemoved", names(3), "GPU", 1}, []any{"BlockRemoved", names(4), "GPU", 1, "mamba", 64}},
-			want: []Event{removed(Device, 1), removed(Host, 2), {Kind: Removed, Tier: Device, Group: 1, Blocks: []BlockHash{3}}, {Kind: Removed, Tier: Device, Group: 1, Blocks: []BlockHash{4}}}},
-		{says: "a clear as array and as map", events: []any{[]any{"AllBlocksCleared"}, pairs{{"type", "AllBlocksCleared"}}}, want: []Event{cleared, cleared}},
-		{says: "an unknown type is passed over, and nothing else", events: []any{pairs{{"type", "BlockInactive"}, {"block_hashes", names(1)}}, array(7)},
-			want: []Event{device(t, 1, one)}, passed: []Skip{SkipUnknownType}},
+			[]any{"BlockRemoved", names(1)}, []any{"BlockRemoved", names(2), "CPU"}, []any{"BlockRemoved", names(3),
+				"GPU", 1}, []any{"BlockRemoved", names(4), "GPU", 1, "mamba", 64}},
+			want: []Event{removed(Device, 1), removed(Host, 2), {Kind: Removed, Tier: Device, Group: 1,
+				Blocks: []BlockHash{3}}, {Kind: Removed, Tier: Device, Group: 1, Blocks: []BlockHash{4}}}},
+		{says: "a clear as array and as map", events: []any{[]any{"AllBlocksCleared"},
+			pairs{{"type", "AllBlocksCleared"}}}, want: []Event{cleared, cleared}},
+		{says: "an unknown type is passed over, and nothing else",
+			events: []any{pairs{{"type", "BlockInactive"}, {"block_hashes", names(1)}}, array(7)},
+			want:   []Event{device(t, 1, one)}, passed: []Skip{SkipUnknownType}},
 		{says: "proposed fields do not disturb", events: []any{
-			store(names(1), nil, tokens, pair{"remaining_copy_counts", []int{2}}, pair{"skipped_parent_block_hash", 9}, pair{"skipped_token_ids", tokens}, pair{"skipped_extra_keys", nil},
-				pair{"event_version", 2}, pair{"ownership", "tier-2"}, pair{"session_id", "s"}, pair{"kv_cache_spec_sliding_window", 64})},
+			store(names(1), nil, tokens, pair{"remaining_copy_counts", []int{2}}, pair{"skipped_parent_block_hash", 9},
+				pair{"skipped_token_ids", tokens}, pair{"skipped_extra_keys", nil},
+				pair{"event_version", 2}, pair{"ownership", "tier-2"}, pair{"session_id",
+					"s"}, pair{"kv_cache_spec_sliding_window", 64})},
 			want: []Event{device(t, 1, one)}},
-		{says: "TierBlocksCleared clears its medium alone", events: []any{pairs{{"type", "TierBlocksCleared"}, {"medium", "CPU"}}}, want: []Event{{Kind: Cleared, Tier: Host, Reason: ReasonEngine}}},
-		{says: "a wrong type in a field that only describes is nil, and counted", events: []any{store(names(1), nil, tokens, pair{"group_idx", "x"}, pair{"kv_cache_spec_kind", 3})},
-			want: []Event{device(t, 1, one)}, passed: []Skip{SkipField, SkipField}},
+		{says: "TierBlocksCleared clears its medium alone",
+			events: []any{pairs{{"type", "TierBlocksCleared"}, {"medium", "CPU"}}}, want: []Event{{Kind: Cleared,
+				Tier: Host, Reason: ReasonEngine}}},
+		{says: "a wrong type in a field that only describes is nil, and counted",
+			events: []any{store(names(1), nil, tokens, pair{"group_idx", "x"}, pair{"kv_cache_spec_kind", 3})},
+			want:   []Event{device(t, 1, one)}, passed: []Skip{SkipField, SkipField}},
 		{says: "locality LOCAL or none is ours, all else is not", events: []any{
-			store(names(1), nil, tokens, pair{"locality", "LOCAL"}), store(names(2), 1, count(5, 4), pair{"locality", "REMOTE"}), pairs{{"type", "BlockRemoved"}, {"block_hashes", names(1)}, {"locality", "REMOTE"}}},
+			store(names(1), nil, tokens, pair{"locality", "LOCAL"}), store(names(2), 1, count(5, 4),
+				pair{"locality", "REMOTE"}),
+			pairs{{"type", "BlockRemoved"}, {"block_hashes", names(1)}, {"locality", "REMOTE"}}},
 			want: []Event{device(t, 1, one)}, passed: []Skip{SkipRemote, SkipRemote}},
 
 		// Values.
-		{says: "a hash above 2^63", events: []any{store(names(uint64(1<<63+5)), nil, tokens)}, want: []Event{device(t, 1, []BlockHash{1<<63 + 5})}},
-		{says: "a signed hash has the same bits", engine: SGLang, events: []any{store(names(-5), -6, tokens)}, want: []Event{device(t, 1, []BlockHash{1<<64 - 5}, after(1<<64-6))}},
+		{says: "a hash above 2^63", events: []any{store(names(uint64(1<<63+5)), nil, tokens)},
+			want: []Event{device(t, 1, []BlockHash{1<<63 + 5})}},
+		{says: "a signed hash has the same bits", engine: SGLang, events: []any{store(names(-5), -6, tokens)},
+			want: []Event{device(t, 1, []BlockHash{1<<64 - 5}, after(1<<64-6))}},
 		{says: "of vLLM's digest the last 8 bytes", events: []any{[]any{"BlockRemoved", names(digest32, digest16)}},
 			want: []Event{removed(Device, 0x18191a1b1c1d1e1f, 0x08090a0b0c0d0e0f)}},
-		{says: "of SGLang's digest the first 8 bytes", engine: SGLang, events: []any{[]any{"BlockRemoved", names(digest32)}}, want: []Event{removed(Device, 0x0001020304050607)}},
-		{says: "hashes in digits", events: []any{[]any{"BlockRemoved", names("15760518052499183552", "-5", "0xab", hex.EncodeToString(digest32))}},
+		{says: "of SGLang's digest the first 8 bytes", engine: SGLang,
+			events: []any{[]any{"BlockRemoved", names(digest32)}}, want: []Event{removed(Device, 0x0001020304050607)}},
+		{says: "hashes in digits", events: []any{[]any{"BlockRemoved", names("15760518052499183552", "-5", "0xab",
+			hex.EncodeToString(digest32))}},
 			want: []Event{removed(Device, 15760518052499183552, 1<<64-5, 0xab, 0x18191a1b1c1d1e1f)}},
 		{says: "media in whatever case, of all engines", engine: VLLM, events: []any{
-			[]any{"BlockRemoved", names(1), "GPU"}, []any{"BlockRemoved", names(1), nil}, []any{"BlockRemoved", names(1), "cpu"}, []any{"BlockRemoved", names(1), "CPU"},
-			[]any{"BlockRemoved", names(1), "STORAGE"}, []any{"BlockRemoved", names(1), "FS"}, []any{"BlockRemoved", names(1), "OBJ"}, []any{"BlockRemoved", names(1), "CPU_PINNED"},
-			[]any{"BlockRemoved", names(1), "CPU_TIER1"}, []any{"BlockRemoved", names(1), "CPU_TIER2"}, []any{"BlockRemoved", names(1), "DISK"}, []any{"BlockRemoved", names(1), "EXTERNAL"},
+			[]any{"BlockRemoved", names(1), "GPU"}, []any{"BlockRemoved", names(1), nil}, []any{"BlockRemoved",
+				names(1), "cpu"}, []any{"BlockRemoved", names(1), "CPU"},
+			[]any{"BlockRemoved", names(1), "STORAGE"}, []any{"BlockRemoved", names(1), "FS"}, []any{"BlockRemoved",
+				names(1), "OBJ"}, []any{"BlockRemoved", names(1), "CPU_PINNED"},
+			[]any{"BlockRemoved", names(1), "CPU_TIER1"}, []any{"BlockRemoved", names(1),
+				"CPU_TIER2"}, []any{"BlockRemoved", names(1), "DISK"}, []any{"BlockRemoved", names(1), "EXTERNAL"},
 			[]any{"BlockRemoved", names(1), "TAPE"}},
-			want: []Event{removed(Device, 1), removed(Device, 1), removed(Host, 1), removed(Host, 1), removed(Disk, 1), removed(Disk, 1), removed(Disk, 1), removed(Host, 1),
+			want: []Event{removed(Device, 1), removed(Device, 1), removed(Host, 1), removed(Host, 1), removed(Disk, 1),
+				removed(Disk, 1), removed(Disk, 1), removed(Host, 1),
 				removed(Host, 1), removed(Disk, 1), removed(Disk, 1), removed(External, 1)},
 			passed: []Skip{SkipMedium}},
 		{says: "kinds of attention, of which three make up a prefix", events: func() (list []any) {
-			for _, kind := range []string{"full_attention", "mla_attention", "sink_full_attention", "unknown", "sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention",
+			for _, kind := range []string{"full_attention", "mla_attention", "sink_full_attention", "unknown",
+				"sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention",
 				"encoder_only_attention", "cross_attention", "something new"} {
-				list = append(list, store(names(1), nil, tokens, pair{"kv_cache_spec_kind", kind}, pair{"group_idx", 3}))
+				list = append(list, store(names(1), nil, tokens, pair{"kv_cache_spec_kind", kind},
+					pair{"group_idx", 3}))
 			}
 			return list
-		}(), want: []Event{device(t, 1, one, of(AttentionFull, 3)), device(t, 1, one, of(AttentionMLA, 3)), device(t, 1, one, of(AttentionSinkFull, 3)), device(t, 1, one, of(AttentionUnknown, 3)),
-			device(t, 1, one, of(AttentionSlidingWindow, 3)), device(t, 1, one, of(AttentionSlidingMLA, 3)), device(t, 1, one, of(AttentionMamba, 3)), device(t, 1, one, of(AttentionChunkedLocal, 3)),
-			device(t, 1, one, of(AttentionEncoderOnly, 3)), device(t, 1, one, of(AttentionCross, 3)), device(t, 1, one, of(AttentionOther, 3))}},
+		}(), want: []Event{device(t, 1, one, of(AttentionFull, 3)), device(t, 1, one, of(AttentionMLA, 3)), device(t, 1,
+			one, of(AttentionSinkFull, 3)), device(t, 1, one, of(AttentionUnknown, 3)),
+			device(t, 1, one, of(AttentionSlidingWindow, 3)), device(t, 1, one, of(AttentionSlidingMLA, 3)), device(t,
+				1, one, of(AttentionMamba, 3)), device(t, 1, one, of(AttentionChunkedLocal, 3)),
+			device(t, 1, one, of(AttentionEncoderOnly, 3)), device(t, 1, one, of(AttentionCross, 3)), device(t, 1, one,
+				of(AttentionOther, 3))}},
 		{says: "extra keys: the adapter, items with their offsets, the salt, embeddings", events: []any{
-			store(names(1, 2), nil, count(1, 8), pair{"lora_name", "a"}, pair{"extra_keys", []any{[]any{"a", []any{"img", 2}, "tenant", digest32}, []any{"a", []any{"img", -2}}}})},
-			want: []Event{{Kind: Stored, Tier: Device, Blocks: []BlockHash{1, 2}, Locals: mustHasher(t, 4, Space{LoRA: "a", Salt: "tenant"}, false).
-				HashMedia(nil, count(1, 8), [][]uint64{{MediaHash("img"), MediaHash(hex.EncodeToString(digest32))}, {MediaHash("img")}})}}},
-		{says: "an adapter's name in extra keys is no item", events: []any{store(names(1), 9, tokens, pair{"lora_name", "a"}, pair{"extra_keys", []any{[]any{"a"}}})},
-			want: []Event{{Kind: Stored, Tier: Device, HasParent: true, Parent: 9, Blocks: one, Locals: locals(t, 4, Space{LoRA: "a"}, tokens)}}},
-		{says: "an item as a bare identifier, up to 0.22", events: []any{[]any{"BlockStored", names(1), 9, tokens, 4, nil, "GPU", nil, []any{[]any{"img"}}}},
-			want: []Event{{Kind: Stored, Tier: Device, HasParent: true, Parent: 9, Blocks: one, Locals: mustHasher(t, 4, Space{}, false).HashMedia(nil, tokens, [][]uint64{{MediaHash("img")}})}}},
-		{says: "lora_name counts before lora_id", events: []any{store(names(1), nil, tokens, pair{"lora_id", 3}, pair{"lora_name", "a"})},
-			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{LoRA: "a"}, tokens)}}},
+			store(names(1, 2), nil, count(1, 8), pair{"lora_name", "a"},
+				pair{"extra_keys", []any{[]any{"a", []any{"img", 2}, "tenant", digest32},
+					[]any{"a", []any{"img", -2}}}})},
+			want: []Event{{Kind: Stored, Tier: Device, Blocks: []BlockHash{1, 2},
+				Locals: mustHasher(t, 4, Space{LoRA: "a", Salt: "tenant"}, false).
+					HashMedia(nil, count(1, 8), [][]uint64{{MediaHash("img"), MediaHash(hex.EncodeToString(digest32))},
+						{MediaHash("img")}})}}},
+		{says: "an adapter's name in extra keys is no item",
+			events: []any{store(names(1), 9, tokens, pair{"lora_name", "a"}, pair{"extra_keys", []any{[]any{"a"}}})},
+			want: []Event{{Kind: Stored, Tier: Device, HasParent: true, Parent: 9, Blocks: one,
+				Locals: locals(t, 4, Space{LoRA: "a"}, tokens)}}},
+		{says: "an item as a bare identifier, up to 0.22",
+			events: []any{[]any{"BlockStored", names(1), 9, tokens, 4, nil, "GPU", nil, []any{[]any{"img"}}}},
+			want: []Event{{Kind: Stored, Tier: Device, HasParent: true, Parent: 9, Blocks: one,
+				Locals: mustHasher(t, 4, Space{}, false).HashMedia(nil, tokens, [][]uint64{{MediaHash("img")}})}}},
+		{says: "lora_name counts before lora_id",
+			events: []any{store(names(1), nil, tokens, pair{"lora_id", 3}, pair{"lora_name", "a"})},
+			want:   []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{LoRA: "a"}, tokens)}}},
 		{says: "an adapter and a tenant of one name are two spaces", events: []any{
-			store(names(1), nil, tokens, pair{"lora_name", "x"}, pair{"extra_keys", []any{[]any{"x"}}}), store(names(2), nil, tokens, pair{"extra_keys", []any{[]any{"x"}}})},
+			store(names(1), nil, tokens, pair{"lora_name", "x"}, pair{"extra_keys", []any{[]any{"x"}}}), store(names(2),
+				nil, tokens, pair{"extra_keys", []any{[]any{"x"}}})},
 			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{LoRA: "x"}, tokens)},
 				{Kind: Stored, Tier: Device, Blocks: []BlockHash{2}, Locals: locals(t, 4, Space{Salt: "x"}, tokens)}}},
 
@@ -157,41 +201,73 @@ func TestWhatEnginesWrite(t *testing.T) {
 			}
 			return list
 		}())}},
-		{says: "two copies are two events, and a removal takes one", events: []any{array(7), array(7), []any{"BlockRemoved", names(1), "GPU"}},
-			want: []Event{device(t, 1, one), device(t, 1, one), removed(Device, 1)}},
-		{says: "events keep their order", events: []any{array(7), []any{"BlockRemoved", names(1), "GPU"}, array(7)}, want: []Event{device(t, 1, one), removed(Device, 1), device(t, 1, one)}},
-		{says: "an edge block that is smaller is passed over once whole ones were announced", events: []any{array(7), store(names(2), 1, count(5, 2), pair{"block_size", 2})},
-			want: []Event{device(t, 1, one)}, passed: []Skip{SkipPartialBlock}},
-		{says: "tokens of more blocks than are named: passed over", events: []any{store(names(1), nil, count(1, 8))}, passed: []Skip{SkipLength}},
-		{says: "the same of a sparse group: its names", events: []any{store(names(1), nil, count(1, 8), pair{"kv_cache_spec_kind", "sliding_window"})},
-			want: []Event{{Kind: Stored, Tier: Device, Attention: AttentionSlidingWindow, Blocks: one}}, passed: []Skip{SkipGroupTokens}},
+		{says: "two copies are two events, and a removal takes one",
+			events: []any{array(7), array(7), []any{"BlockRemoved", names(1), "GPU"}},
+			want:   []Event{device(t, 1, one), device(t, 1, one), removed(Device, 1)}},
+		{says: "events keep their order", events: []any{array(7), []any{"BlockRemoved", names(1), "GPU"}, array(7)},
+			want: []Event{device(t, 1, one), removed(Device, 1), device(t, 1, one)}},
+		{says: "an edge block that is smaller is passed over once whole ones were announced",
+			events: []any{array(7), store(names(2), 1, count(5, 2), pair{"block_size", 2})},
+			want:   []Event{device(t, 1, one)}, passed: []Skip{SkipPartialBlock}},
+		{says: "tokens of more blocks than are named: passed over", events: []any{store(names(1), nil, count(1, 8))},
+			passed: []Skip{SkipLength}},
+		{says: "the same of a sparse group: its names",
+			events: []any{store(names(1), nil, count(1, 8), pair{"kv_cache_spec_kind", "sliding_window"})},
+			want:   []Event{{Kind: Stored, Tier: Device, Attention: AttentionSlidingWindow, Blocks: one}},
+			passed: []Skip{SkipGroupTokens}},
 		{says: "no names: passed over", events: []any{store(names(), nil, count(1, 8))}, passed: []Skip{SkipEmpty}},
-		{says: "a placeholder of an offloading connector has names alone", events: []any{store(names(1, 2), nil, []any{}, pair{"block_size", 0}, pair{"medium", "CPU"})},
-			want: []Event{{Kind: Stored, Tier: Host, Blocks: []BlockHash{1, 2}}}},
-		{says: "one that describes itself, but for extra keys: its names", events: []any{store(names(1), nil, tokens, pair{"medium", "CPU"})},
-			want: []Event{{Kind: Stored, Tier: Host, Blocks: one}}, passed: []Skip{SkipCopyTokens}},
-		{says: "and with extra keys: its tokens too", events: []any{store(names(1), nil, tokens, pair{"medium", "CPU"}, pair{"extra_keys", []any{[]any{"tenant"}}})},
-			want: []Event{{Kind: Stored, Tier: Host, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"}, tokens)}}},
-		{says: "tokens that are nil, from connectors", events: []any{store(names(1), nil, nil, pair{"medium", "cpu"}, pair{"group_idx", 0})}, want: []Event{{Kind: Stored, Tier: Host, Blocks: one}}},
-		{says: "tokens with a block size of 0: passed over", events: []any{store(names(1), nil, tokens, pair{"block_size", 0})}, passed: []Skip{SkipBlockSize}},
-		{says: "tokens without a block size: passed over", events: []any{pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", tokens}}}, passed: []Skip{SkipBlockSize}},
+		{says: "a placeholder of an offloading connector has names alone",
+			events: []any{store(names(1, 2), nil, []any{}, pair{"block_size", 0}, pair{"medium", "CPU"})},
+			want:   []Event{{Kind: Stored, Tier: Host, Blocks: []BlockHash{1, 2}}}},
+		{says: "one that describes itself, but for extra keys: its names",
+			events: []any{store(names(1), nil, tokens, pair{"medium", "CPU"})},
+			want:   []Event{{Kind: Stored, Tier: Host, Blocks: one}}, passed: []Skip{SkipCopyTokens}},
+		{says: "and with extra keys: its tokens too",
+			events: []any{store(names(1), nil, tokens, pair{"medium", "CPU"},
+				pair{"extra_keys", []any{[]any{"tenant"}}})},
+			want: []Event{{Kind: Stored, Tier: Host, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"},
+				tokens)}}},
+		{says: "tokens that are nil, from connectors",
+			events: []any{store(names(1), nil, nil, pair{"medium", "cpu"}, pair{"group_idx", 0})},
+			want:   []Event{{Kind: Stored, Tier: Host, Blocks: one}}},
+		{says: "tokens with a block size of 0: passed over",
+			events: []any{store(names(1), nil, tokens, pair{"block_size", 0})}, passed: []Skip{SkipBlockSize}},
+		{says: "tokens without a block size: passed over",
+			events: []any{pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", tokens}}},
+			passed: []Skip{SkipBlockSize}},
 
 		// SGLang.
-		{says: "SGLang: pages of the size of a token", engine: SGLang, events: []any{store(names(1, 2), nil, count(1, 2), pair{"block_size", 1})}, passed: []Skip{SkipBlockSize}},
-		{says: "SGLang: a map at the place of lora_name has the salt", engine: SGLang, events: []any{[]any{"BlockStored", names(1), nil, tokens, 4, nil, "GPU", map[string]any{"cache_salt": "tenant", "session_id": "s"}}},
-			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"}, tokens)}}},
-		{says: "SGLang: the salt is said with every event", engine: SGLang, events: []any{store(names(1), nil, tokens, pair{"cache_salt", "tenant"}), store(names(2), 1, count(5, 4))},
-			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"}, tokens)}, device(t, 5, []BlockHash{2}, after(1))}},
-		{says: "SGLang: many names in one removal", engine: SGLang, events: []any{[]any{"BlockRemoved", names(3, 2, 1), "GPU"}}, want: []Event{removed(Device, 3, 2, 1)}},
-		{says: "SGLang: a page's way down and up", engine: SGLang, events: []any{store(names(1), nil, tokens, pair{"medium", "GPU"}), store(names(1), nil, tokens, pair{"medium", "CPU_PINNED"}),
-			[]any{"BlockRemoved", names(1), "GPU"}, store(names(1), nil, tokens, pair{"medium", "GPU"}), []any{"BlockRemoved", names(1), "CPU_PINNED"}},
-			want: []Event{device(t, 1, one), device(t, 1, one, func(e *Event) { e.Tier = Host }), removed(Device, 1), device(t, 1, one), removed(Host, 1)}},
-		{says: "SGLang: the first message is a clear", engine: SGLang, events: []any{[]any{"AllBlocksCleared"}}, want: []Event{cleared}},
-		{says: "TensorRT-LLM: maps as vLLM's, hashes of either sign", events: []any{pairs{{"type", "BlockStored"}, {"block_hashes", names(-7)}, {"parent_block_hash", nil}, {"token_ids", tokens}, {"block_size", 4}}},
+		{says: "SGLang: pages of the size of a token", engine: SGLang,
+			events: []any{store(names(1, 2), nil, count(1, 2), pair{"block_size", 1})}, passed: []Skip{SkipBlockSize}},
+		{says: "SGLang: a map at the place of lora_name has the salt", engine: SGLang,
+			events: []any{[]any{"BlockStored", names(1), nil, tokens, 4, nil, "GPU",
+				map[string]any{"cache_salt": "tenant", "session_id": "s"}}},
+			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"},
+				tokens)}}},
+		{says: "SGLang: the salt is said with every event", engine: SGLang,
+			events: []any{store(names(1), nil, tokens, pair{"cache_salt", "tenant"}), store(names(2), 1, count(5, 4))},
+			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"},
+				tokens)}, device(t, 5, []BlockHash{2}, after(1))}},
+		{says: "SGLang: many names in one removal", engine: SGLang,
+			events: []any{[]any{"BlockRemoved", names(3, 2, 1), "GPU"}}, want: []Event{removed(Device, 3, 2, 1)}},
+		{says: "SGLang: a page's way down and up", engine: SGLang,
+			events: []any{store(names(1), nil, tokens, pair{"medium", "GPU"}),
+				store(names(1), nil, tokens, pair{"medium", "CPU_PINNED"}),
+				[]any{"BlockRemoved", names(1), "GPU"}, store(names(1), nil, tokens,
+					pair{"medium", "GPU"}), []any{"BlockRemoved", names(1), "CPU_PINNED"}},
+			want: []Event{device(t, 1, one), device(t, 1, one, func(e *Event) { e.Tier = Host }), removed(Device, 1),
+				device(t, 1, one), removed(Host, 1)}},
+		{says: "SGLang: the first message is a clear", engine: SGLang, events: []any{[]any{"AllBlocksCleared"}},
+			want: []Event{cleared}},
+		{says: "TensorRT-LLM: maps as vLLM's, hashes of either sign",
+			events: []any{pairs{{"type", "BlockStored"}, {"block_hashes", names(-7)}, {"parent_block_hash", nil},
+				{"token_ids", tokens}, {"block_size", 4}}},
 			want: []Event{device(t, 1, []BlockHash{1<<64 - 7})}},
 		{says: "Dynamo's mocker: no medium, no lora_id, tokens up to 2^32-1, many names in one removal", events: []any{
-			pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", []uint32{1, 2, 3, 1<<32 - 1}}, {"block_size", 4}}, pairs{{"type", "BlockRemoved"}, {"block_hashes", names(1, 2)}}},
-			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{}, []uint32{1, 2, 3, 1<<32 - 1})}, removed(Device, 1, 2)}},
+			pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", []uint32{1, 2, 3, 1<<32 - 1}},
+				{"block_size", 4}}, pairs{{"type", "BlockRemoved"}, {"block_hashes", names(1, 2)}}},
+			want: []Event{{Kind: Stored, Tier: Device, Blocks: one,
+				Locals: locals(t, 4, Space{}, []uint32{1, 2, 3, 1<<32 - 1})}, removed(Device, 1, 2)}},
 	} {
 		s.check(t)
 	}
@@ -201,27 +277,44 @@ func TestWhatEnginesWrite(t *testing.T) {
 func TestWhatStreamsGetWrong(t *testing.T) {
 	one, tokens := []BlockHash{1}, count(1, 4)
 	for _, s := range []statement{
-		{says: "a parent that was never announced is a parent all the same", events: []any{store(names(1), 99, tokens)}, want: []Event{device(t, 1, one, after(99))}},
-		{says: "skipped blocks that a proposal would name", events: []any{store(names(1), 99, tokens, pair{"skipped_parent_block_hash", 98}, pair{"skipped_token_ids", tokens}, pair{"skipped_extra_keys", []any{nil}})},
+		{says: "a parent that was never announced is a parent all the same", events: []any{store(names(1), 99, tokens)},
 			want: []Event{device(t, 1, one, after(99))}},
-		{says: "a store without tokens, parent 0, is of names that are known", events: []any{store(names(1), 0, []any{}, pair{"medium", "CPU"})}, want: []Event{{Kind: Stored, Tier: Host, Blocks: one}}},
+		{says: "skipped blocks that a proposal would name",
+			events: []any{store(names(1), 99, tokens, pair{"skipped_parent_block_hash", 98},
+				pair{"skipped_token_ids", tokens}, pair{"skipped_extra_keys", []any{nil}})},
+			want: []Event{device(t, 1, one, after(99))}},
+		{says: "a store without tokens, parent 0, is of names that are known",
+			events: []any{store(names(1), 0, []any{}, pair{"medium", "CPU"})}, want: []Event{{Kind: Stored, Tier: Host,
+				Blocks: one}}},
 		{says: "parent 0 is none", events: []any{store(names(1), 0, tokens)}, want: []Event{device(t, 1, one)}},
 		{says: "parent nil is none", events: []any{store(names(1), nil, tokens)}, want: []Event{device(t, 1, one)}},
 		{says: "an optional medium moves no other field", engine: SGLang, events: []any{
-			[]any{"BlockStored", names(1), nil, tokens, 4, nil}, []any{"BlockStored", names(2), 1, count(5, 4), 4, nil, "GPU"}},
+			[]any{"BlockStored", names(1), nil, tokens, 4, nil}, []any{"BlockStored", names(2), 1, count(5, 4), 4, nil,
+				"GPU"}},
 			want: []Event{device(t, 1, one), device(t, 5, []BlockHash{2}, after(1))}},
-		{says: "lora_name is absent, and no salt in extra_keys", engine: SGLang, events: []any{store(names(1), nil, tokens, pair{"lora_id", 7}, pair{"cache_salt", "tenant"})},
-			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{LoRA: LoRAByID("7"), Salt: "tenant"}, tokens)}}},
-		{says: "a removal has no reason: it is of its tier and no other", events: []any{[]any{"BlockRemoved", names(1), "GPU"}, []any{"BlockRemoved", names(1), "CPU"}},
-			want: []Event{removed(Device, 1), removed(Host, 1)}},
-		{says: "map and array in one fleet, and in one message", events: []any{[]any{"AllBlocksCleared"}, store(names(1), nil, tokens)}, want: []Event{cleared, device(t, 1, one)}},
-		{says: "pairs of tokens", engine: SGLang, events: []any{store(names(1), nil, []any{names(1, 2), names(2, 3), names(3, 4), names(4, 5)})},
-			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: mustHasher(t, 4, Space{}, true).Hash(nil, count(1, 5)), Lookahead: 1}}},
+		{says: "lora_name is absent, and no salt in extra_keys", engine: SGLang,
+			events: []any{store(names(1), nil, tokens, pair{"lora_id", 7}, pair{"cache_salt", "tenant"})},
+			want: []Event{{Kind: Stored, Tier: Device, Blocks: one,
+				Locals: locals(t, 4, Space{LoRA: LoRAByID("7"), Salt: "tenant"}, tokens)}}},
+		{says: "a removal has no reason: it is of its tier and no other",
+			events: []any{[]any{"BlockRemoved", names(1), "GPU"}, []any{"BlockRemoved", names(1), "CPU"}},
+			want:   []Event{removed(Device, 1), removed(Host, 1)}},
+		{says: "map and array in one fleet, and in one message", events: []any{[]any{"AllBlocksCleared"},
+			store(names(1), nil, tokens)}, want: []Event{cleared, device(t, 1, one)}},
+		{says: "pairs of tokens", engine: SGLang,
+			events: []any{store(names(1), nil, []any{names(1, 2), names(2, 3), names(3, 4), names(4, 5)})},
+			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: mustHasher(t, 4, Space{}, true).Hash(nil,
+				count(1, 5)), Lookahead: 1}}},
 		{says: "tokens beyond 2^31", events: []any{store(names(1), nil, []uint32{1 << 31, 1<<32 - 1, 0, 1})},
-			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{}, []uint32{1 << 31, 1<<32 - 1, 0, 1})}}},
-		{says: "tokens below 0 and beyond 32 bits are none", events: []any{store(names(1), nil, []any{1, 2, 3, -1}), store(names(1), nil, []any{1, 2, 3, uint64(1 << 32)})}, passed: []Skip{SkipToken, SkipToken}},
-		{says: "the same block again within an event", events: []any{store(names(1, 1), nil, count(1, 8)), store(names(1), 1, tokens)}, passed: []Skip{SkipRepeated, SkipRepeated}},
-		{says: "reused blocks that say so are no copies", events: []any{store(names(1), nil, tokens, pair{"origin", "NEW"}), store(names(1), nil, tokens, pair{"origin", "REUSED"})},
+			want: []Event{{Kind: Stored, Tier: Device, Blocks: one,
+				Locals: locals(t, 4, Space{}, []uint32{1 << 31, 1<<32 - 1, 0, 1})}}},
+		{says: "tokens below 0 and beyond 32 bits are none", events: []any{store(names(1), nil, []any{1, 2, 3, -1}),
+			store(names(1), nil, []any{1, 2, 3, uint64(1 << 32)})}, passed: []Skip{SkipToken, SkipToken}},
+		{says: "the same block again within an event", events: []any{store(names(1, 1), nil, count(1, 8)),
+			store(names(1), 1, tokens)}, passed: []Skip{SkipRepeated, SkipRepeated}},
+		{says: "reused blocks that say so are no copies",
+			events: []any{store(names(1), nil, tokens, pair{"origin", "NEW"}),
+				store(names(1), nil, tokens, pair{"origin", "REUSED"})},
 			want: []Event{device(t, 1, one)}, passed: []Skip{SkipReused}},
 	} {
 		s.check(t)
@@ -235,10 +328,11 @@ func TestWhatStreamsGetWrong(t *testing.T) {
 	}
 	// Envelopes: two elements, three, more, a map.
 	for name, payload := range map[string][]byte{
-		"two elements":  pack(t, []any{1.5, []any{[]any{"AllBlocksCleared"}}}),
-		"three":         pack(t, []any{1.5, []any{[]any{"AllBlocksCleared"}}, nil}),
-		"more":          pack(t, []any{1.5, []any{[]any{"AllBlocksCleared"}}, 0, "x", 7}),
-		"a map":         pack(t, pairs{{"ts", 1.5}, {"events", []any{[]any{"AllBlocksCleared"}}}, {"data_parallel_rank", 0}, {"new", "x"}}),
+		"two elements": pack(t, []any{1.5, []any{[]any{"AllBlocksCleared"}}}),
+		"three":        pack(t, []any{1.5, []any{[]any{"AllBlocksCleared"}}, nil}),
+		"more":         pack(t, []any{1.5, []any{[]any{"AllBlocksCleared"}}, 0, "x", 7}),
+		"a map": pack(t, pairs{{"ts", 1.5}, {"events", []any{[]any{"AllBlocksCleared"}}},
+			{"data_parallel_rank", 0}, {"new", "x"}}),
 		"SGLang's map":  pack(t, pairs{{"events", []any{[]any{"AllBlocksCleared"}}}, {"attn_dp_rank", 0}}),
 		"whole seconds": pack(t, []any{1, []any{[]any{"AllBlocksCleared"}}, 0}),
 	} {
@@ -272,14 +366,16 @@ func TestNamesOfDigests(t *testing.T) {
 		for i := range digests {
 			raw, digits = append(raw, mustHex(t, digests[i])), append(digits, names[i])
 		}
-		m := decode(t, mustDecoder(t, engine, 4), message(t, []any{"BlockRemoved", raw, "GPU"}, []any{"BlockRemoved", digits, "GPU"}))
+		m := decode(t, mustDecoder(t, engine, 4), message(t, []any{"BlockRemoved", raw, "GPU"},
+			[]any{"BlockRemoved", digits, "GPU"}))
 		for i, name := range m.Events[0].Blocks {
 			got := fmt.Sprint(uint64(name))
 			if engine == SGLang {
 				got = fmt.Sprint(int64(name))
 			}
 			if got != names[i] || m.Events[1].Blocks[i] != name {
-				t.Errorf("%s %s: %s is called %s and %x, want %s", engine, version, digests[i], got, m.Events[1].Blocks[i], names[i])
+				t.Errorf("%s %s: %s is called %s and %x, want %s", engine, version, digests[i], got,
+					m.Events[1].Blocks[i], names[i])
 			}
 		}
 	}
@@ -294,7 +390,8 @@ func TestNamesOfDigests(t *testing.T) {
 	}
 }
 
-// What vLLM's own cache announces when it reads ahead is what a hasher that reads as far ahead makes of the prompt, and no block more.
+// What vLLM's own cache announces when it reads ahead is what a hasher that reads as far ahead makes of the prompt, and
+// no block more.
 func TestLookaheadOfVLLM(t *testing.T) {
 	var g golden
 	readCapture(t, "testdata/golden.json", &g)

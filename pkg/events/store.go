@@ -15,12 +15,14 @@ type StoreEvent struct {
 	Medium string // "cpu", "disk"; of stored and removed events
 }
 
-// DefaultTenant is the store's tenant where nobody named another one; the only one that its master's HTTP is asked about.
+// DefaultTenant is the store's tenant where nobody named another one; the only one that its master's HTTP is asked
+// about.
 const DefaultTenant = "default"
 
-// ReadStoreEvents reads the third frame of a Mooncake master's message, [timestamp_ms, [event maps], dp_rank], which follows an empty topic
-// and a big-endian number. The error wraps [ErrMalformed]; then nothing is known of what the message said. Fields that are not needed are
-// passed over, an event of an unknown type is not: nobody knows what it did to the store.
+// ReadStoreEvents reads the third frame of a Mooncake master's message, [timestamp_ms, [event maps], dp_rank], which
+// follows an empty topic and a big-endian number. The error wraps [ErrMalformed]; then nothing is known of what the
+// message said. Fields that are not needed are passed over, an event of an unknown type is not: nobody knows what it
+// did to the store.
 func ReadStoreEvents(payload []byte) ([]StoreEvent, error) {
 	if len(payload) > MaxPayload {
 		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), MaxPayload)
@@ -88,15 +90,17 @@ func (r *reader) storeEvent() (StoreEvent, error) {
 	return e, nil
 }
 
-// StoreMessage is how a shim passes on what a store's master publishes. It is sent without acknowledgement: what is lost shows in the
-// numbers, and who reads it then asks the store itself.
+// StoreMessage is how a shim passes on what a store's master publishes. It is sent without acknowledgement: what is
+// lost shows in the numbers, and who reads it then asks the store itself.
 type StoreMessage struct {
 	Kind StoreMessageKind
 
-	// Life names an unbroken stretch of the master's stream; a shim chooses it at random. Nothing is known of what lay between two.
+	// Life names an unbroken stretch of the master's stream; a shim chooses it at random. Nothing is known of what lay
+	// between two.
 	Life uint64
 
-	// Number is the master's own of a batch, each one more than that before; of StoreAlive, that of the last batch. Not of StoreLost.
+	// Number is the master's own of a batch, each one more than that before; of StoreAlive, that of the last batch. Not
+	// of StoreLost.
 	Number uint64
 
 	Payload []byte // of a batch, as the master sent it; see [ReadStoreEvents]
@@ -126,17 +130,22 @@ func AppendStoreMessage(dst []byte, m *StoreMessage) []byte {
 	return append(dst, m.Payload...)
 }
 
-// ReadStoreMessage reads what AppendStoreMessage wrote. The payload is the input's own. The error wraps [ErrMalformed] or [ErrVersion].
+// ReadStoreMessage reads what AppendStoreMessage wrote. The payload is the input's own. The error wraps [ErrMalformed]
+// or [ErrVersion].
 func ReadStoreMessage(data []byte) (m StoreMessage, err error) {
 	if len(data) < storeMessageHead {
 		return m, malformed(len(data), "the end of a store's message")
 	}
 	if data[0] != storeMessageVersion {
-		return m, fmt.Errorf("events: %w: a store's message of version %d, and this program reads version %d", ErrVersion, data[0], storeMessageVersion)
+		return m, fmt.Errorf("events: %w: a store's message of version %d, and this program reads version %d",
+			ErrVersion, data[0], storeMessageVersion)
 	}
-	m = StoreMessage{Kind: StoreMessageKind(data[1]), Life: binary.BigEndian.Uint64(data[2:]), Number: binary.BigEndian.Uint64(data[10:]), Payload: data[storeMessageHead:]}
-	if m.Kind < StoreBatch || m.Kind > StoreLost || m.Kind != StoreBatch && len(m.Payload) > 0 || m.Number == math.MaxUint64 {
-		return StoreMessage{}, malformed(1, "a store's message of kind %d, number %d, %d bytes", data[1], m.Number, len(m.Payload))
+	m = StoreMessage{Kind: StoreMessageKind(data[1]), Life: binary.BigEndian.Uint64(data[2:]),
+		Number: binary.BigEndian.Uint64(data[10:]), Payload: data[storeMessageHead:]}
+	if m.Kind < StoreBatch || m.Kind > StoreLost || m.Kind != StoreBatch && len(m.Payload) > 0 ||
+		m.Number == math.MaxUint64 {
+		return StoreMessage{}, malformed(1, "a store's message of kind %d, number %d, %d bytes", data[1], m.Number,
+			len(m.Payload))
 	}
 	return m, nil
 }

@@ -12,8 +12,10 @@ import (
 func storePayload(t testing.TB, list ...map[string]any) []byte {
 	t.Helper()
 	for _, e := range list {
-		for field, value := range map[string]any{"event_id": 1, "timestamp": 1763740000000, "model_name": nil, "block_size": 16, "additional_salt": nil, "lora_name": nil,
-			"backend_id": "pool-a", "dp_rank": 0, "group_id": "sglang-hicache:e3b0", "seq_hashes": []uint64{}, "base_block_idx": nil, "block_hashes": []uint64{}, "token_ids": nil} {
+		for field, value := range map[string]any{"event_id": 1, "timestamp": 1763740000000, "model_name": nil,
+			"block_size": 16, "additional_salt": nil, "lora_name": nil,
+			"backend_id": "pool-a", "dp_rank": 0, "group_id": "sglang-hicache:e3b0", "seq_hashes": []uint64{},
+			"base_block_idx": nil, "block_hashes": []uint64{}, "token_ids": nil} {
 			e[field] = value
 		}
 	}
@@ -27,10 +29,12 @@ func storePayload(t testing.TB, list ...map[string]any) []byte {
 func TestReadStoreEvents(t *testing.T) {
 	got, err := ReadStoreEvents(storePayload(t,
 		map[string]any{"event_type": "stored", "object_key": "a_0_k", "medium": "cpu", "tenant_id": "default"},
-		map[string]any{"event_type": "removed", "object_key": "a_0_k", "medium": "disk", "tenant_id": "b", "new_field": map[string]any{"x": []int{1}}},
+		map[string]any{"event_type": "removed", "object_key": "a_0_k", "medium": "disk", "tenant_id": "b",
+			"new_field": map[string]any{"x": []int{1}}},
 		map[string]any{"event_type": "cleared", "medium": nil, "tenant_id": nil},
 	))
-	want := []StoreEvent{{Stored, "default", "a_0_k", "cpu"}, {Removed, "b", "a_0_k", "disk"}, {Cleared, "default", "", ""}}
+	want := []StoreEvent{{Stored, "default", "a_0_k", "cpu"}, {Removed, "b", "a_0_k", "disk"},
+		{Cleared, "default", "", ""}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -42,7 +46,8 @@ func TestReadStoreEvents(t *testing.T) {
 		"no type":         storePayload(t, map[string]any{"object_key": "a"}),
 		"no object":       storePayload(t, map[string]any{"event_type": "stored", "medium": "cpu"}),
 		"a number as key": storePayload(t, map[string]any{"event_type": "stored", "object_key": 7}),
-		"cut off":         storePayload(t, map[string]any{"event_type": "stored", "object_key": "a", "medium": "cpu"})[:40],
+		"cut off": storePayload(t, map[string]any{"event_type": "stored", "object_key": "a",
+			"medium": "cpu"})[:40],
 	} {
 		if got, err := ReadStoreEvents(payload); !errors.Is(err, ErrMalformed) || got != nil {
 			t.Errorf("%s: %+v, %v", name, got, err)
@@ -66,7 +71,8 @@ func TestStoreMessage(t *testing.T) {
 	if _, err := ReadStoreMessage(good); !errors.Is(err, ErrVersion) {
 		t.Errorf("a later version: %v", err)
 	}
-	for _, m := range []StoreMessage{{Kind: 0}, {Kind: 4}, {Kind: StoreAlive, Payload: []byte("x")}, {Kind: StoreBatch, Number: 1<<64 - 1}} {
+	for _, m := range []StoreMessage{{Kind: 0}, {Kind: 4}, {Kind: StoreAlive, Payload: []byte("x")},
+		{Kind: StoreBatch, Number: 1<<64 - 1}} {
 		if _, err := ReadStoreMessage(AppendStoreMessage(nil, &m)); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%+v: %v", m, err)
 		}
@@ -75,7 +81,8 @@ func TestStoreMessage(t *testing.T) {
 
 // FuzzStoreEvents reads anything: an error of a class, or events that name what they are about.
 func FuzzStoreEvents(f *testing.F) {
-	f.Add(storePayload(f, map[string]any{"event_type": "stored", "object_key": "a", "medium": "cpu"}, map[string]any{"event_type": "cleared"}))
+	f.Add(storePayload(f, map[string]any{"event_type": "stored", "object_key": "a", "medium": "cpu"},
+		map[string]any{"event_type": "cleared"}))
 	f.Add([]byte{0x93, 1, 0x91, 0x80, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		list, err := ReadStoreEvents(data)

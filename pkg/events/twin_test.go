@@ -25,7 +25,8 @@ type naiveDecoder struct {
 }
 
 var (
-	storedNames  = []string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"}
+	storedNames = []string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+		"lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"}
 	removedNames = []string{"type", "block_hashes", "medium", "group_idx"}
 	digestLike   = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
 )
@@ -219,7 +220,8 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 		}
 		return []Event{{Kind: Removed, Tier: tier, Group: GroupIndex(group), Blocks: blocks}}, ""
 	}
-	e := Event{Kind: Stored, Tier: tier, Group: GroupIndex(group), Attention: attention, Window: uint32(window), Blocks: blocks}
+	e := Event{Kind: Stored, Tier: tier, Group: GroupIndex(group), Attention: attention, Window: uint32(window),
+		Blocks: blocks}
 	return n.stored(e, fields, unreadable, isArray && len(elements) <= 9)
 }
 
@@ -346,7 +348,8 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 					}
 					switch {
 					case strings.HasPrefix(v, dynamoSalt):
-					case i == 0 && !hasParent && !laterNames && !(old && digestLike.MatchString(v)) && (shownSalt == "" || shownSalt == v):
+					case i == 0 && !hasParent && !laterNames && !(old && digestLike.MatchString(v)) &&
+						(shownSalt == "" || shownSalt == v):
 						shownSalt = v
 					default:
 						media[i] = append(media[i], MediaHash(v))
@@ -545,7 +548,8 @@ func TestDecoderTwin(t *testing.T) {
 			if err != nil || naiveErr != nil {
 				t.Fatalf("seed %d, message %d: %x: %v, naive: %v", seed, i, payload, err, naiveErr)
 			}
-			same := got.Timestamp == want.Timestamp && got.Rank == want.Rank && got.HasRank == want.HasRank && len(got.Events) == len(want.Events)
+			same := got.Timestamp == want.Timestamp && got.Rank == want.Rank && got.HasRank == want.HasRank &&
+				len(got.Events) == len(want.Events)
 			for j := range got.Events {
 				same = same && sameEvent(got.Events[j], want.Events[j])
 			}

@@ -9,9 +9,9 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// An event as vLLM writes it (vllm-project/vllm › vllm/distributed/kv_events.py), in every version from 0.9 on: an array
-// whose first element is the type, up to 0.23, and a map with the type under "type" from 0.24 on. Which one it is is
-// decided by each event's first byte. SGLang's events have the same form; what differs is in sglang.go.
+// An event as vLLM writes it (vllm-project/vllm › vllm/distributed/kv_events.py), in every version from 0.9 on: an
+// array whose first element is the type, up to 0.23, and a map with the type under "type" from 0.24 on. Which one it is
+// is decided by each event's first byte. SGLang's events have the same form; what differs is in sglang.go.
 
 type eventType uint8
 
@@ -107,8 +107,8 @@ func fieldOf(key []byte) field {
 	return fieldOther
 }
 
-// rawEvent is an event as it was read, before it is decided what to make of it. Its blocks and tokens are in the decoder's
-// memory; what it has of the payload is not kept beyond the event.
+// rawEvent is an event as it was read, before it is decided what to make of it. Its blocks and tokens are in the
+// decoder's memory; what it has of the payload is not kept beyond the event.
 type rawEvent struct {
 	kind       eventType
 	skip       Skip // why to pass over it, whatever it is
@@ -439,8 +439,8 @@ func (d *Decoder) readMedium(r *reader) {
 	}
 }
 
-// readSpaceName reads a field on which it depends which prompts the blocks serve. If it cannot be read, the event cannot be
-// taken: blocks that serve one tenant must not be taken for ones that serve another.
+// readSpaceName reads a field on which it depends which prompts the blocks serve. If it cannot be read, the event
+// cannot be taken: blocks that serve one tenant must not be taken for ones that serve another.
 func (d *Decoder) readSpaceName(r *reader) []byte {
 	name, ok := r.str()
 	if !ok && !r.null() {
@@ -508,7 +508,8 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 }
 
 // LoRAByID is the name under which blocks of an adapter are hashed whose engine tells its id and not its name, as vLLM
-// does before 0.14 and SGLang before 0.5.22. It is a name that no adapter has, so that no query finds what is not its own.
+// does before 0.14 and SGLang before 0.5.22. It is a name that no adapter has, so that no query finds what is not its
+// own.
 func LoRAByID(id string) string { return loraByID + id }
 
 const loraByID = "lora_id:"
@@ -525,14 +526,14 @@ func (d *Decoder) isBareCopy(e *rawEvent) bool {
 // dynamoSalt begins a salt that Dynamo's frontend hands to the engine; what follows is the salt that a query names.
 const dynamoSalt = "dynamo-cache-salt:"
 
-// readExtraKeys reads what else than tokens went into the engine's own hashes: for each of n blocks nil or an array of, in
-// this order, the LoRA's name, multimodal items as [identifier, offset] or, before 0.23, identifiers alone, in a
+// readExtraKeys reads what else than tokens went into the engine's own hashes: for each of n blocks nil or an array of,
+// in this order, the LoRA's name, multimodal items as [identifier, offset] or, before 0.23, identifiers alone, in a
 // prompt's first block the cache salt, and the digest of prompt embeddings.
 //
-// Bare strings are told apart by position: a block's first one is the LoRA's name if it equals lora_name, or, in
-// the event's first block, if the event has only the id of its LoRA; in a prompt's first block the last one is the salt, unless the version has bare
-// identifiers and it looks like one; all others are identifiers. A salt taken for an identifier or the other way round
-// makes a block that no query finds, never one that a wrong query finds.
+// Bare strings are told apart by position: a block's first one is the LoRA's name if it equals lora_name, or, in the
+// event's first block, if the event has only the id of its LoRA; in a prompt's first block the last one is the salt,
+// unless the version has bare identifiers and it looks like one; all others are identifiers. A salt taken for an
+// identifier or the other way round makes a block that no query finds, never one that a wrong query finds.
 func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 	d.media.reset()
 	r := reader{data: e.data[:e.extraKeys[1]], at: e.extraKeys[0]}
@@ -648,8 +649,8 @@ func mediaHash(identifier []byte) uint64 {
 	return v
 }
 
-// readLookahead reads, for each of n blocks, the tokens beyond the block that went into the engine's hash of it: nil, one
-// token or an array of them. An engine reads equally far ahead of each (vllm-project/vllm › vllm/config/vllm.py,
+// readLookahead reads, for each of n blocks, the tokens beyond the block that went into the engine's hash of it: nil,
+// one token or an array of them. An engine reads equally far ahead of each (vllm-project/vllm › vllm/config/vllm.py,
 // num_hash_lookahead_tokens): a query could not find blocks of which some are hashed otherwise.
 func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 	d.beyond.reset()

@@ -12,8 +12,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Lane is a chain of pages to ask a store for. What is remembered of them is found by marks, which are cheap; their names in the store are
-// made only if it must be asked.
+// Lane is a chain of pages to ask a store for. What is remembered of them is found by marks, which are cheap; their
+// names in the store are made only if it must be asked.
 type Lane struct {
 	// ID tells lanes of one cache apart that have the same marks and other objects: an attention group.
 	ID uint64
@@ -21,15 +21,17 @@ type Lane struct {
 	Pages int
 	Marks []Mark // of runs, as Marker makes them
 
-	// Names is called by Begin, once at most, if some page is not remembered. It returns what names the objects of pages from, up to and not
-	// including, to; that is called from another goroutine. A page is there only if all of its objects are.
+	// Names is called by Begin, once at most, if some page is not remembered. It returns what names the objects of
+	// pages from, up to and not including, to; that is called from another goroutine. A page is there only if all of
+	// its objects are.
 	Names func() func(from, to int) PageKeys
 }
 
 // Mark stands for a run of pages and all before it. It means nothing outside of this process.
 type Mark [16]byte
 
-// Marker makes marks: two prompts have the same mark for a run if and only if the pages up to its end are made of the same tokens.
+// Marker makes marks: two prompts have the same mark for a run if and only if the pages up to its end are made of the
+// same tokens.
 type Marker struct {
 	PageSize int    // tokens
 	Ahead    int    // tokens after a page on which it depends too, as under EAGLE
@@ -54,15 +56,16 @@ func (m *Marker) Append(dst []Mark, tokens []uint32, pages int) []Mark {
 
 // CacheConfig bounds what is remembered of a store's answers. The zero value takes the defaults.
 type CacheConfig struct {
-	// HitLife (default 2 s) is how long a page that was there is taken to be there; MissLife (default 500 ms) how long one that was
-	// not is taken not to be. Longer spares the store and credits what was evicted since, or misses what was written.
+	// HitLife (default 2 s) is how long a page that was there is taken to be there; MissLife (default 500 ms) how long
+	// one that was not is taken not to be. Longer spares the store and credits what was evicted since, or misses what
+	// was written.
 	HitLife, MissLife time.Duration
 
 	// Bytes is the memory that answers may take; default 64 MiB, enough for five million pages.
 	Bytes int
 
-	// Patience is how long the store may take for one question, whoever still waits for it; default 2 s. What comes after the
-	// caller's deadline is remembered for the next one.
+	// Patience is how long the store may take for one question, whoever still waits for it; default 2 s. What comes
+	// after the caller's deadline is remembered for the next one.
 	Patience time.Duration
 
 	// Flights is how many questions may be under way; default 32. Beyond, callers go without.
@@ -71,8 +74,8 @@ type CacheConfig struct {
 	Now func() time.Time // default time.Now
 }
 
-// Pages are remembered in runs, each under its mark: short ones at first, so that prompts that part share what they have in common,
-// and long ones further on, so that a long prompt needs few. Both divide 64 and longFrom.
+// Pages are remembered in runs, each under its mark: short ones at first, so that prompts that part share what they
+// have in common, and long ones further on, so that a long prompt needs few. Both divide 64 and longFrom.
 const (
 	shortRun = 16
 	longRun  = 64
@@ -112,8 +115,8 @@ type remembered struct {
 // ErrBusy is returned by a cache that has as many questions under way as it may.
 var ErrBusy = errors.New("too many questions to the store are under way")
 
-// Cache asks a store and remembers its answers for a short while. For each run of pages at most one question is under way. Any
-// number of goroutines may use it.
+// Cache asks a store and remembers its answers for a short while. For each run of pages at most one question is under
+// way. Any number of goroutines may use it.
 type Cache struct {
 	store Store
 	cfg   CacheConfig
@@ -219,7 +222,8 @@ type Found struct {
 	Err            error         // why not all of what was asked is known
 }
 
-// Begin looks at what is remembered of a lane's pages from page from on, and has the store asked for the rest. It waits for nothing.
+// Begin looks at what is remembered of a lane's pages from page from on, and has the store asked for the rest. It waits
+// for nothing.
 func (c *Cache) Begin(lane Lane, from int) *Question {
 	q := &Question{cache: c, lane: lane, from: from, present: NewBitmap(lane.Pages), known: NewBitmap(lane.Pages)}
 	now := c.cfg.Now()
@@ -351,8 +355,8 @@ type ask struct {
 	before remembered // what is known of it
 }
 
-// fly asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that is there: a miss
-// is the usual answer, and costs one key then.
+// fly asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that is
+// there: a miss is the usual answer, and costs one key then.
 func (c *Cache) fly(f *flight, names func(from, to int) PageKeys, todo []ask, epoch uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
 	defer cancel()

@@ -20,8 +20,8 @@ const (
 // DefaultMetricsPort is where a Mooncake master answers HTTP unless told otherwise.
 const DefaultMetricsPort = 9003
 
-// Config is what a worker registers of the shared store it uses. At most one of its fields is set; none means that the worker
-// uses no store that is known here. Configs are values: nothing here changes one.
+// Config is what a worker registers of the shared store it uses. At most one of its fields is set; none means that the
+// worker uses no store that is known here. Configs are values: nothing here changes one.
 type Config struct {
 	SGLang *SGLang `json:"sglang_hicache_mooncake,omitempty"`
 	VLLM   *VLLM   `json:"vllm_mooncake_store,omitempty"`
@@ -56,8 +56,8 @@ func (m Master) check() error {
 	return nil
 }
 
-// SGLang is the configuration of SGLang's HiCache with a store behind it, as SGLang's workers under NVIDIA Dynamo publish it
-// (ai-dynamo/dynamo › components/src/dynamo/sglang/register.py). Null and absent fields are zero.
+// SGLang is the configuration of SGLang's HiCache with a store behind it, as SGLang's workers under NVIDIA Dynamo
+// publish it (ai-dynamo/dynamo › components/src/dynamo/sglang/register.py). Null and absent fields are zero.
 type SGLang struct {
 	Backend          string `json:"backend"`   // "mooncake" or "file"
 	PageSize         int    `json:"page_size"` // tokens
@@ -70,28 +70,31 @@ type SGLang struct {
 	ExtraBackendTag  string `json:"extra_backend_tag"`
 	Master
 
-	// EngineVersion is SGLang's release, such as 0.5.23. It decides what is left open of MLAKeyStyle, Namespaces and ModelInKeys.
+	// EngineVersion is SGLang's release, such as 0.5.23. It decides what is left open of MLAKeyStyle, Namespaces and
+	// ModelInKeys.
 	EngineVersion string `json:"engine_version,omitempty"`
 
-	// MLAKeyStyle is how a page of an MLA model is called: "rank" (hash__k, from 0.5.8 on, and without a release) or "plain" (hash_k).
+	// MLAKeyStyle is how a page of an MLA model is called: "rank" (hash__k, from 0.5.8 on, and without a release) or
+	// "plain" (hash_k).
 	MLAKeyStyle string `json:"mla_key_style,omitempty"`
 
-	// Namespaces is whether extra keys and cache salts are part of the page hash: "hashed" (from 0.5.20 on, and without a release) or "ignored"
-	// (before: tenants are not told apart in the store).
+	// Namespaces is whether extra keys and cache salts are part of the page hash: "hashed" (from 0.5.20 on, and without
+	// a release) or "ignored" (before: tenants are not told apart in the store).
 	Namespaces string `json:"namespaces,omitempty"`
 
-	// PrefetchThreshold is how many tokens must be there for the engine to load them; 0 is the engine's own default, 256. A page is
-	// the least in any case.
+	// PrefetchThreshold is how many tokens must be there for the engine to load them; 0 is the engine's own default,
+	// 256. A page is the least in any case.
 	PrefetchThreshold int `json:"prefetch_threshold,omitempty"`
 
-	// PrefetchCapacity is how many tokens the engine loads ahead at most (0.8 of what its host pool has more than its device
-	// pool); 0 is not known, and then no limit is applied.
+	// PrefetchCapacity is how many tokens the engine loads ahead at most (0.8 of what its host pool has more than its
+	// device pool); 0 is not known, and then no limit is applied.
 	PrefetchCapacity int `json:"prefetch_capacity_limit,omitempty"`
 
 	// ModelName is part of the file backend's names, and of Mooncake's keys where ModelInKeys says so.
 	ModelName string `json:"model_name,omitempty"`
 
-	// ModelInKeys is whether Mooncake's keys have the model's name. null: they do from 0.5.17 on; without a release, if there is a ModelName.
+	// ModelInKeys is whether Mooncake's keys have the model's name. null: they do from 0.5.17 on; without a release, if
+	// there is a ModelName.
 	ModelInKeys *bool `json:"model_in_keys,omitempty"`
 
 	// Directory is where the file backend keeps its pages.
@@ -118,16 +121,19 @@ type VLLM struct {
 	Profile            Profile `json:"profile,omitempty"` // "" is safe
 
 	// What a block is called depends on these. Without a seed that can be known the store is not asked.
-	HashAlgo      string  `json:"hash_algo,omitempty"`             // --prefix-caching-hash-algo: sha256 (the default), sha256_cbor, xxhash, xxhash_cbor
-	HashSeed      *string `json:"hash_seed,omitempty"`             // the engine's PYTHONHASHSEED; null: not set
-	HashLookahead int     `json:"hash_lookahead_tokens,omitempty"` // tokens after a block that are hashed with it, from 0.33 on, with some draft models
-	EngineVersion string  `json:"engine_version,omitempty"`        // vLLM's release, such as 0.32.0: decides what HashSeed leaves open, and how adapters and salts are hashed
+	// --prefix-caching-hash-algo: sha256 (the default), sha256_cbor, xxhash, xxhash_cbor
+	HashAlgo string  `json:"hash_algo,omitempty"`
+	HashSeed *string `json:"hash_seed,omitempty"` // the engine's PYTHONHASHSEED; null: not set
+	// tokens after a block that are hashed with it, from 0.33 on, with some draft models
+	HashLookahead int `json:"hash_lookahead_tokens,omitempty"`
+	// vLLM's release, such as 0.32.0: decides what HashSeed leaves open, and how adapters and salts are hashed
+	EngineVersion string `json:"engine_version,omitempty"`
 
 	Master
 }
 
-// Kind is the kind of attention of a KV-cache group, as the coordinator tells them apart. Kinds that vLLM finds hits for in the
-// same way are one: MLA and sink attention are full, sliding MLA is sliding.
+// Kind is the kind of attention of a KV-cache group, as the coordinator tells them apart. Kinds that vLLM finds hits
+// for in the same way are one: MLA and sink attention are full, sliding MLA is sliding.
 type Kind string
 
 // The kinds.
@@ -157,8 +163,8 @@ const (
 	Reference Profile = "reference" // vLLM 0.24.0, bit for bit, its two EAGLE defects included
 )
 
-// The releases of SGLang in which names changed (python/sglang/srt/mem_cache/storage/mooncake_store/mooncake_store.py and hicache_storage.py of
-// the published wheels).
+// The releases of SGLang in which names changed (python/sglang/srt/mem_cache/storage/mooncake_store/mooncake_store.py
+// and hicache_storage.py of the published wheels).
 var (
 	rankStyleSince  = version{0, 5, 8}
 	modelKeysSince  = version{0, 5, 17}
@@ -176,17 +182,20 @@ func (s *SGLang) modelInKeys() bool {
 }
 
 func (s *SGLang) plainStyle() bool {
-	return s.MLAKeyStyle == "plain" || s.MLAKeyStyle == "" && s.EngineVersion != "" && !since(s.EngineVersion, rankStyleSince)
+	return s.MLAKeyStyle == "plain" || s.MLAKeyStyle == "" && s.EngineVersion != "" &&
+		!since(s.EngineVersion, rankStyleSince)
 }
 
 func (s *SGLang) namespacesIgnored() bool {
-	return s.Namespaces == "ignored" || s.Namespaces == "" && s.EngineVersion != "" && !since(s.EngineVersion, namespacesSince)
+	return s.Namespaces == "ignored" || s.Namespaces == "" && s.EngineVersion != "" &&
+		!since(s.EngineVersion, namespacesSince)
 }
 
 // settled is s with nothing left open to its release, so that two that name the same objects are equal.
 func (s SGLang) settled() SGLang {
 	model := s.modelInKeys()
-	s.ModelInKeys, s.MLAKeyStyle, s.Namespaces = &model, map[bool]string{true: "plain", false: "rank"}[s.plainStyle()], map[bool]string{true: "ignored", false: "hashed"}[s.namespacesIgnored()]
+	s.ModelInKeys, s.MLAKeyStyle, s.Namespaces = &model, map[bool]string{true: "plain", false: "rank"}[s.plainStyle()],
+		map[bool]string{true: "ignored", false: "hashed"}[s.namespacesIgnored()]
 	if !s.IsMLA {
 		s.MLAKeyStyle = ""
 	}
@@ -210,15 +219,17 @@ func (c *Config) Where() string {
 	return ""
 }
 
-// Identity names the store and how its objects are called: under configurations of one identity, what has the same name is the same object.
-// c must have passed Check.
+// Identity names the store and how its objects are called: under configurations of one identity, what has the same name
+// is the same object. c must have passed Check.
 func (c *Config) Identity() string {
 	if v := c.VLLM; v != nil {
-		return fmt.Sprintf("vllm %q %q %q %q tp%d pp%d pcp%d dcp%d heads%d %v %d", v.HTTP(), v.CachePrefix, modelTail(v.ModelName), v.StoreNamespace,
+		return fmt.Sprintf("vllm %q %q %q %q tp%d pp%d pcp%d dcp%d heads%d %v %d", v.HTTP(), v.CachePrefix,
+			modelTail(v.ModelName), v.StoreNamespace,
 			v.TPSize, v.PPSize, v.PCPSize, v.DCPSize, v.NumKVHead, v.Groups, v.HashBlockSize)
 	}
 	x := c.SGLang.settled()
-	return fmt.Sprintf("%s %q tp%d pp%d mla:%v%s heads:%v/%d tag:%q model:%v %q", x.Backend, c.Where(), x.TPSize, x.PPSize, x.IsMLA, x.MLAKeyStyle,
+	return fmt.Sprintf("%s %q tp%d pp%d mla:%v%s heads:%v/%d tag:%q model:%v %q", x.Backend, c.Where(), x.TPSize,
+		x.PPSize, x.IsMLA, x.MLAKeyStyle,
 		x.ShouldSplitHeads, x.TPLCMSize, x.ExtraBackendTag, *x.ModelInKeys, x.ModelName)
 }
 
@@ -245,8 +256,8 @@ func (c *Config) String() string {
 	return ""
 }
 
-// ParseConfig reads the configuration of one worker, in JSON, and checks it. A field that is not known is an error: it would be one that was
-// misspelt.
+// ParseConfig reads the configuration of one worker, in JSON, and checks it. A field that is not known is an error: it
+// would be one that was misspelt.
 func ParseConfig(data []byte) (c Config, err error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
@@ -298,10 +309,12 @@ func (s *SGLang) check() error {
 		_, err := parseVersion(s.EngineVersion)
 		complain(err != nil, "%v", err)
 	}
-	complain(s.Backend == "mooncake" && s.modelInKeys() && s.ModelName == "", "the store's keys have the model's name (model_in_keys, or engine_version 0.5.17 and later), but there is no model_name")
+	complain(s.Backend == "mooncake" && s.modelInKeys() && s.ModelName == "",
+		"the store's keys have the model's name (model_in_keys, or engine_version 0.5.17 and later), but there is no model_name")
 	complain(s.Backend == "file" && s.ModelName == "", "backend file without a model_name")
 	complain(s.Backend == "file" && s.Directory == "", "backend file without a directory")
-	complain(len(wrong) == 0 && s.keysPerPage() > maxRanks, "%d keys of one page: at most %d", s.keysPerPage(), maxRanks)
+	complain(len(wrong) == 0 && s.keysPerPage() > maxRanks, "%d keys of one page: at most %d", s.keysPerPage(),
+		maxRanks)
 	return errors.Join(append(wrong, s.Master.check())...)
 }
 
@@ -323,12 +336,15 @@ func (v *VLLM) check() error {
 		"%d ranks: at most %d", v.TPSize*v.PPSize*max(v.PCPSize, 1), maxRanks)
 	switch v.algo() {
 	case algoSHA256, algoXXH3:
-		complain(v.HashBlockSize > maxPickled, "hash_block_size %d with hash_algo %s: at most %d", v.HashBlockSize, v.algo(), maxPickled)
+		complain(v.HashBlockSize > maxPickled, "hash_block_size %d with hash_algo %s: at most %d", v.HashBlockSize,
+			v.algo(), maxPickled)
 	case algoSHA256CBOR, algoXXH3CBOR:
 	default:
-		complain(true, "hash_algo %q: want %s, %s, %s or %s", v.HashAlgo, algoSHA256, algoSHA256CBOR, algoXXH3, algoXXH3CBOR)
+		complain(true, "hash_algo %q: want %s, %s, %s or %s", v.HashAlgo, algoSHA256, algoSHA256CBOR, algoXXH3,
+			algoXXH3CBOR)
 	}
-	complain(v.HashLookahead < 0 || v.HashLookahead > maxLookahead, "hash_lookahead_tokens %d: want 0 to %d", v.HashLookahead, maxLookahead)
+	complain(v.HashLookahead < 0 || v.HashLookahead > maxLookahead, "hash_lookahead_tokens %d: want 0 to %d",
+		v.HashLookahead, maxLookahead)
 	if v.EngineVersion != "" {
 		_, err := parseVersion(v.EngineVersion)
 		complain(err != nil, "%v", err)
@@ -345,8 +361,8 @@ func (v *VLLM) Layout() Layout {
 		UseEagle: v.UseEagle, Profile: v.Profile}
 }
 
-// Usable says why workers of this configuration can be credited with nothing of the store, or "" if they can: blockSize, in
-// tokens, is what the index counts in.
+// Usable says why workers of this configuration can be credited with nothing of the store, or "" if they can:
+// blockSize, in tokens, is what the index counts in.
 func (c *Config) Usable(blockSize uint32) (reason string) {
 	if err := c.Check(); err != nil {
 		return err.Error()

@@ -43,9 +43,10 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 		"page_size":           strings.Replace(published, "64", "0", 1),
 		"tp_size":             strings.Replace(published, `"tp_size":2`, `"tp_size":-1`, 1),
 		"master_metrics_port": strings.Replace(published, "9003", "90030", 1),
-		"tp_lcm_size":         strings.Replace(strings.Replace(published, `"tp_lcm_size":null`, `"tp_lcm_size":3`, 1), `heads":false`, `heads":true`, 1),
-		"model_name":          `{"vllm_mooncake_store":{"model_name":"///"}}`,
-		"groups":              `{"vllm_mooncake_store":{"model_name":"m","tp_size":1,"pp_size":1,"num_kv_heads":1}}`,
+		"tp_lcm_size": strings.Replace(strings.Replace(published, `"tp_lcm_size":null`, `"tp_lcm_size":3`, 1),
+			`heads":false`, `heads":true`, 1),
+		"model_name": `{"vllm_mooncake_store":{"model_name":"///"}}`,
+		"groups":     `{"vllm_mooncake_store":{"model_name":"m","tp_size":1,"pp_size":1,"num_kv_heads":1}}`,
 	} {
 		c := decode(t, text)
 		if err := c.Check(); err == nil || !strings.Contains(err.Error(), field) {
@@ -56,11 +57,13 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 
 func TestVLLMKeys(t *testing.T) {
 	v := VLLM{ModelName: "/models/Foo/", CachePrefix: "blue", TPSize: 4, PPSize: 1, NumKVHead: 2,
-		Groups: []Group{{Kind: Full, BlockSize: 16}, {Kind: Full, BlockSize: 16, MLA: true}, {Kind: Mamba, BlockSize: 16}}, HashBlockSize: 16, SchedulerBlockSize: 16}
+		Groups: []Group{{Kind: Full, BlockSize: 16}, {Kind: Full, BlockSize: 16, MLA: true},
+			{Kind: Mamba, BlockSize: 16}}, HashBlockSize: 16, SchedulerBlockSize: 16}
 	if err := (&Config{VLLM: &v}).Check(); err != nil {
 		t.Fatal(err)
 	}
-	if got := v.KeyPrefixes(0); !slices.Equal(got, []string{"blue@Foo@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@", "blue@Foo@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@"}) {
+	if got := v.KeyPrefixes(0); !slices.Equal(got, []string{"blue@Foo@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@",
+		"blue@Foo@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@"}) {
 		t.Error(got)
 	}
 	if n, m := len(v.KeyPrefixes(1)), len(v.KeyPrefixes(2)); n != 1 || m != 4 {
@@ -103,8 +106,12 @@ func TestVLLMKeys(t *testing.T) {
 // FuzzConfig: whatever a worker registers, Check decides, and what it lets through names keys without a panic.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(published))
-	f.Add([]byte(`{"vllm_mooncake_store":{"model_name":"m","tp_size":2,"pp_size":1,"num_kv_heads":1,"hash_block_size":4,"scheduler_block_size":8,"groups":[{"kind":"swa","block_size":4,"window":9},{"kind":"full","block_size":8}]}}`))
-	f.Add([]byte(`{"vllm_mooncake_store":{"model_name":"m","tp_size":1,"pp_size":1,"num_kv_heads":1,"hash_block_size":4,"scheduler_block_size":16,"profile":"partial","use_eagle":true,"hash_seed":"0","engine_version":"0.33.0","hash_lookahead_tokens":2,"groups":[{"kind":"mamba","block_size":16},{"kind":"full","block_size":8}]}}`))
+	f.Add(
+		[]byte(
+			`{"vllm_mooncake_store":{"model_name":"m","tp_size":2,"pp_size":1,"num_kv_heads":1,"hash_block_size":4,"scheduler_block_size":8,"groups":[{"kind":"swa","block_size":4,"window":9},{"kind":"full","block_size":8}]}}`))
+	f.Add(
+		[]byte(
+			`{"vllm_mooncake_store":{"model_name":"m","tp_size":1,"pp_size":1,"num_kv_heads":1,"hash_block_size":4,"scheduler_block_size":16,"profile":"partial","use_eagle":true,"hash_seed":"0","engine_version":"0.33.0","hash_lookahead_tokens":2,"groups":[{"kind":"mamba","block_size":16},{"kind":"full","block_size":8}]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var c Config
 		if json.Unmarshal(text, &c) != nil || c.Check() != nil {

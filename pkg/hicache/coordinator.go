@@ -18,8 +18,8 @@ type Layout struct {
 // ErrLayout is returned for a layout that vLLM itself refuses by an assertion. The text says which rule is broken.
 var ErrLayout = errors.New("vLLM refuses this layout")
 
-// LoadSpan is what one group loads for a hit: its blocks [From, End), each of the group's own size. Blocks before From are not
-// needed (they are outside of a window, or states that were gone through).
+// LoadSpan is what one group loads for a hit: its blocks [From, End), each of the group's own size. Blocks before From
+// are not needed (they are outside of a window, or states that were gone through).
 type LoadSpan struct{ From, End int }
 
 // Mask is the span as vLLM writes it: one bool for each block before End, true for those that are loaded.
@@ -37,8 +37,8 @@ type Hit struct {
 	Spans  []LoadSpan // one for each group
 }
 
-// Coordinator decides hits as vLLM's MooncakeStoreCoordinator does. It does not change after it was made, so any number of
-// goroutines may use it.
+// Coordinator decides hits as vLLM's MooncakeStoreCoordinator does. It does not change after it was made, so any number
+// of goroutines may use it.
 type Coordinator struct {
 	layout Layout
 	specs  []spec
@@ -63,14 +63,17 @@ func NewCoordinator(l Layout) (*Coordinator, error) {
 	if len(l.Groups) == 0 || len(l.Groups) > maxGroups {
 		return nil, fmt.Errorf("%d groups: want 1 to %d", len(l.Groups), maxGroups)
 	}
-	if l.HashBlockSize < 1 || l.HashBlockSize > maxBlockSize || l.SchedulerBlockSize < 1 || l.SchedulerBlockSize > maxBlockSize {
-		return nil, fmt.Errorf("hash_block_size %d, scheduler_block_size %d: want 1 to %d", l.HashBlockSize, l.SchedulerBlockSize, maxBlockSize)
+	if l.HashBlockSize < 1 || l.HashBlockSize > maxBlockSize || l.SchedulerBlockSize < 1 ||
+		l.SchedulerBlockSize > maxBlockSize {
+		return nil, fmt.Errorf("hash_block_size %d, scheduler_block_size %d: want 1 to %d", l.HashBlockSize,
+			l.SchedulerBlockSize, maxBlockSize)
 	}
 	broken := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", ErrLayout, fmt.Sprintf(format, args...))
 	}
 	if l.SchedulerBlockSize%l.HashBlockSize != 0 {
-		return nil, broken("scheduler_block_size %d must be a multiple of hash_block_size %d", l.SchedulerBlockSize, l.HashBlockSize)
+		return nil, broken("scheduler_block_size %d must be a multiple of hash_block_size %d", l.SchedulerBlockSize,
+			l.HashBlockSize)
 	}
 	l.Groups = slices.Clone(l.Groups)
 	c := &Coordinator{layout: l}
@@ -86,16 +89,19 @@ func NewCoordinator(l Layout) (*Coordinator, error) {
 				return nil, fmt.Errorf("group %d: %s with a window of %d tokens", i, g.Kind, g.Window)
 			}
 		default:
-			return nil, fmt.Errorf("group %d: kind %q cannot be looked up: want %s, %s, %s or %s", i, g.Kind, Full, Sliding, ChunkedLocal, Mamba)
+			return nil, fmt.Errorf("group %d: kind %q cannot be looked up: want %s, %s, %s or %s", i, g.Kind, Full,
+				Sliding, ChunkedLocal, Mamba)
 		}
 		if g.BlockSize < 1 || g.BlockSize > maxBlockSize {
 			return nil, fmt.Errorf("group %d: block_size %d: want 1 to %d", i, g.BlockSize, maxBlockSize)
 		}
 		if g.BlockSize%l.HashBlockSize != 0 {
-			return nil, broken("group %d: block_size %d must be divisible by hash_block_size %d", i, g.BlockSize, l.HashBlockSize)
+			return nil, broken("group %d: block_size %d must be divisible by hash_block_size %d", i, g.BlockSize,
+				l.HashBlockSize)
 		}
 		if l.SchedulerBlockSize%g.BlockSize != 0 {
-			return nil, broken("group %d: scheduler_block_size %d must be a multiple of block_size %d", i, l.SchedulerBlockSize, g.BlockSize)
+			return nil, broken("group %d: scheduler_block_size %d must be a multiple of block_size %d", i,
+				l.SchedulerBlockSize, g.BlockSize)
 		}
 		anyEagle = anyEagle || g.Eagle
 		flag := g.Eagle
@@ -119,7 +125,8 @@ func NewCoordinator(l Layout) (*Coordinator, error) {
 			return nil, broken("group %d: EAGLE does not go with chunked local attention", s.gids[0])
 		}
 		if align := c.alignment(s); s.BlockSize != align {
-			return nil, broken("group %d: chunked local attention needs block_size %d to be the alignment, %d", s.gids[0], s.BlockSize, align)
+			return nil, broken("group %d: chunked local attention needs block_size %d to be the alignment, %d",
+				s.gids[0], s.BlockSize, align)
 		}
 	}
 	c.simple = len(c.specs) == 2 && c.specs[0].Kind == Full
@@ -181,12 +188,13 @@ func (st *store) hasHash(s *spec, at int) bool {
 	return true
 }
 
-// FindLongestCacheHit is the longest hit of at most maxTokens. present[g][i] says whether group g has the block that ends with the
-// prompt's hash block i (vLLM names a block by its last hash); the slices are as long as the prompt has hashes. Where a group's blocks
-// are larger than a hash, only every n-th entry is looked at.
+// FindLongestCacheHit is the longest hit of at most maxTokens. present[g][i] says whether group g has the block that
+// ends with the prompt's hash block i (vLLM names a block by its last hash); the slices are as long as the prompt has
+// hashes. Where a group's blocks are larger than a hash, only every n-th entry is looked at.
 func (c *Coordinator) FindLongestCacheHit(present [][]bool, maxTokens int) (Hit, error) {
 	if len(present) != len(c.layout.Groups) {
-		return Hit{}, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present), len(c.layout.Groups))
+		return Hit{}, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present),
+			len(c.layout.Groups))
 	}
 	hit, _ := c.find(&store{present: present, hash: c.layout.HashBlockSize}, max(maxTokens, 0), true)
 	return hit, nil
@@ -243,7 +251,8 @@ func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEa
 			}
 			drop := applyEagle && s.eagle && !verified[k]
 			limit := cur
-			if drop && (reference || s.Kind != Mamba) { // a state is never dropped: looking further would let the hit grow
+			// a state is never dropped: looking further would let the hit grow
+			if drop && (reference || s.Kind != Mamba) {
 				margin := s.BlockSize
 				if c.fine(s) {
 					margin = st.hash
@@ -279,8 +288,8 @@ func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEa
 	return hit
 }
 
-// find is the longest hit of one spec, of at most maxTokens: its blocks, and its length in tokens. drop takes the last block (or hash
-// block, where a hit may end with one) away, which a draft model must compute anew.
+// find is the longest hit of one spec, of at most maxTokens: its blocks, and its length in tokens. drop takes the last
+// block (or hash block, where a hit may end with one) away, which a draft model must compute anew.
 func (st *store) find(s *spec, maxTokens int, drop bool, align int) (LoadSpan, int) {
 	b := s.BlockSize
 	n := maxTokens / b
@@ -374,13 +383,14 @@ func (g *Group) need(eagle bool) int {
 	return need
 }
 
-// StoreMask says which blocks of a prompt of tokens (a multiple of the scheduler's block size) an engine would write to the store,
-// one mask for each group. A nil mask is all of them. In the profiles of vLLM 0.32 Mamba states are written on another way and their mask
-// is all false.
+// StoreMask says which blocks of a prompt of tokens (a multiple of the scheduler's block size) an engine would write to
+// the store, one mask for each group. A nil mask is all of them. In the profiles of vLLM 0.32 Mamba states are written
+// on another way and their mask is all false.
 func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 	lcm, safe := c.layout.SchedulerBlockSize, c.layout.Profile != Reference
 	if tokens < 0 || tokens%lcm != 0 {
-		return nil, fmt.Errorf("%w: a store mask of %d tokens must be of a multiple of scheduler_block_size %d", ErrLayout, tokens, lcm)
+		return nil, fmt.Errorf("%w: a store mask of %d tokens must be of a multiple of scheduler_block_size %d",
+			ErrLayout, tokens, lcm)
 	}
 	masks := make([][]bool, len(c.layout.Groups))
 	for k := range c.specs {
@@ -401,13 +411,15 @@ func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 	return masks, nil
 }
 
-// Lookup is how many tokens of a prompt of so many an engine would take from the store, of which present says what is there as for
-// FindLongestCacheHit: the engine asks for whole units, only for blocks that hits need, and computes at least the last token itself
-// (vllm-project/vllm › vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store, MooncakeStoreWorker.lookup; up to 0.24 its scheduler, get_num_new_matched_tokens).
-// whole says that the store has all, and only that last token keeps the hit from being longer.
+// Lookup is how many tokens of a prompt of so many an engine would take from the store, of which present says what is
+// there as for FindLongestCacheHit: the engine asks for whole units, only for blocks that hits need, and computes at
+// least the last token itself (vllm-project/vllm › vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store,
+// MooncakeStoreWorker.lookup; up to 0.24 its scheduler, get_num_new_matched_tokens). whole says that the store has all,
+// and only that last token keeps the hit from being longer.
 func (c *Coordinator) Lookup(present [][]bool, tokens int) (hit int, whole bool, err error) {
 	if len(present) != len(c.layout.Groups) {
-		return 0, false, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present), len(c.layout.Groups))
+		return 0, false, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present),
+			len(c.layout.Groups))
 	}
 	unit := c.unit()
 	asked := max(tokens, 0) / unit * unit
@@ -432,7 +444,8 @@ func (c *Coordinator) Lookup(present [][]bool, tokens int) (hit int, whole bool,
 	return h.Tokens, true, err
 }
 
-// lookedFor is present without what an engine does not ask for: what lies beyond the tokens that it asks about, and blocks that no hit can need.
+// lookedFor is present without what an engine does not ask for: what lies beyond the tokens that it asks about, and
+// blocks that no hit can need.
 func (c *Coordinator) lookedFor(present [][]bool, tokens int) ([][]bool, error) {
 	masks := make([][]bool, len(c.layout.Groups))
 	if c.layout.Profile != Partial {
@@ -460,7 +473,8 @@ func (c *Coordinator) anyFlag() bool {
 	return slices.ContainsFunc(c.layout.Groups, func(g Group) bool { return g.Eagle })
 }
 
-// reachable marks the blocks of a sliding group that a hit at some multiple of the alignment needs, per blocks apart; nil is all.
+// reachable marks the blocks of a sliding group that a hit at some multiple of the alignment needs, per blocks apart;
+// nil is all.
 func (g *Group) reachable(n, per int, eagle bool) []bool {
 	need, shift := g.need(eagle), 0
 	if eagle {

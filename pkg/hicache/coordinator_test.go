@@ -14,7 +14,8 @@ import (
 	"testing"
 )
 
-var casesFile = flag.String("coordinator.cases", "testdata/coordinator-cases.jsonl", "cases for TestCoordinator, one JSON object a line")
+var casesFile = flag.String("coordinator.cases", "testdata/coordinator-cases.jsonl",
+	"cases for TestCoordinator, one JSON object a line")
 
 type coordinatorCase struct {
 	G        [][4]any `json:"g"`
@@ -32,7 +33,8 @@ type coordinatorCase struct {
 func (c coordinatorCase) layout(p Profile) Layout {
 	l := Layout{SchedulerBlockSize: c.LCM, HashBlockSize: c.HBS, UseEagle: c.Eagle, Profile: p}
 	for _, g := range c.G {
-		group := Group{Kind: Kind(g[0].(string)), BlockSize: int(g[1].(float64)), Window: int(g[2].(float64)), Eagle: g[3].(float64) != 0}
+		group := Group{Kind: Kind(g[0].(string)), BlockSize: int(g[1].(float64)), Window: int(g[2].(float64)),
+			Eagle: g[3].(float64) != 0}
 		l.Groups = append(l.Groups, group)
 	}
 	return l
@@ -209,11 +211,16 @@ func TestCoordinatorRefusesWhatUpstreamDoes(t *testing.T) {
 		l    Layout
 		says string
 	}{
-		{"hash unit", Layout{Groups: []Group{{Kind: Full, BlockSize: 6}}, SchedulerBlockSize: 12, HashBlockSize: 4}, "divisible by hash_block_size"},
-		{"scheduler and hash", Layout{Groups: []Group{{Kind: Full, BlockSize: 4}}, SchedulerBlockSize: 6, HashBlockSize: 4}, "multiple of hash_block_size"},
-		{"scheduler and block", Layout{Groups: []Group{{Kind: Full, BlockSize: 8}}, SchedulerBlockSize: 4, HashBlockSize: 4}, "multiple of block_size"},
-		{"chunked EAGLE", Layout{Groups: []Group{{Kind: ChunkedLocal, BlockSize: 4, Window: 8, Eagle: true}}, SchedulerBlockSize: 4, HashBlockSize: 4}, "EAGLE"},
-		{"chunked sizes", Layout{Groups: []Group{{Kind: ChunkedLocal, BlockSize: 4, Window: 8}, {Kind: Full, BlockSize: 8}}, SchedulerBlockSize: 8, HashBlockSize: 4}, "chunked local attention needs"},
+		{"hash unit", Layout{Groups: []Group{{Kind: Full, BlockSize: 6}}, SchedulerBlockSize: 12, HashBlockSize: 4},
+			"divisible by hash_block_size"},
+		{"scheduler and hash", Layout{Groups: []Group{{Kind: Full, BlockSize: 4}}, SchedulerBlockSize: 6,
+			HashBlockSize: 4}, "multiple of hash_block_size"},
+		{"scheduler and block", Layout{Groups: []Group{{Kind: Full, BlockSize: 8}}, SchedulerBlockSize: 4,
+			HashBlockSize: 4}, "multiple of block_size"},
+		{"chunked EAGLE", Layout{Groups: []Group{{Kind: ChunkedLocal, BlockSize: 4, Window: 8, Eagle: true}},
+			SchedulerBlockSize: 4, HashBlockSize: 4}, "EAGLE"},
+		{"chunked sizes", Layout{Groups: []Group{{Kind: ChunkedLocal, BlockSize: 4, Window: 8},
+			{Kind: Full, BlockSize: 8}}, SchedulerBlockSize: 8, HashBlockSize: 4}, "chunked local attention needs"},
 	} {
 		if _, err := NewCoordinator(c.l); !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want an ErrLayout that says %q", c.what, err, c.says)
@@ -240,13 +247,15 @@ func BenchmarkCoordinatorHardestCase(b *testing.B) {
 	}
 }
 
-// TestWorkGrowsWithGroups counts how often the store is asked: per block it may grow with the number of groups squared, no faster.
+// TestWorkGrowsWithGroups counts how often the store is asked: per block it may grow with the number of groups squared,
+// no faster.
 func TestWorkGrowsWithGroups(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 9))
 	const blocks = 256
 	for _, groups := range []int{1, 2, 4, 8, 16, 32} {
 		for range 100 {
-			l := Layout{SchedulerBlockSize: 4, HashBlockSize: 4, UseEagle: rng.IntN(2) == 0, Profile: []Profile{Safe, Reference}[rng.IntN(2)]}
+			l := Layout{SchedulerBlockSize: 4, HashBlockSize: 4, UseEagle: rng.IntN(2) == 0,
+				Profile: []Profile{Safe, Reference}[rng.IntN(2)]}
 			mixed := rng.IntN(2) == 0
 			if mixed {
 				l.SchedulerBlockSize = 16
@@ -270,7 +279,8 @@ func TestWorkGrowsWithGroups(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, probes := co.find(&store{present: present, hash: 4}, 4*blocks, true); probes > 4*blocks*groups*groups {
+			if _, probes := co.find(&store{present: present, hash: 4}, 4*blocks,
+				true); probes > 4*blocks*groups*groups {
 				t.Fatalf("%d groups, %d blocks: the store was asked %d times", groups, blocks, probes)
 			}
 		}

@@ -11,11 +11,12 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// ErrNames is returned where what a prompt's blocks are called cannot be known from outside. The text says why. The store is not
-// asked then.
+// ErrNames is returned where what a prompt's blocks are called cannot be known from outside. The text says why. The
+// store is not asked then.
 var ErrNames = errors.New("what the prompt is called in the store cannot be known")
 
-// The algorithms by which vLLM hashes blocks (--prefix-caching-hash-algo): of what is written as Python's pickle or as canonical CBOR.
+// The algorithms by which vLLM hashes blocks (--prefix-caching-hash-algo): of what is written as Python's pickle or as
+// canonical CBOR.
 const (
 	algoSHA256     = "sha256"
 	algoSHA256CBOR = "sha256_cbor"
@@ -23,11 +24,13 @@ const (
 	algoXXH3CBOR   = "xxhash_cbor"
 )
 
-// maxPickled bounds the tokens of one hash block where it is pickled: beyond 64 KiB Python cuts its pickles into frames.
+// maxPickled bounds the tokens of one hash block where it is pickled: beyond 64 KiB Python cuts its pickles into
+// frames.
 const maxPickled = 8192
 
-// fixedSeed is what vLLM derives its first hash from where PYTHONHASHSEED is not set, from fixedSeedSince on, for SHA-256 alone
-// (vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, init_none_hash). Before, and for xxHash, it is random in each process.
+// fixedSeed is what vLLM derives its first hash from where PYTHONHASHSEED is not set, from fixedSeedSince on, for
+// SHA-256 alone (vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, init_none_hash). Before, and for xxHash, it is
+// random in each process.
 const fixedSeed = "vllm-none-hash"
 
 var (
@@ -59,11 +62,14 @@ func (v *VLLM) seed() (string, error) {
 	case v.HashSeed != nil:
 		return *v.HashSeed, nil
 	case v.EngineVersion == "":
-		return "", fmt.Errorf("%w: the workers registered neither hash_seed (their PYTHONHASHSEED) nor engine_version", ErrNames)
+		return "", fmt.Errorf("%w: the workers registered neither hash_seed (their PYTHONHASHSEED) nor engine_version",
+			ErrNames)
 	case v.sha256() && since(v.EngineVersion, fixedSeedSince):
 		return fixedSeed, nil
 	}
-	return "", fmt.Errorf("%w: vLLM %s hashes blocks with a seed that is random in each process unless PYTHONHASHSEED is set, which is to be registered as hash_seed", ErrNames, v.EngineVersion)
+	return "",
+		fmt.Errorf(
+			"%w: vLLM %s hashes blocks with a seed that is random in each process unless PYTHONHASHSEED is set, which is to be registered as hash_seed", ErrNames, v.EngineVersion)
 }
 
 // nameable says why the hashes of prompts with an adapter and a salt cannot be known; nil: they can.
@@ -73,20 +79,23 @@ func (v *VLLM) nameable(lora, salt string) error {
 	case err != nil:
 		return err
 	case v.before(namesSince):
-		return fmt.Errorf("%w: vLLM %s calls its objects otherwise than 0.24 and later, which are known here", ErrNames, v.EngineVersion)
+		return fmt.Errorf("%w: vLLM %s calls its objects otherwise than 0.24 and later, which are known here", ErrNames,
+			v.EngineVersion)
 	case (lora != "" || salt != "") && v.EngineVersion == "":
-		return fmt.Errorf("%w: adapters and cache salts are hashed by a rule of the release, and the workers registered no engine_version", ErrNames)
+		return fmt.Errorf(
+			"%w: adapters and cache salts are hashed by a rule of the release, and the workers registered no engine_version", ErrNames)
 	case lora != "" && since(v.EngineVersion, taggedSince):
 		return fmt.Errorf("%w: since 0.31 vLLM hashes the path of a LoRA adapter, and the query has its name", ErrNames)
 	case lora != "" && lora == salt && !v.cbor():
-		return fmt.Errorf("%w: a cache salt that is the adapter's name is pickled in a way that depends on the process", ErrNames)
+		return fmt.Errorf("%w: a cache salt that is the adapter's name is pickled in a way that depends on the process",
+			ErrNames)
 	}
 	return nil
 }
 
-// Digests appends to dst what vLLM calls the hash blocks of a prompt, HashBlockSize tokens each. Digests of 16 bytes are the first of
-// a PageHash, the rest of which is 0. An adapter's name and a cache salt are part of the hash; the zero Space is the plain one. Its error wraps ErrNames. v must have
-// passed Check.
+// Digests appends to dst what vLLM calls the hash blocks of a prompt, HashBlockSize tokens each. Digests of 16 bytes
+// are the first of a PageHash, the rest of which is 0. An adapter's name and a cache salt are part of the hash; the
+// zero Space is the plain one. Its error wraps ErrNames. v must have passed Check.
 func (v *VLLM) Digests(dst []PageHash, tokens []uint32, lora, salt string) ([]PageHash, error) {
 	if err := v.nameable(lora, salt); err != nil {
 		return dst, err
@@ -165,8 +174,9 @@ func (e *encoder) extra(lora, salt string, first, tagged bool) {
 	e.close(n)
 }
 
-// encoder writes nested tuples of bytes, texts and numbers as Python's pickle (protocol 5, one frame, no object twice) or as canonical CBOR
-// (RFC 8949 §4.2.1). A tuple is opened before its elements and closed after them, with the number of them both times.
+// encoder writes nested tuples of bytes, texts and numbers as Python's pickle (protocol 5, one frame, no object twice)
+// or as canonical CBOR (RFC 8949 §4.2.1). A tuple is opened before its elements and closed after them, with the number
+// of them both times.
 type encoder struct {
 	cbor bool
 	buf  []byte

@@ -31,7 +31,8 @@ func TestDigests(t *testing.T) {
 		t.Fatalf("only %d cases", len(cases))
 	}
 	for i, c := range cases {
-		v := VLLM{HashBlockSize: c.Block, HashAlgo: c.Algo, HashSeed: c.Seed, HashLookahead: c.Lookahead, EngineVersion: c.Version}
+		v := VLLM{HashBlockSize: c.Block, HashAlgo: c.Algo, HashSeed: c.Seed, HashLookahead: c.Lookahead,
+			EngineVersion: c.Version}
 		digests, err := v.Digests(nil, c.Tokens, c.LoRA, c.Salt)
 		var got []string
 		for _, d := range digests {

@@ -10,12 +10,14 @@ import (
 	"strings"
 )
 
-// Folder is the folder of SGLang's "file" storage backend, or of anything else that keeps one file for each object, mounted
-// where we run. It implements [Store]: a key is the file's name without ".bin". Any number of goroutines may use it.
+// Folder is the folder of SGLang's "file" storage backend, or of anything else that keeps one file for each object,
+// mounted where we run. It implements [Store]: a key is the file's name without ".bin". Any number of goroutines may
+// use it.
 //
-// SGLang names a page's file {hash}_{model}[_{tp rank}_{tp size}][_{pp size}_{pp rank}].bin, the ranks only where attention
-// is not MLA, the second pair only with more than one pipeline rank; slashes in the model's name become dashes (HiCacheFile in
-// python/sglang/srt/mem_cache/hicache_storage.py of sgl-project/sglang). [SGLang.FileKeys] makes these keys.
+// SGLang names a page's file {hash}_{model}[_{tp rank}_{tp size}][_{pp size}_{pp rank}].bin, the ranks only where
+// attention is not MLA, the second pair only with more than one pipeline rank; slashes in the model's name become
+// dashes (HiCacheFile in python/sglang/srt/mem_cache/hicache_storage.py of sgl-project/sglang). [SGLang.FileKeys] makes
+// these keys.
 type Folder struct{ root string }
 
 // NewFolder returns the store of a folder. It need not be there yet.

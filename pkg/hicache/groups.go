@@ -17,7 +17,8 @@ func (c *Config) GroupSpecs(blockSize uint32) (list []events.GroupSpec) {
 		spec := events.GroupSpec{
 			Kind: map[Kind]events.Attention{Full: events.AttentionFull, Sliding: events.AttentionSlidingWindow,
 				ChunkedLocal: events.AttentionChunkedLocal, Mamba: events.AttentionMamba}[g.Kind],
-			Drops: (g.Eagle || c.VLLM.UseEagle && !flagged) && c.VLLM.HashLookahead == 0, // hashes that read ahead drop nothing
+			// hashes that read ahead drop nothing
+			Drops: (g.Eagle || c.VLLM.UseEagle && !flagged) && c.VLLM.HashLookahead == 0,
 		}
 		if uint32(g.BlockSize) == blockSize { // a window of other blocks means nothing in the index
 			spec.Window = uint32(g.Window)

@@ -13,15 +13,19 @@ type Beyond string
 
 // The reasons.
 const (
-	BeyondEnd       Beyond = "prompt_ends"     // all that follows its own prefix is in the store
-	BeyondMissing   Beyond = "not_in_store"    // the next block is not there
-	BeyondUnknown   Beyond = "not_known"       // the store did not say whether the next block is there, or was not asked
+	BeyondEnd     Beyond = "prompt_ends"  // all that follows its own prefix is in the store
+	BeyondMissing Beyond = "not_in_store" // the next block is not there
+	// the store did not say whether the next block is there, or was not asked
+	BeyondUnknown   Beyond = "not_known"
 	BeyondThreshold Beyond = "below_threshold" // what is there is less than the engine begins to load for
 	BeyondCapacity  Beyond = "capacity"        // the engine has no room for more
-	BeyondGap       Beyond = "gap"             // the next block is there, but the engine loads only what begins with the prompt, and a block before is not there
-	BeyondGroups    Beyond = "other_groups"    // the next block is there, but not what other groups of the model's cache need to go on from it
-	BeyondAligned   Beyond = "alignment"       // the next block is there, but the engine's hits end at larger steps, or before a block that a draft model computes
-	BeyondLast      Beyond = "last_token"      // all is there; the engine computes what holds the last token itself
+	// the next block is there, but the engine loads only what begins with the prompt, and a block before is not there
+	BeyondGap Beyond = "gap"
+	// the next block is there, but not what other groups of the model's cache need to go on from it
+	BeyondGroups Beyond = "other_groups"
+	// the next block is there, but the engine's hits end at larger steps, or before a block that a draft model computes
+	BeyondAligned Beyond = "alignment"
+	BeyondLast    Beyond = "last_token" // all is there; the engine computes what holds the last token itself
 )
 
 // Rule is what an engine loads of the unbroken run of blocks that follows its own prefix.
@@ -46,8 +50,8 @@ func (s *SGLang) Rule() Rule {
 	return r
 }
 
-// Map is what a store holds of one prompt, ready to be merged with any number of ranks' own prefixes. It does not change; any
-// number of goroutines may use it.
+// Map is what a store holds of one prompt, ready to be merged with any number of ranks' own prefixes. It does not
+// change; any number of goroutines may use it.
 type Map struct {
 	ranges []Range
 	total  uint32

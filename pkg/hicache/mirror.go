@@ -12,27 +12,29 @@ import (
 
 // MirrorConfig bounds a [Mirror]. The zero value takes the defaults.
 type MirrorConfig struct {
-	// Objects (default 2,000,000; some 60 bytes each) is how many may be known. A store with more is polled, and looked at again after six
-	// times Pause.
+	// Objects (default 2,000,000; some 60 bytes each) is how many may be known. A store with more is polled, and looked
+	// at again after six times Pause.
 	Objects int
 
 	// Fresh (default 2 s) is how long the master's word that nothing was missed counts.
 	Fresh time.Duration
 
-	// Pause (default 10 s) is the least time between two lists of all objects: each costs the master one walk over all it holds.
+	// Pause (default 10 s) is the least time between two lists of all objects: each costs the master one walk over all
+	// it holds.
 	Pause time.Duration
 
 	Now func() time.Time // default time.Now
 }
 
-// Mirror is a set of what a store's master says in its own events that it holds. It implements [Store]: what the set knows is answered from
-// there, and all else by asking the master. Any number of goroutines may use it.
+// Mirror is a set of what a store's master says in its own events that it holds. It implements [Store]: what the set
+// knows is answered from there, and all else by asking the master. Any number of goroutines may use it.
 //
-// The stream has no replay and does not begin with what is there, so the set knows three things of an object. It is there, if it was
-// announced and no removal followed. Nothing is known, if the master's list of all objects has it: the list does not say in which
-// media, and has objects too that are still being written. It is not there, if neither holds, and the list came after the stream's beginning. All three hold only while
-// the numbers of the stream are consecutive and its shim says, at least each Fresh, that the master has published no more than
-// that. After a gap the set is empty, everything is asked for, and a new list makes it whole again.
+// The stream has no replay and does not begin with what is there, so the set knows three things of an object. It is
+// there, if it was announced and no removal followed. Nothing is known, if the master's list of all objects has it: the
+// list does not say in which media, and has objects too that are still being written. It is not there, if neither
+// holds, and the list came after the stream's beginning. All three hold only while the numbers of the stream are
+// consecutive and its shim says, at least each Fresh, that the master has published no more than that. After a gap the
+// set is empty, everything is asked for, and a new list makes it whole again.
 type Mirror struct {
 	store ListedStore
 	cfg   MirrorConfig
@@ -115,8 +117,8 @@ func (m *Mirror) Stats() MirrorStats {
 	return s
 }
 
-// Hear takes one message of the store's shim, an [events.StoreMessage]. Messages must come in the order in which they arrive. Where a list is
-// needed then, another goroutine asks for it, until ctx ends.
+// Hear takes one message of the store's shim, an [events.StoreMessage]. Messages must come in the order in which they
+// arrive. Where a list is needed then, another goroutine asks for it, until ctx ends.
 func (m *Mirror) Hear(ctx context.Context, data []byte) {
 	if epoch, want := m.hear(data); want {
 		go m.list(ctx, epoch)
@@ -201,8 +203,8 @@ func (m *Mirror) set(key [16]byte, where media) {
 	}
 }
 
-// list asks the master for all objects, of which it is in doubt where they are, and if at all: the set is whole then. A list that comes too
-// late for its set is dropped.
+// list asks the master for all objects, of which it is in doubt where they are, and if at all: the set is whole then. A
+// list that comes too late for its set is dropped.
 func (m *Mirror) list(ctx context.Context, epoch uint64) {
 	var names [][16]byte
 	err := m.store.Keys(ctx, func(key []byte) bool {

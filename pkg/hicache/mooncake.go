@@ -19,33 +19,34 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// MooncakeConfig says where a Mooncake master's admin server is and how it is asked. The zero value of all but Address takes
-// the defaults.
+// MooncakeConfig says where a Mooncake master's admin server is and how it is asked. The zero value of all but Address
+// takes the defaults.
 type MooncakeConfig struct {
 	// Address is HOST:PORT of the admin server, which mooncake_master calls its metrics port; 9003 unless configured.
 	Address string
 
-	// MaxKeys (default 1000) and MaxURL (default 64 KiB) bound one request. The master itself was seen to take 100,000 keys in
-	// 6.9 MB; what stands between may not. A proxy in between wants 8 KiB.
+	// MaxKeys (default 1000) and MaxURL (default 64 KiB) bound one request. The master itself was seen to take 100,000
+	// keys in 6.9 MB; what stands between may not. A proxy in between wants 8 KiB.
 	MaxKeys, MaxURL int
 
-	// Parallel is how many requests are under way at once, each on a connection of its own; default 4, as many as the master
-	// has threads for them.
+	// Parallel is how many requests are under way at once, each on a connection of its own; default 4, as many as the
+	// master has threads for them.
 	Parallel int
 
 	// Check is how often Watch asks after the master's health; default 1 s.
 	Check time.Duration
 
-	// Changed, if not nil, is called, from any goroutine, when what the master answered before is worth nothing any more: its role
-	// or view has changed, or a connection to it broke, which is all that can be seen of a restart.
+	// Changed, if not nil, is called, from any goroutine, when what the master answered before is worth nothing any
+	// more: its role or view has changed, or a connection to it broke, which is all that can be seen of a restart.
 	Changed func(why string)
 }
 
 // Mooncake asks a Mooncake master over HTTP. It implements [Store]. Any number of goroutines may use it.
 //
-// The protocol is that of mooncake-store/src/master_admin_service.cpp in kvcache-ai/Mooncake: GET /batch_query_keys?keys=a,b,c, where
-// commas stand as they are and everything else is percent-encoded, for the master decodes first and splits then. The
-// master's own answers grant no lease: an object may vanish right after, and those of a client that died stay for ten seconds more.
+// The protocol is that of mooncake-store/src/master_admin_service.cpp in kvcache-ai/Mooncake: GET
+// /batch_query_keys?keys=a,b,c, where commas stand as they are and everything else is percent-encoded, for the master
+// decodes first and splits then. The master's own answers grant no lease: an object may vanish right after, and those
+// of a client that died stay for ten seconds more.
 type Mooncake struct {
 	cfg    MooncakeConfig
 	client *http.Client
@@ -128,8 +129,8 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// CheckMooncakeKey refuses a key that the master cannot be asked for: it splits at commas, and one key that is not UTF-8 makes it
-// answer 503 for all.
+// CheckMooncakeKey refuses a key that the master cannot be asked for: it splits at commas, and one key that is not
+// UTF-8 makes it answer 503 for all.
 func CheckMooncakeKey(key string) error {
 	switch {
 	case key == "":
@@ -319,8 +320,8 @@ func refusal(status int, body []byte) error {
 	return fmt.Errorf("%w: status %d, %.200q", ErrReply, status, body)
 }
 
-// decodeBatchReply reads what /batch_query_keys answers: which keys were answered for, and whether their objects exist. hint is how
-// many keys there should be.
+// decodeBatchReply reads what /batch_query_keys answers: which keys were answered for, and whether their objects exist.
+// hint is how many keys there should be.
 func decodeBatchReply(body []byte, hint int) (map[string]bool, error) {
 	type entry struct {
 		OK *bool `json:"ok"`
@@ -383,8 +384,8 @@ func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
 	return h.identity(), nil
 }
 
-// Watch asks after the master's health again and again until ctx ends. While the master does not answer or does not serve,
-// Exists fails at once with the reason instead of waiting for it.
+// Watch asks after the master's health again and again until ctx ends. While the master does not answer or does not
+// serve, Exists fails at once with the reason instead of waiting for it.
 func (m *Mooncake) Watch(ctx context.Context) {
 	defer m.client.CloseIdleConnections()
 	last := ""

@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// Prompt is one prompt as a store knows it: what to ask for, and what the answers mean for the index's blocks. It does not change; any
-// number of goroutines may use it.
+// Prompt is one prompt as a store knows it: what to ask for, and what the answers mean for the index's blocks. It does
+// not change; any number of goroutines may use it.
 type Prompt struct {
 	// Lanes are what to ask for: one of pages (SGLang), or one of blocks for each group of the KV cache (vLLM).
 	Lanes []Lane
 
-	// Continues is whether the engine loads what follows the blocks it has (SGLang). If not, it loads only a run from the prompt's first block
-	// on (vLLM), so that all of the prompt is to be asked for.
+	// Continues is whether the engine loads what follows the blocks it has (SGLang). If not, it loads only a run from
+	// the prompt's first block on (vLLM), so that all of the prompt is to be asked for.
 	Continues bool
 
 	blockSize int
@@ -23,13 +23,16 @@ type Prompt struct {
 	co        *Coordinator
 }
 
-// Prompt names what a store may hold of a prompt, in an index with blocks of so many tokens. tokens are not used any more after the lanes' names were made. Its error wraps ErrNames. c must
-// be [Config.Usable].
+// Prompt names what a store may hold of a prompt, in an index with blocks of so many tokens. tokens are not used any
+// more after the lanes' names were made. Its error wraps ErrNames. c must be [Config.Usable].
 func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*Prompt, error) {
 	p := &Prompt{blockSize: int(blockSize), tokens: len(tokens)}
 	if s := c.SGLang; s != nil {
 		if lora != "" && !s.namespacesIgnored() {
-			return nil, fmt.Errorf("%w: SGLang hashes the id that it gives an adapter when it loads it, and the query has its name", ErrNames)
+			return nil,
+				fmt.Errorf(
+					"%w: SGLang hashes the id that it gives an adapter when it loads it, and the query has its name",
+					ErrNames)
 		}
 		var space Space
 		if salt != "" {
@@ -163,8 +166,10 @@ func (p *Prompt) Keys(block uint32) (keys []string) {
 		if group.Kind != Full && anyGroup(p.vllm.Groups, func(g *Group) bool { return g.Kind == Full }) {
 			continue
 		}
-		per := group.BlockSize / p.vllm.HashBlockSize / p.spans[g] // names of one of the group's blocks, the last of which is its own
-		for chunk := int(block) * p.blockSize / group.BlockSize; chunk*group.BlockSize < int(block+1)*p.blockSize; chunk++ {
+		// names of one of the group's blocks, the last of which is its own
+		per := group.BlockSize / p.vllm.HashBlockSize / p.spans[g]
+		for chunk := int(block) * p.blockSize / group.BlockSize; chunk*group.BlockSize < int(
+			block+1)*p.blockSize; chunk++ {
 			if at := (chunk+1)*per - 1; at < p.Lanes[g].Pages {
 				keys = append(keys, p.Lanes[g].Names()(at, at+1).Keys...)
 			}

@@ -15,13 +15,15 @@ type PageHash [sha256.Size]byte
 
 func (h PageHash) String() string { return hex.EncodeToString(h[:]) }
 
-// Space is what else than its tokens tells a request's pages from others'. nil is not given, which is not the same as empty.
+// Space is what else than its tokens tells a request's pages from others'. nil is not given, which is not the same as
+// empty.
 type Space struct {
 	ExtraKey  *string
 	CacheSalt *string
 }
 
-// seed is what stands before the first page, or nil (sgl-project/sglang › srt/mem_cache/utils.py, storage_namespace_seed).
+// seed is what stands before the first page, or nil (sgl-project/sglang › srt/mem_cache/utils.py,
+// storage_namespace_seed).
 func (s Space) seed() []byte {
 	if s.ExtraKey == nil && s.CacheSalt == nil {
 		return nil
@@ -48,8 +50,8 @@ func (s *SGLang) Pages(tokens int) int {
 	return tokens / s.PageSize
 }
 
-// Lane is a prompt's pages, for a cache of the store that s is about. tokens are not used any more after Begin has returned. s must
-// have passed Check.
+// Lane is a prompt's pages, for a cache of the store that s is about. tokens are not used any more after Begin has
+// returned. s must have passed Check.
 func (s *SGLang) Lane(tokens []uint32, space Space) Lane {
 	l := Lane{Pages: s.Pages(len(tokens))}
 	l.Names = func() func(from, to int) PageKeys {
@@ -72,8 +74,8 @@ func (s *SGLang) Lane(tokens []uint32, space Space) Lane {
 	return l
 }
 
-// PageHashes appends to dst the hashes of the whole pages of tokens. Tokens that do not fill a page have none. With EAGLE a page
-// is of pairs (t, t+1), so n tokens have (n-1)/page_size pages. s must have passed Check.
+// PageHashes appends to dst the hashes of the whole pages of tokens. Tokens that do not fill a page have none. With
+// EAGLE a page is of pairs (t, t+1), so n tokens have (n-1)/page_size pages. s must have passed Check.
 func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []PageHash {
 	width := 1
 	if s.IsEagle {
@@ -207,13 +209,15 @@ func (k PageKeys) Pages(exists []bool) ([]bool, error) {
 	return pages, nil
 }
 
-// StorageBatch is how many pages SGLang asks its store for at once. It asks no further after the first batch that is not whole.
+// StorageBatch is how many pages SGLang asks its store for at once. It asks no further after the first batch that is
+// not whole.
 const StorageBatch = 128
 
 // defaultPrefetchThreshold is SGLang's, in tokens.
 const defaultPrefetchThreshold = 256
 
-// Load is what of a prompt lies in the store beyond what a worker has itself, and what of it the worker would load. In pages.
+// Load is what of a prompt lies in the store beyond what a worker has itself, and what of it the worker would load. In
+// pages.
 type Load struct {
 	There  int    // in one unbroken run
 	Would  int    // of these, what the engine loads; less than There only for Reason
@@ -221,8 +225,8 @@ type Load struct {
 	Reason string // "" or why the engine loads less than is there
 }
 
-// WouldLoad applies the rules of SGLang's HiCacheController to pages, of which the worker holds the first have itself. It leaves out
-// what the engine has in flight for other requests, which nobody outside knows. s must have passed Check.
+// WouldLoad applies the rules of SGLang's HiCacheController to pages, of which the worker holds the first have itself.
+// It leaves out what the engine has in flight for other requests, which nobody outside knows. s must have passed Check.
 func (s *SGLang) WouldLoad(pages []bool, have int) (l Load) {
 	if have < 0 || have >= len(pages) {
 		return Load{}

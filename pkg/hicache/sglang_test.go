@@ -98,7 +98,8 @@ func TestPageNeedsAllItsKeys(t *testing.T) {
 func TestWouldLoad(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
-		c := SGLang{PageSize: []int{1, 16, 64, 512}[rng.IntN(4)], PrefetchThreshold: []int{0, 100}[rng.IntN(2)], PrefetchCapacity: []int{0, 3000}[rng.IntN(2)]}
+		c := SGLang{PageSize: []int{1, 16, 64, 512}[rng.IntN(4)], PrefetchThreshold: []int{0, 100}[rng.IntN(2)],
+			PrefetchCapacity: []int{0, 3000}[rng.IntN(2)]}
 		pages := make([]bool, rng.IntN(500))
 		for i := range pages {
 			pages[i] = rng.IntN(200) > 0
@@ -127,8 +128,10 @@ func TestWouldLoad(t *testing.T) {
 			would = 0
 		}
 		got := c.WouldLoad(pages, have)
-		if got.There != there || got.Would != would || got.Asked != asked || (got.Would < got.There) != (got.Reason != "") {
-			t.Fatalf("%+v, want there %d, would %d, asked %d: %+v, %d pages, have %d", got, there, would, asked, c, len(pages), have)
+		if got.There != there || got.Would != would || got.Asked != asked ||
+			(got.Would < got.There) != (got.Reason != "") {
+			t.Fatalf("%+v, want there %d, would %d, asked %d: %+v, %d pages, have %d", got, there, would, asked, c,
+				len(pages), have)
 		}
 	}
 }

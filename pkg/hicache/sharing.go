@@ -10,15 +10,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Sharing is how the workers of one model share a store, put together from what each of their ranks registered. It does not change;
-// any number of goroutines may use it.
+// Sharing is how the workers of one model share a store, put together from what each of their ranks registered. It does
+// not change; any number of goroutines may use it.
 type Sharing struct {
-	// Config is what they agree on: how names are made, and where the store is. It is empty if nobody shares a store, or if
-	// there is a Reason.
+	// Config is what they agree on: how names are made, and where the store is. It is empty if nobody shares a store,
+	// or if there is a Reason.
 	Config Config
 
-	// Reason says why what is registered cannot be joined: a configuration that makes no sense, or two that contradict each other,
-	// with the ranks that said so.
+	// Reason says why what is registered cannot be joined: a configuration that makes no sense, or two that contradict
+	// each other, with the ranks that said so.
 	Reason string
 
 	everyone bool // ranks that registered nothing share the store too, by the rule of Config
@@ -38,8 +38,8 @@ func ForAll(c Config) *Sharing {
 
 // Share joins what the ranks of one model registered. Empty configurations have no say: those ranks share no store.
 //
-// How much an engine would load (threshold and capacity) may differ from rank to rank: it does not change what blocks are
-// called.
+// How much an engine would load (threshold and capacity) may differ from rank to rank: it does not change what blocks
+// are called.
 func Share(ranks map[events.RankKey]Config) *Sharing {
 	s := &Sharing{rules: make(map[events.RankKey]Rule, len(ranks))}
 	var first events.RankKey
@@ -84,8 +84,8 @@ func same(a, b Config) bool {
 	return false
 }
 
-// differs names the first field in which two configurations differ that changes what is in the store, with a verb for each of the two
-// who say so.
+// differs names the first field in which two configurations differ that changes what is in the store, with a verb for
+// each of the two who say so.
 func differs(a, b Config) string {
 	switch {
 	case a.SGLang != nil && b.SGLang != nil:
@@ -114,7 +114,8 @@ func fieldThatDiffers(a, b reflect.Value) string {
 			say := func(v reflect.Value) string {
 				return strings.ReplaceAll(fmt.Sprintf("%.60s", fmt.Sprint(v)), "%", "%%")
 			}
-			return fmt.Sprintf("%s is %s for %%s and %s for %%s", name, say(reflect.Indirect(a.Field(i))), say(reflect.Indirect(b.Field(i))))
+			return fmt.Sprintf("%s is %s for %%s and %s for %%s", name, say(reflect.Indirect(a.Field(i))),
+				say(reflect.Indirect(b.Field(i))))
 		}
 	}
 	return ""

@@ -32,16 +32,19 @@ func TestShare(t *testing.T) {
 		t.Errorf("nobody has a store: %+v", s)
 	}
 
-	v := Config{VLLM: &VLLM{ModelName: "m", TPSize: 1, PPSize: 1, NumKVHead: 1, Groups: []Group{{Kind: Full, BlockSize: 16}}, HashBlockSize: 16, SchedulerBlockSize: 16}}
+	v := Config{VLLM: &VLLM{ModelName: "m", TPSize: 1, PPSize: 1, NumKVHead: 1,
+		Groups: []Group{{Kind: Full, BlockSize: 16}}, HashBlockSize: 16, SchedulerBlockSize: 16}}
 	for _, c := range []struct {
 		change func(*Config)
 		want   string
 	}{
 		{func(c *Config) { c.SGLang.MetricsPort = 1 }, "disagree: master_metrics_port is 9003 for a/0 and 1 for b/1"},
-		{func(c *Config) { c.SGLang.PageSize = 0 }, "b/1 registered what cannot be used: hicache: sglang_hicache_mooncake: page_size 0"},
+		{func(c *Config) { c.SGLang.PageSize = 0 },
+			"b/1 registered what cannot be used: hicache: sglang_hicache_mooncake: page_size 0"},
 		{func(c *Config) { c.SGLang.Backend = "hf3fs" }, `backend "hf3fs"`},
 		{func(c *Config) { c.SGLang.ExtraBackendTag = "50%d" }, "extra_backend_tag is  for a/0 and 50%d for b/1"},
-		{func(c *Config) { c.SGLang.EngineVersion, c.SGLang.ModelName = "0.5.23", "m" }, "model_name is  for a/0 and m for b/1"},
+		{func(c *Config) { c.SGLang.EngineVersion, c.SGLang.ModelName = "0.5.23", "m" },
+			"model_name is  for a/0 and m for b/1"},
 		{func(c *Config) { *c = v }, "a/0 uses SGLang's store, b/1 vLLM's"},
 		{func(c *Config) { c.VLLM = v.VLLM }, "one worker has SGLang's store and vLLM's"},
 	} {
@@ -82,10 +85,13 @@ func TestReleaseDecidesNames(t *testing.T) {
 		{SGLang{EngineVersion: "0.5.17rc1"}, true, false, true},
 		{SGLang{EngineVersion: "0.5.20"}, true, false, false},
 		{SGLang{EngineVersion: "1.0.0"}, true, false, false},
-		{SGLang{EngineVersion: "0.5.23", ModelInKeys: &no, MLAKeyStyle: "plain", Namespaces: "ignored"}, false, true, true},
-		{SGLang{EngineVersion: "0.5.3", ModelInKeys: &yes, MLAKeyStyle: "rank", Namespaces: "hashed"}, true, false, false},
+		{SGLang{EngineVersion: "0.5.23", ModelInKeys: &no, MLAKeyStyle: "plain", Namespaces: "ignored"}, false, true,
+			true},
+		{SGLang{EngineVersion: "0.5.3", ModelInKeys: &yes, MLAKeyStyle: "rank", Namespaces: "hashed"}, true, false,
+			false},
 	} {
-		if m, p, i := c.s.modelInKeys(), c.s.plainStyle(), c.s.namespacesIgnored(); m != c.model || p != c.plain || i != c.ignored {
+		if m, p, i := c.s.modelInKeys(), c.s.plainStyle(), c.s.namespacesIgnored(); m != c.model || p != c.plain ||
+			i != c.ignored {
 			t.Errorf("%+v: model in keys %v, plain %v, namespaces ignored %v", c.s, m, p, i)
 		}
 	}

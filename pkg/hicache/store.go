@@ -8,9 +8,9 @@ import (
 
 // Store says which objects a shared store holds. Implementations: [Mooncake], [Mirror], [Folder].
 //
-// Exists answers for keys[i] with bit i of present. It may know less than it was asked: a bit that is not set in known says
-// nothing. An error says why not all bits are known; what is known counts nevertheless. Exists returns soon after ctx ends.
-// Any number of goroutines may call it.
+// Exists answers for keys[i] with bit i of present. It may know less than it was asked: a bit that is not set in known
+// says nothing. An error says why not all bits are known; what is known counts nevertheless. Exists returns soon after
+// ctx ends. Any number of goroutines may call it.
 type Store interface {
 	Exists(ctx context.Context, keys []string) (present, known Bitmap, err error)
 }

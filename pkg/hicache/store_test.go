@@ -54,7 +54,8 @@ func soon(t testing.TB) context.Context {
 func TestMooncakeAsksInChunks(t *testing.T) {
 	f := startMaster(t)
 	m := storeOf(t, f, MooncakeConfig{MaxKeys: 10, MaxURL: 400})
-	keys := []string{"with,comma", "not\xff8", "", "a b", "a+b", "a%2Cb", "pre@m@tp_rank:0/ü\n\"", strings.Repeat("x", 500)}
+	keys := []string{"with,comma", "not\xff8", "", "a b", "a+b", "a%2Cb", "pre@m@tp_rank:0/ü\n\"",
+		strings.Repeat("x", 500)}
 	const odd = 8
 	for i := range 100 {
 		keys = append(keys, fmt.Sprintf("key-%d-%s", i, strings.Repeat("y", i%60)))
@@ -221,7 +222,8 @@ func TestMooncakeFaults(t *testing.T) {
 		"nothing":        {say(``), ErrReply, ""},
 		"unasked":        {say(`{"success":true,"data":{"z":{"ok":true},"y":{"ok":true}}}`), ErrReply, ""},
 		"too much":       {say(`{"success":true,"data":{}}` + strings.Repeat(" ", 1<<20)), ErrReply, ""},
-		"500":            {func(w http.ResponseWriter, _ []string) bool { w.WriteHeader(500); return true }, ErrReply, ""},
+		"500": {func(w http.ResponseWriter, _ []string) bool { w.WriteHeader(500); return true }, ErrReply,
+			""},
 		"standby": {func(w http.ResponseWriter, _ []string) bool {
 			w.WriteHeader(503)
 			fmt.Fprint(w, `{"success":false,"error_code":-1011}`)
@@ -312,7 +314,9 @@ func TestMooncakeKeepsTheDeadline(t *testing.T) {
 }
 
 func FuzzDecodeBatchReply(f *testing.F) {
-	f.Add([]byte(`{"success":true,"data":{"a":{"ok":true,"error":null,"values":[{"size_":100}]},"b":{"ok":false,"error":"OBJECT_NOT_FOUND","values":null}}}`))
+	f.Add(
+		[]byte(
+			`{"success":true,"data":{"a":{"ok":true,"error":null,"values":[{"size_":100}]},"b":{"ok":false,"error":"OBJECT_NOT_FOUND","values":null}}}`))
 	f.Add([]byte(`{"success":true,"data":{"a":null}}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		got, err := decodeBatchReply(body, 1)
@@ -348,7 +352,8 @@ func TestFolder(t *testing.T) {
 	if !errors.Is(err, ErrKey) || present.Count() != 5 || known.Count() != 8 {
 		t.Errorf("%d present, %d known, %v", present.Count(), known.Count(), err)
 	}
-	if _, known, err := NewFolder(filepath.Join(dir, "none")).Exists(soon(t), keys.Keys); err != nil || known.Count() != 8 {
+	if _, known, err := NewFolder(filepath.Join(dir, "none")).Exists(soon(t), keys.Keys); err != nil ||
+		known.Count() != 8 {
 		t.Errorf("a folder that is not there: %d known, %v", known.Count(), err)
 	}
 	over, cancel := context.WithCancel(context.Background())
@@ -511,7 +516,8 @@ func TestCacheAgainstStore(t *testing.T) {
 					}
 				}
 				if !ok {
-					t.Fatalf("seed %d: page %d is said to be %v and has not been for %v", seed, i, found.Present.Get(i), life)
+					t.Fatalf("seed %d: page %d is said to be %v and has not been for %v", seed, i, found.Present.Get(i),
+						life)
 				}
 			}
 			if found.Age > 10*time.Second {
@@ -607,7 +613,8 @@ func TestMapAgainstWouldLoad(t *testing.T) {
 				present.Set(i)
 			}
 		}
-		s := &SGLang{PageSize: 1 + rng.IntN(100), PrefetchThreshold: rng.IntN(2) * rng.IntN(1000), PrefetchCapacity: rng.IntN(2) * rng.IntN(5000)}
+		s := &SGLang{PageSize: 1 + rng.IntN(100), PrefetchThreshold: rng.IntN(2) * rng.IntN(1000),
+			PrefetchCapacity: rng.IntN(2) * rng.IntN(5000)}
 		m := NewMap(n, present, known)
 		total := 0
 		var ranges []Range
@@ -626,7 +633,8 @@ func TestMapAgainstWouldLoad(t *testing.T) {
 		}
 		for have := range n + 2 {
 			got, why := m.Load(uint32(have), s.Rule())
-			if want := s.WouldLoad(pages, have); int(got) != want.Would || want.Reason == "" && (why == BeyondThreshold || why == BeyondCapacity) {
+			if want := s.WouldLoad(pages, have); int(got) != want.Would || want.Reason == "" &&
+				(why == BeyondThreshold || why == BeyondCapacity) {
 				t.Fatalf("%+v %v from %d: %d (%s), want %+v", s, pages, have, got, why, want)
 			}
 		}

@@ -35,5 +35,6 @@ func parseVersion(text string) (v version, err error) {
 // since reports whether a release is another one or came after it. A release that is not known, or not one, is not.
 func since(text string, first version) bool {
 	v, err := parseVersion(text)
-	return err == nil && cmp.Or(cmp.Compare(v[0], first[0]), cmp.Compare(v[1], first[1]), cmp.Compare(v[2], first[2])) >= 0
+	return err == nil && cmp.Or(cmp.Compare(v[0], first[0]), cmp.Compare(v[1], first[1]),
+		cmp.Compare(v[2], first[2])) >= 0
 }

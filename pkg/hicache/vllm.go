@@ -12,8 +12,8 @@ func modelTail(name string) string {
 	return name[strings.LastIndexByte(name, '/')+1:]
 }
 
-// The releases of vLLM in which lookups changed which ranks' objects they ask for (MooncakeStoreWorker.lookup, later _init_lookup_key_prefixes, in the
-// published wheels). Blocks of before namesSince are called otherwise.
+// The releases of vLLM in which lookups changed which ranks' objects they ask for (MooncakeStoreWorker.lookup, later
+// _init_lookup_key_prefixes, in the published wheels). Blocks of before namesSince are called otherwise.
 var (
 	namesSince        = version{0, 24, 0}
 	contextRanksSince = version{0, 25, 0} // of context-parallel ranks too; before, only of the first
@@ -40,8 +40,8 @@ func (v *VLLM) before(release version) bool {
 	return v.EngineVersion != "" && !since(v.EngineVersion, release)
 }
 
-// KeyPrefixes are the prefixes under each of which a block of group g must exist to be a hit: one for each rank whose bytes
-// differ, by the rules of the release; without one, by those of 0.27 and later. v must have passed Check.
+// KeyPrefixes are the prefixes under each of which a block of group g must exist to be a hit: one for each rank whose
+// bytes differ, by the rules of the release; without one, by those of 0.27 and later. v must have passed Check.
 func (v *VLLM) KeyPrefixes(g int) []string {
 	pcp, dcp, shards := max(v.PCPSize, 1), max(v.DCPSize, 1), v.shards(g)
 	switch {
@@ -58,7 +58,8 @@ func (v *VLLM) KeyPrefixes(g int) []string {
 	for c := range pcp {
 		for t := range shards {
 			for p := range v.PPSize {
-				prefixes = append(prefixes, fmt.Sprintf("%s@tp_rank:%d@pcp%d@dcp%d@pp_rank:%d@group:%d@", head, t, c, t%dcp, p, g))
+				prefixes = append(prefixes, fmt.Sprintf("%s@tp_rank:%d@pcp%d@dcp%d@pp_rank:%d@group:%d@", head, t, c,
+					t%dcp, p, g))
 			}
 		}
 	}

@@ -8,13 +8,15 @@ import (
 	"strings"
 )
 
-// CheckAddress returns an error, which repeats no secret, that says what is wrong with the address of a NATS server: HOST, or
-// SCHEME://USER:PASSWORD@HOST:PORT with a scheme of nats, tls, ws or wss; all but the host may be missing.
+// CheckAddress returns an error, which repeats no secret, that says what is wrong with the address of a NATS server:
+// HOST, or SCHEME://USER:PASSWORD@HOST:PORT with a scheme of nats, tls, ws or wss; all but the host may be missing.
 func CheckAddress(address string) error {
 	u, err := parseAddress(address)
 	switch {
 	case err != nil && strings.Contains(address, "@"): // what the parser says may have a piece of the password
-		return fmt.Errorf("address %q cannot be read; in a user or password, signs like / : @ %% are written as %%2F %%3A %%40 %%25", ShownAddress(address))
+		return fmt.Errorf(
+			"address %q cannot be read; in a user or password, signs like / : @ %% are written as %%2F %%3A %%40 %%25",
+			ShownAddress(address))
 	case err != nil:
 		return fmt.Errorf("address %w", err)
 	case !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme):

@@ -9,7 +9,8 @@ import (
 
 func TestAddresses(t *testing.T) {
 	t.Parallel()
-	for _, good := range []string{"h", "h:4222", "nats://h", "tls://h:1", "wss://h/path", "nats://user:p%2Fw@h:4222", "nats://token@h", "[::1]:4222", "nats://[::1]"} {
+	for _, good := range []string{"h", "h:4222", "nats://h", "tls://h:1", "wss://h/path", "nats://user:p%2Fw@h:4222",
+		"nats://token@h", "[::1]:4222", "nats://[::1]"} {
 		if err := CheckAddress(good); err != nil {
 			t.Errorf("%s: %v", good, err)
 		}
@@ -29,7 +30,8 @@ func TestAddresses(t *testing.T) {
 		"nats://sec ret@h":           `"nats://xxxxx@h" cannot be read`,
 	} {
 		err := CheckAddress(bad)
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "sec") || strings.Contains(err.Error(), "ret@") {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "sec") ||
+			strings.Contains(err.Error(), "ret@") {
 			t.Errorf("%q: %v; want %q", bad, err, want)
 		}
 	}

@@ -10,12 +10,14 @@ import (
 
 // How a question is asked again.
 const (
-	askSlow  = 250 * time.Millisecond // without an answer, or a quarter of the time; after that twice as long, and so on
+	// without an answer, or a quarter of the time; after that twice as long, and so on
+	askSlow  = 250 * time.Millisecond
 	askSoon  = 10 * time.Millisecond  // no answer is late before
 	askPause = 20 * time.Millisecond  // after the first failure, doubled with each further one
 	askRest  = 250 * time.Millisecond // the longest pause
 
-	// Of all questions of a connection a tenth may be asked again because the answer is late, and so many at once after a time without.
+	// Of all questions of a connection a tenth may be asked again because the answer is late, and so many at once after
+	// a time without.
 	askBurst  = 100
 	askBudget = 10 // questions for one of those
 )
@@ -28,7 +30,8 @@ const (
 	AgainSlow    = "slow"    // no answer yet: another instance is asked too
 )
 
-// question is a question under way: it says when it is to be sent, and when it has failed. It is stepped; times are since it began. One goroutine owns it.
+// question is a question under way: it says when it is to be sent, and when it has failed. It is stepped; times are
+// since it began. One goroutine owns it.
 //
 // Invariants:
 //  1. While no request may be answered any more, at is when the next is sent.
@@ -47,7 +50,8 @@ type question struct {
 }
 
 func newQuestion(left, absent time.Duration) question {
-	return question{left: left, bound: min(absent, left/2), slow: min(askSlow, max(left/4, askSoon)), pause: askPause, absent: -1}
+	return question{left: left, bound: min(absent, left/2), slow: min(askSlow, max(left/4, askSoon)), pause: askPause,
+		absent: -1}
 }
 
 // sends tells that a request is sent.
@@ -114,10 +118,12 @@ func (a *ask) put(n news) {
 	}
 }
 
-// Ask is [Conn.Request] for what may be asked more than once. It asks again as long as there is time when the connection is lost or not there yet; for
-// [ConnOptions.Absent], or half of the time, when nobody serves the subject or an instance says that it cannot answer now (code 503): then that is the error;
-// and when there is no answer after 250 ms, or a quarter of the time, and after twice as long again, and so on: then another instance may be asked beside the
-// first, which is done for a tenth of all questions of a connection. The first answer counts. [ConnHooks.AskedAgain] is told each time.
+// Ask is [Conn.Request] for what may be asked more than once. It asks again as long as there is time when the
+// connection is lost or not there yet; for [ConnOptions.Absent], or half of the time, when nobody serves the subject or
+// an instance says that it cannot answer now (code 503): then that is the error; and when there is no answer after 250
+// ms, or a quarter of the time, and after twice as long again, and so on: then another instance may be asked beside the
+// first, which is done for a tenth of all questions of a connection. The first answer counts. [ConnHooks.AskedAgain] is
+// told each time.
 func (c *Conn) Ask(ctx context.Context, subject, contentType string, body []byte) (Reply, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -219,7 +225,8 @@ func (c *Conn) beginAsk(subject string, a *ask) (id uint64, box *Outbox, err err
 	}
 	c.lastAsk++
 	c.spareAsks = min(c.spareAsks+1, askBurst*askBudget)
-	c.asking[c.lastAsk] = asked{a, &waiter{subject: subject, cancel: func(err error) { a.put(news{err: err, ended: true}) }}}
+	c.asking[c.lastAsk] = asked{a, &waiter{subject: subject,
+		cancel: func(err error) { a.put(news{err: err, ended: true}) }}}
 	c.waiting[c.asking[c.lastAsk].waiter] = struct{}{}
 	return c.lastAsk, c.asked, nil
 }

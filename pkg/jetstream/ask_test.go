@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// TestQuestionSteps plays random questions. One is always waited for or about to be asked; it is asked again when it must be, and not too often.
+// TestQuestionSteps plays random questions. One is always waited for or about to be asked; it is asked again when it
+// must be, and not too often.
 func TestQuestionSteps(t *testing.T) {
 	for seed := range uint64(3000) {
 		rng := rand.New(rand.NewPCG(seed, 5))
@@ -52,11 +53,13 @@ func TestQuestionSteps(t *testing.T) {
 			}
 		}
 		if q.sent < 1 || q.sent > 1+slow+failures || slow > bits.Len64(uint64(max(4, q.left/askSlow))) {
-			t.Fatalf("seed %d: sent %d times after %d failures, %d times because it was late", seed, q.sent, failures, slow)
+			t.Fatalf("seed %d: sent %d times after %d failures, %d times because it was late", seed, q.sent, failures,
+				slow)
 		}
 	}
 	// What nobody serves is asked for so long, or half of the time.
-	for _, c := range []struct{ left, nobody time.Duration }{{10 * time.Second, 2 * time.Second}, {time.Second, 500 * time.Millisecond}} {
+	for _, c := range []struct{ left, nobody time.Duration }{{10 * time.Second, 2 * time.Second},
+		{time.Second, 500 * time.Millisecond}} {
 		q := newQuestion(c.left, 2*time.Second)
 		now := time.Duration(0)
 		for ; !q.nobody(now); now = q.at {
@@ -96,15 +99,18 @@ func askingFor(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// TestAskWhileTheServerRestarts: questions are asked all the time while the NATS server is stopped and started again, and every one is answered.
+// TestAskWhileTheServerRestarts: questions are asked all the time while the NATS server is stopped and started again,
+// and every one is answered.
 func TestAskWhileTheServerRestarts(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	var why again
-	client := connect(t, ConnOptions{URLs: []string{w.srv.URL()}, Absent: patience, Hooks: ConnHooks{AskedAgain: why.told}})
-	serve(t, w.c, ServiceConfig{Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo", QueueGroup: "q", Handler: func(_ context.Context, r Request) Response {
-		return Response{Body: r.Body}
-	}}}})
+	client := connect(t, ConnOptions{URLs: []string{w.srv.URL()}, Absent: patience,
+		Hooks: ConnHooks{AskedAgain: why.told}})
+	serve(t, w.c, ServiceConfig{Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo", QueueGroup: "q",
+		Handler: func(_ context.Context, r Request) Response {
+			return Response{Body: r.Body}
+		}}}})
 	var stop atomic.Bool
 	var asked atomic.Int64
 	var clients sync.WaitGroup
@@ -167,7 +173,8 @@ func TestAskOfOneThatIsKilled(t *testing.T) {
 	}()
 	<-held
 	doomed.Close()
-	serve(t, connect(t, ConnOptions{URLs: []string{s.URL()}}), endpoint(func(context.Context, Request) Response { return Response{Body: []byte("other")} }))
+	serve(t, connect(t, ConnOptions{URLs: []string{s.URL()}}),
+		endpoint(func(context.Context, Request) Response { return Response{Body: []byte("other")} }))
 	if err := <-answer; err != nil {
 		t.Fatal(err)
 	}
@@ -181,8 +188,10 @@ func TestAskUntilSomebodyServes(t *testing.T) {
 	t.Parallel()
 	server, _ := pair(t)
 	var why again
-	client := connect(t, ConnOptions{URLs: []string{server.Server().URL}, Absent: patience, Hooks: ConnHooks{AskedAgain: why.told}})
-	if _, err := client.Ask(askingFor(t, 200*time.Millisecond), "t.find", "", nil); !errors.Is(err, ErrNoResponder) && !errors.Is(err, ErrTimeout) {
+	client := connect(t, ConnOptions{URLs: []string{server.Server().URL}, Absent: patience,
+		Hooks: ConnHooks{AskedAgain: why.told}})
+	if _, err := client.Ask(askingFor(t, 200*time.Millisecond), "t.find", "", nil); !errors.Is(err, ErrNoResponder) &&
+		!errors.Is(err, ErrTimeout) {
 		t.Fatalf("nobody serves it: %v", err)
 	}
 	answer := make(chan error, 1)
@@ -193,12 +202,13 @@ func TestAskUntilSomebodyServes(t *testing.T) {
 	for before := why.count(AgainAbsent); why.count(AgainAbsent) < before+2; {
 		time.Sleep(time.Millisecond)
 	}
-	serve(t, server, ServiceConfig{Endpoints: []Endpoint{{Name: "find", Subject: "t.find", QueueGroup: "q", Handler: func(context.Context, Request) Response {
-		if why.count(AgainRefused) == 0 {
-			return Response{Code: CodeStopping, Description: "this instance is being stopped"}
-		}
-		return Response{}
-	}}, {Name: "fail", Subject: "t.fail", Handler: func(context.Context, Request) Response {
+	serve(t, server, ServiceConfig{Endpoints: []Endpoint{{Name: "find", Subject: "t.find", QueueGroup: "q",
+		Handler: func(context.Context, Request) Response {
+			if why.count(AgainRefused) == 0 {
+				return Response{Code: CodeStopping, Description: "this instance is being stopped"}
+			}
+			return Response{}
+		}}, {Name: "fail", Subject: "t.fail", Handler: func(context.Context, Request) Response {
 		return Response{Code: CodeStopping, Description: "not ready", Body: []byte("not ready: of 3 partitions")}
 	}}}})
 	if err := <-answer; err != nil {
@@ -228,7 +238,8 @@ func TestAskBudget(t *testing.T) {
 	t.Parallel()
 	server, _ := pair(t)
 	var why again
-	client := connect(t, ConnOptions{URLs: []string{server.Server().URL}, Absent: patience, Hooks: ConnHooks{AskedAgain: why.told}})
+	client := connect(t, ConnOptions{URLs: []string{server.Server().URL}, Absent: patience,
+		Hooks: ConnHooks{AskedAgain: why.told}})
 	stop, err := server.Subscribe("t.silent", func(Request) {})
 	if err != nil {
 		t.Fatal(err)
@@ -266,9 +277,10 @@ func TestAskBudget(t *testing.T) {
 // BenchmarkAsk is [BenchmarkRequest] with Ask.
 func BenchmarkAsk(b *testing.B) {
 	server, client := pair(b)
-	serve(b, server, ServiceConfig{Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo", Handler: func(_ context.Context, r Request) Response {
-		return Response{ContentType: ContentMsgpack, Body: r.Body}
-	}}}})
+	serve(b, server, ServiceConfig{Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo",
+		Handler: func(_ context.Context, r Request) Response {
+			return Response{ContentType: ContentMsgpack, Body: r.Body}
+		}}}})
 	body := payloads(1, 1024)[0]
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()

@@ -68,7 +68,8 @@ func readAck(data []byte, stream string) (uint64, error) {
 //
 // message(i) is asked for the messages in order; it may return the same one again and again, with other
 // content. Headers of the batch are set here.
-func (c *Conn) storeBatch(ctx context.Context, stream, watch, id string, n int, message func(i int) *nats.Msg) (last uint64, err error) {
+func (c *Conn) storeBatch(ctx context.Context, stream, watch, id string, n int,
+	message func(i int) *nats.Msg) (last uint64, err error) {
 	underway, total := 0, 0
 	for i := range n {
 		m := message(i)

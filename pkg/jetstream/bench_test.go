@@ -88,7 +88,8 @@ func BenchmarkRead(b *testing.B) {
 			b.ResetTimer()
 			for n := 0; n < b.N; {
 				out := make(chan Update, 1)
-				r, err := w.ns.StartReader(ReaderConfig{After: Position{Seq: events.StreamSeq(max(0, stored-(b.N-n)))}, Out: out})
+				r, err := w.ns.StartReader(ReaderConfig{After: Position{Seq: events.StreamSeq(max(0, stored-(b.N-n)))},
+					Out: out})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -171,9 +172,10 @@ func BenchmarkGet(b *testing.B) {
 
 func BenchmarkRequest(b *testing.B) {
 	server, client := pair(b)
-	serve(b, server, ServiceConfig{Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo", Handler: func(_ context.Context, r Request) Response {
-		return Response{ContentType: ContentMsgpack, Body: r.Body}
-	}}}})
+	serve(b, server, ServiceConfig{Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo",
+		Handler: func(_ context.Context, r Request) Response {
+			return Response{ContentType: ContentMsgpack, Body: r.Body}
+		}}}})
 	body := payloads(1, 1024)[0]
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()

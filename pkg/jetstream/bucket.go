@@ -20,8 +20,9 @@ import (
 // MiB, counts them.
 const MaxValue = 900_000
 
-// A commit shares the server's disk with whoever publishes. What is more than batchBytes goes value by value, and after each the
-// disk is left alone restFactor times as long as that took, restMost at most: so an event waits for one value, not for all.
+// A commit shares the server's disk with whoever publishes. What is more than batchBytes goes value by value, and after
+// each the disk is left alone restFactor times as long as that took, restMost at most: so an event waits for one value,
+// not for all.
 const (
 	batchBytes = 128 << 10
 	restFactor = 2
@@ -33,8 +34,8 @@ type BucketConfig struct {
 	MaxBytes int64 // default none; a full bucket refuses writes with [ErrFull]
 	Replicas int   // 1, 3 or 5; default that of the namespace's record
 
-	// TTL is after how long without being written a key goes, by the servers' clocks. Zero: never. It is part of what a bucket is: a
-	// bucket that is there with another is refused.
+	// TTL is after how long without being written a key goes, by the servers' clocks. Zero: never. It is part of what a
+	// bucket is: a bucket that is there with another is refused.
 	TTL time.Duration
 }
 
@@ -84,7 +85,8 @@ func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
 func (c *Conn) roomForValues() error {
 	const need = MaxValue + headerRoom
 	if limit := int(c.nc.MaxPayload()); limit < need {
-		return fmt.Errorf("%w: NATS server %s takes messages of %d bytes at most, an indexer needs %d: set max_payload: %d or more in the server's configuration (1048576 is its default)",
+		return fmt.Errorf(
+			"%w: NATS server %s takes messages of %d bytes at most, an indexer needs %d: set max_payload: %d or more in the server's configuration (1048576 is its default)",
 			ErrTooLarge, c.nc.ConnectedServerName(), limit, need, need)
 	}
 	return nil
@@ -117,8 +119,10 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		AllowAtomicPublish: b.atomic,
 	}
 	err := c.ensure(ctx, want, func(there *jetstream.StreamConfig) error {
-		if there.MaxMsgsPerSubject != 1 || there.Storage != want.Storage || there.Discard != want.Discard || there.MaxAge != want.MaxAge {
-			return fmt.Errorf("bucket %s: %w: want history 1, file storage and life %v per key (0: for ever), have history %d, %v storage, life %v",
+		if there.MaxMsgsPerSubject != 1 || there.Storage != want.Storage || there.Discard != want.Discard ||
+			there.MaxAge != want.MaxAge {
+			return fmt.Errorf(
+				"bucket %s: %w: want history 1, file storage and life %v per key (0: for ever), have history %d, %v storage, life %v",
 				name, ErrMismatch, want.MaxAge, there.MaxMsgsPerSubject, there.Storage, there.MaxAge)
 		}
 		there.MaxBytes = or(cfg.MaxBytes, there.MaxBytes)
@@ -141,7 +145,8 @@ func (b *Bucket) check(v Value) error {
 		return fmt.Errorf("key %.64q in bucket %s: %w", v.Key, b.name, ErrBadName)
 	}
 	if limit := min(MaxValue, b.c.maxMessage(0)); len(v.Data) > limit {
-		return fmt.Errorf("key %s in bucket %s: %w: %d bytes, the limit is %d", v.Key, b.name, ErrTooLarge, len(v.Data), limit)
+		return fmt.Errorf("key %s in bucket %s: %w: %d bytes, the limit is %d", v.Key, b.name, ErrTooLarge, len(v.Data),
+			limit)
 	}
 	return nil
 }
@@ -227,14 +232,15 @@ func (b *Bucket) create(ctx context.Context, key string, data []byte) error {
 // snapshot's chunks and its manifest. It returns the guard's new revision. An error that wraps [ErrConflict]
 // says that the guard was written meanwhile.
 //
-// Where the server can, what is small goes as one atomic batch: all is stored or nothing. Else values are stored first, one
-// after the other with rests between them, so that publishers get their turns at the disk, and the guard last: after a
-// failure or a conflict some of the values may remain, which nothing refers to; [Bucket.Sweep] removes them.
+// Where the server can, what is small goes as one atomic batch: all is stored or nothing. Else values are stored first,
+// one after the other with rests between them, so that publishers get their turns at the disk, and the guard last:
+// after a failure or a conflict some of the values may remain, which nothing refers to; [Bucket.Sweep] removes them.
 //
 // Who refers to a value without storing it again must have found it referred to by the guard of the expected
 // revision, not merely in the bucket: only that keeps it from being swept (see DESIGN.md). Read the guard
 // before the first Commit of a save, not after.
-func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expected uint64) (revision uint64, err error) {
+func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expected uint64) (revision uint64,
+	err error) {
 	action := "commit " + guard.Key + " in bucket " + b.name
 	size := 0
 	for _, v := range values {
@@ -272,7 +278,8 @@ func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expect
 				lastErr = nil // revision 0
 			}
 			if lastErr == nil && entry.Revision != expected {
-				return 0, fmt.Errorf("%s: %w", action, &ConflictError{Subject: keySubject(b.name, guard.Key), Expected: expected, Found: entry.Revision, Server: err.Error()})
+				return 0, fmt.Errorf("%s: %w", action, &ConflictError{Subject: keySubject(b.name, guard.Key),
+					Expected: expected, Found: entry.Revision, Server: err.Error()})
 			}
 			if lastErr != nil {
 				return 0, fmt.Errorf("%s: %w", action, lastErr)
@@ -307,7 +314,8 @@ func (b *Bucket) commitBatch(ctx context.Context, values []Value, guard Value, e
 }
 
 // commitGuardLast stores the values from the first that is not yet, and then the guard.
-func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *int, guard Value, expected uint64) (uint64, error) {
+func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *int, guard Value,
+	expected uint64) (uint64, error) {
 	for ; *stored < len(values); *stored++ {
 		v, begun := values[*stored], time.Now()
 		if _, err := b.c.store(ctx, b.stream, &nats.Msg{Subject: keySubject(b.name, v.Key), Data: v.Data}); err != nil {
@@ -358,7 +366,8 @@ func (c *Conn) subjects(ctx context.Context, action, stream, filter string) (lis
 // Sweep removes the keys with a prefix for which keep is false and whose value is older than the revision
 // before, and says how many it removed. The revision is that of a guard which the caller has committed: what
 // others have stored since is never touched, so that no lock is needed (DESIGN.md has the argument).
-func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string) bool, before uint64) (removed int, err error) {
+func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string) bool, before uint64) (removed int,
+	err error) {
 	keys, err := b.Keys(ctx, prefix)
 	if err != nil {
 		return 0, err
@@ -388,9 +397,9 @@ func (b *Bucket) Writable(ctx context.Context) error {
 	return b.c.writable(ctx, b.stream, keySubject(b.name, nobodysKey))
 }
 
-// goneFor is for how long a bucket must have been gone before it is made anew. A stream that nats-server 2.15.2 makes while it still removes one of the
-// same name may store nothing, ever: in a loop that made it as soon as it was not found, the 4th and the 24th did not; once the removal was
-// acknowledged, all of 150 did.
+// goneFor is for how long a bucket must have been gone before it is made anew. A stream that nats-server 2.15.2 makes
+// while it still removes one of the same name may store nothing, ever: in a loop that made it as soon as it was not
+// found, the 4th and the 24th did not; once the removal was acknowledged, all of 150 did.
 const goneFor = time.Second
 
 // Gone reports whether the bucket was deleted, so that it may be made anew. It takes a second to say yes.

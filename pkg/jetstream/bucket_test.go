@@ -62,7 +62,8 @@ func TestBucket(t *testing.T) {
 			t.Fatal(rev, err)
 		}
 		entry, err := b.Latest(w.ctx, manifestKey(0))
-		if err != nil || string(entry.Value) != "one" || entry.Revision != rev || entry.Written.Before(begun.Truncate(time.Millisecond)) || entry.Written.After(time.Now()) {
+		if err != nil || string(entry.Value) != "one" || entry.Revision != rev ||
+			entry.Written.Before(begun.Truncate(time.Millisecond)) || entry.Written.After(time.Now()) {
 			t.Fatal(entry, err)
 		}
 		for _, v := range values {
@@ -104,7 +105,8 @@ func TestBucket(t *testing.T) {
 			}
 		}
 		large := Value{"p0.c.x", make([]byte, MaxValue+1)}
-		if _, err := b.Commit(w.ctx, []Value{large}, Value{"x", nil}, 0); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "900001") {
+		if _, err := b.Commit(w.ctx, []Value{large}, Value{"x", nil}, 0); !errors.Is(err, ErrTooLarge) ||
+			!strings.Contains(err.Error(), "900001") {
 			t.Error(err)
 		}
 		if _, err := b.Put(w.ctx, large.Key, large.Data); !errors.Is(err, ErrTooLarge) {
@@ -155,7 +157,8 @@ func TestBucketKeysAndSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if keys, err := b.Keys(w.ctx, keyPrefix(1)); err != nil || fmt.Sprint(keys) != "[p1.c.a p1.c.b p1.c.c p1.manifest]" {
+	if keys, err := b.Keys(w.ctx, keyPrefix(1)); err != nil ||
+		fmt.Sprint(keys) != "[p1.c.a p1.c.b p1.c.c p1.manifest]" {
 		t.Fatal(keys, err)
 	}
 	if _, err := b.Keys(w.ctx, "p1"); !errors.Is(err, ErrBadName) {
@@ -212,7 +215,8 @@ func TestBucketCrashBetween(t *testing.T) {
 			for i := range 5 {
 				values = append(values, Value{chunkKey(0, fmt.Sprint("x", i)), make([]byte, MaxValue)})
 			}
-			if _, err := half.Commit(ctx, values, Value{manifestKey(0), []byte("2")}, rev); !errors.Is(err, ErrUnavailable) {
+			if _, err := half.Commit(ctx, values, Value{manifestKey(0), []byte("2")}, rev); !errors.Is(err,
+				ErrUnavailable) {
 				t.Fatal(err)
 			}
 		} else if _, err := b.Put(w.ctx, chunkKey(0, "x"), []byte("x")); err != nil {
@@ -226,7 +230,10 @@ func TestBucketCrashBetween(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Sweep(w.ctx, keyPrefix(0), func(key string) bool { return key == manifestKey(0) || key == chunkKey(0, "2") }, rev); err != nil {
+		if _, err := b.Sweep(w.ctx, keyPrefix(0), func(key string) bool {
+			return key == manifestKey(0) ||
+				key == chunkKey(0, "2")
+		}, rev); err != nil {
 			t.Fatal(err)
 		}
 		if keys, err := b.Keys(w.ctx, ""); err != nil || fmt.Sprint(keys) != "[p0.c.2 p0.manifest]" {
@@ -270,7 +277,8 @@ func TestBucketFull(t *testing.T) {
 		if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{MaxBytes: 3 << 20}); err != nil {
 			t.Fatal(err)
 		}
-		rev, err := b.Commit(w.ctx, []Value{{chunkKey(0, "1"), make([]byte, MaxValue)}}, Value{manifestKey(0), []byte("1")}, 0)
+		rev, err := b.Commit(w.ctx, []Value{{chunkKey(0, "1"), make([]byte, MaxValue)}},
+			Value{manifestKey(0), []byte("1")}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +292,10 @@ func TestBucketFull(t *testing.T) {
 		if m, err := b.Latest(w.ctx, manifestKey(0)); err != nil || string(m.Value) != "1" {
 			t.Fatal(m, err)
 		}
-		if _, err := b.Sweep(w.ctx, "", func(key string) bool { return key == manifestKey(0) || key == chunkKey(0, "1") }, 1<<40); err != nil {
+		if _, err := b.Sweep(w.ctx, "", func(key string) bool {
+			return key == manifestKey(0) ||
+				key == chunkKey(0, "1")
+		}, 1<<40); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.Commit(w.ctx, values[:1], Value{manifestKey(0), []byte("2")}, rev); err != nil {
@@ -300,7 +311,8 @@ func TestBucketRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	stream := bucketStream(SnapshotBucket("test"))
-	cfg := map[string]any{"name": stream, "subjects": []string{"$KV." + SnapshotBucket("test") + ".>"}, "storage": "file", "retention": "limits", "max_msgs_per_subject": 5, "allow_direct": true}
+	cfg := map[string]any{"name": stream, "subjects": []string{"$KV." + SnapshotBucket("test") + ".>"},
+		"storage": "file", "retention": "limits", "max_msgs_per_subject": 5, "allow_direct": true}
 	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+stream, cfg, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -52,8 +52,8 @@ func (w *world) keysBut(b *Bucket, values []Value) (rest []string) {
 	return rest
 }
 
-// TestCommitResumes cuts the connection in the midst of a commit, again and again: it goes on where it was, and stores at most the value
-// twice that was on its way at a cut.
+// TestCommitResumes cuts the connection in the midst of a commit, again and again: it goes on where it was, and stores
+// at most the value twice that was on its way at a cut.
 func TestCommitResumes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -96,8 +96,8 @@ func TestCommitResumes(t *testing.T) {
 	}
 }
 
-// TestCommitOvertaken has another writer commit while one has stored some of its values: it is told whose turn it was, its values count for
-// nothing, and the other's next sweep removes them.
+// TestCommitOvertaken has another writer commit while one has stored some of its values: it is told whose turn it was,
+// its values count for nothing, and the other's next sweep removes them.
 func TestCommitOvertaken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -130,7 +130,8 @@ func TestCommitOvertaken(t *testing.T) {
 	px.deaf.Store(false)
 	px.cut()
 	var conflict *ConflictError
-	if err := <-done; !errors.Is(err, ErrConflict) || !errors.As(err, &conflict) || conflict.Expected != first || conflict.Found != second {
+	if err := <-done; !errors.Is(err, ErrConflict) || !errors.As(err, &conflict) || conflict.Expected != first ||
+		conflict.Found != second {
 		t.Fatal(err)
 	}
 	if m, err := b.Latest(w.ctx, manifestKey(0)); err != nil || string(m.Value) != "second" {
@@ -155,8 +156,8 @@ func TestCommitOvertaken(t *testing.T) {
 	}
 }
 
-// TestCommitCancelled ends a commit in its midst: it returns soon, the guard is as it was, and what was stored in vain is swept after the
-// next one.
+// TestCommitCancelled ends a commit in its midst: it returns soon, the guard is as it was, and what was stored in vain
+// is swept after the next one.
 func TestCommitCancelled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -173,7 +174,8 @@ func TestCommitCancelled(t *testing.T) {
 	through.atomic = true
 	px.spent = func() { cancel(); px.cut() }
 	px.budget.Store(pacedBytes * 7 / 2)
-	if _, err := through.Commit(ctx, vain, Value{manifestKey(0), []byte("cancelled")}, first); !errors.Is(err, ErrUnavailable) || !errors.Is(err, context.Canceled) {
+	if _, err := through.Commit(ctx, vain, Value{manifestKey(0), []byte("cancelled")}, first); !errors.Is(err,
+		ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if _, err := b.Latest(w.ctx, vain[19].Key); !errors.Is(err, ErrNotFound) {
@@ -199,8 +201,9 @@ func TestCommitCancelled(t *testing.T) {
 	}
 }
 
-// TestCommitWhileAnotherIsUnderWay: a leader that still works on somebody's first value of a key refuses another, though there is none yet. That is no conflict before
-// there is one: the value is stored if the other never comes about.
+// TestCommitWhileAnotherIsUnderWay: a leader that still works on somebody's first value of a key refuses another,
+// though there is none yet. That is no conflict before there is one: the value is stored if the other never comes
+// about.
 func TestCommitWhileAnotherIsUnderWay(t *testing.T) {
 	t.Parallel()
 	srv := configServer(t, "") // without JetStream: the test answers

@@ -40,7 +40,8 @@ type ConnOptions struct {
 	// Domain is the JetStream domain, where JetStream is reached through a leaf node.
 	Domain string
 
-	// Core asks for no JetStream, which need not be there then: the connection is good for [Conn.Listen], [Conn.Request] and [Conn.Ask].
+	// Core asks for no JetStream, which need not be there then: the connection is good for [Conn.Listen],
+	// [Conn.Request] and [Conn.Ask].
 	Core bool
 
 	// Wait says what Connect does while no server can be reached: false returns the error at once, true tries again
@@ -51,11 +52,12 @@ type ConnOptions struct {
 	ConnectTimeout time.Duration // for one attempt to connect to one server; default 3 s
 	AttemptTimeout time.Duration // how long one request to the JetStream API waits before it is sent again; default 2 s
 
-	// Patience is how long one call is repeated while JetStream is unavailable; then that is the error. Default: until its context ends.
+	// Patience is how long one call is repeated while JetStream is unavailable; then that is the error. Default: until
+	// its context ends.
 	Patience time.Duration
 
-	// Absent is how long [Conn.Ask] asks while nobody can answer, as when a service or a NATS server restarts; default 2 s. More is good for who would
-	// rather wait, less for who has another way.
+	// Absent is how long [Conn.Ask] asks while nobody can answer, as when a service or a NATS server restarts; default
+	// 2 s. More is good for who would rather wait, less for who has another way.
 	Absent time.Duration
 
 	Hooks ConnHooks
@@ -67,7 +69,8 @@ type ConnHooks struct {
 	Reconnected  func(url string) // it is back
 	AsyncError   func(err error)  // something that no call can return: a refused subject, a slow consumer
 	Waiting      func(err error)  // Connect found no server, or no JetStream (ErrNoLeader), and tries again
-	AskedAgain   func(why string) // [Conn.Ask] asks again, for one of the reasons Again…; this one is called from any goroutine
+	// [Conn.Ask] asks again, for one of the reasons Again…; this one is called from any goroutine
+	AskedAgain func(why string)
 }
 
 // Conn is one connection to NATS that never gives up. Its methods may be called from any goroutine.
@@ -101,8 +104,9 @@ type waiter struct {
 
 // Connect connects and makes sure that there is a JetStream.
 //
-// Errors wrap [ErrUnavailable] (nobody there; see [ConnOptions.Wait]), with it [ErrNoLeader] (a server, but no JetStream for now),
-// [ErrDenied] (credentials refused) or [ErrNoJetStream]; those of options that make no sense wrap nothing. None shows a password.
+// Errors wrap [ErrUnavailable] (nobody there; see [ConnOptions.Wait]), with it [ErrNoLeader] (a server, but no
+// JetStream for now), [ErrDenied] (credentials refused) or [ErrNoJetStream]; those of options that make no sense wrap
+// nothing. None shows a password.
 func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	if len(o.URLs) == 0 {
 		o.URLs = []string{nats.DefaultURL}
@@ -123,7 +127,8 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 		o.Absent = 2 * time.Second
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
-		return nil, fmt.Errorf("connect: a TLS certificate and its key belong together, have certificate %q and key %q", o.CertFile, o.KeyFile)
+		return nil, fmt.Errorf("connect: a TLS certificate and its key belong together, have certificate %q and key %q",
+			o.CertFile, o.KeyFile)
 	}
 	c := &Conn{
 		api:      jetstream.DefaultAPIPrefix,
@@ -183,8 +188,8 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	return c, nil
 }
 
-// pingInterval is how often a server that says nothing is asked whether it lives. One that stands still, or whose cable is cut, is left for another after two
-// to three of them.
+// pingInterval is how often a server that says nothing is asked whether it lives. One that stands still, or whose cable
+// is cut, is left for another after two to three of them.
 const pingInterval = 3 * time.Second
 
 func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
@@ -355,7 +360,8 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 				c.noInbox = err
 			}
 			for w := range c.waiting {
-				if c.noInbox != nil || kind == "Publish" && (w.subject == subject || strings.HasSuffix(w.subject, ".") && strings.HasPrefix(subject, w.subject)) {
+				if c.noInbox != nil || kind == "Publish" && (w.subject == subject ||
+					strings.HasSuffix(w.subject, ".") && strings.HasPrefix(subject, w.subject)) {
 					w.cancel(err)
 				}
 			}
@@ -411,7 +417,8 @@ func (c *Conn) tryFor(ctx context.Context, d time.Duration, subject string, do f
 		return refused
 	}
 	err := sent(do(ctx))
-	if err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)) {
+	if err != nil && ctx.Err() != nil && (errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)) {
 		return context.Cause(ctx)
 	}
 	return err
@@ -432,7 +439,8 @@ func (c *Conn) retry(ctx context.Context, attempt func() error) error {
 	begun := time.Now()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := attempt()
-		if err == nil || classOf(err) != ErrUnavailable || c.nc.IsClosed() || c.patience > 0 && time.Since(begun) >= c.patience {
+		if err == nil || classOf(err) != ErrUnavailable || c.nc.IsClosed() || c.patience > 0 &&
+			time.Since(begun) >= c.patience {
 			return err
 		}
 		if !sleep(ctx, pause) {

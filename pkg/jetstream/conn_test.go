@@ -82,18 +82,21 @@ func TestConnectWithoutJetStream(t *testing.T) {
 func TestConnectNobodyThere(t *testing.T) {
 	t.Parallel()
 	addr := loopback.Reserve(t)
-	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}}); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), addr) {
+	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}}); !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), addr) {
 		t.Fatalf("nobody there: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
-	if _, err := Connect(ctx, ConnOptions{URLs: []string{"nats://" + addr}, Wait: true}); !errors.Is(err, ErrUnavailable) {
+	if _, err := Connect(ctx, ConnOptions{URLs: []string{"nats://" + addr}, Wait: true}); !errors.Is(err,
+		ErrUnavailable) {
 		t.Fatalf("nobody comes: %v", err)
 	}
 	waiting := make(chan struct{}, 100)
 	connected := make(chan error, 1)
 	go func() {
-		c, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}, Wait: true, Hooks: ConnHooks{Waiting: func(error) { waiting <- struct{}{} }}})
+		c, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}, Wait: true,
+			Hooks: ConnHooks{Waiting: func(error) { waiting <- struct{}{} }}})
 		if err == nil {
 			c.Close()
 		}
@@ -139,7 +142,8 @@ func certificate(t testing.TB) (cert, key string) {
 		t.Fatal(err)
 	}
 	cert, key = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
-	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der},
+		key: {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
 		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +172,8 @@ func TestConnectTLS(t *testing.T) {
 		}
 	}
 	// Waiting does not make a wrong certificate right.
-	_, err := Connect(ctxFor(t), ConnOptions{URLs: []string{url}, CAFile: other, CertFile: cert, KeyFile: key, Wait: true})
+	_, err := Connect(ctxFor(t), ConnOptions{URLs: []string{url}, CAFile: other, CertFile: cert, KeyFile: key,
+		Wait: true})
 	if err == nil || errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
@@ -178,7 +183,8 @@ func TestConnectTokenAndNkey(t *testing.T) {
 	t.Parallel()
 	srv := configServer(t, "jetstream: enabled\nauthorization { token: secret }")
 	connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, Token: "secret"})
-	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Token: "wrong", Wait: true}); !errors.Is(err, ErrDenied) {
+	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Token: "wrong",
+		Wait: true}); !errors.Is(err, ErrDenied) {
 		t.Error(err)
 	}
 	user, err := nkeys.CreateUser()
@@ -199,7 +205,8 @@ func TestConnectTokenAndNkey(t *testing.T) {
 	}
 	srv = configServer(t, "jetstream: enabled\nauthorization { users = [ { nkey: "+public+" } ] }")
 	connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, NkeyFile: file})
-	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Wait: true}); !errors.Is(err, ErrDenied) {
+	if _, err := Connect(ctxFor(t), ConnOptions{URLs: []string{srv.ClientURL()}, Wait: true}); !errors.Is(err,
+		ErrDenied) {
 		t.Error(err)
 	}
 }
@@ -210,7 +217,8 @@ func TestReconnect(t *testing.T) {
 	addr := loopback.Reserve(t)
 	s := startServer(t, dir, addr)
 	down, up := make(chan error, 10), make(chan string, 10)
-	c := connect(t, ConnOptions{URLs: []string{s.URL()}, Hooks: ConnHooks{Disconnected: func(err error) { down <- err }, Reconnected: func(url string) { up <- url }}})
+	c := connect(t, ConnOptions{URLs: []string{s.URL()}, Hooks: ConnHooks{Disconnected: func(err error) { down <- err },
+		Reconnected: func(url string) { up <- url }}})
 	s.Stop()
 	<-down
 	if c.Connected() {
@@ -261,8 +269,8 @@ func TestASilentServerIsLeft(t *testing.T) {
 	t.Logf("it was left after %v", time.Since(begun))
 }
 
-// TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once: who waits for an answer does so for longer
-// than the test does.
+// TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once: who waits for
+// an answer does so for longer than the test does.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	shimGrant, err := ShimGrant("test", 1, "w1")
@@ -276,7 +284,8 @@ func TestPermissions(t *testing.T) {
 		{Grant: ReaderGrant("test"), Password: "x"},
 	}}}))
 	as := func(user, inbox string) *Conn {
-		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox, AttemptTimeout: time.Hour})
+		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox,
+			AttemptTimeout: time.Hour})
 	}
 	ctx := ctxFor(t)
 	admin := as("admin", "")
@@ -306,7 +315,8 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	w2 := events.RankKey{Instance: "w2"}
-	if _, err := shim.OpenPublisher(ctx, w2, PublisherHooks{}); !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), "w2") {
+	if _, err := shim.OpenPublisher(ctx, w2, PublisherHooks{}); !errors.Is(err, ErrDenied) ||
+		!strings.Contains(err.Error(), "w2") {
 		t.Fatalf("opening for another worker: %v", err)
 	}
 	other, err := ns.OpenPublisher(ctx, w2, PublisherHooks{})
@@ -315,7 +325,8 @@ func TestPermissions(t *testing.T) {
 	}
 	other.c = shim.Conn()
 	for _, n := range []int{1, 3, 10} {
-		if _, err := other.Publish(ctx, numbered(1, n)); !errors.Is(err, ErrDenied) || !strings.Contains(err.Error(), "w2") {
+		if _, err := other.Publish(ctx, numbered(1, n)); !errors.Is(err, ErrDenied) ||
+			!strings.Contains(err.Error(), "w2") {
 			t.Fatalf("publishing for another worker: %v", err)
 		}
 	}
@@ -337,7 +348,8 @@ func TestPermissions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if entry, err := leases.Latest(ctx, "0.w1.0"); err != nil || string(entry.Value) != "lease" || entry.Revision != revision {
+	if entry, err := leases.Latest(ctx, "0.w1.0"); err != nil || string(entry.Value) != "lease" ||
+		entry.Revision != revision {
 		t.Fatal(entry, err)
 	}
 	if _, err := leases.Latest(ctx, "0.w2.0"); !errors.Is(err, ErrDenied) {
@@ -347,7 +359,8 @@ func TestPermissions(t *testing.T) {
 		t.Fatalf("creating a namespace: %v", err)
 	}
 	// A client whose replies cannot arrive learns it from its first request.
-	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "reader", Password: "x", AttemptTimeout: time.Hour, Wait: true}); !errors.Is(err, ErrDenied) {
+	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "reader", Password: "x",
+		AttemptTimeout: time.Hour, Wait: true}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a refused inbox: %v", err)
 	}
 
@@ -406,8 +419,12 @@ func TestPermissions(t *testing.T) {
 		t.Fatalf("asking for the rank: %v", err)
 	}
 	desk, err := Serve(shim.Conn(), ServiceConfig{Name: "shim", Version: "1.0.0", Endpoints: []Endpoint{
-		{Name: "rank", Subject: rank, Handler: func(context.Context, Request) Response { return Response{Body: []byte("w1")} }},
-		{Name: "partition", Subject: ControlSubject("test", 0), Handler: func(context.Context, Request) Response { return Response{Body: []byte("w1")} }},
+		{Name: "rank", Subject: rank, Handler: func(context.Context,
+			Request) Response {
+			return Response{Body: []byte("w1")}
+		}},
+		{Name: "partition", Subject: ControlSubject("test", 0),
+			Handler: func(context.Context, Request) Response { return Response{Body: []byte("w1")} }},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -420,7 +437,8 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(reply, err)
 	}
 	for replies := []Reply(nil); len(replies) == 0; {
-		if replies, err = indexer.Conn().Gather(ctx, time.Second, ControlSubject("test", 0), ContentJSON, nil); err != nil || len(replies) > 1 {
+		if replies, err = indexer.Conn().Gather(ctx, time.Second, ControlSubject("test", 0), ContentJSON,
+			nil); err != nil || len(replies) > 1 {
 			t.Fatal(replies, err)
 		}
 	}
@@ -448,7 +466,8 @@ func TestRefusedSubject(t *testing.T) {
 		ok                  bool
 	}{
 		{`nats: permissions violation: Permissions Violation for Publish to "a.b"`, "Publish", "a.b", true},
-		{`nats: permissions violation: permissions Violation for Subscription to "a.*" using queue "q"`, "Subscription", "a.*", true},
+		{`nats: permissions violation: permissions Violation for Subscription to "a.*" using queue "q"`, "Subscription",
+			"a.*", true},
 		{`Permissions Violation for Publish to "a`, "", "", false},
 		{`Permissions Violation for `, "", "", false},
 		{`something else`, "", "", false},
@@ -483,7 +502,8 @@ func TestErrorClasses(t *testing.T) {
 		if !errors.Is(err, c.want) || !errors.Is(err, c.err) || !strings.HasPrefix(err.Error(), "do it: ") {
 			t.Errorf("%v became %v", c.err, err)
 		}
-		if again := failed("again", err); strings.Count(again.Error(), c.want.Error()) > strings.Count(err.Error(), c.want.Error()) {
+		if again := failed("again", err); strings.Count(again.Error(), c.want.Error()) > strings.Count(err.Error(),
+			c.want.Error()) {
 			t.Errorf("the class is said twice: %v", again)
 		}
 	}

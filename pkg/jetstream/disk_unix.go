@@ -19,8 +19,8 @@ func tryLock(f *os.File) (bool, error) {
 	return err == nil, err
 }
 
-// unlock releases the lock at once. Closing the file alone would leave it with a child process that was forked a moment ago and has not begun its own
-// program yet.
+// unlock releases the lock at once. Closing the file alone would leave it with a child process that was forked a moment
+// ago and has not begun its own program yet.
 func unlock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
 // freeBytes is how much this process may still write to the file system of a folder.

@@ -33,7 +33,8 @@ func TestEndProof(t *testing.T) {
 		{sent: 6, emptied: 3, want: 3, why: "the consumer says it has no more, and nothing speaks against it"},
 		{sent: 6, emptied: 3.2, want: 0, why: "that is hardly later"},
 		{looked: 5, last: 6, sent: 6, want: 5, why: "the leader has no more"},
-		{failed: true, sent: 6, emptied: 6, want: 0, why: "the leader could not be asked: the consumer may be cut off with an old copy"},
+		{failed: true, sent: 6, emptied: 6, want: 0,
+			why: "the leader could not be asked: the consumer may be cut off with an old copy"},
 		{looked: 7, last: 8, sent: 6, emptied: 7.5, want: 0, why: "it was"},
 		{looked: 9, last: 10, sent: 8, want: 7, why: "what the leader had first is there"},
 		{sent: 9, emptied: 9.5, want: 0, why: "but not what it had then"},
@@ -54,8 +55,8 @@ func TestEndProof(t *testing.T) {
 	}
 }
 
-// A reader says again and again that it has read to the end, with later times, while the server answers; not before it has, nor while the server
-// is away.
+// A reader says again and again that it has read to the end, with later times, while the server answers; not before it
+// has, nor while the server is away.
 func TestReaderTellsOfTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -71,7 +72,8 @@ func TestReaderTellsOfTheEnd(t *testing.T) {
 			if !ok {
 				continue
 			}
-			if end.Seq != rd.at.Seq || end.Time.Before(begun) || end.Time.After(time.Now()) || !end.Time.After(last.Time) {
+			if end.Seq != rd.at.Seq || end.Time.Before(begun) || end.Time.After(time.Now()) ||
+				!end.Time.After(last.Time) {
 				t.Fatalf("%+v at %d, after %+v", end, rd.at.Seq, last)
 			}
 			last = end

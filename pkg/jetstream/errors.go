@@ -34,9 +34,11 @@ var (
 	// ErrNoJetStream: this NATS server, or this account on it, has no JetStream.
 	ErrNoJetStream = errors.New("JetStream is not enabled")
 
-	// ErrNoLeader: a NATS server answers and JetStream does not: it has no meta leader. Requests between clients work, nothing can be
-	// read from or written to a stream or bucket. It comes with [ErrUnavailable]: back off, and start the NATS servers that are away.
-	ErrNoLeader = errors.New("JetStream does not answer: it has no meta leader (more than half of its NATS servers must be up), or is just starting")
+	// ErrNoLeader: a NATS server answers and JetStream does not: it has no meta leader. Requests between clients work,
+	// nothing can be read from or written to a stream or bucket. It comes with [ErrUnavailable]: back off, and start
+	// the NATS servers that are away.
+	ErrNoLeader = errors.New(
+		"JetStream does not answer: it has no meta leader (more than half of its NATS servers must be up), or is just starting")
 
 	// ErrNoNamespace: no indexer has created the namespace yet. Returned by [OpenNamespace].
 	ErrNoNamespace = errors.New("namespace does not exist")
@@ -75,7 +77,8 @@ func (e *ConflictError) Error() string {
 	if e.Writer != "" {
 		by = " by writer " + e.Writer
 	}
-	return fmt.Sprintf("%s: %v: expected sequence %d as the last one, found %d%s (%s)", e.Subject, ErrConflict, e.Expected, e.Found, by, e.Server)
+	return fmt.Sprintf("%s: %v: expected sequence %d as the last one, found %d%s (%s)", e.Subject, ErrConflict,
+		e.Expected, e.Found, by, e.Server)
 }
 
 // Unwrap lets errors.Is find [ErrConflict].
@@ -135,23 +138,29 @@ func classOf(err error) error {
 	}
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrAuthorization),
-		errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked), errors.Is(err, nats.ErrAccountAuthExpired):
+		errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked), errors.Is(err,
+			nats.ErrAccountAuthExpired):
 		return ErrDenied
 	case errors.Is(err, nats.ErrMaxPayload):
 		return ErrTooLarge
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
 		return ErrNoJetStream
-	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrTimeout),
+	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err,
+		nats.ErrTimeout),
 		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
 		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining),
-		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrNoServers),
-		errors.Is(err, nats.ErrStaleConnection), errors.Is(err, jetstream.ErrConnectionClosed), errors.Is(err, jetstream.ErrServerShutdown),
-		errors.Is(err, errDisconnected), errors.Is(err, errNoConnection), errors.Is(err, errAttemptOver), errors.Is(err, errBehind):
+		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected), errors.Is(err,
+			nats.ErrNoServers),
+		errors.Is(err, nats.ErrStaleConnection), errors.Is(err, jetstream.ErrConnectionClosed), errors.Is(err,
+			jetstream.ErrServerShutdown),
+		errors.Is(err, errDisconnected), errors.Is(err, errNoConnection), errors.Is(err, errAttemptOver), errors.Is(err,
+			errBehind):
 		return ErrUnavailable
 	}
 	// A write into a connection that is just being lost.
 	var netErr net.Error
-	if errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, net.ErrClosed) {
+	if errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) ||
+		errors.Is(err, net.ErrClosed) {
 		return ErrUnavailable
 	}
 	return nil
@@ -181,8 +190,8 @@ func classOfCode(code, errCode int) error {
 	return nil
 }
 
-// sent is an error of sending, in words that one understands: nothing is kept back while there is no connection, and nats.go calls that a buffer's
-// limit.
+// sent is an error of sending, in words that one understands: nothing is kept back while there is no connection, and
+// nats.go calls that a buffer's limit.
 func sent(err error) error {
 	if errors.Is(err, nats.ErrReconnectBufExceeded) {
 		return errNoConnection

@@ -14,7 +14,8 @@ const (
 	nothing = "nothing"
 )
 
-// explanations of lines that look worse than they are (nats-server server/filestore.go, recoverFullState and who calls it).
+// explanations of lines that look worse than they are (nats-server server/filestore.go, recoverFullState and who calls
+// it).
 var explanations = []explanation{
 	{"Stream state outdated", notWritten, nothing},
 	{"Stream state detected prior state", notWritten, nothing},

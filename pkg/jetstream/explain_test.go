@@ -29,7 +29,8 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// What a server says of a folder that a killed one has left is explained: the folder of one that was not stopped is the same.
+// What a server says of a folder that a killed one has left is explained: the folder of one that was not stopped is the
+// same.
 func TestWhatFollowsAKillIsExplained(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -11,8 +11,8 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// CheckFiles refuses files that cannot be read or are not what they should be, all of them at once. Without it what is wrong with some of them shows as a
-// server that cannot be reached.
+// CheckFiles refuses files that cannot be read or are not what they should be, all of them at once. Without it what is
+// wrong with some of them shows as a server that cannot be reached.
 func (o *ConnOptions) CheckFiles() error {
 	var errs []error
 	if o.CredsFile != "" {

@@ -8,10 +8,11 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Gather asks everybody who serves a subject without a queue group, and returns what was answered within the wait; it returns
-// at once if nobody serves it. Answers that are errors are left out. How many should answer nobody knows: who does not do so in
-// time is not missed.
-func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentType string, body []byte) ([]Reply, error) {
+// Gather asks everybody who serves a subject without a queue group, and returns what was answered within the wait; it
+// returns at once if nobody serves it. Answers that are errors are left out. How many should answer nobody knows: who
+// does not do so in time is not missed.
+func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentType string, body []byte) ([]Reply,
+	error) {
 	action := "gather " + subject
 	inbox := c.nc.NewInbox()
 	answers := make(chan *nats.Msg, 1024)
@@ -49,8 +50,8 @@ func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentT
 	return replies, failed(action, err)
 }
 
-// Store is how many bytes all streams and buckets of this account take on the servers, and may take (0: the account has no bound
-// of its own).
+// Store is how many bytes all streams and buckets of this account take on the servers, and may take (0: the account has
+// no bound of its own).
 func (c *Conn) Store(ctx context.Context) (used, limit int64, err error) {
 	var a struct {
 		Storage int64 `json:"storage"`

@@ -12,7 +12,9 @@ import (
 func TestGather(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	if replies, err := w.c.Gather(w.ctx, time.Hour, "kv.v1.test.ctl.0", ContentJSON, nil); err != nil || replies != nil { // it does not wait so long
+	// it does not wait so long
+	if replies, err := w.c.Gather(w.ctx, time.Hour, "kv.v1.test.ctl.0", ContentJSON, nil); err != nil ||
+		replies != nil {
 		t.Fatalf("nobody there: %v, %v", replies, err)
 	}
 	for i := range 3 {

@@ -42,8 +42,8 @@ func startServerWith(t testing.TB, o ServerOptions) *Server {
 	return s
 }
 
-// freed starts a server on a port that another has left. A process that some other test starts has the old listener too, from its fork until it
-// begins its own program.
+// freed starts a server on a port that another has left. A process that some other test starts has the old listener
+// too, from its fork until it begins its own program.
 func freed(t testing.TB, start func() error) {
 	t.Helper()
 	for ctx := ctxFor(t); ; {
@@ -57,8 +57,8 @@ func freed(t testing.TB, start func() error) {
 	}
 }
 
-// connect connects, however long it takes. Unless the test says otherwise a request to the JetStream API is sent once, and waited for: what is done
-// twice may have another answer.
+// connect connects, however long it takes. Unless the test says otherwise a request to the JetStream API is sent once,
+// and waited for: what is done twice may have another answer.
 func connect(t testing.TB, o ConnOptions) *Conn {
 	t.Helper()
 	o.Wait = true

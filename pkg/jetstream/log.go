@@ -124,7 +124,8 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 		check(there.SubjectTransform != nil, "a subject transform")
 		check(there.PersistMode == jetstream.AsyncPersistMode, "asynchronous persistence")
 		if len(odd) > 0 {
-			return fmt.Errorf("stream %s: %w: it has %q, with which events could be lost unseen", name, ErrMismatch, odd)
+			return fmt.Errorf("stream %s: %w: it has %q, with which events could be lost unseen", name, ErrMismatch,
+				odd)
 		}
 		there.MaxBytes = or(cfg.MaxBytes, there.MaxBytes)
 		there.MaxAge = or(cfg.MaxAge, there.MaxAge)
@@ -137,7 +138,8 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 
 // ensure creates a stream, or lets amend change the configuration of the one that is there and updates it if it
 // did.
-func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig, amend func(there *jetstream.StreamConfig) error) error {
+func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
+	amend func(there *jetstream.StreamConfig) error) error {
 	action := "create stream " + want.Name
 	var refused time.Time // when the servers first had no room for all replicas
 	for {
@@ -219,15 +221,15 @@ func (n *Namespace) Purge(ctx context.Context, p events.Partition, epoch Epoch, 
 	return n.c.call(ctx, action, "STREAM.PURGE."+info.Name, purgeArgs{Sequence: uint64(keepFrom)}, nil)
 }
 
-// Writable is nil if a partition's stream takes messages, as far as its server knows. After a write has failed, as on a full disk, a
-// stream takes nothing more until its server is started anew, and nothing else tells: a publish is not answered. The error
-// then wraps [ErrFull] and has the system's words. Nothing is written to find out.
+// Writable is nil if a partition's stream takes messages, as far as its server knows. After a write has failed, as on a
+// full disk, a stream takes nothing more until its server is started anew, and nothing else tells: a publish is not
+// answered. The error then wraps [ErrFull] and has the system's words. Nothing is written to find out.
 func (n *Namespace) Writable(ctx context.Context, p events.Partition) error {
 	return n.c.writable(ctx, StreamName(n.name, p), nobodysSubject(n.name, p))
 }
 
-// writable has nothing be purged, which a stream that cannot be written refuses (nats-server server/filestore.go, PurgeEx). nobody is a
-// subject on which there never is a message.
+// writable has nothing be purged, which a stream that cannot be written refuses (nats-server server/filestore.go,
+// PurgeEx). nobody is a subject on which there never is a message.
 func (c *Conn) writable(ctx context.Context, stream, nobody string) error {
 	action := "write to stream " + stream
 	err := c.call(ctx, action, "STREAM.PURGE."+stream, purgeArgs{Subject: nobody}, nil)

@@ -40,8 +40,8 @@ type NamespaceConfig struct {
 	// Partitions is how many the log shall have, for ever. Zero takes what is there, or 8 in a new namespace.
 	Partitions uint32
 
-	// Replicas of the namespace's record: 1, 3 or 5, and the default for streams and buckets. Zero leaves what is there,
-	// or 1 in a new namespace.
+	// Replicas of the namespace's record: 1, 3 or 5, and the default for streams and buckets. Zero leaves what is
+	// there, or 1 in a new namespace.
 	Replicas int
 }
 
@@ -58,9 +58,9 @@ type Namespace struct {
 // JoinNamespace creates the namespace if nobody has, by compare-and-set: of several indexers that start at once one
 // creates and all see the same. It is for indexers.
 //
-// The server must take messages that have room for the largest value of a bucket, as it does by default; else the error wraps [ErrTooLarge] and names
-// both sizes and the setting. If the namespace has another number of partitions than the configuration asks for, the error wraps
-// [ErrMismatch] and names both.
+// The server must take messages that have room for the largest value of a bucket, as it does by default; else the error
+// wraps [ErrTooLarge] and names both sizes and the setting. If the namespace has another number of partitions than the
+// configuration asks for, the error wraps [ErrMismatch] and names both.
 func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespace, error) {
 	action := "join namespace " + cfg.Name
 	if err := CheckNamespace(cfg.Name); err != nil {
@@ -76,7 +76,8 @@ func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", action, err)
 	}
-	rec := namespaceRecord{Version: namespaceVersion, Partitions: cfg.Partitions, Created: time.Now().UTC().Truncate(time.Second)}
+	rec := namespaceRecord{Version: namespaceVersion, Partitions: cfg.Partitions,
+		Created: time.Now().UTC().Truncate(time.Second)}
 	if rec.Partitions == 0 {
 		rec.Partitions = DefaultPartitions
 	}
@@ -92,8 +93,9 @@ func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 		return nil, fmt.Errorf("%s: %w", action, err)
 	}
 	if cfg.Partitions != 0 && cfg.Partitions != ns.partitions {
-		return nil, fmt.Errorf("%s: %w: it was created with %d partitions and %d are asked for; the number cannot change",
-			action, ErrMismatch, ns.partitions, cfg.Partitions)
+		return nil,
+			fmt.Errorf("%s: %w: it was created with %d partitions and %d are asked for; the number cannot change",
+				action, ErrMismatch, ns.partitions, cfg.Partitions)
 	}
 	there, err := c.streamInfo(ctx, meta.stream)
 	if err != nil {
@@ -129,12 +131,15 @@ func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, 
 		return nil, fmt.Errorf("record %q in bucket %s cannot be read: %w", namespaceKey, meta.name, err)
 	}
 	if rec.Version != namespaceVersion {
-		return nil, fmt.Errorf("%w: the namespace's record has version %d, this program knows version %d", ErrMismatch, rec.Version, namespaceVersion)
+		return nil, fmt.Errorf("%w: the namespace's record has version %d, this program knows version %d", ErrMismatch,
+			rec.Version, namespaceVersion)
 	}
 	if rec.Partitions == 0 || rec.Partitions > MaxPartitions {
-		return nil, fmt.Errorf("%w: the namespace's record says %d partitions, there can be 1 to %d", ErrMismatch, rec.Partitions, MaxPartitions)
+		return nil, fmt.Errorf("%w: the namespace's record says %d partitions, there can be 1 to %d", ErrMismatch,
+			rec.Partitions, MaxPartitions)
 	}
-	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, created: rec.Created, replicas: 1, meta: meta}, nil
+	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, created: rec.Created, replicas: 1,
+		meta: meta}, nil
 }
 
 // Name is the namespace's name.
@@ -154,8 +159,8 @@ func (n *Namespace) PartitionOf(instance events.WorkerID) (events.Partition, err
 	return PartitionOf(instance, n.partitions)
 }
 
-// RegisterModel says that a worker serves a model with a block size. The first one decides, until [Namespace.ForgetModel]; who differs gets an
-// error that wraps [ErrMismatch] and names both sizes.
+// RegisterModel says that a worker serves a model with a block size. The first one decides, until
+// [Namespace.ForgetModel]; who differs gets an error that wraps [ErrMismatch] and names both sizes.
 func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
 	action := fmt.Sprintf("register model %q", m.Name)
 	if m.Name == "" || m.BlockSize == 0 {
@@ -181,7 +186,8 @@ func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
 		return fmt.Errorf("%s: %w", action, err)
 	}
 	if there.BlockSize != m.BlockSize {
-		return fmt.Errorf("%s: %w: registered with block size %d, this worker has %d", action, ErrMismatch, there.BlockSize, m.BlockSize)
+		return fmt.Errorf("%s: %w: registered with block size %d, this worker has %d", action, ErrMismatch,
+			there.BlockSize, m.BlockSize)
 	}
 	return nil
 }
@@ -196,8 +202,9 @@ func (n *Namespace) Model(ctx context.Context, name string) (Model, error) {
 	return m, err
 }
 
-// ForgetModel removes what was registered for a model, so that the next worker decides anew; [ErrNotFound] if nothing was. Whether a worker
-// still serves the model is for the caller to know. Two workers that register it meanwhile, one before and one after, may differ.
+// ForgetModel removes what was registered for a model, so that the next worker decides anew; [ErrNotFound] if nothing
+// was. Whether a worker still serves the model is for the caller to know. Two workers that register it meanwhile, one
+// before and one after, may differ.
 func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error) {
 	key, err := modelKey(name)
 	if err != nil {

@@ -20,7 +20,8 @@ func TestNamespace(t *testing.T) {
 	}
 	begun := time.Now()
 	ns, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "prod", Partitions: 5})
-	if err != nil || ns.Partitions() != 5 || ns.Name() != "prod" || ns.Created().Before(begun.Truncate(time.Second)) || ns.Created().After(time.Now()) {
+	if err != nil || ns.Partitions() != 5 || ns.Name() != "prod" || ns.Created().Before(begun.Truncate(time.Second)) ||
+		ns.Created().After(time.Now()) {
 		t.Fatal(ns, err)
 	}
 	for _, partitions := range []uint32{0, 5} {
@@ -30,7 +31,8 @@ func TestNamespace(t *testing.T) {
 		}
 	}
 	_, err = JoinNamespace(ctx, c, NamespaceConfig{Name: "prod", Partitions: 6})
-	if !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), "5 partitions") || !strings.Contains(err.Error(), " 6 ") {
+	if !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), "5 partitions") ||
+		!strings.Contains(err.Error(), " 6 ") {
 		t.Fatalf("another number of partitions: %v", err)
 	}
 	if open, err := OpenNamespace(ctx, c, "prod"); err != nil || open.Partitions() != 5 {
@@ -102,7 +104,8 @@ func TestNamespaceRecords(t *testing.T) {
 		if _, err := OpenNamespace(ctx, c, "a"); err == nil || !strings.Contains(err.Error(), bad.says) {
 			t.Errorf("record %q: %v", bad.record, err)
 		}
-		if _, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "a"}); err == nil || !strings.Contains(err.Error(), bad.says) {
+		if _, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "a"}); err == nil ||
+			!strings.Contains(err.Error(), bad.says) {
 			t.Errorf("record %q: %v", bad.record, err)
 		}
 	}
@@ -177,7 +180,8 @@ func TestEnsureStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if before.Name != "KV_EVENTS_test_2" || before.First != 1 || before.Last != 0 || before.MaxBytes != 256<<20 || before.MaxAge != 24*time.Hour || !before.Atomic || before.Epoch == 0 {
+	if before.Name != "KV_EVENTS_test_2" || before.First != 1 || before.Last != 0 || before.MaxBytes != 256<<20 ||
+		before.MaxAge != 24*time.Hour || !before.Atomic || before.Epoch == 0 {
 		t.Fatalf("%+v", before)
 	}
 	if err := w.ns.EnsureStreams(w.ctx, LogConfig{}); err != nil {
@@ -200,17 +204,20 @@ func TestEnsureStreams(t *testing.T) {
 	// A stream of another shape, with which events could be lost unseen.
 	w.deleteStream()
 	for _, odd := range []map[string]any{
-		{"retention": "workqueue"}, {"storage": "memory"}, {"max_msgs_per_subject": 1}, {"discard": "new", "max_bytes": 1 << 20},
+		{"retention": "workqueue"}, {"storage": "memory"}, {"max_msgs_per_subject": 1}, {"discard": "new",
+			"max_bytes": 1 << 20},
 		{"subjects": []string{"kv.v1.test.ev.0.w1.*"}}, {"allow_rollup_hdrs": true}, {"allow_msg_ttl": true},
 	} {
-		cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)}, "storage": "file", "retention": "limits"}
+		cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)},
+			"storage": "file", "retention": "limits"}
 		for k, v := range odd {
 			cfg[k] = v
 		}
 		if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+StreamName("test", 0), cfg, nil); err != nil {
 			t.Fatal(odd, err)
 		}
-		if err := w.ns.EnsureStreams(w.ctx, LogConfig{}); !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), StreamName("test", 0)) {
+		if err := w.ns.EnsureStreams(w.ctx, LogConfig{}); !errors.Is(err, ErrMismatch) ||
+			!strings.Contains(err.Error(), StreamName("test", 0)) {
 			t.Errorf("%v: %v", odd, err)
 		}
 		w.deleteStream()

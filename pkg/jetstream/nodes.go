@@ -10,14 +10,14 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// EnsureNodes opens the bucket in which indexer nodes announce themselves, and creates it if it is missing. A value that is not
-// written again goes after life, by the server's clock: that tidies up, and decides nothing.
+// EnsureNodes opens the bucket in which indexer nodes announce themselves, and creates it if it is missing. A value
+// that is not written again goes after life, by the server's clock: that tidies up, and decides nothing.
 func (n *Namespace) EnsureNodes(ctx context.Context, life time.Duration) (*Bucket, error) {
 	return ensureBucket(ctx, n.c, NodesBucket(n.name), BucketConfig{TTL: life}, n.replicas)
 }
 
-// All reads every value of a small bucket with one request, from whichever replica answers, which may be a moment behind.
-// It tries once, for as long as one attempt takes.
+// All reads every value of a small bucket with one request, from whichever replica answers, which may be a moment
+// behind. It tries once, for as long as one attempt takes.
 func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 	action := "read bucket " + b.name
 	args, err := json.Marshal(map[string]any{"multi_last": []string{keySubject(b.name, ">")}, "batch": 1024})

@@ -20,7 +20,8 @@ func TestNodesBucket(t *testing.T) {
 	for round := range 2 {
 		for i := range 70 {
 			key := fmt.Sprint("node-", i)
-			if revisions[key], err = b.Commit(w.ctx, nil, Value{key, fmt.Append(nil, i+100*round)}, revisions[key]); err != nil {
+			if revisions[key], err = b.Commit(w.ctx, nil, Value{key, fmt.Append(nil, i+100*round)},
+				revisions[key]); err != nil {
 				t.Fatal(err)
 			}
 		}

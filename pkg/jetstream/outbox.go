@@ -8,16 +8,18 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Outbox sends requests without waiting for them. One subscription, for as long as the outbox is open, takes all replies; each is told by the id of
-// its request. That costs a request nothing but its message, and a reply that comes late finds its way too.
+// Outbox sends requests without waiting for them. One subscription, for as long as the outbox is open, takes all
+// replies; each is told by the id of its request. That costs a request nothing but its message, and a reply that comes
+// late finds its way too.
 type Outbox struct {
 	c     *Conn
 	inbox string // ends in '.'
 	sub   *nats.Subscription
 }
 
-// OpenOutbox opens an outbox. take is called with each reply, from one goroutine, and must return soon. Its error is as that of [Conn.Request]:
-// [*ServiceError] (the reply is given too) or [ErrNoResponder]. A request of which nothing comes back is not told.
+// OpenOutbox opens an outbox. take is called with each reply, from one goroutine, and must return soon. Its error is as
+// that of [Conn.Request]: [*ServiceError] (the reply is given too) or [ErrNoResponder]. A request of which nothing
+// comes back is not told.
 func (c *Conn) OpenOutbox(take func(id uint64, r Reply, err error)) (*Outbox, error) {
 	o := &Outbox{c: c, inbox: c.nc.NewInbox() + "."}
 	var err error
@@ -39,8 +41,8 @@ func (c *Conn) OpenOutbox(take func(id uint64, r Reply, err error)) (*Outbox, er
 	return o, nil
 }
 
-// Send sends a request. patience says how long its reply is waited for; it travels with it. Errors: [ErrTooLarge], [ErrUnavailable] without a
-// connection.
+// Send sends a request. patience says how long its reply is waited for; it travels with it. Errors: [ErrTooLarge],
+// [ErrUnavailable] without a connection.
 func (o *Outbox) Send(id uint64, subject, contentType string, patience time.Duration, body []byte) error {
 	m := &nats.Msg{Subject: subject, Reply: o.inbox + strconv.FormatUint(id, 36), Data: body, Header: nats.Header{
 		headerDeadline: []string{strconv.FormatInt(max(patience.Milliseconds(), 1), 10)},

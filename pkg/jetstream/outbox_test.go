@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestOutbox sends requests to a service, to nobody, and to one who refuses, and takes what comes back by their ids, in whatever order.
+// TestOutbox sends requests to a service, to nobody, and to one who refuses, and takes what comes back by their ids, in
+// whatever order.
 func TestOutbox(t *testing.T) {
 	t.Parallel()
 	server, c := pair(t)
@@ -21,7 +22,8 @@ func TestOutbox(t *testing.T) {
 			}
 			return Response{ContentType: r.ContentType, Body: r.Body}
 		}},
-		{Name: "slow", Subject: "t.slow", Handler: func(context.Context, Request) Response { <-hold; return Response{Body: []byte("late")} }},
+		{Name: "slow", Subject: "t.slow",
+			Handler: func(context.Context, Request) Response { <-hold; return Response{Body: []byte("late")} }},
 		{Name: "no", Subject: "t.no", Handler: func(context.Context, Request) Response {
 			return Response{Code: 409, Description: "no", Body: []byte("why")}
 		}},
@@ -59,7 +61,8 @@ func TestOutbox(t *testing.T) {
 	seen := map[uint64]bool{}
 	for range 50 {
 		g := next()
-		if g.err != nil || string(g.r.Body) != fmt.Sprint("body ", g.id) || g.r.ContentType != ContentMsgpack || seen[g.id] {
+		if g.err != nil || string(g.r.Body) != fmt.Sprint("body ", g.id) || g.r.ContentType != ContentMsgpack ||
+			seen[g.id] {
 			t.Fatalf("%+v", g)
 		}
 		seen[g.id] = true

@@ -21,8 +21,9 @@ const neverSeq = math.MaxInt64
 // errBehind: the replicas that answered do not have yet what the leader has acknowledged.
 var errBehind = errors.New("no replica that answers has the last message yet")
 
-// lastOwn reads the last message on a subject on which the caller may publish, with no permission to read anything else: the one that was last
-// when it was called, or a later one. It tries until the context ends. The error wraps [ErrNotFound] if there is none.
+// lastOwn reads the last message on a subject on which the caller may publish, with no permission to read anything
+// else: the one that was last when it was called, or a later one. It tries until the context ends. The error wraps
+// [ErrNotFound] if there is none.
 func (c *Conn) lastOwn(ctx context.Context, stream, subject string) (m *lastMessage, err error) {
 	err = c.retry(ctx, func() (err error) {
 		m, err = c.lastOwnOnce(ctx, stream, subject)
@@ -31,11 +32,12 @@ func (c *Conn) lastOwn(ctx context.Context, stream, subject string) (m *lastMess
 	return m, failed("read the last message on "+subject, err)
 }
 
-// lastOwnOnce is lastOwn, for as long as one attempt takes. The leader says which message is the last; any replica may hand it over, and is asked
-// again until it has it.
+// lastOwnOnce is lastOwn, for as long as one attempt takes. The leader says which message is the last; any replica may
+// hand it over, and is asked again until it has it.
 func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMessage, error) {
 	deadline := time.Now().Add(c.attempt)
-	wanted := uint64(math.MaxUint64) // the smallest that the leader said: a writer that is faster than a replica does not keep us for ever
+	// the smallest that the leader said: a writer that is faster than a replica does not keep us for ever
+	wanted := uint64(math.MaxUint64)
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		last, err := c.askLast(ctx, stream, subject)
 		behind := err
@@ -61,14 +63,17 @@ func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMe
 	}
 }
 
-// askLast asks the leader of a stream for the sequence of the last message on a subject, 0 if there is none: by a message that expects
-// what cannot be, so that it is refused, and the refusal has the number (nats-server server/stream.go and server/jetstream_batching.go,
-// "last sequence by subject mismatch"). Nothing is stored, replicated or forced to the disk. An error of class [ErrConflict] says that a message on
-// the subject is being stored at this moment.
+// askLast asks the leader of a stream for the sequence of the last message on a subject, 0 if there is none: by a
+// message that expects what cannot be, so that it is refused, and the refusal has the number (nats-server
+// server/stream.go and server/jetstream_batching.go, "last sequence by subject mismatch"). Nothing is stored,
+// replicated or forced to the disk. An error of class [ErrConflict] says that a message on the subject is being stored
+// at this moment.
 func (c *Conn) askLast(ctx context.Context, stream, subject string) (uint64, error) {
-	seq, err := c.store(ctx, stream, &nats.Msg{Subject: subject, Header: nats.Header{headerExpectedLast: {strconv.FormatUint(neverSeq, 10)}}})
+	seq, err := c.store(ctx, stream, &nats.Msg{Subject: subject,
+		Header: nats.Header{headerExpectedLast: {strconv.FormatUint(neverSeq, 10)}}})
 	if err == nil {
-		return 0, fmt.Errorf("%w: the server stored a message at %d that expected %d before it", ErrMismatch, seq, uint64(neverSeq))
+		return 0, fmt.Errorf("%w: the server stored a message at %d that expected %d before it", ErrMismatch, seq,
+			uint64(neverSeq))
 	}
 	var api *apiError
 	if !errors.As(err, &api) || api.ErrCode != codeWrongLast {
@@ -109,7 +114,8 @@ func readDirect(m *nats.Msg) (*lastMessage, error) {
 		return nil, fmt.Errorf("the answer's time: %w", err)
 	}
 	return &lastMessage{header: m.Header, Message: Message{
-		Seq: events.StreamSeq(seq), Time: events.Millis(written.UnixMilli()), Subject: m.Header.Get("Nats-Subject"), Data: m.Data,
+		Seq: events.StreamSeq(seq), Time: events.Millis(written.UnixMilli()), Subject: m.Header.Get("Nats-Subject"),
+		Data: m.Data,
 	}}, nil
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestOwnLastMessage reads the last message on a subject by asking with a message that is refused, and compares it with what the leader
-// hands over. Nothing is stored by asking.
+// TestOwnLastMessage reads the last message on a subject by asking with a message that is refused, and compares it with
+// what the leader hands over. Nothing is stored by asking.
 func TestOwnLastMessage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -36,7 +36,8 @@ func TestOwnLastMessage(t *testing.T) {
 		}
 		wantID, wantFlush, wantPos := want.writer()
 		id, flush, pos := got.writer()
-		if got.Seq != want.Seq || got.Time != want.Time || got.Subject != want.Subject || string(got.Data) != string(want.Data) || id != wantID || flush != wantFlush || pos != wantPos {
+		if got.Seq != want.Seq || got.Time != want.Time || got.Subject != want.Subject ||
+			string(got.Data) != string(want.Data) || id != wantID || flush != wantFlush || pos != wantPos {
 			t.Fatalf("%+v, the leader has %+v", got, want)
 		}
 	}
@@ -59,7 +60,8 @@ func TestOwnLastMessage(t *testing.T) {
 	}
 }
 
-// TestOwnWithoutDirectGets: a stream that somebody made without them is named, with what is missing, and a node mends it.
+// TestOwnWithoutDirectGets: a stream that somebody made without them is named, with what is missing, and a node mends
+// it.
 func TestOwnWithoutDirectGets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -71,7 +73,8 @@ func TestOwnWithoutDirectGets(t *testing.T) {
 	if err := w.c.call(w.ctx, "forbid direct gets", "STREAM.UPDATE."+a.Config.Name, a.Config, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.ns.OpenPublisher(w.ctx, w1, PublisherHooks{}); !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), "allow_direct") {
+	if _, err := w.ns.OpenPublisher(w.ctx, w1, PublisherHooks{}); !errors.Is(err, ErrMismatch) ||
+		!strings.Contains(err.Error(), "allow_direct") {
 		t.Fatalf("opened: %v", err)
 	}
 	if err := w.ns.EnsureStreams(w.ctx, LogConfig{}); err != nil {
@@ -80,14 +83,15 @@ func TestOwnWithoutDirectGets(t *testing.T) {
 	w.publish(w.publisher(w1), 1, 1)
 }
 
-// ownIsNeverOld publishes, and at once has somebody on each server read the last message: it must be that of the last acknowledgement,
-// while leaders change. It tells how long reading took.
+// ownIsNeverOld publishes, and at once has somebody on each server read the last message: it must be that of the last
+// acknowledgement, while leaders change. It tells how long reading took.
 func (w *world) ownIsNeverOld(cl *cluster, rounds int) (took []time.Duration) {
 	w.t.Helper()
 	p := w.publisher(w1)
 	var readers []*Conn
 	for _, s := range cl.servers {
-		readers = append(readers, connect(w.t, ConnOptions{URLs: []string{s.ClientURL()}, AttemptTimeout: attemptOfCluster}))
+		readers = append(readers, connect(w.t, ConnOptions{URLs: []string{s.ClientURL()},
+			AttemptTimeout: attemptOfCluster}))
 	}
 	for i := range rounds {
 		if i%10 == 9 {

@@ -9,18 +9,19 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// Grant is what one NATS user may do: the allow lists of an authorization block (docs.nats.io, "Authorization"). What is not on a
-// list is refused.
+// Grant is what one NATS user may do: the allow lists of an authorization block (docs.nats.io, "Authorization"). What
+// is not on a list is refused.
 type Grant struct {
-	User      string // a name for people, unique in its account
-	Inbox     string // prefix of the subjects on which it takes replies; its connections must use it ([ConnOptions.InboxPrefix])
+	User string // a name for people, unique in its account
+	// prefix of the subjects on which it takes replies; its connections must use it ([ConnOptions.InboxPrefix])
+	Inbox     string
 	Publish   []string
 	Subscribe []string
 	Respond   bool // it may answer whoever asks it, for a few seconds
 }
 
-// NodeGrant is for indexer nodes: all of a namespace, and JetStream in their account. A namespace has an account of its own, which is
-// what keeps two namespaces on one server apart.
+// NodeGrant is for indexer nodes: all of a namespace, and JetStream in their account. A namespace has an account of its
+// own, which is what keeps two namespaces on one server apart.
 func NodeGrant(ns string) Grant {
 	g := Grant{User: "node", Inbox: "_INBOX_node", Respond: true}
 	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>"}
@@ -41,8 +42,9 @@ func ReaderGrant(ns string) Grant {
 	return g
 }
 
-// ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. It may publish this worker's events and
-// lease, answer for it, and read the last message of each of these subjects. What snapshots know of the worker a node tells it.
+// ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. It may publish this worker's
+// events and lease, answer for it, and read the last message of each of these subjects. What snapshots know of the
+// worker a node tells it.
 func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, error) {
 	token, err := EscapeToken(string(instance))
 	if err != nil {
@@ -52,7 +54,8 @@ func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, e
 	g := shimGrant(ns, "shim-"+token, []events.Partition{p})
 	log := subjectRoot + ns + ".ev." + decimal(uint64(p)) + "." + token + ".*"
 	lease := keySubject(WorkersBucket(ns), decimal(uint64(p))+"."+token+".*")
-	g.Publish = append(g.Publish, log, lease, ControlSubject(ns, p)+"."+token+".*", RecallPrefix(ns)+decimal(uint64(p))+"."+token+".*",
+	g.Publish = append(g.Publish, log, lease, ControlSubject(ns, p)+"."+token+".*", RecallPrefix(ns)+decimal(uint64(p))+
+		"."+token+".*",
 		directGet+StreamName(ns, p)+"."+log, directGet+bucketStream(WorkersBucket(ns))+"."+lease)
 	g.Subscribe = append(g.Subscribe, ControlSubject(ns, p), ControlSubject(ns, p)+"."+token+".*")
 	return g, nil
@@ -65,7 +68,8 @@ func AnyShimGrant(ns string, partitions uint32) Grant {
 		all[i] = events.Partition(i)
 	}
 	g := shimGrant(ns, "shim", all)
-	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", subjectRoot+ns+".store.>", keySubject(WorkersBucket(ns), ">"), RecallPrefix(ns)+">",
+	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", subjectRoot+ns+".store.>",
+		keySubject(WorkersBucket(ns), ">"), RecallPrefix(ns)+">",
 		directGet+bucketStream(WorkersBucket(ns))+"."+keySubject(WorkersBucket(ns), ">"))
 	for _, p := range all {
 		g.Publish = append(g.Publish, directGet+StreamName(ns, p)+"."+streamSubjects(ns, p))
@@ -77,7 +81,8 @@ func AnyShimGrant(ns string, partitions uint32) Grant {
 // directGet begins the subjects of direct gets; the stream's name and the subject whose last message is wanted follow.
 const directGet = "$JS.API.DIRECT.GET."
 
-// StoreGrant is for the shim of one shared store, whose master has this HTTP address. It may pass on what that publishes, and reads nothing.
+// StoreGrant is for the shim of one shared store, whose master has this HTTP address. It may pass on what that
+// publishes, and reads nothing.
 func StoreGrant(ns, store string) (Grant, error) {
 	subject, err := StoreSubject(ns, store)
 	if err != nil {
@@ -85,13 +90,15 @@ func StoreGrant(ns, store string) (Grant, error) {
 	}
 	token, _ := EscapeToken(store) // it was one just now
 	user := "store-" + token
-	return Grant{User: user, Inbox: "_INBOX_" + user, Publish: []string{subject}, Subscribe: []string{"_INBOX_" + user + ".>"}}, nil
+	return Grant{User: user, Inbox: "_INBOX_" + user, Publish: []string{subject}, Subscribe: []string{"_INBOX_" + user +
+		".>"}}, nil
 }
 
 // shimGrant is what all shims need.
 func shimGrant(ns, user string, partitions []events.Partition) Grant {
 	g := Grant{User: user, Inbox: "_INBOX_" + user, Respond: true}
-	g.Publish = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(MetaBucket(ns)), keySubject(MetaBucket(ns), "model.*")}
+	g.Publish = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(MetaBucket(ns)),
+		keySubject(MetaBucket(ns), "model.*")}
 	for _, p := range partitions {
 		g.Publish = append(g.Publish, "$JS.API.STREAM.INFO."+StreamName(ns, p))
 	}

@@ -60,9 +60,10 @@ type Publisher struct {
 	replicas int // of the stream
 }
 
-// worthBatch reports whether messages are stored faster as a batch than one by one. A stream without replicas stages a batch in files of their
-// own first, so that all is written twice: that costs as much as about eight messages forced to the disk one by one, and more than it saves
-// where messages are large. With replicas it stages in memory, and each message alone would cost a round of theirs.
+// worthBatch reports whether messages are stored faster as a batch than one by one. A stream without replicas stages a
+// batch in files of their own first, so that all is written twice: that costs as much as about eight messages forced to
+// the disk one by one, and more than it saves where messages are large. With replicas it stages in memory, and each
+// message alone would cost a round of theirs.
 func (p *Publisher) worthBatch(msgs [][]byte) bool {
 	if p.replicas > 1 {
 		return len(msgs) > 1
@@ -94,10 +95,13 @@ func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks
 	}
 	p := &Publisher{
 		c: n.c, ns: n, p: part, subject: subject, stream: info.Name, id: nuid.Next(), hooks: hooks,
-		first: info.First, epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic && n.c.atomicBatches(), replicas: info.Replicas,
+		first: info.First, epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic &&
+			n.c.atomicBatches(), replicas: info.Replicas,
 	}
 	if !info.Direct {
-		return nil, fmt.Errorf("open publisher %s: %w: stream %s does not allow direct gets (allow_direct); an indexer node sets that when it starts", subject, ErrMismatch, info.Name)
+		return nil,
+			fmt.Errorf(
+				"open publisher %s: %w: stream %s does not allow direct gets (allow_direct); an indexer node sets that when it starts", subject, ErrMismatch, info.Name)
 	}
 	last, err := n.c.lastOwn(ctx, p.stream, subject)
 	switch {
@@ -157,7 +161,8 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 	}
 	for i, m := range msgs {
 		if len(m) > p.limit {
-			return 0, fmt.Errorf("%s: message %d of %d: %w: %d bytes, the limit is %d", action, i+1, len(msgs), ErrTooLarge, len(m), p.limit)
+			return 0, fmt.Errorf("%s: message %d of %d: %w: %d bytes, the limit is %d", action, i+1, len(msgs),
+				ErrTooLarge, len(m), p.limit)
 		}
 	}
 	p.flush++
@@ -204,13 +209,15 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 
 // batchRefused: the server would not take this batch as a batch.
 func batchRefused(code int) bool {
-	return code == codeAtomicDisabled || code == codeAtomicIncomplete || code == codeAtomicTooLarge || code == codeAtomicTooMany
+	return code == codeAtomicDisabled || code == codeAtomicIncomplete || code == codeAtomicTooLarge ||
+		code == codeAtomicTooMany
 }
 
 // send makes one attempt to store messages after p.last and returns how many were stored. first is the position
 // of the first in the flush.
 func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
-	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last, 10)}}}
+	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last,
+		10)}}}
 	mark := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
 	if !p.atomic || single || !p.worthBatch(msgs) {
 		m.Header[headerWriter] = []string{mark}
@@ -259,7 +266,8 @@ func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 			p.doubt = false
 			return done, nil
 		case seq > p.last:
-			return done, p.explain(ctx, &ConflictError{Subject: p.subject, Expected: p.last, Found: seq, Writer: id, Server: "last message read"})
+			return done, p.explain(ctx, &ConflictError{Subject: p.subject, Expected: p.last, Found: seq, Writer: id,
+				Server: "last message read"})
 		}
 	} else if p.last == 0 {
 		p.doubt = false
@@ -411,7 +419,8 @@ func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ran
 	return ranks, err
 }
 
-// TimeOf is when a partition's stream took a message, as its leader has it. The error wraps [ErrNotFound] if it is not there, or no more.
+// TimeOf is when a partition's stream took a message, as its leader has it. The error wraps [ErrNotFound] if it is not
+// there, or no more.
 func (n *Namespace) TimeOf(ctx context.Context, p events.Partition, seq events.StreamSeq) (events.Millis, error) {
 	stream := StreamName(n.name, p)
 	var m storedMessage

@@ -157,7 +157,8 @@ func TestPublishSingly(t *testing.T) {
 
 func TestPublishSmallBatches(t *testing.T) {
 	t.Parallel()
-	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), JetStreamLimits: server.JSLimitOpts{MaxBatchSize: 10}})
+	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir(),
+		JetStreamLimits: server.JSLimitOpts{MaxBatchSize: 10}})
 	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{srv.ClientURL()}})}
 	w.join()
 	w.publish(w.publisher(w1), 1, 50)
@@ -200,7 +201,8 @@ func TestPublishSizes(t *testing.T) {
 			t.Fatal(seq, err)
 		}
 		_, err := p.Publish(w.ctx, [][]byte{{1}, append(big, 'x')})
-		if !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), fmt.Sprint(len(big))) || !strings.Contains(err.Error(), "message 2 of 2") {
+		if !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), fmt.Sprint(len(big))) ||
+			!strings.Contains(err.Error(), "message 2 of 2") {
 			t.Fatal(err)
 		}
 		if last := w.info().Last; last != 31 {
@@ -493,7 +495,8 @@ func TestPublishThroughTrouble(t *testing.T) {
 // TestPublishFull: a server without room says so, and goes on when there is room, without a restart.
 func TestPublishFull(t *testing.T) {
 	t.Parallel()
-	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 4 << 20, JetStreamMaxMemory: 64 << 20})
+	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 4 << 20,
+		JetStreamMaxMemory: 64 << 20})
 	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{srv.ClientURL()}})}
 	var err error
 	if w.ns, err = JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "test", Partitions: 1}); err != nil {
@@ -502,7 +505,8 @@ func TestPublishFull(t *testing.T) {
 	if err := w.ns.EnsureStreams(w.ctx, LogConfig{MaxBytes: 1 << 30}); !errors.Is(err, ErrFull) {
 		t.Fatalf("a stream larger than the server: %v", err)
 	}
-	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)}, "storage": "file", "retention": "limits", "allow_direct": true, "allow_atomic": true}
+	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)},
+		"storage": "file", "retention": "limits", "allow_direct": true, "allow_atomic": true}
 	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+StreamName("test", 0), cfg, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -583,11 +587,13 @@ func TestBatchesAreWorthIt(t *testing.T) {
 		msgs     [][]byte
 		want     bool
 	}{
-		{1, few, false}, {1, many, true}, {1, slices.Repeat([][]byte{large}, 8), false}, {1, append(slices.Clone(many), large), true},
+		{1, few, false}, {1, many, true}, {1, slices.Repeat([][]byte{large}, 8), false}, {1,
+			append(slices.Clone(many), large), true},
 		{3, few[:1], false}, {3, few, true}, {3, slices.Repeat([][]byte{large}, 8), true},
 	} {
 		if p := (&Publisher{replicas: c.replicas}); p.worthBatch(c.msgs) != c.want {
-			t.Errorf("%d messages, the last of %d bytes, %d replicas: want %v", len(c.msgs), len(c.msgs[len(c.msgs)-1]), c.replicas, c.want)
+			t.Errorf("%d messages, the last of %d bytes, %d replicas: want %v", len(c.msgs), len(c.msgs[len(c.msgs)-1]),
+				c.replicas, c.want)
 		}
 	}
 }

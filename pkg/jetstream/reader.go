@@ -49,9 +49,10 @@ type Notice interface {
 // CaughtUp says, once, that everything has been sent that was in the stream when the reader first saw it.
 type CaughtUp struct{ Seq events.StreamSeq }
 
-// AtEnd says that at a time, by this process's clock, the stream had nothing after message Seq, which has been sent. It is repeated
-// for as long as that is known, with later times; see [ReaderConfig.Ends]. What proves it is that the stream's leader said so
-// when it was looked at, or, between two such looks that agree with what was sent, that the consumer had nothing more to send.
+// AtEnd says that at a time, by this process's clock, the stream had nothing after message Seq, which has been sent. It
+// is repeated for as long as that is known, with later times; see [ReaderConfig.Ends]. What proves it is that the
+// stream's leader said so when it was looked at, or, between two such looks that agree with what was sent, that the
+// consumer had nothing more to send.
 type AtEnd struct {
 	Seq  events.StreamSeq
 	Time time.Time
@@ -98,7 +99,8 @@ func (n EpochChanged) String() string {
 	return fmt.Sprintf("epoch changed from %d to %d, which has %d to %d", n.Old, n.New, n.First, n.Last)
 }
 func (n Regressed) String() string {
-	return fmt.Sprintf("regressed: %d was applied, the stream ends at %d or has another message there", n.Applied, n.Last)
+	return fmt.Sprintf("regressed: %d was applied, the stream ends at %d or has another message there", n.Applied,
+		n.Last)
 }
 
 // Final reports whether a notice is the last that a reader sends.
@@ -115,7 +117,8 @@ type ReaderConfig struct {
 	// Watch is how often the stream is looked at for what no message tells; default 3 s.
 	Watch time.Duration
 
-	// Ends is the least time between two notices [AtEnd]; 0: none are sent. While nothing is published one can be sent a second.
+	// Ends is the least time between two notices [AtEnd]; 0: none are sent. While nothing is published one can be sent
+	// a second.
 	Ends time.Duration
 
 	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can
@@ -165,7 +168,8 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 	cfg.MaxMessages = or(cfg.MaxMessages, 2000)
 	cfg.MaxBytes = max(or(cfg.MaxBytes, 8<<20), int(n.c.nc.MaxPayload())+4096)
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &Reader{ns: n, cfg: cfg, stream: StreamName(n.name, cfg.Partition), cancel: cancel, done: make(chan struct{}), pos: cfg.After}
+	r := &Reader{ns: n, cfg: cfg, stream: StreamName(n.name, cfg.Partition), cancel: cancel, done: make(chan struct{}),
+		pos: cfg.After}
 	go r.run(ctx)
 	return r, nil
 }

@@ -250,7 +250,8 @@ func TestReaderEpoch(t *testing.T) {
 			}
 			<-rd.r.Done()
 			// A new reader at the old position says so at once; one without an epoch reads the new stream.
-			startReader(t, w.ns, rd.at).notice(EpochChanged{Old: old, New: changed.New, First: 1, Last: events.StreamSeq(n)})
+			startReader(t, w.ns, rd.at).notice(EpochChanged{Old: old, New: changed.New, First: 1,
+				Last: events.StreamSeq(n)})
 			rd = startReader(t, w.ns, Position{})
 			rd.shifted(1, events.StreamSeq(n), 1000)
 			rd.notice(CaughtUp{events.StreamSeq(n)})
@@ -345,14 +346,16 @@ func TestReaderHole(t *testing.T) {
 	w := newWorld(t, 1)
 	// Our streams refuse deletion; this one is otherwise the same.
 	w.deleteStream()
-	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)}, "storage": "file", "retention": "limits", "allow_direct": true}
+	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)},
+		"storage": "file", "retention": "limits", "allow_direct": true}
 	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+StreamName("test", 0), cfg, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.publish(w.publisher(w1), 1, 100)
 	remove := func(seqs ...int) {
 		for _, seq := range seqs {
-			if err := w.c.call(w.ctx, "delete", "STREAM.MSG.DELETE."+StreamName("test", 0), map[string]any{"seq": seq}, nil); err != nil {
+			if err := w.c.call(w.ctx, "delete", "STREAM.MSG.DELETE."+StreamName("test", 0), map[string]any{"seq": seq},
+				nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -476,7 +479,8 @@ func TestReaderStopsWhileNobodyTakes(t *testing.T) {
 func TestReaderRefusals(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
-	if _, err := w.ns.StartReader(ReaderConfig{Partition: 2, Out: make(chan Update)}); err == nil || !strings.Contains(err.Error(), "partition 2") {
+	if _, err := w.ns.StartReader(ReaderConfig{Partition: 2, Out: make(chan Update)}); err == nil ||
+		!strings.Contains(err.Error(), "partition 2") {
 		t.Error(err)
 	}
 	if _, err := w.ns.StartReader(ReaderConfig{}); err == nil {
@@ -571,7 +575,8 @@ func TestParseDelivery(t *testing.T) {
 			t.Errorf("%s: %+v %v", reply, d, ok)
 		}
 	}
-	for _, reply := range []string{"", "$JS.ACK.", "$JS.ACK.S.C.1.30.4.5", "$JS.ACK.a.S.C.1.30.4.5.6", "$JS.ACK.S.C.1.x.4.5.6", "$JS.ACK.S.C.1..4.5.6", "$JS.ACK.S.C.1.99999999999999999999.4.5.6", "_INBOX.a"} {
+	for _, reply := range []string{"", "$JS.ACK.", "$JS.ACK.S.C.1.30.4.5", "$JS.ACK.a.S.C.1.30.4.5.6",
+		"$JS.ACK.S.C.1.x.4.5.6", "$JS.ACK.S.C.1..4.5.6", "$JS.ACK.S.C.1.99999999999999999999.4.5.6", "_INBOX.a"} {
 		if d, ok := parseDelivery(reply); ok {
 			t.Errorf("%q: %+v", reply, d)
 		}

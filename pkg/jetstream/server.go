@@ -186,7 +186,8 @@ func lockDir(dir string) (*os.File, error) {
 	}
 	if !ok {
 		holder, _ := os.ReadFile(path)
-		return nil, errors.Join(fmt.Errorf("data folder %s: %w by process %s", dir, ErrInUse, strings.TrimSpace(string(holder))), f.Close())
+		return nil, errors.Join(fmt.Errorf("data folder %s: %w by process %s", dir, ErrInUse,
+			strings.TrimSpace(string(holder))), f.Close())
 	}
 	// For people: who holds it. The lock itself is the system's.
 	if err = f.Truncate(0); err == nil {
@@ -327,7 +328,8 @@ func (s *Server) Stop() {
 	_ = s.lock.Close() // releases the lock too; there is nothing else in the file to lose
 }
 
-// serverLog hands the server's lines to slog, with an explanation where one is needed, and keeps the reason for which it gave up.
+// serverLog hands the server's lines to slog, with an explanation where one is needed, and keeps the reason for which
+// it gave up.
 type serverLog struct {
 	to    *slog.Logger
 	fatal chan string

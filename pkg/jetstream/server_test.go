@@ -175,7 +175,8 @@ func TestServerRefusals(t *testing.T) {
 		{"port taken", ServerOptions{Dir: t.TempDir(), Listen: held.Addr()}, ErrInUse, held.Addr()},
 		{"no port", ServerOptions{Dir: t.TempDir(), Listen: "localhost"}, nil, "HOST:PORT"},
 		{"no number", ServerOptions{Dir: t.TempDir(), Listen: "localhost:x"}, nil, `"x"`},
-		{"no such configuration", ServerOptions{Dir: t.TempDir(), ConfigFile: "/nonexistent/nats.conf"}, nil, "nats.conf"},
+		{"no such configuration", ServerOptions{Dir: t.TempDir(), ConfigFile: "/nonexistent/nats.conf"}, nil,
+			"nats.conf"},
 	} {
 		s, err := StartServer(ctx, c.o)
 		if err == nil {
@@ -200,7 +201,8 @@ func TestServerFolderInUse(t *testing.T) {
 	dir := t.TempDir()
 	p := startProcess(t, dir, "127.0.0.1:0")
 	_, err := StartServer(ctxFor(t), ServerOptions{Dir: dir})
-	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), fmt.Sprint(p.cmd.Process.Pid)) {
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), dir) ||
+		!strings.Contains(err.Error(), fmt.Sprint(p.cmd.Process.Pid)) {
 		t.Fatalf("second server: %v", err)
 	}
 	p.kill() // the lock goes with the process, however it ends
@@ -214,7 +216,8 @@ func TestServerDiskFull(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t, ctx: ctxFor(t)}
 	p := startProcess(t, t.TempDir(), "127.0.0.1:0")
-	w.c = connect(t, ConnOptions{URLs: []string{"nats://" + p.addr}, AttemptTimeout: 300 * time.Millisecond}) // what cannot be stored is not answered
+	// what cannot be stored is not answered
+	w.c = connect(t, ConnOptions{URLs: []string{"nats://" + p.addr}, AttemptTimeout: 300 * time.Millisecond})
 	w.join()
 	pub := w.publisher(w1)
 	rd := startReader(t, w.ns, Position{})
@@ -295,10 +298,12 @@ func TestServerDiskFull(t *testing.T) {
 	}
 }
 
-// TestTendGrows: a server that was started on a disk without room takes what there is room for later, with nobody's connection lost.
+// TestTendGrows: a server that was started on a disk without room takes what there is room for later, with nobody's
+// connection lost.
 func TestTendGrows(t *testing.T) {
 	t.Parallel()
-	s := startServerWith(t, ServerOptions{Dir: t.TempDir(), Listen: loopback.Reserve(t), SyncInterval: time.Minute, MaxStore: 2 << 20})
+	s := startServerWith(t, ServerOptions{Dir: t.TempDir(), Listen: loopback.Reserve(t), SyncInterval: time.Minute,
+		MaxStore: 2 << 20})
 	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{s.URL()}})}
 	somebody := plainConn(t, s.URL(), nats.NoReconnect(), nats.PingInterval(time.Hour))
 	var err error

@@ -138,7 +138,8 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	for _, e := range cfg.Endpoints {
 		s.ended[e.Name] = &endings{outcomes: map[string]uint64{}}
 	}
-	m, err := micro.AddService(c.nc, micro.Config{Name: cfg.Name, Version: cfg.Version, Description: cfg.Description, StatsHandler: s.stats})
+	m, err := micro.AddService(c.nc, micro.Config{Name: cfg.Name, Version: cfg.Version, Description: cfg.Description,
+		StatsHandler: s.stats})
 	if err != nil {
 		return nil, failed("serve "+cfg.Name, err)
 	}
@@ -154,7 +155,8 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 		if e.QueueGroup != "" {
 			queue = micro.WithEndpointQueueGroup(e.QueueGroup)
 		}
-		err := m.AddEndpoint(e.Name, micro.HandlerFunc(func(req micro.Request) { s.accept(e, req) }), micro.WithEndpointSubject(e.Subject), queue)
+		err := m.AddEndpoint(e.Name, micro.HandlerFunc(func(req micro.Request) { s.accept(e, req) }),
+			micro.WithEndpointSubject(e.Subject), queue)
 		if err != nil {
 			s.Stop(context.Background())
 			return nil, failed(fmt.Sprintf("serve %s, endpoint %s on %s", cfg.Name, e.Name, e.Subject), err)
@@ -167,7 +169,8 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 // that there is none.
 func (s *Service) accept(e *Endpoint, req micro.Request) {
 	if len(req.Data()) > s.cfg.MaxBody {
-		s.refuse(e, req, CodeTooLarge, fmt.Sprintf("the request has %d bytes, more than %d", len(req.Data()), s.cfg.MaxBody))
+		s.refuse(e, req, CodeTooLarge, fmt.Sprintf("the request has %d bytes, more than %d", len(req.Data()),
+			s.cfg.MaxBody))
 		return
 	}
 	patience := s.cfg.Timeout
@@ -251,7 +254,8 @@ func (s *Service) refuse(e *Endpoint, req micro.Request, code int, why string) {
 
 func (s *Service) respond(e *Endpoint, req micro.Request, r Response) {
 	if limit := s.c.maxMessage(0); len(r.Body) > limit {
-		r = s.cfg.Refuse(requestOf(req), CodeInternal, fmt.Sprintf("the answer has %d bytes, more than %d", len(r.Body), limit))
+		r = s.cfg.Refuse(requestOf(req), CodeInternal, fmt.Sprintf("the answer has %d bytes, more than %d", len(r.Body),
+			limit))
 	}
 	switch {
 	case r.Outcome != "":

@@ -70,9 +70,11 @@ func TestService(t *testing.T) {
 			return Response{ContentType: r.ContentType, Body: fmt.Appendf(nil, "%s %s %v", r.Subject, r.Body, known)}
 		}},
 		{Name: "fail", Subject: "t.fail", Handler: func(context.Context, Request) Response {
-			return Response{ContentType: ContentJSON, Body: []byte(`{"error":"stale"}`), Code: 409, Description: "stale\r\nX: y"}
+			return Response{ContentType: ContentJSON, Body: []byte(`{"error":"stale"}`), Code: 409,
+				Description: "stale\r\nX: y"}
 		}},
-		{Name: "huge", Subject: "t.huge", Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
+		{Name: "huge", Subject: "t.huge",
+			Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
 	}})
 	reply, err := client.Request(ctx, "t.echo", ContentMsgpack, []byte("hello"))
 	if err != nil || reply.ContentType != ContentMsgpack || string(reply.Body) != "t.echo hello true" {
@@ -85,7 +87,8 @@ func TestService(t *testing.T) {
 	wantCode(t, err, CodeTooLarge)
 	reply, err = client.Request(ctx, "t.fail", "", nil)
 	wantCode(t, err, 409)
-	if reply.ContentType != ContentJSON || string(reply.Body) != `{"error":"stale"}` || strings.ContainsAny(err.Error(), "\r\n") {
+	if reply.ContentType != ContentJSON || string(reply.Body) != `{"error":"stale"}` ||
+		strings.ContainsAny(err.Error(), "\r\n") {
 		t.Fatalf("%q %v", reply, err)
 	}
 	_, err = client.Request(ctx, "t.huge", "", nil)
@@ -199,7 +202,8 @@ func TestServiceBusyAndLate(t *testing.T) {
 	}
 }
 
-// TestServiceRefuses: what no handler sees is answered as the service was told to, and so is what does not fit into a message.
+// TestServiceRefuses: what no handler sees is answered as the service was told to, and so is what does not fit into a
+// message.
 func TestServiceRefuses(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
@@ -208,10 +212,12 @@ func TestServiceRefuses(t *testing.T) {
 	s := serve(t, server, ServiceConfig{
 		Workers: 1, QueueBytes: 100, MaxBody: 1000,
 		Refuse: func(r Request, code int, why string) Response {
-			return Response{ContentType: r.ContentType, Body: fmt.Appendf(nil, "%s %d %s", r.Subject, code, why), Code: code, Description: why, Outcome: "refused"}
+			return Response{ContentType: r.ContentType, Body: fmt.Appendf(nil, "%s %d %s", r.Subject, code, why),
+				Code: code, Description: why, Outcome: "refused"}
 		},
 		Endpoints: []Endpoint{
-			{Name: "huge", Subject: "t.huge", Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
+			{Name: "huge", Subject: "t.huge",
+				Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
 			{Name: "slow", Subject: "t.slow", Handler: func(context.Context, Request) Response {
 				entered <- struct{}{}
 				<-release
@@ -226,17 +232,20 @@ func TestServiceRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if text := fmt.Sprintf("%s %d %s", subject, code, why); !strings.HasPrefix(string(reply.Data), text) || reply.Header.Get(headerErrorCode) != fmt.Sprint(code) {
+		if text := fmt.Sprintf("%s %d %s", subject, code, why); !strings.HasPrefix(string(reply.Data), text) ||
+			reply.Header.Get(headerErrorCode) != fmt.Sprint(code) {
 			t.Errorf("%.100q %v, want %q", reply.Data, reply.Header, text)
 		}
 	}
 	want("t.huge", nil, nil, CodeInternal, "the answer has 1048576 bytes, more than ")
 	want("t.huge", make([]byte, 1001), nil, CodeTooLarge, "the request has 1001 bytes, more than 1000")
 	for _, bad := range []string{"soon", "0", "-1", "1.5", "18446744073709551616"} {
-		want("t.huge", nil, map[string][]string{headerDeadline: {bad}}, CodeBad, `the header Kv-Deadline-Ms is "`+bad+`"`)
+		want("t.huge", nil, map[string][]string{headerDeadline: {bad}}, CodeBad, `the header Kv-Deadline-Ms is "`+bad+
+			`"`)
 	}
 	want("t.huge", nil, map[string][]string{"kv-deadline-ms": {"soon"}}, CodeBad, `the header Kv-Deadline-Ms is "soon"`)
-	for text, want := range map[string]time.Duration{"1": time.Millisecond, "5000": 5 * time.Second, "2147483648": 24 * time.Hour, "18446744073709551615": 24 * time.Hour} {
+	for text, want := range map[string]time.Duration{"1": time.Millisecond, "5000": 5 * time.Second,
+		"2147483648": 24 * time.Hour, "18446744073709551615": 24 * time.Hour} {
 		if got, ok := parseDeadline(text); !ok || got != want {
 			t.Errorf("%s ms are %v, %v, want %v", text, got, ok, want)
 		}
@@ -269,10 +278,12 @@ func TestServiceDrains(t *testing.T) {
 	ctx := ctxFor(t)
 	var handled atomic.Int64
 	instance := func(c *Conn) *Service {
-		return serve(t, c, ServiceConfig{Queue: 1000, Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo", QueueGroup: "q", Handler: func(_ context.Context, r Request) Response {
-			handled.Add(1)
-			return Response{Body: r.Body}
-		}}}})
+		return serve(t, c, ServiceConfig{Queue: 1000,
+			Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo", QueueGroup: "q",
+				Handler: func(_ context.Context, r Request) Response {
+					handled.Add(1)
+					return Response{Body: r.Body}
+				}}}})
 	}
 	current := instance(server)
 	stop := make(chan struct{})
@@ -318,11 +329,12 @@ func TestServiceStopEndsPatience(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
 	entered := make(chan struct{})
-	s := serve(t, server, ServiceConfig{Timeout: time.Hour, Endpoints: []Endpoint{{Name: "wait", Subject: "t.wait", Handler: func(ctx context.Context, r Request) Response {
-		close(entered)
-		<-ctx.Done()
-		return Response{Code: 503, Description: "given up"}
-	}}}})
+	s := serve(t, server, ServiceConfig{Timeout: time.Hour,
+		Endpoints: []Endpoint{{Name: "wait", Subject: "t.wait", Handler: func(ctx context.Context, r Request) Response {
+			close(entered)
+			<-ctx.Done()
+			return Response{Code: 503, Description: "given up"}
+		}}}})
 	done := make(chan error, 1)
 	go func() {
 		_, err := client.Request(ctxFor(t), "t.wait", "", nil)

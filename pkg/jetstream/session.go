@@ -27,7 +27,8 @@ import (
 // used either: with a limit on bytes it now and then forgets to pull, and stands still until heartbeats are
 // missed.
 type session struct {
-	anchor Message // if Seq is not 0: the message with which the session begins, which was read before and must be the same
+	// if Seq is not 0: the message with which the session begins, which was read before and must be the same
+	anchor Message
 	wake   chan struct{}
 	pull   func() error // asks the server for one more lot
 
@@ -244,8 +245,8 @@ func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, erro
 		return Regressed{Applied: r.pos.Seq, Last: info.Last}, nil
 	case errors.Is(err, errHole), errors.Is(err, errStuck):
 		if !s.verified() {
-			// The message at the position is gone, as it would be had it been trimmed: a server that is killed soon after a purge comes back
-			// with some of what was purged. What follows is all that counts.
+			// The message at the position is gone, as it would be had it been trimmed: a server that is killed soon
+			// after a purge comes back with some of what was purged. What follows is all that counts.
 			r.pos.Time = 0
 			return nil, errLookAgain
 		}

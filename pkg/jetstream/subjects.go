@@ -28,7 +28,8 @@ const subjectRoot = "kv.v1."
 // Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches
 // (nats-io/nats-architecture-and-design).
 const (
-	headerWriter      = "Kv-Writer"      // on a lone message of the log: <publisher>.<flush>.<position>; a batch's id begins so
+	// on a lone message of the log: <publisher>.<flush>.<position>; a batch's id begins so
+	headerWriter      = "Kv-Writer"
 	headerDeadline    = "Kv-Deadline-Ms" // on a request: how many milliseconds the caller will still wait
 	headerContentType = "Content-Type"
 
@@ -65,7 +66,8 @@ func CheckNamespace(ns string) error {
 		bad = c != '-' && (c < 'a' || c > 'z') && (c < '0' || c > '9')
 	}
 	if bad {
-		return fmt.Errorf("namespace %q: %w: use 1 to %d of a-z, 0-9 and '-', first a letter or digit", ns, ErrBadName, maxNamespaceLen)
+		return fmt.Errorf("namespace %q: %w: use 1 to %d of a-z, 0-9 and '-', first a letter or digit", ns, ErrBadName,
+			maxNamespaceLen)
 	}
 	return nil
 }
@@ -83,7 +85,8 @@ const hexDigits = "0123456789ABCDEF"
 // [ErrBadName].
 func EscapeToken(name string) (string, error) {
 	if len(name) > maxNameLen {
-		return "", fmt.Errorf("name of %d bytes (%.32q...): %w: at most %d bytes", len(name), name, ErrBadName, maxNameLen)
+		return "", fmt.Errorf("name of %d bytes (%.32q...): %w: at most %d bytes", len(name), name, ErrBadName,
+			maxNameLen)
 	}
 	if name == "" {
 		return "=", nil
@@ -190,7 +193,8 @@ func EventSubject(ns string, p events.Partition, key events.RankKey) (string, er
 // ParseEventSubject takes an [EventSubject] apart. The error wraps [ErrBadName].
 func ParseEventSubject(subject string) (ns string, p events.Partition, key events.RankKey, err error) {
 	bad := func() (string, events.Partition, events.RankKey, error) {
-		return "", 0, events.RankKey{}, fmt.Errorf("subject %.128q: %w: want kv.v1.<ns>.ev.<p>.<instance>.<rank>", subject, ErrBadName)
+		return "", 0, events.RankKey{}, fmt.Errorf("subject %.128q: %w: want kv.v1.<ns>.ev.<p>.<instance>.<rank>",
+			subject, ErrBadName)
 	}
 	rest, ok := strings.CutPrefix(subject, subjectRoot)
 	if !ok {
@@ -304,7 +308,8 @@ func ParseWorkerKey(text string) (p events.Partition, key events.RankKey, ok boo
 	pn, ok1 := parseDecimal(parts[0])
 	rn, ok2 := parseDecimal(parts[2])
 	name, err := UnescapeToken(parts[1])
-	return events.Partition(pn), events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(rn)}, ok1 && ok2 && err == nil
+	return events.Partition(pn), events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(rn)}, ok1 && ok2 &&
+		err == nil
 }
 
 // ProbeKey is the key of the bucket of workers that nodes write to see that it can be written.

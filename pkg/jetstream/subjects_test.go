@@ -34,7 +34,8 @@ func TestEscapeToken(t *testing.T) {
 	if _, err := EscapeToken(strings.Repeat("a", 256)); !errors.Is(err, ErrBadName) {
 		t.Errorf("too long a name: %v", err)
 	}
-	for _, bad := range []string{"", "a=", "a=2", "=2e", "=61", "==", "==YQ", "a.b", "=G0", "== ", strings.Repeat("a", 129), strings.Repeat("a", 500), "==*"} {
+	for _, bad := range []string{"", "a=", "a=2", "=2e", "=61", "==", "==YQ", "a.b", "=G0", "== ",
+		strings.Repeat("a", 129), strings.Repeat("a", 500), "==*"} {
 		if name, err := UnescapeToken(bad); !errors.Is(err, ErrBadName) {
 			t.Errorf("UnescapeToken(%q) = %q, %v", bad, name, err)
 		}
@@ -50,7 +51,8 @@ func checkName(t *testing.T, name string) {
 		}
 		return
 	}
-	if err != nil || len(token) > MaxTokenLen || strings.ContainsRune(token, '.') || !server.IsValidLiteralSubject(token) || !validKey(token) {
+	if err != nil || len(token) > MaxTokenLen || strings.ContainsRune(token, '.') ||
+		!server.IsValidLiteralSubject(token) || !validKey(token) {
 		t.Fatalf("EscapeToken(%q) = %q, %v", name, token, err)
 	}
 	if back, err := UnescapeToken(token); err != nil || back != name {
@@ -58,7 +60,8 @@ func checkName(t *testing.T, name string) {
 	}
 	key := events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(len(name))}
 	subject, err := EventSubject("ns-1", 7, key)
-	if err != nil || !server.IsValidPublishSubject(subject) || !server.SubjectMatchesFilter(subject, streamSubjects("ns-1", 7)) {
+	if err != nil || !server.IsValidPublishSubject(subject) ||
+		!server.SubjectMatchesFilter(subject, streamSubjects("ns-1", 7)) {
 		t.Fatalf("subject %q, %v", subject, err)
 	}
 	if ns, p, back, err := ParseEventSubject(subject); err != nil || ns != "ns-1" || p != 7 || back != key {
@@ -93,7 +96,8 @@ func FuzzUnescapeToken(f *testing.F) {
 }
 
 func FuzzParseEventSubject(f *testing.F) {
-	for _, s := range []string{"kv.v1.ns.ev.0.w.0", "kv.v1..ev.0.w.0", "kv.v1.ns.ev.00.w.0", "kv.v1.ns.ev.0.w", "kv.v1.ns.ev.0.w.0.x", "kv.v1.ns.ev.4294967296.w.0"} {
+	for _, s := range []string{"kv.v1.ns.ev.0.w.0", "kv.v1..ev.0.w.0", "kv.v1.ns.ev.00.w.0", "kv.v1.ns.ev.0.w",
+		"kv.v1.ns.ev.0.w.0.x", "kv.v1.ns.ev.4294967296.w.0"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, subject string) {
@@ -155,9 +159,11 @@ func TestPartitionAgreesWithNATS(t *testing.T) {
 func TestNodeSubject(t *testing.T) {
 	t.Parallel()
 	for node, want := range map[string]string{
-		"ix-0": "kv.v1.prod.node.ix-0.find", "ix.zone a": "kv.v1.prod.node.ix=2Ezone=20a.find", "": "kv.v1.prod.node.=.find", "*.>": "kv.v1.prod.node.=2A=2E=3E.find",
+		"ix-0": "kv.v1.prod.node.ix-0.find", "ix.zone a": "kv.v1.prod.node.ix=2Ezone=20a.find",
+		"": "kv.v1.prod.node.=.find", "*.>": "kv.v1.prod.node.=2A=2E=3E.find",
 	} {
-		if got, err := NodeSubject("prod", node, "find"); err != nil || got != want || !server.IsValidLiteralSubject(got) {
+		if got, err := NodeSubject("prod", node, "find"); err != nil || got != want ||
+			!server.IsValidLiteralSubject(got) {
 			t.Errorf("node %q: %q, %v; want %q", node, got, err, want)
 		}
 	}

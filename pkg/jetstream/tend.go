@@ -9,10 +9,11 @@ import (
 
 // TendHooks tell what [Server.Tend] finds and does, from its goroutine. Each may be nil.
 type TendHooks struct {
-	Ill    func(why error, room bool) // it cannot do its work; without room on the disk it is left as it is until there is some
-	Mended func()                     // it can again
-	Failed func(err error)            // it could not be started anew; that is tried again
-	Grown  func(bytes int64)          // the disk has more room than there was: the bound on what is stored is this now
+	// it cannot do its work; without room on the disk it is left as it is until there is some
+	Ill    func(why error, room bool)
+	Mended func()            // it can again
+	Failed func(err error)   // it could not be started anew; that is tried again
+	Grown  func(bytes int64) // the disk has more room than there was: the bound on what is stored is this now
 }
 
 // The waits of Tend.
@@ -23,11 +24,12 @@ const (
 
 // Tend looks after the server until ctx ends, every few seconds.
 //
-// If it can no longer write it is started anew, once its disk has room: a restart on a full disk would mend nothing, part everybody from
-// the server, and truncates files that nats-server writes when it ends. Restarts that do not help become rarer.
+// If it can no longer write it is started anew, once its disk has room: a restart on a full disk would mend nothing,
+// part everybody from the server, and truncates files that nats-server writes when it ends. Restarts that do not help
+// become rarer.
 //
-// If nobody has set [ServerOptions.MaxStore] and the disk has more room than at the start, the bound grows, with nothing interrupted. It
-// does not shrink: what others take from the disk meanwhile is seen in [Server.Limit].
+// If nobody has set [ServerOptions.MaxStore] and the disk has more room than at the start, the bound grows, with
+// nothing interrupted. It does not shrink: what others take from the disk meanwhile is seen in [Server.Limit].
 func (s *Server) Tend(ctx context.Context, h TendHooks) { s.tend(ctx, tendEvery, h) }
 
 func (s *Server) tend(ctx context.Context, every time.Duration, h TendHooks) {
@@ -85,8 +87,8 @@ func (s *Server) used() (int64, bool) {
 	return int64(info.Store), true
 }
 
-// Limit is what all streams and buckets may take now: [ServerOptions.MaxStore], or what they take and what the disk has free, if that is
-// less.
+// Limit is what all streams and buckets may take now: [ServerOptions.MaxStore], or what they take and what the disk has
+// free, if that is less.
 func (s *Server) Limit() int64 {
 	limit := s.MaxStore()
 	used, running := s.used()
@@ -96,7 +98,8 @@ func (s *Server) Limit() int64 {
 	return limit
 }
 
-// grow raises a bound that nobody has set if the disk has a quarter more than it, and returns the new one; 0 if it stays.
+// grow raises a bound that nobody has set if the disk has a quarter more than it, and returns the new one; 0 if it
+// stays.
 func (s *Server) grow() int64 {
 	used, running := s.used()
 	free, err := freeBytes(s.o.Dir)

@@ -17,8 +17,8 @@ import (
 
 // Watched is what [Bucket.Watch] tells.
 type Watched struct {
-	// Anew says that all keys that there are follow, and that those told before which do not come again are gone. So it is at the
-	// beginning, and after each break.
+	// Anew says that all keys that there are follow, and that those told before which do not come again are gone. So it
+	// is at the beginning, and after each break.
 	Anew bool
 
 	// Epoch, with Anew, is when the bucket was created. Another than before says that it was deleted and made anew.
@@ -43,8 +43,8 @@ const (
 // errWatchAgain ends a watch's session without being news.
 var errWatchAgain = errors.New("watch again")
 
-// Watch tells take what is in the bucket and what changes, from one goroutine, until ctx ends. While take is busy, changes of the same
-// key become one: what waits is bounded by the number of keys.
+// Watch tells take what is in the bucket and what changes, from one goroutine, until ctx ends. While take is busy,
+// changes of the same key become one: what waits is bounded by the number of keys.
 //
 // nats.go's watcher is not used: after a bucket was deleted and made again it waits for ever.
 func (b *Bucket) Watch(ctx context.Context, take func(Watched)) {
@@ -86,7 +86,8 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 	if err := c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &before); err != nil {
 		return err
 	}
-	s := &watchSession{wake: make(chan struct{}, 1), prefix: keySubject(b.name, ""), nextDel: 1, waiting: map[string]Entry{}, heard: time.Now()}
+	s := &watchSession{wake: make(chan struct{}, 1), prefix: keySubject(b.name, ""), nextDel: 1,
+		waiting: map[string]Entry{}, heard: time.Now()}
 	s.mu.Lock() // until it is known how much is there
 	inbox := c.inbox + "." + nuid.Next()
 	sub, err := c.nc.Subscribe(inbox, s.take)
@@ -100,8 +101,10 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 	defer sub.Unsubscribe()
 	name := "kvatlas-" + nuid.Next()
 	create, err := json.Marshal(map[string]any{"stream_name": b.stream, "config": jetstream.ConsumerConfig{
-		Name: name, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: keySubject(b.name, ">"), AckPolicy: jetstream.AckNonePolicy,
-		DeliverSubject: inbox, IdleHeartbeat: watchHeartbeat, InactiveThreshold: 30 * time.Second, Replicas: 1, MemoryStorage: true,
+		Name: name, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: keySubject(b.name,
+			">"), AckPolicy: jetstream.AckNonePolicy,
+		DeliverSubject: inbox, IdleHeartbeat: watchHeartbeat, InactiveThreshold: 30 * time.Second, Replicas: 1,
+		MemoryStorage: true,
 	}})
 	var made struct {
 		Pending uint64 `json:"num_pending"`
@@ -111,7 +114,8 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 	}
 	var after streamAnswer
 	if err == nil {
-		defer func() { _ = c.nc.Publish(c.api+"CONSUMER.DELETE."+b.stream+"."+name, nil) }() // a courtesy; else the server forgets it
+		// a courtesy; else the server forgets it
+		defer func() { _ = c.nc.Publish(c.api+"CONSUMER.DELETE."+b.stream+"."+name, nil) }()
 		err = c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &after)
 	}
 	if err == nil && !after.Created.Equal(before.Created) {
@@ -172,7 +176,8 @@ func (s *watchSession) take(m *nats.Msg) {
 	d, ok := parseDelivery(m.Reply)
 	switch {
 	case !ok && m.Header.Get("Status") == "100": // a heartbeat, which says what the last delivery was
-		if last, err := strconv.ParseUint(m.Header.Get("Nats-Last-Consumer"), 10, 64); err == nil && last != s.nextDel-1 {
+		if last, err := strconv.ParseUint(m.Header.Get("Nats-Last-Consumer"), 10, 64); err == nil &&
+			last != s.nextDel-1 {
 			s.err = errWatchAgain
 		}
 	case !ok || !strings.HasPrefix(m.Subject, s.prefix):

@@ -81,7 +81,8 @@ func (w *watching) wait(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// TestWatch follows a bucket through writes, deletions, a restart of the server, and the bucket's being deleted and made again.
+// TestWatch follows a bucket through writes, deletions, a restart of the server, and the bucket's being deleted and
+// made again.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

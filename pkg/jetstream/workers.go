@@ -7,22 +7,23 @@ import (
 	"time"
 )
 
-// EnsureWorkers opens the bucket for workers' registrations, creates it if it is missing, and sets the limits that the configuration
-// names. It is for indexers.
+// EnsureWorkers opens the bucket for workers' registrations, creates it if it is missing, and sets the limits that the
+// configuration names. It is for indexers.
 func (n *Namespace) EnsureWorkers(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
 	return ensureBucket(ctx, n.c, WorkersBucket(n.name), cfg, n.replicas)
 }
 
-// OpenWorkers returns the bucket for workers' registrations, which an indexer has created or will create: until then its methods
-// return [ErrUnavailable] or [ErrNotFound]. It is for shims, which may be permitted to write and read their own keys only.
+// OpenWorkers returns the bucket for workers' registrations, which an indexer has created or will create: until then
+// its methods return [ErrUnavailable] or [ErrNotFound]. It is for shims, which may be permitted to write and read their
+// own keys only.
 func (n *Namespace) OpenWorkers() *Bucket {
 	b := openBucket(n.c, WorkersBucket(n.name))
 	b.own = true
 	return b
 }
 
-// Delete leaves a mark in place of a key's value, as `nats kv del` does, if the revision is still the one expected; else the error
-// wraps [ErrConflict]. Those who watch see the mark. [Bucket.Erase] removes it.
+// Delete leaves a mark in place of a key's value, as `nats kv del` does, if the revision is still the one expected;
+// else the error wraps [ErrConflict]. Those who watch see the mark. [Bucket.Erase] removes it.
 func (b *Bucket) Delete(ctx context.Context, key string, expected uint64) (revision uint64, err error) {
 	if err := b.check(Value{Key: key}); err != nil {
 		return 0, err
@@ -42,7 +43,8 @@ func (b *Bucket) Delete(ctx context.Context, key string, expected uint64) (revis
 				return entry.Revision, nil // it is gone, whoever did it
 			case lastErr == nil && entry.Revision != expected, errors.Is(lastErr, ErrNotFound):
 				return 0, fmt.Errorf("delete %s in bucket %s: %w", key, b.name,
-					&ConflictError{Subject: keySubject(b.name, key), Expected: expected, Found: entry.Revision, Server: err.Error()})
+					&ConflictError{Subject: keySubject(b.name, key), Expected: expected, Found: entry.Revision,
+						Server: err.Error()})
 			case lastErr != nil:
 				return 0, lastErr
 			}
@@ -55,11 +57,12 @@ func (b *Bucket) Delete(ctx context.Context, key string, expected uint64) (revis
 	}
 }
 
-// Erase removes what a key has at revisions up to upTo, without a trace: what was written later stays. A watch that has not come to a
-// mark of deletion yet does not hear of it once it is erased.
+// Erase removes what a key has at revisions up to upTo, without a trace: what was written later stays. A watch that has
+// not come to a mark of deletion yet does not hear of it once it is erased.
 func (b *Bucket) Erase(ctx context.Context, key string, upTo uint64) error {
 	if !validKey(key) {
 		return fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
 	}
-	return b.c.call(ctx, "erase "+key+" from bucket "+b.name, "STREAM.PURGE."+b.stream, purgeArgs{Sequence: upTo + 1, Subject: keySubject(b.name, key)}, nil)
+	return b.c.call(ctx, "erase "+key+" from bucket "+b.name, "STREAM.PURGE."+b.stream,
+		purgeArgs{Sequence: upTo + 1, Subject: keySubject(b.name, key)}, nil)
 }

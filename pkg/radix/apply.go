@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Apply takes events of one rank that reached the log at now; time that goes back is taken to stand still. It keeps none of
-// the slices. Applying a list in parts, with the same times, comes to the same.
+// Apply takes events of one rank that reached the log at now; time that goes back is taken to stand still. It keeps
+// none of the slices. Applying a list in parts, with the same times, comes to the same.
 func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Counts) {
 	r := x.rank(id)
 	x.touchRank(r)
@@ -48,7 +48,8 @@ func (x *Index) learn(r *rank, e *events.Event, c *Counts) (take, main bool) {
 		return int(int64(g.Group) - int64(to))
 	})
 	if !ok {
-		r.groups = slices.Insert(r.groups, i, events.GroupKind{Group: e.Group, Kind: e.Attention, Window: e.Window, Drops: e.Drops})
+		r.groups = slices.Insert(r.groups, i, events.GroupKind{Group: e.Group, Kind: e.Attention, Window: e.Window,
+			Drops: e.Drops})
 		if e.Attention.Main() {
 			x.mainGroup(r, e.Group)
 		}
@@ -161,11 +162,11 @@ type seg struct {
 	grows        bool   // they are to follow the node's last block, once the event is through
 }
 
-// place gives the blocks of an event whose place is known, but for those cancelled, to the rank. at is the block that they
-// follow (0: they start a prompt), or, without local hashes, the one block itself.
+// place gives the blocks of an event whose place is known, but for those cancelled, to the rank. at is the block that
+// they follow (0: they start a prompt), or, without local hashes, the one block itself.
 //
-// First all places are found or made, and all names entered; then the rank is marked as a holder, from the last node to the
-// first. A reader goes from the first to the last, so it sees the event as a whole or not at all.
+// First all places are found or made, and all names entered; then the rank is marked as a holder, from the last node to
+// the first. A reader goes from the first to the last, so it sees the event as a whole or not at all.
 func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *Counts) {
 	n, taken, v := len(e.Blocks), 0, named
 	x.useTier(int(e.Tier) - 1)
@@ -207,8 +208,9 @@ func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *
 	}
 }
 
-// enterNames enters the names of an event's blocks, which lie in x.segs. It stops at the first that has copies at another place,
-// and says how many came before. If the rank's names cannot be kept as they are, it leaves everything as it was.
+// enterNames enters the names of an event's blocks, which lie in x.segs. It stops at the first that has copies at
+// another place, and says how many came before. If the rank's names cannot be kept as they are, it leaves everything as
+// it was.
 func (x *Index) enterNames(r *rank, e *events.Event, cancelled []bool, c *Counts) (n int, v verdict) {
 	if r.naming == ledgers {
 		return x.enter(r, e, cancelled, c)
@@ -273,8 +275,9 @@ func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Count
 // noSlot is the slot of nobody.
 const noSlot = 1<<32 - 1
 
-// walk finds the places of blocks that follow block at (0: start a prompt), makes those that are not there, and leaves them
-// in x.segs. A leaf grows in place only if nobody but slot holds all of it. wish is the id that a first new node should have.
+// walk finds the places of blocks that follow block at (0: start a prompt), makes those that are not there, and leaves
+// them in x.segs. A leaf grows in place only if nobody but slot holds all of it. wish is the id that a first new node
+// should have.
 func (x *Index) walk(space, slot, wish, at uint32, blocks []events.LocalHash) {
 	x.segs = x.segs[:0]
 	locals := unsafe.Slice((*uint64)(unsafe.SliceData(blocks)), len(blocks))
@@ -316,7 +319,8 @@ func (x *Index) walk(space, slot, wish, at uint32, blocks []events.LocalHash) {
 		}
 		first, granules := x.allocate((rest + granule - 1) / granule)
 		k := min(rest, granules*granule)
-		child := x.newNode(wish, node{parent: id, start: first * granule, len: k, depth: x.v.nodes[id].depth + x.v.nodes[id].len})
+		child := x.newNode(wish, node{parent: id, start: first * granule, len: k,
+			depth: x.v.nodes[id].depth + x.v.nodes[id].len})
 		for g := first; g < first+granules; g++ {
 			x.granules.s[g].node = child
 		}
@@ -438,8 +442,8 @@ func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// scout visits all that the next names lead to, stage by stage, so that the processor fetches each stage together. It returns
-// how far it has come.
+// scout visits all that the next names lead to, stage by stage, so that the processor fetches each stage together. It
+// returns how far it has come.
 func (x *Index) scout(t *names, hashes []uint64, from int) int {
 	to := min(from+group, len(hashes))
 	if from == 0 || t.size == 0 {
@@ -461,8 +465,8 @@ func (x *Index) scout(t *names, hashes []uint64, from int) int {
 	return to
 }
 
-// leave takes the blocks in x.queue from a rank: from the first node to the last, so that a reader, which goes the same way
-// and looks back at the end, sees them all go at once.
+// leave takes the blocks in x.queue from a rank: from the first node to the last, so that a reader, which goes the same
+// way and looks back at the end, sees them all go at once.
 func (x *Index) leave(r *rank, tier int, c *Counts) {
 	q := x.queue
 	if len(q) == 0 {
@@ -535,8 +539,8 @@ func stretch(q []leaving) int {
 	return n
 }
 
-// forgetQueued takes the names of blocks that a rank has just lost in one tier out of its table, if nobody who shares it
-// needs them.
+// forgetQueued takes the names of blocks that a rank has just lost in one tier out of its table, if nobody who shares
+// it needs them.
 func (x *Index) forgetQueued(r *rank, id uint32, q []leaving) {
 	switch {
 	case r.naming == sharing && x.sharedFull(id):
@@ -601,8 +605,8 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 	x.tidy(r)
 }
 
-// fresh makes a rank that holds nothing as it was when it was added, but for its clock. One that named blocks its own way is
-// expected to do so again.
+// fresh makes a rank that holds nothing as it was when it was added, but for its clock. One that named blocks its own
+// way is expected to do so again.
 func (x *Index) fresh(r *rank) {
 	r.groups = nil
 	x.learnReuse(r)

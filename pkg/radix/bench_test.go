@@ -7,7 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// fleetOf is an index with ranks that all hold the first blocks of one long prompt, each rank a little less than the one before.
+// fleetOf is an index with ranks that all hold the first blocks of one long prompt, each rank a little less than the
+// one before.
 func fleetOf(ranks, blocks int) (*Index, []RankID, []events.LocalHash, []events.BlockHash) {
 	x := New(Config{})
 	locals, names := chain(1, blocks)
@@ -27,7 +28,8 @@ func fleetOf(ranks, blocks int) (*Index, []RankID, []events.LocalHash, []events.
 	return x, ids, locals, names
 }
 
-// hybrid gives each rank of a fleet a window of 64 blocks too: of all its blocks, of its last ones, or of ones in the middle.
+// hybrid gives each rank of a fleet a window of 64 blocks too: of all its blocks, of its last ones, or of ones in the
+// middle.
 func hybrid(x *Index, ids []RankID, names []events.BlockHash, keeps string) {
 	for i, id := range ids {
 		n := len(names) - i
@@ -41,7 +43,8 @@ func hybrid(x *Index, ids []RankID, names []events.BlockHash, keeps string) {
 			from = n
 		}
 		for at := from; at < to; at += events.MaxBlocksPerEvent {
-			x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Device, Group: 1, Attention: events.AttentionSlidingWindow, Window: 1024,
+			x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Device, Group: 1,
+				Attention: events.AttentionSlidingWindow, Window: 1024,
 				Blocks: names[at:min(to, at+events.MaxBlocksPerEvent)]}})
 		}
 	}
@@ -98,8 +101,8 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-// BenchmarkApply stores and removes what the other ranks of a fleet hold too, then what nobody else has; the time is for
-// one block.
+// BenchmarkApply stores and removes what the other ranks of a fleet hold too, then what nobody else has; the time is
+// for one block.
 func BenchmarkApply(b *testing.B) {
 	const n = 500
 	for _, c := range []struct {

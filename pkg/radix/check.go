@@ -8,10 +8,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Check verifies the invariants: of the tree, of who holds what, of names, and of what each rank keeps. The writer calls it,
-// while no import is under way.
+// Check verifies the invariants: of the tree, of who holds what, of names, and of what each rank keeps. The writer
+// calls it, while no import is under way.
 func (x *Index) Check() error {
-	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]bool{}, foreign: map[uint32]bool{}, sharedHeld: map[uint32]bool{}}
+	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]bool{}, foreign: map[uint32]bool{},
+		sharedHeld: map[uint32]bool{}}
 	for _, f := range []func() error{c.tree, c.arena, c.holders, c.ranks, c.names, c.granules, c.leaves} {
 		if err := f(); err != nil {
 			return err
@@ -77,7 +78,8 @@ func (c *checker) tree() error {
 		}
 	}
 	if used != x.nodes || edges != x.edgeCount || seen != edges {
-		return fmt.Errorf("%d nodes, counted %d; %d edges, counted %d, in the table %d", used, x.nodes, edges, x.edgeCount, seen)
+		return fmt.Errorf("%d nodes, counted %d; %d edges, counted %d, in the table %d", used, x.nodes, edges,
+			x.edgeCount, seen)
 	}
 	return nil
 }
@@ -144,7 +146,8 @@ func (c *checker) holders() error {
 					}
 				}
 			}
-			if keys[p.key] || int(slot) >= len(x.slots) || x.slots[slot] == nil || v.masks[tier] == nil || v.full(uint32(i), tier, slot) ||
+			if keys[p.key] || int(slot) >= len(x.slots) || x.slots[slot] == nil || v.masks[tier] == nil ||
+				v.full(uint32(i), tier, slot) ||
 				p.count != count || p.lead != lead || count == 0 || count == n.len || (p.bits == 0) != (count == lead) {
 				return fmt.Errorf("node %d %+v: part %+v: %d held, lead %d", i, n, p, count, lead)
 			}
@@ -152,7 +155,8 @@ func (c *checker) holders() error {
 		}
 	}
 	if c.partRoom != x.partRoom.used || c.bitRoom != x.bitRoom.used {
-		return fmt.Errorf("room for %d parts and %d words, %d and %d given out", c.partRoom, c.bitRoom, x.partRoom.used, x.bitRoom.used)
+		return fmt.Errorf("room for %d parts and %d words, %d and %d given out", c.partRoom, c.bitRoom, x.partRoom.used,
+			x.bitRoom.used)
 	}
 	return nil
 }
@@ -235,7 +239,8 @@ func (c *checker) ranks() error {
 			waiting += len(w.event.Blocks)
 		}
 		if r.gone.len() > x.cfg.MaxRemembered || r.parked.blocks > x.cfg.MaxParked || waiting != r.parked.blocks {
-			return fmt.Errorf("rank %d: %d removals, %d parked, counted %d", slot, r.gone.len(), waiting, r.parked.blocks)
+			return fmt.Errorf("rank %d: %d removals, %d parked, counted %d", slot, r.gone.len(), waiting,
+				r.parked.blocks)
 		}
 	}
 	if ledgerRanks != x.ledgerRanks {
@@ -277,7 +282,8 @@ func (c *checker) windows(r *rank) error {
 				name, named := names[n.start+off]
 				want := w != nil && r.wanted(w, events.Tier(plane%events.NumTiers+1), spot{n.start + off, name, named})
 				if got := x.v.holds(id, off, plane, r.slot()); got != want {
-					return fmt.Errorf("node %d, block %d, plane %d: marked %v, want %v", id, n.start+off, plane, got, want)
+					return fmt.Errorf("node %d, block %d, plane %d: marked %v, want %v", id, n.start+off, plane, got,
+						want)
 				}
 			}
 		}
@@ -385,7 +391,8 @@ func (c *checker) table(t *names, f func(name uint64, block uint32) error, forei
 		}
 		block, name := t.at(uint32(v))
 		hash := v >> 32
-		if at, _, ok := t.find(name, t.hash(name)); !ok || at != block || hash < last || uint64(i) < t.home(hash) || lastAt != i-1 && t.home(hash) != uint64(i) {
+		if at, _, ok := t.find(name, t.hash(name)); !ok || at != block || hash < last || uint64(i) < t.home(hash) ||
+			lastAt != i-1 && t.home(hash) != uint64(i) {
 			return fmt.Errorf("slot %d: name %#x of block %d, found %v %d", i, name, block, ok, at)
 		}
 		n, last, lastAt = n+1, hash, i
@@ -422,7 +429,8 @@ func (c *checker) granules() error {
 			}
 		}
 		if g.named != named || g.foreign != foreign || g.queued != 0 || g.pins != c.pins[uint32(i)] {
-			return fmt.Errorf("granule %d: %+v, want named %#x, foreign %#x, %d pins", i, g, named, foreign, c.pins[uint32(i)])
+			return fmt.Errorf("granule %d: %+v, want named %#x, foreign %#x, %d pins", i, g, named, foreign,
+				c.pins[uint32(i)])
 		}
 	}
 	return nil

@@ -13,7 +13,8 @@ func Example() {
 	a, b := x.AddRank(space, 16), x.AddRank(space, 16)
 
 	prompt := []events.LocalHash{11, 12, 13, 14}
-	store := func(id radix.RankID, tier events.Tier, parent events.BlockHash, names []events.BlockHash, locals []events.LocalHash) {
+	store := func(id radix.RankID, tier events.Tier, parent events.BlockHash, names []events.BlockHash,
+		locals []events.LocalHash) {
 		x.Apply(id, 0, []events.Event{{
 			Kind: events.Stored, Tier: tier, HasParent: parent != 0, Parent: parent, Blocks: names, Locals: locals,
 		}})

@@ -21,7 +21,8 @@ const (
 	StopDraft   Stop = 6 // the engine computes the last block that it holds anew, for its draft model
 )
 
-var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier", "group_lacks_blocks", "draft_model"}
+var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier",
+	"group_lacks_blocks", "draft_model"}
 
 func (s Stop) String() string {
 	if int(s) < len(stopNames) {
@@ -47,7 +48,8 @@ type RankPath struct {
 
 // Explanation says why an answer is what it is.
 type Explanation struct {
-	Known uint32     // how many leading blocks of the query the index knows: anybody holds or remembers them, or what follows them
+	// how many leading blocks of the query the index knows: anybody holds or remembers them, or what follows them
+	Known uint32
 	Ranks []RankPath // every rank that holds any of them
 }
 
@@ -96,7 +98,8 @@ func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
 			for off := range s.match {
 				var set TierSet
 				for t := range events.NumTiers {
-					if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 && w.hidden&^hiding>>8 == uint64(slot) {
+					if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 &&
+						w.hidden&^hiding>>8 == uint64(slot) {
 						continue
 					}
 					if w.run(s, off, t, uint32(slot)) > 0 {

@@ -51,7 +51,8 @@ type runCut struct {
 // StartExport begins an image of some ranks. The writer calls it and all methods of the export, and may apply events
 // before the image is complete. An export that is not done must be closed.
 func (x *Index) StartExport(ranks []RankID) *Export {
-	e := &Export{x: x, position: make([]int32, len(x.slots)), mask: make([]uint64, len(x.sharedMask)), runAt: make([]uint32, x.granuleEnd), byID: map[uint32]uint32{}, alias: map[uint32][]alias{}}
+	e := &Export{x: x, position: make([]int32, len(x.slots)), mask: make([]uint64, len(x.sharedMask)),
+		runAt: make([]uint32, x.granuleEnd), byID: map[uint32]uint32{}, alias: map[uint32][]alias{}}
 	for i := range e.position {
 		e.position[i] = -1
 	}
@@ -142,7 +143,8 @@ func groupSets(all map[copyKey]uint32) (sets []events.GroupSet) {
 func (e *Export) run(id uint32) events.Run {
 	x := e.x
 	n := x.v.nodes[id]
-	run := events.Run{ID: events.RunID(id), Parent: events.NoRun, Locals: make([]events.LocalHash, n.len), Names: make([]events.BlockHash, n.len)}
+	run := events.Run{ID: events.RunID(id), Parent: events.NoRun, Locals: make([]events.LocalHash, n.len),
+		Names: make([]events.BlockHash, n.len)}
 	for up := n.parent; ; up = x.v.nodes[up].parent {
 		if x.v.nodes[up].parent == 0 {
 			run.Space = x.spaceOf(up)
@@ -182,7 +184,8 @@ func (e *Export) run(id uint32) events.Run {
 		}
 	}
 	for _, p := range x.v.parts[n.parts : n.parts+n.nparts] {
-		if slot, t := p.key>>planeBits, p.key&planeMask; t < events.NumTiers && int(slot) < len(e.position) && e.position[slot] >= 0 {
+		if slot, t := p.key>>planeBits, p.key&planeMask; t < events.NumTiers && int(slot) < len(e.position) &&
+			e.position[slot] >= 0 {
 			e.holding(&run, &n, slot, int(t), &p)
 		}
 	}
@@ -280,7 +283,8 @@ func (e *Export) ledger(run *events.Run, n *node, r *rank, position uint32) {
 				k := kind{c.tier, c.group}
 				h := all[k]
 				if h == nil {
-					h = &events.Holding{Rank: position, Tier: c.tier, Group: c.group, Bits: make([]uint64, (n.len+63)/64)}
+					h = &events.Holding{Rank: position, Tier: c.tier, Group: c.group,
+						Bits: make([]uint64, (n.len+63)/64)}
 					all[k] = h
 				}
 				if h.Bits[i/64]>>(i%64)&1 != 0 {
@@ -308,8 +312,8 @@ func (e *Export) ledger(run *events.Run, n *node, r *rank, position uint32) {
 	}
 }
 
-// Step gives the sink about budget blocks more, and at least one run or rank. Runs come first, then ranks in order. After an
-// error from the sink, which it returns as it is, the export is closed.
+// Step gives the sink about budget blocks more, and at least one run or rank. Runs come first, then ranks in order.
+// After an error from the sink, which it returns as it is, the export is closed.
 func (e *Export) Step(budget int, sink Sink) (done bool, err error) {
 	for first := true; ; first = false {
 		if budget <= 0 && !first {
@@ -349,7 +353,8 @@ func (e *Export) one(sink Sink) (size int, more bool, err error) {
 		for g.block < cut.start {
 			cut = e.cuts[e.byID[cut.parent]]
 		}
-		c.image.Remembered = append(c.image.Remembered, events.Remembered{Name: g.name, Run: cut.id, Block: g.block - cut.start, Since: g.since})
+		c.image.Remembered = append(c.image.Remembered, events.Remembered{Name: g.name, Run: cut.id,
+			Block: g.block - cut.start, Since: g.since})
 	}
 	e.nextRank++
 	size = len(c.gone) + len(c.image.Parked)

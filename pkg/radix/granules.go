@@ -2,8 +2,8 @@ package radix
 
 import "math/bits"
 
-// granule is how many blocks of the arena are given out together. A node owns whole granules, but for the first, which it
-// shares with its parent if it was split off amid one.
+// granule is how many blocks of the arena are given out together. A node owns whole granules, but for the first, which
+// it shares with its parent if it was split off amid one.
 const granule = 16
 
 // granuleState is what the writer keeps for sixteen blocks.
@@ -53,8 +53,8 @@ func (s *idSet) lowest() uint32 {
 	return uint32(s.low<<6 + bits.TrailingZeros64(s.words[s.low]))
 }
 
-// allocate gives out up to want granules in a row, for a node. It gives fewer if so many in a row are hard to find and much
-// is free.
+// allocate gives out up to want granules in a row, for a node. It gives fewer if so many in a row are hard to find and
+// much is free.
 func (x *Index) allocate(want uint32) (first, n uint32) {
 	free := &x.freeGranule
 	first, n = x.searchFree(want)
@@ -74,8 +74,8 @@ func (x *Index) allocate(want uint32) (first, n uint32) {
 	return first, n
 }
 
-// searchFree looks for want free granules in a row, a while from where it stopped the last time. It returns the longest row
-// that it came across.
+// searchFree looks for want free granules in a row, a while from where it stopped the last time. It returns the longest
+// row that it came across.
 func (x *Index) searchFree(want uint32) (first, n uint32) {
 	const look = 64 // words of the bitmap
 	words := x.freeGranule.words

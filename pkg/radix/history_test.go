@@ -78,8 +78,8 @@ func TestLongHistories(t *testing.T) {
 	}
 }
 
-// FuzzProgram takes bytes for a program of events and queries. As tables are seeded anew in every run, so that coverage wavers,
-// run it with -fuzzminimizetime 1x.
+// FuzzProgram takes bytes for a program of events and queries. As tables are seeded anew in every run, so that coverage
+// wavers, run it with -fuzzminimizetime 1x.
 func FuzzProgram(f *testing.F) {
 	for s := range uint64(8) {
 		rng := rand.New(rand.NewPCG(s, 2))

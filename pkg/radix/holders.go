@@ -357,8 +357,8 @@ func (x *Index) settle(id uint32, p *part) {
 	}
 }
 
-// mark gives blocks from lo up to hi of an open node to a rank. It returns how many of them it did not hold before, and calls
-// again for each that it did.
+// mark gives blocks from lo up to hi of an open node to a rank. It returns how many of them it did not hold before, and
+// calls again for each that it did.
 func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(block uint32)) uint32 {
 	n := x.v.nodes[id]
 	key := keyOf(r.slot(), tier)
@@ -468,8 +468,8 @@ func (r *rank) alsoIn(head uint32) {
 	}
 }
 
-// extend makes an open node longer: who held all of it holds a part from now on, but for the one rank that holds the new
-// blocks in a tier as well, if it is given.
+// extend makes an open node longer: who held all of it holds a part from now on, but for the one rank that holds the
+// new blocks in a tier as well, if it is given.
 func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 	n := x.v.nodes[id]
 	for t, m := range x.v.masks[:x.v.planes] {

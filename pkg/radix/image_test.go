@@ -61,7 +61,10 @@ func TestImagesRepeat(t *testing.T) {
 		}
 		same := 0
 		for _, r := range moved.runs {
-			if slices.ContainsFunc(first.runs, func(o events.Run) bool { return o.ID == r.ID && o.Locals[0] == r.Locals[0] }) {
+			if slices.ContainsFunc(first.runs, func(o events.Run) bool {
+				return o.ID == r.ID &&
+					o.Locals[0] == r.Locals[0]
+			}) {
 				same++
 			}
 		}
@@ -74,8 +77,8 @@ func TestImagesRepeat(t *testing.T) {
 	}
 }
 
-// A broken image is refused, or means something; either way the index is whole once the ranks are dropped, and other ranks have
-// lost nothing.
+// A broken image is refused, or means something; either way the index is whole once the ranks are dropped, and other
+// ranks have lost nothing.
 func TestBrokenImages(t *testing.T) {
 	refused, n := 0, 2000
 	if testing.Short() {
@@ -120,7 +123,8 @@ func (m *image) copy() *image {
 		_ = c.Run(&m.runs[i])
 	}
 	for _, r := range m.ranks {
-		r.Groups, r.Parked, r.Remembered, r.Sets = slices.Clone(r.Groups), slices.Clone(r.Parked), slices.Clone(r.Remembered), slices.Clone(r.Sets)
+		r.Groups, r.Parked, r.Remembered, r.Sets = slices.Clone(r.Groups), slices.Clone(r.Parked),
+			slices.Clone(r.Remembered), slices.Clone(r.Sets)
 		c.ranks = append(c.ranks, r)
 	}
 	return c

@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// ErrImage is returned by an import of runs or ranks that contradict themselves or each other. The import must be finished
-// all the same, and its ranks be dropped.
+// ErrImage is returned by an import of runs or ranks that contradict themselves or each other. The import must be
+// finished all the same, and its ranks be dropped.
 var ErrImage = errors.New("image contradicts itself")
 
 // Import takes an image back.
@@ -23,11 +23,12 @@ type Import struct {
 // span is where some blocks of a run lie in the arena. They are pinned until the import is finished.
 type span struct{ first, block, n uint32 }
 
-// StartImport begins to take an image back. Position i of the image's list of ranks becomes ranks[i], which must be added and
-// empty; the index may hold other ranks. No events are applied to these ranks before Finish. The writer calls it and all
-// methods of the import. After an error Finish is still to be called, and then the ranks must be dropped.
+// StartImport begins to take an image back. Position i of the image's list of ranks becomes ranks[i], which must be
+// added and empty; the index may hold other ranks. No events are applied to these ranks before Finish. The writer calls
+// it and all methods of the import. After an error Finish is still to be called, and then the ranks must be dropped.
 func (x *Index) StartImport(ranks []RankID) *Import {
-	return &Import{x: x, ranks: slices.Clone(ranks), runs: map[events.RunID][]span{}, pending: map[events.RunID][]*events.Run{}}
+	return &Import{x: x, ranks: slices.Clone(ranks), runs: map[events.RunID][]span{},
+		pending: map[events.RunID][]*events.Run{}}
 }
 
 // Expect makes room at once for about as many blocks as the image has, which spares growing step by step.
@@ -44,7 +45,8 @@ func (m *Import) Run(run *events.Run) error {
 		own := *run
 		own.Locals, own.Names, own.Holdings = slices.Clone(run.Locals), slices.Clone(run.Names), nil
 		for _, h := range run.Holdings {
-			h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names), slices.Clone(h.Also)
+			h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names),
+				slices.Clone(h.Also)
 			own.Holdings = append(own.Holdings, h)
 		}
 		m.pending[run.Parent] = append(m.pending[run.Parent], &own)
@@ -211,7 +213,8 @@ func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32, fres
 			block := s.block + from - s.first
 			id, n := x.where(block)
 			k := min(to-from, n.start+n.len-block)
-			x.segs = append(x.segs, seg{node: id, off: block - n.start, n: k, block: block, first: int(from - lo), fresh: fresh})
+			x.segs = append(x.segs, seg{node: id, off: block - n.start, n: k, block: block, first: int(from - lo),
+				fresh: fresh})
 			from += k
 		}
 	}
@@ -247,17 +250,23 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 	x.learnReuse(r)
 	var c Counts
 	for _, g := range img.Groups {
-		x.learn(r, &events.Event{Kind: events.Stored, Group: g.Group, Attention: g.Kind, Window: g.Window, Drops: g.Drops}, &c)
+		x.learn(r, &events.Event{Kind: events.Stored, Group: g.Group, Attention: g.Kind, Window: g.Window,
+			Drops: g.Drops}, &c)
 	}
 	for _, g := range learned {
-		if !slices.ContainsFunc(r.groups, func(o events.GroupKind) bool { return o.Group == g.Group && o.Kind.Main() }) {
-			return fmt.Errorf("rank %d: holdings of group %d, which it has not announced as a main one: %w", i, g.Group, ErrImage)
+		if !slices.ContainsFunc(r.groups, func(o events.GroupKind) bool {
+			return o.Group == g.Group &&
+				o.Kind.Main()
+		}) {
+			return fmt.Errorf("rank %d: holdings of group %d, which it has not announced as a main one: %w", i, g.Group,
+				ErrImage)
 		}
 	}
 	for j := range img.Parked {
 		p := &img.Parked[j]
 		e := &p.Event
-		if e.Kind != events.Stored || !e.Tier.Valid() || len(e.Blocks) == 0 || len(e.Locals) != len(e.Blocks) && (len(e.Locals) != 0 || len(e.Blocks) != 1) {
+		if e.Kind != events.Stored || !e.Tier.Valid() || len(e.Blocks) == 0 || len(e.Locals) != len(e.Blocks) &&
+			(len(e.Locals) != 0 || len(e.Blocks) != 1) {
 			return fmt.Errorf("rank %d: parked event %d is none: %w", i, j, ErrImage)
 		}
 		if w := r.parked.add(p.Since, e, p.Cancelled); w.left == 0 {

@@ -7,8 +7,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// ledger keeps the copies of a rank apart by name, tier and group. It is for ranks that have several main groups, or two
-// names for one block; it takes some 100 bytes and a microsecond a holding, where others take 20 and a hundredth of it.
+// ledger keeps the copies of a rank apart by name, tier and group. It is for ranks that have several main groups, or
+// two names for one block; it takes some 100 bytes and a microsecond a holding, where others take 20 and a hundredth of
+// it.
 type ledger struct {
 	names map[events.BlockHash]*ledgerName
 	at    map[uint32][]events.BlockHash // names by block, the first to come first
@@ -53,7 +54,8 @@ func (l *ledger) totals() map[heldKey]uint32 {
 
 // toLedger gives a rank a ledger.
 func (x *Index) toLedger(r *rank) {
-	l := &ledger{names: map[events.BlockHash]*ledgerName{}, at: map[uint32][]events.BlockHash{}, held: map[heldKey]uint32{}}
+	l := &ledger{names: map[events.BlockHash]*ledgerName{}, at: map[uint32][]events.BlockHash{},
+		held: map[heldKey]uint32{}}
 	slot := r.slot()
 	var own map[uint32]uint64
 	if r.naming == owning {
@@ -119,7 +121,8 @@ func (x *Index) enter(r *rank, e *events.Event, cancelled []bool, c *Counts) (n 
 }
 
 // addLedger adds copies of a name that has none at another place. It reports whether they are the first of their kind.
-func (x *Index) addLedger(r *rank, block uint32, name events.BlockHash, tier events.Tier, group events.GroupIndex, copies uint32) bool {
+func (x *Index) addLedger(r *rank, block uint32, name events.BlockHash, tier events.Tier, group events.GroupIndex,
+	copies uint32) bool {
 	l := r.ledger
 	n := l.names[name]
 	if n == nil {
@@ -211,7 +214,8 @@ func (x *Index) leaveLedger(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// show brings the marks of a block in line with a rank's ledger: a block is held in a tier if every main group holds it.
+// show brings the marks of a block in line with a rank's ledger: a block is held in a tier if every main group holds
+// it.
 func (x *Index) show(r *rank, id, off uint32) {
 	block := x.v.nodes[id].start + off
 	for t := range events.NumTiers {

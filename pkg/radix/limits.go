@@ -216,7 +216,8 @@ func (w *walk) spread(at int) *spread {
 	list := w.v.parts[s.parts : s.parts+s.nparts]
 	for i := range list {
 		key := atomic.LoadUint32(&list[i].key)
-		if plane, slot := int(key&planeMask)-events.NumTiers, key>>planeBits; plane >= 0 && plane < planes && int(slot) < w.v.stride*64 {
+		if plane, slot := int(key&planeMask)-events.NumTiers, key>>planeBits; plane >= 0 && plane < planes &&
+			int(slot) < w.v.stride*64 {
 			sp.some[plane*w.v.stride+int(slot>>6)] |= 1 << (slot & 63)
 			sp.parts[int(slot)*planes+plane] = uint64(sp.stamp)<<32 | uint64(i)
 		}
@@ -227,7 +228,8 @@ func (w *walk) spread(at int) *spread {
 // part is what a rank has of a stop in one plane of a window, if it is not all of it.
 func (w *walk) part(at int, slot uint32, plane int) (p part, ok bool) {
 	sp := w.spread(at)
-	if i := int(slot)*(w.v.planes-events.NumTiers) + plane - events.NumTiers; i < len(sp.parts) && uint32(sp.parts[i]>>32) == sp.stamp {
+	if i := int(slot)*(w.v.planes-events.NumTiers) + plane - events.NumTiers; i < len(sp.parts) &&
+		uint32(sp.parts[i]>>32) == sp.stamp {
 		return w.v.parts[w.path[at].parts+uint32(sp.parts[i])].load(), true
 	}
 	return part{}, false

@@ -44,8 +44,8 @@ type leaver struct{ slot, at, off uint32 }
 // promptAhead is how many of a prompt's first hashes are asked for while the way to its first block is looked up.
 const promptAhead = 64
 
-// Match finds what every rank of a space holds of a prefix; allowed, if not nil, restricts it to some. Any goroutine may
-// call it at any time, each with an Answer of its own. A reused Answer is not allocated again.
+// Match finds what every rank of a space holds of a prefix; allowed, if not nil, restricts it to some. Any goroutine
+// may call it at any time, each with an Answer of its own. A reused Answer is not allocated again.
 func (x *Index) Match(space uint32, locals []events.LocalHash, allowed *RankSet, out *Answer) {
 	q := unsafe.Slice((*uint64)(unsafe.SliceData(locals)), len(locals))
 	if len(q) > 0 {
@@ -121,7 +121,8 @@ func (w *walk) visit(id, base uint32) (s *stop, ok bool) {
 		parts: atomic.LoadUint32(&n.parts), nparts: atomic.LoadUint32(&n.nparts),
 	})
 	s = &w.path[len(w.path)-1]
-	if uint64(s.start)+uint64(s.len) > uint64(len(w.v.locals)) || uint64(s.parts)+uint64(s.nparts) > uint64(len(w.v.parts)) {
+	if uint64(s.start)+uint64(s.len) > uint64(len(w.v.locals)) ||
+		uint64(s.parts)+uint64(s.nparts) > uint64(len(w.v.parts)) {
 		return nil, false
 	}
 	return s, true
@@ -134,8 +135,9 @@ func (w *walk) compare(s *stop, most uint32, q []uint64) {
 	s.match = uint32(sameRun(w.v.locals[s.start:s.start+s.len], rest[:n]))
 }
 
-// device follows all ranks together as far as they hold the prefix in device, and appends those that come to an end to the
-// answer; if they may go on in other tiers, to w.leaving, and then it follows the path as far as it is known at all.
+// device follows all ranks together as far as they hold the prefix in device, and appends those that come to an end to
+// the answer; if they may go on in other tiers, to w.leaving, and then it follows the path as far as it is known at
+// all.
 func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e ending) bool {
 	more := e == further
 	v := w.v
@@ -312,7 +314,8 @@ func (w *walk) leaveElse(slot, at, off uint32, out *Answer, e ending) {
 // leave ends a rank's prefix in device.
 func (w *walk) leave(slot, depth uint32, out *Answer) {
 	if depth > 0 && int(slot) < len(w.v.ids) {
-		out.Ranks = append(out.Ranks, Overlap{Rank: RankID(atomic.LoadUint32(&w.v.ids[slot])), Depth: [events.NumTiers]uint32{depth}})
+		out.Ranks = append(out.Ranks, Overlap{Rank: RankID(atomic.LoadUint32(&w.v.ids[slot])),
+			Depth: [events.NumTiers]uint32{depth}})
 	}
 }
 
@@ -320,7 +323,8 @@ func (w *walk) leave(slot, depth uint32, out *Answer) {
 func (w *walk) others(allowed *RankSet, out *Answer) {
 	if w.hidden&hiding != 0 && w.hidden>>device&1 != 0 { // it was not active
 		slot := uint32(w.hidden &^ hiding >> 8)
-		if len(w.path) > 1 && (allowed == nil || int(slot>>6) < len(allowed.words) && allowed.words[slot>>6]>>(slot&63)&1 != 0) {
+		if len(w.path) > 1 && (allowed == nil || int(slot>>6) < len(allowed.words) &&
+			allowed.words[slot>>6]>>(slot&63)&1 != 0) {
 			w.leaving = append(w.leaving, leaver{slot, 1, 0})
 		}
 	}
@@ -331,7 +335,8 @@ func (w *walk) others(allowed *RankSet, out *Answer) {
 		o := Overlap{Depth: [events.NumTiers]uint32{w.path[l.at].base + l.off}}
 		at, off := l.at, l.off
 		for t := device + 1; t < events.NumTiers; t++ {
-			if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 && uint32(w.hidden&^hiding>>8) == l.slot {
+			if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 &&
+				uint32(w.hidden&^hiding>>8) == l.slot {
 				continue
 			}
 			for int(at) < len(w.path) {

@@ -13,17 +13,18 @@ type memory struct {
 	touching sync.Mutex     // one at a time, for the writer needs a processor too
 }
 
-// array is a growing array of values without pointers. While it is small it lives on the Go heap and is copied as it grows.
-// A large one lives in reserved address space, grows in place, and touches a page when it first needs it; where the system
-// has no such thing, it stays on the heap.
+// array is a growing array of values without pointers. While it is small it lives on the Go heap and is copied as it
+// grows. A large one lives in reserved address space, grows in place, and touches a page when it first needs it; where
+// the system has no such thing, it stays on the heap.
 type array[T any] struct {
 	s      []T
 	mapped []byte // the reserved region, if any
 	one    bool   // an index has one of it
 }
 
-// limits say how large an array is before it is mapped, and what a mapping takes. What an array on the heap leaves behind each time it grows is given
-// back to the system later, in the background, and each piece of it interrupts the readers. But a mapping takes whole huge pages.
+// limits say how large an array is before it is mapped, and what a mapping takes. What an array on the heap leaves
+// behind each time it grows is given back to the system later, in the background, and each piece of it interrupts the
+// readers. But a mapping takes whole huge pages.
 type limits struct {
 	one     int // bytes; of what an index has one
 	many    int // bytes; of what each rank may have one
@@ -36,8 +37,8 @@ var mappedLimits = limits{one: 256 << 10, many: 4 << 20, reserve: 32 << 30, step
 
 const hugePage = 2 << 20
 
-// grow makes at least n elements, and on the heap spare ones as well. It reports whether they have moved; their number may have
-// changed in either case.
+// grow makes at least n elements, and on the heap spare ones as well. It reports whether they have moved; their number
+// may have changed in either case.
 func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 	if n <= len(a.s) {
 		return false
@@ -69,8 +70,9 @@ func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 	return moved
 }
 
-// touchSoon has a goroutine touch the part of a mapping by which it has grown, if that is large. A page that is touched for the first
-// time stops whoever does it while the system clears it, and for milliseconds where a host gives memory to a virtual machine only then.
+// touchSoon has a goroutine touch the part of a mapping by which it has grown, if that is large. A page that is touched
+// for the first time stops whoever does it while the system clears it, and for milliseconds where a host gives memory
+// to a virtual machine only then.
 func (m *memory) touchSoon(part []byte) {
 	if len(part) > m.limits.step {
 		m.touches.Go(func() {

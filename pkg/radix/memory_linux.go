@@ -8,11 +8,12 @@ import (
 
 const mapFlags = unix.MAP_NORESERVE
 
-// adviseHuge asks for huge pages: what an index does is random visits, and with small pages most of them miss the TLB too.
+// adviseHuge asks for huge pages: what an index does is random visits, and with small pages most of them miss the TLB
+// too.
 func adviseHuge(region []byte) { _ = unix.Madvise(region, unix.MADV_HUGEPAGE) }
 
-// touchMemory has the system provide the pages of a part of a mapping, and changes nothing that stands there. Any goroutine may call it
-// while the mapping is there. Systems older than Linux 5.14 leave it to the first who comes.
+// touchMemory has the system provide the pages of a part of a mapping, and changes nothing that stands there. Any
+// goroutine may call it while the mapping is there. Systems older than Linux 5.14 leave it to the first who comes.
 func touchMemory(part []byte) {
 	part = part[min(len(part), int(-uintptr(unsafe.Pointer(unsafe.SliceData(part)))%uintptr(unix.Getpagesize()))):]
 	for len(part) > 0 { // in steps, for nobody can unmap or map in the meantime

@@ -9,14 +9,15 @@ import (
 	"unsafe"
 )
 
-// TestArray grows arrays of all kinds of memory beside slices: what they hold is the same, also after a mapping is full, and where they lie changes only
-// when they say so.
+// TestArray grows arrays of all kinds of memory beside slices: what they hold is the same, also after a mapping is
+// full, and where they lie changes only when they say so.
 func TestArray(t *testing.T) {
 	for name, l := range map[string]limits{
-		"heap":    memories[0],
-		"mapped":  {one: 64, many: 1 << 10, reserve: 1 << 20, step: 4 << 10},
-		"full":    memories[1],
-		"refused": {one: 64, many: 64, reserve: math.MaxInt/4 + 1, step: 4 << 10}, // more address space than there is: half is asked for, and half again
+		"heap":   memories[0],
+		"mapped": {one: 64, many: 1 << 10, reserve: 1 << 20, step: 4 << 10},
+		"full":   memories[1],
+		// more address space than there is: half is asked for, and half again
+		"refused": {one: 64, many: 64, reserve: math.MaxInt/4 + 1, step: 4 << 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &memory{limits: l}
@@ -43,7 +44,8 @@ func TestArray(t *testing.T) {
 					}
 					twin = slices.Clone(a.s)
 				}
-				if mapped := a.mapped != nil; runtime.GOOS == "linux" && mapped != (name == "mapped" || name == "refused") {
+				if mapped := a.mapped != nil; runtime.GOOS == "linux" && mapped != (name == "mapped" ||
+					name == "refused") {
 					if name != "full" { // as the last growth left it
 						t.Errorf("mapped: %v", mapped)
 					}
@@ -63,7 +65,8 @@ func TestArray(t *testing.T) {
 func TestUsualMemory(t *testing.T) {
 	x := New(Config{})
 	x.roomForBlocks(uint32(mappedLimits.one / granule))
-	if mapped, want := x.locals.mapped != nil, usualLimits.one != math.MaxInt && runtime.GOOS == "linux"; mapped != want {
+	if mapped, want := x.locals.mapped != nil, usualLimits.one != math.MaxInt &&
+		runtime.GOOS == "linux"; mapped != want {
 		t.Errorf("locals are mapped: %v, want %v", mapped, want)
 	}
 	m := x.memory

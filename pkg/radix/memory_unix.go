@@ -4,8 +4,8 @@ package radix
 
 import "golang.org/x/sys/unix"
 
-// reserveMemory maps address space that takes no memory until it is touched. It asks for less if the system refuses, down to
-// least bytes, and returns nil if that is refused too.
+// reserveMemory maps address space that takes no memory until it is touched. It asks for less if the system refuses,
+// down to least bytes, and returns nil if that is refused too.
 func reserveMemory(size, least int) []byte {
 	for ; size >= least; size /= 2 {
 		region, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|mapFlags)

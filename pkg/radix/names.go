@@ -2,11 +2,12 @@ package radix
 
 import "math/bits"
 
-// names is a table from engine hashes to blocks, for the writer alone. A slot is 32 bits of the name's hash above 32 bits
-// that say where the name is: in the arena at its block, or, if the arena has another name there, in a list of aliases.
+// names is a table from engine hashes to blocks, for the writer alone. A slot is 32 bits of the name's hash above 32
+// bits that say where the name is: in the arena at its block, or, if the arena has another name there, in a list of
+// aliases.
 //
-// Slots are sorted by hash, each at or after its home, which is the hash scaled to the table's size. A search that misses
-// ends early, and the table grows in place by any factor in two passes from one end to the other.
+// Slots are sorted by hash, each at or after its home, which is the hash scaled to the table's size. A search that
+// misses ends early, and the table grows in place by any factor in two passes from one end to the other.
 type names struct {
 	slots   array[uint64] // size of them and a margin behind; 0 is empty
 	size    uint64
@@ -72,9 +73,9 @@ func (t *names) likely(hash uint64) uint32 {
 	}
 }
 
-// room makes room for n names more. A small table, as a rank's own, is kept at most 80 % full and grows by a quarter, for there may be
-// many. A large one, which nearly every event visits, is kept at most 65 % full: chains are short, and growing by two
-// fifths, or doubling while it is not very large, enters each name less often again.
+// room makes room for n names more. A small table, as a rank's own, is kept at most 80 % full and grows by a quarter,
+// for there may be many. A large one, which nearly every event visits, is kept at most 65 % full: chains are short, and
+// growing by two fifths, or doubling while it is not very large, enters each name less often again.
 func (t *names) room(m *memory, n int) {
 	const large, veryLarge = 1 << 17, 1 << 22
 	want := uint64(t.n + n)
@@ -90,8 +91,8 @@ func (t *names) room(m *memory, n int) {
 	}
 }
 
-// insert puts a name that find missed at pos, for which there is room. The name must stand in the arena at its block, or
-// become an alias.
+// insert puts a name that find missed at pos, for which there is room. The name must stand in the arena at its block,
+// or become an alias.
 func (t *names) insert(m *memory, name, hash, pos uint64, block uint32, asAlias bool) {
 	ref := block
 	if asAlias {
@@ -128,7 +129,8 @@ func (t *names) put(m *memory, v, pos uint64) {
 	}
 }
 
-// enter puts a name in that stands in the arena at its block, if it is not there yet; otherwise it says at which block it is.
+// enter puts a name in that stands in the arena at its block, if it is not there yet; otherwise it says at which block
+// it is.
 func (t *names) enter(m *memory, name, hash uint64, block uint32) (at uint32, there bool) {
 	s := t.slots.s
 	for pos := t.home(hash); ; pos++ {
@@ -178,8 +180,8 @@ func (t *names) remove(hash uint64, block uint32) (wasAlias bool) {
 	return wasAlias
 }
 
-// grow makes room for more homes, in place: from the end to the start, some slots at a time move to where they belong now,
-// which is never before where they were.
+// grow makes room for more homes, in place: from the end to the start, some slots at a time move to where they belong
+// now, which is never before where they were.
 func (t *names) grow(m *memory, size uint64) {
 	end := len(t.slots.s)
 	t.size = size

@@ -7,16 +7,17 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Engine hashes count only within one rank, but engines configured alike agree on them. So ranks share one table of names, in
-// which a block has one name and a name one block, until one of them contradicts it: it calls a block otherwise than those
-// who hold it, or other blocks hold its name. From then on that rank has a table of its own. A rank with two names for one
-// block, or with several main groups, has a ledger instead, which is slow and keeps everything apart.
+// Engine hashes count only within one rank, but engines configured alike agree on them. So ranks share one table of
+// names, in which a block has one name and a name one block, until one of them contradicts it: it calls a block
+// otherwise than those who hold it, or other blocks hold its name. From then on that rank has a table of its own. A
+// rank with two names for one block, or with several main groups, has a ledger instead, which is slow and keeps
+// everything apart.
 //
-// In the shared table a name is there as long as any sharing rank holds its block in any tier; in a rank's own, as long as
-// that rank does. That a rank knows a name is thus: the name is in its table, and it holds the block.
+// In the shared table a name is there as long as any sharing rank holds its block in any tier; in a rank's own, as long
+// as that rank does. That a rank knows a name is thus: the name is in its table, and it holds the block.
 //
-// The name that came first to a block stands in the arena (granuleState.named, and foreign if it is of a rank's own table).
-// Others are aliases in their tables; for those in the shared one, sharedElse finds them by block.
+// The name that came first to a block stands in the arena (granuleState.named, and foreign if it is of a rank's own
+// table). Others are aliases in their tables; for those in the shared one, sharedElse finds them by block.
 
 // Places in a table are asked for a while before they are needed, some at a time.
 const (
@@ -109,8 +110,8 @@ const (
 	ambiguous          // the rank itself has another name for that block
 )
 
-// nameBlocks enters the names of an event's blocks, which lie in x.segs, for a rank without ledger. It stops at the first that
-// cannot be entered, and says how many came before.
+// nameBlocks enters the names of an event's blocks, which lie in x.segs, for a rank without ledger. It stops at the
+// first that cannot be entered, and says how many came before.
 func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v verdict) {
 	for si := range x.segs {
 		s := &x.segs[si]
@@ -256,7 +257,8 @@ func (x *Index) unnameBlocks(r *rank, e *events.Event, cancelled []bool, n int) 
 				continue
 			}
 			block := s.block + j
-			if !s.grows && (r.naming == owning && x.holdsAny(r.slot(), block) || r.naming == sharing && x.sharedHolder(block)) {
+			if !s.grows && (r.naming == owning && x.holdsAny(r.slot(), block) || r.naming == sharing &&
+				x.sharedHolder(block)) {
 				continue
 			}
 			x.dropName(r, t.hash(uint64(e.Blocks[i])), block)
@@ -290,7 +292,8 @@ func (x *Index) sharedPart(id, off uint32) bool {
 	n := &x.v.nodes[id]
 	for i := range x.v.parts[n.parts : n.parts+n.nparts] {
 		p := &x.v.parts[int(n.parts)+i]
-		if slot := p.key >> planeBits; p.key&planeMask < events.NumTiers && x.sharedMask[slot>>6]>>(slot&63)&1 != 0 && x.v.partHas(p, off) {
+		if slot := p.key >> planeBits; p.key&planeMask < events.NumTiers && x.sharedMask[slot>>6]>>(slot&63)&1 != 0 &&
+			x.v.partHas(p, off) {
 			return true
 		}
 	}

@@ -14,12 +14,13 @@ type node struct {
 	nparts   uint32
 }
 
-// view is what readers go by. A slice is replaced, and a new view published, when it has to move; a reader that finds another
-// view at its end starts again, so what the old one holds stays as it was.
+// view is what readers go by. A slice is replaced, and a new view published, when it has to move; a reader that finds
+// another view at its end starts again, so what the old one holds stays as it was.
 type view struct {
-	nodes  []node
-	masks  [maxPlanes][]uint64 // by plane and node, stride words each: the ranks that hold all of it; nil for a plane that nobody uses
-	planes int                 // all in use are below it
+	nodes []node
+	// by plane and node, stride words each: the ranks that hold all of it; nil for a plane that nobody uses
+	masks  [maxPlanes][]uint64
+	planes int // all in use are below it
 	stride int
 	parts  []part
 	bits   []uint64 // bitmaps of parts
@@ -63,7 +64,8 @@ func (v *view) edge(parent uint32, local uint64) (slot int, child uint32) {
 		if c := uint32(e); e>>32 == h>>32 && e != edgeGone && int(c) < len(v.nodes) {
 			n := &v.nodes[c]
 			start := atomic.LoadUint32(&n.start)
-			if atomic.LoadUint32(&n.parent) == parent && int(start) < len(v.locals) && atomic.LoadUint64(&v.locals[start]) == local {
+			if atomic.LoadUint32(&n.parent) == parent && int(start) < len(v.locals) &&
+				atomic.LoadUint64(&v.locals[start]) == local {
 				return int(i), c
 			}
 		}
@@ -108,8 +110,8 @@ func (x *Index) newRoot() uint32 {
 	return x.newNode(0, node{})
 }
 
-// newNode takes a free node, and makes its words those of a node without holders and children. wish is the id to take if it
-// can be had; 0 is no wish.
+// newNode takes a free node, and makes its words those of a node without holders and children. wish is the id to take
+// if it can be had; 0 is no wish.
 func (x *Index) newNode(wish uint32, n node) uint32 {
 	id := x.freeNode(wish)
 	x.nodes++
@@ -216,8 +218,8 @@ func (x *Index) rehashEdges() {
 	x.publish(func(v *view) { v.edges = edges })
 }
 
-// split cuts a node in two before its block at off. The blocks before get a new node, which it returns; the rest, with the
-// children, stays the node that it was, so that no child has to learn of another parent.
+// split cuts a node in two before its block at off. The blocks before get a new node, which it returns; the rest, with
+// the children, stays the node that it was, so that no child has to learn of another parent.
 func (x *Index) split(id uint32, off uint32) uint32 {
 	x.splits++
 	v := x.v
@@ -235,7 +237,8 @@ func (x *Index) split(id uint32, off uint32) uint32 {
 	for g := (n.start + granule - 1) / granule; (g+1)*granule <= n.start+off; g++ {
 		x.granules.s[g].node = head
 	}
-	if first := n.start / granule; n.start%granule != 0 && x.granules.s[first].node == id && (first+1)*granule <= n.start+off {
+	if first := n.start / granule; n.start%granule != 0 && x.granules.s[first].node == id &&
+		(first+1)*granule <= n.start+off {
 		x.granules.s[first].node = head
 	}
 	p := &v.nodes[id]
@@ -260,8 +263,8 @@ func (x *Index) where(block uint32) (id uint32, n *node) {
 	return id, n
 }
 
-// reclaim cuts off what is dead at the end of a node: held by nobody, remembered by nobody, followed by nothing. A node of
-// which nothing is left goes, and then what is above it may go too.
+// reclaim cuts off what is dead at the end of a node: held by nobody, remembered by nobody, followed by nothing. A node
+// of which nothing is left goes, and then what is above it may go too.
 func (x *Index) reclaim(id uint32) {
 	for {
 		n := &x.v.nodes[id]

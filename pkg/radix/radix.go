@@ -4,9 +4,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// RankID names a (worker, rank) that an index was told of. It is a dense number ([RankID.Slot]) with a generation: a slot
-// is used again after [Index.DropRank], but with another generation, so that an id kept from before equals no id in a later
-// answer. A caller that looks ranks up by slot must compare the whole id before it credits anybody.
+// RankID names a (worker, rank) that an index was told of. It is a dense number ([RankID.Slot]) with a generation: a
+// slot is used again after [Index.DropRank], but with another generation, so that an id kept from before equals no id
+// in a later answer. A caller that looks ranks up by slot must compare the whole id before it credits anybody.
 type RankID uint32
 
 const (
@@ -18,11 +18,11 @@ const (
 // Slot is a number below the largest number of ranks that were ever present together.
 func (id RankID) Slot() int { return int(id & slotMask) }
 
-// Config bounds what is kept for one rank beside what it holds. The zero value takes the defaults; a negative number means
-// none.
+// Config bounds what is kept for one rank beside what it holds. The zero value takes the defaults; a negative number
+// means none.
 type Config struct {
-	// MaxParked is how many blocks may wait for their parents (default 4096). The oldest event goes first. More rides out a
-	// longer disorder of an engine's events; each costs some 200 bytes while it waits.
+	// MaxParked is how many blocks may wait for their parents (default 4096). The oldest event goes first. More rides
+	// out a longer disorder of an engine's events; each costs some 200 bytes while it waits.
 	MaxParked int
 
 	// ParkFor is how long a parked event waits (default 60,000 ms), in the time that [Index.Apply] is given.
@@ -69,18 +69,19 @@ type Counts struct {
 	Duplicates      uint64 // further copies
 	Removed         uint64 // copies
 	UnknownRemovals uint64 // no such copy: ignored
-	Conflicts       uint64 // the name has copies at another place: the block and what follows it in its event are ignored
-	KindConflicts   uint64 // the group was said to be main before and is not now, or the other way round: ignored
-	Parked          uint64 // the parent, or the block's own place, is not known yet
-	Attached        uint64 // parked blocks whose place became known; they count as stored, duplicates or conflicts too
-	Cancelled       uint64 // parked copies that were removed
-	Expired         uint64 // parked blocks dropped by age
-	Overflowed      uint64 // parked blocks dropped by number
-	ClearedWaiting  uint64 // parked blocks dropped by a clear
-	Cleared         uint64 // copies that a clear took
-	OtherStored     uint64 // copies for groups that are no part of the prefix
-	OtherRemoved    uint64 // such copies removed or cleared
-	Malformed       uint64 // events that say nothing: unknown kind or tier, or locals that do not match the blocks
+	// the name has copies at another place: the block and what follows it in its event are ignored
+	Conflicts      uint64
+	KindConflicts  uint64 // the group was said to be main before and is not now, or the other way round: ignored
+	Parked         uint64 // the parent, or the block's own place, is not known yet
+	Attached       uint64 // parked blocks whose place became known; they count as stored, duplicates or conflicts too
+	Cancelled      uint64 // parked copies that were removed
+	Expired        uint64 // parked blocks dropped by age
+	Overflowed     uint64 // parked blocks dropped by number
+	ClearedWaiting uint64 // parked blocks dropped by a clear
+	Cleared        uint64 // copies that a clear took
+	OtherStored    uint64 // copies for groups that are no part of the prefix
+	OtherRemoved   uint64 // such copies removed or cleared
+	Malformed      uint64 // events that say nothing: unknown kind or tier, or locals that do not match the blocks
 }
 
 // Add adds d to c.
@@ -105,15 +106,16 @@ func (c *Counts) Add(d Counts) {
 
 // Stats says what an index holds and what it takes.
 type Stats struct {
-	Ranks      int                    // present
-	Holdings   [events.NumTiers]int64 // (rank, block) pairs by tier, device first
-	Blocks     int64                  // distinct blocks in memory, dead ones included
-	Dead       int64                  // blocks that nobody holds, kept for what follows them or because they are remembered
-	Nodes      int64                  // runs of consecutive blocks
-	Splits     uint64                 // how many nodes were ever cut in two, because contents branched
-	Parked     int64                  // blocks that wait
-	Remembered int64                  // removals
-	SetBlocks  int64                  // (rank, tier, group, block) of groups that are no part of the prefix
+	Ranks    int                    // present
+	Holdings [events.NumTiers]int64 // (rank, block) pairs by tier, device first
+	Blocks   int64                  // distinct blocks in memory, dead ones included
+	// blocks that nobody holds, kept for what follows them or because they are remembered
+	Dead       int64
+	Nodes      int64  // runs of consecutive blocks
+	Splits     uint64 // how many nodes were ever cut in two, because contents branched
+	Parked     int64  // blocks that wait
+	Remembered int64  // removals
+	SetBlocks  int64  // (rank, tier, group, block) of groups that are no part of the prefix
 	Bytes      Bytes
 }
 

@@ -2,8 +2,8 @@ package radix
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// RankStats says what one rank holds. A node's list of workers shows it for every rank: it costs next to nothing, but for a
-// rank with several main groups.
+// RankStats says what one rank holds. A node's list of workers shows it for every rank: it costs next to nothing, but
+// for a rank with several main groups.
 type RankStats struct {
 	Holdings   [events.NumTiers]int64 // blocks held by every main group, by tier, device first
 	Copies     int64                  // copies beyond the first of a block in a tier

@@ -3,12 +3,13 @@ package radix
 import "github.com/kvatlas/kvatlas/pkg/events"
 
 // removals is a ring of one rank's latest removals: which name left which block. Entries are numbered as they come; the
-// ring holds those from first up to next, and chains those of equal hash from the newest back, so that a chain ends at the
-// first number that is no longer in the ring and nothing has to be unlinked.
+// ring holds those from first up to next, and chains those of equal hash from the newest back, so that a chain ends at
+// the first number that is no longer in the ring and nothing has to be unlinked.
 type removals struct {
-	ring        []removal // a power of two, at most the bound rounded up
-	heads       []uint32  // by hash of the name: number of the newest entry, plus one; names are compared, so a stale one does no harm
-	first, next uint32    // numbers wrap around
+	ring []removal // a power of two, at most the bound rounded up
+	// by hash of the name: number of the newest entry, plus one; names are compared, so a stale one does no harm
+	heads       []uint32
+	first, next uint32 // numbers wrap around
 }
 
 type removal struct {

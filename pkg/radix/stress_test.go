@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestReaders lets readers run beside a writer that splits, lengthens, empties and frees the very nodes that they are in.
-// Some ranks only ever change by whole events, of which a reader must see all or nothing.
+// TestReaders lets readers run beside a writer that splits, lengthens, empties and frees the very nodes that they are
+// in. Some ranks only ever change by whole events, of which a reader must see all or nothing.
 func TestReaders(t *testing.T) {
 	for name, mem := range map[string]limits{"heap": memories[0], "mapped": memories[1]} {
 		t.Run(name, func(t *testing.T) { readers(t, newIndex(Config{MaxRemembered: 20}, mem)) })
@@ -49,14 +49,16 @@ func readers(t *testing.T, x *Index) {
 		return n
 	}
 	type steady struct {
-		id   atomic.Uint32
-		doc  int
-		kind int // how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped and added, 4: in the second of two groups, 5: in a window beside the prefix
+		id  atomic.Uint32
+		doc int
+		// how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped and added, 4: in the second of two groups, 5: in a window beside the prefix
+		kind int
 		on   bool
 	}
 	var ranks [24]steady
 	window := func(names []events.BlockHash) events.Event {
-		return events.Event{Kind: events.Stored, Tier: events.Device, Group: 1, Attention: events.AttentionSlidingWindow, Window: 500, Blocks: names}
+		return events.Event{Kind: events.Stored, Tier: events.Device, Group: 1,
+			Attention: events.AttentionSlidingWindow, Window: 500, Blocks: names}
 	}
 	store := func(id RankID, tier events.Tier, doc []events.LocalHash, from, to int) {
 		e := events.Event{Kind: events.Stored, Tier: tier, Locals: doc[from:to], Blocks: names(doc)[from:to]}
@@ -149,7 +151,8 @@ func readers(t *testing.T, x *Index) {
 		case !r.on && r.kind == 2:
 			store(id, events.Host, doc, long/2, long)
 		case !r.on && r.kind == 4:
-			x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Device, Group: 2, Locals: doc, Blocks: names(doc)}})
+			x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Device, Group: 2, Locals: doc,
+				Blocks: names(doc)}})
 		case !r.on && r.kind == 5:
 			x.Apply(id, 0, []events.Event{window(names(doc))})
 		case r.kind == 5:

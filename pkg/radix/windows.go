@@ -21,7 +21,8 @@ const (
 
 // reuse is what decides how much of a rank's prefix its engine can use. It does not change once readers know it.
 type reuse struct {
-	drop    uint32 // blocks behind a prefix's end that must be there as well: 1 if a draft model has the last one dropped
+	// blocks behind a prefix's end that must be there as well: 1 if a draft model has the last one dropped
+	drop    uint32
 	most    uint32 // the largest drop of the main groups and all windows
 	windows []window
 	unknown bool // some group's needs are not known: the prefix may be shorter than is said
@@ -71,7 +72,10 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 		default: // encoders' groups are no matter of the prefix
 			continue
 		}
-		at := slices.IndexFunc(u.windows, func(o window) bool { return o.kind.Kind == g.Kind && o.kind.Window == g.Window })
+		at := slices.IndexFunc(u.windows, func(o window) bool {
+			return o.kind.Kind == g.Kind &&
+				o.kind.Window == g.Window
+		})
 		switch {
 		case at >= 0:
 			u.windows[at].groups = append(u.windows[at].groups, g.Group)
@@ -194,7 +198,8 @@ func (x *Index) heldPlace(r *rank, name events.BlockHash) (uint32, bool) {
 // wanted reports whether a block counts for a window in a tier.
 func (r *rank) wanted(w *window, tier events.Tier, s spot) bool {
 	if r.naming == ledgers {
-		return slices.ContainsFunc(r.ledger.at[s.block], func(name events.BlockHash) bool { return r.complete(w, tier, name) })
+		return slices.ContainsFunc(r.ledger.at[s.block],
+			func(name events.BlockHash) bool { return r.complete(w, tier, name) })
 	}
 	return s.named && r.complete(w, tier, s.name)
 }
@@ -381,7 +386,8 @@ func (x *Index) clearWindows(r *rank, tiers TierSet) {
 				}
 				x.begin(id)
 				for off := range x.v.nodes[id].len {
-					if x.v.holds(id, off, plane, r.slot()) && (tiers>>t&1 != 0 || !x.outlives(r, &r.reuse.windows[i], events.Tier(t+1), id, off, tiers)) {
+					if x.v.holds(id, off, plane, r.slot()) &&
+						(tiers>>t&1 != 0 || !x.outlives(r, &r.reuse.windows[i], events.Tier(t+1), id, off, tiers)) {
 						x.unmark(id, off, off+1, r, plane)
 					}
 				}
@@ -396,7 +402,8 @@ func (x *Index) clearWindows(r *rank, tiers TierSet) {
 func (x *Index) outlives(r *rank, w *window, tier events.Tier, id, off uint32, tiers TierSet) bool {
 	if r.naming == ledgers {
 		return slices.ContainsFunc(r.ledger.at[x.v.nodes[id].start+off], func(name events.BlockHash) bool {
-			return r.complete(w, tier, name) && slices.ContainsFunc(r.ledger.names[name].copies, func(c tierCopies) bool { return !tiers.Has(c.tier) })
+			return r.complete(w, tier, name) &&
+				slices.ContainsFunc(r.ledger.names[name].copies, func(c tierCopies) bool { return !tiers.Has(c.tier) })
 		})
 	}
 	for t := range events.NumTiers {

@@ -27,8 +27,8 @@ func guarded(t *testing.T, n int) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(&region[size-n*8])), n)
 }
 
-// TestSameRunTwins compares the assembly with its twin in Go: all lengths and places of the first difference, in the lowest or highest bits of a word, at
-// all alignments that words have, up to the last word that may be read.
+// TestSameRunTwins compares the assembly with its twin in Go: all lengths and places of the first difference, in the
+// lowest or highest bits of a word, at all alignments that words have, up to the last word that may be read.
 func TestSameRunTwins(t *testing.T) {
 	const most = 80
 	rng := rand.New(rand.NewPCG(8, 64))
@@ -79,7 +79,8 @@ func TestSameRunTwins(t *testing.T) {
 	}
 }
 
-// TestPrefetchReadsNothing asks for memory that may not be read and for places of any hash: nothing happens, and nothing changes.
+// TestPrefetchReadsNothing asks for memory that may not be read and for places of any hash: nothing happens, and
+// nothing changes.
 func TestPrefetchReadsNothing(t *testing.T) {
 	words := guarded(t, 16)
 	prefetchWords(&words[15], 4096)

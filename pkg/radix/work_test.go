@@ -101,7 +101,8 @@ func TestBranchEverywhere(t *testing.T) {
 	x.Apply(id, 0, []events.Event{stored(locals, names)})
 	for round := range 2 {
 		for i := 1; i < n; i++ {
-			x.Apply(id, 0, []events.Event{stored([]events.LocalHash{events.LocalHash(mix(uint64(i)))}, []events.BlockHash{events.BlockHash(mix(uint64(i) | 1<<40))}, names[i-1])})
+			x.Apply(id, 0, []events.Event{stored([]events.LocalHash{events.LocalHash(mix(uint64(i)))},
+				[]events.BlockHash{events.BlockHash(mix(uint64(i) | 1<<40))}, names[i-1])})
 		}
 		if s := healthy(t, x); s.Splits != n-1 || s.Nodes != 2*(n-1)+1 || changes(x) > 16*(round+1)*n {
 			t.Errorf("round %d: %+v, %d changes", round, s, changes(x))
@@ -303,8 +304,9 @@ func TestChurn(t *testing.T) {
 
 var requestsWithoutEnd = flag.Int("requests", requestsByDefault, "how many TestRequestsWithoutEnd makes")
 
-// Requests without end go through a small capacity, and no rank is ever cleared: what a rank has not got of a prompt is stored, what was
-// stored first leaves, now and then anything does, and removals are remembered until they are too old. Memory stays as it is.
+// Requests without end go through a small capacity, and no rank is ever cleared: what a rank has not got of a prompt is
+// stored, what was stored first leaves, now and then anything does, and removals are remembered until they are too old.
+// Memory stays as it is.
 func TestRequestsWithoutEnd(t *testing.T) {
 	const ranks, capacity, every = 8, 2000, 10 // ranks, blocks of each, milliseconds between requests
 	requests := *requestsWithoutEnd
@@ -322,7 +324,8 @@ func TestRequestsWithoutEnd(t *testing.T) {
 	var settled Stats
 	for n := range requests {
 		r, now := rng.IntN(ranks), events.Millis(n*every)
-		locals, names := chain(uint64(n>>12)<<8|uint64(rng.IntN(50)), 1+rng.IntN(12)) // prompts that are asked for a while
+		// prompts that are asked for a while
+		locals, names := chain(uint64(n>>12)<<8|uint64(rng.IntN(50)), 1+rng.IntN(12))
 		own, ownNames := chain(1<<30|uint64(n), 1+rng.IntN(4))
 		locals, names = append(locals, own...), append(names, ownNames...)
 		from := 0
@@ -359,7 +362,8 @@ func TestRequestsWithoutEnd(t *testing.T) {
 			case 2:
 				settled = s
 			default:
-				if s.Bytes.Total > settled.Bytes.Total*21/20 || s.Blocks > settled.Blocks*6/5 || s.Nodes > settled.Nodes*6/5 {
+				if s.Bytes.Total > settled.Bytes.Total*21/20 || s.Blocks > settled.Blocks*6/5 ||
+					s.Nodes > settled.Nodes*6/5 {
 					t.Errorf("after %d requests: %+v, settled at %+v", n, s, settled)
 				}
 			}
@@ -441,13 +445,15 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestWindowWithoutBlocks asks for ranks whose windows have no block at all, or only a few, in an index where nothing else has made room for their marks.
+// TestWindowWithoutBlocks asks for ranks whose windows have no block at all, or only a few, in an index where nothing
+// else has made room for their marks.
 func TestWindowWithoutBlocks(t *testing.T) {
 	x := New(Config{})
 	locals, names := chain(1, 100)
 	var ids []RankID
 	window := func(names []events.BlockHash) events.Event {
-		return events.Event{Kind: events.Stored, Tier: events.Device, Group: 1, Attention: events.AttentionSlidingWindow, Window: 33, Blocks: names}
+		return events.Event{Kind: events.Stored, Tier: events.Device, Group: 1,
+			Attention: events.AttentionSlidingWindow, Window: 33, Blocks: names}
 	}
 	for i := range 3 {
 		ids = append(ids, x.AddRank(0, 16))

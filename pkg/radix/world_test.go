@@ -48,8 +48,8 @@ type step struct {
 	evs []events.Event
 }
 
-// memories are the kinds of memory that an index is made of, whatever the build: heap; mappings that arrays move to early, grow in and leave again as
-// they are full; and what the build has.
+// memories are the kinds of memory that an index is made of, whatever the build: heap; mappings that arrays move to
+// early, grow in and leave again as they are full; and what the build has.
 var memories = []limits{
 	{one: math.MaxInt, many: math.MaxInt},
 	{one: 128, many: 256, reserve: 64 << 10, step: 4 << 10},
@@ -82,7 +82,8 @@ func newWorld(t testing.TB, pick chooser) *world {
 func twinConfig(c Config) twin.Config { return twin.Config(c.withDefaults()) }
 
 func (w *world) addRank() {
-	m := &member{space: uint32(w.pick.below(5) / 4), twin: twin.New(twinConfig(w.cfg), blockTokens), naming: max(0, w.pick.below(5)-2), groups: max(1, w.pick.below(8)-2)}
+	m := &member{space: uint32(w.pick.below(5) / 4), twin: twin.New(twinConfig(w.cfg), blockTokens),
+		naming: max(0, w.pick.below(5)-2), groups: max(1, w.pick.below(8)-2)}
 	m.id = w.x.AddRank(m.space, blockTokens)
 	m.salt = uint64(w.pick.below(1000))
 	m.kinds = w.kinds(m.groups)
@@ -114,14 +115,18 @@ func (w *world) names(m *member, doc, from, to int) (names []events.BlockHash) {
 // tier prefers the device.
 func (w *world) tier() events.Tier { return events.Tier(1 + max(0, w.pick.below(7)-3)) }
 
-// kinds draws what groups serve. Group 0 is a main one; of the others some are, and some have needs of their own, which may not be known.
+// kinds draws what groups serve. Group 0 is a main one; of the others some are, and some have needs of their own, which
+// may not be known.
 func (w *world) kinds(groups int) (kinds []events.GroupKind) {
 	draft := w.pick.below(6) == 0
 	for g := range groups {
-		k := events.GroupKind{Group: events.GroupIndex(g), Kind: events.AttentionFull, Drops: draft && w.pick.below(3) > 0}
+		k := events.GroupKind{Group: events.GroupIndex(g), Kind: events.AttentionFull, Drops: draft &&
+			w.pick.below(3) > 0}
 		if g > 0 && w.pick.below(4) > 0 {
-			k.Kind = []events.Attention{events.AttentionSlidingWindow, events.AttentionSlidingWindow, events.AttentionSlidingMLA,
-				events.AttentionChunkedLocal, events.AttentionMamba, events.AttentionCross, events.AttentionOther}[w.pick.below(7)]
+			k.Kind = []events.Attention{events.AttentionSlidingWindow, events.AttentionSlidingWindow,
+				events.AttentionSlidingMLA,
+				events.AttentionChunkedLocal, events.AttentionMamba, events.AttentionCross,
+				events.AttentionOther}[w.pick.below(7)]
 		}
 		if k.Kind.Windowed() {
 			k.Window = []uint32{1, 17, 40, 64, 500, 0}[w.pick.below(6)]
@@ -303,7 +308,8 @@ func (m *image) Run(run *events.Run) error {
 	own := *run
 	own.Locals, own.Names, own.Holdings = slices.Clone(run.Locals), slices.Clone(run.Names), nil
 	for _, h := range run.Holdings {
-		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names), slices.Clone(h.Also)
+		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names),
+			slices.Clone(h.Also)
 		own.Holdings = append(own.Holdings, h)
 	}
 	m.runs = append(m.runs, own)
@@ -365,7 +371,8 @@ func (w *world) verify(space uint32, q []events.LocalHash) {
 	}
 	want := map[RankID][events.NumTiers]uint32{}
 	for _, m := range w.ranks {
-		if d := m.twin.Match(q); m.space == space && d != [events.NumTiers]uint32{} && (allowed == nil || allowed.Has(m.id)) {
+		if d := m.twin.Match(q); m.space == space && d != [events.NumTiers]uint32{} &&
+			(allowed == nil || allowed.Has(m.id)) {
 			want[m.id] = d
 		}
 	}
@@ -393,8 +400,10 @@ func (w *world) verify(space uint32, q []events.LocalHash) {
 			flat = append(flat, p.Overlap)
 		}
 		m := w.ranks[slices.IndexFunc(w.ranks, func(m *member) bool { return m.id == p.Rank })]
-		if cut := m.twin.Held(q) != m.twin.Match(q); cut != (p.Stop == StopGroup || p.Stop == StopDraft) && total(m.twin.Held(q)) != total(m.twin.Match(q)) {
-			w.fail("explain: rank %d holds %v of which %v are of use: %v", p.Rank, m.twin.Held(q), m.twin.Match(q), p.Stop)
+		if cut := m.twin.Held(q) != m.twin.Match(q); cut != (p.Stop == StopGroup || p.Stop == StopDraft) &&
+			total(m.twin.Held(q)) != total(m.twin.Match(q)) {
+			w.fail("explain: rank %d holds %v of which %v are of use: %v", p.Rank, m.twin.Held(q), m.twin.Match(q),
+				p.Stop)
 		}
 		var seq events.SeqHash
 		for i, s := range p.Blocks {

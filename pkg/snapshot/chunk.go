@@ -13,8 +13,8 @@ import (
 // Version is the format that this build writes. It reads every version from 1 to this.
 const Version = 1
 
-// MaxChunk bounds, in bytes, every value that this package makes, chunk or manifest: NATS takes 1 MiB by default, headers
-// and all. What a chunk unpacks to is bounded by it as well, so that no small chunk can ask for much memory.
+// MaxChunk bounds, in bytes, every value that this package makes, chunk or manifest: NATS takes 1 MiB by default,
+// headers and all. What a chunk unpacks to is bounded by it as well, so that no small chunk can ask for much memory.
 const MaxChunk = 900_000
 
 const (
@@ -199,11 +199,13 @@ func open(data []byte, mem *scratch) (unsealed, error) {
 	size := func(at int) int { return int(binary.LittleEndian.Uint32(data[at:])) }
 	fieldsStored, fieldsRaw, wordsStored, wordsRaw := size(8), size(12), size(16), size(20)
 	if fieldsStored+wordsStored != end-headerSize || fieldsRaw+wordsRaw > maxRaw || wordsRaw%8 != 0 {
-		return corrupt("columns of %d+%d bytes (%d+%d unpacked) in a chunk of %d", fieldsStored, wordsStored, fieldsRaw, wordsRaw, len(data))
+		return corrupt("columns of %d+%d bytes (%d+%d unpacked) in a chunk of %d", fieldsStored, wordsStored, fieldsRaw,
+			wordsRaw, len(data))
 	}
 	u := unsealed{kind: kind}
 	var err error
-	if u.fields, mem.fields, err = unpack(data[headerSize:headerSize+fieldsStored], fieldsRaw, how&15, mem.fields); err != nil {
+	if u.fields, mem.fields, err = unpack(data[headerSize:headerSize+fieldsStored], fieldsRaw, how&15,
+		mem.fields); err != nil {
 		return corrupt("fields: %v", err)
 	}
 	if u.words, mem.words, err = unpack(data[headerSize+fieldsStored:end], wordsRaw, how>>4, mem.words); err != nil {

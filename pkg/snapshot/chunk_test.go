@@ -20,22 +20,24 @@ func resum(data []byte) []byte {
 // Lies with the right checksum are refused too.
 func TestChunkErrors(t *testing.T) {
 	good := func() []byte { return seal(KindState, make([]byte, 1000), make([]byte, 80)) }
-	if u, err := open(good(), new(scratch)); err != nil || len(u.fields) != 1000 || len(u.words) != 80 || len(good()) > 200 {
+	if u, err := open(good(), new(scratch)); err != nil || len(u.fields) != 1000 || len(u.words) != 80 ||
+		len(good()) > 200 {
 		t.Fatalf("%+v, %v", u, err)
 	}
 	for says, change := range map[string]func(b []byte) []byte{
-		"not a chunk":         func(b []byte) []byte { b[0] = 'x'; return b },
-		"unknown kind 0":      func(b []byte) []byte { b[6] = 0; return b },
-		"unknown kind 6":      func(b []byte) []byte { b[6] = 6; return b },
-		"version 0":           func(b []byte) []byte { b[4] = 0; return b },
-		"unknown packing 2":   func(b []byte) []byte { b[7] = 2; return b },
-		"bytes instead of":    func(b []byte) []byte { b[7] = 0; return b },
-		"columns of":          func(b []byte) []byte { b[8]++; return b },
-		"too long":            func(b []byte) []byte { return append(b, make([]byte, MaxChunk)...) },
-		"too short":           func(b []byte) []byte { return b[:20] },
-		"fields: ":            func(b []byte) []byte { b[12]++; return b },             // more than it unpacks to
-		"limit":               func(b []byte) []byte { b[12], b[13] = 1, 0; return b }, // less
-		"1081 unpacked":       func(b []byte) []byte { b[20]++; return b },             // words that are no multiple of 8
+		"not a chunk":       func(b []byte) []byte { b[0] = 'x'; return b },
+		"unknown kind 0":    func(b []byte) []byte { b[6] = 0; return b },
+		"unknown kind 6":    func(b []byte) []byte { b[6] = 6; return b },
+		"version 0":         func(b []byte) []byte { b[4] = 0; return b },
+		"unknown packing 2": func(b []byte) []byte { b[7] = 2; return b },
+		"bytes instead of":  func(b []byte) []byte { b[7] = 0; return b },
+		"columns of":        func(b []byte) []byte { b[8]++; return b },
+		"too long":          func(b []byte) []byte { return append(b, make([]byte, MaxChunk)...) },
+		"too short":         func(b []byte) []byte { return b[:20] },
+		"fields: ":          func(b []byte) []byte { b[12]++; return b },             // more than it unpacks to
+		"limit":             func(b []byte) []byte { b[12], b[13] = 1, 0; return b }, // less
+		// words that are no multiple of 8
+		"1081 unpacked":       func(b []byte) []byte { b[20]++; return b },
 		"(900000+80 unpacked": func(b []byte) []byte { binary.LittleEndian.PutUint32(b[12:], 900_000); return b },
 	} {
 		b := change(good())
@@ -72,20 +74,25 @@ func TestLongRun(t *testing.T) {
 			sparse.Bits[i/64] |= 1 << (i % 64)
 			sparse.Copies = append(sparse.Copies, events.BlockCount{Block: uint32(i), Count: uint32(h>>33) + 2})
 			sparse.Names = append(sparse.Names, events.BlockName{Block: uint32(i), Name: events.BlockHash(h)})
-			sparse.Also = append(sparse.Also, events.NamedCount{Block: uint32(i), Name: 1, Count: 1}, events.NamedCount{Block: uint32(i), Name: 2, Count: 7})
+			sparse.Also = append(sparse.Also, events.NamedCount{Block: uint32(i), Name: 1, Count: 1},
+				events.NamedCount{Block: uint32(i), Name: 2, Count: 7})
 		}
 		if h%500 != 0 && i != 0 {
 			holes.Bits[i/64] |= 1 << (i % 64)
 		}
 	}
 	long.Holdings = []events.Holding{whole, sparse, holes}
-	short := events.Run{ID: 8, Space: 1, Parent: 9, Offset: n, Locals: []events.LocalHash{1}, Names: []events.BlockHash{2}}
+	short := events.Run{ID: 8, Space: 1, Parent: 9, Offset: n, Locals: []events.LocalHash{1},
+		Names: []events.BlockHash{2}}
 	im := &image{ranks: []RankState{{Instance: "a"}, {Instance: "b"}}, runs: []events.Run{short, long},
 		states: []events.RankImage{{}, {}}}
 	for i := range 60_000 {
-		im.states[0].Remembered = append(im.states[0].Remembered, events.Remembered{Name: events.BlockHash(mix(uint64(i))), Run: events.RunID(i % 7)})
+		im.states[0].Remembered = append(im.states[0].Remembered,
+			events.Remembered{Name: events.BlockHash(mix(uint64(i))), Run: events.RunID(i % 7)})
 		if i%10 == 0 {
-			im.states[1].Parked = append(im.states[1].Parked, events.Parked{Since: 1, Event: events.Event{Kind: events.Stored, Blocks: []events.BlockHash{events.BlockHash(mix(uint64(i)))}}})
+			im.states[1].Parked = append(im.states[1].Parked,
+				events.Parked{Since: 1, Event: events.Event{Kind: events.Stored,
+					Blocks: []events.BlockHash{events.BlockHash(mix(uint64(i)))}}})
 		}
 	}
 	set := events.GroupSet{Tier: events.Device, Group: 4}
@@ -125,21 +132,27 @@ func TestImageErrors(t *testing.T) {
 		return &events.Run{ID: 1, Parent: events.NoRun, Locals: locals, Names: names, Holdings: h}
 	}
 	for says, r := range map[string]*events.Run{
-		"no id":                        {ID: events.NoRun},
-		"3 local hashes, 1 names":      {ID: 1, Locals: locals, Names: names[:1]},
-		"rank 2 of 2":                  run(events.Holding{Rank: 2, Tier: events.Host}),
-		"unknown tier 0":               run(events.Holding{}),
-		"a lead of 4":                  run(events.Holding{Tier: events.Host, Lead: 4}),
-		"2 words of bits":              run(events.Holding{Tier: events.Host, Bits: make([]uint64, 2)}),
-		"block 0 is in the lead":       run(events.Holding{Tier: events.Host, Lead: 1, Bits: []uint64{1}}),
-		"holds block 3":                run(events.Holding{Tier: events.Host, Bits: []uint64{8}}),
-		"1 copies of block 0":          run(events.Holding{Tier: events.Host, Copies: []events.BlockCount{{Block: 0, Count: 1}}}),
-		"copies of block 3":            run(events.Holding{Tier: events.Host, Copies: []events.BlockCount{{Block: 3, Count: 2}}}),
-		"copies of block 1":            run(events.Holding{Tier: events.Host, Copies: []events.BlockCount{{Block: 1, Count: 2}, {Block: 1, Count: 2}}}),
-		"own name of block 0":          run(events.Holding{Tier: events.Host, Names: []events.BlockName{{Block: 1}, {Block: 0}}}),
-		"further name of block 0":      run(events.Holding{Tier: events.Host, Also: []events.NamedCount{{Block: 1, Count: 1}, {Block: 0, Count: 1}}}),
-		"no copy of block 0":           run(events.Holding{Tier: events.Host, Also: []events.NamedCount{{Block: 0}}}),
-		"two holdings of rank 0 in ti": run(events.Holding{Tier: events.Host, Lead: 1}, events.Holding{Tier: events.Disk}, events.Holding{Tier: events.Host}),
+		"no id":                   {ID: events.NoRun},
+		"3 local hashes, 1 names": {ID: 1, Locals: locals, Names: names[:1]},
+		"rank 2 of 2":             run(events.Holding{Rank: 2, Tier: events.Host}),
+		"unknown tier 0":          run(events.Holding{}),
+		"a lead of 4":             run(events.Holding{Tier: events.Host, Lead: 4}),
+		"2 words of bits":         run(events.Holding{Tier: events.Host, Bits: make([]uint64, 2)}),
+		"block 0 is in the lead":  run(events.Holding{Tier: events.Host, Lead: 1, Bits: []uint64{1}}),
+		"holds block 3":           run(events.Holding{Tier: events.Host, Bits: []uint64{8}}),
+		"1 copies of block 0": run(events.Holding{Tier: events.Host,
+			Copies: []events.BlockCount{{Block: 0, Count: 1}}}),
+		"copies of block 3": run(events.Holding{Tier: events.Host,
+			Copies: []events.BlockCount{{Block: 3, Count: 2}}}),
+		"copies of block 1": run(events.Holding{Tier: events.Host,
+			Copies: []events.BlockCount{{Block: 1, Count: 2}, {Block: 1, Count: 2}}}),
+		"own name of block 0": run(events.Holding{Tier: events.Host, Names: []events.BlockName{{Block: 1},
+			{Block: 0}}}),
+		"further name of block 0": run(events.Holding{Tier: events.Host,
+			Also: []events.NamedCount{{Block: 1, Count: 1}, {Block: 0, Count: 1}}}),
+		"no copy of block 0": run(events.Holding{Tier: events.Host, Also: []events.NamedCount{{Block: 0}}}),
+		"two holdings of rank 0 in ti": run(events.Holding{Tier: events.Host, Lead: 1},
+			events.Holding{Tier: events.Disk}, events.Holding{Tier: events.Host}),
 	} {
 		w := newTestWriter(t, &image{ranks: []RankState{{Instance: "a"}, {Instance: "b"}}})
 		if err := w.Run(r); !errors.Is(err, ErrImage) || !strings.Contains(err.Error(), says) {
@@ -154,10 +167,12 @@ func TestImageErrors(t *testing.T) {
 		t.Error(err)
 	}
 	for says, img := range map[string]*events.RankImage{
-		"1 blocks and 0 counts":   {Sets: []events.GroupSet{{Blocks: make([]events.BlockHash, 1)}}},
-		"1 blocks, 2 local":       {Parked: []events.Parked{{Event: events.Event{Blocks: make([]events.BlockHash, 1), Locals: make([]events.LocalHash, 2)}}}},
+		"1 blocks and 0 counts": {Sets: []events.GroupSet{{Blocks: make([]events.BlockHash, 1)}}},
+		"1 blocks, 2 local": {Parked: []events.Parked{{Event: events.Event{Blocks: make([]events.BlockHash, 1),
+			Locals: make([]events.LocalHash, 2)}}}},
 		"cancelled copy of block": {Parked: []events.Parked{{Cancelled: []uint32{0}}}},
-		"at most 4096":            {Parked: []events.Parked{{Event: events.Event{Blocks: make([]events.BlockHash, 100_000)}}}},
+		"at most 4096": {Parked: []events.Parked{{Event: events.Event{Blocks: make([]events.BlockHash,
+			100_000)}}}},
 	} {
 		w := newTestWriter(t, &image{ranks: []RankState{{Instance: "a"}}})
 		if err := w.Rank(0, img); !errors.Is(err, ErrImage) || !strings.Contains(err.Error(), says) {
@@ -171,10 +186,12 @@ func TestImageErrors(t *testing.T) {
 		}
 	}
 	plan := &WritePlan{Generation: 1}
-	if _, err := NewWriter(Config{Ranks: []RankState{{Instance: "a"}, {Instance: "a"}}}, plan, nil, nil); !errors.Is(err, ErrImage) {
+	if _, err := NewWriter(Config{Ranks: []RankState{{Instance: "a"}, {Instance: "a"}}}, plan, nil,
+		nil); !errors.Is(err, ErrImage) {
 		t.Error(err)
 	}
-	if _, err := NewWriter(Config{Ranks: []RankState{{Instance: Text(strings.Repeat("a", 5000))}}}, plan, nil, nil); !errors.Is(err, ErrImage) {
+	if _, err := NewWriter(Config{Ranks: []RankState{{Instance: Text(strings.Repeat("a", 5000))}}}, plan, nil,
+		nil); !errors.Is(err, ErrImage) {
 		t.Error(err)
 	}
 	if _, err := NewWriter(Config{Stream: "\xff"}, plan, nil, nil); !errors.Is(err, ErrImage) {
@@ -194,7 +211,8 @@ func TestImageErrors(t *testing.T) {
 }
 
 func newTestWriter(t *testing.T, im *image) *Writer {
-	w, err := NewWriter(config(im, 1), &WritePlan{Partition: 3, Generation: 1}, nil, func(string, []byte) error { return nil })
+	w, err := NewWriter(config(im, 1), &WritePlan{Partition: 3, Generation: 1}, nil,
+		func(string, []byte) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,33 +1,35 @@
-// Package snapshot answers: how is what an index holds of one partition written down so that it comes back exactly, that
-// little is written when little has changed, and that no crash, no second writer and no damaged byte can make a reader
-// believe something wrong?
+// Package snapshot answers: how is what an index holds of one partition written down so that it comes back exactly,
+// that little is written when little has changed, and that no crash, no second writer and no damaged byte can make a
+// reader believe something wrong?
 //
 // It is format and plan. It knows pkg/events and nothing of NATS: bytes come in and go out by functions of the caller.
 //
 // # In order of use
 //
-// To take a snapshot: [PlanWrite] looks at what is in the bucket and says what is kept and which generation comes next; a
-// [Writer] takes the image run by run and rank by rank and hands finished chunks to a callback; [Writer.Close] gives the
-// [Manifest]. When the manifest has taken its place in the bucket, [WritePlan.After] says which keys are garbage and up to where the
-// log may be purged, and the [Ledger] is kept for the next Writer.
+// To take a snapshot: [PlanWrite] looks at what is in the bucket and says what is kept and which generation comes next;
+// a [Writer] takes the image run by run and rank by rank and hands finished chunks to a callback; [Writer.Close] gives
+// the [Manifest]. When the manifest has taken its place in the bucket, [WritePlan.After] says which keys are garbage
+// and up to where the log may be purged, and the [Ledger] is kept for the next Writer.
 //
-// To restore: [Choose] says which generations can be used, newest first, and why the others cannot; [Ranks] gives the table of
-// ranks; a [Reader] takes the chunks in the order of [Manifest.Restore] and gives the image to a [Sink], and again a Ledger at the end. If a chunk
-// is bad, take the next generation, with a new sink: what the old one got is incomplete. A shim that looks only for its cursor uses [FindRank].
+// To restore: [Choose] says which generations can be used, newest first, and why the others cannot; [Ranks] gives the
+// table of ranks; a [Reader] takes the chunks in the order of [Manifest.Restore] and gives the image to a [Sink], and
+// again a Ledger at the end. If a chunk is bad, take the next generation, with a new sink: what the old one got is
+// incomplete. A shim that looks only for its cursor uses [FindRank].
 //
 // # Promises
 //
 //  1. What a Writer took, a Reader gives back, but for the order of runs, empty ends of bitmaps, and nil for empty.
-//  2. A byte that differs from what was written is an error: ErrCorrupt, before the sink is done (Close). A later format is
-//     ErrVersion. Nothing that is read makes this package panic, or take more memory than [MaxChunk] and what the image itself needs.
-//  3. A snapshot of an image that did not change writes no chunk. With the ledger, one that changed writes the runs that changed,
-//     the ranks that changed, and a little of what is needed to keep dead records at an eighth.
+//  2. A byte that differs from what was written is an error: ErrCorrupt, before the sink is done (Close). A later
+//     format is ErrVersion. Nothing that is read makes this package panic, or take more memory than [MaxChunk] and what
+//     the image itself needs.
+//  3. A snapshot of an image that did not change writes no chunk. With the ledger, one that changed writes the runs
+//     that changed, the ranks that changed, and a little of what is needed to keep dead records at an eighth.
 //  4. Whatever step a writer dies at, and however many write: as long as [PlanWrite]'s order is kept there is a whole
 //     generation in the bucket whose log is still there.
 //  5. The same calls give the same bytes.
 //
-// Nothing here starts a goroutine, reads a clock or logs. Writers and Readers are for one goroutine each; manifests, ledgers
-// and plans do not change and can be shared.
+// Nothing here starts a goroutine, reads a clock or logs. Writers and Readers are for one goroutine each; manifests,
+// ledgers and plans do not change and can be shared.
 //
 // # Keys
 //
@@ -51,8 +53,8 @@
 //	+------+-----+----+----+--------+--------+--------+--------+----------+---------+----------+
 //	kind: 1 ranks, 2 dead, 3 holdings, 4 runs, 5 state      pack: fields' in the low 4 bits, words' in the high; 0 none, 1 zstd
 //
-// uint is a varint as in encoding/binary; int is one with the sign in the lowest bit; ~x is the distance to the x of the
-// record before (0 at the start of a chunk or section) as an int.
+// uint is a varint as in encoding/binary; int is one with the sign in the lowest bit; ~x is the distance to the x of
+// the record before (0 at the start of a chunk or section) as an int.
 //
 // # Runs
 //
@@ -67,7 +69,8 @@
 // # Dead
 //
 // For each chunk of runs in which records no longer count, because the run has gone or is written elsewhere: words: the
-// chunk's hash, high half first; fields: how many, and the distances between their positions (less one, but for the first).
+// chunk's hash, high half first; fields: how many, and the distances between their positions (less one, but for the
+// first).
 //
 // # Sections: holdings and state
 //
@@ -98,8 +101,8 @@
 //
 // # Ranks and manifest
 //
-// A chunk of ranks is the JSON array of the manifest's field ranks, in fields. The manifest is the JSON of [Manifest], whose last
-// line is the XXH3-128 of the bytes before that line.
+// A chunk of ranks is the JSON array of the manifest's field ranks, in fields. The manifest is the JSON of [Manifest],
+// whose last line is the XXH3-128 of the bytes before that line.
 //
 // What it leaves to others: moving bytes, revisions and retries; when a snapshot is due; counting and logging; what an
 // image means.

@@ -54,7 +54,8 @@ func Example() {
 	fmt.Println("log may be purged up to", plan.After(m, nil).PurgeTo)
 
 	// Restore.
-	bucket := snapshot.Bucket{Partition: 3, Manifests: map[string][]byte{snapshot.ManifestKey(3): values[snapshot.ManifestKey(3)]}}
+	bucket := snapshot.Bucket{Partition: 3,
+		Manifests: map[string][]byte{snapshot.ManifestKey(3): values[snapshot.ManifestKey(3)]}}
 	for _, m := range snapshot.Choose(bucket, log).Usable {
 		_, err := snapshot.Read(m, func(key string) ([]byte, error) {
 			if data, ok := values[key]; ok {

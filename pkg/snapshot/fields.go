@@ -6,8 +6,8 @@ import (
 	"math"
 )
 
-// cursor reads a chunk's two columns. The first thing that is wrong is kept in err, and from then on everything reads as
-// zero, so that a decoder checks once per record.
+// cursor reads a chunk's two columns. The first thing that is wrong is kept in err, and from then on everything reads
+// as zero, so that a decoder checks once per record.
 type cursor struct {
 	fields []byte
 	words  []byte

@@ -73,7 +73,8 @@ func FuzzContent(f *testing.F) {
 	f.Add([]byte{1, 1}, make([]byte, 16), parts[0], parts[1], parts[2], parts[3], parts[4], parts[5])
 	f.Add([]byte{}, []byte{}, []byte{}, []byte{}, parts[2], parts[3], []byte{}, []byte{})
 	f.Fuzz(func(t *testing.T, deadF, deadW, holdF, holdW, runF, runW, stateF, stateW []byte) {
-		m := &Manifest{Format: Version, Generation: 1, Partition: 3, Counts: Counts{Ranks: len(im.ranks)}, Ranks: im.canonical().ranks}
+		m := &Manifest{Format: Version, Generation: 1, Partition: 3, Counts: Counts{Ranks: len(im.ranks)},
+			Ranks: im.canonical().ranks}
 		values := map[string][]byte{}
 		add := func(kind Kind, fields, words []byte) Hash {
 			words = words[:len(words)/8*8]

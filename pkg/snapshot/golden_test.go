@@ -13,7 +13,8 @@ import (
 
 var writeGolden = flag.Bool("snapshot.golden", false, "write testdata for this version of the format")
 
-// goldenImage has some of everything. What was written of it in version 1 lies in testdata/v1: do not change it, add another.
+// goldenImage has some of everything. What was written of it in version 1 lies in testdata/v1: do not change it, add
+// another.
 func goldenImage() *image {
 	locals := func(salt uint64, n int) (l []events.LocalHash) {
 		for i := range n {
@@ -33,30 +34,42 @@ func goldenImage() *image {
 	}
 	return &image{
 		ranks: []RankState{
-			{Instance: "worker-b", Model: "llama", BlockSize: 16, Incarnation: 1763712000000000001, LastID: 99, LastSeen: 1763712001000, Stored: 1000, Removed: 1,
-				Cursor: CursorOf(events.Cursor{Known: true, Seq: 1 << 60, Digest: 0xfedcba9876543210, Partial: 3}), Checksum: 0x123},
+			{Instance: "worker-b", Model: "llama", BlockSize: 16, Incarnation: 1763712000000000001, LastID: 99,
+				LastSeen: 1763712001000, Stored: 1000, Removed: 1,
+				Cursor:   CursorOf(events.Cursor{Known: true, Seq: 1 << 60, Digest: 0xfedcba9876543210, Partial: 3}),
+				Checksum: 0x123},
 			{Instance: "worker-a", Rank: 1, Model: "llama", BlockSize: 16, Closed: true},
 			{Instance: "worker-a", Rank: 0, Model: "llama", BlockSize: 32, Refused: "block size 32, the model has 16"},
 			{Instance: "\xff odd", Model: "q\"w\x80"},
 		},
 		runs: []events.Run{
-			{ID: 0, Space: 1, Parent: events.NoRun, Locals: locals(1, 100), Names: names(1, 100), Holdings: []events.Holding{
-				{Rank: 0, Tier: events.Device, Lead: 100, Copies: []events.BlockCount{{Block: 0, Count: 2}, {Block: 99, Count: 1 << 31}}},
-				{Rank: 1, Tier: events.Device, Lead: 3, Bits: []uint64{0xfffffffffffffe00, 0xfffffffff}},
-				{Rank: 1, Tier: events.Disk, Group: 2, Bits: []uint64{0, 1 << 7}, Names: []events.BlockName{{Block: 71, Name: 5}}},
-				{Rank: 3, Tier: events.External, Bits: []uint64{0xaaaaaaaaaaaaaaaa, 0x555555555}, Also: []events.NamedCount{{Block: 1, Name: 2, Count: 3}, {Block: 1, Name: 3, Count: 1}}},
-			}},
-			{ID: 70000, Space: 1, Parent: 0, Offset: 64, Locals: locals(2, 9), Names: names(2, 9, 0, 8), Holdings: []events.Holding{
-				{Rank: 0, Tier: events.Host, Lead: 0, Bits: []uint64{0xfe}}}},
+			{ID: 0, Space: 1, Parent: events.NoRun, Locals: locals(1, 100), Names: names(1, 100),
+				Holdings: []events.Holding{
+					{Rank: 0, Tier: events.Device, Lead: 100, Copies: []events.BlockCount{{Block: 0, Count: 2},
+						{Block: 99, Count: 1 << 31}}},
+					{Rank: 1, Tier: events.Device, Lead: 3, Bits: []uint64{0xfffffffffffffe00, 0xfffffffff}},
+					{Rank: 1, Tier: events.Disk, Group: 2, Bits: []uint64{0, 1 << 7},
+						Names: []events.BlockName{{Block: 71, Name: 5}}},
+					{Rank: 3, Tier: events.External, Bits: []uint64{0xaaaaaaaaaaaaaaaa, 0x555555555},
+						Also: []events.NamedCount{{Block: 1, Name: 2, Count: 3}, {Block: 1, Name: 3, Count: 1}}},
+				}},
+			{ID: 70000, Space: 1, Parent: 0, Offset: 64, Locals: locals(2, 9), Names: names(2, 9, 0, 8),
+				Holdings: []events.Holding{
+					{Rank: 0, Tier: events.Host, Lead: 0, Bits: []uint64{0xfe}}}},
 			{ID: 5, Space: 2, Parent: 70000, Offset: 9, Locals: locals(3, 2), Names: names(3, 2, 0, 1)},
 			{ID: 6, Space: 2, Parent: events.NoRun, Locals: locals(4, 1), Names: names(4, 1)},
 		},
 		states: []events.RankImage{
-			{Clock: 1763712000123, Groups: []events.GroupKind{{Group: 0, Kind: events.AttentionFull}, {Group: 3, Kind: events.AttentionMamba}},
-				Parked: []events.Parked{{Since: 1763712000000, Cancelled: []uint32{1}, Event: events.Event{Kind: events.Stored, Tier: events.Host, Group: 3,
-					HasParent: true, Parent: 77, Blocks: []events.BlockHash{1, 2}, Locals: []events.LocalHash{3, 4}}}},
-				Remembered: []events.Remembered{{Name: 8, Run: 70000, Block: 8, Since: 1763712000001}, {Name: 9, Run: 0, Block: 7, Since: 1763712000000}},
-				Sets:       []events.GroupSet{{Tier: events.Device, Group: 3, Blocks: []events.BlockHash{10, 11}, Counts: []uint32{1, 2}}}},
+			{Clock: 1763712000123, Groups: []events.GroupKind{{Group: 0, Kind: events.AttentionFull},
+				{Group: 3, Kind: events.AttentionMamba}},
+				Parked: []events.Parked{{Since: 1763712000000, Cancelled: []uint32{1},
+					Event: events.Event{Kind: events.Stored, Tier: events.Host, Group: 3,
+						HasParent: true, Parent: 77, Blocks: []events.BlockHash{1, 2}, Locals: []events.LocalHash{3,
+							4}}}},
+				Remembered: []events.Remembered{{Name: 8, Run: 70000, Block: 8, Since: 1763712000001},
+					{Name: 9, Run: 0, Block: 7, Since: 1763712000000}},
+				Sets: []events.GroupSet{{Tier: events.Device, Group: 3, Blocks: []events.BlockHash{10, 11},
+					Counts: []uint32{1, 2}}}},
 			{}, {}, {},
 		},
 	}
@@ -68,7 +81,8 @@ func goldenStore(t *testing.T, inlineRanks int) *store {
 	s.inlineRanks = inlineRanks
 	before := goldenImage()
 	before.runs[3].Locals[0]++
-	before.runs = append(before.runs, events.Run{ID: 7, Parent: events.NoRun, Locals: []events.LocalHash{1}, Names: []events.BlockHash{1}})
+	before.runs = append(before.runs, events.Run{ID: 7, Parent: events.NoRun, Locals: []events.LocalHash{1},
+		Names: []events.BlockHash{1}})
 	s.write(t, before, 41)
 	s.write(t, goldenImage(), 42)
 	return s
@@ -106,7 +120,8 @@ func TestOldVersions(t *testing.T) {
 		for _, ref := range choice.Usable[0].Chunks {
 			kinds[ref.Kind] = true
 		}
-		if kinds[KindRanks] != (inlineRanks > 0) || !kinds[KindDead] || !kinds[KindHoldings] || !kinds[KindRuns] || !kinds[KindState] {
+		if kinds[KindRanks] != (inlineRanks > 0) || !kinds[KindDead] || !kinds[KindHoldings] || !kinds[KindRuns] ||
+			!kinds[KindState] {
 			t.Errorf("%s has the kinds %v", dir, kinds)
 		}
 		got, _ := s.read(t)
@@ -116,8 +131,8 @@ func TestOldVersions(t *testing.T) {
 	}
 }
 
-// This build makes the chunks that it has always made, as long as zstd packs alike. If one day it does not, the old files stay,
-// and the new ones go to another directory beside them. Fields may be added to the manifest.
+// This build makes the chunks that it has always made, as long as zstd packs alike. If one day it does not, the old
+// files stay, and the new ones go to another directory beside them. Fields may be added to the manifest.
 func TestBytesAreTheSame(t *testing.T) {
 	for dir, inlineRanks := range map[string]int{"v1": 0, "v1-ranks-apart": 500} {
 		for k, v := range goldenStore(t, inlineRanks).values {
@@ -143,7 +158,8 @@ func TestEveryByteCounts(t *testing.T) {
 	older := map[string]bool{} // what only the older generation needs
 	newest := Choose(s.bucket(), s.log).Usable[0]
 	for k := range s.values {
-		older[k] = k != ManifestKey(3) && !slices.ContainsFunc(newest.Chunks, func(c ChunkRef) bool { return c.Key == k })
+		older[k] = k != ManifestKey(3) &&
+			!slices.ContainsFunc(newest.Chunks, func(c ChunkRef) bool { return c.Key == k })
 	}
 	read := func() error {
 		choice := Choose(s.bucket(), s.log)
@@ -182,7 +198,8 @@ func TestEveryByteCounts(t *testing.T) {
 		}
 		delete(s.values, k)
 		if k != ManifestKey(3) {
-			if c := Choose(s.bucket(), s.log); len(c.Rejected) == 0 || c.Rejected[0].Generation != newest.Generation || c.Rejected[0].Reason != MissingChunk {
+			if c := Choose(s.bucket(), s.log); len(c.Rejected) == 0 || c.Rejected[0].Generation != newest.Generation ||
+				c.Rejected[0].Reason != MissingChunk {
 				t.Fatalf("without %s: %+v", k, c.Rejected)
 			}
 		}

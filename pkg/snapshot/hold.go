@@ -27,8 +27,8 @@ const (
 	formHeld  = 2 << 3 // the blocks that are held
 	formHoles = 3 << 3 // where the last held block is, the blocks before it that are not held
 
-	// maxItems is how many words, copies, names or further names one record holds at most. What is more continues in another, so that no record
-	// is too long for a section.
+	// maxItems is how many words, copies, names or further names one record holds at most. What is more continues in
+	// another, so that no record is too long for a section.
 	maxItems = 2048
 )
 
@@ -92,9 +92,10 @@ func held(h *events.Holding) (blocks uint64) {
 	return blocks
 }
 
-// appendHolding writes one rank's holding of a run of n blocks; before is the run of the record before it. It returns what
-// does not fit into this record, to be continued.
-func appendHolding(fields, words []byte, h *events.Holding, run, before events.RunID, n uint32, continues bool) (f, w []byte, rest *events.Holding) {
+// appendHolding writes one rank's holding of a run of n blocks; before is the run of the record before it. It returns
+// what does not fit into this record, to be continued.
+func appendHolding(fields, words []byte, h *events.Holding, run, before events.RunID, n uint32, continues bool) (f,
+	w []byte, rest *events.Holding) {
 	flags := uint64(h.Tier - 1)
 	more := func() *events.Holding {
 		if rest == nil {
@@ -391,7 +392,8 @@ func (c *cursor) decodeHolding(head holdingHead, h *events.Holding, n uint32, a 
 				c.fail(errHolding)
 				return
 			}
-			a.also = append(a.also, events.NamedCount{Block: uint32(block), Name: events.BlockHash(name), Count: uint32(count) + 1})
+			a.also = append(a.also, events.NamedCount{Block: uint32(block), Name: events.BlockHash(name),
+				Count: uint32(count) + 1})
 			next = block
 		}
 		h.Also = a.also[at:len(a.also):len(a.also)]

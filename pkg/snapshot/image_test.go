@@ -24,7 +24,8 @@ func (im *image) Run(r *events.Run) error {
 	c.Locals, c.Names = slices.Clone(r.Locals), slices.Clone(r.Names)
 	c.Holdings = nil
 	for _, h := range r.Holdings {
-		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names), slices.Clone(h.Also)
+		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names),
+			slices.Clone(h.Also)
 		c.Holdings = append(c.Holdings, h)
 	}
 	im.runs = append(im.runs, c)
@@ -80,11 +81,13 @@ func (im *image) equal(other *image) bool {
 
 func equalRuns(x, y events.Run) bool {
 	return x.ID == y.ID && x.Space == y.Space && x.Parent == y.Parent && x.Offset == y.Offset &&
-		slices.Equal(x.Locals, y.Locals) && slices.Equal(x.Names, y.Names) && slices.EqualFunc(x.Holdings, y.Holdings, equalHoldings)
+		slices.Equal(x.Locals, y.Locals) && slices.Equal(x.Names, y.Names) &&
+		slices.EqualFunc(x.Holdings, y.Holdings, equalHoldings)
 }
 
 func equalHoldings(x, y events.Holding) bool {
-	return x.Rank == y.Rank && x.Tier == y.Tier && x.Group == y.Group && x.Lead == y.Lead && slices.Equal(x.Bits, y.Bits) &&
+	return x.Rank == y.Rank && x.Tier == y.Tier && x.Group == y.Group && x.Lead == y.Lead &&
+		slices.Equal(x.Bits, y.Bits) &&
 		slices.Equal(x.Copies, y.Copies) && slices.Equal(x.Names, y.Names) && slices.Equal(x.Also, y.Also)
 }
 
@@ -132,7 +135,8 @@ type store struct {
 }
 
 func newStore() *store {
-	return &store{values: map[string][]byte{}, log: Log{Namespace: "test", Stream: "KV_EVENTS_test_3", Epoch: epoch, First: 1, Last: 1 << 40}}
+	return &store{values: map[string][]byte{}, log: Log{Namespace: "test", Stream: "KV_EVENTS_test_3", Epoch: epoch,
+		First: 1, Last: 1 << 40}}
 }
 
 func (s *store) bucket() Bucket {
@@ -154,7 +158,8 @@ func (s *store) fetch(key string) ([]byte, error) {
 }
 
 func config(im *image, seq events.StreamSeq) Config {
-	return Config{Namespace: "test", Stream: "KV_EVENTS_test_3", Epoch: epoch, Seq: seq, Created: epoch.Add(time.Hour), Writer: "node-1",
+	return Config{Namespace: "test", Stream: "KV_EVENTS_test_3", Epoch: epoch, Seq: seq, Created: epoch.Add(time.Hour),
+		Writer: "node-1",
 		Spaces: []Space{{1, "model", 16}}, Ranks: im.ranks}
 }
 

@@ -7,9 +7,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Ledger remembers which run is written where, and a fingerprint of each, so that the next snapshot writes only runs that
-// changed. A [Writer] and a [Reader] make one when they are done; a Writer takes one. It belongs to one index, whose run ids it
-// speaks of, and does not change.
+// Ledger remembers which run is written where, and a fingerprint of each, so that the next snapshot writes only runs
+// that changed. A [Writer] and a [Reader] make one when they are done; a Writer takes one. It belongs to one index,
+// whose run ids it speaks of, and does not change.
 type Ledger struct {
 	segments []*segment // in the order of the manifest
 	places   map[events.RunID]place
@@ -42,9 +42,9 @@ func newBitset(n int) bitset { return make(bitset, (n+63)/64) }
 func (b bitset) has(i uint32) bool { return b[i/64]>>(i%64)&1 != 0 }
 func (b bitset) set(i uint32)      { b[i/64] |= 1 << (i % 64) }
 
-// The policy on room. Records that no longer count stay in their chunks until they are too many, and small chunks stay until there
-// are too many of them. Then some are written anew, a few at each snapshot that has something to write anyway, so that
-// no snapshot writes much more than what has changed.
+// The policy on room. Records that no longer count stay in their chunks until they are too many, and small chunks stay
+// until there are too many of them. Then some are written anew, a few at each snapshot that has something to write
+// anyway, so that no snapshot writes much more than what has changed.
 const (
 	deadShare   = 8 // dead records may take an eighth of all bytes of records
 	smallChunks = 8 // so many chunks may be shorter than a quarter of what a chunk should have
@@ -98,8 +98,8 @@ func (r *room) isSmall(s *segment) bool { return s.size < r.short && s.alive > 0
 func (r *room) tooManySmall() bool { return r.small > smallChunks }
 func (r *room) tooManyDead() bool  { return r.dead*deadShare > r.total }
 
-// candidates says, before a snapshot, which segments may be written anew: as many as may wait, first those with most dead, then the
-// oldest, as caches let go of what is old. How much of each will be dead is known only at the end.
+// candidates says, before a snapshot, which segments may be written anew: as many as may wait, first those with most
+// dead, then the oldest, as caches let go of what is old. How much of each will be dead is known only at the end.
 func candidates(segments []*segment) (chosen []*segment) {
 	order, size := slices.Clone(segments), 0
 	slices.SortStableFunc(order, byDead)

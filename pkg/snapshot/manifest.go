@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Manifest says what one snapshot of one partition stands for and which chunks it is made of. It is JSON, for people too.
-// A manifest that was made or parsed does not change.
+// Manifest says what one snapshot of one partition stands for and which chunks it is made of. It is JSON, for people
+// too. A manifest that was made or parsed does not change.
 type Manifest struct {
 	Format     int              `json:"format"` // version of the format
 	Namespace  string           `json:"namespace"`
@@ -28,8 +28,8 @@ type Manifest struct {
 	Epoch  time.Time        `json:"epoch"`
 	Seq    events.StreamSeq `json:"seq"`
 
-	// SeqTime is when the stream took message Seq, 0 if that is not known: by it a reader of the log makes sure that the stream still has
-	// that message.
+	// SeqTime is when the stream took message Seq, 0 if that is not known: by it a reader of the log makes sure that
+	// the stream still has that message.
 	SeqTime events.Millis `json:"seq_time"`
 
 	Created time.Time `json:"created"`
@@ -40,8 +40,9 @@ type Manifest struct {
 	// Previous is the generation that is kept beside this one; nil for the first.
 	Previous *Previous `json:"previous"`
 
-	Spaces []Space     `json:"spaces"`
-	Ranks  []RankState `json:"ranks"`  // sorted by instance and rank; nil if they are in chunks of their own: see [Ranks]
+	Spaces []Space `json:"spaces"`
+	// sorted by instance and rank; nil if they are in chunks of their own: see [Ranks]
+	Ranks  []RankState `json:"ranks"`
 	Chunks []ChunkRef  `json:"chunks"` // in the order in which a restore reads them
 }
 
@@ -86,8 +87,9 @@ type RankState struct {
 	Removed     uint64             `json:"removed,omitempty,string"` // blocks in all removed events
 	Partial     bool               `json:"partial,omitempty"`        // some of the incarnation's events were never seen
 	Lookahead   uint32             `json:"lookahead,omitempty"`      // tokens beyond a block that are in its local hash
-	Refused     string             `json:"refused,omitempty"`        // why the rank's events are not applied, for people
-	Checksum    Hex64              `json:"checksum"`                 // of what the rank holds, as the caller reckons it
+	// why the rank's events are not applied, for people
+	Refused  string `json:"refused,omitempty"`
+	Checksum Hex64  `json:"checksum"` // of what the rank holds, as the caller reckons it
 }
 
 // Key is the rank's identity.
@@ -140,7 +142,8 @@ type RankName struct {
 	Rank     events.Rank `json:"rank"`
 }
 
-// Text is a string from outside. In JSON it is a string if it is UTF-8, else {"hex": "…"}, so that it comes back as it was.
+// Text is a string from outside. In JSON it is a string if it is UTF-8, else {"hex": "…"}, so that it comes back as it
+// was.
 type Text string
 
 // MarshalJSON writes t.
@@ -206,7 +209,8 @@ func (m *Manifest) Encode() ([]byte, error) {
 	b.WriteString(sum.String())
 	b.WriteString(sealAfter)
 	if b.Len() > MaxChunk {
-		return nil, fmt.Errorf("%w: the manifest takes %d bytes for %d chunks, %d is the limit: use more partitions", ErrImage, b.Len(), len(m.Chunks), MaxChunk)
+		return nil, fmt.Errorf("%w: the manifest takes %d bytes for %d chunks, %d is the limit: use more partitions",
+			ErrImage, b.Len(), len(m.Chunks), MaxChunk)
 	}
 	return b.Bytes(), nil
 }
@@ -251,7 +255,8 @@ func ParseManifest(data []byte) (*Manifest, error) {
 		return corrupt("%v", err)
 	}
 	if version.Format > Version {
-		return nil, fmt.Errorf("%w: manifest of version %d, this build reads 1 to %d", ErrVersion, version.Format, Version)
+		return nil, fmt.Errorf("%w: manifest of version %d, this build reads 1 to %d", ErrVersion, version.Format,
+			Version)
 	}
 	m := new(Manifest)
 	if err := json.Unmarshal(data, m); err != nil {
@@ -300,7 +305,8 @@ func (m *Manifest) Check() error {
 	if bytes != m.Counts.Bytes {
 		return fmt.Errorf("chunks have %d bytes and not %d", bytes, m.Counts.Bytes)
 	}
-	if inline := len(m.Chunks) == 0 || m.Chunks[0].Kind != KindRanks; inline && len(m.Ranks) != m.Counts.Ranks || !inline && m.Ranks != nil {
+	if inline := len(m.Chunks) == 0 || m.Chunks[0].Kind != KindRanks; inline && len(m.Ranks) != m.Counts.Ranks ||
+		!inline && m.Ranks != nil {
 		return fmt.Errorf("%d ranks in the manifest, %d in all", len(m.Ranks), m.Counts.Ranks)
 	}
 	return nil

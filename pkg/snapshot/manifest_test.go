@@ -95,17 +95,24 @@ func TestManifestErrors(t *testing.T) {
 	}{
 		{`{"format": 1, "generation": 1,`, nil, ""},
 		{`{"format": 1, "generation": 1, "something": "new",`, nil, ""},
-		{`{"format": 2, "generation": {"of": "another shape"},`, ErrVersion, "manifest of version 2, this build reads 1 to 1"},
+		{`{"format": 2, "generation": {"of": "another shape"},`, ErrVersion,
+			"manifest of version 2, this build reads 1 to 1"},
 		{`{"format": 0, "generation": 1,`, ErrCorrupt, "format 0"},
 		{`{"format": 1, "generation": 0,`, ErrCorrupt, "no generation"},
 		{`{"format": 1, "generation": -1,`, ErrCorrupt, "generation"},
-		{`{"format": 1, "generation": 1, "ranks": [{"instance": "a"}],`, ErrCorrupt, "1 ranks in the manifest, 0 in all"},
-		{`{"format": 1, "generation": 1, "counts": {"ranks": 2}, "ranks": [{"instance": "a"}, {"instance": "a"}],`, ErrCorrupt, "a/0 is there twice"},
+		{`{"format": 1, "generation": 1, "ranks": [{"instance": "a"}],`, ErrCorrupt,
+			"1 ranks in the manifest, 0 in all"},
+		{`{"format": 1, "generation": 1, "counts": {"ranks": 2}, "ranks": [{"instance": "a"}, {"instance": "a"}],`,
+			ErrCorrupt, "a/0 is there twice"},
 		{`{"format": 1, "generation": 1, "chunks": [{"key": "p1.c1.00"}],`, ErrCorrupt, `key "p1.c1.00"`},
-		{`{"format": 1, "generation": 1, "counts": {"bytes": 200}, "chunks": [` + chunk("runs") + "," + chunk("holdings") + `],`, ErrCorrupt, "holdings after runs"},
-		{`{"format": 1, "generation": 1, "counts": {"bytes": 100}, "chunks": [` + chunk("odd") + `],`, ErrCorrupt, `unknown kind of chunk "odd"`},
-		{`{"format": 1, "generation": 1, "counts": {"bytes": 100}, "chunks": [` + chunk("ranks") + `],`, ErrCorrupt, "first rank"},
-		{`{"format": 1, "generation": 1, "counts": {"bytes": 1}, "chunks": [` + chunk("runs") + `],`, ErrCorrupt, "100 bytes and not 1"},
+		{`{"format": 1, "generation": 1, "counts": {"bytes": 200}, "chunks": [` + chunk("runs") + "," +
+			chunk("holdings") + `],`, ErrCorrupt, "holdings after runs"},
+		{`{"format": 1, "generation": 1, "counts": {"bytes": 100}, "chunks": [` + chunk("odd") + `],`, ErrCorrupt,
+			`unknown kind of chunk "odd"`},
+		{`{"format": 1, "generation": 1, "counts": {"bytes": 100}, "chunks": [` + chunk("ranks") + `],`, ErrCorrupt,
+			"first rank"},
+		{`{"format": 1, "generation": 1, "counts": {"bytes": 1}, "chunks": [` + chunk("runs") + `],`, ErrCorrupt,
+			"100 bytes and not 1"},
 		{`["format"`, ErrCorrupt, "invalid"},
 		{``, ErrCorrupt, "invalid"},
 	} {
@@ -125,8 +132,10 @@ func TestManyRanks(t *testing.T) {
 	im := new(image)
 	for i := range workers {
 		for rank := range events.Rank(2) {
-			im.ranks = append(im.ranks, RankState{Instance: Text(fmt.Sprintf("worker-%x", mix(uint64(i)))), Rank: rank, Model: "model", BlockSize: 16,
-				Incarnation: events.Incarnation(i), Cursor: CursorOf(events.Cursor{Known: true, Seq: 7, Digest: mix(uint64(i))})})
+			im.ranks = append(im.ranks, RankState{Instance: Text(fmt.Sprintf("worker-%x", mix(uint64(i)))), Rank: rank,
+				Model: "model", BlockSize: 16,
+				Incarnation: events.Incarnation(i), Cursor: CursorOf(events.Cursor{Known: true, Seq: 7,
+					Digest: mix(uint64(i))})})
 		}
 	}
 	s := newStore()
@@ -181,7 +190,8 @@ func TestFindRankInline(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	h := xxh3.Hash128([]byte("chunk"))
-	for _, k := range []Key{{Partition: 0, Type: CurrentKey}, {Partition: 1<<32 - 1, Type: CurrentKey}, {3, EarlierKey, 41, Hash{}}, {3, ChunkKey, 42, Hash{h.Hi, h.Lo}}, {3, ChunkKey, 42, Hash{}}} {
+	for _, k := range []Key{{Partition: 0, Type: CurrentKey}, {Partition: 1<<32 - 1, Type: CurrentKey},
+		{3, EarlierKey, 41, Hash{}}, {3, ChunkKey, 42, Hash{h.Hi, h.Lo}}, {3, ChunkKey, 42, Hash{}}} {
 		if got, ok := ParseKey(k.String()); !ok || got != k {
 			t.Errorf("%s: %+v, %v", k, got, ok)
 		}
@@ -189,7 +199,8 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%s does not begin with %s", k, KeyPrefix(k.Partition))
 		}
 	}
-	for _, s := range []string{"", "p", "p.", "p3", "p3.", "p3.manifests", "p03.manifest", "p4294967296.manifest", "q3.manifest", "p3.g", "p3.g-1", "p3.g041", "p3.g18446744073709551615",
+	for _, s := range []string{"", "p", "p.", "p3", "p3.", "p3.manifests", "p03.manifest", "p4294967296.manifest",
+		"q3.manifest", "p3.g", "p3.g-1", "p3.g041", "p3.g18446744073709551615",
 		"p3.c42", "p3.c42.", "p3.c42.00", "p3.c42." + strings.ToUpper(Hash{1 << 60, 0xabc}.String()), "p3.x1"} {
 		if k, ok := ParseKey(s); ok {
 			t.Errorf("%q is taken for %+v", s, k)

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// world is a bucket and a log that several writers share; every step of each is atomic, and between any two of them others may act
-// and the writer may die.
+// world is a bucket and a log that several writers share; every step of each is atomic, and between any two of them
+// others may act and the writer may die.
 type world struct {
 	values   map[string][]byte
 	revision int // of the current manifest
@@ -229,7 +229,8 @@ func TestModel(t *testing.T) {
 	t.Logf("%d snapshots, %d fenced, %d keys deleted, %d purges", wrote, fenced, deleted, purged)
 }
 
-// The same with one value of the bucket damaged at any time: the older generation is there, and the next snapshots put things right.
+// The same with one value of the bucket damaged at any time: the older generation is there, and the next snapshots put
+// things right.
 func TestModelDamage(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{values: map[string][]byte{}, epoch: epoch, first: 1, truth: map[events.StreamSeq]string{}}
@@ -266,7 +267,8 @@ func TestModelDamage(t *testing.T) {
 				w.check(t, 1)
 			}
 			if c := Choose(Bucket{Partition: 3, Manifests: w.manifests()}, w.log()); len(c.Usable) != 2 {
-				t.Fatalf("generations after two more snapshots: %v in %v; %s was damaged", c, slices.Sorted(maps.Keys(w.values)), key)
+				t.Fatalf("generations after two more snapshots: %v in %v; %s was damaged", c,
+					slices.Sorted(maps.Keys(w.values)), key)
 			}
 		}
 	})

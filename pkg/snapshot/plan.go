@@ -18,8 +18,8 @@ type Bucket struct {
 	// Manifests are the values of ManifestKey and of the partition's earlier manifests, by key.
 	Manifests map[string][]byte
 
-	// Keys lists the partition's keys, read after the manifests: else a chunk that a manifest names could be younger than the
-	// list. Nil if it was not read; then chunks are taken to be there.
+	// Keys lists the partition's keys, read after the manifests: else a chunk that a manifest names could be younger
+	// than the list. Nil if it was not read; then chunks are taken to be there.
 	Keys []string
 
 	// Corrupt are the chunks that are known not to be what was written, or not to be there.
@@ -54,7 +54,8 @@ const (
 	NumReasons
 )
 
-var reasonNames = [...]string{"none", "unreadable", "future_version", "foreign", "other_epoch", "ahead_of_log", "log_truncated", "missing_chunk", "corrupt_chunk", "failed"}
+var reasonNames = [...]string{"none", "unreadable", "future_version", "foreign", "other_epoch", "ahead_of_log",
+	"log_truncated", "missing_chunk", "corrupt_chunk", "failed"}
 
 func (r Reason) String() string {
 	if int(r) < len(reasonNames) {
@@ -149,7 +150,8 @@ func (b *Bucket) parse() []found {
 		case err != nil:
 			f.reject(Unreadable, err)
 		case m.Partition != key.Partition || key.Type == EarlierKey && m.Generation != key.Generation:
-			f.reject(Foreign, fmt.Errorf("%w: manifest of partition %d, generation %d", ErrCorrupt, m.Partition, m.Generation))
+			f.reject(Foreign, fmt.Errorf("%w: manifest of partition %d, generation %d", ErrCorrupt, m.Partition,
+				m.Generation))
 		default:
 			f.m = m
 			f.reject(b.whole(m, present))
@@ -168,7 +170,10 @@ func (b *Bucket) parse() []found {
 	slices.SortFunc(all, func(x, y found) int {
 		return cmp.Or(cmp.Compare(generation(&y), generation(&x)), cmp.Compare(x.key.Type, y.key.Type))
 	})
-	return slices.CompactFunc(all, func(x, y found) bool { return x.m != nil && y.m != nil && x.m.Generation == y.m.Generation })
+	return slices.CompactFunc(all, func(x, y found) bool {
+		return x.m != nil && y.m != nil &&
+			x.m.Generation == y.m.Generation
+	})
 }
 
 // whole looks for the manifest's chunks.
@@ -188,9 +193,11 @@ func (b *Bucket) whole(m *Manifest, present map[string]bool) (Reason, error) {
 func (m *Manifest) fits(log *Log) (Reason, error) {
 	switch {
 	case m.Namespace != log.Namespace || m.Stream != log.Stream:
-		return Foreign, fmt.Errorf("snapshot of stream %s in namespace %q, not of %s in %q", m.Stream, m.Namespace, log.Stream, log.Namespace)
+		return Foreign, fmt.Errorf("snapshot of stream %s in namespace %q, not of %s in %q", m.Stream, m.Namespace,
+			log.Stream, log.Namespace)
 	case !m.Epoch.Equal(log.Epoch):
-		return OtherEpoch, fmt.Errorf("snapshot of the stream made at %s, not of the one made at %s", m.Epoch, log.Epoch)
+		return OtherEpoch, fmt.Errorf("snapshot of the stream made at %s, not of the one made at %s", m.Epoch,
+			log.Epoch)
 	case log.Last < m.Seq:
 		return AheadOfLog, fmt.Errorf("snapshot at sequence %d of a log that ends at %d", m.Seq, log.Last)
 	case log.First > m.Seq+1:
@@ -204,8 +211,8 @@ type WritePlan struct {
 	Partition  events.Partition
 	Generation Generation
 
-	// Older is the generation that is kept beside the new one: the newest that can be used, else the newest that is whole,
-	// else nil.
+	// Older is the generation that is kept beside the new one: the newest that can be used, else the newest that is
+	// whole, else nil.
 	Older *Manifest
 
 	// CopyKey and Copy are to be put before the new manifest takes the current one's place: the current one, to be kept
@@ -228,7 +235,8 @@ type WritePlan struct {
 //
 //  1. chunks, as the [Writer] emits them
 //  2. Copy under CopyKey
-//  3. the new manifest under [ManifestKey], if that still has the revision that was read; else stop, and leave all as it is
+//  3. the new manifest under [ManifestKey], if that still has the revision that was read; else stop, and leave all as
+//     it is
 //  4. what [WritePlan.After] says
 func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 	p := &WritePlan{Partition: b.Partition, chunks: make(map[Hash]string)}
@@ -261,7 +269,8 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 		case f.err != nil:
 			p.Rejected = append(p.Rejected, f.Rejection())
 		case f.m.Seq > seq:
-			return nil, fmt.Errorf("%w: generation %d stands for sequence %d, this one for %d", ErrBehind, f.m.Generation, f.m.Seq, seq)
+			return nil, fmt.Errorf("%w: generation %d stands for sequence %d, this one for %d", ErrBehind,
+				f.m.Generation, f.m.Seq, seq)
 		case older == nil:
 			older = f
 		}
@@ -287,9 +296,9 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 	return p, nil
 }
 
-// protected gives the generations whose chunks nobody deletes before another manifest takes the current one's place, and then
-// ours cannot: the current one and the one that it keeps. Whoever wrote the current one may still be deleting what
-// others need. If the current one cannot be read, nobody knows which it keeps.
+// protected gives the generations whose chunks nobody deletes before another manifest takes the current one's place,
+// and then ours cannot: the current one and the one that it keeps. Whoever wrote the current one may still be deleting
+// what others need. If the current one cannot be read, nobody knows which it keeps.
 func protected(all []found) (kept []*Manifest) {
 	at := slices.IndexFunc(all, func(f found) bool { return f.key.Type == CurrentKey && f.m != nil })
 	if at < 0 {
@@ -331,9 +340,9 @@ type Cleanup struct {
 	PurgeTo events.StreamSeq
 }
 
-// After says what may go once m, which was written by this plan, is acknowledged. keys lists the partition's keys; a list from
-// before m was written will do, but does not have all garbage. Each step may be done twice, or never: the next
-// snapshot finds what is left.
+// After says what may go once m, which was written by this plan, is acknowledged. keys lists the partition's keys; a
+// list from before m was written will do, but does not have all garbage. Each step may be done twice, or never: the
+// next snapshot finds what is left.
 func (p *WritePlan) After(m *Manifest, keys []string) Cleanup {
 	var c Cleanup
 	if p.Older == nil {

@@ -13,9 +13,11 @@ import (
 
 // small is an image of one run, another for each seed.
 func small(seed int) *image {
-	r := events.Run{ID: 1, Parent: events.NoRun, Locals: []events.LocalHash{events.LocalHash(mix(uint64(seed)))}, Names: []events.BlockHash{1}}
+	r := events.Run{ID: 1, Parent: events.NoRun, Locals: []events.LocalHash{events.LocalHash(mix(uint64(seed)))},
+		Names: []events.BlockHash{1}}
 	r.Holdings = []events.Holding{{Tier: events.Device, Lead: 1}}
-	return &image{ranks: []RankState{{Instance: "a"}}, runs: []events.Run{r}, states: []events.RankImage{{Clock: events.Millis(seed)}}}
+	return &image{ranks: []RankState{{Instance: "a"}}, runs: []events.Run{r},
+		states: []events.RankImage{{Clock: events.Millis(seed)}}}
 }
 
 // two is a bucket with generations 1 (sequence 10) and 2 (sequence 20).
@@ -57,25 +59,42 @@ func TestChoose(t *testing.T) {
 		{"all is well", func(*store, *Bucket, *Log) {}, "[2 1]", "[]"},
 		{"the log was purged as far as may be", func(_ *store, _ *Bucket, l *Log) { l.First = 11 }, "[2 1]", "[]"},
 		{"the log was purged further", func(_ *store, _ *Bucket, l *Log) { l.First = 12 }, "[2]", "[1:log_truncated]"},
-		{"the log was purged beyond both", func(_ *store, _ *Bucket, l *Log) { l.First = 22 }, "[]", "[2:log_truncated 1:log_truncated]"},
+		{"the log was purged beyond both", func(_ *store, _ *Bucket, l *Log) { l.First = 22 }, "[]",
+			"[2:log_truncated 1:log_truncated]"},
 		{"the log ends early", func(_ *store, _ *Bucket, l *Log) { l.Last = 19 }, "[1]", "[2:ahead_of_log]"},
-		{"the stream was made again", func(_ *store, _ *Bucket, l *Log) { l.Epoch = l.Epoch.Add(1) }, "[]", "[2:other_epoch 1:other_epoch]"},
-		{"another time zone", func(_ *store, _ *Bucket, l *Log) { l.Epoch = l.Epoch.In(time.FixedZone("x", 3600)) }, "[2 1]", "[]"},
+		{"the stream was made again", func(_ *store, _ *Bucket, l *Log) { l.Epoch = l.Epoch.Add(1) }, "[]",
+			"[2:other_epoch 1:other_epoch]"},
+		{"another time zone", func(_ *store, _ *Bucket, l *Log) { l.Epoch = l.Epoch.In(time.FixedZone("x", 3600)) },
+			"[2 1]", "[]"},
 		{"another namespace", func(_ *store, _ *Bucket, l *Log) { l.Namespace = "x" }, "[]", "[2:foreign 1:foreign]"},
 		{"another stream", func(_ *store, _ *Bucket, l *Log) { l.Stream = "x" }, "[]", "[2:foreign 1:foreign]"},
-		{"current manifest damaged", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.manifest"] = []byte("{") }, "[1]", "[0:unreadable]"},
-		{"earlier manifest damaged", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g1"] = nil }, "[2]", "[1:unreadable]"},
-		{"current manifest gone", func(_ *store, b *Bucket, _ *Log) { delete(b.Manifests, "p3.manifest") }, "[1]", "[]"},
-		{"current manifest of the future", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.manifest"] = sealed(`{"format": 7,`) }, "[1]", "[0:future_version]"},
-		{"a manifest under another's key", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g1"] = b.Manifests["p3.manifest"] }, "[2]", "[1:foreign]"},
-		{"the current one also under its own key", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g2"] = b.Manifests["p3.manifest"] }, "[2 1]", "[]"},
-		{"another partition's", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p4.manifest"] = b.Manifests["p3.manifest"] }, "[2 1]", "[]"},
+		{"current manifest damaged", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.manifest"] = []byte("{") },
+			"[1]", "[0:unreadable]"},
+		{"earlier manifest damaged", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g1"] = nil }, "[2]",
+			"[1:unreadable]"},
+		{"current manifest gone", func(_ *store, b *Bucket, _ *Log) { delete(b.Manifests, "p3.manifest") }, "[1]",
+			"[]"},
+		{"current manifest of the future",
+			func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.manifest"] = sealed(`{"format": 7,`) }, "[1]",
+			"[0:future_version]"},
+		{"a manifest under another's key",
+			func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g1"] = b.Manifests["p3.manifest"] }, "[2]",
+			"[1:foreign]"},
+		{"the current one also under its own key",
+			func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g2"] = b.Manifests["p3.manifest"] }, "[2 1]", "[]"},
+		{"another partition's", func(_ *store, b *Bucket,
+			_ *Log) {
+			b.Manifests["p4.manifest"] = b.Manifests["p3.manifest"]
+		}, "[2 1]", "[]"},
 		{"a chunk is missing", func(s *store, b *Bucket, _ *Log) {
 			gone := chunkOf(s, 2)
 			b.Keys = slices.DeleteFunc(b.Keys, func(k string) bool { return k == gone })
 		}, "[1]", "[2:missing_chunk]"},
 		{"a chunk is missing, but nobody looked", func(s *store, b *Bucket, _ *Log) { b.Keys = nil }, "[2 1]", "[]"},
-		{"a chunk is known to be bad", func(s *store, b *Bucket, _ *Log) { b.Corrupt = map[string]bool{chunkOf(s, 1): true} }, "[2]", "[1:corrupt_chunk]"},
+		{"a chunk is known to be bad", func(s *store, b *Bucket,
+			_ *Log) {
+			b.Corrupt = map[string]bool{chunkOf(s, 1): true}
+		}, "[2]", "[1:corrupt_chunk]"},
 		{"nothing there", func(_ *store, b *Bucket, _ *Log) { *b = Bucket{Partition: 3} }, "[]", "[]"},
 	} {
 		s := two(t)
@@ -107,7 +126,8 @@ func (s *store) manifest(t *testing.T, g Generation) *Manifest {
 
 func TestReasonOf(t *testing.T) {
 	for want, err := range map[Reason]error{
-		Future: fmt.Errorf("x: %w", ErrVersion), MissingChunk: fmt.Errorf("x: %w", ErrMissing), CorruptChunk: fmt.Errorf("x: %w", ErrCorrupt), Failed: errors.New("timeout"),
+		Future: fmt.Errorf("x: %w", ErrVersion), MissingChunk: fmt.Errorf("x: %w",
+			ErrMissing), CorruptChunk: fmt.Errorf("x: %w", ErrCorrupt), Failed: errors.New("timeout"),
 	} {
 		if got := ReasonOf(err); got != want {
 			t.Errorf("%v is %s", err, got)
@@ -122,14 +142,23 @@ func TestPlanWrite(t *testing.T) {
 		want   string // generation, older, copy, purge to, error
 	}{
 		{"all is well", func(*store, *Bucket, *Log) {}, "3 2 p3.g2 21"},
-		{"an empty bucket", func(_ *store, b *Bucket, _ *Log) { *b = Bucket{Partition: 3, Keys: []string{}} }, "1 none  0"},
-		{"the copy is there", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g2"] = b.Manifests["p3.manifest"] }, "3 2  21"},
-		{"another copy is there", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g2"] = []byte("x") }, "3 2 p3.g2 21"},
-		{"current manifest damaged", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.manifest"] = []byte("{") }, "3 1  11"},
-		{"current manifest of the future", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.manifest"] = sealed(`{"format": 7,`) }, "3 1  11"},
+		{"an empty bucket", func(_ *store, b *Bucket, _ *Log) { *b = Bucket{Partition: 3, Keys: []string{}} },
+			"1 none  0"},
+		{"the copy is there", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g2"] = b.Manifests["p3.manifest"] },
+			"3 2  21"},
+		{"another copy is there", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.g2"] = []byte("x") },
+			"3 2 p3.g2 21"},
+		{"current manifest damaged", func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.manifest"] = []byte("{") },
+			"3 1  11"},
+		{"current manifest of the future",
+			func(_ *store, b *Bucket, _ *Log) { b.Manifests["p3.manifest"] = sealed(`{"format": 7,`) }, "3 1  11"},
 		{"the log ends before the current one", func(_ *store, b *Bucket, l *Log) { l.Last = 15 }, "3 1  11"},
-		{"the stream was made again", func(_ *store, b *Bucket, l *Log) { l.Epoch = l.Epoch.Add(time.Hour) }, "3 2 p3.g2 0"},
-		{"leftovers of a later one", func(_ *store, b *Bucket, _ *Log) { b.Keys = append(b.Keys, Key{3, ChunkKey, 7, Hash{}}.String()) }, "8 2 p3.g2 21"},
+		{"the stream was made again", func(_ *store, b *Bucket, l *Log) { l.Epoch = l.Epoch.Add(time.Hour) },
+			"3 2 p3.g2 0"},
+		{"leftovers of a later one", func(_ *store, b *Bucket,
+			_ *Log) {
+			b.Keys = append(b.Keys, Key{3, ChunkKey, 7, Hash{}}.String())
+		}, "8 2 p3.g2 21"},
 		{"ours is behind", func(_ *store, b *Bucket, _ *Log) {}, "error"},
 	} {
 		s := two(t)
@@ -148,7 +177,8 @@ func TestPlanWrite(t *testing.T) {
 			}
 			m := &Manifest{Generation: p.Generation, Epoch: log.Epoch, Seq: seq}
 			got = fmt.Sprintf("%d %s %s %d", p.Generation, older, p.CopyKey, p.After(m, b.Keys).PurgeTo)
-		} else if !errors.Is(err, ErrBehind) || !strings.Contains(err.Error(), "generation 2 stands for sequence 20, this one for 19") {
+		} else if !errors.Is(err, ErrBehind) ||
+			!strings.Contains(err.Error(), "generation 2 stands for sequence 20, this one for 19") {
 			t.Error(err)
 		}
 		if got != c.want {
@@ -214,12 +244,14 @@ func TestAfter(t *testing.T) {
 	second := s.manifest(t, 2)
 	m := &Manifest{Partition: 3, Generation: plan.Generation, Epoch: epoch, Seq: 30, Chunks: second.Chunks[:1]}
 	fresh := Key{3, ChunkKey, 3, Hash{1, 1}}.String()
-	keys := append(slices.Clone(b.Keys), fresh, "p3.g2", Key{3, ChunkKey, 4, Hash{1, 1}}.String(), "p3.g3", "p3.notes", Key{4, ChunkKey, 1, Hash{}}.String())
+	keys := append(slices.Clone(b.Keys), fresh, "p3.g2", Key{3, ChunkKey, 4, Hash{1, 1}}.String(), "p3.g3", "p3.notes",
+		Key{4, ChunkKey, 1, Hash{}}.String())
 	got := plan.After(m, keys)
 	slices.Sort(got.Delete)
 	want := []string{"p3.g1", fresh}
 	for _, k := range b.Keys {
-		if key, _ := ParseKey(k); key.Type == ChunkKey && !slices.ContainsFunc(second.Chunks, func(c ChunkRef) bool { return c.Key == k }) {
+		if key, _ := ParseKey(k); key.Type == ChunkKey &&
+			!slices.ContainsFunc(second.Chunks, func(c ChunkRef) bool { return c.Key == k }) {
 			want = append(want, k)
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Fetch reads the value of a key of the bucket: a shell's function. It returns ErrMissing, wrapped or not, if there is none.
-// The caller of a Fetch does not change what it gets, and does not keep it.
+// Fetch reads the value of a key of the bucket: a shell's function. It returns ErrMissing, wrapped or not, if there is
+// none. The caller of a Fetch does not change what it gets, and does not keep it.
 type Fetch func(key string) ([]byte, error)
 
 // maxInlineRanks is how many bytes of JSON the table of ranks may take in the manifest.
@@ -122,7 +122,8 @@ func FindRank(m *Manifest, key events.RankKey, fetch Fetch) (RankState, bool, er
 			return RankState{}, false, err
 		}
 	}
-	i, ok := slices.BinarySearchFunc(ranks, name, func(r RankState, n RankName) int { return compareNames(nameOf(r.Key()), n) })
+	i, ok := slices.BinarySearchFunc(ranks, name,
+		func(r RankState, n RankName) int { return compareNames(nameOf(r.Key()), n) })
 	if !ok {
 		return RankState{}, false, nil
 	}

@@ -14,8 +14,8 @@ type Sink interface {
 	// memory is used again for the next. A run's parent may come before or after it.
 	Run(r *events.Run) error
 
-	// Rank takes what was kept for the rank at this position of the table of ranks beside runs. It comes once for each rank, after
-	// all runs. The image's memory is the sink's to keep.
+	// Rank takes what was kept for the rank at this position of the table of ranks beside runs. It comes once for each
+	// rank, after all runs. The image's memory is the sink's to keep.
 	Rank(i int, img *events.RankImage) error
 }
 
@@ -53,7 +53,8 @@ type parentLink struct {
 // NewReader begins to read a snapshot. ranks is what [Ranks] gave for the manifest.
 func NewReader(m *Manifest, ranks []RankState, sink Sink) *Reader {
 	r := &Reader{m: m, sink: sink, ranks: make(map[events.RankKey]uint32, len(ranks)), rest: m.Restore(),
-		dead: make(map[Hash][]uint32), places: make(map[events.RunID]place, min(m.Counts.Runs, 1<<20)), images: make([]*events.RankImage, len(ranks))}
+		dead: make(map[Hash][]uint32), places: make(map[events.RunID]place, min(m.Counts.Runs, 1<<20)),
+		images: make([]*events.RankImage, len(ranks))}
 	for i := range ranks {
 		r.ranks[ranks[i].Key()] = uint32(i)
 	}
@@ -237,8 +238,8 @@ func (r *Reader) give(p *piece, at place) error {
 	return r.sink.Run(run)
 }
 
-// Close checks that all is there and gives the ranks' images to the sink. It returns the ledger for the next [Writer], if the index
-// keeps the ids of runs.
+// Close checks that all is there and gives the ranks' images to the sink. It returns the ledger for the next [Writer],
+// if the index keeps the ids of runs.
 func (r *Reader) Close() (*Ledger, error) {
 	corrupt := func(format string, args ...any) (*Ledger, error) {
 		return nil, fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
@@ -262,7 +263,8 @@ func (r *Reader) Close() (*Ledger, error) {
 		}
 	}
 	if m := &r.m.Counts; m.Runs != r.counts.Runs || m.Blocks != r.counts.Blocks || m.Holdings != r.counts.Holdings {
-		return corrupt("%d runs, %d blocks, %d holdings instead of %d, %d, %d", r.counts.Runs, r.counts.Blocks, r.counts.Holdings, m.Runs, m.Blocks, m.Holdings)
+		return corrupt("%d runs, %d blocks, %d holdings instead of %d, %d, %d", r.counts.Runs, r.counts.Blocks,
+			r.counts.Holdings, m.Runs, m.Blocks, m.Holdings)
 	}
 	for i, img := range r.images {
 		if img == nil {
@@ -275,8 +277,8 @@ func (r *Reader) Close() (*Ledger, error) {
 	return &Ledger{r.segments, r.places}, nil
 }
 
-// Read restores a snapshot: it fetches the chunks one after the other and gives the image to the sink that open makes for
-// the table of ranks. A caller that wants to fetch ahead uses a [Reader].
+// Read restores a snapshot: it fetches the chunks one after the other and gives the image to the sink that open makes
+// for the table of ranks. A caller that wants to fetch ahead uses a [Reader].
 func Read(m *Manifest, fetch Fetch, open func(ranks []RankState) (Sink, error)) (*Ledger, error) {
 	ranks, err := Ranks(m, fetch)
 	if err != nil {
@@ -345,7 +347,8 @@ func (t *holdTable) sort() error {
 		c := cursor{fields: s.fields, words: s.words}
 		var before events.RunID
 		for len(c.fields) > 0 {
-			rec := heldRecord{uint32(i), uint32(len(s.fields) - len(c.fields)), uint32(len(s.words) - len(c.words)), before}
+			rec := heldRecord{uint32(i), uint32(len(s.fields) - len(c.fields)), uint32(len(s.words) - len(c.words)),
+				before}
 			head := c.holdingHead(before)
 			c.skipHolding(head)
 			if c.err != nil {
@@ -380,7 +383,8 @@ func (t *holdTable) take(dst []events.Holding, run events.RunID, n uint32, a *ho
 		last := len(dst) - 1
 		same := last >= 0 && dst[last].Rank == s.rank && dst[last].Tier == head.tier() && dst[last].Group == head.group
 		if same != head.continues() {
-			return nil, fmt.Errorf("%w: run %d: two holdings of one rank, tier and group, or a part of one alone", ErrCorrupt, run)
+			return nil, fmt.Errorf("%w: run %d: two holdings of one rank, tier and group, or a part of one alone",
+				ErrCorrupt, run)
 		}
 		if !same {
 			dst = append(dst, events.Holding{Rank: s.rank})

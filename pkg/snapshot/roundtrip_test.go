@@ -27,7 +27,8 @@ func drawHolding(t *rapid.T, n int, h *events.Holding) {
 	if rapid.Bool().Draw(t, "whole") {
 		h.Lead = uint32(n)
 	}
-	if mask := rapid.SampledFrom([]uint64{0, 1 << 40, 0x8000_0000_0000_0001, ^uint64(0), ^uint64(1 << 9), 0xaaaa_5555_1234_9876}).Draw(t, "mask"); mask != 0 {
+	if mask := rapid.SampledFrom([]uint64{0, 1 << 40, 0x8000_0000_0000_0001, ^uint64(0), ^uint64(1 << 9),
+		0xaaaa_5555_1234_9876}).Draw(t, "mask"); mask != 0 {
 		h.Bits = make([]uint64, (n+63)/64)
 		for i := range h.Bits {
 			h.Bits[i] = bits.RotateLeft64(mask, i)
@@ -49,7 +50,8 @@ func drawHolding(t *rapid.T, n int, h *events.Holding) {
 	}
 	for _, b := range ascending(t, n, "also") {
 		for range rapid.IntRange(1, 2).Draw(t, "times") {
-			h.Also = append(h.Also, events.NamedCount{Block: b, Name: events.BlockHash(u64.Draw(t, "name")), Count: rapid.Uint32Range(1, 1<<32-1).Draw(t, "count")})
+			h.Also = append(h.Also, events.NamedCount{Block: b, Name: events.BlockHash(u64.Draw(t, "name")),
+				Count: rapid.Uint32Range(1, 1<<32-1).Draw(t, "count")})
 		}
 	}
 }
@@ -58,16 +60,20 @@ func drawState(t *rapid.T) (s events.RankImage) {
 	u64, u32 := rapid.Uint64(), rapid.Uint32()
 	s.Clock = events.Millis(rapid.Int64().Draw(t, "clock"))
 	for range rapid.IntRange(0, 2).Draw(t, "groups") {
-		s.Groups = append(s.Groups, events.GroupKind{Group: events.GroupIndex(u32.Draw(t, "group")), Kind: events.Attention(rapid.Uint8Range(0, windowKind-1).Draw(t, "kind"))})
+		s.Groups = append(s.Groups, events.GroupKind{Group: events.GroupIndex(u32.Draw(t, "group")),
+			Kind: events.Attention(rapid.Uint8Range(0, windowKind-1).Draw(t, "kind"))})
 	}
 	if rapid.Bool().Draw(t, "windowed") {
-		g := events.GroupKind{Group: events.GroupIndex(rapid.Uint32Range(0, maxWindowGroup).Draw(t, "group")), Kind: events.AttentionSlidingWindow}
+		g := events.GroupKind{Group: events.GroupIndex(rapid.Uint32Range(0, maxWindowGroup).Draw(t, "group")),
+			Kind: events.AttentionSlidingWindow}
 		g.Window, g.Drops = rapid.Uint32Range(0, maxWindow).Draw(t, "window"), rapid.Bool().Draw(t, "drops")
 		s.Groups = append(slices.DeleteFunc(s.Groups, func(o events.GroupKind) bool { return o.Group == g.Group }), g)
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "parked") {
-		p := events.Parked{Since: events.Millis(rapid.Int64().Draw(t, "since")), Event: events.Event{Kind: events.Stored, Tier: events.Host,
-			Group: events.GroupIndex(u32.Draw(t, "group")), HasParent: rapid.Bool().Draw(t, "has"), Parent: events.BlockHash(u64.Draw(t, "parent"))}}
+		p := events.Parked{Since: events.Millis(rapid.Int64().Draw(t, "since")),
+			Event: events.Event{Kind: events.Stored, Tier: events.Host,
+				Group: events.GroupIndex(u32.Draw(t, "group")), HasParent: rapid.Bool().Draw(t,
+					"has"), Parent: events.BlockHash(u64.Draw(t, "parent"))}}
 		n := rapid.IntRange(0, 70).Draw(t, "blocks")
 		for range n {
 			p.Event.Blocks = append(p.Event.Blocks, events.BlockHash(u64.Draw(t, "block")))
@@ -81,7 +87,8 @@ func drawState(t *rapid.T) (s events.RankImage) {
 		s.Parked = append(s.Parked, p)
 	}
 	for range rapid.IntRange(0, 5).Draw(t, "remembered") {
-		s.Remembered = append(s.Remembered, events.Remembered{Name: events.BlockHash(u64.Draw(t, "name")), Run: events.RunID(u32.Draw(t, "run")),
+		s.Remembered = append(s.Remembered, events.Remembered{Name: events.BlockHash(u64.Draw(t, "name")),
+			Run:   events.RunID(u32.Draw(t, "run")),
 			Block: u32.Draw(t, "block"), Since: events.Millis(rapid.Int64().Draw(t, "since"))})
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "sets") {
@@ -99,12 +106,16 @@ func drawImage(t *rapid.T) *image {
 	im := new(image)
 	seen := map[events.RankKey]bool{}
 	for range rapid.IntRange(0, 6).Draw(t, "ranks") {
-		r := RankState{Instance: Text(rapid.SampledFrom([]string{"w1", "w2", "a/b.c *>", "\xff\xfe", "", "長い"}).Draw(t, "instance")),
+		r := RankState{Instance: Text(rapid.SampledFrom([]string{"w1", "w2", "a/b.c *>", "\xff\xfe", "", "長い"}).Draw(t,
+			"instance")),
 			Rank: events.Rank(rapid.Uint32Range(0, 2).Draw(t, "rank")), Model: Text(rapid.String().Draw(t, "model")),
-			BlockSize: rapid.Uint32().Draw(t, "size"), Incarnation: events.Incarnation(rapid.Uint64().Draw(t, "incarnation")),
-			LastID: events.EventID(rapid.Uint64().Draw(t, "id")), Closed: rapid.Bool().Draw(t, "closed"), Checksum: Hex64(rapid.Uint64().Draw(t, "sum"))}
+			BlockSize: rapid.Uint32().Draw(t, "size"), Incarnation: events.Incarnation(rapid.Uint64().Draw(t,
+				"incarnation")),
+			LastID: events.EventID(rapid.Uint64().Draw(t, "id")), Closed: rapid.Bool().Draw(t,
+				"closed"), Checksum: Hex64(rapid.Uint64().Draw(t, "sum"))}
 		if rapid.Bool().Draw(t, "known") {
-			r.Cursor = CursorOf(events.Cursor{Known: true, Seq: events.EngineSeq(rapid.Uint64().Draw(t, "seq")), Digest: rapid.Uint64().Draw(t, "digest"), Partial: rapid.Uint32().Draw(t, "partial")})
+			r.Cursor = CursorOf(events.Cursor{Known: true, Seq: events.EngineSeq(rapid.Uint64().Draw(t, "seq")),
+				Digest: rapid.Uint64().Draw(t, "digest"), Partial: rapid.Uint32().Draw(t, "partial")})
 		}
 		if !seen[r.Key()] {
 			seen[r.Key()] = true

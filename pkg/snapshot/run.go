@@ -35,8 +35,8 @@ type record struct {
 // size is what the record takes in a chunk at most.
 func (r *record) size() int { return 1 + binary.MaxVarintLen64 + len(r.fields) + len(r.words) }
 
-// encodePiece fills the record with blocks [from, to) of the run; the memory is used again. The sum of the piece before goes
-// into this one's.
+// encodePiece fills the record with blocks [from, to) of the run; the memory is used again. The sum of the piece before
+// goes into this one's.
 func (r *record) encodePiece(run *events.Run, from, to int) {
 	before := r.sum
 	if from == 0 {
@@ -142,8 +142,10 @@ func (c *cursor) readPiece(before events.RunID) (p piece) {
 	if c.err != nil {
 		return p
 	}
-	if p.flags&^runFlags != 0 || p.flags&(runSomeNamed|runNoneNamed) == runSomeNamed|runNoneNamed || p.id == events.NoRun ||
-		uint64(p.from)+uint64(p.count) > uint64(p.n) || p.count == 0 && p.n > 0 || (p.parent == events.NoRun) != (p.flags&runHasParent == 0) {
+	if p.flags&^runFlags != 0 || p.flags&(runSomeNamed|runNoneNamed) == runSomeNamed|runNoneNamed ||
+		p.id == events.NoRun ||
+		uint64(p.from)+uint64(p.count) > uint64(p.n) || p.count == 0 && p.n > 0 ||
+		(p.parent == events.NoRun) != (p.flags&runHasParent == 0) {
 		c.fail(fmt.Errorf("run %d: %w", p.id, errRun))
 		return p
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// What belongs to one rank, its holdings and its state, is written as sections; each names its rank and can be read without the
-// others. Sections are put into chunks by a hash of the rank's name and not by its position in a list, so that a rank
-// that comes or goes moves no other's.
+// What belongs to one rank, its holdings and its state, is written as sections; each names its rank and can be read
+// without the others. Sections are put into chunks by a hash of the rank's name and not by its position in a list, so
+// that a rank that comes or goes moves no other's.
 
 const (
 	// sectionSize is about how long a section gets before another begins. What is added at once is far less than the
@@ -82,7 +82,8 @@ func sealSections(kind Kind, ranks []*sections, put func(data []byte) error) err
 		all = append(all, s.done...)
 	}
 	slices.SortStableFunc(all, func(a, b section) int {
-		return cmp.Or(cmp.Compare(a.rank.hash, b.rank.hash), cmp.Compare(a.rank.key.Instance, b.rank.key.Instance), cmp.Compare(a.rank.key.Rank, b.rank.key.Rank))
+		return cmp.Or(cmp.Compare(a.rank.hash, b.rank.hash), cmp.Compare(a.rank.key.Instance, b.rank.key.Instance),
+			cmp.Compare(a.rank.key.Rank, b.rank.key.Rank))
 	})
 	return sealRange(kind, all, put)
 }

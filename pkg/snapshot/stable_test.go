@@ -32,7 +32,8 @@ func TestSize(t *testing.T) {
 
 // What did not change is not written again.
 func TestNothingChanged(t *testing.T) {
-	for name, c := range map[string]*synth{"conversations": conversations(16, 6000), "everybody": everybody(64, 101, 310), "holey": holey(16, 3000)} {
+	for name, c := range map[string]*synth{"conversations": conversations(16, 6000),
+		"everybody": everybody(64, 101, 310), "holey": holey(16, 3000)} {
 		c.remember(500)
 		s := newStore()
 		s.write(t, c.im, 1)
@@ -155,7 +156,8 @@ func TestWorkerChanged(t *testing.T) {
 	}
 }
 
-// However an image changes, dead records do not pile up, the ledger stays right, and what comes back is what was written.
+// However an image changes, dead records do not pile up, the ledger stays right, and what comes back is what was
+// written.
 func TestManySnapshots(t *testing.T) {
 	c := conversations(8, 3000)
 	s := newStore()

@@ -140,7 +140,8 @@ func encodeParked(s *sections, p *events.Parked) error {
 // decodeGroup adds what one group record says.
 func decodeGroup(img *events.RankImage, kind byte, number uint32) {
 	if kind != windowKind && kind != windowKindDrops || number < windowMark {
-		img.Groups = append(img.Groups, events.GroupKind{Group: events.GroupIndex(number), Kind: events.Attention(kind)})
+		img.Groups = append(img.Groups, events.GroupKind{Group: events.GroupIndex(number),
+			Kind: events.Attention(kind)})
 		return
 	}
 	group := events.GroupIndex(number &^ windowMark >> windowBits)
@@ -186,7 +187,8 @@ func (c *cursor) decodeState(img *events.RankImage) {
 
 func (c *cursor) decodeParked(img *events.RankImage) {
 	flags := c.byte()
-	e := events.Event{Kind: events.Kind(c.byte()), Tier: events.Tier(c.byte()), Attention: events.Attention(c.byte()), Reason: events.Reason(c.byte())}
+	e := events.Event{Kind: events.Kind(c.byte()), Tier: events.Tier(c.byte()), Attention: events.Attention(c.byte()),
+		Reason: events.Reason(c.byte())}
 	since := events.Millis(c.int())
 	e.Group = events.GroupIndex(c.uint32())
 	n := c.uint()
@@ -233,7 +235,8 @@ func (c *cursor) decodeSet(img *events.RankImage) {
 	switch {
 	case c.err != nil:
 	case continues == 0:
-		img.Sets = append(img.Sets, events.GroupSet{Tier: tier, Group: group, Blocks: getWords[events.BlockHash](nil, blocks), Counts: counts})
+		img.Sets = append(img.Sets, events.GroupSet{Tier: tier, Group: group, Blocks: getWords[events.BlockHash](nil,
+			blocks), Counts: counts})
 	case continues == 1 && len(img.Sets) > 0:
 		last := &img.Sets[len(img.Sets)-1]
 		if last.Tier != tier || last.Group != group {

@@ -19,10 +19,13 @@ type synth struct {
 func newSynth(workers int) *synth {
 	s := &synth{rng: rand.New(rand.NewPCG(1, 2)), im: new(image)}
 	for i := range workers {
-		s.im.ranks = append(s.im.ranks, RankState{Instance: Text(fmt.Sprintf("worker-%03d.fleet.example:8000", i)), Model: "meta-llama/Llama-3.1-70B", BlockSize: 16,
+		s.im.ranks = append(s.im.ranks, RankState{Instance: Text(fmt.Sprintf("worker-%03d.fleet.example:8000", i)),
+			Model: "meta-llama/Llama-3.1-70B", BlockSize: 16,
 			Incarnation: events.Incarnation(1763712000000000000 + i), LastID: events.EventID(100000 + i),
-			Cursor: CursorOf(events.Cursor{Known: true, Seq: events.EngineSeq(50000 + i), Digest: mix(uint64(i))}), Checksum: Hex64(mix(uint64(i) + 99))})
-		s.im.states = append(s.im.states, events.RankImage{Clock: 1763712000000, Groups: []events.GroupKind{{Group: 0, Kind: events.AttentionFull}}})
+			Cursor:   CursorOf(events.Cursor{Known: true, Seq: events.EngineSeq(50000 + i), Digest: mix(uint64(i))}),
+			Checksum: Hex64(mix(uint64(i) + 99))})
+		s.im.states = append(s.im.states, events.RankImage{Clock: 1763712000000,
+			Groups: []events.GroupKind{{Group: 0, Kind: events.AttentionFull}}})
 	}
 	return s
 }
@@ -51,8 +54,8 @@ func hold(r *events.Run, rank int, lead int) {
 	r.Holdings = append(r.Holdings, events.Holding{Rank: uint32(rank), Tier: events.Device, Lead: uint32(lead)})
 }
 
-// conversations: each worker holds its own, and parts of some that began elsewhere; all hold a common beginning. Ids are mixed over
-// the workers.
+// conversations: each worker holds its own, and parts of some that began elsewhere; all hold a common beginning. Ids
+// are mixed over the workers.
 func conversations(workers, each int) *synth {
 	s := newSynth(workers)
 	root := *s.run(32, nil)
@@ -140,7 +143,8 @@ func holey(workers, each int) *synth {
 				if s.rng.IntN(100) < 54 {
 					h.Bits[i/64] |= 1 << (i % 64)
 					if s.rng.IntN(10) == 0 {
-						h.Copies = append(h.Copies, events.BlockCount{Block: uint32(i), Count: uint32(2 + s.rng.IntN(3))})
+						h.Copies = append(h.Copies,
+							events.BlockCount{Block: uint32(i), Count: uint32(2 + s.rng.IntN(3))})
 					}
 				} else {
 					r.Names[i] = 0
@@ -159,7 +163,8 @@ func private(workers, runs, n int) *synth {
 		r := &s.im.runs[i]
 		for j := 1; j < len(r.Holdings); j++ {
 			for b := range r.Locals {
-				r.Holdings[j].Names = append(r.Holdings[j].Names, events.BlockName{Block: uint32(b), Name: events.BlockHash(mix(uint64(r.Locals[b]) ^ uint64(j)))})
+				r.Holdings[j].Names = append(r.Holdings[j].Names,
+					events.BlockName{Block: uint32(b), Name: events.BlockHash(mix(uint64(r.Locals[b]) ^ uint64(j)))})
 			}
 		}
 	}
@@ -171,8 +176,9 @@ func (s *synth) remember(n int) {
 	for w := range s.im.states {
 		for i := range n {
 			r := &s.im.runs[(w+i/100*len(s.im.ranks))%len(s.im.runs)]
-			s.im.states[w].Remembered = append(s.im.states[w].Remembered, events.Remembered{Name: events.BlockHash(mix(uint64(i) ^ uint64(w)<<32)),
-				Run: r.ID, Block: uint32(100 - i%100), Since: events.Millis(1763712000000 + i)})
+			s.im.states[w].Remembered = append(s.im.states[w].Remembered,
+				events.Remembered{Name: events.BlockHash(mix(uint64(i) ^ uint64(w)<<32)),
+					Run: r.ID, Block: uint32(100 - i%100), Since: events.Millis(1763712000000 + i)})
 		}
 	}
 }

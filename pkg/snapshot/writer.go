@@ -28,8 +28,8 @@ type Config struct {
 	Ranks []RankState
 }
 
-// Writer turns an image into chunks and a manifest. Give it every run and every rank, in any order, but in the same order each
-// time: things are written in that order. It is for one goroutine. After an error it is of no use.
+// Writer turns an image into chunks and a manifest. Give it every run and every rank, in any order, but in the same
+// order each time: things are written in that order. It is for one goroutine. After an error it is of no use.
 type Writer struct {
 	cfg  Config
 	plan *WritePlan
@@ -67,11 +67,12 @@ type openSegment struct {
 	before        events.RunID
 }
 
-// NewWriter begins a snapshot by the plan. The ledger is the one that came with the snapshot before, if this process wrote
-// or read that; nil is right but writes every run anew. Each finished chunk that the bucket does not have is handed to
-// emit, which owns the bytes from then on; an error of emit ends the snapshot.
+// NewWriter begins a snapshot by the plan. The ledger is the one that came with the snapshot before, if this process
+// wrote or read that; nil is right but writes every run anew. Each finished chunk that the bucket does not have is
+// handed to emit, which owns the bytes from then on; an error of emit ends the snapshot.
 func NewWriter(cfg Config, plan *WritePlan, ledger *Ledger, emit func(key string, data []byte) error) (*Writer, error) {
-	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: ledger, have: plan.have(), kept: make(map[*segment]*segment), waiting: make(map[*segment][]record),
+	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: ledger, have: plan.have(), kept: make(map[*segment]*segment),
+		waiting:  make(map[*segment][]record),
 		hasState: make([]bool, len(cfg.Ranks)), inlineRanks: maxInlineRanks}
 	for _, s := range []string{cfg.Namespace, cfg.Stream, cfg.Writer} {
 		if !utf8.ValidString(s) || len(s) > maxName {
@@ -260,7 +261,8 @@ func (w *Writer) longRun(r *events.Run) error {
 	return nil
 }
 
-// Rank takes what the index keeps for the rank at position i beside runs, at most once for each. It keeps nothing of img.
+// Rank takes what the index keeps for the rank at position i beside runs, at most once for each. It keeps nothing of
+// img.
 func (w *Writer) Rank(i int, img *events.RankImage) error {
 	if i < 0 || i >= len(w.states) {
 		return fmt.Errorf("%w: rank %d of %d", ErrImage, i, len(w.states))
@@ -291,8 +293,8 @@ func (w *Writer) put(kind Kind, data []byte) (ChunkRef, error) {
 	return ref, nil
 }
 
-// Close writes what is left and returns the manifest, and the ledger to give to the next Writer once the manifest has taken its
-// place in the bucket. If that fails, keep the old ledger.
+// Close writes what is left and returns the manifest, and the ledger to give to the next Writer once the manifest has
+// taken its place in the bucket. If that fails, keep the old ledger.
 func (w *Writer) Close() (*Manifest, *Ledger, error) {
 	segments, err := w.closeRuns()
 	if err != nil {
@@ -403,8 +405,10 @@ func (w *Writer) manifest() (*Manifest, error) {
 			return nil, fmt.Errorf("%w: rank %s: a text of more than %d bytes", ErrImage, r.Key(), maxName)
 		}
 	}
-	m := &Manifest{Format: Version, Namespace: w.cfg.Namespace, Partition: w.plan.Partition, Generation: w.plan.Generation,
-		Stream: w.cfg.Stream, Epoch: w.cfg.Epoch, Seq: w.cfg.Seq, SeqTime: w.cfg.SeqTime, Created: w.cfg.Created, Writer: w.cfg.Writer,
+	m := &Manifest{Format: Version, Namespace: w.cfg.Namespace, Partition: w.plan.Partition,
+		Generation: w.plan.Generation,
+		Stream:     w.cfg.Stream, Epoch: w.cfg.Epoch, Seq: w.cfg.Seq, SeqTime: w.cfg.SeqTime, Created: w.cfg.Created,
+		Writer: w.cfg.Writer,
 		Spaces: slices.Clone(w.cfg.Spaces), Previous: w.plan.previous()}
 	inline, err := sealRanks(ranks, w.inlineRanks, func(data []byte, from *RankName) error {
 		ref, err := w.put(KindRanks, data)

@@ -1,22 +1,24 @@
-// Package bench measures the index (pkg/radix) on a corpus (tools/corpus), and reports what a run of `indexer bench index`
-// prints.
+// Package bench measures the index (pkg/radix) on a corpus (tools/corpus), and reports what a run of `indexer bench
+// index` prints.
 //
 // [RunIndex] does one kind of run:
 //
-//   - events: stores and removals as fast as possible; blocks (stored and removed) per second, in a first pass over an empty
-//     index and in a second one over the same index after every rank was dropped, whose memory has been touched before.
-//   - queries: after all events, every query of the corpus once untimed, then nine times, or as often as it takes for 20,000
-//     answers; per query the time from hashes in memory to depths in memory, and the same with each query at the median of its
-//     times, which leaves out what the machine did beside the index; then, without a clock in between, queries per second. With as
-//     many readers as asked for.
+//   - events: stores and removals as fast as possible; blocks (stored and removed) per second, in a first pass over an
+//     empty index and in a second one over the same index after every rank was dropped, whose memory has been touched
+//     before.
+//   - queries: after all events, every query of the corpus once untimed, then nine times, or as often as it takes for
+//     20,000 answers; per query the time from hashes in memory to depths in memory, and the same with each query at the
+//     median of its times, which leaves out what the machine did beside the index; then, without a clock in between,
+//     queries per second. With as many readers as asked for.
 //   - mixed: all operations in the order of the file, on one goroutine; seconds, and the digest of all answers.
-//   - load: after the first half of the events, queries while a writer applies the other half at full speed, again and again.
+//   - load: after the first half of the events, queries while a writer applies the other half at full speed, again and
+//     again.
 //   - memory: resident bytes after all events and a garbage collection, less those before, for each holding.
-//   - snapshot: an image of all ranks into memory and back, the longest time for which a step of it stops the writer, and a
-//     clear of every rank.
+//   - snapshot: an image of all ranks into memory and back, the longest time for which a step of it stops the writer,
+//     and a clear of every rank.
 //
-// An index has one writer. With several writers there are as many indexes, each with its share of the workers, and a query
-// asks all of them.
+// An index has one writer. With several writers there are as many indexes, each with its share of the workers, and a
+// query asks all of them.
 package bench
 
 import (
@@ -58,11 +60,12 @@ var Modes = []Mode{Events, Queries, Mixed, Load, Memory, Snapshot}
 type Options struct {
 	File    string // a corpus
 	Mode    Mode
-	Writers int  // default 1
-	Readers int  // default 1; of queries and load
-	Window  int  // tokens: every worker has a sliding window beside its prefix, of which it keeps the end of what it stores; 0: none
-	JSON    bool // the report as one JSON object instead of lines for people
-	Index   radix.Config
+	Writers int // default 1
+	Readers int // default 1; of queries and load
+	// tokens: every worker has a sliding window beside its prefix, of which it keeps the end of what it stores; 0: none
+	Window int
+	JSON   bool // the report as one JSON object instead of lines for people
+	Index  radix.Config
 }
 
 // Validate gathers all that is wrong with the options.
@@ -80,8 +83,8 @@ func (o Options) Validate() error {
 	return errors.Join(wrong...)
 }
 
-// Report is what a run has found. Fields that do not belong to its mode are absent. Other indexes that are measured on the same
-// corpora report under the same names in JSON.
+// Report is what a run has found. Fields that do not belong to its mode are absent. Other indexes that are measured on
+// the same corpora report under the same names in JSON.
 type Report struct {
 	Index   string `json:"index"`
 	Corpus  string `json:"corpus"` // the file's name, without folder and extension
@@ -89,7 +92,8 @@ type Report struct {
 	Writers int    `json:"writers"`
 	Readers int    `json:"readers"`
 
-	BlocksPerSec       float64 `json:"blocks_per_s,omitempty"` // of events: first pass; of load: the writer beside the readers
+	// of events: first pass; of load: the writer beside the readers
+	BlocksPerSec       float64 `json:"blocks_per_s,omitempty"`
 	BlocksPerSecSecond float64 `json:"blocks_per_s_second,omitempty"`
 
 	*Latency      `json:",omitempty"` // of one query
@@ -138,8 +142,8 @@ type Image struct {
 	ClearMax        float64 `json:"clear_max_ms"`
 }
 
-// RunIndex measures the index as o says and writes a report to w. A digest that is not the one expected is an error, after
-// the report.
+// RunIndex measures the index as o says and writes a report to w. A digest that is not the one expected is an error,
+// after the report.
 func RunIndex(ctx context.Context, o Options, w io.Writer) error {
 	if err := o.Validate(); err != nil {
 		return fmt.Errorf("bench index: %w", err)
@@ -151,8 +155,10 @@ func RunIndex(ctx context.Context, o Options, w io.Writer) error {
 	defer c.Close()
 	o.Writers, o.Readers = max(1, o.Writers), max(1, o.Readers)
 	name := strings.TrimSuffix(filepath.Base(o.File), filepath.Ext(o.File))
-	b := &run{o: o, c: c, ctx: ctx, report: Report{Index: "kvatlas", Corpus: name, Mode: o.Mode, Writers: o.Writers, Readers: o.Readers}}
-	if err := map[Mode]func() error{Events: b.events, Queries: b.queries, Mixed: b.mixed, Load: b.load, Memory: b.memory, Snapshot: b.snapshot}[o.Mode](); err != nil {
+	b := &run{o: o, c: c, ctx: ctx, report: Report{Index: "kvatlas", Corpus: name, Mode: o.Mode, Writers: o.Writers,
+		Readers: o.Readers}}
+	if err := map[Mode]func() error{Events: b.events, Queries: b.queries, Mixed: b.mixed, Load: b.load,
+		Memory: b.memory, Snapshot: b.snapshot}[o.Mode](); err != nil {
 		return fmt.Errorf("bench index: %w", err)
 	}
 	if o.JSON {
@@ -305,7 +311,8 @@ type reader struct {
 func (b *run) newReaders(f *fleet) (readers []*reader) {
 	qs := b.asked()
 	for i := range b.o.Readers {
-		readers = append(readers, &reader{f: f, qs: qs, first: i * len(qs) / b.o.Readers, answers: make([]radix.Answer, len(f.shards))})
+		readers = append(readers, &reader{f: f, qs: qs, first: i * len(qs) / b.o.Readers,
+			answers: make([]radix.Answer, len(f.shards))})
 	}
 	return readers
 }

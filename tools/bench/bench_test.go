@@ -45,9 +45,10 @@ func report(t *testing.T, o Options) (r Report) {
 	return r
 }
 
-// TestHolesEightTimesOver plays holes64 eight times, each time with other contents, every rank cleared before its first event of a
-// round. What the index keeps must not grow after the second round, and what it takes for that must not either, but by one step of mapped memory for each
-// array of its arena: free granules, an eighth of all at most, lie scattered until the rounds have found their places. After the sixth round they have.
+// TestHolesEightTimesOver plays holes64 eight times, each time with other contents, every rank cleared before its first
+// event of a round. What the index keeps must not grow after the second round, and what it takes for that must not
+// either, but by one step of mapped memory for each array of its arena: free granules, an eighth of all at most, lie
+// scattered until the rounds have found their places. After the sixth round they have.
 func TestHolesEightTimesOver(t *testing.T) {
 	requests, capacity := 300, 3000
 	if *whole {
@@ -64,8 +65,9 @@ func TestHolesEightTimesOver(t *testing.T) {
 		ids = append(ids, x.AddRank(0, 16))
 	}
 	const (
-		step   = 256 << 10 // by which mapped arrays grow; those on the heap (under the race detector) keep a quarter to spare
-		arrays = 3         // of the arena
+		// by which mapped arrays grow; those on the heap (under the race detector) keep a quarter to spare
+		step   = 256 << 10
+		arrays = 3 // of the arena
 	)
 	within := func(n, was, more int64) bool { return n >= was*99/100 && n <= was*101/100+more }
 	var second, sixth radix.Stats
@@ -79,7 +81,8 @@ func TestHolesEightTimesOver(t *testing.T) {
 				cleared[op.Worker] = true
 				x.Apply(ids[op.Worker], 0, []events.Event{{Kind: events.Cleared}})
 			}
-			e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: op.HasParent, Parent: op.Parent ^ events.BlockHash(corpus.Mix(round))}
+			e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: op.HasParent,
+				Parent: op.Parent ^ events.BlockHash(corpus.Mix(round))}
 			for _, b := range op.Blocks {
 				e.Blocks = append(e.Blocks, b^events.BlockHash(corpus.Mix(round)))
 			}
@@ -104,7 +107,8 @@ func TestHolesEightTimesOver(t *testing.T) {
 		case 5:
 			sixth = st
 		}
-		if round > 1 && (!within(st.Blocks, second.Blocks, 0) || !within(st.Nodes, second.Nodes, 0) || !within(st.Bytes.Total, second.Bytes.Total, arrays*step)) {
+		if round > 1 && (!within(st.Blocks, second.Blocks, 0) || !within(st.Nodes, second.Nodes, 0) ||
+			!within(st.Bytes.Total, second.Bytes.Total, arrays*step)) {
 			t.Errorf("round %d: %+v, after the second %+v", round+1, st, second)
 		}
 		if round > 5 && !within(st.Bytes.Total, sixth.Bytes.Total, 0) {
@@ -125,12 +129,16 @@ func TestModes(t *testing.T) {
 	complete := map[Mode]func(r Report) bool{
 		Events: func(r Report) bool { return r.BlocksPerSec > 0 && r.BlocksPerSecSecond > 0 },
 		Queries: func(r Report) bool {
-			return r.Latency != nil && r.N >= 20000 && r.P50 > 0 && r.P999Typical > 0 && r.P999Typical <= r.Max && r.QueriesPerSec > 0
+			return r.Latency != nil && r.N >= 20000 && r.P50 > 0 && r.P999Typical > 0 && r.P999Typical <= r.Max &&
+				r.QueriesPerSec > 0
 		},
-		Mixed:    func(r Report) bool { return r.Seconds > 0 && r.Digest != "" },
-		Load:     func(r Report) bool { return r.Latency != nil && r.P999Typical == 0 && r.BlocksPerSec > 0 },
-		Memory:   func(r Report) bool { return r.Holdings == held && r.Counted > 0 && r.Stats != nil },
-		Snapshot: func(r Report) bool { return r.Image != nil && r.Image.Same && r.Image.Runs > 0 && r.Holdings == held },
+		Mixed:  func(r Report) bool { return r.Seconds > 0 && r.Digest != "" },
+		Load:   func(r Report) bool { return r.Latency != nil && r.P999Typical == 0 && r.BlocksPerSec > 0 },
+		Memory: func(r Report) bool { return r.Holdings == held && r.Counted > 0 && r.Stats != nil },
+		Snapshot: func(r Report) bool {
+			return r.Image != nil && r.Image.Same && r.Image.Runs > 0 &&
+				r.Holdings == held
+		},
 	}
 	for _, m := range Modes {
 		o := Options{File: path, Mode: m, Readers: 2}

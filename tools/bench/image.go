@@ -119,7 +119,8 @@ func (b *run) clears(f *fleet, im *Image) {
 	var took []time.Duration
 	for _, id := range f.ids {
 		start := time.Now()
-		f.shards[0].Apply(id, 0, []events.Event{{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonOperator}})
+		f.shards[0].Apply(id, 0, []events.Event{{Kind: events.Cleared, Tier: events.AllTiers,
+			Reason: events.ReasonOperator}})
 		took = append(took, time.Since(start))
 	}
 	slices.Sort(took)

@@ -13,7 +13,8 @@ func (r *Report) print(to io.Writer) error {
 	line("corpus", "%s", r.Corpus)
 	line("mode", "%s, %d writers, %d readers", r.Mode, r.Writers, r.Readers)
 	if r.BlocksPerSec > 0 {
-		line(map[bool]string{true: "first pass", false: "writer"}[r.Mode == Events], "%.2f M blocks/s", r.BlocksPerSec/1e6)
+		line(map[bool]string{true: "first pass", false: "writer"}[r.Mode == Events], "%.2f M blocks/s",
+			r.BlocksPerSec/1e6)
 	}
 	if r.BlocksPerSecSecond > 0 {
 		line("second pass", "%.2f M blocks/s", r.BlocksPerSecSecond/1e6)
@@ -38,7 +39,8 @@ func (r *Report) print(to io.Writer) error {
 		line("bytes per holding", "%.2f resident, %.2f counted", r.BytesPerHolding, r.Counted)
 		if s := r.Stats; s != nil {
 			line("blocks", "%d, of which %d dead, in %d nodes; %d splits", s.Blocks, s.Dead, s.Nodes, s.Splits)
-			line("bytes", "blocks %d, names %d, nodes %d, holes %d, ranks %d", s.Bytes.Blocks, s.Bytes.Names, s.Bytes.Nodes, s.Bytes.Holes, s.Bytes.Ranks)
+			line("bytes", "blocks %d, names %d, nodes %d, holes %d, ranks %d", s.Bytes.Blocks, s.Bytes.Names,
+				s.Bytes.Nodes, s.Bytes.Holes, s.Bytes.Ranks)
 		}
 	}
 	if m := r.Image; m != nil {

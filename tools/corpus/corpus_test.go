@@ -157,7 +157,8 @@ func TestNamedCorpora(t *testing.T) {
 		want, known := Expected(h)
 		digest, counted, unknown := play(open(t, path))
 		if !known || digest != want || counted != h || unknown > 0 {
-			t.Errorf("%s: digest %v, want %v (%v); %+v, counted %+v; %d unknown", n.Name, digest, want, known, h, counted, unknown)
+			t.Errorf("%s: digest %v, want %v (%v); %+v, counted %+v; %d unknown", n.Name, digest, want, known, h,
+				counted, unknown)
 		}
 	}
 	if want := []string{"conv64", "conv256", "every256", "holes64", "private64"}; !slices.Equal(names, want) {
@@ -249,8 +250,10 @@ func TestOptionsComplainOfEverything(t *testing.T) {
 	if err := Defaults().Validate(); err != nil {
 		t.Error(err)
 	}
-	err := Options{Workers: 1 << 21, Capacity: -1, BlockSize: 5, Requests: -1, Sticky: 1.5, Evict: "x", Names: "y"}.Validate()
-	for _, want := range []string{"workers", "capacity", "block size 5", "requests", "repeat", "sticky", "evict", "names"} {
+	err := Options{Workers: 1 << 21, Capacity: -1, BlockSize: 5, Requests: -1, Sticky: 1.5, Evict: "x",
+		Names: "y"}.Validate()
+	for _, want := range []string{"workers", "capacity", "block size 5", "requests", "repeat", "sticky", "evict",
+		"names"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %q", err, want)
 		}
@@ -273,7 +276,8 @@ func tiny(t testing.TB) []byte {
 	t.Helper()
 	o := Defaults()
 	o.Workers, o.Capacity, o.BlockSize = 1, 2, 512
-	data, err := os.ReadFile(makeCorpus(t, o, []trace.Request{{InputLength: 1024, OutputLength: 512, HashIDs: []uint64{1, 2}}}))
+	data, err := os.ReadFile(makeCorpus(t, o,
+		[]trace.Request{{InputLength: 1024, OutputLength: 512, HashIDs: []uint64{1, 2}}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +333,8 @@ func TestReaderSaysWhatIsWrong(t *testing.T) {
 		if _, err := read(good[:n]); !errors.Is(err, ErrFormat) {
 			t.Errorf("cut to %d bytes: %v", n, err)
 		}
-		if _, err := Read(bytes.NewReader(good[:n]), int64(len(good))); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), "too early") {
+		if _, err := Read(bytes.NewReader(good[:n]), int64(len(good))); !errors.Is(err, ErrFormat) ||
+			!strings.Contains(err.Error(), "too early") {
 			t.Errorf("shrunk to %d bytes while read: %v", n, err)
 		}
 	}
@@ -521,6 +526,7 @@ func ExampleReader_Ops() {
 	for _, op := range r.Ops() {
 		blocks[op.Kind] += max(len(op.Blocks), len(op.Locals))
 	}
-	fmt.Println(r.Header().Workers, "workers:", blocks[Store], "blocks stored,", blocks[Remove], "removed,", blocks[Query], "asked for")
+	fmt.Println(r.Header().Workers, "workers:", blocks[Store], "blocks stored,", blocks[Remove], "removed,",
+		blocks[Query], "asked for")
 	// Output: 2 workers: 1500 blocks stored, 141 removed, 1444 asked for
 }

@@ -2,8 +2,8 @@ package corpus
 
 import "fmt"
 
-// Digest sums up answers: the sum modulo 2⁶⁴ over every query, worker and depth above zero of Mix(query<<40 ^ worker<<20 ^
-// depth). It does not depend on the order in which the answers to one query are added.
+// Digest sums up answers: the sum modulo 2⁶⁴ over every query, worker and depth above zero of Mix(query<<40 ^
+// worker<<20 ^ depth). It does not depend on the order in which the answers to one query are added.
 type Digest uint64
 
 // Add adds one answer: that worker holds the first depth blocks of the query with that number (from 0, in order of the
@@ -16,8 +16,8 @@ func (d *Digest) Add(query int, worker uint32, depth int) {
 
 func (d Digest) String() string { return fmt.Sprintf("%016x", uint64(d)) }
 
-// Mix is one output step of SplitMix64 for the state x (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-// OOPSLA 2014).
+// Mix is one output step of SplitMix64 for the state x (Steele, Lea, Flood: Fast splittable pseudorandom number
+// generators, OOPSLA 2014).
 func Mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9

@@ -27,8 +27,8 @@ func newEngine(evict Evict, worker int) engine {
 	return &lruEngine{at: map[uint64]int32{}, links: []link{{}}}
 }
 
-// lruEngine keeps its blocks in a ring, least recently used first. links[0] is the ring's anchor; free places are chained
-// by next, from free on.
+// lruEngine keeps its blocks in a ring, least recently used first. links[0] is the ring's anchor; free places are
+// chained by next, from free on.
 type lruEngine struct {
 	at    map[uint64]int32
 	links []link
@@ -100,8 +100,8 @@ func (e *lruEngine) held() iter.Seq[uint64] {
 	}
 }
 
-// randomEngine lets any copy go with equal probability. The order of copies and the use of rng are part of what a corpus
-// is: another order gives other bytes.
+// randomEngine lets any copy go with equal probability. The order of copies and the use of rng are part of what a
+// corpus is: another order gives other bytes.
 type randomEngine struct {
 	rng    *rand.Rand
 	copies []uint64

@@ -6,7 +6,8 @@ import (
 	"fmt"
 )
 
-// ErrFormat is wrapped by every error of a reader that comes from what is in the file: it is no corpus, or a damaged one.
+// ErrFormat is wrapped by every error of a reader that comes from what is in the file: it is no corpus, or a damaged
+// one.
 var ErrFormat = errors.New("not a sound corpus")
 
 // Kind is what an operation does. A disk constant: do not renumber.
@@ -56,7 +57,8 @@ type Header struct {
 }
 
 func (h *Header) counts() [9]*uint64 {
-	return [...]*uint64{&h.Ops, &h.Stored, &h.Removed, &h.Queries, &h.QueryBlocks, &h.StoreOps, &h.RemoveOps, &h.LiveAtEnd, &h.DistinctAtEnd}
+	return [...]*uint64{&h.Ops, &h.Stored, &h.Removed, &h.Queries, &h.QueryBlocks, &h.StoreOps, &h.RemoveOps,
+		&h.LiveAtEnd, &h.DistinctAtEnd}
 }
 
 func (h *Header) encode() []byte {
@@ -89,7 +91,8 @@ func decodeHeader(b []byte, size int64) (Header, error) {
 	}
 	switch want := headerSize + opSize*h.Ops + 8*h.StoreOps + 16*h.Stored + 8*h.Removed + 8*h.QueryBlocks; {
 	case h.Ops != h.StoreOps+h.RemoveOps+h.Queries:
-		return h, fmt.Errorf("%w: the header counts %d operations, but %d stores, %d removes and %d queries", ErrFormat, h.Ops, h.StoreOps, h.RemoveOps, h.Queries)
+		return h, fmt.Errorf("%w: the header counts %d operations, but %d stores, %d removes and %d queries", ErrFormat,
+			h.Ops, h.StoreOps, h.RemoveOps, h.Queries)
 	case want != uint64(size):
 		return h, fmt.Errorf("%w: %d bytes, the header's counts make %d", ErrFormat, size, want)
 	}

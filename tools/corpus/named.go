@@ -7,8 +7,8 @@ type Named struct {
 	About   string
 }
 
-// TheNamed are the corpora by which indexes are compared. The first three flatter: they never remove a block that a held
-// block follows, and never store a held block again.
+// TheNamed are the corpora by which indexes are compared. The first three flatter: they never remove a block that a
+// held block follows, and never store a held block again.
 func TheNamed() []Named {
 	with := func(change func(o *Options)) Options {
 		o := Defaults()
@@ -18,30 +18,37 @@ func TheNamed() []Named {
 	return []Named{
 		{"conv64", Defaults(), "64 workers with room for 60,000 blocks"},
 		{"conv256", with(func(o *Options) { o.Workers, o.Capacity = 256, 20000 }), "256 workers with room for 20,000"},
-		{"every256", with(func(o *Options) { o.Workers, o.Everyone, o.Requests, o.Capacity = 256, true, 40, 1000000 }), "256 workers that all hold the same"},
-		{"holes64", with(func(o *Options) { o.Evict = Random }), "blocks leave from anywhere, second copies are common"},
+		{"every256", with(func(o *Options) { o.Workers, o.Everyone, o.Requests, o.Capacity = 256, true, 40, 1000000 }),
+			"256 workers that all hold the same"},
+		{"holes64", with(func(o *Options) { o.Evict = Random }),
+			"blocks leave from anywhere, second copies are common"},
 		{"private64", with(func(o *Options) { o.Names = Private }), "every worker has its own names"},
 	}
 }
 
-// right are the digests that a twin by definition gives for the named corpora, made from Mooncake's conversation trace and
-// from the generator's seed 0 with its default clump. What the header counts is as good as a name: private64 has the counts
-// of conv64, and the same answers.
+// right are the digests that a twin by definition gives for the named corpora, made from Mooncake's conversation trace
+// and from the generator's seed 0 with its default clump. What the header counts is as good as a name: private64 has
+// the counts of conv64, and the same answers.
 var right = map[Header]Digest{
-	{64, 16, 281409, 6477149, 2637149, 12031, 9044013, 263984, 5394, 3840000, 3532936}:  0x4100b23a895c2f72, // conv64, private64
+	// conv64, private64
+	{64, 16, 281409, 6477149, 2637149, 12031, 9044013, 263984, 5394, 3840000, 3532936}:  0x4100b23a895c2f72,
 	{256, 16, 279084, 6494264, 1557450, 12031, 9044013, 263984, 3069, 4936814, 4544657}: 0x21883218545996d2, // conv256
 	{256, 16, 245544, 8011776, 0, 40, 31625, 245504, 0, 8011776, 31296}:                 0xcc0d2a8c22ed2b8e, // every256
 	{64, 16, 281434, 7545850, 3705850, 12031, 9044013, 264008, 5395, 3416099, 3208589}:  0x277043a950fe394a, // holes64
 
-	{64, 16, 279597, 6153796, 2321449, 12031, 9058725, 263034, 4532, 3832347, 3471231}:  0x7c145c9c07c03ab4, // generated conv64, private64
-	{256, 16, 277734, 6165103, 1403299, 12031, 9058725, 263034, 2669, 4761804, 4317371}: 0xd7ff269969531def, // generated conv256
-	{256, 16, 238120, 8782848, 0, 40, 34666, 238080, 0, 8782848, 34308}:                 0xcc0d2a8c22ed2b8e, // generated every256
-	{64, 16, 279597, 7311047, 3478700, 12031, 9058725, 263034, 4532, 3390781, 3161530}:  0x03e6ed342ebe6508, // generated holes64
+	// generated conv64, private64
+	{64, 16, 279597, 6153796, 2321449, 12031, 9058725, 263034, 4532, 3832347, 3471231}: 0x7c145c9c07c03ab4,
+	// generated conv256
+	{256, 16, 277734, 6165103, 1403299, 12031, 9058725, 263034, 2669, 4761804, 4317371}: 0xd7ff269969531def,
+	// generated every256
+	{256, 16, 238120, 8782848, 0, 40, 34666, 238080, 0, 8782848, 34308}: 0xcc0d2a8c22ed2b8e,
+	// generated holes64
+	{64, 16, 279597, 7311047, 3478700, 12031, 9058725, 263034, 4532, 3390781, 3161530}: 0x03e6ed342ebe6508,
 }
 
 // Expected is the digest of right answers for a corpus with that header, if it is one of [TheNamed] from Mooncake's
-// conversation trace or from seed 0. An answer to a query counts every leading block of which copies stored exceed copies
-// removed.
+// conversation trace or from seed 0. An answer to a query counts every leading block of which copies stored exceed
+// copies removed.
 func Expected(h Header) (d Digest, known bool) {
 	d, known = right[h]
 	return d, known

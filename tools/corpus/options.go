@@ -24,15 +24,16 @@ const (
 
 // Options say what fleet serves the trace, and how. Start from [Defaults].
 type Options struct {
-	Workers   int     // that share the requests. Default 64
-	Capacity  int     // blocks that one worker holds before it evicts. Default 60,000
-	BlockSize int     // tokens per block; divides 512. Default 16
-	Requests  int     // use only the first ones of the trace; 0: all. Default 0
-	Repeat    int     // serve the trace so many times, each time with other contents. Default 1
-	Everyone  bool    // every worker serves every request, so that all hold all blocks. Default false
-	Evict     Evict   // default LRU
-	Names     Names   // default Shared
-	Sticky    float64 // share of requests sent to the worker that last served their longest beginning, 0 to 1. Default 0.8
+	Workers   int   // that share the requests. Default 64
+	Capacity  int   // blocks that one worker holds before it evicts. Default 60,000
+	BlockSize int   // tokens per block; divides 512. Default 16
+	Requests  int   // use only the first ones of the trace; 0: all. Default 0
+	Repeat    int   // serve the trace so many times, each time with other contents. Default 1
+	Everyone  bool  // every worker serves every request, so that all hold all blocks. Default false
+	Evict     Evict // default LRU
+	Names     Names // default Shared
+	// share of requests sent to the worker that last served their longest beginning, 0 to 1. Default 0.8
+	Sticky float64
 }
 
 // Defaults are the options of the corpus conv64.
@@ -48,7 +49,8 @@ func (o Options) Validate() error {
 			wrong = append(wrong, fmt.Errorf(format, args...))
 		}
 	}
-	complain(o.Workers <= 0 || o.Workers > 1<<20, "workers: %d, want 1 to %d", o.Workers, 1<<20) // a worker is 20 bits of a digest
+	// a worker is 20 bits of a digest
+	complain(o.Workers <= 0 || o.Workers > 1<<20, "workers: %d, want 1 to %d", o.Workers, 1<<20)
 	complain(o.Capacity <= 0 || o.Capacity > 1<<30, "capacity: %d, want 1 to %d", o.Capacity, 1<<30)
 	complain(o.Requests < 0, "requests: %d, want 0 (all) or more", o.Requests)
 	complain(o.Repeat <= 0, "repeat: %d, want at least 1", o.Repeat)

@@ -22,9 +22,9 @@ type Op struct {
 	Locals    []events.LocalHash // store, query
 }
 
-// Reader is a corpus in memory: an array of operations, one of engine hashes and one of local hashes. The arrays of hashes
-// lie outside of the Go heap, so that they neither cost the garbage collector anything nor let it run more rarely than it
-// would with the index alone.
+// Reader is a corpus in memory: an array of operations, one of engine hashes and one of local hashes. The arrays of
+// hashes lie outside of the Go heap, so that they neither cost the garbage collector anything nor let it run more
+// rarely than it would with the index alone.
 type Reader struct {
 	header Header
 	ops    []place
@@ -88,7 +88,8 @@ func (r *Reader) read(in *input) error {
 		return err
 	}
 	r.ops = make([]place, 0, r.header.Ops)
-	seen := Header{Workers: r.header.Workers, BlockSize: r.header.BlockSize, LiveAtEnd: r.header.LiveAtEnd, DistinctAtEnd: r.header.DistinctAtEnd}
+	seen := Header{Workers: r.header.Workers, BlockSize: r.header.BlockSize, LiveAtEnd: r.header.LiveAtEnd,
+		DistinctAtEnd: r.header.DistinctAtEnd}
 	for range r.header.Ops {
 		if err := r.readOp(in, &seen); err != nil {
 			return fmt.Errorf("operation %d: %w", len(r.ops), err)
@@ -140,7 +141,8 @@ func (r *Reader) readOp(in *input, seen *Header) error {
 	case Query:
 		seen.Queries++
 		if seen.QueryBlocks += n; seen.QueryBlocks > r.header.QueryBlocks {
-			return fmt.Errorf("%w: %d blocks, beyond the %d queried ones of the header", ErrFormat, n, r.header.QueryBlocks)
+			return fmt.Errorf("%w: %d blocks, beyond the %d queried ones of the header", ErrFormat, n,
+				r.header.QueryBlocks)
 		}
 		err = each(in, 8, p.n, func(i uint64, b []byte) {
 			r.locals[p.locals+i] = events.LocalHash(binary.LittleEndian.Uint64(b))

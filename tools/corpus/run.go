@@ -43,14 +43,16 @@ func Run(ctx context.Context, job Job, progress io.Writer) (Header, error) {
 	if err != nil {
 		return Header{}, err
 	}
-	fmt.Fprintf(progress, "%s: %d operations, %d blocks stored, %d removed; %d queries of %d blocks; %d holdings at the end, %d distinct\n",
+	fmt.Fprintf(progress,
+		"%s: %d operations, %d blocks stored, %d removed; %d queries of %d blocks; %d holdings at the end, %d distinct\n",
 		job.Out, h.Ops, h.Stored, h.Removed, h.Queries, h.QueryBlocks, h.LiveAtEnd, h.DistinctAtEnd)
 	return h, nil
 }
 
 func (job *Job) requests() (reqs []trace.Request, from string, err error) {
 	if job.Trace == "" {
-		return trace.Generate(trace.Options{Seed: job.Seed, Requests: job.Requests, Clump: job.Clump}), fmt.Sprintf("seed %d", job.Seed), nil
+		return trace.Generate(trace.Options{Seed: job.Seed, Requests: job.Requests, Clump: job.Clump}),
+			fmt.Sprintf("seed %d", job.Seed), nil
 	}
 	if reqs, err = trace.ReadFile(job.Trace, job.Requests); err != nil {
 		return nil, "", fmt.Errorf("make corpus: %w", err)

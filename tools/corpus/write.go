@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-// Write serves the requests with the fleet of the options and writes the corpus to w, which must be empty; the header, whose
-// counts are known last, is written twice. It ends early with the context's error.
+// Write serves the requests with the fleet of the options and writes the corpus to w, which must be empty; the header,
+// whose counts are known last, is written twice. It ends early with the context's error.
 func Write(ctx context.Context, o Options, reqs []trace.Request, w io.WriteSeeker) (Header, error) {
 	if err := o.Validate(); err != nil {
 		return Header{}, fmt.Errorf("make corpus: %w", err)
@@ -108,8 +108,8 @@ func (f *fleet) hash(r trace.Request, number int, salt uint64) (prompt int) {
 	return prompt
 }
 
-// route is any worker, or the one that last served the prompt's longest beginning of whole 512 tokens. The first 512 tokens
-// alone attract nobody: all prompts of a trace may share them.
+// route is any worker, or the one that last served the prompt's longest beginning of whole 512 tokens. The first 512
+// tokens alone attract nobody: all prompts of a trace may share them.
 func (f *fleet) route(prompt int) uint32 {
 	anyone := f.rng.Uint32N(uint32(f.o.Workers))
 	if f.o.Everyone || f.rng.Float64() >= f.o.Sticky {

@@ -1,9 +1,9 @@
-// Package demo shows the product at work on real parts: simulated engines with real ZeroMQ sockets, a shim for each, and an
-// indexer in a process of its own, on a NATS server with file storage, that is killed half-way.
+// Package demo shows the product at work on real parts: simulated engines with real ZeroMQ sockets, a shim for each,
+// and an indexer in a process of its own, on a NATS server with file storage, that is killed half-way.
 //
-// It serves a trace of requests. For each it asks the indexer who holds the longest prefix, compares the answer with the naive
-// twin's, which the engines themselves tell the truth, and has that worker serve the request. At the end it counts: every
-// event that an engine announced must be in the index, and every answer must have been the twin's.
+// It serves a trace of requests. For each it asks the indexer who holds the longest prefix, compares the answer with
+// the naive twin's, which the engines themselves tell the truth, and has that worker serve the request. At the end it
+// counts: every event that an engine announced must be in the index, and every answer must have been the twin's.
 package demo
 
 import (
@@ -67,14 +67,16 @@ type Result struct {
 	AnswersEqual    int     `json:"answers_equal"`
 	Seconds         float64 `json:"seconds"`
 
-	L3 *L3Result `json:"l3,omitempty"` // only with a shared store; then the answers that were checked say what it holds, too
+	// only with a shared store; then the answers that were checked say what it holds, too
+	L3 *L3Result `json:"l3,omitempty"`
 
 	FirstDifference string `json:"first_difference,omitempty"` // between an answer and the twin's
 }
 
 // Good reports whether nothing was lost and every answer was right.
 func (r *Result) Good() bool {
-	return r.EventsLost == 0 && r.BlocksApplied == r.BlocksAnnounced && r.AnswersEqual == r.AnswersChecked && r.AnswersChecked == r.Requests
+	return r.EventsLost == 0 && r.BlocksApplied == r.BlocksAnnounced && r.AnswersEqual == r.AnswersChecked &&
+		r.AnswersChecked == r.Requests
 }
 
 const (
@@ -165,12 +167,14 @@ func (s *show) raise(ctx context.Context) (err error) {
 			return err
 		}
 		// The twin says what is in the store at this moment: nothing is remembered of it.
-		s.indexer.more = []string{"--l3-config", config, "--l3-timeout", "1m", "--l3-hit-life", "1ns", "--l3-miss-life", "1ns"}
+		s.indexer.more = []string{"--l3-config", config, "--l3-timeout", "1m", "--l3-hit-life", "1ns", "--l3-miss-life",
+			"1ns"}
 	}
 	if err := s.indexer.start(ctx); err != nil {
 		return err
 	}
-	if s.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{s.indexer.url()}, Name: "kvatlas demo", Wait: true}); err != nil {
+	if s.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{s.indexer.url()}, Name: "kvatlas demo",
+		Wait: true}); err != nil {
 		return err
 	}
 	s.client = wire.NewClient(s.conn, namespace)
@@ -249,8 +253,8 @@ func (s *show) serveBy(w *worker) error {
 	return s.l3.take(w.takeEvicted())
 }
 
-// serveThroughCrash kills the indexer, its NATS server with it, between an answer and the events that follow from it, and starts
-// it again.
+// serveThroughCrash kills the indexer, its NATS server with it, between an answer and the events that follow from it,
+// and starts it again.
 func (s *show) serveThroughCrash(ctx context.Context, i int, r trace.Request) error {
 	w, err := s.route(ctx, i, r)
 	if err != nil {
@@ -326,8 +330,8 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	return best, nil
 }
 
-// common is how many blocks all prompts of a trace begin with. A worker that holds no more than these is as good as any other: else
-// the first one would draw all requests to itself.
+// common is how many blocks all prompts of a trace begin with. A worker that holds no more than these is as good as any
+// other: else the first one would draw all requests to itself.
 func (s *show) common() uint32 { return uint32(trace.BlockTokens / s.cfg.BlockSize) }
 
 // routeAtRandom has a worker of another fleet, chosen at random, serve the same request.
@@ -339,7 +343,8 @@ func (s *show) routeAtRandom() {
 	cache.Use(s.names, nil)
 }
 
-// settle waits until all that the engines have announced is applied, so that the index and the twin speak of the same moment.
+// settle waits until all that the engines have announced is applied, so that the index and the twin speak of the same
+// moment.
 func (s *show) settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -465,7 +470,8 @@ func (s *show) tell(stage string, served int) {
 	if s.cfg.Progress == nil {
 		return
 	}
-	p := Progress{Stage: stage, Requests: served, Of: len(s.cfg.Requests), Equal: s.result.AnswersEqual, Checked: s.result.AnswersChecked}
+	p := Progress{Stage: stage, Requests: served, Of: len(s.cfg.Requests), Equal: s.result.AnswersEqual,
+		Checked: s.result.AnswersChecked}
 	for _, w := range s.workers {
 		_, blocks := w.announced()
 		p.Blocks += blocks

@@ -26,7 +26,8 @@ type indexer struct {
 }
 
 func newIndexer(program, dir string) (*indexer, error) {
-	// Both processes use one port. It is below those that the system gives, so that nobody gets it while the first is dead and the second not there.
+	// Both processes use one port. It is below those that the system gives, so that nobody gets it while the first is
+	// dead and the second not there.
 	var l net.Listener
 	err := errors.New("no port was tried")
 	for try := 0; try < 100 && err != nil; try++ {
@@ -36,7 +37,8 @@ func newIndexer(program, dir string) (*indexer, error) {
 		return nil, err
 	}
 	defer l.Close()
-	return &indexer{program: program, data: filepath.Join(dir, "data"), addr: l.Addr().String(), log: filepath.Join(dir, "indexer.log")}, nil
+	return &indexer{program: program, data: filepath.Join(dir, "data"), addr: l.Addr().String(),
+		log: filepath.Join(dir, "indexer.log")}, nil
 }
 
 func (x *indexer) url() string { return "nats://" + x.addr }
@@ -48,7 +50,8 @@ func (x *indexer) start(context.Context) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(x.program, "serve", "--data", x.data, "--nats-listen", x.addr, "--http-listen", "", "--log-level", "warn")
+	cmd := exec.Command(x.program, "serve", "--data", x.data, "--nats-listen", x.addr, "--http-listen", "",
+		"--log-level", "warn")
 	cmd.Args = append(cmd.Args, x.more...)
 	cmd.Env = os.Environ()
 	for _, name := range []string{"NATS_URL", "KVATLAS_NATS", "KVATLAS_CONFIG", "KVATLAS_NAMESPACE"} {

@@ -27,18 +27,19 @@ import (
 
 // L3Config says what store the engines share.
 type L3Config struct {
-	// Python is an interpreter with Mooncake's package (mooncake-transfer-engine) for a real master and a real client; empty: the
-	// built-in master.
+	// Python is an interpreter with Mooncake's package (mooncake-transfer-engine) for a real master and a real client;
+	// empty: the built-in master.
 	Python string
 }
 
 // L3Result is what came of the shared store.
 type L3Result struct {
-	Master       string `json:"master"`        // "built-in" or "mooncake_master"
-	PagesStored  int    `json:"pages_stored"`  // evicted by an engine, each once
-	TokensMissed int    `json:"tokens_missed"` // of prompts, that their worker did not hold: without the store it computes them
-	TokensLoaded int    `json:"tokens_loaded"` // of these, what it loads from the store, by its engine's rules
-	Requests     int    `json:"requests"`      // for which something is loaded
+	Master      string `json:"master"`       // "built-in" or "mooncake_master"
+	PagesStored int    `json:"pages_stored"` // evicted by an engine, each once
+	// of prompts, that their worker did not hold: without the store it computes them
+	TokensMissed int `json:"tokens_missed"`
+	TokensLoaded int `json:"tokens_loaded"` // of these, what it loads from the store, by its engine's rules
+	Requests     int `json:"requests"`      // for which something is loaded
 }
 
 // sharedStore is a master, and a client of it that stores objects.
@@ -180,7 +181,8 @@ func startL3(cfg Config, dir string) (l *l3, configFile string, err error) {
 	if err != nil {
 		return l, "", err
 	}
-	config := hicache.SGLang{Backend: "mooncake", PageSize: cfg.BlockSize, TPSize: 1, PPSize: 1, IsMLA: true, Master: hicache.Master{Address: host}}
+	config := hicache.SGLang{Backend: "mooncake", PageSize: cfg.BlockSize, TPSize: 1, PPSize: 1, IsMLA: true,
+		Master: hicache.Master{Address: host}}
 	if _, err := fmt.Sscan(port, &config.MetricsPort); err != nil {
 		return l, "", err
 	}
@@ -236,7 +238,8 @@ func (l *l3) truth(tokens []uint32) (there []bool) {
 	return there
 }
 
-// load is what a worker with a prefix of its own would load: the unbroken run that follows, if that is 256 tokens or more.
+// load is what a worker with a prefix of its own would load: the unbroken run that follows, if that is 256 tokens or
+// more.
 func (l *l3) load(there []bool, own uint32) (blocks uint32) {
 	for int(own+blocks) < len(there) && there[own+blocks] {
 		blocks++
@@ -280,7 +283,8 @@ func (l *l3) count(missed, loaded int) {
 	}
 }
 
-// heard is told the truth by the engine, with w.mu held: what it holds, and which of it was evicted, by the store's names.
+// heard is told the truth by the engine, with w.mu held: what it holds, and which of it was evicted, by the store's
+// names.
 func (w *worker) heard(a enginesim.Announced) {
 	switch a.Kind {
 	case events.Stored:

@@ -47,7 +47,8 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 		return nil, err
 	}
 	w := &worker{
-		key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("engine-%d", i))}, hasher: hasher, twin: twin.New(twin.Config{}, uint32(cfg.BlockSize)),
+		key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("engine-%d", i))}, hasher: hasher,
+		twin:  twin.New(twin.Config{}, uint32(cfg.BlockSize)),
 		ended: make(chan error, 1), changed: make(chan struct{}),
 	}
 	if cfg.L3 != nil {
@@ -58,7 +59,8 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 	}); err != nil {
 		return nil, err
 	}
-	own, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{conn.Server().URL}, Name: "kvatlas shim " + string(w.key.Instance), Wait: true})
+	own, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{conn.Server().URL}, Name: "kvatlas shim " +
+		string(w.key.Instance), Wait: true})
 	if err != nil {
 		return nil, err
 	}
@@ -80,8 +82,10 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 	go func() {
 		defer own.Close()
 		w.ended <- shim.Run(ctx, shim.Config{
-			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Decoder: decoder, Log: shim.NewStreamLog(ns, w.key, nil),
-			Identity: shim.Identity{Model: model, BlockSize: uint32(cfg.BlockSize)}, Hooks: shim.Hooks{Published: w.isPublished},
+			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Decoder: decoder, Log: shim.NewStreamLog(ns, w.key,
+				nil),
+			Identity: shim.Identity{Model: model, BlockSize: uint32(cfg.BlockSize)},
+			Hooks:    shim.Hooks{Published: w.isPublished},
 		})
 	}()
 	return w, nil

@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// AppendNames appends what an engine with that seed calls the full blocks of tokens: each name depends on all tokens up to its
-// block's end. A rest of less than a block has no name.
+// AppendNames appends what an engine with that seed calls the full blocks of tokens: each name depends on all tokens up
+// to its block's end. A rest of less than a block has no name.
 func AppendNames(names []events.BlockHash, seed uint64, blockSize int, tokens []uint32) []events.BlockHash {
 	buf := make([]byte, 8+4*blockSize)
 	last := seed
@@ -86,8 +86,8 @@ func (c *Cache) Hit(names []events.BlockHash) int {
 	return n
 }
 
-// Use takes the consecutive blocks of one prompt from its start, holds those that were not held, and appends to gone what
-// had to leave, in order.
+// Use takes the consecutive blocks of one prompt from its start, holds those that were not held, and appends to gone
+// what had to leave, in order.
 func (c *Cache) Use(names, gone []events.BlockHash) []events.BlockHash {
 	for i := len(names) - 1; i >= 0; i-- { // the tail first, so that it is the first to leave
 		at, held := c.at[names[i]]

@@ -35,8 +35,9 @@ type Config struct {
 	// Buffer is how many messages are kept for replay; default 10,000.
 	Buffer int
 
-	// HighWater is how many messages wait for one subscriber before they are dropped; default 100,000. ReplayHighWater is the same
-	// of replies; a libzmq router has 1,000, but the default here is 100,000, with which a whole replay arrives.
+	// HighWater is how many messages wait for one subscriber before they are dropped; default 100,000. ReplayHighWater
+	// is the same of replies; a libzmq router has 1,000, but the default here is 100,000, with which a whole replay
+	// arrives.
 	HighWater       int
 	ReplayHighWater int
 
@@ -46,8 +47,8 @@ type Config struct {
 	// PerEvent makes each event a message of its own.
 	PerEvent bool
 
-	// Seed decides how the engine names blocks. With SeedPerLife each life draws another, as a Python process does whose hash
-	// seed is not fixed.
+	// Seed decides how the engine names blocks. With SeedPerLife each life draws another, as a Python process does
+	// whose hash seed is not fixed.
 	Seed        uint64
 	SeedPerLife bool
 
@@ -111,7 +112,8 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 		cfg.Replay = "tcp://127.0.0.1:0"
 	}
 	if cfg.BlockSize < 1 || cfg.Capacity < 1 || cfg.Buffer < 1 {
-		return nil, fmt.Errorf("enginesim: block size %d, capacity %d and buffer %d must be positive", cfg.BlockSize, cfg.Capacity, cfg.Buffer)
+		return nil, fmt.Errorf("enginesim: block size %d, capacity %d and buffer %d must be positive", cfg.BlockSize,
+			cfg.Capacity, cfg.Buffer)
 	}
 	e := &Engine{cfg: cfg, ctx: ctx}
 	if err := e.up(); err != nil {
@@ -127,7 +129,8 @@ func (e *Engine) up() error {
 		return err
 	}
 	if !e.cfg.NoReplay {
-		router, err := zmtp.ListenRouter(e.ctx, e.cfg.Replay, zmtp.Config{SendQueue: e.cfg.ReplayHighWater, Heartbeat: -1})
+		router, err := zmtp.ListenRouter(e.ctx, e.cfg.Replay, zmtp.Config{SendQueue: e.cfg.ReplayHighWater,
+			Heartbeat: -1})
 		if err != nil {
 			pub.Stop()
 			return err
@@ -236,7 +239,8 @@ func (e *Engine) publish(batch []Announced) error {
 			e.cfg.Announced(batch[i])
 		}
 	}
-	return e.send(seq, e.cfg.Release.appendBatch(nil, float64(time.Now().UnixMicro())/1e6, batch, e.cfg.BlockSize, e.cfg.Rank))
+	return e.send(seq, e.cfg.Release.appendBatch(nil, float64(time.Now().UnixMicro())/1e6, batch, e.cfg.BlockSize,
+		e.cfg.Rank))
 }
 
 // Garble publishes a message of which nobody can read what it says.
@@ -360,8 +364,8 @@ func (e *Engine) WaitSubscribers(ctx context.Context, n int) error {
 // endOfReplay is the sequence that ends a replay: -1.
 var endOfReplay = []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// answer serves requests for replay as vLLM does: a request that is not ["", u64 BE] gets nothing, and one for what is no longer
-// kept gets what is left. Replies beyond the high-water mark are dropped.
+// answer serves requests for replay as vLLM does: a request that is not ["", u64 BE] gets nothing, and one for what is
+// no longer kept gets what is left. Replies beyond the high-water mark are dropped.
 func (e *Engine) answer(router *zmtp.Router) {
 	for {
 		from, req, err := router.Recv(context.Background())

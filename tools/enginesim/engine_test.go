@@ -49,7 +49,8 @@ func start(t testing.TB, cfg Config) *Engine {
 
 func listen(t testing.TB, e *Engine) *zmtp.Sub {
 	t.Helper()
-	s, err := zmtp.DialSub(context.Background(), e.Endpoint(), []string{""}, zmtp.Config{BackoffMin: 5 * time.Millisecond, BackoffMax: 20 * time.Millisecond})
+	s, err := zmtp.DialSub(context.Background(), e.Endpoint(), []string{""},
+		zmtp.Config{BackoffMin: 5 * time.Millisecond, BackoffMax: 20 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,15 +124,16 @@ func replay(t *testing.T, e *Engine, frames int, first uint64) (got [][][]byte) 
 	}
 }
 
-// A random load: the messages say what the truth says, a naive twin of the truth holds what the engine holds, and hits are
-// what the twin has.
+// A random load: the messages say what the truth says, a naive twin of the truth holds what the engine holds, and hits
+// are what the twin has.
 func TestServeTellsTheTruth(t *testing.T) {
 	for _, release := range []Release{VLLM026, VLLM024, VLLM023} {
 		for _, perEvent := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v per event %v", release, perEvent), func(t *testing.T) {
 				tr := &truth{}
 				const capacity = 40
-				e := start(t, Config{Release: release, PerEvent: perEvent, Topic: "kv@me", Rank: 3, BlockSize: 4, Capacity: capacity, Buffer: 50, Announced: tr.hear})
+				e := start(t, Config{Release: release, PerEvent: perEvent, Topic: "kv@me", Rank: 3, BlockSize: 4,
+					Capacity: capacity, Buffer: 50, Announced: tr.hear})
 				s := listen(t, e)
 				rng := rand.New(rand.NewPCG(11, 12))
 				held := map[events.BlockHash][]uint32{} // the twin: name → all tokens from the prompt's start
@@ -185,7 +187,8 @@ func TestServeTellsTheTruth(t *testing.T) {
 				}
 				frames := map[Release]int{VLLM026: 4, VLLM024: 3, VLLM023: 3}[release]
 				got := replay(t, e, frames, 0)
-				if len(got) != 50 || binary.BigEndian.Uint64(got[0][0]) != uint64(messages-50) || !bytes.Equal(got[49][1], last.Frames[2]) {
+				if len(got) != 50 || binary.BigEndian.Uint64(got[0][0]) != uint64(messages-50) ||
+					!bytes.Equal(got[49][1], last.Frames[2]) {
 					t.Errorf("replay of what is kept: %d messages from %x", len(got), got[0][0])
 				}
 				if got := replay(t, e, frames, uint64(messages-3)); len(got) != 3 {

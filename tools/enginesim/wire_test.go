@@ -46,7 +46,8 @@ func payloads(t *testing.T, file string) (out [][]byte) {
 type fields map[string]any
 
 var arrayNames = map[string][]string{
-	"BlockStored": {"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
+	"BlockStored": {"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+		"lora_name",
 		"extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"},
 	"BlockRemoved":     {"type", "block_hashes", "medium", "group_idx"},
 	"AllBlocksCleared": {"type"},
@@ -100,7 +101,8 @@ func numbers[T ~uint32 | ~uint64](v any) (out []T) {
 func (f fields) announced() Announced {
 	switch f["type"] {
 	case "BlockStored":
-		a := Announced{Kind: events.Stored, Blocks: numbers[events.BlockHash](f["block_hashes"]), Tokens: numbers[uint32](f["token_ids"])}
+		a := Announced{Kind: events.Stored, Blocks: numbers[events.BlockHash](f["block_hashes"]),
+			Tokens: numbers[uint32](f["token_ids"])}
 		if f["parent_block_hash"] != nil {
 			a.HasParent, a.Parent = true, events.BlockHash(number(f["parent_block_hash"]))
 		}
@@ -111,15 +113,16 @@ func (f fields) announced() Announced {
 	return Announced{Kind: events.Cleared}
 }
 
-// simulated reports whether the event is of the kinds that we simulate: one group of full attention on the device, no LoRA,
-// no salt.
+// simulated reports whether the event is of the kinds that we simulate: one group of full attention on the device, no
+// LoRA, no salt.
 func (f fields) simulated() bool {
 	if f["type"] == "AllBlocksCleared" {
 		return true
 	}
 	extra, _ := f["extra_keys"].([]any)
 	plain := !slices.ContainsFunc(extra, func(keys any) bool { return keys != nil })
-	return f["medium"] == medium && f["group_idx"] != nil && number(f["group_idx"]) == 0 && f["lora_name"] == nil && plain
+	return f["medium"] == medium && f["group_idx"] != nil && number(f["group_idx"]) == 0 && f["lora_name"] == nil &&
+		plain
 }
 
 // rawBatch is a payload with its events undecoded.
@@ -178,7 +181,8 @@ func TestEventsEqualCaptures(t *testing.T) {
 					compared++
 				}
 				if len(simulated) == len(batch.Events) {
-					if got := tc.release.appendBatch(nil, batch.TS, simulated, 4, events.Rank(*batch.Rank)); !bytes.Equal(got, payload) {
+					if got := tc.release.appendBatch(nil, batch.TS, simulated, 4,
+						events.Rank(*batch.Rank)); !bytes.Equal(got, payload) {
 						t.Errorf("batch:\n got %x\nwant %x", got, payload)
 					}
 				}

@@ -46,15 +46,17 @@ func (w *world) hire() {
 	i := len(w.workers)
 	k := &worker{w: w}
 	k.record = registry.Record{
-		Version: 1, Instance: events.WorkerID(fmt.Sprintf("vllm-decode-%05d", i)), Model: "m", BlockSize: 16, Source: "vllm",
-		State: registry.Held, LeaseMS: lease.Milliseconds(),
+		Version: 1, Instance: events.WorkerID(fmt.Sprintf("vllm-decode-%05d", i)), Model: "m", BlockSize: 16,
+		Source: "vllm",
+		State:  registry.Held, LeaseMS: lease.Milliseconds(),
 	}
 	k.partition = w.partitionOf(k.record.Instance)
 	w.workers = append(w.workers, k)
 	k.live()
 }
 
-// live has the worker's shim begin: it takes its record, looks into the log, and goes on where it was unless that is closed.
+// live has the worker's shim begin: it takes its record, looks into the log, and goes on where it was unless that is
+// closed.
 func (k *worker) live() {
 	k.alive = true
 	k.life++
@@ -148,7 +150,8 @@ func (n *node) probe() {
 		if n.acked == 0 {
 			return
 		}
-		for _, d := range n.leases.Due(w.now, func(k events.RankKey) bool { return n.View().Writes(w.partitionOf(k.Instance)) }) {
+		for _, d := range n.leases.Due(w.now,
+			func(k events.RankKey) bool { return n.View().Writes(w.partitionOf(k.Instance)) }) {
 			n.after(w.between(0, 20*ms), func() { n.expire(w.byName(d.Record.Instance), d) })
 		}
 	})
@@ -162,7 +165,8 @@ func (w *world) byName(id events.WorkerID) *worker {
 	return w.workers[i]
 }
 
-// expire ends a lease as registry.Registry does: mark, read the log's end, look at the mark, clear, delete; each a while after the other.
+// expire ends a lease as registry.Registry does: mark, read the log's end, look at the mark, clear, delete; each a
+// while after the other.
 func (n *node) expire(k *worker, d registry.Due) {
 	w := n.w
 	if w.down {
@@ -174,7 +178,8 @@ func (n *node) expire(k *worker, d registry.Due) {
 			return // renewed, or another node is at it
 		}
 		if k.alive || w.now-k.renewed < lease {
-			w.Fatalf("at %v the lease of %s is ended, which it renewed %v before; alive: %v", w.now, k.record.Instance, w.now-k.renewed, k.alive)
+			w.Fatalf("at %v the lease of %s is ended, which it renewed %v before; alive: %v", w.now, k.record.Instance,
+				w.now-k.renewed, k.alive)
 		}
 		w.changed(k, registry.Expired)
 		w.counts.expiries++

@@ -55,8 +55,8 @@ func (w *world) rest() {
 	}
 }
 
-// TestRandomly does things to clusters: what is let go has another owner at every moment, and when nothing happens any more, everything is where it
-// belongs, and written by one.
+// TestRandomly does things to clusters: what is let go has another owner at every moment, and when nothing happens any
+// more, everything is where it belongs, and written by one.
 func TestRandomly(t *testing.T) {
 	seeds := 80
 	if testing.Short() || underRace {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestNodesThatStartOneAfterTheOther: who starts first takes what it is to give away later, and restores of that no more than it comes to before
-// it learns better.
+// TestNodesThatStartOneAfterTheOther: who starts first takes what it is to give away later, and restores of that no
+// more than it comes to before it learns better.
 func TestNodesThatStartOneAfterTheOther(t *testing.T) {
 	s := size{nodes: 64, copies: 2, partitions: 512}
 	if testing.Short() || underRace {
@@ -24,9 +24,11 @@ func TestNodesThatStartOneAfterTheOther(t *testing.T) {
 		w.run(c.over)
 		took := w.untilSettled()
 		kept := s.copies * int(s.partitions)
-		t.Logf("%d nodes within %v: settled %v later, %d partitions restored for %d to be kept", s.nodes, c.over, took, w.counts.restores, kept)
+		t.Logf("%d nodes within %v: settled %v later, %d partitions restored for %d to be kept", s.nodes, c.over, took,
+			w.counts.restores, kept)
 		if float64(w.counts.restores) > c.most*float64(kept) {
-			t.Errorf("%d nodes within %v restore %d partitions for %d to be kept", s.nodes, c.over, w.counts.restores, kept)
+			t.Errorf("%d nodes within %v restore %d partitions for %d to be kept", s.nodes, c.over, w.counts.restores,
+				kept)
 		}
 	}
 }

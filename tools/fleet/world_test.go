@@ -29,8 +29,9 @@ const (
 type size struct {
 	nodes, copies, workers int // copies as asked for; 0: as many as usual
 	partitions             uint32
-	slowest                time.Duration // that a restore of one partition may take; default 230 ms: 20,000 to 300,000 holdings
-	stale                  bool          // a look may be at a replica of the bucket that is behind
+	// that a restore of one partition may take; default 230 ms: 20,000 to 300,000 holdings
+	slowest time.Duration
+	stale   bool // a look may be at a replica of the bucket that is behind
 }
 
 // world is nodes, workers and a NATS in virtual time.
@@ -92,8 +93,10 @@ func (q *queue) Pop() any {
 }
 
 func newWorld(t testing.TB, seed uint64, s size) *world {
-	w := &world{TB: t, size: s, rng: rand.New(rand.NewPCG(seed, 8)), bucket: map[string]cluster.Seen{}, nodes: map[string]*node{},
-		ready: make([]int, s.partitions), single: make([]time.Duration, s.partitions), died: make([]time.Duration, s.partitions), settling: true}
+	w := &world{TB: t, size: s, rng: rand.New(rand.NewPCG(seed, 8)), bucket: map[string]cluster.Seen{},
+		nodes: map[string]*node{},
+		ready: make([]int, s.partitions), single: make([]time.Duration, s.partitions), died: make([]time.Duration,
+			s.partitions), settling: true}
 	for p := range w.single {
 		w.single[p], w.died[p] = -1, -1
 	}
@@ -168,9 +171,11 @@ type node struct {
 
 func (w *world) start(name string) *node {
 	w.lives++
-	n := &node{w: w, name: name, since: map[events.Partition]time.Duration{}, leases: registry.NewMachine(), peers: scatter.NewPeers(scatter.Limits{}), machine: cluster.New(cluster.Config{
-		Node: name, Life: fmt.Sprint(w.lives), Build: "v0.0.0", Partitions: w.partitions, Replication: w.copies, Beat: beat, DeadAfter: deadAfter,
-	})}
+	n := &node{w: w, name: name, since: map[events.Partition]time.Duration{}, leases: registry.NewMachine(),
+		peers: scatter.NewPeers(scatter.Limits{}), machine: cluster.New(cluster.Config{
+			Node: name, Life: fmt.Sprint(w.lives), Build: "v0.0.0", Partitions: w.partitions, Replication: w.copies,
+			Beat: beat, DeadAfter: deadAfter,
+		})}
 	w.nodes[name] = n
 	n.leases.Anew()
 	n.after(w.between(0, beat), func() {
@@ -356,7 +361,8 @@ func (w *world) settled() error {
 	}
 	for _, name := range names {
 		n, want := w.nodes[name], owned[name]
-		if held := n.machine.Held(); held.String() != want.String() || n.serves.String() != want.String() || n.machine.Releasing() {
+		if held := n.machine.Held(); held.String() != want.String() || n.serves.String() != want.String() ||
+			n.machine.Releasing() {
 			return fmt.Errorf("%s is to keep %v, holds %v, serves %v", name, want, held, n.serves)
 		}
 	}
@@ -398,8 +404,8 @@ func (w *world) untilSettled() time.Duration {
 	return w.now - begun
 }
 
-// mustMove is how many partitions change hands if owners change from those among some nodes to those among others, and no more: at least if
-// all see the change at once, at most if they see it node by node.
+// mustMove is how many partitions change hands if owners change from those among some nodes to those among others, and
+// no more: at least if all see the change at once, at most if they see it node by node.
 func (w *world) mustMove(before, after []string) (least, most int) {
 	least = w.moves(before, after)
 	most = least
@@ -430,10 +436,12 @@ func (w *world) moves(before, after []string) (n int) {
 	return n
 }
 
-// heardAfter is how long after it began to serve a partition a node is known to all to do so: a beat of its own, one of theirs, one that was lost.
+// heardAfter is how long after it began to serve a partition a node is known to all to do so: a beat of its own, one of
+// theirs, one that was lost.
 const heardAfter = 4 * beat
 
-// query asks a node for everything, as a query for a model that every worker serves is: what anybody is known to serve must be found.
+// query asks a node for everything, as a query for a model that every worker serves is: what anybody is known to serve
+// must be found.
 func (w *world) query() {
 	names := slices.DeleteFunc(w.names(), func(name string) bool { n := w.nodes[name]; return n.held || n.serves.Len() == 0 || n.acked < 3 })
 	self := w.nodes[names[w.rng.IntN(len(names))]]
@@ -496,7 +504,8 @@ func (w *world) query() {
 	for _, p := range round.Missing() {
 		for _, n := range w.nodes {
 			if n.serves.Has(p) && !n.held && w.now-n.since[p] > heardAfter {
-				w.Fatalf("at %v a query to %s lacks partition %d, which %s serves; asked were %v", w.now, self.name, p, n.name, self.View().Serving(p))
+				w.Fatalf("at %v a query to %s lacks partition %d, which %s serves; asked were %v", w.now, self.name, p,
+					n.name, self.View().Serving(p))
 			}
 		}
 	}

@@ -1,8 +1,9 @@
 // Package loopback gives tests addresses for servers that stop and start again where they were.
 //
-// A port that the system chose (port 0) is anybody's as soon as its server stops: another test's server or connection may be given it before
-// it starts again. [Reserve] takes one from below those that the system chooses from (Linux: net.ipv4.ip_local_port_range, 32768 to 60999), and
-// holds the same port of UDP for as long as the test lasts, so that no other process that reserves is given it either.
+// A port that the system chose (port 0) is anybody's as soon as its server stops: another test's server or connection
+// may be given it before it starts again. [Reserve] takes one from below those that the system chooses from (Linux:
+// net.ipv4.ip_local_port_range, 32768 to 60999), and holds the same port of UDP for as long as the test lasts, so that
+// no other process that reserves is given it either.
 package loopback
 
 import (
@@ -12,7 +13,8 @@ import (
 	"testing"
 )
 
-// Reserve returns a HOST:PORT of 127.0.0.1 on which nobody listens. It is the test's until that ends. It is called from the test's goroutine.
+// Reserve returns a HOST:PORT of 127.0.0.1 on which nobody listens. It is the test's until that ends. It is called from
+// the test's goroutine.
 func Reserve(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
@@ -21,8 +23,8 @@ func Reserve(t testing.TB) string {
 		if err != nil {
 			continue
 		}
-		// Nobody may listen there. It is not tried by listening: a process that another test starts just then would have
-		// a copy of the socket for a moment, and the port would stay taken so long.
+		// Nobody may listen there. It is not tried by listening: a process that another test starts just then would
+		// have a copy of the socket for a moment, and the port would stay taken so long.
 		if c, err := net.Dial("tcp4", addr); err == nil {
 			_ = c.Close()
 			_ = held.Close()

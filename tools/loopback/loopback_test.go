@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestReserve reserves some addresses: all differ, each can be listened on again and again, and is free when its test has ended.
+// TestReserve reserves some addresses: all differ, each can be listened on again and again, and is free when its test
+// has ended.
 func TestReserve(t *testing.T) {
 	seen := map[string]bool{}
 	var last string

@@ -1,8 +1,10 @@
-// Package mastersim is a Mooncake master that holds names of objects and no objects: what does the HTTP side of a master say of them?
+// Package mastersim is a Mooncake master that holds names of objects and no objects: what does the HTTP side of a
+// master say of them?
 //
-// [Start] one, [Master.Put] names, and ask it as one asks a real one: /batch_query_keys, /get_all_keys, /health, in the words of
-// mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake. [Master.Publish] adds the event stream, which published wheels leave
-// out. The demonstration runs on it where no real master is at hand, and unit tests make it ill with [Master.Fault]. A test in integration/judges/mooncake holds it to a real master's answers.
+// [Start] one, [Master.Put] names, and ask it as one asks a real one: /batch_query_keys, /get_all_keys, /health, in the
+// words of mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake. [Master.Publish] adds the event stream,
+// which published wheels leave out. The demonstration runs on it where no real master is at hand, and unit tests make
+// it ill with [Master.Fault]. A test in integration/judges/mooncake holds it to a real master's answers.
 //
 // All methods may be called from any goroutine.
 package mastersim
@@ -52,7 +54,8 @@ func Start(addr string) (*Master, error) {
 	mux.HandleFunc("GET /batch_query_keys", m.batchQueryKeys)
 	mux.HandleFunc("GET /get_all_keys", m.getAllKeys)
 	mux.HandleFunc("GET /kv_events/status", m.eventStatus)
-	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 20, ConnState: m.connState}
+	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 20,
+		ConnState: m.connState}
 	go m.server.Serve(l)
 	return m, nil
 }
@@ -156,7 +159,9 @@ func (m *Master) active(w http.ResponseWriter) bool {
 func (m *Master) health(w http.ResponseWriter, _ *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	fmt.Fprintf(w, `{"status":"ok","role":%q,"ha_state":"serving","service_ready":%v,"leader_address":null,"view_version":null}`, m.role, m.role == "leader")
+	fmt.Fprintf(w,
+		`{"status":"ok","role":%q,"ha_state":"serving","service_ready":%v,"leader_address":null,"view_version":null}`,
+		m.role, m.role == "leader")
 }
 
 func (m *Master) getAllKeys(w http.ResponseWriter, _ *http.Request) {

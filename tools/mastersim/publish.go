@@ -12,7 +12,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// publisher is a master's event stream: docs/source/design/kv-event/publisher-design.md of kvcache-ai/Mooncake. Guarded by Master.mu.
+// publisher is a master's event stream: docs/source/design/kv-event/publisher-design.md of kvcache-ai/Mooncake. Guarded
+// by Master.mu.
 type publisher struct {
 	pub     *zmtp.Pub
 	number  uint64 // of the last batch
@@ -21,8 +22,8 @@ type publisher struct {
 	lose    int
 }
 
-// Publish has the master publish on an endpoint what it puts and removes from now on, and says what to dial. Each call of [Master.Put] and
-// [Master.Remove] is a batch, or several of 64 events.
+// Publish has the master publish on an endpoint what it puts and removes from now on, and says what to dial. Each call
+// of [Master.Put] and [Master.Remove] is a batch, or several of 64 events.
 func (m *Master) Publish(ctx context.Context, endpoint string) (string, error) {
 	pub, err := zmtp.ListenPub(ctx, endpoint, zmtp.Config{})
 	if err != nil {
@@ -56,7 +57,8 @@ func (m *Master) WaitSubscribers(ctx context.Context, n int) error {
 	return pub.WaitSubscribers(ctx, n)
 }
 
-// Lose has the next n batches go the way of what does not fit into a subscriber's queue: they are numbered and counted, and do not arrive.
+// Lose has the next n batches go the way of what does not fit into a subscriber's queue: they are numbered and counted,
+// and do not arrive.
 func (m *Master) Lose(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,7 +98,8 @@ func (p *publisher) send(list []map[string]any) {
 	now := time.Now().UnixMilli()
 	for _, e := range list {
 		p.events++
-		for field, value := range map[string]any{"event_id": p.events, "timestamp": now, "model_name": nil, "block_size": nil, "additional_salt": nil,
+		for field, value := range map[string]any{"event_id": p.events, "timestamp": now, "model_name": nil,
+			"block_size": nil, "additional_salt": nil,
 			"lora_name": nil, "tenant_id": "default", "backend_id": "built-in", "dp_rank": 0} {
 			e[field] = value
 		}
@@ -118,5 +121,7 @@ func (m *Master) eventStatus(w http.ResponseWriter, _ *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := &m.events
-	fmt.Fprintf(w, `{"enabled":%v,"published_batches":%d,"published_events":%d,"dropped_events":0,"skipped_unparsed_keys":0}`, p.pub != nil, p.batches, p.events)
+	fmt.Fprintf(w,
+		`{"enabled":%v,"published_batches":%d,"published_events":%d,"dropped_events":0,"skipped_unparsed_keys":0}`,
+		p.pub != nil, p.batches, p.events)
 }

@@ -1,15 +1,18 @@
-// Command path measures the whole way of an event, from an engine's socket to the answer, and puts NVIDIA Dynamo's standalone indexer beside it.
+// Command path measures the whole way of an event, from an engine's socket to the answer, and puts NVIDIA Dynamo's
+// standalone indexer beside it.
 //
 //	go run ./tools/path                                   # 1.3 M blocks of one engine, five rounds
 //	go run ./tools/path --workers 8 --blocks 2600000
 //
-// One Python process with real libzmq (publisher.py) is the engines. For kvatlas there is a worker-shim process for each engine, and one indexer with
-// the NATS server and the index in it: every block is in the log, acknowledged, before it is in the index. Dynamo's indexer hears the same messages
-// itself and keeps no log; it is installed from its wheel (integration/python/dynamo.txt) into the user's cache folder. All of it shares the machine.
+// One Python process with real libzmq (publisher.py) is the engines. For kvatlas there is a worker-shim process for
+// each engine, and one indexer with the NATS server and the index in it: every block is in the log, acknowledged,
+// before it is in the index. Dynamo's indexer hears the same messages itself and keeps no log; it is installed from its
+// wheel (integration/python/dynamo.txt) into the user's cache folder. All of it shares the machine.
 //
-// A run's time is that from the first message's sending until a query for the last block of every engine finds it; then whole prompts are asked for,
-// which must be there to the last block. Within a round all take their turn before the next round begins, so that what else the machine does hits all
-// alike. Medians are printed, ratios first: above 1 kvatlas is the faster one.
+// A run's time is that from the first message's sending until a query for the last block of every engine finds it; then
+// whole prompts are asked for, which must be there to the last block. Within a round all take their turn before the
+// next round begins, so that what else the machine does hits all alike. Medians are printed, ratios first: above 1
+// kvatlas is the faster one.
 package main
 
 import (
@@ -62,7 +65,8 @@ func parse(args []string) (f flags, err error) {
 	for _, c := range contenders {
 		names = append(names, c.name)
 	}
-	only := set.String("only", strings.Join(names, ","), "whom to measure: kvatlas with every batch forced to the disk, kvatlas-2m with the disk every two minutes, dynamo")
+	only := set.String("only", strings.Join(names, ","),
+		"whom to measure: kvatlas with every batch forced to the disk, kvatlas-2m with the disk every two minutes, dynamo")
 	set.IntVar(&f.workers, "workers", 1, "engines")
 	set.IntVar(&f.blocks, "blocks", 1_310_720, "blocks that they announce, all different")
 	set.IntVar(&f.rounds, "rounds", 5, "measurements of each kind")
@@ -114,7 +118,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			results[c.name] = append(results[c.name], r)
 		}
 	}
-	fmt.Fprintf(out, "%s/%s, %d CPUs, %s; %d engines, %d blocks; medians of %d rounds, in brackets the least and the most\n",
+	fmt.Fprintf(out,
+		"%s/%s, %d CPUs, %s; %d engines, %d blocks; medians of %d rounds, in brackets the least and the most\n",
 		runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), runtime.Version(), f.workers, b.engines.blocks, f.rounds)
 	return table(out, f.contenders, results)
 }
@@ -134,9 +139,12 @@ func table(out io.Writer, all []contender, results map[string][]result) error {
 		for i, r := range rs {
 			rates[i] = r.perSecond / 1e6
 		}
-		fmt.Fprintf(t, "%s\t%s\t%.2f\t(%.2f to %.2f)\t%.2f\t%.2f\t%.2f\t%.2f\t\n", c.name, ratio, middle(rs, rate)/1e6, slices.Min(rates), slices.Max(rates),
-			middle(rs, func(r result) float64 { return r.sending }), middle(rs, func(r result) float64 { return r.engines }),
-			middle(rs, func(r result) float64 { return r.shims }), middle(rs, func(r result) float64 { return r.indexer }))
+		fmt.Fprintf(t, "%s\t%s\t%.2f\t(%.2f to %.2f)\t%.2f\t%.2f\t%.2f\t%.2f\t\n", c.name, ratio, middle(rs, rate)/1e6,
+			slices.Min(rates), slices.Max(rates),
+			middle(rs, func(r result) float64 { return r.sending }), middle(rs,
+				func(r result) float64 { return r.engines }),
+			middle(rs, func(r result) float64 { return r.shims }), middle(rs,
+				func(r result) float64 { return r.indexer }))
 	}
 	return t.Flush()
 }

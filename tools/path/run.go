@@ -50,9 +50,11 @@ func build(ctx context.Context, f flags) (*bench, error) {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
 	root := strings.TrimSpace(string(out))
-	b := &bench{dir: f.cache, indexer: filepath.Join(f.cache, "bin", "indexer"), shim: filepath.Join(f.cache, "bin", "worker-shim")}
+	b := &bench{dir: f.cache, indexer: filepath.Join(f.cache, "bin", "indexer"),
+		shim: filepath.Join(f.cache, "bin", "worker-shim")}
 	fmt.Fprintln(os.Stderr, "building, and installing what is missing …")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-C", root, "-trimpath", "-o", filepath.Dir(b.indexer)+"/", "./cmd/indexer", "./cmd/worker-shim").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "go", "build", "-C", root, "-trimpath", "-o", filepath.Dir(b.indexer)+"/",
+		"./cmd/indexer", "./cmd/worker-shim").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w: %s", err, out)
 	}
 	if b.dynamo, err = pyenv.FetchEnvironment(os.Stderr, "dynamo.txt"); err != nil {
@@ -154,7 +156,8 @@ func start(program string, args ...string) (*process, error) {
 	return p, p.cmd.Start()
 }
 
-// cpu is the processor time that a running process has taken so far (proc(5), /proc/PID/stat, in hundredths of a second).
+// cpu is the processor time that a running process has taken so far (proc(5), /proc/PID/stat, in hundredths of a
+// second).
 func (p *process) cpu() (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {
@@ -207,14 +210,17 @@ func (b *bench) measure(ctx context.Context, c contender) (r result, err error) 
 		return r, err
 	}
 	if c.peer {
-		if indexer, err = start(b.dynamo, "-m", "dynamo.indexer", "--port", base[strings.LastIndexByte(base, ':')+1:], "--threads", "2"); err != nil {
+		if indexer, err = start(b.dynamo, "-m", "dynamo.indexer", "--port", base[strings.LastIndexByte(base, ':')+1:],
+			"--threads", "2"); err != nil {
 			return r, err
 		}
 		if err := reach(ctx, base, "/health"); err != nil {
 			return r, err
 		}
 		for i, e := range l.Engines {
-			body := fmt.Sprintf(`{"instance_id":%d,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, i, e.Endpoint, e.Replay, blockSize)
+			body := fmt.Sprintf(
+				`{"instance_id":%d,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, i, e.Endpoint,
+				e.Replay, blockSize)
 			if _, err := call(ctx, base, "/register", []byte(body)); err != nil {
 				return r, err
 			}
@@ -224,14 +230,16 @@ func (b *bench) measure(ctx context.Context, c contender) (r result, err error) 
 		if err != nil {
 			return r, err
 		}
-		if indexer, err = start(b.indexer, "serve", "--data", dir, "--nats-listen", nats, "--http-listen", base, "--sync-interval", c.syncs.String()); err != nil {
+		if indexer, err = start(b.indexer, "serve", "--data", dir, "--nats-listen", nats, "--http-listen", base,
+			"--sync-interval", c.syncs.String()); err != nil {
 			return r, err
 		}
 		if err := reach(ctx, base, "/readyz"); err != nil {
 			return r, err
 		}
 		for i, e := range l.Engines {
-			p, err := start(b.shim, "run", "--engine", e.Endpoint, "--replay", e.Replay, "--instance", strconv.Itoa(i), "--model", "m",
+			p, err := start(b.shim, "run", "--engine", e.Endpoint, "--replay", e.Replay, "--instance", strconv.Itoa(i),
+				"--model", "m",
 				"--block-size", strconv.Itoa(blockSize), "--nats", nats)
 			if err != nil {
 				return r, err
@@ -313,7 +321,8 @@ func reach(ctx context.Context, base, path string) error {
 	}
 }
 
-// await waits until a worker is known to hold the one block of tokens. It asks rarely, so that it takes little from those who are measured.
+// await waits until a worker is known to hold the one block of tokens. It asks rarely, so that it takes little from
+// those who are measured.
 func await(ctx context.Context, base string, worker int, tokens []uint32) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		got, err := depth(ctx, base, worker, tokens)

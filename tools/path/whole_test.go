@@ -9,17 +9,20 @@ import (
 	"testing"
 )
 
-// TestTheWholePath runs the benchmark on little, and looks whether it says what it should of everyone. That every block arrives is its own affair.
+// TestTheWholePath runs the benchmark on little, and looks whether it says what it should of everyone. That every block
+// arrives is its own affair.
 func TestTheWholePath(t *testing.T) {
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"--rounds", "1", "--workers", "2", "--blocks", "20000", "--cache", t.TempDir()}, &out); err != nil {
+	if err := run(t.Context(), []string{"--rounds", "1", "--workers", "2", "--blocks", "20000", "--cache", t.TempDir()},
+		&out); err != nil {
 		t.Fatal(err)
 	}
 	text := out.String()
 	if !strings.Contains(text, "2 engines, 19970 blocks") {
 		t.Errorf("the first line does not say what was measured:\n%s", text)
 	}
-	for _, line := range []string{`kvatlas +\d+\.\d\d +\d+\.\d\d +\(`, `kvatlas-2m +\d+\.\d\d +\d+\.\d\d +\(`, `dynamo +– +\d+\.\d\d +\(`} {
+	for _, line := range []string{`kvatlas +\d+\.\d\d +\d+\.\d\d +\(`, `kvatlas-2m +\d+\.\d\d +\d+\.\d\d +\(`,
+		`dynamo +– +\d+\.\d\d +\(`} {
 		if !regexp.MustCompile(`(?m)^ *` + line).MatchString(text) {
 			t.Errorf("no line like %s:\n%s", line, text)
 		}

@@ -5,14 +5,14 @@
 //	go run ./tools/peers --trace conversation_trace.jsonl   # the corpora of a trace in Mooncake's format
 //	go run ./tools/peers --corpora conv64 --modes events,queries:2 --rounds 9
 //
-// It builds the Rust harness beside it with cargo and the indexer with go, makes the corpora that are missing in the user's
-// cache folder (about 1 GB for all), and then runs one measurement after another, each in a process of its own. Within a
-// round all indexes take their turn before the next round begins, so that what else the machine does hits all alike. It
-// prints medians, ratios first: above 1 this index is the better one.
+// It builds the Rust harness beside it with cargo and the indexer with go, makes the corpora that are missing in the
+// user's cache folder (about 1 GB for all), and then runs one measurement after another, each in a process of its own.
+// Within a round all indexes take their turn before the next round begins, so that what else the machine does hits all
+// alike. It prints medians, ratios first: above 1 this index is the better one.
 //
-// What a mode measures is defined with `indexer bench index`; the harness (harness/src/measure.rs) does the same, and both
-// print one object of JSON with the same names. A mode with a number behind it has so many threads: writers for events,
-// readers for queries.
+// What a mode measures is defined with `indexer bench index`; the harness (harness/src/measure.rs) does the same, and
+// both print one object of JSON with the same names. A mode with a number behind it has so many threads: writers for
+// events, readers for queries.
 package main
 
 import (
@@ -86,13 +86,17 @@ func parse(args []string) (f flags, err error) {
 		names = append(names, n.Name)
 	}
 	corpora := set.String("corpora", strings.Join(names, ","), "corpora to run")
-	modes := set.String("modes", "events,queries,queries:2,load,mixed,memory", "what to measure: events[:WRITERS], queries[:READERS], load, mixed, memory")
+	modes := set.String("modes", "events,queries,queries:2,load,mixed,memory",
+		"what to measure: events[:WRITERS], queries[:READERS], load, mixed, memory")
 	peers := set.String("peers", strings.Join(peerNames, ","), "peers to run")
-	set.StringVar(&f.ours, "ours", "", "our command, with {corpus}, {mode} and {threads} to be filled in; \"none\" runs the peers alone (default: the indexer, built from ./cmd/indexer)")
-	set.StringVar(&f.trace, "trace", "", "trace in Mooncake's format to make the corpora from (default: a generated one)")
+	set.StringVar(&f.ours, "ours", "",
+		"our command, with {corpus}, {mode} and {threads} to be filled in; \"none\" runs the peers alone (default: the indexer, built from ./cmd/indexer)")
+	set.StringVar(&f.trace, "trace", "",
+		"trace in Mooncake's format to make the corpora from (default: a generated one)")
 	set.Uint64Var(&f.seed, "seed", 0, "seed of the generated trace")
 	set.IntVar(&f.rounds, "rounds", 5, "measurements of each kind")
-	set.StringVar(&f.cache, "cache", "", "folder for corpora and what is built (default: kvatlas in the user's cache folder)")
+	set.StringVar(&f.cache, "cache", "",
+		"folder for corpora and what is built (default: kvatlas in the user's cache folder)")
 	set.StringVar(&f.raw, "raw", os.DevNull, "file to write every single measurement to, as JSON lines")
 	if err := set.Parse(args); err != nil {
 		return f, err

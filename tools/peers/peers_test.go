@@ -29,7 +29,8 @@ func TestMain(m *testing.M) {
 func play(part string, args []string) int {
 	switch part {
 	case "index":
-		fmt.Printf(`{"index":"x","corpus":"c","mode":%q,"seconds":2.5,"p50_us":1.5,"digest":"00000000000000ab"}`+"\n", args[1])
+		fmt.Printf(`{"index":"x","corpus":"c","mode":%q,"seconds":2.5,"p50_us":1.5,"digest":"00000000000000ab"}`+"\n",
+			args[1])
 	case "unable":
 		fmt.Fprintln(os.Stderr, "for one thread")
 		return exitUnsupported
@@ -51,7 +52,8 @@ func player(name, part string) index {
 func TestMeasure(t *testing.T) {
 	var raw bytes.Buffer
 	modes := []mode{{"mixed", 1}, {"queries", 2}}
-	got, err := measure(t.Context(), []index{player(us, "index"), player("peer", "unable")}, "c.bin", modes, 3, &raw, t.Output())
+	got, err := measure(t.Context(), []index{player(us, "index"), player("peer", "unable")}, "c.bin", modes, 3, &raw,
+		t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,14 +70,16 @@ func TestMeasure(t *testing.T) {
 		t.Errorf("%v, %v, raw %q", got.values, got.digests, &raw)
 	}
 	for part, want := range map[string]string{"garbage": `printed "hello\n"`, "broken": "no such corpus"} {
-		if _, err := measure(t.Context(), []index{player("peer", part)}, "c.bin", modes, 1, &raw, t.Output()); err == nil || !strings.Contains(err.Error(), want) ||
+		if _, err := measure(t.Context(), []index{player("peer", part)}, "c.bin", modes, 1, &raw,
+			t.Output()); err == nil || !strings.Contains(err.Error(), want) ||
 			!strings.Contains(err.Error(), "peer, mixed") {
 			t.Errorf("%s: %v, want %q", part, err, want)
 		}
 	}
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := measure(stopped, []index{player("peer", "index")}, "c.bin", modes, 1, &raw, t.Output()); !errors.Is(err, context.Canceled) {
+	if _, err := measure(stopped, []index{player("peer", "index")}, "c.bin", modes, 1, &raw,
+		t.Output()); !errors.Is(err, context.Canceled) {
 		t.Errorf("stopped: %v", err)
 	}
 }
@@ -107,10 +111,12 @@ func TestTable(t *testing.T) {
 			{"chainindex", queries, "p50_us"}:      {1.2},
 			{us, queries, "queries_per_s"}:         {1234567},
 		},
-		digests: map[string][]string{us: {"4100b23a895c2f72", "4100b23a895c2f72"}, "chainindex": {"0000000000000001"}, "radixtree": {"0000000000000001", "0000000000000002"}},
+		digests: map[string][]string{us: {"4100b23a895c2f72", "4100b23a895c2f72"}, "chainindex": {"0000000000000001"},
+			"radixtree": {"0000000000000001", "0000000000000002"}},
 	}
-	conv64 := corpus.Header{Workers: 64, BlockSize: 16, Ops: 281409, Stored: 6477149, Removed: 2637149, Queries: 12031, QueryBlocks: 9044013,
-		StoreOps: 263984, RemoveOps: 5394, LiveAtEnd: 3840000, DistinctAtEnd: 3532936}
+	conv64 := corpus.Header{Workers: 64, BlockSize: 16, Ops: 281409, Stored: 6477149, Removed: 2637149, Queries: 12031,
+		QueryBlocks: 9044013,
+		StoreOps:    263984, RemoveOps: 5394, LiveAtEnd: 3840000, DistinctAtEnd: 3532936}
 	for _, c := range []struct {
 		h    corpus.Header
 		want string
@@ -137,7 +143,8 @@ func TestTable(t *testing.T) {
 		}
 	}
 
-	alone := &results{indexes: []string{"chainindex"}, modes: []mode{{"memory", 1}}, values: map[cell][]float64{{"chainindex", mode{"memory", 1}, "bytes_per_holding"}: {58}}}
+	alone := &results{indexes: []string{"chainindex"}, modes: []mode{{"memory", 1}},
+		values: map[cell][]float64{{"chainindex", mode{"memory", 1}, "bytes_per_holding"}: {58}}}
 	var b bytes.Buffer
 	if err := alone.print(&b, conv64); err != nil {
 		t.Fatal(err)
@@ -148,14 +155,17 @@ func TestTable(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	f, err := parse([]string{"--corpora", "conv64,holes64", "--modes", "events:2,memory", "--peers", "radixtree", "--cache", "/c"})
+	f, err := parse([]string{"--corpora", "conv64,holes64", "--modes", "events:2,memory", "--peers", "radixtree",
+		"--cache", "/c"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.corpora[0].Name != "conv64" || f.corpora[1].Options.Evict != corpus.Random || !slices.Equal(f.modes, []mode{{"events", 2}, {"memory", 1}}) || f.rounds != 5 {
+	if f.corpora[0].Name != "conv64" || f.corpora[1].Options.Evict != corpus.Random ||
+		!slices.Equal(f.modes, []mode{{"events", 2}, {"memory", 1}}) || f.rounds != 5 {
 		t.Errorf("%+v", f)
 	}
-	if f, err := parse([]string{"--peers", "", "--cache", "/c"}); err != nil || len(f.peers) != 0 || len(f.corpora) != 5 {
+	if f, err := parse([]string{"--peers", "", "--cache", "/c"}); err != nil || len(f.peers) != 0 ||
+		len(f.corpora) != 5 {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for want, args := range map[string][]string{
@@ -228,7 +238,8 @@ func TestPrepareMakesWhatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(trace.Write(file, trace.Generate(trace.Options{Seed: 2, Requests: 20})), file.Close()); err != nil {
+	if err := errors.Join(trace.Write(file, trace.Generate(trace.Options{Seed: 2, Requests: 20})),
+		file.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if other, g, err := prepare(t.Context(), f, small, t.Output()); err != nil || other == path || g.Queries != 20 {
@@ -236,8 +247,8 @@ func TestPrepareMakesWhatIsMissing(t *testing.T) {
 	}
 }
 
-// The peers' answers on small corpora: the digests are those of tools/corpus's twin. With holes all of them are wrong, and
-// Dynamo's are where workers have names of their own.
+// The peers' answers on small corpora: the digests are those of tools/corpus's twin. With holes all of them are wrong,
+// and Dynamo's are where workers have names of their own.
 func TestHarness(t *testing.T) {
 	if !*harness {
 		t.Log("the harness is built and checked with -harness (needs cargo)")
@@ -266,10 +277,12 @@ func TestHarness(t *testing.T) {
 		o.Workers, o.Capacity, o.Requests = 8, 3000, 200
 		c.change(&o)
 		path := filepath.Join(t.TempDir(), "small.bin")
-		if _, err := corpus.Run(t.Context(), corpus.Job{Options: o, Seed: 1, Clump: 1, Out: path}, t.Output()); err != nil {
+		if _, err := corpus.Run(t.Context(), corpus.Job{Options: o, Seed: 1, Clump: 1, Out: path},
+			t.Output()); err != nil {
 			t.Fatal(err)
 		}
-		modes := []mode{{"mixed", 1}, {"events", 1}, {"events", 2}, {"queries", 1}, {"queries", 2}, {"load", 1}, {"memory", 1}}
+		modes := []mode{{"mixed", 1}, {"events", 1}, {"events", 2}, {"queries", 1}, {"queries", 2}, {"load", 1},
+			{"memory", 1}}
 		all, err := measure(t.Context(), indexes, path, modes, 1, t.Output(), t.Output())
 		if err != nil {
 			t.Fatal(err)
@@ -281,7 +294,8 @@ func TestHarness(t *testing.T) {
 			for _, m := range modes {
 				for _, metric := range metrics {
 					alone := x.name == "radixtree" && (m.threads > 1 || m.name == "load")
-					if values := all.values[cell{x.name, m, metric.field}]; metric.mode == m.name && (len(values) == 0) != alone {
+					if values := all.values[cell{x.name, m, metric.field}]; metric.mode == m.name &&
+						(len(values) == 0) != alone {
 						t.Errorf("%s, %v, %s: %v", x.name, m, metric.field, values)
 					}
 				}

@@ -44,7 +44,8 @@ func build(ctx context.Context, f flags) (indexes []index, err error) {
 			return nil, err
 		}
 		indexes = append(indexes, index{us, func(corpus string, m mode) []string {
-			return append([]string{program, "bench", "index", "--json", "--corpus", corpus, "--mode", m.name}, m.args()...)
+			return append([]string{program, "bench", "index", "--json", "--corpus", corpus, "--mode", m.name},
+				m.args()...)
 		}})
 	default:
 		indexes = append(indexes, index{us, template(f.ours)})
@@ -83,7 +84,8 @@ func template(text string) func(corpus string, m mode) []string {
 }
 
 // prepare makes the corpus unless a sound one with the right counts is there.
-func prepare(ctx context.Context, f flags, named corpus.Named, progress io.Writer) (path string, h corpus.Header, err error) {
+func prepare(ctx context.Context, f flags, named corpus.Named, progress io.Writer) (path string, h corpus.Header,
+	err error) {
 	from := fmt.Sprintf("seed-%d", f.seed)
 	if f.trace != "" {
 		if from, err = fingerprint(f.trace); err != nil {
@@ -117,8 +119,10 @@ func fingerprint(path string) (string, error) {
 	return fmt.Sprintf("trace-%x", sum.Sum(nil)[:8]), nil
 }
 
-// measure runs every index in every mode, one after the other, and again in every round. It copies what they print to raw.
-func measure(ctx context.Context, indexes []index, path string, modes []mode, rounds int, raw, progress io.Writer) (*results, error) {
+// measure runs every index in every mode, one after the other, and again in every round. It copies what they print to
+// raw.
+func measure(ctx context.Context, indexes []index, path string, modes []mode, rounds int, raw,
+	progress io.Writer) (*results, error) {
 	all := &results{modes: modes, values: map[cell][]float64{}, digests: map[string][]string{}}
 	for _, x := range indexes {
 		all.indexes = append(all.indexes, x.name)

@@ -130,8 +130,8 @@ func digits(x float64) string {
 	}
 }
 
-// answers says of each index whether its answers were right, in all rounds: by the digest that is known for the corpus, or
-// else by telling the digest. It is nil if no run gave one.
+// answers says of each index whether its answers were right, in all rounds: by the digest that is known for the corpus,
+// or else by telling the digest. It is nil if no run gave one.
 func (all *results) answers(h corpus.Header) (line []string) {
 	want, known := corpus.Expected(h)
 	if len(all.digests) == 0 {

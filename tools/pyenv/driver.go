@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// driver is a running script of integration/python that takes commands, a line of JSON each, and answers each with another.
+// driver is a running script of integration/python that takes commands, a line of JSON each, and answers each with
+// another.
 type driver struct {
 	t      testing.TB
 	script string
@@ -32,7 +33,8 @@ func startDriver(t testing.TB, python, script string, options any) driver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := driver{t: t, script: script, cmd: exec.Command(python, Script(t, script), string(arg)), killOnce: new(sync.Once)}
+	d := driver{t: t, script: script, cmd: exec.Command(python, Script(t, script), string(arg)),
+		killOnce: new(sync.Once)}
 	d.cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	d.cmd.Stderr = os.Stderr
 	if d.in, err = d.cmd.StdinPipe(); err != nil {

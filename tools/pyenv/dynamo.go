@@ -2,7 +2,8 @@ package pyenv
 
 import "testing"
 
-// Dynamo is a running integration/python/dynamo_library.py, where its commands are explained: NVIDIA Dynamo's own library.
+// Dynamo is a running integration/python/dynamo_library.py, where its commands are explained: NVIDIA Dynamo's own
+// library.
 type Dynamo struct{ driver }
 
 // StartDynamo starts one that lives until the test ends.

@@ -21,8 +21,8 @@ type EngineCache struct {
 	Eagle     bool     `json:"eagle,omitempty"`
 }
 
-// Engine is a running integration/python/engine.py: an engine's own publisher, out of its wheel. Its methods fail the test
-// if it does not do as told. They are for one goroutine.
+// Engine is a running integration/python/engine.py: an engine's own publisher, out of its wheel. Its methods fail the
+// test if it does not do as told. They are for one goroutine.
 type Engine struct {
 	Endpoint string // where readers dial
 	Replay   string // where they ask for replay

@@ -15,8 +15,8 @@ import (
 // fetchTimeout bounds the making of one environment, or the fetching of one wheel.
 const fetchTimeout = 30 * time.Minute
 
-// FetchEnvironment makes the environment of a requirements file in integration/python unless it is there, and returns its interpreter. What pip
-// does is written to progress.
+// FetchEnvironment makes the environment of a requirements file in integration/python unless it is there, and returns
+// its interpreter. What pip does is written to progress.
 func FetchEnvironment(progress io.Writer, name string) (python string, err error) {
 	dir, err := cacheDir()
 	if err != nil {
@@ -44,9 +44,11 @@ func fetchEnvironment(progress io.Writer, dir, requirements string, finish finis
 		if _, err := run(ctx, e.base, "-m", "venv", tmp); err != nil {
 			return fmt.Errorf("make a virtual environment (on Debian: apt-get install python3-venv): %w", err)
 		}
-		// The files name every package, those that others need too. Only the interpreter is used, which finds its packages from where it lies.
+		// The files name every package, those that others need too. Only the interpreter is used, which finds its
+		// packages from where it lies.
 		python := filepath.Join(tmp, "bin", "python")
-		pip := []string{"-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check", "--no-deps", "-r", requirements}
+		pip := []string{"-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check", "--no-deps",
+			"-r", requirements}
 		if err := show(ctx, progress, python, pip...); err != nil {
 			return fmt.Errorf("install %s: %w", requirements, err)
 		}
@@ -58,7 +60,8 @@ func fetchEnvironment(progress io.Writer, dir, requirements string, finish finis
 // wheelPlatforms are those for which the engines' wheels are made.
 var wheelPlatforms = []string{"manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "any"}
 
-// FetchWheels fetches the wheels of integration/python/wheels.txt that are not there, without what they depend on, and checks their hashes.
+// FetchWheels fetches the wheels of integration/python/wheels.txt that are not there, without what they depend on, and
+// checks their hashes.
 func FetchWheels(progress io.Writer) error {
 	dir, err := cacheDir()
 	if err != nil {
@@ -92,8 +95,10 @@ func fetchWheel(progress io.Writer, python, dir string, p pin) error {
 		if err := os.WriteFile(wanted, []byte(p.line+"\n"), 0o644); err != nil {
 			return err
 		}
-		args := []string{"-m", "pip", "download", "--progress-bar", "off", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--only-binary", ":all:",
-			"--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "abi3", "--abi", "none", "-d", tmp, "-r", wanted}
+		args := []string{"-m", "pip", "download", "--progress-bar", "off", "--disable-pip-version-check", "--no-deps",
+			"--require-hashes", "--only-binary", ":all:",
+			"--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "abi3", "--abi", "none",
+			"-d", tmp, "-r", wanted}
 		for _, platform := range wheelPlatforms {
 			args = append(args, "--platform", platform)
 		}
@@ -141,8 +146,8 @@ func FetchLibraries(progress io.Writer) error {
 	})
 }
 
-// once makes a folder unless the path there exists: under a temporary name, so that it is complete when it appears. Processes that want the same one
-// wait for each other.
+// once makes a folder unless the path there exists: under a temporary name, so that it is complete when it appears.
+// Processes that want the same one wait for each other.
 func once(dir, there string, fill func(ctx context.Context, tmp string) error) error {
 	if exists(there) {
 		return nil

@@ -16,7 +16,8 @@ import (
 	"testing"
 )
 
-// makeWheel writes a small wheel into a folder from which alone pip takes packages while the test lasts, and returns its hash.
+// makeWheel writes a small wheel into a folder from which alone pip takes packages while the test lasts, and returns
+// its hash.
 func makeWheel(t *testing.T) (sum string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -25,7 +26,8 @@ func makeWheel(t *testing.T) (sum string) {
 		{"tiny.py", "answer = 42\n"},
 		{"tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"},
 		{"tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"},
-		{"tiny-1.0.dist-info/RECORD", "tiny.py,,\ntiny-1.0.dist-info/METADATA,,\ntiny-1.0.dist-info/WHEEL,,\ntiny-1.0.dist-info/RECORD,,\n"},
+		{"tiny-1.0.dist-info/RECORD",
+			"tiny.py,,\ntiny-1.0.dist-info/METADATA,,\ntiny-1.0.dist-info/WHEEL,,\ntiny-1.0.dist-info/RECORD,,\n"},
 	} {
 		w, err := z.Create(f[0])
 		if err != nil {
@@ -58,7 +60,8 @@ func writeRequirements(t *testing.T, text string) string {
 
 // TestPythonHasWhatIsRequired looks whether what was fetched works.
 func TestPythonHasWhatIsRequired(t *testing.T) {
-	out, err := exec.Command(Python(t), "-c", "import zmq, msgpack, msgspec; print(zmq.__version__, zmq.zmq_version())").CombinedOutput()
+	out, err := exec.Command(Python(t), "-c",
+		"import zmq, msgpack, msgspec; print(zmq.__version__, zmq.zmq_version())").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -95,7 +98,8 @@ func TestFetchOnceAmongMany(t *testing.T) {
 	if installed != 1 {
 		t.Errorf("it was told %d times that it was installed: %v", installed, told)
 	}
-	if out, err := exec.Command(got[0], "-c", "import tiny; print(tiny.answer)").CombinedOutput(); err != nil || string(out) != "42\n" {
+	if out, err := exec.Command(got[0], "-c", "import tiny; print(tiny.answer)").CombinedOutput(); err != nil ||
+		string(out) != "42\n" {
 		t.Errorf("%s%v", out, err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -108,14 +112,16 @@ func TestFetchOnceAmongMany(t *testing.T) {
 func TestFetchSaysWhatIsMissing(t *testing.T) {
 	requirements := writeRequirements(t, "/there/is/no/such/package.whl\n")
 	dir := t.TempDir()
-	if _, err := fetchEnvironment(io.Discard, dir, requirements, installed); err == nil || !strings.Contains(err.Error(), "no/such/package") {
+	if _, err := fetchEnvironment(io.Discard, dir, requirements, installed); err == nil ||
+		!strings.Contains(err.Error(), "no/such/package") {
 		t.Errorf("a package that is not there: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp-*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if _, err := fetchEnvironment(io.Discard, dir, requirements, installed); err == nil || !strings.Contains(err.Error(), "apt-get install python3") {
+	if _, err := fetchEnvironment(io.Discard, dir, requirements, installed); err == nil ||
+		!strings.Contains(err.Error(), "apt-get install python3") {
 		t.Errorf("no python3: %v", err)
 	}
 }
@@ -135,7 +141,8 @@ func TestFetchWheel(t *testing.T) {
 		t.Errorf("%s, %v", path, err)
 	}
 	other := strings.Repeat("0", 64)
-	if err := fetchWheel(io.Discard, Python(t), dir, pin{name: "tiny==1.0", sum: other, line: "tiny==1.0 --hash=sha256:" + other}); err == nil ||
+	if err := fetchWheel(io.Discard, Python(t), dir,
+		pin{name: "tiny==1.0", sum: other, line: "tiny==1.0 --hash=sha256:" + other}); err == nil ||
 		!strings.Contains(err.Error(), "DO NOT MATCH THE HASHES") {
 		t.Errorf("another hash: %v", err)
 	}

@@ -24,8 +24,8 @@ func libraryFolder(cache string) string {
 	return filepath.Join(cache, "mooncake-libraries")
 }
 
-// Mooncake is a real Mooncake master and, from StartClient on, a real client with memory for objects. Its methods fail the test if
-// they do not do as told; they are for one goroutine.
+// Mooncake is a real Mooncake master and, from StartClient on, a real client with memory for objects. Its methods fail
+// the test if they do not do as told; they are for one goroutine.
 type Mooncake struct {
 	HTTP string // HOST:PORT of the admin server
 
@@ -75,12 +75,14 @@ func (m *Mooncake) StartMaster() {
 	m.t.Helper()
 	_, rpc, _ := net.SplitHostPort(m.rpc)
 	_, port, _ := net.SplitHostPort(m.HTTP)
-	where, err := exec.Command(m.python, "-c", "import importlib.util as u; print(u.find_spec('mooncake').submodule_search_locations[0], end='')").Output()
+	where, err := exec.Command(m.python, "-c",
+		"import importlib.util as u; print(u.find_spec('mooncake').submodule_search_locations[0], end='')").Output()
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	master := filepath.Join(string(where), "mooncake_master")
-	m.master = exec.Command(master, "--rpc_address=127.0.0.1", "--rpc_port="+rpc, "--metrics_host=127.0.0.1", "--metrics_port="+port)
+	m.master = exec.Command(master, "--rpc_address=127.0.0.1", "--rpc_port="+rpc, "--metrics_host=127.0.0.1",
+		"--metrics_port="+port)
 	m.master.Env = m.env
 	if err := os.Chmod(master, 0o755); err != nil {
 		m.t.Fatal(err)

@@ -79,8 +79,8 @@ func (p *Publisher) Publish(events ...Event) (seq uint64, hashes [][]uint64) {
 	return got.Seq, got.Hashes
 }
 
-// Store announces the full blocks of tokens, which follow the block called parent, or start a prompt if it is nil. It returns
-// what the engine calls them.
+// Store announces the full blocks of tokens, which follow the block called parent, or start a prompt if it is nil. It
+// returns what the engine calls them.
 func (p *Publisher) Store(tokens []uint32, parent *uint64) (seq uint64, hashes []uint64) {
 	p.t.Helper()
 	seq, all := p.Publish(Event{Op: "store", Tokens: tokens, Parent: parent})
@@ -127,8 +127,8 @@ type Burst struct {
 	Hashes   []uint64 `json:"hashes"`
 }
 
-// Burst publishes n messages as fast as it can, each of which goes on with the same prompt by so many blocks. The prompt's tokens
-// count up from first.
+// Burst publishes n messages as fast as it can, each of which goes on with the same prompt by so many blocks. The
+// prompt's tokens count up from first.
 func (p *Publisher) Burst(n, blocks int, first uint32) (b Burst) {
 	p.t.Helper()
 	p.Do(command{"op": "burst", "n": n, "blocks": blocks, "first_token": first}, &b)

@@ -25,7 +25,9 @@ func within(t testing.TB) context.Context {
 
 func dial(t *testing.T, p *pyenv.Publisher) *zmtp.Sub {
 	t.Helper()
-	s, err := zmtp.DialSub(context.Background(), p.Endpoint, []string{""}, zmtp.Config{Heartbeat: -1, BackoffMin: 5 * time.Millisecond, BackoffMax: 20 * time.Millisecond}) // a publisher that stands still is not left
+	// a publisher that stands still is not left
+	s, err := zmtp.DialSub(context.Background(), p.Endpoint, []string{""},
+		zmtp.Config{Heartbeat: -1, BackoffMin: 5 * time.Millisecond, BackoffMax: 20 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,9 +94,11 @@ func TestPublisherEqualsCaptures(t *testing.T) {
 			}
 			p := pyenv.StartPublisher(t, opt)
 			s := dial(t, p)
-			p.Publish(pyenv.Event{Op: "store", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8}, Hashes: []uint64{15760518052499183552, 2}, Group: ptr(0), Kind: "full_attention"})
+			p.Publish(pyenv.Event{Op: "store", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8},
+				Hashes: []uint64{15760518052499183552, 2}, Group: ptr(0), Kind: "full_attention"})
 			p.Publish(
-				pyenv.Event{Op: "store", Tokens: []uint32{9, 10, 11, 12}, Hashes: []uint64{3}, Parent: ptr(uint64(2)), LoraID: ptr(1), LoraName: "adapter-a"},
+				pyenv.Event{Op: "store", Tokens: []uint32{9, 10, 11, 12}, Hashes: []uint64{3}, Parent: ptr(uint64(2)),
+					LoraID: ptr(1), LoraName: "adapter-a"},
 				pyenv.Event{Op: "remove", Hashes: []uint64{3}})
 			p.Raw(mustHex(t, capture.Live[2][2])) // hashes as bytes beside integers: as captured
 			p.Clear()
@@ -149,7 +153,8 @@ func TestPublisherDialsOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Stop)
-	p := pyenv.StartPublisher(t, pyenv.PublisherOptions{Endpoint: s.Addr(), Connect: true, NoReplay: true, Topic: "kv@me", FirstSeq: 1, Hashes: "bytes"})
+	p := pyenv.StartPublisher(t, pyenv.PublisherOptions{Endpoint: s.Addr(), Connect: true, NoReplay: true,
+		Topic: "kv@me", FirstSeq: 1, Hashes: "bytes"})
 	if p.Replay != "" {
 		t.Errorf("a replay socket at %q", p.Replay)
 	}
@@ -195,7 +200,8 @@ func TestPublisherTrouble(t *testing.T) {
 	for _, m := range replay(t, p.Replay, 49) {
 		kept = append(kept, binary.BigEndian.Uint64(m[2]))
 	}
-	if want := []uint64{49, 50, 51, 56, 1<<64 - 1}; len(kept) != len(want) || kept[1] != 50 || kept[2] != 51 || kept[3] != 56 {
+	if want := []uint64{49, 50, 51, 56, 1<<64 - 1}; len(kept) != len(want) || kept[1] != 50 || kept[2] != 51 ||
+		kept[3] != 56 {
 		t.Errorf("replay: %d, want %d", kept, want)
 	}
 	p.Forget(1)

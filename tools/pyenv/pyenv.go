@@ -23,8 +23,8 @@ func Python(t testing.TB) string {
 	return PythonWith(t, "requirements.txt")
 }
 
-// PythonWith returns the path of an interpreter that has the packages of another requirements file in integration/python. Nothing is fetched: where
-// it is missing the test fails, and says which command makes it.
+// PythonWith returns the path of an interpreter that has the packages of another requirements file in
+// integration/python. Nothing is fetched: where it is missing the test fails, and says which command makes it.
 func PythonWith(t testing.TB, requirements string) string {
 	t.Helper()
 	python, err := find(requirements, fetchCommand)
@@ -121,7 +121,8 @@ func locate(dir, requirements string) (*environment, error) {
 		return nil, err
 	}
 	sum := sha256.Sum256(append(version, wanted...))
-	return &environment{base: base, requirements: requirements, dir: filepath.Join(dir, "pyenv-"+hex.EncodeToString(sum[:8]))}, nil
+	return &environment{base: base, requirements: requirements,
+		dir: filepath.Join(dir, "pyenv-"+hex.EncodeToString(sum[:8]))}, nil
 }
 
 func run(ctx context.Context, name string, args ...string) ([]byte, error) {

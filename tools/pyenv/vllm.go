@@ -32,7 +32,8 @@ func FetchVLLM(progress io.Writer) (python string, err error) {
 		// Compiling now saves each start of an engine a minute or two. torch's own tests have the syntax of later
 		// Pythons.
 		fmt.Fprintln(progress, "compiling all modules")
-		_, err = run(ctx, python, "-m", "compileall", "-q", "-j", "0", "-x", "torch/testing/_internal", string(packages))
+		_, err = run(ctx, python, "-m", "compileall", "-q", "-j", "0", "-x", "torch/testing/_internal",
+			string(packages))
 		return err
 	})
 }

@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// Wheel returns the path of a wheel that is read and not installed, as "name==version" in integration/python/wheels.txt. Nothing is fetched: where it
-// is missing the test fails, and says which command fetches it.
+// Wheel returns the path of a wheel that is read and not installed, as "name==version" in
+// integration/python/wheels.txt. Nothing is fetched: where it is missing the test fails, and says which command fetches
+// it.
 //
 // It is the same file everywhere, the one for CPython 3.11 on x86-64 Linux: nothing but Python is read out of it.
 func Wheel(t testing.TB, pinned string) string {

@@ -24,7 +24,8 @@ func TestReadPins(t *testing.T) {
 	if err := os.WriteFile(path, []byte("# a comment\nsglang==0.5.12\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readPins(path); err == nil || !strings.Contains(err.Error(), `"sglang==0.5.12" is not a wheel with one sha256 hash`) {
+	if _, err := readPins(path); err == nil ||
+		!strings.Contains(err.Error(), `"sglang==0.5.12" is not a wheel with one sha256 hash`) {
 		t.Errorf("without a hash: %v", err)
 	}
 }

@@ -1,9 +1,9 @@
 // Package trace answers: what did users ask of a fleet of engines, when, and how much of it was the same?
 //
-// A trace is a list of requests in order of time. A request has lengths in tokens and, for each 512 tokens of its prompt,
-// an id; two requests whose ids begin alike have prompts that begin alike. Nothing is known of the text, which is why such
-// traces can be published. The format is that of kvcache-ai/Mooncake (FAST25-release/traces/*.jsonl, Apache-2.0), one JSON
-// object a line:
+// A trace is a list of requests in order of time. A request has lengths in tokens and, for each 512 tokens of its
+// prompt, an id; two requests whose ids begin alike have prompts that begin alike. Nothing is known of the text, which
+// is why such traces can be published. The format is that of kvcache-ai/Mooncake (FAST25-release/traces/*.jsonl,
+// Apache-2.0), one JSON object a line:
 //
 //	{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [0, 46, 47, 48, …]}
 //
@@ -18,12 +18,12 @@
 //
 // # The generator
 //
-// [Generate] makes a trace with the shape of Mooncake's conversation trace, from a seed. The model: users arrive in clumps
-// every three seconds. After each answer the user goes on with some probability, which grows with the turns so far, and
-// after some time. Most follow-ups repeat the conversation (prompt and answer) and add to it; some take up an earlier
-// part of it and go another way, as an edited prompt does. All prompts share their first 512 tokens. Lengths and times are
-// drawn from the quantiles of the real trace; only whole numbers are used, and of math/rand/v2 only the raw 64 bits of PCG,
-// so that a seed gives the same trace on every platform and in every version of Go.
+// [Generate] makes a trace with the shape of Mooncake's conversation trace, from a seed. The model: users arrive in
+// clumps every three seconds. After each answer the user goes on with some probability, which grows with the turns so
+// far, and after some time. Most follow-ups repeat the conversation (prompt and answer) and add to it; some take up an
+// earlier part of it and go another way, as an edited prompt does. All prompts share their first 512 tokens. Lengths
+// and times are drawn from the quantiles of the real trace; only whole numbers are used, and of math/rand/v2 only the
+// raw 64 bits of PCG, so that a seed gives the same trace on every platform and in every version of Go.
 //
 // What [Measure] says of the real trace and of [Generate] with the zero Options (12,031 requests each):
 //

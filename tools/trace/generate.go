@@ -2,8 +2,8 @@ package trace
 
 import "math/rand/v2"
 
-// Options say which trace [Generate] makes. The zero value asks for as many requests as Mooncake's conversation trace has,
-// at its rate.
+// Options say which trace [Generate] makes. The zero value asks for as many requests as Mooncake's conversation trace
+// has, at its rate.
 type Options struct {
 	// Seed names the trace. Every number is a good one.
 	Seed uint64
@@ -25,29 +25,40 @@ const (
 	maxPrompt = 126195 // the longest prompt of the real trace, in tokens: a conversation ends before it grows beyond
 )
 
-// quantiles is a distribution of whole numbers: value[i] is not exceeded in share[i] thousandths of all draws. Between two
-// entries values are equally likely.
+// quantiles is a distribution of whole numbers: value[i] is not exceeded in share[i] thousandths of all draws. Between
+// two entries values are equally likely.
 type quantiles []struct{ share, value int }
 
 // The distributions of the real trace, measured.
 var (
-	firstPrompt = quantiles{{0, 891}, {50, 897}, {100, 905}, {150, 943}, {200, 1092}, {300, 1756}, {400, 3914}, {500, 5264}, {600, 7417},
-		{700, 10775}, {800, 15871}, {850, 19453}, {900, 25561}, {950, 38538}, {970, 51792}, {980, 67212}, {990, 89869}, {995, 111800}, {1000, maxPrompt}}
+	firstPrompt = quantiles{{0, 891}, {50, 897}, {100, 905}, {150, 943}, {200, 1092}, {300, 1756}, {400, 3914},
+		{500, 5264}, {600, 7417},
+		{700, 10775}, {800, 15871}, {850, 19453}, {900, 25561}, {950, 38538}, {970, 51792}, {980, 67212}, {990,
+			89869}, {995, 111800}, {1000, maxPrompt}}
 
-	answer = quantiles{{0, 1}, {20, 3}, {50, 10}, {100, 24}, {150, 46}, {200, 100}, {250, 156}, {300, 213}, {400, 291}, {500, 350}, {600, 399}, {700, 447},
+	answer = quantiles{{0, 1}, {20, 3}, {50, 10}, {100, 24}, {150, 46}, {200, 100}, {250, 156}, {300, 213}, {400, 291},
+		{500, 350}, {600, 399}, {700, 447},
 		{800, 504}, {850, 543}, {900, 597}, {950, 698}, {980, 893}, {990, 1120}, {995, 1570}, {999, 2000}, {1000, 2000}}
 
-	addition = quantiles{{0, 1}, {250, 9}, {500, 26}, {750, 356}, {900, 4203}, {950, 6922}, {990, 16705}, {999, 38787}, {1000, 91467}} // by the user, tokens
+	// by the user, tokens
+	addition = quantiles{{0, 1}, {250, 9}, {500, 26}, {750, 356}, {900, 4203}, {950, 6922}, {990, 16705}, {999, 38787},
+		{1000, 91467}}
 
-	clump = quantiles{{0, 0}, {100, 0}, {250, 5}, {500, 10}, {750, 15}, {900, 21}, {950, 24}, {990, 29}, {1000, 43}} // requests in three seconds, if Clump is 10
+	// requests in three seconds, if Clump is 10
+	clump = quantiles{{0, 0}, {100, 0}, {250, 5}, {500, 10}, {750, 15}, {900, 21}, {950, 24}, {990, 29}, {1000, 43}}
 
-	pause = quantiles{{0, 0}, {20, 17999}, {50, 27001}, {100, 39001}, {200, 57000}, {300, 74999}, {400, 95999}, {500, 123000}, {600, 162000}, {700, 225001},
-		{800, 318001}, {900, 474001}, {950, 606000}, {990, 1458000}, {999, 2678999}, {1000, 3030000}} // ms from a request to the follow-up
+	pause = quantiles{{0, 0}, {20, 17999}, {50, 27001}, {100, 39001}, {200, 57000}, {300, 74999}, {400, 95999},
+		{500, 123000}, {600, 162000}, {700, 225001},
+		// ms from a request to the follow-up
+		{800, 318001}, {900, 474001}, {950, 606000}, {990, 1458000}, {999, 2678999}, {1000, 3030000}}
 
-	kept = quantiles{{0, 10}, {100, 68}, {200, 97}, {300, 129}, {400, 167}, {500, 214}, {600, 290}, {700, 400}, {800, 524}, {900, 833}, {1000, 986}} // thousandths of the blocks that an edit keeps
+	// thousandths of the blocks that an edit keeps
+	kept = quantiles{{0, 10}, {100, 68}, {200, 97}, {300, 129}, {400, 167}, {500, 214}, {600, 290}, {700, 400},
+		{800, 524}, {900, 833}, {1000, 986}}
 )
 
-// goesOn is how many of a thousand users go on after their first, second … answer; the last entry holds for all later ones.
+// goesOn is how many of a thousand users go on after their first, second … answer; the last entry holds for all later
+// ones.
 var goesOn = [...]int{380, 490, 580, 650}
 
 // edits is how many of a thousand follow-ups go another way from an earlier point.
@@ -107,8 +118,8 @@ func (g *generator) plan(now int, r Request, turn int) {
 	}
 }
 
-// next makes the request that follows another one: as long as that one but with other contents after some blocks, or that
-// one with its answer and more.
+// next makes the request that follows another one: as long as that one but with other contents after some blocks, or
+// that one with its answer and more.
 func (g *generator) next(previous Request, edit bool) Request {
 	length := min(maxPrompt, previous.InputLength+previous.OutputLength+g.draw(addition))
 	same := previous.InputLength / BlockTokens // the last block, if not full, goes on in another way

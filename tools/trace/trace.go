@@ -38,8 +38,8 @@ type line struct {
 // ErrFormat: what is in a file is no trace. Mend the file.
 var ErrFormat = errors.New("no request")
 
-// Requests reads a trace request by request. It ends after the first error, which names the line and wraps [ErrFormat] if that is what is wrong. Empty
-// lines are passed over.
+// Requests reads a trace request by request. It ends after the first error, which names the line and wraps [ErrFormat]
+// if that is what is wrong. Empty lines are passed over.
 func Requests(r io.Reader) iter.Seq2[Request, error] {
 	return func(yield func(Request, error) bool) {
 		lines := bufio.NewScanner(r)
@@ -146,8 +146,8 @@ func Write(w io.Writer, reqs []Request) error {
 	return nil
 }
 
-// Tokens of answers have answerBit set, tokens of prompts do not; none has the sign bit of an int32, which some engines'
-// clients cannot stand.
+// Tokens of answers have answerBit set, tokens of prompts do not; none has the sign bit of an int32, which some
+// engines' clients cannot stand.
 const (
 	answerBit = 1 << 30
 	tokenMask = answerBit - 1
@@ -161,9 +161,9 @@ func CheckBlockSize(blockSize int) error {
 	return nil
 }
 
-// PromptTokens appends the prompt's tokens to dst: each id h is cut into f = 512/blockSize blocks of blockSize tokens, and
-// the tokens of block i are all h·f+i, so that two prompts' tokens are equal as far as their ids are (ids from 2³⁰/f on
-// wrap round). There are InputLength of them, or fewer if there are too few ids. The block size must pass
+// PromptTokens appends the prompt's tokens to dst: each id h is cut into f = 512/blockSize blocks of blockSize tokens,
+// and the tokens of block i are all h·f+i, so that two prompts' tokens are equal as far as their ids are (ids from
+// 2³⁰/f on wrap round). There are InputLength of them, or fewer if there are too few ids. The block size must pass
 // [CheckBlockSize]: another is a bug of the caller and panics.
 func (r Request) PromptTokens(dst []uint32, blockSize int) []uint32 {
 	if err := CheckBlockSize(blockSize); err != nil {
@@ -182,8 +182,8 @@ func (r Request) PromptTokens(dst []uint32, blockSize int) []uint32 {
 	return dst
 }
 
-// OutputTokens appends the answer's tokens to dst: OutputLength of them, which depend on the request's number in its trace
-// and are those of no other answer and no prompt.
+// OutputTokens appends the answer's tokens to dst: OutputLength of them, which depend on the request's number in its
+// trace and are those of no other answer and no prompt.
 func (r Request) OutputTokens(dst []uint32, number int) []uint32 {
 	for i := range r.OutputLength {
 		dst = append(dst, answerBit|uint32(scramble(uint64(number)<<32^uint64(i))&tokenMask))

@@ -60,8 +60,10 @@ func TestReadNamesFileAndLine(t *testing.T) {
 		{`{"input_length":1,"output_length":1}`, "line 1: no request: no hash_ids"},
 		{`{"input_length":-1,"output_length":1,"hash_ids":[]}`, "line 1: no request: input_length -1 is negative"},
 		{`{"input_length":1,"output_length":-2,"hash_ids":[]}`, "line 1: no request: output_length -2 is negative"},
-		{`{"input_length":1,"output_length":1,"hash_ids":[-1]}`, "line 1: no request: json: cannot unmarshal number -1"},
-		{`{"input_length":1e99,"output_length":1,"hash_ids":[1]}`, "line 1: no request: json: cannot unmarshal number 1e99"},
+		{`{"input_length":1,"output_length":1,"hash_ids":[-1]}`,
+			"line 1: no request: json: cannot unmarshal number -1"},
+		{`{"input_length":1e99,"output_length":1,"hash_ids":[1]}`,
+			"line 1: no request: json: cannot unmarshal number 1e99"},
 		{good + `{"x":"` + strings.Repeat("y", MaxLine) + `"}`, "line 2: no request: longer than 1048576 bytes"},
 	} {
 		path := filepath.Join(t.TempDir(), "t.jsonl")
@@ -83,7 +85,8 @@ func TestReadNamesFileAndLine(t *testing.T) {
 }
 
 func TestWriteIsReadBack(t *testing.T) {
-	want := append(Generate(Options{Seed: 3, Requests: 100}), Request{HashIDs: []uint64{1<<64 - 1}}, Request{HashIDs: []uint64{}})
+	want := append(Generate(Options{Seed: 3, Requests: 100}), Request{HashIDs: []uint64{1<<64 - 1}},
+		Request{HashIDs: []uint64{}})
 	var b bytes.Buffer
 	if err := Write(&b, want); err != nil {
 		t.Fatal(err)
@@ -142,7 +145,8 @@ func TestGenerateHasTheShapeOfTheRealTrace(t *testing.T) {
 		}
 		spread := func(what string, got, want Spread) {
 			near(what+" mean", got.Mean, want.Mean)
-			for i, p := range [][2]int{{got.P10, want.P10}, {got.P25, want.P25}, {got.P50, want.P50}, {got.P75, want.P75}, {got.P90, want.P90}, {got.P99, want.P99}} {
+			for i, p := range [][2]int{{got.P10, want.P10}, {got.P25, want.P25}, {got.P50, want.P50},
+				{got.P75, want.P75}, {got.P90, want.P90}, {got.P99, want.P99}} {
 				if p[1] > 0 {
 					near(fmt.Sprint(what, " quantile ", i), float64(p[0]), float64(p[1]))
 				}
@@ -173,7 +177,8 @@ func TestGenerateKeepsTheFormatsRules(t *testing.T) {
 		parent := map[uint64]uint64{0: 0} // an id stands for all that comes before it too
 		next, now := uint64(0), int64(0)
 		for i, r := range reqs {
-			if len(r.HashIDs) != (r.InputLength+BlockTokens-1)/BlockTokens || r.OutputLength < 1 || r.Timestamp < now || r.HashIDs[0] != 0 {
+			if len(r.HashIDs) != (r.InputLength+BlockTokens-1)/BlockTokens || r.OutputLength < 1 || r.Timestamp < now ||
+				r.HashIDs[0] != 0 {
 				t.Fatalf("seed %d: request %d: %+v", seed, i, r)
 			}
 			now = r.Timestamp
@@ -223,7 +228,8 @@ func TestAnswersAreUnique(t *testing.T) {
 	blocks := map[[16]uint32]int{}
 	for n := range 3000 {
 		a := Request{OutputLength: 64}.OutputTokens(nil, n)
-		if !equal(a, Request{OutputLength: 64}.OutputTokens(nil, n)) || !equal(a[:9], Request{OutputLength: 9}.OutputTokens(nil, n)) {
+		if !equal(a, Request{OutputLength: 64}.OutputTokens(nil, n)) ||
+			!equal(a[:9], Request{OutputLength: 9}.OutputTokens(nil, n)) {
 			t.Fatalf("answer %d is not always the same", n)
 		}
 		for ; len(a) > 0; a = a[16:] {
@@ -265,8 +271,10 @@ func TestMeasure(t *testing.T) {
 		{9000, 2000, 40, []uint64{0, 1, 6, 7}},    // an edit of the one before
 		{9000, 2500, 40, []uint64{0, 1, 6, 7, 8}}, // at once
 	})
-	if got.Blocks != 18 || got.Distinct != 9 || got.Reused() != .5 || got.FollowUps != .6 || got.Turns.Max != 4 || got.Single != .5 ||
-		got.Extends != 2./3 || got.Pause.Min != 0 || got.Pause.Max != 6 || got.Duration != 9000 || got.Arrivals.Max != 2 || got.Input.Mean != 1560 {
+	if got.Blocks != 18 || got.Distinct != 9 || got.Reused() != .5 || got.FollowUps != .6 || got.Turns.Max != 4 ||
+		got.Single != .5 ||
+		got.Extends != 2./3 || got.Pause.Min != 0 || got.Pause.Max != 6 || got.Duration != 9000 ||
+		got.Arrivals.Max != 2 || got.Input.Mean != 1560 {
 		t.Errorf("%+v", got)
 	}
 	if empty := Measure(nil); empty != (Shape{}) || empty.Reused() != 0 {

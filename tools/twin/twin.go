@@ -91,7 +91,8 @@ func New(cfg Config, block uint32) *Rank {
 }
 
 func (r *Rank) reset() {
-	r.kinds, r.window, r.drops = map[events.GroupIndex]events.Attention{}, map[events.GroupIndex]uint32{}, map[events.GroupIndex]bool{}
+	r.kinds, r.window, r.drops = map[events.GroupIndex]events.Attention{}, map[events.GroupIndex]uint32{},
+		map[events.GroupIndex]bool{}
 	r.copies, r.held, r.sets = map[copyOf]int{}, map[holding]int{}, map[copyOf]int{}
 	r.place = map[events.BlockHash]events.SeqHash{}
 	r.gone, r.parked = nil, nil

@@ -53,7 +53,8 @@ type change struct {
 }
 
 // media is what an engine calls the tiers.
-var media = map[events.Tier]string{events.Device: "GPU", events.Host: "CPU", events.Disk: "DISK", events.External: "EXTERNAL"}
+var media = map[events.Tier]string{events.Device: "GPU", events.Host: "CPU", events.Disk: "DISK",
+	events.External: "EXTERNAL"}
 
 // startBeside starts both, with as many engines as are wanted.
 func startBeside(t *testing.T, engines int) *beside {
@@ -66,10 +67,13 @@ func startBeside(t *testing.T, engines int) *beside {
 		t.Fatal(err)
 	}
 	for i := range engines {
-		e := &besideEngine{Publisher: pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: besideSize}), id: strconv.Itoa(i + 1)}
+		e := &besideEngine{Publisher: pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: besideSize}),
+			id: strconv.Itoa(i + 1)}
 		e.twin = twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor,
 			MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}, besideSize)
-		register := fmt.Sprintf(`{"instance_id":%s,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, e.id, e.Endpoint, e.Replay, besideSize)
+		register := fmt.Sprintf(
+			`{"instance_id":%s,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, e.id, e.Endpoint,
+			e.Replay, besideSize)
 		for _, base := range b.bases {
 			if status, text, err := harness.Request(base, "POST", "/register", register); err != nil || status != 201 {
 				t.Fatalf("register: %d %s %v", status, text, err)
@@ -102,7 +106,8 @@ func (b *beside) apply(c change) {
 	e := b.engines[c.engine]
 	e.groups = max(e.groups, c.group)
 	said := map[string]any{"op": c.op, "medium": media[c.tier], "group": c.group, "kind": "full_attention"}
-	means := events.Event{Kind: events.Stored, Tier: c.tier, Group: events.GroupIndex(c.group), Attention: events.AttentionFull}
+	means := events.Event{Kind: events.Stored, Tier: c.tier, Group: events.GroupIndex(c.group),
+		Attention: events.AttentionFull}
 	var tokens []uint32
 	var names []uint64
 	for _, x := range c.blocks {
@@ -179,8 +184,9 @@ func (b *beside) ask(tokens []uint32) (ours, dynamo, twins []depth) {
 	return said[0], said[1], twins
 }
 
-// settle waits until both reflect all that was announced: until they know marks that are announced behind it, one in each tier.
-// What is held counts only if every group holds it. The last group's are announced first: an index that knows the last mark knows of all groups.
+// settle waits until both reflect all that was announced: until they know marks that are announced behind it, one in
+// each tier. What is held counts only if every group holds it. The last group's are announced first: an index that
+// knows the last mark knows of all groups.
 func (b *beside) settle() {
 	b.t.Helper()
 	var mark []uint32
@@ -193,7 +199,8 @@ func (b *beside) settle() {
 			var parent *uint64
 			for j, token := range mark {
 				name := uint64(token)
-				b.apply(change{engine: i, op: "store", tier: events.Tier(j + 1), parent: parent, blocks: []named{{token, name}}, group: group})
+				b.apply(change{engine: i, op: "store", tier: events.Tier(j + 1), parent: parent,
+					blocks: []named{{token, name}}, group: group})
 				parent = &name
 			}
 		}

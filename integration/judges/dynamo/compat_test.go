@@ -17,7 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over loopback.
+// startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over
+// loopback.
 func startDynamo(t *testing.T) (base string) {
 	python := pyenv.PythonWith(t, "dynamo.txt")
 	base = loopback.Reserve(t)
@@ -44,8 +45,9 @@ func startDynamo(t *testing.T) (base string) {
 	}
 }
 
-// TestCompatibleWithDynamo drives NVIDIA Dynamo's indexer and ours with the same requests and the same engine, and compares statuses and, where
-// there is an answer, all of its fields. What differs on purpose is in docs/compatibility.md and below.
+// TestCompatibleWithDynamo drives NVIDIA Dynamo's indexer and ours with the same requests and the same engine, and
+// compares statuses and, where there is an answer, all of its fields. What differs on purpose is in
+// docs/compatibility.md and below.
 func TestCompatibleWithDynamo(t *testing.T) {
 	dynamo := startDynamo(t)
 	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: harness.BlockSize})
@@ -73,13 +75,15 @@ func TestCompatibleWithDynamo(t *testing.T) {
 				return
 			}
 			if time.Now().After(deadline) || method == "POST" && !strings.HasPrefix(path, "/query") {
-				t.Fatalf("%s %s %.200s:\nDynamo %d %s\n  ours %d %s\nwant both to have %q", method, path, body, status[0], got[0], status[1], got[1], want)
+				t.Fatalf("%s %s %.200s:\nDynamo %d %s\n  ours %d %s\nwant both to have %q", method, path, body,
+					status[0], got[0], status[1], got[1], want)
 			}
 		}
 	}
 	query := func(list []uint32) string { return `{"model_name":"m","token_ids":` + harness.JSONList(list) + `}` }
 	registration := func(instance, blockSize int) string {
-		return fmt.Sprintf(`{"instance_id":%d,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, instance, engine.Endpoint, engine.Replay, blockSize)
+		return fmt.Sprintf(`{"instance_id":%d,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`,
+			instance, engine.Endpoint, engine.Replay, blockSize)
 	}
 	same("GET", "/workers", "", "[]")
 	same("POST", "/query", query(prompt), "no indexer for model=m routing_group=default")
@@ -100,14 +104,15 @@ func TestCompatibleWithDynamo(t *testing.T) {
 	same("POST", "/query", `{"model_name":"nope","token_ids":[1]}`, "no indexer for model=nope")
 	same("POST", "/query_by_hash", `{"model_name":"m","block_hashes":[1,-2]}`, `"scores":{}`)
 	same("POST", "/query_by_hash", `{"model_name":"m","block_hashes":[1],"cache_salt":"x"}`, "cache_salt")
-	engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[2*harness.BlockSize : 3*harness.BlockSize], Parent: &hashes[1], Hashes: hashes[2:3], Medium: "CPU"})
+	engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[2*harness.BlockSize : 3*harness.BlockSize],
+		Parent: &hashes[1], Hashes: hashes[2:3], Medium: "CPU"})
 	engine.Remove(hashes[2])
 	same("POST", "/query", query(prompt), `"cpu":48`)
 	same("POST", "/query", query(prompt), `"gpu":32`)
 	same("POST", "/unregister", `{"instance_id":77,"model_name":"m"}`, "not found")
 
-	// How requests are read: names by letter case, none twice, text that is UTF-8; other fields are passed over. A worker is unregistered whatever its
-	// routing group if none is named.
+	// How requests are read: names by letter case, none twice, text that is UTF-8; other fields are passed over. A
+	// worker is unregistered whatever its routing group if none is named.
 	same("POST", "/query", strings.Replace(query(prompt), "token_ids", "Token_ids", 1), "missing field")
 	same("POST", "/query", strings.Replace(query(prompt), "{", `{"model_name":"m",`, 1), "duplicate field")
 	same("POST", "/query", strings.Replace(query(prompt), "{", `{"nobody_knows":[{}],`, 1), `"gpu":32`)
@@ -129,7 +134,8 @@ func TestCompatibleWithDynamo(t *testing.T) {
 	engine.WaitSubscribers(2)
 	engine.Store(prompt[:1*harness.BlockSize], nil)
 	same("POST", "/query", query(prompt[:harness.BlockSize]), `"gpu":16`)
-	if status, text, err := harness.Request(x.HTTP, "GET", "/dump", ""); err != nil || status != 200 || !strings.Contains(text, `"m:default":{"block_size":16,"events":[{"worker_id":1,`) {
+	if status, text, err := harness.Request(x.HTTP, "GET", "/dump", ""); err != nil || status != 200 ||
+		!strings.Contains(text, `"m:default":{"block_size":16,"events":[{"worker_id":1,`) {
 		t.Errorf("dump: %d %.300s %v", status, text, err)
 	}
 
@@ -141,20 +147,26 @@ func TestCompatibleWithDynamo(t *testing.T) {
 
 	// On purpose: a registration may say what kind of engine it is; else that is told from what it says.
 	x.WaitFor("a registered engine speaks as vLLM does")
-	if status, text, err := harness.Request(x.HTTP, "POST", "/register", `{"instance_id":3,"type":"vLLM","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
+		`{"instance_id":3,"type":"vLLM","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
 		t.Errorf("register with a type: %d %s %v", status, text, err)
 	}
-	if status, text, err := harness.Request(x.HTTP, "POST", "/register", `{"instance_id":4,"type":"Mooncake","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 400 || !strings.Contains(text, "vllm, sglang or auto") {
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
+		`{"instance_id":4,"type":"Mooncake","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 400 || !strings.Contains(text, "vllm, sglang or auto") {
 		t.Errorf("register with an unknown type: %d %s %v", status, text, err)
 	}
 	// On purpose: an instance may have a name, hashes may be unsigned, what nobody listens at is pending.
-	if status, text, err := harness.Request(x.HTTP, "POST", "/register", `{"instance_id":"w-1","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
+		`{"instance_id":"w-1","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil ||
+		status != 201 {
 		t.Errorf("register by name: %d %s %v", status, text, err)
 	}
-	if status, text, err := harness.Request(x.HTTP, "GET", "/workers", ""); err != nil || status != 200 || !strings.Contains(text, `"instance_id":"w-1","source":"zmq","status":"pending"`) {
+	if status, text, err := harness.Request(x.HTTP, "GET", "/workers", ""); err != nil || status != 200 ||
+		!strings.Contains(text, `"instance_id":"w-1","source":"zmq","status":"pending"`) {
 		t.Errorf("workers: %d %s %v", status, text, err)
 	}
-	if status, text, err := harness.Request(x.HTTP, "POST", "/query_by_hash", `{"model_name":"m","block_hashes":[12124091508212882195]}`); err != nil || status != 200 {
+	if status, text, err := harness.Request(x.HTTP, "POST", "/query_by_hash",
+		`{"model_name":"m","block_hashes":[12124091508212882195]}`); err != nil || status != 200 {
 		t.Errorf("an unsigned hash: %d %s %v", status, text, err)
 	}
 }

@@ -55,7 +55,8 @@ func differences(t *testing.T) (list []difference) {
 	return list
 }
 
-// TestDynamoDifferencesByExample runs every example on both indexers and the twin: each says what the page says that it does.
+// TestDynamoDifferencesByExample runs every example on both indexers and the twin: each says what the page says that it
+// does.
 func TestDynamoDifferencesByExample(t *testing.T) {
 	b := startBeside(t, 2)
 	n := uint32(0)
@@ -83,11 +84,13 @@ func TestDynamoDifferencesByExample(t *testing.T) {
 }
 
 var (
-	changeLine = regexp.MustCompile(`^w(\d) (stores|copies|removes)((?: [a-z])+)(?: after ([a-z]))?(?: (?:on|to|from) (\w+))?(?: called((?: [a-z])+))?(?: in group (\d))?$`)
-	askLine    = regexp.MustCompile(`^ask((?: [a-z])+): w(\d) has ([\d+]+), Dynamo says ([\d+]+)$`)
+	changeLine = regexp.MustCompile(
+		`^w(\d) (stores|copies|removes)((?: [a-z])+)(?: after ([a-z]))?(?: (?:on|to|from) (\w+))?(?: called((?: [a-z])+))?(?: in group (\d))?$`)
+	askLine = regexp.MustCompile(`^ask((?: [a-z])+): w(\d) has ([\d+]+), Dynamo says ([\d+]+)$`)
 )
 
-// line runs one line of an example, whose blocks are those of no other. It reports whether it asks, and Dynamo's answer differs from ours.
+// line runs one line of an example, whose blocks are those of no other. It reports whether it asks, and Dynamo's answer
+// differs from ours.
 func (b *beside) line(example, line string, base uint32) (differs bool) {
 	b.t.Helper()
 	token := func(word string) uint32 { return base + uint32(word[0]) }
@@ -108,7 +111,8 @@ func (b *beside) line(example, line string, base uint32) (differs bool) {
 	if m == nil {
 		b.t.Fatalf("%s: %q cannot be read", example, line)
 	}
-	c := change{engine: int(m[1][0] - '1'), op: map[string]string{"stores": "store", "copies": "copy", "removes": "remove"}[m[2]], tier: events.Device}
+	c := change{engine: int(m[1][0] - '1'), op: map[string]string{"stores": "store", "copies": "copy",
+		"removes": "remove"}[m[2]], tier: events.Device}
 	name := func(word string) uint64 { return xxh3.HashString(strconv.Itoa(int(base)) + word) }
 	words := strings.Fields(m[3])
 	called := words
@@ -139,8 +143,9 @@ func readDepth(text string) (d depth) {
 	return d
 }
 
-// TestBesideDynamo sends random streams to both, one with no trouble in it, one with each trouble alone, and one with all. Ours always equals the
-// twin. Without trouble Dynamo does too; with one, it differs only where that trouble has been, and only to the side that the page says.
+// TestBesideDynamo sends random streams to both, one with no trouble in it, one with each trouble alone, and one with
+// all. Ours always equals the twin. Without trouble Dynamo does too; with one, it differs only where that trouble has
+// been, and only to the side that the page says.
 func TestBesideDynamo(t *testing.T) {
 	b := startBeside(t, 3)
 	classes := differences(t)
@@ -152,8 +157,9 @@ func TestBesideDynamo(t *testing.T) {
 	for seed := *besideFirst; seed < *besideFirst+uint64(*besideSeeds); seed++ {
 		for i, troubles := range append([][]string{nil, names}, singles(names)...) {
 			base += 1 << 10
-			s := &stream{beside: b, rng: rand.New(rand.NewPCG(seed, uint64(i))), seed: seed, base: base, troubles: troubles,
-				parents: map[events.SeqHash][]uint32{}, touched: map[string]map[events.SeqHash]bool{}}
+			s := &stream{beside: b, rng: rand.New(rand.NewPCG(seed, uint64(i))), seed: seed, base: base,
+				troubles: troubles,
+				parents:  map[events.SeqHash][]uint32{}, touched: map[string]map[events.SeqHash]bool{}}
 			for range b.engines {
 				s.held = append(s.held, map[place]int{})
 			}
@@ -228,7 +234,8 @@ func (s *stream) run(classes []difference) map[string]int {
 					hits++
 				}
 				if ours[i] != twins[i] {
-					s.t.Fatalf("seed %d, with %v: of %v engine %d holds %v by the twin, and we say %v", s.seed, s.troubles, prompt, i+1, twins[i], ours[i])
+					s.t.Fatalf("seed %d, with %v: of %v engine %d holds %v by the twin, and we say %v", s.seed,
+						s.troubles, prompt, i+1, twins[i], ours[i])
 				}
 				if dynamo[i] == twins[i] {
 					continue
@@ -238,7 +245,8 @@ func (s *stream) run(classes []difference) map[string]int {
 					if !s.happened(d.name, seqs[:min(len(seqs), twins[i].parting(dynamo[i])+1)]) {
 						continue
 					}
-					if dynamo[i].lower(twins[i]) && d.side != "higher" || twins[i].lower(dynamo[i]) && d.side != "lower" {
+					if dynamo[i].lower(twins[i]) && d.side != "higher" || twins[i].lower(dynamo[i]) &&
+						d.side != "lower" {
 						explained = true
 						counts[d.name]++
 					}
@@ -249,12 +257,14 @@ func (s *stream) run(classes []difference) map[string]int {
 					sides["higher"]++
 				}
 				if !explained {
-					s.t.Errorf("seed %d, with %v: of %v engine %d holds %v, and Dynamo says %v: nothing explains it", s.seed, s.troubles, prompt, i+1, twins[i], dynamo[i])
+					s.t.Errorf("seed %d, with %v: of %v engine %d holds %v, and Dynamo says %v: nothing explains it",
+						s.seed, s.troubles, prompt, i+1, twins[i], dynamo[i])
 				}
 			}
 		}
 	}
-	s.t.Logf("seed %d, with %v: %d answers, %d hits; Dynamo's are lower %d times, higher %d times; explained by %v", s.seed, s.troubles, answers, hits, sides["lower"], sides["higher"], counts)
+	s.t.Logf("seed %d, with %v: %d answers, %d hits; Dynamo's are lower %d times, higher %d times; explained by %v",
+		s.seed, s.troubles, answers, hits, sides["lower"], sides["higher"], counts)
 	if hits < answers/4 || hits == answers {
 		s.t.Errorf("seed %d, with %v: %d hits of %d answers are no test", s.seed, s.troubles, hits, answers)
 	}
@@ -296,7 +306,8 @@ func (s *stream) step(e int) {
 	}
 }
 
-// store announces what of a prompt an engine has not, as an engine does that has computed it: from what it has on the device on.
+// store announces what of a prompt an engine has not, as an engine does that has computed it: from what it has on the
+// device on.
 func (s *stream) store(e int, prompt []uint32) {
 	seqs := events.SeqHashes(nil, s.locals(prompt))
 	from := 0
@@ -450,7 +461,8 @@ func (s *stream) twice(e int, all []place) (list []place) {
 func (s *stream) followed(e int, p place) bool {
 	prompt := s.parents[p.seq]
 	for other := range s.held[e] {
-		if longer := s.parents[other.seq]; other.tier == p.tier && len(longer) > len(prompt) && slices.Equal(longer[:len(prompt)], prompt) {
+		if longer := s.parents[other.seq]; other.tier == p.tier && len(longer) > len(prompt) &&
+			slices.Equal(longer[:len(prompt)], prompt) {
 			return true
 		}
 	}

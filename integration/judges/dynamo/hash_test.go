@@ -22,8 +22,8 @@ type dynamoCase struct {
 	Eagle     bool       `json:"eagle,omitempty"`
 }
 
-// TestHashesEqualDynamos holds our local hashes to Dynamo's own function: plain, with a LoRA, a salt, both, multimodal items and EAGLE,
-// for prompts that end within a block and at its end, with the least and the greatest token.
+// TestHashesEqualDynamos holds our local hashes to Dynamo's own function: plain, with a LoRA, a salt, both, multimodal
+// items and EAGLE, for prompts that end within a block and at its end, with the least and the greatest token.
 func TestHashesEqualDynamos(t *testing.T) {
 	dynamo := pyenv.StartDynamo(t)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -69,7 +69,8 @@ func TestHashesEqualDynamos(t *testing.T) {
 		}
 		ours := h.HashMedia(nil, c.Tokens, c.Media)
 		if !slices.Equal(ours, got.Hashes[i]) {
-			t.Errorf("case %d: %d tokens in blocks of %d, LoRA %q, salt %q, EAGLE %v, %d blocks with media: we say %d, Dynamo says %d",
+			t.Errorf(
+				"case %d: %d tokens in blocks of %d, LoRA %q, salt %q, EAGLE %v, %d blocks with media: we say %d, Dynamo says %d",
 				i, len(c.Tokens), c.BlockSize, c.LoRA, c.Salt, c.Eagle, len(c.Media), ours, got.Hashes[i])
 		}
 		blocks += len(ours)

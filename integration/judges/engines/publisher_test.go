@@ -36,7 +36,8 @@ func TestEnginePublishers(t *testing.T) {
 				speaks, name = "SGLang", func(i int) any { return int64(-i) }
 			}
 			engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, c.pinned), Topic: "kv@pod@model"})
-			run := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", c.pinned, "--model", "m",
+			run := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", c.pinned,
+				"--model", "m",
 				"--block-size", "16", "--nats", x.NATS, "--topic", "kv@"}
 			wait := func(p harness.Prompt, want int) {
 				t.Helper()
@@ -52,7 +53,9 @@ func TestEnginePublishers(t *testing.T) {
 			plain := func(blocks int) harness.Prompt { return harness.Prompt{Tokens: all[:blocks*harness.BlockSize]} }
 			// stored announces blocks first to last of the prompt.
 			stored := func(first, last int) map[string]any {
-				e := map[string]any{"type": "BlockStored", "token_ids": all[(first-1)*harness.BlockSize : last*harness.BlockSize], "block_size": harness.BlockSize, "medium": "GPU"}
+				e := map[string]any{"type": "BlockStored",
+					"token_ids":  all[(first-1)*harness.BlockSize : last*harness.BlockSize],
+					"block_size": harness.BlockSize, "medium": "GPU"}
 				var names []any
 				for i := first; i <= last; i++ {
 					names = append(names, name(i))
@@ -85,7 +88,8 @@ func TestEnginePublishers(t *testing.T) {
 			engine.Publish(stored(10, 11))
 			shim = harness.Start(t, "worker-shim", run...)
 			wait(plain(12), 11)
-			if said := shim.Said(); strings.Contains(said, "a new incarnation") || strings.Contains(said, "could not be replayed") {
+			if said := shim.Said(); strings.Contains(said, "a new incarnation") ||
+				strings.Contains(said, "could not be replayed") {
 				t.Errorf("nothing was lost, and yet:\n%s", said)
 			}
 
@@ -95,7 +99,8 @@ func TestEnginePublishers(t *testing.T) {
 			wait(plain(12), 12)
 			// The other spaces are other prompts.
 			other := harness.Prompt{Tokens: harness.Tokens(90_000, harness.BlockSize)}
-			e := map[string]any{"type": "BlockStored", "block_hashes": []any{name(201)}, "token_ids": other.Tokens, "block_size": harness.BlockSize, "medium": "GPU"}
+			e := map[string]any{"type": "BlockStored", "block_hashes": []any{name(201)}, "token_ids": other.Tokens,
+				"block_size": harness.BlockSize, "medium": "GPU"}
 			switch c.salt {
 			case "extra_keys":
 				e["lora_name"], e["extra_keys"] = "adapter-a", [][]string{{"adapter-a", "tenant-a"}}
@@ -107,7 +112,8 @@ func TestEnginePublishers(t *testing.T) {
 				wait(other, 1)
 			} else {
 				wait(harness.Prompt{Tokens: other.Tokens, LoRA: "adapter-a", Salt: "tenant-a"}, 1)
-				for _, p := range []harness.Prompt{other, {Tokens: other.Tokens, LoRA: "adapter-a"}, {Tokens: other.Tokens, Salt: "tenant-a"}} {
+				for _, p := range []harness.Prompt{other, {Tokens: other.Tokens, LoRA: "adapter-a"},
+					{Tokens: other.Tokens, Salt: "tenant-a"}} {
 					wait(p, 0)
 				}
 			}

@@ -52,12 +52,15 @@ func runSGLang(t *testing.T, x *harness.Indexer, pinned, kind string, size int, 
 	if len(groups) > 1 {
 		bound = api.BoundFullAttentionOnly
 	}
-	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, pinned), Cache: &pyenv.EngineCache{BlockSize: size, Blocks: judgeBlocks, Groups: groups}})
+	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, pinned),
+		Cache: &pyenv.EngineCache{BlockSize: size, Blocks: judgeBlocks, Groups: groups}})
 	instance, model := fmt.Sprintf("%s-%s-%d-%d", pinned, kind, size, seed), fmt.Sprint("SGLang, blocks of ", size)
-	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", instance, "--model", model, "--block-size", strconv.Itoa(size),
+	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance",
+		instance, "--model", model, "--block-size", strconv.Itoa(size),
 		"--source", "sglang", "--kv-groups", strings.Join(groups, ","), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")
-	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, groups: groups[:1], plain: true, salts: []string{""}}
+	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, groups: groups[:1],
+		plain: true, salts: []string{""}}
 	var n counts
 	for step := range judgeSteps {
 		if l.rng.IntN(4) > 0 {
@@ -81,9 +84,11 @@ func runSGLang(t *testing.T, x *harness.Indexer, pinned, kind string, size int, 
 			if said.Whole[i] < said.Main[i] {
 				n.cut++
 			}
-			if got != said.Main[i] || said.Whole[i] > got || len(groups) == 1 && said.Whole[i] != got || got > 0 && found.Bound != bound {
+			if got != said.Main[i] || said.Whole[i] > got || len(groups) == 1 && said.Whole[i] != got ||
+				got > 0 && found.Bound != bound {
 				n.wrong++
-				t.Errorf("seed %d, step %d: of %d tokens we find %d cached (%s); full attention has %d, the engine would credit %d", seed, step, len(p.Tokens), got, found.Bound, said.Main[i], said.Whole[i])
+				t.Errorf(
+					"seed %d, step %d: of %d tokens we find %d cached (%s); full attention has %d, the engine would credit %d", seed, step, len(p.Tokens), got, found.Bound, said.Main[i], said.Whole[i])
 			}
 		}
 		if n.wrong > 5 {
@@ -93,7 +98,8 @@ func runSGLang(t *testing.T, x *harness.Indexer, pinned, kind string, size int, 
 	if n.lookups < judgeSteps/2 || n.hits < n.lookups/40 || n.hits == n.lookups || len(groups) > 1 && n.cut == 0 {
 		t.Errorf("seed %d: %+v are no test", seed, n)
 	}
-	t.Logf("seed %d: %d of %d look-ups equal, %d of them hits; in %d the engine would credit less", seed, n.lookups-n.wrong, n.lookups, n.hits, n.cut)
+	t.Logf("seed %d: %d of %d look-ups equal, %d of them hits; in %d the engine would credit less", seed,
+		n.lookups-n.wrong, n.lookups, n.hits, n.cut)
 	sum.add([]string{"SGLang", kind}, n)
 	engine.Kill()
 	shim.Stop()

@@ -1,5 +1,6 @@
-// Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels that are read and not installed,
-// and the libraries that Mooncake's programs load. All of it is pinned; nothing is installed on the machine. `make judges` runs it before the tests.
+// Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
+// that are read and not installed, and the libraries that Mooncake's programs load. All of it is pinned; nothing is
+// installed on the machine. `make judges` runs it before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -14,7 +15,8 @@ import (
 )
 
 // environments are the requirements files of integration/python that judges use.
-var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-mocker.txt", "kubernetes.txt", "mooncake.txt"}
+var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-mocker.txt", "kubernetes.txt",
+	"mooncake.txt"}
 
 func main() {
 	if err := fetch(os.Stderr); err != nil {

@@ -42,8 +42,8 @@ type container struct {
 
 const kubernetesFolder = "../../../deploy/kubernetes"
 
-// TestKubernetesManifests holds the manifests against Kubernetes's own schemas, oldest and newest, where a field that does not exist is an
-// error too.
+// TestKubernetesManifests holds the manifests against Kubernetes's own schemas, oldest and newest, where a field that
+// does not exist is an error too.
 func TestKubernetesManifests(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(kubernetesFolder, "*.yaml"))
 	if err != nil || len(files) < 4 {
@@ -51,7 +51,8 @@ func TestKubernetesManifests(t *testing.T) {
 	}
 	python := pyenv.PythonWith(t, "kubernetes.txt")
 	validate := func(version string, files ...string) (string, error) {
-		out, err := exec.Command(python, append([]string{"-m", "kubernetes_validate", "--strict", "-k", version}, files...)...).CombinedOutput()
+		out, err := exec.Command(python, append([]string{"-m", "kubernetes_validate", "--strict", "-k", version},
+			files...)...).CombinedOutput()
 		return string(out), err
 	}
 	for _, version := range []string{"1.28", "1.37"} {
@@ -71,7 +72,8 @@ func TestKubernetesManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := filepath.Join(t.TempDir(), "broken.yaml")
-	if err := os.WriteFile(broken, bytes.ReplaceAll(text, []byte("readinessProbe"), []byte("readynessProbe")), 0o600); err != nil {
+	if err := os.WriteFile(broken, bytes.ReplaceAll(text, []byte("readinessProbe"), []byte("readynessProbe")),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := validate("1.37", broken); err == nil || !strings.Contains(out, "readynessProbe") {
@@ -79,8 +81,9 @@ func TestKubernetesManifests(t *testing.T) {
 	}
 }
 
-// TestKubernetesRuns runs the programs with the arguments that the manifests give them, addresses and paths aside, on a nats-server with
-// their configuration and the accounts that README.md says to make: everything becomes ready, and the example's worker is answered for.
+// TestKubernetesRuns runs the programs with the arguments that the manifests give them, addresses and paths aside, on a
+// nats-server with their configuration and the accounts that README.md says to make: everything becomes ready, and the
+// example's worker is answered for.
 func TestKubernetesRuns(t *testing.T) {
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
@@ -90,7 +93,8 @@ func TestKubernetesRuns(t *testing.T) {
 	}
 	token := filepath.Join(dir, "token")
 	client, engine, replay := loopback.Reserve(t), loopback.Reserve(t), loopback.Reserve(t)
-	for file, text := range map[string]string{token: "a token of some length", filepath.Join(dir, "accounts", "accounts.conf"): accounts.Stdout} {
+	for file, text := range map[string]string{token: "a token of some length",
+		filepath.Join(dir, "accounts", "accounts.conf"): accounts.Stdout} {
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -99,8 +103,10 @@ func TestKubernetesRuns(t *testing.T) {
 		}
 	}
 	here := strings.NewReplacer(
-		"nats://kvatlas-nats:4222", "nats://"+client, "/etc/kvatlas/keys/", keys+"/default-", "/etc/kvatlas/http/token", token,
-		"0.0.0.0:8090", "127.0.0.1:0", "127.0.0.1:5557", engine, "127.0.0.1:5657", replay, "$(POD_NAME)", "pod-0", "--replicas=3", "--replicas=1",
+		"nats://kvatlas-nats:4222", "nats://"+client, "/etc/kvatlas/keys/", keys+
+			"/default-", "/etc/kvatlas/http/token", token,
+		"0.0.0.0:8090", "127.0.0.1:0", "127.0.0.1:5557", engine, "127.0.0.1:5657", replay, "$(POD_NAME)", "pod-0",
+		"--replicas=3", "--replicas=1",
 	)
 	objects := map[string]manifest{}
 	args := map[string][]string{} // by container
@@ -113,8 +119,10 @@ func TestKubernetesRuns(t *testing.T) {
 		}
 	}
 	indexers := objects["StatefulSet kvatlas-indexer"].Spec
-	if objects["Service "+indexers.ServiceName].Kind == "" || indexers.Template.Spec.TerminationGracePeriodSeconds <= 30 {
-		t.Errorf("the indexers' service is %q, and they have %d s to end in", indexers.ServiceName, indexers.Template.Spec.TerminationGracePeriodSeconds)
+	if objects["Service "+indexers.ServiceName].Kind == "" ||
+		indexers.Template.Spec.TerminationGracePeriodSeconds <= 30 {
+		t.Errorf("the indexers' service is %q, and they have %d s to end in", indexers.ServiceName,
+			indexers.Template.Spec.TerminationGracePeriodSeconds)
 	}
 
 	conf := objects["ConfigMap kvatlas-nats"].Data["nats.conf"]
@@ -128,7 +136,8 @@ func TestKubernetesRuns(t *testing.T) {
 	if !ok || !closed {
 		t.Fatal("no cluster in nats.conf:\n", conf)
 	}
-	alone := strings.NewReplacer("0.0.0.0:4222", client, "0.0.0.0:8222", "127.0.0.1:-1", "/data", filepath.Join(dir, "data"), "$NATS_NAME", "nats-0").Replace(before + after)
+	alone := strings.NewReplacer("0.0.0.0:4222", client, "0.0.0.0:8222", "127.0.0.1:-1", "/data",
+		filepath.Join(dir, "data"), "$NATS_NAME", "nats-0").Replace(before + after)
 	config := filepath.Join(dir, "nats.conf")
 	if err := os.WriteFile(config, []byte(alone), 0o600); err != nil {
 		t.Fatal(err)
@@ -138,7 +147,8 @@ func TestKubernetesRuns(t *testing.T) {
 	harness.Start(t, "worker-shim", args["engine"]...).WaitFor(`endpoint=`)
 	harness.Start(t, "worker-shim", args["shim"]...)
 	harness.Eventually(t, "the example's worker holds something", func() (bool, string) {
-		r := harness.Run(t, "indexer", "workers", "--json", "--nats", client, "--nats-nkey", filepath.Join(keys, "default-reader.nk"), "--nats-inbox-prefix", "_INBOX_reader")
+		r := harness.Run(t, "indexer", "workers", "--json", "--nats", client, "--nats-nkey",
+			filepath.Join(keys, "default-reader.nk"), "--nats-inbox-prefix", "_INBOX_reader")
 		return r.Code == 0 && strings.Contains(r.Stdout, `"pod-0"`), r.Stdout + r.Stderr
 	})
 }

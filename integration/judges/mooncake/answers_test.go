@@ -15,8 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestVLLMStoreInAnswers: blocks that vLLM's connector would have put into a real Mooncake master are found by their digests, which the node makes
-// of a query's tokens as the workers registered; where they cannot be made the answer says why.
+// TestVLLMStoreInAnswers: blocks that vLLM's connector would have put into a real Mooncake master are found by their
+// digests, which the node makes of a query's tokens as the workers registered; where they cannot be made the answer
+// says why.
 func TestVLLMStoreInAnswers(t *testing.T) {
 	real := pyenv.StartMooncake(t)
 	real.StartClient()
@@ -29,8 +30,10 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	of := func(change func(*hicache.VLLM)) hicache.Config {
-		v := hicache.VLLM{ModelName: "org/m", TPSize: 2, PPSize: 1, NumKVHead: 2, Groups: []hicache.Group{{Kind: hicache.Full, BlockSize: harness.BlockSize}},
-			HashBlockSize: harness.BlockSize, SchedulerBlockSize: harness.BlockSize, EngineVersion: "0.32.0", Master: hicache.Master{Address: host + ":1", MetricsPort: metrics}}
+		v := hicache.VLLM{ModelName: "org/m", TPSize: 2, PPSize: 1, NumKVHead: 2,
+			Groups:        []hicache.Group{{Kind: hicache.Full, BlockSize: harness.BlockSize}},
+			HashBlockSize: harness.BlockSize, SchedulerBlockSize: harness.BlockSize, EngineVersion: "0.32.0",
+			Master: hicache.Master{Address: host + ":1", MetricsPort: metrics}}
 		change(&v)
 		return hicache.Config{VLLM: &v}
 	}
@@ -51,11 +54,13 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 	harness.ServePrompt(t, ahead, prompt[:10*harness.BlockSize])
 	x.WaitDepth(t, "m", prompt, "w1", 2)
 	a := x.WaitDepth(t, "m", prompt, "w2", 10)
-	if fmt.Sprint(a.L3.Ranges) != "[[0 8] [9 12]]" || a.L3.Status != api.L3OK || a.L3.FromStart != 8 || len(a.Workers) != 2 {
+	if fmt.Sprint(a.L3.Ranges) != "[[0 8] [9 12]]" || a.L3.Status != api.L3OK || a.L3.FromStart != 8 ||
+		len(a.Workers) != 2 {
 		t.Fatalf("the store: %+v", a)
 	}
 	for _, o := range a.Workers {
-		if want := map[string]string{"w1": "6 not_in_store", "w2": "0 gap"}[string(o.Instance)]; fmt.Sprintf("%d %s", o.L3, o.L3Stop) != want {
+		if want := map[string]string{"w1": "6 not_in_store", "w2": "0 gap"}[string(o.Instance)]; fmt.Sprintf("%d %s",
+			o.L3, o.L3Stop) != want {
 			t.Errorf("%s would load %d, %s; want %s", o.Instance, o.L3, o.L3Stop, want)
 		}
 	}
@@ -65,19 +70,24 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 		{"--hashes 5", "made from tokens"},
 		{"--lora x --tokens " + harness.CommaList(prompt), "path of a LoRA adapter"},
 	} {
-		if a, failure := x.Query(t, append([]string{"--model", "m"}, strings.Fields(c.args)...)...); failure != nil || a.L3.Status != api.L3Unavailable || !strings.Contains(a.L3.Reason, c.want) {
+		if a, failure := x.Query(t, append([]string{"--model", "m"}, strings.Fields(c.args)...)...); failure != nil ||
+			a.L3.Status != api.L3Unavailable || !strings.Contains(a.L3.Reason, c.want) {
 			t.Errorf("%.20s: %+v, %v", c.args, a.L3, failure)
 		}
 	}
-	if a, failure := x.Query(t, "--model", "m", "--cache-salt", "other", "--tokens", harness.CommaList(prompt)); failure != nil || a.L3.Status != api.L3OK || a.L3.Total != 0 {
+	if a, failure := x.Query(t, "--model", "m", "--cache-salt", "other", "--tokens",
+		harness.CommaList(prompt)); failure != nil || a.L3.Status != api.L3OK || a.L3.Total != 0 {
 		t.Errorf("another tenant's: %+v, %v", a.L3, failure)
 	}
-	second := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0", "--node-id", "second",
-		"--l3-config", harness.WriteStores(t, map[string]hicache.Config{"m": of(func(v *hicache.VLLM) { v.EngineVersion = "0.28.1" })}))
+	second := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0",
+		"--node-id", "second",
+		"--l3-config", harness.WriteStores(t,
+			map[string]hicache.Config{"m": of(func(v *hicache.VLLM) { v.EngineVersion = "0.28.1" })}))
 	web := second.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 	second.WaitFor("msg=ready")
 	status, text, err := harness.Request(web, "POST", "/v1/find", `{"model":"m","tokens":`+harness.JSONList(prompt)+`}`)
-	if err != nil || status != 200 || !strings.Contains(text, `"status":"unavailable"`) || !strings.Contains(text, "random in each process") {
+	if err != nil || status != 200 || !strings.Contains(text, `"status":"unavailable"`) ||
+		!strings.Contains(text, "random in each process") {
 		t.Errorf("a seed that nobody knows: %d %s %v", status, text, err)
 	}
 }
@@ -85,5 +95,6 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 // TestDemoOnMooncake runs the demonstration with a real Mooncake master as the shared store.
 func TestDemoOnMooncake(t *testing.T) {
 	python, libraries := pyenv.MooncakePython(t)
-	harness.DemoWithStore(t, "mooncake_master", []string{"LD_LIBRARY_PATH=" + libraries}, "--requests", "40", "--block-size", "64", "--capacity", "500", "--l3-python", python)
+	harness.DemoWithStore(t, "mooncake_master", []string{"LD_LIBRARY_PATH=" + libraries}, "--requests", "40",
+		"--block-size", "64", "--capacity", "500", "--l3-python", python)
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// realStore is a real master with a real client, and what an indexer asks it through: a store that is watched, and a cache that
-// never forgets by itself.
+// realStore is a real master with a real client, and what an indexer asks it through: a store that is watched, and a
+// cache that never forgets by itself.
 type realStore struct {
 	*pyenv.Mooncake
 	t       *testing.T
@@ -38,10 +38,11 @@ func startRealStore(t *testing.T) *realStore {
 	s := &realStore{Mooncake: pyenv.StartMooncake(t), t: t, changed: make(chan string, 1000)}
 	s.StartClient()
 	var err error
-	s.master, err = hicache.NewMooncake(hicache.MooncakeConfig{Address: s.HTTP, MaxKeys: 3, Check: 20 * time.Millisecond, Changed: func(why string) {
-		s.cache.Forget()
-		s.changed <- why
-	}})
+	s.master, err = hicache.NewMooncake(hicache.MooncakeConfig{Address: s.HTTP, MaxKeys: 3,
+		Check: 20 * time.Millisecond, Changed: func(why string) {
+			s.cache.Forget()
+			s.changed <- why
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,8 @@ func (s *realStore) waitGone(keys ...string) time.Time {
 	}
 }
 
-// TestRealMooncakeMaster asks a real master about a real client's objects: hits, misses, odd keys, removal, and the client's end.
+// TestRealMooncakeMaster asks a real master about a real client's objects: hits, misses, odd keys, removal, and the
+// client's end.
 func TestRealMooncakeMaster(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
@@ -126,7 +128,8 @@ func TestRealMooncakeClientKilled(t *testing.T) {
 	killed := time.Now()
 	present := s.exists(keys...)
 	if soon := time.Since(killed) < 3*time.Second; soon && present.Count() != 3 {
-		t.Errorf("%d of 3 objects right after their owner's death; docs/l3.md says that they are answered for", present.Count())
+		t.Errorf("%d of 3 objects right after their owner's death; docs/l3.md says that they are answered for",
+			present.Count())
 	}
 	took := s.waitGone(keys...).Sub(killed)
 	t.Logf("the master answered for a dead client's objects for %v", took)
@@ -183,8 +186,8 @@ func (s *realStore) list() map[string]bool {
 	return all
 }
 
-// A master that starts again has lost everything and says nothing of it; the broken connection does, and what was remembered of it is
-// dropped at once, however long it would have been good for.
+// A master that starts again has lost everything and says nothing of it; the broken connection does, and what was
+// remembered of it is dropped at once, however long it would have been good for.
 func TestRealMooncakeRestart(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
@@ -200,8 +203,10 @@ func TestRealMooncakeRestart(t *testing.T) {
 		s.Remove(objects...)
 		after := s.cache.Begin(lane, 0).Wait(s.ctx)
 		remembered = there.Err == nil && there.Present.Count() == 10 && after.Err == nil && after.Present.Count() == 10
-		if !remembered && len(s.changed) == 0 { // else the master stood still and was taken for another, and all is done again
-			t.Fatalf("%d of 10 pages, %v; remembered are %d, %v", there.Present.Count(), there.Err, after.Present.Count(), after.Err)
+		// else the master stood still and was taken for another, and all is done again
+		if !remembered && len(s.changed) == 0 {
+			t.Fatalf("%d of 10 pages, %v; remembered are %d, %v", there.Present.Count(), there.Err,
+				after.Present.Count(), after.Err)
 		}
 	}
 	s.KillMaster()
@@ -282,11 +287,14 @@ func TestBuiltInMasterSpeaksAsARealOne(t *testing.T) {
 		return r
 	}
 	for _, path := range []string{
-		"/health", "/get_all_keys", "/batch_query_keys", "/batch_query_keys?keys=", "/batch_query_keys?keys=a", "/batch_query_keys?keys=a,none", "/batch_query_keys?keys=a,",
-		"/batch_query_keys?keys=b+c,d%2Be,d+e", "/batch_query_keys?keys=a%2Cnone", "/batch_query_keys?keys=a,a", "/batch_query_keys?keys=%C3%BC", "/batch_query_keys?keys=a,%ff%fe", "/nothing",
+		"/health", "/get_all_keys", "/batch_query_keys", "/batch_query_keys?keys=", "/batch_query_keys?keys=a",
+		"/batch_query_keys?keys=a,none", "/batch_query_keys?keys=a,",
+		"/batch_query_keys?keys=b+c,d%2Be,d+e", "/batch_query_keys?keys=a%2Cnone", "/batch_query_keys?keys=a,a",
+		"/batch_query_keys?keys=%C3%BC", "/batch_query_keys?keys=a,%ff%fe", "/nothing",
 	} {
 		real, ours := ask(s.HTTP, path), ask(built.Addr(), path)
-		if real.Status != ours.Status || real.Status != http.StatusServiceUnavailable && real.Status != http.StatusNotFound && !reflect.DeepEqual(real.Body, ours.Body) {
+		if real.Status != ours.Status || real.Status != http.StatusServiceUnavailable &&
+			real.Status != http.StatusNotFound && !reflect.DeepEqual(real.Body, ours.Body) {
 			t.Errorf("%s: a real master says\n%+v, the built-in one\n%+v", path, real, ours)
 		}
 	}

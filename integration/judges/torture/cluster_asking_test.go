@@ -58,11 +58,13 @@ type asking struct {
 }
 
 func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) *asking {
-	a := &asking{t: t, w: w, true: map[said]bool{}, answers: map[said]time.Time{}, answered: time.Now(), tallies: map[string]*harness.Tally{}, hurt: map[string]bool{}}
+	a := &asking{t: t, w: w, true: map[said]bool{}, answers: map[said]time.Time{}, answered: time.Now(),
+		tallies: map[string]*harness.Tally{}, hurt: map[string]bool{}}
 	a.during("before")
 	for range askedOften {
 		p := prompts[rng.IntN(len(prompts))]
-		a.names, a.prompts = append(a.names, p), append(a.prompts, w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks())))
+		a.names, a.prompts = append(a.names, p), append(a.prompts,
+			w.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks())))
 	}
 	for _, mark := range w.marked {
 		a.names, a.prompts = append(a.names, "mark"), append(a.prompts, []events.LocalHash{mark})
@@ -122,7 +124,8 @@ func (a *asking) hurts(what string, killed bool) {
 	}
 }
 
-// excused reports whether an answer may lack something: both who keep a partition may have been hurt, or be out of reach. Called with a.mu held.
+// excused reports whether an answer may lack something: both who keep a partition may have been hurt, or be out of
+// reach. Called with a.mu held.
 func (a *asking) excused() bool { return a.spoiled || len(a.hurt) >= clusterCopies }
 
 // wholeSince says why nothing that was asked since then has been answered completely.
@@ -130,7 +133,8 @@ func (a *asking) wholeSince(since time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.whole.Before(since) {
-		return fmt.Errorf("the last question that was answered completely was asked %v too early; %s", since.Sub(a.whole), a.tallies[a.what])
+		return fmt.Errorf("the last question that was answered completely was asked %v too early; %s",
+			since.Sub(a.whole), a.tallies[a.what])
 	}
 	return nil
 }
@@ -154,7 +158,8 @@ func (a *asking) one(client *api.Client, prompt int) {
 	sum.Asked++
 	if err != nil {
 		var verdict *api.Error
-		if errors.As(err, &verdict) && (verdict.Code == api.CodeUnknownModel || verdict.Code == api.CodeBlockSizeMismatch) {
+		if errors.As(err, &verdict) && (verdict.Code == api.CodeUnknownModel ||
+			verdict.Code == api.CodeBlockSizeMismatch) {
 			a.wrong = append(a.wrong, fmt.Sprintf("at %v: %v", now.Format("15:04:05.000"), err))
 		}
 		sum.Failures[fmt.Sprintf("%.100s", numbers.ReplaceAllString(err.Error(), "…"))]++
@@ -169,7 +174,8 @@ func (a *asking) one(client *api.Client, prompt int) {
 	if !answer.Complete {
 		if !a.excused() {
 			sum.Unexcused++
-			a.t.Logf("at %s, asked %v before: partitions %v are missing, without excuse", now.Format("15:04:05.000"), now.Sub(begun).Round(time.Millisecond), answer.Missing)
+			a.t.Logf("at %s, asked %v before: partitions %v are missing, without excuse", now.Format("15:04:05.000"),
+				now.Sub(begun).Round(time.Millisecond), answer.Missing)
 		}
 		return
 	}
@@ -203,10 +209,12 @@ func (a *asking) end() {
 // numbers are what differs between messages of one kind.
 var numbers = regexp.MustCompile(`[0-9][0-9., :]*`)
 
-// judge fails the test if an answer said what was never true, and adds what was counted. It returns the longest time without an answer.
+// judge fails the test if an answer said what was never true, and adds what was counted. It returns the longest time
+// without an answer.
 func (a *asking) judge(sums map[string]*harness.Tally) (gap time.Duration) {
 	if len(a.wrong) > 0 {
-		a.t.Fatalf("%d answers were wrong, though all workers were known all the time; the first, %s", len(a.wrong), a.wrong[0])
+		a.t.Fatalf("%d answers were wrong, though all workers were known all the time; the first, %s", len(a.wrong),
+			a.wrong[0])
 	}
 	for s, when := range a.answers {
 		if a.true[s] {
@@ -218,7 +226,8 @@ func (a *asking) judge(sums map[string]*harness.Tally) (gap time.Duration) {
 				ever = append(ever, was.depth)
 			}
 		}
-		a.t.Fatalf("an answer at %v, complete by its own word, said that %s holds %v of the prompt %q; true was, at some time in this round, only %v",
+		a.t.Fatalf(
+			"an answer at %v, complete by its own word, said that %s holds %v of the prompt %q; true was, at some time in this round, only %v",
 			when.Format("15:04:05.000"), a.w.engines[s.engine].name, s.depth, a.names[s.prompt], ever)
 	}
 	for what, t := range a.tallies {

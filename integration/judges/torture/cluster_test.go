@@ -16,17 +16,21 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestTortureCluster does to a cluster what TestTorture does to one indexer: three NATS servers, three indexers that each keep a part, four engines with their
-// shims, all of them processes that are killed, held, cut off from each other, restarted one by one, doubled in number and left without a quorum, while clients ask.
-// An answer that calls itself complete must say of every worker what was true of it at some moment of the round, and none may say that the model is unknown.
-// After each round all runs again; then the replicas of each partition must be equal, and every node must answer what the engines announced.
+// TestTortureCluster does to a cluster what TestTorture does to one indexer: three NATS servers, three indexers that
+// each keep a part, four engines with their shims, all of them processes that are killed, held, cut off from each
+// other, restarted one by one, doubled in number and left without a quorum, while clients ask. An answer that calls
+// itself complete must say of every worker what was true of it at some moment of the round, and none may say that the
+// model is unknown. After each round all runs again; then the replicas of each partition must be equal, and every node
+// must answer what the engines announced.
 //
-// How many answers came, how many were complete and how long they took is counted, for what was done to the cluster meanwhile; and how many were not complete though
-// no two indexers, no way to one, and no NATS server that goes on standing still could be the reason.
+// How many answers came, how many were complete and how long they took is counted, for what was done to the cluster
+// meanwhile; and how many were not complete though no two indexers, no way to one, and no NATS server that goes on
+// standing still could be the reason.
 func TestTortureCluster(t *testing.T) {
 	pyenv.Python(t)
 	seed, rounds := scheduleSeed(), roundsOr(3)
-	r := &clusterTorture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 2))), prompts: allPaths(), tallies: map[string]*harness.Tally{}, programs: func(name string) string { return harness.Program(t, name) }}
+	r := &clusterTorture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 2))), prompts: allPaths(),
+		tallies: map[string]*harness.Tally{}, programs: func(name string) string { return harness.Program(t, name) }}
 	if *tortureRace {
 		r.programs = racingPrograms(t)
 	}
@@ -56,7 +60,8 @@ func TestTortureCluster(t *testing.T) {
 	}()
 	for r.round = 1; r.round <= rounds; r.round++ {
 		r.play()
-		t.Logf("round %d ended after %v in all: %s; the longest time without an answer was %v", r.round, time.Since(begun).Round(time.Second), r.what, r.gap.Round(time.Millisecond))
+		t.Logf("round %d ended after %v in all: %s; the longest time without an answer was %v", r.round,
+			time.Since(begun).Round(time.Second), r.what, r.gap.Round(time.Millisecond))
 	}
 	r.round--
 }
@@ -127,7 +132,8 @@ func (r *clusterTorture) play() {
 	r.counts["rounds: "+r.what]++
 }
 
-// load has an engine announce something. In a round, every other engine never lets all go: its worker may at no time seem to hold nothing.
+// load has an engine announce something. In a round, every other engine never lets all go: its worker may at no time
+// seem to hold nothing.
 func (r *clusterTorture) load() {
 	i := r.rng.IntN(len(r.w.engines))
 	e, n := r.w.engines[i], r.rng.IntN(40)
@@ -223,8 +229,9 @@ func (r *clusterTorture) rollingRestart() {
 	}
 }
 
-// noQuorum takes two of the three NATS servers away under load: no event, no lease and no node's record can be written. Queries go on from what nodes have in
-// memory, and whole, even if one of the nodes is killed besides. When the servers are back everything is, with nothing started again.
+// noQuorum takes two of the three NATS servers away under load: no event, no lease and no node's record can be written.
+// Queries go on from what nodes have in memory, and whole, even if one of the nodes is killed besides. When the servers
+// are back everything is, with nothing started again.
 func (r *clusterTorture) noQuorum() {
 	r.hurt = map[*daemon]bool{}
 	kill := r.rng.IntN(4) > 0
@@ -267,7 +274,8 @@ func (r *clusterTorture) noQuorum() {
 	r.note("without a quorum for %v", time.Since(begun).Round(time.Millisecond))
 }
 
-// double adds as many nodes as there are, with faults meanwhile or without, waits until they have their share, and takes as many away again, whichever.
+// double adds as many nodes as there are, with faults meanwhile or without, waits until they have their share, and
+// takes as many away again, whichever.
 func (r *clusterTorture) double() {
 	faults := r.round == 1 || r.rng.IntN(2) == 0
 	r.note("%d nodes are added", len(r.w.spare))

@@ -28,7 +28,8 @@ const (
 	clusterPartitions = 6
 )
 
-// clusterServer is the configuration of one NATS server of three. Clients and servers are told of no addresses but the proxies'.
+// clusterServer is the configuration of one NATS server of three. Clients and servers are told of no addresses but the
+// proxies'.
 const clusterServer = `
 server_name: %q
 listen: %q
@@ -37,8 +38,8 @@ jetstream { store_dir: %q, max_file_store: 4GB, max_memory_store: 256MB }
 cluster { name: torture, listen: %q, advertise: %q, no_advertise: true, routes: [%s] }
 `
 
-// clusterWorld is a deployment in which everything is there more than once: NATS servers with three copies of each stream and bucket, indexers with two of
-// each partition, engines with their shims.
+// clusterWorld is a deployment in which everything is there more than once: NATS servers with three copies of each
+// stream and bucket, indexers with two of each partition, engines with their shims.
 type clusterWorld struct {
 	*stage
 	addrs    []string // of the NATS servers, past all proxies
@@ -47,7 +48,8 @@ type clusterWorld struct {
 	spare    []*daemon          // nodes that do not run
 }
 
-func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int) *clusterWorld {
+func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) string,
+	counters map[string]int) *clusterWorld {
 	w := &clusterWorld{stage: newStage(t, counters)}
 	var free []string
 	for range 3 * clusterServers {
@@ -61,7 +63,8 @@ func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) strin
 	for i := range clusterServers {
 		name := fmt.Sprintf("nats-server %d", i+1)
 		config := filepath.Join(w.dir, fmt.Sprintf("nats%d.conf", i+1))
-		text := fmt.Sprintf(clusterServer, fmt.Sprint("n", i+1), w.addrs[i], w.monitors[i], filepath.Join(w.dir, fmt.Sprint("store", i+1)), free[clusterServers+i], routes[i],
+		text := fmt.Sprintf(clusterServer, fmt.Sprint("n", i+1), w.addrs[i], w.monitors[i],
+			filepath.Join(w.dir, fmt.Sprint("store", i+1)), free[clusterServers+i], routes[i],
 			`"nats://`+strings.Join(routes, `", "nats://`)+`"`)
 		if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -81,8 +84,10 @@ func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) strin
 		id := fmt.Sprintf("node-%d", i+1)
 		d := w.daemon("indexer "+id, programs("indexer"), func(code int, last string) bool {
 			return code == 1 && strings.Contains(last, "not available")
-		}, "serve", "--nats", toNATS(id), "--node-id", id, "--replication", fmt.Sprint(clusterCopies), "--replicas", fmt.Sprint(clusterServers), "--http-listen", "127.0.0.1:0",
-			"--partitions", fmt.Sprint(clusterPartitions), "--snapshot-interval", interval, "--log-bytes", fmt.Sprint(64<<20), "--park-for", "24h", "--remember-for", "24h", "--log-level", "debug")
+		}, "serve", "--nats", toNATS(id), "--node-id", id, "--replication", fmt.Sprint(clusterCopies), "--replicas",
+			fmt.Sprint(clusterServers), "--http-listen", "127.0.0.1:0",
+			"--partitions", fmt.Sprint(clusterPartitions), "--snapshot-interval", interval, "--log-bytes",
+			fmt.Sprint(64<<20), "--park-for", "24h", "--remember-for", "24h", "--log-level", "debug")
 		if i < clusterNodes {
 			w.nodes = append(w.nodes, d)
 		} else {
@@ -109,7 +114,8 @@ func (w *clusterWorld) healthy(i int) error {
 	return nil
 }
 
-// settled says what is not yet in order on the nodes: each is to be ready, and each partition kept by as many as should, who have applied the whole log.
+// settled says what is not yet in order on the nodes: each is to be ready, and each partition kept by as many as
+// should, who have applied the whole log.
 func (w *clusterWorld) settled() error { return w.settledBut(0) }
 
 // settledBut is settled where so many messages of each log may not have been applied yet.
@@ -160,7 +166,8 @@ func (w *clusterWorld) replicas() error {
 		}
 	}
 	if r.Code != 0 || len(status.Replicas) != clusterPartitions {
-		return fmt.Errorf("status --verify ended with %d and tells of %d partitions: %s", r.Code, len(status.Replicas), r.Stderr)
+		return fmt.Errorf("status --verify ended with %d and tells of %d partitions: %s", r.Code, len(status.Replicas),
+			r.Stderr)
 	}
 	return nil
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// daemon is a program that is to run for ever: killed in between, and started again. All that it ever said is in one file.
+// daemon is a program that is to run for ever: killed in between, and started again. All that it ever said is in one
+// file.
 type daemon struct {
 	t       testing.TB
 	name    string

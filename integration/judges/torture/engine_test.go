@@ -26,8 +26,8 @@ type path string
 
 func (p path) blocks() int { return len(p) - 1 }
 
-// tokens of the path's blocks from one to another. Blocks at the same depth on the same branch number have the same tokens, in
-// whatever prompt of a family: only the path tells them apart.
+// tokens of the path's blocks from one to another. Blocks at the same depth on the same branch number have the same
+// tokens, in whatever prompt of a family: only the path tells them apart.
 func (p path) tokens(from, to int) (out []uint32) {
 	for i := from; i < to; i++ {
 		for j := range uint32(harness.BlockSize) {
@@ -227,7 +227,8 @@ func (e *tortured) flush() {
 	}
 }
 
-// mark announces a block that nobody has announced before, and returns its local hash: who sees it has seen all before it.
+// mark announces a block that nobody has announced before, and returns its local hash: who sees it has seen all before
+// it.
 func (e *tortured) mark(number uint64) events.LocalHash {
 	e.flush()
 	t := make([]uint32, harness.BlockSize)
@@ -237,7 +238,8 @@ func (e *tortured) mark(number uint64) events.LocalHash {
 	local := e.hasher.Hash(nil, t)
 	h := xxh3.Hash(binary.LittleEndian.AppendUint64([]byte(e.name), number))
 	e.publish([]pyenv.Event{{Op: "store", Tokens: t, Hashes: []uint64{h}}},
-		[]events.Event{{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(h)}, Locals: local}}, false)
+		[]events.Event{{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(h)},
+			Locals: local}}, false)
 	return local[0]
 }
 
@@ -316,7 +318,9 @@ func (e *tortured) judge(locals []events.LocalHash, got [events.NumTiers]uint32)
 		for range n {
 			seq = twin.Next(seq, i == 0, locals[i])
 			if !e.truth.Holds(events.Tier(t+1), seq) {
-				return fmt.Sprintf("%s has lost events and holds %v of it, the index says %v: block %d is not in its tier %s", e.name, want, got, i, events.Tier(t+1))
+				return fmt.Sprintf(
+					"%s has lost events and holds %v of it, the index says %v: block %d is not in its tier %s", e.name,
+					want, got, i, events.Tier(t+1))
 			}
 			i++
 		}

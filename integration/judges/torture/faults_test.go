@@ -65,7 +65,8 @@ type mayhem struct {
 }
 
 func newMayhem(rng *rand.Rand) mayhem {
-	return mayhem{rng: rng, counts: map[string]int{}, held: map[*daemon]bool{}, scanned: map[*daemon]int64{}, hurts: func(string, bool) {}}
+	return mayhem{rng: rng, counts: map[string]int{}, held: map[*daemon]bool{}, scanned: map[*daemon]int64{},
+		hurts: func(string, bool) {}}
 }
 
 // undoing is the end of a fault that lasts.
@@ -95,7 +96,8 @@ func (m *mayhem) undo(all bool) {
 }
 
 func (m *mayhem) note(format string, args ...any) {
-	m.transcript = append(m.transcript, fmt.Sprintf("%6.3fs ", time.Since(m.begun).Seconds())+fmt.Sprintf(format, args...))
+	m.transcript = append(m.transcript, fmt.Sprintf("%6.3fs ", time.Since(m.begun).Seconds())+fmt.Sprintf(format,
+		args...))
 }
 
 func (m *mayhem) count(what string) { m.counts[what]++ }

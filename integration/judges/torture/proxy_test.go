@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// proxy carries TCP connections to a target, until it is told to be a bad network: cut them all, hold everything back for a
-// while, take nobody for a while. Whatever was held back arrives later, in order, as on a network that stalls.
+// proxy carries TCP connections to a target, until it is told to be a bad network: cut them all, hold everything back
+// for a while, take nobody for a while. Whatever was held back arrives later, in order, as on a network that stalls.
 type proxy struct {
 	target string
 	at     string

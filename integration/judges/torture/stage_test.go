@@ -19,7 +19,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// stage is what every torture plays on: engines and their shims, NATS servers and indexers, the connections between them, and how each is reached.
+// stage is what every torture plays on: engines and their shims, NATS servers and indexers, the connections between
+// them, and how each is reached.
 type stage struct {
 	t       testing.TB
 	dir     string
@@ -47,14 +48,16 @@ func newStage(t testing.TB, counters map[string]int) *stage {
 // engine adds an engine and the shim that reads it, not started. nats is what the shim is told of NATS.
 func (s *stage) engine(i int, rng *rand.Rand, programs func(string) string, nats func(who string) string) {
 	e := &tortured{
-		name: fmt.Sprintf("w%d-%d", i+1, rng.IntN(1000)), rng: rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64())), truth: harness.NewTruth(),
+		name: fmt.Sprintf("w%d-%d", i+1, rng.IntN(1000)), rng: rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64())),
+		truth: harness.NewTruth(),
 	}
 	var err error
 	if e.hasher, err = events.NewHasher(harness.BlockSize, events.Space{}); err != nil {
 		s.t.Fatal(err)
 	}
 	form := []string{"map", "array"}[rng.IntN(2)]
-	e.pub = pyenv.StartPublisher(s.t, pyenv.PublisherOptions{Form: form, BlockSize: harness.BlockSize, Buffer: 1 << 20, HighWater: 100})
+	e.pub = pyenv.StartPublisher(s.t, pyenv.PublisherOptions{Form: form, BlockSize: harness.BlockSize, Buffer: 1 << 20,
+		HighWater: 100})
 	host := func(endpoint string) string { return strings.TrimPrefix(endpoint, "tcp://") }
 	engine, replay := s.proxy(e.name+"→engine", host(e.pub.Endpoint)), s.proxy(e.name+"→replay", host(e.pub.Replay))
 	if s.ways == nil {
@@ -64,13 +67,15 @@ func (s *stage) engine(i int, rng *rand.Rand, programs func(string) string, nats
 	shim := s.daemon("shim of "+e.name, programs("worker-shim"), func(code int, last string) bool {
 		// What the life before had on its way arrived after this one had looked: a supervisor starts it again.
 		return code == 1 && strings.Contains(last, "another shim publishes for this worker and rank")
-	}, "run", "--engine", "tcp://"+engine.addr(), "--replay", "tcp://"+replay.addr(), "--instance", e.name, "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize),
+	}, "run", "--engine", "tcp://"+engine.addr(), "--replay", "tcp://"+replay.addr(), "--instance", e.name, "--model",
+		"m", "--block-size", fmt.Sprint(harness.BlockSize),
 		"--nats", nats(e.name), "--log-repeat", "0", "--idle-check", "700ms", "--replay-timeout", "2s")
 	s.engines, s.shims = append(s.engines, e), append(s.shims, shim)
 }
 
 func (s *stage) daemon(name, program string, excused func(int, string) bool, args ...string) *daemon {
-	d := &daemon{t: s.t, name: name, program: program, args: args, said: filepath.Join(s.dir, strings.ReplaceAll(name, " ", "-")+".log")}
+	d := &daemon{t: s.t, name: name, program: program, args: args,
+		said: filepath.Join(s.dir, strings.ReplaceAll(name, " ", "-")+".log")}
 	if excused != nil {
 		d.excused = func(code int, last string) bool {
 			if excused(code, last) {
@@ -190,13 +195,15 @@ func (s *stage) await(what string, check func() error) {
 	s.t.Fatalf("it does not come about that %s: %v", what, err)
 }
 
-// inOrder says what is not in order on a node: it is to be ready and without problems, and all but so many messages of each log applied.
+// inOrder says what is not in order on a node: it is to be ready and without problems, and all but so many messages of
+// each log applied.
 func (s *stage) inOrder(d *daemon, lag uint64) (*api.Status, error) {
 	var status api.Status
 	if err := s.ask(d, "GET", "/v1/status", nil, &status); err != nil {
 		return nil, err
 	}
-	status.Problems = slices.DeleteFunc(status.Problems, func(p string) bool { return strings.Contains(p, "% full") }) // a warning
+	// a warning
+	status.Problems = slices.DeleteFunc(status.Problems, func(p string) bool { return strings.Contains(p, "% full") })
 	if !status.Ready || len(status.Problems) > 0 {
 		return nil, fmt.Errorf("ready: %v, problems: %q", status.Ready, status.Problems)
 	}
@@ -213,7 +220,8 @@ func (s *stage) inOrder(d *daemon, lag uint64) (*api.Status, error) {
 	return &status, nil
 }
 
-// awaitMarks has every engine announce a block of its own, and waits until each node has it, and so all that came before. It returns the blocks.
+// awaitMarks has every engine announce a block of its own, and waits until each node has it, and so all that came
+// before. It returns the blocks.
 func (s *stage) awaitMarks() (marks []events.LocalHash) {
 	for _, e := range s.engines {
 		s.marks++
@@ -221,19 +229,21 @@ func (s *stage) awaitMarks() (marks []events.LocalHash) {
 	}
 	for i, e := range s.engines {
 		for _, d := range s.nodes {
-			s.until(fmt.Sprintf("%s has all that %s announced, up to message %d", d.name, e.name, e.next-1), func() error {
-				got, err := s.depths(d, marks[i:i+1])
-				if err == nil && got[events.WorkerID(e.name)][0] != 1 {
-					err = fmt.Errorf("the last message is not there; the answer is %v", got)
-				}
-				return err
-			})
+			s.until(fmt.Sprintf("%s has all that %s announced, up to message %d", d.name, e.name, e.next-1),
+				func() error {
+					got, err := s.depths(d, marks[i:i+1])
+					if err == nil && got[events.WorkerID(e.name)][0] != 1 {
+						err = fmt.Errorf("the last message is not there; the answer is %v", got)
+					}
+					return err
+				})
 		}
 	}
 	return marks
 }
 
-// judge asks a node for every prompt and for its workers, and compares what it says with the truth. It returns how many answers it judged.
+// judge asks a node for every prompt and for its workers, and compares what it says with the truth. It returns how many
+// answers it judged.
 func (s *stage) judge(d *daemon, prompts []path) (judged int) {
 	for _, p := range prompts {
 		locals := s.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
@@ -269,7 +279,8 @@ func (s *stage) judge(d *daemon, prompts []path) (judged int) {
 			s.t.Fatalf("%s: %s is not among %+v", d.name, e.name, list.Workers)
 		}
 		b := list.Workers[i].Blocks
-		if held := b.Device + b.Host + b.Disk + b.External; held > uint64(e.truth.Holdings()) || e.exact() && held < uint64(e.truth.Holdings()) {
+		if held := b.Device + b.Host + b.Disk + b.External; held > uint64(e.truth.Holdings()) ||
+			e.exact() && held < uint64(e.truth.Holdings()) {
 			s.t.Fatalf("%s: %s holds %d blocks, the list of workers says %d", d.name, e.name, e.truth.Holdings(), held)
 		}
 	}

@@ -24,15 +24,17 @@ import (
 )
 
 // TestTorture keeps a deployment of real processes under load while whatever can fail does: processes are killed and
-// held, connections cut, stalled and refused, messages dropped, the store filled, the log trimmed, rolled back and deleted. After each
-// round all runs again, and then the index must say what the engines announced; of an engine that has lost messages for good, no
-// block that it does not hold. History lasts over rounds; now and then a new deployment begins.
+// held, connections cut, stalled and refused, messages dropped, the store filled, the log trimmed, rolled back and
+// deleted. After each round all runs again, and then the index must say what the engines announced; of an engine that
+// has lost messages for good, no block that it does not hold. History lasts over rounds; now and then a new deployment
+// begins.
 //
 // The schedule follows from the seed; where in a process's work it strikes, does not.
 func TestTorture(t *testing.T) {
 	pyenv.Python(t)
 	seed, rounds := scheduleSeed(), roundsOr(8)
-	r := &torture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 1))), prompts: allPaths(), programs: func(name string) string { return harness.Program(t, name) }}
+	r := &torture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 1))), prompts: allPaths(),
+		programs: func(name string) string { return harness.Program(t, name) }}
 	if *tortureRace {
 		r.programs = racingPrograms(t)
 	}
@@ -191,15 +193,16 @@ func (r *torture) step() {
 	}
 }
 
-// hideEngine has an engine's ports refuse for a while, and its connections end, as if its process had ended. It lives and goes on: what its shim has cleared then
-// must be known again.
+// hideEngine has an engine's ports refuse for a while, and its connections end, as if its process had ended. It lives
+// and goes on: what its shim has cleared then must be known again.
 func (r *torture) hideEngine(e *tortured) {
 	r.note("the ports of %s refuse", e.name)
 	r.count("engines that seemed gone")
 	for _, p := range r.w.ways[e] {
 		p.leave()
 	}
-	back := time.Now().Add(time.Duration(100+r.rng.IntN(1000)) * time.Millisecond) // a shim takes some 200 ms to be sure
+	// a shim takes some 200 ms to be sure
+	back := time.Now().Add(time.Duration(100+r.rng.IntN(1000)) * time.Millisecond)
 	r.later = append(r.later, undoing{back, func() {
 		r.note("the ports of %s are open", e.name)
 		for _, p := range r.w.ways[e] {
@@ -251,7 +254,8 @@ func (r *torture) snapshotAllTheTime() (end func()) {
 	}
 }
 
-// settle ends every fault and waits until the index has applied what every engine has said, and misses nothing that it could ask for.
+// settle ends every fault and waits until the index has applied what every engine has said, and misses nothing that it
+// could ask for.
 func (r *torture) settle() {
 	r.undo(true)
 	r.note("all faults end")
@@ -271,7 +275,8 @@ func (r *torture) verify() {
 	r.counts["answers judged"] += w.judge(w.indexer, r.prompts)
 	for e, from := range r.losses {
 		said := r.shimOf(e).words(from)
-		if !strings.Contains(said, "could not be replayed") && !strings.Contains(said, "a new incarnation") && !strings.Contains(said, "cannot say it again") {
+		if !strings.Contains(said, "could not be replayed") && !strings.Contains(said, "a new incarnation") &&
+			!strings.Contains(said, "cannot say it again") {
 			r.Fatalf("%s has lost messages for good, and its shim says nothing of it", e.name)
 		}
 		r.count("losses for good, noticed")
@@ -303,8 +308,8 @@ func (r *torture) admin(what string, do func(ctx context.Context, js jetstream.J
 	})
 }
 
-// fillStore fills what the server may store with somebody else's data. The log refuses events, and they wait in the shims; when
-// there is room again everything goes on, and no process had to be started again.
+// fillStore fills what the server may store with somebody else's data. The log refuses events, and they wait in the
+// shims; when there is room again everything goes on, and no process had to be started again.
 func (r *torture) fillStore() {
 	r.note("the store is filled")
 	r.count("stores filled")
@@ -315,7 +320,8 @@ func (r *torture) fillStore() {
 	}
 	junk := make([]byte, 900_000)
 	fill := func(ctx context.Context, js jetstream.JetStream) error {
-		if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "FILLER", Subjects: []string{"filler"}}); err != nil {
+		if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "FILLER",
+			Subjects: []string{"filler"}}); err != nil {
 			return err
 		}
 		for size := len(junk); size > 0; size /= 16 { // what no longer fits is tried smaller
@@ -332,17 +338,18 @@ func (r *torture) fillStore() {
 		return nil
 	}
 	for _, e := range r.w.engines {
-		r.admin("the shim of "+e.name+" says that the log is full", func(ctx context.Context, js jetstream.JetStream) error {
-			if err := fill(ctx, js); err != nil { // again and again: a snapshot makes room
-				return err
-			}
-			e.announce()
-			e.flush()
-			if said := r.shimOf(e).words(from[e]); !strings.Contains(said, "no room") {
-				return errors.New("it does not")
-			}
-			return nil
-		})
+		r.admin("the shim of "+e.name+" says that the log is full",
+			func(ctx context.Context, js jetstream.JetStream) error {
+				if err := fill(ctx, js); err != nil { // again and again: a snapshot makes room
+					return err
+				}
+				e.announce()
+				e.flush()
+				if said := r.shimOf(e).words(from[e]); !strings.Contains(said, "no room") {
+					return errors.New("it does not")
+				}
+				return nil
+			})
 	}
 	for range 5 {
 		r.any().announce()
@@ -368,8 +375,9 @@ func (r *torture) lives() (all []*running) {
 	return all
 }
 
-// trimLog makes the log drop what the indexer has not read: it is held, or dead, while more is published than the log may keep. The
-// indexer finds out and asks the shims to say again what the engines hold, so that nothing is missing in the end.
+// trimLog makes the log drop what the indexer has not read: it is held, or dead, while more is published than the log
+// may keep. The indexer finds out and asks the shims to say again what the engines hold, so that nothing is missing in
+// the end.
 func (r *torture) trimLog() {
 	e := r.any()
 	p := r.partitionOf(e)
@@ -437,7 +445,8 @@ func (r *torture) rollBack() {
 	}
 	part := ""
 	if r.rng.IntN(2) == 0 {
-		part = filepath.Join("jetstream", "KV", "streams", ours.StreamName("default", events.Partition(r.rng.IntN(partitionsT))))
+		part = filepath.Join("jetstream", "KV", "streams",
+			ours.StreamName("default", events.Partition(r.rng.IntN(partitionsT))))
 	}
 	r.note("the server is killed and comes back with files of an earlier time: %q", part)
 	r.count("logs rolled back")
@@ -467,7 +476,8 @@ func (r *torture) deleteStream() {
 	r.note("the log of partition %d is deleted", p)
 	r.count("logs deleted")
 	r.admin("the log is deleted", func(ctx context.Context, js jetstream.JetStream) error {
-		if err := js.DeleteStream(ctx, ours.StreamName("default", p)); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		if err := js.DeleteStream(ctx, ours.StreamName("default", p)); err != nil &&
+			!errors.Is(err, jetstream.ErrStreamNotFound) {
 			return err
 		}
 		return nil

@@ -189,7 +189,8 @@ func (s *stage) fourAtATime(part string, n int) {
 		for _, a := range list {
 			from, to := s.twin.versionAt(a.from), s.twin.versionAt(a.to)
 			if !s.twin.everUsable(a.request.prompt.reusable(), from, to, a.predicted) {
-				s.t.Errorf("%s: kvatlas said %d blocks, which is not what the engine had announced with events %d to %d",
+				s.t.Errorf(
+					"%s: kvatlas said %d blocks, which is not what the engine had announced with events %d to %d",
 					a.request.kind, a.predicted, a.from, a.to)
 			}
 			// The reply may be here before the last step's message.

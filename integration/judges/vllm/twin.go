@@ -51,7 +51,8 @@ type group struct {
 type change struct{ version, copies int }
 
 func newTwin(blockSize int) *twin {
-	return &twin{blockSize: blockSize, changed: make(chan struct{}), names: map[place]string{}, groups: map[int]*group{}}
+	return &twin{blockSize: blockSize, changed: make(chan struct{}), names: map[place]string{},
+		groups: map[int]*group{}}
 }
 
 // holds reports whether the group held a block at a version.
@@ -179,7 +180,8 @@ func (t *twin) stored(e *wireEvent) error {
 	}
 	if g.window == 0 { // a window group's event may leave out blocks that its tokens cover
 		if len(e.Tokens) != len(e.Names)*t.blockSize || e.Extra != nil && len(e.Extra) != len(e.Names) {
-			return fmt.Errorf("%d blocks, %d tokens, extra keys of %d blocks", len(e.Names), len(e.Tokens), len(e.Extra))
+			return fmt.Errorf("%d blocks, %d tokens, extra keys of %d blocks", len(e.Names), len(e.Tokens),
+				len(e.Extra))
 		}
 		parent := text(e.Parent)
 		for i, name := range e.Names {

@@ -47,17 +47,19 @@ sys.stdin.read()`
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := harness.Start(t, "worker-shim", "run", "--engine", strings.TrimSpace(endpoint), "--instance", mechanism, "--model", "m", "--block-size", "16", "--nats", x.NATS)
+			p := harness.Start(t, "worker-shim", "run", "--engine", strings.TrimSpace(endpoint), "--instance",
+				mechanism, "--model", "m", "--block-size", "16", "--nats", x.NATS)
 			p.WaitFor("start the engine's event sockets without CURVE or PLAIN")
-			if said := p.Said(); !strings.Contains(said, "the peer demands the security mechanism") || !strings.Contains(said, mechanism) {
+			if said := p.Said(); !strings.Contains(said, "the peer demands the security mechanism") ||
+				!strings.Contains(said, mechanism) {
 				t.Errorf("said\n%s", said)
 			}
 		})
 	}
 }
 
-// TestShimSaysWhatIsWrongWithBlocks runs the shim beside engines whose blocks are not of its --block-size: smaller (as with SGLang's pages of one token), larger, and of none at
-// all.
+// TestShimSaysWhatIsWrongWithBlocks runs the shim beside engines whose blocks are not of its --block-size: smaller (as
+// with SGLang's pages of one token), larger, and of none at all.
 func TestShimSaysWhatIsWrongWithBlocks(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	for i, c := range []struct {
@@ -66,10 +68,14 @@ func TestShimSaysWhatIsWrongWithBlocks(t *testing.T) {
 		hash    any
 		saw, do string
 	}{
-		{"SGLang's pages of 1", 1, int64(-5), "SGLang announces blocks of 1 tokens, and blocks of 16 are expected", "start the engine with --page-size 16 or expect 1"},
-		{"smaller", 8, uint64(1<<63 + 5), "vLLM announces blocks of 8 tokens", "start the engine with --block-size 16 or expect 8"},
-		{"larger", 32, uint64(1<<63 + 5), "vLLM announces blocks of 32 tokens", "start the engine with --block-size 16 or expect 32"},
-		{"0", 0, uint64(1<<63 + 5), "vLLM announces blocks with tokens and a block_size that is 0 or missing", "have its publisher say the size"},
+		{"SGLang's pages of 1", 1, int64(-5), "SGLang announces blocks of 1 tokens, and blocks of 16 are expected",
+			"start the engine with --page-size 16 or expect 1"},
+		{"smaller", 8, uint64(1<<63 + 5), "vLLM announces blocks of 8 tokens",
+			"start the engine with --block-size 16 or expect 8"},
+		{"larger", 32, uint64(1<<63 + 5), "vLLM announces blocks of 32 tokens",
+			"start the engine with --block-size 16 or expect 32"},
+		{"0", 0, uint64(1<<63 + 5), "vLLM announces blocks with tokens and a block_size that is 0 or missing",
+			"have its publisher say the size"},
 		{"not said", nil, uint64(1<<63 + 5), "a block_size that is 0 or missing", "have its publisher say the size"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -78,14 +84,16 @@ func TestShimSaysWhatIsWrongWithBlocks(t *testing.T) {
 			if n == 0 {
 				n = harness.BlockSize
 			}
-			payload, err := msgpack.Marshal([]any{1.0, []any{[]any{"BlockStored", []any{c.hash}, nil, harness.Tokens(1, n), c.size, nil, "GPU"}}, 0})
+			payload, err := msgpack.Marshal([]any{1.0,
+				[]any{[]any{"BlockStored", []any{c.hash}, nil, harness.Tokens(1, n), c.size, nil, "GPU"}}, 0})
 			if err != nil {
 				t.Fatal(err)
 			}
 			engine.Raw(payload)
 			p := startShim(t, x, engine, fmt.Sprintf("b%d", i))
 			p.WaitFor(regexp.QuoteMeta(c.do))
-			if said := p.Said(); !strings.Contains(said, c.saw) || !strings.Contains(said, "the engine's blocks are not of --block-size") {
+			if said := p.Said(); !strings.Contains(said, c.saw) ||
+				!strings.Contains(said, "the engine's blocks are not of --block-size") {
 				t.Errorf("said\n%s\nwithout %q", said, c.saw)
 			}
 		})

@@ -9,8 +9,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestEngineSnapshots has an engine on real libzmq give snapshots of what it holds, in the frames of both proposals for vLLM. Where the replay buffer has moved on, what the
-// engine still holds is found all the same, and what it dropped is not.
+// TestEngineSnapshots has an engine on real libzmq give snapshots of what it holds, in the frames of both proposals for
+// vLLM. Where the replay buffer has moved on, what the engine still holds is found all the same, and what it dropped is
+// not.
 func TestEngineSnapshots(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	for _, c := range []struct {
@@ -45,7 +46,8 @@ func TestEngineSnapshots(t *testing.T) {
 			shim := startShim(t, x, engine, c.name, args...)
 			x.WaitDepth(t, "m", prompt, c.name, 2)
 			shim.WaitFor("had from the engine's snapshot")
-			engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[2*harness.BlockSize : 3*harness.BlockSize], Parent: &first[1], Hashes: first[2:3]})
+			engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[2*harness.BlockSize : 3*harness.BlockSize],
+				Parent: &first[1], Hashes: first[2:3]})
 			x.WaitDepth(t, "m", prompt, c.name, 6)
 			engine.Remove(first[0]) // one of two copies
 			store(6, 7)
@@ -62,7 +64,8 @@ func TestEngineSnapshots(t *testing.T) {
 			// While the shim is away.
 			shim.Kill()
 			engine.Store(prompt[:5*harness.BlockSize], nil)
-			engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[5*harness.BlockSize : 6*harness.BlockSize], Parent: &first[4], Hashes: first[5:6]})
+			engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[5*harness.BlockSize : 6*harness.BlockSize],
+				Parent: &first[4], Hashes: first[5:6]})
 			engine.Forget(1)
 			shim = startShim(t, x, engine, c.name, args...)
 			x.WaitDepth(t, "m", prompt, c.name, 9)

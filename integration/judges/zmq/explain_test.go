@@ -19,11 +19,13 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestExplain asks as a user would where each block of a prompt is, and which rule stopped each worker: a hole, a tier, another prompt, a page of which
-// the store has a part, a threshold, a worker without a store. NATS, HTTP and the table say the same.
+// TestExplain asks as a user would where each block of a prompt is, and which rule stopped each worker: a hole, a tier,
+// another prompt, a page of which the store has a part, a threshold, a worker without a store. NATS, HTTP and the table
+// say the same.
 func TestExplain(t *testing.T) {
 	folder := t.TempDir()
-	store := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m", Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
+	store := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m",
+		Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
 	much := store
 	much.PrefetchThreshold = 10 * harness.BlockSize
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -40,7 +42,8 @@ func TestExplain(t *testing.T) {
 	_, hashes := engine["hole"].Store(prompt[:6*harness.BlockSize], nil)
 	engine["hole"].Remove(hashes[3])
 	_, hashes = engine["tiers"].Store(prompt[:2*harness.BlockSize], nil)
-	engine["tiers"].Publish(pyenv.Event{Op: "store", Tokens: prompt[2*harness.BlockSize : 5*harness.BlockSize], Parent: &hashes[1], Hashes: []uint64{7, 8, 9}, Medium: "CPU"})
+	engine["tiers"].Publish(pyenv.Event{Op: "store", Tokens: prompt[2*harness.BlockSize : 5*harness.BlockSize],
+		Parent: &hashes[1], Hashes: []uint64{7, 8, 9}, Medium: "CPU"})
 	engine["choosy"].Store(prompt[:5*harness.BlockSize], nil)
 	engine["other"].Store(harness.Tokens(90000, harness.BlockSize), nil)
 	x.WaitDepth(t, "m", harness.Tokens(90000, harness.BlockSize), "other", 1)
@@ -61,7 +64,8 @@ func TestExplain(t *testing.T) {
 			for _, r := range o.Path.Held {
 				held += fmt.Sprintf(" [%d,%d)%s", r.From, r.To, strings.Join(r.Tiers, "+"))
 			}
-			lines = append(lines, fmt.Sprintf("%s:%s own %d %s behind %d loads %d %s behind %d", o.Instance, held, o.Total(), o.Path.Stop, o.Path.Behind, o.L3, o.L3Stop, o.Path.L3Behind))
+			lines = append(lines, fmt.Sprintf("%s:%s own %d %s behind %d loads %d %s behind %d", o.Instance, held,
+				o.Total(), o.Path.Stop, o.Path.Behind, o.L3, o.L3Stop, o.Path.L3Behind))
 		}
 		return strings.Join(lines, "\n")
 	}
@@ -71,21 +75,25 @@ tiers: [0,2)device [2,5)host own 5 not_held behind 0 loads 7 not_in_store behind
 other: own 0 not_held behind 0 loads 0 no_store behind 0`
 	var a api.Answer
 	catchingUp := func(o api.Overlap) bool { return o.CatchingUp }
-	for deadline := time.Now().Add(harness.Patience); told(&a) != want || len(a.L3.Broken) != 1 || slices.ContainsFunc(a.Workers, catchingUp); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.Patience); told(&a) != want || len(a.L3.Broken) != 1 ||
+		slices.ContainsFunc(a.Workers, catchingUp); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("told\n%s\nwant\n%s\n%+v", told(&a), want, a.L3)
 		}
 		var failure *api.Error
-		if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt), "--explain"); failure != nil && failure.Code != api.CodeUnknownModel {
+		if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt),
+			"--explain"); failure != nil && failure.Code != api.CodeUnknownModel {
 			t.Fatal(failure)
 		}
 	}
-	if a.L3.Broken[0] != (api.BrokenBlock{Block: 12, Objects: 1, Of: 2}) || fmt.Sprint(a.L3.Ranges) != "[[0 12] [13 20]]" {
+	if a.L3.Broken[0] != (api.BrokenBlock{Block: 12, Objects: 1, Of: 2}) ||
+		fmt.Sprint(a.L3.Ranges) != "[[0 12] [13 20]]" {
 		t.Errorf("the store: %+v", a.L3)
 	}
 
 	var web api.Answer
-	status, text, err := harness.Request(x.HTTP, "POST", "/v1/find", `{"model":"m","explain":true,"tokens":`+harness.JSONList(prompt)+`}`)
+	status, text, err := harness.Request(x.HTTP, "POST", "/v1/find", `{"model":"m","explain":true,"tokens":`+
+		harness.JSONList(prompt)+`}`)
 	if err := json.Unmarshal([]byte(text), &web); err != nil {
 		t.Fatal(err)
 	}
@@ -95,12 +103,15 @@ other: own 0 not_held behind 0 loads 0 no_store behind 0`
 		t.Errorf("over HTTP: %d %v\n%+v\n%+v", status, err, web, a)
 	}
 
-	r := harness.Run(t, "indexer", "query", "--nats", x.NATS, "--model", "m", "--tokens", harness.CommaList(prompt), "--explain")
+	r := harness.Run(t, "indexer", "query", "--nats", x.NATS, "--model", "m", "--tokens", harness.CommaList(prompt),
+		"--explain")
 	got := strings.Join(strings.Fields(r.Stdout), " ")
 	for _, want := range []string{
 		"BLOCKS DEVICE HOST DISK EXTERNAL STORE",
-		"[0,2) choosy/0 hole/0 tiers/0 - - - yes", "[2,3) choosy/0 hole/0 tiers/0 - - yes", "[3,4) choosy/0 tiers/0 - - yes",
-		"[4,5) choosy/0 hole/0 tiers/0 - - yes", "[5,6) hole/0 - - - yes", "[6,12) - - - - yes", "[12,13) - - - - no", "[13,20) - - - - yes",
+		"[0,2) choosy/0 hole/0 tiers/0 - - - yes", "[2,3) choosy/0 hole/0 tiers/0 - - yes",
+		"[3,4) choosy/0 tiers/0 - - yes",
+		"[4,5) choosy/0 hole/0 tiers/0 - - yes", "[5,6) hole/0 - - - yes", "[6,12) - - - - yes", "[12,13) - - - - no",
+		"[13,20) - - - - yes",
 		"hole/0 3 block 3: it does not hold it in any tier (2 it holds behind are of no use) 9 block 12: the store has 1 of its 2 objects (7 in the store behind are not loaded)",
 		"choosy/0 5 block 5: it does not hold it in any tier 0 block 5 and what follows in one run is less than its engine begins to load for (14 in the store behind are not loaded)",
 		"other/0 0 block 0: it does not hold it in any tier 0 it has registered no shared store",
@@ -109,10 +120,12 @@ other: own 0 not_held behind 0 loads 0 no_store behind 0`
 			t.Errorf("no %q in\n%s", want, r.Stdout)
 		}
 	}
-	if a, failure := x.Query(t, "--model", "m", "--hashes", "1,2", "--explain"); failure != nil || len(a.Workers) != 4 || a.Workers[0].Path == nil || a.Workers[0].Path.Stop != "unknown_block" {
+	if a, failure := x.Query(t, "--model", "m", "--hashes", "1,2", "--explain"); failure != nil ||
+		len(a.Workers) != 4 || a.Workers[0].Path == nil || a.Workers[0].Path.Stop != "unknown_block" {
 		t.Errorf("hashes that nobody holds: %+v, %v", a, failure)
 	}
-	if a, failure := x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure != nil || a.Workers[0].Path != nil {
+	if a, failure := x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure != nil ||
+		a.Workers[0].Path != nil {
 		t.Errorf("not asked for: %+v, %v", a, failure)
 	}
 }

@@ -14,15 +14,16 @@ import (
 
 func startShim(t testing.TB, x *harness.Indexer, p *pyenv.Publisher, instance string, args ...string) *harness.Process {
 	t.Helper()
-	args = append([]string{"run", "--engine", p.Endpoint, "--instance", instance, "--model", "m", "--block-size", "16", "--nats", x.NATS, "--log-repeat", "0"}, args...)
+	args = append([]string{"run", "--engine", p.Endpoint, "--instance", instance, "--model", "m", "--block-size", "16",
+		"--nats", x.NATS, "--log-repeat", "0"}, args...)
 	if p.Replay != "" {
 		args = append(args, "--replay", p.Replay)
 	}
 	return harness.Start(t, "worker-shim", args...)
 }
 
-// TestFromEngineToAnswer goes the whole way, from a publisher on real libzmq to the answer that a user sees, and keeps the answer right
-// while every part is killed in turn.
+// TestFromEngineToAnswer goes the whole way, from a publisher on real libzmq to the answer that a user sees, and keeps
+// the answer right while every part is killed in turn.
 func TestFromEngineToAnswer(t *testing.T) {
 	for _, form := range []string{"map", "array"} {
 		t.Run(form, func(t *testing.T) {
@@ -37,7 +38,8 @@ func TestFromEngineToAnswer(t *testing.T) {
 
 			_, second := engine.Store(prompt[4*harness.BlockSize:6*harness.BlockSize], &first[3])
 			a := x.WaitDepth(t, "m", prompt, "w1", 6)
-			if a.Blocks != 12 || a.BlockSize != harness.BlockSize || !a.Complete || len(a.Workers) != 1 || len(a.Partitions) != 1 || a.Partitions[0].Seq == 0 {
+			if a.Blocks != 12 || a.BlockSize != harness.BlockSize || !a.Complete || len(a.Workers) != 1 ||
+				len(a.Partitions) != 1 || a.Partitions[0].Seq == 0 {
 				t.Fatalf("the answer is %+v", a)
 			}
 			engine.Remove(second[1])
@@ -52,7 +54,9 @@ func TestFromEngineToAnswer(t *testing.T) {
 			shim.WaitFor(`cannot be decoded`)
 			shim.WaitFor(`no engine's event message`)
 			said := shim.Said()
-			silent := len(regexp.MustCompile(`the engine's connection has ended.*peer is silent`).FindAllString(said, -1)) // an engine that stood still is left
+			// an engine that stood still is left
+			silent := len(regexp.MustCompile(`the engine's connection has ended.*peer is silent`).FindAllString(said,
+				-1))
 			if n := strings.Count(said, "connected to the engine"); n != 1+silent {
 				t.Fatalf("the shim connected %d times:\n%s", n, said)
 			}

@@ -1,9 +1,10 @@
 // Package cluster measures what being several nodes costs: `indexer bench cluster` prints what it finds.
 //
-// Everything runs as a process of its own on loopback: a NATS server, nodes (indexer serve), and an echo, which answers requests with as many bytes as
-// it is asked for. This process is the shims and the client. The steps, in order:
+// Everything runs as a process of its own on loopback: a NATS server, nodes (indexer serve), and an echo, which answers
+// requests with as many bytes as it is asked for. This process is the shims and the client. The steps, in order:
 //
-//  1. One node with everything takes in all events, [Rounds] times over; then it writes a snapshot, and another process restores it.
+//  1. One node with everything takes in all events, [Rounds] times over; then it writes a snapshot, and another process
+//     restores it.
 //  2. Three nodes with two replicas take in the same events.
 //  3. Queries to any of the three, and bare requests of the same sizes to the echo, by turns.
 //  4. One of the three is killed while queries are asked, and its partitions are restored by the others.
@@ -62,11 +63,14 @@ func (o *Options) Validate() error {
 
 // Report is what was found. The ratios come first; a bound is beside each.
 type Report struct {
-	QueryP50      float64 `json:"query_p50_ratio"`     // three nodes beside a bare request-reply; at most 2.5
-	QueryP99      float64 `json:"query_p99_ratio"`     // the same; at most 4
-	Ingest        float64 `json:"ingest_ratio"`        // blocks applied per second of processor time, three nodes beside one; at least 0.8
-	WholeAgain    float64 `json:"whole_again_s"`       // after a node is killed, the last query that was not answered whole was asked; at most 1
-	Rereplication float64 `json:"rereplication_ratio"` // holdings restored per second after that, beside a restore of one node
+	QueryP50 float64 `json:"query_p50_ratio"` // three nodes beside a bare request-reply; at most 2.5
+	QueryP99 float64 `json:"query_p99_ratio"` // the same; at most 4
+	// blocks applied per second of processor time, three nodes beside one; at least 0.8
+	Ingest float64 `json:"ingest_ratio"`
+	// after a node is killed, the last query that was not answered whole was asked; at most 1
+	WholeAgain float64 `json:"whole_again_s"`
+	// holdings restored per second after that, beside a restore of one node
+	Rereplication float64 `json:"rereplication_ratio"`
 
 	Workers  int    `json:"workers"`
 	Holdings uint64 `json:"holdings"` // of one replica
@@ -186,7 +190,8 @@ func Run(ctx context.Context, o Options, progress func(string)) (r *Report, err 
 func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 	switch role {
 	case "nats":
-		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: data, Listen: "127.0.0.1:0", SyncInterval: 2 * time.Minute})
+		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: data, Listen: "127.0.0.1:0",
+			SyncInterval: 2 * time.Minute})
 		if err != nil {
 			return err
 		}
@@ -201,15 +206,17 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 		}
 		defer conn.Close()
 		zeros := make([]byte, 1<<20)
-		service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: "echo", Version: "0.0.0", Workers: 128, Endpoints: []jetstream.Endpoint{{
-			Name: "echo", Subject: echoAt, Handler: func(_ context.Context, r jetstream.Request) jetstream.Response {
-				n := 0
-				if len(r.Body) >= 4 {
-					n = int(min(binary.LittleEndian.Uint32(r.Body), uint32(len(zeros)/2)))
-				}
-				return jetstream.Response{ContentType: api.MsgPack, Body: zeros[:n]}
-			},
-		}}})
+		service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: "echo", Version: "0.0.0", Workers: 128,
+			Endpoints: []jetstream.Endpoint{{
+				Name: "echo", Subject: echoAt, Handler: func(_ context.Context,
+					r jetstream.Request) jetstream.Response {
+					n := 0
+					if len(r.Body) >= 4 {
+						n = int(min(binary.LittleEndian.Uint32(r.Body), uint32(len(zeros)/2)))
+					}
+					return jetstream.Response{ContentType: api.MsgPack, Body: zeros[:n]}
+				},
+			}}})
 		if err != nil {
 			return err
 		}
@@ -225,8 +232,10 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 
 // node starts a node and waits until it is ready.
 func (b *bed) node(namespace, id string) (*process, error) {
-	p, err := b.start("serve", "--nats", b.url, "--namespace", namespace, "--node-id", id, "--replication", "2", "--http-listen", "",
-		"--partitions", fmt.Sprint(b.o.Partitions), "--snapshot-interval", "1000h", "--log-age", "2000h", "--snapshot-blocks", "4000000000",
+	p, err := b.start("serve", "--nats", b.url, "--namespace", namespace, "--node-id", id, "--replication", "2",
+		"--http-listen", "",
+		"--partitions", fmt.Sprint(b.o.Partitions), "--snapshot-interval", "1000h", "--log-age", "2000h",
+		"--snapshot-blocks", "4000000000",
 		"--log-bytes", fmt.Sprint(64<<20+24*Rounds*b.o.Workers*b.o.Blocks))
 	if err != nil {
 		return nil, err
@@ -396,7 +405,8 @@ func (b *bed) messages(worker int) (list [][]byte, err error) {
 		for n := range b.o.Blocks / prompt {
 			locals := b.content(worker, n)
 			for at := 0; at < prompt; at += perEvent {
-				e := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull, Locals: locals[at : at+perEvent]}
+				e := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull,
+					Locals: locals[at : at+perEvent]}
 				for _, l := range e.Locals {
 					e.Blocks = append(e.Blocks, events.BlockHash(corpus.Mix(uint64(l))))
 				}
@@ -421,7 +431,8 @@ func (b *bed) ingest(namespace string, client *api.Client, copies int, nodes ...
 	}
 	pubs, left := make([]*jetstream.Publisher, b.o.Workers), make([][][]byte, b.o.Workers)
 	for w := range pubs {
-		if pubs[w], err = ns.OpenPublisher(b.ctx, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", w))}, jetstream.PublisherHooks{}); err != nil {
+		if pubs[w], err = ns.OpenPublisher(b.ctx, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", w))},
+			jetstream.PublisherHooks{}); err != nil {
 			return t, err
 		}
 		if left[w], err = b.messages(w); err != nil {
@@ -507,12 +518,14 @@ func (b *bed) question(i int) *api.Query {
 // whole is why an answer is not what was published; nil if it is.
 func (b *bed) whole(a *api.Answer) error {
 	if !a.Complete || len(a.Workers) != b.o.Workers || a.Workers[0].Device != prompt {
-		return fmt.Errorf("the answer is not what was published: complete %v, %d workers of %d", a.Complete, len(a.Workers), b.o.Workers)
+		return fmt.Errorf("the answer is not what was published: complete %v, %d workers of %d", a.Complete,
+			len(a.Workers), b.o.Workers)
 	}
 	return nil
 }
 
-// heard waits until all nodes have heard where the model's workers are: until so many answers in a row are whole that each node gave some of them.
+// heard waits until all nodes have heard where the model's workers are: until so many answers in a row are whole that
+// each node gave some of them.
 func (b *bed) heard(client *api.Client) error {
 	within, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
@@ -636,7 +649,8 @@ func (b *bed) failover(client *api.Client, nodes []*process) error {
 		return left
 	}
 	r := &b.report
-	r.FailQueries, r.NotWhole, r.WholeAgain, r.FailLongest, r.Redundant = count, bad, lastBad.Seconds(), longest.Seconds(), redundant.Seconds()
+	r.FailQueries, r.NotWhole, r.WholeAgain, r.FailLongest, r.Redundant = count, bad, lastBad.Seconds(),
+		longest.Seconds(), redundant.Seconds()
 	var began time.Time
 	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // what nodes say is read as it comes
 		lines := 0

@@ -92,8 +92,8 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// spent is the processor time that processes' threads have taken so far, in nanoseconds (/proc/PID/task/TID/schedstat, by
-// Documentation/scheduler/sched-stats.rst of Linux). A thread that ends takes its time with it; those of Go stay.
+// spent is the processor time that processes' threads have taken so far, in nanoseconds (/proc/PID/task/TID/schedstat,
+// by Documentation/scheduler/sched-stats.rst of Linux). A thread that ends takes its time with it; those of Go stay.
 func spent(list []*process) (sum time.Duration, err error) {
 	for _, p := range list {
 		all := fmt.Sprintf("/proc/%d/task/*/schedstat", p.cmd.Process.Pid)
@@ -125,8 +125,8 @@ var (
 	restores = regexp.MustCompile(`(?m)^time=(\S+) .*msg=restored .*holdings=(\d+)`)
 )
 
-// restored reads from nodes' log lines how many partitions they restored after a time, what these held, and when they began: from the first that was told
-// to take partitions to the last partition that was there.
+// restored reads from nodes' log lines how many partitions they restored after a time, what these held, and when they
+// began: from the first that was told to take partitions to the last partition that was there.
 func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, partitions int, err error) {
 	var last time.Time
 	at := func(text string) (t time.Time, in bool, err error) {

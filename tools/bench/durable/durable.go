@@ -1,6 +1,6 @@
-// Package durable measures what the index's durability costs: a corpus goes into the log through the machines and logs of real shims, a node replays
-// it, writes snapshots and restores them, on a NATS server with file storage in this process. `indexer bench durable` prints
-// what it finds.
+// Package durable measures what the index's durability costs: a corpus goes into the log through the machines and logs
+// of real shims, a node replays it, writes snapshots and restores them, on a NATS server with file storage in this
+// process. `indexer bench durable` prints what it finds.
 //
 // The steps, in order: publish all events of the corpus; replay the log alone; write a first snapshot while events and
 // queries go on; write one when nothing has changed, and one when one worker has; stop, and restore.
@@ -142,7 +142,8 @@ func Run(ctx context.Context, o Options, progress func(string)) (*Report, error)
 		return nil, err
 	}
 	defer b.conn.Close()
-	if b.ns, err = jetstream.JoinNamespace(ctx, b.conn, jetstream.NamespaceConfig{Name: "bench", Partitions: o.Partitions}); err != nil {
+	if b.ns, err = jetstream.JoinNamespace(ctx, b.conn, jetstream.NamespaceConfig{Name: "bench",
+		Partitions: o.Partitions}); err != nil {
 		return nil, err
 	}
 	if err = b.ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 2 << 30}); err != nil {
@@ -181,7 +182,8 @@ func (b *bed) open(name string) (*worker, error) {
 	return w, nil
 }
 
-// add has the engine say an event; flush publishes what waits, as the shim cuts it, and returns where the log has its end.
+// add has the engine say an event; flush publishes what waits, as the shim cuts it, and returns where the log has its
+// end.
 func (w *worker) add(ctx context.Context, e events.Event) error {
 	w.said = e
 	w.machine.Live(shim.Frame{Seq: w.next}, 0)
@@ -371,21 +373,24 @@ func (b *bed) settle(n *running, w *worker) (publish, apply time.Duration, err e
 	published := time.Now()
 	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Minute)
 	defer cancel()
-	_, err = n.Find(ctx, &api.Query{Model: model, Hashes: api.Hashes{0}, MinSeq: []api.PartitionSeq{{Partition: w.at, Seq: seq}}})
+	_, err = n.Find(ctx, &api.Query{Model: model, Hashes: api.Hashes{0},
+		MinSeq: []api.PartitionSeq{{Partition: w.at, Seq: seq}}})
 	return published.Sub(begun), time.Since(published), err
 }
 
 // nudge sends one small event the whole way.
 func (b *bed) nudge(n *running) (publish, apply time.Duration, err error) {
 	name := uint64(b.probe.next) + 1
-	e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(name)}, Locals: []events.LocalHash{events.LocalHash(name)}}
+	e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(name)},
+		Locals: []events.LocalHash{events.LocalHash(name)}}
 	if err := b.probe.add(b.ctx, e); err != nil {
 		return 0, 0, err
 	}
 	return b.settle(n, b.probe)
 }
 
-// watch times queries and events, one of each every few milliseconds, while something is done; one of each however soon that is over.
+// watch times queries and events, one of each every few milliseconds, while something is done; one of each however soon
+// that is over.
 func (b *bed) watch(n *running, do func() error) (Delays, error) {
 	var prompts []api.Hashes
 	for _, op := range b.c.Ops() {

@@ -10,7 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-// TestRun measures a small corpus with evictions. Run itself sees to it that the index then holds what the corpus ends with.
+// TestRun measures a small corpus with evictions. Run itself sees to it that the index then holds what the corpus ends
+// with.
 func TestRun(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
@@ -24,8 +25,10 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Blocks != h.Stored+h.Removed || r.Holdings != h.LiveAtEnd || r.LogBytes < 16*h.Stored || r.SnapshotBytes == 0 || r.RestoreSeconds == 0 ||
-		r.UnchangedBytes >= r.SnapshotBytes || r.OneWorkerBytes == 0 || r.Idle.Query.N == 0 || r.Idle.Publish.N == 0 || r.Snapshot.Apply.N == 0 {
+	if r.Blocks != h.Stored+h.Removed || r.Holdings != h.LiveAtEnd || r.LogBytes < 16*h.Stored ||
+		r.SnapshotBytes == 0 || r.RestoreSeconds == 0 ||
+		r.UnchangedBytes >= r.SnapshotBytes || r.OneWorkerBytes == 0 || r.Idle.Query.N == 0 || r.Idle.Publish.N == 0 ||
+		r.Snapshot.Apply.N == 0 {
 		t.Errorf("%+v", *r)
 	}
 }
