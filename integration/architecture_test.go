@@ -84,6 +84,10 @@ func TestArrowsPointDown(t *testing.T) {
 		if strings.HasPrefix(from, "pkg/") && !strings.HasPrefix(to, "pkg/") || strings.HasPrefix(to, "cmd/") {
 			t.Errorf("%s points up", a)
 		}
+		command := []string{"tools/demo", "tools/bench/command", "tools/simulate"} // thin commands of the programs
+		if strings.HasPrefix(from, "cmd/") && strings.HasPrefix(to, "tools/") && !slices.Contains(command, to) {
+			t.Errorf("%s: of tools, a program imports only %v", a, command)
+		}
 		if product := strings.HasPrefix(from, "pkg/") || strings.HasPrefix(from, "internal/"); product &&
 			strings.HasPrefix(to, "tools/") {
 			t.Errorf("%s: the product imports nothing of tools", a)

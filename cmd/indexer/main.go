@@ -5,6 +5,8 @@ import (
 	"os"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/tools/bench/command"
+	"github.com/kvatlas/kvatlas/tools/demo"
 	"github.com/spf13/cobra"
 )
 
@@ -23,6 +25,6 @@ queries about it over NATS and HTTP.
   indexer workers | status`,
 	}
 	return cli.Group(root, serveCommand(), queryCommand(), workersCommand(), statusCommand(), clusterCommand(),
-		snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demoCommand(),
-		benchCommand(), probeCommand(), authCommand())
+		snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demo.Command(),
+		command.Command(), probeCommand(), authCommand())
 }

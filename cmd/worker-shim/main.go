@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/simulate"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 )
@@ -29,7 +30,7 @@ func rootCommand() *cobra.Command {
 		Use:   "worker-shim",
 		Short: "Carry an inference engine's KV-cache events into kvatlas",
 	}
-	return cli.Group(root, runCommand(), simulateCommand())
+	return cli.Group(root, runCommand(), simulate.Command())
 }
 
 // running is what worker-shim run was told.

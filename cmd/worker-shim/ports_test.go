@@ -7,13 +7,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/tools/simulate"
 )
 
 // TestOneReplayPort reads every page, manifest and help text that names an engine's replay endpoint with a port: all
 // name the same one, which worker-shim simulate has by default, so that what is copied from two places fits together.
 func TestOneReplayPort(t *testing.T) {
-	simulate := simulateCommand().Flags().Lookup("replay").DefValue
-	want := simulate[strings.LastIndex(simulate, ":")+1:]
+	replay := simulate.Command().Flags().Lookup("replay").DefValue
+	want := replay[strings.LastIndex(replay, ":")+1:]
 	named := regexp.MustCompile(`replay[a-z_]*"?[ :=,"]+tcp://[^:"\s]+:(\d+)`)
 	found := 0
 	look := func(path string) {
@@ -29,7 +31,7 @@ func TestOneReplayPort(t *testing.T) {
 	}
 	root := filepath.Join("..", "..")
 	for _, path := range []string{"README.md", "docker-compose.yml", "cmd/worker-shim/main.go",
-		"cmd/worker-shim/simulate.go"} {
+		"tools/simulate/simulate.go"} {
 		look(filepath.Join(root, path))
 	}
 	for _, folder := range []string{"docs", "deploy"} {

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"errors"
@@ -9,18 +9,18 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/tools/demo"
 	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"
 )
 
-func demoCommand() *cobra.Command {
+// Command is indexer demo: it runs the demonstration and prints its table.
+func Command() *cobra.Command {
 	var (
 		traceFile string
 		requests  int
 		asJSON    bool
 		quiet     bool
-		cfg       demo.Config
+		cfg       Config
 		l3        bool
 		l3Python  string
 	)
@@ -71,7 +71,7 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		}
 		switch {
 		case l3:
-			cfg.L3 = &demo.L3Config{Python: l3Python}
+			cfg.L3 = &L3Config{Python: l3Python}
 		case l3Python != "":
 			errs = append(errs, errors.New("--l3-python says nothing without --l3"))
 		}
@@ -81,15 +81,15 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		var err error
 		if !asJSON && !quiet {
 			cfg.Progress = progress(os.Stderr, isTerminal(os.Stderr))
-			cfg.Progress(demo.Progress{Stage: "reading the requests", Of: requests})
+			cfg.Progress(Progress{Stage: "reading the requests", Of: requests})
 		}
-		if cfg.Requests, err = demoTrace(traceFile, requests, cfg.Seed); err != nil {
+		if cfg.Requests, err = requestsOf(traceFile, requests, cfg.Seed); err != nil {
 			return err
 		}
 		if cfg.Program, err = os.Executable(); err != nil {
 			return err
 		}
-		result, err := demo.Run(cmd.Context(), cfg)
+		result, err := Run(cmd.Context(), cfg)
 		if cfg.Progress != nil && isTerminal(os.Stderr) {
 			fmt.Fprint(os.Stderr, "\r\033[K")
 		}
@@ -99,7 +99,7 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		if asJSON {
 			err = cli.PrintJSON(os.Stdout, result)
 		} else {
-			err = printDemo(os.Stdout, result)
+			err = printResult(os.Stdout, result)
 		}
 		if err == nil && !result.Good() {
 			err = fmt.Errorf("answers or events are wrong: %d of %d answers equal, %d events lost %s",
@@ -110,7 +110,7 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 	return cmd
 }
 
-func demoTrace(file string, n int, seed uint64) ([]trace.Request, error) {
+func requestsOf(file string, n int, seed uint64) ([]trace.Request, error) {
 	if file == "" {
 		return trace.Generate(trace.Options{Seed: seed, Requests: n, Clump: 1}), nil
 	}
@@ -131,13 +131,13 @@ func isTerminal(f *os.File) bool {
 
 // progress shows what the demonstration does: on a terminal in a line that changes, else in lines, one for each stage
 // and one every two seconds.
-func progress(w io.Writer, terminal bool) func(demo.Progress) {
+func progress(w io.Writer, terminal bool) func(Progress) {
 	every, before, after := 2*time.Second, "", "\n"
 	if terminal {
 		every, before, after = 100*time.Millisecond, "\r\033[K", ""
 	}
 	begun, last, stage := time.Now(), time.Time{}, ""
-	return func(p demo.Progress) {
+	return func(p Progress) {
 		if p.Stage == stage && time.Since(last) < every {
 			return
 		}
@@ -148,7 +148,7 @@ func progress(w io.Writer, terminal bool) func(demo.Progress) {
 	}
 }
 
-func printDemo(w io.Writer, r *demo.Result) error {
+func printResult(w io.Writer, r *Result) error {
 	rows := [][]any{
 		{"blocks announced", r.BlocksAnnounced},
 		{"blocks applied", r.BlocksApplied},

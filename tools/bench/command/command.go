@@ -1,4 +1,5 @@
-package main
+// Package command is indexer bench: what it measures is in tools/bench and the packages below it.
+package command
 
 import (
 	"errors"
@@ -15,12 +16,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func benchCommand() *cobra.Command {
+// Command is indexer bench with all that it can measure or make.
+func Command() *cobra.Command {
 	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"},
-		benchIndexCommand(), benchDurableCommand(), benchClusterCommand(), benchCorpusCommand())
+		indexcommand(), durablecommand(), clustercommand(), corpuscommand())
 }
 
-func benchIndexCommand() *cobra.Command {
+func indexcommand() *cobra.Command {
 	var o bench.Options
 	var mode string
 	cmd := &cobra.Command{
@@ -52,12 +54,12 @@ func benchIndexCommand() *cobra.Command {
 		if err := cli.Readable("--corpus", o.File); err != nil {
 			return err
 		}
-		return unsound(bench.RunIndex(cmd.Context(), o, os.Stdout))
+		return asUsage(bench.RunIndex(cmd.Context(), o, os.Stdout))
 	}
 	return cmd
 }
 
-func benchDurableCommand() *cobra.Command {
+func durablecommand() *cobra.Command {
 	var o durable.Options
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -86,7 +88,7 @@ func benchDurableCommand() *cobra.Command {
 		}
 		r, err := durable.Run(cmd.Context(), o, func(step string) { fmt.Fprintln(os.Stderr, step, "...") })
 		if err != nil {
-			return unsound(err)
+			return asUsage(err)
 		}
 		if asJSON {
 			return cli.PrintJSON(os.Stdout, r)
@@ -117,7 +119,7 @@ func benchDurableCommand() *cobra.Command {
 	return cmd
 }
 
-func benchClusterCommand() *cobra.Command {
+func clustercommand() *cobra.Command {
 	o := cluster.Defaults()
 	var asJSON bool
 	var role, data, url string
@@ -190,7 +192,7 @@ come first, each with the bound that it is to keep.`,
 	return cmd
 }
 
-func benchCorpusCommand() *cobra.Command {
+func corpuscommand() *cobra.Command {
 	job := corpus.Job{Options: corpus.Defaults()}
 	cmd := &cobra.Command{
 		Use:   "corpus --out FILE [--trace FILE]",
@@ -225,13 +227,13 @@ request. The same flags always give the same bytes.`,
 			return err
 		}
 		_, err := corpus.Run(cmd.Context(), job, os.Stderr)
-		return unsound(err)
+		return asUsage(err)
 	}
 	return cmd
 }
 
-// unsound makes an error that comes from what is in the file that was given one of the command line.
-func unsound(err error) error {
+// asUsage makes an error that comes from what is in the file that was given one of the command line.
+func asUsage(err error) error {
 	if errors.Is(err, corpus.ErrFormat) || errors.Is(err, trace.ErrFormat) {
 		return cli.UsageErrorf("%w", err)
 	}

@@ -1,4 +1,5 @@
-package main
+// Package simulate is worker-shim simulate: an engine that serves made-up conversations, to try kvatlas without a GPU.
+package simulate
 
 import (
 	"context"
@@ -26,7 +27,8 @@ type simulating struct {
 	promptFile          string
 }
 
-func simulateCommand() *cobra.Command {
+// Command is worker-shim simulate.
+func Command() *cobra.Command {
 	s := &simulating{}
 	cmd := &cobra.Command{
 		Use:   "simulate [--endpoint tcp://HOST:PORT --replay tcp://HOST:PORT]",

@@ -1,10 +1,8 @@
-package main
+package demo
 
 import (
 	"strings"
 	"testing"
-
-	"github.com/kvatlas/kvatlas/tools/demo"
 )
 
 // TestProgress: the first thing that is told is shown at once, and each new stage; what changes within one is not,
@@ -13,15 +11,15 @@ func TestProgress(t *testing.T) {
 	for _, terminal := range []bool{false, true} {
 		var out strings.Builder
 		tell := progress(&out, terminal)
-		tell(demo.Progress{Stage: "one", Of: 7})
+		tell(Progress{Stage: "one", Of: 7})
 		if text := out.String(); !strings.Contains(text, "one") || !strings.Contains(text, "0 of 7 requests") ||
 			strings.HasSuffix(text, "\n") == terminal {
 			t.Errorf("terminal %v: at first %q", terminal, text)
 		}
 		for i := range 1000 {
-			tell(demo.Progress{Stage: "one", Requests: i, Of: 1000})
+			tell(Progress{Stage: "one", Requests: i, Of: 1000})
 		}
-		tell(demo.Progress{Stage: "two"})
+		tell(Progress{Stage: "two"})
 		if text := out.String(); strings.Count(text, "requests") > 100 || !strings.Contains(text, "two") {
 			t.Errorf("terminal %v: %q", terminal, text)
 		}
