@@ -212,7 +212,10 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 	}
 	e.await(t, x.HTTP)
 	shim.WaitFor(`the log takes events again`)
-	harness.Eventually(t, "the status is in order", func() (bool, string) { said := status(); return said == "" && s.Snapshots.Written > 0, said })
+	harness.Eventually(t, "the status is in order", func() (bool, string) {
+		said := status()
+		return said == "" && s.Snapshots.Written > 0, said
+	})
 	if s.Events["gaps"] != 0 || s.Resyncs.Asked != 0 {
 		t.Errorf("events were lost: %v, %+v", s.Events, s.Resyncs)
 	}

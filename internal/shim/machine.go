@@ -108,7 +108,8 @@ type Decoder interface {
 // Counts says what became of what the engine sent. All only grow.
 type Counts struct {
 	Taken uint64 // engine messages taken, in order
-	// of those, how many could not be decoded; each costs itself alone, or the rank what it held ([Machine.ClearUnreadable])
+	// of those, how many could not be decoded; each costs itself alone, or the rank what it held
+	// ([Machine.ClearUnreadable])
 	Undecodable uint64
 	Events      uint64 // events queued for the log, those of our own making included
 	Blocks      uint64 // blocks in stored events
@@ -178,7 +179,8 @@ type Machine struct {
 	snapshotTries int  // since something of the live stream fitted
 	refused       bool // no more are asked for until something changes
 	none          bool // when it was last asked for one it had none to offer
-	// something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that starts again asks for it
+	// something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that
+	// starts again asks for it
 	lacking bool
 	unseen  bool // taken is what a snapshot names; its digest is not known
 	adopted bool // its digest is what a replay showed; nothing live has followed it yet

@@ -210,7 +210,8 @@ type Overlap struct {
 	// L3 is how many more blocks, directly after these, the rank would load from the shared store, and L3Stop why no
 	// more.
 	L3 uint32 `json:"l3" msgpack:"l3"`
-	// prompt_ends, not_in_store, not_known, below_threshold, capacity, no_store; vLLM's: gap, other_groups, alignment, last_token
+	// prompt_ends, not_in_store, not_known, below_threshold, capacity, no_store; vLLM's: gap, other_groups,
+	// alignment, last_token
 	L3Stop string `json:"l3_stop,omitempty" msgpack:"l3_stop,omitempty"`
 
 	// if the query asks for explanations, of the best few hundred ranks

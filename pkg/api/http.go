@@ -43,7 +43,8 @@ var routes = []struct{ method, path, op string }{
 //	GET  /v1/verify    → a Status with a checksum of each partition
 //	POST /v1/snapshot  → a SnapshotList
 //	GET  /healthz      200 while the process runs
-//	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same; else 503 and why not
+//	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same;
+//	                   else 503 and why not
 //	GET  /metrics      for Prometheus
 func NewHTTP(cfg HTTPConfig) http.Handler {
 	if cfg.Deadline <= 0 {

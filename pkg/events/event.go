@@ -52,7 +52,8 @@ type Event struct {
 	Reason    Reason // of a cleared event
 	// of a stored event with Locals: how many tokens beyond its own each block's hash covers; see [NewLookaheadHasher]
 	Lookahead uint32
-	// of a stored event, in tokens: the window of a sliding group, the chunk of a chunked one; 0: not said. Of a main group: not 0 if the rank has others that its engine announces nothing of
+	// of a stored event, in tokens: the window of a sliding group, the chunk of a chunked one; 0: not said. Of a main
+	// group: not 0 if the rank has others that its engine announces nothing of
 	Window uint32
 	// of a stored event: the engine computes the last block that its group finds anew (EAGLE); see [GroupSpec]
 	Drops  bool

@@ -51,7 +51,8 @@ func readers(t *testing.T, x *Index) {
 	type steady struct {
 		id  atomic.Uint32
 		doc int
-		// how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped and added, 4: in the second of two groups, 5: in a window beside the prefix
+		// how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped
+		// and added, 4: in the second of two groups, 5: in a window beside the prefix
 		kind int
 		on   bool
 	}

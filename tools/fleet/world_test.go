@@ -443,7 +443,10 @@ const heardAfter = 4 * beat
 // query asks a node for everything, as a query for a model that every worker serves is: what anybody is known to serve
 // must be found.
 func (w *world) query() {
-	names := slices.DeleteFunc(w.names(), func(name string) bool { n := w.nodes[name]; return n.held || n.serves.Len() == 0 || n.acked < 3 })
+	names := slices.DeleteFunc(w.names(), func(name string) bool {
+		n := w.nodes[name]
+		return n.held || n.serves.Len() == 0 || n.acked < 3
+	})
 	self := w.nodes[names[w.rng.IntN(len(names))]]
 	wanted := make([]scatter.Wanted, w.partitions)
 	for p := range wanted {
