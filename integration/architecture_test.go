@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"flag"
 	"io"
 	"os"
 	"os/exec"
@@ -42,28 +43,79 @@ func imports(t *testing.T) (arrows []string) {
 	return arrows
 }
 
-// TestPictureShowsTheImports holds the picture in ARCHITECTURE.md to the code: the same arrows, no more and no fewer.
+var update = flag.Bool("update", false, "write the table of imports in ARCHITECTURE.md")
+
+var (
+	importRow = regexp.MustCompile("(?m)^\\| `([\\w/-]+)` \\| ((?:`[\\w/-]+` ?)+) \\|$")
+	layerRow  = regexp.MustCompile("(?m)^\\| \\w+ \\| ((?:`[\\w/-]+` ?)+) \\|$")
+)
+
+// TestPictureShowsTheImports holds the tables in ARCHITECTURE.md to the code: its imports, no more and no fewer, and
+// layers of which each package imports only its own and those below.
 func TestPictureShowsTheImports(t *testing.T) {
-	text, err := os.ReadFile("../ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var drawn []string
-	for _, m := range regexp.MustCompile(`(?m)^\s*([\w/-]+) --> ([\w/& -]+)$`).FindAllStringSubmatch(string(text), -1) {
-		for _, to := range strings.Split(m[2], "&") {
-			drawn = append(drawn, m[1]+" --> "+strings.TrimSpace(to))
+	text := readFile(t, "../ARCHITECTURE.md")
+	real := imports(t)
+	if *update {
+		text = importRow.ReplaceAllString(text, "")
+		top, bottom, _ := strings.Cut(text, "| package | imports |\n|---|---|\n")
+		table, last := "", ""
+		for _, a := range real {
+			from, to, _ := strings.Cut(a, " --> ")
+			if from != last {
+				table += "|\n| `" + from + "` | "
+			}
+			table, last = table+"`"+to+"` ", from
+		}
+		table = strings.TrimPrefix(table, "|\n") + "|\n\n"
+		text = top + "| package | imports |\n|---|---|\n" + table + strings.TrimLeft(bottom, "\n")
+		if err := os.WriteFile("../ARCHITECTURE.md", []byte(text), 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
-	slices.Sort(drawn)
-	real := imports(t)
+	layers := map[string]int{}
+	for i, m := range layerRow.FindAllStringSubmatch(text, -1) {
+		for _, pkg := range strings.Fields(strings.ReplaceAll(m[1], "`", "")) {
+			layers[pkg] = i + 1
+		}
+	}
+	var drawn []string
+	for _, m := range importRow.FindAllStringSubmatch(text, -1) {
+		for _, to := range strings.Fields(strings.ReplaceAll(m[2], "`", "")) {
+			drawn = append(drawn, m[1]+" --> "+to)
+		}
+	}
 	for _, a := range real {
 		if !slices.Contains(drawn, a) {
-			t.Errorf("the code has an arrow that the picture lacks: %s", a)
+			t.Errorf("the code has an import that the page lacks: %s; -update writes it", a)
+		}
+		from, to, _ := strings.Cut(a, " --> ")
+		if product := regexp.MustCompile("^(cmd|internal|pkg)/"); product.MatchString(from) && product.MatchString(to) {
+			if layers[from] == 0 || layers[to] == 0 {
+				t.Errorf("%s: the page names the layer of one of them only, or of none", a)
+			} else if layers[from] > layers[to] {
+				t.Errorf("%s points to a layer above", a)
+			}
 		}
 	}
 	for _, a := range drawn {
 		if !slices.Contains(real, a) {
-			t.Errorf("the picture has an arrow that the code lacks: %s", a)
+			t.Errorf("the page has an import that the code lacks: %s; -update removes it", a)
+		}
+	}
+}
+
+// TestPageNamesWhatIsThere: every file and package that ARCHITECTURE.md or CONTRIBUTING.md names exists.
+func TestPageNamesWhatIsThere(t *testing.T) {
+	path := regexp.MustCompile(`\b(?:cmd|docs|integration|internal|pkg|tools)/[\w/.-]*\w`)
+	for _, page := range []string{"ARCHITECTURE.md", "CONTRIBUTING.md"} {
+		named := path.FindAllString(readFile(t, "../"+page), -1)
+		for _, name := range named {
+			if _, err := os.Stat("../" + name); err != nil {
+				t.Errorf("%s names %s: %v", page, name, err)
+			}
+		}
+		if len(named) < 10 {
+			t.Errorf("%s names only %q: the pattern has become too narrow", page, named)
 		}
 	}
 }
