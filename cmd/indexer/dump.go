@@ -27,7 +27,8 @@ func dumpCommand() *cobra.Command {
 		Short: "Print what workers hold, as router events",
 		Long: `Print what workers hold on standard output, one router event of NVIDIA Dynamo a line: {"worker_id":...,"storage_tier":...,"event":{...}}. It is
 taken from the newest snapshot of each partition in the bucket, whether an indexer runs or not, and so belongs to the place in the log that
-is said on standard error; with --now a running indexer writes snapshots first. indexer load takes it back in.`,
+is said on standard error; with --now a running indexer writes snapshots first. indexer load takes it back in. Dynamo ignores what lines have beside
+its own fields: of a hybrid model, what its groups serve and hold.`,
 		Example: `  indexer dump --now | indexer load --model llama --block-size 16 --namespace copy`,
 	}
 	a := askingFlags(cmd)
@@ -59,10 +60,8 @@ is said on standard error; with --now a running indexer writes snapshots first. 
 				ranks += d.Ranks
 				fmt.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in its log", d.Partition,
 					d.Events, d.Ranks, d.Seq)
-				if d.Left != (dump.Left{}) {
-					fmt.Fprintf(os.Stderr,
-						"; left out: %d blocks that wait for their parents, %d of other attention groups",
-						d.Left.Parked, d.Left.Others)
+				if d.Parked > 0 {
+					fmt.Fprintf(os.Stderr, "; left out: %d blocks that wait for their parents", d.Parked)
 				}
 				fmt.Fprintln(os.Stderr)
 			})

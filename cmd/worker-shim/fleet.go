@@ -107,7 +107,7 @@ func (f *fleet) take(e events.RouterEvent, digest uint64) {
 				"event_id", e.ID, "times", n)
 		})
 	} else {
-		read.Events = e.Event.Cut()
+		read.Events = e.Events()
 	}
 	f.mu.Lock()
 	feed := f.feeds[e.Key]
@@ -244,7 +244,7 @@ func (f *fleet) hearDynamo() error {
 		err := events.ReadRouterEnvelope(data, func(e events.RouterEvent) {
 			line = line[:0]
 			if e.Skipped == "" { // an envelope holds several events: each is known again by its own content
-				line = events.AppendRouterEvent(line, e.Key, events.EventID(e.ID), &e.Event)
+				line = events.AppendRouterEvent(line, e.Key, events.EventID(e.ID), &e.Event, e.Groups...)
 			}
 			f.take(e, events.PayloadDigest(line))
 		})

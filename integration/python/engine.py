@@ -9,7 +9,7 @@ where the sockets are. Options:
     endpoint, replay   where to bind; default tcp://127.0.0.1:* (the system chooses the port). What else binds with every version is ipc://PATH
     buffer       batches kept for replay; default 10000
     cache        makes a cache manager: SGLang's cache for its last group, without lookahead or eagle, or vLLM's manager: {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
-                 "eagle": BOOL}. With a lookahead, as with a drafter that reads L tokens ahead: 0.33 and later. With eagle, as with a drafter whose engine
+                 "eagle": BOOL}. "swa:64@32" has blocks of 32 tokens, a multiple of block_size. With a lookahead, as with a drafter that reads L tokens ahead: 0.33 and later. With eagle, as with a drafter whose engine
                  computes the last block of a hit anew
 
 Commands:
@@ -116,9 +116,13 @@ class Cache:
         self.hasher = kv_cache_utils.get_request_block_hasher(self.size, hashing.sha256, *[ahead] * (ahead > 0))
         self.Request = request.Request
         groups = []
+        self.unit = self.size  # what hits are multiples of
         for i, text in enumerate(opt["groups"]):
+            text, _, block = text.partition("@")
+            block = int(block or self.size)
+            self.unit = max(self.unit, block)
             kind, _, window = text.partition(":")
-            common = dict(block_size=self.size, num_kv_heads=1, head_size=8, dtype=None)
+            common = dict(block_size=block, num_kv_heads=1, head_size=8, dtype=None)
             if kind == "full":
                 spec = self.construct(kv_cache_interface.FullAttentionSpec, common, use_mla=False)
             elif kind == "swa":
@@ -127,13 +131,13 @@ class Cache:
                 spec = self.construct(kv_cache_interface.ChunkedLocalAttentionSpec, common, use_mla=False, attention_chunk_size=int(window))
             elif kind == "mamba":
                 self.aligned = self.aligned or window == "align"
-                spec = self.construct(kv_cache_interface.MambaSpec, dict(block_size=self.size, shapes=((1,),), dtypes=(None,)), mamba_cache_mode=window)
+                spec = self.construct(kv_cache_interface.MambaSpec, dict(block_size=block, shapes=((1,),), dtypes=(None,)), mamba_cache_mode=window)
             else:
                 raise ValueError(f"no group {text!r}")
             groups.append(kv_cache_interface.KVCacheGroupSpec([f"layer{i}"], spec))
         config = self.construct(kv_cache_interface.KVCacheConfig, dict(num_blocks=opt["blocks"], kv_cache_tensors=[], kv_cache_groups=groups))
         self.manager = self.construct(
-            kv_cache_manager.KVCacheManager, dict(kv_cache_config=config, max_model_len=1 << 16), scheduler_block_size=self.size,
+            kv_cache_manager.KVCacheManager, dict(kv_cache_config=config, max_model_len=1 << 16), scheduler_block_size=self.unit,
             hash_block_size=self.size, enable_caching=True, enable_kv_cache_events=True, log_stats=False,
             num_hash_lookahead_tokens=ahead, num_prefill_lookahead=ahead, use_eagle=opt.get("eagle", False))
         self.pool = self.manager.block_pool
@@ -170,7 +174,7 @@ class Cache:
 
     def stops(self, computed, until):
         """Where the scheduler ends the steps that compute a request's tokens up to here: where states are aligned, the last whole block is a step's end."""
-        whole = until // self.size * self.size
+        whole = until // self.unit * self.unit
         if self.aligned and computed < whole < until:
             return [whole, until]
         return [until]

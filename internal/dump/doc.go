@@ -12,16 +12,25 @@
 // # Promises
 //
 //  1. Lines of a rank come together, event ids count from 1, a parent before its children.
-//  2. Load(Write(x)) holds what x held: the same blocks in the same tiers as often, so that checksums are equal. A
-//     block that was evicted from the middle is announced under a name of its own and removed at the end, which reveals
-//     and hides what follows it as it was.
+//  2. Load(Write(x)) holds what x held: the same blocks in the same tiers as often, so that checksums and answers are
+//     equal, those of hybrid models too. A block that was evicted from the middle is announced under a name of its own
+//     and removed at the end, which reveals and hides what follows it as it was.
 //  3. Loading begins a new incarnation of each rank with a clear. A rank that a living shim serves is refused.
 //
-// # What a RouterEvent cannot say
+// # What is not Dynamo's
 //
-// It has no attention groups: of a rank with several main ones, a block is dumped, once, where all of them hold it,
-// which is what queries see. Blocks of other groups (sliding windows, chunks, Mamba states), what these need of a
-// prefix and what a draft model drops have no place in it either: of a hybrid model, answers from what was loaded are
-// what the main groups hold, which bounds what an engine would reuse from above. Such blocks, and blocks that wait for
-// their parents, are left out and counted in [Left].
+// A RouterEvent has no attention groups. Three fields, which Dynamo ignores, carry them: of a hybrid model's rank, or
+// one with a draft model, the first line is a cleared event, with "kv_groups" beside it. That is a list of what each
+// group serves, and of the blocks that windows, chunks and Mamba states hold, a block as often as there are copies of
+// it:
+//
+//	{"worker_id":"w1","event":{"event_id":1,"data":"cleared","dp_rank":0},"kv_groups":[
+//	 {"group_idx":1,"kv_cache_spec_kind":"sliding_window","window":1024,"storage_tier":"device","block_hashes":[17,18]}]}
+//
+// "eagle" says that a draft model has the last block computed anew, "group_idx" in a stored or removed event that the
+// main group is not group 0, "lookahead" how far hashes read ahead. Who ignores all that sees what the main groups
+// hold, which bounds what an engine would reuse from above.
+//
+// Of a rank with several main groups a block is dumped, once, where all of them hold it, which is what queries see;
+// checksums differ then. Blocks that wait for their parents are left out, and counted in [Dumped].
 package dump

@@ -10,12 +10,6 @@ import (
 // blocksPerEvent is how many blocks one dumped event has at most.
 const blocksPerEvent = 1024
 
-// Left is what a dump leaves out.
-type Left struct {
-	Parked int // blocks that wait for their parents
-	Others int // (tier, group, block) of groups that are no part of the prefix
-}
-
 // Image is a partition's image, kept whole. It is a snapshot.Sink.
 type Image struct {
 	runs  map[events.RunID]*events.Run
@@ -96,23 +90,21 @@ type path struct {
 	held  [][]copies
 }
 
-// Events gives what a rank holds as events, a parent before its children. What emit gets is good until it returns.
-func (im *Image) Events(rank int, emit func(*events.Event) error) (left Left, err error) {
-	groups := map[events.GroupIndex]bool{}
-	if img, ok := im.ranks[rank]; ok {
-		for _, g := range img.Groups {
-			if g.Kind.Main() {
-				groups[g.Group] = true
-			}
-		}
-		for _, p := range img.Parked {
-			left.Parked += len(p.Event.Blocks) - len(p.Cancelled)
-		}
-		for _, s := range img.Sets {
-			left.Others += len(s.Blocks)
+// Events gives what a rank holds as events, a parent before its children. What emit gets is good until it returns. A
+// cleared event comes first, with what the groups serve and what those hold that are no part of the prefix, if that
+// matters. parked are the blocks that wait for their parents, which are left out.
+func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Event) error) (parked int, err error) {
+	img := im.ranks[rank]
+	for _, p := range img.Parked {
+		parked += len(p.Event.Blocks) - len(p.Cancelled)
+	}
+	groups, mains, main := groupsOf(&img)
+	if len(groups) > 0 {
+		if err := emit(&events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}, groups...); err != nil {
+			return parked, err
 		}
 	}
-	paths, used := im.paths(rank, len(groups))
+	paths, used := im.paths(rank, mains)
 	list := make([]*path, 0, len(paths))
 	for _, p := range paths {
 		list = append(list, p)
@@ -121,7 +113,7 @@ func (im *Image) Events(rank int, emit func(*events.Event) error) (left Left, er
 		return cmp.Or(cmp.Compare(a.depth, b.depth),
 			cmp.Compare(a.run.ID, b.run.ID))
 	})
-	w := writer{emit: emit}
+	w := writer{emit: emit, group: main}
 	var made []events.BlockHash
 	next := events.BlockHash(1) << 63
 	for _, p := range list {
@@ -143,12 +135,12 @@ func (im *Image) Events(rank int, emit func(*events.Event) error) (left Left, er
 			}
 			p.names = append(p.names, c.name)
 			if err := w.store(c.tier, hasParent, parent, c.name, p.run.Locals[b]); err != nil {
-				return left, err
+				return parked, err
 			}
 			parent, hasParent = c.name, true
 		}
 		if err := w.flush(); err != nil {
-			return left, err
+			return parked, err
 		}
 		// The other copies: all parents are known by now.
 		for b := range p.need {
@@ -164,21 +156,56 @@ func (im *Image) Events(rank int, emit func(*events.Event) error) (left Left, er
 						continue
 					}
 					if err := w.store(c.tier, hasParent, parent, c.name, p.run.Locals[b]); err != nil {
-						return left, err
+						return parked, err
 					}
 				}
 			}
 		}
 		if err := w.flush(); err != nil {
-			return left, err
+			return parked, err
 		}
 	}
 	for part := range slices.Chunk(made, blocksPerEvent) {
-		if err := emit(&events.Event{Kind: events.Removed, Tier: events.Device, Blocks: part}); err != nil {
-			return left, err
+		if err := emit(&events.Event{Kind: events.Removed, Tier: events.Device, Group: main,
+			Blocks: part}); err != nil {
+			return parked, err
 		}
 	}
-	return left, nil
+	return parked, nil
+}
+
+// groupsOf is what a rank's groups serve and what those hold that are no part of the prefix, as stored events: none if
+// there is but one main group that wants nothing more. mains counts the main groups; main is the first, which stands
+// for all.
+func groupsOf(img *events.RankImage) (groups []events.Event, mains int, main events.GroupIndex) {
+	all := events.Event{Kind: events.Stored, Tier: events.Device}
+	kinds := map[events.GroupIndex]events.Attention{}
+	for _, g := range img.Groups {
+		if kinds[g.Group] = g.Kind; !g.Kind.Main() {
+			groups = append(groups, events.Event{
+				Kind: events.Stored, Tier: events.Device, Group: g.Group, Attention: g.Kind, Window: g.Window,
+				Drops: g.Drops,
+			})
+			continue
+		}
+		if mains++; mains == 1 {
+			all.Group, all.Attention = g.Group, g.Kind
+		}
+		all.Window, all.Drops = max(all.Window, g.Window), all.Drops || g.Drops
+	}
+	if mains > 0 && (len(groups) > 0 || all.Window > 0 || all.Drops) {
+		groups = append(groups, all)
+	}
+	for _, set := range img.Sets {
+		e := events.Event{Kind: events.Stored, Tier: set.Tier, Group: set.Group, Attention: kinds[set.Group]}
+		for i, name := range set.Blocks {
+			for range set.Counts[i] {
+				e.Blocks = append(e.Blocks, name)
+			}
+		}
+		groups = append(groups, e)
+	}
+	return groups, mains, all.Group
 }
 
 // paths finds the runs that a rank's events must name, and the names that it has. mains is how many main groups the
@@ -259,7 +286,8 @@ func (im *Image) above(run *events.Run) (up *events.Run, at uint32, ok bool) {
 
 // writer joins blocks that follow each other in one tier into events.
 type writer struct {
-	emit  func(*events.Event) error
+	emit  func(*events.Event, ...events.Event) error
+	group events.GroupIndex
 	event events.Event
 }
 
@@ -269,8 +297,10 @@ func (w *writer) store(tier events.Tier, hasParent bool, parent, name events.Blo
 		if err := w.flush(); err != nil {
 			return err
 		}
-		*e = events.Event{Kind: events.Stored, Tier: tier, HasParent: hasParent, Parent: parent, Blocks: e.Blocks[:0],
-			Locals: e.Locals[:0]}
+		*e = events.Event{
+			Kind: events.Stored, Tier: tier, Group: w.group, HasParent: hasParent, Parent: parent,
+			Blocks: e.Blocks[:0], Locals: e.Locals[:0],
+		}
 	}
 	e.Blocks, e.Locals = append(e.Blocks, name), append(e.Locals, local)
 	return nil

@@ -117,7 +117,7 @@ func (l *loader) take(ctx context.Context, text []byte) error {
 	if line.Skipped != "" {
 		l.out.Skipped[line.Skipped]++
 	}
-	r.said = said{line.Event}
+	r.said = said{line.Events()}
 	r.machine.Live(shim.Frame{Seq: r.next, Payload: text}, 0)
 	r.next++
 	if _, waiting := r.machine.Queued(); waiting >= flushAt {
@@ -162,18 +162,8 @@ func (r *loading) flush(ctx context.Context) error {
 }
 
 // said decodes the line in hand, which was read before.
-type said struct{ event events.Event }
+type said struct{ events []events.Event }
 
 func (s *said) Reset() {}
 
-// Decode gives the line's event, cut into what an event may have.
-func (s *said) Decode([]byte) (events.Message, error) {
-	e := s.event
-	switch {
-	case e.Kind == 0:
-		return events.Message{}, nil
-	case e.Kind == events.Stored && len(e.Locals) != len(e.Blocks):
-		return events.Message{}, errors.New("stored without local hashes")
-	}
-	return events.Message{Events: e.Cut()}, nil
-}
+func (s *said) Decode([]byte) (events.Message, error) { return events.Message{Events: s.events}, nil }

@@ -18,7 +18,7 @@ type Dumped struct {
 	Seq       events.StreamSeq // the place in the log that it stands for
 	Ranks     int
 	Events    uint64
-	Left      Left
+	Parked    int // blocks that wait for their parents, which are left out
 }
 
 // Write dumps all workers, or one, from the newest usable snapshots in the bucket, and tells of each partition. It
@@ -65,17 +65,16 @@ func (d *Dumped) rank(image *Image, i int, state *snapshot.RankState, out io.Wri
 	d.Ranks++
 	var line []byte
 	var id events.EventID
-	left, err := image.Events(i, func(e *events.Event) error {
+	parked, err := image.Events(i, func(e *events.Event, groups ...events.Event) error {
 		id++
 		if len(e.Locals) > 0 {
 			e.Lookahead = state.Lookahead
 		}
-		line = Append(line[:0], state.Key(), id, e)
+		line = Append(line[:0], state.Key(), id, e, groups...)
 		_, err := out.Write(line)
 		return err
 	})
 	d.Events += uint64(id)
-	d.Left.Parked += left.Parked
-	d.Left.Others += left.Others
+	d.Parked += parked
 	return err
 }

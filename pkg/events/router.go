@@ -19,6 +19,10 @@ type RouterEvent struct {
 	// Skipped says why nothing follows from the event, which is well-formed all the same: a residency domain, a tier or
 	// a kind of event that we do not know.
 	Skipped string
+
+	// Groups are stored events without local hashes that follow a cleared event: what the rank's KV-cache groups serve,
+	// and which blocks those hold that are no part of a prefix.
+	Groups []Event
 }
 
 var routerTiers = map[string]Tier{"device": Device, "host_pinned": Host, "disk": Disk, "external": External}
@@ -32,8 +36,54 @@ func routerTierName(t Tier) string {
 	return "device"
 }
 
-// AppendRouterEvent appends an event as one line of JSON, with its end.
-func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event) []byte {
+// routerGroup is the JSON of one of [RouterEvent].Groups, with vLLM's names.
+type routerGroup struct {
+	Group  GroupIndex   `json:"group_idx"`
+	Kind   string       `json:"kv_cache_spec_kind"`
+	Window uint32       `json:"window,omitempty"`
+	Drops  bool         `json:"eagle,omitempty"`
+	Tier   string       `json:"storage_tier,omitempty"` // default device
+	Blocks []routerHash `json:"block_hashes,omitempty"`
+}
+
+func appendRouterGroups(dst []byte, groups []Event) []byte {
+	var list []routerGroup
+	for i := range groups {
+		e := &groups[i]
+		g := routerGroup{e.Group, e.Attention.String(), e.Window, e.Drops, routerTierName(e.Tier), nil}
+		for _, b := range e.Blocks {
+			g.Blocks = append(g.Blocks, routerHash(b))
+		}
+		list = append(list, g)
+	}
+	text, _ := json.Marshal(list) // numbers and strings have no error
+	return append(append(dst, `,"kv_groups":`...), text...)
+}
+
+func routerGroupsOf(list []routerGroup) (groups []Event, err error) {
+	for _, g := range list {
+		e := Event{Kind: Stored, Tier: Device, Group: g.Group, Attention: AttentionOf(g.Kind), Window: g.Window,
+			Drops: g.Drops}
+		if tier, known := routerTiers[g.Tier]; known {
+			e.Tier = tier
+		} else if g.Tier != "" {
+			return nil, fmt.Errorf("kv_groups: storage_tier %.40q is unknown", g.Tier)
+		}
+		for _, b := range g.Blocks {
+			e.Blocks = append(e.Blocks, BlockHash(b))
+		}
+		groups = append(groups, e)
+	}
+	return groups, nil
+}
+
+// AppendRouterEvent appends an event as one line of JSON, with its end. groups go with a cleared event.
+func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event, groups ...Event) []byte {
+	group := func() {
+		if e.Group > 0 {
+			dst = append(strconv.AppendUint(append(dst, `"group_idx":`...), uint64(e.Group), 10), ',')
+		}
+	}
 	dst = append(dst, `{"worker_id":`...)
 	if v, err := strconv.ParseUint(string(key.Instance), 10, 64); err == nil &&
 		strconv.FormatUint(v, 10) == string(key.Instance) {
@@ -49,7 +99,9 @@ func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event) []byte {
 	dst = append(dst, `,"data":`...)
 	switch e.Kind {
 	case Stored:
-		dst = append(dst, `{"stored":{"parent_hash":`...)
+		dst = append(dst, `{"stored":{`...)
+		group()
+		dst = append(dst, `"parent_hash":`...)
 		if e.HasParent {
 			dst = strconv.AppendUint(dst, uint64(e.Parent), 10)
 		} else {
@@ -70,7 +122,9 @@ func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event) []byte {
 		}
 		dst = append(dst, "]}}"...)
 	case Removed:
-		dst = append(dst, `{"removed":{"block_hashes":[`...)
+		dst = append(dst, `{"removed":{`...)
+		group()
+		dst = append(dst, `"block_hashes":[`...)
 		for i, b := range e.Blocks {
 			if i > 0 {
 				dst = append(dst, ',')
@@ -81,8 +135,11 @@ func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event) []byte {
 	default:
 		dst = append(dst, `"cleared"`...)
 	}
-	dst = strconv.AppendUint(append(dst, `,"dp_rank":`...), uint64(key.Rank), 10)
-	return append(dst, "}}\n"...)
+	dst = append(strconv.AppendUint(append(dst, `,"dp_rank":`...), uint64(key.Rank), 10), '}')
+	if e.Kind == Cleared && len(groups) > 0 {
+		dst = appendRouterGroups(dst, groups)
+	}
+	return append(dst, "}\n"...)
 }
 
 // routerHash is an unsigned number, or a signed one of the same bits.
@@ -111,9 +168,11 @@ type routerJSON struct {
 		Data json.RawMessage `json:"data"`
 		Rank uint32          `json:"dp_rank"`
 	} `json:"event"`
+	Groups []routerGroup `json:"kv_groups"` // ours: see RouterEvent.Groups
 }
 
 type routerStored struct {
+	Group     GroupIndex  `json:"group_idx"` // ours: 0 if it is not there
 	Parent    *routerHash `json:"parent_hash"`
 	Lookahead uint16      `json:"lookahead"` // ours: see Event.Lookahead
 	Blocks    []struct {
@@ -123,12 +182,13 @@ type routerStored struct {
 }
 
 type routerRemoved struct {
+	Group  GroupIndex   `json:"group_idx"` // ours
 	Blocks []routerHash `json:"block_hashes"`
 }
 
 // ReadRouterEvent reads one router event from JSON, as any release of Dynamo wrote it: fields that are missing have
-// their defaults, unknown ones are ignored. One field of a stored event is not Dynamo's: "lookahead", for
-// [Event].Lookahead.
+// their defaults, unknown ones are ignored. Some fields are not Dynamo's, which ignores them: "lookahead" of a stored
+// event, for [Event].Lookahead; "group_idx" of a stored or removed event; and "kv_groups" beside a cleared one.
 func ReadRouterEvent(line []byte) (RouterEvent, error) {
 	var e routerJSON
 	if err := json.Unmarshal(line, &e); err != nil {
@@ -158,7 +218,8 @@ func ReadRouterEvent(line []byte) (RouterEvent, error) {
 	}
 	if bytes.Equal(e.Event.Data, []byte(`"cleared"`)) {
 		out.Event = Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine}
-		return out, nil
+		out.Groups, err = routerGroupsOf(e.Groups)
+		return out, err
 	}
 	var kinds map[string]json.RawMessage
 	if err := json.Unmarshal(e.Event.Data, &kinds); err != nil || len(kinds) != 1 {
@@ -172,7 +233,7 @@ func ReadRouterEvent(line []byte) (RouterEvent, error) {
 		if err = json.Unmarshal(kinds["removed"], &r); err == nil && len(r.Blocks) == 0 {
 			err = errors.New("removed without block_hashes")
 		}
-		out.Event = Event{Kind: Removed, Tier: tier}
+		out.Event = Event{Kind: Removed, Tier: tier, Group: r.Group}
 		for _, b := range r.Blocks {
 			out.Event.Blocks = append(out.Event.Blocks, BlockHash(b))
 		}
@@ -208,7 +269,7 @@ func routerStoredOf(text json.RawMessage, tier Tier) (Event, error) {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return e, err
 	}
-	e.Lookahead = uint32(s.Lookahead)
+	e.Lookahead, e.Group = uint32(s.Lookahead), s.Group
 	if s.Parent != nil {
 		e.HasParent, e.Parent = true, BlockHash(*s.Parent)
 	}
@@ -223,6 +284,17 @@ func routerStoredOf(text json.RawMessage, tier Tier) (Event, error) {
 		return e, errors.New("stored without blocks")
 	}
 	return e, nil
+}
+
+// Events are the event and its groups, cut as a batch needs them; none of an event that is passed over.
+func (e *RouterEvent) Events() (all []Event) {
+	if e.Event.Kind != 0 {
+		all = e.Event.Cut()
+	}
+	for i := range e.Groups {
+		all = append(all, e.Groups[i].Cut()...)
+	}
+	return all
 }
 
 // Cut is the event as events of at most [MaxBlocksPerEvent] blocks each, as a batch needs them.
@@ -395,7 +467,9 @@ func (r *reader) routerKvEvent(out *RouterEvent) error {
 				case "removed":
 					out.Event = Event{Kind: Removed}
 					return r.each(func(key string) bool {
-						if key != "block_hashes" {
+						if key == "group_idx" {
+							return r.groupIndex(&out.Event)
+						} else if key != "block_hashes" {
 							return r.skip()
 						}
 						n, ok := r.array()
@@ -416,6 +490,12 @@ func (r *reader) routerKvEvent(out *RouterEvent) error {
 	})
 }
 
+func (r *reader) groupIndex(e *Event) bool {
+	v, ok := r.uint(math.MaxUint32)
+	e.Group = GroupIndex(v)
+	return ok
+}
+
 func (r *reader) routerStored(e *Event) bool {
 	*e = Event{Kind: Stored}
 	return r.each(func(key string) bool {
@@ -427,6 +507,8 @@ func (r *reader) routerStored(e *Event) bool {
 			v, _, ok := r.integer()
 			e.HasParent, e.Parent = ok, BlockHash(v)
 			return ok
+		case "group_idx":
+			return r.groupIndex(e)
 		case "lookahead":
 			v, ok := r.uint(MaxBlockSize)
 			e.Lookahead = uint32(v)

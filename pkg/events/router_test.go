@@ -30,6 +30,11 @@ func generic(rng *rand.Rand) map[string]any {
 	case 1:
 		data = map[string]any{"removed": map[string]any{"block_hashes": []uint64{hash(), hash()}}}
 	}
+	if of, ok := data.(map[string]any); ok && rng.IntN(3) == 0 {
+		for _, fields := range of {
+			fields.(map[string]any)["group_idx"] = rng.IntN(4)
+		}
+	}
 	event := map[string]any{"event_id": hash(), "data": data}
 	if rng.IntN(2) == 0 {
 		event["dp_rank"] = rng.IntN(8)
@@ -116,7 +121,7 @@ func checkRouterEvent(t *testing.T, e RouterEvent) {
 		}
 		return
 	}
-	for _, cut := range e.Event.Cut() {
+	for _, cut := range e.Events() {
 		if err := cut.Check(); err != nil {
 			t.Fatalf("%+v: %v", cut, err)
 		}
@@ -130,6 +135,10 @@ func FuzzRouterEvent(f *testing.F) {
 		text, _ := json.Marshal(generic(rng))
 		f.Add(text)
 	}
+	f.Add(
+		[]byte(
+			`{"worker_id":7,"event":{"event_id":1,"data":"cleared"},"kv_groups":[{"group_idx":1,"kv_cache_spec_kind":` +
+				`"sliding_window","window":12,"eagle":true,"storage_tier":"host_pinned","block_hashes":[5,5]},{"kv_cache_spec_kind":"x"}]}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		e, err := ReadRouterEvent(line)
 		if err != nil {
@@ -139,7 +148,7 @@ func FuzzRouterEvent(f *testing.F) {
 		if e.Event.Kind == 0 || e.Event.Kind == Cleared && e.Event.Tier != AllTiers {
 			return
 		}
-		written := AppendRouterEvent(nil, e.Key, EventID(e.ID), &e.Event)
+		written := AppendRouterEvent(nil, e.Key, EventID(e.ID), &e.Event, e.Groups...)
 		again, err := ReadRouterEvent(written)
 		if err != nil || !reflect.DeepEqual(again, e) {
 			t.Fatalf("%s\n%v\n%+v, want\n%+v", written, err, again, e)

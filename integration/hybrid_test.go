@@ -1,0 +1,364 @@
+package integration
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/wire"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/twin"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// hybridRank is a rank of a hybrid model, and what it holds by the naive twin.
+type hybridRank struct {
+	key    events.RankKey
+	groups []events.GroupSpec
+	twin   *twin.Rank
+	batch  events.Batch
+}
+
+const (
+	hybridTrunk    = 6  // blocks that all prompts have in common
+	hybridBlocks   = 12 // blocks of a prompt
+	hybridBranches = 3
+)
+
+func hybridPrompt(branch int) []uint32 {
+	tokens := harness.Tokens(1, hybridBlocks*harness.BlockSize)
+	copy(tokens[hybridTrunk*harness.BlockSize:],
+		harness.Tokens(100_000*(branch+1), (hybridBlocks-hybridTrunk)*harness.BlockSize))
+	return tokens
+}
+
+// event is a random change of what the rank holds.
+func (r *hybridRank) event(rng *rand.Rand, locals [][]events.LocalHash) events.Event {
+	e := events.Event{Kind: events.Stored, Tier: events.Device, Group: events.GroupIndex(rng.IntN(len(r.groups)))}
+	if rng.IntN(4) == 0 {
+		e.Tier = events.Tier(1 + rng.IntN(3))
+	}
+	branch, from := rng.IntN(hybridBranches), rng.IntN(hybridBlocks)
+	to := min(hybridBlocks, from+1+rng.IntN(hybridBlocks))
+	name := func(i int) events.BlockHash { return events.BlockHash(100*(branch*(i/hybridTrunk)) + i + 1) }
+	for i := from; i < to; i++ {
+		e.Blocks = append(e.Blocks, name(i))
+	}
+	if rng.IntN(3) == 0 {
+		e.Kind, e.Blocks = events.Removed, e.Blocks[:min(len(e.Blocks), 2)]
+		return e
+	}
+	of := r.groups[e.Group]
+	if e.Attention, e.Window, e.Drops = of.Kind, of.Window, of.Drops; of.Kind.Main() {
+		if e.Locals = locals[branch][from:to]; from > 0 {
+			e.HasParent, e.Parent = true, name(from-1)
+		}
+	}
+	return e
+}
+
+// TestHybridModelsOnEveryFace publishes random events of hybrid models with all kinds of groups, in all tiers, with
+// draft models and without. Queries over NATS and HTTP, by tokens and by hashes, those of Dynamo's clients too, are
+// answered with what the engine can reuse by the naive twin; the same after what is held was dumped and loaded again.
+func TestHybridModelsOnEveryFace(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "", "--snapshot-interval", "1h")
+	ctx, cancel := context.WithTimeout(t.Context(), 3*harness.Patience)
+	defer cancel()
+	ns := harness.OpenNamespace(t, ctx, x.NATS)
+	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var locals [][]events.LocalHash
+	for b := range hybridBranches {
+		locals = append(locals, hasher.Hash(nil, hybridPrompt(b)))
+	}
+	rng := rand.New(rand.NewPCG(13, 2))
+	var ranks []*hybridRank
+	places := map[events.Partition]events.StreamSeq{}
+	for i, text := range []string{
+		"full", "full:eagle", "full,swa:48", "full:eagle,swa:48:eagle", "full,chunked:64", "full,mamba", "mamba,full",
+		"full:eagle,swa:20:eagle,mamba", "full,swa:17,swa:80", "full,swa:40,chunked:32,mamba", "full,mla,swa:33",
+		"swa:40,mla,swa:40",
+	} {
+		groups, err := events.ParseGroups(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rank := range 2 {
+			r := &hybridRank{key: events.RankKey{Instance: events.WorkerID(fmt.Sprint(i)), Rank: events.Rank(rank)},
+				groups: groups, twin: harness.NewTruth()}
+			r.batch = events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: harness.BlockSize}
+			for g, of := range groups { // a main group has all at the start, so that nothing waits for its parent
+				for b := 0; of.Kind.Main() && b < hybridBranches; b++ {
+					e := events.Event{Kind: events.Stored, Tier: events.Device, Group: events.GroupIndex(g),
+						Attention: of.Kind, Drops: of.Drops, Locals: locals[b]}
+					for i := range hybridBlocks {
+						e.Blocks = append(e.Blocks, events.BlockHash(100*(b*(i/hybridTrunk))+i+1))
+					}
+					r.batch.Events = append(r.batch.Events, e)
+				}
+			}
+			ranks = append(ranks, r)
+		}
+	}
+	publish := func(r *hybridRank) {
+		r.twin.Apply(0, r.batch.Events)
+		data, err := events.AppendBatch(nil, &r.batch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log := shim.NewStreamLog(ns, r.key, nil)
+		if _, err := log.Last(ctx); err != nil {
+			t.Fatal(err)
+		}
+		seq, err := log.Publish(ctx, [][]byte{data})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := ns.PartitionOf(r.key.Instance)
+		if err != nil {
+			t.Fatal(err)
+		}
+		places[p] = seq
+		r.batch.FirstID += events.EventID(len(r.batch.Events))
+		r.batch.Events = nil
+	}
+	client := wire.NewClient(ns.Conn(), "default")
+	cut, credited := 0, 0
+	check := func(when string) {
+		t.Helper()
+		var at []api.PartitionSeq
+		for p, seq := range places {
+			at = append(at, api.PartitionSeq{Partition: p, Seq: seq})
+		}
+		for b := range hybridBranches {
+			n := hybridBlocks - rng.IntN(3)
+			tokens, hashes := hybridPrompt(b)[:n*harness.BlockSize], api.Hashes{}
+			for _, l := range locals[b][:n] {
+				hashes = append(hashes, uint64(l))
+			}
+			want := map[events.RankKey][events.NumTiers]uint32{}
+			type instance struct {
+				Longest uint64 `json:"longest_matched"`
+				GPU     uint64
+				DP      map[string]uint64
+				CPU     uint64
+				Disk    uint64
+			}
+			compat := map[string]*instance{}
+			for _, r := range ranks {
+				d := r.twin.Match(locals[b][:n])
+				if d != r.twin.Held(locals[b][:n]) {
+					cut++
+				}
+				if d == ([events.NumTiers]uint32{}) {
+					continue
+				}
+				want[r.key] = d
+				credited++
+				name := string(r.key.Instance)
+				if compat[name] == nil {
+					compat[name] = &instance{DP: map[string]uint64{}}
+				}
+				in, tokens := compat[name], func(tiers ...uint32) (n uint64) {
+					for _, d := range tiers {
+						n += uint64(d) * harness.BlockSize
+					}
+					return n
+				}
+				in.GPU, in.CPU, in.Disk = max(in.GPU, tokens(d[0])), max(in.CPU, tokens(d[0], d[1])), max(in.Disk,
+					tokens(d[:]...))
+				if in.Longest = in.Disk; d[0] > 0 {
+					in.DP[fmt.Sprint(r.key.Rank)] = tokens(d[0])
+				}
+			}
+			for face, q := range map[string]*api.Query{"tokens": {Model: "m", Tokens: tokens, MinSeq: at},
+				"hashes": {Model: "m", Hashes: hashes, MinSeq: at}} {
+				over := map[string]func() (*api.Answer, error){
+					"NATS": func() (*api.Answer, error) { return client.Find(ctx, q) },
+					"HTTP": func() (*api.Answer, error) {
+						var a api.Answer
+						return &a, harness.HTTPDo(x.HTTP, "POST", "/v1/find", q, &a)
+					},
+				}
+				for name, find := range over {
+					a, err := find()
+					if err != nil {
+						t.Fatalf("%s: %s over %s: %v", when, face, name, err)
+					}
+					got := map[events.RankKey][events.NumTiers]uint32{}
+					for _, o := range a.Workers {
+						got[events.RankKey{Instance: o.Instance, Rank: o.Rank}] = [events.NumTiers]uint32{o.Device,
+							o.Host, o.Disk, o.External}
+						if o.Bound != "" {
+							t.Errorf("%s: %s/%d: bound %q", when, o.Instance, o.Rank, o.Bound)
+						}
+					}
+					if !maps.Equal(got, want) {
+						t.Errorf("%s: branch %d, %d blocks by %s over %s: %v, want %v", when, b, n, face, name, got,
+							want)
+					}
+				}
+			}
+			for path, q := range map[string]map[string]any{"/query": {"model_name": "m", "token_ids": tokens},
+				"/query_by_hash": {"model_name": "m", "block_hashes": hashes}} {
+				body, err := json.Marshal(q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				status, text, err := harness.Request(x.HTTP, "POST", path, string(body))
+				var got struct {
+					Scores    map[string]map[string]uint64
+					Instances map[string]*instance
+				}
+				if err != nil || status != 200 || json.Unmarshal([]byte(text), &got) != nil {
+					t.Fatalf("%s: %d %s %v", path, status, text, err)
+				}
+				scores := map[string]map[string]uint64{}
+				for name, in := range compat {
+					if len(in.DP) > 0 {
+						scores[name] = in.DP
+					}
+				}
+				if !reflect.DeepEqual(got.Instances, compat) || !reflect.DeepEqual(got.Scores, scores) {
+					t.Errorf("%s: branch %d, %d blocks: %s: %s, want %v", when, b, n, path, text, scores)
+				}
+			}
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	for round := range 12 {
+		for _, r := range ranks {
+			for range 1 + rng.IntN(12) {
+				r.batch.Events = append(r.batch.Events, r.event(rng, locals))
+			}
+			publish(r)
+		}
+		check(fmt.Sprint("round ", round))
+	}
+	if cut < 50 || credited < 200 {
+		t.Errorf("%d answers of %d are cut short: no test", cut, credited)
+	}
+	t.Logf("%d depths were more than nothing, %d cut short", credited, cut)
+
+	dumped := harness.Run(t, "indexer", "dump", "--now", "--nats", x.NATS)
+	file := filepath.Join(t.TempDir(), "dump")
+	if err := os.WriteFile(file, []byte(dumped.Stdout), 0o600); err != nil || dumped.Code != 0 {
+		t.Fatalf("dump: %+v, %v", dumped, err)
+	}
+	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--nats",
+		x.NATS, file); r.Code != 0 {
+		t.Fatalf("load: %+v", r)
+	}
+	for p := range places {
+		info, err := ns.StreamInfo(ctx, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		places[p] = info.Last
+	}
+	check("dumped and loaded")
+}
+
+// TestRegisteredGroups has engines whose events leave a chunk or a draft model open registered over HTTP with
+// kv_groups: answers are exact. Without kv_groups they are a bound, and say so.
+func TestRegisteredGroups(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	prompt := harness.Tokens(1, 10*harness.BlockSize)
+	stored := func(group int, kind string, blocks ...int) map[string]any {
+		tokens := prompt[blocks[0]*harness.BlockSize : (blocks[len(blocks)-1]+1)*harness.BlockSize]
+		e := map[string]any{
+			"type": "BlockStored", "block_hashes": blocks, "token_ids": tokens, "block_size": harness.BlockSize,
+			"medium":    "GPU",
+			"group_idx": group, "kv_cache_spec_kind": kind,
+		}
+		return e
+	}
+	all := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	// Of chunks of four blocks the engine has all of the second one up to block 6, and of the third nothing.
+	full, chunks := stored(0, "full_attention", all...), stored(1, "chunked_local_attention", 4, 5, 6)
+	last := stored(1, "chunked_local_attention", 8, 9)
+	for i, c := range []struct {
+		groups string
+		events []map[string]any
+		device uint32
+		bound  api.Bound
+	}{
+		{"", []map[string]any{full, chunks}, 10, api.BoundFullAttentionOnly},
+		{"full,chunked:64", []map[string]any{full, chunks}, 8, ""},
+		{"full,chunked:48", []map[string]any{full, chunks}, 9, ""},
+		{"full,chunked:64", []map[string]any{full, chunks, last}, 10, ""},
+		{"full:eagle,chunked:64", []map[string]any{full, chunks, last}, 9, ""},
+		{"full:eagle", []map[string]any{full}, 9, ""},
+	} {
+		engine := startPublisher(t)
+		instance := fmt.Sprint(i)
+		body, err := json.Marshal(map[string]any{
+			"instance_id": i, "endpoint": engine.endpoint, "model_name": "m", "block_size": harness.BlockSize,
+			"kv_groups": c.groups,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status, text, err := harness.Request(x.HTTP, "POST", "/register", string(body)); err != nil ||
+			status != 201 {
+			t.Fatal(status, text, err)
+		}
+		if err := engine.WaitSubscribers(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		engine.publish(c.events...)
+		x.WaitDepth(t, "m", prompt, instance, c.device)
+		if o := harness.OverlapOf(t, x, "m", instance, harness.Prompt{Tokens: prompt}); o.Bound != c.bound {
+			t.Errorf("kv_groups %q: %+v, want bound %q", c.groups, o, c.bound)
+		}
+	}
+}
+
+// publisher is an engine's socket for events; a test says what it publishes.
+type publisher struct {
+	*zmtp.Pub
+	t        *testing.T
+	endpoint string
+	seq      uint64
+}
+
+func startPublisher(t *testing.T) *publisher {
+	t.Helper()
+	endpoint := "tcp://" + loopback.Reserve(t)
+	pub, err := zmtp.ListenPub(t.Context(), endpoint, zmtp.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &publisher{Pub: pub, t: t, endpoint: endpoint}
+}
+
+// publish publishes events as vLLM does.
+func (p *publisher) publish(events ...map[string]any) {
+	p.t.Helper()
+	payload, err := msgpack.Marshal([]any{1.5, events, nil})
+	if err == nil {
+		err = p.Send(nil, binary.BigEndian.AppendUint64(nil, p.seq), payload)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.seq++
+}
