@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
@@ -361,4 +362,94 @@ func (p *publisher) publish(events ...map[string]any) {
 		p.t.Fatal(err)
 	}
 	p.seq++
+}
+
+// TestExplainNamesTheGroup: what `indexer query --explain` prints names the group that stopped each worker of a hybrid
+// model.
+func TestExplainNamesTheGroup(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	ctx, cancel := context.WithTimeout(t.Context(), 3*harness.Patience)
+	defer cancel()
+	ns := harness.OpenNamespace(t, ctx, x.NATS)
+	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := harness.Tokens(1, 10*harness.BlockSize)
+	full := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull,
+		Locals: hasher.Hash(nil, prompt)}
+	for i := range full.Locals {
+		full.Blocks = append(full.Blocks, events.BlockHash(i+1))
+	}
+	other := func(group events.GroupIndex, kind events.Attention, window uint32,
+		blocks ...events.BlockHash) events.Event {
+		return events.Event{Kind: events.Stored, Tier: events.Device, Group: group, Attention: kind, Window: window,
+			Blocks: blocks}
+	}
+	draft := full
+	draft.Drops = true
+	for name, evs := range map[events.WorkerID][]events.Event{
+		"full":   {full},
+		"draft":  {draft},
+		"window": {full, other(1, events.AttentionSlidingWindow, 48, 3, 4, 5, 9, 10)},
+		"chunk":  {full, other(2, events.AttentionChunkedLocal, 64, 5, 6, 7)},
+		"state":  {full, other(1, events.AttentionMamba, 0, 6)},
+		"both": {full, other(1, events.AttentionSlidingWindow, 20, 3, 4, 7, 8, 9, 10),
+			other(3, events.AttentionMamba, 0, 1, 4, 6)},
+		"none":  {full, other(1, events.AttentionMamba, 0)},
+		"bound": {full, other(1, events.AttentionChunkedLocal, 0, 1)},
+	} {
+		batch := &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: harness.BlockSize, Events: evs}
+		harness.PublishAs(t, ctx, ns, name, batch)
+	}
+	harness.Eventually(t, "all workers are known", func() (bool, string) {
+		list := harness.IndexerJSON[api.WorkerList](t, x.NATS, "workers")
+		return len(list.Workers) == 8, fmt.Sprint(list)
+	})
+	query := func(args ...string) string {
+		t.Helper()
+		args = append([]string{"query", "--nats", x.NATS, "--model", "m", "--tokens", harness.CommaList(prompt)},
+			args...)
+		r := harness.Run(t, "indexer", args...)
+		if r.Code != 0 {
+			t.Fatalf("%+v", r)
+		}
+		lines := strings.SplitAfter(r.Stdout, "\n")
+		for i, l := range lines { // without what is the same everywhere
+			l, _, _ = strings.Cut(strings.TrimRight(l, " \n"), "no worker of this model has registered")
+			lines[i] = strings.TrimRight(l, " 0") + "\n"
+		}
+		return strings.Join(lines[:len(lines)-1], "")
+	}
+	const needs = "no longer prefix has what group"
+	const behind = "it holds behind are of no use)"
+	got, want := query("--explain"), `m: 10 blocks of 16 tokens
+
+BLOCKS  DEVICE                                              HOST  DISK  EXTERNAL  STORE
+[0,10)  bound/0 full/0 draft/0 chunk/0 state/0 window/0 +2  -     -     -         -
+
+WORKER    OWN  STOPPED
+bound/0   10   the prompt ends; its engine may reuse less: what some group of its cache needs is not known
+full/0    10   the prompt ends
+draft/0   9    block 9: its engine computes the last block that it holds anew, for its draft model (1 `+behind+`
+chunk/0   8    block 8: `+needs+` 2 (chunked_local_attention, 64 tokens) needs (2 `+behind+`
+state/0   6    block 6: `+needs+` 1 (mamba) needs (4 `+behind+`
+window/0  5    block 5: `+needs+` 1 (sliding_window, 48 tokens) needs (5 `+behind+`
+both/0    4    block 4: `+needs+` 3 (mamba) needs (6 `+behind+`
+none/0    0    block 0: `+needs+` 1 (mamba) needs (10 `+behind+`
+`
+	head, _, _ := strings.Cut(got, "LOADS")
+	_, table, _ := strings.Cut(got, "NO MORE, FOR\n")
+	if got = strings.TrimRight(head, " ") + "\n" + table; got != want {
+		t.Errorf("query --explain prints\n%s\nwant\n%s", got, want)
+	}
+	want = `m: 10 blocks of 16 tokens
+INSTANCE  RANK  DEVICE  HOST  DISK  EXTERNAL  OF PROMPT
+bound     0     10      0     0     0         at most 100%
+full      0     10      0     0     0         100%
+`
+	if got := query("--worker", "bound", "--worker", "full"); got != want {
+		t.Errorf("query prints\n%s\nwant\n%s", got, want)
+	}
 }

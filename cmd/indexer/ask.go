@@ -264,8 +264,11 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	}
 	rows := make([][]any, len(a.Workers))
 	for i, o := range a.Workers {
-		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External,
-			fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))}
+		part := fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))
+		if o.Bound != "" {
+			part = "at most " + part
+		}
+		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, part}
 		if shared {
 			rows[i] = append(rows[i], o.L3, o.L3Stop)
 		}

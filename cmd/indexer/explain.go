@@ -131,6 +131,9 @@ func whyStopped(o *api.Overlap, blocks int) string {
 	if text == "" {
 		text = o.Path.Stop
 	}
+	if o.Bound != "" {
+		text += "; its engine may reuse less: what some group of its cache needs is not known"
+	}
 	if o.Path.Behind > 0 {
 		text += fmt.Sprintf(" (%d it holds behind are of no use)", o.Path.Behind)
 	}

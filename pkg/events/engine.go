@@ -93,6 +93,10 @@ type Decoder struct {
 	salts salts
 	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
 
+	main       GroupIndex // of the last main event with tokens that was taken, if hasMain
+	hasMain    bool
+	otherMains bool // another main group has blocks of another size
+
 	counts   SkipCounts
 	mismatch BlockSizeError // Events > 0: there is something to report
 	taken    uint64
@@ -146,7 +150,7 @@ func (d *Decoder) Diagnosis() error {
 // Reset forgets what was learned of an engine process, for a new one is there. Counts and diagnosis stay.
 func (d *Decoder) Reset() {
 	d.salts.clear()
-	d.zero = false
+	d.zero, d.hasMain, d.otherMains = false, false, false
 	d.engine, d.why = d.asked, ""
 }
 
@@ -362,6 +366,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			d.counts[SkipGroupTokens]++
 			hashed = false
 		case e.blockSize != d.block:
+			d.otherMains = d.otherMains || d.hasMain && e.group != d.main && e.deviceUnlessSaid() == Device
 			return d.wrongBlockSize(e.blockSize)
 		case !fits:
 			return SkipLength
@@ -380,6 +385,9 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			return skip
 		}
 		d.taken++
+		if e.attention.Main() {
+			d.main, d.hasMain = e.group, true
+		}
 	}
 	d.zero = d.zero || slices.Contains(blocks, 0)
 

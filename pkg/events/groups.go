@@ -67,7 +67,8 @@ func ParseGroups(text string) (list []GroupSpec, err error) {
 }
 
 // complete adds what the configuration knows of an event's group and the event leaves open. A window is one of this
-// decoder's blocks: in a group whose blocks have another size it means nothing that could be counted.
+// decoder's blocks: in a group whose blocks have another size, or one that is not said, it means nothing that could be
+// counted.
 func (d *Decoder) complete(e *rawEvent) {
 	if int64(e.group) < int64(len(d.groups)) {
 		g := &d.groups[e.group]
@@ -79,15 +80,16 @@ func (d *Decoder) complete(e *rawEvent) {
 		}
 		e.drops = g.Drops
 	}
-	if !e.attention.Windowed() || e.blockSize > 0 && e.blockSize != d.block {
+	if !e.attention.Windowed() || e.blockSize != d.block {
 		e.window = 0
 	}
-	if d.engine == SGLang && e.attention.Main() &&
-		slices.ContainsFunc(d.groups, func(g GroupSpec) bool { return g.Kind.Bounds() }) {
+	silent := d.engine == SGLang && slices.ContainsFunc(d.groups, func(g GroupSpec) bool { return g.Kind.Bounds() })
+	if e.attention.Main() && (silent || d.otherMains) {
 		e.window = unannounced
 	}
 }
 
-// unannounced is the window in events of a main group whose engine announces nothing of its others: SGLang says when
-// its full attention's blocks come and go, but not when a window or a state does.
+// unannounced is the window in events of a main group if what the rank's others hold is not known: SGLang says when
+// its full attention's blocks come and go, but not when a window or a state does; and main groups with blocks of
+// another size than the decoder's are passed over.
 const unannounced = 1

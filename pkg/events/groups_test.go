@@ -58,6 +58,9 @@ func TestGroupsOfEvents(t *testing.T) {
 			"kv_cache_spec_sliding_window": 12}, Event{Attention: AttentionFull}},
 		"a window of blocks of its own": {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
 			"kv_cache_spec_sliding_window": 12, "block_size": 8}, Event{Group: 1, Attention: AttentionSlidingWindow}},
+		"a window of unknown blocks": {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
+			"kv_cache_spec_sliding_window": 12, "block_size": 0, "token_ids": []int{}},
+			Event{Group: 1, Attention: AttentionSlidingWindow}},
 		"a group that keeps no block": {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
 			"kv_cache_spec_sliding_window": 12, "block_hashes": []int{}},
 			Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
@@ -95,6 +98,39 @@ func TestGroupsOfEvents(t *testing.T) {
 		c.want.Kind, c.want.Tier = Stored, Device
 		if !reflect.DeepEqual(got, c.want) || (blocks == 0) != (name == "a group that keeps no block") {
 			t.Errorf("%s: %+v with %d blocks, want %+v", name, got, blocks, c.want)
+		}
+	}
+}
+
+// TestMainGroupOfAnotherBlockSize: what such a group holds is not known to the index, so that depths are a bound.
+func TestMainGroupOfAnotherBlockSize(t *testing.T) {
+	d, err := NewDecoder(DecoderConfig{Engine: VLLM, BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	decode := func(group, size int) []Event {
+		t.Helper()
+		payload, err := msgpack.Marshal([]any{1.5, []any{map[string]any{
+			"type": "BlockStored", "block_hashes": []int{5}, "token_ids": []int{1, 2, 3, 4}[:size], "block_size": size,
+			"medium":    "GPU",
+			"group_idx": group, "kv_cache_spec_kind": "full_attention",
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := d.Decode(payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Events
+	}
+	for i, c := range []struct {
+		group, size, events int
+		window              uint32
+	}{{0, 4, 1, 0}, {0, 2, 0, 0}, {0, 4, 1, 0}, {1, 2, 0, 0}, {0, 4, 1,
+		unannounced}} { // an edge block of the same group is none
+		if got := decode(c.group, c.size); len(got) != c.events || c.events > 0 && got[0].Window != c.window {
+			t.Errorf("event %d: %+v, want %d with window %d", i, got, c.events, c.window)
 		}
 	}
 }

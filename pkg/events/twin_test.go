@@ -21,6 +21,8 @@ type naiveDecoder struct {
 	salts  map[BlockHash]string
 	zero   bool
 	taken  bool
+	main   *GroupIndex // of the last main event with tokens that was taken
+	others bool        // another main group has blocks of another size
 	counts SkipCounts
 }
 
@@ -149,8 +151,11 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 	}
 
 	window, _ := n.small(fields["kv_cache_spec_sliding_window"])
-	if size, _, ok := asInteger(fields["block_size"]); !attention.Windowed() || ok && size > 0 && size != n.block {
+	if size, _, ok := asInteger(fields["block_size"]); !attention.Windowed() || !ok || size != n.block {
 		window = 0
+	}
+	if attention.Main() && n.others {
+		window = 1
 	}
 	if _, isStr := fields["origin"].(string); !isStr && fields["origin"] != nil {
 		n.counts[SkipField]++
@@ -271,6 +276,10 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		}
 	}
 	fits := uint64(len(e.Blocks))*size == uint64(len(tokenList))
+	if len(tokenList) > 0 && e.Attention.Main() && size != n.block && e.Tier == Device && n.main != nil &&
+		*n.main != e.Group {
+		n.others = true
+	}
 	switch {
 	case len(tokenList) == 0:
 		named()
@@ -433,6 +442,9 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		e.Locals = append(e.Locals, h.HashMedia(nil, block, media[i:])[0])
 	}
 	n.taken = true
+	if e.Attention.Main() {
+		n.main = &e.Group
+	}
 	named()
 	return []Event{e}, ""
 }
