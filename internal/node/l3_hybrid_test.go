@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/api"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
