@@ -100,6 +100,12 @@ func wrongBlocks(diagnosis error) uint64 {
 	return 0
 }
 
+// Blank returns a decoder that remembers nothing.
+func (w *watcher) Blank() *events.Decoder { return w.decoder.Blank() }
+
+// Adopt remembers what another decoder does.
+func (w *watcher) Adopt(other *events.Decoder) { w.decoder.Adopt(other) }
+
 // Reset forgets what was learned of an engine process.
 func (w *watcher) Reset() {
 	w.decoder.Reset()
@@ -244,6 +250,9 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 	}
 	if c.Snapshots > w.counts.Snapshots {
 		w.log.Info("what could not be replayed was had from the engine's snapshot", "snapshots", c.Snapshots)
+	}
+	if c.Corrections > w.counts.Corrections {
+		w.log.Info("blocks are published again, with the salts that an earlier shim was told of", "events", c.Corrections)
 	}
 	if c.Resyncs > w.counts.Resyncs {
 		w.log.Warn("asked to say again what the engine holds", "times", c.Resyncs)

@@ -35,6 +35,23 @@
 // numbers fit exactly is seen only when the socket is back; holding live messages until then would leave the index
 // wrong for as long, and about every block instead of those of such a restart.
 //
+// # What a shim before it knew
+//
+// Engines announce some of what a block's hash is made of with another block alone: vLLM says a prompt's cache salt
+// with its first block. The decoder remembers such things, and a shim that starts again has a new decoder. So, when the
+// first replay has brought it from the cursor to the present, it has the engine say the messages up to the cursor too,
+// in a second conversation, and feeds them to a decoder of their own ([Machine.WantsLearning]). That publishes nothing.
+// It waits for replays, and whatever becomes of it, no live message waits for it and nothing is cleared. A replay
+// socket sends all from a message on, and drops what its queue does not take; so the conversation ends at the cursor,
+// and where a message is missing a new one begins there.
+//
+// Events that come meanwhile, of which the parent is unknown, are published at once with the hash of a block without a
+// salt. No query finds a wrong block by it: the salted blocks before it do not match. The messages are recorded, in at
+// most Limits.HeldBytes, and when the other decoder has learned it reads them too. What it hashes otherwise is removed
+// and stored again, and the machine goes on with that decoder's knowledge. Until that is published the shim counts as
+// catching up. If learning fails, or the record is full, answers for salted prompts that go on from old blocks stay too
+// low until these are stored anew. A shim that dies among its corrections begins a new incarnation.
+//
 // # An engine that dies
 //
 // A dead engine says nothing, and beside a living shim its blocks would be credited for ever. When its connection has

@@ -30,6 +30,7 @@ func (m *Machine) Gone() {
 	m.held, m.heldBytes, m.overtaken = nil, 0, 0
 	m.taken, m.unseen, m.adopted = events.Cursor{}, false, false
 	m.decode.Reset()
+	m.learning = nil
 	if m.spoken() {
 		for _, tier := range diesWithTheProcess {
 			m.push(events.Event{Kind: events.Cleared, Tier: tier, Reason: events.ReasonEngineGone}, events.Cursor{})

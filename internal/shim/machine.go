@@ -105,6 +105,17 @@ type Decoder interface {
 	Reset()
 }
 
+// Learner is a Decoder that remembers what one message leaves to be known of another.
+type Learner interface {
+	Decoder
+
+	// Blank returns a decoder that remembers nothing, or nil if there is nothing to remember.
+	Blank() *events.Decoder
+
+	// Adopt replaces what is remembered with what another decoder remembers.
+	Adopt(*events.Decoder)
+}
+
 // Counts says what became of what the engine sent. All only grow.
 type Counts struct {
 	Taken uint64 // engine messages taken, in order
@@ -125,9 +136,10 @@ type Counts struct {
 	Ended     uint64
 	Snapshots uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
 	// first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
-	JoinedLate uint64
-	Flushes    uint64
-	Messages   uint64 // messages of the log acknowledged
+	JoinedLate  uint64
+	Corrections uint64 // events published because learning showed that others had a wrong hash
+	Flushes     uint64
+	Messages    uint64 // messages of the log acknowledged
 }
 
 // Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no
@@ -186,8 +198,9 @@ type Machine struct {
 	adopted bool // its digest is what a replay showed; nothing live has followed it yet
 	emptied bool // nothing was queued since the clear after a message that could not be decoded
 
-	tenure  tenure
-	backlog backlog
+	tenure   tenure
+	backlog  backlog
+	learning *learning // nil: what the decoder remembers is all that it can know
 
 	counts Counts
 }
@@ -252,6 +265,8 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 	m.taken = p.Cursor
 	if !p.Found || p.Shutdown || !p.Cursor.Known {
 		m.rebirth(events.ReasonRestart, now)
+	} else if l, ok := m.decode.(Learner); ok && m.replay && l.Blank() != nil {
+		m.learning = &learning{learner: l, cursor: p.Cursor, spare: m.limits.HeldBytes}
 	}
 	m.fallBehind()
 }
@@ -362,6 +377,7 @@ func (m *Machine) startReplay() {
 		return
 	}
 	m.replaying, m.asked, m.verified, m.snapshot = true, false, false, notWanted
+	m.learning.interrupt()
 }
 
 // Replayed takes one message of the replay that was asked for last. It reports false if the rest of that replay is of
@@ -425,6 +441,7 @@ func (m *Machine) ReplayEnded(now events.Millis) {
 		return
 	}
 	m.tries, m.failures = 0, 0
+	m.learning.verified()
 	m.endReplay(now)
 }
 
@@ -513,6 +530,7 @@ func (m *Machine) takeFirst(f Frame) {
 func (m *Machine) take(f Frame) {
 	skip := m.taken.Partial
 	before := m.taken
+	queued := len(m.queue)
 	m.taken, m.unseen = events.Cursor{Known: true, Seq: f.Seq, Digest: f.digest()}, false
 	m.counts.Taken++
 	var evs []events.Event
@@ -534,6 +552,7 @@ func (m *Machine) take(f Frame) {
 		}
 		m.push(evs[i], cursor)
 	}
+	m.record(f.Payload, skip, m.queue[queued:])
 }
 
 // ClearUnreadable has a message that cannot be decoded count as one that is missing. It is to be called before
@@ -559,6 +578,7 @@ func (m *Machine) gap() {
 	m.lacking = m.snapshots && !m.none
 	m.taken.Partial = 0
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
+	m.record(nil, 0, m.queue[len(m.queue)-1:])
 }
 
 // rebirth begins a new incarnation. Its first event says why.
@@ -568,6 +588,7 @@ func (m *Machine) rebirth(why events.Reason, now events.Millis) {
 	m.nextID = 1
 	m.taken, m.unseen, m.adopted, m.snapshot = events.Cursor{}, false, false, notWanted
 	m.decode.Reset()
+	m.learning = nil
 	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
 	m.fallBehind()
 }

@@ -164,6 +164,7 @@ type runner struct {
 	flushes  chan flushed
 	replay   *replay // the one that runs, or nil
 	snapshot *snapshotting
+	lesson   *lesson
 	retry    *time.Timer
 	pause    time.Duration
 	check    *time.Timer // when to ask whether anything was missed
@@ -323,6 +324,15 @@ func (t told) Reset() {
 	}
 }
 
+func (t told) Blank() *events.Decoder {
+	if l, ok := t.cfg.Decoder.(Learner); ok {
+		return l.Blank()
+	}
+	return nil
+}
+
+func (t told) Adopt(d *events.Decoder) { t.cfg.Decoder.(Learner).Adopt(d) }
+
 // recover asks the log, for as long as it takes, what it holds of this rank.
 func (r *runner) recover(ctx context.Context) (Published, error) {
 	pause := r.cfg.RetryMin
@@ -397,6 +407,9 @@ func (r *runner) loop(ctx context.Context) error {
 		if r.machine.WantsSnapshot() {
 			r.startSnapshot(ctx)
 		}
+		if to, ok := r.machine.WantsLearning(); ok {
+			r.startLearning(ctx, to)
+		}
 		if r.look && !r.looking && !r.machine.InFlight() {
 			r.look, r.looking = false, true
 			go r.lookIntoLog(ctx)
@@ -421,6 +434,10 @@ func (r *runner) loop(ctx context.Context) error {
 		if r.snapshot != nil {
 			snapshotted = r.snapshot.out
 		}
+		var learned chan *events.Decoder
+		if r.lesson != nil {
+			learned = r.lesson.learned
+		}
 		if r.machine.Full() {
 			inbound, replayed, snapshotted = nil, nil, nil
 		}
@@ -443,6 +460,9 @@ func (r *runner) loop(ctx context.Context) error {
 			r.replayed(ctx, got)
 		case got := <-snapshotted:
 			r.snapshotted(got)
+		case d := <-learned:
+			r.endLearning()
+			r.machine.Learned(d)
 		case <-r.retry.C:
 			r.machine.RetryReplay()
 		case now := <-r.check.C:
@@ -615,6 +635,7 @@ type replayed struct {
 func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
 	r.endReplay()
 	r.endSnapshot()
+	r.endLearning()
 	ctx, cancel := context.WithCancel(ctx)
 	r.replay = &replay{from: from, out: make(chan replayed, 64), cancel: cancel}
 	go r.replay.run(ctx, r.cfg)
@@ -673,19 +694,13 @@ func (r *runner) askSoon() {
 	r.check.Reset(min(r.cfg.IdleCheck, r.cfg.RetryMax) + rand.N(r.cfg.RetryMax))
 }
 
-// errEnd says that a replay came to its end marker.
-var errEnd = errors.New("end of replay")
-
 // endMarker is the number of the message that ends a replay (vllm-project/vllm › vllm/distributed/kv_events.py,
 // END_SEQ).
 const endMarker = 1<<64 - 1
 
 func (p *replay) run(ctx context.Context, cfg Config) {
 	defer p.cancel()
-	err := p.converse(ctx, cfg)
-	if errors.Is(err, errEnd) {
-		err = nil
-	}
+	err := askReplay(ctx, cfg, p.from, func(f Frame) bool { return p.give(ctx, replayed{frame: f}) })
 	p.give(ctx, replayed{ended: true, err: err})
 }
 
@@ -698,8 +713,9 @@ func (p *replay) give(ctx context.Context, got replayed) bool {
 	}
 }
 
-// converse asks and listens until the end marker, which it reports as errEnd.
-func (p *replay) converse(ctx context.Context, cfg Config) error {
+// askReplay asks an engine for its messages from one on, and gives them until the end marker, or until no more are
+// wanted.
+func askReplay(ctx context.Context, cfg Config, from events.EngineSeq, give func(Frame) bool) error {
 	dialing, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
 	defer cancel()
 	sockets := cfg.Sockets
@@ -713,7 +729,7 @@ func (p *replay) converse(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer d.Stop()
-	if err := d.Send(dialing, nil, binary.BigEndian.AppendUint64(nil, uint64(p.from))); err != nil {
+	if err := d.Send(dialing, nil, binary.BigEndian.AppendUint64(nil, uint64(from))); err != nil {
 		return err
 	}
 	for {
@@ -733,11 +749,8 @@ func (p *replay) converse(ctx context.Context, cfg Config) error {
 				len(frames))
 		}
 		seq := binary.BigEndian.Uint64(frames[len(frames)-2])
-		if seq == endMarker {
-			return errEnd
-		}
-		if !p.give(ctx, replayed{frame: Frame{Seq: events.EngineSeq(seq), Payload: frames[len(frames)-1]}}) {
-			return ctx.Err()
+		if seq == endMarker || !give(Frame{Seq: events.EngineSeq(seq), Payload: frames[len(frames)-1]}) {
+			return nil
 		}
 	}
 }

@@ -154,6 +154,20 @@ func (d *Decoder) Reset() {
 	d.engine, d.why = d.asked, ""
 }
 
+// Blank returns a decoder of the same configuration that remembers nothing.
+func (d *Decoder) Blank() *Decoder {
+	return &Decoder{
+		engine: d.asked, asked: d.asked, block: d.block, groups: d.groups,
+		mismatch: BlockSizeError{Engine: d.asked, Want: d.block},
+	}
+}
+
+// Adopt replaces what d remembers of earlier messages with what another decoder of the same configuration remembers.
+// That one must not be used any more. Counts and diagnosis stay d's.
+func (d *Decoder) Adopt(other *Decoder) {
+	d.salts, d.zero, d.engine, d.why = other.salts, other.zero, other.engine, other.why
+}
+
 // Decode decodes one message. What it returns is good until the next call.
 //
 // No event makes a message fail: what cannot be taken is passed over and counted. ErrMalformed means that the message

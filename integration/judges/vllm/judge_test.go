@@ -37,6 +37,7 @@ func TestRealVLLM(t *testing.T) {
 			s.fourAtATime("four at a time", *requests)
 			s.oneAtATime("after four at a time", g, *probes)
 			s.killShim(g)
+			s.killShimThatKnowsASalt(g)
 			s.killIndexer(g)
 			s.resetCache(g)
 			for range *restarts {
@@ -211,11 +212,27 @@ func (s *stage) killShim(g *generator) {
 	s.shim.Kill()
 	s.unseen(g)
 	began := time.Now()
-	s.startShim()
-	s.catchUp()
+	s.restartShim()
 	s.table.note("%s: kvatlas knew all again %.1f s after the start of a killed shim",
 		s.engine.model.name, time.Since(began).Seconds())
 	s.oneAtATime("shim killed", g, *probes)
+}
+
+// killShimThatKnowsASalt kills the shim between two requests, of which the second goes on from blocks of the first.
+// Only with the first one did the engine announce the salt of both.
+func (s *stage) killShimThatKnowsASalt(g *generator) {
+	s.t.Helper()
+	r := request{kind: "salted", prompt: prompt{tokens: g.tokens(5 * blockSize), salt: salts[0]}, maxTokens: 1, n: 1}
+	into := s.table.row(s.engine.model.name, "salted, shim killed")
+	s.settle()
+	s.observe(into, g, r, alone)
+	s.shim.Kill()
+	r.prompt.tokens = append(r.prompt.tokens, g.tokens(5*blockSize)...)
+	s.make(&observation{request: r}, g)
+	s.fence()
+	s.restartShim()
+	s.observe(into, g, r, alone)
+	s.check()
 }
 
 // killIndexer kills the indexer with the NATS server in it, makes requests without it, and starts it again.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"testing"
 	"time"
 
@@ -25,6 +27,7 @@ type stage struct {
 	data, nats string
 	indexer    *harness.Indexer
 	shim       *harness.Process
+	corrected  int // events with which shims that were started again have corrected what they had published
 
 	twin     *twin
 	stopTwin func()
@@ -69,6 +72,7 @@ const instance = "engine-1"
 // engine was ready.
 func (s *stage) startEngine() time.Time {
 	s.t.Helper()
+	s.corrected = 0
 	if s.stopTwin != nil {
 		s.stopTwin()
 	}
@@ -160,7 +164,23 @@ func (s *stage) worker() (w api.WorkerInfo, err error) {
 // known is how many of the engine's events kvatlas knows. An incarnation begins with an event of the shim's.
 func (s *stage) known() (int, error) {
 	w, err := s.worker()
-	return int(w.LastEvent) - 1, err
+	return int(w.LastEvent) - 1 - s.corrected, err
+}
+
+// restartShim starts a shim that goes on from where one that was killed had come, and waits until the log has all that
+// it publishes for that.
+func (s *stage) restartShim() {
+	s.t.Helper()
+	s.startShim()
+	s.shim.WaitFor(`caught up`)
+	for _, line := range regexp.MustCompile(`published again.* events=(\d+)`).FindAllStringSubmatch(s.shim.Said(), -1) {
+		n, err := strconv.Atoi(line[1])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.corrected += n
+	}
+	s.catchUp()
 }
 
 // settle waits until kvatlas knows all that the engine announced. It returns what fence does.
