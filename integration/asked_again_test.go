@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -44,12 +44,7 @@ func TestAskedAgain(t *testing.T) {
 	defer cancel()
 	var mu sync.Mutex
 	again := map[string]int{}
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr},
-		Absent: harness.Patience, Wait: true, Hooks: jetstream.ConnHooks{AskedAgain: func(why string) {
-			mu.Lock()
-			defer mu.Unlock()
-			again[why]++
-		}}})
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Wait: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +68,11 @@ func TestAskedAgain(t *testing.T) {
 			Model: "m", BlockSize: 4, Events: []events.Event{event}})
 	}
 	harness.AwaitAnnounced(t, ctx, ns, "m", len(nodes)) // workers without leases are known to all nodes only then
-	client := wire.NewClient(conn, "default")
+	asker := harness.Client(t, conn, "default", client.Options{Absent: harness.Patience, AskedAgain: func(why string) {
+		mu.Lock()
+		defer mu.Unlock()
+		again[why]++
+	}})
 	// find asks with so much time that only what is lost for good can fail, and says what is wrong with the answer.
 	find := func() (whole bool, err error) {
 		within, cancel := context.WithTimeout(ctx, harness.Patience)
@@ -82,7 +81,7 @@ func TestAskedAgain(t *testing.T) {
 		for _, l := range event.Locals {
 			q.Hashes = append(q.Hashes, uint64(l))
 		}
-		a, err := client.Find(within, &q)
+		a, err := asker.Find(within, &q)
 		if err != nil {
 			return false, err
 		}
@@ -99,10 +98,7 @@ func TestAskedAgain(t *testing.T) {
 	settled := func(ids ...string) {
 		t.Helper()
 		for _, id := range ids {
-			node, err := wire.NewNodeClient(conn, "default", id)
-			if err != nil {
-				t.Fatal(err)
-			}
+			node := harness.NodeClient(t, conn, id)
 			harness.Eventually(t, fmt.Sprintf("%s knows that %v keep everything twice", id, ids),
 				func() (bool, string) {
 					status, err := node.Status(ctx)
@@ -125,7 +121,7 @@ func TestAskedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	const questions = 60
-	before := askedAgain(jetstream.AgainSlow)
+	before := askedAgain(client.AgainSlow)
 	var asking sync.WaitGroup
 	var answered, partial atomic.Int64
 	for range questions {
@@ -144,7 +140,7 @@ func TestAskedAgain(t *testing.T) {
 	}
 	nodes["a"].Kill()
 	asking.Wait()
-	if askedAgain(jetstream.AgainSlow) == before {
+	if askedAgain(client.AgainSlow) == before {
 		t.Errorf("none of %d queries was in the hands of one of three nodes", questions)
 	}
 	t.Logf("a node is killed: %d of %d queries answered in part; asked again: %v", partial.Swap(0), questions, again)
@@ -183,7 +179,7 @@ func TestAskedAgain(t *testing.T) {
 	asking.Wait()
 	t.Logf("%d queries while the NATS server was restarted twice, %d of them answered in part; asked again: %v",
 		asked.Load(), partial.Load(), again)
-	if askedAgain(jetstream.AgainLost) == 0 {
+	if askedAgain(client.AgainLost) == 0 {
 		t.Error("nobody lost a connection")
 	}
 }

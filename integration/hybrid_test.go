@@ -15,9 +15,9 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/shim"
-	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/twin"
@@ -138,7 +138,7 @@ func TestHybridModelsOnEveryFace(t *testing.T) {
 		r.batch.FirstID += events.EventID(len(r.batch.Events))
 		r.batch.Events = nil
 	}
-	client := wire.NewClient(ns.Conn(), "default")
+	asker := harness.Client(t, ns.Conn(), "default", client.Options{})
 	cut, credited := 0, 0
 	check := func(when string) {
 		t.Helper()
@@ -190,7 +190,7 @@ func TestHybridModelsOnEveryFace(t *testing.T) {
 			for face, q := range map[string]*api.Query{"tokens": {Model: "m", Tokens: tokens, MinSeq: at},
 				"hashes": {Model: "m", Hashes: hashes, MinSeq: at}} {
 				over := map[string]func() (*api.Answer, error){
-					"NATS": func() (*api.Answer, error) { return client.Find(ctx, q) },
+					"NATS": func() (*api.Answer, error) { return asker.Find(ctx, q) },
 					"HTTP": func() (*api.Answer, error) {
 						var a api.Answer
 						return &a, harness.HTTPDo(x.HTTP, "POST", "/v1/find", q, &a)

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -91,24 +91,24 @@ func TestRollingRestart(t *testing.T) {
 		}
 		return nil
 	}
-	find := func(client *api.Client, n int, at []api.PartitionSeq) error {
+	find := func(c *client.Client, n int, at []api.PartitionSeq) error {
 		q := api.Query{Model: "m", MinSeq: at}
 		for _, l := range common[:n] {
 			q.Hashes = append(q.Hashes, uint64(l))
 		}
 		within, cancel := context.WithTimeout(ctx, harness.Patience)
 		defer cancel()
-		a, err := client.Find(within, &q)
+		a, err := c.Find(within, &q)
 		if err != nil {
 			return err
 		}
 		return wrong(a, n)
 	}
-	client := wire.NewClient(ns.Conn(), "default")
+	one := harness.Client(t, ns.Conn(), "default", client.Options{})
 	settled := func() {
 		t.Helper()
 		harness.Eventually(t, "all is kept by two of three", func() (bool, string) {
-			status, err := client.Status(ctx)
+			status, err := one.Status(ctx)
 			if err != nil {
 				return false, err.Error()
 			}
@@ -122,7 +122,7 @@ func TestRollingRestart(t *testing.T) {
 	}
 	settled()
 	harness.Eventually(t, "all is applied", func() (bool, string) {
-		err := find(client, workers, places)
+		err := find(one, workers, places)
 		return err == nil, fmt.Sprint(err)
 	})
 	harness.AwaitAnnounced(t, ctx, ns, "m", len(ids))
@@ -147,8 +147,8 @@ func TestRollingRestart(t *testing.T) {
 	last := begun
 	var bad []string
 	for i := range clients {
-		client, rng := wire.NewClient(harness.OpenNamespace(t, ctx, nats).Conn(),
-			"default"), rand.New(rand.NewPCG(8, uint64(i)))
+		own := harness.Client(t, harness.OpenNamespace(t, ctx, nats).Conn(), "default", client.Options{})
+		rng := rand.New(rand.NewPCG(8, uint64(i)))
 		all.Go(func() {
 			tick := time.NewTicker(clients * time.Second / time.Duration(*rollingRate))
 			defer tick.Stop()
@@ -159,7 +159,7 @@ func TestRollingRestart(t *testing.T) {
 					return
 				}
 				asked := time.Now()
-				err := find(client, 1+rng.IntN(workers), nil)
+				err := find(own, 1+rng.IntN(workers), nil)
 				now := time.Now()
 				mu.Lock()
 				sum.Asked++

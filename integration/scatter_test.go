@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -84,7 +84,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		return conn
 	}
 	node := connect("node")
-	client := wire.NewClient(connect("reader"), "red")
+	client := harness.Client(t, connect("reader"), "red", client.Options{})
 
 	rng := rand.New(rand.NewPCG(8, 8))
 	prompt := make([]uint32, 200)

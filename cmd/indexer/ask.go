@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
@@ -39,7 +39,7 @@ func askingFlags(cmd *cobra.Command) *asking {
 
 // run asks one thing of indexers, which needs no JetStream, and prints it. With --json an error that the node gave is
 // printed as JSON too.
-func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client) (any, func(io.Writer) error,
+func (a *asking) run(ctx context.Context, ask func(context.Context, *client.Client) (any, func(io.Writer) error,
 	error)) error {
 	if err := jetstream.CheckNamespace(a.namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)
@@ -54,7 +54,11 @@ func (a *asking) run(ctx context.Context, ask func(context.Context, *api.Client)
 		return err
 	}
 	defer conn.Close()
-	v, table, err := ask(ctx, wire.NewClient(conn, a.namespace))
+	c, err := client.NATS(conn.NATS(), a.namespace, client.Options{})
+	if err != nil {
+		return err
+	}
+	v, table, err := ask(ctx, c)
 	switch {
 	case err != nil:
 		return a.refused(err)
@@ -171,7 +175,7 @@ shared store has it, and for each worker the rule that stopped its own prefix, a
 		if err := q.Check(); err != nil {
 			return a.refused(cli.UsageErrorf("%w", err))
 		}
-		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+		return a.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
 			answer, err := c.Find(ctx, q)
 			return answer, func(w io.Writer) error { return printAnswer(w, answer, explain) }, err
 		})
@@ -284,7 +288,7 @@ func workersCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "workers", Short: "List the workers that the log knows, and what they hold"}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+		return a.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
 			list, err := c.Workers(ctx)
 			return list, func(w io.Writer) error { return printWorkers(w, list) }, err
 		})

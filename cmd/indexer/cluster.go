@@ -22,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/scatter"
 	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
@@ -147,7 +148,7 @@ func (v askable) Serving(p events.Partition) []string {
 
 // scatterOver returns what answers for the whole cluster.
 func scatterOver(ns *jetstream.Namespace, self string, host bool, n *node.Node, member *cluster.Member,
-	known *registry.Registry, seen *metrics.Queries) (api.Indexer, error) {
+	known *registry.Registry, seen *metrics.Queries, others *wire.Nodes) *scatter.Scatter {
 	return scatter.New(scatter.Config{
 		Self: self, Partitions: ns.Partitions(), PartitionOf: ns.PartitionOf, Local: n,
 		View: func() scatter.View {
@@ -157,22 +158,20 @@ func scatterOver(ns *jetstream.Namespace, self string, host bool, n *node.Node, 
 			}
 			return askable{v, n.MayServe, known.Partitions}
 		},
-		Store: func(q *api.Query, blockSize uint32) scatter.Question { return n.BeginL3(q, blockSize) },
-		Open: func(take func(uint64, []byte, *api.Error)) (scatter.Transport, error) {
-			return wire.NewAsker(ns.Conn(), ns.Name(), take)
-		},
+		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return n.BeginL3(q, blockSize) },
+		Transport: others, Hedges: &others.Hedges,
 		Hooks: scatter.Hooks{
-			Asked: func(k scatter.Kind) { seen.Asked(k.String()) }, Replied: seen.Replied, Withheld: seen.Withheld,
-			Missing: seen.Missing,
+			Asked: func(k scatter.Kind) { seen.Asked(k.String()) }, Replied: seen.Replied,
+			HedgesDenied: seen.HedgesDenied, Missing: seen.Missing,
 		},
 	})
 }
 
 // everywhere returns what has all nodes of a cluster do what each can do for itself alone; for the rest it is whole.
-func everywhere(ns *jetstream.Namespace, self string, whole api.Indexer, n *node.Node,
-	member *cluster.Member) api.Indexer {
+func everywhere(ns *jetstream.Namespace, self string, whole *scatter.Scatter, n *node.Node,
+	member *cluster.Member, others *wire.Nodes) api.Indexer {
 	return &wire.Everywhere{
-		Indexer: whole, Own: n, Self: self, Partitions: ns.Partitions(), Conn: ns.Conn(), Namespace: ns.Name(),
+		Indexer: n, Whole: whole, Self: self, Partitions: ns.Partitions(), Others: others,
 		Nodes: func() []string {
 			names := []string{self}
 			for _, r := range member.View().Peers {
@@ -234,19 +233,19 @@ BEHIND the log, and those that it is RELEASING, because others have them. Exit s
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var c *api.ClusterStatus
-		err := a.run(cmd.Context(), func(ctx context.Context, client *api.Client) (any, func(io.Writer) error, error) {
-			status, err := client.Status(ctx)
+		var view *api.ClusterStatus
+		err := a.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
+			status, err := c.Status(ctx)
 			if err != nil {
 				return nil, nil, err
 			}
-			if c = status.Cluster; c == nil { // of an earlier version, on a NATS server of its own
-				c = aloneCluster(status)
+			if view = status.Cluster; view == nil { // of an earlier version, on a NATS server of its own
+				view = aloneCluster(status)
 			}
-			return c, func(w io.Writer) error { return printCluster(w, c) }, nil
+			return view, func(w io.Writer) error { return printCluster(w, view) }, nil
 		})
-		if err == nil && len(c.Unserved) > 0 {
-			return fmt.Errorf("no node serves partitions %s", ranges(c.Unserved))
+		if err == nil && len(view.Unserved) > 0 {
+			return fmt.Errorf("no node serves partitions %s", ranges(view.Unserved))
 		}
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dump"
 	"github.com/kvatlas/kvatlas/internal/shim"
-	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
@@ -41,7 +41,7 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 		if now {
 			quiet := *a
 			quiet.json = false
-			if err := quiet.run(cmd.Context(), func(ctx context.Context, c *api.Client) (any, func(io.Writer) error,
+			if err := quiet.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error,
 				error) {
 				list, err := c.Snapshot(ctx)
 				return list, func(io.Writer) error { return nil }, err

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/internal/shim"
-	"github.com/kvatlas/kvatlas/internal/wire"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
@@ -135,7 +135,11 @@ func forgetModel(ctx context.Context, a *asking, ns *jetstream.Namespace, model 
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	if !force {
-		list, err := wire.NewClient(ns.Conn(), a.namespace).Workers(ctx)
+		c, err := client.NATS(ns.Conn().NATS(), a.namespace, client.Options{})
+		if err != nil {
+			return err
+		}
+		list, err := c.Workers(ctx)
 		if err != nil {
 			return fmt.Errorf("who serves %q is not known: %w", model, err)
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 	"github.com/spf13/cobra"
 )
 
@@ -341,11 +342,14 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		Indexer: n, Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
 		Observe: func(op, outcome string, took time.Duration) { queries.Observe("own_"+op, outcome, took) },
 	}
-	scattered, err := scatterOver(ns, s.id, server != nil, n, member, known, queries)
+	pool, err := rpc.NewPool(conn.NATS())
 	if err != nil {
 		return err
 	}
-	whole := everywhere(ns, s.id, scattered, n, member)
+	defer pool.Close()
+	others := &wire.Nodes{Pool: pool, Namespace: ns.Name()}
+	scattered := scatterOver(ns, s.id, server != nil, n, member, known, queries, others)
+	whole := everywhere(ns, s.id, scattered, n, member, others)
 	handler := api.Handler{Indexer: registry.Leased{Indexer: whole, Registry: known}, Observe: queries.Observe}
 	queryWorkers, queryQueue := s.roomForQueries()
 	service := wire.NewService(conn, s.namespace, handler, wire.ServiceConfig{Version: cli.Version(),

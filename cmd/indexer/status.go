@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/spf13/cobra"
 )
 
@@ -52,7 +53,7 @@ place; exit status 1 if any differ.`,
 // statusVerified compares the replicas of all nodes.
 func statusVerified(ctx context.Context, a *asking) error {
 	var s *api.Status
-	err := a.run(ctx, func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+	err := a.run(ctx, func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
 		var err error
 		s, err = c.Verify(ctx, nil)
 		return s, func(w io.Writer) error { return printStatus(w, s) }, err
@@ -66,7 +67,7 @@ func statusVerified(ctx context.Context, a *asking) error {
 // statusOfNode shows one node.
 func statusOfNode(ctx context.Context, a *asking, node string) error {
 	var s *api.Status
-	err := a.run(ctx, func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+	err := a.run(ctx, func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
 		var err error
 		s, err = c.StatusOf(ctx, node)
 		return s, func(w io.Writer) error { return printStatus(w, s) }, err
@@ -80,7 +81,7 @@ func statusOfNode(ctx context.Context, a *asking, node string) error {
 // statusOfAll shows all nodes.
 func statusOfAll(ctx context.Context, a *asking) error {
 	var r *clusterReport
-	err := a.run(ctx, func(ctx context.Context, c *api.Client) (any, func(io.Writer) error, error) {
+	err := a.run(ctx, func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
 		var err error
 		r, err = gatherStatus(ctx, c)
 		return r, func(w io.Writer) error { return r.print(w) }, err
@@ -118,7 +119,7 @@ type nodeReport struct {
 
 // gatherStatus asks whichever node answers, and by way of such nodes all others that any of them knows. Each request
 // has half of the time that is left.
-func gatherStatus(ctx context.Context, c *api.Client) (*clusterReport, error) {
+func gatherStatus(ctx context.Context, c *client.Client) (*clusterReport, error) {
 	first, err := c.Status(ctx)
 	if err != nil {
 		return nil, err

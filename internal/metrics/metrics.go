@@ -42,8 +42,8 @@ func (q *Queries) Replied(outcome string, took time.Duration) {
 	q.replied.WithLabelValues(outcome).Observe(took.Seconds())
 }
 
-// Withheld counts hedges that were beyond the budget.
-func (q *Queries) Withheld(n int) { q.withheld.Add(float64(n)) }
+// HedgesDenied counts hedges that were beyond the budget.
+func (q *Queries) HedgesDenied(n int) { q.withheld.Add(float64(n)) }
 
 // Missing counts partitions that an answer lacks.
 func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(float64(n)) }

@@ -8,11 +8,12 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // still is an indexer that always says the same.
 type still struct {
-	api.Indexer
+	Local
 	answer api.Answer
 }
 
@@ -27,9 +28,9 @@ type wires struct {
 	reply []byte
 }
 
-func (w *wires) Ask(id uint64, _, _ string, _ time.Duration, _ []byte) error {
-	w.take(id, w.reply, nil)
-	return nil
+func (w *wires) Send(_, _ string, _ time.Duration, _ []byte, to rpc.Receiver, tag int) (uint64, error) {
+	to.Receive(tag, rpc.Reply{Body: w.reply})
+	return 1, nil
 }
 
 // BenchmarkFind is a query of 64 blocks over 64 partitions: all of them this node's own, beside the same without a
@@ -48,17 +49,14 @@ func BenchmarkFind(b *testing.B) {
 	}
 	w := &wires{reply: body}
 	w.models = func(events.Partition, string) bool { return true }
-	open := func(take func(uint64, []byte, *api.Error)) (Transport, error) { w.take = take; return w, nil }
-	s, err := New(Config{
-		Self: "n0", Partitions: partitions, Local: local, View: func() View { return w }, Open: open,
+	s := New(Config{
+		Self: "n0", Partitions: partitions, Local: local, View: func() View { return w },
+		Transport: w, Hedges: &rpc.Budget{},
 		PartitionOf: func(id events.WorkerID) (events.Partition, error) {
 			return events.Partition(len(id) % partitions),
 				nil
 		},
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	q := &api.Query{Model: "m", Hashes: make(api.Hashes, 64)}
 	for _, c := range []struct {
 		name  string

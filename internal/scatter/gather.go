@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // gathering is something that is asked of one node for each partition.
@@ -34,7 +36,7 @@ type reply struct {
 type finding struct {
 	query *api.Query
 	union *Union
-	local api.Indexer
+	local Local
 }
 
 func (*finding) op() string      { return api.OpFind }
@@ -80,7 +82,7 @@ func (f *finding) add(taken []events.Partition, r reply) { f.union.Add(taken, r.
 
 // listing is a list of workers that is being gathered.
 type listing struct {
-	local api.Indexer
+	local Local
 	asked api.WorkersRequest
 	list  *api.WorkerList // Next is the first place up to which a node has told all; nil: all have told all
 }
@@ -144,29 +146,110 @@ func failure(err error) *api.Error {
 	return api.Errorf(api.CodeInternal, "%v", err)
 }
 
-// flight is a request that waits for its reply.
-type flight struct {
+// replyQueue is where the replies to one gathering arrive, and what is remembered of its requests.
+type replyQueue struct {
+	s       *Scatter
+	arrived chan struct{} // something is in list
+	timer   *time.Timer   // of whoever waits for it
+	sent    []inFlight    // by tag
+
+	mu          sync.Mutex
+	list, spare []arrival // spare is not in use
+}
+
+// inFlight is a request to another node.
+type inFlight struct {
+	id      uint64 // of the transport
+	request int    // of the round
 	node    string
-	ask     int
-	sent    time.Duration
-	expires time.Duration
-	patient bool
-	box     *mailbox // nil: nobody waits any more
+	at      time.Duration
+	replied bool
 }
 
-// mailbox is where the replies to one gathering arrive. Scatter.mu guards list.
-type mailbox struct {
-	list  []mail
-	spare []mail // the list before, which is not in use
-	bell  chan struct{}
-	timer *time.Timer // of whoever waits for it
+// arrival is a reply: of the request with a tag, or, if own is not nil, of this node to a request of the round.
+type arrival struct {
+	tag   int
+	reply rpc.Reply
+	at    time.Duration
+	own   *reply
 }
 
-type mail struct {
-	ask   int
-	body  []byte
-	reply *reply // in place of body
-	err   *api.Error
+// Receive implements [rpc.Receiver].
+func (q *replyQueue) Receive(tag int, r rpc.Reply) {
+	q.put(arrival{tag: tag, reply: r, at: q.s.now()})
+}
+
+func (q *replyQueue) put(a arrival) {
+	q.mu.Lock()
+	q.list = append(q.list, a)
+	q.mu.Unlock()
+	select {
+	case q.arrived <- struct{}{}:
+	default:
+	}
+}
+
+// next takes what has arrived.
+func (q *replyQueue) next() []arrival {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	list := q.list
+	q.list, q.spare = q.spare[:0], list
+	return list
+}
+
+// reset makes the queue one for another gathering. Bodies are held by nobody.
+func (q *replyQueue) reset() {
+	clear(q.list[:cap(q.list)])
+	clear(q.spare[:cap(q.spare)])
+	clear(q.sent[:cap(q.sent)])
+	q.list, q.spare, q.sent = q.list[:0], q.spare[:0], q.sent[:0]
+	select {
+	case <-q.arrived:
+	default:
+	}
+}
+
+// lateReplies takes a node's replies that nobody waits for any more: they tell that the node lives, and how long it
+// takes. The tag is when the request was sent, or the complement of that if the node was asked to wait.
+type lateReplies struct {
+	s    *Scatter
+	node string
+}
+
+// Receive implements [rpc.Receiver].
+func (l *lateReplies) Receive(tag int, r rpc.Reply) {
+	took := l.s.now() - time.Duration(max(tag, ^tag))
+	if r.Err == nil && tag >= 0 {
+		l.s.peers.Answered(l.node, took)
+	}
+	l.s.replied(r, took)
+}
+
+// lateFrom returns what takes the late replies of a node.
+func (s *Scatter) lateFrom(node string) *lateReplies {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.late[node]
+	if l == nil {
+		if len(s.late) >= maxPeers { // names of nodes that are long gone
+			clear(s.late)
+		}
+		l = &lateReplies{s, node}
+		s.late[node] = l
+	}
+	return l
+}
+
+// replied tells of the end of a request to another node, and returns the error that its reply is.
+func (s *Scatter) replied(r rpc.Reply, took time.Duration) *api.Error {
+	e := failure(client.Failure(r))
+	outcome := api.OutcomeOK
+	if e != nil {
+		outcome = string(e.Code)
+	}
+	s.cfg.Hooks.Replied(outcome, took)
+	return e
 }
 
 // What all of a partition's nodes have failed to answer is asked for once more after each of these pauses: nodes lose
@@ -246,18 +329,18 @@ func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missi
 	}
 	c := &call{
 		s: s, ctx: ctx, cancel: cancel, g: g, margin: margin, until: now + left - margin,
-		round: NewRound(s.peers, s.cfg.Self, now+left-margin, g.patient()), box: s.boxes.Get().(*mailbox),
+		round: NewRound(s.peers, s.cfg.Self, now+left-margin, g.patient()), queue: s.queues.Get().(*replyQueue),
 	}
 	defer c.end()
 	c.send(c.round.Begin(now, wanted))
-	timer := c.box.timer
+	timer := c.queue.timer
 	defer timer.Stop()
 	for c.fatal == nil && !c.round.Done() {
 		timer.Reset(c.round.Next() - s.now())
 		select {
-		case <-c.box.bell:
-			for _, m := range c.mail() {
-				c.take(m)
+		case <-c.queue.arrived:
+			for _, a := range c.queue.next() {
+				c.receive(a)
 			}
 		case <-timer.C:
 			c.send(c.round.Tick(s.now()))
@@ -269,8 +352,8 @@ func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missi
 		}
 	}
 	missing = c.round.Missing()
-	if n := c.round.Withheld; n > 0 {
-		s.cfg.Hooks.Withheld(n)
+	if n := c.round.HedgesDenied; n > 0 {
+		s.cfg.Hooks.HedgesDenied(n)
 	}
 	switch {
 	case c.fatal != nil:
@@ -290,9 +373,8 @@ type call struct {
 	round  *Round
 	until  time.Duration
 	margin time.Duration
-	box    *mailbox
-	queue  []Ask
-	out    []uint64   // flights
+	queue  *replyQueue
+	toSend []Request
 	fatal  *api.Error // nobody could answer
 	behind *api.Error // somebody waited in vain
 	away   sync.WaitGroup
@@ -300,129 +382,74 @@ type call struct {
 
 // send sends requests, and those that follow from failing to. What this node is to answer comes last: the others are at
 // work meanwhile.
-func (c *call) send(asks []Ask) {
-	for c.queue = append(c.queue[:0], asks...); len(c.queue) > 0 && c.fatal == nil; {
-		i := max(0, slices.IndexFunc(c.queue, func(a Ask) bool { return a.Node != c.s.cfg.Self }))
-		a := c.queue[i]
-		c.queue = slices.Delete(c.queue, i, i+1)
+func (c *call) send(requests []Request) {
+	for c.toSend = append(c.toSend[:0], requests...); len(c.toSend) > 0 && c.fatal == nil; {
+		i := max(0, slices.IndexFunc(c.toSend, func(a Request) bool { return a.Node != c.s.cfg.Self }))
+		a := c.toSend[i]
+		c.toSend = slices.Delete(c.toSend, i, i+1)
 		switch {
 		case a.Node != c.s.cfg.Self:
-			if err := c.fly(a); err != nil {
-				c.queue = append(c.queue, c.failed(a.ID, err)...)
+			if err := c.request(a); err != nil {
+				c.toSend = append(c.toSend, c.failed(a.ID, err)...)
 			}
 		case c.g.patient():
 			ctx, cancel := context.WithTimeout(c.ctx, c.until-c.margin-c.s.now())
 			c.away.Go(func() {
 				defer cancel()
 				r := c.g.here(ctx, a.Partitions)
-				c.s.mu.Lock()
-				defer c.s.mu.Unlock()
-				c.box.put(mail{ask: a.ID, reply: &r})
+				c.queue.put(arrival{tag: a.ID, own: &r})
 			})
 		default:
-			c.queue = append(c.queue, c.settle(a.ID, c.g.here(c.ctx, a.Partitions))...)
+			c.toSend = append(c.toSend, c.settle(a.ID, c.g.here(c.ctx, a.Partitions))...)
 		}
 	}
 }
 
-// fly sends a request to another node.
-func (c *call) fly(a Ask) *api.Error {
-	s := c.s
-	body, err := c.g.body(a.Partitions)
+// request sends a request to another node.
+func (c *call) request(r Request) *api.Error {
+	body, err := c.g.body(r.Partitions)
 	if err != nil {
 		return api.Errorf(api.CodeInternal, "encode the request: %v", err)
 	}
-	now := s.now()
-	s.mu.Lock()
-	if len(s.flights) >= s.cfg.MaxFlights {
-		for id, f := range s.flights {
-			if now > f.expires {
-				delete(s.flights, id)
-			}
-		}
+	now, tag := c.s.now(), len(c.queue.sent)
+	c.queue.sent = append(c.queue.sent, inFlight{request: r.ID, node: r.Node, at: now})
+	c.s.cfg.Hooks.Asked(r.Kind)
+	id, err := c.s.cfg.Transport.Send(
+		r.Node, c.g.op(), max(c.until-c.margin-now, time.Millisecond), body, c.queue, tag)
+	if err != nil {
+		return c.s.replied(rpc.Reply{Err: err}, 0)
 	}
-	if len(s.flights) >= s.cfg.MaxFlights {
-		s.mu.Unlock()
-		return api.Errorf(api.CodeBusy, "%d requests wait for other nodes", s.cfg.MaxFlights)
-	}
-	s.last++
-	id := s.last
-	s.flights[id] = flight{node: a.Node, ask: a.ID, sent: now, expires: c.until, patient: c.g.patient(), box: c.box}
-	s.mu.Unlock()
-	c.out = append(c.out, id)
-	s.cfg.Hooks.Asked(a.Kind)
-	if err := s.transport.Ask(id, a.Node, c.g.op(), max(c.until-c.margin-now, time.Millisecond), body); err != nil {
-		s.mu.Lock()
-		delete(s.flights, id)
-		s.mu.Unlock()
-		e := failure(err)
-		s.cfg.Hooks.Replied(string(e.Code), 0)
-		return e
-	}
+	c.queue.sent[tag].id = id
 	return nil
 }
 
-// take is given what comes back, from any goroutine.
-func (s *Scatter) take(id uint64, body []byte, err *api.Error) {
-	now := s.now()
-	s.mu.Lock()
-	f, known := s.flights[id]
-	delete(s.flights, id)
-	if known && f.box != nil {
-		f.box.put(mail{ask: f.ask, body: body, err: err})
-	}
-	s.mu.Unlock()
-	if !known {
+// receive deals with one reply.
+func (c *call) receive(a arrival) {
+	if a.own != nil {
+		if c.fatal == nil {
+			c.send(c.settle(a.tag, *a.own))
+		}
 		return
 	}
-	outcome := "ok"
-	if err != nil {
-		outcome = string(err.Code)
-	} else if f.box == nil && !f.patient { // nobody waits, but the node lives
-		s.peers.Answered(f.node, now-f.sent)
-	}
-	s.cfg.Hooks.Replied(outcome, now-f.sent)
-}
-
-// put is called with Scatter.mu held.
-func (b *mailbox) put(m mail) {
-	b.list = append(b.list, m)
-	select {
-	case b.bell <- struct{}{}:
-	default:
-	}
-}
-
-// mail takes what has arrived.
-func (c *call) mail() []mail {
-	c.s.mu.Lock()
-	defer c.s.mu.Unlock()
-	list := c.box.list
-	c.box.list, c.box.spare = c.box.spare[:0], list
-	return list
-}
-
-// take deals with one reply.
-func (c *call) take(m mail) {
-	if c.fatal != nil {
-		return
-	}
+	f := &c.queue.sent[a.tag]
+	f.replied = true
+	e := c.s.replied(a.reply, a.at-f.at)
 	r := reply{}
 	switch {
-	case m.reply != nil:
-		r = *m.reply
-	case m.err == nil:
-		r = c.g.decode(m.body)
-	case Verdict(m.err):
-		r.verdict, r.not = m.err, m.err.Missing
+	case c.fatal != nil:
+		return
+	case e == nil:
+		r = c.g.decode(a.reply.Body)
+	case Verdict(e):
+		r.verdict, r.not = e, e.Missing
 	default:
-		r.err = m.err
+		r.err = e
 	}
-	c.send(c.settle(m.ask, r))
+	c.send(c.settle(f.request, r))
 }
 
 // settle tells the round of a reply.
-func (c *call) settle(id int, r reply) []Ask {
+func (c *call) settle(id int, r reply) []Request {
 	if r.err != nil {
 		return c.failed(id, r.err)
 	}
@@ -434,7 +461,7 @@ func (c *call) settle(id int, r reply) []Ask {
 }
 
 // failed tells the round of a failure.
-func (c *call) failed(id int, err *api.Error) []Ask {
+func (c *call) failed(id int, err *api.Error) []Request {
 	switch err.Code {
 	case api.CodeTooLarge:
 		c.fatal = err
@@ -450,20 +477,21 @@ func (c *call) end() {
 	c.round.End(c.s.now())
 	c.cancel()
 	c.away.Wait()
-	c.s.mu.Lock()
-	for _, id := range c.out {
-		if f, waits := c.s.flights[id]; waits {
-			f.box = nil
-			c.s.flights[id] = f
+	for _, f := range c.queue.sent {
+		if f.id == 0 || f.replied {
+			continue
+		}
+		tag := int(f.at)
+		if c.g.patient() {
+			tag = ^tag
+		}
+		c.s.cfg.Transport.Redirect(f.id, c.s.lateFrom(f.node), tag)
+	}
+	for _, a := range c.queue.next() { // what came when nobody looked any more
+		if a.own == nil {
+			c.s.replied(a.reply, a.at-c.queue.sent[a.tag].at)
 		}
 	}
-	clear(c.box.list[:cap(c.box.list)]) // bodies are held by nobody
-	clear(c.box.spare[:cap(c.box.spare)])
-	c.box.list, c.box.spare = c.box.list[:0], c.box.spare[:0]
-	select {
-	case <-c.box.bell:
-	default:
-	}
-	c.s.mu.Unlock()
-	c.s.boxes.Put(c.box)
+	c.queue.reset()
+	c.s.queues.Put(c.queue)
 }

@@ -1,7 +1,6 @@
 package scatter
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -9,21 +8,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
-
-// leased says of each rank what the registry would.
-type leased struct{ api.Indexer }
-
-func (l leased) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
-	list, err := l.Indexer.Workers(ctx, asked)
-	if err == nil {
-		for i := range list.Workers {
-			list.Workers[i].Lease = &api.Lease{Holder: "ZXCVBNMASDFGHJKLQWERTYUIOP",
-				Host: "gpu-node-0123.cluster.local", L3: "SGLang HiCache on Mooncake, mooncake-master:9003"}
-		}
-	}
-	return list, err
-}
 
 // TestTenThousandWorkers lists them over three nodes, in messages of the usual size.
 func TestTenThousandWorkers(t *testing.T) {
@@ -59,26 +45,30 @@ func TestTenThousandWorkers(t *testing.T) {
 				}
 			}
 		}
-		s, err := New(Config{
+		s := New(Config{
 			Self: "n0", Partitions: partitions, PartitionOf: partitionOf, Local: f.nodes["n0"],
-			View: func() View { return f },
-			Open: func(take func(uint64, []byte, *api.Error)) (Transport, error) {
-				f.take = take
-				return f, nil
-			},
+			View: func() View { return f }, Transport: f, Hedges: &rpc.Budget{},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		largest := 0
-		client := api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
-			reply, _ := api.Handler{Indexer: leased{s}, Unknown: api.IgnoreUnknown}.Handle(ctx, op, contentType, body)
-			largest = max(largest, len(reply))
-			return reply, nil
-		})
-		list, err := client.Workers(t.Context())
-		if err != nil || !list.Complete || len(list.Workers) != workers {
-			t.Fatalf("%v: %d workers; complete: %v", err, len(list.Workers), list.Complete)
+		list := &api.WorkerList{}
+		for more := true; more; more = list.Next != nil { // as clients ask for it
+			part, err := s.Workers(t.Context(), api.WorkersRequest{After: list.Next, Limit: api.WorkersPage})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range part.Workers { // as the registry says it
+				part.Workers[i].Lease = &api.Lease{Holder: "ZXCVBNMASDFGHJKLQWERTYUIOP",
+					Host: "gpu-node-0123.cluster.local", L3: "SGLang HiCache on Mooncake, mooncake-master:9003"}
+			}
+			body, err := api.Marshal(api.MsgPack, part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			largest = max(largest, len(body))
+			list.Append(part)
+		}
+		if !list.Complete || len(list.Workers) != workers {
+			t.Fatalf("%d workers; complete: %v", len(list.Workers), list.Complete)
 		}
 		seen := map[events.WorkerID]bool{}
 		for i := range list.Workers {

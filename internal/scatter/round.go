@@ -17,8 +17,8 @@ type Wanted struct {
 // maxServing is how many nodes of one partition a round considers.
 const maxServing = 64
 
-// Ask is a request that is to be sent, or, if its node is the round's own, to be answered here.
-type Ask struct {
+// Request is a request that is to be sent, or, if its node is the round's own, to be answered here.
+type Request struct {
 	ID         int // counted from 0 in each round
 	Node       string
 	Partitions []events.Partition
@@ -53,13 +53,13 @@ type Round struct {
 	// Patient says that nodes were asked to wait: nothing is learnt from how long they take, and nobody is hedged.
 	patient bool
 
-	parts []part
-	asks  []ask
-	open  int // parts neither taken nor missing
-	batch []Ask
-	list  []int
+	parts    []part
+	attempts []attempt
+	open     int // parts neither taken nor missing
+	batch    []Request
+	list     []int
 
-	Withheld int // hedges that were due and beyond the budget
+	HedgesDenied int // hedges that were due and beyond the budget
 }
 
 type part struct {
@@ -71,7 +71,7 @@ type part struct {
 	missing bool
 }
 
-type ask struct {
+type attempt struct {
 	node    string
 	parts   []int
 	sent    time.Duration
@@ -89,7 +89,7 @@ func NewRound(peers *Peers, self string, until time.Duration, patient bool) *Rou
 }
 
 // Begin asks for all that is wanted.
-func (r *Round) Begin(now time.Duration, wanted []Wanted) []Ask {
+func (r *Round) Begin(now time.Duration, wanted []Wanted) []Request {
 	r.parts = make([]part, len(wanted))
 	r.open = len(wanted)
 	list := make([]int, len(wanted))
@@ -109,8 +109,10 @@ func (r *Round) Begin(now time.Duration, wanted []Wanted) []Ask {
 
 // Answer tells that a request was answered; not lists the asked partitions that its node does not serve. What is taken
 // are those that nobody else answered before; the rest of the answer is to be ignored.
-func (r *Round) Answer(now time.Duration, id int, not []events.Partition) (taken []events.Partition, asks []Ask) {
-	a := &r.asks[id]
+func (r *Round) Answer(
+	now time.Duration, id int, not []events.Partition,
+) (taken []events.Partition, requests []Request) {
+	a := &r.attempts[id]
 	if a.closed {
 		return nil, nil
 	}
@@ -136,21 +138,22 @@ func (r *Round) Answer(now time.Duration, id int, not []events.Partition) (taken
 	return taken, r.assign(now, again, Next)
 }
 
-// Fail tells that a request was refused or could not be sent. shun says that others should rather not ask this node.
-func (r *Round) Fail(now time.Duration, id int, shun bool) []Ask {
-	a := &r.asks[id]
+// Fail tells that a request was refused or could not be sent. penalise says that others should rather not ask this
+// node.
+func (r *Round) Fail(now time.Duration, id int, penalise bool) []Request {
+	a := &r.attempts[id]
 	if a.closed {
 		return nil
 	}
 	r.close(a)
-	if shun && a.node != r.self {
-		r.peers.Shun(a.node, now)
+	if penalise && a.node != r.self {
+		r.peers.Penalise(a.node, now)
 	}
 	return r.assign(now, a.parts, Next)
 }
 
 // close ends the waiting for a request.
-func (r *Round) close(a *ask) {
+func (r *Round) close(a *attempt) {
 	a.closed = true
 	for _, i := range a.parts {
 		p := &r.parts[i]
@@ -162,37 +165,37 @@ func (r *Round) close(a *ask) {
 }
 
 // Tick goes on to now.
-func (r *Round) Tick(now time.Duration) (asks []Ask) {
+func (r *Round) Tick(now time.Duration) (requests []Request) {
 	if now >= r.until {
 		for i := range r.parts {
 			r.miss(&r.parts[i])
 		}
 		return nil
 	}
-	for id := range r.asks { // those that are added meanwhile are not due
-		a := &r.asks[id]
+	for id := range r.attempts { // those that are added meanwhile are not due
+		a := &r.attempts[id]
 		if a.closed || a.givenUp {
 			continue
 		}
 		if now >= a.giveUp {
 			a.givenUp = true
 			if !r.patient {
-				r.peers.Shun(a.node, now)
+				r.peers.Penalise(a.node, now)
 			}
 			for _, i := range a.parts {
 				r.parts[i].fresh--
 			}
-			asks = append(asks, r.assign(now, a.parts, Next)...)
+			requests = append(requests, r.assign(now, a.parts, Next)...)
 		} else if !a.hedged && now >= a.slow {
 			a.hedged = true
-			asks = append(asks, r.hedge(now, a)...)
+			requests = append(requests, r.hedge(now, a)...)
 		}
 	}
-	return asks
+	return requests
 }
 
 // hedge asks others for what a slow node was asked, if there are others and the budget allows it.
-func (r *Round) hedge(now time.Duration, a *ask) []Ask {
+func (r *Round) hedge(now time.Duration, a *attempt) []Request {
 	list := r.list[:0]
 	for _, i := range a.parts {
 		if p := &r.parts[i]; !p.over && p.fresh == 1 && r.untried(p) {
@@ -203,8 +206,8 @@ func (r *Round) hedge(now time.Duration, a *ask) []Ask {
 	switch {
 	case len(list) == 0:
 		return nil
-	case !r.peers.spend():
-		r.Withheld++
+	case !r.peers.hedges.Spend():
+		r.HedgesDenied++
 		return nil
 	}
 	return r.assign(now, list, Hedge)
@@ -222,9 +225,9 @@ func (r *Round) untried(p *part) bool {
 
 // assign asks for partitions of whoever is best for each and has not been asked, unless somebody is being asked who is
 // not given up. Partitions of one node go into one request.
-func (r *Round) assign(now time.Duration, list []int, kind Kind) []Ask {
+func (r *Round) assign(now time.Duration, list []int, kind Kind) []Request {
 	r.batch = r.batch[:0]
-	begin := len(r.asks)
+	begin := len(r.attempts)
 	for _, i := range list {
 		p := &r.parts[i]
 		if p.over || kind != Hedge && p.fresh > 0 {
@@ -241,32 +244,32 @@ func (r *Round) assign(now time.Duration, list []int, kind Kind) []Ask {
 		p.waiting++
 		p.fresh++
 		node := p.Serving[k]
-		at := slices.IndexFunc(r.asks[begin:], func(a ask) bool { return a.node == node })
+		at := slices.IndexFunc(r.attempts[begin:], func(a attempt) bool { return a.node == node })
 		if at < 0 {
-			at = len(r.asks) - begin
-			r.asks = append(r.asks, r.request(now, node, kind))
-			r.batch = append(r.batch, Ask{ID: len(r.asks) - 1, Node: node, Kind: kind})
+			at = len(r.attempts) - begin
+			r.attempts = append(r.attempts, r.request(now, node, kind))
+			r.batch = append(r.batch, Request{ID: len(r.attempts) - 1, Node: node, Kind: kind})
 		}
-		r.asks[begin+at].parts = append(r.asks[begin+at].parts, i)
+		r.attempts[begin+at].parts = append(r.attempts[begin+at].parts, i)
 		r.batch[at].Partitions = append(r.batch[at].Partitions, p.Partition)
 	}
 	return r.batch
 }
 
 // request returns a request to a node, with its times.
-func (r *Round) request(now time.Duration, node string, kind Kind) ask {
+func (r *Round) request(now time.Duration, node string, kind Kind) attempt {
 	if node == r.self {
-		return ask{node: node, sent: now, slow: r.until, giveUp: r.until, hedged: true}
+		return attempt{node: node, sent: now, slow: r.until, giveUp: r.until, hedged: true}
 	}
-	return ask{
-		node: node, sent: now, slow: now + r.peers.asked(node, now, kind), giveUp: now + min(r.peers.limits.GiveUp,
-			(r.until-now)/2),
+	return attempt{
+		node: node, sent: now, slow: now + r.peers.sent(node, now, kind),
+		giveUp: now + min(giveUpAfter, (r.until-now)/2),
 		hedged: r.patient || kind == Hedge,
 	}
 }
 
 // choose returns which of a partition's nodes is to be asked: the own one; then one that the batch, which begins at a
-// request, asks already; then the first; those that are not fit, and then those that are shunned, only where there is
+// request, asks already; then the first; those that are not fit, and then those that are penalised, only where there is
 // no other.
 func (r *Round) choose(now time.Duration, p *part, begin int) int {
 	best, bestRank := -1, 5
@@ -278,9 +281,9 @@ func (r *Round) choose(now time.Duration, p *part, begin int) int {
 		switch {
 		case node == r.self:
 			rank = 0
-		case slices.ContainsFunc(r.asks[begin:], func(a ask) bool { return a.node == node }):
+		case slices.ContainsFunc(r.attempts[begin:], func(a attempt) bool { return a.node == node }):
 			rank = 1
-		case r.peers.shunned(node, now):
+		case r.peers.penalised(node, now):
 			rank = 4
 		}
 		if k >= p.Fit && rank < 3 {
@@ -306,8 +309,8 @@ func (r *Round) Done() bool { return r.open == 0 }
 // Next is when Tick has something to do.
 func (r *Round) Next() time.Duration {
 	at := r.until
-	for i := range r.asks {
-		a := &r.asks[i]
+	for i := range r.attempts {
+		a := &r.attempts[i]
 		if a.closed || a.givenUp {
 			continue
 		}
@@ -319,14 +322,14 @@ func (r *Round) Next() time.Duration {
 	return at
 }
 
-// End is called when nobody waits any more. Slow nodes that others have overtaken are shunned until they answer.
+// End is called when nobody waits any more. Slow nodes that others have overtaken are penalised until they answer.
 func (r *Round) End(now time.Duration) {
 	if r.patient {
 		return
 	}
-	for i := range r.asks {
-		if a := &r.asks[i]; !a.closed && !a.givenUp && a.node != r.self && now >= a.slow {
-			r.peers.Shun(a.node, now)
+	for i := range r.attempts {
+		if a := &r.attempts[i]; !a.closed && !a.givenUp && a.node != r.self && now >= a.slow {
+			r.peers.Penalise(a.node, now)
 		}
 	}
 }

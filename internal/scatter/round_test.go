@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 const ms = time.Millisecond
@@ -25,7 +26,7 @@ type network struct {
 // due is something that comes back from a node.
 type due struct {
 	sent, at time.Duration
-	ask      Ask
+	ask      Request
 }
 
 // tell hands over what came too late for its round.
@@ -40,12 +41,12 @@ func (w *network) tell(peers *Peers, now time.Duration) {
 
 // play steps a round to its end on a network and returns what it took from whom, and the time it took.
 func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wanted,
-	count func(Ask)) (taken map[events.Partition]string, end time.Duration) {
+	count func(Request)) (taken map[events.Partition]string, end time.Duration) {
 	t.Helper()
 	taken = map[events.Partition]string{}
 	asked := map[string]bool{}
 	var coming []due
-	send := func(asks []Ask) {
+	send := func(asks []Request) {
 		for _, a := range asks {
 			if len(a.Partitions) == 0 {
 				t.Fatalf("an empty request: %+v", a)
@@ -62,7 +63,7 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 			}
 			if !w.silent[a.Node] {
 				coming = append(coming, due{now, now + w.delay(),
-					Ask{ID: a.ID, Node: a.Node, Partitions: slices.Clone(a.Partitions)}})
+					Request{ID: a.ID, Node: a.Node, Partitions: slices.Clone(a.Partitions)}})
 			}
 		}
 	}
@@ -138,7 +139,7 @@ func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 				w.refuse[nodes[i]] = i > 0
 			}
 		}
-		peers := NewPeers(Limits{})
+		peers := NewPeers(&rpc.Budget{})
 		for i := range 3 { // the later ones know who is to be avoided
 			wanted := make([]Wanted, rng.IntN(20))
 			can := map[events.Partition]bool{}
@@ -206,7 +207,8 @@ func TestHedgesKeepToTheirBudget(t *testing.T) {
 		}
 		return ms/2 + time.Duration(rng.Int64N(int64(ms/2)))
 	}}
-	peers := NewPeers(Limits{})
+	hedges := &rpc.Budget{}
+	peers := NewPeers(hedges)
 	now := time.Duration(0)
 	kinds := map[Kind]int{}
 	var took []time.Duration
@@ -215,7 +217,7 @@ func TestHedgesKeepToTheirBudget(t *testing.T) {
 		took = took[:0]
 		for range n {
 			r := NewRound(peers, "me", now+5*time.Second, false)
-			taken, end := w.play(t, r, now, full(8, "a", "b", "c"), func(a Ask) { kinds[a.Kind]++ })
+			taken, end := w.play(t, r, now, full(8, "a", "b", "c"), func(a Request) { kinds[a.Kind]++ })
 			if len(taken) != 8 {
 				t.Fatal("incomplete")
 			}
@@ -226,29 +228,31 @@ func TestHedgesKeepToTheirBudget(t *testing.T) {
 	}
 	run(5000)
 	t.Logf("2%% of answers take 100 ms: %v, p50 %v, p99 %v, p99.9 %v", kinds, took[2500], took[4950], took[4995])
-	if kinds[Hedge] < 50 || kinds[Hedge] > 5000/10+10 {
+	if kinds[Hedge] < 50 || kinds[Hedge] > 5000/rpc.HedgeRatio+rpc.HedgeBurst {
 		t.Errorf("%d hedges in %d requests", kinds[Hedge], kinds[First])
 	}
 	if took[4950] > 10*ms {
 		t.Errorf("p99 is %v although a hedge would be answered in %v", took[4950], ms)
 	}
-	withheld, asked := 0, 0
-	for i := range 400 { // nodes are fast for long enough to be expected so, and then slow all at once
-		slow = float64(i / 20 % 2)
+	for hedges.Spend() { // there is none to begin with
+	}
+	before, denied, asked := kinds[Hedge], 0, 0
+	for i := range 400 { // nodes that were fast until now are slow all at once, and fast again for as long
+		slow = float64((i/20 + 1) % 2)
 		for range 10 {
 			r := NewRound(peers, "me", now+5*time.Second, false)
-			w.play(t, r, now, full(8, "a", "b", "c"), func(a Ask) {
+			w.play(t, r, now, full(8, "a", "b", "c"), func(a Request) {
 				if asked++; a.Kind == Hedge {
 					kinds[Hedge]++
 				}
 			})
-			withheld += r.Withheld
+			denied += r.HedgesDenied
 			now += 200 * time.Microsecond
 		}
 	}
-	t.Logf("fast and slow in turns: %d hedges, %d withheld, %d requests", kinds[Hedge], withheld, asked)
-	if kinds[Hedge] > asked/10+107+10 || withheld == 0 {
-		t.Errorf("%d hedges in %d requests, %d withheld", kinds[Hedge], asked, withheld)
+	t.Logf("fast and slow in turns: %d hedges, %d denied, %d requests", kinds[Hedge], denied, asked)
+	if kinds[Hedge]-before > asked/rpc.HedgeRatio || denied == 0 {
+		t.Errorf("%d hedges in %d requests, %d denied", kinds[Hedge], asked, denied)
 	}
 }
 
@@ -257,12 +261,12 @@ func TestASilentNodeIsLeftAlone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	w := &network{rng: rng, silent: map[string]bool{}, holds: all(4, "a", "b"),
 		delay: func() time.Duration { return ms }}
-	peers := NewPeers(Limits{})
+	peers := NewPeers(&rpc.Budget{})
 	now := time.Duration(0)
 	run := func(n int) (slow int, asked int) {
 		for range n {
 			r := NewRound(peers, "me", now+5*time.Second, false)
-			taken, end := w.play(t, r, now, full(4, "a", "b"), func(a Ask) {
+			taken, end := w.play(t, r, now, full(4, "a", "b"), func(a Request) {
 				if a.Node == "a" {
 					asked++
 				}
@@ -292,15 +296,15 @@ func TestASilentNodeIsLeftAlone(t *testing.T) {
 
 // TestPatience: who was asked to wait is not slow.
 func TestPatience(t *testing.T) {
-	peers := NewPeers(Limits{})
+	peers := NewPeers(&rpc.Budget{})
 	r := NewRound(peers, "me", time.Second, true)
 	r.Begin(0, full(1, "a", "b"))
 	if r.Next() != 250*ms {
 		t.Errorf("the first step is due at %v", r.Next())
 	}
 	asks := r.Tick(250 * ms)
-	if len(asks) != 1 || asks[0].Node != "b" || asks[0].Kind != Next || peers.shunned("a", 251*ms) {
-		t.Errorf("after the time to give up: %+v; shunned: %v", asks, peers.shunned("a", 251*ms))
+	if len(asks) != 1 || asks[0].Node != "b" || asks[0].Kind != Next || peers.penalised("a", 251*ms) {
+		t.Errorf("after the time to give up: %+v; penalised: %v", asks, peers.penalised("a", 251*ms))
 	}
 	if taken, _ := r.Answer(400*ms, 0, nil); len(taken) != 1 || !r.Done() {
 		t.Error("the answer that came after it was given up was not taken")
@@ -309,7 +313,7 @@ func TestPatience(t *testing.T) {
 
 // TestPartitionsOfOneNodeGoTogether: as few requests as the order of preference allows.
 func TestPartitionsOfOneNodeGoTogether(t *testing.T) {
-	peers := NewPeers(Limits{})
+	peers := NewPeers(&rpc.Budget{})
 	wanted := []Wanted{
 		{0, []string{"me", "a"}, 2}, {1, []string{"a", "b"}, 2}, {2, []string{"b", "a"}, 2}, {3, []string{"a", "me"},
 			2}, {4, []string{"b", "a"}, 1},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // View is what is known of the cluster at one moment. It does not change.
@@ -22,9 +23,12 @@ type View interface {
 
 // Transport carries requests to other nodes.
 type Transport interface {
-	// Ask sends a request for an operation, in MessagePack, and returns at once. Its reply, or why there is none, goes
-	// to the function that the transport was opened with, if it comes; patience says how long it is waited for.
-	Ask(id uint64, node, op string, patience time.Duration, body []byte) error
+	// Send sends a request for an operation, in MessagePack, and returns at once. The reply goes to the receiver, if it
+	// comes, with the tag; patience says how long it is waited for. See [rpc.Pool].
+	Send(node, op string, patience time.Duration, body []byte, to rpc.Receiver, tag int) (id uint64, err error)
+
+	// Redirect gives the reply to a request, if it is still to come, to another receiver.
+	Redirect(id uint64, to rpc.Receiver, tag int)
 }
 
 // Question is a query's question to the store that workers share.
@@ -34,56 +38,52 @@ type Question interface {
 	Merge(ctx context.Context, answer *api.Answer)
 }
 
+// Local is an indexer of what one node holds.
+type Local interface {
+	Find(ctx context.Context, q *api.Query) (*api.Answer, error)
+	Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error)
+}
+
 // Config is one node's.
 type Config struct {
 	Self        string // as the view calls this node
 	Partitions  uint32
 	PartitionOf func(events.WorkerID) (events.Partition, error)
 
-	// Local answers for what this node holds.
-	Local api.Indexer
+	Local Local // answers for what this node holds
 
 	// View returns what is known of the cluster now; nil if this node is all there is.
 	View func() View
 
-	// Open opens the transport; take is called for each reply, from any goroutine, and returns soon.
-	Open func(take func(id uint64, body []byte, err *api.Error)) (Transport, error)
+	Transport Transport
+	Hedges    *rpc.Budget // that requests of this transport share
 
 	// Store begins a query's question to the shared store. May be nil.
 	Store func(q *api.Query, blockSize uint32) Question
 
-	Limits Limits
-
 	// Deadline is for queries that have none. Default 5 s.
 	Deadline time.Duration
-
-	// MaxFlights bounds the requests that wait for a reply. Default 16,384.
-	MaxFlights int
 
 	Hooks Hooks
 }
 
 // Hooks tell what happens, from any goroutine. Each may be nil.
 type Hooks struct {
-	Asked    func(Kind)                               // another node is asked
-	Replied  func(outcome string, took time.Duration) // "ok", or an error's code
-	Withheld func(n int)                              // hedges that were due and not made
-	Missing  func(op string, n int)                   // partitions that an answer lacks
+	Asked        func(Kind)                               // another node is asked
+	Replied      func(outcome string, took time.Duration) // "ok", or an error's code
+	HedgesDenied func(n int)                              // hedges that were due and not made
+	Missing      func(op string, n int)                   // partitions that an answer lacks
 }
 
-// Scatter answers for a whole cluster. It is an [api.Indexer]; any number of goroutines may use it.
+// Scatter answers for a whole cluster. Any number of goroutines may use it.
 type Scatter struct {
-	api.Indexer // this node, for what is not asked of all
-
-	cfg       Config
-	peers     *Peers
-	transport Transport
-	begun     time.Time
-	boxes     sync.Pool
+	cfg    Config
+	peers  *Peers
+	begun  time.Time
+	queues sync.Pool
 
 	mu       sync.Mutex
-	last     uint64
-	flights  map[uint64]flight
+	late     map[string]*lateReplies // by node
 	readings map[readingKey]reading
 
 	// by partition: since when nobody has answered for it, in nanoseconds and one; 0: somebody has
@@ -94,12 +94,9 @@ type Scatter struct {
 const maxReadings = 1024
 
 // New returns what answers for a cluster.
-func New(cfg Config) (*Scatter, error) {
+func New(cfg Config) *Scatter {
 	if cfg.Deadline <= 0 {
 		cfg.Deadline = 5 * time.Second
-	}
-	if cfg.MaxFlights <= 0 {
-		cfg.MaxFlights = 16384
 	}
 	h := &cfg.Hooks
 	if h.Asked == nil {
@@ -108,25 +105,22 @@ func New(cfg Config) (*Scatter, error) {
 	if h.Replied == nil {
 		h.Replied = func(string, time.Duration) {}
 	}
-	if h.Withheld == nil {
-		h.Withheld = func(int) {}
+	if h.HedgesDenied == nil {
+		h.HedgesDenied = func(int) {}
 	}
 	if h.Missing == nil {
 		h.Missing = func(string, int) {}
 	}
 	s := &Scatter{
-		Indexer: cfg.Local, cfg: cfg, peers: NewPeers(cfg.Limits), begun: time.Now(), flights: map[uint64]flight{},
-		readings: map[readingKey]reading{},
-		missing:  make([]atomic.Int64, cfg.Partitions),
+		cfg: cfg, peers: NewPeers(cfg.Hedges), begun: time.Now(), late: map[string]*lateReplies{},
+		readings: map[readingKey]reading{}, missing: make([]atomic.Int64, cfg.Partitions),
 	}
-	s.boxes.New = func() any {
+	s.queues.New = func() any {
 		timer := time.NewTimer(time.Hour)
 		timer.Stop()
-		return &mailbox{bell: make(chan struct{}, 1), timer: timer}
+		return &replyQueue{s: s, arrived: make(chan struct{}, 1), timer: timer}
 	}
-	var err error
-	s.transport, err = cfg.Open(s.take)
-	return s, err
+	return s
 }
 
 func (s *Scatter) now() time.Duration { return time.Since(s.begun) }
@@ -272,7 +266,7 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 		if q.Hashed == nil {
 			a.Lookaheads = nil
 		}
-		return s.finish(ctx, q, a, s.ask(q, a.BlockSize)), nil
+		return s.finish(ctx, q, a, s.askStore(q, a.BlockSize)), nil
 	}
 	share.Tokens, share.LoRA, share.CacheSalt = nil, "", ""
 	key := readingKey{q.Model, q.BlockSize}
@@ -285,7 +279,7 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 			if share.Hashed, err = known.hash(q); err != nil {
 				return nil, err
 			}
-			question = s.ask(q, known.blockSize)
+			question = s.askStore(q, known.blockSize)
 		}
 		share.Idle = q.Idle || question != nil && question.Asked()
 		a, err := s.union(ctx, &share, wanted)
@@ -325,8 +319,8 @@ func (r reading) hash(q *api.Query) (list []api.Hashed, err error) {
 	return list, nil
 }
 
-// ask begins a query's question to the shared store; nil if there is none.
-func (s *Scatter) ask(q *api.Query, blockSize uint32) Question {
+// askStore begins a query's question to the shared store; nil if there is none.
+func (s *Scatter) askStore(q *api.Query, blockSize uint32) Question {
 	if s.cfg.Store == nil {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // worker is one rank of the naive cluster, and what it holds: the blocks of one prompt.
@@ -57,7 +59,6 @@ func (w *worker) depth(q *api.Query) (n uint32) {
 
 // node is the naive indexer of some partitions. It looks at every worker for every query.
 type node struct {
-	api.Indexer
 	partitions uint32
 	workers    []worker
 	serves     func(events.Partition) bool
@@ -169,11 +170,11 @@ func (n *node) Workers(_ context.Context, asked api.WorkersRequest) (*api.Worker
 
 // fleet is a cluster in memory, whose messages take time, are lost, and find nobody.
 type fleet struct {
-	t       *testing.T
-	nodes   map[string]*node
-	states  map[string]string // "", "silent", "dead", "failing"
-	until   time.Time         // the dead are dead until then; zero: for ever
-	take    func(id uint64, body []byte, err *api.Error)
+	t      *testing.T
+	nodes  map[string]*node
+	states map[string]string // "", "silent", "dead", "failing"
+	until  time.Time         // the dead are dead until then; zero: for ever
+	replies
 	delay   func() time.Duration
 	asked   atomic.Int64
 	tokens  atomic.Bool // somebody was sent tokens
@@ -186,9 +187,69 @@ func (f *fleet) Serving(p events.Partition) []string            { return f.servi
 func (f *fleet) Fit(p events.Partition) int                     { return f.fit[p] }
 func (f *fleet) MayServe(p events.Partition, model string) bool { return f.models(p, model) }
 
-func (f *fleet) Ask(id uint64, to, op string, patience time.Duration, body []byte) error {
+// replies gives replies to those who wait for them.
+type replies struct {
+	mu   sync.Mutex
+	last uint64
+	to   map[uint64]waiting
+}
+
+type waiting struct {
+	to  rpc.Receiver
+	tag int
+}
+
+func (r *replies) add(to rpc.Receiver, tag int) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.to == nil {
+		r.to = map[uint64]waiting{}
+	}
+	r.last++
+	r.to[r.last] = waiting{to, tag}
+	return r.last
+}
+
+func (r *replies) Redirect(id uint64, to rpc.Receiver, tag int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, waits := r.to[id]; waits {
+		r.to[id] = waiting{to, tag}
+	}
+}
+
+func (r *replies) give(id uint64, reply rpc.Reply) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.to[id].to.Receive(r.to[id].tag, reply)
+	delete(r.to, id)
+}
+
+// handle answers a request as a node does.
+func handle(ctx context.Context, n *node, op string, body []byte) rpc.Reply {
+	var answer any
+	var err error
+	if op == api.OpFind {
+		q := &api.Query{}
+		if err = api.Unmarshal(api.MsgPack, body, q); err == nil {
+			answer, err = n.Find(ctx, q)
+		}
+	} else {
+		var asked api.WorkersRequest
+		if err = api.Unmarshal(api.MsgPack, body, &asked); err == nil {
+			answer, err = n.Workers(ctx, asked)
+		}
+	}
+	if err != nil {
+		return rpc.Reply{Err: err}
+	}
+	out, err := api.Marshal(api.MsgPack, answer)
+	return rpc.Reply{Body: out, Err: err}
+}
+
+func (f *fleet) Send(to, op string, patience time.Duration, body []byte, who rpc.Receiver, tag int) (uint64, error) {
 	f.asked.Add(1)
-	n, there, back := f.nodes[to], f.delay(), f.delay()
+	id, n, there, back := f.add(who, tag), f.nodes[to], f.delay(), f.delay()
 	go func() {
 		switch f.states[to] {
 		case "silent":
@@ -197,11 +258,11 @@ func (f *fleet) Ask(id uint64, to, op string, patience time.Duration, body []byt
 			if time.Sleep(there); !f.until.IsZero() && time.Now().After(f.until) {
 				break
 			}
-			f.take(id, nil, api.Errorf(api.CodeNotReady, "no responders"))
+			f.give(id, rpc.Reply{Err: rpc.ErrNoResponder})
 			return
 		case "failing":
 			time.Sleep(there)
-			f.take(id, nil, api.Errorf(api.CodeInternal, "disk on fire"))
+			f.give(id, rpc.Reply{Err: api.Errorf(api.CodeInternal, "disk on fire")})
 			return
 		}
 		time.Sleep(there)
@@ -216,18 +277,14 @@ func (f *fleet) Ask(id uint64, to, op string, patience time.Duration, body []byt
 				f.tokens.Store(true)
 			}
 		}
-		reply, failure := api.Handler{Indexer: n, Unknown: api.IgnoreUnknown}.Handle(ctx, op, api.MsgPack, body)
-		if len(reply) > 1<<20-512 {
-			f.t.Errorf("a reply to %s has %d bytes", op, len(reply))
+		reply := handle(ctx, n, op, body)
+		if len(reply.Body) > 1<<20-512 {
+			f.t.Errorf("a reply to %s has %d bytes", op, len(reply.Body))
 		}
 		time.Sleep(back)
-		if failure != nil {
-			f.take(id, nil, failure)
-			return
-		}
-		f.take(id, reply, nil)
+		f.give(id, reply)
 	}()
-	return nil
+	return id, nil
 }
 
 func partitionOf(w events.WorkerID) (p events.Partition, err error) {
@@ -294,15 +351,10 @@ func newFleet(t *testing.T, rng *rand.Rand) (f *fleet, s *Scatter, twin *node, r
 			twin.workers = append(twin.workers, w)
 		}
 	}
-	var err error
-	s, err = New(Config{
+	s = New(Config{
 		Self: "n0", Partitions: partitions, PartitionOf: partitionOf, Local: f.nodes["n0"],
-		View: func() View { return f },
-		Open: func(take func(uint64, []byte, *api.Error)) (Transport, error) { f.take = take; return f, nil },
+		View: func() View { return f }, Transport: f, Hedges: &rpc.Budget{},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return f, s, twin, reachable
 }
 
@@ -455,9 +507,9 @@ func TestAnswersAreTheTwins(t *testing.T) {
 			}
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
-			for _, fl := range s.flights {
-				if fl.box != nil {
-					t.Fatalf("seed %d: %+v is still waited for", seed, fl)
+			for id, w := range f.to {
+				if _, late := w.to.(*lateReplies); !late {
+					t.Fatalf("seed %d: the reply to request %d is still waited for", seed, id)
 				}
 			}
 		})
@@ -490,13 +542,10 @@ func TestAllGoneForAMoment(t *testing.T) {
 				seq: func(events.Partition) events.StreamSeq { return 1 },
 			}
 		}
-		s, err := New(Config{
+		s := New(Config{
 			Self: "n0", Partitions: 1, PartitionOf: partitionOf, Local: f.nodes["n0"], View: func() View { return f },
-			Open: func(take func(uint64, []byte, *api.Error)) (Transport, error) { f.take = take; return f, nil },
+			Transport: f, Hedges: &rpc.Budget{},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		return f, s
 	}
 	for _, c := range []struct {

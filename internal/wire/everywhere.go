@@ -9,24 +9,35 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // Everywhere is an indexer of a cluster that has all nodes do what each can do for itself alone: it compares what all
 // of them hold, and has each write the snapshots that are its own to write. For the rest it is the indexer that it is
 // made of.
 type Everywhere struct {
-	api.Indexer
+	api.Indexer // this node alone
 
-	Own        api.Indexer // this node alone
+	Whole interface { // all nodes together
+		Find(ctx context.Context, q *api.Query) (*api.Answer, error)
+		Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error)
+	}
 	Self       string
 	Nodes      func() []string // all that are there, this one too
 	Partitions uint32
-	Conn       *jetstream.Conn
-	Namespace  string
+	Others     *Nodes
 }
 
-// alone is what a node does for itself alone: an [api.Indexer], or an [api.Client] of another node.
+// Find asks all nodes.
+func (e *Everywhere) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	return e.Whole.Find(ctx, q)
+}
+
+// Workers asks all nodes.
+func (e *Everywhere) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
+	return e.Whole.Workers(ctx, asked)
+}
+
+// alone is what a node does for itself alone: an [api.Indexer], or an [client.Client] of another node.
 type alone interface {
 	Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error)
 	Snapshot(ctx context.Context) (*api.SnapshotList, error)
@@ -34,9 +45,9 @@ type alone interface {
 
 func (e *Everywhere) node(name string) (alone, error) {
 	if name == e.Self {
-		return e.Own, nil
+		return e.Indexer, nil
 	}
-	return NewNodeClient(e.Conn, e.Namespace, name)
+	return e.Others.Client(name)
 }
 
 // statusPatience is how long another node may take to say how it is.
@@ -46,7 +57,7 @@ const statusPatience = 3 * time.Second
 // that the node does not answer.
 func (e *Everywhere) StatusOf(ctx context.Context, node string) (*api.Status, error) {
 	if node == e.Self {
-		return e.Own.Status(ctx)
+		return e.Indexer.Status(ctx)
 	}
 	patience := statusPatience
 	if deadline, ok := ctx.Deadline(); ok {
@@ -54,7 +65,7 @@ func (e *Everywhere) StatusOf(ctx context.Context, node string) (*api.Status, er
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	c, err := NewNodeClient(e.Conn, e.Namespace, node)
+	c, err := e.Others.Client(node)
 	if err != nil {
 		return nil, api.Errorf(api.CodeMalformed, "%v", err)
 	}
@@ -67,7 +78,7 @@ func (e *Everywhere) StatusOf(ctx context.Context, node string) (*api.Status, er
 
 // Verify is this node's status, with the checksums of all nodes if there are others. An error of another node names it.
 func (e *Everywhere) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
-	s, err := e.Own.Verify(ctx, at)
+	s, err := e.Indexer.Verify(ctx, at)
 	nodes := e.Nodes()
 	if err != nil || len(nodes) < 2 {
 		return s, err

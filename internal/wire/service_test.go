@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -180,12 +181,15 @@ func TestErrorsHaveBodies(t *testing.T) {
 		}
 	}
 	// Our own client reads them.
-	client := NewClient(conn, "default")
+	asker, err := client.NATS(conn.NATS(), "default", client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var failure *api.Error
-	if _, err := client.Find(ctx, huge); !errors.As(err, &failure) || failure.Code != api.CodeTooLarge {
+	if _, err := asker.Find(ctx, huge); !errors.As(err, &failure) || failure.Code != api.CodeTooLarge {
 		t.Error(err)
 	}
-	if a, err := client.Find(ctx, &api.Query{Model: "m", Hashes: api.Hashes{}}); err != nil || !a.Complete {
+	if a, err := asker.Find(ctx, &api.Query{Model: "m", Hashes: api.Hashes{}}); err != nil || !a.Complete {
 		t.Error(a, err)
 	}
 }

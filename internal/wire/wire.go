@@ -5,130 +5,49 @@ package wire
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // queueGroup is whom a request goes to: one node of all that serve.
 const queueGroup = "kvatlas"
 
-// NewClient returns a client of whatever node serves a namespace on a connection.
-func NewClient(conn *jetstream.Conn, namespace string) *api.Client {
-	return newClient(conn, func(op string) string { return jetstream.QuerySubject(namespace, op) },
-		fmt.Sprintf("no indexer of namespace %q answers on this NATS server: it is not running, or still restoring",
-			namespace))
+// Nodes reaches the nodes of a namespace by their names: each answers for what it holds itself. It is a scatter's
+// transport.
+type Nodes struct {
+	*rpc.Pool
+	Namespace string
 }
 
-// NewNodeClient returns a client of one node of a namespace, which answers for what it holds itself. The error wraps
-// [jetstream.ErrBadName].
-func NewNodeClient(conn *jetstream.Conn, namespace, node string) (*api.Client, error) {
-	if _, err := jetstream.NodeSubject(namespace, node, ""); err != nil {
+// Send sends a request to a node. See [rpc.Pool.Send].
+func (n *Nodes) Send(
+	node, op string, patience time.Duration, body []byte, to rpc.Receiver, tag int,
+) (id uint64, err error) {
+	subject, err := jetstream.NodeSubject(n.Namespace, node, op)
+	if err != nil {
+		return 0, api.Errorf(api.CodeInternal, "%v", err)
+	}
+	return n.Pool.Send(subject, api.MsgPack, patience, body, to, tag)
+}
+
+// Client returns a client of one node. The error wraps [jetstream.ErrBadName].
+func (n *Nodes) Client(node string) (*client.Client, error) {
+	if _, err := jetstream.NodeSubject(n.Namespace, node, ""); err != nil {
 		return nil, fmt.Errorf("node %.64q: %w", node, err)
 	}
 	subject := func(op string) string {
-		subject, _ := jetstream.NodeSubject(namespace, node, op) // its name was found to be good
+		subject, _ := jetstream.NodeSubject(n.Namespace, node, op) // its name was found to be good
 		return subject
 	}
-	return newClient(conn, subject, fmt.Sprintf(
-		"node %q of namespace %q does not answer on this NATS server: it is not running", node, namespace)), nil
+	absent := fmt.Sprintf("node %q of namespace %q does not answer on this NATS server: it is not running",
+		node, n.Namespace)
+	return client.OverPool(n.Pool, subject, absent, client.Options{}), nil
 }
-
-// newClient returns a client that asks on the subject of each operation. absent says that nobody serves it. Operations
-// that change nothing and cost little are asked again where that may help ([jetstream.Conn.Ask]).
-func newClient(conn *jetstream.Conn, subject func(op string) string, absent string) *api.Client {
-	return api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
-		request := conn.Request
-		if op == api.OpFind || op == api.OpWorkers || op == api.OpStatus {
-			request = conn.Ask
-		}
-		reply, err := request(ctx, subject(op), contentType, body)
-		var refused *jetstream.ServiceError
-		if err == nil || errors.As(err, &refused) && len(reply.Body) > 0 {
-			return reply.Body, nil // which holds the error, if it is one
-		}
-		failure := Failure(err)
-		switch {
-		case failure == nil:
-			return nil, fmt.Errorf("ask %s: %w", op, err)
-		case errors.Is(err, jetstream.ErrNoResponder):
-			failure.Message = absent
-		}
-		return nil, failure
-	})
-}
-
-// withoutBody are the codes that nodes of the version before sent without a body.
-var withoutBody = []int{jetstream.CodeTooLarge, jetstream.CodeBusy, jetstream.CodeStopping}
-
-// Failure says what an error of asking means to whoever asked; nil if err is nil or no client can do anything about it.
-func Failure(err error) *api.Error {
-	var refused *jetstream.ServiceError
-	switch {
-	case errors.As(err, &refused) && slices.Contains(withoutBody, refused.Code):
-		return refusal(refused.Code, refused.Description) // by a node of the version before, which says no more
-	case errors.Is(err, jetstream.ErrTooLarge):
-		return api.Errorf(api.CodeTooLarge,
-			"%v; ask with hashes instead of tokens, or over HTTP, which takes %d bytes (8 MiB)", err, api.MaxBody)
-	case errors.Is(err, jetstream.ErrNoResponder):
-		return api.Errorf(api.CodeNotReady, "%v", err)
-	case errors.Is(err, jetstream.ErrTimeout):
-		return api.Errorf(api.CodeUnavailable, "no answer in time: %v", err)
-	}
-	return nil
-}
-
-// Asker asks nodes by their names, without waiting for them. It is a scatter's transport.
-type Asker struct {
-	outbox    *jetstream.Outbox
-	namespace string
-}
-
-// NewAsker returns an asker of a namespace's nodes. take is given what comes back, from one goroutine, and must return
-// soon: a body in MessagePack, or why there is none.
-func NewAsker(conn *jetstream.Conn, namespace string, take func(id uint64, body []byte, err *api.Error)) (*Asker,
-	error) {
-	outbox, err := conn.OpenOutbox(func(id uint64, r jetstream.Reply, err error) {
-		if err == nil {
-			take(id, r.Body, nil)
-			return
-		}
-		var body api.ErrorBody
-		if len(r.Body) > 0 && api.Unmarshal(api.MsgPack, r.Body, &body) == nil && body.Error != nil {
-			take(id, nil, body.Error)
-		} else if failure := Failure(err); failure != nil {
-			take(id, nil, failure)
-		} else {
-			take(id, nil, api.Errorf(api.CodeUnavailable, "%v", err))
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &Asker{outbox, namespace}, nil
-}
-
-// Ask sends a request to a node; patience says how long its reply is waited for.
-func (a *Asker) Ask(id uint64, node, op string, patience time.Duration, body []byte) error {
-	subject, err := jetstream.NodeSubject(a.namespace, node, op)
-	if err != nil {
-		return api.Errorf(api.CodeInternal, "%v", err)
-	}
-	if err := a.outbox.Send(id, subject, api.MsgPack, patience, body); err != nil {
-		if failure := Failure(err); failure != nil {
-			return failure
-		}
-		return api.Errorf(api.CodeUnavailable, "%v", err)
-	}
-	return nil
-}
-
-// Close ends it.
-func (a *Asker) Close() { a.outbox.Close() }
 
 // ServiceConfig says how a node serves.
 type ServiceConfig struct {
@@ -222,25 +141,7 @@ const MaxBody = jetstream.MaxValue
 // refuse answers what the service itself refuses with an error as any other.
 func refuse(r jetstream.Request, code int, why string) jetstream.Response {
 	contentType, _ := api.ContentType(r.ContentType)
-	return failed(contentType, refusal(code, why))
-}
-
-// refusal is the error that goes with a code of the service.
-func refusal(code int, why string) *api.Error {
-	switch code {
-	case jetstream.CodeBad:
-		return api.Errorf(api.CodeMalformed, "%s", why)
-	case jetstream.CodeTooLarge:
-		return api.Errorf(api.CodeTooLarge,
-			"%s, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes %d (8 MiB)", why,
-			api.MaxBody)
-	case jetstream.CodeBusy:
-		return api.Errorf(api.CodeBusy, "%s; ask again a little later", why)
-	case jetstream.CodeStopping:
-		return api.Errorf(api.CodeNotReady, "%s; ask again a little later", why)
-	}
-	return api.Errorf(api.CodeTooLarge, "%s, the limit over NATS; ask for less (fewer workers, a limit), or over HTTP",
-		why)
+	return failed(contentType, api.Refusal(code, why))
 }
 
 func failed(contentType string, failure *api.Error) jetstream.Response {

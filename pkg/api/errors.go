@@ -79,3 +79,21 @@ func (e *Error) Body(contentType string) []byte {
 	body, _ := Marshal(contentType, ErrorBody{Error: e}) // which has nothing that cannot be encoded
 	return body
 }
+
+// Refusal is the error that goes with a NATS service error's number, for those who got, or would send, nothing else.
+func Refusal(code int, why string) *Error {
+	switch code {
+	case 400:
+		return Errorf(CodeMalformed, "%s", why)
+	case 413:
+		return Errorf(CodeTooLarge,
+			"%s, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes %d (8 MiB)", why, MaxBody)
+	case 429:
+		return Errorf(CodeBusy, "%s; ask again a little later", why)
+	case 503:
+		return Errorf(CodeNotReady, "%s; ask again a little later", why)
+	case 500: // an answer that does not fit into a message
+		return Errorf(CodeTooLarge, "%s, the limit over NATS; ask for less (fewer workers, a limit), or over HTTP", why)
+	}
+	return Errorf(CodeInternal, "%s (%d)", why, code)
+}

@@ -41,7 +41,7 @@ type ConnOptions struct {
 	Domain string
 
 	// Core asks for no JetStream, which need not be there then: the connection is good for [Conn.Listen],
-	// [Conn.Request] and [Conn.Ask].
+	// [Conn.Request], and for clients of services ([Conn.NATS]).
 	Core bool
 
 	// Wait says what Connect does while no server can be reached: false returns the error at once, true tries again
@@ -56,10 +56,6 @@ type ConnOptions struct {
 	// its context ends.
 	Patience time.Duration
 
-	// Absent is how long [Conn.Ask] asks while nobody can answer, as when a service or a NATS server restarts; default
-	// 2 s. More is good for who would rather wait, less for who has another way.
-	Absent time.Duration
-
 	Hooks ConnHooks
 }
 
@@ -69,8 +65,6 @@ type ConnHooks struct {
 	Reconnected  func(url string) // it is back
 	AsyncError   func(err error)  // something that no call can return: a refused subject, a slow consumer
 	Waiting      func(err error)  // Connect found no server, or no JetStream (ErrNoLeader), and tries again
-	// [Conn.Ask] asks again, for one of the reasons Again…; this one is called from any goroutine
-	AskedAgain func(why string)
 }
 
 // Conn is one connection to NATS that never gives up. Its methods may be called from any goroutine.
@@ -87,13 +81,6 @@ type Conn struct {
 	waiting map[*waiter]struct{} // attempts under way
 	lost    chan struct{}        // closed when the connection is lost
 	noInbox error                // why no reply can arrive, if the server refused our inbox
-
-	// Of [Conn.Ask].
-	absent    time.Duration
-	asked     *Outbox // nil: nothing was asked yet
-	lastAsk   uint64
-	asking    map[uint64]asked
-	spareAsks int // what may be asked again because it is late, times askBudget
 }
 
 // waiter is an attempt under way: a loss of the connection or a refusal of its subject ends it before its time.
@@ -123,9 +110,6 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	if o.AttemptTimeout <= 0 {
 		o.AttemptTimeout = 2 * time.Second
 	}
-	if o.Absent <= 0 {
-		o.Absent = 2 * time.Second
-	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return nil, fmt.Errorf("connect: a TLS certificate and its key belong together, have certificate %q and key %q",
 			o.CertFile, o.KeyFile)
@@ -138,10 +122,6 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 		hooks:    o.Hooks,
 		waiting:  make(map[*waiter]struct{}),
 		lost:     make(chan struct{}),
-
-		absent:    o.Absent,
-		asking:    make(map[uint64]asked),
-		spareAsks: askBurst * askBudget,
 	}
 	opts, err := c.natsOptions(o)
 	if err != nil {
@@ -294,6 +274,9 @@ func (c *Conn) Drain(ctx context.Context) error {
 	}
 	return nil
 }
+
+// NATS is the connection itself, for those who ask services over it (pkg/client, pkg/rpc).
+func (c *Conn) NATS() *nats.Conn { return c.nc }
 
 // Connected reports whether there is a connection at this moment.
 func (c *Conn) Connected() bool { return c.nc.IsConnected() }

@@ -21,7 +21,10 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
+	"github.com/kvatlas/kvatlas/pkg/api"
+	kvclient "github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
@@ -450,7 +453,13 @@ func TestPermissions(t *testing.T) {
 	if _, err := client.Request(ctx, "kv.v1.test.secret", "", nil); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a subject that is not granted: %v", err)
 	}
-	if _, err := client.Ask(ctx, "kv.v1.test.secret", "", nil); !errors.Is(err, ErrDenied) {
+	pool, err := rpc.NewPool(client.NATS())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	asking := kvclient.OverPool(pool, func(string) string { return "kv.v1.test.secret" }, "", kvclient.Options{})
+	if _, err := asking.Status(ctx); !errors.Is(err, rpc.ErrDenied) || kvclient.CodeOf(err) != api.CodeForbidden {
 		t.Fatalf("a subject that is not granted: %v", err)
 	}
 	// A service installs handlers of its own on the connection; refusals must still be heard.

@@ -21,7 +21,6 @@
 //
 //	svc, err := Serve(c, ServiceConfig{Endpoints: endpoints})
 //	reply, err := c.Request(ctx, subject, ContentJSON, body)
-//	reply, err := c.Ask(ctx, subject, ContentJSON, body) // again where that helps: for what may be asked twice
 //
 // # What it promises
 //

@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // The classes of errors, named by what the caller does next. Every error of this package that comes from a
@@ -57,7 +59,7 @@ var (
 	ErrInUse = errors.New("in use")
 
 	// ErrNoResponder: nobody serves the subject of a request at this moment. Returned by [Conn.Request], at once.
-	ErrNoResponder = errors.New("nobody serves this subject")
+	ErrNoResponder = rpc.ErrNoResponder
 
 	// ErrTimeout: the deadline of a request passed without an answer. Returned by [Conn.Request].
 	ErrTimeout = errors.New("no answer in time")

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // Gather asks everybody who serves a subject without a queue group, and returns what was answered within the wait; it
@@ -33,11 +35,11 @@ func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentT
 		for {
 			select {
 			case a := <-answers:
-				switch {
-				case len(a.Data) == 0 && a.Header.Get("Status") == "503":
+				switch r := rpc.ReadReply(a); {
+				case errors.Is(r.Err, ErrNoResponder):
 					return nats.ErrNoResponders
-				case a.Header.Get(headerErrorCode) == "":
-					replies = append(replies, Reply{ContentType: a.Header.Get(headerContentType), Body: a.Data})
+				case r.Err == nil:
+					replies = append(replies, Reply{ContentType: r.ContentType, Body: r.Body})
 				}
 			case <-ctx.Done():
 				return context.Cause(ctx)

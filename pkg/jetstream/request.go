@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // Reply is the answer to a request.
@@ -17,12 +19,7 @@ type Reply struct {
 }
 
 // ServiceError is an answer that says that a request failed. The body, if any, is in [Reply.Body] as for a success.
-type ServiceError struct {
-	Code        int // as in HTTP; see the Code constants
-	Description string
-}
-
-func (e *ServiceError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
+type ServiceError = rpc.ServiceError
 
 // Request asks once and waits for one answer until the context ends; a context without a deadline gets 5 s. The
 // remaining time travels with the request, so that nobody works on what nobody waits for.
@@ -63,11 +60,11 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 	default:
 		return Reply{}, failed(action, err)
 	}
-	answer, err := replyOf(reply)
-	if err != nil {
-		err = fmt.Errorf("%s: %w", action, err)
+	answer := rpc.ReadReply(reply)
+	if answer.Err != nil {
+		answer.Err = fmt.Errorf("%s: %w", action, answer.Err)
 	}
-	return answer, err
+	return Reply{answer.ContentType, answer.Body}, answer.Err
 }
 
 // Send publishes a message that nobody answers and that may be lost: a hint. Whatever must arrive goes through

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 func pair(t testing.TB) (server, client *Conn) {
@@ -145,14 +147,14 @@ func TestServiceBusyAndLate(t *testing.T) {
 	}()
 	<-entered // the worker has it
 	answers := make(chan error, 10)
-	box, err := client.OpenOutbox(func(_ uint64, _ Reply, err error) { answers <- err })
+	pool, err := rpc.NewPool(client.nc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer box.Close()
+	defer pool.Close()
 	const soon = 200 * time.Millisecond
-	for id := range uint64(5) { // the first waits for the worker
-		if err := box.Send(id, "t.slow", "", soon, nil); err != nil {
+	for range 5 { // the first waits for the worker
+		if _, err := pool.Send("t.slow", "", soon, nil, told(answers), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -416,3 +418,8 @@ func TestSubscribe(t *testing.T) {
 		t.Fatal("a bad subject")
 	}
 }
+
+// told is given the errors of replies.
+type told chan error
+
+func (t told) Receive(_ int, r rpc.Reply) { t <- r.Err }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // Every subject, stream, bucket, key and header of kvatlas has its name here and nowhere else. <ns> is a namespace,
@@ -30,16 +31,16 @@ const subjectRoot = "kv.v1."
 const (
 	// on a lone message of the log: <publisher>.<flush>.<position>; a batch's id begins so
 	headerWriter      = "Kv-Writer"
-	headerDeadline    = "Kv-Deadline-Ms" // on a request: how many milliseconds the caller will still wait
-	headerContentType = "Content-Type"
+	headerDeadline    = rpc.HeaderDeadline
+	headerContentType = rpc.HeaderContentType
 
 	headerExpectedLast = "Nats-Expected-Last-Subject-Sequence"
 	headerBatchID      = "Nats-Batch-Id"
 	headerBatchSeq     = "Nats-Batch-Sequence"
 	headerBatchCommit  = "Nats-Batch-Commit"
 	headerKVOperation  = "KV-Operation"
-	headerError        = "Nats-Service-Error"
-	headerErrorCode    = "Nats-Service-Error-Code"
+	headerError        = rpc.HeaderError
+	headerErrorCode    = rpc.HeaderErrorCode
 )
 
 // Content types of requests and replies.

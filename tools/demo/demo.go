@@ -15,8 +15,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
@@ -91,7 +91,7 @@ type show struct {
 	dir     string
 	indexer *indexer
 	conn    *jetstream.Conn
-	client  *api.Client
+	client  *client.Client
 	workers []*worker
 	l3      *l3 // nil: the engines share no store
 	rng     *rand.Rand
@@ -177,7 +177,9 @@ func (s *show) raise(ctx context.Context) (err error) {
 		Wait: true}); err != nil {
 		return err
 	}
-	s.client = wire.NewClient(s.conn, namespace)
+	if s.client, err = client.NATS(s.conn.NATS(), namespace, client.Options{}); err != nil {
+		return err
+	}
 	if err := s.waitReady(ctx); err != nil {
 		return err
 	}

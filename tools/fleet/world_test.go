@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/scatter"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 const (
@@ -172,7 +173,7 @@ type node struct {
 func (w *world) start(name string) *node {
 	w.lives++
 	n := &node{w: w, name: name, since: map[events.Partition]time.Duration{}, leases: registry.NewMachine(),
-		peers: scatter.NewPeers(scatter.Limits{}), machine: cluster.New(cluster.Config{
+		peers: scatter.NewPeers(&rpc.Budget{}), machine: cluster.New(cluster.Config{
 			Node: name, Life: fmt.Sprint(w.lives), Build: "v0.0.0", Partitions: w.partitions, Replication: w.copies,
 			Beat: beat, DeadAfter: deadAfter,
 		})}
@@ -455,11 +456,11 @@ func (w *world) query() {
 	}
 	type reply struct {
 		at  time.Duration
-		ask scatter.Ask
+		ask scatter.Request
 	}
 	now, coming := w.now, []reply(nil)
 	round := scatter.NewRound(self.peers, self.name, now+5*time.Second, false)
-	send := func(asks []scatter.Ask) {
+	send := func(asks []scatter.Request) {
 		for _, a := range asks {
 			a.Partitions = slices.Clone(a.Partitions)
 			if a.Node != self.name {

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/wire"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -89,7 +89,7 @@ func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) 
 			t.Fatal(err)
 		}
 		a.conns = append(a.conns, conn)
-		client := wire.NewClient(conn, "default")
+		client := harness.Client(t, conn, "default", client.Options{})
 		seed := rng.Uint64()
 		a.done.Go(func() {
 			rng := rand.New(rand.NewPCG(seed, 3))
@@ -140,7 +140,7 @@ func (a *asking) wholeSince(since time.Time) error {
 }
 
 // one asks for one prompt.
-func (a *asking) one(client *api.Client, prompt int) {
+func (a *asking) one(client *client.Client, prompt int) {
 	q := api.Query{Model: "m"}
 	for _, l := range a.prompts[prompt] {
 		q.Hashes = append(q.Hashes, uint64(l))

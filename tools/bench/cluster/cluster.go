@@ -25,8 +25,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
@@ -144,6 +146,7 @@ type bed struct {
 	dir      string
 	url      string
 	conn     *jetstream.Conn
+	pool     *rpc.Pool
 	progress func(string)
 	report   Report
 }
@@ -172,6 +175,9 @@ func Run(ctx context.Context, o Options, progress func(string)) (r *Report, err 
 		return nil, err
 	}
 	defer b.conn.Close()
+	if b.pool, err = rpc.NewPool(b.conn.NATS()); err != nil {
+		return nil, err
+	}
 	b.report.Workers = o.Workers
 	if err := b.one(); err != nil {
 		return nil, fmt.Errorf("one node: %w", err)
@@ -248,7 +254,7 @@ func (b *bed) node(namespace, id string) (*process, error) {
 }
 
 // settled waits until so many nodes have every partition ready so many times in all.
-func (b *bed) settled(client *api.Client, nodes, copies int) error {
+func (b *bed) settled(client *client.Client, nodes, copies int) error {
 	for begun := time.Now(); ; {
 		within, cancel := context.WithTimeout(b.ctx, 5*time.Second)
 		s, err := client.Status(within)
@@ -272,27 +278,18 @@ func (b *bed) settled(client *api.Client, nodes, copies int) error {
 	}
 }
 
-// client asks any node of a namespace, as clients do; sizes, if it is not nil, is told of each request and reply.
-func (b *bed) client(namespace string, sizes func(asked, answered int)) *api.Client {
-	return api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
-		reply, err := b.conn.Ask(ctx, jetstream.QuerySubject(namespace, op), contentType, body)
-		if err == nil && sizes != nil {
-			sizes(len(body), len(reply.Body))
-		}
-		return reply.Body, err
-	})
+// client asks any node of a namespace.
+func (b *bed) client(namespace string) *client.Client {
+	subject := func(op string) string { return jetstream.QuerySubject(namespace, op) }
+	return client.OverPool(b.pool, subject, "no node answers", client.Options{})
 }
 
 // nodeClient asks one node, which answers for what it holds itself.
-func (b *bed) nodeClient(namespace, node string) *api.Client {
-	return api.NewClient(func(ctx context.Context, op, contentType string, body []byte) ([]byte, error) {
-		subject, err := jetstream.NodeSubject(namespace, node, op)
-		if err != nil {
-			return nil, err
-		}
-		reply, err := b.conn.Request(ctx, subject, contentType, body)
-		return reply.Body, err
-	})
+func (b *bed) nodeClient(namespace, node string) *client.Client {
+	return client.OverPool(b.pool, func(op string) string {
+		subject, _ := jetstream.NodeSubject(namespace, node, op) // our nodes' names are good
+		return subject
+	}, "node "+node+" does not answer", client.Options{})
 }
 
 func (b *bed) one() error {
@@ -302,7 +299,7 @@ func (b *bed) one() error {
 		return err
 	}
 	defer n.stop()
-	client := b.client("one", nil)
+	client := b.client("one")
 	if err := b.settled(client, 1, 1); err != nil {
 		return err
 	}
@@ -347,7 +344,7 @@ func (b *bed) three() error {
 		}
 		nodes = append(nodes, n)
 	}
-	client := b.client("three", nil)
+	client := b.client("three")
 	if err := b.settled(client, 3, 2); err != nil {
 		return err
 	}
@@ -424,7 +421,7 @@ func (b *bed) messages(worker int) (list [][]byte, err error) {
 }
 
 // ingest publishes all workers' events and waits until nodes reflect them, each block on so many of them.
-func (b *bed) ingest(namespace string, client *api.Client, copies int, nodes ...*process) (t Taken, err error) {
+func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes ...*process) (t Taken, err error) {
 	ns, err := jetstream.OpenNamespace(b.ctx, b.conn, namespace)
 	if err != nil {
 		return t, err
@@ -526,7 +523,7 @@ func (b *bed) whole(a *api.Answer) error {
 
 // heard waits until all nodes have heard where the model's workers are: until so many answers in a row are whole that
 // each node gave some of them.
-func (b *bed) heard(client *api.Client) error {
+func (b *bed) heard(client *client.Client) error {
 	within, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	for inRow := 0; inRow < 100; inRow++ {
@@ -555,8 +552,8 @@ func (b *bed) queries() error {
 	if _, err := echo.wait(b.ctx, `ready`); err != nil {
 		return err
 	}
-	var asked, answered int
-	client := b.client("three", func(a, r int) { asked, answered = a, r })
+	var asked, answered int // bytes
+	client := b.client("three")
 	var query, bare []time.Duration
 	body := make([]byte, 0, 4096)
 	for i, lacking := 0, 0; i < b.o.Queries+200; i++ {
@@ -574,6 +571,15 @@ func (b *bed) queries() error {
 			i-- // a node stood still, and the answer says so: asked again
 			continue
 		}
+		packed, err := api.Marshal(api.MsgPack, q)
+		if err != nil {
+			return err
+		}
+		asked = len(packed)
+		if packed, err = api.Marshal(api.MsgPack, a); err != nil {
+			return err
+		}
+		answered = len(packed)
 		body = append(body[:0], make([]byte, asked)...)
 		binary.LittleEndian.PutUint32(body, uint32(answered))
 		begun = time.Now()
@@ -595,7 +601,7 @@ func (b *bed) queries() error {
 }
 
 // failover kills a node while four clients ask, and waits until every partition has two replicas again.
-func (b *bed) failover(client *api.Client, nodes []*process) error {
+func (b *bed) failover(client *client.Client, nodes []*process) error {
 	lost := 0 // replicas
 	before, err := client.Status(b.ctx)
 	if err != nil {

@@ -1,0 +1,479 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+// patience is how long a test waits for what must come. The machine may stand still for minutes.
+const patience = 4 * time.Minute
+
+// TestRetrySteps plays random requests. An attempt is always pending or about to be due; it is asked again when it must
+// be, and not too often.
+func TestRetrySteps(t *testing.T) {
+	for seed := range uint64(3000) {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		r := newRetry(time.Duration(1+rng.IntN(10_000))*time.Millisecond, 2*time.Second, false)
+		failures, slow := 0, 0
+		trouble := []string{AgainLost, AgainAbsent, AgainRefused}[rng.IntN(3)]
+		for now := time.Duration(0); now < r.left && !r.over(now); {
+			if r.at < now {
+				t.Fatalf("seed %d: at %v it is to be sent at %v: %+v", seed, now, r.at, r)
+			}
+			if r.pending < 0 || r.pending > 1+slow {
+				t.Fatalf("seed %d: %+v", seed, r)
+			}
+			if r.pending == 0 && r.at > now+longPause {
+				t.Fatalf("seed %d: nobody is asked from %v to %v", seed, now, r.at)
+			}
+			now = min(r.at, r.left)
+			if now == r.left {
+				break
+			}
+			if r.pending > 0 {
+				if r.late(now, rng.IntN(4) > 0); r.at > now {
+					continue
+				}
+				slow++
+			}
+			r.sends(now)
+			for r.pending > 0 && rng.IntN(3) == 0 {
+				now += time.Duration(rng.IntN(5)) * time.Millisecond
+				if failures++; rng.IntN(4) == 0 {
+					trouble = []string{AgainLost, AgainAbsent, AgainRefused}[rng.IntN(3)]
+				}
+				r.failed(now, trouble)
+				if r.pending == 0 && r.why != trouble {
+					t.Fatalf("seed %d: it failed as %s, and says %s", seed, trouble, r.why)
+				}
+			}
+		}
+		if r.sent < 1 || r.sent > 1+slow+failures || slow > bits.Len64(uint64(max(4, r.left/slowAfter))) {
+			t.Fatalf("seed %d: sent %d times after %d failures, %d times because it was late",
+				seed, r.sent, failures, slow)
+		}
+	}
+	// What nobody serves is asked for so long, or half of the time.
+	for _, c := range []struct{ left, nobody time.Duration }{
+		{10 * time.Second, 2 * time.Second}, {time.Second, 500 * time.Millisecond},
+	} {
+		r := newRetry(c.left, 2*time.Second, false)
+		now := time.Duration(0)
+		for ; !r.over(now); now = r.at {
+			r.sends(now)
+			r.failed(now, AgainAbsent)
+		}
+		if now < c.nobody || now > c.nobody+longPause {
+			t.Errorf("of %v it was asked for %v that nobody serves", c.left, now)
+		}
+	}
+	once := newRetry(time.Second, time.Second, true)
+	once.sends(0)
+	if once.at != once.left || once.over(0) {
+		t.Errorf("what is asked once: %+v", once)
+	}
+	if once.failed(time.Millisecond, AgainLost); !once.over(time.Millisecond) {
+		t.Errorf("what is asked once has failed: %+v", once)
+	}
+}
+
+// again counts why requests were asked again.
+type again struct {
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func (a *again) told(why string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.counts == nil {
+		a.counts = map[string]int{}
+	}
+	a.counts[why]++
+}
+
+func (a *again) count(why string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.counts[why]
+}
+
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func startServer(t testing.TB, dir, listen string) *jetstream.Server {
+	t.Helper()
+	for ctx := within(t, patience); ; time.Sleep(10 * time.Millisecond) {
+		o := jetstream.ServerOptions{Dir: dir, Listen: listen, SyncInterval: time.Minute}
+		s, err := jetstream.StartServer(ctx, o)
+		if err == nil {
+			t.Cleanup(s.Stop)
+			return s
+		}
+		if !errors.Is(err, jetstream.ErrInUse) || ctx.Err() != nil { // a process that was just forked may hold the port
+			t.Fatal(err)
+		}
+	}
+}
+
+func connect(t testing.TB, s *jetstream.Server) *jetstream.Conn {
+	t.Helper()
+	c, err := jetstream.Connect(within(t, patience), jetstream.ConnOptions{URLs: []string{s.URL()}, Core: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// overNATS returns a client that waits as long as the test does, on a connection of its own.
+func overNATS(t testing.TB, s *jetstream.Server, why *again) *Client {
+	t.Helper()
+	c, err := NATS(connect(t, s).NATS(), "test", Options{Absent: patience, AskedAgain: why.told})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// serve answers queries of the namespace "test".
+func serve(t testing.TB, c *jetstream.Conn, find func(*Query) (*Answer, *Error)) {
+	t.Helper()
+	s, err := jetstream.Serve(c, jetstream.ServiceConfig{
+		Name: "test", Version: "1.0.0", Workers: 8, Queue: 1000,
+		Endpoints: []jetstream.Endpoint{{
+			Name: "find", Subject: jetstream.QuerySubject("test", api.OpFind), QueueGroup: "q",
+			Handler: func(_ context.Context, r jetstream.Request) jetstream.Response {
+				var q Query
+				if err := api.Unmarshal(r.ContentType, r.Body, &q); err != nil {
+					t.Error(err)
+				}
+				answer, failure := find(&q)
+				if failure != nil {
+					return jetstream.Response{Code: failure.Code.HTTPStatus(), Body: failure.Body(r.ContentType)}
+				}
+				body, err := api.Marshal(r.ContentType, answer)
+				if err != nil {
+					t.Error(err)
+				}
+				return jetstream.Response{Body: body}
+			},
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Stop(within(t, patience)) })
+}
+
+// echo is an answer that names the query's model.
+func echo(q *Query) (*Answer, *Error) { return &Answer{Model: q.Model, Complete: true}, nil }
+
+// TestAskWhileTheServerRestarts: queries are asked all the time while the NATS server is stopped and started again, and
+// every one is answered, with the answer to it.
+func TestAskWhileTheServerRestarts(t *testing.T) {
+	t.Parallel()
+	dir, addr := t.TempDir(), loopback.Reserve(t)
+	s := startServer(t, dir, addr)
+	var why again
+	c := overNATS(t, s, &why)
+	serve(t, connect(t, s), echo)
+	var stop atomic.Bool
+	var asked atomic.Int64
+	var clients sync.WaitGroup
+	for range 4 {
+		clients.Go(func() {
+			for !stop.Load() {
+				n := fmt.Sprint(asked.Add(1))
+				a, err := c.Find(within(t, patience), &Query{Model: n, Hashes: api.Hashes{1}})
+				if err != nil || a.Model != n {
+					t.Errorf("query %s: %+v %v", n, a, err)
+					return
+				}
+			}
+		})
+	}
+	more := func() {
+		for before := asked.Load(); asked.Load() < before+100 && !t.Failed(); {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for range 3 {
+		more()
+		s.Stop()
+		s = startServer(t, dir, addr)
+	}
+	more()
+	stop.Store(true)
+	clients.Wait()
+	if why.count(AgainLost) == 0 {
+		t.Error("nobody had to ask again")
+	}
+	t.Logf("%d asked, again %v", asked.Load(), why.counts)
+}
+
+// TestAskOfOneThatIsKilled: whoever had the query is gone without a word. Another answers it.
+func TestAskOfOneThatIsKilled(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	var why again
+	c := overNATS(t, s, &why)
+	held, never := make(chan struct{}), make(chan struct{})
+	doomed := connect(t, s)
+	hold := sync.OnceFunc(func() { close(held) })
+	serve(t, doomed, func(q *Query) (*Answer, *Error) {
+		hold() // it may be asked again before it is gone
+		<-never
+		return echo(q)
+	})
+	t.Cleanup(func() { close(never) }) // before the service is stopped, which waits for it
+	ended := make(chan error, 1)
+	ctx := within(t, patience)
+	go func() {
+		a, err := c.Find(ctx, &Query{Model: "m", Hashes: api.Hashes{1}})
+		if err == nil && a.Blocks != 7 {
+			err = fmt.Errorf("the answer is %+v", a)
+		}
+		ended <- err
+	}()
+	<-held
+	doomed.Close()
+	serve(t, connect(t, s), func(*Query) (*Answer, *Error) { return &Answer{Blocks: 7}, nil })
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if why.count(AgainSlow) == 0 {
+		t.Errorf("asked again for %v", why.counts)
+	}
+}
+
+// TestAskUntilSomebodyServes: nobody does at first, and then one who cannot answer yet. Each failure has its code.
+func TestAskUntilSomebodyServes(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	var why again
+	c := overNATS(t, s, &why)
+	q := &Query{Model: "m", Hashes: api.Hashes{1}}
+	_, err := c.Find(within(t, 200*time.Millisecond), q)
+	if code := CodeOf(err); code != api.CodeNotReady && code != api.CodeUnavailable {
+		t.Fatalf("nobody serves it: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := c.Find(within(t, patience), q)
+		ended <- err
+	}()
+	for before := why.count(AgainAbsent); why.count(AgainAbsent) < before+2; {
+		time.Sleep(time.Millisecond)
+	}
+	serve(t, connect(t, s), func(q *Query) (*Answer, *Error) {
+		if q.Model == "never" || why.count(AgainRefused) == 0 {
+			return nil, api.Errorf(api.CodeNotReady, "1 of 3 partitions is not restored")
+		}
+		return echo(q)
+	})
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	hasty, err := NATS(connect(t, s).NATS(), "test", Options{Absent: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hasty.Close()
+	var failure *Error
+	_, err = hasty.Find(within(t, patience), &Query{Model: "never"}) // who cannot for long says why
+	if !errors.As(err, &failure) || failure.Code != api.CodeNotReady ||
+		failure.Message != "1 of 3 partitions is not restored" {
+		t.Error(err)
+	}
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := c.Find(gone, q); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	huge := &Query{Model: "m", Hashes: make(api.Hashes, 1<<18)}
+	if _, err := c.Find(within(t, patience), huge); CodeOf(err) != api.CodeTooLarge {
+		t.Errorf("too large: %v", err)
+	}
+	if _, err := NATS(nil, "no such namespace", Options{}); CodeOf(err) != api.CodeMalformed {
+		t.Errorf("a bad namespace: %v", err)
+	}
+}
+
+// TestAskWithoutConnection: what is asked on a connection that is closed for good fails at once, with a code.
+func TestAskWithoutConnection(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	conn := connect(t, s)
+	c, err := NATS(conn.NATS(), "test", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	_, err = c.Find(within(t, patience), &Query{})
+	if CodeOf(err) != api.CodeUnavailable || !errors.Is(err, rpc.ErrDisconnected) {
+		t.Error(err)
+	}
+}
+
+// TestHedgedRequestsKeepToTheirBudget: where no answer comes, many queries are not asked many times over.
+func TestHedgedRequestsKeepToTheirBudget(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	var why again
+	c := overNATS(t, s, &why)
+	silent := connect(t, s)
+	stop, err := silent.Subscribe(jetstream.QuerySubject("test", api.OpFind), func(jetstream.Request) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	if err := silent.NATS().FlushWithContext(within(t, patience)); err != nil {
+		t.Fatal(err)
+	}
+	const queries = 500
+	asking, enough := context.WithCancel(within(t, patience))
+	var clients sync.WaitGroup
+	for range queries {
+		clients.Go(func() {
+			if _, err := c.Find(asking, &Query{Model: "m"}); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+	for why.count(AgainSlow) == 0 && asking.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(2 * time.Second) // in which each would be asked again three times
+	enough()
+	clients.Wait()
+	const most = rpc.HedgeBurst + queries/rpc.HedgeRatio
+	if n := why.count(AgainSlow); n < 1 || n > most {
+		t.Errorf("%d of %d were asked again, of which %d may be", n, queries, most)
+	}
+	if n := c.to.(*natsTransport).pool.InFlight(); n != 0 {
+		t.Errorf("%d requests are still in flight", n)
+	}
+}
+
+// TestHTTP: the same over HTTP: the next URL is asked where one is gone, cannot answer, or is slow.
+func TestHTTP(t *testing.T) {
+	t.Parallel()
+	node := func(do http.HandlerFunc) string {
+		s := httptest.NewServer(do)
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	reply := func(w http.ResponseWriter, status int, v any) {
+		body, err := api.Marshal(api.MsgPack, v)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", api.MsgPack)
+		w.WriteHeader(status)
+		_, _ = w.Write(body)
+	}
+	refuse := func(code api.Code) string {
+		return node(func(w http.ResponseWriter, _ *http.Request) {
+			reply(w, code.HTTPStatus(), api.ErrorBody{Error: api.Errorf(code, "so it is")})
+		})
+	}
+	good := node(func(w http.ResponseWriter, r *http.Request) {
+		if h := r.Header; h.Get("Authorization") != "Bearer secret" || h.Get(rpc.HeaderDeadline) == "" ||
+			r.URL.Path != "/v1/find" {
+			t.Errorf("%s %v", r.URL, r.Header)
+		}
+		reply(w, 200, &Answer{Model: "good"})
+	})
+	dead := httptest.NewServer(nil)
+	dead.Close()
+	held := make(chan struct{})
+	slow := node(func(http.ResponseWriter, *http.Request) { <-held })
+	t.Cleanup(func() { close(held) })
+	broken := node(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		conn.Close()
+	})
+	stranger := node(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "welcome to nginx") })
+	for _, c := range []struct {
+		name string
+		urls []string
+		code Code
+		why  string
+	}{
+		{"good", []string{good}, "", ""},
+		{"one is dead", []string{dead.URL, good}, "", AgainAbsent},
+		{"one is not ready", []string{refuse(api.CodeNotReady), good}, "", AgainRefused},
+		{"one is slow", []string{slow, good}, "", AgainSlow},
+		{"one breaks off", []string{broken, good}, "", AgainLost},
+		{"all are dead", []string{dead.URL}, api.CodeUnavailable, AgainAbsent},
+		{"none is ready", []string{refuse(api.CodeNotReady)}, api.CodeNotReady, AgainRefused},
+		{"busy", []string{refuse(api.CodeBusy)}, api.CodeBusy, ""},
+		{"unknown model", []string{refuse(api.CodeUnknownModel)}, api.CodeUnknownModel, ""},
+		{"no indexer", []string{stranger}, api.CodeInternal, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var why again
+			o := Options{Absent: patience, Token: "secret", AskedAgain: why.told}
+			if c.code != "" {
+				o.Absent = 100 * time.Millisecond
+			}
+			client, err := HTTP(c.urls, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			for range 2 * len(c.urls) { // each is the first now and then
+				a, err := client.Find(within(t, patience), &Query{Model: "m"})
+				if CodeOf(err) != c.code || err == nil && a.Model != "good" || err != nil && c.code == "" {
+					t.Errorf("%+v %v", a, err)
+				}
+			}
+			if (c.why != "") != (len(why.counts) > 0) || c.why != "" && why.count(c.why) == 0 {
+				t.Errorf("asked again for %v", why.counts)
+			}
+		})
+	}
+	for _, url := range []string{"", "127.0.0.1:8090", "ftp://127.0.0.1", "http://127.0.0.1?x=y"} {
+		if _, err := HTTP([]string{url}, Options{}); CodeOf(err) != api.CodeMalformed {
+			t.Errorf("%q: %v", url, err)
+		}
+	}
+}
+
+// BenchmarkFind is a query over NATS that is answered at once.
+func BenchmarkFind(b *testing.B) {
+	s := startServer(b, b.TempDir(), "127.0.0.1:0")
+	serve(b, connect(b, s), echo)
+	c := overNATS(b, s, &again{})
+	q := &Query{Model: "m", Hashes: make(api.Hashes, 64)}
+	ctx := within(b, patience)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.Find(ctx, q); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

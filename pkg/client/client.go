@@ -1,0 +1,153 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// What is asked and answered, by the names that it has in pkg/api.
+type (
+	Query      = api.Query
+	Answer     = api.Answer
+	WorkerList = api.WorkerList
+	Status     = api.Status
+	Error      = api.Error
+	Code       = api.Code
+)
+
+// Why a request is asked again.
+const (
+	AgainLost    = "lost"    // the connection was, or there is none yet
+	AgainAbsent  = "absent"  // nobody served at that moment
+	AgainRefused = "refused" // who was asked cannot answer now (503): it is being stopped, or not ready
+	AgainSlow    = "slow"    // no answer yet: another request is sent beside the first
+)
+
+// Options are how a client asks. The zero value of each is a good choice.
+type Options struct {
+	// Absent is how long a request is asked again while nobody can answer it, as when an indexer or a NATS server
+	// restarts, but never more than half of its time; default 2 s. More suits who would rather wait, less who has
+	// another way.
+	Absent time.Duration
+
+	// AskedAgain, if not nil, is told why each time that a request is asked again, from any goroutine.
+	AskedAgain func(why string)
+
+	// Over HTTP only: the bearer token that the port wants, if any, and the client that carries requests, with its TLS
+	// settings; default [http.DefaultClient].
+	Token string
+	HTTP  *http.Client
+}
+
+// Client asks an indexer. Any number of goroutines may use it.
+type Client struct {
+	to transport
+	o  Options
+}
+
+func newClient(to transport, o Options) *Client {
+	if o.Absent <= 0 {
+		o.Absent = 2 * time.Second
+	}
+	if o.AskedAgain == nil {
+		o.AskedAgain = func(string) {}
+	}
+	return &Client{to: to, o: o}
+}
+
+// Find asks who holds how much of a prompt.
+func (c *Client) Find(ctx context.Context, q *Query) (*Answer, error) {
+	return call[Answer](ctx, c, api.OpFind, q)
+}
+
+// Workers asks for all ranks that the log knows. They travel in parts: those that come or go meanwhile may be in the
+// list or not.
+func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
+	all := &WorkerList{Workers: []api.WorkerInfo{}}
+	for {
+		next := &api.WorkersRequest{After: all.Next, Limit: api.WorkersPage}
+		part, err := call[WorkerList](ctx, c, api.OpWorkers, next)
+		if err != nil {
+			return nil, err
+		}
+		if all.Append(part); all.Next == nil {
+			return all, nil
+		}
+	}
+}
+
+// Status asks how the node is doing that answers.
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	return call[Status](ctx, c, api.OpStatus, nil)
+}
+
+// StatusOf asks how one node is doing, by way of whichever takes the request.
+func (c *Client) StatusOf(ctx context.Context, node string) (*Status, error) {
+	s, err := call[Status](ctx, c, api.OpStatus, &api.StatusRequest{Node: node})
+	if err == nil && s.Node != node {
+		return nil, api.Errorf(api.CodeUnavailable,
+			"node %s answered, whose version does not ask others: %s", s.Node, s.Version)
+	}
+	return s, err
+}
+
+// Verify asks how the node is doing, with a checksum of each partition, and in a cluster with those of all nodes. Of
+// partitions in at the checksum is of that place in the log, if the node has not passed it.
+func (c *Client) Verify(ctx context.Context, at []api.PartitionSeq) (*Status, error) {
+	return call[Status](ctx, c, api.OpVerify, &api.VerifyRequest{At: at})
+}
+
+// Snapshot has every partition's snapshot written now.
+func (c *Client) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
+	return call[api.SnapshotList](ctx, c, api.OpSnapshot, nil)
+}
+
+// Close ends the client. A connection that it was given stays the caller's.
+func (c *Client) Close() { c.to.close() }
+
+// CodeOf is the code of an error of this package; empty if it has none.
+func CodeOf(err error) Code {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+func call[T any](ctx context.Context, c *Client, op string, q any) (*T, error) {
+	var body []byte
+	if q != nil {
+		var err error
+		if body, err = api.Marshal(api.MsgPack, q); err != nil {
+			return nil, err
+		}
+	}
+	reply, err := c.ask(ctx, op, body)
+	if err != nil {
+		return nil, err
+	}
+	out := new(T)
+	if err := api.DecodeReply(api.MsgPack, reply, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// failure is an error with a code and its cause.
+type failure struct {
+	as    *Error
+	cause error
+}
+
+func (f *failure) Error() string   { return f.as.Error() }
+func (f *failure) Unwrap() []error { return []error{f.as, f.cause} }
+
+// failed makes an error of its cause, which the message says too.
+func failed(code Code, cause error, format string, args ...any) error {
+	return &failure{api.Errorf(code, "%s: %v", fmt.Sprintf(format, args...), cause), cause}
+}

@@ -1,0 +1,147 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// maxReply bounds the body of a reply, in bytes.
+const maxReply = 1 << 30
+
+// paths are those of the operations.
+var paths = map[string]struct{ method, path string }{
+	api.OpFind: {http.MethodPost, "/v1/find"}, api.OpWorkers: {http.MethodGet, "/v1/workers"},
+	api.OpStatus: {http.MethodGet, "/v1/status"}, api.OpVerify: {http.MethodGet, "/v1/verify"},
+	api.OpSnapshot: {http.MethodPost, "/v1/snapshot"},
+}
+
+// HTTP returns a client of nodes by the URLs of their HTTP ports, such as http://127.0.0.1:8090. Each request goes to
+// the next of them in turn, and when it is asked again to the next.
+func HTTP(urls []string, o Options) (*Client, error) {
+	if len(urls) == 0 {
+		return nil, api.Errorf(api.CodeMalformed, "no URL of an indexer is given")
+	}
+	t := &httpTransport{token: o.Token, client: o.HTTP}
+	if t.client == nil {
+		t.client = http.DefaultClient
+	}
+	for _, text := range urls {
+		u, err := url.Parse(text)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
+			return nil, api.Errorf(api.CodeMalformed, "%.100q is not an http:// or https:// URL of an indexer", text)
+		}
+		t.urls = append(t.urls, strings.TrimSuffix(u.String(), "/"))
+	}
+	return newClient(t, o), nil
+}
+
+type httpTransport struct {
+	urls   []string
+	token  string
+	client *http.Client
+	turn   atomic.Uint64
+	hedges rpc.Budget
+}
+
+func (t *httpTransport) send(ctx context.Context, r *request, patience time.Duration) (outcome, error) {
+	if r.ctx == nil {
+		r.ctx, r.cancel = context.WithCancel(ctx)
+		r.attempt = int(t.turn.Add(1) % uint64(len(t.urls)))
+	}
+	to := paths[r.op]
+	at := t.urls[r.attempt%len(t.urls)] + to.path
+	req, err := http.NewRequestWithContext(r.ctx, to.method, at, bytes.NewReader(r.body))
+	if err != nil {
+		return outcome{}, failed(api.CodeMalformed, err, "the URL of the indexer")
+	}
+	r.attempt++
+	req.Header.Set("Content-Type", api.MsgPack)
+	req.Header.Set(rpc.HeaderDeadline, strconv.FormatInt(max(patience.Milliseconds(), 1), 10))
+	if t.token != "" {
+		req.Header.Set("Authorization", "Bearer "+t.token)
+	}
+	outcomes := r.outcomes
+	go func() {
+		o := t.do(req)
+		select {
+		case outcomes <- o:
+		default: // as for [request.put]
+		}
+	}()
+	return outcome{}, nil
+}
+
+// do sends one request, and waits for its reply.
+func (t *httpTransport) do(req *http.Request) outcome {
+	reply, err := t.client.Do(req)
+	if err == nil {
+		defer reply.Body.Close()
+		var body []byte
+		if body, err = io.ReadAll(io.LimitReader(reply.Body, maxReply)); err == nil {
+			return replied(reply, body)
+		}
+	}
+	var dial *net.OpError
+	o := outcome{again: AgainLost, err: failed(api.CodeUnavailable, err, "the indexer cannot be reached")}
+	switch {
+	case errors.As(err, &dial) && dial.Op == "dial":
+		o.again = AgainAbsent
+	case errors.As(err, new(*tls.CertificateVerificationError)), errors.Is(err, context.Canceled):
+		o.again = ""
+	}
+	return o
+}
+
+// replied is what an HTTP reply says.
+func replied(reply *http.Response, body []byte) outcome {
+	o := outcome{reply: body}
+	form, known := api.ContentType(reply.Header.Get("Content-Type"))
+	if reply.StatusCode == http.StatusServiceUnavailable {
+		o.again = AgainRefused
+	}
+	switch {
+	case known && form == api.MsgPack && len(body) > 0:
+	case known && len(body) > 0: // an error in JSON, from where the request's form was not known yet
+		var e api.ErrorBody
+		if api.Unmarshal(api.JSON, body, &e) == nil && e.Error != nil {
+			o.err = e.Error
+			break
+		}
+		fallthrough
+	default:
+		code := api.CodeInternal
+		if o.again != "" {
+			code = api.CodeUnavailable
+		}
+		o.err = api.Errorf(code, "%s says %s, which no indexer does", reply.Request.URL.Host, reply.Status)
+	}
+	if o.err != nil {
+		o.reply = nil
+	}
+	return o
+}
+
+func (t *httpTransport) end(r *request) {
+	if r.cancel != nil {
+		r.cancel()
+	}
+	r.outcomes = nil // attempts that are still under way have it
+}
+
+func (t *httpTransport) refused(*request) error { return nil }
+func (t *httpTransport) lost() <-chan struct{}  { return nil }
+func (t *httpTransport) budget() *rpc.Budget    { return &t.hedges }
+func (t *httpTransport) close()                 {}

@@ -1,0 +1,136 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+var namespaces = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+
+// NATS returns a client of whichever node serves a namespace. It needs no JetStream. The connection should reconnect
+// for as long as the program runs (nats.MaxReconnects(-1)).
+func NATS(conn *nats.Conn, namespace string, o Options) (*Client, error) {
+	if !namespaces.MatchString(namespace) {
+		return nil, api.Errorf(api.CodeMalformed,
+			"namespace %q: use 1 to 32 of a-z, 0-9 and '-', first a letter or digit", namespace)
+	}
+	pool, err := rpc.NewPool(conn)
+	if err != nil {
+		return nil, Failure(rpc.Reply{Err: err})
+	}
+	c := OverPool(pool, func(op string) string { return "kv.v1." + namespace + ".q." + op }, fmt.Sprintf(
+		"no indexer of namespace %q answers on this NATS server: it is not running, or still restoring", namespace), o)
+	c.to.(*natsTransport).own = true
+	return c, nil
+}
+
+// OverPool returns a client that asks through a pool on the subject of each operation. absent is the error's text if
+// nobody serves that. It is for programs with several clients, such as nodes that ask each other.
+func OverPool(pool *rpc.Pool, subject func(op string) string, absent string, o Options) *Client {
+	return newClient(&natsTransport{pool: pool, subject: subject, absent: absent}, o)
+}
+
+type natsTransport struct {
+	pool    *rpc.Pool
+	own     bool // the pool is this client's alone
+	subject func(op string) string
+	absent  string
+}
+
+func (t *natsTransport) send(_ context.Context, r *request, patience time.Duration) (outcome, error) {
+	if len(r.flights) == 0 {
+		r.since, r.absent = t.pool.LastError(), t.absent
+	}
+	id, err := t.pool.Send(t.subject(r.op), api.MsgPack, patience, r.body, r, 0)
+	if err == nil {
+		r.flights = append(r.flights, id)
+		return outcome{}, nil
+	}
+	o := outcome{}
+	if errors.Is(err, rpc.ErrDisconnected) && !t.pool.Closed() {
+		o.again = AgainLost
+	}
+	return o, Failure(rpc.Reply{Err: err})
+}
+
+// Receive implements [rpc.Receiver].
+func (r *request) Receive(_ int, reply rpc.Reply) {
+	o := outcome{reply: reply.Body}
+	if reply.Err != nil {
+		r.refuse(&o, reply)
+	}
+	r.put(o)
+}
+
+// refuse makes the outcome of a reply that is an error.
+func (r *request) refuse(o *outcome, reply rpc.Reply) {
+	var refused *rpc.ServiceError
+	switch {
+	case errors.Is(reply.Err, rpc.ErrNoResponder):
+		o.err, o.again = failed(api.CodeNotReady, reply.Err, "%s", r.absent), AgainAbsent
+		return
+	case errors.As(reply.Err, &refused) && refused.Code == api.CodeNotReady.HTTPStatus():
+		o.again = AgainRefused
+	}
+	if len(reply.Body) == 0 {
+		o.err = Failure(reply)
+	}
+}
+
+func (t *natsTransport) end(r *request) {
+	for _, id := range r.flights {
+		t.pool.Drop(id)
+	}
+}
+
+func (t *natsTransport) refused(r *request) error {
+	if err := t.pool.Refusal(t.subject(r.op), r.since); err != nil {
+		return failed(api.CodeForbidden, err, "this NATS user may not ask")
+	}
+	return nil
+}
+
+func (t *natsTransport) lost() <-chan struct{} { return t.pool.Lost() }
+func (t *natsTransport) budget() *rpc.Budget   { return &t.pool.Hedges }
+
+func (t *natsTransport) close() {
+	if t.own {
+		t.pool.Close()
+	}
+}
+
+// Failure is the error that a reply stands for; nil if it is none. It is an [*Error], or wraps one.
+func Failure(r rpc.Reply) error {
+	if r.Err == nil {
+		return nil
+	}
+	var refused *rpc.ServiceError
+	var own *Error
+	var body api.ErrorBody
+	switch {
+	case errors.As(r.Err, &own):
+		return r.Err
+	case len(r.Body) > 0 && api.Unmarshal(api.MsgPack, r.Body, &body) == nil && body.Error != nil:
+		return body.Error
+	case errors.As(r.Err, &refused):
+		return api.Refusal(refused.Code, refused.Description) // of a node before v0.4.0, which says no more
+	case errors.Is(r.Err, rpc.ErrTooLarge):
+		return api.Errorf(api.CodeTooLarge,
+			"%v; ask with hashes instead of tokens, or over HTTP, which takes %d bytes (8 MiB)", r.Err, api.MaxBody)
+	case errors.Is(r.Err, rpc.ErrBusy):
+		return failed(api.CodeBusy, r.Err, "this process has no room for the request")
+	case errors.Is(r.Err, rpc.ErrDenied):
+		return failed(api.CodeForbidden, r.Err, "this NATS user may not ask")
+	case errors.Is(r.Err, rpc.ErrNoResponder):
+		return failed(api.CodeNotReady, r.Err, "nobody answers")
+	}
+	return failed(api.CodeUnavailable, r.Err, "the request could not be sent")
+}
