@@ -143,8 +143,17 @@ func (f *fleet) start(name string) *peer {
 	member, end := context.WithCancel(f.ctx)
 	var done sync.WaitGroup
 	done.Go(func() { p.node.Run(running) })
-	done.Go(func() { p.gone <- p.member.Run(member) })
-	p.end, p.stop = end, sync.OnceFunc(func() { end(); stop(); done.Wait() })
+	left := make(chan struct{})
+	go func() { p.gone <- p.member.Run(member); close(left) }()
+	p.end, p.stop = end, sync.OnceFunc(func() {
+		end()
+		stop()
+		done.Wait()
+		select {
+		case <-left:
+		case <-p.asked.Done(): // it has crashed: nobody waits until it gives up draining
+		}
+	})
 	f.Cleanup(p.stop)
 	select {
 	case <-ready:

@@ -136,6 +136,7 @@ func TestAnswersNameResync(t *testing.T) {
 // What is lost between the log and the index is found, counted, said, and read again: when something follows it, and
 // when nothing does.
 func TestWhatIsLostOnTheWayIsReadAgain(t *testing.T) {
+	t.Parallel() // else its cases are waited for before any other test begins
 	for name, follows := range map[string]bool{"something follows": true, "nothing follows": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newSite(t)

@@ -3,6 +3,7 @@ package node
 import (
 	"flag"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -12,7 +13,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
+func TestMain(m *testing.M) {
+	flag.Set("rapid.seed", "1")    // the same cases each time; `make explore` takes others
+	flag.Set("test.parallel", "8") // most tests here wait for NATS and for ticks; they need little processor time
+	os.Exit(m.Run())
+}
 
 // TestPartitionsComeAndGo has a machine that keeps now these partitions and now those: from a snapshot or from the
 // log's beginning on, let go a few holdings at a time, with events of the others between. What it keeps is what the

@@ -40,6 +40,7 @@ func (w *site) lives() int {
 // A log that has lost something costs a worker one new incarnation, however many nodes ask, however often, and whether
 // its shim finds out first or is asked first.
 func TestOneNewLifeForWhatWasLost(t *testing.T) {
+	t.Parallel() // else its cases are waited for before any other test begins
 	for name, talks := range map[string]bool{"asked first": false, "found out first": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newSite(t)

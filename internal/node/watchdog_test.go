@@ -381,6 +381,7 @@ func TestForgottenByAnOperator(t *testing.T) {
 // TestSnapshotsAreDue has snapshots written by themselves: by time and by blocks since the last, and not while nothing
 // changes.
 func TestSnapshotsAreDue(t *testing.T) {
+	t.Parallel() // else its cases are waited for before any other test begins
 	for name, set := range map[string]func(*site){
 		"by time": func(w *site) { w.interval = time.Second }, "by blocks": func(w *site) { w.blocks = 7 },
 		// 10 blocks are some 300 bytes
