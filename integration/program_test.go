@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
@@ -156,7 +157,7 @@ func TestExternalServer(t *testing.T) {
 		"prod")
 	x.WaitFor("msg=ready")
 	if s := harness.Status(t, addr, "--namespace", "prod"); !s.Ready || len(s.Partitions) != 8 ||
-		s.Partitions[7].State != "serving" {
+		s.Partitions[7].State != api.PartitionServing {
 		t.Fatalf("%+v", s)
 	}
 	x.Stop()

@@ -258,7 +258,7 @@ func aloneCluster(s *api.Status) *api.ClusterStatus {
 		Behind: []events.Partition{}, Releasing: []events.Partition{}}
 	c := &api.ClusterStatus{Copies: 1}
 	for _, p := range s.Partitions {
-		if p.State == "serving" || p.State == "resync_needed" {
+		if p.State.Serves() {
 			n.Ready = append(n.Ready, p.Partition)
 		} else {
 			c.Short, c.Unserved = append(c.Short, p.Partition), append(c.Unserved, p.Partition)

@@ -274,7 +274,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(lag, float64(p.Lag), name)
 		gauge(applied, float64(p.Seq), name)
 		gauge(behind, yes(p.Behind), name)
-		gauge(serving, yes(p.State == "serving"), name)
+		gauge(serving, yes(p.State == api.PartitionServing), name)
 		gauge(resyncNeeded, yes(p.ResyncNeeded), name)
 		gauge(stale, float64(p.StaleMS)/1000, name)
 		usage(logBytes, logLimit, p.Log, name)

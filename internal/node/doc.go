@@ -2,10 +2,13 @@
 // brings them back from their snapshots, applies the log that follows, answers queries, and writes snapshots.
 //
 // [Machine] decides what a message of the log means: which events of a rank are new, which incarnation is over, where
-// something is missing and the rank must be cleared. It is stepped and replayable. [Node] does the waiting around it.
+// something is missing and the rank must be cleared. partition decides what the node does with one partition, and when:
+// restore, catch up, serve, ask for a resync, write a snapshot. Both are stepped and replayable. [Node] does the
+// waiting around them: each partition that is kept has an owner, a goroutine that does what the partition's phase asks
+// for.
 //
 //	        restore                 read                      save
-//	bucket ─────────▶ follower ◀──────────── log      saver ─────────▶ bucket
+//	bucket ─────────▶  owner   ◀──────────── log      saver ─────────▶ bucket
 //	                     │ work                         │ capture, export a little at a time
 //	                     ▼                              ▼
 //	                  writer: owns the Machine and writes to the index

@@ -27,7 +27,7 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 		return w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt})
 	}
 
-	w.node.set(0, func(s *standing) { s.state = stateRestoring })
+	w.node.put(0, &restoring{kept: &kept{}})
 	a, err := find()
 	w.must(err)
 	if a.Complete || !slices.Equal(a.Missing, []events.Partition{0}) || len(a.Workers) != 0 || len(a.Partitions) != 0 {
@@ -44,7 +44,7 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 		!strings.HasPrefix(failure.Message, "this node does not serve partitions [0] now") {
 		t.Errorf("while the partition is empty: %+v, %v", a, err)
 	}
-	w.node.set(0, func(s *standing) { s.state = stateServing })
+	w.node.put(0, servingAt(0))
 	if a, err := find(); !errors.As(err, &failure) || failure.Code != api.CodeUnknownModel {
 		t.Errorf("when the partition is there and empty: %+v, %v", a, err)
 	}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // freshness is how old what a partition's answers reflect may be.
@@ -28,7 +31,8 @@ const (
 // ageCheck is how often the node looks whether something has become old.
 const ageCheck = 250 * time.Millisecond
 
-// watchAge tells queries whether they need to look how old anything is, until ctx ends.
+// watchAge looks how far partitions are behind, and tells queries whether they need to look how old anything is, until
+// ctx ends.
 func (n *Node) watchAge(ctx context.Context) {
 	tick := time.NewTicker(ageCheck)
 	defer tick.Stop()
@@ -38,14 +42,22 @@ func (n *Node) watchAge(ctx context.Context) {
 			return
 		case now := <-tick.C:
 			aged := false
-			for _, s := range n.parts {
-				s.mu.Lock()
-				aged = aged || s.taken && s.fresh.age(now, n.started) > 0
-				s.mu.Unlock()
+			for p := range n.parts {
+				aged = n.tick(now, events.Partition(p)) || aged
 			}
 			n.aged.Store(aged)
 		}
 	}
+}
+
+// tick has a partition look how far it is behind its log, and reports whether what is known of it is old.
+func (n *Node) tick(now time.Time, p events.Partition) (aged bool) {
+	applied := n.machine.Applied(p)
+	n.step(p, func(pt *partition) effects {
+		aged = pt.age(now) > 0
+		return pt.tick(now, applied)
+	})
+	return aged
 }
 
 // asOf is the time that answers are of; zero: not known.
@@ -69,8 +81,8 @@ func (f *freshness) age(now, began time.Time) uint64 {
 	return 0
 }
 
-// room tells whether the log took messages, at a time.
-func (f *freshness) room(at time.Time, refused bool) {
+// measured tells whether the log took messages, at a time.
+func (f *freshness) measured(at time.Time, refused bool) {
 	if f.refused = refused; !refused {
 		f.writable = at
 	}
@@ -85,14 +97,14 @@ func inWords(ms uint64) string {
 // what is known is old, or that need a resync. Any goroutine may call it.
 func (n *Node) Notes() (list []string) {
 	now := time.Now()
-	for p, s := range n.parts {
-		s.mu.Lock()
-		age, need, taken, state := s.fresh.age(now, n.started), s.need != nil, s.taken, s.state
-		s.mu.Unlock()
+	for p, o := range n.parts {
+		o.mu.Lock()
+		age, need, state := o.age(now), o.need() != nil, o.phase.state()
+		o.mu.Unlock()
 		switch {
-		case !taken:
+		case state == api.PartitionAbsent:
 			continue
-		case !serves(state):
+		case !state.Serves():
 			list = append(list, fmt.Sprintf("partition %d is %s: its workers are missing in answers of this node", p,
 				state))
 			continue
@@ -104,4 +116,32 @@ func (n *Node) Notes() (list []string) {
 		}
 	}
 	return list
+}
+
+// lag tells for how long what a log had is not applied, by this process's clock alone.
+type lag struct {
+	mark  events.StreamSeq // the log's end at since; 0: all of it was applied
+	since time.Time
+	took  time.Duration // how long it was until the mark before was reached
+}
+
+// unreachable is a mark beyond every log.
+const unreachable = ^events.StreamSeq(0)
+
+// look brings it up to date, and returns it. A log that cannot be read may have anything.
+func (l *lag) look(now time.Time, applied, last events.StreamSeq, unreadable bool) time.Duration {
+	if unreadable {
+		last = unreachable
+	}
+	switch {
+	case applied >= last:
+		*l = lag{}
+		return 0
+	case l.mark == 0:
+		l.mark, l.since = last, now
+	case applied >= l.mark:
+		l.took = now.Sub(l.since)
+		l.mark, l.since = last, now
+	}
+	return max(l.took, now.Sub(l.since))
 }

@@ -104,9 +104,12 @@ func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
 	w.startShim()
 	w.grow(3)
 	w.awaitAll()
-	w.node.set(0, func(s *standing) { s.fresh.room(time.Now().Add(-time.Minute), false) })
+	measured := func(at time.Time, refused bool) {
+		w.node.step(0, func(pt *partition) effects { return pt.measured(at, usage{}, refused, true) })
+	}
+	measured(time.Now().Add(-time.Minute), false)
 	w.until("fresh", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
-	w.node.set(0, func(s *standing) { s.fresh.room(time.Now(), true) })
+	measured(time.Now(), true)
 	w.until("old, though it is read to its end again and again",
 		func(s api.PartitionStatus) bool { return s.StaleMS > 0 })
 	w.node.lookAtRoom(w.ctx)
@@ -124,7 +127,10 @@ func TestAnswersNameResync(t *testing.T) {
 		t.Error("resync needed of a whole log")
 	}
 	stop() // so that nobody can say again what was lost
-	w.node.set(0, func(s *standing) { s.need = newNeed("a test"); s.state = w.node.settled(s) })
+	w.node.step(0, func(pt *partition) effects {
+		pt.reading().need = pt.newNeed("a test")
+		return effects{}
+	})
 	if s := w.find(); !s.ResyncNeeded {
 		t.Errorf("%+v", s)
 	}

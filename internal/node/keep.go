@@ -11,101 +11,108 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// A node keeps all partitions, or, where it shares the namespace with others, those that it is told to keep. A
+// A node keeps all partitions, or, where it shares the namespace with others, those that the cluster assigns to it. A
 // partition that it does not keep is absent: nothing is held of it and nothing is said of it. Each partition that it
-// keeps has a goroutine, which restores it, follows its log, and empties it when it is kept no more:
-//
-//	absent ──Keep──▶ restoring ──▶ catching_up ──▶ serving
-//	  ▲                                               │
-//	  └────── emptied, a few ranks at a time ◀──Keep──┘
-//
-// It is absent to queries from the moment on at which Keep leaves it out; only when it is empty can it be taken again.
+// keeps has a goroutine, its owner, which does what the partition's phase asks for (partition.go). A partition is
+// absent to queries from the moment at which Keep leaves it out; only when it is empty can it be restored again.
 
-// Keep says which partitions the node keeps from now on: what is new is restored and served beside the others, what is
-// no longer in the set is forgotten. It returns at once. It makes a [cluster.Keeper] of a node whose Config says
+// Keep says which partitions the node keeps from now on. It restores and serves new ones beside the others, and drops
+// those that are no longer in the set. It returns at once. It makes a [cluster.Keeper] of a node whose Config says
 // Shared.
 func (n *Node) Keep(set cluster.Set) {
 	n.keeping.Lock()
 	defer n.keeping.Unlock()
 	for p := range n.parts {
 		p := events.Partition(p)
-		wanted := set.Has(p)
-		n.set(p, func(s *standing) {
-			if s.wanted && !wanted {
-				s.taken = false
-				if s.leave != nil {
-					s.leave()
-				}
-			}
-			s.wanted = wanted
-		})
-		n.tend(p)
+		n.step(p, func(pt *partition) effects { return pt.keep(set.Has(p)) })
+		n.startOwner(p)
 	}
 	n.assigned.Store(true)
-	n.settle()
+	n.checkReady()
 }
 
-// tend starts the goroutine of a partition that is wanted and has none. Called with n.keeping held.
-func (n *Node) tend(p events.Partition) {
-	if n.running == nil || n.running.Err() != nil {
+// startOwner starts the owner of a partition that is kept and has none. Called with n.keeping held.
+func (n *Node) startOwner(p events.Partition) {
+	o := n.parts[p]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, nothing := o.phase.(*absent)
+	if nothing || o.running || n.running == nil || n.running.Err() != nil {
 		return
 	}
-	start, ctx := false, n.running
-	n.set(p, func(s *standing) {
-		start = s.wanted && !s.tended
-		s.tended = s.tended || start
-	})
-	if start {
-		n.tending.Go(func() { n.tendWhileWanted(ctx, p) })
-	}
+	o.running = true
+	ctx := n.running
+	n.owners.Go(func() { n.own(ctx, p) })
 }
 
-// startTending begins with what is wanted, and returns what ends it once ctx has ended.
-func (n *Node) startTending(ctx context.Context) (end func()) {
+// startOwners starts the owners of partitions that are kept, and returns what waits for all owners once ctx has ended.
+func (n *Node) startOwners(ctx context.Context) (wait func()) {
 	n.keeping.Lock()
 	defer n.keeping.Unlock()
 	n.running = ctx
 	for p := range n.parts {
-		n.tend(events.Partition(p))
+		n.startOwner(events.Partition(p))
 	}
 	return func() {
 		n.keeping.Lock()
 		n.running = nil
 		n.keeping.Unlock()
-		n.tending.Wait()
+		n.owners.Wait()
 	}
 }
 
-// tendWhileWanted keeps a partition for as long as it is wanted, and until ctx ends: what it has then stays for the
-// last snapshot.
-func (n *Node) tendWhileWanted(ctx context.Context, p events.Partition) {
-	for {
-		following, leave := context.WithCancel(ctx)
-		wanted := false
-		n.set(p, func(s *standing) {
-			if wanted = s.wanted; wanted {
-				s.begin(leave)
-			} else {
-				s.tended = false
-			}
-		})
-		if wanted {
-			n.follow(following, p)
+// own does what a partition's phases ask for until it is absent, or until ctx ends: the index keeps what it has then
+// for the last snapshot.
+func (n *Node) own(ctx context.Context, p events.Partition) {
+	o := n.parts[p]
+	for ctx.Err() == nil {
+		doing, cancel := context.WithCancel(ctx)
+		o.mu.Lock()
+		ph, wait := o.phase, time.Until(o.notBefore)
+		_, nothing := ph.(*absent)
+		o.running, o.cancel = !nothing, cancel
+		o.mu.Unlock()
+		if wait > 0 {
+			pause(doing, wait)
 		}
-		leave()
-		if !wanted || ctx.Err() != nil {
+		if doing.Err() == nil && !nothing {
+			n.carryOut(doing, p, ph)
+		}
+		cancel()
+		if nothing {
 			return
 		}
-		_ = n.empty(ctx, p) // fails only with ctx
 	}
 }
 
-// begin makes the standing that of a partition that is taken now.
-func (s *standing) begin(leave func()) {
-	s.taken, s.leave, s.state = true, leave, stateRestoring
-	s.epoch, s.last, s.err, s.at = time.Time{}, 0, nil, Restored{}
-	s.lost, s.doubted, s.need, s.save, s.lag, s.behind = "", 0, nil, saveState{}, lag{}, false
-	s.fresh, s.missed, s.mending = freshness{}, nil, false
+// carryOut does what a partition's phase asks for, until that is done or ctx ends.
+func (n *Node) carryOut(ctx context.Context, p events.Partition, ph phase) {
+	if r := readingOf(ph); r != nil {
+		n.read(ctx, p, r.epoch)
+		return
+	}
+	err := n.empty(ctx, p) // also before a restore that follows another
+	switch ph := ph.(type) {
+	case *emptying:
+		if err == nil { // else ctx has ended
+			n.step(p, (*partition).emptied)
+		}
+	case *restoring:
+		var r *restoration
+		if err == nil {
+			r, err = n.restore(ctx, p, ph.divergedAt)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		now := time.Now()
+		n.step(p, func(pt *partition) effects {
+			if err != nil {
+				return pt.failed(now, err)
+			}
+			return pt.restored(now, r)
+		})
+	}
 }
 
 // emptyBudget is how many holdings the writer forgets at a time, between other work, unless a single rank has more.
@@ -140,6 +147,7 @@ func (m *Machine) Forget(p events.Partition) {
 		delete(part.ranks, key)
 	}
 	part.applied.Store(0)
+	part.grown = growth{}
 	part.marks = nil
 	m.stale = true
 	m.publishView()
@@ -167,15 +175,15 @@ func (m *Machine) Drop(p events.Partition, holdings int64) (more bool) {
 	return len(part.forgotten) > 0
 }
 
-// keeps reports whether the node has taken a partition.
+// keeps reports whether the node keeps a partition.
 func (n *Node) keeps(p events.Partition) bool {
-	s := n.parts[p]
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.taken
+	o := n.parts[p]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.phase.data() != nil
 }
 
-// kept lists the partitions that the node has taken.
+// kept lists the partitions that the node keeps.
 func (n *Node) kept() (list []events.Partition) {
 	for p := range n.parts {
 		if p := events.Partition(p); n.keeps(p) {
@@ -215,9 +223,9 @@ func (n *Node) Ready() error {
 	}
 }
 
-// settle makes the node ready if all that it keeps serves. A node that was ready once stays so; what it cannot answer
-// from is missing in answers.
-func (n *Node) settle() {
+// checkReady makes the node ready if all that it keeps serves. A node that was ready once stays so; what it cannot
+// answer from is missing in answers.
+func (n *Node) checkReady() {
 	if n.assigned.Load() && n.unready.Load() == 0 && n.ready.CompareAndSwap(false, true) {
 		n.cfg.Hooks.Ready()
 	}
@@ -226,21 +234,21 @@ func (n *Node) settle() {
 // Standing is what the node serves now, for others to know.
 func (n *Node) Standing() (st cluster.Standing) {
 	now := time.Now()
-	for p, s := range n.parts {
+	for p, o := range n.parts {
 		p := events.Partition(p)
-		s.mu.Lock()
-		if serves(s.state) {
-			s.behind = s.lag.look(now, n.machine.Applied(p), s.last, s.err != nil) > n.cfg.BehindAfter
-			if s.behind {
+		n.tick(now, p)
+		o.mu.Lock()
+		if o.serves() {
+			if o.behind() {
 				st.Behind.Add(p)
 			} else {
 				st.Ready.Add(p)
 			}
-			if s.save.left(now) {
+			if o.phase.data().saved.left(now) {
 				st.Failing.Add(p)
 			}
 		}
-		s.mu.Unlock()
+		o.mu.Unlock()
 	}
 	models := map[string]cluster.Set{}
 	for model, list := range n.machine.View().Models {
@@ -268,32 +276,4 @@ func (n *Node) MayServe(p events.Partition, model string) bool {
 		_, has := slices.BinarySearch(s.Partitions, p)
 		return has
 	})
-}
-
-// lag tells for how long what a log had is not applied, by this process's clock alone.
-type lag struct {
-	mark  events.StreamSeq // the log's end at since; 0: all of it was applied
-	since time.Time
-	took  time.Duration // how long it was until the mark before was reached
-}
-
-// unreachable is a mark beyond every log.
-const unreachable = ^events.StreamSeq(0)
-
-// look brings it up to date, and returns it. A log that cannot be read may have anything.
-func (l *lag) look(now time.Time, applied, last events.StreamSeq, unreadable bool) time.Duration {
-	if unreadable {
-		last = unreachable
-	}
-	switch {
-	case applied >= last:
-		*l = lag{}
-		return 0
-	case l.mark == 0:
-		l.mark, l.since = last, now
-	case applied >= l.mark:
-		l.took = now.Sub(l.since)
-		l.mark, l.since = last, now
-	}
-	return max(l.took, now.Sub(l.since))
 }

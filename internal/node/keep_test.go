@@ -79,6 +79,9 @@ func TestPartitionsComeAndGo(t *testing.T) {
 			case what < 9:
 				m.Forget(p)
 				twins[p], going[p] = nil, m.Drop(p, 1)
+				if m.parts[p].grown != (growth{}) { // else a snapshot of what did not change would be due
+					t.Fatalf("partition %d is forgotten, and has grown by %+v", p, m.parts[p].grown)
+				}
 			}
 			all := naive{}
 			for _, n := range twins {

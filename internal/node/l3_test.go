@@ -57,7 +57,7 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 		Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Patience: patience},
 	}})
 	x.l3.watch(ctx)
-	x.set(0, func(s *standing) { s.state = stateServing })
+	x.put(0, servingAt(0))
 	for i := range tokens {
 		x.prompt = append(x.prompt, uint32(i*7919%151_936))
 	}

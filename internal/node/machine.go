@@ -21,7 +21,7 @@ import (
 //  3. A rank is in the index under the space of the model and block size that its incarnation announced.
 type Machine struct {
 	index     *radix.Index
-	parts     []*partition
+	parts     []*replica
 	spaces    map[spaceKey]uint32
 	nextSpace uint32
 	view      atomic.Pointer[View]
@@ -31,14 +31,14 @@ type Machine struct {
 	counts Counts
 }
 
-// partition is one share of the log and the ranks whose events lie in it.
-type partition struct {
+// replica is what the log of one partition has said: the ranks whose events lie in it, and how far it is applied.
+type replica struct {
 	id      events.Partition
 	stream  string
 	epoch   time.Time
 	applied atomic.Uint64 // events.StreamSeq; written by the writer, read by queries
 	time    events.Millis // when the log took the last message applied; 0: not known
-	grown   growth        // since the process began
+	grown   growth        // since it was empty
 	ranks   map[events.RankKey]*rank
 
 	forgotten []radix.RankID // still in the index, and in nothing else
@@ -113,7 +113,7 @@ type Message struct {
 func NewMachine(index *radix.Index, n int) *Machine {
 	m := &Machine{index: index, spaces: map[spaceKey]uint32{}, nextSpace: 1}
 	for p := range n {
-		m.parts = append(m.parts, &partition{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
+		m.parts = append(m.parts, &replica{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
 	}
 	m.view.Store(&View{})
 	return m
@@ -171,7 +171,7 @@ func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 	return ok
 }
 
-func (m *Machine) applyMessage(part *partition, msg *Message) {
+func (m *Machine) applyMessage(part *replica, msg *Message) {
 	m.counts.Messages++
 	if msg.Bad || events.DecodeBatch(msg.Data, &m.batch) != nil {
 		m.counts.Poison++

@@ -312,7 +312,7 @@ func load(t *rapid.T, m *Machine, bucket map[string][]byte) *snapshot.Ledger {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var to *restoring
+	var to *imageSink
 	ledger, err := snapshot.Read(manifest, func(key string) ([]byte, error) {
 		if data, ok := bucket[key]; ok {
 			return data, nil

@@ -2,8 +2,10 @@ package node
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -124,13 +126,13 @@ type Node struct {
 	bell    bell
 	stirred chan struct{} // of Stirred
 	started time.Time
-	parts   []*standing
+	parts   []*owner
 	ready   atomic.Bool
 	saving  sync.Mutex // one snapshot, or one partition being emptied, at a time
 
-	keeping  sync.Mutex      // which partitions are wanted; before any standing's
+	keeping  sync.Mutex      // which partitions are wanted; before any owner's
 	running  context.Context // while Run runs
-	tending  sync.WaitGroup  // the partitions' goroutines
+	owners   sync.WaitGroup  // the partitions' goroutines
 	assigned atomic.Bool     // it is known which are wanted
 
 	unready atomic.Int32  // partitions that are wanted and do not serve
@@ -153,41 +155,13 @@ type work struct {
 	done      chan struct{} // closed after do
 }
 
-// standing is how the node stands with one partition.
-type standing struct {
-	mu     sync.Mutex
-	wanted bool   // by Keep
-	taken  bool   // by its goroutine, and not to be left; else the partition is absent
-	tended bool   // it has a goroutine
-	leave  func() // ends following it
-	state  string
-	lapses uint64 // how often it ceased to serve
-	epoch  time.Time
-	last   events.StreamSeq // of the log, as last heard
-	err    error            // why the log cannot be read
-	at     Restored
-	lost   string // what the log was found to have lost, until the partition has begun again
-	// the log has another message there than was applied: no snapshot of it or later is of this log. 0: none
-	doubted events.StreamSeq
-	need    *need // nil if nothing
-	save    saveState
-	log     usage // of the log
-	lag     lag
-	fresh   freshness
-	missed  chan struct{} // of its reader: something comes when messages are missing; nil: it has been told
-	mending bool          // messages were missing, and the log is read again
-	behind  bool          // far behind its log, when last looked at
+// owner carries out what one partition's machine decides. The node's goroutines step the machine by way of [Node.step].
+type owner struct {
+	mu sync.Mutex // guards all below
+	partition
+	running bool   // the owner's goroutine runs
+	cancel  func() // breaks off what that goroutine does for the present phase
 }
-
-// The states of a partition.
-const (
-	stateAbsent      = "absent"
-	stateRestoring   = "restoring"
-	stateCatchingUp  = "catching_up"
-	stateServing     = "serving"
-	stateUnavailable = "unavailable"
-	stateResync      = "resync_needed"
-)
 
 // New returns a node that does nothing until Run.
 func New(cfg Config) *Node {
@@ -211,67 +185,27 @@ func New(cfg Config) *Node {
 		stirred: make(chan struct{}, 1), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
 	n.machine = NewMachine(n.index, partitions)
-	for range partitions {
-		n.parts = append(n.parts, &standing{state: stateAbsent})
+	of := &policy{
+		started: n.started, behindAfter: cfg.BehindAfter, snapshotInterval: cfg.SnapshotInterval,
+		snapshotBlocks: cfg.SnapshotBlocks, resyncPause: cfg.ResyncPause, newID: rand.Text,
 	}
-	if !cfg.Shared {
-		for _, s := range n.parts {
-			s.wanted, s.taken, s.state = true, true, stateRestoring
+	for p := range partitions {
+		n.parts = append(n.parts, &owner{partition: partition{policy: of, phase: &absent{}}})
+		if !cfg.Shared {
+			n.step(events.Partition(p), func(pt *partition) effects { return pt.keep(true) })
 		}
-		n.unready.Store(int32(partitions))
-		n.assigned.Store(true)
 	}
+	n.assigned.Store(!cfg.Shared)
 	return n
 }
 
+// withDefaults has each hook that is nil do nothing.
 func (h Hooks) withDefaults() Hooks {
-	if h.Restored == nil {
-		h.Restored = func(events.Partition, Restored) {}
-	}
-	if h.Rejected == nil {
-		h.Rejected = func(events.Partition, string, error) {}
-	}
-	if h.CaughtUp == nil {
-		h.CaughtUp = func(events.Partition, events.StreamSeq) {}
-	}
-	if h.Ready == nil {
-		h.Ready = func() {}
-	}
-	if h.Unfit == nil {
-		h.Unfit = func(events.Partition, jetstream.Notice) {}
-	}
-	if h.Trouble == nil {
-		h.Trouble = func(events.Partition, error) {}
-	}
-	if h.Recovered == nil {
-		h.Recovered = func(events.Partition) {}
-	}
-	if h.Saved == nil {
-		h.Saved = func(api.SnapshotInfo, time.Duration) {}
-	}
-	if h.SaveError == nil {
-		h.SaveError = func(events.Partition, error) {}
-	}
-	if h.Purged == nil {
-		h.Purged = func(events.Partition, events.StreamSeq) {}
-	}
-	if h.ResyncAsked == nil {
-		h.ResyncAsked = func(events.Partition, string, int, error) {}
-	}
-	if h.Reread == nil {
-		h.Reread = func(events.Partition, events.StreamSeq) {}
-	}
-	if h.Mended == nil {
-		h.Mended = func(events.Partition, error) {}
-	}
-	if h.Resynced == nil {
-		h.Resynced = func(events.Partition) {}
-	}
-	if h.Filling == nil {
-		h.Filling = func(string, int64, int64) {}
-	}
-	if h.Unwritable == nil {
-		h.Unwritable = func(string, error) {}
+	all := reflect.ValueOf(&h).Elem()
+	for i := range all.NumField() {
+		if f := all.Field(i); f.IsNil() {
+			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value { return nil }))
+		}
 	}
 	return h
 }
@@ -282,13 +216,13 @@ func (n *Node) Run(ctx context.Context) {
 	n.l3.watch(running)
 	var writer, others sync.WaitGroup
 	writer.Go(func() { n.write(running) })
-	endTending := n.startTending(ctx)
+	waitForOwners := n.startOwners(ctx)
 	others.Go(func() { n.saveWhenDue(ctx) })
 	others.Go(func() { n.resyncWhenNeeded(ctx) })
 	others.Go(func() { n.watchRoom(ctx) })
 	others.Go(func() { n.watchAge(ctx) })
 	others.Wait()
-	endTending()
+	waitForOwners()
 	last, cancel := context.WithTimeout(running, lastSave)
 	n.saveChanged(last)
 	cancel()
@@ -324,29 +258,20 @@ func (n *Node) write(ctx context.Context) {
 	}
 }
 
-// apply applies messages of a log. What is missing before them or at the end is read again: the reader's run is
-// unbroken, so it was lost on the way here.
+// apply applies messages of a log, and tells the partition's machine what is missing: the reader's run is unbroken, so
+// it was lost between the reader and the index.
 func (n *Node) apply(w work) {
 	whole := n.machine.Apply(w.partition, w.messages)
-	if w.end != nil {
-		whole = whole && n.machine.Applied(w.partition) >= w.end.Seq
+	if whole && w.end == nil {
+		return
 	}
-	s := n.parts[w.partition]
-	switch {
-	case !whole:
-		s.mu.Lock()
-		if s.missed != nil { // one reader is told once
-			n.rereads.Add(1)
-			s.mending = true
-			close(s.missed)
-			s.missed = nil
+	now, applied := time.Now(), n.machine.Applied(w.partition)
+	n.step(w.partition, func(pt *partition) effects {
+		if !whole {
+			return pt.missed(now, applied)
 		}
-		s.mu.Unlock()
-	case w.end != nil:
-		s.mu.Lock()
-		s.fresh.readTo, s.mending = w.end.Time, false
-		s.mu.Unlock()
-	}
+		return pt.noticed(now, *w.end, applied)
+	})
 }
 
 // do has the writer do something, and waits until it is done.
@@ -361,35 +286,6 @@ func (n *Node) do(ctx context.Context, f func(*Machine)) error {
 	return nil
 }
 
-// follow keeps one partition: it restores it, applies its log, and begins again when the log turns out to be another
-// one.
-func (n *Node) follow(ctx context.Context, p events.Partition) {
-	for ctx.Err() == nil {
-		err := n.empty(ctx, p)
-		var at jetstream.Position
-		if err == nil {
-			at, err = n.restore(ctx, p)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil {
-			n.trouble(p, err)
-			pause(ctx, time.Second)
-			continue
-		}
-		n.set(p, func(s *standing) { s.state = stateCatchingUp })
-		begun := time.Now()
-		n.read(ctx, p, at)
-		if time.Since(begun) < rest { // what could not be read at once will hardly be better now
-			pause(ctx, rest)
-		}
-	}
-}
-
-// rest is the least time between two beginnings.
-const rest = 500 * time.Millisecond
-
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -399,56 +295,55 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// read applies a partition's log from a position on, until ctx ends or the log is found to be another one. If messages
-// are missing on the way to the index they are read again.
-func (n *Node) read(ctx context.Context, p events.Partition, at jetstream.Position) {
-	for n.readOnce(ctx, p, at) {
-		if n.do(ctx, func(m *Machine) { at.Seq, at.Time = m.Applied(p), m.parts[p].time }) != nil {
-			return
-		}
-		n.cfg.Hooks.Reread(p, at.Seq+1)
-		pause(ctx, rest)
+// read applies what follows in a partition's log, until ctx ends.
+func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epoch) {
+	at := jetstream.Position{Epoch: epoch}
+	if n.do(ctx, func(m *Machine) { at.Seq, at.Time = m.Applied(p), m.parts[p].time }) != nil {
+		return
 	}
-}
-
-// readOnce is read with one reader; again says that messages were missing.
-func (n *Node) readOnce(ctx context.Context, p events.Partition, at jetstream.Position) (again bool) {
-	updates, missed := make(chan jetstream.Update, 2), make(chan struct{})
+	begun := time.Now() // nothing of the reader before is under way to the writer any more
+	n.step(p, func(pt *partition) effects { return pt.opened(begun) })
+	updates := make(chan jetstream.Update, 2)
 	reader, err := n.cfg.Namespace.StartReader(jetstream.ReaderConfig{
 		Partition: p, After: at, Out: updates, Watch: n.cfg.Watch, Ends: endsEvery,
 	})
 	if err != nil {
-		n.trouble(p, err)
-		pause(ctx, time.Second)
-		return false
+		n.step(p, func(pt *partition) effects { return pt.failed(begun, err) })
+		return
 	}
 	defer reader.Stop()
-	n.set(p, func(s *standing) { s.missed = missed })
 	keys := map[string]events.RankKey{}
 	for {
 		var u jetstream.Update
 		select {
 		case u = <-updates:
-		case <-missed:
-			return true
 		case <-ctx.Done():
-			return false
+			return
 		}
-		if u.Notice != nil {
-			if n.noticed(ctx, p, u.Notice) {
-				return false
+		w := work{partition: p}
+		switch notice := u.Notice.(type) {
+		case nil:
+			w.messages = make([]Message, len(u.Messages))
+			for i, m := range u.Messages {
+				w.messages[i] = message(m, keys)
 			}
+			last := u.Messages[len(u.Messages)-1].Seq + events.StreamSeq(u.Pending)
+			n.step(p, func(pt *partition) effects { return pt.received(last) })
+		case jetstream.AtEnd:
+			w.end = &notice
+		default:
+			applied := events.StreamSeq(0)
+			if n.do(ctx, func(m *Machine) { applied = m.Applied(p) }) != nil { // what was read before is applied then
+				return
+			}
+			now := time.Now()
+			n.step(p, func(pt *partition) effects { return pt.noticed(now, notice, applied) })
 			continue
 		}
-		w := work{partition: p, messages: make([]Message, len(u.Messages))}
-		for i, m := range u.Messages {
-			w.messages[i] = message(m, keys)
-		}
-		n.set(p, func(s *standing) { s.last = u.Messages[len(u.Messages)-1].Seq + events.StreamSeq(u.Pending) })
 		select {
 		case n.work <- w:
 		case <-ctx.Done():
-			return false
+			return
 		}
 	}
 }
@@ -475,93 +370,46 @@ func message(m jetstream.Message, keys map[string]events.RankKey) Message {
 	return out
 }
 
-// noticed acts on what a reader tells, and reports whether the partition must begin again.
-func (n *Node) noticed(ctx context.Context, p events.Partition, notice jetstream.Notice) (again bool) {
-	switch notice := notice.(type) {
-	case jetstream.CaughtUp:
-		if n.do(ctx, func(*Machine) {}) != nil { // what was read before is applied then
-			return true
-		}
-		first := false // not after some of it was read again
-		n.set(p, func(s *standing) {
-			first = !serves(s.state)
-			s.state, s.err, s.doubted = n.settled(s), nil, 0
-		})
-		if first {
-			n.cfg.Hooks.CaughtUp(p, notice.Seq)
-		}
-	case jetstream.AtEnd:
-		select {
-		case n.work <- work{partition: p, end: &notice}:
-		case <-ctx.Done():
-			return true
-		}
-	case jetstream.Unavailable:
-		n.trouble(p, notice.Err)
-	case jetstream.Recovered:
-		n.set(p, func(s *standing) { s.err = nil })
-		n.cfg.Hooks.Recovered(p)
+// step steps a partition's machine, and carries out what needs no waiting. Any goroutine may call it.
+func (n *Node) step(p events.Partition, f func(*partition) effects) {
+	o := n.parts[p]
+	o.mu.Lock()
+	owed, lapses := o.owed(), o.lapses
+	e := f(&o.partition)
+	now := o.owed()
+	n.unready.Add(now - owed)
+	n.lapses.Add(o.lapses - lapses)
+	if e.interrupt && o.cancel != nil {
+		o.cancel()
 	}
-	if !jetstream.Final(notice) {
-		return false
+	o.mu.Unlock()
+	h := &n.cfg.Hooks
+	if e.trouble != nil {
+		h.Trouble(p, e.trouble)
 	}
-	n.cfg.Hooks.Unfit(p, notice)
-	n.set(p, func(s *standing) {
-		s.state = stateRestoring
-		if _, truncated := notice.(jetstream.Truncated); !truncated { // what a snapshot may make up for
-			s.lost = notice.String()
-		}
-		if regressed, ok := notice.(jetstream.Regressed); ok {
-			s.doubted = regressed.Applied
-		}
-	})
-	return true
-}
-
-// settled is the state of a partition that has caught up. Called with s.mu held.
-func (n *Node) settled(s *standing) string {
-	if s.need != nil {
-		return stateResync
+	if e.recovered {
+		h.Recovered(p)
 	}
-	return stateServing
-}
-
-func (n *Node) trouble(p events.Partition, err error) {
-	n.set(p, func(s *standing) { s.err = err })
-	n.cfg.Hooks.Trouble(p, err)
-}
-
-// serves reports whether queries may be answered from a partition in a state.
-func serves(state string) bool { return state == stateServing || state == stateResync }
-
-// set changes a partition's standing. What is not taken is absent.
-func (n *Node) set(p events.Partition, change func(*standing)) {
-	s := n.parts[p]
-	s.mu.Lock()
-	before, owed := serves(s.state), s.owed()
-	change(s)
-	if !s.taken {
-		s.state = stateAbsent
+	if e.unfit != nil {
+		h.Unfit(p, e.unfit)
 	}
-	after := serves(s.state)
-	n.unready.Add(s.owed() - owed)
-	settled := owed > 0 && s.owed() == 0
-	if before && !after {
-		s.lapses++
-		n.lapses.Add(1)
+	if e.restored != nil {
+		h.Restored(p, *e.restored)
 	}
-	s.mu.Unlock()
-	if settled {
-		n.settle()
+	if e.caughtUp {
+		h.CaughtUp(p, e.seq)
 	}
-}
-
-// owed is 1 if the partition is wanted and does not serve, else 0. Called with s.mu held.
-func (s *standing) owed() int32 {
-	if s.wanted && !serves(s.state) {
-		return 1
+	if e.reread {
+		n.rereads.Add(1)
+		h.Reread(p, e.seq)
 	}
-	return 0
+	if e.resynced {
+		n.resyncs.ended.Add(1)
+		h.Resynced(p)
+	}
+	if owed > 0 && now == 0 {
+		n.checkReady()
+	}
 }
 
 func notReady(unready int32, of int) error {
@@ -589,15 +437,18 @@ func (n *Node) progress(out []at) []at {
 	if aged { // else no query looks at the clock
 		now = time.Now()
 	}
-	for p, s := range n.parts {
-		seq := n.machine.Applied(events.Partition(p))
-		s.mu.Lock()
-		reflects := at{epoch: s.epoch, seq: seq, whole: serves(s.state), resync: s.need != nil, lapses: s.lapses}
-		if aged {
-			reflects.stale = s.fresh.age(now, n.started)
+	for p, o := range n.parts {
+		reflects := at{seq: n.machine.Applied(events.Partition(p))}
+		o.mu.Lock()
+		reflects.whole, reflects.resync, reflects.lapses = o.serves(), o.need() != nil, o.lapses
+		if k := o.phase.data(); k != nil {
+			reflects.epoch = timeOfEpoch(k.epoch)
 		}
+		if aged {
+			reflects.stale = o.age(now)
+		}
+		o.mu.Unlock()
 		out = append(out, reflects)
-		s.mu.Unlock()
 	}
 	return out
 }

@@ -49,7 +49,7 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	n := New(Config{ID: "n", Namespace: ns, Snapshots: bucket})
 	go n.write(ctx)
 	must(n.do(ctx, func(m *Machine) { m.Begin(0, info.Name, describeLog(ns, info).Epoch, applied, at) }))
-	n.set(0, func(s *standing) { s.epoch, s.state = describeLog(ns, info).Epoch, stateServing })
+	n.put(0, servingAt(info.Epoch))
 	return ctx, n
 }
 
@@ -63,7 +63,7 @@ func TestNoSnapshotOfWhatTheLogHasLost(t *testing.T) {
 	if _, err := n.cfg.Snapshots.Latest(ctx, snapshot.ManifestKey(0)); !errors.Is(err, jetstream.ErrNotFound) {
 		t.Fatalf("there is a manifest: %v", err)
 	}
-	n.set(0, func(s *standing) { s.state = stateRestoring })
+	n.put(0, &restoring{kept: &kept{}})
 	if _, err := n.save(ctx, 0); err == nil {
 		t.Fatal("a snapshot was written of a partition that is being restored")
 	}

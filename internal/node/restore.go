@@ -12,67 +12,48 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// restore brings a partition, which must be empty, to where the best usable snapshot says, and returns the position
-// from which its log goes on. Snapshots that cannot be used are passed over, with a reason. An error means that NATS
-// did not answer: the caller tries again.
-func (n *Node) restore(ctx context.Context, p events.Partition) (jetstream.Position, error) {
+// restore brings a partition, which must be empty, to where the best usable snapshot says, and returns that. It passes
+// over snapshots that cannot be used, with a reason; so it does with those at divergedAt or later, if that is not 0. An
+// error means that NATS did not answer: the caller tries again.
+func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt events.StreamSeq) (*restoration, error) {
 	begun := time.Now()
 	info, err := n.cfg.Namespace.StreamInfo(ctx, p)
 	if err != nil {
-		return jetstream.Position{}, fmt.Errorf("look at the log: %w", err)
+		return nil, fmt.Errorf("look at the log: %w", err)
 	}
 	bucket, err := lookAtBucket(ctx, n.cfg.Snapshots, p)
 	if err != nil {
-		return jetstream.Position{}, err
+		return nil, err
 	}
 	log := describeLog(n.cfg.Namespace, info)
 	choice := snapshot.Choose(bucket.seen, log)
 	for _, r := range choice.Rejected {
 		n.rejected(p, r.Reason, r.Err)
 	}
-	var at Restored
-	var ledger *snapshot.Ledger
-	var used *snapshot.Manifest
-	var doubted events.StreamSeq
-	n.set(p, func(s *standing) { doubted = s.doubted })
+	r := &restoration{epoch: info.Epoch, seq: info.First - 1, last: info.Last, rejected: choice.Rejected}
 	for _, m := range choice.Usable {
-		var err error
-		if doubted != 0 && m.Seq >= doubted {
-			n.rejected(p, snapshot.AheadOfLog,
-				fmt.Errorf("snapshot at sequence %d of a log that has another message at %d", m.Seq, doubted))
+		if divergedAt != 0 && m.Seq >= divergedAt {
+			n.rejected(p, snapshot.AheadOfLog, fmt.Errorf(
+				"snapshot at sequence %d of a log that has another message at %d", m.Seq, divergedAt))
 			continue
 		}
-		if ledger, err = n.load(ctx, p, m, log); err == nil {
-			at = Restored{Seq: m.Seq, Ranks: m.Counts.Ranks, Holdings: m.Counts.Holdings}
-			used = m
+		ledger, err := n.load(ctx, p, m, log)
+		if err == nil {
+			r.seq, r.used, r.ledger = m.Seq, m, ledger
 			break
 		}
 		if forget := n.empty(ctx, p); forget != nil || errors.Is(err, jetstream.ErrUnavailable) {
-			return jetstream.Position{}, errors.Join(err, forget)
+			return nil, errors.Join(err, forget)
 		}
 		n.rejected(p, snapshot.ReasonOf(err), err)
 	}
-	var seqTime events.Millis
-	if used != nil {
-		seqTime = events.Millis(used.SeqTime)
-	} else {
-		at.Seq = info.First - 1
-		if err := n.do(ctx, func(m *Machine) { m.Begin(p, info.Name, log.Epoch, at.Seq, 0) }); err != nil {
-			return jetstream.Position{}, err
+	if r.used == nil {
+		if err := n.do(ctx, func(m *Machine) { m.Begin(p, info.Name, log.Epoch, r.seq, 0) }); err != nil {
+			return nil, err
 		}
 	}
-	at.Took = time.Since(begun)
-	n.set(p, func(s *standing) {
-		at.Lost = lost(s.lost, choice.Rejected, used != nil, at.Seq)
-		s.lost = ""
-		if s.need = nil; at.Lost != "" {
-			s.need = newNeed(at.Lost)
-		}
-		s.epoch, s.last, s.err, s.at = log.Epoch, info.Last, nil, at
-		s.save.begin(ledger, used, time.Now())
-	})
-	n.cfg.Hooks.Restored(p, at)
-	return jetstream.Position{Epoch: info.Epoch, Seq: at.Seq, Time: seqTime}, nil
+	r.took = time.Since(begun)
+	return r, nil
 }
 
 // lost says what the partition's log said once and neither it nor a snapshot says now; empty if nothing is known to be
@@ -101,11 +82,12 @@ func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
 	n.cfg.Hooks.Rejected(p, why.String(), err)
 }
 
+func timeOfEpoch(e jetstream.Epoch) time.Time { return time.Unix(0, int64(e)).UTC() }
+
 // describeLog is what a stream says of itself, in pkg/snapshot's words.
 func describeLog(ns *jetstream.Namespace, info jetstream.StreamInfo) snapshot.Log {
 	return snapshot.Log{
-		Namespace: ns.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First,
-		Last: info.Last,
+		Namespace: ns.Name(), Stream: info.Name, Epoch: timeOfEpoch(info.Epoch), First: info.First, Last: info.Last,
 	}
 }
 
@@ -169,7 +151,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 		return nil, err
 	}
 	var reader *snapshot.Reader
-	var restored *restoring
+	var restored *imageSink
 	if err := n.do(ctx, func(machine *Machine) {
 		restored = machine.restore(p, m, ranks)
 		reader = snapshot.NewReader(m, ranks, restored)
@@ -258,17 +240,17 @@ func (n *Node) fetchAhead(ctx context.Context, refs []snapshot.ChunkRef, fetch s
 	}
 }
 
-// restoring takes a snapshot's image into the index, in this process's numbers.
-type restoring struct {
+// imageSink takes a snapshot's image into the index, in this process's numbers.
+type imageSink struct {
 	imported *radix.Import
 	spaces   map[uint32]uint32 // the snapshot's number for (model, block size) → ours
 	run      events.Run
 }
 
 // restore adds a snapshot's ranks, which hold nothing yet, and returns what takes their image.
-func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, states []snapshot.RankState) *restoring {
+func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, states []snapshot.RankState) *imageSink {
 	part := m.parts[p]
-	to := &restoring{spaces: map[uint32]uint32{}}
+	to := &imageSink{spaces: map[uint32]uint32{}}
 	for _, s := range manifest.Spaces {
 		to.spaces[s.Space] = m.adoptSpace(string(s.Model), s.BlockSize, s.Space)
 	}
@@ -308,7 +290,7 @@ func (m *Machine) adoptSpace(model string, blockSize, want uint32) uint32 {
 }
 
 // Run takes a run.
-func (r *restoring) Run(run *events.Run) error {
+func (r *imageSink) Run(run *events.Run) error {
 	space, ok := r.spaces[run.Space]
 	if !ok {
 		return fmt.Errorf("%w: run %d is of space %d, which the manifest does not name", snapshot.ErrCorrupt, run.ID,
@@ -320,6 +302,6 @@ func (r *restoring) Run(run *events.Run) error {
 }
 
 // Rank takes what belongs to a rank beside runs.
-func (r *restoring) Rank(i int, img *events.RankImage) error { return r.imported.Rank(i, img) }
+func (r *imageSink) Rank(i int, img *events.RankImage) error { return r.imported.Rank(i, img) }
 
-func (r *restoring) finish() error { return r.imported.Finish() }
+func (r *imageSink) finish() error { return r.imported.Finish() }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"slices"
 	"sync"
@@ -44,6 +43,14 @@ type need struct {
 	next     time.Time
 }
 
+// round is one round of asking shims, as it is to be made.
+type round struct {
+	cause   string // empty: only partial ranks are asked
+	id      string
+	partial []partialRank
+	why     string
+}
+
 // partialRank is a rank of which some of its incarnation was not seen.
 type partialRank struct {
 	key         events.RankKey
@@ -52,8 +59,6 @@ type partialRank struct {
 
 // resyncCounts only grow.
 type resyncCounts struct{ asked, answered, ended atomic.Uint64 }
-
-func newNeed(cause string) *need { return &need{cause: cause, id: rand.Text()} }
 
 func (d *need) String() string {
 	why := d.cause
@@ -102,87 +107,46 @@ func (m *Machine) begun(p events.Partition, answered map[events.RankKey]events.I
 func (n *Node) resyncWhenNeeded(ctx context.Context) {
 	tick := time.NewTicker(min(resyncTick, n.cfg.ResyncPause))
 	defer tick.Stop()
-	var due []events.Partition
 	for {
+		var all sync.WaitGroup
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			due = due[:0]
-			for p := range n.parts {
-				if n.needs(ctx, events.Partition(p), now) {
-					due = append(due, events.Partition(p))
+			for p := range events.Partition(len(n.parts)) {
+				if r := n.resyncDue(ctx, p, now); r != nil {
+					all.Go(func() { n.askShims(ctx, p, r) })
 				}
 			}
-		}
-		var all sync.WaitGroup
-		for _, p := range due {
-			all.Go(func() { n.askShims(ctx, p) })
 		}
 		all.Wait()
 	}
 }
 
-// needs brings up to date what a partition needs, and reports whether a round of asking is due.
-func (n *Node) needs(ctx context.Context, p events.Partition, now time.Time) (due bool) {
-	s := n.parts[p]
-	s.mu.Lock()
-	serving, answered := serves(s.state), map[events.RankKey]events.Incarnation(nil)
-	if s.need != nil {
-		answered = s.need.answered
+// resyncDue tells a partition what its ranks lack, and returns the round of asking that is due; nil if none is.
+func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time) (r *round) {
+	o := n.parts[p]
+	o.mu.Lock()
+	serves, answered := o.serves(), map[events.RankKey]events.Incarnation(nil)
+	if d := o.need(); d != nil {
+		answered = d.answered
 	}
-	s.mu.Unlock()
-	if !serving {
-		return false
-	}
+	o.mu.Unlock()
 	var partial []partialRank
 	begun := false
-	if n.do(ctx, func(m *Machine) { partial, begun = m.partials(p), m.begun(p, answered) }) != nil {
-		return false
+	if !serves || n.do(ctx, func(m *Machine) { partial, begun = m.partials(p), m.begun(p, answered) }) != nil {
+		return nil
 	}
-	ended := false
-	n.set(p, func(s *standing) {
-		if !serves(s.state) {
-			return // it began again meanwhile
-		}
-		d := s.need
-		if d == nil && len(partial) > 0 {
-			d = newNeed("")
-		}
-		if d == nil {
-			return
-		}
-		d.partial = partial
-		if d.cause != "" && d.rounds >= minRounds && begun {
-			d.cause = ""
-		}
-		s.need = d
-		if d.cause == "" && len(partial) == 0 {
-			s.need, ended = nil, true
-		} else if due = !now.Before(d.next); due {
-			d.pause = min(max(2*d.pause, n.cfg.ResyncPause), resyncSlowest)
-			d.next = now.Add(d.pause)
-		}
-		s.state = n.settled(s)
+	n.step(p, func(pt *partition) effects {
+		e := pt.ranksSeen(now, partial, begun)
+		r = e.ask
+		return e
 	})
-	if ended {
-		n.resyncs.ended.Add(1)
-		n.cfg.Hooks.Resynced(p)
-	}
-	return due
+	return r
 }
 
 // askShims makes one round.
-func (n *Node) askShims(ctx context.Context, p events.Partition) {
-	s := n.parts[p]
-	s.mu.Lock()
-	d := s.need
-	if d == nil {
-		s.mu.Unlock()
-		return
-	}
-	cause, id, partial, why := d.cause, d.id, d.partial, d.String()
-	s.mu.Unlock()
+func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
 	answered := map[events.RankKey]events.Incarnation{}
 	var mu sync.Mutex
 	heard := func(shims ...control.Shim) {
@@ -193,22 +157,22 @@ func (n *Node) askShims(ctx context.Context, p events.Partition) {
 		}
 	}
 	var failed error
-	if cause != "" {
+	if r.cause != "" {
 		n.resyncs.asked.Add(1)
-		shims, err := control.ResyncAll(ctx, n.cfg.Namespace, p, "", control.Ask{ID: id, Lost: true})
+		shims, err := control.ResyncAll(ctx, n.cfg.Namespace, p, "", control.Ask{ID: r.id, Lost: true})
 		failed = err
 		heard(shims...)
 	}
 	slots := make(chan struct{}, ranksAsked)
 	var all sync.WaitGroup
-	for _, r := range partial {
+	for _, rank := range r.partial {
 		slots <- struct{}{}
 		all.Go(func() {
 			defer func() { <-slots }()
 			n.resyncs.asked.Add(1)
 			// Another node that sees the same asks with the same id.
-			shim, err := control.Resync(ctx, n.cfg.Namespace, r.key,
-				control.Ask{ID: fmt.Sprintf("events-missing-in-%d", r.incarnation), Of: r.incarnation})
+			ask := control.Ask{ID: fmt.Sprintf("events-missing-in-%d", rank.incarnation), Of: rank.incarnation}
+			shim, err := control.Resync(ctx, n.cfg.Namespace, rank.key, ask)
 			if err == nil && shim != nil {
 				heard(*shim)
 			}
@@ -219,12 +183,6 @@ func (n *Node) askShims(ctx context.Context, p events.Partition) {
 		return
 	}
 	n.resyncs.answered.Add(uint64(len(answered)))
-	s.mu.Lock()
-	if s.need == d {
-		if d.answered = answered; failed == nil {
-			d.rounds++
-		}
-	}
-	s.mu.Unlock()
-	n.cfg.Hooks.ResyncAsked(p, why, len(answered), failed)
+	n.step(p, func(pt *partition) effects { return pt.answered(r.id, answered, failed == nil) })
+	n.cfg.Hooks.ResyncAsked(p, r.why, len(answered), failed)
 }

@@ -25,10 +25,10 @@ func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
 // full reports whether nothing is left of the bound.
 func (u usage) full() bool { return u.limit > 0 && u.used >= u.limit }
 
-// hurries reports whether a log needs a snapshot when so many bytes came since the last one: at its limit the oldest
-// messages go, whether a snapshot needs them or not. Two generations are kept, so that it has about two such quarters
-// when snapshots are written.
-func (u usage) hurries(bytes uint64) bool { return u.limit > 0 && bytes >= uint64(u.limit)/4 }
+// snapshotDue reports whether a log needs a snapshot when so many bytes came since the last one: at its limit the
+// oldest messages go, whether a snapshot needs them or not. Two generations are kept, so that it has about two such
+// quarters when snapshots are written.
+func (u usage) snapshotDue(bytes uint64) bool { return u.limit > 0 && bytes >= uint64(u.limit)/4 }
 
 func (u usage) api() api.Usage {
 	a := api.Usage{Bytes: u.used, Limit: max(u.limit, 0)}
@@ -99,11 +99,11 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 		now := usage{int64(info.Bytes), info.MaxBytes, refusal(writable)}
 		takesNone := now.refused != nil || full
 		var before usage
-		n.set(p, func(s *standing) {
-			before, s.log = s.log, now
-			if writable == nil || takesNone {
-				s.fresh.room(asked, takesNone)
+		n.step(p, func(pt *partition) effects {
+			if k := pt.phase.data(); k != nil {
+				before = k.usage
 			}
+			return pt.measured(asked, now, takesNone, writable == nil || takesNone)
 		})
 		tell(fmt.Sprintf("the log of partition %d", p), before, now)
 		if takesNone {
@@ -210,10 +210,12 @@ func (n *Node) roomProblems() (list []string) {
 	say(n.room.bucket, "the snapshot bucket")
 	n.room.mu.Unlock()
 	for _, p := range n.kept() {
-		s := n.parts[p]
-		s.mu.Lock()
-		say(s.log, "the log of partition %d", p)
-		s.mu.Unlock()
+		o := n.parts[p]
+		o.mu.Lock()
+		if k := o.phase.data(); k != nil {
+			say(k.usage, "the log of partition %d", p)
+		}
+		o.mu.Unlock()
 		n.room.mu.Lock()
 		if said := n.room.waiting[p]; said != "" {
 			list = append(list, fmt.Sprintf("partition %d: %s", p, said))
@@ -228,10 +230,10 @@ func (n *Node) roomProblems() (list []string) {
 	return list
 }
 
-// savingProblem says why no snapshot could be written. Called with s.mu held.
-func (s *standing) savingProblem() error {
-	if s.save.failed.IsZero() || errors.Is(s.save.err, context.Canceled) {
+// problem says why no snapshot could be written; nil if one could.
+func (s *saveState) problem() error {
+	if s.failed.IsZero() || errors.Is(s.err, context.Canceled) {
 		return nil
 	}
-	return s.save.err
+	return s.err
 }

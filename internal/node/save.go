@@ -125,30 +125,15 @@ func (n *Node) saveWhenDue(ctx context.Context) {
 	}
 }
 
-// worthSaving reports whether a snapshot would be of something to go back to: not while a whole partition waits for its
-// shims, since whoever begins with that snapshot would not know that it does. Called with s.mu held.
-func (s *standing) worthSaving() bool {
-	return serves(s.state) && (s.need == nil || s.need.cause == "")
-}
-
 // due lists the partitions whose snapshot is due.
 func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) {
-	grown := n.grown(ctx)
-	for p, s := range n.parts {
-		if grown == nil {
-			break
-		}
-		if !n.writes(events.Partition(p)) {
-			continue
-		}
-		s.mu.Lock()
-		news := grown[p].since(s.save.grown)
-		settled := s.worthSaving() && now.Sub(s.save.failed) >= saveRetry
-		if settled && news.changes > 0 && (now.Sub(s.save.at) >= n.cfg.SnapshotInterval ||
-			news.changes >= n.cfg.SnapshotBlocks || s.log.hurries(news.bytes)) {
+	for p, grown := range n.grown(ctx) {
+		o := n.parts[p]
+		o.mu.Lock()
+		if n.writes(events.Partition(p)) && o.snapshotDue(now, grown) {
 			due = append(due, events.Partition(p))
 		}
-		s.mu.Unlock()
+		o.mu.Unlock()
 	}
 	return due
 }
@@ -165,11 +150,11 @@ func (n *Node) grown(ctx context.Context) (grown []growth) {
 
 // saveChanged writes a snapshot of each partition that has changed since its last one: the next start is faster.
 func (n *Node) saveChanged(ctx context.Context) {
-	grown := n.grown(ctx)
-	for p, s := range n.parts {
-		s.mu.Lock()
-		worth := grown != nil && s.worthSaving() && grown[p] != s.save.grown && n.writes(events.Partition(p))
-		s.mu.Unlock()
+	for p, grown := range n.grown(ctx) {
+		o := n.parts[p]
+		o.mu.Lock()
+		worth := o.worthSaving(grown) && n.writes(events.Partition(p))
+		o.mu.Unlock()
 		if worth && ctx.Err() == nil {
 			n.saveTold(ctx, events.Partition(p))
 		}
@@ -200,12 +185,8 @@ func (n *Node) saveTold(ctx context.Context, p events.Partition) (api.SnapshotIn
 	begun := time.Now()
 	info, err := n.save(ctx, p)
 	if err != nil {
-		n.set(p, func(s *standing) {
-			s.save.failed, s.save.err = time.Now(), err
-			if ctx.Err() == nil { // else nobody would wait for it
-				s.save.fails++
-			}
-		})
+		now := time.Now()
+		n.step(p, func(pt *partition) effects { return pt.saveFailed(now, err, ctx.Err() == nil) })
 		n.saves.failed.Add(1)
 		n.cfg.Hooks.SaveError(p, err)
 		return info, err
@@ -229,13 +210,16 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		return info, fmt.Errorf("look at the log: %w", err)
 	}
 	log := describeLog(n.cfg.Namespace, stream)
-	var ledger *snapshot.Ledger
-	same, whole := false, false
-	n.set(p, func(s *standing) { ledger, same, whole = s.save.ledger, s.epoch.Equal(log.Epoch), serves(s.state) })
-	switch {
-	case !whole:
+	o := n.parts[p]
+	o.mu.Lock()
+	s, ok := o.phase.(*serving)
+	if !ok {
+		o.mu.Unlock()
 		return info, errors.New("the partition is not restored and caught up")
-	case !same:
+	}
+	ledger, same := s.saved.ledger, s.epoch == stream.Epoch
+	o.mu.Unlock()
+	if !same {
 		return info, errOtherLog
 	}
 	var c *capture
@@ -302,14 +286,15 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	if err != nil {
 		return info, fmt.Errorf("store: %w", err)
 	}
+	now := time.Now()
 	info = api.SnapshotInfo{
 		Partition: p, Generation: uint64(manifest.Generation), Seq: c.seq, Bytes: int64(manifest.Counts.Bytes),
 		Written: written,
 	}
-	now := time.Now()
-	n.set(p, func(s *standing) {
-		s.save = saveState{ledger: ledger, grown: c.grown, at: now, seq: c.seq, written: manifest.Created,
-			size: info.Bytes}
+	n.step(p, func(pt *partition) effects {
+		return pt.saved(saveState{
+			ledger: ledger, grown: c.grown, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes,
+		})
 	})
 	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
 }

@@ -133,64 +133,63 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 	s.Rereads = n.rereads.Load()
 	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
 		Ended: n.resyncs.ended.Load()}
+	say := func(format string, args ...any) { s.Problems = append(s.Problems, fmt.Sprintf(format, args...)) }
 	for p, at := range n.progress(nil) {
-		st := n.parts[p]
-		if !n.keeps(events.Partition(p)) {
+		o, p := n.parts[p], events.Partition(p)
+		if !n.keeps(p) {
 			continue
 		}
 		sum := ""
 		if checksum != nil {
-			if sum, err = checksum(events.Partition(p), &at.seq); err != nil {
+			if sum, err = checksum(p, &at.seq); err != nil {
 				return nil, err
 			}
 		}
-		st.mu.Lock()
+		o.mu.Lock()
+		k := o.phase.data()
+		if k == nil { // it is kept no more
+			o.mu.Unlock()
+			continue
+		}
 		d := api.PartitionDetail{
-			PartitionStatus: at.status(events.Partition(p)),
-			State:           st.state, LogLast: max(st.last, at.seq), Ranks: ranks[p],
-			SnapshotSeq: st.save.seq, SnapshotTime: st.save.written, SnapshotSize: st.save.size,
-			RestoredFrom: st.at.Seq, RestoreMS: float64(st.at.Took.Microseconds()) / 1000,
-			Log: st.log.api(), Checksum: sum, Behind: st.behind, Writer: n.writer(events.Partition(p)),
+			PartitionStatus: at.status(p), State: o.phase.state(), LogLast: max(k.last, at.seq), Ranks: ranks[p],
+			SnapshotSeq: k.saved.seq, SnapshotTime: k.saved.written, SnapshotSize: k.saved.size,
+			RestoredFrom: k.restored.Seq, RestoreMS: float64(k.restored.Took.Microseconds()) / 1000,
+			Log: k.usage.api(), Checksum: sum, Behind: o.behind(), Writer: n.writer(p),
 		}
 		switch {
-		case st.behind && st.err != nil:
-			s.Problems = append(s.Problems,
-				fmt.Sprintf(
-					"partition %d: its log has not been readable for a while, and may have what is not applied; nodes that read theirs are asked first: %v", p, st.err))
-		case st.behind:
-			s.Problems = append(s.Problems,
-				fmt.Sprintf(
-					"partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first",
-					p, d.LogLast-at.seq))
-		case st.err != nil:
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.err))
+		case d.Behind && k.err != nil:
+			say("partition %d: its log has not been readable for a while, and may have what is not applied; "+
+				"nodes that read theirs are asked first: %v", p, k.err)
+		case d.Behind:
+			say("partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first",
+				p, d.LogLast-at.seq)
+		case k.err != nil:
+			say("partition %d: %v", p, k.err)
 		}
 		if at.stale > 0 && at.whole {
-			s.Problems = append(s.Problems,
-				fmt.Sprintf("partition %d: what is known of it is %s old; answers say so (stale_ms)", p,
-					inWords(at.stale)))
+			say("partition %d: what is known of it is %s old; answers say so (stale_ms)", p, inWords(at.stale))
 		}
-		if st.mending {
-			s.Problems = append(s.Problems, fmt.Sprintf(
-				"partition %d: messages were lost between its log and the index; the log is read again from where they are missing", p))
+		if r := o.reading(); r != nil && r.rereading {
+			say(
+				"partition %d: messages were lost between its log and the index; the log is read again from where they "+
+					"are missing", p)
 		}
-		if st.err != nil {
-			d.State = stateUnavailable
+		if k.err != nil {
+			d.State = api.PartitionUnavailable
 		}
-		if st.need != nil {
-			s.Problems = append(s.Problems, fmt.Sprintf("partition %d: %v", p, st.need))
+		if d := o.need(); d != nil {
+			say("partition %d: %v", p, d)
 		}
-		switch err := st.savingProblem(); {
+		switch err := k.saved.problem(); {
 		case err == nil:
-		case n.writes(events.Partition(p)):
-			s.Problems = append(s.Problems,
-				fmt.Sprintf("partition %d: its snapshot was not written and will be tried again: %v", p, err))
-		case st.save.left(time.Now()): // else what is another's to write by now is no matter
-			s.Problems = append(s.Problems,
-				fmt.Sprintf("partition %d: its snapshot could not be written here %d times, and is left to %s: %v", p,
-					st.save.fails, d.Writer, err))
+		case n.writes(p):
+			say("partition %d: its snapshot was not written and will be tried again: %v", p, err)
+		case k.saved.left(time.Now()): // else what is another's to write by now is no matter
+			say("partition %d: its snapshot could not be written here %d times, and is left to %s: %v",
+				p, k.saved.fails, d.Writer, err)
 		}
-		st.mu.Unlock()
+		o.mu.Unlock()
 		d.Lag = uint64(d.LogLast - at.seq)
 		s.Partitions = append(s.Partitions, d)
 	}

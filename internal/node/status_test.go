@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
@@ -24,7 +25,9 @@ func TestWhoseSnapshotIsAProblem(t *testing.T) {
 	w.startShim()
 	w.grow(3)
 	w.awaitAll()
-	w.node.set(0, func(s *standing) { s.save.failed, s.save.err = time.Now(), errors.New("somebody else wrote one") })
+	w.node.step(0, func(pt *partition) effects {
+		return pt.saveFailed(time.Now(), errors.New("somebody else wrote one"), true)
+	})
 	for _, step := range []struct {
 		writer  string
 		problem bool
@@ -60,13 +63,17 @@ func TestWhatIsSaidOfALog(t *testing.T) {
 		{true, errors.New("nobody there"), applied, "its log has not been readable for a while", "0 messages", true},
 	} {
 		var said string
-		var state string
-		w.node.set(0, func(s *standing) { s.behind, s.err, s.last = c.behind, c.err, c.last })
+		var state api.PartitionState
+		w.node.step(0, func(pt *partition) effects {
+			s := pt.phase.(*serving)
+			s.behind, s.err, s.last = c.behind, c.err, c.last
+			return effects{}
+		})
 		s, err := w.node.Status(w.ctx)
 		w.must(err)
 		said, state = strings.Join(s.Problems, "\n"), s.Partitions[0].State
 		if !strings.Contains(said, c.says) || strings.Contains(said, c.not) ||
-			(state == stateUnavailable) != c.unreadable {
+			(state == api.PartitionUnavailable) != c.unreadable {
 			t.Errorf("%+v: the partition is %s, and %q is said", c, state, said)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -48,11 +49,11 @@ func (w *site) recorded(next Hooks) Hooks {
 			line(format, args...)
 		}
 	}
-	state := func(p events.Partition) string {
-		s := w.node.parts[p]
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.state
+	state := func(p events.Partition) api.PartitionState {
+		o := w.node.parts[p]
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return o.phase.state()
 	}
 	whole := false // nothing was lost at the last restore
 	h := next
@@ -75,8 +76,8 @@ func (w *site) recorded(next Hooks) Hooks {
 		now := state(p)
 		w.mu.Lock()
 		done := w.caughtUp
-		if whole && now == stateResync { // it was seen in the meantime that a rank needs it
-			now = stateServing
+		if whole && now == api.PartitionResync { // it was seen in the meantime that a rank needs it
+			now = api.PartitionServing
 		}
 		w.mu.Unlock()
 		line("has caught up; state %s", now)

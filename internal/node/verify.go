@@ -45,7 +45,7 @@ func (m *Machine) Unmark(p events.Partition, k *mark) {
 }
 
 // reached reckons what is wanted at a place.
-func (m *Machine) reached(part *partition, seq events.StreamSeq) {
+func (m *Machine) reached(part *replica, seq events.StreamSeq) {
 	left := part.marks[:0]
 	for _, k := range part.marks {
 		if k.seq != seq {

@@ -291,7 +291,7 @@ func (w *site) awaitPartial() {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		s, err := w.node.Status(w.ctx)
 		w.must(err)
-		if s.Partitions[0].State == stateResync && len(s.Problems) == 1 &&
+		if s.Partitions[0].State == api.PartitionResync && len(s.Problems) == 1 &&
 			strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)") {
 			return
 		}
@@ -346,7 +346,7 @@ func TestForgottenByAnOperator(t *testing.T) {
 			w.must(err)
 			list, err := w.node.Workers(w.ctx, api.WorkersRequest{})
 			w.must(err)
-			if s.Partitions[0].State == stateServing && len(s.Problems) == 0 && len(list.Workers) == 0 {
+			if s.Partitions[0].State == api.PartitionServing && len(s.Problems) == 0 && len(list.Workers) == 0 {
 				return
 			}
 			if time.Now().After(deadline) {

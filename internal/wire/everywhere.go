@@ -191,7 +191,7 @@ func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Co
 				return nil, ofNode(nodes[i], " cannot be compared", failed[i])
 			}
 			for _, p := range s.Partitions {
-				if !open[p.Partition] && round > 0 || p.State != "serving" && p.State != "resync_needed" {
+				if !open[p.Partition] && round > 0 || !p.State.Serves() {
 					continue
 				}
 				r := found[p.Partition]

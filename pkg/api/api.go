@@ -533,12 +533,26 @@ type ModelStatus struct {
 	Ranks     int    `json:"ranks" msgpack:"ranks"`
 }
 
+// PartitionState is what a node does with a partition.
+type PartitionState string
+
+const (
+	PartitionAbsent      PartitionState = "absent" // the node does not keep it; no status has it
+	PartitionRestoring   PartitionState = "restoring"
+	PartitionCatchingUp  PartitionState = "catching_up"
+	PartitionServing     PartitionState = "serving"
+	PartitionResync      PartitionState = "resync_needed" // it serves; its workers may hold more than is known
+	PartitionUnavailable PartitionState = "unavailable"   // its log cannot be read for now
+)
+
+// Serves reports whether queries are answered from a partition in this state.
+func (s PartitionState) Serves() bool { return s == PartitionServing || s == PartitionResync }
+
 // PartitionDetail is how a node stands with one partition.
 type PartitionDetail struct {
 	PartitionStatus `msgpack:",inline"`
 
-	// restoring, catching_up, serving, resync_needed, unavailable
-	State        string           `json:"state" msgpack:"state"`
+	State        PartitionState   `json:"state" msgpack:"state"`
 	LogLast      events.StreamSeq `json:"log_last" msgpack:"log_last"`
 	Lag          uint64           `json:"lag" msgpack:"lag"` // messages of the log not applied yet
 	Ranks        int              `json:"ranks" msgpack:"ranks"`

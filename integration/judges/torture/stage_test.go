@@ -208,7 +208,7 @@ func (s *stage) inOrder(d *daemon, lag uint64) (*api.Status, error) {
 		return nil, fmt.Errorf("ready: %v, problems: %q", status.Ready, status.Problems)
 	}
 	for _, p := range status.Partitions {
-		if p.Lag > lag || p.State != "serving" {
+		if p.Lag > lag || p.State != api.PartitionServing {
 			return nil, fmt.Errorf("partition %d is %s with a lag of %d", p.Partition, p.State, p.Lag)
 		}
 	}
