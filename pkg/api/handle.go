@@ -190,7 +190,7 @@ func Marshal(contentType string, v any) ([]byte, error) {
 	case *Answer:
 		return packAnswer(v)
 	}
-	return reflected(v)
+	return marshalReflect(v)
 }
 
 // Unmarshal decodes data of a content type into v. An error is an *Error that says where the data is wrong. Fields that
@@ -204,7 +204,7 @@ func Unmarshal(contentType string, data []byte, v any) error {
 	if contentType == MsgPack {
 		form = "MessagePack"
 		if a, answer := v.(*Answer); !answer || !unpackAnswer(data, a) {
-			err = unpackReflected(data, v)
+			err = unmarshalReflect(data, v)
 		}
 	} else {
 		dec := json.NewDecoder(bytes.NewReader(data))

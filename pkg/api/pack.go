@@ -3,21 +3,20 @@ package api
 import (
 	"bytes"
 	"encoding/binary"
-	"math"
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Queries and answers are written and read by hand, since their forms in MessagePack are most of what a query costs
-// otherwise. The form is that of their fields' tags, in order, with numbers as short as they can be: [reflected], by
-// reflection, gives the same bytes, as a test holds. What is read otherwise than so, or comes from somebody who writes
-// it otherwise, is left to reflection too (unpack.go).
+// Queries and answers are encoded and decoded by hand: reflection would be most of what a query costs. The bytes are
+// those of the fields' tags, in order, with each number in its shortest form; marshalReflect gives the same, as a test
+// holds. What only people ask for, and all other messages, go through reflection.
 
-// reflected encodes v by reflection.
-func reflected(v any) ([]byte, error) {
+// marshalReflect encodes v by reflection.
+func marshalReflect(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := msgpack.GetEncoder()
 	defer msgpack.PutEncoder(e)
@@ -27,63 +26,85 @@ func reflected(v any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// packer appends values in MessagePack (https://github.com/msgpack/msgpack/blob/master/spec.md).
+// packer appends values to itself.
 type packer []byte
 
-func (p *packer) head(n int, fix byte, fixMax int, wide byte) {
-	switch {
-	case n <= fixMax:
-		*p = append(*p, fix|byte(n))
-	case n < 1<<16:
-		*p = binary.BigEndian.AppendUint16(append(*p, wide), uint16(n))
-	default:
-		*p = binary.BigEndian.AppendUint32(append(*p, wide+1), uint32(n))
+// object begins a map of at most 15 fields and returns its position, for field.
+func (p *packer) object() int {
+	*p = msgp.AppendMapHead(*p, 0)
+	return len(*p) - 1
+}
+
+// field appends the name of a field to the map at a position. Its value must follow.
+func (p *packer) field(at int, name string) {
+	(*p)[at]++
+	*p = msgp.AppendStr(*p, name)
+}
+
+func (p *packer) array(n int)     { *p = msgp.AppendArrayHead(*p, n) }
+func (p *packer) text(s string)   { *p = msgp.AppendStr(*p, s) }
+func (p *packer) number(v uint64) { *p = msgp.AppendUint(*p, v) }
+
+// The following append a field that is left out if it has its zero value.
+
+func (p *packer) optText(at int, name, s string) {
+	if s != "" {
+		p.field(at, name)
+		p.text(s)
 	}
 }
 
-func (p *packer) array(n int)  { p.head(n, 0x90, 15, 0xdc) }
-func (p *packer) fields(n int) { p.head(n, 0x80, 15, 0xde) }
-
-func (p *packer) text(s string) {
-	if n := len(s); n > 31 && n < 1<<8 {
-		*p = append(*p, 0xd9, byte(n))
-	} else {
-		p.head(n, 0xa0, 31, 0xda)
+func (p *packer) optNumber(at int, name string, v uint64) {
+	if v != 0 {
+		p.field(at, name)
+		p.number(v)
 	}
-	*p = append(*p, s...)
 }
 
-func (p *packer) number(v uint64) { *p = appendNumber(*p, v) }
-
-func appendNumber(b []byte, v uint64) []byte {
-	switch {
-	case v < 1<<7:
-		return append(b, byte(v))
-	case v < 1<<8:
-		return append(b, 0xcc, byte(v))
-	case v < 1<<16:
-		return binary.BigEndian.AppendUint16(append(b, 0xcd), uint16(v))
-	case v < 1<<32:
-		return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v))
-	}
-	return binary.BigEndian.AppendUint64(append(b, 0xcf), v)
-}
-
-func (p *packer) truth(v bool) {
+func (p *packer) optTrue(at int, name string, v bool) {
 	if v {
-		*p = append(*p, 0xc3)
-	} else {
-		*p = append(*p, 0xc2)
+		p.field(at, name)
+		*p = msgp.AppendBool(*p, v)
 	}
 }
 
-func (p *packer) none() { *p = append(*p, 0xc0) }
-
-func (p *packer) float(v float64) {
-	*p = binary.BigEndian.AppendUint64(append(*p, 0xcb), math.Float64bits(v))
+func (p *packer) optRanges(at int, name string, list [][2]uint32) {
+	if len(list) == 0 {
+		return
+	}
+	p.field(at, name)
+	p.array(len(list))
+	for _, r := range list {
+		p.array(2)
+		p.number(uint64(r[0]))
+		p.number(uint64(r[1]))
+	}
 }
 
-// time writes the extension type -1 in the shortest of its three forms.
+func (p *packer) optReflect(at int, name string, v any, given bool) error {
+	if !given {
+		return nil
+	}
+	p.field(at, name)
+	b, err := marshalReflect(v)
+	*p = append(*p, b...)
+	return err
+}
+
+// appendList appends a field with a list, each element by a function. It takes and returns the packer, which a pointer
+// would move to the heap.
+func appendList[T any](p packer, at int, name string, list []T, each func(p packer, v T) packer) packer {
+	p.field(at, name)
+	p.array(len(list))
+	for _, v := range list {
+		p = each(p, v)
+	}
+	return p
+}
+
+func appendNumber[T ~uint32](p packer, v T) packer { return msgp.AppendUint(p, uint64(v)) }
+
+// time appends the extension type -1 in the shortest of its three forms.
 func (p *packer) time(t time.Time) {
 	secs, nanos := uint64(t.Unix()), uint64(t.Nanosecond())
 	switch {
@@ -97,21 +118,12 @@ func (p *packer) time(t time.Time) {
 	}
 }
 
-// bin writes the head of so many bytes.
-func (p *packer) bin(n int) {
-	if n < 1<<8 {
-		*p = append(*p, 0xc4, byte(n))
-	} else {
-		p.head(n, 0, -1, 0xc5)
-	}
-}
-
 func (p *packer) hashes(h Hashes) {
 	if h == nil {
-		p.none()
+		*p = msgp.AppendNil(*p)
 		return
 	}
-	p.bin(8 * len(h))
+	*p = msgp.AppendBinHead(*p, 8*len(h))
 	at := len(*p)
 	*p = slices.Grow(*p, 8*len(h))[:at+8*len(h)]
 	for to := (*p)[at:]; len(h) > 0 && len(to) >= 8; h, to = h[1:], to[8:] {
@@ -119,142 +131,83 @@ func (p *packer) hashes(h Hashes) {
 	}
 }
 
-func (p *packer) ranges(list [][2]uint32) {
-	p.array(len(list))
-	for _, r := range list {
-		p.array(2)
-		p.number(uint64(r[0]))
-		p.number(uint64(r[1]))
-	}
-}
-
-func (p *packer) partitions(list []events.Partition) {
-	p.array(len(list))
-	for _, v := range list {
-		p.number(uint64(v))
-	}
-}
-
-// count returns how many of the things are so.
-func count(things ...bool) (n int) {
-	for _, t := range things {
-		if t {
-			n++
-		}
-	}
-	return n
-}
-
 func packQuery(q *Query) []byte {
 	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions))
-	p.fields(1 + count(q.BlockSize != 0, q.Tokens != nil, q.Hashes != nil, q.Hashed != nil, q.LoRA != "",
-		q.CacheSalt != "", q.Workers != nil,
-		q.Partitions != nil, len(q.MinSeq) > 0, q.Explain, q.Idle, q.L3 != "", q.L3TimeoutMS != 0))
-	p.text("model")
+	m := p.object()
+	p.field(m, "model")
 	p.text(q.Model)
-	if q.BlockSize != 0 {
-		p.text("block_size")
-		p.number(uint64(q.BlockSize))
-	}
+	p.optNumber(m, "block_size", uint64(q.BlockSize))
 	if q.Tokens != nil {
-		p.text("tokens")
-		p.bin(4 * len(q.Tokens))
+		p.field(m, "tokens")
+		p = msgp.AppendBinHead(p, 4*len(q.Tokens))
 		for _, v := range q.Tokens {
 			p = binary.LittleEndian.AppendUint32(p, v)
 		}
 	}
 	if q.Hashes != nil {
-		p.text("hashes")
+		p.field(m, "hashes")
 		p.hashes(q.Hashes)
 	}
 	if q.Hashed != nil {
-		p.text("hashed")
-		p.array(len(q.Hashed))
-		for i := range q.Hashed {
-			p.fields(2)
-			p.text("lookahead")
-			p.number(uint64(q.Hashed[i].Lookahead))
-			p.text("hashes")
-			p.hashes(q.Hashed[i].Hashes)
-		}
+		p = appendList(p, m, "hashed", q.Hashed, func(p packer, h Hashed) packer {
+			m := p.object()
+			p.field(m, "lookahead")
+			p.number(uint64(h.Lookahead))
+			p.field(m, "hashes")
+			p.hashes(h.Hashes)
+			return p
+		})
 	}
-	if q.LoRA != "" {
-		p.text("lora_name")
-		p.text(q.LoRA)
-	}
-	if q.CacheSalt != "" {
-		p.text("cache_salt")
-		p.text(q.CacheSalt)
-	}
+	p.optText(m, "lora_name", q.LoRA)
+	p.optText(m, "cache_salt", q.CacheSalt)
 	if q.Workers != nil {
-		p.text("workers")
-		p.array(len(q.Workers))
-		for _, w := range q.Workers {
-			p.text(string(w))
-		}
+		p = appendList(p, m, "workers", q.Workers, func(p packer, w events.WorkerID) packer {
+			return msgp.AppendStr(p, string(w))
+		})
 	}
 	if q.Partitions != nil {
-		p.text("partitions")
-		p.partitions(q.Partitions)
+		p = appendList(p, m, "partitions", q.Partitions, appendNumber)
 	}
 	if len(q.MinSeq) > 0 {
-		p.text("min_seq")
-		p.array(len(q.MinSeq))
-		for _, m := range q.MinSeq {
-			p.fields(2)
-			p.text("partition")
-			p.number(uint64(m.Partition))
-			p.text("seq")
-			p.number(uint64(m.Seq))
-		}
+		p = appendList(p, m, "min_seq", q.MinSeq, func(p packer, s PartitionSeq) packer {
+			m := p.object()
+			p.field(m, "partition")
+			p.number(uint64(s.Partition))
+			p.field(m, "seq")
+			p.number(uint64(s.Seq))
+			return p
+		})
 	}
-	if q.Explain {
-		p.text("explain")
-		p.truth(true)
-	}
-	if q.Idle {
-		p.text("idle")
-		p.truth(true)
-	}
-	if q.L3 != "" {
-		p.text("l3")
-		p.text(string(q.L3))
-	}
-	if q.L3TimeoutMS != 0 {
-		p.text("l3_timeout_ms")
-		p.number(uint64(q.L3TimeoutMS))
-	}
+	p.optTrue(m, "explain", q.Explain)
+	p.optTrue(m, "idle", q.Idle)
+	p.optText(m, "l3", string(q.L3))
+	p.optNumber(m, "l3_timeout_ms", uint64(q.L3TimeoutMS))
 	return p
 }
 
 func packAnswer(a *Answer) ([]byte, error) {
 	if a.Blocks < 0 {
-		return reflected(a)
+		return marshalReflect(a)
 	}
 	p := make(packer, 0, 512+96*len(a.Workers)+48*len(a.Partitions)+12*(len(a.L3.Ranges)+len(a.L3.Unknown)))
-	p.fields(7 + count(len(a.Lookaheads) > 0, len(a.Missing) > 0, a.Reason != ""))
-	p.text("model")
+	m := p.object()
+	p.field(m, "model")
 	p.text(a.Model)
-	p.text("block_size")
+	p.field(m, "block_size")
 	p.number(uint64(a.BlockSize))
-	p.text("blocks")
+	p.field(m, "blocks")
 	p.number(uint64(a.Blocks))
 	if len(a.Lookaheads) > 0 {
-		p.text("lookaheads")
-		p.array(len(a.Lookaheads))
-		for _, v := range a.Lookaheads {
-			p.number(uint64(v))
-		}
+		p = appendList(p, m, "lookaheads", a.Lookaheads, appendNumber)
 	}
-	p.text("complete")
-	p.truth(a.Complete)
+	p.field(m, "complete")
+	p = msgp.AppendBool(p, a.Complete)
 	if len(a.Missing) > 0 {
-		p.text("missing")
-		p.partitions(a.Missing)
+		p = appendList(p, m, "missing", a.Missing, appendNumber)
 	}
-	p.text("workers")
+	p.field(m, "workers")
 	if a.Workers == nil {
-		p.none()
+		p = msgp.AppendNil(p)
 	} else {
 		p.array(len(a.Workers))
 	}
@@ -263,112 +216,67 @@ func packAnswer(a *Answer) ([]byte, error) {
 			return nil, err
 		}
 	}
-	p.text("partitions")
+	p.field(m, "partitions")
 	if a.Partitions == nil {
-		p.none()
+		p = msgp.AppendNil(p)
 	} else {
 		p.array(len(a.Partitions))
 	}
 	for i := range a.Partitions {
 		p.status(&a.Partitions[i])
 	}
-	if a.Reason != "" {
-		p.text("reason")
-		p.text(string(a.Reason))
-	}
-	p.text("l3")
-	return p, p.l3(&a.L3)
+	p.optText(m, "reason", string(a.Reason))
+	p.field(m, "l3")
+	err := p.l3(&a.L3)
+	return p, err
 }
 
 func (p *packer) status(s *PartitionStatus) {
-	p.fields(3 + count(s.StaleMS != 0, s.ResyncNeeded))
-	p.text("partition")
+	m := p.object()
+	p.field(m, "partition")
 	p.number(uint64(s.Partition))
-	p.text("epoch")
+	p.field(m, "epoch")
 	p.time(s.Epoch)
-	p.text("seq")
+	p.field(m, "seq")
 	p.number(uint64(s.Seq))
-	if s.StaleMS != 0 {
-		p.text("stale_ms")
-		p.number(s.StaleMS)
-	}
-	if s.ResyncNeeded {
-		p.text("resync_needed")
-		p.truth(true)
-	}
+	p.optNumber(m, "stale_ms", s.StaleMS)
+	p.optTrue(m, "resync_needed", s.ResyncNeeded)
 }
 
 func (p *packer) overlap(o *Overlap) error {
-	p.fields(7 + count(o.L3Stop != "", o.Path != nil, o.Bound != "", o.Engine != "", o.CatchingUp))
-	p.text("instance")
+	m := p.object()
+	p.field(m, "instance")
 	p.text(string(o.Instance))
-	// Answers are made of these: the keys are written with their heads.
+	// An answer consists mostly of these six, whose names are written with their heads.
 	b := *p
-	b = appendNumber(append(b, "\xa4rank"...), uint64(o.Rank))
-	b = appendNumber(append(b, "\xa6device"...), uint64(o.Device))
-	b = appendNumber(append(b, "\xa4host"...), uint64(o.Host))
-	b = appendNumber(append(b, "\xa4disk"...), uint64(o.Disk))
-	b = appendNumber(append(b, "\xa8external"...), uint64(o.External))
-	*p = appendNumber(append(b, "\xa2l3"...), uint64(o.L3))
-	if o.L3Stop != "" {
-		p.text("l3_stop")
-		p.text(o.L3Stop)
-	}
-	if o.Path != nil {
-		p.text("path")
-		if err := p.rare(o.Path); err != nil {
-			return err
-		}
-	}
-	if o.Bound != "" {
-		p.text("bound")
-		p.text(string(o.Bound))
-	}
-	if o.Engine != "" {
-		p.text("engine")
-		p.text(string(o.Engine))
-	}
-	if o.CatchingUp {
-		p.text("catching_up")
-		p.truth(true)
-	}
-	return nil
+	b[m] += 6
+	b = msgp.AppendUint(append(b, "\xa4rank"...), uint64(o.Rank))
+	b = msgp.AppendUint(append(b, "\xa6device"...), uint64(o.Device))
+	b = msgp.AppendUint(append(b, "\xa4host"...), uint64(o.Host))
+	b = msgp.AppendUint(append(b, "\xa4disk"...), uint64(o.Disk))
+	b = msgp.AppendUint(append(b, "\xa8external"...), uint64(o.External))
+	*p = msgp.AppendUint(append(b, "\xa2l3"...), uint64(o.L3))
+	p.optText(m, "l3_stop", o.L3Stop)
+	err := p.optReflect(m, "path", o.Path, o.Path != nil)
+	p.optText(m, "bound", string(o.Bound))
+	p.optText(m, "engine", string(o.Engine))
+	p.optTrue(m, "catching_up", o.CatchingUp)
+	return err
 }
 
 func (p *packer) l3(l *L3) error {
-	p.fields(4 + count(l.Reason != "", len(l.Ranges) > 0, len(l.Unknown) > 0, len(l.Broken) > 0))
-	p.text("status")
+	m := p.object()
+	p.field(m, "status")
 	p.text(string(l.Status))
-	if l.Reason != "" {
-		p.text("reason")
-		p.text(l.Reason)
-	}
-	if len(l.Ranges) > 0 {
-		p.text("ranges")
-		p.ranges(l.Ranges)
-	}
-	p.text("total")
+	p.optText(m, "reason", l.Reason)
+	p.optRanges(m, "ranges", l.Ranges)
+	p.field(m, "total")
 	p.number(uint64(l.Total))
-	p.text("age_ms")
-	p.float(l.AgeMS)
-	if len(l.Unknown) > 0 {
-		p.text("unknown")
-		p.ranges(l.Unknown)
-	}
-	if len(l.Broken) > 0 {
-		p.text("broken")
-		if err := p.rare(l.Broken); err != nil {
-			return err
-		}
-	}
-	p.text("from_start")
+	p.field(m, "age_ms")
+	*p = msgp.AppendFloat(*p, l.AgeMS)
+	p.optRanges(m, "unknown", l.Unknown)
+	err := p.optReflect(m, "broken", l.Broken, len(l.Broken) > 0)
+	p.field(m, "from_start")
 	p.number(uint64(l.FromStart))
-	return nil
-}
-
-// rare writes what is asked for by people alone.
-func (p *packer) rare(v any) error {
-	b, err := reflected(v)
-	*p = append(*p, b...)
 	return err
 }

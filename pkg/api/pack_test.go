@@ -125,7 +125,7 @@ func same[T any](t *testing.T, v *T, plain bool, hand func([]byte, *T) bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := reflected(v)
+	want, err := marshalReflect(v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,9 +305,9 @@ func FuzzUnpack(f *testing.F) {
 				t.Fatalf("by hand %+v, by reflection %+v, %v", a, a2, err)
 			}
 		}
-		if sound(data) == nil {
-			_ = unpackReflected(data, &Query{}) // which must not take room that data has not
-			_ = unpackReflected(data, &Answer{})
+		if validate(data) == nil {
+			_ = unmarshalReflect(data, &Query{}) // which must not take room that data has not
+			_ = unmarshalReflect(data, &Answer{})
 		}
 	})
 }
@@ -333,8 +333,8 @@ func BenchmarkPack(b *testing.B) {
 		v    any
 		pack func(any) ([]byte, error)
 	}{
-		{"query", q, func(v any) ([]byte, error) { return Marshal(MsgPack, v) }}, {"query/reflected", q, reflected},
-		{"answer", a, func(v any) ([]byte, error) { return Marshal(MsgPack, v) }}, {"answer/reflected", a, reflected},
+		{"query", q, func(v any) ([]byte, error) { return Marshal(MsgPack, v) }}, {"query/reflected", q, marshalReflect},
+		{"answer", a, func(v any) ([]byte, error) { return Marshal(MsgPack, v) }}, {"answer/reflected", a, marshalReflect},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -355,10 +355,10 @@ func BenchmarkUnpack(b *testing.B) {
 		name   string
 		unpack func() error
 	}{
-		{"query", func() error { return Unmarshal(MsgPack, packedQ, &Query{}) }}, {"query/reflected",
-			func() error { return unpackReflected(packedQ, &Query{}) }},
-		{"answer", func() error { return Unmarshal(MsgPack, packedA, &Answer{}) }}, {"answer/reflected",
-			func() error { return unpackReflected(packedA, &Answer{}) }},
+		{"query", func() error { return Unmarshal(MsgPack, packedQ, &Query{}) }},
+		{"query/reflected", func() error { return unmarshalReflect(packedQ, &Query{}) }},
+		{"answer", func() error { return Unmarshal(MsgPack, packedA, &Answer{}) }},
+		{"answer/reflected", func() error { return unmarshalReflect(packedA, &Answer{}) }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -5,71 +5,51 @@ import (
 	"errors"
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 // packSource reads MessagePack as anybody may write it: numbers in any form that holds them, lists of numbers as lists
-// or as bytes, text as bytes. Its data is sound: all lengths fit.
+// or as bytes, text as bytes. Its data is validated: all lengths fit.
 type packSource struct{ unpacker }
 
 func (*packSource) form() string { return "MessagePack" }
 
-func (s *packSource) kind() kind {
-	if len(s.b) == 0 {
-		return kindNone
-	}
-	switch c := s.b[0]; {
-	case c < 0x80, c >= 0xe0, c >= 0xca && c <= 0xd3:
-		return kindNumber
-	case c < 0x90, c == 0xde, c == 0xdf:
-		return kindObject
-	case c < 0xa0, c == 0xdc, c == 0xdd:
-		return kindList
-	case c < 0xc0, c >= 0xd9 && c <= 0xdb:
-		return kindText
-	case c == 0xc0:
-		return kindNull
-	case c == 0xc2, c == 0xc3:
-		return kindTruth
-	case c >= 0xc4 && c <= 0xc6:
-		return kindBytes
-	case c == 0xc1:
-		return kindNone
-	}
-	return kindOther
+var kindOfForm = [...]kind{
+	msgp.None: kindNone, msgp.Nil: kindNull, msgp.Bool: kindTruth, msgp.Int: kindNumber, msgp.Float: kindNumber,
+	msgp.Str: kindText, msgp.Bin: kindBytes, msgp.Array: kindList, msgp.Map: kindObject, msgp.Ext: kindOther,
 }
 
-func (s *packSource) null() { s.code() }
+func (s *packSource) kind() kind { return kindOfForm[s.Next()] }
+
+func (s *packSource) null() { s.Null() }
 
 func (s *packSource) text() (string, bool, error) {
-	b := s.key()
+	b, ok := s.Str()
+	if !ok {
+		b, _ = s.Bin()
+	}
 	return string(b), utf8.Valid(b), nil
 }
 
 func (s *packSource) whole() (uint64, whole, error) {
-	switch c := s.b[0]; {
-	case c >= 0xe0:
-		s.code()
-		return uint64(int8(c)), negative, nil
-	case c >= 0xd0 && c <= 0xd3: // signed
-		size := 1 << (c - 0xd0)
-		s.code()
-		v := int64(s.sized(size)) << (64 - 8*size) >> (64 - 8*size)
-		if v < 0 {
-			return uint64(v), negative, nil
-		}
-		return uint64(v), positive, nil
-	case c == 0xca, c == 0xcb:
+	v, below, ok := s.Int()
+	switch {
+	case !ok:
 		return 0, notWhole, s.skip()
+	case below:
+		return v, negative, nil
 	}
-	return s.number(), positive, nil
+	return v, positive, nil
 }
 
 func (s *packSource) object(each func(key []byte) error) error {
-	for range s.fields() {
+	n, _ := s.Map()
+	for range n {
 		if k := s.kind(); k != kindText {
 			return Errorf(CodeMalformed, "a name is %s, not text", k)
 		}
-		key := s.key()
+		key, _ := s.Str()
 		if !utf8.Valid(key) {
 			return Errorf(CodeMalformed, "the name %s is not UTF-8", shorten(key))
 		}
@@ -89,13 +69,13 @@ func (s *packSource) list(each func(i int) error) error {
 	return nil
 }
 
-func (s *packSource) skip() error { return s.unpacker.skip(maxNesting) }
+func (s *packSource) skip() error { return skipValue(&s.Reader, maxNesting) }
 
 func (s *packSource) shown() string {
-	ahead := packSource{unpacker{b: s.b}}
+	ahead := *s
 	switch k := ahead.kind(); k {
 	case kindText:
-		return shorten(strconv.Quote(string(ahead.key())))
+		return shorten(strconv.Quote(ahead.unpacker.text()))
 	case kindTruth:
 		return strconv.FormatBool(ahead.truth())
 	case kindNumber:
@@ -112,29 +92,29 @@ func (s *packSource) shown() string {
 }
 
 func (s *packSource) end() error {
-	if len(s.b) > 0 {
+	if s.Left() > 0 {
 		return errors.New("something follows the MessagePack value")
 	}
 	return nil
 }
 
 func (s *packSource) tokens(field string) (Tokens, error) {
-	take := func(v uint64, is whole) (uint32, bool) { return uint32(v), is == positive && v <= 1<<32-1 }
-	return packNumbers(s, field, CodeBadTokens, wantToken, 4, binary.LittleEndian.Uint32, take)
+	accept := func(v uint64, is whole) (uint32, bool) { return uint32(v), is == positive && v <= 1<<32-1 }
+	return packNumbers(s, field, CodeBadTokens, wantToken, 4, binary.LittleEndian.Uint32, accept)
 }
 
 func (s *packSource) hashes(field string) (Hashes, error) {
-	take := func(v uint64, is whole) (uint64, bool) { return v, is != notWhole }
-	return packNumbers(s, field, CodeMalformed, wantHash, 8, binary.LittleEndian.Uint64, take)
+	accept := func(v uint64, is whole) (uint64, bool) { return v, is != notWhole }
+	return packNumbers(s, field, CodeMalformed, wantHash, 8, binary.LittleEndian.Uint64, accept)
 }
 
 // packNumbers reads a list of numbers, or their bytes, each of so many.
 func packNumbers[T uint32 | uint64](
 	s *packSource, field string, code Code, want string,
-	size int, load func([]byte) T, take func(uint64, whole) (T, bool),
+	size int, load func([]byte) T, accept func(uint64, whole) (T, bool),
 ) ([]T, error) {
 	if s.kind() == kindBytes {
-		b := s.bytes()
+		b, _ := s.Bin()
 		switch {
 		case len(b)%size != 0:
 			return nil, Errorf(code, "%s is %d bytes, not a multiple of %d", field, len(b), size)
@@ -153,17 +133,17 @@ func packNumbers[T uint32 | uint64](
 	}
 	out := make([]T, 0, n) // each takes a byte at least
 	for i := range n {
-		at := packSource{unpacker{b: s.b}}
+		at := *s
 		v, is := uint64(0), notWhole
 		switch s.kind() {
 		case kindNumber:
 			v, is, _ = s.whole()
 		case kindText:
-			if word := s.key(); want == wantHash {
+			if word, _ := s.Str(); want == wantHash {
 				v, is = parseWhole(word)
 			}
 		}
-		x, ok := take(v, is)
+		x, ok := accept(v, is)
 		if !ok {
 			return nil, Errorf(code, "%s[%d] is %s, not %s", field, i, at.shown(), want)
 		}

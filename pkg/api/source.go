@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 // source is the body of a request, read one value after another, in whichever form it came. kind says what the next
@@ -67,10 +69,10 @@ func openSource(contentType string, body []byte) (source, error) {
 	if contentType != MsgPack {
 		return &jsonSource{data: body}, nil
 	}
-	if err := sound(body); err != nil {
+	if err := validate(body); err != nil {
 		return nil, err
 	}
-	return &packSource{unpacker{b: body}}, nil
+	return &packSource{unpacker{msgp.Reader{Data: body}}}, nil
 }
 
 // notForm is the error of a body that is not of its form.

@@ -7,202 +7,160 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"time"
 	"unicode/utf8"
 
+	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/vmihailenco/msgpack/v5"
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
 // maxNesting is how deep values may lie within each other.
 const maxNesting = 32
 
-// sound refuses what is no whole MessagePack value: its lengths must fit into data, so that nobody makes room for more
-// than was sent. What follows the value is not looked at.
-func sound(data []byte) error {
+var errNested = fmt.Errorf("its values lie more than %d deep", maxNesting)
+
+// validate returns an error unless data begins with a whole MessagePack value that is not too deep. Its lengths fit
+// into data then, so that nobody allocates more than was sent. What follows the value is not looked at.
+func validate(data []byte) error {
 	if len(data) == 0 {
 		return io.EOF
 	}
-	u := unpacker{b: data}
-	return u.skip(maxNesting)
+	return skipValue(&msgp.Reader{Data: data}, maxNesting)
 }
 
-var errNested = fmt.Errorf("its values lie more than %d deep", maxNesting)
+// skipValue passes over one value.
+func skipValue(r *msgp.Reader, depth int) error {
+	switch {
+	case r.Left() == 0:
+		return io.ErrUnexpectedEOF
+	case depth == 0:
+		return errNested
+	}
+	n := 0
+	switch r.Next() {
+	case msgp.None:
+		return errors.New("a byte 0xc1, which stands for nothing")
+	case msgp.Array:
+		n, _ = r.Array()
+	case msgp.Map:
+		n, _ = r.Map()
+		n *= 2
+	default:
+		r.Skip()
+	}
+	if r.Broken {
+		return io.ErrUnexpectedEOF
+	}
+	for range n {
+		if err := skipValue(r, depth-1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
-// unpackReflected decodes any value by reflection. A nil where a time belongs makes the library panic
-// (vmihailenco/msgpack v5.4.1 › decode.go, decodeNilValue); here it is an error.
-func unpackReflected(data []byte, v any) (err error) {
-	if err := sound(data); err != nil {
+// The library panics where nil stands for a time (vmihailenco/msgpack v5.4.1, decode.go, decodeNilValue). With this
+// decoder it returns an error there.
+func init() {
+	msgpack.Register(time.Time{}, nil, func(d *msgpack.Decoder, v reflect.Value) error {
+		if c, err := d.PeekCode(); err != nil || !msgpcode.IsExt(c) {
+			return errors.New("a value that is no time stands where a time should")
+		}
+		t, err := d.DecodeTime()
+		*v.Addr().Interface().(*time.Time) = t
+		return err
+	})
+}
+
+// unmarshalReflect decodes any value by reflection.
+func unmarshalReflect(data []byte, v any) error {
+	if err := validate(data); err != nil {
 		return err
 	}
 	d := msgpack.GetDecoder()
-	defer func() {
-		if p := recover(); p != nil { // and the decoder is not used again
-			err = fmt.Errorf("a nil is where none can be: %v", p)
-			return
-		}
-		msgpack.PutDecoder(d)
-	}()
+	defer msgpack.PutDecoder(d)
 	d.UsePreallocateValues(true)
 	d.Reset(bytes.NewReader(data))
 	return d.Decode(v)
 }
 
-// unpacker reads MessagePack that is written as [packer] writes it, with the fields of a map in any order and numbers
-// in any unsigned form. It turns odd at anything else: then what it gave is worth nothing, and reflection decides what
-// the bytes mean, or what is wrong with them.
-type unpacker struct {
-	b   []byte
-	odd bool
-}
+// unpacker decodes what packer encodes, with the fields of a map in any order. Anything else that it does not support,
+// a field that is given twice for instance, sets Broken: then all that it returned is void, and another decoder decides
+// what the bytes mean, or what is wrong with them.
+type unpacker struct{ msgp.Reader }
 
-// take returns the next n bytes, or turns odd.
-func (u *unpacker) take(n int) []byte {
-	if n > len(u.b) {
-		u.odd, u.b = true, nil
-		return nil
-	}
-	out := u.b[:n]
-	u.b = u.b[n:]
-	return out
-}
+// want sets Broken unless ok.
+func (u *unpacker) want(ok bool) { u.Broken = u.Broken || !ok }
 
-// code returns the next byte.
-func (u *unpacker) code() byte {
-	if len(u.b) == 0 {
-		u.odd = true
-		return 0xc1 // which nothing is written as
-	}
-	c := u.b[0]
-	u.b = u.b[1:]
-	return c
-}
-
-// sized reads an unsigned number of 1, 2, 4 or 8 bytes.
-func (u *unpacker) sized(n int) uint64 {
-	b := u.take(n)
-	if b == nil {
-		return 0
-	}
-	switch n {
-	case 1:
-		return uint64(b[0])
-	case 2:
-		return uint64(binary.BigEndian.Uint16(b))
-	case 4:
-		return uint64(binary.BigEndian.Uint32(b))
-	}
-	return binary.BigEndian.Uint64(b)
-}
-
-// length returns what the head of an array or a map says, which takes as many bytes at least.
-func (u *unpacker) length(fix, wide byte) int {
-	c := u.code()
-	n := 0
-	switch {
-	case c&0xf0 == fix:
-		n = int(c & 0x0f)
-	case c == wide:
-		n = int(u.sized(2))
-	case c == wide+1:
-		n = int(u.sized(4))
-	default:
-		u.odd = true
-	}
-	if n > len(u.b) {
-		u.odd = true
-	}
-	if u.odd {
-		return 0
-	}
+func (u *unpacker) array() int {
+	n, ok := u.Array()
+	u.want(ok)
 	return n
 }
 
-func (u *unpacker) array() int  { return u.length(0x90, 0xdc) }
-func (u *unpacker) fields() int { return u.length(0x80, 0xde) }
-
-// key returns a string's bytes, which stay part of the data.
-func (u *unpacker) key() []byte {
-	c := u.code()
-	switch {
-	case c&0xe0 == 0xa0:
-		return u.take(int(c & 0x1f))
-	case c == 0xd9:
-		return u.take(int(u.sized(1)))
-	case c == 0xda:
-		return u.take(int(u.sized(2)))
-	case c == 0xdb:
-		return u.take(int(u.sized(4)))
-	}
-	u.odd = true
-	return nil
+func (u *unpacker) text() string {
+	b, ok := u.Str()
+	u.want(ok)
+	return string(b)
 }
 
-func (u *unpacker) text() string { return string(u.key()) }
-
-func (u *unpacker) number() uint64 {
-	c := u.code()
-	switch {
-	case c < 0x80:
-		return uint64(c)
-	case c >= 0xcc && c <= 0xcf:
-		return u.sized(1 << (c - 0xcc))
-	}
-	u.odd = true
-	return 0
+// validText reads text that is UTF-8.
+func (u *unpacker) validText() string {
+	b, ok := u.Str()
+	u.want(ok && utf8.Valid(b))
+	return string(b)
 }
 
-func (u *unpacker) small() uint32 {
-	v := u.number()
-	if v >= 1<<32 {
-		u.odd = true
-	}
+func (u *unpacker) uint64() uint64 {
+	v, ok := u.Uint(math.MaxUint64)
+	u.want(ok)
+	return v
+}
+
+func (u *unpacker) uint32() uint32 {
+	v, ok := u.Uint(math.MaxUint32)
+	u.want(ok)
 	return uint32(v)
 }
 
-func (u *unpacker) truth() bool {
-	switch u.code() {
-	case 0xc2:
-		return false
-	case 0xc3:
-		return true
-	}
-	u.odd = true
-	return false
+// positive reads a number that is not 0, which would stand for one that is not given.
+func (u *unpacker) positive() uint32 {
+	v := u.uint32()
+	u.want(v > 0)
+	return v
 }
 
-// none takes a nil, if that is what comes.
-func (u *unpacker) none() bool {
-	if len(u.b) == 0 || u.b[0] != 0xc0 {
-		return false
-	}
-	u.b = u.b[1:]
-	return true
+func (u *unpacker) truth() bool {
+	v, ok := u.Bool()
+	u.want(ok)
+	return v
 }
 
 func (u *unpacker) float() float64 {
-	if u.code() != 0xcb {
-		u.odd = true
-	}
-	return math.Float64frombits(u.sized(8))
+	ok := u.Next() == msgp.Float // the library reads great integers otherwise than Float does
+	v, _ := u.Float()
+	u.want(ok)
+	return v
 }
 
 func (u *unpacker) time() time.Time {
 	var secs, nanos uint64
-	switch u.code() {
-	case 0xd6:
-		u.odd = u.odd || u.code() != 0xff
-		secs = u.sized(4)
-	case 0xd7:
-		u.odd = u.odd || u.code() != 0xff
-		v := u.sized(8)
+	typ, b, ok := u.Ext()
+	switch len(b) {
+	case 4:
+		secs = uint64(binary.BigEndian.Uint32(b))
+	case 8:
+		v := binary.BigEndian.Uint64(b)
 		secs, nanos = v&(1<<34-1), v>>34
-	case 0xc7:
-		u.odd = u.odd || u.code() != 12 || u.code() != 0xff
-		nanos, secs = u.sized(4), u.sized(8)
+	case 12:
+		nanos, secs = uint64(binary.BigEndian.Uint32(b)), binary.BigEndian.Uint64(b[4:])
 	default:
-		u.odd = true
+		ok = false
 	}
+	u.want(ok && typ == -1)
 	t := time.Unix(int64(secs), int64(nanos))
 	if t.IsZero() {
 		t = t.UTC()
@@ -210,31 +168,21 @@ func (u *unpacker) time() time.Time {
 	return t
 }
 
-// bytes returns what is written as bytes, which stays part of the data.
-func (u *unpacker) bytes() []byte {
-	switch c := u.code(); c {
-	case 0xc4, 0xc5, 0xc6:
-		return u.take(int(u.sized(1 << (c - 0xc4))))
-	}
-	u.odd = true
-	return nil
-}
-
-// bin returns the bytes of numbers of a size, no more than a query may have.
-func (u *unpacker) bin(size int) []byte {
-	b := u.bytes()
-	if len(b)%size != 0 || len(b) > size*MaxTokens {
-		u.odd = true
+// numbers reads the bytes of numbers of a size, no more than a query may have.
+func (u *unpacker) numbers(size int) []byte {
+	b, ok := u.Bin()
+	u.want(ok && len(b)%size == 0 && len(b) <= size*MaxTokens)
+	if u.Broken {
 		return nil
 	}
 	return b
 }
 
 func (u *unpacker) hashes() Hashes {
-	if u.none() {
+	if u.Null() {
 		return nil
 	}
-	b := u.bin(8)
+	b := u.numbers(8)
 	h := make(Hashes, len(b)/8)
 	for i := range h {
 		h[i] = binary.LittleEndian.Uint64(b[8*i:])
@@ -243,10 +191,10 @@ func (u *unpacker) hashes() Hashes {
 }
 
 func (u *unpacker) tokens() Tokens {
-	if u.none() {
+	if u.Null() {
 		return nil
 	}
-	b := u.bin(4)
+	b := u.numbers(4)
 	t := make(Tokens, len(b)/4)
 	for i := range t {
 		t[i] = binary.LittleEndian.Uint32(b[4*i:])
@@ -259,174 +207,108 @@ func listOf[T any](u *unpacker, each func() T) []T {
 	n := u.array()
 	list := make([]T, 0, min(n, 4096)) // more only as it is read
 	for range n {
-		if list = append(list, each()); u.odd {
+		if list = append(list, each()); u.Broken {
 			return nil
 		}
 	}
 	return list
 }
 
-// once notes that a field was seen. One that comes twice is odd.
-func (u *unpacker) once(seen *uint32, field uint32) {
-	u.odd = u.odd || *seen&(1<<field) != 0
-	*seen |= 1 << field
+// optListOf reads an array, or nil.
+func optListOf[T any](u *unpacker, each func() T) []T {
+	if u.Null() {
+		return nil
+	}
+	return listOf(u, each)
 }
 
-// object reads a map: field is told of each key, and reads its value; it reports false for a key that it does not know.
-func (u *unpacker) object(field func(key []byte) bool) {
-	for range u.fields() {
-		if key := u.key(); !u.odd && !field(key) {
-			u.odd = u.odd || u.skip(maxNesting) != nil
+// object reads a map of at most 16 fields, no two of one name. field gets the name of each and reads its value, or
+// returns false if it does not know the name. object returns how many it knew.
+func (u *unpacker) object(field func(name []byte) bool) (known int) {
+	var names [16][]byte
+	n, ok := u.Map()
+	u.want(ok && n <= len(names))
+	for i := 0; i < n && !u.Broken; i++ {
+		name, ok := u.Str()
+		for _, earlier := range names[:i] {
+			ok = ok && string(earlier) != string(name)
 		}
-		if u.odd {
-			return
+		if u.want(ok); !ok {
+			break
+		}
+		names[i] = name
+		if field(name) {
+			known++
+		} else {
+			u.want(!u.Broken && skipValue(&u.Reader, maxNesting) == nil)
 		}
 	}
+	return known
 }
 
-// skip passes over one value.
-func (u *unpacker) skip(depth int) error {
-	if len(u.b) == 0 {
-		return io.ErrUnexpectedEOF
-	}
-	if depth == 0 {
-		return errNested
-	}
-	c := u.code()
-	n, values := 0, 0
-	switch {
-	case c < 0x80, c >= 0xe0, c == 0xc0, c == 0xc2, c == 0xc3:
-	case c < 0x90:
-		values = 2 * int(c&0x0f)
-	case c < 0xa0:
-		values = int(c & 0x0f)
-	case c < 0xc0:
-		n = int(c & 0x1f)
-	case c >= 0xc4 && c <= 0xc6: // bin
-		n = int(u.sized(1 << (c - 0xc4)))
-	case c >= 0xc7 && c <= 0xc9: // ext
-		n = int(u.sized(1<<(c-0xc7))) + 1
-	case c == 0xca:
-		n = 4
-	case c == 0xcb:
-		n = 8
-	case c >= 0xcc && c <= 0xcf: // uint
-		n = 1 << (c - 0xcc)
-	case c >= 0xd0 && c <= 0xd3: // int
-		n = 1 << (c - 0xd0)
-	case c >= 0xd4 && c <= 0xd8: // fixext
-		n = 1 + 1<<(c-0xd4)
-	case c >= 0xd9 && c <= 0xdb: // str
-		n = int(u.sized(1 << (c - 0xd9)))
-	case c == 0xdc || c == 0xdd:
-		values = int(u.sized(2 << (c - 0xdc)))
-	case c == 0xde || c == 0xdf:
-		values = 2 * int(u.sized(2<<(c-0xde)))
-	default:
-		return errors.New("a byte 0xc1, which stands for nothing")
-	}
-	u.take(n)
-	if u.odd || values > len(u.b) {
-		return io.ErrUnexpectedEOF
-	}
-	for range values {
-		if err := u.skip(depth - 1); err != nil {
-			return err
-		}
-	}
-	return nil
+// ignore returns false, and sets Broken unless a request may have a field of this name, which is not known.
+func (u *unpacker) ignore(name []byte, unknown UnknownFields) bool {
+	u.want(unknown == IgnoreUnknown && utf8.Valid(name))
+	return false
 }
 
-// unpackQuery reads a query into q; false says that it is to be read by [readQuery], with what that says of it.
+// unpackQuery decodes a query into q. If it returns false, q is as it was, and [readQuery] must decode data.
 func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
-	u := unpacker{b: data}
+	u := unpacker{msgp.Reader{Data: data}}
 	out := *q
-	var seen uint32
-	u.object(func(key []byte) bool {
-		switch string(key) {
+	u.object(func(name []byte) bool {
+		switch string(name) {
 		case "model":
-			u.once(&seen, 0)
-			out.Model = u.valid()
+			out.Model = u.validText()
 		case "block_size":
-			u.once(&seen, 1)
-			out.BlockSize = u.given()
+			out.BlockSize = u.positive()
 		case "tokens":
-			u.once(&seen, 2)
 			out.Tokens = u.tokens()
 		case "hashes":
-			u.once(&seen, 3)
 			out.Hashes = u.hashes()
 		case "hashed":
-			u.once(&seen, 4)
 			out.Hashed = listOf(&u, func() Hashed { return u.hashed(unknown) })
 		case "lora_name":
-			u.once(&seen, 5)
-			out.LoRA = u.valid()
+			out.LoRA = u.validText()
 		case "cache_salt":
-			u.once(&seen, 6)
-			out.CacheSalt = u.valid()
+			out.CacheSalt = u.validText()
 		case "workers":
-			u.once(&seen, 7)
-			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.valid()) })
+			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.validText()) })
 		case "partitions":
-			u.once(&seen, 8)
 			out.Partitions = listOf(&u, u.partition)
 		case "min_seq":
-			u.once(&seen, 9)
 			out.MinSeq = listOf(&u, func() PartitionSeq { return u.minSeq(unknown) })
 		case "explain":
-			u.once(&seen, 10)
 			out.Explain = u.truth()
 		case "idle":
-			u.once(&seen, 11)
 			out.Idle = u.truth()
 		case "l3":
-			u.once(&seen, 12)
-			out.L3 = L3Ask(u.valid())
+			out.L3 = L3Ask(u.validText())
 		case "l3_timeout_ms":
-			u.once(&seen, 13)
-			out.L3TimeoutMS = u.given()
+			out.L3TimeoutMS = u.positive()
 		default:
-			u.odd = u.odd || unknown == RefuseUnknown || !utf8.Valid(key)
-			return false
+			return u.ignore(name, unknown)
 		}
 		return true
 	})
-	if u.odd = u.odd || len(u.b) > 0; !u.odd {
-		*q = out
+	if u.Broken || u.Left() > 0 {
+		return false
 	}
-	return !u.odd
+	*q = out
+	return true
 }
 
-// valid reads text that is UTF-8.
-func (u *unpacker) valid() string {
-	b := u.key()
-	u.odd = u.odd || !utf8.Valid(b)
-	return string(b)
-}
-
-// given reads a number that is not 0, which stands for one that is not given.
-func (u *unpacker) given() uint32 {
-	v := u.small()
-	u.odd = u.odd || v == 0
-	return v
-}
-
-func (u *unpacker) partition() events.Partition { return events.Partition(u.small()) }
+func (u *unpacker) partition() events.Partition { return events.Partition(u.uint32()) }
 
 func (u *unpacker) hashed(unknown UnknownFields) (h Hashed) {
-	var seen uint32
-	u.object(func(key []byte) bool {
-		switch string(key) {
+	u.object(func(name []byte) bool {
+		switch string(name) {
 		case "lookahead":
-			u.once(&seen, 0)
-			h.Lookahead = u.small()
+			h.Lookahead = u.uint32()
 		case "hashes":
-			u.once(&seen, 1)
 			h.Hashes = u.hashes()
 		default:
-			u.odd = u.odd || unknown == RefuseUnknown || !utf8.Valid(key)
-			return false
+			return u.ignore(name, unknown)
 		}
 		return true
 	})
@@ -434,97 +316,87 @@ func (u *unpacker) hashed(unknown UnknownFields) (h Hashed) {
 }
 
 func (u *unpacker) minSeq(unknown UnknownFields) (m PartitionSeq) {
-	var seen uint32
-	u.object(func(key []byte) bool {
-		switch string(key) {
+	known := u.object(func(name []byte) bool {
+		switch string(name) {
 		case "partition":
-			u.once(&seen, 0)
 			m.Partition = u.partition()
 		case "seq":
-			u.once(&seen, 1)
-			m.Seq = events.StreamSeq(u.number())
+			m.Seq = events.StreamSeq(u.uint64())
 		default:
-			u.odd = u.odd || unknown == RefuseUnknown || !utf8.Valid(key)
-			return false
+			return u.ignore(name, unknown)
 		}
 		return true
 	})
-	u.odd = u.odd || seen != 0b11 // a place has both
+	u.want(known == 2) // a place has both
 	return m
 }
 
-// unpackAnswer reads an answer into a; false says that it is to be read by reflection, or is an error.
+// unpackAnswer decodes an answer into a. If it returns false, a is as it was, and data must be decoded by reflection,
+// or is an error.
 func unpackAnswer(data []byte, a *Answer) bool {
-	u := unpacker{b: data}
+	u := unpacker{msgp.Reader{Data: data}}
 	out := *a
-	var seen uint32
-	u.object(func(key []byte) bool {
-		switch string(key) {
-		case "error":
-			u.odd = true
+	u.object(func(name []byte) bool {
+		switch string(name) {
 		case "model":
 			out.Model = u.text()
 		case "block_size":
-			out.BlockSize = u.small()
+			out.BlockSize = u.uint32()
 		case "blocks":
-			out.Blocks = int(u.small())
+			out.Blocks = int(u.uint32())
 		case "lookaheads":
-			u.once(&seen, 0)
-			out.Lookaheads = listOf(&u, u.small)
+			out.Lookaheads = listOf(&u, u.uint32)
 		case "complete":
 			out.Complete = u.truth()
 		case "missing":
-			u.once(&seen, 1)
 			out.Missing = listOf(&u, u.partition)
 		case "workers":
-			if u.once(&seen, 2); u.none() {
-				out.Workers = nil
-			} else {
-				out.Workers = listOf(&u, u.overlap)
-			}
+			out.Workers = optListOf(&u, u.overlap)
 		case "partitions":
-			if u.once(&seen, 3); u.none() {
-				out.Partitions = nil
-			} else {
-				out.Partitions = listOf(&u, u.status)
-			}
+			out.Partitions = optListOf(&u, u.status)
 		case "reason":
 			out.Reason = Reason(u.text())
 		case "l3":
-			u.once(&seen, 4)
 			out.L3 = u.l3()
+		case "error":
+			u.Broken = true
 		default:
 			return false
 		}
 		return true
 	})
-	if !u.odd {
+	if !u.Broken {
 		*a = out
 	}
-	return !u.odd
+	return !u.Broken
 }
 
+// overlap is written without object: an answer consists mostly of these. The last of equal fields counts, as in
+// reflection.
 func (u *unpacker) overlap() (o Overlap) {
-	for range u.fields() {
-		switch string(u.key()) {
+	n, ok := u.Map()
+	for u.want(ok); n > 0 && !u.Broken; n-- {
+		name, ok := u.Str()
+		u.want(ok)
+		switch string(name) {
 		case "instance":
 			o.Instance = events.WorkerID(u.text())
 		case "rank":
-			o.Rank = events.Rank(u.small())
+			o.Rank = events.Rank(u.uint32())
 		case "device":
-			o.Device = u.small()
+			o.Device = u.uint32()
 		case "host":
-			o.Host = u.small()
+			o.Host = u.uint32()
 		case "disk":
-			o.Disk = u.small()
+			o.Disk = u.uint32()
 		case "external":
-			o.External = u.small()
+			o.External = u.uint32()
 		case "l3":
-			o.L3 = u.small()
+			o.L3 = u.uint32()
 		case "l3_stop":
 			o.L3Stop = u.text()
-		case "path": // which is for people
-			u.odd = true
+		case "path": // by reflection: only people ask for it
+			u.Broken = true
 		case "bound":
 			o.Bound = Bound(u.text())
 		case "engine":
@@ -532,26 +404,23 @@ func (u *unpacker) overlap() (o Overlap) {
 		case "catching_up":
 			o.CatchingUp = u.truth()
 		default:
-			u.odd = u.odd || u.skip(maxNesting) != nil
-		}
-		if u.odd {
-			break
+			u.want(!u.Broken && skipValue(&u.Reader, maxNesting) == nil)
 		}
 	}
 	return o
 }
 
 func (u *unpacker) status() (s PartitionStatus) {
-	u.object(func(key []byte) bool {
-		switch string(key) {
+	u.object(func(name []byte) bool {
+		switch string(name) {
 		case "partition":
 			s.Partition = u.partition()
 		case "epoch":
 			s.Epoch = u.time()
 		case "seq":
-			s.Seq = events.StreamSeq(u.number())
+			s.Seq = events.StreamSeq(u.uint64())
 		case "stale_ms":
-			s.StaleMS = u.number()
+			s.StaleMS = u.uint64()
 		case "resync_needed":
 			s.ResyncNeeded = u.truth()
 		default:
@@ -563,27 +432,24 @@ func (u *unpacker) status() (s PartitionStatus) {
 }
 
 func (u *unpacker) l3() (l L3) {
-	var seen uint32
-	u.object(func(key []byte) bool {
-		switch string(key) {
+	u.object(func(name []byte) bool {
+		switch string(name) {
 		case "status":
 			l.Status = L3Status(u.text())
 		case "reason":
 			l.Reason = u.text()
 		case "ranges":
-			u.once(&seen, 0)
 			l.Ranges = listOf(u, u.pair)
 		case "total":
-			l.Total = u.small()
+			l.Total = u.uint32()
 		case "age_ms":
 			l.AgeMS = u.float()
 		case "unknown":
-			u.once(&seen, 1)
 			l.Unknown = listOf(u, u.pair)
-		case "broken":
-			u.odd = true // for people
 		case "from_start":
-			l.FromStart = u.small()
+			l.FromStart = u.uint32()
+		case "broken": // by reflection: only people ask for it
+			u.Broken = true
 		default:
 			return false
 		}
@@ -593,9 +459,7 @@ func (u *unpacker) l3() (l L3) {
 }
 
 func (u *unpacker) pair() (r [2]uint32) {
-	if u.array() != 2 {
-		u.odd = true
-	}
-	r[0], r[1] = u.small(), u.small()
+	u.want(u.array() == 2)
+	r[0], r[1] = u.uint32(), u.uint32()
 	return r
 }

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"unsafe"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 // BatchVersion is the format version that AppendBatch writes and the highest one that DecodeBatch reads.
@@ -68,32 +70,32 @@ func (b *Batch) EncodedSize() int {
 
 // headSize is the size of everything but the events, of which there are n.
 func (b *Batch) headSize(n int) int {
-	return 1 + 1 + uintSize(uint64(b.Incarnation)) + uintSize(uint64(b.FirstID)) + strSize(len(b.Model)) +
-		uintSize(uint64(b.BlockSize)) + b.Cursor.size() + 1 + arrayHeadSize(n)
+	return 1 + 1 + msgp.UintSize(uint64(b.Incarnation)) + msgp.UintSize(uint64(b.FirstID)) + msgp.StrSize(len(b.Model)) +
+		msgp.UintSize(uint64(b.BlockSize)) + b.Cursor.size() + 1 + msgp.ArrayHeadSize(n)
 }
 
 func (c *Cursor) size() int {
-	return 1 + 1 + uintSize(uint64(c.Seq)) + uintSize(c.Digest) + uintSize(uint64(c.Partial))
+	return 1 + 1 + msgp.UintSize(uint64(c.Seq)) + msgp.UintSize(c.Digest) + msgp.UintSize(uint64(c.Partial))
 }
 
 // EncodedSize is how many bytes the event takes in a batch.
 func (e *Event) EncodedSize() int {
-	size := 1 + uintSize(uint64(e.Kind)) + uintSize(uint64(e.Tier)) + uintSize(uint64(e.Group)) +
-		uintSize(uint64(e.Attention)) + uintSize(uint64(e.Reason)) + 1 + 1 + 1
+	size := 1 + msgp.UintSize(uint64(e.Kind)) + msgp.UintSize(uint64(e.Tier)) + msgp.UintSize(uint64(e.Group)) +
+		msgp.UintSize(uint64(e.Attention)) + msgp.UintSize(uint64(e.Reason)) + 1 + 1 + 1
 	if e.HasParent {
-		size += uintSize(uint64(e.Parent)) - 1
+		size += msgp.UintSize(uint64(e.Parent)) - 1
 	}
 	if n := len(e.Blocks); n > 0 {
-		size += binSize(8*n) - 1
+		size += msgp.BinSize(8*n) - 1
 	}
 	if n := len(e.Locals); n > 0 {
-		size += binSize(8*n) - 1
+		size += msgp.BinSize(8*n) - 1
 	}
 	if e.elements() > eventElements {
-		size += uintSize(uint64(e.Lookahead))
+		size += msgp.UintSize(uint64(e.Lookahead))
 	}
 	if e.elements() > eventElements+1 {
-		size += uintSize(uint64(e.Window)) + 1
+		size += msgp.UintSize(uint64(e.Window)) + 1
 	}
 	return size
 }
@@ -107,19 +109,19 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 		}
 	}
 	dst = slices.Grow(dst, b.EncodedSize())
-	dst = appendArrayHead(dst, batchElements)
-	dst = appendUint(dst, BatchVersion)
-	dst = appendUint(dst, uint64(b.Incarnation))
-	dst = appendUint(dst, uint64(b.FirstID))
-	dst = appendStr(dst, b.Model)
-	dst = appendUint(dst, uint64(b.BlockSize))
-	dst = appendArrayHead(dst, cursorElements)
-	dst = appendBool(dst, b.Cursor.Known)
-	dst = appendUint(dst, uint64(b.Cursor.Seq))
-	dst = appendUint(dst, b.Cursor.Digest)
-	dst = appendUint(dst, uint64(b.Cursor.Partial))
-	dst = appendBool(dst, b.Shutdown)
-	dst = appendArrayHead(dst, len(b.Events))
+	dst = msgp.AppendArrayHead(dst, batchElements)
+	dst = msgp.AppendUint(dst, BatchVersion)
+	dst = msgp.AppendUint(dst, uint64(b.Incarnation))
+	dst = msgp.AppendUint(dst, uint64(b.FirstID))
+	dst = msgp.AppendStr(dst, b.Model)
+	dst = msgp.AppendUint(dst, uint64(b.BlockSize))
+	dst = msgp.AppendArrayHead(dst, cursorElements)
+	dst = msgp.AppendBool(dst, b.Cursor.Known)
+	dst = msgp.AppendUint(dst, uint64(b.Cursor.Seq))
+	dst = msgp.AppendUint(dst, b.Cursor.Digest)
+	dst = msgp.AppendUint(dst, uint64(b.Cursor.Partial))
+	dst = msgp.AppendBool(dst, b.Shutdown)
+	dst = msgp.AppendArrayHead(dst, len(b.Events))
 	for i := range b.Events {
 		dst = appendEvent(dst, &b.Events[i])
 	}
@@ -139,25 +141,25 @@ func (e *Event) elements() int {
 
 func appendEvent(dst []byte, e *Event) []byte {
 	elements := e.elements()
-	dst = appendArrayHead(dst, elements)
-	dst = appendUint(dst, uint64(e.Kind))
-	dst = appendUint(dst, uint64(e.Tier))
-	dst = appendUint(dst, uint64(e.Group))
-	dst = appendUint(dst, uint64(e.Attention))
-	dst = appendUint(dst, uint64(e.Reason))
+	dst = msgp.AppendArrayHead(dst, elements)
+	dst = msgp.AppendUint(dst, uint64(e.Kind))
+	dst = msgp.AppendUint(dst, uint64(e.Tier))
+	dst = msgp.AppendUint(dst, uint64(e.Group))
+	dst = msgp.AppendUint(dst, uint64(e.Attention))
+	dst = msgp.AppendUint(dst, uint64(e.Reason))
 	if e.HasParent {
-		dst = appendUint(dst, uint64(e.Parent))
+		dst = msgp.AppendUint(dst, uint64(e.Parent))
 	} else {
-		dst = appendNil(dst)
+		dst = msgp.AppendNil(dst)
 	}
 	dst = appendHashes(dst, e.Blocks)
 	dst = appendHashes(dst, e.Locals)
 	if elements > eventElements {
-		dst = appendUint(dst, uint64(e.Lookahead))
+		dst = msgp.AppendUint(dst, uint64(e.Lookahead))
 	}
 	if elements > eventElements+1 {
-		dst = appendUint(dst, uint64(e.Window))
-		dst = appendBool(dst, e.Drops)
+		dst = msgp.AppendUint(dst, uint64(e.Window))
+		dst = msgp.AppendBool(dst, e.Drops)
 	}
 	return dst
 }
@@ -165,9 +167,9 @@ func appendEvent(dst []byte, e *Event) []byte {
 // appendHashes appends hashes as one binary of little-endian u64, or nil if there are none.
 func appendHashes[H ~uint64](dst []byte, hashes []H) []byte {
 	if len(hashes) == 0 {
-		return appendNil(dst)
+		return msgp.AppendNil(dst)
 	}
-	dst = appendBinHead(dst, 8*len(hashes))
+	dst = msgp.AppendBinHead(dst, 8*len(hashes))
 	if littleEndian {
 		return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&hashes[0])), 8*len(hashes))...)
 	}
@@ -190,7 +192,7 @@ func appendHashesPortably[H ~uint64](dst []byte, hashes []H) []byte {
 // events and is not to be used otherwise than to decode into it again. Whatever data is, the memory taken is at most
 // some ten times its size.
 func DecodeBatch(data []byte, b *Batch) error {
-	r := reader{data: data}
+	r := msgp.Reader{Data: data}
 	events := b.Events[:cap(b.Events)]
 	b.Events = b.Events[:0]
 	n, more, err := decodeHead(&r, b)
@@ -198,7 +200,7 @@ func DecodeBatch(data []byte, b *Batch) error {
 		return err
 	}
 	hashes := b.hashes[:0]
-	if most := r.left() / 8; cap(hashes) < most {
+	if most := r.Left() / 8; cap(hashes) < most {
 		clear(events) // else they would hold on to the buffer before
 		hashes = make([]uint64, 0, max(most, min(2*cap(hashes), spareHashes)))
 		b.hashes = hashes
@@ -209,11 +211,11 @@ func DecodeBatch(data []byte, b *Batch) error {
 			return fmt.Errorf("event %d of %d: %w", i, n, err)
 		}
 	}
-	if !r.skipN(more) {
-		return malformed(r.at, "batch: cut off after its events")
+	if !r.SkipN(more) {
+		return malformed(r.At, "batch: cut off after its events")
 	}
-	if r.left() > 0 {
-		return malformed(r.at, "batch: %d bytes follow it", r.left())
+	if r.Left() > 0 {
+		return malformed(r.At, "batch: %d bytes follow it", r.Left())
 	}
 	b.Events = events
 	return nil
@@ -242,7 +244,7 @@ func (b *Batch) MemoryBytes() int {
 // not see whether they are in order. Errors are those of [DecodeBatch].
 func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 	var b Batch
-	r := reader{data: data}
+	r := msgp.Reader{Data: data}
 	n, _, err := decodeHead(&r, &b)
 	if err != nil {
 		return BatchHeader{}, err
@@ -260,50 +262,50 @@ func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 
 // decodeHead reads up to the first event. It returns how many events follow, and how many elements that are not known
 // follow these.
-func decodeHead(r *reader, b *Batch) (events, more int, err error) {
-	elements, ok := r.array()
+func decodeHead(r *msgp.Reader, b *Batch) (events, more int, err error) {
+	elements, ok := r.Array()
 	if !ok {
-		return 0, 0, malformed(r.at, "batch: no array")
+		return 0, 0, malformed(r.At, "batch: no array")
 	}
-	version, ok := r.uint(math.MaxUint64)
+	version, ok := r.Uint(math.MaxUint64)
 	if !ok || version == 0 {
-		return 0, 0, malformed(r.at, "batch: no format version")
+		return 0, 0, malformed(r.At, "batch: no format version")
 	}
 	if version > BatchVersion {
 		return 0, 0, fmt.Errorf("events: %w: a batch of version %d, and this program reads up to %d", ErrVersion,
 			version, BatchVersion)
 	}
 	if elements < batchElements {
-		return 0, 0, malformed(r.at, "batch: %d elements, want %d or more", elements, batchElements)
+		return 0, 0, malformed(r.At, "batch: %d elements, want %d or more", elements, batchElements)
 	}
-	incarnation, ok := r.uint(math.MaxUint64)
+	incarnation, ok := r.Uint(math.MaxUint64)
 	if !ok {
-		return 0, 0, malformed(r.at, "batch: no incarnation")
+		return 0, 0, malformed(r.At, "batch: no incarnation")
 	}
-	first, ok := r.uint(math.MaxUint64)
+	first, ok := r.Uint(math.MaxUint64)
 	if !ok {
-		return 0, 0, malformed(r.at, "batch: no first id")
+		return 0, 0, malformed(r.At, "batch: no first id")
 	}
-	model, ok := r.str()
+	model, ok := r.Str()
 	if !ok {
-		return 0, 0, malformed(r.at, "batch: no model")
+		return 0, 0, malformed(r.At, "batch: no model")
 	}
-	blockSize, ok := r.uint(math.MaxUint32)
+	blockSize, ok := r.Uint(math.MaxUint32)
 	if !ok {
-		return 0, 0, malformed(r.at, "batch: no block size")
+		return 0, 0, malformed(r.At, "batch: no block size")
 	}
 	if err := decodeCursor(r, &b.Cursor); err != nil {
 		return 0, 0, err
 	}
-	shutdown, ok := r.bool()
+	shutdown, ok := r.Bool()
 	if !ok {
-		return 0, 0, malformed(r.at, "batch: no shutdown flag")
+		return 0, 0, malformed(r.At, "batch: no shutdown flag")
 	}
 	// An event takes eventElements bytes at least and a slot of memory that is several times as long: so many must be
 	// there.
-	at := r.at
-	events, ok = r.array()
-	if !ok || events > r.left()/(1+eventElements) {
+	at := r.At
+	events, ok = r.Array()
+	if !ok || events > r.Left()/(1+eventElements) {
 		return 0, 0, malformed(at, "batch: no array of events, or one that is cut off")
 	}
 	b.Incarnation, b.FirstID, b.BlockSize, b.Shutdown = Incarnation(incarnation), EventID(first), uint32(blockSize),
@@ -314,70 +316,70 @@ func decodeHead(r *reader, b *Batch) (events, more int, err error) {
 	return events, elements - batchElements, nil
 }
 
-func decodeCursor(r *reader, c *Cursor) error {
-	elements, ok := r.array()
+func decodeCursor(r *msgp.Reader, c *Cursor) error {
+	elements, ok := r.Array()
 	if !ok || elements < cursorElements {
-		return malformed(r.at, "batch: no cursor of %d elements", cursorElements)
+		return malformed(r.At, "batch: no cursor of %d elements", cursorElements)
 	}
-	known, ok1 := r.bool()
-	seq, ok2 := r.uint(math.MaxUint64)
-	digest, ok3 := r.uint(math.MaxUint64)
-	partial, ok4 := r.uint(math.MaxUint32)
-	if !ok1 || !ok2 || !ok3 || !ok4 || !r.skipN(elements-cursorElements) {
-		return malformed(r.at, "batch: no whole cursor")
+	known, ok1 := r.Bool()
+	seq, ok2 := r.Uint(math.MaxUint64)
+	digest, ok3 := r.Uint(math.MaxUint64)
+	partial, ok4 := r.Uint(math.MaxUint32)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !r.SkipN(elements-cursorElements) {
+		return malformed(r.At, "batch: no whole cursor")
 	}
 	*c = Cursor{Known: known, Seq: EngineSeq(seq), Digest: digest, Partial: uint32(partial)}
 	return nil
 }
 
-func decodeEvent(r *reader, e *Event, hashes *[]uint64) error {
-	begin := r.at
-	elements, ok := r.array()
+func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
+	begin := r.At
+	elements, ok := r.Array()
 	if !ok || elements < eventElements {
 		return malformed(begin, "no array of %d elements", eventElements)
 	}
-	kind, ok1 := r.uint(math.MaxUint8)
-	tier, ok2 := r.uint(math.MaxUint8)
-	group, ok3 := r.uint(math.MaxUint32)
-	attention, ok4 := r.uint(math.MaxUint8)
-	reason, ok5 := r.uint(math.MaxUint8)
+	kind, ok1 := r.Uint(math.MaxUint8)
+	tier, ok2 := r.Uint(math.MaxUint8)
+	group, ok3 := r.Uint(math.MaxUint32)
+	attention, ok4 := r.Uint(math.MaxUint8)
+	reason, ok5 := r.Uint(math.MaxUint8)
 	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
-		return malformed(r.at, "no whole event")
+		return malformed(r.At, "no whole event")
 	}
 	var parent uint64
-	hasParent := !r.null()
+	hasParent := !r.Null()
 	if hasParent {
-		if parent, ok = r.uint(math.MaxUint64); !ok {
-			return malformed(r.at, "no parent")
+		if parent, ok = r.Uint(math.MaxUint64); !ok {
+			return malformed(r.At, "no parent")
 		}
 	}
 	blocks, ok := decodeHashes[BlockHash](r, hashes)
 	if !ok {
-		return malformed(r.at, "no binary of hashes")
+		return malformed(r.At, "no binary of hashes")
 	}
 	locals, ok := decodeHashes[LocalHash](r, hashes)
 	if !ok {
-		return malformed(r.at, "no binary of local hashes")
+		return malformed(r.At, "no binary of local hashes")
 	}
 	more := elements - eventElements
 	lookahead := uint64(0)
 	if more > 0 {
 		more--
-		if lookahead, ok = r.uint(MaxBlockSize); !ok {
-			return malformed(r.at, "no lookahead")
+		if lookahead, ok = r.Uint(MaxBlockSize); !ok {
+			return malformed(r.At, "no lookahead")
 		}
 	}
 	window, drops := uint64(0), false
 	if more > 1 {
 		more -= 2
 		var said bool
-		window, ok = r.uint(math.MaxUint32)
-		if drops, said = r.bool(); !ok || !said {
-			return malformed(r.at, "no window")
+		window, ok = r.Uint(math.MaxUint32)
+		if drops, said = r.Bool(); !ok || !said {
+			return malformed(r.At, "no window")
 		}
 	}
-	if !r.skipN(more) {
-		return malformed(r.at, "cut off")
+	if !r.SkipN(more) {
+		return malformed(r.At, "cut off")
 	}
 	*e = Event{
 		Kind: Kind(kind), Tier: Tier(tier), Group: GroupIndex(group), Attention: Attention(attention),
@@ -392,14 +394,14 @@ func decodeEvent(r *reader, e *Event, hashes *[]uint64) error {
 }
 
 // decodeHashes reads what appendHashes wrote and appends it to the buffer, which has room for it.
-func decodeHashes[H ~uint64](r *reader, buffer *[]uint64) ([]H, bool) {
-	if r.null() {
+func decodeHashes[H ~uint64](r *msgp.Reader, buffer *[]uint64) ([]H, bool) {
+	if r.Null() {
 		return nil, true
 	}
-	at := r.at
-	bytes, ok := r.bin()
+	at := r.At
+	bytes, ok := r.Bin()
 	if !ok || len(bytes)%8 != 0 || len(bytes) > 8*MaxBlocksPerEvent {
-		r.at = at
+		r.At = at
 		return nil, false
 	}
 	n := len(bytes) / 8

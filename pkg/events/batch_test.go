@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/vmihailenco/msgpack/v5"
 	"pgregory.net/rapid"
 )
@@ -275,10 +276,10 @@ func TestDecodeBatchRefuses(t *testing.T) {
 		return change(func(e []any) []any { e[7].([]any)[i].([]any)[j] = v; return e })
 	}
 	refuse(t, "version 2", set(0, 2), ErrVersion)
-	refuse(t, "version 2, all else unknown", []byte{mpFixArray | 1, 2}, ErrVersion)
+	refuse(t, "version 2, all else unknown", []byte{0x90 | 1, 2}, ErrVersion)
 	refuse(t, "version 0", set(0, 0), ErrMalformed)
 	refuse(t, "version nil", set(0, nil), ErrMalformed)
-	refuse(t, "no array", []byte{mpNil}, ErrMalformed)
+	refuse(t, "no array", []byte{msgp.CodeNil}, ErrMalformed)
 	refuse(t, "a negative incarnation", set(1, -1), ErrMalformed)
 	refuse(t, "a first id of another type", set(2, "1"), ErrMalformed)
 	refuse(t, "a model that is binary", set(3, []byte("m")), ErrMalformed)
@@ -317,8 +318,8 @@ func TestDecodeBatchRefuses(t *testing.T) {
 		}), ErrMalformed)
 	}
 	// Great numbers in the heads of arrays do not reserve memory.
-	head := whole[:bytes.IndexByte(whole, mpFixArray|4)]
-	for _, n := range [][]byte{{mpArray32, 0xff, 0xff, 0xff, 0xff}, {mpArray16, 0xff, 0xff}} {
+	head := whole[:bytes.IndexByte(whole, 0x90|4)]
+	for _, n := range [][]byte{{0xdd, 0xff, 0xff, 0xff, 0xff}, {0xdc, 0xff, 0xff}} {
 		refuse(t, "an array longer than the input", append(slices.Clone(head), n...), ErrMalformed)
 	}
 }
@@ -366,12 +367,12 @@ func TestPortableHashesTwin(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		hashes := rapid.SliceOfN(rapid.Uint64(), 1, 50).Draw(t, "hashes")
 		fast := appendHashes(nil, hashes)
-		r := reader{data: fast}
-		body, ok := r.bin()
+		r := msgp.Reader{Data: fast}
+		body, ok := r.Bin()
 		if !ok || !bytes.Equal(body, appendHashesPortably(nil, hashes)) {
 			t.Fatalf("%x is not the portable %x", body, appendHashesPortably(nil, hashes))
 		}
-		r = reader{data: fast}
+		r = msgp.Reader{Data: fast}
 		buffer, portable := make([]uint64, 0, len(hashes)), make([]uint64, len(hashes))
 		got, ok := decodeHashes[uint64](&r, &buffer)
 		if decodeHashesPortably(portable, body); !ok || !slices.Equal(got, hashes) || !slices.Equal(portable, hashes) {

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/tools/randval"
 )
 
 // chooser makes messages as engines write them, and now and then as they should not.
@@ -15,7 +17,7 @@ type chooser struct {
 
 func (c chooser) oneIn(n int) bool { return c.IntN(n) == 0 }
 
-func (c chooser) junk() any { return randomValue(c.Rand, 3) }
+func (c chooser) junk() any { return randval.Value(c.Rand, 3) }
 
 func (c chooser) name() any {
 	v := uint64(c.IntN(60))
@@ -121,11 +123,11 @@ func (c chooser) event() any {
 		if c.oneIn(12) {
 			count = 0
 		}
-		tokens := c.list(count, func() any { return uint32(randomInt(c.Rand)) })
+		tokens := c.list(count, func() any { return uint32(randval.Int(c.Rand)) })
 		if c.oneIn(6) {
 			last := uint32(7)
 			for i := range tokens {
-				next := uint32(randomInt(c.Rand))
+				next := uint32(randval.Int(c.Rand))
 				tokens[i] = []any{last, next}
 				if last = next; c.oneIn(100) {
 					last++
@@ -197,7 +199,7 @@ func (c chooser) event() any {
 			if mixed {
 				shape = c.IntN(5)
 			}
-			return []any{nil, []any{}, []any{uint32(randomInt(c.Rand))}, []any{1, 2}, uint32(randomInt(c.Rand))}[shape]
+			return []any{nil, []any{}, []any{uint32(randval.Int(c.Rand))}, []any{1, 2}, uint32(randval.Int(c.Rand))}[shape]
 		}))
 	}
 	if c.oneIn(4) {

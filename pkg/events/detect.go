@@ -1,6 +1,10 @@
 package events
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
+)
 
 // How engines are told apart. vLLM and SGLang write nearly the same; a message in which nothing below occurs is read
 // the same for both. The first sign in this list that a message has decides, since the later ones are fields that
@@ -41,9 +45,9 @@ func (d *Decoder) Engine() (e Engine, why string) { return d.engine, d.why }
 
 // tell finds out whose message this is, if it says.
 func (d *Decoder) tell(payload []byte) {
-	l := look{r: reader{data: payload}}
+	l := look{r: msgp.Reader{Data: payload}}
 	l.message()
-	if l.r.broken {
+	if l.r.Broken {
 		return // of what is cut off nothing is believed
 	}
 	if l.has[signNegative] && l.has[signUnsigned] { // of equal weight
@@ -60,70 +64,70 @@ func (d *Decoder) tell(payload []byte) {
 
 // look goes through a message in search of signs.
 type look struct {
-	r   reader
+	r   msgp.Reader
 	has [numSigns]bool
 }
 
 func (l *look) message() {
 	r := &l.r
-	if n, ok := r.array(); ok && n > 1 {
-		r.skip()
+	if n, ok := r.Array(); ok && n > 1 {
+		r.Skip()
 		l.events()
-		r.skipN(n - 2)
+		r.SkipN(n - 2)
 		return
 	}
-	n, _ := r.mapping()
-	for ; n > 0 && !r.broken; n-- {
-		switch key, ok := r.str(); {
+	n, _ := r.Map()
+	for ; n > 0 && !r.Broken; n-- {
+		switch key, ok := r.Str(); {
 		case !ok:
-			r.skipN(2)
+			r.SkipN(2)
 		case string(key) == "events":
 			l.events()
 		default:
 			l.has[signRankName] = l.has[signRankName] || string(key) == "attn_dp_rank"
-			r.skip()
+			r.Skip()
 		}
 	}
 }
 
 func (l *look) events() {
 	r := &l.r
-	n, ok := r.array()
+	n, ok := r.Array()
 	if !ok {
-		r.skip()
+		r.Skip()
 		return
 	}
-	for ; n > 0 && !r.broken; n-- {
+	for ; n > 0 && !r.Broken; n-- {
 		l.event()
 	}
 }
 
 func (l *look) event() {
 	r := &l.r
-	if n, ok := r.array(); ok {
+	if n, ok := r.Array(); ok {
 		if n > 0 {
 			l.positions(n)
 		}
 		return
 	}
-	n, ok := r.mapping()
+	n, ok := r.Map()
 	if !ok {
-		r.skip()
+		r.Skip()
 		return
 	}
-	for ; n > 0 && !r.broken; n-- {
-		key, ok := r.str()
+	for ; n > 0 && !r.Broken; n-- {
+		key, ok := r.Str()
 		if !ok {
-			r.skipN(2)
+			r.SkipN(2)
 			continue
 		}
 		switch f := fieldOf(key); f {
 		case fieldExtraKeys, fieldGroup, fieldAttention, fieldLocality, fieldLookahead, fieldOrigin:
 			l.has[signFields] = true
-			r.skip()
+			r.Skip()
 		case fieldSalt:
 			l.has[signSalt] = true
-			r.skip()
+			r.Skip()
 		default:
 			l.field(f)
 		}
@@ -133,9 +137,9 @@ func (l *look) event() {
 // positions looks at an event that is an array of n.
 func (l *look) positions(n int) {
 	r := &l.r
-	name, ok := r.str()
+	name, ok := r.Str()
 	if !ok {
-		r.skipN(n)
+		r.SkipN(n)
 		return
 	}
 	var positions []field
@@ -145,14 +149,14 @@ func (l *look) positions(n int) {
 	case "BlockRemoved":
 		positions = removedPositions[:]
 	}
-	for i := 1; i < n && !r.broken; i++ {
+	for i := 1; i < n && !r.Broken; i++ {
 		switch f := at(positions, i); {
-		case f == fieldLoRAName && r.next() == formMap:
+		case f == fieldLoRAName && r.Next() == msgp.Map:
 			l.has[signSalt] = true
-			r.skip()
+			r.Skip()
 		case f == fieldLoRAName || f == fieldExtraKeys || f == fieldGroup || f == fieldAttention:
 			l.has[signFields] = true
-			r.skip()
+			r.Skip()
 		default:
 			l.field(f)
 		}
@@ -171,28 +175,28 @@ func (l *look) field(f field) {
 	r := &l.r
 	switch f {
 	case fieldBlockHashes:
-		n, ok := r.array()
+		n, ok := r.Array()
 		if !ok {
-			r.skip()
+			r.Skip()
 			return
 		}
-		for ; n > 0 && !r.broken; n-- {
+		for ; n > 0 && !r.Broken; n-- {
 			l.hash()
 		}
 	case fieldParent:
 		l.hash()
 	case fieldTokens:
-		n, ok := r.array()
+		n, ok := r.Array()
 		if !ok {
-			r.skip()
+			r.Skip()
 			return
 		}
-		l.has[signPairs] = l.has[signPairs] || n > 0 && r.next() == formArray
-		r.skipN(n)
+		l.has[signPairs] = l.has[signPairs] || n > 0 && r.Next() == msgp.Array
+		r.SkipN(n)
 	case fieldMedium:
-		name, ok := r.str()
+		name, ok := r.Str()
 		if !ok {
-			r.skip()
+			r.Skip()
 			return
 		}
 		switch tier, known := TierOfMedium(string(name)); {
@@ -203,27 +207,27 @@ func (l *look) field(f field) {
 			l.has[signVLLMMedium] = true
 		}
 	default:
-		r.skip()
+		r.Skip()
 	}
 }
 
 func (l *look) hash() {
 	r := &l.r
-	switch r.next() {
-	case formInt:
-		bits, negative, _ := r.integer()
+	switch r.Next() {
+	case msgp.Int:
+		bits, negative, _ := r.Int()
 		l.has[signNegative] = l.has[signNegative] || negative
 		l.has[signUnsigned] = l.has[signUnsigned] || !negative && bits > 1<<63-1
-	case formBin:
+	case msgp.Bin:
 		l.has[signDigest] = true
-		r.skip()
-	case formStr:
-		digits, _ := r.str()
+		r.Skip()
+	case msgp.Str:
+		digits, _ := r.Str()
 		v, _ := VLLM.hashOfDigits(digits)
 		s, _ := SGLang.hashOfDigits(digits)
 		l.has[signDigest] = l.has[signDigest] || v != s
 	default:
-		r.skip()
+		r.Skip()
 	}
 }
 

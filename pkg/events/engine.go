@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 // Bounds of what an engine may send.
@@ -181,7 +183,7 @@ func (d *Decoder) Decode(payload []byte) (Message, error) {
 	if d.engine == AnyEngine {
 		d.tell(payload)
 	}
-	r := reader{data: payload}
+	r := msgp.Reader{Data: payload}
 	var m Message
 	if err := d.message(&r, &m); err != nil {
 		d.events = d.events[:0]
@@ -193,10 +195,10 @@ func (d *Decoder) Decode(payload []byte) (Message, error) {
 
 // message reads the envelope: [ts, events, rank], with the rank missing in old builds and elements to come in new ones,
 // or a map of the same.
-func (d *Decoder) message(r *reader, m *Message) error {
-	if n, ok := r.array(); ok {
+func (d *Decoder) message(r *msgp.Reader, m *Message) error {
+	if n, ok := r.Array(); ok {
 		if n < 2 {
-			return malformed(r.at, "%s message: an array of %d elements, want [ts, events, rank]", d.engine, n)
+			return malformed(r.At, "%s message: an array of %d elements, want [ts, events, rank]", d.engine, n)
 		}
 		d.timestamp(r, m)
 		if err := d.eventList(r); err != nil {
@@ -204,12 +206,12 @@ func (d *Decoder) message(r *reader, m *Message) error {
 		}
 		if n > 2 {
 			d.rank(r, m)
-			r.skipN(n - 3)
+			r.SkipN(n - 3)
 		}
-	} else if n, ok := r.mapping(); ok {
+	} else if n, ok := r.Map(); ok {
 		listed := false
 		for range n {
-			key, isStr := r.str()
+			key, isStr := r.Str()
 			switch string(key) {
 			case "ts":
 				d.timestamp(r, m)
@@ -217,7 +219,7 @@ func (d *Decoder) message(r *reader, m *Message) error {
 				d.rank(r, m)
 			case "events":
 				if listed {
-					return malformed(r.at, "%s message: events twice", d.engine)
+					return malformed(r.At, "%s message: events twice", d.engine)
 				}
 				if err := d.eventList(r); err != nil {
 					return err
@@ -225,33 +227,33 @@ func (d *Decoder) message(r *reader, m *Message) error {
 				listed = true
 			default:
 				if !isStr {
-					r.skip()
+					r.Skip()
 				}
-				r.skip()
+				r.Skip()
 			}
 		}
-		if !listed && !r.broken {
-			return malformed(r.at, "%s message: a map without events", d.engine)
+		if !listed && !r.Broken {
+			return malformed(r.At, "%s message: a map without events", d.engine)
 		}
 	} else {
-		return malformed(r.at, "%s message: neither array nor map", d.engine)
+		return malformed(r.At, "%s message: neither array nor map", d.engine)
 	}
-	if r.broken {
-		return malformed(r.at, "%s message: cut off or no MessagePack", d.engine)
+	if r.Broken {
+		return malformed(r.At, "%s message: cut off or no MessagePack", d.engine)
 	}
 	return nil
 }
 
-func (d *Decoder) timestamp(r *reader, m *Message) {
-	if v, ok := r.float(); ok {
+func (d *Decoder) timestamp(r *msgp.Reader, m *Message) {
+	if v, ok := r.Float(); ok {
 		m.Timestamp = v
 	} else {
 		d.ignore(r)
 	}
 }
 
-func (d *Decoder) rank(r *reader, m *Message) {
-	if v, ok := r.uint(math.MaxUint32); ok {
+func (d *Decoder) rank(r *msgp.Reader, m *Message) {
+	if v, ok := r.Uint(math.MaxUint32); ok {
 		m.Rank, m.HasRank = Rank(v), true
 	} else {
 		d.ignore(r)
@@ -259,35 +261,35 @@ func (d *Decoder) rank(r *reader, m *Message) {
 }
 
 // ignore passes over the value of a field that is not needed. If it is not nil it has a wrong type, and counts.
-func (d *Decoder) ignore(r *reader) {
-	if !r.null() {
+func (d *Decoder) ignore(r *msgp.Reader) {
+	if !r.Null() {
 		d.counts[SkipField]++
-		r.skip()
+		r.Skip()
 	}
 }
 
-func (d *Decoder) eventList(r *reader) error {
-	n, ok := r.array()
+func (d *Decoder) eventList(r *msgp.Reader) error {
+	n, ok := r.Array()
 	if !ok {
-		return malformed(r.at, "%s message: no array of events", d.engine)
+		return malformed(r.At, "%s message: no array of events", d.engine)
 	}
 	for i := range n {
-		begin := r.at
+		begin := r.At
 		d.event(r)
-		if r.broken {
-			return malformed(r.at, "%s message: event %d of %d, from byte %d on: cut off or no MessagePack", d.engine,
-				i, n, begin)
+		if r.Broken {
+			return malformed(r.At, "%s message: event %d of %d, from byte %d on: cut off or no MessagePack",
+				d.engine, i, n, begin)
 		}
 	}
 	return nil
 }
 
 // event reads one event and takes it or counts why not.
-func (d *Decoder) event(r *reader) {
-	d.raw = rawEvent{data: r.data, blocks: len(d.blocks), locals: len(d.locals), skip: taken, skipStored: taken}
+func (d *Decoder) event(r *msgp.Reader) {
+	d.raw = rawEvent{data: r.Data, blocks: len(d.blocks), locals: len(d.locals), skip: taken, skipStored: taken}
 	d.tokens = d.tokens[:0]
 	d.readEvent(r)
-	if r.broken {
+	if r.Broken {
 		return
 	}
 	if skip := d.take(&d.raw); skip != taken {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 // store is a stored event's map with the fields that most tests want; others override or add.
@@ -319,10 +321,10 @@ func TestUndecodableMessages(t *testing.T) {
 	}
 	d := mustDecoder(t, VLLM, 4)
 	bad := [][]byte{
-		nil, {mpNil}, {mpNever}, pack(t, []any{1.5}), pack(t, []any{}), pack(t, "x"), pack(t, []any{1.5, nil}), pack(t,
-			[]any{1.5, 7, 0}),
-		pack(t, pairs{{"ts", 1.5}}), pack(t, pairs{{"ts", 1.5}, {"events", nil}}), pack(t,
-			pairs{{"events", []any{}}, {"events", []any{}}}),
+		nil, {msgp.CodeNil}, {0xc1}, pack(t, []any{1.5}), pack(t, []any{}), pack(t, "x"), pack(t, []any{1.5, nil}),
+		pack(t, []any{1.5, 7, 0}),
+		pack(t, pairs{{"ts", 1.5}}), pack(t, pairs{{"ts", 1.5}, {"events", nil}}),
+		pack(t, pairs{{"events", []any{}}, {"events", []any{}}}),
 	}
 	for i := range good[:len(good)-1] {
 		bad = append(bad, good[:i])
@@ -338,7 +340,7 @@ func TestUndecodableMessages(t *testing.T) {
 		}
 	}
 	// What follows a message is not looked at.
-	if m := decode(t, d, append(slices.Clone(good), mpNever)); !reflect.DeepEqual(m.Events, want) {
+	if m := decode(t, d, append(slices.Clone(good), 0xc1)); !reflect.DeepEqual(m.Events, want) {
 		t.Errorf("with a byte after it: %+v", m.Events)
 	}
 }

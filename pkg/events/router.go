@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 // RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols): what an engine
@@ -328,16 +330,16 @@ func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 		}
 		return err
 	}
-	r := reader{data: data}
+	r := &msgp.Reader{Data: data}
 	payload, found := data, false
-	if err := r.each(func(key string) bool {
+	if err := each(r, func(key string) bool {
 		if key != "payload" {
-			return r.skip()
+			return r.Skip()
 		}
-		at, ok := r.at, false
-		if payload, ok = r.bin(); !ok { // an array of bytes, as serde writes without its bytes type
-			r.at = at
-			payload, ok = r.byteArray()
+		at, ok := r.At, false
+		if payload, ok = r.Bin(); !ok { // an array of bytes, as serde writes without its bytes type
+			r.At = at
+			payload, ok = byteArray(r)
 		}
 		found = ok
 		return ok
@@ -347,13 +349,13 @@ func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 	if !found { // no envelope
 		payload = data
 	}
-	r = reader{data: payload}
-	n, ok := r.array()
+	r = &msgp.Reader{Data: payload}
+	n, ok := r.Array()
 	if !ok {
 		n = 1
 	}
 	for i := range n {
-		e, err := r.routerEvent()
+		e, err := routerEvent(r)
 		if err != nil {
 			return fmt.Errorf("router event %d of %d: %w", i, n, err)
 		}
@@ -363,28 +365,28 @@ func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 }
 
 // each calls do at each value of a map, which it must read.
-func (r *reader) each(do func(key string) bool) error {
-	n, ok := r.mapping()
+func each(r *msgp.Reader, do func(key string) bool) error {
+	n, ok := r.Map()
 	if !ok {
-		return malformed(r.at, "no map")
+		return malformed(r.At, "no map")
 	}
 	for range n {
-		key, ok := r.str()
-		if !ok || !do(string(key)) || r.broken {
-			return malformed(r.at, "no value under %.40q", key)
+		key, ok := r.Str()
+		if !ok || !do(string(key)) || r.Broken {
+			return malformed(r.At, "no value under %.40q", key)
 		}
 	}
 	return nil
 }
 
-func (r *reader) byteArray() ([]byte, bool) {
-	n, ok := r.array()
+func byteArray(r *msgp.Reader) ([]byte, bool) {
+	n, ok := r.Array()
 	if !ok {
 		return nil, false
 	}
 	out := make([]byte, 0, n)
 	for range n {
-		v, ok := r.uint(math.MaxUint8)
+		v, ok := r.Uint(math.MaxUint8)
 		if !ok {
 			return nil, false
 		}
@@ -393,46 +395,46 @@ func (r *reader) byteArray() ([]byte, bool) {
 	return out, true
 }
 
-func (r *reader) routerEvent() (RouterEvent, error) {
+func routerEvent(r *msgp.Reader) (RouterEvent, error) {
 	var out RouterEvent
 	tier, worker, inner := Device, false, false
-	err := r.each(func(key string) bool {
+	err := each(r, func(key string) bool {
 		switch key {
 		case "worker_id":
 			worker = true
-			if s, ok := r.str(); ok {
+			if s, ok := r.Str(); ok {
 				out.Key.Instance = WorkerID(s)
 				return true
 			}
-			bits, negative, ok := r.integer()
+			bits, negative, ok := r.Int()
 			if out.Key.Instance = WorkerID(strconv.FormatUint(bits, 10)); negative {
 				out.Key.Instance = WorkerID(strconv.FormatInt(int64(bits), 10))
 			}
 			return ok
 		case "storage_tier":
-			name, ok := r.str()
+			name, ok := r.Str()
 			known := false
 			if tier, known = routerTiers[string(name)]; !known && out.Skipped == "" {
 				out.Skipped = skippedTier
 			}
-			return ok || r.skip()
+			return ok || r.Skip()
 		case "residency_domain":
-			name, ok := r.str()
+			name, ok := r.Str()
 			if string(name) != "worker" && string(name) != "cache_owner" {
 				out.Skipped = skippedDomain
 			}
-			return ok || r.skip()
+			return ok || r.Skip()
 		case "event":
 			inner = true
-			return r.routerKvEvent(&out) == nil
+			return routerKvEvent(r, &out) == nil
 		}
-		return r.skip()
+		return r.Skip()
 	})
 	switch {
 	case err != nil:
 		return out, err
 	case !worker || !inner || out.Event.Kind == 0 && out.Skipped == "":
-		return out, malformed(r.at, "worker_id, event or its data is missing")
+		return out, malformed(r.At, "worker_id, event or its data is missing")
 	case out.Skipped != "":
 		out.Event = Event{}
 	case out.Event.Kind != Cleared:
@@ -441,18 +443,18 @@ func (r *reader) routerEvent() (RouterEvent, error) {
 	return out, nil
 }
 
-func (r *reader) routerKvEvent(out *RouterEvent) error {
-	return r.each(func(key string) (ok bool) {
+func routerKvEvent(r *msgp.Reader, out *RouterEvent) error {
+	return each(r, func(key string) (ok bool) {
 		switch key {
 		case "event_id":
-			out.ID, ok = r.uint(math.MaxUint64)
+			out.ID, ok = r.Uint(math.MaxUint64)
 			return ok
 		case "dp_rank":
-			v, ok := r.uint(math.MaxUint32)
+			v, ok := r.Uint(math.MaxUint32)
 			out.Key.Rank = Rank(v)
 			return ok
 		case "data":
-			if name, ok := r.str(); ok {
+			if name, ok := r.Str(); ok {
 				if string(name) == "cleared" {
 					out.Event = Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine}
 				} else {
@@ -460,22 +462,22 @@ func (r *reader) routerKvEvent(out *RouterEvent) error {
 				}
 				return true
 			}
-			return r.each(func(kind string) bool {
+			return each(r, func(kind string) bool {
 				switch kind {
 				case "stored":
-					return r.routerStored(&out.Event)
+					return readRouterStored(r, &out.Event)
 				case "removed":
 					out.Event = Event{Kind: Removed}
-					return r.each(func(key string) bool {
+					return each(r, func(key string) bool {
 						if key == "group_idx" {
-							return r.groupIndex(&out.Event)
+							return readGroupIndex(r, &out.Event)
 						} else if key != "block_hashes" {
-							return r.skip()
+							return r.Skip()
 						}
-						n, ok := r.array()
+						n, ok := r.Array()
 						for ; ok && n > 0; n-- {
 							var v uint64
-							if v, _, ok = r.integer(); ok {
+							if v, _, ok = r.Int(); ok {
 								out.Event.Blocks = append(out.Event.Blocks, BlockHash(v))
 							}
 						}
@@ -483,56 +485,56 @@ func (r *reader) routerKvEvent(out *RouterEvent) error {
 					}) == nil && len(out.Event.Blocks) > 0
 				}
 				out.Skipped = skippedKind
-				return r.skip()
+				return r.Skip()
 			}) == nil
 		}
-		return r.skip()
+		return r.Skip()
 	})
 }
 
-func (r *reader) groupIndex(e *Event) bool {
-	v, ok := r.uint(math.MaxUint32)
+func readGroupIndex(r *msgp.Reader, e *Event) bool {
+	v, ok := r.Uint(math.MaxUint32)
 	e.Group = GroupIndex(v)
 	return ok
 }
 
-func (r *reader) routerStored(e *Event) bool {
+func readRouterStored(r *msgp.Reader, e *Event) bool {
 	*e = Event{Kind: Stored}
-	return r.each(func(key string) bool {
+	return each(r, func(key string) bool {
 		switch key {
 		case "parent_hash":
-			if r.null() {
+			if r.Null() {
 				return true
 			}
-			v, _, ok := r.integer()
+			v, _, ok := r.Int()
 			e.HasParent, e.Parent = ok, BlockHash(v)
 			return ok
 		case "group_idx":
-			return r.groupIndex(e)
+			return readGroupIndex(r, e)
 		case "lookahead":
-			v, ok := r.uint(MaxBlockSize)
+			v, ok := r.Uint(MaxBlockSize)
 			e.Lookahead = uint32(v)
 			return ok
 		case "blocks":
-			n, ok := r.array()
+			n, ok := r.Array()
 			for ; ok && n > 0; n-- {
 				named, hashed := false, false
-				ok = r.each(func(key string) bool {
+				ok = each(r, func(key string) bool {
 					switch key {
 					case "block_hash":
-						v, _, ok := r.integer()
+						v, _, ok := r.Int()
 						e.Blocks, named = append(e.Blocks, BlockHash(v)), ok && !named
 						return named
 					case "tokens_hash":
-						v, _, ok := r.integer()
+						v, _, ok := r.Int()
 						e.Locals, hashed = append(e.Locals, LocalHash(v)), ok && !hashed
 						return hashed
 					}
-					return r.skip()
+					return r.Skip()
 				}) == nil && named && hashed
 			}
 			return ok
 		}
-		return r.skip()
+		return r.Skip()
 	}) == nil && len(e.Blocks) > 0 && len(e.Blocks) == len(e.Locals)
 }

@@ -1,6 +1,10 @@
 package events
 
-import "math"
+import (
+	"math"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
+)
 
 // Where SGLang's events differ from vLLM's (sgl-project/sglang › python/sglang/srt/mem_cache/events.py, in older
 // versions disaggregation/kv_events.py): names are signed; the salt stands in a field of its own, with each event,
@@ -8,12 +12,12 @@ import "math"
 // pair.
 
 // readSGLangExtras reads the map {"cache_salt": …, "session_id": …}.
-func (d *Decoder) readSGLangExtras(r *reader) {
-	n, _ := r.mapping()
-	for ; n > 0 && !r.broken; n-- {
-		key, ok := r.str()
+func (d *Decoder) readSGLangExtras(r *msgp.Reader) {
+	n, _ := r.Map()
+	for ; n > 0 && !r.Broken; n-- {
+		key, ok := r.Str()
 		if !ok {
-			r.skip()
+			r.Skip()
 		}
 		switch string(key) {
 		case "cache_salt":
@@ -21,26 +25,26 @@ func (d *Decoder) readSGLangExtras(r *reader) {
 		case "lora_name":
 			d.raw.lora = d.readSpaceName(r)
 		default:
-			r.skip()
+			r.Skip()
 		}
 	}
 }
 
 // readTokenPairs reads n pairs [t, u], each of which begins with the token that the one before ends with, as n+1
 // tokens.
-func (d *Decoder) readTokenPairs(r *reader, n int) {
+func (d *Decoder) readTokenPairs(r *msgp.Reader, n int) {
 	for ; n > 0; n-- {
-		before := r.at
-		two, ok := r.array()
+		before := r.At
+		two, ok := r.Array()
 		if !ok || two != 2 {
-			r.at = before
+			r.At = before
 			break
 		}
-		t, ok1 := r.uint(math.MaxUint32)
-		u, ok2 := r.uint(math.MaxUint32)
+		t, ok1 := r.Uint(math.MaxUint32)
+		u, ok2 := r.Uint(math.MaxUint32)
 		last := len(d.tokens) - 1
 		if !ok1 || !ok2 || last >= 0 && d.tokens[last] != uint32(t) {
-			r.at = before
+			r.At = before
 			break
 		}
 		if last < 0 {
@@ -48,8 +52,8 @@ func (d *Decoder) readTokenPairs(r *reader, n int) {
 		}
 		d.tokens = append(d.tokens, uint32(u))
 	}
-	if n > 0 && !r.broken {
+	if n > 0 && !r.Broken {
 		d.raw.passStored(SkipToken)
-		r.skipN(n)
+		r.SkipN(n)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 // StoreEvent is one change of what a shared store holds, as a Mooncake master publishes it (kvcache-ai/Mooncake ›
@@ -27,17 +29,17 @@ func ReadStoreEvents(payload []byte) ([]StoreEvent, error) {
 	if len(payload) > MaxPayload {
 		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), MaxPayload)
 	}
-	r := reader{data: payload}
-	if n, ok := r.array(); !ok || n < 2 || !r.skip() {
-		return nil, malformed(r.at, "no [timestamp, events, rank]")
+	r := &msgp.Reader{Data: payload}
+	if n, ok := r.Array(); !ok || n < 2 || !r.Skip() {
+		return nil, malformed(r.At, "no [timestamp, events, rank]")
 	}
-	n, ok := r.array()
+	n, ok := r.Array()
 	if !ok {
-		return nil, malformed(r.at, "no array of a store's events")
+		return nil, malformed(r.At, "no array of a store's events")
 	}
 	out := make([]StoreEvent, 0, min(n, 64))
 	for range n {
-		e, err := r.storeEvent()
+		e, err := storeEvent(r)
 		if err != nil {
 			return nil, err
 		}
@@ -46,10 +48,10 @@ func ReadStoreEvents(payload []byte) ([]StoreEvent, error) {
 	return out, nil
 }
 
-func (r *reader) storeEvent() (StoreEvent, error) {
+func storeEvent(r *msgp.Reader) (StoreEvent, error) {
 	var kind string
-	e, at := StoreEvent{Tenant: DefaultTenant}, r.at
-	err := r.each(func(key string) bool {
+	e, at := StoreEvent{Tenant: DefaultTenant}, r.At
+	err := each(r, func(key string) bool {
 		var into *string
 		switch key {
 		case "event_type":
@@ -61,12 +63,12 @@ func (r *reader) storeEvent() (StoreEvent, error) {
 		case "medium":
 			into = &e.Medium
 		default:
-			return r.skip()
+			return r.Skip()
 		}
-		if r.null() {
+		if r.Null() {
 			return true
 		}
-		text, ok := r.str()
+		text, ok := r.Str()
 		*into = string(text)
 		return ok
 	})

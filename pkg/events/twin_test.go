@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/tools/randval"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
@@ -63,7 +64,7 @@ func (n *naiveDecoder) decode(payload []byte) (Message, error) {
 		m.Timestamp = ts
 	case nil:
 	default:
-		if bits, negative, ok := asInteger(ts); ok && negative {
+		if bits, negative, ok := randval.AsInteger(ts); ok && negative {
 			m.Timestamp = float64(int64(bits))
 		} else if ok {
 			m.Timestamp = float64(bits)
@@ -100,7 +101,7 @@ func (n *naiveDecoder) count(name string) {
 
 // small is a number of 32 bits that is not needed.
 func (n *naiveDecoder) small(v any) (uint64, bool) {
-	if bits, negative, ok := asInteger(v); ok && !negative && bits <= math.MaxUint32 {
+	if bits, negative, ok := randval.AsInteger(v); ok && !negative && bits <= math.MaxUint32 {
 		return bits, true
 	}
 	if v != nil {
@@ -151,7 +152,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 	}
 
 	window, _ := n.small(fields["kv_cache_spec_sliding_window"])
-	if size, _, ok := asInteger(fields["block_size"]); !attention.Windowed() || !ok || size != n.block {
+	if size, _, ok := randval.AsInteger(fields["block_size"]); !attention.Windowed() || !ok || size != n.block {
 		window = 0
 	}
 	if attention.Main() && n.others {
@@ -244,7 +245,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 	if !ok {
 		spoiled = append(spoiled, "bad_token")
 	}
-	size, sizeNegative, sizeOK := asInteger(fields["block_size"])
+	size, sizeNegative, sizeOK := randval.AsInteger(fields["block_size"])
 	if fields["block_size"] != nil && (!sizeOK || sizeNegative || size > math.MaxUint32) {
 		spoiled = append(spoiled, "malformed_event")
 	}
@@ -317,7 +318,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		id = v
 	case nil:
 	default:
-		bits, negative, ok := asInteger(v)
+		bits, negative, ok := randval.AsInteger(v)
 		if idKnown = ok && !negative; idKnown && bits > 0 {
 			id = strconv.FormatUint(bits, 10)
 		}
@@ -459,7 +460,7 @@ func allNil(values []any) bool {
 }
 
 func naiveMedia(v any) (uint64, bool) {
-	if bits, _, ok := asInteger(v); ok {
+	if bits, _, ok := randval.AsInteger(v); ok {
 		return bits, true
 	}
 	switch v := v.(type) {
@@ -476,7 +477,7 @@ func naiveMedia(v any) (uint64, bool) {
 
 func naiveTokens(list []any) (tokens []uint32, eagle, ok bool) {
 	token := func(v any) (uint32, bool) {
-		bits, negative, ok := asInteger(v)
+		bits, negative, ok := randval.AsInteger(v)
 		return uint32(bits), ok && !negative && bits <= math.MaxUint32
 	}
 	if len(list) > 0 {
@@ -509,7 +510,7 @@ func naiveTokens(list []any) (tokens []uint32, eagle, ok bool) {
 }
 
 func (n *naiveDecoder) name(v any) (BlockHash, bool) {
-	if bits, _, ok := asInteger(v); ok {
+	if bits, _, ok := randval.AsInteger(v); ok {
 		return BlockHash(bits), true
 	}
 	switch v := v.(type) {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"strconv"
 
+	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/zeebo/xxh3"
 )
 
@@ -149,8 +150,8 @@ func (e *rawEvent) deviceUnlessSaid() Tier {
 	return e.tier
 }
 
-func (d *Decoder) readEvent(r *reader) {
-	if n, ok := r.array(); ok {
+func (d *Decoder) readEvent(r *msgp.Reader) {
+	if n, ok := r.Array(); ok {
 		if n == 0 {
 			return
 		}
@@ -165,59 +166,59 @@ func (d *Decoder) readEvent(r *reader) {
 		case typeTierCleared:
 			positions = clearedPositions[:]
 		}
-		for i := 1; i < n && !r.broken; i++ {
+		for i := 1; i < n && !r.Broken; i++ {
 			f := fieldOther
 			if i < len(positions) {
 				f = positions[i]
 			}
 			d.field(r, f)
 		}
-	} else if n, ok := r.mapping(); ok {
-		for ; n > 0 && !r.broken; n-- {
-			key, ok := r.str()
+	} else if n, ok := r.Map(); ok {
+		for ; n > 0 && !r.Broken; n-- {
+			key, ok := r.Str()
 			if !ok {
-				r.skip()
+				r.Skip()
 			}
 			d.field(r, fieldOf(key))
 		}
 	} else {
-		r.skip()
+		r.Skip()
 	}
 }
 
 // field reads one field's value.
-func (d *Decoder) field(r *reader, f field) {
+func (d *Decoder) field(r *msgp.Reader, f field) {
 	e := &d.raw
 	switch f {
 	case fieldOther:
-		r.skip()
+		r.Skip()
 	case fieldType:
 		d.readType(r)
 	case fieldBlockHashes:
 		d.readBlocks(r)
 	case fieldParent:
-		if e.hasParent = !r.null(); e.hasParent {
+		if e.hasParent = !r.Null(); e.hasParent {
 			var ok bool
 			if e.parent, ok = d.readHash(r); !ok {
 				e.passStored(SkipHash)
-				r.skip()
+				r.Skip()
 			}
 		}
 	case fieldTokens:
 		d.readTokens(r)
 	case fieldBlockSize:
-		if v, ok := r.uint(math.MaxUint32); ok {
+		if v, ok := r.Uint(math.MaxUint32); ok {
 			e.blockSize = uint32(v)
-		} else if !r.null() {
+		} else if !r.Null() {
 			e.passStored(SkipMalformed)
-			r.skip()
+			r.Skip()
 		}
 	case fieldLoRAID:
 		d.readLoRAID(r)
 	case fieldMedium:
 		d.readMedium(r)
 	case fieldLoRAName:
-		if r.next() == formMap {
+		if r.Next() == msgp.Map {
 			d.readSGLangExtras(r)
 		} else {
 			e.lora = d.readSpaceName(r)
@@ -225,44 +226,44 @@ func (d *Decoder) field(r *reader, f field) {
 	case fieldSalt:
 		e.salt, e.everySalt = d.readSpaceName(r), true
 	case fieldExtraKeys:
-		begin := r.at
-		r.skip()
-		e.extraKeys = [2]int{begin, r.at}
+		begin := r.At
+		r.Skip()
+		e.extraKeys = [2]int{begin, r.At}
 	case fieldLookahead:
-		begin := r.at
-		r.skip()
-		e.lookahead = [2]int{begin, r.at}
+		begin := r.At
+		r.Skip()
+		e.lookahead = [2]int{begin, r.At}
 	case fieldOrigin:
-		if origin, ok := r.str(); !ok {
+		if origin, ok := r.Str(); !ok {
 			d.ignore(r)
 		} else if string(origin) == "REUSED" {
 			e.passStored(SkipReused)
 		}
 	case fieldGroup:
-		if v, ok := r.uint(math.MaxUint32); ok {
+		if v, ok := r.Uint(math.MaxUint32); ok {
 			e.group = GroupIndex(v)
 		} else {
 			d.ignore(r)
 		}
 	case fieldAttention:
-		if kind, ok := r.str(); !ok {
+		if kind, ok := r.Str(); !ok {
 			d.ignore(r)
 		} else if e.attention, ok = attentionNames[string(kind)]; !ok {
 			e.attention = AttentionOther
 		}
 	case fieldWindow:
-		if v, ok := r.uint(math.MaxUint32); ok {
+		if v, ok := r.Uint(math.MaxUint32); ok {
 			e.window = uint32(v)
 		} else {
 			d.ignore(r)
 		}
 	case fieldLocality:
-		if r.null() {
+		if r.Null() {
 			return
 		}
-		where, ok := r.str()
+		where, ok := r.Str()
 		if !ok {
-			r.skip()
+			r.Skip()
 		}
 		if !bytes.EqualFold(where, local) {
 			e.pass(SkipRemote)
@@ -272,11 +273,11 @@ func (d *Decoder) field(r *reader, f field) {
 
 var local = []byte("LOCAL")
 
-func (d *Decoder) readType(r *reader) {
-	name, ok := r.str()
+func (d *Decoder) readType(r *msgp.Reader) {
+	name, ok := r.Str()
 	if !ok {
 		d.raw.kind = typeNone
-		r.skip()
+		r.Skip()
 		return
 	}
 	switch string(name) {
@@ -293,55 +294,55 @@ func (d *Decoder) readType(r *reader) {
 	}
 }
 
-func (d *Decoder) readLoRAID(r *reader) {
+func (d *Decoder) readLoRAID(r *msgp.Reader) {
 	e := &d.raw
-	if id, ok := r.uint(math.MaxUint64); ok {
+	if id, ok := r.Uint(math.MaxUint64); ok {
 		if e.loraID = nil; id > 0 {
 			e.loraID = strconv.AppendUint(d.digits[:0], id, 10)
 		}
-	} else if id, ok := r.str(); ok {
+	} else if id, ok := r.Str(); ok {
 		e.loraID = id
-	} else if !r.null() {
+	} else if !r.Null() {
 		e.badLoRAID = true
-		r.skip()
+		r.Skip()
 	}
 }
 
-func (d *Decoder) readBlocks(r *reader) {
+func (d *Decoder) readBlocks(r *msgp.Reader) {
 	e := &d.raw
 	d.blocks = d.blocks[:e.blocks]
-	n, ok := r.array()
+	n, ok := r.Array()
 	if !ok {
-		if !r.null() {
+		if !r.Null() {
 			e.pass(SkipMalformed)
-			r.skip()
+			r.Skip()
 		}
 		return
 	}
 	for ; n > 0; n-- {
-		if b := r.data[r.at:]; len(b) >= 9 && b[0] == mpUint64 { // nearly all of them
+		if b := r.Data[r.At:]; len(b) >= 9 && b[0] == msgp.CodeUint64 { // nearly all of them
 			d.blocks = append(d.blocks, BlockHash(binary.BigEndian.Uint64(b[1:])))
-			r.at += 9
+			r.At += 9
 			continue
 		}
 		if h, ok := d.readHash(r); ok {
 			d.blocks = append(d.blocks, h)
-		} else if e.badNames = true; !r.skip() {
+		} else if e.badNames = true; !r.Skip() {
 			return
 		}
 	}
 }
 
 // readHash reads a block's name: an integer of either sign, the bytes of a digest, or either of them in digits.
-func (d *Decoder) readHash(r *reader) (BlockHash, bool) {
-	before := r.at
-	switch r.next() {
-	case formInt:
-		if v, _, ok := r.integer(); ok {
+func (d *Decoder) readHash(r *msgp.Reader) (BlockHash, bool) {
+	before := r.At
+	switch r.Next() {
+	case msgp.Int:
+		if v, _, ok := r.Int(); ok {
 			return BlockHash(v), true
 		}
-	case formBin:
-		if digest, ok := r.bin(); ok && len(digest) > 0 {
+	case msgp.Bin:
+		if digest, ok := r.Bin(); ok && len(digest) > 0 {
 			if len(digest) > 8 {
 				digest = d.engine.digestPart(digest, 8)
 			}
@@ -351,15 +352,15 @@ func (d *Decoder) readHash(r *reader) (BlockHash, bool) {
 			}
 			return BlockHash(v), true
 		}
-	case formStr:
-		if digits, ok := r.str(); ok {
+	case msgp.Str:
+		if digits, ok := r.Str(); ok {
 			if v, ok := d.engine.hashOfDigits(digits); ok {
 				return v, true
 			}
 		}
 	}
-	if !r.broken {
-		r.at = before
+	if !r.Broken {
+		r.At = before
 	}
 	return 0, false
 }
@@ -393,37 +394,37 @@ func (e Engine) hashOfDigits(digits []byte) (BlockHash, bool) {
 	return BlockHash(v), err == nil
 }
 
-func (d *Decoder) readTokens(r *reader) {
+func (d *Decoder) readTokens(r *msgp.Reader) {
 	e := &d.raw
 	d.tokens, e.tokenCount = d.tokens[:0], 0
-	n, ok := r.array()
+	n, ok := r.Array()
 	if !ok {
-		if !r.null() {
+		if !r.Null() {
 			e.passStored(SkipMalformed)
-			r.skip()
+			r.Skip()
 		}
 		return
 	}
 	if n > MaxEventTokens {
 		e.passStored(SkipTooLarge)
-		r.skipN(n)
+		r.SkipN(n)
 		return
 	}
 	e.tokenCount = n
-	if n > 0 && r.next() == formArray {
+	if n > 0 && r.Next() == msgp.Array {
 		d.readTokenPairs(r, n)
-	} else if d.tokens, ok = r.tokens(d.tokens, n); !ok {
+	} else if d.tokens, ok = r.Uint32s(d.tokens, n); !ok {
 		e.passStored(SkipToken)
-		r.skipN(n - len(d.tokens))
+		r.SkipN(n - len(d.tokens))
 	}
 }
 
-func (d *Decoder) readMedium(r *reader) {
-	medium, ok := r.str()
+func (d *Decoder) readMedium(r *msgp.Reader) {
+	medium, ok := r.Str()
 	if !ok {
-		if !r.null() {
+		if !r.Null() {
 			d.raw.pass(SkipMedium)
-			r.skip()
+			r.Skip()
 		}
 		return
 	}
@@ -441,11 +442,11 @@ func (d *Decoder) readMedium(r *reader) {
 
 // readSpaceName reads a field on which it depends which prompts the blocks serve. If it cannot be read, the event
 // cannot be taken: blocks that serve one tenant must not be taken for ones that serve another.
-func (d *Decoder) readSpaceName(r *reader) []byte {
-	name, ok := r.str()
-	if !ok && !r.null() {
+func (d *Decoder) readSpaceName(r *msgp.Reader) []byte {
+	name, ok := r.Str()
+	if !ok && !r.Null() {
 		d.raw.passStored(SkipSpace)
-		r.skip()
+		r.Skip()
 	}
 	return name
 }
@@ -519,7 +520,7 @@ const loraByID = "lora_id:"
 // vllm/distributed/kv_transfer/kv_connector/v1/offloading/events.py, mooncake/store/worker.py): taken by its tokens, a
 // tenant's or an adapter's block would be one of the base model's. The device's own event has named it before.
 func (d *Decoder) isBareCopy(e *rawEvent) bool {
-	said := e.extraKeys[0] < e.extraKeys[1] && e.data[e.extraKeys[0]] != mpNil
+	said := e.extraKeys[0] < e.extraKeys[1] && e.data[e.extraKeys[0]] != msgp.CodeNil
 	return d.engine == VLLM && e.deviceUnlessSaid() != Device && !said
 }
 
@@ -536,23 +537,23 @@ const dynamoSalt = "dynamo-cache-salt:"
 // identifier or the other way round makes a block that no query finds, never one that a wrong query finds.
 func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 	d.media.reset()
-	r := reader{data: e.data[:e.extraKeys[1]], at: e.extraKeys[0]}
-	if r.left() == 0 || r.null() {
+	r := msgp.Reader{Data: e.data[:e.extraKeys[1]], At: e.extraKeys[0]}
+	if r.Left() == 0 || r.Null() {
 		return true
 	}
-	count, ok := r.array()
+	count, ok := r.Array()
 	if !ok {
 		return false
 	}
-	if r.left() == count && bytes.Count(r.data[r.at:], []byte{mpNil}) == count {
+	if r.Left() == count && bytes.Count(r.Data[r.At:], []byte{msgp.CodeNil}) == count {
 		return true
 	}
 	if count != n {
 		return false
 	}
 	for i := range n {
-		if !r.null() {
-			keys, ok := r.array()
+		if !r.Null() {
+			keys, ok := r.Array()
 			if !ok || !d.blockKeys(&r, e, keys, i) {
 				return false
 			}
@@ -563,13 +564,13 @@ func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 }
 
 // blockKeys reads the keys of block i.
-func (d *Decoder) blockKeys(r *reader, e *rawEvent, keys, i int) bool {
+func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 	first := i == 0 && !e.hasParent
 	var bare []byte // the last bare string, while it may be the salt
 	for k := range keys {
-		switch r.next() {
-		case formStr:
-			s, ok := r.str()
+		switch r.Next() {
+		case msgp.Str:
+			s, ok := r.Str()
 			if !ok {
 				return false
 			}
@@ -587,16 +588,16 @@ func (d *Decoder) blockKeys(r *reader, e *rawEvent, keys, i int) bool {
 			default:
 				d.media.add(mediaHash(s))
 			}
-		case formArray:
-			parts, ok := r.array()
-			if !ok || parts == 0 || !d.mediaItem(r) || !r.skipN(parts-1) {
+		case msgp.Array:
+			parts, ok := r.Array()
+			if !ok || parts == 0 || !d.mediaItem(r) || !r.SkipN(parts-1) {
 				return false
 			}
 			if bare != nil {
 				d.media.add(mediaHash(bare))
 				bare = nil
 			}
-		case formBin:
+		case msgp.Bin:
 			if !d.mediaItem(r) {
 				return false
 			}
@@ -617,16 +618,16 @@ func (d *Decoder) blockKeys(r *reader, e *rawEvent, keys, i int) bool {
 }
 
 // mediaItem reads the identifier of a multimodal item or of prompt embeddings.
-func (d *Decoder) mediaItem(r *reader) bool {
-	if v, _, ok := r.integer(); ok {
+func (d *Decoder) mediaItem(r *msgp.Reader) bool {
+	if v, _, ok := r.Int(); ok {
 		d.media.add(v)
 		return true
 	}
-	if s, ok := r.str(); ok {
+	if s, ok := r.Str(); ok {
 		d.media.add(mediaHash(s))
 		return true
 	}
-	if b, ok := r.bin(); ok {
+	if b, ok := r.Bin(); ok {
 		if len(b) == 32 { // what 64 hexadecimal digits would say
 			d.media.add(binary.BigEndian.Uint64(b))
 		} else {
@@ -654,27 +655,27 @@ func mediaHash(identifier []byte) uint64 {
 // num_hash_lookahead_tokens): a query could not find blocks of which some are hashed otherwise.
 func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 	d.beyond.reset()
-	r := reader{data: e.data[:e.lookahead[1]], at: e.lookahead[0]}
-	if r.left() == 0 || r.null() {
+	r := msgp.Reader{Data: e.data[:e.lookahead[1]], At: e.lookahead[0]}
+	if r.Left() == 0 || r.Null() {
 		return true
 	}
-	count, ok := r.array()
+	count, ok := r.Array()
 	if !ok {
 		return false
 	}
-	if r.left() == count && bytes.Count(r.data[r.at:], []byte{mpNil}) == count {
+	if r.Left() == count && bytes.Count(r.Data[r.At:], []byte{msgp.CodeNil}) == count {
 		return true
 	}
 	if count != n {
 		return false
 	}
 	for range n {
-		if !r.null() {
-			tokens, ok := r.array()
+		if !r.Null() {
+			tokens, ok := r.Array()
 			if !ok {
 				tokens = 1
 			}
-			if d.beyond.values, ok = r.tokens(d.beyond.values, tokens); !ok {
+			if d.beyond.values, ok = r.Uint32s(d.beyond.values, tokens); !ok {
 				return false
 			}
 		}

@@ -1,10 +1,9 @@
 package enginesim
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
 
+	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -44,129 +43,91 @@ func (r Release) appendEvent(b []byte, e Announced, blockSize int) []byte {
 	}
 	switch e.Kind {
 	case events.Stored:
-		b = appendMapHead(b, 11)
-		b = appendText(appendText(b, "type"), "BlockStored")
-		b = appendHashes(appendText(b, "block_hashes"), e.Blocks)
-		b = appendParent(appendText(b, "parent_block_hash"), e)
-		b = appendTokens(appendText(b, "token_ids"), e.Tokens)
-		b = appendUint(appendText(b, "block_size"), uint64(blockSize))
-		b = appendNil(appendText(b, "lora_id"))
-		b = appendText(appendText(b, "medium"), medium)
-		b = appendNil(appendText(b, "lora_name"))
-		b = appendNils(appendText(b, "extra_keys"), len(e.Blocks))
-		b = appendUint(appendText(b, "group_idx"), 0)
-		return appendText(appendText(b, "kv_cache_spec_kind"), kind)
+		b = msgp.AppendMapHead(b, 11)
+		b = msgp.AppendStr(msgp.AppendStr(b, "type"), "BlockStored")
+		b = appendHashes(msgp.AppendStr(b, "block_hashes"), e.Blocks)
+		b = appendParent(msgp.AppendStr(b, "parent_block_hash"), e)
+		b = appendTokens(msgp.AppendStr(b, "token_ids"), e.Tokens)
+		b = msgp.AppendUint(msgp.AppendStr(b, "block_size"), uint64(blockSize))
+		b = msgp.AppendNil(msgp.AppendStr(b, "lora_id"))
+		b = msgp.AppendStr(msgp.AppendStr(b, "medium"), medium)
+		b = msgp.AppendNil(msgp.AppendStr(b, "lora_name"))
+		b = appendNils(msgp.AppendStr(b, "extra_keys"), len(e.Blocks))
+		b = msgp.AppendUint(msgp.AppendStr(b, "group_idx"), 0)
+		return msgp.AppendStr(msgp.AppendStr(b, "kv_cache_spec_kind"), kind)
 	case events.Removed:
-		b = appendMapHead(b, 4)
-		b = appendText(appendText(b, "type"), "BlockRemoved")
-		b = appendHashes(appendText(b, "block_hashes"), e.Blocks)
-		b = appendText(appendText(b, "medium"), medium)
-		return appendUint(appendText(b, "group_idx"), 0)
+		b = msgp.AppendMapHead(b, 4)
+		b = msgp.AppendStr(msgp.AppendStr(b, "type"), "BlockRemoved")
+		b = appendHashes(msgp.AppendStr(b, "block_hashes"), e.Blocks)
+		b = msgp.AppendStr(msgp.AppendStr(b, "medium"), medium)
+		return msgp.AppendUint(msgp.AppendStr(b, "group_idx"), 0)
 	}
-	b = appendMapHead(b, 1)
-	return appendText(appendText(b, "type"), "AllBlocksCleared")
+	b = msgp.AppendMapHead(b, 1)
+	return msgp.AppendStr(msgp.AppendStr(b, "type"), "AllBlocksCleared")
 }
 
 func appendArrayEvent(b []byte, e Announced, blockSize int) []byte {
 	switch e.Kind {
 	case events.Stored:
-		b = appendText(appendArrayHead(b, 12), "BlockStored")
+		b = msgp.AppendStr(msgp.AppendArrayHead(b, 12), "BlockStored")
 		b = appendHashes(b, e.Blocks)
 		b = appendParent(b, e)
 		b = appendTokens(b, e.Tokens)
-		b = appendUint(b, uint64(blockSize))
-		b = appendNil(b) // lora_id
-		b = appendText(b, medium)
-		b = appendNil(b)                 // lora_name
+		b = msgp.AppendUint(b, uint64(blockSize))
+		b = msgp.AppendNil(b) // lora_id
+		b = msgp.AppendStr(b, medium)
+		b = msgp.AppendNil(b)            // lora_name
 		b = appendNils(b, len(e.Blocks)) // extra_keys
-		b = appendUint(b, 0)             // group_idx
-		b = appendText(b, kind)
-		return appendNil(b) // kv_cache_spec_sliding_window
+		b = msgp.AppendUint(b, 0)        // group_idx
+		b = msgp.AppendStr(b, kind)
+		return msgp.AppendNil(b) // kv_cache_spec_sliding_window
 	case events.Removed:
-		b = appendText(appendArrayHead(b, 4), "BlockRemoved")
+		b = msgp.AppendStr(msgp.AppendArrayHead(b, 4), "BlockRemoved")
 		b = appendHashes(b, e.Blocks)
-		b = appendText(b, medium)
-		return appendUint(b, 0) // group_idx
+		b = msgp.AppendStr(b, medium)
+		return msgp.AppendUint(b, 0) // group_idx
 	}
-	return appendText(appendArrayHead(b, 1), "AllBlocksCleared")
+	return msgp.AppendStr(msgp.AppendArrayHead(b, 1), "AllBlocksCleared")
 }
 
 // appendBatch writes a whole message's payload: [timestamp in seconds, events, rank].
 func (r Release) appendBatch(b []byte, seconds float64, batch []Announced, blockSize int, rank events.Rank) []byte {
-	b = appendArrayHead(b, 3)
-	b = append(b, 0xcb)
-	b = binary.BigEndian.AppendUint64(b, math.Float64bits(seconds))
-	b = appendArrayHead(b, len(batch))
+	b = msgp.AppendArrayHead(b, 3)
+	b = msgp.AppendFloat(b, seconds)
+	b = msgp.AppendArrayHead(b, len(batch))
 	for _, e := range batch {
 		b = r.appendEvent(b, e, blockSize)
 	}
-	return appendUint(b, uint64(rank))
+	return msgp.AppendUint(b, uint64(rank))
 }
 
 func appendParent(b []byte, e Announced) []byte {
 	if !e.HasParent {
-		return appendNil(b)
+		return msgp.AppendNil(b)
 	}
-	return appendUint(b, uint64(e.Parent))
+	return msgp.AppendUint(b, uint64(e.Parent))
 }
 
 func appendHashes(b []byte, hashes []events.BlockHash) []byte {
-	b = appendArrayHead(b, len(hashes))
+	b = msgp.AppendArrayHead(b, len(hashes))
 	for _, h := range hashes {
-		b = appendUint(b, uint64(h))
+		b = msgp.AppendUint(b, uint64(h))
 	}
 	return b
 }
 
 func appendTokens(b []byte, tokens []uint32) []byte {
-	b = appendArrayHead(b, len(tokens))
+	b = msgp.AppendArrayHead(b, len(tokens))
 	for _, t := range tokens {
-		b = appendUint(b, uint64(t))
+		b = msgp.AppendUint(b, uint64(t))
 	}
 	return b
 }
 
 func appendNils(b []byte, n int) []byte {
-	b = appendArrayHead(b, n)
+	b = msgp.AppendArrayHead(b, n)
 	for range n {
-		b = appendNil(b)
+		b = msgp.AppendNil(b)
 	}
 	return b
-}
-
-// What follows is as much MessagePack (https://github.com/msgpack/msgpack, spec.md) as events need, each value in its
-// shortest form, as msgspec writes it.
-
-func appendNil(b []byte) []byte { return append(b, 0xc0) }
-
-func appendUint(b []byte, v uint64) []byte {
-	switch {
-	case v < 1<<7:
-		return append(b, byte(v))
-	case v < 1<<8:
-		return append(b, 0xcc, byte(v))
-	case v < 1<<16:
-		return binary.BigEndian.AppendUint16(append(b, 0xcd), uint16(v))
-	case v < 1<<32:
-		return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v))
-	}
-	return binary.BigEndian.AppendUint64(append(b, 0xcf), v)
-}
-
-// appendText writes a text of less than 32 bytes.
-func appendText(b []byte, s string) []byte {
-	return append(append(b, 0xa0|byte(len(s))), s...)
-}
-
-// appendMapHead begins a map of less than 16 entries.
-func appendMapHead(b []byte, n int) []byte { return append(b, 0x80|byte(n)) }
-
-func appendArrayHead(b []byte, n int) []byte {
-	switch {
-	case n < 1<<4:
-		return append(b, 0x90|byte(n))
-	case n < 1<<16:
-		return binary.BigEndian.AppendUint16(append(b, 0xdc), uint16(n))
-	}
-	return binary.BigEndian.AppendUint32(append(b, 0xdd), uint32(n))
 }

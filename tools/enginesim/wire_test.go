@@ -193,26 +193,3 @@ func TestEventsEqualCaptures(t *testing.T) {
 		})
 	}
 }
-
-// Numbers of all sizes are written in their shortest form, lists of all lengths can be read back.
-func TestEncodingSizes(t *testing.T) {
-	for shift := range 64 {
-		for _, v := range []uint64{1<<shift - 1, 1 << shift} {
-			var want bytes.Buffer
-			e := msgpack.NewEncoder(&want)
-			e.UseCompactInts(true)
-			if err := e.EncodeUint(v); err != nil {
-				t.Fatal(err)
-			}
-			if got := appendUint(nil, v); !bytes.Equal(got, want.Bytes()) {
-				t.Errorf("%d: % x, want % x", v, got, want.Bytes())
-			}
-		}
-	}
-	for _, n := range []int{0, 1, 15, 16, 65535, 65536} {
-		var got []any
-		if err := msgpack.Unmarshal(appendNils(nil, n), &got); err != nil || len(got) != n {
-			t.Errorf("%d nils: %d %v", n, len(got), err)
-		}
-	}
-}
