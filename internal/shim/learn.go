@@ -88,18 +88,17 @@ func (m *Machine) WantsLearning() (to events.Cursor, ok bool) {
 	return l.cursor, true
 }
 
-// Learned takes a decoder that has read what could be had of the messages up to the cursor. nil says that it is of no
-// use.
-func (m *Machine) Learned(d *events.Decoder) {
+// Learned takes what could be had of the messages up to the cursor. nil says that it is of no use.
+func (m *Machine) Learned(k *knowledge) {
 	l := m.learning
 	if !l.underWay() {
 		return
 	}
 	m.learning = nil
-	if d == nil {
+	if k == nil {
 		return
 	}
-	corrections := l.corrections(d)
+	corrections := l.corrections(k)
 	for i, e := range corrections {
 		cursor := events.Cursor{} // a shim that finds a part of them in the log begins from nothing
 		if i == len(corrections)-1 {
@@ -111,7 +110,107 @@ func (m *Machine) Learned(d *events.Decoder) {
 		m.counts.Corrections += uint64(len(corrections))
 		m.Delayed()
 	}
-	l.learner.Adopt(d)
+	l.learner.Adopt(k.decoder)
+}
+
+// corrections has a decoder read the record, and lists the events that put right what it hashes otherwise.
+//
+// The index keeps a name at one place at a time, and counts its copies: a name that has copies at another place is not
+// stored, nor is the rest of its event. So what the index made of the record is worked out, beside what it ought to
+// have made of it. Copies at a wrong place are removed before any is stored again. Copies that are missing then are
+// announced without hashes, which adds them where the name is.
+func (l *learning) corrections(k *knowledge) []events.Event {
+	type understood struct {
+		event events.Event
+		wrong bool // it was published with other hashes
+		older bool // a shim before this one has published it
+	}
+	wrong := map[events.BlockHash]bool{}
+	var record []understood
+	for _, r := range l.record {
+		var read []events.Event
+		if r.payload != nil {
+			if msg, err := k.decoder.Decode(r.payload); err == nil {
+				read = msg.Events
+			}
+		}
+		for i := range min(int(r.skip), len(read)) {
+			record = append(record, understood{event: cloned(&read[i]), older: true})
+		}
+		read = read[min(int(r.skip), len(read)):]
+		for i, e := range r.published {
+			u := understood{event: e}
+			if len(read) == len(r.published) && otherwise(&e, &read[i], wrong) {
+				u.event, u.wrong = cloned(&read[i]), true
+				for _, name := range e.Blocks {
+					wrong[name] = true
+				}
+			}
+			record = append(record, u)
+		}
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	ought, is, misplaced := k.held.of(wrong), k.held.of(wrong), map[events.BlockHash]bool{}
+	var again []events.Event
+	for _, u := range record {
+		e := &u.event
+		ought.apply(e)
+		if !u.wrong {
+			is.apply(e)
+			if e.Kind == events.Cleared && !u.older {
+				again = slices.DeleteFunc(again, func(a events.Event) bool {
+					return e.Tier == events.AllTiers || a.Tier == e.Tier
+				})
+			}
+			continue
+		}
+		again = append(again, *e)
+		for _, name := range e.Blocks {
+			if is.total[name] > 0 && !misplaced[name] {
+				break
+			}
+			misplaced[name] = true
+			is.add(copyOf{name, e.Tier, e.Group}, 1)
+		}
+	}
+	remove, add := map[copyOf]int{}, map[copyOf]int{}
+	for c, n := range is.count {
+		if misplaced[c.name] {
+			remove[c] = n
+		}
+	}
+	for c, n := range remove {
+		is.add(c, -n)
+	}
+	list := append(changes(events.Removed, remove), again...)
+	for i := range again {
+		is.apply(&again[i])
+	}
+	clear(remove)
+	for c, n := range ought.count {
+		add[c] = n - is.count[c]
+	}
+	for c, n := range is.count {
+		remove[c] = n - ought.count[c]
+	}
+	return slices.Concat(list, changes(events.Stored, add), changes(events.Removed, remove))
+}
+
+// otherwise reports whether blocks that were stored as published belong at another place, as read says.
+func otherwise(published, read *events.Event, wrong map[events.BlockHash]bool) bool {
+	if len(published.Locals) == 0 || !published.Attention.Main() {
+		return false
+	}
+	return published.HasParent != read.HasParent || read.HasParent && wrong[read.Parent] ||
+		!slices.Equal(published.Locals, read.Locals)
+}
+
+func cloned(e *events.Event) events.Event {
+	c := *e
+	c.Blocks, c.Locals = slices.Clone(e.Blocks), slices.Clone(e.Locals)
+	return c
 }
 
 // copyOf names the copies of a block that the index tells apart.
@@ -121,109 +220,89 @@ type copyOf struct {
 	group events.GroupIndex
 }
 
-// corrections has a decoder read the record, and lists the events that put right what it hashes otherwise.
-//
-// The index counts a name's copies, and takes a name at one place at a time: so all copies of blocks at a wrong place
-// are removed before any is stored again. A copy that is announced without hashes goes where its name is, so it comes
-// after those with hashes.
-func (l *learning) corrections(d *events.Decoder) []events.Event {
-	wrong := map[events.BlockHash]bool{}
-	var history, hashed, bare []events.Event
-	for _, r := range l.record {
-		var read []events.Event
-		if r.payload != nil {
-			if msg, err := d.Decode(r.payload); err == nil {
-				read = msg.Events[min(int(r.skip), len(msg.Events)):]
-			}
-		}
-		for i, e := range r.published {
-			if len(read) == len(r.published) && otherwise(&e, &read[i], wrong) {
-				e = read[i]
-				e.Blocks, e.Locals = slices.Clone(e.Blocks), slices.Clone(e.Locals)
-				for _, name := range e.Blocks {
-					wrong[name] = true
-				}
-			}
-			history = append(history, e)
-		}
-	}
-	if len(wrong) == 0 {
-		return nil
-	}
-	stored, removed := map[copyOf]int{}, map[copyOf]int{}
-	for _, e := range history {
-		if e.Kind == events.Cleared {
-			in := func(tier events.Tier) bool { return e.Tier == events.AllTiers || e.Tier == tier }
-			gone := func(c copyOf, _ int) bool { return in(c.tier) }
-			maps.DeleteFunc(stored, gone)
-			maps.DeleteFunc(removed, gone)
-			of := func(e events.Event) bool { return in(e.Tier) }
-			hashed, bare = slices.DeleteFunc(hashed, of), slices.DeleteFunc(bare, of)
-			continue
-		}
-		e.Blocks = slices.Clone(e.Blocks)
-		if len(e.Locals) == 0 {
-			e.Blocks = slices.DeleteFunc(e.Blocks, func(name events.BlockHash) bool { return !wrong[name] })
-		}
-		if len(e.Blocks) == 0 || !wrong[e.Blocks[0]] {
-			continue
-		}
-		count := stored
-		switch {
-		case e.Kind == events.Removed:
-			count = removed
-		case len(e.Locals) > 0:
-			hashed = append(hashed, e)
-		default:
-			bare = append(bare, e)
-		}
-		for _, name := range e.Blocks {
-			c := copyOf{name, e.Tier, e.Group}
-			if e.Kind == events.Removed && removed[c] >= stored[c] {
-				continue // of a copy that was stored before the record begins
-			}
-			count[c]++
-		}
-	}
-	held := map[copyOf]int{}
-	for c, n := range stored {
-		held[c] = n - removed[c]
-	}
-	return slices.Concat(removals(held), hashed, bare, removals(removed))
+// copies counts copies of blocks for main groups: the others have no places.
+type copies struct {
+	count map[copyOf]int
+	total map[events.BlockHash]int
+	side  map[events.GroupIndex]bool // groups that are no part of the prefix
+	only  map[events.BlockHash]bool  // nil: all names are counted
 }
 
-// otherwise reports whether blocks that were stored as published belong at another place, as read says.
-func otherwise(published, read *events.Event, wrong map[events.BlockHash]bool) bool {
-	if len(published.Locals) == 0 {
-		return false
-	}
-	return published.HasParent != read.HasParent || read.HasParent && wrong[read.Parent] ||
-		!slices.Equal(published.Locals, read.Locals)
+func newCopies() copies {
+	return copies{count: map[copyOf]int{}, total: map[events.BlockHash]int{}, side: map[events.GroupIndex]bool{}}
 }
 
-// removals lists events that remove so many copies of each.
-func removals(copies map[copyOf]int) (list []events.Event) {
+// of returns the copies of some names.
+func (h *copies) of(names map[events.BlockHash]bool) copies {
+	some := newCopies()
+	some.only, some.side = names, maps.Clone(h.side)
+	for c, n := range h.count {
+		if names[c.name] {
+			some.add(c, n)
+		}
+	}
+	return some
+}
+
+func (h *copies) add(c copyOf, n int) {
+	if h.total[c.name] += n; h.total[c.name] == 0 {
+		delete(h.total, c.name)
+	}
+	if h.count[c] += n; h.count[c] == 0 {
+		delete(h.count, c)
+	}
+}
+
+// apply counts what an event stores and removes.
+func (h *copies) apply(e *events.Event) {
+	n := 1
+	switch e.Kind {
+	case events.Cleared:
+		for c, n := range h.count {
+			if e.Tier == events.AllTiers || e.Tier == c.tier {
+				h.add(c, -n)
+			}
+		}
+		return
+	case events.Removed:
+		n = -1
+	case events.Stored:
+		if !e.Attention.Main() {
+			h.side[e.Group] = true
+		}
+	}
+	for _, name := range e.Blocks {
+		c := copyOf{name, e.Tier, e.Group}
+		if (h.only == nil || h.only[name]) && !h.side[e.Group] && h.count[c]+n >= 0 {
+			h.add(c, n)
+		}
+	}
+}
+
+// changes lists events that store or remove so many copies of each, if that is a positive number.
+func changes(kind events.Kind, copies map[copyOf]int) (list []events.Event) {
 	order := slices.SortedFunc(maps.Keys(copies), func(a, b copyOf) int {
 		return cmp.Or(cmp.Compare(a.tier, b.tier), cmp.Compare(a.group, b.group), cmp.Compare(a.name, b.name))
 	})
 	for _, c := range order {
 		for range copies[c] {
-			if last := len(list) - 1; last >= 0 && list[last].Tier == c.tier && list[last].Group == c.group &&
-				len(list[last].Blocks) < events.MaxBlocksPerEvent {
-				list[last].Blocks = append(list[last].Blocks, c.name)
-				continue
-			}
 			list = append(list, events.Event{
-				Kind: events.Removed, Tier: c.tier, Group: c.group, Blocks: []events.BlockHash{c.name},
+				Kind: kind, Tier: c.tier, Group: c.group, Blocks: []events.BlockHash{c.name},
 			})
 		}
 	}
 	return list
 }
 
+// knowledge is what can be had of the messages up to a cursor.
+type knowledge struct {
+	decoder *events.Decoder // has read them
+	held    copies          // what the engine held at the cursor, as far as its replay buffer says
+}
+
 // lesson is one attempt of the shell to learn.
 type lesson struct {
-	learned chan *events.Decoder
+	learned chan *knowledge
 	cancel  context.CancelFunc
 }
 
@@ -237,18 +316,18 @@ const (
 func (r *runner) startLearning(ctx context.Context, to events.Cursor) {
 	r.endLearning()
 	ctx, cancel := context.WithTimeout(ctx, lessonPatience*r.cfg.ReplayTimeout)
-	l := &lesson{learned: make(chan *events.Decoder, 1), cancel: cancel}
+	l := &lesson{learned: make(chan *knowledge, 1), cancel: cancel}
 	r.lesson = l
 	go func() {
 		defer cancel()
-		d := r.cfg.Decoder.(Learner).Blank() // the machine asks only then
-		err := learn(d, to, func(from events.EngineSeq, give func(Frame) bool) error {
+		k := &knowledge{decoder: r.cfg.Decoder.(Learner).Blank(), held: newCopies()} // the machine asks only then
+		err := k.learn(to, func(from events.EngineSeq, give func(Frame) bool) error {
 			return askReplay(ctx, r.cfg, from, give)
 		})
 		if errors.Is(err, errOtherEngine) {
-			d = nil
+			k = nil
 		}
-		l.learned <- d
+		l.learned <- k
 	}()
 }
 
@@ -265,11 +344,11 @@ var errOtherEngine = errors.New("another engine answers")
 // errLearned ends a replay that has come to the cursor.
 var errLearned = errors.New("the cursor is reached")
 
-// learn has a decoder read an engine's messages up to one of them. replay asks for all from a message on, and gives
+// learn has the decoder read an engine's messages up to one of them. replay asks for all from a message on, and gives
 // them until that wants no more. A ROUTER socket drops what its queue does not take, so what is missing is asked for
 // again: each answer brings the messages that follow those before. What never comes is passed over. After an error the
 // decoder has read a part, which is better than nothing, unless it is errOtherEngine.
-func learn(d *events.Decoder, to events.Cursor, replay func(events.EngineSeq, func(Frame) bool) error) error {
+func (k *knowledge) learn(to events.Cursor, replay func(events.EngineSeq, func(Frame) bool) error) error {
 	next, known := events.EngineSeq(0), false // the message that is to come; not known: the oldest that the engine has
 	for tries := 0; ; tries++ {
 		var end error
@@ -286,7 +365,11 @@ func learn(d *events.Decoder, to events.Cursor, replay func(events.EngineSeq, fu
 				end = errOtherEngine
 				return false
 			}
-			_, _ = d.Decode(f.Payload) // what cannot be read was counted when it was taken
+			if msg, err := k.decoder.Decode(f.Payload); err == nil { // else it was counted when it was taken
+				for i := range msg.Events {
+					k.held.apply(&msg.Events[i])
+				}
+			}
 			next, known, tries = f.Seq+1, true, 0
 			if f.Seq == to.Seq {
 				end = errLearned

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -41,6 +42,13 @@ func copied(name int) map[string]any {
 	return e
 }
 
+// windowed is the same block in a group that is no part of the prefix.
+func windowed(e map[string]any) map[string]any {
+	e = maps.Clone(e)
+	e["group_idx"], e["kv_cache_spec_kind"], e["kv_cache_spec_sliding_window"] = 1, "sliding_window", 4
+	return e
+}
+
 func message(t *testing.T, seq events.EngineSeq, evs ...any) Frame {
 	t.Helper()
 	payload, err := msgpack.Marshal([]any{1.5, evs, 0})
@@ -57,6 +65,10 @@ func newDecoder(t *testing.T) *events.Decoder {
 		t.Fatal(err)
 	}
 	return d
+}
+
+func newKnowledge(t *testing.T) *knowledge {
+	return &knowledge{decoder: newDecoder(t), held: newCopies()}
 }
 
 // give answers a replay out of an engine's messages, without those of which drop says so.
@@ -104,8 +116,8 @@ func TestSaltsAreLearned(t *testing.T) {
 	for round := range 300 {
 		rng := rand.New(rand.NewPCG(*seedFlag, uint64(round)))
 		var said []Frame
-		var held, hosted []int // in device memory, and in the host's
-		salted := map[int]string{}
+		var held, hosted []int            // in device memory, and in the host's
+		first := map[int]map[string]any{} // as each block was announced first
 		name := 0
 		speak := func() {
 			var evs []any
@@ -129,12 +141,19 @@ func TestSaltsAreLearned(t *testing.T) {
 					}
 				case n < 70 && len(held) > 0:
 					name++
-					evs = append(evs, stored(name, held[rng.IntN(len(held))], ""))
+					first[name] = stored(name, held[rng.IntN(len(held))], "")
+					evs = append(evs, first[name])
 					held = append(held, name)
+				case n < 80 && len(held) > 0: // another copy
+					block := held[rng.IntN(len(held))]
+					if parent := first[block]["parent_block_hash"]; parent == nil || slices.Contains(held, parent.(int)) {
+						evs = append(evs, first[block])
+						held = append(held, block)
+					}
 				default:
 					name++
-					salted[name] = []string{"", "tenant", "other"}[rng.IntN(3)]
-					evs = append(evs, stored(name, nil, salted[name]))
+					first[name] = stored(name, nil, []string{"", "tenant", "other"}[rng.IntN(3)])
+					evs = append(evs, windowed(first[name]), first[name])
 					held = append(held, name)
 				}
 			}
@@ -165,17 +184,17 @@ func TestSaltsAreLearned(t *testing.T) {
 				if !m.CatchingUp() {
 					t.Fatal("what may have to be corrected counts as caught up")
 				}
-				d := newDecoder(t)
+				k := newKnowledge(t)
 				n := 0
 				drop := func() bool { n++; return n > 3 && rng.IntN(20) == 0 } // when the socket's queue is full
-				if err := learn(d, to, give(said, drop)); err != nil {
+				if err := k.learn(to, give(said, drop)); err != nil {
 					t.Fatal(err)
 				}
 				if rng.IntN(2) == 0 { // what is to be corrected is in the log
 					log.publish(m)
 				}
 				before := m.Counts().Events
-				m.Learned(d)
+				m.Learned(k)
 				corrected += int(m.Counts().Events - before)
 			}
 			live()
@@ -222,8 +241,8 @@ func TestLearningInPieces(t *testing.T) {
 			return give(said, func() bool { n++; return n > keep })(from, take)
 		}
 	}
-	d := newDecoder(t)
-	if err := learn(d, cursor, pieces(4)); err != nil || asked != 8 {
+	k := newKnowledge(t)
+	if err := k.learn(cursor, pieces(4)); err != nil || asked != 8 {
 		t.Fatalf("asked %d times: %v", asked, err)
 	}
 	next := message(t, 30, stored(31, 30, ""))
@@ -236,16 +255,16 @@ func TestLearningInPieces(t *testing.T) {
 		got, _ = newDecoder(t).Decode(next.Payload)
 		return got.Events[0].Locals[0] != salted
 	}
-	if !knows(d) {
+	if !knows(k.decoder) {
 		t.Error("the salt is not known")
 	}
 
 	asked = 0
-	if err := learn(newDecoder(t), cursor, pieces(0)); err == nil || asked != lessonTries+1 {
+	if err := newKnowledge(t).learn(cursor, pieces(0)); err == nil || asked != lessonTries+1 {
 		t.Errorf("nothing comes: asked %d times, %v", asked, err)
 	}
 	cursor.Digest++
-	if err := learn(newDecoder(t), cursor, pieces(100)); !errors.Is(err, errOtherEngine) {
+	if err := newKnowledge(t).learn(cursor, pieces(100)); !errors.Is(err, errOtherEngine) {
 		t.Errorf("another engine: %v", err)
 	}
 }
@@ -271,12 +290,12 @@ func TestLearningHarmsNothing(t *testing.T) {
 		}
 		return m
 	}
-	learned := func() *events.Decoder {
-		d := newDecoder(t)
-		if _, err := d.Decode(said[0].Payload); err != nil {
+	learned := func() *knowledge {
+		k := newKnowledge(t)
+		if _, err := k.decoder.Decode(said[0].Payload); err != nil {
 			t.Fatal(err)
 		}
-		return d
+		return k
 	}
 	for what, f := range map[string]func(*Machine){
 		"another engine":  func(m *Machine) { m.Learned(nil) },

@@ -434,7 +434,7 @@ func (r *runner) loop(ctx context.Context) error {
 		if r.snapshot != nil {
 			snapshotted = r.snapshot.out
 		}
-		var learned chan *events.Decoder
+		var learned chan *knowledge
 		if r.lesson != nil {
 			learned = r.lesson.learned
 		}
@@ -460,9 +460,9 @@ func (r *runner) loop(ctx context.Context) error {
 			r.replayed(ctx, got)
 		case got := <-snapshotted:
 			r.snapshotted(got)
-		case d := <-learned:
+		case k := <-learned:
 			r.endLearning()
-			r.machine.Learned(d)
+			r.machine.Learned(k)
 		case <-r.retry.C:
 			r.machine.RetryReplay()
 		case now := <-r.check.C:
