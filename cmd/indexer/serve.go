@@ -583,6 +583,7 @@ func (s *serving) serveHTTP(front http.Handler, log *slog.Logger) (stop func(), 
 
 // logHooks makes log lines of what happens to a node.
 func logHooks(log *slog.Logger, ready func()) node.Hooks {
+	unread := newOutages(log)
 	return node.Hooks{
 		Restored: func(p events.Partition, r node.Restored) {
 			switch {
@@ -602,11 +603,8 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 			log.Warn("the log is not the one that was applied; beginning again", "partition", p, "found",
 				notice.String())
 		},
-		Trouble: func(p events.Partition, err error) {
-			log.Warn("the log cannot be read", "partition", p, "error", err, "what_to_do",
-				"see that NATS answers and that more than half of its servers are up; queries are answered meanwhile")
-		},
-		Recovered: func(p events.Partition) { log.Info("the log can be read again", "partition", p) },
+		Trouble:   unread.note,
+		Recovered: func(p events.Partition) { unread.note(p, nil) },
 		Saved: func(s api.SnapshotInfo, took time.Duration) {
 			log.Debug("snapshot written", "partition", s.Partition, "generation", s.Generation, "seq", s.Seq, "bytes",
 				s.Bytes, "written", s.Written, "took", took)
