@@ -50,7 +50,7 @@ func Main(m *testing.M) {
 	os.Exit(status)
 }
 
-// Program returns the path of one of our programs, or of nats-server, built from this module.
+// Program returns the path of one of our programs, or of nats-server, built from this module. A path is itself.
 func Program(t testing.TB, name string) string {
 	t.Helper()
 	programs.Do(func() {
@@ -72,6 +72,9 @@ func Program(t testing.TB, name string) string {
 	if programs.err != nil {
 		t.Fatal(programs.err)
 	}
+	if filepath.IsAbs(name) {
+		return name
+	}
 	if name == "nats-server" {
 		name = "v2"
 		if _, err := os.Stat(filepath.Join(programs.dir, name)); err != nil {
@@ -79,6 +82,57 @@ func Program(t testing.TB, name string) string {
 		}
 	}
 	return filepath.Join(programs.dir, name)
+}
+
+// beforeCommit is the last commit of the version before this one.
+const beforeCommit = "e4129fe05f109d424218a9ed7796b09c8eb03659"
+
+var before struct {
+	sync.Once
+	dir string
+	err error
+}
+
+// Before returns the path of one of the programs of the version before, built from the repository's history.
+func Before(t testing.TB, name string) string {
+	t.Helper()
+	Program(t, "indexer") // makes the folder
+	before.Do(func() {
+		before.dir = filepath.Join(programs.dir, "before")
+		before.err = buildBefore(before.dir)
+	})
+	if before.err != nil {
+		t.Fatal(before.err)
+	}
+	return filepath.Join(before.dir, name)
+}
+
+func buildBefore(dir string) error {
+	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return fmt.Errorf("go env GOMOD: %w", err)
+	}
+	root, source := filepath.Dir(strings.TrimSpace(string(gomod))), filepath.Join(dir, "source")
+	if err := os.MkdirAll(source, 0o700); err != nil {
+		return err
+	}
+	if out, err := exec.Command("git", "-C", root, "cat-file", "-e", beforeCommit+
+		"^{commit}").CombinedOutput(); err != nil {
+		return fmt.Errorf(
+			"this clone lacks the commit of the version before, %s; fetch the whole history with git fetch --unshallow: %w: %s",
+			beforeCommit, err, out)
+	}
+	archive := filepath.Join(dir, "source.tar")
+	for _, c := range [][]string{
+		{"git", "-C", root, "archive", "-o", archive, beforeCommit},
+		{"tar", "-x", "-f", archive, "-C", source},
+		{"go", "build", "-C", source, "-trimpath", "-o", dir + "/", "./cmd/indexer", "./cmd/worker-shim"},
+	} {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, out)
+		}
+	}
+	return nil
 }
 
 // dependOnSources reads every folder that our programs are built from. go test repeats the result of an earlier run

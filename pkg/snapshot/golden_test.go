@@ -75,28 +75,48 @@ func goldenImage() *image {
 	}
 }
 
-// goldenStore is what the golden image gives after a first snapshot of something else.
-func goldenStore(t *testing.T, inlineRanks int) *store {
+// goldenWindows is the same with groups of hybrid models and draft models.
+func goldenWindows() *image {
+	im := goldenImage()
+	im.states[0].Groups = append(im.states[0].Groups, events.GroupKind{Group: 4, Kind: events.AttentionSlidingWindow,
+		Window: 1024},
+		events.GroupKind{Group: 5, Kind: events.AttentionChunkedLocal, Window: 8192, Drops: true},
+		events.GroupKind{Group: 6, Kind: events.AttentionMLA, Drops: true},
+		events.GroupKind{Group: 7, Kind: events.AttentionFull, Window: 1})
+	return im
+}
+
+// golden is a directory of testdata.
+type golden struct {
+	dir         string
+	inlineRanks int
+	image       func() *image
+}
+
+var goldens = []golden{{"v1", 0, goldenImage}, {"v1-ranks-apart", 500, goldenImage}, {"v1-windows", 0, goldenWindows}}
+
+// store is what the golden image gives after a first snapshot of something else.
+func (g *golden) store(t *testing.T) *store {
 	s := newStore()
-	s.inlineRanks = inlineRanks
-	before := goldenImage()
+	s.inlineRanks = g.inlineRanks
+	before := g.image()
 	before.runs[3].Locals[0]++
 	before.runs = append(before.runs, events.Run{ID: 7, Parent: events.NoRun, Locals: []events.LocalHash{1},
 		Names: []events.BlockHash{1}})
 	s.write(t, before, 41)
-	s.write(t, goldenImage(), 42)
+	s.write(t, g.image(), 42)
 	return s
 }
 
 // Every version ever written can be read.
 func TestOldVersions(t *testing.T) {
-	for dir, inlineRanks := range map[string]int{"v1": 0, "v1-ranks-apart": 500} {
-		path := filepath.Join("testdata", dir)
+	for _, g := range goldens {
+		dir, path := g.dir, filepath.Join("testdata", g.dir)
 		if *writeGolden {
 			if err := os.MkdirAll(path, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			for k, v := range goldenStore(t, inlineRanks).values {
+			for k, v := range g.store(t).values {
 				if err := os.WriteFile(filepath.Join(path, k), v, 0o644); err != nil {
 					t.Fatal(err)
 				}
@@ -120,13 +140,13 @@ func TestOldVersions(t *testing.T) {
 		for _, ref := range choice.Usable[0].Chunks {
 			kinds[ref.Kind] = true
 		}
-		if kinds[KindRanks] != (inlineRanks > 0) || !kinds[KindDead] || !kinds[KindHoldings] || !kinds[KindRuns] ||
+		if kinds[KindRanks] != (g.inlineRanks > 0) || !kinds[KindDead] || !kinds[KindHoldings] || !kinds[KindRuns] ||
 			!kinds[KindState] {
 			t.Errorf("%s has the kinds %v", dir, kinds)
 		}
 		got, _ := s.read(t)
-		if !got.equal(goldenImage()) {
-			t.Errorf("%s: want\n%s\ngot\n%s", dir, goldenImage().text(), got.text())
+		if want := g.image(); !got.equal(want) {
+			t.Errorf("%s: want\n%s\ngot\n%s", dir, want.text(), got.text())
 		}
 	}
 }
@@ -134,14 +154,14 @@ func TestOldVersions(t *testing.T) {
 // This build makes the chunks that it has always made, as long as zstd packs alike. If one day it does not, the old
 // files stay, and the new ones go to another directory beside them. Fields may be added to the manifest.
 func TestBytesAreTheSame(t *testing.T) {
-	for dir, inlineRanks := range map[string]int{"v1": 0, "v1-ranks-apart": 500} {
-		for k, v := range goldenStore(t, inlineRanks).values {
+	for _, g := range goldens {
+		for k, v := range g.store(t).values {
 			if key, _ := ParseKey(k); key.Type != ChunkKey {
 				continue
 			}
-			want, err := os.ReadFile(filepath.Join("testdata", dir, k))
+			want, err := os.ReadFile(filepath.Join("testdata", g.dir, k))
 			if err != nil || string(v) != string(want) {
-				t.Errorf("%s: %s is written otherwise: %v", dir, k, err)
+				t.Errorf("%s: %s is written otherwise: %v", g.dir, k, err)
 			}
 		}
 	}
@@ -149,7 +169,7 @@ func TestBytesAreTheSame(t *testing.T) {
 
 // No byte of a snapshot can change unseen: the reader fails, and then reads the older generation.
 func TestEveryByteCounts(t *testing.T) {
-	s := goldenStore(t, 500)
+	s := goldens[1].store(t)
 	want := goldenImage().text()
 	whole, _ := s.read(t)
 	if whole.text() != want {

@@ -1,0 +1,343 @@
+//go:build judges
+
+package mixed
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+)
+
+const (
+	old = true
+	now = false
+
+	partitions = 8
+	model      = "m"
+)
+
+// site is a NATS server, nodes of both versions on it, and engines with shims of both.
+type site struct {
+	*testing.T
+	ctx     context.Context
+	nats    string
+	ns      *jetstream.Namespace
+	client  *client.Client
+	nodes   map[string]*harness.Process
+	https   map[string]string // where the nodes serve HTTP
+	engines map[string]*enginesim.Engine
+	shims   map[string]*harness.Process
+	prompts map[string][]uint32 // what each engine has served last; all begin alike
+}
+
+func newSite(t *testing.T) *site {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*harness.Patience)
+	t.Cleanup(cancel)
+	return &site{T: t, ctx: ctx, nats: harness.StartNATS(t), nodes: map[string]*harness.Process{},
+		https:   map[string]string{},
+		engines: map[string]*enginesim.Engine{}, shims: map[string]*harness.Process{}, prompts: map[string][]uint32{}}
+}
+
+func (s *site) program(version bool, name string) string {
+	if version == old {
+		return harness.Before(s, name)
+	}
+	return name
+}
+
+// node starts a node, and waits until it is ready.
+func (s *site) node(version bool, id string) {
+	s.Helper()
+	p := harness.Start(s, s.program(version, "indexer"), "serve", "--nats", s.nats, "--node-id", id, "--replication",
+		"2",
+		"--partitions", fmt.Sprint(partitions), "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m",
+		"--snapshot-interval", "1h")
+	s.nodes[id] = p
+	s.https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+	p.WaitFor(`msg=ready`)
+	if s.ns == nil {
+		s.ns = harness.OpenNamespace(s, s.ctx, s.nats)
+		s.client = harness.Client(s, s.ns.Conn(), "default", client.Options{})
+	}
+}
+
+// shim starts a worker's shim, and its engine if there is none yet.
+func (s *site) shim(version bool, worker string) {
+	s.Helper()
+	if s.engines[worker] == nil {
+		s.engines[worker] = harness.StartSimEngine(s)
+	}
+	e := s.engines[worker]
+	s.shims[worker] = harness.Start(s, s.program(version, "worker-shim"), "run", "--engine", e.Endpoint(), "--replay",
+		e.Replay(), "--instance", worker, "--model", model, "--block-size", fmt.Sprint(harness.BlockSize), "--nats",
+		s.nats)
+	s.shims[worker].WaitFor("caught up")
+}
+
+// serve has an engine serve a prompt: some blocks that all have in common, and some of its own.
+func (s *site) serve(worker string, common, own int) {
+	s.Helper()
+	prompt := harness.Tokens(1, common*harness.BlockSize)
+	prompt = append(prompt, harness.Tokens(1_000_000*(len(s.prompts)+1)+len(s.prompts[worker]),
+		own*harness.BlockSize)...)
+	harness.ServePrompt(s, s.engines[worker], prompt)
+	s.prompts[worker] = prompt
+}
+
+// hybrid publishes a worker of a hybrid model, which holds ten blocks and can go on from eight.
+func (s *site) hybrid(worker events.WorkerID) {
+	s.Helper()
+	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	full := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull,
+		Locals: hasher.Hash(nil, harness.Tokens(1, 10*harness.BlockSize))}
+	for i := range full.Locals {
+		full.Blocks = append(full.Blocks, events.BlockHash(i+1))
+	}
+	window := events.Event{Kind: events.Stored, Tier: events.Device, Group: 1, Attention: events.AttentionSlidingWindow,
+		Window: 2 * harness.BlockSize, Blocks: full.Blocks[5:8]}
+	harness.PublishAs(s, s.ctx, s.ns, worker, &events.Batch{Incarnation: 1, FirstID: 1, Model: model,
+		BlockSize: harness.BlockSize, Events: []events.Event{full, window}})
+}
+
+// settled waits until each partition is ready on two of the nodes, by the command of either version.
+func (s *site) settled() {
+	s.Helper()
+	for _, version := range []bool{old, now} {
+		harness.Eventually(s, fmt.Sprintf("%d nodes have settled", len(s.nodes)), func() (bool, string) {
+			var status api.ClusterStatus
+			text := s.command(version, &status, "cluster")
+			total := 0
+			for _, n := range status.Nodes {
+				total += len(n.Ready)
+			}
+			copies := min(2, len(s.nodes))
+			return len(status.Nodes) == len(s.nodes) && total == partitions*copies && len(status.Short) == 0, text
+		})
+	}
+}
+
+// command runs a command of either version that prints JSON.
+func (s *site) command(version bool, into any, words ...string) string {
+	s.Helper()
+	r := harness.Run(s, s.program(version, "indexer"), append(words, "--nats", s.nats, "--json")...)
+	if r.Code != 0 || json.Unmarshal([]byte(r.Stdout), into) != nil {
+		return fmt.Sprintf("%v: %+v", words, r)
+	}
+	return r.Stdout
+}
+
+// volatile are fields that change from one moment, or node, to the next.
+var volatile = []string{"stale_ms", "age_ms", "seq", "expires_in_ms", "renewed_ms", "age_seconds", "lease"}
+
+// steady is a JSON value without those.
+func steady(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		maps.DeleteFunc(v, func(name string, _ any) bool { return slices.Contains(volatile, name) })
+		for name := range v {
+			v[name] = steady(v[name])
+		}
+	case []any:
+		for i := range v {
+			v[i] = steady(v[i])
+		}
+	case string:
+		if v == "unknown_block" { // whether others hold it that the asked rank's node does not know
+			return "not_held"
+		}
+	}
+	return v
+}
+
+// equal waits until all nodes over HTTP, and the commands of both versions over NATS, answer the same, which is right.
+func (s *site) equal(when string) {
+	s.Helper()
+	type question struct {
+		method, path string
+		body         any
+		words        []string
+	}
+	var questions []question
+	for worker, prompt := range s.prompts {
+		tokens := harness.CommaList(prompt)
+		for _, explain := range []bool{false, true} {
+			q := question{"POST", "/v1/find", api.Query{Model: model, Tokens: prompt, Explain: explain},
+				[]string{"query", "--model", model, "--tokens", tokens}}
+			if explain {
+				q.words = append(q.words, "--explain")
+			}
+			questions = append(questions, q)
+		}
+		harness.Eventually(s, when+": "+worker+" is found", func() (bool, string) {
+			a, err := s.client.Find(s.ctx, &api.Query{Model: model, Tokens: prompt})
+			if err != nil || !a.Complete {
+				return false, fmt.Sprintf("%+v, %v", a, err)
+			}
+			found := map[string]uint32{}
+			for _, o := range a.Workers {
+				found[string(o.Instance)] = o.Device
+			}
+			hit := uint32(s.engines[worker].Hit(prompt))
+			return found[worker] == hit && hit > 0 && found["hybrid"] == 8, fmt.Sprintf("%v, want %d", found, hit)
+		})
+	}
+	questions = append(questions, question{method: "GET", path: "/v1/workers", words: []string{"workers"}})
+	for _, q := range questions {
+		harness.Eventually(s, fmt.Sprintf("%s: all say the same: %.60s", when, q.words), func() (bool, string) {
+			answers := map[string]any{}
+			for id, addr := range s.https {
+				var v any
+				if err := harness.HTTPDo(addr, q.method, q.path, q.body, &v); err != nil {
+					return false, err.Error()
+				}
+				answers[id] = steady(v)
+			}
+			for name, version := range map[string]bool{"old command": old, "new command": now} {
+				var v any
+				if text := s.command(version, &v, q.words...); v == nil {
+					return false, text
+				}
+				answers[name] = steady(v)
+			}
+			first := answers["new command"]
+			for name, v := range answers {
+				if !reflect.DeepEqual(v, first) {
+					return false, fmt.Sprintf("%s says\n%v\nthe new command\n%v", name, v, first)
+				}
+			}
+			return true, ""
+		})
+	}
+}
+
+// healthy waits until the commands of both versions see all nodes without problems, and their replicas equal.
+func (s *site) healthy(when string) {
+	s.Helper()
+	for _, version := range []bool{old, now} {
+		harness.Eventually(s, when+": the status is of all nodes, without problems", func() (bool, string) {
+			var status struct {
+				Nodes    []struct{ Node string }
+				Problems []string
+			}
+			text := s.command(version, &status, "status")
+			return len(status.Nodes) == len(s.nodes) && len(status.Problems) == 0, text
+		})
+		harness.Eventually(s, when+": replicas have one checksum", func() (bool, string) {
+			r := harness.Run(s, s.program(version, "indexer"), "status", "--verify", "--nats", s.nats)
+			return r.Code == 0 && strings.Count(r.Stdout, "\n") > partitions, fmt.Sprintf("%+v", r)
+		})
+	}
+}
+
+// TestMixedCluster runs nodes and shims of both versions in one cluster: whoever is asked, by whichever command, says
+// the same, and what is right, also when a node of each version dies.
+func TestMixedCluster(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.node(old, "a")
+	s.node(now, "b")
+	s.node(now, "c")
+	s.node(old, "d")
+	for i, version := range []bool{old, now, old, now} {
+		worker := fmt.Sprint("w", i)
+		s.shim(version, worker)
+		s.serve(worker, 12, 3*i)
+	}
+	s.hybrid("hybrid")
+	s.settled()
+	s.equal("four nodes")
+	s.healthy("four nodes")
+	for _, id := range []string{"a", "b"} {
+		s.nodes[id].Kill()
+		delete(s.nodes, id)
+		delete(s.https, id)
+		s.settled()
+		s.serve("w0", 12, 5)
+		s.serve("w1", 12, 7)
+	}
+	s.equal("one node of each")
+}
+
+// TestUpgradeAndBack restarts nodes and shims of the version before as this one, one after the other, on its snapshots
+// and its log, while events come; and then one node back as the version before, on the snapshots and the log of this
+// one.
+func TestUpgradeAndBack(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	ids := []string{"a", "b", "c"}
+	for _, id := range ids {
+		s.node(old, id)
+	}
+	workers := []string{"w0", "w1", "w2"}
+	for i, w := range workers {
+		s.shim(old, w)
+		s.serve(w, 12, 3*i)
+	}
+	s.hybrid("hybrid")
+	s.settled()
+	s.equal("all of the version before")
+	s.healthy("all of the version before")
+	snapshot := func(version bool) {
+		t.Helper()
+		if r := harness.Run(t, s.program(version, "indexer"), "snapshot", "now", "--nats", s.nats); r.Code != 0 {
+			t.Fatalf("snapshot now: %+v", r)
+		}
+	}
+	restart := func(version bool, id string) {
+		t.Helper()
+		s.nodes[id].Stop()
+		s.serve("w0", 12, 4) // the log goes on behind the snapshot
+		s.node(version, id)
+		if !strings.Contains(s.nodes[id].Said(), "restored") {
+			t.Errorf("node %s says nothing of a snapshot:\n%s", id, s.nodes[id].Said())
+		}
+		s.settled()
+	}
+	snapshot(old)
+	lives := func() (list []events.Incarnation) {
+		var all api.WorkerList
+		s.command(now, &all, "workers")
+		for _, w := range all.Workers {
+			list = append(list, w.Incarnation)
+		}
+		return list
+	}
+	begun := lives()
+	for i, id := range ids {
+		restart(now, id)
+		s.shims[workers[i]].Stop()
+		s.shim(now, workers[i])
+		s.serve(workers[i], 12, 2+i)
+		s.equal("node " + id + " is of this version")
+		s.healthy("node " + id + " is of this version")
+	}
+	if got := lives(); !slices.Equal(got, begun) || len(got) != len(workers)+1 {
+		t.Errorf("incarnations %v, before %v: a new shim goes on where the old one was", got, begun)
+	}
+	snapshot(now)
+	snapshot(now) // both that are kept are of this version
+	restart(old, "c")
+	s.shims["w2"].Stop()
+	s.shim(old, "w2")
+	s.serve("w2", 12, 9)
+	s.equal("node c and shim w2 are of the version before again")
+	s.healthy("node c and shim w2 are of the version before again")
+	if got := lives(); !slices.Equal(got, begun) {
+		t.Errorf("incarnations %v, before %v", got, begun)
+	}
+}
