@@ -123,7 +123,6 @@ func (l *learning) corrections(k *knowledge) []events.Event {
 	type understood struct {
 		event events.Event
 		wrong bool // it was published with other hashes
-		older bool // a shim before this one has published it
 	}
 	wrong := map[events.BlockHash]bool{}
 	var record []understood
@@ -135,7 +134,7 @@ func (l *learning) corrections(k *knowledge) []events.Event {
 			}
 		}
 		for i := range min(int(r.skip), len(read)) {
-			record = append(record, understood{event: cloned(&read[i]), older: true})
+			record = append(record, understood{event: cloned(&read[i])})
 		}
 		read = read[min(int(r.skip), len(read)):]
 		for i, e := range r.published {
@@ -152,50 +151,33 @@ func (l *learning) corrections(k *knowledge) []events.Event {
 	if len(wrong) == 0 {
 		return nil
 	}
-	ought, is, misplaced := k.held.of(wrong), k.held.of(wrong), map[events.BlockHash]bool{}
+	held := k.held.of(wrong)
 	var again []events.Event
 	for _, u := range record {
 		e := &u.event
-		ought.apply(e)
-		if !u.wrong {
-			is.apply(e)
-			if e.Kind == events.Cleared && !u.older {
-				again = slices.DeleteFunc(again, func(a events.Event) bool {
-					return e.Tier == events.AllTiers || a.Tier == e.Tier
-				})
-			}
-			continue
-		}
-		again = append(again, *e)
-		for _, name := range e.Blocks {
-			if is.total[name] > 0 && !misplaced[name] {
-				break
-			}
-			misplaced[name] = true
-			is.add(copyOf{name, e.Tier, e.Group}, 1)
+		held.apply(e)
+		switch {
+		case u.wrong:
+			again = append(again, *e)
+		case e.Kind == events.Cleared:
+			again = slices.DeleteFunc(again, func(a events.Event) bool {
+				return e.Tier == events.AllTiers || a.Tier == e.Tier
+			})
 		}
 	}
-	remove, add := map[copyOf]int{}, map[copyOf]int{}
-	for c, n := range is.count {
-		if misplaced[c.name] {
-			remove[c] = n
-		}
-	}
-	for c, n := range remove {
-		is.add(c, -n)
-	}
-	list := append(changes(events.Removed, remove), again...)
+	stored := newCopies()
 	for i := range again {
-		is.apply(&again[i])
+		stored.apply(&again[i])
 	}
-	clear(remove)
-	for c, n := range ought.count {
-		add[c] = n - is.count[c]
+	missing, surplus := map[copyOf]int{}, map[copyOf]int{}
+	for c, n := range held.count {
+		missing[c] = n - stored.count[c]
 	}
-	for c, n := range is.count {
-		remove[c] = n - ought.count[c]
+	for c, n := range stored.count {
+		surplus[c] = n - held.count[c]
 	}
-	return slices.Concat(list, changes(events.Stored, add), changes(events.Removed, remove))
+	return slices.Concat(changes(events.Removed, held.count), again,
+		changes(events.Stored, missing), changes(events.Removed, surplus))
 }
 
 // otherwise reports whether blocks that were stored as published belong at another place, as read says.
