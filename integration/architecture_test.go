@@ -104,8 +104,8 @@ func TestPictureShowsTheImports(t *testing.T) {
 	}
 }
 
-// TestPageNamesWhatIsThere: every file and package that ARCHITECTURE.md or CONTRIBUTING.md names exists.
-func TestPageNamesWhatIsThere(t *testing.T) {
+// TestPictureNamesWhatIsThere: every file and package that ARCHITECTURE.md or CONTRIBUTING.md names exists.
+func TestPictureNamesWhatIsThere(t *testing.T) {
 	path := regexp.MustCompile(`\b(?:cmd|docs|integration|internal|pkg|tools)/[\w/.-]*\w`)
 	for _, page := range []string{"ARCHITECTURE.md", "CONTRIBUTING.md"} {
 		named := path.FindAllString(readFile(t, "../"+page), -1)
