@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
-// BatchVersion is the format version that AppendBatch writes and the highest one that DecodeBatch reads.
-const BatchVersion = 1
+// batchVersion is the format version that AppendBatch writes and the highest one that DecodeBatch reads.
+const batchVersion = 1
 
 // How many elements each array of the format has at least; see the package's comment.
 const (
@@ -110,7 +110,7 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 	}
 	dst = slices.Grow(dst, b.EncodedSize())
 	dst = msgp.AppendArrayHead(dst, batchElements)
-	dst = msgp.AppendUint(dst, BatchVersion)
+	dst = msgp.AppendUint(dst, batchVersion)
 	dst = msgp.AppendUint(dst, uint64(b.Incarnation))
 	dst = msgp.AppendUint(dst, uint64(b.FirstID))
 	dst = msgp.AppendStr(dst, b.Model)
@@ -271,9 +271,9 @@ func decodeHead(r *msgp.Reader, b *Batch) (events, more int, err error) {
 	if !ok || version == 0 {
 		return 0, 0, malformed(r.At, "batch: no format version")
 	}
-	if version > BatchVersion {
+	if version > batchVersion {
 		return 0, 0, fmt.Errorf("events: %w: a batch of version %d, and this program reads up to %d", ErrVersion,
-			version, BatchVersion)
+			version, batchVersion)
 	}
 	if elements < batchElements {
 		return 0, 0, malformed(r.At, "batch: %d elements, want %d or more", elements, batchElements)

@@ -199,7 +199,7 @@ func (l *look) field(f field) {
 			r.Skip()
 			return
 		}
-		switch tier, known := TierOfMedium(string(name)); {
+		switch tier, known := tierOfMedium(string(name)); {
 		case !known || tier == Device:
 		case ofSGLang(name):
 			l.has[signMedium] = true

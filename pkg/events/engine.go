@@ -11,11 +11,11 @@ import (
 
 // Bounds of what an engine may send.
 const (
-	// MaxPayload is how many bytes one engine message may have.
-	MaxPayload = 64 << 20
+	// maxPayload is how many bytes one engine message may have.
+	maxPayload = 64 << 20
 
-	// MaxEventTokens is how many tokens, and how many blocks, one engine event may have.
-	MaxEventTokens = 1 << 20
+	// maxEventTokens is how many tokens, and how many blocks, one engine event may have.
+	maxEventTokens = 1 << 20
 )
 
 // Engine is a family of engines whose messages are alike.
@@ -175,8 +175,8 @@ func (d *Decoder) Adopt(other *Decoder) {
 // No event makes a message fail: what cannot be taken is passed over and counted. ErrMalformed means that the message
 // as a whole cannot be read; none of its events is returned, and the decoder is as good as before.
 func (d *Decoder) Decode(payload []byte) (Message, error) {
-	if len(payload) > MaxPayload {
-		return Message{}, malformed(0, "%s message of %d bytes: at most %d", d.engine, len(payload), MaxPayload)
+	if len(payload) > maxPayload {
+		return Message{}, malformed(0, "%s message of %d bytes: at most %d", d.engine, len(payload), maxPayload)
 	}
 	clear(d.events)
 	d.events, d.blocks, d.locals = recycle(d.events), recycle(d.blocks), recycle(d.locals)
@@ -367,7 +367,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		return taken
 	case len(blocks) == 0:
 		return SkipEmpty
-	case len(blocks) > MaxEventTokens:
+	case len(blocks) > maxEventTokens:
 		return SkipTooLarge
 	}
 	if e.hasParent && e.parent == 0 && !d.zero {

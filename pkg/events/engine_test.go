@@ -285,8 +285,8 @@ func TestParentZero(t *testing.T) {
 
 func TestDecodeLimits(t *testing.T) {
 	d := mustDecoder(t, VLLM, 1)
-	tooMany := make([]uint32, MaxEventTokens+1)
-	blocks := make([]any, MaxEventTokens+1)
+	tooMany := make([]uint32, maxEventTokens+1)
+	blocks := make([]any, maxEventTokens+1)
 	for i := range blocks {
 		blocks[i] = i
 	}
@@ -295,7 +295,7 @@ func TestDecodeLimits(t *testing.T) {
 		store(blocks, nil, nil, pair{"block_size", 1}),
 		store(blocks[1:], nil, tooMany[1:], pair{"block_size", 1}),
 	))
-	if err != nil || len(m.Events) != MaxEventTokens/MaxBlocksPerEvent || d.Counts() != (SkipCounts{SkipTooLarge: 2}) {
+	if err != nil || len(m.Events) != maxEventTokens/MaxBlocksPerEvent || d.Counts() != (SkipCounts{SkipTooLarge: 2}) {
 		t.Errorf("%d events, %v, %v", len(m.Events), err, d.Counts())
 	}
 	// Much memory that is not needed any more is given up.
@@ -307,7 +307,7 @@ func TestDecodeLimits(t *testing.T) {
 	if cap(d.blocks) > 1<<16 || cap(d.locals) > 1<<16 {
 		t.Errorf("room for %d blocks is kept", cap(d.blocks))
 	}
-	large := make([]byte, MaxPayload+1)
+	large := make([]byte, maxPayload+1)
 	if _, err := d.Decode(large); !errors.Is(err, ErrMalformed) {
 		t.Errorf("a message of %d bytes: %v", len(large), err)
 	}

@@ -64,7 +64,7 @@ func appendRouterGroups(dst []byte, groups []Event) []byte {
 
 func routerGroupsOf(list []routerGroup) (groups []Event, err error) {
 	for _, g := range list {
-		e := Event{Kind: Stored, Tier: Device, Group: g.Group, Attention: AttentionOf(g.Kind), Window: g.Window,
+		e := Event{Kind: Stored, Tier: Device, Group: g.Group, Attention: attentionOf(g.Kind), Window: g.Window,
 			Drops: g.Drops}
 		if tier, known := routerTiers[g.Tier]; known {
 			e.Tier = tier
@@ -320,8 +320,8 @@ func (e Event) Cut() (cut []Event) {
 // has; or, in JetStream mode, one router event as JSON. yield is called with each event, in order. An error says that
 // the message as a whole, or what follows the events that were yielded, cannot be read.
 func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
-	if len(data) > MaxPayload {
-		return malformed(0, "a Dynamo message of %d bytes: at most %d", len(data), MaxPayload)
+	if len(data) > maxPayload {
+		return malformed(0, "a Dynamo message of %d bytes: at most %d", len(data), maxPayload)
 	}
 	if trimmed := bytes.TrimLeft(data, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '{' {
 		e, err := ReadRouterEvent(data)

@@ -10,7 +10,7 @@ const (
 	SkipUnknownType  Skip = iota // an event of a type that we do not know
 	SkipMalformed                // an event that is neither array nor map, or lacks what it must have
 	SkipEmpty                    // an event that names no block
-	SkipTooLarge                 // an event of more than MaxEventTokens tokens or blocks
+	SkipTooLarge                 // an event of more than maxEventTokens tokens or blocks
 	SkipBlockSize                // blocks of another size than expected, or of none; see Decoder.Diagnosis
 	SkipPartialBlock             // a block that is smaller than those which this rank announces as a rule
 	SkipLength                   // tokens that do not fill the blocks: some of them are not kept
@@ -31,10 +31,10 @@ const (
 	SkipGroupTokens
 	SkipCopyTokens // not an event: tokens of a copy below the device, that come without extra keys
 
-	NumSkips = iota
+	skipKinds = iota
 )
 
-var skipNames = [NumSkips]string{
+var skipNames = [skipKinds]string{
 	SkipUnknownType:  "unknown_type",
 	SkipMalformed:    "malformed_event",
 	SkipEmpty:        "no_blocks",
@@ -64,7 +64,7 @@ func (s Skip) String() string {
 }
 
 // SkipCounts says how often each reason occurred.
-type SkipCounts [NumSkips]uint64
+type SkipCounts [skipKinds]uint64
 
 // BlockSizeError says that an engine's blocks have another size than was expected of it, so that nothing of what it
 // announces can be indexed.

@@ -26,8 +26,8 @@ const DefaultTenant = "default"
 // message said. Fields that are not needed are passed over, an event of an unknown type is not: nobody knows what it
 // did to the store.
 func ReadStoreEvents(payload []byte) ([]StoreEvent, error) {
-	if len(payload) > MaxPayload {
-		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), MaxPayload)
+	if len(payload) > maxPayload {
+		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), maxPayload)
 	}
 	r := &msgp.Reader{Data: payload}
 	if n, ok := r.Array(); !ok || n < 2 || !r.Skip() {

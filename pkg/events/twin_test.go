@@ -90,7 +90,7 @@ func (n *naiveDecoder) decode(payload []byte) (Message, error) {
 }
 
 func (n *naiveDecoder) count(name string) {
-	for s := range Skip(NumSkips) {
+	for s := range Skip(skipKinds) {
 		if s.String() == name {
 			n.counts[s]++
 			return
@@ -145,7 +145,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 	attention := AttentionUnknown
 	switch kind := fields["kv_cache_spec_kind"].(type) {
 	case string:
-		attention = AttentionOf(kind)
+		attention = attentionOf(kind)
 	case nil:
 	default:
 		n.counts[SkipField]++
@@ -184,7 +184,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 	}
 	switch medium := fields["medium"].(type) {
 	case string:
-		tier, tierOK = TierOfMedium(medium)
+		tier, tierOK = tierOfMedium(medium)
 	case nil:
 	default:
 		tierOK = false

@@ -93,9 +93,9 @@ func (t Tier) String() string {
 // Valid reports whether t names one of the four tiers.
 func (t Tier) Valid() bool { return t >= Device && t <= External }
 
-// TierOfMedium translates what an engine calls a medium. An absent medium is the device. It reports false for a name
+// tierOfMedium translates what an engine calls a medium. An absent medium is the device. It reports false for a name
 // that no engine known to us uses.
-func TierOfMedium(medium string) (Tier, bool) {
+func tierOfMedium(medium string) (Tier, bool) {
 	switch strings.ToUpper(medium) {
 	case "", "GPU", "DEVICE":
 		return Device, true
@@ -141,8 +141,8 @@ var attentionNames = map[string]Attention{
 	"cross_attention":         AttentionCross,
 }
 
-// AttentionOf translates an engine's kv_cache_spec_kind.
-func AttentionOf(kind string) Attention {
+// attentionOf translates an engine's kv_cache_spec_kind.
+func attentionOf(kind string) Attention {
 	if a, ok := attentionNames[kind]; ok {
 		return a
 	}

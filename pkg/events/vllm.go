@@ -405,7 +405,7 @@ func (d *Decoder) readTokens(r *msgp.Reader) {
 		}
 		return
 	}
-	if n > MaxEventTokens {
+	if n > maxEventTokens {
 		e.passStored(SkipTooLarge)
 		r.SkipN(n)
 		return
@@ -434,7 +434,7 @@ func (d *Decoder) readMedium(r *msgp.Reader) {
 	case "CPU", "CPU_PINNED":
 		d.raw.tier = Host
 	default:
-		if d.raw.tier, ok = TierOfMedium(string(medium)); !ok {
+		if d.raw.tier, ok = tierOfMedium(string(medium)); !ok {
 			d.raw.pass(SkipMedium)
 		}
 	}

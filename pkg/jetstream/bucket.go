@@ -67,12 +67,12 @@ type Value struct {
 // EnsureSnapshots opens the bucket for snapshots, creates it if it is missing, and sets the limits that the
 // configuration names.
 func (n *Namespace) EnsureSnapshots(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
-	return ensureBucket(ctx, n.c, SnapshotBucket(n.name), cfg, n.replicas)
+	return ensureBucket(ctx, n.c, snapshotBucket(n.name), cfg, n.replicas)
 }
 
 // OpenSnapshots opens the bucket for snapshots; [ErrNotFound] if there is none.
 func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
-	b := openBucket(n.c, SnapshotBucket(n.name))
+	b := openBucket(n.c, snapshotBucket(n.name))
 	a, err := n.c.streamInfo(ctx, b.stream)
 	if err != nil {
 		return nil, err

@@ -310,8 +310,8 @@ func TestBucketRefusals(t *testing.T) {
 	if _, err := w.ns.OpenSnapshots(w.ctx); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
 	}
-	stream := bucketStream(SnapshotBucket("test"))
-	cfg := map[string]any{"name": stream, "subjects": []string{"$KV." + SnapshotBucket("test") + ".>"},
+	stream := bucketStream(snapshotBucket("test"))
+	cfg := map[string]any{"name": stream, "subjects": []string{"$KV." + snapshotBucket("test") + ".>"},
 		"storage": "file", "retention": "limits", "max_msgs_per_subject": 5, "allow_direct": true}
 	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+stream, cfg, nil); err != nil {
 		t.Fatal(err)

@@ -149,8 +149,8 @@ func TestCluster(t *testing.T) {
 		if _, err := ns.EnsureSnapshots(w.ctx, BucketConfig{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, stream := range []string{StreamName("replicas", 0), bucketStream(MetaBucket("replicas")),
-			bucketStream(SnapshotBucket("replicas"))} {
+		for _, stream := range []string{StreamName("replicas", 0), bucketStream(metaBucket("replicas")),
+			bucketStream(snapshotBucket("replicas"))} {
 			if a, err := w.c.streamInfo(w.ctx, stream); err != nil || a.Config.Replicas != 3 {
 				t.Errorf("%s: %+v, %v", stream, a, err)
 			}

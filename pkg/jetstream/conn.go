@@ -288,7 +288,6 @@ type ServerInfo struct {
 	Cluster    string
 	Version    string
 	MaxPayload int // bytes of one message with its headers
-	APILevel   int // of JetStream
 }
 
 // Server describes the server to which the connection goes now, or went last.
@@ -299,7 +298,6 @@ func (c *Conn) Server() ServerInfo {
 		Cluster:    c.nc.ConnectedClusterName(),
 		Version:    c.nc.ConnectedServerVersion(),
 		MaxPayload: int(c.nc.MaxPayload()),
-		APILevel:   c.level,
 	}
 }
 

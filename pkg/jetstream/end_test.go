@@ -63,7 +63,7 @@ func TestReaderTellsOfTheEnd(t *testing.T) {
 	p := w.publisher(events.RankKey{Instance: "w"})
 	w.publish(p, 1, 100)
 	begun := time.Now()
-	rd := startReaderWith(t, w.ns, ReaderConfig{Watch: 50 * time.Millisecond, Ends: time.Millisecond, MaxMessages: 10})
+	rd := startReaderWith(t, w.ns, ReaderConfig{Watch: 50 * time.Millisecond, Ends: time.Millisecond, maxMessages: 10})
 	var last AtEnd
 	ends := func(n int, upTo events.StreamSeq) {
 		for n > 0 {

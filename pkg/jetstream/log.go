@@ -37,9 +37,9 @@ type StreamInfo struct {
 	MaxBytes  int64
 	MaxAge    time.Duration
 	Replicas  int
-	MaxMsg    int  // bytes of one message with headers; 0: the server's limit alone
-	Atomic    bool // takes atomic batches
-	Direct    bool // any replica may be asked for messages: publishers need it
+	maxMsg    int  // bytes of one message with headers; 0: the server's limit alone
+	atomic    bool // takes atomic batches
+	direct    bool // any replica may be asked for messages: publishers need it
 }
 
 // streamAnswer is the answer to STREAM.INFO, CREATE and UPDATE.
@@ -68,9 +68,9 @@ func (a *streamAnswer) info(p events.Partition) StreamInfo {
 		MaxBytes:  a.Config.MaxBytes,
 		MaxAge:    a.Config.MaxAge,
 		Replicas:  a.Config.Replicas,
-		MaxMsg:    int(max(a.Config.MaxMsgSize, 0)),
-		Atomic:    a.Config.AllowAtomicPublish,
-		Direct:    a.Config.AllowDirect,
+		maxMsg:    int(max(a.Config.MaxMsgSize, 0)),
+		atomic:    a.Config.AllowAtomicPublish,
+		direct:    a.Config.AllowDirect,
 	}
 }
 

@@ -72,7 +72,7 @@ func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if err := c.roomForValues(); err != nil {
 		return nil, fmt.Errorf("%s: %w", action, err)
 	}
-	meta, err := ensureBucket(ctx, c, MetaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas}, 1)
+	meta, err := ensureBucket(ctx, c, metaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas}, 1)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", action, err)
 	}
@@ -111,7 +111,7 @@ func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error
 	if err := CheckNamespace(name); err != nil {
 		return nil, fmt.Errorf("open: %w", err)
 	}
-	ns, err := readNamespace(ctx, openBucket(c, MetaBucket(name)), name)
+	ns, err := readNamespace(ctx, openBucket(c, metaBucket(name)), name)
 	if errors.Is(err, ErrNotFound) {
 		return nil, fmt.Errorf("open namespace %s: %w: start an indexer first (%w)", name, ErrNoNamespace, err)
 	}

@@ -90,7 +90,7 @@ func TestNamespaceRecords(t *testing.T) {
 	if _, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	meta := openBucket(c, MetaBucket("a"))
+	meta := openBucket(c, metaBucket("a"))
 	for _, bad := range []struct{ record, says string }{
 		{`{"version":2,"partitions":4}`, "version 2"},
 		{`{"version":1,"partitions":0}`, "0 partitions"},
@@ -181,7 +181,7 @@ func TestEnsureStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	if before.Name != "KV_EVENTS_test_2" || before.First != 1 || before.Last != 0 || before.MaxBytes != 256<<20 ||
-		before.MaxAge != 24*time.Hour || !before.Atomic || before.Epoch == 0 {
+		before.MaxAge != 24*time.Hour || !before.atomic || before.Epoch == 0 {
 		t.Fatalf("%+v", before)
 	}
 	if err := w.ns.EnsureStreams(w.ctx, LogConfig{}); err != nil {

@@ -13,7 +13,7 @@ import (
 // EnsureNodes opens the bucket in which indexer nodes announce themselves, and creates it if it is missing. A value
 // that is not written again goes after life, by the server's clock: that tidies up, and decides nothing.
 func (n *Namespace) EnsureNodes(ctx context.Context, life time.Duration) (*Bucket, error) {
-	return ensureBucket(ctx, n.c, NodesBucket(n.name), BucketConfig{TTL: life}, n.replicas)
+	return ensureBucket(ctx, n.c, nodesBucket(n.name), BucketConfig{TTL: life}, n.replicas)
 }
 
 // All reads every value of a small bucket with one request, from whichever replica answers, which may be a moment

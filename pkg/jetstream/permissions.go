@@ -25,7 +25,7 @@ type Grant struct {
 func NodeGrant(ns string) Grant {
 	g := Grant{User: "node", Inbox: "_INBOX_node", Respond: true}
 	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>"}
-	for _, bucket := range []string{MetaBucket(ns), SnapshotBucket(ns), NodesBucket(ns), WorkersBucket(ns)} {
+	for _, bucket := range []string{metaBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns)} {
 		g.Publish = append(g.Publish, keySubject(bucket, ">"))
 	}
 	g.Subscribe = []string{g.Inbox + ".>", subjectRoot + ns + ".>", "$SRV.>"}
@@ -53,10 +53,10 @@ func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, e
 	p := partitionOfToken(token, partitions)
 	g := shimGrant(ns, "shim-"+token, []events.Partition{p})
 	log := subjectRoot + ns + ".ev." + decimal(uint64(p)) + "." + token + ".*"
-	lease := keySubject(WorkersBucket(ns), decimal(uint64(p))+"."+token+".*")
+	lease := keySubject(workersBucket(ns), decimal(uint64(p))+"."+token+".*")
 	g.Publish = append(g.Publish, log, lease, ControlSubject(ns, p)+"."+token+".*", RecallPrefix(ns)+decimal(uint64(p))+
 		"."+token+".*",
-		directGet+StreamName(ns, p)+"."+log, directGet+bucketStream(WorkersBucket(ns))+"."+lease)
+		directGet+StreamName(ns, p)+"."+log, directGet+bucketStream(workersBucket(ns))+"."+lease)
 	g.Subscribe = append(g.Subscribe, ControlSubject(ns, p), ControlSubject(ns, p)+"."+token+".*")
 	return g, nil
 }
@@ -69,8 +69,8 @@ func AnyShimGrant(ns string, partitions uint32) Grant {
 	}
 	g := shimGrant(ns, "shim", all)
 	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", subjectRoot+ns+".store.>",
-		keySubject(WorkersBucket(ns), ">"), RecallPrefix(ns)+">",
-		directGet+bucketStream(WorkersBucket(ns))+"."+keySubject(WorkersBucket(ns), ">"))
+		keySubject(workersBucket(ns), ">"), RecallPrefix(ns)+">",
+		directGet+bucketStream(workersBucket(ns))+"."+keySubject(workersBucket(ns), ">"))
 	for _, p := range all {
 		g.Publish = append(g.Publish, directGet+StreamName(ns, p)+"."+streamSubjects(ns, p))
 	}
@@ -97,8 +97,8 @@ func StoreGrant(ns, store string) (Grant, error) {
 // shimGrant is what all shims need.
 func shimGrant(ns, user string, partitions []events.Partition) Grant {
 	g := Grant{User: user, Inbox: "_INBOX_" + user, Respond: true}
-	g.Publish = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(MetaBucket(ns)),
-		keySubject(MetaBucket(ns), "model.*")}
+	g.Publish = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)),
+		keySubject(metaBucket(ns), "model.*")}
 	for _, p := range partitions {
 		g.Publish = append(g.Publish, "$JS.API.STREAM.INFO."+StreamName(ns, p))
 	}

@@ -95,10 +95,10 @@ func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks
 	}
 	p := &Publisher{
 		c: n.c, ns: n, p: part, subject: subject, stream: info.Name, id: nuid.Next(), hooks: hooks,
-		first: info.First, epoch: info.Epoch, limit: n.c.maxMessage(info.MaxMsg), atomic: info.Atomic &&
+		first: info.First, epoch: info.Epoch, limit: n.c.maxMessage(info.maxMsg), atomic: info.atomic &&
 			n.c.atomicBatches(), replicas: info.Replicas,
 	}
-	if !info.Direct {
+	if !info.direct {
 		return nil,
 			fmt.Errorf(
 				"open publisher %s: %w: stream %s does not allow direct gets (allow_direct); an indexer node sets that when it starts", subject, ErrMismatch, info.Name)

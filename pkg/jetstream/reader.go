@@ -103,8 +103,8 @@ func (n Regressed) String() string {
 		n.Last)
 }
 
-// Final reports whether a notice is the last that a reader sends.
-func Final(n Notice) bool { return n != nil && n.final() }
+// final reports whether a notice is the last that a reader sends.
+func final(n Notice) bool { return n != nil && n.final() }
 
 // ReaderConfig says what to read and to whom it goes.
 type ReaderConfig struct {
@@ -123,7 +123,7 @@ type ReaderConfig struct {
 
 	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can
 	// have). A reader holds at most three times as much: what is in Out, what is next, what is on the way.
-	MaxMessages int
+	maxMessages int
 	MaxBytes    int
 }
 
@@ -165,7 +165,7 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 		return nil, fmt.Errorf("read partition %d: no channel for updates", cfg.Partition)
 	}
 	cfg.Watch = or(cfg.Watch, 3*time.Second)
-	cfg.MaxMessages = or(cfg.MaxMessages, 2000)
+	cfg.maxMessages = or(cfg.maxMessages, 2000)
 	cfg.MaxBytes = max(or(cfg.MaxBytes, 8<<20), int(n.c.nc.MaxPayload())+4096)
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Reader{ns: n, cfg: cfg, stream: StreamName(n.name, cfg.Partition), cancel: cancel, done: make(chan struct{}),

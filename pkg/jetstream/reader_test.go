@@ -119,7 +119,7 @@ func (tr *testReader) notice(want Notice) {
 			tr.t.Fatalf("%v instead of %v", u.Notice, want)
 		}
 	}
-	if Final(want) {
+	if final(want) {
 		select {
 		case <-tr.r.Done():
 		case <-tr.ctx.Done():
@@ -320,7 +320,7 @@ func TestReaderPurgedPast(t *testing.T) {
 	for i := range 10 {
 		w.publish(p, 1+i*1000, 1000)
 	}
-	rd := startReaderWith(t, w.ns, ReaderConfig{Watch: 50 * time.Millisecond, MaxMessages: 10})
+	rd := startReaderWith(t, w.ns, ReaderConfig{Watch: 50 * time.Millisecond, maxMessages: 10})
 	rd.messages(1, 5)
 	w.purge(9001)
 	// Some that were under way may still come; then the loss is named exactly.
@@ -457,7 +457,7 @@ func TestReaderStopsWhileNobodyTakes(t *testing.T) {
 	p := w.publisher(w1)
 	w.publish(p, 1, 900)
 	out := make(chan Update)
-	r, err := w.ns.StartReader(ReaderConfig{Out: out, MaxMessages: 10})
+	r, err := w.ns.StartReader(ReaderConfig{Out: out, maxMessages: 10})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,7 +129,7 @@ func TestServerSaysWhereItIs(t *testing.T) {
 		t.Fatalf("address %q, URL %q", s.Addr(), s.URL())
 	}
 	c := connect(t, ConnOptions{URLs: []string{s.URL()}})
-	if got := c.Server(); got.Name != "kvatlas" || got.MaxPayload != 1<<20 || got.APILevel < 2 {
+	if got := c.Server(); got.Name != "kvatlas" || got.MaxPayload != 1<<20 || c.level < 2 {
 		t.Fatalf("server %+v", got)
 	}
 	s.Stop()

@@ -118,7 +118,7 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 		return nil, err
 	}
 	ask, err := json.Marshal(map[string]any{
-		"batch": r.cfg.MaxMessages, "max_bytes": r.cfg.MaxBytes, "expires": readExpiry, "idle_heartbeat": readHeartbeat,
+		"batch": r.cfg.maxMessages, "max_bytes": r.cfg.MaxBytes, "expires": readExpiry, "idle_heartbeat": readHeartbeat,
 	})
 	if err != nil {
 		forget()
@@ -135,7 +135,7 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 	}
 	s.pull = func() error {
 		s.mu.Lock()
-		s.left += r.cfg.MaxMessages
+		s.left += r.cfg.maxMessages
 		s.mu.Unlock()
 		return c.nc.PublishRequest(c.api+"CONSUMER.MSG.NEXT."+r.stream+"."+name, inbox, ask)
 	}
@@ -164,7 +164,7 @@ func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (No
 		if at := r.end.known(r.pos.Seq, emptied, r.cfg.Ends); passed && !at.IsZero() {
 			r.send(ctx, Update{Notice: AtEnd{Seq: r.pos.Seq, Time: at}})
 		}
-		if err == nil && left <= r.cfg.MaxMessages {
+		if err == nil && left <= r.cfg.maxMessages {
 			if err := s.pull(); err != nil {
 				s.end(err)
 				continue

@@ -55,8 +55,8 @@ const (
 	plainTokenLen   = 128 // a longer token is written in base64
 )
 
-// MaxTokenLen is how long a token made by [EscapeToken] may become.
-const MaxTokenLen = 2 + (maxNameLen*8+5)/6
+// maxTokenLen is how long a token made by [EscapeToken] may become.
+const maxTokenLen = 2 + (maxNameLen*8+5)/6
 
 // CheckNamespace refuses what cannot be a namespace: it is part of stream, folder and bucket names and thus
 // small: 1 to 32 of a-z, 0-9 and '-', first a letter or digit. The error wraps [ErrBadName].
@@ -80,7 +80,7 @@ func plainByte(c byte) bool {
 const hexDigits = "0123456789ABCDEF"
 
 // EscapeToken turns any string of at most 255 bytes into one token that is legal in a subject and in a key, of
-// at most [MaxTokenLen] bytes; [UnescapeToken] turns it back. Letters, digits, '-' and '_' stay, every other
+// at most [maxTokenLen] bytes; [unescapeToken] turns it back. Letters, digits, '-' and '_' stay, every other
 // byte becomes '=' and two hex digits, the empty string becomes "=". What would be longer than 128 bytes in
 // this way becomes "==" and the base64 of the whole (RFC 4648 §5, no padding). A longer string is refused with
 // [ErrBadName].
@@ -118,9 +118,9 @@ func EscapeToken(name string) (string, error) {
 	return b.String(), nil
 }
 
-// UnescapeToken turns a token of [EscapeToken] back into its name. Each name has one token: another spelling is
+// unescapeToken turns a token of [EscapeToken] back into its name. Each name has one token: another spelling is
 // refused with [ErrBadName].
-func UnescapeToken(token string) (string, error) {
+func unescapeToken(token string) (string, error) {
 	name, ok := unescape(token)
 	if ok {
 		again, err := EscapeToken(name)
@@ -136,7 +136,7 @@ func unescape(token string) (string, bool) {
 	if token == "=" {
 		return "", true
 	}
-	if len(token) > MaxTokenLen {
+	if len(token) > maxTokenLen {
 		return "", false
 	}
 	if rest, ok := strings.CutPrefix(token, "=="); ok {
@@ -216,7 +216,7 @@ func ParseEventSubject(subject string) (ns string, p events.Partition, key event
 	if !ok {
 		return bad()
 	}
-	name, err := UnescapeToken(token)
+	name, err := unescapeToken(token)
 	if err != nil {
 		return bad()
 	}
@@ -285,14 +285,14 @@ func StoreSubject(ns, store string) (string, error) {
 	return subjectRoot + ns + ".store." + token, err
 }
 
-// MetaBucket holds the namespace's record and its models.
-func MetaBucket(ns string) string { return "kvatlas_" + ns }
+// metaBucket holds the namespace's record and its models.
+func metaBucket(ns string) string { return "kvatlas_" + ns }
 
-// SnapshotBucket holds the snapshots of all partitions.
-func SnapshotBucket(ns string) string { return "kvatlas_" + ns + "_snap" }
+// snapshotBucket holds the snapshots of all partitions.
+func snapshotBucket(ns string) string { return "kvatlas_" + ns + "_snap" }
 
-// WorkersBucket holds the registrations of workers and their leases.
-func WorkersBucket(ns string) string { return "kvatlas_" + ns + "_workers" }
+// workersBucket holds the registrations of workers and their leases.
+func workersBucket(ns string) string { return "kvatlas_" + ns + "_workers" }
 
 // WorkerKey is the key of one (worker, rank) in the bucket of workers.
 func WorkerKey(p events.Partition, key events.RankKey) (string, error) {
@@ -308,7 +308,7 @@ func ParseWorkerKey(text string) (p events.Partition, key events.RankKey, ok boo
 	}
 	pn, ok1 := parseDecimal(parts[0])
 	rn, ok2 := parseDecimal(parts[2])
-	name, err := UnescapeToken(parts[1])
+	name, err := unescapeToken(parts[1])
 	return events.Partition(pn), events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(rn)}, ok1 && ok2 &&
 		err == nil
 }
@@ -316,8 +316,8 @@ func ParseWorkerKey(text string) (p events.Partition, key events.RankKey, ok boo
 // ProbeKey is the key of the bucket of workers that nodes write to see that it can be written.
 const ProbeKey = "probe"
 
-// NodesBucket holds what indexer nodes say of themselves.
-func NodesBucket(ns string) string { return "kvatlas_" + ns + "_nodes" }
+// nodesBucket holds what indexer nodes say of themselves.
+func nodesBucket(ns string) string { return "kvatlas_" + ns + "_nodes" }
 
 // Keys of the meta bucket.
 const namespaceKey = "namespace"

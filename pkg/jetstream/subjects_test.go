@@ -28,16 +28,16 @@ func TestEscapeToken(t *testing.T) {
 			t.Errorf("EscapeToken(%q) = %q, %v; want %q", c.name, token, err, c.token)
 		}
 	}
-	if token, err := EscapeToken(strings.Repeat("\xff", 255)); err != nil || len(token) != MaxTokenLen {
-		t.Errorf("longest name: %d bytes, %v; want %d", len(token), err, MaxTokenLen)
+	if token, err := EscapeToken(strings.Repeat("\xff", 255)); err != nil || len(token) != maxTokenLen {
+		t.Errorf("longest name: %d bytes, %v; want %d", len(token), err, maxTokenLen)
 	}
 	if _, err := EscapeToken(strings.Repeat("a", 256)); !errors.Is(err, ErrBadName) {
 		t.Errorf("too long a name: %v", err)
 	}
 	for _, bad := range []string{"", "a=", "a=2", "=2e", "=61", "==", "==YQ", "a.b", "=G0", "== ",
 		strings.Repeat("a", 129), strings.Repeat("a", 500), "==*"} {
-		if name, err := UnescapeToken(bad); !errors.Is(err, ErrBadName) {
-			t.Errorf("UnescapeToken(%q) = %q, %v", bad, name, err)
+		if name, err := unescapeToken(bad); !errors.Is(err, ErrBadName) {
+			t.Errorf("unescapeToken(%q) = %q, %v", bad, name, err)
 		}
 	}
 }
@@ -51,11 +51,11 @@ func checkName(t *testing.T, name string) {
 		}
 		return
 	}
-	if err != nil || len(token) > MaxTokenLen || strings.ContainsRune(token, '.') ||
+	if err != nil || len(token) > maxTokenLen || strings.ContainsRune(token, '.') ||
 		!server.IsValidLiteralSubject(token) || !validKey(token) {
 		t.Fatalf("EscapeToken(%q) = %q, %v", name, token, err)
 	}
-	if back, err := UnescapeToken(token); err != nil || back != name {
+	if back, err := unescapeToken(token); err != nil || back != name {
 		t.Fatalf("%q became %q and %q, %v", name, token, back, err)
 	}
 	key := events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(len(name))}
@@ -82,7 +82,7 @@ func FuzzUnescapeToken(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, token string) {
-		name, err := UnescapeToken(token)
+		name, err := unescapeToken(token)
 		if err != nil {
 			if !errors.Is(err, ErrBadName) {
 				t.Fatal(err)

@@ -10,14 +10,14 @@ import (
 // EnsureWorkers opens the bucket for workers' registrations, creates it if it is missing, and sets the limits that the
 // configuration names. It is for indexers.
 func (n *Namespace) EnsureWorkers(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
-	return ensureBucket(ctx, n.c, WorkersBucket(n.name), cfg, n.replicas)
+	return ensureBucket(ctx, n.c, workersBucket(n.name), cfg, n.replicas)
 }
 
 // OpenWorkers returns the bucket for workers' registrations, which an indexer has created or will create: until then
 // its methods return [ErrUnavailable] or [ErrNotFound]. It is for shims, which may be permitted to write and read their
 // own keys only.
 func (n *Namespace) OpenWorkers() *Bucket {
-	b := openBucket(n.c, WorkersBucket(n.name))
+	b := openBucket(n.c, workersBucket(n.name))
 	b.own = true
 	return b
 }

@@ -13,9 +13,9 @@ import (
 // Version is the format that this build writes. It reads every version from 1 to this.
 const Version = 1
 
-// MaxChunk bounds, in bytes, every value that this package makes, chunk or manifest: NATS takes 1 MiB by default,
+// maxChunk bounds, in bytes, every value that this package makes, chunk or manifest: NATS takes 1 MiB by default,
 // headers and all. What a chunk unpacks to is bounded by it as well, so that no small chunk can ask for much memory.
-const MaxChunk = 900_000
+const maxChunk = 900_000
 
 const (
 	magic       = "kvsn"
@@ -23,7 +23,7 @@ const (
 	trailerSize = 8
 
 	// maxRaw is how many bytes of fields and words fit into one chunk, even if nothing can be packed.
-	maxRaw = MaxChunk - headerSize - trailerSize
+	maxRaw = maxChunk - headerSize - trailerSize
 )
 
 // Kind says what a chunk holds. A wire constant: do not renumber. A restore reads the kinds in this order.
@@ -179,7 +179,7 @@ func open(data []byte, mem *scratch) (unsealed, error) {
 	if len(data) < headerSize+trailerSize {
 		return corrupt("%d bytes are too short for a chunk", len(data))
 	}
-	if len(data) > MaxChunk {
+	if len(data) > maxChunk {
 		return corrupt("%d bytes are too long for a chunk", len(data))
 	}
 	if string(data[:4]) != magic {

@@ -32,7 +32,7 @@ func TestChunkErrors(t *testing.T) {
 		"unknown packing 2": func(b []byte) []byte { b[7] = 2; return b },
 		"bytes instead of":  func(b []byte) []byte { b[7] = 0; return b },
 		"columns of":        func(b []byte) []byte { b[8]++; return b },
-		"too long":          func(b []byte) []byte { return append(b, make([]byte, MaxChunk)...) },
+		"too long":          func(b []byte) []byte { return append(b, make([]byte, maxChunk)...) },
 		"too short":         func(b []byte) []byte { return b[:20] },
 		"fields: ":          func(b []byte) []byte { b[12]++; return b },             // more than it unpacks to
 		"limit":             func(b []byte) []byte { b[12], b[13] = 1, 0; return b }, // less

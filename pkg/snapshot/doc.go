@@ -20,7 +20,7 @@
 //
 //  1. What a Writer took, a Reader gives back, but for the order of runs, empty ends of bitmaps, and nil for empty.
 //  2. A byte that differs from what was written is an error: ErrCorrupt, before the sink is done (Close). A later
-//     format is ErrVersion. Nothing that is read makes this package panic, or take more memory than [MaxChunk] and what
+//     format is ErrVersion. Nothing that is read makes this package panic, or take more memory than [maxChunk] and what
 //     the image itself needs.
 //  3. A snapshot of an image that did not change writes no chunk. With the ledger, one that changed writes the runs
 //     that changed, the ranks that changed, and a little of what is needed to keep dead records at an eighth.

@@ -47,7 +47,7 @@ func FuzzChunk(f *testing.F) {
 		if len(data) >= headerSize+trailerSize {
 			_, err = open(resum(data), new(scratch))
 			refused(t, err)
-			_, err = DecodeRanks(data)
+			_, err = decodeRanks(data)
 			refused(t, err)
 		}
 	})

@@ -175,7 +175,7 @@ func (s *store) write(t rapid.TB, im *image, seq events.StreamSeq) *Manifest {
 		if _, twice := s.values[key]; twice {
 			t.Errorf("chunk %s is written twice", key)
 		}
-		if len(data) > MaxChunk {
+		if len(data) > maxChunk {
 			t.Errorf("chunk %s has %d bytes", key, len(data))
 		}
 		s.values[key] = data

@@ -191,7 +191,7 @@ const (
 	sealLength = len(sealBefore) + 32 + len(sealAfter)
 )
 
-// Encode writes the manifest. It fails with ErrImage if that takes more than [MaxChunk] bytes.
+// Encode writes the manifest. It fails with ErrImage if that takes more than [maxChunk] bytes.
 func (m *Manifest) Encode() ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString("{\n")
@@ -208,9 +208,9 @@ func (m *Manifest) Encode() ([]byte, error) {
 	b.WriteString(sealBefore)
 	b.WriteString(sum.String())
 	b.WriteString(sealAfter)
-	if b.Len() > MaxChunk {
+	if b.Len() > maxChunk {
 		return nil, fmt.Errorf("%w: the manifest takes %d bytes for %d chunks, %d is the limit: use more partitions",
-			ErrImage, b.Len(), len(m.Chunks), MaxChunk)
+			ErrImage, b.Len(), len(m.Chunks), maxChunk)
 	}
 	return b.Bytes(), nil
 }
@@ -239,7 +239,7 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	corrupt := func(format string, args ...any) (*Manifest, error) {
 		return nil, fmt.Errorf("%w: manifest: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 	}
-	if len(data) > MaxChunk {
+	if len(data) > maxChunk {
 		return corrupt("%d bytes are too many", len(data))
 	}
 	end := len(data) - sealLength
@@ -290,7 +290,7 @@ func (m *Manifest) Check() error {
 		switch {
 		case !ok || k.Type != ChunkKey || k.Partition != m.Partition || k.Generation > m.Generation:
 			return fmt.Errorf("chunk %d: key %q", i, c.Key)
-		case c.Bytes < headerSize+trailerSize || c.Bytes > MaxChunk:
+		case c.Bytes < headerSize+trailerSize || c.Bytes > maxChunk:
 			return fmt.Errorf("chunk %s: %d bytes", c.Key, c.Bytes)
 		case c.Kind < kind || !c.Kind.valid():
 			return fmt.Errorf("chunk %s: %s after %s", c.Key, c.Kind, kind)

@@ -54,9 +54,9 @@ func TestManifestRoundTrip(t *testing.T) {
 	m.Counts.Ranks = 2
 	m.Chunks = []ChunkRef{
 		{Key: Key{3, ChunkKey, 41, Hash{1, 2}}.String(), Kind: KindHoldings, Bytes: 100},
-		{Key: Key{3, ChunkKey, 42, Hash{3, 4}}.String(), Kind: KindRuns, Bytes: MaxChunk},
+		{Key: Key{3, ChunkKey, 42, Hash{3, 4}}.String(), Kind: KindRuns, Bytes: maxChunk},
 	}
-	m.Counts.Bytes = 100 + MaxChunk
+	m.Counts.Bytes = 100 + maxChunk
 	data, err := m.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestManifestErrors(t *testing.T) {
 			t.Errorf("%s: %v", c.text, err)
 		}
 	}
-	if _, err := ParseManifest(make([]byte, MaxChunk+1)); !errors.Is(err, ErrCorrupt) {
+	if _, err := ParseManifest(make([]byte, maxChunk+1)); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("too long: %v", err)
 	}
 }

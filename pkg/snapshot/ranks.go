@@ -67,8 +67,8 @@ func sealRanks(ranks []RankState, limit int, put func(data []byte, from *RankNam
 	return false, flush()
 }
 
-// DecodeRanks reads a chunk of ranks. Errors are ErrCorrupt and ErrVersion.
-func DecodeRanks(data []byte) ([]RankState, error) {
+// decodeRanks reads a chunk of ranks. Errors are ErrCorrupt and ErrVersion.
+func decodeRanks(data []byte) ([]RankState, error) {
 	u, err := open(data, new(scratch))
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func fetchRanks(ref *ChunkRef, fetch Fetch) ([]RankState, error) {
 	if err = ref.Verify(data); err != nil {
 		return nil, err
 	}
-	ranks, err := DecodeRanks(data)
+	ranks, err := decodeRanks(data)
 	if err != nil {
 		return nil, fmt.Errorf("chunk %s: %w", ref.Key, err)
 	}
