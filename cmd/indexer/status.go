@@ -107,7 +107,7 @@ func failing(problems []string) error {
 type clusterReport struct {
 	Namespace string       `json:"namespace"`
 	Nodes     []nodeReport `json:"nodes"`    // by name
-	Problems  []string     `json:"problems"` // of all nodes, each with the node's name
+	Problems  []string     `json:"problems"` // of all nodes, each with the names of those that have it
 }
 
 // nodeReport is the status of one node, or why there is none.
@@ -153,17 +153,36 @@ func gatherStatus(ctx context.Context, c *client.Client) (*clusterReport, error)
 	}
 	r.addGone()
 	slices.SortFunc(r.Nodes, func(a, b nodeReport) int { return strings.Compare(a.Node, b.Node) })
-	for i := range r.Nodes {
-		n := &r.Nodes[i]
+	r.Problems = r.problems()
+	return r, nil
+}
+
+// problems lists the problems of all nodes, with the names of the nodes that have them. What several say of what they
+// share, as that its disk is full, is one problem.
+func (r *clusterReport) problems() []string {
+	list, nodes := []string{}, map[string][]string{}
+	for _, n := range r.Nodes {
 		if n.Status == nil {
-			r.Problems = append(r.Problems, n.Error)
+			list = append(list, n.Error)
 			continue
 		}
 		for _, p := range problemsOf(n.Status) {
-			r.Problems = append(r.Problems, "node "+n.Node+": "+p)
+			if nodes[p] == nil {
+				list = append(list, p)
+			}
+			nodes[p] = append(nodes[p], n.Node)
 		}
 	}
-	return r, nil
+	for i, p := range list {
+		switch of := nodes[p]; len(of) {
+		case 0: // of a node that does not answer
+		case 1:
+			list[i] = "node " + of[0] + ": " + p
+		default:
+			list[i] = "nodes " + strings.Join(of, ", ") + ": " + p
+		}
+	}
+	return list
 }
 
 // unheard lists the nodes that some node knows to live and that have not been asked.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,7 +44,7 @@ func (u usage) api() api.Usage {
 type room struct {
 	mu            sync.Mutex
 	bucket, store usage
-	waiting       map[events.Partition]string // what the shims of a log that takes nothing say
+	waiting       map[events.Partition]string // what the shims of a log that takes nothing say; never changed
 	asking        bool                        // the shims are being asked
 	asked         time.Time                   // when they were, last
 }
@@ -154,10 +156,11 @@ func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 		all.Wait()
 		n.room.mu.Lock()
 		defer n.room.mu.Unlock()
-		n.room.asking, n.room.asked, n.room.waiting = false, time.Now(), map[events.Partition]string{}
+		waiting := map[events.Partition]string{}
 		for i, p := range shut {
-			n.room.waiting[p] = said[i]
+			waiting[p] = said[i]
 		}
+		n.room.asking, n.room.asked, n.room.waiting = false, time.Now(), waiting
 	}()
 }
 
@@ -190,42 +193,49 @@ func refusal(err error) error {
 	return nil
 }
 
-// roomProblems says what is full, or nearly so.
+// roomProblems says what is full, or nearly so, and what is wrong with the NATS server in this process: each once.
 func (n *Node) roomProblems() (list []string) {
-	say := func(u usage, format string, args ...any) {
+	var refused []error
+	say := func(what string, u usage) {
 		if u.filling() {
-			list = append(list, fmt.Sprintf("%s is %d %% full (%d of %d bytes)", fmt.Sprintf(format, args...),
-				100*u.used/u.limit, u.used, u.limit))
+			list = append(list, fmt.Sprintf("%s is %d %% full (%d of %d bytes)", what, 100*u.used/u.limit, u.used, u.limit))
 		}
-		if u.refused != nil {
-			what := fmt.Sprintf("%s takes nothing: %v", fmt.Sprintf(format, args...), u.refused)
-			if n.cfg.Health == nil { // the server in this process is tended
-				what += "; the NATS server must be started again when its disk has room"
-			}
-			list = append(list, what)
+		if u.refused == nil {
+			return
 		}
+		refused = append(refused, u.refused)
+		problem := fmt.Sprintf("%s takes nothing: %v", what, u.refused)
+		if n.cfg.Health == nil { // the server in this process is supervised
+			problem += "; the NATS server must be started again when its disk has room"
+		}
+		list = append(list, problem)
 	}
 	n.room.mu.Lock()
-	say(n.room.store, "the storage of the NATS server")
-	say(n.room.bucket, "the snapshot bucket")
+	say("the storage of the NATS server", n.room.store)
+	say("the snapshot bucket", n.room.bucket)
+	waiting := n.room.waiting
 	n.room.mu.Unlock()
 	for _, p := range n.kept() {
 		o := n.parts[p]
 		o.mu.Lock()
 		if k := o.phase.data(); k != nil {
-			say(k.usage, "the log of partition %d", p)
+			say(fmt.Sprintf("the log of partition %d", p), k.usage)
 		}
 		o.mu.Unlock()
-		n.room.mu.Lock()
-		if said := n.room.waiting[p]; said != "" {
-			list = append(list, fmt.Sprintf("partition %d: %s", p, said))
+		if shims := waiting[p]; shims != "" {
+			list = append(list, fmt.Sprintf("partition %d: %s", p, shims))
 		}
-		n.room.mu.Unlock()
 	}
-	if n.cfg.Health != nil {
-		if err := n.cfg.Health(); err != nil {
-			list = append(list, err.Error())
-		}
+	if n.cfg.Health == nil {
+		return list
+	}
+	unhealthy := n.cfg.Health()
+	said := func(r error) bool { // the server reports what its system said, as a refusal does
+		_, system, _ := strings.Cut(r.Error(), jetstream.ErrFull.Error()+": ")
+		return system != "" && strings.HasSuffix(unhealthy.Error(), system)
+	}
+	if unhealthy != nil && !slices.ContainsFunc(refused, said) {
+		list = append(list, unhealthy.Error())
 	}
 	return list
 }

@@ -2,6 +2,8 @@ package node
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
@@ -121,4 +124,37 @@ func stored(parent events.BlockHash, blocks ...events.BlockHash) events.Event {
 		e.Locals = append(e.Locals, events.LocalHash(b))
 	}
 	return e
+}
+
+// TestAFullDiskIsSaidOnce: what the server in this process says of itself is left out where a log or the bucket says
+// so.
+func TestAFullDiskIsSaidOnce(t *testing.T) {
+	const cause = "write /data/$G/streams/KV_EVENTS_n_0/msgs/1.blk: no space left on device"
+	full := fmt.Errorf("write to stream KV_EVENTS_n_0: %w: %s", jetstream.ErrFull, cause)
+	other := "server: not available: JetStream stream '$G > X' is not current"
+	for name, c := range map[string]struct {
+		log, bucket error
+		health      string
+		want        []string
+	}{
+		"nothing": {nil, nil, "", nil},
+		"a log that takes nothing": {full, nil, "server: write error: " + cause,
+			[]string{"the log of partition 0"}},
+		"the bucket alone":             {nil, full, "server: write error: " + cause, []string{"the snapshot bucket"}},
+		"a log, and something else":    {full, nil, other, []string{"the log of partition 0", other}},
+		"nobody has tried to write it": {nil, nil, "server: write error: " + cause, []string{"server: write error"}},
+	} {
+		n := &Node{cfg: Config{Health: func() error {
+			if c.health == "" {
+				return nil
+			}
+			return errors.New(c.health)
+		}}}
+		n.parts = []*owner{{partition: partition{phase: &restoring{kept: &kept{usage: usage{refused: c.log}}}}}}
+		n.room.bucket.refused = c.bucket
+		got := n.roomProblems()
+		if !slices.EqualFunc(got, c.want, strings.HasPrefix) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
 }

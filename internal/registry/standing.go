@@ -167,7 +167,7 @@ func (r *Registry) report(s *api.Status) {
 		if standing.Unusable != "" && r.cfg.Mine(w.Partition) {
 			unusable = append(unusable, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Unusable))
 		}
-		if standing.Refused != "" && r.cfg.Mine(w.Partition) {
+		if standing.Refused != "" && r.cfg.Mine(w.Partition) && !saysHowShimsWait(s, w.Partition) {
 			refused = append(refused, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Refused))
 		}
 		ill := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone &&
@@ -187,6 +187,13 @@ func (r *Registry) report(s *api.Status) {
 		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",
 			len(unusable), first(unusable)))
 	}
+}
+
+// saysHowShimsWait reports whether a status has how the shims of a partition wait: its node has asked them.
+func saysHowShimsWait(s *api.Status, p events.Partition) bool {
+	return slices.ContainsFunc(s.Problems, func(said string) bool {
+		return strings.HasPrefix(said, fmt.Sprintf("partition %d: ", p)) && strings.Contains(said, " shims wait, ")
+	})
 }
 
 func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
