@@ -19,11 +19,12 @@ import (
 
 // startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over
 // loopback.
-func startDynamo(t *testing.T) (base string) {
+func startDynamo(t *testing.T, args ...string) (base string) {
 	python := pyenv.PythonWith(t, "dynamo.txt")
 	base = loopback.Reserve(t)
 	var said bytes.Buffer
-	cmd := exec.Command(python, "-m", "dynamo.indexer", "--port", strings.Split(base, ":")[1], "--threads", "2")
+	cmd := exec.Command(python,
+		append([]string{"-m", "dynamo.indexer", "--port", strings.Split(base, ":")[1], "--threads", "2"}, args...)...)
 	cmd.Stdout, cmd.Stderr = &said, &said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
