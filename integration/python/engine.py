@@ -8,7 +8,7 @@ where the sockets are. Options:
     topic        default ""
     endpoint, replay   where to bind; default tcp://127.0.0.1:* (the system chooses the port). What else binds with every version is ipc://PATH
     buffer       batches kept for replay; default 10000
-    cache        makes a cache manager: SGLang's cache for its last group, without lookahead or eagle, or vLLM's manager: {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
+    cache        makes a cache manager: SGLang's cache for its groups (one beside full attention; more from 0.5.23 on), without lookahead or eagle, or vLLM's manager: {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
                  "eagle": BOOL}. "swa:64@32" has blocks of 32 tokens, a multiple of block_size. With a lookahead, as with a drafter that reads L tokens ahead: 0.33 and later. With eagle, as with a drafter whose engine
                  computes the last block of a hit anew
 
@@ -266,7 +266,7 @@ def main():
     if package == "sglang" and opt.get("cache"):
         sglang_cache.torch_stand_in(StubModule)
         sglang_cache.native_hash_stand_in()
-        open_wheel(opt["wheel"], REAL[package] + sglang_cache.REAL)
+        open_wheel(opt["wheel"], REAL[package] + sglang_cache.real(opt["wheel"]))
         publisher, cache = Publisher(opt, package), sglang_cache.Cache(opt["cache"])
     else:
         open_wheel(opt["wheel"], REAL[package])

@@ -8,6 +8,9 @@ import importlib
 import inspect
 import sys
 import types
+import zipfile
+
+import wheel
 
 
 class Tensor(list):
@@ -69,6 +72,25 @@ REAL = [
 ]
 
 
+# Of 0.5.23, which has one class for hybrid models.
+UNIFIED = ["sglang.srt.session.streaming_session"] + [
+    "sglang.srt.mem_cache." + name
+    for name in (
+        "common", "hicache_storage", "unified_radix_cache", "unified_cache", "unified_cache.cache_action",
+        "unified_cache.component_type", "unified_cache.components", "unified_cache.components.base",
+        "unified_cache.components.full", "unified_cache.components.mamba", "unified_cache.components.swa",
+        "unified_cache.session_ref_tracker", "unified_cache.tree_core_registry", "unified_cache.unified_tree_core",
+        "unified_cache.unified_tree_core_interface")
+]
+
+
+def real(wheel):
+    """The modules that are read from a wheel."""
+    with zipfile.ZipFile(wheel) as files:
+        old = "sglang/srt/mem_cache/swa_radix_cache.py" in files.namelist()
+    return REAL if old else REAL + UNIFIED
+
+
 class Allocator:
     """Says yes to whatever is freed: how much memory there is, the load decides."""
 
@@ -77,7 +99,12 @@ class Allocator:
     def free(self, *_, **__):
         pass
 
+    def translate_swa_indices_for_transfer(self, indices):
+        return Tensor(indices)
+
     def __getattr__(self, name):
+        if name in ("full_attn_allocator", "swa_attn_allocator"):
+            return Allocator()
         return self.free
 
     def get_kvcache(self):
@@ -93,23 +120,36 @@ class Cache:
         radix = importlib.import_module("sglang.srt.mem_cache.radix_cache")
         self.base, self.RadixKey = base, radix.RadixKey
         self.size = opt["block_size"]
-        kind, _, window = opt["groups"][-1].partition(":")
-        self.kind, self.window = kind, int(window) if window.isdigit() else 0
-        name, of = {"full": ("RadixCache", "radix_cache"), "swa": ("SWARadixCache", "swa_radix_cache"), "mamba": ("MambaRadixCache", "mamba_radix_cache")}[kind]
-        module = importlib.import_module("sglang.srt.mem_cache." + of)
-        bases = [getattr(module, n) for n in ("SWATokenToKVPoolAllocator", "TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator") if hasattr(module, n)][:1]
-        allocator = type("Free", (Allocator, *bases), {})()
-        if kind == "mamba":
-            free = types.SimpleNamespace(free=lambda *_, **__: None)
-            pool = types.SimpleNamespace(mamba_pool=free, mamba_allocator=free, mamba_ping_pong_track_buffer_size=2)
-            module.get_global_server_args = lambda: types.SimpleNamespace(mamba_cache_chunk_size=self.size)
+        others = [g.partition(":") for g in opt["groups"][1:]]  # beside full attention
+        self.kind = others[-1][0] if others else "full"
+        self.window = max((int(window) for kind, _, window in others if kind == "swa"), default=0)
+        self.unified = bool(others) and UNIFIED[0] in wheel.finder.real
+        free = types.SimpleNamespace(free=lambda *_, **__: None)
+        fields = dict(mamba_pool=free, mamba_allocator=free, mamba_ping_pong_track_buffer_size=2)
+        common = dict(enable_kv_cache_events=True, sliding_window_size=self.window or None, enable_mamba_extra_buffer=True)
+        if self.unified:
+            module = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache")
+            of = importlib.import_module("sglang.srt.mem_cache.unified_cache.component_type").ComponentType
+            self.swa = of.SWA
+            common.update(tree_components=(of.FULL, *(getattr(of, kind.upper()) for kind, _, _ in others)), tree_core_backend="python")
+            mamba = importlib.import_module("sglang.srt.mem_cache.unified_cache.components.mamba")
+            mamba.mamba_cache_chunk_size, mamba.mamba_checkpoint_grid = lambda: self.size, lambda page: page
+            mamba.get_exec = lambda: types.SimpleNamespace(mamba=types.SimpleNamespace(mamba_max_states_per_path=-1))
+            name = "UnifiedRadixCache"
+            bases = [importlib.import_module("sglang.srt.mem_cache.allocator.swa").SWATokenToKVPoolAllocator]
+            pool = type("Pool", (importlib.import_module("sglang.srt.mem_cache.memory_pool").HybridReqToTokenPool,), fields)()
         else:
+            name, of = {"full": ("RadixCache", "radix_cache"), "swa": ("SWARadixCache", "swa_radix_cache"), "mamba": ("MambaRadixCache", "mamba_radix_cache")}[self.kind]
+            module = importlib.import_module("sglang.srt.mem_cache." + of)
+            bases = [getattr(module, n) for n in ("SWATokenToKVPoolAllocator", "TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator") if hasattr(module, n)][:1]
             pool = None
+            if self.kind == "mamba":
+                pool = types.SimpleNamespace(**fields)
+                module.get_global_server_args = lambda: types.SimpleNamespace(mamba_cache_chunk_size=self.size)
         self.cache = getattr(module, name)(self.construct(params.CacheInitParams, dict(
-            disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=allocator, page_size=self.size), enable_kv_cache_events=True,
-            sliding_window_size=self.window or None, enable_mamba_extra_buffer=True))
+            disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=type("Free", (Allocator, *bases), {})(), page_size=self.size), **common))
         self.manager = self  # whose take_events engine.py calls
-        if not hasattr(self.cache, "mamba_cache_chunk_size") or kind == "mamba":
+        if not hasattr(self.cache, "mamba_cache_chunk_size") or self.kind == "mamba":
             self.cache.mamba_cache_chunk_size = self.size
         # From 0.5.18 or so on a key's tokens are an array.
         self.tokens = (lambda t: array.array("q", t)) if "limit" in self.RadixKey.__slots__ else list
@@ -146,7 +186,8 @@ class Cache:
         gone = max(0, whole - self.window - self.size) // self.size * self.size if self.window else 0
         self.cache.insert(self.params(
             self.base.InsertParams, key=self.key(tokens), value=value, prev_prefix_len=self.match(tokens),
-            swa_evicted_seqlen=gone, mamba_value=Tensor([self.next])))
+            swa_evicted_seqlen=gone, component_evicted_seqlens={self.swa: gone} if self.unified else {},
+            mamba_value=Tensor([self.next])))
 
     def admit(self, cmd):
         hit = self.match(cmd["tokens"])
@@ -182,6 +223,8 @@ class Cache:
 
     def full(self, tokens):
         """How far full attention's pages reach, whatever windows and states have: a walk down the cache's own tree."""
+        if self.unified:
+            return self.cache.match_prefix(self.params(self.base.MatchPrefixParams, key=self.key(tokens))).full_kv_hit_length
         node, key, n = self.cache.root_node, self.key(tokens[:len(tokens) // self.size * self.size]), 0
         child = getattr(self.cache, "get_child_key_fn", None) or (lambda k: k.child_key(self.size))
         while len(key) > 0 and (at := child(key)) in node.children:

@@ -85,7 +85,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module):
         if module.__name__ in self.real:
             file = self.file(module.__name__)
-            exec(compile(self.wheel.read(file), f"{self.path}/{file}", "exec"), module.__dict__)
+            module.__file__ = f"{self.path}/{file}"
+            exec(compile(self.wheel.read(file), module.__file__, "exec"), module.__dict__)
 
 
 finder = None

@@ -17,8 +17,8 @@ import (
 // TestSGLangAsJudge runs random load through SGLang's own radix caches: of full attention (RadixCache), with a sliding
 // window (SWARadixCache) and with Mamba states (MambaRadixCache). Every answer is what the cache holds for full
 // attention. That is what a request is credited with if there is nothing else; with windows or states, of which SGLang
-// announces nothing, it may be credited with less, and the answer says that it is an upper bound. 0.5.23 has another
-// class for the latter two (UnifiedRadixCache), which this harness does not drive.
+// announces nothing, it may be credited with less, and the answer says that it is an upper bound. 0.5.23 has one class for
+// hybrid models, UnifiedRadixCache, with components for windows and states, or both.
 func TestSGLangAsJudge(t *testing.T) {
 	x := startJudgedIndexer(t)
 	sum := &tally{of: map[string]*counts{}}
@@ -27,7 +27,7 @@ func TestSGLangAsJudge(t *testing.T) {
 	for _, c := range []struct {
 		pinned string
 		kinds  []string
-	}{{"sglang==0.5.12", hybrids}, {"sglang==0.5.18", hybrids}, {"sglang==0.5.23", hybrids[:1]}} {
+	}{{"sglang==0.5.12", hybrids}, {"sglang==0.5.18", hybrids}, {"sglang==0.5.23", append(hybrids, "swa:3+mamba")}} {
 		for _, kind := range c.kinds {
 			for _, size := range []int{4, 16} {
 				t.Run(fmt.Sprintf("%s/%s/%d", c.pinned, kind, size), func(t *testing.T) {
@@ -42,12 +42,15 @@ func TestSGLangAsJudge(t *testing.T) {
 }
 
 func runSGLang(t *testing.T, x *harness.Indexer, pinned, kind string, size int, seed uint64, sum *tally) {
-	name, blocks, _ := strings.Cut(kind, ":")
 	groups, bound := []string{"full"}, api.Bound("")
-	if n, err := strconv.Atoi(blocks); err == nil {
-		groups = append(groups, fmt.Sprintf("%s:%d", name, n*size))
-	} else if name != "full" {
-		groups = append(groups, name)
+	for group := range strings.SplitSeq(strings.TrimPrefix(kind, "full"), "+") {
+		name, blocks, _ := strings.Cut(group, ":")
+		if n, err := strconv.Atoi(blocks); err == nil {
+			group = fmt.Sprintf("%s:%d", name, n*size)
+		}
+		if group != "" {
+			groups = append(groups, group)
+		}
 	}
 	if len(groups) > 1 {
 		bound = api.BoundFullAttentionOnly
@@ -100,7 +103,7 @@ func runSGLang(t *testing.T, x *harness.Indexer, pinned, kind string, size int, 
 	}
 	t.Logf("seed %d: %d of %d look-ups equal, %d of them hits; in %d the engine would credit less", seed,
 		n.lookups-n.wrong, n.lookups, n.hits, n.cut)
-	sum.add([]string{"SGLang", kind}, n)
+	sum.add([]string{pinned, kind}, n)
 	engine.Kill()
 	shim.Stop()
 }
