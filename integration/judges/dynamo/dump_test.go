@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// TestDynamoReadsOurDump has NVIDIA Dynamo's indexer begin with our /dump of a hybrid model's worker: it passes over what
-// is said of groups, and holds what the main group holds. Ours, which heeds that, says what the engine can reuse.
+// TestDynamoReadsOurDump has NVIDIA Dynamo's indexer begin with our /dump of a hybrid model's worker: it passes over
+// what is said of groups, and holds what the main group holds. Ours, which heeds that, says what the engine can reuse.
 func TestDynamoReadsOurDump(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	lines := `{"worker_id":7,"event":{"event_id":1,"data":"cleared"},"kv_groups":[` +

@@ -17,8 +17,8 @@ import (
 // TestSGLangAsJudge runs random load through SGLang's own radix caches: of full attention (RadixCache), with a sliding
 // window (SWARadixCache) and with Mamba states (MambaRadixCache). Every answer is what the cache holds for full
 // attention. That is what a request is credited with if there is nothing else; with windows or states, of which SGLang
-// announces nothing, it may be credited with less, and the answer says that it is an upper bound. 0.5.23 has one class for
-// hybrid models, UnifiedRadixCache, with components for windows and states, or both.
+// announces nothing, it may be credited with less, and the answer says that it is an upper bound. 0.5.23 has one class
+// for hybrid models, UnifiedRadixCache, with components for windows and states, or both.
 func TestSGLangAsJudge(t *testing.T) {
 	x := startJudgedIndexer(t)
 	sum := &tally{of: map[string]*counts{}}
