@@ -32,18 +32,18 @@ func (m *Machine) fallBehind() {
 }
 
 // canAsk reports whether the engine may say again what was not heard. One that is gone says nothing.
-func (m *Machine) canAsk() bool { return (m.replay || m.snapshots) && m.tenure == runs }
+func (m *Machine) canAsk() bool { return (m.replay || m.offers.configured) && m.phase != departed{} }
 
 // heardAll tells that no more of the backlog is to be heard.
 func (m *Machine) heardAll() {
-	if m.backlog.progress == hearing && !m.replaying && m.snapshot == notWanted {
+	if m.backlog.progress == hearing && m.phase.takesLive() {
 		m.publishBacklog()
 	}
 }
 
 // Delayed tells that the log has not taken a flight for a while: what waits is a backlog by now.
 func (m *Machine) Delayed() {
-	if m.started && m.backlog.progress != hearing {
+	if _, ok := m.phase.(recovering); !ok && m.backlog.progress != hearing {
 		m.publishBacklog()
 	}
 }

@@ -31,7 +31,7 @@ func TestCatchingUp(t *testing.T) {
 	m.Recovered(Published{Found: true, Incarnation: 7, LastID: 1}, 100)
 	is(m, true, "before the engine is heard")
 	m.Connected()
-	m.WantsReplay()
+	wantsReplay(m)
 	for seq := range 4 {
 		m.Replayed(frame(events.EngineSeq(seq)), 100)
 	}
@@ -47,7 +47,7 @@ func TestCatchingUp(t *testing.T) {
 	m.Live(frame(5), 100)
 	m.Verify()
 	is(m, false, "with something new")
-	m.WantsReplay()
+	wantsReplay(m)
 	m.Replayed(frame(5), 100)
 	m.ReplayEnded(100)
 	land(m)
@@ -55,7 +55,7 @@ func TestCatchingUp(t *testing.T) {
 
 	m.Connected()
 	is(m, true, "after a new connection")
-	m.WantsReplay()
+	wantsReplay(m)
 	m.Replayed(frame(5), 100)
 	m.ReplayEnded(100)
 	is(m, false, "with nothing missed")

@@ -193,7 +193,7 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	m.Recovered(Published{}, 100)
 	m.Connected()
-	m.WantsReplay()
+	wantsReplay(m)
 	m.ReplayEnded(100)
 	m.Live(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
 	log := &logbook{t: t, held: map[events.BlockHash]bool{}}
@@ -214,7 +214,7 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 	if entries, bytes := m.Queued(); entries != 1 || bytes != m.queue[0].memory() {
 		t.Fatalf("%d events of %d bytes wait; one clear should", entries, bytes)
 	}
-	if from, ok := m.WantsReplay(); !ok || from != 0 {
+	if from, ok := wantsReplay(m); !ok || from != 0 {
 		t.Fatalf("replay from %d, %v", from, ok)
 	}
 	m.Replayed(Frame{Seq: 0, Payload: []byte("life1 +1")}, 200)

@@ -40,7 +40,7 @@
 // Engines announce some of what a block's hash is made of with another block alone: vLLM says a prompt's cache salt
 // with its first block. The decoder remembers such things, and a shim that starts again has a new decoder. So, when the
 // first replay has brought it from the cursor to the present, it has the engine say the messages up to the cursor too,
-// in a second conversation, and feeds them to a decoder of their own ([Machine.WantsLearning]). That publishes nothing.
+// in a second conversation, and feeds them to a decoder of their own ([Ready].Learn). That publishes nothing.
 // It waits for replays, and whatever becomes of it, no live message waits for it and nothing is cleared. A replay
 // socket sends all from a message on, and drops what its queue does not take; so the conversation ends at the cursor,
 // and where a message is missing a new one begins there.

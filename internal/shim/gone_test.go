@@ -46,7 +46,7 @@ func TestGone(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	m.Recovered(Published{}, 100)
 	m.Connected()
-	m.WantsReplay()
+	wantsReplay(m)
 	m.Replayed(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
 	m.ReplayEnded(100)
 	m.Live(Frame{Seq: 1, Payload: []byte("life1 +2")}, 100)
@@ -65,7 +65,7 @@ func TestGone(t *testing.T) {
 	}
 	m.Verify()
 	m.RetryReplay()
-	if _, ok := m.WantsReplay(); ok {
+	if _, ok := wantsReplay(m); ok {
 		t.Error("an engine that is gone is asked")
 	}
 
@@ -80,7 +80,7 @@ func TestGone(t *testing.T) {
 
 	// It was only the network: the same engine says all of it again.
 	m.Connected()
-	if from, ok := m.WantsReplay(); !ok || from != 0 {
+	if from, ok := wantsReplay(m); !ok || from != 0 {
 		t.Fatalf("asked from %d, %v", from, ok)
 	}
 	for seq := range 3 {

@@ -73,19 +73,18 @@ func (m *Machine) record(payload []byte, skip uint32, published []entry) {
 	}
 }
 
-// WantsLearning tells, once each time it is due, that the messages up to a cursor are to be learned from. Learned ends
-// it.
-func (m *Machine) WantsLearning() (to events.Cursor, ok bool) {
+// dueLearning returns, once each time it is due, the cursor up to which messages are to be learned from.
+func (m *Machine) dueLearning() events.Cursor {
 	l := m.learning
-	if l == nil || !l.ready || l.running || m.replaying || m.snapshot != notWanted {
-		return to, false
+	if l == nil || !l.ready || l.running {
+		return events.Cursor{}
 	}
 	if l.starts++; l.starts > learningStarts {
 		m.learning = nil
-		return to, false
+		return events.Cursor{}
 	}
 	l.running = true
-	return l.cursor, true
+	return l.cursor
 }
 
 // Learned takes what could be had of the messages up to the cursor. nil says that it is of no use.

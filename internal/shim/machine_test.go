@@ -211,12 +211,13 @@ func (w *world) connect() {
 // step lets one thing happen, and reports whether there was anything left to do.
 func (w *world) step() bool {
 	w.now++
-	if w.machine.WantsSnapshot() {
+	ready := w.machine.Ready()
+	if ready.Snapshot {
 		w.snapshot, w.replay, w.asked = w.engine.snapshot(), nil, false // the shell ends a replay that runs
 		return true
 	}
-	if from, ok := w.machine.WantsReplay(); ok {
-		w.replay, w.asked, w.snapshot = w.engine.since(from), true, nil
+	if ready.Replay {
+		w.replay, w.asked, w.snapshot = w.engine.since(ready.From), true, nil
 		if w.evil && w.rng.IntN(8) == 0 && len(w.replay) > 2 { // the router drops some at its high-water mark
 			w.replay = append(w.replay[:1:1], w.replay[2:]...)
 		}
@@ -405,7 +406,7 @@ func TestLogThatWasRolledBack(t *testing.T) {
 		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 		m.Recovered(Published{Found: true, Incarnation: 90, LastID: 9}, 100) // no cursor: a new incarnation, 100
 		m.Connected()
-		m.WantsReplay()
+		wantsReplay(m)
 		m.Replayed(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
 		m.ReplayEnded(100)
 		fly := func() {
@@ -425,7 +426,7 @@ func TestLogThatWasRolledBack(t *testing.T) {
 		if m.Incarnation() != 101 {
 			t.Fatalf("incarnation %d", m.Incarnation())
 		}
-		if from, ok := m.WantsReplay(); !ok || from != 0 {
+		if from, ok := wantsReplay(m); !ok || from != 0 {
 			t.Fatalf("replay from %d, %v", from, ok)
 		}
 		fly()
@@ -448,7 +449,7 @@ func TestReplayInPieces(t *testing.T) {
 	m.Recovered(Published{}, 100)
 	m.Connected()
 	for asked := 0; ; asked++ {
-		from, ok := m.WantsReplay()
+		from, ok := wantsReplay(m)
 		if !ok {
 			break
 		}
@@ -481,8 +482,8 @@ func TestOvertakenBeforeTheFirst(t *testing.T) {
 		m.Recovered(Published{}, 100)
 		m.Connected()
 		asked := func() bool {
-			_, replay := m.WantsReplay()
-			return replay || m.WantsSnapshot()
+			r := m.Ready()
+			return r.Replay || r.Snapshot
 		}
 		if !asked() {
 			t.Fatalf("snapshots %v: nothing is asked for at first", snapshots)
@@ -513,13 +514,13 @@ func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
 		}
 		first := Frame{Seq: 5, Payload: []byte("life1 +5")} // the engine's buffer begins here
 		m := start(100)
-		m.WantsReplay()
+		wantsReplay(m)
 		m.Replayed(first, 100)
-		if !m.WantsSnapshot() {
+		if !wantsSnapshot(m) {
 			t.Fatal("no snapshot is wanted in place of what is lost")
 		}
 		m.SnapshotFailed(offered, 100)
-		m.WantsReplay()
+		wantsReplay(m)
 		m.Replayed(first, 100)
 		m.ReplayEnded(100)
 		m.Live(Frame{Seq: 6, Payload: []byte("life1 +6")}, 100)
@@ -533,11 +534,11 @@ func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
 			m.Flushed()
 		}
 		m = start(200)
-		from, ok := m.WantsReplay()
+		from, ok := wantsReplay(m)
 		if !ok || (from == 0) != offered {
 			t.Fatalf("offered %v: replay from %d, %v", offered, from, ok)
 		}
-		if m.Replayed(first, 200); m.WantsSnapshot() != offered {
+		if m.Replayed(first, 200); wantsSnapshot(m) != offered {
 			t.Errorf("offered %v: a snapshot is wanted: %v", offered, !offered)
 		}
 	}
@@ -562,7 +563,7 @@ func TestQueuesAreBoundedInMemory(t *testing.T) {
 	if grown := heap() - before; grown > 2*limit {
 		t.Errorf("%d frames are held in %d bytes, the limit is %d", n, grown, limit)
 	}
-	if _, ok := m.WantsReplay(); !ok {
+	if _, ok := wantsReplay(m); !ok {
 		t.Fatal("no replay is due")
 	}
 	m.Replayed(Frame{Payload: []byte("life1 -1")}, 3)
@@ -573,4 +574,17 @@ func TestQueuesAreBoundedInMemory(t *testing.T) {
 		t.Errorf("%d events wait in %d bytes, the limit is %d", n, grown, limit)
 	}
 	runtime.KeepAlive(m)
+}
+
+// wantsReplay reports whether a replay has become due, and from which message on.
+func wantsReplay(m *Machine) (from events.EngineSeq, ok bool) {
+	r := m.Ready()
+	return r.From, r.Replay
+}
+
+func wantsSnapshot(m *Machine) bool { return m.Ready().Snapshot }
+
+func wantsLearning(m *Machine) (to events.Cursor, ok bool) {
+	r := m.Ready()
+	return r.Learn, r.Learn.Known
 }

@@ -15,7 +15,7 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 	}
 	fail := func(m *Machine, from events.Millis) events.Millis {
 		for now := from; ; now += 700 {
-			if _, ok := m.WantsReplay(); !ok {
+			if _, ok := wantsReplay(m); !ok {
 				t.Fatal("no replay is due")
 			}
 			if m.ReplayFailed(now) == 0 {
@@ -28,7 +28,7 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 		m := NewMachine(Identity{Model: "m", BlockSize: 1}, Limits{}, true, words{})
 		m.Recovered(Published{}, 1)
 		m.Connected()
-		m.WantsReplay()
+		wantsReplay(m)
 		m.Replayed(frame(1, 0), 2)
 		m.ReplayEnded(2)
 		m.Connected()
@@ -53,7 +53,7 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 			t.Fatalf("gap %v: came to %+v", gap, after)
 		}
 		m.Verify()
-		if from, ok := m.WantsReplay(); !ok || from != next {
+		if from, ok := wantsReplay(m); !ok || from != next {
 			t.Fatalf("gap %v: asked again from %d, %v", gap, from, ok)
 		}
 		m.Replayed(frame(2, next), 9000) // it was another life

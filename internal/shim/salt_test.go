@@ -170,7 +170,7 @@ func TestSaltsAreLearned(t *testing.T) {
 					m.Live(said[len(said)-1], 100)
 				}
 			}
-			from, ok := m.WantsReplay()
+			from, ok := wantsReplay(m)
 			if !ok {
 				t.Fatal("no replay is due")
 			}
@@ -179,7 +179,7 @@ func TestSaltsAreLearned(t *testing.T) {
 				m.Replayed(f, 100)
 			}
 			m.ReplayEnded(100)
-			if to, ok := m.WantsLearning(); ok {
+			if to, ok := wantsLearning(m); ok {
 				live()
 				if !m.CatchingUp() {
 					t.Fatal("what may have to be corrected counts as caught up")
@@ -209,7 +209,7 @@ func TestSaltsAreLearned(t *testing.T) {
 		m := NewMachine(Identity{Model: "m", BlockSize: 2}, Limits{}, true, newDecoder(t))
 		m.Recovered(Published{}, 100)
 		m.Connected()
-		m.WantsReplay()
+		wantsReplay(m)
 		for _, f := range said[:log.last.Cursor.Seq+1] {
 			m.Replayed(f, 100)
 		}
@@ -278,14 +278,14 @@ func TestLearningHarmsNothing(t *testing.T) {
 			Found: true, Incarnation: 7, LastID: 2, Cursor: events.Cursor{Known: true, Digest: said[0].digest()},
 		}, 100)
 		m.Connected()
-		m.WantsReplay()
+		wantsReplay(m)
 		m.Replayed(said[0], 100)
 		m.Replayed(said[1], 100)
 		m.ReplayEnded(100)
-		if _, ok := m.WantsLearning(); !ok {
+		if _, ok := wantsLearning(m); !ok {
 			t.Fatal("learning is not due")
 		}
-		if _, ok := m.WantsLearning(); ok {
+		if _, ok := wantsLearning(m); ok {
 			t.Fatal("learning is due twice")
 		}
 		return m
@@ -318,7 +318,7 @@ func TestLearningHarmsNothing(t *testing.T) {
 				}
 			}
 		}
-		if _, ok := m.WantsLearning(); ok {
+		if _, ok := wantsLearning(m); ok {
 			t.Errorf("%s: learning is due", what)
 		}
 	}
@@ -326,10 +326,10 @@ func TestLearningHarmsNothing(t *testing.T) {
 	m, starts := start(), 1 // each replay goes first, and learning begins again after it
 	for range 2 * learningStarts {
 		m.Verify()
-		m.WantsReplay()
+		wantsReplay(m)
 		m.Replayed(said[1], 100)
 		m.ReplayEnded(100)
-		if _, ok := m.WantsLearning(); ok {
+		if _, ok := wantsLearning(m); ok {
 			starts++
 		}
 	}

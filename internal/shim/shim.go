@@ -401,14 +401,13 @@ func (r *runner) loop(ctx context.Context) error {
 		asks = r.cfg.Desk.asks
 	}
 	for {
-		if from, ok := r.machine.WantsReplay(); ok {
-			r.startReplay(ctx, from)
-		}
-		if r.machine.WantsSnapshot() {
+		switch ready := r.machine.Ready(); {
+		case ready.Replay:
+			r.startReplay(ctx, ready.From)
+		case ready.Snapshot:
 			r.startSnapshot(ctx)
-		}
-		if to, ok := r.machine.WantsLearning(); ok {
-			r.startLearning(ctx, to)
+		case ready.Learn.Known:
+			r.startLearning(ctx, ready.Learn)
 		}
 		if r.look && !r.looking && !r.machine.InFlight() {
 			r.look, r.looking = false, true
@@ -616,141 +615,4 @@ func (r *runner) landed(f flushed) error {
 	}
 	r.cfg.Hooks.Published(r.machine.Acked().Cursor, f.last)
 	return nil
-}
-
-// replay is one conversation with the engine's replay socket. What it brings goes to out, and it ends when ctx does.
-type replay struct {
-	from   events.EngineSeq
-	out    chan replayed
-	cancel context.CancelFunc
-}
-
-// replayed is one message of a replay, or its end.
-type replayed struct {
-	frame Frame
-	ended bool
-	err   error // with ended: it failed
-}
-
-func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
-	r.endReplay()
-	r.endSnapshot()
-	r.endLearning()
-	ctx, cancel := context.WithCancel(ctx)
-	r.replay = &replay{from: from, out: make(chan replayed, 64), cancel: cancel}
-	go r.replay.run(ctx, r.cfg)
-}
-
-func (r *runner) endReplay() {
-	if r.replay != nil {
-		r.replay.cancel()
-		r.replay = nil
-	}
-}
-
-// replayed takes one thing from the replay that runs.
-func (r *runner) replayed(ctx context.Context, got replayed) {
-	at := time.Now()
-	now := millis(at)
-	if got.err == nil {
-		r.watching.presence.replayed(at)
-	}
-	switch {
-	case !got.ended:
-		if !r.machine.Replayed(got.frame, now) {
-			r.endReplay()
-		}
-		return
-	case got.err != nil:
-		r.cfg.Hooks.ReplayFailed(r.replay.from, got.err)
-		most := r.cfg.RetryMax
-		switch {
-		case zmtp.Refuses(got.err):
-			most = r.cfg.RetryReachable
-		case errors.Is(got.err, zmtp.ErrSilent):
-			r.watching.presence.mute()
-		}
-		if n := r.machine.ReplayFailed(now); n > 0 {
-			pause := min(r.cfg.RetryMin<<min(n-1, 16), most)
-			r.retry.Reset(pause/2 + rand.N(pause/2+1))
-		} else if zmtp.Refuses(
-			// live messages went on without it; whether they are the same engine's is asked as soon as it is back
-			got.err) {
-			r.knock(ctx)
-		} else {
-			r.askSoon()
-		}
-	default:
-		r.cfg.Hooks.ReplayEnded()
-		r.machine.ReplayEnded(now)
-		r.dialNow() // who answers here publishes too
-	}
-	r.endReplay()
-}
-
-// askSoon has the engine asked again before long, talkative as it may be.
-func (r *runner) askSoon() {
-	r.heardAt = time.Time{}
-	r.check.Reset(min(r.cfg.IdleCheck, r.cfg.RetryMax) + rand.N(r.cfg.RetryMax))
-}
-
-// endMarker is the number of the message that ends a replay (vllm-project/vllm › vllm/distributed/kv_events.py,
-// END_SEQ).
-const endMarker = 1<<64 - 1
-
-func (p *replay) run(ctx context.Context, cfg Config) {
-	defer p.cancel()
-	err := askReplay(ctx, cfg, p.from, func(f Frame) bool { return p.give(ctx, replayed{frame: f}) })
-	p.give(ctx, replayed{ended: true, err: err})
-}
-
-func (p *replay) give(ctx context.Context, got replayed) bool {
-	select {
-	case p.out <- got:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// askReplay asks an engine for its messages from one on, and gives them until the end marker, or until no more are
-// wanted.
-func askReplay(ctx context.Context, cfg Config, from events.EngineSeq, give func(Frame) bool) error {
-	dialing, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
-	defer cancel()
-	sockets := cfg.Sockets
-	sockets.Hooks = zmtp.Hooks{}
-	d, err := zmtp.DialDealer(dialing, cfg.Replay, sockets)
-	switch {
-	case err != nil && dialing.Err() != nil && ctx.Err() == nil:
-		return fmt.Errorf("%w: nobody at %s has spoken as a replay socket for %v", zmtp.ErrSilent, cfg.Replay,
-			cfg.ReplayTimeout)
-	case err != nil:
-		return err
-	}
-	defer d.Stop()
-	if err := d.Send(dialing, nil, binary.BigEndian.AppendUint64(nil, uint64(from))); err != nil {
-		return err
-	}
-	for {
-		waiting, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
-		frames, err := d.Recv(waiting)
-		cancel()
-		switch {
-		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
-			return fmt.Errorf("%w: the replay socket %s said nothing for %v", zmtp.ErrSilent, cfg.Replay,
-				cfg.ReplayTimeout)
-		case err != nil:
-			return err
-		}
-		// Releases differ: with or without the topic before the number.
-		if len(frames) < 3 || len(frames) > 4 || len(frames[len(frames)-2]) != 8 {
-			return fmt.Errorf("the replay socket %s answered with %d frames that are no replay", cfg.Replay,
-				len(frames))
-		}
-		seq := binary.BigEndian.Uint64(frames[len(frames)-2])
-		if seq == endMarker || !give(Frame{Seq: events.EngineSeq(seq), Payload: frames[len(frames)-1]}) {
-			return nil
-		}
-	}
 }

@@ -31,81 +31,102 @@ type Snapshot struct {
 	Payloads [][]byte
 }
 
-// wanted is how it stands with a snapshot.
-type wanted uint8
+// awaitingSnapshot is the phase in which the engine is asked for all that it holds.
+type awaitingSnapshot struct {
+	asked bool // Ready has returned it
+}
+
+func (*awaitingSnapshot) takesLive() bool { return false }
+
+// basis is how the message that was taken last is known.
+type basis uint8
 
 const (
-	notWanted wanted = iota
-	due              // the shell is to be told
-	asked
+	heard basis = iota
+	named       // a snapshot names it; its digest is not known
+	shown       // its digest is what a replay showed after a snapshot; nothing live has followed it yet
 )
 
-// UseSnapshots tells that the engine may be asked for a snapshot. It is to be called before Recovered.
-func (m *Machine) UseSnapshots() { m.snapshots = true }
-
-// WantsSnapshot tells, once for each that is due, that the engine is to be asked for a snapshot. Snapshot or
-// SnapshotFailed answer.
-func (m *Machine) WantsSnapshot() bool {
-	if m.snapshot != due {
-		return false
-	}
-	m.snapshot = asked
-	return true
+// offers is what is known of an engine's snapshots. The zero value is an engine that has none.
+type offers struct {
+	configured bool // the engine may be asked for one
+	tries      int  // since something of the live stream fitted
+	refused    bool // no more are asked for until something changes
+	none       bool // when it was last asked for one it had none to offer
+	// something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that
+	// starts again asks for it
+	lacking bool
 }
+
+// lost tells that something was lost that a snapshot would have.
+func (o *offers) lost() { o.lacking = o.configured && !o.none }
+
+// askAgain tells that the engine may have a snapshot by now.
+func (o *offers) askAgain() { o.tries, o.refused = 0, false }
+
+// UseSnapshots tells that the engine may be asked for a snapshot. It is to be called before Recovered.
+func (m *Machine) UseSnapshots() { m.offers.configured = true }
 
 // wantSnapshot makes a snapshot due in place of a loss, unless there can be none.
 func (m *Machine) wantSnapshot() bool {
-	if !m.snapshots || m.refused || m.snapshotTries >= m.limits.ReplayTries {
+	if o := &m.offers; !o.configured || o.refused || o.tries >= m.limits.ReplayTries {
 		return false
 	}
-	m.snapshotTries++
-	m.replaying, m.asked = false, false
-	m.snapshot = due
+	m.offers.tries++
+	m.phase = &awaitingSnapshot{}
 	return true
+}
+
+// awaited reports whether Ready has asked for a snapshot.
+func (m *Machine) awaited() bool {
+	p, ok := m.phase.(*awaitingSnapshot)
+	return ok && p.asked
 }
 
 // Snapshot takes what the engine holds, in a new incarnation. Until a message after it was taken the log has no cursor,
 // so that a shim which starts again meanwhile begins from nothing.
 func (m *Machine) Snapshot(s Snapshot, now events.Millis) {
-	if m.snapshot != asked {
+	if !m.awaited() {
 		return
 	}
-	if m.taken.Known || m.nextID > 2 { // else the incarnation has its first clear and nothing more
-		m.rebirth(events.ReasonGap, now)
+	if m.taken.Known || m.spoken() { // else the incarnation has its first clear and nothing more
+		m.begin(events.ReasonGap, now)
 	}
 	for _, payload := range s.Payloads {
 		msg, err := m.decode.Decode(payload)
 		if err != nil { // in part it is worth nothing
 			m.counts.Undecodable++
-			m.rebirth(events.ReasonGap, now)
-			m.snapshot = asked
-			m.SnapshotFailed(true, now)
+			m.begin(events.ReasonGap, now)
+			m.noSnapshot(true, now)
 			return
 		}
 		for i := range msg.Events {
 			m.push(msg.Events[i], events.Cursor{})
 		}
 	}
-	m.snapshot, m.none, m.lacking = notWanted, false, false
+	m.offers.none, m.offers.lacking = false, false
 	m.counts.Snapshots++
 	if s.Next > 0 {
-		m.taken, m.unseen = events.Cursor{Known: true, Seq: s.Next - 1}, true
+		m.taken, m.basis = events.Cursor{Known: true, Seq: s.Next - 1}, named
 	}
-	m.release(now)
+	m.release(now, false)
 }
 
 // SnapshotFailed tells that there is no snapshot: what is missing counts as lost. If one is offered at all it is asked
 // for again with the next Verify, since the engine may have it by then.
 func (m *Machine) SnapshotFailed(offered bool, now events.Millis) {
-	if m.snapshot != asked {
-		return
+	if m.awaited() {
+		m.noSnapshot(offered, now)
 	}
-	m.snapshot, m.refused, m.none, m.lacking = notWanted, true, !offered, offered
+}
+
+func (m *Machine) noSnapshot(offered bool, now events.Millis) {
+	m.offers.refused, m.offers.none, m.offers.lacking = true, !offered, offered
 	if m.replay {
 		m.startReplay()
 		return
 	}
-	m.release(now)
+	m.release(now, false)
 }
 
 // Bounds of a snapshot, and how many times as long as for a replay is waited for it: it is made when it is asked for.

@@ -52,7 +52,7 @@ func (w *story) step(line string) {
 		w.m.Live(frame(), w.now)
 	case "asks":
 		got := "nothing"
-		if from, ok := w.m.WantsReplay(); ok {
+		if from, ok := wantsReplay(w.m); ok {
 			got = fmt.Sprint(from)
 		}
 		if got != rest {
@@ -66,7 +66,7 @@ func (w *story) step(line string) {
 		for w.m.ReplayFailed(w.now) > 0 {
 			w.now += 10_000
 			w.m.RetryReplay()
-			w.m.WantsReplay()
+			wantsReplay(w.m)
 		}
 	case "again":
 		w.start()

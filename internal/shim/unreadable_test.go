@@ -66,14 +66,14 @@ func TestUnreadableAsksForASnapshot(t *testing.T) {
 	m.Recovered(Published{}, 100)
 	m.Connected()
 	m.Live(Frame{Seq: 0, Payload: []byte("life1 +1 +2")}, 100)
-	if m.WantsSnapshot() {
+	if wantsSnapshot(m) {
 		m.Snapshot(Snapshot{Next: 1, Payloads: [][]byte{[]byte("life1 +1"), []byte("life1 +2")}}, 100)
 	}
 	m.Live(Frame{Seq: 1, Payload: []byte("life1 -1 ?")}, 100)
-	if m.WantsSnapshot() {
+	if wantsSnapshot(m) {
 		t.Fatal("while the engine speaks")
 	}
-	if m.Verify(); !m.WantsSnapshot() {
+	if m.Verify(); !wantsSnapshot(m) {
 		t.Fatal("it is not asked for a snapshot")
 	}
 	before := m.Counts().Events

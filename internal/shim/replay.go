@@ -1,0 +1,328 @@
+package shim
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+func (m *Machine) hold(f Frame) {
+	if m.held.bytes+len(f.Payload)+frameSize > m.limits.HeldBytes {
+		m.counts.Overtaken++
+		m.held.overtaken = max(m.held.overtaken, f.Seq+1)
+		return
+	}
+	m.held.frames = append(m.held.frames, f)
+	m.held.bytes += len(f.Payload) + frameSize
+}
+
+// replaying is the phase in which the engine says again what was missed.
+type replaying struct {
+	asked    bool // Ready has returned it
+	verified bool // the replay has shown the message that was taken last, unchanged
+}
+
+func (*replaying) takesLive() bool { return false }
+
+// attempts is how replays have ended since one brought something new.
+type attempts struct {
+	empty    int           // replays in a row that were answered and brought nothing new
+	failures int           // replays in a row that failed
+	failedAt events.Millis // when the first of them did
+}
+
+// held is live messages that wait until a replay or a snapshot has ended.
+type held struct {
+	frames    []Frame
+	bytes     int
+	overtaken events.EngineSeq // one more than the newest that found no room; 0 if all did
+}
+
+// startReplay makes a replay due, or a snapshot if there is no replay socket.
+func (m *Machine) startReplay() {
+	switch {
+	case m.phase == departed{}:
+	case m.replay:
+		m.phase = &replaying{}
+		m.learning.interrupt()
+	case m.offers.configured:
+		m.wantSnapshot()
+	}
+}
+
+// replayed returns the replay that Ready has asked for, or nil.
+func (m *Machine) running() *replaying {
+	if p, ok := m.phase.(*replaying); ok && p.asked {
+		return p
+	}
+	return nil
+}
+
+// Replayed takes one message of the replay that was asked for last. It reports false if the rest of that replay is of
+// no use, because another one is due.
+func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
+	p := m.running()
+	if p == nil {
+		return false
+	}
+	switch {
+	case !m.taken.Known && f.Seq > 0 && m.wantSnapshot():
+		return false
+	case !m.taken.Known:
+		p.verified = true
+		m.takeFirst(f)
+	case m.basis == named && f.Seq == m.taken.Seq:
+		m.taken.Digest = f.digest()
+		p.verified, m.basis = true, shown
+	case p.verified && f.Seq == m.taken.Seq+1:
+		m.attempts = attempts{} // what brings us further is worth asking again
+		m.take(f)
+	case p.verified && f.Seq <= m.taken.Seq:
+		m.counts.Duplicates++
+	case p.verified: // a hole within the replay: the engine's socket dropped something, or the engine lost it itself
+		if m.attempts.empty++; m.attempts.empty < m.limits.ReplayTries {
+			m.startReplay()
+			return false
+		}
+		m.attempts.empty = 0
+		if m.wantSnapshot() {
+			return false
+		}
+		m.gap()
+		m.take(f)
+	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
+		p.verified = true
+	// same number, another content: another life, of which the replay must be had from its start
+	case f.Seq == m.taken.Seq:
+		m.begin(events.ReasonRestart, now)
+		m.startReplay()
+		return false
+	case f.Seq > m.taken.Seq && m.wantSnapshot():
+		return false
+	case f.Seq > m.taken.Seq: // the engine's buffer has moved on, or it is another engine: no telling
+		m.counts.Gaps++
+		m.offers.lost()
+		m.begin(events.ReasonGap, now)
+		p.verified = true
+		m.take(f)
+	}
+	return true
+}
+
+// ReplayEnded tells that the replay has come to its end marker.
+func (m *Machine) ReplayEnded(now events.Millis) {
+	p := m.running()
+	if p == nil {
+		return
+	}
+	if m.taken.Known && !p.verified { // the engine's newest is older than what was taken: it has begun anew
+		m.begin(events.ReasonRestart, now)
+		m.startReplay()
+		return
+	}
+	m.attempts = attempts{}
+	m.learning.verified()
+	m.release(now, false)
+}
+
+// ReplayFailed tells that the replay could not be had. If it is to be asked for again after a pause, by RetryReplay, it
+// says how many have failed in a row; 0 says that what is missing counts as lost.
+func (m *Machine) ReplayFailed(now events.Millis) (failures int) {
+	if m.running() == nil {
+		return 0
+	}
+	a := &m.attempts
+	if a.failures == 0 {
+		a.failedAt = now
+	}
+	if a.failures++; a.failures < m.limits.ReplayFailures && now-a.failedAt < m.limits.ReplayPatience {
+		return a.failures
+	}
+	a.failures = 0
+	if !m.taken.Known && m.wantSnapshot() {
+		return 0
+	}
+	m.release(now, true)
+	return 0
+}
+
+// RetryReplay makes the replay due again.
+func (m *Machine) RetryReplay() {
+	if _, ok := m.phase.(*replaying); ok {
+		m.startReplay()
+	}
+}
+
+// release goes on with live messages, first with those that were held. One of them may show the next gap, which is a
+// loss if replays are in vain.
+func (m *Machine) release(now events.Millis, inVain bool) {
+	m.phase = live{}
+	was := m.held
+	m.held = held{overtaken: was.overtaken}
+	for _, f := range was.frames {
+		switch {
+		case !m.phase.takesLive():
+			m.hold(f)
+		case m.taken.Known && f.Seq <= m.taken.Seq && !inVain:
+			m.counts.Duplicates++ // the replay brought it, or the snapshot
+		default:
+			m.takeLive(f, now, inVain)
+		}
+	}
+	if !m.phase.takesLive() {
+		return
+	}
+	missed := m.held.overtaken > 0 && (!m.taken.Known || m.held.overtaken > m.taken.Seq+1)
+	m.held.overtaken = 0
+	switch {
+	case !missed || inVain: // the next live message shows it
+	case m.replay:
+		m.startReplay()
+	case !m.wantSnapshot():
+		m.gap()
+	}
+	m.heardAll()
+}
+
+// replay is one conversation with the engine's replay socket. What it brings goes to out, and it ends when ctx does.
+type replay struct {
+	from   events.EngineSeq
+	out    chan replayed
+	cancel context.CancelFunc
+}
+
+// replayed is one message of a replay, or its end.
+type replayed struct {
+	frame Frame
+	ended bool
+	err   error // with ended: it failed
+}
+
+func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
+	r.endReplay()
+	r.endSnapshot()
+	r.endLearning()
+	ctx, cancel := context.WithCancel(ctx)
+	r.replay = &replay{from: from, out: make(chan replayed, 64), cancel: cancel}
+	go r.replay.run(ctx, r.cfg)
+}
+
+func (r *runner) endReplay() {
+	if r.replay != nil {
+		r.replay.cancel()
+		r.replay = nil
+	}
+}
+
+// replayed takes one thing from the replay that runs.
+func (r *runner) replayed(ctx context.Context, got replayed) {
+	at := time.Now()
+	now := millis(at)
+	if got.err == nil {
+		r.watching.presence.replayed(at)
+	}
+	switch {
+	case !got.ended:
+		if !r.machine.Replayed(got.frame, now) {
+			r.endReplay()
+		}
+		return
+	case got.err != nil:
+		r.cfg.Hooks.ReplayFailed(r.replay.from, got.err)
+		most := r.cfg.RetryMax
+		switch {
+		case zmtp.Refuses(got.err):
+			most = r.cfg.RetryReachable
+		case errors.Is(got.err, zmtp.ErrSilent):
+			r.watching.presence.mute()
+		}
+		if n := r.machine.ReplayFailed(now); n > 0 {
+			pause := min(r.cfg.RetryMin<<min(n-1, 16), most)
+			r.retry.Reset(pause/2 + rand.N(pause/2+1))
+		} else if zmtp.Refuses(
+			// live messages went on without it; whether they are the same engine's is asked as soon as it is back
+			got.err) {
+			r.knock(ctx)
+		} else {
+			r.askSoon()
+		}
+	default:
+		r.cfg.Hooks.ReplayEnded()
+		r.machine.ReplayEnded(now)
+		r.dialNow() // who answers here publishes too
+	}
+	r.endReplay()
+}
+
+// askSoon has the engine asked again before long, talkative as it may be.
+func (r *runner) askSoon() {
+	r.heardAt = time.Time{}
+	r.check.Reset(min(r.cfg.IdleCheck, r.cfg.RetryMax) + rand.N(r.cfg.RetryMax))
+}
+
+// endMarker is the number of the message that ends a replay (vllm-project/vllm › vllm/distributed/kv_events.py,
+// END_SEQ).
+const endMarker = 1<<64 - 1
+
+func (p *replay) run(ctx context.Context, cfg Config) {
+	defer p.cancel()
+	err := askReplay(ctx, cfg, p.from, func(f Frame) bool { return p.give(ctx, replayed{frame: f}) })
+	p.give(ctx, replayed{ended: true, err: err})
+}
+
+func (p *replay) give(ctx context.Context, got replayed) bool {
+	select {
+	case p.out <- got:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// askReplay asks an engine for its messages from one on, and gives them until the end marker, or until no more are
+// wanted.
+func askReplay(ctx context.Context, cfg Config, from events.EngineSeq, give func(Frame) bool) error {
+	dialing, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
+	defer cancel()
+	sockets := cfg.Sockets
+	sockets.Hooks = zmtp.Hooks{}
+	d, err := zmtp.DialDealer(dialing, cfg.Replay, sockets)
+	switch {
+	case err != nil && dialing.Err() != nil && ctx.Err() == nil:
+		return fmt.Errorf("%w: nobody at %s has spoken as a replay socket for %v", zmtp.ErrSilent, cfg.Replay,
+			cfg.ReplayTimeout)
+	case err != nil:
+		return err
+	}
+	defer d.Stop()
+	if err := d.Send(dialing, nil, binary.BigEndian.AppendUint64(nil, uint64(from))); err != nil {
+		return err
+	}
+	for {
+		waiting, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
+		frames, err := d.Recv(waiting)
+		cancel()
+		switch {
+		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
+			return fmt.Errorf("%w: the replay socket %s said nothing for %v", zmtp.ErrSilent, cfg.Replay,
+				cfg.ReplayTimeout)
+		case err != nil:
+			return err
+		}
+		// Releases differ: with or without the topic before the number.
+		if len(frames) < 3 || len(frames) > 4 || len(frames[len(frames)-2]) != 8 {
+			return fmt.Errorf("the replay socket %s answered with %d frames that are no replay", cfg.Replay,
+				len(frames))
+		}
+		seq := binary.BigEndian.Uint64(frames[len(frames)-2])
+		if seq == endMarker || !give(Frame{Seq: events.EngineSeq(seq), Payload: frames[len(frames)-1]}) {
+			return nil
+		}
+	}
+}
