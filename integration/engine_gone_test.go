@@ -89,6 +89,25 @@ func TestRegisteredEngineDies(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "7", 2)
 }
 
+// TestRegisteredEngineOfAnotherBlockSize registers an engine with a wrong block size, of which all blocks are passed
+// over: its shim, which the indexer runs, says so as a worker-shim does.
+func TestRegisteredEngineOfAnotherBlockSize(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	engine := startRank(t, 0, 8)
+	body := fmt.Sprintf(`{"instance_id":7,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":16}`,
+		engine.Endpoint(), engine.Replay())
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register", body); err != nil || status != 201 {
+		t.Fatal(status, text, err)
+	}
+	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
+	x.WaitFor(`blocks are not of the block_size that was registered.*worker=7/0.*register it with block_size 8`)
+	harness.Eventually(t, "the status says so", func() (bool, string) {
+		problems := strings.Join(harness.Status(t, x.NATS).Problems, "\n")
+		return strings.Contains(problems, "what engines of 1 ranks announce is passed over: 7/0"), problems
+	})
+}
+
 // seen waits until an indexer says everywhere how it stands with a worker's engine: in answers over HTTP and NATS, the
 // list of workers, the table of them, the status, its metrics and /readyz.
 func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState) {

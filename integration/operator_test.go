@@ -295,6 +295,14 @@ func TestNoRoom(t *testing.T) {
 	prompt := harness.Tokens(1, 6*harness.BlockSize)
 	harness.ServePrompt(t, e, prompt[:2*harness.BlockSize])
 	x.WaitDepth(t, "m", prompt, "w1", 2)
+	registered := startRank(t, 0, harness.BlockSize) // its shim runs in the indexer
+	if status, text, err := harness.Request(x.HTTP, "POST", "/register", fmt.Sprintf(
+		`{"instance_id":7,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`,
+		registered.Endpoint(), registered.Replay(), harness.BlockSize)); err != nil || status != 201 {
+		t.Fatal(status, text, err)
+	}
+	harness.ServePrompt(t, registered, prompt[:2*harness.BlockSize])
+	x.WaitDepth(t, "m", prompt, "7", 2)
 	js, err := jetstream.New(connectNATS(t, "nats://"+x.NATS))
 	if err != nil {
 		t.Fatal(err)
@@ -331,7 +339,9 @@ func TestNoRoom(t *testing.T) {
 		}
 	}
 	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
+	harness.ServePrompt(t, registered, prompt[:4*harness.BlockSize])
 	shim.WaitFor(`the log does not take events; they wait.*no room`)
+	x.WaitFor(`the log does not take events of a registered engine; they wait.*worker=7/0.*no room`)
 	x.WaitFor(`filling up: the storage of the NATS server`)
 	s := harness.Status(t, x.NATS)
 	if !strings.Contains(strings.Join(s.Problems, "\n"), "the storage of the NATS server is") ||

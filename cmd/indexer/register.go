@@ -32,6 +32,18 @@ func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 			log.Warn("a shim in this process has ended; it is started again", "worker", key, "error", err, "what_to_do",
 				"see the error; unregister the worker if its engine is gone")
 		},
+		Unusable: func(key events.RankKey, err error, do string) {
+			log.Error("a registered engine's blocks are not of the block_size that was registered", "worker", key,
+				"error", err, "what_to_do", do)
+		},
+		Refused: func(key events.RankKey, err error) {
+			if err == nil {
+				log.Info("the log takes events of a registered engine again", "worker", key)
+				return
+			}
+			log.Warn("the log does not take events of a registered engine; they wait", "worker", key, "error", err,
+				"what_to_do", shim.LogAdvice(err))
+		},
 		Standing: func(key events.RankKey, s shim.Standing) {
 			switch s.Engine {
 			case api.EngineSilent:

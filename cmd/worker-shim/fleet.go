@@ -143,18 +143,18 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
 	if desk != nil {
 		defer desk.Close()
 	}
-	lease, err := one.holding(f.ns, key, log)
+	report, err := one.register(f.ns, key, desk, log)
 	if err != nil {
 		return err
 	}
-	watch := &watcher{log: log, cfg: &one, tell: lease.Tell, lease: lease, desk: desk}
+	watch := &watcher{log: log, cfg: &one, report: report}
 	log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
 	return shim.Run(f.ctx, shim.Config{
 		Feed:     feed,
 		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
 		Limits:   shim.Limits{QueueBytes: one.queueBytes},
 		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed),
-		Desk:     desk, Keep: lease.Keep, Hooks: watch.hooks(f.ctx),
+		Desk:     desk, Keep: one.keep(report, log), Hooks: watch.hooks(f.ctx),
 	})
 }
 

@@ -15,67 +15,33 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// holding is a rank's lease, as shim.Run keeps it.
-type holding struct {
-	lease *registry.Lease
-	log   *slog.Logger
-
-	mu  sync.Mutex
-	has registry.Standing // told last
-}
-
-// Keep holds the lease. Where the NATS server does not permit that, the rank goes without: nobody clears it when it is
-// gone.
-func (h *holding) Keep(ctx context.Context, lost func()) error {
-	err := h.lease.Keep(ctx, lost)
-	switch {
-	case errors.Is(err, registry.ErrTaken):
-		return fmt.Errorf("%w: %w", shim.ErrFenced, err)
-	case errors.Is(err, jetstream.ErrDenied):
-		h.log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know", "error",
-			err, "what_to_do",
-			"grant it to this user: indexer auth example prints what each user needs")
-		return nil
+// keep holds the lease, for shim.Run. Where the NATS server does not permit that, the rank goes without: nobody clears
+// it when it is gone.
+func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Context, func()) error {
+	return func(ctx context.Context, lost func()) error {
+		err := report.Keep(ctx, lost)
+		if errors.Is(err, jetstream.ErrDenied) {
+			log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know",
+				"error", err, "what_to_do",
+				"grant it to this user: indexer auth example prints what each user needs")
+			return nil
+		}
+		return err
 	}
-	return err
 }
 
-// Tell has the lease's record say how it stands.
-func (h *holding) Tell(s shim.Standing) {
-	h.change(func(has *registry.Standing) {
-		has.Engine, has.Since, has.Why, has.CatchingUp = s.Engine, s.Since, s.Why, s.CatchingUp
-	})
-}
-
-// Unusable has it say why what the engine announces is passed over.
-func (h *holding) Unusable(why string) {
-	h.change(func(has *registry.Standing) { has.Unusable = why })
-}
-
-// Refused has it say why the log takes nothing.
-func (h *holding) Refused(why string) {
-	h.change(func(has *registry.Standing) { has.Refused = why })
-}
-
-func (h *holding) change(f func(*registry.Standing)) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	f(&h.has)
-	h.lease.Tell(h.has)
-}
-
-// holding returns what registers the rank and holds its lease.
-func (r *running) holding(ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (*holding, error) {
+// register returns what registers the rank, holds its lease and says how its shim is doing.
+func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *shim.Desk,
+	log *slog.Logger) (*shim.Report, error) {
 	if r.l3 != nil {
 		if why := r.l3.Usable(r.blockSize); why != "" {
 			log.Warn("nothing of the shared store can be credited to this worker", "why", why)
 		}
 	}
 	trouble := limiter{every: r.logWindow}
-	lease, err := registry.NewLease(ns, registry.Record{
+	report, err := shim.NewReport(ns, registry.Record{
 		Instance: key.Instance, Rank: key.Rank, Model: r.model, BlockSize: r.blockSize, Source: r.source,
 		LeaseMS: r.lease.Milliseconds(), L3: r.l3,
-		Standing: &registry.Standing{CatchingUp: true}, // what the engine said before is not known yet
 	}, registry.LeaseHooks{
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
@@ -85,12 +51,11 @@ func (r *running) holding(ns *jetstream.Namespace, key events.RankKey, log *slog
 					"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
 			})
 		},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("register: %w", err)
+	}, server)
+	if err == nil {
+		r.reconnects.notify(report.Renew)
 	}
-	r.reconnects.notify(lease.Renew)
-	return &holding{lease: lease, log: log, has: registry.Standing{CatchingUp: true}}, nil
+	return report, err
 }
 
 // reconnects tells the ranks of a process that its connection to NATS is back.

@@ -349,7 +349,8 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if err != nil {
 		return err
 	}
-	watch := &watcher{log: log, cfg: r, decoder: decoder}
+	watch := &watcher{log: log, cfg: r}
+	watch.Examiner = watch.examiner(decoder)
 	key := events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}
 	desk, err := r.claim(ctx, ns, key, log)
 	if err != nil {
@@ -358,11 +359,9 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if desk != nil {
 		defer desk.Close()
 	}
-	lease, err := r.holding(ns, key, log)
-	if err != nil {
+	if watch.report, err = r.register(ns, key, desk, log); err != nil {
 		return err
 	}
-	watch.tell, watch.lease, watch.desk = lease.Tell, lease, desk
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
 		ns.Conn().Server().URL)
 	return shim.Run(ctx, shim.Config{
@@ -372,7 +371,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		ClearUnreadable: r.onUnreadable == unreadableClear,
 		Log:             shim.NewStreamLog(ns, key, watch.logFailed),
 		Desk:            desk,
-		Keep:            lease.Keep,
+		Keep:            r.keep(watch.report, log),
 		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
 	})

@@ -11,50 +11,53 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // watcher makes log lines, at a bounded rate, of what happens to a shim, and looks at what its decoder passes over.
 type watcher struct {
-	log     *slog.Logger
-	cfg     *running
-	decoder *events.Decoder
+	log *slog.Logger
+	cfg *running
+	*shim.Examiner
 
-	tell func(shim.Standing) // is told how it stands
-	last shim.Standing       // already told
-
-	lease *holding   // is told why events cannot be used, or are not taken; nil: nobody is
-	desk  *shim.Desk // says when it is asked why the log takes nothing; nil: nobody asks
-
-	engine    events.Engine     // which one it was found to be
+	report    *shim.Report      // is told how it stands
+	last      shim.Standing     // already told
 	skipped   events.SkipCounts // already told
-	diagnosed bool              // what this engine announces is of another block size
-	forgiven  uint64            // how many events were so before this engine
 	otherRank bool
 	counts    shim.Counts // already told
 
 	connectedOnce sync.Once
 	heard         atomic.Bool // the engine has said something
-	refused       atomic.Bool // the log did not take events, and has taken none since
 
 	connected, replays atomic.Bool // the event endpoint was connected before; the replay endpoint has answered before
 
 	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble limiter
 }
 
+// examiner returns the decoder, with what it says of the engine logged and reported.
+func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
+	return &shim.Examiner{
+		Decoder: decoder,
+		Found: func(e events.Engine, why string) {
+			w.log.Info("the engine speaks as "+e.String()+" does", "because", why)
+		},
+		Unusable: func(err error, size uint32) {
+			do := wrongBlockSize(size, w.cfg.model)
+			if err != nil {
+				w.log.Error("the engine's blocks are not of --block-size", "error", err, "what_to_do", do)
+			}
+			w.report.Unusable(err, do)
+		},
+	}
+}
+
 // Decode decodes and looks at what was passed over.
 func (w *watcher) Decode(payload []byte) (events.Message, error) {
-	msg, err := w.decoder.Decode(payload)
-	if e, why := w.decoder.Engine(); why != "" && e != w.engine {
-		w.engine = e
-		w.log.Info("the engine speaks as "+e.String()+" does", "because", why)
-	}
-	if now := w.decoder.Counts(); now != w.skipped {
+	msg, err := w.Examiner.Decode(payload)
+	if now := w.Counts(); now != w.skipped {
 		w.skips.do(func(uint64) {
 			for s := range now {
 				if n := now[s] - w.skipped[s]; n > 0 {
@@ -64,90 +67,30 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 			w.skipped = now
 		})
 	}
-	if d := w.decoder.Diagnosis(); !w.diagnosed && wrongBlocks(d) > w.forgiven {
-		w.diagnosed = true
-		do := wrongBlockSize(d, w.cfg.model)
-		w.log.Error("the engine's blocks are not of --block-size", "error", d, "what_to_do", do)
-		w.lease.Unusable(fmt.Sprintf("%v; what to do: %s", d, do))
-	}
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
 		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank,
-			"what_to_do",
-			"give this shim the rank, or the other rank's endpoint")
+			"what_to_do", "give this shim the rank, or the other rank's endpoint")
 	}
 	return msg, err
 }
 
 // wrongBlockSize is what to do about blocks of another size. The wrong size stays registered for the model until it is
 // forgotten.
-func wrongBlockSize(diagnosis error, model string) string {
+func wrongBlockSize(got uint32, model string) string {
 	size := "N, the size of the engine's blocks"
-	var wrong *events.BlockSizeError
-	if errors.As(diagnosis, &wrong) && wrong.Got > 0 {
-		size = fmt.Sprint(wrong.Got)
+	if got > 0 {
+		size = fmt.Sprint(got)
 	}
-	return fmt.Sprintf(
-		"stop this shim and start it with --block-size %s; if it then says that the model has another size: indexer forget --model %s", size, model)
-}
-
-// wrongBlocks is how many events were passed over for their block size.
-func wrongBlocks(diagnosis error) uint64 {
-	var wrong *events.BlockSizeError
-	if errors.As(diagnosis, &wrong) {
-		return wrong.Events
-	}
-	return 0
-}
-
-// Blank returns a decoder that remembers nothing.
-func (w *watcher) Blank() *events.Decoder { return w.decoder.Blank() }
-
-// Adopt remembers what another decoder does.
-func (w *watcher) Adopt(other *events.Decoder) { w.decoder.Adopt(other) }
-
-// Reset forgets what was learned of an engine process.
-func (w *watcher) Reset() {
-	w.decoder.Reset()
-	if w.diagnosed {
-		w.diagnosed, w.forgiven = false, wrongBlocks(w.decoder.Diagnosis())
-		w.lease.Unusable("")
-	}
+	return fmt.Sprintf("stop this shim and start it with --block-size %s; if it then says that the model has another size: indexer forget --model %s", size, model)
 }
 
 func (w *watcher) logFailed(err error) {
-	do := logAdvice(err)
-	if !w.refused.Swap(true) {
-		w.desk.Wait(&control.Waiting{Since: time.Now().UTC(), Why: err.Error(), Do: do})
-		if w.lease != nil {
-			w.lease.Refused(fmt.Sprintf("%v; what to do: %s", err, do))
-		}
-	}
+	w.report.LogFailed(err)
 	w.logTrouble.do(func(n uint64) {
-		w.log.Warn("the log does not take events; they wait", "error", err, "what_to_do", do, "times", n)
+		w.log.Warn("the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err),
+			"times", n)
 	})
-}
-
-// logTakes is told when the log takes events again.
-func (w *watcher) logTakes() {
-	w.desk.Wait(nil)
-	if w.lease != nil {
-		w.lease.Refused("")
-	}
-	w.log.Info("the log takes events again")
-}
-
-// logAdvice is what to do about a log that takes nothing.
-func logAdvice(err error) string {
-	switch {
-	case errors.Is(err, jetstream.ErrFull):
-		return "make room on the NATS server's disk, or raise its limits (of the server in an indexer: --store-bytes); the events wait here, and then in the engine"
-	case errors.Is(err, jetstream.ErrDenied):
-		return "permit this shim's NATS user to publish its events: indexer auth shows what a shim needs"
-	case errors.Is(err, jetstream.ErrNotFound):
-		return "see that an indexer runs: it makes the log's streams"
-	}
-	return "see that the NATS servers run, have room on their disks and a JetStream quorum: indexer status says what is wrong; the events wait here, and then in the engine"
 }
 
 func (w *watcher) hooks(ctx context.Context) shim.Hooks {
@@ -208,7 +151,7 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 
 // standing tells how it stands with the shim and the engine.
 func (w *watcher) standing(s shim.Standing) {
-	w.tell(s)
+	w.report.Standing(s)
 	if before := w.last; before.CatchingUp && !s.CatchingUp && s.Engine != api.EngineGone {
 		w.log.Info("caught up: the log has what the engine said before")
 	}
@@ -241,8 +184,8 @@ func (w *watcher) stepped(c shim.Counts, _ int) {
 	if c.Taken > 0 {
 		w.heard.Store(true)
 	}
-	if c.Messages > w.counts.Messages && w.refused.Swap(false) {
-		w.logTakes()
+	if w.report.Stepped(c) {
+		w.log.Info("the log takes events again")
 	}
 	if c.Gaps > w.counts.Gaps {
 		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times",

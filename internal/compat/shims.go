@@ -34,6 +34,12 @@ type ShimsHooks struct {
 
 	// Standing: how it stands with an engine has changed.
 	Standing func(key events.RankKey, s shim.Standing)
+
+	// Unusable: what an engine announces is passed over, since its blocks have another size than was registered.
+	Unusable func(key events.RankKey, err error, do string)
+
+	// Refused: the log does not take events, or (nil) takes them again.
+	Refused func(key events.RankKey, err error)
 }
 
 // Engines is how shims take engines that refuse or are silent; see [shim.Config].
@@ -82,6 +88,12 @@ func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 	}
 	if hooks.Standing == nil {
 		hooks.Standing = func(events.RankKey, shim.Standing) {}
+	}
+	if hooks.Unusable == nil {
+		hooks.Unusable = func(events.RankKey, error, string) {}
+	}
+	if hooks.Refused == nil {
+		hooks.Refused = func(events.RankKey, error) {}
 	}
 	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: hooks,
 		ranks: map[events.RankKey]*running{}}
@@ -263,22 +275,6 @@ func (s *Shims) start(run *running) {
 	}()
 }
 
-// telling is a decoder that tells which engine it was found to read.
-type telling struct {
-	*events.Decoder
-	last events.Engine
-	told func(events.Engine, string)
-}
-
-func (t *telling) Decode(payload []byte) (events.Message, error) {
-	msg, err := t.Decoder.Decode(payload)
-	if e, why := t.Engine(); why != "" && e != t.last {
-		t.last = e
-		t.told(e, why)
-	}
-	return msg, err
-}
-
 // shim runs one rank's shim once.
 func (s *Shims) shim(ctx context.Context, run *running) error {
 	r := run.record
@@ -299,28 +295,57 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 		return err
 	}
 	defer desk.Close()
-	r.Standing = &registry.Standing{CatchingUp: true}
-	lease, err := registry.NewLease(s.ns, r, registry.LeaseHooks{})
+	report, err := shim.NewReport(s.ns, r, registry.LeaseHooks{}, desk)
 	if err != nil {
 		return err
+	}
+	key := r.Key()
+	refused := func(err error) {
+		if report.LogFailed(err) {
+			s.hooks.Refused(key, err)
+		}
 	}
 	s.hooks.Started(r)
 	return shim.Run(ctx, shim.Config{
 		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay, Snapshot: r.Engine.Snapshot,
 		Identity: shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
-		Decoder:  &telling{Decoder: decoder, told: func(e events.Engine, why string) { s.hooks.Told(r.Key(), e, why) }},
-		Log:      shim.NewStreamLog(s.ns, r.Key(), nil), Desk: desk, Keep: lease.Keep,
+		Decoder: &shim.Examiner{
+			Decoder: decoder,
+			Found:   func(e events.Engine, why string) { s.hooks.Told(key, e, why) },
+			Unusable: func(err error, size uint32) {
+				do := otherBlockSize(size, r.Model)
+				if report.Unusable(err, do); err != nil {
+					s.hooks.Unusable(key, err, do)
+				}
+			},
+		},
+		Log: shim.NewStreamLog(s.ns, key, refused), Desk: desk, Keep: report.Keep,
 		Hooks: shim.Hooks{
 			Connected:    func(string) { run.connected.Store(true) },
 			Disconnected: func(string, error) { run.connected.Store(false) },
+			LogFailed:    refused,
+			Stepped: func(c shim.Counts, _ int) {
+				if report.Stepped(c) {
+					s.hooks.Refused(key, nil)
+				}
+			},
 			Standing: func(now shim.Standing) {
-				lease.Tell(registry.Standing{Engine: now.Engine, Since: now.Since, Why: now.Why,
-					CatchingUp: now.CatchingUp})
-				s.hooks.Standing(r.Key(), now)
+				report.Standing(now)
+				s.hooks.Standing(key, now)
 			},
 		},
 		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
 	})
+}
+
+// otherBlockSize is what to do about an engine whose blocks have another size than was registered; 0: it is not known.
+func otherBlockSize(size uint32, model string) string {
+	is := "the size of the engine's blocks"
+	if size > 0 {
+		is = fmt.Sprint(size)
+	}
+	return fmt.Sprintf("unregister the worker and register it with block_size %s; if the model has another size then: "+
+		"indexer forget --model %s", is, model)
 }
 
 // groupsOf is what a registration says of the engine's KV-cache groups.

@@ -1,0 +1,164 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// Report holds a rank's lease, and says in its record and by the rank's control server how the shim is doing. Any
+// goroutine may call its methods.
+type Report struct {
+	lease  *registry.Lease
+	server *Desk
+
+	mu       sync.Mutex
+	standing registry.Standing
+	waits    bool   // the log did not take events, and has taken none since
+	messages uint64 // that the log had taken at the last Stepped
+}
+
+// NewReport prepares a rank's lease: its record says that the shim is catching up. server may be nil.
+func NewReport(ns *jetstream.Namespace, record registry.Record, hooks registry.LeaseHooks,
+	server *Desk) (*Report, error) {
+	r := &Report{server: server, standing: registry.Standing{CatchingUp: true}}
+	record.Standing = &registry.Standing{CatchingUp: true} // what the engine said before is not known yet
+	var err error
+	if r.lease, err = registry.NewLease(ns, record, hooks); err != nil {
+		return nil, fmt.Errorf("register: %w", err)
+	}
+	return r, nil
+}
+
+// Keep holds the lease, for [Config].Keep. If another shim has taken it over the error is ErrFenced.
+func (r *Report) Keep(ctx context.Context, lost func()) error {
+	err := r.lease.Keep(ctx, lost)
+	if errors.Is(err, registry.ErrTaken) {
+		return fmt.Errorf("%w: %w", ErrFenced, err)
+	}
+	return err
+}
+
+// Renew has the lease renewed soon.
+func (r *Report) Renew() { r.lease.Renew() }
+
+// Standing says how it stands with the shim and its engine.
+func (r *Report) Standing(s Standing) {
+	r.change(func(has *registry.Standing) {
+		has.Engine, has.Since, has.Why, has.CatchingUp = s.Engine, s.Since, s.Why, s.CatchingUp
+	})
+}
+
+// Unusable says why what the engine announces is passed over; nil: it is not.
+func (r *Report) Unusable(why error, do string) {
+	r.change(func(has *registry.Standing) {
+		if has.Unusable = ""; why != nil {
+			has.Unusable = fmt.Sprintf("%v; what to do: %s", why, do)
+		}
+	})
+}
+
+// LogFailed says why the log does not take events, until Stepped shows that it takes them again. It reports true for
+// the first failure.
+func (r *Report) LogFailed(err error) (first bool) {
+	r.change(func(has *registry.Standing) {
+		if first = !r.waits; !first {
+			return
+		}
+		do := LogAdvice(err)
+		r.waits = true
+		r.server.Wait(&control.Waiting{Since: time.Now().UTC(), Why: err.Error(), Do: do})
+		has.Refused = fmt.Sprintf("%v; what to do: %s", err, do)
+	})
+	return first
+}
+
+// Stepped looks at whether the log takes events, and reports true if it does again.
+func (r *Report) Stepped(c Counts) (again bool) {
+	r.mu.Lock()
+	again = r.waits && c.Messages > r.messages
+	r.messages = c.Messages
+	r.mu.Unlock()
+	if again {
+		r.change(func(has *registry.Standing) {
+			r.waits = false
+			r.server.Wait(nil)
+			has.Refused = ""
+		})
+	}
+	return again
+}
+
+func (r *Report) change(f func(*registry.Standing)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f(&r.standing)
+	r.lease.Tell(r.standing)
+}
+
+// LogAdvice is what to do about a log that takes nothing.
+func LogAdvice(err error) string {
+	switch {
+	case errors.Is(err, jetstream.ErrFull):
+		return "make room on the NATS server's disk, or raise its limits (of the server in an indexer: --store-bytes); " +
+			"the events wait here, and then in the engine"
+	case errors.Is(err, jetstream.ErrDenied):
+		return "permit this shim's NATS user to publish its events: indexer auth shows what a shim needs"
+	case errors.Is(err, jetstream.ErrNotFound):
+		return "see that an indexer runs: it makes the log's streams"
+	}
+	return "see that the NATS servers run, have room on their disks and a JetStream quorum: indexer status says what is " +
+		"wrong; the events wait here, and then in the engine"
+}
+
+// Examiner is a decoder that says what it finds out about its engine. The functions must not be nil.
+type Examiner struct {
+	*events.Decoder
+	Found func(e events.Engine, why string) // which engine it is, where that was left open
+
+	// Unusable says that the engine's blocks are not of the size that the decoder was made for, and which size they
+	// have (0: it does not say); nil that a new engine begins.
+	Unusable func(err error, size uint32)
+
+	engine   events.Engine // which was found
+	told     bool          // this engine's blocks are of another size
+	forgiven uint64        // events that were so before this engine
+}
+
+// Decode decodes, and looks at what was found out.
+func (x *Examiner) Decode(payload []byte) (events.Message, error) {
+	msg, err := x.Decoder.Decode(payload)
+	if e, why := x.Engine(); why != "" && e != x.engine {
+		x.engine = e
+		x.Found(e, why)
+	}
+	if wrong := x.wrong(); !x.told && wrong.Events > x.forgiven {
+		x.told = true
+		x.Unusable(&wrong, wrong.Got)
+	}
+	return msg, err
+}
+
+// wrong is what is known of blocks of another size.
+func (x *Examiner) wrong() (wrong events.BlockSizeError) {
+	if is, ok := x.Diagnosis().(*events.BlockSizeError); ok {
+		wrong = *is
+	}
+	return wrong
+}
+
+// Reset forgets what was learned of an engine process.
+func (x *Examiner) Reset() {
+	x.Decoder.Reset()
+	if x.told {
+		x.told, x.forgiven = false, x.wrong().Events
+		x.Unusable(nil, 0)
+	}
+}
