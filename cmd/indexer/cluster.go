@@ -55,8 +55,8 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 	unheard := false
 	member, err = cluster.Join(ctx, cluster.MemberConfig{
 		Config: cluster.Config{
-			Node: s.id, Life: life, Build: cli.Version(), Partitions: ns.Partitions(), Replication: s.replication,
-			Beat: memberBeat, DeadAfter: memberDeadAfter, Host: host,
+			Node: s.id, Session: life, Build: cli.Version(), Partitions: ns.Partitions(), Replication: s.replication,
+			Heartbeat: memberBeat, DeadAfter: memberDeadAfter, Host: host,
 		},
 		Dead: dead,
 		// the rest is for what is under way, and for last snapshots
@@ -65,11 +65,11 @@ func (s *serving) join(ctx context.Context, ns *jetstream.Namespace, keeper clus
 			log.Info("there is a record of a node with this name; it is looked whether that lives", "node", s.id, "for",
 				memberDeadAfter)
 		},
-		Mend: func(ctx context.Context) error {
+		Recreate: func(ctx context.Context) error {
 			_, err := ns.EnsureNodes(ctx, memberRecord)
 			return err
 		},
-		Mended: func(err error) {
+		Recreated: func(err error) {
 			if err != nil {
 				log.Error("the bucket of nodes is gone and could not be made anew; it is tried again", "error", err,
 					"what_to_do",
@@ -153,7 +153,7 @@ func scatterOver(ns *jetstream.Namespace, self string, host bool, n *node.Node, 
 		Self: self, Partitions: ns.Partitions(), PartitionOf: ns.PartitionOf, Local: n,
 		View: func() scatter.View {
 			v := member.View()
-			if host && len(v.Peers) == 0 && v.Settled {
+			if host && len(v.Peers) == 0 && v.GraceOver {
 				return nil // nobody else can be asked
 			}
 			return askable{v, n.MayServe, known.Partitions}

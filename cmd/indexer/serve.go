@@ -320,7 +320,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	cfg := node.Config{
 		ID: s.id, Version: cli.Version(), Namespace: ns, Snapshots: bucket, Index: s.index, L3: s.l3,
 		SnapshotInterval: s.snapshotInterval, SnapshotBlocks: s.snapshotBlocks,
-		Mend: func(ctx context.Context) error {
+		Recreate: func(ctx context.Context) error {
 			select { // as with a bucket (jetstream.Bucket.Gone): not while the server still removes what was there
 			case <-time.After(time.Second):
 			case <-ctx.Done():
@@ -630,7 +630,7 @@ func logHooks(log *slog.Logger, ready func()) node.Hooks {
 				from,
 				"what_to_do", "nothing; report it if it happens again: the log itself was whole")
 		},
-		Mended: func(p events.Partition, err error) {
+		Recreated: func(p events.Partition, err error) {
 			if err != nil {
 				log.Error("the log's stream is missing and cannot be made", "partition", p, "error", err, "what_to_do",
 					"see that NATS has room and quorum, and that this user may make streams")

@@ -98,10 +98,10 @@ func AwaitAnnounced(t testing.TB, ctx context.Context, ns *jetstream.Namespace, 
 				return false, err.Error()
 			}
 			if r.Ready.Len() == 0 || r.Models[model].String() != r.Ready.String() ||
-				since != nil && r.Beat < since[r.Node]+2 {
+				since != nil && r.Heartbeat < since[r.Node]+2 {
 				return false, string(e.Value)
 			}
-			beats[r.Node] = r.Beat
+			beats[r.Node] = r.Heartbeat
 		}
 		if since == nil && len(beats) == nodes {
 			since = beats

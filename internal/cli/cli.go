@@ -73,13 +73,13 @@ func Main(root *cobra.Command) int {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.PersistentFlags().String("config", "", "file of settings, YAML; flags and environment are stronger")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if err := settle(cmd); err != nil {
+		if err := fillFlags(cmd); err != nil {
 			return err
 		}
 		running = true
 		return nil
 	}
-	knowShells(root)
+	refuseUnknownShells(root)
 	cmd, err := root.ExecuteContextC(ctx)
 	said := ""
 	if err != nil {
@@ -115,8 +115,8 @@ func oneLine(text string) string {
 	return b.String()
 }
 
-// knowShells has cobra's completion command refuse a shell that it does not know, as other groups do.
-func knowShells(root *cobra.Command) {
+// refuseUnknownShells has cobra's completion command refuse a shell that it does not know, as other groups do.
+func refuseUnknownShells(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {
 		if cmd.Name() == "completion" {
@@ -144,8 +144,8 @@ func variable(flag string) string {
 	return "KVATLAS_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// settle fills in the flags that the command line left out, from the environment, then from the file.
-func settle(cmd *cobra.Command) error {
+// fillFlags fills in the flags that the command line left out, from the environment, then from the file.
+func fillFlags(cmd *cobra.Command) error {
 	set := func(f *pflag.Flag, value, from string) error {
 		if err := cmd.Flags().Set(f.Name, value); err != nil {
 			return fmt.Errorf("%s: %q does not fit --%s: %w", from, value, f.Name, err)

@@ -20,7 +20,8 @@ func TestHostJoinsAtOnce(t *testing.T) {
 	_, ns, bucket := place(t, ctx)
 	write := func(name, life string) {
 		t.Helper()
-		text, err := json.Marshal(Record{Version: RecordVersion, Node: name, Life: life, Beat: 100, Partitions: 8,
+		text, err := json.Marshal(Record{Version: RecordVersion, Node: name, Session: life, Heartbeat: 100,
+			Partitions:  8,
 			Replication: 1})
 		if err != nil {
 			t.Fatal(err)
@@ -39,7 +40,7 @@ func TestHostJoinsAtOnce(t *testing.T) {
 				"folder.") && life != "folder.2"
 		},
 		Waiting: func() { t.Error("it waits to see whether somebody lives under its name") },
-		Config: Config{Node: "host", Life: "folder.2", Partitions: 8, Replication: 1, Beat: time.Hour,
+		Config: Config{Node: "host", Session: "folder.2", Partitions: 8, Replication: 1, Heartbeat: time.Hour,
 			DeadAfter: 10 * time.Hour, Host: true},
 	})
 	if err != nil {
@@ -50,8 +51,8 @@ func TestHostJoinsAtOnce(t *testing.T) {
 	go func() { done <- m.Run(live) }()
 	m.Announce(ctx) // the first beat is over then, and no other comes for an hour
 	v := m.View()
-	if !v.Settled || len(v.Peers) != 1 || v.Peers[0].Node != "other" || s.Ready().Len() == 0 || s.Ready().Len() == 8 {
-		t.Errorf("settled %v, peers %v, keeps %v", v.Settled, v.Peers, s.Ready())
+	if !v.GraceOver || len(v.Peers) != 1 || v.Peers[0].Node != "other" || s.Ready().Len() == 0 || s.Ready().Len() == 8 {
+		t.Errorf("settled %v, peers %v, keeps %v", v.GraceOver, v.Peers, s.Ready())
 	}
 	if got := v.Self.Ready.Len(); got != s.Ready().Len() {
 		t.Errorf("%d partitions are announced, %d are kept", got, s.Ready().Len())
@@ -69,9 +70,10 @@ func TestHostJoinsAtOnce(t *testing.T) {
 // if the NATS server runs in its process it takes everything, else nothing.
 func TestHostTakesWithoutWriting(t *testing.T) {
 	for _, host := range []bool{false, true} {
-		m := New(Config{Node: "a", Life: "1", Partitions: 8, Beat: time.Second, DeadAfter: 5 * time.Second, Host: host})
-		m.Announce(Standing{}, false)
-		if took := len(m.Step(time.Second, 0, &Look{}).Take); took != map[bool]int{false: 0, true: 8}[host] {
+		m := New(Config{Node: "a", Session: "1", Partitions: 8, Heartbeat: time.Second, DeadAfter: 5 * time.Second,
+			Host: host})
+		m.Announce(Advertisement{}, false)
+		if took := len(m.Step(time.Second, 0, &Look{}).Acquire); took != map[bool]int{false: 0, true: 8}[host] {
 			t.Errorf("host %v: it took %d partitions", host, took)
 		}
 	}

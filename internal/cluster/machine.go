@@ -12,90 +12,90 @@ import (
 
 // Config is one machine's.
 type Config struct {
-	Node, Life  string
-	Build       string // of the program, for people
-	Partitions  uint32
-	Replication int           // 0: all nodes up to three, then two
-	Beat        time.Duration // between two steps, about
-	DeadAfter   time.Duration // of heard time without a beat
+	Node, Session string
+	Build         string // of the program, for people
+	Partitions    uint32
+	Replication   int           // 0: all nodes up to three, then two
+	Heartbeat     time.Duration // between two steps, about
+	DeadAfter     time.Duration // of heard time without a heartbeat
 
-	// Host says that the NATS server runs in this node's process. Others come to it later than the node does, so that
-	// it waits for nobody who may start with it, and it takes what it owns even if nothing can be written, as when the
-	// disk is full: whoever reads the bucket asks this server.
+	// Host says that the NATS server runs in this node's process. Other nodes connect to it later than this node, so it
+	// has no start-up grace. It acquires what it owns even if nothing can be written, as on a full disk: all who read
+	// the bucket ask this server.
 	Host bool
 }
 
-// A node that starts waits for others that start with it, lest each restore what the next one takes over. It waits no
-// more when nobody young was seen for the first time for settle, or after settleMost in all; and not at all where the
-// others have been there for long. Both are in beats of heard time.
+// A node that starts waits for others that start with it; otherwise each would restore what the next one takes over.
+// The wait ends when no starting node has appeared for startupGrace, or after startupGraceMax in all. There is none if
+// no other node is starting. Both are in heartbeats of heard time.
 const (
-	settle     = 0.75
-	settleMost = 10
-	youngBeats = 3 // a node that has written so many times at most is young
+	startupGrace       = 0.75
+	startupGraceMax    = 10
+	startingHeartbeats = 3 // a node that has written no more records is starting
 )
 
-// Actions are what a step asks for.
+// Actions is what a step asks for.
 type Actions struct {
-	Take    []events.Partition // restore and serve
+	Acquire []events.Partition // restore and serve
 	Release []events.Partition // stop serving and forget
 }
 
 // Machine decides for one node. Invariants:
 //  1. What is releasing is held.
-//  2. A partition that was announced as served is let go only after a look at the leader's records that began after its
-//     releasing was acknowledged.
-//  3. Nothing is taken before the node has settled.
+//  2. A partition that was announced as served is released only after a look at the leader's records that began after
+//     its releasing was acknowledged.
+//  3. Nothing is acquired before the start-up grace is over.
 type Machine struct {
-	cfg       Config
-	beat      uint64
-	held      Set
-	served    Set                         // of what is held: was announced as served, so that others may count on it
-	releasing map[events.Partition]uint64 // the first beat that announces it; 0: none yet
-	peers     map[string]*peer
-	odd       map[string]string // nodes that are left out, and why
-	leaving   bool
-	said      Record // as last announced
+	cfg         Config
+	heartbeat   uint64
+	held        Set
+	served      Set                         // of what is held: was announced as served, so that others may count on it
+	releasing   map[events.Partition]uint64 // the first heartbeat that announces it; 0: none yet
+	peers       map[string]*peer
+	unsupported map[string]string // nodes that are left out, and why
+	leaving     bool
+	announced   Record // as last announced
 
-	clock   time.Duration // heard time
-	acked   uint64        // the greatest beat acknowledged
-	ackedAt time.Duration
-	looked  bool          // others have been looked at after the first acknowledgement
-	settled bool          // others that start have been waited for
-	begun   time.Duration // when others were first looked at
-	stirred time.Duration // when a young one was last seen for the first time, or nobody but young ones was there
+	clock        time.Duration // heard time
+	acked        uint64        // the greatest heartbeat acknowledged
+	ackedAt      time.Duration
+	looked       bool          // others have been looked at after the first acknowledgement
+	graceOver    bool          // the start-up grace is over
+	begun        time.Duration // when others were first looked at
+	lastStarting time.Duration // when a starting node last appeared
 
-	nodes  []string   // of whom owners were reckoned
+	nodes  []string   // for which owners were computed
 	copies int        // how many owners each partition had then
 	owners [][]string // by partition
-	orders orders     // of all that live
+	orders orders     // of all that are alive
 }
 
 // peer is another node.
 type peer struct {
 	Seen
-	heard time.Duration // when its beat was last seen to change
-	beats bool          // it was seen to change
+	lastHeard time.Duration // when its heartbeat was last seen to change
+	renewed   bool          // it was seen to change
 }
 
 // New returns a machine that holds nothing.
 func New(cfg Config) *Machine {
 	return &Machine{cfg: cfg, releasing: map[events.Partition]uint64{}, peers: map[string]*peer{},
-		odd: map[string]string{}}
+		unsupported: map[string]string{}}
 }
 
 // Announce returns the record to be written now. s is what the node serves, which does not change; leave says that it
-// wants to let go of all, and is never taken back.
-func (m *Machine) Announce(s Standing, leave bool) Record {
-	m.beat++
+// wants to release everything, and is never withdrawn.
+func (m *Machine) Announce(s Advertisement, leave bool) Record {
+	m.heartbeat++
 	m.leaving = m.leaving || leave
 	r := Record{
-		Version: RecordVersion, Node: m.cfg.Node, Life: m.cfg.Life, Build: m.cfg.Build, Beat: m.beat,
+		Version: RecordVersion, Node: m.cfg.Node, Session: m.cfg.Session, Build: m.cfg.Build, Heartbeat: m.heartbeat,
 		Partitions:  m.cfg.Partitions,
-		Replication: m.cfg.Replication, Leaving: m.leaving, Standing: s,
+		Replication: m.cfg.Replication, Leaving: m.leaving, Advertisement: s,
 	}
-	for p, beat := range m.releasing {
-		if beat == 0 {
-			m.releasing[p] = m.beat
+	for p, since := range m.releasing {
+		if since == 0 {
+			m.releasing[p] = m.heartbeat
 		}
 		r.Releasing.Add(p)
 	}
@@ -104,22 +104,22 @@ func (m *Machine) Announce(s Standing, leave bool) Record {
 			m.served.Add(p)
 		}
 	}
-	m.said = r
+	m.announced = r
 	return r
 }
 
 // Releasing reports whether the next look must come from the leader.
 func (m *Machine) Releasing() bool { return len(m.releasing) > 0 }
 
-// Held is what the node has taken and not let go.
+// Held is what the node has acquired and not released.
 func (m *Machine) Held() Set { return slices.Clone(m.held) }
 
-// Step goes on to now, which is monotonic. acked is the greatest beat whose writing was acknowledged; look is nil if
+// Step goes on to now, which is monotonic. acked is the greatest heartbeat whose write was acknowledged; look is nil if
 // none succeeded.
 func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) {
 	if acked > m.acked {
 		if m.acked > 0 {
-			m.clock += min(now-m.ackedAt, 2*m.cfg.Beat)
+			m.clock += min(now-m.ackedAt, 2*m.cfg.Heartbeat)
 		}
 		m.acked, m.ackedAt = acked, now
 	}
@@ -127,27 +127,27 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 		return a
 	}
 	m.absorb(look)
-	m.settle()
+	m.endGrace()
 	m.assign()
 	for p := range events.Partition(m.cfg.Partitions) {
 		owners := m.owners[p]
 		mine := slices.Contains(owners, m.cfg.Node)
 		switch {
 		case mine && !m.held.Has(p):
-			if m.settled {
+			if m.graceOver {
 				m.held.Add(p)
-				a.Take = append(a.Take, p)
+				a.Acquire = append(a.Acquire, p)
 			}
-		case !mine && m.held.Has(p) && !m.served.Has(p): // nobody can have counted on it
+		case !mine && m.held.Has(p) && !m.served.Has(p): // no node can have counted on it
 			m.held.Remove(p)
 			a.Release = append(a.Release, p)
 		case mine || !m.held.Has(p) || !m.allReady(owners, p):
 			delete(m.releasing, p)
 		default:
-			beat, announced := m.releasing[p]
+			since, announced := m.releasing[p]
 			if !announced {
 				m.releasing[p] = 0
-			} else if beat != 0 && look.After >= beat {
+			} else if since != 0 && look.After >= since {
 				delete(m.releasing, p)
 				m.held.Remove(p)
 				m.served.Remove(p)
@@ -158,64 +158,64 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 	return a
 }
 
-// News reports whether others would pass over something if they went by what was announced last: a partition that they
-// know this node to serve has a model that they do not know of.
-func (m *Machine) News(s Standing) bool {
+// MustAnnounce reports whether other nodes, by what was announced last, would not ask this node about a model in a
+// partition that they know it to serve.
+func (m *Machine) MustAnnounce(s Advertisement) bool {
 	for model, of := range s.Models {
 		for _, p := range of.List() {
-			if m.said.serves(p) && !m.said.mayServe(p, model) {
+			if m.announced.serves(p) && !m.announced.mayServe(p, model) {
 				return true
 			}
 		}
 	}
 	for _, p := range s.Unlisted.List() {
-		if m.said.serves(p) && !m.said.Unlisted.Has(p) {
+		if m.announced.serves(p) && !m.announced.Unlisted.Has(p) {
 			return true
 		}
 	}
 	return false
 }
 
-// Hear takes what a node that is known has told of its record since the last look, and reports whether it is later than
-// what was known.
-func (m *Machine) Hear(s Seen) bool {
+// Receive updates a known node from a copy of its record that it has sent since the last look, and reports whether the
+// copy is later than what was known.
+func (m *Machine) Receive(s Seen) bool {
 	p := m.peers[s.Node]
-	if p == nil || s.Version != RecordVersion || s.Partitions != m.cfg.Partitions || s.Life != p.Life ||
-		s.Beat <= p.Beat || s.Revision <= p.Revision {
+	if p == nil || s.Version != RecordVersion || s.Partitions != m.cfg.Partitions || s.Session != p.Session ||
+		s.Heartbeat <= p.Heartbeat || s.Revision <= p.Revision {
 		return false
 	}
-	p.Seen, p.heard, p.beats = s, m.clock, true
+	p.Seen, p.lastHeard, p.renewed = s, m.clock, true
 	return true
 }
 
-// settle decides whether others that start are still waited for.
-func (m *Machine) settle() {
+// endGrace ends the start-up grace when that is due.
+func (m *Machine) endGrace() {
 	if !m.looked {
 		m.looked, m.begun = true, m.clock
-		young := true
+		starting := true
 		for _, p := range m.peers {
-			young = young && p.young()
+			starting = starting && p.starting()
 		}
-		m.settled = m.cfg.Host || !young
+		m.graceOver = m.cfg.Host || !starting
 	}
-	beats := func(since time.Duration) float64 { return float64(m.clock-since) / float64(m.cfg.Beat) }
-	m.settled = m.settled || beats(m.stirred) >= settle || beats(m.begun) >= settleMost
+	beats := func(since time.Duration) float64 { return float64(m.clock-since) / float64(m.cfg.Heartbeat) }
+	m.graceOver = m.graceOver || beats(m.lastStarting) >= startupGrace || beats(m.begun) >= startupGraceMax
 }
 
-// young reports whether a node has begun to live a moment ago.
-func (s *Seen) young() bool { return s.Beat <= youngBeats }
+// starting reports whether a node has started a moment ago.
+func (s *Seen) starting() bool { return s.Heartbeat <= startingHeartbeats }
 
-// absorb takes a look at the records.
+// absorb updates what is known from a look at the records.
 func (m *Machine) absorb(look *Look) {
 	there := map[string]bool{}
-	clear(m.odd)
+	clear(m.unsupported)
 	for i := range look.Records {
 		s := &look.Records[i]
 		if s.Node == m.cfg.Node {
 			continue
 		}
 		if s.Version != RecordVersion || s.Partitions != m.cfg.Partitions {
-			m.odd[s.Node] = fmt.Sprintf(
+			m.unsupported[s.Node] = fmt.Sprintf(
 				"node %s writes records of version %d for %d partitions; this one of version %d for %d: they do not work together",
 				s.Node, s.Version, s.Partitions, RecordVersion, m.cfg.Partitions)
 			continue
@@ -224,15 +224,15 @@ func (m *Machine) absorb(look *Look) {
 		p := m.peers[s.Node]
 		switch {
 		case p == nil:
-			m.peers[s.Node] = &peer{Seen: *s, heard: m.clock}
-			if s.young() {
-				m.stirred = m.clock
+			m.peers[s.Node] = &peer{Seen: *s, lastHeard: m.clock}
+			if s.starting() {
+				m.lastStarting = m.clock
 			}
-		case s.Revision > p.Revision, // else it is of a replica that is behind what was seen before,
-			// or of a bucket that was made anew
-			s.Life == p.Life && s.Beat > p.Beat, !m.alive(p) && s.Revision != p.Revision:
-			if s.Beat != p.Beat || s.Life != p.Life {
-				p.heard, p.beats = m.clock, true
+		case s.Revision > p.Revision, // else the replica that answered is behind what was seen before,
+			// or the bucket was recreated
+			s.Session == p.Session && s.Heartbeat > p.Heartbeat, !m.alive(p) && s.Revision != p.Revision:
+			if s.Heartbeat != p.Heartbeat || s.Session != p.Session {
+				p.lastHeard, p.renewed = m.clock, true
 			}
 			p.Seen = *s
 		}
@@ -244,9 +244,9 @@ func (m *Machine) absorb(look *Look) {
 	}
 }
 
-func (m *Machine) alive(p *peer) bool { return m.clock-p.heard <= m.cfg.DeadAfter }
+func (m *Machine) alive(p *peer) bool { return m.clock-p.lastHeard <= m.cfg.DeadAfter }
 
-// assign reckons the owners of all partitions, if the nodes are others than last time.
+// assign computes the owners of all partitions if the nodes have changed.
 func (m *Machine) assign() {
 	var nodes []string
 	most := 0
@@ -270,17 +270,17 @@ func (m *Machine) assign() {
 	}
 }
 
-// allReady reports whether a partition has owners and all of them have it, mean to keep it, and have been heard.
+// allReady reports whether a partition has owners and all of them are ready, are not releasing it, and have been heard.
 func (m *Machine) allReady(owners []string, p events.Partition) bool {
 	for _, name := range owners {
-		if o := m.peers[name]; o == nil || !o.beats || !m.alive(o) || !o.counts(p) {
+		if o := m.peers[name]; o == nil || !o.renewed || !m.alive(o) || !o.counts(p) {
 			return false
 		}
 	}
 	return len(owners) > 0
 }
 
-// Alone reports whether no other node lives that could take what this one lets go.
+// Alone reports whether no other node is alive that could acquire what this one releases.
 func (m *Machine) Alone() bool {
 	for _, p := range m.peers {
 		if m.alive(p) && !p.Leaving {
@@ -290,10 +290,10 @@ func (m *Machine) Alone() bool {
 	return true
 }
 
-// Left reports whether a node that leaves has nothing left, or nobody to leave it to.
-func (m *Machine) Left() bool { return m.leaving && m.looked && (m.held.Len() == 0 || m.Alone()) }
+// Left reports whether a node that leaves has released everything, or no node can acquire it.
+func (m *Machine) Drained() bool { return m.leaving && m.looked && (m.held.Len() == 0 || m.Alone()) }
 
-// Peers lists the other nodes that are believed to live, by name.
+// Peers lists the other nodes that are believed alive, by name.
 func (m *Machine) Peers() (list []Record) {
 	for _, p := range m.peers {
 		if m.alive(p) {
@@ -304,9 +304,9 @@ func (m *Machine) Peers() (list []Record) {
 	return list
 }
 
-// Gone lists the nodes that are believed dead and whose records are there still, by name. One that has said that it
-// leaves is not missed.
-func (m *Machine) Gone() (list []string) {
+// Dead lists the nodes that are believed dead and whose records still exist, by name. Nodes that announced that they
+// leave are not listed.
+func (m *Machine) Dead() (list []string) {
 	for name, p := range m.peers {
 		if !m.alive(p) && !p.Leaving {
 			list = append(list, name)
@@ -318,14 +318,15 @@ func (m *Machine) Gone() (list []string) {
 
 // Problems says which nodes are left out, and why.
 func (m *Machine) Problems() (list []string) {
-	for _, why := range m.odd {
+	for _, why := range m.unsupported {
 		list = append(list, why)
 	}
 	slices.Sort(list)
 	return list
 }
 
-// Replication is how many owners a partition has among n nodes, if the most that any asks for is asked.
+// Replication is how many owners a partition has among n nodes; asked is the most that any of them asks for, 0 if none
+// does.
 func Replication(n, asked int) int {
 	switch {
 	case asked > 0:

@@ -30,7 +30,7 @@ func TestSetAsText(t *testing.T) {
 		}
 	}
 	var r Record
-	if b, err := json.Marshal(Record{Node: "a", Standing: Standing{Ready: SetOf(1, 2)}}); err != nil ||
+	if b, err := json.Marshal(Record{Node: "a", Advertisement: Advertisement{Ready: SetOf(1, 2)}}); err != nil ||
 		json.Unmarshal(b, &r) != nil || r.Ready.Len() != 2 {
 		t.Errorf("%s, %v, %+v", b, err, r)
 	}
@@ -82,16 +82,17 @@ func TestMovementIsBounded(t *testing.T) {
 // TestOthersThatDoNotFit has nodes with another number of partitions or another version: they own nothing here, and are
 // named.
 func TestOthersThatDoNotFit(t *testing.T) {
-	m := New(Config{Node: "a", Life: "1", Partitions: 4, Beat: time.Second, DeadAfter: 5 * time.Second})
+	m := New(Config{Node: "a", Session: "1", Partitions: 4, Heartbeat: time.Second, DeadAfter: 5 * time.Second})
 	var a Actions
 	for beat := range uint64(2) {
-		m.Announce(Standing{}, false)
+		m.Announce(Advertisement{}, false)
 		a = m.Step(time.Duration(beat)*time.Second, beat+1, &Look{Records: []Seen{
-			{Record{Version: 1, Node: "b", Beat: 1, Partitions: 8}, 1}, {Record{Version: 2, Node: "c", Beat: 1,
+			{Record{Version: 1, Node: "b", Heartbeat: 1, Partitions: 8},
+				1}, {Record{Version: 2, Node: "c", Heartbeat: 1,
 				Partitions: 4}, 2},
 		}})
 	}
-	if len(a.Take) != 4 || len(m.Peers()) != 0 {
+	if len(a.Acquire) != 4 || len(m.Peers()) != 0 {
 		t.Errorf("%+v, peers %+v", a, m.Peers())
 	}
 	if said := strings.Join(m.Problems(), "\n"); len(m.Problems()) != 2 ||
@@ -103,16 +104,16 @@ func TestOthersThatDoNotFit(t *testing.T) {
 
 // TestSilenceOfNATSAgesNobody lets an hour pass in which nothing is acknowledged.
 func TestSilenceOfNATSAgesNobody(t *testing.T) {
-	m := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 1, Beat: time.Second,
+	m := New(Config{Node: "a", Session: "1", Partitions: 64, Replication: 1, Heartbeat: time.Second,
 		DeadAfter: 5 * time.Second})
 	now, beat := time.Duration(0), uint64(0)
-	other := Seen{Record{Version: RecordVersion, Node: "b", Beat: 100, Partitions: 64}, 1}
+	other := Seen{Record{Version: RecordVersion, Node: "b", Heartbeat: 100, Partitions: 64}, 1}
 	taken := 0
 	step := func(d time.Duration, heard bool) {
 		now += d
-		m.Announce(Standing{}, false)
+		m.Announce(Advertisement{}, false)
 		if beat++; heard {
-			taken += len(m.Step(now, beat, &Look{Records: []Seen{other}}).Take)
+			taken += len(m.Step(now, beat, &Look{Records: []Seen{other}}).Acquire)
 		} else {
 			m.Step(now, beat-1, nil)
 		}
@@ -149,22 +150,22 @@ func TestAStart(t *testing.T) {
 		"to others":         {{[]uint64{100, 200, 1}, 64}},
 		"a crowd":           crowd,
 	} {
-		m, taken := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 100, Beat: time.Second,
+		m, taken := New(Config{Node: "a", Session: "1", Partitions: 64, Replication: 100, Heartbeat: time.Second,
 			DeadAfter: time.Hour}), 0
 		for i, s := range steps {
 			look := &Look{}
 			for k, beat := range s.beats {
 				look.Records = append(look.Records,
-					Seen{Record{Version: RecordVersion, Node: fmt.Sprint("b", k), Beat: beat, Partitions: 64},
+					Seen{Record{Version: RecordVersion, Node: fmt.Sprint("b", k), Heartbeat: beat, Partitions: 64},
 						uint64(100*i + k + 1)})
 			}
-			m.Announce(Standing{}, false)
-			taken = len(m.Step(time.Duration(i)*time.Second, uint64(i+1), look).Take)
-			if settled := m.View().Settled; name != "a crowd" && taken != s.take || settled != (taken > 0) &&
+			m.Announce(Advertisement{}, false)
+			taken = len(m.Step(time.Duration(i)*time.Second, uint64(i+1), look).Acquire)
+			if settled := m.View().GraceOver; name != "a crowd" && taken != s.take || settled != (taken > 0) &&
 				name != "a crowd" {
 				t.Errorf("%s: at beat %d it takes %d, want %d; settled: %v", name, i+1, taken, s.take, settled)
 			}
-			if name == "a crowd" && (taken > 0) != (i == settleMost) {
+			if name == "a crowd" && (taken > 0) != (i == startupGraceMax) {
 				t.Errorf("%s: at beat %d it takes %d", name, i+1, taken)
 			}
 		}
@@ -174,21 +175,21 @@ func TestAStart(t *testing.T) {
 // TestWhatNobodyCountsOnIsLetGoAtOnce: an owner that comes while this node still restores takes over; what this node
 // serves stays until that one is ready.
 func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
-	m := New(Config{Node: "a", Life: "1", Partitions: 64, Replication: 1, Beat: time.Second,
+	m := New(Config{Node: "a", Session: "1", Partitions: 64, Replication: 1, Heartbeat: time.Second,
 		DeadAfter: 5 * time.Second})
 	var ready Set
 	var look Look
 	step := func(beat uint64) Actions {
-		m.Announce(Standing{Ready: ready}, false)
+		m.Announce(Advertisement{Ready: ready}, false)
 		return m.Step(time.Duration(beat)*time.Second, beat, &look)
 	}
 	step(1)
-	if a := step(2); len(a.Take) != 64 {
-		t.Fatalf("alone it takes %d", len(a.Take))
+	if a := step(2); len(a.Acquire) != 64 {
+		t.Fatalf("alone it takes %d", len(a.Acquire))
 	}
 	ready = SetOf(0, 1, 2, 3, 4, 5, 6, 7)
 	step(3)
-	look.Records = []Seen{{Record{Version: RecordVersion, Node: "b", Beat: 1, Partitions: 64}, 1}}
+	look.Records = []Seen{{Record{Version: RecordVersion, Node: "b", Heartbeat: 1, Partitions: 64}, 1}}
 	released := step(4).Release
 	for p := range events.Partition(64) {
 		gone, owned := slices.Contains(released, p), Order([]string{"a", "b"}, p)[0] == "a"
@@ -206,21 +207,21 @@ func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
 // of the leader one of them stays.
 func TestTwoThatLetGoForEachOther(t *testing.T) {
 	name := Order([]string{"x", "y"}, 0) // the first owns partition 0
-	all := Standing{Ready: SetOf(0)}
+	all := Advertisement{Ready: SetOf(0)}
 	var machines [2]*Machine
 	bucket, beats, revision := [2]Seen{}, [2]uint64{}, uint64(0)
 	now := time.Duration(0)
 	announce := func(i int, leave bool) {
 		revision++
 		bucket[i] = Seen{machines[i].Announce(all, leave), revision}
-		beats[i] = bucket[i].Beat
+		beats[i] = bucket[i].Heartbeat
 	}
 	step := func(i int, records [2]Seen, after uint64) []events.Partition {
 		now += time.Second
 		return machines[i].Step(now, beats[i], &Look{Records: records[:], After: after}).Release
 	}
 	for i := range machines {
-		machines[i] = New(Config{Node: name[i], Life: "1", Partitions: 1, Replication: 1, Beat: time.Second,
+		machines[i] = New(Config{Node: name[i], Session: "1", Partitions: 1, Replication: 1, Heartbeat: time.Second,
 			DeadAfter: 10 * time.Second})
 	}
 	announce(1, false)
@@ -262,21 +263,21 @@ func TestTwoThatLetGoForEachOther(t *testing.T) {
 // TestNews asks what others would pass over, and has a machine hear of it, of what is older, and of what is not for it.
 func TestNews(t *testing.T) {
 	config := func(name string) Config {
-		return Config{Node: name, Life: name + "1", Partitions: 8, Replication: 2, Beat: time.Second,
+		return Config{Node: name, Session: name + "1", Partitions: 8, Replication: 2, Heartbeat: time.Second,
 			DeadAfter: 5 * time.Second}
 	}
-	serving := func(models map[string]Set) Standing {
-		s := Standing{Ready: SetOf(1, 2)}
+	serving := func(models map[string]Set) Advertisement {
+		s := Advertisement{Ready: SetOf(1, 2)}
 		s.SetModels(models)
 		return s
 	}
 	a, b := New(config("a")), New(config("b"))
-	if a.News(serving(map[string]Set{"m": SetOf(1)})) {
+	if a.MustAnnounce(serving(map[string]Set{"m": SetOf(1)})) {
 		t.Error("nobody knows that it serves anything, and asks whoever might")
 	}
 	first := Seen{Record: a.Announce(serving(nil), false), Revision: 1}
-	b.Announce(Standing{}, false)
-	if b.Hear(first) {
+	b.Announce(Advertisement{}, false)
+	if b.Receive(first) {
 		t.Error("a node was heard that no look has shown")
 	}
 	b.Step(0, 1, &Look{Records: []Seen{first}})
@@ -286,24 +287,25 @@ func TestNews(t *testing.T) {
 	other := some
 	other.Ready = SetOf(1, 2, 3)
 	other.Models = map[string]Set{"m": SetOf(3)} // nobody knows that it serves 3
-	if a.News(none) || !a.News(some) || !a.News(unlisted) || a.News(other) {
-		t.Errorf("%v %v %v %v", a.News(none), a.News(some), a.News(unlisted), a.News(other))
+	if a.MustAnnounce(none) || !a.MustAnnounce(some) || !a.MustAnnounce(unlisted) || a.MustAnnounce(other) {
+		t.Errorf("%v %v %v %v", a.MustAnnounce(none), a.MustAnnounce(some), a.MustAnnounce(unlisted),
+			a.MustAnnounce(other))
 	}
 	second := Seen{Record: a.Announce(some, false), Revision: 2}
-	if a.News(some) || a.News(none) {
+	if a.MustAnnounce(some) || a.MustAnnounce(none) {
 		t.Error("what is announced is no news, nor is what goes")
 	}
 	stranger, late, former, foreign := second, second, second, second
-	stranger.Node, late.Revision, former.Life, foreign.Version = "c", 1, "a0", RecordVersion+1
+	stranger.Node, late.Revision, former.Session, foreign.Version = "c", 1, "a0", RecordVersion+1
 	for _, s := range []Seen{stranger, late, former, foreign, first} {
-		if b.Hear(s) || b.View().MayServe(2, "m") {
+		if b.Receive(s) || b.View().MayServe(2, "m") {
 			t.Errorf("was heard: %+v", s)
 		}
 	}
-	if !b.Hear(second) || !b.View().MayServe(2, "m") || b.View().MayServe(1, "m") {
+	if !b.Receive(second) || !b.View().MayServe(2, "m") || b.View().MayServe(1, "m") {
 		t.Errorf("was not heard: %+v", b.View())
 	}
-	if b.Hear(second) {
+	if b.Receive(second) {
 		t.Error("twice")
 	}
 	b.Step(time.Second, 2, &Look{Records: []Seen{first}}) // of a replica that is behind

@@ -11,52 +11,53 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// ErrTaken says that another process lives under this node's name.
-var ErrTaken = errors.New("another process has this node's name")
+// ErrNameInUse says that another process runs under this node's name.
+var ErrNameInUse = errors.New("another process has this node's name")
 
 // Keeper is what keeps partitions. Its methods return at once and are called from the member's goroutine.
 type Keeper interface {
-	// Keep says which partitions are to be kept from now on: those that are new are restored and served, those that are
-	// no longer among them are forgotten. It is told after each look, changed or not.
+	// Keep says which partitions are to be kept from now on. The keeper restores and serves new ones, and drops those
+	// that are no longer in the set. It is called after each look, changed or not.
 	Keep(set Set)
 
-	// Standing is what is served now. The keeper does not change it afterwards.
-	Standing() Standing
+	// Advertisement is what is served now. The keeper does not change it afterwards.
+	Advertisement() Advertisement
 
-	// Stirred is where something comes when what Standing says of models may have become more.
-	Stirred() <-chan struct{}
+	// ModelsChanged receives a value when the models in Advertisement may have become more.
+	ModelsChanged() <-chan struct{}
 }
 
 // MemberConfig is one member's.
 type MemberConfig struct {
-	Config                         // Life must differ from that of any other process
-	Namespace *jetstream.Namespace // where members tell each other what cannot wait
+	Config                         // Session must differ from that of any other process
+	Namespace *jetstream.Namespace // where members send what cannot wait
 	Bucket    *jetstream.Bucket    // of nodes
 	Keeper    Keeper
 
-	// Drain bounds how long a member that is told to end waits until others have taken what it has; default 20 s.
+	// Drain bounds how long a member that ends waits until other nodes have acquired what it has; default 20 s.
 	Drain time.Duration
 
-	// Dead, if not nil, reports whether the process of another life is known to have ended, whatever its record looks
-	// like.
+	// Dead, if not nil, reports whether the process of another session is known to have ended, whatever its record
+	// says.
 	Dead func(life string) bool
 
-	// Waiting, if not nil, is called once if Join must wait to see whether another process lives under this name.
+	// Waiting, if not nil, is called once if Join must wait to see whether another process runs under this name.
 	Waiting func()
 
-	// Viewed, if not nil, is told each new view, from the goroutine of Run.
+	// Viewed, if not nil, is called with each new view, from the goroutine of Run.
 	Viewed func(*View)
 
-	// Mend, if not nil, makes the bucket anew; it is called when it was deleted. Mended, if not nil, is told of it, or
-	// why it failed.
-	Mend   func(context.Context) error
-	Mended func(error)
+	// Recreate, if not nil, creates the bucket again; it is called when the bucket was deleted. Recreated, if not nil,
+	// is called with its result.
+	Recreate  func(context.Context) error
+	Recreated func(error)
 
-	// Trouble, if not nil, is told what keeps the member from being heard; nil when it is heard again.
+	// Trouble, if not nil, is called with what keeps other nodes from hearing this member; with nil when they hear it
+	// again.
 	Trouble func(error)
 }
 
-// Member keeps one node's record, looks at the others', and has the keeper do what the machine says.
+// Member keeps one node's record, reads the others', and has the keeper carry out what the machine decides.
 type Member struct {
 	cfg      MemberConfig
 	machine  *Machine
@@ -66,9 +67,9 @@ type Member struct {
 	asked    chan chan struct{} // of Announce: closed when the record has been written
 }
 
-// Join claims the node's name. If a record of another process is there and its beat goes on, the error wraps
-// [ErrTaken]; one that stands still for DeadAfter, while this process does not, is taken over, by compare-and-set. What
-// that process writes afterwards fails, and ends it.
+// Join claims the node's name. If there is a record of another process and its heartbeat goes on, the error wraps
+// [ErrNameInUse]. A record that does not change for DeadAfter, while this process is not paused, is taken over by
+// compare-and-set. What that process writes afterwards fails, and ends it.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if cfg.Drain <= 0 {
 		cfg.Drain = 20 * time.Second
@@ -80,11 +81,11 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	m := &Member{cfg: cfg, machine: New(cfg.Config), key: key, asked: make(chan chan struct{})}
 	m.view.Store(m.machine.View())
 	if cfg.Dead != nil {
-		if err := m.bury(ctx); err != nil {
+		if err := m.removeDead(ctx); err != nil {
 			return nil, err
 		}
 	}
-	tick := time.NewTicker(cfg.Beat)
+	tick := time.NewTicker(cfg.Heartbeat)
 	defer tick.Stop()
 	var first *jetstream.Entry
 	for silent := (silence{at: time.Now()}); ; {
@@ -101,11 +102,11 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			if first = &entry; cfg.Waiting != nil {
 				cfg.Waiting()
 			}
-		case entry.Revision < first.Revision: // the bucket is that of an earlier time
+		case entry.Revision < first.Revision: // the bucket was restored from an earlier time
 			first, silent = &entry, silence{at: time.Now()}
 		case entry.Revision != first.Revision:
-			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrTaken)
-		case silent.heard(time.Now(), cfg.Beat) > cfg.DeadAfter:
+			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrNameInUse)
+		case silent.heard(time.Now(), cfg.Heartbeat) > cfg.DeadAfter:
 			m.revision = entry.Revision
 			return m, m.begin(ctx)
 		}
@@ -120,12 +121,12 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 // dead reports whether a record is of a process that is known to have ended.
 func (m *Member) dead(e *jetstream.Entry) bool {
 	var r Record
-	return m.cfg.Dead != nil && json.Unmarshal(e.Value, &r) == nil && m.cfg.Dead(r.Life)
+	return m.cfg.Dead != nil && json.Unmarshal(e.Value, &r) == nil && m.cfg.Dead(r.Session)
 }
 
-// bury removes the records of other names whose processes are known to have ended. What cannot be written goes by its
-// age.
-func (m *Member) bury(ctx context.Context) error {
+// removeDead removes the records of other names whose processes are known to have ended. What cannot be removed
+// expires.
+func (m *Member) removeDead(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()
 	entries, err := m.cfg.Bucket.All(ctx)
@@ -140,23 +141,23 @@ func (m *Member) bury(ctx context.Context) error {
 	return nil
 }
 
-// silence is for how long somebody was listened to who said nothing. Between two looks that are far apart this process
-// may have stood still, and the other one with it: that counts as two beats, as for [Machine].
+// silence measures for how long a record has not changed. Between two looks that are far apart this process may have
+// been paused, and the other one with it: that counts as two heartbeats, as for [Machine].
 type silence struct {
 	at     time.Time // of the last look
 	lasted time.Duration
 }
 
-// heard tells of a look, and returns how long the silence has lasted.
-func (s *silence) heard(now time.Time, beat time.Duration) time.Duration {
-	s.lasted += min(now.Sub(s.at), 2*beat)
+// heard adds a look, and returns how long the silence has lasted.
+func (s *silence) heard(now time.Time, heartbeat time.Duration) time.Duration {
+	s.lasted += min(now.Sub(s.at), 2*heartbeat)
 	s.at = now
 	return s.lasted
 }
 
-// begin claims the name. What cannot be written now will be by Run, or it fails there for the same reason.
+// begin claims the name. What cannot be written now is written by Run, or Run fails for the same reason.
 func (m *Member) begin(ctx context.Context) error {
-	if err := m.write(ctx, Standing{}, false); errors.Is(err, ErrTaken) {
+	if err := m.write(ctx, Advertisement{}, false); errors.Is(err, ErrNameInUse) {
 		return err
 	}
 	return ctx.Err()
@@ -165,8 +166,8 @@ func (m *Member) begin(ctx context.Context) error {
 // View returns what is known now. Any goroutine may call it.
 func (m *Member) View() *View { return m.view.Load() }
 
-// write announces, once. An error that wraps ErrTaken is the end.
-func (m *Member) write(ctx context.Context, s Standing, leave bool) error {
+// write announces the node, once. An error that wraps ErrNameInUse is the end.
+func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 	text, err := json.Marshal(m.machine.Announce(s, leave))
 	if err != nil {
 		return err
@@ -184,16 +185,17 @@ func (m *Member) write(ctx context.Context, s Standing, leave bool) error {
 	entry, lastErr := m.cfg.Bucket.Latest(ctx, m.key)
 	var there Record
 	switch {
-	case errors.Is(lastErr, jetstream.ErrNotFound): // it has gone by its age, or somebody has removed it
+	case errors.Is(lastErr, jetstream.ErrNotFound): // it has expired, or another process has removed it
 		m.revision = entry.Revision
 	case lastErr != nil:
 		return lastErr
-	case json.Unmarshal(entry.Value, &there) == nil && there.Life == m.cfg.Life: // an attempt of ours arrived late
+	case json.Unmarshal(entry.Value, &there) == nil && there.Session == m.cfg.Session: // a late write of ours
 		m.revision = entry.Revision
-	case entry.Revision < m.revision: // the bucket is that of an earlier time: who wrote this has lost the name since
+	case entry.Revision < m.revision:
+		// The bucket was restored from an earlier time; the writer of this has lost the name since.
 		m.revision = entry.Revision
 	default:
-		return fmt.Errorf("node %s: %w", m.cfg.Node, ErrTaken)
+		return fmt.Errorf("node %s: %w", m.cfg.Node, ErrNameInUse)
 	}
 	return err
 }
@@ -226,22 +228,22 @@ func (m *Member) look(ctx context.Context, acked uint64) (*Look, error) {
 	return look, nil
 }
 
-// soonest is the least time between two beats when there is news.
+// soonest is the least time between two writes that do not wait for a heartbeat.
 const soonest = 100 * time.Millisecond
 
-// tell says what was written to who has looked already. Who does not hear it looks again after a beat.
-func (m *Member) tell() {
-	text, err := json.Marshal(Seen{Record: m.machine.said, Revision: m.revision})
+// broadcast sends what was written to the other nodes. A node that does not receive it looks again after a heartbeat.
+func (m *Member) broadcast() {
+	text, err := json.Marshal(Seen{Record: m.machine.announced, Revision: m.revision})
 	if err == nil {
 		// fails only without a connection
 		_ = m.cfg.Namespace.Conn().Send(jetstream.NodesSubject(m.cfg.Namespace.Name()), "", text)
 	}
 }
 
-// hear takes what another member tells.
-func (m *Member) hear(text []byte) {
+// receive updates the view from what another member has sent.
+func (m *Member) receive(text []byte) {
 	var s Seen
-	if json.Unmarshal(text, &s) == nil && m.machine.Hear(s) {
+	if json.Unmarshal(text, &s) == nil && m.machine.Receive(s) {
 		m.show()
 	}
 }
@@ -256,8 +258,8 @@ func (m *Member) show() *View {
 	return view
 }
 
-// Announce has Run write what the keeper serves now, without waiting for the next beat, and returns when that is done,
-// or ctx has ended. Any goroutine may call it.
+// Announce has Run write what the keeper serves now, without waiting for the next heartbeat. It returns when that is
+// done, or ctx has ended. Any goroutine may call it.
 func (m *Member) Announce(ctx context.Context) {
 	done := make(chan struct{})
 	select {
@@ -271,12 +273,12 @@ func (m *Member) Announce(ctx context.Context) {
 	}
 }
 
-// Run keeps the node a member until ctx ends, and then until others have taken what it has, or for Drain. The error
-// wraps [ErrTaken] if another process took its name.
+// Run keeps the node a member until ctx ends, and then until other nodes have acquired what it has, or for Drain. The
+// error wraps [ErrNameInUse] if another process took its name.
 func (m *Member) Run(ctx context.Context) error {
 	working := context.WithoutCancel(ctx)
 	begun, acked := time.Now(), uint64(0)
-	tick := time.NewTicker(m.cfg.Beat)
+	tick := time.NewTicker(m.cfg.Heartbeat)
 	defer tick.Stop()
 	heard, over := make(chan []byte), make(chan struct{})
 	deaf, err := m.cfg.Namespace.Conn().Subscribe(jetstream.NodesSubject(m.cfg.Namespace.Name()),
@@ -292,10 +294,10 @@ func (m *Member) Run(ctx context.Context) error {
 	defer close(over)
 	var drained <-chan time.Time
 	troubled := false
-	var asked chan struct{} // who called Announce waits for it
+	var asked chan struct{} // the caller of Announce waits for it
 	for {
 		leave := ctx.Err() != nil
-		if leave && m.cfg.Host { // nobody hears anything without this process
+		if leave && m.cfg.Host { // no node hears anything without this process
 			if !troubled {
 				_ = m.remove(working) // else the process that comes next knows that this one has ended
 			}
@@ -304,16 +306,16 @@ func (m *Member) Run(ctx context.Context) error {
 		if leave && drained == nil {
 			drained = time.After(m.cfg.Drain)
 		}
-		standing := m.cfg.Keeper.Standing()
-		news, wrote := m.machine.News(standing), time.Now()
-		err := m.write(working, standing, leave)
-		if errors.Is(err, ErrTaken) {
+		advertised := m.cfg.Keeper.Advertisement()
+		news, wrote := m.machine.MustAnnounce(advertised), time.Now()
+		err := m.write(working, advertised, leave)
+		if errors.Is(err, ErrNameInUse) {
 			return err
 		}
 		var look *Look
 		if err == nil {
-			if acked = m.machine.beat; news {
-				m.tell()
+			if acked = m.machine.heartbeat; news {
+				m.broadcast()
 			}
 		}
 		if err == nil || m.cfg.Host {
@@ -325,18 +327,18 @@ func (m *Member) Run(ctx context.Context) error {
 			m.cfg.Trouble(err)
 		}
 		if err != nil {
-			m.mend(working)
+			m.recreate(working)
 		}
 		troubled = err != nil
 		m.machine.Step(time.Since(begun), acked, look)
-		if view := m.show(); view.Settled {
+		if view := m.show(); view.GraceOver {
 			m.cfg.Keeper.Keep(view.Owned)
 		}
 		if asked != nil {
 			close(asked)
 			asked = nil
 		}
-		if leave && m.machine.Left() {
+		if leave && m.machine.Drained() {
 			return m.remove(working)
 		}
 		ended := ctx.Done()
@@ -346,12 +348,12 @@ func (m *Member) Run(ctx context.Context) error {
 		var early <-chan time.Time
 		for waiting := true; waiting; {
 			select {
-			case <-m.cfg.Keeper.Stirred():
-				if early == nil && m.machine.News(m.cfg.Keeper.Standing()) {
+			case <-m.cfg.Keeper.ModelsChanged():
+				if early == nil && m.machine.MustAnnounce(m.cfg.Keeper.Advertisement()) {
 					early = time.After(soonest - time.Since(wrote))
 				}
 			case text := <-heard:
-				m.hear(text)
+				m.receive(text)
 			case asked = <-m.asked:
 				waiting = false
 			case <-tick.C:
@@ -367,9 +369,9 @@ func (m *Member) Run(ctx context.Context) error {
 	}
 }
 
-// mend makes the bucket anew if it was deleted. All nodes that live write themselves into it again.
-func (m *Member) mend(ctx context.Context) {
-	if m.cfg.Mend == nil {
+// recreate creates the bucket again if it was deleted. All nodes that are alive write their records again.
+func (m *Member) recreate(ctx context.Context) {
+	if m.cfg.Recreate == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
@@ -377,12 +379,12 @@ func (m *Member) mend(ctx context.Context) {
 	if !m.cfg.Bucket.Gone(ctx) {
 		return
 	}
-	if err := m.cfg.Mend(ctx); m.cfg.Mended != nil {
-		m.cfg.Mended(err)
+	if err := m.cfg.Recreate(ctx); m.cfg.Recreated != nil {
+		m.cfg.Recreated(err)
 	}
 }
 
-// remove takes the record out of the bucket, so that nobody waits for this node's death.
+// remove deletes the record, so that no node waits until this one is found dead.
 func (m *Member) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()

@@ -17,10 +17,10 @@ const patience = 4 * time.Minute
 
 // shelf is a keeper that is ready at once.
 type shelf struct {
-	mu      sync.Mutex
-	set     Set
-	models  map[string]Set
-	stirred chan struct{}
+	mu           sync.Mutex
+	set          Set
+	models       map[string]Set
+	lastStarting chan struct{}
 }
 
 func (s *shelf) Keep(set Set) {
@@ -29,15 +29,15 @@ func (s *shelf) Keep(set Set) {
 	s.set = set
 }
 
-func (s *shelf) Standing() Standing {
-	st := Standing{Ready: s.Ready()}
+func (s *shelf) Advertisement() Advertisement {
+	st := Advertisement{Ready: s.Ready()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st.SetModels(s.models)
 	return st
 }
 
-func (s *shelf) Stirred() <-chan struct{} { return s.stirred }
+func (s *shelf) ModelsChanged() <-chan struct{} { return s.lastStarting }
 
 func (s *shelf) Ready() Set {
 	s.mu.Lock()
@@ -92,7 +92,7 @@ func TestMembers(t *testing.T) {
 	config := func(name string, s *shelf) MemberConfig {
 		lives++
 		return MemberConfig{Namespace: ns, Bucket: bucket, Keeper: s, Config: Config{
-			Node: name, Life: fmt.Sprint(lives), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond,
+			Node: name, Session: fmt.Sprint(lives), Partitions: 8, Replication: 1, Heartbeat: 50 * time.Millisecond,
 			DeadAfter: time.Second,
 		}}
 	}
@@ -125,7 +125,7 @@ func TestMembers(t *testing.T) {
 	until("they share", func() bool {
 		return a.Ready().Len()+b.Ready().Len() == 8 && b.Ready().Len() > 0 && len(b.View().Peers) == 1
 	})
-	if _, err := Join(ctx, config("a", &shelf{})); !errors.Is(err, ErrTaken) {
+	if _, err := Join(ctx, config("a", &shelf{})); !errors.Is(err, ErrNameInUse) {
 		t.Fatalf("a second a: %v", err)
 	}
 	b.end()
@@ -139,7 +139,7 @@ func TestMembers(t *testing.T) {
 	// A process that is held, and whose name another takes meanwhile, ends when it goes on.
 	c := patient(must1(Join(ctx, config("c", &shelf{}))))
 	c2 := start("c")
-	if err := c.Run(ctx); !errors.Is(err, ErrTaken) {
+	if err := c.Run(ctx); !errors.Is(err, ErrNameInUse) {
 		t.Errorf("the first c: %v", err)
 	}
 	c2.end()
@@ -153,11 +153,11 @@ func TestMembers(t *testing.T) {
 	old := patient(must1(Join(ctx, former)))
 	d := patient(must1(Join(ctx, config("d", &shelf{}))))
 	d.cfg.Bucket = former.Bucket
-	if err := d.write(ctx, Standing{}, false); err == nil || errors.Is(err, ErrTaken) {
+	if err := d.write(ctx, Advertisement{}, false); err == nil || errors.Is(err, ErrNameInUse) {
 		t.Errorf("over the record of a former life: %v", err)
 	}
-	must(d.write(ctx, Standing{}, false))
-	if err := old.write(ctx, Standing{}, false); !errors.Is(err, ErrTaken) {
+	must(d.write(ctx, Advertisement{}, false))
+	if err := old.write(ctx, Advertisement{}, false); !errors.Is(err, ErrNameInUse) {
 		t.Errorf("the former life: %v", err)
 	}
 	a.end()
@@ -190,10 +190,10 @@ func TestNewsDoNotWait(t *testing.T) {
 	shelves := map[string]*shelf{}
 	members := map[string]*Member{}
 	for _, name := range []string{"a", "b"} {
-		s, viewed := &shelf{set: SetOf(1, 2, 3), stirred: make(chan struct{}, 1)}, make(chan *View, 100)
+		s, viewed := &shelf{set: SetOf(1, 2, 3), lastStarting: make(chan struct{}, 1)}, make(chan *View, 100)
 		m, err := Join(ctx, MemberConfig{
 			Namespace: ns, Bucket: bucket, Keeper: s, Viewed: func(v *View) { viewed <- v },
-			Config: Config{Node: name, Life: name, Partitions: 8, Replication: 1, Beat: 24 * time.Hour,
+			Config: Config{Node: name, Session: name, Partitions: 8, Replication: 1, Heartbeat: 24 * time.Hour,
 				DeadAfter: 240 * time.Hour},
 		})
 		if err != nil {
@@ -228,7 +228,7 @@ func TestNewsDoNotWait(t *testing.T) {
 		s.mu.Lock()
 		s.models = models
 		s.mu.Unlock()
-		s.stirred <- struct{}{}
+		s.lastStarting <- struct{}{}
 	}
 	come(map[string]Set{"m": SetOf(1)})
 	until("b", "m is at 1", func(v *View) bool { return v.MayServe(1, "m") && !v.MayServe(2, "m") })
@@ -270,13 +270,14 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 		s := &shelf{}
 		m, err := Join(ctx, MemberConfig{
 			Namespace: ns, Bucket: bucket, Keeper: s,
-			Config: Config{Node: name, Life: fmt.Sprint(i), Partitions: 8, Replication: 1, Beat: 50 * time.Millisecond,
+			Config: Config{Node: name, Session: fmt.Sprint(i), Partitions: 8, Replication: 1,
+				Heartbeat: 50 * time.Millisecond,
 				DeadAfter: patience},
-			Mend: func(ctx context.Context) error {
+			Recreate: func(ctx context.Context) error {
 				_, err := ns.EnsureNodes(ctx, time.Hour)
 				return err
 			},
-			Mended: func(err error) { mended <- err },
+			Recreated: func(err error) { mended <- err },
 			Viewed: func(v *View) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -307,7 +308,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 		for _, other := range names {
 			for _, p := range members[other].View().Peers {
 				if p.Node == name {
-					least = min(least, p.Beat)
+					least = min(least, p.Heartbeat)
 				}
 			}
 		}
@@ -356,7 +357,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 	} {
 		lose()
 		for _, name := range names {
-			at := members[name].View().Self.Beat
+			at := members[name].View().Self.Heartbeat
 			until("all hear "+name+" again, whose bucket is "+what,
 				func() bool { b := beats(name); return b != ^uint64(0) && b > at && together() })
 		}

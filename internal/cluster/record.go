@@ -8,28 +8,28 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// RecordVersion is the version of records that this build writes and the only one that it understands. Nodes of another
-// version are left out: each side owns every partition among its own.
+// RecordVersion is the version of records that this build writes, and the only one that it reads. Nodes of another
+// version are ignored: the nodes of each version own every partition among themselves.
 const RecordVersion = 1
 
-// Record is what a node says of itself. It is kept as JSON.
+// Record is what a node announces. It is kept as JSON.
 type Record struct {
 	Version     int    `json:"version"`
 	Node        string `json:"node"`
-	Life        string `json:"life"` // of this process; another under the same name has another
+	Session     string `json:"life"` // of this process; no other process has it
 	Build       string `json:"build,omitempty"`
-	Beat        uint64 `json:"beat"` // grows with each writing
+	Heartbeat   uint64 `json:"beat"` // grows with each write
 	Partitions  uint32 `json:"partitions"`
-	Replication int    `json:"replication"` // asked for; 0: as many as usual
+	Replication int    `json:"replication"` // asked for; 0: the default
 	Leaving     bool   `json:"leaving,omitempty"`
-	Releasing   Set    `json:"releasing,omitempty"` // serves them still, and is about to let them go
-	Standing
+	Releasing   Set    `json:"releasing,omitempty"` // still serves them, and is about to release them
+	Advertisement
 }
 
-// Standing is what a node serves.
-type Standing struct {
+// Advertisement is what a node serves.
+type Advertisement struct {
 	Ready  Set `json:"ready"`            // restored, caught up, and not far behind the log
-	Behind Set `json:"behind,omitempty"` // restored, and far behind: for who has nobody else to ask
+	Behind Set `json:"behind,omitempty"` // restored, and far behind: asked only if no other node can be
 
 	// Failing are those whose snapshots this node has tried to write and could not: another that is ready should.
 	Failing Set `json:"failing,omitempty"`
@@ -43,9 +43,9 @@ type Standing struct {
 // maxModelBytes bounds what a record says of models.
 const maxModelBytes = 4096
 
-// SetModels says where which models have workers, as far as that fits into a record. Models of few partitions are left
-// out first: each makes only its own partitions ones that must be asked whatever the model.
-func (s *Standing) SetModels(models map[string]Set) {
+// SetModels says which partitions have workers of which models, as far as that fits into a record. Models of few
+// partitions are left out first; their partitions are then Unlisted, and are asked whatever the model.
+func (s *Advertisement) SetModels(models map[string]Set) {
 	s.Models, s.Unlisted = map[string]Set{}, nil
 	names := slices.SortedFunc(maps.Keys(models), func(a, b string) int {
 		return cmp.Or(cmp.Compare(models[b].Len(), models[a].Len()), cmp.Compare(a, b))
@@ -62,15 +62,15 @@ func (s *Standing) SetModels(models map[string]Set) {
 	}
 }
 
-// serves reports whether a partition can be asked of the node.
-func (s *Standing) serves(p events.Partition) bool { return s.Ready.Has(p) || s.Behind.Has(p) }
+// serves reports whether the node can be asked about a partition.
+func (s *Advertisement) serves(p events.Partition) bool { return s.Ready.Has(p) || s.Behind.Has(p) }
 
 // mayServe reports whether a partition that the node serves may have workers of a model.
-func (s *Standing) mayServe(p events.Partition, model string) bool {
+func (s *Advertisement) mayServe(p events.Partition, model string) bool {
 	return s.Models[model].Has(p) || s.Unlisted.Has(p)
 }
 
-// counts reports whether a node has a partition, is not behind, and means to keep it.
+// counts reports whether a node is ready to serve a partition, and is not releasing it.
 func (r *Record) counts(p events.Partition) bool { return r.Ready.Has(p) && !r.Releasing.Has(p) }
 
 // Seen is a record as it was found in the bucket.
@@ -83,7 +83,7 @@ type Seen struct {
 type Look struct {
 	Records []Seen
 
-	// After is the beat of the own record that had been acknowledged before the look began, if each record came from
-	// the bucket's leader; else 0.
+	// After is the heartbeat of this node's own record that had been acknowledged before the look began, if each record
+	// came from the bucket's leader; else 0.
 	After uint64
 }

@@ -8,16 +8,16 @@ import (
 
 // View is what a member knew after its last step. It does not change.
 type View struct {
-	Self     Record   // as it was announced; zero before the first time
-	Owned    Set      // what this node is to keep
-	Settled  bool     // the others have been looked at, and those that start too have been waited for: Owned is known
-	Copies   int      // how many nodes are to keep each partition
-	Peers    []Record // the others that live, by name
-	Gone     []string // those that are believed dead and whose records are there still, by name
-	Problems []string // who is left out, and why
+	Self      Record   // as it was announced; zero before the first time
+	Owned     Set      // what this node is to keep
+	GraceOver bool     // the start-up grace is over: Owned is known
+	Copies    int      // how many nodes are to keep each partition
+	Peers     []Record // the others that are alive, by name
+	Dead      []string // those that are believed dead and whose records still exist, by name
+	Problems  []string // which nodes are ignored, and why
 
-	// Writer is, by partition, who writes its snapshots and ends its workers' leases: the first that is ready, of those
-	// that can write snapshots if any can; empty: nobody that is known.
+	// Writer is, by partition, the node that writes its snapshots and ends its workers' leases: the first that is
+	// ready, of those that can write snapshots if any can; empty: none is known.
 	Writer []string
 
 	node    string     // this one
@@ -25,9 +25,9 @@ type View struct {
 	fit     []int      // by partition: how many of them are ready and stay
 }
 
-// Serving lists the nodes that a partition can be asked of, this one too, best first: those that are ready and stay, in
-// the partition's own order, then those that are about to go, then those that are far behind the log. The caller must
-// not change it.
+// Serving lists the nodes that can be asked about a partition, this one too, best first: those that are ready, in the
+// partition's own order, then those that are releasing it or leaving, then those that are far behind the log. The
+// caller must not change it.
 func (v *View) Serving(p events.Partition) []string {
 	if int(p) >= len(v.serving) {
 		return nil
@@ -35,7 +35,7 @@ func (v *View) Serving(p events.Partition) []string {
 	return v.serving[p]
 }
 
-// Fit is how many of [View.Serving] are as good as each other: those that are ready and stay.
+// Fit is how many of [View.Serving] are ready, and neither releasing nor leaving: they are equally good.
 func (v *View) Fit(p events.Partition) int {
 	if int(p) >= len(v.fit) {
 		return 0
@@ -43,14 +43,14 @@ func (v *View) Fit(p events.Partition) int {
 	return v.fit[p]
 }
 
-// Writes reports whether this node is the one to write a partition's snapshots and to end its workers' leases. Where
-// nobody is known to be, each is; two may think so for a moment, and what they do is fenced.
+// Writes reports whether this node is the one to write a partition's snapshots and to end its workers' leases. If none
+// is known to be, each node is. Two may be for a moment; what they do is fenced.
 func (v *View) Writes(p events.Partition) bool {
 	return v.Writer[p] == "" || v.Writer[p] == v.node
 }
 
-// MayServe reports whether a partition may have workers of a model: one that is known to serve it says so, or cannot
-// say all, or nobody is known to serve the partition.
+// MayServe reports whether a partition may have workers of a model: a node that serves it says so, or cannot list all
+// models, or no node is known to serve the partition.
 func (v *View) MayServe(p events.Partition, model string) bool {
 	served := false
 	for i := -1; i < len(v.Peers); i++ {
@@ -67,7 +67,7 @@ func (v *View) MayServe(p events.Partition, model string) bool {
 	return !served
 }
 
-// orders remembers the order of nodes in each partition for as long as the nodes are the same.
+// orders caches the order of nodes in each partition for as long as the nodes are the same.
 type orders struct {
 	nodes []string
 	list  [][]string
@@ -86,8 +86,9 @@ func (o *orders) of(nodes []string, partitions uint32) [][]string {
 // View says what the machine knows now.
 func (m *Machine) View() *View {
 	v := &View{
-		node: m.cfg.Node, Self: m.said, Owned: m.Held(), Settled: m.settled, Copies: m.copies, Peers: m.Peers(),
-		Gone: m.Gone(), Problems: m.Problems(),
+		node: m.cfg.Node, Self: m.announced, Owned: m.Held(), GraceOver: m.graceOver, Copies: m.copies,
+		Peers: m.Peers(),
+		Dead:  m.Dead(), Problems: m.Problems(),
 		Writer: make([]string, m.cfg.Partitions), serving: make([][]string, m.cfg.Partitions),
 		fit: make([]int, m.cfg.Partitions),
 	}

@@ -12,25 +12,25 @@ import (
 
 // TestView looks at nodes of each kind: ready, about to go, behind, not understood.
 func TestView(t *testing.T) {
-	m := New(Config{Node: "self", Life: "1", Partitions: 4, Replication: 3, Beat: time.Second,
+	m := New(Config{Node: "self", Session: "1", Partitions: 4, Replication: 3, Heartbeat: time.Second,
 		DeadAfter: 5 * time.Second})
-	if v := m.View(); v.Settled || v.Serving(0) != nil || !v.MayServe(0, "m") || !v.Writes(0) {
+	if v := m.View(); v.GraceOver || v.Serving(0) != nil || !v.MayServe(0, "m") || !v.Writes(0) {
 		t.Errorf("before anything is known: %+v", v)
 	}
-	record := func(node string, s Standing, change func(*Record)) Seen {
-		r := Record{Version: RecordVersion, Node: node, Life: "1", Beat: 1, Partitions: 4, Standing: s}
+	record := func(node string, s Advertisement, change func(*Record)) Seen {
+		r := Record{Version: RecordVersion, Node: node, Session: "1", Heartbeat: 1, Partitions: 4, Advertisement: s}
 		if change != nil {
 			change(&r)
 		}
 		return Seen{r, 1}
 	}
-	m.Announce(Standing{Ready: SetOf(0, 1), Models: map[string]Set{"mine": SetOf(1)}}, false)
+	m.Announce(Advertisement{Ready: SetOf(0, 1), Models: map[string]Set{"mine": SetOf(1)}}, false)
 	m.Step(time.Second, 1, &Look{Records: []Seen{
-		record("ready", Standing{Ready: SetOf(0, 1), Models: map[string]Set{"m": SetOf(0, 2)}}, nil),
-		record("releasing", Standing{Ready: SetOf(0)}, func(r *Record) { r.Releasing = SetOf(0) }),
-		record("leaving", Standing{Ready: SetOf(0)}, func(r *Record) { r.Leaving = true }),
-		record("behind", Standing{Behind: SetOf(0, 2), Unlisted: SetOf(2)}, nil),
-		record("odd", Standing{Ready: SetOf(0, 1, 2, 3)}, func(r *Record) { r.Partitions = 8 }),
+		record("ready", Advertisement{Ready: SetOf(0, 1), Models: map[string]Set{"m": SetOf(0, 2)}}, nil),
+		record("releasing", Advertisement{Ready: SetOf(0)}, func(r *Record) { r.Releasing = SetOf(0) }),
+		record("leaving", Advertisement{Ready: SetOf(0)}, func(r *Record) { r.Leaving = true }),
+		record("behind", Advertisement{Behind: SetOf(0, 2), Unlisted: SetOf(2)}, nil),
+		record("odd", Advertisement{Ready: SetOf(0, 1, 2, 3)}, func(r *Record) { r.Partitions = 8 }),
 	}})
 	v := m.View()
 	fit := Order([]string{"self", "ready"}, 0)
@@ -66,13 +66,13 @@ func TestModelsOfARecordAreBounded(t *testing.T) {
 	for i := range 2000 {
 		models[fmt.Sprintf("organisation/adapter-%d", i)] = SetOf(events.Partition(i % 3))
 	}
-	var s Standing
+	var s Advertisement
 	s.SetModels(models)
 	data, err := json.Marshal(s)
 	if err != nil || len(data) > 3*maxModelBytes {
 		t.Fatalf("%d bytes, %v", len(data), err)
 	}
-	var back Standing
+	var back Advertisement
 	if err := json.Unmarshal(data, &back); err != nil {
 		t.Fatal(err)
 	}
@@ -92,13 +92,14 @@ func TestModelsOfARecordAreBounded(t *testing.T) {
 // is ready.
 func TestWhoCannotWriteLeavesItToAnother(t *testing.T) {
 	names := Order([]string{"a", "b", "c"}, 0)
-	m := New(Config{Node: "a", Life: "1", Partitions: 1, Replication: 3, Beat: time.Second, DeadAfter: time.Hour})
+	m := New(Config{Node: "a", Session: "1", Partitions: 1, Replication: 3, Heartbeat: time.Second,
+		DeadAfter: time.Hour})
 	beat := uint64(0)
 	writer := func(failing, unready map[string]bool) string {
 		beat++
 		look := &Look{}
 		for _, name := range names {
-			s := Standing{Ready: SetOf(0)}
+			s := Advertisement{Ready: SetOf(0)}
 			if failing[name] {
 				s.Failing = SetOf(0)
 			}
@@ -109,7 +110,8 @@ func TestWhoCannotWriteLeavesItToAnother(t *testing.T) {
 				m.Announce(s, false)
 			} else {
 				look.Records = append(look.Records,
-					Seen{Record{Version: RecordVersion, Node: name, Life: name, Beat: beat, Partitions: 1, Standing: s},
+					Seen{Record{Version: RecordVersion, Node: name, Session: name, Heartbeat: beat, Partitions: 1,
+						Advertisement: s},
 						beat})
 			}
 		}

@@ -20,7 +20,7 @@ type Statuser interface {
 	Status(ctx context.Context) (*api.Status, error)
 }
 
-// Queries observes queries as they are answered.
+// Queries counts requests and their outcomes.
 type Queries struct {
 	duration *prometheus.HistogramVec
 	asked    *prometheus.CounterVec
@@ -48,14 +48,14 @@ func (q *Queries) HedgesDenied(n int) { q.withheld.Add(float64(n)) }
 // Missing counts partitions that an answer lacks.
 func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(float64(n)) }
 
-// New returns a handler of /metrics for a node, and what its queries are told to.
+// New returns a handler of /metrics for a node, and what counts its requests.
 func New(node Statuser) (http.Handler, *Queries) {
 	registry := prometheus.NewRegistry()
 	buckets := prometheus.ExponentialBuckets(10e-6, 2.5, 14)
 	q := &Queries{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "kvatlas_request_duration_seconds",
-			Help:    "Time from a request's arrival at the node's handler to its answer. Operations that begin with own_ are other nodes'.",
+			Help:    "Time from a request's arrival at the node's handler to its answer. Operations with the prefix own_ are requests of other nodes.",
 			Buckets: buckets,
 		}, []string{"operation", "outcome"}),
 		asked: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -64,11 +64,11 @@ func New(node Statuser) (http.Handler, *Queries) {
 		}, []string{"kind"}),
 		replied: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "kvatlas_peer_reply_duration_seconds",
-			Help:    "Time from a request to another node to its reply, by what it is. Those that are never answered are not in it.",
+			Help:    "Time from a request to another node to its reply, by what it is. Requests without a reply are not counted.",
 			Buckets: buckets,
 		}, []string{"outcome"}),
 		withheld: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "kvatlas_peer_hedges_withheld_total", Help: "Hedges that were due and beyond the budget.",
+			Name: "kvatlas_peer_hedges_withheld_total", Help: "Hedged requests that were due and denied by the budget.",
 		}),
 		missing: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvatlas_answer_missing_partitions_total",
@@ -83,100 +83,95 @@ func New(node Statuser) (http.Handler, *Queries) {
 // collector reads the status at each scrape.
 type collector struct{ node Statuser }
 
-var (
-	ready    = prometheus.NewDesc("kvatlas_ready", "1 once every partition is restored and caught up.", nil, nil)
-	outcomes = prometheus.NewDesc("kvatlas_log_outcomes_total",
-		"What became of the log's messages, events and blocks since the process started, by outcome.",
-		[]string{"outcome"}, nil)
-	holdings = prometheus.NewDesc("kvatlas_index_blocks",
-		"Blocks held, counted for each rank that holds them, by tier.", []string{"tier"}, nil)
-	distinct     = prometheus.NewDesc("kvatlas_index_distinct_blocks", "Distinct blocks that somebody holds.", nil, nil)
-	indexBytes   = prometheus.NewDesc("kvatlas_index_bytes", "Memory of the index.", nil, nil)
-	decoderBytes = prometheus.NewDesc("kvatlas_decoder_bytes",
-		"Memory that is kept for decoding messages of the log; bounded.", nil, nil)
-	modelRanks = prometheus.NewDesc("kvatlas_model_ranks", "Ranks that the log knows, by model and block size.",
-		[]string{"model", "block_size"}, nil)
-	lag = prometheus.NewDesc("kvatlas_log_lag_messages",
-		"Messages of a partition's log that are not applied yet.", []string{"partition"}, nil)
-	applied = prometheus.NewDesc("kvatlas_log_applied_sequence",
-		"Last message of a partition's log that is applied.", []string{"partition"}, nil)
-	serving = prometheus.NewDesc("kvatlas_partition_serving", "1 if a partition is caught up and whole.",
-		[]string{"partition"}, nil)
-	snapshotAge = prometheus.NewDesc("kvatlas_snapshot_age_seconds",
-		"Time since a partition's snapshot was written by this process.", []string{"partition"}, nil)
-	snapshotSize = prometheus.NewDesc("kvatlas_snapshot_bytes", "Size of a partition's snapshot.",
-		[]string{"partition"}, nil)
-	written = prometheus.NewDesc("kvatlas_snapshot_written_total", "Snapshots written since the process started.",
-		nil, nil)
-	failed = prometheus.NewDesc("kvatlas_snapshot_failed_total",
-		"Snapshots that could not be written; they are tried again.", nil, nil)
-	rejected = prometheus.NewDesc("kvatlas_snapshot_rejected_total",
-		"Snapshots that could not be restored, by reason.", []string{"reason"}, nil)
-	logBytes = prometheus.NewDesc("kvatlas_log_bytes", "Size of a partition's log.", []string{"partition"}, nil)
-	logLimit = prometheus.NewDesc("kvatlas_log_limit_bytes",
-		"Size beyond which the oldest messages of a partition's log go.", []string{"partition"}, nil)
-	bucketBytes = prometheus.NewDesc("kvatlas_snapshot_bucket_bytes", "Size of the bucket with the snapshots.", nil,
-		nil)
-	bucketLimit = prometheus.NewDesc("kvatlas_snapshot_bucket_limit_bytes",
-		"Size beyond which the bucket takes no snapshots; absent without a bound.", nil, nil)
-	storeBytes = prometheus.NewDesc("kvatlas_store_bytes",
-		"What all streams and buckets of the account take on the NATS servers.", nil, nil)
-	storeLimit = prometheus.NewDesc("kvatlas_store_limit_bytes",
-		"Size beyond which the NATS servers take nothing; absent if not known.", nil, nil)
-	logWritable = prometheus.NewDesc("kvatlas_log_writable",
-		"0 if a partition's log takes no messages, as on a full disk: shims wait.", []string{"partition"}, nil)
-	snapWritable = prometheus.NewDesc("kvatlas_snapshot_bucket_writable",
-		"0 if the bucket takes no snapshots, as on a full disk.", nil, nil)
-	problems = prometheus.NewDesc("kvatlas_problems", "How many problems the status has.", nil, nil)
-	resyncs  = prometheus.NewDesc("kvatlas_resync_total",
-		"Requests to shims to say again what their engines hold: asked, answered, and partitions that were whole again (ended).", []string{"what"}, nil)
-	behind = prometheus.NewDesc("kvatlas_partition_behind",
-		"1 if a partition has been far behind its log for longer than usual.", []string{"partition"}, nil)
-	clusterNodes = prometheus.NewDesc("kvatlas_cluster_nodes", "Nodes that share the namespace, as this one sees it.",
-		nil, nil)
-	clusterShort = prometheus.NewDesc("kvatlas_cluster_partitions",
-		"Partitions that fewer nodes serve than are to (short), and that none does (unserved).", []string{"state"}, nil)
-	l3Up = prometheus.NewDesc("kvatlas_l3_up",
-		"0 while a store that workers share is known not to serve, and is not asked.", []string{"store"}, nil)
-	l3Questions = prometheus.NewDesc("kvatlas_l3_questions_total",
-		"Questions to a store that workers share, by what came of them: ok, failed, or busy: not asked, as too many were under way.", []string{"store", "outcome"}, nil)
-	l3Forgotten = prometheus.NewDesc("kvatlas_l3_forgotten_total",
-		"How often all answers of a store were forgotten, as it may have become another.", []string{"store"}, nil)
-	l3Remembered = prometheus.NewDesc("kvatlas_l3_remembered_runs",
-		"Runs of 16 or 64 blocks of which a store's answer is remembered.", []string{"store"}, nil)
-	l3Strange = prometheus.NewDesc("kvatlas_l3_strange_objects_total",
-		"Objects in a store's answers that nobody had asked about.", []string{"store"}, nil)
-	l3SetObjects = prometheus.NewDesc("kvatlas_l3_set_objects",
-		"Objects in the set made of a store's events; absent where none are heard.", []string{"store"}, nil)
-	l3SetWhole = prometheus.NewDesc("kvatlas_l3_set_whole",
-		"1 while what is not in the set is not in the store either.", []string{"store"}, nil)
-	l3SetLost = prometheus.NewDesc("kvatlas_l3_set_given_up_total",
-		"How often the set was given up: for a gap in the events, or for its size.", []string{"store", "reason"}, nil)
-	l3Objects = prometheus.NewDesc("kvatlas_l3_objects_total",
-		"Objects that were answered for from the set, or that the store was asked about.", []string{"store",
-			"from"}, nil)
-	rereads = prometheus.NewDesc("kvatlas_log_rereads_total",
-		"How often messages were lost between a partition's log and the index, and the log was read again.", nil, nil)
-	stale = prometheus.NewDesc("kvatlas_partition_stale_seconds",
-		"Time since a partition's log was last known to be read to its end, and to take messages; 0 up to three seconds.", []string{"partition"}, nil)
-	engines = prometheus.NewDesc("kvatlas_engines",
-		"Registered ranks by how their shims stand with their engines: connected, silent, gone, unknown. The same at each node.", []string{"state"}, nil)
-	catchingUp = prometheus.NewDesc("kvatlas_shims_catching_up",
-		"Registered ranks whose shims still publish what their engines said earlier. The same at each node.", nil, nil)
-	requests = prometheus.NewDesc("kvatlas_requests_total",
-		"Requests by the way they came (nats, http; node: from other nodes), their operation, and what became of them: ok, an error's code, expired or unsent.", []string{"transport", "operation", "outcome"}, nil)
-	resyncNeeded = prometheus.NewDesc("kvatlas_partition_resync_needed",
-		"1 if a partition's log does not say all that its ranks hold.", []string{"partition"}, nil)
-)
+// all has every metric of the status.
+var all []*prometheus.Desc
 
-var all = []*prometheus.Desc{
-	ready, outcomes, holdings, distinct, indexBytes, decoderBytes, modelRanks, lag, applied, serving, snapshotAge,
-	snapshotSize, written, failed, rejected,
-	logBytes, logLimit, bucketBytes, bucketLimit, storeBytes, storeLimit, logWritable, snapWritable, problems, resyncs,
-	resyncNeeded, rereads, stale,
-	behind, clusterNodes, clusterShort, engines, catchingUp, requests,
-	l3Up, l3Questions, l3Forgotten, l3Remembered, l3Strange, l3SetObjects, l3SetWhole, l3SetLost, l3Objects,
+// desc describes a metric of the status.
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	d := prometheus.NewDesc(name, help, labels, nil)
+	all = append(all, d)
+	return d
 }
+
+var (
+	ready    = desc("kvatlas_ready", "1 once every partition is restored and caught up.")
+	outcomes = desc("kvatlas_log_outcomes_total",
+		"What became of the log's messages, events and blocks since the process started, by outcome.", "outcome")
+	holdings = desc("kvatlas_index_blocks",
+		"Blocks held, counted for each rank that holds them, by tier.", "tier")
+	distinct     = desc("kvatlas_index_distinct_blocks", "Distinct blocks that at least one rank holds.")
+	indexBytes   = desc("kvatlas_index_bytes", "Memory of the index.")
+	decoderBytes = desc("kvatlas_decoder_bytes", "Memory for decoding messages of the log; bounded.")
+	modelRanks   = desc("kvatlas_model_ranks",
+		"Ranks that the log knows, by model and block size.", "model", "block_size")
+	lag = desc("kvatlas_log_lag_messages",
+		"Messages of a partition's log that are not applied yet.", "partition")
+	applied = desc("kvatlas_log_applied_sequence",
+		"Last message of a partition's log that is applied.", "partition")
+	serving = desc("kvatlas_partition_serving",
+		"1 if a partition is caught up and needs no resync.", "partition")
+	snapshotAge = desc("kvatlas_snapshot_age_seconds",
+		"Time since a partition's snapshot was written by this process.", "partition")
+	snapshotSize = desc("kvatlas_snapshot_bytes", "Size of a partition's snapshot.", "partition")
+	written      = desc("kvatlas_snapshot_written_total", "Snapshots written since the process started.")
+	failed       = desc("kvatlas_snapshot_failed_total", "Snapshots that could not be written; they are retried.")
+	rejected     = desc("kvatlas_snapshot_rejected_total",
+		"Snapshots that could not be restored, by reason.", "reason")
+	logBytes = desc("kvatlas_log_bytes", "Size of a partition's log.", "partition")
+	logLimit = desc("kvatlas_log_limit_bytes",
+		"Size beyond which the oldest messages of a partition's log are removed.", "partition")
+	bucketBytes = desc("kvatlas_snapshot_bucket_bytes", "Size of the bucket with the snapshots.")
+	bucketLimit = desc("kvatlas_snapshot_bucket_limit_bytes",
+		"Size beyond which the bucket rejects snapshots; absent without a limit.")
+	storeBytes = desc("kvatlas_store_bytes", "Size of all streams and buckets of the account on the NATS servers.")
+	storeLimit = desc("kvatlas_store_limit_bytes",
+		"Size beyond which the NATS servers reject writes; absent if not known.")
+	logWritable = desc("kvatlas_log_writable",
+		"0 if a partition's log rejects messages, as on a full disk: shims wait.", "partition")
+	snapWritable = desc("kvatlas_snapshot_bucket_writable", "0 if the bucket rejects snapshots, as on a full disk.")
+	problems     = desc("kvatlas_problems", "Number of problems in the node's status.")
+	resyncs      = desc("kvatlas_resync_total",
+		"Resync requests to shims: asked, answered, and partitions whose resync is complete (ended).", "what")
+	behind = desc("kvatlas_partition_behind",
+		"1 if a partition has been behind its log for more than five seconds.", "partition")
+	clusterNodes = desc("kvatlas_cluster_nodes", "Nodes that share the namespace, as this one sees it.")
+	clusterShort = desc("kvatlas_cluster_partitions",
+		"Partitions with fewer ready nodes than configured (short), and with none that serves them "+
+			"(unserved).", "state")
+	l3Up = desc("kvatlas_l3_up",
+		"0 while a store that workers share is known to be down, and is not asked.", "store")
+	l3Questions = desc("kvatlas_l3_questions_total",
+		"Requests to a store that workers share, by outcome: ok, failed, or busy (not sent: too many in "+
+			"flight).", "store", "outcome")
+	l3Forgotten = desc("kvatlas_l3_forgotten_total",
+		"How often the cache of a store's answers was cleared, as the store may have been replaced.", "store")
+	l3Remembered = desc("kvatlas_l3_remembered_runs",
+		"Runs of 16 or 64 blocks whose answer from a store is cached.", "store")
+	l3Strange = desc("kvatlas_l3_strange_objects_total",
+		"Objects in a store's answers that were not asked about.", "store")
+	l3SetObjects = desc("kvatlas_l3_set_objects",
+		"Objects in the set made from a store's events; absent without events.", "store")
+	l3SetWhole = desc("kvatlas_l3_set_whole", "1 while the set has all objects of the store.", "store")
+	l3SetLost  = desc("kvatlas_l3_set_given_up_total",
+		"How often the set was discarded: for a gap in the events, or for its size.", "store", "reason")
+	l3Objects = desc("kvatlas_l3_objects_total",
+		"Objects looked up in the set, or asked of the store.", "store", "from")
+	rereads = desc("kvatlas_log_rereads_total",
+		"How often messages were missing between a partition's log and the index, and the log was read again.")
+	stale = desc("kvatlas_partition_stale_seconds",
+		"Time since a partition's log was last known to be read to its end and to accept messages; 0 up to "+
+			"three seconds.", "partition")
+	engines = desc("kvatlas_engines",
+		"Registered ranks by the state of their engines: connected, silent, gone, unknown. The same at each "+
+			"node.", "state")
+	catchingUp = desc("kvatlas_shims_catching_up",
+		"Registered ranks whose shims are still replaying their engines' backlog. The same at each node.")
+	requests = desc("kvatlas_requests_total",
+		"Requests by transport (nats, http; node: from other nodes), operation and outcome: ok, an error's "+
+			"code, expired or unsent.", "transport", "operation", "outcome")
+	resyncNeeded = desc("kvatlas_partition_resync_needed",
+		"1 if a partition's log does not have all that its ranks hold.", "partition")
+)
 
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range all {
@@ -236,9 +231,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(clusterShort, float64(len(c.Unserved)), "unserved")
 	}
 	if e := s.Engines; e != nil {
-		gauge(engines, float64(e.Connected), "connected")
-		gauge(engines, float64(e.Silent), "silent")
-		gauge(engines, float64(e.Gone), "gone")
+		gauge(engines, float64(e.Connected), string(api.EngineConnected))
+		gauge(engines, float64(e.Silent), string(api.EngineSilent))
+		gauge(engines, float64(e.Gone), string(api.EngineGone))
 		gauge(engines, float64(e.Unknown), "unknown")
 		gauge(catchingUp, float64(e.CatchingUp))
 	}

@@ -75,7 +75,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 		t.Helper()
 		info, err := w.ns.StreamInfo(w.ctx, 0)
 		w.must(err)
-		w.must(n.bell.wait(w.ctx, func() bool { return n.machine.Applied(0) >= info.Last }))
+		w.must(n.notifier.wait(w.ctx, func() bool { return n.machine.Applied(0) >= info.Last }))
 		w.must(n.do(w.ctx, func(m *Machine) {
 			st := m.index.Stats()
 			s = state{m.checksum(0), len(m.parts[0].ranks), st.Parked, st.Remembered, st.Holdings}

@@ -27,7 +27,7 @@ func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*ap
 		if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 			return nil, err
 		}
-		seen, err := lookAtBucket(ctx, bucket, p)
+		seen, err := readBucket(ctx, bucket, p)
 		if err != nil {
 			return nil, fmt.Errorf("partition %d: %w", p, err)
 		}
@@ -58,7 +58,7 @@ func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partiti
 	if err != nil {
 		return nil, err
 	}
-	seen, err := lookAtBucket(ctx, bucket, p)
+	seen, err := readBucket(ctx, bucket, p)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot
 	if len(bad) > 0 {
 		return bad, nil
 	}
-	_, err = snapshot.Read(m, fetch, func([]snapshot.RankState) (snapshot.Sink, error) { return nowhere{}, nil })
+	_, err = snapshot.Read(m, fetch, func([]snapshot.RankState) (snapshot.Sink, error) { return discard{}, nil })
 	switch {
 	case errors.Is(err, snapshot.ErrMissing), errors.Is(err, snapshot.ErrCorrupt), errors.Is(err, snapshot.ErrVersion):
 		return []api.BadChunk{{Reason: snapshot.ReasonOf(err).String(), Why: err.Error()}}, nil
@@ -176,8 +176,8 @@ func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot
 	return nil, err
 }
 
-// nowhere takes an image and drops it.
-type nowhere struct{}
+// discard takes an image and drops it.
+type discard struct{}
 
-func (nowhere) Run(*events.Run) error             { return nil }
-func (nowhere) Rank(int, *events.RankImage) error { return nil }
+func (discard) Run(*events.Run) error             { return nil }
+func (discard) Rank(int, *events.RankImage) error { return nil }

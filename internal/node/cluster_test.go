@@ -133,8 +133,8 @@ func (f *fleet) start(name string) *peer {
 	})
 	p.member, err = cluster.Join(f.ctx, cluster.MemberConfig{
 		Config: cluster.Config{
-			Node: name, Life: fmt.Sprint(f.lives), Partitions: fleetPartitions, Replication: 2,
-			Beat: 50 * time.Millisecond, DeadAfter: 1500 * time.Millisecond,
+			Node: name, Session: fmt.Sprint(f.lives), Partitions: fleetPartitions, Replication: 2,
+			Heartbeat: 50 * time.Millisecond, DeadAfter: 1500 * time.Millisecond,
 		},
 		Namespace: ns, Bucket: nodes, Keeper: p.node,
 	})
@@ -267,8 +267,8 @@ func (f *fleet) ask(p events.Partition, rng *rand.Rand) {
 		}
 		first, before := failed[asker]
 		if !before {
-			failed[asker] = view.Self.Beat
-		} else if view.Self.Beat >= first+looks {
+			failed[asker] = view.Self.Heartbeat
+		} else if view.Self.Heartbeat >= first+looks {
 			f.Errorf("nobody answers for partition %d: %v", p, said)
 			return
 		}
@@ -459,7 +459,7 @@ func TestAnotherWritesTheSnapshots(t *testing.T) {
 		}
 		failing++
 		for range saveAttempts {
-			if _, err := a.node.saveTold(f.ctx, p); err == nil {
+			if _, err := a.node.saveAndReport(f.ctx, p); err == nil {
 				t.Fatal("a snapshot was written into a bucket that is full")
 			}
 		}
@@ -519,14 +519,14 @@ func TestStirred(t *testing.T) {
 	}
 	wait("it is not ready", ready)
 	const p = events.Partition(2)
-	if st := n.Standing(); !st.Ready.Has(p) || len(st.Models) > 0 || n.MayServe(p, "m") {
+	if st := n.Advertisement(); !st.Ready.Has(p) || len(st.Models) > 0 || n.MayServe(p, "m") {
 		t.Fatalf("before any worker is there: %+v", st)
 	}
 	f.grow(p)
 	for !n.MayServe(p, "m") {
-		wait("it says nothing of the worker", n.Stirred())
+		wait("it says nothing of the worker", n.ModelsChanged())
 	}
-	if !n.Standing().Models["m"].Has(p) || n.MayServe(p+1, "m") || n.MayServe(p, "other") {
-		t.Errorf("%+v", n.Standing())
+	if !n.Advertisement().Models["m"].Has(p) || n.MayServe(p+1, "m") || n.MayServe(p, "other") {
+		t.Errorf("%+v", n.Advertisement())
 	}
 }

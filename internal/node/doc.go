@@ -1,5 +1,6 @@
-// Package node keeps the index of a namespace's partitions, all of them or those that it is told to keep (keep.go): it
-// brings them back from their snapshots, applies the log that follows, answers queries, and writes snapshots.
+// Package node keeps the index of a namespace's partitions, all of them or those that the cluster assigns to it
+// (keep.go): it brings them back from their snapshots, applies the log that follows, answers queries, and writes
+// snapshots.
 //
 // [Machine] decides what a message of the log means: which events of a rank are new, which incarnation is over, where
 // something is missing and the rank must be cleared. partition decides what the node does with one partition, and when:

@@ -57,7 +57,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			err.Missing = missing
 			return nil, err
 		}
-		// such workers may be where we cannot look
+		// such workers may be in a partition that does not serve
 		if len(missing) > 0 && (err.Code == api.CodeUnknownModel || q.BlockSize != 0) {
 			return nil, &api.Error{Code: api.CodeNotReady, Missing: missing,
 				Message: fmt.Sprintf("this node does not serve partitions %v now; of the others: %s", missing,
@@ -130,7 +130,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 	}
 	if q.Idle || answer.Reason != "" {
-		idle = nobody
+		idle = noRanks
 	}
 	if q.Explain && lookaheads != nil {
 		if err := n.explain(s, q, served, answer, lookaheads, own); err != nil {
@@ -167,10 +167,10 @@ func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 	return nil
 }
 
-// nobody goes through no ranks.
-func nobody(func(*RankOfView) bool) {}
+// noRanks is an empty iterator.
+func noRanks(func(*RankOfView) bool) {}
 
-// idle goes through the ranks that might serve a query and hold nothing of its prompt, by what was found.
+// idle iterates over the ranks that may serve a query and hold nothing of its prompt.
 func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfView] {
 	return func(yield func(*RankOfView) bool) {
 		for _, r := range served.Ranks {
@@ -258,7 +258,7 @@ func (v *View) serving(q *api.Query) (*Served, *api.Error) {
 		strings.Join(sizes, ", "))
 }
 
-// known lists a few of the models, for who misspelt one.
+// known lists a few of the models, for an error message.
 func (v *View) known() string {
 	names := slices.Sorted(maps.Keys(v.Models))
 	switch {

@@ -11,8 +11,8 @@ import (
 
 // freshness is how old what a partition's answers reflect may be.
 //
-// A log that was read to its end a moment ago is of now, unless it takes nothing: then shims hold what engines have
-// said since, and the log is as old as the last time at which it was known to take messages.
+// A log that was read to its end a moment ago is current, unless it rejects writes: then shims buffer what engines have
+// announced since, and the log is as old as the last time at which it was known to take messages.
 type freshness struct {
 	readTo   time.Time // when the log was last known to have nothing that is not applied
 	writable time.Time // when it was last known to take messages
@@ -23,16 +23,16 @@ type freshness struct {
 const (
 	endsEvery = 500 * time.Millisecond // the least time between two proofs of having read to the end
 
-	// justNow is the age up to which what is known counts as of now. The server speaks once a second; three seconds of
-	// silence are what a reader takes for trouble.
+	// justNow is the age up to which what is known counts as current. The server sends something every second; after
+	// three seconds of silence a reader reports trouble.
 	justNow = 3 * time.Second
 )
 
-// ageCheck is how often the node looks whether something has become old.
+// ageCheck is how often ages and lags are measured.
 const ageCheck = 250 * time.Millisecond
 
-// watchAge looks how far partitions are behind, and tells queries whether they need to look how old anything is, until
-// ctx ends.
+// watchAge measures how far partitions are behind, and whether anything is old enough that queries must compute its
+// age, until ctx ends.
 func (n *Node) watchAge(ctx context.Context) {
 	tick := time.NewTicker(ageCheck)
 	defer tick.Stop()
@@ -50,7 +50,7 @@ func (n *Node) watchAge(ctx context.Context) {
 	}
 }
 
-// tick has a partition look how far it is behind its log, and reports whether what is known of it is old.
+// tick measures how far a partition is behind its log, and reports whether what is known of it is old.
 func (n *Node) tick(now time.Time, p events.Partition) (aged bool) {
 	applied := n.machine.Applied(p)
 	n.step(p, func(pt *partition) effects {
@@ -60,7 +60,7 @@ func (n *Node) tick(now time.Time, p events.Partition) (aged bool) {
 	return aged
 }
 
-// asOf is the time that answers are of; zero: not known.
+// asOf is the time that answers reflect; zero: not known.
 func (f *freshness) asOf() time.Time {
 	if f.refused && f.writable.Before(f.readTo) {
 		return f.writable
@@ -68,8 +68,8 @@ func (f *freshness) asOf() time.Time {
 	return f.readTo
 }
 
-// age is how old what is known is, in milliseconds; 0: it is of now. began is when the node did, before which nothing
-// was known.
+// age is how old what is known is, in milliseconds; 0: it is current. began is when the node started; before that
+// nothing was known.
 func (f *freshness) age(now, began time.Time) uint64 {
 	at := f.asOf()
 	if at.Before(began) {
@@ -81,7 +81,7 @@ func (f *freshness) age(now, began time.Time) uint64 {
 	return 0
 }
 
-// measured tells whether the log took messages, at a time.
+// measured says whether the log took messages at a time.
 func (f *freshness) measured(at time.Time, refused bool) {
 	if f.refused = refused; !refused {
 		f.writable = at
@@ -118,7 +118,7 @@ func (n *Node) Notes() (list []string) {
 	return list
 }
 
-// lag tells for how long what a log had is not applied, by this process's clock alone.
+// lag measures for how long messages of a log have not been applied, by this process's clock alone.
 type lag struct {
 	mark  events.StreamSeq // the log's end at since; 0: all of it was applied
 	since time.Time
@@ -128,8 +128,8 @@ type lag struct {
 // unreachable is a mark beyond every log.
 const unreachable = ^events.StreamSeq(0)
 
-// look brings it up to date, and returns it. A log that cannot be read may have anything.
-func (l *lag) look(now time.Time, applied, last events.StreamSeq, unreadable bool) time.Duration {
+// measure updates the lag, and returns it. A log that cannot be read may have any messages.
+func (l *lag) measure(now time.Time, applied, last events.StreamSeq, unreadable bool) time.Duration {
 	if unreadable {
 		last = unreachable
 	}

@@ -112,7 +112,7 @@ func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
 	measured(time.Now(), true)
 	w.until("old, though it is read to its end again and again",
 		func(s api.PartitionStatus) bool { return s.StaleMS > 0 })
-	w.node.lookAtRoom(w.ctx)
+	w.node.measureCapacity(w.ctx)
 	w.until("fresh again", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
 }
 

@@ -137,9 +137,9 @@ func (n *Node) empty(ctx context.Context, p events.Partition) error {
 	return nil
 }
 
-// Forget makes a partition one that nothing is known of: its log was lost, or begins anew, or it is kept no more. Its
-// ranks are in no answer any more; they still take room in the index until Drop has dropped them all, before which the
-// partition must not be restored.
+// Forget resets a partition: its log was lost or recreated, or the partition is not kept any more. Its ranks are in no
+// answer from then on. They take memory in the index until Drop has dropped them all; the partition must not be
+// restored before.
 func (m *Machine) Forget(p events.Partition) {
 	part := m.parts[p]
 	for key, r := range part.ranks {
@@ -148,7 +148,7 @@ func (m *Machine) Forget(p events.Partition) {
 	}
 	part.applied.Store(0)
 	part.grown = growth{}
-	part.marks = nil
+	part.checksums = nil
 	m.stale = true
 	m.publishView()
 }
@@ -193,13 +193,13 @@ func (n *Node) kept() (list []events.Partition) {
 	return list
 }
 
-// writes reports whether this node is the one to write a partition's snapshots, as far as is known. Two may think so;
-// the bucket takes one's.
+// writes reports whether this node is the one to write a partition's snapshots, as far as is known. Two nodes may be;
+// compare-and-set in the bucket lets one win.
 func (n *Node) writes(p events.Partition) bool {
 	return n.cfg.View == nil || n.cfg.View().Writes(p)
 }
 
-// writer is who writes a partition's snapshots, as far as is known; empty: nobody that is.
+// writer is who writes a partition's snapshots, as far as is known; empty: none is known.
 func (n *Node) writer(p events.Partition) string {
 	if n.cfg.View == nil {
 		return n.cfg.ID
@@ -231,8 +231,8 @@ func (n *Node) checkReady() {
 	}
 }
 
-// Standing is what the node serves now, for others to know.
-func (n *Node) Standing() (st cluster.Standing) {
+// Advertisement is what the node serves now, for others to know.
+func (n *Node) Advertisement() (st cluster.Advertisement) {
 	now := time.Now()
 	for p, o := range n.parts {
 		p := events.Partition(p)
@@ -266,9 +266,9 @@ func (n *Node) Standing() (st cluster.Standing) {
 	return st
 }
 
-// Stirred is where something comes when messages of a log have brought other ranks than before. What a partition is
-// restored with is told with the next beat, as that it is served is.
-func (n *Node) Stirred() <-chan struct{} { return n.stirred }
+// ModelsChanged receives a value when messages of a log have changed which ranks there are. The next heartbeat
+// announces both what a partition was restored with and that it is served.
+func (n *Node) ModelsChanged() <-chan struct{} { return n.modelsChanged }
 
 // MayServe reports whether the node knows of workers of a model in a partition, now.
 func (n *Node) MayServe(p events.Partition, model string) bool {

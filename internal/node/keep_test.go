@@ -130,7 +130,7 @@ func TestLag(t *testing.T) {
 		{3627, 75, 76, false, 0},
 		{7227, 75, 76, false, 3600}, // as after SIGSTOP
 	} {
-		if got := l.look(start.Add(time.Duration(step.at)*time.Second), step.applied, step.last,
+		if got := l.measure(start.Add(time.Duration(step.at)*time.Second), step.applied, step.last,
 			step.unreadable); got != time.Duration(step.want)*time.Second {
 			t.Errorf("step %d: behind for %v, want %d s", i, got, step.want)
 		}

@@ -16,9 +16,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// L3Config says what a node knows of the stores that workers share.
+// L3Config configures the stores that workers share.
 type L3Config struct {
-	// Models says for whole models how their workers share a store, whatever the workers registered.
+	// Models says how all workers of a model share a store, whatever they registered.
 	Models map[string]hicache.Config
 
 	// Registered is what the workers of a model registered; nil: they register nothing. Any goroutine calls it, for
@@ -32,7 +32,7 @@ type L3Config struct {
 	// Timeout is how long an answer waits for a store at most, unless the query says otherwise; default 20 ms.
 	Timeout time.Duration
 
-	// Check is how often a Mooncake master is asked after its health, and how long it may take to say so; default 1 s.
+	// Check is how often a Mooncake master's health is checked, and the timeout of a check; default 1 s.
 	Check time.Duration
 
 	Cache hicache.CacheConfig
@@ -41,7 +41,7 @@ type L3Config struct {
 // defaultL3Timeout is how long an answer waits for a store.
 const defaultL3Timeout = 20 * time.Millisecond
 
-// maxStores bounds the stores that a node talks to.
+// maxStores bounds the stores that a node asks.
 const maxStores = 64
 
 // l3 asks stores. Any goroutine may use it. A store is asked once for a query, by the node that the client asked: where
@@ -58,7 +58,7 @@ type l3 struct {
 	ctx    context.Context                // of the goroutines that watch stores; ends with the node
 }
 
-// askedStore is a store that this node talks to.
+// askedStore is a store that this node asks.
 type askedStore struct {
 	where  string
 	cache  *hicache.Cache
@@ -121,7 +121,7 @@ func (l *l3) watch(ctx context.Context) {
 // maxOpened bounds the configurations that are known by their addresses.
 const maxOpened = 1024
 
-// store returns the memory of what a configuration's store said.
+// store returns the cache of a configuration's store.
 func (l *l3) store(c hicache.Config) (*hicache.Cache, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,7 +141,7 @@ func (l *l3) store(c hicache.Config) (*hicache.Cache, error) {
 	return s.cache, nil
 }
 
-// open begins to talk to a configuration's store, unless the node does. Called with l.mu held.
+// open connects to a configuration's store, unless the node has. Called with l.mu held.
 func (l *l3) open(c hicache.Config) (*askedStore, error) {
 	where := c.Where()
 	if where == "" {
@@ -175,7 +175,7 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 		s.cache = hicache.NewCache(store, l.cfg.Cache)
 		go master.Watch(watching)
 	}
-	// configurations change; the one that was not asked for longest is nobody's any more
+	// evict the store that was not asked for longest
 	if len(l.stores) >= maxStores {
 		var oldest string
 		for id, s := range l.stores {
@@ -191,7 +191,7 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 	return s, nil
 }
 
-// forget drops what a store said.
+// forget clears a store's cache.
 func (l *l3) forget(id string) {
 	l.mu.Lock()
 	s := l.stores[id]
@@ -266,14 +266,14 @@ func (s *L3Question) ask(own uint32) {
 	}
 }
 
-// BeginL3 begins to ask for a query's prompt, for who answers for a whole cluster. Any goroutine may call it.
+// BeginL3 begins to ask for a query's prompt, for a node that answers for the whole cluster. Any goroutine may call it.
 func (n *Node) BeginL3(q *api.Query, blockSize uint32) *L3Question { return n.l3.begin(q, blockSize) }
 
 // Asked reports whether there is a store that can be asked.
 func (s *L3Question) Asked() bool { return s.cache != nil }
 
 // Merge waits for the store, within bounds, and adds to an answer what it holds. The answer has idle ranks too.
-func (s *L3Question) Merge(ctx context.Context, answer *api.Answer) { s.merge(ctx, answer, nobody) }
+func (s *L3Question) Merge(ctx context.Context, answer *api.Answer) { s.merge(ctx, answer, noRanks) }
 
 // merge waits for the store, within bounds, and adds to an answer what it holds. idle are ranks that hold nothing of
 // the prompt.
@@ -294,7 +294,7 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 		s.credit(&answer.Workers[i], m)
 	}
 	if s.explain {
-		s.look(ctx, answer, m)
+		s.findBroken(ctx, answer, m)
 	}
 	if answer.L3.FromStart, _ = m.Load(0, s.sharing.Config.Rule()); answer.L3.Total == 0 {
 		return
@@ -378,8 +378,8 @@ const (
 	maxLookedKeys = 4096
 )
 
-// look finds out of the blocks that ended some rank's run how many of their objects are there.
-func (s *L3Question) look(ctx context.Context, answer *api.Answer, m *hicache.Map) {
+// findBroken counts the objects that exist of each block that ended some rank's prefix.
+func (s *L3Question) findBroken(ctx context.Context, answer *api.Answer, m *hicache.Map) {
 	var blocks []uint32
 	for i := range answer.Workers {
 		o := &answer.Workers[i]

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
 	"github.com/zeebo/xxh3"
 )
 
@@ -41,8 +42,8 @@ type replica struct {
 	grown   growth        // since it was empty
 	ranks   map[events.RankKey]*rank
 
-	forgotten []radix.RankID // still in the index, and in nothing else
-	marks     []*mark        // where checksums are wanted, all beyond applied
+	forgotten []radix.RankID     // still in the index, and in nothing else
+	checksums []*checksumRequest // where checksums are wanted, all beyond applied
 }
 
 // growth is how much was applied to a partition.
@@ -61,22 +62,12 @@ const messageOverhead = 128
 
 // rank is what the log has said of one (worker, rank).
 type rank struct {
-	key         events.RankKey
-	id          radix.RankID
-	model       string
-	blockSize   uint32
-	space       uint32
-	incarnation events.Incarnation
-	lastID      events.EventID
-	cursor      events.Cursor
-	lastSeen    events.Millis
-	shutdown    bool
-	partial     bool   // some events of the incarnation were not seen: it may hold more than is known
-	bounded     bool   // its depths are an upper bound, by what it has said of its groups
-	lookahead   uint32 // how far its hashes read ahead, by its last stored event that has any
-	stored      uint64 // blocks in stored events, in this incarnation
-	removed     uint64 // blocks in removed events
-	placed      bool   // some of them had a place in the index, or that is not known
+	snapshot.RankState // as a snapshot has it, but for Cursor
+	id                 radix.RankID
+	space              uint32
+	cursor             events.Cursor
+	bounded            bool // its depths are an upper bound, by what it has said of its groups
+	placed             bool // some of its blocks had a place in the index, or that is not known
 }
 
 // spaceKey is what must be equal for two ranks to match the same queries.
@@ -88,11 +79,11 @@ type spaceKey struct {
 // Counts says what became of the log's messages and their events. All only grow.
 type Counts struct {
 	Messages       uint64 // messages applied
-	Poison         uint64 // messages that could not be read; passed over
-	Stale          uint64 // messages of an incarnation that is over; passed over
-	Repeated       uint64 // events seen before; passed over
+	Poison         uint64 // messages that could not be read; skipped
+	Stale          uint64 // messages of an incarnation that is over; skipped
+	Repeated       uint64 // events seen before; skipped
 	Gaps           uint64 // places where event ids are missing; the rank was cleared
-	Incarnations   uint64 // new lives of engines
+	Incarnations   uint64 // new incarnations of engines
 	Ended          uint64 // incarnations that were closed; their ranks are forgotten
 	BlocksStored   uint64 // blocks in stored events that were handed to the index
 	BlocksRemoved  uint64 // blocks in removed events
@@ -122,7 +113,7 @@ func NewMachine(index *radix.Index, n int) *Machine {
 // Counts returns what has been counted so far.
 func (m *Machine) Counts() Counts { return m.counts }
 
-// Begin tells which stream a partition's messages come from, and that they follow seq: what a snapshot stands for, or
+// Begin sets which stream a partition's messages come from, and that they follow seq: what a snapshot stands for, or
 // what lies before the log's first message. at is when the log took seq, 0 if that is not known.
 func (m *Machine) Begin(p events.Partition, stream string, epoch time.Time, seq events.StreamSeq, at events.Millis) {
 	part := m.parts[p]
@@ -137,8 +128,8 @@ func (m *Machine) Applied(p events.Partition) events.StreamSeq {
 	return events.StreamSeq(m.parts[p].applied.Load())
 }
 
-// Apply takes messages of one partition, in order. Those that the partition has seen are passed over. It reports false,
-// and takes nothing more, at a message that does not follow the one before: the caller's source has lost something.
+// Apply applies messages of one partition, in order. It skips those that were applied before. At a message that does
+// not follow the one before it stops and reports false: messages were lost on their way here.
 func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 	part := m.parts[p]
 	applied := events.StreamSeq(part.applied.Load())
@@ -156,7 +147,7 @@ func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 		applied, part.time = msg.Seq, msg.Time
 		part.grown.changes++
 		part.grown.bytes += uint64(len(msg.Data)) + messageOverhead
-		if len(part.marks) > 0 {
+		if len(part.checksums) > 0 {
 			m.reached(part, applied)
 		}
 		if !m.stale {
@@ -181,20 +172,20 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 	r := part.ranks[msg.Key]
 	switch {
 	case r == nil:
-		r = &rank{key: msg.Key}
+		r = &rank{}
 		part.ranks[msg.Key] = r
-		m.begin(r, b)
-	case b.Incarnation < r.incarnation:
+		m.begin(r, msg.Key, b)
+	case b.Incarnation < r.Incarnation:
 		m.counts.Stale++
 		return
-	case b.Incarnation > r.incarnation:
+	case b.Incarnation > r.Incarnation:
 		m.index.DropRank(r.id)
-		m.begin(r, b)
+		m.begin(r, msg.Key, b)
 	}
 	evs := b.Events
 	switch {
-	case b.FirstID <= r.lastID:
-		seen := min(int(r.lastID-b.FirstID)+1, len(evs))
+	case b.FirstID <= r.LastID:
+		seen := min(int(r.LastID-b.FirstID)+1, len(evs))
 		for i := range evs[:seen] {
 			if evs[i].Kind == events.Stored {
 				m.counts.BlocksRepeated += uint64(len(evs[i].Blocks))
@@ -202,21 +193,21 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 		}
 		m.counts.Repeated += uint64(seen)
 		evs = evs[seen:]
-	case b.FirstID > r.lastID+1:
+	case b.FirstID > r.LastID+1:
 		m.counts.Gaps++
-		r.partial = true
+		r.Partial = true
 		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonGap}}))
 	}
 	for i := range evs {
 		switch evs[i].Kind {
 		case events.Stored:
-			r.stored += uint64(len(evs[i].Blocks))
+			r.Stored += uint64(len(evs[i].Blocks))
 			m.counts.BlocksStored += uint64(len(evs[i].Blocks))
-			if len(evs[i].Locals) > 0 && evs[i].Lookahead != r.lookahead {
-				r.lookahead, m.stale = evs[i].Lookahead, true
+			if len(evs[i].Locals) > 0 && evs[i].Lookahead != r.Lookahead {
+				r.Lookahead, m.stale = evs[i].Lookahead, true
 			}
 		case events.Removed:
-			r.removed += uint64(len(evs[i].Blocks))
+			r.Removed += uint64(len(evs[i].Blocks))
 			m.counts.BlocksRemoved += uint64(len(evs[i].Blocks))
 		}
 		part.grown.changes += uint64(len(evs[i].Blocks))
@@ -227,9 +218,9 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 	if b := m.index.Bounded(r.id); b != r.bounded {
 		r.bounded, m.stale = b, true
 	}
-	r.lastID = max(r.lastID, b.LastID())
-	r.cursor, r.lastSeen, r.shutdown = b.Cursor, msg.Time, b.Shutdown
-	if b.Shutdown { // nothing is kept of who is gone; if the rank comes back it begins a new incarnation
+	r.LastID = max(r.LastID, b.LastID())
+	r.cursor, r.LastSeen, r.Closed = b.Cursor, msg.Time, b.Shutdown
+	if b.Shutdown { // nothing is kept of it; if the rank comes back it begins a new incarnation
 		m.index.DropRank(r.id)
 		delete(part.ranks, msg.Key)
 		m.counts.Ended++
@@ -238,13 +229,13 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 }
 
 // begin starts a rank's new incarnation with nothing held.
-func (m *Machine) begin(r *rank, b *events.Batch) {
+func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
 	m.counts.Incarnations++
-	r.model, r.blockSize = b.Model, b.BlockSize
-	r.space = m.space(b.Model, b.BlockSize)
-	r.id = m.index.AddRank(r.space, r.blockSize)
-	r.incarnation, r.lastID, r.cursor, r.shutdown = b.Incarnation, 0, events.Cursor{}, false
-	r.stored, r.removed, r.partial, r.lookahead, r.bounded, r.placed = 0, 0, false, 0, false, false
+	*r = rank{space: m.space(b.Model, b.BlockSize), RankState: snapshot.RankState{
+		Instance: snapshot.Text(key.Instance), Rank: key.Rank, Model: snapshot.Text(b.Model), BlockSize: b.BlockSize,
+		Incarnation: b.Incarnation,
+	}}
+	r.id = m.index.AddRank(r.space, r.BlockSize)
 	m.stale = true
 }
 
@@ -263,8 +254,8 @@ func (m *Machine) space(model string, blockSize uint32) uint32 {
 // ranks.
 func (m *Machine) checksum(p events.Partition) (sum uint64) {
 	for key, r := range m.parts[p].ranks {
-		name := fmt.Appendf(nil, "%d:%s %d %d:%s %d", len(key.Instance), key.Instance, key.Rank, len(r.model), r.model,
-			r.blockSize)
+		name := fmt.Appendf(nil, "%d:%s %d %d:%s %d", len(key.Instance), key.Instance, key.Rank, len(r.Model), r.Model,
+			r.BlockSize)
 		sum += xxh3.HashSeed(name, m.index.Checksum(r.id))
 	}
 	return sum
@@ -314,18 +305,18 @@ func (m *Machine) publishView() {
 	served := map[spaceKey]*Served{}
 	for _, part := range m.parts {
 		for _, r := range part.ranks {
-			key := spaceKey{r.model, r.blockSize}
+			key := spaceKey{string(r.Model), r.BlockSize}
 			s := served[key]
 			if s == nil {
-				s = &Served{BlockSize: r.blockSize, Space: r.space}
+				s = &Served{BlockSize: r.BlockSize, Space: r.space}
 				served[key] = s
-				v.Models[r.model] = append(v.Models[r.model], s)
+				v.Models[key.model] = append(v.Models[key.model], s)
 			}
 			r.bounded = m.index.Bounded(r.id)
-			ref := &RankOfView{Key: r.key, ID: r.id, Partition: part.id, Lookahead: r.lookahead, Bounded: r.bounded}
+			ref := &RankOfView{Key: r.Key(), ID: r.id, Partition: part.id, Lookahead: r.Lookahead, Bounded: r.bounded}
 			s.Ranks = append(s.Ranks, ref)
-			if at, ok := slices.BinarySearch(s.Lookaheads, r.lookahead); !ok {
-				s.Lookaheads = slices.Insert(s.Lookaheads, at, r.lookahead)
+			if at, ok := slices.BinarySearch(s.Lookaheads, r.Lookahead); !ok {
+				s.Lookaheads = slices.Insert(s.Lookaheads, at, r.Lookahead)
 			}
 			if n := len(s.Partitions); n == 0 || s.Partitions[n-1] != part.id {
 				s.Partitions = append(s.Partitions, part.id)

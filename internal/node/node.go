@@ -30,11 +30,11 @@ type Config struct {
 	// Else it keeps all.
 	Shared bool
 
-	// View, if not nil, says what is known of the nodes that share the namespace.
+	// View, if not nil, returns what is known of the nodes that share the namespace.
 	View func() *cluster.View
 
-	// BehindAfter is how long what the log had may be not applied before the node says of a partition that it is far
-	// behind; default 5 s.
+	// BehindAfter is for how long messages of the log may be not applied before a partition counts as far behind;
+	// default 5 s.
 	BehindAfter time.Duration
 
 	Index radix.Config
@@ -47,25 +47,24 @@ type Config struct {
 	SnapshotInterval time.Duration
 	SnapshotBlocks   uint64
 
-	// Watch is how often each partition's stream is looked at for what no message tells; default 3 s.
+	// Watch is how often each partition's stream is checked for what no message shows; default 3 s.
 	Watch time.Duration
 
-	// ResyncPause is the time between the first two rounds in which shims are asked to say again what is lost; default
-	// 2 s.
+	// ResyncPause is the time between the first two rounds of resync requests to shims; default 2 s.
 	ResyncPause time.Duration
 
-	// RoomCheck is how often the node looks at how full the log, the bucket and the storage are; default 5 s, and five
-	// times as often while one of them takes nothing.
-	RoomCheck time.Duration
+	// CapacityCheck is how often the node measures how full the log, the bucket and the storage are; default 5 s, and
+	// five times as often while one of them rejects writes.
+	CapacityCheck time.Duration
 
-	// StoreLimit, if not nil, says what all streams and buckets may take now, in bytes, where the account has no bound
-	// of its own.
+	// StoreLimit, if not nil, returns what all streams and buckets may take now, in bytes. It is used if the account
+	// has no limit.
 	StoreLimit func() int64
 
-	// Mend, if not nil, makes what is missing of the log; it is called when a stream was deleted.
-	Mend func(context.Context) error
+	// Recreate, if not nil, creates the missing streams of the log; it is called when a stream was deleted.
+	Recreate func(context.Context) error
 
-	// Health, if not nil, says what is wrong with the NATS server in this process.
+	// Health, if not nil, returns what is wrong with the NATS server in this process.
 	Health func() error
 
 	// Outcomes, if not nil, counts what becomes of requests to this node, for its status.
@@ -74,7 +73,7 @@ type Config struct {
 	Hooks Hooks
 }
 
-// Hooks tell what happens, from the node's goroutines. Each may be nil. They must not block.
+// Hooks are called from the node's goroutines. Each may be nil. They must not block.
 type Hooks struct {
 	Restored func(p events.Partition, r Restored)
 	// a snapshot that could not be used; an older one, or none, is
@@ -89,25 +88,25 @@ type Hooks struct {
 	SaveError func(p events.Partition, err error)                 // it was not; it is tried again
 	Purged    func(p events.Partition, keepFrom events.StreamSeq) // the log before was trimmed
 
-	// shims were asked to say again what they hold
+	// shims were asked for a resync
 	ResyncAsked func(p events.Partition, why string, answered int, err error)
 	// messages were missing between log and index; the log is read again from there
 	Reread func(p events.Partition, from events.StreamSeq)
 	// the stream was missing: it was made, or why it was not
-	Mended   func(p events.Partition, err error)
-	Resynced func(p events.Partition)             // the partition is whole again
-	Filling  func(what string, used, limit int64) // something has become 80 % full
-	// something takes nothing more, or, with nil, does again
+	Recreated func(p events.Partition, err error)
+	Resynced  func(p events.Partition)             // the partition is whole again
+	Filling   func(what string, used, limit int64) // something has become 80 % full
+	// something rejects writes, or, with nil, takes them again
 	Unwritable func(what string, err error)
 }
 
-// Restored says what a partition begins with.
+// Restored says from what a partition was restored.
 type Restored struct {
 	Seq      events.StreamSeq // of the snapshot; 0: none
 	Ranks    int
 	Holdings uint64
 	Took     time.Duration
-	// what the log said once and nothing says now, so that a resync is needed; empty if nothing is known to be lost
+	// what is lost, so that a resync is needed; empty if nothing is known to be
 	Lost string
 }
 
@@ -115,20 +114,20 @@ type Restored struct {
 // snapshots.
 //
 // One goroutine, the writer, owns the machine and writes to the index; it takes work from a bounded queue. Each
-// partition has a follower, which reads its log and hands messages over. One goroutine writes snapshots, a little at a
-// time. Queries run wherever they are called.
+// partition has an owner, which restores it, reads its log and hands messages over. One goroutine writes snapshots, a
+// little at a time. Queries run wherever they are called.
 type Node struct {
-	cfg     Config
-	index   *radix.Index
-	machine *Machine
-	l3      *l3
-	work    chan work
-	bell    bell
-	stirred chan struct{} // of Stirred
-	started time.Time
-	parts   []*owner
-	ready   atomic.Bool
-	saving  sync.Mutex // one snapshot, or one partition being emptied, at a time
+	cfg           Config
+	index         *radix.Index
+	machine       *Machine
+	l3            *l3
+	work          chan work
+	notifier      notifier
+	modelsChanged chan struct{} // of ModelsChanged
+	started       time.Time
+	parts         []*owner
+	ready         atomic.Bool
+	saving        sync.Mutex // one snapshot, or one partition being emptied, at a time
 
 	keeping  sync.Mutex      // which partitions are wanted; before any owner's
 	running  context.Context // while Run runs
@@ -143,7 +142,7 @@ type Node struct {
 	resyncs    resyncCounts
 	saves      struct{ written, failed atomic.Uint64 }
 	rejections [snapshot.NumReasons]atomic.Uint64
-	room       room
+	capacity   capacity
 }
 
 // work is something for the writer: messages of a partition, or something to do with the machine.
@@ -177,12 +176,12 @@ func New(cfg Config) *Node {
 	if cfg.BehindAfter <= 0 {
 		cfg.BehindAfter = 5 * time.Second
 	}
-	if cfg.RoomCheck <= 0 {
-		cfg.RoomCheck = 5 * time.Second
+	if cfg.CapacityCheck <= 0 {
+		cfg.CapacityCheck = 5 * time.Second
 	}
 	cfg.Hooks = cfg.Hooks.withDefaults()
 	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16),
-		stirred: make(chan struct{}, 1), started: time.Now()}
+		modelsChanged: make(chan struct{}, 1), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
 	n.machine = NewMachine(n.index, partitions)
 	of := &policy{
@@ -219,7 +218,7 @@ func (n *Node) Run(ctx context.Context) {
 	waitForOwners := n.startOwners(ctx)
 	others.Go(func() { n.saveWhenDue(ctx) })
 	others.Go(func() { n.resyncWhenNeeded(ctx) })
-	others.Go(func() { n.watchRoom(ctx) })
+	others.Go(func() { n.watchCapacity(ctx) })
 	others.Go(func() { n.watchAge(ctx) })
 	others.Wait()
 	waitForOwners()
@@ -248,18 +247,18 @@ func (n *Node) write(ctx context.Context) {
 				n.apply(w)
 				if n.machine.View() != before {
 					select {
-					case n.stirred <- struct{}{}:
+					case n.modelsChanged <- struct{}{}:
 					default:
 					}
 				}
 			}
-			n.bell.ring()
+			n.notifier.notify()
 		}
 	}
 }
 
-// apply applies messages of a log, and tells the partition's machine what is missing: the reader's run is unbroken, so
-// it was lost between the reader and the index.
+// apply applies messages of a log, and reports to the partition's machine if some are missing. What the reader sends is
+// unbroken, so they were lost between the reader and the index.
 func (n *Node) apply(w work) {
 	whole := n.machine.Apply(w.partition, w.messages)
 	if whole && w.end == nil {
@@ -274,7 +273,7 @@ func (n *Node) apply(w work) {
 	})
 }
 
-// do has the writer do something, and waits until it is done.
+// do runs f in the writer, and waits until it has.
 func (n *Node) do(ctx context.Context, f func(*Machine)) error {
 	w := work{do: f, done: make(chan struct{})}
 	select {
@@ -282,7 +281,7 @@ func (n *Node) do(ctx context.Context, f func(*Machine)) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	<-w.done // the writer outlives whoever asks it
+	<-w.done // the writer outlives its callers
 	return nil
 }
 
@@ -434,7 +433,7 @@ func (a at) status(p events.Partition) api.PartitionStatus {
 // progress appends to out, by partition, what answers reflect now.
 func (n *Node) progress(out []at) []at {
 	aged, now := n.aged.Load(), time.Time{}
-	if aged { // else no query looks at the clock
+	if aged { // else no query reads the clock
 		now = time.Now()
 	}
 	for p, o := range n.parts {
@@ -461,7 +460,7 @@ func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 	if !n.keeps(want.Partition) {
 		return nil // the answer names it as missing, if it is about it
 	}
-	err := n.bell.wait(ctx, func() bool { return n.machine.Applied(want.Partition) >= want.Seq })
+	err := n.notifier.wait(ctx, func() bool { return n.machine.Applied(want.Partition) >= want.Seq })
 	if errors.Is(err, context.DeadlineExceeded) {
 		return api.Errorf(api.CodeBehind, "partition %d is at %d and did not reach %d before the deadline",
 			want.Partition, n.machine.Applied(want.Partition), want.Seq)

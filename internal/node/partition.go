@@ -309,7 +309,7 @@ func (pt *partition) noticed(now time.Time, notice jetstream.Notice, applied eve
 // tick measures for how long the partition has been behind its log.
 func (pt *partition) tick(now time.Time, applied events.StreamSeq) (e effects) {
 	if s, ok := pt.phase.(*serving); ok {
-		s.behind = s.lag.look(now, applied, s.last, s.err != nil) > pt.policy.behindAfter
+		s.behind = s.lag.measure(now, applied, s.last, s.err != nil) > pt.policy.behindAfter
 	}
 	return e
 }

@@ -21,7 +21,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 	if err != nil {
 		return nil, fmt.Errorf("look at the log: %w", err)
 	}
-	bucket, err := lookAtBucket(ctx, n.cfg.Snapshots, p)
+	bucket, err := readBucket(ctx, n.cfg.Snapshots, p)
 	if err != nil {
 		return nil, err
 	}
@@ -56,8 +56,8 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 	return r, nil
 }
 
-// lost says what the partition's log said once and neither it nor a snapshot says now; empty if nothing is known to be
-// lost. seen is what the reader told of the log when the partition had to begin again.
+// lost says what was in the partition's log and is now neither there nor in a snapshot; empty if nothing is known to
+// be. seen is what the reader reported of the log when the partition had to be restored again.
 func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.StreamSeq) string {
 	if seen != "" {
 		return seen
@@ -76,7 +76,7 @@ func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.
 	return ""
 }
 
-// rejected counts and tells that a snapshot cannot be used.
+// rejected counts and reports that a snapshot cannot be used.
 func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
 	n.rejections[min(int(why), len(n.rejections)-1)].Add(1)
 	n.cfg.Hooks.Rejected(p, why.String(), err)
@@ -84,22 +84,22 @@ func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
 
 func timeOfEpoch(e jetstream.Epoch) time.Time { return time.Unix(0, int64(e)).UTC() }
 
-// describeLog is what a stream says of itself, in pkg/snapshot's words.
+// describeLog describes a stream as pkg/snapshot does.
 func describeLog(ns *jetstream.Namespace, info jetstream.StreamInfo) snapshot.Log {
 	return snapshot.Log{
 		Namespace: ns.Name(), Stream: info.Name, Epoch: timeOfEpoch(info.Epoch), First: info.First, Last: info.Last,
 	}
 }
 
-// seenBucket is what one look at the bucket showed of a partition.
-type seenBucket struct {
+// bucketContents is what a bucket had of a partition when it was read.
+type bucketContents struct {
 	seen     snapshot.Bucket
 	revision uint64 // of the current manifest; 0: there is none
 }
 
-// lookAtBucket reads a partition's manifests, then the list of its keys.
-func lookAtBucket(ctx context.Context, bucket *jetstream.Bucket, p events.Partition) (seenBucket, error) {
-	b := seenBucket{seen: snapshot.Bucket{Partition: p, Manifests: map[string][]byte{}}}
+// readBucket reads a partition's manifests, then the list of its keys.
+func readBucket(ctx context.Context, bucket *jetstream.Bucket, p events.Partition) (bucketContents, error) {
+	b := bucketContents{seen: snapshot.Bucket{Partition: p, Manifests: map[string][]byte{}}}
 	current, err := bucket.Latest(ctx, snapshot.ManifestKey(p))
 	switch {
 	case err == nil:
@@ -141,7 +141,7 @@ func fetchFrom(ctx context.Context, bucket *jetstream.Bucket) snapshot.Fetch {
 	}
 }
 
-// load takes one snapshot into the index. After an error the partition must be forgotten. Chunks are fetched ahead,
+// load imports one snapshot into the index. After an error the partition must be emptied. Chunks are fetched ahead,
 // here; the writer decodes them.
 func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest,
 	log snapshot.Log) (ledger *snapshot.Ledger, err error) {
@@ -240,7 +240,7 @@ func (n *Node) fetchAhead(ctx context.Context, refs []snapshot.ChunkRef, fetch s
 	}
 }
 
-// imageSink takes a snapshot's image into the index, in this process's numbers.
+// imageSink imports a snapshot's image into the index, with this process's numbers of spaces.
 type imageSink struct {
 	imported *radix.Import
 	spaces   map[uint32]uint32 // the snapshot's number for (model, block size) → ours
@@ -256,16 +256,12 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 	}
 	ids := make([]radix.RankID, len(states))
 	for i := range states {
-		s := &states[i]
-		r := &rank{
-			key: s.Key(), model: string(s.Model), blockSize: s.BlockSize, space: m.space(string(s.Model), s.BlockSize),
-			incarnation: s.Incarnation, lastID: s.LastID, cursor: s.Cursor.Cursor(), shutdown: s.Closed,
-			lastSeen: events.Millis(s.LastSeen), stored: s.Stored, removed: s.Removed, partial: s.Partial,
-			lookahead: s.Lookahead, placed: true,
-		}
-		r.id = m.index.AddRank(r.space, r.blockSize)
+		r := &rank{RankState: states[i], cursor: states[i].Cursor.Cursor(), placed: true}
+		r.Cursor, r.Refused, r.Checksum = nil, "", 0
+		r.space = m.space(string(r.Model), r.BlockSize)
+		r.id = m.index.AddRank(r.space, r.BlockSize)
 		ids[i] = r.id
-		part.ranks[r.key] = r
+		part.ranks[r.Key()] = r
 	}
 	m.stale = true
 	to.imported = m.index.StartImport(ids)

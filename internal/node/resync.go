@@ -14,13 +14,13 @@ import (
 
 // When the log no longer says what its ranks hold, only the engines can. A partition needs a resync
 //
-//   - as a whole, if the log's beginning is gone and no snapshot stands for it, if its stream was made anew, or if it
-//     has lost its end. All shims of the partition are asked, in rounds. It is over after minRounds, once every shim
-//     that answered the last round is seen to have begun the incarnation that it named. A shim that no longer runs need
-//     not be waited for: when it starts it finds in the log what is there of it, and goes on from that or begins anew.
+//   - as a whole, if the log's beginning is gone and no snapshot stands for it, if its stream was recreated, or if it
+//     has lost its end. All shims of the partition are asked, in rounds. It is over after minRounds, once the log has
+//     the incarnation that each shim named in the last round. A shim that does not run is not waited for: when it
+//     starts it goes on from what the log has of it, or begins a new incarnation.
 //   - for single ranks, if an incarnation was first seen in its middle or with events missing. Such a rank is never
-//     credited with what it does not hold, but may hold more. Its shim is asked until it begins anew; the mark outlives
-//     the process, in snapshots.
+//     credited with what it does not hold, but may hold more. Its shim is asked until it begins a new incarnation;
+//     snapshots keep this across restarts.
 //
 // Meanwhile the partition is resync_needed: it answers from what is known. Asking is slowed down round by round.
 
@@ -37,7 +37,7 @@ type need struct {
 	cause    string // of the whole partition; empty if only ranks are asked
 	id       string // by which a shim knows that it was asked before
 	rounds   int
-	answered map[events.RankKey]events.Incarnation // in the last round: the life that each shim says it has begun
+	answered map[events.RankKey]events.Incarnation // in the last round: the incarnation that each shim has begun
 	partial  []partialRank                         // as last seen
 	pause    time.Duration
 	next     time.Time
@@ -85,8 +85,8 @@ func (d *need) String() string {
 // partials lists the ranks of a partition of which something was not seen.
 func (m *Machine) partials(p events.Partition) (list []partialRank) {
 	for key, r := range m.parts[p].ranks {
-		if r.partial {
-			list = append(list, partialRank{key, r.incarnation})
+		if r.Partial {
+			list = append(list, partialRank{key, r.Incarnation})
 		}
 	}
 	slices.SortFunc(list, func(a, b partialRank) int { return a.key.Compare(b.key) })
@@ -96,7 +96,7 @@ func (m *Machine) partials(p events.Partition) (list []partialRank) {
 // begun reports whether the incarnations are all there, or later ones.
 func (m *Machine) begun(p events.Partition, answered map[events.RankKey]events.Incarnation) bool {
 	for key, incarnation := range answered {
-		if r := m.parts[p].ranks[key]; r == nil || r.incarnation < incarnation {
+		if r := m.parts[p].ranks[key]; r == nil || r.Incarnation < incarnation {
 			return false
 		}
 	}
@@ -123,7 +123,7 @@ func (n *Node) resyncWhenNeeded(ctx context.Context) {
 	}
 }
 
-// resyncDue tells a partition what its ranks lack, and returns the round of asking that is due; nil if none is.
+// resyncDue updates what a partition's ranks lack, and returns the round of requests that is due; nil if none is.
 func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time) (r *round) {
 	o := n.parts[p]
 	o.mu.Lock()

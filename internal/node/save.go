@@ -18,22 +18,20 @@ import (
 const (
 	exportBudget = 4096 // blocks that the writer exports at a time, between other work
 
-	// After each step of an export the processors are left to others for so many times as long as it took: what is
-	// published, and what the server does for it, goes from one goroutine to the next, and each hand-over may have to
-	// wait for whoever works without end.
+	// After each step of an export the writer rests for so many times as long as the step took. Publishing passes
+	// through several goroutines, here and in the server; each hand-over may wait for a goroutine that does not yield.
 	exportRest     = 2
 	exportRestMost = 10 * time.Millisecond
 
 	saveTick  = time.Second      // how often it is asked which partitions are due
 	saveRetry = 10 * time.Second // after a failure
 
-	// After so many failures in a row a node of a cluster leaves a partition's snapshots to another that has it, for so
-	// long.
+	// After so many failures in a row a node leaves a partition's snapshots to another node that has it, for so long.
 	saveAttempts = 3
 	saveLeave    = 10 * time.Minute
 
 	// Storing a snapshot may take as long as this and what its bytes need at that rate. Longer means that the bucket
-	// takes nothing, as on a full disk; whoever waits for a snapshot under way must not wait for that.
+	// rejects writes, as on a full disk; what waits for a snapshot under way must not wait for that.
 	storePatience = time.Minute
 	storeRate     = 2 << 20 // bytes a second, rests included
 )
@@ -84,22 +82,17 @@ func (m *Machine) capture(p events.Partition) *capture {
 	for _, r := range part.ranks {
 		list = append(list, r)
 	}
-	slices.SortFunc(list, func(a, b *rank) int { return a.key.Compare(b.key) })
+	slices.SortFunc(list, func(a, b *rank) int { return a.Key().Compare(b.Key()) })
 	ids := make([]radix.RankID, len(list))
 	seen := map[uint32]bool{}
 	for i, r := range list {
 		ids[i] = r.id
-		c.ranks = append(c.ranks, snapshot.RankState{
-			Instance: snapshot.Text(r.key.Instance), Rank: r.key.Rank, Model: snapshot.Text(r.model),
-			BlockSize:   r.blockSize,
-			Incarnation: r.incarnation, LastID: r.lastID, Cursor: snapshot.CursorOf(r.cursor), Closed: r.shutdown,
-			LastSeen: r.lastSeen, Stored: r.stored, Removed: r.removed, Partial: r.partial,
-			Lookahead: r.lookahead,
-		})
+		state := r.RankState
+		state.Cursor = snapshot.CursorOf(r.cursor)
+		c.ranks = append(c.ranks, state)
 		if !seen[r.space] {
 			seen[r.space] = true
-			c.spaces = append(c.spaces, snapshot.Space{Space: r.space, Model: snapshot.Text(r.model),
-				BlockSize: r.blockSize})
+			c.spaces = append(c.spaces, snapshot.Space{Space: r.space, Model: r.Model, BlockSize: r.BlockSize})
 		}
 	}
 	slices.SortFunc(c.spaces, func(a, b snapshot.Space) int { return cmp.Compare(a.Space, b.Space) })
@@ -118,7 +111,7 @@ func (n *Node) saveWhenDue(ctx context.Context) {
 		case now := <-tick.C:
 			for _, p := range n.due(ctx, now) {
 				if ctx.Err() == nil {
-					n.saveTold(ctx, p)
+					n.saveAndReport(ctx, p)
 				}
 			}
 		}
@@ -156,7 +149,7 @@ func (n *Node) saveChanged(ctx context.Context) {
 		worth := o.worthSaving(grown) && n.writes(events.Partition(p))
 		o.mu.Unlock()
 		if worth && ctx.Err() == nil {
-			n.saveTold(ctx, events.Partition(p))
+			n.saveAndReport(ctx, events.Partition(p))
 		}
 	}
 }
@@ -171,7 +164,7 @@ func (n *Node) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 		if !n.writes(p) {
 			continue
 		}
-		info, err := n.saveTold(ctx, p)
+		info, err := n.saveAndReport(ctx, p)
 		if err != nil {
 			return nil, api.Errorf(api.CodeUnavailable, "the snapshot of partition %d could not be written: %v", p, err)
 		}
@@ -180,8 +173,8 @@ func (n *Node) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	return list, nil
 }
 
-// saveTold writes a snapshot and tells the hooks.
-func (n *Node) saveTold(ctx context.Context, p events.Partition) (api.SnapshotInfo, error) {
+// saveAndReport writes a snapshot and calls the hooks.
+func (n *Node) saveAndReport(ctx context.Context, p events.Partition) (api.SnapshotInfo, error) {
 	begun := time.Now()
 	info, err := n.save(ctx, p)
 	if err != nil {
@@ -201,7 +194,7 @@ func (n *Node) saveTold(ctx context.Context, p events.Partition) (api.SnapshotIn
 func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotInfo, err error) {
 	n.saving.Lock()
 	defer n.saving.Unlock()
-	bucket, err := lookAtBucket(ctx, n.cfg.Snapshots, p)
+	bucket, err := readBucket(ctx, n.cfg.Snapshots, p)
 	if err != nil {
 		return info, err
 	}

@@ -129,7 +129,7 @@ func (w *site) start() {
 	w.node = New(Config{
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks,
 		Watch:       50 * time.Millisecond,
-		ResyncPause: 50 * time.Millisecond, RoomCheck: w.room, Mend: w.mend, Index: w.index, View: w.view,
+		ResyncPause: 50 * time.Millisecond, CapacityCheck: w.room, Recreate: w.mend, Index: w.index, View: w.view,
 		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {

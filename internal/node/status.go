@@ -29,11 +29,9 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 		for _, part := range m.parts {
 			for _, r := range part.ranks {
 				list.Workers = append(list.Workers, api.WorkerInfo{
-					Instance: r.key.Instance, Rank: r.key.Rank, Model: r.model, BlockSize: r.blockSize,
-					Partition:   part.id,
-					Incarnation: r.incarnation, LastEvent: r.lastID, LastSeen: timeOf(r.lastSeen), Stored: r.stored,
-					Removed:   r.removed,
-					Lookahead: r.lookahead,
+					Instance: events.WorkerID(r.Instance), Rank: r.Rank, Model: string(r.Model), BlockSize: r.BlockSize,
+					Partition: part.id, Incarnation: r.Incarnation, LastEvent: r.LastID, LastSeen: timeOf(r.LastSeen),
+					Stored: r.Stored, Removed: r.Removed, Lookahead: r.Lookahead,
 				})
 			}
 		}
@@ -60,7 +58,7 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 // Status says how the node is doing. Any goroutine may call it.
 func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.status(ctx, nil) }
 
-// StatusOf is Status of this node, and an error of another: who can ask others wraps it.
+// StatusOf is Status of this node, and an error for another: a caller that can ask other nodes wraps it.
 func (n *Node) StatusOf(ctx context.Context, node string) (*api.Status, error) {
 	if node != n.cfg.ID {
 		return nil, api.Errorf(api.CodeUnavailable, "this is node %s, and it knows no node %s", n.cfg.ID, node)
@@ -114,15 +112,15 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		s.Cluster = clusterStatus(view, n.cfg.ID)
 		s.Problems = append(s.Problems, clusterProblems(view, s.Cluster)...)
 	}
-	s.Problems = append(s.Problems, n.roomProblems()...)
+	s.Problems = append(s.Problems, n.capacityProblems()...)
 	s.Requests = []api.RequestCount{}
 	if n.cfg.Outcomes != nil {
 		s.Requests = n.cfg.Outcomes.Counts()
 		s.Problems = append(s.Problems, n.cfg.Outcomes.Problems(time.Now())...)
 	}
-	n.room.mu.Lock()
-	s.SnapshotBucket, s.Store = n.room.bucket.api(), n.room.store.api()
-	n.room.mu.Unlock()
+	n.capacity.mu.Lock()
+	s.SnapshotBucket, s.Store = n.capacity.bucket.api(), n.capacity.store.api()
+	n.capacity.mu.Unlock()
 	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(),
 		Rejected: map[string]uint64{}}
 	for why := range n.rejections {
@@ -198,7 +196,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 
 // clusterStatus is what a view says of the nodes.
 func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {
-	c := &api.ClusterStatus{Copies: v.Copies, Nodes: []api.NodeStatus{}, Gone: v.Gone}
+	c := &api.ClusterStatus{Copies: v.Copies, Nodes: []api.NodeStatus{}, Gone: v.Dead}
 	for i := -1; i < len(v.Peers); i++ {
 		r := &v.Self
 		if i >= 0 {
@@ -238,9 +236,9 @@ func list(s cluster.Set) []events.Partition {
 	return []events.Partition{}
 }
 
-// clusterProblems says what of a cluster people should know.
+// clusterProblems lists what is wrong with the cluster.
 func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
-	if !v.Settled {
+	if !v.GraceOver {
 		list = append(list, "this node has not been heard in the cluster yet, or waits for others that start with it")
 	}
 	if len(c.Unserved) > 0 {
@@ -268,13 +266,13 @@ func (m *Machine) rankProblems(r *rank) (problems []string) {
 // that were never seen. So it is with an engine that had spoken before its shim was there, and cannot say it again.
 func waitingProblem(r *rank, s radix.RankStats, held int64) string {
 	// that events are missing is said already
-	if held > 0 || s.SetBlocks > 0 || s.Parked == 0 && (r.placed || r.stored == 0) || r.partial {
+	if held > 0 || s.SetBlocks > 0 || s.Parked == 0 && (r.placed || r.Stored == 0) || r.Partial {
 		return ""
 	}
 	return fmt.Sprintf(
 		"%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
 			"what to do: give its shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or reset the engine's prefix cache",
-		r.key, r.stored, s.Parked)
+		r.Key(), r.Stored, s.Parked)
 }
 
 // copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more
@@ -287,7 +285,7 @@ func copiesProblem(r *rank, s radix.RankStats, held int64) string {
 	}
 	return fmt.Sprintf(
 		"%s holds %d blocks and, by what its engine announced, %d further copies of them, so that a removal may not be seen: "+
-			"do requests set kv_cache_report_mode=full? A resync sets it right", r.key, held, s.Copies)
+			"do requests set kv_cache_report_mode=full? A resync sets it right", r.Key(), held, s.Copies)
 }
 
 // byName lists the counts under the names that metrics and status give them.

@@ -151,8 +151,8 @@ func TestAFullDiskIsSaidOnce(t *testing.T) {
 			return errors.New(c.health)
 		}}}
 		n.parts = []*owner{{partition: partition{phase: &restoring{kept: &kept{usage: usage{refused: c.log}}}}}}
-		n.room.bucket.refused = c.bucket
-		got := n.roomProblems()
+		n.capacity.bucket.refused = c.bucket
+		got := n.capacityProblems()
 		if !slices.EqualFunc(got, c.want, strings.HasPrefix) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}

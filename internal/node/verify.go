@@ -9,45 +9,45 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Replicas of a partition are compared by checksums of what they hold at one place in its log. While events flow no two
-// are at the same place at the same time, so each is told a place that it has not come to yet, and reckons the checksum
-// when it does, between two messages.
+// Replicas of a partition are compared by checksums of what they hold at one sequence of its log. While events flow no
+// two replicas are at the same sequence at the same time. So each gets a request for a sequence that it has not applied
+// yet, and computes the checksum between that message and the next.
 
 // verifyWait bounds how long a place is waited for.
 const verifyWait = time.Second
 
-// mark is a place in a partition's log at which a checksum is wanted.
-type mark struct {
+// checksumRequest is a place in a partition's log at which a checksum is wanted.
+type checksumRequest struct {
 	seq  events.StreamSeq
 	sum  uint64
 	done chan struct{} // closed once sum is there
 }
 
-// Mark wants the checksum of a partition at a place that it has not come to; it reports false if it has.
-func (m *Machine) Mark(p events.Partition, k *mark) bool {
+// RequestChecksum wants the checksum of a partition at a place that it has not come to; it reports false if it has.
+func (m *Machine) RequestChecksum(p events.Partition, k *checksumRequest) bool {
 	part := m.parts[p]
 	if m.Applied(p) >= k.seq {
 		return false
 	}
-	part.marks = append(part.marks, k)
+	part.checksums = append(part.checksums, k)
 	return true
 }
 
-// Unmark takes back what was not reached.
-func (m *Machine) Unmark(p events.Partition, k *mark) {
+// CancelChecksum removes a request that was not reached.
+func (m *Machine) CancelChecksum(p events.Partition, k *checksumRequest) {
 	part := m.parts[p]
-	for i := range part.marks {
-		if part.marks[i] == k {
-			part.marks = append(part.marks[:i], part.marks[i+1:]...)
+	for i := range part.checksums {
+		if part.checksums[i] == k {
+			part.checksums = append(part.checksums[:i], part.checksums[i+1:]...)
 			return
 		}
 	}
 }
 
-// reached reckons what is wanted at a place.
+// reached computes the checksums that are wanted at a sequence.
 func (m *Machine) reached(part *replica, seq events.StreamSeq) {
-	left := part.marks[:0]
-	for _, k := range part.marks {
+	left := part.checksums[:0]
+	for _, k := range part.checksums {
 		if k.seq != seq {
 			left = append(left, k)
 			continue
@@ -55,7 +55,7 @@ func (m *Machine) reached(part *replica, seq events.StreamSeq) {
 		k.sum = m.checksum(part.id)
 		close(k.done)
 	}
-	part.marks = left
+	part.checksums = left
 }
 
 // Verify is Status with a checksum of each partition, which belongs to the place in the log that the status names:
@@ -63,15 +63,15 @@ func (m *Machine) reached(part *replica, seq events.StreamSeq) {
 // and comes to it within a second; else of where it is. Reckoning it visits every block held and holds up events
 // meanwhile, not queries.
 func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
-	marks := map[events.Partition]*mark{}
+	marks := map[events.Partition]*checksumRequest{}
 	for _, want := range at {
 		if int(want.Partition) >= len(n.parts) {
 			return nil, api.Errorf(api.CodeMalformed, "the request names partition %d; there are %d", want.Partition,
 				len(n.parts))
 		}
-		k := &mark{seq: want.Seq, done: make(chan struct{})}
+		k := &checksumRequest{seq: want.Seq, done: make(chan struct{})}
 		marked := false
-		if err := n.do(ctx, func(m *Machine) { marked = m.Mark(want.Partition, k) }); err != nil {
+		if err := n.do(ctx, func(m *Machine) { marked = m.RequestChecksum(want.Partition, k) }); err != nil {
 			return nil, err
 		}
 		if marked {
@@ -84,7 +84,7 @@ func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, 
 		select {
 		case <-k.done:
 		case <-waiting.Done():
-			if err := n.do(context.WithoutCancel(ctx), func(m *Machine) { m.Unmark(p, k) }); err != nil {
+			if err := n.do(context.WithoutCancel(ctx), func(m *Machine) { m.CancelChecksum(p, k) }); err != nil {
 				return nil, err
 			}
 		}

@@ -13,16 +13,17 @@ func TestChecksumAtAPlace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		log := logOf(t)
 		m, replica := newMachine(), newMachine()
-		var marks []*mark
+		var marks []*checksumRequest
 		for range rapid.IntRange(1, 3).Draw(t, "marks") {
-			k := &mark{seq: events.StreamSeq(rapid.IntRange(0, len(log)+2).Draw(t, "at")), done: make(chan struct{})}
-			if m.Mark(0, k) != (k.seq > 0) {
+			k := &checksumRequest{seq: events.StreamSeq(rapid.IntRange(0, len(log)+2).Draw(t, "at")),
+				done: make(chan struct{})}
+			if m.RequestChecksum(0, k) != (k.seq > 0) {
 				t.Fatalf("a mark at %d of an empty partition", k.seq)
 			}
 			marks = append(marks, k)
 		}
 		back := marks[len(marks)-1]
-		m.Unmark(0, back)
+		m.CancelChecksum(0, back)
 		m.Apply(0, log)
 		sums := []uint64{replica.checksum(0)}
 		for _, msg := range log {
@@ -41,7 +42,7 @@ func TestChecksumAtAPlace(t *testing.T) {
 				}
 			}
 		}
-		if m.Mark(0, &mark{seq: m.Applied(0)}) {
+		if m.RequestChecksum(0, &checksumRequest{seq: m.Applied(0)}) {
 			t.Fatal("a place that was passed is marked")
 		}
 	})

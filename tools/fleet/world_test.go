@@ -174,8 +174,8 @@ func (w *world) start(name string) *node {
 	w.lives++
 	n := &node{w: w, name: name, since: map[events.Partition]time.Duration{}, leases: registry.NewMachine(),
 		peers: scatter.NewPeers(&rpc.Budget{}), machine: cluster.New(cluster.Config{
-			Node: name, Life: fmt.Sprint(w.lives), Build: "v0.0.0", Partitions: w.partitions, Replication: w.copies,
-			Beat: beat, DeadAfter: deadAfter,
+			Node: name, Session: fmt.Sprint(w.lives), Build: "v0.0.0", Partitions: w.partitions, Replication: w.copies,
+			Heartbeat: beat, DeadAfter: deadAfter,
 		})}
 	w.nodes[name] = n
 	n.leases.Anew()
@@ -224,7 +224,7 @@ func (n *node) end() {
 // announce is a member's beat.
 func (n *node) announce() {
 	w := n.w
-	s := cluster.Standing{Ready: slices.Clone(n.serves)}
+	s := cluster.Advertisement{Ready: slices.Clone(n.serves)}
 	s.SetModels(map[string]cluster.Set{"meta-llama/Llama-3.3-70B-Instruct": s.Ready})
 	for _, p := range n.serves.List() {
 		n.said.Add(p)
@@ -244,7 +244,7 @@ func (n *node) announce() {
 		}
 		n.after(w.between(0, 20*ms), func() {
 			if !lost {
-				n.acked = r.Beat
+				n.acked = r.Heartbeat
 			}
 			n.look()
 		})
@@ -269,8 +269,8 @@ func (n *node) look() {
 	n.after(w.between(0, 20*ms), func() {
 		a := n.machine.Step(w.now, n.acked, look)
 		n.view = nil
-		w.counts.takes += len(a.Take)
-		if n.todo = append(n.todo, a.Take...); len(n.todo) == len(a.Take) && len(n.todo) > 0 {
+		w.counts.takes += len(a.Acquire)
+		if n.todo = append(n.todo, a.Acquire...); len(n.todo) == len(a.Acquire) && len(n.todo) > 0 {
 			n.restore()
 		}
 		for _, p := range a.Release {
@@ -284,7 +284,7 @@ func (n *node) look() {
 			}
 			n.said.Remove(p)
 		}
-		if n.leaves && n.machine.Left() {
+		if n.leaves && n.machine.Drained() {
 			n.end()
 			delete(w.bucket, n.name)
 			return

@@ -21,7 +21,7 @@ type usage struct {
 	refused     error // why nothing can be written; nil if it can, as far as the server knows
 }
 
-// filling reports whether people should be told: 80 % are used.
+// filling reports whether 80 % are used, which is worth a warning.
 func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
 
 // full reports whether nothing is left of the bound.
@@ -40,30 +40,30 @@ func (u usage) api() api.Usage {
 	return a
 }
 
-// room is how full things are that all partitions share.
-type room struct {
+// capacity is how full the bucket and the storage are, which all partitions share.
+type capacity struct {
 	mu            sync.Mutex
 	bucket, store usage
-	waiting       map[events.Partition]string // what the shims of a log that takes nothing say; never changed
+	waiting       map[events.Partition]string // what shims wait for; replaced, never changed
 	asking        bool                        // the shims are being asked
 	asked         time.Time                   // when they were, last
 }
 
-// watchRoom looks at how full things are, until ctx ends.
-func (n *Node) watchRoom(ctx context.Context) {
+// watchCapacity measures how full the log, the bucket and the storage are, until ctx ends.
+func (n *Node) watchCapacity(ctx context.Context) {
 	for ctx.Err() == nil {
-		wait := n.cfg.RoomCheck
-		if n.lookAtRoom(ctx) {
+		wait := n.cfg.CapacityCheck
+		if n.measureCapacity(ctx) {
 			wait /= 5
 		}
 		pause(ctx, wait)
 	}
 }
 
-// lookAtRoom brings up to date what is known of room; what cannot be asked for now stays as it was. A stream that is
-// not there is made. It reports whether something takes nothing.
-func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
-	ctx, cancel := context.WithTimeout(ctx, 2*n.cfg.RoomCheck+5*time.Second)
+// measureCapacity measures once. What NATS does not answer stays as it was. A stream that does not exist is recreated.
+// It reports whether something rejects writes.
+func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
+	ctx, cancel := context.WithTimeout(ctx, 2*n.cfg.CapacityCheck+5*time.Second)
 	defer cancel()
 	tell := func(what string, before, now usage) {
 		refused = refused || now.refused != nil
@@ -74,24 +74,24 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 			n.cfg.Hooks.Unwritable(what, now.refused)
 		}
 	}
-	var shut []events.Partition // their logs take nothing
-	var full bool               // the storage takes nothing more
+	var shut []events.Partition // their logs reject writes
+	var full bool               // the storage is full
 	if used, limit, err := n.cfg.Namespace.Conn().Store(ctx); err == nil {
 		if limit <= 0 && n.cfg.StoreLimit != nil {
 			limit = n.cfg.StoreLimit()
 		}
 		now := usage{used: used, limit: limit}
 		full = now.full()
-		n.room.mu.Lock()
-		before := n.room.store
-		n.room.store = now
-		n.room.mu.Unlock()
+		n.capacity.mu.Lock()
+		before := n.capacity.store
+		n.capacity.store = now
+		n.capacity.mu.Unlock()
 		tell("the storage of the NATS server", before, now)
 	}
 	for _, p := range n.kept() {
 		info, err := n.cfg.Namespace.StreamInfo(ctx, p)
-		if errors.Is(err, jetstream.ErrNotFound) && n.cfg.Mend != nil {
-			n.cfg.Hooks.Mended(p, n.cfg.Mend(ctx))
+		if errors.Is(err, jetstream.ErrNotFound) && n.cfg.Recreate != nil {
+			n.cfg.Hooks.Recreated(p, n.cfg.Recreate(ctx))
 		}
 		if err != nil {
 			continue
@@ -116,31 +116,30 @@ func (n *Node) lookAtRoom(ctx context.Context) (refused bool) {
 	used, limit, err := n.cfg.Snapshots.Usage(ctx)
 	if err == nil {
 		now := usage{used, limit, refusal(n.cfg.Snapshots.Writable(ctx))}
-		n.room.mu.Lock()
-		before := n.room.bucket
-		n.room.bucket = now
-		n.room.mu.Unlock()
+		n.capacity.mu.Lock()
+		before := n.capacity.bucket
+		n.capacity.bucket = now
+		n.capacity.mu.Unlock()
 		tell("the snapshot bucket", before, now)
 	}
 	return refused
 }
 
-// askWaitingEvery is how often the shims of a log that takes nothing are asked how they wait.
+// askWaitingEvery is how often the shims of a log that rejects writes are asked what they wait for.
 const askWaitingEvery = 5 * time.Second
 
-// askWaiting has the shims of logs that take nothing asked, over core NATS, what they wait for: what they would write
-// cannot tell.
+// askWaiting asks the shims of logs that reject writes, over core NATS, what they wait for: they cannot write it down.
 func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
-	n.room.mu.Lock()
-	defer n.room.mu.Unlock()
+	n.capacity.mu.Lock()
+	defer n.capacity.mu.Unlock()
 	if len(shut) == 0 {
-		n.room.waiting = nil
+		n.capacity.waiting = nil
 		return
 	}
-	if n.room.asking || time.Since(n.room.asked) < askWaitingEvery {
+	if n.capacity.asking || time.Since(n.capacity.asked) < askWaitingEvery {
 		return
 	}
-	n.room.asking = true
+	n.capacity.asking = true
 	go func() {
 		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*askWaitingEvery)
 		defer cancel()
@@ -154,13 +153,13 @@ func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 			})
 		}
 		all.Wait()
-		n.room.mu.Lock()
-		defer n.room.mu.Unlock()
+		n.capacity.mu.Lock()
+		defer n.capacity.mu.Unlock()
 		waiting := map[events.Partition]string{}
 		for i, p := range shut {
 			waiting[p] = said[i]
 		}
-		n.room.asking, n.room.asked, n.room.waiting = false, time.Now(), waiting
+		n.capacity.asking, n.capacity.asked, n.capacity.waiting = false, time.Now(), waiting
 	}()
 }
 
@@ -184,8 +183,7 @@ func howTheyWait(shims []control.Shim) string {
 		first.Waiting.Do)
 }
 
-// refusal is an error that says that there is no room, and nil for any other: that NATS does not answer is told
-// elsewhere.
+// refusal is err if it says that there is no room, else nil: that NATS does not answer is reported elsewhere.
 func refusal(err error) error {
 	if errors.Is(err, jetstream.ErrFull) {
 		return err
@@ -193,12 +191,13 @@ func refusal(err error) error {
 	return nil
 }
 
-// roomProblems says what is full, or nearly so, and what is wrong with the NATS server in this process: each once.
-func (n *Node) roomProblems() (list []string) {
+// capacityProblems says what is full, or nearly so, and what is wrong with the NATS server in this process: each once.
+func (n *Node) capacityProblems() (list []string) {
 	var refused []error
 	say := func(what string, u usage) {
 		if u.filling() {
-			list = append(list, fmt.Sprintf("%s is %d %% full (%d of %d bytes)", what, 100*u.used/u.limit, u.used, u.limit))
+			list = append(list, fmt.Sprintf("%s is %d %% full (%d of %d bytes)", what, 100*u.used/u.limit, u.used,
+				u.limit))
 		}
 		if u.refused == nil {
 			return
@@ -210,11 +209,11 @@ func (n *Node) roomProblems() (list []string) {
 		}
 		list = append(list, problem)
 	}
-	n.room.mu.Lock()
-	say("the storage of the NATS server", n.room.store)
-	say("the snapshot bucket", n.room.bucket)
-	waiting := n.room.waiting
-	n.room.mu.Unlock()
+	n.capacity.mu.Lock()
+	say("the storage of the NATS server", n.capacity.store)
+	say("the snapshot bucket", n.capacity.bucket)
+	waiting := n.capacity.waiting
+	n.capacity.mu.Unlock()
 	for _, p := range n.kept() {
 		o := n.parts[p]
 		o.mu.Lock()

@@ -6,15 +6,16 @@ import (
 	"sync/atomic"
 )
 
-// bell lets queries wait until the index has come further. Ring costs the writer one atomic load while nobody waits.
-type bell struct {
+// notifier lets queries wait until more of the log is applied. Notify costs the writer one atomic load while no query
+// waits.
+type notifier struct {
 	waiting atomic.Int32
 	mu      sync.Mutex
 	rung    chan struct{} // closed at the next ring
 }
 
 // wait returns once reached reports true, which it asks again after each ring, or with ctx's error.
-func (b *bell) wait(ctx context.Context, reached func() bool) error {
+func (b *notifier) wait(ctx context.Context, reached func() bool) error {
 	if reached() {
 		return nil
 	}
@@ -38,7 +39,7 @@ func (b *bell) wait(ctx context.Context, reached func() bool) error {
 	}
 }
 
-func (b *bell) ring() {
+func (b *notifier) notify() {
 	if b.waiting.Load() == 0 {
 		return
 	}

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-func TestBellWakesEveryWaiter(t *testing.T) {
-	var b bell
+func TestNotifierWakesEveryWaiter(t *testing.T) {
+	var b notifier
 	var at atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 200 {
@@ -21,7 +21,7 @@ func TestBellWakesEveryWaiter(t *testing.T) {
 	}
 	for range 200 {
 		at.Add(1)
-		b.ring()
+		b.notify()
 	}
 	wg.Wait() // hangs if a ring is missed
 	ctx, cancel := context.WithCancel(context.Background())
