@@ -25,7 +25,7 @@ func newShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 			log.Info("a shim runs in this process", "worker", r.Key(), "engine", r.Engine.Endpoint, "replay",
 				r.Engine.Replay)
 		},
-		Told: func(key events.RankKey, engine events.Engine, why string) {
+		EngineFound: func(key events.RankKey, engine events.Engine, why string) {
 			log.Info("a registered engine speaks as "+engine.String()+" does", "worker", key, "because", why)
 		},
 		Ended: func(key events.RankKey, err error) {

@@ -136,14 +136,14 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
 	one := *f.cfg
 	one.instance, one.rank = string(key.Instance), uint32(key.Rank)
 	log := f.log.With("instance", key.Instance, "rank", key.Rank)
-	desk, err := one.claim(f.ctx, f.ns, key, log)
+	server, err := one.claim(f.ctx, f.ns, key, log)
 	if err != nil {
 		return ignoreEnd(f.ctx, err)
 	}
-	if desk != nil {
-		defer desk.Close()
+	if server != nil {
+		defer server.Close()
 	}
-	report, err := one.register(f.ns, key, desk, log)
+	report, err := one.register(f.ns, key, server, log)
 	if err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
 		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
 		Limits:   shim.Limits{QueueBytes: one.queueBytes},
 		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed),
-		Desk:     desk, Keep: one.keep(report, log), Hooks: watch.hooks(f.ctx),
+		Control:  server, Keep: one.keep(report, log), Hooks: watch.hooks(f.ctx),
 	})
 }
 

@@ -31,7 +31,7 @@ func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Conte
 }
 
 // register returns what registers the rank, holds its lease and says how its shim is doing.
-func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *shim.Desk,
+func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *shim.ControlServer,
 	log *slog.Logger) (*shim.Report, error) {
 	if r.l3 != nil {
 		if why := r.l3.Usable(r.blockSize); why != "" {

@@ -352,14 +352,14 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	watch := &watcher{log: log, cfg: r}
 	watch.Examiner = watch.examiner(decoder)
 	key := events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}
-	desk, err := r.claim(ctx, ns, key, log)
+	server, err := r.claim(ctx, ns, key, log)
 	if err != nil {
 		return ignoreEnd(ctx, err)
 	}
-	if desk != nil {
-		defer desk.Close()
+	if server != nil {
+		defer server.Close()
 	}
-	if watch.report, err = r.register(ns, key, desk, log); err != nil {
+	if watch.report, err = r.register(ns, key, server, log); err != nil {
 		return err
 	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
@@ -370,7 +370,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
 		ClearUnreadable: r.onUnreadable == unreadableClear,
 		Log:             shim.NewStreamLog(ns, key, watch.logFailed),
-		Desk:            desk,
+		Control:         server,
 		Keep:            r.keep(watch.report, log),
 		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
@@ -421,12 +421,12 @@ func (r *running) open(ctx context.Context, conn *jetstream.Conn) (*jetstream.Na
 // claim makes sure that no other shim serves the rank, for which it waits a while: a predecessor may be draining. It
 // returns nil where the NATS server does not let us ask and be asked: then the log alone tells two shims apart, and
 // nobody can have the engine's events said again.
-func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, log *slog.Logger) (*shim.Desk,
-	error) {
+func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey,
+	log *slog.Logger) (*shim.ControlServer, error) {
 	waiting := limiter{every: r.logWindow}
 	giveUp := time.Now().Add(r.claimWait)
 	for {
-		desk, err := shim.Claim(ctx, ns, key, r.replay != "" || r.engineSnapshot != "")
+		server, err := shim.Claim(ctx, ns, key, r.replay != "" || r.engineSnapshot != "")
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
 			log.Warn("the NATS server does not permit control subjects", "error", err, "what_to_do",
@@ -439,7 +439,7 @@ func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events
 					"stop that shim, or let it drain; or give this one another --instance or --rank")
 			})
 		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):
-			return desk, err
+			return server, err
 		default:
 			waiting.do(func(n uint64) {
 				log.Warn("waiting for NATS", "error", err, "times", n, "what_to_do",

@@ -28,9 +28,9 @@ var (
 
 // ShimsHooks tell what happens. Each may be nil.
 type ShimsHooks struct {
-	Started func(r registry.Record)
-	Told    func(key events.RankKey, engine events.Engine, why string) // which engine it is, where that was left open
-	Ended   func(key events.RankKey, err error)                        // a shim ended; it is started again
+	Started     func(r registry.Record)
+	EngineFound func(key events.RankKey, engine events.Engine, why string) // which engine it is, where that was left open
+	Ended       func(key events.RankKey, err error)                        // a shim ended; it is started again
 
 	// Standing: how it stands with an engine has changed.
 	Standing func(key events.RankKey, s shim.Standing)
@@ -80,8 +80,8 @@ func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 	if hooks.Started == nil {
 		hooks.Started = func(registry.Record) {}
 	}
-	if hooks.Told == nil {
-		hooks.Told = func(events.RankKey, events.Engine, string) {}
+	if hooks.EngineFound == nil {
+		hooks.EngineFound = func(events.RankKey, events.Engine, string) {}
 	}
 	if hooks.Ended == nil {
 		hooks.Ended = func(events.RankKey, error) {}
@@ -290,12 +290,12 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	if err != nil {
 		return err
 	}
-	desk, err := shim.Claim(ctx, s.ns, r.Key(), r.Engine.Replay != "" || r.Engine.Snapshot != "")
+	server, err := shim.Claim(ctx, s.ns, r.Key(), r.Engine.Replay != "" || r.Engine.Snapshot != "")
 	if err != nil {
 		return err
 	}
-	defer desk.Close()
-	report, err := shim.NewReport(s.ns, r, registry.LeaseHooks{}, desk)
+	defer server.Close()
+	report, err := shim.NewReport(s.ns, r, registry.LeaseHooks{}, server)
 	if err != nil {
 		return err
 	}
@@ -311,7 +311,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 		Identity: shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
 		Decoder: &shim.Examiner{
 			Decoder: decoder,
-			Found:   func(e events.Engine, why string) { s.hooks.Told(key, e, why) },
+			Found:   func(e events.Engine, why string) { s.hooks.EngineFound(key, e, why) },
 			Unusable: func(err error, size uint32) {
 				do := otherBlockSize(size, r.Model)
 				if report.Unusable(err, do); err != nil {
@@ -319,7 +319,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 				}
 			},
 		},
-		Log: shim.NewStreamLog(s.ns, key, refused), Desk: desk, Keep: report.Keep,
+		Log: shim.NewStreamLog(s.ns, key, refused), Control: server, Keep: report.Keep,
 		Hooks: shim.Hooks{
 			Connected:    func(string) { run.connected.Store(true) },
 			Disconnected: func(string, error) { run.connected.Store(false) },

@@ -40,7 +40,7 @@ func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Id
 	l := loader{ns: ns, id: id, ranks: map[events.RankKey]*loading{}, out: Loaded{Skipped: map[string]uint64{}}}
 	defer func() {
 		for _, r := range l.ranks {
-			r.desk.Close()
+			r.server.Close()
 		}
 	}()
 	if err := ns.RegisterModel(ctx, jetstream.Model{Name: id.Model, BlockSize: id.BlockSize}); err != nil {
@@ -95,7 +95,7 @@ func (l *loader) flush(ctx context.Context) error {
 
 // loading is one rank: a shim's machine whose engine is the file.
 type loading struct {
-	desk    *shim.Desk
+	server  *shim.ControlServer
 	log     *shim.StreamLog
 	machine *shim.Machine
 	said    said
@@ -130,15 +130,15 @@ func (l *loader) take(ctx context.Context, text []byte) error {
 }
 
 func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error) {
-	desk, err := shim.Claim(ctx, l.ns, key, false)
+	server, err := shim.Claim(ctx, l.ns, key, false)
 	if err != nil {
 		return nil, err
 	}
 	// Numbers that no engine gives: the shim that comes after us sees that its engine is another.
-	r := &loading{desk: desk, log: shim.NewStreamLog(l.ns, key, nil), next: firstMessage}
+	r := &loading{server: server, log: shim.NewStreamLog(l.ns, key, nil), next: firstMessage}
 	before, err := r.log.Last(ctx)
 	if err != nil {
-		desk.Close()
+		server.Close()
 		return nil, err
 	}
 	before.Cursor = events.Cursor{} // what was published before is not ours to go on with

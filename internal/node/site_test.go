@@ -171,7 +171,7 @@ func (w *site) startShim() (stop func()) {
 	w.must(err)
 	ns, err := jetstream.OpenNamespace(w.ctx, conn, "test")
 	w.must(err)
-	desk, err := shim.Claim(w.ctx, ns, key, true)
+	server, err := shim.Claim(w.ctx, ns, key, true)
 	w.must(err)
 	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
 	w.must(err)
@@ -180,7 +180,7 @@ func (w *site) startShim() (stop func()) {
 	go func() {
 		done <- shim.Run(running, shim.Config{
 			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Identity: shim.Identity{Model: "m", BlockSize: 4},
-			Decoder: decoder, Log: shim.NewStreamLog(ns, key, nil), Desk: desk, IdleCheck: time.Hour,
+			Decoder: decoder, Log: shim.NewStreamLog(ns, key, nil), Control: server, IdleCheck: time.Hour,
 			ClearUnreadable: w.strict,
 		})
 	}()
@@ -189,7 +189,7 @@ func (w *site) startShim() (stop func()) {
 		if err := <-done; err != nil {
 			w.Errorf("the shim: %v", err)
 		}
-		desk.Close()
+		server.Close()
 		conn.Close()
 	})
 	w.Cleanup(stop)

@@ -30,8 +30,8 @@ func large(b *testing.B, n int) (*Registry, []jetstream.Entry) {
 		}
 		entries[i] = jetstream.Entry{Key: key, Value: data, Revision: uint64(i + 1)}
 	}
-	r.learn(jetstream.Watched{Anew: true})
-	r.learn(jetstream.Watched{Entries: entries, Current: true})
+	r.apply(jetstream.Watched{Anew: true})
+	r.apply(jetstream.Watched{Entries: entries, Current: true})
 	return r, entries
 }
 
@@ -42,7 +42,7 @@ func BenchmarkRenewal(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		e := entries[i%len(entries)]
 		e.Revision += uint64(10_000 * (1 + i/len(entries)))
-		r.learn(jetstream.Watched{Entries: []jetstream.Entry{e}})
+		r.apply(jetstream.Watched{Entries: []jetstream.Entry{e}})
 	}
 }
 

@@ -77,8 +77,8 @@ func NewLease(ns *jetstream.Namespace, record Record, hooks LeaseHooks) (*Lease,
 		soon: make(chan struct{}, 1)}, nil
 }
 
-// Tell changes what the record says of how it stands. It is written soon, and any goroutine may call it.
-func (l *Lease) Tell(s Standing) {
+// SetStanding changes what the record says of how it stands. It is written soon, and any goroutine may call it.
+func (l *Lease) SetStanding(s Standing) {
 	s.Since = s.Since.UTC().Truncate(time.Millisecond)
 	l.mu.Lock()
 	if l.record.Standing == nil || *l.record.Standing != s {

@@ -17,6 +17,8 @@ import (
 type Machine struct {
 	entries map[events.RankKey]*entry
 	fresh   map[events.RankKey]bool // seen since the watch began anew; nil once it is current
+	missing map[events.RankKey]missing
+	broken  bool // the watch is
 
 	proved    bool                  // since and confirmed are set
 	since     time.Duration         // from when on nothing speaks against what the watch has not shown
@@ -32,6 +34,13 @@ type entry struct {
 	next     time.Duration // not to be tried before
 }
 
+// missing is a rank whose record has gone without a mark of deletion: somebody has ended it while nothing was heard, or
+// somebody has emptied the bucket.
+type missing struct {
+	due   Due
+	since time.Duration
+}
+
 // Due is a lease to be ended: marked as expired if it is held, and then cleared.
 type Due struct {
 	Record   Record
@@ -40,7 +49,9 @@ type Due struct {
 
 // NewMachine returns a machine that knows nobody.
 func NewMachine() *Machine {
-	return &Machine{entries: map[events.RankKey]*entry{}, lengths: map[time.Duration]int{}}
+	return &Machine{
+		entries: map[events.RankKey]*entry{}, missing: map[events.RankKey]missing{}, lengths: map[time.Duration]int{},
+	}
 }
 
 // Anew tells that the watch begins: all keys will be told.
@@ -50,7 +61,30 @@ func (m *Machine) Anew() {
 }
 
 // Broken tells that the bucket cannot be watched.
-func (m *Machine) Broken() { m.proved = false }
+func (m *Machine) Broken() { m.proved, m.broken = false, true }
+
+// Resumed tells that the bucket can be watched again.
+func (m *Machine) Resumed() { m.broken = false }
+
+// Missed tells that a record has gone without a mark of deletion, as Current returned.
+func (m *Machine) Missed(r Record, revision uint64, now time.Duration) {
+	m.missing[r.Key()] = missing{Due{r, revision}, now}
+}
+
+// Ended tells that a lease which DueMissing has listed is ended.
+func (m *Machine) Ended(key events.RankKey) { delete(m.missing, key) }
+
+// DueMissing lists the leases to be ended of those whose records are missing: a shim that lives would have written
+// again by now.
+func (m *Machine) DueMissing(now time.Duration) (list []Due) {
+	for _, e := range m.missing {
+		if m.fresh == nil && !m.broken && now-e.since >= e.due.Record.Lease() {
+			list = append(list, e.due)
+		}
+	}
+	slices.SortFunc(list, func(a, b Due) int { return a.Record.Key().Compare(b.Record.Key()) })
+	return list
+}
 
 // Current tells that all keys have been told since Anew, and returns those that are gone.
 func (m *Machine) Current() (gone []events.RankKey) {
@@ -69,6 +103,7 @@ func (m *Machine) Current() (gone []events.RankKey) {
 // Seen tells a record at a revision. What was seen at that revision before keeps its age.
 func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
 	key := r.Key()
+	delete(m.missing, key)
 	if m.fresh != nil {
 		m.fresh[key] = true
 	}
@@ -91,6 +126,7 @@ func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
 
 // Gone tells that a key has no record any more.
 func (m *Machine) Gone(key events.RankKey) {
+	delete(m.missing, key)
 	if e := m.entries[key]; e != nil {
 		delete(m.entries, key)
 		m.count(e.record.Lease(), -1)

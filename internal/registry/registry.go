@@ -71,32 +71,24 @@ func (w *Worker) standing() Standing {
 	return s
 }
 
-// absent is a rank whose record has gone without a word: somebody has ended it while nothing was heard, or somebody has
-// emptied the bucket.
-type absent struct {
-	worker Worker
-	since  time.Duration
-}
-
 // Registry is a node's view of the workers.
 type Registry struct {
 	cfg   Config
 	start time.Time
 
-	mu      sync.Mutex
-	machine *Machine
-	workers map[events.RankKey]Worker
-	marks   map[string]uint64 // keys with marks of deletion
-	changed chan struct{}
-	current bool
-	down    bool
-	epoch   time.Time                 // of the bucket that is watched
-	lost    map[events.RankKey]Worker // what the bucket had that was there before, and this one is to have too
-	telling bool                      // the watch does not show all yet
-	missing map[events.RankKey]absent // what a watch that began anew did not show, and nobody was seen to end
-	unwell  unwell
-	shared  sync.Map // model → *hicache.Sharing, until the next change; written with mu held
-	serving sync.Map // model → []events.Partition, likewise
+	mu       sync.Mutex
+	machine  *Machine
+	workers  map[events.RankKey]Worker
+	marks    map[string]uint64 // keys with marks of deletion
+	changed  chan struct{}
+	current  bool
+	down     bool
+	epoch    time.Time                 // of the bucket that is watched
+	lost     map[events.RankKey]Worker // what the bucket had that was there before, and this one is to have too
+	listing  bool                      // the watch does not show all yet
+	impaired impaired
+	shared   sync.Map // model → *hicache.Sharing, until the next change; written with mu held
+	serving  sync.Map // model → []events.Partition, likewise
 }
 
 // New returns a registry that knows nobody until Run.
@@ -129,7 +121,7 @@ func New(cfg Config) *Registry {
 	return &Registry{
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
 		marks:   map[string]uint64{},
-		missing: map[events.RankKey]absent{}, changed: make(chan struct{}),
+		changed: make(chan struct{}),
 	}
 }
 
@@ -191,8 +183,8 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 	return s
 }
 
-// tell says that something has changed. r.mu is held.
-func (r *Registry) tell() {
+// notify wakes who waits for a change. r.mu is held.
+func (r *Registry) notify() {
 	r.shared.Clear()
 	r.serving.Clear()
 	close(r.changed)
@@ -216,33 +208,34 @@ func (r *Registry) Changed() <-chan struct{} {
 // Run watches, probes and ends leases until ctx ends.
 func (r *Registry) Run(ctx context.Context) {
 	var all sync.WaitGroup
-	all.Go(func() { r.cfg.Bucket.Watch(ctx, r.take) })
-	all.Go(func() { r.judge(ctx) })
+	all.Go(func() { r.cfg.Bucket.Watch(ctx, r.observe) })
+	all.Go(func() { r.supervise(ctx) })
 	all.Wait()
 }
 
 // now is on the process's monotonic clock.
 func (r *Registry) now() time.Duration { return time.Since(r.start) }
 
-// take is told by the watch. Its hooks are called when the lock is free again.
-func (r *Registry) take(u jetstream.Watched) {
-	for _, tell := range r.learn(u) {
-		tell()
+// observe takes an update of the watch. Its hooks are called when the lock is free again.
+func (r *Registry) observe(u jetstream.Watched) {
+	for _, hook := range r.apply(u) {
+		hook()
 	}
 }
 
-// learn takes in what the watch tells, and returns what hooks are to be told.
-func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
+// apply applies an update of the watch, and returns the hooks to call.
+func (r *Registry) apply(u jetstream.Watched) (hooks []func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if u.Err != nil {
 		r.machine.Broken()
 		r.down = true
-		return append(tell, func() { r.cfg.Hooks.Watch(u.Err) })
+		return append(hooks, func() { r.cfg.Hooks.Watch(u.Err) })
 	}
 	if r.down {
 		r.down = false
-		tell = append(tell, func() { r.cfg.Hooks.Watch(nil) })
+		r.machine.Resumed()
+		hooks = append(hooks, func() { r.cfg.Hooks.Watch(nil) })
 	}
 	changed := false
 	if u.Anew {
@@ -250,21 +243,20 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 		if !r.epoch.IsZero() && !r.epoch.Equal(u.Epoch) && r.current {
 			r.lost = maps.Clone(r.workers)
 		}
-		r.epoch, r.telling = u.Epoch, true
+		r.epoch, r.listing = u.Epoch, true
 	}
 	for _, e := range u.Entries {
 		p, key, ok := jetstream.ParseWorkerKey(e.Key)
 		if !ok {
 			continue
 		}
-		delete(r.missing, key)
 		if e.Deleted {
 			r.marks[e.Key] = e.Revision
 			r.machine.Gone(key)
 			_, there := r.workers[key]
 			changed = changed || there
 			delete(r.workers, key)
-			r.unwell.forget(key)
+			r.impaired.forget(key)
 			continue
 		}
 		delete(r.marks, e.Key)
@@ -274,14 +266,14 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 			w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
 			r.workers[key] = w
 			if w.old != was {
-				r.unwell.note(key, w.standing())
+				r.impaired.note(key, w.standing())
 			}
 			r.machine.Seen(w.Record, e.Revision, r.now())
 			continue
 		}
 		record, err := decode(key, e.Value)
 		if err != nil {
-			tell = append(tell, func() { r.cfg.Hooks.Bad(e.Key, err) })
+			hooks = append(hooks, func() { r.cfg.Hooks.Bad(e.Key, err) })
 			r.machine.Gone(key)
 			continue
 		}
@@ -292,35 +284,35 @@ func (r *Registry) learn(u jetstream.Watched) (tell []func()) {
 			old: e.Written.Before(r.cfg.Began),
 		}
 		r.workers[key] = w
-		r.unwell.note(key, w.standing())
+		r.impaired.note(key, w.standing())
 		r.machine.Seen(record, e.Revision, r.now())
 	}
 	if u.Current {
 		for _, key := range r.machine.Current() {
 			if w, there := r.workers[key]; there && r.lost[key].text == nil {
-				r.missing[key] = absent{w, r.now()}
+				r.machine.Missed(w.Record, w.Revision, r.now())
 			}
 			delete(r.workers, key)
-			r.unwell.forget(key)
+			r.impaired.forget(key)
 			changed = true
 		}
 		changed = changed || !r.current
-		r.current, r.telling = true, false
+		r.current, r.listing = true, false
 	}
 	if changed {
-		r.tell()
+		r.notify()
 	}
-	return tell
+	return hooks
 }
 
 // atOnce is how many leases are ended at the same time.
 const atOnce = 16
 
-// judge probes the bucket, and ends leases that have expired, until ctx ends.
-func (r *Registry) judge(ctx context.Context) {
+// supervise probes the bucket, and ends leases that have expired, until ctx ends.
+func (r *Registry) supervise(ctx context.Context) {
 	const idle = time.Second
 	for {
-		r.mend(ctx)
+		r.recreate(ctx)
 		r.endMissing(ctx)
 		r.mu.Lock()
 		every := r.machine.Every()
@@ -364,13 +356,13 @@ func (r *Registry) judge(ctx context.Context) {
 	}
 }
 
-// mend makes the bucket anew if it was deleted, and writes into a new one what the old one had: shims renew their
+// recreate makes the bucket anew if it was deleted, and writes into a new one what the old one had: shims renew their
 // leases there as if nothing had been, and those that are gone expire. What somebody else has written meanwhile stays.
-func (r *Registry) mend(ctx context.Context) {
+func (r *Registry) recreate(ctx context.Context) {
 	r.mu.Lock()
 	down := r.down
 	var lost []Worker
-	if !r.telling {
+	if !r.listing {
 		lost = slices.Collect(maps.Values(r.lost))
 	}
 	r.mu.Unlock()
@@ -415,19 +407,14 @@ func (r *Registry) mend(ctx context.Context) {
 // again. Who was ended already is ended twice, which does no harm.
 func (r *Registry) endMissing(ctx context.Context) {
 	r.mu.Lock()
-	var due []Worker
-	for _, a := range r.missing {
-		if !r.telling && !r.down && r.now()-a.since >= a.worker.Record.Lease() {
-			due = append(due, a.worker)
-		}
-	}
+	due := r.machine.DueMissing(r.now())
 	r.mu.Unlock()
-	for _, w := range due {
-		key := w.Record.Key()
+	for _, d := range due {
+		key := d.Record.Key()
 		ending, cancel := context.WithTimeout(ctx, endTime)
 		name, err := r.key(key)
 		if err == nil {
-			err = r.gone(ending, name, Due{w.Record, w.Revision})
+			err = r.gone(ending, name, d)
 		}
 		cancel()
 		if err != nil {
@@ -437,7 +424,7 @@ func (r *Registry) endMissing(ctx context.Context) {
 			return
 		}
 		r.mu.Lock()
-		delete(r.missing, key)
+		r.machine.Ended(key)
 		r.mu.Unlock()
 	}
 }
@@ -516,9 +503,9 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	key := d.Record.Key()
 	if w, ok := r.workers[key]; ok && w.Revision == d.Revision {
 		delete(r.workers, key)
-		r.unwell.forget(key)
+		r.impaired.forget(key)
 		r.machine.Gone(key)
-		r.tell()
+		r.notify()
 	}
 	return nil
 }

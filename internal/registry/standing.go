@@ -14,9 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// unwell is the ranks of which an answer has something to say: their engines are away, or their shims are behind.
+// impaired is the ranks of which an answer has something to say: their engines are away, or their shims are behind.
 // Queries read it; they pay one atomic load while there are none.
-type unwell struct {
+type impaired struct {
 	count atomic.Int64
 
 	mu    sync.RWMutex
@@ -24,7 +24,7 @@ type unwell struct {
 }
 
 // note takes how it stands with a rank.
-func (u *unwell) note(key events.RankKey, s Standing) {
+func (u *impaired) note(key events.RankKey, s Standing) {
 	if !s.CatchingUp && away(s.Engine) == "" {
 		u.forget(key)
 		return
@@ -39,7 +39,7 @@ func (u *unwell) note(key events.RankKey, s Standing) {
 }
 
 // forget takes that nothing is to be said of a rank.
-func (u *unwell) forget(key events.RankKey) {
+func (u *impaired) forget(key events.RankKey) {
 	if u.count.Load() == 0 { // who writes holds the registry's lock
 		return
 	}
@@ -58,7 +58,7 @@ func away(s api.EngineState) api.EngineState {
 }
 
 // mark writes into an answer how it stands with its ranks.
-func (u *unwell) mark(a *api.Answer) {
+func (u *impaired) mark(a *api.Answer) {
 	if a == nil || u.count.Load() == 0 {
 		return
 	}
@@ -75,7 +75,7 @@ func (u *unwell) mark(a *api.Answer) {
 // Notes say for people, a line each, of which ranks answers are not what their engines hold now, as far as is known.
 // Any goroutine may call it.
 func (r *Registry) Notes() (notes []string) {
-	u := &r.unwell
+	u := &r.impaired
 	ranks := map[string][]events.RankKey{}
 	u.mu.RLock()
 	for key, s := range u.ranks {
@@ -123,7 +123,7 @@ func sameButStanding(a, b Record) bool {
 // Find answers a query, and says of its ranks how it stands with them.
 func (l Leased) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	a, err := l.Indexer.Find(ctx, q)
-	l.Registry.unwell.mark(a)
+	l.Registry.impaired.mark(a)
 	return a, err
 }
 
@@ -170,9 +170,9 @@ func (r *Registry) report(s *api.Status) {
 		if standing.Refused != "" && r.cfg.Mine(w.Partition) && !saysHowShimsWait(s, w.Partition) {
 			refused = append(refused, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Refused))
 		}
-		ill := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone &&
+		unhealthy := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone &&
 			time.Since(standing.Since) >= goneLong
-		if ill && r.cfg.Mine(w.Partition) {
+		if unhealthy && r.cfg.Mine(w.Partition) {
 			problems[standing.Engine] = append(problems[standing.Engine],
 				fmt.Sprintf("%s (on %s since %s: %s)", w.Record.Key(), w.Record.Holder.Host,
 					standing.Since.UTC().Format(time.RFC3339), standing.Why))

@@ -63,7 +63,7 @@ func TestStanding(t *testing.T) {
 		{Engine: api.EngineConnected, Since: since},
 		{Engine: api.EngineGone, Since: time.Now().UTC().Truncate(time.Millisecond), Why: "its ports refuse"},
 	} {
-		lease.Tell(now)
+		lease.SetStanding(now)
 		for _, node := range s.nodes {
 			s.until(fmt.Sprintf("a node knows %+v", now), func() bool {
 				w, ok := node.Worker(events.RankKey{Instance: "w"})
@@ -150,7 +150,7 @@ func TestStandingOfAnEarlierServer(t *testing.T) {
 	s.until("the node has seen all", node.Current)
 	marked := func() bool {
 		a := &api.Answer{Workers: []api.Overlap{{Instance: "before"}}}
-		node.unwell.mark(a)
+		node.impaired.mark(a)
 		return a.Workers[0].CatchingUp
 	}
 	if !marked() {
@@ -164,14 +164,14 @@ func TestStandingOfAnEarlierServer(t *testing.T) {
 func TestNotesNameAFew(t *testing.T) {
 	r := New(Config{})
 	for i := range 40 {
-		r.unwell.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%02d", i))}, Standing{CatchingUp: true})
+		r.impaired.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%02d", i))}, Standing{CatchingUp: true})
 	}
 	if notes := r.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "40 ranks") ||
 		!strings.HasSuffix(notes[0], "w00/0, w01/0, w02/0, w03/0, w04/0 and 35 more") {
 		t.Errorf("%q", notes)
 	}
 	for i := range 40 {
-		r.unwell.forget(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%02d", i))})
+		r.impaired.forget(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%02d", i))})
 	}
 	if notes := r.Notes(); notes != nil {
 		t.Errorf("%q", notes)
@@ -197,15 +197,15 @@ func BenchmarkMark(b *testing.B) {
 		a.Workers = append(a.Workers, api.Overlap{Instance: events.WorkerID(fmt.Sprintf("worker-%d", i))})
 	}
 	for _, n := range []int{0, 1, 10_000} {
-		b.Run(fmt.Sprintf("%d unwell", n), func(b *testing.B) {
+		b.Run(fmt.Sprintf("%d impaired", n), func(b *testing.B) {
 			r := New(Config{})
 			for i := range n {
-				r.unwell.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("worker-%d", i))},
+				r.impaired.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("worker-%d", i))},
 					Standing{CatchingUp: true})
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				r.unwell.mark(a)
+				r.impaired.mark(a)
 			}
 		})
 	}

@@ -18,7 +18,7 @@
 //	             Live              Replayed, ReplayEnded, ReplayFailed
 //	engine PUB ───────▶ Machine ◀──────────────────────────────────── engine replay ROUTER
 //	                    │     ▲
-//	         NextFlight │     │ Flushed, FlushDoubted
+//	         NextFlight │     │ Flushed, FlushIndeterminate
 //	                    ▼     │
 //	                  the log (JetStream, acknowledged)
 //

@@ -26,15 +26,15 @@ type Forgotten struct {
 // Forget closes a rank because an operator says that its engine is gone for good: the log begins a new incarnation that
 // holds nothing, and says that nothing follows. Whatever was missing or in doubt of those before is of no account then.
 // While a shim that lives serves the rank it refuses with an error that wraps [ErrFenced] and says who; meanwhile it
-// holds the rank's desk, so that none begins. By force it goes on all the same: that shim, if it publishes again,
+// holds the rank's server, so that none begins. By force it goes on all the same: that shim, if it publishes again,
 // begins yet another incarnation with what its engine can still say.
 func Forget(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, force bool) (done Forgotten, err error) {
 	if !force {
-		desk, err := Claim(ctx, ns, key, false)
+		server, err := Claim(ctx, ns, key, false)
 		if err != nil {
 			return done, err
 		}
-		defer desk.Close()
+		defer server.Close()
 	}
 	log := NewStreamLog(ns, key, nil)
 	for {

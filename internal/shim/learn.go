@@ -325,10 +325,10 @@ var errOtherEngine = errors.New("another engine answers")
 // errLearned ends a replay that has come to the cursor.
 var errLearned = errors.New("the cursor is reached")
 
-// learn has the decoder read an engine's messages up to one of them. replay asks for all from a message on, and gives
-// them until that wants no more. A ROUTER socket drops what its queue does not take, so what is missing is asked for
-// again: each answer brings the messages that follow those before. What never comes is passed over. After an error the
-// decoder has read a part, which is better than nothing, unless it is errOtherEngine.
+// learn has the decoder read an engine's messages up to one of them. replay asks for all from a message on, and
+// gives them until that wants no more. A ROUTER socket drops what its queue does not take, so what is missing is asked
+// for again: each answer brings the messages that follow those before. What never comes is passed over. After an error
+// the decoder has read a part, which is better than nothing, unless it is errOtherEngine.
 func (k *knowledge) learn(to events.Cursor, replay func(events.EngineSeq, func(Frame) bool) error) error {
 	next, known := events.EngineSeq(0), false // the message that is to come; not known: the oldest that the engine has
 	for tries := 0; ; tries++ {

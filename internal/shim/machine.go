@@ -144,7 +144,7 @@ type Counts struct {
 // clock. One goroutine owns it.
 //
 // Inputs are Recovered (once, first), Connected, Gone, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
-// SnapshotFailed, Learned, Flushed, FlushDoubted, Delayed, LogLost, Resync. After each the owner does what Ready
+// SnapshotFailed, Learned, Flushed, FlushIndeterminate, Delayed, LogLost, Resync. After each the owner does what Ready
 // returns.
 //
 // Invariants:

@@ -268,7 +268,7 @@ func (w *world) land() {
 	w.flight = nil
 	if !doubt {
 		w.machine.Flushed()
-	} else if err := w.machine.FlushDoubted(w.log.last); err != nil {
+	} else if err := w.machine.FlushIndeterminate(w.log.last); err != nil {
 		w.Fatal(err)
 	}
 }
@@ -419,7 +419,7 @@ func TestLogThatWasRolledBack(t *testing.T) {
 		m.Flushed() // acknowledged: 100, up to event 2
 		m.Live(Frame{Seq: 1, Payload: []byte("life1 +2")}, 100)
 		fly()
-		if err := m.FlushDoubted(left); !errors.Is(err, ErrLogLost) {
+		if err := m.FlushIndeterminate(left); !errors.Is(err, ErrLogLost) {
 			t.Fatalf("the log has %+v: %v", left, err)
 		}
 		m.LogLost(left, 50) // the clock went back
@@ -430,11 +430,11 @@ func TestLogThatWasRolledBack(t *testing.T) {
 			t.Fatalf("replay from %d, %v", from, ok)
 		}
 		fly()
-		if err := m.FlushDoubted(left); err != nil {
+		if err := m.FlushIndeterminate(left); err != nil {
 			t.Fatalf("nothing of the flight is there, and the log is as it was: %v", err)
 		}
 		fly()
-		if err := m.FlushDoubted(Published{Found: true, Incarnation: 300, LastID: 1}); !errors.Is(err, ErrFenced) {
+		if err := m.FlushIndeterminate(Published{Found: true, Incarnation: 300, LastID: 1}); !errors.Is(err, ErrFenced) {
 			t.Fatalf("somebody else publishes: %v", err)
 		}
 	}

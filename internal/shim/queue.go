@@ -167,11 +167,11 @@ func (m *Machine) landed(n int) {
 	m.inflight = 0
 }
 
-// FlushDoubted tells what the log holds after a flight whose fate is not known. Either nothing of it is there, or the
-// messages up to one of them, or all; then the rest is published again. If the log has less than it had acknowledged
-// the error is ErrLogLost, and LogLost is to be told; if it has more than this shim has sent, somebody else publishes
-// for this rank: ErrFenced.
-func (m *Machine) FlushDoubted(p Published) error {
+// FlushIndeterminate tells what the log holds after a flight whose fate is not known. Either nothing of it is there, or
+// the messages up to one of them, or all; then the rest is published again. If the log has less than it had
+// acknowledged the error is ErrLogLost, and LogLost is to be told; if it has more than this shim has sent, somebody
+// else publishes for this rank: ErrFenced.
+func (m *Machine) FlushIndeterminate(p Published) error {
 	if m.inflight == 0 {
 		return nil
 	}

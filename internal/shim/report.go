@@ -17,7 +17,7 @@ import (
 // goroutine may call its methods.
 type Report struct {
 	lease  *registry.Lease
-	server *Desk
+	server *ControlServer
 
 	mu       sync.Mutex
 	standing registry.Standing
@@ -27,7 +27,7 @@ type Report struct {
 
 // NewReport prepares a rank's lease: its record says that the shim is catching up. server may be nil.
 func NewReport(ns *jetstream.Namespace, record registry.Record, hooks registry.LeaseHooks,
-	server *Desk) (*Report, error) {
+	server *ControlServer) (*Report, error) {
 	r := &Report{server: server, standing: registry.Standing{CatchingUp: true}}
 	record.Standing = &registry.Standing{CatchingUp: true} // what the engine said before is not known yet
 	var err error
@@ -100,7 +100,7 @@ func (r *Report) change(f func(*registry.Standing)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f(&r.standing)
-	r.lease.Tell(r.standing)
+	r.lease.SetStanding(r.standing)
 }
 
 // LogAdvice is what to do about a log that takes nothing.

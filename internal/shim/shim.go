@@ -59,8 +59,8 @@ type Config struct {
 	// a while.
 	ClearUnreadable bool
 
-	Log  Log
-	Desk *Desk // answers what others ask; nil if nobody can
+	Log     Log
+	Control *ControlServer // answers what others ask; nil if nobody can
 
 	// Keep, if not nil, holds the rank's lease until ctx ends, and calls lost when the lease may have expired: then the
 	// log is looked into. An error ends Run.
@@ -174,8 +174,8 @@ type runner struct {
 	kept    chan error    // the lease cannot be held
 	look    bool          // look into the log as soon as nothing is in the air
 	looking bool
-	asked   []ask // who waits for a look into the log
-	life    life
+	waiting []request // who waits for a look into the log
+	span    span
 	heardAt time.Time // when the engine last said something
 	fed     bool      // the feed has ended
 }
@@ -236,7 +236,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer r.check.Stop()
 	defer r.retry.Stop()
 	r.retry.Stop()
-	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "" && cfg.Feed == nil, told{r})
+	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "" && cfg.Feed == nil, observed{r})
 	if cfg.Snapshot != "" && cfg.Feed == nil {
 		r.machine.UseSnapshots()
 	}
@@ -268,7 +268,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	r.machine.Recovered(published, millis(time.Now()))
-	r.life.recovered(published, r.machine.Incarnation())
+	r.span.recovered(published, r.machine.Incarnation())
 	go receive(ctx)
 	if cfg.Keep != nil {
 		go r.keep(ctx)
@@ -307,31 +307,31 @@ func (r *runner) keep(ctx context.Context) {
 
 func millis(t time.Time) events.Millis { return events.Millis(t.UnixMilli()) }
 
-// told is the configured decoder, of which it tells what cannot be read.
-type told struct{ *runner }
+// observed is the configured decoder, with the Undecodable hook.
+type observed struct{ *runner }
 
-func (t told) Decode(payload []byte) (events.Message, error) {
-	msg, err := t.cfg.Decoder.Decode(payload)
+func (o observed) Decode(payload []byte) (events.Message, error) {
+	msg, err := o.cfg.Decoder.Decode(payload)
 	if err != nil {
-		t.cfg.Hooks.Undecodable(t.machine.Taken().Seq, err)
+		o.cfg.Hooks.Undecodable(o.machine.Taken().Seq, err)
 	}
 	return msg, err
 }
 
-func (t told) Reset() {
-	if t.cfg.Decoder != nil {
-		t.cfg.Decoder.Reset()
+func (o observed) Reset() {
+	if o.cfg.Decoder != nil {
+		o.cfg.Decoder.Reset()
 	}
 }
 
-func (t told) Blank() *events.Decoder {
-	if l, ok := t.cfg.Decoder.(Learner); ok {
+func (o observed) Blank() *events.Decoder {
+	if l, ok := o.cfg.Decoder.(Learner); ok {
 		return l.Blank()
 	}
 	return nil
 }
 
-func (t told) Adopt(d *events.Decoder) { t.cfg.Decoder.(Learner).Adopt(d) }
+func (o observed) Adopt(d *events.Decoder) { o.cfg.Decoder.(Learner).Adopt(d) }
 
 // recover asks the log, for as long as it takes, what it holds of this rank.
 func (r *runner) recover(ctx context.Context) (Published, error) {
@@ -396,9 +396,9 @@ func (r *runner) feed(ctx context.Context) {
 }
 
 func (r *runner) loop(ctx context.Context) error {
-	var asks chan ask
-	if r.cfg.Desk != nil {
-		asks = r.cfg.Desk.asks
+	var requests chan request
+	if r.cfg.Control != nil {
+		requests = r.cfg.Control.requests
 	}
 	for {
 		switch ready := r.machine.Ready(); {
@@ -489,17 +489,17 @@ func (r *runner) loop(ctx context.Context) error {
 			r.look = true
 		case err := <-r.kept:
 			return err
-		case a := <-asks:
+		case a := <-requests:
 			if a.lost {
-				r.asked, r.look = append(r.asked, a), true
+				r.waiting, r.look = append(r.waiting, a), true
 				break
 			}
 			r.machine.Resync(millis(time.Now()))
 			a.begun <- r.machine.Incarnation()
 		}
-		r.life.begun(r.machine.Incarnation())
-		if r.cfg.Desk != nil {
-			r.cfg.Desk.incarnation.Store(uint64(r.machine.Incarnation()))
+		r.span.begun(r.machine.Incarnation())
+		if r.cfg.Control != nil {
+			r.cfg.Control.incarnation.Store(uint64(r.machine.Incarnation()))
 		}
 		_, bytes := r.machine.Queued()
 		r.cfg.Hooks.Stepped(r.machine.Counts(), bytes)
@@ -578,12 +578,12 @@ func (r *runner) lookIntoLog(ctx context.Context) {
 func (r *runner) landed(f flushed) error {
 	r.looking = r.looking && !f.looked
 	if f.err == nil && !f.looked && f.fatal == nil {
-		r.life.lastSeq = f.last
+		r.span.lastSeq = f.last
 	} else if f.fatal == nil {
-		r.life.lastSeq = f.present.Seq
+		r.span.lastSeq = f.present.Seq
 	}
 	if f.looked && f.fatal == nil {
-		defer r.answerAsked()
+		defer r.answerRequests()
 	}
 	switch {
 	case f.fatal != nil:
@@ -592,14 +592,14 @@ func (r *runner) landed(f flushed) error {
 		r.machine.Ended(f.present, millis(time.Now()))
 		return nil
 	case f.looked:
-		r.sayAgain(f.present)
+		r.resyncIfLost(f.present)
 		return nil
 	case errors.Is(f.err, ErrLogLost):
 		r.logLost(f.present)
 		return nil
 	case f.err != nil:
 		r.pause = min(2*r.pause, r.cfg.RetryMax)
-		err := r.machine.FlushDoubted(f.present)
+		err := r.machine.FlushIndeterminate(f.present)
 		if errors.Is(err, ErrLogLost) {
 			r.cfg.Hooks.LogFailed(err)
 			r.logLost(f.present)

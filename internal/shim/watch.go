@@ -17,7 +17,7 @@ const probeTimeout = 2 * time.Second
 // watching is what waits around a presence. Run's loop owns it.
 type watching struct {
 	presence presence
-	told     Standing // to the hook
+	reported Standing // to the hook
 	ports    []string // of the engine's own
 	tick     *time.Timer
 
@@ -55,8 +55,8 @@ func (r *runner) watch(ctx context.Context) {
 	}
 	now := r.watching.presence.standing
 	now.CatchingUp = r.machine.CatchingUp()
-	if now != r.watching.told {
-		r.watching.told = now
+	if now != r.watching.reported {
+		r.watching.reported = now
 		r.cfg.Hooks.Standing(now)
 	}
 }

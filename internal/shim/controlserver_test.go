@@ -83,7 +83,7 @@ func TestResyncOnRequest(t *testing.T) {
 	if who, err := control.Who(ctx, ns, key); who != nil || err != nil {
 		t.Fatalf("before there is a shim: %v, %v", who, err)
 	}
-	desk, err := Claim(ctx, ns, key, true)
+	server, err := Claim(ctx, ns, key, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestResyncOnRequest(t *testing.T) {
 		ended <- Run(running, Config{
 			Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m",
 				BlockSize: 4}, Decoder: decoder,
-			Log: NewStreamLog(ns, key, nil), Desk: desk,
+			Log: NewStreamLog(ns, key, nil), Control: server,
 			Hooks: Hooks{Published: func(c events.Cursor, _ events.StreamSeq) { published <- c }},
 		})
 	}()
@@ -164,7 +164,7 @@ func TestResyncOnRequest(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	desk.Close()
+	server.Close()
 	if who, err := control.Who(ctx, ns, key); who != nil || err != nil {
 		t.Fatalf("after the shim: %v, %v", who, err)
 	}

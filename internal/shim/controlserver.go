@@ -1,0 +1,110 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// ControlServer answers what others ask a running shim: who it is, and to say again what its engine holds.
+type ControlServer struct {
+	who      control.Shim
+	stop     func()
+	requests chan request
+
+	incarnation atomic.Uint64                   // of the machine, as of its last step
+	waiting     atomic.Pointer[control.Waiting] // for the log; nil: it takes events
+
+	mu    sync.Mutex // one resync at a time
+	done  map[string]events.Incarnation
+	order []string // the keys of done, oldest first
+}
+
+// request asks for a new incarnation, on its way to the loop that owns the machine.
+type request struct {
+	lost  bool // as in control.Ask
+	begun chan<- events.Incarnation
+}
+
+// remembered is how many resyncs a server knows again.
+const remembered = 64
+
+// Claim opens the server of a rank, unless another shim that lives has one: then the error is ErrFenced and says who.
+// Two that claim at the same moment may both get one; the log tells them apart when both publish.
+func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, replay bool) (*ControlServer, error) {
+	other, err := control.Who(ctx, ns, key)
+	if err != nil {
+		return nil, err
+	}
+	if other != nil {
+		return nil, fmt.Errorf("%w: %s is served by %v", ErrFenced, key, other)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	s := &ControlServer{requests: make(chan request), done: map[string]events.Incarnation{}}
+	s.who = control.Shim{Instance: key.Instance, Rank: key.Rank, Host: host, PID: os.Getpid(), Since: time.Now(),
+		Replay: replay}
+	s.stop, err = control.Serve(ns, key, s)
+	return s, err
+}
+
+// Close gives the rank up.
+func (s *ControlServer) Close() { s.stop() }
+
+// Who says whose server this is.
+func (s *ControlServer) Who() control.Shim {
+	who := s.who
+	who.Incarnation = events.Incarnation(s.incarnation.Load())
+	who.Waiting = s.waiting.Load()
+	return who
+}
+
+// Wait has the server say that the log takes nothing, and why; nil says that it does. A nil server says nothing.
+func (s *ControlServer) Wait(w *control.Waiting) {
+	if s != nil {
+		s.waiting.Store(w)
+	}
+}
+
+var errNotStarted = errors.New("the shim has not read the log yet")
+
+// Resync has the machine begin a new incarnation, once for each id, if what is asked makes it necessary.
+func (s *ControlServer) Resync(ctx context.Context, a control.Ask) (control.Shim, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	who := s.Who()
+	if incarnation, ok := s.done[a.ID]; ok {
+		who.Incarnation = incarnation
+		return who, nil
+	}
+	if a.Of != 0 && who.Incarnation > a.Of {
+		return who, nil
+	}
+	begun := make(chan events.Incarnation, 1)
+	select {
+	case s.requests <- request{a.Lost, begun}:
+	case <-ctx.Done():
+		return who, errNotStarted
+	}
+	select {
+	case who.Incarnation = <-begun:
+	case <-ctx.Done(): // the log cannot be looked into; whoever asks will ask again
+		return who, errNotStarted
+	}
+	s.done[a.ID] = who.Incarnation
+	if s.order = append(s.order, a.ID); len(s.order) > remembered {
+		delete(s.done, s.order[0])
+		s.order = s.order[1:]
+	}
+	return who, nil
+}
