@@ -95,7 +95,7 @@ type path struct {
 // matters. parked are the blocks that wait for their parents, which are left out.
 func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Event) error) (parked int, err error) {
 	img := im.ranks[rank]
-	for _, p := range img.Parked {
+	for _, p := range img.Pending {
 		parked += len(p.Event.Blocks) - len(p.Cancelled)
 	}
 	groups, mains, main := groupsOf(&img)

@@ -259,8 +259,8 @@ func TestAHoleStopsThePartition(t *testing.T) {
 }
 
 // save writes a partition's snapshot into a bucket that is a map, with so many messages applied between steps.
-func save(t *rapid.T, m *Machine, bucket map[string][]byte, ledger *snapshot.Ledger,
-	between func()) (*snapshot.Manifest, *snapshot.Ledger) {
+func save(t *rapid.T, m *Machine, bucket map[string][]byte, runIndex *snapshot.RunIndex,
+	between func()) (*snapshot.Manifest, *snapshot.RunIndex) {
 	c := m.capture(0)
 	seen := snapshot.Bucket{Manifests: map[string][]byte{}, Keys: slices.Sorted(maps.Keys(bucket))}
 	for key, value := range bucket {
@@ -276,7 +276,7 @@ func save(t *rapid.T, m *Machine, bucket map[string][]byte, ledger *snapshot.Led
 	w, err := snapshot.NewWriter(snapshot.Config{
 		Stream: "stream", Epoch: time.Unix(1, 0), Seq: c.seq, SeqTime: c.time, Created: time.Unix(2,
 			0), Spaces: c.spaces, Ranks: c.ranks,
-	}, plan, ledger, func(key string, data []byte) error {
+	}, plan, runIndex, func(key string, data []byte) error {
 		bucket[key] = slices.Clone(data)
 		return nil
 	})
@@ -288,7 +288,7 @@ func save(t *rapid.T, m *Machine, bucket map[string][]byte, ledger *snapshot.Led
 			t.Fatal(err)
 		}
 	}
-	manifest, ledger, err := w.Close()
+	manifest, runIndex, err := w.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,17 +303,17 @@ func save(t *rapid.T, m *Machine, bucket map[string][]byte, ledger *snapshot.Led
 	for _, key := range plan.After(manifest, slices.Collect(maps.Keys(bucket))).Delete {
 		delete(bucket, key)
 	}
-	return manifest, ledger
+	return manifest, runIndex
 }
 
 // load restores a partition into an index that may hold others.
-func load(t *rapid.T, m *Machine, bucket map[string][]byte) *snapshot.Ledger {
+func load(t *rapid.T, m *Machine, bucket map[string][]byte) *snapshot.RunIndex {
 	manifest, err := snapshot.ParseManifest(bucket[snapshot.ManifestKey(0)])
 	if err != nil {
 		t.Fatal(err)
 	}
 	var to *imageSink
-	ledger, err := snapshot.Read(manifest, func(key string) ([]byte, error) {
+	runIndex, err := snapshot.Read(manifest, func(key string) ([]byte, error) {
 		if data, ok := bucket[key]; ok {
 			return data, nil
 		}
@@ -326,7 +326,7 @@ func load(t *rapid.T, m *Machine, bucket map[string][]byte) *snapshot.Ledger {
 		t.Fatal(err)
 	}
 	m.Begin(0, manifest.Stream, manifest.Epoch, manifest.Seq, manifest.SeqTime)
-	return ledger
+	return runIndex
 }
 
 func TestSnapshotThenTailEqualsTailFromTheStart(t *testing.T) {
@@ -337,7 +337,7 @@ func TestSnapshotThenTailEqualsTailFromTheStart(t *testing.T) {
 			n.apply(msg)
 		}
 		m, bucket, applied := newMachine(), map[string][]byte{}, 0
-		var ledger *snapshot.Ledger
+		var runIndex *snapshot.RunIndex
 		apply := func(upTo int) {
 			upTo = min(upTo, len(log))
 			m.Apply(0, log[min(applied, upTo):upTo])
@@ -345,12 +345,12 @@ func TestSnapshotThenTailEqualsTailFromTheStart(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 3).Draw(t, "snapshots") {
 			apply(rapid.IntRange(applied, len(log)).Draw(t, "upTo"))
-			_, ledger = save(t, m, bucket, ledger,
+			_, runIndex = save(t, m, bucket, runIndex,
 				func() { apply(applied + rapid.IntRange(0, 2).Draw(t, "meanwhile")) })
 			if rapid.Bool().Draw(t, "crash") {
 				m = newMachine()
 				m.space("other", 8) // numbers need not be the same in another process
-				ledger = load(t, m, bucket)
+				runIndex = load(t, m, bucket)
 				applied = int(m.Applied(0))
 			}
 		}

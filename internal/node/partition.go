@@ -212,7 +212,7 @@ type restoration struct {
 	took     time.Duration
 	rejected []snapshot.Rejection
 	used     *snapshot.Manifest // nil: none
-	ledger   *snapshot.Ledger
+	runIndex   *snapshot.RunIndex
 }
 
 // restored says that a restore has ended.
@@ -227,7 +227,7 @@ func (pt *partition) restored(now time.Time, r *restoration) (e effects) {
 	}
 	k := was.kept
 	k.epoch, k.last, k.err, k.restored = r.epoch, r.last, nil, at
-	k.saved.begin(r.ledger, r.used, now)
+	k.saved.begin(r.runIndex, r.used, now)
 	next := &reading{kept: k, divergedAt: was.divergedAt, since: now}
 	if at.Lost != "" {
 		next.need = pt.newNeed(at.Lost)

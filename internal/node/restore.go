@@ -37,9 +37,9 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 				"snapshot at sequence %d of a log that has another message at %d", m.Seq, divergedAt))
 			continue
 		}
-		ledger, err := n.load(ctx, p, m, log)
+		runIndex, err := n.load(ctx, p, m, log)
 		if err == nil {
-			r.seq, r.used, r.ledger = m.Seq, m, ledger
+			r.seq, r.used, r.runIndex = m.Seq, m, runIndex
 			break
 		}
 		if forget := n.empty(ctx, p); forget != nil || errors.Is(err, jetstream.ErrUnavailable) {
@@ -144,7 +144,7 @@ func fetchFrom(ctx context.Context, bucket *jetstream.Bucket) snapshot.Fetch {
 // load imports one snapshot into the index. After an error the partition must be emptied. Chunks are fetched ahead,
 // here; the writer decodes them.
 func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest,
-	log snapshot.Log) (ledger *snapshot.Ledger, err error) {
+	log snapshot.Log) (runIndex *snapshot.RunIndex, err error) {
 	fetch := fetchFrom(ctx, n.cfg.Snapshots)
 	ranks, err := snapshot.Ranks(m, fetch)
 	if err != nil {
@@ -180,7 +180,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 	}
 	var bad error
 	err = n.do(ctx, func(machine *Machine) {
-		if ledger, bad = reader.Close(); bad != nil {
+		if runIndex, bad = reader.Close(); bad != nil {
 			return
 		}
 		finished = true
@@ -188,7 +188,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 			machine.Begin(p, m.Stream, log.Epoch, m.Seq, events.Millis(m.SeqTime))
 		}
 	})
-	return ledger, errors.Join(err, bad)
+	return runIndex, errors.Join(err, bad)
 }
 
 // fetched is a chunk, or why there is none.

@@ -40,7 +40,7 @@ var errOtherLog = errors.New("the log is not the one that was applied")
 
 // saveState is what a partition's last snapshot was.
 type saveState struct {
-	ledger  *snapshot.Ledger
+	runIndex  *snapshot.RunIndex
 	grown   growth    // the partition's at that time
 	at      time.Time // when it was written, or, before the first of this process, when the process began with it
 	failed  time.Time // when the last attempt failed; zero if it did not
@@ -57,8 +57,8 @@ func (s *saveState) left(now time.Time) bool {
 }
 
 // begin resets the state to what a restore took; m is nil if no snapshot could be used.
-func (s *saveState) begin(ledger *snapshot.Ledger, m *snapshot.Manifest, now time.Time) {
-	*s = saveState{ledger: ledger, at: now}
+func (s *saveState) begin(runIndex *snapshot.RunIndex, m *snapshot.Manifest, now time.Time) {
+	*s = saveState{runIndex: runIndex, at: now}
 	if m != nil {
 		s.seq, s.written, s.size = m.Seq, m.Created, int64(m.Counts.Bytes)
 	}
@@ -210,7 +210,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		o.mu.Unlock()
 		return info, errors.New("the partition is not restored and caught up")
 	}
-	ledger, same := s.saved.ledger, s.epoch == stream.Epoch
+	runIndex, same := s.saved.runIndex, s.epoch == stream.Epoch
 	o.mu.Unlock()
 	if !same {
 		return info, errOtherLog
@@ -238,7 +238,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	w, err := snapshot.NewWriter(snapshot.Config{
 		Namespace: log.Namespace, Stream: log.Stream, Epoch: log.Epoch, Seq: c.seq, SeqTime: c.time,
 		Created: time.Now().UTC(), Writer: n.cfg.ID, Spaces: c.spaces, Ranks: c.ranks,
-	}, plan, ledger, func(key string, data []byte) error {
+	}, plan, runIndex, func(key string, data []byte) error {
 		values = append(values, jetstream.Value{Key: key, Data: data})
 		return nil
 	})
@@ -257,7 +257,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		}
 		pause(ctx, min(exportRest*took, exportRestMost))
 	}
-	manifest, ledger, err := w.Close()
+	manifest, runIndex, err := w.Close()
 	if err != nil {
 		return info, err
 	}
@@ -286,7 +286,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	}
 	n.step(p, func(pt *partition) effects {
 		return pt.saved(saveState{
-			ledger: ledger, grown: c.grown, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes,
+			runIndex: runIndex, grown: c.grown, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes,
 		})
 	})
 	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)

@@ -61,11 +61,11 @@ type NamedCount struct {
 
 // RankImage is what an index keeps for one rank beside runs.
 type RankImage struct {
-	Clock      Millis       // the latest time at which events of this rank were applied; ages are counted from it
-	Groups     []GroupKind  // by group
-	Parked     []Parked     // oldest first
-	Remembered []Remembered // oldest first; a name may come twice, and the later one counts
-	Sets       []GroupSet   // by tier and group
+	Clock      Millis      // the latest time at which events of this rank were applied; ages are counted from it
+	Groups     []GroupKind // by group
+	Pending    []Pending   // oldest first
+	Tombstones []Tombstone // oldest first; a name may come twice, and the later one counts
+	Sets       []GroupSet  // by tier and group
 }
 
 // GroupKind is what a rank said that a group serves. Window and Drops are as in [Event].
@@ -76,15 +76,15 @@ type GroupKind struct {
 	Drops  bool
 }
 
-// Parked is a stored event that waits for its parent, or, without local hashes, for its blocks to be named.
-type Parked struct {
+// Pending is a stored event that waits for its parent, or, without local hashes, for its blocks to be named.
+type Pending struct {
 	Since     Millis
 	Event     Event    // Kind is Stored; Attention is not kept
 	Cancelled []uint32 // positions in Event.Blocks of copies that were removed while they waited, ascending
 }
 
-// Remembered is the place of a block whose last copy a rank has removed.
-type Remembered struct {
+// Tombstone is the place of a block whose last copy a rank has removed.
+type Tombstone struct {
 	Name  BlockHash
 	Run   RunID
 	Block uint32 // position in the run

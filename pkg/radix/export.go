@@ -111,13 +111,13 @@ func (e *Export) rank(r *rank) {
 	c.taken = true
 	c.image = events.RankImage{Clock: r.clock, Groups: slices.Clone(r.groups), Sets: groupSets(r.sets)}
 	for _, w := range r.parked.all() {
-		p := events.Parked{Since: w.since, Event: w.event}
+		p := events.Pending{Since: w.since, Event: w.event}
 		for i, gone := range w.cancelled {
 			if gone {
 				p.Cancelled = append(p.Cancelled, uint32(i))
 			}
 		}
-		c.image.Parked = append(c.image.Parked, p)
+		c.image.Pending = append(c.image.Pending, p)
 	}
 	for n := r.gone.first; n != r.gone.next; n++ {
 		c.gone = append(c.gone, *r.gone.at(n))
@@ -353,11 +353,11 @@ func (e *Export) one(sink Sink) (size int, more bool, err error) {
 		for g.block < cut.start {
 			cut = e.cuts[e.byID[cut.parent]]
 		}
-		c.image.Remembered = append(c.image.Remembered, events.Remembered{Name: g.name, Run: cut.id,
+		c.image.Tombstones = append(c.image.Tombstones, events.Tombstone{Name: g.name, Run: cut.id,
 			Block: g.block - cut.start, Since: g.since})
 	}
 	e.nextRank++
-	size = len(c.gone) + len(c.image.Parked)
+	size = len(c.gone) + len(c.image.Pending)
 	err = sink.Rank(e.nextRank-1, &c.image)
 	c.image, c.gone = events.RankImage{}, nil
 	return size, true, err

@@ -123,8 +123,8 @@ func (m *image) copy() *image {
 		_ = c.Run(&m.runs[i])
 	}
 	for _, r := range m.ranks {
-		r.Groups, r.Parked, r.Remembered, r.Sets = slices.Clone(r.Groups), slices.Clone(r.Parked),
-			slices.Clone(r.Remembered), slices.Clone(r.Sets)
+		r.Groups, r.Pending, r.Tombstones, r.Sets = slices.Clone(r.Groups), slices.Clone(r.Pending),
+			slices.Clone(r.Tombstones), slices.Clone(r.Sets)
 		c.ranks = append(c.ranks, r)
 	}
 	return c
@@ -158,12 +158,12 @@ func (m *image) damage(rng *rand.Rand) {
 	case 7:
 		r.Offset++
 	case 8:
-		if len(rank.Remembered) > 0 {
-			rank.Remembered[0].Block = small()
+		if len(rank.Tombstones) > 0 {
+			rank.Tombstones[0].Block = small()
 		}
 	case 9:
-		if len(rank.Parked) > 0 {
-			rank.Parked[0].Event.Blocks = nil
+		if len(rank.Pending) > 0 {
+			rank.Pending[0].Event.Blocks = nil
 		}
 	case 10:
 		rank.Groups = nil

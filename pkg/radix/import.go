@@ -262,8 +262,8 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 				ErrImage)
 		}
 	}
-	for j := range img.Parked {
-		p := &img.Parked[j]
+	for j := range img.Pending {
+		p := &img.Pending[j]
 		e := &p.Event
 		if e.Kind != events.Stored || !e.Tier.Valid() || len(e.Blocks) == 0 || len(e.Locals) != len(e.Blocks) &&
 			(len(e.Locals) != 0 || len(e.Blocks) != 1) {
@@ -276,7 +276,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 	for r.parked.blocks > x.cfg.MaxParked {
 		r.parked.remove(r.parked.oldest())
 	}
-	for _, g := range img.Remembered {
+	for _, g := range img.Tombstones {
 		block, ok := m.block(g.Run, g.Block)
 		if !ok {
 			return fmt.Errorf("rank %d: remembers block %d of run %d: %w", i, g.Block, g.Run, ErrImage)

@@ -59,15 +59,15 @@ func BenchmarkWriteUnchanged(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		benchWrite(b, im, s.ledger, plan)
+		benchWrite(b, im, s.index, plan)
 	})
 }
 
-func benchWrite(b *testing.B, im *image, ledger *Ledger, plan *WritePlan) {
+func benchWrite(b *testing.B, im *image, index *RunIndex, plan *WritePlan) {
 	b.ReportAllocs()
 	var m *Manifest
 	for b.Loop() {
-		w, err := NewWriter(config(im, 1), plan, ledger, func(string, []byte) error { return nil })
+		w, err := NewWriter(config(im, 1), plan, index, func(string, []byte) error { return nil })
 		if err != nil {
 			b.Fatal(err)
 		}

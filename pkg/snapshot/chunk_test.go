@@ -87,11 +87,11 @@ func TestLongRun(t *testing.T) {
 	im := &image{ranks: []RankState{{Instance: "a"}, {Instance: "b"}}, runs: []events.Run{short, long},
 		states: []events.RankImage{{}, {}}}
 	for i := range 60_000 {
-		im.states[0].Remembered = append(im.states[0].Remembered,
-			events.Remembered{Name: events.BlockHash(mix(uint64(i))), Run: events.RunID(i % 7)})
+		im.states[0].Tombstones = append(im.states[0].Tombstones,
+			events.Tombstone{Name: events.BlockHash(mix(uint64(i))), Run: events.RunID(i % 7)})
 		if i%10 == 0 {
-			im.states[1].Parked = append(im.states[1].Parked,
-				events.Parked{Since: 1, Event: events.Event{Kind: events.Stored,
+			im.states[1].Pending = append(im.states[1].Pending,
+				events.Pending{Since: 1, Event: events.Event{Kind: events.Stored,
 					Blocks: []events.BlockHash{events.BlockHash(mix(uint64(i)))}}})
 		}
 	}
@@ -103,11 +103,11 @@ func TestLongRun(t *testing.T) {
 
 	s := newStore()
 	s.write(t, im, 1)
-	got, ledger := s.read(t)
+	got, index := s.read(t)
 	if !got.equal(im) {
 		t.Fatal("another image came back")
 	}
-	s.ledger = ledger
+	s.index = index
 	if s.write(t, im, 1); s.wrote != 0 {
 		t.Errorf("%d chunks were written though nothing changed", s.wrote)
 	}
@@ -168,10 +168,10 @@ func TestImageErrors(t *testing.T) {
 	}
 	for says, img := range map[string]*events.RankImage{
 		"1 blocks and 0 counts": {Sets: []events.GroupSet{{Blocks: make([]events.BlockHash, 1)}}},
-		"1 blocks, 2 local": {Parked: []events.Parked{{Event: events.Event{Blocks: make([]events.BlockHash, 1),
+		"1 blocks, 2 local": {Pending: []events.Pending{{Event: events.Event{Blocks: make([]events.BlockHash, 1),
 			Locals: make([]events.LocalHash, 2)}}}},
-		"cancelled copy of block": {Parked: []events.Parked{{Cancelled: []uint32{0}}}},
-		"at most 4096": {Parked: []events.Parked{{Event: events.Event{Blocks: make([]events.BlockHash,
+		"cancelled copy of block": {Pending: []events.Pending{{Cancelled: []uint32{0}}}},
+		"at most 4096": {Pending: []events.Pending{{Event: events.Event{Blocks: make([]events.BlockHash,
 			100_000)}}}},
 	} {
 		w := newTestWriter(t, &image{ranks: []RankState{{Instance: "a"}}})

@@ -9,11 +9,11 @@
 // To take a snapshot: [PlanWrite] looks at what is in the bucket and says what is kept and which generation comes next;
 // a [Writer] takes the image run by run and rank by rank and hands finished chunks to a callback; [Writer.Close] gives
 // the [Manifest]. When the manifest has taken its place in the bucket, [WritePlan.After] says which keys are garbage
-// and up to where the log may be purged, and the [Ledger] is kept for the next Writer.
+// and up to where the log may be purged, and the [RunIndex] is kept for the next Writer.
 //
 // To restore: [Choose] says which generations can be used, newest first, and why the others cannot; [Ranks] gives the
 // table of ranks; a [Reader] takes the chunks in the order of [Manifest.Restore] and gives the image to a [Sink], and
-// again a Ledger at the end. If a chunk is bad, take the next generation, with a new sink: what the old one got is
+// again a RunIndex at the end. If a chunk is bad, take the next generation, with a new sink: what the old one got is
 // incomplete. A shim that looks only for its cursor uses [FindRank].
 //
 // # Promises
@@ -22,14 +22,14 @@
 //  2. A byte that differs from what was written is an error: ErrCorrupt, before the sink is done (Close). A later
 //     format is ErrVersion. Nothing that is read makes this package panic, or take more memory than [maxChunk] and what
 //     the image itself needs.
-//  3. A snapshot of an image that did not change writes no chunk. With the ledger, one that changed writes the runs
+//  3. A snapshot of an image that did not change writes no chunk. With the run index, one that changed writes the runs
 //     that changed, the ranks that changed, and a little of what is needed to keep dead records at an eighth.
 //  4. Whatever step a writer dies at, and however many write: as long as [PlanWrite]'s order is kept there is a whole
 //     generation in the bucket whose log is still there.
 //  5. The same calls give the same bytes.
 //
 // Nothing here starts a goroutine, reads a clock or logs. Writers and Readers are for one goroutine each; manifests,
-// ledgers and plans do not change and can be shared.
+// run indexes and plans do not change and can be shared.
 //
 // # Keys
 //
@@ -94,9 +94,9 @@
 //
 //	1 clock      int
 //	2 group      kind u8, group uint; of kind 0xf0, and 0xf1 if the group drops its last block: 1<<31 | group<<20 | its window, behind its own record
-//	3 parked     flags u8 (1 parent, 2 locals), kind, tier, attention, reason u8, since int, group, blocks, cancelled uint, distances;
+//	3 pending    flags u8 (1 parent, 2 locals), kind, tier, attention, reason u8, since int, group, blocks, cancelled uint, distances;
 //	             words: parent, blocks, locals
-//	4 remembered how many; each ~run, ~block, ~since; words: name
+//	4 tombstones how many; each ~run, ~block, ~since; words: name
 //	5 set        continues u8, tier u8, group, how many, counts; words: blocks
 //
 // # Ranks and manifest

@@ -21,7 +21,7 @@ func (p printer) Run(r *events.Run) error {
 
 func (p printer) Rank(i int, img *events.RankImage) error {
 	key := p.ranks[i].Key()
-	fmt.Printf("%s remembers %d blocks\n", key, len(img.Remembered))
+	fmt.Printf("%s remembers %d blocks\n", key, len(img.Tombstones))
 	return nil
 }
 
@@ -45,7 +45,7 @@ func Example() {
 		Locals: []events.LocalHash{11, 12, 13}, Names: []events.BlockHash{21, 22, 0},
 		Holdings: []events.Holding{{Rank: 0, Tier: events.Device, Lead: 2}},
 	}))
-	check(w.Rank(0, &events.RankImage{Remembered: []events.Remembered{{Name: 23, Run: 1, Block: 2}}}))
+	check(w.Rank(0, &events.RankImage{Tombstones: []events.Tombstone{{Name: 23, Run: 1, Block: 2}}}))
 	m, _, err := w.Close()
 	check(err)
 	manifest, err := m.Encode()

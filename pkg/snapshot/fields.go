@@ -86,7 +86,7 @@ func (c *cursor) count() int {
 	return int(n)
 }
 
-func (c *cursor) take(n uint64) []byte {
+func (c *cursor) bytes(n uint64) []byte {
 	if n > uint64(len(c.fields)) {
 		c.fail(errShortFields)
 		return nil
@@ -96,8 +96,8 @@ func (c *cursor) take(n uint64) []byte {
 	return b
 }
 
-// takeWords reads the bytes of n words.
-func (c *cursor) takeWords(n uint64) []byte {
+// wordBytes reads the bytes of n words.
+func (c *cursor) wordBytes(n uint64) []byte {
 	if n > uint64(len(c.words))/8 {
 		c.fail(errShortWords)
 		return nil
@@ -108,7 +108,7 @@ func (c *cursor) takeWords(n uint64) []byte {
 }
 
 func (c *cursor) word() uint64 {
-	if b := c.takeWords(1); b != nil {
+	if b := c.wordBytes(1); b != nil {
 		return binary.LittleEndian.Uint64(b)
 	}
 	return 0

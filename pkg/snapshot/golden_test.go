@@ -62,11 +62,11 @@ func goldenImage() *image {
 		states: []events.RankImage{
 			{Clock: 1763712000123, Groups: []events.GroupKind{{Group: 0, Kind: events.AttentionFull},
 				{Group: 3, Kind: events.AttentionMamba}},
-				Parked: []events.Parked{{Since: 1763712000000, Cancelled: []uint32{1},
+				Pending: []events.Pending{{Since: 1763712000000, Cancelled: []uint32{1},
 					Event: events.Event{Kind: events.Stored, Tier: events.Host, Group: 3,
 						HasParent: true, Parent: 77, Blocks: []events.BlockHash{1, 2}, Locals: []events.LocalHash{3,
 							4}}}},
-				Remembered: []events.Remembered{{Name: 8, Run: 70000, Block: 8, Since: 1763712000001},
+				Tombstones: []events.Tombstone{{Name: 8, Run: 70000, Block: 8, Since: 1763712000001},
 					{Name: 9, Run: 0, Block: 7, Since: 1763712000000}},
 				Sets: []events.GroupSet{{Tier: events.Device, Group: 3, Blocks: []events.BlockHash{10, 11},
 					Counts: []uint32{1, 2}}}},

@@ -124,7 +124,7 @@ var epoch = time.Date(2026, 11, 21, 8, 0, 0, 123456789, time.UTC)
 type store struct {
 	values map[string][]byte
 	log    Log
-	ledger *Ledger
+	index  *RunIndex
 	m      *Manifest
 
 	wrote   int // chunks of the last snapshot that were not there before
@@ -171,7 +171,7 @@ func (s *store) write(t rapid.TB, im *image, seq events.StreamSeq) *Manifest {
 		t.Fatal(err)
 	}
 	s.wrote, s.bytes = 0, 0
-	w, err := NewWriter(config(im, seq), plan, s.ledger, func(key string, data []byte) error {
+	w, err := NewWriter(config(im, seq), plan, s.index, func(key string, data []byte) error {
 		if _, twice := s.values[key]; twice {
 			t.Errorf("chunk %s is written twice", key)
 		}
@@ -190,7 +190,7 @@ func (s *store) write(t rapid.TB, im *image, seq events.StreamSeq) *Manifest {
 		w.inlineRanks = s.inlineRanks
 	}
 	im.writeTo(t, w)
-	m, ledger, err := w.Close()
+	m, index, err := w.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,26 +205,26 @@ func (s *store) write(t rapid.TB, im *image, seq events.StreamSeq) *Manifest {
 	for _, k := range clean.Delete {
 		delete(s.values, k)
 	}
-	s.m, s.ledger = m, ledger
+	s.m, s.index = m, index
 	return m
 }
 
 // read restores the newest generation.
-func (s *store) read(t rapid.TB) (*image, *Ledger) {
+func (s *store) read(t rapid.TB) (*image, *RunIndex) {
 	t.Helper()
 	choice := Choose(s.bucket(), s.log)
 	if len(choice.Usable) == 0 {
 		t.Fatalf("nothing to restore: %v", choice.Rejected)
 	}
 	im := new(image)
-	ledger, err := Read(choice.Usable[0], s.fetch, func(ranks []RankState) (Sink, error) {
+	index, err := Read(choice.Usable[0], s.fetch, func(ranks []RankState) (Sink, error) {
 		im.ranks = ranks
 		return im, nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return im, ledger
+	return im, index
 }
 
 // size is what the bucket holds.

@@ -51,9 +51,9 @@ func imageAt(seq events.StreamSeq, made int) *image {
 
 // writer is one process: the steps that are left of the snapshot it is taking.
 type writer struct {
-	name   string
-	ledger *Ledger
-	steps  []func() (done bool)
+	name  string
+	index *RunIndex
+	steps []func() (done bool)
 
 	wrote, fenced, deleted, purged int
 }
@@ -63,7 +63,7 @@ func (p *writer) begin(t *rapid.T, w *world) {
 	var b Bucket
 	var plan *WritePlan
 	var m *Manifest
-	var ledger *Ledger
+	var index *RunIndex
 	var chunks map[string][]byte
 	var order []string
 	seq, made, log := w.last, w.made, Log{}
@@ -97,7 +97,7 @@ func (p *writer) begin(t *rapid.T, w *world) {
 			chunks = map[string][]byte{}
 			cfg := config(im, seq)
 			cfg.Epoch, cfg.Writer = log.Epoch, p.name
-			wr, err := NewWriter(cfg, plan, p.ledger, func(key string, data []byte) error {
+			wr, err := NewWriter(cfg, plan, p.index, func(key string, data []byte) error {
 				chunks[key] = data
 				order = append(order, key)
 				return nil
@@ -106,7 +106,7 @@ func (p *writer) begin(t *rapid.T, w *world) {
 				t.Fatal(err)
 			}
 			im.writeTo(t, wr)
-			if m, ledger, err = wr.Close(); err != nil {
+			if m, index, err = wr.Close(); err != nil {
 				t.Fatal(err)
 			}
 			var rest []func() bool
@@ -134,7 +134,7 @@ func (p *writer) begin(t *rapid.T, w *world) {
 			if w.made == made {
 				w.truth[seq] = im.text()
 			}
-			p.ledger = ledger
+			p.index = index
 			p.wrote++
 			clean := plan.After(m, b.Keys)
 			for _, k := range clean.Delete {
@@ -196,13 +196,13 @@ func TestModel(t *testing.T) {
 			case what < 20:
 				w.last += events.StreamSeq(rapid.IntRange(1, 3).Draw(t, "messages"))
 			case what < 23: // dies; a new process knows nothing
-				p.steps, p.ledger = nil, nil
+				p.steps, p.index = nil, nil
 			case what < 24: // the stream is made again
 				w.made++
 				w.epoch = w.epoch.Add(time.Hour)
 				w.first, w.last, w.truth = 1, 0, map[events.StreamSeq]string{}
 				for _, p := range writers {
-					p.ledger = nil
+					p.index = nil
 				}
 			case len(p.steps) == 0:
 				p.begin(t, w)

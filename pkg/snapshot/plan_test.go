@@ -24,9 +24,9 @@ func small(seed int) *image {
 func two(t *testing.T) *store {
 	s := newStore()
 	s.write(t, small(1), 10)
-	s.ledger = nil
+	s.index = nil
 	s.write(t, small(2), 20)
-	s.ledger = nil
+	s.index = nil
 	return s
 }
 
@@ -212,7 +212,7 @@ func TestCorruptChunkIsWrittenAgain(t *testing.T) {
 		}
 	}
 	wrote := 0
-	w, err := NewWriter(config(im, 2), plan, s.ledger, func(key string, data []byte) error {
+	w, err := NewWriter(config(im, 2), plan, s.index, func(key string, data []byte) error {
 		s.values[key] = data
 		wrote++
 		return nil

@@ -29,8 +29,8 @@ type Reader struct {
 	rest  []ChunkRef
 	mem   scratch
 
-	dead  map[Hash][]uint32 // by chunk of runs: positions of records that no longer count, ascending
-	holds holdTable
+	dead     map[Hash][]uint32 // by chunk of runs: positions of records that no longer count, ascending
+	holdings holdingTable
 
 	run      events.Run
 	arena    holdingArena
@@ -94,7 +94,7 @@ func (r *Reader) decode(ref *ChunkRef, u unsealed) error {
 	case KindDead:
 		return r.decodeDead(u)
 	case KindHoldings:
-		return r.holds.add(u, r.ranks)
+		return r.holdings.add(u, r.ranks)
 	case KindRuns:
 		return r.decodeRuns(ref, u)
 	}
@@ -177,7 +177,7 @@ func (r *Reader) decodeRuns(ref *ChunkRef, u unsealed) error {
 		r.run.Locals, r.run.Names = r.run.Locals[:0], r.run.Names[:0]
 		p.decodeInto(&r.run)
 		sum := fingerprint(Hash{}, p.id, p.flags, p.fields, p.words)
-		if err := r.give(&p, place{s, at, p.n, uint32(size), sum}); err != nil {
+		if err := r.emit(&p, place{s, at, p.n, uint32(size), sum}); err != nil {
 			return err
 		}
 	}
@@ -211,11 +211,11 @@ func (r *Reader) decodePart(ref *ChunkRef, p *piece, size int) error {
 	}
 	r.part = nil
 	r.segments = append(r.segments, s)
-	return r.give(p, place{s, 0, p.n, uint32(s.size), r.partSum})
+	return r.emit(p, place{s, 0, p.n, uint32(s.size), r.partSum})
 }
 
-// give completes the run, whose blocks are decoded, and hands it to the sink.
-func (r *Reader) give(p *piece, at place) error {
+// emit completes the run, whose blocks are decoded, and hands it to the sink.
+func (r *Reader) emit(p *piece, at place) error {
 	if _, twice := r.places[p.id]; twice {
 		return fmt.Errorf("%w: run %d is there twice", ErrCorrupt, p.id)
 	}
@@ -227,24 +227,24 @@ func (r *Reader) give(p *piece, at place) error {
 	run.ID, run.Space, run.Parent, run.Offset = p.id, p.space, p.parent, p.offset
 	var err error
 	r.arena.reset()
-	if run.Holdings, err = r.holds.take(run.Holdings[:0], p.id, p.n, &r.arena); err != nil {
+	if run.Holdings, err = r.holdings.appendTo(run.Holdings[:0], p.id, p.n, &r.arena); err != nil {
 		return err
 	}
 	r.counts.Runs++
 	r.counts.Blocks += uint64(p.n)
 	for i := range run.Holdings {
-		r.counts.Holdings += held(&run.Holdings[i])
+		r.counts.Holdings += blockCount(&run.Holdings[i])
 	}
 	return r.sink.Run(run)
 }
 
-// Close checks that all is there and gives the ranks' images to the sink. It returns the ledger for the next [Writer],
+// Close checks that all is there and gives the ranks' images to the sink. It returns the run index for the next [Writer],
 // if the index keeps the ids of runs.
-func (r *Reader) Close() (*Ledger, error) {
-	corrupt := func(format string, args ...any) (*Ledger, error) {
+func (r *Reader) Close() (*RunIndex, error) {
+	corrupt := func(format string, args ...any) (*RunIndex, error) {
 		return nil, fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 	}
-	if err := r.holds.sort(); err != nil {
+	if err := r.holdings.sort(); err != nil {
 		return nil, err
 	}
 	switch {
@@ -254,8 +254,8 @@ func (r *Reader) Close() (*Ledger, error) {
 		return corrupt("run %d ends early", r.run.ID)
 	case len(r.dead) > 0:
 		return corrupt("dead records of %d unknown chunks", len(r.dead))
-	case r.holds.taken != len(r.holds.index):
-		return corrupt("%d holdings of unknown runs", len(r.holds.index)-r.holds.taken)
+	case r.holdings.used != len(r.holdings.index):
+		return corrupt("%d holdings of unknown runs", len(r.holdings.index)-r.holdings.used)
 	}
 	for _, l := range r.parents {
 		if p, ok := r.places[l.parent]; !ok || l.offset > p.blocks {
@@ -274,12 +274,12 @@ func (r *Reader) Close() (*Ledger, error) {
 			return nil, err
 		}
 	}
-	return &Ledger{r.segments, r.places}, nil
+	return &RunIndex{r.segments, r.places}, nil
 }
 
 // Read restores a snapshot: it fetches the chunks one after the other and gives the image to the sink that open makes
 // for the table of ranks. A caller that wants to fetch ahead uses a [Reader].
-func Read(m *Manifest, fetch Fetch, open func(ranks []RankState) (Sink, error)) (*Ledger, error) {
+func Read(m *Manifest, fetch Fetch, open func(ranks []RankState) (Sink, error)) (*RunIndex, error) {
 	ranks, err := Ranks(m, fetch)
 	if err != nil {
 		return nil, err
@@ -301,53 +301,53 @@ func Read(m *Manifest, fetch Fetch, open func(ranks []RankState) (Sink, error)) 
 	return r.Close()
 }
 
-// holdTable has the records of all holdings, by run: they are written by rank.
-type holdTable struct {
-	sections []heldSection
+// holdingTable has the records of all holdings, by run: they are written by rank.
+type holdingTable struct {
+	sections []holdingSection
 	index    []uint64 // run<<32 | position in records; sorted once all are there
-	records  []heldRecord
+	records  []holdingRecord
 	sorted   bool
 	at       int // where the last run's were
-	taken    int
+	used     int
 }
 
-// heldSection is a section of holdings, whose bytes the table keeps.
-type heldSection struct {
+// holdingSection is a section of holdings, whose bytes the table keeps.
+type holdingSection struct {
 	rank          uint32
 	fields, words []byte
 }
 
-// heldRecord is where a record begins.
-type heldRecord struct {
+// holdingRecord is where a record begins.
+type holdingRecord struct {
 	section       uint32
 	fields, words uint32
 	before        events.RunID
 }
 
-func (t *holdTable) add(u unsealed, ranks map[events.RankKey]uint32) error {
+func (t *holdingTable) add(u unsealed, ranks map[events.RankKey]uint32) error {
 	// The caller's bytes may not be ours to keep.
 	return readSections(u, func(key events.RankKey, c cursor) error {
 		i, ok := ranks[key]
 		if !ok {
 			return fmt.Errorf("%w: holdings of rank %s, which the snapshot does not have", ErrCorrupt, key)
 		}
-		t.sections = append(t.sections, heldSection{i, c.fields, c.words})
+		t.sections = append(t.sections, holdingSection{i, c.fields, c.words})
 		return nil
 	})
 }
 
 // sort finds the records and puts them in order of run and rank.
-func (t *holdTable) sort() error {
+func (t *holdingTable) sort() error {
 	if t.sorted {
 		return nil
 	}
 	t.sorted = true
-	slices.SortStableFunc(t.sections, func(a, b heldSection) int { return int(int64(a.rank) - int64(b.rank)) })
+	slices.SortStableFunc(t.sections, func(a, b holdingSection) int { return int(int64(a.rank) - int64(b.rank)) })
 	for i, s := range t.sections {
 		c := cursor{fields: s.fields, words: s.words}
 		var before events.RunID
 		for len(c.fields) > 0 {
-			rec := heldRecord{uint32(i), uint32(len(s.fields) - len(c.fields)), uint32(len(s.words) - len(c.words)),
+			rec := holdingRecord{uint32(i), uint32(len(s.fields) - len(c.fields)), uint32(len(s.words) - len(c.words)),
 				before}
 			head := c.holdingHead(before)
 			c.skipHolding(head)
@@ -366,8 +366,8 @@ func (t *holdTable) sort() error {
 	return nil
 }
 
-// take appends the holdings of a run of n blocks.
-func (t *holdTable) take(dst []events.Holding, run events.RunID, n uint32, a *holdingArena) ([]events.Holding, error) {
+// appendTo appends the holdings of a run of n blocks.
+func (t *holdingTable) appendTo(dst []events.Holding, run events.RunID, n uint32, a *holdingArena) ([]events.Holding, error) {
 	if err := t.sort(); err != nil {
 		return nil, err
 	}
@@ -379,7 +379,7 @@ func (t *holdTable) take(dst []events.Holding, run events.RunID, n uint32, a *ho
 		s := &t.sections[rec.section]
 		c := cursor{fields: s.fields[rec.fields:], words: s.words[rec.words:]}
 		head := c.holdingHead(rec.before)
-		t.taken++
+		t.used++
 		last := len(dst) - 1
 		same := last >= 0 && dst[last].Rank == s.rank && dst[last].Tier == head.tier() && dst[last].Group == head.group
 		if same != head.continues() {

@@ -69,8 +69,8 @@ func drawState(t *rapid.T) (s events.RankImage) {
 		g.Window, g.Drops = rapid.Uint32Range(0, maxWindow).Draw(t, "window"), rapid.Bool().Draw(t, "drops")
 		s.Groups = append(slices.DeleteFunc(s.Groups, func(o events.GroupKind) bool { return o.Group == g.Group }), g)
 	}
-	for range rapid.IntRange(0, 3).Draw(t, "parked") {
-		p := events.Parked{Since: events.Millis(rapid.Int64().Draw(t, "since")),
+	for range rapid.IntRange(0, 3).Draw(t, "pending") {
+		p := events.Pending{Since: events.Millis(rapid.Int64().Draw(t, "since")),
 			Event: events.Event{Kind: events.Stored, Tier: events.Host,
 				Group: events.GroupIndex(u32.Draw(t, "group")), HasParent: rapid.Bool().Draw(t,
 					"has"), Parent: events.BlockHash(u64.Draw(t, "parent"))}}
@@ -84,10 +84,10 @@ func drawState(t *rapid.T) (s events.RankImage) {
 			}
 		}
 		p.Cancelled = ascending(t, n, "cancelled")
-		s.Parked = append(s.Parked, p)
+		s.Pending = append(s.Pending, p)
 	}
 	for range rapid.IntRange(0, 5).Draw(t, "remembered") {
-		s.Remembered = append(s.Remembered, events.Remembered{Name: events.BlockHash(u64.Draw(t, "name")),
+		s.Tombstones = append(s.Tombstones, events.Tombstone{Name: events.BlockHash(u64.Draw(t, "name")),
 			Run:   events.RunID(u32.Draw(t, "run")),
 			Block: u32.Draw(t, "block"), Since: events.Millis(rapid.Int64().Draw(t, "since"))})
 	}
@@ -164,19 +164,19 @@ func mix(x uint64) uint64 {
 	return x ^ (x >> 31)
 }
 
-// What is written comes back, also through a ledger, also through one that a reader made.
+// What is written comes back, also through an index, also through one that a reader made.
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newStore()
 		for seq := range events.StreamSeq(rapid.IntRange(1, 3).Draw(t, "snapshots")) {
 			im := drawImage(t)
 			s.write(t, im, seq+1)
-			got, ledger := s.read(t)
+			got, index := s.read(t)
 			if a, b := im.text(), got.text(); a != b {
 				t.Fatalf("wrote\n%s\nread\n%s", a, b)
 			}
 			if rapid.Bool().Draw(t, "restart") {
-				s.ledger = ledger
+				s.index = index
 			}
 			s.write(t, got, seq+1)
 			if again, _ := s.read(t); !again.equal(im) {

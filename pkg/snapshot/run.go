@@ -154,7 +154,7 @@ func (c *cursor) readPiece(before events.RunID) (p piece) {
 	case p.flags&runNoneNamed != 0:
 		named = 0
 	case p.flags&runSomeNamed != 0:
-		p.bitmap = c.take((uint64(p.count) + 7) / 8)
+		p.bitmap = c.bytes((uint64(p.count) + 7) / 8)
 		named = 0
 		for _, b := range p.bitmap {
 			named += uint32(bits.OnesCount8(b))
@@ -163,8 +163,8 @@ func (c *cursor) readPiece(before events.RunID) (p piece) {
 			c.fail(fmt.Errorf("run %d: %w", p.id, errRun))
 		}
 	}
-	p.locals = c.takeWords(uint64(p.count))
-	p.names = c.takeWords(uint64(named))
+	p.locals = c.wordBytes(uint64(p.count))
+	p.names = c.wordBytes(uint64(named))
 	if c.err == nil {
 		p.fields = fields[:len(fields)-len(c.fields)]
 		p.words = words[:len(words)-len(c.words)]

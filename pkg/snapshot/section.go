@@ -60,8 +60,8 @@ func (s *sections) cut() {
 	}
 }
 
-// hold adds a holding of a run of n blocks.
-func (s *sections) hold(run events.RunID, n uint32, h *events.Holding) {
+// addHolding adds a holding of a run of n blocks.
+func (s *sections) addHolding(run events.RunID, n uint32, h *events.Holding) {
 	for continues := false; h != nil; continues = true {
 		s.fields, s.words, h = appendHolding(s.fields, s.words, h, run, s.before, n, continues)
 		s.before = run
@@ -132,10 +132,10 @@ func sealRange(kind Kind, all []section, put func(data []byte) error) error {
 func readSections(u unsealed, each func(key events.RankKey, c cursor) error) error {
 	c := cursor{fields: u.fields, words: u.words}
 	for len(c.fields) > 0 {
-		name := c.take(c.uint())
+		name := c.bytes(c.uint())
 		rank := c.uint32()
 		nfields, nwords := c.uint(), c.uint()
-		in := cursor{fields: c.take(nfields), words: c.takeWords(nwords)}
+		in := cursor{fields: c.bytes(nfields), words: c.wordBytes(nwords)}
 		if c.err != nil {
 			return fmt.Errorf("%w: section: %v", ErrCorrupt, c.err)
 		}

@@ -43,14 +43,14 @@ func TestNothingChanged(t *testing.T) {
 			if s.wrote != 0 || s.m.Counts.New != 0 || !slices.Equal(s.m.Chunks, chunks) {
 				t.Errorf("%s: %d chunks written though nothing changed", name, s.wrote)
 			}
-			got, ledger := s.read(t) // after a restart as well
+			got, index := s.read(t) // after a restart as well
 			if !got.equal(c.im) {
 				t.Fatalf("%s: another image came back", name)
 			}
-			s.ledger = ledger
+			s.index = index
 		}
 		// Another process, which knows nothing, writes the same chunks of an image that was written whole.
-		s.ledger = nil
+		s.index = nil
 		if s.write(t, c.im, 1); s.wrote != 0 || !slices.Equal(s.m.Chunks, chunks) {
 			t.Errorf("%s: %d chunks written by another process", name, s.wrote)
 		}
@@ -70,7 +70,7 @@ func TestRankChanged(t *testing.T) {
 	if s.write(t, c.im, 2); s.wrote != 0 {
 		t.Errorf("%d chunks written for cursors", s.wrote)
 	}
-	c.im.states[5].Remembered = c.im.states[5].Remembered[1:]
+	c.im.states[5].Tombstones = c.im.states[5].Tombstones[1:]
 	if s.write(t, c.im, 3); s.wrote != 1 || s.bytes > 300_000 {
 		t.Errorf("%d chunks of %d bytes written for what one rank remembers", s.wrote, s.bytes)
 	}
@@ -142,11 +142,11 @@ func TestWorkerChanged(t *testing.T) {
 			t.Errorf("round %d: %.1f bytes a holding, %d dead of %d", i, per, s.m.Counts.Dead, s.m.Counts.Bytes)
 		}
 		if i%10 == 9 {
-			got, ledger := s.read(t)
+			got, index := s.read(t)
 			if !got.equal(c.im) {
 				t.Fatal("another image came back")
 			}
-			s.ledger = ledger
+			s.index = index
 		}
 	}
 	t.Logf("new after a change of one worker of 64: %.3f of the bytes on average, %.3f at worst; %d chunks, %.2f dead",
@@ -156,7 +156,7 @@ func TestWorkerChanged(t *testing.T) {
 	}
 }
 
-// However an image changes, dead records do not pile up, the ledger stays right, and what comes back is what was
+// However an image changes, dead records do not pile up, the run index stays right, and what comes back is what was
 // written.
 func TestManySnapshots(t *testing.T) {
 	c := conversations(8, 3000)
@@ -176,12 +176,12 @@ func TestManySnapshots(t *testing.T) {
 			c.im.runs[k].Names[0]++
 		}
 		s.write(t, c.im, events.StreamSeq(i+1))
-		got, ledger := s.read(t)
+		got, index := s.read(t)
 		if !got.equal(c.im) {
 			t.Fatalf("snapshot %d: another image came back", i)
 		}
 		if rng.IntN(5) == 0 {
-			s.ledger = ledger
+			s.index = index
 		}
 		if n := len(s.m.Chunks); n > 2*anewShare {
 			t.Errorf("snapshot %d: %d chunks", i, n)
@@ -196,18 +196,18 @@ func TestManySnapshots(t *testing.T) {
 	}
 }
 
-// A ledger that speaks of chunks which are not in the bucket any more does no harm.
+// An index that speaks of chunks which are not in the bucket any more does no harm.
 func TestStaleLedger(t *testing.T) {
 	c := conversations(8, 3000)
 	s := newStore()
 	s.write(t, c.im, 1)
-	stale := s.ledger
+	stale := s.index
 	for _, k := range s.bucket().Keys {
 		delete(s.values, k)
 	}
 	c.churn(1, 0.2)
 	s.write(t, c.im, 2)
-	s.ledger = stale
+	s.index = stale
 	s.write(t, c.im, 3)
 	if got, _ := s.read(t); !got.equal(c.im) {
 		t.Fatal("another image came back")

@@ -12,8 +12,8 @@ import (
 const (
 	stateClock      = 1
 	stateGroup      = 2
-	stateParked     = 3
-	stateRemembered = 4
+	statePending    = 3
+	stateTombstones = 4
 	stateSet        = 5
 )
 
@@ -29,15 +29,15 @@ const (
 	maxWindowGroup  = 1<<(31-windowBits) - 1
 )
 
-// The flags of a parked event.
+// The flags of a pending event.
 const (
-	parkedHasParent = 1 << 0
-	parkedLocals    = 1 << 1
+	pendingHasParent = 1 << 0
+	pendingLocals    = 1 << 1
 )
 
-// maxParkedBlocks bounds the event of one parked record, so that it fits into a chunk. Events have at most
+// maxPendingBlocks bounds the event of one pending record, so that it fits into a chunk. Events have at most
 // events.MaxBlocksPerEvent.
-const maxParkedBlocks = 8 * events.MaxBlocksPerEvent
+const maxPendingBlocks = 8 * events.MaxBlocksPerEvent
 
 // encodeState writes a rank's state to its sections.
 func encodeState(s *sections, img *events.RankImage) error {
@@ -58,18 +58,18 @@ func encodeState(s *sections, img *events.RankImage) error {
 		}
 		s.cutIfFull()
 	}
-	for i := range img.Parked {
-		if err := encodeParked(s, &img.Parked[i]); err != nil {
-			return fmt.Errorf("parked event %d: %w", i, err)
+	for i := range img.Pending {
+		if err := encodePending(s, &img.Pending[i]); err != nil {
+			return fmt.Errorf("pending event %d: %w", i, err)
 		}
 		s.cutIfFull()
 	}
-	for rest := img.Remembered; len(rest) > 0; {
+	for rest := img.Tombstones; len(rest) > 0; {
 		part := rest[:min(len(rest), maxItems)]
 		rest = rest[len(part):]
-		s.fields = append(s.fields, stateRemembered)
+		s.fields = append(s.fields, stateTombstones)
 		s.fields = appendUint(s.fields, uint64(len(part)))
-		var before events.Remembered
+		var before events.Tombstone
 		for _, m := range part {
 			s.fields = appendNear(s.fields, uint32(m.Run), uint32(before.Run))
 			s.fields = appendNear(s.fields, m.Block, before.Block)
@@ -103,22 +103,22 @@ func encodeState(s *sections, img *events.RankImage) error {
 	return nil
 }
 
-func encodeParked(s *sections, p *events.Parked) error {
+func encodePending(s *sections, p *events.Pending) error {
 	e := &p.Event
 	if len(e.Locals) != 0 && len(e.Locals) != len(e.Blocks) {
 		return fmt.Errorf("%d blocks, %d local hashes", len(e.Blocks), len(e.Locals))
 	}
-	if len(e.Blocks) > maxParkedBlocks {
+	if len(e.Blocks) > maxPendingBlocks {
 		return fmt.Errorf("%d blocks; an event has at most %d", len(e.Blocks), events.MaxBlocksPerEvent)
 	}
 	flags := byte(0)
 	if e.HasParent {
-		flags |= parkedHasParent
+		flags |= pendingHasParent
 	}
 	if len(e.Locals) > 0 {
-		flags |= parkedLocals
+		flags |= pendingLocals
 	}
-	s.fields = append(s.fields, stateParked, flags, byte(e.Kind), byte(e.Tier), byte(e.Attention), byte(e.Reason))
+	s.fields = append(s.fields, statePending, flags, byte(e.Kind), byte(e.Tier), byte(e.Attention), byte(e.Reason))
 	s.fields = appendInt(s.fields, int64(p.Since))
 	s.fields = appendUint(s.fields, uint64(e.Group))
 	s.fields = appendUint(s.fields, uint64(len(e.Blocks)))
@@ -162,11 +162,11 @@ func (c *cursor) decodeState(img *events.RankImage) {
 			img.Clock = events.Millis(c.int())
 		case stateGroup:
 			decodeGroup(img, c.byte(), c.uint32())
-		case stateParked:
-			c.decodeParked(img)
-		case stateRemembered:
+		case statePending:
+			c.decodePending(img)
+		case stateTombstones:
 			n := c.count()
-			var m events.Remembered
+			var m events.Tombstone
 			for range n {
 				m.Run = events.RunID(c.near(uint32(m.Run)))
 				m.Block = c.near(m.Block)
@@ -175,7 +175,7 @@ func (c *cursor) decodeState(img *events.RankImage) {
 				if c.err != nil {
 					return
 				}
-				img.Remembered = append(img.Remembered, m)
+				img.Tombstones = append(img.Tombstones, m)
 			}
 		case stateSet:
 			c.decodeSet(img)
@@ -185,7 +185,7 @@ func (c *cursor) decodeState(img *events.RankImage) {
 	}
 }
 
-func (c *cursor) decodeParked(img *events.RankImage) {
+func (c *cursor) decodePending(img *events.RankImage) {
 	flags := c.byte()
 	e := events.Event{Kind: events.Kind(c.byte()), Tier: events.Tier(c.byte()), Attention: events.Attention(c.byte()),
 		Reason: events.Reason(c.byte())}
@@ -201,14 +201,14 @@ func (c *cursor) decodeParked(img *events.RankImage) {
 		}
 		cancelled = append(cancelled, uint32(at))
 	}
-	e.HasParent = flags&parkedHasParent != 0
+	e.HasParent = flags&pendingHasParent != 0
 	e.Parent = events.BlockHash(c.word())
-	blocks := c.takeWords(n)
+	blocks := c.wordBytes(n)
 	var locals []byte
-	if flags&parkedLocals != 0 {
-		locals = c.takeWords(n)
+	if flags&pendingLocals != 0 {
+		locals = c.wordBytes(n)
 	}
-	if flags&^(parkedHasParent|parkedLocals) != 0 {
+	if flags&^(pendingHasParent|pendingLocals) != 0 {
 		c.fail(errState)
 	}
 	if c.err != nil {
@@ -220,7 +220,7 @@ func (c *cursor) decodeParked(img *events.RankImage) {
 	if len(locals) > 0 {
 		e.Locals = getWords[events.LocalHash](nil, locals)
 	}
-	img.Parked = append(img.Parked, events.Parked{Since: since, Event: e, Cancelled: cancelled})
+	img.Pending = append(img.Pending, events.Pending{Since: since, Event: e, Cancelled: cancelled})
 }
 
 func (c *cursor) decodeSet(img *events.RankImage) {
@@ -231,7 +231,7 @@ func (c *cursor) decodeSet(img *events.RankImage) {
 	for range n {
 		counts = append(counts, c.uint32())
 	}
-	blocks := c.takeWords(uint64(n))
+	blocks := c.wordBytes(uint64(n))
 	switch {
 	case c.err != nil:
 	case continues == 0:

@@ -176,8 +176,8 @@ func (s *synth) remember(n int) {
 	for w := range s.im.states {
 		for i := range n {
 			r := &s.im.runs[(w+i/100*len(s.im.ranks))%len(s.im.runs)]
-			s.im.states[w].Remembered = append(s.im.states[w].Remembered,
-				events.Remembered{Name: events.BlockHash(mix(uint64(i) ^ uint64(w)<<32)),
+			s.im.states[w].Tombstones = append(s.im.states[w].Tombstones,
+				events.Tombstone{Name: events.BlockHash(mix(uint64(i) ^ uint64(w)<<32)),
 					Run: r.ID, Block: uint32(100 - i%100), Since: events.Millis(1763712000000 + i)})
 		}
 	}

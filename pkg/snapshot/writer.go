@@ -43,8 +43,8 @@ type Writer struct {
 
 	// Runs that are as they were stay in their segment. Those of segments that could be written anew wait, until Close
 	// chooses some.
-	old     *Ledger
-	kept    map[*segment]*segment // the old ledger's segments, and what is left of them
+	old     *RunIndex
+	kept    map[*segment]*segment // the old run index's segments, and what is left of them
 	waiting map[*segment][]record // by segment in kept
 
 	places map[events.RunID]place
@@ -67,11 +67,11 @@ type openSegment struct {
 	before        events.RunID
 }
 
-// NewWriter begins a snapshot by the plan. The ledger is the one that came with the snapshot before, if this process
+// NewWriter begins a snapshot by the plan. The index is the one that came with the snapshot before, if this process
 // wrote or read that; nil is right but writes every run anew. Each finished chunk that the bucket does not have is
 // handed to emit, which owns the bytes from then on; an error of emit ends the snapshot.
-func NewWriter(cfg Config, plan *WritePlan, ledger *Ledger, emit func(key string, data []byte) error) (*Writer, error) {
-	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: ledger, have: plan.have(), kept: make(map[*segment]*segment),
+func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key string, data []byte) error) (*Writer, error) {
+	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: index, have: plan.have(), kept: make(map[*segment]*segment),
 		waiting:  make(map[*segment][]record),
 		hasState: make([]bool, len(cfg.Ranks)), inlineRanks: maxInlineRanks}
 	for _, s := range []string{cfg.Namespace, cfg.Stream, cfg.Writer} {
@@ -92,8 +92,8 @@ func NewWriter(cfg Config, plan *WritePlan, ledger *Ledger, emit func(key string
 		w.holdings = append(w.holdings, newSections(key))
 		w.states = append(w.states, newSections(key))
 	}
-	if ledger == nil {
-		w.old = &Ledger{}
+	if index == nil {
+		w.old = &RunIndex{}
 	}
 	w.places = make(map[events.RunID]place, len(w.old.places))
 	var usable []*segment
@@ -136,8 +136,8 @@ func (w *Writer) Run(r *events.Run) error {
 		if err := checkHolding(h, n); err != nil {
 			return imageError(r.ID, "rank %d: %v", h.Rank, err)
 		}
-		w.holdings[h.Rank].hold(r.ID, uint32(n), h)
-		w.counts.Holdings += held(h)
+		w.holdings[h.Rank].addHolding(r.ID, uint32(n), h)
+		w.counts.Holdings += blockCount(h)
 	}
 	for i := 1; i < len(w.sorted); i++ {
 		if h := w.sorted[i]; compareHoldings(w.sorted[i-1], h) == 0 {
@@ -177,7 +177,7 @@ func (w *Writer) add(rec *record) error {
 		w.news += rec.size()
 		return w.append(rec)
 	}
-	w.stay(rec.id, p, now)
+	w.keep(rec.id, p, now)
 	if list, waits := w.waiting[now]; waits {
 		own := *rec
 		own.fields, own.words = slices.Clone(rec.fields), slices.Clone(rec.words)
@@ -186,8 +186,8 @@ func (w *Writer) add(rec *record) error {
 	return nil
 }
 
-// stay notes that a run is where it was.
-func (w *Writer) stay(id events.RunID, p place, now *segment) {
+// keep notes that a run stays where it is.
+func (w *Writer) keep(id events.RunID, p place, now *segment) {
 	now.live.set(p.at)
 	now.alive += int(p.size)
 	w.places[id] = place{now, p.at, p.blocks, p.size, p.sum}
@@ -240,7 +240,7 @@ func (w *Writer) longRun(r *events.Run) error {
 		rec.encodePiece(r, from, min(from+pieceBlocks, n))
 	}
 	if p, ok := w.old.places[r.ID]; ok && p.sum == rec.sum && w.kept[p.segment] != nil {
-		w.stay(r.ID, p, w.kept[p.segment])
+		w.keep(r.ID, p, w.kept[p.segment])
 		return nil
 	}
 	s := &segment{records: 1, live: bitset{1}}
@@ -293,9 +293,9 @@ func (w *Writer) put(kind Kind, data []byte) (ChunkRef, error) {
 	return ref, nil
 }
 
-// Close writes what is left and returns the manifest, and the ledger to give to the next Writer once the manifest has
-// taken its place in the bucket. If that fails, keep the old ledger.
-func (w *Writer) Close() (*Manifest, *Ledger, error) {
+// Close writes what is left and returns the manifest, and the run index to give to the next Writer once the manifest has
+// taken its place in the bucket. If that fails, keep the old run index.
+func (w *Writer) Close() (*Manifest, *RunIndex, error) {
 	segments, err := w.closeRuns()
 	if err != nil {
 		return nil, nil, err
@@ -317,7 +317,7 @@ func (w *Writer) Close() (*Manifest, *Ledger, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return m, &Ledger{segments, w.places}, nil
+	return m, &RunIndex{segments, w.places}, nil
 }
 
 // closeRuns ends the chunks of runs and decides which of the old ones stay.

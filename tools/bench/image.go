@@ -31,7 +31,7 @@ func (m *memorySink) Run(run *events.Run) error {
 
 func (m *memorySink) Rank(_ int, image *events.RankImage) error {
 	m.ranks = append(m.ranks, *image)
-	m.bytes += 24 * int64(len(image.Remembered))
+	m.bytes += 24 * int64(len(image.Tombstones))
 	return nil
 }
 

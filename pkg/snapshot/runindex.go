@@ -7,10 +7,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Ledger remembers which run is written where, and a fingerprint of each, so that the next snapshot writes only runs
+// RunIndex remembers which run is written where, and a fingerprint of each, so that the next snapshot writes only runs
 // that changed. A [Writer] and a [Reader] make one when they are done; a Writer takes one. It belongs to one index,
 // whose run ids it speaks of, and does not change.
-type Ledger struct {
+type RunIndex struct {
 	segments []*segment // in the order of the manifest
 	places   map[events.RunID]place
 }
@@ -42,7 +42,7 @@ func newBitset(n int) bitset { return make(bitset, (n+63)/64) }
 func (b bitset) has(i uint32) bool { return b[i/64]>>(i%64)&1 != 0 }
 func (b bitset) set(i uint32)      { b[i/64] |= 1 << (i % 64) }
 
-// The policy on room. Records that no longer count stay in their chunks until they are too many, and small chunks stay
+// The policy on space. Records that no longer count stay in their chunks until they are too many, and small chunks stay
 // until there are too many of them. Then some are written anew, a few at each snapshot that has something to write
 // anyway, so that no snapshot writes much more than what has changed.
 const (
@@ -72,14 +72,14 @@ func byDead(a, b *segment) int {
 // bySize puts the smallest first.
 func bySize(a, b *segment) int { return cmp.Compare(a.alive, b.alive) }
 
-// room is what of the segments counts for the policy.
-type room struct {
+// usage sums up segments for the policy.
+type usage struct {
 	total, dead int // bytes
 	short       int // what is shorter is small
 	small       int // segments
 }
 
-func roomOf(segments []*segment) (r room) {
+func usageOf(segments []*segment) (r usage) {
 	for _, s := range segments {
 		r.total += s.size
 		r.dead += s.dead()
@@ -93,10 +93,10 @@ func roomOf(segments []*segment) (r room) {
 	return r
 }
 
-func (r *room) isSmall(s *segment) bool { return s.size < r.short && s.alive > 0 }
+func (r *usage) isSmall(s *segment) bool { return s.size < r.short && s.alive > 0 }
 
-func (r *room) tooManySmall() bool { return r.small > smallChunks }
-func (r *room) tooManyDead() bool  { return r.dead*deadShare > r.total }
+func (r *usage) tooManySmall() bool { return r.small > smallChunks }
+func (r *usage) tooManyDead() bool  { return r.dead*deadShare > r.total }
 
 // candidates says, before a snapshot, which segments may be written anew: as many as may wait, first those with most
 // dead, then the oldest, as caches let go of what is old. How much of each will be dead is known only at the end.
@@ -114,7 +114,7 @@ func candidates(segments []*segment) (chosen []*segment) {
 
 // condemn chooses, at the end of a snapshot that has news bytes to write, which candidates are written anew.
 func condemn(segments []*segment, news int, candidate func(*segment) bool) (chosen []*segment) {
-	r := roomOf(segments)
+	r := usageOf(segments)
 	budget := max(minChunk, (r.total-r.dead)/anewShare) + anewFactor*news
 	choose := func(order func(a, b *segment) int, needed func(s *segment) bool) {
 		list := slices.Clone(segments)

@@ -83,8 +83,8 @@ func checkHolding(h *events.Holding, n int) error {
 	return nil
 }
 
-// held is how many blocks the holding holds.
-func held(h *events.Holding) (blocks uint64) {
+// blockCount is how many blocks a holding has.
+func blockCount(h *events.Holding) (blocks uint64) {
 	blocks = uint64(h.Lead)
 	for _, w := range h.Bits {
 		blocks += uint64(bits.OnesCount64(w))
@@ -279,12 +279,12 @@ func (c *cursor) skipHolding(head holdingHead) {
 	switch head.flags & holdForm {
 	case formWords:
 		c.uint()
-		c.takeWords(c.uint())
+		c.wordBytes(c.uint())
 	case formHeld:
 		c.skipList(1)
 	case formHoles:
 		c.uint()
-		if b := c.take(4); b != nil {
+		if b := c.bytes(4); b != nil {
 			for n := binary.LittleEndian.Uint32(b); n > 0 && c.err == nil; n-- {
 				c.uint()
 			}
@@ -294,10 +294,10 @@ func (c *cursor) skipHolding(head holdingHead) {
 		c.skipList(2)
 	}
 	if head.flags&holdNames != 0 {
-		c.takeWords(uint64(c.skipList(1)))
+		c.wordBytes(uint64(c.skipList(1)))
 	}
 	if head.flags&holdAlso != 0 {
-		c.takeWords(uint64(c.skipList(2)))
+		c.wordBytes(uint64(c.skipList(2)))
 	}
 }
 
@@ -404,7 +404,7 @@ func (c *cursor) decodeBits(form uint64, h *events.Holding, n uint32) {
 	switch form {
 	case formWords:
 		first, count := c.uint(), c.uint()
-		b := c.takeWords(count)
+		b := c.wordBytes(count)
 		if first+count < first || first+count > uint64(len(h.Bits)) {
 			c.fail(errHolding)
 			return
@@ -444,7 +444,7 @@ func (c *cursor) decodeBits(form uint64, h *events.Holding, n uint32) {
 		}
 	case formHoles:
 		end := uint64(h.Lead) + c.uint()
-		b := c.take(4)
+		b := c.bytes(4)
 		if b == nil || end < uint64(h.Lead) || end > uint64(n) {
 			c.fail(errHolding)
 			return
