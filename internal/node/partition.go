@@ -212,7 +212,7 @@ type restoration struct {
 	took     time.Duration
 	rejected []snapshot.Rejection
 	used     *snapshot.Manifest // nil: none
-	runIndex   *snapshot.RunIndex
+	runIndex *snapshot.RunIndex
 }
 
 // restored says that a restore has ended.

@@ -40,15 +40,15 @@ var errOtherLog = errors.New("the log is not the one that was applied")
 
 // saveState is what a partition's last snapshot was.
 type saveState struct {
-	runIndex  *snapshot.RunIndex
-	grown   growth    // the partition's at that time
-	at      time.Time // when it was written, or, before the first of this process, when the process began with it
-	failed  time.Time // when the last attempt failed; zero if it did not
-	fails   int       // how many in a row did
-	err     error     // why
-	seq     events.StreamSeq
-	written time.Time // by its writer's clock; zero: none is known
-	size    int64
+	runIndex *snapshot.RunIndex
+	grown    growth    // the partition's at that time
+	at       time.Time // when it was written, or, before the first of this process, when the process began with it
+	failed   time.Time // when the last attempt failed; zero if it did not
+	fails    int       // how many in a row did
+	err      error     // why
+	seq      events.StreamSeq
+	written  time.Time // by its writer's clock; zero: none is known
+	size     int64
 }
 
 // left reports whether the partition's snapshots are left to another node that has it, if there is one.

@@ -39,12 +39,12 @@ const (
 	numSigns
 )
 
-// Engine is the engine whose messages the decoder reads; AnyEngine until something said which one it is. why says by
-// what it was told; it is empty if the decoder was made for that engine.
+// Engine is the engine whose messages the decoder reads; AnyEngine until a message showed which. why is the sign that
+// showed it; it is empty if the decoder was made for that engine.
 func (d *Decoder) Engine() (e Engine, why string) { return d.engine, d.why }
 
-// tell finds out whose message this is, if it says.
-func (d *Decoder) tell(payload []byte) {
+// detectEngine finds out which engine wrote a message, if the message shows it.
+func (d *Decoder) detectEngine(payload []byte) {
 	l := look{r: msgp.Reader{Data: payload}}
 	l.message()
 	if l.r.Broken {

@@ -26,7 +26,7 @@ const (
 	VLLM   Engine = 1
 	SGLang Engine = 2
 
-	// AnyEngine is one of them, which is told from what it says.
+	// AnyEngine is one of them: its messages show which.
 	AnyEngine Engine = 3
 )
 
@@ -54,7 +54,7 @@ func EngineOf(name string) (Engine, error) {
 	return 0, fmt.Errorf("events: unknown engine %q: want vllm, sglang or auto", name)
 }
 
-// blockSizeOption is the command-line option by which the engine is told its block size.
+// blockSizeOption is the command-line option that sets the engine's block size.
 func (e Engine) blockSizeOption() string {
 	switch e {
 	case VLLM:
@@ -88,7 +88,7 @@ type Message struct {
 type Decoder struct {
 	engine Engine
 	asked  Engine // what it was made for
-	why    string // what told the engine, if asked was AnyEngine
+	why    string // the sign that showed the engine, if it was made for AnyEngine
 	block  uint32
 	groups []GroupSpec
 
@@ -101,7 +101,7 @@ type Decoder struct {
 
 	counts   SkipCounts
 	mismatch BlockSizeError // Events > 0: there is something to report
-	taken    uint64
+	accepted uint64         // stored events with tokens
 
 	// Memory of the message that was decoded last.
 	events []Event
@@ -145,7 +145,7 @@ func (d *Decoder) Diagnosis() error {
 		return nil
 	}
 	diagnosis := d.mismatch
-	diagnosis.Taken = d.taken
+	diagnosis.Taken = d.accepted
 	return &diagnosis
 }
 
@@ -181,7 +181,7 @@ func (d *Decoder) Decode(payload []byte) (Message, error) {
 	clear(d.events)
 	d.events, d.blocks, d.locals = recycle(d.events), recycle(d.blocks), recycle(d.locals)
 	if d.engine == AnyEngine {
-		d.tell(payload)
+		d.detectEngine(payload)
 	}
 	r := msgp.Reader{Data: payload}
 	var m Message
@@ -284,24 +284,24 @@ func (d *Decoder) eventList(r *msgp.Reader) error {
 	return nil
 }
 
-// event reads one event and takes it or counts why not.
+// event reads one event, and accepts it or counts the reason why not.
 func (d *Decoder) event(r *msgp.Reader) {
-	d.raw = rawEvent{data: r.Data, blocks: len(d.blocks), locals: len(d.locals), skip: taken, skipStored: taken}
+	d.raw = rawEvent{data: r.Data, blocks: len(d.blocks), locals: len(d.locals), skip: notSkipped, skipStored: notSkipped}
 	d.tokens = d.tokens[:0]
 	d.readEvent(r)
 	if r.Broken {
 		return
 	}
-	if skip := d.take(&d.raw); skip != taken {
+	if skip := d.accept(&d.raw); skip != notSkipped {
 		d.counts[skip]++
 		d.blocks, d.locals = d.blocks[:d.raw.blocks], d.locals[:d.raw.locals]
 	}
 }
 
-// taken is no reason to skip.
-const taken Skip = math.MaxUint8
+// notSkipped is the zero reason: the event counts.
+const notSkipped Skip = math.MaxUint8
 
-func (d *Decoder) take(e *rawEvent) Skip {
+func (d *Decoder) accept(e *rawEvent) Skip {
 	switch e.kind {
 	case typeNone:
 		return SkipMalformed
@@ -311,7 +311,7 @@ func (d *Decoder) take(e *rawEvent) Skip {
 		// What says that everything is gone is believed whatever else it says.
 		return d.cleared(Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine})
 	}
-	if e.skip != taken {
+	if e.skip != notSkipped {
 		return e.skip
 	}
 	switch e.kind {
@@ -328,7 +328,7 @@ func (d *Decoder) cleared(e Event) Skip {
 		d.salts.clear()
 	}
 	d.events = append(d.events, e)
-	return taken
+	return notSkipped
 }
 
 // removed takes what names can be read: no block can have been stored under the others.
@@ -346,7 +346,7 @@ func (d *Decoder) removed(e *rawEvent) Skip {
 			Blocks: blocks[:n:n]})
 		blocks = blocks[n:]
 	}
-	return taken
+	return notSkipped
 }
 
 func (d *Decoder) stored(e *rawEvent) Skip {
@@ -356,7 +356,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	}
 	d.complete(e)
 	switch {
-	case e.skipStored != taken:
+	case e.skipStored != notSkipped:
 		return e.skipStored
 	// a group that keeps none of the prompt's blocks: that it is there counts
 	case len(blocks) == 0 && e.attention.Bounds():
@@ -364,7 +364,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention, Window: e.window,
 			Drops: e.drops,
 		})
-		return taken
+		return notSkipped
 	case len(blocks) == 0:
 		return SkipEmpty
 	case len(blocks) > maxEventTokens:
@@ -397,10 +397,10 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		if d.names.repeats(blocks, e.parent, e.hasParent) {
 			return SkipRepeated
 		}
-		if skip := d.hash(e, blocks); skip != taken {
+		if skip := d.hash(e, blocks); skip != notSkipped {
 			return skip
 		}
-		d.taken++
+		d.accepted++
 		if e.attention.Main() {
 			d.main, d.hasMain = e.group, true
 		}
@@ -427,13 +427,13 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			s.Parent = s.Blocks[n-1]
 		}
 	}
-	return taken
+	return notSkipped
 }
 
 // wrongBlockSize tells an edge block, which some engines announce beside whole ones, from an engine whose blocks all
 // have another size, or none that it says.
 func (d *Decoder) wrongBlockSize(size uint32) Skip {
-	if size > 0 && size < d.block && d.taken > 0 {
+	if size > 0 && size < d.block && d.accepted > 0 {
 		return SkipPartialBlock
 	}
 	if d.raw.deviceUnlessSaid() == Device { // tiers below have other units now and then
@@ -451,11 +451,11 @@ func recycle[T any](s []T) []T {
 	return s[:0]
 }
 
-// nameSet finds repeated names. Its slots count as empty unless they bear the current mark.
+// nameSet finds repeated names. A slot counts as empty unless it is of the current round.
 type nameSet struct {
-	names []BlockHash
-	marks []uint32
-	mark  uint32
+	names  []BlockHash
+	rounds []uint32 // of each name
+	round  uint32   // the current one
 }
 
 // repeats reports whether a name occurs twice among names and, if there is one, parent.
@@ -476,21 +476,21 @@ func (s *nameSet) repeats(names []BlockHash, parent BlockHash, hasParent bool) b
 		size *= 2
 	}
 	if size > len(s.names) || len(s.names) > 1<<16 && size < len(s.names)/64 {
-		s.names, s.marks, s.mark = make([]BlockHash, size), make([]uint32, size), 0
+		s.names, s.rounds, s.round = make([]BlockHash, size), make([]uint32, size), 0
 	}
-	if s.mark++; s.mark == 0 {
-		clear(s.marks)
-		s.mark = 1
+	if s.round++; s.round == 0 {
+		clear(s.rounds)
+		s.round = 1
 	}
 	mask := uint64(len(s.names) - 1)
 	for _, name := range names {
 		at := uint64(name) * 0x9e3779b97f4a7c15
-		for at = (at ^ at>>32) & mask; s.marks[at] == s.mark; at = (at + 1) & mask {
+		for at = (at ^ at>>32) & mask; s.rounds[at] == s.round; at = (at + 1) & mask {
 			if s.names[at] == name {
 				return true
 			}
 		}
-		s.names[at], s.marks[at] = name, s.mark
+		s.names[at], s.rounds[at] = name, s.round
 	}
 	return false
 }
@@ -518,27 +518,27 @@ func (p *perBlock[T]) of(i int) []T {
 }
 
 // salts remembers what the salt of blocks adds to their seed. It keeps two generations of maxSalted blocks: when the
-// young one is full, the old one is forgotten.
+// recent one is full, the older one is dropped.
 type salts struct {
-	young, old map[BlockHash]uint64
+	recent, older map[BlockHash]uint64
 }
 
 const maxSalted = 1 << 18
 
 func (s *salts) of(name BlockHash) (uint64, bool) {
-	if v, ok := s.young[name]; ok {
+	if v, ok := s.recent[name]; ok {
 		return v, true
 	}
-	v, ok := s.old[name]
+	v, ok := s.older[name]
 	return v, ok
 }
 
 func (s *salts) remember(names []BlockHash, addend uint64) {
 	for _, name := range names {
-		if s.young == nil || len(s.young) >= maxSalted {
-			s.old, s.young = s.young, make(map[BlockHash]uint64)
+		if s.recent == nil || len(s.recent) >= maxSalted {
+			s.older, s.recent = s.recent, make(map[BlockHash]uint64)
 		}
-		s.young[name] = addend
+		s.recent[name] = addend
 	}
 }
 

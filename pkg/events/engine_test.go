@@ -96,7 +96,7 @@ func fillSalts(t *testing.T, d *Decoder) {
 		}
 		decode(t, d, message(t, store(blocks, nil, tokens, pair{"extra_keys", keys})))
 	}
-	if n := len(d.salts.young) + len(d.salts.old); n > 2*maxSalted {
+	if n := len(d.salts.recent) + len(d.salts.older); n > 2*maxSalted {
 		t.Errorf("%d salted blocks are remembered", n)
 	}
 }
@@ -388,9 +388,9 @@ func TestNameSetTwin(t *testing.T) {
 			t.Fatalf("%x after %x (%v): %v, want %v", list, parent, hasParent, got, want)
 		}
 	}
-	s.mark = 1<<32 - 1 // the marks begin anew without old ones being taken for new
-	for i := range s.marks {
-		s.marks[i] = 1
+	s.round = 1<<32 - 1 // the marks begin anew without old ones being taken for new
+	for i := range s.rounds {
+		s.rounds[i] = 1
 	}
 	list := make([]BlockHash, 20)
 	for i := range list {

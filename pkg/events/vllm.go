@@ -505,7 +505,7 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 			d.locals = append(d.locals, hashTokens(tokens, seed))
 		}
 	}
-	return taken
+	return notSkipped
 }
 
 // LoRAByID is the name under which blocks of an adapter are hashed whose engine tells its id and not its name, as vLLM

@@ -238,8 +238,8 @@ func (r *Reader) emit(p *piece, at place) error {
 	return r.sink.Run(run)
 }
 
-// Close checks that all is there and gives the ranks' images to the sink. It returns the run index for the next [Writer],
-// if the index keeps the ids of runs.
+// Close checks that all is there and gives the ranks' images to the sink. It returns the run index for the next
+// [Writer], if the index keeps the ids of runs.
 func (r *Reader) Close() (*RunIndex, error) {
 	corrupt := func(format string, args ...any) (*RunIndex, error) {
 		return nil, fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
@@ -367,7 +367,9 @@ func (t *holdingTable) sort() error {
 }
 
 // appendTo appends the holdings of a run of n blocks.
-func (t *holdingTable) appendTo(dst []events.Holding, run events.RunID, n uint32, a *holdingArena) ([]events.Holding, error) {
+func (t *holdingTable) appendTo(dst []events.Holding, run events.RunID, n uint32, a *holdingArena) (
+	[]events.Holding, error,
+) {
 	if err := t.sort(); err != nil {
 		return nil, err
 	}

@@ -70,7 +70,9 @@ type openSegment struct {
 // NewWriter begins a snapshot by the plan. The index is the one that came with the snapshot before, if this process
 // wrote or read that; nil is right but writes every run anew. Each finished chunk that the bucket does not have is
 // handed to emit, which owns the bytes from then on; an error of emit ends the snapshot.
-func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key string, data []byte) error) (*Writer, error) {
+func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key string, data []byte) error) (
+	*Writer, error,
+) {
 	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: index, have: plan.have(), kept: make(map[*segment]*segment),
 		waiting:  make(map[*segment][]record),
 		hasState: make([]bool, len(cfg.Ranks)), inlineRanks: maxInlineRanks}
@@ -293,8 +295,8 @@ func (w *Writer) put(kind Kind, data []byte) (ChunkRef, error) {
 	return ref, nil
 }
 
-// Close writes what is left and returns the manifest, and the run index to give to the next Writer once the manifest has
-// taken its place in the bucket. If that fails, keep the old run index.
+// Close writes what is left and returns the manifest, and the run index to give to the next Writer once the manifest
+// has taken its place in the bucket. If that fails, keep the old run index.
 func (w *Writer) Close() (*Manifest, *RunIndex, error) {
 	segments, err := w.closeRuns()
 	if err != nil {
