@@ -99,7 +99,7 @@ func (c *Client) ask(ctx context.Context, op string, body []byte) ([]byte, error
 				if err := c.to.refused(r); err != nil {
 					return nil, err
 				}
-				allowed := c.to.budget().Spend()
+				allowed := !try.once && c.to.budget().Spend()
 				if try.late(now, allowed); !allowed {
 					continue
 				}

@@ -83,11 +83,44 @@ func TestRetrySteps(t *testing.T) {
 	}
 	once := newRetry(time.Second, time.Second, true)
 	once.sends(0)
-	if once.at != once.left || once.over(0) {
+	if once.late(once.at, false); once.at >= once.left || once.over(once.at) {
 		t.Errorf("what is asked once: %+v", once)
 	}
 	if once.failed(time.Millisecond, AgainLost); !once.over(time.Millisecond) {
 		t.Errorf("what is asked once has failed: %+v", once)
+	}
+}
+
+// refusing takes every request and answers none: whoever carries it does not let it pass, which is seen by looking.
+type refusing struct{ sent, looked int }
+
+func (t *refusing) send(context.Context, *request, time.Duration) (outcome, error) {
+	t.sent++
+	return outcome{}, nil
+}
+func (t *refusing) refused(*request) error {
+	t.looked++
+	return api.Errorf(api.CodeForbidden, "not for you")
+}
+func (t *refusing) end(*request)          {}
+func (t *refusing) lost() <-chan struct{} { return nil }
+func (t *refusing) budget() *rpc.Budget   { return new(rpc.Budget) }
+func (t *refusing) close()                {}
+
+// TestRefusalEndsEveryRequest has requests refused that no reply ends, those too that are sent once: none waits for its
+// deadline.
+func TestRefusalEndsEveryRequest(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for name, ask := range map[string]func(*Client) error{
+		"find":     func(c *Client) error { _, err := c.Find(ctx, &Query{}); return err },
+		"snapshot": func(c *Client) error { _, err := c.Snapshot(ctx); return err },
+		"verify":   func(c *Client) error { _, err := c.Verify(ctx, nil); return err },
+	} {
+		to := &refusing{}
+		if err := ask(newClient(to, Options{})); CodeOf(err) != api.CodeForbidden || to.sent != 1 {
+			t.Errorf("%s, sent %d times and looked at %d times: %v", name, to.sent, to.looked, err)
+		}
 	}
 }
 

@@ -15,7 +15,8 @@ const (
 //
 // Invariants:
 //  1. While no attempt may be answered any more, at is when the next one is due.
-//  2. While one may, at is when another is due beside it (a hedged request), each time after twice as long.
+//  2. While one may, at is when another is due beside it (a hedged request), each time after twice as long. Before
+//     that, and at that time of a request that is sent once, whoever carries requests is asked whether it refused.
 type retry struct {
 	left  time.Duration // until nobody waits for the answer
 	bound time.Duration // how long it is asked while nobody can answer
@@ -41,9 +42,7 @@ func newRetry(left, absent time.Duration, once bool) retry {
 func (r *retry) sends(now time.Duration) {
 	r.pending++
 	r.sent++
-	if r.at = now + r.slow; r.once {
-		r.at = r.left
-	}
+	r.at = now + r.slow
 }
 
 // late tells that the answer is late, and whether the budget allows a hedged request.
