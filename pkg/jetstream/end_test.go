@@ -44,7 +44,7 @@ func TestEndProof(t *testing.T) {
 			p.looked(at(step.looked), step.last)
 		}
 		if step.failed {
-			p.doubt()
+			p.lookFailed()
 		}
 		if got := p.known(step.sent, at(step.emptied), 500*time.Millisecond); !got.Equal(at(step.want)) {
 			t.Errorf("step %d: %v, want %v: %s", i, got.Sub(begun), at(step.want).Sub(begun), step.why)

@@ -48,16 +48,16 @@ type Publisher struct {
 	found   Message          // what was last on the subject when it was opened; Seq 0 if nothing was
 	first   events.StreamSeq // of the stream, then
 
-	mu       sync.Mutex
-	epoch    Epoch
-	last     uint64 // sequence of the last message on the subject, ours or found; 0 if there is none
-	flush    uint64 // number of the Publish under way or done
-	tries    uint64
-	doubt    bool  // it is not known whether the last attempt was stored
-	dead     error // fenced, or the log has lost messages
-	limit    int   // bytes of one message
-	atomic   bool
-	replicas int // of the stream
+	mu            sync.Mutex
+	epoch         Epoch
+	last          uint64 // sequence of the last message on the subject, ours or found; 0 if there is none
+	flush         uint64 // number of the Publish under way or done
+	tries         uint64
+	indeterminate bool  // it is not known whether the last attempt was stored
+	dead          error // fenced, or the log has lost messages
+	limit         int   // bytes of one message
+	atomic        bool
+	replicas      int // of the stream
 }
 
 // worthBatch reports whether messages are stored faster as a batch than one by one. A stream without replicas stages a
@@ -170,7 +170,7 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 	single := false
 	for pause := 10 * time.Millisecond; done < len(msgs); {
 		var err error
-		if p.doubt {
+		if p.indeterminate {
 			done, err = p.resolve(ctx, done)
 		} else {
 			var stored int
@@ -182,7 +182,7 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 		if err == nil {
 			continue
 		}
-		p.doubt = true
+		p.indeterminate = true
 		if p.dead != nil {
 			return 0, fmt.Errorf("%s: %w", action, p.dead)
 		}
@@ -218,9 +218,9 @@ func batchRefused(code int) bool {
 func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
 	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last,
 		10)}}}
-	mark := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
+	tag := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
 	if !p.atomic || single || !p.worthBatch(msgs) {
-		m.Header[headerWriter] = []string{mark}
+		m.Header[headerWriter] = []string{tag}
 		m.Data = msgs[0]
 		seq, err := p.c.store(ctx, p.stream, m)
 		if err != nil {
@@ -231,7 +231,7 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 	}
 	p.tries++
 	n := min(len(msgs), maxBatch)
-	seq, err := p.c.storeBatch(ctx, p.stream, p.subject, mark+"."+decimal(p.tries), n, func(i int) *nats.Msg {
+	seq, err := p.c.storeBatch(ctx, p.stream, p.subject, tag+"."+decimal(p.tries), n, func(i int) *nats.Msg {
 		if i == 1 {
 			delete(m.Header, headerExpectedLast) // only the first of a subject in a batch may expect
 		}
@@ -245,8 +245,8 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 	return n, nil
 }
 
-// resolve ends a doubt: it asks what is last on the subject and finds out how many messages of the flush are
-// stored, at least done. If somebody else has written, or the log has lost messages, it sets p.dead.
+// resolve settles an indeterminate attempt: it asks what is last on the subject and finds out how many messages of the
+// flush are stored, at least done. If somebody else has written, or the log has lost messages, it sets p.dead.
 func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 	last, err := p.c.lastOwnOnce(ctx, p.stream, p.subject)
 	if err != nil && classOf(err) != ErrNotFound {
@@ -260,17 +260,17 @@ func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 			if flush == p.flush {
 				done = max(done, pos+1)
 			}
-			p.last, p.doubt = seq, false
+			p.last, p.indeterminate = seq, false
 			return done, nil
 		case seq == p.last:
-			p.doubt = false
+			p.indeterminate = false
 			return done, nil
 		case seq > p.last:
 			return done, p.explain(ctx, &ConflictError{Subject: p.subject, Expected: p.last, Found: seq, Writer: id,
 				Server: "last message read"})
 		}
 	} else if p.last == 0 {
-		p.doubt = false
+		p.indeterminate = false
 		return done, nil
 	}
 	return done, p.explain(ctx, nil)
@@ -293,7 +293,7 @@ func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error 
 			p.dead = conflict
 			return p.dead
 		case uint64(info.First) > p.last:
-			p.last, p.doubt = 0, false // trimmed, and nobody has written since
+			p.last, p.indeterminate = 0, false // trimmed, and nobody has written since
 			return nil
 		}
 		if !sleep(ctx, 200*time.Millisecond) {
@@ -319,23 +319,23 @@ type lastMessage struct {
 
 // writer reads who wrote a message, in which flush and at which place in it.
 func (m *lastMessage) writer() (id string, flush uint64, pos int) {
-	mark, add := m.header.Get(headerWriter), 0
+	tag, add := m.header.Get(headerWriter), 0
 	if batch := m.header.Get(headerBatchID); batch != "" {
-		mark = batch
+		tag = batch
 		seq, err := strconv.Atoi(m.header.Get(headerBatchSeq))
 		if err != nil {
 			return "", 0, 0
 		}
 		add = seq - 1
 	}
-	parts := strings.Split(mark, ".")
+	parts := strings.Split(tag, ".")
 	if len(parts) < 3 {
-		return mark, 0, 0
+		return tag, 0, 0
 	}
 	flush, err1 := strconv.ParseUint(parts[1], 10, 64)
 	pos, err2 := strconv.Atoi(parts[2])
 	if err1 != nil || err2 != nil {
-		return mark, 0, 0
+		return tag, 0, 0
 	}
 	return parts[0], flush, pos + add
 }

@@ -200,7 +200,7 @@ func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (No
 		case l := <-looks:
 			looking = false
 			if l.err != nil {
-				r.end.doubt()
+				r.end.lookFailed()
 				if classOf(l.err) == ErrNotFound {
 					s.end(l.err)
 				}
