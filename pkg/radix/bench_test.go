@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 
@@ -28,47 +29,141 @@ func fleetOf(ranks, blocks int) (*Index, []RankID, []events.LocalHash, []events.
 	return x, ids, locals, names
 }
 
-// hybrid gives each rank of a fleet a window of 64 blocks too: of all its blocks, of its last ones, or of ones in the
-// middle.
-func hybrid(x *Index, ids []RankID, names []events.BlockHash, keeps string) {
-	for i, id := range ids {
-		n := len(names) - i
-		from, to := 0, n
-		switch keeps {
-		case "end":
-			from = n - 64
-		case "middle":
-			from, to = n/2-64, n/2
-		case "nothing":
-			from = n
+// windowed is a group beside the prefix, and how many blocks of a prefix it needs.
+type windowed struct {
+	kind   events.Attention
+	tokens uint32
+	need   int
+}
+
+var (
+	sliding = windowed{events.AttentionSlidingWindow, 1024, 64}
+	longer  = windowed{events.AttentionSlidingWindow, 4096, 256}
+	chunked = windowed{events.AttentionChunkedLocal, 2048, 128}
+	mamba   = windowed{events.AttentionMamba, 0, 1}
+)
+
+// keepers say which blocks of a rank's n a group still has, as pairs of first and end.
+var keepers = map[string]func(n, need int) []int{
+	"all":     func(n, _ int) []int { return []int{0, n} },
+	"end":     func(n, need int) []int { return []int{max(0, n-need), n} },
+	"middle":  func(n, need int) []int { return []int{max(0, n/2-need), n / 2} },
+	"nothing": func(int, int) []int { return nil },
+	"hole": func(n, _ int) []int { // all but one block near the end
+		return []int{0, n - 40, n - 39, n}
+	},
+	"holes": func(n, _ int) (kept []int) { // every other block of the second half
+		kept = append(kept, 0, n/2)
+		for i := n/2 + 1; i < n; i += 2 {
+			kept = append(kept, i, i+1)
 		}
-		for at := from; at < to; at += events.MaxBlocksPerEvent {
-			x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Device, Group: 1,
-				Attention: events.AttentionSlidingWindow, Window: 1024,
-				Blocks: names[at:min(to, at+events.MaxBlocksPerEvent)]}})
+		return kept
+	},
+	"turns": func(n, need int) (kept []int) { // ends of prompts, as a conversation leaves them
+		for end := n / 8; end <= n; end += n / 8 {
+			kept = append(kept, max(0, end-need), end)
+		}
+		return kept
+	},
+}
+
+// hybrid gives each rank of a fleet groups beside the prefix.
+func hybrid(x *Index, ids []RankID, names []events.BlockHash, groups []windowed, keeps string) {
+	for i, id := range ids {
+		for g, w := range groups {
+			e := events.Event{
+				Kind: events.Stored, Tier: events.Device, Group: events.GroupIndex(g + 1), Attention: w.kind, Window: w.tokens,
+			}
+			x.Apply(id, 0, []events.Event{e}) // it is known, even if nothing is kept
+			kept := keepers[keeps](len(names)-i, w.need)
+			for k := 0; k < len(kept); k += 2 {
+				for at := kept[k]; at < kept[k+1]; at += events.MaxBlocksPerEvent {
+					e.Blocks = names[at:min(kept[k+1], at+events.MaxBlocksPerEvent)]
+					x.Apply(id, 0, []events.Event{e})
+				}
+			}
 		}
 	}
 }
 
-// BenchmarkHybrid is BenchmarkMatch with a window beside the prefix.
-func BenchmarkHybrid(b *testing.B) {
-	for _, c := range []struct{ ranks, blocks int }{{64, 500}, {256, 500}, {256, 15000}} {
-		for _, keeps := range []string{"full", "all", "end", "middle"} {
-			x, ids, locals, names := fleetOf(c.ranks, c.blocks)
-			if keeps != "full" {
-				hybrid(x, ids, names, keeps)
-			}
-			b.Run(fmt.Sprintf("%dranks_%dblocks_%s", c.ranks, c.blocks, keeps), func(b *testing.B) {
-				var a Answer
-				b.ReportAllocs()
-				for b.Loop() {
-					x.Match(0, locals, nil, &a)
-				}
-				if keeps != "nothing" && len(a.Ranks) != c.ranks {
-					b.Fatalf("%d ranks", len(a.Ranks))
-				}
-			})
+// branch makes a fleet's run many nodes: somebody else leaves it after every so many blocks.
+func branch(x *Index, names []events.BlockHash, every int) {
+	id := x.AddRank(0, 16)
+	locals, _ := chain(1, len(names))
+	for at := 0; at < len(names); at += events.MaxBlocksPerEvent {
+		to := min(at+events.MaxBlocksPerEvent, len(names))
+		e := stored(locals[at:to], names[at:to])
+		e.HasParent, e.Parent = at > 0, names[max(0, at-1)]
+		x.Apply(id, 0, []events.Event{e})
+	}
+	for at := every; at < len(names); at += every {
+		locals, other := chain(uint64(1000+at), 1)
+		x.Apply(id, 0, []events.Event{stored(locals, other, names[at-1])})
+	}
+	x.DropRank(id)
+}
+
+// hybridCase is a fleet of which every rank has groups beside the prefix. Its queries may cost at most twice those of
+// the same fleet without them.
+type hybridCase struct {
+	ranks, blocks, nodes int
+	groups               []windowed
+	keeps                string
+}
+
+func (c hybridCase) String() string {
+	kinds := ""
+	for _, g := range c.groups {
+		kinds += fmt.Sprintf("_%v%d", g.kind, g.tokens)
+	}
+	return fmt.Sprintf("%dx%d_%dnodes%s_%s", c.ranks, c.blocks, c.nodes, kinds, cmp.Or(c.keeps, "full"))
+}
+
+func (c hybridCase) build() (*Index, []events.LocalHash) {
+	x, ids, locals, names := fleetOf(c.ranks, c.blocks)
+	hybrid(x, ids, names, c.groups, c.keeps)
+	if c.nodes > 1 {
+		branch(x, names, c.blocks/c.nodes)
+	}
+	return x, locals
+}
+
+func hybridCases() (all []hybridCase) {
+	for _, c := range []hybridCase{{ranks: 64, blocks: 500}, {ranks: 256, blocks: 500}, {ranks: 256, blocks: 15000}} {
+		c.nodes = 1
+		all = append(all, c)
+		c.groups = []windowed{sliding}
+		for _, c.keeps = range []string{"all", "end", "middle", "nothing", "hole", "holes", "turns"} {
+			all = append(all, c)
 		}
+		for _, c.groups = range [][]windowed{{mamba}, {chunked}, {sliding, longer}, {sliding, mamba}} {
+			for _, c.keeps = range []string{"all", "end", "middle", "turns"} {
+				all = append(all, c)
+			}
+		}
+	}
+	for _, c := range []hybridCase{{ranks: 64, blocks: 1000, nodes: 20}, {ranks: 256, blocks: 1000, nodes: 20}} {
+		all = append(all, c)
+		for _, c.groups = range [][]windowed{{sliding}, {mamba}, {sliding, longer}} {
+			for _, c.keeps = range []string{"all", "end", "middle", "turns"} {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// BenchmarkHybrid is queries to fleets with windows, each kind of fleet after the one without.
+func BenchmarkHybrid(b *testing.B) {
+	for _, c := range hybridCases() {
+		b.Run(c.String(), func(b *testing.B) {
+			x, locals := c.build()
+			var a Answer
+			b.ReportAllocs()
+			for b.Loop() {
+				x.Match(0, locals, nil, &a)
+			}
+		})
 	}
 }
 

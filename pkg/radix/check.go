@@ -126,10 +126,14 @@ func (c *checker) holders() error {
 		if n.nparts > 0 {
 			c.partRoom += int64(1) << bits.Len32(n.nparts-1)
 		}
-		keys := map[uint32]bool{}
-		for _, p := range v.parts[n.parts : n.parts+n.nparts] {
+		list := v.parts[n.parts : n.parts+n.nparts]
+		for k, p := range list {
 			slot, tier := p.key>>planeBits, int(p.key&planeMask)
 			count, lead := uint32(0), uint32(0)
+			fit, from := x.fitOf(&p, n, n.len)
+			if r := x.slots[slot]; tier == device && r.reuse != nil {
+				fit = x.fitOfAll(uint32(i), &p, r)
+			}
 			for b := range n.len {
 				if v.partHas(&p, b) {
 					count++
@@ -146,12 +150,11 @@ func (c *checker) holders() error {
 					}
 				}
 			}
-			if keys[p.key] || int(slot) >= len(x.slots) || x.slots[slot] == nil || v.masks[tier] == nil ||
-				v.full(uint32(i), tier, slot) ||
-				p.count != count || p.lead != lead || count == 0 || count == n.len || (p.bits == 0) != (count == lead) {
+			if k > 0 && list[k-1].key >= p.key || int(slot) >= len(x.slots) || x.slots[slot] == nil ||
+				v.masks[tier] == nil || v.full(uint32(i), tier, slot) || p.count != count || p.lead != lead ||
+				count == 0 || count == n.len || (p.bits == 0) != (count == lead) || p.fit != fit || p.from != from {
 				return fmt.Errorf("node %d %+v: part %+v: %d held, lead %d", i, n, p, count, lead)
 			}
-			keys[p.key] = true
 		}
 	}
 	if c.partRoom != x.partRoom.used || c.bitRoom != x.bitRoom.used {

@@ -60,7 +60,6 @@ func (x *Index) Explain(space uint32, locals []events.LocalHash, allowed *RankSe
 		var a Answer
 		w := &a.walk
 		w.v, w.hidden = x.view.Load(), x.hidden.Load()
-		w.forget()
 		if w.device(space, q, allowed, &a, further) {
 			if ex := w.explain(len(locals), allowed, &a); x.unchanged(w) {
 				runtime.KeepAlive(x)
@@ -112,8 +111,8 @@ func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
 		}
 		if any != 0 {
 			p.explain(query)
-			if slot < len(w.v.reuse) && w.v.reuse[slot] != nil {
-				w.explainCut(&p, w.v.reuse[slot], usable[id])
+			if u := w.limit(uint32(slot)); u != nil {
+				w.explainCut(&p, u, usable[id])
 			}
 			ex.Ranks = append(ex.Ranks, p)
 		}
@@ -129,11 +128,11 @@ func (w *walk) explainCut(p *RankPath, u *reuse, usable [events.NumTiers]uint32)
 	if n == held {
 		return
 	}
-	l := look{w: w, slot: uint32(p.Rank.Slot()), at: -1, tiers: w.seen(uint32(p.Rank.Slot()))}
+	slot := uint32(p.Rank.Slot())
 	p.Stop = StopDraft
 	most := held - min(held, u.most)
 	for least, i := most, 0; i < len(u.windows); i++ {
-		if m := l.fit(&u.windows[i], most); m < least {
+		if m := w.fit(&u.windows[i], slot, w.seen(slot), len(w.path)-1, most); m < least {
 			least, p.Stop, p.Group = m, StopGroup, u.windows[i].kind
 		}
 	}

@@ -15,6 +15,11 @@ type part struct {
 	count uint32 // how many are held: at least one, not all
 	bits  uint32 // where a bitmap of all held blocks begins; 0: only the lead is held
 	words uint32 // of the bitmap; blocks behind it are not held
+
+	// Summaries for ranks with windows, in blocks from the node's start; 0 if there is none. In a window's plane: the
+	// longest prefix for which the window has all it needs in this node, and the first block of the run that it ends.
+	// In device: fit is one more than the longest prefix of the first lead blocks for which all windows have so.
+	fit, from uint32
 }
 
 func keyOf(slot uint32, plane int) uint32 { return slot<<planeBits | uint32(plane) }
@@ -29,12 +34,23 @@ func (v *view) full(id uint32, tier int, slot uint32) bool {
 func (v *view) part(id uint32, key uint32) *part {
 	n := &v.nodes[id]
 	list := v.parts[n.parts : n.parts+n.nparts]
-	for i := range list {
-		if list[i].key == key {
-			return &list[i]
-		}
+	if i := search(list, key); i < len(list) && list[i].key == key {
+		return &list[i]
 	}
 	return nil
+}
+
+// search is the position of the first part in a node's list whose key is not below key.
+func search(list []part, key uint32) int {
+	lo, hi := 0, len(list)
+	for lo < hi {
+		if mid := int(uint(lo+hi) >> 1); atomic.LoadUint32(&list[mid].key) < key {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
 }
 
 func (v *view) partHas(p *part, off uint32) bool {
@@ -157,65 +173,57 @@ func (x *Index) widen(slot uint32) {
 	})
 }
 
-// addPart appends to a node's list, whose room is the next power of two. The node is open.
+// addPart inserts into a node's list, which is sorted by key and whose capacity is the next power of two. The node is
+// open.
 func (x *Index) addPart(id uint32, p part) {
 	n := &x.v.nodes[id]
 	if n.nparts&(n.nparts-1) == 0 { // full, or empty
-		to := x.partRoom.take(max(1, n.nparts*2))
-		x.growParts(int(to + max(1, n.nparts*2)))
-		for i := range n.nparts {
-			x.putPart(to+i, x.v.parts[n.parts+i])
-		}
-		if n.nparts > 0 {
-			x.partRoom.give(n.parts, n.nparts)
-		}
-		put32(&n.parts, to)
+		x.moveParts(n, max(1, n.nparts*2), n.nparts)
 	}
-	x.putPart(n.parts+n.nparts, p)
+	list := x.v.parts[n.parts : n.parts+n.nparts+1]
+	i := search(list[:n.nparts], p.key)
+	putParts(list[i+1:], list[i:n.nparts])
+	putPart(&list[i], &p)
 	put32(&n.nparts, n.nparts+1)
 }
 
-func (x *Index) growParts(n int) {
-	if n > len(x.v.parts) {
-		x.publish(func(v *view) { v.parts = append(make([]part, 0, n+n/4), v.parts...)[:n+n/4] })
+// moveParts moves the first used parts of a node's list to a new place, which has that capacity; 0 is none.
+func (x *Index) moveParts(n *node, capacity, used uint32) {
+	from, to := n.parts, uint32(0)
+	if capacity > 0 {
+		to = x.partRoom.take(capacity)
+		if end := int(to + capacity); end > len(x.v.parts) {
+			x.publish(func(v *view) { v.parts = append(make([]part, 0, end+end/4), v.parts...)[:end+end/4] })
+		}
+		putParts(x.v.parts[to:], x.v.parts[from:from+used])
+	}
+	put32(&n.parts, to)
+	if n.nparts > 0 {
+		x.partRoom.give(from, 1<<bits.Len32(n.nparts-1))
 	}
 }
 
-func (x *Index) putPart(i uint32, p part) {
-	to := &x.v.parts[i]
+func putPart(to, p *part) {
 	put32(&to.key, p.key)
 	put32(&to.lead, p.lead)
 	put32(&to.count, p.count)
 	put32(&to.bits, p.bits)
 	put32(&to.words, p.words)
+	put32(&to.fit, p.fit)
+	put32(&to.from, p.from)
 }
 
 // dropPart takes a part out of a node's list, and gives its bitmap back. The node is open.
 func (x *Index) dropPart(id uint32, p *part) {
 	x.freeBits(p)
 	n := &x.v.nodes[id]
-	last := n.nparts - 1
-	for i := range n.nparts {
-		if &x.v.parts[n.parts+i] == p {
-			x.putPart(n.parts+i, x.v.parts[n.parts+last])
-			break
-		}
+	list := x.v.parts[n.parts : n.parts+n.nparts]
+	i, rest := search(list, p.key), n.nparts-1
+	putParts(list[i:], list[i+1:])
+	if rest&(rest-1) == 0 { // fits half the capacity exactly, or is empty
+		x.moveParts(n, rest, rest)
 	}
-	put32(&n.nparts, last)
-	if last&(last-1) == 0 { // fits half the room exactly, or is empty
-		from, room := n.parts, max(1, last*2)
-		if last == 0 {
-			put32(&n.parts, 0)
-		} else {
-			to := x.partRoom.take(last)
-			x.growParts(int(to + last))
-			for i := range last {
-				x.putPart(to+i, x.v.parts[from+i])
-			}
-			put32(&n.parts, to)
-		}
-		x.partRoom.give(from, room)
-	}
+	put32(&n.nparts, rest)
 }
 
 // rooms gives out places of 1, 2, 4... elements in an array, and takes them back.
@@ -326,15 +334,16 @@ func (x *Index) withBits(p *part, n uint32) {
 
 // run is how many blocks from lo on, up to n, are held.
 func (v *view) run(p *part, lo, n uint32) uint32 {
-	if p.bits == 0 {
-		return min(max(p.lead, lo), n) - lo
+	first, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
+	if first == 0 {
+		return min(max(atomic.LoadUint32(&p.lead), lo), n) - lo
 	}
-	if uint64(p.bits)+uint64(p.words) > uint64(len(v.bits)) {
+	if uint64(first)+uint64(words) > uint64(len(v.bits)) {
 		return 0 // what a reader makes of a part that is being changed
 	}
 	at := lo
-	for at < n && at>>6 < p.words {
-		if word := ^atomic.LoadUint64(&v.bits[p.bits+at>>6]) >> (at & 63); word != 0 {
+	for at < n && at>>6 < words {
+		if word := ^atomic.LoadUint64(&v.bits[first+at>>6]) >> (at & 63); word != 0 {
 			return min(at+uint32(bits.TrailingZeros64(word)), n) - lo
 		}
 		at = (at>>6 + 1) << 6
@@ -373,6 +382,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 		x.joins(id, r)
 		if lo == 0 && hi == n.len {
 			x.setFull(id, tier, r.slot(), true)
+			x.fitAll(id, r)
 			return hi
 		}
 		fresh := part{key: key, count: hi - lo}
@@ -382,7 +392,9 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 			fresh.bits, fresh.words = x.takeBits(n.len)
 			x.flip(&fresh, lo, hi, true)
 		}
+		x.fitAdded(&fresh, &n, lo)
 		x.addPart(id, fresh)
+		x.fitAll(id, r)
 		return hi - lo
 	}
 	was := p.count
@@ -410,7 +422,9 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 		}
 	}
 	added := p.count - was
+	x.fitAdded(p, &n, lo)
 	x.settle(id, p)
+	x.fitAll(id, r)
 	return added
 }
 
@@ -428,8 +442,10 @@ func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 				x.flip(&rest, hi, n.len, true)
 			}
 			rest.lead, rest.count = lo, n.len-(hi-lo)
+			rest.fit, rest.from = x.fitOf(&rest, &n, n.len)
 			x.addPart(id, rest)
 		}
+		x.fitAll(id, r)
 		return
 	}
 	if p.bits == 0 && hi < p.lead {
@@ -440,7 +456,11 @@ func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 	}
 	put32(&p.lead, min(p.lead, lo))
 	put32(&p.count, p.count-(hi-lo))
+	if p.fit > 0 {
+		x.fitRemoved(p, &n, lo, hi)
+	}
 	x.settle(id, p)
+	x.fitAll(id, r)
 }
 
 // joins notes that a rank, which holds nothing of a node in the tier in hand, is about to hold some of it.
@@ -484,11 +504,14 @@ func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 			for ; word != 0; word &= word - 1 {
 				slot := uint32(w<<6 + bits.TrailingZeros64(word))
 				x.setFull(id, t, slot, false)
-				x.addPart(id, part{key: keyOf(slot, t), lead: n.len, count: n.len})
+				p := part{key: keyOf(slot, t), lead: n.len, count: n.len}
+				p.fit, p.from = x.fitOf(&p, &n, n.len)
+				x.addPart(id, p)
 			}
 		}
 	}
 	put32(&x.v.nodes[id].len, n.len+by)
+	x.fitEverybody(id)
 }
 
 // shortened settles the parts of an open node that has lost blocks which nobody held.
@@ -523,6 +546,8 @@ func (x *Index) splitHolders(head, id uint32, off uint32) {
 	for _, p := range old {
 		x.splitPart(head, id, off, n.len, p)
 	}
+	x.fitEverybody(head)
+	x.fitEverybody(id)
 }
 
 func (x *Index) splitPart(head, id, off, rest uint32, p part) {
@@ -565,6 +590,7 @@ func (x *Index) splitPart(head, id, off, rest uint32, p part) {
 			if half.bits != 0 && half.count == half.lead {
 				x.freeBits(&half.part)
 			}
+			half.fit, half.from = x.fitOf(&half.part, &x.v.nodes[half.id], half.len)
 			x.addPart(half.id, half.part)
 		}
 	}

@@ -8,14 +8,18 @@ import (
 )
 
 // How readers shorten what ranks hold to what their engines can reuse.
+//
+// A window needs the blocks of a prefix from window.from(n) up to n+drop. All functions here search from a prefix's end
+// towards its start, node by node: n is the prefix that is tried, and lo the first block of those from lo up to n+drop
+// that are known to be there. If a block is missing, n becomes the longest prefix that does not need it.
 
 // cut shortens an answer's prefixes to what engines can reuse.
 func (w *walk) cut(out *Answer) {
 	kept := out.Ranks[:0]
 	for i := range out.Ranks {
 		o := out.Ranks[i]
-		if slot := o.Rank.Slot(); slot < len(w.v.reuse) && w.v.reuse[slot] != nil {
-			w.cutRank(&o, w.v.reuse[slot])
+		if u := w.limit(uint32(o.Rank.Slot())); u != nil {
+			w.cutRank(&o, u)
 			if o.Blocks() == 0 {
 				continue
 			}
@@ -28,211 +32,17 @@ func (w *walk) cut(out *Answer) {
 // cutRank shortens what one rank holds, tier by tier: up to each tier there are so many blocks that every window has
 // what it needs in the tiers so far.
 func (w *walk) cutRank(o *Overlap, u *reuse) {
-	l := look{w: w, slot: uint32(o.Rank.Slot()), at: -1}
-	held, before, seen := uint32(0), uint32(0), w.seen(l.slot)
+	slot := uint32(o.Rank.Slot())
+	held, before, tiers, seen := uint32(0), uint32(0), TierSet(0), w.seen(slot)
 	for t := range events.NumTiers {
 		if w.v.masks[t] == nil {
 			continue
 		}
-		l.tiers |= seen & (1 << t)
+		tiers |= seen & (1 << t)
 		held += o.Depth[t]
-		n := l.longest(u, held)
+		n := w.longest(u, slot, tiers, len(w.path)-1, held-min(held, u.most))
 		o.Depth[t], before = n-before, n
 	}
-}
-
-// limit is what limits a rank's prefixes beside what it holds; nil if nothing does.
-func (w *walk) limit(slot uint32) *reuse {
-	if int(slot) < len(w.v.reuse) {
-		return w.v.reuse[slot]
-	}
-	return nil
-}
-
-// limited is the longest prefix of a rank, which holds so many blocks in device up to a stop, that all its windows have
-// what they need of.
-func (w *walk) limited(slot, at, held uint32) uint32 {
-	u := w.limit(slot)
-	if u == nil {
-		return held
-	}
-	if n := held - min(held, u.most); len(u.windows) == 1 && n > 0 { // mostly it has all in the last node
-		win, s := &u.windows[0], &w.path[at]
-		from, m := win.from(n), w.v.masks[win.plane]
-		switch {
-		case m == nil || from < s.base:
-		case atomic.LoadUint64(&m[int(s.id)*w.v.stride+int(slot>>6)])>>(slot&63)&1 != 0:
-			return n
-		default:
-			sp := w.spread(int(at))
-			e := sp.parts[int(slot)*(w.v.planes-events.NumTiers)+win.plane-events.NumTiers]
-			if uint32(e>>32) == sp.stamp && w.v.covers(&w.v.parts[s.parts+uint32(e)], from-s.base, n+win.drop-s.base) {
-				return n
-			}
-		}
-	}
-	l := look{w: w, slot: slot, at: -1, tiers: 1}
-	return l.longest(u, held)
-}
-
-// covers reports whether a part has all blocks from lo up to hi.
-func (v *view) covers(p *part, lo, hi uint32) bool {
-	if atomic.LoadUint32(&p.lead) >= hi {
-		return true
-	}
-	at, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
-	if at == 0 || words<<6 < hi || uint64(at)+uint64(words) > uint64(len(v.bits)) {
-		return false
-	}
-	for i := lo >> 6; i<<6 < hi; i++ {
-		if rangeMask(i, lo, hi)&^atomic.LoadUint64(&v.bits[at+i]) != 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// pending is ranks of one word that have a prefix of n blocks, as so many windows one after the other have said.
-type pending struct {
-	set          uint64
-	n            uint32
-	agreed, next int
-}
-
-// state is ranks of one word for which a window has all that a prefix of n blocks needs from block lo on.
-type state struct {
-	set   uint64
-	n, lo uint32
-}
-
-// leaveLimited ends the prefix in device, of held blocks, of ranks of one word that are limited alike: each window in
-// turn shortens it, until all agree.
-func (w *walk) leaveLimited(u *reuse, word int, set uint64, held uint32, out *Answer) {
-	w.windows.todo = append(w.windows.todo[:0], pending{set: set, n: held - min(held, u.most)})
-	for len(w.windows.todo) > 0 {
-		p := w.windows.todo[len(w.windows.todo)-1]
-		w.windows.todo = w.windows.todo[:len(w.windows.todo)-1]
-		switch {
-		case p.n == 0:
-		case p.agreed >= len(u.windows):
-			w.emit(word, p.set, p.n, out)
-		default:
-			w.shorten(u, word, p)
-		}
-	}
-}
-
-// shorten finds for ranks of one word the longest prefixes that one window has all of, and leaves them in todo. It goes
-// back along the way, the ranks together as long as they have all of a node, or nothing.
-func (w *walk) shorten(u *reuse, word int, p pending) {
-	win := &u.windows[p.next]
-	done := func(set uint64, n uint32) {
-		agreed := 1
-		if n == p.n {
-			agreed = p.agreed + 1
-		}
-		w.windows.todo = append(w.windows.todo, pending{set, n, agreed, (p.next + 1) % len(u.windows)})
-	}
-	w.windows.states = append(w.windows.states[:0], state{p.set, p.n, p.n + win.drop})
-	for len(w.windows.states) > 0 {
-		s := &w.windows.states[len(w.windows.states)-1]
-		if s.n == 0 || s.set == 0 || s.lo <= win.from(s.n) {
-			set, n := s.set, s.n
-			w.windows.states = w.windows.states[:len(w.windows.states)-1]
-			if set != 0 && n > 0 {
-				done(set, n)
-			}
-			continue
-		}
-		set, n, missing := s.set, s.n, s.lo-1
-		at := w.stopOf(missing)
-		stop := &w.path[at]
-		m := w.v.masks[win.plane]
-		if m != nil {
-			s.set &= atomic.LoadUint64(&m[int(stop.id)*w.v.stride+word])
-		} else {
-			s.set = 0 // nobody has anything
-		}
-		s.lo = stop.base
-		none := set &^ s.set
-		if none != 0 && stop.nparts > 0 && m != nil {
-			some := none & w.spread(at).some[(win.plane-events.NumTiers)*w.v.stride+word]
-			none &^= some
-			for ; some != 0; some &= some - 1 {
-				l := look{w: w, slot: uint32(word<<6 + bits.TrailingZeros64(some)), at: -1, tiers: 1}
-				if n := l.fit(win, n); n > 0 {
-					done(some&-some, n)
-				}
-			}
-		}
-		if most := missing - min(missing, win.drop); none != 0 {
-			n := min(most, max(stop.base-min(stop.base, win.drop), win.boundary(most)))
-			w.windows.states = append(w.windows.states, state{none, n, n + win.drop})
-		}
-	}
-}
-
-// workings is what a walk has in hand of windows.
-type workings struct {
-	spreads [4]spread
-	stamp   uint32
-	todo    []pending
-	states  []state
-}
-
-// spread is a stop's parts in planes of windows, by slot.
-type spread struct {
-	at    int // the stop
-	stamp uint32
-	parts []uint64 // by slot and plane: stamp<<32 | position among the stop's parts
-	some  []uint64 // by plane, stride words each: ranks that have a part
-}
-
-// forget begins a walk with nothing spread.
-func (w *walk) forget() {
-	if w.windows == nil {
-		w.windows = &workings{}
-	}
-	for i := range w.windows.spreads {
-		w.windows.spreads[i].at = -1
-	}
-}
-
-// spread sorts a stop's parts, once in a while.
-func (w *walk) spread(at int) *spread {
-	k := w.windows
-	sp := &k.spreads[at%len(k.spreads)]
-	if sp.at == at {
-		return sp
-	}
-	k.stamp++
-	planes := w.v.planes - events.NumTiers
-	sp.at, sp.stamp = at, k.stamp
-	sp.some = append(sp.some[:0], make([]uint64, planes*w.v.stride)...)
-	if n := w.v.stride * 64 * planes; len(sp.parts) < n {
-		sp.parts = make([]uint64, n)
-	}
-	s := &w.path[at]
-	list := w.v.parts[s.parts : s.parts+s.nparts]
-	for i := range list {
-		key := atomic.LoadUint32(&list[i].key)
-		if plane, slot := int(key&planeMask)-events.NumTiers, key>>planeBits; plane >= 0 && plane < planes &&
-			int(slot) < w.v.stride*64 {
-			sp.some[plane*w.v.stride+int(slot>>6)] |= 1 << (slot & 63)
-			sp.parts[int(slot)*planes+plane] = uint64(sp.stamp)<<32 | uint64(i)
-		}
-	}
-	return sp
-}
-
-// part is what a rank has of a stop in one plane of a window, if it is not all of it.
-func (w *walk) part(at int, slot uint32, plane int) (p part, ok bool) {
-	sp := w.spread(at)
-	if i := int(slot)*(w.v.planes-events.NumTiers) + plane - events.NumTiers; i < len(sp.parts) &&
-		uint32(sp.parts[i]>>32) == sp.stamp {
-		return w.v.parts[w.path[at].parts+uint32(sp.parts[i])].load(), true
-	}
-	return part{}, false
 }
 
 // seen is the tiers of a rank that readers may look at: all but those that are being cleared.
@@ -244,53 +54,249 @@ func (w *walk) seen(slot uint32) TierSet {
 	return tiers
 }
 
-// look is a reader's look at the windows of one rank, in some tiers.
-type look struct {
-	w     *walk
-	slot  uint32
-	tiers TierSet
-
-	// The stop, window and tiers that were looked at last, and what the window has there.
-	at    int
-	plane int
-	of    TierSet
-	all   bool
-	parts [events.NumTiers]part
-	n     int
+// limit is what limits a rank's prefixes beside what it holds; nil if nothing does.
+func (w *walk) limit(slot uint32) *reuse {
+	if int(slot) < len(w.v.reuse) {
+		return w.v.reuse[slot]
+	}
+	return nil
 }
 
-// longest is the longest prefix, of at most held blocks, that has all that is needed.
-func (l *look) longest(u *reuse, held uint32) uint32 {
-	n := held - min(held, u.most)
-	for again := true; again && n > 0; {
-		again = false
-		for i := range u.windows {
-			if m := l.fit(&u.windows[i], n); m < n {
-				n, again = m, len(u.windows) > 1
-			}
+// longest is the longest prefix of at most n blocks, which ends at a stop, for which every window of a rank has what it
+// needs in some tiers.
+func (w *walk) longest(u *reuse, slot uint32, tiers TierSet, at int, n uint32) uint32 {
+	for i, agreed := 0, 0; agreed < len(u.windows) && n > 0; i = (i + 1) % len(u.windows) {
+		agreed++
+		if m := w.fit(&u.windows[i], slot, tiers, at, n); m < n {
+			n, agreed = m, 1
 		}
 	}
 	return n
 }
 
-// fit is the longest prefix of at most n blocks that has what one window needs.
-func (l *look) fit(w *window, n uint32) uint32 {
-	for n > 0 {
-		from := w.from(n)
-		missing := l.last(w, false, from, n+w.drop)
-		if missing == 0 {
-			return n
-		}
-		// Every prefix from here down to the missing block needs that block, and the next shorter ones the last block
-		// before it that is there.
-		n = missing - 1 - min(missing-1, w.drop)
-		end := l.last(w, true, 0, missing-1)
-		n = min(n, max(end-min(end, w.drop), w.boundary(n)))
+// fit is the longest prefix of at most n blocks, which ends at a stop, for which a window of a rank has what it needs
+// in some tiers.
+func (w *walk) fit(win *window, slot uint32, tiers TierSet, at int, n uint32) uint32 {
+	v := w.v
+	if tiers == 1<<device && win.size == 0 && v.masks[win.plane] != nil {
+		return w.fitDevice(win, slot, at, n)
 	}
-	return 0
+	for lo := n + win.drop; n > 0 && lo > win.from(n); {
+		for at > 1 && w.path[at].base >= lo {
+			at--
+		}
+		s := &w.path[at]
+		var parts [events.NumTiers]*part
+		k, full := 0, false
+		for rest := tiers; rest != 0; rest &= rest - 1 {
+			plane := win.plane + bits.TrailingZeros8(uint8(rest))
+			r := w.row(plane, int(slot>>6), at)
+			full = full || r.full>>(slot&63)&1 != 0
+			if r.some>>(slot&63)&1 != 0 {
+				if p := s.part(v, keyOf(slot, plane)); p != nil {
+					parts[k] = p
+					k++
+				}
+			}
+		}
+		switch {
+		case full:
+			lo = s.base
+		case k > 0:
+			n, lo = v.within(win, s, parts[:k], n, lo)
+		default:
+			n, lo = win.before(s, lo)
+		}
+	}
+	return n
 }
 
-// boundary is the longest prefix of at most n blocks that needs nothing.
+// fitDevice is fit in device for a window without chunks.
+func (w *walk) fitDevice(win *window, slot uint32, at int, n uint32) uint32 {
+	v, path, word, bit := w.v, w.path, int(slot>>6), uint64(1)<<(slot&63)
+	mask := v.masks[win.plane]
+	for lo := n + win.drop; n > 0 && lo+min(n, win.need) > n && at > 0; {
+		s := &path[at]
+		switch {
+		case s.base >= lo:
+			at--
+		case atomic.LoadUint64(&mask[int(s.id)*v.stride+word])&bit != 0:
+			lo = s.base
+		case s.nparts > 0 && w.row(win.plane, word, at).some&bit != 0:
+			p := s.part(v, keyOf(slot, win.plane))
+			if p == nil {
+				return 0
+			}
+			one := [1]*part{p}
+			n, lo = v.within(win, s, one[:], n, lo)
+		default:
+			n, lo = s.base-min(s.base, win.drop), s.base
+		}
+	}
+	return n
+}
+
+// row is the ranks of one word that have all of a stop, or some, in one plane.
+type row struct {
+	try, plane uint32
+	word, at   int
+	full, some uint64
+}
+
+// row looks a row up in a cache, and fills it in if it is not there.
+func (w *walk) row(plane, word, at int) *row {
+	if w.rows == nil {
+		w.rows = make([]row, 256)
+	}
+	r := &w.rows[(at+word*31+plane*17)&255]
+	if r.try == w.tries && r.at == at && r.word == word && r.plane == uint32(plane) {
+		return r
+	}
+	*r = row{try: w.tries, plane: uint32(plane), word: word, at: at}
+	v, s := w.v, &w.path[at]
+	m := v.masks[plane]
+	if m == nil {
+		return r
+	}
+	r.full = atomic.LoadUint64(&m[int(s.id)*v.stride+word])
+	if s.nparts == 0 {
+		return r
+	}
+	list := v.parts[s.parts : s.parts+s.nparts]
+	for i := search(list, keyOf(uint32(word)<<6, 0)); i < len(list); i++ {
+		key := atomic.LoadUint32(&list[i].key)
+		if int(key>>(planeBits+6)) != word {
+			break
+		}
+		if key&planeMask == r.plane {
+			r.some |= 1 << (key >> planeBits & 63)
+		}
+	}
+	return r
+}
+
+// part finds a part of a stop; nil if there is none. Mostly it comes soon after the one that was found before.
+func (s *stop) part(v *view, key uint32) *part {
+	list := v.parts[s.parts : s.parts+s.nparts]
+	i := int(s.hint)
+	for end := min(i+8, len(list)); i < end && atomic.LoadUint32(&list[i].key) < key; i++ {
+	}
+	if i >= len(list) || atomic.LoadUint32(&list[i].key) < key || i > 0 && atomic.LoadUint32(&list[i-1].key) >= key {
+		i = search(list, key)
+	}
+	s.hint = uint32(i)
+	if i < len(list) && atomic.LoadUint32(&list[i].key) == key {
+		return &list[i]
+	}
+	return nil
+}
+
+// hasAll reports whether a rank has all of a stop in a plane.
+func (v *view) hasAll(s *stop, plane int, slot uint32) bool {
+	m := v.masks[plane]
+	return m != nil && atomic.LoadUint64(&m[int(s.id)*v.stride+int(slot>>6)])>>(slot&63)&1 != 0
+}
+
+// before is the longest prefix that needs nothing of a stop, or of it and what follows up to lo, of which the window
+// has nothing.
+func (w *window) before(s *stop, lo uint32) (n, next uint32) {
+	most := lo - 1 - min(lo-1, w.drop)
+	n = min(most, max(s.base-min(s.base, w.drop), w.boundary(most)))
+	return n, n + w.drop
+}
+
+// within goes on with a prefix at a stop of which the window has some parts, each of them in another tier.
+func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, next uint32) {
+	top := lo - s.base
+	if len(parts) == 1 && atomic.LoadUint32(&parts[0].lead) >= top {
+		return n, s.base
+	}
+	if len(parts) == 1 && win.size == 0 { // mostly the summaries tell
+		fit, from := s.base+atomic.LoadUint32(&parts[0].fit), s.base+atomic.LoadUint32(&parts[0].from)
+		switch {
+		case fit == s.base:
+		case fit <= n && n+win.drop <= s.base+s.len:
+			return fit, 0
+		case fit > n && win.from(n) >= from:
+			return n, 0
+		}
+	}
+	if v.last(parts, false, max(win.from(n), s.base)-s.base, top) == 0 {
+		return n, s.base
+	}
+	if m, _ = v.fitBelow(parts, win, s.base, top); m > 0 {
+		m, next = s.base+m, 0
+	} else { // only a prefix that needs blocks before this stop too
+		lead := uint32(0)
+		for at := uint32(0); at<<6 < top && lead == at<<6; at++ {
+			lead += uint32(bits.TrailingZeros64(^v.word(parts, at)))
+		}
+		m = s.base + min(lead, top)
+		m, next = m-min(m, win.drop), s.base
+	}
+	if b := win.boundary(n - 1); b > m {
+		return b, b + win.drop
+	}
+	return m, next
+}
+
+// fitBelow is the longest prefix, counted from a node's start, which is depth blocks deep, for which a window has all
+// it needs within the node and before block top; 0 if there is none. gap is where the blocks that it needs begin to be
+// there in a row.
+func (v *view) fitBelow(parts []*part, w *window, depth, top uint32) (m, gap uint32) {
+	for top > w.drop {
+		end := v.last(parts, true, 0, top)
+		if end <= w.drop {
+			break
+		}
+		m = end - w.drop
+		from := w.from(depth + m)
+		if from < depth {
+			break
+		}
+		if gap = v.last(parts, false, 0, end); gap <= from-depth {
+			return m, gap
+		}
+		top = gap - 1
+	}
+	return 0, 0
+}
+
+// last finds the last block from lo up to hi that is in one of some parts of a node, or that is in none, and returns
+// its number plus one; 0 if there is none.
+func (v *view) last(parts []*part, held bool, lo, hi uint32) uint32 {
+	if lo >= hi {
+		return 0
+	}
+	flip := ^uint64(0)
+	if held {
+		flip = 0
+	}
+	for at := (hi - 1) >> 6; ; at-- {
+		if word := (v.word(parts, at) ^ flip) & rangeMask(at, lo, hi); word != 0 {
+			return at<<6 + uint32(bits.Len64(word))
+		}
+		if at == lo>>6 {
+			return 0
+		}
+	}
+}
+
+// word is 64 blocks of a node that are in one of some parts.
+func (v *view) word(parts []*part, at uint32) (word uint64) {
+	for _, p := range parts {
+		if lead := atomic.LoadUint32(&p.lead); at<<6 < lead {
+			word |= rangeMask(at, 0, lead)
+		}
+		first, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
+		if first != 0 && at < words && uint64(first)+uint64(words) <= uint64(len(v.bits)) {
+			word |= atomic.LoadUint64(&v.bits[first+at])
+		}
+	}
+	return word
+}
+
+// boundary is the longest prefix of at most n blocks that ends where a chunk begins; 0 if the window has no chunks.
 func (w *window) boundary(n uint32) uint32 {
 	if w.size == 0 {
 		return 0
@@ -298,54 +304,7 @@ func (w *window) boundary(n uint32) uint32 {
 	return w.from(n)
 }
 
-// last looks at blocks from hi-1 down to lo for one that the window has, or has not, and returns its number plus one; 0
-// if there is none.
-func (l *look) last(w *window, held bool, lo, hi uint32) uint32 {
-	if lo >= hi {
-		return 0
-	}
-	path := l.w.path
-	i := l.stop(hi - 1)
-	for ; i > 0; i-- {
-		s := &path[i]
-		if s.base+s.match <= lo {
-			break
-		}
-		from, to := max(lo, s.base)-s.base, min(hi, s.base+s.match)-s.base
-		if from >= to {
-			continue
-		}
-		l.see(w, i)
-		switch {
-		case l.all && held, l.n == 0 && !l.all && !held:
-			return s.base + to
-		case l.all || l.n == 0:
-			continue
-		}
-		for at := (to - 1) >> 6; ; at-- {
-			word := l.word(at)
-			if !held {
-				word = ^word
-			}
-			if word &= rangeMask(at, from, to); word != 0 {
-				return s.base + at<<6 + uint32(bits.Len64(word))
-			}
-			if at == from>>6 {
-				break
-			}
-		}
-	}
-	return 0
-}
-
-// stop is the stop of a block of the query; the last one if the way ends before it.
-func (l *look) stop(block uint32) int {
-	if i := l.at; i > 0 && block >= l.w.path[i].base && block < l.w.path[i].base+l.w.path[i].match {
-		return i
-	}
-	return l.w.stopOf(block)
-}
-
+// stopOf is the stop of a block of the query; the last one if the way ends before it.
 func (w *walk) stopOf(block uint32) int {
 	path := w.path
 	if i := len(path) - 1; block >= path[i].base { // as it mostly is
@@ -362,42 +321,147 @@ func (w *walk) stopOf(block uint32) int {
 	return min(lo, len(path)-1)
 }
 
-// see looks up what a window has at a stop.
-func (l *look) see(w *window, at int) {
-	if l.at == at && l.plane == w.plane && l.of == l.tiers {
+// candidates is ranks of one word that have a prefix of n blocks, as so many windows one after the other have said.
+type candidates struct {
+	set          uint64
+	n            uint32
+	agreed, next int
+}
+
+// search state of ranks of one word: a window has all that a prefix of n blocks needs from block lo on.
+type state struct {
+	set   uint64
+	n, lo uint32
+}
+
+// leaveLimited ends the prefix in device, of held blocks, of ranks of one word that are limited alike: each window in
+// turn shortens it, until all agree.
+func (w *walk) leaveLimited(u *reuse, word int, set uint64, held uint32, out *Answer) {
+	if bits.OnesCount64(set) < 4 {
+		for ; set != 0; set &= set - 1 {
+			slot := uint32(word<<6 + bits.TrailingZeros64(set))
+			w.leave(slot, w.longest(u, slot, 1, len(w.path)-1, held-min(held, u.most)), out)
+		}
 		return
 	}
-	v, s := l.w.v, &l.w.path[at]
-	l.at, l.plane, l.of, l.all, l.n = at, w.plane, l.tiers, false, 0
-	word, bit := int(s.id)*v.stride+int(l.slot>>6), l.slot&63
-	for t := range events.NumTiers {
-		if m := v.masks[w.plane+t]; m != nil && l.tiers>>t&1 != 0 && atomic.LoadUint64(&m[word])>>bit&1 != 0 {
-			l.all = true
-			return
-		}
+	w.todo = w.todo[:0]
+	w.agree(u, word, candidates{set: set, n: held - min(held, u.most)}, out)
+	for len(w.todo) > 0 {
+		c := w.todo[len(w.todo)-1]
+		w.todo = w.todo[:len(w.todo)-1]
+		w.shorten(u, word, c, out)
 	}
-	for t := 0; t < events.NumTiers && s.nparts > 0; t++ {
-		if l.tiers>>t&1 == 0 || v.masks[w.plane+t] == nil {
+}
+
+// agree appends ranks to the answer if all windows have agreed on their prefix, and else leaves them in todo.
+func (w *walk) agree(u *reuse, word int, c candidates, out *Answer) {
+	switch {
+	case c.set == 0 || c.n == 0:
+	case c.agreed < len(u.windows):
+		w.todo = append(w.todo, c)
+	case c.set&(c.set-1) == 0:
+		w.leave(uint32(word<<6+bits.TrailingZeros64(c.set)), c.n, out)
+	default:
+		w.emit(word, c.set, c.n, out)
+	}
+}
+
+// shorten finds for ranks of one word the longest prefixes that one window has all of. It goes back along the way, the
+// ranks together as long as they have all of a node, or nothing, or the same.
+func (w *walk) shorten(u *reuse, word int, c candidates, out *Answer) {
+	win, v := &u.windows[c.next], w.v
+	m := v.masks[win.plane]
+	next := c.next + 1
+	if next == len(u.windows) {
+		next = 0
+	}
+	done := func(set uint64, n uint32) {
+		agreed := 1
+		if n == c.n {
+			agreed = c.agreed + 1
+		}
+		w.agree(u, word, candidates{set, n, agreed, next}, out)
+	}
+	w.states = append(w.states[:0], state{c.set, c.n, c.n + win.drop})
+	for len(w.states) > 0 {
+		s := w.states[len(w.states)-1]
+		w.states = w.states[:len(w.states)-1]
+		if s.n == 0 || s.lo <= win.from(s.n) {
+			done(s.set, s.n)
 			continue
 		}
-		if p, ok := l.w.part(at, l.slot, w.plane+t); ok {
-			l.parts[l.n] = p
-			l.n++
+		stop := &w.path[w.stopOf(s.lo-1)]
+		full := uint64(0)
+		if m != nil {
+			full = s.set & atomic.LoadUint64(&m[int(stop.id)*v.stride+word])
+		}
+		if full != 0 {
+			w.states = append(w.states, state{full, s.n, stop.base})
+		}
+		none := s.set &^ full
+		if none != 0 && stop.nparts > 0 && m != nil {
+			none = w.shortenParts(win, stop, word, s, none, done)
+		}
+		if none != 0 {
+			n, lo := win.before(stop, s.lo)
+			w.states = append(w.states, state{none, n, lo})
 		}
 	}
 }
 
-// word is 64 of the blocks that a window has at the stop in hand.
-func (l *look) word(at uint32) (word uint64) {
-	v := l.w.v
-	for i := range l.n {
-		p := &l.parts[i]
-		if base := at << 6; base < p.lead {
-			word |= rangeMask(at, 0, p.lead)
+// shortenParts goes on for those of some ranks of which the window has a part of a stop, and returns the others.
+func (w *walk) shortenParts(win *window, stop *stop, word int, s state, none uint64, done func(uint64, uint32)) uint64 {
+	list := w.v.parts[stop.parts : stop.parts+stop.nparts]
+	list = list[search(list, keyOf(uint32(word)<<6, 0)):]
+	list = list[:search(list, keyOf(uint32(word+1)<<6, 0))]
+	if win.size == 0 && s.n+win.drop <= stop.base+stop.len {
+		same, n, rest := win.shortenAlike(list, stop.base, s.n, none)
+		if same != 0 {
+			done(same, n)
 		}
-		if p.bits != 0 && at < p.words && uint64(p.bits)+uint64(p.words) <= uint64(len(v.bits)) {
-			word |= atomic.LoadUint64(&v.bits[p.bits+at])
+		none = rest
+	}
+	for i := 0; i < len(list) && none != 0; i++ {
+		key := atomic.LoadUint32(&list[i].key)
+		bit := uint64(1) << (key >> planeBits & 63)
+		if key&planeMask != uint32(win.plane) || none&bit == 0 {
+			continue
+		}
+		none &^= bit
+		one := [1]*part{&list[i]}
+		if n, lo := w.v.within(win, stop, one[:], s.n, s.lo); n > 0 && lo > win.from(n) {
+			w.states = append(w.states, state{bit, n, lo})
+		} else {
+			done(bit, n)
 		}
 	}
-	return word
+	return none
+}
+
+// shortenAlike finds those of some ranks whose prefix of n blocks, which ends at a node that begins after base blocks,
+// is shortened to the same length by what their summaries in the parts of their word tell, and says who is left.
+func (w *window) shortenAlike(list []part, base, n uint32, ranks uint64) (same uint64, m uint32, rest uint64) {
+	from, plane := w.from(n), uint32(w.plane)
+	for i := range list {
+		p := &list[i]
+		key := atomic.LoadUint32(&p.key)
+		if key&planeMask != plane {
+			continue
+		}
+		fit := base + atomic.LoadUint32(&p.fit)
+		if fit > n && from >= base+atomic.LoadUint32(&p.from) {
+			fit = n
+		}
+		bit := uint64(1) << (key >> planeBits & 63)
+		if ranks&bit == 0 || fit <= base || fit > n {
+			continue
+		}
+		if m == 0 {
+			m = fit
+		}
+		if fit == m {
+			same |= bit
+		}
+	}
+	return same, m, ranks &^ same
 }

@@ -23,8 +23,12 @@ type walk struct {
 	hidden  uint64
 	path    []stop
 	active  []uint64
+	whole   []uint64 // ranks who hold, of a node of which the query has not all, what it has
 	leaving []leaver
-	windows *workings // where there are ranks with windows
+	todo    []candidates // of ranks with windows
+	states  []state
+	rows    []row
+	tries   uint32
 }
 
 // stop is a node on the way.
@@ -36,6 +40,7 @@ type stop struct {
 	match       uint32 // how many of its blocks are the query's
 	parts       uint32
 	nparts      uint32
+	hint        uint32 // the part that was found last
 }
 
 // leaver is a rank whose prefix in one tier ends at block off of stop at.
@@ -74,16 +79,15 @@ const (
 func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) bool {
 	w := &out.walk
 	w.v, w.hidden = x.view.Load(), x.hidden.Load()
+	w.tries++
 	out.Ranks, w.path, w.leaving = out.Ranks[:0], w.path[:0], w.leaving[:0]
 	if w.v.deviceOnly() {
 		e := plain
 		if len(w.v.kinds) > 0 {
-			w.forget()
 			e = limited
 		}
 		return w.device(space, q, allowed, out, e) && x.unchanged(w)
 	}
-	w.forget()
 	if !w.device(space, q, allowed, out, further) {
 		return false
 	}
@@ -189,8 +193,7 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e
 		}
 		w.compare(s, far, q)
 		if some {
-			w.split(s, mask, out, e)
-			some = all != 0
+			some = w.split(s, mask, out, e)
 		}
 		base += s.match
 		if s.match < s.len || !some && !more {
@@ -199,43 +202,90 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e
 	}
 	if end := len(w.path) - 1; some && end > 0 {
 		for i, word := range w.active {
-			w.leaveAll(i, word, uint32(end), w.path[end].match, out, e)
+			if word != 0 {
+				w.leaveAll(i, word, uint32(end), w.path[end].match, out, e)
+			}
 		}
 	}
 	return true
 }
 
-// split sorts out who holds not all of a stop's node, and leaves the others active.
-func (w *walk) split(s *stop, mask []uint64, out *Answer, e ending) {
+// split sorts out who holds not all of a stop's node that is the query's, and leaves the others active. It reports
+// whether there are any.
+func (w *walk) split(s *stop, mask []uint64, out *Answer, e ending) (some bool) {
 	at := uint32(len(w.path) - 1)
-	if s.nparts > 0 {
-		out.Ranks = slices.Grow(out.Ranks, int(s.nparts))
-	}
 	parts := w.v.parts[s.parts : s.parts+s.nparts]
-	for i := range parts {
-		key := atomic.LoadUint32(&parts[i].key)
-		if slot := key >> planeBits; key&planeMask == device && w.isActive(slot) {
-			w.active[slot>>6] &^= 1 << (slot & 63)
-			off := min(atomic.LoadUint32(&parts[i].lead), s.match)
-			if e != plain {
-				w.leaveElse(slot, at, off, out, e)
-				continue
-			}
-			w.leave(slot, s.base+off, out)
-		}
+	several := len(parts) > 0
+	if several {
+		w.whole = append(w.whole[:0], w.active...)
+		clear(w.whole)
+		w.splitParts(s, at, parts, out, e)
 	}
-	for i := range w.active {
-		stay := w.active[i] & atomic.LoadUint64(&mask[i])
-		gone := w.active[i] &^ stay
+	for i, active := range w.active {
+		stay := active & atomic.LoadUint64(&mask[i])
+		gone := active &^ stay
+		if several {
+			stay |= w.whole[i]
+		}
 		w.active[i] = stay
+		some = some || stay != 0
 		if s.base == 0 {
 			if e != further {
 				continue
 			}
 			gone &= w.elsewhere(s, i)
 		}
-		w.leaveAll(i, gone, at, 0, out, e)
+		if gone != 0 {
+			w.leaveAll(i, gone, at, 0, out, e)
+		}
 	}
+	return some
+}
+
+// splitParts takes those who hold some of a stop's node from the active ones. Those of them who hold all of it that is
+// the query's it leaves in w.whole.
+func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e ending) {
+	ids, n := w.v.ids, len(out.Ranks)
+	ranks := slices.Grow(out.Ranks, len(parts))
+	ranks = ranks[:cap(ranks)]
+	word, active, taken := 0, w.active[0], uint64(0)
+	for i := range parts {
+		p := &parts[i]
+		key := atomic.LoadUint32(&p.key)
+		slot := key >> planeBits
+		if int(slot>>6) != word {
+			w.active[word] &^= taken
+			if word = int(slot >> 6); word >= len(w.active) {
+				word = 0
+				active, taken = 0, 0
+				continue
+			}
+			active, taken = w.active[word], 0
+		}
+		if bit := uint64(1) << (slot & 63); key&planeMask == device && active&bit != 0 {
+			taken |= bit
+			off := atomic.LoadUint32(&p.lead)
+			depth := s.base + off
+			if fit := atomic.LoadUint32(&p.fit); e == limited && fit > 0 && off <= s.match {
+				depth = s.base + fit - 1
+			} else if off >= s.match && s.match < s.len {
+				w.whole[word] |= bit
+				continue
+			} else if e == further {
+				w.leaving = append(w.leaving, leaver{slot, at, off})
+				continue
+			} else if u := w.limit(slot); u != nil {
+				depth = w.longest(u, slot, 1, int(at), depth-min(depth, u.most))
+			}
+			if depth > 0 && int(slot) < len(ids) {
+				ranks[n].Rank = RankID(atomic.LoadUint32(&ids[slot]))
+				ranks[n].Depth = [events.NumTiers]uint32{depth}
+				n++
+			}
+		}
+	}
+	w.active[word] &^= taken
+	out.Ranks = ranks[:n]
 }
 
 // leaveAll ends the prefix in device of the ranks of one word.
@@ -247,6 +297,9 @@ func (w *walk) leaveAll(word int, set uint64, at, off uint32, out *Answer, e end
 		return
 	}
 	held := w.path[at].base + off
+	if held == 0 {
+		return
+	}
 	for i := 0; e == limited && i < len(w.v.kinds); i++ {
 		if k := &w.v.kinds[i]; set&k.ranks[word] != 0 {
 			w.leaveLimited(k.reuse, word, set&k.ranks[word], held, out)
@@ -280,9 +333,9 @@ func (w *walk) elsewhere(s *stop, word int) (set uint64) {
 		}
 	}
 	for i := range s.nparts {
-		p := w.v.parts[s.parts+i].load()
-		if t := p.key & planeMask; t != device && t < events.NumTiers && int(p.key>>(planeBits+6)) == word {
-			set |= 1 << (p.key >> planeBits & 63)
+		key := atomic.LoadUint32(&w.v.parts[s.parts+i].key)
+		if t := key & planeMask; t != device && t < events.NumTiers && int(key>>(planeBits+6)) == word {
+			set |= 1 << (key >> planeBits & 63)
 		}
 	}
 	return set
@@ -300,15 +353,6 @@ func (w *walk) hide(tier int) {
 	if slot := w.hidden &^ hiding >> 8; int(slot>>6) < len(w.active) {
 		w.active[slot>>6] &^= 1 << (slot & 63)
 	}
-}
-
-// leaveElse ends a rank's prefix in device at block off of a stop, if that is not the end of it.
-func (w *walk) leaveElse(slot, at, off uint32, out *Answer, e ending) {
-	if e == further {
-		w.leaving = append(w.leaving, leaver{slot, at, off})
-		return
-	}
-	w.leave(slot, w.limited(slot, at, w.path[at].base+off), out)
 }
 
 // leave ends a rank's prefix in device.
@@ -362,21 +406,11 @@ func (w *walk) others(allowed *RankSet, out *Answer) {
 // run is how many of a stop's matching blocks from off on a rank holds in a tier.
 func (w *walk) run(s *stop, off uint32, tier int, slot uint32) uint32 {
 	v := w.v
-	if atomic.LoadUint64(&v.masks[tier][int(s.id)*v.stride+int(slot>>6)])>>(slot&63)&1 != 0 {
+	if v.hasAll(s, tier, slot) {
 		return s.match - off
 	}
-	for i := range s.nparts {
-		if p := v.parts[s.parts+i].load(); p.key == keyOf(slot, tier) {
-			return v.run(&p, off, s.match)
-		}
+	if p := s.part(v, keyOf(slot, tier)); p != nil {
+		return v.run(p, off, s.match)
 	}
 	return 0
-}
-
-// load is a reader's copy of a part.
-func (p *part) load() part {
-	return part{
-		key: atomic.LoadUint32(&p.key), lead: atomic.LoadUint32(&p.lead), count: atomic.LoadUint32(&p.count),
-		bits: atomic.LoadUint32(&p.bits), words: atomic.LoadUint32(&p.words),
-	}
 }

@@ -1,6 +1,9 @@
 package radix
 
-import "math/bits"
+import (
+	"math/bits"
+	"unsafe"
+)
 
 // Stats counts what there is. It visits every node; the writer calls it.
 func (x *Index) Stats() (s Stats) {
@@ -43,7 +46,7 @@ func (x *Index) Stats() (s Stats) {
 	for _, m := range v.masks[:v.planes] {
 		s.Bytes.Nodes += int64(len(m)) * 8
 	}
-	s.Bytes.Holes += int64(len(v.parts))*20 + int64(len(v.bits))*8
+	s.Bytes.Holes += int64(len(v.parts))*int64(unsafe.Sizeof(part{})) + int64(len(v.bits))*8
 	s.Bytes.Total = s.Bytes.Blocks + s.Bytes.Names + s.Bytes.Nodes + s.Bytes.Holes + s.Bytes.Ranks
 	return s
 }

@@ -36,11 +36,15 @@ type window struct {
 	drop   uint32              // as of reuse
 	size   uint32              // tokens of a chunk; or else 0
 	block  uint32              // tokens of a block
+	chunk  uint32              // blocks of a chunk, if these are whole ones and drop is 0; or else 0
 	need   uint32              // blocks before a prefix's end, unless it has chunks
 }
 
 // from is the first block that a prefix of n blocks needs.
 func (w *window) from(n uint32) uint32 {
+	if w.chunk > 0 {
+		return n - n%w.chunk
+	}
 	if w.size > 0 {
 		return uint32(uint64(n) * uint64(w.block) / uint64(w.size) * uint64(w.size) / uint64(w.block))
 	}
@@ -88,8 +92,12 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 		}
 	}
 	u.most = u.drop
-	for _, w := range u.windows {
+	for i := range u.windows {
+		w := &u.windows[i]
 		u.most = max(u.most, w.drop)
+		if w.drop == 0 && w.size%w.block == 0 {
+			w.chunk = w.size / w.block
+		}
 	}
 	if u.drop == 0 && len(u.windows) == 0 && !u.unknown {
 		return nil
@@ -136,6 +144,9 @@ func (x *Index) learnReuse(r *rank) {
 		}
 	})
 	x.markWindows(r)
+	for _, id := range r.nodes {
+		x.fitAll(id, r)
+	}
 }
 
 // kind is ranks that are limited alike.
@@ -253,6 +264,115 @@ func (x *Index) settleWindow(r *rank, w *window, tier events.Tier, spots []spot)
 		x.end(id)
 		at += int(hi - lo)
 	}
+}
+
+// windowOf is the window to whose planes a part belongs; nil if to none, or to one of chunks.
+func (x *Index) windowOf(p *part) *window {
+	if plane := p.key & planeMask; plane >= events.NumTiers {
+		if w := &x.slots[p.key>>planeBits].reuse.windows[plane/events.NumTiers-1]; w.size == 0 {
+			return w
+		}
+	}
+	return nil
+}
+
+// fitOf is what fit and from of a part have to be, of blocks below top.
+func (x *Index) fitOf(p *part, n *node, top uint32) (fit, from uint32) {
+	if w := x.windowOf(p); w != nil {
+		return x.v.fitBelow([]*part{p}, w, n.depth, top)
+	}
+	return 0, 0
+}
+
+// fitAdded brings fit and from in line after blocks from lo on have been added to a part.
+func (x *Index) fitAdded(p *part, n *node, lo uint32) {
+	w := x.windowOf(p)
+	if w == nil {
+		return
+	}
+	end := lo + x.v.run(p, lo, n.len)
+	switch {
+	case end < p.fit+w.drop:
+	case p.fit > 0 && lo >= p.from && lo <= p.fit+w.drop: // the run has become longer
+		put32(&p.fit, end-w.drop)
+	default:
+		if fit, from := x.v.fitBelow([]*part{p}, w, n.depth, end); fit >= p.fit {
+			put32(&p.fit, fit)
+			put32(&p.from, from)
+		}
+	}
+}
+
+// fitRemoved does so after those from lo up to hi have been removed.
+func (x *Index) fitRemoved(p *part, n *node, lo, hi uint32) {
+	w := x.windowOf(p)
+	switch {
+	case w == nil || lo >= p.fit+w.drop || hi <= p.from:
+	case hi <= w.from(n.depth+p.fit)-n.depth:
+		put32(&p.from, hi)
+	default:
+		fit, from := x.fitOf(p, n, lo)
+		put32(&p.fit, fit)
+		put32(&p.from, from)
+	}
+}
+
+// fitAll brings fit of what a rank holds of a node in device in line with what its windows have there. The node is open
+// for a change, or readers do not see the rank.
+func (x *Index) fitAll(id uint32, r *rank) {
+	if r.reuse == nil {
+		return
+	}
+	if p := x.v.part(id, keyOf(r.slot(), device)); p != nil {
+		if fit := x.fitOfAll(id, p, r); fit != p.fit {
+			put32(&p.fit, fit)
+		}
+	}
+}
+
+// fitEverybody does so for all ranks, of which the node is open.
+func (x *Index) fitEverybody(id uint32) {
+	if len(x.v.kinds) == 0 {
+		return
+	}
+	n := &x.v.nodes[id]
+	for i := range n.nparts {
+		if p := &x.v.parts[n.parts+i]; p.key&planeMask == device {
+			x.fitAll(id, x.slots[p.key>>planeBits])
+		}
+	}
+}
+
+// fitOfAll is what fit has to be: the prefix plus one, or 0 if more than this node decides.
+func (x *Index) fitOfAll(id uint32, p *part, r *rank) uint32 {
+	if !r.reuse.cuts() {
+		return 0
+	}
+	depth := x.v.nodes[id].depth
+	m := p.lead - min(p.lead, r.reuse.most)
+	for i, agreed := 0, 0; agreed < len(r.reuse.windows) && m > 0; i = (i + 1) % len(r.reuse.windows) {
+		w, fit := &r.reuse.windows[i], m
+		if q := x.v.part(id, keyOf(r.slot(), w.plane)); q != nil {
+			fit, _ = x.v.fitBelow([]*part{q}, w, depth, m+w.drop)
+		} else if !x.v.full(id, w.plane, r.slot()) {
+			fit = 0
+		} else if w.from(depth+m) < depth {
+			return 0
+		}
+		if b := w.boundary(depth + m); w.chunk > 0 && b > depth+fit {
+			fit = b - depth
+		} else if w.size > 0 && w.chunk == 0 && fit < m {
+			return 0
+		}
+		agreed++
+		if fit < m {
+			m, agreed = fit, 1
+		}
+	}
+	if m == 0 && depth > 0 {
+		return 0
+	}
+	return m + 1
 }
 
 // run is the longest run of consecutive blocks of one node in a sorted list: the one that ends before position at (step

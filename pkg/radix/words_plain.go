@@ -8,4 +8,7 @@ package radix
 func put32(p *uint32, v uint32) { *p = v }
 func put64(p *uint64, v uint64) { *p = v }
 
+// putParts copies parts, which may overlap those that they replace.
+func putParts(to, from []part) { copy(to, from) }
+
 func sameRun(a, b []uint64) int { return sameRunSSE(a, b) }
