@@ -87,7 +87,7 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 		return err
 	}
 	defer sub.Stop()
-	s := &storeShim{relay: shim.Relay{NewLife: rand.Uint64}, conn: conn, subject: subject, master: master, log: log}
+	s := &storeShim{relay: shim.Relay{NewSession: rand.Uint64}, conn: conn, subject: subject, master: master, log: log}
 	for _, l := range []*limiter{&s.unsent, &s.gaps, &s.unchecked} {
 		l.every = r.logWindow
 	}

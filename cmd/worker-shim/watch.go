@@ -179,7 +179,7 @@ func (w *watcher) standing(s shim.Standing) {
 // hungAdvice is what to do about an engine that was there and does not answer any more.
 const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, its log), and whether its host can be reached; restart it if it does not go on"
 
-// stepped tells of losses, new lives and the log's return when their counts grow.
+// stepped logs losses, new incarnations and the log's return when their counts grow.
 func (w *watcher) stepped(c shim.Counts, _ int) {
 	if c.Taken > 0 {
 		w.heard.Store(true)

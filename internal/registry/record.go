@@ -74,7 +74,7 @@ type Engine struct {
 
 // Holder is the process that holds a lease.
 type Holder struct {
-	ID    string    `json:"id"` // of one life of one process
+	ID    string    `json:"id"` // of one run of one process
 	Host  string    `json:"host"`
 	PID   int       `json:"pid"`
 	Since time.Time `json:"since"`

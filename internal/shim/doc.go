@@ -6,11 +6,14 @@
 // its replay socket, publishes one flight at a time. It keeps no file. After a crash it reads its cursor back from the
 // last message of its own subject, asks the engine for what came since, and goes on.
 //
+// The machine is in one phase at a time: recovering, live, replaying, awaiting a snapshot, or departed. [Machine.Ready]
+// returns what is to be done after a step.
+//
 // # How it knows that nothing is missing
 //
 // An engine numbers its messages. The next one follows the last one taken, or there is a gap; then the engine's replay
 // socket is asked, beginning with the message that was taken last: if it comes back unchanged (the cursor holds its
-// digest), this is the same life of the engine and what follows fills the gap. If it comes back with another content,
+// digest), this is the same run of the engine and what follows fills the gap. If it comes back with another content,
 // or the engine's newest number is smaller, the engine has begun anew: a new incarnation. If the engine's buffer has
 // moved on, nobody knows what was missed, and whatever the rank was known to hold is cleared, with the reason. The same
 // question is asked after each new connection, so that a restart shows even where numbers happen to fit.
@@ -62,11 +65,14 @@
 // Whoever is connected next begins a new incarnation and is asked for all that it has said: if it is the same engine
 // after all, nothing is lost as far as its replay buffer reaches.
 //
-// # What it is asked
+// # The control server
 //
-// A shim answers on NATS who it is, so that a second one for its rank is refused before it does harm ([Claim]); where
-// both began at the same moment, or could not hear each other, the log lets one of them publish. It also begins a new
-// incarnation when it is asked to ([Machine.Resync]): an indexer does that when the log has lost what it said.
+// A shim answers on NATS who it is ([ControlServer]), so that a second one for its rank is refused before it does harm
+// ([Claim]); where both began at the same moment, or could not hear each other, the log lets one of them publish. It
+// also begins a new incarnation when it is asked to ([Machine.Resync]): an indexer does that when the log has lost what
+// it said.
+//
+// [Report] holds a rank's lease and writes into it how the shim is doing.
 //
 // # A store's events
 //

@@ -10,8 +10,8 @@ var diesWithTheProcess = [...]events.Tier{events.Device, events.Host}
 // Gone tells that the engine's process has ended, and with it what it had in device and host memory: the log is told
 // so, in the current incarnation, since what the rank has on disks and in stores beyond its host is still there. These
 // events have no cursor: a shim that starts again meanwhile begins from nothing. The next Connected begins a new
-// incarnation with all that the engine's replay buffer has: everything, if it is a new life, and also if it is the one
-// that was taken to be gone and its buffer reaches back to its first message.
+// incarnation with all that the engine's replay buffer has: everything, if it is a new process, and also if it is the
+// one that was taken to be gone and its buffer reaches back to its first message.
 func (m *Machine) Gone() {
 	switch m.phase.(type) {
 	case recovering, departed:

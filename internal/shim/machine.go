@@ -243,7 +243,7 @@ func NewMachine(id Identity, limits Limits, replay bool, decode Decoder) *Machin
 // Counts returns what has been counted so far.
 func (m *Machine) Counts() Counts { return m.counts }
 
-// Incarnation returns the engine's life that events are published under now.
+// Incarnation returns the incarnation that events are published under now.
 func (m *Machine) Incarnation() events.Incarnation { return m.incarnation }
 
 // Taken returns the last engine message that was taken whole.
@@ -353,7 +353,7 @@ func (m *Machine) takeLive(f Frame, now events.Millis, inVain bool) {
 	}
 }
 
-// takeFirst takes the first message of a life that is heard.
+// takeFirst takes the first message of an engine process that is heard.
 func (m *Machine) takeFirst(f Frame) {
 	first := events.EngineSeq(0)
 	if f.Read != nil {

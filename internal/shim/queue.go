@@ -116,7 +116,7 @@ func (m *Machine) Ended(p Published, now events.Millis) {
 	if _, ok := m.phase.(recovering); ok {
 		return
 	}
-	// it is known, and the next life waits in the queue
+	// it is known, and the next incarnation waits in the queue
 	if m.acked.Shutdown && p.Incarnation == m.acked.Incarnation && p.LastID == m.acked.LastID {
 		m.landed(0)
 		return

@@ -10,24 +10,24 @@ import (
 // Relay decides what to pass on of the events of a shared store's master, and when it may be said that nothing of them
 // was missed. It is stepped: one goroutine calls it, and sends what its methods return, in order.
 //
-// The master's socket has no replay: what is missed is lost, and a new life begins. Missing batches show in the
+// The master's socket has no replay: what is missed is lost, and a new session begins. Missing batches show in the
 // numbers; those after which none came show in the count of published batches that the master gives over HTTP.
 type Relay struct {
-	NewLife func() uint64 // chooses the number of a life, at random
+	NewSession func() uint64 // chooses the number of a session, at random
 
-	life   uint64 // 0: none has begun
-	number uint64 // of the last batch
-	asking bool   // the master was asked in this life
-	behind bool   // when it answered last, it had published what had not come
+	session uint64 // 0: none has begun
+	number  uint64 // of the last batch
+	asking  bool   // the master was asked in this session
+	behind  bool   // when it answered last, it had published what had not come
 }
 
-// Lost ends the life: the connection to the master has begun or ended, or what came cannot be passed on.
+// Lost ends the session: the connection to the master has begun or ended, or what came cannot be passed on.
 func (r *Relay) Lost() []events.StoreMessage {
-	if r.life == 0 {
+	if r.session == 0 {
 		return nil
 	}
-	lost := events.StoreMessage{Kind: events.StoreLost, Life: r.life}
-	*r = Relay{NewLife: r.NewLife}
+	lost := events.StoreMessage{Kind: events.StoreLost, Life: r.session}
+	*r = Relay{NewSession: r.NewSession}
 	return []events.StoreMessage{lost}
 }
 
@@ -43,30 +43,30 @@ func (r *Relay) Batch(frames [][]byte) (out []events.StoreMessage, err error) {
 	if number > 1<<63 {
 		return r.Lost(), fmt.Errorf("%w: a batch of number %d", events.ErrMalformed, number)
 	}
-	if r.life != 0 && number != r.number+1 {
+	if r.session != 0 && number != r.number+1 {
 		err = fmt.Errorf("batches from %d to %d are missing", r.number+1, number-1)
 		if number <= r.number {
 			err = fmt.Errorf("batch %d came after batch %d", number, r.number)
 		}
 		out = r.Lost()
 	}
-	if r.life == 0 {
-		r.life = max(1, r.NewLife())
+	if r.session == 0 {
+		r.session = max(1, r.NewSession())
 	}
 	r.number = number
-	return append(out, events.StoreMessage{Kind: events.StoreBatch, Life: r.life, Number: number, Payload: frames[2]}),
+	return append(out, events.StoreMessage{Kind: events.StoreBatch, Life: r.session, Number: number, Payload: frames[2]}),
 		err
 }
 
 // Ask says that the master is asked for its counts now.
-func (r *Relay) Ask() { r.asking = r.life != 0 }
+func (r *Relay) Ask() { r.asking = r.session != 0 }
 
 // Checked takes what the master answered: how many batches it has published, and how many events it has dropped.
 // Dropped events take numbers too, one each if there was no room for them, fewer if they were in a batch that could not
 // be sent; so no batch has a number beyond the sum. Where the last one's is smaller nothing can be said. An error says
 // that something is missing.
 func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) {
-	if !r.asking { // the life that was asked about is over
+	if !r.asking { // the session that was asked about is over
 		return nil, nil
 	}
 	r.asking = false
@@ -81,5 +81,5 @@ func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) 
 				batches, dropped, r.number)
 	}
 	r.behind = false
-	return []events.StoreMessage{{Kind: events.StoreAlive, Life: r.life, Number: r.number}}, nil
+	return []events.StoreMessage{{Kind: events.StoreAlive, Life: r.session, Number: r.number}}, nil
 }

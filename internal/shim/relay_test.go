@@ -126,7 +126,7 @@ func TestStoreStream(t *testing.T) {
 			w := &storeWorld{rng: rand.New(rand.NewPCG(9, seed)), media: map[string]map[string]bool{},
 				writing: map[string]bool{},
 				held:    map[string]time.Time{}, lacked: map[string]time.Time{}, gate: make(chan struct{}, 100)}
-			w.relay = &Relay{NewLife: w.rng.Uint64}
+			w.relay = &Relay{NewSession: w.rng.Uint64}
 			const fresh, late = 2 * time.Second, 400 * time.Millisecond
 			objects := 1000
 			if seed%5 == 0 {
@@ -166,7 +166,7 @@ func TestStoreStream(t *testing.T) {
 					w.number, w.batches, w.dropped = 0, 0, 0
 					w.wire = append(w.wire, w.relay.Lost()...)
 				case n < 68 && w.rng.IntN(6) == 0: // the shim is another
-					w.relay = &Relay{NewLife: w.rng.Uint64}
+					w.relay = &Relay{NewSession: w.rng.Uint64}
 				case n < 70 && w.rng.IntN(4) == 0:
 					clear(w.media)
 					w.publish(map[string]any{"event_type": "cleared", "tenant_id": "default", "medium": nil})

@@ -98,7 +98,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		m.take(f)
 	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
 		p.verified = true
-	// same number, another content: another life, of which the replay must be had from its start
+	// same number, another content: another process, of which the replay must be had from its start
 	case f.Seq == m.taken.Seq:
 		m.begin(events.ReasonRestart, now)
 		m.startReplay()
