@@ -247,7 +247,7 @@ func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Count
 		if take == 0 {
 			continue
 		}
-		x.begin(s.node)
+		x.lock(s.node)
 		switch {
 		case s.grows && cancelled == nil && x.v.full(s.node, tier, r.slot()):
 			x.extend(s.node, take, r, tier)
@@ -266,7 +266,7 @@ func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Count
 				}
 			}
 		}
-		x.end(s.node)
+		x.unlock(s.node)
 	}
 	c.Stored += uint64(stored)
 	r.held[tier] += int64(stored)
@@ -325,9 +325,9 @@ func (x *Index) walk(space, slot, wish, at uint32, blocks []events.LocalHash) {
 			x.granules.s[g].node = child
 		}
 		x.write(first*granule, locals[i:i+int(k)])
-		x.begin(id)
+		x.lock(id)
 		x.link(id, child)
-		x.end(id)
+		x.unlock(id)
 		x.segs = append(x.segs, seg{node: child, n: k, block: first * granule, first: i, fresh: true})
 		id, off, i, wish = child, k, i+int(k), 0
 	}
@@ -490,16 +490,16 @@ func (x *Index) leave(r *rank, tier int, c *Counts) {
 		id := q[i].node
 		if id != open {
 			if open != 0 {
-				x.end(open)
+				x.unlock(open)
 			}
-			x.begin(id)
+			x.lock(id)
 			open = id
 		}
 		lo := min(q[i].block, q[i+n-1].block) - x.v.nodes[id].start
 		x.unmark(id, lo, lo+uint32(n), r, tier)
 		x.forgetQueued(r, id, q[i:i+n])
 	}
-	x.end(open)
+	x.unlock(open)
 	c.Removed += uint64(len(q))
 	r.held[tier] -= int64(len(q))
 	others := false
@@ -629,13 +629,13 @@ func (x *Index) clearMarks(r *rank, tiers TierSet, c *Counts) {
 	}
 	nodes := slices.Clone(r.nodes)
 	for _, id := range nodes {
-		x.begin(id)
+		x.lock(id)
 		tiers.each(func(t int) {
 			if x.v.masks[t] != nil {
 				x.unmarkAll(r, id, t)
 			}
 		})
-		x.end(id)
+		x.unlock(id)
 	}
 	switch {
 	case r.naming == owning && all:

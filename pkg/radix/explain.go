@@ -61,7 +61,7 @@ func (x *Index) Explain(space uint32, locals []events.LocalHash, allowed *RankSe
 		w := &a.walk
 		w.v, w.hidden = x.view.Load(), x.hidden.Load()
 		if w.device(space, q, allowed, &a, further) {
-			if ex := w.explain(len(locals), allowed, &a); x.unchanged(w) {
+			if ex := w.explain(len(locals), allowed, &a); x.validate(w) {
 				runtime.KeepAlive(x)
 				return ex
 			}

@@ -94,9 +94,9 @@ func (x *Index) toLedger(r *rank) {
 func (x *Index) enter(r *rank, e *events.Event, cancelled []bool, c *Counts) (n int, v verdict) {
 	l := r.ledger
 	if s := &x.segs[len(x.segs)-1]; s.grows {
-		x.begin(s.node)
+		x.lock(s.node)
 		x.extend(s.node, s.n, nil, 0)
-		x.end(s.node)
+		x.unlock(s.node)
 		s.grows = false
 	}
 	for si := range x.segs {
@@ -233,13 +233,13 @@ func (x *Index) show(r *rank, id, off uint32) {
 		if want == x.v.holds(id, off, t, r.slot()) {
 			continue
 		}
-		x.begin(id)
+		x.lock(id)
 		if want {
 			x.mark(id, off, off+1, r, t, nil)
 		} else {
 			x.unmark(id, off, off+1, r, t)
 		}
-		x.end(id)
+		x.unlock(id)
 	}
 }
 

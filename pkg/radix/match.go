@@ -86,7 +86,7 @@ func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) boo
 		if len(w.v.kinds) > 0 {
 			e = limited
 		}
-		return w.device(space, q, allowed, out, e) && x.unchanged(w)
+		return w.device(space, q, allowed, out, e) && x.validate(w)
 	}
 	if !w.device(space, q, allowed, out, further) {
 		return false
@@ -95,11 +95,12 @@ func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) boo
 	if w.v.reuse != nil {
 		w.cut(out)
 	}
-	return x.unchanged(w)
+	return x.validate(w)
 }
 
-// unchanged reports whether all that a walk has seen was there at one moment: now.
-func (x *Index) unchanged(w *walk) bool {
+// validate is the readers' side of the seqlocks: it reports whether no node and no view of a walk has changed since it
+// was visited, so that all of it was there at one moment: now.
+func (x *Index) validate(w *walk) bool {
 	if x.hidden.Load() != w.hidden || x.view.Load() != w.v {
 		return false
 	}

@@ -73,8 +73,9 @@ func (v *view) edge(parent uint32, local uint64) (slot int, child uint32) {
 	return 0, 0
 }
 
-// begin opens a node for a change, after the export that is under way, if any, has taken its copy. Changes do not nest.
-func (x *Index) begin(n uint32) {
+// lock is the writer's side of a node's seqlock: it makes the version odd, after the export that is under way, if any,
+// has taken its copy. Locks of one node do not nest.
+func (x *Index) lock(n uint32) {
 	x.touch(n)
 	atomic.AddUint32(&x.v.nodes[n].version, 1)
 }
@@ -86,8 +87,8 @@ func (x *Index) touch(n uint32) {
 	}
 }
 
-// end closes it.
-func (x *Index) end(n uint32) { atomic.AddUint32(&x.v.nodes[n].version, 1) }
+// unlock makes the version even again.
+func (x *Index) unlock(n uint32) { atomic.AddUint32(&x.v.nodes[n].version, 1) }
 
 // publish gives readers a new view: the one they have, changed by f.
 func (x *Index) publish(f func(v *view)) {
@@ -229,9 +230,9 @@ func (x *Index) split(id uint32, off uint32) uint32 {
 		x.rehashEdges()
 	}
 	v = x.v
-	x.begin(n.parent)
-	x.begin(id)
-	x.begin(head)
+	x.lock(n.parent)
+	x.lock(id)
+	x.lock(head)
 	slot, _ := v.edge(n.parent, v.locals[n.start])
 	put64(&v.edges[slot], edgeHash(n.parent, v.locals[n.start])>>32<<32|uint64(head))
 	for g := (n.start + granule - 1) / granule; (g+1)*granule <= n.start+off; g++ {
@@ -248,9 +249,9 @@ func (x *Index) split(id uint32, off uint32) uint32 {
 	put32(&p.depth, n.depth+off)
 	x.splitHolders(head, id, off)
 	x.link(head, id)
-	x.end(head)
-	x.end(id)
-	x.end(n.parent)
+	x.unlock(head)
+	x.unlock(id)
+	x.unlock(n.parent)
 	return head
 }
 
@@ -287,20 +288,20 @@ func (x *Index) reclaim(id uint32) {
 		}
 		parent, start, end := n.parent, n.start, n.start+n.len
 		if keep > 0 {
-			x.begin(id)
+			x.lock(id)
 			put32(&n.len, keep)
 			x.shortened(id)
-			x.end(id)
+			x.unlock(id)
 			x.freeGranules((start+keep+granule-1)/granule, (end+granule-1)/granule)
 			return
 		}
-		x.begin(parent)
-		x.begin(id)
+		x.lock(parent)
+		x.lock(id)
 		x.unlink(id)
 		put32(&n.parent, 0)
 		put32(&n.len, 0)
-		x.end(id)
-		x.end(parent)
+		x.unlock(id)
+		x.unlock(parent)
 		first := start / granule
 		if start%granule != 0 && x.v.nodes[parent].start+x.v.nodes[parent].len == start && x.v.nodes[parent].len > 0 {
 			x.granules.s[first].node = parent // it shares this one with what is above it

@@ -249,9 +249,9 @@ func (x *Index) settleWindow(r *rank, w *window, tier events.Tier, spots []spot)
 		on = slices.Compact(on)
 		for end := len(on); end > 0; {
 			id, lo, hi := x.run(on, end, -1)
-			x.begin(id)
+			x.lock(id)
 			x.mark(id, lo, hi, r, plane, nil)
-			x.end(id)
+			x.unlock(id)
 			end -= int(hi - lo)
 		}
 	}
@@ -259,9 +259,9 @@ func (x *Index) settleWindow(r *rank, w *window, tier events.Tier, spots []spot)
 	off = slices.Compact(off)
 	for at := 0; at < len(off); {
 		id, lo, hi := x.run(off, at, 1)
-		x.begin(id)
+		x.lock(id)
 		x.unmark(id, lo, hi, r, plane)
-		x.end(id)
+		x.unlock(id)
 		at += int(hi - lo)
 	}
 }
@@ -504,14 +504,14 @@ func (x *Index) clearWindows(r *rank, tiers TierSet) {
 				if x.v.masks[plane] == nil || !x.v.any(id, plane, r.slot()) {
 					continue
 				}
-				x.begin(id)
+				x.lock(id)
 				for off := range x.v.nodes[id].len {
 					if x.v.holds(id, off, plane, r.slot()) &&
 						(tiers>>t&1 != 0 || !x.outlives(r, &r.reuse.windows[i], events.Tier(t+1), id, off, tiers)) {
 						x.unmark(id, off, off+1, r, plane)
 					}
 				}
-				x.end(id)
+				x.unlock(id)
 			}
 		}
 	}
