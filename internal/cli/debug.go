@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -34,18 +35,28 @@ func (d *Debug) Check() error {
 	switch {
 	case err != nil:
 		return UsageErrorf("--debug-listen %q is not HOST:PORT", d.listen)
-	case !onLoopback(host):
+	case !OnLoopback(host):
 		return UsageErrorf(
 			"--debug-listen %s can be reached from other hosts: listen on 127.0.0.1, and forward the port over ssh or kubectl", d.listen)
 	}
 	return nil
 }
 
-// onLoopback reports whether a host, of an address or of a request, is this one by a name that nobody else can give a
-// meaning.
-func onLoopback(host string) bool {
+// OnLoopback reports whether a host is this one by localhost or an address of loopback.
+func OnLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// OwnHost reports whether a request's Host, with or without a port, is a name that nobody else can make lead to this
+// process: localhost, or an address. A web page can ask a port on loopback by a name of its own.
+func OwnHost(host string) bool {
+	name := strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	if alone, _, err := net.SplitHostPort(host); err == nil {
+		name = alone
+	}
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	return host == "" || net.ParseIP(name) != nil || name == "localhost" || strings.HasSuffix(name, ".localhost")
 }
 
 // Serve listens and serves until stop is called, if that was asked for.
@@ -77,12 +88,8 @@ func debugHandler() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host = r.Host
-		}
-		if !onLoopback(host) {
-			http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusForbidden)
+		if !OwnHost(r.Host) {
+			http.Error(w, "ask for an address or localhost", http.StatusForbidden)
 			return
 		}
 		mux.ServeHTTP(w, r)

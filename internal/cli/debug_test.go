@@ -26,7 +26,7 @@ func TestDebugIsForThisHostAlone(t *testing.T) {
 		}
 	}
 	for host, want := range map[string]int{
-		"127.0.0.1:6060": 200, "localhost": 200, "[::1]:6060": 200, "rebound.example:6060": 403, "169.254.169.254": 403,
+		"127.0.0.1:6060": 200, "localhost": 200, "[::1]:6060": 200, "rebound.example:6060": 403, "169.254.169.254": 200,
 	} {
 		for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/cmdline"} {
 			r := httptest.NewRequest("GET", path, nil)

@@ -44,6 +44,8 @@ type MemberConfig struct {
 	// Waiting, if not nil, is called once if Join must wait to see whether another process runs under this name.
 	Waiting func()
 
+	Views *Views // where each new view is put; nil: in Views of the member's own
+
 	// Viewed, if not nil, is called with each new view, from the goroutine of Run.
 	Viewed func(*View)
 
@@ -57,13 +59,26 @@ type MemberConfig struct {
 	Trouble func(error)
 }
 
+// Views is what a member knows, for those who are made before it. Any goroutine may use it.
+type Views struct{ now atomic.Pointer[View] }
+
+// NewViews returns the view of a member that knows nobody yet.
+func NewViews(cfg Config) *Views {
+	v := &Views{}
+	v.now.Store(New(cfg).View())
+	return v
+}
+
+// Now returns what is known now.
+func (v *Views) Now() *View { return v.now.Load() }
+
 // Member keeps one node's record, reads the others', and has the keeper carry out what the machine decides.
 type Member struct {
 	cfg      MemberConfig
 	machine  *Machine
 	key      string
 	revision uint64
-	view     atomic.Pointer[View]
+	views    *Views
 	asked    chan chan struct{} // of Announce: closed when the record has been written
 }
 
@@ -78,8 +93,10 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node name: %w", err)
 	}
-	m := &Member{cfg: cfg, machine: New(cfg.Config), key: key, asked: make(chan chan struct{})}
-	m.view.Store(m.machine.View())
+	m := &Member{cfg: cfg, machine: New(cfg.Config), key: key, views: cfg.Views, asked: make(chan chan struct{})}
+	if m.views == nil {
+		m.views = NewViews(cfg.Config)
+	}
 	if cfg.Dead != nil {
 		if err := m.removeDead(ctx); err != nil {
 			return nil, err
@@ -164,7 +181,7 @@ func (m *Member) begin(ctx context.Context) error {
 }
 
 // View returns what is known now. Any goroutine may call it.
-func (m *Member) View() *View { return m.view.Load() }
+func (m *Member) View() *View { return m.views.Now() }
 
 // write announces the node, once. An error that wraps ErrNameInUse is the end.
 func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
@@ -251,7 +268,7 @@ func (m *Member) receive(text []byte) {
 // show makes a view of what is known now.
 func (m *Member) show() *View {
 	view := m.machine.View()
-	m.view.Store(view)
+	m.views.now.Store(view)
 	if m.cfg.Viewed != nil {
 		m.cfg.Viewed(view)
 	}

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,9 +22,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// Config is what the handler is made of.
+// Indexer answers for the whole cluster.
+type Indexer interface {
+	Find(ctx context.Context, q *api.Query) (*api.Answer, error)
+	Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error)
+	Snapshot(ctx context.Context) (*api.SnapshotList, error)
+}
+
+// Config is what the paths are answered with.
 type Config struct {
-	Indexer api.Indexer
+	Indexer Indexer
 	Shims   *Shims
 
 	// Dump writes what all workers hold as router events, one JSON object a line.
@@ -137,12 +145,47 @@ func (r *request) fields() map[string]func(name string, value []byte) error {
 			return unprocessable(err)
 		},
 		"l3": func(_ string, value []byte) error {
-			if err := json.Unmarshal(value, &r.L3); err != nil {
-				return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "l3: %v", err)
-			}
-			return nil
+			return readL3(value, &r.L3)
 		},
 	}
+}
+
+// readL3 reads how a worker uses a shared store, in the layout of --l3-config.
+func readL3(value []byte, to **hicache.Config) error {
+	dec := json.NewDecoder(bytes.NewReader(value))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(to)
+	if err == nil {
+		return nil
+	}
+	said := "it is not what docs/l3.md describes"
+	var wrong *json.UnmarshalTypeError
+	switch name, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); {
+	case unknown:
+		said = "there is no field " + name
+	case errors.As(err, &wrong) && wrong.Field == "":
+		said = "it is " + wrong.Value + ", not an object"
+	case errors.As(err, &wrong):
+		said = fmt.Sprintf("%s is %s, not %s", wrong.Field, wrong.Value, wanted(wrong.Type))
+	}
+	return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "l3: %s", said)
+}
+
+// wanted is what a field wants, in words.
+func wanted(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "text"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	}
+	return "a whole number in its range"
 }
 
 // failure is an error with its status, which in Dynamo is another than the code's in places.
@@ -166,15 +209,14 @@ func unprocessable(err error) error {
 	return err
 }
 
-// NewHandler returns what answers a client of Dynamo's standalone indexer, or of RFC #1403.
-func NewHandler(cfg Config) http.Handler {
+// Register adds the paths that clients of Dynamo's standalone indexer, or of RFC #1403, ask.
+func Register(mux *http.ServeMux, cfg Config) {
 	if cfg.Deadline <= 0 {
 		cfg.Deadline = 10 * time.Second
 	}
 	if cfg.Ended == nil {
 		cfg.Ended = func(string, string) {}
 	}
-	mux := http.NewServeMux()
 	handle := func(method, path string, good int, do func(context.Context, []byte, url.Values) (any, error)) {
 		op := strings.TrimPrefix(path, "/")
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
@@ -214,12 +256,12 @@ func NewHandler(cfg Config) http.Handler {
 		})
 	}
 	handle(http.MethodGet, "/dump", http.StatusOK, cfg.dump)
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	return mux
+	mux.HandleFunc("/health", func(w http.ResponseWriter, r *http.Request) {
+		if !api.Allowed(w, r, http.MethodGet) {
+			http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
+		}
+	})
 }
-
-// Patterns are the paths that [NewHandler] answers.
-var Patterns = []string{"/register", "/unregister", "/workers", "/query", "/query_by_hash", "/dump", "/health"}
 
 // open reads a request's body. What is posted must say that it is JSON, as in Dynamo: a web page may post anything else
 // to any address.

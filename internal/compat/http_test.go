@@ -15,7 +15,7 @@ import (
 
 // asked is an indexer that remembers what it was asked.
 type asked struct {
-	api.Indexer
+	Indexer
 	queries []*api.Query
 }
 
@@ -33,7 +33,8 @@ func (a *asked) Find(_ context.Context, q *api.Query) (*api.Answer, error) {
 func TestReadAsDynamoDoes(t *testing.T) {
 	counts := map[string]int{}
 	x := &asked{}
-	h := NewHandler(Config{Indexer: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
+	h := http.NewServeMux()
+	Register(h, Config{Indexer: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
 		Ended: func(op, outcome string) { counts[op+" "+outcome]++ }})
 	total := 0
 	for _, c := range []struct {
@@ -112,7 +113,8 @@ func TestReadAsDynamoDoes(t *testing.T) {
 // workers hash.
 func TestMultimodalItems(t *testing.T) {
 	x := &asked{}
-	h := NewHandler(Config{Indexer: x})
+	h := http.NewServeMux()
+	Register(h, Config{Indexer: x})
 	post := func(body string) *httptest.ResponseRecorder {
 		r, w := httptest.NewRequest("POST", "/query", strings.NewReader(body)), httptest.NewRecorder()
 		r.Header.Set("Content-Type", api.JSON)

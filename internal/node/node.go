@@ -67,9 +67,6 @@ type Config struct {
 	// Health, if not nil, returns what is wrong with the NATS server in this process.
 	Health func() error
 
-	// Outcomes, if not nil, counts what becomes of requests to this node, for its status.
-	Outcomes *api.Outcomes
-
 	Hooks Hooks
 }
 

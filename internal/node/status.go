@@ -113,11 +113,6 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		s.Problems = append(s.Problems, clusterProblems(view, s.Cluster)...)
 	}
 	s.Problems = append(s.Problems, n.capacityProblems()...)
-	s.Requests = []api.RequestCount{}
-	if n.cfg.Outcomes != nil {
-		s.Requests = n.cfg.Outcomes.Counts()
-		s.Problems = append(s.Problems, n.cfg.Outcomes.Problems(time.Now())...)
-	}
 	n.capacity.mu.Lock()
 	s.SnapshotBucket, s.Store = n.capacity.bucket.api(), n.capacity.store.api()
 	n.capacity.mu.Unlock()

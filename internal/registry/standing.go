@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"context"
 	"fmt"
 	"reflect"
 	"slices"
@@ -120,21 +119,8 @@ func sameButStanding(a, b Record) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// Find answers a query, and says of its ranks how it stands with them.
-func (l Leased) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
-	a, err := l.Indexer.Find(ctx, q)
-	l.Registry.impaired.mark(a)
-	return a, err
-}
-
-// Status says how the node is doing, and how it stands with the engines of all ranks that are registered.
-func (l Leased) Status(ctx context.Context) (*api.Status, error) {
-	s, err := l.Indexer.Status(ctx)
-	if err == nil {
-		l.Registry.report(s)
-	}
-	return s, err
-}
+// MarkAnswer writes into an answer how it stands with the engines and shims of its ranks.
+func (r *Registry) MarkAnswer(a *api.Answer) { r.impaired.mark(a) }
 
 // maxNamed is how many ranks a problem or a note names.
 const maxNamed = 5
@@ -143,9 +129,9 @@ const maxNamed = 5
 // with a large model.
 const goneLong = 10 * time.Minute
 
-// report writes into a status how it stands with the ranks. Problems are told by the node that would end their leases,
+// MarkStatus writes into a status how it stands with the ranks. Problems are told by the node that would end their leases,
 // so that one of a cluster does.
-func (r *Registry) report(s *api.Status) {
+func (r *Registry) MarkStatus(s *api.Status) {
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
 	var unusable, refused []string

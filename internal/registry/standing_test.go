@@ -12,26 +12,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// canned is an indexer whose answers have these ranks.
-type canned struct {
-	api.Indexer
-	workers []api.Overlap
-}
-
-func (c canned) Find(context.Context, *api.Query) (*api.Answer, error) {
-	return &api.Answer{Workers: slices.Clone(c.workers)}, nil
-}
-
-func (c canned) Status(context.Context) (*api.Status, error) { return &api.Status{}, nil }
-
-func (c canned) Workers(context.Context, api.WorkersRequest) (*api.WorkerList, error) {
-	list := &api.WorkerList{}
-	for _, o := range c.workers {
-		list.Workers = append(list.Workers, api.WorkerInfo{Instance: o.Instance, Rank: o.Rank})
-	}
-	return list, nil
-}
-
 // TestStanding has a shim say how it stands: soon every node has it in answers, in the list of workers, in the status
 // and in its notes, without a change of who is registered; and nothing of it once the engine is connected and the shim
 // is level.
@@ -50,8 +30,8 @@ func TestStanding(t *testing.T) {
 	}()
 	s.shim("silent-about-itself", time.Hour)
 	s.until("both are known", func() bool { return s.know("silent-about-itself", "w") })
-	indexer := canned{workers: []api.Overlap{{Instance: "other", Device: 3}, {Instance: "silent-about-itself"},
-		{Instance: "w", Device: 2}, {Instance: "w", Rank: 1}}}
+	overlaps := []api.Overlap{{Instance: "other", Device: 3}, {Instance: "silent-about-itself"},
+		{Instance: "w", Device: 2}, {Instance: "w", Rank: 1}}
 	since := time.Now().Add(-goneLong).Truncate(time.Millisecond).UTC()
 	changed := s.nodes[0].Changed()
 	for _, now := range []Standing{
@@ -69,10 +49,8 @@ func TestStanding(t *testing.T) {
 				w, ok := node.Worker(events.RankKey{Instance: "w"})
 				return ok && w.Record.Standing != nil && *w.Record.Standing == now
 			})
-			l := Leased{Indexer: indexer, Registry: node}
-			answer, err := l.Find(s.ctx, &api.Query{})
-			s.must(err)
-			want := slices.Clone(indexer.workers)
+			answer, want := &api.Answer{Workers: slices.Clone(overlaps)}, slices.Clone(overlaps)
+			node.MarkAnswer(answer)
 			want[2].CatchingUp = now.CatchingUp
 			if now.Engine != api.EngineConnected {
 				want[2].Engine = now.Engine
@@ -80,16 +58,19 @@ func TestStanding(t *testing.T) {
 			if !slices.Equal(answer.Workers, want) {
 				t.Errorf("%+v: the answer has %+v", now, answer.Workers)
 			}
-			list, err := l.Workers(s.ctx, api.WorkersRequest{})
-			s.must(err)
+			list := &api.WorkerList{}
+			for _, o := range overlaps {
+				list.Workers = append(list.Workers, api.WorkerInfo{Instance: o.Instance, Rank: o.Rank})
+			}
+			node.MarkWorkers(list)
 			if w := list.Workers[2]; w.Engine != now.Engine || w.EngineWhy != now.Why ||
 				w.CatchingUp != now.CatchingUp ||
 				(w.EngineSince == nil) != now.Since.IsZero() || w.EngineSince != nil &&
 				!w.EngineSince.Equal(now.Since) {
 				t.Errorf("%+v: the list has %+v", now, w)
 			}
-			status, err := l.Status(s.ctx)
-			s.must(err)
+			status := &api.Status{}
+			node.MarkStatus(status)
 			counts := api.EngineCounts{Unknown: 1}
 			switch now.Engine {
 			case api.EngineConnected:

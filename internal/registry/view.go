@@ -1,33 +1,21 @@
 package registry
 
 import (
-	"context"
-
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Leased is an indexer whose answers, list of workers and status say how it stands with shims and engines.
-type Leased struct {
-	api.Indexer
-	Registry *Registry
-}
-
-// Workers lists the ranks that the log knows, with the leases of those that have one.
-func (l Leased) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
-	list, err := l.Indexer.Workers(ctx, asked)
-	if err != nil {
-		return nil, err
-	}
+// MarkWorkers writes into a list of workers the leases of those that have one, and how it stands with their engines.
+func (r *Registry) MarkWorkers(list *api.WorkerList) {
 	for i := range list.Workers {
 		w := &list.Workers[i]
-		if known, ok := l.Registry.Worker(events.RankKey{Instance: w.Instance, Rank: w.Rank}); ok {
-			r := known.Record
+		if known, ok := r.Worker(events.RankKey{Instance: w.Instance, Rank: w.Rank}); ok {
+			record := known.Record
 			w.Lease = &api.Lease{
-				Holder: r.Holder.ID, Host: r.Holder.Host, PID: r.Holder.PID, Since: r.Holder.Since,
-				State:   string(r.State),
-				L3:      r.L3.String(),
-				Renewed: known.Renewed.UTC(), Expires: known.Renewed.Add(r.Lease()).UTC(),
+				Holder: record.Holder.ID, Host: record.Holder.Host, PID: record.Holder.PID, Since: record.Holder.Since,
+				State:   string(record.State),
+				L3:      record.L3.String(),
+				Renewed: known.Renewed.UTC(), Expires: known.Renewed.Add(record.Lease()).UTC(),
 			}
 			standing := known.standing()
 			w.Engine, w.EngineWhy, w.CatchingUp = standing.Engine, standing.Why, standing.CatchingUp
@@ -36,5 +24,4 @@ func (l Leased) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Wor
 			}
 		}
 	}
-	return list, nil
 }

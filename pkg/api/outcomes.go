@@ -1,13 +1,8 @@
 package api
 
 import (
-	"cmp"
-	"fmt"
+	"maps"
 	"slices"
-	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
 )
 
 // Transport is the way by which a request came.
@@ -53,89 +48,5 @@ func Overloaded(outcome string) (whatToDo string, is bool) {
 	return whatToDo, is
 }
 
-// lately is for how long a problem is one, at least; twice as long at most.
-const lately = time.Minute
-
-// Outcomes counts what becomes of requests. The zero value has counted none. Any number of goroutines may use it.
-type Outcomes struct {
-	mu     sync.RWMutex
-	counts map[RequestCount]*atomic.Uint64 // keys have no Count
-
-	late struct { // what [Overloaded] says of, in this span of time and in the one before
-		sync.Mutex
-		began       time.Time
-		now, before map[string]uint64
-	}
-}
-
-// Count counts a request.
-func (o *Outcomes) Count(by Transport, op, outcome string) { o.count(by, op, outcome, time.Now) }
-
-func (o *Outcomes) count(by Transport, op, outcome string, now func() time.Time) {
-	key := RequestCount{Transport: by, Operation: op, Outcome: outcome}
-	o.mu.RLock()
-	n := o.counts[key]
-	o.mu.RUnlock()
-	if n == nil {
-		o.mu.Lock()
-		if n = o.counts[key]; n == nil {
-			if o.counts == nil {
-				o.counts = map[RequestCount]*atomic.Uint64{}
-			}
-			n = new(atomic.Uint64)
-			o.counts[key] = n
-		}
-		o.mu.Unlock()
-	}
-	n.Add(1)
-	if _, is := Overloaded(outcome); is {
-		o.late.Lock()
-		o.turn(now())
-		o.late.now[outcome]++
-		o.late.Unlock()
-	}
-}
-
-// turn begins a new span of time when it is due. o.late is locked.
-func (o *Outcomes) turn(now time.Time) {
-	l := &o.late
-	switch age := now.Sub(l.began); {
-	case age >= 2*lately:
-		l.began, l.now, l.before = now, map[string]uint64{}, nil
-	case age >= lately:
-		l.began, l.now, l.before = now, map[string]uint64{}, l.now
-	}
-}
-
-// Counts lists what was counted, by transport, operation and outcome.
-func (o *Outcomes) Counts() []RequestCount {
-	list := []RequestCount{}
-	o.mu.RLock()
-	for key, n := range o.counts {
-		key.Count = n.Load()
-		list = append(list, key)
-	}
-	o.mu.RUnlock()
-	slices.SortFunc(list, func(a, b RequestCount) int {
-		return cmp.Or(
-			cmp.Compare(a.Transport, b.Transport), cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.Outcome,
-				b.Outcome),
-		)
-	})
-	return list
-}
-
-// Problems says which requests were refused of late for want of room, and what helps.
-func (o *Outcomes) Problems(now time.Time) (list []string) {
-	o.late.Lock()
-	defer o.late.Unlock()
-	o.turn(now)
-	for outcome, whatToDo := range overload {
-		if n := o.late.now[outcome] + o.late.before[outcome]; n > 0 {
-			was := strings.Replace(outcome, "busy", "refused as busy", 1)
-			list = append(list, fmt.Sprintf("%d requests were %s within the last two minutes: %s", n, was, whatToDo))
-		}
-	}
-	slices.Sort(list)
-	return list
-}
+// Overloads lists the outcomes that [Overloaded] is about.
+func Overloads() []string { return slices.Sorted(maps.Keys(overload)) }

@@ -6,47 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 )
-
-func TestProblemsOfLate(t *testing.T) {
-	var o Outcomes
-	at := time.Unix(1000, 0)
-	problems := func() string { return strings.Join(o.Problems(at), "; ") }
-	count := func(outcome string, n int) {
-		for range n {
-			o.count(OverNATS, OpFind, outcome, func() time.Time { return at })
-		}
-	}
-	count(OutcomeOK, 3)
-	count(string(CodeMalformed), 3) // is the caller's own trouble
-	if p := problems(); p != "" {
-		t.Errorf("%q", p)
-	}
-	count(string(CodeBusy), 2)
-	count(OutcomeUnsent, 1)
-	if p := problems(); !strings.Contains(p, "2 requests were refused as busy") ||
-		!strings.Contains(p, "1 requests were unsent") {
-		t.Errorf("%q", p)
-	}
-	at = at.Add(lately)
-	count(string(CodeBusy), 5)
-	if p := problems(); !strings.Contains(p, "7 requests were refused as busy") {
-		t.Errorf("%q", p)
-	}
-	at = at.Add(lately)
-	if p := problems(); !strings.Contains(p, "5 requests were refused as busy") || strings.Contains(p, "unsent") {
-		t.Errorf("%q", p)
-	}
-	at = at.Add(2 * lately)
-	if p := problems(); p != "" {
-		t.Errorf("%q", p)
-	}
-	want := "[{nats find busy 7} {nats find malformed 3} {nats find ok 3} {nats find unsent 1}]"
-	if got := fmt.Sprint(o.Counts()); got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
-}
 
 // TestCatalogue: docs/errors.md lists every code with its status, and no other.
 func TestCatalogue(t *testing.T) {
@@ -74,14 +34,4 @@ func TestCatalogue(t *testing.T) {
 			t.Errorf("the page does not name the limit %s", limit)
 		}
 	}
-}
-
-func BenchmarkCount(b *testing.B) {
-	var o Outcomes
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			o.Count(OverNATS, OpFind, OutcomeOK)
-		}
-	})
 }

@@ -1,4 +1,4 @@
-package wire
+package server
 
 import (
 	"context"
@@ -62,13 +62,12 @@ func (x *indexer) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	conn := connect(t)
 	x := &indexer{gate: make(chan struct{})}
-	outcomes := &api.Outcomes{}
-	service := NewService(conn, "default", api.Handler{Indexer: x},
-		ServiceConfig{Workers: 2, Queue: 8, Ended: outcomes.Count})
-	if err := service.Answer(); err != nil {
+	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", QueryWorkers: 2, QueryQueue: 8}}
+	service := &service{s: s, answer: api.Handler{Indexer: x}}
+	if err := service.serveQueries(); err != nil {
 		t.Fatal(err)
 	}
-	defer service.Stop(t.Context())
+	defer service.stop(t.Context())
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	body, _ := json.Marshal(api.Query{Model: "m", Hashes: make(api.Hashes, 800)})
@@ -108,13 +107,13 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	}
 	want := fmt.Sprint([]api.RequestCount{{Transport: "nats", Operation: "find", Outcome: "busy", Count: busy},
 		{Transport: "nats", Operation: "find", Outcome: "ok", Count: ok}})
-	for fmt.Sprint(outcomes.Counts()) != want { // they are counted when they have been sent
+	for fmt.Sprint(s.outcomes.Counts()) != want { // they are counted when they have been sent
 		if ctx.Err() != nil {
-			t.Fatalf("%v, want %s", outcomes.Counts(), want)
+			t.Fatalf("%v, want %s", s.outcomes.Counts(), want)
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if list := outcomes.Problems(time.Now()); len(list) != 1 ||
+	if list := s.outcomes.Problems(time.Now()); len(list) != 1 ||
 		!strings.Contains(list[0], fmt.Sprint(busy, " requests were refused as busy")) ||
 		!strings.Contains(list[0], "--query-queue") {
 		t.Errorf("problems: %q", list)
@@ -130,13 +129,12 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 // does.
 func TestErrorsHaveBodies(t *testing.T) {
 	conn := connect(t)
-	outcomes := &api.Outcomes{}
-	service := NewService(conn, "default", api.Handler{Indexer: &indexer{}},
-		ServiceConfig{Workers: 2, Queue: 8, Ended: outcomes.Count})
-	if err := service.Answer(); err != nil {
+	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", QueryWorkers: 2, QueryQueue: 8}}
+	service := &service{s: s, answer: api.Handler{Indexer: &indexer{}}}
+	if err := service.serveQueries(); err != nil {
 		t.Fatal(err)
 	}
-	defer service.Stop(t.Context())
+	defer service.stop(t.Context())
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	huge := &api.Query{Model: "huge", Hashes: api.Hashes{}}
@@ -148,7 +146,7 @@ func TestErrorsHaveBodies(t *testing.T) {
 			code api.Code
 			want string
 		}{
-			{make([]byte, MaxBody+1), api.CodeTooLarge,
+			{make([]byte, jetstream.MaxValue+1), api.CodeTooLarge,
 				"the request has 900001 bytes, more than 900000, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes 8388608 (8 MiB)"},
 			{answer, api.CodeTooLarge, "the limit over NATS; ask for less"},
 			{nil, api.CodeMalformed, "empty"},

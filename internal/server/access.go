@@ -1,0 +1,116 @@
+package server
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"net/http"
+	"strings"
+	"sync/atomic"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// open are the paths that anybody may ask: they say nothing of anybody.
+var open = map[string]bool{"/healthz": true, "/readyz": true}
+
+// writing are paths of GET that have something written: /dump has snapshots written first.
+var writing = map[string]bool{"/dump": true}
+
+// access keeps the HTTP port to those who may use it.
+type access struct{ token []byte }
+
+// guard lets only those pass who may use the port: who brings the token, if there is one, and no web page of another
+// site. Browsers say of themselves where a request comes from. One that has a name of its own made to lead here, and so
+// seems to be of this site, is told by that name where there is no token to tell it by. ended is told of requests that
+// do not pass.
+func (a *access) guard(next http.Handler, ended func(op, outcome string)) http.Handler {
+	want := sha256.Sum256(a.token)
+	site := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var failure *api.Error
+		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		got := sha256.Sum256([]byte(given)) // of one length, so that comparing takes the same time whatever was given
+		switch {
+		case open[r.URL.Path]:
+		case a.token != nil && !(subtle.ConstantTimeCompare(got[:], want[:]) == 1 &&
+			strings.EqualFold(scheme, "Bearer")):
+			w.Header().Set("WWW-Authenticate", `Bearer realm="kvatlas"`)
+			failure = api.Errorf(api.CodeUnauthorized, "this port wants a bearer token: Authorization: Bearer ...")
+		case a.token == nil && !cli.OwnHost(r.Host):
+			failure = api.Errorf(api.CodeForbidden,
+				"the request is for host %.100q; a port without --http-token-file answers to localhost and to addresses, "+
+					"so that no web page can ask it by a name of its own", r.Host)
+		default:
+			if err := site.Check(unsafe(r)); err != nil {
+				failure = api.Errorf(api.CodeForbidden, "a web page of another site may not ask this: %v", err)
+			}
+		}
+		if failure != nil {
+			deny(w, ended, api.OpOther, failure)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// unsafe returns a request as one that changes something, if it does: GET alone would pass for one that does not.
+func unsafe(r *http.Request) *http.Request {
+	if writing[r.URL.Path] {
+		r = r.Clone(r.Context())
+		r.Method = http.MethodPost
+	}
+	return r
+}
+
+// deny refuses a request with an error in JSON, and counts it.
+func deny(w http.ResponseWriter, ended func(op, outcome string), op string, failure *api.Error) {
+	ended(op, api.Outcome(failure))
+	_ = api.WriteReply(w, api.JSON, failure.Body(api.JSON), failure.Code.HTTPStatus()) // or the caller has gone
+}
+
+// maxBodies bounds the bodies of the requests under way over HTTP, in bytes.
+const maxBodies = 64 << 20
+
+// httpRoom bounds what is under way over HTTP at once.
+type httpRoom struct {
+	requests, bytes   int64 // bounds
+	underWay, reading atomic.Int64
+}
+
+// limit refuses the requests for which there is no room. Health checks and metrics have always some.
+func (l *httpRoom) limit(next http.Handler, ended func(op, outcome string)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if open[r.URL.Path] || r.URL.Path == "/metrics" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		size := r.ContentLength
+		if size < 0 || size > api.MaxBody { // it is not said, or refused once so much is read
+			size = api.MaxBody
+		}
+		defer l.underWay.Add(-1)
+		defer l.reading.Add(-size)
+		n, bytes := l.underWay.Add(1), l.reading.Add(size)
+		switch {
+		case n > l.requests:
+			deny(w, ended, opOf(r.URL.Path), api.Errorf(api.CodeBusy,
+				"%d requests are under way over HTTP; ask again a little later", l.requests))
+		case bytes > l.bytes && bytes > size:
+			deny(w, ended, opOf(r.URL.Path), api.Errorf(api.CodeBusy,
+				"%d MiB of requests are under way over HTTP; ask again a little later", l.bytes>>20))
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+// opOf is the operation of a path.
+func opOf(path string) string {
+	for _, route := range routes {
+		if route.path == path {
+			return route.op
+		}
+	}
+	return api.OpOther
+}

@@ -1,0 +1,164 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/dump"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// usualDeadline bounds a request over HTTP that names no deadline, or a later one.
+const usualDeadline = 5 * time.Second
+
+// routes are the operations' paths.
+var routes = []struct{ method, path, op string }{
+	{http.MethodPost, "/v1/find", api.OpFind}, {http.MethodGet, "/v1/workers", api.OpWorkers},
+	{http.MethodGet, "/v1/status", api.OpStatus}, {http.MethodGet, "/v1/verify", api.OpVerify},
+	{http.MethodPost, "/v1/snapshot", api.OpSnapshot},
+}
+
+// handler returns what answers on the HTTP port:
+//
+//	POST /v1/find      a Query, as JSON or MessagePack by Content-Type → an Answer
+//	GET  /v1/workers   → a WorkerList
+//	GET  /v1/status    → a Status
+//	GET  /v1/verify    → a Status with a checksum of each partition
+//	POST /v1/snapshot  → a SnapshotList
+//	GET  /healthz      200 while the process runs
+//	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same; else
+//	                   503 and why not
+//	GET  /metrics      for Prometheus
+//
+// and the paths of internal/compat.
+func (s *Server) handler() http.Handler {
+	front := &httpFront{
+		requests: s.requests(), ended: func(op, outcome string) { s.outcomes.Count(api.OverHTTP, op, outcome) },
+		deadline: usualDeadline,
+	}
+	mux := http.NewServeMux()
+	front.register(mux)
+	compat.Register(mux, compat.Config{
+		Indexer: s, Shims: s.shims, Ended: front.ended,
+		Dump: func(ctx context.Context, out io.Writer) error {
+			return dump.Write(ctx, s.ns, "", out, func(dump.Dumped) {})
+		},
+	})
+	front.get(mux, "/metrics", s.scrape.ServeHTTP)
+	front.get(mux, "/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := s.node.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ready")
+		for _, note := range append(s.node.Notes(), s.registry.Notes()...) {
+			fmt.Fprintln(w, note)
+		}
+	})
+	room := &httpRoom{requests: int64(s.QueryWorkers + s.QueryQueue), bytes: maxBodies}
+	return (&access{token: s.HTTPToken}).guard(room.limit(mux, front.ended), front.ended)
+}
+
+// httpFront answers the operations over HTTP.
+type httpFront struct {
+	requests api.Handler
+	ended    func(op, outcome string) // is told what became of each request, by its operation or path
+	deadline time.Duration
+}
+
+// register adds the operations' paths, /healthz, and what is said of all others.
+func (f *httpFront) register(mux *http.ServeMux) {
+	for _, route := range routes {
+		mux.HandleFunc(route.path, func(w http.ResponseWriter, r *http.Request) {
+			if api.Allowed(w, r, route.method) {
+				f.serve(w, r, route.op)
+			} else {
+				f.refuse(w, route.op, api.JSON, api.WrongMethod(r, route.method))
+			}
+		})
+	}
+	f.get(mux, "/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		f.refuse(w, api.OpOther, api.JSON, api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path))
+	})
+}
+
+// get adds a path that takes GET.
+func (f *httpFront) get(mux *http.ServeMux, path string, handle http.HandlerFunc) {
+	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		if api.Allowed(w, r, http.MethodGet) {
+			handle(w, r)
+		} else {
+			f.refuse(w, api.OpOther, api.JSON, api.WrongMethod(r, http.MethodGet))
+		}
+	})
+}
+
+// serve answers one request, and counts it.
+func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
+	contentType, body, deadline, failure := f.open(w, r)
+	if failure != nil {
+		f.refuse(w, op, contentType, failure)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), deadline)
+	defer cancel()
+	reply, failure := f.requests.Handle(ctx, op, contentType, body)
+	status := http.StatusOK
+	if failure != nil {
+		status = failure.Code.HTTPStatus()
+	}
+	if errors.Is(r.Context().Err(), context.Canceled) {
+		f.ended(op, api.OutcomeExpired)
+		return
+	}
+	f.send(w, op, contentType, reply, status, api.Outcome(failure))
+}
+
+// open reads a request. The failure is to be sent in the content type.
+func (f *httpFront) open(w http.ResponseWriter, r *http.Request) (
+	contentType string, body []byte, deadline time.Duration, failure *api.Error,
+) {
+	header := r.Header.Get("Content-Type")
+	contentType, known := api.ContentType(header)
+	// A web page may send some forms, or none, to any address without asking first; these are refused even where they
+	// would be understood.
+	if !known || header == "" && r.ContentLength != 0 {
+		return contentType, nil, 0, api.WrongContentType(header)
+	}
+	deadline = f.deadline
+	if text := r.Header.Get(rpc.HeaderDeadline); text != "" {
+		ms, err := strconv.ParseUint(text, 10, 64)
+		if err != nil || ms == 0 {
+			return contentType, nil, 0, api.Errorf(api.CodeMalformed,
+				"the header %s is %.40s, not a whole number of milliseconds above 0", rpc.HeaderDeadline, text)
+		}
+		deadline = min(deadline, time.Duration(min(ms, 1<<31))*time.Millisecond)
+	}
+	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {
+		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
+			"%s takes no parameters in its URL, such as %.40s; they belong into the body", r.URL.Path, name)
+	}
+	body, failure = api.ReadBody(w, r)
+	return contentType, body, deadline, failure
+}
+
+func (f *httpFront) refuse(w http.ResponseWriter, op, contentType string, failure *api.Error) {
+	f.send(w, op, contentType, failure.Body(contentType), failure.Code.HTTPStatus(), api.Outcome(failure))
+}
+
+// send sends an answer, and counts its request.
+func (f *httpFront) send(w http.ResponseWriter, op, contentType string, body []byte, status int, outcome string) {
+	if api.WriteReply(w, contentType, body, status) != nil {
+		outcome = api.OutcomeUnsent
+	}
+	f.ended(op, outcome)
+}

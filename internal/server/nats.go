@@ -1,0 +1,132 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// queueGroup is whom a request goes to: one node of all that serve.
+const queueGroup = "kvatlas"
+
+// service is what a node serves on NATS. Subjects are kv.v1.<namespace>.q.<operation>, where whichever node answers for
+// the cluster, and kv.v1.<namespace>.node.<node>.<operation>, where one node answers for what it holds itself.
+type service struct {
+	s      *Server
+	answer api.Handler
+	shared []*jetstream.Service // any node's subjects
+	own    []*jetstream.Service // this node's
+}
+
+// newService returns the service of a node. It serves nothing yet.
+func (s *Server) newService() *service { return &service{s: s, answer: s.requests()} }
+
+// serveStatus serves what may be asked of a node that is not ready.
+func (v *service) serveStatus() error {
+	return v.serve(&v.shared, "kvatlas-node", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpStatus)
+}
+
+// serveOwn serves everything on the node's own subjects, for what it holds itself. It has workers of its own, so that
+// nodes whose workers all wait for each other still answer each other.
+func (v *service) serveOwn() error {
+	subject := func(op string) (string, error) { return jetstream.NodeSubject(v.s.Namespace, v.s.ID, op) }
+	answer := api.Handler{
+		Indexer: own{v.s}, Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
+		Observe: func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
+	}
+	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject, api.OpFind, api.OpWorkers, api.OpStatus,
+		api.OpVerify, api.OpSnapshot)
+}
+
+// serveQueries serves everything else, once the node is ready.
+func (v *service) serveQueries() error {
+	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpFind,
+		api.OpWorkers, api.OpVerify, api.OpSnapshot)
+}
+
+// requests answers clients' requests.
+func (s *Server) requests() api.Handler { return api.Handler{Indexer: s, Observe: s.queries.Observe} }
+
+func (v *service) anyNode(op string) (string, error) {
+	return jetstream.QuerySubject(v.s.Namespace, op), nil
+}
+
+func (v *service) serve(
+	list *[]*jetstream.Service, name, group string, by api.Transport, answer api.Handler,
+	subject func(op string) (string, error), ops ...string,
+) error {
+	cfg := jetstream.ServiceConfig{
+		Name: name, Version: serviceVersion(v.s.Version),
+		Description: "index of KV cache, namespace " + v.s.Namespace,
+		Workers:     v.s.QueryWorkers, Queue: v.s.QueryQueue, MaxBody: jetstream.MaxValue, Refuse: refuse,
+		Hooks: jetstream.ServiceHooks{Ended: func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) }},
+	}
+	for _, op := range ops {
+		on, err := subject(op)
+		if err != nil {
+			return err
+		}
+		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group,
+			Handler: overNATS(answer, op)})
+	}
+	service, err := jetstream.Serve(v.s.Conn, cfg)
+	if err == nil {
+		*list = append(*list, service)
+	}
+	return err
+}
+
+// serviceVersion is a semantic version, which micro services must have.
+func serviceVersion(version string) string {
+	if len(version) > 1 && version[0] == 'v' {
+		return version[1:]
+	}
+	return "0.0.0"
+}
+
+// refuse answers what the service itself refuses with an error as any other.
+func refuse(r jetstream.Request, code int, why string) jetstream.Response {
+	contentType, _ := api.ContentType(r.ContentType)
+	return failed(contentType, api.Refusal(code, why))
+}
+
+func failed(contentType string, failure *api.Error) jetstream.Response {
+	return jetstream.Response{
+		ContentType: contentType, Body: failure.Body(contentType),
+		Code: failure.Code.HTTPStatus(), Description: failure.Error(), Outcome: api.Outcome(failure),
+	}
+}
+
+func overNATS(answer api.Handler, op string) jetstream.Handler {
+	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
+		contentType, known := api.ContentType(r.ContentType)
+		if !known {
+			return failed(contentType, api.WrongContentType(r.ContentType))
+		}
+		reply, failure := answer.Handle(ctx, op, contentType, r.Body)
+		out := jetstream.Response{ContentType: contentType, Body: reply, Outcome: api.OutcomeOK}
+		if failure != nil {
+			out.Code, out.Description, out.Outcome = failure.Code.HTTPStatus(), failure.Error(), api.Outcome(failure)
+		}
+		return out
+	}
+}
+
+// leave lets what is under way be answered, and takes only what is asked of this node by its name.
+func (v *service) leave(ctx context.Context) {
+	for _, service := range v.shared {
+		service.Stop(ctx)
+	}
+	v.shared = nil
+}
+
+// stop lets what is under way be answered, and takes nothing new.
+func (v *service) stop(ctx context.Context) {
+	v.leave(ctx)
+	for _, service := range v.own {
+		service.Stop(ctx)
+	}
+	v.own = nil
+}

@@ -1,0 +1,165 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// admit is nil if queries may be answered: once every partition that this node keeps has been restored and caught up.
+// One that ceases to serve later is named in answers.
+func (s *Server) admit() error {
+	select {
+	case <-s.ready:
+		return nil
+	default:
+	}
+	if err := s.node.Ready(); err != nil {
+		return api.Errorf(api.CodeNotReady, "%v", err)
+	}
+	return nil
+}
+
+// Find answers a query from all nodes, and says of its ranks how it stands with their engines and shims.
+func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	if err := s.admit(); err != nil {
+		return nil, err
+	}
+	a, err := s.scatter.Find(ctx, q)
+	if err == nil {
+		s.registry.MarkAnswer(a)
+	}
+	return a, err
+}
+
+// Workers lists the ranks that any node knows, with their leases.
+func (s *Server) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
+	if err := s.admit(); err != nil {
+		return nil, err
+	}
+	list, err := s.scatter.Workers(ctx, asked)
+	if err == nil {
+		s.registry.MarkWorkers(list)
+	}
+	return list, err
+}
+
+// Status says how this node is doing.
+func (s *Server) Status(ctx context.Context) (*api.Status, error) {
+	status, err := s.node.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.complete(status), nil
+}
+
+// complete adds to a node's status what its machines do not know.
+func (s *Server) complete(status *api.Status) *api.Status {
+	status.Requests = s.outcomes.Counts()
+	status.Problems = append(status.Problems, s.outcomes.Problems(time.Now())...)
+	s.registry.MarkStatus(status)
+	return status
+}
+
+// statusPatience is how long another node may take to say how it is.
+const statusPatience = 3 * time.Second
+
+// StatusOf asks a node for its status. It waits for half of the time that is left at most, so that whoever asks hears
+// that the node does not answer.
+func (s *Server) StatusOf(ctx context.Context, name string) (*api.Status, error) {
+	if name == s.ID {
+		return s.Status(ctx)
+	}
+	patience := statusPatience
+	if deadline, ok := ctx.Deadline(); ok {
+		patience = min(patience, time.Until(deadline)/2)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	other, err := s.peer(name)
+	if err != nil {
+		return nil, api.Errorf(api.CodeMalformed, "%v", err)
+	}
+	status, err := other.Status(ctx)
+	if err != nil {
+		return nil, api.Errorf(api.CodeUnavailable, "node %s does not answer: %s", name, api.AsError(err).Message)
+	}
+	return status, nil
+}
+
+// Verify is Status with a checksum of each partition, and if there are other nodes with those of all. An error of
+// another node names it.
+func (s *Server) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
+	if err := s.admit(); err != nil {
+		return nil, err
+	}
+	status, err := s.node.Verify(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	s.complete(status)
+	if nodes := s.nodes(); len(nodes) > 1 {
+		status.Replicas, err = verifyReplicas(ctx, nodes, s.verifyOf)
+	}
+	return status, err
+}
+
+// verifyOf asks a node for its checksums.
+func (s *Server) verifyOf(ctx context.Context, name string, at []api.PartitionSeq) (*api.Status, error) {
+	if name == s.ID {
+		return s.node.Verify(ctx, at)
+	}
+	other, err := s.peer(name)
+	if err != nil {
+		return nil, err
+	}
+	return other.Verify(ctx, at)
+}
+
+// Snapshot has every partition's snapshot written, each by the node whose it is to write. An error of another node
+// names it.
+func (s *Server) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
+	if err := s.admit(); err != nil {
+		return nil, err
+	}
+	return snapshotAll(ctx, s.ns.Partitions(), s.nodes, s.snapshotOf)
+}
+
+// snapshotOf has a node write the snapshots that are its own to write.
+func (s *Server) snapshotOf(ctx context.Context, name string) (*api.SnapshotList, error) {
+	if name == s.ID {
+		return s.node.Snapshot(ctx)
+	}
+	other, err := s.peer(name)
+	if err != nil {
+		return nil, err
+	}
+	return other.Snapshot(ctx)
+}
+
+// own answers for what this node holds itself: other nodes ask it so.
+type own struct{ s *Server }
+
+func (o own) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	return o.s.node.Find(ctx, q)
+}
+
+func (o own) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
+	return o.s.node.Workers(ctx, asked)
+}
+
+func (o own) Status(ctx context.Context) (*api.Status, error) { return o.s.Status(ctx) }
+
+func (o own) StatusOf(ctx context.Context, name string) (*api.Status, error) {
+	if name != o.s.ID {
+		return nil, api.Errorf(api.CodeUnavailable, "this is node %s, which was asked by its name for node %s", o.s.ID, name)
+	}
+	return o.s.Status(ctx)
+}
+
+func (o own) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
+	return o.s.node.Verify(ctx, at)
+}
+
+func (o own) Snapshot(ctx context.Context) (*api.SnapshotList, error) { return o.s.node.Snapshot(ctx) }

@@ -1,0 +1,342 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/metrics"
+	"github.com/kvatlas/kvatlas/internal/node"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/scatter"
+	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// Settings are a node's.
+type Settings struct {
+	ID, Version string
+	Conn        *jetstream.Conn
+
+	// Embedded is the NATS server in this process, whose data are in the folder Data and which began at Began; nil: it
+	// is another process.
+	Embedded *jetstream.Server
+	Data     string
+	Began    time.Time
+
+	Namespace   string
+	Partitions  uint32        // 0: those of the namespace, or the usual number
+	Replicas    int           // of streams and buckets, on the NATS servers
+	Replication int           // how many nodes keep each partition; 0: the usual number
+	Drain       time.Duration // how long a node that is told to end waits until others have taken what it has
+
+	LogBytes         int64 // of each partition; 0: the usual bound
+	LogAge           time.Duration
+	SnapshotBytes    int64
+	SnapshotInterval time.Duration
+	SnapshotBlocks   uint64
+
+	Index   radix.Config
+	L3      node.L3Config
+	Engines compat.Engines // of shims in this process
+
+	// QueryWorkers is how many queries over NATS are answered at once; 0: 128, or one for each core if there are more.
+	// QueryQueue is how many wait; 0: 512 for each core. Over HTTP their sum is how many requests are under way at once.
+	QueryWorkers, QueryQueue int
+
+	HTTPListen string // empty: HTTP is not served
+	HTTPToken  []byte // that requests must bring; nil: none
+	HTTPTLS    *tls.Config
+}
+
+// Defaults of the room for queries.
+const (
+	// waitingQueries is how many queries a node answers at once: where others share its partitions, queries wait for
+	// them most of their time.
+	waitingQueries = 128
+
+	// queuePerCore is how many queries may wait for each core: some 50 ms of work, at 0.1 ms a query.
+	queuePerCore = 512
+)
+
+func (s *Settings) setDefaults() {
+	cores := runtime.GOMAXPROCS(0)
+	if s.QueryWorkers == 0 {
+		s.QueryWorkers = max(waitingQueries, cores)
+	}
+	if s.QueryQueue == 0 {
+		s.QueryQueue = queuePerCore * cores
+	}
+}
+
+// Server is one node.
+type Server struct {
+	Settings
+	log *slog.Logger
+
+	ns       *jetstream.Namespace
+	pool     *rpc.Pool
+	views    *cluster.Views
+	member   *cluster.Member
+	node     *node.Node
+	registry *registry.Registry
+	scatter  *scatter.Scatter
+	shims    *compat.Shims
+	ready    chan struct{} // closed once every partition that is kept serves
+
+	outcomes outcomes
+	queries  *metrics.Queries
+	scrape   http.Handler
+}
+
+// New opens the namespace and puts a node together. It waits for JetStream, and until it is known that no other process
+// lives under the node's name.
+func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, error) {
+	settings.setDefaults()
+	st, err := openStore(ctx, &settings, log)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{Settings: settings, log: log, ns: st.ns, ready: make(chan struct{})}
+	if s.pool, err = rpc.NewPool(s.Conn.NATS()); err != nil {
+		return nil, err
+	}
+	cfg, err := s.clusterConfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.views = cluster.NewViews(cfg.Config)
+	s.registry = registry.New(registry.Config{
+		Namespace: s.ns, Bucket: st.workers, Mend: st.mendWorkers, Began: s.Began, Hooks: registryHooks(log),
+		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
+			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}
+			return shim.Clear(ctx, s.ns, r.Key(), id, events.ReasonLeaseExpiry, still)
+		},
+	})
+	s.L3.Registered, s.L3.Listen = s.registry.Sharing, s.listenStore
+	nodeConfig := node.Config{
+		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index, L3: s.L3,
+		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
+		Shared: true, View: s.views.Now, Hooks: nodeHooks(log, func() { close(s.ready) }),
+	}
+	if s.Embedded != nil {
+		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
+	}
+	s.node = node.New(nodeConfig)
+	s.scrape, s.queries = metrics.New(s)
+	s.scatter = scatter.New(scatter.Config{
+		Self: s.ID, Partitions: s.ns.Partitions(), PartitionOf: s.ns.PartitionOf, Local: s.node, View: s.view,
+		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return s.node.BeginL3(q, blockSize) },
+		Transport: &peers{s.pool, s.Namespace}, Hedges: &s.pool.Hedges,
+		Hooks: scatter.Hooks{
+			Asked:   func(k scatter.Kind) { s.queries.Asked(k.String()) },
+			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
+		},
+	})
+	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
+	cfg.Keeper, cfg.Views = s.node, s.views
+	if s.member, err = cluster.Join(ctx, cfg); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Run serves until ctx ends, and then hands over what this node keeps. It returns early with an error if another
+// process took this node's name.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.pool.Close()
+	stopHTTP, err := s.serveHTTP()
+	if err != nil {
+		return err
+	}
+	defer stopHTTP()
+	service := s.newService()
+	if err := errors.Join(service.serveStatus(), service.serveOwn()); err != nil {
+		return err
+	}
+	recallStop, err := shim.ServeRecall(s.ns)
+	if err != nil {
+		return err
+	}
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	if s.Embedded != nil {
+		go s.Embedded.Tend(running, tendHooks(s.log))
+	}
+	var parts sync.WaitGroup
+	parts.Go(func() { s.node.Run(running) })
+	parts.Go(func() { s.registry.Run(running) })
+	parts.Go(func() { s.shims.Run(running) })
+	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })
+	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
+	go func() { left <- s.member.Run(ctx) }()
+	select {
+	case <-s.ready:
+		// else others, and whoever asks for the status, know it a heartbeat later
+		announcing, cancel := context.WithTimeout(ctx, memberBeat)
+		s.member.Announce(announcing)
+		cancel()
+		if err = service.serveQueries(); err == nil {
+			s.log.Info("ready", "namespace", s.Namespace, "partitions", s.ns.Partitions())
+			err = s.drain(ctx, left, service)
+		}
+	case <-ctx.Done():
+		err = s.drain(ctx, left, service)
+	case err = <-left:
+	}
+	s.log.Info("stopping")
+	stopping, cancel := context.WithTimeout(running, 5*time.Second)
+	service.stop(stopping)
+	recallStop(stopping)
+	cancel()
+	end()
+	parts.Wait()
+	return err
+}
+
+// drain waits until ctx ends, and then answers what is asked of this node by its name until others have what it had.
+func (s *Server) drain(ctx context.Context, left <-chan error, service *service) error {
+	select {
+	case err := <-left:
+		return err
+	case <-ctx.Done():
+	}
+	s.log.Info("draining", "timeout", s.Drain)
+	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.Drain/4)
+	service.leave(leaving)
+	cancel()
+	return <-left
+}
+
+// serveHTTP listens and serves until the returned function is called.
+func (s *Server) serveHTTP() (stop func(), err error) {
+	if s.HTTPListen == "" {
+		return func() {}, nil
+	}
+	return serveHTTP(s.HTTPListen, s.HTTPTLS, s.handler(), s.log)
+}
+
+func serveHTTP(listen string, secure *tls.Config, front http.Handler, log *slog.Logger) (stop func(), err error) {
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return nil, fmt.Errorf("HTTP: %w; choose another with --http-listen", err)
+	}
+	if secure != nil {
+		l = tls.NewListener(l, secure)
+	}
+	server := &http.Server{
+		Handler: front, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+	}
+	go server.Serve(l)
+	log.Info("HTTP is served", "listen", l.Addr().String())
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		server.Shutdown(ctx)
+	}, nil
+}
+
+// store is what a namespace has on NATS.
+type store struct {
+	ns        *jetstream.Namespace
+	snapshots *jetstream.Bucket
+	workers   *jetstream.Bucket
+
+	mendLog, mendWorkers func(context.Context) error // make what is missing
+}
+
+// openPatience is how long JetStream may take to open a namespace before it is said that it is waited for.
+const openPatience = 10 * time.Second
+
+// openStore opens a namespace, and creates what is missing of it, while JetStream is unavailable again and again.
+func openStore(ctx context.Context, s *Settings, log *slog.Logger) (*store, error) {
+	for {
+		trying, cancel := context.WithTimeout(ctx, openPatience)
+		st, err := openOnce(trying, s)
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable) {
+			return st, err
+		}
+		what, todo := cli.NoJetStream()
+		log.Warn(what, "error", err, "what_to_do", todo)
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func openOnce(ctx context.Context, s *Settings) (*store, error) {
+	ns, err := jetstream.JoinNamespace(ctx, s.Conn, jetstream.NamespaceConfig{
+		Name: s.Namespace, Partitions: s.Partitions, Replicas: s.Replicas,
+	})
+	if err != nil {
+		return nil, err
+	}
+	logs := jetstream.LogConfig{
+		MaxBytes: s.LogBytes, Usual: usualLog(s.Embedded, ns.Partitions()), MaxAge: s.LogAge, Replicas: s.Replicas,
+	}
+	if err := ns.EnsureStreams(ctx, logs); err != nil {
+		return nil, err
+	}
+	st := &store{ns: ns}
+	if st.snapshots, err = ns.EnsureSnapshots(ctx, jetstream.BucketConfig{
+		MaxBytes: s.SnapshotBytes, Replicas: s.Replicas,
+	}); err != nil {
+		return nil, err
+	}
+	workers := jetstream.BucketConfig{Replicas: s.Replicas}
+	if st.workers, err = ns.EnsureWorkers(ctx, workers); err != nil {
+		return nil, err
+	}
+	st.mendWorkers = func(ctx context.Context) error {
+		_, err := ns.EnsureWorkers(ctx, workers)
+		return err
+	}
+	st.mendLog = func(ctx context.Context) error {
+		select { // as with a bucket (jetstream.Bucket.Gone): not while the server still removes what was there
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+		return ns.EnsureStreams(ctx, logs)
+	}
+	return st, nil
+}
+
+// usualLog is how many bytes each partition's log may take if nothing was said. The server reserves them: half of what
+// it has is for the log. It holds for streams that are made now; a fuller disk at a later start does not take messages
+// from those that are there.
+func usualLog(server *jetstream.Server, partitions uint32) int64 {
+	const usual = 1 << 30
+	if server == nil {
+		return usual
+	}
+	return max(1<<20, min(usual, server.MaxStore()/2/int64(partitions)))
+}
+
+// listenStore gives heard what a store's shim passes on, until ctx ends. Where that cannot be heard the store is polled.
+func (s *Server) listenStore(ctx context.Context, store string, heard func([]byte)) {
+	subject, err := jetstream.StoreSubject(s.Namespace, store)
+	if err == nil {
+		err = s.Conn.Listen(ctx, subject, heard)
+	}
+	if ctx.Err() == nil {
+		s.log.Warn("the shared store's events cannot be heard; it is polled", "store", store, "error", err,
+			"what_to_do", "grant it to this user: indexer auth example prints what each user needs")
+	}
+}
