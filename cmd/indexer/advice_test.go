@@ -19,7 +19,8 @@ func TestTroubleSaysWhatToDo(t *testing.T) {
 	informs := regexp.MustCompile(
 		`cannot be decoded|registration cannot be read|could not be replayed|cannot say it again`)
 	found := 0
-	for _, folder := range []string{".", filepath.Join("..", "worker-shim"), filepath.Join("..", "..", "internal", "server")} {
+	server := filepath.Join("..", "..", "internal", "server")
+	for _, folder := range []string{".", filepath.Join("..", "worker-shim"), server} {
 		files, err := filepath.Glob(filepath.Join(folder, "*.go"))
 		if err != nil {
 			t.Fatal(err)

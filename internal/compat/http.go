@@ -164,11 +164,27 @@ func readL3(value []byte, to **hicache.Config) error {
 	case unknown:
 		said = "there is no field " + name
 	case errors.As(err, &wrong) && wrong.Field == "":
-		said = "it is " + wrong.Value + ", not an object"
+		said = fmt.Sprintf("it is %s, not an object", article(wrong.Value))
 	case errors.As(err, &wrong):
-		said = fmt.Sprintf("%s is %s, not %s", wrong.Field, wrong.Value, wanted(wrong.Type))
+		said = fmt.Sprintf("%s is %s, not %s", wrong.Field, article(wrong.Value), wanted(wrong.Type))
 	}
 	return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "l3: %s", said)
+}
+
+// article is a kind of JSON value as it is named in messages.
+func article(kind string) string {
+	switch name, _, _ := strings.Cut(kind, " "); name { // a number that does not fit is "number 1.5"
+	case "string":
+		return "text"
+	case "bool":
+		return "true or false"
+	case "array":
+		return "a list"
+	case "object":
+		return "an object"
+	default:
+		return strings.Replace(kind, "number", "the number", 1)
+	}
 }
 
 // wanted is what a field wants, in words.

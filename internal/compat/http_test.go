@@ -28,6 +28,11 @@ func (a *asked) Find(_ context.Context, q *api.Query) (*api.Answer, error) {
 	return answer, nil
 }
 
+// register is a registration that says how its worker uses a shared store.
+func register(l3 string) string {
+	return `{"instance_id":1,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16,"l3":` + l3 + `}`
+}
+
 // TestReadAsDynamoDoes: statuses are those of ai-dynamo-runtime 1.6.1 for the same requests, which was asked each of
 // them.
 func TestReadAsDynamoDoes(t *testing.T) {
@@ -74,6 +79,14 @@ func TestReadAsDynamoDoes(t *testing.T) {
 		{"POST", "/register", api.JSON,
 			`{"instance_id":1,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":-1}`, 422,
 			"block_size is -1"},
+		{"POST", "/register", api.JSON, register(`"sglang_hicache_mooncake"`), 422,
+			`l3: it is text, not an object`},
+		{"POST", "/register", api.JSON, register(`{"sglang_hicache_mooncake":[]}`), 422,
+			`l3: sglang_hicache_mooncake is a list, not an object`},
+		{"POST", "/register", api.JSON, register(`{"sglang_hicache_moonkake":{}}`), 422,
+			`l3: there is no field \"sglang_hicache_moonkake\"`},
+		{"POST", "/register", api.JSON, register(`{"sglang_hicache_mooncake":{"page_size":"x"}}`), 422,
+			`l3: sglang_hicache_mooncake.page_size is text, not a whole number`},
 		// On purpose: hashes as text, and unsigned ones.
 		{"POST", "/query_by_hash", api.JSON, `{"block_hashes":["18446744073709551615",-1],"model_name":"m"}`, 200,
 			`"scores":{}`},

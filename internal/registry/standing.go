@@ -129,8 +129,8 @@ const maxNamed = 5
 // with a large model.
 const goneLong = 10 * time.Minute
 
-// MarkStatus writes into a status how it stands with the ranks. Problems are told by the node that would end their leases,
-// so that one of a cluster does.
+// MarkStatus writes into a status how it stands with the ranks. Problems are told by the node that would end their
+// leases, so that one of a cluster does.
 func (r *Registry) MarkStatus(s *api.Status) {
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}

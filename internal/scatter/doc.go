@@ -1,9 +1,9 @@
 // Package scatter answers for a whole cluster what one node answers for the partitions that it holds: it asks one node
 // for each partition, asks another where one is slow or gone, and puts the answers together.
 //
-// [Scatter] is an [api.Indexer] around the one of this node:
+// [Scatter] asks around what this node holds itself ([Local]):
 //
-//	s, err := scatter.New(scatter.Config{Self: id, Local: node, View: …, Open: …, …})
+//	s := scatter.New(scatter.Config{Self: id, Local: node, View: …, Transport: …, …})
 //	answer, err := s.Find(ctx, query)    // from all nodes
 //	list, err := s.Workers(ctx, asked)   // of all nodes
 //
@@ -20,10 +20,10 @@
 //     is fit. Requests go out together; this node answers its own share while they travel.
 //  4. An answer is taken for those of its partitions that nobody answered before. What it names as missing, and what an
 //     error leaves open, goes on to the next node at once. An answer that lets its node's 95th percentile pass has the
-//     same partitions asked of another (a hedge), within a budget: a tenth of all requests. After 250 ms that is done
-//     anyway.
-//  5. A node that failed, or was overtaken, is asked only where there is no other until it answers, and tried once a
-//     second.
+//     same partitions asked of another (a hedged request), within the budget of [rpc.Budget], which this process's
+//     clients share: a tenth of all requests. After 250 ms that is done anyway.
+//  5. A node that failed, or was overtaken, is penalised: it is asked only where there is no other until it answers,
+//     and tried once a second.
 //  6. [Union] merges. Workers of one partition never depend on another's, so the union is exact. What nobody answered
 //     before the deadline, less what the answer needs to travel, is named in Missing.
 //  7. The store that workers share is asked once, here, while the nodes are, and merged into what they say together.
@@ -36,11 +36,11 @@
 //
 // # Who may call what
 //
-// All of [Scatter] and [Peers] from any goroutine. A [Round] and a [Union] belong to one. Requests in flight are
-// bounded ([Config.MaxFlights]), nothing is left running when a call returns but the requests that were sent; their
-// replies tell how long nodes take, and nothing else.
+// All of [Scatter] and [Peers] from any goroutine. A [Round] and a [Union] belong to one. Requests in flight are in a
+// pool ([rpc.Pool]), which is bounded. Nothing is left running when a call returns but the requests that were sent;
+// their replies tell how long nodes take, and nothing else.
 //
 // # What it leaves to others
 //
-// Who serves what (internal/cluster), how requests travel (internal/wire), what a node says (internal/node).
+// Who serves what (internal/cluster), how requests travel (pkg/rpc), what a node says (internal/node).
 package scatter

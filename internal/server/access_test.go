@@ -98,8 +98,8 @@ func TestRoomOverHTTP(t *testing.T) {
 		<-release
 	}), func(op, outcome string) { outcomes.Count(api.OverHTTP, op, outcome) })
 	begin := func(bytes int) *httptest.ResponseRecorder {
-		r, w := httptest.NewRequest("POST", "/v1/find", strings.NewReader(strings.Repeat(" ", bytes))), httptest.NewRecorder()
-		go h.ServeHTTP(w, r)
+		w := httptest.NewRecorder()
+		go h.ServeHTTP(w, httptest.NewRequest("POST", "/v1/find", strings.NewReader(strings.Repeat(" ", bytes))))
 		<-entered
 		return w
 	}
@@ -107,8 +107,9 @@ func TestRoomOverHTTP(t *testing.T) {
 		t.Helper()
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest("POST", path, strings.NewReader(strings.Repeat(" ", bytes))))
-		if w.Code != 429 || !strings.Contains(w.Body.String(), `"code":"busy"`) || !strings.Contains(w.Body.String(), want) {
-			t.Errorf("%s: %d %s, want %s", path, w.Code, w.Body, want)
+		said := w.Body.String()
+		if w.Code != 429 || !strings.Contains(said, `"code":"busy"`) || !strings.Contains(said, want) {
+			t.Errorf("%s: %d %s, want %s", path, w.Code, said, want)
 		}
 	}
 	begin(2000) // one that is larger than all may be has its turn alone

@@ -87,7 +87,8 @@ func (f *httpFront) register(mux *http.ServeMux) {
 	}
 	f.get(mux, "/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		f.refuse(w, api.OpOther, api.JSON, api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path))
+		failure := api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path)
+		f.refuse(w, api.OpOther, api.JSON, failure)
 	})
 }
 

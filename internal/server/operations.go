@@ -153,7 +153,8 @@ func (o own) Status(ctx context.Context) (*api.Status, error) { return o.s.Statu
 
 func (o own) StatusOf(ctx context.Context, name string) (*api.Status, error) {
 	if name != o.s.ID {
-		return nil, api.Errorf(api.CodeUnavailable, "this is node %s, which was asked by its name for node %s", o.s.ID, name)
+		return nil, api.Errorf(api.CodeUnavailable,
+			"this is node %s, which was asked by its name for node %s", o.s.ID, name)
 	}
 	return o.s.Status(ctx)
 }

@@ -38,6 +38,7 @@ func TestOutagesAreOneLine(t *testing.T) {
 		const want = `level=WARN msg="the log cannot be read" partitions=64 error=gone
 level=INFO msg="the log can be read again" partitions=63 still_down=1
 `
+		synctest.Wait()
 		if said.String() != want {
 			t.Errorf("said\n%swant\n%s", said.String(), want)
 		}

@@ -55,7 +55,8 @@ type Settings struct {
 	Engines compat.Engines // of shims in this process
 
 	// QueryWorkers is how many queries over NATS are answered at once; 0: 128, or one for each core if there are more.
-	// QueryQueue is how many wait; 0: 512 for each core. Over HTTP their sum is how many requests are under way at once.
+	// QueryQueue is how many wait; 0: 512 for each core. Over HTTP their sum is how many requests are under way at
+	// once.
 	QueryWorkers, QueryQueue int
 
 	HTTPListen string // empty: HTTP is not served
@@ -329,7 +330,8 @@ func usualLog(server *jetstream.Server, partitions uint32) int64 {
 	return max(1<<20, min(usual, server.MaxStore()/2/int64(partitions)))
 }
 
-// listenStore gives heard what a store's shim passes on, until ctx ends. Where that cannot be heard the store is polled.
+// listenStore gives heard what a store's shim passes on, until ctx ends. Where that cannot be heard the store is
+// polled.
 func (s *Server) listenStore(ctx context.Context, store string, heard func([]byte)) {
 	subject, err := jetstream.StoreSubject(s.Namespace, store)
 	if err == nil {

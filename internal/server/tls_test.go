@@ -60,7 +60,8 @@ func TestHTTPOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	var said strings.Builder
-	guarded := (&access{token: []byte(token)}).guard(front(&anything{}, func(string, string) {}), func(string, string) {})
+	nothing := func(string, string) {}
+	guarded := (&access{token: []byte(token)}).guard(front(&anything{}, nothing), nothing)
 	stop, err := serveHTTP("127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}}, guarded,
 		slog.New(slog.NewJSONHandler(&said, nil)))
 	if err != nil {

@@ -1,0 +1,166 @@
+package integration
+
+import (
+	"context"
+	"go/importer"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestClientOutsideTheModule builds a program with a go.mod of its own, which imports pkg/client and pkg/api, and has
+// it ask a running indexer over NATS and over HTTP.
+func TestClientOutsideTheModule(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	harness.PublishAs(t, ctx, harness.OpenNamespace(t, ctx, x.NATS), "w1", &events.Batch{
+		Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{{
+			Kind: events.Stored, Tier: events.Device,
+			Locals: []events.LocalHash{1000, 1001}, Blocks: []events.BlockHash{1, 2},
+		}},
+	})
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("go.mod", "module example.org/asker\n\ngo 1.26\n\nrequire github.com/kvatlas/kvatlas v0.0.0\n\n"+
+		"replace github.com/kvatlas/kvatlas => "+root+"\n")
+	write("go.sum", readFile(t, "../go.sum"))
+	write("main.go", readFile(t, "testdata/asker/main.go"))
+	program := filepath.Join(dir, "asker")
+	command := func(name string, args ...string) string {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Dir = dir
+		// what the module needs was fetched to build it
+		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOSUMDB=off", "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	command("go", "build", "-o", program, ".")
+	if deps := command("go", "list", "-deps", "."); strings.Contains(deps, "nats-server") {
+		t.Errorf("a client brings nats-server:\n%s", deps)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := "w1 holds 2 of 3 blocks; complete: true\n" +
+		"1 workers; node " + host + " is ready: true\ntrue true unknown_model\n"
+	harness.Eventually(t, "it is answered over NATS and HTTP", func() (bool, string) {
+		said, err := exec.CommandContext(ctx, program, x.NATS, x.HTTP).CombinedOutput()
+		return err == nil && string(said) == one+one, string(said)
+	})
+}
+
+// TestClientShowsNothingInternal: every type that a program can reach from what pkg/client and pkg/api export can be
+// named by it.
+func TestClientShowsNothingInternal(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}",
+		"../pkg/client", "../pkg/api").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		files[path] = file
+	}
+	imports := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(files[path])
+	})
+	s := &surface{t: t, seen: map[types.Type]bool{}}
+	for _, name := range []string{"pkg/client", "pkg/api"} {
+		pkg, err := imports.Import(harness.Module + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range pkg.Scope().Names() {
+			if o := pkg.Scope().Lookup(name); o.Exported() {
+				s.walk(pkg.Name()+"."+name, o.Type())
+			}
+		}
+	}
+	if len(s.seen) < 100 {
+		t.Errorf("only %d types were seen", len(s.seen))
+	}
+}
+
+// surface walks what is exported.
+type surface struct {
+	t    *testing.T
+	seen map[types.Type]bool
+}
+
+// walk looks at a type that can be reached by way of an exported name.
+func (s *surface) walk(by string, typ types.Type) {
+	if s.seen[typ] {
+		return
+	}
+	s.seen[typ] = true
+	switch typ := typ.(type) {
+	case *types.Alias:
+		s.walk(by, types.Unalias(typ))
+	case *types.Named:
+		pkg := typ.Obj().Pkg()
+		if pkg == nil || !strings.HasPrefix(pkg.Path(), harness.Module) {
+			return
+		}
+		if strings.Contains(pkg.Path(), "/internal/") {
+			s.t.Errorf("%s shows %s", by, typ)
+		}
+		for m := range typ.Methods() {
+			if m.Exported() {
+				s.walk(by+"."+m.Name(), m.Type())
+			}
+		}
+		s.walk(by, typ.Underlying())
+	case *types.Pointer:
+		s.walk(by, typ.Elem())
+	case *types.Slice:
+		s.walk(by, typ.Elem())
+	case *types.Array:
+		s.walk(by, typ.Elem())
+	case *types.Chan:
+		s.walk(by, typ.Elem())
+	case *types.Map:
+		s.walk(by, typ.Key())
+		s.walk(by, typ.Elem())
+	case *types.Struct:
+		for f := range typ.Fields() {
+			if f.Exported() {
+				s.walk(by+"."+f.Name(), f.Type())
+			}
+		}
+	case *types.Interface:
+		for m := range typ.Methods() {
+			s.walk(by+"."+m.Name(), m.Type())
+		}
+	case *types.Signature:
+		for v := range typ.Params().Variables() {
+			s.walk(by, v.Type())
+		}
+		for v := range typ.Results().Variables() {
+			s.walk(by, v.Type())
+		}
+	}
+}

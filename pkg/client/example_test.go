@@ -1,0 +1,52 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+)
+
+// indexer stands for a running one.
+func indexer(w http.ResponseWriter, _ *http.Request) {
+	body, err := api.Marshal(api.MsgPack, &api.Answer{
+		Model: "llama", BlockSize: 16, Blocks: 767, Complete: true,
+		Workers: []api.Overlap{{Instance: "worker-1", Device: 12, Host: 3}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	w.Header().Set("Content-Type", api.MsgPack)
+	_, _ = w.Write(body)
+}
+
+// Over NATS a client is made by client.NATS(conn, "default", client.Options{}); all else is the same.
+func Example() {
+	server := httptest.NewServer(http.HandlerFunc(indexer))
+	defer server.Close()
+	c, err := client.HTTP([]string{server.URL}, client.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	defer cancel()
+	answer, err := c.Find(ctx, &client.Query{Model: "llama", Tokens: api.Tokens{1, 2, 3}})
+	switch client.CodeOf(err) {
+	case "":
+	case api.CodeUnknownModel:
+		log.Fatal("no worker serves it")
+	default:
+		log.Fatal(err)
+	}
+	for _, w := range answer.Workers {
+		fmt.Printf("%s has %d of %d blocks in device memory, and %d more in host memory\n",
+			w.Instance, w.Device, answer.Blocks, w.Host)
+	}
+	// Output: worker-1 has 12 of 767 blocks in device memory, and 3 more in host memory
+}
