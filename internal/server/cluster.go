@@ -64,8 +64,8 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 // lifeFile is where a data folder has its name.
 const lifeFile = "kvatlas.life"
 
-// sessionIn returns a name for the session of a process that has the lock of a data folder, and what knows the sessions of
-// processes that had it before: they have ended, since the lock was free.
+// sessionIn returns a name for the session of a process that has the lock of a data folder, and what knows the
+// sessions of processes that had it before: they have ended, since the lock was free.
 func sessionIn(dir string) (session string, dead func(session string) bool, err error) {
 	path := filepath.Join(dir, lifeFile)
 	text, err := os.ReadFile(path)
