@@ -17,7 +17,7 @@ import (
 func TestHostJoinsAtOnce(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	_, ns, bucket := place(t, ctx)
+	_, _, ns, bucket := place(t, ctx)
 	write := func(name, life string) {
 		t.Helper()
 		text, err := json.Marshal(Record{Version: RecordVersion, Node: name, Session: life, Heartbeat: 100,

@@ -39,7 +39,7 @@ type MemberConfig struct {
 
 	// Dead, if not nil, reports whether the process of another session is known to have ended, whatever its record
 	// says.
-	Dead func(life string) bool
+	Dead func(session string) bool
 
 	// Waiting, if not nil, is called once if Join must wait to see whether another process runs under this name.
 	Waiting func()
@@ -98,9 +98,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 		m.views = NewViews(cfg.Config)
 	}
 	if cfg.Dead != nil {
-		if err := m.removeDead(ctx); err != nil {
-			return nil, err
-		}
+		m.removeDead(ctx)
 	}
 	tick := time.NewTicker(cfg.Heartbeat)
 	defer tick.Stop()
@@ -141,21 +139,20 @@ func (m *Member) dead(e *jetstream.Entry) bool {
 	return m.cfg.Dead != nil && json.Unmarshal(e.Value, &r) == nil && m.cfg.Dead(r.Session)
 }
 
-// removeDead removes the records of other names whose processes are known to have ended. What cannot be removed
-// expires.
-func (m *Member) removeDead(ctx context.Context) error {
+// removeDead removes the records of other names whose processes are known to have ended. What cannot be read or removed
+// now expires: servers of NATS that have just found each other may not serve the bucket yet.
+func (m *Member) removeDead(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()
 	entries, err := m.cfg.Bucket.All(ctx)
 	if err != nil {
-		return fmt.Errorf("look for other nodes: %w", err)
+		return
 	}
 	for _, e := range entries {
 		if e.Key != m.key && m.dead(&e) {
 			_, _ = m.cfg.Bucket.Sweep(ctx, "", func(key string) bool { return key != e.Key }, e.Revision+1)
 		}
 	}
-	return nil
 }
 
 // silence measures for how long a record has not changed. Between two looks that are far apart this process may have

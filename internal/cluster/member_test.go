@@ -11,6 +11,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
 const patience = 4 * time.Minute
@@ -46,7 +48,9 @@ func (s *shelf) Ready() Set {
 }
 
 // place is a server of the test's own, with a namespace of eight partitions and its bucket of nodes.
-func place(t *testing.T, ctx context.Context) (*jetstream.Conn, *jetstream.Namespace, *jetstream.Bucket) {
+func place(
+	t *testing.T, ctx context.Context,
+) (*jetstream.Server, *jetstream.Conn, *jetstream.Namespace, *jetstream.Bucket) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -64,7 +68,43 @@ func place(t *testing.T, ctx context.Context) (*jetstream.Conn, *jetstream.Names
 	must(err)
 	bucket, err := ns.EnsureNodes(ctx, time.Hour)
 	must(err)
-	return conn, ns, bucket
+	return server, conn, ns, bucket
+}
+
+// TestJoinsBeforeOthersCanBeRead joins while nobody serves reads of all records at once, as when the servers of a NATS
+// cluster have just found each other.
+func TestJoinsBeforeOthersCanBeRead(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	server, _, ns, bucket := place(t, ctx)
+	nc, err := nats.Connect("", nats.InProcessServer(server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := natsjs.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := js.Stream(ctx, "KV_"+bucket.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := nodes.CachedInfo().Config
+	cfg.AllowDirect = false // then nobody responds to who reads all records at once
+	if _, err := js.UpdateStream(ctx, cfg); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bucket.All(ctx); err == nil {
+		t.Fatal("all records are read, which this test is to prevent")
+	}
+	_, err = Join(ctx, MemberConfig{Namespace: ns, Bucket: bucket, Keeper: &shelf{},
+		Dead: func(string) bool { return false },
+		Config: Config{Node: "a", Session: "1", Partitions: 8, Replication: 1, Heartbeat: 50 * time.Millisecond,
+			DeadAfter: time.Second}})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // TestMembers joins, drains and kills members on a real server, and starts a second one under a name that lives.
@@ -77,7 +117,7 @@ func TestMembers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	conn, ns, bucket := place(t, ctx)
+	_, conn, ns, bucket := place(t, ctx)
 	must1 := func(m *Member, err error) *Member {
 		t.Helper()
 		must(err)
@@ -185,7 +225,7 @@ func TestSilence(t *testing.T) {
 func TestNewsDoNotWait(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, ns, bucket := place(t, ctx)
+	_, _, ns, bucket := place(t, ctx)
 	views := map[string]chan *View{}
 	shelves := map[string]*shelf{}
 	members := map[string]*Member{}
@@ -261,7 +301,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	conn, ns, bucket := place(t, ctx)
+	_, conn, ns, bucket := place(t, ctx)
 	names := []string{"a", "b", "c"}
 	members, mended := map[string]*Member{}, make(chan error, 100)
 	var mu sync.Mutex

@@ -156,6 +156,24 @@ func TestCluster(t *testing.T) {
 			}
 		}
 	})
+	t.Run("replicas are raised", func(t *testing.T) {
+		ctx, c := ctxFor(t), connect(t, ConnOptions{URLs: cl.urls(), AttemptTimeout: attemptOfCluster})
+		for _, replicas := range []int{1, 3} {
+			ns, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "raised", Partitions: 1, Replicas: replicas})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ns.EnsureNodes(ctx, time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			for _, bucket := range []string{metaBucket("raised"), nodesBucket("raised")} {
+				a, err := c.streamInfo(ctx, bucketStream(bucket))
+				if err != nil || a.Config.Replicas != replicas {
+					t.Errorf("%s, of which %d replicas are wanted: %+v, %v", bucket, replicas, a, err)
+				}
+			}
+		}
+	})
 	t.Run("publishers race", func(t *testing.T) {
 		for i, n := range []int{1, 3} {
 			cl.world(t, fmt.Sprint("race-", i)).publishersRace(n)

@@ -11,9 +11,10 @@ import (
 )
 
 // EnsureNodes opens the bucket in which indexer nodes announce themselves, and creates it if it is missing. A value
-// that is not written again goes after life, by the server's clock: that tidies up, and decides nothing.
+// that is not written again goes after life, by the server's clock: that tidies up, and decides nothing. The bucket has
+// as many replicas as the namespace.
 func (n *Namespace) EnsureNodes(ctx context.Context, life time.Duration) (*Bucket, error) {
-	return ensureBucket(ctx, n.c, nodesBucket(n.name), BucketConfig{TTL: life}, n.replicas)
+	return ensureBucket(ctx, n.c, nodesBucket(n.name), BucketConfig{TTL: life, Replicas: n.replicas}, 1)
 }
 
 // All reads every value of a small bucket with one request, from whichever replica answers, which may be a moment
