@@ -37,8 +37,8 @@ func (x *Index) expire(r *rank, c *Counts) {
 		c.Expired += uint64(w.left)
 		r.parked.remove(w)
 	}
-	for r.gone.len() > 0 && r.gone.at(r.gone.first).since+x.cfg.RememberFor <= r.clock {
-		x.unpin(r.gone.shift().block)
+	for r.tombstones.len() > 0 && r.tombstones.at(r.tombstones.first).since+x.cfg.RememberFor <= r.clock {
+		x.unpin(r.tombstones.shift().block)
 	}
 }
 
@@ -597,8 +597,8 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 		}
 	}
 	if tier == events.AllTiers {
-		for r.gone.len() > 0 {
-			x.unpin(r.gone.shift().block)
+		for r.tombstones.len() > 0 {
+			x.unpin(r.tombstones.shift().block)
 		}
 		x.fresh(r)
 	}

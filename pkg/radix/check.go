@@ -26,8 +26,8 @@ type checker struct {
 	pins           map[uint32]uint32 // by granule
 	named, foreign map[uint32]bool   // blocks, as tables have it
 	sharedHeld     map[uint32]bool   // blocks that sharing ranks hold
-	partRoom       int64
-	bitRoom        int64
+	partSpace      int64
+	bitSpace       int64
 }
 
 // tree verifies nodes and edges.
@@ -124,7 +124,7 @@ func (c *checker) holders() error {
 			}
 		}
 		if n.nparts > 0 {
-			c.partRoom += int64(1) << bits.Len32(n.nparts-1)
+			c.partSpace += int64(1) << bits.Len32(n.nparts-1)
 		}
 		list := v.parts[n.parts : n.parts+n.nparts]
 		for k, p := range list {
@@ -143,7 +143,7 @@ func (c *checker) holders() error {
 				}
 			}
 			if p.bits != 0 {
-				c.bitRoom += int64(p.words)
+				c.bitSpace += int64(p.words)
 				for b := n.len; b < p.words<<6; b++ {
 					if v.partHas(&p, b) {
 						return fmt.Errorf("node %d: part %+v beyond %d blocks", i, p, n.len)
@@ -157,9 +157,9 @@ func (c *checker) holders() error {
 			}
 		}
 	}
-	if c.partRoom != x.partRoom.used || c.bitRoom != x.bitRoom.used {
-		return fmt.Errorf("room for %d parts and %d words, %d and %d given out", c.partRoom, c.bitRoom, x.partRoom.used,
-			x.bitRoom.used)
+	if c.partSpace != x.partSpace.used || c.bitSpace != x.bitSpace.used {
+		return fmt.Errorf("space for %d parts and %d words, %d and %d given out", c.partSpace, c.bitSpace, x.partSpace.used,
+			x.bitSpace.used)
 	}
 	return nil
 }
@@ -230,8 +230,8 @@ func (c *checker) ranks() error {
 				return fmt.Errorf("rank %d: copies of %d blocks, counted %d", slot, n, r.extra[t].n)
 			}
 		}
-		for n := r.gone.first; n != r.gone.next; n++ {
-			block := r.gone.at(n).block
+		for n := r.tombstones.first; n != r.tombstones.next; n++ {
+			block := r.tombstones.at(n).block
 			c.pins[block/granule]++
 			if id, nd := x.where(block); block-nd.start >= nd.len || x.rootOf(block) != v.root(r.space) {
 				return fmt.Errorf("rank %d remembers block %d, which is not in node %d", slot, block, id)
@@ -241,8 +241,8 @@ func (c *checker) ranks() error {
 		for _, w := range r.parked.all() {
 			waiting += len(w.event.Blocks)
 		}
-		if r.gone.len() > x.cfg.MaxRemembered || r.parked.blocks > x.cfg.MaxParked || waiting != r.parked.blocks {
-			return fmt.Errorf("rank %d: %d removals, %d parked, counted %d", slot, r.gone.len(), waiting,
+		if r.tombstones.len() > x.cfg.MaxRemembered || r.parked.blocks > x.cfg.MaxParked || waiting != r.parked.blocks {
+			return fmt.Errorf("rank %d: %d removals, %d parked, counted %d", slot, r.tombstones.len(), waiting,
 				r.parked.blocks)
 		}
 	}

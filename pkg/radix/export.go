@@ -36,10 +36,10 @@ type Export struct {
 }
 
 type rankCut struct {
-	id    RankID
-	taken bool
-	image events.RankImage
-	gone  []removal // as they stand in the index: with blocks of the arena
+	id         RankID
+	taken      bool
+	image      events.RankImage
+	tombstones []tombstone // as they stand in the index: with blocks of the arena
 }
 
 // runCut is where a run lay when the export was started.
@@ -71,8 +71,8 @@ func (x *Index) StartExport(ranks []RankID) *Export {
 				need(n)
 			}
 		}
-		for n := r.gone.first; n != r.gone.next; n++ {
-			id, _ := x.where(r.gone.at(n).block)
+		for n := r.tombstones.first; n != r.tombstones.next; n++ {
+			id, _ := x.where(r.tombstones.at(n).block)
 			need(id)
 		}
 		if r.naming == ledgers {
@@ -119,8 +119,8 @@ func (e *Export) rank(r *rank) {
 		}
 		c.image.Pending = append(c.image.Pending, p)
 	}
-	for n := r.gone.first; n != r.gone.next; n++ {
-		c.gone = append(c.gone, *r.gone.at(n))
+	for n := r.tombstones.first; n != r.tombstones.next; n++ {
+		c.tombstones = append(c.tombstones, *r.tombstones.at(n))
 	}
 }
 
@@ -348,7 +348,7 @@ func (e *Export) one(sink Sink) (size int, more bool, err error) {
 	if !c.taken {
 		e.rank(e.x.slots[c.id.Slot()])
 	}
-	for _, g := range c.gone {
+	for _, g := range c.tombstones {
 		cut := e.cuts[e.runAt[g.block/granule]-1]
 		for g.block < cut.start {
 			cut = e.cuts[e.byID[cut.parent]]
@@ -357,9 +357,9 @@ func (e *Export) one(sink Sink) (size int, more bool, err error) {
 			Block: g.block - cut.start, Since: g.since})
 	}
 	e.nextRank++
-	size = len(c.gone) + len(c.image.Pending)
+	size = len(c.tombstones) + len(c.image.Pending)
 	err = sink.Rank(e.nextRank-1, &c.image)
-	c.image, c.gone = events.RankImage{}, nil
+	c.image, c.tombstones = events.RankImage{}, nil
 	return size, true, err
 }
 

@@ -191,7 +191,7 @@ func (x *Index) addPart(id uint32, p part) {
 func (x *Index) moveParts(n *node, capacity, used uint32) {
 	from, to := n.parts, uint32(0)
 	if capacity > 0 {
-		to = x.partRoom.take(capacity)
+		to = x.partSpace.allocate(capacity)
 		if end := int(to + capacity); end > len(x.v.parts) {
 			x.publish(func(v *view) { v.parts = append(make([]part, 0, end+end/4), v.parts...)[:end+end/4] })
 		}
@@ -199,7 +199,7 @@ func (x *Index) moveParts(n *node, capacity, used uint32) {
 	}
 	put32(&n.parts, to)
 	if n.nparts > 0 {
-		x.partRoom.give(from, 1<<bits.Len32(n.nparts-1))
+		x.partSpace.release(from, 1<<bits.Len32(n.nparts-1))
 	}
 }
 
@@ -226,14 +226,14 @@ func (x *Index) dropPart(id uint32, p *part) {
 	put32(&n.nparts, rest)
 }
 
-// rooms gives out places of 1, 2, 4... elements in an array, and takes them back.
-type rooms struct {
+// allocator gives out places of 1, 2, 4... elements in an array, and takes them back.
+type allocator struct {
 	free [32][]uint32
 	end  uint32
 	used int64 // elements given out
 }
 
-func (r *rooms) take(n uint32) uint32 { // n is a power of two
+func (r *allocator) allocate(n uint32) uint32 { // n is a power of two
 	r.used += int64(n)
 	c := bits.TrailingZeros32(n)
 	if l := len(r.free[c]); l > 0 {
@@ -256,7 +256,7 @@ func (r *rooms) take(n uint32) uint32 { // n is a power of two
 	return at
 }
 
-func (r *rooms) give(at, n uint32) {
+func (r *allocator) release(at, n uint32) {
 	r.used -= int64(n)
 	c := bits.TrailingZeros32(n)
 	r.free[c] = append(r.free[c], at)
@@ -271,7 +271,7 @@ func roomFor(n uint32) uint32 {
 // takeBits makes an empty bitmap for n blocks.
 func (x *Index) takeBits(n uint32) (at, words uint32) {
 	words = roomFor(n)
-	at = x.bitRoom.take(words)
+	at = x.bitSpace.allocate(words)
 	if n := int(at + words); n > len(x.v.bits) {
 		x.publish(func(v *view) { v.bits = append(make([]uint64, 0, n+n/4), v.bits...)[:n+n/4] })
 	}
@@ -283,7 +283,7 @@ func (x *Index) takeBits(n uint32) (at, words uint32) {
 
 func (x *Index) freeBits(p *part) {
 	if p.bits != 0 {
-		x.bitRoom.give(p.bits, p.words)
+		x.bitSpace.release(p.bits, p.words)
 		put32(&p.bits, 0)
 		put32(&p.words, 0)
 	}
@@ -329,7 +329,7 @@ func (x *Index) withBits(p *part, n uint32) {
 	for w := range old.words {
 		put64(&x.v.bits[at+w], x.v.bits[old.bits+w])
 	}
-	x.bitRoom.give(old.bits, old.words)
+	x.bitSpace.release(old.bits, old.words)
 }
 
 // run is how many blocks from lo on, up to n, are held.

@@ -35,8 +35,8 @@ type Index struct {
 	nodes     int // in use, roots included
 	edgeCount int
 	edgeUsed  int // places in the table, those of edges that are gone included
-	partRoom  rooms
-	bitRoom   rooms
+	partSpace allocator
+	bitSpace  allocator
 	splits    uint64
 
 	// Names that ranks share; see naming.go.
@@ -73,15 +73,15 @@ const (
 
 // rank is the state of one (worker, rank): a function of its own events and their times.
 type rank struct {
-	id     RankID
-	space  uint32
-	block  uint32 // tokens
-	clock  events.Millis
-	groups []events.GroupKind // by group
-	reuse  *reuse             // what they want; nil: nothing but their blocks
-	parked parking
-	gone   removals
-	sets   map[copyKey]uint32
+	id         RankID
+	space      uint32
+	block      uint32 // tokens
+	clock      events.Millis
+	groups     []events.GroupKind // by group
+	reuse      *reuse             // what they want; nil: nothing but their blocks
+	parked     parking
+	tombstones tombstones
+	sets       map[copyKey]uint32
 
 	naming   naming
 	group    events.GroupIndex // the main group, if there is one
@@ -103,7 +103,7 @@ func New(cfg Config) *Index { return newIndex(cfg, usualLimits) }
 func newIndex(cfg Config, l limits) *Index {
 	x := &Index{cfg: cfg.withDefaults(), memory: &memory{limits: l}, granuleEnd: 1, nodeEnd: firstNode}
 	x.v = &view{stride: 1, planes: events.NumTiers}
-	x.bitRoom.end = 1
+	x.bitSpace.end = 1
 	x.growNodes()
 	x.useTier(device)
 	x.rehashEdges()
@@ -179,10 +179,10 @@ func (x *Index) remember(r *rank, since events.Millis, name events.BlockHash, bl
 		x.unpin(block)
 		return
 	}
-	if r.gone.len() == x.cfg.MaxRemembered {
-		x.unpin(r.gone.shift().block)
+	if r.tombstones.len() == x.cfg.MaxRemembered {
+		x.unpin(r.tombstones.shift().block)
 	}
-	r.gone.push(removal{name: name, since: since, block: block})
+	r.tombstones.push(tombstone{name: name, since: since, block: block})
 }
 
 // Checksum is the sum, modulo 2^64, over every (tier, block) that the rank holds for whatever main group, of a hash of

@@ -91,13 +91,13 @@ func (x *Index) known(r *rank, name events.BlockHash) (uint32, bool) {
 		if n := r.ledger.names[name]; n != nil {
 			return n.block, true
 		}
-		return r.gone.find(name)
+		return r.tombstones.find(name)
 	}
 	t := x.table(r)
 	if b, _, ok := t.find(uint64(name), t.hash(uint64(name))); ok && (r.naming == owning || x.holdsAny(r.slot(), b)) {
 		return b, true
 	}
-	return r.gone.find(name)
+	return r.tombstones.find(name)
 }
 
 // verdict is what naming the blocks of an event came to.

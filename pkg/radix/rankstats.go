@@ -15,7 +15,7 @@ type RankStats struct {
 // RankStats says what a rank holds. The writer calls it.
 func (x *Index) RankStats(id RankID) (s RankStats) {
 	r := x.rank(id)
-	s.Parked, s.Remembered, s.SetBlocks = int64(r.parked.blocks), int64(r.gone.len()), int64(len(r.sets))
+	s.Parked, s.Remembered, s.SetBlocks = int64(r.parked.blocks), int64(r.tombstones.len()), int64(len(r.sets))
 	if r.naming != ledgers {
 		s.Holdings = r.held
 		for t := range r.extra {

@@ -28,9 +28,9 @@ func (x *Index) Stats() (s Stats) {
 			s.Bytes.Holes += int64(len(r.extra[t].slots)) * 8
 		}
 		s.Parked += int64(r.parked.blocks)
-		s.Remembered += int64(r.gone.len())
+		s.Remembered += int64(r.tombstones.len())
 		s.SetBlocks += int64(len(r.sets))
-		s.Bytes.Ranks += 512 + int64(r.parked.blocks)*200 + int64(len(r.gone.ring))*28 + int64(len(r.sets))*40 + int64(
+		s.Bytes.Ranks += 512 + int64(r.parked.blocks)*200 + int64(len(r.tombstones.ring))*28 + int64(len(r.sets))*40 + int64(
 			cap(r.nodes))*4
 		if r.own != nil {
 			own += r.own.bytes()

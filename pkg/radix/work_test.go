@@ -176,7 +176,7 @@ func TestAlternatingHoles(t *testing.T) {
 				x.Apply(id, 0, []events.Event{e})
 			}
 		}
-		if s := healthy(t, x); s.Nodes != 1 || x.partRoom.used != 0 || x.bitRoom.used != 0 {
+		if s := healthy(t, x); s.Nodes != 1 || x.partSpace.used != 0 || x.bitSpace.used != 0 {
 			t.Errorf("round %d: after all came back: %+v", round, s)
 		}
 	}

@@ -2,32 +2,32 @@ package radix
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// removals is a ring of one rank's latest removals: which name left which block. Entries are numbered as they come; the
-// ring holds those from first up to next, and chains those of equal hash from the newest back, so that a chain ends at
-// the first number that is no longer in the ring and nothing has to be unlinked.
-type removals struct {
-	ring []removal // a power of two, at most the bound rounded up
+// tombstones is the removal history of one rank, a ring of its latest removals: which name left which block. Entries
+// are numbered as they come; the ring holds those from first up to next, and chains those of equal hash from the newest
+// back. A chain ends at the first number that is no longer in the ring, so that nothing has to be unlinked.
+type tombstones struct {
+	ring []tombstone // a power of two, at most the bound rounded up
 	// by hash of the name: number of the newest entry, plus one; names are compared, so a stale one does no harm
 	heads       []uint32
 	first, next uint32 // numbers wrap around
 }
 
-type removal struct {
+type tombstone struct {
 	name  events.BlockHash
 	since events.Millis
 	block uint32
 	back  uint32 // how many entries back the next of the same hash is; 0: there is none
 }
 
-func (m *removals) len() int { return int(m.next - m.first) }
+func (m *tombstones) len() int { return int(m.next - m.first) }
 
-func (m *removals) bucket(name events.BlockHash) *uint32 {
+func (m *tombstones) bucket(name events.BlockHash) *uint32 {
 	return &m.heads[uint64(name)*0x9e3779b97f4a7c15>>32&uint64(len(m.heads)-1)]
 }
 
-func (m *removals) at(n uint32) *removal { return &m.ring[n&uint32(len(m.ring)-1)] }
+func (m *tombstones) at(n uint32) *tombstone { return &m.ring[n&uint32(len(m.ring)-1)] }
 
-func (m *removals) push(r removal) {
+func (m *tombstones) push(r tombstone) {
 	if m.len() == len(m.ring) {
 		m.grow()
 	}
@@ -42,14 +42,14 @@ func (m *removals) push(r removal) {
 }
 
 // shift takes the oldest entry out.
-func (m *removals) shift() removal {
+func (m *tombstones) shift() tombstone {
 	r := *m.at(m.first)
 	m.first++
 	return r
 }
 
 // find returns the block that the name left last.
-func (m *removals) find(name events.BlockHash) (block uint32, ok bool) {
+func (m *tombstones) find(name events.BlockHash) (block uint32, ok bool) {
 	if m.len() == 0 {
 		return 0, false
 	}
@@ -69,9 +69,9 @@ func (m *removals) find(name events.BlockHash) (block uint32, ok bool) {
 	}
 }
 
-func (m *removals) grow() {
+func (m *tombstones) grow() {
 	old := *m
-	*m = removals{ring: make([]removal, max(16, 2*len(old.ring)))}
+	*m = tombstones{ring: make([]tombstone, max(16, 2*len(old.ring)))}
 	m.heads = make([]uint32, len(m.ring))
 	for n := old.first; n != old.next; n++ {
 		m.push(*old.at(n))
