@@ -445,9 +445,9 @@ none/0    0    block 0: `+needs+` 1 (mamba) needs (10 `+behind+`
 		t.Errorf("query --explain prints\n%s\nwant\n%s", got, want)
 	}
 	want = `m: 10 blocks of 16 tokens
-INSTANCE  RANK  DEVICE  HOST  DISK  EXTERNAL  OF PROMPT
-bound     0     10      0     0     0         at most 100%
-full      0     10      0     0     0         100%
+WORKER  RANK  DEVICE  HOST  DISK  EXTERNAL  OF PROMPT
+bound   0     10      0     0     0         at most 100%
+full    0     10      0     0     0         100%
 `
 	if got := query("--worker", "bound", "--worker", "full"); got != want {
 		t.Errorf("query prints\n%s\nwant\n%s", got, want)

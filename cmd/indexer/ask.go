@@ -257,7 +257,7 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		_, err := fmt.Fprintln(w, "no worker holds any of it:", why)
 		return err
 	}
-	heading := []string{"INSTANCE", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}
+	heading := []string{"WORKER", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}
 	shared := a.L3.Status != api.L3NotConfigured
 	if shared {
 		heading = append(heading, "FROM STORE", "STORE STOPS")
@@ -308,9 +308,9 @@ func printWorkers(w io.Writer, list *api.WorkerList) error {
 	for i, k := range list.Workers {
 		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host,
 			k.Blocks.Disk, k.Blocks.External,
-			k.Parked, k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease,
+			max(k.Pending, k.Parked), k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease,
 				time.Now()), leaseLeft(k.Lease, time.Now()), engineStands(&k, time.Now())}
 	}
-	return cli.Table(w, []string{"INSTANCE", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
-		"EXTERNAL", "PARKED", "EVENTS", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE"}, rows)
+	return cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
+		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE"}, rows)
 }

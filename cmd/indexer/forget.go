@@ -92,7 +92,7 @@ worker has gone. While a worker of the model is known nothing is done, unless it
 					}
 					rows[i] = []any{d.Instance, d.Rank, d.Was, d.LastEvent, what}
 				}
-				err = errors.Join(cli.Table(os.Stdout, []string{"INSTANCE", "RANK", "INCARNATION", "LAST EVENT", "NOW"},
+				err = errors.Join(cli.Table(os.Stdout, []string{"WORKER", "RANK", "INCARNATION", "LAST EVENT", "NOW"},
 					rows), err)
 			}
 			return err

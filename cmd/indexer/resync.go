@@ -56,7 +56,7 @@ themselves when the log has lost something. Nothing but the shims and NATS need 
 					}
 					rows[i] = []any{s.Instance, s.Rank, s.Incarnation, replay, s.Host, s.PID}
 				}
-				err = cli.Table(os.Stdout, []string{"INSTANCE", "RANK", "INCARNATION", "REPLAY", "HOST", "PROCESS"},
+				err = cli.Table(os.Stdout, []string{"WORKER", "RANK", "INCARNATION", "REPLAY", "HOST", "PROCESS"},
 					rows)
 			}
 			if err == nil && len(shims) == 0 {

@@ -23,14 +23,14 @@ import (
 type serving struct {
 	server.Settings
 
-	natsListen, natsConfig string
-	natsWait, syncInterval time.Duration
-	storeBytes             int64
-	parkFor, rememberFor   time.Duration
-	security               httpSecurity
-	l3Config, onRefused    string
-	nats                   *cli.NATS
-	debug                  *cli.Debug
+	natsListen, natsConfig   string
+	natsWait, syncInterval   time.Duration
+	storeBytes               int64
+	pendingFor, tombstoneFor time.Duration
+	security                 httpSecurity
+	l3Config, onRefused      string
+	nats                     *cli.NATS
+	debug                    *cli.Debug
 }
 
 func serveCommand() *cobra.Command {
@@ -85,14 +85,16 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 		"time between snapshots of a partition that changes; sooner if its log needs room")
 	f.Uint64Var(&s.SnapshotBlocks, "snapshot-blocks", 2_000_000,
 		"blocks stored or removed after which a snapshot is due earlier")
-	f.IntVar(&s.Index.MaxParked, "max-parked", radix.DefaultMaxParked,
+	f.IntVar(&s.Index.MaxParked, "max-pending", radix.DefaultMaxParked,
 		"blocks of one rank that may wait for their parents")
-	f.DurationVar(&s.parkFor, "park-for", time.Duration(radix.DefaultParkFor)*time.Millisecond,
+	f.DurationVar(&s.pendingFor, "pending-for", time.Duration(radix.DefaultParkFor)*time.Millisecond,
 		"how long a block waits for its parent")
-	f.IntVar(&s.Index.MaxRemembered, "max-remembered", radix.DefaultMaxRemembered,
-		"removals of one rank whose place is remembered")
-	f.DurationVar(&s.rememberFor, "remember-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond,
-		"how long it is remembered")
+	f.IntVar(&s.Index.MaxRemembered, "max-tombstones", radix.DefaultMaxRemembered,
+		"tombstones of one rank: removals whose place is remembered")
+	f.DurationVar(&s.tombstoneFor, "tombstone-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond,
+		"how long a tombstone is kept")
+	cli.Renamed(f, map[string]string{"max-parked": "max-pending", "park-for": "pending-for",
+		"max-remembered": "max-tombstones", "remember-for": "tombstone-for"}) // the old ones for one release
 	f.StringVar(&s.onRefused, "on-engine-refused", "clear",
 		"of shims in this process: what follows when an engine's connection has ended and its own ports refuse: clear or keep; see worker-shim run")
 	f.DurationVar(&s.Engines.SilentAfter, "engine-silent-after", 10*time.Second,
@@ -228,8 +230,8 @@ func (s *serving) check() error {
 	if err := errors.Join(errs...); err != nil {
 		return cli.UsageErrorf("%w", err)
 	}
-	s.Index.ParkFor, s.Index.RememberFor = events.Millis(s.parkFor.Milliseconds()),
-		events.Millis(s.rememberFor.Milliseconds())
+	s.Index.ParkFor, s.Index.RememberFor = events.Millis(s.pendingFor.Milliseconds()),
+		events.Millis(s.tombstoneFor.Milliseconds())
 	if s.ID == "" {
 		if s.ID, _ = os.Hostname(); s.ID == "" {
 			s.ID = "indexer"

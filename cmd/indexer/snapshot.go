@@ -34,7 +34,7 @@ func snapshotNowCommand() *cobra.Command {
 				for i, s := range list.Snapshots {
 					rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
 				}
-				return cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "SIZE", "WRITTEN"}, rows)
+				return cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "WRITTEN"}, rows)
 			}, err
 		})
 		if err == nil && len(list.Missing) > 0 {
@@ -50,7 +50,7 @@ func snapshotListCommand() *cobra.Command {
 		Use:   "list",
 		Short: "List the snapshots in the bucket",
 		Long: `List the snapshots that are in the bucket: two generations of each partition as a rule. They are read from NATS, whether an indexer
-runs or not. AT is the place in the log that a snapshot stands for.`,
+runs or not. SEQ is the last message of the log that a snapshot stands for.`,
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -127,7 +127,7 @@ func printGenerations(w io.Writer, list *api.GenerationList) error {
 		rows[i] = []any{g.Partition, g.Generation, g.Seq, age, g.Ranks, g.Holdings, g.Chunks, cli.Bytes(g.Bytes),
 			cli.Bytes(g.New), state}
 	}
-	if err := cli.Table(w, []string{"PARTITION", "GENERATION", "AT", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE",
+	if err := cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE",
 		"NEW", "STATE"}, rows); err != nil {
 		return err
 	}

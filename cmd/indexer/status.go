@@ -284,7 +284,8 @@ func printStatus(w io.Writer, s *api.Status) error {
 	}
 	var outcomes []string
 	for name, n := range s.Events {
-		if n > 0 {
+		_, renamed := s.Events[strings.Replace(name, "parked", "pending", 1)]
+		if n > 0 && !(renamed && strings.Contains(name, "parked")) {
 			outcomes = append(outcomes, fmt.Sprintf("%s %d", name, n))
 		}
 	}
@@ -316,7 +317,7 @@ func printStatus(w io.Writer, s *api.Status) error {
 			x.Failed)
 	}
 	fmt.Fprintln(w)
-	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT AT", "SIZE", "TAKEN",
+	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT SEQ", "SIZE", "TAKEN",
 		"WRITER"}
 	rows := make([][]any, len(s.Partitions))
 	for i, p := range s.Partitions {

@@ -43,5 +43,5 @@ func printReplicas(w io.Writer, list []api.PartitionReplicas) error {
 		}
 	}
 	fmt.Fprintln(w)
-	return cli.Table(w, []string{"PARTITION", "NODE", "AT", "CHECKSUM", ""}, rows)
+	return cli.Table(w, []string{"PARTITION", "NODE", "SEQ", "CHECKSUM", ""}, rows)
 }

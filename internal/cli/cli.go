@@ -12,6 +12,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -157,7 +158,11 @@ func fillFlags(cmd *cobra.Command) error {
 		if f.Changed || overruled(cmd, f) {
 			return
 		}
-		for _, name := range []string{variable(f.Name), natsNames[f.Name]} {
+		names := []string{variable(f.Name), natsNames[f.Name]}
+		for _, old := range f.Annotations[oldNames] {
+			names = append(names, variable(old))
+		}
+		for _, name := range names {
 			if value, ok := os.LookupEnv(name); ok && name != "" && value != "" {
 				errs = append(errs, set(f, value, name))
 				return
@@ -178,6 +183,9 @@ func fillFlags(cmd *cobra.Command) error {
 	}
 	for name, value := range settings {
 		f := cmd.Flags().Lookup(name)
+		if f != nil && f.Name != name && settings[f.Name] != nil {
+			continue // the file has the new name too
+		}
 		switch {
 		case f == nil && !knownElsewhere(cmd.Root(), name):
 			errs = append(errs, fmt.Errorf("%s: there is no setting %q", path, name))
@@ -194,6 +202,21 @@ func fillFlags(cmd *cobra.Command) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+const oldNames = "kvatlas_old_names"
+
+// Renamed keeps the old names of flags, as keys of renamed, where settings are read: command line, environment, file.
+// Help shows the new names alone. In the environment and in a file the new name wins over the old one.
+func Renamed(flags *pflag.FlagSet, renamed map[string]string) {
+	for old, name := range renamed {
+		if err := flags.SetAnnotation(name, oldNames, []string{old}); err != nil {
+			panic(err) // there is no such flag
+		}
+	}
+	flags.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(cmp.Or(renamed[name], name))
+	})
 }
 
 const exclusive = "kvatlas_exclusive"

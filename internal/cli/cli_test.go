@@ -3,6 +3,7 @@ package cli
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -40,6 +41,57 @@ func TestSettingsComeFromFlagThenEnvironmentThenFile(t *testing.T) {
 	for name, v := range want {
 		if got[name] != v {
 			t.Errorf("%s is %q, want %q", name, got[name], v)
+		}
+	}
+}
+
+// TestRenamedFlags: an old name works wherever settings are read, and help shows the new one alone.
+func TestRenamedFlags(t *testing.T) {
+	file := func(text string) string {
+		path := filepath.Join(t.TempDir(), "settings.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for _, c := range []struct {
+		env  map[string]string
+		args []string
+		want string
+	}{
+		{nil, nil, "default"},
+		{nil, []string{"--old", "1"}, "1"},
+		{nil, []string{"--old=1"}, "1"},
+		{nil, []string{"--new", "1"}, "1"},
+		{map[string]string{"KVATLAS_OLD": "1"}, nil, "1"},
+		{map[string]string{"KVATLAS_OLD": "1", "KVATLAS_NEW": "2"}, nil, "2"},
+		{map[string]string{"KVATLAS_NEW": "2"}, []string{"--old", "1"}, "1"},
+		{map[string]string{"KVATLAS_OLD": "2"}, []string{"--new", "1"}, "1"},
+		{nil, []string{"--config", file("old: 1")}, "1"},
+		{nil, []string{"--config", file("old: 1\nnew: 2")}, "2"},
+		{nil, []string{"--config", file("new: 2\nold: 1")}, "2"},
+		{nil, []string{"--config", file("new: 2"), "--old", "1"}, "1"},
+		{map[string]string{"KVATLAS_OLD": "1"}, []string{"--config", file("new: 2")}, "1"},
+	} {
+		for name, value := range c.env {
+			os.Setenv(name, value)
+		}
+		got := ""
+		root := &cobra.Command{Use: "p"}
+		sub := &cobra.Command{Use: "do"}
+		value := sub.Flags().String("new", "default", "")
+		Renamed(sub.Flags(), map[string]string{"old": "new"})
+		sub.RunE = func(*cobra.Command, []string) error { got = *value; return nil }
+		root.AddCommand(sub)
+		root.SetArgs(append([]string{"do"}, c.args...))
+		if status := Main(root); status != 0 || got != c.want {
+			t.Errorf("%v %v: status %d, the setting is %q, want %q", c.env, c.args, status, got, c.want)
+		}
+		for name := range c.env {
+			os.Unsetenv(name)
+		}
+		if usage := sub.Flags().FlagUsages(); strings.Contains(usage, "--old") || !strings.Contains(usage, "--new") {
+			t.Errorf("help shows: %s", usage)
 		}
 	}
 }

@@ -39,7 +39,8 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 		for i := range list.Workers {
 			w := &list.Workers[i]
 			s := m.index.RankStats(m.parts[w.Partition].ranks[events.RankKey{Instance: w.Instance, Rank: w.Rank}].id)
-			w.Blocks, w.Copies, w.Parked = tiers(s.Holdings), uint64(s.Copies), int(s.Parked)
+			w.Blocks, w.Copies, w.Pending = tiers(s.Holdings), uint64(s.Copies), int(s.Parked)
+			w.Parked = w.Pending
 		}
 	})
 	for p, now := range n.progress(nil) {
@@ -291,10 +292,13 @@ func (c *Counts) byName() map[string]uint64 {
 		"incarnations": c.Incarnations, "ended": c.Ended,
 		"blocks_stored": ix.Stored, "blocks_duplicate": ix.Duplicates, "blocks_removed": ix.Removed,
 		"removals_unknown":   ix.UnknownRemovals,
-		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_parked": ix.Parked,
-		"blocks_attached":  ix.Attached,
-		"parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired, "parked_overflowed": ix.Overflowed,
-		"parked_cleared": ix.ClearedWaiting,
+		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_pending": ix.Parked,
+		"blocks_attached":   ix.Attached,
+		"pending_cancelled": ix.Cancelled, "pending_expired": ix.Expired, "pending_overflowed": ix.Overflowed,
+		"pending_cleared": ix.ClearedWaiting,
+		// the same under their old names, for one release
+		"blocks_parked": ix.Parked, "parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired,
+		"parked_overflowed": ix.Overflowed, "parked_cleared": ix.ClearedWaiting,
 		"blocks_cleared": ix.Cleared, "other_groups_stored": ix.OtherStored, "other_groups_removed": ix.OtherRemoved,
 		"malformed_events": ix.Malformed,
 	}

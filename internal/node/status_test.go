@@ -114,6 +114,12 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 			t.Errorf("%s: %q, want %q", step.what, problems, step.problem)
 		}
 	}
+	counts := m.counts.byName()
+	for name, old := range map[string]string{"blocks_pending": "blocks_parked", "pending_expired": "parked_expired"} {
+		if counts[name] == 0 || counts[old] != counts[name] {
+			t.Errorf("%s is %d, and %s %d", name, counts[name], old, counts[old])
+		}
+	}
 }
 
 // stored is an event of blocks after a parent, or, after 0, from a prompt's start.

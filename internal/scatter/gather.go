@@ -111,9 +111,10 @@ func listed(l *api.WorkerList, err error) reply {
 }
 
 func (l *listing) add(taken []events.Partition, r reply) {
-	for i := range r.workers.Workers {
-		if _, mine := slices.BinarySearch(taken, r.workers.Workers[i].Partition); mine {
-			l.list.Workers = append(l.list.Workers, r.workers.Workers[i])
+	for _, w := range r.workers.Workers {
+		if _, mine := slices.BinarySearch(taken, w.Partition); mine {
+			w.Pending = max(w.Pending, w.Parked) // a node of v0.4.0 sends the old name alone
+			l.list.Workers = append(l.list.Workers, w)
 		}
 	}
 	if next := r.workers.Next; next != nil && (l.list.Next == nil || next.Compare(*l.list.Next) < 0) {

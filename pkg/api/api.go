@@ -351,10 +351,16 @@ type WorkerInfo struct {
 	LastEvent   events.EventID     `json:"last_event" msgpack:"last_event"`
 	LastSeen    time.Time          `json:"last_seen" msgpack:"last_seen"` // when the log took its last batch
 	Blocks      TierCounts         `json:"blocks" msgpack:"blocks"`       // held now
-	Parked      int                `json:"parked" msgpack:"parked"`
-	Copies      uint64             `json:"copies" msgpack:"copies"`   // of blocks held, beyond the first in a tier
-	Stored      uint64             `json:"stored" msgpack:"stored"`   // blocks in all stored events of the incarnation
-	Removed     uint64             `json:"removed" msgpack:"removed"` // blocks in all removed events
+	Pending     int                `json:"pending" msgpack:"pending"`     // blocks that wait for their parents
+
+	// Parked is the old name of Pending, and the only one that nodes up to v0.4.0 send.
+	//
+	// Deprecated: use Pending. This field goes in the release after the next.
+	Parked int `json:"parked" msgpack:"parked"`
+
+	Copies  uint64 `json:"copies" msgpack:"copies"`   // of blocks held, beyond the first in a tier
+	Stored  uint64 `json:"stored" msgpack:"stored"`   // blocks in all stored events of the incarnation
+	Removed uint64 `json:"removed" msgpack:"removed"` // blocks in all removed events
 
 	// Lookahead is how many tokens beyond a block are in its local hash, as with an engine that drafts: for who asks by
 	// Hashes.

@@ -87,7 +87,7 @@ func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) strin
 		}, "serve", "--nats", toNATS(id), "--node-id", id, "--replication", fmt.Sprint(clusterCopies), "--replicas",
 			fmt.Sprint(clusterServers), "--http-listen", "127.0.0.1:0",
 			"--partitions", fmt.Sprint(clusterPartitions), "--snapshot-interval", interval, "--log-bytes",
-			fmt.Sprint(64<<20), "--park-for", "24h", "--remember-for", "24h", "--log-level", "debug")
+			fmt.Sprint(64<<20), "--pending-for", "24h", "--tombstone-for", "24h", "--log-level", "debug")
 		if i < clusterNodes {
 			w.nodes = append(w.nodes, d)
 		} else {
