@@ -65,7 +65,7 @@ func build(ctx context.Context, f flags) (*bench, error) {
 		return nil, err
 	}
 	fmt.Fprintln(os.Stderr, "encoding the messages …")
-	b.engines, err = startEngines(python, filepath.Join(root, "bench", "path", "publisher.py"), f)
+	b.engines, err = startEngines(python, filepath.Join(root, "tools", "path", "publisher.py"), f)
 	return b, err
 }
 

@@ -56,7 +56,7 @@ func build(ctx context.Context, f flags) (indexes []index, err error) {
 	target := filepath.Join(f.cache, "target")
 	fmt.Fprintln(os.Stderr, "building the peers (a minute or two at first) …")
 	if _, err := output(ctx, "cargo", "build", "--quiet", "--release", "--locked", "--target-dir", target,
-		"--manifest-path", filepath.Join(root, "bench", "peers", "harness", "Cargo.toml")); err != nil {
+		"--manifest-path", filepath.Join(root, "tools", "peers", "harness", "Cargo.toml")); err != nil {
 		return nil, err
 	}
 	for _, name := range f.peers {
