@@ -25,7 +25,8 @@ type Queries struct {
 	duration *prometheus.HistogramVec
 	asked    *prometheus.CounterVec
 	replied  *prometheus.HistogramVec
-	withheld prometheus.Counter
+	withheld prometheus.Counter // denied under its old name
+	denied   prometheus.Counter
 	missing  *prometheus.CounterVec
 }
 
@@ -43,7 +44,10 @@ func (q *Queries) Replied(outcome string, took time.Duration) {
 }
 
 // HedgesDenied counts hedges that were beyond the budget.
-func (q *Queries) HedgesDenied(n int) { q.withheld.Add(float64(n)) }
+func (q *Queries) HedgesDenied(n int) {
+	q.denied.Add(float64(n))
+	q.withheld.Add(float64(n))
+}
 
 // Missing counts partitions that an answer lacks.
 func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(float64(n)) }
@@ -68,14 +72,18 @@ func New(node Statuser) (http.Handler, *Queries) {
 			Buckets: buckets,
 		}, []string{"outcome"}),
 		withheld: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "kvatlas_peer_hedges_withheld_total", Help: "Hedged requests that were due and denied by the budget.",
+			Name: "kvatlas_peer_hedges_withheld_total",
+			Help: "Old name of kvatlas_peer_hedges_denied_total, for one release.",
+		}),
+		denied: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvatlas_peer_hedges_denied_total", Help: "Hedged requests that were due and denied by the budget.",
 		}),
 		missing: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvatlas_answer_missing_partitions_total",
 			Help: "Partitions that answers lack, as no node answered for them.",
 		}, []string{"operation"}),
 	}
-	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.missing,
+	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.denied, q.missing,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
 }

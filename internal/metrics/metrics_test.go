@@ -92,3 +92,16 @@ func TestNames(t *testing.T) {
 		}
 	}
 }
+
+// A metric that got another name is served under both.
+func TestHedgesDenied(t *testing.T) {
+	handler, q := New(&statuser{})
+	q.HedgesDenied(3)
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	for _, want := range []string{"kvatlas_peer_hedges_denied_total 3", "kvatlas_peer_hedges_withheld_total 3"} {
+		if !strings.Contains(w.Body.String(), "\n"+want+"\n") {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}

@@ -438,7 +438,7 @@ func (n *Node) progress(out []at) []at {
 		o.mu.Lock()
 		reflects.whole, reflects.resync, reflects.lapses = o.serves(), o.need() != nil, o.lapses
 		if k := o.phase.data(); k != nil {
-			reflects.epoch = timeOfEpoch(k.epoch)
+			reflects.epoch = k.epoch.Time()
 		}
 		if aged {
 			reflects.stale = o.age(now)

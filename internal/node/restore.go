@@ -82,12 +82,10 @@ func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
 	n.cfg.Hooks.Rejected(p, why.String(), err)
 }
 
-func timeOfEpoch(e jetstream.Epoch) time.Time { return time.Unix(0, int64(e)).UTC() }
-
 // describeLog describes a stream as pkg/snapshot does.
 func describeLog(ns *jetstream.Namespace, info jetstream.StreamInfo) snapshot.Log {
 	return snapshot.Log{
-		Namespace: ns.Name(), Stream: info.Name, Epoch: timeOfEpoch(info.Epoch), First: info.First, Last: info.Last,
+		Namespace: ns.Name(), Stream: info.Name, Epoch: info.Epoch.Time(), First: info.First, Last: info.Last,
 	}
 }
 

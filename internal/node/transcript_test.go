@@ -112,7 +112,7 @@ var unstable = []struct {
 	re *regexp.Regexp
 	by string
 }{
-	{regexp.MustCompile(`epoch changed from \d+ to \d+, which has \d+ to \d+`),
+	{regexp.MustCompile(`epoch changed from \S+Z to \S+Z, which has \d+ to \d+`),
 		"epoch changed from E1 to E2, which has what was said since"},
 	{regexp.MustCompile(`(at|before|is|beyond|message|sequence|wanted|was applied, the stream ends at) \d+`), "$1 N"},
 	{regexp.MustCompile(`regressed: \d+`), "regressed: N"},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -96,7 +95,7 @@ func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *je
 	usable := snapshot.Choose(
 		snapshot.Bucket{Partition: p, Manifests: map[string][]byte{snapshot.ManifestKey(p): text}},
 		snapshot.Log{
-			Namespace: l.ns.Name(), Stream: info.Name, Epoch: time.Unix(0, int64(info.Epoch)).UTC(), First: info.First,
+			Namespace: l.ns.Name(), Stream: info.Name, Epoch: info.Epoch.Time(), First: info.First,
 			Last: info.Last,
 		}).Usable
 	if len(usable) == 0 {

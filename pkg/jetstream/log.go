@@ -17,6 +17,12 @@ import (
 // that was deleted and made again has another. Zero means none yet.
 type Epoch int64
 
+// Time is the epoch as a time, in UTC.
+func (e Epoch) Time() time.Time { return time.Unix(0, int64(e)).UTC() }
+
+// String is the time in RFC 3339, with nanoseconds.
+func (e Epoch) String() string { return e.Time().Format(time.RFC3339Nano) }
+
 // LogConfig bounds the log. A zero field means: as it is, or the default for a stream that is created now.
 type LogConfig struct {
 	MaxBytes int64         // of each partition's stream; beyond it the oldest messages go
@@ -210,7 +216,7 @@ func (n *Namespace) Purge(ctx context.Context, p events.Partition, epoch Epoch, 
 		return fmt.Errorf("%s: %w", action, err)
 	}
 	if info.Epoch != epoch {
-		return fmt.Errorf("%s: %w: the stream's epoch is %d, not %d", action, ErrMismatch, info.Epoch, epoch)
+		return fmt.Errorf("%s: %w: the stream's epoch is %s, not %s", action, ErrMismatch, info.Epoch, epoch)
 	}
 	if keepFrom == 0 || keepFrom > info.Last+1 {
 		return fmt.Errorf("%s: %w: the stream has %d to %d", action, ErrMismatch, info.First, info.Last)

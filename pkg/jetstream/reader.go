@@ -96,7 +96,7 @@ func (n Truncated) String() string {
 	return fmt.Sprintf("truncated: wanted %d, first is %d", n.Wanted, n.First)
 }
 func (n EpochChanged) String() string {
-	return fmt.Sprintf("epoch changed from %d to %d, which has %d to %d", n.Old, n.New, n.First, n.Last)
+	return fmt.Sprintf("epoch changed from %s to %s, which has %d to %d", n.Old, n.New, n.First, n.Last)
 }
 func (n Regressed) String() string {
 	return fmt.Sprintf("regressed: %d was applied, the stream ends at %d or has another message there", n.Applied,

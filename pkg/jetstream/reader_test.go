@@ -611,3 +611,11 @@ func FuzzParseDelivery(f *testing.F) {
 		}
 	})
 }
+
+func TestNoticesPrintEpochs(t *testing.T) {
+	got := EpochChanged{Old: 1, New: 1763712000_000000000, First: 2, Last: 3}.String()
+	const want = "epoch changed from 1970-01-01T00:00:00.000000001Z to 2025-11-21T08:00:00Z, which has 2 to 3"
+	if got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

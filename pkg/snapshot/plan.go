@@ -196,8 +196,8 @@ func (m *Manifest) fits(log *Log) (Reason, error) {
 		return Foreign, fmt.Errorf("snapshot of stream %s in namespace %q, not of %s in %q", m.Stream, m.Namespace,
 			log.Stream, log.Namespace)
 	case !m.Epoch.Equal(log.Epoch):
-		return OtherEpoch, fmt.Errorf("snapshot of the stream made at %s, not of the one made at %s", m.Epoch,
-			log.Epoch)
+		return OtherEpoch, fmt.Errorf("snapshot of the stream made at %s, not of the one made at %s",
+			m.Epoch.UTC().Format(time.RFC3339Nano), log.Epoch.UTC().Format(time.RFC3339Nano))
 	case log.Last < m.Seq:
 		return AheadOfLog, fmt.Errorf("snapshot at sequence %d of a log that ends at %d", m.Seq, log.Last)
 	case log.First > m.Seq+1:

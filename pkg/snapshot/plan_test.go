@@ -260,3 +260,13 @@ func TestAfter(t *testing.T) {
 		t.Errorf("got %v, want %v; purge to %d", got.Delete, want, got.PurgeTo)
 	}
 }
+
+func TestOtherEpochIsSaidInRFC3339(t *testing.T) {
+	at := time.Date(2025, 11, 21, 8, 0, 0, 1, time.UTC)
+	reason, err := (&Manifest{Epoch: at}).fits(&Log{Epoch: at.Add(time.Second).In(time.FixedZone("", 3600))})
+	const want = "snapshot of the stream made at 2025-11-21T08:00:00.000000001Z, not of the one made at " +
+		"2025-11-21T08:00:01.000000001Z"
+	if reason != OtherEpoch || err == nil || err.Error() != want {
+		t.Errorf("%v: %v", reason, err)
+	}
+}
