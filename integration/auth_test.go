@@ -59,7 +59,7 @@ func TestPermissionsAreEnough(t *testing.T) {
 	}
 	runShim := func() *harness.Process {
 		return harness.Start(t, "worker-shim", append(as("red", "shim-w1", "_INBOX_shim-w1"), "run", "--engine", at[1],
-			"--replay", at[2], "--instance", "w1", "--model", "m", "--block-size", "64")...)
+			"--replay", at[2], "--worker", "w1", "--model", "m", "--block-size", "64")...)
 	}
 	shim := runShim() // nothing of its own is in the log: a node tells it that snapshots know nothing either
 

@@ -79,7 +79,7 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			p := harness.Start(t, "worker-shim",
-				append([]string{"run", "--engine", c.endpoint, "--instance", fmt.Sprintf("w%d", i), "--model", "m",
+				append([]string{"run", "--engine", c.endpoint, "--worker", fmt.Sprintf("w%d", i), "--model", "m",
 					"--block-size", "16",
 					"--nats", x.NATS, "--silence", "100ms"}, c.args...)...)
 			p.WaitFor(regexp.QuoteMeta(c.do))
@@ -127,7 +127,7 @@ func TestRanks(t *testing.T) {
 	}
 	p := harness.Start(t, "worker-shim", "run", "--engine", engines[0].Endpoint(), "--replay", engines[0].Replay(),
 		"--ranks", "2",
-		"--instance", "w", "--model", "m", "--block-size", "16", "--nats", x.NATS)
+		"--worker", "w", "--model", "m", "--block-size", "16", "--nats", x.NATS)
 	prompt := harness.Tokens(1, 4*harness.BlockSize)
 	harness.ServePrompt(t, engines[0], prompt)
 	harness.ServePrompt(t, engines[1], prompt[:2*harness.BlockSize])

@@ -52,7 +52,7 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 		"tcp://127.0.0.1:0", "--rate", "20", "--print-prompt", prompt)
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
 	for _, name := range []string{"w1", "w2", "w3", "w4"} {
-		harness.Start(t, "worker-shim", "run", "--nats", addr, "--engine", at[1], "--replay", at[2], "--instance", name,
+		harness.Start(t, "worker-shim", "run", "--nats", addr, "--engine", at[1], "--replay", at[2], "--worker", name,
 			"--model", "m", "--block-size", "16")
 	}
 	engine.WaitFor(`is printed`)

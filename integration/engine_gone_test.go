@@ -42,7 +42,7 @@ func TestEngineIsKilled(t *testing.T) {
 	endpoint, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
 	engine := simulated(t, endpoint, replay)
 	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay,
-		"--instance", "sim", "--model", "m", "--block-size", "64")
+		"--worker", "sim", "--model", "m", "--block-size", "64")
 	x.WaitDepth(t, "m", firstPrompt(), "sim", 8)
 	first := harness.WaitLease(t, x, "sim", true).Incarnation
 	engine.Kill()
@@ -177,7 +177,7 @@ func TestShimIsCatchingUp(t *testing.T) {
 	defer l.Close()
 	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", engine.Endpoint(), "--replay",
 		"tcp://"+l.Addr().String(), "--replay-timeout", "15m",
-		"--instance", "w", "--model", "m", "--block-size", "16")
+		"--worker", "w", "--model", "m", "--block-size", "16")
 	shim.WaitFor("connected to the engine")
 	is := func(x *harness.Indexer, want bool) {
 		t.Helper()
@@ -223,7 +223,7 @@ func TestEngineHangs(t *testing.T) {
 	args := []string{"run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--model", "m", "--block-size",
 		"64", "--engine-silent-after", "1s"}
 	waits := harness.Start(t, "worker-shim", append(args, "--instance", "waits")...)
-	clears := harness.Start(t, "worker-shim", append(args, "--instance", "clears", "--engine-gone-after", "2s")...)
+	clears := harness.Start(t, "worker-shim", append(args, "--worker", "clears", "--engine-gone-after", "2s")...)
 	for _, w := range []string{"waits", "clears"} {
 		x.WaitDepth(t, "m", firstPrompt(), w, 8)
 	}

@@ -134,7 +134,7 @@ func TestShimLearnsFromSGLang(t *testing.T) {
 	front.says(
 		map[string]string{"/server_info": `{"version":"0.5.23","served_model_name":"llama","page_size":16,"dp_size":1,"kv_events_config":"` + config + `"}`})
 	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL, "--model", "mine",
-		"--instance", "w").WaitFor("connected to the engine")
+		"--worker", "w").WaitFor("connected to the engine")
 	x.WaitDepth(t, "mine", harness.Tokens(1, 4*16), "w", 4)
 }
 
@@ -171,7 +171,7 @@ func TestShimCannotLearn(t *testing.T) {
 	old["/metrics"] = "vllm:cache_config_info{block_size=\"16\"} 1.0\n"
 	front.says(old)
 	harness.Start(t, "worker-shim", append(args, "--engine", engine.Endpoint(), "--replay", engine.Replay(),
-		"--instance", "w")...)
+		"--worker", "w")...)
 	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
 	x.WaitDepth(t, "llama", harness.Tokens(1, 4*16), "w", 4)
 }

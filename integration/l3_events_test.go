@@ -136,7 +136,7 @@ func TestStoreEvents(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"--engine x --master m:9003", "--engine, the master's event endpoint"},
 		{"--engine tcp://127.0.0.1:1", `--master "" is not HOST:PORT`},
-		{"--engine tcp://127.0.0.1:1 --master m:9003 --instance w", "--instance is not for --source mooncake"},
+		{"--engine tcp://127.0.0.1:1 --master m:9003 --worker w", "--worker is not for --source mooncake"},
 	} {
 		if r := harness.Run(t, "worker-shim", append([]string{"run", "--source", "mooncake"},
 			strings.Fields(c.args)...)...); r.Code != 2 || !strings.Contains(r.Stderr, c.says) {

@@ -136,7 +136,7 @@ func TestRegisteredStore(t *testing.T) {
 
 	for path, want := range map[string]string{"/nonexistent/file": "/nonexistent/file",
 		harness.WriteWorkerStore(t, of(func(c *hicache.SGLang) { c.Backend = "hf3fs" })): `backend "hf3fs"`} {
-		r := harness.Run(t, "worker-shim", "run", "--engine", "tcp://127.0.0.1:1", "--instance", "w", "--model", "m",
+		r := harness.Run(t, "worker-shim", "run", "--engine", "tcp://127.0.0.1:1", "--worker", "w", "--model", "m",
 			"--block-size", "16", "--l3-config", path)
 		if r.Code != 2 || !strings.Contains(r.Stderr, want) {
 			t.Errorf("%s: %+v", path, r)

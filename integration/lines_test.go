@@ -169,7 +169,7 @@ func TestDynamoOverNATS(t *testing.T) {
 	conn := connectNATS(t, "nats://"+x.NATS)
 	prompt := harness.Tokens(1, 2*harness.BlockSize)
 	publishUntil(t, conn, dynamoEnvelope(t, 7, prompt), p, "starting")
-	publishUntil(t, conn, routerLine(t, "8", 0, 1, prompt[:harness.BlockSize], 0), p, "starting instance=8")
+	publishUntil(t, conn, routerLine(t, "8", 0, 1, prompt[:harness.BlockSize], 0), p, "starting worker=8")
 	x.WaitDepth(t, "m", prompt, "7", 2)
 	x.WaitDepth(t, "m", prompt, "8", 1)
 	publishUntil(t, conn, []byte("what is this"), p, "none of Dynamo's router events")
@@ -210,7 +210,7 @@ func TestDynamosOwnServer(t *testing.T) {
 		{"--engine-nats-nkey", nkey}} {
 		p := harness.Start(t, "worker-shim", append(shim, as...)...)
 		p.WaitFor("connected to --engine-nats")
-		publishUntil(t, conn, dynamoEnvelope(t, uint64(i), prompt), p, fmt.Sprintf("starting instance=%d", i))
+		publishUntil(t, conn, dynamoEnvelope(t, uint64(i), prompt), p, fmt.Sprintf("starting worker=%d", i))
 		x.WaitDepth(t, "m", prompt, fmt.Sprint(i), 2)
 		p.Stop()
 	}

@@ -34,7 +34,7 @@ func TestMembership(t *testing.T) {
 	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",
 		"tcp://127.0.0.1:0", "--rate", "200", "--block-size", "16")
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
-	harness.Start(t, "worker-shim", "run", "--nats", nats, "--engine", at[1], "--replay", at[2], "--instance", "w1",
+	harness.Start(t, "worker-shim", "run", "--nats", nats, "--engine", at[1], "--replay", at[2], "--worker", "w1",
 		"--model", "m", "--block-size", "16")
 
 	// settled waits until each partition is ready on so many of so many nodes.

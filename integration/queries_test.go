@@ -111,7 +111,7 @@ func TestBlockSizesDisagree(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	shim := harness.StartSimShim(t, engine, x.NATS, "w1")
 	shim.WaitFor("connected to the engine")
-	r := harness.Run(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--instance", "w2", "--model", "m",
+	r := harness.Run(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--worker", "w2", "--model", "m",
 		"--block-size", "32", "--nats", x.NATS)
 	if r.Code != 1 || !strings.Contains(r.Stderr,
 		"registered with block size 16, this worker has 32; if no worker has that size any more: indexer forget --model m") {
@@ -144,6 +144,6 @@ func TestBlockSizesDisagree(t *testing.T) {
 		!strings.Contains(r.Stderr, `no worker has registered the model "m"`) {
 		t.Errorf("the second time: %+v", r)
 	}
-	harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--instance", "w2", "--model", "m",
+	harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--worker", "w2", "--model", "m",
 		"--block-size", "32", "--nats", x.NATS).WaitFor("connected to the engine")
 }

@@ -60,7 +60,7 @@ func TestAskingWithoutQuorum(t *testing.T) {
 	a := serve("a")
 	serve("b").WaitFor(`msg="a node is there" node=a`)
 	a.WaitFor(`msg="a node is there" node=b`)
-	harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--instance", "w1",
+	harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--worker", "w1",
 		"--model", "m", "--block-size", "16")
 	engine.WaitFor(`is printed`)
 	ask := func(args ...string) harness.Result { return harness.Run(t, "indexer", append(args, "--nats", urls)...) }
@@ -90,7 +90,7 @@ func TestAskingWithoutQuorum(t *testing.T) {
 		strings.Contains(r.Stderr, "no NATS server answers") {
 		t.Errorf("snapshot list: %+v", r)
 	}
-	late := harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--instance",
+	late := harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--worker",
 		"w2", "--model", "m", "--block-size", "16")
 	late.WaitFor(`NATS answers, but its JetStream does not; it is waited for.*what_to_do=.*more than half`)
 }

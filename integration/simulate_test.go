@@ -15,7 +15,7 @@ func TestSimulatedEngine(t *testing.T) {
 	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",
 		"tcp://127.0.0.1:0", "--rate", "50", "--block-size", "64")
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
-	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", at[1], "--replay", at[2], "--instance", "sim",
+	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", at[1], "--replay", at[2], "--worker", "sim",
 		"--model", "m", "--block-size", "64")
 
 	// All prompts of a generated trace begin with the same 512 tokens: the block with id 0.

@@ -16,7 +16,7 @@ func TestWrongBlockSizeIsAProblem(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	endpoint, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
 	engine := simulated(t, endpoint, replay)
-	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--instance",
+	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--worker",
 		"sim", "--model", "m", "--block-size", "32")
 	said := func() string {
 		return strings.Join(harness.Status(t, x.NATS).Problems, "\n")

@@ -25,7 +25,7 @@ func authExampleCommand() *cobra.Command {
 	var keys string
 	var partitions uint32
 	cmd := &cobra.Command{
-		Use:   "example [--namespace NS]... [--shim INSTANCE]... [--store HOST:PORT]... --keys DIR",
+		Use:   "example [--namespace NS]... [--shim WORKER]... [--store HOST:PORT]... --keys DIR",
 		Short: "Make keys, and print the accounts part of a nats-server configuration that goes with them",
 		Long: `Print accounts for a nats-server configuration: one for each namespace, so that two namespaces see nothing of each other. In each there is
 a user for indexer nodes (all of the namespace), one for readers (queries only), and one for each --shim, which may publish that
@@ -37,7 +37,7 @@ files that are there are not touched.`,
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&namespaces, "namespace", []string{"default"}, "namespace; may be given again")
-	f.StringSliceVar(&shims, "shim", nil, "instance id that has a shim of its own; may be given again")
+	f.StringSliceVar(&shims, "shim", nil, "worker that has a shim of its own; may be given again")
 	f.StringSliceVar(&stores, "store", nil,
 		"HTTP address of a shared store's master that has a shim of its own; may be given again")
 	f.StringVar(&keys, "keys", "", "folder for the keys (required)")

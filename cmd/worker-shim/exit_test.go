@@ -18,7 +18,7 @@ func TestExitStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	absent := filepath.Join(dir, "absent")
-	engine := []string{"run", "--engine", "tcp://127.0.0.1:5557", "--instance", "w", "--model", "m", "--block-size",
+	engine := []string{"run", "--engine", "tcp://127.0.0.1:5557", "--worker", "w", "--model", "m", "--block-size",
 		"16"}
 	fleet := []string{"run", "--source", "dynamo-nats", "--engine", "a.b", "--model", "m", "--block-size", "16",
 		"--engine-nats", "nats://127.0.0.1:4"}
@@ -50,7 +50,7 @@ func TestExitStatus(t *testing.T) {
 			"absent"}, {with(engine, "--nats-ca", junk), 2, "junk"},
 		{with(engine, "--nats-cert", junk, "--nats-key", junk), 2, "junk"}, {with(engine, "--master", "x:1"), 2,
 			"--master"}, {with(engine, "--engine-nats", "x"), 2, "--engine-nats"},
-		{with(engine, "--instance", strings.Repeat("x", 256)), 2, "--instance"}, {with(engine, "--model",
+		{with(engine, "--worker", strings.Repeat("x", 256)), 2, "--worker"}, {with(engine, "--model",
 			strings.Repeat("x", 256)), 2, "--model"},
 		{with(fleet, "--engine-nats", "nats://:::"), 2, "--engine-nats"}, {with(fleet, "--engine-nats-nkey", absent), 2,
 			"absent"}, {with(fleet, "--engine-nats-ca", junk), 2, "junk"},
@@ -87,4 +87,17 @@ func program(t *testing.T, args ...string) (code int, said string) {
 		t.Fatal(err)
 	}
 	return code, string(text)
+}
+
+// TestInstanceIsWorker: --instance is another name of --worker.
+func TestInstanceIsWorker(t *testing.T) {
+	for _, name := range []string{"--worker", "--instance"} {
+		f := runCommand().Flags()
+		if err := f.Parse([]string{name, "w"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := f.Lookup("worker"); !got.Changed || got.Value.String() != "w" {
+			t.Errorf("after %s w, --worker is %q", name, got.Value)
+		}
+	}
 }

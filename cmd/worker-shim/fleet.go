@@ -103,7 +103,7 @@ func (f *fleet) take(e events.RouterEvent, digest uint64) {
 	read := &shim.Read{Digest: digest} // the id of what is passed over counts all the same
 	if e.Skipped != "" {
 		f.passed.do(func(n uint64) {
-			f.log.Warn("router events passed over", "reason", "unknown "+e.Skipped, "instance", e.Key.Instance,
+			f.log.Warn("router events passed over", "reason", "unknown "+e.Skipped, "worker", e.Key.Instance,
 				"event_id", e.ID, "times", n)
 		})
 	} else {
@@ -119,7 +119,7 @@ func (f *fleet) take(e events.RouterEvent, digest uint64) {
 	f.mu.Unlock()
 	if feed == nil {
 		f.full.do(func(n uint64) {
-			f.log.Error("too many workers and ranks for one shim; events passed over", "at_most", maxRanks, "instance",
+			f.log.Error("too many workers and ranks for one shim; events passed over", "at_most", maxRanks, "worker",
 				e.Key.Instance, "times", n, "what_to_do",
 				"run several, each with the subject or socket of a part of the fleet")
 		})
@@ -135,7 +135,7 @@ func (f *fleet) take(e events.RouterEvent, digest uint64) {
 func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
 	one := *f.cfg
 	one.instance, one.rank = string(key.Instance), uint32(key.Rank)
-	log := f.log.With("instance", key.Instance, "rank", key.Rank)
+	log := f.log.With("worker", key.Instance, "rank", key.Rank)
 	server, err := one.claim(f.ctx, f.ns, key, log)
 	if err != nil {
 		return ignoreEnd(f.ctx, err)

@@ -70,7 +70,7 @@ const (
 func runCommand() *cobra.Command {
 	r := &running{reconnects: &reconnects{}}
 	cmd := &cobra.Command{
-		Use:   "run --engine tcp://HOST:PORT --instance ID --model M --block-size N | --engine-http http://HOST:PORT",
+		Use:   "run --engine tcp://HOST:PORT --worker ID --model M --block-size N | --engine-http http://HOST:PORT",
 		Short: "Publish one engine rank's events until stopped",
 		Long: `Hear one engine rank's KV-cache events on its ZeroMQ socket and publish them to the log, each acknowledged. It keeps no file: when
 it starts again it goes on where its own last message in the log says. With --replay, the engine's replay endpoint, nothing is lost
@@ -85,7 +85,7 @@ with this host's name in place of a loopback address. If the engine comes back w
 
 With --source mooncake it is no engine's shim but a shared store's: it passes on what a Mooncake master says of its objects, for indexers to know
 without asking. It needs --engine and --master alone.`,
-		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --instance w1 --model llama --block-size 16
+		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker w1 --model llama --block-size 16
   worker-shim run --engine-http http://127.0.0.1:8000
   worker-shim run --source mooncake --engine tcp://mooncake:5557 --master mooncake:9003`,
 		Args: cobra.NoArgs,
@@ -105,7 +105,8 @@ without asking. It needs --engine and --master alone.`,
 		"how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats; mooncake is no engine but a shared store's master, with --master; see docs/l3.md")
 	f.StringVar(&r.master, "master", "", "of mooncake: HOST:PORT of the master's HTTP, as workers register it")
 	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this")
-	f.StringVar(&r.instance, "instance", "", "instance id: what routers address (required)")
+	f.StringVar(&r.instance, "worker", "", "the worker's name: what routers address (required)")
+	cli.Renamed(f, map[string]string{"instance": "worker"})
 	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank, the first one if there are several")
 	f.Uint32Var(&r.ranks, "ranks", 1,
 		"how many data-parallel ranks to shim: each has the ports after those of the one before, as engines number them")
@@ -168,9 +169,9 @@ without asking. It needs --engine and --master alone.`,
 // check refuses what makes no sense, all of it at once.
 func (r *running) check() error {
 	var errs []error
-	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--instance", r.instance},
+	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--worker", r.instance},
 		{"--model", r.model}} {
-		if s.value == "" && !(r.fleet() && s.name == "--instance") && r.engineHTTP == "" {
+		if s.value == "" && !(r.fleet() && s.name == "--worker") && r.engineHTTP == "" {
 			errs = append(errs, fmt.Errorf("%s is missing", s.name))
 		}
 		if _, err := jetstream.EscapeToken(s.value); err != nil && s.name != "--engine" &&
@@ -330,7 +331,7 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 		all.Go(func() error { return watch.run(ctx, asker, said) })
 	}
 	for _, one := range ranks {
-		all.Go(func() error { return one.serve(ctx, ns, log.With("instance", one.instance, "rank", one.rank)) })
+		all.Go(func() error { return one.serve(ctx, ns, log.With("worker", one.instance, "rank", one.rank)) })
 	}
 	return all.Wait()
 }
@@ -436,7 +437,7 @@ func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events
 			waiting.do(func(n uint64) {
 				log.Warn("waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait,
 					"times", n, "what_to_do",
-					"stop that shim, or let it drain; or give this one another --instance or --rank")
+					"stop that shim, or let it drain; or give this one another --worker or --rank")
 			})
 		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):
 			return server, err

@@ -25,7 +25,7 @@ func StartSimEngine(t testing.TB) *enginesim.Engine {
 func StartSimShim(t testing.TB, e *enginesim.Engine, nats, instance string, args ...string) *Process {
 	t.Helper()
 	return Start(t, "worker-shim", append([]string{"run", "--engine", e.Endpoint(), "--replay", e.Replay(),
-		"--instance", instance,
+		"--worker", instance,
 		"--model", "m", "--block-size", "16", "--nats", nats}, args...)...)
 }
 

@@ -37,7 +37,7 @@ func Command() *cobra.Command {
 and evicts as vLLM does, on a ZeroMQ socket with a replay socket beside it. Equal seeds serve equal prompts, with equal blocks.
 With --print-prompt FILE the token ids of the prompt that was served last stand in FILE, for indexer query --tokens-file FILE.`,
 		Example: `  worker-shim simulate --print-prompt prompt.json
-  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --instance sim --model sim --block-size 16
+  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker sim --model sim --block-size 16
   indexer query --model sim --tokens-file prompt.json`,
 		Args: cobra.NoArgs,
 	}

@@ -113,7 +113,7 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 	if m, err := sub.Recv(ctx); err != nil || m.Kind != zmtp.Opened {
 		t.Fatal(m, err)
 	}
-	shim := harness.Start(t, "worker-shim", "run", "--engine", engine, "--replay", replay, "--instance", "mocker",
+	shim := harness.Start(t, "worker-shim", "run", "--engine", engine, "--replay", replay, "--worker", "mocker",
 		"--model", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")
 

@@ -184,7 +184,7 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 		BlockSize: size, Blocks: judgeBlocks * len(groups), Groups: groups, Lookahead: c.ahead, Eagle: c.eagle}})
 	instance := fmt.Sprintf("%s-%d-%s-%d-%v-%d", strings.Join(kinds, "-"), size, c.pinned, c.ahead, c.eagle, seed)
 	model := fmt.Sprint("blocks of ", size)
-	args := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", instance, "--model",
+	args := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--worker", instance, "--model",
 		model, "--block-size", strconv.Itoa(size), "--nats", x.NATS}
 	// what events leave open
 	if c.eagle || slices.ContainsFunc(kinds, func(g string) bool { return strings.HasPrefix(g, "chunked") }) {

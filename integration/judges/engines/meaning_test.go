@@ -51,7 +51,7 @@ func speakTo(t *testing.T, x *harness.Indexer, pinned, instance string) *spokenT
 		vllm: strings.HasPrefix(pinned, "vllm"), mains: []fields{{}}}
 	s.life()
 	shim := harness.Start(t, "worker-shim", "run", "--engine", s.endpoint("events"), "--replay", s.endpoint("replay"),
-		"--instance", s.instance, "--model", "m",
+		"--worker", s.instance, "--model", "m",
 		"--source", map[bool]string{true: "vllm", false: "sglang"}[s.vllm], "--block-size",
 		strconv.Itoa(harness.BlockSize), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")
@@ -328,7 +328,7 @@ func TestReuseReports(t *testing.T) {
 	x := startJudgedIndexer(t)
 	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, "vllm==0.33.0"),
 		Cache: &pyenv.EngineCache{BlockSize: harness.BlockSize, Blocks: 60, Groups: []string{"full"}}})
-	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance",
+	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--worker",
 		"reporter", "--model", "m",
 		"--block-size", strconv.Itoa(harness.BlockSize), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")

@@ -36,7 +36,7 @@ func TestEnginePublishers(t *testing.T) {
 				speaks, name = "SGLang", func(i int) any { return int64(-i) }
 			}
 			engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, c.pinned), Topic: "kv@pod@model"})
-			run := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance", c.pinned,
+			run := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--worker", c.pinned,
 				"--model", "m",
 				"--block-size", "16", "--nats", x.NATS, "--topic", "kv@"}
 			wait := func(p harness.Prompt, want int) {

@@ -58,7 +58,7 @@ func runSGLang(t *testing.T, x *harness.Indexer, pinned, kind string, size int, 
 	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, pinned),
 		Cache: &pyenv.EngineCache{BlockSize: size, Blocks: judgeBlocks, Groups: groups}})
 	instance, model := fmt.Sprintf("%s-%s-%d-%d", pinned, kind, size, seed), fmt.Sprint("SGLang, blocks of ", size)
-	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--instance",
+	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--worker",
 		instance, "--model", model, "--block-size", strconv.Itoa(size),
 		"--source", "sglang", "--kv-groups", strings.Join(groups, ","), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")

@@ -67,7 +67,7 @@ func (s *stage) engine(i int, rng *rand.Rand, programs func(string) string, nats
 	shim := s.daemon("shim of "+e.name, programs("worker-shim"), func(code int, last string) bool {
 		// What the life before had on its way arrived after this one had looked: a supervisor starts it again.
 		return code == 1 && strings.Contains(last, "another shim publishes for this worker and rank")
-	}, "run", "--engine", "tcp://"+engine.addr(), "--replay", "tcp://"+replay.addr(), "--instance", e.name, "--model",
+	}, "run", "--engine", "tcp://"+engine.addr(), "--replay", "tcp://"+replay.addr(), "--worker", e.name, "--model",
 		"m", "--block-size", fmt.Sprint(harness.BlockSize),
 		"--nats", nats(e.name), "--log-repeat", "0", "--idle-check", "700ms", "--replay-timeout", "2s")
 	s.engines, s.shims = append(s.engines, e), append(s.shims, shim)

@@ -61,7 +61,7 @@ func (s *stage) startShim() {
 			"--model", s.engine.model.name, "--block-size", fmt.Sprint(blockSize),
 		}
 	}
-	args := append([]string{"run", "--nats", s.nats, "--instance", instance}, about...)
+	args := append([]string{"run", "--nats", s.nats, "--worker", instance}, about...)
 	s.shim = harness.Start(s.t, "worker-shim", args...)
 }
 

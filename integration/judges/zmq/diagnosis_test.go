@@ -47,7 +47,7 @@ sys.stdin.read()`
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := harness.Start(t, "worker-shim", "run", "--engine", strings.TrimSpace(endpoint), "--instance",
+			p := harness.Start(t, "worker-shim", "run", "--engine", strings.TrimSpace(endpoint), "--worker",
 				mechanism, "--model", "m", "--block-size", "16", "--nats", x.NATS)
 			p.WaitFor("start the engine's event sockets without CURVE or PLAIN")
 			if said := p.Said(); !strings.Contains(said, "the peer demands the security mechanism") ||

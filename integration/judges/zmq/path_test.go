@@ -14,7 +14,7 @@ import (
 
 func startShim(t testing.TB, x *harness.Indexer, p *pyenv.Publisher, instance string, args ...string) *harness.Process {
 	t.Helper()
-	args = append([]string{"run", "--engine", p.Endpoint, "--instance", instance, "--model", "m", "--block-size", "16",
+	args = append([]string{"run", "--engine", p.Endpoint, "--worker", instance, "--model", "m", "--block-size", "16",
 		"--nats", x.NATS, "--log-repeat", "0"}, args...)
 	if p.Replay != "" {
 		args = append(args, "--replay", p.Replay)
