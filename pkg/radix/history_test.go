@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/twin"
 	"pgregory.net/rapid"
 )
 
@@ -97,4 +99,62 @@ func FuzzProgram(f *testing.F) {
 		}
 		w.check()
 	})
+}
+
+// Ranks with several windows end all over a path of many nodes, which are shorter than the windows or longer, and keep
+// what is random for these; every depth is compared with the twin's.
+func TestWindowsOverManyNodes(t *testing.T) {
+	seed := *firstSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	for round := range uint64(6) {
+		pick := rand.New(rand.NewPCG(seed, round))
+		x := New(Config{})
+		blocks := 200 + pick.IntN(300)
+		locals, names := chain(1, blocks)
+		windows := []uint32{16 * uint32(1+pick.IntN(60)), 16 * uint32(1+pick.IntN(200)), 0}[:1+pick.IntN(3)]
+		draft := pick.IntN(3) == 0
+		var ranks []*member
+		apply := func(m *member, e events.Event) {
+			x.Apply(m.id, 0, []events.Event{e})
+			m.twin.Apply(0, []events.Event{e})
+		}
+		for range 80 {
+			m := &member{id: x.AddRank(0, blockTokens), twin: twin.New(twinConfig(Config{}), blockTokens)}
+			ranks = append(ranks, m)
+			n := blocks - pick.IntN(blocks/2)
+			apply(m, stored(locals[:n], names[:n]))
+			for g, window := range windows {
+				e := events.Event{Kind: events.Stored, Tier: events.Device, Group: events.GroupIndex(g + 1),
+					Attention: events.AttentionSlidingWindow, Window: window, Drops: draft && window > 0}
+				if window == 0 {
+					e.Attention = events.AttentionMamba
+				}
+				apply(m, e)
+				for at := pick.IntN(2) * pick.IntN(n); at < n; {
+					to := min(n, at+1+pick.IntN(1+pick.IntN(2*n)))
+					e.Blocks = names[at:to]
+					apply(m, e)
+					at = to + 1 + pick.IntN(1+pick.IntN(n))
+				}
+			}
+		}
+		branch(x, names, 8+pick.IntN(40))
+		healthy(t, x)
+		for _, q := range [][]events.LocalHash{locals, locals[:blocks-pick.IntN(blocks/2)]} {
+			var a Answer
+			x.Match(0, q, nil, &a)
+			got := map[RankID][events.NumTiers]uint32{}
+			for _, o := range a.Ranks {
+				got[o.Rank] = o.Depth
+			}
+			for _, m := range ranks {
+				if want := m.twin.Match(q); got[m.id] != want {
+					t.Fatalf("seed %d, round %d, windows %v: rank %d of %v, want %v", seed, round, windows, m.id,
+						got[m.id], want)
+				}
+			}
+		}
+	}
 }

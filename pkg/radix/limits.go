@@ -121,7 +121,10 @@ func (w *walk) fitDevice(win *window, slot uint32, at int, n uint32) uint32 {
 		case s.base >= lo:
 			at--
 		case atomic.LoadUint64(&mask[int(s.id)*v.stride+word])&bit != 0:
-			lo = s.base
+			if lo = s.base; lo+min(n, win.need) > n {
+				at = w.streak(win.plane, word, at, bit, win.from(n), true)
+				lo = path[at].base
+			}
 		case s.nparts > 0 && w.row(win.plane, word, at).some&bit != 0:
 			p := s.part(v, keyOf(slot, win.plane))
 			if p == nil {
@@ -130,10 +133,59 @@ func (w *walk) fitDevice(win *window, slot uint32, at int, n uint32) uint32 {
 			one := [1]*part{p}
 			n, lo = v.within(win, s, one[:], n, lo)
 		default:
-			n, lo = s.base-min(s.base, win.drop), s.base
+			at = w.streak(win.plane, word, at, bit, 0, false)
+			lo = path[at].base
+			n = lo - min(lo, win.drop)
 		}
 	}
 	return n
+}
+
+// streak is some stops in a row, the last of them given, of which the same ranks of a word have all in a plane, or
+// nothing.
+type streak struct {
+	try, plane uint32
+	word, at   int
+	full       bool
+	first      int
+	ranks      uint64
+}
+
+// streak is the first of some stops in a row, the last of them given, of which a rank has all, or nothing, as it has of
+// the last. What is found for one rank, down to the stop of a block, serves others of its word.
+func (w *walk) streak(plane, word, at int, bit uint64, block uint32, full bool) int {
+	if w.streaks == nil {
+		w.streaks = make([]streak, 256)
+	}
+	i := at*2 + word*31 + plane*17
+	if full {
+		i++
+	}
+	r := &w.streaks[i&255]
+	if r.try != w.tries || r.at != at || r.word != word || r.plane != uint32(plane) || r.full != full {
+		*r = streak{w.tries, uint32(plane), word, at, full, at, ^uint64(0)}
+		for first := at; first > 0; first-- {
+			s := &w.path[first]
+			set := atomic.LoadUint64(&w.v.masks[plane][int(s.id)*w.v.stride+word])
+			if !full {
+				if s.nparts > 0 {
+					set |= w.row(plane, word, first).some
+				}
+				set = ^set
+			}
+			if set&bit == 0 {
+				break
+			}
+			r.first, r.ranks = first, r.ranks&set
+			if s.base <= block {
+				break
+			}
+		}
+	}
+	if r.ranks&bit != 0 {
+		return r.first
+	}
+	return at
 }
 
 // row is the ranks of one word that have all of a stop, or some, in one plane.
@@ -214,7 +266,12 @@ func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, nex
 	if len(parts) == 1 && win.size == 0 { // mostly the summaries tell
 		fit, from := s.base+atomic.LoadUint32(&parts[0].fit), s.base+atomic.LoadUint32(&parts[0].from)
 		switch {
-		case fit == s.base:
+		case fit == s.base: // no prefix has all it needs within this stop
+			if v.last(parts, false, max(win.from(n), s.base)-s.base, top) == 0 {
+				return n, s.base
+			}
+			m = s.base + min(atomic.LoadUint32(&parts[0].lead), top)
+			return m - min(m, win.drop), s.base
 		case fit <= n && n+win.drop <= s.base+s.len:
 			return fit, 0
 		case fit > n && win.from(n) >= from:

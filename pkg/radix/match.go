@@ -28,6 +28,7 @@ type walk struct {
 	todo    []candidates // of ranks with windows
 	states  []state
 	rows    []row
+	streaks []streak
 	tries   uint32
 }
 
