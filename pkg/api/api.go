@@ -353,9 +353,8 @@ type WorkerInfo struct {
 	Blocks      TierCounts         `json:"blocks" msgpack:"blocks"`       // held now
 	Pending     int                `json:"pending" msgpack:"pending"`     // blocks that wait for their parents
 
-	// Parked is the old name of Pending, and the only one that nodes up to v0.4.0 send.
-	//
-	// Deprecated: use Pending. This field goes in the release after the next.
+	// Parked is the old name of Pending, and the only one that nodes up to v0.4.0 send. It goes in the release after the
+	// next.
 	Parked int `json:"parked" msgpack:"parked"`
 
 	Copies  uint64 `json:"copies" msgpack:"copies"`   // of blocks held, beyond the first in a tier
