@@ -72,6 +72,9 @@ func (r *request) put(o outcome) {
 
 // ask sends a request, and again as long as that may help. See the package comment.
 func (c *Client) ask(ctx context.Context, op string, body []byte) ([]byte, error) {
+	if err := ctx.Err(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("ask %s: %w", op, err)
+	}
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		deadline = time.Now().Add(defaultDeadline)
