@@ -144,11 +144,15 @@ func (s *site) command(version bool, into any, words ...string) string {
 // volatile are fields that change from one moment, or node, to the next.
 var volatile = []string{"stale_ms", "age_ms", "seq", "expires_in_ms", "renewed_ms", "age_seconds", "lease"}
 
-// steady is a JSON value without those.
+// steady is a JSON value without those. What the version before has under its old name alone is left out, if it is said
+// under both.
 func steady(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		maps.DeleteFunc(v, func(name string, _ any) bool { return slices.Contains(volatile, name) })
+		if pending, both := v["pending"]; both && reflect.DeepEqual(pending, v["parked"]) {
+			delete(v, "pending")
+		}
 		for name := range v {
 			v[name] = steady(v[name])
 		}
