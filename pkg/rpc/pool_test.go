@@ -108,6 +108,9 @@ func TestPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer service.Stop(ctx)
+	if err := there.NATS().Flush(); err != nil { // the server knows all subscriptions before anybody asks
+		t.Fatal(err)
+	}
 	conn := connect()
 	pool, err := rpc.NewPool(conn.NATS())
 	if err != nil {
