@@ -214,6 +214,9 @@ func serve(t testing.TB, c *jetstream.Conn, find func(*Query) (*Answer, *Error))
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := c.NATS().Flush(); err != nil { // the server knows the subscription before anybody asks
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { s.Stop(within(t, patience)) })
 }
 
