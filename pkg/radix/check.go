@@ -128,7 +128,7 @@ func (c *checker) holders() error {
 		}
 		list := v.parts[n.parts : n.parts+n.nparts]
 		for k, p := range list {
-			slot, tier := p.key>>planeBits, int(p.key&planeMask)
+			slot, tier := slotOf(p.key), planeOf(p.key)
 			count, lead := uint32(0), uint32(0)
 			fit, from := x.fitOf(&p, n, n.len)
 			if r := x.slots[slot]; tier == device && r.reuse != nil {

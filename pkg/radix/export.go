@@ -184,9 +184,9 @@ func (e *Export) run(id uint32) events.Run {
 		}
 	}
 	for _, p := range x.v.parts[n.parts : n.parts+n.nparts] {
-		if slot, t := p.key>>planeBits, p.key&planeMask; t < events.NumTiers && int(slot) < len(e.position) &&
+		if slot, t := slotOf(p.key), planeOf(p.key); t < events.NumTiers && int(slot) < len(e.position) &&
 			e.position[slot] >= 0 {
-			e.holding(&run, &n, slot, int(t), &p)
+			e.holding(&run, &n, slot, t, &p)
 		}
 	}
 	for i := 0; i < len(e.ranks) && x.ledgerRanks > 0; i++ {

@@ -10,7 +10,7 @@ import (
 
 // part is what one rank holds of a node in one tier, if it is not all of it.
 type part struct {
-	key   uint32 // slot<<planeBits | plane
+	key   uint32 // plane<<slotBits | slot
 	lead  uint32 // the first lead blocks are held, and the next is not
 	count uint32 // how many are held: at least one, not all
 	bits  uint32 // where a bitmap of all held blocks begins; 0: only the lead is held
@@ -22,7 +22,11 @@ type part struct {
 	fit, from uint32
 }
 
-func keyOf(slot uint32, plane int) uint32 { return slot<<planeBits | uint32(plane) }
+func keyOf(slot uint32, plane int) uint32 { return uint32(plane)<<slotBits + slot }
+
+func slotOf(key uint32) uint32 { return key & slotMask }
+
+func planeOf(key uint32) int { return int(key >> slotBits) }
 
 // full reports whether a rank holds all of a node.
 func (v *view) full(id uint32, tier int, slot uint32) bool {
@@ -51,6 +55,12 @@ func search(list []part, key uint32) int {
 		}
 	}
 	return lo
+}
+
+// rowOf is those of a node's parts that are of one plane and of one word of slots.
+func rowOf(list []part, plane, word int) []part {
+	list = list[search(list, keyOf(uint32(word)<<6, plane)):]
+	return list[:search(list, keyOf(uint32(word+1)<<6, plane))]
 }
 
 func (v *view) partHas(p *part, off uint32) bool {
@@ -356,7 +366,7 @@ func (x *Index) settle(id uint32, p *part) {
 	n := &x.v.nodes[id]
 	switch {
 	case p.count == n.len:
-		slot, tier := p.key>>planeBits, int(p.key&planeMask)
+		slot, tier := slotOf(p.key), planeOf(p.key)
 		x.dropPart(id, p)
 		x.setFull(id, tier, slot, true)
 	case p.count == 0:
@@ -551,7 +561,7 @@ func (x *Index) splitHolders(head, id uint32, off uint32) {
 }
 
 func (x *Index) splitPart(head, id, off, rest uint32, p part) {
-	r, tier := x.slots[p.key>>planeBits], int(p.key&planeMask)
+	r, tier := x.slots[slotOf(p.key)], planeOf(p.key)
 	first := part{key: p.key, lead: min(p.lead, off)}
 	second := part{key: p.key, lead: max(p.lead, off) - off}
 	if p.bits == 0 {

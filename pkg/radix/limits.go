@@ -214,15 +214,9 @@ func (w *walk) row(plane, word, at int) *row {
 	if s.nparts == 0 {
 		return r
 	}
-	list := v.parts[s.parts : s.parts+s.nparts]
-	for i := search(list, keyOf(uint32(word)<<6, 0)); i < len(list); i++ {
-		key := atomic.LoadUint32(&list[i].key)
-		if int(key>>(planeBits+6)) != word {
-			break
-		}
-		if key&planeMask == r.plane {
-			r.some |= 1 << (key >> planeBits & 63)
-		}
+	list := rowOf(v.parts[s.parts:s.parts+s.nparts], plane, word)
+	for i := range list {
+		r.some |= 1 << (atomic.LoadUint32(&list[i].key) & 63)
 	}
 	return r
 }
@@ -468,9 +462,7 @@ func (w *walk) shorten(u *reuse, word int, c candidates, out *Answer) {
 
 // shortenParts goes on for those of some ranks of which the window has a part of a stop, and returns the others.
 func (w *walk) shortenParts(win *window, stop *stop, word int, s state, none uint64, done func(uint64, uint32)) uint64 {
-	list := w.v.parts[stop.parts : stop.parts+stop.nparts]
-	list = list[search(list, keyOf(uint32(word)<<6, 0)):]
-	list = list[:search(list, keyOf(uint32(word+1)<<6, 0))]
+	list := rowOf(w.v.parts[stop.parts:stop.parts+stop.nparts], win.plane, word)
 	if win.size == 0 && s.n+win.drop <= stop.base+stop.len {
 		same, n, rest := win.shortenAlike(list, stop.base, s.n, none)
 		if same != 0 {
@@ -479,9 +471,8 @@ func (w *walk) shortenParts(win *window, stop *stop, word int, s state, none uin
 		none = rest
 	}
 	for i := 0; i < len(list) && none != 0; i++ {
-		key := atomic.LoadUint32(&list[i].key)
-		bit := uint64(1) << (key >> planeBits & 63)
-		if key&planeMask != uint32(win.plane) || none&bit == 0 {
+		bit := uint64(1) << (atomic.LoadUint32(&list[i].key) & 63)
+		if none&bit == 0 {
 			continue
 		}
 		none &^= bit
@@ -498,18 +489,14 @@ func (w *walk) shortenParts(win *window, stop *stop, word int, s state, none uin
 // shortenAlike finds those of some ranks whose prefix of n blocks, which ends at a node that begins after base blocks,
 // is shortened to the same length by what their summaries in the parts of their word tell, and says who is left.
 func (w *window) shortenAlike(list []part, base, n uint32, ranks uint64) (same uint64, m uint32, rest uint64) {
-	from, plane := w.from(n), uint32(w.plane)
+	from := w.from(n)
 	for i := range list {
 		p := &list[i]
-		key := atomic.LoadUint32(&p.key)
-		if key&planeMask != plane {
-			continue
-		}
 		fit := base + atomic.LoadUint32(&p.fit)
 		if fit > n && from >= base+atomic.LoadUint32(&p.from) {
 			fit = n
 		}
-		bit := uint64(1) << (key >> planeBits & 63)
+		bit := uint64(1) << (atomic.LoadUint32(&p.key) & 63)
 		if ranks&bit == 0 || fit <= base || fit > n {
 			continue
 		}

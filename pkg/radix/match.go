@@ -186,10 +186,12 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e
 			far = 0
 			parts := v.parts[s.parts : s.parts+s.nparts]
 			for i := range parts {
-				if lead := atomic.LoadUint32(&parts[i].lead); lead > far {
-					if key := atomic.LoadUint32(&parts[i].key); key&planeMask == device && w.isActive(key>>planeBits) {
-						far = lead
-					}
+				key := atomic.LoadUint32(&parts[i].key)
+				if planeOf(key) != device {
+					break
+				}
+				if lead := atomic.LoadUint32(&parts[i].lead); lead > far && w.isActive(slotOf(key)) {
+					far = lead
 				}
 			}
 		}
@@ -254,7 +256,10 @@ func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e endin
 	for i := range parts {
 		p := &parts[i]
 		key := atomic.LoadUint32(&p.key)
-		slot := key >> planeBits
+		slot := slotOf(key)
+		if planeOf(key) != device {
+			break
+		}
 		if int(slot>>6) != word {
 			w.active[word] &^= taken
 			if word = int(slot >> 6); word >= len(w.active) {
@@ -264,7 +269,7 @@ func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e endin
 			}
 			active, taken = w.active[word], 0
 		}
-		if bit := uint64(1) << (slot & 63); key&planeMask == device && active&bit != 0 {
+		if bit := uint64(1) << (slot & 63); active&bit != 0 {
 			taken |= bit
 			off := atomic.LoadUint32(&p.lead)
 			depth := s.base + off
@@ -336,8 +341,8 @@ func (w *walk) elsewhere(s *stop, word int) (set uint64) {
 	}
 	for i := range s.nparts {
 		key := atomic.LoadUint32(&w.v.parts[s.parts+i].key)
-		if t := key & planeMask; t != device && t < events.NumTiers && int(key>>(planeBits+6)) == word {
-			set |= 1 << (key >> planeBits & 63)
+		if t := planeOf(key); t != device && t < events.NumTiers && int(slotOf(key)>>6) == word {
+			set |= 1 << (key & 63)
 		}
 	}
 	return set

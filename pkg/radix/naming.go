@@ -292,7 +292,7 @@ func (x *Index) sharedPart(id, off uint32) bool {
 	n := &x.v.nodes[id]
 	for i := range x.v.parts[n.parts : n.parts+n.nparts] {
 		p := &x.v.parts[int(n.parts)+i]
-		if slot := p.key >> planeBits; p.key&planeMask < events.NumTiers && x.sharedMask[slot>>6]>>(slot&63)&1 != 0 &&
+		if slot := slotOf(p.key); planeOf(p.key) < events.NumTiers && x.sharedMask[slot>>6]>>(slot&63)&1 != 0 &&
 			x.v.partHas(p, off) {
 			return true
 		}

@@ -13,9 +13,7 @@ import (
 
 // Planes of marks. The first NumTiers are the tiers; the next the tiers of each rank's first window, and so on.
 const (
-	planeBits  = 5
-	planeMask  = 1<<planeBits - 1
-	maxPlanes  = 1 << planeBits
+	maxPlanes  = 32
 	maxWindows = maxPlanes/events.NumTiers - 1
 )
 
@@ -268,8 +266,8 @@ func (x *Index) settleWindow(r *rank, w *window, tier events.Tier, spots []spot)
 
 // windowOf is the window to whose planes a part belongs; nil if to none, or to one of chunks.
 func (x *Index) windowOf(p *part) *window {
-	if plane := p.key & planeMask; plane >= events.NumTiers {
-		if w := &x.slots[p.key>>planeBits].reuse.windows[plane/events.NumTiers-1]; w.size == 0 {
+	if plane := planeOf(p.key); plane >= events.NumTiers {
+		if w := &x.slots[slotOf(p.key)].reuse.windows[plane/events.NumTiers-1]; w.size == 0 {
 			return w
 		}
 	}
@@ -337,8 +335,8 @@ func (x *Index) fitEverybody(id uint32) {
 	}
 	n := &x.v.nodes[id]
 	for i := range n.nparts {
-		if p := &x.v.parts[n.parts+i]; p.key&planeMask == device {
-			x.fitAll(id, x.slots[p.key>>planeBits])
+		if p := &x.v.parts[n.parts+i]; planeOf(p.key) == device {
+			x.fitAll(id, x.slots[slotOf(p.key)])
 		}
 	}
 }
