@@ -49,7 +49,10 @@ func (s *socket) listen(serve func(*conn)) error {
 		return err
 	}
 	s.ln = ln
-	context.AfterFunc(s.ctx, func() { ln.Close() })
+	s.wg.Go(func() { // Stop waits for it, so that the address is free when that returns
+		<-s.ctx.Done()
+		ln.Close()
+	})
 	s.wg.Go(func() { s.accept(serve) })
 	return nil
 }

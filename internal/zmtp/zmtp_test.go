@@ -704,3 +704,23 @@ func TestProbe(t *testing.T) {
 		t.Errorf("port 0: %v", err)
 	}
 }
+
+// TestStopFreesTheAddress stops a socket while a connection comes in: when Stop returns, its address is free.
+func TestStopFreesTheAddress(t *testing.T) {
+	address := "tcp://" + loopback.Reserve(t)
+	for range 300 {
+		p, err := ListenPub(context.Background(), address, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if c, err := net.Dial("tcp", strings.TrimPrefix(address, "tcp://")); err == nil {
+				c.Close()
+			}
+		}()
+		p.Stop()
+		<-done
+	}
+}
