@@ -1,0 +1,688 @@
+package load
+
+import (
+	"cmp"
+	"container/heap"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Errors of a [Table]'s operations. What the caller does next differs: another id, nothing, back off, mend the request.
+var (
+	ErrConflict = errors.New("a request with this id is under way")
+	ErrUnknown  = errors.New("no request with this id is under way")
+	ErrFull     = errors.New("too many requests or blocks are under way")
+	ErrInvalid  = errors.New("bad booking")
+)
+
+// Limits bound a [Table]. They are checked where a request is booked; what other nodes have booked is always taken.
+type Limits struct {
+	Requests int           // under way at once; 0: 65,536
+	Blocks   int           // of prompts and outputs of all requests, shared ones counted for each; 0: 2^24
+	Prompt   int           // blocks of one prompt; 0: 65,536, which is half a MiB on the wire
+	Expiry   time.Duration // the age at which a request is forgotten; 0: 300 s, as in Dynamo
+}
+
+func (l *Limits) setDefaults() {
+	set := func(v *int, usual, most int) {
+		if *v <= 0 {
+			*v = usual
+		}
+		*v = min(*v, most)
+	}
+	set(&l.Requests, 1<<16, 1<<20)
+	set(&l.Blocks, 1<<24, 1<<26)
+	set(&l.Prompt, maxPrompt, maxPrompt)
+	if l.Expiry <= 0 {
+		l.Expiry = 300 * time.Second
+	}
+}
+
+const (
+	maxPrompt  = 1 << 16 // blocks
+	maxID      = 1 << 10 // bytes of a request id
+	maxTokens  = 1 << 40
+	maxOutputs = 1 << 20 // blocks of one request
+)
+
+// Booking is one request that is sent to a worker's rank.
+type Booking struct {
+	ID             string // 1 to 1,024 bytes; unique in the table while the request is under way
+	Rank           events.RankKey
+	Hashes         []events.SeqHash // of the prompt's whole blocks; at most Limits.Prompt. The table keeps a copy
+	NoReuse        bool             // the blocks are this request's own: no other request shares them
+	PrefillTokens  int64            // to be prefilled: of the prompt, less what is cached; 0 if that is not tracked
+	ExpectedOutput uint32           // tokens; 0: not known. The table only keeps it
+}
+
+func (b *Booking) check(l *Limits) error {
+	switch {
+	case b.ID == "" || len(b.ID) > maxID:
+		return fmt.Errorf("%w: an id has 1 to %d bytes, this one %d", ErrInvalid, maxID, len(b.ID))
+	case b.Rank.Instance == "":
+		return fmt.Errorf("%w: no worker is named", ErrInvalid)
+	case len(b.Hashes) > l.Prompt:
+		return fmt.Errorf("%w: a prompt of %d blocks; at most %d", ErrInvalid, len(b.Hashes), l.Prompt)
+	case b.PrefillTokens < 0 || b.PrefillTokens > maxTokens:
+		return fmt.Errorf("%w: %d prefill tokens", ErrInvalid, b.PrefillTokens)
+	}
+	return nil
+}
+
+// Load is what one rank has to do.
+type Load struct {
+	Rank          events.RankKey
+	PrefillTokens int64 // of requests whose prefill is not complete
+	Blocks        int64 // of all its requests, shared ones counted once, by weight, rounded
+	Requests      int32
+	Depth         int32 // how many leading hashes of the query one of its requests has
+}
+
+// Counts are of what happened to a table since it was made.
+type Counts struct {
+	Booked, PrefillDone, OutputBlocks, Freed uint64 // of operations on this node
+	Conflicts, Unknown, Full, Invalid        uint64 // refused operations
+	Expired                                  uint64 // requests forgotten because of their age
+	Gone                                     uint64 // requests whose rank was removed
+
+	Rivals     uint64 // requests that were booked under an id that another node had booked too, and lost it
+	Superseded uint64 // requests whose end was not heard, until their node used their id again
+	Stray      uint64 // events of requests that are not known here, or not any more
+}
+
+// Key names one booking: the node's session that made it, and its number there, from 1. An id may be used again when
+// its request has been freed; a key never is.
+type Key struct{ Origin, Seq uint64 }
+
+func (k Key) less(o Key) bool { return k.Origin < o.Origin || k.Origin == o.Origin && k.Seq < o.Seq }
+
+// Weights of blocks are fixed-point numbers, so that sums do not depend on their order: a whole block weighs one.
+const (
+	one  = 1 << 36
+	half = one / 2
+	// slack makes up for rounding: three times 1/6 is a half. It is far less than what parts of blocks can differ by.
+	slack = one >> 20
+)
+
+// weightOf is a fraction of 0 to 1 as a weight.
+func weightOf(fraction float64) uint64 { return uint64(math.Round(fraction * one)) }
+
+// state is what changes in a request. Two states of one request join into one, in any order and any number of times:
+// see [Table.join].
+type state struct {
+	done bool // prefill is complete
+	gone bool // the rank was removed: the request weighs nothing, and its id is taken
+
+	outs []outCount // output blocks, by the node that was told; ordered by origin
+	mark mark       // the last decay
+	runs []run      // weights of the prompt's blocks, as of the last decay, or of the booking if there was none
+}
+
+// outCount is how many output blocks one node was told of.
+type outCount struct {
+	origin uint64
+	n      uint32
+}
+
+// mark is a decay: the first after outputs weigh so much.
+type mark struct {
+	after  uint32 // how many output blocks there were; 0: no decay
+	origin uint64 // who was told; of two decays after the same number the greater origin's counts
+	weight uint64
+}
+
+// run is what blocks of a prompt weigh from one on, up to the next run's. Before the first run they weigh one.
+type run struct {
+	from   uint32
+	weight uint64
+}
+
+func (s *state) outputs() (n uint64) {
+	for _, o := range s.outs {
+		n += uint64(o.n)
+	}
+	return n
+}
+
+// own is the weight of blocks that no other request can share: outputs, and private blocks of the prompt.
+func (s *state) own(private uint32) uint64 {
+	n := s.outputs()
+	if s.mark.after == 0 {
+		return (uint64(private) + n) * one
+	}
+	return (uint64(private)+uint64(s.mark.after))*s.mark.weight + (n-uint64(s.mark.after))*one
+}
+
+// weightAt is what block i of a prompt weighs.
+func weightAt(runs []run, i int) uint64 {
+	w := uint64(one)
+	for _, r := range runs {
+		if int(r.from) > i {
+			break
+		}
+		w = r.weight
+	}
+	return w
+}
+
+// addRun returns runs with all blocks from one on weighing w.
+func addRun(runs []run, from int, w uint64) []run {
+	k := len(runs)
+	for k > 0 && int(runs[k-1].from) >= from {
+		k--
+	}
+	last := uint64(one)
+	if k > 0 {
+		last = runs[k-1].weight
+	}
+	out := slices.Clone(runs[:k])
+	if last != w {
+		out = append(out, run{uint32(from), w})
+	}
+	return out
+}
+
+// record is a request under way.
+type record struct {
+	key      Key
+	id       string
+	rank     events.RankKey
+	hashes   []events.SeqHash // shared with the trie: never changed
+	private  uint32           // blocks of the prompt that have no hashes
+	tokens   int64
+	expected uint32
+	state
+	deadline time.Duration
+	digest   uint64
+
+	row   *row    // nil: gone
+	pos   int     // in row.records
+	tail  *node   // the end of hashes in the trie
+	due   int     // in Table.queue
+	rival *record // the next with the same id, of greater key
+}
+
+func (r *record) blocks() int { return len(r.hashes) + int(r.private) + int(r.outputs()) }
+
+// row is a rank that has, or had, requests.
+type row struct {
+	key     events.RankKey
+	serial  uint64
+	index   int // in Table.loads and Table.rows
+	weight  uint64
+	records []*record
+	idle    time.Duration // since when it has none
+}
+
+// Table is the requests under way of one model, and what they mean for the load of each rank. Reading ([Table.Loads],
+// [Table.Row], [Table.Digest]) may be concurrent; anything else needs the table alone. Times are those of one monotonic
+// clock.
+//
+// Invariants, which Check verifies:
+//  1. A row's load, and all of the trie, are a function of the set of records alone.
+//  2. A block of a rank weighs as much as the heaviest of the copies that its requests have of its weight. All copies
+//     are equal unless nodes have changed them at the same time.
+//  3. ids has the record of the least key of each id.
+type Table struct {
+	Counts Counts
+
+	limits  Limits
+	origin  uint64
+	next    uint64 // the last own key
+	records map[Key]*record
+	ids     map[string]*record
+	rivals  map[string]time.Duration // ids of more than one record, since when
+	queue   queue
+	rows    []*row
+	loads   []Load // by row; Depth is 0
+	byRank  map[events.RankKey]*row
+	serial  uint64
+	root    node
+	blocks  int
+	sum     Digest
+	seen    map[uint64]*seen
+	scratch []byte
+
+	changed func(change, *record) // of operations on this node; nil: nobody is told
+}
+
+// change is what an operation has done to a record.
+type change uint8
+
+const (
+	booked change = iota + 1
+	updated
+	freed
+)
+
+// NewTable returns an empty table. The origin names this session of this node among all that book for the model; it is
+// random.
+func NewTable(origin uint64, limits Limits) *Table {
+	limits.setDefaults()
+	return &Table{
+		limits: limits, origin: origin, records: map[Key]*record{}, ids: map[string]*record{},
+		rivals: map[string]time.Duration{}, byRank: map[events.RankKey]*row{}, seen: map[uint64]*seen{},
+		changed: func(change, *record) {},
+	}
+}
+
+// Book enters a request. Errors: [ErrInvalid], [ErrConflict], [ErrFull].
+func (t *Table) Book(now time.Duration, b Booking) error {
+	t.expire(now)
+	if err := b.check(&t.limits); err != nil {
+		t.Counts.Invalid++
+		return err
+	}
+	if t.ids[b.ID] != nil {
+		t.Counts.Conflicts++
+		return fmt.Errorf("book %.64q: %w", b.ID, ErrConflict)
+	}
+	if len(t.records) >= t.limits.Requests || t.blocks+len(b.Hashes) > t.limits.Blocks {
+		t.Counts.Full++
+		return fmt.Errorf("book %.64q: %w: %d requests with %d blocks", b.ID, ErrFull, len(t.records), t.blocks)
+	}
+	t.next++
+	r := &record{key: Key{t.origin, t.next}, id: b.ID, rank: b.Rank, tokens: b.PrefillTokens, expected: b.ExpectedOutput,
+		deadline: now + t.limits.Expiry}
+	if b.NoReuse {
+		r.private = uint32(len(b.Hashes))
+	} else {
+		r.hashes = slices.Clone(b.Hashes)
+		if row := t.byRank[b.Rank]; row != nil {
+			r.runs = t.root.inherited(row, r.hashes)
+		}
+	}
+	t.Counts.Booked++
+	t.insert(now, r)
+	t.changed(booked, r)
+	return nil
+}
+
+// find returns the record of an id that is under way. A request whose rank was removed is so no more: its id is free
+// from now on.
+func (t *Table) find(now time.Duration, id string) (*record, error) {
+	t.expire(now)
+	r := t.ids[id]
+	if r != nil && r.gone {
+		t.remove(now, r)
+		t.changed(freed, r)
+		r = nil
+	}
+	if r == nil {
+		t.Counts.Unknown++
+		return nil, fmt.Errorf("%w: %.64q", ErrUnknown, id)
+	}
+	return r, nil
+}
+
+// PrefillComplete says that a request has its first output token: its prefill tokens leave. It may be said twice.
+// Error: [ErrUnknown].
+func (t *Table) PrefillComplete(now time.Duration, id string) error {
+	r, err := t.find(now, id)
+	if err != nil || r.done {
+		return err
+	}
+	next := r.state
+	next.done = true
+	t.replace(r, next)
+	t.Counts.PrefillDone++
+	t.changed(updated, r)
+	return nil
+}
+
+// OutputBlock adds an output block to a request. With a fraction of 0 to 1, all its output blocks, and those of its
+// prompt that no other request of the rank shares, weigh so much from now on. A negative fraction is none. Errors:
+// [ErrInvalid], [ErrUnknown], [ErrFull].
+func (t *Table) OutputBlock(now time.Duration, id string, fraction float64) error {
+	if !(fraction <= 1) {
+		t.Counts.Invalid++
+		return fmt.Errorf("%w: a decay fraction of %v; it is from 0 to 1", ErrInvalid, fraction)
+	}
+	r, err := t.find(now, id)
+	if err != nil {
+		return err
+	}
+	n := r.outputs() + 1
+	if n > maxOutputs || t.blocks >= t.limits.Blocks {
+		t.Counts.Full++
+		return fmt.Errorf("output block of %.64q: %w", id, ErrFull)
+	}
+	next := r.state
+	next.outs = slices.Clone(r.outs)
+	at, ok := slices.BinarySearchFunc(next.outs, t.origin, func(o outCount, origin uint64) int {
+		return cmp.Compare(o.origin, origin)
+	})
+	if !ok {
+		next.outs = slices.Insert(next.outs, at, outCount{origin: t.origin})
+	}
+	next.outs[at].n++
+	if fraction >= 0 {
+		next.mark = mark{after: uint32(n), origin: t.origin, weight: weightOf(fraction)}
+		if from := r.tail.exclusive(r.row, len(r.hashes)); from < len(r.hashes) {
+			next.runs = addRun(r.runs, from, next.mark.weight)
+		}
+	}
+	t.replace(r, next)
+	t.Counts.OutputBlocks++
+	t.changed(updated, r)
+	return nil
+}
+
+// Free ends a request. Error: [ErrUnknown].
+func (t *Table) Free(now time.Duration, id string) error {
+	r, err := t.find(now, id)
+	if err != nil {
+		return err
+	}
+	t.remove(now, r)
+	t.Counts.Freed++
+	t.changed(freed, r)
+	return nil
+}
+
+// RemoveRank says that a rank is gone, with its requests: they weigh nothing, and calls find them unknown. Their ids
+// stay taken until such a call, or until they would have expired.
+func (t *Table) RemoveRank(key events.RankKey) {
+	row := t.byRank[key]
+	if row == nil {
+		return
+	}
+	for len(row.records) > 0 {
+		r := row.records[len(row.records)-1]
+		next := r.state
+		next.gone = true
+		t.replace(r, next)
+		t.Counts.Gone++
+		t.changed(updated, r)
+	}
+	t.removeRow(row)
+}
+
+// RemoveWorker is [Table.RemoveRank] for all ranks of a worker.
+func (t *Table) RemoveWorker(instance events.WorkerID) {
+	for i := len(t.rows) - 1; i >= 0; i-- {
+		if t.rows[i].key.Instance == instance {
+			t.RemoveRank(t.rows[i].key)
+		}
+	}
+}
+
+// Loads appends the load of every rank to dst[:0], by row, with how many leading hashes of seq its requests have. It
+// allocates only if dst is too short.
+func (t *Table) Loads(dst []Load, seq []events.SeqHash) []Load {
+	dst = append(dst[:0], t.loads...)
+	t.root.depths(dst, seq)
+	return dst
+}
+
+// Row is where [Table.Loads] has a rank, if it has or had requests a while ago. It changes with [Table.Generation].
+func (t *Table) Row(key events.RankKey) (int, bool) {
+	row := t.byRank[key]
+	if row == nil {
+		return 0, false
+	}
+	return row.index, true
+}
+
+// Generation changes whenever a rank gets another row, or none.
+func (t *Table) Generation() uint64 { return t.serial }
+
+// Len is how many requests are under way, or have their id taken.
+func (t *Table) Len() int { return len(t.records) }
+
+// Blocks is how many blocks they have, shared ones counted for each.
+func (t *Table) Blocks() int { return t.blocks }
+
+// Has reports whether an id is taken.
+func (t *Table) Has(id string) bool { return t.ids[id] != nil }
+
+// Tick forgets requests that are too old, and ranks that had none for as long.
+func (t *Table) Tick(now time.Duration) {
+	t.expire(now)
+	for i := len(t.rows) - 1; i >= 0; i-- {
+		if row := t.rows[i]; len(row.records) == 0 && now-row.idle >= t.limits.Expiry {
+			t.removeRow(row)
+		}
+	}
+}
+
+func (t *Table) expire(now time.Duration) {
+	for len(t.queue) > 0 && t.queue[0].deadline <= now {
+		r := t.queue[0]
+		t.remove(now, r)
+		t.Counts.Expired++
+	}
+}
+
+// insert enters a record that is not there.
+func (t *Table) insert(now time.Duration, r *record) {
+	t.records[r.key] = r
+	t.blocks += r.blocks()
+	heap.Push(&t.queue, r)
+	t.seenOf(r.key.Origin, now).add(r.key.Seq, r.key.Seq)
+	head := &record{rival: t.ids[r.id]}
+	at := head
+	for at.rival != nil && at.rival.key.less(r.key) {
+		at = at.rival
+	}
+	r.rival, at.rival = at.rival, r
+	t.ids[r.id] = head.rival
+	if head.rival.rival != nil {
+		if _, known := t.rivals[r.id]; !known {
+			t.rivals[r.id] = now
+		}
+	}
+	if !r.gone {
+		t.attach(r)
+	}
+	t.sum.add(r, t.digestOf(r))
+}
+
+// remove takes a record out. Its key stays seen.
+func (t *Table) remove(now time.Duration, r *record) {
+	t.sum.sub(r)
+	if r.row != nil {
+		row := r.row
+		t.detach(r)
+		row.idle = now
+	}
+	delete(t.records, r.key)
+	t.blocks -= r.blocks()
+	heap.Remove(&t.queue, r.due)
+	head := &record{rival: t.ids[r.id]}
+	at := head
+	for at.rival != r {
+		at = at.rival
+	}
+	at.rival, r.rival = r.rival, nil
+	if head.rival == nil {
+		delete(t.ids, r.id)
+	} else {
+		t.ids[r.id] = head.rival
+	}
+	if head.rival == nil || head.rival.rival == nil {
+		delete(t.rivals, r.id)
+	}
+}
+
+// replace gives a record a new state.
+func (t *Table) replace(r *record, next state) {
+	t.sum.sub(r)
+	t.blocks -= r.blocks()
+	switch {
+	case r.row == nil:
+		r.state = next
+	case next.gone:
+		t.detach(r)
+		r.state = next
+	default:
+		row := r.row
+		load := &t.loads[row.index]
+		load.PrefillTokens -= r.pending()
+		row.weight -= r.own(r.private)
+		before := r.runs
+		r.state = next
+		row.weight += r.own(r.private)
+		load.PrefillTokens += r.pending()
+		if !slices.Equal(before, r.runs) {
+			t.rerun(r, before)
+		}
+		t.round(row)
+	}
+	t.blocks += r.blocks()
+	t.sum.add(r, t.digestOf(r))
+}
+
+// pending is how many tokens are to be prefilled.
+func (r *record) pending() int64 {
+	if r.done {
+		return 0
+	}
+	return r.tokens
+}
+
+// attach adds a record's load to its row.
+func (t *Table) attach(r *record) {
+	row := t.rowOf(r.rank)
+	r.row, r.pos = row, len(row.records)
+	row.records = append(row.records, r)
+	r.tail = t.root.reach(r.hashes)
+	for _, run := range r.runs {
+		r.tail.cut(int(run.from))
+	}
+	for n := r.tail; n != &t.root; n = n.parent {
+		n.enter(row, weightAt(r.runs, n.start))
+	}
+	row.weight += r.own(r.private)
+	load := &t.loads[row.index]
+	load.PrefillTokens += r.pending()
+	load.Requests++
+	t.round(row)
+}
+
+// rowOf returns a rank's row, and makes it if there is none.
+func (t *Table) rowOf(key events.RankKey) *row {
+	if r := t.byRank[key]; r != nil {
+		return r
+	}
+	t.serial++
+	r := &row{key: key, serial: t.serial, index: len(t.rows)}
+	t.byRank[key] = r
+	t.rows = append(t.rows, r)
+	t.loads = append(t.loads, Load{Rank: key})
+	return r
+}
+
+// detach takes a record's load out of its row.
+func (t *Table) detach(r *record) {
+	row := r.row
+	last := row.records[len(row.records)-1]
+	row.records[r.pos], last.pos = last, r.pos
+	row.records[len(row.records)-1] = nil
+	row.records = row.records[:len(row.records)-1]
+	for n := r.tail; n != &t.root; {
+		up := n.parent
+		n.leave(row)
+		n = up
+	}
+	row.weight -= r.own(r.private)
+	load := &t.loads[row.index]
+	load.PrefillTokens -= r.pending()
+	load.Requests--
+	t.round(row)
+	r.row, r.tail = nil, nil
+}
+
+// rerun applies a record's new weights to its prompt.
+func (t *Table) rerun(r *record, before []run) {
+	for _, run := range r.runs {
+		r.tail.cut(int(run.from))
+	}
+	for n := r.tail; n != &t.root; n = n.parent {
+		if w := weightAt(r.runs, n.start); w != weightAt(before, n.start) {
+			n.change(r.row, w)
+		}
+	}
+}
+
+// round rounds a row's blocks, half up.
+func (t *Table) round(row *row) {
+	t.loads[row.index].Blocks = int64((row.weight + half + slack) / one)
+}
+
+// removeRow forgets a rank that has no requests.
+func (t *Table) removeRow(row *row) {
+	t.serial++
+	last := t.rows[len(t.rows)-1]
+	t.rows[row.index], t.loads[row.index] = last, t.loads[last.index]
+	last.index = row.index
+	t.rows, t.loads = t.rows[:len(t.rows)-1], t.loads[:len(t.loads)-1]
+	delete(t.byRank, row.key)
+}
+
+// Digest is equal for two tables with the same requests in the same states. Equal digests mean equal loads.
+type Digest struct {
+	Requests      int    // under way, and ids that are taken
+	PrefillTokens int64  // to be prefilled
+	Outputs       uint64 // output blocks
+	Hash          uint64 // the sum of hashes of all requests' keys and states
+}
+
+// Digest is the digest of all requests. It is kept with each change.
+func (t *Table) Digest() Digest { return t.sum }
+
+func (d *Digest) add(r *record, hash uint64) {
+	r.digest = hash
+	d.Requests++
+	d.Hash += hash
+	if !r.gone {
+		d.PrefillTokens += r.pending()
+		d.Outputs += r.outputs()
+	}
+}
+
+func (d *Digest) sub(r *record) {
+	d.Requests--
+	d.Hash -= r.digest
+	if !r.gone {
+		d.PrefillTokens -= r.pending()
+		d.Outputs -= r.outputs()
+	}
+}
+
+// digestOf hashes a record's key and state. What does not change in a record follows from its key.
+func (t *Table) digestOf(r *record) uint64 {
+	t.scratch = appendState(t.scratch[:0], &r.state)
+	return xxh3.HashSeed(t.scratch, r.key.Origin^r.key.Seq*0x9E3779B97F4A7C15)
+}
+
+// queue is a heap of records by deadline.
+type queue []*record
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].deadline < q[j].deadline }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].due, q[j].due = i, j
+}
+
+func (q *queue) Push(x any) {
+	r := x.(*record)
+	r.due = len(*q)
+	*q = append(*q, r)
+}
+
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	r := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	return r
+}
