@@ -128,6 +128,7 @@ func TestArrowsPointDown(t *testing.T) {
 		"pkg/radix":     {"pkg/events"},
 		"pkg/snapshot":  {"pkg/events"},
 		"pkg/hicache":   {"pkg/events"},
+		"pkg/routing":   {"pkg/events"},
 	}
 	for _, a := range imports(t) {
 		from, to, _ := strings.Cut(a, " --> ")

@@ -29,34 +29,8 @@ func TestClientOutsideTheModule(t *testing.T) {
 			Locals: []events.LocalHash{1000, 1001}, Blocks: []events.BlockHash{1, 2},
 		}},
 	})
-	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	write := func(name, text string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("go.mod", "module example.org/asker\n\ngo 1.26\n\nrequire github.com/kvatlas/kvatlas v0.0.0\n\n"+
-		"replace github.com/kvatlas/kvatlas => "+root+"\n")
-	write("go.sum", readFile(t, "../go.sum"))
-	write("main.go", readFile(t, "testdata/asker/main.go"))
-	program := filepath.Join(dir, "asker")
-	command := func(name string, args ...string) string {
-		cmd := exec.CommandContext(ctx, name, args...)
-		cmd.Dir = dir
-		// what the module needs was fetched to build it
-		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOSUMDB=off", "GOWORK=off")
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-		}
-		return string(out)
-	}
-	command("go", "build", "-o", program, ".")
-	if deps := command("go", "list", "-deps", "."); strings.Contains(deps, "nats-server") {
+	program, deps := buildOutside(t, ctx, "asker")
+	if strings.Contains(deps, "nats-server") {
 		t.Errorf("a client brings nats-server:\n%s", deps)
 	}
 	host, err := os.Hostname()
@@ -71,12 +45,70 @@ func TestClientOutsideTheModule(t *testing.T) {
 	})
 }
 
-// TestClientShowsNothingInternal: every type that a program can reach from what pkg/client and pkg/api export can be
-// named by it.
+// buildOutside builds testdata/name/main.go as a module of its own. It returns the program's path and the packages that
+// it consists of.
+func buildOutside(t *testing.T, ctx context.Context, name string) (program, deps string) {
+	t.Helper()
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	write := func(file, text string) {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("go.mod", "module example.org/"+name+"\n\ngo 1.26\n\nrequire github.com/kvatlas/kvatlas v0.0.0\n\n"+
+		"replace github.com/kvatlas/kvatlas => "+root+"\n")
+	write("go.sum", readFile(t, "../go.sum"))
+	write("main.go", readFile(t, "testdata/"+name+"/main.go"))
+	command := func(args ...string) string {
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Dir = dir
+		// what the module needs was fetched to build it
+		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOSUMDB=off", "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	program = filepath.Join(dir, name)
+	command("build", "-o", program, ".")
+	return program, command("list", "-deps", ".")
+}
+
+// TestPolicyOutsideTheModule builds a program with a go.mod of its own, which registers a routing policy and chooses by
+// it. It brings nothing that talks to NATS.
+func TestPolicyOutsideTheModule(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	program, deps := buildOutside(t, ctx, "policy")
+	if strings.Contains(deps, "nats") {
+		t.Errorf("a policy brings NATS:\n%s", deps)
+	}
+	said, err := exec.CommandContext(ctx, program).CombinedOutput()
+	want := `a rank 0 costs 10; policies: ["dynamo" "least_load" "mine" "prefix_only" "random" "round_robin"]
+a/0: [{dynamo 10} {by_rank 0}]
+a/1: [{dynamo 10} {by_rank 10}]
+b/0: [{dynamo 10} {by_rank 0}]
+b/1: [{dynamo 2} {by_rank 10}]
+last/0: is the last
+last/1: is the last
+`
+	if err != nil || string(said) != want {
+		t.Errorf("it said (%v)\n%s\nwant\n%s", err, said, want)
+	}
+}
+
+// TestClientShowsNothingInternal: every type that a program can reach from what pkg/client, pkg/api and pkg/routing
+// export can be named by it.
 func TestClientShowsNothingInternal(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}",
-		"../pkg/client", "../pkg/api").Output()
+		"../pkg/client", "../pkg/api", "../pkg/routing").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +121,7 @@ func TestClientShowsNothingInternal(t *testing.T) {
 		return os.Open(files[path])
 	})
 	s := &surface{t: t, seen: map[types.Type]bool{}}
-	for _, name := range []string{"pkg/client", "pkg/api"} {
+	for _, name := range []string{"pkg/client", "pkg/api", "pkg/routing"} {
 		pkg, err := imports.Import(harness.Module + name)
 		if err != nil {
 			t.Fatal(err)

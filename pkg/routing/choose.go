@@ -1,0 +1,216 @@
+package routing
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Choice is a worker, and what a booking of the request there counts.
+type Choice struct {
+	Worker events.WorkerID
+	Rank   events.Rank
+	Index  int // of the candidate, in the call
+
+	Cost        float64 // the sum of the policy's scorers
+	Probability float64 // how likely this candidate was to be chosen
+
+	RequiredBlocks   uint64  // the prompt in blocks, the last one perhaps not full
+	EffectiveOverlap float64 // of the candidate's tiers, weighted, in blocks
+	CachedTokens     uint64  // the same in tokens, rounded
+
+	// EffectivePrefillTokens is the rest of the prompt. TrackPrefillTokens says whether it counts as load.
+	EffectivePrefillTokens uint64
+	TrackPrefillTokens     bool
+
+	// PotentialDecodeBlocks is how many blocks requests on the candidate will have, with this one.
+	PotentialDecodeBlocks uint64
+
+	Explanation *Explanation // if the request asks for it
+}
+
+// Code is the class of a refusal, for programs.
+type Code string
+
+// The codes, with what a caller does next.
+const (
+	BadRequest    Code = "bad_request"     // mend the request: the message has all complaints
+	NoWorkers     Code = "no_workers"      // no candidate may be chosen: try again when there are workers
+	Overloaded    Code = "overloaded"      // all that might be chosen are overloaded: try again a little later
+	PinNotAllowed Code = "pin_not_allowed" // the pinned worker is not one of the allowed ones: mend the request
+	Filtered      Code = "filtered"        // the policy's own filters dropped all eligible candidates
+	PolicyFailed  Code = "policy_failed"   // a scorer's cost is not finite, or a picker chose nobody: mend the policy
+)
+
+// Refusal is why there is no choice.
+type Refusal struct {
+	Code        Code
+	Message     string
+	Explanation *Explanation // if the request asks for it
+}
+
+func (r *Refusal) Error() string { return string(r.Code) + ": " + r.Message }
+
+func refuse(code Code, format string, args ...any) *Refusal {
+	return &Refusal{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// Choose chooses one of the candidates, of which no two are the same rank. It drops those that the request or the
+// operator's configuration forbids, by the filters pinned_worker, allowed_worker_ids, role, state, lora,
+// required_taints and overload, in this order; the policy chooses among the rest. Its error is a [*Refusal].
+func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, scratch *Scratch) (Choice, error) {
+	if err := r.Validate(); err != nil {
+		return Choice{}, refuse(BadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	v := scratch.begin(r, s.config.With(&r.Overrides), candidates)
+	defer scratch.end()
+	for i := range candidates {
+		if candidates[i].Worker == nil {
+			return Choice{}, refuse(BadRequest, "candidate %d has no worker", i)
+		}
+	}
+	if r.Pin != nil && r.Allowed != nil && !slices.Contains(r.Allowed, r.Pin.Worker) {
+		return Choice{}, refuse(PinNotAllowed, "worker %q is pinned and is not in allowed_worker_ids", r.Pin.Worker)
+	}
+	var x *Explanation
+	if r.Explain {
+		x = &Explanation{Policy: s.name, Config: v.Config}
+	}
+	for i, filters := range [...][]Filter{eligibility, s.policy.Filters} {
+		for _, f := range filters {
+			v.run(f, scratch, x)
+			if v.Len() == 0 {
+				return Choice{}, v.refusal(f, i == 1, s, scratch, x)
+			}
+		}
+	}
+	if v.Len() == 0 {
+		return Choice{}, &Refusal{NoWorkers, "there are no candidates", x}
+	}
+	n := v.Len()
+	if x != nil {
+		x.Candidates = make([]Considered, n)
+	}
+	scratch.cost = grown(scratch.cost, n)
+	for _, scorer := range s.policy.Scorers {
+		scratch.score = grown(scratch.score, n)
+		scorer.Score(v, scratch.score)
+		for i, cost := range scratch.score {
+			sum := scratch.cost[i] + cost
+			if scratch.cost[i] = sum; sum-sum != 0 { // infinite, or no number
+				c := v.At(i)
+				return Choice{}, &Refusal{PolicyFailed, fmt.Sprintf("the cost of worker %q rank %d is %v after scorer %s",
+					c.Worker.ID, c.Rank, sum, scorer.Name()), x}
+			}
+		}
+		if x != nil {
+			x.score(scorer.Name(), scratch.score)
+		}
+	}
+	scratch.probability = grown(scratch.probability, n)
+	picked := s.policy.Picker.Pick(v, scratch.cost, scratch.probability, rng)
+	if picked < 0 || picked >= n {
+		return Choice{}, &Refusal{PolicyFailed, fmt.Sprintf("the picker chose candidate %d of %d", picked, n), x}
+	}
+	c := v.At(picked)
+	choice := Choice{
+		Worker: c.Worker.ID, Rank: c.Rank, Index: v.Index(picked),
+		Cost: scratch.cost[picked], Probability: scratch.probability[picked],
+		RequiredBlocks: r.RequestBlocks(), TrackPrefillTokens: v.Config.RouterTrackPrefillTokens,
+	}
+	e := v.Estimate(c)
+	choice.EffectiveOverlap, choice.CachedTokens = e.EffectiveOverlap, e.CachedTokens
+	choice.EffectivePrefillTokens, choice.PotentialDecodeBlocks = e.EffectivePrefillTokens, e.PotentialDecodeBlocks
+	if x != nil {
+		x.fill(v, scratch, picked)
+		choice.Explanation = x
+	}
+	return choice, nil
+}
+
+// begin sets the view of a call up.
+func (s *Scratch) begin(r *Request, config Config, candidates []Candidate) *View {
+	s.kept = grown(s.kept, len(candidates))
+	s.why = grown(s.why, len(candidates))
+	s.dropped = s.dropped[:0]
+	s.view = View{Request: r, Config: config, candidates: candidates, kept: s.kept, why: s.why, untiered: true,
+		scratch: s}
+	v := &s.view
+	for i := range candidates {
+		c := &candidates[i]
+		v.kept[i] = i
+		if c.Device|c.Host|c.Disk != 0 {
+			v.untiered = false
+		}
+	}
+	s.beyond = grown(s.beyond, len(r.Shared))
+	sum := uint32(0)
+	for i := len(r.Shared) - 1; i >= 0; i-- {
+		sum += r.Shared[i][1] - r.Shared[i][0]
+		s.beyond[i] = sum
+	}
+	v.beyond = s.beyond
+	return v
+}
+
+// end lets go of what the caller has handed over.
+func (s *Scratch) end() {
+	s.view = View{}
+}
+
+// run runs a filter and drops what it says.
+func (v *View) run(f Filter, s *Scratch, x *Explanation) {
+	f.Filter(v)
+	s.dropped = append(s.dropped, v.drops)
+	if v.drops == 0 {
+		return
+	}
+	n := 0
+	for i, k := range v.kept {
+		if v.why[i] == "" {
+			v.kept[n] = k
+			n++
+		} else if x != nil {
+			c := &v.candidates[k]
+			x.Dropped = append(x.Dropped, Dropped{Worker: c.Worker.ID, Rank: c.Rank, Filter: f.Name(), Reason: v.why[i]})
+		}
+	}
+	clear(v.why[:len(v.kept)])
+	v.kept, v.drops = v.kept[:n], 0
+}
+
+// refusal says why nobody is left after filter f.
+func (v *View) refusal(f Filter, ofPolicy bool, s *Selector, scratch *Scratch, x *Explanation) *Refusal {
+	refusal := &Refusal{Code: NoWorkers, Explanation: x}
+	pin := v.Request.Pin
+	switch {
+	case len(v.candidates) == 0:
+		refusal.Message = "there are no candidates"
+		return refusal
+	case ofPolicy:
+		refusal.Code, refusal.Message = Filtered, "the policy "+s.name+" leaves no eligible candidate"
+	case f == eligibility[0]:
+		refusal.Message = fmt.Sprintf("worker %q is pinned and is not a candidate", pin.Worker)
+		if pin.Rank != nil {
+			refusal.Message = fmt.Sprintf("worker %q rank %d is pinned and is not a candidate", pin.Worker, *pin.Rank)
+		}
+	case f == overload:
+		refusal.Code, refusal.Message = Overloaded, "all eligible workers are overloaded"
+		if pin != nil {
+			refusal.Message = fmt.Sprintf("worker %q is pinned and overloaded", pin.Worker)
+		}
+	default:
+		refusal.Message = "no worker may serve the request"
+	}
+	var counts []string
+	for i, n := range scratch.dropped {
+		if n > 0 {
+			counts = append(counts, fmt.Sprintf("%s %d", slices.Concat(eligibility, s.policy.Filters)[i].Name(), n))
+		}
+	}
+	refusal.Message += fmt.Sprintf(" (of %d candidates dropped by %s)", len(v.candidates), strings.Join(counts, ", "))
+	return refusal
+}

@@ -1,0 +1,48 @@
+// Package routing answers one question: which worker should serve this request? It takes what is known of the
+// candidates (what each holds of the prompt, what it has to do already) and returns a choice with its reasons. It is
+// pure: no network, no clock, and the random source is an argument.
+//
+// # Use
+//
+//	s, err := routing.New("dynamo", routing.DefaultConfig())
+//	var scratch routing.Scratch // of one goroutine, reused
+//	choice, err := s.Choose(&request, candidates, rng, &scratch)
+//
+// A [Selector] may be used by any number of goroutines; a [Scratch] and a *rand.Rand belong to one at a time. Without
+// Request.Explain a call allocates nothing once its scratch has grown. With it, Choice.Explanation has the terms of
+// every candidate, and who was dropped by which filter and why. Every error of Choose is a [*Refusal] with a code and
+// a sentence.
+//
+// # A policy
+//
+// A policy is a name for filters, scorers and a picker. Each [Filter] drops candidates and says why. Each [Scorer]
+// gives every candidate that is left a finite cost; the costs are summed. The [Picker] chooses one by its cost. The
+// policies here are dynamo (the default), least_load, prefix_only, random and round_robin; [Register] adds others. What
+// a request or an operator forbids is dropped before a policy sees it, whatever the policy is: see [Selector.Choose].
+//
+// # The cost of the policy dynamo
+//
+// It is the cost of NVIDIA Dynamo's KV router (crate dynamo-kv-router 1.6.1, scheduling/selector/reference.rs), held to
+// it by integration/judges/routing. In blocks; for a request of isl tokens, with blocks of B tokens:
+//
+//	request_blocks = ceil(isl / B)
+//	effective      = device + host_w·host + disk_w·disk           each tier counts what it adds to those before
+//	cached_tokens  = round(effective·B)                           half away from zero
+//	uncached       = max(isl − cached_tokens, 0)
+//	raw_prefill    = (active_prefill + uncached + cached_tokens) / B
+//	                 isl / B without a load row, 0 if prefill is not tracked
+//	decay          = 1 / (1 + d·((active_prefill − least active_prefill) / B) / max(request_blocks, 1))
+//	                 1 if prefill is not tracked or d is 0
+//	shared         = m·(blocks of the shared store that count for the candidate; see SharedMode)
+//	credit         = c·decay·device + host_w·host + disk_w·disk + shared
+//	decode         = active_blocks + new_blocks                   0 without a load row
+//	cost           = s·max(raw_prefill − credit, 0) + decode + a·active_requests
+//	                 max(decode − credit, 0) + a·active_requests  if prefill is not tracked, c > 0, and the request is
+//	                                                              not for the prefill pool
+//	                 both times exp(−tanh(sum of the weights of preferred taints that the worker has)), unless pinned
+//
+// With temperature 0 the smallest cost wins, equal ones uniformly at random. With T > 0 the probability of a candidate
+// is proportional to exp(−(cost − min) / ((max − min)·T)).
+//
+// docs/routing.md explains the terms by an example. Load rows, bookings and queues are not here: who calls has them.
+package routing

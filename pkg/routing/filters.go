@@ -1,0 +1,212 @@
+package routing
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// filterFunc is a filter made of a function.
+type filterFunc struct {
+	name   string
+	filter func(*View)
+}
+
+func (f *filterFunc) Name() string   { return f.name }
+func (f *filterFunc) Filter(v *View) { f.filter(v) }
+
+// eligibility are the filters that come before every policy's own. The pin is first: the rest is then about the pinned
+// worker alone, so that the LoRA filter keeps it. Overload is last: whoever comes to it would have been chosen.
+var eligibility = []Filter{
+	&filterFunc{"pinned_worker", filterPin},
+	&filterFunc{"allowed_worker_ids", filterAllowed},
+	&filterFunc{"role", filterRole},
+	&filterFunc{"state", filterState},
+	&filterFunc{"lora", filterLoRA},
+	&filterFunc{"required_taints", filterTaints},
+	overload,
+}
+
+var overload Filter = &filterFunc{"overload", filterOverload}
+
+// Affinity returns the filter affinity_target: if a candidate that is left is the request's affinity target, all others
+// are dropped. The policies here have it.
+func Affinity() Filter { return affinity }
+
+var affinity Filter = &filterFunc{"affinity_target", filterAffinity}
+
+func filterPin(v *View) {
+	if pin := v.Request.Pin; pin != nil {
+		dropOthers(v, pin, "is not the pinned one")
+	}
+}
+
+func filterAffinity(v *View) {
+	target := v.Request.Affinity
+	if target == nil {
+		return
+	}
+	for i := range v.Len() {
+		if target.is(v.At(i)) {
+			dropOthers(v, target, "is not the affinity target")
+			return
+		}
+	}
+}
+
+func dropOthers(v *View, target *Target, why string) {
+	for i := range v.Len() {
+		if !target.is(v.At(i)) {
+			v.Drop(i, why)
+		}
+	}
+}
+
+func filterAllowed(v *View) {
+	allowed := v.Request.Allowed
+	if allowed == nil {
+		return
+	}
+	set := v.scratch.allowed
+	if set == nil {
+		set = map[events.WorkerID]struct{}{}
+		v.scratch.allowed = set
+	}
+	clear(set)
+	for _, id := range allowed {
+		set[id] = struct{}{}
+	}
+	for i := range v.Len() {
+		if _, ok := set[v.At(i).Worker.ID]; !ok {
+			v.Drop(i, "is not allowed")
+		}
+	}
+}
+
+func filterRole(v *View) {
+	role := v.Request.Role
+	if role == "" {
+		return
+	}
+	for i := range v.Len() {
+		of := v.At(i).Worker.Role
+		if of == "" {
+			of = Aggregated
+		}
+		if of == role {
+			continue
+		}
+		why := "is in another pool"
+		if v.Request.Explain {
+			why += ", " + string(of)
+		}
+		v.Drop(i, why)
+	}
+}
+
+func filterState(v *View) {
+	for i := range v.Len() {
+		w := v.At(i).Worker
+		if w.State == Schedulable || w.State == "" {
+			continue
+		}
+		why := "is not schedulable"
+		if v.Request.Explain {
+			if why = "is " + string(w.State); len(w.Reasons) > 0 {
+				why += ": " + strings.Join(w.Reasons, "; ")
+			}
+		}
+		v.Drop(i, why)
+	}
+}
+
+// filterLoRA keeps those that have the adapter, and all if nobody has it: any of them can load it.
+func filterLoRA(v *View) {
+	lora := v.Request.LoRA
+	if lora == "" {
+		return
+	}
+	has := func(i int) bool { return slices.Contains(v.At(i).Worker.LoRAs, lora) }
+	for i := range v.Len() {
+		if !has(i) {
+			continue
+		}
+		for j := range v.Len() {
+			if j < i || !has(j) {
+				v.Drop(j, "does not have the adapter, which others have")
+			}
+		}
+		return
+	}
+}
+
+func filterTaints(v *View) {
+	for _, taint := range v.Request.RequiredTaints {
+		for i := range v.Len() {
+			if slices.Contains(v.At(i).Worker.Taints, taint) {
+				continue
+			}
+			why := "lacks a required taint"
+			if v.Request.Explain {
+				why = fmt.Sprintf("lacks the required taint %q", taint)
+			}
+			v.Drop(i, why)
+		}
+	}
+}
+
+// defaultMaxBatchedTokens counts for a worker whose limit is not known.
+const defaultMaxBatchedTokens = 10_000_000
+
+func filterOverload(v *View) {
+	blocks, tokens := v.Config.ActiveDecodeBlocksThreshold, v.Config.ActivePrefillTokensThreshold
+	frac := v.Config.ActivePrefillTokensThresholdFrac
+	if blocks == nil && tokens == nil && frac == nil {
+		return
+	}
+	for i := range v.Len() {
+		c := v.At(i)
+		drop := func(name string, is uint64, bound float64) {
+			why := "is overloaded"
+			if v.Request.Explain {
+				why = fmt.Sprintf("is overloaded: %s is %d, above %.4g", name, is, bound)
+			}
+			v.Drop(i, why)
+		}
+		if blocks != nil {
+			used, capacity := uint64(0), c.Worker.TotalKVBlocks
+			if c.HasUsed {
+				used = c.UsedBlocks
+				if c.UsedOf > 0 {
+					capacity = c.UsedOf
+				}
+			}
+			if c.HasLoad {
+				used = max(used, c.ActiveBlocks)
+			}
+			if bound := *blocks * float64(capacity); capacity > 0 && float64(used) > bound {
+				drop("used blocks", used, bound)
+				continue
+			}
+		}
+		if !c.HasLoad {
+			continue
+		}
+		prefill := float64(c.ActivePrefillTokens)
+		if tokens != nil && prefill > *tokens {
+			drop("active_prefill_tokens", c.ActivePrefillTokens, *tokens)
+			continue
+		}
+		if frac != nil {
+			batch := c.Worker.MaxNumBatchedTokens
+			if batch == 0 {
+				batch = defaultMaxBatchedTokens
+			}
+			if bound := *frac * float64(batch); prefill > bound {
+				drop("active_prefill_tokens", c.ActivePrefillTokens, bound)
+			}
+		}
+	}
+}

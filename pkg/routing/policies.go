@@ -1,0 +1,42 @@
+package routing
+
+func init() {
+	policy := func(name string, picker func() Picker, scorers ...Scorer) {
+		Register(name, func(Config) (Policy, error) {
+			return Policy{Filters: []Filter{affinity}, Scorers: scorers, Picker: picker()}, nil
+		})
+	}
+	policy("dynamo", Lowest, dynamoCost{})
+	policy("least_load", Lowest, scorerFunc{"least_load", leastLoad})
+	policy("prefix_only", Lowest, scorerFunc{"prefix_only", prefixOnly})
+	policy("random", Uniform)
+	policy("round_robin", RoundRobin)
+}
+
+// scorerFunc is a scorer made of a function.
+type scorerFunc struct {
+	name string
+	cost func(*View, *Candidate) float64
+}
+
+func (s scorerFunc) Name() string { return s.name }
+
+func (s scorerFunc) Score(v *View, cost []float64) {
+	for i := range cost {
+		cost[i] = s.cost(v, v.At(i))
+	}
+}
+
+// leastLoad is what a candidate has to do already, in blocks, whatever it holds.
+func leastLoad(v *View, c *Candidate) float64 {
+	if !c.HasLoad {
+		return 0
+	}
+	return float64(c.ActivePrefillTokens)/float64(v.Request.BlockSize) + float64(c.ActiveBlocks)
+}
+
+// prefixOnly is what a candidate lacks of the prompt, in blocks, whatever it has to do already.
+func prefixOnly(v *View, c *Candidate) float64 {
+	shared := v.Config.SharedCacheMultiplier * float64(v.SharedBlocks(c))
+	return float64(v.Request.RequestBlocks()) - v.effectiveOverlap(c) - shared
+}
