@@ -59,11 +59,9 @@ worker has gone. While a worker of the model is known nothing is done, unless it
 			if cmd.Flags().Changed("rank") {
 				return cli.UsageErrorf("--rank is of a worker")
 			}
-			return a.reach(cmd.Context(),
-				func(ctx context.Context, ns *jetstream.Namespace) error {
-					return forgetModel(ctx, a, ns, model,
-						force)
-				})
+			return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
+				return forgetModel(ctx, a, ns, model, force)
+			})
 		}
 		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
 			ctx, cancel := context.WithTimeout(ctx, max(a.timeout, time.Minute))

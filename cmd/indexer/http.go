@@ -45,10 +45,9 @@ func (s *httpSecurity) check(listen string) error {
 	}
 	host, _, err := net.SplitHostPort(listen)
 	if err == nil && s.tokenFile == "" && !cli.OnLoopback(host) {
-		errs = append(errs,
-			fmt.Errorf(
-				"--http-listen %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1",
-				listen))
+		errs = append(errs, fmt.Errorf(
+			"--http-listen %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1",
+			listen))
 	}
 	return errors.Join(errs...)
 }

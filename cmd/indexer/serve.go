@@ -162,9 +162,8 @@ func (s *serving) check() error {
 		errs = append(errs, fmt.Errorf("--log-bytes %d is less than 1 MiB", s.LogBytes))
 	}
 	if s.LogAge > 0 && s.LogAge < 2*s.SnapshotInterval {
-		errs = append(errs,
-			fmt.Errorf(
-				"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them", s.LogAge, s.SnapshotInterval))
+		errs = append(errs, fmt.Errorf(
+			"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them", s.LogAge, s.SnapshotInterval))
 	}
 	if s.Replication < 0 {
 		errs = append(errs, fmt.Errorf("--replication %d is negative", s.Replication))

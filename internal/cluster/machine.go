@@ -348,8 +348,7 @@ func Order(nodes []string, p events.Partition) []string {
 		list[i] = scored{name, xxh3.HashStringSeed(name, (uint64(p)+1)*0x9E3779B97F4A7C15)}
 	}
 	slices.SortFunc(list, func(a, b scored) int {
-		return cmp.Or(cmp.Compare(b.score, a.score),
-			cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.name, b.name))
 	})
 	out := make([]string, len(nodes))
 	for i := range list {

@@ -134,8 +134,7 @@ func (r *request) fields() map[string]func(name string, value []byte) error {
 		"lora_name":         field(&r.LoRA, "text"),
 		"cache_salt":        field(&r.Salt, "text"),
 		"kv_groups":         field(&r.KV, "text"),
-		"block_mm_infos": field(&r.Media,
-			"a list with null or the mm_objects, each with its mm_hash, of each block"),
+		"block_mm_infos":    field(&r.Media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
 		"token_ids": func(name string, value []byte) (err error) {
 			r.Tokens, err = api.ReadTokens(name, value)
 			return unprocessable(err)

@@ -110,8 +110,7 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 		list = append(list, p)
 	}
 	slices.SortFunc(list, func(a, b *path) int {
-		return cmp.Or(cmp.Compare(a.depth, b.depth),
-			cmp.Compare(a.run.ID, b.run.ID))
+		return cmp.Or(cmp.Compare(a.depth, b.depth), cmp.Compare(a.run.ID, b.run.ID))
 	})
 	w := writer{emit: emit, group: main}
 	var made []events.BlockHash

@@ -105,19 +105,15 @@ var (
 	ready    = desc("kvatlas_ready", "1 once every partition is restored and caught up.")
 	outcomes = desc("kvatlas_log_outcomes_total",
 		"What became of the log's messages, events and blocks since the process started, by outcome.", "outcome")
-	holdings = desc("kvatlas_index_blocks",
-		"Blocks held, counted for each rank that holds them, by tier.", "tier")
+	holdings     = desc("kvatlas_index_blocks", "Blocks held, counted for each rank that holds them, by tier.", "tier")
 	distinct     = desc("kvatlas_index_distinct_blocks", "Distinct blocks that at least one rank holds.")
 	indexBytes   = desc("kvatlas_index_bytes", "Memory of the index.")
 	decoderBytes = desc("kvatlas_decoder_bytes", "Memory for decoding messages of the log; bounded.")
 	modelRanks   = desc("kvatlas_model_ranks",
 		"Ranks that the log knows, by model and block size.", "model", "block_size")
-	lag = desc("kvatlas_log_lag_messages",
-		"Messages of a partition's log that are not applied yet.", "partition")
-	applied = desc("kvatlas_log_applied_sequence",
-		"Last message of a partition's log that is applied.", "partition")
-	serving = desc("kvatlas_partition_serving",
-		"1 if a partition is caught up and needs no resync.", "partition")
+	lag         = desc("kvatlas_log_lag_messages", "Messages of a partition's log that are not applied yet.", "partition")
+	applied     = desc("kvatlas_log_applied_sequence", "Last message of a partition's log that is applied.", "partition")
+	serving     = desc("kvatlas_partition_serving", "1 if a partition is caught up and needs no resync.", "partition")
 	snapshotAge = desc("kvatlas_snapshot_age_seconds",
 		"Time since a partition's snapshot was written by this process.", "partition")
 	snapshotSize = desc("kvatlas_snapshot_bytes", "Size of a partition's snapshot.", "partition")
@@ -146,8 +142,7 @@ var (
 	clusterShort = desc("kvatlas_cluster_partitions",
 		"Partitions with fewer ready nodes than configured (short), and with none that serves them "+
 			"(unserved).", "state")
-	l3Up = desc("kvatlas_l3_up",
-		"0 while a store that workers share is known to be down, and is not asked.", "store")
+	l3Up        = desc("kvatlas_l3_up", "0 while a store that workers share is known to be down, and is not asked.", "store")
 	l3Questions = desc("kvatlas_l3_questions_total",
 		"Requests to a store that workers share, by outcome: ok, failed, or busy (not sent: too many in "+
 			"flight).", "store", "outcome")

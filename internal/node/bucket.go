@@ -64,8 +64,7 @@ func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partiti
 	}
 	var bad error
 	for _, m := range snapshot.Choose(seen.seen, describeLog(ns, info)).Usable {
-		_, err := snapshot.Read(m, fetchFrom(ctx, bucket), func(ranks []snapshot.RankState) (snapshot.Sink,
-			error) {
+		_, err := snapshot.Read(m, fetchFrom(ctx, bucket), func(ranks []snapshot.RankState) (snapshot.Sink, error) {
 			return open(m, ranks)
 		})
 		switch snapshot.ReasonOf(err) {

@@ -126,8 +126,7 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
 
 // open reads a request. The failure is to be sent in the content type.
 func (f *httpFront) open(w http.ResponseWriter, r *http.Request) (
-	contentType string, body []byte, deadline time.Duration, failure *api.Error,
-) {
+	contentType string, body []byte, deadline time.Duration, failure *api.Error) {
 	header := r.Header.Get("Content-Type")
 	contentType, known := api.ContentType(header)
 	// A web page may send some forms, or none, to any address without asking first; these are refused even where they

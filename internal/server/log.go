@@ -61,8 +61,7 @@ func nodeHooks(log *slog.Logger, ready func()) node.Hooks {
 		},
 		Reread: func(p events.Partition, from events.StreamSeq) {
 			log.Error("messages were lost between the log and the index; the log is read again", "partition", p, "from",
-				from,
-				"what_to_do", "nothing; report it if it happens again: the log itself was whole")
+				from, "what_to_do", "nothing; report it if it happens again: the log itself was whole")
 		},
 		Recreated: func(p events.Partition, err error) {
 			if err != nil {
@@ -97,8 +96,7 @@ func tendHooks(log *slog.Logger) jetstream.TendHooks {
 					"see the error; if it comes again, look at the disk of --data")
 			} else {
 				log.Error("the NATS server in this process is ill; it is started anew when its disk has room", "error",
-					why, "what_to_do",
-					"make room on the disk of --data, or give --store-bytes more")
+					why, "what_to_do", "make room on the disk of --data, or give --store-bytes more")
 			}
 		},
 		Mended: func() { log.Info("the NATS server in this process is well again") },
@@ -163,8 +161,7 @@ func (t *viewLog) viewed(v *cluster.View) {
 	}
 	for _, problem := range v.Problems {
 		if !slices.Contains(t.said, problem) {
-			t.log.Warn(problem, "what_to_do",
-				"give all nodes of the namespace one version and one --partitions")
+			t.log.Warn(problem, "what_to_do", "give all nodes of the namespace one version and one --partitions")
 		}
 	}
 	if owned := v.Owned.String(); owned != t.owned {
@@ -186,8 +183,7 @@ func registryHooks(log *slog.Logger) registry.Hooks {
 				"pid", r.Holder.PID)
 		},
 		Cleared: func(r registry.Record) {
-			log.Info("a worker is gone; what it held is cleared", "worker",
-				r.Key())
+			log.Info("a worker is gone; what it held is cleared", "worker", r.Key())
 		},
 		Failed: func(key events.RankKey, err error) {
 			log.Warn("a worker that is gone is not cleared yet", "worker", key, "error", err, "what_to_do",
@@ -207,14 +203,12 @@ func registryHooks(log *slog.Logger) registry.Hooks {
 			}
 		},
 		Refilled: func(n int) {
-			log.Info("registrations of the bucket that was gone are written again", "workers",
-				n)
+			log.Info("registrations of the bucket that was gone are written again", "workers", n)
 		},
 		Watch: func(err error) {
 			if err != nil {
 				log.Warn("the registrations of workers cannot be watched; nobody is cleared meanwhile", "error",
-					err, "what_to_do",
-					"see that NATS answers and that more than half of its servers are up")
+					err, "what_to_do", "see that NATS answers and that more than half of its servers are up")
 			} else {
 				log.Info("the registrations of workers are watched again")
 			}
@@ -252,8 +246,7 @@ func shimsHooks(log *slog.Logger) compat.ShimsHooks {
 			switch s.Engine {
 			case api.EngineSilent:
 				log.Warn("a registered engine is silent", "worker", key, "since", s.Since.UTC().Format(time.RFC3339),
-					"why", s.Why,
-					"what_to_do",
+					"why", s.Why, "what_to_do",
 					"see whether its process hangs or is stopped, and whether its host can be reached; restart it if it does not go on")
 			case api.EngineGone:
 				log.Warn("a registered engine is gone; what it had in device and host memory is cleared", "worker", key,

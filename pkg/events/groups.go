@@ -38,9 +38,8 @@ func ParseGroups(text string) (list []GroupSpec, err error) {
 			return n.name == words[0]
 		})
 		if at < 0 {
-			return nil,
-				fmt.Errorf(
-					"events: group %q: want full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if need be", part)
+			return nil, fmt.Errorf(
+				"events: group %q: want full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if need be", part)
 		}
 		g := GroupSpec{Kind: groupNames[at].kind}
 		words = words[1:]

@@ -67,9 +67,8 @@ func (v *VLLM) seed() (string, error) {
 	case v.sha256() && since(v.EngineVersion, fixedSeedSince):
 		return fixedSeed, nil
 	}
-	return "",
-		fmt.Errorf(
-			"%w: vLLM %s hashes blocks with a seed that is random in each process unless PYTHONHASHSEED is set, which is to be registered as hash_seed", ErrNames, v.EngineVersion)
+	return "", fmt.Errorf(
+		"%w: vLLM %s hashes blocks with a seed that is random in each process unless PYTHONHASHSEED is set, which is to be registered as hash_seed", ErrNames, v.EngineVersion)
 }
 
 // nameable says why the hashes of prompts with an adapter and a salt cannot be known; nil: they can.

@@ -29,10 +29,9 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 	p := &Prompt{blockSize: int(blockSize), tokens: len(tokens)}
 	if s := c.SGLang; s != nil {
 		if lora != "" && !s.namespacesIgnored() {
-			return nil,
-				fmt.Errorf(
-					"%w: SGLang hashes the id that it gives an adapter when it loads it, and the query has its name",
-					ErrNames)
+			return nil, fmt.Errorf(
+				"%w: SGLang hashes the id that it gives an adapter when it loads it, and the query has its name",
+				ErrNames)
 		}
 		var space Space
 		if salt != "" {
