@@ -105,41 +105,57 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		return h.Indexer.Find(ctx, &q)
 	case OpWorkers:
 		var w WorkersRequest
-		if len(body) > 0 {
-			read := func(r *reader) error { return readWorkersRequest(r, &w) }
-			if err := readRequest(contentType, body, h.Unknown, read); err != nil {
-				return nil, err
-			}
+		err := h.optional(contentType, body, workersFields, func(r *reader, field string) error {
+			return readWorkersField(r, field, &w)
+		})
+		if err != nil {
+			return nil, err
 		}
 		return h.Indexer.Workers(ctx, w)
 	case OpVerify:
-		var v VerifyRequest
-		if len(body) > 0 {
-			read := func(r *reader) error { return readVerifyRequest(r, &v) }
-			if err := readRequest(contentType, body, h.Unknown, read); err != nil {
-				return nil, err
-			}
+		var at []PartitionSeq
+		err := h.optional(contentType, body, verifyFields, func(r *reader, field string) error {
+			return readPlaces(r, field, &at)
+		})
+		if err != nil {
+			return nil, err
 		}
-		return h.Indexer.Verify(ctx, v.At)
+		return h.Indexer.Verify(ctx, at)
 	case OpStatus:
-		var s StatusRequest
-		if len(body) > 0 {
-			read := func(r *reader) error { return readStatusRequest(r, &s) }
-			if err := readRequest(contentType, body, h.Unknown, read); err != nil {
-				return nil, err
-			}
+		var node string
+		err := h.optional(contentType, body, statusFields, func(r *reader, field string) error {
+			return r.string(field, &node)
+		})
+		if err != nil {
+			return nil, err
 		}
-		if s.Node != "" {
-			return h.Indexer.StatusOf(ctx, s.Node)
+		if node != "" {
+			return h.Indexer.StatusOf(ctx, node)
 		}
 		return h.Indexer.Status(ctx)
 	case OpSnapshot:
-		if err := readNothing(contentType, body, h.Unknown); err != nil {
+		if err := h.optional(contentType, body, nil, nil); err != nil {
 			return nil, err
 		}
 		return h.Indexer.Snapshot(ctx)
 	}
 	return nil, Errorf(CodeUnknownOperation, "there is no operation %q", op)
+}
+
+// optional reads a request that may be left out: the body is empty or null then.
+func (h Handler) optional(
+	contentType string, body []byte, fields []string, read func(r *reader, field string) error,
+) error {
+	if len(body) == 0 {
+		return nil
+	}
+	return readRequest(contentType, body, h.Unknown, func(r *reader) error {
+		if r.kind() == kindNull {
+			r.null()
+			return nil
+		}
+		return r.fields("the request", fields, func(field string) error { return read(r, field) })
+	})
 }
 
 // readQuery reads a query: in MessagePack most are as our own clients write them.
@@ -200,9 +216,8 @@ func Unmarshal(contentType string, data []byte, v any) error {
 	if q, query := v.(*Query); query {
 		return Handler{Unknown: IgnoreUnknown}.readQuery(contentType, data, q)
 	}
-	form, err := "JSON", error(nil)
+	var err error
 	if contentType == MsgPack {
-		form = "MessagePack"
 		if a, answer := v.(*Answer); !answer || !unpackAnswer(data, a) {
 			err = unmarshalReflect(data, v)
 		}
@@ -214,10 +229,7 @@ func Unmarshal(contentType string, data []byte, v any) error {
 			}
 		}
 	}
-	if err != nil {
-		return notForm(form, err)
-	}
-	return nil
+	return notForm(contentType, err)
 }
 
 // DecodeReply decodes a node's reply into v, or returns the error that it holds.

@@ -17,8 +17,6 @@ type jsonSource struct {
 	at   int
 }
 
-func (*jsonSource) form() string { return "JSON" }
-
 func (s *jsonSource) space() {
 	for s.at < len(s.data) {
 		switch s.data[s.at] {
@@ -38,8 +36,8 @@ func (s *jsonSource) next() byte {
 	return 0
 }
 
-// odd is the error of what stands where something else is wanted.
-func (s *jsonSource) odd(want string) error {
+// unexpected is the error of what stands where something else is wanted.
+func (s *jsonSource) unexpected(want string) error {
 	switch s.space(); {
 	case s.at < len(s.data):
 		r, n := utf8.DecodeRune(s.data[s.at:])
@@ -168,7 +166,7 @@ func (s *jsonSource) digits() error {
 		s.at++
 	}
 	if s.at == start {
-		return s.odd("a digit")
+		return s.unexpected("a digit")
 	}
 	return nil
 }
@@ -214,18 +212,19 @@ func (s *jsonSource) whole() (uint64, whole, error) {
 
 // parseWhole reads a whole number in decimal digits.
 func parseWhole(word []byte) (uint64, whole) {
-	if len(word) > 1 && (word[0] == '0' || word[0] == '-' && word[1] == '0' && len(word) > 2) {
+	digits, below := bytes.CutPrefix(word, []byte{'-'})
+	if len(digits) == 0 || digits[0] < '0' || digits[0] > '9' || digits[0] == '0' && len(digits) > 1 {
 		return 0, notWhole
 	}
-	if len(word) > 1 && word[0] == '-' && '0' <= word[1] && word[1] <= '9' {
+	if below {
 		v, err := strconv.ParseInt(string(word), 10, 64)
 		if err != nil {
 			return 0, notWhole
 		}
 		return uint64(v), negative
 	}
-	v, ok := parseUint(word)
-	if !ok {
+	v, err := strconv.ParseUint(string(word), 10, 64)
+	if err != nil {
 		return 0, notWhole
 	}
 	return v, positive
@@ -241,7 +240,7 @@ func (s *jsonSource) follows(end byte) (more bool, err error) {
 		s.at++
 		return false, nil
 	}
-	return false, s.odd(fmt.Sprintf(`"," or %q`, string(end)))
+	return false, s.unexpected(fmt.Sprintf(`"," or %q`, string(end)))
 }
 
 func (s *jsonSource) object(each func(key []byte) error) error {
@@ -252,7 +251,7 @@ func (s *jsonSource) object(each func(key []byte) error) error {
 	}
 	for {
 		if s.next() != '"' {
-			return s.odd("a name in quotation marks")
+			return s.unexpected("a name in quotation marks")
 		}
 		key, valid, err := s.plain()
 		if err != nil {
@@ -262,11 +261,11 @@ func (s *jsonSource) object(each func(key []byte) error) error {
 			return Errorf(CodeMalformed, "the name %s is not UTF-8", shorten(key))
 		}
 		if s.next() != ':' {
-			return s.odd(`":"`)
+			return s.unexpected(`":"`)
 		}
 		s.at++
 		if s.kind() == kindNone {
-			return s.odd("a value")
+			return s.unexpected("a value")
 		}
 		if err := each(key); err != nil {
 			return err
@@ -285,7 +284,7 @@ func (s *jsonSource) list(each func(i int) error) error {
 	}
 	for i := 0; ; i++ {
 		if s.kind() == kindNone {
-			return s.odd("a value")
+			return s.unexpected("a value")
 		}
 		if err := each(i); err != nil {
 			return err
@@ -320,7 +319,7 @@ func (s *jsonSource) pass(depth int) (err error) {
 	case kindNull:
 		s.null()
 	default:
-		err = s.odd("a value")
+		err = s.unexpected("a value")
 	}
 	return err
 }
@@ -346,15 +345,12 @@ func Members(data []byte, each func(name string, value []byte) error) error {
 			err = s.end()
 		}
 	case kindNone:
-		err = s.odd("a value")
+		err = s.unexpected("a value")
 	}
-	switch {
-	case theirs != nil:
+	if theirs != nil {
 		return theirs
-	case err != nil:
-		return notForm("JSON", err)
 	}
-	return nil
+	return notForm(JSON, err)
 }
 
 // raw passes over a value and returns its bytes.
@@ -398,9 +394,9 @@ func (s *jsonSource) hashes(field string) (Hashes, error) {
 	})
 }
 
-// jsonNumbers reads a list of numbers. rare reads an element that is not digits and nothing else.
+// jsonNumbers reads a list of numbers. other reads an element that is more than digits.
 func jsonNumbers[T uint32 | uint64](
-	s *jsonSource, field string, code Code, want string, rare func(word []byte) (T, bool),
+	s *jsonSource, field string, code Code, want string, other func(word []byte) (T, bool),
 ) ([]T, error) {
 	most := uint64(^T(0))
 	s.at++
@@ -441,7 +437,7 @@ func jsonNumbers[T uint32 | uint64](
 		if err != nil {
 			return nil, err
 		}
-		x, ok := rare(word)
+		x, ok := other(word)
 		if !ok {
 			return nil, Errorf(code, "%s[%d] is %s, not %s%s",
 				field, len(out), shorten(word), want, rounded(word, want))

@@ -49,17 +49,3 @@ func (h *Hashes) UnmarshalJSON(data []byte) (err error) {
 	*h, err = ReadHashes("hashes", data)
 	return err
 }
-
-func parseUint(s []byte) (v uint64, ok bool) {
-	if len(s) == 0 || len(s) > 20 {
-		return 0, false
-	}
-	for _, c := range s {
-		d := uint64(c - '0')
-		if d > 9 || v > (1<<64-1-d)/10 {
-			return 0, false
-		}
-		v = v*10 + d
-	}
-	return v, true
-}

@@ -13,8 +13,6 @@ import (
 // or as bytes, text as bytes. Its data is validated: all lengths fit.
 type packSource struct{ unpacker }
 
-func (*packSource) form() string { return "MessagePack" }
-
 var kindOfForm = [...]kind{
 	msgp.None: kindNone, msgp.Nil: kindNull, msgp.Bool: kindTruth, msgp.Int: kindNumber, msgp.Float: kindNumber,
 	msgp.Str: kindText, msgp.Bin: kindBytes, msgp.Array: kindList, msgp.Map: kindObject, msgp.Ext: kindOther,

@@ -34,34 +34,14 @@ type reader struct {
 
 // readRequest reads the whole of a body as what says.
 func readRequest(contentType string, body []byte, unknown UnknownFields, what func(r *reader) error) error {
-	form := "JSON"
-	if contentType == MsgPack {
-		form = "MessagePack"
-	}
 	s, err := openSource(contentType, body)
 	if err == nil {
-		if err = what(&reader{source: s, unknown: unknown}); err == nil {
-			err = s.end()
-		}
+		err = what(&reader{source: s, unknown: unknown})
 	}
-	if err != nil {
-		return notForm(form, err)
+	if err == nil {
+		err = s.end()
 	}
-	return nil
-}
-
-// readNothing is for operations without a request: the body is empty, null or an object without fields.
-func readNothing(contentType string, body []byte, unknown UnknownFields) error {
-	if len(body) == 0 {
-		return nil
-	}
-	return readRequest(contentType, body, unknown, func(r *reader) error {
-		if r.kind() == kindNull {
-			r.null()
-			return nil
-		}
-		return r.fields("the request", nil, nil)
-	})
+	return notForm(contentType, err)
 }
 
 // name is what a field is called in messages.
@@ -306,44 +286,20 @@ func readPlaces(r *reader, field string, to *[]PartitionSeq) error {
 	})
 }
 
-// readWorkersRequest reads which part of the list of workers is wanted.
-func readWorkersRequest(r *reader, w *WorkersRequest) error {
-	if r.kind() == kindNull {
-		r.null()
-		return nil
+// readWorkersField reads which part of the list of workers is wanted.
+func readWorkersField(r *reader, field string, w *WorkersRequest) error {
+	if field == "limit" {
+		v, err := r.uint(field, "a number of workers", 1<<31-1)
+		w.Limit = int(v)
+		return err
 	}
-	return r.fields("the request", workersFields, func(field string) error {
-		if field == "limit" {
-			v, err := r.uint(field, "a number of workers", 1<<31-1)
-			w.Limit = int(v)
-			return err
+	w.After = &RankPlace{}
+	return r.fields(field, rankFields, func(field string) error {
+		if field == "instance" {
+			return r.string("after."+field, (*string)(&w.After.Instance))
 		}
-		w.After = &RankPlace{}
-		return r.fields(field, rankFields, func(field string) error {
-			if field == "instance" {
-				return r.string("after."+field, (*string)(&w.After.Instance))
-			}
-			return r.uint32("after."+field, (*uint32)(&w.After.Rank))
-		})
+		return r.uint32("after."+field, (*uint32)(&w.After.Rank))
 	})
-}
-
-// readStatusRequest reads whose status is wanted.
-func readStatusRequest(r *reader, s *StatusRequest) error {
-	if r.kind() == kindNull {
-		r.null()
-		return nil
-	}
-	return r.fields("the request", statusFields, func(field string) error { return r.string(field, &s.Node) })
-}
-
-// readVerifyRequest reads where checksums are wanted.
-func readVerifyRequest(r *reader, v *VerifyRequest) error {
-	if r.kind() == kindNull {
-		r.null()
-		return nil
-	}
-	return r.fields("the request", verifyFields, func(field string) error { return readPlaces(r, field, &v.At) })
 }
 
 // meant is what fields of other systems' requests are called here; what begins with a blank is advice in place of a

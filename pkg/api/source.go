@@ -13,7 +13,6 @@ import (
 // value is, and each method that reads is called only where the next value is of its kind. A method's error says that
 // the body is broken, unless it is an [Error].
 type source interface {
-	form() string // JSON or MessagePack
 	kind() kind
 
 	null()
@@ -75,10 +74,16 @@ func openSource(contentType string, body []byte) (source, error) {
 	return &packSource{unpacker{msgp.Reader{Data: body}}}, nil
 }
 
-// notForm is the error of a body that is not of its form.
-func notForm(form string, err error) *Error {
+// notForm is the error of a body that is not of its content type; nil if err is.
+func notForm(contentType string, err error) error {
 	var refused *Error
+	form := "JSON"
+	if contentType == MsgPack {
+		form = "MessagePack"
+	}
 	switch {
+	case err == nil:
+		return nil
 	case errors.As(err, &refused):
 		return refused
 	case errors.Is(err, io.EOF):
