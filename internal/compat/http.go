@@ -10,7 +10,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -144,63 +143,12 @@ func (r *request) fields() map[string]func(name string, value []byte) error {
 			return unprocessable(err)
 		},
 		"l3": func(_ string, value []byte) error {
-			return readL3(value, &r.L3)
+			if err := hicache.DecodeConfig(value, &r.L3); err != nil {
+				return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "l3: %v", err)
+			}
+			return nil
 		},
 	}
-}
-
-// readL3 reads how a worker uses a shared store, in the layout of --l3-config.
-func readL3(value []byte, to **hicache.Config) error {
-	dec := json.NewDecoder(bytes.NewReader(value))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(to)
-	if err == nil {
-		return nil
-	}
-	said := "it is not what docs/l3.md describes"
-	var wrong *json.UnmarshalTypeError
-	switch name, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); {
-	case unknown:
-		said = "there is no field " + name
-	case errors.As(err, &wrong) && wrong.Field == "":
-		said = fmt.Sprintf("it is %s, not an object", article(wrong.Value))
-	case errors.As(err, &wrong):
-		said = fmt.Sprintf("%s is %s, not %s", wrong.Field, article(wrong.Value), wanted(wrong.Type))
-	}
-	return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "l3: %s", said)
-}
-
-// article is a kind of JSON value as it is named in messages.
-func article(kind string) string {
-	switch name, _, _ := strings.Cut(kind, " "); name { // a number that does not fit is "number 1.5"
-	case "string":
-		return "text"
-	case "bool":
-		return "true or false"
-	case "array":
-		return "a list"
-	case "object":
-		return "an object"
-	default:
-		return strings.Replace(kind, "number", "the number", 1)
-	}
-}
-
-// wanted is what a field wants, in words.
-func wanted(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.Bool:
-		return "true or false"
-	case reflect.String:
-		return "text"
-	case reflect.Slice, reflect.Array:
-		return "a list"
-	case reflect.Struct, reflect.Map:
-		return "an object"
-	case reflect.Float32, reflect.Float64:
-		return "a number"
-	}
-	return "a whole number in its range"
 }
 
 // failure is an error with its status, which in Dynamo is another than the code's in places.

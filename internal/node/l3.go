@@ -346,14 +346,9 @@ func (s *L3Question) wait(ctx context.Context, said *api.L3) *hicache.Map {
 		said.Reason = failed.Error()
 	}
 	m := s.prompt.Map(found)
-	said.Total, said.AgeMS = m.Total(), float64(age.Microseconds())/1000
-	for _, r := range m.Ranges() {
-		said.Ranges = append(said.Ranges, [2]uint32{r.From, r.To})
-	}
+	said.Total, said.Ranges, said.AgeMS = m.Total(), m.Ranges(), float64(age.Microseconds())/1000
 	if failed != nil {
-		for _, r := range m.Unknown() {
-			said.Unknown = append(said.Unknown, [2]uint32{r.From, r.To})
-		}
+		said.Unknown = m.Unknown()
 	}
 	return m
 }

@@ -19,7 +19,7 @@ type Lane struct {
 	ID uint64
 
 	Pages int
-	Marks []Mark // of runs, as Marker makes them
+	marks []mark // of runs, as marker makes them
 
 	// Names is called by Begin, once at most, if some page is not remembered. It returns what names the objects of
 	// pages from, up to and not including, to; that is called from another goroutine. A page is there only if all of
@@ -27,25 +27,25 @@ type Lane struct {
 	Names func() func(from, to int) PageKeys
 }
 
-// Mark stands for a run of pages and all before it. It means nothing outside of this process.
-type Mark [16]byte
+// mark stands for a run of pages and all before it. It means nothing outside of this process.
+type mark [16]byte
 
-// Marker makes marks: two prompts have the same mark for a run if and only if the pages up to its end are made of the
+// marker makes marks: two prompts have the same mark for a run if and only if the pages up to its end are made of the
 // same tokens.
-type Marker struct {
-	PageSize int    // tokens
-	Ahead    int    // tokens after a page on which it depends too, as under EAGLE
-	Space    []byte // what else makes a page what it is, such as a tenant
+type marker struct {
+	pageSize int    // tokens
+	ahead    int    // tokens after a page on which it depends too, as under EAGLE
+	space    []byte // what else makes a page what it is, such as a tenant
 }
 
-// Append appends the marks of the first pages of a prompt, which must have the tokens that these depend on.
-func (m *Marker) Append(dst []Mark, tokens []uint32, pages int) []Mark {
-	text := binary.LittleEndian.AppendUint64(make([]byte, 0, 64), uint64(m.PageSize))
-	text = binary.LittleEndian.AppendUint64(text, uint64(m.Ahead))
-	mark := xxh3.Hash128(append(text, m.Space...))
+// append appends the marks of the first pages of a prompt, which must have the tokens that these depend on.
+func (m *marker) append(dst []mark, tokens []uint32, pages int) []mark {
+	text := binary.LittleEndian.AppendUint64(make([]byte, 0, 64), uint64(m.pageSize))
+	text = binary.LittleEndian.AppendUint64(text, uint64(m.ahead))
+	mark := xxh3.Hash128(append(text, m.space...))
 	for first := 0; first < pages; first += runLength(first) {
 		end := min(first+runLength(first), pages)
-		run := tokens[first*m.PageSize : end*m.PageSize+m.Ahead]
+		run := tokens[first*m.pageSize : end*m.pageSize+m.ahead]
 		h := xxh3.Hash128Seed(unsafe.Slice((*byte)(unsafe.Pointer(&run[0])), 4*len(run)), mark.Lo)
 		h.Hi += mark.Hi * 0x9e3779b97f4a7c15 // all 128 bits of the mark before are in this one
 		mark = h
@@ -103,7 +103,7 @@ const runBytes = 220
 
 type runKey struct {
 	lane uint64
-	mark Mark
+	mark mark
 }
 
 // remembered is what is known of a run's pages; bit i stands for its page i.
@@ -112,8 +112,8 @@ type remembered struct {
 	hit, miss      time.Time // when the oldest of those that are there, or not, were asked for
 }
 
-// ErrBusy is returned by a cache that has as many questions under way as it may.
-var ErrBusy = errors.New("too many questions to the store are under way")
+// errBusy is returned by a cache that has as many questions under way as it may.
+var errBusy = errors.New("too many questions to the store are under way")
 
 // Cache asks a store and remembers its answers for a short while. For each run of pages at most one question is under
 // way. Any number of goroutines may use it.
@@ -232,7 +232,7 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 	c.mu.Lock()
 	for first := from - from%runLength(from); first < lane.Pages; first += runLength(first) {
 		pages := min(runLength(first), lane.Pages-first)
-		key := runKey{lane.ID, lane.Marks[runOf(first)]}
+		key := runKey{lane.ID, lane.marks[runOf(first)]}
 		want := ^uint64(0) >> (64 - pages)
 		r, _ := c.runs.Get(key)
 		r.age(now, &c.cfg)
@@ -247,7 +247,7 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 					if q.err == nil {
 						c.stats.Busy++
 					}
-					q.err = ErrBusy
+					q.err = errBusy
 					continue
 				}
 				mine = &flight{done: make(chan struct{}), runs: map[runKey]remembered{}}

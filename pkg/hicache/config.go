@@ -2,10 +2,13 @@ package hicache
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
+	"strings"
 )
 
 // Bounds of what a configuration may say; what lies beyond is a mistake and would cost memory.
@@ -17,8 +20,8 @@ const (
 	maxLookahead = 64 // tokens
 )
 
-// DefaultMetricsPort is where a Mooncake master answers HTTP unless told otherwise.
-const DefaultMetricsPort = 9003
+// defaultMetricsPort is where a Mooncake master answers HTTP unless told otherwise.
+const defaultMetricsPort = 9003
 
 // Config is what a worker registers of the shared store it uses. At most one of its fields is set; none means that the
 // worker uses no store that is known here. Configs are values: nothing here changes one.
@@ -42,11 +45,7 @@ func (m Master) HTTP() string {
 	if err != nil {
 		host = m.Address
 	}
-	port := m.MetricsPort
-	if port == 0 {
-		port = DefaultMetricsPort
-	}
-	return net.JoinHostPort(host, fmt.Sprint(port))
+	return net.JoinHostPort(host, fmt.Sprint(cmp.Or(m.MetricsPort, defaultMetricsPort)))
 }
 
 func (m Master) check() error {
@@ -238,7 +237,7 @@ func (c *Config) Rule() Rule {
 	if c.SGLang != nil {
 		return c.SGLang.Rule()
 	}
-	return Rule{Most: NoBound}
+	return Rule{most: noBound}
 }
 
 // String says in a few words what c is; "" is nothing.
@@ -259,12 +258,78 @@ func (c *Config) String() string {
 // ParseConfig reads the configuration of one worker, in JSON, and checks it. A field that is not known is an error: it
 // would be one that was misspelt.
 func ParseConfig(data []byte) (c Config, err error) {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&c); err != nil {
-		return Config{}, fmt.Errorf("hicache: read a configuration: %w", err)
+	if err := DecodeConfig(data, &c); err != nil {
+		return Config{}, err
 	}
 	return c, c.Check()
+}
+
+// ParseModels reads {"MODEL": configuration, ...}, and says all that is wrong with the configurations.
+func ParseModels(data []byte) (map[string]Config, error) {
+	var texts map[string]json.RawMessage
+	if err := DecodeConfig(data, &texts); err != nil {
+		return nil, err
+	}
+	models := make(map[string]Config, len(texts))
+	var wrong complaints
+	for model, text := range texts {
+		c, err := ParseConfig(text)
+		models[model] = c
+		wrong.add(err != nil, "model %q: %w", model, err)
+	}
+	return models, errors.Join(wrong...)
+}
+
+// DecodeConfig decodes a configuration, or what has some. Its errors name fields as they are written, and say what they
+// should be. Whether the values make sense is for [Config.Check].
+func DecodeConfig(data []byte, into any) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	if err == nil {
+		return nil
+	}
+	var wrong *json.UnmarshalTypeError
+	name, unknown := strings.CutPrefix(err.Error(), "json: unknown field ")
+	switch {
+	case unknown:
+		return fmt.Errorf("there is no field %s", name)
+	case errors.As(err, &wrong) && wrong.Field == "":
+		return fmt.Errorf("it is %s, not an object", article(wrong.Value))
+	case errors.As(err, &wrong):
+		return fmt.Errorf("%s is %s, not %s", wrong.Field, article(wrong.Value), wanted(wrong.Type))
+	}
+	return fmt.Errorf("it is no JSON: %w", err)
+}
+
+// article is a kind of JSON value as it is named in messages.
+func article(kind string) string {
+	switch name, _, _ := strings.Cut(kind, " "); name { // a number that does not fit is "number 1.5"
+	case "string":
+		return "text"
+	case "bool":
+		return "true or false"
+	case "array":
+		return "a list"
+	case "object":
+		return "an object"
+	}
+	return strings.Replace(kind, "number", "the number", 1)
+}
+
+// wanted is what a field wants, in words.
+func wanted(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "text"
+	case reflect.Slice:
+		return "a list"
+	case reflect.Struct:
+		return "an object"
+	}
+	return "a whole number in its range"
 }
 
 // Check says what is wrong with c; nil is nothing.
@@ -284,71 +349,75 @@ func (c *Config) Check() error {
 	return nil
 }
 
+// complaints are what is wrong with a configuration.
+type complaints []error
+
+func (c *complaints) add(bad bool, format string, args ...any) {
+	if bad {
+		*c = append(*c, fmt.Errorf(format, args...))
+	}
+}
+
+// unless adds a complaint unless a field is from least to most.
+func (c *complaints) unless(field string, is, least, most int) {
+	c.add(is < least || is > most, "%s %d: want %d to %d", field, is, least, most)
+}
+
+// version adds a complaint of a release that is none; an empty one is not given.
+func (c *complaints) version(text string) {
+	if _, err := parseVersion(text); text != "" {
+		c.add(err != nil, "%v", err)
+	}
+}
+
 func (s *SGLang) check() error {
-	var wrong []error
-	complain := func(bad bool, format string, args ...any) {
-		if bad {
-			wrong = append(wrong, fmt.Errorf(format, args...))
-		}
-	}
-	complain(s.Backend != "mooncake" && s.Backend != "file", "backend %q: only mooncake and file are known", s.Backend)
-	complain(s.PageSize < 1 || s.PageSize > maxPageSize, "page_size %d: want 1 to %d", s.PageSize, maxPageSize)
-	complain(s.TPSize < 1 || s.TPSize > maxRanks, "tp_size %d: want 1 to %d", s.TPSize, maxRanks)
-	complain(s.PPSize < 1 || s.PPSize > maxRanks, "pp_size %d: want 1 to %d", s.PPSize, maxRanks)
-	complain(s.TPLCMSize < 0 || s.TPLCMSize > maxRanks, "tp_lcm_size %d: want 0 to %d", s.TPLCMSize, maxRanks)
-	complain(s.ShouldSplitHeads && s.IsMLA, "should_split_heads of an MLA model, which has no heads to split")
-	complain(s.ShouldSplitHeads && s.TPSize > 0 && s.TPLCMSize%s.TPSize != 0,
+	var wrong complaints
+	wrong.add(s.Backend != "mooncake" && s.Backend != "file", "backend %q: only mooncake and file are known", s.Backend)
+	wrong.unless("page_size", s.PageSize, 1, maxPageSize)
+	wrong.unless("tp_size", s.TPSize, 1, maxRanks)
+	wrong.unless("pp_size", s.PPSize, 1, maxRanks)
+	wrong.unless("tp_lcm_size", s.TPLCMSize, 0, maxRanks)
+	wrong.add(s.ShouldSplitHeads && s.IsMLA, "should_split_heads of an MLA model, which has no heads to split")
+	wrong.add(s.ShouldSplitHeads && s.TPSize > 0 && s.TPLCMSize%s.TPSize != 0,
 		"should_split_heads, but tp_lcm_size %d is no multiple of tp_size %d", s.TPLCMSize, s.TPSize)
-	complain(s.MLAKeyStyle != "" && s.MLAKeyStyle != "rank" && s.MLAKeyStyle != "plain",
+	wrong.add(s.MLAKeyStyle != "" && s.MLAKeyStyle != "rank" && s.MLAKeyStyle != "plain",
 		"mla_key_style %q: want rank or plain", s.MLAKeyStyle)
-	complain(s.Namespaces != "" && s.Namespaces != "hashed" && s.Namespaces != "ignored",
+	wrong.add(s.Namespaces != "" && s.Namespaces != "hashed" && s.Namespaces != "ignored",
 		"namespaces %q: want hashed or ignored", s.Namespaces)
-	complain(s.PrefetchThreshold < 0, "prefetch_threshold %d is negative", s.PrefetchThreshold)
-	complain(s.PrefetchCapacity < 0, "prefetch_capacity_limit %d is negative", s.PrefetchCapacity)
-	if s.EngineVersion != "" {
-		_, err := parseVersion(s.EngineVersion)
-		complain(err != nil, "%v", err)
-	}
-	complain(s.Backend == "mooncake" && s.modelInKeys() && s.ModelName == "",
+	wrong.add(s.PrefetchThreshold < 0, "prefetch_threshold %d is negative", s.PrefetchThreshold)
+	wrong.add(s.PrefetchCapacity < 0, "prefetch_capacity_limit %d is negative", s.PrefetchCapacity)
+	wrong.version(s.EngineVersion)
+	wrong.add(s.Backend == "mooncake" && s.modelInKeys() && s.ModelName == "",
 		"the store's keys have the model's name (model_in_keys, or engine_version 0.5.17 and later), but there is no model_name")
-	complain(s.Backend == "file" && s.ModelName == "", "backend file without a model_name")
-	complain(s.Backend == "file" && s.Directory == "", "backend file without a directory")
-	complain(len(wrong) == 0 && s.keysPerPage() > maxRanks, "%d keys of one page: at most %d", s.keysPerPage(),
+	wrong.add(s.Backend == "file" && s.ModelName == "", "backend file without a model_name")
+	wrong.add(s.Backend == "file" && s.Directory == "", "backend file without a directory")
+	wrong.add(len(wrong) == 0 && s.keysPerPage() > maxRanks, "%d keys of one page: at most %d", s.keysPerPage(),
 		maxRanks)
 	return errors.Join(append(wrong, s.Master.check())...)
 }
 
 func (v *VLLM) check() error {
-	var wrong []error
-	complain := func(bad bool, format string, args ...any) {
-		if bad {
-			wrong = append(wrong, fmt.Errorf(format, args...))
-		}
-	}
-	complain(modelTail(v.ModelName) == "", "model_name %q has no last element", v.ModelName)
-	complain(v.TPSize < 1 || v.TPSize > maxRanks, "tp_size %d: want 1 to %d", v.TPSize, maxRanks)
-	complain(v.PPSize < 1 || v.PPSize > maxRanks, "pp_size %d: want 1 to %d", v.PPSize, maxRanks)
-	complain(v.PCPSize < 0 || v.PCPSize > maxRanks, "pcp_size %d: want 0 to %d", v.PCPSize, maxRanks)
-	complain(v.DCPSize < 0 || v.DCPSize > maxRanks, "dcp_size %d: want 0 to %d", v.DCPSize, maxRanks)
-	complain(v.NumKVHead < 1, "num_kv_heads %d: want 1 or more", v.NumKVHead)
-	complain(v.DCPSize > 1 && v.TPSize%v.DCPSize != 0, "tp_size %d is no multiple of dcp_size %d", v.TPSize, v.DCPSize)
-	complain(len(wrong) == 0 && v.TPSize*v.PPSize*max(v.PCPSize, 1) > maxRanks,
+	var wrong complaints
+	wrong.add(modelTail(v.ModelName) == "", "model_name %q has no last element", v.ModelName)
+	wrong.unless("tp_size", v.TPSize, 1, maxRanks)
+	wrong.unless("pp_size", v.PPSize, 1, maxRanks)
+	wrong.unless("pcp_size", v.PCPSize, 0, maxRanks)
+	wrong.unless("dcp_size", v.DCPSize, 0, maxRanks)
+	wrong.add(v.NumKVHead < 1, "num_kv_heads %d: want 1 or more", v.NumKVHead)
+	wrong.add(v.DCPSize > 1 && v.TPSize%v.DCPSize != 0, "tp_size %d is no multiple of dcp_size %d", v.TPSize, v.DCPSize)
+	wrong.add(len(wrong) == 0 && v.TPSize*v.PPSize*max(v.PCPSize, 1) > maxRanks,
 		"%d ranks: at most %d", v.TPSize*v.PPSize*max(v.PCPSize, 1), maxRanks)
 	switch v.algo() {
 	case algoSHA256, algoXXH3:
-		complain(v.HashBlockSize > maxPickled, "hash_block_size %d with hash_algo %s: at most %d", v.HashBlockSize,
+		wrong.add(v.HashBlockSize > maxPickled, "hash_block_size %d with hash_algo %s: at most %d", v.HashBlockSize,
 			v.algo(), maxPickled)
 	case algoSHA256CBOR, algoXXH3CBOR:
 	default:
-		complain(true, "hash_algo %q: want %s, %s, %s or %s", v.HashAlgo, algoSHA256, algoSHA256CBOR, algoXXH3,
+		wrong.add(true, "hash_algo %q: want %s, %s, %s or %s", v.HashAlgo, algoSHA256, algoSHA256CBOR, algoXXH3,
 			algoXXH3CBOR)
 	}
-	complain(v.HashLookahead < 0 || v.HashLookahead > maxLookahead, "hash_lookahead_tokens %d: want 0 to %d",
-		v.HashLookahead, maxLookahead)
-	if v.EngineVersion != "" {
-		_, err := parseVersion(v.EngineVersion)
-		complain(err != nil, "%v", err)
-	}
+	wrong.unless("hash_lookahead_tokens", v.HashLookahead, 0, maxLookahead)
+	wrong.version(v.EngineVersion)
 	if _, err := NewCoordinator(v.Layout()); err != nil {
 		wrong = append(wrong, err)
 	}

@@ -15,8 +15,8 @@ type Layout struct {
 	Profile            Profile // "" is Safe
 }
 
-// ErrLayout is returned for a layout that vLLM itself refuses by an assertion. The text says which rule is broken.
-var ErrLayout = errors.New("vLLM refuses this layout")
+// errLayout is returned for a layout that vLLM itself refuses by an assertion. The text says which rule is broken.
+var errLayout = errors.New("vLLM refuses this layout")
 
 // LoadSpan is what one group loads for a hit: its blocks [From, End), each of the group's own size. Blocks before From
 // are not needed (they are outside of a window, or states that were gone through).
@@ -52,7 +52,7 @@ type spec struct {
 	eagle bool
 }
 
-// NewCoordinator checks a layout. Its error wraps ErrLayout where vLLM has an assertion.
+// NewCoordinator checks a layout. Its error wraps errLayout where vLLM has an assertion.
 func NewCoordinator(l Layout) (*Coordinator, error) {
 	if l.Profile == "" {
 		l.Profile = Safe
@@ -69,7 +69,7 @@ func NewCoordinator(l Layout) (*Coordinator, error) {
 			l.SchedulerBlockSize, maxBlockSize)
 	}
 	broken := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", ErrLayout, fmt.Sprintf(format, args...))
+		return fmt.Errorf("%w: %s", errLayout, fmt.Sprintf(format, args...))
 	}
 	if l.SchedulerBlockSize%l.HashBlockSize != 0 {
 		return nil, broken("scheduler_block_size %d must be a multiple of hash_block_size %d", l.SchedulerBlockSize,
@@ -390,7 +390,7 @@ func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 	lcm, safe := c.layout.SchedulerBlockSize, c.layout.Profile != Reference
 	if tokens < 0 || tokens%lcm != 0 {
 		return nil, fmt.Errorf("%w: a store mask of %d tokens must be of a multiple of scheduler_block_size %d",
-			ErrLayout, tokens, lcm)
+			errLayout, tokens, lcm)
 	}
 	masks := make([][]bool, len(c.layout.Groups))
 	for k := range c.specs {

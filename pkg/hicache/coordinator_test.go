@@ -222,8 +222,8 @@ func TestCoordinatorRefusesWhatUpstreamDoes(t *testing.T) {
 		{"chunked sizes", Layout{Groups: []Group{{Kind: ChunkedLocal, BlockSize: 4, Window: 8},
 			{Kind: Full, BlockSize: 8}}, SchedulerBlockSize: 8, HashBlockSize: 4}, "chunked local attention needs"},
 	} {
-		if _, err := NewCoordinator(c.l); !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v, want an ErrLayout that says %q", c.what, err, c.says)
+		if _, err := NewCoordinator(c.l); !errors.Is(err, errLayout) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want an errLayout that says %q", c.what, err, c.says)
 		}
 	}
 }

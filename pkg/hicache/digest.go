@@ -1,6 +1,7 @@
 package hicache
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -39,10 +40,7 @@ var (
 )
 
 func (v *VLLM) algo() string {
-	if v.HashAlgo == "" {
-		return algoSHA256
-	}
-	return v.HashAlgo
+	return cmp.Or(v.HashAlgo, algoSHA256)
 }
 
 func (v *VLLM) cbor() bool   { return strings.HasSuffix(v.algo(), "_cbor") }

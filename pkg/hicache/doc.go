@@ -9,10 +9,10 @@
 // would load beyond what it has, and why no more. A [Mirror] is a store that answers from the events of a Mooncake
 // master what it can, and asks the master for the rest.
 //
-// Beneath, for SGLang's HiCache, [SGLang.PageHashes] hashes a prompt, [SGLang.Keys] names the objects of its pages,
-// [PageKeys.Pages] folds answers back into pages, and [SGLang.WouldLoad] is the engine's rule for one worker. For
-// vLLM's MooncakeStoreConnector [VLLM.Digests] hashes a prompt, [VLLM.KeyPrefixes] and [Key] name the objects of a
-// block, and a [Coordinator] says how long a prefix all KV-cache groups of a hybrid model can go on from.
+// Beneath, for SGLang's HiCache, [SGLang.PageHashes] hashes a prompt, [SGLang.Keys] names the objects of its pages, and
+// [SGLang.Rule] is what the engine loads. For vLLM's MooncakeStoreConnector [VLLM.Digests] hashes a prompt,
+// [Prompt.Keys] names the objects of a block, and a [Coordinator] says how long a prefix all KV-cache groups of a
+// hybrid model can go on from.
 //
 // # Promises
 //

@@ -69,12 +69,5 @@ func (s *SGLang) FileKeys(pages []PageHash) PageKeys {
 			ends = append(ends, fmt.Sprintf("_%s_%d_%d%s", model, tp, s.TPSize, pipeline))
 		}
 	}
-	keys := make([]string, 0, len(pages)*len(ends))
-	for i := range pages {
-		name := pages[i].String()
-		for _, end := range ends {
-			keys = append(keys, name+end)
-		}
-	}
-	return PageKeys{Keys: keys, PerPage: len(ends)}
+	return pageKeys("", pages, ends)
 }

@@ -1,12 +1,11 @@
 package hicache
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
+	"sort"
 )
-
-// Range is a range of blocks of a prompt: from From up to, not including, To.
-type Range struct{ From, To uint32 }
 
 // Beyond is why a rank loads no more of the shared store than it does.
 type Beyond string
@@ -30,22 +29,22 @@ const (
 
 // Rule is what an engine loads of the unbroken run of blocks that follows its own prefix.
 type Rule struct {
-	Least uint32 // blocks; of fewer it loads none
-	Most  uint32 // blocks; NoBound: as many as there are
+	least uint32 // blocks; of fewer it loads none
+	most  uint32 // blocks; noBound: as many as there are
 }
 
-// NoBound is the Most of a Rule that has none.
-const NoBound = math.MaxUint32
+const noBound = math.MaxUint32
 
-// Rule is [SGLang.WouldLoad] as a pair of bounds, for many workers at once. s must have passed Check.
+// defaultPrefetchThreshold is SGLang's, in tokens.
+const defaultPrefetchThreshold = 256
+
+// Rule is that of SGLang's HiCacheController. It leaves out what the engine has in flight for other requests, which
+// nobody outside knows. s must have passed Check.
 func (s *SGLang) Rule() Rule {
-	threshold := s.PrefetchThreshold
-	if threshold == 0 {
-		threshold = defaultPrefetchThreshold
-	}
-	r := Rule{Least: uint32((max(threshold, s.PageSize) + s.PageSize - 1) / s.PageSize), Most: NoBound}
+	threshold := max(cmp.Or(s.PrefetchThreshold, defaultPrefetchThreshold), s.PageSize)
+	r := Rule{least: uint32((threshold + s.PageSize - 1) / s.PageSize), most: noBound}
 	if s.PrefetchCapacity > 0 {
-		r.Most = uint32(s.PrefetchCapacity / s.PageSize)
+		r.most = uint32(s.PrefetchCapacity / s.PageSize)
 	}
 	return r
 }
@@ -53,7 +52,7 @@ func (s *SGLang) Rule() Rule {
 // Map is what a store holds of one prompt, ready to be merged with any number of ranks' own prefixes. It does not
 // change; any number of goroutines may use it.
 type Map struct {
-	ranges []Range
+	ranges [][2]uint32
 	total  uint32
 	blocks uint32
 	known  Bitmap
@@ -76,7 +75,7 @@ func NewMap(blocks int, present, known Bitmap) *Map {
 			return m
 		}
 		at = next(present, known, from, blocks, ^uint64(0))
-		m.ranges = append(m.ranges, Range{uint32(from), uint32(at)})
+		m.ranges = append(m.ranges, [2]uint32{uint32(from), uint32(at)})
 		m.total += uint32(at - from)
 	}
 }
@@ -92,8 +91,8 @@ func next(present, known Bitmap, at, blocks int, flip uint64) int {
 	return blocks
 }
 
-// Ranges are the blocks that are in the store, in order. The caller must not change them.
-func (m *Map) Ranges() []Range { return m.ranges }
+// Ranges are the blocks that are in the store, in order: from, up to (not including). The caller must not change them.
+func (m *Map) Ranges() [][2]uint32 { return m.ranges }
 
 // Total is how many blocks are in the store.
 func (m *Map) Total() uint32 { return m.total }
@@ -114,10 +113,10 @@ func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 	default:
 		why = BeyondMissing
 	}
-	if run > rule.Most {
-		run, why = rule.Most, BeyondCapacity
+	if run > rule.most {
+		run, why = rule.most, BeyondCapacity
 	}
-	if end > own && run < rule.Least {
+	if end > own && run < rule.least {
 		return 0, BeyondThreshold
 	}
 	return run, why
@@ -125,16 +124,9 @@ func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 
 // end is where the unbroken run from a block on ends; the block itself, if it is not there.
 func (m *Map) end(block uint32) uint32 {
-	lo, hi := 0, len(m.ranges) // the first range that ends after the block
-	for lo < hi {
-		if mid := (lo + hi) / 2; m.ranges[mid].To > block {
-			hi = mid
-		} else {
-			lo = mid + 1
-		}
-	}
-	if lo < len(m.ranges) && m.ranges[lo].From <= block {
-		return m.ranges[lo].To
+	i := sort.Search(len(m.ranges), func(i int) bool { return m.ranges[i][1] > block })
+	if i < len(m.ranges) && m.ranges[i][0] <= block {
+		return m.ranges[i][1]
 	}
 	return block
 }
@@ -164,21 +156,21 @@ func (m *Map) fromStart(own uint32) (blocks uint32, why Beyond) {
 }
 
 // Unknown are the blocks of which it is not known whether they are in the store, in order.
-func (m *Map) Unknown() (list []Range) {
+func (m *Map) Unknown() (list [][2]uint32) {
 	for at := 0; ; {
 		from := next(m.known, m.known, at, int(m.blocks), ^uint64(0))
 		if from == int(m.blocks) {
 			return list
 		}
 		at = next(m.known, m.known, from, int(m.blocks), 0)
-		list = append(list, Range{uint32(from), uint32(at)})
+		list = append(list, [2]uint32{uint32(from), uint32(at)})
 	}
 }
 
 // Behind is how many blocks of the store lie at or after a block.
 func (m *Map) Behind(block uint32) (n uint32) {
 	for _, r := range m.ranges {
-		n += r.To - min(r.To, max(r.From, block))
+		n += r[1] - min(r[1], max(r[0], block))
 	}
 	return n
 }

@@ -36,7 +36,7 @@ type MirrorConfig struct {
 // consecutive and its shim says, at least each Fresh, that the master has published no more than that. After a gap the
 // set is empty, everything is asked for, and a new list makes it whole again.
 type Mirror struct {
-	store ListedStore
+	store listedStore
 	cfg   MirrorConfig
 
 	mu      sync.RWMutex
@@ -53,8 +53,8 @@ type Mirror struct {
 	stats   MirrorStats
 }
 
-// ListedStore is a store that can list what it holds, and more.
-type ListedStore interface {
+// listedStore is a store that can list what it holds, and more.
+type listedStore interface {
 	Store
 
 	// Keys calls key with each object's key until it returns false. The bytes are key's only for the call.
@@ -92,7 +92,7 @@ func mediumOf(name string) media {
 }
 
 // NewMirror returns an empty mirror, which asks for everything.
-func NewMirror(store ListedStore, cfg MirrorConfig) *Mirror {
+func NewMirror(store listedStore, cfg MirrorConfig) *Mirror {
 	if cfg.Objects <= 0 {
 		cfg.Objects = 2_000_000
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -129,9 +130,9 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// CheckMooncakeKey refuses a key that the master cannot be asked for: it splits at commas, and one key that is not
+// checkMooncakeKey refuses a key that the master cannot be asked for: it splits at commas, and one key that is not
 // UTF-8 makes it answer 503 for all.
-func CheckMooncakeKey(key string) error {
+func checkMooncakeKey(key string) error {
 	switch {
 	case key == "":
 		return fmt.Errorf("mooncake: %w: it is empty", ErrKey)
@@ -163,7 +164,7 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 		}
 	}
 	for i, key := range keys {
-		err := CheckMooncakeKey(key)
+		err := checkMooncakeKey(key)
 		escaped := escapeKey(key)
 		if err == nil && len(batchPath)+len(escaped) > m.cfg.MaxURL {
 			err = fmt.Errorf("mooncake: %w: %.80q is longer than a request may be", ErrKey, key)
@@ -245,21 +246,13 @@ func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bi
 			err = fmt.Errorf("mooncake: %w: it lacks %d of %d keys", ErrReply, len(list[i].at)-asked, len(list[i].at))
 		}
 		for key := range replies[i] {
-			if asked == 0 || len(replies[i]) > asked && !wanted(keys, list[i].at, key) {
+			isKey := func(at int) bool { return keys[at] == key }
+			if len(replies[i]) > asked && !slices.ContainsFunc(list[i].at, isKey) {
 				m.unseen.Add(1)
 			}
 		}
 	}
 	return present, known, errors.Join(err, bad)
-}
-
-func wanted(keys []string, at []int, key string) bool {
-	for _, i := range at {
-		if keys[i] == key {
-			return true
-		}
-	}
-	return false
 }
 
 // batch asks for one chunk.
@@ -420,7 +413,7 @@ func (m *Mooncake) Watch(ctx context.Context) {
 	}
 }
 
-// Keys implements [ListedStore] by /get_all_keys, which lists the default tenant's objects, one key a line.
+// Keys lists the store for a [Mirror] by /get_all_keys, which lists the default tenant's objects, one key a line.
 func (m *Mooncake) Keys(ctx context.Context, key func([]byte) bool) error {
 	res, err := m.open(ctx, "/get_all_keys")
 	if err != nil {

@@ -1,6 +1,7 @@
 package hicache
 
 import (
+	"encoding/hex"
 	"fmt"
 	"sync"
 )
@@ -37,7 +38,7 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		if salt != "" {
 			space.CacheSalt = &salt
 		}
-		p.Continues, p.Lanes = true, []Lane{s.Lane(tokens, space)}
+		p.Continues, p.Lanes = true, []Lane{s.lane(tokens, space)}
 		return p, nil
 	}
 	v := c.VLLM
@@ -61,7 +62,7 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		all, _ := v.Digests(make([]PageHash, 0, p.hashes), tokens, lora, salt) // they can be named
 		return all
 	})
-	marks := map[int][]Mark{} // by span
+	marks := map[int][]mark{} // by span
 	for g := range v.Groups {
 		span := v.Groups[g].BlockSize / v.HashBlockSize
 		if v.Profile == Partial { // what ends within a block has a name too
@@ -69,17 +70,17 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		}
 		lane := Lane{ID: uint64(g), Pages: p.hashes / span}
 		if marks[span] == nil {
-			m := Marker{PageSize: span * v.HashBlockSize, Ahead: v.HashLookahead, Space: space}
-			marks[span] = m.Append(nil, tokens, lane.Pages)
+			m := marker{pageSize: span * v.HashBlockSize, ahead: v.HashLookahead, space: space}
+			marks[span] = m.append(nil, tokens, lane.Pages)
 		}
-		lane.Marks = marks[span]
+		lane.marks = marks[span]
 		lane.Names = func() func(from, to int) PageKeys {
-			all, prefixes, size := digests(), v.KeyPrefixes(g), v.digestSize()
+			all, prefixes, size := digests(), v.keyPrefixes(g), v.digestSize()
 			return func(from, to int) PageKeys {
 				keys := make([]string, 0, (to-from)*len(prefixes))
 				for i := from; i < to; i++ {
 					for _, prefix := range prefixes {
-						keys = append(keys, Key(prefix, all[(i+1)*span-1][:size]))
+						keys = append(keys, prefix+hex.EncodeToString(all[(i+1)*span-1][:size]))
 					}
 				}
 				return PageKeys{Keys: keys, PerPage: len(prefixes)}

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,9 +49,9 @@ func (s *SGLang) Pages(tokens int) int {
 	return tokens / s.PageSize
 }
 
-// Lane is a prompt's pages, for a cache of the store that s is about. tokens are not used any more after Begin has
+// lane is a prompt's pages, for a cache of the store that s is about. tokens are not used any more after Begin has
 // returned. s must have passed Check.
-func (s *SGLang) Lane(tokens []uint32, space Space) Lane {
+func (s *SGLang) lane(tokens []uint32, space Space) Lane {
 	l := Lane{Pages: s.Pages(len(tokens))}
 	l.Names = func() func(from, to int) PageKeys {
 		pages := s.PageHashes(nil, tokens, space)
@@ -63,14 +62,14 @@ func (s *SGLang) Lane(tokens []uint32, space Space) Lane {
 			return s.Keys(pages[from:to])
 		}
 	}
-	m := Marker{PageSize: s.PageSize}
+	m := marker{pageSize: s.PageSize}
 	if s.IsEagle {
-		m.Ahead = 1
+		m.ahead = 1
 	}
 	if !s.namespacesIgnored() {
-		m.Space = space.seed()
+		m.space = space.seed()
 	}
-	l.Marks = m.Append(make([]Mark, 0, runOf(l.Pages)+1), tokens, l.Pages)
+	l.marks = m.append(make([]mark, 0, runOf(l.Pages)+1), tokens, l.Pages)
 	return l
 }
 
@@ -160,7 +159,6 @@ type PageKeys struct {
 
 // Keys names the objects of pages in a Mooncake store. s must have passed Check.
 func (s *SGLang) Keys(pages []PageHash) PageKeys {
-	ends := s.suffixes()
 	tag := ""
 	if s.ExtraBackendTag != "" {
 		tag = s.ExtraBackendTag + "_"
@@ -168,87 +166,24 @@ func (s *SGLang) Keys(pages []PageHash) PageKeys {
 	if s.modelInKeys() {
 		tag += strings.ReplaceAll(s.ModelName, "/", "-") + "_"
 	}
-	size := 0
-	for _, e := range ends {
-		size += len(tag) + 2*sha256.Size + len(e)
-	}
-	keys := make([]string, 0, len(pages)*len(ends))
-	text := make([]byte, 0, size)
+	return pageKeys(tag, pages, s.suffixes())
+}
+
+// pageKeys names objects: a tag, a page's hash, and each of the suffixes.
+func pageKeys(tag string, pages []PageHash, suffixes []string) PageKeys {
+	keys := make([]string, 0, len(pages)*len(suffixes))
+	var text []byte
 	for i := range pages {
-		var name [2 * sha256.Size]byte
-		hex.Encode(name[:], pages[i][:])
 		text = text[:0]
-		for _, e := range ends {
-			text = append(append(append(text, tag...), name[:]...), e...)
+		for _, end := range suffixes {
+			text = append(hex.AppendEncode(append(text, tag...), pages[i][:]), end...)
 		}
 		page, at := string(text), 0 // one allocation for all keys of a page
-		for _, e := range ends {
-			n := len(tag) + len(name) + len(e)
+		for _, end := range suffixes {
+			n := len(tag) + hex.EncodedLen(len(pages[i])) + len(end)
 			keys = append(keys, page[at:at+n])
 			at += n
 		}
 	}
-	return PageKeys{Keys: keys, PerPage: len(ends)}
-}
-
-// Pages folds what is said of keys into what is said of pages.
-func (k PageKeys) Pages(exists []bool) ([]bool, error) {
-	if len(exists) != len(k.Keys) {
-		return nil, fmt.Errorf("hicache: answers for %d keys, asked for %d", len(exists), len(k.Keys))
-	}
-	if k.PerPage == 0 {
-		return nil, nil
-	}
-	pages := make([]bool, len(k.Keys)/k.PerPage)
-	for i := range pages {
-		pages[i] = true
-		for _, ok := range exists[i*k.PerPage : (i+1)*k.PerPage] {
-			pages[i] = pages[i] && ok
-		}
-	}
-	return pages, nil
-}
-
-// StorageBatch is how many pages SGLang asks its store for at once. It asks no further after the first batch that is
-// not whole.
-const StorageBatch = 128
-
-// defaultPrefetchThreshold is SGLang's, in tokens.
-const defaultPrefetchThreshold = 256
-
-// Load is what of a prompt lies in the store beyond what a worker has itself, and what of it the worker would load. In
-// pages.
-type Load struct {
-	There  int    // in one unbroken run
-	Would  int    // of these, what the engine loads; less than There only for Reason
-	Asked  int    // pages that the engine asks its store for
-	Reason string // "" or why the engine loads less than is there
-}
-
-// WouldLoad applies the rules of SGLang's HiCacheController to pages, of which the worker holds the first have itself.
-// It leaves out what the engine has in flight for other requests, which nobody outside knows. s must have passed Check.
-func (s *SGLang) WouldLoad(pages []bool, have int) (l Load) {
-	if have < 0 || have >= len(pages) {
-		return Load{}
-	}
-	rest := pages[have:]
-	for l.There < len(rest) && rest[l.There] {
-		l.There++
-	}
-	l.Asked = min(len(rest), (l.There/StorageBatch+1)*StorageBatch)
-	l.Would = l.There
-	if s.PrefetchCapacity > 0 && l.Would > s.PrefetchCapacity/s.PageSize {
-		l.Would = s.PrefetchCapacity / s.PageSize
-		l.Reason = fmt.Sprintf("the engine has room for %d tokens", s.PrefetchCapacity)
-	}
-	threshold := s.PrefetchThreshold
-	if threshold == 0 {
-		threshold = defaultPrefetchThreshold
-	}
-	threshold = max(threshold, s.PageSize)
-	if n := l.Would * s.PageSize; n > 0 && n < threshold {
-		l.Would = 0
-		l.Reason = fmt.Sprintf("%d tokens are below the engine's threshold of %d", n, threshold)
-	}
-	return l
+	return PageKeys{Keys: keys, PerPage: len(suffixes)}
 }

@@ -17,10 +17,10 @@ func TestShare(t *testing.T) {
 	if s.Reason != "" || s.Config.SGLang != a.SGLang {
 		t.Errorf("%+v", s)
 	}
-	if r, ok := s.Rule(rank("a", 0)); !ok || r != (Rule{Least: 4, Most: NoBound}) {
+	if r, ok := s.Rule(rank("a", 0)); !ok || r != (Rule{least: 4, most: noBound}) {
 		t.Errorf("a: %+v, %v", r, ok)
 	}
-	if r, ok := s.Rule(rank("b", 1)); !ok || r != (Rule{Least: 100, Most: 200}) {
+	if r, ok := s.Rule(rank("b", 1)); !ok || r != (Rule{least: 100, most: 200}) {
 		t.Errorf("b: %+v, %v", r, ok)
 	}
 	for _, key := range []events.RankKey{rank("none", 0), rank("b", 0), rank("c", 0)} {
@@ -61,7 +61,7 @@ func TestShare(t *testing.T) {
 
 	if s := ForAll(a); s.Reason != "" || s.Config != a {
 		t.Errorf("%+v", s)
-	} else if r, ok := s.Rule(rank("anybody", 7)); !ok || r.Least != 4 {
+	} else if r, ok := s.Rule(rank("anybody", 7)); !ok || r.least != 4 {
 		t.Errorf("%+v, %v", r, ok)
 	}
 	a.SGLang.TPSize = 0
@@ -115,13 +115,30 @@ func TestParseConfig(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	for text, want := range map[string]string{
-		strings.Replace(published, "page_size", "pagesize", 1): "pagesize",
-		strings.Replace(published, "64", `"64"`, 1):            "page_size",
+		strings.Replace(published, "page_size", "pagesize", 1): `there is no field "pagesize"`,
+		strings.Replace(published, "64", `"64"`, 1):            "sglang_hicache_mooncake.page_size is text, not a whole number",
 		strings.Replace(published, "64", "0", 1):               "page_size",
 		"":                                                     "EOF",
-		"[]":                                                   "array",
+		"[]":                                                   "it is a list, not an object",
+		"{x":                                                   "it is no JSON: invalid character",
 	} {
 		if _, err := ParseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}
+
+func TestParseModels(t *testing.T) {
+	models, err := ParseModels([]byte(`{"a":` + published + `,"b":{}}`))
+	if err != nil || len(models) != 2 || models["a"].SGLang.PageSize != 64 {
+		t.Errorf("%+v, %v", models, err)
+	}
+	for text, want := range map[string]string{
+		`{"a":` + strings.Replace(published, "64", "true", 1) + `}`: `model "a": sglang_hicache_mooncake.page_size is true or false`,
+		`{"a":7}`: `model "a": it is the number, not an object`,
+		`7`:       "it is the number, not an object",
+	} {
+		if _, err := ParseModels([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}

@@ -1,7 +1,6 @@
 package hicache
 
 import (
-	"encoding/hex"
 	"fmt"
 	"strings"
 )
@@ -40,9 +39,10 @@ func (v *VLLM) before(release version) bool {
 	return v.EngineVersion != "" && !since(v.EngineVersion, release)
 }
 
-// KeyPrefixes are the prefixes under each of which a block of group g must exist to be a hit: one for each rank whose
+// keyPrefixes are the prefixes, followed by the whole digest of its last hash in hexadecimal digits, under each of
+// which a block of group g must exist to be a hit: one for each rank whose
 // bytes differ, by the rules of the release; without one, by those of 0.27 and later. v must have passed Check.
-func (v *VLLM) KeyPrefixes(g int) []string {
+func (v *VLLM) keyPrefixes(g int) []string {
 	pcp, dcp, shards := max(v.PCPSize, 1), max(v.DCPSize, 1), v.shards(g)
 	switch {
 	case v.before(contextRanksSince):
@@ -65,6 +65,3 @@ func (v *VLLM) KeyPrefixes(g int) []string {
 	}
 	return prefixes
 }
-
-// Key is the object's name of a block: a prefix of KeyPrefixes and the whole digest of the block's last hash.
-func Key(prefix string, digest []byte) string { return prefix + hex.EncodeToString(digest) }

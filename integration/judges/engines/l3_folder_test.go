@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
@@ -71,13 +72,9 @@ func (f *sglangFolder) pages(pages []hicache.PageHash) []bool {
 	if err != nil || known.Count() != len(keys.Keys) {
 		f.t.Fatalf("%v, %d of %d known", err, known.Count(), len(keys.Keys))
 	}
-	exists := make([]bool, len(keys.Keys))
-	for i := range exists {
-		exists[i] = present.Get(i)
-	}
-	out, err := keys.Pages(exists)
-	if err != nil {
-		f.t.Fatal(err)
+	out := slices.Repeat([]bool{true}, len(pages))
+	for i := range keys.Keys {
+		out[i/keys.PerPage] = out[i/keys.PerPage] && present.Get(i)
 	}
 	return out
 }

@@ -191,8 +191,12 @@ func (s *realStore) list() map[string]bool {
 func TestRealMooncakeRestart(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
-	config := hicache.SGLang{Backend: "mooncake", PageSize: 4, TPSize: 2, PPSize: 1}
-	lane := config.Lane(harness.Tokens(1, 40), hicache.Space{})
+	config := hicache.Config{SGLang: &hicache.SGLang{Backend: "mooncake", PageSize: 4, TPSize: 2, PPSize: 1}}
+	prompt, err := config.Prompt(harness.Tokens(1, 40), "", "", 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lane := prompt.Lanes[0]
 	objects := lane.Names()(0, lane.Pages).Keys
 	for remembered := false; !remembered; {
 		for len(s.changed) > 0 {
