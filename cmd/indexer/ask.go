@@ -37,35 +37,50 @@ func askingFlags(cmd *cobra.Command) *asking {
 	return a
 }
 
-// run asks one thing of indexers, which needs no JetStream, and prints it. With --json an error that the node gave is
-// printed as JSON too.
-func (a *asking) run(ctx context.Context, ask func(context.Context, *client.Client) (any, func(io.Writer) error,
-	error)) error {
+// check refuses what makes no sense for any command.
+func (a *asking) check() error {
 	if err := jetstream.CheckNamespace(a.namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)
 	}
 	if a.timeout <= 0 {
 		return cli.UsageErrorf("--timeout %v is not positive", a.timeout)
 	}
+	return nil
+}
+
+// ask asks one thing of indexers, which needs no JetStream.
+func ask[T any](
+	ctx context.Context, a *asking, what func(context.Context, *client.Client) (T, error),
+) (answer T, err error) {
+	if err := a.check(); err != nil {
+		return answer, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	conn, err := a.nats.ConnectCore(ctx, "kvatlas indexer")
 	if err != nil {
-		return err
+		return answer, err
 	}
 	defer conn.Close()
 	c, err := client.NATS(conn.NATS(), a.namespace, client.Options{})
 	if err != nil {
-		return err
+		return answer, err
 	}
-	v, table, err := ask(ctx, c)
-	switch {
-	case err != nil:
-		return a.refused(err)
-	case a.json:
-		return cli.PrintJSON(os.Stdout, v)
+	return what(ctx, c)
+}
+
+// show asks one thing of indexers, and prints the answer as JSON or with print. With --json an error that a node gave
+// is printed as JSON too.
+func show[T any](
+	ctx context.Context, a *asking, what func(context.Context, *client.Client) (T, error), print func(io.Writer, T) error,
+) (answer T, err error) {
+	if answer, err = ask(ctx, a, what); err != nil {
+		return answer, a.refused(err)
 	}
-	return table(os.Stdout)
+	if a.json {
+		return answer, cli.PrintJSON(os.Stdout, answer)
+	}
+	return answer, print(os.Stdout, answer)
 }
 
 // refused returns the error, after printing it as JSON if it is one that a node gives and programs are to read it.
@@ -82,11 +97,8 @@ func (a *asking) refused(err error) error {
 // reach connects to NATS and opens the namespace, for commands that need no indexer to run. The context that do gets
 // has no deadline, but JetStream may be silent for --timeout at most.
 func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.Namespace) error) error {
-	if err := jetstream.CheckNamespace(a.namespace); err != nil {
-		return cli.UsageErrorf("--namespace: %w", err)
-	}
-	if a.timeout <= 0 {
-		return cli.UsageErrorf("--timeout %v is not positive", a.timeout)
+	if err := a.check(); err != nil {
+		return err
 	}
 	opening, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
@@ -175,10 +187,10 @@ shared store has it, and for each worker the rule that stopped its own prefix, a
 		if err := q.Check(); err != nil {
 			return a.refused(cli.UsageErrorf("%w", err))
 		}
-		return a.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
-			answer, err := c.Find(ctx, q)
-			return answer, func(w io.Writer) error { return printAnswer(w, answer, explain) }, err
-		})
+		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Answer, error) {
+			return c.Find(ctx, q)
+		}, func(w io.Writer, answer *api.Answer) error { return printAnswer(w, answer, explain) })
+		return err
 	}
 	return cmd
 }
@@ -288,10 +300,10 @@ func workersCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "workers", Short: "List the workers that the log knows, and what they hold"}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
-			list, err := c.Workers(ctx)
-			return list, func(w io.Writer) error { return printWorkers(w, list) }, err
-		})
+		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.WorkerList, error) {
+			return c.Workers(ctx)
+		}, printWorkers)
+		return err
 	}
 	return cmd
 }

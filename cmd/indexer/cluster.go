@@ -23,17 +23,16 @@ BEHIND the log, and those that it is RELEASING, because others have them. Exit s
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var view *api.ClusterStatus
-		err := a.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
+		view, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.ClusterStatus, error) {
 			status, err := c.Status(ctx)
-			if err != nil {
-				return nil, nil, err
+			switch {
+			case err != nil:
+				return nil, err
+			case status.Cluster == nil: // of an earlier version, on a NATS server of its own
+				return aloneCluster(status), nil
 			}
-			if view = status.Cluster; view == nil { // of an earlier version, on a NATS server of its own
-				view = aloneCluster(status)
-			}
-			return view, func(w io.Writer) error { return printCluster(w, view) }, nil
-		})
+			return status.Cluster, nil
+		}, printCluster)
 		if err == nil && len(view.Unserved) > 0 {
 			return fmt.Errorf("no node serves partitions %s", ranges(view.Unserved))
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dump"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -39,13 +39,10 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 	cmd.Flags().BoolVar(&now, "now", false, "have the running indexer write snapshots first")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if now {
-			quiet := *a
-			quiet.json = false
-			if err := quiet.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error,
-				error) {
-				list, err := c.Snapshot(ctx)
-				return list, func(io.Writer) error { return nil }, err
-			}); err != nil {
+			_, err := ask(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
+				return c.Snapshot(ctx)
+			})
+			if err != nil {
 				return err
 			}
 		}

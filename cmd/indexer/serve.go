@@ -147,84 +147,45 @@ SIGTERM end it in good order; after any other end it comes back with nothing los
 // check refuses what makes no sense, all of it at once.
 func (s *serving) check() error {
 	var errs []error
-	if err := jetstream.CheckNamespace(s.Namespace); err != nil {
-		errs = append(errs, fmt.Errorf("--namespace: %w", err))
-	}
-	if s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5 {
-		errs = append(errs, fmt.Errorf("--replicas %d is none of 1, 3, 5", s.Replicas))
-	}
-	for name, d := range map[string]time.Duration{"--snapshot-interval": s.SnapshotInterval, "--log-age": s.LogAge} {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("%s %v is not positive", name, d))
+	bad := func(is bool, format string, args ...any) {
+		if is {
+			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	if s.LogBytes != 0 && s.LogBytes < 1<<20 {
-		errs = append(errs, fmt.Errorf("--log-bytes %d is less than 1 MiB", s.LogBytes))
+	failed := func(what string, err error) { bad(err != nil, "%s: %w", what, err) }
+	failed("--namespace", jetstream.CheckNamespace(s.Namespace))
+	bad(s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "--replicas %d is none of 1, 3, 5", s.Replicas)
+	for name, d := range map[string]time.Duration{
+		"--snapshot-interval": s.SnapshotInterval, "--log-age": s.LogAge, "--drain-timeout": s.Drain,
+		"--l3-timeout": s.L3.Timeout, "--l3-hit-life": s.L3.Cache.HitLife, "--l3-miss-life": s.L3.Cache.MissLife,
+	} {
+		bad(d <= 0, "%s %v is not positive", name, d)
 	}
-	if s.LogAge > 0 && s.LogAge < 2*s.SnapshotInterval {
-		errs = append(errs, fmt.Errorf(
-			"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them", s.LogAge, s.SnapshotInterval))
-	}
-	if s.Replication < 0 {
-		errs = append(errs, fmt.Errorf("--replication %d is negative", s.Replication))
-	}
-	if s.Drain <= 0 {
-		errs = append(errs, fmt.Errorf("--drain-timeout %v is not positive", s.Drain))
-	}
-	if s.natsWait < 0 {
-		errs = append(errs, fmt.Errorf("--nats-wait %v is negative", s.natsWait))
-	}
-	if s.storeBytes < 0 {
-		errs = append(errs, fmt.Errorf("--store-bytes %d is negative", s.storeBytes))
-	}
-	if s.syncInterval < 0 {
-		errs = append(errs, fmt.Errorf("--sync-interval %v is negative", s.syncInterval))
-	}
+	bad(s.LogBytes != 0 && s.LogBytes < 1<<20, "--log-bytes %d is less than 1 MiB", s.LogBytes)
+	bad(s.LogAge > 0 && s.LogAge < 2*s.SnapshotInterval,
+		"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them",
+		s.LogAge, s.SnapshotInterval)
+	bad(s.Replication < 0, "--replication %d is negative", s.Replication)
+	bad(s.natsWait < 0, "--nats-wait %v is negative", s.natsWait)
+	bad(s.storeBytes < 0, "--store-bytes %d is negative", s.storeBytes)
+	bad(s.syncInterval < 0, "--sync-interval %v is negative", s.syncInterval)
 	for name, addr := range map[string]string{"--nats-listen": s.natsListen, "--http-listen": s.HTTPListen} {
-		if _, _, err := net.SplitHostPort(addr); err != nil && addr != "" {
-			errs = append(errs, fmt.Errorf("%s %q is not HOST:PORT", name, addr))
-		}
+		_, _, err := net.SplitHostPort(addr)
+		bad(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)
 	}
-	if err := s.debug.Check(); err != nil {
-		errs = append(errs, err)
-	}
-	if err := (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile(); err != nil {
-		errs = append(errs, fmt.Errorf("--nats-config: %w", err))
-	}
-	if err := s.security.check(s.HTTPListen); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, s.debug.Check(), s.security.check(s.HTTPListen))
+	failed("--nats-config", (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile())
 	var err error
-	if s.Engines.OnRefused, err = shim.ParseOnRefused(s.onRefused); err != nil {
-		errs = append(errs, fmt.Errorf("--on-engine-refused: %w", err))
-	}
-	if s.Engines.SilentAfter < time.Second {
-		errs = append(errs, fmt.Errorf("--engine-silent-after %v is less than 1s", s.Engines.SilentAfter))
-	}
-	if s.Engines.GoneAfter != 0 && s.Engines.GoneAfter < s.Engines.SilentAfter {
-		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v",
-			s.Engines.GoneAfter, s.Engines.SilentAfter))
-	}
-	if s.QueryWorkers < 0 {
-		errs = append(errs, fmt.Errorf("--query-workers %d is negative", s.QueryWorkers))
-	}
-	if s.QueryQueue < 0 {
-		errs = append(errs, fmt.Errorf("--query-queue %d is negative", s.QueryQueue))
-	}
-	if s.L3.Timeout <= 0 {
-		errs = append(errs, fmt.Errorf("--l3-timeout %v is not positive", s.L3.Timeout))
-	}
-	for name, life := range map[string]time.Duration{"--l3-hit-life": s.L3.Cache.HitLife,
-		"--l3-miss-life": s.L3.Cache.MissLife} {
-		if life <= 0 {
-			errs = append(errs, fmt.Errorf("%s %v is not positive", name, life))
-		}
-	}
+	s.Engines.OnRefused, err = shim.ParseOnRefused(s.onRefused)
+	failed("--on-engine-refused", err)
+	bad(s.Engines.SilentAfter < time.Second, "--engine-silent-after %v is less than 1s", s.Engines.SilentAfter)
+	bad(s.Engines.GoneAfter != 0 && s.Engines.GoneAfter < s.Engines.SilentAfter,
+		"--engine-gone-after %v is less than --engine-silent-after %v", s.Engines.GoneAfter, s.Engines.SilentAfter)
+	bad(s.QueryWorkers < 0, "--query-workers %d is negative", s.QueryWorkers)
+	bad(s.QueryQueue < 0, "--query-queue %d is negative", s.QueryQueue)
 	if s.l3Config != "" {
-		var err error
-		if s.L3.Models, err = readL3Config(s.l3Config); err != nil {
-			errs = append(errs, fmt.Errorf("--l3-config: %w", err))
-		}
+		s.L3.Models, err = readL3Config(s.l3Config)
+		failed("--l3-config", err)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return cli.UsageErrorf("%w", err)

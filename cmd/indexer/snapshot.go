@@ -25,17 +25,14 @@ func snapshotNowCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "now", Short: "Write a snapshot of every partition now"}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var list *api.SnapshotList
-		err := a.run(cmd.Context(), func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
-			var err error
-			list, err = c.Snapshot(ctx)
-			return list, func(w io.Writer) error {
-				rows := make([][]any, len(list.Snapshots))
-				for i, s := range list.Snapshots {
-					rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
-				}
-				return cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "WRITTEN"}, rows)
-			}, err
+		list, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
+			return c.Snapshot(ctx)
+		}, func(w io.Writer, list *api.SnapshotList) error {
+			rows := make([][]any, len(list.Snapshots))
+			for i, s := range list.Snapshots {
+				rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
+			}
+			return cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "WRITTEN"}, rows)
 		})
 		if err == nil && len(list.Missing) > 0 {
 			return fmt.Errorf("no node has written a snapshot of partitions %s", ranges(list.Missing))
@@ -54,16 +51,8 @@ runs or not. SEQ is the last message of the log that a snapshot stands for.`,
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
-			list, err := node.Generations(ctx, ns, false)
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return cli.PrintJSON(os.Stdout, list)
-			}
-			return printGenerations(os.Stdout, list)
-		})
+		_, err := showGenerations(cmd.Context(), a, false)
+		return err
 	}
 	return cmd
 }
@@ -78,30 +67,36 @@ whole and no longer fits the log (the stream was made anew) is told of and is no
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
-			list, err := node.Generations(ctx, ns, true)
-			if err != nil {
-				return err
-			}
-			if a.json {
-				err = cli.PrintJSON(os.Stdout, list)
-			} else {
-				err = printGenerations(os.Stdout, list)
-			}
-			bad := 0
-			for _, g := range list.Generations {
-				if g.Bad {
-					bad++
-				}
-			}
-			if bad > 0 {
-				err = errors.Join(err, fmt.Errorf("%d of %d snapshots are not what was written", bad,
-					len(list.Generations)))
-			}
+		list, err := showGenerations(cmd.Context(), a, true)
+		if list == nil {
 			return err
-		})
+		}
+		bad := 0
+		for _, g := range list.Generations {
+			if g.Bad {
+				bad++
+			}
+		}
+		if bad > 0 {
+			err = errors.Join(err, fmt.Errorf("%d of %d snapshots are not what was written", bad, len(list.Generations)))
+		}
+		return err
 	}
 	return cmd
+}
+
+// showGenerations prints the snapshots in the bucket. The list is nil if they could not be read.
+func showGenerations(ctx context.Context, a *asking, verify bool) (list *api.GenerationList, err error) {
+	err = a.reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) (err error) {
+		switch list, err = node.Generations(ctx, ns, verify); {
+		case err != nil:
+			return err
+		case a.json:
+			return cli.PrintJSON(os.Stdout, list)
+		}
+		return printGenerations(os.Stdout, list)
+	})
+	return list, err
 }
 
 func printGenerations(w io.Writer, list *api.GenerationList) error {

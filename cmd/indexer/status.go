@@ -37,59 +37,31 @@ place; exit status 1 if any differ.`,
 	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too, and compare those of all nodes")
 	cmd.Flags().StringVar(&node, "node", "", "show this node alone")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		switch {
-		case verify && node != "":
+		if verify && node != "" {
 			return cli.UsageErrorf("--verify compares all nodes; it does not go with --node")
-		case verify:
-			return statusVerified(cmd.Context(), a)
-		case node != "":
-			return statusOfNode(cmd.Context(), a, node)
 		}
-		return statusOfAll(cmd.Context(), a)
+		if !verify && node == "" {
+			r, err := show(cmd.Context(), a, gatherStatus, printReport)
+			if err != nil {
+				return err
+			}
+			return failing(r.Problems)
+		}
+		s, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Status, error) {
+			if verify {
+				return c.Verify(ctx, nil)
+			}
+			return c.StatusOf(ctx, node)
+		}, printStatus)
+		switch {
+		case err != nil:
+			return err
+		case verify:
+			return differing(s.Replicas)
+		}
+		return failing(problemsOf(s))
 	}
 	return cmd
-}
-
-// statusVerified compares the replicas of all nodes.
-func statusVerified(ctx context.Context, a *asking) error {
-	var s *api.Status
-	err := a.run(ctx, func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
-		var err error
-		s, err = c.Verify(ctx, nil)
-		return s, func(w io.Writer) error { return printStatus(w, s) }, err
-	})
-	if err != nil {
-		return err
-	}
-	return differing(s.Replicas)
-}
-
-// statusOfNode shows one node.
-func statusOfNode(ctx context.Context, a *asking, node string) error {
-	var s *api.Status
-	err := a.run(ctx, func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
-		var err error
-		s, err = c.StatusOf(ctx, node)
-		return s, func(w io.Writer) error { return printStatus(w, s) }, err
-	})
-	if err != nil {
-		return err
-	}
-	return failing(problemsOf(s))
-}
-
-// statusOfAll shows all nodes.
-func statusOfAll(ctx context.Context, a *asking) error {
-	var r *clusterReport
-	err := a.run(ctx, func(ctx context.Context, c *client.Client) (any, func(io.Writer) error, error) {
-		var err error
-		r, err = gatherStatus(ctx, c)
-		return r, func(w io.Writer) error { return r.print(w) }, err
-	})
-	if err != nil {
-		return err
-	}
-	return failing(r.Problems)
 }
 
 // failing is the error of a status with problems; nil if there are none.
@@ -227,8 +199,8 @@ func problemsOf(s *api.Status) (list []string) {
 	return append(list, s.Problems...)
 }
 
-// print writes a line for each node, and what is wrong; if there is only one, all of it.
-func (r *clusterReport) print(w io.Writer) error {
+// printReport writes a line for each node, and what is wrong; if there is only one, all of it.
+func printReport(w io.Writer, r *clusterReport) error {
 	if len(r.Nodes) == 1 && r.Nodes[0].Status != nil {
 		return printStatus(w, r.Nodes[0].Status)
 	}
