@@ -127,10 +127,10 @@ func queryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "query --model M (--tokens 1,2,3 | --tokens-file FILE | --hashes H,H)",
 		Short: "Ask which worker holds how much of a prompt",
-		Long: `Ask which worker holds how much of a prompt, in blocks: DEVICE counts the leading blocks in device memory, HOST those that
-follow directly in host memory, and so on. Tokens are whole numbers with commas or blanks between; a file of them may
-also be a JSON array, and - is standard input. --explain shows block by block which worker holds it in which tier and whether the
-shared store has it, and for each worker the rule that stopped its own prefix, and what it would load.`,
+		Long: `Ask which worker holds how much of a prompt, in blocks: DEVICE counts the leading blocks in device memory, HOST those
+that follow directly in host memory, and so on. Tokens are whole numbers with commas or blanks between; a file of them
+may also be a JSON array, and - is standard input. --explain shows block by block which worker holds it in which tier
+and whether the shared store has it, and for each worker the rule that stopped its own prefix, and what it would load.`,
 		Example: `  indexer query --model llama --tokens-file prompt.json
   indexer query --model llama --tokens-file prompt.json --explain
   indexer query --model llama --hashes 13226331709069118873 --json`,

@@ -18,8 +18,9 @@ func clusterCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Show which nodes there are, and which partitions each serves",
-		Long: `Show which nodes there are, and which partitions each serves, as the node knows that answers: those that are READY, those that it serves far
-BEHIND the log, and those that it is RELEASING, because others have them. Exit status 1 if there is a partition that nobody serves.`,
+		Long: `Show which nodes there are, and which partitions each serves, as the node knows that answers: those that are READY,
+those that it serves far BEHIND the log, and those that it is RELEASING, because others have them. Exit status 1 if
+there is a partition that nobody serves.`,
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

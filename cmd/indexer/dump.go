@@ -25,9 +25,10 @@ func dumpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dump [--worker ID]",
 		Short: "Print what workers hold, as router events",
-		Long: `Print what workers hold on standard output, one router event of NVIDIA Dynamo a line: {"worker_id":...,"storage_tier":...,"event":{...}}. It is
-taken from the newest snapshot of each partition in the bucket, whether an indexer runs or not, and so belongs to the place in the log that
-is said on standard error; with --now a running indexer writes snapshots first. indexer load takes it back in. Dynamo ignores what lines have beside
+		Long: `Print what workers hold on standard output, one router event of NVIDIA Dynamo a line:
+{"worker_id":...,"storage_tier":...,"event":{...}}. It is taken from the newest snapshot of each partition in the
+bucket, whether an indexer runs or not, and so belongs to the place in the log that is said on standard error; with
+--now a running indexer writes snapshots first. indexer load takes it back in. Dynamo ignores what lines have beside
 its own fields: of a hybrid model, what its groups serve and hold.`,
 		Example: `  indexer dump --now | indexer load --model llama --block-size 16 --namespace copy`,
 	}
@@ -79,9 +80,10 @@ func loadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load --model M --block-size N [FILE]",
 		Short: "Publish router events from a file, or standard input",
-		Long: `Publish router events, as indexer dump and NVIDIA Dynamo write them (JSON, one a line), to the log. Each rank in them begins a new incarnation, which
-clears what was known of it; a rank that a running shim serves is refused. The shim that serves it next begins anew. A line that is no router event ends it with
-exit status 2 and the line's number; what lines before it say may be published.`,
+		Long: `Publish router events, as indexer dump and NVIDIA Dynamo write them (JSON, one a line), to the log. Each rank in them
+begins a new incarnation, which clears what was known of it; a rank that a running shim serves is refused. The shim
+that serves it next begins anew. A line that is no router event ends it with exit status 2 and the line's number; what
+lines before it say may be published.`,
 		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
 	}
 	a := askingFlags(cmd)

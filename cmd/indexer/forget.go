@@ -34,14 +34,17 @@ func forgetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "forget WORKER [--rank N] | --model M",
 		Short: "Say for a worker whose engine is gone for good that it holds nothing; or let a model have another block size",
-		Long: `Write into the log that a worker, or one rank of it, holds nothing, and that nothing follows. It is for an engine that will not
-come back and whose partition waits for it: "resync needed" ends then. A worker with a lease needs no help, its lease expires.
+		Long: `Write into the log that a worker, or one rank of it, holds nothing, and that nothing follows. It is for an engine that
+will not come back and whose partition waits for it: "resync needed" ends then. A worker with a lease needs no help,
+its lease expires.
 
-While a shim that lives serves the rank nothing is done, unless it is forced: then that shim begins anew with what its engine can still say as
-soon as it publishes. Nothing but NATS need run. Exit status 1 if nothing is known of the worker.
+While a shim that lives serves the rank nothing is done, unless it is forced: then that shim begins anew with what its
+engine can still say as soon as it publishes. Nothing but NATS need run. Exit status 1 if nothing is known of the
+worker.
 
-With --model it is the model's block size that is forgotten: the first worker of a model decides on it, and who differs is refused, also after that
-worker has gone. While a worker of the model is known nothing is done, unless it is forced; an indexer must run, for it knows them.`,
+With --model it is the model's block size that is forgotten: the first worker of a model decides on it, and who
+differs is refused, also after that worker has gone. While a worker of the model is known nothing is done, unless it
+is forced; an indexer must run, for it knows them.`,
 		Example: `  indexer forget w1
   indexer forget w1 --rank 3
   indexer forget --model llama`,

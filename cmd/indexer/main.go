@@ -16,8 +16,8 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "indexer",
 		Short: "The durable, exact index of where KV cache lies in a fleet of LLM inference workers",
-		Long: `indexer keeps, from the events of inference engines, the index of which worker holds how much of which prompt, and answers
-queries about it over NATS and HTTP.
+		Long: `indexer keeps, from the events of inference engines, the index of which worker holds how much of which prompt, and
+answers queries about it over NATS and HTTP.
 
   indexer demo                         see it at work, with nothing else installed
   indexer serve --data DIR             run it, with a NATS server of its own

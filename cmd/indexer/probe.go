@@ -20,8 +20,9 @@ func probeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "probe URL",
 		Short: "Ask an HTTP health endpoint, for health checks where there is no curl",
-		Long: `GET a URL. Exit status 0 if the answer is 200, else 1 with what was answered: a health check for containers that hold nothing but
-these programs. An indexer is alive at /healthz and ready at /readyz; a NATS server answers at /healthz of its monitoring port.`,
+		Long: `GET a URL. Exit status 0 if the answer is 200, else 1 with what was answered: a health check for containers that hold
+nothing but these programs. An indexer is alive at /healthz and ready at /readyz; a NATS server answers at /healthz of
+its monitoring port.`,
 		Example: `  indexer probe http://127.0.0.1:8090/readyz`,
 		Args:    cobra.ExactArgs(1),
 	}

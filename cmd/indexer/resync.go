@@ -19,9 +19,10 @@ func resyncCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resync (--partition N | --worker ID)",
 		Short: "Have shims say again what their engines hold",
-		Long: `Ask the shims of a partition, or of one worker, to begin a new incarnation: what the log knows of the rank is cleared, and the engine's replay
-buffer is read from its start. What that no longer has is not known from then on, so ask only for what is in doubt. Indexers ask by
-themselves when the log has lost something. Nothing but the shims and NATS need run. Exit status 1 if no shim answers.`,
+		Long: `Ask the shims of a partition, or of one worker, to begin a new incarnation: what the log knows of the rank is cleared,
+and the engine's replay buffer is read from its start. What that no longer has is not known from then on, so ask only
+for what is in doubt. Indexers ask by themselves when the log has lost something. Nothing but the shims and NATS need
+run. Exit status 1 if no shim answers.`,
 		Example: `  indexer resync --worker w1`,
 	}
 	a := askingFlags(cmd)

@@ -38,12 +38,13 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve [--data DIR | --nats URL]",
 		Short: "Run an indexer, with a NATS server of its own or on one that is there",
-		Long: `Run an indexer. With --data (the default) it runs a NATS server with JetStream in this process, keeps everything in that folder, and
-takes shims and clients on --nats-listen. With --nats it joins a NATS server that is there, and the other nodes on it, which
-share the partitions of the namespace: each is kept by so many nodes as --replication says, and who gets one restores it before another lets it go.
+		Long: `Run an indexer. With --data (the default) it runs a NATS server with JetStream in this process, keeps everything in
+that folder, and takes shims and clients on --nats-listen. With --nats it joins a NATS server that is there, and the
+other nodes on it, which share the partitions of the namespace: each is kept by so many nodes as --replication says,
+and who gets one restores it before another lets it go.
 
-It restores the last snapshot, applies the log that follows it, and then answers queries over NATS and HTTP. SIGINT and
-SIGTERM end it in good order; after any other end it comes back with nothing lost.`,
+It restores the last snapshot, applies the log that follows it, and then answers queries over NATS and HTTP. SIGINT
+and SIGTERM end it in good order; after any other end it comes back with nothing lost.`,
 		Example: `  indexer serve --data /var/lib/kvatlas
   indexer serve --nats nats://nats-1,nats://nats-2 --namespace prod`,
 		Args: cobra.NoArgs,

@@ -46,8 +46,8 @@ func snapshotListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the snapshots in the bucket",
-		Long: `List the snapshots that are in the bucket: two generations of each partition as a rule. They are read from NATS, whether an indexer
-runs or not. SEQ is the last message of the log that a snapshot stands for.`,
+		Long: `List the snapshots that are in the bucket: two generations of each partition as a rule. They are read from NATS,
+whether an indexer runs or not. SEQ is the last message of the log that a snapshot stands for.`,
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -61,9 +61,10 @@ func snapshotVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Read every snapshot in the bucket, whole, and check it",
-		Long: `Read every chunk of every snapshot in the bucket, check it against its manifest and decode it, as an indexer does that starts. It is read from
-NATS, whether an indexer runs or not. Exit status 1 if any is not what was written; the line says which chunk and why. A snapshot that is
-whole and no longer fits the log (the stream was made anew) is told of and is no failure.`,
+		Long: `Read every chunk of every snapshot in the bucket, check it against its manifest and decode it, as an indexer does that
+starts. It is read from NATS, whether an indexer runs or not. Exit status 1 if any is not what was written; the line
+says which chunk and why. A snapshot that is whole and no longer fits the log (the stream was made anew) is told of
+and is no failure.`,
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

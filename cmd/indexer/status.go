@@ -23,12 +23,13 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [--node NAME]",
 		Short: "Show how the indexers are doing",
-		Long: `Show how the indexers are doing: all nodes of the namespace, each asked by way of whichever answers. A node that is known and does not answer is
-named. Exit status 1 if a node does not answer, is not ready, or has a problem. With --node, and where there is only one, all is shown of that node.
+		Long: `Show how the indexers are doing: all nodes of the namespace, each asked by way of whichever answers. A node that is
+known and does not answer is named. Exit status 1 if a node does not answer, is not ready, or has a problem. With
+--node, and where there is only one, all is shown of that node.
 
-With --verify each partition has a checksum of all that its ranks hold, as of the place in the log in column APPLIED: two indexers at the
-same place have the same, and so has one before and after a restart. The checksums of each partition's replicas on all nodes are compared at one
-place; exit status 1 if any differ.`,
+With --verify each partition has a checksum of all that its ranks hold, as of the place in the log in column APPLIED:
+two indexers at the same place have the same, and so has one before and after a restart. The checksums of each
+partition's replicas on all nodes are compared at one place; exit status 1 if any differ.`,
 		Example: `  indexer status
   indexer status --node indexer-1 --json
   indexer status --verify`,

@@ -27,15 +27,17 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show it all at work: engines, shims, indexer, a crash in the middle",
-		Long: `Show the product at work on this machine, with nothing else installed: simulated engines with real ZeroMQ sockets that announce what
-vLLM announces, a shim for each, and an indexer in a process of its own on a NATS server with file storage. A request trace is
-served; for each request the indexer is asked who holds the longest prefix, the answer is compared with a naive twin's, and that worker
-serves it. Half-way the indexer's process is killed and started again.
+		Long: `Show the product at work on this machine, with nothing else installed: simulated engines with real ZeroMQ sockets that
+announce what vLLM announces, a shim for each, and an indexer in a process of its own on a NATS server with file
+storage. A request trace is served; for each request the indexer is asked who holds the longest prefix, the answer is
+compared with a naive twin's, and that worker serves it. Half-way the indexer's process is killed and started again.
 
-With --l3 the engines share a store, to which goes what they evict: a built-in Mooncake master, or, with --l3-python, a real one and a real client. Answers then say
-what of a prompt lies there and what each worker would load of it, by the rules of SGLang's HiCache, and are compared in that, too.
+With --l3 the engines share a store, to which goes what they evict: a built-in Mooncake master, or, with --l3-python,
+a real one and a real client. Answers then say what of a prompt lies there and what each worker would load of it, by
+the rules of SGLang's HiCache, and are compared in that, too.
 
-What it is doing stands on standard error from the first moment on, in one line that changes or, where that is no terminal, in a line every two seconds.
+What it is doing stands on standard error from the first moment on, in one line that changes or, where that is no
+terminal, in a line every two seconds.
 
 Exit status 0 only if every answer was the twin's and no event is missing.`,
 		Example: `  indexer demo

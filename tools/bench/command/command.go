@@ -126,8 +126,8 @@ func clustercommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Measure queries, events and a node's death on three nodes with two replicas, beside one node and bare NATS",
-		Long: `Measure what being several nodes costs, in one run on this machine: a NATS server, the nodes and an echo run as processes of their own. Ratios
-come first, each with the bound that it is to keep.`,
+		Long: `Measure what being several nodes costs, in one run on this machine: a NATS server, the nodes and an echo run as
+processes of their own. Ratios come first, each with the bound that it is to keep.`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
@@ -197,8 +197,8 @@ func corpuscommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "corpus --out FILE [--trace FILE]",
 		Short: "Make a corpus: the events and queries of a fleet that serves a trace",
-		Long: `Make a corpus, the stream of events that a fleet of workers would announce while it serves a trace, with the router's query before each
-request. The same flags always give the same bytes.`,
+		Long: `Make a corpus, the stream of events that a fleet of workers would announce while it serves a trace, with the router's
+query before each request. The same flags always give the same bytes.`,
 		Example: `  indexer bench corpus --out conv64.bin
   indexer bench corpus --out holes64.bin --evict random --trace conversation_trace.jsonl`,
 		Args: cobra.NoArgs,
