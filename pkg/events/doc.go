@@ -37,8 +37,6 @@
 //
 //	seed      = 1337 + xxh3_64(LoRA name, seed 0) + xxh3_64(cache salt, seed 1), the latter two only if not empty
 //	local     = xxh3_64(tokens of the block as u32 ‖ hashes of its multimodal items as u64, ascending; seed)
-//	sequence0 = local0
-//	sequenceN = xxh3_64(sequenceN-1 as u64 ‖ localN as u64; seed 1337)
 //
 // All numbers are little-endian and wrap around. With EAGLE a block's tokens are one more than its size: the next
 // block's first; other drafters read further ahead ([Event].Lookahead). These are NVIDIA Dynamo's (ai-dynamo/dynamo ›

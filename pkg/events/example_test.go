@@ -36,13 +36,12 @@ func ExampleHasher() {
 	if err != nil {
 		panic(err)
 	}
-	locals := h.Hash(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}) // the last one fills no block
-	for i, seq := range events.SeqHashes(nil, locals) {
-		fmt.Printf("%016x %016x\n", locals[i], seq)
+	for _, local := range h.Hash(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}) { // the last one fills no block
+		fmt.Printf("%016x\n", local)
 	}
 	// Output:
-	// cb38e4d7fb2dca5c cb38e4d7fb2dca5c
-	// e8d3ec39b907b74c 44a2b2379d6d3c3d
+	// cb38e4d7fb2dca5c
+	// e8d3ec39b907b74c
 }
 
 func ExampleAppendBatch() {

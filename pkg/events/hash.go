@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"unsafe"
 
 	"github.com/zeebo/xxh3"
@@ -14,7 +13,7 @@ import (
 // Hashes of tokens as NVIDIA Dynamo computes them (ai-dynamo/dynamo › lib/kv-router and lib/llm,
 // compute_block_hash_for_seq), so that a router that speaks to Dynamo can speak to us with the same numbers.
 const (
-	baseSeed = 1337 // of every block and of the chain
+	baseSeed = 1337 // of every block
 	loraSeed = 0    // of a LoRA's name
 	saltSeed = 1    // of a cache salt
 )
@@ -104,41 +103,14 @@ func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) [
 
 // MediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: the first 16 of 64
 // hexadecimal digits, or the XXH3-64 of any other string.
-func MediaHash(identifier string) uint64 {
-	if isDigest(identifier) {
-		v, _ := strconv.ParseUint(identifier[:16], 16, 64) // all of them are digits
-		return v
+func MediaHash[T string | []byte](identifier T) (v uint64) {
+	if !isDigest(identifier) {
+		return xxh3.Hash([]byte(identifier))
 	}
-	return xxh3.HashString(identifier)
-}
-
-// MediaPadToken is the token by which some routers stand for a multimodal item's placeholders instead of hashing the
-// item beside its blocks' tokens.
-func MediaPadToken(mediaHash uint64) uint32 { return 1_000_000 + uint32(mediaHash&(1<<30-1)) }
-
-// SeqHashes appends to dst the sequence hashes of a prompt whose local hashes are given from its first block on: the
-// first is the local hash itself, each other one XXH3-64, seed 1337, of the one before and the local hash, both as
-// little-endian u64.
-func SeqHashes(dst []SeqHash, locals []LocalHash) []SeqHash {
-	if len(locals) == 0 {
-		return dst
+	for i := range 16 {
+		v = v<<4 | uint64(hexDigit(identifier[i]))
 	}
-	dst = slices.Grow(dst, len(locals))
-	seq := SeqHash(locals[0])
-	dst = append(dst, seq)
-	for _, local := range locals[1:] {
-		seq = NextSeqHash(seq, local)
-		dst = append(dst, seq)
-	}
-	return dst
-}
-
-// NextSeqHash is the sequence hash of the block that follows seq and has this local hash.
-func NextSeqHash(seq SeqHash, local LocalHash) SeqHash {
-	var pair [16]byte
-	binary.LittleEndian.PutUint64(pair[:8], uint64(seq))
-	binary.LittleEndian.PutUint64(pair[8:], uint64(local))
-	return SeqHash(xxh3.HashSeed(pair[:], baseSeed))
+	return v
 }
 
 // PayloadDigest is the digest that a [Cursor] keeps of an engine's message.

@@ -91,8 +91,7 @@ func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event, groups ...
 		strconv.FormatUint(v, 10) == string(key.Instance) {
 		dst = append(dst, key.Instance...)
 	} else {
-		name, _ := json.Marshal(string(key.Instance)) // a string has no error
-		dst = append(dst, name...)
+		dst = appendJSONString(dst, string(key.Instance))
 	}
 	if e.Kind != Cleared {
 		dst = append(append(append(dst, `,"storage_tier":"`...), routerTierName(e.Tier)...), '"')
@@ -191,7 +190,10 @@ type routerRemoved struct {
 // ReadRouterEvent reads one router event from JSON, as any release of Dynamo wrote it: fields that are missing have
 // their defaults, unknown ones are ignored. Some fields are not Dynamo's, which ignores them: "lookahead" of a stored
 // event, for [Event].Lookahead; "group_idx" of a stored or removed event; and "kv_groups" beside a cleared one.
-func ReadRouterEvent(line []byte) (RouterEvent, error) {
+func ReadRouterEvent(line []byte) (RouterEvent, error) { return readRouterEvent(line, true) }
+
+// readRouterEvent passes over an event whose data is a word that is not known, unless strict.
+func readRouterEvent(line []byte, strict bool) (RouterEvent, error) {
 	var e routerJSON
 	if err := json.Unmarshal(line, &e); err != nil {
 		return RouterEvent{}, err
@@ -218,7 +220,11 @@ func ReadRouterEvent(line []byte) (RouterEvent, error) {
 			return out, nil
 		}
 	}
-	if bytes.Equal(e.Event.Data, []byte(`"cleared"`)) {
+	if !strict && e.Event.Data[0] == '"' && string(e.Event.Data) != `"cleared"` {
+		out.Skipped = skippedKind
+		return out, nil
+	}
+	if string(e.Event.Data) == `"cleared"` {
 		out.Event = Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine}
 		out.Groups, err = routerGroupsOf(e.Groups)
 		return out, err
@@ -354,14 +360,73 @@ func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 	if !ok {
 		n = 1
 	}
+	var line []byte
 	for i := range n {
-		e, err := routerEvent(r)
+		line = appendJSON(line[:0], r, maxRouterNesting)
+		if r.Broken {
+			return malformed(r.At, "router event %d of %d: cut off, or not of maps with names", i, n)
+		}
+		e, err := readRouterEvent(line, false)
 		if err != nil {
 			return fmt.Errorf("router event %d of %d: %w", i, n, err)
 		}
 		yield(e)
 	}
 	return nil
+}
+
+// maxRouterNesting is how deep values of a router event may lie within each other.
+const maxRouterNesting = 64
+
+// appendJSON appends the next value in JSON, in which it has the same names; null for what JSON cannot say.
+func appendJSON(dst []byte, r *msgp.Reader, depth int) []byte {
+	if depth == 0 {
+		r.Broken = true
+	}
+	switch form := r.Next(); form {
+	case msgp.Bool:
+		v, _ := r.Bool()
+		return strconv.AppendBool(dst, v)
+	case msgp.Int:
+		bits, negative, _ := r.Int()
+		if negative {
+			return strconv.AppendInt(dst, int64(bits), 10)
+		}
+		return strconv.AppendUint(dst, bits, 10)
+	case msgp.Str:
+		text, _ := r.Str()
+		return appendJSONString(dst, string(text))
+	case msgp.Array:
+		n, _ := r.Array()
+		dst = append(dst, '[')
+		for i := 0; i < n && !r.Broken; i++ {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = appendJSON(dst, r, depth-1)
+		}
+		return append(dst, ']')
+	case msgp.Map:
+		n, _ := r.Map()
+		dst = append(dst, '{')
+		for i := 0; i < n && !r.Broken; i++ {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			name, ok := r.Str()
+			r.Broken = r.Broken || !ok
+			dst = append(appendJSONString(dst, string(name)), ':')
+			dst = appendJSON(dst, r, depth-1)
+		}
+		return append(dst, '}')
+	}
+	r.Broken = !r.Skip()
+	return append(dst, "null"...)
+}
+
+func appendJSONString(dst []byte, s string) []byte {
+	text, _ := json.Marshal(s) // a string has no error
+	return append(dst, text...)
 }
 
 // each calls do at each value of a map, which it must read.
@@ -393,148 +458,4 @@ func byteArray(r *msgp.Reader) ([]byte, bool) {
 		out = append(out, byte(v))
 	}
 	return out, true
-}
-
-func routerEvent(r *msgp.Reader) (RouterEvent, error) {
-	var out RouterEvent
-	tier, worker, inner := Device, false, false
-	err := each(r, func(key string) bool {
-		switch key {
-		case "worker_id":
-			worker = true
-			if s, ok := r.Str(); ok {
-				out.Key.Instance = WorkerID(s)
-				return true
-			}
-			bits, negative, ok := r.Int()
-			if out.Key.Instance = WorkerID(strconv.FormatUint(bits, 10)); negative {
-				out.Key.Instance = WorkerID(strconv.FormatInt(int64(bits), 10))
-			}
-			return ok
-		case "storage_tier":
-			name, ok := r.Str()
-			known := false
-			if tier, known = routerTiers[string(name)]; !known && out.Skipped == "" {
-				out.Skipped = skippedTier
-			}
-			return ok || r.Skip()
-		case "residency_domain":
-			name, ok := r.Str()
-			if string(name) != "worker" && string(name) != "cache_owner" {
-				out.Skipped = skippedDomain
-			}
-			return ok || r.Skip()
-		case "event":
-			inner = true
-			return routerKvEvent(r, &out) == nil
-		}
-		return r.Skip()
-	})
-	switch {
-	case err != nil:
-		return out, err
-	case !worker || !inner || out.Event.Kind == 0 && out.Skipped == "":
-		return out, malformed(r.At, "worker_id, event or its data is missing")
-	case out.Skipped != "":
-		out.Event = Event{}
-	case out.Event.Kind != Cleared:
-		out.Event.Tier = tier
-	}
-	return out, nil
-}
-
-func routerKvEvent(r *msgp.Reader, out *RouterEvent) error {
-	return each(r, func(key string) (ok bool) {
-		switch key {
-		case "event_id":
-			out.ID, ok = r.Uint(math.MaxUint64)
-			return ok
-		case "dp_rank":
-			v, ok := r.Uint(math.MaxUint32)
-			out.Key.Rank = Rank(v)
-			return ok
-		case "data":
-			if name, ok := r.Str(); ok {
-				if string(name) == "cleared" {
-					out.Event = Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine}
-				} else {
-					out.Skipped = skippedKind
-				}
-				return true
-			}
-			return each(r, func(kind string) bool {
-				switch kind {
-				case "stored":
-					return readRouterStored(r, &out.Event)
-				case "removed":
-					out.Event = Event{Kind: Removed}
-					return each(r, func(key string) bool {
-						if key == "group_idx" {
-							return readGroupIndex(r, &out.Event)
-						} else if key != "block_hashes" {
-							return r.Skip()
-						}
-						n, ok := r.Array()
-						for ; ok && n > 0; n-- {
-							var v uint64
-							if v, _, ok = r.Int(); ok {
-								out.Event.Blocks = append(out.Event.Blocks, BlockHash(v))
-							}
-						}
-						return ok && len(out.Event.Blocks) > 0
-					}) == nil && len(out.Event.Blocks) > 0
-				}
-				out.Skipped = skippedKind
-				return r.Skip()
-			}) == nil
-		}
-		return r.Skip()
-	})
-}
-
-func readGroupIndex(r *msgp.Reader, e *Event) bool {
-	v, ok := r.Uint(math.MaxUint32)
-	e.Group = GroupIndex(v)
-	return ok
-}
-
-func readRouterStored(r *msgp.Reader, e *Event) bool {
-	*e = Event{Kind: Stored}
-	return each(r, func(key string) bool {
-		switch key {
-		case "parent_hash":
-			if r.Null() {
-				return true
-			}
-			v, _, ok := r.Int()
-			e.HasParent, e.Parent = ok, BlockHash(v)
-			return ok
-		case "group_idx":
-			return readGroupIndex(r, e)
-		case "lookahead":
-			v, ok := r.Uint(MaxBlockSize)
-			e.Lookahead = uint32(v)
-			return ok
-		case "blocks":
-			n, ok := r.Array()
-			for ; ok && n > 0; n-- {
-				named, hashed := false, false
-				ok = each(r, func(key string) bool {
-					switch key {
-					case "block_hash":
-						v, _, ok := r.Int()
-						e.Blocks, named = append(e.Blocks, BlockHash(v)), ok && !named
-						return named
-					case "tokens_hash":
-						v, _, ok := r.Int()
-						e.Locals, hashed = append(e.Locals, LocalHash(v)), ok && !hashed
-						return hashed
-					}
-					return r.Skip()
-				}) == nil && named && hashed
-			}
-			return ok
-		}
-		return r.Skip()
-	}) == nil && len(e.Blocks) > 0 && len(e.Blocks) == len(e.Locals)
 }
