@@ -50,17 +50,24 @@ func UintSize(v uint64) int {
 
 // AppendStr appends a string.
 func AppendStr(b []byte, s string) []byte {
-	switch n := len(s); {
-	case n < 32:
-		b = append(b, codeFixStr|byte(n))
-	case n <= math.MaxUint8:
-		b = append(b, codeStr8, byte(n))
-	case n <= math.MaxUint16:
-		b = binary.BigEndian.AppendUint16(append(b, codeStr16), uint16(n))
-	default:
-		b = binary.BigEndian.AppendUint32(append(b, codeStr32), uint32(n))
+	if len(s) < 32 {
+		b = append(b, codeFixStr|byte(len(s)))
+	} else {
+		b = appendLength(b, codeStr8, len(s))
 	}
 	return append(b, s...)
+}
+
+// appendLength appends a length in 8, 16 or 32 bits, after the code for each, of which code8 is the first.
+func appendLength(b []byte, code8 byte, n int) []byte {
+	switch {
+	case n <= math.MaxUint8:
+		return append(b, code8, byte(n))
+	case n <= math.MaxUint16:
+		return binary.BigEndian.AppendUint16(append(b, code8+1), uint16(n))
+	default:
+		return binary.BigEndian.AppendUint32(append(b, code8+2), uint32(n))
+	}
 }
 
 // StrSize is how many bytes AppendStr appends for n bytes.
@@ -72,16 +79,7 @@ func StrSize(n int) int {
 }
 
 // AppendBinHead appends the head of a binary of n bytes, which must follow.
-func AppendBinHead(b []byte, n int) []byte {
-	switch {
-	case n <= math.MaxUint8:
-		return append(b, codeBin8, byte(n))
-	case n <= math.MaxUint16:
-		return binary.BigEndian.AppendUint16(append(b, codeBin16), uint16(n))
-	default:
-		return binary.BigEndian.AppendUint32(append(b, codeBin32), uint32(n))
-	}
-}
+func AppendBinHead(b []byte, n int) []byte { return appendLength(b, codeBin8, n) }
 
 // BinSize is how many bytes a binary of n bytes takes, with its head.
 func BinSize(n int) int {
@@ -96,14 +94,20 @@ func BinSize(n int) int {
 }
 
 // AppendArrayHead appends the head of an array of n elements, which must follow.
-func AppendArrayHead(b []byte, n int) []byte {
+func AppendArrayHead(b []byte, n int) []byte { return appendCount(b, codeFixArray, codeArray16, n) }
+
+// AppendMapHead appends the head of a map of n pairs of key and value, which must follow.
+func AppendMapHead(b []byte, n int) []byte { return appendCount(b, codeFixMap, codeMap16, n) }
+
+// appendCount appends a count in four bits of the code fix, or in 16 or 32 bits after code16 or the code that follows.
+func appendCount(b []byte, fix, code16 byte, n int) []byte {
 	switch {
 	case n < 16:
-		return append(b, codeFixArray|byte(n))
+		return append(b, fix|byte(n))
 	case n <= math.MaxUint16:
-		return binary.BigEndian.AppendUint16(append(b, codeArray16), uint16(n))
+		return binary.BigEndian.AppendUint16(append(b, code16), uint16(n))
 	default:
-		return binary.BigEndian.AppendUint32(append(b, codeArray32), uint32(n))
+		return binary.BigEndian.AppendUint32(append(b, code16+1), uint32(n))
 	}
 }
 
@@ -116,18 +120,6 @@ func ArrayHeadSize(n int) int {
 		return 3
 	default:
 		return 5
-	}
-}
-
-// AppendMapHead appends the head of a map of n pairs of key and value, which must follow.
-func AppendMapHead(b []byte, n int) []byte {
-	switch {
-	case n < 16:
-		return append(b, codeFixMap|byte(n))
-	case n <= math.MaxUint16:
-		return binary.BigEndian.AppendUint16(append(b, codeMap16), uint16(n))
-	default:
-		return binary.BigEndian.AppendUint32(append(b, codeMap32), uint32(n))
 	}
 }
 

@@ -278,21 +278,12 @@ func decodeHead(r *msgp.Reader, b *Batch) (events, more int, err error) {
 	if elements < batchElements {
 		return 0, 0, malformed(r.At, "batch: %d elements, want %d or more", elements, batchElements)
 	}
-	incarnation, ok := r.Uint(math.MaxUint64)
-	if !ok {
-		return 0, 0, malformed(r.At, "batch: no incarnation")
-	}
-	first, ok := r.Uint(math.MaxUint64)
-	if !ok {
-		return 0, 0, malformed(r.At, "batch: no first id")
-	}
-	model, ok := r.Str()
-	if !ok {
-		return 0, 0, malformed(r.At, "batch: no model")
-	}
-	blockSize, ok := r.Uint(math.MaxUint32)
-	if !ok {
-		return 0, 0, malformed(r.At, "batch: no block size")
+	incarnation, ok1 := r.Uint(math.MaxUint64)
+	first, ok2 := r.Uint(math.MaxUint64)
+	model, ok3 := r.Str()
+	blockSize, ok4 := r.Uint(math.MaxUint32)
+	if !ok1 || !ok2 || !ok3 || !ok4 {
+		return 0, 0, malformed(r.At, "batch: no incarnation, first id, model and block size")
 	}
 	if err := decodeCursor(r, &b.Cursor); err != nil {
 		return 0, 0, err
