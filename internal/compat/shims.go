@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
@@ -76,26 +77,9 @@ type Listener struct {
 
 // NewShims returns the shims of a node. They run within Run.
 func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines Engines,
-	hooks ShimsHooks) *Shims {
-	if hooks.Started == nil {
-		hooks.Started = func(registry.Record) {}
-	}
-	if hooks.EngineFound == nil {
-		hooks.EngineFound = func(events.RankKey, events.Engine, string) {}
-	}
-	if hooks.Ended == nil {
-		hooks.Ended = func(events.RankKey, error) {}
-	}
-	if hooks.Standing == nil {
-		hooks.Standing = func(events.RankKey, shim.Standing) {}
-	}
-	if hooks.Unusable == nil {
-		hooks.Unusable = func(events.RankKey, error, string) {}
-	}
-	if hooks.Refused == nil {
-		hooks.Refused = func(events.RankKey, error) {}
-	}
-	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: hooks,
+	h ShimsHooks) *Shims {
+	hooks.Fill(&h)
+	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: h,
 		ranks: map[events.RankKey]*running{}}
 }
 

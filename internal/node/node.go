@@ -5,12 +5,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -176,7 +176,7 @@ func New(cfg Config) *Node {
 	if cfg.CapacityCheck <= 0 {
 		cfg.CapacityCheck = 5 * time.Second
 	}
-	cfg.Hooks = cfg.Hooks.withDefaults()
+	hooks.Fill(&cfg.Hooks)
 	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16),
 		modelsChanged: make(chan struct{}, 1), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
@@ -193,17 +193,6 @@ func New(cfg Config) *Node {
 	}
 	n.assigned.Store(!cfg.Shared)
 	return n
-}
-
-// withDefaults has each hook that is nil do nothing.
-func (h Hooks) withDefaults() Hooks {
-	all := reflect.ValueOf(&h).Elem()
-	for i := range all.NumField() {
-		if f := all.Field(i); f.IsNil() {
-			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value { return nil }))
-		}
-	}
-	return h
 }
 
 // Run runs the node until ctx ends. Before it returns it writes the snapshots that are worth it, within a bound.

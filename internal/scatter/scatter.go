@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -98,19 +99,7 @@ func New(cfg Config) *Scatter {
 	if cfg.Deadline <= 0 {
 		cfg.Deadline = 5 * time.Second
 	}
-	h := &cfg.Hooks
-	if h.Asked == nil {
-		h.Asked = func(Kind) {}
-	}
-	if h.Replied == nil {
-		h.Replied = func(string, time.Duration) {}
-	}
-	if h.HedgesDenied == nil {
-		h.HedgesDenied = func(int) {}
-	}
-	if h.Missing == nil {
-		h.Missing = func(string, int) {}
-	}
+	hooks.Fill(&cfg.Hooks)
 	s := &Scatter{
 		cfg: cfg, peers: NewPeers(cfg.Hedges), begun: time.Now(), late: map[string]*lateReplies{},
 		readings: map[readingKey]reading{}, missing: make([]atomic.Int64, cfg.Partitions),
