@@ -18,25 +18,6 @@ type Layout struct {
 // errLayout is returned for a layout that vLLM itself refuses by an assertion. The text says which rule is broken.
 var errLayout = errors.New("vLLM refuses this layout")
 
-// LoadSpan is what one group loads for a hit: its blocks [From, End), each of the group's own size. Blocks before From
-// are not needed (they are outside of a window, or states that were gone through).
-type LoadSpan struct{ From, End int }
-
-// Mask is the span as vLLM writes it: one bool for each block before End, true for those that are loaded.
-func (s LoadSpan) Mask() []bool {
-	mask := make([]bool, s.End)
-	for i := s.From; i < s.End; i++ {
-		mask[i] = true
-	}
-	return mask
-}
-
-// Hit is the longest prefix that every group can go on from.
-type Hit struct {
-	Tokens int
-	Spans  []LoadSpan // one for each group
-}
-
 // Coordinator decides hits as vLLM's MooncakeStoreCoordinator does. It does not change after it was made, so any number
 // of goroutines may use it.
 type Coordinator struct {
@@ -164,9 +145,9 @@ func (c *Coordinator) fine(s *spec) bool {
 
 // store is what is there, as one search sees it.
 type store struct {
-	present [][]bool // nil: everything
-	hash    int      // tokens of one hash
-	probes  int      // how often it was asked
+	present [][]bool
+	hash    int // tokens of one hash
+	probes  int // how often it was asked
 }
 
 // has reports whether a block is there, under the name of its last hash.
@@ -177,9 +158,6 @@ func (st *store) has(s *spec, block int) bool {
 // hasHash reports whether something that ends with a hash block is there.
 func (st *store) hasHash(s *spec, at int) bool {
 	st.probes++
-	if st.present == nil {
-		return true
-	}
 	for _, g := range s.gids {
 		if at >= len(st.present[g]) || !st.present[g][at] {
 			return false
@@ -188,47 +166,30 @@ func (st *store) hasHash(s *spec, at int) bool {
 	return true
 }
 
-// FindLongestCacheHit is the longest hit of at most maxTokens. present[g][i] says whether group g has the block that
-// ends with the prompt's hash block i (vLLM names a block by its last hash); the slices are as long as the prompt has
-// hashes. Where a group's blocks are larger than a hash, only every n-th entry is looked at.
-func (c *Coordinator) FindLongestCacheHit(present [][]bool, maxTokens int) (Hit, error) {
+// FindLongestCacheHit is how many tokens, maxTokens at most, the longest prefix has that every group can go on from.
+// present[g][i] says whether group g has the block that ends with the prompt's hash block i (vLLM names a block by its
+// last hash); the slices are as long as the prompt has hashes. Where a group's blocks are larger than a hash, only
+// every n-th entry is looked at.
+func (c *Coordinator) FindLongestCacheHit(present [][]bool, maxTokens int) (int, error) {
 	if len(present) != len(c.layout.Groups) {
-		return Hit{}, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present),
-			len(c.layout.Groups))
+		return 0, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present), len(c.layout.Groups))
 	}
-	hit, _ := c.find(&store{present: present, hash: c.layout.HashBlockSize}, max(maxTokens, 0), true)
-	return hit, nil
+	return c.find(&store{present: present, hash: c.layout.HashBlockSize}, max(maxTokens, 0)), nil
 }
 
-// LoadMask is what each group loads for a hit of tokens, as found before.
-func (c *Coordinator) LoadMask(tokens int) []LoadSpan {
-	hit, _ := c.find(&store{hash: c.layout.HashBlockSize}, max(tokens, 0), false)
-	return hit.Spans
-}
-
-func (c *Coordinator) find(st *store, maxTokens int, applyEagle bool) (Hit, int) {
-	got := make([]LoadSpan, len(c.specs))
-	var tokens int
+func (c *Coordinator) find(st *store, maxTokens int) int {
 	if len(c.specs) == 1 {
 		s := &c.specs[0]
-		got[0], tokens = st.find(s, maxTokens, applyEagle && s.eagle, c.alignment(s))
-	} else {
-		tokens = c.converge(st, got, maxTokens, applyEagle)
+		return st.find(s, maxTokens, s.eagle, c.alignment(s))
 	}
-	hit := Hit{Tokens: tokens, Spans: make([]LoadSpan, len(c.layout.Groups))}
-	for k := range c.specs {
-		for _, g := range c.specs[k].gids {
-			hit.Spans[g] = got[k]
-		}
-	}
-	return hit, st.probes
+	return c.converge(st, maxTokens)
 }
 
 // converge lets each spec in turn shorten the hit until all agree.
-func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEagle bool) (hit int) {
+func (c *Coordinator) converge(st *store, maxTokens int) (hit int) {
 	reference := c.layout.Profile == Reference
 	bound := maxTokens // how far a spec may look that drops a block afterwards
-	if !reference && st.present != nil {
+	if !reference {
 		bound = len(st.present[0]) * st.hash
 		for _, p := range st.present {
 			bound = min(bound, len(p)*st.hash)
@@ -249,7 +210,7 @@ func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEa
 				}
 				continue
 			}
-			drop := applyEagle && s.eagle && !verified[k]
+			drop := s.eagle && !verified[k]
 			limit := cur
 			// a state is never dropped: looking further would let the hit grow
 			if drop && (reference || s.Kind != Mamba) {
@@ -259,7 +220,7 @@ func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEa
 				}
 				limit = min(cur+margin, bound)
 			}
-			got[k], lengths[k] = st.find(s, limit, drop, c.unit())
+			lengths[k] = st.find(s, limit, drop, c.unit())
 			found[k] = true
 			if drop {
 				verified[k] = true
@@ -269,32 +230,19 @@ func (c *Coordinator) converge(st *store, got []LoadSpan, maxTokens int, applyEa
 			cur = lengths[k]
 		}
 		if cur >= hit {
-			break
+			return hit
 		}
 		if hit = cur; c.simple {
-			break
+			return hit
 		}
 	}
-	for k := range c.specs {
-		s := &c.specs[k]
-		switch {
-		case s.Kind != Full:
-		case !reference:
-			got[k].End = min(got[k].End, (hit+s.BlockSize-1)/s.BlockSize)
-		case k == 0:
-			got[k].End = min(got[k].End, hit/s.BlockSize)
-		}
-	}
-	return hit
 }
 
-// find is the longest hit of one spec, of at most maxTokens: its blocks, and its length in tokens. drop takes the last
-// block (or hash block, where a hit may end with one) away, which a draft model must compute anew.
-func (st *store) find(s *spec, maxTokens int, drop bool, align int) (LoadSpan, int) {
+// find is the longest hit of one spec, of at most maxTokens, in tokens. drop takes the last block (or hash block, where
+// a hit may end with one) away, which a draft model must compute anew.
+func (st *store) find(s *spec, maxTokens int, drop bool, align int) int {
 	b := s.BlockSize
 	n := maxTokens / b
-	aligned := func(end int) int { return end * b / align * align / b }
-	whole := func(span LoadSpan) (LoadSpan, int) { return span, span.End * b }
 	fine := align < b && b%align == 0
 	switch s.Kind {
 	case Full:
@@ -314,44 +262,41 @@ func (st *store) find(s *spec, maxTokens int, drop bool, align int) (LoadSpan, i
 		if drop && tokens > 0 {
 			tokens -= min(align, b)
 		}
-		tokens -= tokens % align
-		return LoadSpan{0, (tokens + b - 1) / b}, tokens
+		return tokens - tokens%align
 
 	case Sliding:
-		span := st.window(s, n, drop, align)
-		if drop && span.End > 0 {
-			span.End = aligned(span.End - 1)
+		end := st.window(s, n, drop, align)
+		if drop && end > 0 {
+			end = (end - 1) * b / align * align / b
 		}
-		span.From = min(span.From, span.End)
-		return whole(span)
+		return end * b
 
 	case ChunkedLocal:
-		from := maxTokens / s.Window * s.Window / b
-		end := from
+		end := maxTokens / s.Window * s.Window / b
 		for end < n && st.has(s, end) {
 			end++
 		}
-		return whole(LoadSpan{from, end})
+		return end * b
 	}
 	if fine { // Mamba, whose state may lie at the end of any hash block
 		for i := maxTokens/align - 1; i >= 0; i-- {
 			if st.hasHash(s, i) {
-				at := i / (b / align)
-				return LoadSpan{at, at + 1}, (i + 1) * align
+				return (i + 1) * align
 			}
 		}
-		return LoadSpan{}, 0
+		return 0
 	}
 	for end := n; end > 0; end-- {
 		if end*b%align == 0 && st.has(s, end-1) {
-			return whole(LoadSpan{end - 1, end})
+			return end * b
 		}
 	}
-	return LoadSpan{}, 0
+	return 0
 }
 
-// window looks from the right for as many blocks in a row as a window needs. A run at the very begin may be shorter.
-func (st *store) window(s *spec, n int, drop bool, align int) LoadSpan {
+// window looks from the right for as many blocks in a row as a window needs, and returns where they end. A run at the
+// very begin may be shorter.
+func (st *store) window(s *spec, n int, drop bool, align int) int {
 	b, need, run := s.BlockSize, s.need(drop), 0
 	for i := n - 1; i >= 0; i-- {
 		if !st.has(s, i) {
@@ -368,10 +313,10 @@ func (st *store) window(s *spec, n int, drop bool, align int) LoadSpan {
 			}
 		}
 		if run++; run >= need {
-			return LoadSpan{i, i + run}
+			return i + run
 		}
 	}
-	return LoadSpan{0, run * b / align * align / b}
+	return run * b / align * align / b
 }
 
 // need is how many blocks in a row make a hit in a sliding group. A window of 1 gives 0, which acts as 1.
@@ -429,19 +374,16 @@ func (c *Coordinator) Lookup(present [][]bool, tokens int) (hit int, whole bool,
 	if present, err = c.lookedFor(present, asked); err != nil {
 		return 0, false, err
 	}
-	h, err := c.FindLongestCacheHit(present, asked)
-	switch {
-	case err != nil:
-		return 0, false, err
-	case h.Tokens < tokens:
-		return h.Tokens, false, nil
+	hit, err = c.FindLongestCacheHit(present, asked)
+	if err != nil || hit < tokens {
+		return hit, false, err
 	}
 	asked = (tokens - 1) / unit * unit
 	if c.layout.Profile == Reference || asked == 0 {
 		return asked, true, nil
 	}
-	h, err = c.FindLongestCacheHit(present, asked)
-	return h.Tokens, true, err
+	hit, err = c.FindLongestCacheHit(present, asked)
+	return hit, true, err
 }
 
 // lookedFor is present without what an engine does not ask for: what lies beyond the tokens that it asks about, and

@@ -18,16 +18,14 @@ var casesFile = flag.String("coordinator.cases", "testdata/coordinator-cases.jso
 	"cases for TestCoordinator, one JSON object a line")
 
 type coordinatorCase struct {
-	G        [][4]any `json:"g"`
-	LCM      int      `json:"lcm"`
-	HBS      int      `json:"hbs"`
-	Eagle    bool     `json:"eagle"`
-	Max      int      `json:"max"`
-	Present  []string `json:"present"`
-	Masks    []string `json:"masks"`
-	Hit      int      `json:"hit"`
-	SafeMask []string `json:"safe_masks"`
-	SafeHit  int      `json:"safe_hit"`
+	G       [][4]any `json:"g"`
+	LCM     int      `json:"lcm"`
+	HBS     int      `json:"hbs"`
+	Eagle   bool     `json:"eagle"`
+	Max     int      `json:"max"`
+	Present []string `json:"present"`
+	Hit     int      `json:"hit"`
+	SafeHit int      `json:"safe_hit"`
 }
 
 func (c coordinatorCase) layout(p Profile) Layout {
@@ -49,18 +47,6 @@ func presence(texts []string) [][]bool {
 		}
 	}
 	return all
-}
-
-func text(mask []bool) string {
-	var b strings.Builder
-	for _, m := range mask {
-		if m {
-			b.WriteByte('1')
-		} else {
-			b.WriteByte('0')
-		}
-	}
-	return b.String()
 }
 
 // check says what is wrong with a case, before it is compared with anything.
@@ -85,14 +71,12 @@ func (c *coordinatorCase) check() error {
 			return fmt.Errorf("group %d: %v is not [kind, block, window, EAGLE flag]", i, *g)
 		}
 	}
-	for what, list := range map[string][]string{"present": c.Present, "masks": c.Masks, "safe_masks": c.SafeMask} {
-		if len(list) != len(c.G) {
-			return fmt.Errorf("%d %s for %d groups", len(list), what, len(c.G))
-		}
-		for g, bits := range list {
-			if strings.Trim(bits, "01") != "" {
-				return fmt.Errorf("%s of group %d: %.20q is not of 0 and 1", what, g, bits)
-			}
+	if len(c.Present) != len(c.G) {
+		return fmt.Errorf("present is of %d groups, of %d", len(c.Present), len(c.G))
+	}
+	for g, bits := range c.Present {
+		if strings.Trim(bits, "01") != "" {
+			return fmt.Errorf("present of group %d: %.20q is not of 0 and 1", g, bits)
 		}
 	}
 	return nil
@@ -160,7 +144,7 @@ func TestCoordinatorCasesAreChecked(t *testing.T) {
 		{`}`, ``, "line 2: unexpected EOF"},
 		{`"full",4`, `"full","4"`, "is not [kind, block, window, EAGLE flag]"},
 		{`"full"`, `7`, "is not [kind, block, window, EAGLE flag]"},
-		{`"masks":["11"],`, ``, "masks for 1 groups"},
+		{`"present":["11"],`, ``, "present is of 0 groups"},
 		{`"present":["11"]`, `"present":["1x"]`, "is not of 0 and 1"},
 		{`"hit":8,`, ``, "hit or safe_hit is missing"},
 		{`"lcm":4`, `"lcm":0`, "lcm 0"},
@@ -179,9 +163,9 @@ func TestCoordinator(t *testing.T) {
 	cases := readCases(t)
 	for i, c := range cases {
 		for _, p := range []Profile{Reference, Safe} {
-			want, masks := c.Hit, c.Masks
+			want := c.Hit
 			if p == Safe {
-				want, masks = c.SafeHit, c.SafeMask
+				want = c.SafeHit
 			}
 			co, err := NewCoordinator(c.layout(p))
 			if err != nil {
@@ -192,13 +176,8 @@ func TestCoordinator(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if hit.Tokens != want {
-				t.Errorf("case %d, %s: a hit of %d, want %d: %+v", i, p, hit.Tokens, want, c)
-			}
-			for g, s := range hit.Spans {
-				if got := text(s.Mask()); got != masks[g] {
-					t.Errorf("case %d, %s, group %d: mask %q, want %q: %+v", i, p, g, got, masks[g], c)
-				}
+			if hit != want {
+				t.Errorf("case %d, %s: a hit of %d, want %d: %+v", i, p, hit, want, c)
 			}
 		}
 	}
@@ -235,15 +214,16 @@ func BenchmarkCoordinatorHardestCase(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, probes := co.find(&store{present: presence(c.Present), hash: c.HBS}, c.Max, true); probes > most {
-			hardest, most = c, probes
+		st := &store{present: presence(c.Present), hash: c.HBS}
+		if co.find(st, c.Max); st.probes > most {
+			hardest, most = c, st.probes
 		}
 	}
 	co, _ := NewCoordinator(hardest.layout(Safe))
 	present := presence(hardest.Present)
 	b.ReportAllocs()
 	for b.Loop() {
-		co.find(&store{present: present, hash: hardest.HBS}, hardest.Max, true)
+		co.find(&store{present: present, hash: hardest.HBS}, hardest.Max)
 	}
 }
 
@@ -279,9 +259,9 @@ func TestWorkGrowsWithGroups(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, probes := co.find(&store{present: present, hash: 4}, 4*blocks,
-				true); probes > 4*blocks*groups*groups {
-				t.Fatalf("%d groups, %d blocks: the store was asked %d times", groups, blocks, probes)
+			st := &store{present: present, hash: 4}
+			if co.find(st, 4*blocks); st.probes > 4*blocks*groups*groups {
+				t.Fatalf("%d groups, %d blocks: the store was asked %d times", groups, blocks, st.probes)
 			}
 		}
 	}
@@ -336,8 +316,8 @@ func TestHitIsTheBestThereIs(t *testing.T) {
 			t.Fatal(err)
 		}
 		hit, err := co.FindLongestCacheHit(present, 2*n)
-		if err != nil || hit.Tokens != want {
-			t.Fatalf("a hit of %d (%v), want %d: %+v %v", hit.Tokens, err, want, l, present)
+		if err != nil || hit != want {
+			t.Fatalf("a hit of %d (%v), want %d: %+v %v", hit, err, want, l, present)
 		}
 	}
 }

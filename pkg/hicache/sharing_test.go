@@ -116,7 +116,7 @@ func TestParseConfig(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		strings.Replace(published, "page_size", "pagesize", 1): `there is no field "pagesize"`,
-		strings.Replace(published, "64", `"64"`, 1):            "sglang_hicache_mooncake.page_size is text, not a whole number",
+		strings.Replace(published, "64", `"64"`, 1):            "mooncake.page_size is text, not a whole number",
 		strings.Replace(published, "64", "0", 1):               "page_size",
 		"":                                                     "EOF",
 		"[]":                                                   "it is a list, not an object",
@@ -134,7 +134,7 @@ func TestParseModels(t *testing.T) {
 		t.Errorf("%+v, %v", models, err)
 	}
 	for text, want := range map[string]string{
-		`{"a":` + strings.Replace(published, "64", "true", 1) + `}`: `model "a": sglang_hicache_mooncake.page_size is true or false`,
+		`{"a":` + strings.Replace(published, "64", "true", 1) + `}`: "mooncake.page_size is true or false, not a whole",
 		`{"a":7}`: `model "a": it is the number, not an object`,
 		`7`:       "it is the number, not an object",
 	} {
