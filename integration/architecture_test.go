@@ -140,7 +140,8 @@ func TestArrowsPointDown(t *testing.T) {
 		if strings.HasPrefix(from, "pkg/") && !public || strings.HasPrefix(to, "cmd/") {
 			t.Errorf("%s points up", a)
 		}
-		command := []string{"tools/demo", "tools/bench/command", "tools/simulate"} // thin commands of the programs
+		// thin commands of the programs
+		command := []string{"tools/demo", "tools/bench/command", "tools/routesim", "tools/simulate"}
 		if strings.HasPrefix(from, "cmd/") && strings.HasPrefix(to, "tools/") && !slices.Contains(command, to) {
 			t.Errorf("%s: of tools, a program imports only %v", a, command)
 		}

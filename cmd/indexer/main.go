@@ -7,6 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/tools/bench/command"
 	"github.com/kvatlas/kvatlas/tools/demo"
+	"github.com/kvatlas/kvatlas/tools/routesim"
 	"github.com/spf13/cobra"
 )
 
@@ -20,11 +21,12 @@ func rootCommand() *cobra.Command {
 answers queries about it over NATS and HTTP.
 
   indexer demo                         see it at work, with nothing else installed
+  indexer simulate --workload capacity-73   what routing by it is worth
   indexer serve --data DIR             run it, with a NATS server of its own
   indexer query --model M --tokens 1,2,3,...
   indexer workers | status`,
 	}
 	return cli.Group(root, serveCommand(), queryCommand(), workersCommand(), statusCommand(), clusterCommand(),
 		snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demo.Command(),
-		command.Command(), probeCommand(), authCommand())
+		command.Command(), routesim.Command(), probeCommand(), authCommand())
 }

@@ -1,0 +1,368 @@
+package routesim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+)
+
+// Disturbance happens once, when half of the measured requests have come.
+type Disturbance string
+
+// The disturbances.
+const (
+	RestartRouters Disturbance = "router" // all routers begin anew
+	RestartEngine  Disturbance = "engine" // the first engine crashes, and is back and empty after 20 seconds
+	ResetCaches    Disturbance = "cache"  // all engines forget their prefix caches, as with new weights
+)
+
+// Disturbances are all of them.
+var Disturbances = []Disturbance{RestartRouters, RestartEngine, ResetCaches}
+
+// downFor is how long a crashed engine is away.
+const downFor = 20 * 1_000_000 // µs
+
+// Config is one run.
+type Config struct {
+	Workload Workload
+	Arm      Arm
+	Routers  int // 1 or more
+	Workers  int // 1 or more
+	Seed     uint64
+	Disturb  []Disturbance
+
+	// EventLag is how long an engine's events take to an index, in seconds.
+	EventLag float64
+
+	// TableTokens is how much an approximate router with LRU believes that a worker holds; 0: what it has memory for.
+	// TableDepth is how many tokens of a prompt approximate routers look at; 0: all.
+	TableTokens, TableDepth int
+
+	// Routing are the constants of the policies.
+	Routing routing.Config
+
+	// Progress, if set, is told now and then how many requests are done.
+	Progress func(done, of int)
+}
+
+// ErrTooLong: the workload has a request that no engine of the fleet has memory for.
+var ErrTooLong = errors.New("a request does not fit into an engine's memory")
+
+// sim is a run.
+type sim struct {
+	Config
+	now     micros
+	queue   []event // a heap by (at, number)
+	pushed  int
+	engines []*engine
+	fleet   *fleet
+	rng     *rand.Rand
+
+	stage, next int    // the arrival that comes next
+	begin       micros // of the stage
+	under, left int    // requests of the stage under way, and not done
+	all         []*request
+	late        []batch // events on their way, the earliest first
+	number      int     // requests that have come
+	half        int     // the number at which the disturbance comes; -1: it has come
+	run         *Run
+}
+
+type event struct {
+	at     micros
+	number int
+	worker int
+	life   int // of the engine: what was planned before a restart does not come
+	step   bool
+}
+
+type batch struct {
+	at     micros
+	worker int
+	events []events.Event
+}
+
+// Simulate runs one arm. Equal configurations give equal runs. It uses one goroutine and ends early only with ctx.
+func Simulate(ctx context.Context, cfg Config) (*Run, error) {
+	s, err := newSim(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.loop(ctx, cfg.Workload.requests()); err != nil {
+		return nil, err
+	}
+	s.run.close(s)
+	return s.run, nil
+}
+
+func newSim(cfg Config) (*sim, error) {
+	s := &sim{Config: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x726f75746573696d))}
+	e := cfg.Workload.Engine
+	switch {
+	case cfg.Workers < 1 || cfg.Routers < 1:
+		return nil, fmt.Errorf("%d workers and %d routers: there must be one of each", cfg.Workers, cfg.Routers)
+	case e.BlockSize < 1 || e.MaxBatchedTokens < e.BlockSize || e.MaxRequests < 1 || !(e.Prefill > 0) || !(e.StepBase > 0):
+		return nil, fmt.Errorf("an engine with %+v does not run", e)
+	}
+	var store *enginesim.Cache
+	if e.Store > 0 {
+		store = enginesim.NewCache(e.Store / e.BlockSize)
+	}
+	lag := after(cfg.EventLag)
+	for w := range cfg.Workers {
+		var told func([]events.Event)
+		if cfg.Arm.index() {
+			told = func(evs []events.Event) {
+				s.late = append(s.late, batch{s.now + lag, w, evs})
+			}
+		}
+		s.engines = append(s.engines, newEngine(e, cfg.Workload.names, store, told))
+	}
+	s.late = nil
+	var err error
+	if s.fleet, err = newFleet(cfg, s.engines, s.rng); err != nil {
+		return nil, err
+	}
+	total, warm := 0, 0
+	for _, st := range cfg.Workload.Stages {
+		total += len(st.Arrivals)
+		if st.Warm {
+			warm += len(st.Arrivals)
+		}
+		for _, a := range st.Arrivals {
+			if !s.engines[0].fits(a.Prompt, a.Output) {
+				return nil, fmt.Errorf("%w: %d + %d tokens", ErrTooLong, a.Prompt.Tokens, a.Output)
+			}
+		}
+	}
+	s.half = warm + (total-warm)/2
+	s.run = newRun(cfg)
+	s.openStage()
+	return s, nil
+}
+
+// loop runs until every request is done.
+func (s *sim) loop(ctx context.Context, total int) error {
+	for n := 0; ; n++ {
+		if n%(1<<14) == 0 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if s.Progress != nil {
+				s.Progress(len(s.all)-s.under, total)
+			}
+		}
+		arrival := s.arrival()
+		if len(s.queue) == 0 && arrival == never {
+			break
+		}
+		if len(s.queue) == 0 || arrival <= s.queue[0].at {
+			s.now = arrival
+			if err := s.arrive(); err != nil {
+				return err
+			}
+			continue
+		}
+		ev := s.pop()
+		s.now = ev.at
+		e := s.engines[ev.worker]
+		if ev.life != e.life {
+			continue
+		}
+		if ev.step {
+			if err := s.finish(ev.worker); err != nil {
+				return err
+			}
+		}
+		s.kick(ev.worker)
+	}
+	if len(s.all) != total || s.under != 0 {
+		panic(fmt.Sprintf("routesim: %d of %d requests came, %d never ended", len(s.all), total, s.under))
+	}
+	return nil
+}
+
+// arrival is when the next request comes, as far as it is known.
+func (s *sim) arrival() micros {
+	if s.stage == len(s.Workload.Stages) {
+		return never
+	}
+	st := &s.Workload.Stages[s.stage]
+	if s.next == len(st.Arrivals) || s.Workload.Clients > 0 && s.under >= s.Workload.Clients {
+		return never
+	}
+	return max(s.now, s.begin+after(st.Arrivals[s.next].At))
+}
+
+// openStage begins the next stage that has requests, if all before it are done.
+func (s *sim) openStage() {
+	for s.stage < len(s.Workload.Stages) && len(s.Workload.Stages[s.stage].Arrivals) == 0 {
+		s.stage++
+	}
+	if s.stage < len(s.Workload.Stages) {
+		s.next, s.left = 0, len(s.Workload.Stages[s.stage].Arrivals)
+	}
+}
+
+// arrive sends the next request to a router, and on to the worker that it chooses.
+func (s *sim) arrive() error {
+	a := &s.Workload.Stages[s.stage].Arrivals[s.next]
+	if s.number == s.half {
+		if err := s.disturb(); err != nil {
+			return err
+		}
+	}
+	r := &request{prompt: a.Prompt, output: a.Output, number: s.number, stage: s.stage, sent: s.now}
+	s.next++
+	s.number++
+	s.under++
+	s.all = append(s.all, r)
+	return s.send(r)
+}
+
+// send has a router choose a worker.
+func (s *sim) send(r *request) error {
+	s.deliver()
+	r.router = s.rng.IntN(len(s.fleet.routers))
+	would := 0
+	if !r.admitted {
+		for _, e := range s.engines {
+			if s.now >= e.downTill {
+				would = max(would, e.would(r.prompt))
+			}
+		}
+	}
+	if err := s.fleet.choose(r, s.now); err != nil {
+		return err
+	}
+	e := s.engines[r.worker]
+	if !r.admitted {
+		r.best, r.chosen = would, e.would(r.prompt)
+	}
+	e.arrive(r)
+	s.kick(r.worker)
+	return nil
+}
+
+// deliver applies the events that have reached the index.
+func (s *sim) deliver() {
+	n := 0
+	for n < len(s.late) && s.late[n].at <= s.now {
+		s.fleet.learn(s.late[n].worker, s.late[n].at, s.late[n].events)
+		n++
+	}
+	s.late = s.late[n:]
+}
+
+// kick begins an engine's next step, if it has none and has work.
+func (s *sim) kick(w int) {
+	e := s.engines[w]
+	if e.busy || s.now < e.downTill {
+		return
+	}
+	if at, step := e.begin(s.now); at != never {
+		s.push(event{at: at, worker: w, life: e.life, step: step})
+	}
+}
+
+// finish ends an engine's step.
+func (s *sim) finish(w int) error {
+	began, done := s.engines[w].finish(s.now)
+	for _, r := range began {
+		s.fleet.prefilled(r)
+	}
+	for _, r := range done {
+		s.fleet.free(r)
+		s.under--
+		s.left--
+		s.run.done(r)
+	}
+	if s.left == 0 && s.stage < len(s.Workload.Stages) && len(done) > 0 {
+		s.stage++
+		s.openStage()
+		s.begin = s.now + after(1)
+	}
+	return nil
+}
+
+// disturb does what is to happen at half-time.
+func (s *sim) disturb() error {
+	s.half = -1
+	s.deliver()
+	if s.Arm == ArmExactRestart || slices.Contains(s.Disturb, RestartRouters) {
+		s.fleet.restartRouters()
+	}
+	if slices.Contains(s.Disturb, ResetCaches) {
+		for _, e := range s.engines {
+			e.resetCache()
+		}
+	}
+	if !slices.Contains(s.Disturb, RestartEngine) {
+		return nil
+	}
+	under := s.engines[0].restart()
+	s.fleet.workerRestarted(0)
+	if len(s.engines) > 1 {
+		s.engines[0].downTill = s.now + downFor
+	}
+	for _, r := range under { // whoever sent them sends them again
+		s.fleet.free(r)
+		r.again()
+		if err := s.send(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// again makes a request as new, but for when it was sent and what it has found.
+func (r *request) again() {
+	r.slots, r.computed, r.target, r.generated, r.owed, r.ready = nil, 0, 0, 0, 0, 0
+	r.unnamed, r.decoding = false, false
+}
+
+func (s *sim) push(e event) {
+	e.number = s.pushed
+	s.pushed++
+	q := append(s.queue, e)
+	i := len(q) - 1
+	for i > 0 && q[i].before(q[(i-1)/2]) {
+		q[i], q[(i-1)/2] = q[(i-1)/2], q[i]
+		i = (i - 1) / 2
+	}
+	s.queue = q
+}
+
+func (s *sim) pop() event {
+	q := s.queue
+	top := q[0]
+	n := len(q) - 1
+	q[0] = q[n]
+	q = q[:n]
+	for i := 0; ; {
+		c := 2*i + 1
+		if c >= n {
+			break
+		}
+		if c+1 < n && q[c+1].before(q[c]) {
+			c++
+		}
+		if !q[c].before(q[i]) {
+			break
+		}
+		q[i], q[c] = q[c], q[i]
+		i = c
+	}
+	s.queue = q
+	return top
+}
+
+func (e event) before(o event) bool {
+	return e.at < o.at || e.at == o.at && e.number < o.number
+}
