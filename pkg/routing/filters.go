@@ -134,7 +134,7 @@ func filterLoRA(v *View) {
 			continue
 		}
 		for j := range v.Len() {
-			if j < i || !has(j) {
+			if !has(j) {
 				v.Drop(j, "does not have the adapter, which others have")
 			}
 		}

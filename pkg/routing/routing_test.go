@@ -78,7 +78,7 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 	}
 	r.Blocks = r.ISL / uint64(r.BlockSize)
 	if rng.IntN(6) == 0 {
-		r.Blocks = 0
+		r.Blocks = rng.Uint64N(2) * (r.Blocks + 3)
 	}
 	if rng.IntN(4) == 0 {
 		r.Role = oneOf(rng, Aggregated, Prefill, Decode)

@@ -150,3 +150,57 @@ func TestFetchWheel(t *testing.T) {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
+
+// TestFetchProgram: a Rust program is built once from what lies in its folder, and what is missing is named. It is not
+// taken for one that was built from something else.
+func TestFetchProgram(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	root := t.TempDir()
+	t.Chdir(root)
+	write := func(file, text string) {
+		t.Helper()
+		path := filepath.Join(root, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("go.mod", "module m\n")
+	write("tiny/Cargo.toml", "[package]\nname = \"tiny\"\nversion = \"0.0.0\"\nedition = \"2021\"\n")
+	write("tiny/Cargo.lock", "version = 3\n\n[[package]]\nname = \"tiny\"\nversion = \"0.0.0\"\n")
+	paths := map[string]bool{}
+	for _, says := range []string{"one", "two"} {
+		write("tiny/src/main.rs", `fn main() { println!("`+says+`"); }`)
+		p, err := locateProgram("tiny")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if exists(p.path()) {
+			t.Errorf("%s is there before it was built", p.path())
+		}
+		for range 2 {
+			var progress strings.Builder
+			if err := FetchProgram(&progress, "tiny"); err != nil {
+				t.Fatal(err)
+			}
+			if paths[p.path()] == strings.Contains(progress.String(), "Compiling") {
+				t.Errorf("cargo said %q", progress.String())
+			}
+			paths[p.path()] = true
+		}
+		if out, err := exec.Command(Program(t, "tiny")).Output(); err != nil || string(out) != says+"\n" {
+			t.Errorf("it says %q, %v", out, err)
+		}
+	}
+	write("tiny/src/main.rs", "fn main() { nothing }")
+	var progress strings.Builder
+	if err := FetchProgram(&progress, "tiny"); err == nil || !strings.Contains(err.Error(), "nothing") {
+		t.Errorf("a program that cannot be built: %v", err)
+	}
+	if left, err := filepath.Glob(filepath.Join(os.Getenv("XDG_CACHE_HOME"), "kvatlas", "*")); err != nil ||
+		len(left) != 2+3 {
+		t.Errorf("there are %q, not two programs and three locks; %v", left, err)
+	}
+}

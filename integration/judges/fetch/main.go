@@ -1,6 +1,6 @@
 // Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
-// that are read and not installed, and the libraries that Mooncake's programs load. All of it is pinned; nothing is
-// installed on the machine. `make judges` runs it before the tests.
+// that are read and not installed, the libraries that Mooncake's programs load, and Dynamo's worker selector, built
+// with cargo. All of it is pinned; nothing is installed on the machine. `make judges` runs it before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -47,5 +47,10 @@ func fetch(progress io.Writer) error {
 	if err := step("wheels of wheels.txt", func() error { return pyenv.FetchWheels(progress) }); err != nil {
 		return err
 	}
-	return step("Mooncake's libraries", func() error { return pyenv.FetchLibraries(progress) })
+	if err := step("Mooncake's libraries", func() error { return pyenv.FetchLibraries(progress) }); err != nil {
+		return err
+	}
+	return step("Dynamo's worker selector (a minute or two at first)", func() error {
+		return pyenv.FetchProgram(progress, "integration/judges/routing/judge")
+	})
 }
