@@ -112,6 +112,15 @@ func TestPermissionsAreEnough(t *testing.T) {
 	if after := worker(); after.Incarnation != before.Incarnation {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
+	// Operators may change workers; readers may not.
+	if r := harness.Run(t, "indexer", append(as("red", "operator", "_INBOX_operator"), "workers", "drain",
+		"w1")...); r.Code != 0 || !strings.Contains(r.Stdout, "draining") {
+		t.Errorf("an operator drains a worker: %+v", r)
+	}
+	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "workers", "undrain",
+		"w1")...); r.Code != 1 || !strings.Contains(strings.ToLower(r.Stderr), "permission") {
+		t.Errorf("a reader undrains a worker: %+v", r)
+	}
 	for _, s := range []*harness.Process{shim, next} {
 		if said := s.Said(); strings.Contains(strings.ToLower(said), "violation") {
 			t.Errorf("the shim was refused something:\n%s", said)

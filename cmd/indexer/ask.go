@@ -295,34 +295,3 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	}
 	return cli.Table(w, heading, rows)
 }
-
-func workersCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "workers", Short: "List the workers that the log knows, and what they hold"}
-	a := askingFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.WorkerList, error) {
-			return c.Workers(ctx)
-		}, printWorkers)
-		return err
-	}
-	return cmd
-}
-
-func printWorkers(w io.Writer, list *api.WorkerList) error {
-	if !list.Complete {
-		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", list.Missing)
-	}
-	if len(list.Workers) == 0 {
-		_, err := fmt.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
-		return err
-	}
-	rows := make([][]any, len(list.Workers))
-	for i, k := range list.Workers {
-		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host,
-			k.Blocks.Disk, k.Blocks.External,
-			max(k.Pending, k.Parked), k.LastEvent, k.LastSeen.UTC().Format(time.RFC3339), leaseAge(k.Lease,
-				time.Now()), leaseLeft(k.Lease, time.Now()), engineStands(&k, time.Now())}
-	}
-	return cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
-		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE"}, rows)
-}

@@ -41,7 +41,7 @@ func TestOldNamesAreReadAndNotPrinted(t *testing.T) {
 	}
 	heading, rest, _ := strings.Cut(text.String(), "\n")
 	if got := strings.Join(strings.Fields(heading), " "); got != "WORKER RANK MODEL BLOCK SIZE PARTITION DEVICE HOST "+
-		"DISK EXTERNAL PENDING LAST EVENT LAST SEEN LEASE AGE EXPIRES ENGINE" {
+		"DISK EXTERNAL PENDING LAST EVENT LAST SEEN LEASE AGE EXPIRES ENGINE STATE" {
 		t.Errorf("the heading is %s", got)
 	}
 	for _, want := range []string{

@@ -1,10 +1,20 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/spf13/cobra"
 )
 
 // leaseAge and leaseLeft say how long ago a lease was renewed, and in what time it expires if it is not again.
@@ -38,4 +48,213 @@ func engineStands(w *api.WorkerInfo, now time.Time) string {
 		said += ", catching up"
 	}
 	return said
+}
+
+func workersCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "workers",
+		Short: "List the workers, what they hold and whether they may be chosen; change, drain and remove them",
+		Long: `List the workers that the log knows or that are registered, and what they hold. STATE says whether a worker may be
+chosen for new requests; what keeps it from that is said below the table. --json has all that is registered of each.`,
+		Example: `  indexer workers
+  indexer workers drain w1 --why "new driver"
+  indexer workers undrain w1
+  indexer workers change w1 --role decode --taint gpu=h100`,
+	}
+	cmd.AddCommand(drainCommand(), undrainCommand(), changeCommand(), registerCommand(), removeCommand())
+	a := askingFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.WorkerList, error) {
+			return c.Workers(ctx)
+		}, printWorkers)
+		return err
+	}
+	return cmd
+}
+
+func printWorkers(w io.Writer, list *api.WorkerList) error {
+	if !list.Complete {
+		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", list.Missing)
+	}
+	if len(list.Workers) == 0 {
+		_, err := fmt.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
+		return err
+	}
+	rows := make([][]any, len(list.Workers))
+	for i, k := range list.Workers {
+		seen := "-"
+		if !k.LastSeen.IsZero() {
+			seen = k.LastSeen.UTC().Format(time.RFC3339)
+		}
+		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host,
+			k.Blocks.Disk, k.Blocks.External,
+			max(k.Pending, k.Parked), k.LastEvent, seen, leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now()),
+			engineStands(&k, time.Now()), stateOf(k.Record)}
+	}
+	if err := cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
+		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE", "STATE"}, rows); err != nil {
+		return err
+	}
+	return printReasons(w, list.Workers)
+}
+
+// stateOf is a rank's state, and its role if that is not the usual one.
+func stateOf(r *api.WorkerRecord) string {
+	switch {
+	case r == nil:
+		return "-"
+	case r.Role == api.RoleAggregated || r.Role == "":
+		return string(r.State)
+	}
+	return fmt.Sprintf("%s, %s", r.State, r.Role)
+}
+
+// printReasons says below a table why workers are not schedulable: once for all ranks of a worker of which it is the
+// same.
+func printReasons(w io.Writer, list []api.WorkerInfo) error {
+	said := map[string]bool{}
+	for _, k := range list {
+		if k.Record == nil || len(k.Record.Reasons) == 0 {
+			continue
+		}
+		line := fmt.Sprintf("%s is %s: %s", k.Instance, k.Record.State, strings.Join(k.Record.Reasons, "; "))
+		if said[line] {
+			continue
+		}
+		said[line] = true
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printWorker says what a worker is registered as.
+func printWorker(w io.Writer, k *api.Worker) error {
+	if len(k.Ranks) == 0 {
+		_, err := fmt.Fprintf(w, "%s: nothing is registered of it now\n", k.Instance)
+		return err
+	}
+	rows := make([][]any, len(k.Ranks))
+	list := make([]api.WorkerInfo, len(k.Ranks))
+	for i := range k.Ranks {
+		r := &k.Ranks[i]
+		rows[i] = []any{k.Instance, r.Rank, k.Model, r.Role, orDash(r.Endpoint), r.TotalKVBlocks, r.MaxBatchedTokens,
+			orDash(strings.Join(r.Taints, ",")), orDash(domains(r.TopologyDomains)),
+			orDash(strings.Join(r.LoRAAdapters, ",")), r.State}
+		list[i] = api.WorkerInfo{Instance: k.Instance, Record: &r.WorkerRecord}
+	}
+	if err := cli.Table(w, []string{"WORKER", "RANK", "MODEL", "ROLE", "ENDPOINT", "KV BLOCKS", "BATCHED TOKENS",
+		"TAINTS", "DOMAINS", "ADAPTERS", "STATE"}, rows); err != nil {
+		return err
+	}
+	return printReasons(w, list)
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+func domains(m map[string]string) string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		list = append(list, name+"="+m[name])
+	}
+	return strings.Join(list, ",")
+}
+
+// changing asks for a change of one worker, whose name is the argument, and prints what it is then.
+func changing(cmd *cobra.Command,
+	change func(context.Context, *client.Client, events.WorkerID) (*api.Worker, error)) *cobra.Command {
+	a := askingFlags(cmd)
+	cmd.Args = cobra.ExactArgs(1)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Worker, error) {
+			return change(ctx, c, events.WorkerID(args[0]))
+		}, printWorker)
+		return err
+	}
+	return cmd
+}
+
+func drainCommand() *cobra.Command {
+	var why string
+	cmd := changing(&cobra.Command{
+		Use:   "drain WORKER",
+		Short: "Give a worker nothing new, until undrain, whatever becomes of its shim",
+	}, func(ctx context.Context, c *client.Client, worker events.WorkerID) (*api.Worker, error) {
+		yes := true
+		return c.ChangeWorker(ctx, &api.WorkerChange{Instance: worker, Drain: &yes, Why: why})
+	})
+	cmd.Flags().StringVar(&why, "why", "", "the reason, which others see")
+	return cmd
+}
+
+func undrainCommand() *cobra.Command {
+	return changing(&cobra.Command{Use: "undrain WORKER", Short: "Let a worker be chosen again"},
+		func(ctx context.Context, c *client.Client, worker events.WorkerID) (*api.Worker, error) {
+			no := false
+			return c.ChangeWorker(ctx, &api.WorkerChange{Instance: worker, Drain: &no})
+		})
+}
+
+func changeCommand() *cobra.Command {
+	c := &api.WorkerChange{}
+	var spec *cli.WorkerFlags
+	cmd := changing(&cobra.Command{
+		Use:   "change WORKER",
+		Short: "Say of a worker what counts more than what its shim says; what is left out stays",
+		Example: `  indexer workers change w1 --role prefill --topology zone=eu-1
+  indexer workers change w1 --reset`,
+	}, func(ctx context.Context, asked *client.Client, worker events.WorkerID) (*api.Worker, error) {
+		said, err := spec.Spec()
+		if err != nil {
+			return nil, err
+		}
+		c.Instance, c.WorkerSpec = worker, *said
+		return asked.ChangeWorker(ctx, c)
+	})
+	spec = cli.AddWorkerFlags(cmd.Flags(), "endpoint")
+	spec.AddRange(cmd.Flags())
+	cmd.Flags().BoolVar(&c.Reset, "reset", false, "first forget what was changed before")
+	return cmd
+}
+
+func registerCommand() *cobra.Command {
+	r := &api.WorkerRegistration{}
+	var spec *cli.WorkerFlags
+	cmd := changing(&cobra.Command{
+		Use:   "register WORKER --model M --block-size N",
+		Short: "Register a worker that has no shim: nobody hears what it holds",
+		Example: `  indexer workers register w9 --model llama --block-size 16 --endpoint http://w9:8000
+  indexer workers remove w9`,
+	}, func(ctx context.Context, asked *client.Client, worker events.WorkerID) (*api.Worker, error) {
+		said, err := spec.Spec()
+		if err != nil {
+			return nil, err
+		}
+		r.Instance, r.WorkerSpec = worker, *said
+		r.Events = api.EventsNone
+		if err := r.Check(); err != nil {
+			return nil, cli.UsageErrorf("%w", err)
+		}
+		return asked.RegisterWorker(ctx, r)
+	})
+	spec = cli.AddWorkerFlags(cmd.Flags(), "endpoint")
+	spec.AddRange(cmd.Flags())
+	cmd.Flags().StringVar(&r.Model, "model", "", "model that the worker serves (required)")
+	cmd.Flags().Uint32Var(&r.BlockSize, "block-size", 0, "tokens in one of its blocks (required)")
+	return cmd
+}
+
+func removeCommand() *cobra.Command {
+	return changing(&cobra.Command{
+		Use:   "remove WORKER",
+		Short: "End the registration of a worker that has no shim of its own",
+	}, func(ctx context.Context, c *client.Client, worker events.WorkerID) (*api.Worker, error) {
+		return c.RemoveWorker(ctx, worker)
+	})
 }

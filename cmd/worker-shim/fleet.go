@@ -40,6 +40,8 @@ func (r *running) checkFleet() error {
 	}{{"--replay", r.replay != ""}, {"--engine-snapshot", r.engineSnapshot != ""}, {"--topic",
 		r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1},
 		{"--on-unreadable", r.onUnreadable != unreadablePass},
+		{"--serving-endpoint", r.instance == "" && r.worker.Said("serving-endpoint")},
+		{"--stable-routing-id", r.instance == "" && r.worker.Said("stable-routing-id")},
 		{"--on-engine-refused", r.onRefused != "clear"}, {"--engine-gone-after", r.goneAfter != 0}} {
 		if f.set {
 			errs = append(errs, fmt.Errorf("%s is not for --source %s", f.name, r.source))

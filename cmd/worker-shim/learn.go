@@ -141,7 +141,7 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 		for _, rank := range said.Ranks {
 			one := all.at(ctx, rank)
 			if one.engineSnapshot != "" && err == nil {
-				one.engineSnapshot, err = offset(all.engineSnapshot, rank.Rank)
+				one.engineSnapshot, err = zmtp.PortsAfter(all.engineSnapshot, rank.Rank)
 			}
 			list = append(list, one)
 		}

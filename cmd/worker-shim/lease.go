@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -41,7 +42,7 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 	trouble := limiter{every: r.logWindow}
 	report, err := shim.NewReport(ns, registry.Record{
 		Instance: key.Instance, Rank: key.Rank, Model: r.model, BlockSize: r.blockSize, Source: r.source,
-		LeaseMS: r.lease.Milliseconds(), L3: r.l3,
+		LeaseMS: r.lease.Milliseconds(), L3: r.l3, Worker: r.spec,
 	}, registry.LeaseHooks{
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
@@ -89,6 +90,26 @@ func (r *running) readL3Config() error {
 		return fmt.Errorf("%s: %w", r.l3Config, err)
 	}
 	r.l3 = &c
+	return nil
+}
+
+// readWorker reads what is registered for who chooses a worker. If it is not said where that takes requests, it does
+// where its API was asked.
+func (r *running) readWorker() (err error) {
+	if r.spec != nil {
+		return nil // it was read before the ranks were known
+	}
+	if r.spec, err = r.worker.Spec(); err != nil {
+		return err
+	}
+	if r.spec.Endpoint == "" && r.engineHTTP != "" {
+		asker, err := r.asker()
+		if err != nil {
+			return nil // which is said elsewhere
+		}
+		scheme, _, _ := strings.Cut(r.engineHTTP, "://")
+		r.spec.Endpoint = scheme + "://" + instanceName(asker)
+	}
 	return nil
 }
 

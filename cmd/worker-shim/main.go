@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -49,6 +50,8 @@ type running struct {
 	lease                               time.Duration
 	l3Config                            string
 	l3                                  *hicache.Config
+	worker                              *cli.WorkerFlags
+	spec                                *api.WorkerSpec // what worker says
 	kvGroups                            string
 	groups                              []events.GroupSpec
 	claimWait, silence                  time.Duration
@@ -125,6 +128,7 @@ without asking. It needs --engine and --master alone.`,
 		"after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.StringVar(&r.l3Config, "l3-config", "",
 		"JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
+	r.worker = cli.AddWorkerFlags(f, "serving-endpoint")
 	f.StringVar(&r.kvGroups, "kv-groups", "",
 		"of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if a draft model has the last block of a hit computed anew; as in full,chunked:8192. The default is what --l3-config says")
 	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass,
@@ -229,6 +233,9 @@ func (r *running) check() error {
 	if err := r.readGroups(); err != nil {
 		errs = append(errs, err)
 	}
+	if err := r.readWorker(); err != nil {
+		errs = append(errs, err)
+	}
 	if r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear {
 		errs = append(errs, fmt.Errorf("--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass,
 			unreadableClear))
@@ -317,6 +324,13 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 	ns, err := ranks[0].join(ctx, conn, log)
 	if err != nil {
 		return ignoreEnd(ctx, err)
+	}
+	if len(ranks) > 1 {
+		spec := *r.spec
+		spec.RankStart, spec.RankSize = ranks[0].rank, uint32(len(ranks))
+		for _, one := range ranks {
+			one.spec = &spec
+		}
 	}
 	all, ctx := errgroup.WithContext(ctx)
 	if r.engineHTTP != "" {

@@ -2,9 +2,8 @@ package main
 
 import (
 	"fmt"
-	"net"
-	"strconv"
-	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/zmtp"
 )
 
 // maxRanks is how many ranks one process shims at the most.
@@ -16,33 +15,13 @@ func (r *running) ofRank(i uint32) (*running, error) {
 	one := *r
 	one.rank += i
 	var err error
-	if one.engine, err = offset(r.engine, i); err == nil && r.replay != "" {
-		one.replay, err = offset(r.replay, i)
+	if one.engine, err = zmtp.PortsAfter(r.engine, i); err == nil && r.replay != "" {
+		one.replay, err = zmtp.PortsAfter(r.replay, i)
 	}
 	if err == nil && r.engineSnapshot != "" {
-		one.engineSnapshot, err = offset(r.engineSnapshot, i)
+		one.engineSnapshot, err = zmtp.PortsAfter(r.engineSnapshot, i)
 	}
 	return &one, err
-}
-
-// offset adds to an endpoint's port.
-func offset(endpoint string, by uint32) (string, error) {
-	if by == 0 {
-		return endpoint, nil
-	}
-	rest, ok := strings.CutPrefix(endpoint, "tcp://")
-	if !ok {
-		return "", fmt.Errorf("several ranks need tcp:// endpoints: %s has no port to count from", endpoint)
-	}
-	host, text, err := net.SplitHostPort(rest)
-	if err != nil {
-		return "", err
-	}
-	port, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || port+uint64(by) > 65535 {
-		return "", fmt.Errorf("%s: there is no port %s + %d", endpoint, text, by)
-	}
-	return "tcp://" + net.JoinHostPort(host, strconv.FormatUint(port+uint64(by), 10)), nil
 }
 
 // checkPorts finds ranks whose endpoints do not exist, or coincide: a replay port chosen next to the event port is rank

@@ -42,8 +42,8 @@ type Config struct {
 	Ended func(op, outcome string)
 }
 
-// defaultGroup is the routing group of who names none.
-const defaultGroup = "default"
+// DefaultGroup is the routing group of who names none.
+const DefaultGroup = "default"
 
 // id is an instance id: a number or a string.
 type id string
@@ -88,8 +88,9 @@ type request struct {
 	Salt     string
 	Media    []*media
 
-	L3 *hicache.Config // ours: how the worker uses a shared store
-	KV string          // ours: as worker-shim's --kv-groups
+	Record *api.WorkerSpec // ours: what a choice of worker needs to know
+	L3     *hicache.Config // ours: how the worker uses a shared store
+	KV     string          // ours: as worker-shim's --kv-groups
 }
 
 // media are the multimodal items that touch a block.
@@ -140,6 +141,10 @@ func (r *request) fields() map[string]func(name string, value []byte) error {
 		},
 		"block_hashes": func(name string, value []byte) (err error) {
 			r.Hashes, err = api.ReadHashes(name, value)
+			return unprocessable(err)
+		},
+		"record": func(name string, value []byte) (err error) {
+			r.Record, err = api.ReadWorkerSpec(name, value)
 			return unprocessable(err)
 		},
 		"l3": func(_ string, value []byte) error {
@@ -250,25 +255,32 @@ func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 // statusOf is the status of an error, and the error as clients get it; nil for none.
 func statusOf(err error) (int, *api.Error) {
 	var f *failure
-	var e *api.Error
 	switch {
 	case err == nil:
 		return http.StatusOK, nil
 	case errors.As(err, &f):
 		return f.status, f.why
-	case errors.As(err, &e):
-	case errors.Is(err, ErrExists):
-		e = api.Errorf(api.CodeRegistered, "%v", err)
-	case errors.Is(err, ErrMismatch):
-		e = api.Errorf(api.CodeBlockSizeMismatch, "%v", err)
-	case errors.Is(err, ErrUnknown):
-		e = api.Errorf(api.CodeUnknownWorker, "%v", err)
-	case errors.Is(err, ErrBad):
-		e = api.Errorf(api.CodeMalformed, "%v", err)
-	default:
-		e = api.Errorf(api.CodeUnavailable, "%v", err)
 	}
+	e := AsError(err)
 	return e.Code.HTTPStatus(), e
+}
+
+// AsError is an error of [Shims], or of what they write to, as clients get it. err is not nil.
+func AsError(err error) *api.Error {
+	var e *api.Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.Is(err, ErrExists):
+		return api.Errorf(api.CodeRegistered, "%v", err)
+	case errors.Is(err, ErrMismatch):
+		return api.Errorf(api.CodeBlockSizeMismatch, "%v", err)
+	case errors.Is(err, ErrUnknown):
+		return api.Errorf(api.CodeUnknownWorker, "%v", err)
+	case errors.Is(err, ErrBad):
+		return api.Errorf(api.CodeMalformed, "%v", err)
+	}
+	return api.Errorf(api.CodeUnavailable, "%v", err)
 }
 
 // read decodes a request and demands the fields that are named.
@@ -305,14 +317,14 @@ func read(body []byte, need ...string) (*request, error) {
 // group is the routing group that a request names, or the default one.
 func (r *request) group() string {
 	if r.Group == nil || *r.Group == "" {
-		return defaultGroup
+		return DefaultGroup
 	}
 	return *r.Group
 }
 
 // modelOf is how a model of a routing group is called in the index.
 func modelOf(model, group string) string {
-	if group == defaultGroup {
+	if group == DefaultGroup {
 		return model
 	}
 	return model + ":" + group
@@ -320,7 +332,7 @@ func modelOf(model, group string) string {
 
 // nameOf is what a registration calls its model.
 func nameOf(r registry.Record) string {
-	if r.Engine.Group == defaultGroup {
+	if r.Engine.Group == DefaultGroup {
 		return r.Model
 	}
 	return strings.TrimSuffix(r.Model, ":"+r.Engine.Group)
@@ -340,7 +352,7 @@ func (cfg *Config) register(ctx context.Context, body []byte, _ url.Values) (any
 		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.group()), BlockSize: *req.Size,
 		Source: strings.ToLower(req.Type),
 		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot,
-			Group: req.group()}, L3: req.L3, KVGroups: req.KV,
+			Group: req.group()}, L3: req.L3, KVGroups: req.KV, Worker: req.Record,
 	}
 	if req.L3 != nil {
 		if err := req.L3.Check(); err != nil {
@@ -553,13 +565,13 @@ func (cfg *Config) dump(ctx context.Context, _ []byte, _ url.Values) (any, error
 	out, models := map[string]*dumped{}, map[id]*dumped{}
 	named := maps.Collect(func(yield func(string, string) bool) {
 		for _, l := range cfg.Shims.Listeners() {
-			if l.Record.Engine.Group != defaultGroup && !yield(l.Record.Model, l.Record.Model) {
+			if l.Record.Engine.Group != DefaultGroup && !yield(l.Record.Model, l.Record.Model) {
 				return
 			}
 		}
 	})
 	for _, w := range list.Workers {
-		key := w.Model + ":" + defaultGroup
+		key := w.Model + ":" + DefaultGroup
 		if full, grouped := named[w.Model]; grouped {
 			key = full
 		}

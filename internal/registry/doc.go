@@ -5,6 +5,8 @@
 //	node:  r := registry.New(cfg); r.Run(ctx)                                     // watch, probe, expire
 //	       r.Workers(), r.Partitions(model), r.Changed()                          // who is there
 //	       r.Sharing(model)                                                       // and what store they share
+//	       r.Pool(model)                                                          // and which may be chosen
+//	       r.Change(ctx, change), r.Declare(ctx, worker), r.Remove(ctx, instance) // what operators say
 //
 // # One key, one owner
 //
@@ -12,6 +14,13 @@
 // JSON. Only the holder of its lease writes it, by compare-and-set: renewing writes the same bytes again. A shim that
 // starts takes the record over, whoever held it, and the former holder finds that out at its next renewal: it is
 // fenced. A rank with several shims one after the other stays one worker.
+//
+// # What operators say
+//
+// An [Operator] is the value of the key operator.<instance>: what was changed of the worker, that it is drained, or
+// that there is such a worker though it has no shim. Any node writes it, by compare-and-set, and no shim does, so
+// neither overwrites the other. A [Pool] has both put together: what the shim says, with what operators say above it,
+// and the state that follows. It is made at the first question after a change and does not change itself.
 //
 // # Time
 //

@@ -40,6 +40,9 @@ type Record struct {
 	// check: a rank whose configuration makes no sense is there all the same.
 	L3 *hicache.Config `json:"l3,omitempty"`
 
+	// Worker is what a choice of worker needs to know of it, as far as the shim says; nil: nothing.
+	Worker *api.WorkerSpec `json:"worker,omitempty"`
+
 	Holder  Holder `json:"holder"`
 	LeaseMS int64  `json:"lease_ms"`
 	State   State  `json:"state"`

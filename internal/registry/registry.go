@@ -83,12 +83,16 @@ type Registry struct {
 	changed  chan struct{}
 	current  bool
 	down     bool
-	epoch    time.Time                 // of the bucket that is watched
-	lost     map[events.RankKey]Worker // what the bucket had that was there before, and this one is to have too
-	listing  bool                      // the watch does not show all yet
+	epoch    time.Time         // of the bucket that is watched
+	lost     map[string][]byte // by key: what the bucket had that was there before, and this one is to have too
+	listing  bool              // the watch does not show all yet
+	heard    uint64            // up to which revision the watch has shown all
 	impaired impaired
-	shared   sync.Map // model → *hicache.Sharing, until the next change; written with mu held
-	serving  sync.Map // model → []events.Partition, likewise
+
+	operators operators
+	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
+	shared    sync.Map                         // model → *hicache.Sharing, until the next change; written with mu held
+	serving   sync.Map                         // model → []events.Partition, likewise
 }
 
 // New returns a registry that knows nobody until Run.
@@ -122,6 +126,9 @@ func New(cfg Config) *Registry {
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
 		marks:   map[string]uint64{},
 		changed: make(chan struct{}),
+		operators: operators{
+			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{},
+		},
 	}
 }
 
@@ -187,6 +194,7 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 func (r *Registry) notify() {
 	r.shared.Clear()
 	r.serving.Clear()
+	r.pools.Store(nil)
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -241,13 +249,25 @@ func (r *Registry) apply(u jetstream.Watched) (hooks []func()) {
 	if u.Anew {
 		r.machine.Anew()
 		if !r.epoch.IsZero() && !r.epoch.Equal(u.Epoch) && r.current {
-			r.lost = maps.Clone(r.workers)
+			r.lost = r.all()
 		}
-		r.epoch, r.listing = u.Epoch, true
+		r.epoch, r.listing, r.heard = u.Epoch, true, 0
+		r.operators.fresh = map[events.WorkerID]bool{}
 	}
 	for _, e := range u.Entries {
+		r.heard = max(r.heard, e.Revision)
 		p, key, ok := jetstream.ParseWorkerKey(e.Key)
 		if !ok {
+			is, other, err := r.operators.see(e)
+			switch {
+			case err != nil:
+				hooks = append(hooks, func() { r.cfg.Hooks.Bad(e.Key, err) })
+			case is && e.Deleted:
+				r.marks[e.Key] = e.Revision
+			case is:
+				delete(r.marks, e.Key)
+			}
+			changed = changed || other
 			continue
 		}
 		if e.Deleted {
@@ -285,24 +305,47 @@ func (r *Registry) apply(u jetstream.Watched) (hooks []func()) {
 		}
 		r.workers[key] = w
 		r.impaired.note(key, w.standing())
+		r.pools.Store(nil)
 		r.machine.Seen(record, e.Revision, r.now())
 	}
 	if u.Current {
 		for _, key := range r.machine.Current() {
-			if w, there := r.workers[key]; there && r.lost[key].text == nil {
+			if w, there := r.workers[key]; there && !r.refills(w) {
 				r.machine.Missed(w.Record, w.Revision, r.now())
 			}
 			delete(r.workers, key)
 			r.impaired.forget(key)
 			changed = true
 		}
-		changed = changed || !r.current
+		changed = r.operators.current(r.lost) || changed || !r.current
 		r.current, r.listing = true, false
 	}
 	if changed {
 		r.notify()
 	}
 	return hooks
+}
+
+// all is every record that is known, by its key.
+func (r *Registry) all() map[string][]byte {
+	records := map[string][]byte{}
+	for key, w := range r.workers {
+		if name, err := jetstream.WorkerKey(w.Partition, key); err == nil { // it was one
+			records[name] = w.text
+		}
+	}
+	for instance, text := range r.operators.texts {
+		if name, err := jetstream.OperatorKey(instance); err == nil {
+			records[name] = text
+		}
+	}
+	return records
+}
+
+// refills reports whether a record of a bucket that was deleted is to be written into the new one.
+func (r *Registry) refills(w Worker) bool {
+	name, err := jetstream.WorkerKey(w.Partition, w.Record.Key())
+	return err == nil && r.lost[name] != nil
 }
 
 // atOnce is how many leases are ended at the same time.
@@ -325,6 +368,7 @@ func (r *Registry) supervise(ctx context.Context) {
 			return
 		}
 		if every == 0 {
+			r.sweep(ctx)
 			continue
 		}
 		sent := r.now()
@@ -361,9 +405,9 @@ func (r *Registry) supervise(ctx context.Context) {
 func (r *Registry) recreate(ctx context.Context) {
 	r.mu.Lock()
 	down := r.down
-	var lost []Worker
+	var lost map[string][]byte
 	if !r.listing {
-		lost = slices.Collect(maps.Values(r.lost))
+		lost = maps.Clone(r.lost)
 	}
 	r.mu.Unlock()
 	if down && r.cfg.Mend != nil {
@@ -379,22 +423,19 @@ func (r *Registry) recreate(ctx context.Context) {
 	var written atomic.Int64
 	var all sync.WaitGroup
 	slots := make(chan struct{}, atOnce)
-	for _, w := range lost {
+	for name, text := range lost {
 		slots <- struct{}{}
 		all.Go(func() {
 			defer func() { <-slots }()
 			writing, cancel := context.WithTimeout(ctx, endTime)
 			defer cancel()
-			name, err := r.key(w.Record.Key())
-			if err == nil {
-				_, err = r.cfg.Bucket.Commit(writing, nil, jetstream.Value{Key: name, Data: w.text}, 0)
-			}
+			_, err := r.cfg.Bucket.Commit(writing, nil, jetstream.Value{Key: name, Data: text}, 0)
 			if err == nil {
 				written.Add(1)
 			}
 			if !errors.Is(err, jetstream.ErrUnavailable) { // else it is tried again
 				r.mu.Lock()
-				delete(r.lost, w.Record.Key())
+				delete(r.lost, name)
 				r.mu.Unlock()
 			}
 		})

@@ -62,7 +62,7 @@ func TestStanding(t *testing.T) {
 			for _, o := range overlaps {
 				list.Workers = append(list.Workers, api.WorkerInfo{Instance: o.Instance, Rank: o.Rank})
 			}
-			node.MarkWorkers(list)
+			node.MarkWorkers(list, api.WorkersRequest{})
 			if w := list.Workers[2]; w.Engine != now.Engine || w.EngineWhy != now.Why ||
 				w.CatchingUp != now.CatchingUp ||
 				(w.EngineSince == nil) != now.Since.IsZero() || w.EngineSince != nil &&

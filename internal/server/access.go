@@ -94,10 +94,10 @@ func (l *httpRoom) limit(next http.Handler, ended func(op, outcome string)) http
 		n, bytes := l.underWay.Add(1), l.reading.Add(size)
 		switch {
 		case n > l.requests:
-			deny(w, ended, opOf(r.URL.Path), api.Errorf(api.CodeBusy,
+			deny(w, ended, opOf(r), api.Errorf(api.CodeBusy,
 				"%d requests are under way over HTTP; ask again a little later", l.requests))
 		case bytes > l.bytes && bytes > size:
-			deny(w, ended, opOf(r.URL.Path), api.Errorf(api.CodeBusy,
+			deny(w, ended, opOf(r), api.Errorf(api.CodeBusy,
 				"%d MiB of requests are under way over HTTP; ask again a little later", l.bytes>>20))
 		default:
 			next.ServeHTTP(w, r)
@@ -105,10 +105,12 @@ func (l *httpRoom) limit(next http.Handler, ended func(op, outcome string)) http
 	})
 }
 
-// opOf is the operation of a path.
-func opOf(path string) string {
+// opOf is the operation of a request.
+func opOf(r *http.Request) string {
 	for _, route := range routes {
-		if route.path == path {
+		prefix, _, named := strings.Cut(route.path, "{")
+		is := route.path == r.URL.Path || named && strings.HasPrefix(r.URL.Path, prefix)
+		if is && (route.method == r.Method || route.method == http.MethodGet && r.Method == http.MethodHead) {
 			return route.op
 		}
 	}

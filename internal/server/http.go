@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/dump"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
@@ -24,12 +25,17 @@ var routes = []struct{ method, path, op string }{
 	{http.MethodPost, "/v1/find", api.OpFind}, {http.MethodGet, "/v1/workers", api.OpWorkers},
 	{http.MethodGet, "/v1/status", api.OpStatus}, {http.MethodGet, "/v1/verify", api.OpVerify},
 	{http.MethodPost, "/v1/snapshot", api.OpSnapshot},
+	{http.MethodPost, "/v1/workers", api.OpRegisterWorker},
+	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker},
+	{http.MethodDelete, "/v1/workers/{instance}", api.OpRemoveWorker},
 }
 
 // handler returns what answers on the HTTP port:
 //
 //	POST /v1/find      a Query, as JSON or MessagePack by Content-Type → an Answer
 //	GET  /v1/workers   → a WorkerList
+//	POST /v1/workers   a WorkerRegistration → a Worker
+//	PATCH, DELETE /v1/workers/{instance}  a WorkerChange, or nothing → a Worker
 //	GET  /v1/status    → a Status
 //	GET  /v1/verify    → a Status with a checksum of each partition
 //	POST /v1/snapshot  → a SnapshotList
@@ -76,12 +82,24 @@ type httpFront struct {
 
 // register adds the operations' paths, /healthz, and what is said of all others.
 func (f *httpFront) register(mux *http.ServeMux) {
+	ops, methods := map[string]map[string]string{}, map[string][]string{} // by path
 	for _, route := range routes {
-		mux.HandleFunc(route.path, func(w http.ResponseWriter, r *http.Request) {
-			if api.Allowed(w, r, route.method) {
-				f.serve(w, r, route.op)
+		if ops[route.path] == nil {
+			ops[route.path] = map[string]string{}
+		}
+		ops[route.path][route.method] = route.op
+		methods[route.path] = append(methods[route.path], route.method)
+	}
+	for path, methods := range methods {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			op := ops[path][r.Method]
+			if op == "" {
+				op = ops[path][methods[0]] // HEAD, where that is GET
+			}
+			if api.Allowed(w, r, methods...) {
+				f.serve(w, r, op)
 			} else {
-				f.refuse(w, route.op, api.JSON, api.WrongMethod(r, route.method))
+				f.refuse(w, op, api.JSON, api.WrongMethod(r, methods...))
 			}
 		})
 	}
@@ -112,7 +130,9 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), deadline)
 	defer cancel()
-	reply, failure := f.requests.Handle(ctx, op, contentType, body)
+	requests := f.requests
+	requests.Instance = events.WorkerID(r.PathValue("instance"))
+	reply, failure := requests.Handle(ctx, op, contentType, body)
 	status := http.StatusOK
 	if failure != nil {
 		status = failure.Code.HTTPStatus()

@@ -37,13 +37,13 @@ func (v *service) serveOwn() error {
 		Observe: func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
 	}
 	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject, api.OpFind, api.OpWorkers, api.OpStatus,
-		api.OpVerify, api.OpSnapshot)
+		api.OpVerify, api.OpSnapshot, api.OpRemoveWorker)
 }
 
 // serveQueries serves everything else, once the node is ready.
 func (v *service) serveQueries() error {
 	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpFind,
-		api.OpWorkers, api.OpVerify, api.OpSnapshot)
+		api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker, api.OpRemoveWorker)
 }
 
 // requests answers clients' requests.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // admit is nil if queries may be answered: once every partition that this node keeps has been restored and caught up.
@@ -40,7 +41,7 @@ func (s *Server) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Wo
 	}
 	list, err := s.scatter.Workers(ctx, asked)
 	if err == nil {
-		s.registry.MarkWorkers(list)
+		s.registry.MarkWorkers(list, asked)
 	}
 	return list, err
 }
@@ -164,3 +165,19 @@ func (o own) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, er
 }
 
 func (o own) Snapshot(ctx context.Context) (*api.SnapshotList, error) { return o.s.node.Snapshot(ctx) }
+
+func (o own) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) (*api.Worker, error) {
+	return o.s.RegisterWorker(ctx, w)
+}
+
+func (o own) ChangeWorker(ctx context.Context, c *api.WorkerChange) (*api.Worker, error) {
+	return o.s.ChangeWorker(ctx, c)
+}
+
+// RemoveWorker is asked of the node that runs the worker's shims.
+func (o own) RemoveWorker(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
+	if node := o.s.shimsNode(instance); node != o.s.ID {
+		return nil, api.Errorf(api.CodeUnknownWorker, "this is node %s, which runs no shim of %s", o.s.ID, instance)
+	}
+	return o.s.remove(ctx, instance, true)
+}

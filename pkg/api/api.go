@@ -25,6 +25,10 @@ const (
 	OpStatus   = "status"   // StatusRequest, or nothing → Status
 	OpVerify   = "verify"   // → Status, with checksums, and in a cluster with those of all nodes
 	OpSnapshot = "snapshot" // → SnapshotList, after every partition's snapshot is written, by whichever node
+
+	OpRegisterWorker = "worker_register" // WorkerRegistration → Worker
+	OpChangeWorker   = "worker_change"   // WorkerChange → Worker, as it is then
+	OpRemoveWorker   = "worker_remove"   // WorkerRemoval → Worker, as it was
 )
 
 // Query asks who holds how much of a prompt.
@@ -374,6 +378,9 @@ type WorkerInfo struct {
 	EngineSince *time.Time  `json:"engine_since,omitempty" msgpack:"engine_since,omitempty"`
 	EngineWhy   string      `json:"engine_why,omitempty" msgpack:"engine_why,omitempty"`
 	CatchingUp  bool        `json:"catching_up,omitempty" msgpack:"catching_up,omitempty"`
+
+	// Record is what is registered of the rank, and whether it may be chosen; nil: nobody has registered it.
+	Record *WorkerRecord `json:"record,omitempty" msgpack:"record,omitempty"`
 }
 
 // Place is where the rank stands in a list.
@@ -698,4 +705,8 @@ type Indexer interface {
 	StatusOf(ctx context.Context, node string) (*Status, error) // of this node or another
 	Verify(ctx context.Context, at []PartitionSeq) (*Status, error)
 	Snapshot(ctx context.Context) (*SnapshotList, error)
+
+	RegisterWorker(ctx context.Context, r *WorkerRegistration) (*Worker, error)
+	ChangeWorker(ctx context.Context, c *WorkerChange) (*Worker, error)
+	RemoveWorker(ctx context.Context, instance events.WorkerID) (*Worker, error)
 }

@@ -8,11 +8,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
 // echo is an indexer that hands back what it was asked.
-type echo struct{ last *Query }
+type echo struct {
+	last       *Query
+	registered *WorkerRegistration
+	change     *WorkerChange
+	removed    events.WorkerID
+}
 
 func (e *echo) Find(_ context.Context, q *Query) (*Answer, error) {
 	e.last = q
@@ -28,6 +34,18 @@ func (*echo) StatusOf(_ context.Context, node string) (*Status, error) {
 func (*echo) Verify(context.Context, []PartitionSeq) (*Status, error) { return &Status{}, nil }
 func (*echo) Snapshot(context.Context) (*SnapshotList, error) {
 	return nil, Errorf(CodeNotReady, "restoring")
+}
+func (e *echo) RegisterWorker(_ context.Context, w *WorkerRegistration) (*Worker, error) {
+	e.registered = w
+	return &Worker{Instance: w.Instance}, nil
+}
+func (e *echo) ChangeWorker(_ context.Context, c *WorkerChange) (*Worker, error) {
+	e.change = c
+	return &Worker{Instance: c.Instance}, nil
+}
+func (e *echo) RemoveWorker(_ context.Context, instance events.WorkerID) (*Worker, error) {
+	e.removed = instance
+	return &Worker{Instance: instance}, nil
 }
 
 func TestErrorsNameWhatIsWrong(t *testing.T) {

@@ -21,6 +21,7 @@ const (
 	CodeBlockSizeMismatch Code = "block_size_mismatch" // ask with the model's block size
 	CodeRegistered        Code = "already_registered"  // unregister it first
 	CodeBadTokens         Code = "bad_tokens"          // tokens are unsigned 32-bit numbers
+	CodeConflict          Code = "conflict"            // what stands speaks against it: see to that first
 	CodeTooLarge          Code = "too_large"           // ask for less
 	CodeBusy              Code = "busy"                // ask again a little later, or another node
 	CodeNotReady          Code = "not_ready"           // the node is restoring or catching up
@@ -40,6 +41,7 @@ var httpStatus = map[Code]int{
 	CodeUnknownModel: 404, CodeUnknownWorker: 404,
 	CodeUnknownOperation: 404,
 	CodeWrongMethod:      405, CodeRequestTimeout: 408, CodeBlockSizeMismatch: 409, CodeRegistered: 409,
+	CodeConflict: 409,
 	CodeTooLarge: 413, CodeWrongContentType: 415, CodeBusy: 429,
 	CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeBehind: 504,
 }

@@ -10,6 +10,8 @@ import (
 	"mime"
 	"strings"
 	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // Content types of requests and replies. A reply has its request's.
@@ -53,6 +55,9 @@ type Handler struct {
 	Indexer Indexer
 	Observe Observer      // may be nil
 	Unknown UnknownFields // what becomes of fields of requests that are not known
+
+	// Instance is the worker that the request is about, where something beside the body says so; else empty.
+	Instance events.WorkerID
 }
 
 // Handle answers one request. The reply is in the request's content type, which is JSON unless it is
@@ -138,6 +143,40 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 			return nil, err
 		}
 		return h.Indexer.Snapshot(ctx)
+	case OpRegisterWorker:
+		var w WorkerRegistration
+		if err := h.read(contentType, body, func(r *reader) error { return readRegistration(r, &w) }); err != nil {
+			return nil, err
+		}
+		if err := w.Check(); err != nil {
+			return nil, err
+		}
+		return h.Indexer.RegisterWorker(ctx, &w)
+	case OpChangeWorker:
+		var c WorkerChange
+		err := h.read(contentType, body, func(r *reader) error { return readChange(r, &c) })
+		if err == nil {
+			err = h.about(&c.Instance)
+		}
+		if err == nil {
+			err = c.Check()
+		}
+		if err != nil {
+			return nil, err
+		}
+		return h.Indexer.ChangeWorker(ctx, &c)
+	case OpRemoveWorker:
+		var instance events.WorkerID
+		err := h.optional(contentType, body, removalFields, func(r *reader, field string) error {
+			return r.string(field, (*string)(&instance))
+		})
+		if err == nil {
+			err = h.about(&instance)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return h.Indexer.RemoveWorker(ctx, instance)
 	}
 	return nil, Errorf(CodeUnknownOperation, "there is no operation %q", op)
 }
@@ -156,6 +195,25 @@ func (h Handler) optional(
 		}
 		return r.fields("the request", fields, func(field string) error { return read(r, field) })
 	})
+}
+
+func (h Handler) read(contentType string, body []byte, what func(r *reader) error) error {
+	return readRequest(contentType, body, h.Unknown, what)
+}
+
+// about completes the name of the worker that a request is about.
+func (h Handler) about(instance *events.WorkerID) error {
+	switch {
+	case *instance == "":
+		*instance = h.Instance
+	case h.Instance != "" && h.Instance != *instance:
+		return Errorf(CodeMalformed, "the path names worker %q, and the body %q", shorten(string(h.Instance)),
+			shorten(string(*instance)))
+	}
+	if *instance == "" {
+		return Errorf(CodeMalformed, "the request names no instance")
+	}
+	return nil
 }
 
 // readQuery reads a query: in MessagePack most are as our own clients write them.

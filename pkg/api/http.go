@@ -5,24 +5,26 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
+	"strings"
 )
 
-// Allowed reports whether a request has the method that a path takes; else the answer's header says which that is.
+// Allowed reports whether a request has a method that its path takes; else the answer's header says which these are.
 // Where GET is taken, so is HEAD.
-func Allowed(w http.ResponseWriter, r *http.Request, method string) bool {
-	if r.Method == method || r.Method == http.MethodHead && method == http.MethodGet {
+func Allowed(w http.ResponseWriter, r *http.Request, methods ...string) bool {
+	if at := slices.Index(methods, http.MethodGet); at >= 0 {
+		methods = slices.Insert(slices.Clone(methods), at+1, http.MethodHead)
+	}
+	if slices.Contains(methods, r.Method) {
 		return true
 	}
-	if method == http.MethodGet {
-		method += ", " + http.MethodHead
-	}
-	w.Header().Set("Allow", method)
+	w.Header().Set("Allow", strings.Join(methods, ", "))
 	return false
 }
 
 // WrongMethod is the error of a request that [Allowed] does not let pass.
-func WrongMethod(r *http.Request, method string) *Error {
-	return Errorf(CodeWrongMethod, "%s takes %s, not %s", r.URL.Path, method, shorten(r.Method))
+func WrongMethod(r *http.Request, methods ...string) *Error {
+	return Errorf(CodeWrongMethod, "%s takes %s, not %s", r.URL.Path, strings.Join(methods, " or "), shorten(r.Method))
 }
 
 // ReadBody reads a request's body.

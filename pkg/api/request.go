@@ -28,6 +28,7 @@ type reader struct {
 	source
 	unknown UnknownFields
 
+	prefix  string // the field whose value is read; empty: it is the body
 	within  string // the list whose element is read; empty: none
 	element int
 }
@@ -47,7 +48,10 @@ func readRequest(contentType string, body []byte, unknown UnknownFields, what fu
 // name is what a field is called in messages.
 func (r *reader) name(field string) string {
 	if r.within == "" {
-		return field
+		if r.prefix != "" && field != "" {
+			return r.prefix + "." + field
+		}
+		return r.prefix + field
 	}
 	name := r.within + "[" + strconv.Itoa(r.element) + "]"
 	if field == "" { // the element itself

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
@@ -32,8 +33,9 @@ type transport interface {
 
 // request is a request under way. Transports keep theirs in it.
 type request struct {
-	op   string
-	body []byte
+	op    string
+	about events.WorkerID // over HTTP, the worker that the path names
+	body  []byte
 
 	outcomes chan outcome
 	timer    *time.Timer
@@ -70,8 +72,13 @@ func (r *request) put(o outcome) {
 	}
 }
 
+// asksOnce has the operations of which a second request is not as good as the first.
+var asksOnce = map[string]bool{
+	api.OpVerify: true, api.OpSnapshot: true, api.OpRegisterWorker: true, api.OpRemoveWorker: true,
+}
+
 // ask sends a request, and again as long as that may help. See the package comment.
-func (c *Client) ask(ctx context.Context, op string, body []byte) ([]byte, error) {
+func (c *Client) ask(ctx context.Context, op string, about events.WorkerID, body []byte) ([]byte, error) {
 	if err := ctx.Err(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return nil, fmt.Errorf("ask %s: %w", op, err)
 	}
@@ -80,12 +87,12 @@ func (c *Client) ask(ctx context.Context, op string, body []byte) ([]byte, error
 		deadline = time.Now().Add(defaultDeadline)
 	}
 	begun := time.Now()
-	try := newRetry(deadline.Sub(begun), c.o.Absent, op == api.OpVerify || op == api.OpSnapshot)
+	try := newRetry(deadline.Sub(begun), c.o.Absent, asksOnce[op])
 	if try.left < time.Millisecond {
 		return nil, failed(api.CodeUnavailable, context.DeadlineExceeded, "no time is left to ask %s", op)
 	}
 	r := requests.Get().(*request)
-	r.op, r.body = op, body
+	r.op, r.about, r.body = op, about, body
 	defer c.end(r)
 	c.to.budget().Earn()
 	var last outcome // that says why nobody answers

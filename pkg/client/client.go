@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // What is asked and answered, by the names that it has in pkg/api.
@@ -15,6 +16,7 @@ type (
 	Query      = api.Query
 	Answer     = api.Answer
 	WorkerList = api.WorkerList
+	Worker     = api.Worker
 	Status     = api.Status
 	Error      = api.Error
 	Code       = api.Code
@@ -81,6 +83,23 @@ func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
 	}
 }
 
+// RegisterWorker registers a worker, in place of what was registered of it before.
+func (c *Client) RegisterWorker(ctx context.Context, r *api.WorkerRegistration) (*Worker, error) {
+	return call[Worker](ctx, c, api.OpRegisterWorker, r)
+}
+
+// ChangeWorker changes what is said of a worker; fields that are not set change nothing. Every node knows within a
+// heartbeat, the one that answers at once. The same change twice is one.
+func (c *Client) ChangeWorker(ctx context.Context, change *api.WorkerChange) (*Worker, error) {
+	return about[Worker](ctx, c, api.OpChangeWorker, change.Instance, change)
+}
+
+// RemoveWorker ends the registration of a worker that has no shim, or one that an indexer runs, and forgets what was
+// changed of it.
+func (c *Client) RemoveWorker(ctx context.Context, instance events.WorkerID) (*Worker, error) {
+	return about[Worker](ctx, c, api.OpRemoveWorker, instance, &api.WorkerRemoval{Instance: instance})
+}
+
 // Status asks how the node is doing that answers.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return call[Status](ctx, c, api.OpStatus, nil)
@@ -120,6 +139,11 @@ func CodeOf(err error) Code {
 }
 
 func call[T any](ctx context.Context, c *Client, op string, q any) (*T, error) {
+	return about[T](ctx, c, op, "", q)
+}
+
+// about is call for a request about one worker.
+func about[T any](ctx context.Context, c *Client, op string, instance events.WorkerID, q any) (*T, error) {
 	var body []byte
 	if q != nil {
 		var err error
@@ -127,7 +151,7 @@ func call[T any](ctx context.Context, c *Client, op string, q any) (*T, error) {
 			return nil, err
 		}
 	}
-	reply, err := c.ask(ctx, op, body)
+	reply, err := c.ask(ctx, op, instance, body)
 	if err != nil {
 		return nil, err
 	}

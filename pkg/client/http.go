@@ -25,7 +25,8 @@ const maxReply = 1 << 30
 var paths = map[string]struct{ method, path string }{
 	api.OpFind: {http.MethodPost, "/v1/find"}, api.OpWorkers: {http.MethodGet, "/v1/workers"},
 	api.OpStatus: {http.MethodGet, "/v1/status"}, api.OpVerify: {http.MethodGet, "/v1/verify"},
-	api.OpSnapshot: {http.MethodPost, "/v1/snapshot"},
+	api.OpSnapshot: {http.MethodPost, "/v1/snapshot"}, api.OpRegisterWorker: {http.MethodPost, "/v1/workers"},
+	api.OpChangeWorker: {http.MethodPatch, "/v1/workers/"}, api.OpRemoveWorker: {http.MethodDelete, "/v1/workers/"},
 }
 
 // HTTP returns a client of nodes by the URLs of their HTTP ports, such as http://127.0.0.1:8090. Each request goes to
@@ -62,7 +63,7 @@ func (t *httpTransport) send(ctx context.Context, r *request, patience time.Dura
 		r.attempt = int(t.turn.Add(1) % uint64(len(t.urls)))
 	}
 	to := paths[r.op]
-	at := t.urls[r.attempt%len(t.urls)] + to.path
+	at := t.urls[r.attempt%len(t.urls)] + to.path + url.PathEscape(string(r.about))
 	req, err := http.NewRequestWithContext(r.ctx, to.method, at, bytes.NewReader(r.body))
 	if err != nil {
 		return outcome{}, failed(api.CodeMalformed, err, "the URL of the indexer")

@@ -42,6 +42,17 @@ func ReaderGrant(ns string) Grant {
 	return g
 }
 
+// OperatorGrant is for who changes, drains, registers and removes workers: a reader's rights and these.
+func OperatorGrant(ns string) Grant {
+	g := ReaderGrant(ns)
+	g.User, g.Inbox = "operator", "_INBOX_operator"
+	for _, verb := range []string{"worker_register", "worker_change", "worker_remove"} {
+		g.Publish = append(g.Publish, QuerySubject(ns, verb))
+	}
+	g.Subscribe = []string{g.Inbox + ".>"}
+	return g
+}
+
 // ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. It may publish this worker's
 // events and lease, answer for it, and read the last message of each of these subjects. What snapshots know of the
 // worker a node tells it.
@@ -68,9 +79,9 @@ func AnyShimGrant(ns string, partitions uint32) Grant {
 		all[i] = events.Partition(i)
 	}
 	g := shimGrant(ns, "shim", all)
-	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", subjectRoot+ns+".store.>",
-		keySubject(workersBucket(ns), ">"), RecallPrefix(ns)+">",
-		directGet+bucketStream(workersBucket(ns))+"."+keySubject(workersBucket(ns), ">"))
+	leases := keySubject(workersBucket(ns), "*.*.*") // and no key of operators
+	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", subjectRoot+ns+".store.>", leases,
+		RecallPrefix(ns)+">", directGet+bucketStream(workersBucket(ns))+"."+leases)
 	for _, p := range all {
 		g.Publish = append(g.Publish, directGet+StreamName(ns, p)+"."+streamSubjects(ns, p))
 	}

@@ -25,7 +25,7 @@ func TestForbiddenIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, other := decimal(uint64(w1)), decimal(uint64((w1+1)%4))
-	grants := []Grant{shim, store, AnyShimGrant("a", 4), NodeGrant("a"), ReaderGrant("a")}
+	grants := []Grant{shim, store, AnyShimGrant("a", 4), NodeGrant("a"), ReaderGrant("a"), OperatorGrant("a")}
 	account := Account{Name: "A"}
 	for _, g := range grants {
 		account.Users = append(account.Users, User{Grant: g, Password: "x"})
@@ -37,6 +37,7 @@ func TestForbiddenIsRefused(t *testing.T) {
 	shims := append(nobody, "$JS.API.STREAM.PURGE.KV_EVENTS_a_"+p, "$JS.API.STREAM.DELETE.KV_EVENTS_a_"+p,
 		"$JS.API.STREAM.CREATE.x", "$JS.API.CONSUMER.CREATE.KV_EVENTS_a_"+p+".x",
 		"$KV.kvatlas_a.namespace", "$KV.kvatlas_a_snap.p0.m.1", "$KV.kvatlas_a_nodes.n", "kv.v1.a.nodes",
+		"$KV.kvatlas_a_workers.operator.w1", "kv.v1.a.q.worker_change",
 		"kv.v1.a.q.find", "kv.v1.a.node.n1.find", "_INBOX_node.x",
 		// Nothing is read by sequence, nor from snapshots.
 		"$JS.API.STREAM.MSG.GET.KV_EVENTS_a_"+
@@ -66,9 +67,13 @@ func TestForbiddenIsRefused(t *testing.T) {
 			p, "$JS.API.INFO"), []string{">", "kv.v1.a.>", "kv.v1.a.store.>", "_INBOX.>", "$SRV.>"}},
 		{NodeGrant("a"), nobody, []string{">", "kv.v1.b.>", "_INBOX.>", "_INBOX_reader.>", "$KV.>"}},
 		{ReaderGrant("a"), append(nobody, "kv.v1.a.ev."+p+".w1.0", "kv.v1.a.q.snapshot", "kv.v1.a.ctl.0",
+			"kv.v1.a.q.worker_register", "kv.v1.a.q.worker_change", "kv.v1.a.q.worker_remove",
 			"kv.v1.a.node.n1.find", "kv.v1.a.nodes", "$KV.kvatlas_a.namespace", "$JS.API.STREAM.INFO.KV_EVENTS_a_0",
 			"$JS.API.STREAM.MSG.GET.KV_EVENTS_a_0", "$JS.API.STREAM.PURGE.KV_EVENTS_a_0", "_INBOX_node.x"),
 			[]string{">", "kv.v1.a.ev.>", "kv.v1.a.q.find", "kv.v1.a.node.>", "_INBOX_node.>", "$SRV.>"}},
+		{OperatorGrant("a"), append(nobody, "kv.v1.a.ev."+p+".w1.0", "kv.v1.a.q.snapshot", "kv.v1.a.ctl.0",
+			"$KV.kvatlas_a_workers.operator.w1", "$KV.kvatlas_a_workers."+p+".w1.0", "kv.v1.a.node.n1.worker_remove"),
+			[]string{">", "kv.v1.a.q.worker_change", "_INBOX_node.>", "_INBOX_reader.>", "$SRV.>"}},
 	} {
 		refused := make(chan error, 1)
 		nc := plainConn(t, srv.ClientURL(), nats.UserInfo(c.grant.User, "x"), nats.CustomInboxPrefix(c.grant.Inbox),

@@ -23,7 +23,7 @@ import (
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
 //	bucket kvatlas_<ns>_nodes             which indexer nodes there are; a record that is not renewed goes by itself
-//	bucket kvatlas_<ns>_workers           workers' registrations: <p>.<instance>.<rank>, and "probe", which nodes write to see that they can
+//	bucket kvatlas_<ns>_workers           workers' registrations: <p>.<instance>.<rank>; operator.<instance>, what operators say of a worker; and "probe", which nodes write to see that they can
 const subjectRoot = "kv.v1."
 
 // Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches
@@ -312,6 +312,24 @@ func ParseWorkerKey(text string) (p events.Partition, key events.RankKey, ok boo
 	return events.Partition(pn), events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(rn)}, ok1 && ok2 &&
 		err == nil
 }
+
+// OperatorKey is the key of what operators say of a worker, in the bucket of workers. Shims may not write it.
+func OperatorKey(instance events.WorkerID) (string, error) {
+	token, err := EscapeToken(string(instance))
+	return operatorPrefix + token, err
+}
+
+// ParseOperatorKey takes an [OperatorKey] apart. It reports false for any other key of the bucket.
+func ParseOperatorKey(text string) (events.WorkerID, bool) {
+	token, ok := strings.CutPrefix(text, operatorPrefix)
+	if !ok {
+		return "", false
+	}
+	name, err := unescapeToken(token)
+	return events.WorkerID(name), err == nil
+}
+
+const operatorPrefix = "operator."
 
 // ProbeKey is the key of the bucket of workers that nodes write to see that it can be written.
 const ProbeKey = "probe"

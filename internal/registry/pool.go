@@ -1,0 +1,211 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Pool is who serves a model, as it was registered and changed up to some moment. It does not change; nobody may change
+// it. Another one is another moment's.
+type Pool struct {
+	Model string
+	Ranks []PoolRank // by instance and rank; in whichever state
+}
+
+// PoolRank is one rank of a pool.
+type PoolRank struct {
+	events.RankKey
+	Partition events.Partition
+	BlockSize uint32
+	Record    *api.WorkerRecord // that ranks of a worker share where it is the same
+}
+
+// Rank is one rank of the pool; nil if it is not there.
+func (p *Pool) Rank(key events.RankKey) *PoolRank {
+	at, found := slices.BinarySearchFunc(p.Ranks, key,
+		func(r PoolRank, key events.RankKey) int { return r.RankKey.Compare(key) })
+	if !found {
+		return nil
+	}
+	return &p.Ranks[at]
+}
+
+// Worker is the ranks of one worker.
+func (p *Pool) Worker(instance events.WorkerID) []PoolRank {
+	at := func(instance events.WorkerID, past int) int {
+		i, _ := slices.BinarySearchFunc(p.Ranks, instance, func(r PoolRank, instance events.WorkerID) int {
+			return cmp.Or(cmp.Compare(r.Instance, instance), past)
+		})
+		return i
+	}
+	return p.Ranks[at(instance, 1):at(instance, -1)]
+}
+
+// Pool is who serves a model now. A model of a routing group other than default is MODEL:GROUP. The pool is put
+// together by the first who asks after a change; who asks later pays an atomic load and a look-up in a map.
+func (r *Registry) Pool(model string) *Pool {
+	if known := r.pools.Load(); known != nil {
+		if p := (*known)[model]; p != nil {
+			return p
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := &Pool{Model: model, Ranks: r.ranksWhere(func(_ events.WorkerID, m string) bool { return m == model })}
+	if len(p.Ranks) == 0 {
+		return p // else names that nobody has would be remembered
+	}
+	next := map[string]*Pool{model: p}
+	if known := r.pools.Load(); known != nil {
+		maps.Copy(next, *known)
+		next[model] = p
+	}
+	r.pools.Store(&next)
+	return p
+}
+
+// Registered is one worker as it is registered, and whether it is.
+func (r *Registry) Registered(instance events.WorkerID) (*api.Worker, bool) {
+	w := &api.Worker{Instance: instance, Ranks: []api.WorkerRank{}}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, rank := range r.ranksWhere(func(of events.WorkerID, _ string) bool { return of == instance }) {
+		if i == 0 {
+			w.Model, w.BlockSize = r.modelOf(rank.RankKey), rank.BlockSize
+		}
+		w.Ranks = append(w.Ranks, api.WorkerRank{Rank: rank.Rank, WorkerRecord: *rank.Record})
+	}
+	return w, len(w.Ranks) > 0
+}
+
+// ranksOf lists a worker's ranks.
+func (r *Registry) ranksOf(instance events.WorkerID) []PoolRank {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ranksWhere(func(of events.WorkerID, _ string) bool { return of == instance })
+}
+
+// modelOf is the model that a rank is registered for. r.mu is held.
+func (r *Registry) modelOf(key events.RankKey) string {
+	if w, leased := r.workers[key]; leased {
+		return w.Record.Model
+	}
+	if o := r.operators.known[key.Instance]; o != nil && o.Declared != nil {
+		return o.Declared.Model
+	}
+	return ""
+}
+
+// ranksWhere lists the ranks of workers and models for which which holds, by instance and rank. r.mu is held.
+func (r *Registry) ranksWhere(which func(instance events.WorkerID, model string) bool) []PoolRank {
+	var list []PoolRank
+	leased := map[events.WorkerID]bool{}
+	for key, w := range r.workers {
+		leased[key.Instance] = true
+		if which(key.Instance, w.Record.Model) {
+			list = append(list, PoolRank{RankKey: key, Partition: w.Partition, BlockSize: w.Record.BlockSize})
+		}
+	}
+	for instance, o := range r.operators.known {
+		if o.Declared == nil || leased[instance] || !which(instance, o.Declared.Model) {
+			continue
+		}
+		p, err := r.cfg.Namespace.PartitionOf(instance)
+		if err != nil {
+			continue // it cannot be: the name came from a key
+		}
+		spec := o.Declared.Worker.With(o.Change)
+		for i := range max(spec.RankSize, 1) {
+			key := events.RankKey{Instance: instance, Rank: events.Rank(spec.RankStart + i)}
+			list = append(list, PoolRank{RankKey: key, Partition: p, BlockSize: o.Declared.BlockSize})
+		}
+	}
+	slices.SortFunc(list, func(a, b PoolRank) int { return a.RankKey.Compare(b.RankKey) })
+	for from := 0; from < len(list); {
+		to := from + 1
+		for to < len(list) && list[to].Instance == list[from].Instance {
+			to++
+		}
+		r.judge(list[from:to])
+		from = to
+	}
+	return list
+}
+
+// judge writes into the ranks of one worker what is said of each, and whether it may be chosen. r.mu is held.
+func (r *Registry) judge(ranks []PoolRank) {
+	o := r.operators.known[ranks[0].Instance]
+	if o == nil {
+		o = &Operator{}
+	}
+	var roles []string
+	for i := range ranks {
+		w, leased := r.workers[ranks[i].RankKey]
+		spec := api.WorkerSpec{}
+		switch {
+		case leased && w.Record.Worker != nil:
+			spec = *w.Record.Worker
+		case !leased && o.Declared != nil:
+			spec = o.Declared.Worker
+		}
+		record := &api.WorkerRecord{WorkerSpec: spec.With(o.Change), State: api.WorkerSchedulable}
+		if err := record.Check(); err != nil { // a version that knows more may have written it
+			record.Because(api.WorkerIncomplete, api.AsError(err).Message)
+		}
+		if record.Role == "" {
+			record.Role = api.RoleAggregated
+		}
+		if !slices.Contains(roles, string(record.Role)) {
+			roles = append(roles, string(record.Role))
+		}
+		if !record.Covers(ranks[i].Rank) {
+			record.Because(api.WorkerUnschedulable, fmt.Sprintf("rank %d is not among the %d ranks from %d on",
+				ranks[i].Rank, record.RankSize, record.RankStart))
+		}
+		if leased {
+			record.Events = api.EventsShim
+			w.judge(record)
+		} else if record.Events == "" {
+			record.Because(api.WorkerIncomplete, "it has neither an events_endpoint nor events: none")
+		}
+		if o.Drain != nil {
+			why := "an operator has drained it at " + o.Drain.Since.UTC().Format(time.RFC3339)
+			if o.Drain.Why != "" {
+				why += ": " + o.Drain.Why
+			}
+			record.Because(api.WorkerDraining, why)
+		}
+		ranks[i].Record = record
+	}
+	for i := range ranks {
+		if len(roles) > 1 {
+			slices.Sort(roles)
+			ranks[i].Record.Because(api.WorkerIncomplete, fmt.Sprintf("its ranks are registered with several roles: %s",
+				first(roles)))
+		}
+		if i > 0 && reflect.DeepEqual(ranks[i].Record, ranks[i-1].Record) {
+			ranks[i].Record = ranks[i-1].Record
+		}
+	}
+}
+
+// judge writes into a record why a rank with a lease may not be chosen.
+func (w *Worker) judge(record *api.WorkerRecord) {
+	if w.Record.State != Held {
+		record.Because(api.WorkerUnschedulable, "its lease has expired")
+	}
+	standing := w.standing()
+	if standing.Engine == api.EngineGone {
+		record.Because(api.WorkerUnschedulable, fmt.Sprintf("its engine has ended: %s", standing.Why))
+	}
+	if standing.Unusable != "" {
+		record.Because(api.WorkerIncomplete, standing.Unusable)
+	}
+}

@@ -1,0 +1,412 @@
+package api
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Role is the part of a request that a worker computes.
+type Role string
+
+// The roles.
+const (
+	RoleAggregated Role = "aggregated" // prefill and decode
+	RolePrefill    Role = "prefill"
+	RoleDecode     Role = "decode"
+)
+
+// WorkerState is whether a rank may be chosen for new requests.
+type WorkerState string
+
+// The states, from the best to the worst. A rank to which several apply is in the worst of them.
+const (
+	WorkerSchedulable WorkerState = "schedulable"
+
+	// An operator wants it to finish what it has, and to get nothing new.
+	WorkerDraining WorkerState = "draining"
+
+	// Its registration lacks something, or contradicts itself.
+	WorkerIncomplete WorkerState = "incomplete"
+
+	// Its engine or its lease has ended, or it is outside of the rank range.
+	WorkerUnschedulable WorkerState = "unschedulable"
+)
+
+// Where a worker's events come from.
+const (
+	EventsShim = "shim" // a shim publishes them; it is never said in a request
+	EventsNone = "none" // the worker is known by its registration alone
+)
+
+// Limits of a worker's registration.
+const (
+	MaxWorkerRanks = 4096
+	maxWorkerText  = 255  // bytes of one text
+	maxEndpoint    = 2048 // bytes
+	maxTaints      = 64   // and as many topology domains
+	maxAdapters    = 1024
+)
+
+// WorkerSpec is what is said of a worker: by its shim, by who registers it, by an operator who changes it. The zero
+// value of a field says nothing; an empty list or map that is not nil says that there are none.
+type WorkerSpec struct {
+	// Endpoint is where it takes requests, as routers address it.
+	Endpoint string `json:"endpoint,omitempty" msgpack:"endpoint,omitempty"`
+
+	Role Role `json:"role,omitempty" msgpack:"role,omitempty"`
+
+	// The data-parallel ranks from RankStart on, RankSize of them; 0: not said.
+	RankStart uint32 `json:"rank_start,omitempty" msgpack:"rank_start,omitempty"`
+	RankSize  uint32 `json:"rank_size,omitempty" msgpack:"rank_size,omitempty"`
+
+	// Of each rank: the blocks that its device memory has room for, and the tokens that it computes in a step at most.
+	TotalKVBlocks    uint64 `json:"total_kv_blocks,omitempty" msgpack:"total_kv_blocks,omitempty"`
+	MaxBatchedTokens uint64 `json:"max_num_batched_tokens,omitempty" msgpack:"max_num_batched_tokens,omitempty"`
+
+	// StableRoutingID names the worker across restarts that change its instance.
+	StableRoutingID string `json:"stable_routing_id,omitempty" msgpack:"stable_routing_id,omitempty"`
+
+	Taints          []string          `json:"taints,omitzero" msgpack:"taints"`                     // ascending
+	TopologyDomains map[string]string `json:"topology_domains,omitzero" msgpack:"topology_domains"` // zone → eu-1
+	LoRAAdapters    []string          `json:"lora_adapters,omitzero" msgpack:"lora_adapters"`       // ascending
+
+	Events string `json:"events,omitempty" msgpack:"events,omitempty"` // EventsNone; of a record EventsShim too
+}
+
+// With returns the spec with all that over says in place of its own.
+func (s WorkerSpec) With(over WorkerSpec) WorkerSpec {
+	set(&s.Endpoint, over.Endpoint)
+	set(&s.Role, over.Role)
+	if over.RankSize > 0 {
+		s.RankStart, s.RankSize = over.RankStart, over.RankSize
+	}
+	set(&s.TotalKVBlocks, over.TotalKVBlocks)
+	set(&s.MaxBatchedTokens, over.MaxBatchedTokens)
+	set(&s.StableRoutingID, over.StableRoutingID)
+	if over.Taints != nil {
+		s.Taints = over.Taints
+	}
+	if over.TopologyDomains != nil {
+		s.TopologyDomains = over.TopologyDomains
+	}
+	if over.LoRAAdapters != nil {
+		s.LoRAAdapters = over.LoRAAdapters
+	}
+	set(&s.Events, over.Events)
+	return s
+}
+
+func set[T comparable](to *T, v T) {
+	if v != *new(T) {
+		*to = v
+	}
+}
+
+// Covers reports whether a rank is in the spec's range. One that names no range covers all.
+func (s *WorkerSpec) Covers(r events.Rank) bool {
+	return s.RankSize == 0 || uint32(r) >= s.RankStart && uint32(r)-s.RankStart < s.RankSize
+}
+
+// Check refuses what no worker can be, and puts lists into their order. The error is an [Error].
+func (s *WorkerSpec) Check() error {
+	switch s.Role {
+	case "", RoleAggregated, RolePrefill, RoleDecode:
+	default:
+		return Errorf(CodeMalformed, "role is %q; a worker has one role: %s, %s or %s", shorten(string(s.Role)),
+			RoleAggregated, RolePrefill, RoleDecode)
+	}
+	switch {
+	case s.Events != "" && s.Events != EventsNone:
+		return Errorf(CodeMalformed, "events is %q; it may be %q, or be left out", shorten(s.Events), EventsNone)
+	case s.RankSize == 0 && s.RankStart != 0:
+		return Errorf(CodeMalformed, "rank_start goes with rank_size")
+	case s.RankSize > MaxWorkerRanks:
+		return Errorf(CodeMalformed, "rank_size is %d; a worker has %d ranks at most", s.RankSize, MaxWorkerRanks)
+	case uint64(s.RankStart)+uint64(s.RankSize) > 1<<32:
+		return Errorf(CodeMalformed, "ranks %d to %d go beyond 32 bits", s.RankStart,
+			uint64(s.RankStart)+uint64(s.RankSize)-1)
+	case len(s.Endpoint) > maxEndpoint:
+		return Errorf(CodeMalformed, "endpoint has %d bytes, more than %d", len(s.Endpoint), maxEndpoint)
+	case len(s.StableRoutingID) > maxWorkerText:
+		return Errorf(CodeMalformed, "stable_routing_id has %d bytes, more than %d", len(s.StableRoutingID), maxWorkerText)
+	case len(s.TopologyDomains) > maxTaints:
+		return Errorf(CodeMalformed, "topology_domains has %d members, more than %d", len(s.TopologyDomains), maxTaints)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.TopologyDomains)) {
+		if value := s.TopologyDomains[name]; name == "" || value == "" || len(name)+len(value) > maxWorkerText {
+			return Errorf(CodeMalformed, "topology_domains: %q is %q; both have text, of %d bytes in all at most",
+				shorten(name), shorten(value), maxWorkerText)
+		}
+	}
+	for _, l := range []struct {
+		field string
+		list  *[]string
+		most  int
+	}{{"taints", &s.Taints, maxTaints}, {"lora_adapters", &s.LoRAAdapters, maxAdapters}} {
+		if len(*l.list) > l.most {
+			return Errorf(CodeMalformed, "%s has %d elements, more than %d", l.field, len(*l.list), l.most)
+		}
+		for i, text := range *l.list {
+			if text == "" || len(text) > maxWorkerText {
+				return Errorf(CodeMalformed, "%s[%d] has %d bytes; it has 1 to %d", l.field, i, len(text), maxWorkerText)
+			}
+		}
+		if len(*l.list) > 0 {
+			*l.list = slices.Compact(slices.Sorted(slices.Values(*l.list)))
+		}
+	}
+	return nil
+}
+
+// WorkerRecord is what a choice of worker needs to know of a rank beside what it holds: what is said of it, and whether
+// it may be chosen.
+type WorkerRecord struct {
+	WorkerSpec `msgpack:",inline"`
+
+	State   WorkerState `json:"state" msgpack:"state"`
+	Reasons []string    `json:"reasons,omitempty" msgpack:"reasons,omitempty"` // for people: why it is not schedulable
+}
+
+// Because puts the record into a state, unless it is in a worse one, and adds the reason.
+func (r *WorkerRecord) Because(s WorkerState, reason string) {
+	order := [...]WorkerState{WorkerSchedulable, WorkerDraining, WorkerIncomplete, WorkerUnschedulable}
+	if slices.Index(order[:], s) > slices.Index(order[:], r.State) {
+		r.State = s
+	}
+	r.Reasons = append(r.Reasons, reason)
+}
+
+// WorkerRegistration registers a worker.
+type WorkerRegistration struct {
+	Instance  events.WorkerID `json:"instance" msgpack:"instance"`
+	Model     string          `json:"model" msgpack:"model"`
+	BlockSize uint32          `json:"block_size" msgpack:"block_size"` // tokens
+
+	WorkerSpec `msgpack:",inline"`
+
+	// EventsEndpoint is where the engine publishes its events, tcp://HOST:PORT: the node that takes the registration
+	// runs a shim for it, which asks the other two, if they are given, as worker-shim run does. Further ranks of the
+	// range have the ports after these. Source is as worker-shim's --source; default auto.
+	EventsEndpoint   string `json:"events_endpoint,omitempty" msgpack:"events_endpoint,omitempty"`
+	ReplayEndpoint   string `json:"replay_endpoint,omitempty" msgpack:"replay_endpoint,omitempty"`
+	SnapshotEndpoint string `json:"snapshot_endpoint,omitempty" msgpack:"snapshot_endpoint,omitempty"`
+	Source           string `json:"source,omitempty" msgpack:"source,omitempty"`
+}
+
+// Check refuses what nobody could act on, and fills in the rank range and the role. The error is an [Error].
+func (r *WorkerRegistration) Check() error {
+	switch {
+	case r.Instance == "":
+		return Errorf(CodeMalformed, "the registration names no instance")
+	case len(r.Instance) > maxWorkerText:
+		return Errorf(CodeMalformed, "instance has %d bytes, more than %d", len(r.Instance), maxWorkerText)
+	case r.Model == "":
+		return Errorf(CodeMissingModel, "the registration names no model")
+	case len(r.Model) > maxWorkerText:
+		return Errorf(CodeMalformed, "model has %d bytes, more than %d", len(r.Model), maxWorkerText)
+	case r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize:
+		return Errorf(CodeMalformed, "block_size is %d, not from 1 to %d", r.BlockSize, events.MaxBlockSize)
+	case r.EventsEndpoint == "" && (r.ReplayEndpoint != "" || r.SnapshotEndpoint != "" || r.Source != ""):
+		return Errorf(CodeMalformed, "replay_endpoint, snapshot_endpoint and source go with events_endpoint")
+	case r.EventsEndpoint != "" && r.Events != "":
+		return Errorf(CodeMalformed, "events is %q and there is an events_endpoint; give one of them", shorten(r.Events))
+	}
+	if r.RankSize == 0 && r.RankStart == 0 {
+		r.RankSize = 1
+	}
+	if r.Role == "" {
+		r.Role = RoleAggregated
+	}
+	return r.WorkerSpec.Check()
+}
+
+// WorkerChange changes what is said of a worker, above what its shim or its registration says. A field that is absent
+// changes nothing.
+type WorkerChange struct {
+	Instance events.WorkerID `json:"instance,omitempty" msgpack:"instance,omitempty"`
+
+	Drain *bool  `json:"drain,omitempty" msgpack:"drain,omitempty"`
+	Why   string `json:"why,omitempty" msgpack:"why,omitempty"` // for people, with Drain
+
+	// Reset has what was changed earlier forgotten first, Drain excepted.
+	Reset bool `json:"reset,omitempty" msgpack:"reset,omitempty"`
+
+	WorkerSpec `msgpack:",inline"`
+}
+
+// Check refuses what no worker can be. The error is an [Error].
+func (c *WorkerChange) Check() error {
+	switch {
+	case c.Instance == "":
+		return Errorf(CodeMalformed, "the change names no instance")
+	case c.Why != "" && (c.Drain == nil || !*c.Drain):
+		return Errorf(CodeMalformed, "why goes with drain: true")
+	case len(c.Why) > maxWorkerText:
+		return Errorf(CodeMalformed, "why has %d bytes, more than %d", len(c.Why), maxWorkerText)
+	}
+	return c.WorkerSpec.Check()
+}
+
+// WorkerRemoval names the worker whose registration ends.
+type WorkerRemoval struct {
+	Instance events.WorkerID `json:"instance,omitempty" msgpack:"instance,omitempty"`
+}
+
+// Worker is one worker as it is registered.
+type Worker struct {
+	Instance  events.WorkerID `json:"instance" msgpack:"instance"`
+	Model     string          `json:"model" msgpack:"model"`
+	BlockSize uint32          `json:"block_size" msgpack:"block_size"`
+	Ranks     []WorkerRank    `json:"ranks" msgpack:"ranks"` // ascending
+}
+
+// WorkerRank is one rank of a worker.
+type WorkerRank struct {
+	Rank         events.Rank `json:"rank" msgpack:"rank"`
+	WorkerRecord `msgpack:",inline"`
+}
+
+var (
+	specFields = []string{"endpoint", "role", "rank_start", "rank_size", "total_kv_blocks", "max_num_batched_tokens",
+		"stable_routing_id", "taints", "topology_domains", "lora_adapters", "events"}
+	registrationFields = append([]string{"instance", "model", "block_size", "events_endpoint", "replay_endpoint",
+		"snapshot_endpoint", "source"}, specFields...)
+	changeFields  = append([]string{"instance", "drain", "why", "reset"}, specFields...)
+	removalFields = []string{"instance"}
+)
+
+// ReadWorkerSpec reads a spec in JSON that is the value of a field, which messages name. An error is an [Error].
+func ReadWorkerSpec(name string, data []byte) (*WorkerSpec, error) {
+	s := &WorkerSpec{}
+	err := readRequest(JSON, data, RefuseUnknown, func(r *reader) error {
+		r.prefix = name
+		return r.fields("", specFields, func(field string) error { return r.spec(field, s) })
+	})
+	if err == nil {
+		err = s.Check()
+	}
+	return s, err
+}
+
+// spec reads one of [specFields].
+func (r *reader) spec(field string, s *WorkerSpec) error {
+	switch field {
+	case "endpoint":
+		return r.said(field, &s.Endpoint)
+	case "role":
+		if r.kind() == kindList {
+			return Errorf(CodeMalformed, "%s is a list; a worker has one role: %s, %s or %s", r.name(field),
+				RoleAggregated, RolePrefill, RoleDecode)
+		}
+		return r.said(field, (*string)(&s.Role))
+	case "rank_start":
+		return r.uint32(field, &s.RankStart)
+	case "rank_size":
+		return r.given(field, "a worker has one rank at least", &s.RankSize)
+	case "total_kv_blocks":
+		return r.count(field, &s.TotalKVBlocks)
+	case "max_num_batched_tokens":
+		return r.count(field, &s.MaxBatchedTokens)
+	case "stable_routing_id":
+		return r.said(field, &s.StableRoutingID)
+	case "taints":
+		return r.texts(field, &s.Taints)
+	case "topology_domains":
+		return r.domains(field, &s.TopologyDomains)
+	case "lora_adapters":
+		return r.texts(field, &s.LoRAAdapters)
+	default: // events
+		return r.said(field, &s.Events)
+	}
+}
+
+// said reads text that is not empty.
+func (r *reader) said(field string, to *string) error {
+	err := r.string(field, to)
+	if err == nil && *to == "" {
+		return Errorf(CodeMalformed, "%s is empty; leave it out", r.name(field))
+	}
+	return err
+}
+
+// count reads a number of things of which there are some.
+func (r *reader) count(field string, to *uint64) error {
+	v, err := r.uint(field, "a whole number from 1 to 2^53", 1<<53)
+	if err == nil && v == 0 {
+		return Errorf(CodeMalformed, "%s is 0; leave it out if it is not known", r.name(field))
+	}
+	*to = v
+	return err
+}
+
+// texts reads a list of texts.
+func (r *reader) texts(field string, to *[]string) error {
+	*to = []string{}
+	return r.each(field, func() error {
+		var text string
+		err := r.string("", &text)
+		*to = append(*to, text)
+		return err
+	})
+}
+
+// domains reads an object whose members are texts.
+func (r *reader) domains(field string, to *map[string]string) error {
+	if r.kind() != kindObject {
+		return r.isNot(field, "an object")
+	}
+	*to = map[string]string{}
+	return r.object(func(key []byte) error {
+		name := string(key)
+		if _, twice := (*to)[name]; twice {
+			return Errorf(CodeMalformed, "%s.%s is given twice", r.name(field), shorten(name))
+		}
+		var value string
+		err := r.string(field+"."+shorten(name), &value)
+		(*to)[name] = value
+		return err
+	})
+}
+
+// readRegistration reads a worker's registration.
+func readRegistration(r *reader, w *WorkerRegistration) error {
+	return r.fields("the registration", registrationFields, func(field string) error {
+		switch field {
+		case "instance":
+			return r.string(field, (*string)(&w.Instance))
+		case "model":
+			return r.string(field, &w.Model)
+		case "block_size":
+			return r.uint32(field, &w.BlockSize)
+		case "events_endpoint":
+			return r.said(field, &w.EventsEndpoint)
+		case "replay_endpoint":
+			return r.said(field, &w.ReplayEndpoint)
+		case "snapshot_endpoint":
+			return r.said(field, &w.SnapshotEndpoint)
+		case "source":
+			return r.said(field, &w.Source)
+		}
+		return r.spec(field, &w.WorkerSpec)
+	})
+}
+
+// readChange reads a change of a worker.
+func readChange(r *reader, c *WorkerChange) error {
+	return r.fields("the change", changeFields, func(field string) error {
+		switch field {
+		case "instance":
+			return r.string(field, (*string)(&c.Instance))
+		case "drain":
+			c.Drain = new(bool)
+			return r.bool(field, c.Drain)
+		case "why":
+			return r.string(field, &c.Why)
+		case "reset":
+			return r.bool(field, &c.Reset)
+		}
+		return r.spec(field, &c.WorkerSpec)
+	})
+}
