@@ -1,0 +1,139 @@
+package routing
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// table returns the cells of the rows below the first table header of text that begins with these columns.
+func table(text string, columns ...string) (rows [][]string) {
+	_, after, _ := strings.Cut(text, "| "+strings.Join(columns, " | "))
+	for i, line := range strings.Split(after, "\n") {
+		switch {
+		case i < 2: // the rest of the header, and the rule
+		case !strings.HasPrefix(line, "|"):
+			return rows
+		default:
+			cells := strings.Split(strings.Trim(line, "|"), "|")
+			for i := range cells {
+				cells[i] = strings.Trim(cells[i], " `")
+			}
+			rows = append(rows, cells)
+		}
+	}
+	return rows
+}
+
+// TestExampleInDocs computes the example of docs/routing.md from its first table and compares the rest with it.
+func TestExampleInDocs(t *testing.T) {
+	page, err := os.ReadFile("../../docs/routing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "\n## An example\n")
+	text, _, _ = strings.Cut(text, "\n## ")
+	workers := map[string]*Worker{}
+	var candidates []Candidate
+	for _, row := range table(text, "candidate", "device", "host", "disk", "would load") {
+		number := func(i int) uint64 {
+			n, err := strconv.ParseUint(row[i], 10, 32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		id, rank, _ := strings.Cut(row[0], "/")
+		if workers[id] == nil {
+			workers[id] = &Worker{ID: events.WorkerID(id)}
+		}
+		switch row[8] {
+		case "draining":
+			workers[id].State = Draining
+		case "fast":
+			workers[id].Taints = []string{"fast"}
+		}
+		candidates = append(candidates, Candidate{Worker: workers[id], Rank: events.Rank(rank[0] - '0'),
+			Device: uint32(number(1)), Host: uint32(number(2)), Disk: uint32(number(3)), WouldLoad: uint32(number(4)),
+			HasLoad: true, ActivePrefillTokens: number(5), ActiveBlocks: number(6), NewBlocks: number(7)})
+	}
+	if len(candidates) != 5 {
+		t.Fatalf("the table has %d candidates", len(candidates))
+	}
+	r := &Request{ISL: 1000, BlockSize: 16, Blocks: 62, PreferredTaints: []TaintWeight{{"fast", 0.5}}, Explain: true}
+	rng, scratch := rand.New(rand.NewPCG(1, 2)), new(Scratch)
+	s := newSelector(t, "dynamo", nil)
+	choice, err := s.Choose(r, candidates, rng, scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(text, fmt.Sprintf("%d blocks, %d of them whole", r.RequestBlocks(), r.Blocks)) ||
+		choice.Worker != "c" || choice.Rank != 0 {
+		t.Errorf("%d blocks, %d whole; the choice is %+v", r.RequestBlocks(), r.Blocks, choice)
+	}
+	for _, d := range choice.Explanation.Dropped {
+		if says := fmt.Sprintf("%s/%d is dropped", d.Worker, d.Rank); !strings.Contains(text, says) ||
+			!strings.Contains(text, fmt.Sprintf("`%s`, %q", d.Filter, d.Reason)) {
+			t.Errorf("the page does not say that %s: %s, %s", says, d.Filter, d.Reason)
+		}
+	}
+	temperature := 0.5
+	r.Overrides.RouterTemperature = &temperature
+	warm, err := s.Choose(r, candidates, rng, scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for i, c := range choice.Explanation.Candidates {
+		x := c.Terms
+		want = append(want, fmt.Sprintf("| %s/%d | %.5g | %.5g | %.5g | %.5g | %.5g | %.5g | %.5g | %.3f | %.5g | %.3f |",
+			c.Worker, c.Rank, x.RawPrefill, x.DeviceCredit, x.HostCredit, x.DiskCredit, x.SharedCredit, x.Prefill, x.Decode,
+			x.TaintFactor, c.Cost, warm.Explanation.Candidates[i].Probability))
+	}
+	if !strings.Contains(text, strings.Join(want, "\n")) {
+		t.Errorf("the page lacks the rows\n%s", strings.Join(want, "\n"))
+	}
+	e := choice.Explanation.Candidates[0].Estimate
+	says := fmt.Sprintf("count %v blocks as cached, which are %d tokens, and %d tokens of prefill; and the rank's requests "+
+		"would have %d blocks", e.EffectiveOverlap, e.CachedTokens, e.EffectivePrefillTokens, e.PotentialDecodeBlocks)
+	if !strings.Contains(strings.ReplaceAll(text, "\n", " "), says) {
+		t.Errorf("the page does not say %q", says)
+	}
+}
+
+// TestSettingsInDocs: the page's table has all settings with their defaults.
+func TestSettingsInDocs(t *testing.T) {
+	page, err := os.ReadFile("../../docs/routing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults := map[string]string{}
+	for _, row := range table(string(page), "name", "default", "range") {
+		names, values := strings.Split(row[0], "`, `"), strings.Split(row[1], ", ")
+		for i, name := range names {
+			value, _, _ := strings.Cut(values[i], ";")
+			defaults[name] = value
+		}
+	}
+	config := reflect.ValueOf(DefaultConfig())
+	for i := range config.NumField() {
+		name, _, _ := strings.Cut(config.Type().Field(i).Tag.Get("json"), ",")
+		value := fmt.Sprint(config.Field(i))
+		if value == "<nil>" {
+			value = "never"
+		}
+		if defaults[name] != value {
+			t.Errorf("%s: the page says %q, the code %q", name, defaults[name], value)
+		}
+		delete(defaults, name)
+	}
+	if len(defaults) > 0 {
+		t.Errorf("the page has settings that are not there: %v", defaults)
+	}
+}
