@@ -36,11 +36,12 @@ type Config struct {
 	// Dump writes what all workers hold as router events, one JSON object a line.
 	Dump func(ctx context.Context, out io.Writer) error
 
-	Deadline time.Duration // of a request; default 10 s
-
 	// Ended is told what became of each request, by its path without the slash. May be nil.
 	Ended func(op, outcome string)
 }
+
+// deadline bounds a request.
+const deadline = 10 * time.Second
 
 // DefaultGroup is the routing group of who names none.
 const DefaultGroup = "default"
@@ -179,16 +180,13 @@ func unprocessable(err error) error {
 
 // Register adds the paths that clients of Dynamo's standalone indexer, or of RFC #1403, ask.
 func Register(mux *http.ServeMux, cfg Config) {
-	if cfg.Deadline <= 0 {
-		cfg.Deadline = 10 * time.Second
-	}
 	if cfg.Ended == nil {
 		cfg.Ended = func(string, string) {}
 	}
 	handle := func(method, path string, good int, do func(context.Context, []byte, url.Values) (any, error)) {
 		op := strings.TrimPrefix(path, "/")
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			ctx, cancel := context.WithTimeout(r.Context(), cfg.Deadline)
+			ctx, cancel := context.WithTimeout(r.Context(), deadline)
 			defer cancel()
 			var out any
 			body, err := open(w, r, method)

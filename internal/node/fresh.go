@@ -28,6 +28,9 @@ const (
 	justNow = 3 * time.Second
 )
 
+// behindAfter is for how long messages of the log may be not applied before a partition counts as far behind.
+const behindAfter = 5 * time.Second
+
 // ageCheck is how often ages and lags are measured.
 const ageCheck = 250 * time.Millisecond
 

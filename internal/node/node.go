@@ -33,10 +33,6 @@ type Config struct {
 	// View, if not nil, returns what is known of the nodes that share the namespace.
 	View func() *cluster.View
 
-	// BehindAfter is for how long messages of the log may be not applied before a partition counts as far behind;
-	// default 5 s.
-	BehindAfter time.Duration
-
 	Index radix.Config
 
 	L3 L3Config
@@ -170,9 +166,6 @@ func New(cfg Config) *Node {
 	if cfg.ResyncPause <= 0 {
 		cfg.ResyncPause = resyncPause
 	}
-	if cfg.BehindAfter <= 0 {
-		cfg.BehindAfter = 5 * time.Second
-	}
 	if cfg.CapacityCheck <= 0 {
 		cfg.CapacityCheck = 5 * time.Second
 	}
@@ -182,7 +175,7 @@ func New(cfg Config) *Node {
 	partitions := int(cfg.Namespace.Partitions())
 	n.machine = NewMachine(n.index, partitions)
 	of := &policy{
-		started: n.started, behindAfter: cfg.BehindAfter, snapshotInterval: cfg.SnapshotInterval,
+		started: n.started, snapshotInterval: cfg.SnapshotInterval,
 		snapshotBlocks: cfg.SnapshotBlocks, resyncPause: cfg.ResyncPause, newID: rand.Text,
 	}
 	for p := range partitions {

@@ -34,7 +34,6 @@ type partition struct {
 // policy is what is the same for all partitions of a node.
 type policy struct {
 	started          time.Time
-	behindAfter      time.Duration
 	snapshotInterval time.Duration
 	snapshotBlocks   uint64
 	resyncPause      time.Duration
@@ -63,7 +62,7 @@ type catchingUp struct{ *reading }
 type serving struct {
 	*reading
 	lag    lag
-	behind bool // for longer than policy.behindAfter
+	behind bool // for longer than behindAfter
 }
 
 // kept is what is known of a partition for as long as the node keeps it.
@@ -309,7 +308,7 @@ func (pt *partition) noticed(now time.Time, notice jetstream.Notice, applied eve
 // tick measures for how long the partition has been behind its log.
 func (pt *partition) tick(now time.Time, applied events.StreamSeq) (e effects) {
 	if s, ok := pt.phase.(*serving); ok {
-		s.behind = s.lag.measure(now, applied, s.last, s.err != nil) > pt.policy.behindAfter
+		s.behind = s.lag.measure(now, applied, s.last, s.err != nil) > behindAfter
 	}
 	return e
 }

@@ -411,7 +411,7 @@ func TestPartitionInVirtualTime(t *testing.T) {
 			T: t, Rand: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_000_000, 0), seen: seen, epoch: 1, first: 1,
 		}
 		v.pt = partition{phase: &absent{}, policy: &policy{
-			behindAfter: 5 * time.Second, snapshotInterval: time.Minute, snapshotBlocks: uint64(v.from(50, 600)),
+			snapshotInterval: time.Minute, snapshotBlocks: uint64(v.from(50, 600)),
 			resyncPause: 2 * time.Second,
 			newID:       func() string { id++; return fmt.Sprint(id) },
 		}}

@@ -59,14 +59,6 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 // Status says how the node is doing. Any goroutine may call it.
 func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.status(ctx, nil) }
 
-// StatusOf is Status of this node, and an error for another: a caller that can ask other nodes wraps it.
-func (n *Node) StatusOf(ctx context.Context, node string) (*api.Status, error) {
-	if node != n.cfg.ID {
-		return nil, api.Errorf(api.CodeUnavailable, "this is node %s, and it knows no node %s", n.cfg.ID, node)
-	}
-	return n.Status(ctx)
-}
-
 // status says how the node is doing. checksum, if not nil, gives a partition's checksum, and the place in the log that
 // it belongs to.
 func (n *Node) status(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,

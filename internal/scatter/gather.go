@@ -318,7 +318,7 @@ func (s *Scatter) lost(wanted []Wanted, missing []events.Partition) bool {
 // once is gather, with each node asked once at most.
 func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missing []events.Partition, err error) {
 	now := s.now()
-	left := s.cfg.Deadline
+	left := defaultDeadline
 	if deadline, has := ctx.Deadline(); has {
 		left = time.Until(deadline)
 	}

@@ -62,9 +62,6 @@ type Config struct {
 	// Store begins a query's question to the shared store. May be nil.
 	Store func(q *api.Query, blockSize uint32) Question
 
-	// Deadline is for queries that have none. Default 5 s.
-	Deadline time.Duration
-
 	Hooks Hooks
 }
 
@@ -91,14 +88,14 @@ type Scatter struct {
 	missing []atomic.Int64
 }
 
+// defaultDeadline is for queries that have none.
+const defaultDeadline = 5 * time.Second
+
 // maxReadings bounds what is remembered of how models hash.
 const maxReadings = 1024
 
 // New returns what answers for a cluster.
 func New(cfg Config) *Scatter {
-	if cfg.Deadline <= 0 {
-		cfg.Deadline = 5 * time.Second
-	}
 	hooks.Fill(&cfg.Hooks)
 	s := &Scatter{
 		cfg: cfg, peers: NewPeers(cfg.Hedges), begun: time.Now(), late: map[string]*lateReplies{},

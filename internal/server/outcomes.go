@@ -14,6 +14,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
+// overload says what to do where requests end so, which is this node's trouble and not that of who asks.
+var overload = map[string]string{
+	string(api.CodeBusy): "all query workers were busy and their queue was full: " +
+		"raise --query-workers or --query-queue, or add nodes",
+	api.OutcomeExpired: "their callers' deadlines passed while they waited: " +
+		"raise --query-workers, add nodes, or let clients wait longer",
+	api.OutcomeUnsent: "there were answers, and the connection did not take them: see the log for what became of it",
+}
+
 // lately is for how long a problem is one, at least; twice as long at most.
 const lately = time.Minute
 
@@ -22,7 +31,7 @@ type outcomes struct {
 	mu     sync.RWMutex
 	counts map[api.RequestCount]*atomic.Uint64 // keys have no Count
 
-	late struct { // what [api.Overloaded] says of, in this span of time and in the one before
+	late struct { // outcomes of overload, in this span of time and in the one before
 		sync.Mutex
 		began       time.Time
 		now, before map[string]uint64
@@ -49,7 +58,7 @@ func (o *outcomes) count(by api.Transport, op, outcome string, now func() time.T
 		o.mu.Unlock()
 	}
 	n.Add(1)
-	if _, is := api.Overloaded(outcome); is {
+	if overload[outcome] != "" {
 		o.late.Lock()
 		o.turn(now())
 		o.late.now[outcome]++
@@ -79,8 +88,8 @@ func (o *outcomes) Counts() []api.RequestCount {
 	o.mu.RUnlock()
 	slices.SortFunc(list, func(a, b api.RequestCount) int {
 		return cmp.Or(
-			cmp.Compare(a.Transport, b.Transport), cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.Outcome,
-				b.Outcome),
+			cmp.Compare(a.Transport, b.Transport), cmp.Compare(a.Operation, b.Operation),
+			cmp.Compare(a.Outcome, b.Outcome),
 		)
 	})
 	return list
@@ -91,8 +100,7 @@ func (o *outcomes) Problems(now time.Time) (list []string) {
 	o.late.Lock()
 	defer o.late.Unlock()
 	o.turn(now)
-	for _, outcome := range api.Overloads() {
-		whatToDo, _ := api.Overloaded(outcome)
+	for outcome, whatToDo := range overload {
 		if n := o.late.now[outcome] + o.late.before[outcome]; n > 0 {
 			was := strings.Replace(outcome, "busy", "refused as busy", 1)
 			list = append(list, fmt.Sprintf("%d requests were %s within the last two minutes: %s", n, was, whatToDo))
@@ -128,13 +136,13 @@ func sayRefusals(
 		key := c
 		key.Count = 0
 		now[key] = c.Count
-		if _, is := api.Overloaded(c.Outcome); is {
+		if overload[c.Outcome] != "" {
 			said[c.Outcome] += c.Count - before[key]
 		}
 	}
 	for outcome, n := range said {
-		if whatToDo, _ := api.Overloaded(outcome); n > 0 {
-			log.Warn("requests were not answered", "outcome", outcome, "requests", n, "what_to_do", whatToDo)
+		if n > 0 {
+			log.Warn("requests were not answered", "outcome", outcome, "requests", n, "what_to_do", overload[outcome])
 		}
 	}
 	return now

@@ -1,10 +1,5 @@
 package api
 
-import (
-	"maps"
-	"slices"
-)
-
 // Transport is the way by which a request came.
 type Transport string
 
@@ -32,21 +27,3 @@ func Outcome(failure *Error) string {
 	}
 	return string(failure.Code)
 }
-
-// overload says what to do where requests end so, which is this node's trouble and not that of who asks.
-var overload = map[string]string{
-	string(CodeBusy): "all query workers were busy and their queue was full: " +
-		"raise --query-workers or --query-queue, or add nodes",
-	OutcomeExpired: "their callers' deadlines passed while they waited: " +
-		"raise --query-workers, add nodes, or let clients wait longer",
-	OutcomeUnsent: "there were answers, and the connection did not take them: see the log for what became of it",
-}
-
-// Overloaded reports whether an outcome is a sign that a node has more to do than it can, and what helps.
-func Overloaded(outcome string) (whatToDo string, is bool) {
-	whatToDo, is = overload[outcome]
-	return whatToDo, is
-}
-
-// Overloads lists the outcomes that [Overloaded] is about.
-func Overloads() []string { return slices.Sorted(maps.Keys(overload)) }

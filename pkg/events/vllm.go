@@ -537,21 +537,8 @@ const dynamoSalt = "dynamo-cache-salt:"
 // identifier or the other way round makes a block that no query finds, never one that a wrong query finds.
 func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 	d.media.reset()
-	r := msgp.Reader{Data: e.data[:e.extraKeys[1]], At: e.extraKeys[0]}
-	if r.Left() == 0 || r.Null() {
-		return true
-	}
-	count, ok := r.Array()
-	if !ok {
-		return false
-	}
-	if r.Left() == count && bytes.Count(r.Data[r.At:], []byte{msgp.CodeNil}) == count {
-		return true
-	}
-	if count != n {
-		return false
-	}
-	for i := range n {
+	r, some, ok := e.blockValues(e.extraKeys, n)
+	for i := 0; some && i < n; i++ {
 		if !r.Null() {
 			keys, ok := r.Array()
 			if !ok || !d.blockKeys(&r, e, keys, i) {
@@ -560,7 +547,22 @@ func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 		}
 		d.media.end()
 	}
-	return true
+	return ok
+}
+
+// blockValues opens a field that has a value for each of n blocks: an array of them, or nil. some is false if all are
+// nil, and ok if it is no such field.
+func (e *rawEvent) blockValues(span [2]int, n int) (r msgp.Reader, some, ok bool) {
+	r = msgp.Reader{Data: e.data[:span[1]], At: span[0]}
+	if r.Left() == 0 || r.Null() {
+		return r, false, true
+	}
+	count, ok := r.Array()
+	if ok && r.Left() == count && bytes.Count(r.Data[r.At:], []byte{msgp.CodeNil}) == count {
+		return r, false, true
+	}
+	ok = ok && count == n
+	return r, ok, ok
 }
 
 // blockKeys reads the keys of block i.
@@ -643,24 +645,11 @@ func (d *Decoder) mediaItem(r *msgp.Reader) bool {
 // num_hash_lookahead_tokens): a query could not find blocks of which some are hashed otherwise.
 func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 	d.beyond.reset()
-	r := msgp.Reader{Data: e.data[:e.lookahead[1]], At: e.lookahead[0]}
-	if r.Left() == 0 || r.Null() {
-		return true
-	}
-	count, ok := r.Array()
-	if !ok {
-		return false
-	}
-	if r.Left() == count && bytes.Count(r.Data[r.At:], []byte{msgp.CodeNil}) == count {
-		return true
-	}
-	if count != n {
-		return false
-	}
-	for range n {
+	r, some, ok := e.blockValues(e.lookahead, n)
+	for i := 0; some && i < n; i++ {
 		if !r.Null() {
-			tokens, ok := r.Array()
-			if !ok {
+			tokens, many := r.Array()
+			if !many {
 				tokens = 1
 			}
 			if d.beyond.values, ok = r.Uint32s(d.beyond.values, tokens); !ok {
@@ -668,9 +657,9 @@ func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 			}
 		}
 		d.beyond.end()
-		if i := len(d.beyond.ends) - 1; len(d.beyond.of(i)) != len(d.beyond.of(0)) {
+		if len(d.beyond.of(i)) != len(d.beyond.of(0)) {
 			return false
 		}
 	}
-	return len(d.beyond.of(0)) < MaxBlockSize
+	return ok && len(d.beyond.of(0)) < MaxBlockSize
 }
