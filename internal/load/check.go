@@ -21,7 +21,7 @@ func (t *Table) Check() error {
 		return fmt.Errorf("%d rows, %d by rank, %d loads; %d records, %d queued", len(t.rows), len(t.byRank),
 			len(t.loads), len(t.records), len(t.queue))
 	}
-	byID := map[string]int{}
+	byID, live := map[string]int{}, map[uint64]int{}
 	for key, r := range t.records {
 		if r.key != key || t.queue[r.due] != r || !t.seen[key.Origin].has(key.Seq) {
 			return fmt.Errorf("record %v of %q is out of place", key, r.id)
@@ -30,6 +30,7 @@ func (t *Table) Check() error {
 			return fmt.Errorf("the queue is out of order at %d", r.due)
 		}
 		byID[r.id]++
+		live[key.Origin]++
 		blocks += r.blocks()
 		if t.digestOf(r) != r.digest {
 			return fmt.Errorf("the digest of %v is old", key)
@@ -126,6 +127,9 @@ func (t *Table) Check() error {
 			blocks, t.sum, sum)
 	}
 	for origin, s := range t.seen {
+		if s.live != live[origin] {
+			return fmt.Errorf("%d requests of %x, want %d", s.live, origin, live[origin])
+		}
 		if err := s.check(); err != nil {
 			return fmt.Errorf("what was seen of %x: %w", origin, err)
 		}

@@ -28,4 +28,37 @@
 // the rank's blocks when it is booked. Only who has a block alone may change its weight, so on one node all copies of a
 // block are equal. Thereby a table is a function of its requests, each of which can be sent to another node by itself,
 // in any order.
+//
+// # Every node has the same tables
+//
+// [Replica] keeps a table of each model on every node. It is stepped: [Replica.Step] gets the time and returns what is
+// to be published, [Replica.Receive] takes what others have published. Nothing of that is acknowledged, and it may be
+// lost, late, twice or out of order.
+//
+// Each booking has a [Key]: the session of the node that took it, and its number there. Three kinds of events name it:
+//
+//	booked   all of the booking, and its state
+//	updated  its state: prefill complete, rank gone, output blocks by node, the last decay, weights
+//	freed    nothing more
+//
+// Two states join into one in any order (counts by their maximum, flags by or, the decay after more outputs), so a later
+// event makes up for a lost one. A table remembers which numbers of each session it has seen, as spans; that costs
+// a few bytes, and holds for ever: a booking that comes after its end stays out, and of a booking that only one of
+// two tables has it is known whether it is new to the other or has ended there. There are no tombstones with a
+// lifetime.
+//
+// Twice a second each node publishes a beat: for each table a [Digest] and its own last number. If one differs, the two
+// nodes exchange summaries, of what they have seen and what is under way, with a hash of each state. Each then ends what
+// the other has seen the end of, and publishes what the other lacks. A beat that was overtaken by events looks like a
+// difference too; that costs a summary, some twelve bytes per request. A node that starts asks, gets summaries of one
+// that is ready, and is ready when all of that has come, or nobody that is ready was heard for 1.5 s.
+//
+// A request expires when its age says so on the node that booked it, and on others when the rest of its life has passed
+// that came with it: clocks of hosts are not compared. Whoever forgets it first has seen its end.
+//
+// An id is refused on every node while a request has it. Two nodes that are cut off from each other, or asked at the
+// same moment, may both take it. Half a second after a node has found both, time for the end of one of them to be heard,
+// it ends the one of the greater key; all nodes do the same.
+//
+// While no other node is heard nothing but beats is published.
 package load

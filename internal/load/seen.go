@@ -14,6 +14,7 @@ type span struct{ first, last uint64 }
 // a booking that only one of two tables has it is known whether it is new or was ended.
 type seen struct {
 	spans  []span
+	live   int           // how many of them are under way
 	active time.Duration // when the origin was last heard of
 }
 
@@ -63,6 +64,11 @@ func (s *seen) add(first, last uint64) {
 		first, last = min(first, s.spans[j].first), max(last, s.spans[j].last)
 	}
 	s.spans = slices.Replace(s.spans, i, j, span{first, last})
+}
+
+// all reports whether 1 to n were seen.
+func (s *seen) all(n uint64) bool {
+	return n == 0 || s != nil && len(s.spans) > 0 && s.spans[0].first == 1 && s.spans[0].last >= n
 }
 
 func (s *seen) check() error {

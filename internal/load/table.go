@@ -1,7 +1,6 @@
 package load
 
 import (
-	"cmp"
 	"container/heap"
 	"errors"
 	"fmt"
@@ -66,8 +65,9 @@ func (b *Booking) check(l *Limits) error {
 	switch {
 	case b.ID == "" || len(b.ID) > maxID:
 		return fmt.Errorf("%w: an id has 1 to %d bytes, this one %d", ErrInvalid, maxID, len(b.ID))
-	case b.Rank.Instance == "":
-		return fmt.Errorf("%w: no worker is named", ErrInvalid)
+	case b.Rank.Instance == "" || len(b.Rank.Instance) > maxName:
+		return fmt.Errorf("%w: a worker's name has 1 to %d bytes, this one %d", ErrInvalid, maxName,
+			len(b.Rank.Instance))
 	case len(b.Hashes) > l.Prompt:
 		return fmt.Errorf("%w: a prompt of %d blocks; at most %d", ErrInvalid, len(b.Hashes), l.Prompt)
 	case b.PrefillTokens < 0 || b.PrefillTokens > maxTokens:
@@ -356,9 +356,7 @@ func (t *Table) OutputBlock(now time.Duration, id string, fraction float64) erro
 	}
 	next := r.state
 	next.outs = slices.Clone(r.outs)
-	at, ok := slices.BinarySearchFunc(next.outs, t.origin, func(o outCount, origin uint64) int {
-		return cmp.Compare(o.origin, origin)
-	})
+	at, ok := slices.BinarySearchFunc(next.outs, t.origin, compareOrigins)
 	if !ok {
 		next.outs = slices.Insert(next.outs, at, outCount{origin: t.origin})
 	}
@@ -466,7 +464,9 @@ func (t *Table) insert(now time.Duration, r *record) {
 	t.records[r.key] = r
 	t.blocks += r.blocks()
 	heap.Push(&t.queue, r)
-	t.seenOf(r.key.Origin, now).add(r.key.Seq, r.key.Seq)
+	seen := t.seenOf(r.key.Origin, now)
+	seen.add(r.key.Seq, r.key.Seq)
+	seen.live++
 	head := &record{rival: t.ids[r.id]}
 	at := head
 	for at.rival != nil && at.rival.key.less(r.key) {
@@ -494,6 +494,7 @@ func (t *Table) remove(now time.Duration, r *record) {
 		row.idle = now
 	}
 	delete(t.records, r.key)
+	t.seen[r.key.Origin].live--
 	t.blocks -= r.blocks()
 	heap.Remove(&t.queue, r.due)
 	head := &record{rival: t.ids[r.id]}

@@ -1,6 +1,91 @@
 package load
 
-import "github.com/kvatlas/kvatlas/internal/msgp"
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// A message is a sequence of MessagePack values: version, kind, the sender's origin, and what the kind has. Versions
+// and kinds are wire constants. A message of another version is passed over and counted.
+const wireVersion = 1
+
+const (
+	kindEvents  = 1 // name, group, array of events
+	kindBeat    = 2 // ready, ask, answers, array of [name, group, requests, tokens, outputs, hash, last own number]
+	kindSummary = 3 // name, group, to, id, part, parts, reply, array of origins, array of spans
+)
+
+const (
+	maxMessage  = 4 << 20 // bytes, of what is read
+	maxName     = 255     // bytes of a model, group or worker
+	maxSeq      = 1 << 62
+	bookingSize = 12 // values of a booked event
+)
+
+var (
+	errMalformed = errors.New("malformed message")
+	errVersion   = errors.New("message of another version")
+)
+
+// event is one change of one request.
+type event struct {
+	kind change
+	record
+	left time.Duration // until it expires, when the event was sent
+}
+
+// beat is what a node says of all its tables now and then.
+type beat struct {
+	ready, ask bool   // ask: others answer at once
+	answers    uint64 // who has asked; 0: nobody
+	models     []modelBeat
+}
+
+type modelBeat struct {
+	Model
+	Digest
+	last uint64 // the sender's last own number
+}
+
+// summary is one part of what a table has and has seen.
+type summary struct {
+	to, id      uint64
+	part, parts uint64
+	reply       bool     // the receiver's is wanted
+	origins     []uint64 // all of which anything was seen, in the first part
+	shares      []share
+}
+
+// share is what a table says of the numbers from first to last of one origin: those in spans were seen, and of these
+// the live ones are under way. They are ascending.
+type share struct {
+	origin      uint64
+	first, last uint64
+	spans       []span
+	live        []live
+}
+
+type live struct{ seq, digest uint64 }
+
+type message struct {
+	kind   uint64
+	from   uint64
+	model  Model
+	events []event
+	beat
+	summary
+}
+
+func appendHead(b []byte, kind, from uint64) []byte {
+	return msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, wireVersion), kind), from)
+}
+
+func appendModel(b []byte, m Model) []byte { return msgp.AppendStr(msgp.AppendStr(b, m.Name), m.Group) }
 
 // appendState appends a state in the one form that it has.
 func appendState(b []byte, s *state) []byte {
@@ -21,4 +106,293 @@ func appendState(b []byte, s *state) []byte {
 		b = msgp.AppendUint(msgp.AppendUint(b, uint64(r.from)), r.weight)
 	}
 	return b
+}
+
+// appendEvent appends a change of r: all of it if it is booked, its state if it is updated, its key if it is freed.
+func appendEvent(b []byte, kind change, r *record, left time.Duration) []byte {
+	n := map[change]int{booked: bookingSize, updated: 5, freed: 3}[kind]
+	b = msgp.AppendUint(msgp.AppendArrayHead(b, n), uint64(kind))
+	b = msgp.AppendUint(msgp.AppendUint(b, r.key.Origin), r.key.Seq)
+	if kind == freed {
+		return b
+	}
+	b = appendState(msgp.AppendUint(b, uint64(max(left, 0).Milliseconds())), &r.state)
+	if kind == updated {
+		return b
+	}
+	b = msgp.AppendStr(msgp.AppendStr(b, r.id), string(r.rank.Instance))
+	b = msgp.AppendUint(msgp.AppendUint(b, uint64(r.rank.Rank)), uint64(r.private))
+	b = msgp.AppendUint(msgp.AppendUint(b, uint64(r.tokens)), uint64(r.expected))
+	b = msgp.AppendBinHead(b, 8*len(r.hashes))
+	for _, h := range r.hashes {
+		b = binary.LittleEndian.AppendUint64(b, uint64(h))
+	}
+	return b
+}
+
+func appendEvents(b []byte, n int, events []byte) []byte {
+	return append(msgp.AppendArrayHead(b, n), events...)
+}
+
+func appendBeat(b []byte, m *beat) []byte {
+	b = msgp.AppendUint(msgp.AppendBool(msgp.AppendBool(b, m.ready), m.ask), m.answers)
+	b = msgp.AppendArrayHead(b, len(m.models))
+	for i := range m.models {
+		d := &m.models[i]
+		b = appendModel(msgp.AppendArrayHead(b, 7), d.Model)
+		b = msgp.AppendUint(msgp.AppendUint(b, uint64(d.Requests)), uint64(d.PrefillTokens))
+		b = msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, d.Outputs), d.Hash), d.last)
+	}
+	return b
+}
+
+func appendSummary(b []byte, s *summary) []byte {
+	b = msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, s.to), s.id), s.part), s.parts)
+	b = msgp.AppendArrayHead(msgp.AppendBool(b, s.reply), len(s.origins))
+	for _, o := range s.origins {
+		b = msgp.AppendUint(b, o)
+	}
+	b = msgp.AppendArrayHead(b, len(s.shares))
+	for i := range s.shares {
+		h := &s.shares[i]
+		b = msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(msgp.AppendArrayHead(b, 5), h.origin), h.first), h.last)
+		b = msgp.AppendArrayHead(b, 2*len(h.spans))
+		for _, p := range h.spans {
+			b = msgp.AppendUint(msgp.AppendUint(b, p.first), p.last-p.first)
+		}
+		b = msgp.AppendArrayHead(b, 2*len(h.live))
+		before := h.first - 1
+		for _, l := range h.live {
+			b = msgp.AppendUint(msgp.AppendUint(b, l.seq-before), l.digest)
+			before = l.seq
+		}
+	}
+	return b
+}
+
+// reader reads values of which each must be there. After the first that is not, bad is set and all are zero.
+type reader struct {
+	msgp.Reader
+	bad bool
+}
+
+func (r *reader) ok(ok bool) bool {
+	r.bad = r.bad || !ok
+	return !r.bad
+}
+
+func (r *reader) uint(most uint64) uint64 {
+	if r.bad {
+		return 0
+	}
+	v, ok := r.Uint(most)
+	if !r.ok(ok) {
+		return 0
+	}
+	return v
+}
+
+func (r *reader) bool() bool {
+	if r.bad {
+		return false
+	}
+	v, ok := r.Bool()
+	return r.ok(ok) && v
+}
+
+func (r *reader) str(most int) string {
+	if r.bad {
+		return ""
+	}
+	s, ok := r.Str()
+	if !r.ok(ok && len(s) <= most) {
+		return ""
+	}
+	return string(s)
+}
+
+// array reads the head of an array, of n elements unless n is negative.
+func (r *reader) array(n int) int {
+	if r.bad {
+		return 0
+	}
+	got, ok := r.Array()
+	if !r.ok(ok && (n < 0 || got == n)) {
+		return 0
+	}
+	return got
+}
+
+// pairs reads the head of an array of pairs.
+func (r *reader) pairs() int {
+	n := r.array(-1)
+	r.ok(n%2 == 0)
+	return n / 2
+}
+
+// decode reads a message. Of one that this origin has sent only the head is read.
+func decode(data []byte, self uint64) (*message, error) {
+	if len(data) > maxMessage {
+		return nil, errMalformed
+	}
+	r := &reader{Reader: msgp.Reader{Data: data}}
+	switch v := r.uint(math.MaxUint64); {
+	case r.bad:
+		return nil, errMalformed
+	case v != wireVersion:
+		return nil, errVersion
+	}
+	m := &message{kind: r.uint(math.MaxUint64), from: r.uint(math.MaxUint64)}
+	if m.from == self && !r.bad {
+		return m, nil
+	}
+	if m.kind == kindEvents || m.kind == kindSummary {
+		m.model = r.model()
+	}
+	switch m.kind {
+	case kindEvents:
+		n := r.array(-1)
+		m.events = make([]event, 0, min(n, maxEvents))
+		for range n {
+			if m.events = append(m.events, r.event()); r.bad {
+				break
+			}
+		}
+	case kindBeat:
+		m.ready, m.ask, m.answers = r.bool(), r.bool(), r.uint(math.MaxUint64)
+		for range r.array(-1) {
+			r.array(7)
+			d := modelBeat{Model: r.model()}
+			d.Requests, d.PrefillTokens = int(r.uint(math.MaxInt32)), int64(r.uint(math.MaxInt64))
+			d.Outputs, d.Hash, d.last = r.uint(math.MaxUint64), r.uint(math.MaxUint64), r.uint(maxSeq)
+			if m.models = append(m.models, d); r.bad {
+				break
+			}
+		}
+	case kindSummary:
+		m.summary = r.summary()
+	default:
+		r.bad = true
+	}
+	if r.bad || r.Left() != 0 {
+		return nil, errMalformed
+	}
+	return m, nil
+}
+
+func (r *reader) model() Model { return Model{r.str(maxName), r.str(maxName)} }
+
+func (r *reader) key() (k Key) {
+	k = Key{r.uint(math.MaxUint64), r.uint(maxSeq)}
+	r.ok(k.Seq > 0)
+	return k
+}
+
+func (r *reader) event() (e event) {
+	n := r.array(-1)
+	e.kind = change(r.uint(uint64(freed)))
+	switch e.kind {
+	case booked:
+		r.ok(n == bookingSize)
+	case updated:
+		r.ok(n == 5)
+	case freed:
+		r.ok(n == 3)
+	default:
+		r.bad = true
+	}
+	e.key = r.key()
+	if e.kind == freed {
+		return e
+	}
+	e.left = time.Duration(r.uint(math.MaxUint32)) * time.Millisecond
+	e.state = r.state()
+	if e.kind == updated {
+		return e
+	}
+	e.id = r.str(maxID)
+	e.rank.Instance = events.WorkerID(r.str(maxName))
+	e.rank.Rank = events.Rank(r.uint(math.MaxUint32))
+	e.private = uint32(r.uint(maxPrompt))
+	e.tokens = int64(r.uint(maxTokens))
+	e.expected = uint32(r.uint(math.MaxUint32))
+	r.ok(e.id != "" && e.rank.Instance != "")
+	if r.bad {
+		return e
+	}
+	bin, ok := r.Bin()
+	if r.ok(ok && len(bin)%8 == 0 && len(bin)/8 <= maxPrompt) && len(bin) > 0 {
+		e.hashes = make([]events.SeqHash, len(bin)/8)
+		for i := range e.hashes {
+			e.hashes[i] = events.SeqHash(binary.LittleEndian.Uint64(bin[8*i:]))
+		}
+	}
+	return e
+}
+
+func (r *reader) state() (s state) {
+	r.array(5)
+	s.done, s.gone = r.bool(), r.bool()
+	total := uint64(0)
+	for i := range r.pairs() {
+		o := outCount{r.uint(math.MaxUint64), uint32(r.uint(maxOutputs))}
+		if !r.ok(o.n > 0 && (i == 0 || s.outs[i-1].origin < o.origin)) {
+			return s
+		}
+		s.outs = append(s.outs, o)
+		total += uint64(o.n)
+	}
+	if r.bad || !r.Null() {
+		r.array(3)
+		s.mark = mark{uint32(r.uint(min(total, math.MaxUint32))), r.uint(math.MaxUint64), r.uint(one)}
+		r.ok(s.mark.after > 0)
+	}
+	for i := range r.pairs() {
+		v := run{uint32(r.uint(maxPrompt)), r.uint(one)}
+		if !r.ok(i == 0 || s.runs[i-1].from < v.from) {
+			return s
+		}
+		s.runs = append(s.runs, v)
+	}
+	return s
+}
+
+func (r *reader) summary() (s summary) {
+	s.to, s.id = r.uint(math.MaxUint64), r.uint(math.MaxUint64)
+	s.part, s.parts = r.uint(maxParts), r.uint(maxParts)
+	r.ok(s.part < s.parts)
+	s.reply = r.bool()
+	for range r.array(-1) {
+		s.origins = append(s.origins, r.uint(math.MaxUint64))
+	}
+	for range r.array(-1) {
+		r.array(5)
+		h := share{origin: r.uint(math.MaxUint64), first: r.uint(math.MaxUint64), last: r.uint(math.MaxUint64)}
+		r.ok(h.first > 0 && h.first <= h.last)
+		before := h.first - 1
+		for i := range r.pairs() {
+			p := span{first: r.uint(maxSeq)}
+			n := r.uint(maxSeq)
+			p.last = p.first + n
+			if !r.ok(p.first > before && p.last >= p.first && p.last <= h.last && (i == 0 || p.first > before+1) && p.last <= maxSeq) {
+				return s
+			}
+			h.spans = append(h.spans, p)
+			before = p.last
+		}
+		before = h.first - 1
+		for range r.pairs() {
+			delta := r.uint(maxSeq)
+			l := live{before + delta, r.uint(math.MaxUint64)}
+			if !r.ok(l.seq > before && l.seq <= h.last && (&seen{spans: h.spans}).has(l.seq)) {
+				return s
+			}
+			h.live = append(h.live, l)
+			before = l.seq
+		}
+		if s.shares = append(s.shares, h); r.bad {
+			return s
+		}
+	}
+	return s
 }

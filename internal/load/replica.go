@@ -1,0 +1,600 @@
+package load
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Model names a table: a model's name and a routing group, each of at most 255 bytes; the usual group is empty.
+type Model struct{ Name, Group string }
+
+// ReplicaConfig is one node's.
+type ReplicaConfig struct {
+	Origin uint64 // of this session of this node: random, not 0
+	Limits Limits
+	Models int // how many tables there may be; 0: 256
+}
+
+// Times of the protocol.
+const (
+	batchDelay  = time.Millisecond
+	beatPeriod  = 500 * time.Millisecond
+	exchangeGap = 400 * time.Millisecond  // between two exchanges with one peer about one model
+	rivalGrace  = 500 * time.Millisecond  // an exchange with each peer, so that the end of one of the two is heard
+	peerLife    = 5 * time.Second         // a node that was heard no later is there
+	syncRound   = time.Second             // how long a peer has for its tables
+	aloneAfter  = 1500 * time.Millisecond // a node that starts and hears no ready node begins with nothing
+	syncMost    = 10 * time.Second        // a node that starts does not wait for longer
+	tickPeriod  = time.Second
+)
+
+// Sizes of the protocol.
+const (
+	maxEvents   = 256       // in a message
+	batchBytes  = 256 << 10 // a message with more is sent; one event has at most half a MiB
+	pushBytes   = 16 << 20  // that one exchange sends of a model; the rest goes with the next
+	outboxBytes = 64 << 20  // that wait to be sent
+	partPoints  = 4096      // live keys and ends of spans in a part of a summary
+	maxParts    = 1 << 16
+)
+
+// Message is to be published where the nodes of the namespace listen for a model; the empty model is for all.
+type Message struct {
+	Model Model
+	Data  []byte
+}
+
+// ReplicaCounts are of what happened to a replica since it was made.
+type ReplicaCounts struct {
+	Sent, Received, Malformed, OtherVersion uint64 // messages
+	Exchanges                               uint64 // summaries sent because a peer's digest differed
+	Pushed                                  uint64 // events sent because a peer's summary lacked them
+	Healed                                  uint64 // requests ended because a peer had seen their end
+	Dropped                                 uint64 // messages that were not sent, because too many wait, or taken
+	Unsynced                                uint64 // 1: it was ready without a peer's tables although there are peers
+}
+
+// Replica keeps the same tables on every node. It is stepped: time and messages are arguments, and what is to be sent
+// is a result of [Replica.Step]. Whatever is lost on the way is healed by digests, which each node sends twice a
+// second. One goroutine at a time may use it; a [Table] may be read by several while none changes anything.
+type Replica struct {
+	Counts ReplicaCounts
+
+	cfg      ReplicaConfig
+	models   []*replica
+	byName   map[Model]*replica
+	peers    map[uint64]time.Duration // when a node was last heard
+	others   time.Duration            // when a ready node was last heard, or this one began
+	out      []Message
+	outBytes int
+	nextBeat time.Duration
+	nextTick time.Duration
+	now      time.Duration
+	summary  uint64 // the last one's number
+
+	began  time.Duration
+	ready  bool
+	source uint64        // whose tables are waited for; 0: nobody's
+	since  time.Duration // when it was asked
+}
+
+// replica is the table of one model.
+type replica struct {
+	Model
+	table     *Table
+	batch     []byte // events that wait
+	events    int
+	due       time.Duration            // when they are to be sent
+	exchanges map[uint64]time.Duration // when a summary last went to, or came from, a peer
+
+	// While the node starts: which parts of the source's summary have come, and what of it has not.
+	waiting bool
+	id      uint64
+	parts   map[uint64]bool
+	want    map[Key]bool
+}
+
+// NewReplica returns a replica that knows nothing, and is ready when it has a peer's tables or there is no peer.
+func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
+	if cfg.Models <= 0 {
+		cfg.Models = 256
+	}
+	return &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]time.Duration{}, nextBeat: now,
+		nextTick: now + tickPeriod, now: now, began: now, others: now}
+}
+
+// Alone says that there is no other node: what there is is all.
+func (r *Replica) Alone() { r.ready = true }
+
+// Ready reports whether the tables are those of the other nodes.
+func (r *Replica) Ready() bool { return r.ready }
+
+// Peers is how many other nodes were heard a moment ago.
+func (r *Replica) Peers() int { return len(r.peers) }
+
+// Models lists the models that have tables, in the order in which they came.
+func (r *Replica) Models() []Model {
+	list := make([]Model, len(r.models))
+	for i, m := range r.models {
+		list[i] = m.Model
+	}
+	return list
+}
+
+// Table returns a model's table to read, nil if there is none.
+func (r *Replica) Table(model Model) *Table {
+	if m := r.byName[model]; m != nil {
+		return m.table
+	}
+	return nil
+}
+
+// model returns a model's table, and makes it if there is room.
+func (r *Replica) model(model Model) *replica {
+	m := r.byName[model]
+	if m == nil && len(r.models) < r.cfg.Models {
+		m = &replica{Model: model, table: NewTable(r.cfg.Origin, r.cfg.Limits), exchanges: map[uint64]time.Duration{}}
+		m.table.changed = func(kind change, rec *record) { r.enqueue(m, kind, rec) }
+		r.byName[model] = m
+		r.models = append(r.models, m)
+	}
+	return m
+}
+
+// Book is [Table.Book]. [ErrFull] may also say that there are too many models.
+func (r *Replica) Book(now time.Duration, model Model, b Booking) error {
+	r.now = now
+	if len(model.Name) > maxName || len(model.Group) > maxName {
+		return fmt.Errorf("%w: a model's name and group have at most %d bytes", ErrInvalid, maxName)
+	}
+	m := r.model(model)
+	if m == nil {
+		return fmt.Errorf("%w: of %d models", ErrFull, len(r.models))
+	}
+	return m.table.Book(now, b)
+}
+
+// PrefillComplete is [Table.PrefillComplete].
+func (r *Replica) PrefillComplete(now time.Duration, model Model, id string) error {
+	return r.with(now, model, id, func(t *Table) error { return t.PrefillComplete(now, id) })
+}
+
+// OutputBlock is [Table.OutputBlock].
+func (r *Replica) OutputBlock(now time.Duration, model Model, id string, fraction float64) error {
+	return r.with(now, model, id, func(t *Table) error { return t.OutputBlock(now, id, fraction) })
+}
+
+// Free is [Table.Free].
+func (r *Replica) Free(now time.Duration, model Model, id string) error {
+	return r.with(now, model, id, func(t *Table) error { return t.Free(now, id) })
+}
+
+func (r *Replica) with(now time.Duration, model Model, id string, do func(*Table) error) error {
+	r.now = now
+	if m := r.byName[model]; m != nil {
+		return do(m.table)
+	}
+	return fmt.Errorf("%w: %.64q", ErrUnknown, id)
+}
+
+// RemoveRank is [Table.RemoveRank], of every model.
+func (r *Replica) RemoveRank(now time.Duration, key events.RankKey) {
+	r.now = now
+	for _, m := range r.models {
+		m.table.RemoveRank(key)
+	}
+}
+
+// RemoveWorker is [Table.RemoveWorker], of every model.
+func (r *Replica) RemoveWorker(now time.Duration, instance events.WorkerID) {
+	r.now = now
+	for _, m := range r.models {
+		m.table.RemoveWorker(instance)
+	}
+}
+
+// enqueue sends a change to the others with the next batch. If nobody was heard for long there is nobody to send to:
+// who comes later finds by the digests that it lacks something.
+func (r *Replica) enqueue(m *replica, kind change, rec *record) {
+	if len(r.peers) == 0 {
+		return
+	}
+	if m.events == 0 {
+		m.due = r.now + batchDelay
+	}
+	m.batch = appendEvent(m.batch, kind, rec, rec.deadline-r.now)
+	if m.events++; m.events >= maxEvents || len(m.batch) >= batchBytes {
+		r.flush(m)
+	}
+}
+
+// flush makes a message of the events that wait.
+func (r *Replica) flush(m *replica) {
+	if m.events == 0 {
+		return
+	}
+	b := make([]byte, 0, len(m.batch)+len(m.Name)+len(m.Group)+32)
+	b = appendEvents(appendModel(appendHead(b, kindEvents, r.cfg.Origin), m.Model), m.events, m.batch)
+	m.batch, m.events = m.batch[:0], 0
+	r.send(m.Model, b)
+}
+
+func (r *Replica) send(model Model, data []byte) {
+	if r.outBytes+len(data) > outboxBytes {
+		r.Counts.Dropped++
+		return
+	}
+	r.outBytes += len(data)
+	r.out = append(r.out, Message{model, data})
+	r.Counts.Sent++
+}
+
+// Wake is when Step is due if nothing happens before.
+func (r *Replica) Wake() time.Duration {
+	if len(r.out) > 0 {
+		return r.now
+	}
+	wake := min(r.nextBeat, r.nextTick)
+	for _, m := range r.models {
+		if m.events > 0 {
+			wake = min(wake, m.due)
+		}
+	}
+	return wake
+}
+
+// Step goes on to now and returns what is to be sent, in any order.
+func (r *Replica) Step(now time.Duration) []Message {
+	r.now = now
+	if now >= r.nextTick {
+		r.nextTick = now + tickPeriod
+		for _, m := range r.models {
+			m.table.Tick(now)
+			m.table.forget(now)
+			for peer, at := range m.exchanges {
+				if now-at > peerLife {
+					delete(m.exchanges, peer)
+				}
+			}
+		}
+	}
+	if now >= r.nextBeat {
+		r.nextBeat = now + beatPeriod
+		for peer, at := range r.peers {
+			if now-at > peerLife {
+				delete(r.peers, peer)
+			}
+		}
+		for _, m := range r.models {
+			m.table.expire(now)
+			m.table.resolve(now, rivalGrace)
+		}
+		r.again()
+		r.start()
+		r.beat(0)
+	}
+	for _, m := range r.models {
+		if m.events > 0 && now >= m.due {
+			r.flush(m)
+		}
+	}
+	out := r.out
+	r.out, r.outBytes = nil, 0
+	return out
+}
+
+// again asks the source anew for what has not come, or for another source.
+func (r *Replica) again() {
+	if r.ready || r.source == 0 {
+		return
+	}
+	if r.now-r.since >= syncRound {
+		r.source = 0
+		return
+	}
+	for _, m := range r.models {
+		if m.waiting && r.now-m.exchanges[r.source] >= exchangeGap {
+			r.summarize(m, r.source, true)
+		}
+	}
+}
+
+// start looks whether a node that starts has what it waits for.
+func (r *Replica) start() {
+	if r.ready {
+		return
+	}
+	if r.source != 0 {
+		r.ready = !slices.ContainsFunc(r.models, func(m *replica) bool { return m.waiting })
+	}
+	if r.now-r.others >= aloneAfter {
+		r.ready = true
+	} else if !r.ready && r.now-r.began >= syncMost {
+		r.ready = true
+		r.Counts.Unsynced++
+	}
+}
+
+// beat says what this node has, to all; if it answers one that has asked it names it.
+func (r *Replica) beat(answers uint64) {
+	b := beat{ready: r.ready, ask: !r.ready && r.source == 0, answers: answers}
+	for _, m := range r.models {
+		b.models = append(b.models, modelBeat{m.Model, m.table.sum, m.table.next})
+	}
+	r.send(Model{}, appendBeat(appendHead(nil, kindBeat, r.cfg.Origin), &b))
+}
+
+// Receive takes what another node has sent. The errors are for counters: there is nothing to do.
+func (r *Replica) Receive(now time.Duration, data []byte) error {
+	r.now = now
+	m, err := decode(data, r.cfg.Origin)
+	if err != nil {
+		if err == errVersion {
+			r.Counts.OtherVersion++
+		} else {
+			r.Counts.Malformed++
+		}
+		return err
+	}
+	if m.from == r.cfg.Origin {
+		return nil
+	}
+	r.Counts.Received++
+	r.peers[m.from] = now
+	switch m.kind {
+	case kindBeat:
+		r.heard(m.from, &m.beat)
+	case kindEvents:
+		if of := r.model(m.model); of != nil {
+			of.take(now, m.events)
+		} else {
+			r.Counts.Dropped++
+		}
+	case kindSummary:
+		if of := r.model(m.model); of != nil && m.to == r.cfg.Origin {
+			r.compare(of, m.from, &m.summary)
+		}
+	}
+	if !r.ready {
+		r.start()
+	}
+	return nil
+}
+
+// take applies events.
+func (m *replica) take(now time.Duration, list []event) {
+	for i := range list {
+		e := &list[i]
+		if e.kind == freed {
+			m.table.drop(now, e.key)
+		} else {
+			m.table.put(now, e)
+		}
+		if e.kind != updated {
+			delete(m.want, e.key)
+		}
+	}
+	m.settle()
+}
+
+// settle ends the wait for a source's table if all of it has come.
+func (m *replica) settle() {
+	if m.waiting && m.parts != nil && len(m.parts) == 0 && len(m.want) == 0 {
+		m.waiting, m.parts, m.want = false, nil, nil
+	}
+}
+
+// heard compares another node's digests with ours.
+func (r *Replica) heard(from uint64, b *beat) {
+	if b.ask && r.ready {
+		r.beat(from)
+	}
+	if b.ready {
+		r.others = r.now
+	}
+	source := !r.ready && r.source == 0 && b.ready && b.answers == r.cfg.Origin
+	if source {
+		r.source, r.since = from, r.now
+		for _, m := range r.models {
+			m.waiting = false
+		}
+	}
+	for i := range b.models {
+		d := &b.models[i]
+		m := r.model(d.Model)
+		if m == nil {
+			continue
+		}
+		t := m.table
+		t.expire(r.now)
+		s := t.seen[from]
+		if s == nil && d.last > 0 {
+			s = t.seenOf(from, r.now)
+		}
+		if s != nil {
+			s.active = max(s.active, r.now)
+		}
+		switch at, ok := m.exchanges[from]; {
+		case source:
+			m.waiting, m.parts, m.want = true, nil, map[Key]bool{}
+			r.summarize(m, from, true)
+		case r.ready != b.ready: // who starts asks one node for all
+		case ok && r.now-at < exchangeGap:
+		case t.sum != d.Digest || !s.all(d.last):
+			r.Counts.Exchanges++
+			r.summarize(m, from, true)
+		}
+	}
+}
+
+// summarize sends a peer what a table has and has seen.
+func (r *Replica) summarize(m *replica, to uint64, reply bool) {
+	m.exchanges[to] = r.now
+	parts := m.table.summary()
+	r.summary++
+	for i := range parts {
+		p := &parts[i]
+		p.to, p.id, p.part, p.parts, p.reply = to, r.summary, uint64(i), uint64(len(parts)), reply && i == len(parts)-1
+		b := appendModel(appendHead(nil, kindSummary, r.cfg.Origin), m.Model)
+		r.send(m.Model, appendSummary(b, p))
+	}
+}
+
+// summary is what a table has and has seen, in parts of bounded size. Each part holds by itself.
+func (t *Table) summary() (parts []summary) {
+	part, points := summary{}, 0
+	finish := func(h *share, last uint64) {
+		h.last = last
+		part.shares = append(part.shares, *h)
+		*h = share{origin: h.origin, first: last + 1}
+		if points >= partPoints {
+			parts, part, points = append(parts, part), summary{}, 0
+		}
+	}
+	under := map[uint64][]live{}
+	for key, r := range t.records {
+		under[key.Origin] = append(under[key.Origin], live{key.Seq, r.digest})
+	}
+	for origin := range t.seen {
+		part.origins = append(part.origins, origin)
+	}
+	slices.Sort(part.origins)
+	for _, origin := range slices.Clone(part.origins) {
+		lives := under[origin]
+		slices.SortFunc(lives, func(a, b live) int { return cmp.Compare(a.seq, b.seq) })
+		h := share{origin: origin, first: 1}
+		for _, p := range t.seen[origin].spans {
+			for {
+				n, _ := slices.BinarySearchFunc(lives, p.last, func(l live, last uint64) int {
+					if l.seq <= last {
+						return -1
+					}
+					return 1
+				})
+				n = min(n, partPoints-points)
+				h.live, lives, points = append(h.live, lives[:n]...), lives[n:], points+n
+				if len(lives) == 0 || lives[0].seq > p.last {
+					break
+				}
+				end := lives[0].seq - 1 // the part is full
+				if p.first <= end {
+					h.spans = append(h.spans, span{p.first, end})
+				}
+				finish(&h, end)
+				p.first = end + 1
+			}
+			h.spans, points = append(h.spans, p), points+1
+			if points >= partPoints {
+				finish(&h, p.last)
+			}
+		}
+		finish(&h, math.MaxUint64)
+	}
+	return append(parts, part)
+}
+
+// compare takes a part of a peer's summary: what the peer has seen the end of ends here, and what the peer lacks is
+// sent. If it is to be answered the peer gets our summary, and does the same.
+func (r *Replica) compare(m *replica, from uint64, s *summary) {
+	t := m.table
+	m.exchanges[from] = r.now
+	if m.waiting && from == r.source && !s.reply {
+		if m.parts == nil || m.id != s.id {
+			m.id, m.parts = s.id, map[uint64]bool{}
+			for i := range s.parts {
+				m.parts[i] = true
+			}
+		}
+		delete(m.parts, s.part)
+	}
+	under := map[uint64][]*record{}
+	for key, rec := range t.records {
+		under[key.Origin] = append(under[key.Origin], rec)
+	}
+	var origins []uint64
+	for origin, list := range under {
+		// The last first, so that what is seen grows at its end.
+		slices.SortFunc(list, func(a, b *record) int { return cmp.Compare(b.key.Seq, a.key.Seq) })
+		origins = append(origins, origin)
+	}
+	slices.Sort(origins)
+	room := pushBytes
+	push := func(kind change, rec *record) {
+		if room <= 0 {
+			return
+		}
+		before := len(m.batch)
+		r.enqueue(m, kind, rec)
+		room -= max(len(m.batch)-before, 8*len(rec.hashes))
+		r.Counts.Pushed++
+	}
+	for i := range s.shares {
+		r.compareShare(m, from, &s.shares[i], under[s.shares[i].origin], push)
+	}
+	if s.part == 0 {
+		for _, origin := range origins {
+			if _, known := slices.BinarySearch(s.origins, origin); !known {
+				for _, rec := range under[origin] {
+					push(booked, rec)
+				}
+			}
+		}
+	}
+	m.settle()
+	if s.reply {
+		r.summarize(m, from, false)
+	}
+}
+
+func (r *Replica) compareShare(m *replica, from uint64, h *share, under []*record, push func(change, *record)) {
+	t := m.table
+	theirs := seen{spans: h.spans}
+	for _, rec := range under {
+		if rec.key.Seq < h.first || rec.key.Seq > h.last {
+			continue
+		}
+		at, ok := slices.BinarySearchFunc(h.live, rec.key.Seq, func(l live, seq uint64) int {
+			return cmp.Compare(l.seq, seq)
+		})
+		switch {
+		case ok && h.live[at].digest != rec.digest:
+			push(updated, rec)
+		case ok:
+		case theirs.has(rec.key.Seq):
+			t.remove(r.now, rec)
+			r.Counts.Healed++
+		default:
+			push(booked, rec)
+		}
+	}
+	ours := t.seen[h.origin]
+	if ours == nil {
+		if len(h.live) == 0 && h.origin != from {
+			return // nobody is missed: see Table.forget
+		}
+		ours = t.seenOf(h.origin, r.now)
+	}
+	// All that the peer has seen has been seen here, but for what it has and we have not: that is still to come.
+	lives := h.live
+	for _, p := range h.spans {
+		next := p.first
+		for len(lives) > 0 && lives[0].seq <= p.last {
+			key := Key{h.origin, lives[0].seq}
+			lives = lives[1:]
+			if ours.has(key.Seq) {
+				continue
+			}
+			ours.add(next, key.Seq-1)
+			next = key.Seq + 1
+			if m.waiting && from == r.source {
+				m.want[key] = true
+			}
+		}
+		ours.add(next, p.last)
+	}
+}
