@@ -128,3 +128,72 @@ func BenchmarkLock(b *testing.B) {
 		})
 	}
 }
+
+// pair is two replicas that know each other, the first with 10,000 requests of 512 blocks.
+func pair(tb testing.TB) (a, b *Replica, queries [][]events.SeqHash) {
+	a, b = NewReplica(0, ReplicaConfig{Origin: 1}), NewReplica(0, ReplicaConfig{Origin: 2})
+	a.Alone()
+	b.Alone()
+	give(tb, a.Step(0), b)
+	give(tb, b.Step(0), a)
+	table, queries := busy(tb)
+	m := a.model(Model{Name: "m"})
+	m.table = table
+	table.changed = func(kind change, r *record) { a.enqueue(m, kind, r) }
+	b.model(m.Model)
+	return a, b, queries
+}
+
+func give(tb testing.TB, list []Message, to *Replica) (bytes int) {
+	for _, m := range list {
+		bytes += len(m.Data)
+		if err := to.Receive(0, m.Data); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return bytes
+}
+
+// BenchmarkReplicate books and frees on one node and tells the other: per request, on both together.
+func BenchmarkReplicate(b *testing.B) {
+	from, to, queries := pair(b)
+	model := Model{Name: "m"}
+	b.ReportAllocs()
+	i, bytes := 0, 0
+	for b.Loop() {
+		id := fmt.Sprint("x", i)
+		if err := from.Book(0, model, Booking{ID: id, Rank: rankKey(i % 256), Hashes: queries[i%len(queries)]}); err != nil {
+			b.Fatal(err)
+		}
+		if err := from.Free(0, model, id); err != nil {
+			b.Fatal(err)
+		}
+		if i++; i%128 == 0 {
+			bytes += give(b, from.Step(0), to)
+		}
+	}
+	b.ReportMetric(float64(bytes)/float64(i), "wire-B/op")
+}
+
+// BenchmarkExchange has two nodes with the same 10,000 requests compare them.
+func BenchmarkExchange(b *testing.B) {
+	x, y, _ := pair(b)
+	m, n := x.model(Model{Name: "m"}), y.model(Model{Name: "m"})
+	for _, r := range m.table.records {
+		c := *r
+		c.row, c.tail, c.rival = nil, nil, nil
+		n.table.insert(0, &c)
+	}
+	b.ReportAllocs()
+	bytes, i := 0, 0
+	for b.Loop() {
+		x.summarize(m, 2, nil)
+		bytes += give(b, x.Step(0), y)
+		bytes += give(b, y.Step(0), x)
+		i++
+	}
+	if x.Counts.Pushed+y.Counts.Pushed+x.Counts.Healed+y.Counts.Healed > 0 {
+		b.Errorf("%+v, %+v", x.Counts, y.Counts)
+	}
+	b.ReportMetric(float64(bytes)/float64(i), "wire-B/op")
+}

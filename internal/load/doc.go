@@ -41,24 +41,29 @@
 //	updated  its state: prefill complete, rank gone, output blocks by node, the last decay, weights
 //	freed    nothing more
 //
-// Two states join into one in any order (counts by their maximum, flags by or, the decay after more outputs), so a later
-// event makes up for a lost one. A table remembers which numbers of each session it has seen, as spans; that costs
-// a few bytes, and holds for ever: a booking that comes after its end stays out, and of a booking that only one of
-// two tables has it is known whether it is new to the other or has ended there. There are no tombstones with a
-// lifetime.
+// Two states join into one in any order: counts by their maximum, flags by or, the decay after more outputs. So a later
+// event makes up for a lost one. A table remembers which numbers of each session it has seen, as spans. That costs a
+// few bytes and holds for ever: a booking that comes after its end stays out, and of a booking that only one of two
+// tables has it is known whether it is new to the other or has ended there. There are no tombstones with a lifetime.
 //
-// Twice a second each node publishes a beat: for each table a [Digest] and its own last number. If one differs, the two
-// nodes exchange summaries, of what they have seen and what is under way, with a hash of each state. Each then ends what
-// the other has seen the end of, and publishes what the other lacks. A beat that was overtaken by events looks like a
-// difference too; that costs a summary, some twelve bytes per request. A node that starts asks, gets summaries of one
-// that is ready, and is ready when all of that has come, or nobody that is ready was heard for 1.5 s.
+// Twice a second each node publishes a beat: for each table a [Digest], and how many messages of events it has sent.
+// Two nodes exchange summaries if one has missed such a message, or if their digests differ while neither table
+// changes. A summary says what was seen, what is under way, and a hash of each state: some twelve bytes per request.
+// Each node then ends what the other has seen the end of, and publishes what the other lacks. A node that starts asks,
+// gets the summary of a node that is ready, and is ready when all of that has come, or when nobody that is ready was
+// heard for 1.5 s.
 //
 // A request expires when its age says so on the node that booked it, and on others when the rest of its life has passed
 // that came with it: clocks of hosts are not compared. Whoever forgets it first has seen its end.
 //
 // An id is refused on every node while a request has it. Two nodes that are cut off from each other, or asked at the
-// same moment, may both take it. Half a second after a node has found both, time for the end of one of them to be heard,
-// it ends the one of the greater key; all nodes do the same.
+// same moment, may both take it. Half a second after a node has found both it ends the one of the greater key; all
+// nodes do the same. Until then the end of one of the two may be heard.
 //
 // While no other node is heard nothing but beats is published.
+//
+// # The node's service
+//
+// [Service] owns a replica: it waits, listens and publishes, and gives out tables to read under a lock that readers
+// share.
 package load

@@ -58,8 +58,13 @@ func (t *Table) put(now time.Duration, e *event) {
 		}
 		return
 	}
-	if e.kind != booked || t.seen[e.key.Origin].has(e.key.Seq) {
+	if t.seen[e.key.Origin].has(e.key.Seq) {
 		t.Counts.Stray++
+		return
+	}
+	if e.kind != booked { // the booking is late, or was lost
+		t.Counts.Stray++
+		t.suspect = true
 		return
 	}
 	for r := t.ids[e.id]; r != nil; r = r.rival {

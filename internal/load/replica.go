@@ -30,6 +30,8 @@ const (
 	syncRound   = time.Second             // how long a peer has for its tables
 	aloneAfter  = 1500 * time.Millisecond // a node that starts and hears no ready node begins with nothing
 	syncMost    = 10 * time.Second        // a node that starts does not wait for longer
+	calmAfter   = 20 * time.Millisecond   // without a change of a table; events take less
+	doubtMost   = 10 * time.Second        // that digests may differ while tables change all the time
 	tickPeriod  = time.Second
 )
 
@@ -86,17 +88,34 @@ type Replica struct {
 // replica is the table of one model.
 type replica struct {
 	Model
-	table     *Table
-	batch     []byte // events that wait
-	events    int
-	due       time.Duration            // when they are to be sent
-	exchanges map[uint64]time.Duration // when a summary last went to, or came from, a peer
+	table   *Table
+	batch   []byte // events that wait
+	events  int
+	due     time.Duration // when they are to be sent
+	sent    uint64        // how many messages of events have been sent, or would have been if somebody had been there
+	peers   map[uint64]*peer
+	last    Digest        // as it was
+	touched time.Duration // when it last changed
 
-	// While the node starts: which parts of the source's summary have come, and what of it has not.
-	waiting bool
+	// While the node starts: what of the source's summary has not come.
+	waiting  bool
+	complete bool // all parts of its summary have
+	want     map[Key]bool
+}
+
+// peer is another node's table of the same model.
+type peer struct {
+	got       seen // which of its messages of events have come, or are not needed any more
+	exchanged time.Duration
+	agreed    time.Duration // when the digests were equal, or were last seen to
+	in        [2]incoming   // a summary that wants an answer; one that is an answer
+}
+
+// incoming is a summary of which parts may be missing.
+type incoming struct {
 	id      uint64
-	parts   map[uint64]bool
-	want    map[Key]bool
+	missing map[uint64]bool
+	sent    uint64 // how many messages we had sent when it began to come
 }
 
 // NewReplica returns a replica that knows nothing, and is ready when it has a peer's tables or there is no peer.
@@ -104,8 +123,14 @@ func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 	if cfg.Models <= 0 {
 		cfg.Models = 256
 	}
-	return &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]time.Duration{}, nextBeat: now,
-		nextTick: now + tickPeriod, now: now, began: now, others: now}
+	r := &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]time.Duration{}}
+	r.begin(now)
+	return r
+}
+
+// begin says that what was set up before begins to hear others now.
+func (r *Replica) begin(now time.Duration) {
+	r.now, r.began, r.others, r.nextBeat, r.nextTick = now, now, now, now, now+tickPeriod
 }
 
 // Alone says that there is no other node: what there is is all.
@@ -138,7 +163,7 @@ func (r *Replica) Table(model Model) *Table {
 func (r *Replica) model(model Model) *replica {
 	m := r.byName[model]
 	if m == nil && len(r.models) < r.cfg.Models {
-		m = &replica{Model: model, table: NewTable(r.cfg.Origin, r.cfg.Limits), exchanges: map[uint64]time.Duration{}}
+		m = &replica{Model: model, table: NewTable(r.cfg.Origin, r.cfg.Limits), peers: map[uint64]*peer{}}
 		m.table.changed = func(kind change, rec *record) { r.enqueue(m, kind, rec) }
 		r.byName[model] = m
 		r.models = append(r.models, m)
@@ -201,7 +226,9 @@ func (r *Replica) RemoveWorker(now time.Duration, instance events.WorkerID) {
 // enqueue sends a change to the others with the next batch. If nobody was heard for long there is nobody to send to:
 // who comes later finds by the digests that it lacks something.
 func (r *Replica) enqueue(m *replica, kind change, rec *record) {
+	m.touch(r.now)
 	if len(r.peers) == 0 {
+		m.sent++
 		return
 	}
 	if m.events == 0 {
@@ -219,7 +246,8 @@ func (r *Replica) flush(m *replica) {
 		return
 	}
 	b := make([]byte, 0, len(m.batch)+len(m.Name)+len(m.Group)+32)
-	b = appendEvents(appendModel(appendHead(b, kindEvents, r.cfg.Origin), m.Model), m.events, m.batch)
+	m.sent++
+	b = appendEvents(appendModel(appendHead(b, kindEvents, r.cfg.Origin), m.Model), m.sent, m.events, m.batch)
 	m.batch, m.events = m.batch[:0], 0
 	r.send(m.Model, b)
 }
@@ -256,9 +284,9 @@ func (r *Replica) Step(now time.Duration) []Message {
 		for _, m := range r.models {
 			m.table.Tick(now)
 			m.table.forget(now)
-			for peer, at := range m.exchanges {
-				if now-at > peerLife {
-					delete(m.exchanges, peer)
+			for origin := range m.peers {
+				if _, there := r.peers[origin]; !there {
+					delete(m.peers, origin)
 				}
 			}
 		}
@@ -298,8 +326,8 @@ func (r *Replica) again() {
 		return
 	}
 	for _, m := range r.models {
-		if m.waiting && r.now-m.exchanges[r.source] >= exchangeGap {
-			r.summarize(m, r.source, true)
+		if m.waiting && r.now-m.peer(r.source, r.now).exchanged >= exchangeGap {
+			r.summarize(m, r.source, nil)
 		}
 	}
 }
@@ -324,7 +352,7 @@ func (r *Replica) start() {
 func (r *Replica) beat(answers uint64) {
 	b := beat{ready: r.ready, ask: !r.ready && r.source == 0, answers: answers}
 	for _, m := range r.models {
-		b.models = append(b.models, modelBeat{m.Model, m.table.sum, m.table.next})
+		b.models = append(b.models, modelBeat{m.Model, m.table.sum, m.table.next, m.sent, m.calm(r.now)})
 	}
 	r.send(Model{}, appendBeat(appendHead(nil, kindBeat, r.cfg.Origin), &b))
 }
@@ -351,6 +379,9 @@ func (r *Replica) Receive(now time.Duration, data []byte) error {
 		r.heard(m.from, &m.beat)
 	case kindEvents:
 		if of := r.model(m.model); of != nil {
+			if m.number > 0 {
+				of.peer(m.from, now).got.add(m.number, m.number)
+			}
 			of.take(now, m.events)
 		} else {
 			r.Counts.Dropped++
@@ -379,14 +410,38 @@ func (m *replica) take(now time.Duration, list []event) {
 			delete(m.want, e.key)
 		}
 	}
+	m.touch(now)
 	m.settle()
 }
 
 // settle ends the wait for a source's table if all of it has come.
 func (m *replica) settle() {
-	if m.waiting && m.parts != nil && len(m.parts) == 0 && len(m.want) == 0 {
-		m.waiting, m.parts, m.want = false, nil, nil
+	if m.waiting && m.complete && len(m.want) == 0 {
+		m.waiting, m.want = false, nil
 	}
+}
+
+// touch notes whether the table has changed.
+func (m *replica) touch(now time.Duration) {
+	if m.last != m.table.sum {
+		m.last, m.touched = m.table.sum, now
+	}
+}
+
+// calm reports whether the table has not changed for a moment.
+func (m *replica) calm(now time.Duration) bool {
+	m.touch(now)
+	return now-m.touched >= calmAfter
+}
+
+// peer returns what is known of another node's table.
+func (m *replica) peer(origin uint64, now time.Duration) *peer {
+	p := m.peers[origin]
+	if p == nil {
+		p = &peer{exchanged: now - exchangeGap, agreed: now}
+		m.peers[origin] = p
+	}
+	return p
 }
 
 // heard compares another node's digests with ours.
@@ -419,27 +474,39 @@ func (r *Replica) heard(from uint64, b *beat) {
 		if s != nil {
 			s.active = max(s.active, r.now)
 		}
-		switch at, ok := m.exchanges[from]; {
+		p := m.peer(from, r.now)
+		equal := t.sum == d.Digest && s.all(d.last)
+		if equal {
+			p.agreed = r.now
+		}
+		switch {
 		case source:
-			m.waiting, m.parts, m.want = true, nil, map[Key]bool{}
-			r.summarize(m, from, true)
+			m.waiting, m.complete, m.want = true, false, map[Key]bool{}
+			r.summarize(m, from, nil)
 		case r.ready != b.ready: // who starts asks one node for all
-		case ok && r.now-at < exchangeGap:
-		case t.sum != d.Digest || !s.all(d.last):
+		case r.now-p.exchanged < exchangeGap:
+		case !p.got.all(d.sent), t.suspect, !equal && d.calm && m.calm(r.now), r.now-p.agreed >= doubtMost:
+			t.suspect = false
+			p.agreed = r.now
 			r.Counts.Exchanges++
-			r.summarize(m, from, true)
+			r.summarize(m, from, nil)
 		}
 	}
 }
 
-// summarize sends a peer what a table has and has seen.
-func (r *Replica) summarize(m *replica, to uint64, reply bool) {
-	m.exchanges[to] = r.now
+// summarize sends a peer what a table has and has seen: as the answer to a summary of the peer's, or, if that is nil,
+// to be answered.
+func (r *Replica) summarize(m *replica, to uint64, answered *incoming) {
+	m.peer(to, r.now).exchanged = r.now
+	sent := uint64(0)
+	if answered != nil {
+		sent = answered.sent
+	}
 	parts := m.table.summary()
 	r.summary++
 	for i := range parts {
 		p := &parts[i]
-		p.to, p.id, p.part, p.parts, p.reply = to, r.summary, uint64(i), uint64(len(parts)), reply && i == len(parts)-1
+		p.to, p.id, p.part, p.parts, p.reply, p.sent = to, r.summary, uint64(i), uint64(len(parts)), answered != nil, sent
 		b := appendModel(appendHead(nil, kindSummary, r.cfg.Origin), m.Model)
 		r.send(m.Model, appendSummary(b, p))
 	}
@@ -499,19 +566,26 @@ func (t *Table) summary() (parts []summary) {
 }
 
 // compare takes a part of a peer's summary: what the peer has seen the end of ends here, and what the peer lacks is
-// sent. If it is to be answered the peer gets our summary, and does the same.
+// sent. When all parts have come the peer gets our summary, and does the same.
 func (r *Replica) compare(m *replica, from uint64, s *summary) {
 	t := m.table
-	m.exchanges[from] = r.now
-	if m.waiting && from == r.source && !s.reply {
-		if m.parts == nil || m.id != s.id {
-			m.id, m.parts = s.id, map[uint64]bool{}
-			for i := range s.parts {
-				m.parts[i] = true
-			}
-		}
-		delete(m.parts, s.part)
+	r.flush(m)
+	p := m.peer(from, r.now)
+	p.exchanged = r.now
+	in := &p.in[0]
+	if s.reply {
+		in = &p.in[1]
 	}
+	if in.id != s.id {
+		*in = incoming{s.id, map[uint64]bool{}, m.sent}
+		for i := range s.parts {
+			in.missing[i] = true
+		}
+		if s.reply && from == r.source {
+			m.complete, m.want = false, map[Key]bool{}
+		}
+	}
+	delete(in.missing, s.part)
 	under := map[uint64][]*record{}
 	for key, rec := range t.records {
 		under[key.Origin] = append(under[key.Origin], rec)
@@ -545,9 +619,17 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 			}
 		}
 	}
-	m.settle()
-	if s.reply {
-		r.summarize(m, from, false)
+	m.touch(r.now)
+	switch {
+	case len(in.missing) > 0:
+	case !s.reply:
+		r.summarize(m, from, in)
+	default: // the peer has had our summary and this is its answer: whatever it sent before is in it
+		p.got.add(1, s.sent)
+		if from == r.source {
+			m.complete = true
+			m.settle()
+		}
 	}
 }
 

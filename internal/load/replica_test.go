@@ -547,6 +547,8 @@ func TestStart(t *testing.T) {
 			}
 		}
 		w.run(2 * time.Second)
+		w.start(2) // what the one before has booked stays
+		w.run(7 * time.Second)
 		w.loss = loss
 		w.start(1)
 		n := w.nodes[1]
@@ -706,6 +708,59 @@ func TestANodeUsesAnIDAgain(t *testing.T) {
 		}
 		if err := table.Check(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestTheShortestLifeCounts has a booking that comes twice, by ways that took longer and less long.
+func TestTheShortestLifeCounts(t *testing.T) {
+	table := NewTable(1, Limits{})
+	for _, left := range []time.Duration{20, 10, 30} {
+		table.put(0, &event{kind: booked, left: left * time.Second, record: record{key: Key{7, 1}, id: "r",
+			rank: rankKey(0)}})
+	}
+	if table.Tick(9 * time.Second); table.Len() != 1 {
+		t.Error("it is forgotten early")
+	}
+	if table.Tick(10 * time.Second); table.Len() != 0 {
+		t.Error("it is forgotten late")
+	}
+}
+
+// TestBusy has tables that change each millisecond. That alone makes nobody exchange summaries, though digests are
+// never equal; when something is lost it is healed meanwhile.
+func TestBusy(t *testing.T) {
+	w := quiet(t, 3)
+	work := func(d time.Duration) {
+		for end := w.now + d; w.now < end; w.run(time.Millisecond) {
+			w.op()
+		}
+	}
+	exchanges := func() (n uint64) {
+		for _, n2 := range w.nodes {
+			n += n2.Counts.Exchanges
+		}
+		return n
+	}
+	w.delay = 200 * time.Microsecond
+	work(5 * time.Second)
+	if n := exchanges(); n > 1 { // where a request goes on on another node before its booking came to a third
+		t.Errorf("%d exchanges though nothing was lost", n)
+	}
+	before := exchanges()
+	w.loss = 1
+	work(20 * time.Millisecond)
+	w.loss = 0
+	work(1500 * time.Millisecond)
+	if exchanges() == before {
+		t.Error("what was lost was not missed")
+	}
+	w.run(5 * time.Millisecond)
+	for _, m := range testModels {
+		for _, n := range w.nodes {
+			if got, want := n.Table(m).Digest(), w.nodes[0].Table(m).Digest(); got != want {
+				t.Errorf("node %d: %+v, want %+v", n.place, got, want)
+			}
 		}
 	}
 }

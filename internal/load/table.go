@@ -248,6 +248,7 @@ type Table struct {
 	blocks  int
 	sum     Digest
 	seen    map[uint64]*seen
+	suspect bool // something was heard of a request whose booking was not
 	scratch []byte
 
 	changed func(change, *record) // of operations on this node; nil: nobody is told

@@ -270,3 +270,42 @@ func TestRowsGo(t *testing.T) {
 		t.Errorf("%+v", rows)
 	}
 }
+
+// TestDepthsOfManyRanks has ranks that each end at their own blocks of a few prompts.
+func TestDepthsOfManyRanks(t *testing.T) {
+	r := rand.New(rand.NewPCG(*seed, 5))
+	for range 20 {
+		table := NewTable(1, Limits{})
+		base := make([][]events.SeqHash, 3)
+		for i := range base {
+			base[i] = make([]events.SeqHash, 100)
+			for k := range base[i] {
+				base[i][k] = events.SeqHash(k)
+				if k >= 20*i+20 {
+					base[i][k] += events.SeqHash(1000 * i)
+				}
+			}
+		}
+		depths := map[events.RankKey][]int{}
+		for i := range 400 {
+			rank, of, n := rankKey(r.IntN(100)), r.IntN(len(base)), r.IntN(101)
+			if err := table.Book(0, Booking{ID: fmt.Sprint(i), Rank: rank, Hashes: base[of][:n]}); err != nil {
+				t.Fatal(err)
+			}
+			if depths[rank] == nil {
+				depths[rank] = make([]int, len(base))
+			}
+			for q := range base {
+				depths[rank][q] = max(depths[rank][q], common(base[of][:n], base[q]))
+			}
+		}
+		for q, seq := range base {
+			n := r.IntN(101)
+			for _, l := range table.Loads(nil, seq[:n]) {
+				if want := min(n, depths[l.Rank][q]); int(l.Depth) != want {
+					t.Fatalf("%v has %d of %d blocks of prompt %d, want %d", l.Rank, l.Depth, n, q, want)
+				}
+			}
+		}
+	}
+}

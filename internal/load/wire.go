@@ -15,9 +15,10 @@ import (
 const wireVersion = 1
 
 const (
-	kindEvents  = 1 // name, group, array of events
-	kindBeat    = 2 // ready, ask, answers, array of [name, group, requests, tokens, outputs, hash, last own number]
-	kindSummary = 3 // name, group, to, id, part, parts, reply, array of origins, array of spans
+	kindEvents = 1 // name, group, number, array of events
+	kindBeat   = 2 // ready, ask, answers, array of
+	//   [name, group, requests, tokens, outputs, hash, last own key's number, last message's number, calm]
+	kindSummary = 3 // name, group, to, id, part, parts, reply, last message's number, array of origins, array of shares
 )
 
 const (
@@ -49,14 +50,17 @@ type beat struct {
 type modelBeat struct {
 	Model
 	Digest
-	last uint64 // the sender's last own number
+	last uint64 // number of the sender's last own key
+	sent uint64 // number of its last message of events
+	calm bool   // nothing has changed there for a moment
 }
 
 // summary is one part of what a table has and has seen.
 type summary struct {
 	to, id      uint64
 	part, parts uint64
-	reply       bool     // the receiver's is wanted
+	reply       bool     // it answers one of the receiver's; else the receiver's is wanted
+	sent        uint64   // the last message of events that it makes unnecessary
 	origins     []uint64 // all of which anything was seen, in the first part
 	shares      []share
 }
@@ -76,6 +80,7 @@ type message struct {
 	kind   uint64
 	from   uint64
 	model  Model
+	number uint64 // of a message of events, among those of the sender and model
 	events []event
 	beat
 	summary
@@ -130,8 +135,8 @@ func appendEvent(b []byte, kind change, r *record, left time.Duration) []byte {
 	return b
 }
 
-func appendEvents(b []byte, n int, events []byte) []byte {
-	return append(msgp.AppendArrayHead(b, n), events...)
+func appendEvents(b []byte, number uint64, n int, events []byte) []byte {
+	return append(msgp.AppendArrayHead(msgp.AppendUint(b, number), n), events...)
 }
 
 func appendBeat(b []byte, m *beat) []byte {
@@ -139,16 +144,17 @@ func appendBeat(b []byte, m *beat) []byte {
 	b = msgp.AppendArrayHead(b, len(m.models))
 	for i := range m.models {
 		d := &m.models[i]
-		b = appendModel(msgp.AppendArrayHead(b, 7), d.Model)
+		b = appendModel(msgp.AppendArrayHead(b, 9), d.Model)
 		b = msgp.AppendUint(msgp.AppendUint(b, uint64(d.Requests)), uint64(d.PrefillTokens))
 		b = msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, d.Outputs), d.Hash), d.last)
+		b = msgp.AppendBool(msgp.AppendUint(b, d.sent), d.calm)
 	}
 	return b
 }
 
 func appendSummary(b []byte, s *summary) []byte {
 	b = msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, s.to), s.id), s.part), s.parts)
-	b = msgp.AppendArrayHead(msgp.AppendBool(b, s.reply), len(s.origins))
+	b = msgp.AppendArrayHead(msgp.AppendUint(msgp.AppendBool(b, s.reply), s.sent), len(s.origins))
 	for _, o := range s.origins {
 		b = msgp.AppendUint(b, o)
 	}
@@ -251,6 +257,7 @@ func decode(data []byte, self uint64) (*message, error) {
 	}
 	switch m.kind {
 	case kindEvents:
+		m.number = r.uint(maxSeq)
 		n := r.array(-1)
 		m.events = make([]event, 0, min(n, maxEvents))
 		for range n {
@@ -261,10 +268,11 @@ func decode(data []byte, self uint64) (*message, error) {
 	case kindBeat:
 		m.ready, m.ask, m.answers = r.bool(), r.bool(), r.uint(math.MaxUint64)
 		for range r.array(-1) {
-			r.array(7)
+			r.array(9)
 			d := modelBeat{Model: r.model()}
 			d.Requests, d.PrefillTokens = int(r.uint(math.MaxInt32)), int64(r.uint(math.MaxInt64))
 			d.Outputs, d.Hash, d.last = r.uint(math.MaxUint64), r.uint(math.MaxUint64), r.uint(maxSeq)
+			d.sent, d.calm = r.uint(maxSeq), r.bool()
 			if m.models = append(m.models, d); r.bad {
 				break
 			}
@@ -361,7 +369,7 @@ func (r *reader) summary() (s summary) {
 	s.to, s.id = r.uint(math.MaxUint64), r.uint(math.MaxUint64)
 	s.part, s.parts = r.uint(maxParts), r.uint(maxParts)
 	r.ok(s.part < s.parts)
-	s.reply = r.bool()
+	s.reply, s.sent = r.bool(), r.uint(maxSeq)
 	for range r.array(-1) {
 		s.origins = append(s.origins, r.uint(math.MaxUint64))
 	}
@@ -374,7 +382,8 @@ func (r *reader) summary() (s summary) {
 			p := span{first: r.uint(maxSeq)}
 			n := r.uint(maxSeq)
 			p.last = p.first + n
-			if !r.ok(p.first > before && p.last >= p.first && p.last <= h.last && (i == 0 || p.first > before+1) && p.last <= maxSeq) {
+			apart := p.first > before && (i == 0 || p.first > before+1)
+			if !r.ok(apart && p.first <= p.last && p.last <= min(h.last, maxSeq)) {
 				return s
 			}
 			h.spans = append(h.spans, p)

@@ -18,7 +18,7 @@ func again(m *message) []byte {
 		for i := range m.events {
 			list = appendEvent(list, m.events[i].kind, &m.events[i].record, m.events[i].left)
 		}
-		return appendEvents(appendModel(b, m.model), len(m.events), list)
+		return appendEvents(appendModel(b, m.model), m.number, len(m.events), list)
 	case kindBeat:
 		return appendBeat(b, &m.beat)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -96,6 +97,7 @@ type Server struct {
 	node     *node.Node
 	registry *registry.Registry
 	scatter  *scatter.Scatter
+	loads    *load.Service
 	shims    *compat.Shims
 	ready    chan struct{} // closed once every partition that is kept serves
 
@@ -149,6 +151,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
 		},
 	})
+	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Hooks: loadHooks(log)})
 	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
 	cfg.Keeper, cfg.Views = s.node, s.views
 	if s.member, err = cluster.Join(ctx, cfg); err != nil {
@@ -183,6 +186,8 @@ func (s *Server) Run(ctx context.Context) error {
 	parts.Go(func() { s.node.Run(running) })
 	parts.Go(func() { s.registry.Run(running) })
 	parts.Go(func() { s.shims.Run(running) })
+	parts.Go(func() { s.loads.Run(running) })
+	parts.Go(func() { s.removeGone(running) })
 	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })
 	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
 	go func() { left <- s.member.Run(ctx) }()
@@ -192,6 +197,7 @@ func (s *Server) Run(ctx context.Context) error {
 		announcing, cancel := context.WithTimeout(ctx, memberBeat)
 		s.member.Announce(announcing)
 		cancel()
+		s.waitLoads(ctx)
 		if err = service.serveQueries(); err == nil {
 			s.log.Info("ready", "namespace", s.Namespace, "partitions", s.ns.Partitions())
 			err = s.drain(ctx, left, service)

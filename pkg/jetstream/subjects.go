@@ -11,12 +11,13 @@ import (
 )
 
 // Every subject, stream, bucket, key and header of kvatlas has its name here and nowhere else. <ns> is a namespace,
-// <p> a partition in decimal, <instance>, <node>, <model> and <store> are tokens made by [EscapeToken].
+// <p> a partition in decimal, <instance>, <node>, <model>, <group> and <store> are tokens made by [EscapeToken].
 //
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
 //	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself
 //	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
+//	kv.v1.<ns>.load.<model>[.<group>]     requests under way, between nodes; <model> is = for what is of all models
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	kv.v1.<ns>.store.<store>              what a shared store's master publishes; <store> is its HOST:PORT
@@ -255,6 +256,24 @@ func NodeSubject(ns, node, verb string) (string, error) {
 
 // NodesSubject is where nodes tell each other what cannot wait until they look into the bucket of nodes again.
 func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
+
+// LoadSubject is where nodes tell each other what requests of a model and routing group are under way. The usual group
+// is empty; without a model it is what concerns all of them.
+func LoadSubject(ns, model, group string) (string, error) {
+	token, err := EscapeToken(model)
+	if err != nil {
+		return "", err
+	}
+	subject := subjectRoot + ns + ".load." + token
+	if group == "" {
+		return subject, nil
+	}
+	token, err = EscapeToken(group)
+	return subject + "." + token, err
+}
+
+// LoadSubjects is all that LoadSubject can be.
+func LoadSubjects(ns string) string { return subjectRoot + ns + ".load.>" }
 
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {

@@ -1,0 +1,263 @@
+package load
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// Config is a node's.
+type Config struct {
+	Conn      *jetstream.Conn
+	Namespace string
+	Limits    Limits
+	Models    int // how many tables there may be; 0: 256
+	Hooks     Hooks
+}
+
+// Hooks tell what happens, from the goroutine of [Service.Run]. Each may be nil. They must not block.
+type Hooks struct {
+	Ready  func(peers, requests int) // the tables are those of the other nodes
+	Listen func(err error)           // other nodes cannot be heard; it is tried again
+	Send   func(err error)           // a message was not sent; digests make up for it
+}
+
+// lag is how long a call waits for the booking of an id that is not known yet: it may have been made on another node a
+// moment ago.
+const lag = 10 * time.Millisecond
+
+// Service is a node's tables of requests under way, and what keeps them equal to those of the other nodes. Its methods
+// may be called from any goroutine, and are harmless before Run and after it; only what is booked while it runs reaches
+// other nodes.
+type Service struct {
+	cfg   Config
+	start time.Time
+	ready chan struct{}
+	due   chan struct{} // there is something to do sooner than Run knows
+
+	mu      sync.RWMutex // of what follows. Readers of tables share it
+	replica *Replica
+}
+
+// New returns a service without requests.
+func New(cfg Config) *Service {
+	hooks.Fill(&cfg.Hooks)
+	s := &Service{cfg: cfg, start: time.Now(), ready: make(chan struct{}), due: make(chan struct{}, 1)}
+	s.replica = NewReplica(0, ReplicaConfig{Origin: rand.Uint64() | 1, Limits: cfg.Limits, Models: cfg.Models})
+	return s
+}
+
+// now is on the process's monotonic clock.
+func (s *Service) now() time.Duration { return time.Since(s.start) }
+
+// Ready is closed when the tables are those of the other nodes, or there is no other node.
+func (s *Service) Ready() <-chan struct{} { return s.ready }
+
+// Alone says that there is no other node, so that this one does not wait for what others have.
+func (s *Service) Alone() {
+	s.change(func(r *Replica, _ time.Duration) error { r.Alone(); return nil })
+}
+
+// change changes something, and wakes Run if there is something to send.
+func (s *Service) change(do func(r *Replica, now time.Duration) error) error {
+	s.mu.Lock()
+	now := s.now()
+	before, ready := s.replica.Wake(), s.replica.Ready()
+	err := do(s.replica, now)
+	sooner := s.replica.Wake() < before || s.replica.Ready() != ready
+	s.mu.Unlock()
+	if sooner {
+		s.wake()
+	}
+	return err
+}
+
+func (s *Service) wake() {
+	select {
+	case s.due <- struct{}{}:
+	default: // it knows
+	}
+}
+
+// Book enters a request that is sent to a worker. Errors: [ErrInvalid], [ErrConflict], [ErrFull].
+func (s *Service) Book(_ context.Context, model Model, b Booking) error {
+	return s.change(func(r *Replica, now time.Duration) error { return r.Book(now, model, b) })
+}
+
+// PrefillComplete says that a request has its first output token. It may be said twice. Error: [ErrUnknown].
+func (s *Service) PrefillComplete(ctx context.Context, model Model, id string) error {
+	return s.of(ctx, model, id, func(r *Replica, now time.Duration) error { return r.PrefillComplete(now, model, id) })
+}
+
+// OutputBlock says that a request has one output block more. See [Table.OutputBlock] for the fraction, which is
+// negative for none. Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
+func (s *Service) OutputBlock(ctx context.Context, model Model, id string, fraction float64) error {
+	return s.of(ctx, model, id, func(r *Replica, now time.Duration) error {
+		return r.OutputBlock(now, model, id, fraction)
+	})
+}
+
+// Free ends a request. Error: [ErrUnknown].
+func (s *Service) Free(ctx context.Context, model Model, id string) error {
+	return s.of(ctx, model, id, func(r *Replica, now time.Duration) error { return r.Free(now, model, id) })
+}
+
+// of changes a request. If it is not known here and there are other nodes it waits a moment for its booking.
+func (s *Service) of(ctx context.Context, model Model, id string, do func(*Replica, time.Duration) error) error {
+	s.mu.RLock()
+	t := s.replica.Table(model)
+	wait := s.replica.Peers() > 0 && (t == nil || !t.Has(id))
+	s.mu.RUnlock()
+	if wait {
+		select {
+		case <-time.After(lag):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return s.change(do)
+}
+
+// RemoveRank says that a rank is gone, with its requests. See [Table.RemoveRank].
+func (s *Service) RemoveRank(key events.RankKey) {
+	_ = s.change(func(r *Replica, now time.Duration) error { r.RemoveRank(now, key); return nil })
+}
+
+// Models lists the models that have tables.
+func (s *Service) Models() []Model {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.replica.Models()
+}
+
+// Locate is the model in which an id is taken, for callers that name only the request.
+func (s *Service) Locate(id string) (Model, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, m := range s.replica.models {
+		if m.table.Has(id) {
+			return m.Model, true
+		}
+	}
+	return Model{}, false
+}
+
+// Loads lists the loads of all ranks that have, or had, requests of a model.
+func (s *Service) Loads(model Model) (list []Load) {
+	s.Read(model, func(t *Table) { list = t.Loads(nil, nil) })
+	return list
+}
+
+// Read calls read with a model's table, which does not change meanwhile, and reports whether there is one. Readers
+// share the table with each other; whoever books waits for them.
+func (s *Service) Read(model Model, read func(*Table)) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	t := s.replica.Table(model)
+	if t != nil {
+		read(t)
+	}
+	return t != nil
+}
+
+// Status is what a service has and has done.
+type Status struct {
+	Ready  bool
+	Peers  int
+	Counts ReplicaCounts
+	Models []ModelStatus
+}
+
+// ModelStatus is one table's. Digests of a model are equal on all nodes, but for what is on its way.
+type ModelStatus struct {
+	Model
+	Digest
+	Blocks int // of all requests, shared ones counted for each
+	Ranks  int
+	Counts Counts
+}
+
+// Status is for metrics and people.
+func (s *Service) Status() Status {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	r := s.replica
+	st := Status{Ready: r.Ready(), Peers: r.Peers(), Counts: r.Counts}
+	for _, m := range r.models {
+		t := m.table
+		st.Models = append(st.Models, ModelStatus{m.Model, t.Digest(), t.Blocks(), len(t.rows), t.Counts})
+	}
+	return st
+}
+
+// Run keeps the tables until ctx ends.
+func (s *Service) Run(ctx context.Context) {
+	s.mu.Lock()
+	s.replica.begin(s.now())
+	s.mu.Unlock()
+	var parts sync.WaitGroup
+	parts.Go(func() { s.listen(ctx) })
+	parts.Go(func() { s.publish(ctx) })
+	parts.Wait()
+}
+
+// listen hears the other nodes.
+func (s *Service) listen(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := s.cfg.Conn.Listen(ctx, jetstream.LoadSubjects(s.cfg.Namespace), func(data []byte) {
+			_ = s.change(func(r *Replica, now time.Duration) error { return r.Receive(now, data) })
+		})
+		if ctx.Err() == nil {
+			s.cfg.Hooks.Listen(err)
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// publish sends what is due, and at the end what waits.
+func (s *Service) publish(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	told := false
+	for ctx.Err() == nil {
+		select {
+		case <-timer.C:
+		case <-s.due:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		now := s.now()
+		if ctx.Err() != nil {
+			now += batchDelay
+		}
+		list := s.replica.Step(now)
+		wake, ready, peers, requests := s.replica.Wake(), s.replica.Ready(), s.replica.Peers(), 0
+		for _, m := range s.replica.models {
+			requests += m.table.Len()
+		}
+		s.mu.Unlock()
+		if ready && !told {
+			told = true
+			close(s.ready)
+			s.cfg.Hooks.Ready(peers, requests)
+		}
+		for _, m := range list {
+			subject, err := jetstream.LoadSubject(s.cfg.Namespace, m.Model.Name, m.Model.Group)
+			if err == nil {
+				err = s.cfg.Conn.Send(subject, "", m.Data)
+			}
+			if err != nil {
+				s.cfg.Hooks.Send(err)
+			}
+		}
+		timer.Reset(wake - s.now())
+	}
+}

@@ -1,0 +1,69 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// loadHooks makes log lines of what happens to the tables of requests under way.
+func loadHooks(log *slog.Logger) load.Hooks {
+	var told time.Time
+	return load.Hooks{
+		Ready: func(peers, requests int) {
+			log.Debug("requests under way are known", "nodes", peers, "requests", requests)
+		},
+		Listen: func(err error) {
+			log.Warn("other nodes' requests under way cannot be heard; it is tried again", "error", err, "what_to_do",
+				"grant it to this user: indexer auth example prints what each user needs")
+		},
+		Send: func(err error) {
+			if time.Since(told) > time.Minute {
+				told = time.Now()
+				log.Warn("other nodes are not told of requests under way", "error", err, "what_to_do",
+					"see that NATS answers; they catch up when it does")
+			}
+		},
+	}
+}
+
+// waitLoads waits until this node knows the requests under way that other nodes know, if there are other nodes, or ctx
+// ends.
+func (s *Server) waitLoads(ctx context.Context) {
+	if len(s.views.Now().Peers) == 0 {
+		s.loads.Alone()
+	}
+	select {
+	case <-s.loads.Ready():
+	case <-ctx.Done():
+	}
+}
+
+// removeGone ends the requests of ranks that are registered no more, or for another model, until ctx ends.
+// Every node does so.
+func (s *Server) removeGone(ctx context.Context) {
+	known := map[events.RankKey]string{}
+	for {
+		changed := s.registry.Changed()
+		if s.registry.Current() {
+			there := map[events.RankKey]string{}
+			for _, w := range s.registry.Workers() {
+				there[w.Record.Key()] = w.Record.Model
+			}
+			for key, model := range known {
+				if there[key] != model {
+					s.loads.RemoveRank(key)
+				}
+			}
+			known = there
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
