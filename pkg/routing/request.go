@@ -36,8 +36,11 @@ type Worker struct {
 	State   State
 	Reasons []string // why it is not schedulable, for people
 
-	Taints []string // what a request's required and preferred taints are compared with
-	LoRAs  []string // adapters that it has loaded
+	// Taints are what a request's required and preferred taints are compared with: those of its topology domains too, as
+	// dynamo.topology/DOMAIN=VALUE.
+	Taints []string
+
+	LoRAs []string // adapters that it is known to have
 
 	TotalKVBlocks       uint64 // a rank's capacity; 0: not known
 	MaxNumBatchedTokens uint64 // 0: not known

@@ -434,7 +434,7 @@ func TestDynamosProbabilities(t *testing.T) {
 			}
 			for i, x := range choice.Explanation.Candidates {
 				share, p := float64(theirs.Candidates[i].Picked)/draws, x.Probability
-				if math.Abs(share-p) > 5*math.Sqrt(p*(1-p)/draws)+1e-3/draws {
+				if math.Abs(share-p) > 5*math.Sqrt(p*(1-p)/draws)+5./draws || p == 0 && share > 0 {
 					t.Errorf("temperature %v: Dynamo chose %s/%d with a share of %v; we say %v", temperature, x.Worker,
 						x.Rank, share, p)
 				}
