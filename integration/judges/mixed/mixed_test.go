@@ -36,6 +36,7 @@ type site struct {
 	ns      *jetstream.Namespace
 	client  *client.Client
 	nodes   map[string]*harness.Process
+	before  map[string]bool   // nodes of the version before
 	https   map[string]string // where the nodes serve HTTP
 	engines map[string]*enginesim.Engine
 	shims   map[string]*harness.Process
@@ -46,7 +47,7 @@ func newSite(t *testing.T) *site {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*harness.Patience)
 	t.Cleanup(cancel)
 	return &site{T: t, ctx: ctx, nats: harness.StartNATS(t), nodes: map[string]*harness.Process{},
-		https:   map[string]string{},
+		before: map[string]bool{}, https: map[string]string{},
 		engines: map[string]*enginesim.Engine{}, shims: map[string]*harness.Process{}, prompts: map[string][]uint32{}}
 }
 
@@ -64,7 +65,7 @@ func (s *site) node(version bool, id string) {
 		"2",
 		"--partitions", fmt.Sprint(partitions), "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m",
 		"--snapshot-interval", "1h")
-	s.nodes[id] = p
+	s.nodes[id], s.before[id] = p, version == old
 	s.https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 	p.WaitFor(`msg=ready`)
 	if s.ns == nil {
@@ -80,9 +81,12 @@ func (s *site) shim(version bool, worker string) {
 		s.engines[worker] = harness.StartSimEngine(s)
 	}
 	e := s.engines[worker]
-	s.shims[worker] = harness.Start(s, s.program(version, "worker-shim"), "run", "--engine", e.Endpoint(), "--replay",
-		e.Replay(), "--instance", worker, "--model", model, "--block-size", fmt.Sprint(harness.BlockSize), "--nats",
-		s.nats)
+	args := []string{"run", "--engine", e.Endpoint(), "--replay", e.Replay(), "--instance", worker, "--model", model,
+		"--block-size", fmt.Sprint(harness.BlockSize), "--nats", s.nats}
+	if version == now { // whose records nodes of the version before read too
+		args = append(args, "--role", "decode", "--total-kv-blocks", "1000", "--taint", "a", "--topology", "zone=eu-1")
+	}
+	s.shims[worker] = harness.Start(s, s.program(version, "worker-shim"), args...)
 	s.shims[worker].WaitFor("caught up")
 }
 
@@ -141,8 +145,9 @@ func (s *site) command(version bool, into any, words ...string) string {
 	return r.Stdout
 }
 
-// volatile are fields that change from one moment, or node, to the next.
-var volatile = []string{"stale_ms", "age_ms", "seq", "expires_in_ms", "renewed_ms", "age_seconds", "lease"}
+// volatile are fields that change from one moment, or node, to the next, and those that nodes of the version before
+// do not have.
+var volatile = []string{"record", "stale_ms", "age_ms", "seq", "expires_in_ms", "renewed_ms", "age_seconds", "lease"}
 
 // steady is a JSON value without those. What the version before has under its old name alone is left out, if it is said
 // under both.
@@ -266,6 +271,8 @@ func TestMixedCluster(t *testing.T) {
 	s.settled()
 	s.equal("four nodes")
 	s.healthy("four nodes")
+	s.drained("w0", "w1")
+	s.equal("two workers are drained")
 	for _, id := range []string{"a", "b"} {
 		s.nodes[id].Kill()
 		delete(s.nodes, id)
@@ -275,6 +282,50 @@ func TestMixedCluster(t *testing.T) {
 		s.serve("w1", 12, 7)
 	}
 	s.equal("one node of each")
+	s.records("one node of each", "w0", "w1")
+}
+
+// drained drains workers, and waits until every node of this version says so.
+func (s *site) drained(workers ...string) {
+	s.Helper()
+	for _, w := range workers {
+		if r := harness.Run(s, "indexer", "workers", "drain", w, "--nats", s.nats); r.Code != 0 {
+			s.Fatalf("drain %s: %+v", w, r)
+		}
+	}
+	s.records("drained", workers...)
+}
+
+// records waits until every node of this version has a record of each worker with a shim, and these drained.
+func (s *site) records(when string, drained ...string) {
+	s.Helper()
+	for id, addr := range s.https {
+		harness.Eventually(s, when+": node "+id+" has the records", func() (bool, string) {
+			var list api.WorkerList
+			if err := harness.HTTPDo(addr, "GET", "/v1/workers", nil, &list); err != nil {
+				return false, err.Error()
+			}
+			states := map[string]api.WorkerState{}
+			for _, w := range list.Workers {
+				if w.Record != nil {
+					states[string(w.Instance)] = w.Record.State
+				}
+			}
+			if s.before[id] && len(states) == 0 {
+				return true, "" // it knows of no records
+			}
+			for w := range s.shims {
+				want := api.WorkerSchedulable
+				if slices.Contains(drained, w) {
+					want = api.WorkerDraining
+				}
+				if states[w] != want {
+					return false, fmt.Sprint(states)
+				}
+			}
+			return true, ""
+		})
+	}
 }
 
 // TestUpgradeAndBack restarts nodes and shims of the version before as this one, one after the other, on its snapshots
@@ -333,6 +384,7 @@ func TestUpgradeAndBack(t *testing.T) {
 	if got := lives(); !slices.Equal(got, begun) || len(got) != len(workers)+1 {
 		t.Errorf("incarnations %v, before %v: a new shim goes on where the old one was", got, begun)
 	}
+	s.drained("w0")
 	snapshot(now)
 	snapshot(now) // both that are kept are of this version
 	restart(old, "c")
@@ -341,6 +393,7 @@ func TestUpgradeAndBack(t *testing.T) {
 	s.serve("w2", 12, 9)
 	s.equal("node c and shim w2 are of the version before again")
 	s.healthy("node c and shim w2 are of the version before again")
+	s.records("node c and shim w2 are of the version before again", "w0")
 	if got := lives(); !slices.Equal(got, begun) {
 		t.Errorf("incarnations %v, before %v", got, begun)
 	}
