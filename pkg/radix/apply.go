@@ -28,6 +28,7 @@ func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Count
 			c.Malformed++
 		}
 	}
+	x.resolveEnds(mostQueued)
 	return c
 }
 
@@ -577,12 +578,14 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 		tiers = 1 << (tier - 1)
 	}
 	x.hidden.Store(hiding | uint64(r.slot())<<8 | uint64(tiers))
+	x.forgetRank(r)
 	x.clearWindows(r, tiers)
 	if r.naming == ledgers {
 		x.clearLedger(r, tiers, c)
 	} else {
 		x.clearMarks(r, tiers, c)
 	}
+	x.showRank(r)
 	x.hidden.Store(0)
 	for k, n := range r.sets {
 		if tiers.Has(k.tier) {

@@ -13,7 +13,7 @@ import (
 func (x *Index) Check() error {
 	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]bool{}, foreign: map[uint32]bool{},
 		sharedHeld: map[uint32]bool{}}
-	for _, f := range []func() error{c.tree, c.arena, c.holders, c.ranks, c.names, c.granules, c.leaves} {
+	for _, f := range []func() error{c.tree, c.arena, c.holders, c.ranks, c.ends, c.names, c.granules, c.leaves} {
 		if err := f(); err != nil {
 			return err
 		}
@@ -130,9 +130,15 @@ func (c *checker) holders() error {
 		for k, p := range list {
 			slot, tier := slotOf(p.key), planeOf(p.key)
 			count, lead := uint32(0), uint32(0)
+			if tier == planeKnown {
+				if p.lead+p.count+p.bits > 0 || !v.full(uint32(i), device, slot) || v.full(uint32(i), tier, slot) {
+					return fmt.Errorf("node %d: part %+v", i, p)
+				}
+				continue
+			}
 			fit, from := x.fitOf(&p, n, n.len)
-			if r := x.slots[slot]; tier == device && r.reuse != nil {
-				fit = x.fitOfAll(uint32(i), &p, r)
+			if tier == device {
+				fit, from = p.fit, p.from // see ends
 			}
 			for b := range n.len {
 				if v.partHas(&p, b) {
@@ -248,6 +254,53 @@ func (c *checker) ranks() error {
 	}
 	if ledgerRanks != x.ledgerRanks {
 		return fmt.Errorf("%d ranks with ledgers, counted %d", ledgerRanks, x.ledgerRanks)
+	}
+	return nil
+}
+
+// ends verifies what is known of ends, and that it will be forgotten in time.
+func (c *checker) ends() error {
+	x, v := c.x, c.x.v
+	for i := range v.nodes {
+		id, n := uint32(i), &v.nodes[i]
+		count, before := uint32(0), uint32(0)
+		for k := x.kin[id].child; k != 0 && n.len+n.children > 0; k = x.kin[k].next {
+			if count++; v.nodes[k].parent != id || x.kin[k].before != before || count > n.children {
+				return fmt.Errorf("node %d is not a child of %d", k, id)
+			}
+			before = k
+		}
+		if count != n.children {
+			return fmt.Errorf("node %d lists %d children of %d", id, count, n.children)
+		}
+		for slot, r := range x.slots {
+			known, ok := x.knownEnd(id, uint32(slot))
+			if !ok {
+				continue
+			}
+			if r == nil || !r.reuse.cuts() {
+				return fmt.Errorf("node %d: slot %d has no windows, and its end is known", id, slot)
+			}
+			held, full := n.depth+n.len, v.full(id, device, uint32(slot))
+			if p := v.part(id, keyOf(uint32(slot), device)); p != nil {
+				held = n.depth + p.lead
+			} else if !full {
+				return fmt.Errorf("node %d: slot %d has no end there, and it is known", id, slot)
+			}
+			if n, _ := x.usable(r, id, held, -1); known.least > known.blocks || n != known.blocks {
+				return fmt.Errorf("node %d: slot %d holds %d, of which %d can be used, not %+v", id, slot, held, n, known)
+			}
+			for n := known.least; n < known.blocks; n++ {
+				if got, _ := x.usable(r, id, n+r.reuse.most, -1); got != n {
+					return fmt.Errorf("node %d: slot %d: of %d blocks %d can be used, but %+v", id, slot, n, got, known)
+				}
+			}
+			for at := id; v.nodes[at].depth > r.reuse.first(known); at = v.nodes[at].parent {
+				if !v.full(at, planeWatch, uint32(slot)) {
+					return fmt.Errorf("node %d: slot %d: nobody watches node %d", id, slot, at)
+				}
+			}
+		}
 	}
 	return nil
 }

@@ -49,8 +49,8 @@
 //
 // Where things are: node.go (the tree), granules.go (the arena), holders.go (who holds what), names.go (the table of
 // engine hashes), naming.go (whose names they are), ledger.go (ranks that need more), apply.go (events), match.go
-// (queries), windows.go and limits.go (groups beside the main ones), export.go and import.go (images), check.go (every
-// invariant, in code). DESIGN.md says why.
+// (queries), windows.go, limits.go and ends.go (groups beside the main ones), export.go and import.go (images),
+// check.go (every invariant, in code). DESIGN.md says why.
 //
 // It leaves to others who a rank is, the log, the format of snapshots, and time: it knows none but what it is given.
 package radix

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -153,6 +154,141 @@ func TestWindowsOverManyNodes(t *testing.T) {
 				if want := m.twin.Match(q); got[m.id] != want {
 					t.Fatalf("seed %d, round %d, windows %v: rank %d of %v, want %v", seed, round, windows, m.id,
 						got[m.id], want)
+				}
+			}
+		}
+	}
+}
+
+// Ranks with windows store, lose and clear what they hold of a tree in which one block has many children and one path
+// very many nodes. After every step depths are compared with the twin's.
+func TestWindowsInATree(t *testing.T) {
+	seed, steps := *firstSeed, 300
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	if testing.Short() {
+		steps = 80
+	}
+	for round := range uint64(6) {
+		pick := rand.New(rand.NewPCG(seed, round))
+		x := New(Config{})
+		type path struct {
+			locals []events.LocalHash
+			names  []events.BlockHash
+		}
+		grow := func(from path, n, salt int) path {
+			locals, names := chain(uint64(salt), n)
+			return path{append(slices.Clone(from.locals), locals...), append(slices.Clone(from.names), names...)}
+		}
+		cut := func(p path, n int) path { return path{p.locals[:n], p.names[:n]} }
+		docs := []path{grow(path{}, 220, 1)}
+		for at := 3; at < 220; at += 4 {
+			docs = append(docs, grow(cut(docs[0], at), 1+pick.IntN(3), 100+at))
+		}
+		for i := range 20 {
+			docs = append(docs, grow(cut(docs[0], 40), 1+pick.IntN(30), 400+i))
+			docs = append(docs, grow(docs[len(docs)-1], 1+pick.IntN(30), 500+i))
+		}
+		var kinds []events.GroupKind
+		for g := range 1 + pick.IntN(3) {
+			k := events.GroupKind{Group: events.GroupIndex(g + 1), Window: 16 * uint32(1+pick.IntN(40)),
+				Kind: []events.Attention{events.AttentionSlidingWindow, events.AttentionSlidingWindow,
+					events.AttentionChunkedLocal, events.AttentionMamba}[pick.IntN(4)]}
+			if k.Kind == events.AttentionMamba {
+				k.Window = 0
+			}
+			k.Drops = pick.IntN(4) == 0
+			kinds = append(kinds, k)
+		}
+		var ranks []*member
+		apply := func(m *member, e events.Event) {
+			x.Apply(m.id, 0, []events.Event{e})
+			m.twin.Apply(0, []events.Event{e})
+		}
+		for range 10 {
+			m := &member{id: x.AddRank(0, blockTokens), twin: twin.New(twinConfig(Config{}), blockTokens)}
+			ranks = append(ranks, m)
+			for _, k := range kinds {
+				apply(m, events.Event{Kind: events.Stored, Tier: events.Device, Group: k.Group, Attention: k.Kind,
+					Window: k.Window, Drops: k.Drops})
+			}
+		}
+		for step := range steps {
+			m, doc := ranks[pick.IntN(len(ranks))], docs[pick.IntN(len(docs))]
+			switch pick.IntN(3) {
+			case 0:
+				doc = docs[0]
+			case 1: // beside many others
+				doc = docs[len(docs)-1-pick.IntN(40)]
+			}
+			n := len(doc.names)
+			lo := pick.IntN(n)
+			hi := lo + 1 + pick.IntN(n-lo)
+			k := kinds[pick.IntN(len(kinds))]
+			e := events.Event{Kind: events.Stored, Tier: events.Device, Group: k.Group, Attention: k.Kind,
+				Blocks: doc.names[lo:hi]}
+			if round%3 == 2 && pick.IntN(8) == 0 {
+				e.Tier = events.Host
+			}
+			switch op := pick.IntN(20); {
+			case op < 7:
+				lo = pick.IntN(2) * lo
+				tier := e.Tier
+				e = stored(doc.locals[lo:], doc.names[lo:])
+				if e.Tier = tier; lo > 0 {
+					e.HasParent, e.Parent = true, doc.names[lo-1]
+				}
+			case op < 13:
+			case op < 16:
+				e.Kind, e.Attention = events.Removed, 0
+			case op < 19:
+				e = removed(doc.names[lo:]...)
+			case pick.IntN(4) == 0:
+				e = events.Event{Kind: events.Cleared, Tier: events.Tier(pick.IntN(3))}
+			}
+			apply(m, e)
+			for range 3 {
+				q := docs[pick.IntN(len(docs))].locals
+				if pick.IntN(2) == 0 {
+					q = doc.locals
+				}
+				if pick.IntN(2) == 0 {
+					q = q[:1+pick.IntN(len(q))]
+				}
+				var a Answer
+				x.Match(0, q, nil, &a)
+				got := map[RankID][events.NumTiers]uint32{}
+				for _, o := range a.Ranks {
+					got[o.Rank] = o.Depth
+				}
+				for _, m := range ranks {
+					if want := m.twin.Match(q); got[m.id] != want {
+						t.Fatalf("seed %d, round %d, step %d, groups %v: rank %d has %v of %d blocks, want %v", seed, round,
+							step, kinds, m.id, got[m.id], len(q), want)
+					}
+				}
+			}
+			if step%25 == 0 {
+				healthy(t, x)
+			}
+		}
+		healthy(t, x)
+	}
+}
+
+// TestEndsAreKnown tells whether the writer has worked out all ends in fleets for which it can.
+func TestEndsAreKnown(t *testing.T) {
+	for _, c := range hybridCases() {
+		if c.ranks > 64 || len(c.groups) == 0 {
+			continue
+		}
+		x, _ := c.build()
+		for i := range x.v.nodes {
+			n := &x.v.nodes[i]
+			for _, p := range x.v.parts[n.parts : n.parts+n.nparts] {
+				if _, ok := x.knownEnd(uint32(i), slotOf(p.key)); planeOf(p.key) == device && !ok {
+					t.Fatalf("%v: node %d: the end of slot %d is not known", c, i, slotOf(p.key))
 				}
 			}
 		}

@@ -16,9 +16,9 @@ type part struct {
 	bits  uint32 // where a bitmap of all held blocks begins; 0: only the lead is held
 	words uint32 // of the bitmap; blocks behind it are not held
 
-	// Summaries for ranks with windows, in blocks from the node's start; 0 if there is none. In a window's plane: the
+	// Summaries for ranks with windows; 0 if there is none. In a window's plane, in blocks from the node's start: the
 	// longest prefix for which the window has all it needs in this node, and the first block of the run that it ends.
-	// In device: fit is one more than the longest prefix of the first lead blocks for which all windows have so.
+	// In device: how much of the prefix that ends after lead blocks can be used, as in usable, plus one, and its least.
 	fit, from uint32
 }
 
@@ -149,6 +149,12 @@ func (x *Index) setFull(id uint32, tier int, slot uint32, on bool) {
 		put64(w, *w|1<<(slot&63))
 	} else {
 		put64(w, *w&^(1<<(slot&63)))
+		if tier == device && x.v.masks[planeKnown] != nil {
+			x.setFull(id, planeKnown, slot, false)
+			if p := x.v.part(id, keyOf(slot, planeKnown)); p != nil {
+				x.dropPart(id, p)
+			}
+		}
 	}
 }
 
@@ -169,7 +175,7 @@ func (x *Index) widen(slot uint32) {
 	}
 	old, stride := x.v.stride, max(int(slot>>6)+1, x.v.stride+x.v.stride/4)
 	x.publish(func(v *view) {
-		for t, m := range v.masks[:v.planes] {
+		for t, m := range v.masks {
 			if m == nil {
 				continue
 			}
@@ -381,6 +387,7 @@ func (x *Index) settle(id uint32, p *part) {
 func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(block uint32)) uint32 {
 	n := x.v.nodes[id]
 	key := keyOf(r.slot(), tier)
+	x.windowChanges(id, hi, r, tier)
 	p := x.v.part(id, key)
 	switch {
 	case x.v.full(id, tier, r.slot()):
@@ -392,7 +399,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 		x.joins(id, r)
 		if lo == 0 && hi == n.len {
 			x.setFull(id, tier, r.slot(), true)
-			x.fitAll(id, r)
+			x.endChanged(id, r)
 			return hi
 		}
 		fresh := part{key: key, count: hi - lo}
@@ -404,7 +411,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 		}
 		x.fitAdded(&fresh, &n, lo)
 		x.addPart(id, fresh)
-		x.fitAll(id, r)
+		x.endChanged(id, r)
 		return hi - lo
 	}
 	was := p.count
@@ -434,7 +441,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 	added := p.count - was
 	x.fitAdded(p, &n, lo)
 	x.settle(id, p)
-	x.fitAll(id, r)
+	x.endChanged(id, r)
 	return added
 }
 
@@ -442,6 +449,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 	n := x.v.nodes[id]
 	p := x.v.part(id, keyOf(r.slot(), tier))
+	x.windowChanges(id, hi, r, tier)
 	if p == nil {
 		x.setFull(id, tier, r.slot(), false)
 		if lo > 0 || hi < n.len {
@@ -455,7 +463,7 @@ func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 			rest.fit, rest.from = x.fitOf(&rest, &n, n.len)
 			x.addPart(id, rest)
 		}
-		x.fitAll(id, r)
+		x.endChanged(id, r)
 		return
 	}
 	if p.bits == 0 && hi < p.lead {
@@ -470,7 +478,7 @@ func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 		x.fitRemoved(p, &n, lo, hi)
 	}
 	x.settle(id, p)
-	x.fitAll(id, r)
+	x.endChanged(id, r)
 }
 
 // joins notes that a rank, which holds nothing of a node in the tier in hand, is about to hold some of it.
@@ -513,21 +521,29 @@ func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 			}
 			for ; word != 0; word &= word - 1 {
 				slot := uint32(w<<6 + bits.TrailingZeros64(word))
-				x.setFull(id, t, slot, false)
 				p := part{key: keyOf(slot, t), lead: n.len, count: n.len}
 				p.fit, p.from = x.fitOf(&p, &n, n.len)
+				if e, ok := x.knownEnd(id, slot); ok && t == device {
+					p.fit, p.from = e.blocks+1, e.least
+				}
+				x.setFull(id, t, slot, false)
 				x.addPart(id, p)
 			}
 		}
 	}
 	put32(&x.v.nodes[id].len, n.len+by)
-	x.fitEverybody(id)
+	if r != nil {
+		x.endChanged(id, r)
+	}
 }
 
 // shortened settles the parts of an open node that has lost blocks which nobody held.
 func (x *Index) shortened(id uint32) {
 	for i := x.v.nodes[id].nparts; i > 0; i-- {
 		x.settle(id, &x.v.parts[x.v.nodes[id].parts+i-1])
+	}
+	if x.v.masks[planeKnown] != nil {
+		x.later(id, noSlot)
 	}
 }
 
@@ -556,12 +572,15 @@ func (x *Index) splitHolders(head, id uint32, off uint32) {
 	for _, p := range old {
 		x.splitPart(head, id, off, n.len, p)
 	}
-	x.fitEverybody(head)
-	x.fitEverybody(id)
+	x.splitEnds(head, id)
 }
 
 func (x *Index) splitPart(head, id, off, rest uint32, p part) {
 	r, tier := x.slots[slotOf(p.key)], planeOf(p.key)
+	if tier == planeKnown {
+		x.addPart(id, p)
+		return
+	}
 	first := part{key: p.key, lead: min(p.lead, off)}
 	second := part{key: p.key, lead: max(p.lead, off) - off}
 	if p.bits == 0 {
@@ -601,6 +620,9 @@ func (x *Index) splitPart(head, id, off, rest uint32, p part) {
 				x.freeBits(&half.part)
 			}
 			half.fit, half.from = x.fitOf(&half.part, &x.v.nodes[half.id], half.len)
+			if half.id == id && tier == device && half.lead > 0 {
+				half.fit, half.from = p.fit, p.from
+			}
 			x.addPart(half.id, half.part)
 		}
 	}

@@ -3,6 +3,7 @@ package radix
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -298,6 +299,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 		}
 	}
 	x.markWindows(r)
+	x.resolveEnds(math.MaxInt)
 	return nil
 }
 

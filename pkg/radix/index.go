@@ -33,6 +33,7 @@ type Index struct {
 	freeNodes idSet
 	nodeEnd   uint32
 	nodes     int // in use, roots included
+	kin       []kin
 	edgeCount int
 	edgeUsed  int // places in the table, those of edges that are gone included
 	partSpace allocator
@@ -58,6 +59,7 @@ type Index struct {
 	touched           uint64
 	spots             []spot
 	marksOn, marksOff []uint64
+	ends              []end // that are not known, to be worked out
 }
 
 const hiding = 1 << 63
@@ -92,6 +94,7 @@ type rank struct {
 	held   [events.NumTiers]int64    // blocks; of a ledger, by whatever main group
 	extra  [events.NumTiers]countMap // copies above one
 	nodes  []uint32                  // where it holds something; some may be stale or come twice
+	unseen bool                      // by readers
 	tidyAt int
 }
 

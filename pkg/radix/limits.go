@@ -2,6 +2,7 @@ package radix
 
 import (
 	"math/bits"
+	"slices"
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -78,9 +79,6 @@ func (w *walk) longest(u *reuse, slot uint32, tiers TierSet, at int, n uint32) u
 // in some tiers.
 func (w *walk) fit(win *window, slot uint32, tiers TierSet, at int, n uint32) uint32 {
 	v := w.v
-	if tiers == 1<<device && win.size == 0 && v.masks[win.plane] != nil {
-		return w.fitDevice(win, slot, at, n)
-	}
 	for lo := n + win.drop; n > 0 && lo > win.from(n); {
 		for at > 1 && w.path[at].base >= lo {
 			at--
@@ -109,83 +107,6 @@ func (w *walk) fit(win *window, slot uint32, tiers TierSet, at int, n uint32) ui
 		}
 	}
 	return n
-}
-
-// fitDevice is fit in device for a window without chunks.
-func (w *walk) fitDevice(win *window, slot uint32, at int, n uint32) uint32 {
-	v, path, word, bit := w.v, w.path, int(slot>>6), uint64(1)<<(slot&63)
-	mask := v.masks[win.plane]
-	for lo := n + win.drop; n > 0 && lo+min(n, win.need) > n && at > 0; {
-		s := &path[at]
-		switch {
-		case s.base >= lo:
-			at--
-		case atomic.LoadUint64(&mask[int(s.id)*v.stride+word])&bit != 0:
-			if lo = s.base; lo+min(n, win.need) > n {
-				at = w.streak(win.plane, word, at, bit, win.from(n), true)
-				lo = path[at].base
-			}
-		case s.nparts > 0 && w.row(win.plane, word, at).some&bit != 0:
-			p := s.part(v, keyOf(slot, win.plane))
-			if p == nil {
-				return 0
-			}
-			one := [1]*part{p}
-			n, lo = v.within(win, s, one[:], n, lo)
-		default:
-			at = w.streak(win.plane, word, at, bit, 0, false)
-			lo = path[at].base
-			n = lo - min(lo, win.drop)
-		}
-	}
-	return n
-}
-
-// streak is some stops in a row, the last of them given, of which the same ranks of a word have all in a plane, or
-// nothing.
-type streak struct {
-	try, plane uint32
-	word, at   int
-	full       bool
-	first      int
-	ranks      uint64
-}
-
-// streak is the first of some stops in a row, the last of them given, of which a rank has all, or nothing, as it has of
-// the last. What is found for one rank, down to the stop of a block, serves others of its word.
-func (w *walk) streak(plane, word, at int, bit uint64, block uint32, full bool) int {
-	if w.streaks == nil {
-		w.streaks = make([]streak, 256)
-	}
-	i := at*2 + word*31 + plane*17
-	if full {
-		i++
-	}
-	r := &w.streaks[i&255]
-	if r.try != w.tries || r.at != at || r.word != word || r.plane != uint32(plane) || r.full != full {
-		*r = streak{w.tries, uint32(plane), word, at, full, at, ^uint64(0)}
-		for first := at; first > 0; first-- {
-			s := &w.path[first]
-			set := atomic.LoadUint64(&w.v.masks[plane][int(s.id)*w.v.stride+word])
-			if !full {
-				if s.nparts > 0 {
-					set |= w.row(plane, word, first).some
-				}
-				set = ^set
-			}
-			if set&bit == 0 {
-				break
-			}
-			r.first, r.ranks = first, r.ranks&set
-			if s.base <= block {
-				break
-			}
-		}
-	}
-	if r.ranks&bit != 0 {
-		return r.first
-	}
-	return at
 }
 
 // row is the ranks of one word that have all of a stop, or some, in one plane.
@@ -385,23 +306,64 @@ type state struct {
 	n, lo uint32
 }
 
-// leaveLimited ends the prefix in device, of held blocks, of ranks of one word that are limited alike: each window in
-// turn shortens it, until all agree.
-func (w *walk) leaveLimited(u *reuse, word int, set uint64, held uint32, out *Answer) {
+// leaveLimited ends the prefix in device, of held blocks, of ranks of one word that are limited alike and leave at a
+// stop: each window in turn shortens it, until all agree.
+func (w *walk) leaveLimited(u *reuse, word int, set uint64, at, held uint32, out *Answer) {
+	if held == w.path[at].base {
+		at--
+	}
+	id, n := w.path[at].id, held-min(held, u.most)
+	if end := &w.v.ends[id]; n >= atomic.LoadUint32(&end.least) {
+		known := set & atomic.LoadUint64(&w.v.masks[planeKnown][int(id)*w.v.stride+word])
+		if blocks := min(n, atomic.LoadUint32(&end.blocks)); known != 0 && blocks > 0 {
+			w.emit(word, known, blocks, out)
+		}
+		set &^= known
+	}
+	for _, plane := range [...]int{device, planeKnown} {
+		if stop := &w.path[at]; set != 0 && stop.nparts > 0 {
+			list := rowOf(w.v.parts[stop.parts:stop.parts+stop.nparts], plane, word)
+			set = w.leaveKnown(list, word, set, n, out)
+		}
+	}
 	if bits.OnesCount64(set) < 4 {
 		for ; set != 0; set &= set - 1 {
 			slot := uint32(word<<6 + bits.TrailingZeros64(set))
-			w.leave(slot, w.longest(u, slot, 1, len(w.path)-1, held-min(held, u.most)), out)
+			w.leave(slot, w.longest(u, slot, 1, len(w.path)-1, n), out)
 		}
 		return
 	}
 	w.todo = w.todo[:0]
-	w.agree(u, word, candidates{set: set, n: held - min(held, u.most)}, out)
+	w.agree(u, word, candidates{set: set, n: n}, out)
 	for len(w.todo) > 0 {
 		c := w.todo[len(w.todo)-1]
 		w.todo = w.todo[:len(w.todo)-1]
 		w.shorten(u, word, c, out)
 	}
+}
+
+// leaveKnown ends the prefix in device of those ranks of one word of which parts tell how much of n blocks can be used,
+// and returns the others.
+func (w *walk) leaveKnown(list []part, word int, set uint64, n uint32, out *Answer) (rest uint64) {
+	if len(w.v.ids) < word<<6+64 {
+		set &= 1<<max(0, len(w.v.ids)-word<<6) - 1
+	}
+	ids, k := w.v.ids[min(len(w.v.ids), word<<6):], len(out.Ranks)
+	ranks := slices.Grow(out.Ranks, 64)[:k+64]
+	for i := range list {
+		p := &list[i]
+		slot, fit := atomic.LoadUint32(&p.key)&63, atomic.LoadUint32(&p.fit)
+		if set>>slot&1 == 0 || fit == 0 || n < atomic.LoadUint32(&p.from) {
+			continue
+		}
+		if set &^= 1 << slot; fit > 1 {
+			ranks[k].Rank = RankID(atomic.LoadUint32(&ids[slot]))
+			ranks[k].Depth = [events.NumTiers]uint32{min(fit-1, n)}
+			k++
+		}
+	}
+	out.Ranks = ranks[:k]
+	return set
 }
 
 // agree appends ranks to the answer if all windows have agreed on their prefix, and else leaves them in todo.
@@ -478,7 +440,7 @@ func (w *walk) shortenParts(win *window, stop *stop, word int, s state, none uin
 		none &^= bit
 		one := [1]*part{&list[i]}
 		if n, lo := w.v.within(win, stop, one[:], s.n, s.lo); n > 0 && lo > win.from(n) {
-			w.states = append(w.states, state{bit, n, lo})
+			done(bit, w.fit(win, slotOf(atomic.LoadUint32(&list[i].key)), 1<<device, len(w.path)-1, n))
 		} else {
 			done(bit, n)
 		}

@@ -28,7 +28,6 @@ type walk struct {
 	todo    []candidates // of ranks with windows
 	states  []state
 	rows    []row
-	streaks []streak
 	tries   uint32
 }
 
@@ -249,17 +248,16 @@ func (w *walk) split(s *stop, mask []uint64, out *Answer, e ending) (some bool) 
 // splitParts takes those who hold some of a stop's node from the active ones. Those of them who hold all of it that is
 // the query's it leaves in w.whole.
 func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e ending) {
+	if planeOf(atomic.LoadUint32(&parts[len(parts)-1].key)) != device {
+		parts = parts[:search(parts, keyOf(0, device+1))]
+	}
 	ids, n := w.v.ids, len(out.Ranks)
 	ranks := slices.Grow(out.Ranks, len(parts))
 	ranks = ranks[:cap(ranks)]
 	word, active, taken := 0, w.active[0], uint64(0)
 	for i := range parts {
 		p := &parts[i]
-		key := atomic.LoadUint32(&p.key)
-		slot := slotOf(key)
-		if planeOf(key) != device {
-			break
-		}
+		slot := atomic.LoadUint32(&p.key) // device is plane 0
 		if int(slot>>6) != word {
 			w.active[word] &^= taken
 			if word = int(slot >> 6); word >= len(w.active) {
@@ -274,7 +272,7 @@ func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e endin
 			off := atomic.LoadUint32(&p.lead)
 			depth := s.base + off
 			if fit := atomic.LoadUint32(&p.fit); e == limited && fit > 0 && off <= s.match {
-				depth = s.base + fit - 1
+				depth = fit - 1
 			} else if off >= s.match && s.match < s.len {
 				w.whole[word] |= bit
 				continue
@@ -309,7 +307,7 @@ func (w *walk) leaveAll(word int, set uint64, at, off uint32, out *Answer, e end
 	}
 	for i := 0; e == limited && i < len(w.v.kinds); i++ {
 		if k := &w.v.kinds[i]; set&k.ranks[word] != 0 {
-			w.leaveLimited(k.reuse, word, set&k.ranks[word], held, out)
+			w.leaveLimited(k.reuse, word, set&k.ranks[word], at, held, out)
 			set &^= k.ranks[word]
 		}
 	}

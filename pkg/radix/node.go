@@ -19,8 +19,9 @@ type node struct {
 type view struct {
 	nodes []node
 	// by plane and node, stride words each: the ranks that hold all of it; nil for a plane that nobody uses
-	masks  [maxPlanes][]uint64
-	planes int // all in use are below it
+	masks  [planeWatch + 1][]uint64
+	planes int      // all of holders that are in use are below it
+	ends   []usable // by node: on what those who have all of it agree; see ends.go
 	stride int
 	parts  []part
 	bits   []uint64 // bitmaps of parts
@@ -161,12 +162,45 @@ func (x *Index) growNodes() {
 	size := len(x.v.nodes) + len(x.v.nodes)/4 + 16
 	x.publish(func(v *view) {
 		v.nodes = append(make([]node, 0, size), v.nodes...)[:size]
-		for t, m := range v.masks[:v.planes] {
+		for t, m := range v.masks {
 			if m != nil {
 				v.masks[t] = append(make([]uint64, 0, size*v.stride), m...)[:size*v.stride]
 			}
 		}
+		if v.ends != nil {
+			v.ends = append(make([]usable, 0, size), v.ends...)[:size]
+		}
 	})
+	x.kin = append(make([]kin, 0, size), x.kin...)[:size]
+}
+
+// kin is where a node stands among the children of its parent.
+type kin struct {
+	child, next, before uint32 // the first of its own children; the next and the one before of its parent's
+	misses              int32  // how many ends did not agree with view.ends; see ends.go
+}
+
+// adopt puts a node at the head of its parent's children.
+func (x *Index) adopt(parent, child uint32) {
+	next := x.kin[parent].child
+	x.kin[child].next, x.kin[child].before = next, 0
+	if next != 0 {
+		x.kin[next].before = child
+	}
+	x.kin[parent].child = child
+}
+
+// disown takes it out.
+func (x *Index) disown(parent, child uint32) {
+	k := &x.kin[child]
+	if k.before != 0 {
+		x.kin[k.before].next = k.next
+	} else {
+		x.kin[parent].child = k.next
+	}
+	if k.next != 0 {
+		x.kin[k.next].before = k.before
+	}
 }
 
 // link adds an edge from a parent, which is open, to a child.
@@ -184,7 +218,11 @@ func (x *Index) link(parent, child uint32) {
 	x.edgeUsed++
 	x.edgeCount++
 	put64(&x.v.edges[i], h>>32<<32|uint64(child))
+	if x.v.nodes[parent].children == mostWide && x.v.masks[planeWatch] != nil {
+		x.tooWide(parent)
+	}
 	x.v.nodes[parent].children++
+	x.adopt(parent, child)
 }
 
 // unlink takes the edge away that leads to a child from its parent, which is open.
@@ -194,6 +232,7 @@ func (x *Index) unlink(child uint32) {
 	put64(&x.v.edges[i], edgeGone)
 	x.edgeCount--
 	x.v.nodes[n.parent].children--
+	x.disown(n.parent, child)
 }
 
 // rehashEdges makes a new table, larger if need be, without the places of edges that are gone.
@@ -248,6 +287,8 @@ func (x *Index) split(id uint32, off uint32) uint32 {
 	put32(&p.len, n.len-off)
 	put32(&p.depth, n.depth+off)
 	x.splitHolders(head, id, off)
+	x.disown(n.parent, id)
+	x.adopt(n.parent, head)
 	x.link(head, id)
 	x.unlock(head)
 	x.unlock(id)

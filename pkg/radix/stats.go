@@ -42,8 +42,8 @@ func (x *Index) Stats() (s Stats) {
 	v := x.v
 	s.Bytes.Blocks = x.locals.bytes() + x.engines.bytes() + x.granules.bytes() + int64(len(x.freeGranule.words))*8
 	s.Bytes.Names = own + x.shared.bytes() + int64(len(x.sharedElse))*40
-	s.Bytes.Nodes = int64(len(v.nodes))*32 + int64(len(v.edges))*8
-	for _, m := range v.masks[:v.planes] {
+	s.Bytes.Nodes = int64(len(v.nodes))*(32+16) + int64(len(v.edges)+len(v.ends))*8
+	for _, m := range v.masks {
 		s.Bytes.Nodes += int64(len(m)) * 8
 	}
 	s.Bytes.Holes += int64(len(v.parts))*int64(unsafe.Sizeof(part{})) + int64(len(v.bits))*8

@@ -14,6 +14,8 @@ import (
 // Planes of marks. The first NumTiers are the tiers; the next the tiers of each rank's first window, and so on.
 const (
 	maxPlanes  = 32
+	planeKnown = maxPlanes // see ends.go
+	planeWatch = maxPlanes + 1
 	maxWindows = maxPlanes/events.NumTiers - 1
 )
 
@@ -127,6 +129,7 @@ func (x *Index) learnReuse(r *rank) {
 	}
 	x.hidden.Store(hiding | uint64(r.slot())<<8 | (1<<events.NumTiers - 1))
 	defer x.hidden.Store(0)
+	x.forgetRank(r)
 	x.clearWindows(r, 1<<events.NumTiers-1)
 	r.reuse = u
 	shown := u
@@ -139,12 +142,14 @@ func (x *Index) learnReuse(r *rank) {
 		v.kinds = kindsOf(v.reuse, v.stride)
 		if len(v.kinds) == 0 {
 			v.reuse = nil
+		} else if v.ends == nil {
+			v.ends = make([]usable, len(v.nodes))
+			v.masks[planeKnown] = make([]uint64, len(v.nodes)*v.stride)
+			v.masks[planeWatch] = make([]uint64, len(v.nodes)*v.stride)
 		}
 	})
 	x.markWindows(r)
-	for _, id := range r.nodes {
-		x.fitAll(id, r)
-	}
+	x.showRank(r)
 }
 
 // kind is ranks that are limited alike.
@@ -313,64 +318,6 @@ func (x *Index) fitRemoved(p *part, n *node, lo, hi uint32) {
 		put32(&p.fit, fit)
 		put32(&p.from, from)
 	}
-}
-
-// fitAll brings fit of what a rank holds of a node in device in line with what its windows have there. The node is open
-// for a change, or readers do not see the rank.
-func (x *Index) fitAll(id uint32, r *rank) {
-	if r.reuse == nil {
-		return
-	}
-	if p := x.v.part(id, keyOf(r.slot(), device)); p != nil {
-		if fit := x.fitOfAll(id, p, r); fit != p.fit {
-			put32(&p.fit, fit)
-		}
-	}
-}
-
-// fitEverybody does so for all ranks, of which the node is open.
-func (x *Index) fitEverybody(id uint32) {
-	if len(x.v.kinds) == 0 {
-		return
-	}
-	n := &x.v.nodes[id]
-	for i := range n.nparts {
-		if p := &x.v.parts[n.parts+i]; planeOf(p.key) == device {
-			x.fitAll(id, x.slots[slotOf(p.key)])
-		}
-	}
-}
-
-// fitOfAll is what fit has to be: the prefix plus one, or 0 if more than this node decides.
-func (x *Index) fitOfAll(id uint32, p *part, r *rank) uint32 {
-	if !r.reuse.cuts() {
-		return 0
-	}
-	depth := x.v.nodes[id].depth
-	m := p.lead - min(p.lead, r.reuse.most)
-	for i, agreed := 0, 0; agreed < len(r.reuse.windows) && m > 0; i = (i + 1) % len(r.reuse.windows) {
-		w, fit := &r.reuse.windows[i], m
-		if q := x.v.part(id, keyOf(r.slot(), w.plane)); q != nil {
-			fit, _ = x.v.fitBelow([]*part{q}, w, depth, m+w.drop)
-		} else if !x.v.full(id, w.plane, r.slot()) {
-			fit = 0
-		} else if w.from(depth+m) < depth {
-			return 0
-		}
-		if b := w.boundary(depth + m); w.chunk > 0 && b > depth+fit {
-			fit = b - depth
-		} else if w.size > 0 && w.chunk == 0 && fit < m {
-			return 0
-		}
-		agreed++
-		if fit < m {
-			m, agreed = fit, 1
-		}
-	}
-	if m == 0 && depth > 0 {
-		return 0
-	}
-	return m + 1
 }
 
 // run is the longest run of consecutive blocks of one node in a sorted list: the one that ends before position at (step

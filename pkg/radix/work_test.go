@@ -357,15 +357,13 @@ func TestRequestsWithoutEnd(t *testing.T) {
 		}
 		if n%(requests/10) == 0 {
 			s := healthy(t, x)
-			switch n / (requests / 10) {
-			case 0, 1:
-			case 2:
+			switch {
+			case n < max(requests/5, 20_000): // arrays may still grow by a quarter
+			case settled.Blocks == 0:
 				settled = s
-			default:
-				if s.Bytes.Total > settled.Bytes.Total*21/20 || s.Blocks > settled.Blocks*6/5 ||
-					s.Nodes > settled.Nodes*6/5 {
-					t.Errorf("after %d requests: %+v, settled at %+v", n, s, settled)
-				}
+			case s.Bytes.Total > settled.Bytes.Total*21/20 || s.Blocks > settled.Blocks*6/5 ||
+				s.Nodes > settled.Nodes*6/5:
+				t.Errorf("after %d requests: %+v, settled at %+v", n, s, settled)
 			}
 		}
 	}
