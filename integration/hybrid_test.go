@@ -21,6 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/twin"
+	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
@@ -335,7 +336,7 @@ func TestRegisteredGroups(t *testing.T) {
 
 // publisher is an engine's socket for events; a test says what it publishes.
 type publisher struct {
-	*zmtp.Pub
+	*zmtpserver.Pub
 	t        *testing.T
 	endpoint string
 	seq      uint64
@@ -344,7 +345,7 @@ type publisher struct {
 func startPublisher(t *testing.T) *publisher {
 	t.Helper()
 	endpoint := "tcp://" + loopback.Reserve(t)
-	pub, err := zmtp.ListenPub(t.Context(), endpoint, zmtp.Config{})
+	pub, err := zmtpserver.ListenPub(t.Context(), endpoint, zmtp.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -39,7 +40,7 @@ type Lease struct {
 
 // NewLease prepares a lease. What the record leaves open of version, holder, state and length is filled in. It writes
 // nothing yet.
-func NewLease(ns *jetstream.Namespace, record Record, hooks LeaseHooks) (*Lease, error) {
+func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, error) {
 	record.Version, record.State = recordVersion, Held
 	if record.LeaseMS == 0 {
 		record.LeaseMS = DefaultLease.Milliseconds()
@@ -64,16 +65,8 @@ func NewLease(ns *jetstream.Namespace, record Record, hooks LeaseHooks) (*Lease,
 	if err != nil {
 		return nil, err
 	}
-	if hooks.Taken == nil {
-		hooks.Taken = func() {}
-	}
-	if hooks.Lost == nil {
-		hooks.Lost = func() {}
-	}
-	if hooks.Failed == nil {
-		hooks.Failed = func(error) {}
-	}
-	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: hooks,
+	hooks.Fill(&h)
+	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: h,
 		soon: make(chan struct{}, 1)}, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -100,28 +101,7 @@ func New(cfg Config) *Registry {
 	if cfg.Mine == nil {
 		cfg.Mine = func(events.Partition) bool { return true }
 	}
-	h := &cfg.Hooks
-	if h.Expired == nil {
-		h.Expired = func(Record) {}
-	}
-	if h.Cleared == nil {
-		h.Cleared = func(Record) {}
-	}
-	if h.Failed == nil {
-		h.Failed = func(events.RankKey, error) {}
-	}
-	if h.Bad == nil {
-		h.Bad = func(string, error) {}
-	}
-	if h.Watch == nil {
-		h.Watch = func(error) {}
-	}
-	if h.Mended == nil {
-		h.Mended = func(error) {}
-	}
-	if h.Refilled == nil {
-		h.Refilled = func(int) {}
-	}
+	hooks.Fill(&cfg.Hooks)
 	return &Registry{
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
 		marks:   map[string]uint64{},
@@ -226,24 +206,24 @@ func (r *Registry) now() time.Duration { return time.Since(r.start) }
 
 // observe takes an update of the watch. Its hooks are called when the lock is free again.
 func (r *Registry) observe(u jetstream.Watched) {
-	for _, hook := range r.apply(u) {
-		hook()
+	for _, call := range r.apply(u) {
+		call()
 	}
 }
 
-// apply applies an update of the watch, and returns the hooks to call.
-func (r *Registry) apply(u jetstream.Watched) (hooks []func()) {
+// apply applies an update of the watch, and returns the calls of hooks.
+func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if u.Err != nil {
 		r.machine.Broken()
 		r.down = true
-		return append(hooks, func() { r.cfg.Hooks.Watch(u.Err) })
+		return append(calls, func() { r.cfg.Hooks.Watch(u.Err) })
 	}
 	if r.down {
 		r.down = false
 		r.machine.Resumed()
-		hooks = append(hooks, func() { r.cfg.Hooks.Watch(nil) })
+		calls = append(calls, func() { r.cfg.Hooks.Watch(nil) })
 	}
 	changed := false
 	if u.Anew {
@@ -293,7 +273,7 @@ func (r *Registry) apply(u jetstream.Watched) (hooks []func()) {
 		}
 		record, err := decode(key, e.Value)
 		if err != nil {
-			hooks = append(hooks, func() { r.cfg.Hooks.Bad(e.Key, err) })
+			calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
 			r.machine.Gone(key)
 			continue
 		}
@@ -323,7 +303,7 @@ func (r *Registry) apply(u jetstream.Watched) (hooks []func()) {
 	if changed {
 		r.notify()
 	}
-	return hooks
+	return calls
 }
 
 // all is every record that is known, by its key.

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
 // fly publishes all that waits, and returns what the log is told.
@@ -326,7 +327,7 @@ func TestReplaySocketThatComesLate(t *testing.T) {
 	if len(failures) == 0 {
 		t.Fatal("no replay has failed")
 	}
-	router, err := zmtp.ListenRouter(ctx, replay, zmtp.Config{})
+	router, err := zmtpserver.ListenRouter(ctx, replay, zmtp.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,8 @@
 package shim
 
 import (
+	"cmp"
+
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -36,20 +38,13 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	def := func(v *int, d int) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
-	def(&l.QueueBytes, 64<<20)
-	def(&l.HeldBytes, 64<<20)
-	def(&l.MessageBytes, 768<<10)
-	def(&l.FlightMessages, 32)
-	def(&l.ReplayTries, 3)
-	def(&l.ReplayFailures, 8)
-	if l.ReplayPatience <= 0 {
-		l.ReplayPatience = 3000
-	}
+	l.QueueBytes = cmp.Or(max(l.QueueBytes, 0), 64<<20)
+	l.HeldBytes = cmp.Or(max(l.HeldBytes, 0), 64<<20)
+	l.MessageBytes = cmp.Or(max(l.MessageBytes, 0), 768<<10)
+	l.FlightMessages = cmp.Or(max(l.FlightMessages, 0), 32)
+	l.ReplayTries = cmp.Or(max(l.ReplayTries, 0), 3)
+	l.ReplayFailures = cmp.Or(max(l.ReplayFailures, 0), 8)
+	l.ReplayPatience = cmp.Or(max(l.ReplayPatience, 0), 3000)
 	return l
 }
 

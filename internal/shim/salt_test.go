@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/twin"
+	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
 // stored is an event of vLLM: a block of two tokens. Only a prompt's first block has the salt with it.
@@ -346,12 +347,12 @@ func TestRunLearns(t *testing.T) {
 	said := []Frame{
 		message(t, 0, stored(1, nil, "tenant")), message(t, 1, stored(2, 1, "")), message(t, 2, stored(3, 2, "")),
 	}
-	pub, err := zmtp.ListenPub(ctx, "tcp://"+loopback.Reserve(t), zmtp.Config{})
+	pub, err := zmtpserver.ListenPub(ctx, "tcp://"+loopback.Reserve(t), zmtp.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pub.Stop()
-	router, err := zmtp.ListenRouter(ctx, "tcp://"+loopback.Reserve(t), zmtp.Config{})
+	router, err := zmtpserver.ListenRouter(ctx, "tcp://"+loopback.Reserve(t), zmtp.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

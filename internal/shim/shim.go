@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -114,46 +116,6 @@ type Hooks struct {
 	Standing       func(Standing)    // how it stands has changed; the first time when Run's loop begins
 }
 
-func (h Hooks) withDefaults() Hooks {
-	if h.Connected == nil {
-		h.Connected = func(string) {}
-	}
-	if h.Disconnected == nil {
-		h.Disconnected = func(string, error) {}
-	}
-	if h.Failed == nil {
-		h.Failed = func(string, error) {}
-	}
-	if h.Stray == nil {
-		h.Stray = func(int) {}
-	}
-	if h.Undecodable == nil {
-		h.Undecodable = func(events.EngineSeq, error) {}
-	}
-	if h.ReplayFailed == nil {
-		h.ReplayFailed = func(events.EngineSeq, error) {}
-	}
-	if h.ReplayEnded == nil {
-		h.ReplayEnded = func() {}
-	}
-	if h.SnapshotFailed == nil {
-		h.SnapshotFailed = func(error) {}
-	}
-	if h.LogFailed == nil {
-		h.LogFailed = func(error) {}
-	}
-	if h.Published == nil {
-		h.Published = func(events.Cursor, events.StreamSeq) {}
-	}
-	if h.Stepped == nil {
-		h.Stepped = func(Counts, int) {}
-	}
-	if h.Standing == nil {
-		h.Standing = func(Standing) {}
-	}
-	return h
-}
-
 // runner is one Run: the machine and what waits around it. Its loop owns the machine.
 type runner struct {
 	cfg     Config
@@ -198,28 +160,16 @@ type flushed struct {
 // Run shims one rank until ctx ends (it returns nil) or the shim cannot go on: ErrFenced, or an endpoint that makes no
 // sense.
 func Run(ctx context.Context, cfg Config) error {
-	if cfg.ReplayTimeout <= 0 {
-		cfg.ReplayTimeout = 2 * time.Second
-	}
-	if cfg.IdleCheck <= 0 {
-		cfg.IdleCheck = 30 * time.Second
-	}
-	if cfg.RetryMin <= 0 {
-		cfg.RetryMin = 100 * time.Millisecond
-	}
-	if cfg.RetryMax <= 0 {
-		cfg.RetryMax = 5 * time.Second
-	}
-	if cfg.RetryReachable <= 0 {
-		cfg.RetryReachable = max(cfg.RetryMin, min(500*time.Millisecond, cfg.RetryMax))
-	}
-	if cfg.SilentAfter <= 0 {
-		cfg.SilentAfter = 10 * time.Second
-	}
+	cfg.ReplayTimeout = cmp.Or(max(cfg.ReplayTimeout, 0), 2*time.Second)
+	cfg.IdleCheck = cmp.Or(max(cfg.IdleCheck, 0), 30*time.Second)
+	cfg.RetryMin = cmp.Or(max(cfg.RetryMin, 0), 100*time.Millisecond)
+	cfg.RetryMax = cmp.Or(max(cfg.RetryMax, 0), 5*time.Second)
+	cfg.RetryReachable = cmp.Or(max(cfg.RetryReachable, 0), max(cfg.RetryMin, min(500*time.Millisecond, cfg.RetryMax)))
+	cfg.SilentAfter = cmp.Or(max(cfg.SilentAfter, 0), 10*time.Second)
 	if len(cfg.Topics) == 0 {
 		cfg.Topics = []string{""}
 	}
-	cfg.Hooks = cfg.Hooks.withDefaults()
+	hooks.Fill(&cfg.Hooks)
 	r := &runner{
 		cfg:     cfg,
 		inbound: make(chan inbound, 64),

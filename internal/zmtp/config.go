@@ -1,10 +1,13 @@
 package zmtp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/hooks"
 )
 
 // Config bounds a socket. The zero value is a good one: zero fields take their defaults.
@@ -50,9 +53,6 @@ type Config struct {
 	// peer which starts again is found soon. Default 1 s, or BackoffMax if that is less.
 	BackoffReachable time.Duration
 
-	// Linger is how long Stop lets queued messages go out; default none.
-	Linger time.Duration
-
 	// MaxConns bounds the connections that a listening socket has at a time; default 1,024. Further ones are
 	// closed at once.
 	MaxConns int
@@ -60,9 +60,6 @@ type Config struct {
 	// Identity is what a Dealer calls itself; at most 255 bytes, not beginning with a zero. Default: the router
 	// makes up a name.
 	Identity []byte
-
-	// AllInterfaces makes tcp://*:PORT listen on all interfaces rather than on loopback.
-	AllInterfaces bool
 
 	// Hooks are told what happens.
 	Hooks Hooks
@@ -81,9 +78,6 @@ type Hooks struct {
 	// Failed is called when no connection came about: nobody there, a time-out, or, with [ErrRefused], a peer with
 	// whom we cannot talk. The Peer has what was learned of it.
 	Failed func(Peer, error)
-
-	// Dropped is called with the peer for whom a sent message did not fit into its queue.
-	Dropped func(Peer)
 }
 
 // Peer is the other side of a connection.
@@ -93,7 +87,7 @@ type Peer struct {
 	Remote     string // the peer's address, where the transport has one
 	SocketType string // as the peer's READY says
 	Minor      byte   // ZMTP 3.Minor
-	Identity   string // a dealer's, as its READY says or as the router made up
+	Identity   string // a dealer's, as its READY says
 }
 
 func (p Peer) String() string {
@@ -122,11 +116,8 @@ var (
 	// ErrSilent: the peer said nothing for too long, in the handshake or after.
 	ErrSilent = errors.New("zmtp: peer is silent")
 
-	// ErrFull: the peer's send queue is at its high-water mark and the message was dropped.
+	// ErrFull: the peer's send queue is at its high-water mark. Returned by [Conn.TrySend].
 	ErrFull = errors.New("zmtp: send queue is full")
-
-	// ErrNoPeer: a Router has no connection under that name.
-	ErrNoPeer = errors.New("zmtp: no such peer")
 )
 
 // RefusedError says why a peer cannot be talked to.
@@ -141,30 +132,21 @@ func (e *RefusedError) Error() string { return "zmtp: peer refused: " + e.Reason
 func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
 
 func (c Config) filled() (Config, error) {
-	def := func(p *time.Duration, d time.Duration) {
-		if *p == 0 {
-			*p = d
-		}
-	}
-	num := func(p *int, d int) {
-		if *p == 0 {
-			*p = d
-		}
-	}
-	def(&c.ConnectTimeout, 5*time.Second)
-	def(&c.HandshakeTimeout, 5*time.Second)
-	def(&c.Heartbeat, 5*time.Second)
-	def(&c.HeartbeatTimeout, 3*max(c.Heartbeat, 0))
-	def(&c.BackoffMin, 100*time.Millisecond)
-	def(&c.BackoffMax, max(10*time.Second, c.BackoffMin))
-	def(&c.BackoffReachable, min(max(time.Second, c.BackoffMin), c.BackoffMax))
-	num(&c.MaxMessage, 64<<20)
-	num(&c.MaxFrames, 64)
-	num(&c.RecvQueue, 1<<16)
-	num(&c.RecvBytes, 64<<20)
-	num(&c.SendQueue, 1000)
-	num(&c.SendBytes, 256<<20)
-	num(&c.MaxConns, 1024)
+	c.ConnectTimeout = cmp.Or(c.ConnectTimeout, 5*time.Second)
+	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, 5*time.Second)
+	c.Heartbeat = cmp.Or(c.Heartbeat, 5*time.Second)
+	c.HeartbeatTimeout = cmp.Or(c.HeartbeatTimeout, 3*max(c.Heartbeat, 0))
+	c.BackoffMin = cmp.Or(c.BackoffMin, 100*time.Millisecond)
+	c.BackoffMax = cmp.Or(c.BackoffMax, max(10*time.Second, c.BackoffMin))
+	c.BackoffReachable = cmp.Or(c.BackoffReachable, min(max(time.Second, c.BackoffMin), c.BackoffMax))
+	c.MaxMessage = cmp.Or(c.MaxMessage, 64<<20)
+	c.MaxFrames = cmp.Or(c.MaxFrames, 64)
+	c.RecvQueue = cmp.Or(c.RecvQueue, 1<<16)
+	c.RecvBytes = cmp.Or(c.RecvBytes, 64<<20)
+	c.SendQueue = cmp.Or(c.SendQueue, 1000)
+	c.SendBytes = cmp.Or(c.SendBytes, 256<<20)
+	c.MaxConns = cmp.Or(c.MaxConns, 1024)
+	hooks.Fill(&c.Hooks)
 
 	var errs []error
 	bad := func(cond bool, format string, args ...any) {
@@ -181,7 +163,6 @@ func (c Config) filled() (Config, error) {
 	bad(c.BackoffReachable < c.BackoffMin || c.BackoffReachable > c.BackoffMax,
 		"BackoffReachable %v is not from BackoffMin %v to BackoffMax %v", c.BackoffReachable, c.BackoffMin,
 		c.BackoffMax)
-	bad(c.Linger < 0, "Linger is negative: %v", c.Linger)
 	for _, f := range []struct {
 		name string
 		n    int
@@ -193,30 +174,6 @@ func (c Config) filled() (Config, error) {
 	bad(len(c.Identity) > 0 && c.Identity[0] == 0,
 		"Identity begins with a zero, which is kept for names that routers make up")
 	return c, errors.Join(errs...)
-}
-
-func (h *Hooks) connected(p Peer) {
-	if h.Connected != nil {
-		h.Connected(p)
-	}
-}
-
-func (h *Hooks) disconnected(p Peer, err error) {
-	if h.Disconnected != nil {
-		h.Disconnected(p, err)
-	}
-}
-
-func (h *Hooks) failed(p Peer, err error) {
-	if h.Failed != nil {
-		h.Failed(p, err)
-	}
-}
-
-func (h *Hooks) dropped(p Peer) {
-	if h.Dropped != nil {
-		h.Dropped(p)
-	}
 }
 
 func isTimeout(err error) bool {

@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// conn is one connection after its handshake. The goroutine that calls run reads; a second one, which run starts and
+// Conn is one connection after its handshake. The goroutine that calls Run reads; a second one, which Run starts and
 // waits for, writes. Others only put into out.
-type conn struct {
+type Conn struct {
 	cfg  *Config
 	nc   net.Conn
 	in   reader
@@ -30,13 +30,10 @@ type conn struct {
 
 	pongMu sync.Mutex
 	pong   []byte // the answer that is owed to the last PING, in wire form; the earlier ones are superseded
-
-	dropped atomic.Uint64 // messages that did not fit into out
-	subs    topics        // a subscriber's
 }
 
 // timedReader gives each read from the socket its own deadline, so that time in which we do not read is not silence.
-type timedReader struct{ c *conn }
+type timedReader struct{ c *Conn }
 
 func (t timedReader) Read(p []byte) (int, error) {
 	if d := time.Duration(t.c.silence.Load()); d > 0 {
@@ -49,8 +46,8 @@ func (t timedReader) Read(p []byte) (int, error) {
 
 // newConn does the handshake on nc. It closes nc if it fails. The Peer in the failed connection's place says what
 // was learned.
-func newConn(ctx context.Context, nc net.Conn, cfg *Config, e endpoint, socketType string) (*conn, Peer, error) {
-	c := &conn{
+func newConn(ctx context.Context, nc net.Conn, cfg *Config, e endpoint, socketType string) (*Conn, Peer, error) {
+	c := &Conn{
 		cfg:     cfg,
 		nc:      nc,
 		peer:    Peer{Endpoint: e.text, Remote: nc.RemoteAddr().String()},
@@ -82,10 +79,16 @@ func newConn(ctx context.Context, nc net.Conn, cfg *Config, e endpoint, socketTy
 }
 
 // pings reports whether we send PINGs: a peer that speaks 3.0 does not know them.
-func (c *conn) pings() bool { return c.cfg.Heartbeat > 0 && c.peer.Minor >= 1 }
+func (c *Conn) pings() bool { return c.cfg.Heartbeat > 0 && c.peer.Minor >= 1 }
 
-// end closes the connection for the given reason, unless it is closed already.
-func (c *conn) end(cause error) {
+// Peer is the other side.
+func (c *Conn) Peer() Peer { return c.peer }
+
+// Done is closed when the connection is being ended.
+func (c *Conn) Done() <-chan struct{} { return c.down }
+
+// End closes the connection for the given reason, unless it is closed already.
+func (c *Conn) End(cause error) {
 	c.endOnce.Do(func() {
 		c.cause = cause
 		close(c.down)
@@ -94,26 +97,17 @@ func (c *conn) end(cause error) {
 	})
 }
 
-// drain lets what is queued go out within the given time, then ends the connection.
-func (c *conn) drain(linger time.Duration) {
-	if linger > 0 && c.nc.SetWriteDeadline(time.Now().Add(linger)) == nil {
-		c.out.close(ErrStopped)
-		return
-	}
-	c.end(ErrStopped)
-}
-
-// run serves the connection until it ends and says why it did. It calls onMessage and onCommand, which may end it by
+// Run serves the connection until it ends and says why it did. It calls onMessage and onCommand, which may end it by
 // an error, from this goroutine.
-func (c *conn) run(onMessage func([][]byte) error, onCommand func(name string, data []byte) error) error {
+func (c *Conn) Run(onMessage func([][]byte) error, onCommand func(name string, data []byte) error) error {
 	var writer sync.WaitGroup
-	writer.Go(func() { c.end(c.write()) })
-	c.end(c.read(onMessage, onCommand))
+	writer.Go(func() { c.End(c.write()) })
+	c.End(c.read(onMessage, onCommand))
 	writer.Wait()
 	return c.cause
 }
 
-func (c *conn) read(onMessage func([][]byte) error, onCommand func(string, []byte) error) error {
+func (c *Conn) read(onMessage func([][]byte) error, onCommand func(string, []byte) error) error {
 	for {
 		it, err := c.in.read()
 		if err != nil {
@@ -144,7 +138,7 @@ func (c *conn) read(onMessage func([][]byte) error, onCommand func(string, []byt
 
 // onPing owes the peer a PONG. A PING has a time to live in tenths of a second (2 octets, BE; after so long a silence
 // the peer wants to be taken for dead) and a context of up to 16 octets to be sent back.
-func (c *conn) onPing(data []byte) error {
+func (c *Conn) onPing(data []byte) error {
 	if len(data) < 2 || len(data) > 2+16 {
 		return fmt.Errorf("%w: PING of %d bytes", ErrProtocol, len(data))
 	}
@@ -163,7 +157,7 @@ func (c *conn) onPing(data []byte) error {
 // burst is how many messages are written before the clock and the peer's PINGs are looked at.
 const burst = 256
 
-func (c *conn) write() error {
+func (c *Conn) write() error {
 	w := bufio.NewWriterSize(c.nc, 64<<10)
 	var tick <-chan time.Time
 	if c.pings() {
@@ -221,23 +215,21 @@ func (c *conn) write() error {
 	}
 }
 
-func (c *conn) writePong(w io.Writer) error {
+func (c *Conn) writePong(w io.Writer) error {
 	c.pongMu.Lock()
 	defer c.pongMu.Unlock() // a bufio.Writer may block here; the reader then waits for it, as it should
 	_, err := w.Write(c.pong)
 	return err
 }
 
-// send queues a message in wire form, or drops and counts it.
-func (c *conn) send(b []byte) error {
-	ok, err := c.out.tryPut(b, len(b))
-	if err != nil {
-		return err
+// Send queues a message in wire form ([Encode]) and waits while the queue is full.
+func (c *Conn) Send(ctx context.Context, wire []byte) error { return c.out.put(ctx, wire, len(wire)) }
+
+// TrySend queues a message in wire form; [ErrFull] says that the queue has no room for it.
+func (c *Conn) TrySend(wire []byte) error {
+	ok, err := c.out.tryPut(wire, len(wire))
+	if err == nil && !ok {
+		err = ErrFull
 	}
-	if !ok {
-		c.dropped.Add(1)
-		c.cfg.Hooks.dropped(c.peer)
-		return ErrFull
-	}
-	return nil
+	return err
 }

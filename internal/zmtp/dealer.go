@@ -10,7 +10,7 @@ import (
 // broken connection never comes, so who still wants it dials again and asks again.
 type Dealer struct {
 	socket
-	conn *conn
+	conn *Conn
 	in   *queue[[][]byte]
 }
 
@@ -26,8 +26,8 @@ func DialDealer(ctx context.Context, endpoint string, cfg Config) (*Dealer, erro
 		return nil, fmt.Errorf("zmtp: dial %s: %w", endpoint, err)
 	}
 	d.in = newQueue[[][]byte](d.cfg.RecvQueue, d.cfg.RecvBytes)
-	context.AfterFunc(d.ctx, func() { d.conn.drain(d.cfg.Linger) })
-	d.cfg.Hooks.connected(d.conn.peer)
+	context.AfterFunc(d.ctx, func() { d.conn.End(ErrStopped) })
+	d.cfg.Hooks.Connected(d.conn.peer)
 	d.wg.Go(d.serve)
 	return d, nil
 }
@@ -50,21 +50,20 @@ func (d *Dealer) dial(ctx context.Context) error {
 }
 
 func (d *Dealer) serve() {
-	cause := d.conn.run(func(frames [][]byte) error {
+	cause := d.conn.Run(func(frames [][]byte) error {
 		if err := d.in.put(d.ctx, frames, size(frames)); err != nil {
 			return ErrStopped
 		}
 		return nil
 	}, ignoreCommand)
 	d.in.close(fmt.Errorf("zmtp: connection to %s has ended: %w", d.conn.peer, cause))
-	d.cfg.Hooks.disconnected(d.conn.peer, cause)
+	d.cfg.Hooks.Disconnected(d.conn.peer, cause)
 	d.cancel(cause)
 }
 
 // Send queues one message and waits while the queue is full. That it is queued does not mean that it arrives.
 func (d *Dealer) Send(ctx context.Context, frames ...[]byte) error {
-	b := encode(frames)
-	return d.conn.out.put(ctx, b, len(b))
+	return d.conn.Send(ctx, Encode(frames))
 }
 
 // Recv waits for the next message. After the connection's end, and after all that it brought has been taken, it

@@ -2,11 +2,12 @@
 // without losing, inventing or misreading a message?
 //
 // It is a small implementation of ZMTP 3.1 (https://rfc.zeromq.org/spec/37/) with the NULL mechanism, and of as much of
-// 3.0 as old peers need. There are four kinds of sockets:
+// 3.0 as old peers need. There are two kinds of sockets:
 //
 //   - [Sub] hears publishers. [DialSub] keeps one connection to one publisher; [ListenSub] lets publishers dial in.
 //   - [Dealer] asks a router and hears its replies: [DialDealer].
-//   - [Pub] and [Router] are the engine's side of the two, for simulated engines: [ListenPub], [ListenRouter].
+//
+// The engine's side of the two, PUB and ROUTER, is in tools/zmtpserver, for simulated engines and tests: [Listen].
 //
 // # Promises
 //
@@ -24,9 +25,6 @@
 //  5. Connecting, the handshake and silence have deadlines. Stop waits until all goroutines of a socket have ended, and
 //     may be called again.
 //
-// A publisher does drop: [Pub] and [Router] have a bounded queue for each peer and count what did not fit, as libzmq
-// does without counting.
-//
 // # Ownership
 //
 // The frames of a received message belong to the receiver. They share one buffer, so that keeping a small frame keeps
@@ -39,8 +37,7 @@
 //
 // tcp://HOST:PORT (a name, an IPv4 address or an IPv6 address in brackets) and ipc://PATH (ipc://@NAME for Linux's
 // abstract names). Listening on port 0 takes a free one; Addr tells which. The host * means loopback, both to dial and
-// to listen, unless [Config].AllInterfaces is set; who writes tcp://0.0.0.0:PORT or tcp://[::]:PORT gets all
-// interfaces.
+// to listen; who writes tcp://0.0.0.0:PORT or tcp://[::]:PORT gets all interfaces.
 //
 // # Heartbeats
 //

@@ -106,7 +106,7 @@ func (e endpoint) dialable() error {
 	return nil
 }
 
-func (e endpoint) listen(ctx context.Context, all bool) (net.Listener, error) {
+func (e endpoint) listen(ctx context.Context) (net.Listener, error) {
 	if e.network == "unix" {
 		l, err := ListenUnix(ctx, e.addr)
 		if err != nil {
@@ -118,9 +118,6 @@ func (e endpoint) listen(ctx context.Context, all bool) (net.Listener, error) {
 	host := e.host
 	if host == "*" {
 		host = "127.0.0.1"
-		if all {
-			host = ""
-		}
 	}
 	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort(host, e.port))
 	if err != nil {

@@ -6,12 +6,13 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
 // Hear a publisher. The beginning of a connection comes first: what was published before it must be got elsewhere.
 func ExampleDialSub() {
 	ctx := context.Background()
-	pub, err := zmtp.ListenPub(ctx, "tcp://*:0", zmtp.Config{})
+	pub, err := zmtpserver.ListenPub(ctx, "tcp://*:0", zmtp.Config{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -40,7 +41,7 @@ func ExampleDialSub() {
 // Ask a router, as for a replay: two frames, of which the first is empty.
 func ExampleDialDealer() {
 	ctx := context.Background()
-	router, err := zmtp.ListenRouter(ctx, "tcp://*:0", zmtp.Config{})
+	router, err := zmtpserver.ListenRouter(ctx, "tcp://*:0", zmtp.Config{})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -44,8 +44,8 @@ func appendHeader(dst []byte, flags byte, size int) []byte {
 	return append(dst, flags, byte(size))
 }
 
-// encode gives the wire form of one message.
-func encode(frames [][]byte) []byte {
+// Encode gives the wire form of one message.
+func Encode(frames [][]byte) []byte {
 	n := 0
 	for _, f := range frames {
 		n += len(f) + 9

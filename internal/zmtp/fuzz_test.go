@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+
 	"testing/iotest"
 )
 
@@ -90,7 +91,7 @@ func checkReader(t *testing.T, b []byte, stream io.Reader) {
 	}
 	for i := range got {
 		if got[i].name != want[i].name || !bytes.Equal(got[i].data, want[i].data) ||
-			!equal(got[i].frames, want[i].frames) {
+			!Equal(got[i].frames, want[i].frames) {
 			t.Fatalf("item %d: %q, want %q", i, got[i], want[i])
 		}
 	}
@@ -101,8 +102,8 @@ func checkReader(t *testing.T, b []byte, stream io.Reader) {
 
 func FuzzReader(f *testing.F) {
 	for _, b := range [][]byte{
-		encode(frames("topic", "12345678", strings.Repeat("x", 300))),
-		slicesConcat([]byte{1, 1, 'a'}, appendCommand(nil, "PING", []byte("\x00\x01ctx")), []byte{0, 0}),
+		Encode(Frames("topic", "12345678", strings.Repeat("x", 300))),
+		Concat([]byte{1, 1, 'a'}, appendCommand(nil, "PING", []byte("\x00\x01ctx")), []byte{0, 0}),
 		{2, 0, 0, 0, 0, 0, 0, 0, 1, 'x'},
 		{2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
 		{3, 0, 0, 0, 0, 0, 0, 0x0b, 0xb8},
@@ -132,10 +133,10 @@ func TestReaderTakesMemoryAsBytesArrive(t *testing.T) {
 		}
 	}
 	big := bytes.Repeat([]byte("0123456789"), 1<<20)
-	r := &reader{r: bufio.NewReader(bytes.NewReader(encode([][]byte{big, big[:70000], big}))), maxBytes: 1 << 30,
+	r := &reader{r: bufio.NewReader(bytes.NewReader(Encode([][]byte{big, big[:70000], big}))), maxBytes: 1 << 30,
 		maxFrames: 3}
 	it, err := r.read()
-	if err != nil || !equal(it.frames, [][]byte{big, big[:70000], big}) {
+	if err != nil || !Equal(it.frames, [][]byte{big, big[:70000], big}) {
 		t.Errorf("a big message: %d frames, %v", len(it.frames), err)
 	}
 	if r.head != nil {
@@ -170,47 +171,6 @@ func FuzzHandshake(f *testing.F) {
 		}
 		if len(p.Identity) > 255 {
 			t.Fatalf("identity of %d bytes", len(p.Identity))
-		}
-	})
-}
-
-// FuzzTopics compares a subscriber's topics with a list of what is in force.
-func FuzzTopics(f *testing.F) {
-	f.Add([]byte("+a+ab-a+a-b"), []byte("abc"))
-	f.Fuzz(func(t *testing.T, script, probe []byte) {
-		var ts topics
-		var list []string
-		for len(script) > 0 {
-			on, n := script[0]&1 == 1, min(int(script[0]>>5), len(script)-1)
-			topic := string(script[1 : 1+n])
-			script = script[1+n:]
-			if err := ts.set(on, topic); err != nil {
-				t.Fatal(err) // the script is too short for the bound
-			}
-			if on {
-				list = append(list, topic)
-				continue
-			}
-			for i := range list {
-				if list[i] == topic {
-					list = append(list[:i], list[i+1:]...)
-					break
-				}
-			}
-		}
-		want := false
-		for _, topic := range list {
-			want = want || bytes.HasPrefix(probe, []byte(topic))
-		}
-		if ts.match(probe) != want || ts.any() != (len(list) > 0) {
-			t.Fatalf("match %v any %v, in force are %q", ts.match(probe), ts.any(), list)
-		}
-		bytes := 0
-		for topic := range ts.count {
-			bytes += len(topic) + perFrame
-		}
-		if bytes != ts.bytes {
-			t.Fatalf("counts %d bytes, has %d", ts.bytes, bytes)
 		}
 	})
 }

@@ -1,6 +1,6 @@
 //go:build judges
 
-package zmtp
+package zmtp_test
 
 import (
 	"bufio"
@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	. "github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
@@ -86,7 +87,7 @@ func (p *libzmq) tell(op string, args opts) {
 
 func (p *libzmq) answer(into any) {
 	p.t.Helper()
-	guard := time.AfterFunc(patience, p.kill)
+	guard := time.AfterFunc(Patience, p.kill)
 	defer guard.Stop()
 	line, err := p.out.ReadBytes('\n')
 	if err != nil {
@@ -112,7 +113,7 @@ func number(m [][]byte) uint64 { return binary.BigEndian.Uint64(m[len(m)-1]) }
 // subscribed cannot be waited for.
 func (p *libzmq) sendUntilHeard(n int, s *Sub, check func(Message)) {
 	p.t.Helper()
-	ctx := within(p.t)
+	ctx := Within(p.t)
 	got := make(chan Message, 1)
 	go func() {
 		m, err := s.Recv(ctx)
@@ -143,8 +144,8 @@ func TestLibzmqPublisher(t *testing.T) {
 	for name, bind := range everywhere(t) {
 		t.Run(name, func(t *testing.T) {
 			p := startLibzmq(t, "XPUB", opts{"bind": bind})
-			s := mustSub(t, p.Endpoint, Config{}, "kv@", "other")
-			if o := next(t, s, Opened); o.Peer.SocketType != "XPUB" || o.Peer.Minor != 1 {
+			s := MustSub(t, p.Endpoint, Config{}, "kv@", "other")
+			if o := Next(t, s, Opened); o.Peer.SocketType != "XPUB" || o.Peer.Minor != 1 {
 				t.Errorf("peer: %+v", o.Peer)
 			}
 			p.do("subscribed", opts{"n": 2})
@@ -153,9 +154,9 @@ func TestLibzmqPublisher(t *testing.T) {
 				big[i] = byte(i * 7)
 			}
 			for _, f := range [][][]byte{
-				frames("kv@pod", "\x00\x00\x00\x00\x00\x00\x00\x00", "payload"),
-				frames("nobody asked", "x"),
-				frames("other"),
+				Frames("kv@pod", "\x00\x00\x00\x00\x00\x00\x00\x00", "payload"),
+				Frames("nobody asked", "x"),
+				Frames("other"),
 				{[]byte("kv@"), {}, big, {}},
 			} {
 				var h []string
@@ -166,7 +167,7 @@ func TestLibzmqPublisher(t *testing.T) {
 				if string(f[0]) == "nobody asked" {
 					continue
 				}
-				if m := next(t, s, Data); !equal(m.Frames, f) {
+				if m := Next(t, s, Data); !Equal(m.Frames, f) {
 					t.Errorf("got %d frames %.60q, want %.60q", len(m.Frames), m.Frames, f)
 				}
 			}
@@ -179,13 +180,13 @@ func TestLibzmqPublisher(t *testing.T) {
 func TestLibzmqBurst(t *testing.T) {
 	const n = 200_000
 	p := startLibzmq(t, "XPUB", opts{"bind": anyPort, "hwm": n})
-	s := mustSub(t, p.Endpoint, Config{RecvQueue: 100}, "")
-	next(t, s, Opened)
+	s := MustSub(t, p.Endpoint, Config{RecvQueue: 100}, "")
+	Next(t, s, Opened)
 	p.do("subscribed", opts{"n": 1})
 	p.tell("burst", opts{"n": n, "first": 0, "size": 200})
 	began := time.Now()
 	for i := range uint64(n) {
-		if m := next(t, s, Data); number(m.Frames) != i || len(m.Frames[1]) != 200 {
+		if m := Next(t, s, Data); number(m.Frames) != i || len(m.Frames[1]) != 200 {
 			t.Fatalf("got %d, want %d", number(m.Frames), i)
 		}
 	}
@@ -195,39 +196,39 @@ func TestLibzmqBurst(t *testing.T) {
 
 func TestLibzmqPublisherKilledAndRestarted(t *testing.T) {
 	p := startLibzmq(t, "XPUB", opts{"bind": "tcp://" + loopback.Reserve(t)})
-	s := mustSub(t, p.Endpoint, quick(), "")
+	s := MustSub(t, p.Endpoint, Quick(), "")
 	for life := range 3 {
 		if life > 0 {
 			p = startLibzmq(t, "XPUB", opts{"bind": p.Endpoint})
 		}
-		next(t, s, Opened)
+		Next(t, s, Opened)
 		p.do("subscribed", opts{"n": 1})
 		p.do("burst", opts{"n": 10, "first": 100 * life, "size": 8})
 		for i := range 10 {
-			if m := next(t, s, Data); number(m.Frames) != uint64(100*life+i) {
+			if m := Next(t, s, Data); number(m.Frames) != uint64(100*life+i) {
 				t.Errorf("life %d: got %d, want %d", life, number(m.Frames), 100*life+i)
 			}
 		}
 		p.kill()
-		next(t, s, Closed)
+		Next(t, s, Closed)
 	}
 }
 
 // A frame beyond the bound ends the connection; the next one brings what comes after.
 func TestLibzmqOversize(t *testing.T) {
 	p := startLibzmq(t, "XPUB", opts{"bind": anyPort})
-	cfg := quick()
+	cfg := Quick()
 	cfg.MaxMessage = 10_000
-	s := mustSub(t, p.Endpoint, cfg, "")
-	next(t, s, Opened)
+	s := MustSub(t, p.Endpoint, cfg, "")
+	Next(t, s, Opened)
 	p.do("subscribed", opts{"n": 1})
 	p.do("burst", opts{"n": 1, "first": 0, "size": 10_000})
-	next(t, s, Data)
+	Next(t, s, Data)
 	p.do("burst", opts{"n": 1, "first": 1, "size": 10_001})
-	if m := next(t, s, Closed); !errors.Is(m.Err, ErrTooLarge) {
+	if m := Next(t, s, Closed); !errors.Is(m.Err, ErrTooLarge) {
 		t.Errorf("closed with %v", m.Err)
 	}
-	next(t, s, Opened)
+	Next(t, s, Opened)
 	p.sendUntilHeard(2, s, func(m Message) {
 		if m.Kind != Data || number(m.Frames) != 2 {
 			t.Errorf("got %v %v", m.Kind, m.Err)
@@ -243,21 +244,21 @@ func TestLibzmqPublisherDialsIn(t *testing.T) {
 }
 
 func dialIn(t *testing.T, endpoint string) {
-	s, err := ListenSub(context.Background(), endpoint, []string{""}, patient(Config{}))
+	s, err := ListenSub(context.Background(), endpoint, []string{""}, Patient(Config{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Stop)
 	a := startLibzmq(t, "XPUB", opts{"connect": s.Addr()})
-	next(t, s, Opened)
+	Next(t, s, Opened)
 	b := startLibzmq(t, "PUB", opts{"connect": s.Addr(), "hwm": 100})
-	if o := next(t, s, Opened); o.Peer.SocketType != "PUB" || o.Peer.Conn != 2 {
+	if o := Next(t, s, Opened); o.Peer.SocketType != "PUB" || o.Peer.Conn != 2 {
 		t.Errorf("peer: %+v", o.Peer)
 	}
 	a.do("subscribed", opts{"n": 1})
 	a.do("burst", opts{"n": 5, "first": 0, "size": 8})
 	for i := range uint64(5) {
-		if m := next(t, s, Data); number(m.Frames) != i || m.Peer.Conn != 1 {
+		if m := Next(t, s, Data); number(m.Frames) != i || m.Peer.Conn != 1 {
 			t.Errorf("got %d of %v", number(m.Frames), m.Peer)
 		}
 	}
@@ -271,7 +272,7 @@ func dialIn(t *testing.T, endpoint string) {
 // Heartbeats from both sides, faster than any message: neither side gives the other up while nothing is said.
 func TestLibzmqHeartbeatsWhileIdle(t *testing.T) {
 	t.Parallel()
-	undisturbed(t, func() error {
+	Undisturbed(t, func() error {
 		p, s := beating(t)
 		defer p.kill()
 		defer s.Stop()
@@ -283,7 +284,7 @@ func TestLibzmqHeartbeatsWhileIdle(t *testing.T) {
 
 // expectNumber takes the next message, which must have a number.
 func expectNumber(t *testing.T, s *Sub, want uint64) error {
-	m, err := s.Recv(within(t))
+	m, err := s.Recv(Within(t))
 	if err != nil || m.Kind != Data || number(m.Frames) != want {
 		return fmt.Errorf("got %v %v %v, want %d", err, m.Kind, m.Err, want)
 	}
@@ -293,7 +294,7 @@ func expectNumber(t *testing.T, s *Sub, want uint64) error {
 // Nor while our queue is full, though we do not read their PINGs then.
 func TestLibzmqHeartbeatsWhileFull(t *testing.T) {
 	t.Parallel()
-	undisturbed(t, func() error {
+	Undisturbed(t, func() error {
 		p, s := beating(t)
 		defer p.kill()
 		defer s.Stop()
@@ -312,8 +313,8 @@ func TestLibzmqHeartbeatsWhileFull(t *testing.T) {
 func beating(t *testing.T) (*libzmq, *Sub) {
 	t.Helper()
 	p := startLibzmq(t, "XPUB", opts{"bind": anyPort, "hwm": 100000, "ivl": 50, "timeout": silence.Milliseconds()})
-	s := mustSub(t, p.Endpoint, Config{Heartbeat: 50 * time.Millisecond, HeartbeatTimeout: silence, RecvQueue: 1}, "")
-	next(t, s, Opened)
+	s := MustSub(t, p.Endpoint, Config{Heartbeat: 50 * time.Millisecond, HeartbeatTimeout: silence, RecvQueue: 1}, "")
+	Next(t, s, Opened)
 	p.do("subscribed", opts{"n": 1})
 	return p, s
 }
@@ -326,17 +327,17 @@ func TestLibzmqDemandsSecurity(t *testing.T) {
 				p := startLibzmq(t, kind, opts{"bind": anyPort, "security": security})
 				var err error
 				if kind == "ROUTER" {
-					_, err = DialDealer(within(t), p.Endpoint, patient(Config{}))
+					_, err = DialDealer(Within(t), p.Endpoint, Patient(Config{}))
 				} else {
 					failed := make(chan error, 1)
-					cfg := quick()
+					cfg := Quick()
 					cfg.Hooks.Failed = func(_ Peer, err error) {
 						select {
 						case failed <- err:
 						default:
 						}
 					}
-					mustSub(t, p.Endpoint, cfg, "")
+					MustSub(t, p.Endpoint, cfg, "")
 					err = <-failed
 				}
 				var refused *RefusedError
@@ -357,19 +358,19 @@ func TestLibzmqRouter(t *testing.T) {
 func askRouter(t *testing.T, bind string) {
 	p := startLibzmq(t, "ROUTER", opts{"bind": bind, "hwm": 200000})
 	for _, identity := range []string{"", "kvatlas"} {
-		d := mustDealer(t, p.Endpoint, Config{Identity: []byte(identity)})
+		d := MustDealer(t, p.Endpoint, Config{Identity: []byte(identity)})
 		const n = 10_100
 		p.tell("answer", opts{"n": n, "size": 500})
-		if err := d.Send(within(t), nil, []byte("from 5")); err != nil {
+		if err := d.Send(Within(t), nil, []byte("from 5")); err != nil {
 			t.Fatal(err)
 		}
 		for i := range uint64(n) {
-			m, err := d.Recv(within(t))
+			m, err := d.Recv(Within(t))
 			if err != nil || len(m) != 2 || len(m[0]) != 0 || number(m) != i {
 				t.Fatalf("got %q %v, want number %d", m, err, i)
 			}
 		}
-		if m, err := d.Recv(within(t)); err != nil || !equal(m, frames("", "end:from 5")) {
+		if m, err := d.Recv(Within(t)); err != nil || !Equal(m, Frames("", "end:from 5")) {
 			t.Errorf("got %q %v, want the end", m, err)
 		}
 		var answer struct{ Who string }
@@ -385,8 +386,8 @@ func askRouter(t *testing.T, bind string) {
 func TestLibzmqRouterDropsAtHighWater(t *testing.T) {
 	t.Parallel()
 	p := startLibzmq(t, "ROUTER", opts{"bind": anyPort, "hwm": 10})
-	d := mustDealer(t, p.Endpoint, Config{RecvQueue: 1})
-	if err := d.Send(within(t), nil, []byte("all")); err != nil {
+	d := MustDealer(t, p.Endpoint, Config{RecvQueue: 1})
+	if err := d.Send(Within(t), nil, []byte("all")); err != nil {
 		t.Fatal(err)
 	}
 	const n = 300
@@ -422,10 +423,10 @@ func TestLibzmqSubscriber(t *testing.T) {
 	p := mustPub(t, "tcp://127.0.0.1:0", Config{SendQueue: n})
 	all := startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{""}, "hwm": n})
 	some := startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{"kv@", "x"}, "hwm": n})
-	if err := p.WaitSubscribers(within(t), 2); err != nil {
+	if err := p.WaitSubscribers(Within(t), 2); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return has(p, "x") && has(p, "kv@") })
+	WaitFor(t, func() bool { return p.Has("x") && p.Has("kv@") })
 	for i := range uint64(n) {
 		topic := "kv@"
 		if i%100 == 0 {
@@ -464,7 +465,7 @@ func TestLibzmqSubscriber(t *testing.T) {
 func TestLibzmqSubscriberThatIsSlow(t *testing.T) {
 	p := mustPub(t, "tcp://127.0.0.1:0", Config{SendQueue: 10, Heartbeat: -1})
 	s := startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{""}, "hwm": 10})
-	if err := p.WaitSubscribers(within(t), 1); err != nil {
+	if err := p.WaitSubscribers(Within(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	payload := make([]byte, 256<<10)
@@ -490,13 +491,13 @@ func TestLibzmqSubscriberReconnects(t *testing.T) {
 	p := mustPub(t, "tcp://"+loopback.Reserve(t), Config{})
 	addr := p.Addr()
 	s := startLibzmq(t, "SUB", opts{"connect": addr, "topics": []string{"a", "b"}, "ivl": 100,
-		"timeout": patience.Milliseconds()})
+		"timeout": Patience.Milliseconds()})
 	for life := range uint64(3) {
 		if life > 0 {
 			p = mustPub(t, addr, Config{})
 		}
 		s.tell("recv", opts{"n": 1})
-		waitFor(t, func() bool { return has(p, "a") && has(p, "b") })
+		WaitFor(t, func() bool { return p.Has("a") && p.Has("b") })
 		p.Send([]byte("a"), binary.BigEndian.AppendUint64(nil, life))
 		var m struct{ Messages [][]string }
 		s.answer(&m)
@@ -512,13 +513,13 @@ func TestLibzmqDealers(t *testing.T) {
 	d := startLibzmq(t, "DEALER", opts{"connect": r.Addr(), "identity": "dora", "hwm": 100000})
 	q := startLibzmq(t, "REQ", opts{"connect": r.Addr()})
 	d.do("send", opts{"frames": []string{"", "0000000000000005"}})
-	from, got, err := r.Recv(within(t))
-	if err != nil || from != "dora" || !equal(got, frames("", "\x00\x00\x00\x00\x00\x00\x00\x05")) {
+	from, got, err := r.Recv(Within(t))
+	if err != nil || from != "dora" || !Equal(got, Frames("", "\x00\x00\x00\x00\x00\x00\x00\x05")) {
 		t.Fatalf("%q %q %v", from, got, err)
 	}
 	const n = 20_000
 	for i := range uint64(n) {
-		if err := r.SendWait(within(t), from, nil, binary.BigEndian.AppendUint64(nil, i)); err != nil {
+		if err := r.SendWait(Within(t), from, nil, binary.BigEndian.AppendUint64(nil, i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -529,8 +530,8 @@ func TestLibzmqDealers(t *testing.T) {
 		t.Errorf("%+v", count)
 	}
 	q.do("send", opts{"frames": []string{"77"}})
-	from, got, err = r.Recv(within(t))
-	if err != nil || len(from) != 5 || !equal(got, frames("", "w")) {
+	from, got, err = r.Recv(Within(t))
+	if err != nil || len(from) != 5 || !Equal(got, Frames("", "w")) {
 		t.Fatalf("a REQ: %q %q %v", from, got, err)
 	}
 	if err := r.Send(from, nil, []byte("z")); err != nil {
@@ -558,17 +559,17 @@ func TestLibzmqSecureClient(t *testing.T) {
 	if err := <-failed; !errors.As(err, &refused) || refused.Mechanism != "CURVE" {
 		t.Errorf("%v", err)
 	}
-	s := mustSub(t, p.Addr(), Config{}, "")
-	next(t, s, Opened)
+	s := MustSub(t, p.Addr(), Config{}, "")
+	Next(t, s, Opened)
 }
 
 // From libzmq in another process, driven by Python, which is the bound.
 func BenchmarkSubFromLibzmq(b *testing.B) {
-	for _, size := range payloadSizes {
+	for _, size := range PayloadSizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			p := startLibzmq(b, "XPUB", opts{"bind": anyPort, "hwm": 0})
-			s := mustSub(b, p.Endpoint, Config{}, "")
-			next(b, s, Opened)
+			s := MustSub(b, p.Endpoint, Config{}, "")
+			Next(b, s, Opened)
 			p.do("subscribed", opts{"n": 1})
 			ctx := context.Background()
 			n := b.N

@@ -55,7 +55,7 @@ func TestQueueConcurrently(t *testing.T) {
 	for _, getters := range []int{1, 4} {
 		const putters, each = 4, 3000
 		q := newQueue[[2]int](3, 100)
-		ctx := within(t)
+		ctx := Within(t)
 		stopped := errors.New("enough")
 		var put, got sync.WaitGroup
 		for p := range putters {
@@ -118,12 +118,12 @@ func TestQueueEnds(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if err := full.put(within(t), 2, 1); !errors.Is(err, end) {
+			if err := full.put(Within(t), 2, 1); !errors.Is(err, end) {
 				t.Errorf("put: %v", err)
 			}
 		})
 		wg.Go(func() {
-			if _, err := empty.get(within(t)); !errors.Is(err, end) {
+			if _, err := empty.get(Within(t)); !errors.Is(err, end) {
 				t.Errorf("get: %v", err)
 			}
 		})
@@ -132,7 +132,7 @@ func TestQueueEnds(t *testing.T) {
 	empty.close(end)
 	empty.close(errors.New("a later reason"))
 	wg.Wait()
-	if v, err := full.get(within(t)); v != 1 || err != nil {
+	if v, err := full.get(Within(t)); v != 1 || err != nil {
 		t.Errorf("what was put before the end: %d %v", v, err)
 	}
 }

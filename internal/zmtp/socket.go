@@ -23,7 +23,7 @@ type socket struct {
 
 	mu       sync.Mutex
 	stopped  bool
-	conns    map[*conn]struct{}
+	conns    map[*Conn]struct{}
 	pending  int // accepted and not through the handshake
 	lastConn uint64
 }
@@ -36,14 +36,14 @@ func (s *socket) init(ctx context.Context, kind, address string, cfg Config) err
 	if s.ep, err = parseEndpoint(address); err != nil {
 		return err
 	}
-	s.cfg, s.kind, s.conns = cfg, kind, make(map[*conn]struct{})
+	s.cfg, s.kind, s.conns = cfg, kind, make(map[*Conn]struct{})
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	return nil
 }
 
 // listen opens the listener and serves each connection in a goroutine of its own.
-func (s *socket) listen(serve func(*conn)) error {
-	ln, err := s.ep.listen(s.ctx, s.cfg.AllInterfaces)
+func (s *socket) listen(serve func(*Conn)) error {
+	ln, err := s.ep.listen(s.ctx)
 	if err != nil {
 		s.cancel(err)
 		return err
@@ -59,7 +59,7 @@ func (s *socket) listen(serve func(*conn)) error {
 
 var errTooManyConns = errors.New("zmtp: too many connections")
 
-func (s *socket) accept(serve func(*conn)) {
+func (s *socket) accept(serve func(*Conn)) {
 	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax}
 	for {
 		nc, err := s.ln.Accept()
@@ -70,13 +70,13 @@ func (s *socket) accept(serve func(*conn)) {
 			return
 		}
 		if err != nil { // out of file descriptors, most likely
-			s.cfg.Hooks.failed(Peer{Endpoint: s.ep.text}, err)
+			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text}, err)
 			pause.wait(s.ctx, pause.pause(pause.max))
 			continue
 		}
 		pause.reset()
 		if !s.admit() {
-			s.cfg.Hooks.failed(Peer{Endpoint: s.ep.text, Remote: nc.RemoteAddr().String()}, errTooManyConns)
+			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text, Remote: nc.RemoteAddr().String()}, errTooManyConns)
 			nc.Close()
 			continue
 		}
@@ -96,7 +96,7 @@ func (s *socket) admit() bool {
 }
 
 // shakeAndServe takes nc through its whole life.
-func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*conn)) error {
+func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*Conn)) error {
 	c, peer, err := newConn(s.ctx, nc, &s.cfg, s.ep, s.kind)
 	s.mu.Lock()
 	if admitted {
@@ -114,17 +114,17 @@ func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*conn)) er
 	s.mu.Unlock()
 	if err != nil {
 		if s.ctx.Err() == nil {
-			s.cfg.Hooks.failed(peer, err)
+			s.cfg.Hooks.Failed(peer, err)
 		}
 		return err
 	}
-	stop := context.AfterFunc(s.ctx, func() { c.drain(s.cfg.Linger) })
+	stop := context.AfterFunc(s.ctx, func() { c.End(ErrStopped) })
 	serve(c)
 	stop()
 	s.mu.Lock()
 	delete(s.conns, c)
 	s.mu.Unlock()
-	s.cfg.Hooks.disconnected(c.peer, c.cause)
+	s.cfg.Hooks.Disconnected(c.peer, c.cause)
 	return nil
 }
 

@@ -43,6 +43,9 @@ type Sub struct {
 	now    chan struct{} // DialNow was called
 }
 
+// maxTopic bounds a topic; it must fit into a command.
+const maxTopic = maxCommand - 32
+
 // DialSub makes a Sub that keeps one connection to the publisher at endpoint, which need not be there yet, until ctx
 // ends or Stop is called. It subscribes to what begins with one of topics; "" is everything. The error is about
 // endpoint or cfg; what becomes of connecting is told by hooks.
@@ -107,7 +110,7 @@ func (s *Sub) keepDialling() {
 				pause.reset()
 			}
 		} else if s.ctx.Err() == nil {
-			s.cfg.Hooks.failed(Peer{Endpoint: s.ep.text}, err)
+			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text}, err)
 		}
 		if !pause.wait(s.ctx, pause.pause(s.cfg.bound(err))) {
 			return
@@ -128,16 +131,16 @@ func (c *Config) bound(err error) time.Duration {
 func (s *Sub) DialNow() { wake(s.now) }
 
 // serve passes on what one publisher sends.
-func (s *Sub) serve(c *conn) {
+func (s *Sub) serve(c *Conn) {
 	peer := c.peer
-	if err := c.send(s.subscriptions(&peer)); err != nil {
-		c.end(err)
+	if err := c.TrySend(s.subscriptions(&peer)); err != nil {
+		c.End(err)
 	}
-	s.cfg.Hooks.connected(peer)
+	s.cfg.Hooks.Connected(peer)
 	if err := s.in.put(s.ctx, Message{Kind: Opened, Peer: &peer}, 0); err != nil {
-		c.end(ErrStopped)
+		c.End(ErrStopped)
 	}
-	cause := c.run(func(frames [][]byte) error {
+	cause := c.Run(func(frames [][]byte) error {
 		if err := s.in.put(s.ctx, Message{Peer: &peer, Frames: frames}, size(frames)); err != nil {
 			return ErrStopped
 		}

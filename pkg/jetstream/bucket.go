@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -105,13 +106,13 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		Name:               b.stream,
 		Subjects:           []string{keySubject(name, ">")},
 		MaxMsgsPerSubject:  1,
-		MaxBytes:           or(cfg.MaxBytes, -1),
+		MaxBytes:           cmp.Or(cfg.MaxBytes, -1),
 		MaxMsgSize:         -1,
 		MaxMsgs:            -1,
 		MaxConsumers:       -1,
 		MaxAge:             cfg.TTL,
 		Storage:            jetstream.FileStorage,
-		Replicas:           or(cfg.Replicas, replicas),
+		Replicas:           cmp.Or(cfg.Replicas, replicas),
 		AllowRollup:        true,
 		DenyDelete:         true,
 		AllowDirect:        true,
@@ -125,8 +126,8 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 				"bucket %s: %w: want history 1, file storage and life %v per key (0: for ever), have history %d, %v storage, life %v",
 				name, ErrMismatch, want.MaxAge, there.MaxMsgsPerSubject, there.Storage, there.MaxAge)
 		}
-		there.MaxBytes = or(cfg.MaxBytes, there.MaxBytes)
-		there.Replicas = or(cfg.Replicas, there.Replicas)
+		there.MaxBytes = cmp.Or(cfg.MaxBytes, there.MaxBytes)
+		there.Replicas = cmp.Or(cfg.Replicas, there.Replicas)
 		there.AllowDirect = true
 		there.AllowAtomicPublish = there.AllowAtomicPublish || want.AllowAtomicPublish
 		return nil

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvatlas/kvatlas/internal/hooks"
 )
 
 // ConnOptions says which server, as whom, and what to do when it goes. The zero value of each field is a good
@@ -98,18 +101,11 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	if len(o.URLs) == 0 {
 		o.URLs = []string{nats.DefaultURL}
 	}
-	if o.Name == "" {
-		o.Name = "kvatlas"
-	}
-	if o.InboxPrefix == "" {
-		o.InboxPrefix = "_INBOX"
-	}
-	if o.ConnectTimeout <= 0 {
-		o.ConnectTimeout = 3 * time.Second
-	}
-	if o.AttemptTimeout <= 0 {
-		o.AttemptTimeout = 2 * time.Second
-	}
+	o.Name = cmp.Or(o.Name, "kvatlas")
+	o.InboxPrefix = cmp.Or(o.InboxPrefix, "_INBOX")
+	o.ConnectTimeout = cmp.Or(max(o.ConnectTimeout, 0), 3*time.Second)
+	o.AttemptTimeout = cmp.Or(max(o.AttemptTimeout, 0), 2*time.Second)
+	hooks.Fill(&o.Hooks)
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return nil, fmt.Errorf("connect: a TLS certificate and its key belong together, have certificate %q and key %q",
 			o.CertFile, o.KeyFile)
@@ -147,9 +143,7 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 			}
 			return nil, failed(action, err)
 		}
-		if c.hooks.Waiting != nil {
-			c.hooks.Waiting(err)
-		}
+		c.hooks.Waiting(err)
 		if !sleep(ctx, pause) {
 			return nil, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
@@ -185,7 +179,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		nats.Timeout(o.ConnectTimeout),
 		nats.CustomInboxPrefix(o.InboxPrefix),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.disconnected(err) }),
-		nats.ReconnectHandler(func(nc *nats.Conn) { c.reconnected(ShownAddress(nc.ConnectedUrl())) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { c.hooks.Reconnected(ShownAddress(nc.ConnectedUrl())) }),
 		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) { c.asyncError(s, err) }),
 	}
 	if o.Server != nil {
@@ -239,7 +233,7 @@ func (c *Conn) apiLevel(ctx context.Context) (int, error) {
 		case classOf(err) == ErrUnavailable && !errors.Is(err, context.Canceled) && c.nc.IsConnected():
 			err = fmt.Errorf("NATS server %s answers, but %w: %w", c.nc.ConnectedServerName(), ErrNoLeader, err)
 		}
-		if classOf(err) == ErrUnavailable && c.hooks.Waiting != nil {
+		if classOf(err) == ErrUnavailable {
 			c.hooks.Waiting(err)
 		}
 		return err
@@ -313,7 +307,7 @@ func (c *Conn) disconnected(err error) {
 		w.cancel(errDisconnected)
 	}
 	c.mu.Unlock()
-	if c.hooks.Disconnected != nil && !c.nc.IsClosed() {
+	if !c.nc.IsClosed() {
 		c.hooks.Disconnected(err)
 	}
 }
@@ -323,12 +317,6 @@ func (c *Conn) untilLost() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lost
-}
-
-func (c *Conn) reconnected(url string) {
-	if c.hooks.Reconnected != nil {
-		c.hooks.Reconnected(url)
-	}
 }
 
 // asyncError passes on what no call can return. A refused subject reaches the client in this way alone, while
@@ -349,12 +337,10 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 			c.mu.Unlock()
 		}
 	}
-	if c.hooks.AsyncError != nil {
-		if sub != nil {
-			err = fmt.Errorf("subscription %s: %w", sub.Subject, err)
-		}
-		c.hooks.AsyncError(err)
+	if sub != nil {
+		err = fmt.Errorf("subscription %s: %w", sub.Subject, err)
 	}
+	c.hooks.AsyncError(err)
 }
 
 // refusedSubject reads `… Permissions Violation for Publish to "subject"` (nats-server server/client.go).
@@ -469,12 +455,10 @@ func (c *Conn) callOnce(ctx context.Context, verb string, body []byte, answer an
 
 // sleep waits; false says that the context ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
 	case <-ctx.Done():
 		return false
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	}
 }

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,9 +106,9 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 		MaxMsgs:            -1,
 		MaxMsgSize:         -1,
 		MaxMsgsPerSubject:  -1,
-		MaxBytes:           or(or(cfg.MaxBytes, cfg.Usual), 1<<30),
-		MaxAge:             or(cfg.MaxAge, 24*time.Hour),
-		Replicas:           or(cfg.Replicas, n.replicas),
+		MaxBytes:           cmp.Or(cfg.MaxBytes, cfg.Usual, 1<<30),
+		MaxAge:             cmp.Or(cfg.MaxAge, 24*time.Hour),
+		Replicas:           cmp.Or(cfg.Replicas, n.replicas),
 		AllowDirect:        true,
 		DenyDelete:         true,
 		AllowAtomicPublish: n.c.atomicBatches(),
@@ -133,9 +134,9 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 			return fmt.Errorf("stream %s: %w: it has %q, with which events could be lost unseen", name, ErrMismatch,
 				odd)
 		}
-		there.MaxBytes = or(cfg.MaxBytes, there.MaxBytes)
-		there.MaxAge = or(cfg.MaxAge, there.MaxAge)
-		there.Replicas = or(cfg.Replicas, there.Replicas)
+		there.MaxBytes = cmp.Or(cfg.MaxBytes, there.MaxBytes)
+		there.MaxAge = cmp.Or(cfg.MaxAge, there.MaxAge)
+		there.Replicas = cmp.Or(cfg.Replicas, there.Replicas)
 		there.AllowAtomicPublish = there.AllowAtomicPublish || want.AllowAtomicPublish
 		there.AllowDirect = true
 		return nil
@@ -249,13 +250,4 @@ func (c *Conn) writable(ctx context.Context, stream, nobody string) error {
 type purgeArgs struct {
 	Sequence uint64 `json:"seq,omitempty"`
 	Subject  string `json:"filter,omitempty"`
-}
-
-// or is v, or the other if v is zero.
-func or[T comparable](v, other T) T {
-	var zero T
-	if v == zero {
-		return other
-	}
-	return v
 }

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -164,9 +165,9 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 	if cfg.Out == nil {
 		return nil, fmt.Errorf("read partition %d: no channel for updates", cfg.Partition)
 	}
-	cfg.Watch = or(cfg.Watch, 3*time.Second)
-	cfg.maxMessages = or(cfg.maxMessages, 2000)
-	cfg.MaxBytes = max(or(cfg.MaxBytes, 8<<20), int(n.c.nc.MaxPayload())+4096)
+	cfg.Watch = cmp.Or(cfg.Watch, 3*time.Second)
+	cfg.maxMessages = cmp.Or(cfg.maxMessages, 2000)
+	cfg.MaxBytes = max(cmp.Or(cfg.MaxBytes, 8<<20), int(n.c.nc.MaxPayload())+4096)
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Reader{ns: n, cfg: cfg, stream: StreamName(n.name, cfg.Partition), cancel: cancel, done: make(chan struct{}),
 		pos: cfg.After}

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -123,11 +124,11 @@ type job struct {
 
 // Serve registers a service and answers from now on.
 func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
-	cfg.Workers = or(cfg.Workers, 4)
-	cfg.Queue = or(cfg.Queue, 64)
-	cfg.QueueBytes = or(cfg.QueueBytes, 64<<20)
-	cfg.MaxBody = or(cfg.MaxBody, MaxValue)
-	cfg.Timeout = or(cfg.Timeout, 5*time.Second)
+	cfg.Workers = cmp.Or(cfg.Workers, 4)
+	cfg.Queue = cmp.Or(cfg.Queue, 64)
+	cfg.QueueBytes = cmp.Or(cfg.QueueBytes, 64<<20)
+	cfg.MaxBody = cmp.Or(cfg.MaxBody, MaxValue)
+	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	if cfg.Refuse == nil {
 		cfg.Refuse = func(_ Request, code int, why string) Response { return Response{Code: code, Description: why} }
 	}
@@ -275,7 +276,7 @@ func (s *Service) respond(e *Endpoint, req micro.Request, r Response) {
 	}
 	if r.Code != 0 {
 		m.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(r.Code))
-		m.Header.Set(micro.ErrorHeader, or(oneLine(r.Description), "error "+strconv.Itoa(r.Code)))
+		m.Header.Set(micro.ErrorHeader, cmp.Or(oneLine(r.Description), "error "+strconv.Itoa(r.Code)))
 	}
 	if s.c.nc.PublishMsg(m) != nil {
 		r.Outcome = OutcomeUnsent

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
 // ErrDown is returned by an engine that has crashed or was stopped.
@@ -75,8 +76,8 @@ type Engine struct {
 
 	mu     sync.Mutex // held through each method; Announced is called under it
 	life   int
-	pub    *zmtp.Pub // nil while down
-	router *zmtp.Router
+	pub    *zmtpserver.Pub // nil while down
+	router *zmtpserver.Router
 	seed   uint64
 	cache  *Cache
 	seq    events.EngineSeq
@@ -124,12 +125,12 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 
 // up begins a life. The caller holds mu, or is alone.
 func (e *Engine) up() error {
-	pub, err := zmtp.ListenPub(e.ctx, e.cfg.Endpoint, zmtp.Config{SendQueue: e.cfg.HighWater, Heartbeat: -1})
+	pub, err := zmtpserver.ListenPub(e.ctx, e.cfg.Endpoint, zmtp.Config{SendQueue: e.cfg.HighWater, Heartbeat: -1})
 	if err != nil {
 		return err
 	}
 	if !e.cfg.NoReplay {
-		router, err := zmtp.ListenRouter(e.ctx, e.cfg.Replay, zmtp.Config{SendQueue: e.cfg.ReplayHighWater,
+		router, err := zmtpserver.ListenRouter(e.ctx, e.cfg.Replay, zmtp.Config{SendQueue: e.cfg.ReplayHighWater,
 			Heartbeat: -1})
 		if err != nil {
 			pub.Stop()
@@ -366,7 +367,7 @@ var endOfReplay = []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
 // answer serves requests for replay as vLLM does: a request that is not ["", u64 BE] gets nothing, and one for what is
 // no longer kept gets what is left. Replies beyond the high-water mark are dropped.
-func (e *Engine) answer(router *zmtp.Router) {
+func (e *Engine) answer(router *zmtpserver.Router) {
 	for {
 		from, req, err := router.Recv(context.Background())
 		if err != nil {
@@ -384,7 +385,7 @@ func (e *Engine) answer(router *zmtp.Router) {
 }
 
 // keptFrom is what can be replayed, if the life that router belongs to still lasts.
-func (e *Engine) keptFrom(router *zmtp.Router, first events.EngineSeq) []kept {
+func (e *Engine) keptFrom(router *zmtpserver.Router, first events.EngineSeq) []kept {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.router != router {
@@ -398,7 +399,7 @@ func (e *Engine) keptFrom(router *zmtp.Router, first events.EngineSeq) []kept {
 	return nil
 }
 
-func (e *Engine) reply(router *zmtp.Router, to, topic string, seq, payload []byte) {
+func (e *Engine) reply(router *zmtpserver.Router, to, topic string, seq, payload []byte) {
 	// A reply that cannot be delivered is lost, as with a real engine; the reader finds the hole.
 	if e.cfg.Release.replayHasTopic() {
 		_ = router.Send(to, nil, []byte(topic), seq, payload)

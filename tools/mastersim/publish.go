@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
 // publisher is a master's event stream: docs/source/design/kv-event/publisher-design.md of kvcache-ai/Mooncake. Guarded
 // by Master.mu.
 type publisher struct {
-	pub     *zmtp.Pub
+	pub     *zmtpserver.Pub
 	number  uint64 // of the last batch
 	batches uint64
 	events  uint64 // also the last event's id
@@ -25,7 +26,7 @@ type publisher struct {
 // Publish has the master publish on an endpoint what it puts and removes from now on, and says what to dial. Each call
 // of [Master.Put] and [Master.Remove] is a batch, or several of 64 events.
 func (m *Master) Publish(ctx context.Context, endpoint string) (string, error) {
-	pub, err := zmtp.ListenPub(ctx, endpoint, zmtp.Config{})
+	pub, err := zmtpserver.ListenPub(ctx, endpoint, zmtp.Config{})
 	if err != nil {
 		return "", fmt.Errorf("built-in Mooncake master: %w", err)
 	}

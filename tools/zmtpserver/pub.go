@@ -1,74 +1,86 @@
-package zmtp
+package zmtpserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/kvatlas/kvatlas/internal/zmtp"
 )
 
 const (
-	// maxTopic bounds a topic; it must fit into a command.
-	maxTopic = maxCommand - 32
+	// maxMessage bounds what a subscriber may say: it has nothing longer.
+	maxMessage = 64 << 10
 
-	// maxTopicBytes bounds all topics of one subscriber, so that a peer cannot fill our memory with them.
+	// maxTopicBytes bounds all topics of one subscriber, so that a peer cannot fill our memory with them. Each costs
+	// perTopic beside its bytes.
 	maxTopicBytes = 1 << 20
+	perTopic      = 64
 )
 
 // Pub sends each message to those subscribers that asked for its topic, which is how its first frame begins. What
 // does not fit into a subscriber's queue is dropped and counted.
 type Pub struct {
-	socket
-	sent    uint64 // under mu, as what follows
-	dropped uint64 // for subscribers that are gone
+	*zmtp.Listener
 
-	watchMu sync.Mutex
+	mu      sync.Mutex
+	subs    map[*zmtp.Conn]*subscriber
+	sent    uint64
+	dropped uint64        // for subscribers that are gone
 	changed chan struct{} // closed and replaced when a subscription came or went
 }
 
-// ListenPub opens a Pub at endpoint. It lives until ctx ends or Stop is called.
-func ListenPub(ctx context.Context, endpoint string, cfg Config) (*Pub, error) {
-	p := &Pub{changed: make(chan struct{})}
-	if err := p.init(ctx, "PUB", endpoint, cfg); err != nil {
-		return nil, err
-	}
-	if err := p.listen(p.serve); err != nil {
-		return nil, err
-	}
-	return p, nil
+// subscriber is one connection. Guarded by Pub.mu.
+type subscriber struct {
+	topics
+	dropped uint64
 }
 
-func (p *Pub) serve(c *conn) {
-	c.in.maxBytes = maxCommand // a subscriber has nothing longer to say
-	p.cfg.Hooks.connected(c.peer)
-	c.run(func(frames [][]byte) error {
+// ListenPub opens a Pub at endpoint. It lives until ctx ends or Stop is called.
+func ListenPub(ctx context.Context, endpoint string, cfg zmtp.Config) (*Pub, error) {
+	p := &Pub{subs: make(map[*zmtp.Conn]*subscriber), changed: make(chan struct{})}
+	cfg.MaxMessage = maxMessage
+	var err error
+	p.Listener, err = zmtp.Listen(ctx, "PUB", endpoint, cfg, p.serve)
+	return p, err
+}
+
+func (p *Pub) serve(c *zmtp.Conn) {
+	s := &subscriber{}
+	p.mu.Lock()
+	p.subs[c] = s
+	p.mu.Unlock()
+	c.Run(func(frames [][]byte) error {
 		if f := frames[0]; len(frames) == 1 && len(f) > 0 && f[0] <= 1 { // as in 3.0
-			return p.subscribe(c, f[0] == 1, string(f[1:]))
+			return p.subscribe(s, f[0] == 1, string(f[1:]))
 		}
 		return nil // what an XSUB sends upstream is none of ours
 	}, func(name string, data []byte) error {
 		if name == "SUBSCRIBE" || name == "CANCEL" {
-			return p.subscribe(c, name == "SUBSCRIBE", string(data))
+			return p.subscribe(s, name == "SUBSCRIBE", string(data))
 		}
 		return nil
 	})
 	p.mu.Lock()
-	p.dropped += c.dropped.Swap(0)
-	p.mu.Unlock()
-	c.subs.clear()
+	defer p.mu.Unlock()
+	p.dropped += s.dropped
+	delete(p.subs, c)
 	p.notify()
 }
 
-func (p *Pub) subscribe(c *conn, on bool, topic string) error {
-	if err := c.subs.set(on, topic); err != nil {
+func (p *Pub) subscribe(s *subscriber, on bool, topic string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := s.set(on, topic); err != nil {
 		return err
 	}
 	p.notify()
 	return nil
 }
 
+// notify wakes who waits for subscribers. p.mu is held.
 func (p *Pub) notify() {
-	p.watchMu.Lock()
-	defer p.watchMu.Unlock()
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
@@ -81,19 +93,23 @@ func (p *Pub) Send(frames ...[]byte) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.stopped || p.ctx.Err() != nil {
-		return ErrStopped
+	select {
+	case <-p.Done():
+		return zmtp.ErrStopped
+	default:
 	}
 	p.sent++
 	var wire []byte
-	for c := range p.conns {
-		if !c.subs.match(topic) {
+	for c, s := range p.subs {
+		if !s.match(topic) {
 			continue
 		}
 		if wire == nil {
-			wire = encode(frames)
+			wire = zmtp.Encode(frames)
 		}
-		_ = c.send(wire) // a full queue is counted; a closed one is no subscriber any more
+		if errors.Is(c.TrySend(wire), zmtp.ErrFull) { // a closed queue is no subscriber's any more
+			s.dropped++
+		}
 	}
 	return nil
 }
@@ -110,21 +126,33 @@ func (p *Pub) Stats() PubStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := PubStats{Sent: p.sent, Dropped: p.dropped}
-	for c := range p.conns {
-		s.Dropped += c.dropped.Load()
-		if c.subs.any() {
+	for _, sub := range p.subs {
+		s.Dropped += sub.dropped
+		if len(sub.count) > 0 {
 			s.Subscribers++
 		}
 	}
 	return s
 }
 
+// Has reports whether a subscriber has asked for a topic.
+func (p *Pub) Has(topic string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, sub := range p.subs {
+		if sub.count[topic] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // WaitSubscribers waits until n connections or more have a subscription: what is sent after that, they get.
 func (p *Pub) WaitSubscribers(ctx context.Context, n int) error {
 	for {
-		p.watchMu.Lock()
+		p.mu.Lock()
 		changed := p.changed
-		p.watchMu.Unlock()
+		p.mu.Unlock()
 		got := p.Stats().Subscribers
 		if got >= n {
 			return nil
@@ -132,35 +160,32 @@ func (p *Pub) WaitSubscribers(ctx context.Context, n int) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("zmtp: %d of %d subscribers: %w", got, n, context.Cause(ctx))
-		case <-p.ctx.Done():
-			return stopCause(p.ctx)
+			return fmt.Errorf("zmtpserver: %d of %d subscribers: %w", got, n, context.Cause(ctx))
+		case <-p.Done():
+			return zmtp.ErrStopped
 		}
 	}
 }
 
 // topics is what one subscriber asked for. A topic may be asked for several times and is then cancelled as often.
 type topics struct {
-	mu    sync.RWMutex
 	count map[string]int
 	bytes int
 }
 
 func (t *topics) set(on bool, topic string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	if !on {
 		if t.count[topic] > 1 {
 			t.count[topic]--
 		} else if t.count[topic] == 1 {
 			delete(t.count, topic)
-			t.bytes -= len(topic) + perFrame
+			t.bytes -= len(topic) + perTopic
 		}
 		return nil
 	}
 	if t.count[topic] == 0 {
-		if t.bytes += len(topic) + perFrame; t.bytes > maxTopicBytes {
-			return fmt.Errorf("%w: subscriptions of more than %d bytes", ErrTooLarge, maxTopicBytes)
+		if t.bytes += len(topic) + perTopic; t.bytes > maxTopicBytes {
+			return fmt.Errorf("%w: subscriptions of more than %d bytes", zmtp.ErrTooLarge, maxTopicBytes)
 		}
 	}
 	if t.count == nil {
@@ -171,24 +196,10 @@ func (t *topics) set(on bool, topic string) error {
 }
 
 func (t *topics) match(topic []byte) bool {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
 	for want := range t.count {
 		if len(topic) >= len(want) && string(topic[:len(want)]) == want {
 			return true
 		}
 	}
 	return false
-}
-
-func (t *topics) any() bool {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return len(t.count) > 0
-}
-
-func (t *topics) clear() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.count, t.bytes = nil, 0
 }

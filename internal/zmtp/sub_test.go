@@ -1,0 +1,156 @@
+package zmtp
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Publishers dial in to a listening Sub; each has its own connection and its own order.
+func TestListenSub(t *testing.T) {
+	s, err := ListenSub(context.Background(), "tcp://127.0.0.1:0", []string{"kv"}, Patient(Config{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	const peers = 3
+	var raws []*RawPeer
+	for range peers {
+		raw := DialRaw(t, s.Addr(), 1, "PUB")
+		raw.Expect(appendCommand(nil, "SUBSCRIBE", []byte("kv")))
+		raws = append(raws, raw)
+	}
+	for i := range byte(50) {
+		for _, raw := range raws {
+			raw.Write(Encode([][]byte{[]byte("kv"), {i}}))
+		}
+	}
+	want := map[uint64]byte{}
+	for opened, data := 0, 0; opened < peers || data < 50*peers; {
+		m, err := s.Recv(Within(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch m.Kind {
+		case Opened:
+			opened++
+		case Data:
+			if m.Frames[1][0] != want[m.Peer.Conn] {
+				t.Fatalf("connection %d: got %d, want %d", m.Peer.Conn, m.Frames[1][0], want[m.Peer.Conn])
+			}
+			want[m.Peer.Conn]++
+			data++
+		}
+	}
+	raws[1].NC.Close()
+	if m := Next(t, s, Closed); !errors.Is(m.Err, io.EOF) {
+		t.Errorf("closed with %v", m.Err)
+	}
+}
+
+func TestBadEndpointsAndConfigs(t *testing.T) {
+	for endpoint, want := range map[string]string{
+		"127.0.0.1:5557":     "has no transport",
+		"udp://127.0.0.1:1":  "is not known",
+		"tcp://127.0.0.1":    "missing port",
+		"tcp://:5557":        "no host",
+		"tcp://h:99999":      "not a number",
+		"tcp://h:x":          "not a number",
+		"tcp://::1:5557":     "too many colons",
+		"ipc://":             "no usable path",
+		"tcp://127.0.0.1:0":  "cannot be dialled",
+		"inproc://something": "is not known",
+	} {
+		if _, err := DialSub(context.Background(), endpoint, []string{""}, Config{}); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want one that says %q", endpoint, err, want)
+		}
+		if _, err := DialDealer(Within(t), endpoint, Config{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want one that says %q", endpoint, err, want)
+		}
+	}
+	_, err := DialSub(context.Background(), "tcp://h:1", []string{""}, Config{MaxMessage: -1, BackoffMin: 2,
+		BackoffMax: 1})
+	for _, want := range []string{"MaxMessage", "BackoffMin"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not mention %s", err, want)
+		}
+	}
+	if _, err := DialSub(context.Background(), "tcp://h:1", nil, Config{}); err == nil {
+		t.Error("a SUB without topics")
+	}
+}
+
+// Pauses between attempts double up to a bound, and each is drawn from between half and all of it, so that many readers
+// do not come back at the same moment.
+func TestBackoffIsJittered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits := map[time.Duration]bool{}
+		for range 50 {
+			b := backoff{min: 100 * time.Millisecond, max: 400 * time.Millisecond}
+			for _, most := range []time.Duration{100, 200, 400, 400} {
+				most *= time.Millisecond
+				began := time.Now()
+				if !b.wait(t.Context(), b.pause(b.max)) {
+					t.Fatal("the test has ended")
+				}
+				if d := time.Since(began); d < most/2 || d > most+time.Nanosecond {
+					t.Fatalf("waited %v, want %v to %v", d, most/2, most)
+				}
+				waits[time.Since(began)] = true
+			}
+		}
+		if len(waits) < 100 {
+			t.Errorf("only %d different pauses", len(waits))
+		}
+	})
+}
+
+// A host that refuses, or that ends what it has taken, is dialled at least once a second; one that cannot be reached is
+// left alone for longer. A call of DialNow ends the pause.
+func TestPausesWhileTheHostIsReachable(t *testing.T) {
+	cfg, err := Config{}.filled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	far := &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
+	synctest.Test(t, func(t *testing.T) {
+		s := &Sub{now: make(chan struct{}, 1)}
+		b := backoff{min: cfg.BackoffMin, max: cfg.BackoffMax, now: s.now}
+		attempt := func(err error) time.Duration {
+			began := time.Now()
+			b.wait(t.Context(), b.pause(cfg.bound(err)))
+			return time.Since(began)
+		}
+		for range 100 {
+			for _, err := range []error{refused, nil} {
+				if d := attempt(err); d > time.Second {
+					t.Fatalf("after %v: %v until the next attempt", err, d)
+				}
+			}
+		}
+		longest := time.Duration(0)
+		for range 20 {
+			longest = max(longest, attempt(far))
+		}
+		if longest <= time.Second || longest > cfg.BackoffMax {
+			t.Errorf("a host that cannot be reached is dialled every %v", longest)
+		}
+		if d := attempt(refused); d > time.Second {
+			t.Errorf("a host that can be reached again was left alone for %v", d)
+		}
+		attempt(far)
+		s.DialNow()
+		if d := attempt(far); d != 0 {
+			t.Errorf("the pause lasted %v after DialNow", d)
+		}
+	})
+}
