@@ -150,11 +150,11 @@ func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error)
 // flush publishes what waits.
 func (r *loading) flush(ctx context.Context) error {
 	for {
-		flight, err := r.machine.NextFlight()
-		if err != nil || flight == nil {
+		ready, err := r.machine.Advance(true)
+		if err != nil || ready.Flight == nil {
 			return err
 		}
-		if _, err := r.log.Publish(ctx, flight); err != nil {
+		if _, err := r.log.Publish(ctx, ready.Flight); err != nil {
 			return err
 		}
 		r.machine.Flushed()

@@ -36,7 +36,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 	}
 
 	key := events.RankKey{Instance: "w1"}
-	pub, err := w.ns.OpenPublisher(w.ctx, key, jetstream.PublisherHooks{})
+	pub, err := w.ns.OpenPublisher(w.ctx, key, jetstream.PublisherOptions{})
 	w.must(err)
 	truth := twin.New(twin.Config{MaxParked: 100, ParkFor: age, MaxRemembered: 100, RememberFor: age}, 4)
 	var next events.EventID = 1

@@ -78,7 +78,7 @@ func newFleet(t *testing.T) *fleet {
 		p, err := f.ns.PartitionOf(instance)
 		f.must(err)
 		if f.workers[p] == nil {
-			pub, err := f.ns.OpenPublisher(ctx, events.RankKey{Instance: instance}, jetstream.PublisherHooks{})
+			pub, err := f.ns.OpenPublisher(ctx, events.RankKey{Instance: instance}, jetstream.PublisherOptions{})
 			f.must(err)
 			f.workers[p] = &grower{instance: instance, pub: pub}
 			found++

@@ -33,7 +33,7 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	must(ns.EnsureStreams(ctx, jetstream.LogConfig{}))
 	bucket, err := ns.EnsureSnapshots(ctx, jetstream.BucketConfig{})
 	must(err)
-	pub, err := ns.OpenPublisher(ctx, events.RankKey{Instance: "w"}, jetstream.PublisherHooks{})
+	pub, err := ns.OpenPublisher(ctx, events.RankKey{Instance: "w"}, jetstream.PublisherOptions{})
 	must(err)
 	for id := range events.EventID(10) {
 		data, err := events.AppendBatch(nil, &events.Batch{

@@ -180,7 +180,7 @@ func (w *site) startShim() (stop func()) {
 	go func() {
 		done <- shim.Run(running, shim.Config{
 			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Identity: shim.Identity{Model: "m", BlockSize: 4},
-			Decoder: decoder, Log: shim.NewStreamLog(ns, key, nil), Control: server, IdleCheck: time.Hour,
+			Decoder: decoder, Log: shim.NewStreamLog(ns, key, func(error) {}), Control: server, IdleCheck: time.Hour,
 			ClearUnreadable: w.strict,
 		})
 	}()

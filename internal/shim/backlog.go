@@ -1,7 +1,5 @@
 package shim
 
-import "github.com/kvatlas/kvatlas/pkg/events"
-
 // progress is how far a machine is with what its engine said before now.
 type progress uint8
 
@@ -13,9 +11,8 @@ const (
 
 // backlog is what a machine has to catch up with.
 type backlog struct {
-	progress    progress
-	incarnation events.Incarnation // publishing: once this event is in the log, all of it is
-	last        events.EventID
+	progress progress
+	last     Reached // publishing: once the log has reached this, it has all of it
 }
 
 // CatchingUp reports whether the log lacks what the engine said a while ago: a replay still brings it, or it waits to
@@ -50,15 +47,13 @@ func (m *Machine) Delayed() {
 
 // publishBacklog makes what is queued now the rest of the backlog.
 func (m *Machine) publishBacklog() {
-	m.backlog = backlog{progress: publishing, incarnation: m.incarnation, last: m.nextID - 1}
+	m.backlog = backlog{progress: publishing, last: Reached{Incarnation: m.incarnation, LastID: m.nextID - 1}}
 	m.noteAcked()
 }
 
 // noteAcked looks at whether the log has the backlog.
 func (m *Machine) noteAcked() {
-	b := &m.backlog
-	if b.progress == publishing && (m.acked.Incarnation > b.incarnation || m.acked.Incarnation == b.incarnation &&
-		m.acked.LastID >= b.last) {
-		*b = backlog{}
+	if m.backlog.progress == publishing && m.acked.compare(m.backlog.last) >= 0 {
+		m.backlog = backlog{}
 	}
 }

@@ -22,13 +22,13 @@ func TestCatchingUp(t *testing.T) {
 	}
 	land := func(m *Machine) {
 		t.Helper()
-		if flight, err := m.NextFlight(); err != nil || flight == nil {
+		if flight, err := m.fly(); err != nil || flight == nil {
 			t.Fatalf("flight %v, %v", flight, err)
 		}
 		m.Flushed()
 	}
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{MessageBytes: 1, FlightMessages: 2}, true, words{})
-	m.Recovered(Published{Found: true, Incarnation: 7, LastID: 1}, 100)
+	m.Recovered(Published{Found: true, Reached: Reached{Incarnation: 7, LastID: 1}}, 100)
 	is(m, true, "before the engine is heard")
 	m.Connected()
 	wantsReplay(m)
@@ -63,7 +63,7 @@ func TestCatchingUp(t *testing.T) {
 	m.Live(frame(6), 100)
 	m.Live(frame(7), 100)
 	m.Live(frame(8), 100)
-	m.NextFlight()
+	m.fly()
 	is(m, false, "with a flight in the air")
 	m.Delayed()
 	is(m, true, "with a flight that does not land")

@@ -98,7 +98,7 @@ func TestResyncOnRequest(t *testing.T) {
 		ended <- Run(running, Config{
 			Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m",
 				BlockSize: 4}, Decoder: decoder,
-			Log: NewStreamLog(ns, key, nil), Control: server,
+			Log: NewStreamLog(ns, key, func(error) {}), Control: server,
 			Hooks: Hooks{Published: func(c events.Cursor, _ events.StreamSeq) { published <- c }},
 		})
 	}()
@@ -199,7 +199,7 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 	log := &logbook{t: t, held: map[events.BlockHash]bool{}}
 	land := func() {
 		t.Helper()
-		flight, err := m.NextFlight()
+		flight, err := m.fly()
 		if err != nil || flight == nil {
 			t.Fatalf("flight %v, %v", flight, err)
 		}

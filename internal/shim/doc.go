@@ -6,8 +6,8 @@
 // its replay socket, publishes one flight at a time. It keeps no file. After a crash it reads its cursor back from the
 // last message of its own subject, asks the engine for what came since, and goes on.
 //
-// The machine is in one phase at a time: recovering, live, replaying, awaiting a snapshot, or departed. [Machine.Ready]
-// returns what is to be done after a step.
+// The machine is in one phase at a time: recovering, live, replaying, awaiting a snapshot, or departed.
+// [Machine.Advance] begins what is to be done after a step.
 //
 // # How it knows that nothing is missing
 //
@@ -21,7 +21,7 @@
 //	             Live              Replayed, ReplayEnded, ReplayFailed
 //	engine PUB ───────▶ Machine ◀──────────────────────────────────── engine replay ROUTER
 //	                    │     ▲
-//	         NextFlight │     │ Flushed, FlushIndeterminate
+//	     Advance: flight │     │ Flushed, LogLost, Ended
 //	                    ▼     │
 //	                  the log (JetStream, acknowledged)
 //
@@ -41,19 +41,15 @@
 // # What a shim before it knew
 //
 // Engines announce some of what a block's hash is made of with another block alone: vLLM says a prompt's cache salt
-// with its first block. The decoder remembers such things, and a shim that starts again has a new decoder. So, when the
-// first replay has brought it from the cursor to the present, it has the engine say the messages up to the cursor too,
-// in a second conversation, and feeds them to a decoder of their own ([Ready].Learn). That publishes nothing.
-// It waits for replays, and whatever becomes of it, no live message waits for it and nothing is cleared. A replay
-// socket sends all from a message on, and drops what its queue does not take; so the conversation ends at the cursor,
-// and where a message is missing a new one begins there.
+// with its first block. The decoder remembers such things, and a shim that starts again has a new decoder. So it has
+// the engine say the messages up to the cursor too, for a decoder of their own ([Ready].Learn; learn.go). That
+// publishes nothing, no live message waits for it, and whatever becomes of it nothing is cleared.
 //
 // Events that come meanwhile, of which the parent is unknown, are published at once with the hash of a block without a
-// salt. No query finds a wrong block by it: the salted blocks before it do not match. The messages are recorded, in at
-// most Limits.HeldBytes, and when the other decoder has learned it reads them too. What it hashes otherwise is removed
-// and stored again, and the machine goes on with that decoder's knowledge. Until that is published the shim counts as
-// catching up. If learning fails, or the record is full, answers for salted prompts that go on from old blocks stay too
-// low until these are stored anew. A shim that dies among its corrections begins a new incarnation.
+// salt: no query finds a wrong block by it. They are recorded, in at most Limits.HeldBytes. What the other decoder
+// hashes otherwise is removed and stored again; until that is published the shim counts as catching up. If learning
+// fails, or the record is full, answers for salted prompts that go on from old blocks stay too low until these are
+// stored anew. A shim that dies among its corrections begins a new incarnation.
 //
 // # An engine that dies
 //

@@ -22,7 +22,7 @@ import (
 func fly(t *testing.T, m *Machine) (told []events.Batch) {
 	t.Helper()
 	for {
-		flight, err := m.NextFlight()
+		flight, err := m.fly()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +151,7 @@ func (l *memory) Publish(_ context.Context, msgs [][]byte) (events.StreamSeq, er
 			}
 		}
 		seq := l.last.Seq + 1
-		l.last = Published{Found: true, Incarnation: b.Incarnation, LastID: b.LastID(), Cursor: b.Cursor, Seq: seq}
+		l.last = Published{Found: true, Reached: Reached{b.Incarnation, b.LastID(), b.Cursor}, Seq: seq}
 	}
 	close(l.news)
 	l.news = make(chan struct{})

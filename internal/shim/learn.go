@@ -11,13 +11,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// A shim that goes on from its predecessor's cursor has a decoder that remembers nothing: of a block whose parent was
-// stored before the cursor it does not know the cache salt. When a replay has brought the machine up to date, a second
-// conversation with the replay socket reads the messages up to the cursor and feeds them to a decoder of their own. It
-// publishes nothing, and whatever becomes of it neither clears nor delays anything.
-//
-// Meanwhile messages are published as they are understood, and recorded. The decoder that has learned reads the record
-// too; what it hashes otherwise is removed and stored again, and the machine goes on with what that decoder remembers.
+// When a replay has brought a machine from its predecessor's cursor up to date, a second conversation with the replay
+// socket reads the messages up to the cursor. That socket sends all from a message on, and drops what its queue does
+// not take; so the conversation ends at the cursor, and where a message is missing a new one begins there. The decoder
+// that has read them reads the record of later messages too, and the machine goes on with what it remembers.
 
 // learning is what a machine needs for that. Its methods may be called on nil: then there is nothing to learn.
 type learning struct {

@@ -16,21 +16,22 @@ const largestMessage = 900 << 10
 
 // StreamLog is the Log of one rank in a namespace's partition stream.
 type StreamLog struct {
-	ns    *jetstream.Namespace
-	key   events.RankKey
-	hooks jetstream.PublisherHooks
-	pub   *jetstream.Publisher
+	ns  *jetstream.Namespace
+	key events.RankKey
+	o   jetstream.PublisherOptions
+	pub *jetstream.Publisher
 }
 
-// NewStreamLog returns the log of a rank. failed, if not nil, is told of attempts that will be made again.
+// NewStreamLog returns the log of a rank. failed, if not nil, is told of attempts that will be made again; then Publish
+// waits for a server that refuses to write, too.
 func NewStreamLog(ns *jetstream.Namespace, key events.RankKey, failed func(error)) *StreamLog {
-	return &StreamLog{ns: ns, key: key, hooks: jetstream.PublisherHooks{Retry: failed}}
+	return &StreamLog{ns: ns, key: key, o: jetstream.PublisherOptions{Retry: failed, Persist: failed != nil}}
 }
 
 // Last reads the last message of the rank's subject. If the log was trimmed past it, the snapshot that allowed the
 // trimming knows as much, and a node reads it for us ([ServeRecall]).
 func (l *StreamLog) Last(ctx context.Context) (Published, error) {
-	pub, err := l.ns.OpenPublisher(ctx, l.key, l.hooks)
+	pub, err := l.ns.OpenPublisher(ctx, l.key, l.o)
 	if err != nil {
 		return Published{}, err
 	}
@@ -49,9 +50,8 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 		return Published{}, fmt.Errorf("%w: the last message on %s: %w", ErrUnusable, pub.Subject(), err)
 	}
 	return Published{
-		Found: true, Identity: Identity{h.Model, h.BlockSize}, Incarnation: h.Incarnation, LastID: h.LastID(),
-		Cursor: h.Cursor, Shutdown: h.Shutdown, Seq: last.Seq,
-		LogFirst: pub.LogFirst(),
+		Found: true, Identity: Identity{h.Model, h.BlockSize}, Reached: Reached{h.Incarnation, h.LastID(), h.Cursor},
+		Shutdown: h.Shutdown, Seq: last.Seq, LogFirst: pub.LogFirst(),
 	}, nil
 }
 
@@ -123,8 +123,9 @@ func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *je
 		return Published{}, false, failed
 	}
 	return Published{
-		Found: known, Identity: Identity{string(rank.Model), rank.BlockSize}, Incarnation: rank.Incarnation,
-		LastID: rank.LastID, Cursor: rank.Cursor.Cursor(), Shutdown: rank.Closed, Seq: usable[0].Seq,
+		Found: known, Identity: Identity{string(rank.Model), rank.BlockSize},
+		Reached:  Reached{rank.Incarnation, rank.LastID, rank.Cursor.Cursor()},
+		Shutdown: rank.Closed, Seq: usable[0].Seq,
 	}, true, nil
 }
 

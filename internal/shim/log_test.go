@@ -164,7 +164,7 @@ func TestSnapshotOfAnotherHistory(t *testing.T) {
 	w := newLogWorld(t)
 	w.last()
 	w.publish(2)
-	other, err := w.ns.OpenPublisher(w.ctx, events.RankKey{Instance: "v"}, jetstream.PublisherHooks{})
+	other, err := w.ns.OpenPublisher(w.ctx, events.RankKey{Instance: "v"}, jetstream.PublisherOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

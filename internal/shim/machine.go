@@ -54,16 +54,26 @@ type Identity struct {
 	BlockSize uint32 // tokens
 }
 
-// Published is what the log says a rank's shim has published last.
-type Published struct {
-	Found       bool // false: nothing is in the log, nor in a snapshot of it
-	Identity    Identity
+// Reached is how far a rank's events go.
+type Reached struct {
 	Incarnation events.Incarnation
 	LastID      events.EventID
-	Cursor      events.Cursor
-	Shutdown    bool
-	Seq         events.StreamSeq // where in the log
-	LogFirst    events.StreamSeq // the first message that the log has; 0: not known
+	Cursor      events.Cursor // the engine's message that the last event is of
+}
+
+// compare orders two by the last event.
+func (r Reached) compare(o Reached) int {
+	return cmp.Or(cmp.Compare(r.Incarnation, o.Incarnation), cmp.Compare(r.LastID, o.LastID))
+}
+
+// Published is what the log says a rank's shim has published last.
+type Published struct {
+	Found    bool // false: nothing is in the log, nor in a snapshot of it
+	Identity Identity
+	Reached
+	Shutdown bool
+	Seq      events.StreamSeq // where in the log
+	LogFirst events.StreamSeq // the first message that the log has; 0: not known
 }
 
 // Frame is one message of an engine: its number and its payload as sent. The machine keeps the payload.
@@ -139,12 +149,12 @@ type Counts struct {
 // clock. One goroutine owns it.
 //
 // Inputs are Recovered (once, first), Connected, Gone, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
-// SnapshotFailed, Learned, Flushed, FlushIndeterminate, Delayed, LogLost, Resync. After each the owner does what Ready
-// returns.
+// SnapshotFailed, Learned, Flushed, Delayed, LogLost, Ended, Resync. After each the owner does what Advance returns.
 //
 // Invariants:
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
-//  2. The first `inflight` entries of the queue are what the last flight carried; nothing else is in the air.
+//  2. The first `inflight` entries of the queue are what the last flight carried; nothing else is in the air. The
+//     log finds out whether a flight landed: the machine learns that all of it did, or that the log is not as it was.
 //  3. In the phases recovering, replaying and awaitingSnapshot no live message is taken: it is held, or dropped and
 //     asked for again.
 //  4. What was taken is an unbroken run of the engine's numbers, or a cleared event stands at the break.
@@ -168,7 +178,6 @@ type Machine struct {
 	queuedBytes int
 	inflight    int
 	flight      [][]byte
-	flightEnds  []end
 
 	attempts attempts // of replays
 	held     held     // live messages, while they are not taken
@@ -198,8 +207,12 @@ func (recovering) takesLive() bool { return false }
 func (live) takesLive() bool       { return true }
 func (departed) takesLive() bool   { return true }
 
-// Ready is what the owner has to do after a step. Each thing is returned once.
+// Ready is what the owner has to do after a step.
 type Ready struct {
+	// Flight is the messages to publish now, in order; nil: none. They stay the machine's and must not be changed.
+	// Flushed, LogLost or Ended answer.
+	Flight [][]byte
+
 	// Replay has the engine asked for its messages from From on. It ends a replay, a snapshot and learning that run.
 	// Replayed, ReplayEnded or ReplayFailed answer.
 	Replay bool
@@ -213,8 +226,9 @@ type Ready struct {
 	Learn events.Cursor
 }
 
-// Ready returns what is to be done now, beside the next flight.
-func (m *Machine) Ready() (r Ready) {
+// Advance begins what is due and returns it for the owner to do, each thing once. publish allows a flight to take off.
+// An error says that an event cannot be written, which is a bug.
+func (m *Machine) Advance(publish bool) (r Ready, err error) {
 	switch p := m.phase.(type) {
 	case *replaying:
 		if r.Replay = !p.asked; r.Replay {
@@ -227,7 +241,10 @@ func (m *Machine) Ready() (r Ready) {
 	case live:
 		r.Learn = m.dueLearning()
 	}
-	return r
+	if publish {
+		r.Flight, err = m.fly()
+	}
+	return r, err
 }
 
 // NewMachine returns a machine that waits for Recovered. replay says whether the engine has a replay endpoint.

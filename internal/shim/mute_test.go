@@ -18,7 +18,7 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 			if _, ok := wantsReplay(m); !ok {
 				t.Fatal("no replay is due")
 			}
-			if m.ReplayFailed(now) == 0 {
+			if !m.ReplayFailed(now).Again {
 				return now
 			}
 			m.RetryReplay()

@@ -24,7 +24,7 @@ func (m *Machine) hold(f Frame) {
 
 // replaying is the phase in which the engine says again what was missed.
 type replaying struct {
-	asked    bool // Ready has returned it
+	asked    bool // Advance has returned it
 	verified bool // the replay has shown the message that was taken last, unchanged
 }
 
@@ -56,7 +56,7 @@ func (m *Machine) startReplay() {
 	}
 }
 
-// replayed returns the replay that Ready has asked for, or nil.
+// running returns the replay that Advance has asked for, or nil.
 func (m *Machine) running() *replaying {
 	if p, ok := m.phase.(*replaying); ok && p.asked {
 		return p
@@ -64,16 +64,24 @@ func (m *Machine) running() *replaying {
 	return nil
 }
 
-// Replayed takes one message of the replay that was asked for last. It reports false if the rest of that replay is of
-// no use, because another one is due.
-func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
+// ReplayState says whether more is wanted of a replay.
+type ReplayState uint8
+
+// The states.
+const (
+	ReplayGoesOn     ReplayState = iota // its next message is wanted
+	ReplaySuperseded                    // the rest is of no use: another replay is due, or a snapshot
+)
+
+// Replayed takes one message of the replay that was asked for last.
+func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 	p := m.running()
 	if p == nil {
-		return false
+		return ReplaySuperseded
 	}
 	switch {
 	case !m.taken.Known && f.Seq > 0 && m.wantSnapshot():
-		return false
+		return ReplaySuperseded
 	case !m.taken.Known:
 		p.verified = true
 		m.takeFirst(f)
@@ -88,11 +96,11 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 	case p.verified: // a hole within the replay: the engine's socket dropped something, or the engine lost it itself
 		if m.attempts.empty++; m.attempts.empty < m.limits.ReplayTries {
 			m.startReplay()
-			return false
+			return ReplaySuperseded
 		}
 		m.attempts.empty = 0
 		if m.wantSnapshot() {
-			return false
+			return ReplaySuperseded
 		}
 		m.gap()
 		m.take(f)
@@ -102,9 +110,9 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 	case f.Seq == m.taken.Seq:
 		m.begin(events.ReasonRestart, now)
 		m.startReplay()
-		return false
+		return ReplaySuperseded
 	case f.Seq > m.taken.Seq && m.wantSnapshot():
-		return false
+		return ReplaySuperseded
 	case f.Seq > m.taken.Seq: // the engine's buffer has moved on, or it is another engine: no telling
 		m.counts.Gaps++
 		m.offers.lost()
@@ -112,7 +120,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) (more bool) {
 		p.verified = true
 		m.take(f)
 	}
-	return true
+	return ReplayGoesOn
 }
 
 // ReplayEnded tells that the replay has come to its end marker.
@@ -131,25 +139,29 @@ func (m *Machine) ReplayEnded(now events.Millis) {
 	m.release(now, false)
 }
 
-// ReplayFailed tells that the replay could not be had. If it is to be asked for again after a pause, by RetryReplay, it
-// says how many have failed in a row; 0 says that what is missing counts as lost.
-func (m *Machine) ReplayFailed(now events.Millis) (failures int) {
+// ReplayRetry says what follows from a replay that failed.
+type ReplayRetry struct {
+	Again    bool // RetryReplay is to be called after a pause; else what is missing counts as lost
+	Failures int  // with Again: how many have failed in a row
+}
+
+// ReplayFailed tells that the replay could not be had.
+func (m *Machine) ReplayFailed(now events.Millis) ReplayRetry {
 	if m.running() == nil {
-		return 0
+		return ReplayRetry{}
 	}
 	a := &m.attempts
 	if a.failures == 0 {
 		a.failedAt = now
 	}
 	if a.failures++; a.failures < m.limits.ReplayFailures && now-a.failedAt < m.limits.ReplayPatience {
-		return a.failures
+		return ReplayRetry{Again: true, Failures: a.failures}
 	}
 	a.failures = 0
-	if !m.taken.Known && m.wantSnapshot() {
-		return 0
+	if m.taken.Known || !m.wantSnapshot() {
+		m.release(now, true)
 	}
-	m.release(now, true)
-	return 0
+	return ReplayRetry{}
 }
 
 // RetryReplay makes the replay due again.
@@ -229,7 +241,7 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 	}
 	switch {
 	case !got.ended:
-		if !r.machine.Replayed(got.frame, now) {
+		if r.machine.Replayed(got.frame, now) == ReplaySuperseded {
 			r.endReplay()
 		}
 		return
@@ -242,12 +254,11 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		case errors.Is(got.err, zmtp.ErrSilent):
 			r.watching.presence.mute()
 		}
-		if n := r.machine.ReplayFailed(now); n > 0 {
-			pause := min(r.cfg.RetryMin<<min(n-1, 16), most)
+		if retry := r.machine.ReplayFailed(now); retry.Again {
+			pause := min(r.cfg.RetryMin<<min(retry.Failures-1, 16), most)
 			r.retry.Reset(pause/2 + rand.N(pause/2+1))
-		} else if zmtp.Refuses(
+		} else if zmtp.Refuses(got.err) {
 			// live messages went on without it; whether they are the same engine's is asked as soon as it is back
-			got.err) {
 			r.knock(ctx)
 		} else {
 			r.askSoon()

@@ -105,7 +105,7 @@ func (r *reader) publish(m *Machine) {
 			r.Fatalf("incarnation %d follows %d", b.Incarnation, r.last.Incarnation)
 		}
 		r.rank.Apply(1, b.Events)
-		r.last = Published{Found: true, Incarnation: b.Incarnation, LastID: b.LastID(), Cursor: b.Cursor}
+		r.last = Published{Found: true, Reached: Reached{b.Incarnation, b.LastID(), b.Cursor}}
 	}
 }
 
@@ -276,7 +276,7 @@ func TestLearningHarmsNothing(t *testing.T) {
 	start := func() *Machine {
 		m := NewMachine(Identity{Model: "m", BlockSize: 2}, Limits{HeldBytes: 2000}, true, newDecoder(t))
 		m.Recovered(Published{
-			Found: true, Incarnation: 7, LastID: 2, Cursor: events.Cursor{Known: true, Digest: said[0].digest()},
+			Found: true, Reached: Reached{7, 2, events.Cursor{Known: true, Digest: said[0].digest()}},
 		}, 100)
 		m.Connected()
 		wantsReplay(m)
@@ -382,7 +382,7 @@ func TestRunLearns(t *testing.T) {
 		}
 	}
 	log.last = Published{
-		Found: true, Incarnation: 7, LastID: 2, Cursor: events.Cursor{Known: true, Digest: said[0].digest()},
+		Found: true, Reached: Reached{7, 2, events.Cursor{Known: true, Digest: said[0].digest()}},
 	}
 	states := make(chan bool, 100)
 	running, stop := context.WithCancel(ctx)

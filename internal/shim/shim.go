@@ -32,8 +32,9 @@ type Log interface {
 	// Last returns what the log holds of this rank, from whichever shim.
 	Last(ctx context.Context) (Published, error)
 
-	// Publish appends messages, in order, and returns the place of the last. After an error nobody knows how many are
-	// in the log: Last tells, unless the error wraps ErrFenced or ErrLogLost.
+	// Publish appends messages, in order, and returns the place of the last when all are in the log. It tries until
+	// then, and clears up by itself what became of an attempt that nobody answered. The error wraps ErrFenced or
+	// ErrLogLost, or is ctx's; another one ends Run.
 	Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error)
 }
 
@@ -128,7 +129,6 @@ type runner struct {
 	snapshot *snapshotting
 	lesson   *lesson
 	retry    *time.Timer
-	pause    time.Duration
 	check    *time.Timer // when to ask whether anything was missed
 	watching watching
 
@@ -148,14 +148,22 @@ type inbound struct {
 	fed *Frame
 }
 
-// flushed is how a flight ended.
+// flushed is how a flight ended, or a look into the log.
 type flushed struct {
-	last    events.StreamSeq
-	err     error     // of Publish
-	looked  bool      // it was no flight, only a look
-	present Published // what the log holds, if err is not nil or it was a look
-	fatal   error
+	outcome outcome
+	last    events.StreamSeq // of the rank's messages in the log
+	present Published        // what the log holds, unless the flight is stored
+	err     error            // the shim cannot go on
 }
+
+type outcome uint8
+
+const (
+	flightStored  outcome = iota // all of it is in the log
+	flightFenced                 // somebody else has published: another shim, or who saw the lease expire
+	logRolledBack                // the log has lost what it had acknowledged
+	logRead                      // there was no flight
+)
 
 // Run shims one rank until ctx ends (it returns nil) or the shim cannot go on: ErrFenced, or an endpoint that makes no
 // sense.
@@ -175,7 +183,6 @@ func Run(ctx context.Context, cfg Config) error {
 		inbound: make(chan inbound, 64),
 		flushes: make(chan flushed, 1),
 		retry:   time.NewTimer(time.Hour),
-		pause:   cfg.RetryMin,
 		check:   time.NewTimer(cfg.IdleCheck),
 		lost:    make(chan struct{}, 1),
 		kept:    make(chan error, 1),
@@ -351,7 +358,15 @@ func (r *runner) loop(ctx context.Context) error {
 		requests = r.cfg.Control.requests
 	}
 	for {
-		switch ready := r.machine.Ready(); {
+		if r.look && !r.looking && !r.machine.InFlight() {
+			r.look, r.looking = false, true
+			go r.lookIntoLog(ctx)
+		}
+		ready, err := r.machine.Advance(!r.looking)
+		if err != nil {
+			return err
+		}
+		switch {
 		case ready.Replay:
 			r.startReplay(ctx, ready.From)
 		case ready.Snapshot:
@@ -359,19 +374,9 @@ func (r *runner) loop(ctx context.Context) error {
 		case ready.Learn.Known:
 			r.startLearning(ctx, ready.Learn)
 		}
-		if r.look && !r.looking && !r.machine.InFlight() {
-			r.look, r.looking = false, true
-			go r.lookIntoLog(ctx)
-		}
-		if !r.looking {
-			flight, err := r.machine.NextFlight()
-			if err != nil {
-				return err
-			}
-			if flight != nil {
-				r.watching.delayed.Reset(delayedAfter)
-				go r.publish(ctx, flight)
-			}
+		if ready.Flight != nil {
+			r.watching.delayed.Reset(delayedAfter)
+			go r.publish(ctx, ready.Flight)
 		}
 		if entries, _ := r.machine.Queued(); r.fed && entries == 0 {
 			return nil
@@ -492,33 +497,42 @@ func (r *runner) checkIdle(now time.Time) {
 	r.check.Reset(wait)
 }
 
-// publish carries one flight to the log, and finds out what became of it.
+// publish carries one flight to the log, and finds out what the log holds if it does not take that.
 func (r *runner) publish(ctx context.Context, flight [][]byte) {
 	var f flushed
-	f.last, f.err = r.cfg.Log.Publish(ctx, flight)
+	last, err := r.cfg.Log.Publish(ctx, flight)
 	switch {
-	case f.err != nil && ctx.Err() != nil:
+	case err == nil:
+		f.last = last
+	case ctx.Err() != nil:
 		return
-	case errors.Is(f.err, ErrFenced): // by another shim, or by who saw the lease expire
-		fenced := f.err
-		if f.present, f.fatal = r.recover(ctx); f.fatal == nil && !f.present.Shutdown {
-			f.fatal = fenced
+	case errors.Is(err, ErrFenced):
+		f.outcome = flightFenced
+		if f.present, f.err = r.recover(ctx); f.err == nil && !f.present.Shutdown {
+			f.err = err
 		}
-	case f.err != nil:
-		r.cfg.Hooks.LogFailed(f.err)
-		sleep(ctx, r.pause)
-		f.present, f.fatal = r.recover(ctx)
+	case errors.Is(err, ErrLogLost):
+		f.outcome = logRolledBack
+		r.cfg.Hooks.LogFailed(err)
+		sleep(ctx, r.cfg.RetryMin)
+		f.present, f.err = r.recover(ctx)
+	default:
+		f.err = err
 	}
-	select {
-	case r.flushes <- f:
-	case <-ctx.Done():
-	}
+	r.giveFlushed(ctx, f)
 }
 
 // lookIntoLog finds out whether the incarnation was closed.
 func (r *runner) lookIntoLog(ctx context.Context) {
-	f := flushed{looked: true}
-	f.present, f.fatal = r.recover(ctx)
+	f := flushed{outcome: logRead}
+	f.present, f.err = r.recover(ctx)
+	r.giveFlushed(ctx, f)
+}
+
+func (r *runner) giveFlushed(ctx context.Context, f flushed) {
+	if f.outcome != flightStored {
+		f.last = f.present.Seq
+	}
 	select {
 	case r.flushes <- f:
 	case <-ctx.Done():
@@ -526,43 +540,24 @@ func (r *runner) lookIntoLog(ctx context.Context) {
 }
 
 func (r *runner) landed(f flushed) error {
-	r.looking = r.looking && !f.looked
-	if f.err == nil && !f.looked && f.fatal == nil {
-		r.span.lastSeq = f.last
-	} else if f.fatal == nil {
-		r.span.lastSeq = f.present.Seq
+	r.looking = r.looking && f.outcome != logRead
+	if f.err != nil {
+		return f.err
 	}
-	if f.looked && f.fatal == nil {
-		defer r.answerRequests()
-	}
+	r.span.lastSeq = f.last
 	switch {
-	case f.fatal != nil:
-		return f.fatal
-	case f.present.Shutdown && (f.looked || errors.Is(f.err, ErrFenced)):
-		r.machine.Ended(f.present, millis(time.Now()))
-		return nil
-	case f.looked:
-		r.resyncIfLost(f.present)
-		return nil
-	case errors.Is(f.err, ErrLogLost):
-		r.logLost(f.present)
-		return nil
-	case f.err != nil:
-		r.pause = min(2*r.pause, r.cfg.RetryMax)
-		err := r.machine.FlushIndeterminate(f.present)
-		if errors.Is(err, ErrLogLost) {
-			r.cfg.Hooks.LogFailed(err)
-			r.logLost(f.present)
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		f.last = f.present.Seq
-	default:
-		r.pause = r.cfg.RetryMin
+	case f.outcome == flightStored:
 		r.machine.Flushed()
+		r.cfg.Hooks.Published(r.machine.Acked().Cursor, f.last)
+	case f.outcome == logRolledBack:
+		r.logLost(f.present)
+	case f.present.Shutdown:
+		r.machine.Ended(f.present, millis(time.Now()))
+	case f.outcome == logRead:
+		r.resyncIfLost(f.present)
 	}
-	r.cfg.Hooks.Published(r.machine.Acked().Cursor, f.last)
+	if f.outcome == logRead {
+		r.answerRequests()
+	}
 	return nil
 }

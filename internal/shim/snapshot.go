@@ -33,7 +33,7 @@ type Snapshot struct {
 
 // awaitingSnapshot is the phase in which the engine is asked for all that it holds.
 type awaitingSnapshot struct {
-	asked bool // Ready has returned it
+	asked bool // Advance has returned it
 }
 
 func (*awaitingSnapshot) takesLive() bool { return false }
@@ -77,7 +77,7 @@ func (m *Machine) wantSnapshot() bool {
 	return true
 }
 
-// awaited reports whether Ready has asked for a snapshot.
+// awaited reports whether Advance has asked for a snapshot.
 func (m *Machine) awaited() bool {
 	p, ok := m.phase.(*awaitingSnapshot)
 	return ok && p.asked

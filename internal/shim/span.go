@@ -38,7 +38,7 @@ func (r *runner) resyncIfLost(present Published) {
 	acked := r.machine.Acked()
 	switch {
 	case acked.Incarnation != r.machine.Incarnation(): // nothing of it was published yet
-	case !present.Found || present.Incarnation != acked.Incarnation || present.LastID != acked.LastID:
+	case !present.Found || present.compare(acked.Reached) != 0:
 		r.logLost(present)
 	case r.span.first == 0 || present.LogFirst == 0 || present.LogFirst > r.span.first:
 		r.machine.Resync(millis(time.Now()))

@@ -63,7 +63,7 @@ func (w *story) step(line string) {
 	case "ended":
 		w.m.ReplayEnded(w.now)
 	case "failed":
-		for w.m.ReplayFailed(w.now) > 0 {
+		for w.m.ReplayFailed(w.now).Again {
 			w.now += 10_000
 			w.m.RetryReplay()
 			wantsReplay(w.m)
@@ -74,7 +74,7 @@ func (w *story) step(line string) {
 		w.Fatalf("no word %q", word)
 	}
 	for {
-		flight, err := w.m.NextFlight()
+		flight, err := w.m.fly()
 		if err != nil {
 			w.Fatal(err)
 		}
@@ -104,7 +104,7 @@ func (w *story) write(data []byte) {
 			w.log = append(w.log, "clear:"+e.Reason.String())
 		}
 	}
-	w.last = Published{Found: true, Incarnation: b.Incarnation, LastID: b.LastID(), Cursor: b.Cursor}
+	w.last = Published{Found: true, Reached: Reached{b.Incarnation, b.LastID(), b.Cursor}}
 }
 
 // TestSequences: what an engine's numbers mean, line by line. pkg/events/testdata/COVERAGE.md lists them all.

@@ -27,7 +27,7 @@ func TestUnreadable(t *testing.T) {
 		var got []string
 		for seq, payload := range said {
 			m.Live(Frame{Seq: events.EngineSeq(seq), Payload: []byte(payload)}, 100)
-			flight, err := m.NextFlight()
+			flight, err := m.fly()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -310,7 +310,7 @@ func TestPermissions(t *testing.T) {
 	if err := shim.RegisterModel(ctx, Model{Name: "a/b", BlockSize: 16}); err != nil {
 		t.Fatal(err)
 	}
-	p, err := shim.OpenPublisher(ctx, w1, PublisherHooks{})
+	p, err := shim.OpenPublisher(ctx, w1, PublisherOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,11 +318,11 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	w2 := events.RankKey{Instance: "w2"}
-	if _, err := shim.OpenPublisher(ctx, w2, PublisherHooks{}); !errors.Is(err, ErrDenied) ||
+	if _, err := shim.OpenPublisher(ctx, w2, PublisherOptions{}); !errors.Is(err, ErrDenied) ||
 		!strings.Contains(err.Error(), "w2") {
 		t.Fatalf("opening for another worker: %v", err)
 	}
-	other, err := ns.OpenPublisher(ctx, w2, PublisherHooks{})
+	other, err := ns.OpenPublisher(ctx, w2, PublisherOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,7 +333,7 @@ func TestPermissions(t *testing.T) {
 			t.Fatalf("publishing for another worker: %v", err)
 		}
 	}
-	again, err := shim.OpenPublisher(ctx, w1, PublisherHooks{})
+	again, err := shim.OpenPublisher(ctx, w1, PublisherOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func Example() {
 	ns, stop := embedded(ctx)
 	defer stop()
 
-	pub, err := ns.OpenPublisher(ctx, events.RankKey{Instance: "vllm-7", Rank: 0}, jetstream.PublisherHooks{})
+	pub, err := ns.OpenPublisher(ctx, events.RankKey{Instance: "vllm-7", Rank: 0}, jetstream.PublisherOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}

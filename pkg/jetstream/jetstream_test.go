@@ -126,7 +126,7 @@ var w1 = events.RankKey{Instance: "w1", Rank: 0}
 
 func (w *world) publisher(key events.RankKey) *Publisher {
 	w.t.Helper()
-	p, err := w.ns.OpenPublisher(w.ctx, key, PublisherHooks{})
+	p, err := w.ns.OpenPublisher(w.ctx, key, PublisherOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

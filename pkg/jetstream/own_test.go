@@ -73,7 +73,7 @@ func TestOwnWithoutDirectGets(t *testing.T) {
 	if err := w.c.call(w.ctx, "forbid direct gets", "STREAM.UPDATE."+a.Config.Name, a.Config, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.ns.OpenPublisher(w.ctx, w1, PublisherHooks{}); !errors.Is(err, ErrMismatch) ||
+	if _, err := w.ns.OpenPublisher(w.ctx, w1, PublisherOptions{}); !errors.Is(err, ErrMismatch) ||
 		!strings.Contains(err.Error(), "allow_direct") {
 		t.Fatalf("opened: %v", err)
 	}

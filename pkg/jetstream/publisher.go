@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
 
+	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -25,10 +26,13 @@ const headerRoom = 512
 // [Publisher.Publish].
 var ErrLost = errors.New("the log lost what it had acknowledged")
 
-// PublisherHooks are called from within Publish. Each may be nil.
-type PublisherHooks struct {
-	Retry  func(err error) // an attempt failed and will be made again
-	Single func(err error) // a batch was refused and its messages go one by one
+// PublisherOptions say what Publish does about attempts that fail.
+type PublisherOptions struct {
+	Retry func(err error) // called from within Publish: an attempt failed and will be made again; may be nil
+
+	// Persist has an attempt made again that the server refused ([ErrFull], [ErrDenied] and what has no class), until
+	// the context ends. Else Publish returns the refusal.
+	Persist bool
 }
 
 // Publisher appends the messages of one (worker, rank) to the log, each acknowledged, in order, with nothing of
@@ -39,12 +43,11 @@ type PublisherHooks struct {
 // (fenced). Who opened last is not who wins: who publishes first is.
 type Publisher struct {
 	c       *Conn
-	ns      *Namespace
 	p       events.Partition
 	subject string
 	stream  string
 	id      string // ours among all publishers that ever were
-	hooks   PublisherHooks
+	o       PublisherOptions
 	found   Message          // what was last on the subject when it was opened; Seq 0 if nothing was
 	first   events.StreamSeq // of the stream, then
 
@@ -80,38 +83,50 @@ const worthBytes = 128 << 10
 
 // OpenPublisher reads what is last on the subject of a (worker, rank) and returns a publisher that continues
 // after it. [Publisher.Found] has what was read. It tries until the context ends.
-func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, hooks PublisherHooks) (*Publisher, error) {
-	part, err := n.PartitionOf(key.Instance)
+func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, o PublisherOptions) (*Publisher, error) {
+	p, err := n.openPublisher(ctx, key, o)
 	if err != nil {
-		return nil, fmt.Errorf("open publisher: %w", err)
+		return nil, fmt.Errorf("open publisher of %s: %w", key, err)
 	}
-	subject, err := EventSubject(n.name, part, key)
+	return p, nil
+}
+
+func (n *Namespace) openPublisher(ctx context.Context, key events.RankKey, o PublisherOptions) (*Publisher, error) {
+	part, subject, err := n.subjectOf(key)
 	if err != nil {
-		return nil, fmt.Errorf("open publisher: %w", err)
+		return nil, err
 	}
 	info, err := n.StreamInfo(ctx, part)
 	if err != nil {
-		return nil, fmt.Errorf("open publisher %s: %w", subject, err)
-	}
-	p := &Publisher{
-		c: n.c, ns: n, p: part, subject: subject, stream: info.Name, id: nuid.Next(), hooks: hooks,
-		first: info.First, epoch: info.Epoch, limit: n.c.maxMessage(info.maxMsg), atomic: info.atomic &&
-			n.c.atomicBatches(), replicas: info.Replicas,
+		return nil, err
 	}
 	if !info.direct {
-		return nil,
-			fmt.Errorf(
-				"open publisher %s: %w: stream %s does not allow direct gets (allow_direct); an indexer node sets that when it starts", subject, ErrMismatch, info.Name)
+		return nil, fmt.Errorf(
+			"%w: stream %s does not allow direct gets (allow_direct); an indexer node sets that when it starts",
+			ErrMismatch, info.Name)
+	}
+	hooks.Fill(&o)
+	p := &Publisher{
+		c: n.c, p: part, subject: subject, stream: info.Name, id: nuid.Next(), o: o, first: info.First,
+		epoch: info.Epoch, limit: n.c.maxMessage(info.maxMsg), atomic: info.atomic && n.c.atomicBatches(),
+		replicas: info.Replicas,
 	}
 	last, err := n.c.lastOwn(ctx, p.stream, subject)
 	switch {
-	case errors.Is(err, ErrNotFound):
-	case err != nil:
-		return nil, fmt.Errorf("open publisher %s: %w", subject, err)
-	default:
+	case err == nil:
 		p.found, p.last = last.Message, uint64(last.Seq)
+	case !errors.Is(err, ErrNotFound):
+		return nil, err
 	}
 	return p, nil
+}
+
+// subjectOf is where the events of one (worker, rank) are published.
+func (n *Namespace) subjectOf(key events.RankKey) (p events.Partition, subject string, err error) {
+	if p, err = n.PartitionOf(key.Instance); err == nil {
+		subject, err = EventSubject(n.name, p, key)
+	}
+	return p, subject, err
 }
 
 // maxMessage is how large the data of a message may be.
@@ -146,12 +161,13 @@ func (p *Publisher) MaxMessage() int { return p.limit }
 // server has atomic batches and the messages are many and small enough to be worth one, up to 1000 are stored
 // together, with one wait for the disk. Else they go one by one.
 //
-// It tries until the context ends; then the error wraps [ErrUnavailable], and any number of the messages, from
-// the first on, may be stored, or become so: publish the same events again, and readers drop what they have.
-// The error wraps [ErrTooLarge] if a message is above [Publisher.MaxMessage] (nothing was sent then), [ErrFull]
-// or [ErrDenied] if the server says so, [ErrConflict] if another publisher was faster (a [ConflictError] says
-// who), [ErrLost] if the log has lost what it had. After the last two every further call returns the same
-// error.
+// This is the one place where an indeterminate write is resolved: before anything is sent again, the last message on
+// the subject shows how many of the messages are stored. So Publish tries until all are, or the context ends; then the
+// error wraps [ErrUnavailable], and any number of the messages, from the first on, may be stored, or become so: publish
+// the same events again, and readers drop what they have. The error wraps [ErrTooLarge] if a message is above
+// [Publisher.MaxMessage] (nothing was sent then), [ErrFull] or [ErrDenied] if the server says so (see
+// [PublisherOptions]), [ErrConflict] if another publisher was faster (a [ConflictError] says who), [ErrLost] if the log
+// has lost what it had. After the last two every further call returns the same error.
 func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,23 +202,23 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 		if p.dead != nil {
 			return 0, fmt.Errorf("%s: %w", action, p.dead)
 		}
+		most := time.Second
 		var api *apiError
 		if errors.As(err, &api) && batchRefused(api.ErrCode) {
-			if !single && p.hooks.Single != nil {
-				p.hooks.Single(err)
-			}
 			single = true
 			p.atomic = p.atomic && api.ErrCode != codeAtomicDisabled
 		} else if class := classOf(err); class != ErrUnavailable && class != ErrConflict {
-			return 0, failed(action, err)
+			err = failed(action, err)
+			if !p.o.Persist || class == ErrTooLarge {
+				return 0, err
+			}
+			most = 5 * time.Second
 		}
-		if p.hooks.Retry != nil {
-			p.hooks.Retry(err)
-		}
+		p.o.Retry(err)
 		if p.c.nc.IsClosed() || !sleep(ctx, pause) {
 			return 0, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
-		pause = min(2*pause, time.Second)
+		pause = min(2*pause, most)
 	}
 	return events.StreamSeq(p.last), nil
 }
@@ -400,11 +416,7 @@ func (c *Conn) getMessage(ctx context.Context, stream string, args map[string]an
 
 // RanksInLog lists the ranks of a worker that have messages in the log, ascending.
 func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ranks []events.Rank, err error) {
-	part, err := n.PartitionOf(worker)
-	if err != nil {
-		return nil, err
-	}
-	subject, err := EventSubject(n.name, part, events.RankKey{Instance: worker})
+	part, subject, err := n.subjectOf(events.RankKey{Instance: worker})
 	if err != nil {
 		return nil, err
 	}
@@ -434,11 +446,7 @@ func (n *Namespace) TimeOf(ctx context.Context, p events.Partition, seq events.S
 // LastMessage reads the last message of one (worker, rank) from the stream's leader. The error wraps
 // [ErrNotFound] if there is none.
 func (n *Namespace) LastMessage(ctx context.Context, key events.RankKey) (Message, error) {
-	part, err := n.PartitionOf(key.Instance)
-	if err != nil {
-		return Message{}, err
-	}
-	subject, err := EventSubject(n.name, part, key)
+	part, subject, err := n.subjectOf(key)
 	if err != nil {
 		return Message{}, err
 	}

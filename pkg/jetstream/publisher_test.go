@@ -138,15 +138,13 @@ func TestPublishSingly(t *testing.T) {
 	batching := w.publisher(w1) // opened while the stream could
 	w.noBatches()
 	w.publish(w.publisher(w1), 1, 50)
-	refused := 0
-	batching.hooks.Single = func(error) { refused++ }
 	if _, err := batching.Publish(w.ctx, numbered(51, 10)); !errors.Is(err, ErrConflict) {
 		t.Fatal(err)
 	}
 	again := w.publisher(w1)
 	again.atomic = true // as if it did not know
-	again.hooks.Single = func(error) { refused++ }
-	refused = 0
+	refused := 0
+	again.o.Retry = func(error) { refused++ }
 	w.publish(again, 51, 20)
 	w.publish(again, 71, 20)
 	if refused != 1 || again.atomic {
@@ -336,7 +334,7 @@ func TestPublishAckLost(t *testing.T) {
 		w := newWorld(t, 1)
 		px := newProxy(t, w.addr)
 		ns := w.through(px, patience) // no attempt ends by itself
-		p, err := ns.OpenPublisher(w.ctx, w1, PublisherHooks{})
+		p, err := ns.OpenPublisher(w.ctx, w1, PublisherOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -388,7 +386,7 @@ func TestPublishCutInBatch(t *testing.T) {
 	px := newProxy(t, w.addr)
 	ns := w.through(px, patience)
 	retries := 0
-	p, err := ns.OpenPublisher(w.ctx, w1, PublisherHooks{Retry: func(error) { retries++ }})
+	p, err := ns.OpenPublisher(w.ctx, w1, PublisherOptions{Retry: func(error) { retries++ }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +446,7 @@ func TestPublishThroughTrouble(t *testing.T) {
 					}
 				}
 			}()
-			p, err := ns.OpenPublisher(w.ctx, w1, PublisherHooks{})
+			p, err := ns.OpenPublisher(w.ctx, w1, PublisherOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -534,6 +532,29 @@ func TestPublishFull(t *testing.T) {
 	if seq, err := p.Publish(w.ctx, [][]byte{big}); err != nil || seq <= stored {
 		t.Fatal(seq, err)
 	}
+
+	// One that persists waits for room, and publishes each message once.
+	refusals := 0
+	p, err = w.ns.OpenPublisher(w.ctx, w1, PublisherOptions{Persist: true, Retry: func(err error) {
+		if refusals++; errors.Is(err, ErrFull) {
+			info, err := w.ns.StreamInfo(w.ctx, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.purge(info.Last)
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := w.ns.StreamInfo(w.ctx, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq, err := p.Publish(w.ctx, slices.Repeat([][]byte{big}, 20))
+	if err != nil || seq != before.Last+20 || refusals == 0 {
+		t.Fatalf("%d after %d, %v; %d refusals", seq, before.Last, err, refusals)
+	}
 }
 
 func TestPublishWhileNobodyThere(t *testing.T) {
@@ -573,7 +594,7 @@ func TestPublishWithoutStream(t *testing.T) {
 	if _, err := p.Publish(ctx, numbered(1, 3)); !errors.Is(err, ErrUnavailable) {
 		t.Fatal(err)
 	}
-	if _, err := w.ns.OpenPublisher(w.ctx, w1, PublisherHooks{}); !errors.Is(err, ErrNotFound) {
+	if _, err := w.ns.OpenPublisher(w.ctx, w1, PublisherOptions{}); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
 	}
 }

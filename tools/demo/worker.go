@@ -83,7 +83,7 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 		defer own.Close()
 		w.ended <- shim.Run(ctx, shim.Config{
 			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Decoder: decoder, Log: shim.NewStreamLog(ns, w.key,
-				nil),
+				func(error) {}),
 			Identity: shim.Identity{Model: model, BlockSize: uint32(cfg.BlockSize)},
 			Hooks:    shim.Hooks{Published: w.isPublished},
 		})

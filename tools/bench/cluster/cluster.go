@@ -429,7 +429,7 @@ func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes 
 	pubs, left := make([]*jetstream.Publisher, b.o.Workers), make([][][]byte, b.o.Workers)
 	for w := range pubs {
 		if pubs[w], err = ns.OpenPublisher(b.ctx, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", w))},
-			jetstream.PublisherHooks{}); err != nil {
+			jetstream.PublisherOptions{}); err != nil {
 			return t, err
 		}
 		if left[w], err = b.messages(w); err != nil {

@@ -197,11 +197,11 @@ func (w *worker) add(ctx context.Context, e events.Event) error {
 
 func (w *worker) flush(ctx context.Context) (seq events.StreamSeq, err error) {
 	for {
-		flight, err := w.machine.NextFlight()
-		if err != nil || flight == nil {
+		ready, err := w.machine.Advance(true)
+		if err != nil || ready.Flight == nil {
 			return seq, err
 		}
-		if seq, err = w.log.Publish(ctx, flight); err != nil {
+		if seq, err = w.log.Publish(ctx, ready.Flight); err != nil {
 			return 0, err
 		}
 		w.machine.Flushed()

@@ -36,37 +36,64 @@ func Forget(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, fo
 		}
 		defer server.Close()
 	}
+	done.Was, done.Seq, err = closeRank(ctx, ns, key, func(was Published) (*events.Batch, error) {
+		done.Incarnation = was.Incarnation + 1
+		return &events.Batch{Incarnation: done.Incarnation, FirstID: 1, Model: was.Identity.Model,
+			BlockSize: was.Identity.BlockSize}, nil
+	}, events.ReasonOperator, func(err error) bool {
+		return errors.Is(err, ErrLogLost) || force && errors.Is(err, ErrFenced)
+	})
+	switch {
+	case err != nil:
+		done.Incarnation = 0
+	case !done.Was.Found:
+		err = fmt.Errorf("%w: %s", ErrUnknown, key)
+	}
+	return done, err
+}
+
+// Clear closes the incarnation of a rank whose shim is gone: the log says that it holds nothing, why, and that nothing
+// follows. still is asked after the rank's last message was read; if it says no, nothing is written. If the incarnation
+// is closed already, or the log knows of none, that is well. A shim that publishes at the same time either comes first,
+// then Clear asks again, or finds out.
+func Clear(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, id Identity, why events.Reason,
+	still func(context.Context) (bool, error)) error {
+	_, _, err := closeRank(ctx, ns, key, func(last Published) (*events.Batch, error) {
+		if ok, err := still(ctx); err != nil || !ok {
+			return nil, err
+		}
+		return &events.Batch{Incarnation: last.Incarnation, FirstID: last.LastID + 1, Model: id.Model,
+			BlockSize: id.BlockSize, Cursor: last.Cursor}, nil
+	}, why, func(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err, ErrLogLost) })
+	return err
+}
+
+// closeRank ends a rank in the log, if it is known there and not ended, by a batch that clears it. begin makes the
+// batch, of which the end is filled in; nil: nothing is written. It begins anew after errors that again is true for.
+func closeRank(ctx context.Context, ns *jetstream.Namespace, key events.RankKey,
+	begin func(last Published) (*events.Batch, error), why events.Reason,
+	again func(error) bool) (last Published, seq events.StreamSeq, err error) {
 	log := NewStreamLog(ns, key, nil)
 	for {
-		if done.Was, err = log.Last(ctx); err != nil {
-			return done, err
+		if last, err = log.Last(ctx); err != nil || !last.Found || last.Shutdown {
+			return last, 0, err
 		}
-		switch {
-		case !done.Was.Found:
-			return done, fmt.Errorf("%w: %s", ErrUnknown, key)
-		case done.Was.Shutdown:
-			return done, nil
+		batch, err := begin(last)
+		if err != nil || batch == nil {
+			return last, 0, err
 		}
-		incarnation := done.Was.Incarnation + 1
-		data, err := events.AppendBatch(nil, &events.Batch{
-			Incarnation: incarnation, FirstID: 1, Model: done.Was.Identity.Model,
-			BlockSize: done.Was.Identity.BlockSize, Shutdown: true,
-			Events: []events.Event{{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonOperator}},
-		})
+		batch.Shutdown = true
+		batch.Events = []events.Event{{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}}
+		data, err := events.AppendBatch(nil, batch)
 		if err != nil {
-			return done, err
+			return last, 0, err
 		}
-		seq, err := log.Publish(ctx, [][]byte{data})
-		switch {
-		case err == nil:
-			done.Incarnation, done.Seq = incarnation, seq
-			return done, nil
-		case !errors.Is(err, ErrLogLost) && !(force && errors.Is(err, ErrFenced)):
-			return done, err
+		if seq, err = log.Publish(ctx, [][]byte{data}); err == nil || !again(err) {
+			return last, seq, err
 		}
 		sleep(ctx, 100*time.Millisecond)
 		if ctx.Err() != nil {
-			return done, err
+			return last, 0, err
 		}
 	}
 }
