@@ -205,9 +205,9 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 	switch {
 	case restarts: // one that took nothing from its start on never tried to write
 		x.WaitFor(
-			`the NATS server in this process is well again|the disk has more room; the NATS server may take more of it`)
+			`the NATS server in this process has recovered|the disk has more room; the NATS server may take more of it`)
 	case embedded:
-		x.WaitFor(`the NATS server in this process is well again`)
+		x.WaitFor(`the NATS server in this process has recovered`)
 	default:
 		server.Stop()
 		startServer()

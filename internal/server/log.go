@@ -87,19 +87,19 @@ func nodeHooks(log *slog.Logger, ready func()) node.Hooks {
 	}
 }
 
-// tendHooks make log lines of what happens to the NATS server in this process.
-func tendHooks(log *slog.Logger) jetstream.TendHooks {
-	return jetstream.TendHooks{
-		Ill: func(why error, room bool) {
+// superviseHooks make log lines of what happens to the NATS server in this process.
+func superviseHooks(log *slog.Logger) jetstream.SuperviseHooks {
+	return jetstream.SuperviseHooks{
+		Unhealthy: func(why error, room bool) {
 			if room {
-				log.Error("the NATS server in this process is ill; it is started anew", "error", why, "what_to_do",
+				log.Error("the NATS server in this process is unhealthy; it is started anew", "error", why, "what_to_do",
 					"see the error; if it comes again, look at the disk of --data")
 			} else {
-				log.Error("the NATS server in this process is ill; it is started anew when its disk has room", "error",
-					why, "what_to_do", "make room on the disk of --data, or give --store-bytes more")
+				log.Error("the NATS server in this process is unhealthy; it is started anew when its disk has room",
+					"error", why, "what_to_do", "make room on the disk of --data, or give --store-bytes more")
 			}
 		},
-		Mended: func() { log.Info("the NATS server in this process is well again") },
+		Recovered: func() { log.Info("the NATS server in this process has recovered") },
 		Failed: func(err error) {
 			log.Error("the NATS server could not be started anew; it is tried again", "error", err, "what_to_do",
 				"see the error; look at the disk of --data and at --nats-listen's port")

@@ -180,7 +180,7 @@ func (s *Server) Run(ctx context.Context) error {
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	if s.Embedded != nil {
-		go s.Embedded.Tend(running, tendHooks(s.log))
+		go s.Embedded.Supervise(running, superviseHooks(s.log))
 	}
 	var parts sync.WaitGroup
 	parts.Go(func() { s.node.Run(running) })

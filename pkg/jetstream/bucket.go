@@ -4,10 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -80,6 +79,21 @@ func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
 	}
 	b.atomic = a.Config.AllowAtomicPublish && n.c.atomicBatches()
 	return b, nil
+}
+
+// EnsureWorkers opens the bucket for workers' registrations, creates it if it is missing, and sets the limits that the
+// configuration names. It is for indexers.
+func (n *Namespace) EnsureWorkers(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
+	return ensureBucket(ctx, n.c, workersBucket(n.name), cfg, n.replicas)
+}
+
+// OpenWorkers returns the bucket for workers' registrations, which an indexer has created or will create: until then
+// its methods return [ErrUnavailable] or [ErrNotFound]. It is for shims, which may be permitted to write and read their
+// own keys only.
+func (n *Namespace) OpenWorkers() *Bucket {
+	b := openBucket(n.c, workersBucket(n.name))
+	b.own = true
+	return b
 }
 
 // roomForValues refuses a server whose messages have no room for a value of the largest size with its headers.
@@ -242,7 +256,18 @@ func (b *Bucket) create(ctx context.Context, key string, data []byte) error {
 // before the first Commit of a save, not after.
 func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expected uint64) (revision uint64,
 	err error) {
-	action := "commit " + guard.Key + " in bucket " + b.name
+	return b.commit(ctx, "commit "+guard.Key+" in bucket "+b.name, values, guard, expected, false)
+}
+
+// Delete leaves a mark in place of a key's value, as `nats kv del` does, if the revision is still the one expected;
+// else the error wraps [ErrConflict]. Those who watch see the mark. [Bucket.Erase] removes it.
+func (b *Bucket) Delete(ctx context.Context, key string, expected uint64) (revision uint64, err error) {
+	return b.commit(ctx, "delete "+key+" in bucket "+b.name, nil, Value{Key: key}, expected, true)
+}
+
+// commit stores values and then writes or deletes the guard, if that has the revision expected.
+func (b *Bucket) commit(ctx context.Context, action string, values []Value, guard Value, expected uint64,
+	deletes bool) (revision uint64, err error) {
 	size := 0
 	for _, v := range values {
 		if err := b.check(v); err != nil {
@@ -255,12 +280,17 @@ func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expect
 	}
 	batch := b.atomic && len(values) > 0 && len(values) < maxBatch && size <= batchBytes
 	stored := 0 // values that are there, if they do not go as a batch
-	doubt := false
+	indeterminate := false
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		last := &nats.Msg{Subject: keySubject(b.name, guard.Key), Data: guard.Data, Header: nats.Header{
+			headerExpectedLast: []string{strconv.FormatUint(expected, 10)}}}
+		if deletes {
+			last.Header[headerKVOperation] = []string{"DEL"}
+		}
 		if batch {
-			revision, err = b.commitBatch(ctx, values, guard, expected)
+			revision, err = b.commitBatch(ctx, values, last)
 		} else {
-			revision, err = b.commitGuardLast(ctx, values, &stored, guard, expected)
+			revision, err = b.commitGuardLast(ctx, values, &stored, last)
 		}
 		if err == nil {
 			return revision, nil
@@ -271,23 +301,20 @@ func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expect
 		case errors.As(err, &api) && batch && batchRefused(api.ErrCode):
 			batch = false
 		case class == ErrConflict:
-			entry, _, lastErr := b.last(ctx, guard.Key)
-			if doubt && lastErr == nil && bytes.Equal(entry.Value, guard.Data) && entry.Revision > expected {
-				return entry.Revision, nil // an attempt of ours was stored after all
-			}
-			if errors.Is(lastErr, ErrNotFound) {
-				lastErr = nil // revision 0
-			}
-			if lastErr == nil && entry.Revision != expected {
-				return 0, fmt.Errorf("%s: %w", action, &ConflictError{Subject: keySubject(b.name, guard.Key),
-					Expected: expected, Found: entry.Revision, Server: err.Error()})
-			}
-			if lastErr != nil {
+			entry, deleted, lastErr := b.last(ctx, guard.Key)
+			done := deletes && deleted || indeterminate && !deletes && bytes.Equal(entry.Value, guard.Data)
+			switch {
+			case lastErr == nil && done && entry.Revision > expected:
+				return entry.Revision, nil // an attempt of ours was stored after all, or another has deleted it
+			case lastErr != nil && !errors.Is(lastErr, ErrNotFound):
 				return 0, fmt.Errorf("%s: %w", action, lastErr)
+			case entry.Revision != expected: // 0 if there is none
+				return 0, fmt.Errorf("%s: %w", action, &ConflictError{Subject: last.Subject, Expected: expected,
+					Found: entry.Revision, Server: err.Error()})
 			}
 			// The leader still works on an attempt, ours or another's (code 10164): wait and see.
 		case class == ErrUnavailable:
-			doubt = true
+			indeterminate = true
 		default:
 			return 0, failed(action, err)
 		}
@@ -297,26 +324,17 @@ func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expect
 	}
 }
 
-func (b *Bucket) guardMessage(guard Value, expected uint64) *nats.Msg {
-	return &nats.Msg{
-		Subject: keySubject(b.name, guard.Key),
-		Data:    guard.Data,
-		Header:  nats.Header{headerExpectedLast: []string{strconv.FormatUint(expected, 10)}},
-	}
-}
-
-func (b *Bucket) commitBatch(ctx context.Context, values []Value, guard Value, expected uint64) (uint64, error) {
+func (b *Bucket) commitBatch(ctx context.Context, values []Value, guard *nats.Msg) (uint64, error) {
 	return b.c.storeBatch(ctx, b.stream, keySubject(b.name, ""), nuid.Next(), len(values)+1, func(i int) *nats.Msg {
 		if i == len(values) {
-			return b.guardMessage(guard, expected)
+			return guard
 		}
 		return &nats.Msg{Subject: keySubject(b.name, values[i].Key), Data: values[i].Data}
 	})
 }
 
 // commitGuardLast stores the values from the first that is not yet, and then the guard.
-func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *int, guard Value,
-	expected uint64) (uint64, error) {
+func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *int, guard *nats.Msg) (uint64, error) {
 	for ; *stored < len(values); *stored++ {
 		v, begun := values[*stored], time.Now()
 		if _, err := b.c.store(ctx, b.stream, &nats.Msg{Subject: keySubject(b.name, v.Key), Data: v.Data}); err != nil {
@@ -326,7 +344,17 @@ func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *in
 			return 0, ctx.Err()
 		}
 	}
-	return b.c.store(ctx, b.stream, b.guardMessage(guard, expected))
+	return b.c.store(ctx, b.stream, guard)
+}
+
+// Erase removes what a key has at revisions up to upTo, without a trace: what was written later stays. A watch that has
+// not come to a mark of deletion yet does not hear of it once it is erased.
+func (b *Bucket) Erase(ctx context.Context, key string, upTo uint64) error {
+	if !validKey(key) {
+		return fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
+	}
+	return b.c.call(ctx, "erase "+key+" from bucket "+b.name, "STREAM.PURGE."+b.stream,
+		purgeArgs{Sequence: upTo + 1, Subject: keySubject(b.name, key)}, nil)
 }
 
 // Keys lists the keys that begin with a prefix (which is empty or ends in '.'), sorted, as the stream's leader
@@ -339,12 +367,11 @@ func (b *Bucket) Keys(ctx context.Context, prefix string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys := subjects
 	for i, subject := range subjects {
-		keys[i] = subject[len(keySubject(b.name, "")):]
+		subjects[i] = subject[len(keySubject(b.name, "")):]
 	}
-	sort.Strings(keys)
-	return keys, nil
+	slices.Sort(subjects)
+	return subjects, nil
 }
 
 // subjects lists those of a stream's messages, as its leader has them, in no order.
@@ -377,16 +404,12 @@ func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string)
 		if keep(key) {
 			continue
 		}
-		args, err := json.Marshal(purgeArgs{Sequence: before, Subject: keySubject(b.name, key)})
-		if err != nil {
-			return removed, err
-		}
 		var answer struct {
 			Purged int `json:"purged"`
 		}
-		err = b.c.retry(ctx, func() error { return b.c.callOnce(ctx, "STREAM.PURGE."+b.stream, args, &answer) })
-		if err != nil {
-			return removed, failed("remove "+key+" from bucket "+b.name, err)
+		if err := b.c.call(ctx, "remove "+key+" from bucket "+b.name, "STREAM.PURGE."+b.stream,
+			purgeArgs{Sequence: before, Subject: keySubject(b.name, key)}, &answer); err != nil {
+			return removed, err
 		}
 		removed += answer.Purged
 	}

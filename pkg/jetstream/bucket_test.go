@@ -173,9 +173,7 @@ func TestBucketKeysAndSweep(t *testing.T) {
 		t.Fatal(keys, err)
 	}
 	// A key that somebody deleted by hand is not there, and can be created.
-	m := b.guardMessage(Value{"p1.manifest", nil}, 2)
-	m.Header["KV-Operation"] = []string{"DEL"}
-	if _, err := w.c.store(w.ctx, b.stream, m); err != nil {
+	if _, err := b.Delete(w.ctx, "p1.manifest", 2); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.Latest(w.ctx, "p1.manifest"); !errors.Is(err, ErrNotFound) {

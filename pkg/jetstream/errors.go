@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -138,34 +139,31 @@ func classOf(err error) error {
 	if errors.As(err, &theirs) {
 		return classOfCode(theirs.Code, int(theirs.ErrorCode))
 	}
-	switch {
-	case errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrAuthorization),
-		errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked), errors.Is(err,
-			nats.ErrAccountAuthExpired):
-		return ErrDenied
-	case errors.Is(err, nats.ErrMaxPayload):
-		return ErrTooLarge
-	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
-		return ErrNoJetStream
-	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err,
-		nats.ErrTimeout),
-		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled),
-		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining),
-		errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected), errors.Is(err,
-			nats.ErrNoServers),
-		errors.Is(err, nats.ErrStaleConnection), errors.Is(err, jetstream.ErrConnectionClosed), errors.Is(err,
-			jetstream.ErrServerShutdown),
-		errors.Is(err, errDisconnected), errors.Is(err, errNoConnection), errors.Is(err, errAttemptOver), errors.Is(err,
-			errBehind):
-		return ErrUnavailable
+	for _, c := range classes {
+		if slices.ContainsFunc(c.errs, func(e error) bool { return errors.Is(err, e) }) {
+			return c.class
+		}
 	}
-	// A write into a connection that is just being lost.
-	var netErr net.Error
-	if errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) ||
-		errors.Is(err, net.ErrClosed) {
+	if netErr := net.Error(nil); errors.As(err, &netErr) {
 		return ErrUnavailable
 	}
 	return nil
+}
+
+// classes are those of errors that are no answer of the JetStream API.
+var classes = []struct {
+	class error
+	errs  []error
+}{
+	{ErrDenied, []error{nats.ErrPermissionViolation, nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked,
+		nats.ErrAccountAuthExpired}},
+	{ErrTooLarge, []error{nats.ErrMaxPayload}},
+	{ErrNoJetStream, []error{jetstream.ErrJetStreamNotEnabled, jetstream.ErrJetStreamNotEnabledForAccount}},
+	{ErrUnavailable, []error{nats.ErrNoResponders, jetstream.ErrNoStreamResponse, nats.ErrTimeout,
+		context.DeadlineExceeded, context.Canceled, nats.ErrConnectionClosed, nats.ErrConnectionDraining,
+		nats.ErrConnectionReconnecting, nats.ErrDisconnected, nats.ErrNoServers, nats.ErrStaleConnection,
+		jetstream.ErrConnectionClosed, jetstream.ErrServerShutdown, errDisconnected, errNoConnection, errAttemptOver,
+		errBehind, io.EOF, io.ErrClosedPipe, net.ErrClosed}}, // the last: a write into a connection that is being lost
 }
 
 func classOfCode(code, errCode int) error {

@@ -15,41 +15,52 @@ import (
 // does not do so in time is not missed.
 func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentType string, body []byte) ([]Reply,
 	error) {
-	action := "gather " + subject
-	inbox := c.nc.NewInbox()
-	answers := make(chan *nats.Msg, 1024)
-	sub, err := c.nc.ChanSubscribe(inbox, answers)
-	if err != nil {
-		return nil, failed(action, err)
-	}
-	defer func() { _ = sub.Unsubscribe() }() // fails only without a connection, and then nothing comes
-	m := &nats.Msg{Subject: subject, Reply: inbox, Data: body}
+	m := &nats.Msg{Subject: subject, Data: body}
 	if contentType != "" {
 		m.Header = nats.Header{headerContentType: []string{contentType}}
 	}
 	var replies []Reply
-	err = c.tryFor(ctx, wait, subject, func(ctx context.Context) error {
+	err := c.collect(ctx, wait, m, func(a *nats.Msg) (bool, error) {
+		switch r := rpc.ReadReply(a); {
+		case errors.Is(r.Err, ErrNoResponder):
+			return false, nats.ErrNoResponders
+		case r.Err == nil:
+			replies = append(replies, Reply{ContentType: r.ContentType, Body: r.Body})
+		}
+		return false, nil
+	})
+	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, errAttemptOver) {
+		return replies, nil
+	}
+	return replies, failed("gather "+subject, err)
+}
+
+// collect sends a message and hands each answer to receive, until that reports the last one, or an error, or the time is
+// over.
+func (c *Conn) collect(ctx context.Context, wait time.Duration, m *nats.Msg,
+	receive func(*nats.Msg) (last bool, err error)) error {
+	m.Reply = c.nc.NewInbox()
+	answers := make(chan *nats.Msg, 1100)
+	sub, err := c.nc.ChanSubscribe(m.Reply, answers)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only without a connection, and then nothing comes
+	return c.tryFor(ctx, wait, m.Subject, func(ctx context.Context) error {
 		if err := c.nc.PublishMsg(m); err != nil {
 			return err
 		}
 		for {
 			select {
 			case a := <-answers:
-				switch r := rpc.ReadReply(a); {
-				case errors.Is(r.Err, ErrNoResponder):
-					return nats.ErrNoResponders
-				case r.Err == nil:
-					replies = append(replies, Reply{ContentType: r.ContentType, Body: r.Body})
+				if last, err := receive(a); last || err != nil {
+					return err
 				}
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
 		}
 	})
-	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, errAttemptOver) {
-		return replies, nil
-	}
-	return replies, failed(action, err)
 }
 
 // Store is how many bytes all streams and buckets of this account take on the servers, and may take (0: the account has

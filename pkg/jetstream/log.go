@@ -63,11 +63,13 @@ type streamAnswer struct {
 	Total int `json:"total"`
 }
 
+func (a *streamAnswer) epoch() Epoch { return Epoch(a.Created.UnixNano()) }
+
 func (a *streamAnswer) info(p events.Partition) StreamInfo {
 	return StreamInfo{
 		Partition: p,
 		Name:      a.Config.Name,
-		Epoch:     Epoch(a.Created.UnixNano()),
+		Epoch:     a.epoch(),
 		First:     events.StreamSeq(max(a.State.FirstSeq, 1)),
 		Last:      events.StreamSeq(a.State.LastSeq),
 		Messages:  a.State.Messages,

@@ -1,12 +1,12 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sort"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -62,44 +62,46 @@ type Namespace struct {
 // wraps [ErrTooLarge] and names both sizes and the setting. If the namespace has another number of partitions than the
 // configuration asks for, the error wraps [ErrMismatch] and names both.
 func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespace, error) {
-	action := "join namespace " + cfg.Name
 	if err := CheckNamespace(cfg.Name); err != nil {
 		return nil, fmt.Errorf("join: %w", err)
 	}
+	ns, err := joinNamespace(ctx, c, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("join namespace %s: %w", cfg.Name, err)
+	}
+	return ns, nil
+}
+
+func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespace, error) {
 	if cfg.Partitions > MaxPartitions {
-		return nil, fmt.Errorf("%s: %d partitions: at most %d", action, cfg.Partitions, MaxPartitions)
+		return nil, fmt.Errorf("%d partitions: at most %d", cfg.Partitions, MaxPartitions)
 	}
 	if err := c.roomForValues(); err != nil {
-		return nil, fmt.Errorf("%s: %w", action, err)
+		return nil, err
 	}
 	meta, err := ensureBucket(ctx, c, metaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas}, 1)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", action, err)
+		return nil, err
 	}
-	rec := namespaceRecord{Version: namespaceVersion, Partitions: cfg.Partitions,
-		Created: time.Now().UTC().Truncate(time.Second)}
-	if rec.Partitions == 0 {
-		rec.Partitions = DefaultPartitions
-	}
-	text, err := json.Marshal(rec)
+	text, err := json.Marshal(namespaceRecord{Version: namespaceVersion,
+		Partitions: cmp.Or(cfg.Partitions, DefaultPartitions), Created: time.Now().UTC().Truncate(time.Second)})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", action, err)
+		return nil, err
 	}
 	if err := meta.create(ctx, namespaceKey, text); err != nil && !errors.Is(err, ErrConflict) {
-		return nil, fmt.Errorf("%s: %w", action, err)
+		return nil, err
 	}
 	ns, err := readNamespace(ctx, meta, cfg.Name)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", action, err)
+		return nil, err
 	}
 	if cfg.Partitions != 0 && cfg.Partitions != ns.partitions {
-		return nil,
-			fmt.Errorf("%s: %w: it was created with %d partitions and %d are asked for; the number cannot change",
-				action, ErrMismatch, ns.partitions, cfg.Partitions)
+		return nil, fmt.Errorf("%w: it was created with %d partitions and %d are asked for; the number cannot change",
+			ErrMismatch, ns.partitions, cfg.Partitions)
 	}
 	there, err := c.streamInfo(ctx, meta.stream)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", action, err)
+		return nil, err
 	}
 	ns.replicas = there.Config.Replicas
 	return ns, nil
@@ -113,7 +115,7 @@ func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error
 	}
 	ns, err := readNamespace(ctx, openBucket(c, metaBucket(name)), name)
 	if errors.Is(err, ErrNotFound) {
-		return nil, fmt.Errorf("open namespace %s: %w: start an indexer first (%w)", name, ErrNoNamespace, err)
+		err = fmt.Errorf("%w: start an indexer first (%w)", ErrNoNamespace, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open namespace %s: %w", name, err)
@@ -162,34 +164,33 @@ func (n *Namespace) PartitionOf(instance events.WorkerID) (events.Partition, err
 // RegisterModel says that a worker serves a model with a block size. The first one decides, until
 // [Namespace.ForgetModel]; who differs gets an error that wraps [ErrMismatch] and names both sizes.
 func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
-	action := fmt.Sprintf("register model %q", m.Name)
+	if err := n.registerModel(ctx, m); err != nil {
+		return fmt.Errorf("register model %.64q: %w", m.Name, err)
+	}
+	return nil
+}
+
+func (n *Namespace) registerModel(ctx context.Context, m Model) error {
 	if m.Name == "" || m.BlockSize == 0 {
-		return fmt.Errorf("%s with block size %d: both must be given", action, m.BlockSize)
+		return fmt.Errorf("with block size %d: both must be given", m.BlockSize)
 	}
 	key, err := modelKey(m.Name)
 	if err != nil {
-		return fmt.Errorf("register model: %w", err)
+		return err
 	}
 	text, err := json.Marshal(m)
 	if err != nil {
-		return fmt.Errorf("%s: %w", action, err)
+		return err
 	}
-	err = n.meta.create(ctx, key, text)
-	if err == nil {
-		return nil
-	}
-	if !errors.Is(err, ErrConflict) {
-		return fmt.Errorf("%s: %w", action, err)
+	if err = n.meta.create(ctx, key, text); !errors.Is(err, ErrConflict) {
+		return err
 	}
 	there, err := n.Model(ctx, m.Name)
-	if err != nil {
-		return fmt.Errorf("%s: %w", action, err)
+	if err == nil && there.BlockSize != m.BlockSize {
+		err = fmt.Errorf("%w: registered with block size %d, this worker has %d", ErrMismatch, there.BlockSize,
+			m.BlockSize)
 	}
-	if there.BlockSize != m.BlockSize {
-		return fmt.Errorf("%s: %w: registered with block size %d, this worker has %d", action, ErrMismatch,
-			there.BlockSize, m.BlockSize)
-	}
-	return nil
+	return err
 }
 
 // Model is what was registered for a model; [ErrNotFound] if nothing was.
@@ -248,6 +249,6 @@ func (n *Namespace) Models(ctx context.Context) ([]Model, error) {
 		}
 		models = append(models, m)
 	}
-	sort.Slice(models, func(i, j int) bool { return strings.Compare(models[i].Name, models[j].Name) < 0 })
+	slices.SortFunc(models, func(a, b Model) int { return cmp.Compare(a.Name, b.Name) })
 	return models, nil
 }

@@ -25,41 +25,21 @@ func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", action, err)
 	}
-	inbox := b.c.nc.NewInbox()
-	answers := make(chan *nats.Msg, 1100)
-	sub, err := b.c.nc.ChanSubscribe(inbox, answers)
-	if err != nil {
-		return nil, failed(action, err)
-	}
-	defer func() { _ = sub.Unsubscribe() }() // fails only without a connection, and then nothing comes
-	subject := b.c.api + "DIRECT.GET." + b.stream
-	err = b.c.try(ctx, subject, func(ctx context.Context) error {
-		if err := b.c.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: inbox, Data: args}); err != nil {
-			return err
-		}
-		for {
-			select {
-			case m := <-answers:
-				switch m.Header.Get("Status") {
-				case "":
-					entry, err := b.entry(m)
-					if err != nil {
-						return err
-					}
-					if m.Header.Get(headerKVOperation) == "" {
-						entries = append(entries, entry)
-					}
-				case "204", "404": // the end; nothing there
-					return nil
-				case "503":
-					return nats.ErrNoResponders
-				default:
-					return fmt.Errorf("%s %s", m.Header.Get("Status"), m.Header.Get("Description"))
-				}
-			case <-ctx.Done():
-				return context.Cause(ctx)
+	m := &nats.Msg{Subject: b.c.api + "DIRECT.GET." + b.stream, Data: args}
+	err = b.c.collect(ctx, b.c.attempt, m, func(m *nats.Msg) (bool, error) {
+		switch m.Header.Get("Status") {
+		case "":
+			entry, err := b.entry(m)
+			if err == nil && m.Header.Get(headerKVOperation) == "" {
+				entries = append(entries, entry)
 			}
+			return false, err
+		case "204", "404": // the end; nothing there
+			return true, nil
+		case "503":
+			return false, nats.ErrNoResponders
 		}
+		return false, fmt.Errorf("%s %s", m.Header.Get("Status"), m.Header.Get("Description"))
 	})
 	return entries, failed(action, err)
 }

@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -325,93 +324,6 @@ func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error 
 	}
 	p.dead = fmt.Errorf("%w: sequence %d is not there any more and was not trimmed", ErrLost, p.last)
 	return p.dead
-}
-
-// lastMessage is a message read by subject, with its headers.
-type lastMessage struct {
-	Message
-	header nats.Header
-}
-
-// writer reads who wrote a message, in which flush and at which place in it.
-func (m *lastMessage) writer() (id string, flush uint64, pos int) {
-	tag, add := m.header.Get(headerWriter), 0
-	if batch := m.header.Get(headerBatchID); batch != "" {
-		tag = batch
-		seq, err := strconv.Atoi(m.header.Get(headerBatchSeq))
-		if err != nil {
-			return "", 0, 0
-		}
-		add = seq - 1
-	}
-	parts := strings.Split(tag, ".")
-	if len(parts) < 3 {
-		return tag, 0, 0
-	}
-	flush, err1 := strconv.ParseUint(parts[1], 10, 64)
-	pos, err2 := strconv.Atoi(parts[2])
-	if err1 != nil || err2 != nil {
-		return tag, 0, 0
-	}
-	return parts[0], flush, pos + add
-}
-
-// lastOn reads the last message on a subject from the stream's leader, again and again until there is an answer.
-func (c *Conn) lastOn(ctx context.Context, stream, subject string) (m *lastMessage, err error) {
-	err = c.retry(ctx, func() (err error) {
-		m, err = c.lastOnce(ctx, stream, subject)
-		return err
-	})
-	return m, failed("read the last message on "+subject, err)
-}
-
-// lastOnce is lastOn, once. Unlike a direct get, which any replica answers from what it has, it cannot miss
-// what the leader has acknowledged.
-func (c *Conn) lastOnce(ctx context.Context, stream, subject string) (*lastMessage, error) {
-	a, err := c.getMessage(ctx, stream, map[string]any{"last_by_subj": subject})
-	if err != nil {
-		return nil, err
-	}
-	m := &lastMessage{Message: Message{
-		Seq:     events.StreamSeq(a.Seq),
-		Time:    events.Millis(a.Time.UnixMilli()),
-		Subject: a.Subject,
-		Data:    a.Data,
-	}}
-	if len(a.Header) > 0 {
-		if m.header, err = nats.DecodeHeadersMsg(a.Header); err != nil {
-			return nil, fmt.Errorf("headers of message %d: %w", m.Seq, err)
-		}
-	}
-	return m, nil
-}
-
-// firstFrom is the sequence of the first message at or after seq, as the leader has it.
-func (c *Conn) firstFrom(ctx context.Context, stream string, seq events.StreamSeq) (events.StreamSeq, error) {
-	a, err := c.getMessage(ctx, stream, map[string]any{"seq": seq, "next_by_subj": ">"})
-	return events.StreamSeq(a.Seq), err
-}
-
-// storedMessage is a message in an answer to STREAM.MSG.GET.
-type storedMessage struct {
-	Subject string    `json:"subject"`
-	Seq     uint64    `json:"seq"`
-	Header  []byte    `json:"hdrs"`
-	Data    []byte    `json:"data"`
-	Time    time.Time `json:"time"`
-}
-
-// getMessage asks the leader of a stream for a message, once.
-func (c *Conn) getMessage(ctx context.Context, stream string, args map[string]any) (storedMessage, error) {
-	body, err := json.Marshal(args)
-	if err != nil {
-		return storedMessage{}, err
-	}
-	var a struct {
-		Message storedMessage `json:"message"`
-	}
-	err = c.callOnce(ctx, "STREAM.MSG.GET."+stream, body, &a)
-	return a.Message, err
 }
 
 // RanksInLog lists the ranks of a worker that have messages in the log, ascending.

@@ -42,10 +42,7 @@ type Update struct {
 
 // Notice is one of [CaughtUp], [AtEnd], [Unavailable], [Recovered], and, as the last that a reader sends, [Truncated],
 // [EpochChanged], [Regressed].
-type Notice interface {
-	fmt.Stringer
-	final() bool
-}
+type Notice interface{ fmt.Stringer }
 
 // CaughtUp says, once, that everything has been sent that was in the stream when the reader first saw it.
 type CaughtUp struct{ Seq events.StreamSeq }
@@ -81,14 +78,6 @@ type EpochChanged struct {
 // backup. The reader has ended.
 type Regressed struct{ Applied, Last events.StreamSeq }
 
-func (CaughtUp) final() bool     { return false }
-func (AtEnd) final() bool        { return false }
-func (Unavailable) final() bool  { return false }
-func (Recovered) final() bool    { return false }
-func (Truncated) final() bool    { return true }
-func (EpochChanged) final() bool { return true }
-func (Regressed) final() bool    { return true }
-
 func (n CaughtUp) String() string    { return fmt.Sprintf("caught up at %d", n.Seq) }
 func (n AtEnd) String() string       { return fmt.Sprintf("the end is %d", n.Seq) }
 func (n Unavailable) String() string { return fmt.Sprintf("unavailable: %v", n.Err) }
@@ -103,9 +92,6 @@ func (n Regressed) String() string {
 	return fmt.Sprintf("regressed: %d was applied, the stream ends at %d or has another message there", n.Applied,
 		n.Last)
 }
-
-// final reports whether a notice is the last that a reader sends.
-func final(n Notice) bool { return n != nil && n.final() }
 
 // ReaderConfig says what to read and to whom it goes.
 type ReaderConfig struct {

@@ -39,7 +39,7 @@ type ServerOptions struct {
 
 	// MaxStore bounds all streams and buckets together, in bytes; their own limits are reserved from it when
 	// they are created. Default: what is in the folder at the start plus nine tenths of what is free on its
-	// disk; [Server.Tend] raises that if the disk gets more room. Beyond it writes are refused with [ErrFull]
+	// disk; [Server.Supervise] raises that if the disk gets more room. Beyond it writes are refused with [ErrFull]
 	// until there is room; a disk that is really full is worse, see [Server.Health].
 	MaxStore  int64
 	MaxMemory int64 // bytes for streams and consumers in memory; default 256 MiB
@@ -272,7 +272,7 @@ func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProces
 // Health is nil while the server can do its work. Otherwise it says what is wrong; above all that a stream
 // could not be written (the disk is full or broken). nats-server then answers nothing that would write to that
 // stream, not even a purge, until it is started anew, whatever room there is meanwhile: see [Server.Restart], and
-// [Server.Tend], which does it when it helps.
+// [Server.Supervise], which does it when it helps.
 func (s *Server) Health() error {
 	health := s.current().Healthz(&server.HealthzOptions{})
 	if health.StatusCode == 200 {

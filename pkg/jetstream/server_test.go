@@ -330,7 +330,7 @@ func TestTendGrows(t *testing.T) {
 		done, grown := make(chan struct{}), int64(0)
 		go func() {
 			defer close(done)
-			s.tend(ctx, time.Millisecond, TendHooks{Grown: func(bytes int64) { grown = bytes; cancel() }})
+			s.supervise(ctx, time.Millisecond, SuperviseHooks{Grown: func(bytes int64) { grown = bytes; cancel() }})
 		}()
 		return func() int64 { cancel(); <-done; return grown }
 	}

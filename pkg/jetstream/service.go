@@ -375,3 +375,20 @@ func (c *Conn) Subscribe(subject string, handle func(Request)) (stop func(), err
 		}
 	}, nil
 }
+
+// Listen calls heard with each message on a subject, one at a time, until ctx ends; it then returns ctx's error. While
+// heard works messages wait in memory, up to the client's bounds of 64 MiB; beyond, they are dropped and
+// ConnHooks.AsyncError is told. What is published while there is no connection is not heard.
+func (c *Conn) Listen(ctx context.Context, subject string, heard func(data []byte)) error {
+	stop, err := c.Subscribe(subject, func(r Request) {
+		if ctx.Err() == nil {
+			heard(r.Body)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	defer stop()
+	<-ctx.Done()
+	return ctx.Err()
+}

@@ -88,33 +88,10 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 // consumer is on the stream of info.
 func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop func(), err error) {
 	c := r.ns.c
-	name := "kvatlas-" + nuid.Next()
-	create, err := json.Marshal(map[string]any{"stream_name": r.stream, "config": jetstream.ConsumerConfig{
-		Name:              name,
-		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq:       uint64(s.next),
-		AckPolicy:         jetstream.AckNonePolicy,
-		InactiveThreshold: 30 * time.Second, // the server forgets it by itself when we are gone
-		Replicas:          1,
-		MemoryStorage:     true,
-	}})
+	name, _, forget, err := c.newConsumer(ctx, r.stream, info.Epoch, jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: uint64(s.next),
+	})
 	if err != nil {
-		return nil, err
-	}
-	if err := c.callOnce(ctx, "CONSUMER.CREATE."+r.stream+"."+name, create, nil); err != nil {
-		return nil, err
-	}
-	forget := func() {
-		// A courtesy; if it does not arrive the server waits for InactiveThreshold.
-		_ = c.nc.Publish(c.api+"CONSUMER.DELETE."+r.stream+"."+name, nil)
-	}
-	// The stream of this epoch was there before the consumer was made, and is there now: it is the consumer's.
-	again, err := r.look(ctx)
-	if err == nil && again.Epoch != info.Epoch {
-		err = errLookAgain
-	}
-	if err != nil {
-		forget()
 		return nil, err
 	}
 	ask, err := json.Marshal(map[string]any{
@@ -144,6 +121,43 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 		_ = sub.Unsubscribe()   // fails only without a connection
 		forget()
 	}, nil
+}
+
+// newConsumer makes an ephemeral consumer of a stream, in memory and without acknowledgements, and says how many messages
+// it has to send. It makes sure that it is of the stream of that epoch, which was there before; else the error is
+// errLookAgain.
+func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg jetstream.ConsumerConfig) (name string,
+	pending uint64, forget func(), err error) {
+	cfg.Name = "kvatlas-" + nuid.Next()
+	cfg.AckPolicy = jetstream.AckNonePolicy
+	cfg.InactiveThreshold = 30 * time.Second // the server forgets it by itself when we are gone
+	cfg.Replicas, cfg.MemoryStorage = 1, true
+	create, err := json.Marshal(map[string]any{"stream_name": stream, "config": cfg})
+	if err != nil {
+		return "", 0, nil, err
+	}
+	verb := stream + "." + cfg.Name
+	if cfg.FilterSubject != "" {
+		verb += "." + cfg.FilterSubject
+	}
+	var made struct {
+		Pending uint64 `json:"num_pending"`
+	}
+	if err := c.callOnce(ctx, "CONSUMER.CREATE."+verb, create, &made); err != nil {
+		return "", 0, nil, err
+	}
+	// A courtesy; if it does not arrive the server waits for InactiveThreshold.
+	forget = func() { _ = c.nc.Publish(c.api+"CONSUMER.DELETE."+stream+"."+cfg.Name, nil) }
+	// The stream of this epoch was there before the consumer was made, and is there now: it is the consumer's.
+	var now streamAnswer
+	err = c.callOnce(ctx, "STREAM.INFO."+stream, nil, &now)
+	if err == nil && now.epoch() != epoch {
+		err = errLookAgain
+	}
+	if err != nil {
+		forget()
+	}
+	return cfg.Name, made.Pending, forget, err
 }
 
 // pump moves messages from the session to Out, and watches.
@@ -284,13 +298,13 @@ func (s *session) end(err error) {
 		s.err = err
 	}
 	s.mu.Unlock()
-	s.nudge()
+	nudge(s.wake)
 }
 
-// nudge makes the reader's goroutine look at the session.
-func (s *session) nudge() {
+// nudge makes who waits for a channel of capacity 1 look.
+func nudge(wake chan struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case wake <- struct{}{}:
 	default:
 	}
 }
@@ -348,7 +362,7 @@ func (s *session) take(msg *nats.Msg) {
 		s.err = errOtherMsg
 	}
 	if s.err != nil {
-		s.nudge()
+		nudge(s.wake)
 		return
 	}
 	s.next++
@@ -359,7 +373,7 @@ func (s *session) take(msg *nats.Msg) {
 	}
 	if !s.passed {
 		s.passed = true
-		s.nudge()
+		nudge(s.wake)
 		return
 	}
 	if s.buf == nil {
@@ -367,7 +381,7 @@ func (s *session) take(msg *nats.Msg) {
 	}
 	s.buf = append(s.buf, Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject, Data: msg.Data})
 	if len(s.buf) == 1 {
-		s.nudge()
+		nudge(s.wake)
 	}
 }
 
@@ -377,7 +391,7 @@ func (s *session) status(msg *nats.Msg) {
 	code, text := msg.Header.Get("Status"), msg.Header.Get("Description")
 	if code == "100" { // it is sent when the consumer has had nothing to send for a while
 		s.emptied = time.Now()
-		s.nudge()
+		nudge(s.wake)
 		return
 	}
 	unsent, err := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
@@ -385,7 +399,7 @@ func (s *session) status(msg *nats.Msg) {
 		s.err = fmt.Errorf("%w: %s %s", errEnded, code, text)
 	}
 	s.left -= unsent
-	s.nudge()
+	nudge(s.wake)
 }
 
 // delivery is what a message's reply subject says (ADR-15; nats.go internal/parser):

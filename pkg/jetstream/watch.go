@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -40,9 +39,6 @@ const (
 	watchLook      = 5 * time.Second // how often the stream is compared with the one that was there
 )
 
-// errWatchAgain ends a watch's session without being news.
-var errWatchAgain = errors.New("watch again")
-
 // Watch tells take what is in the bucket and what changes, from one goroutine, until ctx ends. While take is busy,
 // changes of the same key become one: what waits is bounded by the number of keys.
 //
@@ -55,7 +51,7 @@ func (b *Bucket) Watch(ctx context.Context, take func(Watched)) {
 		if ctx.Err() != nil {
 			return
 		}
-		if !errors.Is(err, errWatchAgain) && !down {
+		if !errors.Is(err, errLookAgain) && !down {
 			down = true
 			take(Watched{Err: failed("watch bucket "+b.name, err)})
 		}
@@ -99,33 +95,16 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 		return err
 	}
 	defer sub.Unsubscribe()
-	name := "kvatlas-" + nuid.Next()
-	create, err := json.Marshal(map[string]any{"stream_name": b.stream, "config": jetstream.ConsumerConfig{
-		Name: name, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: keySubject(b.name,
-			">"), AckPolicy: jetstream.AckNonePolicy,
-		DeliverSubject: inbox, IdleHeartbeat: watchHeartbeat, InactiveThreshold: 30 * time.Second, Replicas: 1,
-		MemoryStorage: true,
-	}})
-	var made struct {
-		Pending uint64 `json:"num_pending"`
-	}
-	if err == nil {
-		err = c.callOnce(ctx, "CONSUMER.CREATE."+b.stream+"."+name+"."+keySubject(b.name, ">"), create, &made)
-	}
-	var after streamAnswer
-	if err == nil {
-		// a courtesy; else the server forgets it
-		defer func() { _ = c.nc.Publish(c.api+"CONSUMER.DELETE."+b.stream+"."+name, nil) }()
-		err = c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &after)
-	}
-	if err == nil && !after.Created.Equal(before.Created) {
-		err = errWatchAgain
-	}
-	s.left, s.heard = made.Pending, time.Now()
+	_, pending, forget, err := c.newConsumer(ctx, b.stream, before.epoch(), jetstream.ConsumerConfig{
+		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: keySubject(b.name, ">"),
+		DeliverSubject: inbox, IdleHeartbeat: watchHeartbeat,
+	})
+	s.left, s.heard = pending, time.Now()
 	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
+	defer forget()
 	begun()
 	take(Watched{Anew: true, Epoch: before.Created})
 	current := false
@@ -148,7 +127,7 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 		case <-s.wake:
 		case <-beat.C:
 			if s.silent() {
-				return errWatchAgain
+				return errLookAgain
 			}
 			if time.Since(looked) < watchLook {
 				continue
@@ -158,8 +137,8 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 			switch err := c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &now); {
 			case err != nil && classOf(err) == ErrNotFound:
 				return err
-			case err == nil && !now.Created.Equal(before.Created):
-				return errWatchAgain
+			case err == nil && now.epoch() != before.epoch():
+				return errLookAgain
 			}
 		}
 	}
@@ -178,12 +157,12 @@ func (s *watchSession) take(m *nats.Msg) {
 	case !ok && m.Header.Get("Status") == "100": // a heartbeat, which says what the last delivery was
 		if last, err := strconv.ParseUint(m.Header.Get("Nats-Last-Consumer"), 10, 64); err == nil &&
 			last != s.nextDel-1 {
-			s.err = errWatchAgain
+			s.err = errLookAgain
 		}
 	case !ok || !strings.HasPrefix(m.Subject, s.prefix):
-		s.err = fmt.Errorf("%w: %s %s", errWatchAgain, m.Header.Get("Status"), m.Header.Get("Description"))
+		s.err = fmt.Errorf("%w: %s %s", errLookAgain, m.Header.Get("Status"), m.Header.Get("Description"))
 	case d.consumerSeq != s.nextDel:
-		s.err = errWatchAgain
+		s.err = errLookAgain
 	default:
 		s.nextDel++
 		s.left -= min(s.left, 1)
@@ -199,10 +178,7 @@ func (s *watchSession) take(m *nats.Msg) {
 			Deleted: m.Header.Get(headerKVOperation) != "" || m.Header.Get("Nats-Marker-Reason") != "",
 		}
 	}
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	nudge(s.wake)
 }
 
 // drain takes what has come. done says that all has come that was there at the beginning.

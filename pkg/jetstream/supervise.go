@@ -5,68 +5,73 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/kvatlas/kvatlas/internal/hooks"
 )
 
-// TendHooks tell what [Server.Tend] finds and does, from its goroutine. Each may be nil.
-type TendHooks struct {
+// SuperviseHooks tell what [Server.Supervise] finds and does, from its goroutine. Each may be nil.
+type SuperviseHooks struct {
 	// it cannot do its work; without room on the disk it is left as it is until there is some
-	Ill    func(why error, room bool)
-	Mended func()            // it can again
-	Failed func(err error)   // it could not be started anew; that is tried again
-	Grown  func(bytes int64) // the disk has more room than there was: the bound on what is stored is this now
+	Unhealthy func(why error, room bool)
+	Recovered func()            // it can again
+	Failed    func(err error)   // it could not be started anew; that is tried again
+	Grown     func(bytes int64) // the disk has more room than there was: the bound on what is stored is this now
 }
 
-// The waits of Tend.
+// The waits of Supervise.
 const (
-	tendEvery   = 5 * time.Second
-	tendSlowest = time.Minute // between two restarts, if they do not help
+	superviseEvery = 5 * time.Second
+	slowestRestart = time.Minute // between two restarts, if they do not help
 )
 
-// Tend looks after the server until ctx ends, every few seconds.
+// Supervise looks after the server until ctx ends, every few seconds.
 //
-// If it can no longer write it is started anew, once its disk has room: a restart on a full disk would mend nothing,
+// If it can no longer write it is started anew, once its disk has room: a restart on a full disk would help nothing,
 // part everybody from the server, and truncates files that nats-server writes when it ends. Restarts that do not help
 // become rarer.
 //
 // If nobody has set [ServerOptions.MaxStore] and the disk has more room than at the start, the bound grows, with
 // nothing interrupted. It does not shrink: what others take from the disk meanwhile is seen in [Server.Limit].
-func (s *Server) Tend(ctx context.Context, h TendHooks) { s.tend(ctx, tendEvery, h) }
+func (s *Server) Supervise(ctx context.Context, h SuperviseHooks) {
+	s.supervise(ctx, superviseEvery, h)
+}
 
-func (s *Server) tend(ctx context.Context, every time.Duration, h TendHooks) {
-	said := "" // what was told of an illness that lasts
+func (s *Server) supervise(ctx context.Context, every time.Duration, h SuperviseHooks) {
+	hooks.Fill(&h)
+	reported := "" // why it is unhealthy
 	var last time.Time
-	well := func() {
-		if said != "" && h.Mended != nil {
-			h.Mended()
+	recovered := func() {
+		if reported != "" {
+			h.Recovered()
 		}
-		said = ""
+		reported = ""
 	}
 	for pause := every; sleep(ctx, every); {
 		why := s.Health()
 		if why == nil {
-			well()
-			if bytes := s.grow(); bytes > 0 && h.Grown != nil {
+			recovered()
+			if bytes := s.grow(); bytes > 0 {
 				h.Grown(bytes)
 			}
 			continue
 		}
 		room := s.hasRoom()
-		if text := why.Error(); text != said && h.Ill != nil {
-			h.Ill(why, room)
-			said = text
+		if text := why.Error(); text != reported {
+			h.Unhealthy(why, room)
+			reported = text
 		}
 		if !room || time.Since(last) < pause {
 			continue
 		}
-		if pause = every; !last.IsZero() && time.Since(last) < tendSlowest {
-			pause = min(2*time.Since(last), tendSlowest)
+		if pause = every; !last.IsZero() && time.Since(last) < slowestRestart {
+			pause = min(2*time.Since(last), slowestRestart)
 		}
 		last = time.Now()
 		err := s.Restart(ctx)
 		if err == nil && s.Health() == nil {
-			well()
+			recovered()
 		}
-		if err != nil && h.Failed != nil && ctx.Err() == nil {
+		if err != nil && ctx.Err() == nil {
 			h.Failed(err)
 		}
 	}
