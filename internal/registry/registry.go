@@ -241,7 +241,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			is, other, err := r.operators.see(e)
 			switch {
 			case err != nil:
-				hooks = append(hooks, func() { r.cfg.Hooks.Bad(e.Key, err) })
+				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
 			case is && e.Deleted:
 				r.marks[e.Key] = e.Revision
 			case is:
