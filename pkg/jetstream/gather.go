@@ -35,8 +35,8 @@ func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentT
 	return replies, failed("gather "+subject, err)
 }
 
-// collect sends a message and hands each answer to receive, until that reports the last one, or an error, or the time is
-// over.
+// collect sends a message and hands each answer to receive, until that reports the last one, or an error, or the time
+// is over.
 func (c *Conn) collect(ctx context.Context, wait time.Duration, m *nats.Msg,
 	receive func(*nats.Msg) (last bool, err error)) error {
 	m.Reply = c.nc.NewInbox()

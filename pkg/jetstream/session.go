@@ -123,9 +123,9 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 	}, nil
 }
 
-// newConsumer makes an ephemeral consumer of a stream, in memory and without acknowledgements, and says how many messages
-// it has to send. It makes sure that it is of the stream of that epoch, which was there before; else the error is
-// errLookAgain.
+// newConsumer makes an ephemeral consumer of a stream, in memory and without acknowledgements, and says how many
+// messages it has to send. It makes sure that it is of the stream of that epoch, which was there before; else the error
+// is errLookAgain.
 func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg jetstream.ConsumerConfig) (name string,
 	pending uint64, forget func(), err error) {
 	cfg.Name = "kvatlas-" + nuid.Next()
