@@ -82,9 +82,6 @@ func (a Arm) policy() string {
 	return "dynamo"
 }
 
-// approxTTL is how long a router believes that a worker holds what it sent there.
-const approxTTL = 120 * 1_000_000 // µs
-
 // loads is what a router knows of the requests under way on one worker, by the rules of Dynamo's slot tracker: prefill
 // counts until the first token; blocks, which requests share, and requests count until the end.
 type loads struct {
@@ -134,6 +131,7 @@ type fleet struct {
 	answer  radix.Answer
 
 	tableBlocks, tableDepth int
+	ttl                     micros
 
 	rng        *rand.Rand
 	workers    []routing.Worker
@@ -150,6 +148,9 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 	}
 	if f.tableDepth = math.MaxInt; cfg.TableDepth > 0 {
 		f.tableDepth = max(1, cfg.TableDepth/e.BlockSize)
+	}
+	if f.ttl = after(cfg.TTL); cfg.TTL == 0 {
+		f.ttl = after(120)
 	}
 	for w := range f.workers {
 		f.workers[w] = routing.Worker{ID: events.WorkerID(fmt.Sprintf("w%d", w)),
@@ -292,7 +293,7 @@ func (f *fleet) book(router *router, r *request, prefill int, now micros) {
 		t := &router.tables[r.worker]
 		if t.lru == nil {
 			for _, b := range blocks {
-				t.until.set(b, now+approxTTL)
+				t.until.set(b, now+f.ttl)
 			}
 		} else {
 			b.lru = t.lru

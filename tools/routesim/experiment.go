@@ -44,6 +44,7 @@ type Report struct {
 type Point struct {
 	Rate  float64 `json:"rate,omitempty"` // of a workload of one stage; else see Runs[i].Stages
 	Ratio float64 `json:"capacity_by_working_set"`
+	Bound Bounds  `json:"bounds"`
 	Runs  []*Run  `json:"runs"`
 	Exact []Worth `json:"exactness,omitempty"`
 }
@@ -100,7 +101,7 @@ func Compare(ctx context.Context, o Options) (*Report, error) {
 			if len(w.Stages) == 1 {
 				p.Rate = w.Stages[0].Rate
 			}
-			bounds := Bound(&w, rep.Workers)
+			p.Bound = Bound(&w, rep.Workers)
 			for _, arm := range o.Arms {
 				for _, routers := range o.Routers {
 					if !arm.scales() && routers != o.Routers[0] {
@@ -123,7 +124,7 @@ func Compare(ctx context.Context, o Options) (*Report, error) {
 					if err != nil {
 						return nil, err
 					}
-					run.Funnel.bound(bounds)
+					run.Funnel.bound(p.Bound)
 					before += w.requests()
 					p.Runs = append(p.Runs, run)
 				}

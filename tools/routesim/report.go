@@ -18,7 +18,8 @@ func (rep *Report) Print(w io.Writer) error {
 		if p.Rate > 0 {
 			fmt.Fprintf(w, ", %.2f requests/s", p.Rate)
 		}
-		fmt.Fprintln(w)
+		fmt.Fprintf(w, "\none cache with the fleet's memory would reuse %s, if it knew what comes %s, without bounds %s\n",
+			percent(p.Bound.LRU), percent(p.Bound.Capacity), percent(p.Bound.Offered))
 		if err := p.print(w); err != nil {
 			return err
 		}

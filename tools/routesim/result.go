@@ -3,6 +3,8 @@ package routesim
 import (
 	"math"
 	"slices"
+
+	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
 // Run is what came of one arm on one workload. The warm-up counts in nothing but its own stage.
@@ -153,6 +155,7 @@ func figures(list []*request) Figures {
 type Bounds struct {
 	Offered  float64 `json:"offered"`  // a cache without bounds
 	Capacity float64 `json:"capacity"` // a cache with the memory of the fleet that evicts what is needed latest
+	LRU      float64 `json:"lru"`      // the same, but that it evicts what was used least recently, as engines do
 	Distinct int     `json:"distinct"` // tokens of different blocks: the working set
 }
 
@@ -160,6 +163,7 @@ type Bounds struct {
 func Bound(w *Workload, workers int) Bounds {
 	size := w.Engine.BlockSize
 	room := workers*((w.Engine.Capacity+w.Engine.Host)/size) + w.Engine.Store/size
+	var arrivals []Arrival
 	var refs [][]block // by request, the blocks in order
 	var usable []int   // how many of them may be reused
 	var warm []bool
@@ -167,7 +171,7 @@ func Bound(w *Workload, workers int) Bounds {
 	for _, st := range w.Stages {
 		for _, a := range st.Arrivals {
 			list := a.Prompt.blocks
-			refs = append(refs, list)
+			arrivals, refs = append(arrivals, a), append(refs, list)
 			usable = append(usable, min(len(list), (a.Prompt.Tokens-1)/size))
 			if warm = append(warm, st.Warm); !st.Warm {
 				tokens += a.Prompt.Tokens
@@ -192,6 +196,13 @@ func Bound(w *Workload, workers int) Bounds {
 	seen := make([]bool, len(w.names))
 	held, latest := 0, 0
 	offered, allowed := 0, 0
+	lru, recent := enginesim.NewCache(room), 0
+	for i, a := range arrivals {
+		if names := a.Prompt.Names; !warm[i] {
+			recent += lru.Hit(names[:usable[i]])
+		}
+		lru.Use(a.Prompt.Names, nil)
+	}
 	for i, list := range refs {
 		for j, id := range list {
 			if seen[id] && j < usable[i] && !warm[i] {
@@ -226,5 +237,5 @@ func Bound(w *Workload, workers int) Bounds {
 		}
 	}
 	share := func(blocks int) float64 { return float64(blocks*size) / float64(max(1, tokens)) }
-	return Bounds{share(offered), share(allowed), (len(w.names) - 1) * size}
+	return Bounds{share(offered), share(allowed), share(recent), (len(w.names) - 1) * size}
 }

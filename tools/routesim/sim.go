@@ -40,6 +40,9 @@ type Config struct {
 	// EventLag is how long an engine's events take to an index, in seconds.
 	EventLag float64
 
+	// TTL is how long an approximate router with TTL believes, in seconds; 0: 120.
+	TTL float64
+
 	// TableTokens is how much an approximate router with LRU believes that a worker holds; 0: what it has memory for.
 	// TableDepth is how many tokens of a prompt approximate routers look at; 0: all.
 	TableTokens, TableDepth int

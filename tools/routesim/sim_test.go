@@ -275,6 +275,9 @@ func TestBound(t *testing.T) {
 		if x := float64(allowed*cfg.BlockSize) / float64(tokens); x != got.Capacity {
 			t.Errorf("seed %d: allowed %v, want %v", seed, got.Capacity, x)
 		}
+		if got.LRU > got.Capacity || got.Capacity > got.Offered || seed == 0 && got.LRU == 0 {
+			t.Errorf("seed %d: %+v", seed, got)
+		}
 		if got.Distinct != len(seen)*cfg.BlockSize {
 			t.Errorf("seed %d: %d distinct, want %d", seed, got.Distinct, len(seen)*cfg.BlockSize)
 		}
