@@ -144,10 +144,11 @@ func pair(tb testing.TB) (a, b *Replica, queries [][]events.SeqHash) {
 	return a, b, queries
 }
 
+// give has a replica receive messages now.
 func give(tb testing.TB, list []Message, to *Replica) (bytes int) {
 	for _, m := range list {
 		bytes += len(m.Data)
-		if err := to.Receive(0, m.Data); err != nil {
+		if err := to.Receive(to.now, m.Data); err != nil {
 			tb.Fatal(err)
 		}
 	}

@@ -32,6 +32,7 @@ const (
 	syncMost    = 10 * time.Second        // a node that starts does not wait for longer
 	calmAfter   = 20 * time.Millisecond   // without a change of a table; events take less
 	doubtMost   = 10 * time.Second        // that digests may differ while tables change all the time
+	silence     = 1100 * time.Millisecond // two beats: the node may have died, and its last messages reached some only
 	tickPeriod  = time.Second
 )
 
@@ -70,8 +71,8 @@ type Replica struct {
 	cfg      ReplicaConfig
 	models   []*replica
 	byName   map[Model]*replica
-	peers    map[uint64]time.Duration // when a node was last heard
-	others   time.Duration            // when a ready node was last heard, or this one began
+	peers    map[uint64]*other
+	others   time.Duration // when a ready node was last heard, or this one began
 	out      []Message
 	outBytes int
 	nextBeat time.Duration
@@ -83,6 +84,12 @@ type Replica struct {
 	ready  bool
 	source uint64        // whose tables are waited for; 0: nobody's
 	since  time.Duration // when it was asked
+}
+
+// other is another node.
+type other struct {
+	heard  time.Duration // when it was last
+	silent bool          // it was not for a while, and that was noted
 }
 
 // replica is the table of one model.
@@ -107,7 +114,8 @@ type replica struct {
 type peer struct {
 	got       seen // which of its messages of events have come, or are not needed any more
 	exchanged time.Duration
-	agreed    time.Duration // when the digests were equal, or were last seen to
+	agreed    time.Duration // when the digests were last equal, or compared
+	doubt     bool          // something may have reached one of the two only
 	in        [2]incoming   // a summary that wants an answer; one that is an answer
 }
 
@@ -123,7 +131,7 @@ func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 	if cfg.Models <= 0 {
 		cfg.Models = 256
 	}
-	r := &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]time.Duration{}}
+	r := &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]*other{}}
 	r.begin(now)
 	return r
 }
@@ -293,9 +301,14 @@ func (r *Replica) Step(now time.Duration) []Message {
 	}
 	if now >= r.nextBeat {
 		r.nextBeat = now + beatPeriod
-		for peer, at := range r.peers {
-			if now-at > peerLife {
-				delete(r.peers, peer)
+		for origin, o := range r.peers {
+			if now-o.heard > peerLife {
+				delete(r.peers, origin)
+			} else if now-o.heard > silence && !o.silent {
+				o.silent = true
+				for _, m := range r.models {
+					m.doubt()
+				}
 			}
 		}
 		for _, m := range r.models {
@@ -359,8 +372,13 @@ func (r *Replica) beat(answers uint64) {
 
 // Receive takes what another node has sent. The errors are for counters: there is nothing to do.
 func (r *Replica) Receive(now time.Duration, data []byte) error {
-	r.now = now
 	m, err := decode(data, r.cfg.Origin)
+	return r.accept(now, m, err)
+}
+
+// accept takes a message that was read, or why it could not be.
+func (r *Replica) accept(now time.Duration, m *message, err error) error {
+	r.now = now
 	if err != nil {
 		if err == errVersion {
 			r.Counts.OtherVersion++
@@ -373,7 +391,7 @@ func (r *Replica) Receive(now time.Duration, data []byte) error {
 		return nil
 	}
 	r.Counts.Received++
-	r.peers[m.from] = now
+	r.peers[m.from] = &other{heard: now}
 	switch m.kind {
 	case kindBeat:
 		r.heard(m.from, &m.beat)
@@ -410,8 +428,19 @@ func (m *replica) take(now time.Duration, list []event) {
 			delete(m.want, e.key)
 		}
 	}
+	if m.table.suspect {
+		m.table.suspect = false
+		m.doubt()
+	}
 	m.touch(now)
 	m.settle()
+}
+
+// doubt says that some nodes may know what others do not, though nobody will miss a message.
+func (m *replica) doubt() {
+	for _, p := range m.peers {
+		p.doubt = true
+	}
 }
 
 // settle ends the wait for a source's table if all of it has come.
@@ -485,9 +514,8 @@ func (r *Replica) heard(from uint64, b *beat) {
 			r.summarize(m, from, nil)
 		case r.ready != b.ready: // who starts asks one node for all
 		case r.now-p.exchanged < exchangeGap:
-		case !p.got.all(d.sent), t.suspect, !equal && d.calm && m.calm(r.now), r.now-p.agreed >= doubtMost:
-			t.suspect = false
-			p.agreed = r.now
+		case !p.got.all(d.sent), p.doubt, !equal && d.calm && m.calm(r.now), r.now-p.agreed >= doubtMost:
+			p.agreed, p.doubt = r.now, false
 			r.Counts.Exchanges++
 			r.summarize(m, from, nil)
 		}

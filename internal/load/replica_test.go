@@ -727,6 +727,93 @@ func TestTheShortestLifeCounts(t *testing.T) {
 	}
 }
 
+// churn lets time pass. If the tables are to be busy the nodes book and free a request of their own each millisecond.
+func (w *world) churn(d time.Duration, busy bool, nodes ...*simNode) {
+	for end := w.now + d; w.now < end; w.run(time.Millisecond) {
+		for i, n := range nodes {
+			id, m := fmt.Sprint("busy", i), testModels[0]
+			if busy && n.Book(w.now, m, Booking{ID: id, Rank: rankKey(0)}) != nil {
+				_ = n.Free(w.now, m, id)
+			}
+		}
+	}
+}
+
+// TestUnmissed has differences of which no missed message tells. They are gone within two seconds, whether tables
+// change meanwhile or not.
+func TestUnmissed(t *testing.T) {
+	for name, do := range map[string]func(w *world, m Model) (last *simNode, is func(t *Table) bool){
+		"a node dies when its last booking has reached one of two": func(w *world, m Model) (*simNode,
+			func(*Table) bool) {
+			w.nodes[1].group = 1
+			if err := w.nodes[2].Book(w.now, m, Booking{ID: "last", Rank: rankKey(1)}); err != nil {
+				t.Fatal(err)
+			}
+			w.run(2 * time.Millisecond)
+			w.nodes[1].group = 0
+			w.nodes[2].group = 2
+			return w.nodes[1], func(t *Table) bool { return t.Has("last") }
+		},
+		"an update overtakes the booking": func(w *world, m Model) (*simNode, func(*Table) bool) {
+			if err := w.nodes[0].Book(w.now, m, Booking{ID: "late", Rank: rankKey(1)}); err != nil {
+				t.Fatal(err)
+			}
+			w.now += batchDelay
+			booking := w.nodes[0].Step(w.now)
+			give(t, booking, w.nodes[1].Replica)
+			if err := w.nodes[1].PrefillComplete(w.now, m, "late"); err != nil {
+				t.Fatal(err)
+			}
+			w.now += batchDelay
+			update := w.nodes[1].Step(w.now)
+			give(t, update, w.nodes[0].Replica)
+			give(t, update, w.nodes[2].Replica)
+			give(t, booking, w.nodes[2].Replica)
+			return w.nodes[2], func(t *Table) bool { return t.Has("late") && t.ids["late"].done }
+		},
+	} {
+		for _, busy := range []bool{false, true} {
+			w, m := quiet(t, 3), testModels[0]
+			w.delay = 1 // else a beat may overtake events, which looks like a loss
+			w.churn(2*time.Second, busy, w.nodes[:2]...)
+			last, is := do(w, m)
+			if is(last.Table(m)) {
+				t.Errorf("%s: it has it already", name)
+			}
+			w.churn(2*time.Second, busy, w.nodes[:2]...)
+			if !is(last.Table(m)) {
+				t.Errorf("%s, busy %v: it lacks it", name, busy)
+			}
+		}
+	}
+}
+
+// TestDigestsAreCompared changes one table and tells nobody, as only a fault of this program can. The digests show it.
+func TestDigestsAreCompared(t *testing.T) {
+	for _, busy := range []bool{false, true} {
+		w, m := quiet(t, 3), testModels[0]
+		w.delay = 1
+		if err := w.nodes[0].Book(w.now, m, Booking{ID: "r", Rank: rankKey(1)}); err != nil {
+			t.Fatal(err)
+		}
+		w.churn(2*time.Second, busy, w.nodes...)
+		table := w.nodes[1].Table(m)
+		next := table.ids["r"].state
+		next.done = true
+		table.replace(table.ids["r"], next)
+		patience := 2 * time.Second
+		if busy {
+			patience += doubtMost
+		}
+		w.churn(patience, busy, w.nodes...)
+		for _, n := range w.nodes {
+			if !n.Table(m).ids["r"].done {
+				t.Errorf("busy %v: node %d does not know it", busy, n.place)
+			}
+		}
+	}
+}
+
 // TestBusy has tables that change each millisecond. That alone makes nobody exchange summaries, though digests are
 // never equal; when something is lost it is healed meanwhile.
 func TestBusy(t *testing.T) {

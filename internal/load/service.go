@@ -35,10 +35,11 @@ const lag = 10 * time.Millisecond
 // may be called from any goroutine, and are harmless before Run and after it; only what is booked while it runs reaches
 // other nodes.
 type Service struct {
-	cfg   Config
-	start time.Time
-	ready chan struct{}
-	due   chan struct{} // there is something to do sooner than Run knows
+	cfg    Config
+	origin uint64
+	start  time.Time
+	ready  chan struct{}
+	due    chan struct{} // there is something to do sooner than Run knows
 
 	mu      sync.RWMutex // of what follows. Readers of tables share it
 	replica *Replica
@@ -47,8 +48,9 @@ type Service struct {
 // New returns a service without requests.
 func New(cfg Config) *Service {
 	hooks.Fill(&cfg.Hooks)
-	s := &Service{cfg: cfg, start: time.Now(), ready: make(chan struct{}), due: make(chan struct{}, 1)}
-	s.replica = NewReplica(0, ReplicaConfig{Origin: rand.Uint64() | 1, Limits: cfg.Limits, Models: cfg.Models})
+	s := &Service{cfg: cfg, origin: rand.Uint64() | 1, start: time.Now(), ready: make(chan struct{}),
+		due: make(chan struct{}, 1)}
+	s.replica = NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models})
 	return s
 }
 
@@ -209,9 +211,7 @@ func (s *Service) Run(ctx context.Context) {
 // listen hears the other nodes.
 func (s *Service) listen(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := s.cfg.Conn.Listen(ctx, jetstream.LoadSubjects(s.cfg.Namespace), func(data []byte) {
-			_ = s.change(func(r *Replica, now time.Duration) error { return r.Receive(now, data) })
-		})
+		err := s.cfg.Conn.Listen(ctx, jetstream.LoadSubjects(s.cfg.Namespace), s.receive)
 		if ctx.Err() == nil {
 			s.cfg.Hooks.Listen(err)
 			select {
@@ -220,6 +220,20 @@ func (s *Service) listen(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// receive takes a message. It is read without the lock, and its events are applied a few at a time: others want to read
+// tables meanwhile.
+func (s *Service) receive(data []byte) {
+	const atOnce = 8
+	m, err := decode(data, s.origin)
+	for err == nil && m.kind == kindEvents && len(m.events) > atOnce {
+		part := *m
+		part.events, part.number = m.events[:atOnce], 0
+		m.events = m.events[atOnce:]
+		_ = s.change(func(r *Replica, now time.Duration) error { return r.accept(now, &part, nil) })
+	}
+	_ = s.change(func(r *Replica, now time.Duration) error { return r.accept(now, m, err) })
 }
 
 // publish sends what is due, and at the end what waits.
