@@ -46,6 +46,7 @@ lint: ## vet, format and staticcheck, the judges too
 
 explore: ## run the random tests from seeds that are new each time: make explore N=100
 	go test ./internal/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0
+	go test ./pkg/routing -seed=0 -count=$${N:-10} -timeout 0
 	go test ./internal/dump ./internal/node ./pkg/events ./pkg/radix ./pkg/snapshot -rapid.seed=0 -rapid.checks=$$(($${N:-10} * 100)) -timeout 0
 
 fuzz: ## run every fuzz target for a while: make fuzz T=10m
