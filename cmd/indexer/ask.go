@@ -117,13 +117,69 @@ func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.
 	return err
 }
 
+// promptFlags are the flags of commands that ask about a prompt.
+type promptFlags struct {
+	query                      api.Query
+	tokens, tokensFile, hashes string
+	workers                    []string
+}
+
+func (p *promptFlags) add(cmd *cobra.Command, workers string) {
+	f := cmd.Flags()
+	f.StringVar(&p.query.Model, "model", "", "model that the prompt is for (required)")
+	f.StringVar(&p.tokens, "tokens", "", "the prompt's token ids")
+	f.StringVar(&p.tokensFile, "tokens-file", "", "file with the prompt's token ids; - is standard input")
+	f.StringVar(&p.hashes, "hashes", "", "local hashes of the prompt's blocks, in place of tokens")
+	f.Uint32Var(&p.query.BlockSize, "block-size", 0, "tokens in a block; an error if the model's workers have another")
+	f.StringVar(&p.query.LoRA, "lora", "", "name of the LoRA adapter")
+	f.StringVar(&p.query.CacheSalt, "cache-salt", "", "cache salt")
+	f.StringSliceVar(&p.workers, "worker", nil, workers+"; may be given several times")
+	f.StringVar((*string)(&p.query.L3), "l3", "",
+		"what the shared store is asked for: all, beyond (what no worker has), off (default all)")
+}
+
+// read returns the query that the flags make.
+func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
+	q := p.query
+	if q.Model == "" {
+		return q, cli.UsageErrorf("--model is missing")
+	}
+	for _, w := range p.workers {
+		q.Workers = append(q.Workers, events.WorkerID(w))
+	}
+	given := 0
+	for name, read := range map[string]func() error{
+		"tokens": func() (err error) {
+			q.Tokens, err = numbers[uint32](strings.NewReader(p.tokens), 32)
+			return err
+		},
+		"tokens-file": func() (err error) {
+			q.Tokens, err = numbersIn(p.tokensFile)
+			return err
+		},
+		"hashes": func() (err error) {
+			q.Hashes, err = numbers[uint64](strings.NewReader(p.hashes), 64)
+			return err
+		},
+	} {
+		if cmd.Flags().Changed(name) {
+			if given++; given > 1 {
+				return q, cli.UsageErrorf("give one of --tokens, --tokens-file and --hashes")
+			}
+			if err := read(); err != nil {
+				return q, cli.UsageErrorf("--%s: %w", name, err)
+			}
+		}
+	}
+	if given == 0 {
+		return q, cli.UsageErrorf("give --tokens, --tokens-file or --hashes")
+	}
+	return q, nil
+}
+
 func queryCommand() *cobra.Command {
-	var (
-		model, tokens, tokensFile, hashes, lora, salt, l3 string
-		blockSize                                         uint32
-		workers                                           []string
-		explain                                           bool
-	)
+	var prompt promptFlags
+	var explain bool
 	cmd := &cobra.Command{
 		Use:   "query --model M (--tokens 1,2,3 | --tokens-file FILE | --hashes H,H)",
 		Short: "Ask which worker holds how much of a prompt",
@@ -136,59 +192,19 @@ and whether the shared store has it, and for each worker the rule that stopped i
   indexer query --model llama --hashes 13226331709069118873 --json`,
 	}
 	a := askingFlags(cmd)
-	cmd.Flags().StringVar(&model, "model", "", "model that the prompt is for (required)")
-	cmd.Flags().StringVar(&tokens, "tokens", "", "the prompt's token ids")
-	cmd.Flags().StringVar(&tokensFile, "tokens-file", "", "file with the prompt's token ids; - is standard input")
-	cmd.Flags().StringVar(&hashes, "hashes", "", "local hashes of the prompt's blocks, in place of tokens")
-	cmd.Flags().Uint32Var(&blockSize, "block-size", 0,
-		"tokens in a block; an error if the model's workers have another")
-	cmd.Flags().StringVar(&lora, "lora", "", "name of the LoRA adapter")
-	cmd.Flags().StringVar(&salt, "cache-salt", "", "cache salt")
-	cmd.Flags().StringSliceVar(&workers, "worker", nil, "look at this instance only; may be given several times")
-	cmd.Flags().StringVar(&l3, "l3", "",
-		"what the shared store is asked for: all, beyond (what no worker has), off (default all)")
+	prompt.add(cmd, "look at this worker only")
 	cmd.Flags().BoolVar(&explain, "explain", false, "show where each block is, and which rule stopped each worker")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if model == "" {
-			return cli.UsageErrorf("--model is missing")
+		q, err := prompt.read(cmd)
+		if err != nil {
+			return err
 		}
-		q := &api.Query{Model: model, BlockSize: blockSize, LoRA: lora, CacheSalt: salt, L3: api.L3Ask(l3),
-			Explain: explain}
-		for _, w := range workers {
-			q.Workers = append(q.Workers, events.WorkerID(w))
-		}
-		given := 0
-		for name, read := range map[string]func() error{
-			"tokens": func() (err error) {
-				q.Tokens, err = numbers[uint32](strings.NewReader(tokens), 32)
-				return err
-			},
-			"tokens-file": func() (err error) {
-				q.Tokens, err = numbersIn(tokensFile)
-				return err
-			},
-			"hashes": func() (err error) {
-				q.Hashes, err = numbers[uint64](strings.NewReader(hashes), 64)
-				return err
-			},
-		} {
-			if cmd.Flags().Changed(name) {
-				if given++; given > 1 {
-					return cli.UsageErrorf("give one of --tokens, --tokens-file and --hashes")
-				}
-				if err := read(); err != nil {
-					return cli.UsageErrorf("--%s: %w", name, err)
-				}
-			}
-		}
-		if given == 0 {
-			return cli.UsageErrorf("give --tokens, --tokens-file or --hashes")
-		}
+		q.Explain = explain
 		if err := q.Check(); err != nil {
 			return a.refused(cli.UsageErrorf("%w", err))
 		}
-		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Answer, error) {
-			return c.Find(ctx, q)
+		_, err = show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Answer, error) {
+			return c.Find(ctx, &q)
 		}, func(w io.Writer, answer *api.Answer) error { return printAnswer(w, answer, explain) })
 		return err
 	}

@@ -28,10 +28,11 @@ func authExampleCommand() *cobra.Command {
 		Use:   "example [--namespace NS]... [--shim WORKER]... [--store HOST:PORT]... --keys DIR",
 		Short: "Make keys, and print the accounts part of a nats-server configuration that goes with them",
 		Long: `Print accounts for a nats-server configuration: one for each namespace, so that two namespaces see nothing of each
-other. In each there is a user for indexer nodes (all of the namespace), one for readers (queries only), one for operators (queries,
-and changes of workers), and one for each --shim, which may publish that worker's events and nothing else, and for each
---store, which may pass on what that store's master publishes; without --shim, one user for all shims. New nkeys go into --keys, one file each,
-readable by their owner alone; files that are there are not touched.`,
+other. In each there is a user for indexer nodes (all of the namespace), one for readers (queries only), one for routers
+(queries, choices and bookings), one for operators (queries, and changes of workers), and one for each --shim, which may
+publish that worker's events and nothing else, and for each --store, which may pass on what that store's master
+publishes; without --shim, one user for all shims. New nkeys go into --keys, one file each, readable by their owner
+alone; files that are there are not touched.`,
 		Example: `  indexer auth example --namespace prod --shim worker-1 --keys keys > accounts.conf
   indexer serve --nats nats://nats-1 --namespace prod --nats-nkey keys/prod-node.nk --nats-inbox-prefix _INBOX_node`,
 		Args: cobra.NoArgs,
@@ -71,7 +72,8 @@ func authExample(namespaces, shims, stores []string, partitions uint32, keys str
 	}
 	var accounts []jetstream.Account
 	for _, ns := range namespaces {
-		grants := []jetstream.Grant{jetstream.NodeGrant(ns), jetstream.ReaderGrant(ns), jetstream.OperatorGrant(ns)}
+		grants := []jetstream.Grant{jetstream.NodeGrant(ns), jetstream.ReaderGrant(ns), jetstream.RouterGrant(ns),
+			jetstream.OperatorGrant(ns)}
 		for _, instance := range shims {
 			g, err := jetstream.ShimGrant(ns, partitions, events.WorkerID(instance))
 			if err != nil {

@@ -8,14 +8,18 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/internal/server"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 	"github.com/spf13/cobra"
 )
 
@@ -29,6 +33,7 @@ type serving struct {
 	pendingFor, tombstoneFor time.Duration
 	security                 httpSecurity
 	l3Config, onRefused      string
+	routingConfig            string
 	nats                     *cli.NATS
 	debug                    *cli.Debug
 }
@@ -116,6 +121,10 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"how long a block that was in the shared store is taken to be there")
 	f.DurationVar(&s.L3.Cache.MissLife, "l3-miss-life", 500*time.Millisecond,
 		"how long one that was not is taken not to be")
+	f.StringVar(&s.Policy, "policy", selection.DefaultPolicy,
+		"how workers are chosen where a request does not say: "+strings.Join(routing.Policies(), ", "))
+	f.StringVar(&s.routingConfig, "routing-config", "",
+		"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing.md")
 	s.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -184,6 +193,10 @@ func (s *serving) check() error {
 		"--engine-gone-after %v is less than --engine-silent-after %v", s.Engines.GoneAfter, s.Engines.SilentAfter)
 	bad(s.QueryWorkers < 0, "--query-workers %d is negative", s.QueryWorkers)
 	bad(s.QueryQueue < 0, "--query-queue %d is negative", s.QueryQueue)
+	bad(!slices.Contains(routing.Policies(), s.Policy), "--policy %q is none of %s", s.Policy,
+		strings.Join(routing.Policies(), ", "))
+	s.Routing, err = readRouting(s.routingConfig)
+	failed("--routing-config", err)
 	if s.l3Config != "" {
 		s.L3.Models, err = readL3Config(s.l3Config)
 		failed("--l3-config", err)

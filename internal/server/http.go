@@ -25,6 +25,11 @@ var routes = []struct{ method, path, op string }{
 	{http.MethodPost, "/v1/find", api.OpFind}, {http.MethodGet, "/v1/workers", api.OpWorkers},
 	{http.MethodGet, "/v1/status", api.OpStatus}, {http.MethodGet, "/v1/verify", api.OpVerify},
 	{http.MethodPost, "/v1/snapshot", api.OpSnapshot},
+	{http.MethodPost, "/v1/select", api.OpSelect}, {http.MethodPost, "/v1/book", api.OpBook},
+	{http.MethodPost, "/v1/prefill_complete", api.OpPrefillComplete},
+	{http.MethodPost, "/v1/output_block", api.OpOutputBlock}, {http.MethodPost, "/v1/free", api.OpFree},
+	{http.MethodGet, "/v1/loads", api.OpLoads}, {http.MethodPost, "/v1/loads", api.OpLoads},
+	{http.MethodPost, "/v1/potential_loads", api.OpPotentialLoads},
 	{http.MethodPost, "/v1/workers", api.OpRegisterWorker},
 	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker},
 	{http.MethodDelete, "/v1/workers/{instance}", api.OpRemoveWorker},
@@ -33,6 +38,11 @@ var routes = []struct{ method, path, op string }{
 // handler returns what answers on the HTTP port:
 //
 //	POST /v1/find      a Query, as JSON or MessagePack by Content-Type → an Answer
+//	POST /v1/select    a SelectRequest → a Selection
+//	POST /v1/book      a BookRequest → a Booking
+//	POST /v1/prefill_complete, /v1/output_block, /v1/free  a RequestRef → Done
+//	GET, POST /v1/loads        nothing, or a LoadsRequest → a LoadList
+//	POST /v1/potential_loads   a PotentialRequest → a PotentialList
 //	GET  /v1/workers   → a WorkerList
 //	POST /v1/workers   a WorkerRegistration → a Worker
 //	PATCH, DELETE /v1/workers/{instance}  a WorkerChange, or nothing → a Worker

@@ -43,11 +43,14 @@ func (v *service) serveOwn() error {
 // serveQueries serves everything else, once the node is ready.
 func (v *service) serveQueries() error {
 	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpFind,
-		api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker, api.OpRemoveWorker)
+		api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker, api.OpRemoveWorker,
+		api.OpSelect, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads, api.OpPotentialLoads)
 }
 
 // requests answers clients' requests.
-func (s *Server) requests() api.Handler { return api.Handler{Indexer: s, Observe: s.queries.Observe} }
+func (s *Server) requests() api.Handler {
+	return api.Handler{Indexer: s, Router: router{s}, Observe: s.queries.Observe}
+}
 
 func (v *service) anyNode(op string) (string, error) {
 	return jetstream.QuerySubject(v.s.Namespace, op), nil

@@ -20,11 +20,13 @@ import (
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/scatter"
+	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
@@ -53,6 +55,8 @@ type Settings struct {
 
 	Index   radix.Config
 	L3      node.L3Config
+	Policy  string         // by which workers are chosen; empty: selection.DefaultPolicy
+	Routing routing.Config // of all policies
 	Engines compat.Engines // of shims in this process
 
 	// QueryWorkers is how many queries over NATS are answered at once; 0: 128, or one for each core if there are more.
@@ -98,8 +102,10 @@ type Server struct {
 	registry *registry.Registry
 	scatter  *scatter.Scatter
 	loads    *load.Service
-	shims    *compat.Shims
-	ready    chan struct{} // closed once every partition that is kept serves
+
+	selection *selection.Service
+	shims     *compat.Shims
+	ready     chan struct{} // closed once every partition that is kept serves
 
 	outcomes outcomes
 	queries  *metrics.Queries
@@ -152,6 +158,12 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		},
 	})
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Hooks: loadHooks(log)})
+	s.selection, err = selection.New(selection.Config{
+		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Policy: s.Policy, Routing: s.Routing,
+	})
+	if err != nil {
+		return nil, err
+	}
 	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
 	cfg.Keeper, cfg.Views = s.node, s.views
 	if s.member, err = cluster.Join(ctx, cfg); err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // The catalogue of errors is the same over NATS and HTTP; docs/errors.md lists it with what each means and what to do.
@@ -22,6 +23,9 @@ const (
 	CodeRegistered        Code = "already_registered"  // unregister it first
 	CodeBadTokens         Code = "bad_tokens"          // tokens are unsigned 32-bit numbers
 	CodeConflict          Code = "conflict"            // what stands speaks against it: see to that first
+	CodeUnknownRequest    Code = "unknown_request"     // it has ended, expired, or was never booked
+	CodeNoWorkers         Code = "no_workers"          // none may be chosen: see why, and ask again when there are some
+	CodeOverloaded        Code = "overloaded"          // all that may be chosen are: ask again a little later
 	CodeTooLarge          Code = "too_large"           // ask for less
 	CodeBusy              Code = "busy"                // ask again a little later, or another node
 	CodeNotReady          Code = "not_ready"           // the node is restoring or catching up
@@ -38,12 +42,12 @@ const (
 
 var httpStatus = map[Code]int{
 	CodeMalformed: 400, CodeMissingModel: 400, CodeBadTokens: 400, CodeUnauthorized: 401, CodeForbidden: 403,
-	CodeUnknownModel: 404, CodeUnknownWorker: 404,
+	CodeUnknownModel: 404, CodeUnknownWorker: 404, CodeUnknownRequest: 404,
 	CodeUnknownOperation: 404,
 	CodeWrongMethod:      405, CodeRequestTimeout: 408, CodeBlockSizeMismatch: 409, CodeRegistered: 409,
 	CodeConflict: 409,
-	CodeTooLarge: 413, CodeWrongContentType: 415, CodeBusy: 429,
-	CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeBehind: 504,
+	CodeTooLarge: 413, CodeWrongContentType: 415, CodeBusy: 429, CodeOverloaded: 429,
+	CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeNoWorkers: 503, CodeBehind: 504,
 }
 
 // HTTPStatus is the number that goes with the code in HTTP and in NATS service errors.
@@ -62,6 +66,9 @@ type Error struct {
 	// Missing are partitions that could not be looked at: with unknown_model and block_size_mismatch those of the query
 	// that the verdict is not about, with not_ready those where the model's workers may be.
 	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
+
+	// Explanation, with no_workers and overloaded, says which rule dropped which worker, if the request asks for it.
+	Explanation *routing.Explanation `json:"explanation,omitempty" msgpack:"explanation,omitempty"`
 }
 
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }

@@ -53,6 +53,7 @@ type Observer func(op, outcome string, took time.Duration)
 // Handler answers requests, whatever carries them. Any number of goroutines may use it.
 type Handler struct {
 	Indexer Indexer
+	Router  Router        // nil: the operations of routing are not served
 	Observe Observer      // may be nil
 	Unknown UnknownFields // what becomes of fields of requests that are not known
 
@@ -108,6 +109,10 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		}
 		q.Idle = q.Idle || q.Explain
 		return h.Indexer.Find(ctx, &q)
+	case OpSelect, OpBook, OpPrefillComplete, OpOutputBlock, OpFree, OpLoads, OpPotentialLoads:
+		if h.Router != nil {
+			return h.route(ctx, op, contentType, body)
+		}
 	case OpWorkers:
 		var w WorkersRequest
 		err := h.optional(contentType, body, workersFields, func(r *reader, field string) error {

@@ -171,8 +171,8 @@ func (s *jsonSource) digits() error {
 	return nil
 }
 
-// number passes over a number.
-func (s *jsonSource) number() ([]byte, error) {
+// word passes over a number.
+func (s *jsonSource) word() ([]byte, error) {
 	start := s.at
 	has := func(any string) bool {
 		if s.at < len(s.data) && bytes.IndexByte([]byte(any), s.data[s.at]) >= 0 {
@@ -202,12 +202,21 @@ func (s *jsonSource) number() ([]byte, error) {
 }
 
 func (s *jsonSource) whole() (uint64, whole, error) {
-	word, err := s.number()
+	word, err := s.word()
 	if err != nil {
 		return 0, notWhole, err
 	}
 	v, is := parseWhole(word)
 	return v, is, nil
+}
+
+func (s *jsonSource) number() (float64, error) {
+	word, err := s.word()
+	if err != nil {
+		return 0, err
+	}
+	v, _ := strconv.ParseFloat(string(word), 64) // of one that is too large it is infinite
+	return v, nil
 }
 
 // parseWhole reads a whole number in decimal digits.
@@ -313,7 +322,7 @@ func (s *jsonSource) pass(depth int) (err error) {
 			err = fmt.Errorf("byte %d begins text that is not UTF-8", at)
 		}
 	case kindNumber:
-		_, err = s.number()
+		_, err = s.word()
 	case kindTruth:
 		s.truth()
 	case kindNull:

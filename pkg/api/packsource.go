@@ -41,6 +41,14 @@ func (s *packSource) whole() (uint64, whole, error) {
 	return v, positive, nil
 }
 
+func (s *packSource) number() (float64, error) {
+	v, ok := s.Float()
+	if !ok {
+		return 0, s.skip()
+	}
+	return v, nil
+}
+
 func (s *packSource) object(each func(key []byte) error) error {
 	n, _ := s.Map()
 	for range n {

@@ -73,7 +73,7 @@ func (r *reader) fields(what string, known []string, each func(field string) err
 	if r.kind() != kindObject {
 		return r.isNot(what, "an object")
 	}
-	var seen uint32
+	var seen uint64
 	return r.object(func(key []byte) error {
 		for i, field := range known {
 			if string(key) != field {
@@ -212,60 +212,63 @@ var (
 
 // readQuery reads a query.
 func readQuery(r *reader, q *Query) error {
-	return r.fields("the query", queryFields, func(field string) error {
-		switch field {
-		case "model":
-			return r.string(field, &q.Model)
-		case "block_size":
-			return r.given(field, "leave it out to ask whatever the model's block size is", &q.BlockSize)
-		case "tokens":
-			return r.readTokens(field, &q.Tokens)
-		case "hashes":
-			return r.readHashes(field, &q.Hashes)
-		case "hashed":
-			q.Hashed = []Hashed{}
-			return r.each(field, func() error {
-				var h Hashed
-				defer func() { q.Hashed = append(q.Hashed, h) }()
-				return r.fields("", hashedFields, func(field string) error {
-					if field == "lookahead" {
-						return r.uint32(field, &h.Lookahead)
-					}
-					return r.readHashes(field, &h.Hashes)
-				})
+	return r.fields("the query", queryFields, func(field string) error { return r.query(field, q) })
+}
+
+// query reads one of [queryFields].
+func (r *reader) query(field string, q *Query) error {
+	switch field {
+	case "model":
+		return r.string(field, &q.Model)
+	case "block_size":
+		return r.given(field, "leave it out to ask whatever the model's block size is", &q.BlockSize)
+	case "tokens":
+		return r.readTokens(field, &q.Tokens)
+	case "hashes":
+		return r.readHashes(field, &q.Hashes)
+	case "hashed":
+		q.Hashed = []Hashed{}
+		return r.each(field, func() error {
+			var h Hashed
+			defer func() { q.Hashed = append(q.Hashed, h) }()
+			return r.fields("", hashedFields, func(field string) error {
+				if field == "lookahead" {
+					return r.uint32(field, &h.Lookahead)
+				}
+				return r.readHashes(field, &h.Hashes)
 			})
-		case "lora_name":
-			return r.string(field, &q.LoRA)
-		case "cache_salt":
-			return r.string(field, &q.CacheSalt)
-		case "workers":
-			q.Workers = []events.WorkerID{}
-			return r.each(field, func() error {
-				var name string
-				err := r.string("", &name)
-				q.Workers = append(q.Workers, events.WorkerID(name))
-				return err
-			})
-		case "partitions":
-			q.Partitions = []events.Partition{}
-			return r.each(field, func() error {
-				var p uint32
-				err := r.uint32("", &p)
-				q.Partitions = append(q.Partitions, events.Partition(p))
-				return err
-			})
-		case "min_seq":
-			return readPlaces(r, field, &q.MinSeq)
-		case "explain":
-			return r.bool(field, &q.Explain)
-		case "idle":
-			return r.bool(field, &q.Idle)
-		case "l3":
-			return r.string(field, (*string)(&q.L3))
-		default: // l3_timeout_ms
-			return r.given(field, `leave it out for what the node is set to, or say "l3":"off"`, &q.L3TimeoutMS)
-		}
-	})
+		})
+	case "lora_name":
+		return r.string(field, &q.LoRA)
+	case "cache_salt":
+		return r.string(field, &q.CacheSalt)
+	case "workers":
+		q.Workers = []events.WorkerID{}
+		return r.each(field, func() error {
+			var name string
+			err := r.string("", &name)
+			q.Workers = append(q.Workers, events.WorkerID(name))
+			return err
+		})
+	case "partitions":
+		q.Partitions = []events.Partition{}
+		return r.each(field, func() error {
+			var p uint32
+			err := r.uint32("", &p)
+			q.Partitions = append(q.Partitions, events.Partition(p))
+			return err
+		})
+	case "min_seq":
+		return readPlaces(r, field, &q.MinSeq)
+	case "explain":
+		return r.bool(field, &q.Explain)
+	case "idle":
+		return r.bool(field, &q.Idle)
+	case "l3":
+		return r.string(field, (*string)(&q.L3))
+	default: // l3_timeout_ms
+		return r.given(field, `leave it out for what the node is set to, or say "l3":"off"`, &q.L3TimeoutMS)
+	}
 }
 
 // readPlaces reads places in the log.

@@ -19,6 +19,7 @@ type source interface {
 	truth() bool
 	text() (s string, valid bool, err error) // valid: it is UTF-8
 	whole() (v uint64, is whole, err error)
+	number() (float64, error)
 	object(each func(key []byte) error) error
 	list(each func(i int) error) error
 

@@ -75,6 +75,7 @@ func (r *request) put(o outcome) {
 // asksOnce has the operations of which a second request is not as good as the first.
 var asksOnce = map[string]bool{
 	api.OpVerify: true, api.OpSnapshot: true, api.OpRegisterWorker: true, api.OpRemoveWorker: true,
+	api.OpSelect: true, api.OpBook: true, api.OpOutputBlock: true, api.OpFree: true,
 }
 
 // ask sends a request, and again as long as that may help. See the package comment.

@@ -19,7 +19,16 @@ type (
 	Worker     = api.Worker
 	Status     = api.Status
 	Error      = api.Error
-	Code       = api.Code
+
+	SelectRequest    = api.SelectRequest
+	Selection        = api.Selection
+	BookRequest      = api.BookRequest
+	Booking          = api.Booking
+	RequestRef       = api.RequestRef
+	LoadList         = api.LoadList
+	PotentialRequest = api.PotentialRequest
+	PotentialList    = api.PotentialList
+	Code             = api.Code
 )
 
 // Why a request is asked again.
@@ -124,6 +133,45 @@ func (c *Client) Verify(ctx context.Context, at []api.PartitionSeq) (*Status, er
 // Snapshot has every partition's snapshot written now.
 func (c *Client) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	return call[api.SnapshotList](ctx, c, api.OpSnapshot, nil)
+}
+
+// Select asks which worker should serve a prompt, and books the request there if it says so. It is sent once: if the
+// answer is lost, the request may be booked all the same.
+func (c *Client) Select(ctx context.Context, r *SelectRequest) (*Selection, error) {
+	return call[Selection](ctx, c, api.OpSelect, r)
+}
+
+// Book books a request on the worker that it names, or on the one that Select chose for its id. It is sent once.
+func (c *Client) Book(ctx context.Context, r *BookRequest) (*Booking, error) {
+	return call[Booking](ctx, c, api.OpBook, r)
+}
+
+// PrefillComplete says that the first output token of a request has come. It may be said again.
+func (c *Client) PrefillComplete(ctx context.Context, model, requestID string) error {
+	_, err := call[api.Done](ctx, c, api.OpPrefillComplete, &RequestRef{Model: model, RequestID: requestID})
+	return err
+}
+
+// OutputBlock says that a request has filled another block with output. It is sent once.
+func (c *Client) OutputBlock(ctx context.Context, r *RequestRef) error {
+	_, err := call[api.Done](ctx, c, api.OpOutputBlock, r)
+	return err
+}
+
+// Free says that a request has ended. It is sent once; what is not freed expires.
+func (c *Client) Free(ctx context.Context, model, requestID string) error {
+	_, err := call[api.Done](ctx, c, api.OpFree, &RequestRef{Model: model, RequestID: requestID})
+	return err
+}
+
+// Loads asks what workers have to do: of one model, or of all if it is empty.
+func (c *Client) Loads(ctx context.Context, model string) (*LoadList, error) {
+	return call[LoadList](ctx, c, api.OpLoads, &api.LoadsRequest{Model: model})
+}
+
+// PotentialLoads asks what each worker would have to do with a prompt beside what it has.
+func (c *Client) PotentialLoads(ctx context.Context, r *PotentialRequest) (*PotentialList, error) {
+	return call[PotentialList](ctx, c, api.OpPotentialLoads, r)
 }
 
 // Close ends the client. A connection that it was given stays the caller's.

@@ -26,7 +26,12 @@ var paths = map[string]struct{ method, path string }{
 	api.OpFind: {http.MethodPost, "/v1/find"}, api.OpWorkers: {http.MethodGet, "/v1/workers"},
 	api.OpStatus: {http.MethodGet, "/v1/status"}, api.OpVerify: {http.MethodGet, "/v1/verify"},
 	api.OpSnapshot: {http.MethodPost, "/v1/snapshot"}, api.OpRegisterWorker: {http.MethodPost, "/v1/workers"},
-	api.OpChangeWorker: {http.MethodPatch, "/v1/workers/"}, api.OpRemoveWorker: {http.MethodDelete, "/v1/workers/"},
+	api.OpSelect: {http.MethodPost, "/v1/select"}, api.OpBook: {http.MethodPost, "/v1/book"},
+	api.OpPrefillComplete: {http.MethodPost, "/v1/prefill_complete"},
+	api.OpOutputBlock:     {http.MethodPost, "/v1/output_block"},
+	api.OpFree:            {http.MethodPost, "/v1/free"}, api.OpLoads: {http.MethodPost, "/v1/loads"},
+	api.OpPotentialLoads: {http.MethodPost, "/v1/potential_loads"},
+	api.OpChangeWorker:   {http.MethodPatch, "/v1/workers/"}, api.OpRemoveWorker: {http.MethodDelete, "/v1/workers/"},
 }
 
 // HTTP returns a client of nodes by the URLs of their HTTP ports, such as http://127.0.0.1:8090. Each request goes to

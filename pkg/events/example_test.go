@@ -36,12 +36,13 @@ func ExampleHasher() {
 	if err != nil {
 		panic(err)
 	}
-	for _, local := range h.Hash(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}) { // the last one fills no block
-		fmt.Printf("%016x\n", local)
+	locals := h.Hash(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}) // the last one fills no block
+	for i, seq := range events.SeqHashes(nil, locals) {
+		fmt.Printf("%016x %016x\n", locals[i], seq)
 	}
 	// Output:
-	// cb38e4d7fb2dca5c
-	// e8d3ec39b907b74c
+	// cb38e4d7fb2dca5c cb38e4d7fb2dca5c
+	// e8d3ec39b907b74c 44a2b2379d6d3c3d
 }
 
 func ExampleAppendBatch() {

@@ -113,6 +113,31 @@ func MediaHash[T string | []byte](identifier T) (v uint64) {
 	return v
 }
 
+// SeqHashes appends to dst the sequence hashes of a prompt whose local hashes are given from its first block on: the
+// first is the local hash itself, each other one XXH3-64, seed 1337, of the one before and the local hash, both as
+// little-endian u64.
+func SeqHashes(dst []SeqHash, locals []LocalHash) []SeqHash {
+	if len(locals) == 0 {
+		return dst
+	}
+	dst = slices.Grow(dst, len(locals))
+	seq := SeqHash(locals[0])
+	dst = append(dst, seq)
+	for _, local := range locals[1:] {
+		seq = NextSeqHash(seq, local)
+		dst = append(dst, seq)
+	}
+	return dst
+}
+
+// NextSeqHash is the sequence hash of the block that follows seq and has this local hash.
+func NextSeqHash(seq SeqHash, local LocalHash) SeqHash {
+	var pair [16]byte
+	binary.LittleEndian.PutUint64(pair[:8], uint64(seq))
+	binary.LittleEndian.PutUint64(pair[8:], uint64(local))
+	return SeqHash(xxh3.HashSeed(pair[:], baseSeed))
+}
+
 // PayloadDigest is the digest that a [Cursor] keeps of an engine's message.
 func PayloadDigest(payload []byte) uint64 { return xxh3.Hash(payload) }
 

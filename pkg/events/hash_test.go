@@ -109,6 +109,21 @@ func TestSeedVectors(t *testing.T) {
 	}
 }
 
+func TestSeqHashVectors(t *testing.T) {
+	locals := mustHasher(t, 4, Space{}, false).Hash(nil, count(0, 12))
+	if got, want := SeqHashes(nil, locals), []SeqHash{9143094415614847814, 9510318385840434533,
+		16998148715716822651}; !slices.Equal(got, want) {
+		t.Errorf("seq hashes = %d, want %d", got, want)
+	}
+	if got, want := SeqHashes([]SeqHash{7}, []LocalHash{11, 22, 33}), []SeqHash{7, 11, 750553365844651409,
+		3257565445809651757}; !slices.Equal(got, want) {
+		t.Errorf("seq hashes = %d, want %d", got, want)
+	}
+	if got := SeqHashes(nil, nil); got != nil {
+		t.Errorf("seq hashes of nothing = %d", got)
+	}
+}
+
 func TestMediaHash(t *testing.T) {
 	const digest = "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72"
 	if got := MediaHash(digest); got != 0xcf97adeedb59e05b {
@@ -185,7 +200,10 @@ func TestHashDoesNotAllocate(t *testing.T) {
 		h := mustHasher(t, size, Space{LoRA: "adapter-a"}, false)
 		tokens := count(0, 4096)
 		dst := make([]LocalHash, 0, 4096)
-		if n := testing.AllocsPerRun(100, func() { h.Hash(dst, tokens) }); n != 0 {
+		seqs := make([]SeqHash, 0, 4096)
+		if n := testing.AllocsPerRun(100, func() {
+			seqs = SeqHashes(seqs[:0], h.Hash(dst, tokens))
+		}); n != 0 {
 			t.Errorf("block size %d: %v allocations", size, n)
 		}
 	}
@@ -205,4 +223,14 @@ func BenchmarkHash(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(cap(dst)), "ns/block")
 		})
 	}
+}
+
+func BenchmarkSeqHashes(b *testing.B) {
+	locals := mustHasher(b, 16, Space{}, false).Hash(nil, count(0, 12288))
+	dst := make([]SeqHash, 0, len(locals))
+	b.ReportAllocs()
+	for b.Loop() {
+		SeqHashes(dst, locals)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(locals)), "ns/block")
 }

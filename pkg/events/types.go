@@ -22,8 +22,7 @@ type (
 	// LocalHash is the hash of one block's own tokens ([Hasher]).
 	LocalHash uint64
 
-	// SeqHash is the chained hash of a prefix, as Dynamo has it: the first block's is its local hash, each other one
-	// XXH3-64, seed 1337, of the one before and the local hash, both as little-endian u64.
+	// SeqHash is the chained hash of a prefix ([SeqHashes]).
 	SeqHash uint64
 
 	// StreamSeq is a message's sequence in a partition's stream, from 1.

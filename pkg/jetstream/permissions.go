@@ -32,23 +32,35 @@ func NodeGrant(ns string) Grant {
 	return g
 }
 
-// ReaderGrant is for routers and whoever else only asks.
+// ReaderGrant is for whoever only asks.
 func ReaderGrant(ns string) Grant {
 	g := Grant{User: "reader", Inbox: "_INBOX_reader", Publish: []string{"$JS.API.INFO"}}
-	for _, verb := range []string{"find", "workers", "status"} {
-		g.Publish = append(g.Publish, QuerySubject(ns, verb))
-	}
+	g.Publish = append(g.Publish, querySubjects(ns, "find", "workers", "status", "loads", "potential_loads")...)
 	g.Subscribe = []string{g.Inbox + ".>"}
 	return g
+}
+
+// RouterGrant is for who chooses workers, books requests on them and ends these: a reader's rights and these.
+func RouterGrant(ns string) Grant {
+	g := ReaderGrant(ns)
+	g.User, g.Inbox = "router", "_INBOX_router"
+	g.Publish = append(g.Publish, querySubjects(ns, "select", "book", "prefill_complete", "output_block", "free")...)
+	g.Subscribe = []string{g.Inbox + ".>"}
+	return g
+}
+
+func querySubjects(ns string, ops ...string) (list []string) {
+	for _, op := range ops {
+		list = append(list, QuerySubject(ns, op))
+	}
+	return list
 }
 
 // OperatorGrant is for who changes, drains, registers and removes workers: a reader's rights and these.
 func OperatorGrant(ns string) Grant {
 	g := ReaderGrant(ns)
 	g.User, g.Inbox = "operator", "_INBOX_operator"
-	for _, verb := range []string{"worker_register", "worker_change", "worker_remove"} {
-		g.Publish = append(g.Publish, QuerySubject(ns, verb))
-	}
+	g.Publish = append(g.Publish, querySubjects(ns, "worker_register", "worker_change", "worker_remove")...)
 	g.Subscribe = []string{g.Inbox + ".>"}
 	return g
 }

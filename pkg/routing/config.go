@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
+	"strings"
 )
 
 // SharedMode is which blocks of a shared store count for a candidate.
@@ -167,4 +169,14 @@ func (x *complaints) share(name string, v *float64) {
 	if v != nil && !(*v >= 0 && *v <= 1) {
 		x.add("%s is %v: it must be from 0 to 1", name, *v)
 	}
+}
+
+// ConfigFields returns the names of a configuration's fields on the wire, in their order.
+func ConfigFields() (names []string) {
+	t := reflect.TypeFor[Config]()
+	for i := range t.NumField() {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		names = append(names, name)
+	}
+	return names
 }

@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/tools/twin"
 	"github.com/zeebo/xxh3"
 )
 
@@ -227,7 +226,7 @@ func (s *stream) run(classes []difference) map[string]int {
 		s.settle()
 		for range besideAsked {
 			prompt := s.prompt()
-			seqs := seqHashes(s.locals(prompt))
+			seqs := events.SeqHashes(nil, s.locals(prompt))
 			ours, dynamo, twins := s.ask(prompt)
 			for i := range s.engines {
 				answers++
@@ -307,20 +306,10 @@ func (s *stream) step(e int) {
 	}
 }
 
-// seqHashes are the sequence hashes of a prompt.
-func seqHashes(locals []events.LocalHash) (list []events.SeqHash) {
-	var seq events.SeqHash
-	for i, local := range locals {
-		seq = twin.Next(seq, i == 0, local)
-		list = append(list, seq)
-	}
-	return list
-}
-
 // store announces what of a prompt an engine has not, as an engine does that has computed it: from what it has on the
 // device on.
 func (s *stream) store(e int, prompt []uint32) {
-	seqs := seqHashes(s.locals(prompt))
+	seqs := events.SeqHashes(nil, s.locals(prompt))
 	from := 0
 	for from < len(seqs) && s.held[e][place{seqs[from], events.Device}] > 0 {
 		from++

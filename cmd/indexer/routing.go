@@ -1,0 +1,50 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"go.yaml.in/yaml/v3"
+)
+
+// readRouting reads the constants of a choice from a YAML file (so JSON will do). What it does not name has its
+// default. An empty path is no file.
+func readRouting(path string) (routing.Config, error) {
+	c := routing.DefaultConfig()
+	if path == "" {
+		return c, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return c, err
+	}
+	var given map[string]any
+	if err := yaml.Unmarshal(text, &given); err != nil {
+		return c, fmt.Errorf("%s is not YAML with one constant a line: %w", path, err)
+	}
+	known := routing.ConfigFields()
+	var wrong []error
+	for name, value := range given {
+		if !slices.Contains(known, name) {
+			wrong = append(wrong, fmt.Errorf("there is no %q; there are %s", name, strings.Join(known, ", ")))
+			continue
+		}
+		field, err := json.Marshal(map[string]any{name: value})
+		if err == nil {
+			err = json.NewDecoder(bytes.NewReader(field)).Decode(&c)
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("%s is %v, which it cannot be", name, value))
+		}
+	}
+	if err := errors.Join(wrong...); err != nil {
+		return c, err
+	}
+	return c, c.Validate()
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// TestReadRouting reads constants from files, and names what is wrong with them.
+func TestReadRouting(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "routing.yaml")
+	read := func(text string) (routing.Config, error) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return readRouting(file)
+	}
+	want := routing.DefaultConfig()
+	want.RouterTemperature, want.OverlapScoreCredit, want.RouterAssumeKVReuse = 0.5, 2, false
+	for _, text := range []string{
+		"# ours\nrouter_temperature: 0.5\noverlap_score_credit: 2\nrouter_assume_kv_reuse: false\n",
+		`{"router_temperature":0.5,"overlap_score_credit":2,"router_assume_kv_reuse":false}`,
+	} {
+		if c, err := read(text); err != nil || c != want {
+			t.Errorf("%q: %+v, %v", text, c, err)
+		}
+	}
+	if c, err := read(""); err != nil || c != routing.DefaultConfig() {
+		t.Errorf("an empty file: %+v, %v", c, err)
+	}
+	for text, want := range map[string]string{
+		"temperature: 1":              `there is no "temperature"; there are overlap_score_credit, `,
+		"router_temperature: hot":     "router_temperature is hot, which it cannot be",
+		"router_temperature: -1":      "router_temperature is -1",
+		"host_cache_hit_weight: 1.5":  "host_cache_hit_weight is 1.5: it must be from 0 to 1",
+		"- 1":                         "is not YAML with one constant a line",
+		"shared_cache_mode: whatever": `shared_cache_mode is "whatever"`,
+	} {
+		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	if _, err := readRouting(filepath.Join(t.TempDir(), "none")); err == nil {
+		t.Error("a file that is not there is read")
+	}
+}

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"github.com/spf13/cobra"
+)
+
+func selectCommand() *cobra.Command {
+	var prompt promptFlags
+	var r api.SelectRequest
+	var pin, role string
+	var temperature float64
+	cmd := &cobra.Command{
+		Use:   "select --model M (--tokens 1,2,3 | --tokens-file FILE | --hashes H,H)",
+		Short: "Ask which worker should serve a prompt",
+		Long: `Ask which worker should serve a prompt: by what each holds of it, and by what each has to do. --explain shows the cost
+of every candidate term by term, and which rule dropped whom. With --book REQUEST-ID the request is booked on the worker
+that is chosen, and counts as its load until it is freed or expires; who has sent the request by hand frees it by
+POST /v1/free, or lets it expire.`,
+		Example: `  indexer select --model llama --tokens-file prompt.json
+  indexer select --model llama --tokens-file prompt.json --explain
+  indexer select --model llama --tokens-file prompt.json --policy least_load --json`,
+	}
+	a := askingFlags(cmd)
+	prompt.add(cmd, "choose among these workers only")
+	f := cmd.Flags()
+	f.StringVar(&r.Policy, "policy", "",
+		"how to choose: "+strings.Join(routing.Policies(), ", ")+" (default the service's)")
+	f.StringVar(&role, "role", "", "pool: aggregated, prefill or decode (default any)")
+	f.StringVar(&pin, "pin", "", "check this worker, WORKER or WORKER/RANK, instead of choosing")
+	f.StringVar(&r.RequestID, "book", "", "book the request under this id")
+	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default the service's)")
+	f.BoolVar(&r.Explain, "explain", false, "show each candidate's cost, and which rule dropped whom")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		q, err := prompt.read(cmd)
+		if err != nil {
+			return err
+		}
+		explain := r.Explain
+		r.Query, r.Book, r.Role = q, r.RequestID != "", routing.Role(role)
+		r.Explain = explain
+		if pin != "" {
+			if r.Pinned, err = target(pin); err != nil {
+				return err
+			}
+		}
+		if cmd.Flags().Changed("temperature") {
+			r.Overrides = &routing.Overrides{RouterTemperature: &temperature}
+		}
+		if err := r.Check(); err != nil {
+			return a.refused(cli.UsageErrorf("%w", err))
+		}
+		_, err = show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Selection, error) {
+			return c.Select(ctx, &r)
+		}, printSelection)
+		return err
+	}
+	return cmd
+}
+
+// target reads WORKER or WORKER/RANK.
+func target(text string) (*routing.Target, error) {
+	worker, rank, has := text, "", false
+	if i := strings.LastIndexByte(text, '/'); i >= 0 {
+		worker, rank, has = text[:i], text[i+1:], true
+	}
+	t := &routing.Target{Worker: events.WorkerID(worker)}
+	if has {
+		v, err := strconv.ParseUint(rank, 10, 32)
+		if err != nil {
+			return nil, cli.UsageErrorf("--pin %q: the rank is %.40q, not an unsigned 32-bit number", text, rank)
+		}
+		t.Rank = new(events.Rank)
+		*t.Rank = events.Rank(v)
+	}
+	return t, nil
+}
+
+func printSelection(w io.Writer, s *api.Selection) error {
+	fmt.Fprintf(w, "%s: %d tokens, %d whole blocks of %d\n", s.Model, s.ISLTokens, s.Blocks, s.BlockSize)
+	if !s.Complete {
+		fmt.Fprintf(w, "INCOMPLETE: what workers of partitions %v hold is not known; see indexer status\n", s.Missing)
+	}
+	fmt.Fprintf(w, "worker %s rank %d", s.Worker, s.Rank)
+	if s.Endpoint != "" {
+		fmt.Fprintf(w, " at %s", s.Endpoint)
+	}
+	fmt.Fprintf(w, ", by %s from %d candidates, cost %.3f\n", s.Policy, s.Candidates, s.Cost)
+	fmt.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %d blocks under way\n", s.CachedTokens,
+		s.EffectivePrefillTokens, s.PotentialDecodeBlocks)
+	if s.Booked {
+		fmt.Fprintf(w, "booked as %s\n", s.RequestID)
+	}
+	if s.Explanation == nil {
+		return nil
+	}
+	return printChoice(w, s.Explanation)
+}
+
+// printChoice prints the candidates, the cheapest first, and who was dropped.
+func printChoice(w io.Writer, x *routing.Explanation) error {
+	fmt.Fprintln(w)
+	list := slices.Clone(x.Candidates)
+	slices.SortStableFunc(list, func(a, b routing.Considered) int {
+		switch {
+		case a.Cost < b.Cost:
+			return -1
+		case a.Cost > b.Cost:
+			return 1
+		}
+		return 0
+	})
+	heading := []string{"", "WORKER", "RANK", "COST", "PROBABILITY", "CACHED TOKENS"}
+	terms := len(list) > 0 && list[0].Terms != nil
+	if terms {
+		heading = append(heading, "PREFILL", "CREDIT", "DECODE", "REQUESTS", "TAINTS")
+	}
+	rows := make([][]any, len(list))
+	for i, c := range list {
+		chosen := ""
+		if c.Chosen {
+			chosen = "*"
+		}
+		rows[i] = []any{chosen, c.Worker, c.Rank, fmt.Sprintf("%.3f", c.Cost), fmt.Sprintf("%.3f", c.Probability),
+			c.Estimate.CachedTokens}
+		if t := c.Terms; terms {
+			credit := t.DeviceCredit + t.HostCredit + t.DiskCredit + t.SharedCredit
+			rows[i] = append(rows[i], fmt.Sprintf("%.3f", t.RawPrefill), fmt.Sprintf("-%.3f", credit),
+				fmt.Sprintf("%.3f", t.Decode), fmt.Sprintf("%.3f", t.ActiveRequests), fmt.Sprintf("x%.3f", t.TaintFactor))
+		}
+	}
+	if err := cli.Table(w, heading, rows); err != nil {
+		return err
+	}
+	for _, d := range x.Dropped {
+		fmt.Fprintf(w, "dropped by %s: worker %s rank %d %s\n", d.Filter, d.Worker, d.Rank, d.Reason)
+	}
+	return nil
+}
+
+func loadsCommand() *cobra.Command {
+	var model string
+	cmd := &cobra.Command{
+		Use:   "loads [--model M]",
+		Short: "List what workers have to do: requests under way, as routers have booked them",
+		Long: `List what workers have to do, as routers have booked it: tokens to be prefilled, blocks of requests under way (those
+that several requests of a rank share count once), and requests. Every node has the same table.`,
+		Example: `  indexer loads
+  indexer loads --model llama --json`,
+	}
+	a := askingFlags(cmd)
+	cmd.Flags().StringVar(&model, "model", "", "of this model only")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.LoadList, error) {
+			return c.Loads(ctx, model)
+		}, printLoads)
+		return err
+	}
+	return cmd
+}
+
+func printLoads(w io.Writer, list *api.LoadList) error {
+	if len(list.Models) == 0 {
+		_, err := fmt.Fprintln(w, "no request is under way")
+		return err
+	}
+	var rows [][]any
+	for _, m := range list.Models {
+		for _, r := range m.Ranks {
+			rows = append(rows, []any{m.Model, r.Worker, r.Rank, r.ActiveRequests, r.ActivePrefillTokens, r.ActiveBlocks})
+		}
+	}
+	return cli.Table(w, []string{"MODEL", "WORKER", "RANK", "REQUESTS", "PREFILL TOKENS", "BLOCKS"}, rows)
+}

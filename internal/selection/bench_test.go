@@ -1,0 +1,58 @@
+package selection
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// BenchmarkSelect chooses among 256 workers, half of which hold 64 blocks of the prompt's 512, with 10,000 requests
+// under way, and books: all but the index, whose answer is given.
+func BenchmarkSelect(b *testing.B) {
+	const workers, blocks = 256, 512
+	f := newFleet(b, workers, 1)
+	answer := &api.Answer{Model: "m", BlockSize: block, Complete: true}
+	for w := range workers / 2 {
+		answer.Workers = append(answer.Workers, api.Overlap{Instance: f.pool.Ranks[2*w].Instance, Device: 64})
+	}
+	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { return answer, nil }
+	hashes := func(k int) api.Hashes {
+		list := make(api.Hashes, blocks)
+		for i := range list {
+			list[i] = uint64(i + 1)
+			if i >= 64 {
+				list[i] += uint64(k+1) << 32
+			}
+		}
+		return list
+	}
+	for i := range 10_000 {
+		var seq []events.SeqHash
+		for _, h := range hashes(i)[:64+i%200] {
+			seq = append(seq, events.SeqHash(h))
+		}
+		live := load.Booking{ID: fmt.Sprint("live", i), Rank: f.pool.Ranks[i%workers].RankKey, Hashes: seq,
+			PrefillTokens: int64(i % 1000)}
+		if err := f.loads.Book(context.Background(), table("m"), live); err != nil {
+			b.Fatal(err)
+		}
+	}
+	r := &api.SelectRequest{Query: api.Query{Model: "m", Hashes: hashes(0)}, ISLTokens: blocks*block + 1, Book: true}
+	ctx := context.Background()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		r.RequestID = "r" + fmt.Sprint(i)
+		if _, err := f.service.Select(ctx, r); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		if err := f.service.Free(ctx, &api.RequestRef{Model: "m", RequestID: r.RequestID}); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+	}
+}

@@ -1,0 +1,90 @@
+package selection
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/kvatlas/kvatlas/internal/load"
+)
+
+// PendingLimits bound the choices that are kept for a booking by their id alone, as Dynamo's selection service has it.
+type PendingLimits struct {
+	Life    time.Duration // default 120 s
+	Entries int           // default 4,096; the oldest go first
+	Bytes   int           // default 256 MiB
+}
+
+func (l *PendingLimits) setDefaults() {
+	if l.Life <= 0 {
+		l.Life = 120 * time.Second
+	}
+	if l.Entries <= 0 {
+		l.Entries = 4096
+	}
+	if l.Bytes <= 0 {
+		l.Bytes = 256 << 20
+	}
+}
+
+type pendingKey struct{ model, id string }
+
+type pendingChoice struct {
+	booking load.Booking
+	expires time.Time
+}
+
+func (c *pendingChoice) bytes() int { return 256 + len(c.booking.ID) + 8*len(c.booking.Hashes) }
+
+// pending are choices that wait for their booking.
+type pending struct {
+	limits PendingLimits
+	now    func() time.Time
+
+	mu    sync.Mutex
+	lru   *simplelru.LRU[pendingKey, *pendingChoice]
+	bytes int
+}
+
+func newPending(limits PendingLimits) *pending {
+	limits.setDefaults()
+	p := &pending{limits: limits, now: time.Now}
+	p.lru, _ = simplelru.NewLRU(limits.Entries, func(_ pendingKey, c *pendingChoice) { p.bytes -= c.bytes() })
+	return p
+}
+
+// add keeps a choice in place of the one before for its id. It copies the hashes.
+func (p *pending) add(model string, b load.Booking) {
+	b.Hashes = slices.Clone(b.Hashes)
+	c := &pendingChoice{booking: b, expires: p.now().Add(p.limits.Life)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := pendingKey{model, b.ID}
+	p.lru.Remove(key)
+	p.lru.Add(key, c)
+	for p.bytes += c.bytes(); p.bytes > p.limits.Bytes; {
+		p.lru.RemoveOldest()
+	}
+}
+
+// take returns what was chosen for an id, once.
+func (p *pending) take(model, id string) (load.Booking, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := pendingKey{model, id}
+	c, ok := p.lru.Peek(key)
+	p.lru.Remove(key)
+	if !ok || !p.now().Before(c.expires) {
+		return load.Booking{}, false
+	}
+	return c.booking, true
+}
+
+// drop forgets what was chosen for an id.
+func (p *pending) drop(model, id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lru.Remove(pendingKey{model, id})
+}

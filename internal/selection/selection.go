@@ -1,0 +1,291 @@
+package selection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// Loads are the tables of requests under way, by model. [load.Service] implements it.
+type Loads interface {
+	Book(ctx context.Context, model load.Model, b load.Booking) error
+	PrefillComplete(ctx context.Context, model load.Model, id string) error
+	OutputBlock(ctx context.Context, model load.Model, id string, fraction float64) error
+	Free(ctx context.Context, model load.Model, id string) error
+
+	// Read calls read with the table of a model, if there is one, which must not be used afterwards.
+	Read(model load.Model, read func(*load.Table)) bool
+	Models() []load.Model // that have a table
+}
+
+// Config is what a service joins.
+type Config struct {
+	Find  func(ctx context.Context, q *api.Query) (*api.Answer, error)
+	Pool  func(model string) *registry.Pool
+	Loads Loads
+
+	Policy  string         // of requests that name none; default dynamo
+	Routing routing.Config // of all policies
+
+	// Pending bounds the choices that are kept for a booking by their id alone.
+	Pending PendingLimits
+
+	Stage func(stage string, took time.Duration) // is told how long each part of a selection took; may be nil
+}
+
+// DefaultPolicy is the policy of requests that name none.
+const DefaultPolicy = "dynamo"
+
+// Service chooses and books. See the package's documentation.
+type Service struct {
+	cfg       Config
+	selectors map[string]*routing.Selector
+	pending   *pending
+	pools     sync.Map // model → *candidates
+	scratches sync.Pool
+}
+
+// New returns a service. It fails if the configuration makes no sense.
+func New(cfg Config) (*Service, error) {
+	if cfg.Policy == "" {
+		cfg.Policy = DefaultPolicy
+	}
+	if cfg.Stage == nil {
+		cfg.Stage = func(string, time.Duration) {}
+	}
+	s := &Service{cfg: cfg, selectors: map[string]*routing.Selector{}, pending: newPending(cfg.Pending)}
+	for _, name := range routing.Policies() {
+		selector, err := routing.New(name, cfg.Routing)
+		if err != nil {
+			return nil, err
+		}
+		s.selectors[name] = selector
+	}
+	if s.selectors[cfg.Policy] == nil {
+		return nil, fmt.Errorf("no policy is named %q; there are %q", cfg.Policy, routing.Policies())
+	}
+	s.scratches.New = func() any {
+		return &scratch{rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+	}
+	return s, nil
+}
+
+// scratch is what one selection needs for a while.
+type scratch struct {
+	rng     *rand.Rand
+	request routing.Request
+	list    []routing.Candidate
+	loads   []load.Load
+	locals  []events.LocalHash
+	seq     []events.SeqHash
+	routing routing.Scratch
+}
+
+// stages of a selection, for measurements.
+const (
+	stageHash   = "hash"
+	stageMatch  = "match"
+	stageLoad   = "load"
+	stageChoose = "choose"
+	stageBook   = "book"
+)
+
+// Select chooses a worker for a prompt, and books the request there if it says so.
+func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
+	selector := s.selectors[s.policy(r.Policy)]
+	if selector == nil {
+		return nil, api.Errorf(api.CodeMalformed, "policy is %.40q; there are %q", r.Policy, routing.Policies())
+	}
+	of, err := s.candidates(r.Model, r.BlockSize)
+	if err != nil {
+		return nil, err
+	}
+	x := s.scratches.Get().(*scratch)
+	defer s.scratches.Put(x)
+	began := time.Now()
+	lap := func(stage string) {
+		now := time.Now()
+		s.cfg.Stage(stage, now.Sub(began))
+		began = now
+	}
+	prompt := r.Prompt()
+	isl, err := x.hash(&prompt, of.blockSize)
+	if err != nil {
+		return nil, err
+	}
+	lap(stageHash)
+	answer, err := s.match(ctx, r, of, x)
+	if err != nil {
+		return nil, err
+	}
+	lap(stageMatch)
+	x.request = routing.Request{
+		ISL: isl, BlockSize: of.blockSize, Blocks: uint64(len(x.seq)), ExpectedOutputTokens: r.ExpectedOutputTokens,
+		Role: r.Role, LoRA: r.LoRA, Pin: r.Pinned, Affinity: r.Affinity, Allowed: r.Workers,
+		RequiredTaints: r.RequiredTaints, Shared: answer.L3.Ranges, Explain: r.Explain,
+	}
+	if r.Overrides != nil {
+		x.request.Overrides = *r.Overrides
+	}
+	for taint, weight := range r.PreferredTaints {
+		x.request.PreferredTaints = append(x.request.PreferredTaints,
+			routing.TaintWeight{Taint: taint, Weight: float32(weight)})
+	}
+	x.fill(of, answer)
+	s.weigh(x, of, r.Model, reuse(selector, &x.request))
+	lap(stageLoad)
+	choice, err := selector.Choose(&x.request, x.list, x.rng, &x.routing)
+	if err != nil {
+		return nil, refused(err)
+	}
+	lap(stageChoose)
+	out := of.selection(r, answer, selector, &choice)
+	out.ISLTokens, out.Blocks, out.Candidates = isl, len(x.seq), len(x.list)
+	if r.RequestID == "" {
+		return out, nil
+	}
+	b := load.Booking{
+		ID: r.RequestID, Rank: events.RankKey{Instance: choice.Worker, Rank: choice.Rank}, Hashes: x.seq,
+		NoReuse: !reuse(selector, &x.request), ExpectedOutput: r.ExpectedOutputTokens,
+	}
+	if choice.TrackPrefillTokens {
+		b.PrefillTokens = int64(choice.EffectivePrefillTokens)
+	}
+	if !r.Book {
+		s.pending.add(r.Model, b)
+		return out, nil
+	}
+	s.pending.drop(r.Model, r.RequestID)
+	if err := s.cfg.Loads.Book(ctx, table(r.Model), b); err != nil {
+		return nil, notBooked(err)
+	}
+	lap(stageBook)
+	out.Booked = true
+	return out, nil
+}
+
+func (s *Service) policy(name string) string {
+	if name == "" {
+		return s.cfg.Policy
+	}
+	return name
+}
+
+// reuse reports whether requests with common prefixes share blocks on a worker.
+func reuse(selector *routing.Selector, r *routing.Request) bool {
+	return selector.Config().With(&r.Overrides).RouterAssumeKVReuse
+}
+
+// hash makes the local and sequence hashes of a prompt's whole blocks, and returns its length in tokens.
+func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) {
+	x.locals, x.seq = x.locals[:0], x.seq[:0]
+	isl = p.ISLTokens
+	switch {
+	case p.Tokens != nil:
+		hasher, err := events.NewHasher(blockSize, events.Space{LoRA: p.LoRA, Salt: p.CacheSalt})
+		if err != nil {
+			return 0, api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
+		}
+		x.locals = hasher.Hash(x.locals, p.Tokens)
+		isl = uint64(len(p.Tokens))
+	default:
+		for _, h := range p.Hashes {
+			x.locals = append(x.locals, events.LocalHash(h))
+		}
+	}
+	switch {
+	case p.SequenceHashes == nil:
+		x.seq = events.SeqHashes(x.seq, x.locals)
+	case p.Tokens != nil && len(p.SequenceHashes) != len(x.locals):
+		return 0, api.Errorf(api.CodeMalformed, "there are %d sequence_hashes; the tokens have %d whole blocks",
+			len(p.SequenceHashes), len(x.locals))
+	default:
+		for _, h := range p.SequenceHashes {
+			x.seq = append(x.seq, events.SeqHash(h))
+		}
+	}
+	whole := uint64(len(x.seq)) * uint64(blockSize)
+	if isl == 0 {
+		isl = whole
+	}
+	if isl < whole {
+		return 0, api.Errorf(api.CodeMalformed, "isl_tokens is %d; %d whole blocks of %d tokens have %d", isl,
+			len(x.seq), blockSize, whole)
+	}
+	return isl, nil
+}
+
+// match asks the index for what candidates hold. If nobody there announces events, nobody holds anything.
+func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidates, x *scratch) (*api.Answer, error) {
+	nothing := &api.Answer{Model: r.Model, BlockSize: of.blockSize, Complete: true}
+	if !of.events || len(x.locals) == 0 {
+		return nothing, nil
+	}
+	q := r.Query
+	q.Explain, q.Idle, q.Workers = false, false, nil
+	q.BlockSize = of.blockSize
+	answer, err := s.cfg.Find(ctx, &q)
+	var failed *api.Error
+	if errors.As(err, &failed) && failed.Code == api.CodeUnknownModel { // registered, and nothing was announced yet
+		nothing.Complete, nothing.Missing = len(failed.Missing) == 0, failed.Missing
+		return nothing, nil
+	}
+	return answer, err
+}
+
+// fill makes the candidates: all that are registered, with what the answer says they hold.
+func (x *scratch) fill(of *candidates, a *api.Answer) {
+	x.list = append(x.list[:0], of.list...)
+	for i := range a.Workers {
+		o := &a.Workers[i]
+		at, ok := of.at[events.RankKey{Instance: o.Instance, Rank: o.Rank}]
+		if !ok {
+			continue // its registration has ended
+		}
+		c := &x.list[at]
+		c.Device, c.Host, c.Disk, c.WouldLoad = o.Device, o.Host, o.Disk+o.External, o.L3
+	}
+	// who holds nothing would load what anybody would from the start
+	for i := range x.list {
+		c := &x.list[i]
+		if c.Device+c.Host+c.Disk+c.WouldLoad == 0 && of.ranks[i].Record.Events != api.EventsNone {
+			c.WouldLoad = a.L3.FromStart
+		}
+	}
+}
+
+// table is where requests of a model are counted.
+func table(model string) load.Model { return load.Model{Name: model} }
+
+// weigh writes the candidates' loads.
+func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
+	blocks := uint64(len(x.seq))
+	for i := range x.list {
+		x.list[i].HasLoad, x.list[i].NewBlocks = true, blocks
+	}
+	seq := x.seq
+	if !reuse {
+		seq = nil // its blocks will be its own
+	}
+	x.loads = x.loads[:0]
+	s.cfg.Loads.Read(table(model), func(t *load.Table) { x.loads = t.Loads(x.loads, seq) })
+	for i := range x.loads {
+		l := &x.loads[i]
+		at, ok := of.at[l.Rank]
+		if !ok {
+			continue
+		}
+		c := &x.list[at]
+		c.ActivePrefillTokens, c.ActiveBlocks = uint64(l.PrefillTokens), uint64(l.Blocks)
+		c.ActiveRequests, c.NewBlocks = uint64(l.Requests), blocks-uint64(l.Depth)
+	}
+}

@@ -1,0 +1,70 @@
+package server
+
+import (
+	"context"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// router answers what chooses workers and counts their load, once the node is ready.
+type router struct{ s *Server }
+
+// admit is nil if choices may be made: what queries need, and the loads that other nodes know.
+func (r router) admit() error {
+	if err := r.s.admit(); err != nil {
+		return err
+	}
+	select {
+	case <-r.s.loads.Ready():
+		return nil
+	default:
+		return api.Errorf(api.CodeNotReady,
+			"this node does not know yet which requests are under way; ask again a little later")
+	}
+}
+
+// admitted calls do if choices may be made.
+func admitted[Q, A any](
+	ctx context.Context, r router, q Q, do func(context.Context, Q) (A, error),
+) (answer A, err error) {
+	if err := r.admit(); err != nil {
+		return answer, err
+	}
+	return do(ctx, q)
+}
+
+// step calls do if choices may be made.
+func (r router) step(ctx context.Context, q *api.RequestRef, do func(context.Context, *api.RequestRef) error) error {
+	if err := r.admit(); err != nil {
+		return err
+	}
+	return do(ctx, q)
+}
+
+func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
+	return admitted(ctx, r, q, r.s.selection.Select)
+}
+
+func (r router) Book(ctx context.Context, q *api.BookRequest) (*api.Booking, error) {
+	return admitted(ctx, r, q, r.s.selection.Book)
+}
+
+func (r router) PrefillComplete(ctx context.Context, q *api.RequestRef) error {
+	return r.step(ctx, q, r.s.selection.PrefillComplete)
+}
+
+func (r router) OutputBlock(ctx context.Context, q *api.RequestRef) error {
+	return r.step(ctx, q, r.s.selection.OutputBlock)
+}
+
+func (r router) Free(ctx context.Context, q *api.RequestRef) error {
+	return r.step(ctx, q, r.s.selection.Free)
+}
+
+func (r router) Loads(ctx context.Context, q *api.LoadsRequest) (*api.LoadList, error) {
+	return admitted(ctx, r, q, r.s.selection.Loads)
+}
+
+func (r router) PotentialLoads(ctx context.Context, q *api.PotentialRequest) (*api.PotentialList, error) {
+	return admitted(ctx, r, q, r.s.selection.PotentialLoads)
+}

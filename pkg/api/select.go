@@ -1,0 +1,551 @@
+package api
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// The operations of routing, which are also the last token of their NATS subjects.
+const (
+	OpSelect          = "select"           // SelectRequest → Selection
+	OpBook            = "book"             // BookRequest → Booking
+	OpPrefillComplete = "prefill_complete" // RequestRef → Done
+	OpOutputBlock     = "output_block"     // RequestRef → Done
+	OpFree            = "free"             // RequestRef → Done
+	OpLoads           = "loads"            // LoadsRequest, or nothing → LoadList
+	OpPotentialLoads  = "potential_loads"  // PotentialRequest → PotentialList
+)
+
+// MaxRequestID is how many bytes a request's id may have.
+const MaxRequestID = 1024
+
+// Prompt is a prompt whose load is counted: the model, and tokens or hashes, as a Query has them.
+type Prompt struct {
+	Model     string `json:"model" msgpack:"model"`
+	BlockSize uint32 `json:"block_size,omitempty" msgpack:"block_size,omitempty"` // checked if given; 0: the model's
+	Tokens    Tokens `json:"tokens,omitzero" msgpack:"tokens,omitempty"`
+	Hashes    Hashes `json:"hashes,omitzero" msgpack:"hashes,omitempty"` // local hashes, in place of Tokens
+	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
+	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
+
+	// SequenceHashes are the blocks that requests share, one for each whole block; default: what follows from the
+	// tokens or local hashes, as events.SeqHashes has it.
+	SequenceHashes Hashes `json:"sequence_hashes,omitzero" msgpack:"sequence_hashes,omitempty"`
+
+	// ISLTokens is the length of the prompt in tokens; default: of Tokens, or of the hashes' whole blocks.
+	ISLTokens uint64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`
+}
+
+// SelectRequest asks which worker should serve a prompt. What it embeds of a Query means the same there; Workers are
+// those that may be chosen.
+type SelectRequest struct {
+	Query `msgpack:",inline"`
+
+	SequenceHashes Hashes `json:"sequence_hashes,omitzero" msgpack:"sequence_hashes,omitempty"` // as a Prompt's
+	ISLTokens      uint64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`          // as a Prompt's
+
+	// RequestID names the request in what follows. With Book, the request is booked on the worker that is chosen.
+	// Without, the choice is kept for a while, for OpBook with the id alone.
+	RequestID string `json:"request_id,omitempty" msgpack:"request_id,omitempty"`
+	Book      bool   `json:"book,omitempty" msgpack:"book,omitempty"`
+
+	Policy string       `json:"policy,omitempty" msgpack:"policy,omitempty"` // default: what the service is set to
+	Role   routing.Role `json:"role,omitempty" msgpack:"role,omitempty"`     // the pool; default: workers of any role
+
+	Pinned   *routing.Target `json:"pinned_worker,omitempty" msgpack:"pinned_worker,omitempty"`
+	Affinity *routing.Target `json:"affinity_target,omitempty" msgpack:"affinity_target,omitempty"`
+
+	RequiredTaints  []string           `json:"required_taints,omitempty" msgpack:"required_taints,omitempty"`
+	PreferredTaints map[string]float64 `json:"preferred_taints,omitempty" msgpack:"preferred_taints,omitempty"` // weights
+
+	ExpectedOutputTokens uint32 `json:"expected_output_tokens,omitempty" msgpack:"expected_output_tokens,omitempty"`
+
+	Overrides *routing.Overrides `json:"router_config_override,omitempty" msgpack:"router_config_override,omitempty"`
+}
+
+// Selection is the worker that should serve a prompt. Depths are in blocks.
+type Selection struct {
+	Model     string `json:"model" msgpack:"model"`
+	BlockSize uint32 `json:"block_size" msgpack:"block_size"`
+	Blocks    int    `json:"blocks" msgpack:"blocks"` // whole blocks of the prompt
+	ISLTokens uint64 `json:"isl_tokens" msgpack:"isl_tokens"`
+
+	RequestID string `json:"request_id,omitempty" msgpack:"request_id,omitempty"`
+	Booked    bool   `json:"booked" msgpack:"booked"`
+
+	Worker   events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank     events.Rank     `json:"rank" msgpack:"rank"`
+	Endpoint string          `json:"endpoint,omitempty" msgpack:"endpoint,omitempty"`
+
+	// What the worker holds of the prompt in each tier, and would load from the shared store, as an Overlap has it.
+	Device   uint32 `json:"device" msgpack:"device"`
+	Host     uint32 `json:"host" msgpack:"host"`
+	Disk     uint32 `json:"disk" msgpack:"disk"`
+	External uint32 `json:"external" msgpack:"external"`
+	L3       uint32 `json:"l3" msgpack:"l3"`
+
+	Policy      string  `json:"policy" msgpack:"policy"`
+	Candidates  int     `json:"candidates" msgpack:"candidates"` // ranks that were looked at, those too that were dropped
+	Cost        float64 `json:"cost" msgpack:"cost"`
+	Probability float64 `json:"probability" msgpack:"probability"`
+
+	// What the choice means: see routing.Choice.
+	RequiredBlocks         uint64  `json:"required_blocks" msgpack:"required_blocks"`
+	EffectiveOverlap       float64 `json:"effective_overlap" msgpack:"effective_overlap"`
+	CachedTokens           uint64  `json:"cached_tokens" msgpack:"cached_tokens"`
+	EffectivePrefillTokens uint64  `json:"effective_prefill_tokens" msgpack:"effective_prefill_tokens"`
+	TrackPrefillTokens     bool    `json:"track_prefill_tokens" msgpack:"track_prefill_tokens"`
+	PotentialDecodeBlocks  uint64  `json:"potential_decode_blocks" msgpack:"potential_decode_blocks"`
+
+	// Complete is false if workers could not be looked at: those in the Missing partitions count as holding nothing.
+	Complete bool               `json:"complete" msgpack:"complete"`
+	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
+
+	Explanation *routing.Explanation `json:"explanation,omitempty" msgpack:"explanation,omitempty"`
+}
+
+// BookRequest books a request on a worker: what OpSelect chose under the id, if it names no worker.
+type BookRequest struct {
+	Prompt    `msgpack:",inline"`
+	RequestID string          `json:"request_id" msgpack:"request_id"`
+	Worker    events.WorkerID `json:"worker,omitempty" msgpack:"worker,omitempty"`
+	Rank      events.Rank     `json:"rank,omitempty" msgpack:"rank,omitempty"`
+
+	// EffectivePrefillTokens is what is to be prefilled; default: nothing.
+	EffectivePrefillTokens uint64 `json:"effective_prefill_tokens,omitempty" msgpack:"effective_prefill_tokens,omitempty"`
+	TrackPrefillTokens     *bool  `json:"track_prefill_tokens,omitempty" msgpack:"track_prefill_tokens,omitempty"` // default true
+	AssumeKVReuse          *bool  `json:"assume_kv_reuse,omitempty" msgpack:"assume_kv_reuse,omitempty"`           // default true
+	ExpectedOutputTokens   uint32 `json:"expected_output_tokens,omitempty" msgpack:"expected_output_tokens,omitempty"`
+}
+
+// Booking is where a request is booked.
+type Booking struct {
+	Model     string          `json:"model" msgpack:"model"`
+	RequestID string          `json:"request_id" msgpack:"request_id"`
+	Worker    events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank      events.Rank     `json:"rank" msgpack:"rank"`
+}
+
+// RequestRef names a request that is booked.
+type RequestRef struct {
+	Model     string `json:"model" msgpack:"model"`
+	RequestID string `json:"request_id" msgpack:"request_id"`
+
+	// DecayFraction, from 0 to 1, is what the request's own blocks weigh from now on. For OpOutputBlock; nil: as before.
+	DecayFraction *float64 `json:"decay_fraction,omitempty" msgpack:"decay_fraction,omitempty"`
+}
+
+// Done is the reply to what has no other.
+type Done struct {
+	Done bool `json:"done" msgpack:"done"`
+}
+
+// LoadsRequest asks for loads, of one model if it names one.
+type LoadsRequest struct {
+	Model string `json:"model,omitempty" msgpack:"model,omitempty"`
+}
+
+// LoadList is what workers have to do, by model.
+type LoadList struct {
+	Models []ModelLoads `json:"models" msgpack:"models"` // by name
+}
+
+// ModelLoads is what the workers of one model have to do.
+type ModelLoads struct {
+	Model    string     `json:"model" msgpack:"model"`
+	Requests int        `json:"requests" msgpack:"requests"` // under way
+	Ranks    []RankLoad `json:"ranks" msgpack:"ranks"`       // by worker and rank
+}
+
+// RankLoad is what one rank has to do.
+type RankLoad struct {
+	Worker              events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank                events.Rank     `json:"rank" msgpack:"rank"`
+	ActivePrefillTokens uint64          `json:"active_prefill_tokens" msgpack:"active_prefill_tokens"`
+	ActiveBlocks        uint64          `json:"active_blocks" msgpack:"active_blocks"`
+	ActiveRequests      uint64          `json:"active_requests" msgpack:"active_requests"`
+}
+
+// PotentialRequest asks what each worker would have to do with a prompt beside what it has.
+type PotentialRequest struct {
+	Prompt `msgpack:",inline"`
+}
+
+// PotentialList is what each worker would have to do.
+type PotentialList struct {
+	Model string          `json:"model" msgpack:"model"`
+	Ranks []PotentialLoad `json:"ranks" msgpack:"ranks"` // by worker and rank
+}
+
+// PotentialLoad is what one rank would have to do.
+type PotentialLoad struct {
+	Worker                 events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank                   events.Rank     `json:"rank" msgpack:"rank"`
+	PotentialPrefillTokens uint64          `json:"potential_prefill_tokens" msgpack:"potential_prefill_tokens"`
+	PotentialDecodeBlocks  uint64          `json:"potential_decode_blocks" msgpack:"potential_decode_blocks"`
+	ActiveRequests         uint64          `json:"active_requests" msgpack:"active_requests"`
+}
+
+// Router chooses workers and counts their load. All methods may be called from any goroutine; errors are of type
+// *Error.
+type Router interface {
+	Select(ctx context.Context, r *SelectRequest) (*Selection, error)
+	Book(ctx context.Context, r *BookRequest) (*Booking, error)
+	PrefillComplete(ctx context.Context, r *RequestRef) error
+	OutputBlock(ctx context.Context, r *RequestRef) error
+	Free(ctx context.Context, r *RequestRef) error
+	Loads(ctx context.Context, r *LoadsRequest) (*LoadList, error)
+	PotentialLoads(ctx context.Context, r *PotentialRequest) (*PotentialList, error)
+}
+
+// route answers an operation of [Router].
+func (h Handler) route(ctx context.Context, op, contentType string, body []byte) (any, error) {
+	read := func(what func(r *reader) error, check func() error) error {
+		err := readRequest(contentType, body, h.Unknown, what)
+		if err == nil {
+			err = check()
+		}
+		return err
+	}
+	switch op {
+	case OpSelect:
+		var s SelectRequest
+		if err := read(func(r *reader) error { return readSelect(r, &s) }, s.Check); err != nil {
+			return nil, err
+		}
+		return h.Router.Select(ctx, &s)
+	case OpBook:
+		var b BookRequest
+		if err := read(func(r *reader) error { return readBook(r, &b) }, b.Check); err != nil {
+			return nil, err
+		}
+		return h.Router.Book(ctx, &b)
+	case OpLoads:
+		var l LoadsRequest
+		if len(body) > 0 {
+			none := func() error { return nil }
+			if err := read(func(r *reader) error { return readLoads(r, &l) }, none); err != nil {
+				return nil, err
+			}
+		}
+		return h.Router.Loads(ctx, &l)
+	case OpPotentialLoads:
+		var p PotentialRequest
+		if err := read(func(r *reader) error { return readPotential(r, &p) }, p.Check); err != nil {
+			return nil, err
+		}
+		return h.Router.PotentialLoads(ctx, &p)
+	}
+	var ref RequestRef
+	if err := read(func(r *reader) error { return readRequestRef(r, op, &ref) }, ref.Check); err != nil {
+		return nil, err
+	}
+	step := map[string]func(context.Context, *RequestRef) error{
+		OpPrefillComplete: h.Router.PrefillComplete, OpOutputBlock: h.Router.OutputBlock, OpFree: h.Router.Free,
+	}[op]
+	if err := step(ctx, &ref); err != nil {
+		return nil, err
+	}
+	return Done{Done: true}, nil
+}
+
+// Prompt is the prompt of the request.
+func (s *SelectRequest) Prompt() Prompt {
+	return Prompt{Model: s.Model, BlockSize: s.BlockSize, Tokens: s.Tokens, Hashes: s.Hashes, LoRA: s.LoRA,
+		CacheSalt: s.CacheSalt, SequenceHashes: s.SequenceHashes, ISLTokens: s.ISLTokens}
+}
+
+// Check refuses what no service could answer. The error is an [Error].
+func (s *SelectRequest) Check() error {
+	if err := s.Query.Check(); err != nil {
+		return err
+	}
+	if s.Book && s.RequestID == "" {
+		return Errorf(CodeMalformed, "book needs a request_id")
+	}
+	if err := checkID(s.RequestID, false); err != nil {
+		return err
+	}
+	prompt := s.Prompt()
+	return prompt.Check()
+}
+
+// Check refuses what no service could answer. The error is an [Error].
+func (p *Prompt) Check() error {
+	switch {
+	case p.Model == "":
+		return Errorf(CodeMissingModel, "the request names no model")
+	case p.Tokens != nil && p.Hashes != nil:
+		return Errorf(CodeMalformed, "the request has tokens and hashes; give one of them")
+	case p.Tokens == nil && (p.LoRA != "" || p.CacheSalt != "") && p.Hashes != nil:
+		return Errorf(CodeMalformed,
+			"lora_name and cache_salt are part of the hashes already; they go with tokens only")
+	case p.Hashes != nil && p.SequenceHashes != nil && len(p.Hashes) != len(p.SequenceHashes):
+		return Errorf(CodeMalformed, "there are %d hashes and %d sequence_hashes; each block has one of both",
+			len(p.Hashes), len(p.SequenceHashes))
+	case p.Tokens != nil && p.ISLTokens != 0 && p.ISLTokens != uint64(len(p.Tokens)):
+		return Errorf(CodeMalformed, "isl_tokens is %d; there are %d tokens", p.ISLTokens, len(p.Tokens))
+	case p.ISLTokens > MaxISL:
+		return Errorf(CodeTooLarge, "isl_tokens is %d, more than %d", p.ISLTokens, uint64(MaxISL))
+	}
+	return nil
+}
+
+// MaxISL bounds the length of a prompt whose tokens are not sent.
+const MaxISL = 1 << 32
+
+// Check refuses what no service could answer. The error is an [Error].
+func (b *BookRequest) Check() error {
+	if err := b.Prompt.Check(); err != nil {
+		return err
+	}
+	if err := checkID(b.RequestID, true); err != nil {
+		return err
+	}
+	given := b.Tokens != nil || b.Hashes != nil || b.SequenceHashes != nil || b.ISLTokens != 0 ||
+		b.EffectivePrefillTokens != 0 || b.Rank != 0
+	switch {
+	case b.Worker == "" && given:
+		return Errorf(CodeMalformed, "the booking names no worker; without one it takes what select chose under the id, "+
+			"and nothing else may be given")
+	case b.ISLTokens > 0 && b.EffectivePrefillTokens > b.ISLTokens:
+		return Errorf(CodeMalformed, "effective_prefill_tokens is %d; the prompt has %d tokens",
+			b.EffectivePrefillTokens, b.ISLTokens)
+	}
+	return nil
+}
+
+// Check refuses what no service could answer. The error is an [Error].
+func (r *RequestRef) Check() error {
+	if r.Model == "" {
+		return Errorf(CodeMissingModel, "the request names no model")
+	}
+	if f := r.DecayFraction; f != nil && !(*f >= 0 && *f <= 1) {
+		return Errorf(CodeMalformed, "decay_fraction is %v, not from 0 to 1", *f)
+	}
+	return checkID(r.RequestID, true)
+}
+
+func checkID(id string, needed bool) error {
+	if len(id) > MaxRequestID || needed && id == "" {
+		return Errorf(CodeMalformed, "request_id has %d bytes; it has 1 to %d", len(id), MaxRequestID)
+	}
+	return nil
+}
+
+var (
+	promptFields = []string{"model", "block_size", "tokens", "hashes", "lora_name", "cache_salt", "sequence_hashes",
+		"isl_tokens"}
+	selectFields = slices.Concat(promptFields, []string{"workers", "min_seq", "explain", "l3", "l3_timeout_ms",
+		"request_id", "book", "policy", "role", "pinned_worker", "affinity_target", "required_taints",
+		"preferred_taints", "expected_output_tokens", "router_config_override"})
+	bookFields = slices.Concat(promptFields, []string{"request_id", "worker", "rank", "effective_prefill_tokens",
+		"track_prefill_tokens", "assume_kv_reuse", "expected_output_tokens"})
+	targetFields   = []string{"worker", "rank"}
+	overrideFields = []string{"overlap_score_credit", "prefill_load_scale", "overlap_score_weight",
+		"router_temperature", "assume_kv_reuse", "track_prefill_tokens", "shared_cache_multiplier"}
+	requestFields = []string{"model", "request_id"}
+	outputFields  = []string{"model", "request_id", "decay_fraction"}
+	loadsFields   = []string{"model"}
+)
+
+// readSelect reads what a choice is asked for.
+func readSelect(r *reader, s *SelectRequest) error {
+	return r.fields("the request", selectFields, func(field string) error {
+		switch field {
+		case "sequence_hashes":
+			return r.readHashes(field, &s.SequenceHashes)
+		case "isl_tokens":
+			return r.isl(field, &s.ISLTokens)
+		case "request_id":
+			return r.string(field, &s.RequestID)
+		case "book":
+			return r.bool(field, &s.Book)
+		case "policy":
+			return r.string(field, &s.Policy)
+		case "role":
+			if r.kind() != kindText {
+				return r.isNot(field, "one of aggregated, prefill and decode")
+			}
+			return r.string(field, (*string)(&s.Role))
+		case "pinned_worker":
+			s.Pinned = &routing.Target{}
+			return readTarget(r, field, s.Pinned)
+		case "affinity_target":
+			s.Affinity = &routing.Target{}
+			return readTarget(r, field, s.Affinity)
+		case "required_taints":
+			return r.each(field, func() error {
+				var taint string
+				err := r.string("", &taint)
+				s.RequiredTaints = append(s.RequiredTaints, taint)
+				return err
+			})
+		case "preferred_taints":
+			return readWeights(r, field, &s.PreferredTaints)
+		case "expected_output_tokens":
+			return r.uint32(field, &s.ExpectedOutputTokens)
+		case "router_config_override":
+			s.Overrides = &routing.Overrides{}
+			return readOverrides(r, field, s.Overrides)
+		default:
+			return r.query(field, &s.Query)
+		}
+	})
+}
+
+// readBook reads a booking.
+func readBook(r *reader, b *BookRequest) error {
+	return r.fields("the request", bookFields, func(field string) error {
+		switch field {
+		case "request_id":
+			return r.string(field, &b.RequestID)
+		case "worker":
+			return r.string(field, (*string)(&b.Worker))
+		case "rank":
+			return r.uint32(field, (*uint32)(&b.Rank))
+		case "effective_prefill_tokens":
+			return r.isl(field, &b.EffectivePrefillTokens)
+		case "track_prefill_tokens":
+			return r.optBool(field, &b.TrackPrefillTokens)
+		case "assume_kv_reuse":
+			return r.optBool(field, &b.AssumeKVReuse)
+		case "expected_output_tokens":
+			return r.uint32(field, &b.ExpectedOutputTokens)
+		default:
+			return r.prompt(field, &b.Prompt)
+		}
+	})
+}
+
+// prompt reads one of [promptFields].
+func (r *reader) prompt(field string, p *Prompt) error {
+	switch field {
+	case "sequence_hashes":
+		return r.readHashes(field, &p.SequenceHashes)
+	case "isl_tokens":
+		return r.isl(field, &p.ISLTokens)
+	}
+	q := Query{Model: p.Model, BlockSize: p.BlockSize, Tokens: p.Tokens, Hashes: p.Hashes, LoRA: p.LoRA,
+		CacheSalt: p.CacheSalt}
+	err := r.query(field, &q)
+	p.Model, p.BlockSize, p.Tokens, p.Hashes, p.LoRA, p.CacheSalt = q.Model, q.BlockSize, q.Tokens, q.Hashes, q.LoRA,
+		q.CacheSalt
+	return err
+}
+
+// readPotential reads a prompt.
+func readPotential(r *reader, p *PotentialRequest) error {
+	return r.fields("the request", promptFields, func(field string) error { return r.prompt(field, &p.Prompt) })
+}
+
+// readRequestRef reads which request is meant.
+func readRequestRef(r *reader, op string, to *RequestRef) error {
+	known := requestFields
+	if op == OpOutputBlock {
+		known = outputFields
+	}
+	return r.fields("the request", known, func(field string) error {
+		switch field {
+		case "model":
+			return r.string(field, &to.Model)
+		case "request_id":
+			return r.string(field, &to.RequestID)
+		default: // decay_fraction
+			return r.optNumber(field, &to.DecayFraction)
+		}
+	})
+}
+
+// readLoads reads whose loads are wanted.
+func readLoads(r *reader, l *LoadsRequest) error {
+	if r.kind() == kindNull {
+		r.null()
+		return nil
+	}
+	return r.fields("the request", loadsFields, func(field string) error { return r.string(field, &l.Model) })
+}
+
+func readTarget(r *reader, within string, t *routing.Target) error {
+	return r.fields(within, targetFields, func(field string) error {
+		if field == "worker" {
+			return r.string(within+"."+field, (*string)(&t.Worker))
+		}
+		t.Rank = new(events.Rank)
+		return r.uint32(within+"."+field, (*uint32)(t.Rank))
+	})
+}
+
+// readWeights reads an object of numbers.
+func readWeights(r *reader, field string, to *map[string]float64) error {
+	if r.kind() != kindObject {
+		return r.isNot(field, "an object that has a weight for each taint")
+	}
+	*to = map[string]float64{}
+	return r.object(func(key []byte) error {
+		name := string(key)
+		if _, twice := (*to)[name]; twice {
+			return Errorf(CodeMalformed, "%s.%s is given twice", r.name(field), shorten(name))
+		}
+		v, err := r.float(field + "." + shorten(name))
+		(*to)[name] = v
+		return err
+	})
+}
+
+func readOverrides(r *reader, within string, o *routing.Overrides) error {
+	return r.fields(within, overrideFields, func(field string) error {
+		name := within + "." + field
+		switch field {
+		case "overlap_score_credit":
+			return r.optNumber(name, &o.OverlapScoreCredit)
+		case "prefill_load_scale":
+			return r.optNumber(name, &o.PrefillLoadScale)
+		case "overlap_score_weight":
+			return r.optNumber(name, &o.OverlapScoreWeight)
+		case "router_temperature":
+			return r.optNumber(name, &o.RouterTemperature)
+		case "assume_kv_reuse":
+			return r.optBool(name, &o.AssumeKVReuse)
+		case "track_prefill_tokens":
+			return r.optBool(name, &o.TrackPrefillTokens)
+		default: // shared_cache_multiplier
+			return r.optNumber(name, &o.SharedCacheMultiplier)
+		}
+	})
+}
+
+// isl reads a number of tokens.
+func (r *reader) isl(field string, to *uint64) error {
+	v, err := r.uint(field, "a number of tokens", math.MaxInt64)
+	*to = v
+	return err
+}
+
+func (r *reader) optBool(field string, to **bool) error {
+	*to = new(bool)
+	return r.bool(field, *to)
+}
+
+func (r *reader) optNumber(field string, to **float64) error {
+	v, err := r.float(field)
+	*to = &v
+	return err
+}
+
+// float reads a finite number.
+func (r *reader) float(field string) (float64, error) {
+	if r.kind() != kindNumber {
+		return 0, r.isNot(field, "a number")
+	}
+	shown := r.shown()
+	v, err := r.number()
+	if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
+		return 0, Errorf(CodeMalformed, "%s is %s, not a finite number", r.name(field), shown)
+	}
+	return v, err
+}

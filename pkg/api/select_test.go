@@ -1,0 +1,139 @@
+package api
+
+import (
+	"context"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// routerStub keeps the request of each operation.
+type routerStub struct{ got any }
+
+func (s *routerStub) Select(_ context.Context, r *SelectRequest) (*Selection, error) {
+	s.got = r
+	return &Selection{Worker: "w"}, nil
+}
+
+func (s *routerStub) Book(_ context.Context, r *BookRequest) (*Booking, error) {
+	s.got = r
+	return &Booking{Worker: "w"}, nil
+}
+
+func (s *routerStub) done(op string, r *RequestRef) error {
+	s.got = []any{op, *r}
+	return nil
+}
+
+func (s *routerStub) PrefillComplete(_ context.Context, r *RequestRef) error {
+	return s.done(OpPrefillComplete, r)
+}
+func (s *routerStub) OutputBlock(_ context.Context, r *RequestRef) error {
+	return s.done(OpOutputBlock, r)
+}
+func (s *routerStub) Free(_ context.Context, r *RequestRef) error { return s.done(OpFree, r) }
+
+func (s *routerStub) Loads(_ context.Context, r *LoadsRequest) (*LoadList, error) {
+	s.got = r
+	return &LoadList{}, nil
+}
+
+func (s *routerStub) PotentialLoads(_ context.Context, r *PotentialRequest) (*PotentialList, error) {
+	s.got = r
+	return &PotentialList{}, nil
+}
+
+// TestRoutingRequests sends every field of every request of routing in both forms: it arrives as it was sent.
+func TestRoutingRequests(t *testing.T) {
+	rank, fraction, yes, no := events.Rank(3), 0.25, true, false
+	credit, weight, heat, share := 1.5, 0.0, 0.75, 1.0
+	prompt := Prompt{Model: "m", BlockSize: 16, Hashes: Hashes{1, 1 << 63}, SequenceHashes: Hashes{7, 8}, ISLTokens: 40}
+	for op, sent := range map[string][]any{
+		OpSelect: {
+			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1, 2, 3}, LoRA: "l", CacheSalt: "s"}},
+			&SelectRequest{
+				Query: Query{Model: "m", BlockSize: 16, Hashes: Hashes{1, 2}, Workers: []events.WorkerID{"a", "b"},
+					Explain: true, L3: L3Off, MinSeq: []PartitionSeq{{Partition: 1, Seq: 2}}},
+				SequenceHashes: Hashes{7, 8}, ISLTokens: 40, RequestID: "r1", Book: true, Policy: "dynamo",
+				Role: routing.Decode, Pinned: &routing.Target{Worker: "a", Rank: &rank},
+				Affinity: &routing.Target{Worker: "b"}, RequiredTaints: []string{"t"},
+				PreferredTaints: map[string]float64{"u": -0.5, "v": 2}, ExpectedOutputTokens: 9,
+				Overrides: &routing.Overrides{OverlapScoreCredit: &credit, PrefillLoadScale: &weight,
+					OverlapScoreWeight: &weight, RouterTemperature: &heat, AssumeKVReuse: &no, TrackPrefillTokens: &yes,
+					SharedCacheMultiplier: &share},
+			},
+		},
+		OpBook: {
+			&BookRequest{Prompt: Prompt{Model: "m"}, RequestID: "r1"},
+			&BookRequest{Prompt: prompt, RequestID: "r1", Worker: "a", Rank: 3, EffectivePrefillTokens: 30,
+				TrackPrefillTokens: &no, AssumeKVReuse: &yes, ExpectedOutputTokens: 4},
+		},
+		OpPrefillComplete: {&RequestRef{Model: "m", RequestID: "r1"}},
+		OpOutputBlock:     {&RequestRef{Model: "m", RequestID: "r1", DecayFraction: &fraction}},
+		OpFree:            {&RequestRef{Model: "m", RequestID: "r1"}},
+		OpLoads:           {&LoadsRequest{}, &LoadsRequest{Model: "m"}},
+		OpPotentialLoads:  {&PotentialRequest{Prompt: prompt}},
+	} {
+		for _, want := range sent {
+			for _, form := range []string{JSON, MsgPack} {
+				body, err := Marshal(form, want)
+				if err != nil {
+					t.Fatal(err)
+				}
+				router := &routerStub{}
+				reply, failure := Handler{Router: router}.Handle(t.Context(), op, form, body)
+				if failure != nil {
+					t.Fatalf("%s %s: %v", op, form, failure)
+				}
+				if len(reply) == 0 {
+					t.Errorf("%s %s: no reply", op, form)
+				}
+				expect := want
+				if ref, is := want.(*RequestRef); is {
+					expect = []any{op, *ref}
+				}
+				if !reflect.DeepEqual(router.got, expect) {
+					t.Errorf("%s %s: sent %+v, got %+v", op, form, want, router.got)
+				}
+			}
+		}
+	}
+}
+
+// TestRoutingRequestsRefused names what is wrong with requests of routing.
+func TestRoutingRequestsRefused(t *testing.T) {
+	for _, c := range []struct{ op, body, want string }{
+		{OpSelect, `{"model":"m"}`, "neither tokens nor hashes"},
+		{OpSelect, `{"model":"m","tokens":[1],"book":true}`, "book needs a request_id"},
+		{OpSelect, `{"model":"m","tokens":[1],"isl_tokens":2}`, "isl_tokens is 2; there are 1 tokens"},
+		{OpSelect, `{"model":"m","tokens":[1],"isl_tokens":-2}`, "isl_tokens is -2, not a number of tokens"},
+		{OpSelect, `{"model":"m","hashes":[1],"sequence_hashes":[]}`, "1 hashes and 0 sequence_hashes"},
+		{OpSelect, `{"model":"m","tokens":[1],"pinned_worker":"a"}`, `pinned_worker is "a", not an object`},
+		{OpSelect, `{"model":"m","tokens":[1],"pinned_worker":{"id":"a"}}`, `there is no field "id"`},
+		{OpSelect, `{"model":"m","tokens":[1],"preferred_taints":{"a":"b"}}`, `preferred_taints.a is "b", not a number`},
+		{OpSelect, `{"model":"m","tokens":[1],"preferred_taints":{"a":1e999}}`, "preferred_taints.a is 1e999, not a finite"},
+		{OpSelect, `{"model":"m","tokens":[1],"router_config_override":{"temperature":1}}`, `there is no field "temperature"`},
+		{OpSelect, `{"model":"m","tokens":[1],"role":["prefill","decode"]}`, "not one of"},
+		{OpSelect, `{"model":"m","tokens":[1],"idle":true}`, `there is no field "idle"`},
+		{OpBook, `{"model":"m"}`, "request_id has 0 bytes"},
+		{OpBook, `{"model":"m","request_id":"r","rank":1}`, "the booking names no worker"},
+		{OpBook, `{"model":"m","request_id":"r","worker":"a","isl_tokens":4,"effective_prefill_tokens":5}`,
+			"effective_prefill_tokens is 5; the prompt has 4"},
+		{OpFree, `{"request_id":"r"}`, "names no model"},
+		{OpFree, `{"model":"m","request_id":"r","decay_fraction":1}`, `there is no field "decay_fraction"`},
+		{OpOutputBlock, `{"model":"m","request_id":"r","decay_fraction":1.5}`, "decay_fraction is 1.5, not from 0 to 1"},
+		{OpOutputBlock, `{"model":"m","request_id":"` + strings.Repeat("r", 1025) + `"}`, "request_id has 1025 bytes"},
+		{OpPotentialLoads, `{"model":"m","lora_name":"l","hashes":[]}`, "lora_name and cache_salt"},
+	} {
+		_, failure := Handler{Router: &routerStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
+		if failure == nil || !strings.Contains(failure.Message, c.want) {
+			t.Errorf("%s %.80s: %v, want %q", c.op, c.body, failure, c.want)
+		}
+	}
+	if _, failure := (Handler{}).Handle(t.Context(), OpSelect, JSON, nil); failure.Code != CodeUnknownOperation {
+		t.Error(failure)
+	}
+}
