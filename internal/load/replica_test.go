@@ -851,3 +851,56 @@ func TestBusy(t *testing.T) {
 		}
 	}
 }
+
+// TestAnAnswerClaimsNoMoreThanIsInIt loses what a node sends beside its answer to a summary. That is missed at the next
+// beat, though tables change.
+func TestAnAnswerClaimsNoMoreThanIsInIt(t *testing.T) {
+	m, now := testModels[0], time.Duration(0)
+	a, b := NewReplica(0, ReplicaConfig{Origin: 1}), NewReplica(0, ReplicaConfig{Origin: 2})
+	a.Alone()
+	b.Alone()
+	give(t, a.Step(0), b)
+	give(t, b.Step(0), a)
+	b.model(m)
+	for i := range 2 * maxEvents { // whole messages
+		if err := a.Book(now, m, Booking{ID: fmt.Sprint(i), Rank: rankKey(0)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.Step(now + batchDelay) // is lost
+	for round := range uint64(3) {
+		now += beatPeriod
+		a.now, b.now = now, now
+		if err := b.Book(now, m, Booking{ID: fmt.Sprint("b", round), Rank: rankKey(0)}); err != nil { // it is not calm
+			t.Fatal(err)
+		}
+		beat := a.Step(now)
+		give(t, beat[len(beat)-1:], b)
+		if b.Counts.Exchanges != round+1 {
+			t.Fatalf("round %d: %d exchanges", round, b.Counts.Exchanges)
+		}
+		give(t, b.Step(now), a)
+		for _, answer := range a.Step(now + batchDelay) {
+			if read, _ := decode(answer.Data, 0); read.kind == kindSummary {
+				give(t, []Message{answer}, b)
+			}
+		}
+	}
+}
+
+// TestWhatWasBookedAloneIsMissed has nodes that began cut off from each other, and whose tables change.
+func TestWhatWasBookedAloneIsMissed(t *testing.T) {
+	m := testModels[0]
+	a, b := NewReplica(0, ReplicaConfig{Origin: 1}), NewReplica(0, ReplicaConfig{Origin: 2})
+	a.Alone()
+	b.Alone()
+	for i, r := range []*Replica{a, b} {
+		if err := r.Book(0, m, Booking{ID: fmt.Sprint(i), Rank: rankKey(0)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	give(t, a.Step(0), b)
+	if b.Counts.Exchanges != 1 {
+		t.Errorf("%d exchanges", b.Counts.Exchanges)
+	}
+}
