@@ -42,7 +42,7 @@ run. Exit status 1 if no shim answers.`,
 			if err != nil {
 				return err
 			}
-			shims, err := control.ResyncAll(ctx, ns, p, events.WorkerID(worker), control.Ask{ID: rand.Text()})
+			shims, err := control.ResyncAll(ctx, ns, p, events.WorkerID(worker), control.ResyncRequest{ID: rand.Text()})
 			if err != nil {
 				return err
 			}

@@ -97,17 +97,15 @@ func (f *fleet) end() {
 	}
 }
 
-// take hands an event to its rank's shim. The digest is of what the source sent.
-func (f *fleet) take(e events.RouterEvent, digest uint64) {
+// deliver hands an event to its rank's shim. The digest is of what the source sent.
+func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	if f.cfg.instance != "" {
 		e.Key.Instance = events.WorkerID(f.cfg.instance)
 	}
 	read := &shim.Read{Digest: digest} // the id of what is passed over counts all the same
 	if e.Skipped != "" {
-		f.passed.do(func(n uint64) {
-			f.log.Warn("router events passed over", "reason", "unknown "+e.Skipped, "worker", e.Key.Instance,
-				"event_id", e.ID, "times", n)
-		})
+		f.passed.warn(f.log, "router events passed over", "reason", "unknown "+e.Skipped, "worker", e.Key.Instance,
+			"event_id", e.ID)
 	} else {
 		read.Events = e.Events()
 	}
@@ -221,13 +219,10 @@ func (f *fleet) line(text []byte, name string, number int) {
 		e, err = events.ReadRouterEvent(text)
 	}
 	if err != nil {
-		f.bad.do(func(n uint64) {
-			f.log.Warn("a line that is no router event; passed over", "from", name, "line", number, "error", err,
-				"times", n)
-		})
+		f.bad.warn(f.log, "a line that is no router event; passed over", "from", name, "line", number, "error", err)
 		return
 	}
-	f.take(e, events.PayloadDigest(text))
+	f.deliver(e, events.PayloadDigest(text))
 }
 
 // hearDynamo takes what Dynamo's workers publish on a subject.
@@ -248,13 +243,11 @@ func (f *fleet) hearDynamo() error {
 			if e.Skipped == "" { // an envelope holds several events: each is known again by its own content
 				line = events.AppendRouterEvent(line, e.Key, events.EventID(e.ID), &e.Event, e.Groups...)
 			}
-			f.take(e, events.PayloadDigest(line))
+			f.deliver(e, events.PayloadDigest(line))
 		})
 		if err != nil {
-			f.bad.do(func(n uint64) {
-				f.log.Warn("a message that is none of Dynamo's router events; passed over", "subject", f.cfg.engine,
-					"error", err, "times", n)
-			})
+			f.bad.warn(f.log, "a message that is none of Dynamo's router events; passed over", "subject", f.cfg.engine,
+				"error", err)
 		}
 	})
 	return ignoreEnd(f.ctx, err)
@@ -277,11 +270,8 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 		Reconnected: func(url string) { f.log.Info("the connection to --engine-nats is back", "server", url) },
 		AsyncError:  func(err error) { f.log.Error("--engine-nats", "error", err) },
 		Waiting: func(err error) {
-			waiting.do(func(n uint64) {
-				f.log.Warn("waiting for --engine-nats", "nats", f.cfg.engineNATS.Shown(), "error", err,
-					"what_to_do", "see that the Dynamo fleet's NATS server runs and that --engine-nats is its address",
-					"times", n)
-			})
+			waiting.warn(f.log, "waiting for --engine-nats", "nats", f.cfg.engineNATS.Shown(), "error", err,
+				"what_to_do", "see that the Dynamo fleet's NATS server runs and that --engine-nats is its address")
 		},
 	}
 	c, err := jetstream.Connect(f.ctx, options)

@@ -77,10 +77,8 @@ func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*r
 		if !errors.Is(err, enginehttp.ErrNotReady) || ctx.Err() != nil {
 			break
 		}
-		waiting.do(func(n uint64) {
-			log.Warn("waiting for the engine to say how it publishes", "engine_http", r.engineHTTP, "error", err,
-				"what_to_do", "see that the engine runs, and that this is where it serves its API", "times", n)
-		})
+		waiting.warn(log, "waiting for the engine to say how it publishes", "engine_http", r.engineHTTP, "error", err,
+			"what_to_do", "see that the engine runs, and that this is where it serves its API")
 		select {
 		case <-ctx.Done():
 		case <-time.After(askEvery):

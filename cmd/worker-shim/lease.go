@@ -47,10 +47,8 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
 		Failed: func(err error) {
-			trouble.do(func(n uint64) {
-				log.Warn("the lease cannot be renewed", "error", err, "times", n, "what_to_do",
-					"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
-			})
+			trouble.warn(log, "the lease cannot be renewed", "error", err, "what_to_do",
+				"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
 		},
 	}, server)
 	if err == nil {

@@ -448,18 +448,13 @@ func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events
 				"grant it to this user: indexer auth example prints what each user needs")
 			return nil, nil
 		case errors.Is(err, shim.ErrFenced) && time.Now().Before(giveUp):
-			waiting.do(func(n uint64) {
-				log.Warn("waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait,
-					"times", n, "what_to_do",
-					"stop that shim, or let it drain; or give this one another --worker or --rank")
-			})
+			waiting.warn(log, "waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait,
+				"what_to_do", "stop that shim, or let it drain; or give this one another --worker or --rank")
 		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):
 			return server, err
 		default:
-			waiting.do(func(n uint64) {
-				log.Warn("waiting for NATS", "error", err, "times", n, "what_to_do",
-					"see that the NATS server runs and that more than half of those with JetStream are up")
-			})
+			waiting.warn(log, "waiting for NATS", "error", err, "what_to_do",
+				"see that the NATS server runs and that more than half of those with JetStream are up")
 		}
 		select {
 		case <-ctx.Done():
@@ -491,4 +486,9 @@ func (l *limiter) do(say func(times uint64)) {
 		l.count.Add(-n)
 		say(n)
 	}
+}
+
+// warn logs a warning, with how often it would have been since it was said last.
+func (l *limiter) warn(log *slog.Logger, what string, args ...any) {
+	l.do(func(times uint64) { log.Warn(what, append(args, "times", times)...) })
 }

@@ -77,11 +77,9 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 	failed := limiter{every: r.logWindow}
 	sub, err := zmtp.DialSub(ctx, r.engine, []string{""},
 		zmtp.Config{Hooks: zmtp.Hooks{Failed: func(_ zmtp.Peer, err error) {
-			failed.do(func(n uint64) {
-				log.Warn("no connection to the master's events", "engine", r.engine, "error", err, "times", n,
-					"what_to_do",
-					"see that the Mooncake master runs and publishes events at --engine")
-			})
+			failed.warn(log, "no connection to the master's events", "engine", r.engine, "error", err,
+				"what_to_do",
+				"see that the Mooncake master runs and publishes events at --engine")
 		}}})
 	if err != nil {
 		return err
@@ -139,7 +137,7 @@ func (s *storeShim) run(ctx context.Context, sub *zmtp.Sub) error {
 	for {
 		select {
 		case m := <-heard:
-			s.take(m)
+			s.receive(m)
 		case <-tick.C:
 			if !asking {
 				asking = true
@@ -156,7 +154,7 @@ func (s *storeShim) run(ctx context.Context, sub *zmtp.Sub) error {
 	}
 }
 
-func (s *storeShim) take(m zmtp.Message) {
+func (s *storeShim) receive(m zmtp.Message) {
 	switch m.Kind {
 	case zmtp.Opened:
 		s.log.Info("connected to the master's events")
@@ -186,11 +184,8 @@ func (s *storeShim) status(ctx context.Context) (c checked) {
 
 func (s *storeShim) check(c checked) {
 	if c.err != nil {
-		s.unchecked.do(func(n uint64) {
-			s.log.Warn("the master does not say what it has published; indexers poll the store", "error", c.err,
-				"times", n, "what_to_do",
-				"see that --master is its HTTP address and that it was started with events")
-		})
+		s.unchecked.warn(s.log, "the master does not say what it has published; indexers poll the store", "error", c.err, "what_to_do",
+			"see that --master is its HTTP address and that it was started with events")
 		return
 	}
 	out, err := s.relay.Checked(c.Batches, c.Dropped)
@@ -200,9 +195,7 @@ func (s *storeShim) check(c checked) {
 
 func (s *storeShim) gap(err error) {
 	if err != nil {
-		s.gaps.do(func(n uint64) {
-			s.log.Warn("events of the store are missing; indexers ask for a list", "error", err, "times", n)
-		})
+		s.gaps.warn(s.log, "events of the store are missing; indexers ask for a list", "error", err)
 	}
 }
 
@@ -210,10 +203,8 @@ func (s *storeShim) gap(err error) {
 func (s *storeShim) send(list []events.StoreMessage) {
 	for i := range list {
 		if err := s.conn.Send(s.subject, "", events.AppendStoreMessage(nil, &list[i])); err != nil {
-			s.unsent.do(func(n uint64) {
-				s.log.Warn("not passed on", "error", err, "times", n, "what_to_do",
-					"see that the NATS server runs; indexers ask the store meanwhile")
-			})
+			s.unsent.warn(s.log, "not passed on", "error", err, "what_to_do",
+				"see that the NATS server runs; indexers ask the store meanwhile")
 		}
 	}
 }

@@ -87,10 +87,7 @@ func wrongBlockSize(got uint32, model string) string {
 
 func (w *watcher) logFailed(err error) {
 	w.report.LogFailed(err)
-	w.logTrouble.do(func(n uint64) {
-		w.log.Warn("the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err),
-			"times", n)
-	})
+	w.logTrouble.warn(w.log, "the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err))
 }
 
 func (w *watcher) hooks(ctx context.Context) shim.Hooks {
@@ -110,16 +107,11 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 				"see whether the engine runs; it is dialled until it answers")
 		},
 		Failed: func(endpoint string, err error) {
-			w.failed.do(func(n uint64) {
-				log.Warn("cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do",
-					w.advice(err, eventEndpoint, &w.connected), "times", n)
-			})
+			w.failed.warn(log, "cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do",
+				w.advice(err, eventEndpoint, &w.connected))
 		},
 		Stray: func(frames int) {
-			w.stray.do(func(n uint64) {
-				log.Warn("a message that is no engine's event message; is this the right port?", "frames", frames,
-					"times", n)
-			})
+			w.stray.warn(log, "a message that is no engine's event message; is this the right port?", "frames", frames)
 		},
 		Undecodable: func(seq events.EngineSeq, err error) {
 			w.undecodable.do(func(n uint64) {
@@ -131,17 +123,13 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 			})
 		},
 		ReplayFailed: func(from events.EngineSeq, err error) {
-			w.replayFailed.do(func(n uint64) {
-				log.Warn("replay failed", "from", from, "error", err, "what_to_do",
-					w.advice(err, replayEndpoint, &w.replays), "times", n)
-			})
+			w.replayFailed.warn(log, "replay failed", "from", from, "error", err, "what_to_do",
+				w.advice(err, replayEndpoint, &w.replays))
 		},
 		ReplayEnded: func() { w.replays.Store(true) },
 		SnapshotFailed: func(err error) {
-			w.snapshotFailed.do(func(n uint64) {
-				log.Warn("the engine gave no snapshot", "error", err, "times", n, "what_to_do",
-					"see that --engine-snapshot is the engine's snapshot endpoint; it begins with what it says from now on")
-			})
+			w.snapshotFailed.warn(log, "the engine gave no snapshot", "error", err, "what_to_do",
+				"see that --engine-snapshot is the engine's snapshot endpoint; it begins with what it says from now on")
 		},
 		LogFailed: w.logFailed,
 		Stepped:   w.stepped,

@@ -27,7 +27,7 @@ type request struct {
 	Op       string             `json:"op"`                 // opWho, opResync
 	ID       string             `json:"id,omitempty"`       // of a resync
 	Instance events.WorkerID    `json:"instance,omitempty"` // if not empty, only this one is asked
-	Lost     bool               `json:"lost,omitempty"`     // of a resync, as in Ask
+	Lost     bool               `json:"lost,omitempty"`     // of a resync, as in ResyncRequest
 	Of       events.Incarnation `json:"of,omitempty"`
 }
 
@@ -67,9 +67,9 @@ func (s *Shim) String() string {
 	return fmt.Sprintf("process %d on %s, since %s", s.PID, s.Host, s.Since.UTC().Format(time.RFC3339))
 }
 
-// Ask is what a resync is asked for. The zero value of Lost and Of asks for a new incarnation in any case, as people
-// do.
-type Ask struct {
+// ResyncRequest is what a resync is asked for. The zero value of Lost and Of asks for a new incarnation in any case, as
+// people do.
+type ResyncRequest struct {
 	ID string // a shim does once what it is asked with the same id
 
 	// Lost: the partition's log has lost something. A shim of whose present incarnation the log still has everything
@@ -86,7 +86,7 @@ type Handler interface {
 
 	// Resync begins a new incarnation, unless that was done for this id or what was asked says that it need not, and
 	// tells its number.
-	Resync(ctx context.Context, a Ask) (Shim, error)
+	Resync(ctx context.Context, a ResyncRequest) (Shim, error)
 }
 
 // Serve answers for one rank until the returned function is called.
@@ -111,7 +111,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 		case req.Op == opWho:
 			s = h.Who()
 		case req.Op == opResync && req.ID != "":
-			if s, err = h.Resync(ctx, Ask{ID: req.ID, Lost: req.Lost, Of: req.Of}); err != nil {
+			if s, err = h.Resync(ctx, ResyncRequest{ID: req.ID, Lost: req.Lost, Of: req.Of}); err != nil {
 				return jetstream.Response{Code: 503, Description: err.Error()}
 			}
 		default:
@@ -156,7 +156,7 @@ func WhoAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition) ([
 }
 
 // Resync asks the shim of one rank. It returns nil if none answers.
-func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a Ask) (*Shim, error) {
+func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a ResyncRequest) (*Shim, error) {
 	shims, err := ask(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
 	if err != nil || len(shims) == 0 {
 		return nil, err
@@ -201,7 +201,7 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 // ResyncAll asks the shims of a partition: all of them, or those of one instance. It waits for answers for two seconds,
 // since nobody knows how many there are.
 func ResyncAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition, instance events.WorkerID,
-	a Ask) ([]Shim, error) {
+	a ResyncRequest) ([]Shim, error) {
 	return gather(ctx, ns, p, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of, Instance: instance})
 }
 

@@ -27,7 +27,7 @@ func (s *standing) Who() Shim {
 	return Shim{Instance: "w", PID: 7}
 }
 
-func (s *standing) Resync(context.Context, Ask) (Shim, error) { return s.Who(), nil }
+func (s *standing) Resync(context.Context, ResyncRequest) (Shim, error) { return s.Who(), nil }
 
 // TestAskedTwice: a shim that stood still is not taken for gone.
 func TestAskedTwice(t *testing.T) {

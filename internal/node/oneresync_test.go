@@ -56,7 +56,7 @@ func TestOneNewLifeForWhatWasLost(t *testing.T) {
 			var all sync.WaitGroup
 			for i := range 3 { // other nodes
 				all.Go(func() {
-					ask := control.Ask{ID: fmt.Sprint("node ", i), Lost: true}
+					ask := control.ResyncRequest{ID: fmt.Sprint("node ", i), Lost: true}
 					if shims, err := control.ResyncAll(w.ctx, w.ns, 0, "", ask); err != nil || len(shims) != 1 {
 						t.Errorf("asked for a resync: %v, %v", shims, err)
 					}
@@ -70,9 +70,9 @@ func TestOneNewLifeForWhatWasLost(t *testing.T) {
 				t.Errorf("%d incarnations are in the log that was made anew", n)
 			}
 			// Whoever asks in any case gets a new one, and so does who misses events of the present one.
-			shim, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"}, control.Ask{ID: "an operator"})
+			shim, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"}, control.ResyncRequest{ID: "an operator"})
 			w.must(err)
-			for _, ask := range []control.Ask{{ID: "late", Of: shim.Incarnation - 1}, {ID: "lost again", Lost: true}} {
+			for _, ask := range []control.ResyncRequest{{ID: "late", Of: shim.Incarnation - 1}, {ID: "lost again", Lost: true}} {
 				again, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"}, ask)
 				w.must(err)
 				if again.Incarnation != shim.Incarnation {
@@ -80,7 +80,7 @@ func TestOneNewLifeForWhatWasLost(t *testing.T) {
 				}
 			}
 			later, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"},
-				control.Ask{ID: "missing", Of: shim.Incarnation})
+				control.ResyncRequest{ID: "missing", Of: shim.Incarnation})
 			w.must(err)
 			if later.Incarnation <= shim.Incarnation {
 				t.Errorf("incarnation %d, of which events are missing, was followed by %d", shim.Incarnation,

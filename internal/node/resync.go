@@ -159,7 +159,7 @@ func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
 	var failed error
 	if r.cause != "" {
 		n.resyncs.asked.Add(1)
-		shims, err := control.ResyncAll(ctx, n.cfg.Namespace, p, "", control.Ask{ID: r.id, Lost: true})
+		shims, err := control.ResyncAll(ctx, n.cfg.Namespace, p, "", control.ResyncRequest{ID: r.id, Lost: true})
 		failed = err
 		heard(shims...)
 	}
@@ -171,7 +171,7 @@ func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
 			defer func() { <-slots }()
 			n.resyncs.asked.Add(1)
 			// Another node that sees the same asks with the same id.
-			ask := control.Ask{ID: fmt.Sprintf("events-missing-in-%d", rank.incarnation), Of: rank.incarnation}
+			ask := control.ResyncRequest{ID: fmt.Sprintf("events-missing-in-%d", rank.incarnation), Of: rank.incarnation}
 			shim, err := control.Resync(ctx, n.cfg.Namespace, rank.key, ask)
 			if err == nil && shim != nil {
 				heard(*shim)

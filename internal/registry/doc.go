@@ -44,9 +44,9 @@
 //
 // # A bucket that is lost
 //
-// If somebody deletes the bucket, a node makes it anew ([Config].Mend), and the nodes write into it what they had seen
-// in the old one. Shims renew there as if nothing had been, and ages begin anew, so who died with it is cleared a lease
-// later.
+// If somebody deletes the bucket, a node makes it anew ([Config].Recreate), and the nodes write into it what they had
+// seen in the old one. Shims renew there as if nothing had been, and ages begin anew, so who died with it is cleared a
+// lease later.
 //
 // [Machine] decides, and is stepped: it reads no clock and starts nothing. [Registry] and [Lease] wait around it. They
 // may be used from any goroutine. What closing an incarnation means in the log is internal/shim's, what it does to the

@@ -20,11 +20,9 @@ type Machine struct {
 	missing map[events.RankKey]missing
 	broken  bool // the watch is
 
-	proved    bool                  // since and confirmed are set
-	since     time.Duration         // from when on nothing speaks against what the watch has not shown
-	confirmed time.Duration         // the last moment at which the bucket is known to have been writable
-	lengths   map[time.Duration]int // how many leases are so long; few differ
-	shortest  time.Duration         // of all leases; 0: there are none
+	proved    bool          // since and confirmed are set
+	since     time.Duration // from when on nothing speaks against what the watch has not shown
+	confirmed time.Duration // the last moment at which the bucket is known to have been writable
 }
 
 type entry struct {
@@ -49,9 +47,7 @@ type Due struct {
 
 // NewMachine returns a machine that knows nobody.
 func NewMachine() *Machine {
-	return &Machine{
-		entries: map[events.RankKey]*entry{}, missing: map[events.RankKey]missing{}, lengths: map[time.Duration]int{},
-	}
+	return &Machine{entries: map[events.RankKey]*entry{}, missing: map[events.RankKey]missing{}}
 }
 
 // Anew tells that the watch begins: all keys will be told.
@@ -115,50 +111,25 @@ func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
 	if e.revision != revision {
 		e.revision, e.seen, e.next = revision, now, 0
 	}
-	if before, l := e.record.Lease(), r.Lease(); l != before {
-		m.count(l, 1)
-		if before != 0 {
-			m.count(before, -1)
-		}
-	}
 	e.record = r
 }
 
 // Gone tells that a key has no record any more.
 func (m *Machine) Gone(key events.RankKey) {
 	delete(m.missing, key)
-	if e := m.entries[key]; e != nil {
-		delete(m.entries, key)
-		m.count(e.record.Lease(), -1)
-	}
+	delete(m.entries, key)
 }
 
-// count tells of one more or less lease of a length.
-func (m *Machine) count(length time.Duration, n int) {
-	if m.lengths[length] += n; m.lengths[length] > 0 {
-		if m.shortest == 0 || length < m.shortest {
-			m.shortest = length
-		}
-		return
-	}
-	delete(m.lengths, length)
-	if length != m.shortest {
-		return
-	}
-	m.shortest = 0
-	for l := range m.lengths {
-		if m.shortest == 0 || l < m.shortest {
-			m.shortest = l
-		}
-	}
-}
-
-// Every is how often the bucket is to be probed, and Due to be asked; 0 while there are no leases.
+// Every is how often the bucket is to be probed, and Due to be asked: eight times in the shortest lease; 0 while there
+// are none.
 func (m *Machine) Every() time.Duration {
-	if m.shortest == 0 {
-		return 0
+	shortest := time.Duration(0)
+	for _, e := range m.entries {
+		if l := e.record.Lease(); shortest == 0 || l < shortest {
+			shortest = l
+		}
 	}
-	return min(m.shortest/8, 5*time.Second)
+	return min(shortest/8, 5*time.Second)
 }
 
 // gap is the longest time between two probes that still proves that renewing was possible all the while.
@@ -179,7 +150,8 @@ func (m *Machine) Probed(sent time.Duration) {
 // left to others for half a lease. It looks at all leases: 0.25 ms for 10,000 (BenchmarkDue), eight times in a lease,
 // which at 30 s is less than a ten-thousandth of a processor.
 func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list []Due) {
-	if !m.proved || m.fresh != nil || now-m.confirmed > m.gap() {
+	gap := m.gap()
+	if !m.proved || m.fresh != nil || now-m.confirmed > gap {
 		return nil
 	}
 	for key, e := range m.entries {
@@ -191,7 +163,7 @@ func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list [
 		if now < e.next || age < wait || age < wait+e.record.Lease()/2 && !mine(key) {
 			continue
 		}
-		e.next = now + m.gap()
+		e.next = now + gap
 		list = append(list, Due{e.record, e.revision})
 	}
 	slices.SortFunc(list, func(a, b Due) int { return a.Record.Key().Compare(b.Record.Key()) })

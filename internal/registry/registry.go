@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"golang.org/x/sync/errgroup"
 )
 
 // Config is a node's.
@@ -25,8 +26,8 @@ type Config struct {
 	// read. It is done too if there is nothing to close.
 	Clear func(ctx context.Context, r Record, still func(context.Context) (bool, error)) error
 
-	// Mend, if not nil, makes the bucket anew; it is called when it was deleted.
-	Mend func(context.Context) error
+	// Recreate, if not nil, makes the bucket anew; it is called when it was deleted.
+	Recreate func(context.Context) error
 
 	// Began, if not zero, is when the bucket's server began, which runs in this process: what records that were written
 	// before say of their shims' standing is of an earlier time, and all of these count as catching up until they are
@@ -41,12 +42,12 @@ type Config struct {
 
 // Hooks tell what happens, from the registry's goroutines. Each may be nil. They must not block.
 type Hooks struct {
-	Expired func(r Record)                      // this node has marked it
-	Cleared func(r Record)                      // this node has seen to it that the log says so
-	Failed  func(key events.RankKey, err error) // ending a lease failed; it is tried again
-	Bad     func(key string, err error)         // a record that cannot be read; nobody is expired by it
-	Watch   func(err error)                     // the bucket cannot be watched (nil: again)
-	Mended  func(err error)                     // the bucket was deleted, and is made anew or could not be
+	Expired   func(r Record)                      // this node has marked it
+	Cleared   func(r Record)                      // this node has seen to it that the log says so
+	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
+	Bad       func(key string, err error)         // a record that cannot be read; nobody is expired by it
+	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
+	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
 	// so many records of the bucket that was deleted are written into the new one
 	Refilled func(n int)
 }
@@ -362,20 +363,17 @@ func (r *Registry) supervise(ctx context.Context) {
 		r.machine.Probed(sent)
 		due := r.machine.Due(r.now(), func(key events.RankKey) bool { return r.cfg.Mine(r.workers[key].Partition) })
 		r.mu.Unlock()
-		var all sync.WaitGroup
-		slots := make(chan struct{}, atOnce)
+		var all errgroup.Group
+		all.SetLimit(atOnce)
 		for _, d := range due {
-			slots <- struct{}{}
-			all.Go(func() {
-				defer func() { <-slots }()
+			all.Go(func() error {
 				if err := r.end(ctx, d); err != nil && ctx.Err() == nil {
 					r.cfg.Hooks.Failed(d.Record.Key(), err)
 				}
+				return nil
 			})
 		}
-		if len(due) > 0 {
-			all.Wait()
-		}
+		_ = all.Wait()
 		r.sweep(ctx)
 	}
 }
@@ -390,10 +388,10 @@ func (r *Registry) recreate(ctx context.Context) {
 		lost = maps.Clone(r.lost)
 	}
 	r.mu.Unlock()
-	if down && r.cfg.Mend != nil {
-		mending, cancel := context.WithTimeout(ctx, endTime)
-		if r.cfg.Bucket.Gone(mending) {
-			r.cfg.Hooks.Mended(r.cfg.Mend(mending))
+	if down && r.cfg.Recreate != nil {
+		recreating, cancel := context.WithTimeout(ctx, endTime)
+		if r.cfg.Bucket.Gone(recreating) {
+			r.cfg.Hooks.Recreated(r.cfg.Recreate(recreating))
 		}
 		cancel()
 	}
@@ -401,12 +399,10 @@ func (r *Registry) recreate(ctx context.Context) {
 		return
 	}
 	var written atomic.Int64
-	var all sync.WaitGroup
-	slots := make(chan struct{}, atOnce)
+	var all errgroup.Group
+	all.SetLimit(atOnce)
 	for name, text := range lost {
-		slots <- struct{}{}
-		all.Go(func() {
-			defer func() { <-slots }()
+		all.Go(func() error {
 			writing, cancel := context.WithTimeout(ctx, endTime)
 			defer cancel()
 			_, err := r.cfg.Bucket.Commit(writing, nil, jetstream.Value{Key: name, Data: text}, 0)
@@ -418,9 +414,10 @@ func (r *Registry) recreate(ctx context.Context) {
 				delete(r.lost, name)
 				r.mu.Unlock()
 			}
+			return nil
 		})
 	}
-	all.Wait()
+	_ = all.Wait()
 	r.cfg.Hooks.Refilled(int(written.Load()))
 }
 

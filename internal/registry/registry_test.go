@@ -46,7 +46,7 @@ func newSite(t *testing.T) *site {
 	for range 2 {
 		r := New(Config{
 			Namespace: s.ns, Bucket: s.bucket,
-			Mend: func(ctx context.Context) error {
+			Recreate: func(ctx context.Context) error {
 				_, err := s.ns.EnsureWorkers(ctx, jetstream.BucketConfig{})
 				return err
 			},
@@ -59,7 +59,7 @@ func newSite(t *testing.T) *site {
 				}
 				return err
 			},
-			Hooks: Hooks{Mended: func(err error) { s.mended <- err }},
+			Hooks: Hooks{Recreated: func(err error) { s.mended <- err }},
 		})
 		running, end := context.WithCancel(ctx)
 		done := make(chan struct{})

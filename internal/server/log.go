@@ -192,7 +192,7 @@ func registryHooks(log *slog.Logger) registry.Hooks {
 		Bad: func(key string, err error) {
 			log.Warn("a worker's registration cannot be read", "key", key, "error", err)
 		},
-		Mended: func(err error) {
+		Recreated: func(err error) {
 			if err != nil {
 				log.Error(
 					"the bucket of workers' registrations is gone and could not be made anew; it is tried again",

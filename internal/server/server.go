@@ -130,7 +130,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	}
 	s.views = cluster.NewViews(cfg.Config)
 	s.registry = registry.New(registry.Config{
-		Namespace: s.ns, Bucket: st.workers, Mend: st.mendWorkers, Began: s.Began, Hooks: registryHooks(log),
+		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began, Hooks: registryHooks(log),
 		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
 			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}
@@ -276,7 +276,7 @@ type store struct {
 	snapshots *jetstream.Bucket
 	workers   *jetstream.Bucket
 
-	mendLog, mendWorkers func(context.Context) error // make what is missing
+	mendLog, recreateWorkers func(context.Context) error // make what is missing
 }
 
 // openPatience is how long JetStream may take to open a namespace before it is said that it is waited for.
@@ -323,7 +323,7 @@ func openOnce(ctx context.Context, s *Settings) (*store, error) {
 	if st.workers, err = ns.EnsureWorkers(ctx, workers); err != nil {
 		return nil, err
 	}
-	st.mendWorkers = func(ctx context.Context) error {
+	st.recreateWorkers = func(ctx context.Context) error {
 		_, err := ns.EnsureWorkers(ctx, workers)
 		return err
 	}

@@ -30,7 +30,7 @@ type ControlServer struct {
 
 // request asks for a new incarnation, on its way to the loop that owns the machine.
 type request struct {
-	lost  bool // as in control.Ask
+	lost  bool // as in control.ResyncRequest
 	begun chan<- events.Incarnation
 }
 
@@ -79,7 +79,7 @@ func (s *ControlServer) Wait(w *control.Waiting) {
 var errNotStarted = errors.New("the shim has not read the log yet")
 
 // Resync has the machine begin a new incarnation, once for each id, if what is asked makes it necessary.
-func (s *ControlServer) Resync(ctx context.Context, a control.Ask) (control.Shim, error) {
+func (s *ControlServer) Resync(ctx context.Context, a control.ResyncRequest) (control.Shim, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	who := s.Who()

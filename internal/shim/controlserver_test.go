@@ -134,10 +134,10 @@ func TestResyncOnRequest(t *testing.T) {
 	if err != nil || before == nil || before.Incarnation == 0 || before.Key() != key || !before.Replay {
 		t.Fatalf("who: %+v, %v", before, err)
 	}
-	if shims, err := control.ResyncAll(ctx, ns, 0, "w2", control.Ask{ID: "x"}); err != nil || len(shims) != 0 {
+	if shims, err := control.ResyncAll(ctx, ns, 0, "w2", control.ResyncRequest{ID: "x"}); err != nil || len(shims) != 0 {
 		t.Fatalf("asked of another instance: %v, %v", shims, err)
 	}
-	first, err := control.Resync(ctx, ns, key, control.Ask{ID: "a"})
+	first, err := control.Resync(ctx, ns, key, control.ResyncRequest{ID: "a"})
 	if err != nil || first == nil || first.Incarnation <= before.Incarnation {
 		t.Fatalf("resync: %+v, %v; it was %+v", first, err, before)
 	}
@@ -145,7 +145,7 @@ func TestResyncOnRequest(t *testing.T) {
 	// until an answer comes in time: the same id does no more
 	all := func(instance events.WorkerID, id string) ([]control.Shim, error) {
 		for {
-			shims, err := control.ResyncAll(ctx, ns, 0, instance, control.Ask{ID: id})
+			shims, err := control.ResyncAll(ctx, ns, 0, instance, control.ResyncRequest{ID: id})
 			if err != nil || len(shims) > 0 || ctx.Err() != nil {
 				return shims, err
 			}

@@ -26,7 +26,7 @@ func (r *Relay) Lost() []events.StoreMessage {
 	if r.session == 0 {
 		return nil
 	}
-	lost := events.StoreMessage{Kind: events.StoreLost, Life: r.session}
+	lost := events.StoreMessage{Kind: events.StoreLost, Session: r.session}
 	*r = Relay{NewSession: r.NewSession}
 	return []events.StoreMessage{lost}
 }
@@ -54,8 +54,8 @@ func (r *Relay) Batch(frames [][]byte) (out []events.StoreMessage, err error) {
 		r.session = max(1, r.NewSession())
 	}
 	r.number = number
-	return append(out, events.StoreMessage{Kind: events.StoreBatch, Life: r.session, Number: number, Payload: frames[2]}),
-		err
+	return append(out, events.StoreMessage{Kind: events.StoreBatch, Session: r.session, Number: number,
+		Payload: frames[2]}), err
 }
 
 // Ask says that the master is asked for its counts now.
@@ -81,5 +81,5 @@ func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) 
 				batches, dropped, r.number)
 	}
 	r.behind = false
-	return []events.StoreMessage{{Kind: events.StoreAlive, Life: r.session, Number: r.number}}, nil
+	return []events.StoreMessage{{Kind: events.StoreAlive, Session: r.session, Number: r.number}}, nil
 }

@@ -296,14 +296,26 @@ func (p *replay) give(ctx context.Context, got replayed) bool {
 	}
 }
 
+// ask sends a question to an engine's ROUTER socket. The answers come from what it returns, which is to be stopped.
+func ask(ctx context.Context, endpoint string, sockets zmtp.Config, question []byte) (*zmtp.Dealer, error) {
+	sockets.Hooks = zmtp.Hooks{}
+	d, err := zmtp.DialDealer(ctx, endpoint, sockets)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.Send(ctx, nil, question); err != nil {
+		d.Stop()
+		return nil, err
+	}
+	return d, nil
+}
+
 // askReplay asks an engine for its messages from one on, and gives them until the end marker, or until no more are
 // wanted.
 func askReplay(ctx context.Context, cfg Config, from events.EngineSeq, give func(Frame) bool) error {
 	dialing, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
 	defer cancel()
-	sockets := cfg.Sockets
-	sockets.Hooks = zmtp.Hooks{}
-	d, err := zmtp.DialDealer(dialing, cfg.Replay, sockets)
+	d, err := ask(dialing, cfg.Replay, cfg.Sockets, binary.BigEndian.AppendUint64(nil, uint64(from)))
 	switch {
 	case err != nil && dialing.Err() != nil && ctx.Err() == nil:
 		return fmt.Errorf("%w: nobody at %s has spoken as a replay socket for %v", zmtp.ErrSilent, cfg.Replay,
@@ -312,9 +324,6 @@ func askReplay(ctx context.Context, cfg Config, from events.EngineSeq, give func
 		return err
 	}
 	defer d.Stop()
-	if err := d.Send(dialing, nil, binary.BigEndian.AppendUint64(nil, uint64(from))); err != nil {
-		return err
-	}
 	for {
 		waiting, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
 		frames, err := d.Recv(waiting)

@@ -203,7 +203,7 @@ func Run(ctx context.Context, cfg Config) error {
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	receive := r.feed
+	next := r.feed
 	if cfg.Feed == nil {
 		sockets := cfg.sockets()
 		sockets.Hooks = zmtp.Hooks{
@@ -218,7 +218,7 @@ func Run(ctx context.Context, cfg Config) error {
 			return fmt.Errorf("engine endpoint: %w", err)
 		}
 		defer r.sub.Stop()
-		receive = r.receive
+		next = r.receive
 	}
 	published, err := r.recover(ctx)
 	if err != nil || ctx.Err() != nil {
@@ -226,7 +226,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	r.machine.Recovered(published, millis(time.Now()))
 	r.span.recovered(published, r.machine.Incarnation())
-	go receive(ctx)
+	go r.pump(ctx, next)
 	if cfg.Keep != nil {
 		go r.keep(ctx)
 	}
@@ -316,36 +316,32 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// receive moves the engine's messages to the loop, which takes them only while there is room.
-func (r *runner) receive(ctx context.Context) {
-	defer close(r.inbound)
-	for {
-		msg, err := r.sub.Recv(ctx)
-		if err != nil {
-			return
-		}
-		select {
-		case r.inbound <- inbound{Message: msg}:
-		case <-ctx.Done():
-			return
-		}
+// receive returns the next message of the engine's socket.
+func (r *runner) receive(ctx context.Context) (inbound, bool) {
+	msg, err := r.sub.Recv(ctx)
+	return inbound{Message: msg}, err == nil
+}
+
+// feed returns the next message that was handed in.
+func (r *runner) feed(ctx context.Context) (inbound, bool) {
+	select {
+	case f, ok := <-r.cfg.Feed:
+		return inbound{fed: &f}, ok
+	case <-ctx.Done():
+		return inbound{}, false
 	}
 }
 
-// feed moves what was handed in to the loop, in the manner of receive.
-func (r *runner) feed(ctx context.Context) {
+// pump moves messages to the loop, which takes them only while there is room.
+func (r *runner) pump(ctx context.Context, next func(context.Context) (inbound, bool)) {
 	defer close(r.inbound)
 	for {
+		msg, ok := next(ctx)
+		if !ok {
+			return
+		}
 		select {
-		case f, ok := <-r.cfg.Feed:
-			if !ok {
-				return
-			}
-			select {
-			case r.inbound <- inbound{fed: &f}:
-			case <-ctx.Done():
-				return
-			}
+		case r.inbound <- msg:
 		case <-ctx.Done():
 			return
 		}

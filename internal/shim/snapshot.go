@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -189,16 +188,12 @@ func askSnapshot(ctx context.Context, cfg Config) (Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotPatience*cfg.ReplayTimeout)
 	defer cancel()
 	sockets := cfg.Sockets
-	sockets.Hooks = zmtp.Hooks{}
 	sockets.MaxMessage, sockets.MaxFrames, sockets.RecvBytes = 2*maxSnapshot, maxSnapshotParts, maxSnapshot
-	d, err := zmtp.DialDealer(ctx, cfg.Snapshot, sockets)
+	d, err := ask(ctx, cfg.Snapshot, sockets, []byte("snapshot"))
 	if err != nil {
 		return Snapshot{}, err
 	}
 	defer d.Stop()
-	if err := d.Send(ctx, nil, []byte("snapshot")); err != nil {
-		return Snapshot{}, err
-	}
 	var s Snapshot
 	for size := 0; size <= maxSnapshot; {
 		frames, err := d.Recv(ctx)

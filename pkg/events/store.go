@@ -97,9 +97,9 @@ func storeEvent(r *msgp.Reader) (StoreEvent, error) {
 type StoreMessage struct {
 	Kind StoreMessageKind
 
-	// Life names an unbroken stretch of the master's stream; a shim chooses it at random. Nothing is known of what lay
+	// Session names an unbroken stretch of the master's stream; a shim chooses it at random. Nothing is known of what lay
 	// between two.
-	Life uint64
+	Session uint64
 
 	// Number is the master's own of a batch, each one more than that before; of StoreAlive, that of the last batch. Not
 	// of StoreLost.
@@ -127,7 +127,7 @@ const (
 // AppendStoreMessage appends the bytes of a message.
 func AppendStoreMessage(dst []byte, m *StoreMessage) []byte {
 	dst = append(dst, storeMessageVersion, byte(m.Kind))
-	dst = binary.BigEndian.AppendUint64(dst, m.Life)
+	dst = binary.BigEndian.AppendUint64(dst, m.Session)
 	dst = binary.BigEndian.AppendUint64(dst, m.Number)
 	return append(dst, m.Payload...)
 }
@@ -142,7 +142,7 @@ func ReadStoreMessage(data []byte) (m StoreMessage, err error) {
 		return m, fmt.Errorf("events: %w: a store's message of version %d, and this program reads version %d",
 			ErrVersion, data[0], storeMessageVersion)
 	}
-	m = StoreMessage{Kind: StoreMessageKind(data[1]), Life: binary.BigEndian.Uint64(data[2:]),
+	m = StoreMessage{Kind: StoreMessageKind(data[1]), Session: binary.BigEndian.Uint64(data[2:]),
 		Number: binary.BigEndian.Uint64(data[10:]), Payload: data[storeMessageHead:]}
 	if m.Kind < StoreBatch || m.Kind > StoreLost || m.Kind != StoreBatch && len(m.Payload) > 0 ||
 		m.Number == math.MaxUint64 {

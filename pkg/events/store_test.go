@@ -57,16 +57,16 @@ func TestReadStoreEvents(t *testing.T) {
 
 func TestStoreMessage(t *testing.T) {
 	for _, m := range []StoreMessage{
-		{Kind: StoreBatch, Life: 1<<64 - 1, Number: 1, Payload: []byte("payload")},
-		{Kind: StoreAlive, Life: 7, Number: 1 << 60, Payload: []byte{}},
-		{Kind: StoreLost, Life: 7, Payload: []byte{}},
+		{Kind: StoreBatch, Session: 1<<64 - 1, Number: 1, Payload: []byte("payload")},
+		{Kind: StoreAlive, Session: 7, Number: 1 << 60, Payload: []byte{}},
+		{Kind: StoreLost, Session: 7, Payload: []byte{}},
 	} {
 		got, err := ReadStoreMessage(AppendStoreMessage(nil, &m))
 		if err != nil || !reflect.DeepEqual(got, m) {
 			t.Errorf("%+v became %+v, %v", m, got, err)
 		}
 	}
-	good := AppendStoreMessage(nil, &StoreMessage{Kind: StoreLost, Life: 7})
+	good := AppendStoreMessage(nil, &StoreMessage{Kind: StoreLost, Session: 7})
 	good[0] = 2
 	if _, err := ReadStoreMessage(good); !errors.Is(err, ErrVersion) {
 		t.Errorf("a later version: %v", err)

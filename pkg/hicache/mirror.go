@@ -138,12 +138,12 @@ func (m *Mirror) hear(data []byte) (epoch uint64, list bool) {
 	if msg.Kind == events.StoreBatch {
 		next++
 	}
-	if err != nil || msg.Kind == events.StoreLost || !m.heard || msg.Life != m.life || msg.Number != next {
+	if err != nil || msg.Kind == events.StoreLost || !m.heard || msg.Session != m.life || msg.Number != next {
 		if m.heard {
 			m.stats.Gaps++
 		}
 		m.empty()
-		m.heard, m.life, m.number = err == nil && msg.Kind != events.StoreLost, msg.Life, msg.Number
+		m.heard, m.life, m.number = err == nil && msg.Kind != events.StoreLost, msg.Session, msg.Number
 	}
 	if !m.heard {
 		return 0, false

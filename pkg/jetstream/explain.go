@@ -1,34 +1,25 @@
 package jetstream
 
-import "strings"
-
-// explanation is what a line of the NATS server's log means to who runs kvatlas.
-type explanation struct {
-	says      string // part of the line
-	means, do string
-}
-
-const (
-	notWritten = "the server ended before it could write down what it knew of this stream, as after kill -9 or a power failure; " +
-		"it reads the stream's own files instead, which takes a moment and loses nothing"
-	nothing = "nothing"
+import (
+	"slices"
+	"strings"
 )
 
-// explanations of lines that look worse than they are (nats-server server/filestore.go, recoverFullState and who calls
-// it).
-var explanations = []explanation{
-	{"Stream state outdated", notWritten, nothing},
-	{"Stream state detected prior state", notWritten, nothing},
-	{"Recovering stream state from index errored: prior state file", notWritten, nothing},
-	{"state is outdated; attempting to recover", notWritten, nothing},
+// recoveries are parts of lines that look worse than they are (nats-server server/filestore.go, recoverFullState and
+// who calls it).
+var recoveries = []string{
+	"Stream state outdated",
+	"Stream state detected prior state",
+	"Recovering stream state from index errored: prior state file",
+	"state is outdated; attempting to recover",
 }
 
-// explain returns attributes for a line that has an explanation; none for another.
+// explain returns attributes for a line of the NATS server's log that has an explanation; none for another.
 func explain(line string) []any {
-	for _, e := range explanations {
-		if strings.Contains(line, e.says) {
-			return []any{"means", e.means, "what_to_do", e.do}
-		}
+	if !slices.ContainsFunc(recoveries, func(says string) bool { return strings.Contains(line, says) }) {
+		return nil
 	}
-	return nil
+	return []any{"means", "the server ended before it could write down what it knew of this stream, as after kill -9 or a " +
+		"power failure; it reads the stream's own files instead, which takes a moment and loses nothing",
+		"what_to_do", "nothing"}
 }

@@ -102,7 +102,7 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 		return nil, err
 	}
 	inbox := c.nc.NewInbox()
-	sub, err := c.nc.Subscribe(inbox, s.take)
+	sub, err := c.nc.Subscribe(inbox, s.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(-1, -1) // pulls are the limit
 	}
@@ -341,8 +341,8 @@ func (s *session) drain() (run []Message, left int, pending uint64, passed bool,
 	return run, s.left, s.pending, s.passed, emptied, s.err
 }
 
-// take is called by nats.go with one message after the other.
-func (s *session) take(msg *nats.Msg) {
+// receive is called by nats.go with one message after the other.
+func (s *session) receive(msg *nats.Msg) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.heard = true

@@ -39,21 +39,21 @@ const (
 	watchLook      = 5 * time.Second // how often the stream is compared with the one that was there
 )
 
-// Watch tells take what is in the bucket and what changes, from one goroutine, until ctx ends. While take is busy,
-// changes of the same key become one: what waits is bounded by the number of keys.
+// Watch tells observe what is in the bucket and what changes, from one goroutine, until ctx ends. While observe is
+// busy, changes of the same key become one: what waits is bounded by the number of keys.
 //
 // nats.go's watcher is not used: after a bucket was deleted and made again it waits for ever.
-func (b *Bucket) Watch(ctx context.Context, take func(Watched)) {
+func (b *Bucket) Watch(ctx context.Context, observe func(Watched)) {
 	down := false
 	for pause := time.Duration(0); sleep(ctx, pause); pause = min(2*pause+50*time.Millisecond, time.Second) {
 		began := time.Now()
-		err := b.watchOnce(ctx, take, func() { down = false })
+		err := b.watchOnce(ctx, observe, func() { down = false })
 		if ctx.Err() != nil {
 			return
 		}
 		if !errors.Is(err, errLookAgain) && !down {
 			down = true
-			take(Watched{Err: failed("watch bucket "+b.name, err)})
+			observe(Watched{Err: failed("watch bucket "+b.name, err)})
 		}
 		if time.Since(began) > watchSilence {
 			pause = 0
@@ -75,7 +75,7 @@ type watchSession struct {
 	err     error
 }
 
-func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()) error {
+func (b *Bucket) watchOnce(ctx context.Context, observe func(Watched), begun func()) error {
 	c := b.c
 	lost := c.untilLost()
 	var before streamAnswer
@@ -86,7 +86,7 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 		waiting: map[string]Entry{}, heard: time.Now()}
 	s.mu.Lock() // until it is known how much is there
 	inbox := c.inbox + "." + nuid.Next()
-	sub, err := c.nc.Subscribe(inbox, s.take)
+	sub, err := c.nc.Subscribe(inbox, s.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(-1, -1) // what waits is merged
 	}
@@ -106,14 +106,14 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 	}
 	defer forget()
 	begun()
-	take(Watched{Anew: true, Epoch: before.Created})
+	observe(Watched{Anew: true, Epoch: before.Created})
 	current := false
 	beat := time.NewTicker(watchHeartbeat)
 	defer beat.Stop()
 	for looked := time.Now(); ; {
 		entries, done, err := s.drain()
 		if len(entries) > 0 || done && !current {
-			take(Watched{Entries: entries, Current: done && !current})
+			observe(Watched{Entries: entries, Current: done && !current})
 			current = current || done
 		}
 		if err != nil {
@@ -144,8 +144,8 @@ func (b *Bucket) watchOnce(ctx context.Context, take func(Watched), begun func()
 	}
 }
 
-// take is called by nats.go with one message after the other.
-func (s *watchSession) take(m *nats.Msg) {
+// receive is called by nats.go with one message after the other.
+func (s *watchSession) receive(m *nats.Msg) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.heard = time.Now()
