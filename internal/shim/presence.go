@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -29,14 +30,9 @@ func ParseOnRefused(text string) (OnRefused, error) {
 	return 0, fmt.Errorf("%q is neither clear nor keep", text)
 }
 
-// Standing is how it stands with a shim and its engine.
-type Standing struct {
-	Engine api.EngineState // empty: not known yet
-	Since  time.Time       // of a silent engine, the last sign of life
-	Why    string          // why it is taken to be silent or gone, in words
-
-	CatchingUp bool // see [Machine.CatchingUp]
-}
+// Standing is how it stands with a shim and its engine. [Run] says all but Refused and Unusable, which are [Report]'s;
+// for CatchingUp see [Machine.CatchingUp].
+type Standing = registry.Standing
 
 // presence decides how it stands with an engine. It is stepped: it starts nothing, waits for nothing and reads no
 // clock. Run owns it.

@@ -52,7 +52,8 @@ func (r *Report) Renew() { r.lease.Renew() }
 // Standing says how it stands with the shim and its engine.
 func (r *Report) Standing(s Standing) {
 	r.change(func(has *registry.Standing) {
-		has.Engine, has.Since, has.Why, has.CatchingUp = s.Engine, s.Since, s.Why, s.CatchingUp
+		s.Refused, s.Unusable = has.Refused, has.Unusable
+		*has = s
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -64,10 +65,8 @@ func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, 
 	if err := readReady(it.data, p); err != nil {
 		return err
 	}
-	for _, want := range peersOf[socketType] {
-		if p.SocketType == want {
-			return nil
-		}
+	if slices.Contains(peersOf[socketType], p.SocketType) {
+		return nil
 	}
 	return &RefusedError{Reason: fmt.Sprintf("the peer is a %q socket, a %s needs one of %s", p.SocketType, socketType,
 		strings.Join(peersOf[socketType], ", "))}

@@ -15,12 +15,8 @@ import (
 // does not do so in time is not missed.
 func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentType string, body []byte) ([]Reply,
 	error) {
-	m := &nats.Msg{Subject: subject, Data: body}
-	if contentType != "" {
-		m.Header = nats.Header{headerContentType: []string{contentType}}
-	}
 	var replies []Reply
-	err := c.collect(ctx, wait, m, func(a *nats.Msg) (bool, error) {
+	err := c.collect(ctx, wait, message(subject, contentType, body), func(a *nats.Msg) (bool, error) {
 		switch r := rpc.ReadReply(a); {
 		case errors.Is(r.Err, ErrNoResponder):
 			return false, nats.ErrNoResponders

@@ -197,6 +197,12 @@ func (c *Conn) streamInfo(ctx context.Context, stream string) (*streamAnswer, er
 	return &a, nil
 }
 
+// infoOnce is streamInfo, once. The error is that of the server or of the connection, without an action.
+func (c *Conn) infoOnce(ctx context.Context, stream string) (a streamAnswer, err error) {
+	err = c.callOnce(ctx, "STREAM.INFO."+stream, nil, &a)
+	return a, err
+}
+
 // StreamInfo asks for the state of one partition's stream. It tries until there is an answer or the context ends.
 func (n *Namespace) StreamInfo(ctx context.Context, p events.Partition) (StreamInfo, error) {
 	a, err := n.c.streamInfo(ctx, StreamName(n.name, p))

@@ -295,8 +295,8 @@ func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error {
 	// A leader that was just elected may not have applied all it knows: what looks lost is looked at again.
 	for range 3 {
-		var a streamAnswer
-		if err := p.c.callOnce(ctx, "STREAM.INFO."+p.stream, nil, &a); err != nil {
+		a, err := p.c.infoOnce(ctx, p.stream)
+		if err != nil {
 			return err
 		}
 		info := a.info(p.p)

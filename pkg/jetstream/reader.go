@@ -220,11 +220,8 @@ func (r *Reader) sendMessages(ctx context.Context, run []Message, pending uint64
 
 // look asks for the stream's state, once.
 func (r *Reader) look(ctx context.Context) (StreamInfo, error) {
-	var a streamAnswer
-	if err := r.ns.c.callOnce(ctx, "STREAM.INFO."+r.stream, nil, &a); err != nil {
-		return StreamInfo{}, err
-	}
-	return a.info(r.cfg.Partition), nil
+	a, err := r.ns.c.infoOnce(ctx, r.stream)
+	return a.info(r.cfg.Partition), err
 }
 
 // judge compares the stream with what was read of it up to applied. It returns a final notice, or errLookAgain

@@ -40,12 +40,8 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 	if left < time.Millisecond {
 		return Reply{}, fmt.Errorf("%s: %w", action, ErrTimeout)
 	}
-	m := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{
-		headerDeadline: []string{strconv.FormatInt(left.Milliseconds(), 10)},
-	}}
-	if contentType != "" {
-		m.Header[headerContentType] = []string{contentType}
-	}
+	m := message(subject, contentType, body)
+	m.Header[headerDeadline] = []string{strconv.FormatInt(left.Milliseconds(), 10)}
 	var reply *nats.Msg
 	err := c.tryFor(ctx, left, subject, func(ctx context.Context) (err error) {
 		reply, err = c.nc.RequestMsgWithContext(ctx, m)
@@ -70,9 +66,14 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 // Send publishes a message that nobody answers and that may be lost: a hint. Whatever must arrive goes through
 // a [Publisher] or a request.
 func (c *Conn) Send(subject, contentType string, body []byte) error {
-	m := &nats.Msg{Subject: subject, Data: body}
+	return failed("send to "+subject, c.nc.PublishMsg(message(subject, contentType, body)))
+}
+
+// message is a message with a content type, if that is not empty.
+func message(subject, contentType string, body []byte) *nats.Msg {
+	m := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{}}
 	if contentType != "" {
-		m.Header = nats.Header{headerContentType: []string{contentType}}
+		m.Header[headerContentType] = []string{contentType}
 	}
-	return failed("send to "+subject, c.nc.PublishMsg(m))
+	return m
 }

@@ -149,8 +149,7 @@ func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg 
 	// A courtesy; if it does not arrive the server waits for InactiveThreshold.
 	forget = func() { _ = c.nc.Publish(c.api+"CONSUMER.DELETE."+stream+"."+cfg.Name, nil) }
 	// The stream of this epoch was there before the consumer was made, and is there now: it is the consumer's.
-	var now streamAnswer
-	err = c.callOnce(ctx, "STREAM.INFO."+stream, nil, &now)
+	now, err := c.infoOnce(ctx, stream)
 	if err == nil && now.epoch() != epoch {
 		err = errLookAgain
 	}

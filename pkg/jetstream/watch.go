@@ -78,8 +78,8 @@ type watchSession struct {
 func (b *Bucket) watchOnce(ctx context.Context, observe func(Watched), begun func()) error {
 	c := b.c
 	lost := c.untilLost()
-	var before streamAnswer
-	if err := c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &before); err != nil {
+	before, err := c.infoOnce(ctx, b.stream)
+	if err != nil {
 		return err
 	}
 	s := &watchSession{wake: make(chan struct{}, 1), prefix: keySubject(b.name, ""), nextDel: 1,
@@ -133,8 +133,7 @@ func (b *Bucket) watchOnce(ctx context.Context, observe func(Watched), begun fun
 				continue
 			}
 			looked = time.Now()
-			var now streamAnswer
-			switch err := c.callOnce(ctx, "STREAM.INFO."+b.stream, nil, &now); {
+			switch now, err := c.infoOnce(ctx, b.stream); {
 			case err != nil && classOf(err) == ErrNotFound:
 				return err
 			case err == nil && now.epoch() != before.epoch():

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 )
 
 // cursor reads a chunk's two columns. The first thing that is wrong is kept in err, and from then on everything reads
@@ -116,7 +117,7 @@ func (c *cursor) word() uint64 {
 
 func appendUint(b []byte, v uint64) []byte { return binary.AppendUvarint(b, v) }
 
-func appendInt(b []byte, v int64) []byte { return binary.AppendUvarint(b, uint64(v<<1)^uint64(v>>63)) }
+func appendInt(b []byte, v int64) []byte { return binary.AppendVarint(b, v) }
 
 func appendNear(b []byte, v, from uint32) []byte { return appendInt(b, int64(v)-int64(from)) }
 
@@ -143,9 +144,4 @@ func getWords[T ~uint64](dst []T, b []byte) []T {
 }
 
 // grow makes s longer by n elements of any content.
-func grow[T any](s []T, n int) []T {
-	if need := len(s) + n; need <= cap(s) {
-		return s[:need]
-	}
-	return append(s, make([]T, n)...)
-}
+func grow[T any](s []T, n int) []T { return slices.Grow(s, n)[:len(s)+n] }

@@ -84,13 +84,7 @@ func checkHolding(h *events.Holding, n int) error {
 }
 
 // blockCount is how many blocks a holding has.
-func blockCount(h *events.Holding) (blocks uint64) {
-	blocks = uint64(h.Lead)
-	for _, w := range h.Bits {
-		blocks += uint64(bits.OnesCount64(w))
-	}
-	return blocks
-}
+func blockCount(h *events.Holding) uint64 { return uint64(h.Lead) + uint64(popcount(h.Bits)) }
 
 // appendHolding writes one rank's holding of a run of n blocks; before is the run of the record before it. It returns
 // what does not fit into this record, to be continued.

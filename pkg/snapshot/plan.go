@@ -223,8 +223,8 @@ type WritePlan struct {
 	// Rejected are the generations that could not be used.
 	Rejected []Rejection
 
-	usable bool // Older can be used with the log
-	chunks map[Hash]string
+	usable bool            // Older can be used with the log
+	chunks map[Hash]string // that need not be written again
 }
 
 // PlanWrite says how to write a snapshot that stands for seq of the log. Read the manifest (with the revision to
@@ -312,15 +312,6 @@ func protected(all []found) (kept []*Manifest) {
 		}
 	}
 	return kept
-}
-
-// have gives the chunks that need not be written again, by hash.
-func (p *WritePlan) have() map[Hash]string {
-	have := make(map[Hash]string, len(p.chunks))
-	for h, k := range p.chunks {
-		have[h] = k
-	}
-	return have
 }
 
 func (p *WritePlan) previous() *Previous {

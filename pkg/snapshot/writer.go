@@ -3,6 +3,7 @@ package snapshot
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -73,9 +74,10 @@ type openSegment struct {
 func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key string, data []byte) error) (
 	*Writer, error,
 ) {
-	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: index, have: plan.have(), kept: make(map[*segment]*segment),
+	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: index, have: make(map[Hash]string, len(plan.chunks)), kept: make(map[*segment]*segment),
 		waiting:  make(map[*segment][]record),
 		hasState: make([]bool, len(cfg.Ranks)), inlineRanks: maxInlineRanks}
+	maps.Copy(w.have, plan.chunks)
 	for _, s := range []string{cfg.Namespace, cfg.Stream, cfg.Writer} {
 		if !utf8.ValidString(s) || len(s) > maxName {
 			return nil, fmt.Errorf("%w: %q as a name", ErrImage, s)
