@@ -74,8 +74,8 @@ type openSegment struct {
 func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key string, data []byte) error) (
 	*Writer, error,
 ) {
-	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: index, have: make(map[Hash]string, len(plan.chunks)), kept: make(map[*segment]*segment),
-		waiting:  make(map[*segment][]record),
+	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: index, have: make(map[Hash]string, len(plan.chunks)),
+		kept: make(map[*segment]*segment), waiting: make(map[*segment][]record),
 		hasState: make([]bool, len(cfg.Ranks)), inlineRanks: maxInlineRanks}
 	maps.Copy(w.have, plan.chunks)
 	for _, s := range []string{cfg.Namespace, cfg.Stream, cfg.Writer} {
