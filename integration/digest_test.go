@@ -92,8 +92,8 @@ func twinDigest(t *testing.T, path string) (d corpus.Digest) {
 	defer c.Close()
 	var ranks []*twin.Rank
 	for range c.Header().Workers {
-		ranks = append(ranks, twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor,
-			MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}, c.Header().BlockSize))
+		ranks = append(ranks, twin.New(twin.Config{MaxPending: radix.DefaultMaxPending, PendingFor: radix.DefaultPendingFor,
+			MaxTombstones: radix.DefaultMaxTombstones, TombstoneFor: radix.DefaultTombstoneFor}, c.Header().BlockSize))
 	}
 	query := 0
 	for _, op := range c.Ops() {

@@ -91,13 +91,13 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"time between snapshots of a partition that changes; sooner if its log needs room")
 	f.Uint64Var(&s.SnapshotBlocks, "snapshot-blocks", 2_000_000,
 		"blocks stored or removed after which a snapshot is due earlier")
-	f.IntVar(&s.Index.MaxParked, "max-pending", radix.DefaultMaxParked,
+	f.IntVar(&s.Index.MaxPending, "max-pending", radix.DefaultMaxPending,
 		"blocks of one rank that may wait for their parents")
-	f.DurationVar(&s.pendingFor, "pending-for", time.Duration(radix.DefaultParkFor)*time.Millisecond,
+	f.DurationVar(&s.pendingFor, "pending-for", time.Duration(radix.DefaultPendingFor)*time.Millisecond,
 		"how long a block waits for its parent")
-	f.IntVar(&s.Index.MaxRemembered, "max-tombstones", radix.DefaultMaxRemembered,
+	f.IntVar(&s.Index.MaxTombstones, "max-tombstones", radix.DefaultMaxTombstones,
 		"tombstones of one rank: removals whose place is remembered")
-	f.DurationVar(&s.tombstoneFor, "tombstone-for", time.Duration(radix.DefaultRememberFor)*time.Millisecond,
+	f.DurationVar(&s.tombstoneFor, "tombstone-for", time.Duration(radix.DefaultTombstoneFor)*time.Millisecond,
 		"how long a tombstone is kept")
 	cli.Renamed(f, map[string]string{"max-parked": "max-pending", "park-for": "pending-for",
 		"max-remembered": "max-tombstones", "remember-for": "tombstone-for"}) // the old ones for one release
@@ -204,7 +204,7 @@ func (s *serving) check() error {
 	if err := errors.Join(errs...); err != nil {
 		return cli.UsageErrorf("%w", err)
 	}
-	s.Index.ParkFor, s.Index.RememberFor = events.Millis(s.pendingFor.Milliseconds()),
+	s.Index.PendingFor, s.Index.TombstoneFor = events.Millis(s.pendingFor.Milliseconds()),
 		events.Millis(s.tombstoneFor.Milliseconds())
 	if s.ID == "" {
 		if s.ID, _ = os.Hostname(); s.ID == "" {

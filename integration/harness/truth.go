@@ -9,6 +9,6 @@ import (
 // NewTruth returns an empty twin of the index for one rank, which forgets nothing.
 func NewTruth() *twin.Rank {
 	const day = events.Millis(24 * 60 * 60 * 1000)
-	return twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: day,
-		MaxRemembered: radix.DefaultMaxRemembered, RememberFor: day}, BlockSize)
+	return twin.New(twin.Config{MaxPending: radix.DefaultMaxPending, PendingFor: day,
+		MaxTombstones: radix.DefaultMaxTombstones, TombstoneFor: day}, BlockSize)
 }

@@ -13,7 +13,7 @@ import (
 
 func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
 
-var bounds = radix.Config{MaxParked: 8, ParkFor: 1000, MaxRemembered: 4, RememberFor: 1000}
+var bounds = radix.Config{MaxPending: 8, PendingFor: 1000, MaxTombstones: 4, TombstoneFor: 1000}
 
 // layouts are what ranks' groups serve. A window of a main group says that its engine announces nothing of others.
 var layouts = [][]events.GroupSpec{
@@ -112,7 +112,7 @@ func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		y := radix.New(radix.Config{MaxParked: -1})
+		y := radix.New(radix.Config{MaxPending: -1})
 		for i, w := range workers {
 			id := y.AddRank(1, 16)
 			next := events.EventID(0)

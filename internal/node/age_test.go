@@ -18,7 +18,7 @@ import (
 func TestAgesSurviveARestart(t *testing.T) {
 	w := newSite(t)
 	const age = 2000
-	w.index = radix.Config{ParkFor: age, RememberFor: age, MaxParked: 100, MaxRemembered: 100}
+	w.index = radix.Config{PendingFor: age, TombstoneFor: age, MaxPending: 100, MaxTombstones: 100}
 	w.start()
 	ready := make(chan struct{})
 	steady := New(Config{
@@ -38,7 +38,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 	key := events.RankKey{Instance: "w1"}
 	pub, err := w.ns.OpenPublisher(w.ctx, key, jetstream.PublisherOptions{})
 	w.must(err)
-	truth := twin.New(twin.Config{MaxParked: 100, ParkFor: age, MaxRemembered: 100, RememberFor: age}, 4)
+	truth := twin.New(twin.Config{MaxPending: 100, PendingFor: age, MaxTombstones: 100, TombstoneFor: age}, 4)
 	var next events.EventID = 1
 	var expired uint64 // blocks, for the twin
 	say := func(evs ...events.Event) {

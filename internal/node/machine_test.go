@@ -16,7 +16,7 @@ import (
 )
 
 // bounds are small, so that they bite.
-var bounds = radix.Config{MaxParked: 6, ParkFor: 400, MaxRemembered: 4, RememberFor: 300}
+var bounds = radix.Config{MaxPending: 6, PendingFor: 400, MaxTombstones: 4, TombstoneFor: 300}
 
 // logOf draws the log of one partition: batches of a few ranks, with all that can go wrong on the way there.
 func logOf(t *rapid.T) (msgs []Message) {

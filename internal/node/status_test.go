@@ -85,7 +85,7 @@ func TestWhatIsSaidOfALog(t *testing.T) {
 // TestWhatOnlyWaitsIsAProblem: a rank of which everything waits for parents that nobody has seen is said to be so, also
 // when it has waited for too long, until something of it has a place.
 func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
-	m := NewMachine(radix.New(radix.Config{ParkFor: 1000}), 1)
+	m := NewMachine(radix.New(radix.Config{PendingFor: 1000}), 1)
 	key, next, seq := events.RankKey{Instance: "w"}, events.EventID(1), events.StreamSeq(1)
 	for _, step := range []struct {
 		what    string

@@ -94,7 +94,7 @@ type reader struct {
 }
 
 func newReader(t *testing.T) *reader {
-	cfg := twin.Config{MaxParked: 1000, ParkFor: 1e9, MaxRemembered: 1000, RememberFor: 1e9}
+	cfg := twin.Config{MaxPending: 1000, PendingFor: 1e9, MaxTombstones: 1000, TombstoneFor: 1e9}
 	return &reader{T: t, rank: twin.New(cfg, 2)}
 }
 

@@ -34,11 +34,11 @@ func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Count
 
 // expire drops what is too old to wait or to be remembered.
 func (x *Index) expire(r *rank, c *Counts) {
-	for w := r.parked.oldest(); w != nil && w.since+x.cfg.ParkFor <= r.clock; w = r.parked.oldest() {
+	for w := r.pending.oldest(); w != nil && w.since+x.cfg.PendingFor <= r.clock; w = r.pending.oldest() {
 		c.Expired += uint64(w.left)
-		r.parked.remove(w)
+		r.pending.remove(w)
 	}
-	for r.tombstones.len() > 0 && r.tombstones.at(r.tombstones.first).since+x.cfg.RememberFor <= r.clock {
+	for r.tombstones.len() > 0 && r.tombstones.at(r.tombstones.first).since+x.cfg.TombstoneFor <= r.clock {
 		x.unpin(r.tombstones.shift().block)
 	}
 }
@@ -75,16 +75,16 @@ func (x *Index) learn(r *rank, e *events.Event, c *Counts) (take, main bool) {
 	return true, g.Kind.Main()
 }
 
-// mainGroup notes that a rank has another main group. From the second on only a ledger will do.
+// mainGroup notes that a rank has another main group. From the second on only exact counts will do.
 func (x *Index) mainGroup(r *rank, g events.GroupIndex) {
 	switch {
 	case !r.hasGroup:
 		r.group, r.hasGroup = g, true
-	case g == r.group && r.naming != ledgers:
-	case r.naming != ledgers:
-		x.toLedger(r)
+	case g == r.group && r.naming != namesExact:
+	case r.naming != namesExact:
+		x.countExactly(r)
 	}
-	if r.naming == ledgers {
+	if r.naming == namesExact {
 		x.showAll(r)
 	}
 }
@@ -110,20 +110,20 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 	case len(e.Blocks) == 0:
 		return
 	}
-	if t := x.table(r); len(e.Blocks) <= few && r.naming != ledgers { // while their place is looked for
-		t.ask(x.hashAll(t, e.Blocks))
+	if t := x.table(r); len(e.Blocks) <= few && r.naming != namesExact { // while their place is looked for
+		t.prefetch(x.hashAll(t, e.Blocks))
 	}
 	if len(e.Locals) == 0 {
 		for i := range e.Blocks {
 			one := *e
 			one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
-			x.placeOrPark(r, &one, c)
+			x.placeOrWait(r, &one, c)
 		}
 	} else {
-		x.placeOrPark(r, e, c)
+		x.placeOrWait(r, e, c)
 	}
-	for r.parked.len() > 0 {
-		w := r.parked.nextReady(func(name events.BlockHash) bool {
+	for r.pending.len() > 0 {
+		w := r.pending.nextReady(func(name events.BlockHash) bool {
 			_, ok := x.known(r, name)
 			return ok
 		})
@@ -136,7 +136,7 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-func (x *Index) placeOrPark(r *rank, e *events.Event, c *Counts) {
+func (x *Index) placeOrWait(r *rank, e *events.Event, c *Counts) {
 	if len(e.Locals) > 0 && !e.HasParent {
 		x.place(r, e, 0, nil, c)
 		return
@@ -145,12 +145,12 @@ func (x *Index) placeOrPark(r *rank, e *events.Event, c *Counts) {
 		x.place(r, e, block, nil, c)
 		return
 	}
-	r.parked.add(r.clock, e, nil)
+	r.pending.add(r.clock, e, nil)
 	c.Parked += uint64(len(e.Blocks))
-	for r.parked.blocks > x.cfg.MaxParked {
-		w := r.parked.oldest()
+	for r.pending.blocks > x.cfg.MaxPending {
+		w := r.pending.oldest()
 		c.Overflowed += uint64(w.left)
-		r.parked.remove(w)
+		r.pending.remove(w)
 	}
 }
 
@@ -191,16 +191,16 @@ func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *
 			}
 		}
 	}
-	if r.naming == ledgers {
+	if r.naming == namesExact {
 		x.showBlocks(r, taken)
 	} else {
 		x.hold(r, e, cancelled, taken, c)
 	}
 	x.settlePlaced(r, e, cancelled, taken)
-	if r.parked.len() > 0 {
+	if r.pending.len() > 0 {
 		for i, name := range e.Blocks[:taken] {
 			if cancelled == nil || !cancelled[i] {
-				r.parked.named(name)
+				r.pending.named(name)
 			}
 		}
 	}
@@ -213,7 +213,7 @@ func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *
 // another place, and says how many came before. If the rank's names cannot be kept as they are, it leaves everything as
 // it was.
 func (x *Index) enterNames(r *rank, e *events.Event, cancelled []bool, c *Counts) (n int, v verdict) {
-	if r.naming == ledgers {
+	if r.naming == namesExact {
 		return x.enter(r, e, cancelled, c)
 	}
 	if n, v = x.nameBlocks(r, e, cancelled); v >= diverged {
@@ -227,11 +227,11 @@ func (x *Index) contradict(r *rank, v verdict) {
 	if v == diverged {
 		x.diverge(r)
 	} else {
-		x.toLedger(r)
+		x.countExactly(r)
 	}
 }
 
-// hold marks a rank without ledger as the holder of an event's first n blocks.
+// hold marks a rank without exact counts as the holder of an event's first n blocks.
 func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Counts) {
 	tier := int(e.Tier) - 1
 	stored := uint32(0)
@@ -318,18 +318,18 @@ func (x *Index) walk(space, slot, wish, at uint32, blocks []events.LocalHash) {
 			x.segs = append(x.segs, s)
 			return
 		}
-		first, granules := x.allocate((rest + granule - 1) / granule)
-		k := min(rest, granules*granule)
-		child := x.newNode(wish, node{parent: id, start: first * granule, len: k,
+		first, slabs := x.allocate((rest + slabBlocks - 1) / slabBlocks)
+		k := min(rest, slabs*slabBlocks)
+		child := x.newNode(wish, node{parent: id, start: first * slabBlocks, len: k,
 			depth: x.v.nodes[id].depth + x.v.nodes[id].len})
-		for g := first; g < first+granules; g++ {
-			x.granules.s[g].node = child
+		for g := first; g < first+slabs; g++ {
+			x.slabs.s[g].node = child
 		}
-		x.write(first*granule, locals[i:i+int(k)])
+		x.write(first*slabBlocks, locals[i:i+int(k)])
 		x.lock(id)
 		x.link(id, child)
 		x.unlock(id)
-		x.segs = append(x.segs, seg{node: child, n: k, block: first * granule, first: i, fresh: true})
+		x.segs = append(x.segs, seg{node: child, n: k, block: first * slabBlocks, first: i, fresh: true})
 		id, off, i, wish = child, k, i+int(k), 0
 	}
 }
@@ -343,7 +343,7 @@ func (x *Index) write(block uint32, locals []uint64) {
 
 // unclaim gives what a growing stretch does not need after all back: take blocks of it stay.
 func (x *Index) unclaim(s *seg, take uint32) {
-	x.freeGranules((s.block+take+granule-1)/granule, (s.block+s.n+granule-1)/granule)
+	x.freeSlabs((s.block+take+slabBlocks-1)/slabBlocks, (s.block+s.n+slabBlocks-1)/slabBlocks)
 }
 
 // abandon gives back what walk made for an event that is to be walked again.
@@ -359,8 +359,8 @@ func (x *Index) abandon() {
 	}
 }
 
-// leaving is a block that the event in hand removes.
-type leaving struct {
+// removal is a block that the event in hand removes.
+type removal struct {
 	name  uint64
 	hash  uint64
 	block uint32
@@ -371,21 +371,21 @@ func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
 	switch {
 	case !r.main(e.Group):
 		x.removedBeside(r, e, c)
-	case r.naming == ledgers:
-		x.leaveLedger(r, e, c)
+	case r.naming == namesExact:
+		x.removeExact(r, e, c)
 	case !r.hasGroup || r.group != e.Group || x.v.masks[e.Tier-1] == nil:
 		for _, name := range e.Blocks {
 			r.notHeld(e, name, c)
 		}
 	default:
 		x.collect(r, e, c)
-		x.leave(r, int(e.Tier)-1, c)
+		x.removeQueued(r, int(e.Tier)-1, c)
 	}
 }
 
 // notHeld passes over the removal of a name without copies, but for one that waits.
 func (r *rank) notHeld(e *events.Event, name events.BlockHash, c *Counts) {
-	if r.parked.len() > 0 && r.parked.cancel(copyKey{e.Tier, e.Group, name}) {
+	if r.pending.len() > 0 && r.pending.cancel(copyKey{e.Tier, e.Group, name}) {
 		c.Cancelled++
 	} else {
 		c.UnknownRemovals++
@@ -405,9 +405,9 @@ func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 	asked := 0 // names before this one have been looked at in the table
 	for i, name := range e.Blocks {
 		block, ok := prev-1, false
-		if prev > granule && r.naming == sharing { // engines evict tails first
-			g := &x.granules.s[block/granule]
-			ok = g.named&^g.foreign>>(block%granule)&1 != 0 && x.engines.s[block] == uint64(name)
+		if prev > slabBlocks && r.naming == namesShared { // engines evict tails first
+			g := &x.slabs.s[block/slabBlocks]
+			ok = g.named&^g.own>>(block%slabBlocks)&1 != 0 && x.engines.s[block] == uint64(name)
 		}
 		if !ok {
 			if i >= asked {
@@ -432,14 +432,14 @@ func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 			c.Removed++
 			continue
 		}
-		g := &x.granules.s[block/granule]
-		bit := uint16(1) << (block % granule)
+		g := &x.slabs.s[block/slabBlocks]
+		bit := uint16(1) << (block % slabBlocks)
 		if g.queued&bit != 0 {
 			r.notHeld(e, name, c)
 			continue
 		}
 		g.queued |= bit
-		x.queue = append(x.queue, leaving{uint64(name), hashes[i], block, id})
+		x.queue = append(x.queue, removal{uint64(name), hashes[i], block, id})
 	}
 }
 
@@ -448,9 +448,9 @@ func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 func (x *Index) scout(t *names, hashes []uint64, from int) int {
 	to := min(from+group, len(hashes))
 	if from == 0 || t.size == 0 {
-		t.ask(hashes[from:to])
+		t.prefetch(hashes[from:to])
 	}
-	t.ask(hashes[to:min(to+group, len(hashes))])
+	t.prefetch(hashes[to:min(to+group, len(hashes))])
 	if t.size == 0 {
 		return to
 	}
@@ -460,15 +460,15 @@ func (x *Index) scout(t *names, hashes []uint64, from int) int {
 	}
 	sum := uint64(0)
 	for _, b := range blocks[:to-from] {
-		sum += x.engines.s[b] + uint64(x.granules.s[b/granule].node)
+		sum += x.engines.s[b] + uint64(x.slabs.s[b/slabBlocks].node)
 	}
 	x.touched = sum
 	return to
 }
 
-// leave takes the blocks in x.queue from a rank: from the first node to the last, so that a reader, which goes the same
-// way and looks back at the end, sees them all go at once.
-func (x *Index) leave(r *rank, tier int, c *Counts) {
+// removeQueued takes the blocks in x.queue from a rank: from the first node to the last, so that a reader, which goes
+// the same way and looks back at the end, sees them all go at once.
+func (x *Index) removeQueued(r *rank, tier int, c *Counts) {
 	q := x.queue
 	if len(q) == 0 {
 		return
@@ -509,8 +509,8 @@ func (x *Index) leave(r *rank, tier int, c *Counts) {
 	}
 	lost := q[:0]
 	for _, l := range q {
-		g := &x.granules.s[l.block/granule]
-		g.queued &^= 1 << (l.block % granule)
+		g := &x.slabs.s[l.block/slabBlocks]
+		g.queued &^= 1 << (l.block % slabBlocks)
 		if others && x.holdsAny(r.slot(), l.block) {
 			continue
 		}
@@ -530,7 +530,7 @@ func (x *Index) leave(r *rank, tier int, c *Counts) {
 }
 
 // stretch is how many blocks at the start of a queue follow each other in one node, up or down.
-func stretch(q []leaving) int {
+func stretch(q []removal) int {
 	n := 1
 	if len(q) > 1 && q[1].node == q[0].node && (q[1].block == q[0].block+1 || q[1].block == q[0].block-1) {
 		for step := q[1].block - q[0].block; n < len(q) && q[n].node == q[0].node && q[n].block == q[n-1].block+step; {
@@ -542,10 +542,10 @@ func stretch(q []leaving) int {
 
 // forgetQueued takes the names of blocks that a rank has just lost in one tier out of its table, if nobody who shares
 // it needs them.
-func (x *Index) forgetQueued(r *rank, id uint32, q []leaving) {
+func (x *Index) forgetQueued(r *rank, id uint32, q []removal) {
 	switch {
-	case r.naming == sharing && x.sharedFull(id):
-	case r.naming == sharing:
+	case r.naming == namesShared && x.sharedFull(id):
+	case r.naming == namesShared:
 		n := &x.v.nodes[id]
 		var hashes [group]uint64
 		for i := range q {
@@ -555,7 +555,7 @@ func (x *Index) forgetQueued(r *rank, id uint32, q []leaving) {
 					for ; k < group && from+k < len(q); k++ {
 						hashes[k] = q[from+k].hash
 					}
-					x.shared.ask(hashes[:k])
+					x.shared.prefetch(hashes[:k])
 				}
 			}
 			if n.nparts == 0 || !x.sharedPart(id, q[i].block-n.start) {
@@ -580,8 +580,8 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 	x.hidden.Store(hiding | uint64(r.slot())<<8 | uint64(tiers))
 	x.forgetRank(r)
 	x.clearWindows(r, tiers)
-	if r.naming == ledgers {
-		x.clearLedger(r, tiers, c)
+	if r.naming == namesExact {
+		x.clearExact(r, tiers, c)
 	} else {
 		x.clearMarks(r, tiers, c)
 	}
@@ -593,10 +593,10 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 			delete(r.sets, k)
 		}
 	}
-	for _, w := range r.parked.all() {
+	for _, w := range r.pending.all() {
 		if tiers.Has(w.event.Tier) {
 			c.ClearedWaiting += uint64(w.left)
-			r.parked.remove(w)
+			r.pending.remove(w)
 		}
 	}
 	if tier == events.AllTiers {
@@ -614,13 +614,13 @@ func (x *Index) fresh(r *rank) {
 	r.groups = nil
 	x.learnReuse(r)
 	*r = rank{id: r.id, space: r.space, block: r.block, clock: r.clock, naming: r.naming, own: r.own}
-	if r.naming == ledgers {
-		x.ledgerRanks--
-		r.naming, r.own = owning, &names{engines: &x.engines, seed: x.shared.seed}
+	if r.naming == namesExact {
+		x.exactRanks--
+		r.naming, r.own = namesOwn, &names{engines: &x.engines, seed: x.shared.seed}
 	}
 }
 
-// clearMarks clears tiers of a rank without ledger.
+// clearMarks clears tiers of a rank without exact counts.
 func (x *Index) clearMarks(r *rank, tiers TierSet, c *Counts) {
 	x.tidy(r)
 	all := true
@@ -641,9 +641,9 @@ func (x *Index) clearMarks(r *rank, tiers TierSet, c *Counts) {
 		x.unlock(id)
 	}
 	switch {
-	case r.naming == owning && all:
+	case r.naming == namesOwn && all:
 		x.dropOwn(r)
-	case r.naming == owning:
+	case r.naming == namesOwn:
 		type pair struct {
 			hash  uint64
 			block uint32
@@ -669,7 +669,7 @@ func (x *Index) unmarkAll(r *rank, id uint32, tier int) {
 	n := x.v.nodes[id]
 	if x.v.full(id, tier, r.slot()) {
 		x.setFull(id, tier, r.slot(), false)
-		if r.naming == sharing {
+		if r.naming == namesShared {
 			x.forget(r, id, 0, n.len)
 		}
 		return
@@ -680,7 +680,7 @@ func (x *Index) unmarkAll(r *rank, id uint32, tier int) {
 			far = min(n.len, p.words<<6)
 		}
 		x.dropPart(id, p)
-		if r.naming == sharing {
+		if r.naming == namesShared {
 			x.forget(r, id, 0, far)
 		}
 	}

@@ -11,9 +11,9 @@ import (
 // Check verifies the invariants: of the tree, of who holds what, of names, and of what each rank keeps. The writer
 // calls it, while no import is under way.
 func (x *Index) Check() error {
-	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]bool{}, foreign: map[uint32]bool{},
+	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]bool{}, own: map[uint32]bool{},
 		sharedHeld: map[uint32]bool{}}
-	for _, f := range []func() error{c.tree, c.arena, c.holders, c.ranks, c.ends, c.names, c.granules, c.leaves} {
+	for _, f := range []func() error{c.tree, c.arena, c.holders, c.ranks, c.ends, c.names, c.slabs, c.leaves} {
 		if err := f(); err != nil {
 			return err
 		}
@@ -22,12 +22,12 @@ func (x *Index) Check() error {
 }
 
 type checker struct {
-	x              *Index
-	pins           map[uint32]uint32 // by granule
-	named, foreign map[uint32]bool   // blocks, as tables have it
-	sharedHeld     map[uint32]bool   // blocks that sharing ranks hold
-	partSpace      int64
-	bitSpace       int64
+	x          *Index
+	pins       map[uint32]uint32 // by slab
+	named, own map[uint32]bool   // blocks, as tables have it
+	sharedHeld map[uint32]bool   // blocks that sharing ranks hold
+	partSpace  int64
+	bitSpace   int64
 }
 
 // tree verifies nodes and edges.
@@ -94,12 +94,12 @@ func (c *checker) arena() error {
 			if id, _ := x.where(b); id != uint32(i) {
 				return fmt.Errorf("block %d of node %d is found in node %d", b, i, id)
 			}
-			owned[b/granule] = true
+			owned[b/slabBlocks] = true
 		}
 	}
-	for g := uint32(1); g < x.granuleEnd; g++ {
-		if owned[g] == x.freeGranule.has(g) {
-			return fmt.Errorf("granule %d: owned %v, free %v", g, owned[g], x.freeGranule.has(g))
+	for g := uint32(1); g < x.slabEnd; g++ {
+		if owned[g] == x.freeSlab.has(g) {
+			return fmt.Errorf("slab %d: owned %v, free %v", g, owned[g], x.freeSlab.has(g))
 		}
 	}
 	return nil
@@ -173,7 +173,7 @@ func (c *checker) holders() error {
 // ranks verifies what each rank keeps.
 func (c *checker) ranks() error {
 	x, v := c.x, c.x.v
-	ledgerRanks := 0
+	exactRanks := 0
 	for slot, r := range x.slots {
 		shares := x.sharedMask[slot>>6]>>(slot&63)&1 != 0
 		if r == nil {
@@ -182,7 +182,7 @@ func (c *checker) ranks() error {
 			}
 			continue
 		}
-		if r.slot() != uint32(slot) || v.ids[slot] != uint32(r.id) || shares != (r.naming == sharing) {
+		if r.slot() != uint32(slot) || v.ids[slot] != uint32(r.id) || shares != (r.naming == namesShared) {
 			return fmt.Errorf("slot %d: rank %#x, naming %d, shares %v", slot, uint32(r.id), r.naming, shares)
 		}
 		listed := map[uint32]bool{}
@@ -208,7 +208,7 @@ func (c *checker) ranks() error {
 						return fmt.Errorf("rank %d has copies of block %d in tier %d", slot, n.start+b, t)
 					}
 				}
-				if any && r.naming == sharing {
+				if any && r.naming == namesShared {
 					c.sharedHeld[n.start+b] = true
 				}
 			}
@@ -216,9 +216,9 @@ func (c *checker) ranks() error {
 		if err := c.windows(r); err != nil {
 			return fmt.Errorf("rank %d: %w", slot, err)
 		}
-		if r.naming == ledgers {
-			ledgerRanks++
-			if err := c.ledger(r); err != nil {
+		if r.naming == namesExact {
+			exactRanks++
+			if err := c.exact(r); err != nil {
 				return fmt.Errorf("rank %d: %w", slot, err)
 			}
 		} else if held != r.held {
@@ -232,28 +232,28 @@ func (c *checker) ranks() error {
 					total += uint64(s.count)
 				}
 			}
-			if n != r.extra[t].n || total != r.extra[t].total || r.naming == ledgers && n > 0 {
+			if n != r.extra[t].n || total != r.extra[t].total || r.naming == namesExact && n > 0 {
 				return fmt.Errorf("rank %d: copies of %d blocks, counted %d", slot, n, r.extra[t].n)
 			}
 		}
 		for n := r.tombstones.first; n != r.tombstones.next; n++ {
 			block := r.tombstones.at(n).block
-			c.pins[block/granule]++
+			c.pins[block/slabBlocks]++
 			if id, nd := x.where(block); block-nd.start >= nd.len || x.rootOf(block) != v.root(r.space) {
 				return fmt.Errorf("rank %d remembers block %d, which is not in node %d", slot, block, id)
 			}
 		}
 		waiting := 0
-		for _, w := range r.parked.all() {
+		for _, w := range r.pending.all() {
 			waiting += len(w.event.Blocks)
 		}
-		if r.tombstones.len() > x.cfg.MaxRemembered || r.parked.blocks > x.cfg.MaxParked || waiting != r.parked.blocks {
-			return fmt.Errorf("rank %d: %d removals, %d parked, counted %d", slot, r.tombstones.len(), waiting,
-				r.parked.blocks)
+		if r.tombstones.len() > x.cfg.MaxTombstones || r.pending.blocks > x.cfg.MaxPending || waiting != r.pending.blocks {
+			return fmt.Errorf("rank %d: %d removals, %d pending, counted %d", slot, r.tombstones.len(), waiting,
+				r.pending.blocks)
 		}
 	}
-	if ledgerRanks != x.ledgerRanks {
-		return fmt.Errorf("%d ranks with ledgers, counted %d", ledgerRanks, x.ledgerRanks)
+	if exactRanks != x.exactRanks {
+		return fmt.Errorf("%d ranks with exact counts, counted %d", exactRanks, x.exactRanks)
 	}
 	return nil
 }
@@ -310,12 +310,12 @@ func (c *checker) windows(r *rank) error {
 	x := c.x
 	names := map[uint32]events.BlockHash{}
 	switch r.naming {
-	case sharing:
+	case namesShared:
 		x.eachHeld(r, func(block uint32, _ TierSet) {
 			name, _ := x.sharedName(block)
 			names[block] = events.BlockHash(name)
 		})
-	case owning:
+	case namesOwn:
 		r.own.each(func(name uint64, block uint32) { names[block] = events.BlockHash(name) })
 	}
 	if got, want := r.reuse, reuseOf(r.groups, r.block); !reflect.DeepEqual(got, want) {
@@ -347,12 +347,12 @@ func (c *checker) windows(r *rank) error {
 	return nil
 }
 
-// ledger verifies that a rank's ledger agrees with itself and with its marks.
-func (c *checker) ledger(r *rank) error {
-	x, l := c.x, r.ledger
+// exact verifies that a rank's exact counts agree with each other and with its marks.
+func (c *checker) exact(r *rank) error {
+	x, l := c.x, r.exact
 	held := map[heldKey]uint32{}
 	for name, n := range l.names {
-		c.pins[n.block/granule]++
+		c.pins[n.block/slabBlocks]++
 		if len(n.copies) == 0 {
 			return fmt.Errorf("name %#x without copies", uint64(name))
 		}
@@ -416,7 +416,7 @@ func (c *checker) names() error {
 		if r == nil || r.own == nil {
 			continue
 		}
-		if r.naming != owning {
+		if r.naming != namesOwn {
 			return fmt.Errorf("rank %d has a table of its own, naming %d", slot, r.naming)
 		}
 		blocks := map[uint32]bool{}
@@ -439,7 +439,7 @@ func (c *checker) names() error {
 }
 
 // table verifies that a table is sorted and complete.
-func (c *checker) table(t *names, f func(name uint64, block uint32) error, foreign bool) error {
+func (c *checker) table(t *names, f func(name uint64, block uint32) error, own bool) error {
 	n, last, lastAt := 0, uint64(0), -1
 	for i, v := range t.slots.s {
 		if v == 0 {
@@ -457,8 +457,8 @@ func (c *checker) table(t *names, f func(name uint64, block uint32) error, forei
 				return fmt.Errorf("block %d: its name is in two tables", ref)
 			}
 			c.named[ref] = true
-			if foreign {
-				c.foreign[ref] = true
+			if own {
+				c.own[ref] = true
 			}
 		}
 		if err := f(name, block); err != nil {
@@ -471,21 +471,21 @@ func (c *checker) table(t *names, f func(name uint64, block uint32) error, forei
 	return nil
 }
 
-// granules verifies bits and pins.
-func (c *checker) granules() error {
-	for i := range c.x.granules.s {
-		g := &c.x.granules.s[i]
-		var named, foreign uint16
-		for b := range uint32(granule) {
-			if c.named[uint32(i)*granule+b] {
+// slabs verifies bits and pins.
+func (c *checker) slabs() error {
+	for i := range c.x.slabs.s {
+		g := &c.x.slabs.s[i]
+		var named, own uint16
+		for b := range uint32(slabBlocks) {
+			if c.named[uint32(i)*slabBlocks+b] {
 				named |= 1 << b
 			}
-			if c.foreign[uint32(i)*granule+b] {
-				foreign |= 1 << b
+			if c.own[uint32(i)*slabBlocks+b] {
+				own |= 1 << b
 			}
 		}
-		if g.named != named || g.foreign != foreign || g.queued != 0 || g.pins != c.pins[uint32(i)] {
-			return fmt.Errorf("granule %d: %+v, want named %#x, foreign %#x, %d pins", i, g, named, foreign,
+		if g.named != named || g.own != own || g.queued != 0 || g.pins != c.pins[uint32(i)] {
+			return fmt.Errorf("slab %d: %+v, want named %#x, own %#x, %d pins", i, g, named, own,
 				c.pins[uint32(i)])
 		}
 	}
@@ -500,7 +500,7 @@ func (c *checker) leaves() error {
 		if n.parent == 0 || n.children > 0 || x.extent(uint32(i)) == n.len {
 			continue
 		}
-		if x.granules.s[(n.start+n.len-1)/granule].pins == 0 {
+		if x.slabs.s[(n.start+n.len-1)/slabBlocks].pins == 0 {
 			return fmt.Errorf("node %d %+v ends with dead blocks that nobody remembers", i, n)
 		}
 	}

@@ -20,9 +20,9 @@
 //     Of several that become ready the oldest goes first.
 //   - A stored block whose name has copies at another place is a conflict: it and the rest of its event are ignored.
 //   - A stored event without local hashes adds a copy for each block that has a name or is remembered; others wait.
-//   - A removed block loses one copy; if there is none, the oldest parked copy is cancelled; if there is none either,
+//   - A removed block loses one copy; if there is none, the oldest pending copy is cancelled; if there is none either,
 //     it is counted. When the last copy under a name goes, its place is remembered.
-//   - Cleared takes a tier's copies, parked ones too, and remembers none of them; of all tiers, it leaves the rank as
+//   - Cleared takes a tier's copies, pending ones too, and remembers none of them; of all tiers, it leaves the rank as
 //     new.
 //   - The first stored event of a group says whether it is a main one, that is part of the prefix. A block counts as
 //     held in a tier if every main group that the rank has announced holds it there. Other groups are sets of names
@@ -47,8 +47,8 @@
 //
 // When a main group names blocks that other groups hold already, a reader may see the prefix grow in two steps.
 //
-// Where things are: node.go (the tree), granules.go (the arena), holders.go (who holds what), names.go (the table of
-// engine hashes), naming.go (whose names they are), ledger.go (ranks that need more), apply.go (events), match.go
+// Where things are: node.go (the tree), slabs.go (the arena), holders.go (who holds what), names.go (the table of
+// engine hashes), naming.go (whose names they are), exact.go (ranks that need more), apply.go (events), match.go
 // (queries), windows.go, limits.go and ends.go (groups beside the main ones), export.go and import.go (images),
 // check.go (every invariant, in code). DESIGN.md says why.
 //

@@ -26,7 +26,7 @@ type Export struct {
 	todo   idSet        // nodes that are part of the image and were not taken yet
 	copied []events.Run // taken before their turn
 
-	// To find the run of a block that is remembered: by granule, the deepest run in it, plus one.
+	// To find the run of a block that is remembered: by slab, the deepest run in it, plus one.
 	runAt []uint32
 	cuts  []runCut
 	byID  map[uint32]uint32  // position in cuts
@@ -52,7 +52,7 @@ type runCut struct {
 // before the image is complete. An export that is not done must be closed.
 func (x *Index) StartExport(ranks []RankID) *Export {
 	e := &Export{x: x, position: make([]int32, len(x.slots)), mask: make([]uint64, len(x.sharedMask)),
-		runAt: make([]uint32, x.granuleEnd), byID: map[uint32]uint32{}, alias: map[uint32][]alias{}}
+		runAt: make([]uint32, x.slabEnd), byID: map[uint32]uint32{}, alias: map[uint32][]alias{}}
 	for i := range e.position {
 		e.position[i] = -1
 	}
@@ -75,8 +75,8 @@ func (x *Index) StartExport(ranks []RankID) *Export {
 			id, _ := x.where(r.tombstones.at(n).block)
 			need(id)
 		}
-		if r.naming == ledgers {
-			for block := range r.ledger.at {
+		if r.naming == namesExact {
+			for block := range r.exact.at {
 				id, _ := x.where(block)
 				need(id)
 			}
@@ -110,7 +110,7 @@ func (e *Export) rank(r *rank) {
 	}
 	c.taken = true
 	c.image = events.RankImage{Clock: r.clock, Groups: slices.Clone(r.groups), Sets: groupSets(r.sets)}
-	for _, w := range r.parked.all() {
+	for _, w := range r.pending.all() {
 		p := events.Pending{Since: w.since, Event: w.event}
 		for i, gone := range w.cancelled {
 			if gone {
@@ -159,13 +159,13 @@ func (e *Export) run(id uint32) events.Run {
 	}
 	for i := range n.len {
 		run.Locals[i] = events.LocalHash(x.v.locals[n.start+i])
-		if g := &x.granules.s[(n.start+i)/granule]; g.named>>((n.start+i)%granule)&1 != 0 {
+		if g := &x.slabs.s[(n.start+i)/slabBlocks]; g.named>>((n.start+i)%slabBlocks)&1 != 0 {
 			run.Names[i] = events.BlockHash(x.engines.s[n.start+i])
 		}
 	}
 	e.byID[id] = uint32(len(e.cuts))
 	e.cuts = append(e.cuts, runCut{n.start, n.len, n.parent, run.ID})
-	for g := n.start / granule; g <= (n.start+n.len-1)/granule; g++ {
+	for g := n.start / slabBlocks; g <= (n.start+n.len-1)/slabBlocks; g++ {
 		if at := e.runAt[g]; at == 0 || e.cuts[at-1].start < n.start {
 			e.runAt[g] = uint32(len(e.cuts))
 		}
@@ -189,9 +189,9 @@ func (e *Export) run(id uint32) events.Run {
 			e.holding(&run, &n, slot, t, &p)
 		}
 	}
-	for i := 0; i < len(e.ranks) && x.ledgerRanks > 0; i++ {
-		if r := x.slots[e.ranks[i].id.Slot()]; r != nil && r.id == e.ranks[i].id && r.naming == ledgers {
-			e.ledger(&run, &n, r, uint32(i))
+	for i := 0; i < len(e.ranks) && x.exactRanks > 0; i++ {
+		if r := x.slots[e.ranks[i].id.Slot()]; r != nil && r.id == e.ranks[i].id && r.naming == namesExact {
+			e.exact(&run, &n, r, uint32(i))
 		}
 	}
 	slices.SortFunc(run.Holdings, func(a, b events.Holding) int {
@@ -209,11 +209,11 @@ func (x *Index) spaceOf(root uint32) uint32 {
 	return 0
 }
 
-// holding appends what a rank without ledger holds of a run in one tier: all of it if p is nil.
+// holding appends what a rank without exact counts holds of a run in one tier: all of it if p is nil.
 func (e *Export) holding(run *events.Run, n *node, slot uint32, tier int, p *part) {
 	x := e.x
 	r := x.slots[slot]
-	if r.naming == ledgers {
+	if r.naming == namesExact {
 		return
 	}
 	h := events.Holding{Rank: uint32(e.position[slot]), Tier: events.Tier(tier + 1), Group: r.group, Lead: n.len}
@@ -229,7 +229,7 @@ func (e *Export) holding(run *events.Run, n *node, slot uint32, tier int, p *par
 		}
 	}
 	extra := &r.extra[tier]
-	if r.naming == owning || extra.n > 0 || len(x.sharedElse) > 0 {
+	if r.naming == namesOwn || extra.n > 0 || len(x.sharedElse) > 0 {
 		for i := range n.len {
 			if p != nil && !x.v.partHas(p, i) {
 				continue
@@ -246,9 +246,9 @@ func (e *Export) holding(run *events.Run, n *node, slot uint32, tier int, p *par
 	run.Holdings = append(run.Holdings, h)
 }
 
-// name is what a rank without ledger calls a block that it holds; first is the name that the arena has for it.
+// name is what a rank without exact counts calls a block that it holds; first is the name that the arena has for it.
 func (e *Export) name(r *rank, block uint32, first uint64) uint64 {
-	if r.naming == sharing {
+	if r.naming == namesShared {
 		name, _ := e.x.sharedName(block)
 		return name
 	}
@@ -270,16 +270,16 @@ func (e *Export) name(r *rank, block uint32, first uint64) uint64 {
 	return first
 }
 
-// ledger appends what a rank with a ledger holds of a run.
-func (e *Export) ledger(run *events.Run, n *node, r *rank, position uint32) {
+// exact appends what a rank with exact counts holds of a run.
+func (e *Export) exact(run *events.Run, n *node, r *rank, position uint32) {
 	type kind struct {
 		tier  events.Tier
 		group events.GroupIndex
 	}
 	all := map[kind]*events.Holding{}
 	for i := range n.len {
-		for _, name := range r.ledger.at[n.start+i] {
-			for _, c := range r.ledger.names[name].copies {
+		for _, name := range r.exact.at[n.start+i] {
+			for _, c := range r.exact.names[name].copies {
 				k := kind{c.tier, c.group}
 				h := all[k]
 				if h == nil {
@@ -349,7 +349,7 @@ func (e *Export) one(sink Sink) (size int, more bool, err error) {
 		e.rank(e.x.slots[c.id.Slot()])
 	}
 	for _, g := range c.tombstones {
-		cut := e.cuts[e.runAt[g.block/granule]-1]
+		cut := e.cuts[e.runAt[g.block/slabBlocks]-1]
 		for g.block < cut.start {
 			cut = e.cuts[e.byID[cut.parent]]
 		}

@@ -284,8 +284,8 @@ func roomFor(n uint32) uint32 {
 	return 1 << bits.Len32(words-1)
 }
 
-// takeBits makes an empty bitmap for n blocks.
-func (x *Index) takeBits(n uint32) (at, words uint32) {
+// allocateBits makes an empty bitmap for n blocks.
+func (x *Index) allocateBits(n uint32) (at, words uint32) {
 	words = roomFor(n)
 	at = x.bitSpace.allocate(words)
 	if n := int(at + words); n > len(x.v.bits) {
@@ -335,7 +335,7 @@ func (x *Index) withBits(p *part, n uint32) {
 		return
 	}
 	old := *p
-	at, words := x.takeBits(n)
+	at, words := x.allocateBits(n)
 	put32(&p.bits, at)
 	put32(&p.words, words)
 	if old.bits == 0 {
@@ -406,7 +406,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 		if lo == 0 {
 			fresh.lead = hi
 		} else {
-			fresh.bits, fresh.words = x.takeBits(n.len)
+			fresh.bits, fresh.words = x.allocateBits(n.len)
 			x.flip(&fresh, lo, hi, true)
 		}
 		x.fitAdded(&fresh, &n, lo)
@@ -455,7 +455,7 @@ func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 		if lo > 0 || hi < n.len {
 			rest := part{key: keyOf(r.slot(), tier), lead: n.len, count: n.len}
 			if hi < n.len {
-				rest.bits, rest.words = x.takeBits(n.len)
+				rest.bits, rest.words = x.allocateBits(n.len)
 				x.flip(&rest, 0, lo, true)
 				x.flip(&rest, hi, n.len, true)
 			}
@@ -591,13 +591,13 @@ func (x *Index) splitPart(head, id, off, rest uint32, p part) {
 		}
 		second.count = p.count - first.count
 		if first.count > first.lead && first.count < off {
-			first.bits, first.words = x.takeBits(off)
+			first.bits, first.words = x.allocateBits(off)
 			for w := range min(first.words, p.words) {
 				put64(&x.v.bits[first.bits+w], x.v.bits[p.bits+w]&rangeMask(w, 0, off))
 			}
 		}
 		if second.count > 0 && second.count < rest {
-			second.bits, second.words = x.takeBits(rest)
+			second.bits, second.words = x.allocateBits(rest)
 			for w := range second.words {
 				put64(&x.v.bits[second.bits+w], x.v.wordAt(&p, off+w<<6))
 			}

@@ -101,7 +101,7 @@ func TestBrokenImages(t *testing.T) {
 		}
 		if err := broken.into(w.x, ids, rng.IntN(2) == 0); err != nil {
 			refused++
-			if !errors.Is(err, ErrImage) {
+			if !errors.Is(err, errImage) {
 				t.Fatalf("%d: %v", i, err)
 			}
 		} else if err := w.x.Check(); err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// ErrImage is returned by an import of runs or ranks that contradict themselves or each other. The import must be
+// errImage is returned by an import of runs or ranks that contradict themselves or each other. The import must be
 // finished all the same, and its ranks be dropped.
-var ErrImage = errors.New("image contradicts itself")
+var errImage = errors.New("image contradicts itself")
 
 // Import takes an image back.
 type Import struct {
@@ -37,7 +37,7 @@ func (m *Import) Expect(blocks int) {
 	x := m.x
 	blocks = max(0, min(blocks, 1<<28))
 	x.shared.room(x.memory, blocks)
-	x.roomForBlocks(x.granuleEnd + uint32(blocks)/granule)
+	x.roomForBlocks(x.slabEnd + uint32(blocks)/slabBlocks)
 }
 
 // Run takes a run, in any order. It keeps nothing of it.
@@ -70,17 +70,17 @@ func (m *Import) run(run *events.Run) error {
 	n := uint32(len(run.Locals))
 	switch {
 	case n == 0 || len(run.Names) != len(run.Locals):
-		return fmt.Errorf("%d locals, %d names: %w", n, len(run.Names), ErrImage)
+		return fmt.Errorf("%d locals, %d names: %w", n, len(run.Names), errImage)
 	case m.runs[run.ID] != nil:
-		return fmt.Errorf("it comes twice: %w", ErrImage)
+		return fmt.Errorf("it comes twice: %w", errImage)
 	case x.v.root(run.Space) == 0:
-		return fmt.Errorf("no rank of space %d: %w", run.Space, ErrImage)
+		return fmt.Errorf("no rank of space %d: %w", run.Space, errImage)
 	}
 	at := uint32(0)
 	if run.Parent != events.NoRun {
 		var ok bool
 		if at, ok = m.block(run.Parent, run.Offset-1); !ok || x.spaceOf(x.rootOf(at)) != run.Space {
-			return fmt.Errorf("it follows block %d of run %d: %w", run.Offset, run.Parent, ErrImage)
+			return fmt.Errorf("it follows block %d of run %d: %w", run.Offset, run.Parent, errImage)
 		}
 	}
 	wish := uint32(run.ID)
@@ -105,10 +105,10 @@ func (m *Import) run(run *events.Run) error {
 	return nil
 }
 
-// each calls f for one block in each granule of a span.
+// each calls f for one block in each slab of a span.
 func (s span) each(f func(block uint32)) {
-	for g := s.block / granule; g <= (s.block+s.n-1)/granule; g++ {
-		f(max(g*granule, s.block))
+	for g := s.block / slabBlocks; g <= (s.block+s.n-1)/slabBlocks; g++ {
+		f(max(g*slabBlocks, s.block))
 	}
 }
 
@@ -135,23 +135,23 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh
 	x := m.x
 	n := uint32(len(run.Locals))
 	if int(h.Rank) >= len(m.ranks) || !h.Tier.Valid() || h.Lead > n || len(h.Bits) > int(n+63)/64 {
-		return ErrImage
+		return errImage
 	}
 	r := x.rank(m.ranks[h.Rank])
 	if r.space != run.Space {
-		return fmt.Errorf("it is of another space: %w", ErrImage)
+		return fmt.Errorf("it is of another space: %w", errImage)
 	}
 	var c Counts
 	e := events.Event{Kind: events.Stored, Tier: h.Tier, Group: h.Group}
 	if _, main := x.learn(r, &e, &c); !main {
-		return fmt.Errorf("group %d is none of the prefix: %w", h.Group, ErrImage)
+		return fmt.Errorf("group %d is none of the prefix: %w", h.Group, errImage)
 	}
 	names := run.Names
 	if len(h.Names) > 0 {
 		names = slices.Clone(names)
 		for _, o := range h.Names {
 			if o.Block >= n {
-				return fmt.Errorf("name of block %d: %w", o.Block, ErrImage)
+				return fmt.Errorf("name of block %d: %w", o.Block, errImage)
 			}
 			names[o.Block] = o.Name
 		}
@@ -178,10 +178,10 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh
 	for _, k := range h.Copies {
 		block, ok := m.block(run.ID, k.Block)
 		if !ok || k.Count < 2 || !held(k.Block) {
-			return fmt.Errorf("copies of block %d: %w", k.Block, ErrImage)
+			return fmt.Errorf("copies of block %d: %w", k.Block, errImage)
 		}
-		if r.naming == ledgers {
-			x.addLedger(r, block, names[k.Block], h.Tier, h.Group, k.Count-1)
+		if r.naming == namesExact {
+			x.addExact(r, block, names[k.Block], h.Tier, h.Group, k.Count-1)
 		} else {
 			r.extra[h.Tier-1].add(block, k.Count-1)
 		}
@@ -189,15 +189,15 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh
 	for _, a := range h.Also {
 		block, ok := m.block(run.ID, a.Block)
 		if !ok || a.Count == 0 {
-			return fmt.Errorf("further name of block %d: %w", a.Block, ErrImage)
+			return fmt.Errorf("further name of block %d: %w", a.Block, errImage)
 		}
-		if r.naming != ledgers {
-			x.toLedger(r)
+		if r.naming != namesExact {
+			x.countExactly(r)
 		}
-		if known := r.ledger.names[a.Name]; known != nil && known.block != block {
-			return fmt.Errorf("name %#x of another block: %w", uint64(a.Name), ErrImage)
+		if known := r.exact.names[a.Name]; known != nil && known.block != block {
+			return fmt.Errorf("name %#x of another block: %w", uint64(a.Name), errImage)
 		}
-		x.addLedger(r, block, a.Name, h.Tier, h.Group, a.Count)
+		x.addExact(r, block, a.Name, h.Tier, h.Group, a.Count)
 		id, nd := x.where(block)
 		x.show(r, id, block-nd.start)
 	}
@@ -225,16 +225,16 @@ func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32, fres
 		x.contradict(r, v)
 		taken, v = x.enterNames(r, e, nil, &c)
 	}
-	if r.naming == ledgers {
+	if r.naming == namesExact {
 		x.showBlocks(r, taken)
 	} else {
 		x.hold(r, e, nil, taken, &c)
 	}
 	if v == conflicted {
-		return fmt.Errorf("name %#x of another block: %w", uint64(e.Blocks[taken]), ErrImage)
+		return fmt.Errorf("name %#x of another block: %w", uint64(e.Blocks[taken]), errImage)
 	}
 	if c.Duplicates > 0 {
-		return fmt.Errorf("it comes twice: %w", ErrImage)
+		return fmt.Errorf("it comes twice: %w", errImage)
 	}
 	return nil
 }
@@ -242,7 +242,7 @@ func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32, fres
 // Rank takes what belongs to rank i beside runs; all runs that it remembers blocks of must have been taken before.
 func (m *Import) Rank(i int, img *events.RankImage) error {
 	if i < 0 || i >= len(m.ranks) {
-		return fmt.Errorf("rank %d of %d: %w", i, len(m.ranks), ErrImage)
+		return fmt.Errorf("rank %d of %d: %w", i, len(m.ranks), errImage)
 	}
 	x := m.x
 	r := x.rank(m.ranks[i])
@@ -260,7 +260,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 				o.Kind.Main()
 		}) {
 			return fmt.Errorf("rank %d: holdings of group %d, which it has not announced as a main one: %w", i, g.Group,
-				ErrImage)
+				errImage)
 		}
 	}
 	for j := range img.Pending {
@@ -268,26 +268,26 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 		e := &p.Event
 		if e.Kind != events.Stored || !e.Tier.Valid() || len(e.Blocks) == 0 || len(e.Locals) != len(e.Blocks) &&
 			(len(e.Locals) != 0 || len(e.Blocks) != 1) {
-			return fmt.Errorf("rank %d: parked event %d is none: %w", i, j, ErrImage)
+			return fmt.Errorf("rank %d: pending event %d is none: %w", i, j, errImage)
 		}
-		if w := r.parked.add(p.Since, e, p.Cancelled); w.left == 0 {
-			r.parked.remove(w)
+		if w := r.pending.add(p.Since, e, p.Cancelled); w.left == 0 {
+			r.pending.remove(w)
 		}
 	}
-	for r.parked.blocks > x.cfg.MaxParked {
-		r.parked.remove(r.parked.oldest())
+	for r.pending.blocks > x.cfg.MaxPending {
+		r.pending.remove(r.pending.oldest())
 	}
 	for _, g := range img.Tombstones {
 		block, ok := m.block(g.Run, g.Block)
 		if !ok {
-			return fmt.Errorf("rank %d: remembers block %d of run %d: %w", i, g.Block, g.Run, ErrImage)
+			return fmt.Errorf("rank %d: remembers block %d of run %d: %w", i, g.Block, g.Run, errImage)
 		}
 		x.pin(block)
 		x.remember(r, g.Since, g.Name, block)
 	}
 	for _, s := range img.Sets {
 		if len(s.Blocks) != len(s.Counts) || !s.Tier.Valid() {
-			return fmt.Errorf("rank %d: set of group %d: %w", i, s.Group, ErrImage)
+			return fmt.Errorf("rank %d: set of group %d: %w", i, s.Group, errImage)
 		}
 		if r.sets == nil {
 			r.sets = map[copyKey]uint32{}
@@ -306,7 +306,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 // Finish ends the import.
 func (m *Import) Finish() (err error) {
 	for parent, runs := range m.pending {
-		err = fmt.Errorf("run %d: its parent %d is missing: %w", runs[0].ID, parent, ErrImage)
+		err = fmt.Errorf("run %d: its parent %d is missing: %w", runs[0].ID, parent, errImage)
 	}
 	for _, spans := range m.runs {
 		for _, s := range spans {

@@ -25,10 +25,10 @@ type Index struct {
 
 	// The arena. locals are the view's.
 	locals, engines array[uint64]
-	granules        array[granuleState]
-	granuleEnd      uint32 // those from here on were never used
-	freeGranule     idSet
-	granuleHand     uint32
+	slabs           array[slab]
+	slabEnd         uint32 // those from here on were never used
+	freeSlab        idSet
+	slabHand        uint32
 
 	freeNodes idSet
 	nodeEnd   uint32
@@ -45,15 +45,15 @@ type Index struct {
 	sharedMask []uint64          // ranks that use them, by slot
 	sharedElse map[uint32]uint64 // shared names of blocks where the arena has a name of a rank's own
 
-	slots       []*rank
-	unused      []int
-	ledgerRanks int
+	slots      []*rank
+	unused     []int
+	exactRanks int
 
 	exports []*Export // under way
 
 	// Scratch of the event in hand.
 	segs              []seg
-	queue             []leaving
+	queue             []removal
 	keys              []uint64
 	hashes            []uint64
 	touched           uint64
@@ -68,9 +68,9 @@ const hiding = 1 << 63
 type naming uint8
 
 const (
-	sharing naming = iota // in the table that all ranks share: it calls every block as the others do
-	owning                // in a table of its own
-	ledgers               // in a ledger: it has several main groups, or two names for one block
+	namesShared naming = iota // in the table that all ranks share: it calls every block as the others do
+	namesOwn                  // in a table of its own
+	namesExact                // in its exact counts: it has several main groups, or two names for one block
 )
 
 // rank is the state of one (worker, rank): a function of its own events and their times.
@@ -81,7 +81,7 @@ type rank struct {
 	clock      events.Millis
 	groups     []events.GroupKind // by group
 	reuse      *reuse             // what they want; nil: nothing but their blocks
-	parked     parking
+	pending    pendingEvents
 	tombstones tombstones
 	sets       map[copyKey]uint32
 
@@ -89,9 +89,9 @@ type rank struct {
 	group    events.GroupIndex // the main group, if there is one
 	hasGroup bool
 	own      *names
-	ledger   *ledger
+	exact    *exact
 
-	held   [events.NumTiers]int64    // blocks; of a ledger, by whatever main group
+	held   [events.NumTiers]int64    // blocks; with exact counts, by whatever main group
 	extra  [events.NumTiers]countMap // copies above one
 	nodes  []uint32                  // where it holds something; some may be stale or come twice
 	unseen bool                      // by readers
@@ -104,13 +104,13 @@ func (r *rank) slot() uint32 { return uint32(r.id.Slot()) }
 func New(cfg Config) *Index { return newIndex(cfg, usualLimits) }
 
 func newIndex(cfg Config, l limits) *Index {
-	x := &Index{cfg: cfg.withDefaults(), memory: &memory{limits: l}, granuleEnd: 1, nodeEnd: firstNode}
+	x := &Index{cfg: cfg.withDefaults(), memory: &memory{limits: l}, slabEnd: 1, nodeEnd: firstNode}
 	x.v = &view{stride: 1, planes: events.NumTiers}
 	x.bitSpace.end = 1
 	x.growNodes()
 	x.useTier(device)
 	x.rehashEdges()
-	x.locals.one, x.engines.one, x.granules.one = true, true, true
+	x.locals.one, x.engines.one, x.slabs.one = true, true, true
 	x.growBlocks()
 	x.shared = names{slots: array[uint64]{one: true}, engines: &x.engines, seed: rand.Uint64()}
 	runtime.AddCleanup(x, func(m *memory) { m.release() }, x.memory)
@@ -167,10 +167,10 @@ func (x *Index) rank(id RankID) *rank {
 }
 
 // pin keeps a block in memory, whoever holds it.
-func (x *Index) pin(block uint32) { x.granules.s[block/granule].pins++ }
+func (x *Index) pin(block uint32) { x.slabs.s[block/slabBlocks].pins++ }
 
 func (x *Index) unpin(block uint32) {
-	g := &x.granules.s[block/granule]
+	g := &x.slabs.s[block/slabBlocks]
 	if g.pins--; g.pins == 0 {
 		x.reclaim(g.node)
 	}
@@ -178,11 +178,11 @@ func (x *Index) unpin(block uint32) {
 
 // remember keeps the place of a name whose last copy was removed. The block has been pinned for it.
 func (x *Index) remember(r *rank, since events.Millis, name events.BlockHash, block uint32) {
-	if x.cfg.MaxRemembered == 0 {
+	if x.cfg.MaxTombstones == 0 {
 		x.unpin(block)
 		return
 	}
-	if r.tombstones.len() == x.cfg.MaxRemembered {
+	if r.tombstones.len() == x.cfg.MaxTombstones {
 		x.unpin(r.tombstones.shift().block)
 	}
 	r.tombstones.push(tombstone{name: name, since: since, block: block})
@@ -200,8 +200,8 @@ func (x *Index) Checksum(id RankID) (sum uint64) {
 	one := func(b uint32, seq uint64, tier int, copies uint64) {
 		sum += mix(seq ^ mix(uint64(tier+1)<<56|copies))
 	}
-	if r.naming == ledgers {
-		for k, n := range r.ledger.totals() {
+	if r.naming == namesExact {
+		for k, n := range r.exact.totals() {
 			id, nd := x.where(k.block)
 			one(k.block, x.seqAt(ends, id, k.block-nd.start), int(k.tier)-1, uint64(n))
 		}

@@ -306,9 +306,9 @@ type state struct {
 	n, lo uint32
 }
 
-// leaveLimited ends the prefix in device, of held blocks, of ranks of one word that are limited alike and leave at a
+// endLimited ends the prefix in device, of held blocks, of ranks of one word that are limited alike and leave at a
 // stop: each window in turn shortens it, until all agree.
-func (w *walk) leaveLimited(u *reuse, word int, set uint64, at, held uint32, out *Answer) {
+func (w *walk) endLimited(u *reuse, word int, set uint64, at, held uint32, out *Answer) {
 	if held == w.path[at].base {
 		at--
 	}
@@ -323,13 +323,13 @@ func (w *walk) leaveLimited(u *reuse, word int, set uint64, at, held uint32, out
 	for _, plane := range [...]int{device, planeKnown} {
 		if stop := &w.path[at]; set != 0 && stop.nparts > 0 {
 			list := rowOf(w.v.parts[stop.parts:stop.parts+stop.nparts], plane, word)
-			set = w.leaveKnown(list, word, set, n, out)
+			set = w.endKnown(list, word, set, n, out)
 		}
 	}
 	if bits.OnesCount64(set) < 4 {
 		for ; set != 0; set &= set - 1 {
 			slot := uint32(word<<6 + bits.TrailingZeros64(set))
-			w.leave(slot, w.longest(u, slot, 1, len(w.path)-1, n), out)
+			w.endOne(slot, w.longest(u, slot, 1, len(w.path)-1, n), out)
 		}
 		return
 	}
@@ -342,9 +342,9 @@ func (w *walk) leaveLimited(u *reuse, word int, set uint64, at, held uint32, out
 	}
 }
 
-// leaveKnown ends the prefix in device of those ranks of one word of which parts tell how much of n blocks can be used,
+// endKnown ends the prefix in device of those ranks of one word of which parts tell how much of n blocks can be used,
 // and returns the others.
-func (w *walk) leaveKnown(list []part, word int, set uint64, n uint32, out *Answer) (rest uint64) {
+func (w *walk) endKnown(list []part, word int, set uint64, n uint32, out *Answer) (rest uint64) {
 	if len(w.v.ids) < word<<6+64 {
 		set &= 1<<max(0, len(w.v.ids)-word<<6) - 1
 	}
@@ -373,7 +373,7 @@ func (w *walk) agree(u *reuse, word int, c candidates, out *Answer) {
 	case c.agreed < len(u.windows):
 		w.todo = append(w.todo, c)
 	case c.set&(c.set-1) == 0:
-		w.leave(uint32(word<<6+bits.TrailingZeros64(c.set)), c.n, out)
+		w.endOne(uint32(word<<6+bits.TrailingZeros64(c.set)), c.n, out)
 	default:
 		w.emit(word, c.set, c.n, out)
 	}

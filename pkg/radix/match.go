@@ -24,7 +24,7 @@ type walk struct {
 	path    []stop
 	active  []uint64
 	whole   []uint64 // ranks who hold, of a node of which the query has not all, what it has
-	leaving []leaver
+	removal []ended
 	todo    []candidates // of ranks with windows
 	states  []state
 	rows    []row
@@ -43,8 +43,8 @@ type stop struct {
 	hint        uint32 // the part that was found last
 }
 
-// leaver is a rank whose prefix in one tier ends at block off of stop at.
-type leaver struct{ slot, at, off uint32 }
+// ended is a rank whose prefix in one tier ends at block off of stop at.
+type ended struct{ slot, at, off uint32 }
 
 // promptAhead is how many of a prompt's first hashes are asked for while the way to its first block is looked up.
 const promptAhead = 64
@@ -80,7 +80,7 @@ func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) boo
 	w := &out.walk
 	w.v, w.hidden = x.view.Load(), x.hidden.Load()
 	w.tries++
-	out.Ranks, w.path, w.leaving = out.Ranks[:0], w.path[:0], w.leaving[:0]
+	out.Ranks, w.path, w.removal = out.Ranks[:0], w.path[:0], w.removal[:0]
 	if w.v.deviceOnly() {
 		e := plain
 		if len(w.v.kinds) > 0 {
@@ -206,7 +206,7 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e
 	if end := len(w.path) - 1; some && end > 0 {
 		for i, word := range w.active {
 			if word != 0 {
-				w.leaveAll(i, word, uint32(end), w.path[end].match, out, e)
+				w.endAll(i, word, uint32(end), w.path[end].match, out, e)
 			}
 		}
 	}
@@ -239,7 +239,7 @@ func (w *walk) split(s *stop, mask []uint64, out *Answer, e ending) (some bool) 
 			gone &= w.elsewhere(s, i)
 		}
 		if gone != 0 {
-			w.leaveAll(i, gone, at, 0, out, e)
+			w.endAll(i, gone, at, 0, out, e)
 		}
 	}
 	return some
@@ -277,7 +277,7 @@ func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e endin
 				w.whole[word] |= bit
 				continue
 			} else if e == further {
-				w.leaving = append(w.leaving, leaver{slot, at, off})
+				w.removal = append(w.removal, ended{slot, at, off})
 				continue
 			} else if u := w.limit(slot); u != nil {
 				depth = w.longest(u, slot, 1, int(at), depth-min(depth, u.most))
@@ -293,11 +293,11 @@ func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e endin
 	out.Ranks = ranks[:n]
 }
 
-// leaveAll ends the prefix in device of the ranks of one word.
-func (w *walk) leaveAll(word int, set uint64, at, off uint32, out *Answer, e ending) {
+// endAll ends the prefix in device of the ranks of one word.
+func (w *walk) endAll(word int, set uint64, at, off uint32, out *Answer, e ending) {
 	if e == further {
 		for ; set != 0; set &= set - 1 {
-			w.leaving = append(w.leaving, leaver{uint32(word<<6 + bits.TrailingZeros64(set)), at, off})
+			w.removal = append(w.removal, ended{uint32(word<<6 + bits.TrailingZeros64(set)), at, off})
 		}
 		return
 	}
@@ -307,7 +307,7 @@ func (w *walk) leaveAll(word int, set uint64, at, off uint32, out *Answer, e end
 	}
 	for i := 0; e == limited && i < len(w.v.kinds); i++ {
 		if k := &w.v.kinds[i]; set&k.ranks[word] != 0 {
-			w.leaveLimited(k.reuse, word, set&k.ranks[word], at, held, out)
+			w.endLimited(k.reuse, word, set&k.ranks[word], at, held, out)
 			set &^= k.ranks[word]
 		}
 	}
@@ -360,8 +360,8 @@ func (w *walk) hide(tier int) {
 	}
 }
 
-// leave ends a rank's prefix in device.
-func (w *walk) leave(slot, depth uint32, out *Answer) {
+// endOne ends a rank's prefix in device.
+func (w *walk) endOne(slot, depth uint32, out *Answer) {
 	if depth > 0 && int(slot) < len(w.v.ids) {
 		out.Ranks = append(out.Ranks, Overlap{Rank: RankID(atomic.LoadUint32(&w.v.ids[slot])),
 			Depth: [events.NumTiers]uint32{depth}})
@@ -374,10 +374,10 @@ func (w *walk) others(allowed *RankSet, out *Answer) {
 		slot := uint32(w.hidden &^ hiding >> 8)
 		if len(w.path) > 1 && (allowed == nil || int(slot>>6) < len(allowed.words) &&
 			allowed.words[slot>>6]>>(slot&63)&1 != 0) {
-			w.leaving = append(w.leaving, leaver{slot, 1, 0})
+			w.removal = append(w.removal, ended{slot, 1, 0})
 		}
 	}
-	for _, l := range w.leaving {
+	for _, l := range w.removal {
 		if int(l.slot) >= len(w.v.ids) {
 			continue
 		}

@@ -10,14 +10,14 @@ import (
 // Engine hashes count only within one rank, but engines configured alike agree on them. So ranks share one table of
 // names, in which a block has one name and a name one block, until one of them contradicts it: it calls a block
 // otherwise than those who hold it, or other blocks hold its name. From then on that rank has a table of its own. A
-// rank with two names for one block, or with several main groups, has a ledger instead, which is slow and keeps
+// rank with two names for one block, or with several main groups, has exact counts instead, which are slow and keep
 // everything apart.
 //
 // In the shared table a name is there as long as any sharing rank holds its block in any tier; in a rank's own, as long
 // as that rank does. That a rank knows a name is thus: the name is in its table, and it holds the block.
 //
-// The name that came first to a block stands in the arena (granuleState.named, and foreign if it is of a rank's own
-// table). Others are aliases in their tables; for those in the shared one, sharedElse finds them by block.
+// The name that came first to a block stands in the arena (slab.named, and slab.own if it is of a rank's own table).
+// Others are aliases in their tables; for those in the shared one, sharedElse finds them by block.
 
 // Places in a table are asked for a while before they are needed, some at a time.
 const (
@@ -26,21 +26,21 @@ const (
 	few   = 4  // names of an event that are all asked for at once
 )
 
-func (g *granuleState) setNamed(i uint32, foreign bool) {
+func (g *slab) setNamed(i uint32, own bool) {
 	g.named |= 1 << i
-	if foreign {
-		g.foreign |= 1 << i
+	if own {
+		g.own |= 1 << i
 	}
 }
 
-func (g *granuleState) unname(i uint32) {
+func (g *slab) unname(i uint32) {
 	g.named &^= 1 << i
-	g.foreign &^= 1 << i
+	g.own &^= 1 << i
 }
 
-// table is where the names of a rank without ledger are.
+// table is where the names of a rank without exact counts are.
 func (x *Index) table(r *rank) *names {
-	if r.naming == owning {
+	if r.naming == namesOwn {
 		return r.own
 	}
 	return &x.shared
@@ -48,8 +48,8 @@ func (x *Index) table(r *rank) *names {
 
 // sharedName is what sharing ranks call a block.
 func (x *Index) sharedName(block uint32) (name uint64, ok bool) {
-	g := &x.granules.s[block/granule]
-	if bit := uint16(1) << (block % granule); g.named&^g.foreign&bit != 0 {
+	g := &x.slabs.s[block/slabBlocks]
+	if bit := uint16(1) << (block % slabBlocks); g.named&^g.own&bit != 0 {
 		return x.engines.s[block], true
 	}
 	if len(x.sharedElse) == 0 {
@@ -61,13 +61,13 @@ func (x *Index) sharedName(block uint32) (name uint64, ok bool) {
 
 // setName puts a name that is not there, at pos, into the rank's table.
 func (x *Index) setName(r *rank, name, hash, pos uint64, block uint32) {
-	g := &x.granules.s[block/granule]
+	g := &x.slabs.s[block/slabBlocks]
 	t := x.table(r)
-	taken := g.named>>(block%granule)&1 != 0
+	taken := g.named>>(block%slabBlocks)&1 != 0
 	if !taken {
 		x.engines.s[block] = name
-		g.setNamed(block%granule, r.naming == owning)
-	} else if r.naming == sharing {
+		g.setNamed(block%slabBlocks, r.naming == namesOwn)
+	} else if r.naming == namesShared {
 		if x.sharedElse == nil {
 			x.sharedElse = map[uint32]uint64{}
 		}
@@ -79,22 +79,22 @@ func (x *Index) setName(r *rank, name, hash, pos uint64, block uint32) {
 // dropName takes a block's name out of a rank's table.
 func (x *Index) dropName(r *rank, hash uint64, block uint32) {
 	if !x.table(r).remove(hash, block) {
-		x.granules.s[block/granule].unname(block % granule)
-	} else if r.naming == sharing {
+		x.slabs.s[block/slabBlocks].unname(block % slabBlocks)
+	} else if r.naming == namesShared {
 		delete(x.sharedElse, block)
 	}
 }
 
 // known is the block of a name: one that the rank holds, or else the one that the name left last.
 func (x *Index) known(r *rank, name events.BlockHash) (uint32, bool) {
-	if r.naming == ledgers {
-		if n := r.ledger.names[name]; n != nil {
+	if r.naming == namesExact {
+		if n := r.exact.names[name]; n != nil {
 			return n.block, true
 		}
 		return r.tombstones.find(name)
 	}
 	t := x.table(r)
-	if b, _, ok := t.find(uint64(name), t.hash(uint64(name))); ok && (r.naming == owning || x.holdsAny(r.slot(), b)) {
+	if b, _, ok := t.find(uint64(name), t.hash(uint64(name))); ok && (r.naming == namesOwn || x.holdsAny(r.slot(), b)) {
 		return b, true
 	}
 	return r.tombstones.find(name)
@@ -110,15 +110,15 @@ const (
 	ambiguous          // the rank itself has another name for that block
 )
 
-// nameBlocks enters the names of an event's blocks, which lie in x.segs, for a rank without ledger. It stops at the
-// first that cannot be entered, and says how many came before.
+// nameBlocks enters the names of an event's blocks, which lie in x.segs, for a rank without exact counts. It stops at
+// the first that cannot be entered, and says how many came before.
 func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v verdict) {
 	for si := range x.segs {
 		s := &x.segs[si]
 		switch {
-		case r.naming == sharing && s.fresh && cancelled == nil:
+		case r.naming == namesShared && s.fresh && cancelled == nil:
 			n, v = x.nameFresh(r, e, s)
-		case r.naming == sharing && cancelled == nil:
+		case r.naming == namesShared && cancelled == nil:
 			n, v = x.nameRest(r, e, s, x.alreadyNamed(s, e.Blocks[s.first:s.first+int(s.n)]), nil)
 		default:
 			n, v = x.nameRest(r, e, s, 0, cancelled)
@@ -135,8 +135,8 @@ func (x *Index) alreadyNamed(s *seg, names []events.BlockHash) uint32 {
 	same := unsafe.Slice((*uint64)(unsafe.SliceData(names)), len(names))
 	n := uint32(0)
 	for n < s.n && x.engines.s[s.block+n] == same[n] {
-		g := &x.granules.s[(s.block+n)/granule]
-		if (g.named&^g.foreign)>>((s.block+n)%granule)&1 == 0 {
+		g := &x.slabs.s[(s.block+n)/slabBlocks]
+		if (g.named&^g.own)>>((s.block+n)%slabBlocks)&1 == 0 {
 			break
 		}
 		n++
@@ -151,11 +151,11 @@ func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelle
 	names := e.Blocks[first : s.first+int(s.n)]
 	t.room(x.memory, len(names))
 	hashes := x.hashAll(t, names)
-	t.ask(hashes[:min(ahead, len(hashes))])
+	t.prefetch(hashes[:min(ahead, len(hashes))])
 	for j, name := range names {
 		i := first + j
 		if j%group == 0 {
-			t.ask(hashes[min(j+ahead, len(hashes)):min(j+ahead+group, len(hashes))])
+			t.prefetch(hashes[min(j+ahead, len(hashes)):min(j+ahead+group, len(hashes))])
 		}
 		if cancelled != nil && cancelled[i] {
 			continue
@@ -168,7 +168,7 @@ func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelle
 		case ok:
 			return i, x.clash(r, at, i, cancelled)
 		case s.fresh:
-		case r.naming == owning:
+		case r.naming == namesOwn:
 			if x.holdsAny(r.slot(), block) {
 				return i, ambiguous
 			}
@@ -187,7 +187,7 @@ func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelle
 
 // clash is the verdict on a name that stands for another block.
 func (x *Index) clash(r *rank, at uint32, i int, cancelled []bool) verdict {
-	if r.naming == owning || x.holdsAny(r.slot(), at) || x.inEvent(at, i, cancelled) {
+	if r.naming == namesOwn || x.holdsAny(r.slot(), at) || x.inEvent(at, i, cancelled) {
 		return conflicted
 	}
 	return diverged
@@ -199,12 +199,12 @@ func (x *Index) nameFresh(r *rank, e *events.Event, s *seg) (n int, v verdict) {
 	names := e.Blocks[s.first : s.first+int(s.n)]
 	t.room(x.memory, len(names))
 	hashes := x.hashAll(t, names)
-	t.ask(hashes[:min(ahead, len(hashes))])
+	t.prefetch(hashes[:min(ahead, len(hashes))])
 	engines := x.engines.s[s.block : s.block+s.n]
 	n, v = s.first+len(names), named
 	for j, name := range names {
 		if j%group == 0 {
-			t.ask(hashes[min(j+ahead, len(hashes)):min(j+ahead+group, len(hashes))])
+			t.prefetch(hashes[min(j+ahead, len(hashes)):min(j+ahead+group, len(hashes))])
 		}
 		if at, ok := t.enter(x.memory, uint64(name), hashes[j], s.block+uint32(j)); ok {
 			n = s.first + j
@@ -214,9 +214,9 @@ func (x *Index) nameFresh(r *rank, e *events.Event, s *seg) (n int, v verdict) {
 		engines[j] = uint64(name)
 	}
 	for lo, hi := s.block, s.block+uint32(n-s.first); lo < hi; {
-		g := lo / granule
-		to := min(hi, (g+1)*granule)
-		x.granules.s[g].named |= uint16(1<<(to-g*granule) - 1<<(lo-g*granule))
+		g := lo / slabBlocks
+		to := min(hi, (g+1)*slabBlocks)
+		x.slabs.s[g].named |= uint16(1<<(to-g*slabBlocks) - 1<<(lo-g*slabBlocks))
 		lo = to
 	}
 	return n, v
@@ -257,7 +257,7 @@ func (x *Index) unnameBlocks(r *rank, e *events.Event, cancelled []bool, n int) 
 				continue
 			}
 			block := s.block + j
-			if !s.grows && (r.naming == owning && x.holdsAny(r.slot(), block) || r.naming == sharing &&
+			if !s.grows && (r.naming == namesOwn && x.holdsAny(r.slot(), block) || r.naming == namesShared &&
 				x.sharedHolder(block)) {
 				continue
 			}
@@ -322,7 +322,7 @@ func (x *Index) forget(r *rank, id, lo, hi uint32) {
 			}
 		}
 		count[k] = c
-		x.shared.ask(hashes[k][:c])
+		x.shared.prefetch(hashes[k][:c])
 	}
 	next(0)
 	for k := 0; count[k] > 0; k ^= 1 {
@@ -368,7 +368,7 @@ func (x *Index) diverge(r *rank) {
 			x.dropName(r, x.shared.hash(name), block)
 		}
 	})
-	r.naming = owning
+	r.naming = namesOwn
 	r.own = &names{engines: &x.engines, seed: x.shared.seed}
 	r.own.room(x.memory, len(moved))
 	for _, p := range moved {
@@ -382,7 +382,7 @@ func (x *Index) diverge(r *rank) {
 func (x *Index) dropOwn(r *rank) {
 	for _, v := range r.own.slots.s {
 		if ref := uint32(v); v != 0 && ref&aliasBit == 0 {
-			x.granules.s[ref/granule].unname(ref % granule)
+			x.slabs.s[ref/slabBlocks].unname(ref % slabBlocks)
 		}
 	}
 	r.own = &names{engines: &x.engines, seed: x.shared.seed}

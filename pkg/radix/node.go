@@ -274,12 +274,12 @@ func (x *Index) split(id uint32, off uint32) uint32 {
 	x.lock(head)
 	slot, _ := v.edge(n.parent, v.locals[n.start])
 	put64(&v.edges[slot], edgeHash(n.parent, v.locals[n.start])>>32<<32|uint64(head))
-	for g := (n.start + granule - 1) / granule; (g+1)*granule <= n.start+off; g++ {
-		x.granules.s[g].node = head
+	for g := (n.start + slabBlocks - 1) / slabBlocks; (g+1)*slabBlocks <= n.start+off; g++ {
+		x.slabs.s[g].node = head
 	}
-	if first := n.start / granule; n.start%granule != 0 && x.granules.s[first].node == id &&
-		(first+1)*granule <= n.start+off {
-		x.granules.s[first].node = head
+	if first := n.start / slabBlocks; n.start%slabBlocks != 0 && x.slabs.s[first].node == id &&
+		(first+1)*slabBlocks <= n.start+off {
+		x.slabs.s[first].node = head
 	}
 	p := &v.nodes[id]
 	put32(&p.parent, head)
@@ -296,9 +296,9 @@ func (x *Index) split(id uint32, off uint32) uint32 {
 	return head
 }
 
-// where is the node of a block: the deepest that has blocks in its granule, or one above it.
+// where is the node of a block: the deepest that has blocks in its slab, or one above it.
 func (x *Index) where(block uint32) (id uint32, n *node) {
-	id = x.granules.s[block/granule].node
+	id = x.slabs.s[block/slabBlocks].node
 	for n = &x.v.nodes[id]; block < n.start; n = &x.v.nodes[id] {
 		id = n.parent
 	}
@@ -315,12 +315,12 @@ func (x *Index) reclaim(id uint32) {
 		}
 		keep := x.extent(id)
 		for end := n.start + n.len; keep < n.len; {
-			g := (end - 1) / granule
-			if x.granules.s[g].pins > 0 {
+			g := (end - 1) / slabBlocks
+			if x.slabs.s[g].pins > 0 {
 				keep = max(keep, end-n.start)
 				break
 			}
-			if end = g * granule; end <= n.start+keep {
+			if end = g * slabBlocks; end <= n.start+keep {
 				break
 			}
 		}
@@ -333,7 +333,7 @@ func (x *Index) reclaim(id uint32) {
 			put32(&n.len, keep)
 			x.shortened(id)
 			x.unlock(id)
-			x.freeGranules((start+keep+granule-1)/granule, (end+granule-1)/granule)
+			x.freeSlabs((start+keep+slabBlocks-1)/slabBlocks, (end+slabBlocks-1)/slabBlocks)
 			return
 		}
 		x.lock(parent)
@@ -343,14 +343,14 @@ func (x *Index) reclaim(id uint32) {
 		put32(&n.len, 0)
 		x.unlock(id)
 		x.unlock(parent)
-		first := start / granule
-		if start%granule != 0 && x.v.nodes[parent].start+x.v.nodes[parent].len == start && x.v.nodes[parent].len > 0 {
-			x.granules.s[first].node = parent // it shares this one with what is above it
+		first := start / slabBlocks
+		if start%slabBlocks != 0 && x.v.nodes[parent].start+x.v.nodes[parent].len == start && x.v.nodes[parent].len > 0 {
+			x.slabs.s[first].node = parent // it shares this one with what is above it
 			first++
-		} else if start%granule != 0 {
-			panic("radix: a node begins amid a granule that is not its parent's")
+		} else if start%slabBlocks != 0 {
+			panic("radix: a node begins amid a slab that is not its parent's")
 		}
-		x.freeGranules(first, (end+granule-1)/granule)
+		x.freeSlabs(first, (end+slabBlocks-1)/slabBlocks)
 		x.freeNodes.add(id)
 		x.nodes--
 		id = parent

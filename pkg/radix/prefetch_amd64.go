@@ -6,7 +6,7 @@ package radix
 func prefetchHomes(slots *uint64, size uint64, hashes *uint64, n int)
 
 // ask asks for the places of hashes in the table.
-func (t *names) ask(hashes []uint64) {
+func (t *names) prefetch(hashes []uint64) {
 	if t.size > 0 && len(hashes) > 0 {
 		prefetchHomes(&t.slots.s[0], t.size, &hashes[0], len(hashes))
 	}

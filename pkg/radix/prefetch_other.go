@@ -3,6 +3,6 @@
 package radix
 
 // ask visits the places of hashes in the table, so that the processor fetches them together.
-func (t *names) ask(hashes []uint64) { t.visit(hashes) }
+func (t *names) prefetch(hashes []uint64) { t.visit(hashes) }
 
 func prefetchWords(*uint64, int) {}

@@ -21,27 +21,27 @@ func (id RankID) Slot() int { return int(id & slotMask) }
 // Config bounds what is kept for one rank beside what it holds. The zero value takes the defaults; a negative number
 // means none.
 type Config struct {
-	// MaxParked is how many blocks may wait for their parents (default 4096). The oldest event goes first. More rides
+	// MaxPending is how many blocks may wait for their parents (default 4096). The oldest event goes first. More rides
 	// out a longer disorder of an engine's events; each costs some 200 bytes while it waits.
-	MaxParked int
+	MaxPending int
 
-	// ParkFor is how long a parked event waits (default 60,000 ms), in the time that [Index.Apply] is given.
-	ParkFor events.Millis
+	// PendingFor is how long a pending event waits (default 60,000 ms), in the time that [Index.Apply] is given.
+	PendingFor events.Millis
 
-	// MaxRemembered is how many of the latest removals are remembered with their place (default 512), so that a child
+	// MaxTombstones is how many of the latest removals are remembered with their place (default 512), so that a child
 	// announced after its parent left is still placed. Each costs 28 bytes, and keeps the path to that place in memory.
-	MaxRemembered int
+	MaxTombstones int
 
-	// RememberFor is how long a removal is remembered (default 60,000 ms).
-	RememberFor events.Millis
+	// TombstoneFor is how long a removal is remembered (default 60,000 ms).
+	TombstoneFor events.Millis
 }
 
 // The defaults of Config.
 const (
-	DefaultMaxParked     = 4096
-	DefaultParkFor       = events.Millis(60_000)
-	DefaultMaxRemembered = 512
-	DefaultRememberFor   = events.Millis(60_000)
+	DefaultMaxPending    = 4096
+	DefaultPendingFor    = events.Millis(60_000)
+	DefaultMaxTombstones = 512
+	DefaultTombstoneFor  = events.Millis(60_000)
 )
 
 func orDefault[T int | events.Millis](v, def T) T {
@@ -56,10 +56,10 @@ func orDefault[T int | events.Millis](v, def T) T {
 
 func (c Config) withDefaults() Config {
 	return Config{
-		MaxParked:     orDefault(c.MaxParked, DefaultMaxParked),
-		ParkFor:       orDefault(c.ParkFor, DefaultParkFor),
-		MaxRemembered: orDefault(c.MaxRemembered, DefaultMaxRemembered),
-		RememberFor:   orDefault(c.RememberFor, DefaultRememberFor),
+		MaxPending:    orDefault(c.MaxPending, DefaultMaxPending),
+		PendingFor:    orDefault(c.PendingFor, DefaultPendingFor),
+		MaxTombstones: orDefault(c.MaxTombstones, DefaultMaxTombstones),
+		TombstoneFor:  orDefault(c.TombstoneFor, DefaultTombstoneFor),
 	}
 }
 
@@ -73,11 +73,11 @@ type Counts struct {
 	Conflicts      uint64
 	KindConflicts  uint64 // the group was said to be main before and is not now, or the other way round: ignored
 	Parked         uint64 // the parent, or the block's own place, is not known yet
-	Attached       uint64 // parked blocks whose place became known; they count as stored, duplicates or conflicts too
-	Cancelled      uint64 // parked copies that were removed
-	Expired        uint64 // parked blocks dropped by age
-	Overflowed     uint64 // parked blocks dropped by number
-	ClearedWaiting uint64 // parked blocks dropped by a clear
+	Attached       uint64 // pending blocks whose place became known; they count as stored, duplicates or conflicts too
+	Cancelled      uint64 // pending copies that were removed
+	Expired        uint64 // pending blocks dropped by age
+	Overflowed     uint64 // pending blocks dropped by number
+	ClearedWaiting uint64 // pending blocks dropped by a clear
 	Cleared        uint64 // copies that a clear took
 	OtherStored    uint64 // copies for groups that are no part of the prefix
 	OtherRemoved   uint64 // such copies removed or cleared
@@ -125,7 +125,7 @@ type Bytes struct {
 	Names  int64 // engine hash to block
 	Nodes  int64 // runs, the edges between them, and who holds them
 	Holes  int64 // bitmaps of holes and counts of copies
-	Ranks  int64 // parked, remembered, sets
+	Ranks  int64 // pending, remembered, sets
 	Total  int64
 }
 

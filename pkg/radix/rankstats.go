@@ -15,15 +15,15 @@ type RankStats struct {
 // RankStats says what a rank holds. The writer calls it.
 func (x *Index) RankStats(id RankID) (s RankStats) {
 	r := x.rank(id)
-	s.Parked, s.Remembered, s.SetBlocks = int64(r.parked.blocks), int64(r.tombstones.len()), int64(len(r.sets))
-	if r.naming != ledgers {
+	s.Parked, s.Remembered, s.SetBlocks = int64(r.pending.blocks), int64(r.tombstones.len()), int64(len(r.sets))
+	if r.naming != namesExact {
 		s.Holdings = r.held
 		for t := range r.extra {
 			s.Copies += int64(r.extra[t].total)
 		}
 		return s
 	}
-	for _, n := range r.ledger.held {
+	for _, n := range r.exact.held {
 		s.Copies += int64(n) - 1
 	}
 	x.eachHeld(r, func(_ uint32, tiers TierSet) {

@@ -27,20 +27,20 @@ func (x *Index) Stats() (s Stats) {
 			s.Holdings[t] += n
 			s.Bytes.Holes += int64(len(r.extra[t].slots)) * 8
 		}
-		s.Parked += int64(r.parked.blocks)
+		s.Parked += int64(r.pending.blocks)
 		s.Remembered += int64(r.tombstones.len())
 		s.SetBlocks += int64(len(r.sets))
-		s.Bytes.Ranks += 512 + int64(r.parked.blocks)*200 + int64(len(r.tombstones.ring))*28 + int64(len(r.sets))*40 + int64(
+		s.Bytes.Ranks += 512 + int64(r.pending.blocks)*200 + int64(len(r.tombstones.ring))*28 + int64(len(r.sets))*40 + int64(
 			cap(r.nodes))*4
 		if r.own != nil {
 			own += r.own.bytes()
 		}
-		if r.ledger != nil {
-			own += int64(len(r.ledger.names)) * 200
+		if r.exact != nil {
+			own += int64(len(r.exact.names)) * 200
 		}
 	}
 	v := x.v
-	s.Bytes.Blocks = x.locals.bytes() + x.engines.bytes() + x.granules.bytes() + int64(len(x.freeGranule.words))*8
+	s.Bytes.Blocks = x.locals.bytes() + x.engines.bytes() + x.slabs.bytes() + int64(len(x.freeSlab.words))*8
 	s.Bytes.Names = own + x.shared.bytes() + int64(len(x.sharedElse))*40
 	s.Bytes.Nodes = int64(len(v.nodes))*(32+16) + int64(len(v.edges)+len(v.ends))*8
 	for _, m := range v.masks {

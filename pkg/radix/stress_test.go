@@ -15,7 +15,7 @@ import (
 // in. Some ranks only ever change by whole events, of which a reader must see all or nothing.
 func TestReaders(t *testing.T) {
 	for name, mem := range map[string]limits{"heap": memories[0], "mapped": memories[1]} {
-		t.Run(name, func(t *testing.T) { readers(t, newIndex(Config{MaxRemembered: 20}, mem)) })
+		t.Run(name, func(t *testing.T) { readers(t, newIndex(Config{MaxTombstones: 20}, mem)) })
 	}
 }
 

@@ -188,8 +188,8 @@ func (x *Index) Bounded(id RankID) bool {
 	return r.reuse != nil && r.reuse.unknown
 }
 
-// spot is a block of which the marks of windows may have to change, and its name, if it has one. In a rank with a
-// ledger the ledger has its names.
+// spot is a block of which the marks of windows may have to change, and its name, if it has one. A rank
+// with exact counts has its names there.
 type spot struct {
 	block uint32
 	name  events.BlockHash
@@ -198,21 +198,21 @@ type spot struct {
 
 // heldPlace is the block that a rank holds under a name.
 func (x *Index) heldPlace(r *rank, name events.BlockHash) (uint32, bool) {
-	if r.naming == ledgers {
-		if n := r.ledger.names[name]; n != nil {
+	if r.naming == namesExact {
+		if n := r.exact.names[name]; n != nil {
 			return n.block, true
 		}
 		return 0, false
 	}
 	t := x.table(r)
 	b, _, ok := t.find(uint64(name), t.hash(uint64(name)))
-	return b, ok && (r.naming == owning || x.holdsAny(r.slot(), b))
+	return b, ok && (r.naming == namesOwn || x.holdsAny(r.slot(), b))
 }
 
 // wanted reports whether a block counts for a window in a tier.
 func (r *rank) wanted(w *window, tier events.Tier, s spot) bool {
-	if r.naming == ledgers {
-		return slices.ContainsFunc(r.ledger.at[s.block],
+	if r.naming == namesExact {
+		return slices.ContainsFunc(r.exact.at[s.block],
 			func(name events.BlockHash) bool { return r.complete(w, tier, name) })
 	}
 	return s.named && r.complete(w, tier, s.name)
@@ -465,10 +465,10 @@ func (x *Index) clearWindows(r *rank, tiers TierSet) {
 // outlives reports whether a block that counts for a window in a tier still does when others are cleared: whether its
 // name is held in yet another.
 func (x *Index) outlives(r *rank, w *window, tier events.Tier, id, off uint32, tiers TierSet) bool {
-	if r.naming == ledgers {
-		return slices.ContainsFunc(r.ledger.at[x.v.nodes[id].start+off], func(name events.BlockHash) bool {
+	if r.naming == namesExact {
+		return slices.ContainsFunc(r.exact.at[x.v.nodes[id].start+off], func(name events.BlockHash) bool {
 			return r.complete(w, tier, name) &&
-				slices.ContainsFunc(r.ledger.names[name].copies, func(c tierCopies) bool { return !tiers.Has(c.tier) })
+				slices.ContainsFunc(r.exact.names[name].copies, func(c tierCopies) bool { return !tiers.Has(c.tier) })
 		})
 	}
 	for t := range events.NumTiers {

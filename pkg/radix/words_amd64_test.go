@@ -100,8 +100,8 @@ func TestPrefetchReadsNothing(t *testing.T) {
 		for _, h := range hashes {
 			want += n.slots.s[h*size>>32]
 		}
-		n.ask(hashes)
-		n.ask(nil)
+		n.prefetch(hashes)
+		n.prefetch(nil)
 		if got := n.visit(hashes); got != want { // what machines without the instruction do instead
 			t.Errorf("size %d: the places visited have the sum %d, want %d", size, got, want)
 		}
@@ -110,7 +110,7 @@ func TestPrefetchReadsNothing(t *testing.T) {
 		}
 	}
 	var none names
-	none.ask([]uint64{1})
+	none.prefetch([]uint64{1})
 	if none.visit([]uint64{1}) != 0 {
 		t.Error("an empty table has places")
 	}

@@ -87,7 +87,7 @@ func TestSideBySide(t *testing.T) {
 			x.Apply(ids[r], 0, []events.Event{e})
 		}
 	}
-	if s := healthy(t, x); s.Nodes > ranks*(n/granule+1) || changes(x) > 8*n*ranks {
+	if s := healthy(t, x); s.Nodes > ranks*(n/slabBlocks+1) || changes(x) > 8*n*ranks {
 		t.Errorf("%d nodes and %d changes for %d blocks", s.Nodes, changes(x), s.Blocks)
 	}
 }
@@ -113,7 +113,7 @@ func TestBranchEverywhere(t *testing.T) {
 // Very many prompts that differ from the first block on, and very many children of one block, which leave in any order.
 func TestWideFanOut(t *testing.T) {
 	for name, deep := range map[string]bool{"roots": false, "children": true} {
-		x := New(Config{MaxRemembered: -1})
+		x := New(Config{MaxTombstones: -1})
 		id := x.AddRank(0, 16)
 		const n = 50000
 		locals, names := chain(1, n)
@@ -241,7 +241,7 @@ func TestNamesOfOneHash(t *testing.T) {
 
 // Orphans without end, and removals without end, stay within the bounds.
 func TestOrphans(t *testing.T) {
-	x := New(Config{MaxParked: 1000, MaxRemembered: 100})
+	x := New(Config{MaxPending: 1000, MaxTombstones: 100})
 	id := x.AddRank(0, 16)
 	var c Counts
 	locals, names := chain(1, 100000)
@@ -266,7 +266,7 @@ func TestChurn(t *testing.T) {
 	if testing.Short() {
 		capacity, requests = 800, 300
 	}
-	x := New(Config{MaxRemembered: 64})
+	x := New(Config{MaxTombstones: 64})
 	var ids []RankID
 	for range ranks {
 		ids = append(ids, x.AddRank(0, 16))
@@ -313,7 +313,7 @@ func TestRequestsWithoutEnd(t *testing.T) {
 	if testing.Short() {
 		requests = min(requests, 50_000)
 	}
-	x := New(Config{RememberFor: 5000})
+	x := New(Config{TombstoneFor: 5000})
 	var ids []RankID
 	held := make([][]events.BlockHash, ranks) // oldest first
 	has := make([]map[events.BlockHash]bool, ranks)

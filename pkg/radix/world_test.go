@@ -59,7 +59,7 @@ var memories = []limits{
 func (w *world) newIndex() *Index { return newIndex(w.cfg, w.mem) }
 
 func newWorld(t testing.TB, pick chooser) *world {
-	w := &world{t: t, pick: pick, cfg: Config{MaxParked: 40, ParkFor: 50, MaxRemembered: 10, RememberFor: 50}}
+	w := &world{t: t, pick: pick, cfg: Config{MaxPending: 40, PendingFor: 50, MaxTombstones: 10, TombstoneFor: 50}}
 	w.mem = memories[pick.below(len(memories))]
 	w.x = w.newIndex()
 	for i := range 3 + pick.below(6) {

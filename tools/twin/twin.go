@@ -17,10 +17,10 @@ import (
 
 // Config bounds what a rank keeps beside what it holds. Fields mean what those of radix.Config mean.
 type Config struct {
-	MaxParked     int           // blocks
-	ParkFor       events.Millis // age at which a parked event is dropped
-	MaxRemembered int           // removals
-	RememberFor   events.Millis // age at which a removal is forgotten
+	MaxPending    int           // blocks
+	PendingFor    events.Millis // age at which a parked event is dropped
+	MaxTombstones int           // removals
+	TombstoneFor  events.Millis // age at which a removal is forgotten
 }
 
 // Counts says what became of the blocks of a list of events. Fields mean what those of radix.Counts mean.
@@ -102,11 +102,11 @@ func (r *Rank) reset() {
 func (r *Rank) Apply(now events.Millis, evs []events.Event) Counts {
 	r.counts = Counts{}
 	r.clock = max(r.clock, now)
-	for len(r.parked) > 0 && r.parked[0].since+r.cfg.ParkFor <= r.clock {
+	for len(r.parked) > 0 && r.parked[0].since+r.cfg.PendingFor <= r.clock {
 		r.counts.Expired += r.parked[0].waiting()
 		r.parked = r.parked[1:]
 	}
-	for len(r.gone) > 0 && r.gone[0].since+r.cfg.RememberFor <= r.clock {
+	for len(r.gone) > 0 && r.gone[0].since+r.cfg.TombstoneFor <= r.clock {
 		r.gone = r.gone[1:]
 	}
 	for i := range evs {
@@ -200,7 +200,7 @@ func (r *Rank) placeOrPark(e events.Event) {
 	e.Blocks, e.Locals, e.Attention = slices.Clone(e.Blocks), slices.Clone(e.Locals), 0
 	r.parked = append(r.parked, parked{r.clock, e, make([]bool, len(e.Blocks))})
 	r.counts.Parked += uint64(len(e.Blocks))
-	for total := r.parkedBlocks(); total > r.cfg.MaxParked; {
+	for total := r.parkedBlocks(); total > r.cfg.MaxPending; {
 		total -= len(r.parked[0].event.Blocks)
 		r.counts.Overflowed += r.parked[0].waiting()
 		r.parked = r.parked[1:]
@@ -269,7 +269,7 @@ func (r *Rank) removed(e *events.Event) {
 			r.counts.Removed++
 			if _, ok := r.place[name]; !ok {
 				r.gone = append(r.gone, removal{name, seq, r.clock})
-				r.gone = r.gone[max(0, len(r.gone)-r.cfg.MaxRemembered):]
+				r.gone = r.gone[max(0, len(r.gone)-r.cfg.MaxTombstones):]
 			}
 		case kind.Main() && r.cancel(c):
 			r.counts.Cancelled++

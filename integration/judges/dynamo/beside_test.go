@@ -69,8 +69,8 @@ func startBeside(t *testing.T, engines int) *beside {
 	for i := range engines {
 		e := &besideEngine{Publisher: pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: besideSize}),
 			id: strconv.Itoa(i + 1)}
-		e.twin = twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor,
-			MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}, besideSize)
+		e.twin = twin.New(twin.Config{MaxPending: radix.DefaultMaxPending, PendingFor: radix.DefaultPendingFor,
+			MaxTombstones: radix.DefaultMaxTombstones, TombstoneFor: radix.DefaultTombstoneFor}, besideSize)
 		register := fmt.Sprintf(
 			`{"instance_id":%s,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, e.id, e.Endpoint,
 			e.Replay, besideSize)

@@ -125,8 +125,8 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	judge := twin.New(twin.Config{MaxParked: radix.DefaultMaxParked, ParkFor: radix.DefaultParkFor,
-		MaxRemembered: radix.DefaultMaxRemembered, RememberFor: radix.DefaultRememberFor}, harness.BlockSize)
+	judge := twin.New(twin.Config{MaxPending: radix.DefaultMaxPending, PendingFor: radix.DefaultPendingFor,
+		MaxTombstones: radix.DefaultMaxTombstones, TombstoneFor: radix.DefaultTombstoneFor}, harness.BlockSize)
 	next, removed := uint64(0), 0
 	listen := func() { // takes what has come
 		for sub.Queued() > 0 {

@@ -2,17 +2,17 @@ package radix
 
 import "math/bits"
 
-// granule is how many blocks of the arena are given out together. A node owns whole granules, but for the first, which
+// slabBlocks is how many blocks of the arena are given out together. A node owns whole slabs, but for the first, which
 // it shares with its parent if it was split off amid one.
-const granule = 16
+const slabBlocks = 16
 
-// granuleState is what the writer keeps for sixteen blocks.
-type granuleState struct {
-	node    uint32 // the deepest node with blocks in it
-	pins    uint32 // removals that remember a block in it, and names of ledgers
-	named   uint16 // blocks whose engine hash stands in the arena...
-	foreign uint16 // ...and belongs to a rank with a table of its own
-	queued  uint16 // blocks that the event in hand removes
+// slab is what the writer keeps for sixteen blocks.
+type slab struct {
+	node   uint32 // the deepest node with blocks in it
+	pins   uint32 // removals that remember a block in it, and names of exact counts
+	named  uint16 // blocks whose engine hash stands in the arena...
+	own    uint16 // ...and belongs to a rank with a table of its own
+	queued uint16 // blocks that the event in hand removes
 }
 
 // idSet is a set of small numbers, that gives out the lowest or a wanted one.
@@ -53,15 +53,15 @@ func (s *idSet) lowest() uint32 {
 	return uint32(s.low<<6 + bits.TrailingZeros64(s.words[s.low]))
 }
 
-// allocate gives out up to want granules in a row, for a node. It gives fewer if so many in a row are hard to find and
+// allocate gives out up to want slabs in a row, for a node. It gives fewer if so many in a row are hard to find and
 // much is free.
 func (x *Index) allocate(want uint32) (first, n uint32) {
-	free := &x.freeGranule
+	free := &x.freeSlab
 	first, n = x.searchFree(want)
 	switch {
-	case n < want && uint32(free.n)*8 < x.granuleEnd:
-		first, n = x.granuleEnd, want
-		x.granuleEnd += want
+	case n < want && uint32(free.n)*8 < x.slabEnd:
+		first, n = x.slabEnd, want
+		x.slabEnd += want
 		x.growBlocks()
 		return first, n
 	case n == 0: // much is free, but not near
@@ -74,15 +74,15 @@ func (x *Index) allocate(want uint32) (first, n uint32) {
 	return first, n
 }
 
-// searchFree looks for want free granules in a row, a while from where it stopped the last time. It returns the longest
+// searchFree looks for want free slabs in a row, a while from where it stopped the last time. It returns the longest
 // row that it came across.
 func (x *Index) searchFree(want uint32) (first, n uint32) {
 	const look = 64 // words of the bitmap
-	words := x.freeGranule.words
-	if x.freeGranule.n == 0 {
+	words := x.freeSlab.words
+	if x.freeSlab.n == 0 {
 		return 0, 0
 	}
-	w, run := x.granuleHand, uint32(0) // run: how many free ones end at the current place
+	w, run := x.slabHand, uint32(0) // run: how many free ones end at the current place
 	for range min(look, len(words)) {
 		if w >= uint32(len(words)) {
 			w, run = 0, 0
@@ -105,22 +105,22 @@ func (x *Index) searchFree(want uint32) (first, n uint32) {
 		}
 		w++
 	}
-	x.granuleHand = w
+	x.slabHand = w
 	return first, n
 }
 
-// growBlocks makes the arena as large as the granules that were given out.
+// growBlocks makes the arena as large as the slabs that were given out.
 func (x *Index) growBlocks() {
-	if x.granuleEnd > aliasBit/granule {
+	if x.slabEnd > aliasBit/slabBlocks {
 		panic("radix: more than 2^31 blocks at a time")
 	}
-	x.roomForBlocks(x.granuleEnd)
+	x.roomForBlocks(x.slabEnd)
 }
 
-// roomForBlocks makes the arena at least so many granules large.
-func (x *Index) roomForBlocks(granules uint32) {
-	x.granules.grow(x.memory, int(granules), int(granules)/4)
-	blocks := int(granules) * granule
+// roomForBlocks makes the arena at least so many slabs large.
+func (x *Index) roomForBlocks(slabs uint32) {
+	x.slabs.grow(x.memory, int(slabs), int(slabs)/4)
+	blocks := int(slabs) * slabBlocks
 	x.engines.grow(x.memory, blocks, blocks/4)
 	if n := len(x.locals.s); n < blocks {
 		x.locals.grow(x.memory, blocks, blocks/4)
@@ -132,34 +132,34 @@ func (x *Index) roomForBlocks(granules uint32) {
 func (x *Index) claim(id uint32, n uint32) bool {
 	p := &x.v.nodes[id]
 	end := p.start + p.len
-	if end%granule != 0 && x.granules.s[end/granule].node != id {
+	if end%slabBlocks != 0 && x.slabs.s[end/slabBlocks].node != id {
 		return false
 	}
-	first, last := (end+granule-1)/granule, (end+n+granule-1)/granule
+	first, last := (end+slabBlocks-1)/slabBlocks, (end+n+slabBlocks-1)/slabBlocks
 	for g := first; g < last; g++ {
-		if g >= x.granuleEnd {
+		if g >= x.slabEnd {
 			break
-		} else if !x.freeGranule.has(g) {
+		} else if !x.freeSlab.has(g) {
 			return false
 		}
 	}
-	if last > x.granuleEnd {
-		for ; x.granuleEnd < last; x.granuleEnd++ {
-			x.freeGranule.add(x.granuleEnd)
+	if last > x.slabEnd {
+		for ; x.slabEnd < last; x.slabEnd++ {
+			x.freeSlab.add(x.slabEnd)
 		}
 		x.growBlocks()
 	}
 	for g := first; g < last; g++ {
-		x.freeGranule.take(g)
-		x.granules.s[g].node = id
+		x.freeSlab.take(g)
+		x.slabs.s[g].node = id
 	}
 	return true
 }
 
-// freeGranules gives granules from first up to end back.
-func (x *Index) freeGranules(first, end uint32) {
+// freeGranules gives slabs from first up to end back.
+func (x *Index) freeSlabs(first, end uint32) {
 	for g := first; g < end; g++ {
-		x.granules.s[g].node = 0
-		x.freeGranule.add(g)
+		x.slabs.s[g].node = 0
+		x.freeSlab.add(g)
 	}
 }

@@ -14,7 +14,7 @@ type copyKey struct {
 	name  events.BlockHash
 }
 
-// waiter is a parked event.
+// waiter is a pending event.
 type waiter struct {
 	id        uint64 // counts up: the order of arrival
 	since     events.Millis
@@ -33,9 +33,9 @@ func wants(e *events.Event) events.BlockHash {
 	return e.Parent
 }
 
-// parking holds the events of one rank that wait for a place, in order of arrival, and finds them by what they wait for
-// and by what they would store. Its size is bounded, so it lives on the heap in plain maps.
-type parking struct {
+// pendingEvents holds the events of one rank that wait for a place, in order of arrival, and finds them by what they
+// wait for and by what they would store. Its size is bounded, so it lives on the heap in plain maps.
+type pendingEvents struct {
 	byID   map[uint64]*waiter
 	order  []uint64 // ids, oldest first; those no longer in byID are skipped
 	next   uint64
@@ -45,9 +45,9 @@ type parking struct {
 	ready  idHeap
 }
 
-func (p *parking) len() int { return len(p.byID) }
+func (p *pendingEvents) len() int { return len(p.byID) }
 
-func (p *parking) add(since events.Millis, e *events.Event, cancelled []uint32) *waiter {
+func (p *pendingEvents) add(since events.Millis, e *events.Event, cancelled []uint32) *waiter {
 	if p.byID == nil {
 		p.byID, p.want, p.inside = map[uint64]*waiter{}, map[events.BlockHash][]uint64{}, map[copyKey][]uint64{}
 	}
@@ -75,7 +75,7 @@ func (p *parking) add(since events.Millis, e *events.Event, cancelled []uint32) 
 }
 
 // oldest is the first waiter, or nil.
-func (p *parking) oldest() *waiter {
+func (p *pendingEvents) oldest() *waiter {
 	for len(p.order) > 0 {
 		if w := p.byID[p.order[0]]; w != nil {
 			return w
@@ -85,7 +85,7 @@ func (p *parking) oldest() *waiter {
 	return nil
 }
 
-func (p *parking) remove(w *waiter) {
+func (p *pendingEvents) remove(w *waiter) {
 	delete(p.byID, w.id)
 	p.blocks -= len(w.event.Blocks)
 	unlist(p.want, w.wants(), w.id)
@@ -96,7 +96,7 @@ func (p *parking) remove(w *waiter) {
 	}
 	switch {
 	case len(p.byID) == 0:
-		*p = parking{next: p.next, ready: p.ready}
+		*p = pendingEvents{next: p.next, ready: p.ready}
 	case len(p.order) > 2*len(p.byID)+16:
 		p.order = slices.DeleteFunc(p.order, func(id uint64) bool { return p.byID[id] == nil })
 	}
@@ -115,7 +115,7 @@ func unlist[K comparable](m map[K][]uint64, k K, id uint64) {
 }
 
 // cancel takes back the oldest copy that waits. It reports false if there is none.
-func (p *parking) cancel(k copyKey) bool {
+func (p *pendingEvents) cancel(k copyKey) bool {
 	l := p.inside[k]
 	if len(l) == 0 {
 		return false
@@ -136,14 +136,14 @@ func (p *parking) cancel(k copyKey) bool {
 }
 
 // named says that a name's place is known now; whoever waits for it becomes ready.
-func (p *parking) named(name events.BlockHash) {
+func (p *pendingEvents) named(name events.BlockHash) {
 	for _, id := range p.want[name] {
 		heap.Push(&p.ready, id)
 	}
 }
 
 // nextReady takes the oldest waiter whose wish is known out of the lot; nil if there is none.
-func (p *parking) nextReady(known func(events.BlockHash) bool) *waiter {
+func (p *pendingEvents) nextReady(known func(events.BlockHash) bool) *waiter {
 	for len(p.ready) > 0 {
 		id := heap.Pop(&p.ready).(uint64)
 		if w := p.byID[id]; w != nil && known(w.wants()) {
@@ -155,7 +155,7 @@ func (p *parking) nextReady(known func(events.BlockHash) bool) *waiter {
 }
 
 // all lists the waiters, oldest first.
-func (p *parking) all() []*waiter {
+func (p *pendingEvents) all() []*waiter {
 	var ws []*waiter
 	for _, id := range p.order {
 		if w := p.byID[id]; w != nil {

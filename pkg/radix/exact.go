@@ -7,11 +7,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// ledger keeps the copies of a rank apart by name, tier and group. It is for ranks that have several main groups, or
+// exact counts the copies of a rank apart by name, tier and group. It is for ranks that have several main groups, or
 // two names for one block; it takes some 100 bytes and a microsecond a holding, where others take 20 and a hundredth of
 // it.
-type ledger struct {
-	names map[events.BlockHash]*ledgerName
+type exact struct {
+	names map[events.BlockHash]*exactName
 	at    map[uint32][]events.BlockHash // names by block, the first to come first
 	held  map[heldKey]uint32            // the same copies, by place
 }
@@ -22,8 +22,8 @@ type heldKey struct {
 	block uint32
 }
 
-// ledgerName is what a rank holds under one name, and where. The block is pinned.
-type ledgerName struct {
+// exactName is what a rank holds under one name, and where. The block is pinned.
+type exactName struct {
 	block  uint32
 	copies []tierCopies
 }
@@ -34,7 +34,7 @@ type tierCopies struct {
 	n     uint32
 }
 
-func (l *ledger) tierHeld(block uint32, tier events.Tier, groups []events.GroupKind) bool {
+func (l *exact) tierHeld(block uint32, tier events.Tier, groups []events.GroupKind) bool {
 	for _, g := range groups {
 		if g.Kind.Main() && l.held[heldKey{tier, g.Group, block}] > 0 {
 			return true
@@ -44,7 +44,7 @@ func (l *ledger) tierHeld(block uint32, tier events.Tier, groups []events.GroupK
 }
 
 // totals is the copies of each block in each tier, for all groups together.
-func (l *ledger) totals() map[heldKey]uint32 {
+func (l *exact) totals() map[heldKey]uint32 {
 	total := map[heldKey]uint32{}
 	for k, n := range l.held {
 		total[heldKey{tier: k.tier, block: k.block}] += n
@@ -52,13 +52,13 @@ func (l *ledger) totals() map[heldKey]uint32 {
 	return total
 }
 
-// toLedger gives a rank a ledger.
-func (x *Index) toLedger(r *rank) {
-	l := &ledger{names: map[events.BlockHash]*ledgerName{}, at: map[uint32][]events.BlockHash{},
+// countExactly gives a rank exact counts.
+func (x *Index) countExactly(r *rank) {
+	l := &exact{names: map[events.BlockHash]*exactName{}, at: map[uint32][]events.BlockHash{},
 		held: map[heldKey]uint32{}}
 	slot := r.slot()
 	var own map[uint32]uint64
-	if r.naming == owning {
+	if r.naming == namesOwn {
 		own = map[uint32]uint64{}
 		r.own.each(func(name uint64, block uint32) { own[block] = name })
 	} else {
@@ -72,7 +72,7 @@ func (x *Index) toLedger(r *rank) {
 				x.dropName(r, x.shared.hash(name), block)
 			}
 		}
-		n := &ledgerName{block: block}
+		n := &exactName{block: block}
 		x.pin(block)
 		l.names[events.BlockHash(name)] = n
 		l.at[block] = []events.BlockHash{events.BlockHash(name)}
@@ -82,17 +82,18 @@ func (x *Index) toLedger(r *rank) {
 			l.held[heldKey{events.Tier(t + 1), r.group, block}] = copies
 		})
 	})
-	if r.naming == owning {
+	if r.naming == namesOwn {
 		x.dropOwn(r)
 		r.own = nil
 	}
-	x.ledgerRanks++
-	r.naming, r.ledger, r.extra = ledgers, l, [events.NumTiers]countMap{}
+	x.exactRanks++
+	r.naming, r.exact, r.extra = namesExact, l, [events.NumTiers]countMap{}
 }
 
-// enter enters the blocks of an event into a rank's ledger, up to the first whose name has copies at another place.
+// enter enters the blocks of an event into a rank's exact counts, up to the first whose name has copies at another
+// place.
 func (x *Index) enter(r *rank, e *events.Event, cancelled []bool, c *Counts) (n int, v verdict) {
-	l := r.ledger
+	l := r.exact
 	if s := &x.segs[len(x.segs)-1]; s.grows {
 		x.lock(s.node)
 		x.extend(s.node, s.n, nil, 0)
@@ -110,7 +111,7 @@ func (x *Index) enter(r *rank, e *events.Event, cancelled []bool, c *Counts) (n 
 			if m := l.names[e.Blocks[i]]; m != nil && m.block != s.block+j {
 				return i, conflicted
 			}
-			if x.addLedger(r, s.block+j, e.Blocks[i], e.Tier, e.Group, 1) {
+			if x.addExact(r, s.block+j, e.Blocks[i], e.Tier, e.Group, 1) {
 				c.Stored++
 			} else {
 				c.Duplicates++
@@ -120,13 +121,13 @@ func (x *Index) enter(r *rank, e *events.Event, cancelled []bool, c *Counts) (n 
 	return len(e.Blocks), named
 }
 
-// addLedger adds copies of a name that has none at another place. It reports whether they are the first of their kind.
-func (x *Index) addLedger(r *rank, block uint32, name events.BlockHash, tier events.Tier, group events.GroupIndex,
+// addExact adds copies of a name that has none at another place. It reports whether they are the first of their kind.
+func (x *Index) addExact(r *rank, block uint32, name events.BlockHash, tier events.Tier, group events.GroupIndex,
 	copies uint32) bool {
-	l := r.ledger
+	l := r.exact
 	n := l.names[name]
 	if n == nil {
-		n = &ledgerName{block: block}
+		n = &exactName{block: block}
 		l.names[name] = n
 		l.at[block] = append(l.at[block], name)
 		x.pin(block)
@@ -143,9 +144,9 @@ func (x *Index) addLedger(r *rank, block uint32, name events.BlockHash, tier eve
 	return true
 }
 
-// subLedger takes copies of one kind of a name away, and a name without copies out.
-func (x *Index) subLedger(r *rank, name events.BlockHash, n *ledgerName, i int, copies uint32) {
-	l, t := r.ledger, n.copies[i]
+// subExact takes copies of one kind of a name away, and a name without copies out.
+func (x *Index) subExact(r *rank, name events.BlockHash, n *exactName, i int, copies uint32) {
+	l, t := r.exact, n.copies[i]
 	k := heldKey{t.tier, t.group, n.block}
 	if l.held[k] -= copies; l.held[k] == 0 {
 		delete(l.held, k)
@@ -167,8 +168,8 @@ func (x *Index) subLedger(r *rank, name events.BlockHash, n *ledgerName, i int, 
 	}
 }
 
-// leaveLedger takes copies away; the marks of their blocks go from the first of a path to the last.
-func (x *Index) leaveLedger(r *rank, e *events.Event, c *Counts) {
+// removeExact takes copies away; the marks of their blocks go from the first of a path to the last.
+func (x *Index) removeExact(r *rank, e *events.Event, c *Counts) {
 	type left struct {
 		name  events.BlockHash
 		block uint32
@@ -177,7 +178,7 @@ func (x *Index) leaveLedger(r *rank, e *events.Event, c *Counts) {
 	}
 	var q []left
 	for _, name := range e.Blocks {
-		n := r.ledger.names[name]
+		n := r.exact.names[name]
 		i := -1
 		if n != nil {
 			i = slices.IndexFunc(n.copies, func(t tierCopies) bool { return t.tier == e.Tier && t.group == e.Group })
@@ -188,7 +189,7 @@ func (x *Index) leaveLedger(r *rank, e *events.Event, c *Counts) {
 		}
 		id, nd := x.where(n.block)
 		x.touch(id)
-		x.subLedger(r, name, n, i, 1)
+		x.subExact(r, name, n, i, 1)
 		c.Removed++
 		q = append(q, left{name, n.block, nd.depth + n.block - nd.start, len(n.copies) == 0})
 	}
@@ -214,8 +215,8 @@ func (x *Index) leaveLedger(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// show brings the marks of a block in line with a rank's ledger: a block is held in a tier if every main group holds
-// it.
+// show brings the marks of a block in line with a rank's exact counts: a block is held in a tier if every main group
+// holds it.
 func (x *Index) show(r *rank, id, off uint32) {
 	block := x.v.nodes[id].start + off
 	for t := range events.NumTiers {
@@ -225,7 +226,7 @@ func (x *Index) show(r *rank, id, off uint32) {
 		want := false
 		for _, g := range r.groups {
 			if g.Kind.Main() {
-				if want = r.ledger.held[heldKey{events.Tier(t + 1), g.Group, block}] > 0; !want {
+				if want = r.exact.held[heldKey{events.Tier(t + 1), g.Group, block}] > 0; !want {
 					break
 				}
 			}
@@ -255,25 +256,25 @@ func (x *Index) showBlocks(r *rank, n int) {
 	}
 }
 
-// showAll shows all that is in a ledger. To readers the rank is gone meanwhile.
+// showAll shows all blocks of a rank with exact counts. To readers the rank is gone meanwhile.
 func (x *Index) showAll(r *rank) {
 	x.hidden.Store(hiding | uint64(r.slot())<<8 | (1<<events.NumTiers - 1))
 	defer x.hidden.Store(0)
-	for _, n := range r.ledger.names {
+	for _, n := range r.exact.names {
 		id, nd := x.where(n.block)
 		x.show(r, id, n.block-nd.start)
 	}
 }
 
-// clearLedger clears tiers of a rank with a ledger.
-func (x *Index) clearLedger(r *rank, tiers TierSet, c *Counts) {
-	for name, n := range r.ledger.names {
+// clearExact clears tiers of a rank with exact counts.
+func (x *Index) clearExact(r *rank, tiers TierSet, c *Counts) {
+	for name, n := range r.exact.names {
 		id, nd := x.where(n.block)
 		x.touch(id)
 		for i := len(n.copies) - 1; i >= 0; i-- {
 			if tiers.Has(n.copies[i].tier) {
 				c.Cleared += uint64(n.copies[i].n)
-				x.subLedger(r, name, n, i, n.copies[i].n)
+				x.subExact(r, name, n, i, n.copies[i].n)
 			}
 		}
 		x.show(r, id, n.block-nd.start)
