@@ -244,6 +244,9 @@ func TestWindowsInATree(t *testing.T) {
 				e.Kind, e.Attention = events.Removed, 0
 			case op < 19:
 				e = removed(doc.names[lo:]...)
+				if pick.IntN(2) == 0 { // a hole
+					e.Blocks = doc.names[lo:hi]
+				}
 			case pick.IntN(4) == 0:
 				e = events.Event{Kind: events.Cleared, Tier: events.Tier(pick.IntN(3))}
 			}

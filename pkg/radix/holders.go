@@ -620,7 +620,7 @@ func (x *Index) splitPart(head, id, off, rest uint32, p part) {
 				x.freeBits(&half.part)
 			}
 			half.fit, half.from = x.fitOf(&half.part, &x.v.nodes[half.id], half.len)
-			if half.id == id && tier == device && half.lead > 0 {
+			if half.id == id && tier == device && p.lead >= off { // it ends where it did
 				half.fit, half.from = p.fit, p.from
 			}
 			x.addPart(half.id, half.part)
