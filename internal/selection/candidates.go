@@ -15,7 +15,6 @@ import (
 type candidates struct {
 	pool      *registry.Pool
 	blockSize uint32
-	events    bool // some of them announce events
 	list      []routing.Candidate
 	ranks     []registry.PoolRank    // of list
 	at        map[events.RankKey]int // in list
@@ -61,7 +60,6 @@ func newCandidates(pool *registry.Pool) *candidates {
 		if r.BlockSize != of.blockSize {
 			of.blockSize = 0
 		}
-		of.events = of.events || r.Record.Events != api.EventsNone
 		if last == nil || last.Instance != r.Instance || last.Record != r.Record {
 			worker = newWorker(r)
 		}

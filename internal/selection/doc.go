@@ -8,7 +8,8 @@
 //	err = s.Free(ctx, &api.RequestRef{...})               // the request has ended
 //
 // Candidates are the ranks that are registered for the model, in whichever state; the choice drops those that may not
-// be chosen, with a reason. A candidate without events holds nothing. A model without registrations is not known.
+// be chosen, with a reason. A candidate of which no events are in the log
+// holds nothing. A model without registrations is not known.
 //
 // A prompt's blocks are counted by sequence hashes ([events.SeqHashes] of its local hashes), so that requests with a
 // common prefix count its blocks once on each worker. Engines that read ahead hash blocks differently; sequence hashes

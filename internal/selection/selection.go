@@ -224,10 +224,10 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 	return isl, nil
 }
 
-// match asks the index for what candidates hold. If nobody there announces events, nobody holds anything.
+// match asks the index for what candidates hold. Of a model of which nothing was announced, nobody holds anything.
 func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidates, x *scratch) (*api.Answer, error) {
 	nothing := &api.Answer{Model: r.Model, BlockSize: of.blockSize, Complete: true}
-	if !of.events || len(x.locals) == 0 {
+	if len(x.locals) == 0 {
 		return nothing, nil
 	}
 	q := r.Query

@@ -150,14 +150,21 @@ func progress(w io.Writer, terminal bool) func(Progress) {
 	}
 }
 
+// hitRate is the share of prompts' blocks that their worker held, and the work of the busiest worker over the mean.
+func hitRate(rate, imbalance float64) string {
+	return fmt.Sprintf("%.1f%%, %.2f x the mean", 100*rate, imbalance)
+}
+
 func printResult(w io.Writer, r *Result) error {
 	rows := [][]any{
 		{"blocks announced", r.BlocksAnnounced},
 		{"blocks applied", r.BlocksApplied},
 		{"blocks per second", fmt.Sprintf("%.0f", r.BlocksPerS)},
-		{"prefix hit rate, routed by the index", fmt.Sprintf("%.1f%%", 100*r.HitRate)},
-		{"prefix hit rate, routed at random", fmt.Sprintf("%.1f%%", 100*r.HitRateRandom)},
+		{"hit rate, busiest worker, routed by select", hitRate(r.HitRate, r.Imbalance)},
+		{"  routed to the least load", hitRate(r.HitRateLeastLoad, r.ImbalanceLeastLoad)},
+		{"  routed at random", hitRate(r.HitRateRandom, r.ImbalanceRandom)},
 		{"query p50, p99", fmt.Sprintf("%.0f µs, %.0f µs", r.QueryP50, r.QueryP99)},
+		{"select and book p50, p99", fmt.Sprintf("%.0f µs, %.0f µs", r.SelectP50, r.SelectP99)},
 		{"snapshot", cli.Bytes(r.SnapshotBytes)},
 		{"killed and restarted", fmt.Sprintf("%d time, ready again after %.0f ms", r.Restarts, r.RestoreMS)},
 		{"events announced, lost", fmt.Sprintf("%d, %d", r.EventsAnnounced, r.EventsLost)},

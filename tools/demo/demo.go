@@ -55,9 +55,20 @@ type Result struct {
 	BlocksApplied   uint64  `json:"blocks_applied"`   // in stored events, by the index, each once
 	BlocksPerS      float64 `json:"blocks_per_s"`     // applied, over the time in which requests were served
 	HitRate         float64 `json:"hit_rate"`         // share of the prompts' blocks that their worker held
-	HitRateRandom   float64 `json:"hit_rate_random"`  // the same with workers chosen at random
-	QueryP50        float64 `json:"query_p50_us"`     // over NATS, hashes in, answer out
+
+	// The same with workers chosen at random, and with the worker chosen that has the least under way.
+	HitRateRandom    float64 `json:"hit_rate_random"`
+	HitRateLeastLoad float64 `json:"hit_rate_least_load"`
+
+	// Imbalance is the blocks that the busiest worker computed over the mean.
+	Imbalance          float64 `json:"imbalance"`
+	ImbalanceRandom    float64 `json:"imbalance_random"`
+	ImbalanceLeastLoad float64 `json:"imbalance_least_load"`
+
+	QueryP50        float64 `json:"query_p50_us"` // over NATS, hashes in, answer out
 	QueryP99        float64 `json:"query_p99_us"`
+	SelectP50       float64 `json:"select_p50_us"` // over NATS, hashes in, a worker out, booked
+	SelectP99       float64 `json:"select_p99_us"`
 	SnapshotBytes   int64   `json:"snapshot_bytes"` // of all partitions, at the end
 	RestoreMS       float64 `json:"restore_ms"`     // from the start of the second process until it was ready
 	Restarts        int     `json:"restarts"`
@@ -94,18 +105,20 @@ type show struct {
 	client  *client.Client
 	workers []*worker
 	l3      *l3 // nil: the engines share no store
-	rng     *rand.Rand
-	random  []*enginesim.Cache
 
-	result     Result
-	took       []time.Duration // of the queries
-	hit, asked int             // blocks
-	hitRandom  int
-	serving    time.Duration
-	tokens     []uint32
-	answer     []uint32
-	locals     []events.LocalHash
-	names      []events.BlockHash
+	random, leastLoad *shadow
+
+	result   Result
+	took     []time.Duration // of the queries
+	choosing []time.Duration
+	ours     tally
+	open     []string // requests under way, oldest first
+	asked    int      // blocks
+	serving  time.Duration
+	tokens   []uint32
+	answer   []uint32
+	locals   []events.LocalHash
+	names    []events.BlockHash
 }
 
 // Run shows it all. The result is good if Good says so; an error means that it could not be shown to the end.
@@ -116,9 +129,10 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	s := &show{cfg: cfg, dir: dir, rng: rand.New(rand.NewPCG(cfg.Seed, 2))}
-	for range cfg.Engines {
-		s.random = append(s.random, enginesim.NewCache(cfg.Capacity))
+	rng := rand.New(rand.NewPCG(cfg.Seed, 2))
+	s := &show{cfg: cfg, dir: dir, ours: newTally(cfg.Engines),
+		random:    newShadow(cfg.Engines, cfg.Capacity, func(busy []int) int { return rng.IntN(len(busy)) }),
+		leastLoad: newShadow(cfg.Engines, cfg.Capacity, leastBusy),
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -194,6 +208,11 @@ func (s *show) raise(ctx context.Context) (err error) {
 	for _, w := range s.workers {
 		if err := w.waitHeard(ctx); err != nil {
 			return err
+		}
+		r := &api.WorkerRegistration{Instance: w.key.Instance, Model: model, BlockSize: uint32(s.cfg.BlockSize)}
+		r.Events = api.EventsNone // none but those that its shim publishes, which holds no lease here
+		if _, err := s.client.RegisterWorker(ctx, r); err != nil {
+			return fmt.Errorf("register %s: %w", w.key, err)
 		}
 	}
 	return nil
@@ -283,7 +302,7 @@ func (s *show) serveThroughCrash(ctx context.Context, i int, r trace.Request) er
 	return nil
 }
 
-// route asks the indexer and chooses the worker with the longest prefix, of several the least loaded.
+// route asks the indexer who holds what, which is checked, and which worker should serve, where the request is booked.
 func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, error) {
 	s.tokens = r.PromptTokens(s.tokens[:0], s.cfg.BlockSize)
 	s.answer = r.OutputTokens(s.answer[:0], i)
@@ -295,7 +314,7 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	if err := s.settle(ctx); err != nil {
 		return nil, err
 	}
-	q := &api.Query{Model: model, Hashes: make(api.Hashes, len(s.locals))}
+	q := api.Query{Model: model, Hashes: make(api.Hashes, len(s.locals))}
 	for i, l := range s.locals {
 		q.Hashes[i] = uint64(l)
 	}
@@ -305,44 +324,51 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	begun := time.Now()
-	answer, err := s.client.Find(ctx, q)
+	answer, err := s.client.Find(ctx, &q)
 	s.took = append(s.took, time.Since(begun))
 	if err != nil {
 		return nil, err
 	}
 	s.check(i, answer)
-	best, bestDepth := s.workers[0], uint32(0)
-	for j, w := range s.workers {
-		depth := depthOf(answer, w.key)
-		if depth <= s.common() {
-			depth = 0
-		}
-		if j == 0 || depth > bestDepth || depth == bestDepth && w.load < best.load {
-			best, bestDepth = w, depth
-		}
+	begun = time.Now()
+	choice, err := s.client.Select(ctx, &client.SelectRequest{Query: q, RequestID: fmt.Sprint(i), Book: true})
+	s.choosing = append(s.choosing, time.Since(begun))
+	if err != nil {
+		return nil, err
 	}
-	blocks := len(s.locals)
-	best.load += blocks - int(depthOf(answer, best.key)) + len(s.answer)/s.cfg.BlockSize
+	at := slices.IndexFunc(s.workers, func(w *worker) bool { return w.key.Instance == choice.Worker })
+	if at < 0 {
+		return nil, fmt.Errorf("request %d: worker %q was chosen, which is none", i, choice.Worker)
+	}
+	best, blocks, output := s.workers[at], len(s.locals), len(s.answer)/s.cfg.BlockSize
 	s.asked += blocks
-	s.hit += best.engine.Hit(s.tokens)
+	s.ours.add(at, blocks, best.engine.Hit(s.tokens), output)
 	if s.l3 != nil {
 		s.l3.count(blocks-int(depthOf(answer, best.key)), l3Of(answer, best.key))
 	}
-	s.routeAtRandom()
-	return best, nil
-}
-
-// common is how many blocks all prompts of a trace begin with. A worker that holds no more than these is as good as any
-// other: else the first one would draw all requests to itself.
-func (s *show) common() uint32 { return uint32(trace.BlockTokens / s.cfg.BlockSize) }
-
-// routeAtRandom has a worker of another fleet, chosen at random, serve the same request.
-func (s *show) routeAtRandom() {
-	cache := s.random[s.rng.IntN(len(s.random))]
 	tokens := append(s.tokens[:len(s.tokens):len(s.tokens)], s.answer...)
 	s.names = enginesim.AppendNames(s.names[:0], 0, s.cfg.BlockSize, tokens)
-	s.hitRandom += cache.Hit(s.names[:len(s.tokens)/s.cfg.BlockSize])
-	cache.Use(s.names, nil)
+	for _, fleet := range []*shadow{s.random, s.leastLoad} {
+		fleet.serve(s.names, blocks)
+	}
+	return best, s.end(ctx, fmt.Sprint(i))
+}
+
+// end says that the prefill of a request is complete, and that the one that came so many before it has ended. The
+// indexer's process that was killed took its bookings along.
+func (s *show) end(ctx context.Context, id string) error {
+	if err := s.client.PrefillComplete(ctx, model, id); err != nil {
+		return err
+	}
+	if s.open = append(s.open, id); len(s.open) <= underWay*len(s.workers) {
+		return nil
+	}
+	err := s.client.Free(ctx, model, s.open[0])
+	s.open = s.open[1:]
+	if s.result.Restarts > 0 && client.CodeOf(err) == api.CodeUnknownRequest {
+		return nil
+	}
+	return err
 }
 
 // settle waits until all that the engines have announced is applied, so that the index and the twin speak of the same
@@ -452,20 +478,29 @@ func (s *show) count(ctx context.Context) error {
 		}
 		r.EventsLost += lost
 	}
-	slices.Sort(s.took)
-	at := func(share float64) float64 {
-		if len(s.took) == 0 {
-			return 0
-		}
-		return float64(s.took[int(share*float64(len(s.took)-1))].Nanoseconds()) / 1000
-	}
-	r.QueryP50, r.QueryP99 = at(0.5), at(0.99)
+	r.QueryP50, r.QueryP99 = percentiles(s.took)
+	r.SelectP50, r.SelectP99 = percentiles(s.choosing)
 	r.BlocksPerS = float64(r.BlocksApplied) / s.serving.Seconds()
 	if s.asked > 0 {
-		r.HitRate = float64(s.hit) / float64(s.asked)
-		r.HitRateRandom = float64(s.hitRandom) / float64(s.asked)
+		r.HitRate = float64(s.ours.hit) / float64(s.asked)
+		r.HitRateRandom = float64(s.random.hit) / float64(s.asked)
+		r.HitRateLeastLoad = float64(s.leastLoad.hit) / float64(s.asked)
 	}
+	r.Imbalance, r.ImbalanceRandom = s.ours.imbalance(), s.random.imbalance()
+	r.ImbalanceLeastLoad = s.leastLoad.imbalance()
 	return nil
+}
+
+// percentiles are the 50th and the 99th, in microseconds; 0 of none.
+func percentiles(took []time.Duration) (p50, p99 float64) {
+	if len(took) == 0 {
+		return 0, 0
+	}
+	slices.Sort(took)
+	at := func(share float64) float64 {
+		return float64(took[int(share*float64(len(took)-1))].Nanoseconds()) / 1000
+	}
+	return at(0.5), at(0.99)
 }
 
 func (s *show) tell(stage string, served int) {
@@ -479,7 +514,7 @@ func (s *show) tell(stage string, served int) {
 		p.Blocks += blocks
 	}
 	if s.asked > 0 {
-		p.Hits = float64(s.hit) / float64(s.asked)
+		p.Hits = float64(s.ours.hit) / float64(s.asked)
 	}
 	s.cfg.Progress(p)
 }

@@ -19,7 +19,6 @@ type worker struct {
 	key       events.RankKey
 	partition events.Partition
 	engine    *enginesim.Engine
-	load      int // blocks that it was given to compute
 	ended     chan error
 	cancel    context.CancelFunc
 
