@@ -37,20 +37,13 @@ const ageCheck = 250 * time.Millisecond
 // watchAge measures how far partitions are behind, and whether anything is old enough that queries must compute its
 // age, until ctx ends.
 func (n *Node) watchAge(ctx context.Context) {
-	tick := time.NewTicker(ageCheck)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			aged := false
-			for p := range n.parts {
-				aged = n.tick(now, events.Partition(p)) || aged
-			}
-			n.aged.Store(aged)
+	every(ctx, ageCheck, func(now time.Time) {
+		aged := false
+		for p := range n.parts {
+			aged = n.tick(now, events.Partition(p)) || aged
 		}
-	}
+		n.aged.Store(aged)
+	})
 }
 
 // tick measures how far a partition is behind its log, and reports whether what is known of it is old.

@@ -264,6 +264,20 @@ func (n *Node) do(ctx context.Context, f func(*Machine)) error {
 	return nil
 }
 
+// every calls do at each tick, until ctx ends.
+func every(ctx context.Context, d time.Duration, do func(now time.Time)) {
+	tick := time.NewTicker(d)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			do(now)
+		}
+	}
+}
+
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -105,22 +105,15 @@ func (m *Machine) begun(p events.Partition, answered map[events.RankKey]events.I
 
 // resyncWhenNeeded asks shims for as long as partitions need it, until ctx ends.
 func (n *Node) resyncWhenNeeded(ctx context.Context) {
-	tick := time.NewTicker(min(resyncTick, n.cfg.ResyncPause))
-	defer tick.Stop()
-	for {
+	every(ctx, min(resyncTick, n.cfg.ResyncPause), func(now time.Time) {
 		var all sync.WaitGroup
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			for p := range events.Partition(len(n.parts)) {
-				if r := n.resyncDue(ctx, p, now); r != nil {
-					all.Go(func() { n.askShims(ctx, p, r) })
-				}
+		for p := range events.Partition(len(n.parts)) {
+			if r := n.resyncDue(ctx, p, now); r != nil {
+				all.Go(func() { n.askShims(ctx, p, r) })
 			}
 		}
 		all.Wait()
-	}
+	})
 }
 
 // resyncDue updates what a partition's ranks lack, and returns the round of requests that is due; nil if none is.

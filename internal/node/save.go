@@ -102,20 +102,13 @@ func (m *Machine) capture(p events.Partition) *capture {
 
 // saveWhenDue writes the snapshots that are due, one after the other, until ctx ends.
 func (n *Node) saveWhenDue(ctx context.Context) {
-	tick := time.NewTicker(saveTick)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			for _, p := range n.due(ctx, now) {
-				if ctx.Err() == nil {
-					n.saveAndReport(ctx, p)
-				}
+	every(ctx, saveTick, func(now time.Time) {
+		for _, p := range n.due(ctx, now) {
+			if ctx.Err() == nil {
+				n.saveAndReport(ctx, p)
 			}
 		}
-	}
+	})
 }
 
 // due lists the partitions whose snapshot is due.

@@ -57,7 +57,7 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 			_, err := s.ns.EnsureNodes(ctx, memberRecord)
 			return err
 		},
-		Recreated: views.recreated, Trouble: views.trouble, Viewed: views.viewed,
+		Recreated: func(err error) { bucketRecreated(s.log, "nodes", err) }, Trouble: views.trouble, Viewed: views.viewed,
 	}, nil
 }
 

@@ -121,13 +121,13 @@ type viewLog struct {
 	unheard bool
 }
 
-// recreated tells that the bucket of nodes was gone.
-func (t *viewLog) recreated(err error) {
+// bucketRecreated tells that a bucket was gone.
+func bucketRecreated(log *slog.Logger, bucket string, err error) {
 	if err != nil {
-		t.log.Error("the bucket of nodes is gone and could not be made anew; it is tried again", "error", err,
+		log.Error("the bucket of "+bucket+" is gone and could not be made anew; it is tried again", "error", err,
 			"what_to_do", "see that NATS has room and quorum, and that this user may make buckets")
 	} else {
-		t.log.Warn("the bucket of nodes was gone; it is made anew")
+		log.Warn("the bucket of " + bucket + " was gone; it is made anew")
 	}
 }
 
@@ -192,16 +192,7 @@ func registryHooks(log *slog.Logger) registry.Hooks {
 		Bad: func(key string, err error) {
 			log.Warn("a worker's registration cannot be read", "key", key, "error", err)
 		},
-		Recreated: func(err error) {
-			if err != nil {
-				log.Error(
-					"the bucket of workers' registrations is gone and could not be made anew; it is tried again",
-					"error", err, "what_to_do",
-					"see that NATS has room and quorum, and that this user may make buckets")
-			} else {
-				log.Warn("the bucket of workers' registrations was gone; it is made anew")
-			}
-		},
+		Recreated: func(err error) { bucketRecreated(log, "workers' registrations", err) },
 		Refilled: func(n int) {
 			log.Info("registrations of the bucket that was gone are written again", "workers", n)
 		},

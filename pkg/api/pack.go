@@ -42,22 +42,29 @@ func (p *packer) field(at int, name string) {
 }
 
 func (p *packer) array(n int)     { *p = msgp.AppendArrayHead(*p, n) }
-func (p *packer) text(s string)   { *p = msgp.AppendStr(*p, s) }
 func (p *packer) number(v uint64) { *p = msgp.AppendUint(*p, v) }
+
+func (p *packer) putText(at int, name, s string) {
+	p.field(at, name)
+	*p = msgp.AppendStr(*p, s)
+}
+
+func (p *packer) putNumber(at int, name string, v uint64) {
+	p.field(at, name)
+	p.number(v)
+}
 
 // The following append a field that is left out if it has its zero value.
 
 func (p *packer) optText(at int, name, s string) {
 	if s != "" {
-		p.field(at, name)
-		p.text(s)
+		p.putText(at, name, s)
 	}
 }
 
 func (p *packer) optNumber(at int, name string, v uint64) {
 	if v != 0 {
-		p.field(at, name)
-		p.number(v)
+		p.putNumber(at, name, v)
 	}
 }
 
@@ -134,8 +141,7 @@ func (p *packer) hashes(h Hashes) {
 func packQuery(q *Query) []byte {
 	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions))
 	m := p.object()
-	p.field(m, "model")
-	p.text(q.Model)
+	p.putText(m, "model", q.Model)
 	p.optNumber(m, "block_size", uint64(q.BlockSize))
 	if q.Tokens != nil {
 		p.field(m, "tokens")
@@ -151,8 +157,7 @@ func packQuery(q *Query) []byte {
 	if q.Hashed != nil {
 		p = appendList(p, m, "hashed", q.Hashed, func(p packer, h Hashed) packer {
 			m := p.object()
-			p.field(m, "lookahead")
-			p.number(uint64(h.Lookahead))
+			p.putNumber(m, "lookahead", uint64(h.Lookahead))
 			p.field(m, "hashes")
 			p.hashes(h.Hashes)
 			return p
@@ -171,10 +176,8 @@ func packQuery(q *Query) []byte {
 	if len(q.MinSeq) > 0 {
 		p = appendList(p, m, "min_seq", q.MinSeq, func(p packer, s PartitionSeq) packer {
 			m := p.object()
-			p.field(m, "partition")
-			p.number(uint64(s.Partition))
-			p.field(m, "seq")
-			p.number(uint64(s.Seq))
+			p.putNumber(m, "partition", uint64(s.Partition))
+			p.putNumber(m, "seq", uint64(s.Seq))
 			return p
 		})
 	}
@@ -191,12 +194,9 @@ func packAnswer(a *Answer) ([]byte, error) {
 	}
 	p := make(packer, 0, 512+96*len(a.Workers)+48*len(a.Partitions)+12*(len(a.L3.Ranges)+len(a.L3.Unknown)))
 	m := p.object()
-	p.field(m, "model")
-	p.text(a.Model)
-	p.field(m, "block_size")
-	p.number(uint64(a.BlockSize))
-	p.field(m, "blocks")
-	p.number(uint64(a.Blocks))
+	p.putText(m, "model", a.Model)
+	p.putNumber(m, "block_size", uint64(a.BlockSize))
+	p.putNumber(m, "blocks", uint64(a.Blocks))
 	if len(a.Lookaheads) > 0 {
 		p = appendList(p, m, "lookaheads", a.Lookaheads, appendNumber)
 	}
@@ -233,20 +233,17 @@ func packAnswer(a *Answer) ([]byte, error) {
 
 func (p *packer) status(s *PartitionStatus) {
 	m := p.object()
-	p.field(m, "partition")
-	p.number(uint64(s.Partition))
+	p.putNumber(m, "partition", uint64(s.Partition))
 	p.field(m, "epoch")
 	p.time(s.Epoch)
-	p.field(m, "seq")
-	p.number(uint64(s.Seq))
+	p.putNumber(m, "seq", uint64(s.Seq))
 	p.optNumber(m, "stale_ms", s.StaleMS)
 	p.optTrue(m, "resync_needed", s.ResyncNeeded)
 }
 
 func (p *packer) overlap(o *Overlap) error {
 	m := p.object()
-	p.field(m, "instance")
-	p.text(string(o.Instance))
+	p.putText(m, "instance", string(o.Instance))
 	// An answer consists mostly of these six, whose names are written with their heads.
 	b := *p
 	b[m] += 6
@@ -266,17 +263,14 @@ func (p *packer) overlap(o *Overlap) error {
 
 func (p *packer) l3(l *L3) error {
 	m := p.object()
-	p.field(m, "status")
-	p.text(string(l.Status))
+	p.putText(m, "status", string(l.Status))
 	p.optText(m, "reason", l.Reason)
 	p.optRanges(m, "ranges", l.Ranges)
-	p.field(m, "total")
-	p.number(uint64(l.Total))
+	p.putNumber(m, "total", uint64(l.Total))
 	p.field(m, "age_ms")
 	*p = msgp.AppendFloat(*p, l.AgeMS)
 	p.optRanges(m, "unknown", l.Unknown)
 	err := p.optReflect(m, "broken", l.Broken, len(l.Broken) > 0)
-	p.field(m, "from_start")
-	p.number(uint64(l.FromStart))
+	p.putNumber(m, "from_start", uint64(l.FromStart))
 	return err
 }

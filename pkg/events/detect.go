@@ -91,15 +91,18 @@ func (l *look) message() {
 }
 
 func (l *look) events() {
-	r := &l.r
-	n, ok := r.Array()
-	if !ok {
-		r.Skip()
-		return
-	}
-	for ; n > 0 && !r.Broken; n-- {
+	for n := l.array(); n > 0 && !l.r.Broken; n-- {
 		l.event()
 	}
+}
+
+// array is how many elements of an array follow; anything else is passed over.
+func (l *look) array() int {
+	n, ok := l.r.Array()
+	if !ok {
+		l.r.Skip()
+	}
+	return n
 }
 
 func (l *look) event() {
@@ -175,22 +178,13 @@ func (l *look) field(f field) {
 	r := &l.r
 	switch f {
 	case fieldBlockHashes:
-		n, ok := r.Array()
-		if !ok {
-			r.Skip()
-			return
-		}
-		for ; n > 0 && !r.Broken; n-- {
+		for n := l.array(); n > 0 && !r.Broken; n-- {
 			l.hash()
 		}
 	case fieldParent:
 		l.hash()
 	case fieldTokens:
-		n, ok := r.Array()
-		if !ok {
-			r.Skip()
-			return
-		}
+		n := l.array()
 		l.has[signPairs] = l.has[signPairs] || n > 0 && r.Next() == msgp.Array
 		r.SkipN(n)
 	case fieldMedium:

@@ -127,13 +127,7 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	if cfg.BlockSize == 0 || cfg.BlockSize > MaxBlockSize {
 		return nil, fmt.Errorf("events: decoder: a block size of %d tokens: want 1 to %d", cfg.BlockSize, MaxBlockSize)
 	}
-	return &Decoder{
-		engine:   cfg.Engine,
-		asked:    cfg.Engine,
-		block:    cfg.BlockSize,
-		groups:   cfg.Groups,
-		mismatch: BlockSizeError{Engine: cfg.Engine, Want: cfg.BlockSize},
-	}, nil
+	return (&Decoder{asked: cfg.Engine, block: cfg.BlockSize, groups: cfg.Groups}).Blank(), nil
 }
 
 // Counts says how often anything was passed over since the decoder was made.

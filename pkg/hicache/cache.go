@@ -361,31 +361,26 @@ func (c *Cache) fly(f *flight, names func(from, to int) PageKeys, todo []ask, ep
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
 	defer cancel()
 	begun := c.cfg.Now()
-	type page struct{ run, bit int }
+	type page struct {
+		run, bit int
+		keys     []string
+	}
 	var pages []page
-	var first, rest []string
-	var spans [][2]int // of rest, by page
+	var first []string
 	for r, a := range todo {
 		named := names(a.first, a.first+a.pages)
 		for i := range a.pages {
-			if a.before.known>>i&1 != 0 {
-				continue
+			if a.before.known>>i&1 == 0 {
+				keys := named.Keys[i*named.PerPage : (i+1)*named.PerPage]
+				pages, first = append(pages, page{r, i, keys}), append(first, keys[0])
 			}
-			keys := named.Keys[i*named.PerPage : (i+1)*named.PerPage]
-			pages = append(pages, page{r, i})
-			first = append(first, keys[0])
-			spans = append(spans, [2]int{len(rest), len(rest) + len(keys) - 1})
-			rest = append(rest, keys[1:]...)
 		}
 	}
 	present, known, err := c.store.Exists(ctx, first)
-	var more []string
-	var at []int // for each page, where its keys begin in more; -1: it has none
-	for i := range pages {
-		at = append(at, -1)
-		if s := spans[i]; present.Get(i) && known.Get(i) && s[1] > s[0] {
-			at[i] = len(more)
-			more = append(more, rest[s[0]:s[1]]...)
+	var more []string // of pages whose first key is there
+	for i, p := range pages {
+		if present.Get(i) && known.Get(i) {
+			more = append(more, p.keys[1:]...)
 		}
 	}
 	var presentMore, knownMore Bitmap
@@ -399,10 +394,11 @@ func (c *Cache) fly(f *flight, names func(from, to int) PageKeys, todo []ask, ep
 	for r := range todo {
 		results[r] = todo[r].before
 	}
+	at := 0 // in more
 	for i, p := range pages {
 		ok, sure := present.Get(i), known.Get(i)
-		if at[i] >= 0 && sure {
-			for k := at[i]; k < at[i]+spans[i][1]-spans[i][0]; k++ {
+		if ok && sure {
+			for k := at; k < at+len(p.keys)-1; k++ {
 				if !knownMore.Get(k) {
 					sure = false
 				} else if !presentMore.Get(k) {
@@ -410,6 +406,7 @@ func (c *Cache) fly(f *flight, names func(from, to int) PageKeys, todo []ask, ep
 					break
 				}
 			}
+			at += len(p.keys) - 1
 		}
 		r := &results[p.run]
 		switch {
