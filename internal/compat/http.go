@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
@@ -223,7 +224,7 @@ func Register(mux *http.ServeMux, cfg Config) {
 	}
 	handle(http.MethodGet, "/dump", http.StatusOK, cfg.dump)
 	mux.HandleFunc("/health", func(w http.ResponseWriter, r *http.Request) {
-		if !api.Allowed(w, r, http.MethodGet) {
+		if !web.Allowed(w, r, http.MethodGet) {
 			http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		}
 	})
@@ -232,8 +233,8 @@ func Register(mux *http.ServeMux, cfg Config) {
 // open reads a request's body. What is posted must say that it is JSON, as in Dynamo: a web page may post anything else
 // to any address.
 func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error) {
-	if !api.Allowed(w, r, method) {
-		return nil, api.Errorf(api.CodeWrongMethod, "%s takes %s, not %.20s", r.URL.Path, method, r.Method)
+	if !web.Allowed(w, r, method) {
+		return nil, web.WrongMethod(r, method)
 	}
 	if method == http.MethodGet {
 		return nil, nil
@@ -243,7 +244,7 @@ func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 		return nil, api.Errorf(api.CodeWrongContentType,
 			"Content-Type is %.40q; send the header \"Content-Type: %s\"", header, api.JSON)
 	}
-	body, failure := api.ReadBody(w, r)
+	body, failure := web.ReadBody(w, r)
 	if failure != nil {
 		return nil, failure
 	}

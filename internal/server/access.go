@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -66,7 +67,7 @@ func unsafe(r *http.Request) *http.Request {
 // deny refuses a request with an error in JSON, and counts it.
 func deny(w http.ResponseWriter, ended func(op, outcome string), op string, failure *api.Error) {
 	ended(op, api.Outcome(failure))
-	_ = api.WriteReply(w, api.JSON, failure.Body(api.JSON), failure.Code.HTTPStatus()) // or the caller has gone
+	_ = web.WriteReply(w, api.JSON, failure.Body(api.JSON), failure.Code.HTTPStatus()) // or the caller has gone
 }
 
 // maxBodies bounds the bodies of the requests under way over HTTP, in bytes.

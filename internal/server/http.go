@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/dump"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -106,10 +107,10 @@ func (f *httpFront) register(mux *http.ServeMux) {
 			if op == "" {
 				op = ops[path][methods[0]] // HEAD, where that is GET
 			}
-			if api.Allowed(w, r, methods...) {
+			if web.Allowed(w, r, methods...) {
 				f.serve(w, r, op)
 			} else {
-				f.refuse(w, op, api.JSON, api.WrongMethod(r, methods...))
+				f.refuse(w, op, api.JSON, web.WrongMethod(r, methods...))
 			}
 		})
 	}
@@ -123,10 +124,10 @@ func (f *httpFront) register(mux *http.ServeMux) {
 // get adds a path that takes GET.
 func (f *httpFront) get(mux *http.ServeMux, path string, handle http.HandlerFunc) {
 	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-		if api.Allowed(w, r, http.MethodGet) {
+		if web.Allowed(w, r, http.MethodGet) {
 			handle(w, r)
 		} else {
-			f.refuse(w, api.OpOther, api.JSON, api.WrongMethod(r, http.MethodGet))
+			f.refuse(w, api.OpOther, api.JSON, web.WrongMethod(r, http.MethodGet))
 		}
 	})
 }
@@ -177,7 +178,7 @@ func (f *httpFront) open(w http.ResponseWriter, r *http.Request) (
 		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
 			"%s takes no parameters in its URL, such as %.40s; they belong into the body", r.URL.Path, name)
 	}
-	body, failure = api.ReadBody(w, r)
+	body, failure = web.ReadBody(w, r)
 	return contentType, body, deadline, failure
 }
 
@@ -187,7 +188,7 @@ func (f *httpFront) refuse(w http.ResponseWriter, op, contentType string, failur
 
 // send sends an answer, and counts its request.
 func (f *httpFront) send(w http.ResponseWriter, op, contentType string, body []byte, status int, outcome string) {
-	if api.WriteReply(w, contentType, body, status) != nil {
+	if web.WriteReply(w, contentType, body, status) != nil {
 		outcome = api.OutcomeUnsent
 	}
 	f.ended(op, outcome)

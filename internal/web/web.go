@@ -1,4 +1,5 @@
-package api
+// Package web is what the faces of an indexer's HTTP port have in common: internal/server's and internal/compat's.
+package web
 
 import (
 	"errors"
@@ -7,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // Allowed reports whether a request has a method that its path takes; else the answer's header says which these are.
@@ -23,25 +26,25 @@ func Allowed(w http.ResponseWriter, r *http.Request, methods ...string) bool {
 }
 
 // WrongMethod is the error of a request that [Allowed] does not let pass.
-func WrongMethod(r *http.Request, methods ...string) *Error {
-	return Errorf(CodeWrongMethod, "%s takes %s, not %s", r.URL.Path, strings.Join(methods, " or "), shorten(r.Method))
+func WrongMethod(r *http.Request, methods ...string) *api.Error {
+	return api.Errorf(api.CodeWrongMethod, "%s takes %s, not %.40s", r.URL.Path, strings.Join(methods, " or "), r.Method)
 }
 
 // ReadBody reads a request's body.
-func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, *api.Error) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, api.MaxBody))
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:
 		return body, nil
 	case errors.As(err, &large):
-		return nil, Errorf(CodeTooLarge,
+		return nil, api.Errorf(api.CodeTooLarge,
 			"the request has more than %d bytes (8 MiB); ask with hashes instead of tokens, or for a part at a time",
-			MaxBody)
+			api.MaxBody)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, Errorf(CodeRequestTimeout, "of the body %d bytes came in time, and not its end", len(body))
+		return nil, api.Errorf(api.CodeRequestTimeout, "of the body %d bytes came in time, and not its end", len(body))
 	}
-	return nil, Errorf(CodeMalformed, "the body ends too early, after %d bytes", len(body))
+	return nil, api.Errorf(api.CodeMalformed, "the body ends too early, after %d bytes", len(body))
 }
 
 // WriteReply answers a request.
