@@ -22,8 +22,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// Indexer answers for the whole cluster.
-type Indexer interface {
+// Server answers for the whole cluster.
+type Server interface {
 	Find(ctx context.Context, q *api.Query) (*api.Answer, error)
 	Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error)
 	Snapshot(ctx context.Context) (*api.SnapshotList, error)
@@ -31,8 +31,8 @@ type Indexer interface {
 
 // Config is what the paths are answered with.
 type Config struct {
-	Indexer Indexer
-	Shims   *Shims
+	Server Server
+	Shims  *Shims
 
 	// Dump writes what all workers hold as router events, one JSON object a line.
 	Dump func(ctx context.Context, out io.Writer) error
@@ -469,7 +469,7 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 	}
 	var answer *api.Answer
 	if err == nil {
-		answer, err = cfg.Indexer.Find(ctx, q)
+		answer, err = cfg.Server.Find(ctx, q)
 	}
 	var e *api.Error
 	switch {
@@ -512,7 +512,7 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 // hashed is a query by the hashes of its blocks with their multimodal items, which are not among what a query by tokens
 // says. How the model's workers hash is asked first.
 func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*api.Query, error) {
-	known, err := cfg.Indexer.Find(ctx, &api.Query{Model: q.Model, Hashed: []api.Hashed{{}}, L3: api.L3Off})
+	known, err := cfg.Server.Find(ctx, &api.Query{Model: q.Model, Hashed: []api.Hashed{{}}, L3: api.L3Off})
 	if err != nil {
 		return nil, err
 	}
@@ -550,11 +550,11 @@ type dumped struct {
 
 // dump has snapshots written and reads them back: what it tells is what the log said a moment ago.
 func (cfg *Config) dump(ctx context.Context, _ []byte, _ url.Values) (any, error) {
-	list, err := cfg.Indexer.Workers(ctx, api.WorkersRequest{})
+	list, err := cfg.Server.Workers(ctx, api.WorkersRequest{})
 	if err != nil {
 		return nil, err
 	}
-	if _, err := cfg.Indexer.Snapshot(ctx); err != nil {
+	if _, err := cfg.Server.Snapshot(ctx); err != nil {
 		return nil, err
 	}
 	var text bytes.Buffer

@@ -15,7 +15,7 @@ import (
 
 // asked is an indexer that remembers what it was asked.
 type asked struct {
-	Indexer
+	Server
 	queries []*api.Query
 }
 
@@ -39,7 +39,7 @@ func TestReadAsDynamoDoes(t *testing.T) {
 	counts := map[string]int{}
 	x := &asked{}
 	h := http.NewServeMux()
-	Register(h, Config{Indexer: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
+	Register(h, Config{Server: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
 		Ended: func(op, outcome string) { counts[op+" "+outcome]++ }})
 	total := 0
 	for _, c := range []struct {
@@ -127,7 +127,7 @@ func TestReadAsDynamoDoes(t *testing.T) {
 func TestMultimodalItems(t *testing.T) {
 	x := &asked{}
 	h := http.NewServeMux()
-	Register(h, Config{Indexer: x})
+	Register(h, Config{Server: x})
 	post := func(body string) *httptest.ResponseRecorder {
 		r, w := httptest.NewRequest("POST", "/query", strings.NewReader(body)), httptest.NewRecorder()
 		r.Header.Set("Content-Type", api.JSON)

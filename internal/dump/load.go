@@ -53,7 +53,7 @@ func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Id
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
 			continue
 		}
-		if err := l.take(ctx, lines.Bytes()); err != nil {
+		if err := l.load(ctx, lines.Bytes()); err != nil {
 			return l.out, fmt.Errorf("line %d: %w", l.out.Lines, err)
 		}
 	}
@@ -98,11 +98,11 @@ type loading struct {
 	server  *shim.ControlServer
 	log     *shim.StreamLog
 	machine *shim.Machine
-	said    said
+	decoded decoded
 	next    events.EngineSeq
 }
 
-func (l *loader) take(ctx context.Context, text []byte) error {
+func (l *loader) load(ctx context.Context, text []byte) error {
 	line, err := Read(text)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrLine, err)
@@ -117,7 +117,7 @@ func (l *loader) take(ctx context.Context, text []byte) error {
 	if line.Skipped != "" {
 		l.out.Skipped[line.Skipped]++
 	}
-	r.said = said{line.Events()}
+	r.decoded = decoded{line.Events()}
 	r.machine.Live(shim.Frame{Seq: r.next, Payload: text}, 0)
 	r.next++
 	if _, waiting := r.machine.Queued(); waiting >= flushAt {
@@ -142,7 +142,7 @@ func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error)
 		return nil, err
 	}
 	before.Cursor = events.Cursor{} // what was published before is not ours to go on with
-	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, &r.said)
+	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, &r.decoded)
 	r.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
 	return r, nil
 }
@@ -161,9 +161,11 @@ func (r *loading) flush(ctx context.Context) error {
 	}
 }
 
-// said decodes the line in hand, which was read before.
-type said struct{ events []events.Event }
+// decoded decodes the line in hand, which was read before.
+type decoded struct{ events []events.Event }
 
-func (s *said) Reset() {}
+func (d *decoded) Reset() {}
 
-func (s *said) Decode([]byte) (events.Message, error) { return events.Message{Events: s.events}, nil }
+func (d *decoded) Decode([]byte) (events.Message, error) {
+	return events.Message{Events: d.events}, nil
+}

@@ -169,7 +169,7 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 		s.master = master
 		if l.cfg.Listen != nil {
 			s.mirror = hicache.NewMirror(master, hicache.MirrorConfig{})
-			go l.cfg.Listen(watching, where, func(data []byte) { s.mirror.Hear(watching, data) })
+			go l.cfg.Listen(watching, where, func(data []byte) { s.mirror.Receive(watching, data) })
 			store = s.mirror
 		}
 		s.cache = hicache.NewCache(store, l.cfg.Cache)

@@ -64,7 +64,7 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	front.register(mux)
 	compat.Register(mux, compat.Config{
-		Indexer: s, Shims: s.shims, Ended: front.ended,
+		Server: s, Shims: s.shims, Ended: front.ended,
 		Dump: func(ctx context.Context, out io.Writer) error {
 			return dump.Write(ctx, s.ns, "", out, func(dump.Dumped) {})
 		},

@@ -138,7 +138,7 @@ func TestStoreStream(t *testing.T) {
 			arrive := func(keep int) {
 				for ; len(w.wire) > keep; w.wire = w.wire[1:] {
 					if w.rng.IntN(120) > 0 {
-						mirror.Hear(ctx, events.AppendStoreMessage(nil, &w.wire[0]))
+						mirror.Receive(ctx, events.AppendStoreMessage(nil, &w.wire[0]))
 						synctest.Wait()
 					}
 				}

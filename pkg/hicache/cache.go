@@ -236,7 +236,7 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 		want := ^uint64(0) >> (64 - pages)
 		r, _ := c.runs.Get(key)
 		r.age(now, &c.cfg)
-		q.take(r, first)
+		q.add(r, first)
 		if r.known&want == want {
 			continue
 		}
@@ -263,7 +263,7 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 	epoch := c.epoch
 	c.mu.Unlock()
 	if mine != nil {
-		go c.fly(mine, lane.Names(), todo, epoch)
+		go c.request(mine, lane.Names(), todo, epoch)
 	}
 	return q
 }
@@ -279,8 +279,8 @@ func (r *remembered) age(now time.Time, cfg *CacheConfig) {
 	}
 }
 
-// take adds what is known of a run that begins at a page. A run never lies across two words of a bitmap.
-func (q *Question) take(r remembered, first int) {
+// add adds what is known of a run that begins at a page. A run never lies across two words of a bitmap.
+func (q *Question) add(r remembered, first int) {
 	if first < q.from {
 		beyond := ^uint64(0) << (q.from - first)
 		r.known &= beyond
@@ -331,7 +331,7 @@ func (q *Question) Wait(ctx context.Context) Found {
 				continue
 			}
 		}
-		q.take(w.on.runs[w.key], w.first)
+		q.add(w.on.runs[w.key], w.first)
 		if q.err == nil {
 			q.err = w.on.err
 		}
@@ -347,7 +347,7 @@ func (q *Question) Wait(ctx context.Context) Found {
 	return f
 }
 
-// ask is a run that a flight asks for.
+// ask is a run of a request to the store.
 type ask struct {
 	key    runKey
 	first  int
@@ -355,9 +355,9 @@ type ask struct {
 	before remembered // what is known of it
 }
 
-// fly asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that is
+// request asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that is
 // there: a miss is the usual answer, and costs one key then.
-func (c *Cache) fly(f *flight, names func(from, to int) PageKeys, todo []ask, epoch uint64) {
+func (c *Cache) request(f *flight, names func(from, to int) PageKeys, todo []ask, epoch uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
 	defer cancel()
 	begun := c.cfg.Now()

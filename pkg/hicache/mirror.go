@@ -117,16 +117,16 @@ func (m *Mirror) Stats() MirrorStats {
 	return s
 }
 
-// Hear takes one message of the store's shim, an [events.StoreMessage]. Messages must come in the order in which they
+// Receive takes one message of the store's shim, an [events.StoreMessage]. Messages must come in the order in which they
 // arrive. Where a list is needed then, another goroutine asks for it, until ctx ends.
-func (m *Mirror) Hear(ctx context.Context, data []byte) {
-	if epoch, want := m.hear(data); want {
+func (m *Mirror) Receive(ctx context.Context, data []byte) {
+	if epoch, want := m.receive(data); want {
 		go m.list(ctx, epoch)
 	}
 }
 
-// hear reports whether a list must be asked for, for which set.
-func (m *Mirror) hear(data []byte) (epoch uint64, list bool) {
+// receive reports whether a list must be asked for, for which set.
+func (m *Mirror) receive(data []byte) (epoch uint64, list bool) {
 	msg, err := events.ReadStoreMessage(data)
 	var batch []events.StoreEvent
 	if err == nil && msg.Kind == events.StoreBatch {
@@ -212,7 +212,7 @@ func (m *Mirror) list(ctx context.Context, epoch uint64) {
 		return len(names) <= m.cfg.Objects
 	})
 	const step = 4096 // names taken in while readers wait
-	for err == nil && m.take(epoch, names[:min(step, len(names))], len(names) <= step) {
+	for err == nil && m.addListed(epoch, names[:min(step, len(names))], len(names) <= step) {
 		names = names[min(step, len(names)):]
 	}
 	m.mu.Lock()
@@ -220,8 +220,8 @@ func (m *Mirror) list(ctx context.Context, epoch uint64) {
 	m.listing = false
 }
 
-// take takes in a part of a list, and reports whether more of it is wanted.
-func (m *Mirror) take(epoch uint64, names [][16]byte, last bool) bool {
+// addListed takes in a part of a list, and reports whether more of it is wanted.
+func (m *Mirror) addListed(epoch uint64, names [][16]byte, last bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, key := range names {

@@ -535,7 +535,7 @@ func TestCacheIsBoundedInBytes(t *testing.T) {
 			f := &flight{done: make(chan struct{}), runs: map[runKey]remembered{}}
 			todo := []ask{{key: runKey{mark: mark{byte(i), byte(i >> 8), byte(i >> 16)}}, pages: 1}}
 			c.flights++
-			c.fly(f, func(int, int) PageKeys { return PageKeys{Keys: []string{"k"}, PerPage: 1} }, todo, c.epoch)
+			c.request(f, func(int, int) PageKeys { return PageKeys{Keys: []string{"k"}, PerPage: 1} }, todo, c.epoch)
 		}
 	}
 	heap := func() uint64 {
