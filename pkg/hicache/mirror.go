@@ -41,8 +41,8 @@ type Mirror struct {
 
 	mu      sync.RWMutex
 	objects map[[16]byte]media // by the XXH3-128 of their keys; those of which nothing is there are not in it
-	life    uint64
-	number  uint64    // of the last batch of this life
+	session uint64
+	number  uint64    // of the last batch of this session
 	heard   bool      // number is known
 	whole   bool      // the list is in objects
 	full    bool      // there are too many objects; until the next list
@@ -138,12 +138,12 @@ func (m *Mirror) receive(data []byte) (epoch uint64, list bool) {
 	if msg.Kind == events.StoreBatch {
 		next++
 	}
-	if err != nil || msg.Kind == events.StoreLost || !m.heard || msg.Session != m.life || msg.Number != next {
+	if err != nil || msg.Kind == events.StoreLost || !m.heard || msg.Session != m.session || msg.Number != next {
 		if m.heard {
 			m.stats.Gaps++
 		}
 		m.empty()
-		m.heard, m.life, m.number = err == nil && msg.Kind != events.StoreLost, msg.Session, msg.Number
+		m.heard, m.session, m.number = err == nil && msg.Kind != events.StoreLost, msg.Session, msg.Number
 	}
 	if !m.heard {
 		return 0, false
