@@ -355,8 +355,8 @@ type ask struct {
 	before remembered // what is known of it
 }
 
-// request asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that is
-// there: a miss is the usual answer, and costs one key then.
+// request asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that
+// is there: a miss is the usual answer, and costs one key then.
 func (c *Cache) request(f *flight, names func(from, to int) PageKeys, todo []ask, epoch uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
 	defer cancel()

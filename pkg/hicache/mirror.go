@@ -117,8 +117,8 @@ func (m *Mirror) Stats() MirrorStats {
 	return s
 }
 
-// Receive takes one message of the store's shim, an [events.StoreMessage]. Messages must come in the order in which they
-// arrive. Where a list is needed then, another goroutine asks for it, until ctx ends.
+// Receive takes one message of the store's shim, an [events.StoreMessage]. Messages must come in the order in which
+// they arrive. Where a list is needed then, another goroutine asks for it, until ctx ends.
 func (m *Mirror) Receive(ctx context.Context, data []byte) {
 	if epoch, want := m.receive(data); want {
 		go m.list(ctx, epoch)
