@@ -356,7 +356,7 @@ func (w *walk) endKnown(list []part, word int, set uint64, n uint32, out *Answer
 		if set>>slot&1 == 0 || fit == 0 || n < atomic.LoadUint32(&p.from) {
 			continue
 		}
-		if set &^= 1 << slot; fit > 1 {
+		if set &^= 1 << slot; min(fit-1, n) > 0 {
 			ranks[k].Rank = RankID(atomic.LoadUint32(&ids[slot]))
 			ranks[k].Depth = [events.NumTiers]uint32{min(fit-1, n)}
 			k++
