@@ -290,6 +290,9 @@ func (c *checker) ends() error {
 			if n, _ := x.usable(r, id, held, -1); known.least > known.blocks || n != known.blocks {
 				return fmt.Errorf("node %d: slot %d holds %d, of which %d can be used, not %+v", id, slot, held, n, known)
 			}
+			if len(r.reuse.windows) > 0 && known.least < min(known.blocks, n.depth) {
+				return fmt.Errorf("node %d at depth %d: slot %d: %+v depends on more than ends above", id, n.depth, slot, known)
+			}
 			for n := known.least; n < known.blocks; n++ {
 				if got, _ := x.usable(r, id, n+r.reuse.most, -1); got != n {
 					return fmt.Errorf("node %d: slot %d: of %d blocks %d can be used, but %+v", id, slot, n, got, known)

@@ -298,8 +298,8 @@ func (x *Index) windowChanges(id, hi uint32, r *rank, plane int) {
 }
 
 // forgetBelow makes ends of a rank below a node unknown that depend on blocks before block hi of the prefix. The longer
-// a prefix, the more of it can be used, and the later begins what it depends on: so below an end that stays known
-// all do. It reports whether there may be such ends.
+// a prefix, the more of it can be used, and the later begins what it depends on (see inNode): so below an end that stays
+// known all do. It reports whether there may be such ends.
 func (x *Index) forgetBelow(id uint32, r *rank, hi uint32) (some bool) {
 	if x.v.nodes[id].children > mostWide {
 		return false
@@ -375,7 +375,18 @@ func (x *Index) showRank(r *rank) {
 	}
 }
 
-// splitEnds brings ends in line after a node was split: those in the rest are as they were, those in head are unknown.
+// inNode is an end of a node at a depth. What it depends on begins in the node, or as late as its blocks allow: else an
+// end further down might depend on more than one that is passed first, and forgetEnds would stop there. (Without windows
+// it depends on nothing.)
+func (n usable) inNode(depth uint32) usable {
+	if n.least < depth {
+		n.least = n.blocks
+	}
+	return n
+}
+
+// splitEnds brings ends in line after a node was split: those in the rest can be used as before, those in head are
+// unknown.
 func (x *Index) splitEnds(head, id uint32) {
 	v := x.v
 	if v.masks[planeWatch] == nil {
@@ -394,10 +405,14 @@ func (x *Index) splitEnds(head, id uint32) {
 			add(v.row(planeWatch, c))
 		}
 	}
+	depth := v.nodes[id].depth
+	x.putEnd(id, v.ends[id].inNode(depth))
 	for i := range v.nodes[id].nparts {
 		if p := &v.parts[v.nodes[id].parts+i]; (planeOf(p.key) == device || planeOf(p.key) == planeKnown) && p.fit > 0 {
 			watch[slotOf(p.key)>>6] |= 1 << (slotOf(p.key) & 63)
+			put32(&p.from, usable{p.fit - 1, p.from}.inNode(depth).least)
 		}
 	}
 	x.later(head, noSlot)
+	x.later(id, noSlot)
 }
