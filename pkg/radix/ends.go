@@ -298,8 +298,8 @@ func (x *Index) windowChanges(id, hi uint32, r *rank, plane int) {
 }
 
 // forgetBelow makes ends of a rank below a node unknown that depend on blocks before block hi of the prefix. The longer
-// a prefix, the more of it can be used, and the later begins what it depends on (see inNode): so below an end that stays
-// known all do. It reports whether there may be such ends.
+// a prefix, the more of it can be used, and the later begins what it depends on (see inNode): so below an end that
+// stays known all do. It reports whether there may be such ends.
 func (x *Index) forgetBelow(id uint32, r *rank, hi uint32) (some bool) {
 	if x.v.nodes[id].children > mostWide {
 		return false
@@ -376,8 +376,8 @@ func (x *Index) showRank(r *rank) {
 }
 
 // inNode is an end of a node at a depth. What it depends on begins in the node, or as late as its blocks allow: else an
-// end further down might depend on more than one that is passed first, and forgetEnds would stop there. (Without windows
-// it depends on nothing.)
+// end further down might depend on more than one that is passed first, and forgetEnds would stop there. (Without
+// windows it depends on nothing.)
 func (n usable) inNode(depth uint32) usable {
 	if n.least < depth {
 		n.least = n.blocks
