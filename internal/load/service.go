@@ -241,7 +241,7 @@ func (s *Service) publish(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	told := false
-	for ctx.Err() == nil {
+	for last := false; !last; {
 		select {
 		case <-timer.C:
 		case <-s.due:
@@ -249,7 +249,7 @@ func (s *Service) publish(ctx context.Context) {
 		}
 		s.mu.Lock()
 		now := s.now()
-		if ctx.Err() != nil {
+		if last = ctx.Err() != nil; last { // all that waits is due
 			now += batchDelay
 		}
 		list := s.replica.Step(now)
