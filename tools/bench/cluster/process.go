@@ -121,7 +121,7 @@ func spent(list []*process) (sum time.Duration, err error) {
 }
 
 var (
-	takes    = regexp.MustCompile(`(?m)^time=(\S+) .*msg="this node keeps other partitions"`)
+	takes    = regexp.MustCompile(`(?m)^time=(\S+) .*msg="this node keeps (?:other )?partitions"`)
 	restores = regexp.MustCompile(`(?m)^time=(\S+) .*msg=restored .*holdings=(\d+)`)
 )
 
@@ -163,6 +163,9 @@ func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, 
 				last = t
 			}
 		}
+	}
+	if partitions > 0 && began.IsZero() {
+		return r, began, 0, errors.New("the nodes' log lines do not tell when they took partitions")
 	}
 	r.Seconds = max(last.Sub(began), time.Millisecond).Seconds()
 	r.Rate = float64(r.Holdings) / r.Seconds
