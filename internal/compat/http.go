@@ -222,6 +222,7 @@ func Register(mux *http.ServeMux, cfg Config) {
 			return cfg.query(ctx, body, byHash)
 		})
 	}
+	handle(http.MethodPost, "/overlap_scores", http.StatusOK, cfg.overlapScores)
 	handle(http.MethodGet, "/dump", http.StatusOK, cfg.dump)
 	mux.HandleFunc("/health", func(w http.ResponseWriter, r *http.Request) {
 		if !web.Allowed(w, r, http.MethodGet) {
@@ -454,39 +455,15 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 	if err != nil {
 		return nil, err
 	}
-	model := modelOf(*req.Model, req.group())
-	q := &api.Query{Model: model, Tokens: req.Tokens, LoRA: req.LoRA, CacheSalt: req.Salt}
-	if byHash {
-		if req.Salt != "" {
-			return nil, fail(http.StatusBadRequest, api.CodeMalformed,
-				"cache_salt is not accepted by /query_by_hash; block_hashes must already include the intended cache salt")
-		}
-		q = &api.Query{Model: model, Hashes: req.Hashes}
+	if byHash && req.Salt != "" {
+		return nil, fail(http.StatusBadRequest, api.CodeMalformed,
+			"cache_salt is not accepted by /query_by_hash; block_hashes must already include the intended cache salt")
+	}
+	answer, err := cfg.find(ctx, req, byHash, false)
+	if err != nil {
+		return nil, err
 	}
 	out := &scores{Scores: map[string]map[string]uint64{}, Frequencies: []uint64{}, Instances: map[string]*instance{}}
-	if !byHash && slices.ContainsFunc(req.Media, func(m *media) bool { return m != nil && len(m.Objects) > 0 }) {
-		q, err = cfg.hashed(ctx, q, req.Media)
-	}
-	var answer *api.Answer
-	if err == nil {
-		answer, err = cfg.Server.Find(ctx, q)
-	}
-	var e *api.Error
-	switch {
-	case errors.As(err, &e) && e.Code == api.CodeUnknownModel:
-		for _, l := range cfg.Shims.Listeners() {
-			if l.Record.Model == model {
-				return out, nil // it has said nothing yet
-			}
-		}
-		return nil, fail(http.StatusNotFound, api.CodeUnknownModel,
-			"no indexer for model=%s routing_group=%s", *req.Model, req.group())
-	case err != nil:
-		return nil, err
-	case !answer.Complete:
-		return nil, fail(http.StatusServiceUnavailable, api.CodeNotReady,
-			"not every worker of the model could be looked at; see GET /v1/status")
-	}
 	size := uint64(answer.BlockSize)
 	for _, o := range answer.Workers {
 		name, rank := string(o.Instance), strconv.FormatUint(uint64(o.Rank), 10)
@@ -507,6 +484,46 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 		}
 	}
 	return out, nil
+}
+
+// find asks the index for what workers of the request's model hold. An answer is complete; of a model that is
+// registered and has said nothing yet it is empty. idle asks for ranks too that hold nothing.
+func (cfg *Config) find(ctx context.Context, req *request, byHash, idle bool) (*api.Answer, error) {
+	model := modelOf(*req.Model, req.group())
+	q := &api.Query{Model: model, Tokens: req.Tokens, LoRA: req.LoRA, CacheSalt: req.Salt}
+	if byHash {
+		q = &api.Query{Model: model, Hashes: req.Hashes}
+	}
+	var err error
+	if !byHash && slices.ContainsFunc(req.Media, func(m *media) bool { return m != nil && len(m.Objects) > 0 }) {
+		q, err = cfg.hashed(ctx, q, req.Media)
+	}
+	var answer *api.Answer
+	if err == nil {
+		q.Idle = idle
+		answer, err = cfg.Server.Find(ctx, q)
+	}
+	var e *api.Error
+	switch {
+	case errors.As(err, &e) && e.Code == api.CodeUnknownModel:
+		for _, l := range cfg.Shims.Listeners() {
+			if l.Record.Model == model {
+				blocks := len(req.Hashes)
+				if !byHash {
+					blocks = len(req.Tokens) / int(max(l.Record.BlockSize, 1))
+				}
+				return &api.Answer{Model: model, BlockSize: l.Record.BlockSize, Blocks: blocks, Complete: true}, nil
+			}
+		}
+		return nil, fail(http.StatusNotFound, api.CodeUnknownModel,
+			"no indexer for model=%s routing_group=%s", *req.Model, req.group())
+	case err != nil:
+		return nil, err
+	case !answer.Complete:
+		return nil, fail(http.StatusServiceUnavailable, api.CodeNotReady,
+			"not every worker of the model could be looked at; see GET /v1/status")
+	}
+	return answer, nil
 }
 
 // hashed is a query by the hashes of its blocks with their multimodal items, which are not among what a query by tokens

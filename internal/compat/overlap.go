@@ -1,0 +1,130 @@
+package compat
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// OverlapScores is the reply to Dynamo's /overlap_scores: what each rank holds of a prompt, in blocks.
+type OverlapScores struct {
+	BlockSize uint32           `json:"block_size"`
+	NumBlocks int              `json:"num_blocks"` // whole blocks of the prompt
+	Workers   []RankOverlap    `json:"workers"`    // by worker and rank
+	Shared    SharedCacheScore `json:"shared_cache"`
+}
+
+// RankOverlap is what one rank holds. Host and Disk count what lies above them too; the extensions do not.
+type RankOverlap struct {
+	Worker        id          `json:"worker_id"`
+	Rank          events.Rank `json:"dp_rank"`
+	Device        uint32      `json:"device_blocks"`
+	Host          uint32      `json:"host_pinned_blocks"`
+	Disk          uint32      `json:"disk_blocks"` // and external stores
+	HostExtension uint32      `json:"host_pinned_extension_blocks"`
+	DiskExtension uint32      `json:"disk_extension_blocks"`
+
+	// Shared counts the shared store's blocks at or beyond the device depth, those too behind a hole or held by host or
+	// disk; nil if the store did not say.
+	Shared *uint32 `json:"shared_beyond_device_blocks"`
+}
+
+// SharedCacheScore is what a shared store holds of a prompt.
+type SharedCacheScore struct {
+	Enabled bool        `json:"enabled"`
+	Total   uint32      `json:"total_hit_blocks"`
+	Ranges  [][2]uint32 `json:"ranges"` // from, up to (not including)
+	Error   *string     `json:"error"`  // why the store's blocks, or some of them, are not known
+}
+
+// NewOverlapScores makes the reply of an answer. It has a row for each rank that the answer names, and for each of
+// ranks.
+func NewOverlapScores(a *api.Answer, ranks []events.RankKey) *OverlapScores {
+	out := &OverlapScores{BlockSize: a.BlockSize, NumBlocks: a.Blocks, Workers: []RankOverlap{},
+		Shared: SharedCacheScore{Ranges: [][2]uint32{}}}
+	said := a.L3.Status == api.L3OK || a.L3.Status == api.L3Partial
+	switch {
+	case said:
+		out.Shared.Enabled, out.Shared.Total = true, a.L3.Total
+		out.Shared.Ranges = append(out.Shared.Ranges, a.L3.Ranges...)
+	case a.L3.Status == api.L3Unavailable, a.L3.Status == api.L3Mismatch:
+		out.Shared.Enabled = true
+	}
+	if out.Shared.Enabled && a.L3.Status != api.L3OK {
+		why := cmp.Or(a.L3.Reason, string(a.L3.Status))
+		out.Shared.Error = &why
+	}
+	row := func(key events.RankKey, o *api.Overlap) {
+		r := RankOverlap{Worker: id(key.Instance), Rank: key.Rank, Device: o.Device, Host: o.Device + o.Host,
+			Disk: o.Total(), HostExtension: o.Host, DiskExtension: o.Disk + o.External}
+		if said {
+			beyond := blocksBeyond(a.L3.Ranges, o.Device)
+			r.Shared = &beyond
+		}
+		out.Workers = append(out.Workers, r)
+	}
+	named := map[events.RankKey]bool{}
+	for i := range a.Workers {
+		key := events.RankKey{Instance: a.Workers[i].Instance, Rank: a.Workers[i].Rank}
+		named[key] = true
+		row(key, &a.Workers[i])
+	}
+	for _, key := range ranks {
+		if !named[key] {
+			row(key, &api.Overlap{})
+		}
+	}
+	slices.SortFunc(out.Workers, func(a, b RankOverlap) int {
+		return cmp.Or(compareIDs(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
+	})
+	return out
+}
+
+// blocksBeyond counts the blocks of ascending, disjoint ranges from a depth on.
+func blocksBeyond(ranges [][2]uint32, depth uint32) (n uint32) {
+	for _, r := range ranges {
+		n += max(r[1], depth) - max(r[0], depth)
+	}
+	return n
+}
+
+// compareIDs orders numbers as such, and before text.
+func compareIDs(a, b id) int {
+	x, noX := strconv.ParseUint(string(a), 10, 64)
+	y, noY := strconv.ParseUint(string(b), 10, 64)
+	switch {
+	case noX == nil && noY == nil:
+		return cmp.Or(cmp.Compare(x, y), cmp.Compare(a, b))
+	case noX == nil:
+		return -1
+	case noY == nil:
+		return 1
+	}
+	return cmp.Compare(a, b)
+}
+
+// overlapScores answers /overlap_scores, with a row for each rank of the model that the log knows.
+func (cfg *Config) overlapScores(ctx context.Context, body []byte, _ url.Values) (any, error) {
+	req, err := read(body)
+	if err != nil {
+		return nil, err
+	}
+	if req.Model == nil {
+		name := DefaultGroup // as Dynamo calls a model without a name
+		req.Model = &name
+	}
+	if (req.Tokens == nil) == (req.Hashes == nil) {
+		return nil, fail(http.StatusBadRequest, api.CodeMalformed, "give one of token_ids and block_hashes")
+	}
+	answer, err := cfg.find(ctx, req, req.Tokens == nil, true)
+	if err != nil {
+		return nil, err
+	}
+	return NewOverlapScores(answer, nil), nil
+}
