@@ -37,10 +37,12 @@ func readRouting(path string) (routing.Config, error) {
 		}
 		field, err := json.Marshal(map[string]any{name: value})
 		if err == nil {
-			err = json.NewDecoder(bytes.NewReader(field)).Decode(&c)
+			decoder := json.NewDecoder(bytes.NewReader(field))
+			decoder.DisallowUnknownFields()
+			err = decoder.Decode(&c)
 		}
 		if err != nil {
-			wrong = append(wrong, fmt.Errorf("%s is %v, which it cannot be", name, value))
+			wrong = append(wrong, fmt.Errorf("%s is %v, which it cannot be: %w", name, value, err))
 		}
 	}
 	if err := errors.Join(wrong...); err != nil {

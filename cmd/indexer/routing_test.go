@@ -28,14 +28,23 @@ func TestReadRouting(t *testing.T) {
 			t.Errorf("%q: %+v, %v", text, c, err)
 		}
 	}
+	bypass := "disaggregation:\n  bypass: isl_bounding\n  isl_tokens: 512\n  kv_transfer_domain: zone\n"
+	if c, err := read(bypass); err != nil || c.Disaggregation == nil || *c.Disaggregation.ISLTokens != 512 {
+		t.Errorf("%+v, %v", c.Disaggregation, err)
+	}
 	if c, err := read(""); err != nil || c != routing.DefaultConfig() {
 		t.Errorf("an empty file: %+v, %v", c, err)
 	}
 	for text, want := range map[string]string{
-		"temperature: 1":              `there is no "temperature"; there are overlap_score_credit, `,
-		"router_temperature: hot":     "router_temperature is hot, which it cannot be",
-		"router_temperature: -1":      "router_temperature is -1",
-		"host_cache_hit_weight: 1.5":  "host_cache_hit_weight is 1.5: it must be from 0 to 1",
+		"temperature: 1":                                    `there is no "temperature"; there are overlap_score_credit, `,
+		"router_temperature: hot":                           "router_temperature is hot, which it cannot be",
+		"router_temperature: -1":                            "router_temperature is -1",
+		"host_cache_hit_weight: 1.5":                        "host_cache_hit_weight is 1.5: it must be from 0 to 1",
+		"disaggregation: {bypas: isl_bounding}":             `unknown field "bypas"`,
+		"disaggregation: {bypass: maybe}":                   `disaggregation.bypass is "maybe": it must be "isl_bounding"`,
+		"disaggregation: {bypass: isl_or_load}":             "it needs disaggregation.prefill_busy_threshold",
+		"disaggregation: {isl_ratio: -1}":                   "disaggregation.isl_ratio is -1",
+		"disaggregation: {kv_transfer_enforcement: always}": "kv_transfer_domain is missing",
 		"- 1":                         "is not YAML with one constant a line",
 		"shared_cache_mode: whatever": `shared_cache_mode is "whatever"`,
 	} {

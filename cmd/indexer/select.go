@@ -30,6 +30,7 @@ that is chosen, and counts as its load until it is freed or expires; who has sen
 POST /v1/free, or lets it expire.`,
 		Example: `  indexer select --model llama --tokens-file prompt.json
   indexer select --model llama --tokens-file prompt.json --explain
+  indexer select --model llama --tokens-file prompt.json --disaggregated
   indexer select --model llama --tokens-file prompt.json --policy least_load --json`,
 	}
 	a := askingFlags(cmd)
@@ -38,6 +39,8 @@ POST /v1/free, or lets it expire.`,
 	f.StringVar(&r.Policy, "policy", "",
 		"how to choose: "+strings.Join(routing.Policies(), ", ")+" (default the service's)")
 	f.StringVar(&role, "role", "", "pool: aggregated, prefill or decode (default any)")
+	f.BoolVar(&r.Disaggregated, "disaggregated", false, "a decode worker, and a prefill worker beside it or why not")
+	f.BoolVar(&r.Advisory, "advisory", false, "only ask, and show the worker's load")
 	f.StringVar(&pin, "pin", "", "check this worker, WORKER or WORKER/RANK, instead of choosing")
 	f.StringVar(&r.RequestID, "book", "", "book the request under this id")
 	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default the service's)")
@@ -99,13 +102,24 @@ func printSelection(w io.Writer, s *api.Selection) error {
 	fmt.Fprintf(w, ", by %s from %d candidates, cost %.3f\n", s.Policy, s.Candidates, s.Cost)
 	fmt.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %d blocks under way\n", s.CachedTokens,
 		s.EffectivePrefillTokens, s.PotentialDecodeBlocks)
+	if l := s.WorkerLoad; l != nil {
+		fmt.Fprintf(w, "it has %d tokens to compute, and room for %d\n", l.ActivePrefillTokens, l.PrefillTokenCapacity)
+	}
 	if s.Booked {
 		fmt.Fprintf(w, "booked as %s\n", s.RequestID)
 	}
-	if s.Explanation == nil {
-		return nil
+	if s.Explanation != nil {
+		if err := printChoice(w, s.Explanation); err != nil {
+			return err
+		}
 	}
-	return printChoice(w, s.Explanation)
+	if d := s.Disaggregation; d != nil && d.Bypass {
+		fmt.Fprintf(w, "no prefill worker: %s\n", d.Reason)
+	} else if s.Prefill != nil {
+		fmt.Fprintf(w, "\nprefill (%s):\n", d.Reason)
+		return printSelection(w, s.Prefill)
+	}
+	return nil
 }
 
 // printChoice prints the candidates, the cheapest first, and who was dropped.

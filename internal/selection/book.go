@@ -46,16 +46,16 @@ func (s *Service) Book(ctx context.Context, r *api.BookRequest) (*api.Booking, e
 
 // bookPending books what was chosen for an id. A choice is used once; a booking that fails keeps it.
 func (s *Service) bookPending(ctx context.Context, r *api.BookRequest) (*api.Booking, error) {
-	b, ok := s.pending.take(r.Model, r.RequestID)
+	c, ok := s.take(r.Model, r.RequestID)
 	if !ok {
 		return nil, api.Errorf(api.CodeUnknownRequest,
 			"there is no choice for request %.64q of %q: it has expired, was used, or was never made", r.RequestID, r.Model)
 	}
-	if err := s.cfg.Loads.Book(ctx, table(r.Model), b); err != nil {
-		s.pending.add(r.Model, b)
-		return nil, notBooked(err)
+	if err := s.book(ctx, r.Model, &c); err != nil {
+		s.keep(r.Model, &c)
+		return nil, err
 	}
-	return booked(r, b), nil
+	return booked(r, c.booking), nil
 }
 
 func booked(r *api.BookRequest, b load.Booking) *api.Booking {
@@ -64,6 +64,7 @@ func booked(r *api.BookRequest, b load.Booking) *api.Booking {
 
 // PrefillComplete says that a request's first output token has come.
 func (s *Service) PrefillComplete(ctx context.Context, r *api.RequestRef) error {
+	defer s.freePrefill(ctx, r)
 	return notBooked(s.cfg.Loads.PrefillComplete(ctx, table(r.Model), r.RequestID))
 }
 
@@ -78,6 +79,7 @@ func (s *Service) OutputBlock(ctx context.Context, r *api.RequestRef) error {
 
 // Free says that a request has ended.
 func (s *Service) Free(ctx context.Context, r *api.RequestRef) error {
+	defer s.freePrefill(ctx, r)
 	return notBooked(s.cfg.Loads.Free(ctx, table(r.Model), r.RequestID))
 }
 

@@ -101,7 +101,7 @@ func newWorker(r *registry.PoolRank) *routing.Worker {
 func taints(r *api.WorkerRecord) []string {
 	list := r.Taints
 	for domain, value := range r.TopologyDomains {
-		list = append(slices.Clip(list), "dynamo.topology/"+domain+"="+value)
+		list = append(slices.Clip(list), routing.TopologyTaint(domain, value))
 	}
 	return list
 }

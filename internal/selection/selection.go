@@ -82,6 +82,8 @@ func New(cfg Config) (*Service, error) {
 // scratch is what one selection needs for a while.
 type scratch struct {
 	rng     *rand.Rand
+	asked   asked
+	began   time.Time // the stage that is timed
 	request routing.Request
 	list    []routing.Candidate
 	loads   []load.Load
@@ -99,6 +101,13 @@ const (
 	stageBook   = "book"
 )
 
+// lap ends a stage.
+func (s *Service) lap(x *scratch, stage string) {
+	now := time.Now()
+	s.cfg.Stage(stage, now.Sub(x.began))
+	x.began = now
+}
+
 // Select chooses a worker for a prompt, and books the request there if it says so.
 func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
 	selector := s.selectors[s.policy(r.Policy)]
@@ -111,25 +120,63 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 	}
 	x := s.scratches.Get().(*scratch)
 	defer s.scratches.Put(x)
-	began := time.Now()
-	lap := func(stage string) {
-		now := time.Now()
-		s.cfg.Stage(stage, now.Sub(began))
-		began = now
-	}
+	x.began = time.Now()
 	prompt := r.Prompt()
 	isl, err := x.hash(&prompt, of.blockSize)
 	if err != nil {
 		return nil, err
 	}
-	lap(stageHash)
+	s.lap(x, stageHash)
 	answer, err := s.match(ctx, r, of, x)
 	if err != nil {
 		return nil, err
 	}
-	lap(stageMatch)
+	s.lap(x, stageMatch)
+	x.ask(r, of, answer, isl)
+	a := &x.asked
+	*a = asked{r, selector, of, answer, len(x.seq)}
+	var c chosen
+	if r.Disaggregated {
+		c, err = s.chooseBoth(a, x)
+	} else {
+		c, err = s.choose(a, x)
+	}
+	if err != nil || r.RequestID == "" || r.Advisory {
+		return c.out, err
+	}
+	if !r.Book {
+		s.keep(r.Model, &c)
+		return c.out, nil
+	}
+	s.pending.drop(r.Model, r.RequestID)
+	if err := s.book(ctx, r.Model, &c); err != nil {
+		return nil, err
+	}
+	s.lap(x, stageBook)
+	c.out.Booked = true
+	return c.out, nil
+}
+
+// asked is one request for a choice, and what the index has answered.
+type asked struct {
+	r        *api.SelectRequest
+	selector *routing.Selector
+	of       *candidates
+	answer   *api.Answer
+	blocks   int // whole blocks of the prompt
+}
+
+// chosen is a choice, and what its booking is. The booking's hashes are the scratch's.
+type chosen struct {
+	out     *api.Selection
+	booking load.Booking
+	prefill load.Booking // of a disaggregated request on its prefill worker; without an ID there is none
+}
+
+// ask makes the request of routing.
+func (x *scratch) ask(r *api.SelectRequest, of *candidates, answer *api.Answer, isl uint64) {
 	x.request = routing.Request{
-		ISL: isl, BlockSize: of.blockSize, Blocks: uint64(len(x.seq)), ExpectedOutputTokens: r.ExpectedOutputTokens,
+		ISL: isl, BlockSize: of.blockSize, ExpectedOutputTokens: r.ExpectedOutputTokens,
 		Role: r.Role, LoRA: r.LoRA, Pin: r.Pinned, Affinity: r.Affinity, Allowed: r.Workers,
 		RequiredTaints: r.RequiredTaints, Shared: answer.L3.Ranges, Explain: r.Explain,
 	}
@@ -140,37 +187,33 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 		x.request.PreferredTaints = append(x.request.PreferredTaints,
 			routing.TaintWeight{Taint: taint, Weight: float32(weight)})
 	}
-	x.fill(of, answer)
-	s.weigh(x, of, r.Model, reuse(selector, &x.request))
-	lap(stageLoad)
-	choice, err := selector.Choose(&x.request, x.list, x.rng, &x.routing)
+}
+
+// choose chooses by x.request. Blocks of requests are not counted in a prefill pool.
+func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
+	if x.request.Role == routing.Prefill {
+		x.seq = x.seq[:0]
+	}
+	x.request.Blocks = uint64(len(x.seq))
+	x.fill(a.of, a.answer)
+	s.weigh(x, a.of, a.r.Model, reuse(a.selector, &x.request))
+	s.lap(x, stageLoad)
+	choice, err := a.selector.Choose(&x.request, x.list, x.rng, &x.routing)
 	if err != nil {
-		return nil, refused(err)
+		return c, refused(err)
 	}
-	lap(stageChoose)
-	out := of.selection(r, answer, selector, &choice)
-	out.ISLTokens, out.Blocks, out.Candidates = isl, len(x.seq), len(x.list)
-	if r.RequestID == "" {
-		return out, nil
-	}
-	b := load.Booking{
-		ID: r.RequestID, Rank: events.RankKey{Instance: choice.Worker, Rank: choice.Rank}, Hashes: x.seq,
-		NoReuse: !reuse(selector, &x.request), ExpectedOutput: r.ExpectedOutputTokens,
+	s.lap(x, stageChoose)
+	c.out = a.of.selection(a.r, a.answer, a.selector, &choice)
+	c.out.ISLTokens, c.out.Blocks, c.out.Candidates = x.request.ISL, a.blocks, len(x.list)
+	busyOrNot(a, &x.list[choice.Index], c.out)
+	c.booking = load.Booking{
+		ID: a.r.RequestID, Rank: events.RankKey{Instance: choice.Worker, Rank: choice.Rank}, Hashes: x.seq,
+		NoReuse: !reuse(a.selector, &x.request), ExpectedOutput: a.r.ExpectedOutputTokens,
 	}
 	if choice.TrackPrefillTokens {
-		b.PrefillTokens = int64(choice.EffectivePrefillTokens)
+		c.booking.PrefillTokens = int64(choice.EffectivePrefillTokens)
 	}
-	if !r.Book {
-		s.pending.add(r.Model, b)
-		return out, nil
-	}
-	s.pending.drop(r.Model, r.RequestID)
-	if err := s.cfg.Loads.Book(ctx, table(r.Model), b); err != nil {
-		return nil, notBooked(err)
-	}
-	lap(stageBook)
-	out.Booked = true
-	return out, nil
+	return c, nil
 }
 
 func (s *Service) policy(name string) string {

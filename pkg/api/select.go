@@ -56,6 +56,12 @@ type SelectRequest struct {
 	Policy string       `json:"policy,omitempty" msgpack:"policy,omitempty"` // default: what the service is set to
 	Role   routing.Role `json:"role,omitempty" msgpack:"role,omitempty"`     // the pool; default: workers of any role
 
+	// Disaggregated asks for a decode worker, which Pinned and Affinity are about, and a prefill worker beside it.
+	Disaggregated bool `json:"disaggregated,omitempty" msgpack:"disaggregated,omitempty"`
+
+	// Advisory asks what would be chosen: nothing is booked, kept or made to wait. The answer has WorkerLoad.
+	Advisory bool `json:"advisory,omitempty" msgpack:"advisory,omitempty"`
+
 	Pinned   *routing.Target `json:"pinned_worker,omitempty" msgpack:"pinned_worker,omitempty"`
 	Affinity *routing.Target `json:"affinity_target,omitempty" msgpack:"affinity_target,omitempty"`
 
@@ -106,6 +112,32 @@ type Selection struct {
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
 	Explanation *routing.Explanation `json:"explanation,omitempty" msgpack:"explanation,omitempty"`
+
+	// DecodeBusy is whether the worker would be too busy to compute prompts as well, if a threshold is set.
+	DecodeBusy *bool       `json:"decode_busy,omitempty" msgpack:"decode_busy,omitempty"`
+	WorkerLoad *WorkerLoad `json:"worker_load,omitempty" msgpack:"worker_load,omitempty"` // of an advisory choice
+
+	// Of a disaggregated choice all above is about the decode worker. Prefill is the choice of the prefill worker; nil:
+	// the decode worker computes the prompt too. Disaggregation says why.
+	Prefill        *Selection      `json:"prefill,omitempty" msgpack:"prefill,omitempty"`
+	Disaggregation *Disaggregation `json:"disaggregation,omitempty" msgpack:"disaggregation,omitempty"`
+}
+
+// Disaggregation is why a request has a prefill worker, or none.
+type Disaggregation struct {
+	Bypass       bool   `json:"bypass" msgpack:"bypass"`                 // there is none
+	Reason       string `json:"reason" msgpack:"reason"`                 // for people
+	NetNewTokens uint64 `json:"net_new_tokens" msgpack:"net_new_tokens"` // of the prompt, which the decode worker lacks
+}
+
+// WorkerLoad is what a rank has to do, and has room for.
+type WorkerLoad struct {
+	ActivePrefillTokens  uint64 `json:"active_prefill_tokens" msgpack:"active_prefill_tokens"`
+	PrefillTokenCapacity uint64 `json:"prefill_token_capacity" msgpack:"prefill_token_capacity"`
+	TotalKVBlocks        uint64 `json:"total_kv_blocks,omitempty" msgpack:"total_kv_blocks,omitempty"` // 0: not known
+
+	// PrefillBusy is there if a threshold is set.
+	PrefillBusy *bool `json:"prefill_busy,omitempty" msgpack:"prefill_busy,omitempty"`
 }
 
 // BookRequest books a request on a worker: what OpSelect chose under the id, if it names no worker.
@@ -270,6 +302,15 @@ func (s *SelectRequest) Check() error {
 	if err := checkID(s.RequestID, false); err != nil {
 		return err
 	}
+	switch {
+	case s.Advisory && s.Book:
+		return Errorf(CodeMalformed, "advisory and book exclude each other: an advisory choice books nothing")
+	case s.Disaggregated && s.Role != "":
+		return Errorf(CodeMalformed, "disaggregated and role exclude each other: it is a worker of decode and of prefill")
+	case s.Disaggregated && len(s.RequestID)+len(PrefillID("")) > MaxRequestID:
+		return Errorf(CodeMalformed, "request_id has %d bytes; a disaggregated request's has at most %d",
+			len(s.RequestID), MaxRequestID-len(PrefillID("")))
+	}
 	prompt := s.Prompt()
 	return prompt.Check()
 }
@@ -330,6 +371,10 @@ func (r *RequestRef) Check() error {
 	return checkID(r.RequestID, true)
 }
 
+// PrefillID is the id of the booking of a disaggregated request on its prefill worker. Who frees the request, or says
+// that its prefill is complete, by its own id ends it too.
+func PrefillID(id string) string { return id + "\x00prefill" }
+
 func checkID(id string, needed bool) error {
 	if len(id) > MaxRequestID || needed && id == "" {
 		return Errorf(CodeMalformed, "request_id has %d bytes; it has 1 to %d", len(id), MaxRequestID)
@@ -341,8 +386,8 @@ var (
 	promptFields = []string{"model", "block_size", "tokens", "hashes", "lora_name", "cache_salt", "sequence_hashes",
 		"isl_tokens"}
 	selectFields = slices.Concat(promptFields, []string{"workers", "min_seq", "explain", "l3", "l3_timeout_ms",
-		"request_id", "book", "policy", "role", "pinned_worker", "affinity_target", "required_taints",
-		"preferred_taints", "expected_output_tokens", "router_config_override"})
+		"request_id", "book", "policy", "role", "disaggregated", "advisory", "pinned_worker", "affinity_target",
+		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"})
 	bookFields = slices.Concat(promptFields, []string{"request_id", "worker", "rank", "effective_prefill_tokens",
 		"track_prefill_tokens", "assume_kv_reuse", "expected_output_tokens"})
 	targetFields   = []string{"worker", "rank"}
@@ -372,6 +417,10 @@ func readSelect(r *reader, s *SelectRequest) error {
 				return r.isNot(field, "one of aggregated, prefill and decode")
 			}
 			return r.string(field, (*string)(&s.Role))
+		case "disaggregated":
+			return r.bool(field, &s.Disaggregated)
+		case "advisory":
+			return r.bool(field, &s.Advisory)
 		case "pinned_worker":
 			s.Pinned = &routing.Target{}
 			return readTarget(r, field, s.Pinned)

@@ -73,6 +73,10 @@ type Config struct {
 	// ActivePrefillTokensThresholdFrac is the same as a multiple of the worker's MaxNumBatchedTokens, which counts as
 	// 10,000,000 where it is not known. Default nil, never; finite and at least 0.
 	ActivePrefillTokensThresholdFrac *float64 `json:"active_prefill_tokens_threshold_frac,omitempty" msgpack:"active_prefill_tokens_threshold_frac,omitempty"`
+
+	// Disaggregation is for who chooses a decode and a prefill worker together. Default nil: always both, wherever they
+	// are.
+	Disaggregation *Disaggregation `json:"disaggregation,omitempty" msgpack:"disaggregation,omitempty"`
 }
 
 // DefaultConfig returns the defaults.
@@ -101,6 +105,9 @@ func (c *Config) Validate() error {
 	x.share("active_decode_blocks_threshold", c.ActiveDecodeBlocksThreshold)
 	x.least0("active_prefill_tokens_threshold", c.ActivePrefillTokensThreshold)
 	x.least0("active_prefill_tokens_threshold_frac", c.ActivePrefillTokensThresholdFrac)
+	if err := c.Disaggregation.validate(); err != nil {
+		x = append(x, err)
+	}
 	return errors.Join(x...)
 }
 

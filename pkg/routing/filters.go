@@ -26,7 +26,21 @@ var eligibility = []Filter{
 	&filterFunc{"state", filterState},
 	&filterFunc{"lora", filterLoRA},
 	&filterFunc{"required_taints", filterTaints},
+	&filterFunc{"near", filterNear},
 	overload,
+}
+
+// filterNear keeps those that have one of the taints.
+func filterNear(v *View) {
+	near := v.Request.Near
+	if near == nil {
+		return
+	}
+	for i := range v.Len() {
+		if !slices.ContainsFunc(v.At(i).Worker.Taints, func(t string) bool { return slices.Contains(near, t) }) {
+			v.Drop(i, "has no prefill worker near that may be chosen")
+		}
+	}
 }
 
 var overload Filter = &filterFunc{"overload", filterOverload}
@@ -157,9 +171,6 @@ func filterTaints(v *View) {
 	}
 }
 
-// defaultMaxBatchedTokens counts for a worker whose limit is not known.
-const defaultMaxBatchedTokens = 10_000_000
-
 func filterOverload(v *View) {
 	blocks, tokens := v.Config.ActiveDecodeBlocksThreshold, v.Config.ActivePrefillTokensThreshold
 	frac := v.Config.ActivePrefillTokensThresholdFrac
@@ -200,11 +211,7 @@ func filterOverload(v *View) {
 			continue
 		}
 		if frac != nil {
-			batch := c.Worker.MaxNumBatchedTokens
-			if batch == 0 {
-				batch = defaultMaxBatchedTokens
-			}
-			if bound := *frac * float64(batch); prefill > bound {
+			if bound := *frac * float64(c.Worker.PrefillCapacity()); prefill > bound {
 				drop("active_prefill_tokens", c.ActivePrefillTokens, bound)
 			}
 		}

@@ -3,6 +3,7 @@ package routing
 import (
 	"errors"
 	"math"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -44,6 +45,24 @@ type Worker struct {
 
 	TotalKVBlocks       uint64 // a rank's capacity; 0: not known
 	MaxNumBatchedTokens uint64 // 0: not known
+}
+
+// PrefillCapacity is how many tokens of prefill a rank of w has room for: MaxNumBatchedTokens, or 10,000,000.
+func (w *Worker) PrefillCapacity() uint64 {
+	if w.MaxNumBatchedTokens == 0 {
+		return 10_000_000
+	}
+	return w.MaxNumBatchedTokens
+}
+
+// taintWith is the first taint that begins so; "" if there is none.
+func (w *Worker) taintWith(prefix string) string {
+	for _, t := range w.Taints {
+		if strings.HasPrefix(t, prefix) {
+			return t
+		}
+	}
+	return ""
 }
 
 // Candidate is one rank of a worker, as far as one request is concerned. Depths are in blocks of the request.
@@ -119,6 +138,10 @@ type Request struct {
 
 	RequiredTaints  []string // a worker must have all
 	PreferredTaints []TaintWeight
+
+	// Near are taints of which a worker must have one; nil: it need not. It is for decode workers near which there must
+	// be a prefill worker.
+	Near []string
 
 	// Shared are the blocks that a shared store has of the prompt: from, up to (not including), ascending and disjoint.
 	// It counts with SharedDynamo only.

@@ -89,6 +89,9 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 	if rng.IntN(4) == 0 {
 		r.RequiredTaints = names("taint", 2)
 	}
+	if rng.IntN(4) == 0 {
+		r.Near = names("taint", 4)
+	}
 	if rng.IntN(3) == 0 {
 		for _, taint := range names("taint", 4) {
 			r.PreferredTaints = append(r.PreferredTaints, TaintWeight{taint, rng.Float32()*4 - 2})
@@ -275,7 +278,7 @@ func TestDynamoIsItsTwin(t *testing.T) {
 		}
 	}
 	for _, form := range []string{"decode form", "decay", "taint factor", "shared", "pinned_worker", "role", "state",
-		"lora", "allowed_worker_ids", "required_taints", "overload", "affinity_target"} {
+		"lora", "allowed_worker_ids", "required_taints", "near", "overload", "affinity_target"} {
 		if forms[form] < 300 {
 			t.Errorf("%q came up only %d times", form, forms[form])
 		}

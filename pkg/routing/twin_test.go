@@ -94,6 +94,11 @@ func (t *twin) eligible() map[rankKey]string {
 	drop("required_taints", func(c *Candidate) bool {
 		return !slices.ContainsFunc(r.RequiredTaints, func(t string) bool { return !slices.Contains(c.Worker.Taints, t) })
 	})
+	if r.Near != nil {
+		drop("near", func(c *Candidate) bool {
+			return slices.ContainsFunc(r.Near, func(t string) bool { return slices.Contains(c.Worker.Taints, t) })
+		})
+	}
 	drop("overload", func(c *Candidate) bool {
 		capacity := float64(c.Worker.TotalKVBlocks)
 		if c.HasUsed && c.UsedOf != 0 {

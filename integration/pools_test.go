@@ -1,0 +1,111 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+)
+
+// startRouting starts indexer nodes with constants of routing.
+func startRouting(t *testing.T, nats string, n int, constants string) (nodes []*harness.Indexer) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "routing.yaml")
+	if err := os.WriteFile(file, []byte(constants), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id",
+			fmt.Sprint("n", i), "--partitions", "2", "--http-listen", "127.0.0.1:0", "--routing-config", file)}
+		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		x.WaitFor(`msg=ready`)
+		nodes = append(nodes, x)
+	}
+	return nodes
+}
+
+// register registers a worker of whose blocks nobody hears.
+func register(t *testing.T, x *harness.Indexer, worker, more string) {
+	t.Helper()
+	status, text, err := harness.Request(x.HTTP, "POST", "/v1/workers", fmt.Sprintf(
+		`{"instance":%q,"model":"m","block_size":%d,"events":"none"%s}`, worker, harness.BlockSize, more))
+	if err != nil || status != 200 {
+		t.Fatal(status, text, err)
+	}
+}
+
+// TestSelectDisaggregated has a node choose a decode and a prefill worker, over NATS and by hand, and free both.
+func TestSelectDisaggregated(t *testing.T) {
+	t.Parallel()
+	nats := harness.StartNATS(t)
+	x := startRouting(t, nats, 1, `disaggregation: {bypass: prefill_load, prefill_busy_threshold: 1,
+  kv_transfer_domain: zone, kv_transfer_enforcement: required}`)[0]
+	register(t, x, "d1", `,"role":"decode","topology_domains":{"zone":"a"}`)
+	register(t, x, "d2", `,"role":"decode","topology_domains":{"zone":"b"}`)
+	register(t, x, "p1", `,"role":"prefill","max_num_batched_tokens":100,"topology_domains":{"zone":"a"}`)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	c, err := client.NATS(connectNATS(t, "nats://"+nats), "default", client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	prompt := harness.Tokens(1, 120)
+	request := func(id string) *client.SelectRequest {
+		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
+			Disaggregated: true}
+	}
+	harness.Eventually(t, "both pools are known", func() (bool, string) {
+		s, err := c.Select(ctx, request(""))
+		return err == nil && s.Candidates == 3 && s.Worker == "d1" && s.Prefill != nil && s.Prefill.Worker == "p1",
+			fmt.Sprintf("%+v %v", s, err)
+	})
+	if s, err := c.Select(ctx, request("r1")); err != nil || !s.Booked || s.Disaggregation.Bypass {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	s, err := c.Select(ctx, request("r2"))
+	if err != nil || s.Prefill != nil || !strings.Contains(s.Disaggregation.Reason, "p1 has 120 tokens to compute") {
+		t.Fatalf("p1 is busy: %+v, %+v, %v", s, s.Disaggregation, err)
+	}
+	loads := func(want ...uint64) {
+		t.Helper()
+		list, err := c.Loads(ctx, "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, l := range list.Models[0].Ranks {
+			if l.ActivePrefillTokens != want[i] {
+				t.Fatalf("%+v, want %v prefill tokens", list.Models[0].Ranks, want)
+			}
+		}
+	}
+	loads(120, 0, 120)
+	if err := c.PrefillComplete(ctx, "m", "r1"); err != nil {
+		t.Fatal(err)
+	}
+	loads(120, 0, 0)
+	if err := c.Free(ctx, "m", "r2"); err != nil {
+		t.Fatal(err)
+	}
+	loads(0, 0, 0)
+	file := filepath.Join(t.TempDir(), "prompt.json")
+	if err := os.WriteFile(file, []byte("["+harness.CommaList(prompt)+"]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", file, "--disaggregated",
+		"--advisory", "--explain")
+	if r.Code != 0 || !strings.Contains(r.Stdout, "worker d1 rank 0") || !strings.Contains(r.Stdout, "worker p1 rank 0") ||
+		!strings.Contains(r.Stdout, "dropped by near: worker d2") || !strings.Contains(r.Stdout, "room for 100") {
+		t.Errorf("select --disaggregated: %+v", r)
+	}
+	if _, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt},
+		Disaggregated: true, Role: "decode"}); client.CodeOf(err) != api.CodeMalformed {
+		t.Errorf("disaggregated with a role: %v", err)
+	}
+}
