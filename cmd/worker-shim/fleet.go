@@ -236,6 +236,10 @@ func (f *fleet) hearDynamo() error {
 		defer c.Close()
 		conn = c
 	}
+	f.all.Go(func() error {
+		f.hearLoads(conn)
+		return nil
+	})
 	var line []byte
 	err := conn.Listen(f.ctx, f.cfg.engine, func(data []byte) {
 		err := events.ReadRouterEnvelope(data, func(e events.RouterEvent) {

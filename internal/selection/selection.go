@@ -33,6 +33,8 @@ type Config struct {
 	Pool  func(model string) *registry.Pool
 	Loads Loads
 
+	Engines Engines // how full engines say that they are; nil: they are not heard
+
 	Policy  string         // of requests that name none; default dynamo
 	Routing routing.Config // of all policies
 
@@ -197,6 +199,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	x.request.Blocks = uint64(len(x.seq))
 	x.fill(a.of, a.answer)
 	s.weigh(x, a.of, a.r.Model, reuse(a.selector, &x.request))
+	s.reported(x, a.of)
 	s.lap(x, stageLoad)
 	choice, err := a.selector.Choose(&x.request, x.list, x.rng, &x.routing)
 	if err != nil {

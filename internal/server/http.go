@@ -31,6 +31,7 @@ var routes = []struct{ method, path, op string }{
 	{http.MethodPost, "/v1/output_block", api.OpOutputBlock}, {http.MethodPost, "/v1/free", api.OpFree},
 	{http.MethodGet, "/v1/loads", api.OpLoads}, {http.MethodPost, "/v1/loads", api.OpLoads},
 	{http.MethodPost, "/v1/potential_loads", api.OpPotentialLoads},
+	{http.MethodGet, "/v1/engine_load", api.OpEngineLoads}, {http.MethodPost, "/v1/engine_load", api.OpEngineLoad},
 	{http.MethodPost, "/v1/workers", api.OpRegisterWorker},
 	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker},
 	{http.MethodDelete, "/v1/workers/{instance}", api.OpRemoveWorker},
@@ -44,6 +45,7 @@ var routes = []struct{ method, path, op string }{
 //	POST /v1/prefill_complete, /v1/output_block, /v1/free  a RequestRef → Done
 //	GET, POST /v1/loads        nothing, or a LoadsRequest → a LoadList
 //	POST /v1/potential_loads   a PotentialRequest → a PotentialList
+//	POST /v1/engine_load       EngineLoads → Done; GET: what is known → EngineLoads
 //	GET  /v1/workers   → a WorkerList
 //	POST /v1/workers   a WorkerRegistration → a Worker
 //	PATCH, DELETE /v1/workers/{instance}  a WorkerChange, or nothing → a Worker

@@ -44,7 +44,8 @@ func (v *service) serveOwn() error {
 func (v *service) serveQueries() error {
 	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpFind,
 		api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker, api.OpRemoveWorker,
-		api.OpSelect, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads, api.OpPotentialLoads)
+		api.OpSelect, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads, api.OpPotentialLoads,
+		api.OpEngineLoad, api.OpEngineLoads)
 }
 
 // requests answers clients' requests.

@@ -68,3 +68,14 @@ func (r router) Loads(ctx context.Context, q *api.LoadsRequest) (*api.LoadList, 
 func (r router) PotentialLoads(ctx context.Context, q *api.PotentialRequest) (*api.PotentialList, error) {
 	return admitted(ctx, r, q, r.s.selection.PotentialLoads)
 }
+
+func (r router) EngineLoad(_ context.Context, l *api.EngineLoads) error {
+	if err := r.s.admit(); err != nil {
+		return err
+	}
+	return r.s.engines.report(l)
+}
+
+func (r router) EngineLoads(context.Context) (*api.EngineLoads, error) {
+	return r.s.engines.list(), nil
+}

@@ -102,6 +102,7 @@ type Server struct {
 	registry *registry.Registry
 	scatter  *scatter.Scatter
 	loads    *load.Service
+	engines  *engines
 
 	selection *selection.Service
 	shims     *compat.Shims
@@ -158,8 +159,9 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		},
 	})
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Hooks: loadHooks(log)})
+	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.selection, err = selection.New(selection.Config{
-		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Policy: s.Policy, Routing: s.Routing,
+		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Engines: s.engines.read, Policy: s.Policy, Routing: s.Routing,
 	})
 	if err != nil {
 		return nil, err
@@ -200,6 +202,7 @@ func (s *Server) Run(ctx context.Context) error {
 	parts.Go(func() { s.shims.Run(running) })
 	parts.Go(func() { s.loads.Run(running) })
 	parts.Go(func() { s.removeGone(running) })
+	parts.Go(func() { s.engines.listen(running) })
 	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })
 	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
 	go func() { left <- s.member.Run(ctx) }()
@@ -210,6 +213,9 @@ func (s *Server) Run(ctx context.Context) error {
 		s.member.Announce(announcing)
 		cancel()
 		s.waitLoads(ctx)
+		if len(s.views.Now().Peers) > 0 {
+			s.engines.ask(ctx, s.anyNode())
+		}
 		if err = service.serveQueries(); err == nil {
 			s.log.Info("ready", "namespace", s.Namespace, "partitions", s.ns.Partitions())
 			err = s.drain(ctx, left, service)

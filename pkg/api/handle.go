@@ -109,7 +109,8 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		}
 		q.Idle = q.Idle || q.Explain
 		return h.Indexer.Find(ctx, &q)
-	case OpSelect, OpBook, OpPrefillComplete, OpOutputBlock, OpFree, OpLoads, OpPotentialLoads:
+	case OpSelect, OpBook, OpPrefillComplete, OpOutputBlock, OpFree, OpLoads, OpPotentialLoads,
+		OpEngineLoad, OpEngineLoads:
 		if h.Router != nil {
 			return h.route(ctx, op, contentType, body)
 		}

@@ -232,6 +232,8 @@ type Router interface {
 	Free(ctx context.Context, r *RequestRef) error
 	Loads(ctx context.Context, r *LoadsRequest) (*LoadList, error)
 	PotentialLoads(ctx context.Context, r *PotentialRequest) (*PotentialList, error)
+	EngineLoad(ctx context.Context, l *EngineLoads) error
+	EngineLoads(ctx context.Context) (*EngineLoads, error)
 }
 
 // route answers an operation of [Router].
@@ -271,6 +273,17 @@ func (h Handler) route(ctx context.Context, op, contentType string, body []byte)
 			return nil, err
 		}
 		return h.Router.PotentialLoads(ctx, &p)
+	case OpEngineLoad:
+		var l EngineLoads
+		if err := read(func(r *reader) error { return readEngineLoads(r, &l) }, l.Check); err != nil {
+			return nil, err
+		}
+		return Done{Done: true}, h.Router.EngineLoad(ctx, &l)
+	case OpEngineLoads:
+		if err := h.optional(contentType, body, nil, nil); err != nil {
+			return nil, err
+		}
+		return h.Router.EngineLoads(ctx)
 	}
 	var ref RequestRef
 	if err := read(func(r *reader) error { return readRequestRef(r, op, &ref) }, ref.Check); err != nil {

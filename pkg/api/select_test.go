@@ -46,10 +46,18 @@ func (s *routerStub) PotentialLoads(_ context.Context, r *PotentialRequest) (*Po
 	return &PotentialList{}, nil
 }
 
+func (s *routerStub) EngineLoad(_ context.Context, l *EngineLoads) error {
+	s.got = l
+	return nil
+}
+
+func (s *routerStub) EngineLoads(context.Context) (*EngineLoads, error) { return &EngineLoads{}, nil }
+
 // TestRoutingRequests sends every field of every request of routing in both forms: it arrives as it was sent.
 func TestRoutingRequests(t *testing.T) {
 	rank, fraction, yes, no := events.Rank(3), 0.25, true, false
 	credit, weight, heat, share := 1.5, 0.0, 0.75, 1.0
+	blocks := uint64(1 << 40)
 	prompt := Prompt{Model: "m", BlockSize: 16, Hashes: Hashes{1, 1 << 63}, SequenceHashes: Hashes{7, 8}, ISLTokens: 40}
 	for op, sent := range map[string][]any{
 		OpSelect: {
@@ -77,6 +85,8 @@ func TestRoutingRequests(t *testing.T) {
 		OpFree:            {&RequestRef{Model: "m", RequestID: "r1"}},
 		OpLoads:           {&LoadsRequest{}, &LoadsRequest{Model: "m"}},
 		OpPotentialLoads:  {&PotentialRequest{Prompt: prompt}},
+		OpEngineLoad: {&EngineLoads{Loads: []EngineLoad{{Worker: "a", Rank: 3, UsedBlocks: &blocks, AgeMS: 7},
+			{Worker: "b", TotalBlocks: &blocks, DecodeBlocks: &blocks, PrefillTokens: &blocks}}}},
 	} {
 		for _, want := range sent {
 			for _, form := range []string{JSON, MsgPack} {
@@ -133,6 +143,14 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{OpOutputBlock, `{"model":"m","request_id":"r","decay_fraction":1.5}`, "decay_fraction is 1.5, not from 0 to 1"},
 		{OpOutputBlock, `{"model":"m","request_id":"` + strings.Repeat("r", 1025) + `"}`, "request_id has 1025 bytes"},
 		{OpPotentialLoads, `{"model":"m","lora_name":"l","hashes":[]}`, "lora_name and cache_salt"},
+		{OpEngineLoad, `{"loads":{}}`, "loads is {}, not a list"},
+		{OpEngineLoad, `{"worker":"a"}`, `there is no field "worker"`},
+		{OpEngineLoad, `{"loads":[{"worker":"a"}]}`, "loads[0]: it says neither"},
+		{OpEngineLoad, `{"loads":[{"kv_used_blocks":1}]}`, "loads[0]: worker is missing"},
+		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":-1}]}`, "loads[0].kv_used_blocks is -1"},
+		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"kv_active_blocks":1}]}`, "says again what"},
+		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"gpu_cache_usage_perc":"x"}]}`,
+			"loads[0].gpu_cache_usage_perc is \"x\", not a number"},
 	} {
 		_, failure := Handler{Router: &routerStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
 		if failure == nil || !strings.Contains(failure.Message, c.want) {
@@ -142,4 +160,32 @@ func TestRoutingRequestsRefused(t *testing.T) {
 	if _, failure := (Handler{}).Handle(t.Context(), OpSelect, JSON, nil); failure.Code != CodeUnknownOperation {
 		t.Error(failure)
 	}
+}
+
+// Reports that are read are such as may be taken, and are read again as the same in both forms.
+func FuzzEngineLoads(f *testing.F) {
+	f.Add(true, []byte(`{"loads":[{"worker":"a","rank":1,"kv_active_blocks":1,"request_active_slots":3}]}`))
+	used := uint64(9)
+	packed, _ := Marshal(MsgPack, &EngineLoads{Loads: []EngineLoad{{Worker: "a", UsedBlocks: &used, AgeMS: 5}}})
+	f.Add(false, packed)
+	f.Fuzz(func(t *testing.T, asJSON bool, body []byte) {
+		form := MsgPack
+		if asJSON {
+			form = JSON
+		}
+		l, err := ReadEngineLoads(form, body)
+		if err != nil {
+			return
+		}
+		for _, form := range []string{JSON, MsgPack} {
+			again, err := Marshal(form, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if read, err := ReadEngineLoads(form, again); err != nil || !reflect.DeepEqual(read, l) &&
+				len(l.Loads) > 0 {
+				t.Fatalf("%s: %+v, %v, want %+v", again, read, err, l)
+			}
+		}
+	})
 }

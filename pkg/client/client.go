@@ -174,6 +174,18 @@ func (c *Client) PotentialLoads(ctx context.Context, r *PotentialRequest) (*Pote
 	return call[PotentialList](ctx, c, api.OpPotentialLoads, r)
 }
 
+// EngineLoad reports how full engines are. A report may be said again; one that is older than what is known changes
+// nothing.
+func (c *Client) EngineLoad(ctx context.Context, loads ...api.EngineLoad) error {
+	_, err := call[api.Done](ctx, c, api.OpEngineLoad, &api.EngineLoads{Loads: loads})
+	return err
+}
+
+// EngineLoads asks what is known of how full engines are.
+func (c *Client) EngineLoads(ctx context.Context) (*api.EngineLoads, error) {
+	return call[api.EngineLoads](ctx, c, api.OpEngineLoads, nil)
+}
+
 // Close ends the client. A connection that it was given stays the caller's.
 func (c *Client) Close() { c.to.close() }
 

@@ -31,7 +31,8 @@ var paths = map[string]struct{ method, path string }{
 	api.OpOutputBlock:     {http.MethodPost, "/v1/output_block"},
 	api.OpFree:            {http.MethodPost, "/v1/free"}, api.OpLoads: {http.MethodPost, "/v1/loads"},
 	api.OpPotentialLoads: {http.MethodPost, "/v1/potential_loads"},
-	api.OpChangeWorker:   {http.MethodPatch, "/v1/workers/"}, api.OpRemoveWorker: {http.MethodDelete, "/v1/workers/"},
+	api.OpEngineLoad:     {http.MethodPost, "/v1/engine_load"}, api.OpEngineLoads: {http.MethodGet, "/v1/engine_load"},
+	api.OpChangeWorker: {http.MethodPatch, "/v1/workers/"}, api.OpRemoveWorker: {http.MethodDelete, "/v1/workers/"},
 }
 
 // HTTP returns a client of nodes by the URLs of their HTTP ports, such as http://127.0.0.1:8090. Each request goes to

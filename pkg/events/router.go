@@ -336,43 +336,13 @@ func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 		}
 		return err
 	}
-	r := &msgp.Reader{Data: data}
-	payload, found := data, false
-	if err := each(r, func(key string) bool {
-		if key != "payload" {
-			return r.Skip()
-		}
-		at, ok := r.At, false
-		if payload, ok = r.Bin(); !ok { // an array of bytes, as serde writes without its bytes type
-			r.At = at
-			payload, ok = byteArray(r)
-		}
-		found = ok
-		return ok
-	}); err != nil {
-		return err
-	}
-	if !found { // no envelope
-		payload = data
-	}
-	r = &msgp.Reader{Data: payload}
-	n, ok := r.Array()
-	if !ok {
-		n = 1
-	}
-	var line []byte
-	for i := range n {
-		line = appendJSON(line[:0], r, maxRouterNesting)
-		if r.Broken {
-			return malformed(r.At, "router event %d of %d: cut off, or not of maps with names", i, n)
-		}
+	return eachOfEnvelope(data, "router event", func(line []byte) error {
 		e, err := readRouterEvent(line, false)
-		if err != nil {
-			return fmt.Errorf("router event %d of %d: %w", i, n, err)
+		if err == nil {
+			yield(e)
 		}
-		yield(e)
-	}
-	return nil
+		return err
+	})
 }
 
 // maxRouterNesting is how deep values of a router event may lie within each other.

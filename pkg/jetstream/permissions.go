@@ -35,16 +35,19 @@ func NodeGrant(ns string) Grant {
 // ReaderGrant is for whoever only asks.
 func ReaderGrant(ns string) Grant {
 	g := Grant{User: "reader", Inbox: "_INBOX_reader", Publish: []string{"$JS.API.INFO"}}
-	g.Publish = append(g.Publish, querySubjects(ns, "find", "workers", "status", "loads", "potential_loads")...)
+	g.Publish = append(g.Publish, querySubjects(ns, "find", "workers", "status", "loads", "potential_loads",
+		"engine_loads")...)
 	g.Subscribe = []string{g.Inbox + ".>"}
 	return g
 }
 
-// RouterGrant is for who chooses workers, books requests on them and ends these: a reader's rights and these.
+// RouterGrant is for who chooses workers, books requests on them and ends these, and reports how full engines are: a
+// reader's rights and these.
 func RouterGrant(ns string) Grant {
 	g := ReaderGrant(ns)
 	g.User, g.Inbox = "router", "_INBOX_router"
-	g.Publish = append(g.Publish, querySubjects(ns, "select", "book", "prefill_complete", "output_block", "free")...)
+	g.Publish = append(g.Publish, querySubjects(ns, "select", "book", "prefill_complete", "output_block", "free",
+		"engine_load")...)
 	g.Subscribe = []string{g.Inbox + ".>"}
 	return g
 }
@@ -66,7 +69,7 @@ func OperatorGrant(ns string) Grant {
 }
 
 // ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. It may publish this worker's
-// events and lease, answer for it, and read the last message of each of these subjects. What snapshots know of the
+// events, its lease and how full it is, answer for it, and read the last event and lease. What snapshots know of the
 // worker a node tells it.
 func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, error) {
 	token, err := EscapeToken(string(instance))
@@ -77,8 +80,9 @@ func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, e
 	g := shimGrant(ns, "shim-"+token, []events.Partition{p})
 	log := subjectRoot + ns + ".ev." + decimal(uint64(p)) + "." + token + ".*"
 	lease := keySubject(workersBucket(ns), decimal(uint64(p))+"."+token+".*")
-	g.Publish = append(g.Publish, log, lease, ControlSubject(ns, p)+"."+token+".*", RecallPrefix(ns)+decimal(uint64(p))+
-		"."+token+".*",
+	g.Publish = append(g.Publish, log, lease, subjectRoot+ns+".engine."+token, ControlSubject(ns, p)+"."+token+".*",
+		RecallPrefix(ns)+decimal(uint64(p))+
+			"."+token+".*",
 		directGet+StreamName(ns, p)+"."+log, directGet+bucketStream(workersBucket(ns))+"."+lease)
 	g.Subscribe = append(g.Subscribe, ControlSubject(ns, p), ControlSubject(ns, p)+"."+token+".*")
 	return g, nil
@@ -93,6 +97,7 @@ func AnyShimGrant(ns string, partitions uint32) Grant {
 	g := shimGrant(ns, "shim", all)
 	leases := keySubject(workersBucket(ns), "*.*.*") // and no key of operators
 	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", subjectRoot+ns+".store.>", leases,
+		EngineSubjects(ns),
 		RecallPrefix(ns)+">", directGet+bucketStream(workersBucket(ns))+"."+leases)
 	for _, p := range all {
 		g.Publish = append(g.Publish, directGet+StreamName(ns, p)+"."+streamSubjects(ns, p))

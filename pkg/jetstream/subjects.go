@@ -18,6 +18,7 @@ import (
 //	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself
 //	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
 //	kv.v1.<ns>.load.<model>[.<group>]     requests under way, between nodes; <model> is = for what is of all models
+//	kv.v1.<ns>.engine.<instance>          how full an engine says that it is, to all nodes
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	kv.v1.<ns>.store.<store>              what a shared store's master publishes; <store> is its HOST:PORT
@@ -274,6 +275,26 @@ func LoadSubject(ns, model, group string) (string, error) {
 
 // LoadSubjects is all that LoadSubject can be.
 func LoadSubjects(ns string) string { return subjectRoot + ns + ".load.>" }
+
+// EngineSubject is where it is told to all nodes how full an engine says that it is. Only what is about the instance
+// that the subject names is heeded there.
+func EngineSubject(ns string, instance events.WorkerID) (string, error) {
+	token, err := EscapeToken(string(instance))
+	return subjectRoot + ns + ".engine." + token, err
+}
+
+// ParseEngineSubject is the instance that an [EngineSubject] names; false for any other subject.
+func ParseEngineSubject(ns, subject string) (events.WorkerID, bool) {
+	token, ok := strings.CutPrefix(subject, subjectRoot+ns+".engine.")
+	if !ok {
+		return "", false
+	}
+	name, err := unescapeToken(token)
+	return events.WorkerID(name), err == nil
+}
+
+// EngineSubjects is all that EngineSubject can be.
+func EngineSubjects(ns string) string { return subjectRoot + ns + ".engine.*" }
 
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {

@@ -64,6 +64,11 @@ func checkName(t *testing.T, name string) {
 		!server.SubjectMatchesFilter(subject, streamSubjects("ns-1", 7)) {
 		t.Fatalf("subject %q, %v", subject, err)
 	}
+	engine, err := EngineSubject("ns-1", key.Instance)
+	back, named := ParseEngineSubject("ns-1", engine)
+	if err != nil || !server.SubjectMatchesFilter(engine, EngineSubjects("ns-1")) || !named || back != key.Instance {
+		t.Fatalf("subject %q, %v: %q", engine, err, back)
+	}
 	if ns, p, back, err := ParseEventSubject(subject); err != nil || ns != "ns-1" || p != 7 || back != key {
 		t.Fatalf("%q: %q %d %v %v", subject, ns, p, back, err)
 	}

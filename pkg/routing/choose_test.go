@@ -149,10 +149,11 @@ func TestRefusals(t *testing.T) {
 	draining := &Worker{ID: "d", State: Draining}
 	incomplete := &Worker{ID: "i", State: Incomplete, Reasons: []string{"block_size mismatch", "no endpoint"}}
 	full := &Worker{ID: "f", TotalKVBlocks: 100, Role: Decode, Taints: []string{"zone=a"}}
+	unknown := &Worker{ID: "f", Role: Decode, Taints: full.Taints} // its capacity is what its engine says
 	candidates := []Candidate{{Worker: draining}, {Worker: incomplete}, {Worker: full, HasUsed: true, UsedBlocks: 95},
 		{Worker: full, Rank: 1, HasLoad: true, ActiveBlocks: 91},
-		{Worker: full, Rank: 2, HasUsed: true, UsedBlocks: 50, UsedOf: 50},
-		{Worker: full, Rank: 3, HasLoad: true, ActivePrefillTokens: 4001}}
+		{Worker: unknown, Rank: 2, HasUsed: true, UsedBlocks: 50, UsedOf: 50},
+		{Worker: full, Rank: 3, HasLoad: true, ActivePrefillTokens: 4001, HasUsed: true, UsedBlocks: 90, UsedOf: 50}}
 	config := func(c *Config) {
 		c.ActiveDecodeBlocksThreshold, c.ActivePrefillTokensThreshold = ptr(0.9), ptr(4000.)
 	}
@@ -165,9 +166,9 @@ func TestRefusals(t *testing.T) {
 		{"overloaded", func(r *Request) {}, `overloaded: all eligible workers are overloaded (of 6 candidates dropped by ` +
 			`state 2, overload 4)`, []string{"d/0 state: is draining",
 			"i/0 state: is incomplete: block_size mismatch; no endpoint",
-			"f/0 overload: is overloaded: used blocks is 95, above 90",
+			"f/0 overload: is overloaded: used blocks, as it reports, is 95, above 90",
 			"f/1 overload: is overloaded: used blocks is 91, above 90",
-			"f/2 overload: is overloaded: used blocks is 50, above 45",
+			"f/2 overload: is overloaded: used blocks, as it reports, is 50, above 45",
 			"f/3 overload: is overloaded: active_prefill_tokens is 4001, above 4000"}},
 		{"pinned and overloaded", func(r *Request) { r.Pin = &Target{Worker: "f"} },
 			`overloaded: worker "f" is pinned and overloaded (of 6 candidates dropped by pinned_worker 2, overload 4)`, nil},

@@ -23,8 +23,18 @@ type Considered struct {
 	// Terms are the parts of the cost, if the policy has the scorer [DynamoCost].
 	Terms *Terms `json:"terms,omitempty" msgpack:"terms,omitempty"`
 
+	// Reported is how full its engine has said that it is, if it has. It enters no cost.
+	Reported *Reported `json:"reported,omitempty" msgpack:"reported,omitempty"`
+
 	// Scores are what each scorer of the policy gave.
 	Scores []Score `json:"scores,omitempty" msgpack:"scores,omitempty"`
+}
+
+// Reported is how full an engine is, as it says.
+type Reported struct {
+	UsedBlocks    uint64 `json:"used_blocks" msgpack:"used_blocks"`
+	Capacity      uint64 `json:"capacity,omitempty" msgpack:"capacity,omitempty"` // in blocks; 0: not known
+	PrefillTokens uint64 `json:"prefill_tokens,omitempty" msgpack:"prefill_tokens,omitempty"`
 }
 
 // Score is a scorer's part of a cost.
@@ -57,6 +67,9 @@ func (x *Explanation) fill(v *View, s *Scratch, picked int) {
 		to.Cost, to.Probability, to.Estimate = s.cost[i], s.probability[i], v.Estimate(c)
 		if v.terms != nil {
 			to.Terms = &v.terms[i]
+		}
+		if c.HasUsed || c.UsedPrefillTokens > 0 {
+			to.Reported = &Reported{c.UsedBlocks, c.capacity(), c.UsedPrefillTokens}
 		}
 	}
 }

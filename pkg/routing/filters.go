@@ -179,41 +179,45 @@ func filterOverload(v *View) {
 	}
 	for i := range v.Len() {
 		c := v.At(i)
-		drop := func(name string, is uint64, bound float64) {
+		drop := func(name string, is, reported uint64, bound float64) {
 			why := "is overloaded"
 			if v.Request.Explain {
+				if is == reported {
+					name += ", as it reports,"
+				}
 				why = fmt.Sprintf("is overloaded: %s is %d, above %.4g", name, is, bound)
 			}
 			v.Drop(i, why)
 		}
-		if blocks != nil {
-			used, capacity := uint64(0), c.Worker.TotalKVBlocks
-			if c.HasUsed {
-				used = c.UsedBlocks
-				if c.UsedOf > 0 {
-					capacity = c.UsedOf
-				}
-			}
-			if c.HasLoad {
-				used = max(used, c.ActiveBlocks)
-			}
-			if bound := *blocks * float64(capacity); capacity > 0 && float64(used) > bound {
-				drop("used blocks", used, bound)
-				continue
-			}
+		used, prefill := uint64(0), c.UsedPrefillTokens
+		if c.HasUsed {
+			used = c.UsedBlocks
 		}
-		if !c.HasLoad {
+		reported := used
+		if c.HasLoad {
+			used, prefill = max(used, c.ActiveBlocks), max(prefill, c.ActivePrefillTokens)
+		}
+		capacity := c.capacity()
+		if blocks != nil && capacity > 0 && float64(used) > *blocks*float64(capacity) {
+			drop("used blocks", used, reported, *blocks*float64(capacity))
 			continue
 		}
-		prefill := float64(c.ActivePrefillTokens)
-		if tokens != nil && prefill > *tokens {
-			drop("active_prefill_tokens", c.ActivePrefillTokens, *tokens)
+		if tokens != nil && float64(prefill) > *tokens {
+			drop("active_prefill_tokens", prefill, c.UsedPrefillTokens, *tokens)
 			continue
 		}
 		if frac != nil {
-			if bound := *frac * float64(c.Worker.PrefillCapacity()); prefill > bound {
-				drop("active_prefill_tokens", c.ActivePrefillTokens, bound)
+			if bound := *frac * float64(c.Worker.PrefillCapacity()); float64(prefill) > bound {
+				drop("active_prefill_tokens", prefill, c.UsedPrefillTokens, bound)
 			}
 		}
 	}
+}
+
+// capacity is how many blocks the rank's device memory has room for; 0: not known.
+func (c *Candidate) capacity() uint64 {
+	if c.Worker.TotalKVBlocks > 0 {
+		return c.Worker.TotalKVBlocks
+	}
+	return c.UsedOf
 }

@@ -85,12 +85,14 @@ type Candidate struct {
 	ActiveRequests      uint64
 	NewBlocks           uint64 // whole blocks of the prompt that no request under way there has
 
-	// HasUsed says that the engine has reported how many of its blocks are used (ActiveLoad.kv_used_blocks, in older
-	// engines ForwardPassMetrics.kv_active_blocks). UsedOf is the capacity in the same report (kv_total_blocks), or 0.
-	// They decide whether it is overloaded, never its cost.
-	HasUsed    bool
-	UsedBlocks uint64
-	UsedOf     uint64
+	// HasUsed says that it was reported how many of the engine's blocks are used (ActiveLoad.kv_used_blocks, in older
+	// engines ForwardPassMetrics.kv_active_blocks). UsedOf is the capacity that the engine reports (kv_total_blocks), or
+	// 0; it counts where Worker.TotalKVBlocks is not known. UsedPrefillTokens is what others have sent there to be
+	// prefilled (ActiveLoad.active_prefill_tokens). They decide whether it is overloaded, never its cost.
+	HasUsed           bool
+	UsedBlocks        uint64
+	UsedOf            uint64
+	UsedPrefillTokens uint64
 
 	// Overlap is the weighted sum of all tiers, in blocks, from a source that does not know them apart. It is used, as
 	// device depth too, only if no candidate of the call has a tier's depth.

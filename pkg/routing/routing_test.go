@@ -165,6 +165,7 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 				c.HasUsed, c.UsedBlocks = true, uint64(rng.IntN(200))
 				c.UsedOf = oneOf(rng, 0, uint64(rng.IntN(200)))
 			}
+			c.UsedPrefillTokens = oneOf(rng, 0, uint64(rng.IntN(3000)))
 			candidates = append(candidates, c)
 		}
 	}

@@ -101,7 +101,7 @@ func (t *twin) eligible() map[rankKey]string {
 	}
 	drop("overload", func(c *Candidate) bool {
 		capacity := float64(c.Worker.TotalKVBlocks)
-		if c.HasUsed && c.UsedOf != 0 {
+		if capacity == 0 {
 			capacity = float64(c.UsedOf)
 		}
 		if x := config.ActiveDecodeBlocksThreshold; x != nil && capacity != 0 {
@@ -109,10 +109,10 @@ func (t *twin) eligible() map[rankKey]string {
 				return false
 			}
 		}
-		if !c.HasLoad {
-			return true
+		over := func(bound float64) bool {
+			return float64(c.UsedPrefillTokens) > bound || c.HasLoad && float64(c.ActivePrefillTokens) > bound
 		}
-		if x := config.ActivePrefillTokensThreshold; x != nil && float64(c.ActivePrefillTokens) > *x {
+		if x := config.ActivePrefillTokensThreshold; x != nil && over(*x) {
 			return false
 		}
 		batch := float64(c.Worker.MaxNumBatchedTokens)
@@ -120,7 +120,7 @@ func (t *twin) eligible() map[rankKey]string {
 			batch = 10_000_000
 		}
 		x := config.ActivePrefillTokensThresholdFrac
-		return x == nil || float64(c.ActivePrefillTokens) <= *x*batch
+		return x == nil || !over(*x*batch)
 	})
 	if r.Affinity != nil && any(matches(r.Affinity)) {
 		drop("affinity_target", matches(r.Affinity))
