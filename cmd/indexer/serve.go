@@ -125,6 +125,8 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"how workers are chosen where a request does not say: "+strings.Join(routing.Policies(), ", "))
 	f.StringVar(&s.routingConfig, "routing-config", "",
 		"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing.md")
+	f.DurationVar(&s.RequestExpiry, "request-expiry", 300*time.Second,
+		"age at which a request that was booked and not freed is forgotten; the same on all nodes")
 	s.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -168,6 +170,7 @@ func (s *serving) check() error {
 	for name, d := range map[string]time.Duration{
 		"--snapshot-interval": s.SnapshotInterval, "--log-age": s.LogAge, "--drain-timeout": s.Drain,
 		"--l3-timeout": s.L3.Timeout, "--l3-hit-life": s.L3.Cache.HitLife, "--l3-miss-life": s.L3.Cache.MissLife,
+		"--request-expiry": s.RequestExpiry,
 	} {
 		bad(d <= 0, "%s %v is not positive", name, d)
 	}

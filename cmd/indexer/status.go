@@ -277,6 +277,12 @@ func printStatus(w io.Writer, s *api.Status) error {
 		}
 		fmt.Fprintln(w)
 	}
+	if s.Load != nil {
+		for _, m := range s.Load.Models {
+			fmt.Fprintf(w, "requests under way of %s: %d, digest %s; since start %d expired, %d refused, %d booked twice\n",
+				m.Model, m.Requests, m.Hash, m.Expired, m.Conflicts, m.Rivals)
+		}
+	}
 	fmt.Fprintf(w, "storage: %s; snapshots: %s\n", used(s.Store), used(s.SnapshotBucket))
 	for _, x := range s.L3 {
 		how := "asked"

@@ -63,6 +63,21 @@
 //
 // While no other node is heard nothing but beats is published.
 //
+// # What an answer promises
+//
+// A call is answered when this node has applied it. Other nodes have it a millisecond later; those that it cannot reach
+// have it within two seconds of hearing it again. So, of what a node has answered:
+//
+//   - While the node lives, or once it is known to a node that lives, a booking stays until it ends or expires, or its
+//     rank is gone, or another request has its id by a lesser key; and what was said of it counts.
+//   - If the node is killed before any other knows, a booking is as if it was never made, and its id is free; of a
+//     request of other nodes, its prefill may be counted on, an output block may be missing, and a request that was
+//     freed may stay until it expires.
+//   - A node that stops in good order sends what it has first, and waits for nobody: it promises as little as one that
+//     is killed if it is cut off.
+//   - Nothing lives longer than Limits.Expiry on the node that took the booking; on others, by as much as the booking
+//     was under way to them, until they hear a node that has seen its end.
+//
 // # The node's service
 //
 // [Service] owns a replica: it waits, listens and publishes, and gives out tables to read under a lock that readers

@@ -55,6 +55,7 @@ type Message struct {
 // ReplicaCounts are of what happened to a replica since it was made.
 type ReplicaCounts struct {
 	Sent, Received, Malformed, OtherVersion uint64 // messages
+	Beats                                   uint64 // of those sent
 	Exchanges                               uint64 // summaries sent because a peer's digest differed
 	Pushed                                  uint64 // events sent because a peer's summary lacked them
 	Healed                                  uint64 // requests ended because a peer had seen their end
@@ -367,6 +368,7 @@ func (r *Replica) beat(answers uint64) {
 	for _, m := range r.models {
 		b.models = append(b.models, modelBeat{m.Model, m.table.sum, m.table.next, m.sent, m.calm(r.now)})
 	}
+	r.Counts.Beats++
 	r.send(Model{}, appendBeat(appendHead(nil, kindBeat, r.cfg.Origin), &b))
 }
 

@@ -181,6 +181,7 @@ type ModelStatus struct {
 	Digest
 	Blocks int // of all requests, shared ones counted for each
 	Ranks  int
+	Twice  int // ids that more than one request has
 	Counts Counts
 }
 
@@ -192,7 +193,7 @@ func (s *Service) Status() Status {
 	st := Status{Ready: r.Ready(), Peers: r.Peers(), Counts: r.Counts}
 	for _, m := range r.models {
 		t := m.table
-		st.Models = append(st.Models, ModelStatus{m.Model, t.Digest(), t.Blocks(), len(t.rows), t.Counts})
+		st.Models = append(st.Models, ModelStatus{m.Model, t.Digest(), t.Blocks(), len(t.rows), len(t.rivals), t.Counts})
 	}
 	return st
 }

@@ -1,11 +1,15 @@
 package server
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -28,6 +32,23 @@ func loadHooks(log *slog.Logger) load.Hooks {
 			}
 		},
 	}
+}
+
+// loadStatus is how the tables of requests under way stand, as clients get it.
+func loadStatus(s load.Status) *api.LoadStatus {
+	out := &api.LoadStatus{Ready: s.Ready, Peers: s.Peers, Beats: s.Counts.Beats, Healed: s.Counts.Healed,
+		Models: []api.ModelDigest{}}
+	for _, m := range s.Models {
+		out.Models = append(out.Models, api.ModelDigest{
+			Model: m.Name, Group: m.Group, Requests: m.Requests, PrefillTokens: m.PrefillTokens, OutputBlocks: m.Outputs,
+			Hash: fmt.Sprintf("%016x", m.Hash), Conflicts: m.Counts.Conflicts, Rivals: m.Counts.Rivals,
+			Twice: m.Twice, Expired: m.Counts.Expired,
+		})
+	}
+	slices.SortFunc(out.Models, func(a, b api.ModelDigest) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group))
+	})
+	return out
 }
 
 // waitLoads waits until this node knows the requests under way that other nodes know, if there are other nodes, or ctx

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -111,6 +112,18 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 		t.Error(err)
 	}
 	until("a has what was freed on b", loaded(a, 9))
+
+	status := func(s *Server) api.ModelDigest {
+		st, err := s.Status(ctx)
+		if err != nil || st.Load == nil || !st.Load.Ready || st.Load.Peers != 1 || len(st.Load.Models) != 1 {
+			t.Fatalf("%s says of its loads: %+v, %v", s.ID, st.Load, err)
+		}
+		return st.Load.Models[0]
+	}
+	until("the digests are equal", func() bool { return status(a).Hash == status(b).Hash })
+	if of := status(b); of.Model != "m" || of.Requests != 9 || of.PrefillTokens != 900 || of.Conflicts != 1 {
+		t.Errorf("b says %+v", of)
+	}
 
 	c, stopC := start("c")
 	defer stopC()

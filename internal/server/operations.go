@@ -60,6 +60,7 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	status.Requests = s.outcomes.Counts()
 	status.Problems = append(status.Problems, s.outcomes.Problems(time.Now())...)
 	s.registry.MarkStatus(status)
+	status.Load = loadStatus(s.loads.Status())
 	return status
 }
 

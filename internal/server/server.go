@@ -59,6 +59,8 @@ type Settings struct {
 	Routing routing.Config // of all policies
 	Engines compat.Engines // of shims in this process
 
+	RequestExpiry time.Duration // the age at which a request under way that nobody has freed is forgotten; 0: 300 s
+
 	// QueryWorkers is how many queries over NATS are answered at once; 0: 128, or one for each core if there are more.
 	// QueryQueue is how many wait; 0: 512 for each core. Over HTTP their sum is how many requests are under way at
 	// once.
@@ -158,7 +160,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
 		},
 	})
-	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Hooks: loadHooks(log)})
+	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
+		Hooks: loadHooks(log)})
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.selection, err = selection.New(selection.Config{
 		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Engines: s.engines.read, Policy: s.Policy, Routing: s.Routing,

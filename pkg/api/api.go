@@ -466,6 +466,34 @@ type Status struct {
 	L3 []StoreStatus `json:"l3,omitempty" msgpack:"l3,omitempty"` // the stores that workers share and this node asks
 
 	Engines *EngineCounts `json:"engines,omitempty" msgpack:"engines,omitempty"` // nil: the node does not say
+
+	Load *LoadStatus `json:"load,omitempty" msgpack:"load,omitempty"` // nil: the node is older than routing
+}
+
+// LoadStatus is what a node knows of requests under way. Counts are since it started.
+type LoadStatus struct {
+	Ready  bool   `json:"ready" msgpack:"ready"`   // it has what other nodes know
+	Peers  int    `json:"peers" msgpack:"peers"`   // other nodes that were heard a moment ago
+	Beats  uint64 `json:"beats" msgpack:"beats"`   // how often it told other nodes what it has: twice a second
+	Healed uint64 `json:"healed" msgpack:"healed"` // requests that it ended late: another node knew of their end
+
+	Models []ModelDigest `json:"models" msgpack:"models"` // by model and group
+}
+
+// ModelDigest sums up a model's requests under way. On all nodes it is the same, but for what is on its way between
+// them.
+type ModelDigest struct {
+	Model         string `json:"model" msgpack:"model"`
+	Group         string `json:"group,omitempty" msgpack:"group,omitempty"`
+	Requests      int    `json:"requests" msgpack:"requests"`
+	PrefillTokens int64  `json:"prefill_tokens" msgpack:"prefill_tokens"` // to be prefilled
+	OutputBlocks  uint64 `json:"output_blocks" msgpack:"output_blocks"`
+	Hash          string `json:"hash" msgpack:"hash"` // of all requests and their states, in hexadecimal
+
+	Conflicts uint64 `json:"conflicts" msgpack:"conflicts"` // refused on this node: the id was under way
+	Rivals    uint64 `json:"rivals" msgpack:"rivals"`       // ended: another node had booked the same id
+	Twice     int    `json:"twice" msgpack:"twice"`         // ids of two requests now, of which one is about to end so
+	Expired   uint64 `json:"expired" msgpack:"expired"`     // ended by their age
 }
 
 // EngineCounts is how many ranks of the namespace are registered, by how it stands with their engines; the same at each

@@ -90,7 +90,7 @@ func (r *clusterTorture) play() {
 			r.w.end()
 		}
 		r.counts["deployments"]++
-		r.w = startClusterWorld(r.T, r.rng, r.programs, r.counts)
+		r.w = startClusterWorld(r.T, r.rng, r.programs, r.counts, clusterEngines)
 		r.stage = r.w.stage
 		r.note("a new deployment in %s", r.w.dir)
 		r.settle()

@@ -48,8 +48,10 @@ type clusterWorld struct {
 	spare    []*daemon          // nodes that do not run
 }
 
-func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) string,
-	counters map[string]int) *clusterWorld {
+// startClusterWorld puts a deployment together, of which nothing runs yet. The nodes get further arguments.
+func startClusterWorld(
+	t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int, engines int, args ...string,
+) *clusterWorld {
 	w := &clusterWorld{stage: newStage(t, counters)}
 	var free []string
 	for range 3 * clusterServers {
@@ -84,17 +86,17 @@ func startClusterWorld(t testing.TB, rng *rand.Rand, programs func(string) strin
 		id := fmt.Sprintf("node-%d", i+1)
 		d := w.daemon("indexer "+id, programs("indexer"), func(code int, last string) bool {
 			return code == 1 && strings.Contains(last, "not available")
-		}, "serve", "--nats", toNATS(id), "--node-id", id, "--replication", fmt.Sprint(clusterCopies), "--replicas",
-			fmt.Sprint(clusterServers), "--http-listen", "127.0.0.1:0",
+		}, append([]string{"serve", "--nats", toNATS(id), "--node-id", id, "--replication", fmt.Sprint(clusterCopies),
+			"--replicas", fmt.Sprint(clusterServers), "--http-listen", "127.0.0.1:0",
 			"--partitions", fmt.Sprint(clusterPartitions), "--snapshot-interval", interval, "--log-bytes",
-			fmt.Sprint(64<<20), "--pending-for", "24h", "--tombstone-for", "24h", "--log-level", "debug")
+			fmt.Sprint(64 << 20), "--pending-for", "24h", "--tombstone-for", "24h", "--log-level", "debug"}, args...)...)
 		if i < clusterNodes {
 			w.nodes = append(w.nodes, d)
 		} else {
 			w.spare = append(w.spare, d)
 		}
 	}
-	for i := range clusterEngines {
+	for i := range engines {
 		w.engine(i, rng, programs, toNATS)
 	}
 	return w

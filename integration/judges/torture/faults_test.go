@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	tortureRounds = flag.Int("torture.rounds", 0, "rounds of TestTorture and of TestTortureCluster; 0 takes a few")
+	tortureRounds = flag.Int("torture.rounds", 0, "rounds of TestTorture, TestTortureCluster and TestTortureLoad; 0 takes a few")
 	tortureSeed   = flag.Uint64("torture.seed", 1, "seed of their schedules; 0 takes one from the clock")
 	tortureRace   = flag.Bool("torture.race", false, "run their programs with the race detector")
 )

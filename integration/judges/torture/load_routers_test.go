@@ -1,0 +1,431 @@
+//go:build judges
+
+package torture
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+const (
+	loadModel   = "m"
+	loadRouters = 4
+	loadExpiry  = 30 * time.Second // of bookings
+
+	// A call to a process that is held is answered when it goes on.
+	overHTTP, overNATS = 20 * time.Second, 3 * time.Second
+)
+
+// loadRanks are where requests are booked. Only requests of the last weigh less with their outputs: what it has to do
+// follows from the order in which nodes were told, so that its blocks are only compared between nodes.
+var loadRanks = []events.RankKey{{Instance: "w1"}, {Instance: "w1", Rank: 1}, {Instance: "w2"}, {Instance: "decays"}}
+
+// life is one life of a node.
+type life struct {
+	d     *daemon
+	begun int64 // where its words begin
+}
+
+// ack is an acknowledgement: one of these lives, it is not known which, has given it.
+type ack []life
+
+// survives reports whether whoever has given the acknowledgement is still the same process.
+func (a ack) survives() bool {
+	return !slices.ContainsFunc(a, func(l life) bool { return l.d.begun.Load() != l.begun })
+}
+
+// fact is something that was acknowledged, and by which lives it is known: each element is enough.
+type fact []ack
+
+func (f fact) survives() bool { return slices.ContainsFunc(f, ack.survives) }
+
+// tracked is what is known of one request id. A call that ended with neither yes nor no may have been carried out.
+type tracked struct {
+	id     string
+	at     []events.RankKey // where it may be booked
+	tokens uint64           // of prefill
+	blocks []string         // of its prompt: equal names are shared blocks
+
+	tried       time.Time // the first booking was sent
+	latest      time.Time // the last was answered, or may have been carried out until
+	booked      fact
+	maybeBooked bool
+	twice       bool // two nodes have booked it
+	done, freed fact
+	maybeDone   bool
+	maybeFreed  bool
+	outputs     []fact
+	maybeOuts   int
+
+	judged bool // it was looked up
+	there  bool // and there
+}
+
+// deadline is when a node may forget it at the earliest, and the time at which all should have.
+func (q *tracked) deadline() (earliest, latest time.Time) {
+	return q.tried.Add(loadExpiry), q.latest.Add(loadExpiry)
+}
+
+// routers book requests, say how they go on and end them, over HTTP and NATS, at whichever nodes.
+type routers struct {
+	w     *clusterWorld
+	conns []*jetstream.Conn  // to each NATS server
+	nats  []*client.Client   // over them
+	nodes [][]*client.Client // the same, to one node each
+
+	mu      sync.Mutex
+	counts  map[string]int
+	serial  int
+	clients map[string]*client.Client // by address
+	all     map[string]*tracked       // by id
+
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+func newRouters(w *clusterWorld) *routers {
+	r := &routers{w: w, counts: map[string]int{}, clients: map[string]*client.Client{}, all: map[string]*tracked{},
+		stop: func() {}}
+	for _, addr := range w.addrs {
+		conn, err := jetstream.Connect(context.Background(), jetstream.ConnOptions{URLs: []string{"nats://" + addr},
+			Wait: true})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		r.conns = append(r.conns, conn)
+		r.nats = append(r.nats, harness.Client(w.t, conn, "default", client.Options{}))
+		var nodes []*client.Client
+		for i := range clusterNodes {
+			nodes = append(nodes, harness.NodeClient(w.t, conn, fmt.Sprint("node-", i+1)))
+		}
+		r.nodes = append(r.nodes, nodes)
+	}
+	return r
+}
+
+func (r *routers) end() {
+	r.quiet()
+	for _, c := range r.conns {
+		c.Close()
+	}
+}
+
+// start lets routers work until quiet is called.
+func (r *routers) start(rng *rand.Rand) {
+	ctx, stop := context.WithCancel(context.Background())
+	r.stop = stop
+	for range loadRouters {
+		seed := rng.Uint64()
+		r.done.Go(func() { r.route(ctx, rand.New(rand.NewPCG(seed, 5))) })
+	}
+}
+
+// quiet waits until all that was asked is answered.
+func (r *routers) quiet() {
+	r.stop()
+	r.done.Wait()
+}
+
+// route is one router after the other: each dies some time, with requests under way.
+func (r *routers) route(ctx context.Context, rng *rand.Rand) {
+	var open []*tracked
+	for ctx.Err() == nil {
+		n := rng.IntN(100)
+		i := 0
+		if len(open) > 0 {
+			i = rng.IntN(len(open))
+		}
+		switch {
+		case n < 1:
+			r.count("routers that died with requests under way")
+			open = nil
+		case n < 4:
+			r.rivals(rng)
+		case n < 40 || len(open) == 0:
+			if q := r.book(rng); q != nil {
+				open = append(open, q)
+			}
+		case n < 50:
+			r.prefillComplete(open[i], r.anyone(rng))
+		case n < 70:
+			r.output(rng, open[i])
+		case n < 72: // it never ends
+			open = slices.Delete(open, i, i+1)
+		default:
+			if r.free(open[i], r.anyone(rng)) {
+				open = slices.Delete(open, i, i+1)
+			}
+		}
+		time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond)
+	}
+}
+
+func (r *routers) count(what string) {
+	r.mu.Lock()
+	r.counts[what]++
+	r.mu.Unlock()
+}
+
+// way is how a call reaches a node: one node over HTTP, or NATS, which gives it to any.
+type way struct {
+	to   *client.Client
+	node *daemon // nil: any
+	life life
+}
+
+// anyone is a way to any node; nil if the one that was picked has no port yet.
+func (r *routers) anyone(rng *rand.Rand) *way {
+	if rng.IntN(3) == 0 {
+		return &way{to: r.nats[rng.IntN(len(r.nats))]}
+	}
+	return r.to(r.w.nodes[rng.IntN(len(r.w.nodes))])
+}
+
+// to is the way to a node's present life over HTTP.
+func (r *routers) to(d *daemon) *way {
+	addr, err := d.served()
+	if err != nil {
+		return nil
+	}
+	d.mu.Lock()
+	begun := d.addrOf
+	d.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.clients[addr]
+	if c == nil {
+		if c, err = client.HTTP([]string{"http://" + addr}, client.Options{}); err != nil {
+			r.w.t.Error(err)
+			return nil
+		}
+		r.clients[addr] = c
+	}
+	return &way{c, d, life{d, begun}}
+}
+
+// lives are all nodes' present ones.
+func (r *routers) lives() (a ack) {
+	for _, d := range r.w.nodes {
+		a = append(a, life{d, d.begun.Load()})
+	}
+	return a
+}
+
+// verdict is what became of a call.
+type verdict int
+
+const (
+	yes verdict = iota + 1
+	no
+	unknown
+)
+
+// call makes a call, and returns who may have acknowledged it.
+func (r *routers) call(by *way, do func(context.Context, *client.Client) error) (verdict, ack, error) {
+	patience := overNATS
+	if by.node != nil {
+		patience = overHTTP
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	who := ack{by.life}
+	if by.node == nil {
+		who = r.lives()
+	}
+	err := do(ctx, by.to)
+	if by.node == nil {
+		for _, l := range r.lives() {
+			if !slices.Contains(who, l) {
+				who = append(who, l) // it was born meanwhile
+			}
+		}
+	}
+	switch code := client.CodeOf(err); {
+	case err == nil:
+		return yes, who, nil
+	case code == api.CodeConflict, code == api.CodeUnknownRequest, code == api.CodeUnknownModel,
+		code == api.CodeUnknownWorker, code == api.CodeNoWorkers, code == api.CodeNotReady, code == api.CodeBusy:
+		r.count("refused: " + string(code))
+		return no, who, err
+	case code == api.CodeMalformed, code == api.CodeInternal:
+		r.w.t.Errorf("a call was refused: %v", err)
+	}
+	r.count("calls without an answer")
+	return unknown, who, err
+}
+
+// track begins a request that will be booked.
+func (r *routers) track(rng *rand.Rand, at ...events.RankKey) (*tracked, api.Prompt) {
+	r.mu.Lock()
+	r.serial++
+	q := &tracked{id: fmt.Sprint("r", r.serial), at: at, tried: time.Now()}
+	r.all[q.id] = q
+	r.mu.Unlock()
+	group := uint64(rng.IntN(4))
+	p := api.Prompt{Model: loadModel, Hashes: api.Hashes{}}
+	for i := range 1 + rng.IntN(20) {
+		p.Hashes = append(p.Hashes, group<<32|uint64(i+1))
+		q.blocks = append(q.blocks, fmt.Sprint(group, "/", i))
+	}
+	for i := range rng.IntN(8) {
+		p.Hashes = append(p.Hashes, rng.Uint64())
+		q.blocks = append(q.blocks, fmt.Sprint(q.id, "/", i))
+	}
+	p.ISLTokens = uint64(len(p.Hashes))*harness.BlockSize + uint64(rng.IntN(harness.BlockSize))
+	return q, p
+}
+
+// book books a new request, at a rank or wherever a node says. It returns nil if that was refused.
+func (r *routers) book(rng *rand.Rand) *tracked {
+	by := r.anyone(rng)
+	if by == nil {
+		return nil
+	}
+	chosen := rng.IntN(3) == 0
+	var at []events.RankKey
+	if chosen {
+		at = loadRanks
+	} else {
+		at = []events.RankKey{loadRanks[rng.IntN(len(loadRanks))]}
+	}
+	q, prompt := r.track(rng, at...)
+	var selected *api.Selection
+	v, who, err := r.call(by, func(ctx context.Context, c *client.Client) (err error) {
+		if !chosen {
+			_, err = c.Book(ctx, &api.BookRequest{Prompt: prompt, RequestID: q.id, Worker: at[0].Instance, Rank: at[0].Rank,
+				EffectivePrefillTokens: prompt.ISLTokens})
+			return err
+		}
+		selected, err = c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: loadModel, Hashes: prompt.Hashes},
+			ISLTokens: prompt.ISLTokens, RequestID: q.id, Book: true})
+		return err
+	})
+	if client.CodeOf(err) == api.CodeConflict {
+		r.w.t.Errorf("the id %s is new, and refused: %v", q.id, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q.tokens, q.latest = prompt.ISLTokens, time.Now()
+	switch v {
+	case no:
+		delete(r.all, q.id)
+		return nil
+	case yes:
+		r.counts["bookings"]++
+		q.booked = fact{who}
+	case unknown:
+		q.maybeBooked = true
+	}
+	if selected != nil {
+		q.at = []events.RankKey{{Instance: selected.Worker, Rank: selected.Rank}}
+	}
+	return q
+}
+
+// rivals books one id at two nodes at the same time. Nobody frees it.
+func (r *routers) rivals(rng *rand.Rand) {
+	nodes := rng.Perm(len(r.w.nodes))[:2]
+	ways := [2]*way{r.to(r.w.nodes[nodes[0]]), r.to(r.w.nodes[nodes[1]])}
+	if ways[0] == nil || ways[1] == nil {
+		return
+	}
+	q, prompt := r.track(rng, loadRanks[0], loadRanks[2])
+	var verdicts [2]verdict
+	var acks [2]ack
+	var both sync.WaitGroup
+	for i, by := range ways {
+		both.Go(func() {
+			verdicts[i], acks[i], _ = r.call(by, func(ctx context.Context, c *client.Client) error {
+				_, err := c.Book(ctx, &api.BookRequest{Prompt: prompt, RequestID: q.id, Worker: q.at[i].Instance,
+					EffectivePrefillTokens: prompt.ISLTokens})
+				return err
+			})
+		})
+	}
+	both.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q.tokens, q.latest = prompt.ISLTokens, time.Now()
+	r.counts["ids sent to two nodes"]++
+	for i, v := range verdicts {
+		switch v {
+		case yes:
+			q.booked = append(q.booked, acks[i])
+		case unknown:
+			q.maybeBooked = true
+		}
+	}
+	if q.twice = verdicts == [2]verdict{yes, yes}; q.twice {
+		r.counts["ids that two nodes have booked"]++
+	}
+	if q.booked == nil && !q.maybeBooked {
+		delete(r.all, q.id)
+	}
+}
+
+func (r *routers) prefillComplete(q *tracked, by *way) verdict {
+	if by == nil {
+		return unknown
+	}
+	v, who, _ := r.call(by, func(ctx context.Context, c *client.Client) error {
+		return c.PrefillComplete(ctx, loadModel, q.id)
+	})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch v {
+	case yes:
+		q.done = append(q.done, who)
+	case unknown:
+		q.maybeDone = true
+	}
+	return v
+}
+
+func (r *routers) output(rng *rand.Rand, q *tracked) {
+	by := r.anyone(rng)
+	if by == nil {
+		return
+	}
+	ref := &api.RequestRef{Model: loadModel, RequestID: q.id}
+	if len(q.at) == 1 && q.at[0] == loadRanks[3] {
+		f := rng.Float64()
+		ref.DecayFraction = &f
+	}
+	v, who, _ := r.call(by, func(ctx context.Context, c *client.Client) error { return c.OutputBlock(ctx, ref) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch v {
+	case yes:
+		q.outputs = append(q.outputs, fact{who})
+	case unknown:
+		q.maybeOuts++
+	}
+}
+
+// free ends a request, and reports whether it need not be tried again.
+func (r *routers) free(q *tracked, by *way) bool {
+	if by == nil {
+		return false
+	}
+	v, who, _ := r.call(by, func(ctx context.Context, c *client.Client) error { return c.Free(ctx, loadModel, q.id) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch v {
+	case yes:
+		r.counts["ends"]++
+		q.freed = append(q.freed, who)
+	case unknown:
+		q.maybeFreed = true
+	}
+	return v == yes
+}

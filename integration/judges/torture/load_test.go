@@ -1,0 +1,618 @@
+//go:build judges
+
+package torture
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+const (
+	// healedBy is how many heartbeats nodes have, twice a second, to come to the same loads after the last fault.
+	healedBy = 4
+
+	// lateMost is how much later than its expiry a request may be seen whose booking was held back on its way.
+	lateMost = 5 * time.Second
+)
+
+// TestTortureLoad does to the loads that nodes share what TestTortureCluster does to the index: routers book requests,
+// say how they go on and end them, over HTTP and NATS, at whichever of three nodes, and die; nodes and NATS servers are
+// killed and started again, held, cut off and delayed; one id is sent to two nodes at the same time.
+//
+// After each round all runs again. From the moment at which NATS carries messages between the nodes that have lived on,
+// they have four heartbeats, two seconds, until the digests and loads of all are equal: each is asked by itself. So
+// have all nodes when those are ready that were started again. Then every id is looked up, and must be as internal/load
+// promises:
+//
+//   - A booking that was acknowledged by a node that still lives, or that all knew after a round before, is there,
+//     unless it has ended. What a node had acknowledged that was killed may be lost with it, and is counted.
+//   - A request whose end was acknowledged by a node that still lives is gone. So is each that is older than it may be.
+//   - What each rank has to do is the sum of what is there.
+//   - An id that is under way is refused by every node. If two nodes have taken one, which they may while they do not
+//     hear each other, one of the two bookings is left, and that is counted.
+func TestTortureLoad(t *testing.T) {
+	seed, rounds := scheduleSeed(), roundsOr(3)
+	r := &loadTorture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 4))),
+		programs: func(name string) string { return harness.Program(t, name) }}
+	if *tortureRace {
+		r.programs = racingPrograms(t)
+	}
+	begun := time.Now()
+	defer func() {
+		if r.routers != nil {
+			r.routers.end()
+			maps.Copy(r.counts, r.routers.counts)
+		}
+		if t.Failed() {
+			t.Logf("seed %d, round %d; what was done in it:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
+			for _, d := range r.w.daemons() {
+				t.Logf("the end of what %s said (all of it is in %s):\n%s", d.name, d.said, d.tail(40))
+			}
+		}
+		if r.w != nil {
+			r.w.end()
+		}
+		t.Logf("seed %d, %d rounds in %v", seed, r.round, time.Since(begun).Round(time.Second))
+		for _, name := range slices.Sorted(maps.Keys(r.counts)) {
+			t.Logf("%7d %s", r.counts[name], name)
+		}
+		t.Logf("from the last fault's end until NATS carried messages between the nodes that had lived on: %s",
+			spread(r.heard))
+		t.Logf("from then on, and from the start of the others, until loads were equal: %s; at most %d heartbeats",
+			spread(r.healed), r.beats)
+	}()
+	r.deploy()
+	for r.round = 1; r.round <= rounds; r.round++ {
+		r.play()
+	}
+	r.round--
+	r.expire()
+}
+
+type loadTorture struct {
+	*testing.T
+	mayhem
+	programs func(string) string
+	w        *clusterWorld
+	routers  *routers
+	round    int
+	mortal   []*daemon       // nodes that may be killed in this round
+	rivals   map[life]uint64 // bookings that nodes ended because another had the id, up to the last round
+	heard    []time.Duration // from the end of the last fault until NATS carried messages between all nodes
+	healed   []time.Duration // from then on, until loads were equal
+	beats    uint64          // the most that healing took
+}
+
+// deploy starts a cluster without engines, and registers workers that nobody hears.
+func (r *loadTorture) deploy() {
+	r.begun = time.Now()
+	r.w = startClusterWorld(r.T, r.rng, r.programs, r.counts, 0, "--request-expiry", loadExpiry.String(),
+		"--drain-timeout", "1s")
+	r.stage = r.w.stage
+	for _, d := range r.w.nodes {
+		usual := d.excused
+		d.excused = func(code int, last string) bool {
+			// What the life before had on its way to its record arrived late: a supervisor starts it again.
+			late := code == 1 && strings.Contains(last, "another process has this node's name, and it lives")
+			if late {
+				r.counts["nodes that took their own record for another's, and are started again"]++
+			}
+			return late || usual(code, last)
+		}
+	}
+	r.w.mend()
+	r.routers = newRouters(r.w)
+	for _, k := range loadRanks {
+		w := &api.WorkerRegistration{Instance: k.Instance, Model: loadModel, BlockSize: harness.BlockSize}
+		w.Events, w.RankSize = api.EventsNone, 1
+		if k.Rank > 0 || k.Instance == "w1" {
+			w.RankSize = 2
+		}
+		r.w.until("worker "+string(k.Instance)+" is registered", func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), overHTTP)
+			defer cancel()
+			_, err := r.routers.nats[0].RegisterWorker(ctx, w)
+			return err
+		})
+	}
+	r.w.until("the nodes are in order", r.w.settled)
+	for _, d := range r.w.nodes {
+		r.w.until(d.name+" knows the workers", func() error {
+			var list api.LoadList
+			body := api.LoadsRequest{Model: loadModel}
+			if err := r.w.ask(d, "POST", "/v1/loads", body, &list); err != nil {
+				return err
+			}
+			if n := len(list.Models[0].Ranks); n != len(loadRanks) {
+				return fmt.Errorf("%d ranks", n)
+			}
+			return nil
+		})
+	}
+}
+
+// play plays one round.
+func (r *loadTorture) play() {
+	r.transcript, r.begun = nil, time.Now()
+	lives := r.routers.lives()
+	r.mortal = r.mortal[:0]
+	for _, i := range r.rng.Perm(len(r.w.nodes))[:r.rng.IntN(len(r.w.nodes)+1)] {
+		r.mortal = append(r.mortal, r.w.nodes[i])
+	}
+	r.routers.start(r.rng)
+	for range 15 + r.rng.IntN(25) {
+		r.step()
+	}
+	r.undo(true)
+	r.note("all faults end")
+	ended := time.Now()
+	r.w.mend()
+	r.routers.quiet()
+	var old []*daemon
+	for _, l := range lives {
+		if l.d.begun.Load() == l.begun {
+			old = append(old, l.d)
+		}
+	}
+	r.judge(r.settle(ended, old))
+	r.listen(r.T)
+	r.counts["rounds"]++
+}
+
+// step does one thing.
+func (r *loadTorture) step() {
+	r.undo(false)
+	switch n := r.rng.IntN(100); {
+	case n < 40:
+		d := 300
+		if r.rng.IntN(4) == 0 {
+			d = 1500
+		}
+		time.Sleep(time.Duration(r.rng.IntN(d)) * time.Millisecond)
+	case n < 55:
+		if len(r.mortal) > 0 {
+			r.kill(r.mortal[r.rng.IntN(len(r.mortal))])
+		}
+	case n < 60:
+		r.hold(r.w.nodes[r.rng.IntN(len(r.w.nodes))])
+	case n < 65:
+		d := r.w.servers[r.rng.IntN(len(r.w.servers))]
+		if !slices.ContainsFunc(r.w.servers, func(d *daemon) bool { return !d.alive() || r.held[d] }) {
+			r.kill(d)
+		}
+	case n < 80:
+		r.spoilConnection()
+	case n < 88:
+		r.cutOff(r.w.nodes[r.rng.IntN(len(r.w.nodes))])
+	default:
+		r.startAll()
+	}
+}
+
+// cutOff takes all connections to NATS from a node for a while. It goes on to answer over HTTP.
+func (r *loadTorture) cutOff(d *daemon) {
+	who := strings.Fields(d.name)[1] + "→"
+	r.note("%s is cut off", d.name)
+	r.count("nodes cut off")
+	for i, name := range r.w.names {
+		if strings.HasPrefix(name, who) {
+			p := r.w.proxies[i]
+			p.set(false, true)
+			p.cut()
+			r.later = append(r.later, undoing{time.Now().Add(2 * time.Second), func() { p.set(false, false) }})
+		}
+	}
+}
+
+// reading is what a node said of its loads.
+type reading struct {
+	at     time.Time // before it was asked
+	status api.LoadStatus
+	loads  api.ModelLoads
+}
+
+// digest is what must be the same on all nodes.
+func (s *reading) digest() (d api.ModelDigest) {
+	for _, m := range s.status.Models {
+		if m.Model == loadModel {
+			d = m
+		}
+	}
+	d.Conflicts, d.Rivals, d.Expired = 0, 0, 0
+	d.Hash = cmp.Or(d.Hash, fmt.Sprintf("%016x", 0)) // a table of nothing is as none
+	d.Model = loadModel
+	return d
+}
+
+// read asks one node.
+func (r *loadTorture) read(d *daemon) (s reading, err error) {
+	s.at = time.Now()
+	var status api.Status
+	if err := r.w.ask(d, "GET", "/v1/status", nil, &status); err != nil {
+		return s, err
+	}
+	if !status.Ready || status.Load == nil || !status.Load.Ready {
+		return s, fmt.Errorf("%s is not ready", d.name)
+	}
+	s.status = *status.Load
+	var list api.LoadList
+	err = r.w.ask(d, "POST", "/v1/loads", api.LoadsRequest{Model: loadModel}, &list)
+	if err == nil && len(list.Models) != 1 {
+		err = fmt.Errorf("%s knows of loads %+v", d.name, list)
+	}
+	if err == nil {
+		s.loads = list.Models[0]
+	}
+	return s, err
+}
+
+func (r *loadTorture) readAll(nodes []*daemon) (all []reading, err error) {
+	for _, d := range nodes {
+		s, err := r.read(d)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// connected says why not every NATS server carries messages to these nodes; if each does, they hear each other.
+func (r *loadTorture) connected(nodes []*daemon) error {
+	for i, of := range r.routers.nodes {
+		for _, d := range nodes {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			_, err := of[slices.Index(r.w.nodes, d)].Status(ctx)
+			cancel()
+			if err != nil {
+				return fmt.Errorf("%s, by way of server %d: %w", d.name, i+1, err)
+			}
+		}
+	}
+	return nil
+}
+
+// settle waits until all nodes run, hear each other, and have the same loads: those first that have lived through the
+// faults.
+func (r *loadTorture) settle(ended time.Time, old []*daemon) []reading {
+	if len(old) > 1 {
+		r.counts["rounds that two or more nodes lived through"]++
+		first := r.hearing(old)
+		r.heard = append(r.heard, time.Since(ended))
+		r.equal(old, first)
+	}
+	return r.equal(r.w.nodes, r.hearing(r.w.nodes))
+}
+
+// hearing waits until nodes hear each other, and returns what they say then.
+func (r *loadTorture) hearing(nodes []*daemon) (first []reading) {
+	r.w.until("nodes are ready, and hear each other", func() (err error) {
+		if first, err = r.readAll(nodes); err != nil {
+			return err
+		}
+		return r.connected(nodes)
+	})
+	r.note("%d nodes hear each other", len(nodes))
+	return first
+}
+
+// equal waits until nodes have the same loads, of which first is what they said before.
+func (r *loadTorture) equal(nodes []*daemon, first []reading) []reading {
+	begun := time.Now()
+	for all := first; ; {
+		r.w.await("nodes say what they have", func() (err error) {
+			all, err = r.readAll(nodes)
+			return err
+		})
+		differ := ""
+		for _, s := range all {
+			if a, b := all[0].digest(), s.digest(); a != b || a.Twice > 0 {
+				differ = fmt.Sprintf("%+v and %+v", a, b)
+			}
+			if !slices.Equal(all[0].loads.Ranks, s.loads.Ranks) || all[0].loads.Requests != s.loads.Requests {
+				differ += fmt.Sprintf("\n%+v and %+v", all[0].loads, s.loads)
+			}
+		}
+		passed := all[0].status.Beats - first[0].status.Beats // on the node that has had the fewest heartbeats
+		for i := range all {
+			passed = min(passed, all[i].status.Beats-first[i].status.Beats)
+		}
+		if differ == "" {
+			r.note("%d nodes have the same loads: %d requests", len(nodes), all[0].loads.Requests)
+			r.healed = append(r.healed, time.Since(begun))
+			r.beats = max(r.beats, passed)
+			return all
+		}
+		if passed > healedBy {
+			r.Fatalf("after %v and %d heartbeats loads differ: %s", time.Since(begun), passed, differ)
+		}
+		time.Sleep(15 * time.Millisecond)
+	}
+}
+
+// judge looks up every request, and compares what is there with what was promised and with the loads.
+func (r *loadTorture) judge(all []reading) {
+	now := all[0].at
+	var list []*tracked
+	for _, q := range r.routers.all {
+		list = append(list, q)
+	}
+	slices.SortFunc(list, func(a, b *tracked) int { return a.tried.Compare(b.tried) })
+	lives := r.routers.lives()
+	known := func(f *fact) { // what one node knew is known to all now
+		if f.survives() {
+			*f = nil
+			for _, l := range lives {
+				*f = append(*f, ack{l})
+			}
+		}
+	}
+	twice := 0
+	for _, q := range list {
+		if earliest, _ := q.deadline(); q.twice && !q.judged && q.booked[:1].survives() && q.booked[1:].survives() &&
+			time.Now().Before(earliest) {
+			twice++
+		}
+		known(&q.booked)
+		known(&q.done)
+		for i := range q.outputs {
+			known(&q.outputs[i])
+		}
+	}
+	r.judgeRivals(all, twice)
+
+	wrong := make([]string, len(list))
+	expect := newExpected()
+	var looking sync.WaitGroup
+	room := make(chan bool, 16)
+	for i, q := range list {
+		by := r.routers.to(r.w.nodes[r.rng.IntN(len(r.w.nodes))])
+		looking.Go(func() {
+			room <- true
+			defer func() { <-room }()
+			done := q.done.survives()
+			maybe := done || q.maybeDone || len(q.done) > 0
+			if v := r.routers.prefillComplete(q, by); v != unknown {
+				wrong[i] = r.judgeOne(q, v == yes, now)
+				expect.add(q, done, maybe, now)
+			} else {
+				wrong[i] = "it is not known whether it is there"
+			}
+		})
+	}
+	looking.Wait()
+	for i, q := range list {
+		if wrong[i] != "" {
+			r.Errorf("request %s, tried %v ago: %s: %+v", q.id, time.Since(q.tried), wrong[i], q)
+		}
+	}
+	for _, l := range all[0].loads.Ranks {
+		if err := expect.judge(l); err != nil {
+			r.Errorf("%s/%d: %v", l.Worker, l.Rank, err)
+		}
+	}
+	r.judgeIDs(list)
+	if r.Failed() {
+		r.FailNow()
+	}
+	for _, q := range list {
+		late := q.maybeBooked && !q.judged // a call without an answer may be carried out yet
+		q.judged = true
+		switch {
+		case !q.there && !late:
+			delete(r.routers.all, q.id)
+		case q.there:
+			if q.maybeBooked = false; !q.booked.survives() {
+				q.booked = nil
+				for _, l := range lives {
+					q.booked = append(q.booked, ack{l})
+				}
+			}
+			if len(q.freed) > 0 && !q.freed.survives() {
+				q.freed, q.maybeFreed = nil, true
+			}
+		}
+	}
+}
+
+// judgeOne judges one request by what was promised.
+func (r *loadTorture) judgeOne(q *tracked, there bool, now time.Time) (wrong string) {
+	r.routers.mu.Lock()
+	defer r.routers.mu.Unlock()
+	q.there = there
+	earliest, latest := q.deadline()
+	ended := len(q.freed) > 0 || q.maybeFreed
+	switch {
+	case there && q.freed.survives():
+		return "it was freed, and is there"
+	case there && now.After(latest.Add(lateMost)):
+		return "it should have expired"
+	case there && len(q.freed) > 0:
+		r.routers.counts["ends that were lost with the node that had acknowledged them"]++
+	case !there && time.Now().After(earliest):
+		r.routers.counts["requests that expired"]++
+	case !there && !ended && q.booked.survives():
+		return "it is missing"
+	case !there && !ended && len(q.booked) > 0:
+		r.routers.counts["bookings that were lost with the node that had acknowledged them"]++
+	case there && len(q.booked) > 0 && !q.booked.survives():
+		r.routers.counts["bookings that outlived the node that had acknowledged them"]++
+	}
+	return ""
+}
+
+// judgeIDs books some ids a second time: those that are under way are refused by every node.
+func (r *loadTorture) judgeIDs(list []*tracked) {
+	tried := 0
+	for _, q := range list {
+		earliest, _ := q.deadline()
+		if !q.there || tried >= 3 && !q.twice || time.Until(earliest) < time.Second {
+			continue
+		}
+		tried++
+		for _, d := range r.w.nodes {
+			_, _, err := r.routers.call(r.routers.to(d), func(ctx context.Context, c *client.Client) error {
+				_, err := c.Book(ctx, &api.BookRequest{Prompt: api.Prompt{Model: loadModel}, RequestID: q.id,
+					Worker: loadRanks[2].Instance})
+				return err
+			})
+			if client.CodeOf(err) != api.CodeConflict && time.Now().Before(earliest) {
+				r.Errorf("request %s is under way, and %s says to a second one: %v", q.id, d.name, err)
+			}
+		}
+		if q.twice {
+			r.routers.free(q, r.routers.to(r.w.nodes[r.rng.IntN(len(r.w.nodes))]))
+		}
+	}
+	r.counts["ids that were under way, sent again to all nodes"] += tried
+}
+
+// judgeRivals holds the count of bookings that nodes ended, because another had the id, to the ids that two nodes had
+// booked.
+func (r *loadTorture) judgeRivals(all []reading, twice int) {
+	counted, before := uint64(0), r.rivals
+	r.rivals = map[life]uint64{}
+	for i, l := range r.routers.lives() {
+		for _, m := range all[i].status.Models {
+			r.rivals[l] += m.Rivals
+		}
+		counted += r.rivals[l] - before[l]
+	}
+	if counted < uint64(twice) {
+		r.Errorf("%d ids were booked twice, by nodes that live; %d bookings were ended for that", twice, counted)
+	}
+	r.counts["ids that two nodes have booked, which both live"] += twice
+	r.counts["bookings that nodes ended because another had the id"] += int(counted)
+}
+
+// expire waits until all requests have expired. Nothing is left then.
+func (r *loadTorture) expire() {
+	r.transcript, r.begun = nil, time.Now()
+	r.w.until("all requests expire", func() error {
+		all, err := r.readAll(r.w.nodes)
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			if s.loads.Requests > 0 {
+				return fmt.Errorf("%d requests are left", s.loads.Requests)
+			}
+		}
+		for _, s := range all {
+			for _, l := range s.loads.Ranks {
+				if l.ActiveBlocks+l.ActivePrefillTokens+l.ActiveRequests > 0 {
+					r.Fatalf("without a request, %+v", l)
+				}
+			}
+		}
+		return nil
+	})
+	r.Logf("the last requests expired %v after the last round, at an expiry of %v", time.Since(r.begun), loadExpiry)
+}
+
+// spread is the distribution of times, which it sorts.
+func spread(took []time.Duration) string {
+	n := len(took)
+	if n == 0 {
+		return "never"
+	}
+	slices.Sort(took)
+	return fmt.Sprintf("p50 %v, p90 %v, longest %v", took[n/2].Round(time.Millisecond),
+		took[n*9/10].Round(time.Millisecond), took[n-1].Round(time.Millisecond))
+}
+
+// expected is what each rank should have to do, from what it has at least to what it has at most.
+type expected struct {
+	sync.Mutex
+	requests, tokens, outputs map[events.RankKey][2]uint64
+	blocks                    [2]map[events.RankKey]map[string]bool
+}
+
+func newExpected() *expected {
+	x := &expected{requests: map[events.RankKey][2]uint64{}, tokens: map[events.RankKey][2]uint64{},
+		outputs: map[events.RankKey][2]uint64{}}
+	for i := range x.blocks {
+		x.blocks[i] = map[events.RankKey]map[string]bool{}
+	}
+	return x
+}
+
+// add adds a request that was looked up after the loads were read; done is whether its prefill was complete then, as
+// far as is known.
+func (x *expected) add(q *tracked, done, maybeDone bool, read time.Time) {
+	earliest, latest := q.deadline()
+	near := time.Now().After(earliest) && read.Before(latest.Add(lateMost)) // it may have been there then
+	if !q.there && !near {
+		return
+	}
+	x.Lock()
+	defer x.Unlock()
+	for _, k := range q.at {
+		sure := 0
+		if q.there && len(q.at) == 1 {
+			sure = 1
+		}
+		add := func(m map[events.RankKey][2]uint64, least, most uint64) {
+			v := m[k]
+			m[k] = [2]uint64{v[0] + uint64(sure)*least, v[1] + most}
+		}
+		add(x.requests, 1, 1)
+		least, most := q.tokens, q.tokens
+		if maybeDone {
+			least = 0
+		}
+		if done {
+			most = 0
+		}
+		add(x.tokens, least, most)
+		outs := uint64(0)
+		for _, o := range q.outputs {
+			if o.survives() {
+				outs++
+			}
+		}
+		add(x.outputs, outs, uint64(len(q.outputs)+q.maybeOuts))
+		for i := 1 - sure; i < 2; i++ {
+			if x.blocks[i][k] == nil {
+				x.blocks[i][k] = map[string]bool{}
+			}
+			for _, b := range q.blocks {
+				x.blocks[i][k][b] = true
+			}
+		}
+	}
+}
+
+func (x *expected) judge(l api.RankLoad) error {
+	k := events.RankKey{Instance: l.Worker, Rank: l.Rank}
+	check := func(what string, got, least, most uint64) error {
+		if got < least || got > most {
+			return fmt.Errorf("%s are %d, not from %d to %d: %+v", what, got, least, most, l)
+		}
+		return nil
+	}
+	blocks := func(i int) uint64 { return uint64(len(x.blocks[i][k])) + x.outputs[k][i] }
+	if err := check("requests", l.ActiveRequests, x.requests[k][0], x.requests[k][1]); err != nil {
+		return err
+	}
+	if err := check("prefill tokens", l.ActivePrefillTokens, x.tokens[k][0], x.tokens[k][1]); err != nil {
+		return err
+	}
+	if k == loadRanks[3] {
+		return check("blocks", l.ActiveBlocks, 0, blocks(1))
+	}
+	return check("blocks", l.ActiveBlocks, blocks(0), blocks(1))
+}
