@@ -182,11 +182,20 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		nats.ReconnectHandler(func(nc *nats.Conn) { c.hooks.Reconnected(ShownAddress(nc.ConnectedUrl())) }),
 		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) { c.asyncError(s, err) }),
 	}
-	if o.Server != nil {
-		opts = append(opts, nats.InProcessServer(o.Server))
-	}
-	if o.CredsFile != "" {
-		opts = append(opts, nats.UserCredentials(o.CredsFile))
+	for _, given := range []struct {
+		is     bool
+		option nats.Option
+	}{
+		{o.Server != nil, nats.InProcessServer(o.Server)},
+		{o.CredsFile != "", nats.UserCredentials(o.CredsFile)},
+		{o.User != "", nats.UserInfo(o.User, o.Password)},
+		{o.Token != "", nats.Token(o.Token)},
+		{o.CAFile != "", nats.RootCAs(o.CAFile)},
+		{o.CertFile != "", nats.ClientCert(o.CertFile, o.KeyFile)},
+	} {
+		if given.is {
+			opts = append(opts, given.option)
+		}
 	}
 	if o.NkeyFile != "" {
 		nkey, err := nats.NkeyOptionFromSeed(o.NkeyFile)
@@ -194,18 +203,6 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 			return nil, fmt.Errorf("nkey file %s: %w", o.NkeyFile, err)
 		}
 		opts = append(opts, nkey)
-	}
-	if o.User != "" {
-		opts = append(opts, nats.UserInfo(o.User, o.Password))
-	}
-	if o.Token != "" {
-		opts = append(opts, nats.Token(o.Token))
-	}
-	if o.CAFile != "" {
-		opts = append(opts, nats.RootCAs(o.CAFile))
-	}
-	if o.CertFile != "" {
-		opts = append(opts, nats.ClientCert(o.CertFile, o.KeyFile))
 	}
 	return opts, nil
 }
@@ -346,15 +343,9 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 // refusedSubject reads `… Permissions Violation for Publish to "subject"` (nats-server server/client.go).
 func refusedSubject(text string) (kind, subject string, ok bool) {
 	_, rest, ok := strings.Cut(text, "ermissions Violation for ")
-	if !ok {
-		return "", "", false
-	}
-	kind, rest, ok = strings.Cut(rest, " to \"")
-	if !ok {
-		return "", "", false
-	}
-	subject, _, ok = strings.Cut(rest, "\"")
-	return kind, subject, ok
+	kind, rest, found := strings.Cut(rest, " to \"")
+	subject, _, ended := strings.Cut(rest, "\"")
+	return kind, subject, ok && found && ended
 }
 
 // try is [Conn.tryFor] the usual time.
@@ -418,20 +409,19 @@ func (c *Conn) retry(ctx context.Context, attempt func() error) error {
 
 // call asks the JetStream API, again and again until there is an answer or the context ends.
 func (c *Conn) call(ctx context.Context, action, verb string, args, answer any) error {
-	var body []byte
-	if args != nil {
-		var err error
-		if body, err = json.Marshal(args); err != nil {
-			return fmt.Errorf("%s: %w", action, err)
-		}
-	}
-	err := c.retry(ctx, func() error { return c.callOnce(ctx, verb, body, answer) })
-	return failed(action, err)
+	return failed(action, c.retry(ctx, func() error { return c.callOnce(ctx, verb, args, answer) }))
 }
 
 // callOnce asks the JetStream API once. The error is that of the server or of the connection, without an action.
-func (c *Conn) callOnce(ctx context.Context, verb string, body []byte, answer any) error {
-	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + verb, Data: body})
+func (c *Conn) callOnce(ctx context.Context, verb string, args, answer any) error {
+	m := &nats.Msg{Subject: c.api + verb}
+	if args != nil {
+		var err error
+		if m.Data, err = json.Marshal(args); err != nil {
+			return err
+		}
+	}
+	reply, err := c.request(ctx, m)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -16,7 +15,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// lastMessage is a message read by subject, with its headers.
 type lastMessage struct {
 	Message
 	header nats.Header
@@ -46,9 +44,14 @@ func (m *lastMessage) writer() (id string, flush uint64, pos int) {
 }
 
 // lastOn reads the last message on a subject from the stream's leader, again and again until there is an answer.
-func (c *Conn) lastOn(ctx context.Context, stream, subject string) (m *lastMessage, err error) {
+func (c *Conn) lastOn(ctx context.Context, stream, subject string) (*lastMessage, error) {
+	return c.retryLast(ctx, stream, subject, c.lastOnce)
+}
+
+func (c *Conn) retryLast(ctx context.Context, stream, subject string,
+	once func(ctx context.Context, stream, subject string) (*lastMessage, error)) (m *lastMessage, err error) {
 	err = c.retry(ctx, func() (err error) {
-		m, err = c.lastOnce(ctx, stream, subject)
+		m, err = once(ctx, stream, subject)
 		return err
 	})
 	return m, failed("read the last message on "+subject, err)
@@ -81,7 +84,6 @@ func (c *Conn) firstFrom(ctx context.Context, stream string, seq events.StreamSe
 	return events.StreamSeq(a.Seq), err
 }
 
-// storedMessage is a message in an answer to STREAM.MSG.GET.
 type storedMessage struct {
 	Subject string    `json:"subject"`
 	Seq     uint64    `json:"seq"`
@@ -92,14 +94,10 @@ type storedMessage struct {
 
 // getMessage asks the leader of a stream for a message, once.
 func (c *Conn) getMessage(ctx context.Context, stream string, args map[string]any) (storedMessage, error) {
-	body, err := json.Marshal(args)
-	if err != nil {
-		return storedMessage{}, err
-	}
 	var a struct {
 		Message storedMessage `json:"message"`
 	}
-	err = c.callOnce(ctx, "STREAM.MSG.GET."+stream, body, &a)
+	err := c.callOnce(ctx, "STREAM.MSG.GET."+stream, args, &a)
 	return a.Message, err
 }
 
@@ -112,12 +110,8 @@ var errBehind = errors.New("no replica that answers has the last message yet")
 // lastOwn reads the last message on a subject on which the caller may publish, with no permission to read anything
 // else: the one that was last when it was called, or a later one. It tries until the context ends. The error wraps
 // [ErrNotFound] if there is none.
-func (c *Conn) lastOwn(ctx context.Context, stream, subject string) (m *lastMessage, err error) {
-	err = c.retry(ctx, func() (err error) {
-		m, err = c.lastOwnOnce(ctx, stream, subject)
-		return err
-	})
-	return m, failed("read the last message on "+subject, err)
+func (c *Conn) lastOwn(ctx context.Context, stream, subject string) (*lastMessage, error) {
+	return c.retryLast(ctx, stream, subject, c.lastOwnOnce)
 }
 
 // lastOwnOnce is lastOwn, for as long as one attempt takes. The leader says which message is the last; any replica may

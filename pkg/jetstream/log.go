@@ -145,8 +145,7 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 	})
 }
 
-// ensure creates a stream, or lets amend change the configuration of the one that is there and updates it if it
-// did.
+// ensure creates a stream, or lets amend change the configuration of the one that is there and updates it if it did.
 func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 	amend func(there *jetstream.StreamConfig) error) error {
 	action := "create stream " + want.Name
@@ -191,10 +190,8 @@ const formingCluster = 30 * time.Second
 
 func (c *Conn) streamInfo(ctx context.Context, stream string) (*streamAnswer, error) {
 	var a streamAnswer
-	if err := c.call(ctx, "info of stream "+stream, "STREAM.INFO."+stream, nil, &a); err != nil {
-		return nil, err
-	}
-	return &a, nil
+	err := c.call(ctx, "info of stream "+stream, "STREAM.INFO."+stream, nil, &a)
+	return &a, err
 }
 
 // infoOnce is streamInfo, once. The error is that of the server or of the connection, without an action.
@@ -206,15 +203,11 @@ func (c *Conn) infoOnce(ctx context.Context, stream string) (a streamAnswer, err
 // StreamInfo asks for the state of one partition's stream. It tries until there is an answer or the context ends.
 func (n *Namespace) StreamInfo(ctx context.Context, p events.Partition) (StreamInfo, error) {
 	a, err := n.c.streamInfo(ctx, StreamName(n.name, p))
-	if err != nil {
-		return StreamInfo{}, err
-	}
-	return a.info(p), nil
+	return a.info(p), err
 }
 
-// Purge removes all messages of a partition below keepFrom, which itself is kept. It may be done twice. All
-// publishing to the partition waits meanwhile (nats-server holds the stream's lock; tens of milliseconds for a
-// million messages).
+// Purge removes all messages of a partition below keepFrom, which itself is kept. It may be done twice. All publishing
+// to the partition waits meanwhile (nats-server holds the stream's lock; tens of milliseconds for a million messages).
 //
 // The stream must still be the one of the epoch, and keepFrom at most one beyond its last sequence (the server
 // would move the sequence forward otherwise): else nothing is removed and the error wraps [ErrMismatch].

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -50,7 +49,6 @@ type Namespace struct {
 	c          *Conn
 	name       string
 	partitions uint32
-	created    time.Time
 	replicas   int
 	meta       *Bucket
 }
@@ -140,8 +138,7 @@ func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, 
 		return nil, fmt.Errorf("%w: the namespace's record says %d partitions, there can be 1 to %d", ErrMismatch,
 			rec.Partitions, MaxPartitions)
 	}
-	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, created: rec.Created, replicas: 1,
-		meta: meta}, nil
+	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, replicas: 1, meta: meta}, nil
 }
 
 // Name is the namespace's name.
@@ -149,9 +146,6 @@ func (n *Namespace) Name() string { return n.name }
 
 // Partitions is how many partitions the log has.
 func (n *Namespace) Partitions() uint32 { return n.partitions }
-
-// Created is when the namespace was created, by the clock of the indexer that did.
-func (n *Namespace) Created() time.Time { return n.created }
 
 // Conn is the connection on which the namespace was opened.
 func (n *Namespace) Conn() *Conn { return n.c }
@@ -230,25 +224,4 @@ func (n *Namespace) readModel(ctx context.Context, key string) (m Model, revisio
 		return Model{}, 0, fmt.Errorf("record %q in bucket %s cannot be read: %w", key, n.meta.name, err)
 	}
 	return m, entry.Revision, nil
-}
-
-// Models lists what was registered, by name.
-func (n *Namespace) Models(ctx context.Context) ([]Model, error) {
-	keys, err := n.meta.Keys(ctx, "model.")
-	if err != nil {
-		return nil, err
-	}
-	models := make([]Model, 0, len(keys))
-	for _, key := range keys {
-		m, _, err := n.readModel(ctx, key)
-		if errors.Is(err, ErrNotFound) {
-			continue // forgotten
-		}
-		if err != nil {
-			return nil, err
-		}
-		models = append(models, m)
-	}
-	slices.SortFunc(models, func(a, b Model) int { return cmp.Compare(a.Name, b.Name) })
-	return models, nil
 }

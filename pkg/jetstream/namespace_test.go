@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -18,15 +17,13 @@ func TestNamespace(t *testing.T) {
 	if _, err := OpenNamespace(ctx, c, "prod"); !errors.Is(err, ErrNoNamespace) {
 		t.Fatalf("opened what is not there: %v", err)
 	}
-	begun := time.Now()
 	ns, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "prod", Partitions: 5})
-	if err != nil || ns.Partitions() != 5 || ns.Name() != "prod" || ns.Created().Before(begun.Truncate(time.Second)) ||
-		ns.Created().After(time.Now()) {
+	if err != nil || ns.Partitions() != 5 || ns.Name() != "prod" {
 		t.Fatal(ns, err)
 	}
 	for _, partitions := range []uint32{0, 5} {
 		again, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "prod", Partitions: partitions})
-		if err != nil || again.Partitions() != 5 || !again.Created().Equal(ns.Created()) {
+		if err != nil || again.Partitions() != 5 {
 			t.Fatal(again, err)
 		}
 	}
@@ -117,9 +114,6 @@ func TestModels(t *testing.T) {
 	if _, err := w.ns.Model(w.ctx, "m"); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
 	}
-	if list, err := w.ns.Models(w.ctx); err != nil || len(list) != 0 {
-		t.Fatal(list, err)
-	}
 	want := []Model{{"a/b c", 16}, {"m", 64}, {"*", 1}}
 	for range 2 {
 		for _, m := range want {
@@ -137,9 +131,10 @@ func TestModels(t *testing.T) {
 			t.Errorf("%+v was registered", bad)
 		}
 	}
-	got, err := w.ns.Models(w.ctx)
-	if err != nil || fmt.Sprint(got) != "[{* 1} {a/b c 16} {m 64}]" {
-		t.Fatal(got, err)
+	for _, m := range want {
+		if got, err := w.ns.Model(w.ctx, m.Name); err != nil || got != m {
+			t.Fatal(got, err)
+		}
 	}
 	if m, err := w.ns.ForgetModel(w.ctx, "m"); err != nil || m != (Model{"m", 64}) {
 		t.Fatal(m, err)
@@ -147,8 +142,10 @@ func TestModels(t *testing.T) {
 	if _, err := w.ns.ForgetModel(w.ctx, "m"); !errors.Is(err, ErrNotFound) {
 		t.Fatalf("the second time: %v", err)
 	}
-	if got, err := w.ns.Models(w.ctx); err != nil || fmt.Sprint(got) != "[{* 1} {a/b c 16}]" {
-		t.Fatal(got, err)
+	for _, m := range want[:1] {
+		if got, err := w.ns.Model(w.ctx, m.Name); err != nil || got != m {
+			t.Fatal(got, err)
+		}
 	}
 	if err := w.ns.RegisterModel(w.ctx, Model{"m", 32}); err != nil {
 		t.Fatal(err)

@@ -34,38 +34,29 @@ func NodeGrant(ns string) Grant {
 
 // ReaderGrant is for whoever only asks.
 func ReaderGrant(ns string) Grant {
-	g := Grant{User: "reader", Inbox: "_INBOX_reader", Publish: []string{"$JS.API.INFO"}}
-	g.Publish = append(g.Publish, querySubjects(ns, "find", "workers", "status", "loads", "potential_loads",
-		"engine_loads")...)
-	g.Subscribe = []string{g.Inbox + ".>"}
-	return g
+	return askerGrant(ns, "reader")
 }
 
 // RouterGrant is for who chooses workers, books requests on them and ends these, and reports how full engines are: a
 // reader's rights and these.
 func RouterGrant(ns string) Grant {
-	g := ReaderGrant(ns)
-	g.User, g.Inbox = "router", "_INBOX_router"
-	g.Publish = append(g.Publish, querySubjects(ns, "select", "book", "prefill_complete", "output_block", "free",
-		"engine_load")...)
-	g.Subscribe = []string{g.Inbox + ".>"}
-	return g
+	return askerGrant(ns, "router", "select", "book", "prefill_complete", "output_block", "free", "engine_load")
 }
 
-func querySubjects(ns string, ops ...string) (list []string) {
-	for _, op := range ops {
-		list = append(list, QuerySubject(ns, op))
+// askerGrant is for who sends requests to nodes: a reader's operations and more.
+func askerGrant(ns, user string, more ...string) Grant {
+	inbox := "_INBOX_" + user
+	g := Grant{User: user, Inbox: inbox, Publish: []string{"$JS.API.INFO"}, Subscribe: []string{inbox + ".>"}}
+	for _, op := range append([]string{"find", "workers", "status", "loads", "potential_loads", "engine_loads"},
+		more...) {
+		g.Publish = append(g.Publish, QuerySubject(ns, op))
 	}
-	return list
+	return g
 }
 
 // OperatorGrant is for who changes, drains, registers and removes workers: a reader's rights and these.
 func OperatorGrant(ns string) Grant {
-	g := ReaderGrant(ns)
-	g.User, g.Inbox = "operator", "_INBOX_operator"
-	g.Publish = append(g.Publish, querySubjects(ns, "worker_register", "worker_change", "worker_remove")...)
-	g.Subscribe = []string{g.Inbox + ".>"}
-	return g
+	return askerGrant(ns, "operator", "worker_register", "worker_change", "worker_remove")
 }
 
 // ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. It may publish this worker's
@@ -81,9 +72,8 @@ func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, e
 	log := subjectRoot + ns + ".ev." + decimal(uint64(p)) + "." + token + ".*"
 	lease := keySubject(workersBucket(ns), decimal(uint64(p))+"."+token+".*")
 	g.Publish = append(g.Publish, log, lease, subjectRoot+ns+".engine."+token, ControlSubject(ns, p)+"."+token+".*",
-		RecallPrefix(ns)+decimal(uint64(p))+
-			"."+token+".*",
-		directGet+StreamName(ns, p)+"."+log, directGet+bucketStream(workersBucket(ns))+"."+lease)
+		RecallPrefix(ns)+decimal(uint64(p))+"."+token+".*", directGet+StreamName(ns, p)+"."+log,
+		directGet+bucketStream(workersBucket(ns))+"."+lease)
 	g.Subscribe = append(g.Subscribe, ControlSubject(ns, p), ControlSubject(ns, p)+"."+token+".*")
 	return g, nil
 }
@@ -122,7 +112,6 @@ func StoreGrant(ns, store string) (Grant, error) {
 		".>"}}, nil
 }
 
-// shimGrant is what all shims need.
 func shimGrant(ns, user string, partitions []events.Partition) Grant {
 	g := Grant{User: user, Inbox: "_INBOX_" + user, Respond: true}
 	g.Publish = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)),

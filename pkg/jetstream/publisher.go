@@ -120,7 +120,6 @@ func (n *Namespace) openPublisher(ctx context.Context, key events.RankKey, o Pub
 	return p, nil
 }
 
-// subjectOf is where the events of one (worker, rank) are published.
 func (n *Namespace) subjectOf(key events.RankKey) (p events.Partition, subject string, err error) {
 	if p, err = n.PartitionOf(key.Instance); err == nil {
 		subject, err = EventSubject(n.name, p, key)

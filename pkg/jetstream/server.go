@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,8 +21,7 @@ import (
 
 // ServerOptions is about the embedded server. Only Dir must be set.
 type ServerOptions struct {
-	// Dir is the data folder, its own and kept between runs. One process at a time may use it.
-	Dir string
+	Dir string // Dir is the data folder, its own and kept between runs. One process at a time may use it.
 
 	// Listen is HOST:PORT for other processes; port 0 takes a free one ([Server.URL] has it). Empty: the server
 	// does not listen and is reached through [ConnOptions.Server] alone. There is no password: leave it on
@@ -44,8 +45,7 @@ type ServerOptions struct {
 	MaxStore  int64
 	MaxMemory int64 // bytes for streams and consumers in memory; default 256 MiB
 
-	// Logger takes what the server says; nil takes nothing.
-	Logger *slog.Logger
+	Logger *slog.Logger // Logger takes what the server says; nil takes nothing.
 }
 
 // Server is an embedded nats-server with JetStream. Its methods may be called from any goroutine.
@@ -70,12 +70,8 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if o.Dir == "" {
 		return nil, errors.New("start server: a data folder is needed")
 	}
-	if o.Name == "" {
-		o.Name = "kvatlas"
-	}
-	if o.MaxMemory <= 0 {
-		o.MaxMemory = 256 << 20
-	}
+	o.Name = cmp.Or(o.Name, "kvatlas")
+	o.MaxMemory = cmp.Or(max(o.MaxMemory, 0), 256<<20)
 	lock, err := lockDir(o.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("start server: %w", err)
@@ -161,13 +157,7 @@ func splitListen(listen string) (host string, port int, err error) {
 	if err != nil || port < -1 || port > 65535 {
 		return "", 0, fmt.Errorf("listen address %q: %q is not a port", listen, text)
 	}
-	if port == 0 {
-		port = server.RANDOM_PORT
-	}
-	if host == "" {
-		host = "127.0.0.1"
-	}
-	return host, port, nil
+	return cmp.Or(host, "127.0.0.1"), cmp.Or(port, server.RANDOM_PORT), nil
 }
 
 // lockDir makes the folder and takes its lock.
@@ -354,4 +344,23 @@ func (l *serverLog) Fatalf(format string, v ...any) {
 	case l.fatal <- fmt.Sprintf(format, v...):
 	default:
 	}
+}
+
+// recoveries are parts of lines that look worse than they are (nats-server server/filestore.go, recoverFullState and
+// who calls it).
+var recoveries = []string{
+	"Stream state outdated",
+	"Stream state detected prior state",
+	"Recovering stream state from index errored: prior state file",
+	"state is outdated; attempting to recover",
+}
+
+// explain returns attributes for a line of the NATS server's log that has an explanation; none for another.
+func explain(line string) []any {
+	if !slices.ContainsFunc(recoveries, func(says string) bool { return strings.Contains(line, says) }) {
+		return nil
+	}
+	return []any{"means", "the server ended before it could write down what it knew of this stream, as after kill -9 or a " +
+		"power failure; it reads the stream's own files instead, which takes a moment and loses nothing",
+		"what_to_do", "nothing"}
 }

@@ -38,8 +38,7 @@ type ServiceConfig struct {
 	QueueBytes int // bytes of their bodies; default 64 MiB. Beyond it the same
 	MaxBody    int // bytes of a request's body; default 900 kB
 
-	// Timeout is how long a request that carries no deadline may take; default 5 s.
-	Timeout time.Duration
+	Timeout time.Duration // Timeout is how long a request that carries no deadline may take; default 5 s.
 
 	// Refuse makes the answer to a request that no handler answers, or whose answer does not fit into a message: code
 	// is one of those above, and why the words that go with it. Nil: the two alone.
@@ -109,7 +108,6 @@ type Service struct {
 	queued atomic.Int64 // bytes of bodies in jobs
 }
 
-// endings counts what became of an endpoint's requests.
 type endings struct {
 	mu       sync.Mutex
 	errors   uint64
@@ -244,7 +242,6 @@ func headerOf(req micro.Request, name string) string {
 	return ""
 }
 
-// requestOf is a request as handlers get it.
 func requestOf(req micro.Request) Request {
 	return Request{Subject: req.Subject(), ContentType: headerOf(req, headerContentType), Body: req.Data()}
 }
@@ -284,7 +281,6 @@ func (s *Service) respond(e *Endpoint, req micro.Request, r Response) {
 	s.count(e, r.Code, r.Outcome)
 }
 
-// count counts what became of a request.
 func (s *Service) count(e *Endpoint, code int, outcome string) {
 	n := s.ended[e.Name]
 	n.mu.Lock()
@@ -318,9 +314,8 @@ func oneLine(text string) string {
 	return string(b)
 }
 
-// Stop drains: no new requests are taken, those that were are answered. It returns when that is done; when the
-// context ends, handlers under way see theirs end, and Stop still waits for them. Calling it again does
-// nothing.
+// Stop drains: no new requests are taken, those that were are answered. It returns when that is done; when the context
+// ends, handlers under way see theirs end, and Stop still waits for them. Calling it again does nothing.
 func (s *Service) Stop(ctx context.Context) {
 	if s.stopped.Swap(true) {
 		return

@@ -235,7 +235,7 @@ func TestServiceRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if text := fmt.Sprintf("%s %d %s", subject, code, why); !strings.HasPrefix(string(reply.Data), text) ||
-			reply.Header.Get(headerErrorCode) != fmt.Sprint(code) {
+			reply.Header.Get(rpc.HeaderErrorCode) != fmt.Sprint(code) {
 			t.Errorf("%.100q %v, want %q", reply.Data, reply.Header, text)
 		}
 	}

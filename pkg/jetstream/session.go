@@ -21,11 +21,10 @@ import (
 // filled by nats.go's goroutine and emptied by the reader's, which asks for more (pulls) only when it has
 // handed over what there was.
 //
-// nats.go has an ordered consumer that makes itself anew. It is not used: after a stream was deleted and made
-// again it continues in the new one at the old sequence, and only the reader can know that this is wrong. Here
-// a new consumer means a new session, which begins with a comparison of the stream's epoch. Its Consume is not
-// used either: with a limit on bytes it now and then forgets to pull, and stands still until heartbeats are
-// missed.
+// nats.go has an ordered consumer that makes itself anew. It is not used: after a stream was deleted and made again it
+// continues in the new one at the old sequence, and only the reader can know that this is wrong. Here a new consumer
+// means a new session, which begins with a comparison of the stream's epoch. Its Consume is not used either: with a
+// limit on bytes it now and then forgets to pull, and stands still until heartbeats are missed.
 type session struct {
 	// if Seq is not 0: the message with which the session begins, which was read before and must be the same
 	anchor Message
@@ -132,10 +131,6 @@ func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg 
 	cfg.AckPolicy = jetstream.AckNonePolicy
 	cfg.InactiveThreshold = 30 * time.Second // the server forgets it by itself when we are gone
 	cfg.Replicas, cfg.MemoryStorage = 1, true
-	create, err := json.Marshal(map[string]any{"stream_name": stream, "config": cfg})
-	if err != nil {
-		return "", 0, nil, err
-	}
 	verb := stream + "." + cfg.Name
 	if cfg.FilterSubject != "" {
 		verb += "." + cfg.FilterSubject
@@ -143,6 +138,7 @@ func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg 
 	var made struct {
 		Pending uint64 `json:"num_pending"`
 	}
+	create := map[string]any{"stream_name": stream, "config": cfg}
 	if err := c.callOnce(ctx, "CONSUMER.CREATE."+verb, create, &made); err != nil {
 		return "", 0, nil, err
 	}

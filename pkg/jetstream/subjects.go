@@ -41,8 +41,6 @@ const (
 	headerBatchSeq     = "Nats-Batch-Sequence"
 	headerBatchCommit  = "Nats-Batch-Commit"
 	headerKVOperation  = "KV-Operation"
-	headerError        = rpc.HeaderError
-	headerErrorCode    = rpc.HeaderErrorCode
 )
 
 // Content types of requests and replies.
@@ -63,12 +61,8 @@ const maxTokenLen = 2 + (maxNameLen*8+5)/6
 // CheckNamespace refuses what cannot be a namespace: it is part of stream, folder and bucket names and thus
 // small: 1 to 32 of a-z, 0-9 and '-', first a letter or digit. The error wraps [ErrBadName].
 func CheckNamespace(ns string) error {
-	bad := ns == "" || len(ns) > maxNamespaceLen || ns[0] == '-'
-	for i := 0; i < len(ns) && !bad; i++ {
-		c := ns[i]
-		bad = c != '-' && (c < 'a' || c > 'z') && (c < '0' || c > '9')
-	}
-	if bad {
+	unknown := func(c rune) bool { return c != '-' && (c < 'a' || c > 'z') && (c < '0' || c > '9') }
+	if ns == "" || len(ns) > maxNamespaceLen || ns[0] == '-' || strings.ContainsFunc(ns, unknown) {
 		return fmt.Errorf("namespace %q: %w: use 1 to %d of a-z, 0-9 and '-', first a letter or digit", ns, ErrBadName,
 			maxNamespaceLen)
 	}
@@ -81,11 +75,10 @@ func plainByte(c byte) bool {
 
 const hexDigits = "0123456789ABCDEF"
 
-// EscapeToken turns any string of at most 255 bytes into one token that is legal in a subject and in a key, of
-// at most [maxTokenLen] bytes; [unescapeToken] turns it back. Letters, digits, '-' and '_' stay, every other
-// byte becomes '=' and two hex digits, the empty string becomes "=". What would be longer than 128 bytes in
-// this way becomes "==" and the base64 of the whole (RFC 4648 §5, no padding). A longer string is refused with
-// [ErrBadName].
+// EscapeToken turns any string of at most 255 bytes into one token that is legal in a subject and in a key, of at most
+// [maxTokenLen] bytes; [unescapeToken] turns it back. Letters, digits, '-' and '_' stay, every other byte becomes '='
+// and two hex digits, the empty string becomes "=". What would be longer than 128 bytes in this way becomes "==" and
+// the base64 of the whole (RFC 4648 §5, no padding). A longer string is refused with [ErrBadName].
 func EscapeToken(name string) (string, error) {
 	if len(name) > maxNameLen {
 		return "", fmt.Errorf("name of %d bytes (%.32q...): %w: at most %d bytes", len(name), name, ErrBadName,
@@ -169,10 +162,7 @@ func unescape(token string) (string, bool) {
 // a mapping in the server agrees with publishers.
 func PartitionOf(instance events.WorkerID, partitions uint32) (events.Partition, error) {
 	token, err := EscapeToken(string(instance))
-	if err != nil {
-		return 0, err
-	}
-	return partitionOfToken(token, partitions), nil
+	return partitionOfToken(token, partitions), err
 }
 
 func partitionOfToken(token string, partitions uint32) events.Partition {
@@ -186,43 +176,21 @@ func partitionOfToken(token string, partitions uint32) events.Partition {
 
 // EventSubject is where the events of one (worker, rank) are published.
 func EventSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
-	token, err := EscapeToken(string(key.Instance))
-	if err != nil {
-		return "", err
-	}
-	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + "." + token + "." + decimal(uint64(key.Rank)), nil
+	name, err := WorkerKey(p, key)
+	return subjectRoot + ns + ".ev." + name, err
 }
 
 // ParseEventSubject takes an [EventSubject] apart. The error wraps [ErrBadName].
 func ParseEventSubject(subject string) (ns string, p events.Partition, key events.RankKey, err error) {
-	bad := func() (string, events.Partition, events.RankKey, error) {
-		return "", 0, events.RankKey{}, fmt.Errorf("subject %.128q: %w: want kv.v1.<ns>.ev.<p>.<instance>.<rank>",
-			subject, ErrBadName)
-	}
-	rest, ok := strings.CutPrefix(subject, subjectRoot)
-	if !ok {
-		return bad()
-	}
+	rest, ours := strings.CutPrefix(subject, subjectRoot)
 	ns, rest, _ = strings.Cut(rest, ".")
-	rest, ok = strings.CutPrefix(rest, "ev.")
-	if !ok || CheckNamespace(ns) != nil {
-		return bad()
+	rest, isEvent := strings.CutPrefix(rest, "ev.")
+	p, key, ok := ParseWorkerKey(rest)
+	if !ours || !isEvent || !ok || CheckNamespace(ns) != nil {
+		return "", 0, key, fmt.Errorf("subject %.128q: %w: want kv.v1.<ns>.ev.<p>.<instance>.<rank>", subject,
+			ErrBadName)
 	}
-	part, rest, _ := strings.Cut(rest, ".")
-	token, rank, _ := strings.Cut(rest, ".")
-	pn, ok := parseDecimal(part)
-	if !ok {
-		return bad()
-	}
-	rn, ok := parseDecimal(rank)
-	if !ok {
-		return bad()
-	}
-	name, err := unescapeToken(token)
-	if err != nil {
-		return bad()
-	}
-	return ns, events.Partition(pn), events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(rn)}, nil
+	return ns, p, key, nil
 }
 
 // StreamName is the stream of one partition.
@@ -249,10 +217,7 @@ func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + ve
 // NodeSubject is where one node answers a kind of query about what it holds itself.
 func NodeSubject(ns, node, verb string) (string, error) {
 	token, err := EscapeToken(node)
-	if err != nil {
-		return "", err
-	}
-	return subjectRoot + ns + ".node." + token + "." + verb, nil
+	return subjectRoot + ns + ".node." + token + "." + verb, err
 }
 
 // NodesSubject is where nodes tell each other what cannot wait until they look into the bucket of nodes again.
@@ -262,12 +227,9 @@ func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
 // is empty; without a model it is what concerns all of them.
 func LoadSubject(ns, model, group string) (string, error) {
 	token, err := EscapeToken(model)
-	if err != nil {
-		return "", err
-	}
 	subject := subjectRoot + ns + ".load." + token
-	if group == "" {
-		return subject, nil
+	if err != nil || group == "" {
+		return subject, err
 	}
 	token, err = EscapeToken(group)
 	return subject + "." + token, err
@@ -303,11 +265,8 @@ func ControlSubject(ns string, p events.Partition) string {
 
 // ControlRankSubject is where the shim of one (worker, rank) listens.
 func ControlRankSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
-	token, err := EscapeToken(string(key.Instance))
-	if err != nil {
-		return "", err
-	}
-	return ControlSubject(ns, p) + "." + token + "." + decimal(uint64(key.Rank)), nil
+	name, err := WorkerKey(p, key)
+	return subjectRoot + ns + ".ctl." + name, err
 }
 
 // RecallSubject is where nodes are asked what the snapshots know of one (worker, rank).
@@ -342,13 +301,11 @@ func WorkerKey(p events.Partition, key events.RankKey) (string, error) {
 
 // ParseWorkerKey takes a [WorkerKey] apart. It reports false for any other key of the bucket.
 func ParseWorkerKey(text string) (p events.Partition, key events.RankKey, ok bool) {
-	parts := strings.Split(text, ".")
-	if len(parts) != 3 {
-		return 0, key, false
-	}
-	pn, ok1 := parseDecimal(parts[0])
-	rn, ok2 := parseDecimal(parts[2])
-	name, err := unescapeToken(parts[1])
+	part, rest, _ := strings.Cut(text, ".")
+	token, rank, _ := strings.Cut(rest, ".")
+	pn, ok1 := parseDecimal(part)
+	rn, ok2 := parseDecimal(rank)
+	name, err := unescapeToken(token)
 	return events.Partition(pn), events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(rn)}, ok1 && ok2 &&
 		err == nil
 }

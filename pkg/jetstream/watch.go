@@ -61,7 +61,6 @@ func (b *Bucket) Watch(ctx context.Context, observe func(Watched)) {
 	}
 }
 
-// watchSession is one consumer of a watch.
 type watchSession struct {
 	wake chan struct{}
 
