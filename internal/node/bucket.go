@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,7 +78,6 @@ func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partiti
 	return nil, bad
 }
 
-// generationsOf describes the generations of one partition.
 func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.Bucket, log snapshot.Log,
 	verify bool) (list []api.GenerationInfo, err error) {
 	choice := snapshot.Choose(seen, log)
@@ -95,16 +95,11 @@ func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.
 			r.Reason)
 		list = append(list, g)
 	}
-	slices.SortStableFunc(list, func(a, b api.GenerationInfo) int {
-		switch {
-		// a manifest that cannot be read is the current one
-		case a.Generation > b.Generation || a.Generation == 0 && b.Generation != 0:
-			return -1
-		case a.Generation < b.Generation:
-			return 1
-		}
-		return 0
-	})
+	newestFirst := func(a, b api.GenerationInfo) int {
+		// The current manifest has no number, 0, if it cannot be read: that wraps around to the greatest.
+		return cmp.Compare(b.Generation-1, a.Generation-1)
+	}
+	slices.SortStableFunc(list, newestFirst)
 	if !verify {
 		return list, nil
 	}
@@ -124,7 +119,6 @@ func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.
 	return list, nil
 }
 
-// manifestOf finds the bytes of a generation's manifest.
 func manifestOf(seen snapshot.Bucket, g api.GenerationInfo) []byte {
 	if g.Key != "" {
 		return seen.Manifests[g.Key]
@@ -175,7 +169,6 @@ func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot
 	return nil, err
 }
 
-// discard takes an image and drops it.
 type discard struct{}
 
 func (discard) Run(*events.Run) error             { return nil }

@@ -76,17 +76,20 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 	}
 	var shut []events.Partition // their logs reject writes
 	var full bool               // the storage is full
+	replace := func(what string, at *usage, now usage) {
+		n.capacity.mu.Lock()
+		before := *at
+		*at = now
+		n.capacity.mu.Unlock()
+		tell(what, before, now)
+	}
 	if used, limit, err := n.cfg.Namespace.Conn().Store(ctx); err == nil {
 		if limit <= 0 && n.cfg.StoreLimit != nil {
 			limit = n.cfg.StoreLimit()
 		}
 		now := usage{used: used, limit: limit}
 		full = now.full()
-		n.capacity.mu.Lock()
-		before := n.capacity.store
-		n.capacity.store = now
-		n.capacity.mu.Unlock()
-		tell("the storage of the NATS server", before, now)
+		replace("the storage of the NATS server", &n.capacity.store, now)
 	}
 	for _, p := range n.kept() {
 		info, err := n.cfg.Namespace.StreamInfo(ctx, p)
@@ -113,14 +116,9 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 		}
 	}
 	n.askWaiting(ctx, shut)
-	used, limit, err := n.cfg.Snapshots.Usage(ctx)
-	if err == nil {
-		now := usage{used, limit, refusal(n.cfg.Snapshots.Writable(ctx))}
-		n.capacity.mu.Lock()
-		before := n.capacity.bucket
-		n.capacity.bucket = now
-		n.capacity.mu.Unlock()
-		tell("the snapshot bucket", before, now)
+	if used, limit, err := n.cfg.Snapshots.Usage(ctx); err == nil {
+		replace("the snapshot bucket", &n.capacity.bucket,
+			usage{used, limit, refusal(n.cfg.Snapshots.Writable(ctx))})
 	}
 	return refused
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// scratch is what one query needs for a while.
 type scratch struct {
 	locals  []events.LocalHash
 	allowed radix.RankSet
@@ -214,7 +213,6 @@ func (n *Node) lapsed(s *scratch, missing []events.Partition) []events.Partition
 	return missing
 }
 
-// reflects writes into an answer what it is of.
 func (s *scratch) reflects(answer *api.Answer, q *api.Query, served *Served, missing []events.Partition) {
 	answer.Complete, answer.Missing = len(missing) == 0, missing
 	list := served.Partitions
@@ -232,7 +230,6 @@ func (s *scratch) reflects(answer *api.Answer, q *api.Query, served *Served, mis
 // sees reports whether a rank is of a partition that was looked at.
 func (s *scratch) sees(r *RankOfView) bool { return !s.some || s.looked.Has(r.Partition) }
 
-// serving finds the ranks that a query is about.
 func (v *View) serving(q *api.Query) (*Served, *api.Error) {
 	list := v.Models[q.Model]
 	if len(list) == 0 {

@@ -67,17 +67,12 @@ func (f *freshness) asOf() time.Time {
 // age is how old what is known is, in milliseconds; 0: it is current. began is when the node started; before that
 // nothing was known.
 func (f *freshness) age(now, began time.Time) uint64 {
-	at := f.asOf()
-	if at.Before(began) {
-		at = began
-	}
-	if d := now.Sub(at); d > justNow {
+	if d := min(now.Sub(f.asOf()), now.Sub(began)); d > justNow {
 		return uint64(d.Milliseconds())
 	}
 	return 0
 }
 
-// measured says whether the log took messages at a time.
 func (f *freshness) measured(at time.Time, refused bool) {
 	if f.refused = refused; !refused {
 		f.writable = at

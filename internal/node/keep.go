@@ -175,7 +175,6 @@ func (m *Machine) Drop(p events.Partition, holdings int64) (more bool) {
 	return len(part.forgotten) > 0
 }
 
-// keeps reports whether the node keeps a partition.
 func (n *Node) keeps(p events.Partition) bool {
 	o := n.parts[p]
 	o.mu.Lock()
@@ -183,7 +182,6 @@ func (n *Node) keeps(p events.Partition) bool {
 	return o.phase.data() != nil
 }
 
-// kept lists the partitions that the node keeps.
 func (n *Node) kept() (list []events.Partition) {
 	for p := range n.parts {
 		if p := events.Partition(p); n.keeps(p) {
@@ -195,9 +193,7 @@ func (n *Node) kept() (list []events.Partition) {
 
 // writes reports whether this node is the one to write a partition's snapshots, as far as is known. Two nodes may be;
 // compare-and-set in the bucket lets one win.
-func (n *Node) writes(p events.Partition) bool {
-	return n.cfg.View == nil || n.cfg.View().Writes(p)
-}
+func (n *Node) writes(p events.Partition) bool { return n.cfg.View == nil || n.cfg.View().Writes(p) }
 
 // writer is who writes a partition's snapshots, as far as is known; empty: none is known.
 func (n *Node) writer(p events.Partition) string {

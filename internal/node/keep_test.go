@@ -7,10 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
-	"pgregory.net/rapid"
 )
 
 func TestMain(m *testing.M) {
@@ -41,7 +42,7 @@ func TestPartitionsComeAndGo(t *testing.T) {
 			if saved {
 				load(t, m, bucket)
 			} else {
-				m.Begin(p, "stream", time.Unix(1, 0), 0, 0)
+				m.Begin(p, 0, 0)
 			}
 			for _, msg := range logs[p][:m.Applied(p)] {
 				twins[p].apply(msg)
@@ -146,7 +147,7 @@ func BenchmarkLetGo(b *testing.B) {
 		b.StopTimer()
 		m := NewMachine(radix.New(radix.Config{}), 2)
 		for p := range events.Partition(2) {
-			m.Begin(p, "stream", time.Unix(1, 0), 0, 0)
+			m.Begin(p, 0, 0)
 			seq := events.StreamSeq(0)
 			for r := range ranks {
 				batch := events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16}

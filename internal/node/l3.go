@@ -41,7 +41,6 @@ type L3Config struct {
 // defaultL3Timeout is how long an answer waits for a store.
 const defaultL3Timeout = 20 * time.Millisecond
 
-// maxStores bounds the stores that a node asks.
 const maxStores = 64
 
 // l3 asks stores. Any goroutine may use it. A store is asked once for a query, by the node that the client asked: where
@@ -58,7 +57,6 @@ type l3 struct {
 	ctx    context.Context                // of the goroutines that watch stores; ends with the node
 }
 
-// askedStore is a store that this node asks.
 type askedStore struct {
 	where  string
 	cache  *hicache.Cache
@@ -68,7 +66,6 @@ type askedStore struct {
 	stop   context.CancelFunc
 }
 
-// status says how the stores do, by where they are.
 func (l *l3) status() (list []api.StoreStatus) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,9 +94,7 @@ func (s *askedStore) status() api.StoreStatus {
 }
 
 func newL3(cfg L3Config) *l3 {
-	if cfg.Timeout <= 0 {
-		cfg.Timeout = defaultL3Timeout
-	}
+	cfg.Timeout = cmp.Or(max(cfg.Timeout, 0), defaultL3Timeout)
 	if cfg.Registered == nil {
 		cfg.Registered = func(string) *hicache.Sharing { return &hicache.Sharing{} }
 	}
@@ -191,7 +186,6 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 	return s, nil
 }
 
-// forget clears a store's cache.
 func (l *l3) forget(id string) {
 	l.mu.Lock()
 	s := l.stores[id]

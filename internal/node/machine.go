@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
-	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
-	"github.com/zeebo/xxh3"
 )
 
 // Machine applies the log to the index. It is stepped: it starts nothing, waits for nothing and reads no clock. One
@@ -35,8 +35,6 @@ type Machine struct {
 // replica is what the log of one partition has said: the ranks whose events lie in it, and how far it is applied.
 type replica struct {
 	id      events.Partition
-	stream  string
-	epoch   time.Time
 	applied atomic.Uint64 // events.StreamSeq; written by the writer, read by queries
 	time    events.Millis // when the log took the last message applied; 0: not known
 	grown   growth        // since it was empty
@@ -46,13 +44,11 @@ type replica struct {
 	checksums []*checksumRequest // where checksums are wanted, all beyond applied
 }
 
-// growth is how much was applied to a partition.
 type growth struct {
 	changes uint64 // blocks stored and removed, and messages
 	bytes   uint64 // what the messages take in the log, about
 }
 
-// since is what came after an earlier growth.
 func (g growth) since(earlier growth) growth {
 	return growth{g.changes - earlier.changes, g.bytes - earlier.bytes}
 }
@@ -60,7 +56,6 @@ func (g growth) since(earlier growth) growth {
 // messageOverhead is about what a message takes in the log beside its data: subject, headers, record.
 const messageOverhead = 128
 
-// rank is what the log has said of one (worker, rank).
 type rank struct {
 	snapshot.RankState // as a snapshot has it, but for Cursor
 	id                 radix.RankID
@@ -78,17 +73,15 @@ type spaceKey struct {
 
 // Counts says what became of the log's messages and their events. All only grow.
 type Counts struct {
-	Messages       uint64 // messages applied
-	Poison         uint64 // messages that could not be read; skipped
-	Stale          uint64 // messages of an incarnation that is over; skipped
-	Repeated       uint64 // events seen before; skipped
-	Gaps           uint64 // places where event ids are missing; the rank was cleared
-	Incarnations   uint64 // new incarnations of engines
-	Ended          uint64 // incarnations that were closed; their ranks are forgotten
-	BlocksStored   uint64 // blocks in stored events that were handed to the index
-	BlocksRemoved  uint64 // blocks in removed events
-	BlocksRepeated uint64 // blocks in stored events that were seen before
-	Index          radix.Counts
+	Messages     uint64 // messages applied
+	Poison       uint64 // messages that could not be read; skipped
+	Stale        uint64 // messages of an incarnation that is over; skipped
+	Repeated     uint64 // events seen before; skipped
+	Gaps         uint64 // places where event ids are missing; the rank was cleared
+	Incarnations uint64 // new incarnations of engines
+	Ended        uint64 // incarnations that were closed; their ranks are forgotten
+	BlocksStored uint64 // blocks in stored events that were handed to the index
+	Index        radix.Counts
 }
 
 // Message is one message of a partition's log.
@@ -110,14 +103,11 @@ func NewMachine(index *radix.Index, n int) *Machine {
 	return m
 }
 
-// Counts returns what has been counted so far.
-func (m *Machine) Counts() Counts { return m.counts }
-
-// Begin sets which stream a partition's messages come from, and that they follow seq: what a snapshot stands for, or
-// what lies before the log's first message. at is when the log took seq, 0 if that is not known.
-func (m *Machine) Begin(p events.Partition, stream string, epoch time.Time, seq events.StreamSeq, at events.Millis) {
+// Begin says that a partition's messages follow seq: what a snapshot stands for, or what lies before the log's first
+// message. at is when the log took seq, 0 if that is not known.
+func (m *Machine) Begin(p events.Partition, seq events.StreamSeq, at events.Millis) {
 	part := m.parts[p]
-	part.stream, part.epoch, part.time = stream, epoch, at
+	part.time = at
 	part.applied.Store(uint64(seq))
 	m.stale = true
 	m.publishView()
@@ -186,11 +176,6 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 	switch {
 	case b.FirstID <= r.LastID:
 		seen := min(int(r.LastID-b.FirstID)+1, len(evs))
-		for i := range evs[:seen] {
-			if evs[i].Kind == events.Stored {
-				m.counts.BlocksRepeated += uint64(len(evs[i].Blocks))
-			}
-		}
 		m.counts.Repeated += uint64(seen)
 		evs = evs[seen:]
 	case b.FirstID > r.LastID+1:
@@ -208,7 +193,6 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 			}
 		case events.Removed:
 			r.Removed += uint64(len(evs[i].Blocks))
-			m.counts.BlocksRemoved += uint64(len(evs[i].Blocks))
 		}
 		part.grown.changes += uint64(len(evs[i].Blocks))
 	}
@@ -228,7 +212,6 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 	}
 }
 
-// begin starts a rank's new incarnation with nothing held.
 func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
 	m.counts.Incarnations++
 	*r = rank{space: m.space(b.Model, b.BlockSize), RankState: snapshot.RankState{
@@ -298,7 +281,6 @@ type RankOfView struct {
 // View returns the ranks and models of now. Any goroutine may call it.
 func (m *Machine) View() *View { return m.view.Load() }
 
-// publishView makes a view of the ranks that there are.
 func (m *Machine) publishView() {
 	m.stale = false
 	v := &View{Models: map[string][]*Served{}}

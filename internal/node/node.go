@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -99,8 +100,7 @@ type Restored struct {
 	Ranks    int
 	Holdings uint64
 	Took     time.Duration
-	// what is lost, so that a resync is needed; empty if nothing is known to be
-	Lost string
+	Lost     string // what is lost, so that a resync is needed; empty if nothing is known to be
 }
 
 // Node keeps the index of a namespace's partitions, or of some: it restores, follows the log, answers, and writes
@@ -157,18 +157,10 @@ type owner struct {
 
 // New returns a node that does nothing until Run.
 func New(cfg Config) *Node {
-	if cfg.SnapshotInterval <= 0 {
-		cfg.SnapshotInterval = time.Minute
-	}
-	if cfg.SnapshotBlocks == 0 {
-		cfg.SnapshotBlocks = 2_000_000
-	}
-	if cfg.ResyncPause <= 0 {
-		cfg.ResyncPause = resyncPause
-	}
-	if cfg.CapacityCheck <= 0 {
-		cfg.CapacityCheck = 5 * time.Second
-	}
+	cfg.SnapshotInterval = cmp.Or(max(cfg.SnapshotInterval, 0), time.Minute)
+	cfg.SnapshotBlocks = cmp.Or(cfg.SnapshotBlocks, 2_000_000)
+	cfg.ResyncPause = cmp.Or(max(cfg.ResyncPause, 0), resyncPause)
+	cfg.CapacityCheck = cmp.Or(max(cfg.CapacityCheck, 0), 5*time.Second)
 	hooks.Fill(&cfg.Hooks)
 	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16),
 		modelsChanged: make(chan struct{}, 1), started: time.Now()}
@@ -211,7 +203,6 @@ func (n *Node) Run(ctx context.Context) {
 // lastSave bounds the snapshots that are written when the node stops.
 const lastSave = 10 * time.Second
 
-// write is the writer.
 func (n *Node) write(ctx context.Context) {
 	for {
 		select {
@@ -408,7 +399,6 @@ func notReady(unready int32, of int) error {
 	return fmt.Errorf("%d of %d partitions are not restored and caught up yet", unready, max(int(unready), of))
 }
 
-// at is what a partition's answers reflect.
 type at struct {
 	epoch  time.Time
 	seq    events.StreamSeq
@@ -418,7 +408,6 @@ type at struct {
 	lapses uint64 // how often it ceased to
 }
 
-// status is the same for who asked.
 func (a at) status(p events.Partition) api.PartitionStatus {
 	return api.PartitionStatus{Partition: p, Epoch: a.epoch, Seq: a.seq, StaleMS: a.stale, ResyncNeeded: a.resync}
 }
@@ -445,7 +434,6 @@ func (n *Node) progress(out []at) []at {
 	return out
 }
 
-// waitFor waits until a partition's log is applied up to a place.
 func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 	if int(want.Partition) >= len(n.parts) {
 		return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", want.Partition, len(n.parts))

@@ -48,7 +48,7 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	must(err)
 	n := New(Config{ID: "n", Namespace: ns, Snapshots: bucket})
 	go n.write(ctx)
-	must(n.do(ctx, func(m *Machine) { m.Begin(0, info.Name, describeLog(ns, info).Epoch, applied, at) }))
+	must(n.do(ctx, func(m *Machine) { m.Begin(0, applied, at) }))
 	n.put(0, servingAt(info.Epoch))
 	return ctx, n
 }

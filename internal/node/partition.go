@@ -153,13 +153,11 @@ func (pt *partition) need() *need {
 	return nil
 }
 
-// behind reports whether the partition serves, far behind its log.
 func (pt *partition) behind() bool {
 	s, ok := pt.phase.(*serving)
 	return ok && s.behind
 }
 
-// become enters a phase.
 func (pt *partition) become(next phase) {
 	if pt.serves() && !next.state().Serves() {
 		pt.lapses++
@@ -184,7 +182,6 @@ func (pt *partition) keep(wanted bool) (e effects) {
 	return e
 }
 
-// emptied says that the index has nothing of the partition any more.
 func (pt *partition) emptied() (e effects) {
 	if _, ok := pt.phase.(*emptying); ok {
 		pt.notBefore = time.Time{}
@@ -194,7 +191,6 @@ func (pt *partition) emptied() (e effects) {
 	return e
 }
 
-// failed says that a restore failed, or that a reader could not begin.
 func (pt *partition) failed(now time.Time, err error) (e effects) {
 	if k := pt.phase.data(); k != nil {
 		k.err, e.trouble = err, err
@@ -214,7 +210,6 @@ type restoration struct {
 	runIndex *snapshot.RunIndex
 }
 
-// restored says that a restore has ended.
 func (pt *partition) restored(now time.Time, r *restoration) (e effects) {
 	was, ok := pt.phase.(*restoring)
 	if !ok {
@@ -350,7 +345,6 @@ func (pt *partition) snapshotDue(now time.Time, grown growth) bool {
 			k.usage.snapshotDue(since.bytes))
 }
 
-// saved says that a snapshot was written.
 func (pt *partition) saved(s saveState) (e effects) {
 	if k := pt.phase.data(); k != nil {
 		k.saved = s

@@ -37,7 +37,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 				"snapshot at sequence %d of a log that has another message at %d", m.Seq, divergedAt))
 			continue
 		}
-		runIndex, err := n.load(ctx, p, m, log)
+		runIndex, err := n.load(ctx, p, m)
 		if err == nil {
 			r.seq, r.used, r.runIndex = m.Seq, m, runIndex
 			break
@@ -48,7 +48,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 		n.rejected(p, snapshot.ReasonOf(err), err)
 	}
 	if r.used == nil {
-		if err := n.do(ctx, func(m *Machine) { m.Begin(p, info.Name, log.Epoch, r.seq, 0) }); err != nil {
+		if err := n.do(ctx, func(m *Machine) { m.Begin(p, r.seq, 0) }); err != nil {
 			return nil, err
 		}
 	}
@@ -82,14 +82,12 @@ func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
 	n.cfg.Hooks.Rejected(p, why.String(), err)
 }
 
-// describeLog describes a stream as pkg/snapshot does.
 func describeLog(ns *jetstream.Namespace, info jetstream.StreamInfo) snapshot.Log {
 	return snapshot.Log{
 		Namespace: ns.Name(), Stream: info.Name, Epoch: info.Epoch.Time(), First: info.First, Last: info.Last,
 	}
 }
 
-// bucketContents is what a bucket had of a partition when it was read.
 type bucketContents struct {
 	seen     snapshot.Bucket
 	revision uint64 // of the current manifest; 0: there is none
@@ -128,7 +126,6 @@ func readBucket(ctx context.Context, bucket *jetstream.Bucket, p events.Partitio
 	return b, nil
 }
 
-// fetchFrom reads chunks of snapshots.
 func fetchFrom(ctx context.Context, bucket *jetstream.Bucket) snapshot.Fetch {
 	return func(key string) ([]byte, error) {
 		data, err := bucket.Get(ctx, key)
@@ -141,8 +138,8 @@ func fetchFrom(ctx context.Context, bucket *jetstream.Bucket) snapshot.Fetch {
 
 // load imports one snapshot into the index. After an error the partition must be emptied. Chunks are fetched ahead,
 // here; the writer decodes them.
-func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest,
-	log snapshot.Log) (runIndex *snapshot.RunIndex, err error) {
+func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest) (runIndex *snapshot.RunIndex,
+	err error) {
 	fetch := fetchFrom(ctx, n.cfg.Snapshots)
 	ranks, err := snapshot.Ranks(m, fetch)
 	if err != nil {
@@ -183,13 +180,12 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 		}
 		finished = true
 		if bad = restored.finish(); bad == nil {
-			machine.Begin(p, m.Stream, log.Epoch, m.Seq, events.Millis(m.SeqTime))
+			machine.Begin(p, m.Seq, events.Millis(m.SeqTime))
 		}
 	})
 	return runIndex, errors.Join(err, bad)
 }
 
-// fetched is a chunk, or why there is none.
 type fetched struct {
 	key  string
 	data []byte

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -138,7 +140,6 @@ func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time)
 	return r
 }
 
-// askShims makes one round.
 func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
 	answered := map[events.RankKey]events.Incarnation{}
 	var mu sync.Mutex
@@ -156,12 +157,10 @@ func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
 		failed = err
 		heard(shims...)
 	}
-	slots := make(chan struct{}, ranksAsked)
-	var all sync.WaitGroup
+	var all errgroup.Group
+	all.SetLimit(ranksAsked)
 	for _, rank := range r.partial {
-		slots <- struct{}{}
-		all.Go(func() {
-			defer func() { <-slots }()
+		all.Go(func() error {
 			n.resyncs.asked.Add(1)
 			// Another node that sees the same asks with the same id.
 			ask := control.ResyncRequest{ID: fmt.Sprintf("events-missing-in-%d", rank.incarnation), Of: rank.incarnation}
@@ -169,9 +168,10 @@ func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
 			if err == nil && shim != nil {
 				heard(*shim)
 			}
+			return nil // who does not answer is asked again in the next round
 		})
 	}
-	all.Wait()
+	_ = all.Wait()
 	if ctx.Err() != nil {
 		return
 	}

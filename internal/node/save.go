@@ -38,7 +38,6 @@ const (
 
 var errOtherLog = errors.New("the log is not the one that was applied")
 
-// saveState is what a partition's last snapshot was.
 type saveState struct {
 	runIndex *snapshot.RunIndex
 	grown    growth    // the partition's at that time
@@ -111,7 +110,6 @@ func (n *Node) saveWhenDue(ctx context.Context) {
 	})
 }
 
-// due lists the partitions whose snapshot is due.
 func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) {
 	for p, grown := range n.grown(ctx) {
 		o := n.parts[p]
@@ -166,7 +164,6 @@ func (n *Node) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	return list, nil
 }
 
-// saveAndReport writes a snapshot and calls the hooks.
 func (n *Node) saveAndReport(ctx context.Context, p events.Partition) (api.SnapshotInfo, error) {
 	begun := time.Now()
 	info, err := n.save(ctx, p)

@@ -182,7 +182,6 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 	return s, nil
 }
 
-// clusterStatus is what a view says of the nodes.
 func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {
 	c := &api.ClusterStatus{Copies: v.Copies, Nodes: []api.NodeStatus{}, Gone: v.Dead}
 	for i := -1; i < len(v.Peers); i++ {
@@ -224,7 +223,6 @@ func list(s cluster.Set) []events.Partition {
 	return []events.Partition{}
 }
 
-// clusterProblems lists what is wrong with the cluster.
 func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
 	if !v.GraceOver {
 		list = append(list, "this node has not been heard in the cluster yet, or waits for others that start with it")
@@ -235,7 +233,6 @@ func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
 	return append(list, v.Problems...)
 }
 
-// rankProblems says what is wrong with what an engine announces.
 func (m *Machine) rankProblems(r *rank) (problems []string) {
 	s := m.index.RankStats(r.id)
 	held := int64(0)

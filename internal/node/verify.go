@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -36,15 +37,9 @@ func (m *Machine) RequestChecksum(p events.Partition, k *checksumRequest) bool {
 // CancelChecksum removes a request that was not reached.
 func (m *Machine) CancelChecksum(p events.Partition, k *checksumRequest) {
 	part := m.parts[p]
-	for i := range part.checksums {
-		if part.checksums[i] == k {
-			part.checksums = append(part.checksums[:i], part.checksums[i+1:]...)
-			return
-		}
-	}
+	part.checksums = slices.DeleteFunc(part.checksums, func(r *checksumRequest) bool { return r == k })
 }
 
-// reached computes the checksums that are wanted at a sequence.
 func (m *Machine) reached(part *replica, seq events.StreamSeq) {
 	left := part.checksums[:0]
 	for _, k := range part.checksums {

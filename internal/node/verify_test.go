@@ -3,8 +3,9 @@ package node
 import (
 	"testing"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // TestChecksumAtAPlace wants checksums of places within what is applied at once: they are those of a replica that has
