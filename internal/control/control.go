@@ -76,8 +76,7 @@ type ResyncRequest struct {
 	// need not begin another: it may have found out by itself, or been asked by another node.
 	Lost bool
 
-	// Of, if not 0: events of this incarnation are missing. A later one is as good as a new one.
-	Of events.Incarnation
+	Of events.Incarnation // Of, if not 0: events of this incarnation are missing. A later one is as good as a new one.
 }
 
 // Handler answers for a shim. Its methods are called from several goroutines.
@@ -143,11 +142,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 
 // Who asks for the shim that serves a rank now. It returns nil if none answers.
 func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shim, error) {
-	shims, err := ask(ctx, ns, key, request{Op: opWho})
-	if err != nil || len(shims) == 0 {
-		return nil, err
-	}
-	return &shims[0], nil
+	return ask(ctx, ns, key, request{Op: opWho})
 }
 
 // WhoAll asks all shims of a partition. It waits for answers for two seconds, since nobody knows how many there are.
@@ -157,16 +152,12 @@ func WhoAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition) ([
 
 // Resync asks the shim of one rank. It returns nil if none answers.
 func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a ResyncRequest) (*Shim, error) {
-	shims, err := ask(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
-	if err != nil || len(shims) == 0 {
-		return nil, err
-	}
-	return &shims[0], nil
+	return ask(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
 }
 
 // ask asks for one rank and takes the first answer. A shim that is there and does not answer is asked once more: it, or
 // the whole machine, may have stood still for a moment.
-func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) ([]Shim, error) {
+func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) (*Shim, error) {
 	p, err := ns.PartitionOf(key.Instance)
 	if err != nil {
 		return nil, err
@@ -195,7 +186,11 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 	case err != nil:
 		return nil, err
 	}
-	return read([]jetstream.Reply{reply})
+	shims, err := read([]jetstream.Reply{reply})
+	if err != nil {
+		return nil, err
+	}
+	return &shims[0], nil
 }
 
 // ResyncAll asks the shims of a partition: all of them, or those of one instance. It waits for answers for two seconds,

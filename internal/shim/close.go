@@ -109,13 +109,11 @@ func RanksOf(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerI
 	if err != nil {
 		return nil, err
 	}
+	var entry jetstream.Entry
 	bucket, err := ns.OpenSnapshots(ctx)
-	if errors.Is(err, jetstream.ErrNotFound) {
-		return ranks, nil
-	} else if err != nil {
-		return nil, err
+	if err == nil {
+		entry, err = bucket.Latest(ctx, snapshot.ManifestKey(p))
 	}
-	entry, err := bucket.Latest(ctx, snapshot.ManifestKey(p))
 	if errors.Is(err, jetstream.ErrNotFound) {
 		return ranks, nil
 	} else if err != nil {

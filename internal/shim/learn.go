@@ -278,12 +278,6 @@ type knowledge struct {
 	held    copies          // what the engine held at the cursor, as far as its replay buffer says
 }
 
-// lesson is one attempt of the shell to learn.
-type lesson struct {
-	learned chan *knowledge
-	cancel  context.CancelFunc
-}
-
 // lessonTries is how often a message that a replay left out is asked for; lessonPatience is how many times as long as
 // for one answer may be waited for all of them.
 const (
@@ -292,11 +286,12 @@ const (
 )
 
 func (r *runner) startLearning(ctx context.Context, to events.Cursor) {
-	r.endLearning()
-	ctx, cancel := context.WithTimeout(ctx, lessonPatience*r.cfg.ReplayTimeout)
-	l := &lesson{learned: make(chan *knowledge, 1), cancel: cancel}
+	r.lesson.end()
+	ctx, l := converse[*knowledge](ctx, 1)
 	r.lesson = l
 	go func() {
+		defer l.cancel()
+		ctx, cancel := context.WithTimeout(ctx, lessonPatience*r.cfg.ReplayTimeout)
 		defer cancel()
 		k := &knowledge{decoder: r.cfg.Decoder.(Learner).Blank(), held: newCopies()} // the machine asks only then
 		err := k.learn(to, func(from events.EngineSeq, give func(Frame) bool) error {
@@ -305,15 +300,8 @@ func (r *runner) startLearning(ctx context.Context, to events.Cursor) {
 		if errors.Is(err, errOtherEngine) {
 			k = nil
 		}
-		l.learned <- k
+		l.out <- k
 	}()
-}
-
-func (r *runner) endLearning() {
-	if r.lesson != nil {
-		r.lesson.cancel()
-		r.lesson = nil
-	}
 }
 
 // errOtherEngine: the message at the cursor is not the one that was taken.

@@ -127,21 +127,16 @@ type Counts struct {
 	Undecodable uint64
 	Events      uint64 // events queued for the log, those of our own making included
 	Blocks      uint64 // blocks in stored events
-	Duplicates  uint64 // engine messages seen before
 	Overtaken   uint64 // live messages not kept while a replay ran; they are asked for again
-	Replays     uint64 // replays asked for
 	// gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
 	Gaps       uint64
 	Restarts   uint64 // new incarnations; each began with a cleared event
 	Departures uint64 // engines whose process was found to be gone
 	Resyncs    uint64 // new incarnations because somebody asked; Restarts has them too
-	// new incarnations because the one before was closed when its lease expired; Restarts has them too
-	Ended     uint64
-	Snapshots uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
+	Snapshots  uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
 	// first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
 	JoinedLate  uint64
 	Corrections uint64 // events published because learning showed that others had a wrong hash
-	Flushes     uint64
 	Messages    uint64 // messages of the log acknowledged
 }
 
@@ -231,11 +226,8 @@ type Ready struct {
 func (m *Machine) Advance(publish bool) (r Ready, err error) {
 	switch p := m.phase.(type) {
 	case *replaying:
-		if r.Replay = !p.asked; r.Replay {
-			p.asked = true
-			m.counts.Replays++
-			r.From = m.taken.Seq // the last one again: its digest shows whether this is the same engine; 0 if none is known
-		}
+		// From the last one again: its digest shows whether this is the same engine. It is 0 if none is known.
+		r.Replay, r.From, p.asked = !p.asked, m.taken.Seq, true
 	case *awaitingSnapshot:
 		r.Snapshot, p.asked = !p.asked, true
 	case live:
@@ -347,9 +339,8 @@ func (m *Machine) takeLive(f Frame, now events.Millis, inVain bool) {
 		m.offers.tries, m.basis = 0, heard
 		m.take(f)
 	case f.Seq <= m.taken.Seq && m.basis == named:
-		m.counts.Duplicates++ // the snapshot has it
-	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
-		m.counts.Duplicates++
+		// the snapshot has it
+	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest: // it was said again
 	case m.replay && !inVain:
 		m.hold(f)
 		m.startReplay()

@@ -69,7 +69,6 @@ const (
 	probeMost    = 5 * time.Second
 )
 
-// opened tells of a connection.
 func (p *presence) opened(now time.Time) {
 	p.conns++
 	p.connected(now)
@@ -83,7 +82,6 @@ func (p *presence) connected(now time.Time) {
 	}
 }
 
-// closed tells that a connection has ended.
 func (p *presence) closed(err error, now time.Time) {
 	if p.conns = max(p.conns-1, 0); p.conns > 0 {
 		return
@@ -99,7 +97,6 @@ func (p *presence) closed(err error, now time.Time) {
 	p.silent("it answers no heartbeats")
 }
 
-// heard tells that the engine has said something.
 func (p *presence) heard(now time.Time) {
 	if p.conns > 0 {
 		p.connected(now)

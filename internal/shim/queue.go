@@ -27,7 +27,6 @@ func (e *entry) memory() int { return e.bytes + entrySize }
 // reached is how far the rank's events go with this one.
 func (e *entry) reached() Reached { return Reached{e.incarnation, e.id, e.cursor} }
 
-// push queues a copy of an event.
 func (m *Machine) push(e events.Event, cursor events.Cursor) {
 	m.emptied = false
 	e.Blocks = append([]events.BlockHash(nil), e.Blocks...)
@@ -75,7 +74,6 @@ func (m *Machine) fly() ([][]byte, error) {
 		m.flight = append(m.flight, data)
 	}
 	m.inflight = at
-	m.counts.Flushes++
 	return m.flight, nil
 }
 
@@ -121,7 +119,6 @@ func (m *Machine) Ended(p Published, now events.Millis) {
 		return
 	}
 	m.acked, m.inflight = p, 0
-	m.counts.Ended++
 	m.reset(events.ReasonLeaseExpiry, now)
 }
 

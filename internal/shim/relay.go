@@ -75,10 +75,9 @@ func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) 
 			r.behind = true
 			return nil, nil
 		}
-		return r.Lost(),
-			fmt.Errorf(
-				"the master has published %d batches and dropped %d events, and the last batch that came is number %d",
-				batches, dropped, r.number)
+		return r.Lost(), fmt.Errorf(
+			"the master has published %d batches and dropped %d events, and the last batch that came is number %d",
+			batches, dropped, r.number)
 	}
 	r.behind = false
 	return []events.StoreMessage{{Kind: events.StoreAlive, Session: r.session, Number: r.number}}, nil

@@ -12,9 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/vmihailenco/msgpack/v5"
+
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
-	"github.com/vmihailenco/msgpack/v5"
 )
 
 // storeWorld is a store's master, and whether its objects were there, with a stream that loses what it likes.

@@ -92,7 +92,6 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 		m.attempts = attempts{} // what brings us further is worth asking again
 		m.take(f)
 	case p.verified && f.Seq <= m.taken.Seq:
-		m.counts.Duplicates++
 	case p.verified: // a hole within the replay: the engine's socket dropped something, or the engine lost it itself
 		if m.attempts.empty++; m.attempts.empty < m.limits.ReplayTries {
 			m.startReplay()
@@ -182,7 +181,7 @@ func (m *Machine) release(now events.Millis, inVain bool) {
 		case !m.phase.takesLive():
 			m.hold(f)
 		case m.taken.Known && f.Seq <= m.taken.Seq && !inVain:
-			m.counts.Duplicates++ // the replay brought it, or the snapshot
+			// the replay brought it, or the snapshot
 		default:
 			m.takeLive(f, now, inVain)
 		}
@@ -204,12 +203,30 @@ func (m *Machine) release(now events.Millis, inVain bool) {
 
 // replay is one conversation with the engine's replay socket. What it brings goes to out, and it ends when ctx does.
 type replay struct {
-	from   events.EngineSeq
-	out    chan replayed
+	conversation[replayed]
+	from events.EngineSeq
+}
+
+// conversation is a question to the engine whose answers come to out. The zero value is none.
+type conversation[T any] struct {
+	out    chan T
 	cancel context.CancelFunc
 }
 
-// replayed is one message of a replay, or its end.
+// converse begins a conversation whose context is ctx's child.
+func converse[T any](ctx context.Context, room int) (context.Context, conversation[T]) {
+	ctx, cancel := context.WithCancel(ctx)
+	return ctx, conversation[T]{out: make(chan T, room), cancel: cancel}
+}
+
+// end ends the conversation, if there is one.
+func (c *conversation[T]) end() {
+	if c.cancel != nil {
+		c.cancel()
+	}
+	*c = conversation[T]{}
+}
+
 type replayed struct {
 	frame Frame
 	ended bool
@@ -217,19 +234,13 @@ type replayed struct {
 }
 
 func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
-	r.endReplay()
-	r.endSnapshot()
-	r.endLearning()
-	ctx, cancel := context.WithCancel(ctx)
-	r.replay = &replay{from: from, out: make(chan replayed, 64), cancel: cancel}
-	go r.replay.run(ctx, r.cfg)
-}
-
-func (r *runner) endReplay() {
-	if r.replay != nil {
-		r.replay.cancel()
-		r.replay = nil
-	}
+	r.replay.end()
+	r.snapshot.end()
+	r.lesson.end()
+	ctx, with := converse[replayed](ctx, 64)
+	r.replay = replay{with, from}
+	run := r.replay // its own copy: r.replay is of the next one when this one ends
+	go run.run(ctx, r.cfg)
 }
 
 // replayed takes one thing from the replay that runs.
@@ -242,7 +253,7 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 	switch {
 	case !got.ended:
 		if r.machine.Replayed(got.frame, now) == ReplaySuperseded {
-			r.endReplay()
+			r.replay.end()
 		}
 		return
 	case got.err != nil:
@@ -268,7 +279,7 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		r.machine.ReplayEnded(now)
 		r.dialNow() // who answers here publishes too
 	}
-	r.endReplay()
+	r.replay.end()
 }
 
 // askSoon has the engine asked again before long, talkative as it may be.

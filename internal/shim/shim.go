@@ -125,9 +125,9 @@ type runner struct {
 
 	inbound  chan inbound
 	flushes  chan flushed
-	replay   *replay // the one that runs, or nil
-	snapshot *snapshotting
-	lesson   *lesson
+	replay   replay // the one that runs, if one does
+	snapshot conversation[snapshotted]
+	lesson   conversation[*knowledge]
 	retry    *time.Timer
 	check    *time.Timer // when to ask whether anything was missed
 	watching watching
@@ -148,7 +148,6 @@ type inbound struct {
 	fed *Frame
 }
 
-// flushed is how a flight ended, or a look into the log.
 type flushed struct {
 	outcome outcome
 	last    events.StreamSeq // of the rank's messages in the log
@@ -249,7 +248,6 @@ func (cfg *Config) sockets() zmtp.Config {
 	return s
 }
 
-// keep holds the lease.
 func (r *runner) keep(ctx context.Context) {
 	err := r.cfg.Keep(ctx, func() {
 		select {
@@ -377,17 +375,7 @@ func (r *runner) loop(ctx context.Context) error {
 		if entries, _ := r.machine.Queued(); r.fed && entries == 0 {
 			return nil
 		}
-		inbound, replayed, snapshotted := r.inbound, (chan replayed)(nil), (chan snapshotted)(nil)
-		if r.replay != nil {
-			replayed = r.replay.out
-		}
-		if r.snapshot != nil {
-			snapshotted = r.snapshot.out
-		}
-		var learned chan *knowledge
-		if r.lesson != nil {
-			learned = r.lesson.learned
-		}
+		inbound, replayed, snapshotted := r.inbound, r.replay.out, r.snapshot.out
 		if r.machine.Full() {
 			inbound, replayed, snapshotted = nil, nil, nil
 		}
@@ -410,8 +398,8 @@ func (r *runner) loop(ctx context.Context) error {
 			r.replayed(ctx, got)
 		case got := <-snapshotted:
 			r.snapshotted(got)
-		case k := <-learned:
-			r.endLearning()
+		case k := <-r.lesson.out:
+			r.lesson.end()
 			r.machine.Learned(k)
 		case <-r.retry.C:
 			r.machine.RetryReplay()

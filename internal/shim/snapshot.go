@@ -135,14 +135,7 @@ const (
 	snapshotPatience = 10
 )
 
-// errNotOffered: the engine has no snapshots.
 var errNotOffered = errors.New("the engine does not offer snapshots")
-
-// snapshotting is one conversation about a snapshot.
-type snapshotting struct {
-	out    chan snapshotted
-	cancel context.CancelFunc
-}
 
 type snapshotted struct {
 	snapshot Snapshot
@@ -150,30 +143,21 @@ type snapshotted struct {
 }
 
 func (r *runner) startSnapshot(ctx context.Context) {
-	r.endSnapshot()
-	r.endReplay()
-	ctx, cancel := context.WithCancel(ctx)
-	s := &snapshotting{out: make(chan snapshotted, 1), cancel: cancel}
+	r.snapshot.end()
+	r.replay.end()
+	ctx, s := converse[snapshotted](ctx, 1)
 	r.snapshot = s
 	go func() {
-		defer cancel()
+		defer s.cancel()
 		var got snapshotted
 		got.snapshot, got.err = askSnapshot(ctx, r.cfg)
 		s.out <- got
 	}()
 }
 
-func (r *runner) endSnapshot() {
-	if r.snapshot != nil {
-		r.snapshot.cancel()
-		r.snapshot = nil
-	}
-}
-
-// snapshotted takes how the conversation ended.
 func (r *runner) snapshotted(got snapshotted) {
 	now := millis(time.Now())
-	r.endSnapshot()
+	r.snapshot.end()
 	if got.err == nil {
 		r.machine.Snapshot(got.snapshot, now)
 		return

@@ -92,7 +92,6 @@ func (w *watching) probe(ctx context.Context, in time.Duration) {
 	w.probed <- refused // there is room: one runs at a time
 }
 
-// afterProbe takes what a probe found.
 func (r *runner) afterProbe(refused bool) {
 	r.watching.probing = false
 	if r.watching.presence.probed(refused, time.Now()) {
@@ -104,8 +103,8 @@ func (r *runner) afterProbe(refused bool) {
 func (r *runner) engineGone() {
 	r.retry.Stop()
 	r.watching.stopKnocking()
-	r.endReplay()
-	r.endSnapshot()
+	r.replay.end()
+	r.snapshot.end()
 	r.machine.Gone()
 }
 
