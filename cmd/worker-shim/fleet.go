@@ -12,11 +12,12 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"golang.org/x/sync/errgroup"
 )
 
 // Two sources carry many workers and ranks at once, as router events with ids that are consecutive within each rank:
@@ -27,13 +28,11 @@ const (
 	sourceDynamo = "dynamo-nats"
 )
 
-// maxLine is how many bytes a line may have.
 const maxLine = 16 << 20
 
 func (r *running) fleet() bool { return r.source == sourceLines || r.source == sourceDynamo }
 
-func (r *running) checkFleet() error {
-	var errs []error
+func (r *running) checkFleet(wrong *complaints) {
 	for _, f := range []struct {
 		name string
 		set  bool
@@ -43,15 +42,11 @@ func (r *running) checkFleet() error {
 		{"--serving-endpoint", r.instance == "" && r.worker.Said("serving-endpoint")},
 		{"--stable-routing-id", r.instance == "" && r.worker.Said("stable-routing-id")},
 		{"--on-engine-refused", r.onRefused != "clear"}, {"--engine-gone-after", r.goneAfter != 0}} {
-		if f.set {
-			errs = append(errs, fmt.Errorf("%s is not for --source %s", f.name, r.source))
-		}
+		wrong.when(f.set, "%s is not for --source %s", f.name, r.source)
 	}
-	if path, isPath := strings.CutPrefix(r.engine, "ipc://"); r.source == sourceLines && r.engine != "" &&
-		r.engine != "-" && (!isPath || path == "") {
-		errs = append(errs, fmt.Errorf("--engine %q is neither - nor ipc://PATH", r.engine))
-	}
-	return errors.Join(errs...)
+	path, isPath := strings.CutPrefix(r.engine, "ipc://")
+	wrong.when(r.source == sourceLines && r.engine != "" && r.engine != "-" && (!isPath || path == ""),
+		"--engine %q is neither - nor ipc://PATH", r.engine)
 }
 
 // fleet is the ranks that were heard of, each with a shim of its own.
@@ -131,7 +126,6 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	}
 }
 
-// serve shims one rank.
 func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
 	one := *f.cfg
 	one.instance, one.rank = string(key.Instance), uint32(key.Rank)
@@ -257,7 +251,6 @@ func (f *fleet) hearDynamo() error {
 	return ignoreEnd(f.ctx, err)
 }
 
-// connectEngine connects to the NATS server of the Dynamo fleet.
 func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 	options, err := f.cfg.engineNATS.Options("kvatlas shim")
 	if err != nil {
@@ -268,8 +261,7 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 	options.Hooks = jetstream.ConnHooks{
 		Disconnected: func(err error) {
 			f.log.Warn("the connection to --engine-nats is lost; what is published meanwhile will be missing", "error",
-				err, "what_to_do",
-				"see that the Dynamo fleet's NATS server runs; it is dialled until it answers")
+				err, "what_to_do", "see that the Dynamo fleet's NATS server runs; it is dialled until it answers")
 		},
 		Reconnected: func(url string) { f.log.Info("the connection to --engine-nats is back", "server", url) },
 		AsyncError:  func(err error) { f.log.Error("--engine-nats", "error", err) },

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// checkLearning refuses what makes no sense together with --engine-http.
 func (r *running) checkLearning() error {
 	if r.engineHTTP == "" {
 		if r.engineHTTPToken != "" {
@@ -79,10 +79,7 @@ func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*r
 		}
 		waiting.warn(log, "waiting for the engine to say how it publishes", "engine_http", r.engineHTTP, "error", err,
 			"what_to_do", "see that the engine runs, and that this is where it serves its API")
-		select {
-		case <-ctx.Done():
-		case <-time.After(askEvery):
-		}
+		pause(ctx, askEvery)
 	}
 	if err != nil {
 		return nil, said, fmt.Errorf("--engine-http %s: %w", r.engineHTTP, err)
@@ -93,7 +90,6 @@ func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*r
 	return list, said, err
 }
 
-// byFlags lists the ranks that the flags name.
 func (r *running) byFlags() (list []*running, err error) {
 	for i := range r.ranks {
 		one, err := r.ofRank(i)
@@ -113,15 +109,9 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	if all.source == "auto" {
 		all.source = said.Kind
 	}
-	if all.instance == "" {
-		all.instance = instanceName(asker)
-	}
-	if all.model == "" {
-		all.model = said.Model
-	}
-	if all.blockSize == 0 {
-		all.blockSize = said.BlockSize
-	}
+	all.instance = cmp.Or(all.instance, instanceName(asker))
+	all.model = cmp.Or(all.model, said.Model)
+	all.blockSize = cmp.Or(all.blockSize, said.BlockSize)
 	name := strings.TrimSpace(said.Kind + " " + said.Version)
 	switch {
 	case all.engine == "" && said.Ranks == nil:
@@ -157,9 +147,7 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 func (r *running) at(ctx context.Context, rank enginehttp.Rank) *running {
 	one := *r
 	one.rank, one.engine, one.replay = rank.Rank, rank.Endpoint, rank.Replay
-	if one.topic == "" {
-		one.topic = rank.Topic
-	}
+	one.topic = cmp.Or(one.topic, rank.Topic)
 	one.listen = r.listen || rank.Listen
 	if rank.Unclear && !one.listen { // the engine runs: where it does not listen it dials out
 		err := zmtp.Probe(ctx, rank.Endpoint, 2*time.Second)
@@ -223,10 +211,7 @@ func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was engi
 				return errOtherSettings
 			case err == nil && w.away.Load() == 0:
 			default:
-				select {
-				case <-ctx.Done():
-				case <-time.After(askEvery):
-				}
+				pause(ctx, askEvery)
 				continue
 			}
 			break

@@ -23,8 +23,7 @@ func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Conte
 		err := report.Keep(ctx, lost)
 		if errors.Is(err, jetstream.ErrDenied) {
 			log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know",
-				"error", err, "what_to_do",
-				"grant it to this user: indexer auth example prints what each user needs")
+				"error", err, "what_to_do", "grant it to this user: indexer auth example prints what each user needs")
 			return nil
 		}
 		return err

@@ -11,6 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -20,8 +23,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/simulate"
-	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 )
 
 func main() { os.Exit(cli.Main(rootCommand())) }
@@ -170,93 +171,80 @@ without asking. It needs --engine and --master alone.`,
 	return cmd
 }
 
-// check refuses what makes no sense, all of it at once.
-func (r *running) check() error {
-	var errs []error
-	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--worker", r.instance},
-		{"--model", r.model}} {
-		if s.value == "" && !(r.fleet() && s.name == "--worker") && r.engineHTTP == "" {
-			errs = append(errs, fmt.Errorf("%s is missing", s.name))
-		}
-		if _, err := jetstream.EscapeToken(s.value); err != nil && s.name != "--engine" &&
-			!(s.value == "" && r.engineHTTP != "") {
-			errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
-		}
+// complaints are what is wrong with the flags.
+type complaints []error
+
+// when adds a complaint if something is wrong.
+func (c *complaints) when(wrong bool, format string, args ...any) {
+	if wrong {
+		*c = append(*c, fmt.Errorf(format, args...))
 	}
-	if r.blockSize == 0 && r.engineHTTP == "" || r.blockSize > events.MaxBlockSize {
-		errs = append(errs, fmt.Errorf("--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize))
-	}
-	if r.fleet() {
-		errs = append(errs, r.checkFleet())
-	} else if _, err := events.EngineOf(r.source); err != nil {
-		errs = append(errs, fmt.Errorf("--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, mooncake",
-			r.source))
-	}
-	if r.master != "" {
-		errs = append(errs, fmt.Errorf("--master is for --source %s", sourceMooncake))
-	}
-	if r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == "") {
-		errs = append(errs,
-			fmt.Errorf(
-				"--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself",
-				sourceDynamo))
-	}
-	if _, err := r.engineNATS.Options(""); err != nil { // which is connected to much later
-		errs = append(errs, err)
-	}
-	if err := jetstream.CheckNamespace(r.namespace); err != nil {
-		errs = append(errs, fmt.Errorf("--namespace: %w", err))
-	}
-	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay},
-		{"--engine-snapshot", r.engineSnapshot}} {
-		if s.value != "" && !r.fleet() {
-			if err := zmtp.CheckEndpoint(s.value); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
-			}
-		}
-	}
-	if r.ranks == 0 || r.ranks > maxRanks {
-		errs = append(errs, fmt.Errorf("--ranks %d is not from 1 to %d", r.ranks, maxRanks))
-	} else if errors.Join(errs...) == nil && !r.fleet() && r.engine != "" {
-		errs = append(errs, r.checkPorts())
-	}
-	errs = append(errs, r.checkLearning())
-	if r.lease < registry.MinLease || r.lease > registry.MaxLease {
-		errs = append(errs, fmt.Errorf("--lease %v is not from %v to %v", r.lease, registry.MinLease,
-			registry.MaxLease))
-	}
-	if r.l3Config != "" {
-		if err := r.readL3Config(); err != nil {
-			errs = append(errs, fmt.Errorf("--l3-config: %w", err))
-		}
-	}
-	if err := r.readGroups(); err != nil {
-		errs = append(errs, err)
-	}
-	if err := r.readWorker(); err != nil {
-		errs = append(errs, err)
-	}
-	if r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear {
-		errs = append(errs, fmt.Errorf("--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass,
-			unreadableClear))
-	}
-	if _, err := shim.ParseOnRefused(r.onRefused); err != nil {
-		errs = append(errs, fmt.Errorf("--on-engine-refused: %w", err))
-	}
-	if r.silentAfter < time.Second {
-		errs = append(errs, fmt.Errorf("--engine-silent-after %v is less than 1s", r.silentAfter))
-	}
-	if r.goneAfter != 0 && r.goneAfter < r.silentAfter {
-		errs = append(errs, fmt.Errorf("--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter,
-			r.silentAfter))
-	}
-	if r.queueBytes < 1<<20 {
-		errs = append(errs, fmt.Errorf("--queue-bytes %d is less than 1 MiB", r.queueBytes))
-	}
-	if err := errors.Join(errs...); err != nil {
+}
+
+// about adds what is wrong with a flag, unless err is nil.
+func (c *complaints) about(flag string, err error) { c.when(err != nil, "%s: %w", flag, err) }
+
+// usage is an error of usage with all complaints; nil if there are none.
+func (c *complaints) usage() error {
+	if err := errors.Join(*c...); err != nil {
 		return cli.UsageErrorf("%w", err)
 	}
 	return nil
+}
+
+func (r *running) check() error {
+	var wrong complaints
+	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--worker", r.instance},
+		{"--model", r.model}} {
+		optional := r.fleet() && s.name == "--worker" || r.engineHTTP != ""
+		wrong.when(s.value == "" && !optional, "%s is missing", s.name)
+		if s.name != "--engine" && !(s.value == "" && r.engineHTTP != "") {
+			_, err := jetstream.EscapeToken(s.value)
+			wrong.about(s.name, err)
+		}
+	}
+	wrong.when(r.blockSize == 0 && r.engineHTTP == "" || r.blockSize > events.MaxBlockSize,
+		"--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize)
+	if r.fleet() {
+		r.checkFleet(&wrong)
+	} else {
+		_, err := events.EngineOf(r.source)
+		wrong.when(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, mooncake", r.source)
+	}
+	wrong.when(r.master != "", "--master is for --source %s", sourceMooncake)
+	wrong.when(r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == ""),
+		"--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself",
+		sourceDynamo)
+	_, err := r.engineNATS.Options("") // which is connected to much later
+	wrong = append(wrong, err)
+	wrong.about("--namespace", jetstream.CheckNamespace(r.namespace))
+	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay},
+		{"--engine-snapshot", r.engineSnapshot}} {
+		if s.value != "" && !r.fleet() {
+			wrong.about(s.name, zmtp.CheckEndpoint(s.value))
+		}
+	}
+	if r.ranks == 0 || r.ranks > maxRanks {
+		wrong.when(true, "--ranks %d is not from 1 to %d", r.ranks, maxRanks)
+	} else if errors.Join(wrong...) == nil && !r.fleet() && r.engine != "" {
+		wrong = append(wrong, r.checkPorts())
+	}
+	wrong = append(wrong, r.checkLearning())
+	wrong.when(r.lease < registry.MinLease || r.lease > registry.MaxLease, "--lease %v is not from %v to %v", r.lease,
+		registry.MinLease, registry.MaxLease)
+	if r.l3Config != "" {
+		wrong.about("--l3-config", r.readL3Config())
+	}
+	wrong = append(wrong, r.readGroups(), r.readWorker())
+	wrong.when(r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear,
+		"--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear)
+	_, err = shim.ParseOnRefused(r.onRefused)
+	wrong.about("--on-engine-refused", err)
+	wrong.when(r.silentAfter < time.Second, "--engine-silent-after %v is less than 1s", r.silentAfter)
+	wrong.when(r.goneAfter != 0 && r.goneAfter < r.silentAfter,
+		"--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter)
+	wrong.when(r.queueBytes < 1<<20, "--queue-bytes %d is less than 1 MiB", r.queueBytes)
+	return wrong.usage()
 }
 
 // connect waits for a NATS server. what is the connection's name there; without is what happens while the server is
@@ -412,10 +400,7 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 			}
 			log.Warn(what, "namespace", r.namespace, "error", err, "what_to_do", todo, "times", n)
 		})
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
+		pause(ctx, time.Second)
 	}
 }
 
@@ -456,10 +441,15 @@ func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events
 			waiting.warn(log, "waiting for NATS", "error", err, "what_to_do",
 				"see that the NATS server runs and that more than half of those with JetStream are up")
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
+		pause(ctx, time.Second)
+	}
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 

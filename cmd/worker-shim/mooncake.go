@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -11,14 +10,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // sourceMooncake is the event stream of a Mooncake master, which tells what a store holds that workers share, and
@@ -32,30 +31,22 @@ const storeCheck = 500 * time.Millisecond
 var ofStores = []string{"source", "engine", "master", "namespace", "log-repeat", "log-level", "log-format"}
 
 func (r *running) checkStore(flags *pflag.FlagSet) error {
-	var errs []error
-	if err := zmtp.CheckEndpoint(r.engine); err != nil {
-		errs = append(errs, fmt.Errorf("--engine, the master's event endpoint: %w", err))
-	}
+	var wrong complaints
+	wrong.about("--engine, the master's event endpoint", zmtp.CheckEndpoint(r.engine))
 	if _, _, err := net.SplitHostPort(r.master); err != nil {
-		errs = append(errs, fmt.Errorf("--master %q is not HOST:PORT", r.master))
-	} else if _, err := jetstream.StoreSubject(r.namespace, r.master); err != nil {
-		errs = append(errs, fmt.Errorf("--master: %w", err))
+		wrong.when(true, "--master %q is not HOST:PORT", r.master)
+	} else {
+		_, err := jetstream.StoreSubject(r.namespace, r.master)
+		wrong.about("--master", err)
 	}
-	if err := jetstream.CheckNamespace(r.namespace); err != nil {
-		errs = append(errs, fmt.Errorf("--namespace: %w", err))
-	}
+	wrong.about("--namespace", jetstream.CheckNamespace(r.namespace))
 	flags.Visit(func(f *pflag.Flag) {
-		if !slices.Contains(ofStores, f.Name) && f.Name != "nats" && !strings.HasPrefix(f.Name, "nats-") {
-			errs = append(errs, fmt.Errorf("--%s is not for --source %s", f.Name, sourceMooncake))
-		}
+		known := slices.Contains(ofStores, f.Name) || f.Name == "nats" || strings.HasPrefix(f.Name, "nats-")
+		wrong.when(!known, "--%s is not for --source %s", f.Name, sourceMooncake)
 	})
-	if err := errors.Join(errs...); err != nil {
-		return cli.UsageErrorf("%w", err)
-	}
-	return nil
+	return wrong.usage()
 }
 
-// runStore passes on what a store's master publishes.
 func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 	if err := r.checkStore(cmd.Flags()); err != nil {
 		return err

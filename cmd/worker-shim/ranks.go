@@ -6,7 +6,6 @@ import (
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 )
 
-// maxRanks is how many ranks one process shims at the most.
 const maxRanks = 1024
 
 // ofRank is what to do for the i-th of the ranks: vllm-project/vllm › vllm/distributed/kv_events.py,
