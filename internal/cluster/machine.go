@@ -70,7 +70,6 @@ type Machine struct {
 	orders orders     // of all that are alive
 }
 
-// peer is another node.
 type peer struct {
 	Seen
 	lastHeard time.Duration // when its heartbeat was last seen to change
@@ -188,7 +187,6 @@ func (m *Machine) Receive(s Seen) bool {
 	return true
 }
 
-// endGrace ends the start-up grace when that is due.
 func (m *Machine) endGrace() {
 	if !m.looked {
 		m.looked, m.begun = true, m.clock

@@ -254,7 +254,6 @@ func (m *Member) broadcast() {
 	}
 }
 
-// receive updates the view from what another member has sent.
 func (m *Member) receive(text []byte) {
 	var s Seen
 	if json.Unmarshal(text, &s) == nil && m.machine.Receive(s) {

@@ -25,9 +25,7 @@ func SetOf(list ...events.Partition) (s Set) {
 }
 
 // Has reports whether p is in the set.
-func (s Set) Has(p events.Partition) bool {
-	return int(p/64) < len(s) && s[p/64]&(1<<(p%64)) != 0
-}
+func (s Set) Has(p events.Partition) bool { return int(p/64) < len(s) && s[p/64]&(1<<(p%64)) != 0 }
 
 // Add puts p into the set.
 func (s *Set) Add(p events.Partition) {

@@ -45,9 +45,7 @@ func (v *View) Fit(p events.Partition) int {
 
 // Writes reports whether this node is the one to write a partition's snapshots and to end its workers' leases. If none
 // is known to be, each node is. Two may be for a moment; what they do is fenced.
-func (v *View) Writes(p events.Partition) bool {
-	return v.Writer[p] == "" || v.Writer[p] == v.node
-}
+func (v *View) Writes(p events.Partition) bool { return v.Writer[p] == "" || v.Writer[p] == v.node }
 
 // MayServe reports whether a partition may have workers of a model: a node that serves it says so, or cannot list all
 // models, or no node is known to serve the partition.

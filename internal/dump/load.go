@@ -82,7 +82,6 @@ type loader struct {
 	taken int // bytes of lines since all was published
 }
 
-// flush publishes what waits of all ranks.
 func (l *loader) flush(ctx context.Context) error {
 	l.taken = 0
 	for key, r := range l.ranks {
@@ -147,7 +146,6 @@ func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error)
 	return r, nil
 }
 
-// flush publishes what waits.
 func (r *loading) flush(ctx context.Context) error {
 	for {
 		ready, err := r.machine.Advance(true)

@@ -155,7 +155,6 @@ func (a *Asker) get(ctx context.Context, path string) (body []byte, status int, 
 	return body, answer.StatusCode, nil
 }
 
-// decode reads JSON that an engine's path gave.
 func decode(path string, body []byte, into any) error {
 	if err := json.Unmarshal(body, into); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrUnknown, path, err)

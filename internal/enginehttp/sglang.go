@@ -46,7 +46,6 @@ func isSGLang(body []byte) bool {
 	return page && config
 }
 
-// maxRanks bounds what an engine may say.
 const maxRanks = 1 << 16
 
 func (a *Asker) sglang(body []byte) (Engine, error) {

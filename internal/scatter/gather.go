@@ -32,7 +32,6 @@ type reply struct {
 	err     *api.Error         // it has not looked
 }
 
-// finding is a query that is being gathered.
 type finding struct {
 	query *api.Query
 	union *Union
@@ -80,7 +79,6 @@ func found(a *api.Answer, err error) reply {
 
 func (f *finding) add(taken []events.Partition, r reply) { f.union.Add(taken, r.answer, r.verdict) }
 
-// listing is a list of workers that is being gathered.
 type listing struct {
 	local Local
 	asked api.WorkersRequest
@@ -90,9 +88,7 @@ type listing struct {
 func (*listing) op() string    { return api.OpWorkers }
 func (*listing) patient() bool { return false }
 
-func (l *listing) body([]events.Partition) ([]byte, error) {
-	return api.Marshal(api.MsgPack, &l.asked)
-}
+func (l *listing) body([]events.Partition) ([]byte, error) { return api.Marshal(api.MsgPack, &l.asked) }
 
 func (*listing) decode(body []byte) reply {
 	l := &api.WorkerList{}
@@ -176,9 +172,7 @@ type arrival struct {
 }
 
 // Receive implements [rpc.Receiver].
-func (q *replyQueue) Receive(tag int, r rpc.Reply) {
-	q.put(arrival{tag: tag, reply: r, at: q.s.now()})
-}
+func (q *replyQueue) Receive(tag int, r rpc.Reply) { q.put(arrival{tag: tag, reply: r, at: q.s.now()}) }
 
 func (q *replyQueue) put(a arrival) {
 	q.mu.Lock()
@@ -287,7 +281,6 @@ func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (mis
 	return missing, nil
 }
 
-// pause waits; false says that ctx ended first.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -406,7 +399,6 @@ func (c *call) send(requests []Request) {
 	}
 }
 
-// request sends a request to another node.
 func (c *call) request(r Request) *api.Error {
 	body, err := c.g.body(r.Partitions)
 	if err != nil {
@@ -415,8 +407,7 @@ func (c *call) request(r Request) *api.Error {
 	now, tag := c.s.now(), len(c.queue.sent)
 	c.queue.sent = append(c.queue.sent, inFlight{request: r.ID, node: r.Node, at: now})
 	c.s.cfg.Hooks.Asked(r.Kind)
-	id, err := c.s.cfg.Transport.Send(
-		r.Node, c.g.op(), max(c.until-c.margin-now, time.Millisecond), body, c.queue, tag)
+	id, err := c.s.cfg.Transport.Send(r.Node, c.g.op(), max(c.until-c.margin-now, time.Millisecond), body, c.queue, tag)
 	if err != nil {
 		return c.s.replied(rpc.Reply{Err: err}, 0)
 	}
@@ -424,7 +415,6 @@ func (c *call) request(r Request) *api.Error {
 	return nil
 }
 
-// receive deals with one reply.
 func (c *call) receive(a arrival) {
 	if a.own != nil {
 		if c.fatal == nil {
@@ -449,7 +439,6 @@ func (c *call) receive(a arrival) {
 	c.send(c.settle(f.request, r))
 }
 
-// settle tells the round of a reply.
 func (c *call) settle(id int, r reply) []Request {
 	if r.err != nil {
 		return c.failed(id, r.err)
@@ -461,7 +450,6 @@ func (c *call) settle(id int, r reply) []Request {
 	return asks
 }
 
-// failed tells the round of a failure.
 func (c *call) failed(id int, err *api.Error) []Request {
 	switch err.Code {
 	case api.CodeTooLarge:

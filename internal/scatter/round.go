@@ -109,8 +109,7 @@ func (r *Round) Begin(now time.Duration, wanted []Wanted) []Request {
 
 // Answer tells that a request was answered; not lists the asked partitions that its node does not serve. What is taken
 // are those that nobody else answered before; the rest of the answer is to be ignored.
-func (r *Round) Answer(
-	now time.Duration, id int, not []events.Partition,
+func (r *Round) Answer(now time.Duration, id int, not []events.Partition,
 ) (taken []events.Partition, requests []Request) {
 	a := &r.attempts[id]
 	if a.closed {
@@ -152,7 +151,6 @@ func (r *Round) Fail(now time.Duration, id int, penalise bool) []Request {
 	return r.assign(now, a.parts, Next)
 }
 
-// close ends the waiting for a request.
 func (r *Round) close(a *attempt) {
 	a.closed = true
 	for _, i := range a.parts {

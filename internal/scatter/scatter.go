@@ -173,7 +173,6 @@ func (s *Scatter) keeps(serving []string, fit int) bool {
 	return k >= 0 && k < fit
 }
 
-// check refuses partitions that do not exist.
 func (s *Scatter) check(q *api.Query) error {
 	for _, p := range q.Partitions {
 		if uint32(p) >= s.cfg.Partitions {

@@ -130,7 +130,6 @@ func (c *Config) bound(err error) time.Duration {
 // It does nothing while there is a connection, but the pause after it may be left out.
 func (s *Sub) DialNow() { wake(s.now) }
 
-// serve passes on what one publisher sends.
 func (s *Sub) serve(c *Conn) {
 	peer := c.peer
 	if err := c.TrySend(s.subscriptions(&peer)); err != nil {
@@ -165,9 +164,7 @@ func (s *Sub) subscriptions(p *Peer) []byte {
 
 // Recv waits for the next message. Its errors are ctx's, or [ErrStopped] after all that was received before the end has
 // been taken.
-func (s *Sub) Recv(ctx context.Context) (Message, error) {
-	return s.in.get(ctx)
-}
+func (s *Sub) Recv(ctx context.Context) (Message, error) { return s.in.get(ctx) }
 
 // Queued is how many messages wait for Recv.
 func (s *Sub) Queued() int { return s.in.length() }

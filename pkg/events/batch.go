@@ -236,9 +236,7 @@ func (b *Batch) Trim() {
 }
 
 // MemoryBytes is how much memory b holds, used or spare, if it was only ever decoded into.
-func (b *Batch) MemoryBytes() int {
-	return cap(b.Events)*int(unsafe.Sizeof(Event{})) + cap(b.hashes)*8
-}
+func (b *Batch) MemoryBytes() int { return cap(b.Events)*int(unsafe.Sizeof(Event{})) + cap(b.hashes)*8 }
 
 // DecodeBatchHeader reads what a batch says before its events. It costs the same for any number of them, and so does
 // not see whether they are in order. Errors are those of [DecodeBatch].
@@ -249,15 +247,8 @@ func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 	if err != nil {
 		return BatchHeader{}, err
 	}
-	return BatchHeader{
-		Incarnation: b.Incarnation,
-		FirstID:     b.FirstID,
-		Model:       b.Model,
-		BlockSize:   b.BlockSize,
-		Cursor:      b.Cursor,
-		Shutdown:    b.Shutdown,
-		Events:      n,
-	}, nil
+	return BatchHeader{Incarnation: b.Incarnation, FirstID: b.FirstID, Model: b.Model, BlockSize: b.BlockSize,
+		Cursor: b.Cursor, Shutdown: b.Shutdown, Events: n}, nil
 }
 
 // decodeHead reads up to the first event. It returns how many events follow, and how many elements that are not known

@@ -137,7 +137,6 @@ func (l *look) event() {
 	}
 }
 
-// positions looks at an event that is an array of n.
 func (l *look) positions(n int) {
 	r := &l.r
 	name, ok := r.Str()
@@ -173,7 +172,6 @@ func at(positions []field, i int) field {
 	return fieldOther
 }
 
-// field looks at a field that both engines have.
 func (l *look) field(f field) {
 	r := &l.r
 	switch f {

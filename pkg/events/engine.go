@@ -54,16 +54,8 @@ func EngineOf(name string) (Engine, error) {
 	return 0, fmt.Errorf("events: unknown engine %q: want vllm, sglang or auto", name)
 }
 
-// blockSizeOption is the command-line option that sets the engine's block size.
-func (e Engine) blockSizeOption() string {
-	switch e {
-	case VLLM:
-		return "--block-size"
-	case SGLang:
-		return "--page-size"
-	}
-	return ""
-}
+// blockSizeOptions are the command-line options that set an engine's block size.
+var blockSizeOptions = map[Engine]string{VLLM: "--block-size", SGLang: "--page-size"}
 
 // DecoderConfig says what a decoder has before it. Engine and BlockSize are required.
 type DecoderConfig struct {
@@ -278,7 +270,6 @@ func (d *Decoder) eventList(r *msgp.Reader) error {
 	return nil
 }
 
-// event reads one event, and accepts it or counts the reason why not.
 func (d *Decoder) event(r *msgp.Reader) {
 	d.raw = rawEvent{data: r.Data, blocks: len(d.blocks), locals: len(d.locals), skip: notSkipped, skipStored: notSkipped}
 	d.tokens = d.tokens[:0]

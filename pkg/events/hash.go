@@ -75,13 +75,7 @@ func (h *Hasher) Blocks(n int) int { return max(0, n-(h.window-h.block)) / h.blo
 
 // Hash appends to dst the local hashes of the full blocks of tokens.
 func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
-	n := h.Blocks(len(tokens))
-	dst = slices.Grow(dst, n)
-	for i := range n {
-		at := i * h.block
-		dst = append(dst, hashTokens(tokens[at:at+h.window], h.seed))
-	}
-	return dst
+	return h.HashMedia(dst, tokens, nil)
 }
 
 // HashMedia is Hash for prompts with images and the like: media[i] has the hashes ([MediaHash]) of the items that touch

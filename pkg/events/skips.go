@@ -85,7 +85,7 @@ func (e *BlockSizeError) Error() string {
 	text := fmt.Sprintf(
 		"events: %s announces blocks of %d tokens, and blocks of %d are expected: %d events passed over, %d taken",
 		e.Engine, e.Got, e.Want, e.Events, e.Taken)
-	if option := e.Engine.blockSizeOption(); option != "" {
+	if option := blockSizeOptions[e.Engine]; option != "" {
 		text += fmt.Sprintf("; start the engine with %s %d or expect %d", option, e.Want, e.Got)
 	}
 	return text

@@ -15,8 +15,7 @@ type (
 	// Rank is a data-parallel rank within one worker.
 	Rank uint32
 
-	// BlockHash is what an engine calls a block. It is opaque and compared only within one
-	// (worker, rank, incarnation).
+	// BlockHash is what an engine calls a block. It is opaque and compared only within one (worker, rank, incarnation).
 	BlockHash uint64
 
 	// LocalHash is the hash of one block's own tokens ([Hasher]).

@@ -186,7 +186,6 @@ func (d *Decoder) readEvent(r *msgp.Reader) {
 	}
 }
 
-// field reads one field's value.
 func (d *Decoder) field(r *msgp.Reader, f field) {
 	e := &d.raw
 	switch f {
@@ -565,7 +564,6 @@ func (e *rawEvent) blockValues(span [2]int, n int) (r msgp.Reader, some, ok bool
 	return r, ok, ok
 }
 
-// blockKeys reads the keys of block i.
 func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 	first := i == 0 && !e.hasParent
 	var bare []byte // the last bare string, while it may be the salt

@@ -15,8 +15,7 @@ import (
 // Lane is a chain of pages to ask a store for. What is remembered of them is found by marks, which are cheap; their
 // names in the store are made only if it must be asked.
 type Lane struct {
-	// ID tells lanes of one cache apart that have the same marks and other objects: an attention group.
-	ID uint64
+	ID uint64 // ID tells lanes of one cache apart that have the same marks and other objects: an attention group.
 
 	Pages int
 	marks []mark // of runs, as marker makes them
@@ -61,15 +60,13 @@ type CacheConfig struct {
 	// was written.
 	HitLife, MissLife time.Duration
 
-	// Bytes is the memory that answers may take; default 64 MiB, enough for five million pages.
-	Bytes int
+	Bytes int // Bytes is the memory that answers may take; default 64 MiB, enough for five million pages.
 
 	// Patience is how long the store may take for one question, whoever still waits for it; default 2 s. What comes
 	// after the caller's deadline is remembered for the next one.
 	Patience time.Duration
 
-	// Flights is how many questions may be under way; default 32. Beyond, callers go without.
-	Flights int
+	Flights int // Flights is how many questions may be under way; default 32. Beyond, callers go without.
 
 	Now func() time.Time // default time.Now
 }
@@ -347,7 +344,6 @@ func (q *Question) Wait(ctx context.Context) Found {
 	return f
 }
 
-// ask is a run of a request to the store.
 type ask struct {
 	key    runKey
 	first  int

@@ -39,14 +39,11 @@ var (
 	taggedSince    = version{0, 31, 0} // extra keys of a hash say what they are
 )
 
-func (v *VLLM) algo() string {
-	return cmp.Or(v.HashAlgo, algoSHA256)
-}
+func (v *VLLM) algo() string { return cmp.Or(v.HashAlgo, algoSHA256) }
 
 func (v *VLLM) cbor() bool   { return strings.HasSuffix(v.algo(), "_cbor") }
 func (v *VLLM) sha256() bool { return strings.HasPrefix(v.algo(), algoSHA256) }
 
-// digestSize is the length of a block's digest, in bytes.
 func (v *VLLM) digestSize() int {
 	if v.sha256() {
 		return sha256.Size

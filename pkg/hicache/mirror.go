@@ -16,8 +16,7 @@ type MirrorConfig struct {
 	// at again after six times Pause.
 	Objects int
 
-	// Fresh (default 2 s) is how long the master's word that nothing was missed counts.
-	Fresh time.Duration
+	Fresh time.Duration // Fresh (default 2 s) is how long the master's word that nothing was missed counts.
 
 	// Pause (default 10 s) is the least time between two lists of all objects: each costs the master one walk over all
 	// it holds.
@@ -192,7 +191,6 @@ func (m *Mirror) apply(e *events.StoreEvent) {
 	}
 }
 
-// set says what is known of an object.
 func (m *Mirror) set(key [16]byte, where media) {
 	m.objects[key] = where
 	if len(m.objects) > m.cfg.Objects {

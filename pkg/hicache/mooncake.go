@@ -146,7 +146,6 @@ func checkMooncakeKey(key string) error {
 
 const batchPath = "/batch_query_keys?keys="
 
-// chunk is one request.
 type chunk struct {
 	query string
 	at    []int // positions of its keys in what was asked
@@ -255,7 +254,6 @@ func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bi
 	return present, known, errors.Join(err, bad)
 }
 
-// batch asks for one chunk.
 func (m *Mooncake) batch(ctx context.Context, c *chunk) (map[string]bool, error) {
 	const perKey = 8 << 10 // of a reply; some 300 bytes are usual
 	body, status, err := m.get(ctx, batchPath+c.query, int64(64<<10+perKey*len(c.at)))

@@ -52,8 +52,7 @@ type Receiver interface{ Receive(tag int, r Reply) }
 
 // Pool is the requests in flight on one connection.
 type Pool struct {
-	// Hedges is the budget of all who send requests through this pool.
-	Hedges Budget
+	Hedges Budget // Hedges is the budget of all who send requests through this pool.
 
 	conn  *nats.Conn
 	inbox string // ends in '.'
@@ -117,8 +116,7 @@ func (p *Pool) Closed() bool { return p.conn.IsClosed() }
 
 // Send sends a request. Its reply goes to the receiver, with the tag. patience travels with it: nobody works on it for
 // longer. The error wraps [ErrTooLarge], [ErrBusy] or [ErrDisconnected].
-func (p *Pool) Send(
-	subject, contentType string, patience time.Duration, body []byte, to Receiver, tag int,
+func (p *Pool) Send(subject, contentType string, patience time.Duration, body []byte, to Receiver, tag int,
 ) (id uint64, err error) {
 	now := time.Now()
 	p.mu.Lock()
@@ -211,7 +209,6 @@ func (p *Pool) Close() {
 	_ = p.sub.Unsubscribe() // fails only without a connection, and then nothing comes
 }
 
-// receive takes one reply.
 func (p *Pool) receive(m *nats.Msg) {
 	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, p.inbox), 36, 64)
 	if err != nil {
@@ -242,7 +239,6 @@ func ReadReply(m *nats.Msg) Reply {
 	return r
 }
 
-// connectionError is an error of nats.go, with one of ours.
 func connectionError(err error) error {
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload):

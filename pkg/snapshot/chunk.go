@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
@@ -54,13 +55,10 @@ func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // UnmarshalText reads a kind's name.
 func (k *Kind) UnmarshalText(text []byte) error {
-	for i := KindRanks; i.valid(); i++ {
-		if kindNames[i] == string(text) {
-			*k = i
-			return nil
-		}
+	if *k = Kind(max(0, slices.Index(kindNames[:], string(text)))); !k.valid() {
+		return fmt.Errorf("unknown kind of chunk %q", text)
 	}
-	return fmt.Errorf("unknown kind of chunk %q", text)
+	return nil
 }
 
 // Hash is the XXH3-128 of a chunk's stored bytes: its name, and what they are verified against.
@@ -71,22 +69,14 @@ func hashOf(data []byte) Hash {
 	return Hash{h.Hi, h.Lo}
 }
 
-func (h Hash) String() string {
-	var b [16]byte
-	binary.BigEndian.PutUint64(b[:], h.Hi)
-	binary.BigEndian.PutUint64(b[8:], h.Lo)
-	return hex.EncodeToString(b[:])
-}
+func (h Hash) String() string { return fmt.Sprintf("%016x%016x", h.Hi, h.Lo) }
 
 func parseHash(s string) (Hash, bool) {
-	var b [16]byte
-	if len(s) != 32 {
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != 16 {
 		return Hash{}, false
 	}
-	if _, err := hex.Decode(b[:], []byte(s)); err != nil {
-		return Hash{}, false
-	}
-	h := Hash{binary.BigEndian.Uint64(b[:]), binary.BigEndian.Uint64(b[8:])}
+	h := Hash{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}
 	return h, h.String() == s
 }
 
@@ -176,13 +166,12 @@ func open(data []byte, mem *scratch) (unsealed, error) {
 	corrupt := func(format string, args ...any) (unsealed, error) {
 		return unsealed{}, fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 	}
-	if len(data) < headerSize+trailerSize {
+	switch {
+	case len(data) < headerSize+trailerSize:
 		return corrupt("%d bytes are too short for a chunk", len(data))
-	}
-	if len(data) > maxChunk {
+	case len(data) > maxChunk:
 		return corrupt("%d bytes are too long for a chunk", len(data))
-	}
-	if string(data[:4]) != magic {
+	case string(data[:4]) != magic:
 		return corrupt("not a chunk: it begins with %q", data[:4])
 	}
 	end := len(data) - trailerSize

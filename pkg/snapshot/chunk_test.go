@@ -6,8 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // resum gives a chunk the checksum that fits.

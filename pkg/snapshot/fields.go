@@ -97,7 +97,6 @@ func (c *cursor) bytes(n uint64) []byte {
 	return b
 }
 
-// wordBytes reads the bytes of n words.
 func (c *cursor) wordBytes(n uint64) []byte {
 	if n > uint64(len(c.words))/8 {
 		c.fail(errShortWords)

@@ -7,8 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // image is an image in memory: the twin that a snapshot must give back.

@@ -8,8 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // sealed gives any text a manifest's last line.

@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // world is a bucket and a log that several writers share; every step of each is atomic, and between any two of them

@@ -99,15 +99,14 @@ func Choose(b Bucket, log Log) Choice {
 			f.reject(f.m.fits(&log))
 		}
 		if f.err != nil {
-			c.Rejected = append(c.Rejected, f.Rejection())
-			continue
+			c.Rejected = append(c.Rejected, f.rejection())
+		} else {
+			c.Usable = append(c.Usable, f.m)
 		}
-		c.Usable = append(c.Usable, f.m)
 	}
 	return c
 }
 
-// found is a manifest in the bucket.
 type found struct {
 	key    Key
 	data   []byte
@@ -118,7 +117,7 @@ type found struct {
 
 func (f *found) reject(reason Reason, err error) { f.reason, f.err = reason, err }
 
-func (f *found) Rejection() Rejection {
+func (f *found) rejection() Rejection {
 	r := Rejection{f.key.String(), f.key.Generation, f.reason, f.err}
 	if f.m != nil {
 		r.Generation = f.m.Generation
@@ -171,8 +170,7 @@ func (b *Bucket) parse() []found {
 		return cmp.Or(cmp.Compare(generation(&y), generation(&x)), cmp.Compare(x.key.Type, y.key.Type))
 	})
 	return slices.CompactFunc(all, func(x, y found) bool {
-		return x.m != nil && y.m != nil &&
-			x.m.Generation == y.m.Generation
+		return x.m != nil && y.m != nil && x.m.Generation == y.m.Generation
 	})
 }
 
@@ -220,8 +218,7 @@ type WritePlan struct {
 	CopyKey string
 	Copy    []byte
 
-	// Rejected are the generations that could not be used.
-	Rejected []Rejection
+	Rejected []Rejection // Rejected are the generations that could not be used.
 
 	usable bool            // Older can be used with the log
 	chunks map[Hash]string // that need not be written again
@@ -250,8 +247,7 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 	if b.Keys == nil {
 		b.Keys = []string{} // what is not known to be there is written
 	}
-	var whole *found
-	var older *found
+	var whole, older *found
 	all := b.parse()
 	for i := range all {
 		f := &all[i]
@@ -267,7 +263,7 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 		}
 		switch {
 		case f.err != nil:
-			p.Rejected = append(p.Rejected, f.Rejection())
+			p.Rejected = append(p.Rejected, f.rejection())
 		case f.m.Seq > seq:
 			return nil, fmt.Errorf("%w: generation %d stands for sequence %d, this one for %d", ErrBehind,
 				f.m.Generation, f.m.Seq, seq)
@@ -323,8 +319,7 @@ func (p *WritePlan) previous() *Previous {
 
 // Cleanup is what may go once a new manifest is in its place.
 type Cleanup struct {
-	// Delete are keys that neither kept generation needs, nor one that somebody may be writing.
-	Delete []string
+	Delete []string // Delete are keys that neither kept generation needs, nor one that somebody may be writing.
 
 	// PurgeTo is the sequence that the log must keep, and everything after it; what lies before may be purged, if the
 	// stream still has the manifest's epoch. 0: nothing may.

@@ -44,7 +44,6 @@ type Reader struct {
 	images []*events.RankImage
 }
 
-// parentLink is a child's claim about a parent that may come later.
 type parentLink struct {
 	child, parent events.RunID
 	offset        uint32
@@ -336,7 +335,6 @@ func (t *holdingTable) add(u unsealed, ranks map[events.RankKey]uint32) error {
 	})
 }
 
-// sort finds the records and puts them in order of run and rank.
 func (t *holdingTable) sort() error {
 	if t.sorted {
 		return nil
@@ -368,8 +366,7 @@ func (t *holdingTable) sort() error {
 
 // appendTo appends the holdings of a run of n blocks.
 func (t *holdingTable) appendTo(dst []events.Holding, run events.RunID, n uint32, a *holdingArena) (
-	[]events.Holding, error,
-) {
+	[]events.Holding, error) {
 	if err := t.sort(); err != nil {
 		return nil, err
 	}

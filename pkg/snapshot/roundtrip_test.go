@@ -6,8 +6,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others

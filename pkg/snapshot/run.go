@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"math/bits"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // The flags of a run's record.
@@ -143,8 +144,7 @@ func (c *cursor) readPiece(before events.RunID) (p piece) {
 		return p
 	}
 	if p.flags&^runFlags != 0 || p.flags&(runSomeNamed|runNoneNamed) == runSomeNamed|runNoneNamed ||
-		p.id == events.NoRun ||
-		uint64(p.from)+uint64(p.count) > uint64(p.n) || p.count == 0 && p.n > 0 ||
+		p.id == events.NoRun || uint64(p.from)+uint64(p.count) > uint64(p.n) || p.count == 0 && p.n > 0 ||
 		(p.parent == events.NoRun) != (p.flags&runHasParent == 0) {
 		c.fail(fmt.Errorf("run %d: %w", p.id, errRun))
 		return p

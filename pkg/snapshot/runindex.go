@@ -26,7 +26,6 @@ type segment struct {
 
 func (s *segment) dead() int { return s.size - s.alive }
 
-// place is where a run is written.
 type place struct {
 	segment *segment
 	at      uint32 // position of the record
@@ -72,7 +71,6 @@ func byDead(a, b *segment) int {
 // bySize puts the smallest first.
 func bySize(a, b *segment) int { return cmp.Compare(a.alive, b.alive) }
 
-// usage sums up segments for the policy.
 type usage struct {
 	total, dead int // bytes
 	short       int // what is shorter is small

@@ -6,8 +6,9 @@ import (
 	"math/bits"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // What belongs to one rank, its holdings and its state, is written as sections; each names its rank and can be read
@@ -60,7 +61,6 @@ func (s *sections) cut() {
 	}
 }
 
-// addHolding adds a holding of a run of n blocks.
 func (s *sections) addHolding(run events.RunID, n uint32, h *events.Holding) {
 	for continues := false; h != nil; continues = true {
 		s.fields, s.words, h = appendHolding(s.fields, s.words, h, run, s.before, n, continues)
@@ -69,9 +69,7 @@ func (s *sections) addHolding(run events.RunID, n uint32, h *events.Holding) {
 	}
 }
 
-func (s section) size() int {
-	return 4*5 + len(s.rank.key.Instance) + len(s.fields) + len(s.words)
-}
+func (s section) size() int { return 4*5 + len(s.rank.key.Instance) + len(s.fields) + len(s.words) }
 
 // sealSections puts all ranks' sections into chunks: into one if they fit into groupSize, else those whose hash begins
 // with 0 apart from those that begin with 1, and so on. So a rank that grows moves few others.

@@ -39,7 +39,6 @@ const (
 // events.MaxBlocksPerEvent.
 const maxPendingBlocks = 8 * events.MaxBlocksPerEvent
 
-// encodeState writes a rank's state to its sections.
 func encodeState(s *sections, img *events.RankImage) error {
 	if img.Clock != 0 {
 		s.fields = append(s.fields, stateClock)

@@ -71,8 +71,7 @@ type openSegment struct {
 // NewWriter begins a snapshot by the plan. The index is the one that came with the snapshot before, if this process
 // wrote or read that; nil is right but writes every run anew. Each finished chunk that the bucket does not have is
 // handed to emit, which owns the bytes from then on; an error of emit ends the snapshot.
-func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key string, data []byte) error) (
-	*Writer, error,
+func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key string, data []byte) error) (*Writer, error,
 ) {
 	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: index, have: make(map[Hash]string, len(plan.chunks)),
 		kept: make(map[*segment]*segment), waiting: make(map[*segment][]record),
@@ -173,7 +172,6 @@ func compareHoldings(a, b *events.Holding) int {
 	return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier), cmp.Compare(a.Group, b.Group))
 }
 
-// add writes a run's record, or finds that it need not be written.
 func (w *Writer) add(rec *record) error {
 	p, ok := w.old.places[rec.id]
 	now := w.kept[p.segment]
@@ -308,16 +306,16 @@ func (w *Writer) Close() (*Manifest, *RunIndex, error) {
 		w.refs[KindRuns] = append(w.refs[KindRuns], s.refs...)
 		w.counts.Dead += uint64(s.dead())
 	}
-	if err := w.putDead(segments); err != nil {
-		return nil, nil, err
+	if err = w.putDead(segments); err == nil {
+		err = w.putSections(KindHoldings, w.holdings)
 	}
-	if err := w.putSections(KindHoldings, w.holdings); err != nil {
-		return nil, nil, err
+	if err == nil {
+		err = w.putSections(KindState, w.states)
 	}
-	if err := w.putSections(KindState, w.states); err != nil {
-		return nil, nil, err
+	var m *Manifest
+	if err == nil {
+		m, err = w.manifest()
 	}
-	m, err := w.manifest()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -412,8 +410,7 @@ func (w *Writer) manifest() (*Manifest, error) {
 	m := &Manifest{Format: Version, Namespace: w.cfg.Namespace, Partition: w.plan.Partition,
 		Generation: w.plan.Generation,
 		Stream:     w.cfg.Stream, Epoch: w.cfg.Epoch, Seq: w.cfg.Seq, SeqTime: w.cfg.SeqTime, Created: w.cfg.Created,
-		Writer: w.cfg.Writer,
-		Spaces: slices.Clone(w.cfg.Spaces), Previous: w.plan.previous()}
+		Writer: w.cfg.Writer, Spaces: slices.Clone(w.cfg.Spaces), Previous: w.plan.previous()}
 	inline, err := sealRanks(ranks, w.inlineRanks, func(data []byte, from *RankName) error {
 		ref, err := w.put(KindRanks, data)
 		ref.From = from
