@@ -1,6 +1,7 @@
 package hicache
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -144,21 +145,11 @@ type flight struct {
 
 // NewCache returns a cache that remembers nothing yet.
 func NewCache(store Store, cfg CacheConfig) *Cache {
-	if cfg.HitLife <= 0 {
-		cfg.HitLife = 2 * time.Second
-	}
-	if cfg.MissLife <= 0 {
-		cfg.MissLife = 500 * time.Millisecond
-	}
-	if cfg.Bytes <= 0 {
-		cfg.Bytes = 64 << 20
-	}
-	if cfg.Patience <= 0 {
-		cfg.Patience = 2 * time.Second
-	}
-	if cfg.Flights <= 0 {
-		cfg.Flights = 32
-	}
+	cfg.HitLife = cmp.Or(max(cfg.HitLife, 0), 2*time.Second)
+	cfg.MissLife = cmp.Or(max(cfg.MissLife, 0), 500*time.Millisecond)
+	cfg.Bytes = cmp.Or(max(cfg.Bytes, 0), 64<<20)
+	cfg.Patience = cmp.Or(max(cfg.Patience, 0), 2*time.Second)
+	cfg.Flights = cmp.Or(max(cfg.Flights, 0), 32)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}

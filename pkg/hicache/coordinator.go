@@ -1,6 +1,7 @@
 package hicache
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -35,9 +36,7 @@ type spec struct {
 
 // NewCoordinator checks a layout. Its error wraps errLayout where vLLM has an assertion.
 func NewCoordinator(l Layout) (*Coordinator, error) {
-	if l.Profile == "" {
-		l.Profile = Safe
-	}
+	l.Profile = cmp.Or(l.Profile, Safe)
 	if l.Profile != Safe && l.Profile != Reference && l.Profile != Partial {
 		return nil, fmt.Errorf("profile %q: want %s, %s or %s", l.Profile, Safe, Reference, Partial)
 	}

@@ -1,13 +1,15 @@
 package hicache
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // MirrorConfig bounds a [Mirror]. The zero value takes the defaults.
@@ -92,15 +94,9 @@ func mediumOf(name string) media {
 
 // NewMirror returns an empty mirror, which asks for everything.
 func NewMirror(store listedStore, cfg MirrorConfig) *Mirror {
-	if cfg.Objects <= 0 {
-		cfg.Objects = 2_000_000
-	}
-	if cfg.Fresh <= 0 {
-		cfg.Fresh = 2 * time.Second
-	}
-	if cfg.Pause <= 0 {
-		cfg.Pause = 10 * time.Second
-	}
+	cfg.Objects = cmp.Or(max(cfg.Objects, 0), 2_000_000)
+	cfg.Fresh = cmp.Or(max(cfg.Fresh, 0), 2*time.Second)
+	cfg.Pause = cmp.Or(max(cfg.Pause, 0), 10*time.Second)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -267,7 +263,10 @@ func (m *Mirror) Exists(ctx context.Context, keys []string) (present, known Bitm
 		}
 	}
 	m.mu.RUnlock()
-	m.count(len(keys)-len(rest), len(rest))
+	m.mu.Lock()
+	m.stats.Answered += uint64(len(keys) - len(rest))
+	m.stats.Asked += uint64(len(rest))
+	m.mu.Unlock()
 	if len(rest) == 0 {
 		return present, known, nil
 	}
@@ -281,13 +280,6 @@ func (m *Mirror) Exists(ctx context.Context, keys []string) (present, known Bitm
 		}
 	}
 	return present, known, err
-}
-
-func (m *Mirror) count(answered, asked int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.stats.Answered += uint64(answered)
-	m.stats.Asked += uint64(asked)
 }
 
 func nameOf(key string) [16]byte      { return xxh3.HashString128(key).Bytes() }

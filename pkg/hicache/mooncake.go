@@ -3,6 +3,7 @@ package hicache
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -61,18 +62,10 @@ func NewMooncake(cfg MooncakeConfig) (*Mooncake, error) {
 	if _, _, err := net.SplitHostPort(cfg.Address); err != nil {
 		return nil, fmt.Errorf("mooncake master: %q is not HOST:PORT", cfg.Address)
 	}
-	if cfg.MaxKeys <= 0 {
-		cfg.MaxKeys = 1000
-	}
-	if cfg.MaxURL <= 0 {
-		cfg.MaxURL = 64 << 10
-	}
-	if cfg.Parallel <= 0 {
-		cfg.Parallel = 4
-	}
-	if cfg.Check <= 0 {
-		cfg.Check = time.Second
-	}
+	cfg.MaxKeys = cmp.Or(max(cfg.MaxKeys, 0), 1000)
+	cfg.MaxURL = cmp.Or(max(cfg.MaxURL, 0), 64<<10)
+	cfg.Parallel = cmp.Or(max(cfg.Parallel, 0), 4)
+	cfg.Check = cmp.Or(max(cfg.Check, 0), time.Second)
 	m := &Mooncake{cfg: cfg, base: "http://" + cfg.Address}
 	dialer := &net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}
 	m.client = &http.Client{
@@ -188,28 +181,10 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 }
 
 // escapeKey percent-encodes all but letters, digits and "_.-".
-func escapeKey(key string) string {
-	plain := func(c byte) bool {
-		return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || c == '_' || c == '.' || c == '-'
-	}
-	i := 0
-	for i < len(key) && plain(key[i]) {
-		i++
-	}
-	if i == len(key) {
-		return key
-	}
-	const hex = "0123456789ABCDEF"
-	out := append(make([]byte, 0, len(key)+16), key[:i]...)
-	for ; i < len(key); i++ {
-		if c := key[i]; plain(c) {
-			out = append(out, c)
-		} else {
-			out = append(out, '%', hex[c>>4], hex[c&15])
-		}
-	}
-	return string(out)
-}
+func escapeKey(key string) string { return beyondQuery.Replace(url.QueryEscape(key)) }
+
+// beyondQuery encodes what url.QueryEscape leaves as it is, or encodes otherwise.
+var beyondQuery = strings.NewReplacer("+", "%20", "~", "%7E")
 
 // Exists implements [Store].
 func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
@@ -303,7 +278,6 @@ func refusal(status int, body []byte) error {
 	var said struct {
 		Code    int    `json:"error_code"`
 		Message string `json:"error_message"`
-		Error   string `json:"error"`
 	}
 	if json.Unmarshal(body, &said) == nil && said.Code == -1011 { // UNAVAILABLE_IN_CURRENT_MODE
 		return fmt.Errorf("%w: %.200q", ErrStandby, said.Message)
@@ -336,24 +310,18 @@ func decodeBatchReply(body []byte, hint int) (map[string]bool, error) {
 	return out, nil
 }
 
-// health is what /health says. The fields that a master without high availability does not have are null.
+// health is what /health says. The fields that a master without high availability does not have are null, which leaves
+// them as they are.
 type health struct {
-	Role    string  `json:"role"`
-	Ready   *bool   `json:"service_ready"`
-	Leader  *string `json:"leader_address"`
-	View    *int64  `json:"view_version"`
-	HAState string  `json:"ha_state"`
+	Role    string `json:"role"`
+	Ready   bool   `json:"service_ready"`
+	Leader  string `json:"leader_address"`
+	View    int64  `json:"view_version"`
+	HAState string `json:"ha_state"`
 }
 
 func (h *health) identity() string {
-	leader, view := "", int64(-1)
-	if h.Leader != nil {
-		leader = *h.Leader
-	}
-	if h.View != nil {
-		view = *h.View
-	}
-	return fmt.Sprintf("role %q, leader %q, view %d", h.Role, leader, view)
+	return fmt.Sprintf("role %q, leader %q, view %d", h.Role, h.Leader, h.View)
 }
 
 // Health asks the master whether it serves, and what it is.
@@ -365,11 +333,11 @@ func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
 	if status != http.StatusOK {
 		return "", fmt.Errorf("mooncake: ask after its health: %w", refusal(status, body))
 	}
-	var h health
+	h := health{View: -1}
 	if err := json.Unmarshal(body, &h); err != nil {
 		return "", fmt.Errorf("mooncake: ask after its health: %w: %w", ErrReply, err)
 	}
-	if h.Ready == nil || !*h.Ready {
+	if !h.Ready {
 		return h.identity(), fmt.Errorf("mooncake: %w: %s, state %q, not ready", ErrStandby, h.identity(), h.HAState)
 	}
 	return h.identity(), nil
@@ -380,12 +348,13 @@ func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
 func (m *Mooncake) Watch(ctx context.Context) {
 	defer m.client.CloseIdleConnections()
 	last := ""
-	for tick := time.NewTicker(m.cfg.Check); ; {
+	tick := time.NewTicker(m.cfg.Check)
+	defer tick.Stop()
+	for {
 		asking, cancel := context.WithTimeout(ctx, max(m.cfg.Check, time.Second))
 		identity, err := m.Health(asking)
 		cancel()
 		if ctx.Err() != nil {
-			tick.Stop()
 			return
 		}
 		if identity != "" && identity != last {
@@ -404,7 +373,6 @@ func (m *Mooncake) Watch(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			tick.Stop()
 			return
 		case <-tick.C:
 		}

@@ -53,10 +53,7 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		return nil, fmt.Errorf("%w: %w", ErrNames, err)
 	}
 	p.vllm, p.hashes = v, max(0, len(tokens)-v.HashLookahead)/v.HashBlockSize
-	seed, err := v.seed()
-	if err != nil {
-		return nil, err
-	}
+	seed, _ := v.seed() // it is known where the hashes are
 	space := fmt.Appendf(nil, "%s %q %q %q %q", v.algo(), seed, v.EngineVersion, lora, salt)
 	digests := sync.OnceValue(func() []PageHash {
 		all, _ := v.Digests(make([]PageHash, 0, p.hashes), tokens, lora, salt) // they can be named

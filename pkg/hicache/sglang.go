@@ -127,21 +127,14 @@ func (s *SGLang) suffixes() []string {
 	for pp := range max(s.PPSize, 1) {
 		stage := ""
 		if s.PPSize > 1 {
-			stage = strconv.Itoa(pp)
+			stage = "_" + strconv.Itoa(pp)
 		}
 		if s.IsMLA {
-			if s.plainStyle() {
-				if stage != "" {
-					stage = "_" + stage
-				}
-				all = append(all, stage+"_k")
-			} else {
-				all = append(all, "_"+stage+"_k")
+			if stage == "" && !s.plainStyle() {
+				stage = "_"
 			}
+			all = append(all, stage+"_k")
 			continue
-		}
-		if stage != "" {
-			stage = "_" + stage
 		}
 		for rank := range s.splitRanks() {
 			mid := "_" + strconv.Itoa(rank) + stage
