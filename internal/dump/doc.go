@@ -6,8 +6,8 @@
 //	 "blocks":[{"block_hash":17,"tokens_hash":13226331709069118873,"mm_extra_info":null}]}},"dp_rank":0}}
 //
 // [Write] makes it from the newest usable snapshot of each partition, so that each rank's lines belong to exactly one
-// place in the log. [Load] publishes such lines as a shim would whose engine is the file: [Read] takes apart what any
-// release of Dynamo wrote.
+// place in the log. [Load] publishes such lines, as any release of Dynamo wrote them, as a shim would whose engine is
+// the file.
 //
 // # Promises
 //

@@ -118,8 +118,8 @@ func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 			next := events.EventID(0)
 			if _, err := image.Events(i, func(e *events.Event, groups ...events.Event) error {
 				next++
-				text := Append(nil, w.key, next, e, groups...)
-				line, err := Read(text)
+				text := events.AppendRouterEvent(nil, w.key, next, e, groups...)
+				line, err := events.ReadRouterEvent(text)
 				if err != nil || line.Skipped != "" || line.Key != w.key || line.ID != uint64(next) {
 					t.Fatalf("line %s read as %+v, %v", text, line, err)
 				}
@@ -190,7 +190,7 @@ func TestReadForms(t *testing.T) {
 			"storage tier"},
 		{`{"worker_id":7,"event":{"event_id":3,"data":{"renamed":{}}}}`, "7", events.Event{}, "kind of event"},
 	} {
-		line, err := Read([]byte(c.text))
+		line, err := events.ReadRouterEvent([]byte(c.text))
 		same := line.Event.Kind == c.event.Kind && line.Event.Tier == c.event.Tier &&
 			len(line.Event.Blocks) == len(c.event.Blocks) && len(line.Event.Locals) == len(c.event.Locals)
 		for i := range c.event.Blocks {
@@ -210,7 +210,7 @@ func TestReadForms(t *testing.T) {
 		`{"worker_id":7,"event":{"data":{"removed":{}}}}`:                                      "without block_hashes",
 		`{"worker_id":7,"event":{"data":{"removed":{"block_hashes":[99999999999999999999]}}}}`: "no 64-bit number",
 	} {
-		if line, err := Read([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if line, err := events.ReadRouterEvent([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %+v, %v; want %q", text, line, err, want)
 		}
 	}
@@ -225,11 +225,11 @@ func FuzzRead(f *testing.F) {
 			`{"worker_id":"w","residency_domain":"worker","event":{"event_id":2,"data":{"removed":{"block_hashes":[1]}}}}`))
 	f.Add([]byte(`{"worker_id":7,"event":{"event_id":3,"data":"cleared"}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		line, err := Read(text)
+		line, err := events.ReadRouterEvent(text)
 		if err != nil || line.Event.Kind == 0 {
 			return
 		}
-		again, err := Read(Append(nil, line.Key, events.EventID(line.ID), &line.Event, line.Groups...))
+		again, err := events.ReadRouterEvent(events.AppendRouterEvent(nil, line.Key, events.EventID(line.ID), &line.Event, line.Groups...))
 		if err != nil || again.Event.Kind != line.Event.Kind || again.Event.Tier != line.Event.Tier ||
 			len(again.Event.Blocks) != len(line.Event.Blocks) || again.Key.Rank != line.Key.Rank {
 			t.Fatalf("%q was read as %+v, written and read as %+v, %v", text, line, again, err)

@@ -99,10 +99,9 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 		parked += len(p.Event.Blocks) - len(p.Cancelled)
 	}
 	groups, mains, main := groupsOf(&img)
+	w := writer{emit: emit, group: main}
 	if len(groups) > 0 {
-		if err := emit(&events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}, groups...); err != nil {
-			return parked, err
-		}
+		w.write(&events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}, groups...)
 	}
 	paths, used := im.paths(rank, mains)
 	list := make([]*path, 0, len(paths))
@@ -112,10 +111,12 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 	slices.SortFunc(list, func(a, b *path) int {
 		return cmp.Or(cmp.Compare(a.depth, b.depth), cmp.Compare(a.run.ID, b.run.ID))
 	})
-	w := writer{emit: emit, group: main}
 	var made []events.BlockHash
 	next := events.BlockHash(1) << 63
 	for _, p := range list {
+		if w.err != nil {
+			break
+		}
 		parent, hasParent := events.BlockHash(0), false
 		if up, at, ok := im.above(p.run); ok {
 			parent, hasParent = paths[up.ID].names[at], true
@@ -133,14 +134,10 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 				next++
 			}
 			p.names = append(p.names, c.name)
-			if err := w.store(c.tier, hasParent, parent, c.name, p.run.Locals[b]); err != nil {
-				return parked, err
-			}
+			w.store(c.tier, hasParent, parent, c.name, p.run.Locals[b])
 			parent, hasParent = c.name, true
 		}
-		if err := w.flush(); err != nil {
-			return parked, err
-		}
+		w.flush()
 		// The other copies: all parents are known by now.
 		for b := range p.need {
 			parent, hasParent := events.BlockHash(0), false
@@ -151,26 +148,18 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 			}
 			for i, c := range p.held[b] {
 				for n := range c.count {
-					if i == 0 && n == 0 {
-						continue
-					}
-					if err := w.store(c.tier, hasParent, parent, c.name, p.run.Locals[b]); err != nil {
-						return parked, err
+					if i > 0 || n > 0 {
+						w.store(c.tier, hasParent, parent, c.name, p.run.Locals[b])
 					}
 				}
 			}
 		}
-		if err := w.flush(); err != nil {
-			return parked, err
-		}
+		w.flush()
 	}
 	for part := range slices.Chunk(made, blocksPerEvent) {
-		if err := emit(&events.Event{Kind: events.Removed, Tier: events.Device, Group: main,
-			Blocks: part}); err != nil {
-			return parked, err
-		}
+		w.write(&events.Event{Kind: events.Removed, Tier: events.Device, Group: main, Blocks: part})
 	}
-	return parked, nil
+	return parked, w.err
 }
 
 // groupsOf is what a rank's groups serve and what those hold that are no part of the prefix, as stored events: none if
@@ -283,33 +272,35 @@ func (im *Image) above(run *events.Run) (up *events.Run, at uint32, ok bool) {
 	return nil, 0, false
 }
 
-// writer joins blocks that follow each other in one tier into events.
+// writer joins blocks that follow each other in one tier into events. After an error it writes nothing more.
 type writer struct {
 	emit  func(*events.Event, ...events.Event) error
 	group events.GroupIndex
 	event events.Event
+	err   error
 }
 
-func (w *writer) store(tier events.Tier, hasParent bool, parent, name events.BlockHash, local events.LocalHash) error {
+func (w *writer) write(e *events.Event, groups ...events.Event) {
+	if w.err == nil {
+		w.err = w.emit(e, groups...)
+	}
+}
+
+func (w *writer) store(tier events.Tier, hasParent bool, parent, name events.BlockHash, local events.LocalHash) {
 	e := &w.event
 	if n := len(e.Blocks); n == 0 || n == blocksPerEvent || e.Tier != tier || !hasParent || e.Blocks[n-1] != parent {
-		if err := w.flush(); err != nil {
-			return err
-		}
+		w.flush()
 		*e = events.Event{
 			Kind: events.Stored, Tier: tier, Group: w.group, HasParent: hasParent, Parent: parent,
 			Blocks: e.Blocks[:0], Locals: e.Locals[:0],
 		}
 	}
 	e.Blocks, e.Locals = append(e.Blocks, name), append(e.Locals, local)
-	return nil
 }
 
-func (w *writer) flush() error {
-	if len(w.event.Blocks) == 0 {
-		return nil
+func (w *writer) flush() {
+	if len(w.event.Blocks) > 0 {
+		w.write(&w.event)
 	}
-	err := w.emit(&w.event)
 	w.event.Blocks, w.event.Locals = w.event.Blocks[:0], w.event.Locals[:0]
-	return err
 }

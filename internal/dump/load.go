@@ -102,7 +102,7 @@ type loading struct {
 }
 
 func (l *loader) load(ctx context.Context, text []byte) error {
-	line, err := Read(text)
+	line, err := events.ReadRouterEvent(text)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrLine, err)
 	}

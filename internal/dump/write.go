@@ -70,7 +70,7 @@ func (d *Dumped) rank(image *Image, i int, state *snapshot.RankState, out io.Wri
 		if len(e.Locals) > 0 {
 			e.Lookahead = state.Lookahead
 		}
-		line = Append(line[:0], state.Key(), id, e, groups...)
+		line = events.AppendRouterEvent(line[:0], state.Key(), id, e, groups...)
 		_, err := out.Write(line)
 		return err
 	})

@@ -69,6 +69,3 @@ func (d *Dealer) Send(ctx context.Context, frames ...[]byte) error {
 // Recv waits for the next message. After the connection's end, and after all that it brought has been taken, it
 // returns the reason; see [Hooks].Disconnected.
 func (d *Dealer) Recv(ctx context.Context) ([][]byte, error) { return d.in.get(ctx) }
-
-// Peer is the other side.
-func (d *Dealer) Peer() Peer { return d.conn.peer }

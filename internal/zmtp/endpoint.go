@@ -16,9 +16,9 @@ import (
 type endpoint struct {
 	text    string // as the caller wrote it
 	network string // "tcp" or "unix"
-	host    string // tcp; "*" is not resolved yet
-	addr    string // unix: the path
+	host    string // tcp; "*" is loopback
 	port    string
+	addr    string // to be dialled or listened on: of unix, the path
 }
 
 // CheckEndpoint says what is wrong with an endpoint, before anything is done with it.
@@ -52,10 +52,14 @@ func parseEndpoint(text string) (endpoint, error) {
 		if port == "*" {
 			port = "0"
 		}
+		addr := net.JoinHostPort(host, port)
+		if host == "*" {
+			addr = net.JoinHostPort("127.0.0.1", port)
+		}
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 			return e, fmt.Errorf("zmtp: endpoint %q: port %q is not a number from 0 to 65535", text, port)
 		}
-		e.network, e.host, e.port = "tcp", host, port
+		e.network, e.host, e.port, e.addr = "tcp", host, port, addr
 		return e, nil
 	}
 	return e, fmt.Errorf("zmtp: endpoint %q: transport %q is not known: want tcp or ipc", text, scheme)
@@ -66,14 +70,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 
 func (e endpoint) dial(ctx context.Context, timeout time.Duration) (net.Conn, error) {
 	d := net.Dialer{Timeout: timeout, KeepAliveConfig: keepAlive}
-	if e.network == "unix" {
-		return d.DialContext(ctx, "unix", e.addr)
-	}
-	host := e.host
-	if host == "*" {
-		host = "127.0.0.1"
-	}
-	return d.DialContext(ctx, "tcp", net.JoinHostPort(host, e.port))
+	return d.DialContext(ctx, e.network, e.addr)
 }
 
 // Probe connects to an endpoint and hangs up at once. nil says that somebody listens there; [Refuses] tells of an error
@@ -106,20 +103,12 @@ func (e endpoint) dialable() error {
 	return nil
 }
 
-func (e endpoint) listen(ctx context.Context) (net.Listener, error) {
+func (e endpoint) listen(ctx context.Context) (l net.Listener, err error) {
 	if e.network == "unix" {
-		l, err := ListenUnix(ctx, e.addr)
-		if err != nil {
-			return nil, fmt.Errorf("zmtp: listen on %s: %w", e.text, err)
-		}
-		return l, nil
+		l, err = ListenUnix(ctx, e.addr)
+	} else {
+		l, err = (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", e.addr)
 	}
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-	host := e.host
-	if host == "*" {
-		host = "127.0.0.1"
-	}
-	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort(host, e.port))
 	if err != nil {
 		return nil, fmt.Errorf("zmtp: listen on %s: %w", e.text, err)
 	}
@@ -168,4 +157,25 @@ func listenAddr(e endpoint, l net.Listener) string {
 		}
 	}
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(a.Port))
+}
+
+// PortsAfter is an endpoint whose port is so many after another's: engines number the ports of their data-parallel
+// ranks so. Of an empty endpoint it is empty.
+func PortsAfter(endpoint string, by uint32) (string, error) {
+	if by == 0 || endpoint == "" {
+		return endpoint, nil
+	}
+	rest, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return "", fmt.Errorf("several ranks need tcp:// endpoints: %s has no port to count from", endpoint)
+	}
+	host, text, err := net.SplitHostPort(rest)
+	if err != nil {
+		return "", err
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port+uint64(by) > 65535 {
+		return "", fmt.Errorf("%s: there is no port %s + %d", endpoint, text, by)
+	}
+	return "tcp://" + net.JoinHostPort(host, strconv.FormatUint(port+uint64(by), 10)), nil
 }
