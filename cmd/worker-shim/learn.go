@@ -173,13 +173,13 @@ var errOtherSettings = errors.New("the engine has other settings now")
 // engineWatch notices when an engine came back, since it may have other settings then.
 type engineWatch struct {
 	away  atomic.Int32  // ranks that are not connected to their engine
-	again chan struct{} // a rank's standing has changed
+	again chan struct{} // a rank's engine is in another state
 }
 
 func newEngineWatch() *engineWatch { return &engineWatch{again: make(chan struct{}, 1)} }
 
-// note takes that a rank's engine was in one state and is in another.
-func (w *engineWatch) note(before, now api.EngineState) {
+// changed takes that a rank's engine was in one state and is in another.
+func (w *engineWatch) changed(before, now api.EngineState) {
 	isAway := func(s api.EngineState) int32 {
 		if s == api.EngineSilent || s == api.EngineGone {
 			return 1

@@ -133,12 +133,12 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		},
 		LogFailed: w.logFailed,
 		Stepped:   w.stepped,
-		Standing:  w.standing,
+		Standing:  w.stateChanged,
 	}
 }
 
-// standing tells how it stands with the shim and the engine.
-func (w *watcher) standing(s shim.Standing) {
+// stateChanged tells how it stands with the shim and the engine.
+func (w *watcher) stateChanged(s shim.Standing) {
 	w.report.Standing(s)
 	if before := w.last; before.CatchingUp && !s.CatchingUp && s.Engine != api.EngineGone {
 		w.log.Info("caught up: the log has what the engine said before")
@@ -149,7 +149,7 @@ func (w *watcher) standing(s shim.Standing) {
 		return
 	}
 	if w.cfg.watch != nil {
-		w.cfg.watch.note(before, s.Engine)
+		w.cfg.watch.changed(before, s.Engine)
 	}
 	switch s.Engine {
 	case api.EngineSilent:

@@ -76,7 +76,7 @@ type ResyncRequest struct {
 	// need not begin another: it may have found out by itself, or been asked by another node.
 	Lost bool
 
-	Of events.Incarnation // Of, if not 0: events of this incarnation are missing. A later one is as good as a new one.
+	Of events.Incarnation // if not 0: events of this incarnation are missing. A later one is as good as a new one.
 }
 
 // Handler answers for a shim. Its methods are called from several goroutines.

@@ -92,11 +92,11 @@ type path struct {
 
 // Events gives what a rank holds as events, a parent before its children. What emit gets is good until it returns. A
 // cleared event comes first, with what the groups serve and what those hold that are no part of the prefix, if that
-// matters. parked are the blocks that wait for their parents, which are left out.
-func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Event) error) (parked int, err error) {
+// matters. pending are the blocks that wait for their parents, which are left out.
+func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Event) error) (pending int, err error) {
 	img := im.ranks[rank]
 	for _, p := range img.Pending {
-		parked += len(p.Event.Blocks) - len(p.Cancelled)
+		pending += len(p.Event.Blocks) - len(p.Cancelled)
 	}
 	groups, mains, main := groupsOf(&img)
 	w := writer{emit: emit, group: main}
@@ -159,7 +159,7 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 	for part := range slices.Chunk(made, blocksPerEvent) {
 		w.write(&events.Event{Kind: events.Removed, Tier: events.Device, Group: main, Blocks: part})
 	}
-	return parked, w.err
+	return pending, w.err
 }
 
 // groupsOf is what a rank's groups serve and what those hold that are no part of the prefix, as stored events: none if

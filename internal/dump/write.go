@@ -65,7 +65,7 @@ func (d *Dumped) rank(image *Image, i int, state *snapshot.RankState, out io.Wri
 	d.Ranks++
 	var line []byte
 	var id events.EventID
-	parked, err := image.Events(i, func(e *events.Event, groups ...events.Event) error {
+	pending, err := image.Events(i, func(e *events.Event, groups ...events.Event) error {
 		id++
 		if len(e.Locals) > 0 {
 			e.Lookahead = state.Lookahead
@@ -75,6 +75,6 @@ func (d *Dumped) rank(image *Image, i int, state *snapshot.RankState, out io.Wri
 		return err
 	})
 	d.Events += uint64(id)
-	d.Parked += parked
+	d.Parked += pending
 	return err
 }

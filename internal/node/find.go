@@ -180,8 +180,8 @@ func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfV
 	}
 }
 
-// look notes which of the partitions that are asked for (all, if none are named) serve, and returns the others. Whether
-// those have workers of a model is not known then.
+// look records which of the partitions that are asked for (all, if none are named) serve, and returns the others.
+// Whether those have workers of a model is not known then.
 func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
 	clear(s.looked)
 	s.some = len(named) > 0

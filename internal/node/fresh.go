@@ -111,12 +111,12 @@ func (n *Node) Notes() (list []string) {
 
 // lag measures for how long messages of a log have not been applied, by this process's clock alone.
 type lag struct {
-	mark  events.StreamSeq // the log's end at since; 0: all of it was applied
-	since time.Time
-	took  time.Duration // how long it was until the mark before was reached
+	target events.StreamSeq // the log's end at since; 0: all of it was applied
+	since  time.Time
+	took   time.Duration // how long it was until the target before was reached
 }
 
-// unreachable is a mark beyond every log.
+// unreachable is a target beyond every log.
 const unreachable = ^events.StreamSeq(0)
 
 // measure updates the lag, and returns it. A log that cannot be read may have any messages.
@@ -128,11 +128,11 @@ func (l *lag) measure(now time.Time, applied, last events.StreamSeq, unreadable 
 	case applied >= last:
 		*l = lag{}
 		return 0
-	case l.mark == 0:
-		l.mark, l.since = last, now
-	case applied >= l.mark:
+	case l.target == 0:
+		l.target, l.since = last, now
+	case applied >= l.target:
 		l.took = now.Sub(l.since)
-		l.mark, l.since = last, now
+		l.target, l.since = last, now
 	}
 	return max(l.took, now.Sub(l.since))
 }

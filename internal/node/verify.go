@@ -58,24 +58,24 @@ func (m *Machine) reached(part *replica, seq events.StreamSeq) {
 // and comes to it within a second; else of where it is. Reckoning it visits every block held and holds up events
 // meanwhile, not queries.
 func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
-	marks := map[events.Partition]*checksumRequest{}
+	requests := map[events.Partition]*checksumRequest{}
 	for _, want := range at {
 		if int(want.Partition) >= len(n.parts) {
 			return nil, api.Errorf(api.CodeMalformed, "the request names partition %d; there are %d", want.Partition,
 				len(n.parts))
 		}
 		k := &checksumRequest{seq: want.Seq, done: make(chan struct{})}
-		marked := false
-		if err := n.do(ctx, func(m *Machine) { marked = m.RequestChecksum(want.Partition, k) }); err != nil {
+		pending := false
+		if err := n.do(ctx, func(m *Machine) { pending = m.RequestChecksum(want.Partition, k) }); err != nil {
 			return nil, err
 		}
-		if marked {
-			marks[want.Partition] = k
+		if pending {
+			requests[want.Partition] = k
 		}
 	}
 	waiting, cancel := context.WithTimeout(ctx, verifyWait)
 	defer cancel()
-	for p, k := range marks {
+	for p, k := range requests {
 		select {
 		case <-k.done:
 		case <-waiting.Done():
@@ -85,7 +85,7 @@ func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, 
 		}
 	}
 	return n.status(ctx, func(p events.Partition, applied *events.StreamSeq) (string, error) {
-		if k := marks[p]; k != nil {
+		if k := requests[p]; k != nil {
 			select {
 			case <-k.done:
 				*applied = k.seq

@@ -292,7 +292,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// lost notes which of the wanted partitions are missing, and reports whether some are, and none has been for long.
+// lost records which of the wanted partitions are missing, and reports whether some are, and none has been for long.
 func (s *Scatter) lost(wanted []Wanted, missing []events.Partition) bool {
 	now, fresh := int64(s.now())+1, len(missing) > 0
 	for i := range wanted {

@@ -48,11 +48,11 @@ func (m *Machine) Delayed() {
 // publishBacklog makes what is queued now the rest of the backlog.
 func (m *Machine) publishBacklog() {
 	m.backlog = backlog{progress: publishing, last: Reached{Incarnation: m.incarnation, LastID: m.nextID - 1}}
-	m.noteAcked()
+	m.checkAcked()
 }
 
-// noteAcked looks at whether the log has the backlog.
-func (m *Machine) noteAcked() {
+// checkAcked looks at whether the log has the backlog.
+func (m *Machine) checkAcked() {
 	if m.backlog.progress == publishing && m.acked.compare(m.backlog.last) >= 0 {
 		m.backlog = backlog{}
 	}

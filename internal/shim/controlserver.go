@@ -34,8 +34,8 @@ type request struct {
 	begun chan<- events.Incarnation
 }
 
-// remembered is how many resyncs a server knows again.
-const remembered = 64
+// knownResyncs is how many resyncs a server knows again.
+const knownResyncs = 64
 
 // Claim opens the server of a rank, unless another shim that lives has one: then the error is ErrFenced and says who.
 // Two that claim at the same moment may both get one; the log tells them apart when both publish.
@@ -102,7 +102,7 @@ func (s *ControlServer) Resync(ctx context.Context, a control.ResyncRequest) (co
 		return who, errNotStarted
 	}
 	s.done[a.ID] = who.Incarnation
-	if s.order = append(s.order, a.ID); len(s.order) > remembered {
+	if s.order = append(s.order, a.ID); len(s.order) > knownResyncs {
 		delete(s.done, s.order[0])
 		s.order = s.order[1:]
 	}

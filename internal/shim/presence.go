@@ -53,7 +53,7 @@ type presence struct {
 	conns    int
 	answers  bool      // the replay socket has answered before
 	sign     time.Time // the last sign of life; at first, when the watch began
-	standing Standing
+	state    Standing
 	probes   int // since the last connection ended
 	refusals int // in a row
 }
@@ -77,8 +77,8 @@ func (p *presence) opened(now time.Time) {
 // connected tells that the engine shows signs of life.
 func (p *presence) connected(now time.Time) {
 	p.sign, p.probes, p.refusals = now, 0, 0
-	if p.standing.Engine != api.EngineConnected {
-		p.standing = Standing{Engine: api.EngineConnected, Since: now}
+	if p.state.Engine != api.EngineConnected {
+		p.state = Standing{Engine: api.EngineConnected, Since: now}
 	}
 }
 
@@ -112,19 +112,19 @@ func (p *presence) replayed(now time.Time) {
 // mute tells that the replay socket took a question and said nothing. One that has never answered is no engine's, and
 // says nothing of it.
 func (p *presence) mute() {
-	if p.answers && p.standing.Engine == api.EngineConnected {
+	if p.answers && p.state.Engine == api.EngineConnected {
 		p.silent("its replay socket does not answer")
 	}
 }
 
 func (p *presence) silent(why string) {
-	p.standing = Standing{Engine: api.EngineSilent, Since: p.sign, Why: why}
+	p.state = Standing{Engine: api.EngineSilent, Since: p.sign, Why: why}
 }
 
 // wantsProbe says in what time the engine's ports are to be probed; ok is false if they are not.
 func (p *presence) wantsProbe() (in time.Duration, ok bool) {
 	switch {
-	case p.conns > 0 || p.standing.Engine == api.EngineGone || p.onRefused == KeepOnRefused:
+	case p.conns > 0 || p.state.Engine == api.EngineGone || p.onRefused == KeepOnRefused:
 		return 0, false
 	case p.refusals > 0:
 		return probeRefused, true
@@ -145,16 +145,16 @@ func (p *presence) probed(refused bool, now time.Time) (gone bool) {
 	if p.refusals++; p.refusals < refusalsProve {
 		return false
 	}
-	p.standing = Standing{Engine: api.EngineGone, Since: now, Why: "its ports refuse connections"}
+	p.state = Standing{Engine: api.EngineGone, Since: now, Why: "its ports refuse connections"}
 	return true
 }
 
 // deadline is when a tick will change something, if nothing happens before; ok is false if none will.
 func (p *presence) deadline() (at time.Time, ok bool) {
 	switch {
-	case p.standing.Engine == api.EngineSilent && p.goneAfter > 0:
-		return p.standing.Since.Add(p.goneAfter), true
-	case p.standing.Engine != api.EngineSilent && p.standing.Engine != api.EngineGone && p.conns == 0:
+	case p.state.Engine == api.EngineSilent && p.goneAfter > 0:
+		return p.state.Since.Add(p.goneAfter), true
+	case p.state.Engine != api.EngineSilent && p.state.Engine != api.EngineGone && p.conns == 0:
 		return p.sign.Add(p.silentAfter), true
 	}
 	return time.Time{}, false
@@ -165,10 +165,10 @@ func (p *presence) tick(now time.Time) (gone bool) {
 	if at, ok := p.deadline(); !ok || at.After(now) {
 		return false
 	}
-	if p.standing.Engine != api.EngineSilent {
+	if p.state.Engine != api.EngineSilent {
 		p.silent("there is no connection to it")
 		return false
 	}
-	p.standing = Standing{Engine: api.EngineGone, Since: now, Why: fmt.Sprintf("silent for %v", p.goneAfter)}
+	p.state = Standing{Engine: api.EngineGone, Since: now, Why: fmt.Sprintf("silent for %v", p.goneAfter)}
 	return true
 }

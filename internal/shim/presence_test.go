@@ -63,7 +63,7 @@ func (c *clock) pass(d time.Duration, refused bool) (gone time.Duration, is bool
 
 func (c *clock) state(t *testing.T, want api.EngineState, since time.Time) {
 	t.Helper()
-	if s := c.standing; s.Engine != want || !s.Since.Equal(since) {
+	if s := c.presence.state; s.Engine != want || !s.Since.Equal(since) {
 		t.Fatalf("%q since %v, want %q since %v", s.Engine, s.Since, want, since)
 	}
 }
@@ -79,7 +79,7 @@ func TestEngineThatDied(t *testing.T) {
 		c.closed(err, c.now)
 		took, gone := c.pass(time.Second, true)
 		if !gone {
-			t.Fatalf("%s: not gone within a second: %+v", name, c.standing)
+			t.Fatalf("%s: not gone within a second: %+v", name, c.presence.state)
 		}
 		c.state(t, api.EngineGone, c.now.Add(took-time.Second))
 		if _, again := c.pass(time.Hour, true); again {

@@ -91,7 +91,7 @@ func (m *Machine) Flushed() {
 	}
 	m.queue, m.inflight = m.queue[m.inflight:], 0
 	m.counts.Messages += uint64(len(m.flight))
-	m.noteAcked()
+	m.checkAcked()
 }
 
 // LogLost tells that the log no longer has what it had acknowledged, and what it has of this rank instead. What the

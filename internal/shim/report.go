@@ -20,7 +20,7 @@ type Report struct {
 	server *ControlServer
 
 	mu       sync.Mutex
-	standing registry.Standing
+	state    registry.Standing
 	waits    bool   // the log did not take events, and has taken none since
 	messages uint64 // that the log had taken at the last Stepped
 }
@@ -28,7 +28,7 @@ type Report struct {
 // NewReport prepares a rank's lease: its record says that the shim is catching up. server may be nil.
 func NewReport(ns *jetstream.Namespace, record registry.Record, hooks registry.LeaseHooks,
 	server *ControlServer) (*Report, error) {
-	r := &Report{server: server, standing: registry.Standing{CatchingUp: true}}
+	r := &Report{server: server, state: registry.Standing{CatchingUp: true}}
 	record.Standing = &registry.Standing{CatchingUp: true} // what the engine said before is not known yet
 	var err error
 	if r.lease, err = registry.NewLease(ns, record, hooks); err != nil {
@@ -100,8 +100,8 @@ func (r *Report) Stepped(c Counts) (again bool) {
 func (r *Report) change(f func(*registry.Standing)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	f(&r.standing)
-	r.lease.SetStanding(r.standing)
+	f(&r.state)
+	r.lease.SetStanding(r.state)
 }
 
 // LogAdvice is what to do about a log that takes nothing.

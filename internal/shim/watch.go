@@ -53,7 +53,7 @@ func (r *runner) watch(ctx context.Context) {
 	if r.cfg.Feed == nil {
 		r.watchEngine(ctx)
 	}
-	now := r.watching.presence.standing
+	now := r.watching.presence.state
 	now.CatchingUp = r.machine.CatchingUp()
 	if now != r.watching.reported {
 		r.watching.reported = now
@@ -145,7 +145,7 @@ func (r *runner) dialNow() {
 
 // revive begins anew with an engine that counted as gone and speaks on a connection that never ended.
 func (r *runner) revive(now time.Time) {
-	if p := &r.watching.presence; p.standing.Engine == api.EngineGone {
+	if p := &r.watching.presence; p.state.Engine == api.EngineGone {
 		p.connected(now)
 		r.machine.Connected()
 	}

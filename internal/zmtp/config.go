@@ -67,7 +67,7 @@ type Config struct {
 
 // Hooks tell what happens to a socket's connections. Each may be nil.
 type Hooks struct {
-	Connected func(Peer) // Connected is called after a handshake.
+	Connected func(Peer) // called after a handshake.
 
 	// Disconnected is called once for each Connected, with the reason. It is [ErrStopped] if we ended the connection,
 	// io.EOF if the peer closed it, [ErrProtocol], [ErrTooLarge] or [ErrSilent] if it was given up, or what the

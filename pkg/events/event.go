@@ -91,7 +91,7 @@ type Cursor struct {
 	Seq    EngineSeq // the last engine message that is published whole
 	Digest uint64    // XXH3-64 of that message's payload, as the engine sent it
 
-	Partial uint32 // Partial is how many events of the message after Seq are published too (a message may be split).
+	Partial uint32 // how many events of the message after Seq are published too (a message may be split).
 }
 
 // LastID is the id of the last event up to and including this batch.

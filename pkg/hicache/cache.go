@@ -13,66 +13,66 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Lane is a chain of pages to ask a store for. What is remembered of them is found by marks, which are cheap; their
+// Lane is a chain of pages to ask a store for. What is cached of them is found by fingerprints, which are cheap; their
 // names in the store are made only if it must be asked.
 type Lane struct {
-	ID uint64 // ID tells lanes of one cache apart that have the same marks and other objects: an attention group.
+	ID uint64 // tells lanes of one cache apart that have the same fingerprints and other objects: an attention group
 
-	Pages int
-	marks []mark // of runs, as marker makes them
+	Pages        int
+	fingerprints []fingerprint // of runs, as fingerprinter makes them
 
-	// Names is called by Begin, once at most, if some page is not remembered. It returns what names the objects of
+	// Names is called by Begin, once at most, if some page is not cached. It returns what names the objects of
 	// pages from, up to and not including, to; that is called from another goroutine. A page is there only if all of
 	// its objects are.
 	Names func() func(from, to int) PageKeys
 }
 
-// mark stands for a run of pages and all before it. It means nothing outside of this process.
-type mark [16]byte
+// fingerprint stands for a run of pages and all before it. It means nothing outside of this process.
+type fingerprint [16]byte
 
-// marker makes marks: two prompts have the same mark for a run if and only if the pages up to its end are made of the
-// same tokens.
-type marker struct {
+// fingerprinter makes fingerprints: two prompts have the same one for a run if and only if the pages up to its end are
+// made of the same tokens.
+type fingerprinter struct {
 	pageSize int    // tokens
 	ahead    int    // tokens after a page on which it depends too, as under EAGLE
 	space    []byte // what else makes a page what it is, such as a tenant
 }
 
-// append appends the marks of the first pages of a prompt, which must have the tokens that these depend on.
-func (m *marker) append(dst []mark, tokens []uint32, pages int) []mark {
+// append appends the fingerprints of the first pages of a prompt, which must have the tokens that these depend on.
+func (m *fingerprinter) append(dst []fingerprint, tokens []uint32, pages int) []fingerprint {
 	text := binary.LittleEndian.AppendUint64(make([]byte, 0, 64), uint64(m.pageSize))
 	text = binary.LittleEndian.AppendUint64(text, uint64(m.ahead))
-	mark := xxh3.Hash128(append(text, m.space...))
+	last := xxh3.Hash128(append(text, m.space...))
 	for first := 0; first < pages; first += runLength(first) {
 		end := min(first+runLength(first), pages)
 		run := tokens[first*m.pageSize : end*m.pageSize+m.ahead]
-		h := xxh3.Hash128Seed(unsafe.Slice((*byte)(unsafe.Pointer(&run[0])), 4*len(run)), mark.Lo)
-		h.Hi += mark.Hi * 0x9e3779b97f4a7c15 // all 128 bits of the mark before are in this one
-		mark = h
-		dst = append(dst, mark.Bytes())
+		h := xxh3.Hash128Seed(unsafe.Slice((*byte)(unsafe.Pointer(&run[0])), 4*len(run)), last.Lo)
+		h.Hi += last.Hi * 0x9e3779b97f4a7c15 // all 128 bits of the fingerprint before are in this one
+		last = h
+		dst = append(dst, last.Bytes())
 	}
 	return dst
 }
 
-// CacheConfig bounds what is remembered of a store's answers. The zero value takes the defaults.
+// CacheConfig bounds what is cached of a store's answers. The zero value takes the defaults.
 type CacheConfig struct {
 	// HitLife (default 2 s) is how long a page that was there is taken to be there; MissLife (default 500 ms) how long
 	// one that was not is taken not to be. Longer spares the store and credits what was evicted since, or misses what
 	// was written.
 	HitLife, MissLife time.Duration
 
-	Bytes int // Bytes is the memory that answers may take; default 64 MiB, enough for five million pages.
+	Bytes int // the memory that answers may take; default 64 MiB, enough for five million pages
 
 	// Patience is how long the store may take for one question, whoever still waits for it; default 2 s. What comes
-	// after the caller's deadline is remembered for the next one.
+	// after the caller's deadline is cached for the next one.
 	Patience time.Duration
 
-	Flights int // Flights is how many questions may be under way; default 32. Beyond, callers go without.
+	Flights int // how many questions may be under way; default 32. Beyond, callers go without.
 
 	Now func() time.Time // default time.Now
 }
 
-// Pages are remembered in runs, each under its mark: short ones at first, so that prompts that part share what they
+// Pages are cached in runs, each under its fingerprint: short ones at first, so that prompts that part share what they
 // have in common, and long ones further on, so that a long prompt needs few. Both divide 64 and longFrom.
 const (
 	shortRun = 16
@@ -96,16 +96,16 @@ func runOf(page int) int {
 	return longFrom/shortRun + (page-longFrom)/longRun
 }
 
-// runBytes is the memory of one remembered run: its key, its answers, and what a map and a list need for them.
+// runBytes is the memory of one cached run: its key, its answers, and what a map and a list need for them.
 const runBytes = 220
 
 type runKey struct {
-	lane uint64
-	mark mark
+	lane        uint64
+	fingerprint fingerprint
 }
 
-// remembered is what is known of a run's pages; bit i stands for its page i.
-type remembered struct {
+// cachedRun is what is known of a run's pages; bit i stands for its page i.
+type cachedRun struct {
 	present, known uint64
 	hit, miss      time.Time // when the oldest of those that are there, or not, were asked for
 }
@@ -120,7 +120,7 @@ type Cache struct {
 	cfg   CacheConfig
 
 	mu      sync.Mutex
-	runs    *simplelru.LRU[runKey, remembered]
+	runs    *simplelru.LRU[runKey, cachedRun]
 	asked   map[runKey]*flight
 	flights int
 	epoch   uint64 // counts Forget
@@ -129,7 +129,7 @@ type Cache struct {
 
 // CacheStats says what a cache remembers and what became of its questions.
 type CacheStats struct {
-	Runs      int    // of pages, that are remembered
+	Runs      int    // of pages, that are cached
 	Questions uint64 // that the store was asked
 	Failed    uint64 // of these, that ended with an error
 	Busy      uint64 // not asked, as there were too many under way
@@ -140,7 +140,7 @@ type CacheStats struct {
 type flight struct {
 	done chan struct{}
 	err  error
-	runs map[runKey]remembered
+	runs map[runKey]cachedRun
 }
 
 // NewCache returns a cache that remembers nothing yet.
@@ -153,14 +153,14 @@ func NewCache(store Store, cfg CacheConfig) *Cache {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	runs, err := simplelru.NewLRU[runKey, remembered](max(1, cfg.Bytes/runBytes), nil)
+	runs, err := simplelru.NewLRU[runKey, cachedRun](max(1, cfg.Bytes/runBytes), nil)
 	if err != nil {
 		panic(err) // only of a size that is not positive
 	}
 	return &Cache{store: store, cfg: cfg, runs: runs, asked: map[runKey]*flight{}}
 }
 
-// Forget drops all that is remembered, and what is under way will not be remembered: the store is not what it was.
+// Forget drops all that is cached, and what is under way will not be cached: the store is not what it was.
 func (c *Cache) Forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -210,7 +210,7 @@ type Found struct {
 	Err            error         // why not all of what was asked is known
 }
 
-// Begin looks at what is remembered of a lane's pages from page from on, and has the store asked for the rest. It waits
+// Begin looks at what is cached of a lane's pages from page from on, and has the store asked for the rest. It waits
 // for nothing.
 func (c *Cache) Begin(lane Lane, from int) *Question {
 	q := &Question{cache: c, lane: lane, from: from, present: NewBitmap(lane.Pages), known: NewBitmap(lane.Pages)}
@@ -220,7 +220,7 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 	c.mu.Lock()
 	for first := from - from%runLength(from); first < lane.Pages; first += runLength(first) {
 		pages := min(runLength(first), lane.Pages-first)
-		key := runKey{lane.ID, lane.marks[runOf(first)]}
+		key := runKey{lane.ID, lane.fingerprints[runOf(first)]}
 		want := ^uint64(0) >> (64 - pages)
 		r, _ := c.runs.Get(key)
 		r.age(now, &c.cfg)
@@ -238,7 +238,7 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 					q.err = errBusy
 					continue
 				}
-				mine = &flight{done: make(chan struct{}), runs: map[runKey]remembered{}}
+				mine = &flight{done: make(chan struct{}), runs: map[runKey]cachedRun{}}
 				c.flights++
 				c.stats.Questions++
 			}
@@ -257,7 +257,7 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 }
 
 // age drops what is too old.
-func (r *remembered) age(now time.Time, cfg *CacheConfig) {
+func (r *cachedRun) age(now time.Time, cfg *CacheConfig) {
 	if now.Sub(r.hit) > cfg.HitLife {
 		r.known &^= r.present
 		r.present = 0
@@ -268,7 +268,7 @@ func (r *remembered) age(now time.Time, cfg *CacheConfig) {
 }
 
 // add adds what is known of a run that begins at a page. A run never lies across two words of a bitmap.
-func (q *Question) add(r remembered, first int) {
+func (q *Question) add(r cachedRun, first int) {
 	if first < q.from {
 		beyond := ^uint64(0) << (q.from - first)
 		r.known &= beyond
@@ -301,7 +301,7 @@ func (q *Question) whole() bool {
 	return true
 }
 
-// Ready reports whether the store need not be waited for: all that can be known is remembered.
+// Ready reports whether the store need not be waited for: all that can be known is cached.
 func (q *Question) Ready() bool { return len(q.waiting) == 0 }
 
 // Wait waits for what the store was asked, until ctx ends at the latest, and says what is known then.
@@ -339,7 +339,7 @@ type ask struct {
 	key    runKey
 	first  int
 	pages  int
-	before remembered // what is known of it
+	before cachedRun // what is known of it
 }
 
 // request asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that
@@ -377,7 +377,7 @@ func (c *Cache) request(f *flight, names func(from, to int) PageKeys, todo []ask
 			err = failed
 		}
 	}
-	results := make([]remembered, len(todo))
+	results := make([]cachedRun, len(todo))
 	for r := range todo {
 		results[r] = todo[r].before
 	}

@@ -414,7 +414,7 @@ func (c *Coordinator) anyFlag() bool {
 	return slices.ContainsFunc(c.layout.Groups, func(g Group) bool { return g.Eagle })
 }
 
-// reachable marks the blocks of a sliding group that a hit at some multiple of the alignment needs, per blocks apart;
+// reachable lists the blocks of a sliding group that a hit at some multiple of the alignment needs, per blocks apart;
 // nil is all.
 func (g *Group) reachable(n, per int, eagle bool) []bool {
 	need, shift := g.need(eagle), 0

@@ -72,7 +72,7 @@ func TestDigestsThatCannotBeKnown(t *testing.T) {
 // What is remembered of one naming of a prompt must not answer for another.
 func TestMarksTellNamesApart(t *testing.T) {
 	zero, one := "0", "1"
-	seen := map[mark]string{}
+	seen := map[fingerprint]string{}
 	for what, v := range map[string]VLLM{
 		"seed 0":   {HashSeed: &zero, EngineVersion: "0.30.0"},
 		"seed 1":   {HashSeed: &one, EngineVersion: "0.30.0"},
@@ -89,11 +89,11 @@ func TestMarksTellNamesApart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			mark := p.Lanes[0].marks[0]
-			if other, has := seen[mark]; has {
-				t.Errorf("%s, salt %q has the mark of %s", what, salt, other)
+			fingerprint := p.Lanes[0].fingerprints[0]
+			if other, has := seen[fingerprint]; has {
+				t.Errorf("%s, salt %q has the fingerprint of %s", what, salt, other)
 			}
-			seen[mark] = what
+			seen[fingerprint] = what
 		}
 	}
 }

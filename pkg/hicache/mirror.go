@@ -18,7 +18,7 @@ type MirrorConfig struct {
 	// at again after six times Pause.
 	Objects int
 
-	Fresh time.Duration // Fresh (default 2 s) is how long the master's word that nothing was missed counts.
+	Fresh time.Duration // default 2 s: how long the master's word that nothing was missed counts.
 
 	// Pause (default 10 s) is the least time between two lists of all objects: each costs the master one walk over all
 	// it holds.

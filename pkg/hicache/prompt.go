@@ -59,18 +59,18 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		all, _ := v.Digests(make([]PageHash, 0, p.hashes), tokens, lora, salt) // they can be named
 		return all
 	})
-	marks := map[int][]mark{} // by span
+	fingerprints := map[int][]fingerprint{} // by span
 	for g := range v.Groups {
 		span := v.Groups[g].BlockSize / v.HashBlockSize
 		if v.Profile == Partial { // what ends within a block has a name too
 			span = 1
 		}
 		lane := Lane{ID: uint64(g), Pages: p.hashes / span}
-		if marks[span] == nil {
-			m := marker{pageSize: span * v.HashBlockSize, ahead: v.HashLookahead, space: space}
-			marks[span] = m.append(nil, tokens, lane.Pages)
+		if fingerprints[span] == nil {
+			m := fingerprinter{pageSize: span * v.HashBlockSize, ahead: v.HashLookahead, space: space}
+			fingerprints[span] = m.append(nil, tokens, lane.Pages)
 		}
-		lane.marks = marks[span]
+		lane.fingerprints = fingerprints[span]
 		lane.Names = func() func(from, to int) PageKeys {
 			all, prefixes, size := digests(), v.keyPrefixes(g), v.digestSize()
 			return func(from, to int) PageKeys {

@@ -62,14 +62,14 @@ func (s *SGLang) lane(tokens []uint32, space Space) Lane {
 			return s.Keys(pages[from:to])
 		}
 	}
-	m := marker{pageSize: s.PageSize}
+	m := fingerprinter{pageSize: s.PageSize}
 	if s.IsEagle {
 		m.ahead = 1
 	}
 	if !s.namespacesIgnored() {
 		m.space = space.seed()
 	}
-	l.marks = m.append(make([]mark, 0, runOf(l.Pages)+1), tokens, l.Pages)
+	l.fingerprints = m.append(make([]fingerprint, 0, runOf(l.Pages)+1), tokens, l.Pages)
 	return l
 }
 

@@ -405,7 +405,7 @@ func runs(pages int) (n int) {
 	return n
 }
 
-// Two prompts share the marks of those runs whose pages have the same names, and no others.
+// Two prompts share the fingerprints of those runs whose pages have the same names, and no others.
 func TestMarksAgainstNames(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	salts := []string{"", "x"}
@@ -429,14 +429,14 @@ func TestMarksAgainstNames(t *testing.T) {
 		}
 		x, names := lane(a)
 		y, others := lane(b)
-		if x.Pages != len(names) || len(x.marks) != runs(len(names)) {
-			t.Fatalf("%d pages, %d marks, %d names", x.Pages, len(x.marks), len(names))
+		if x.Pages != len(names) || len(x.fingerprints) != runs(len(names)) {
+			t.Fatalf("%d pages, %d fingerprints, %d names", x.Pages, len(x.fingerprints), len(names))
 		}
-		for r := range min(len(x.marks), len(y.marks)) {
+		for r := range min(len(x.fingerprints), len(y.fingerprints)) {
 			end := min(r+1, 16)*16 + max(r-15, 0)*64
 			p, q := min(x.Pages, end), min(y.Pages, end)
-			if same := p == q && names[p-1] == others[q-1]; (x.marks[r] == y.marks[r]) != same {
-				t.Fatalf("run %d: the names are the same: %v, the marks: %v\n%+v\n%v\n%v", r, same, !same, s, a, b)
+			if same := p == q && names[p-1] == others[q-1]; (x.fingerprints[r] == y.fingerprints[r]) != same {
+				t.Fatalf("run %d: the names are the same: %v, the fingerprints: %v\n%+v\n%v\n%v", r, same, !same, s, a, b)
 			}
 		}
 		for from := range x.Pages {
@@ -532,8 +532,8 @@ func TestCacheIsBoundedInBytes(t *testing.T) {
 	const runs = 20_000
 	fill := func(c *Cache, n int) {
 		for i := range n {
-			f := &flight{done: make(chan struct{}), runs: map[runKey]remembered{}}
-			todo := []ask{{key: runKey{mark: mark{byte(i), byte(i >> 8), byte(i >> 16)}}, pages: 1}}
+			f := &flight{done: make(chan struct{}), runs: map[runKey]cachedRun{}}
+			todo := []ask{{key: runKey{fingerprint: fingerprint{byte(i), byte(i >> 8), byte(i >> 16)}}, pages: 1}}
 			c.flights++
 			c.request(f, func(int, int) PageKeys { return PageKeys{Keys: []string{"k"}, PerPage: 1} }, todo, c.epoch)
 		}
@@ -679,10 +679,10 @@ func (b Bitmap) fill(n int) Bitmap {
 
 func BenchmarkMarks4096Pages(b *testing.B) {
 	tokens := prompt(4096, 16)
-	m := marker{pageSize: 16}
-	var marks []mark
+	m := fingerprinter{pageSize: 16}
+	var fingerprints []fingerprint
 	b.ReportAllocs()
 	for b.Loop() {
-		marks = m.append(marks[:0], tokens, 4096)
+		fingerprints = m.append(fingerprints[:0], tokens, 4096)
 	}
 }

@@ -56,7 +56,7 @@ type Entry struct {
 	Value    []byte
 	Revision uint64
 	Written  time.Time // by the server's clock
-	Deleted  bool      // in a [Watched]: there is only a mark that there was a value
+	Deleted  bool      // in a [Watched]: there is only a delete marker
 }
 
 // Value is a key with what shall be stored there.
@@ -260,8 +260,8 @@ func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expect
 	return b.commit(ctx, "commit "+guard.Key+" in bucket "+b.name, values, guard, expected, false)
 }
 
-// Delete leaves a mark in place of a key's value, as `nats kv del` does, if the revision is still the one expected;
-// else the error wraps [ErrConflict]. Those who watch see the mark. [Bucket.Erase] removes it.
+// Delete leaves a delete marker in place of a key's value, as `nats kv del` does, if the revision is still the one
+// expected; else the error wraps [ErrConflict]. Those who watch see the marker. [Bucket.Erase] removes it.
 func (b *Bucket) Delete(ctx context.Context, key string, expected uint64) (revision uint64, err error) {
 	return b.commit(ctx, "delete "+key+" in bucket "+b.name, nil, Value{Key: key}, expected, true)
 }
@@ -349,7 +349,7 @@ func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *in
 }
 
 // Erase removes what a key has at revisions up to upTo, without a trace: what was written later stays. A watch that has
-// not come to a mark of deletion yet does not hear of it once it is erased.
+// not come to a delete marker yet does not hear of it once it is erased.
 func (b *Bucket) Erase(ctx context.Context, key string, upTo uint64) error {
 	if !validKey(key) {
 		return fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)

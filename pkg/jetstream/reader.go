@@ -98,9 +98,9 @@ type ReaderConfig struct {
 	Partition events.Partition
 	After     Position // read what follows
 
-	Out chan<- Update // Out takes the updates; the reader waits while it is full. Several readers may share it.
+	Out chan<- Update // takes the updates; the reader waits while it is full. Several readers may share it.
 
-	Watch time.Duration // Watch is how often the stream is looked at for what no message tells; default 3 s.
+	Watch time.Duration // how often the stream is looked at for what no message tells; default 3 s.
 
 	// Ends is the least time between two notices [AtEnd]; 0: none are sent. While nothing is published one can be sent
 	// a second.
@@ -259,7 +259,7 @@ type endProof struct {
 	returned   time.Time        // by known, the last time
 }
 
-// looked notes what the leader answered to a look that was sent at a time. If an earlier look waits for its end to be
+// looked records what the leader answered to a look that was sent at a time. If an earlier look waits for its end to be
 // reached, that one stays.
 func (p *endProof) looked(at time.Time, last events.StreamSeq) {
 	p.last, p.unverified = last, false
@@ -268,7 +268,7 @@ func (p *endProof) looked(at time.Time, last events.StreamSeq) {
 	}
 }
 
-// lookFailed notes that the leader could not be asked.
+// lookFailed records that the leader could not be asked.
 func (p *endProof) lookFailed() { p.unverified = true }
 
 // known returns the latest time at which everything was sent that the stream had, when all up to seq has been sent and

@@ -21,7 +21,7 @@ import (
 
 // ServerOptions is about the embedded server. Only Dir must be set.
 type ServerOptions struct {
-	Dir string // Dir is the data folder, its own and kept between runs. One process at a time may use it.
+	Dir string // the data folder, its own and kept between runs. One process at a time may use it.
 
 	// Listen is HOST:PORT for other processes; port 0 takes a free one ([Server.URL] has it). Empty: the server
 	// does not listen and is reached through [ConnOptions.Server] alone. There is no password: leave it on
@@ -45,7 +45,7 @@ type ServerOptions struct {
 	MaxStore  int64
 	MaxMemory int64 // bytes for streams and consumers in memory; default 256 MiB
 
-	Logger *slog.Logger // Logger takes what the server says; nil takes nothing.
+	Logger *slog.Logger // takes what the server says; nil takes nothing.
 }
 
 // Server is an embedded nats-server with JetStream. Its methods may be called from any goroutine.

@@ -38,7 +38,7 @@ type ServiceConfig struct {
 	QueueBytes int // bytes of their bodies; default 64 MiB. Beyond it the same
 	MaxBody    int // bytes of a request's body; default 900 kB
 
-	Timeout time.Duration // Timeout is how long a request that carries no deadline may take; default 5 s.
+	Timeout time.Duration // how long a request that carries no deadline may take; default 5 s.
 
 	// Refuse makes the answer to a request that no handler answers, or whose answer does not fit into a message: code
 	// is one of those above, and why the words that go with it. Nil: the two alone.

@@ -52,7 +52,7 @@ type Receiver interface{ Receive(tag int, r Reply) }
 
 // Pool is the requests in flight on one connection.
 type Pool struct {
-	Hedges Budget // Hedges is the budget of all who send requests through this pool.
+	Hedges Budget // the budget of all who send requests through this pool.
 
 	conn  *nats.Conn
 	inbox string // ends in '.'

@@ -126,7 +126,7 @@ type ChunkRef struct {
 	Kind  Kind   `json:"kind"`
 	Bytes int    `json:"bytes"`
 
-	From *RankName `json:"from,omitempty"` // From is the first rank in a chunk of ranks.
+	From *RankName `json:"from,omitempty"` // the first rank in a chunk of ranks.
 }
 
 // hash is in the key, which was checked when the reference was made or parsed.

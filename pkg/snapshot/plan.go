@@ -218,7 +218,7 @@ type WritePlan struct {
 	CopyKey string
 	Copy    []byte
 
-	Rejected []Rejection // Rejected are the generations that could not be used.
+	Rejected []Rejection // the generations that could not be used.
 
 	usable bool            // Older can be used with the log
 	chunks map[Hash]string // that need not be written again
@@ -319,7 +319,7 @@ func (p *WritePlan) previous() *Previous {
 
 // Cleanup is what may go once a new manifest is in its place.
 type Cleanup struct {
-	Delete []string // Delete are keys that neither kept generation needs, nor one that somebody may be writing.
+	Delete []string // keys that neither kept generation needs, nor one that somebody may be writing.
 
 	// PurgeTo is the sequence that the log must keep, and everything after it; what lies before may be purged, if the
 	// stream still has the manifest's epoch. 0: nothing may.

@@ -23,7 +23,7 @@ const (
 const (
 	windowKind      = 0xf0
 	windowKindDrops = 0xf1
-	windowMark      = 1 << 31 // in the record's number, above the group's number and its window
+	windowFlag      = 1 << 31 // in the record's number, above the group's number and its window
 	windowBits      = 20
 	maxWindow       = 1<<windowBits - 1
 	maxWindowGroup  = 1<<(31-windowBits) - 1
@@ -53,7 +53,7 @@ func encodeState(s *sections, img *events.RankImage) error {
 				kind = windowKindDrops
 			}
 			s.fields = append(s.fields, stateGroup, kind)
-			s.fields = appendUint(s.fields, windowMark|uint64(g.Group)<<windowBits|uint64(g.Window))
+			s.fields = appendUint(s.fields, windowFlag|uint64(g.Group)<<windowBits|uint64(g.Window))
 		}
 		s.cutIfFull()
 	}
@@ -138,12 +138,12 @@ func encodePending(s *sections, p *events.Pending) error {
 
 // decodeGroup adds what one group record says.
 func decodeGroup(img *events.RankImage, kind byte, number uint32) {
-	if kind != windowKind && kind != windowKindDrops || number < windowMark {
+	if kind != windowKind && kind != windowKindDrops || number < windowFlag {
 		img.Groups = append(img.Groups, events.GroupKind{Group: events.GroupIndex(number),
 			Kind: events.Attention(kind)})
 		return
 	}
-	group := events.GroupIndex(number &^ windowMark >> windowBits)
+	group := events.GroupIndex(number &^ windowFlag >> windowBits)
 	for i := range img.Groups {
 		if g := &img.Groups[i]; g.Group == group {
 			g.Window, g.Drops = number&maxWindow, kind == windowKindDrops

@@ -188,7 +188,7 @@ func (w *Writer) add(rec *record) error {
 	return nil
 }
 
-// keep notes that a run stays where it is.
+// keep records that a run stays where it is.
 func (w *Writer) keep(id events.RunID, p place, now *segment) {
 	now.live.set(p.at)
 	now.alive += int(p.size)
