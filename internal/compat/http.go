@@ -536,6 +536,22 @@ func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*a
 	if len(known.Lookaheads) == 0 {
 		known.Lookaheads = []uint32{0}
 	}
+	by := &api.Query{Model: q.Model, BlockSize: known.BlockSize}
+	for _, lookahead := range known.Lookaheads {
+		space := events.Space{LoRA: q.LoRA, Salt: q.CacheSalt}
+		hashes, err := hashMedia(known.BlockSize, lookahead, space, q.Tokens, items)
+		if err != nil {
+			return nil, err
+		}
+		by.Hashed = append(by.Hashed, api.Hashed{Lookahead: lookahead, Hashes: hashes})
+	}
+	return by, nil
+}
+
+// hashMedia hashes the whole blocks of a prompt with their multimodal items.
+func hashMedia(
+	blockSize, lookahead uint32, space events.Space, tokens api.Tokens, items []*media,
+) (api.Hashes, error) {
 	of := make([][]uint64, len(items))
 	for i, m := range items {
 		if m != nil {
@@ -544,20 +560,15 @@ func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*a
 			}
 		}
 	}
-	by := &api.Query{Model: q.Model, BlockSize: known.BlockSize}
-	for _, lookahead := range known.Lookaheads {
-		space := events.Space{LoRA: q.LoRA, Salt: q.CacheSalt}
-		hasher, err := events.NewLookaheadHasher(known.BlockSize, lookahead, space)
-		if err != nil {
-			return nil, err
-		}
-		h := api.Hashed{Lookahead: lookahead, Hashes: api.Hashes{}}
-		for _, local := range hasher.HashMedia(nil, q.Tokens, of) {
-			h.Hashes = append(h.Hashes, uint64(local))
-		}
-		by.Hashed = append(by.Hashed, h)
+	hasher, err := events.NewLookaheadHasher(blockSize, lookahead, space)
+	if err != nil {
+		return nil, err
 	}
-	return by, nil
+	hashes := api.Hashes{}
+	for _, local := range hasher.HashMedia(nil, tokens, of) {
+		hashes = append(hashes, uint64(local))
+	}
+	return hashes, nil
 }
 
 type dumped struct {

@@ -42,6 +42,9 @@ func (v *service) serveOwn() error {
 
 // serveQueries serves everything else, once the node is ready.
 func (v *service) serveQueries() error {
+	if err := v.serveDynamo(); err != nil {
+		return err
+	}
 	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpFind,
 		api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker, api.OpRemoveWorker,
 		api.OpSelect, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads, api.OpPotentialLoads,
@@ -61,12 +64,7 @@ func (v *service) serve(
 	list *[]*jetstream.Service, name, group string, by api.Transport, answer api.Handler,
 	subject func(op string) (string, error), ops ...string,
 ) error {
-	cfg := jetstream.ServiceConfig{
-		Name: name, Version: serviceVersion(v.s.Version),
-		Description: "index of KV cache, namespace " + v.s.Namespace,
-		Workers:     v.s.QueryWorkers, Queue: v.s.QueryQueue, MaxBody: jetstream.MaxValue, Refuse: refuse,
-		Hooks: jetstream.ServiceHooks{Ended: func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) }},
-	}
+	cfg := v.config(name, by)
 	for _, op := range ops {
 		on, err := subject(op)
 		if err != nil {
@@ -80,6 +78,16 @@ func (v *service) serve(
 		*list = append(*list, service)
 	}
 	return err
+}
+
+// config is a service's, without endpoints.
+func (v *service) config(name string, by api.Transport) jetstream.ServiceConfig {
+	return jetstream.ServiceConfig{
+		Name: name, Version: serviceVersion(v.s.Version),
+		Description: "index of KV cache, namespace " + v.s.Namespace,
+		Workers:     v.s.QueryWorkers, Queue: v.s.QueryQueue, MaxBody: jetstream.MaxValue, Refuse: refuse,
+		Hooks: jetstream.ServiceHooks{Ended: func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) }},
+	}
 }
 
 // serviceVersion is a semantic version, which micro services must have.

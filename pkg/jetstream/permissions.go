@@ -40,7 +40,9 @@ func ReaderGrant(ns string) Grant {
 // RouterGrant is for who chooses workers, books requests on them and ends these, and reports how full engines are: a
 // reader's rights and these.
 func RouterGrant(ns string) Grant {
-	return askerGrant(ns, "router", "select", "book", "prefill_complete", "output_block", "free", "engine_load")
+	g := askerGrant(ns, "router", "select", "book", "prefill_complete", "output_block", "free", "engine_load")
+	g.Publish = append(g.Publish, subjectRoot+ns+".dynamo.*.generate", subjectRoot+ns+".dynamo.*.select")
+	return g
 }
 
 // askerGrant is for who sends requests to nodes: a reader's operations and more.

@@ -75,6 +75,7 @@ const (
 type Request struct {
 	Subject     string
 	ContentType string // empty if the caller did not say
+	ID          string // that the caller gives what it asks, for what follows; empty if it does not
 	Body        []byte
 }
 
@@ -243,7 +244,8 @@ func headerOf(req micro.Request, name string) string {
 }
 
 func requestOf(req micro.Request) Request {
-	return Request{Subject: req.Subject(), ContentType: headerOf(req, headerContentType), Body: req.Data()}
+	return Request{Subject: req.Subject(), ContentType: headerOf(req, headerContentType), ID: headerOf(req,
+		headerRequestID), Body: req.Data()}
 }
 
 func (s *Service) refuse(e *Endpoint, req micro.Request, code int, why string) {

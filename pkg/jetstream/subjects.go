@@ -15,6 +15,7 @@ import (
 //
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
+//	kv.v1.<ns>.dynamo.<model>.<verb>      as Dynamo's router is asked, any ready node; queue group
 //	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself
 //	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
 //	kv.v1.<ns>.load.<model>[.<group>]     requests under way, between nodes; <model> is = for what is of all models
@@ -35,6 +36,7 @@ const (
 	headerWriter      = "Kv-Writer"
 	headerDeadline    = rpc.HeaderDeadline
 	headerContentType = rpc.HeaderContentType
+	headerRequestID   = "X-Request-Id" // on requests of Dynamo's request plane
 
 	headerExpectedLast = "Nats-Expected-Last-Subject-Sequence"
 	headerBatchID      = "Nats-Batch-Id"
@@ -213,6 +215,27 @@ const nobodysKey = "nobody"
 
 // QuerySubject is where any ready node answers a kind of query.
 func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
+
+// DynamoSubject is where any ready node answers as Dynamo's router does, for a model. A model that is "*" stands for
+// all of them.
+func DynamoSubject(ns, model, verb string) (string, error) {
+	token, err := "*", error(nil)
+	if model != "*" {
+		token, err = EscapeToken(model)
+	}
+	return subjectRoot + ns + ".dynamo." + token + "." + verb, err
+}
+
+// ParseDynamoSubject is the model that a [DynamoSubject] names; false for any other subject.
+func ParseDynamoSubject(ns, subject string) (model string, ok bool) {
+	rest, ok := strings.CutPrefix(subject, subjectRoot+ns+".dynamo.")
+	token, _, verb := strings.Cut(rest, ".")
+	if !ok || !verb {
+		return "", false
+	}
+	model, err := unescapeToken(token)
+	return model, err == nil
+}
 
 // NodeSubject is where one node answers a kind of query about what it holds itself.
 func NodeSubject(ns, node, verb string) (string, error) {
