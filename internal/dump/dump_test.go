@@ -229,8 +229,8 @@ func FuzzRead(f *testing.F) {
 		if err != nil || line.Event.Kind == 0 {
 			return
 		}
-		text := events.AppendRouterEvent(nil, line.Key, events.EventID(line.ID), &line.Event, line.Groups...)
-		again, err := events.ReadRouterEvent(text)
+		written := events.AppendRouterEvent(nil, line.Key, events.EventID(line.ID), &line.Event, line.Groups...)
+		again, err := events.ReadRouterEvent(written)
 		if err != nil || again.Event.Kind != line.Event.Kind || again.Event.Tier != line.Event.Tier ||
 			len(again.Event.Blocks) != len(line.Event.Blocks) || again.Key.Rank != line.Key.Rank {
 			t.Fatalf("%q was read as %+v, written and read as %+v, %v", text, line, again, err)
