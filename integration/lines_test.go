@@ -5,7 +5,9 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -99,6 +101,58 @@ func TestLines(t *testing.T) {
 	say(c, one(1, 3, 0)) // the engine begins anew
 	x.WaitDepth(t, "m", prompt, "a", 3)
 	x.WaitDepth(t, "m", prompt, "b", 1)
+}
+
+// TestLinesOfOneWorker has a worker tell of itself without its name, one event a line and several, until it shuts down;
+// the same lines are loaded as another worker's.
+func TestLinesOfOneWorker(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	prompt := harness.Tokens(1, 3*harness.BlockSize)
+	bare := func(id events.EventID, blocks, from int) string {
+		var line struct{ Event json.RawMessage }
+		if err := json.Unmarshal(routerLine(t, "x", 0, id, prompt[:blocks*harness.BlockSize], from), &line); err != nil {
+			t.Fatal(err)
+		}
+		return string(line.Event)
+	}
+	lines := bare(1, 1, 0) + "\n" + `{"events":[` + bare(2, 2, 1) + "," + bare(3, 3, 2) + `],"shutdown":false}` + "\n"
+	file := filepath.Join(t.TempDir(), "lines")
+	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	common := []string{"--model", "m", "--block-size", "16", "--nats", x.NATS}
+	if r := harness.Run(t, "indexer", append([]string{"load", "--worker", "7", file}, common...)...); r.Code != 0 {
+		t.Fatalf("load: %+v", r)
+	}
+	x.WaitDepth(t, "m", prompt, "7", 3)
+	if r := harness.Run(t, "indexer", append([]string{"load", file}, common...)...); r.Code != 2 ||
+		!strings.Contains(r.Stderr, "line 1") {
+		t.Errorf("load without a name: %+v", r)
+	}
+	socket := filepath.Join(t.TempDir(), "socket")
+	p := harness.Start(t, "worker-shim", append([]string{"run", "--source", "ndjson", "--engine", "ipc://" + socket,
+		"--worker", "8"}, common...)...)
+	var c net.Conn
+	harness.Eventually(t, "the shim listens", func() (bool, string) {
+		var err error
+		c, err = net.Dial("unix", socket)
+		return err == nil, fmt.Sprint(err)
+	})
+	defer c.Close()
+	if _, err := io.WriteString(c, lines); err != nil {
+		t.Fatal(err)
+	}
+	x.WaitDepth(t, "m", prompt, "8", 3)
+	if _, err := io.WriteString(c, "{\"events\":[],\"shutdown\":true}\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(harness.Patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("after the shutdown: %v\n%s", err, p.Said())
+	}
 }
 
 // dynamoEnvelope is router events in the MessagePack envelope in which Dynamo's workers publish them.

@@ -76,18 +76,23 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 }
 
 func loadCommand() *cobra.Command {
-	id := shim.Identity{}
+	id, worker := shim.Identity{}, ""
 	cmd := &cobra.Command{
-		Use:   "load --model M --block-size N [FILE]",
+		Use:   "load --model M --block-size N [--worker ID] [FILE]",
 		Short: "Publish router events from a file, or standard input",
 		Long: `Publish router events, as indexer dump and NVIDIA Dynamo write them (JSON, one a line), to the log. Each rank in them
 begins a new incarnation, which clears what was known of it; a rank that a running shim serves is refused. The shim
 that serves it next begins anew. A line that is no router event ends it with exit status 2 and the line's number; what
-lines before it say may be published.`,
+lines before it say may be published.
+
+With --worker all lines are of that worker, and need not name it: {"event_id":...,"data":{...}} and
+{"events":[...],"shutdown":false}, as Dynamo's workers say it of themselves (KvCacheEvent, KvCacheEvents), are read
+too.`,
 		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
 	}
 	a := askingFlags(cmd)
 	cmd.Args = cobra.MaximumNArgs(1)
+	cmd.Flags().StringVar(&worker, "worker", "", "the worker that all lines are of; default: each names its own")
 	cmd.Flags().StringVar(&id.Model, "model", "", "model that the workers serve (required)")
 	cmd.Flags().Uint32Var(&id.BlockSize, "block-size", 0, "tokens in a block (required)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -107,7 +112,7 @@ lines before it say may be published.`,
 			in = f
 		}
 		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
-			loaded, err := dump.Load(ctx, ns, in, id)
+			loaded, err := dump.Load(ctx, ns, in, id, events.WorkerID(worker))
 			if errors.Is(err, dump.ErrLine) {
 				return cli.UsageErrorf("%w", err)
 			}

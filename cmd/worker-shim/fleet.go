@@ -192,7 +192,9 @@ func (f *fleet) lines(from io.ReadCloser, name string) error {
 			continue
 		}
 		if text := bytes.TrimSpace(line); len(text) > 0 && f.ctx.Err() == nil {
-			f.line(text, name, number)
+			if f.line(text, name, number) {
+				return nil
+			}
 		}
 		number++
 		if line = line[:0]; cap(line) > 1<<20 {
@@ -207,16 +209,27 @@ func (f *fleet) lines(from io.ReadCloser, name string) error {
 	}
 }
 
-func (f *fleet) line(text []byte, name string, number int) {
-	e, err := events.RouterEvent{}, fmt.Errorf("longer than %d bytes", maxLine)
-	if len(text) <= maxLine {
-		e, err = events.ReadRouterEvent(text)
+// line takes a line, and reports whether it is the last. Where --worker names the worker, a line need not.
+func (f *fleet) line(text []byte, name string, number int) (last bool) {
+	err := fmt.Errorf("longer than %d bytes", maxLine)
+	deliver := func(e events.RouterEvent, text []byte) error {
+		f.deliver(e, events.PayloadDigest(text))
+		return nil
+	}
+	switch {
+	case len(text) > maxLine:
+	case f.cfg.instance != "":
+		last, err = events.ReadWorkerEvents(text, events.WorkerID(f.cfg.instance), deliver)
+	default:
+		var e events.RouterEvent
+		if e, err = events.ReadRouterEvent(text); err == nil {
+			_ = deliver(e, text)
+		}
 	}
 	if err != nil {
 		f.bad.warn(f.log, "a line that is no router event; passed over", "from", name, "line", number, "error", err)
-		return
 	}
-	f.deliver(e, events.PayloadDigest(text))
+	return last
 }
 
 // hearDynamo takes what Dynamo's workers publish on a subject.

@@ -35,9 +35,13 @@ var ErrLine = errors.New("no router event")
 
 // Load publishes the lines of a file, each rank's in a new incarnation that begins with a clear. It takes each rank as
 // a shim does, so that one whose shim lives is refused; the next shim of the rank begins anew. An error names the line,
-// and wraps [ErrLine] if that is what is wrong; what lines before it say may be published.
-func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Identity) (Loaded, error) {
-	l := loader{ns: ns, id: id, ranks: map[events.RankKey]*loading{}, out: Loaded{Skipped: map[string]uint64{}}}
+// and wraps [ErrLine] if that is what is wrong; what lines before it say may be published. If a worker is named all
+// lines are its own, and need not name it: see [events.ReadWorkerEvents].
+func Load(
+	ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Identity, worker events.WorkerID,
+) (Loaded, error) {
+	l := loader{ns: ns, id: id, worker: worker,
+		ranks: map[events.RankKey]*loading{}, out: Loaded{Skipped: map[string]uint64{}}}
 	defer func() {
 		for _, r := range l.ranks {
 			r.server.Close()
@@ -75,11 +79,12 @@ func Load(ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Id
 }
 
 type loader struct {
-	ns    *jetstream.Namespace
-	id    shim.Identity
-	ranks map[events.RankKey]*loading
-	out   Loaded
-	taken int // bytes of lines since all was published
+	ns     *jetstream.Namespace
+	id     shim.Identity
+	worker events.WorkerID // of all lines; "": each names its own
+	ranks  map[events.RankKey]*loading
+	out    Loaded
+	taken  int // bytes of lines since all was published
 }
 
 func (l *loader) flush(ctx context.Context) error {
@@ -101,11 +106,30 @@ type loading struct {
 	next    events.EngineSeq
 }
 
+// load takes a line.
 func (l *loader) load(ctx context.Context, text []byte) error {
-	line, err := events.ReadRouterEvent(text)
-	if err != nil {
+	var failed error // that is not the line's
+	take := func(e events.RouterEvent, text []byte) error {
+		failed = l.take(ctx, e, text)
+		return failed
+	}
+	var err error
+	if l.worker != "" {
+		_, err = events.ReadWorkerEvents(text, l.worker, take)
+	} else {
+		var e events.RouterEvent
+		if e, err = events.ReadRouterEvent(text); err == nil {
+			err = take(e, text)
+		}
+	}
+	if err != nil && failed == nil {
 		return fmt.Errorf("%w: %w", ErrLine, err)
 	}
+	return failed
+}
+
+// take takes an event, whose JSON is text.
+func (l *loader) take(ctx context.Context, line events.RouterEvent, text []byte) (err error) {
 	r := l.ranks[line.Key]
 	if r == nil {
 		if r, err = l.open(ctx, line.Key); err != nil {
