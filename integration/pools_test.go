@@ -11,18 +11,19 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // startRouting starts indexer nodes with constants of routing.
-func startRouting(t *testing.T, nats string, n int, constants string) (nodes []*harness.Indexer) {
+func startRouting(t *testing.T, nats string, constants string, names ...string) (nodes []*harness.Indexer) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "routing.yaml")
 	if err := os.WriteFile(file, []byte(constants), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for i := range n {
+	for _, name := range names {
 		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id",
-			fmt.Sprint("n", i), "--partitions", "2", "--http-listen", "127.0.0.1:0", "--routing-config", file)}
+			name, "--partitions", "2", "--http-listen", "127.0.0.1:0", "--routing-config", file)}
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
 		nodes = append(nodes, x)
@@ -44,8 +45,8 @@ func register(t *testing.T, x *harness.Indexer, worker, more string) {
 func TestSelectDisaggregated(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
-	x := startRouting(t, nats, 1, `disaggregation: {bypass: prefill_load, prefill_busy_threshold: 1,
-  kv_transfer_domain: zone, kv_transfer_enforcement: required}`)[0]
+	x := startRouting(t, nats, `disaggregation: {bypass: prefill_load, prefill_busy_threshold: 1,
+  kv_transfer_domain: zone, kv_transfer_enforcement: required}`, "n0")[0]
 	register(t, x, "d1", `,"role":"decode","topology_domains":{"zone":"a"}`)
 	register(t, x, "d2", `,"role":"decode","topology_domains":{"zone":"b"}`)
 	register(t, x, "p1", `,"role":"prefill","max_num_batched_tokens":100,"topology_domains":{"zone":"a"}`)
@@ -107,5 +108,79 @@ func TestSelectDisaggregated(t *testing.T) {
 	if _, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt},
 		Disaggregated: true, Role: "decode"}); client.CodeOf(err) != api.CodeMalformed {
 		t.Errorf("disaggregated with a role: %v", err)
+	}
+}
+
+// TestSelectSessions has two nodes keep sessions together: what one binds the other knows, also when the first is gone,
+// and so does a node that starts.
+func TestSelectSessions(t *testing.T) {
+	t.Parallel()
+	nats := harness.StartNATS(t)
+	const constants = "session_affinity: {ttl_secs: 3600, mode: hard}"
+	nodes := startRouting(t, nats, constants, "n0", "n1")
+	for i := range 3 {
+		register(t, nodes[0], fmt.Sprint("w", i), "")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	var asks []*client.Client
+	for _, x := range nodes {
+		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		asks = append(asks, c)
+	}
+	prompt := harness.Tokens(1, 10*harness.BlockSize)
+	request := func(id, session string) *client.SelectRequest {
+		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
+			SessionID: session}
+	}
+	for i, c := range asks {
+		harness.Eventually(t, fmt.Sprintf("node %d knows three workers", i), func() (bool, string) {
+			s, err := c.Select(ctx, request("", "s"))
+			return err == nil && s.Candidates == 3, fmt.Sprintf("%+v %v", s, err)
+		})
+	}
+	first, err := asks[0].Select(ctx, request("r0", "s"))
+	if err != nil || first.Session == nil || first.Session.Binding != api.SessionMade {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	kept := func(c *client.Client, what string) {
+		t.Helper()
+		harness.Eventually(t, what, func() (bool, string) {
+			s, err := c.Select(ctx, request("", "s")) // the others have nothing to do
+			return err == nil && s.Worker == first.Worker, fmt.Sprintf("%+v %v", s, err)
+		})
+	}
+	kept(asks[1], "the other node knows the session's worker")
+	s, err := asks[1].Select(ctx, request("r1", "s"))
+	if err != nil || s.Worker != first.Worker || s.Session == nil || s.Session.Binding != api.SessionKept {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	pinned := request("r2", "s")
+	pinned.Pinned = &routing.Target{Worker: "w0"}
+	if first.Worker == "w0" {
+		pinned.Pinned.Worker = "w1"
+	}
+	if _, err := asks[1].Select(ctx, pinned); client.CodeOf(err) != api.CodeConflict {
+		t.Errorf("a request of the session elsewhere: %v", err)
+	}
+	nodes[0].Kill()
+	third := startRouting(t, nats, constants, "n2")[0]
+	c, err := client.HTTP([]string{"http://" + third.HTTP}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept(c, "a node that starts knows the session's worker")
+	file := filepath.Join(t.TempDir(), "prompt.json")
+	if err := os.WriteFile(file, []byte("["+harness.CommaList(prompt)+"]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", file, "--session", "s",
+		"--book", "r3")
+	if r.Code != 0 || !strings.Contains(r.Stdout, "worker "+string(first.Worker)) ||
+		!strings.Contains(r.Stdout, "session s: kept") {
+		t.Errorf("select --session: %+v", r)
 	}
 }

@@ -41,6 +41,7 @@ POST /v1/free, or lets it expire.`,
 	f.StringVar(&role, "role", "", "pool: aggregated, prefill or decode (default any)")
 	f.BoolVar(&r.Disaggregated, "disaggregated", false, "a decode worker, and a prefill worker beside it or why not")
 	f.BoolVar(&r.Advisory, "advisory", false, "only ask, and show the worker's load")
+	f.StringVar(&r.SessionID, "session", "", "the session of the request, which is kept on one worker")
 	f.StringVar(&pin, "pin", "", "check this worker, WORKER or WORKER/RANK, instead of choosing")
 	f.StringVar(&r.RequestID, "book", "", "book the request under this id")
 	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default the service's)")
@@ -107,6 +108,9 @@ func printSelection(w io.Writer, s *api.Selection) error {
 	}
 	if s.Booked {
 		fmt.Fprintf(w, "booked as %s\n", s.RequestID)
+	}
+	if b := s.Session; b != nil {
+		fmt.Fprintf(w, "session %s: %s\n", b.ID, b.Binding)
 	}
 	if s.Explanation != nil {
 		if err := printChoice(w, s.Explanation); err != nil {

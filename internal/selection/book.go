@@ -41,18 +41,18 @@ func (s *Service) Book(ctx context.Context, r *api.BookRequest) (*api.Booking, e
 	if r.TrackPrefillTokens == nil || *r.TrackPrefillTokens {
 		b.PrefillTokens = int64(r.EffectivePrefillTokens)
 	}
-	return booked(r, b), notBooked(s.cfg.Loads.Book(ctx, table(r.Model), b))
+	return booked(r, b), s.book(ctx, r.Model, &chosen{booking: b, session: r.SessionID})
 }
 
 // bookPending books what was chosen for an id. A choice is used once; a booking that fails keeps it.
 func (s *Service) bookPending(ctx context.Context, r *api.BookRequest) (*api.Booking, error) {
-	c, ok := s.take(r.Model, r.RequestID)
+	c, ok := s.pending.take(r.Model, r.RequestID)
 	if !ok {
 		return nil, api.Errorf(api.CodeUnknownRequest,
 			"there is no choice for request %.64q of %q: it has expired, was used, or was never made", r.RequestID, r.Model)
 	}
 	if err := s.book(ctx, r.Model, &c); err != nil {
-		s.keep(r.Model, &c)
+		s.pending.add(r.Model, &c)
 		return nil, err
 	}
 	return booked(r, c.booking), nil

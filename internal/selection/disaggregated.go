@@ -128,35 +128,24 @@ func busyOrNot(a *asked, c *routing.Candidate, out *api.Selection) {
 	}
 }
 
-// book books both parts of a choice, or none. The prefill worker's is first, so that who hears of the other has heard
-// of it.
+// book books both parts of a choice, and binds its session, or does nothing. The prefill worker's is first, so that who
+// hears of the other has heard of it.
 func (s *Service) book(ctx context.Context, model string, c *chosen) error {
 	if c.prefill.ID != "" {
 		if err := s.cfg.Loads.Book(ctx, table(model), c.prefill); err != nil {
 			return notBooked(err)
 		}
 	}
-	err := s.cfg.Loads.Book(ctx, table(model), c.booking)
+	err := notBooked(s.cfg.Loads.Book(ctx, table(model), c.booking))
+	if err == nil && c.session != "" && s.cfg.Sessions != nil {
+		if err = s.bind(model, c); err != nil {
+			_ = s.cfg.Loads.Free(context.WithoutCancel(ctx), table(model), c.booking.ID)
+		}
+	}
 	if err != nil && c.prefill.ID != "" {
 		_ = s.cfg.Loads.Free(context.WithoutCancel(ctx), table(model), c.prefill.ID)
 	}
-	return notBooked(err)
-}
-
-// keep keeps both parts of a choice for a booking by the id alone, and take returns them once. Without the other part
-// the prefill worker's is never looked at.
-func (s *Service) keep(model string, c *chosen) {
-	s.pending.drop(model, api.PrefillID(c.booking.ID))
-	s.pending.add(model, c.booking)
-	if c.prefill.ID != "" {
-		s.pending.add(model, c.prefill)
-	}
-}
-
-func (s *Service) take(model, id string) (c chosen, ok bool) {
-	c.booking, ok = s.pending.take(model, id)
-	c.prefill, _ = s.pending.take(model, api.PrefillID(id))
-	return c, ok
+	return err
 }
 
 // freePrefill ends the part of a request that is booked on a prefill worker, if there is one.

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
-
-	"github.com/kvatlas/kvatlas/internal/load"
 )
 
 // PendingLimits bound the choices that are kept for a booking by their id alone, as Dynamo's selection service has it.
@@ -32,11 +30,13 @@ func (l *PendingLimits) setDefaults() {
 type pendingKey struct{ model, id string }
 
 type pendingChoice struct {
-	booking load.Booking
+	chosen
 	expires time.Time
 }
 
-func (c *pendingChoice) bytes() int { return 256 + len(c.booking.ID) + 8*len(c.booking.Hashes) }
+func (c *pendingChoice) bytes() int {
+	return 384 + len(c.booking.ID) + len(c.prefill.ID) + len(c.session) + 8*len(c.booking.Hashes)
+}
 
 // pending are choices that wait for their booking.
 type pending struct {
@@ -56,12 +56,12 @@ func newPending(limits PendingLimits) *pending {
 }
 
 // add keeps a choice in place of the one before for its id. It copies the hashes.
-func (p *pending) add(model string, b load.Booking) {
-	b.Hashes = slices.Clone(b.Hashes)
-	c := &pendingChoice{booking: b, expires: p.now().Add(p.limits.Life)}
+func (p *pending) add(model string, choice *chosen) {
+	c := &pendingChoice{chosen: *choice, expires: p.now().Add(p.limits.Life)}
+	c.out, c.booking.Hashes = nil, slices.Clone(c.booking.Hashes)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := pendingKey{model, b.ID}
+	key := pendingKey{model, c.booking.ID}
 	p.lru.Remove(key)
 	p.lru.Add(key, c)
 	for p.bytes += c.bytes(); p.bytes > p.limits.Bytes; {
@@ -70,16 +70,16 @@ func (p *pending) add(model string, b load.Booking) {
 }
 
 // take returns what was chosen for an id, once.
-func (p *pending) take(model, id string) (load.Booking, bool) {
+func (p *pending) take(model, id string) (chosen, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := pendingKey{model, id}
 	c, ok := p.lru.Peek(key)
 	p.lru.Remove(key)
 	if !ok || !p.now().Before(c.expires) {
-		return load.Booking{}, false
+		return chosen{}, false
 	}
-	return c.booking, true
+	return c.chosen, true
 }
 
 // drop forgets what was chosen for an id.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/affinity"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -34,6 +35,8 @@ type Config struct {
 	Loads Loads
 
 	Engines Engines // how full engines say that they are; nil: they are not heard
+
+	Sessions *affinity.Service // which worker has which session; nil: sessions are not kept together
 
 	Policy  string         // of requests that name none; default dynamo
 	Routing routing.Config // of all policies
@@ -120,6 +123,14 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 	if err != nil {
 		return nil, err
 	}
+	if r.SessionID != "" && s.cfg.Sessions != nil {
+		in, end, err := s.inSession(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+		r = in
+	}
 	x := s.scratches.Get().(*scratch)
 	defer s.scratches.Put(x)
 	x.began = time.Now()
@@ -146,8 +157,9 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 	if err != nil || r.RequestID == "" || r.Advisory {
 		return c.out, err
 	}
+	c.session = r.SessionID
 	if !r.Book {
-		s.keep(r.Model, &c)
+		s.pending.add(r.Model, &c)
 		return c.out, nil
 	}
 	s.pending.drop(r.Model, r.RequestID)
@@ -173,6 +185,7 @@ type chosen struct {
 	out     *api.Selection
 	booking load.Booking
 	prefill load.Booking // of a disaggregated request on its prefill worker; without an ID there is none
+	session string       // of the request; empty: none
 }
 
 // ask makes the request of routing.

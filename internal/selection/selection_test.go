@@ -206,12 +206,12 @@ func TestSelectLater(t *testing.T) {
 func TestPendingIsBounded(t *testing.T) {
 	p := newPending(PendingLimits{Entries: 10, Bytes: 5000})
 	for i := range 20 {
-		p.add("m", load.Booking{ID: fmt.Sprint(i)})
+		p.add("m", &chosen{booking: load.Booking{ID: fmt.Sprint(i)}})
 	}
 	if p.lru.Len() != 10 {
 		t.Errorf("%d entries", p.lru.Len())
 	}
-	p.add("m", load.Booking{ID: "big", Hashes: make([]events.SeqHash, 500)})
+	p.add("m", &chosen{booking: load.Booking{ID: "big", Hashes: make([]events.SeqHash, 500)}})
 	if p.bytes > 5000 || p.lru.Len() > 4 {
 		t.Errorf("%d bytes of %d entries", p.bytes, p.lru.Len())
 	}

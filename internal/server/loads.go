@@ -51,15 +51,20 @@ func loadStatus(s load.Status) *api.LoadStatus {
 	return out
 }
 
-// waitLoads waits until this node knows the requests under way that other nodes know, if there are other nodes, or ctx
-// ends.
+// waitLoads waits until this node knows the requests under way and the sessions that other nodes know, if there are
+// other nodes, or ctx ends.
 func (s *Server) waitLoads(ctx context.Context) {
 	if len(s.views.Now().Peers) == 0 {
 		s.loads.Alone()
+		if s.sessions != nil {
+			s.sessions.Alone()
+		}
 	}
-	select {
-	case <-s.loads.Ready():
-	case <-ctx.Done():
+	for _, ready := range s.shared() {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+		}
 	}
 }
 

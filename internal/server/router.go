@@ -9,18 +9,20 @@ import (
 // router answers what chooses workers and counts their load, once the node is ready.
 type router struct{ s *Server }
 
-// admit is nil if choices may be made: what queries need, and the loads that other nodes know.
+// admit is nil if choices may be made: what queries need, and the loads and sessions that other nodes know.
 func (r router) admit() error {
 	if err := r.s.admit(); err != nil {
 		return err
 	}
-	select {
-	case <-r.s.loads.Ready():
-		return nil
-	default:
-		return api.Errorf(api.CodeNotReady,
-			"this node does not know yet which requests are under way; ask again a little later")
+	for _, ready := range r.s.shared() {
+		select {
+		case <-ready:
+		default:
+			return api.Errorf(api.CodeNotReady, "this node does not know yet which requests are under way, or where "+
+				"sessions are; ask again a little later")
+		}
 	}
+	return nil
 }
 
 // admitted calls do if choices may be made.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/affinity"
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/compat"
@@ -104,6 +105,7 @@ type Server struct {
 	registry *registry.Registry
 	scatter  *scatter.Scatter
 	loads    *load.Service
+	sessions *affinity.Service // nil: sessions are not kept together
 	engines  *engines
 
 	selection *selection.Service
@@ -163,8 +165,10 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
 		Hooks: loadHooks(log)})
 	s.engines = newEngines(s.Conn, s.Namespace, log)
+	s.sessions = s.newSessions()
 	s.selection, err = selection.New(selection.Config{
-		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Engines: s.engines.read, Policy: s.Policy, Routing: s.Routing,
+		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Engines: s.engines.read, Sessions: s.sessions,
+		Policy: s.Policy, Routing: s.Routing,
 	})
 	if err != nil {
 		return nil, err
@@ -204,6 +208,9 @@ func (s *Server) Run(ctx context.Context) error {
 	parts.Go(func() { s.registry.Run(running) })
 	parts.Go(func() { s.shims.Run(running) })
 	parts.Go(func() { s.loads.Run(running) })
+	if s.sessions != nil {
+		parts.Go(func() { s.sessions.Run(running) })
+	}
 	parts.Go(func() { s.removeGone(running) })
 	parts.Go(func() { s.engines.listen(running) })
 	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })

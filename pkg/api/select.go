@@ -62,6 +62,9 @@ type SelectRequest struct {
 	// Advisory asks what would be chosen: nothing is booked, kept or made to wait. The answer has WorkerLoad.
 	Advisory bool `json:"advisory,omitempty" msgpack:"advisory,omitempty"`
 
+	// SessionID names the session of the request, which is kept on one worker if the service is set to do that.
+	SessionID string `json:"session_id,omitempty" msgpack:"session_id,omitempty"`
+
 	Pinned   *routing.Target `json:"pinned_worker,omitempty" msgpack:"pinned_worker,omitempty"`
 	Affinity *routing.Target `json:"affinity_target,omitempty" msgpack:"affinity_target,omitempty"`
 
@@ -121,23 +124,8 @@ type Selection struct {
 	// the decode worker computes the prompt too. Disaggregation says why.
 	Prefill        *Selection      `json:"prefill,omitempty" msgpack:"prefill,omitempty"`
 	Disaggregation *Disaggregation `json:"disaggregation,omitempty" msgpack:"disaggregation,omitempty"`
-}
 
-// Disaggregation is why a request has a prefill worker, or none.
-type Disaggregation struct {
-	Bypass       bool   `json:"bypass" msgpack:"bypass"`                 // there is none
-	Reason       string `json:"reason" msgpack:"reason"`                 // for people
-	NetNewTokens uint64 `json:"net_new_tokens" msgpack:"net_new_tokens"` // of the prompt, which the decode worker lacks
-}
-
-// WorkerLoad is what a rank has to do, and has room for.
-type WorkerLoad struct {
-	ActivePrefillTokens  uint64 `json:"active_prefill_tokens" msgpack:"active_prefill_tokens"`
-	PrefillTokenCapacity uint64 `json:"prefill_token_capacity" msgpack:"prefill_token_capacity"`
-	TotalKVBlocks        uint64 `json:"total_kv_blocks,omitempty" msgpack:"total_kv_blocks,omitempty"` // 0: not known
-
-	// PrefillBusy is there if a threshold is set.
-	PrefillBusy *bool `json:"prefill_busy,omitempty" msgpack:"prefill_busy,omitempty"`
+	Session *SessionBinding `json:"session,omitempty" msgpack:"session,omitempty"` // of a booked choice
 }
 
 // BookRequest books a request on a worker: what OpSelect chose under the id, if it names no worker.
@@ -152,6 +140,8 @@ type BookRequest struct {
 	TrackPrefillTokens     *bool  `json:"track_prefill_tokens,omitempty" msgpack:"track_prefill_tokens,omitempty"` // default true
 	AssumeKVReuse          *bool  `json:"assume_kv_reuse,omitempty" msgpack:"assume_kv_reuse,omitempty"`           // default true
 	ExpectedOutputTokens   uint32 `json:"expected_output_tokens,omitempty" msgpack:"expected_output_tokens,omitempty"`
+
+	SessionID string `json:"session_id,omitempty" msgpack:"session_id,omitempty"` // as a SelectRequest's
 }
 
 // Booking is where a request is booked.
@@ -315,6 +305,9 @@ func (s *SelectRequest) Check() error {
 	if err := checkID(s.RequestID, false); err != nil {
 		return err
 	}
+	if err := checkSession(s.SessionID); err != nil {
+		return err
+	}
 	switch {
 	case s.Advisory && s.Book:
 		return Errorf(CodeMalformed, "advisory and book exclude each other: an advisory choice books nothing")
@@ -360,7 +353,10 @@ func (b *BookRequest) Check() error {
 	if err := checkID(b.RequestID, true); err != nil {
 		return err
 	}
-	given := b.Tokens != nil || b.Hashes != nil || b.SequenceHashes != nil || b.ISLTokens != 0 ||
+	if err := checkSession(b.SessionID); err != nil {
+		return err
+	}
+	given := b.SessionID != "" || b.Tokens != nil || b.Hashes != nil || b.SequenceHashes != nil || b.ISLTokens != 0 ||
 		b.EffectivePrefillTokens != 0 || b.Rank != 0
 	switch {
 	case b.Worker == "" && given:
@@ -384,13 +380,16 @@ func (r *RequestRef) Check() error {
 	return checkID(r.RequestID, true)
 }
 
-// PrefillID is the id of the booking of a disaggregated request on its prefill worker. Who frees the request, or says
-// that its prefill is complete, by its own id ends it too.
-func PrefillID(id string) string { return id + "\x00prefill" }
-
 func checkID(id string, needed bool) error {
 	if len(id) > MaxRequestID || needed && id == "" {
 		return Errorf(CodeMalformed, "request_id has %d bytes; it has 1 to %d", len(id), MaxRequestID)
+	}
+	return nil
+}
+
+func checkSession(id string) error {
+	if len(id) > MaxSessionID {
+		return Errorf(CodeMalformed, "session_id has %d bytes; it has at most %d", len(id), MaxSessionID)
 	}
 	return nil
 }
@@ -399,10 +398,10 @@ var (
 	promptFields = []string{"model", "block_size", "tokens", "hashes", "lora_name", "cache_salt", "sequence_hashes",
 		"isl_tokens"}
 	selectFields = slices.Concat(promptFields, []string{"workers", "min_seq", "explain", "l3", "l3_timeout_ms",
-		"request_id", "book", "policy", "role", "disaggregated", "advisory", "pinned_worker", "affinity_target",
+		"request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id", "pinned_worker", "affinity_target",
 		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"})
 	bookFields = slices.Concat(promptFields, []string{"request_id", "worker", "rank", "effective_prefill_tokens",
-		"track_prefill_tokens", "assume_kv_reuse", "expected_output_tokens"})
+		"track_prefill_tokens", "assume_kv_reuse", "expected_output_tokens", "session_id"})
 	targetFields   = []string{"worker", "rank"}
 	overrideFields = []string{"overlap_score_credit", "prefill_load_scale", "overlap_score_weight",
 		"router_temperature", "assume_kv_reuse", "track_prefill_tokens", "shared_cache_multiplier"}
@@ -434,6 +433,8 @@ func readSelect(r *reader, s *SelectRequest) error {
 			return r.bool(field, &s.Disaggregated)
 		case "advisory":
 			return r.bool(field, &s.Advisory)
+		case "session_id":
+			return r.string(field, &s.SessionID)
 		case "pinned_worker":
 			s.Pinned = &routing.Target{}
 			return readTarget(r, field, s.Pinned)
@@ -478,6 +479,8 @@ func readBook(r *reader, b *BookRequest) error {
 			return r.optBool(field, &b.AssumeKVReuse)
 		case "expected_output_tokens":
 			return r.uint32(field, &b.ExpectedOutputTokens)
+		case "session_id":
+			return r.string(field, &b.SessionID)
 		default:
 			return r.prompt(field, &b.Prompt)
 		}

@@ -62,7 +62,8 @@ func TestRoutingRequests(t *testing.T) {
 	for op, sent := range map[string][]any{
 		OpSelect: {
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1, 2, 3}, LoRA: "l", CacheSalt: "s"}},
-			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}}, Disaggregated: true, Advisory: true},
+			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}}, Disaggregated: true, Advisory: true,
+				SessionID: "s"},
 			&SelectRequest{
 				Query: Query{Model: "m", BlockSize: 16, Hashes: Hashes{1, 2}, Workers: []events.WorkerID{"a", "b"},
 					Explain: true, L3: L3Off, MinSeq: []PartitionSeq{{Partition: 1, Seq: 2}}},
@@ -78,7 +79,7 @@ func TestRoutingRequests(t *testing.T) {
 		OpBook: {
 			&BookRequest{Prompt: Prompt{Model: "m"}, RequestID: "r1"},
 			&BookRequest{Prompt: prompt, RequestID: "r1", Worker: "a", Rank: 3, EffectivePrefillTokens: 30,
-				TrackPrefillTokens: &no, AssumeKVReuse: &yes, ExpectedOutputTokens: 4},
+				TrackPrefillTokens: &no, AssumeKVReuse: &yes, ExpectedOutputTokens: 4, SessionID: "s"},
 		},
 		OpPrefillComplete: {&RequestRef{Model: "m", RequestID: "r1"}},
 		OpOutputBlock:     {&RequestRef{Model: "m", RequestID: "r1", DecayFraction: &fraction}},
@@ -129,6 +130,9 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{OpSelect, `{"model":"m","tokens":[1],"router_config_override":{"temperature":1}}`, `there is no field "temperature"`},
 		{OpSelect, `{"model":"m","tokens":[1],"role":["prefill","decode"]}`, "not one of"},
 		{OpSelect, `{"model":"m","tokens":[1],"role":"decode","disaggregated":true}`, "exclude each other"},
+		{OpSelect, `{"model":"m","tokens":[1],"session_id":7}`, "session_id is 7, not text"},
+		{OpSelect, `{"model":"m","tokens":[1],"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
+		{OpBook, `{"model":"m","request_id":"r","session_id":"s"}`, "nothing else may be given"},
 		{OpSelect, `{"model":"m","tokens":[1],"disaggregated":"yes"}`, `disaggregated is "yes", not true or false`},
 		{OpSelect, `{"model":"m","tokens":[1],"request_id":"r","advisory":true,"book":true}`, "books nothing"},
 		{OpSelect, `{"model":"m","tokens":[1],"disaggregated":true,"request_id":"` + strings.Repeat("r", 1020) + `"}`,

@@ -20,6 +20,7 @@ import (
 //	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
 //	kv.v1.<ns>.load.<model>[.<group>]     requests under way, between nodes; <model> is = for what is of all models
 //	kv.v1.<ns>.engine.<instance>          how full an engine says that it is, to all nodes
+//	kv.v1.<ns>.sessions                   which sessions are bound to which workers, between nodes
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	kv.v1.<ns>.store.<store>              what a shared store's master publishes; <store> is its HOST:PORT
@@ -280,6 +281,9 @@ func ParseEngineSubject(ns, subject string) (events.WorkerID, bool) {
 
 // EngineSubjects is all that EngineSubject can be.
 func EngineSubjects(ns string) string { return subjectRoot + ns + ".engine.*" }
+
+// SessionsSubject is where nodes tell each other which sessions are bound to which workers.
+func SessionsSubject(ns string) string { return subjectRoot + ns + ".sessions" }
 
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {

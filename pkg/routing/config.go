@@ -77,6 +77,9 @@ type Config struct {
 	// Disaggregation is for who chooses a decode and a prefill worker together. Default nil: always both, wherever they
 	// are.
 	Disaggregation *Disaggregation `json:"disaggregation,omitempty" msgpack:"disaggregation,omitempty"`
+
+	// SessionAffinity is for who keeps sessions. Default nil: requests of one session go anywhere.
+	SessionAffinity *SessionAffinity `json:"session_affinity,omitempty" msgpack:"session_affinity,omitempty"`
 }
 
 // DefaultConfig returns the defaults.
@@ -105,9 +108,7 @@ func (c *Config) Validate() error {
 	x.share("active_decode_blocks_threshold", c.ActiveDecodeBlocksThreshold)
 	x.least0("active_prefill_tokens_threshold", c.ActivePrefillTokensThreshold)
 	x.least0("active_prefill_tokens_threshold_frac", c.ActivePrefillTokensThresholdFrac)
-	if err := c.Disaggregation.validate(); err != nil {
-		x = append(x, err)
-	}
+	x = append(x, c.Disaggregation.validate(), c.SessionAffinity.validate())
 	return errors.Join(x...)
 }
 

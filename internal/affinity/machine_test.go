@@ -1,0 +1,462 @@
+package affinity
+
+import (
+	"container/heap"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+var (
+	seed   = flag.Uint64("seed", 18, "of random tests")
+	rounds = flag.Int("rounds", 100, "histories of TestNodes")
+)
+
+func rank(i int) events.RankKey {
+	return events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", i/2)), Rank: events.Rank(i % 2)}
+}
+
+func session(i int) Key { return Key{fmt.Sprint("m", i%2), fmt.Sprint("s", i)} }
+
+// check verifies what holds between a machine's fields.
+func (m *Machine) check() error {
+	var sums [parts]uint64
+	for key, b := range m.bindings {
+		sums[key.part()] += b.sum()
+		switch {
+		case b.key != key, b.is.Seq == 0, b.is.Seq > m.clock, b.used.Seq > m.clock, b.used.Seq < b.is.Seq:
+			return fmt.Errorf("%+v under %v, clock %d", b, key, m.clock)
+		case b.ends < m.soonest:
+			return fmt.Errorf("%+v ends before %v", b, m.soonest)
+		case b.dirty && !slices.Contains(m.dirty, b):
+			return fmt.Errorf("nobody is told of the use of %+v", b)
+		}
+		if _, leased := m.leased[b]; leased != (len(b.leases) > 0) {
+			return fmt.Errorf("%+v is leased: %v", b, leased)
+		}
+	}
+	for b := range m.leased {
+		if m.bindings[b.key] != b {
+			return fmt.Errorf("%+v has ended and is leased", b)
+		}
+	}
+	if sums != m.sums {
+		return errors.New("the sums are not those of the bindings")
+	}
+	return nil
+}
+
+// TestMachineAgainstTwin compares one machine with a map of who was used when.
+func TestMachineAgainstTwin(t *testing.T) {
+	rng := rand.New(rand.NewPCG(*seed, 1))
+	const ttl = 10 * time.Second
+	type twin struct {
+		rank events.RankKey
+		used time.Duration
+		live []string
+	}
+	is := map[Key]*twin{}
+	alive := map[string]bool{}
+	m := NewMachine(0, Config{Origin: 1, TTL: ttl, Sessions: 30, Alive: func(_, id string) bool { return alive[id] }})
+	m.Alone()
+	now := time.Duration(0)
+	var counts [4]int
+	refused := map[error]int{}
+	for step := range 30_000 {
+		key := session(rng.IntN(40))
+		switch rng.IntN(4) {
+		case 0: // time passes
+			for to := now + time.Duration(rng.Int64N(int64(2*time.Second))); now < to; {
+				now = min(max(m.Wake(), now), to)
+				m.Step(now)
+			}
+		case 1: // a request ends
+			for id := range alive {
+				delete(alive, id)
+				break
+			}
+		default:
+			id, hard, where := "", rng.IntN(2) == 0, rank(rng.IntN(6))
+			if rng.IntN(3) == 0 {
+				id = fmt.Sprint("r", step)
+				alive[id] = true
+			}
+			before, bound := m.Get(now, key)
+			how, err := m.Bind(now, key, where, id, hard)
+			want := Made
+			switch {
+			case bound && before == where:
+				want = Kept
+			case bound && !hard:
+				want = Moved
+			case bound:
+				want = 0
+			}
+			full := errors.Is(err, ErrFull)
+			if full && (bound || m.Len() < 30) || !full && how != want || (err != nil) != (how == 0) {
+				t.Fatalf("step %d: %v %v, want %v", step, how, err, want)
+			}
+			if counts[how]++; err != nil {
+				refused[errors.Unwrap(err)]++
+				continue
+			}
+			switch how {
+			case Made:
+				is[key] = &twin{rank: where}
+			case Moved: // what runs elsewhere holds the session too
+				is[key].rank = where
+			}
+			if is[key].used = now; id != "" {
+				is[key].live = append(is[key].live, id)
+			}
+		}
+		for key, b := range is {
+			if b.live = slices.DeleteFunc(b.live, func(id string) bool { return !alive[id] }); len(b.live) > 0 {
+				b.used = now
+			}
+			got, bound := m.Get(now, key)
+			// A machine looks after requests now and then.
+			switch {
+			case now < b.used+ttl && (!bound || got != b.rank):
+				t.Fatalf("step %d, %v: %v is bound to %v, %v; want %+v", step, now, key, got, bound, b)
+			case now > b.used+ttl+m.usePeriod() && bound:
+				t.Fatalf("step %d, %v: %v is bound still: %+v", step, now, key, b)
+			case !bound:
+				delete(is, key)
+			}
+		}
+		if err := m.check(); err != nil {
+			t.Fatalf("step %d: %v", step, err)
+		}
+	}
+	t.Log(counts, refused, m.Counts)
+	if slices.Min(counts[:]) < 100 || refused[ErrFull] < 10 || refused[ErrElsewhere] < 100 || m.Counts.Expired < 100 {
+		t.Errorf("%v, %v, %+v", counts, refused, m.Counts)
+	}
+}
+
+// said is a state that a node made.
+type said struct {
+	rank     events.RankKey
+	is, used version
+	at       time.Duration
+	by       *simNode
+}
+
+type simNode struct {
+	*Machine
+	place int
+	dead  bool
+	group int // of nodes that hear each other
+}
+
+type flight struct {
+	at     time.Duration
+	serial int
+	to     int
+	data   []byte
+}
+
+type flights []flight
+
+func (f flights) Len() int { return len(f) }
+func (f flights) Less(i, j int) bool {
+	return f[i].at < f[j].at || f[i].at == f[j].at && f[i].serial < f[j].serial
+}
+func (f flights) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
+func (f *flights) Push(x any)   { *f = append(*f, x.(flight)) }
+func (f *flights) Pop() any {
+	x := (*f)[len(*f)-1]
+	*f = (*f)[:len(*f)-1]
+	return x
+}
+
+// world is a few nodes in virtual time, and the net between them.
+type world struct {
+	*rand.Rand
+	ttl    time.Duration
+	now    time.Duration
+	nodes  []*simNode
+	flight flights
+	serial int
+	alive  map[string]bool
+	said   map[Key][]said
+
+	loss, twice float64
+	delay       time.Duration // the most
+	bytes       int           // published
+}
+
+func newWorld(seed uint64, n int, ttl time.Duration) *world {
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), ttl: ttl, alive: map[string]bool{}, said: map[Key][]said{},
+		delay: 2 * time.Millisecond, nodes: make([]*simNode, n)}
+	for i := range n {
+		w.start(i)
+	}
+	return w
+}
+
+// start begins a new session of a node in place of the one that is there.
+func (w *world) start(place int) {
+	n := &simNode{place: place}
+	if before := w.nodes[place]; before != nil {
+		before.dead, n.group = true, before.group
+	}
+	n.Machine = NewMachine(w.now, Config{Origin: w.Uint64() | 1, TTL: w.ttl,
+		Alive: func(_, id string) bool { return w.alive[id] }})
+	w.nodes[place] = n
+}
+
+// run lets time pass.
+func (w *world) run(d time.Duration) {
+	for end := w.now + d; ; {
+		next := end
+		for _, n := range w.nodes {
+			next = min(next, n.Wake())
+		}
+		if len(w.flight) > 0 {
+			next = min(next, w.flight[0].at)
+		}
+		w.now = max(w.now, next)
+		for len(w.flight) > 0 && w.flight[0].at <= w.now {
+			f := heap.Pop(&w.flight).(flight)
+			if err := w.nodes[f.to].Receive(w.now, f.data); err != nil {
+				panic(err)
+			}
+		}
+		for _, n := range w.nodes {
+			if n.Wake() <= w.now {
+				for _, data := range n.Step(w.now) {
+					w.publish(n, data)
+				}
+				n.note(w)
+			}
+		}
+		if w.now >= end {
+			return
+		}
+	}
+}
+
+// note keeps what a node has said itself and nobody knew yet.
+func (n *simNode) note(w *world) {
+	for key, b := range n.bindings {
+		s := said{b.rank, b.is, b.used, b.ends - w.ttl, n}
+		list := w.said[key]
+		if b.used.Writer == n.cfg.Origin &&
+			!slices.ContainsFunc(list, func(o said) bool { return o.is == s.is && o.used == s.used }) {
+			w.said[key] = append(list, s)
+		}
+	}
+}
+
+func (w *world) publish(from *simNode, data []byte) {
+	w.bytes += len(data)
+	for i, n := range w.nodes {
+		if n.group != from.group {
+			continue
+		}
+		copies := 1
+		if w.Float64() < w.twice {
+			copies = 2
+		}
+		for range copies {
+			if w.Float64() >= w.loss {
+				w.serial++
+				heap.Push(&w.flight, flight{w.now + time.Duration(w.Int64N(int64(w.delay))), w.serial, i, data})
+			}
+		}
+	}
+}
+
+// op does something at a random node.
+func (w *world) op() {
+	n := w.nodes[w.IntN(len(w.nodes))]
+	if !n.Ready() {
+		return // it is asked for nothing
+	}
+	if w.IntN(4) == 0 {
+		for id := range w.alive {
+			delete(w.alive, id)
+			break
+		}
+		return
+	}
+	id := ""
+	if w.IntN(4) == 0 {
+		id = fmt.Sprint("r", w.Uint64())
+		w.alive[id] = true
+	}
+	_, _ = n.Bind(w.now, session(w.IntN(50)), rank(w.IntN(6)), id, w.IntN(2) == 0)
+	n.note(w)
+}
+
+// busy reports whether a use was told a moment ago, which may be on its way.
+func (w *world) busy() bool {
+	return slices.ContainsFunc(w.nodes, func(n *simNode) bool { return w.now-n.changed < 5*time.Millisecond })
+}
+
+func (w *world) heal() {
+	w.loss, w.twice, w.delay = 0, 0, 2*time.Millisecond
+	for _, n := range w.nodes {
+		n.group = 0
+	}
+	for i := range w.flight {
+		w.flight[i].at = min(w.flight[i].at, w.now+w.delay)
+	}
+	heap.Init(&w.flight)
+}
+
+// compare holds all nodes to each other, and to what was said. Those that are near their end may be there or not: what
+// came late ends later.
+func (w *world) compare() error {
+	const near = 700 * time.Millisecond
+	for key, list := range w.said {
+		var last, lost said
+		for _, s := range list {
+			greatest := &last
+			if s.by.dead {
+				greatest = &lost
+			}
+			if s.is.compare(greatest.is) > 0 || s.is == greatest.is && s.used.compare(greatest.used) > 0 {
+				*greatest = s
+			}
+		}
+		for _, n := range w.nodes {
+			got, other := n.bindings[key], w.nodes[0].bindings[key]
+			if got != nil && got.ends < w.now+near || other != nil && other.ends < w.now+near {
+				continue
+			}
+			if (got == nil) != (other == nil) || got != nil && (got.rank != other.rank || got.is != other.is ||
+				got.used != other.used) {
+				return fmt.Errorf("%v: nodes 0 and %d have %+v and %+v", key, n.place, other, got)
+			}
+			switch {
+			case got == nil && last.at+w.ttl > w.now+near && last.by != nil && lost.is.compare(last.is) <= 0:
+				return fmt.Errorf("%v: node %d has nothing; %+v was said", key, n.place, last)
+			case got == nil:
+			case got.is.compare(last.is) < 0 && last.at+w.ttl > w.now+near:
+				return fmt.Errorf("%v: node %d has %+v; %+v was said", key, n.place, got, last)
+			case !slices.ContainsFunc(list, func(s said) bool { return s.is == got.is && s.rank == got.rank }):
+				return fmt.Errorf("%v: node %d has %+v, which nobody said", key, n.place, got)
+			}
+		}
+	}
+	for _, n := range w.nodes {
+		if err := n.check(); err != nil {
+			return fmt.Errorf("node %d: %w", n.place, err)
+		}
+		if !n.Ready() {
+			return fmt.Errorf("node %d is not ready", n.place)
+		}
+	}
+	return nil
+}
+
+// TestNodes has nodes bind the same sessions while messages are lost, late, twice and out of order, nodes are cut off
+// from each other and killed: four seconds after the last fault all have the same bindings, the last of those that were
+// said; and when nothing is used any more, none.
+func TestNodes(t *testing.T) {
+	total := Counts{}
+	for round := range *rounds {
+		s := *seed + uint64(round)
+		w := newWorld(s, 2+round%3, []time.Duration{time.Second, 5 * time.Second, time.Minute}[round%3])
+		w.run(2 * time.Second)
+		for range 3 {
+			w.loss, w.twice = w.Float64()*0.5, w.Float64()*0.3
+			w.delay = time.Duration(1 + w.Int64N(int64(300*time.Millisecond)))
+			for range 60 {
+				switch w.IntN(25) {
+				case 0:
+					w.start(w.IntN(len(w.nodes)))
+				case 1:
+					w.nodes[w.IntN(len(w.nodes))].group = w.IntN(2)
+				default:
+					w.op()
+				}
+				w.run(time.Duration(w.Int64N(int64(100 * time.Millisecond))))
+			}
+			w.heal()
+			w.run(4 * time.Second)
+			for w.busy() {
+				w.run(time.Millisecond)
+			}
+			if err := w.compare(); err != nil {
+				t.Fatalf("seed %d at %v: %v", s, w.now, err)
+			}
+			for range 50 { // without faults
+				w.op()
+				w.run(time.Duration(w.Int64N(int64(20 * time.Millisecond))))
+			}
+		}
+		clear(w.alive)
+		for _, n := range w.nodes {
+			total.Healed += n.Counts.Healed
+			total.Moved += n.Counts.Moved
+			total.Exchanges += n.Counts.Exchanges
+			total.Expired += n.Counts.Expired
+		}
+		w.run(w.ttl + 2*time.Second)
+		for _, n := range w.nodes {
+			if n.reap(); n.Len() > 0 || len(n.leased) > 0 {
+				t.Fatalf("seed %d: node %d has %d bindings for ever", s, n.place, n.Len())
+			}
+		}
+	}
+	t.Logf("%+v", total)
+	if total.Healed < 100 || total.Moved < 100 || total.Expired < 100 {
+		t.Errorf("%+v", total)
+	}
+}
+
+// TestQuietNodesExchangeNothing: without faults bindings reach all nodes, and nobody asks.
+func TestQuietNodesExchangeNothing(t *testing.T) {
+	w := newWorld(*seed, 3, time.Minute)
+	w.run(2 * time.Second)
+	for range 2000 {
+		w.op()
+		w.run(time.Duration(w.Int64N(int64(5 * time.Millisecond))))
+	}
+	w.run(2 * time.Second)
+	if err := w.compare(); err != nil {
+		t.Fatal(err)
+	}
+	asked := uint64(0)
+	for _, n := range w.nodes {
+		asked += n.Counts.Exchanges
+	}
+	before := w.bytes
+	w.run(100 * time.Second)
+	t.Logf("%d questions; %d bytes a second and node at rest", asked, (w.bytes-before)/100/3)
+	if asked > 40 { // messages overtake each other
+		t.Errorf("%d questions", asked)
+	}
+}
+
+// TestStart: a node that starts has a peer's bindings when it is ready.
+func TestStart(t *testing.T) {
+	w := newWorld(*seed, 3, time.Hour)
+	w.nodes[2].group = 9
+	w.run(2 * time.Second)
+	for i := range 1500 {
+		_, _ = w.nodes[0].Bind(w.now, session(i), rank(1), "", false)
+	}
+	w.run(time.Second)
+	w.start(2)
+	w.nodes[2].group, w.loss = 0, 0.15
+	for !w.nodes[2].Ready() {
+		w.run(time.Millisecond)
+	}
+	if n := w.nodes[2]; n.Len() != 1500 || n.Counts.Unsynced > 0 || w.now > 10*time.Second {
+		t.Errorf("ready with %d bindings at %v", n.Len(), w.now)
+	}
+	if err := w.nodes[2].check(); err != nil {
+		t.Error(err)
+	}
+}

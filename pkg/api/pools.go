@@ -1,0 +1,42 @@
+package api
+
+import "github.com/kvatlas/kvatlas/pkg/routing"
+
+// Disaggregation is why a request has a prefill worker, or none.
+type Disaggregation struct {
+	Bypass       bool   `json:"bypass" msgpack:"bypass"`                 // there is none
+	Reason       string `json:"reason" msgpack:"reason"`                 // for people
+	NetNewTokens uint64 `json:"net_new_tokens" msgpack:"net_new_tokens"` // of the prompt, which the decode worker lacks
+}
+
+// WorkerLoad is what a rank has to do, and has room for.
+type WorkerLoad struct {
+	ActivePrefillTokens  uint64 `json:"active_prefill_tokens" msgpack:"active_prefill_tokens"`
+	PrefillTokenCapacity uint64 `json:"prefill_token_capacity" msgpack:"prefill_token_capacity"`
+	TotalKVBlocks        uint64 `json:"total_kv_blocks,omitempty" msgpack:"total_kv_blocks,omitempty"` // 0: not known
+
+	// PrefillBusy is there if a threshold is set.
+	PrefillBusy *bool `json:"prefill_busy,omitempty" msgpack:"prefill_busy,omitempty"`
+}
+
+// PrefillID is the id of the booking of a disaggregated request on its prefill worker. Who frees the request, or says
+// that its prefill is complete, by its own id ends it too.
+func PrefillID(id string) string { return id + "\x00prefill" }
+
+// MaxSessionID is how many bytes a session's id may have.
+const MaxSessionID = 256
+
+// SessionBinding is what became of the binding of a session to a worker.
+type SessionBinding struct {
+	ID      string          `json:"id" msgpack:"id"`
+	Binding string          `json:"binding" msgpack:"binding"`               // one of those below
+	From    *routing.Target `json:"from,omitempty" msgpack:"from,omitempty"` // of one that has moved
+}
+
+// What becomes of a session's binding.
+const (
+	SessionMade  = "made"  // there was none
+	SessionKept  = "kept"  // the worker is that of the session
+	SessionMoved = "moved" // the session has followed the request
+	SessionNone  = "none"  // too many sessions are bound
+)
