@@ -25,41 +25,8 @@
 //	                    ▼     │
 //	                  the log (JetStream, acknowledged)
 //
-// Where the replay socket does not reach back and the engine gives snapshots (Config.Snapshot; none does by itself
-// yet), what it holds is asked for instead of being given up: a new incarnation begins with it. The live messages that
-// come meanwhile are held, and go on behind it.
-//
-// Without a replay socket a gap cannot be filled and clears the rank; a message whose number fits is trusted.
-//
-// A replay socket that is dead or mute holds live messages back for a few seconds only (Limits.ReplayPatience,
-// Config.ReplayTimeout). Then they are judged as if there were no such socket: a number that fits is taken, a gap
-// clears the rank. The question is asked again every few seconds until it is answered, and the answer's digest shows
-// whether what was taken on trust was right; if not, a new incarnation begins. The price is that a restart whose
-// numbers fit exactly is seen only when the socket is back; holding live messages until then would leave the index
-// wrong for as long, and about every block instead of those of such a restart.
-//
-// # What a shim before it knew
-//
-// Engines announce some of what a block's hash is made of with another block alone: vLLM says a prompt's cache salt
-// with its first block. The decoder remembers such things, and a shim that starts again has a new decoder. So it has
-// the engine say the messages up to the cursor too, for a decoder of their own ([Ready].Learn; learn.go). That
-// publishes nothing, no live message waits for it, and whatever becomes of it nothing is cleared.
-//
-// Events that come meanwhile, of which the parent is unknown, are published at once with the hash of a block without a
-// salt: no query finds a wrong block by it. They are recorded, in at most Limits.HeldBytes. What the other decoder
-// hashes otherwise is removed and stored again; until that is published the shim counts as catching up. If learning
-// fails, or the record is full, answers for salted prompts that go on from old blocks stay too low until these are
-// stored anew. A shim that dies among its corrections begins a new incarnation.
-//
-// # An engine that dies
-//
-// A dead engine says nothing, and beside a living shim its blocks would be credited for ever. When its connection has
-// ended and its own ports refuse, its process is gone, and its memory with it: [Machine.Gone] says so in the log. A
-// hung engine or a cut link refuse nothing and prove nothing; they are told ([Hooks].Standing), and Config.GoneAfter
-// may bound them. presence.go decides which of these it is, watch.go waits around it.
-//
-// Whoever is connected next begins a new incarnation and is asked for all that it has said: if it is the same engine
-// after all, nothing is lost as far as its replay buffer reaches.
+// DESIGN.md beside this file says what follows where the replay socket does not reach back, is dead or is not there;
+// how a shim learns what one before it knew; and how it tells an engine that has died from one that hangs.
 //
 // # The control server
 //

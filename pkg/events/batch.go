@@ -59,8 +59,8 @@ func (e *Event) Check() error {
 	return nil
 }
 
-// EncodedSize is how many bytes AppendBatch will write.
-func (b *Batch) EncodedSize() int {
+// encodedSize is how many bytes AppendBatch will write.
+func (b *Batch) encodedSize() int {
 	size := b.headSize(len(b.Events))
 	for i := range b.Events {
 		size += b.Events[i].EncodedSize()
@@ -108,7 +108,7 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 			return dst, fmt.Errorf("events: cannot encode batch: event %d: %w", i, err)
 		}
 	}
-	dst = slices.Grow(dst, b.EncodedSize())
+	dst = slices.Grow(dst, b.encodedSize())
 	dst = msgp.AppendArrayHead(dst, batchElements)
 	dst = msgp.AppendUint(dst, batchVersion)
 	dst = msgp.AppendUint(dst, uint64(b.Incarnation))

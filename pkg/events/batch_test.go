@@ -185,8 +185,8 @@ func TestBatchRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(encoded) - len("before"); got != want.EncodedSize() {
-			t.Fatalf("EncodedSize = %d, and it takes %d", want.EncodedSize(), got)
+		if got := len(encoded) - len("before"); got != want.encodedSize() {
+			t.Fatalf("EncodedSize = %d, and it takes %d", want.encodedSize(), got)
 		}
 		encoded = encoded[len("before"):]
 		var fresh Batch
@@ -507,7 +507,7 @@ func BenchmarkAppendBatch(b *testing.B) {
 	for _, events := range []int{1, 20} {
 		b.Run(fmt.Sprintf("events=%d", events), func(b *testing.B) {
 			batch := benchBatch(events)
-			buf := make([]byte, 0, batch.EncodedSize())
+			buf := make([]byte, 0, batch.encodedSize())
 			b.SetBytes(int64(cap(buf)))
 			b.ReportAllocs()
 			for b.Loop() {

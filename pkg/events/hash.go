@@ -24,8 +24,8 @@ type Space struct {
 	Salt string // the cache salt, by which tenants are kept apart; "" is none
 }
 
-// Seed is the seed under which blocks of this space are hashed.
-func (s Space) Seed() uint64 { return baseSeed + s.addend() }
+// seed is the seed under which blocks of this space are hashed.
+func (s Space) seed() uint64 { return baseSeed + s.addend() }
 
 // addend is what a space adds to the seed.
 func (s Space) addend() uint64 {
@@ -52,7 +52,7 @@ func NewHasher(blockSize uint32, space Space) (*Hasher, error) {
 	if blockSize == 0 || blockSize > MaxBlockSize {
 		return nil, fmt.Errorf("events: a block of %d tokens: want 1 to %d", blockSize, MaxBlockSize)
 	}
-	return &Hasher{seed: space.Seed(), block: int(blockSize), window: int(blockSize)}, nil
+	return &Hasher{seed: space.seed(), block: int(blockSize), window: int(blockSize)}, nil
 }
 
 // NewLookaheadHasher makes a hasher for engines whose draft models read ahead. A block's hash covers so many tokens
@@ -70,19 +70,19 @@ func NewLookaheadHasher(blockSize, lookahead uint32, space Space) (*Hasher, erro
 	return h, nil
 }
 
-// Blocks is how many blocks n tokens have. What does not fill a block has none.
-func (h *Hasher) Blocks(n int) int { return max(0, n-(h.window-h.block)) / h.block }
+// blocks is how many blocks n tokens have. What does not fill a block has none.
+func (h *Hasher) blocks(n int) int { return max(0, n-(h.window-h.block)) / h.block }
 
 // Hash appends to dst the local hashes of the full blocks of tokens.
 func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
 	return h.HashMedia(dst, tokens, nil)
 }
 
-// HashMedia is Hash for prompts with images and the like: media[i] has the hashes ([MediaHash]) of the items that touch
+// HashMedia is Hash for prompts with images and the like: media[i] has the hashes (mediaHash) of the items that touch
 // what is hashed of block i, in any order. It may be shorter than there are blocks, and is not changed.
 func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) []LocalHash {
 	var scratch blockScratch
-	n := h.Blocks(len(tokens))
+	n := h.blocks(len(tokens))
 	dst = slices.Grow(dst, n)
 	for i := range n {
 		block := tokens[i*h.block : i*h.block+h.window]
@@ -95,9 +95,9 @@ func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) [
 	return dst
 }
 
-// MediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: the first 16 of 64
+// mediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: the first 16 of 64
 // hexadecimal digits, or the XXH3-64 of any other string.
-func MediaHash[T string | []byte](identifier T) (v uint64) {
+func mediaHash[T string | []byte](identifier T) (v uint64) {
 	if !isDigest(identifier) {
 		return xxh3.Hash([]byte(identifier))
 	}
@@ -118,14 +118,14 @@ func SeqHashes(dst []SeqHash, locals []LocalHash) []SeqHash {
 	seq := SeqHash(locals[0])
 	dst = append(dst, seq)
 	for _, local := range locals[1:] {
-		seq = NextSeqHash(seq, local)
+		seq = nextSeqHash(seq, local)
 		dst = append(dst, seq)
 	}
 	return dst
 }
 
-// NextSeqHash is the sequence hash of the block that follows seq and has this local hash.
-func NextSeqHash(seq SeqHash, local LocalHash) SeqHash {
+// nextSeqHash is the sequence hash of the block that follows seq and has this local hash.
+func nextSeqHash(seq SeqHash, local LocalHash) SeqHash {
 	var pair [16]byte
 	binary.LittleEndian.PutUint64(pair[:8], uint64(seq))
 	binary.LittleEndian.PutUint64(pair[8:], uint64(local))

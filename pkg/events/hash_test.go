@@ -84,7 +84,7 @@ func TestLocalHashVectors(t *testing.T) {
 		if got := h.Hash(nil, c.tokens); !slices.Equal(got, c.want) {
 			t.Errorf("%s: Hash = %d, want %d", c.name, got, c.want)
 		}
-		if got := h.Blocks(len(c.tokens)); got != len(c.want) {
+		if got := h.blocks(len(c.tokens)); got != len(c.want) {
 			t.Errorf("%s: Blocks = %d, want %d", c.name, got, len(c.want))
 		}
 	}
@@ -100,7 +100,7 @@ func TestSeedVectors(t *testing.T) {
 		{Space{Salt: "tenant-a"}, 1948188790972764086},
 		{Space{LoRA: "adapter-a", Salt: "tenant-a"}, 10790858310771630931},
 	} {
-		if got := c.space.Seed(); got != c.want {
+		if got := c.space.seed(); got != c.want {
 			t.Errorf("seed of %+v = %d, want %d", c.space, got, c.want)
 		}
 	}
@@ -126,11 +126,11 @@ func TestSeqHashVectors(t *testing.T) {
 
 func TestMediaHash(t *testing.T) {
 	const digest = "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72"
-	if got := MediaHash(digest); got != 0xcf97adeedb59e05b {
+	if got := mediaHash(digest); got != 0xcf97adeedb59e05b {
 		t.Errorf("of a digest: %x", got)
 	}
 	for _, s := range []string{"", "image-1", digest[:63] + "g", digest[:63], digest + "0"} {
-		if got := MediaHash(s); got != xxh3.HashString(s) {
+		if got := mediaHash(s); got != xxh3.HashString(s) {
 			t.Errorf("of %q: %x", s, got)
 		}
 	}
@@ -188,7 +188,7 @@ func TestLookahead(t *testing.T) {
 			for at := uint32(0); at+4+ahead <= n; at += 4 {
 				want = append(want, mustHasher(t, 4+ahead, space, false).Hash(nil, tokens[at:at+4+ahead])...)
 			}
-			if got := h.Hash(nil, tokens); !slices.Equal(got, want) || h.Blocks(len(tokens)) != len(want) {
+			if got := h.Hash(nil, tokens); !slices.Equal(got, want) || h.blocks(len(tokens)) != len(want) {
 				t.Fatalf("%d tokens, %d ahead: %x, want %x", n, ahead, got, want)
 			}
 		}

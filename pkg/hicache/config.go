@@ -39,8 +39,8 @@ type Master struct {
 	MetricsPort int    `json:"master_metrics_port,omitempty"`   // of its HTTP; 0 is 9003
 }
 
-// HTTP is the master's host:port for HTTP, or "" if no address is known.
-func (m Master) HTTP() string {
+// http is the master's host:port for HTTP, or "" if no address is known.
+func (m Master) http() string {
 	if m.Address == "" {
 		return ""
 	}
@@ -214,9 +214,9 @@ func (c *Config) Where() string {
 	case c.SGLang != nil && c.SGLang.Backend == "file":
 		return c.SGLang.Directory
 	case c.SGLang != nil:
-		return c.SGLang.HTTP()
+		return c.SGLang.http()
 	case c.VLLM != nil:
-		return c.VLLM.HTTP()
+		return c.VLLM.http()
 	}
 	return ""
 }
@@ -225,7 +225,7 @@ func (c *Config) Where() string {
 // is the same object. c must have passed Check.
 func (c *Config) Identity() string {
 	if v := c.VLLM; v != nil {
-		return fmt.Sprintf("vllm %q %q %q %q tp%d pp%d pcp%d dcp%d heads%d %v %d", v.HTTP(), v.CachePrefix,
+		return fmt.Sprintf("vllm %q %q %q %q tp%d pp%d pcp%d dcp%d heads%d %v %d", v.http(), v.CachePrefix,
 			modelTail(v.ModelName), v.StoreNamespace,
 			v.TPSize, v.PPSize, v.PCPSize, v.DCPSize, v.NumKVHead, v.Groups, v.HashBlockSize)
 	}
@@ -251,9 +251,9 @@ func (c *Config) String() string {
 	case c.SGLang != nil && c.SGLang.Backend == "file":
 		return "SGLang's files in " + c.SGLang.Directory
 	case c.SGLang != nil:
-		return "SGLang's pages in " + c.SGLang.Backend + " at " + c.SGLang.HTTP()
+		return "SGLang's pages in " + c.SGLang.Backend + " at " + c.SGLang.http()
 	case c.VLLM != nil:
-		return "vLLM's blocks in mooncake at " + c.VLLM.HTTP()
+		return "vLLM's blocks in mooncake at " + c.VLLM.http()
 	}
 	return ""
 }

@@ -26,7 +26,7 @@ func TestConfigAsPublished(t *testing.T) {
 	if err := c.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.SGLang.HTTP(); got != "10.0.0.1:9003" {
+	if got := c.SGLang.http(); got != "10.0.0.1:9003" {
 		t.Error(got)
 	}
 	if why := c.Usable(64); why != "" {

@@ -41,8 +41,8 @@ func (s Space) seed() []byte {
 	return sum[:]
 }
 
-// Pages is how many whole pages a prompt has.
-func (s *SGLang) Pages(tokens int) int {
+// pages is how many whole pages a prompt has.
+func (s *SGLang) pages(tokens int) int {
 	if s.IsEagle {
 		tokens = max(0, tokens-1)
 	}
@@ -52,7 +52,7 @@ func (s *SGLang) Pages(tokens int) int {
 // lane is a prompt's pages, for a cache of the store that s is about. tokens are not used any more after Begin has
 // returned. s must have passed Check.
 func (s *SGLang) lane(tokens []uint32, space Space) Lane {
-	l := Lane{Pages: s.Pages(len(tokens))}
+	l := Lane{Pages: s.pages(len(tokens))}
 	l.Names = func() func(from, to int) PageKeys {
 		pages := s.PageHashes(nil, tokens, space)
 		return func(from, to int) PageKeys {
@@ -88,7 +88,7 @@ func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []Page
 			text = buf
 		}
 	}
-	count := s.Pages(len(tokens))
+	count := s.pages(len(tokens))
 	dst = slices.Grow(dst, count)
 	for first := 0; first < count*s.PageSize; first += s.PageSize {
 		at := sha256.Size

@@ -20,14 +20,14 @@ const (
 	HeaderError     = "Nats-Service-Error"
 )
 
-// MaxInFlight bounds the requests of a pool that wait for a reply.
-const MaxInFlight = 16384
+// maxInFlight bounds the requests of a pool that wait for a reply.
+const maxInFlight = 16384
 
 // Why a request is not answered. Errors wrap them.
 var (
 	ErrNoResponder  = errors.New("nobody serves this subject")
 	ErrTooLarge     = errors.New("the request is larger than the NATS server takes")
-	ErrBusy         = fmt.Errorf("%d requests wait for their replies", MaxInFlight)
+	ErrBusy         = fmt.Errorf("%d requests wait for their replies", maxInFlight)
 	ErrDisconnected = errors.New("there is no connection to a NATS server")
 	ErrDenied       = errors.New("permission denied")
 )
@@ -120,13 +120,13 @@ func (p *Pool) Send(subject, contentType string, patience time.Duration, body []
 ) (id uint64, err error) {
 	now := time.Now()
 	p.mu.Lock()
-	if len(p.flights) >= MaxInFlight {
+	if len(p.flights) >= maxInFlight {
 		for id, f := range p.flights {
 			if now.After(f.expires) {
 				delete(p.flights, id)
 			}
 		}
-		if len(p.flights) >= MaxInFlight {
+		if len(p.flights) >= maxInFlight {
 			p.mu.Unlock()
 			return 0, ErrBusy
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Version is the format that this build writes. It reads every version from 1 to this.
-const Version = 1
+// formatVersion is the format that this build writes. It reads every version from 1 to this.
+const formatVersion = 1
 
 // maxChunk bounds, in bytes, every value that this package makes, chunk or manifest: NATS takes 1 MiB by default,
 // headers and all. What a chunk unpacks to is bounded by it as well, so that no small chunk can ask for much memory.
@@ -32,11 +32,11 @@ type Kind uint8
 
 // The kinds of chunks.
 const (
-	KindRanks    Kind = 1 // part of the table of ranks, if that is too long for the manifest
-	KindDead     Kind = 2 // which records of the chunks of runs no longer count
-	KindHoldings Kind = 3 // who holds what of the runs, rank by rank
-	KindRuns     Kind = 4 // the blocks of runs
-	KindState    Kind = 5 // what an index keeps of ranks beside runs
+	kindRanks    Kind = 1 // part of the table of ranks, if that is too long for the manifest
+	kindDead     Kind = 2 // which records of the chunks of runs no longer count
+	kindHoldings Kind = 3 // who holds what of the runs, rank by rank
+	kindRuns     Kind = 4 // the blocks of runs
+	kindState    Kind = 5 // what an index keeps of ranks beside runs
 )
 
 var kindNames = [...]string{"", "ranks", "dead", "holdings", "runs", "state"}
@@ -48,7 +48,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-func (k Kind) valid() bool { return k >= KindRanks && k <= KindState }
+func (k Kind) valid() bool { return k >= kindRanks && k <= kindState }
 
 // MarshalText writes the kind's name.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
@@ -137,7 +137,7 @@ func seal(kind Kind, fields, words []byte) []byte {
 	}
 	out := make([]byte, headerSize, headerSize+len(fields)+len(words)+trailerSize)
 	copy(out, magic)
-	binary.LittleEndian.PutUint16(out[4:], Version)
+	binary.LittleEndian.PutUint16(out[4:], formatVersion)
 	out[6] = byte(kind)
 	out, how := pack(out, fields)
 	stored := len(out) - headerSize
@@ -178,8 +178,8 @@ func open(data []byte, mem *scratch) (unsealed, error) {
 	if got, want := xxh3.Hash(data[:end]), binary.LittleEndian.Uint64(data[end:]); got != want {
 		return corrupt("checksum is %016x instead of %016x", got, want)
 	}
-	if v := binary.LittleEndian.Uint16(data[4:]); v == 0 || v > Version {
-		return unsealed{}, fmt.Errorf("%w: chunk of version %d, this build reads 1 to %d", ErrVersion, v, Version)
+	if v := binary.LittleEndian.Uint16(data[4:]); v == 0 || v > formatVersion {
+		return unsealed{}, fmt.Errorf("%w: chunk of version %d, this build reads 1 to %d", ErrVersion, v, formatVersion)
 	}
 	kind, how := Kind(data[6]), data[7]
 	if !kind.valid() {

@@ -20,7 +20,7 @@ func resum(data []byte) []byte {
 
 // Lies with the right checksum are refused too.
 func TestChunkErrors(t *testing.T) {
-	good := func() []byte { return seal(KindState, make([]byte, 1000), make([]byte, 80)) }
+	good := func() []byte { return seal(kindState, make([]byte, 1000), make([]byte, 80)) }
 	if u, err := open(good(), new(scratch)); err != nil || len(u.fields) != 1000 || len(u.words) != 80 ||
 		len(good()) > 200 {
 		t.Fatalf("%+v, %v", u, err)

@@ -60,7 +60,7 @@ func FuzzContent(f *testing.F) {
 	s := newStore()
 	s.write(f, im, 1)
 	var parts [][]byte
-	for _, kind := range []Kind{KindHoldings, KindRuns, KindState} {
+	for _, kind := range []Kind{kindHoldings, kindRuns, kindState} {
 		for _, ref := range s.m.chunksOf(kind, kind) {
 			u, err := open(s.values[ref.Key], new(scratch))
 			if err != nil {
@@ -73,7 +73,7 @@ func FuzzContent(f *testing.F) {
 	f.Add([]byte{1, 1}, make([]byte, 16), parts[0], parts[1], parts[2], parts[3], parts[4], parts[5])
 	f.Add([]byte{}, []byte{}, []byte{}, []byte{}, parts[2], parts[3], []byte{}, []byte{})
 	f.Fuzz(func(t *testing.T, deadF, deadW, holdF, holdW, runF, runW, stateF, stateW []byte) {
-		m := &Manifest{Format: Version, Generation: 1, Partition: 3, Counts: Counts{Ranks: len(im.ranks)},
+		m := &Manifest{Format: formatVersion, Generation: 1, Partition: 3, Counts: Counts{Ranks: len(im.ranks)},
 			Ranks: im.canonical().ranks}
 		values := map[string][]byte{}
 		add := func(kind Kind, fields, words []byte) Hash {
@@ -87,15 +87,15 @@ func FuzzContent(f *testing.F) {
 			m.Chunks = append(m.Chunks, ChunkRef{Key: key.String(), Kind: kind, Bytes: len(data)})
 			return key.Hash
 		}
-		hash := add(KindRuns, runF, runW)
+		hash := add(kindRuns, runF, runW)
 		m.Chunks = m.Chunks[:0]
 		if len(deadF) > 0 && len(deadW) >= 16 { // mostly of the chunk that there is
 			deadW = putWords(nil, []uint64{hash.Hi, hash.Lo})
 		}
-		add(KindDead, deadF, deadW)
-		add(KindHoldings, holdF, holdW)
-		add(KindRuns, runF, runW)
-		add(KindState, stateF, stateW)
+		add(kindDead, deadF, deadW)
+		add(kindHoldings, holdF, holdW)
+		add(kindRuns, runF, runW)
+		add(kindState, stateF, stateW)
 		got := &image{ranks: m.Ranks}
 		r := NewReader(m, m.Ranks, got)
 		for _, ref := range m.Restore() {

@@ -140,8 +140,8 @@ func TestOldVersions(t *testing.T) {
 		for _, ref := range choice.Usable[0].Chunks {
 			kinds[ref.Kind] = true
 		}
-		if kinds[KindRanks] != (g.inlineRanks > 0) || !kinds[KindDead] || !kinds[KindHoldings] || !kinds[KindRuns] ||
-			!kinds[KindState] {
+		if kinds[kindRanks] != (g.inlineRanks > 0) || !kinds[kindDead] || !kinds[kindHoldings] || !kinds[kindRuns] ||
+			!kinds[kindState] {
 			t.Errorf("%s has the kinds %v", dir, kinds)
 		}
 		got, _ := s.read(t)
@@ -229,7 +229,7 @@ func TestEveryByteCounts(t *testing.T) {
 
 // A chunk of a later version says so, whatever it is like inside.
 func TestFutureChunk(t *testing.T) {
-	data := seal(KindRuns, []byte{1, 2, 3}, nil)
+	data := seal(kindRuns, []byte{1, 2, 3}, nil)
 	data[4] = 9
 	if _, err := open(resum(data), new(scratch)); !errors.Is(err, ErrVersion) {
 		t.Error(err)

@@ -253,24 +253,24 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	if err := json.Unmarshal(data, &version); err != nil {
 		return corrupt("%v", err)
 	}
-	if version.Format > Version {
+	if version.Format > formatVersion {
 		return nil, fmt.Errorf("%w: manifest of version %d, this build reads 1 to %d", ErrVersion, version.Format,
-			Version)
+			formatVersion)
 	}
 	m := new(Manifest)
 	if err := json.Unmarshal(data, m); err != nil {
 		return corrupt("%v", err)
 	}
-	if err := m.Check(); err != nil {
+	if err := m.check(); err != nil {
 		return corrupt("%v", err)
 	}
 	return m, nil
 }
 
-// Check says what in the manifest contradicts itself.
-func (m *Manifest) Check() error {
+// check says what in the manifest contradicts itself.
+func (m *Manifest) check() error {
 	switch {
-	case m.Format < 1 || m.Format > Version:
+	case m.Format < 1 || m.Format > formatVersion:
 		return fmt.Errorf("format %d", m.Format)
 	case m.Generation == 0:
 		return errors.New("no generation")
@@ -280,7 +280,7 @@ func (m *Manifest) Check() error {
 	if err := checkRanks(m.Ranks); err != nil {
 		return err
 	}
-	kind := KindRanks
+	kind := kindRanks
 	var bytes uint64
 	var from *RankName
 	for i := range m.Chunks {
@@ -293,7 +293,7 @@ func (m *Manifest) Check() error {
 			return fmt.Errorf("chunk %s: %d bytes", c.Key, c.Bytes)
 		case c.Kind < kind || !c.Kind.valid():
 			return fmt.Errorf("chunk %s: %s after %s", c.Key, c.Kind, kind)
-		case (c.Kind == KindRanks) != (c.From != nil):
+		case (c.Kind == kindRanks) != (c.From != nil):
 			return fmt.Errorf("chunk %s: a first rank belongs to a chunk of ranks", c.Key)
 		case from != nil && c.From != nil && compareNames(*from, *c.From) >= 0:
 			return fmt.Errorf("chunk %s: ranks out of order", c.Key)
@@ -304,7 +304,7 @@ func (m *Manifest) Check() error {
 	if bytes != m.Counts.Bytes {
 		return fmt.Errorf("chunks have %d bytes and not %d", bytes, m.Counts.Bytes)
 	}
-	if inline := len(m.Chunks) == 0 || m.Chunks[0].Kind != KindRanks; inline && len(m.Ranks) != m.Counts.Ranks ||
+	if inline := len(m.Chunks) == 0 || m.Chunks[0].Kind != kindRanks; inline && len(m.Ranks) != m.Counts.Ranks ||
 		!inline && m.Ranks != nil {
 		return fmt.Errorf("%d ranks in the manifest, %d in all", len(m.Ranks), m.Counts.Ranks)
 	}
@@ -325,9 +325,9 @@ func (m *Manifest) chunksOf(from, to Kind) []ChunkRef {
 }
 
 // Restore is what a [Reader] wants to be given, in this order: all chunks but those with ranks.
-func (m *Manifest) Restore() []ChunkRef { return m.chunksOf(KindDead, KindState) }
+func (m *Manifest) Restore() []ChunkRef { return m.chunksOf(kindDead, kindState) }
 
-// EarlierKey is where the manifest lies once another has taken its place.
-func (m *Manifest) EarlierKey() string {
+// earlierKey is where the manifest lies once another has taken its place.
+func (m *Manifest) earlierKey() string {
 	return Key{Partition: m.Partition, Type: EarlierKey, Generation: m.Generation}.String()
 }

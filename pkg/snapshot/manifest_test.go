@@ -54,8 +54,8 @@ func TestManifestRoundTrip(t *testing.T) {
 	m.Format, m.Generation, m.Partition = 1, 42, 3
 	m.Counts.Ranks = 2
 	m.Chunks = []ChunkRef{
-		{Key: Key{3, ChunkKey, 41, Hash{1, 2}}.String(), Kind: KindHoldings, Bytes: 100},
-		{Key: Key{3, ChunkKey, 42, Hash{3, 4}}.String(), Kind: KindRuns, Bytes: maxChunk},
+		{Key: Key{3, ChunkKey, 41, Hash{1, 2}}.String(), Kind: kindHoldings, Bytes: 100},
+		{Key: Key{3, ChunkKey, 42, Hash{3, 4}}.String(), Kind: kindRuns, Bytes: maxChunk},
 	}
 	m.Counts.Bytes = 100 + maxChunk
 	data, err := m.Encode()

@@ -286,7 +286,7 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 		return p, nil
 	}
 	p.Older = older.m
-	if key := older.m.EarlierKey(); older.key.Type == CurrentKey && !bytes.Equal(b.Manifests[key], older.data) {
+	if key := older.m.earlierKey(); older.key.Type == CurrentKey && !bytes.Equal(b.Manifests[key], older.data) {
 		p.CopyKey, p.Copy = key, older.data
 	}
 	return p, nil
@@ -314,7 +314,7 @@ func (p *WritePlan) previous() *Previous {
 	if p.Older == nil {
 		return nil
 	}
-	return &Previous{Generation: p.Older.Generation, Key: p.Older.EarlierKey(), Epoch: p.Older.Epoch, Seq: p.Older.Seq}
+	return &Previous{Generation: p.Older.Generation, Key: p.Older.earlierKey(), Epoch: p.Older.Epoch, Seq: p.Older.Seq}
 }
 
 // Cleanup is what may go once a new manifest is in its place.
@@ -334,7 +334,7 @@ func (p *WritePlan) After(m *Manifest, keys []string) Cleanup {
 	if p.Older == nil {
 		return c // with one generation to rely on, nothing goes
 	}
-	needed := map[string]bool{p.Older.EarlierKey(): true}
+	needed := map[string]bool{p.Older.earlierKey(): true}
 	for _, kept := range []*Manifest{m, p.Older} {
 		for _, ref := range kept.Chunks {
 			needed[ref.Key] = true

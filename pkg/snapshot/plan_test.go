@@ -195,7 +195,7 @@ func TestCorruptChunkIsWrittenAgain(t *testing.T) {
 	b := s.bucket()
 	b.Corrupt = map[string]bool{}
 	for _, ref := range s.m.Chunks {
-		if ref.Kind == KindRuns {
+		if ref.Kind == kindRuns {
 			s.values[ref.Key] = []byte("damaged")
 			b.Corrupt[ref.Key] = true
 			break

@@ -49,7 +49,7 @@ func sealRanks(ranks []RankState, limit int, put func(data []byte, from *RankNam
 	first := 0
 	flush := func() error {
 		from := nameOf(ranks[first].Key())
-		return put(seal(KindRanks, append(b, ']'), nil), &from)
+		return put(seal(kindRanks, append(b, ']'), nil), &from)
 	}
 	for i, e := range encoded {
 		if len(b) > 0 && len(b)+len(e)+1 > limit {
@@ -73,7 +73,7 @@ func decodeRanks(data []byte) ([]RankState, error) {
 	if err != nil {
 		return nil, err
 	}
-	if u.kind != KindRanks {
+	if u.kind != kindRanks {
 		return nil, fmt.Errorf("%w: a chunk of %s instead of ranks", ErrCorrupt, u.kind)
 	}
 	var ranks []RankState
@@ -93,7 +93,7 @@ func Ranks(m *Manifest, fetch Fetch) ([]RankState, error) {
 		return m.Ranks, nil
 	}
 	var all []RankState
-	for _, ref := range m.chunksOf(KindRanks, KindRanks) {
+	for _, ref := range m.chunksOf(kindRanks, kindRanks) {
 		part, err := fetchRanks(&ref, fetch)
 		if err != nil {
 			return nil, err
@@ -112,7 +112,7 @@ func Ranks(m *Manifest, fetch Fetch) ([]RankState, error) {
 // FindRank finds one rank; at most one chunk is fetched. It reports false if the snapshot does not know the rank.
 func FindRank(m *Manifest, key events.RankKey, fetch Fetch) (RankState, bool, error) {
 	ranks, name := m.Ranks, nameOf(key)
-	if chunks := m.chunksOf(KindRanks, KindRanks); len(chunks) > 0 {
+	if chunks := m.chunksOf(kindRanks, kindRanks); len(chunks) > 0 {
 		i := sort.Search(len(chunks), func(i int) bool { return compareNames(*chunks[i].From, name) > 0 })
 		if i == 0 {
 			return RankState{}, false, nil

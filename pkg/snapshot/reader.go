@@ -72,7 +72,7 @@ func (r *Reader) Chunk(key string, data []byte) error {
 		return err
 	}
 	mem := &r.mem
-	if ref.Kind == KindHoldings {
+	if ref.Kind == kindHoldings {
 		mem = new(scratch)
 	}
 	u, err := open(data, mem)
@@ -90,11 +90,11 @@ func (r *Reader) Chunk(key string, data []byte) error {
 
 func (r *Reader) decode(ref *ChunkRef, u unsealed) error {
 	switch u.kind {
-	case KindDead:
+	case kindDead:
 		return r.decodeDead(u)
-	case KindHoldings:
+	case kindHoldings:
 		return r.holdings.add(u, r.ranks)
-	case KindRuns:
+	case kindRuns:
 		return r.decodeRuns(ref, u)
 	}
 	return readSections(u, func(key events.RankKey, c cursor) error {

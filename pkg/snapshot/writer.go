@@ -37,7 +37,7 @@ type Writer struct {
 	emit func(key string, data []byte) error
 
 	have map[Hash]string // what the kept generations have
-	refs [KindState + 1][]ChunkRef
+	refs [kindState + 1][]ChunkRef
 
 	holdings, states []*sections // by position in cfg.Ranks
 	hasState         []bool
@@ -228,7 +228,7 @@ func (w *Writer) closeSegment() error {
 		s.live.set(uint32(i))
 	}
 	s.alive = s.size
-	ref, err := w.put(KindRuns, seal(KindRuns, o.fields, o.words))
+	ref, err := w.put(kindRuns, seal(kindRuns, o.fields, o.words))
 	s.refs = append(s.refs, ref)
 	o.segment, o.fields, o.words, o.before = nil, o.fields[:0], o.words[:0], 0
 	return err
@@ -250,7 +250,7 @@ func (w *Writer) longRun(r *events.Run) error {
 		rec.encodePiece(r, from, min(from+pieceBlocks, n))
 		fields, words := rec.appendTo(nil, nil, 0)
 		s.size += len(fields) + len(words)
-		ref, err := w.put(KindRuns, seal(KindRuns, fields, words))
+		ref, err := w.put(kindRuns, seal(kindRuns, fields, words))
 		if err != nil {
 			return err
 		}
@@ -303,14 +303,14 @@ func (w *Writer) Close() (*Manifest, *RunIndex, error) {
 		return nil, nil, err
 	}
 	for _, s := range segments {
-		w.refs[KindRuns] = append(w.refs[KindRuns], s.refs...)
+		w.refs[kindRuns] = append(w.refs[kindRuns], s.refs...)
 		w.counts.Dead += uint64(s.dead())
 	}
 	if err = w.putDead(segments); err == nil {
-		err = w.putSections(KindHoldings, w.holdings)
+		err = w.putSections(kindHoldings, w.holdings)
 	}
 	if err == nil {
-		err = w.putSections(KindState, w.states)
+		err = w.putSections(kindState, w.states)
 	}
 	var m *Manifest
 	if err == nil {
@@ -361,8 +361,8 @@ func (w *Writer) putDead(segments []*segment) error {
 		if len(fields) == 0 {
 			return nil
 		}
-		ref, err := w.put(KindDead, seal(KindDead, fields, words))
-		w.refs[KindDead] = append(w.refs[KindDead], ref)
+		ref, err := w.put(kindDead, seal(kindDead, fields, words))
+		w.refs[kindDead] = append(w.refs[kindDead], ref)
 		fields, words = fields[:0], words[:0]
 		return err
 	}
@@ -407,14 +407,14 @@ func (w *Writer) manifest() (*Manifest, error) {
 			return nil, fmt.Errorf("%w: rank %s: a text of more than %d bytes", ErrImage, r.Key(), maxName)
 		}
 	}
-	m := &Manifest{Format: Version, Namespace: w.cfg.Namespace, Partition: w.plan.Partition,
+	m := &Manifest{Format: formatVersion, Namespace: w.cfg.Namespace, Partition: w.plan.Partition,
 		Generation: w.plan.Generation,
 		Stream:     w.cfg.Stream, Epoch: w.cfg.Epoch, Seq: w.cfg.Seq, SeqTime: w.cfg.SeqTime, Created: w.cfg.Created,
 		Writer: w.cfg.Writer, Spaces: slices.Clone(w.cfg.Spaces), Previous: w.plan.previous()}
 	inline, err := sealRanks(ranks, w.inlineRanks, func(data []byte, from *RankName) error {
-		ref, err := w.put(KindRanks, data)
+		ref, err := w.put(kindRanks, data)
 		ref.From = from
-		w.refs[KindRanks] = append(w.refs[KindRanks], ref)
+		w.refs[kindRanks] = append(w.refs[kindRanks], ref)
 		return err
 	})
 	if err != nil {
@@ -431,7 +431,7 @@ func (w *Writer) manifest() (*Manifest, error) {
 	}
 	w.counts.Ranks = len(ranks)
 	m.Counts = w.counts
-	if err := m.Check(); err != nil {
+	if err := m.check(); err != nil {
 		return nil, fmt.Errorf("%w: manifest: %v", ErrImage, err)
 	}
 	return m, nil
