@@ -66,7 +66,6 @@ func (s Set) String() string {
 	return string(text)
 }
 
-// MarshalText writes ranges.
 func (s Set) MarshalText() ([]byte, error) {
 	var b []byte
 	list := s.List()

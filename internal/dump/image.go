@@ -28,7 +28,6 @@ func NewImage() *Image {
 	return &Image{runs: map[events.RunID]*events.Run{}, held: map[uint32][]heldRun{}, ranks: map[int]events.RankImage{}}
 }
 
-// Run takes a run.
 func (im *Image) Run(r *events.Run) error {
 	im.runs[r.ID] = &events.Run{ID: r.ID, Parent: r.Parent, Offset: r.Offset, Locals: slices.Clone(r.Locals),
 		Names: slices.Clone(r.Names)}
@@ -46,7 +45,6 @@ func (im *Image) Run(r *events.Run) error {
 	return nil
 }
 
-// Rank takes what belongs to a rank beside runs.
 func (im *Image) Rank(i int, img *events.RankImage) error {
 	im.ranks[i] = *img
 	return nil

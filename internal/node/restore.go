@@ -279,7 +279,6 @@ func (m *Machine) adoptSpace(model string, blockSize, want uint32) uint32 {
 	return want
 }
 
-// Run takes a run.
 func (r *imageSink) Run(run *events.Run) error {
 	space, ok := r.spaces[run.Space]
 	if !ok {
@@ -291,7 +290,6 @@ func (r *imageSink) Run(run *events.Run) error {
 	return r.imported.Run(&r.run)
 }
 
-// Rank takes what belongs to a rank beside runs.
 func (r *imageSink) Rank(i int, img *events.RankImage) error { return r.imported.Rank(i, img) }
 
 func (r *imageSink) finish() error { return r.imported.Finish() }

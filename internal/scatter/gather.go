@@ -171,7 +171,6 @@ type arrival struct {
 	own   *reply
 }
 
-// Receive implements [rpc.Receiver].
 func (q *replyQueue) Receive(tag int, r rpc.Reply) { q.put(arrival{tag: tag, reply: r, at: q.s.now()}) }
 
 func (q *replyQueue) put(a arrival) {
@@ -212,7 +211,6 @@ type lateReplies struct {
 	node string
 }
 
-// Receive implements [rpc.Receiver].
 func (l *lateReplies) Receive(tag int, r rpc.Reply) {
 	took := l.s.now() - time.Duration(max(tag, ^tag))
 	if r.Err == nil && tag >= 0 {

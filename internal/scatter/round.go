@@ -28,7 +28,6 @@ type Request struct {
 // Kind is why a request is made.
 type Kind uint8
 
-// The kinds.
 const (
 	First Kind = iota // nobody was asked before
 	Next              // somebody failed, or said that he does not serve it, or was given up

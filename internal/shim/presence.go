@@ -13,7 +13,6 @@ import (
 // OnRefused is what follows when an engine's connection has ended and its own ports refuse.
 type OnRefused uint8
 
-// What may follow.
 const (
 	ClearOnRefused OnRefused = iota // its process is gone, and what died with it is cleared
 	KeepOnRefused                   // nothing: where a proxy stands before the engine, it is the proxy that refuses

@@ -67,7 +67,6 @@ func (m *Machine) running() *replaying {
 // ReplayState says whether more is wanted of a replay.
 type ReplayState uint8
 
-// The states.
 const (
 	ReplayGoesOn     ReplayState = iota // its next message is wanted
 	ReplaySuperseded                    // the rest is of no use: another replay is due, or a snapshot

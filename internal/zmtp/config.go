@@ -127,7 +127,6 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string { return "zmtp: peer refused: " + e.Reason }
 
-// Is makes errors.Is(err, ErrRefused) true.
 func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
 
 func (c Config) filled() (Config, error) {

@@ -11,7 +11,6 @@ import (
 // Kind is what a [Message] of a [Sub] is.
 type Kind uint8
 
-// The kinds.
 const (
 	Data   Kind = iota // frames from a publisher
 	Opened             // a connection begins: what was published before is not to be had here

@@ -138,7 +138,6 @@ type VLLM struct {
 // for in the same way are one: MLA and sink attention are full, sliding MLA is sliding.
 type Kind string
 
-// The kinds.
 const (
 	Full         Kind = "full"
 	Sliding      Kind = "swa"
@@ -158,7 +157,6 @@ type Group struct {
 // Profile is whose rule decides what a hit is.
 type Profile string
 
-// The profiles.
 const (
 	Safe      Profile = "safe"      // vLLM 0.32.0 without partial hits; the default
 	Partial   Profile = "partial"   // vLLM 0.32.0 with hits that end within a block (enable_partial_hash_hits)

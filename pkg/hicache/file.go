@@ -23,7 +23,6 @@ type Folder struct{ root string }
 // NewFolder returns the store of a folder. It need not be there yet.
 func NewFolder(path string) *Folder { return &Folder{filepath.Clean(path)} }
 
-// Exists implements [Store].
 func (f *Folder) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
 	present, known = NewBitmap(len(keys)), NewBitmap(len(keys))
 	for i, key := range keys {

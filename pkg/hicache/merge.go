@@ -10,7 +10,6 @@ import (
 // Beyond is why a rank loads no more of the shared store than it does.
 type Beyond string
 
-// The reasons.
 const (
 	BeyondEnd     Beyond = "prompt_ends"  // all that follows its own prefix is in the store
 	BeyondMissing Beyond = "not_in_store" // the next block is not there

@@ -236,7 +236,6 @@ func (m *Mirror) trusted() bool {
 	return m.heard && !m.alive.IsZero() && m.cfg.Now().Sub(m.alive) <= m.cfg.Fresh
 }
 
-// Exists implements [Store].
 func (m *Mirror) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
 	present, known = NewBitmap(len(keys)), NewBitmap(len(keys))
 	var rest []string

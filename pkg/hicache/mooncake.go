@@ -186,7 +186,6 @@ func escapeKey(key string) string { return beyondQuery.Replace(url.QueryEscape(k
 // beyondQuery encodes what url.QueryEscape leaves as it is, or encodes otherwise.
 var beyondQuery = strings.NewReplacer("+", "%20", "~", "%7E")
 
-// Exists implements [Store].
 func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
 	present, known = NewBitmap(len(keys)), NewBitmap(len(keys))
 	if why := m.down.Load(); why != nil {

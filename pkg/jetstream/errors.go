@@ -84,7 +84,6 @@ func (e *ConflictError) Error() string {
 		e.Expected, e.Found, by, e.Server)
 }
 
-// Unwrap lets errors.Is find [ErrConflict].
 func (e *ConflictError) Unwrap() error { return ErrConflict }
 
 // Causes with which an attempt is ended before its time, or before it has begun.

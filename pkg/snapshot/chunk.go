@@ -50,10 +50,8 @@ func (k Kind) String() string {
 
 func (k Kind) valid() bool { return k >= kindRanks && k <= kindState }
 
-// MarshalText writes the kind's name.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalText reads a kind's name.
 func (k *Kind) UnmarshalText(text []byte) error {
 	if *k = Kind(max(0, slices.Index(kindNames[:], string(text)))); !k.valid() {
 		return fmt.Errorf("unknown kind of chunk %q", text)

@@ -28,7 +28,6 @@ type Key struct {
 // KeyType says what lies under a key.
 type KeyType uint8
 
-// The types of keys.
 const (
 	CurrentKey KeyType = iota + 1
 	EarlierKey

@@ -145,7 +145,6 @@ type RankName struct {
 // was.
 type Text string
 
-// MarshalJSON writes t.
 func (t Text) MarshalJSON() ([]byte, error) {
 	if utf8.ValidString(string(t)) {
 		return json.Marshal(string(t))
@@ -153,7 +152,6 @@ func (t Text) MarshalJSON() ([]byte, error) {
 	return fmt.Appendf(nil, `{"hex":"%x"}`, string(t)), nil
 }
 
-// UnmarshalJSON reads t.
 func (t *Text) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '{' {
 		var h struct{ Hex string }
@@ -173,10 +171,8 @@ func (t *Text) UnmarshalJSON(data []byte) error {
 // Hex64 is a 64-bit hash; in JSON 16 hex digits.
 type Hex64 uint64
 
-// MarshalText writes h.
 func (h Hex64) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "%016x", uint64(h)), nil }
 
-// UnmarshalText reads h.
 func (h *Hex64) UnmarshalText(text []byte) error {
 	v, err := strconv.ParseUint(string(text), 16, 64)
 	*h = Hex64(v)

@@ -38,7 +38,6 @@ type Log struct {
 // Reason says why a generation cannot be used. Its name is made for counters.
 type Reason uint8
 
-// The reasons.
 const (
 	Unreadable   Reason = iota + 1 // the manifest is not what was written
 	Future                         // the manifest or a chunk is of a later version of the format
