@@ -137,7 +137,11 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 	}
 	shared.merge(ctx, answer, idle)
-	answer.Finish(q.Idle, cmp.Or(answer.Reason, api.ReasonNotCached))
+	finish := answer.Finish
+	if q.Raw {
+		finish = answer.FinishRaw
+	}
+	finish(q.Idle, cmp.Or(answer.Reason, api.ReasonNotCached))
 	return answer, nil
 }
 

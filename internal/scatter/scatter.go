@@ -317,7 +317,11 @@ func (s *Scatter) finish(ctx context.Context, q *api.Query, a *api.Answer, quest
 	if question != nil {
 		question.Merge(ctx, a)
 	}
-	a.Finish(q.Idle, a.Reason)
+	if q.Raw {
+		a.FinishRaw(q.Idle, a.Reason)
+	} else {
+		a.Finish(q.Idle, a.Reason)
+	}
 	return a
 }
 

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 
+	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -18,6 +20,32 @@ type candidates struct {
 	list      []routing.Candidate
 	ranks     []registry.PoolRank    // of list
 	at        map[events.RankKey]int // in list
+
+	rows atomic.Pointer[rowMap] // as of the last choice
+}
+
+// rowMap is where the rows of a load table are among candidates, -1 if they are not: it changes with the table's
+// generation only.
+type rowMap struct {
+	table      *load.Table
+	generation uint64
+	at         []int32
+}
+
+// rowsOf is the map of a table's rows, which are given.
+func (of *candidates) rowsOf(t *load.Table, rows []load.Load) []int32 {
+	m := of.rows.Load()
+	if m == nil || m.table != t || m.generation != t.Generation() {
+		m = &rowMap{t, t.Generation(), make([]int32, len(rows))}
+		for i := range rows {
+			m.at[i] = -1
+			if at, ok := of.at[rows[i].Rank]; ok {
+				m.at[i] = int32(at)
+			}
+		}
+		of.rows.Store(m)
+	}
+	return m.at
 }
 
 // candidates are those of a model, whose block size is checked if one is given. They are made anew when the pool has

@@ -291,7 +291,7 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	}
 	q := r.Query
 	q.Explain, q.Idle, q.Workers = false, false, nil
-	q.BlockSize = of.blockSize
+	q.BlockSize, q.Raw = of.blockSize, true
 	answer, err := s.cfg.Find(ctx, &q)
 	var failed *api.Error
 	if errors.As(err, &failed) && failed.Code == api.CodeUnknownModel { // registered, and nothing was announced yet
@@ -336,14 +336,16 @@ func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 		seq = nil // its blocks will be its own
 	}
 	x.loads = x.loads[:0]
-	s.cfg.Loads.Read(table(model), func(t *load.Table) { x.loads = t.Loads(x.loads, seq) })
+	var rows []int32
+	s.cfg.Loads.Read(table(model), func(t *load.Table) {
+		x.loads = t.Loads(x.loads, seq)
+		rows = of.rowsOf(t, x.loads)
+	})
 	for i := range x.loads {
-		l := &x.loads[i]
-		at, ok := of.at[l.Rank]
-		if !ok {
+		if rows[i] < 0 {
 			continue
 		}
-		c := &x.list[at]
+		l, c := &x.loads[i], &x.list[rows[i]]
 		c.ActivePrefillTokens, c.ActiveBlocks = uint64(l.PrefillTokens), uint64(l.Blocks)
 		c.ActiveRequests, c.NewBlocks = uint64(l.Requests), blocks-uint64(l.Depth)
 	}

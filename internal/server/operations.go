@@ -28,7 +28,7 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		return nil, err
 	}
 	a, err := s.scatter.Find(ctx, q)
-	if err == nil {
+	if err == nil && !q.Raw {
 		s.registry.MarkAnswer(a)
 	}
 	return a, err

@@ -2,8 +2,8 @@
 package web
 
 import (
+	"bytes"
 	"errors"
-	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -32,7 +32,13 @@ func WrongMethod(r *http.Request, methods ...string) *api.Error {
 
 // ReadBody reads a request's body.
 func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, *api.Error) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, api.MaxBody))
+	const most = 64 << 10 // that is set aside before anything has come
+	var b bytes.Buffer
+	if r.ContentLength > 0 {
+		b.Grow(int(min(r.ContentLength, most)) + bytes.MinRead)
+	}
+	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, api.MaxBody))
+	body := b.Bytes()
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:

@@ -78,6 +78,10 @@ type Query struct {
 
 	// L3TimeoutMS is how long the answer waits for the store at most; default what the node is set to, 20 ms.
 	L3TimeoutMS uint32 `json:"l3_timeout_ms,omitempty" msgpack:"l3_timeout_ms,omitempty"`
+
+	// Raw is for callers in the same process that look at all workers of an answer: they come in any order, and nothing
+	// is said of their engines. It does not travel.
+	Raw bool `json:"-" msgpack:"-"`
 }
 
 // Hashed are the local hashes of a prompt's blocks as ranks have them that read so many tokens ahead.
@@ -141,12 +145,16 @@ type Answer struct {
 // Finish puts workers into their order, drops those that have nothing unless idle ones are wanted, and says why if
 // nobody has anything.
 func (a *Answer) Finish(idle bool, why Reason) {
+	a.FinishRaw(idle, why)
+	slices.SortFunc(a.Workers, CompareOverlaps)
+}
+
+// FinishRaw is Finish for a query that is Raw.
+func (a *Answer) FinishRaw(idle bool, why Reason) {
 	if !idle {
 		a.Workers = slices.DeleteFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3 == 0 })
 	}
-	slices.SortFunc(a.Workers, CompareOverlaps)
-	a.Reason = ""
-	if len(a.Workers) == 0 || a.Workers[0].Total()+a.Workers[0].L3 == 0 {
+	if a.Reason = ""; !slices.ContainsFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3 > 0 }) {
 		a.Reason = why
 	}
 }

@@ -266,9 +266,13 @@ func Marshal(contentType string, v any) ([]byte, error) {
 	}
 	switch v := v.(type) {
 	case *Query:
-		return packQuery(v), nil
+		return packQuery(v, 0), nil
 	case *Answer:
 		return packAnswer(v)
+	case *SelectRequest:
+		if v.usual() {
+			return packSelect(v), nil
+		}
 	}
 	return marshalReflect(v)
 }
@@ -301,9 +305,11 @@ func DecodeReply(contentType string, data []byte, v any) error {
 	if a, find := v.(*Answer); find && contentType == MsgPack && unpackAnswer(data, a) {
 		return nil // an error is not read as an answer
 	}
-	var failed ErrorBody
-	if err := Unmarshal(contentType, data, &failed); err == nil && failed.Error != nil {
-		return failed.Error
+	if bytes.Contains(data, []byte("error")) { // else it is none
+		var failed ErrorBody
+		if err := Unmarshal(contentType, data, &failed); err == nil && failed.Error != nil {
+			return failed.Error
+		}
 	}
 	if err := Unmarshal(contentType, data, v); err != nil {
 		return fmt.Errorf("decode the reply: %w", err)

@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"encoding/binary"
+	"reflect"
 	"slices"
 	"time"
 
@@ -138,8 +139,32 @@ func (p *packer) hashes(h Hashes) {
 	}
 }
 
-func packQuery(q *Query) []byte {
-	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions))
+// usual reports whether nothing is asked for but what nearly all requests ask for.
+func (s *SelectRequest) usual() bool {
+	rest := *s
+	q := &rest.Query
+	q.Model, q.BlockSize, q.Tokens, q.Hashes, q.LoRA, q.CacheSalt, q.L3 = "", 0, nil, nil, "", "", ""
+	rest.SequenceHashes, rest.ISLTokens, rest.RequestID, rest.Book = nil, 0, "", false
+	return reflect.ValueOf(&rest).Elem().IsZero()
+}
+
+// packSelect packs a request that is usual.
+func packSelect(s *SelectRequest) []byte {
+	p := packer(packQuery(&s.Query, 64+8*len(s.SequenceHashes)+len(s.RequestID)))
+	m := 0 // the query's object
+	if s.SequenceHashes != nil {
+		p.field(m, "sequence_hashes")
+		p.hashes(s.SequenceHashes)
+	}
+	p.optNumber(m, "isl_tokens", s.ISLTokens)
+	p.optText(m, "request_id", s.RequestID)
+	p.optTrue(m, "book", s.Book)
+	return p
+}
+
+// packQuery packs a query, with room for more.
+func packQuery(q *Query, more int) []byte {
+	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions)+more)
 	m := p.object()
 	p.putText(m, "model", q.Model)
 	p.optNumber(m, "block_size", uint64(q.BlockSize))

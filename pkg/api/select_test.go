@@ -1,7 +1,9 @@
 package api
 
 import (
+	"bytes"
 	"context"
+	"math/rand/v2"
 	"reflect"
 	"strings"
 	"testing"
@@ -192,4 +194,43 @@ func FuzzEngineLoads(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestPackedSelectAsByReflection packs requests that are usual, and some that are not, and asks reflection.
+func TestPackedSelectAsByReflection(t *testing.T) {
+	usual := 0
+	for seed := range uint64(500) {
+		rng := rand.New(rand.NewPCG(seed, 12))
+		maybe := func() bool { return rng.IntN(2) == 0 }
+		s := &SelectRequest{Query: Query{Model: "m"}, Book: maybe()}
+		if maybe() {
+			s.Hashes, s.SequenceHashes = Hashes{rng.Uint64(), rng.Uint64()}, Hashes{}
+		} else {
+			s.Tokens, s.LoRA, s.CacheSalt = Tokens{rng.Uint32()}, "l", "s"
+		}
+		if maybe() {
+			s.ISLTokens, s.RequestID, s.BlockSize, s.L3 = rng.Uint64N(1<<20), "r", 16, L3Off
+		}
+		switch rng.IntN(8) {
+		case 0:
+			s.Role = routing.Decode
+		case 1:
+			s.Workers = []events.WorkerID{"w"}
+		case 2:
+			s.Overrides = &routing.Overrides{}
+		}
+		if s.usual() {
+			usual++
+		}
+		got, err := Marshal(MsgPack, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want, err := marshalReflect(s); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("seed %d: %+v: %x, want %x, %v", seed, s, got, want, err)
+		}
+	}
+	if usual == 0 || usual == 500 {
+		t.Errorf("%d are usual", usual)
+	}
 }

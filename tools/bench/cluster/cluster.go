@@ -9,6 +9,9 @@
 //  3. Queries to any of the three, and bare requests of the same sizes to the echo, by turns.
 //  4. One of the three is killed while queries are asked, and its partitions are restored by the others.
 //
+// `indexer bench select` ([RunSelect]) measures the choice of workers on the same bed: in this process by stage, on three
+// nodes by turns with bare requests, and on one node beside Dynamo's selection service.
+//
 // All share the machine, so that only what stands side by side may be compared.
 package cluster
 
@@ -161,23 +164,12 @@ func Run(ctx context.Context, o Options, progress func(string)) (r *Report, err 
 		return nil, err
 	}
 	defer os.RemoveAll(b.dir)
-	server, err := b.start("bench", "cluster", "--role", "nats", "--data", filepath.Join(b.dir, "nats"))
+	server, err := b.connect()
 	if err != nil {
 		return nil, err
 	}
 	defer server.stop()
-	m, err := server.wait(ctx, `listen=(\S+)`)
-	if err != nil {
-		return nil, err
-	}
-	b.url = m[1]
-	if b.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{b.url}}); err != nil {
-		return nil, err
-	}
 	defer b.conn.Close()
-	if b.pool, err = rpc.NewPool(b.conn.NATS()); err != nil {
-		return nil, err
-	}
 	b.report.Workers = o.Workers
 	if err := b.one(); err != nil {
 		return nil, fmt.Errorf("one node: %w", err)
@@ -190,6 +182,32 @@ func Run(ctx context.Context, o Options, progress func(string)) (r *Report, err 
 	v.Ingest = v.Three.PerCPU / v.One.PerCPU
 	v.Rereplication = v.Rereplicated.Rate / v.Restore.Rate
 	return v, nil
+}
+
+// connect starts a NATS server and connects to it.
+func (b *bed) connect() (server *process, err error) {
+	if server, err = b.start("bench", "cluster", "--role", "nats", "--data", filepath.Join(b.dir, "nats")); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			server.stop()
+		}
+	}()
+	m, err := server.wait(b.ctx, `listen=(\S+)`)
+	if err != nil {
+		return nil, err
+	}
+	return server, b.join(m[1])
+}
+
+// join connects to a NATS server.
+func (b *bed) join(url string) (err error) {
+	b.url = url
+	if b.conn, err = jetstream.Connect(b.ctx, jetstream.ConnOptions{URLs: []string{url}}); err == nil {
+		b.pool, err = rpc.NewPool(b.conn.NATS())
+	}
+	return err
 }
 
 // RunRole is what the processes beside the nodes do, until ctx ends: "nats" or "echo".
@@ -237,12 +255,12 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 }
 
 // node starts a node and waits until it is ready.
-func (b *bed) node(namespace, id string) (*process, error) {
-	p, err := b.start("serve", "--nats", b.url, "--namespace", namespace, "--node-id", id, "--replication", "2",
-		"--http-listen", "",
+func (b *bed) node(namespace, id string, args ...string) (*process, error) {
+	p, err := b.start(append([]string{"serve", "--nats", b.url, "--namespace", namespace, "--node-id", id,
+		"--replication", "2", "--http-listen", "",
 		"--partitions", fmt.Sprint(b.o.Partitions), "--snapshot-interval", "1000h", "--log-age", "2000h",
 		"--snapshot-blocks", "4000000000",
-		"--log-bytes", fmt.Sprint(64<<20+24*Rounds*b.o.Workers*b.o.Blocks))
+		"--log-bytes", fmt.Sprint(64<<20 + 24*Rounds*b.o.Workers*b.o.Blocks)}, args...)...)
 	if err != nil {
 		return nil, err
 	}

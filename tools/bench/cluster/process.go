@@ -41,20 +41,25 @@ func (p *process) saying() string {
 // start starts the indexer with arguments, without what the environment says to it.
 func (b *bed) start(args ...string) (*process, error) {
 	p := &process{cmd: exec.Command(b.o.Program, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "NATS_") && !strings.HasPrefix(v, "KVATLAS_") {
 			p.cmd.Env = append(p.cmd.Env, v)
 		}
 	}
+	return p, p.run()
+}
+
+// run starts a program.
+func (p *process) run() error {
+	p.cmd.Stdout, p.cmd.Stderr = p, p
 	if err := p.cmd.Start(); err != nil {
-		return nil, err
+		return err
 	}
 	go func() {
 		defer close(p.done)
 		_ = p.cmd.Wait() // whoever waits for what it says is told of its end
 	}()
-	return p, nil
+	return nil
 }
 
 // wait waits until it has said something, and returns what matches.

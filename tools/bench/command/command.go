@@ -19,7 +19,7 @@ import (
 // Command is indexer bench with all that it can measure or make.
 func Command() *cobra.Command {
 	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"},
-		indexcommand(), durablecommand(), clustercommand(), corpuscommand())
+		indexcommand(), durablecommand(), clustercommand(), selectcommand(), corpuscommand())
 }
 
 func indexcommand() *cobra.Command {
@@ -188,6 +188,76 @@ processes of their own. Ratios come first, each with the bound that it is to kee
 			{"restore of one node", restored(r.Restore)},
 			{"restore by the two that are left", restored(r.Rereplicated)},
 		})
+	}
+	return cmd
+}
+
+func selectcommand() *cobra.Command {
+	o := cluster.SelectDefaults()
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "select",
+		Short: "Measure the choice of workers: in process, on three nodes beside bare NATS, on one beside Dynamo",
+		Long: `Measure how long it takes to choose a worker and to book the request there, in one run on this machine: in this
+process, by stage; on three nodes, by turns with bare requests of the same sizes; and on one node over HTTP and NATS
+with eight callers, beside NVIDIA Dynamo's selection service if --dynamo names a Python that has it (pip install
+ai-dynamo-runtime==1.6.1). Figures are medians of the rounds. Ratios come first, each with its goal.`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.Workers, "workers", o.Workers, "workers, of which half hold 64 blocks")
+	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks of each prompt, as hashes; half of the prompts begin with those 64")
+	f.IntVar(&o.Copies, "replication", o.Copies,
+		"how many of the three nodes keep each partition; with less than 3 each choice waits for another node")
+	f.IntVar(&o.UnderWay, "under-way", o.UnderWay, "requests that are booked all the time")
+	f.IntVar(&o.Decisions, "decisions", o.Decisions, "decisions in each round")
+	f.IntVar(&o.Rounds, "rounds", o.Rounds, "rounds, in each of which all take their turn")
+	f.StringVar(&o.Dynamo, "dynamo", "", "Python interpreter with ai-dynamo-runtime")
+	f.BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := o.Validate(); err != nil {
+			return cli.UsageErrorf("%w", err)
+		}
+		var err error
+		if o.Program, err = os.Executable(); err != nil {
+			return err
+		}
+		r, err := cluster.RunSelect(cmd.Context(), o, func(step string) { fmt.Fprintln(os.Stderr, step, "...") })
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return cli.PrintJSON(os.Stdout, r)
+		}
+		times := func(t cluster.Times) string {
+			return fmt.Sprintf("p50 %.1f, p99 %.1f µs of %d", t.P50, t.P99, t.N)
+		}
+		rate := func(r cluster.Rate) string {
+			return fmt.Sprintf("%.0f/s, %.0f per second of its processor time, %s", r.PerSecond, r.PerCPU, times(r.Times))
+		}
+		rows := [][]any{
+			{"three nodes, booked, p50 to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.SelectP50)},
+			{"decision in process, p99", fmt.Sprintf("%.1f µs (at most 60)", r.DecisionP99)},
+			{"booked in process, two at a time", fmt.Sprintf("%.0f/s (at least 15000)", r.Inside)},
+		}
+		if r.Dynamo != nil {
+			rows = append(rows,
+				[]any{"decisions/s to Dynamo, HTTP", fmt.Sprintf("%.2f (at least 1.5)", r.HTTPRate)},
+				[]any{"decisions/s to Dynamo, NATS", fmt.Sprintf("%.2f (at least 3)", r.NATSRate)},
+				[]any{"p99 to Dynamo, HTTP", fmt.Sprintf("%.2f (below 1)", r.HTTPP99)},
+				[]any{"p99 to Dynamo, NATS", fmt.Sprintf("%.2f (below 1)", r.NATSP99)})
+		}
+		rows = append(rows, []any{"three nodes, booked", times(r.Select)},
+			[]any{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)})
+		for _, stage := range r.Stages {
+			rows = append(rows, []any{"in process: " + stage.Name, times(stage.Times)})
+		}
+		rows = append(rows, []any{"one node, HTTP", rate(r.HTTP)}, []any{"one node, NATS", rate(r.NATS)})
+		if r.Dynamo != nil {
+			rows = append(rows, []any{"Dynamo, HTTP", rate(*r.Dynamo)})
+		}
+		return cli.Table(os.Stdout, []string{"choosing a worker", fmt.Sprintf("%d workers, %d blocks, %d under way",
+			o.Workers, o.Blocks, o.UnderWay)}, rows)
 	}
 	return cmd
 }

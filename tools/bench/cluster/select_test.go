@@ -1,0 +1,46 @@
+package cluster
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// TestInside measures choices in process, small.
+func TestInside(t *testing.T) {
+	server, err := jetstream.StartServer(t.Context(), jetstream.ServerOptions{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{Server: server})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	s := &selecting{SelectOptions: SelectOptions{Workers: 8, Blocks: 80, UnderWay: 100, Decisions: 100, Rounds: 2},
+		bed: bed{ctx: t.Context(), conn: conn, o: Options{Partitions: 4}}}
+	if err := s.inside(); err != nil {
+		t.Fatal(err)
+	}
+	r := &s.report
+	if r.DecisionP99 <= 0 || r.Inside <= 0 || len(r.Stages) != 6 || r.Stages[0].N != 200 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestSelectOptions: all that is wrong is said at once.
+func TestSelectOptions(t *testing.T) {
+	o := SelectDefaults()
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	o.Blocks, o.Rounds, o.Dynamo = 3, 0, "/nowhere/python"
+	err := o.Validate()
+	for _, name := range []string{"--blocks", "--rounds", "--dynamo"} {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("nothing is said of %s: %v", name, err)
+		}
+	}
+}
