@@ -44,7 +44,8 @@ func (a ack) survives() bool {
 	return !slices.ContainsFunc(a, func(l life) bool { return l.d.begun.Load() != l.begun })
 }
 
-// fact is something that was acknowledged, and by which lives it is known: each element is enough.
+// fact is something that was acknowledged, and by which lives it is known: each element is enough. Who says that a
+// request has gone on knows its booking.
 type fact []ack
 
 func (f fact) survives() bool { return slices.ContainsFunc(f, ack.survives) }
@@ -384,7 +385,7 @@ func (r *routers) prefillComplete(q *tracked, by *way) verdict {
 	defer r.mu.Unlock()
 	switch v {
 	case yes:
-		q.done = append(q.done, who)
+		q.done, q.booked = append(q.done, who), append(q.booked, who)
 	case unknown:
 		q.maybeDone = true
 	}
@@ -406,7 +407,7 @@ func (r *routers) output(rng *rand.Rand, q *tracked) {
 	defer r.mu.Unlock()
 	switch v {
 	case yes:
-		q.outputs = append(q.outputs, fact{who})
+		q.outputs, q.booked = append(q.outputs, fact{who}), append(q.booked, who)
 	case unknown:
 		q.maybeOuts++
 	}

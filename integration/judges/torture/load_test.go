@@ -85,15 +85,16 @@ func TestTortureLoad(t *testing.T) {
 type loadTorture struct {
 	*testing.T
 	mayhem
-	programs func(string) string
-	w        *clusterWorld
-	routers  *routers
-	round    int
-	mortal   []*daemon       // nodes that may be killed in this round
-	rivals   map[life]uint64 // bookings that nodes ended because another had the id, up to the last round
-	heard    []time.Duration // from the end of the last fault until NATS carried messages between all nodes
-	healed   []time.Duration // from then on, until loads were equal
-	beats    uint64          // the most that healing took
+	programs  func(string) string
+	w         *clusterWorld
+	routers   *routers
+	round     int
+	survivors int             // nodes that have lived through this round
+	mortal    []*daemon       // nodes that may be killed in this round
+	rivals    map[life]uint64 // bookings that nodes ended because another had the id, up to the last round
+	heard     []time.Duration // from the end of the last fault until NATS carried messages between all nodes
+	healed    []time.Duration // from then on, until loads were equal
+	beats     uint64          // the most that healing took
 }
 
 // deploy starts a cluster without engines, and registers workers that nobody hears.
@@ -167,6 +168,7 @@ func (r *loadTorture) play() {
 			old = append(old, l.d)
 		}
 	}
+	r.survivors = len(old)
 	r.judge(r.settle(ended, old))
 	r.listen(r.T)
 	r.counts["rounds"]++
@@ -385,8 +387,9 @@ func (r *loadTorture) judge(all []reading) {
 			defer func() { <-room }()
 			done := q.done.survives()
 			maybe := done || q.maybeDone || len(q.done) > 0
+			acked, sure := len(q.booked) > 0, q.booked.survives()
 			if v := r.routers.prefillComplete(q, by); v != unknown {
-				wrong[i] = r.judgeOne(q, v == yes, now)
+				wrong[i] = r.judgeOne(q, v == yes, acked, sure, now)
 				expect.add(q, done, maybe, now)
 			} else {
 				wrong[i] = "it is not known whether it is there"
@@ -428,8 +431,8 @@ func (r *loadTorture) judge(all []reading) {
 	}
 }
 
-// judgeOne judges one request by what was promised.
-func (r *loadTorture) judgeOne(q *tracked, there bool, now time.Time) (wrong string) {
+// judgeOne judges one request by what was promised: whether its booking was acknowledged, and by a node that lives.
+func (r *loadTorture) judgeOne(q *tracked, there, acked, sure bool, now time.Time) (wrong string) {
 	r.routers.mu.Lock()
 	defer r.routers.mu.Unlock()
 	q.there = there
@@ -444,11 +447,12 @@ func (r *loadTorture) judgeOne(q *tracked, there bool, now time.Time) (wrong str
 		r.routers.counts["ends that were lost with the node that had acknowledged them"]++
 	case !there && time.Now().After(earliest):
 		r.routers.counts["requests that expired"]++
-	case !there && !ended && q.booked.survives():
+	case !there && !ended && sure:
 		return "it is missing"
-	case !there && !ended && len(q.booked) > 0:
-		r.routers.counts["bookings that were lost with the node that had acknowledged them"]++
-	case there && len(q.booked) > 0 && !q.booked.survives():
+	case !there && !ended && acked:
+		r.routers.counts[fmt.Sprintf("bookings lost with all nodes that had acknowledged them, where %d nodes lived on",
+			r.survivors)]++
+	case there && acked && !sure:
 		r.routers.counts["bookings that outlived the node that had acknowledged them"]++
 	}
 	return ""
