@@ -9,8 +9,8 @@
 //  3. Queries to any of the three, and bare requests of the same sizes to the echo, by turns.
 //  4. One of the three is killed while queries are asked, and its partitions are restored by the others.
 //
-// `indexer bench select` ([RunSelect]) measures the choice of workers on the same bed: in this process by stage, on three
-// nodes by turns with bare requests, and on one node beside Dynamo's selection service.
+// `indexer bench select` ([RunSelect]) measures the choice of workers on the same bed: in this process by stage, on
+// three nodes by turns with bare requests, and on one node beside Dynamo's selection service.
 //
 // All share the machine, so that only what stands side by side may be compared.
 package cluster

@@ -82,7 +82,8 @@ func ratio(a, b *contender, get func(Rate) float64) float64 {
 	return median(list)
 }
 
-// one measures one node with a NATS server in it over HTTP and NATS, and Dynamo's selection service beside it, by turns.
+// one measures one node with a NATS server in it, over HTTP and NATS, and Dynamo's selection service beside it, by
+// turns.
 func (s *selecting) one() error {
 	n, err := s.start("serve", "--data", filepath.Join(s.dir, "one"), "--nats-listen", "127.0.0.1:0", "--namespace",
 		"single", "--node-id", "one", "--request-expiry", "10h", "--http-listen", "127.0.0.1:0")
