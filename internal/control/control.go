@@ -110,6 +110,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 		case req.Op == opWho:
 			s = h.Who()
 		case req.Op == opResync && req.ID != "":
+			var err error // its own: several goroutines answer
 			if s, err = h.Resync(ctx, ResyncRequest{ID: req.ID, Lost: req.Lost, Of: req.Of}); err != nil {
 				return jetstream.Response{Code: 503, Description: err.Error()}
 			}
