@@ -11,25 +11,29 @@ import (
 // Apply takes events of one rank that reached the log at now; time that goes back is taken to stand still. It keeps
 // none of the slices. Applying a list in parts, with the same times, comes to the same.
 func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Counts) {
-	r := x.rank(id)
+	x.change(x.rank(id), now, evs, &c)
+	x.resolveEnds(mostQueued)
+	return c
+}
+
+// change is Apply, but for what becomes unknown of ends.
+func (x *Index) change(r *rank, now events.Millis, evs []events.Event, c *Counts) {
 	x.touchRank(r)
 	r.clock = max(r.clock, now)
-	x.expire(r, &c)
+	x.expire(r, c)
 	for i := range evs {
 		e := &evs[i]
 		switch {
 		case e.Kind == events.Stored && e.Tier.Valid() && (len(e.Locals) == 0 || len(e.Locals) == len(e.Blocks)):
-			x.stored(r, e, &c)
+			x.stored(r, e, c)
 		case e.Kind == events.Removed && e.Tier.Valid():
-			x.removed(r, e, &c)
+			x.removed(r, e, c)
 		case e.Kind == events.Cleared && (e.Tier == events.AllTiers || e.Tier.Valid()):
-			x.clear(r, e.Tier, &c)
+			x.clear(r, e.Tier, c)
 		default:
 			c.Malformed++
 		}
 	}
-	x.resolveEnds(mostQueued)
-	return c
 }
 
 // expire drops what is too old to wait or to be remembered.

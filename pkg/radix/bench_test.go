@@ -107,6 +107,7 @@ func branch(x *Index, names []events.BlockHash, every int) {
 // the same fleet without them.
 type hybridCase struct {
 	ranks, blocks, nodes int
+	query                int // blocks; 0: all
 	groups               []windowed
 	keeps                string
 }
@@ -116,7 +117,8 @@ func (c hybridCase) String() string {
 	for _, g := range c.groups {
 		kinds += fmt.Sprintf("_%v%d", g.kind, g.tokens)
 	}
-	return fmt.Sprintf("%dx%d_%dnodes%s_%s", c.ranks, c.blocks, c.nodes, kinds, cmp.Or(c.keeps, "full"))
+	return fmt.Sprintf("%dx%d_%dnodes_%dasked%s_%s", c.ranks, c.blocks, c.nodes, cmp.Or(c.query, c.blocks), kinds,
+		cmp.Or(c.keeps, "full"))
 }
 
 func (c hybridCase) build() (*Index, []events.LocalHash) {
@@ -125,11 +127,12 @@ func (c hybridCase) build() (*Index, []events.LocalHash) {
 	if c.nodes > 1 {
 		branch(x, names, c.blocks/c.nodes)
 	}
-	return x, locals
+	return x, locals[:cmp.Or(c.query, c.blocks)]
 }
 
 func hybridCases() (all []hybridCase) {
-	for _, c := range []hybridCase{{ranks: 64, blocks: 500}, {ranks: 256, blocks: 500}, {ranks: 256, blocks: 15000}} {
+	for _, c := range []hybridCase{{ranks: 64, blocks: 500}, {ranks: 256, blocks: 500},
+		{ranks: 256, blocks: 500, query: 240}, {ranks: 256, blocks: 15000}} {
 		c.nodes = 1
 		all = append(all, c)
 		c.groups = []windowed{sliding}
@@ -142,7 +145,8 @@ func hybridCases() (all []hybridCase) {
 			}
 		}
 	}
-	for _, c := range []hybridCase{{ranks: 64, blocks: 1000, nodes: 20}, {ranks: 256, blocks: 1000, nodes: 20}} {
+	for _, c := range []hybridCase{{ranks: 64, blocks: 1000, nodes: 20}, {ranks: 256, blocks: 1000, nodes: 20},
+		{ranks: 256, blocks: 1000, nodes: 20, query: 725}} {
 		all = append(all, c)
 		for _, c.groups = range [][]windowed{{sliding}, {mamba}, {sliding, longer}} {
 			for _, c.keeps = range []string{"all", "end", "middle", "turns"} {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"reflect"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -131,7 +132,8 @@ func (c *checker) holders() error {
 			slot, tier := slotOf(p.key), planeOf(p.key)
 			count, lead := uint32(0), uint32(0)
 			if tier == planeKnown {
-				if p.lead+p.count+p.bits > 0 || !v.full(uint32(i), device, slot) || v.full(uint32(i), tier, slot) {
+				c.bitSpace += int64(p.words)
+				if p.lead+p.count > 0 || !v.any(uint32(i), device, slot) || v.full(uint32(i), tier, slot) {
 					return fmt.Errorf("node %d: part %+v", i, p)
 				}
 				continue
@@ -162,6 +164,9 @@ func (c *checker) holders() error {
 				return fmt.Errorf("node %d %+v: part %+v: %d held, lead %d", i, n, p, count, lead)
 			}
 		}
+	}
+	for i := range v.ends {
+		c.bitSpace += int64(v.ends[i].words)
 	}
 	if c.partSpace != x.partSpace.used || c.bitSpace != x.bitSpace.used {
 		return fmt.Errorf("space for %d parts and %d words, %d and %d given out", c.partSpace, c.bitSpace, x.partSpace.used,
@@ -274,8 +279,8 @@ func (c *checker) ends() error {
 			return fmt.Errorf("node %d lists %d children of %d", id, count, n.children)
 		}
 		for slot, r := range x.slots {
-			known, ok := x.knownEnd(id, uint32(slot))
-			if !ok {
+			steps := slices.Clone(x.knownEnd(id, uint32(slot)))
+			if len(steps) == 0 {
 				continue
 			}
 			if r == nil || !r.reuse.cuts() {
@@ -284,21 +289,29 @@ func (c *checker) ends() error {
 			held, full := n.depth+n.len, v.full(id, device, uint32(slot))
 			if p := v.part(id, keyOf(uint32(slot), device)); p != nil {
 				held = n.depth + p.lead
+				if p.fit+p.from > 0 && (usable{p.fit - 1, p.from}) != steps[0] {
+					return fmt.Errorf("node %d: slot %d: part %+v of steps %v", id, slot, p, steps)
+				}
 			} else if !full {
 				return fmt.Errorf("node %d: slot %d has no end there, and it is known", id, slot)
 			}
-			if n, _ := x.usable(r, id, held, -1); known.least > known.blocks || n != known.blocks {
-				return fmt.Errorf("node %d: slot %d holds %d, of which %d can be used, not %+v", id, slot, held, n, known)
-			}
-			if len(r.reuse.windows) > 0 && known.least < min(known.blocks, n.depth) {
-				return fmt.Errorf("node %d at depth %d: slot %d: %+v depends on more than ends above", id, n.depth, slot, known)
-			}
-			for n := known.least; n < known.blocks; n++ {
-				if got, _ := x.usable(r, id, n+r.reuse.most, -1); got != n {
-					return fmt.Errorf("node %d: slot %d: of %d blocks %d can be used, but %+v", id, slot, n, got, known)
+			lowest := n.depth + 1 - min(n.depth+1, r.reuse.most)
+			for n, i := held-min(held, r.reuse.most), 0; i < len(steps); n-- {
+				for i < len(steps)-1 && n < steps[i].least {
+					i++
+				}
+				got, _ := x.usable(r, id, n, -1)
+				if n >= steps[i].least && steps[i].blocks != unknown && got != min(n, steps[i].blocks) {
+					return fmt.Errorf("node %d: slot %d: of %d blocks %d can be used, but %v", id, slot, n, got, steps)
+				}
+				if n == 0 || n <= steps[i].least {
+					if s := steps[i]; s.blocks != unknown && (s.least > s.blocks || s.least < min(s.blocks, lowest)) {
+						return fmt.Errorf("node %d: slot %d: %v depend on more than ends above", id, slot, steps)
+					}
+					i++
 				}
 			}
-			for at := id; v.nodes[at].depth > r.reuse.first(known); at = v.nodes[at].parent {
+			for at := id; v.nodes[at].depth > r.reuse.first(steps[len(steps)-1]); at = v.nodes[at].parent {
 				if !v.full(at, planeWatch, uint32(slot)) {
 					return fmt.Errorf("node %d: slot %d: nobody watches node %d", id, slot, at)
 				}

@@ -4,28 +4,34 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+	"sort"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // Where a rank's prefix in device ends, in a node of which it has the first blocks or all, it is known how much of it
-// the rank's engine can use, so that readers need not look at windows. For a part that is kept in the part. Of ranks
-// that have all of a node most agree: it is kept in view.ends, and a bit in planeKnown says who agrees. Each of the
-// others has a part for it in that plane, of no blocks.
+// the rank's engine can use, and how much of each shorter prefix that ends in the node, so that readers need not look
+// at windows: as steps, the longest prefixes first. The first stands in the rank's part of the node, if it has one.
+// Where that is not enough, all of them stand in a part in planeKnown, of no blocks. Of ranks that have all of a node
+// most agree: for them that part is in view.ends, and a bit in planeKnown says who agrees.
 //
-// It depends on the windows' blocks in that node and in nodes above it. Before such a block changes, the ends below
+// A step depends on the windows' blocks in that node and in nodes above it. Before such a block changes, the ends below
 // that depend on it are made unknown; they are found by bits in planeWatch: of a rank, at a node, if an end in the node
 // or below it is known and depends on blocks above the node. What became unknown is queued and worked out after the
-// event. An end that depends on too many nodes, or on one with too many children, stays unknown.
+// event. A step that depends on too many nodes, or on one with too many children, stays unknown, and so do those behind
+// it.
 
 const (
 	mostUp     = 32  // nodes above an end's own on which it may depend
 	mostWide   = 16  // children of such a node
 	mostQueued = 512 // ends worked out after one call of Apply
+	mostSteps  = 33  // of one end
+
+	unknown = 1<<32 - 1 // blocks of a step of which it is not known what can be used
 )
 
-// usable is how many blocks of a prefix an engine can use. If the prefix were shorter it would still be all of it, but
-// for the largest drop, as long as that is at least least.
+// usable is a step: what an engine can use of prefixes of at least least blocks, the largest drop not counted, that are
+// shorter than those of the step before. It is blocks, or all of the prefix if that is less.
 type usable struct{ blocks, least uint32 }
 
 // end is where prefixes of one rank end, or of all: slot is then noSlot.
@@ -40,37 +46,80 @@ func (u *reuse) first(n usable) uint32 {
 	return from
 }
 
-// least completes what can be used of a prefix that ends in a node, by what its windows have in that node.
-func (x *Index) least(r *rank, id, blocks uint32) usable {
-	all := usable{blocks, 0}
-	depth := x.v.nodes[id].depth
+// least is from where on the windows have all that prefixes of up to so many blocks need, which an engine can use; but
+// not less than lowest.
+func (x *Index) least(r *rank, id, blocks, lowest uint32) uint32 {
+	n := min(lowest, blocks)
 	for i := range r.reuse.windows {
-		w, g := &r.reuse.windows[i], depth
-		if p := x.v.part(id, keyOf(r.slot(), w.plane)); p != nil {
-			if g += p.from; p.fit == 0 || depth+p.fit < blocks || w.from(blocks) < g {
-				return usable{blocks, blocks}
-			}
-		} else if !x.v.full(id, w.plane, r.slot()) {
-			return usable{blocks, blocks}
-		}
-		switch {
-		case w.chunk > 0:
-			g = (g + w.chunk - 1) / w.chunk * w.chunk
-		case w.size > 0:
-			g = blocks
-		case g > 0:
-			g += w.need
-		}
-		all.least = min(max(all.least, g), blocks)
+		w := &r.reuse.windows[i]
+		first := x.runStart(w, r.slot(), id, w.from(n), blocks+w.drop)
+		n += uint32(sort.Search(int(blocks-n), func(k int) bool { return w.from(n+uint32(k)) >= first }))
 	}
-	return all
+	return n
 }
 
-// usable is how much of a prefix of so many blocks, which ends in a node, a rank's engine can use. It is false if that
+// runStart is where the blocks before block hi, of which a window of a rank has all, begin. It looks no further than at
+// block lo, and at as many nodes as an end may depend on.
+func (x *Index) runStart(win *window, slot, id, lo, hi uint32) uint32 {
+	v := x.v
+	for up := mostUp; hi > lo; {
+		nd := &v.nodes[id]
+		if nd.depth >= hi {
+			if id = nd.parent; up == 0 || v.nodes[id].children > mostWide {
+				break
+			}
+			up--
+			continue
+		}
+		if v.masks[win.plane] == nil || !v.full(id, win.plane, slot) {
+			p := v.part(id, keyOf(slot, win.plane))
+			if p == nil {
+				break
+			}
+			one := [1]*part{p}
+			if gap := v.last(one[:], false, max(lo, nd.depth)-nd.depth, hi-nd.depth); gap > 0 {
+				return nd.depth + gap
+			}
+		}
+		hi = nd.depth
+	}
+	return hi
+}
+
+// steps works out what a rank's engine can use of its prefix of held blocks, which ends in a node, and of shorter ones.
+func (x *Index) steps(r *rank, id, held uint32) []usable {
+	most, depth := r.reuse.most, x.v.nodes[id].depth
+	lowest := depth + 1 - min(depth+1, most) // a shorter one is the end of a node above
+	x.found = x.found[:0]
+	old := x.knownEnd(id, r.slot())
+	for n := held - min(held, most); len(x.found) < mostSteps; {
+		for len(old) > 0 && old[0].least > n {
+			old = old[1:]
+		}
+		s := usable{unknown, 0}
+		if len(old) > 0 {
+			s = old[0]
+		}
+		if s.blocks == unknown {
+			blocks, ok := x.usable(r, id, n, mostUp)
+			if !ok {
+				break
+			}
+			s = usable{blocks, x.least(r, id, blocks, lowest)}
+		}
+		x.found = append(x.found, usable{min(s.blocks, n), s.least})
+		if s.least <= lowest {
+			break
+		}
+		n = s.least - 1
+	}
+	return x.found
+}
+
+// usable is how much of a prefix of n blocks, which ends in a node, a rank's engine can use. It is false if that
 // depends on nodes further up than so many.
-func (x *Index) usable(r *rank, id, held uint32, up int) (n uint32, ok bool) {
+func (x *Index) usable(r *rank, id, n uint32, up int) (blocks uint32, ok bool) {
 	u := r.reuse
-	n = held - min(held, u.most)
 	for i, agreed := 0, 0; agreed < len(u.windows) && n > 0; i = (i + 1) % len(u.windows) {
 		m, ok := x.fitUp(&u.windows[i], r.slot(), id, n, up)
 		if !ok {
@@ -108,87 +157,136 @@ func (x *Index) fitUp(win *window, slot, id, n uint32, up int) (fit uint32, ok b
 	return n, true
 }
 
-// knownEnd is how much of the prefix that ends in a node a rank can use, if that is known.
-func (x *Index) knownEnd(id, slot uint32) (n usable, ok bool) {
+// knownEnd is what is known of a rank's end in a node. It is overwritten by the next call.
+func (x *Index) knownEnd(id, slot uint32) []usable {
 	if x.v.full(id, planeKnown, slot) {
-		return x.v.ends[id], true
+		return x.stepsIn(&x.v.ends[id])
 	}
-	for _, plane := range [...]int{device, planeKnown} {
-		if p := x.v.part(id, keyOf(slot, plane)); p != nil && p.fit > 0 {
-			return usable{p.fit - 1, p.from}, true
+	for _, plane := range [...]int{planeKnown, device} {
+		if p := x.v.part(id, keyOf(slot, plane)); p != nil && p.fit+p.from > 0 {
+			return x.stepsIn(p)
 		}
 	}
-	return usable{}, false
+	return nil
 }
 
-// endChanged works out a rank's end in an open node, of which its blocks, or its windows', have just changed; if that
-// takes other nodes it is left for later.
-func (x *Index) endChanged(id uint32, r *rank) {
-	if r.reuse.cuts() && !r.unseen && !x.resolve(id, r, 0) {
+// stepsIn is what a part tells of an end. It is overwritten by the next call.
+func (x *Index) stepsIn(p *part) []usable {
+	x.told = x.told[:0]
+	if p.fit+p.from > 0 {
+		x.told = append(x.told, usable{p.fit - 1, p.from})
+		for i := uint32(0); planeOf(p.key) == planeKnown && i < p.words && x.v.bits[p.bits+i] > 0; i++ {
+			word := x.v.bits[p.bits+i]
+			x.told = append(x.told, usable{uint32(word>>32) - 1, uint32(word)})
+		}
+	}
+	return x.told
+}
+
+// putSteps lets a part of an open node tell of an end: one in planeKnown all steps, others the first.
+func (x *Index) putSteps(p *part, steps []usable) {
+	fit, from := uint32(0), uint32(0)
+	if len(steps) > 0 {
+		fit, from = steps[0].blocks+1, steps[0].least
+		steps = steps[1:]
+	}
+	put32(&p.fit, fit)
+	put32(&p.from, from)
+	if planeOf(p.key) != planeKnown {
+		return
+	}
+	if len(steps) == 0 || len(steps) > int(p.words) {
+		x.freeBits(p)
+	}
+	if p.bits == 0 && len(steps) > 0 {
+		at, words := x.allocateBits(64 * uint32(len(steps)))
+		put32(&p.bits, at)
+		put32(&p.words, words)
+	}
+	for i := range p.words {
+		word := uint64(0)
+		if int(i) < len(steps) {
+			word = uint64(steps[i].blocks+1)<<32 | uint64(steps[i].least)
+		}
+		put64(&x.v.bits[p.bits+i], word)
+	}
+}
+
+// endChanged makes what depends, of a rank's end in an open node, on blocks from lo up to hi of it, which have just
+// come or gone in a plane, unknown until the event is through.
+func (x *Index) endChanged(id, lo, hi uint32, r *rank, plane int) {
+	if r.reuse.cuts() && !r.unseen {
+		depth := x.v.nodes[id].depth
+		if hi += depth; plane == device { // the end is another one now
+			hi = unknown
+		}
+		x.forgetEnd(id, depth+lo, hi, r)
 		x.later(id, r.slot())
 	}
 }
 
-// resolve works out a rank's end in an open node, and reports whether it could.
-func (x *Index) resolve(id uint32, r *rank, up int) bool {
-	v, nd := x.v, &x.v.nodes[id]
-	p := v.part(id, keyOf(r.slot(), device))
-	full := p == nil && v.full(id, device, r.slot())
+// resolve works out a rank's end in an open node.
+func (x *Index) resolve(id uint32, r *rank) {
+	slot, nd := r.slot(), &x.v.nodes[id]
+	p := x.v.part(id, keyOf(slot, device))
+	full := p == nil && x.v.full(id, device, slot)
 	if p == nil && !full {
-		return true
+		return
 	}
 	held := nd.depth + nd.len
 	if p != nil {
 		held = nd.depth + p.lead
 	}
-	blocks, ok := x.usable(r, id, held, up)
-	n := usable{}
-	if ok {
-		n = x.least(r, id, blocks)
-		first := r.reuse.first(n)
-		for at := id; v.nodes[at].depth > first; at = v.nodes[at].parent {
-			x.setFull(at, planeWatch, r.slot(), true)
+	steps := x.steps(r, id, held)
+	if len(steps) > 0 {
+		first := r.reuse.first(steps[len(steps)-1])
+		for at := id; x.v.nodes[at].depth > first; at = x.v.nodes[at].parent {
+			x.setFull(at, planeWatch, slot, true)
 		}
 	}
-	fit := part{key: keyOf(r.slot(), device)}
-	if ok {
-		fit.fit, fit.from = n.blocks+1, n.least
-	}
+	agrees := false
 	if full {
-		if ok && x.kin[id].misses >= 0 && x.nobodyKnown(id) {
-			x.putEnd(id, n)
+		if len(steps) > 0 && x.kin[id].misses >= 0 && x.nobodyKnown(id) {
+			x.putEnd(id, steps)
 		}
-		agrees := ok && v.ends[id] == n
-		x.setFull(id, planeKnown, r.slot(), agrees)
-		fit.key = keyOf(r.slot(), planeKnown)
-		p = v.part(id, fit.key)
-		switch {
-		case agrees && p != nil:
-			x.dropPart(id, p)
-			return true
-		case agrees:
-			return true
-		case p == nil && ok:
-			x.addPart(id, fit)
-			p = x.v.part(id, fit.key)
-		}
-		if k := &x.kin[id]; ok {
+		agrees = len(steps) > 0 && slices.Equal(steps, x.stepsIn(&x.v.ends[id]))
+		x.setFull(id, planeKnown, slot, agrees)
+		if k := &x.kin[id]; len(steps) > 0 && !agrees {
 			if k.misses++; 2*int(k.misses) > x.countFull(id) {
 				k.misses = 0
 				x.later(id, noSlot)
 			}
 		}
 	}
-	if p != nil {
-		put32(&p.fit, fit.fit)
-		put32(&p.from, fit.from)
-	}
-	return ok
+	x.tell(id, slot, steps, agrees)
 }
 
-func (x *Index) putEnd(id uint32, n usable) {
-	put32(&x.v.ends[id].blocks, n.blocks)
-	put32(&x.v.ends[id].least, n.least)
+// tell lets an open node tell of a rank's end: in its part in device, if it has one, and in one in planeKnown if it
+// needs one, as it does not agree with others.
+func (x *Index) tell(id, slot uint32, steps []usable, agrees bool) {
+	own := !agrees && len(steps) > 0
+	if p := x.v.part(id, keyOf(slot, device)); p != nil {
+		x.putSteps(p, steps)
+		own = len(steps) > 1
+	}
+	key := keyOf(slot, planeKnown)
+	p := x.v.part(id, key)
+	if p == nil && own {
+		x.addPart(id, part{key: key})
+		p = x.v.part(id, key)
+	}
+	switch {
+	case p != nil && (own || len(steps) == 0): // it will be needed again
+		x.putSteps(p, steps)
+	case p != nil:
+		x.dropPart(id, p)
+	}
+}
+
+// putEnd sets on what those agree who have all of an open node.
+func (x *Index) putEnd(id uint32, steps []usable) {
+	put32(&x.v.ends[id].key, keyOf(0, planeKnown))
+	x.putSteps(&x.v.ends[id], steps)
 }
 
 func (x *Index) nobodyKnown(id uint32) bool {
@@ -231,7 +329,7 @@ func (x *Index) resolveEnds(most int) {
 		if e.slot == noSlot {
 			most -= x.resolveAll(e.node)
 		} else if r := x.slots[e.slot]; r != nil && r.reuse.cuts() {
-			x.resolve(e.node, r, mostUp)
+			x.resolve(e.node, r)
 		}
 	}
 	if open != 0 {
@@ -244,7 +342,8 @@ func (x *Index) resolveEnds(most int) {
 // It returns how many ends there are.
 func (x *Index) resolveAll(id uint32) (count int) {
 	v, n := x.v, &x.v.nodes[id]
-	most, votes := usable{}, 0
+	votes := 0
+	x.most = x.most[:0]
 	for w, word := range v.row(device, id) {
 		for ; word != 0; word &= word - 1 {
 			r := x.slots[w<<6+bits.TrailingZeros64(word)]
@@ -252,12 +351,12 @@ func (x *Index) resolveAll(id uint32) (count int) {
 				continue
 			}
 			count++
-			blocks, ok := x.usable(r, id, n.depth+n.len, mostUp)
-			if n := x.least(r, id, blocks); ok && votes == 0 {
-				most, votes = n, 1
-			} else if ok && n == most {
+			switch steps := x.steps(r, id, n.depth+n.len); {
+			case votes == 0:
+				x.most, votes = append(x.most[:0], steps...), 1
+			case slices.Equal(steps, x.most):
 				votes++
-			} else if votes > 0 {
+			default:
 				votes--
 			}
 		}
@@ -267,11 +366,11 @@ func (x *Index) resolveAll(id uint32) (count int) {
 		put64(&known[w], 0)
 	}
 	x.kin[id].misses = math.MinInt32 // so that nothing else is agreed on meanwhile
-	x.putEnd(id, most)
+	x.putEnd(id, x.most)
 	for w, word := range v.row(device, id) {
 		for ; word != 0; word &= word - 1 {
 			if r := x.slots[w<<6+bits.TrailingZeros64(word)]; r.reuse.cuts() {
-				x.resolve(id, r, mostUp)
+				x.resolve(id, r)
 			}
 		}
 	}
@@ -283,7 +382,7 @@ func (x *Index) resolveAll(id uint32) (count int) {
 		}
 		if r := x.slots[slotOf(p.key)]; r.reuse.cuts() {
 			count++
-			x.resolve(id, r, mostUp)
+			x.resolve(id, r)
 		}
 	}
 	return count
@@ -298,8 +397,8 @@ func (x *Index) windowChanges(id, hi uint32, r *rank, plane int) {
 }
 
 // forgetBelow makes ends of a rank below a node unknown that depend on blocks before block hi of the prefix. The longer
-// a prefix, the more of it can be used, and the later begins what it depends on (see inNode): so below an end that
-// stays known all do. It reports whether there may be such ends.
+// a prefix, the more of it can be used, and the later begins what it depends on: so below an end that stays known all
+// do. It reports whether there may be such ends.
 func (x *Index) forgetBelow(id uint32, r *rank, hi uint32) (some bool) {
 	if x.v.nodes[id].children > mostWide {
 		return false
@@ -315,28 +414,53 @@ func (x *Index) forgetBelow(id uint32, r *rank, hi uint32) (some bool) {
 
 // forgetEnds does so in a node and below it.
 func (x *Index) forgetEnds(id uint32, r *rank, hi uint32) {
-	if n, ok := x.knownEnd(id, r.slot()); ok {
-		if r.reuse.first(n) >= hi {
+	if steps := x.knownEnd(id, r.slot()); len(steps) > 0 {
+		above := steps[0].blocks != unknown && r.reuse.first(steps[0]) >= hi
+		if r.reuse.first(steps[len(steps)-1]) < hi {
+			x.lock(id)
+			x.forgetEnd(id, 0, hi, r)
+			x.unlock(id)
+			x.later(id, r.slot())
+		}
+		if above {
 			return
 		}
-		x.lock(id)
-		x.forgetEnd(id, r.slot())
-		x.unlock(id)
-		x.later(id, r.slot())
 	}
-	if !x.forgetBelow(id, r, hi) {
+	if !x.forgetBelow(id, r, hi) && len(x.knownEnd(id, r.slot())) == 0 {
 		x.setFull(id, planeWatch, r.slot(), false)
 	}
 }
 
-// forgetEnd makes a rank's end in an open node unknown.
-func (x *Index) forgetEnd(id, slot uint32) {
+// forgetEnd makes what depends, of a rank's end in an open node, on blocks from lo up to hi of the prefix unknown. What
+// is left are the steps that need none before hi, and those up to where none behind lo is needed.
+func (x *Index) forgetEnd(id, lo, hi uint32, r *rank) {
+	steps, keep := x.knownEnd(id, r.slot()), 0
+	for keep < len(steps) && r.reuse.first(steps[keep]) >= hi {
+		keep++
+	}
+	if keep == len(steps) && keep > 0 {
+		return
+	}
+	x.kept = append(x.kept[:0], steps[:keep]...)
+	rest := steps[keep:]
+	for len(rest) > 0 && (lo <= r.reuse.most || rest[0].least > lo-r.reuse.most) {
+		rest = rest[1:]
+	}
+	if len(rest) > 0 && keep+len(rest) > 1 { // else it is worked out as fast as it is kept
+		x.kept = append(append(x.kept, usable{unknown, lo - r.reuse.most + 1}), rest...)
+	}
+	x.setFull(id, planeKnown, r.slot(), false)
+	x.tell(id, r.slot(), x.kept, false)
+}
+
+// dropEnd forgets a rank's end in an open node that it leaves, or holds otherwise from now on.
+func (x *Index) dropEnd(id, slot uint32) {
+	if x.v.masks[planeKnown] == nil {
+		return
+	}
 	x.setFull(id, planeKnown, slot, false)
-	for _, plane := range [...]int{device, planeKnown} {
-		if p := x.v.part(id, keyOf(slot, plane)); p != nil {
-			put32(&p.fit, 0)
-			put32(&p.from, 0)
-		}
+	if p := x.v.part(id, keyOf(slot, planeKnown)); p != nil {
+		x.dropPart(id, p)
 	}
 }
 
@@ -359,7 +483,7 @@ func (x *Index) tooWide(id uint32) {
 func (x *Index) forgetRank(r *rank) {
 	if r.reuse.cuts() {
 		for _, id := range r.nodes {
-			x.forgetEnd(id, r.slot())
+			x.forgetEnd(id, 0, unknown, r)
 		}
 	}
 	r.unseen = true
@@ -375,18 +499,8 @@ func (x *Index) showRank(r *rank) {
 	}
 }
 
-// inNode is an end of a node at a depth. What it depends on begins in the node, or as late as its blocks allow: else an
-// end further down might depend on more than one that is passed first, and forgetEnds would stop there. (Without
-// windows it depends on nothing.)
-func (n usable) inNode(depth uint32) usable {
-	if n.least < depth {
-		n.least = n.blocks
-	}
-	return n
-}
-
-// splitEnds brings ends in line after a node was split: those in the rest can be used as before, those in head are
-// unknown.
+// splitEnds makes the ends in a node that was split, and in its head, unknown until the event is through, and brings in
+// line who depends on blocks above them.
 func (x *Index) splitEnds(head, id uint32) {
 	v := x.v
 	if v.masks[planeWatch] == nil {
@@ -394,24 +508,15 @@ func (x *Index) splitEnds(head, id uint32) {
 	}
 	watch := v.row(planeWatch, id)
 	copy(v.row(planeWatch, head), watch)
-	add := func(row []uint64) {
-		for w, word := range row {
-			watch[w] |= word
-		}
-	}
-	add(v.row(planeKnown, id))
 	if v.nodes[id].children <= mostWide {
 		for c := x.kin[id].child; c != 0; c = x.kin[c].next {
-			add(v.row(planeWatch, c))
+			for w, word := range v.row(planeWatch, c) {
+				watch[w] |= word
+			}
 		}
 	}
-	depth := v.nodes[id].depth
-	x.putEnd(id, v.ends[id].inNode(depth))
-	for i := range v.nodes[id].nparts {
-		if p := &v.parts[v.nodes[id].parts+i]; (planeOf(p.key) == device || planeOf(p.key) == planeKnown) && p.fit > 0 {
-			watch[slotOf(p.key)>>6] |= 1 << (slotOf(p.key) & 63)
-			put32(&p.from, usable{p.fit - 1, p.from}.inNode(depth).least)
-		}
+	for w := range watch {
+		put64(&v.row(planeKnown, id)[w], 0)
 	}
 	x.later(head, noSlot)
 	x.later(id, noSlot)

@@ -18,7 +18,8 @@ type part struct {
 
 	// Summaries for ranks with windows; 0 if there is none. In a window's plane, in blocks from the node's start: the
 	// longest prefix for which the window has all it needs in this node, and the first block of the run that it ends.
-	// In device: how much of the prefix that ends after lead blocks can be used, as in usable, plus one, and its least.
+	// In device, and in planeKnown: of the prefix that ends after lead blocks, or after the node, the first step (see
+	// usable), its blocks plus one and its least. In planeKnown bits are the other steps, one a word.
 	fit, from uint32
 }
 
@@ -42,6 +43,12 @@ func (v *view) part(id uint32, key uint32) *part {
 		return &list[i]
 	}
 	return nil
+}
+
+// heldParts is a node's parts but for those in planeKnown, which hold nothing.
+func (v *view) heldParts(n *node) []part {
+	list := v.parts[n.parts : n.parts+n.nparts]
+	return list[:search(list, keyOf(0, planeKnown))]
 }
 
 // search is the position of the first part in a node's list whose key is not below key.
@@ -130,8 +137,9 @@ func (x *Index) extent(id uint32) uint32 {
 		}
 	}
 	far := uint32(0)
-	for i := range v.parts[n.parts : n.parts+n.nparts] {
-		p := &v.parts[int(n.parts)+i]
+	list := v.heldParts(n)
+	for i := range list {
+		p := &list[i]
 		far = max(far, p.lead)
 		for w := p.words; p.bits != 0 && w<<6 > far; w-- {
 			if word := v.bits[p.bits+w-1]; word != 0 {
@@ -149,11 +157,8 @@ func (x *Index) setFull(id uint32, tier int, slot uint32, on bool) {
 		put64(w, *w|1<<(slot&63))
 	} else {
 		put64(w, *w&^(1<<(slot&63)))
-		if tier == device && x.v.masks[planeKnown] != nil {
-			x.setFull(id, planeKnown, slot, false)
-			if p := x.v.part(id, keyOf(slot, planeKnown)); p != nil {
-				x.dropPart(id, p)
-			}
+		if tier == device {
+			x.dropEnd(id, slot)
 		}
 	}
 }
@@ -232,14 +237,17 @@ func putPart(to, p *part) {
 // dropPart takes a part out of a node's list, and gives its bitmap back. The node is open.
 func (x *Index) dropPart(id uint32, p *part) {
 	x.freeBits(p)
-	n := &x.v.nodes[id]
+	n, key := &x.v.nodes[id], p.key
 	list := x.v.parts[n.parts : n.parts+n.nparts]
-	i, rest := search(list, p.key), n.nparts-1
+	i, rest := search(list, key), n.nparts-1
 	putParts(list[i:], list[i+1:])
 	if rest&(rest-1) == 0 { // fits half the capacity exactly, or is empty
 		x.moveParts(n, rest, rest)
 	}
 	put32(&n.nparts, rest)
+	if planeOf(key) == device {
+		x.dropEnd(id, slotOf(key))
+	}
 }
 
 // allocator gives out places of 1, 2, 4... elements in an array, and takes them back.
@@ -399,7 +407,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 		x.joins(id, r)
 		if lo == 0 && hi == n.len {
 			x.setFull(id, tier, r.slot(), true)
-			x.endChanged(id, r)
+			x.endChanged(id, lo, hi, r, tier)
 			return hi
 		}
 		fresh := part{key: key, count: hi - lo}
@@ -411,7 +419,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 		}
 		x.fitAdded(&fresh, &n, lo)
 		x.addPart(id, fresh)
-		x.endChanged(id, r)
+		x.endChanged(id, lo, hi, r, tier)
 		return hi - lo
 	}
 	was := p.count
@@ -441,15 +449,15 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 	added := p.count - was
 	x.fitAdded(p, &n, lo)
 	x.settle(id, p)
-	x.endChanged(id, r)
+	x.endChanged(id, lo, hi, r, tier)
 	return added
 }
 
 // unmark takes blocks from lo up to hi of an open node from a rank that holds them all.
 func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 	n := x.v.nodes[id]
+	x.windowChanges(id, hi, r, tier) // it may move parts
 	p := x.v.part(id, keyOf(r.slot(), tier))
-	x.windowChanges(id, hi, r, tier)
 	if p == nil {
 		x.setFull(id, tier, r.slot(), false)
 		if lo > 0 || hi < n.len {
@@ -463,7 +471,7 @@ func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 			rest.fit, rest.from = x.fitOf(&rest, &n, n.len)
 			x.addPart(id, rest)
 		}
-		x.endChanged(id, r)
+		x.endChanged(id, lo, hi, r, tier)
 		return
 	}
 	if p.bits == 0 && hi < p.lead {
@@ -478,7 +486,7 @@ func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 		x.fitRemoved(p, &n, lo, hi)
 	}
 	x.settle(id, p)
-	x.endChanged(id, r)
+	x.endChanged(id, lo, hi, r, tier)
 }
 
 // joins notes that a rank, which holds nothing of a node in the tier in hand, is about to hold some of it.
@@ -523,8 +531,8 @@ func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 				slot := uint32(w<<6 + bits.TrailingZeros64(word))
 				p := part{key: keyOf(slot, t), lead: n.len, count: n.len}
 				p.fit, p.from = x.fitOf(&p, &n, n.len)
-				if e, ok := x.knownEnd(id, slot); ok && t == device {
-					p.fit, p.from = e.blocks+1, e.least
+				if t == device {
+					x.later(id, slot)
 				}
 				x.setFull(id, t, slot, false)
 				x.addPart(id, p)
@@ -533,7 +541,7 @@ func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 	}
 	put32(&x.v.nodes[id].len, n.len+by)
 	if r != nil {
-		x.endChanged(id, r)
+		x.endChanged(id, n.len, n.len+by, r, device)
 	}
 }
 
@@ -578,7 +586,7 @@ func (x *Index) splitHolders(head, id uint32, off uint32) {
 func (x *Index) splitPart(head, id, off, rest uint32, p part) {
 	r, tier := x.slots[slotOf(p.key)], planeOf(p.key)
 	if tier == planeKnown {
-		x.addPart(id, p)
+		x.freeBits(&p)
 		return
 	}
 	first := part{key: p.key, lead: min(p.lead, off)}
@@ -620,9 +628,6 @@ func (x *Index) splitPart(head, id, off, rest uint32, p part) {
 				x.freeBits(&half.part)
 			}
 			half.fit, half.from = x.fitOf(&half.part, &x.v.nodes[half.id], half.len)
-			if half.id == id && tier == device && p.lead >= off { // it ends where it did
-				half.fit, half.from = p.fit, p.from
-			}
 			x.addPart(half.id, half.part)
 		}
 	}

@@ -60,6 +60,8 @@ type Index struct {
 	spots             []spot
 	marksOn, marksOff []uint64
 	ends              []end // that are not known, to be worked out
+	found, told, kept []usable
+	most              []usable
 }
 
 const hiding = 1 << 63

@@ -41,9 +41,31 @@ func (w *walk) cutRank(o *Overlap, u *reuse) {
 		}
 		tiers |= seen & (1 << t)
 		held += o.Depth[t]
-		n := w.longest(u, slot, tiers, len(w.path)-1, held-min(held, u.most))
+		n := held - min(held, u.most)
+		if before < n {
+			n = w.usable(u, slot, tiers, held, n)
+		}
 		o.Depth[t], before = n-before, n
 	}
+}
+
+// usable is longest for a prefix of held blocks in some tiers. In device mostly the writer knows it.
+func (w *walk) usable(u *reuse, slot uint32, tiers TierSet, held, n uint32) uint32 {
+	if tiers == 1<<device {
+		at, fit := w.stopOf(held-1), uint32(0)
+		s := &w.path[at]
+		if w.v.hasAll(s, planeKnown, slot) {
+			fit = w.v.known(&w.v.ends[s.id], n)
+		} else if p := s.part(w.v, keyOf(slot, planeKnown)); p != nil {
+			fit = w.v.known(p, n)
+		} else if p := s.part(w.v, keyOf(slot, device)); p != nil {
+			fit = w.v.known(p, n)
+		}
+		if fit > 0 {
+			return fit - 1
+		}
+	}
+	return w.longest(u, slot, tiers, len(w.path)-1, n)
 }
 
 // seen is the tiers of a rank that readers may look at: all but those that are being cleared.
@@ -313,14 +335,14 @@ func (w *walk) endLimited(u *reuse, word int, set uint64, at, held uint32, out *
 		at--
 	}
 	id, n := w.path[at].id, held-min(held, u.most)
-	if end := &w.v.ends[id]; n >= atomic.LoadUint32(&end.least) {
-		known := set & atomic.LoadUint64(&w.v.masks[planeKnown][int(id)*w.v.stride+word])
-		if blocks := min(n, atomic.LoadUint32(&end.blocks)); known != 0 && blocks > 0 {
-			w.emit(word, known, blocks, out)
+	agree := set & atomic.LoadUint64(&w.v.masks[planeKnown][int(id)*w.v.stride+word])
+	if fit := w.v.known(&w.v.ends[id], n); agree != 0 && fit > 0 {
+		if fit > 1 {
+			w.emit(word, agree, fit-1, out)
 		}
-		set &^= known
+		set &^= agree
 	}
-	for _, plane := range [...]int{device, planeKnown} {
+	for _, plane := range [...]int{planeKnown, device} {
 		if stop := &w.path[at]; set != 0 && stop.nparts > 0 {
 			list := rowOf(w.v.parts[stop.parts:stop.parts+stop.nparts], plane, word)
 			set = w.endKnown(list, word, set, n, out)
@@ -352,18 +374,46 @@ func (w *walk) endKnown(list []part, word int, set uint64, n uint32, out *Answer
 	ranks := slices.Grow(out.Ranks, 64)[:k+64]
 	for i := range list {
 		p := &list[i]
-		slot, fit := atomic.LoadUint32(&p.key)&63, atomic.LoadUint32(&p.fit)
-		if set>>slot&1 == 0 || fit == 0 || n < atomic.LoadUint32(&p.from) {
+		slot := atomic.LoadUint32(&p.key) & 63
+		if set>>slot&1 == 0 {
 			continue
 		}
-		if set &^= 1 << slot; min(fit-1, n) > 0 {
+		fit := w.v.known(p, n)
+		if fit == 0 {
+			continue
+		}
+		if set &^= 1 << slot; fit > 1 {
 			ranks[k].Rank = RankID(atomic.LoadUint32(&ids[slot]))
-			ranks[k].Depth = [events.NumTiers]uint32{min(fit-1, n)}
+			ranks[k].Depth = [events.NumTiers]uint32{fit - 1}
 			k++
 		}
 	}
 	out.Ranks = ranks[:k]
 	return set
+}
+
+// known is how much of n blocks can be used, plus one, by what a part tells of an end where they end or further on; 0
+// if it does not tell.
+func (v *view) known(p *part, n uint32) uint32 {
+	if n >= atomic.LoadUint32(&p.from) {
+		return min(atomic.LoadUint32(&p.fit), n+1)
+	}
+	return v.further(p, n)
+}
+
+// further is known for prefixes that end before the first step.
+func (v *view) further(p *part, n uint32) uint32 {
+	if planeOf(atomic.LoadUint32(&p.key)) == planeKnown {
+		first, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
+		if first != 0 && uint64(first)+uint64(words) <= uint64(len(v.bits)) {
+			for i := range min(words, mostSteps) {
+				if word := atomic.LoadUint64(&v.bits[first+i]); n >= uint32(word) {
+					return min(uint32(word>>32), n+1)
+				}
+			}
+		}
+	}
+	return 0
 }
 
 // agree appends ranks to the answer if all windows have agreed on their prefix, and else leaves them in todo.

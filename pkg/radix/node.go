@@ -20,8 +20,8 @@ type view struct {
 	nodes []node
 	// by plane and node, stride words each: the ranks that hold all of it; nil for a plane that nobody uses
 	masks  [planeWatch + 1][]uint64
-	planes int      // all of holders that are in use are below it
-	ends   []usable // by node: on what those who have all of it agree; see ends.go
+	planes int    // all of holders that are in use are below it
+	ends   []part // by node: on what those who have all of it agree; see ends.go
 	stride int
 	parts  []part
 	bits   []uint64 // bitmaps of parts
@@ -168,7 +168,7 @@ func (x *Index) growNodes() {
 			}
 		}
 		if v.ends != nil {
-			v.ends = append(make([]usable, 0, size), v.ends...)[:size]
+			v.ends = append(make([]part, 0, size), v.ends...)[:size]
 		}
 	})
 	x.kin = append(make([]kin, 0, size), x.kin...)[:size]

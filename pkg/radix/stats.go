@@ -42,7 +42,7 @@ func (x *Index) Stats() (s Stats) {
 	v := x.v
 	s.Bytes.Blocks = x.locals.bytes() + x.engines.bytes() + x.slabs.bytes() + int64(len(x.freeSlab.words))*8
 	s.Bytes.Names = own + x.shared.bytes() + int64(len(x.sharedElse))*40
-	s.Bytes.Nodes = int64(len(v.nodes))*(32+16) + int64(len(v.edges)+len(v.ends))*8
+	s.Bytes.Nodes = int64(len(v.nodes))*(32+16) + int64(len(v.edges))*8 + int64(len(v.ends))*28
 	for _, m := range v.masks {
 		s.Bytes.Nodes += int64(len(m)) * 8
 	}
@@ -68,7 +68,7 @@ func (x *Index) alive(id uint32) uint32 {
 		}
 	}
 	lead := uint32(0)
-	list := v.parts[n.parts : n.parts+n.nparts]
+	list := v.heldParts(n)
 	for i := range list {
 		lead = max(lead, list[i].lead)
 	}

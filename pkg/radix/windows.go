@@ -143,7 +143,7 @@ func (x *Index) learnReuse(r *rank) {
 		if len(v.kinds) == 0 {
 			v.reuse = nil
 		} else if v.ends == nil {
-			v.ends = make([]usable, len(v.nodes))
+			v.ends = make([]part, len(v.nodes))
 			v.masks[planeKnown] = make([]uint64, len(v.nodes)*v.stride)
 			v.masks[planeWatch] = make([]uint64, len(v.nodes)*v.stride)
 		}

@@ -484,3 +484,41 @@ func TestWindowWithoutBlocks(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestEndBeforeItIsKnown asks for a rank that has just got or lost blocks, before it is worked out anew how much of its
+// prefix can be used.
+func TestEndBeforeItIsKnown(t *testing.T) {
+	x := New(Config{})
+	locals, names := chain(1, 20)
+	x.Apply(x.AddRank(0, 16), 0, []events.Event{stored(locals, names)})
+	id := x.AddRank(0, 16)
+	x.Apply(id, 0, []events.Event{stored(locals[:10], names[:10]), {Kind: events.Stored, Tier: events.Device, Group: 1,
+		Attention: events.AttentionMamba, Blocks: []events.BlockHash{names[1], names[4], names[9]}}})
+	for _, c := range []struct {
+		e    events.Event
+		want uint32
+	}{
+		{removed(names[3]), 2},
+		{stored(locals[3:4], names[3:4], names[2]), 10},
+		{removed(names[7:]...), 5},
+		{stored(locals[7:12], names[7:12], names[6]), 10},
+		{removed(names[0]), 0},
+	} {
+		x.change(x.rank(id), 0, []events.Event{c.e}, &Counts{})
+		for range 2 {
+			var a Answer
+			x.Match(0, locals, nil, &a)
+			got := uint32(0)
+			for _, o := range a.Ranks {
+				if o.Rank == id {
+					got = o.Depth[0]
+				}
+			}
+			if got != c.want {
+				t.Errorf("after %v of %d blocks: %d, want %d", c.e.Kind, len(c.e.Blocks), got, c.want)
+			}
+			healthy(t, x)
+			x.resolveEnds(1)
+		}
+	}
+}
