@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -27,11 +28,46 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
 	}
-	a, err := s.scatter.Find(ctx, q)
+	a, err := findRanks(ctx, q, s.scatter.Find)
 	if err == nil && !q.Raw {
 		s.registry.MarkAnswer(a)
 	}
 	return a, err
+}
+
+// findRanks restricts an answer to the ranks that the query names, if it names any. What is asked are their workers,
+// and idle ones too, to tell a rank that holds nothing from one that is not there; so nodes of any version can share
+// it.
+func findRanks(
+	ctx context.Context, q *api.Query, find func(context.Context, *api.Query) (*api.Answer, error),
+) (*api.Answer, error) {
+	if q.Ranks == nil {
+		return find(ctx, q)
+	}
+	asked, wanted := *q, map[api.RankPlace]bool{}
+	asked.Ranks, asked.Idle, asked.Workers = nil, true, nil
+	for _, r := range q.Ranks {
+		wanted[r] = true
+		if !slices.Contains(asked.Workers, r.Instance) {
+			asked.Workers = append(asked.Workers, r.Instance)
+		}
+	}
+	a, err := find(ctx, &asked)
+	if err != nil {
+		return nil, err
+	}
+	a.Workers = slices.DeleteFunc(a.Workers, func(o api.Overlap) bool {
+		return !wanted[api.RankPlace{Instance: o.Instance, Rank: o.Rank}]
+	})
+	why := a.Reason
+	switch {
+	case len(a.Workers) == 0:
+		why = api.ReasonNotAllowed
+	case why == "": // of workers whose other ranks hold something
+		why = api.ReasonNotCached
+	}
+	a.Finish(q.Idle, why)
+	return a, nil
 }
 
 // Workers lists the ranks that any node knows, with their leases.
@@ -144,7 +180,7 @@ func (s *Server) snapshotOf(ctx context.Context, name string) (*api.SnapshotList
 type own struct{ s *Server }
 
 func (o own) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
-	return o.s.node.Find(ctx, q)
+	return findRanks(ctx, q, o.s.node.Find)
 }
 
 func (o own) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {

@@ -58,6 +58,10 @@ type Query struct {
 	// Workers restricts the answer to these instances.
 	Workers []events.WorkerID `json:"workers,omitzero" msgpack:"workers,omitempty"`
 
+	// Ranks restricts the answer to these ranks, in place of Workers. The node that is asked sees to it: nodes ask each
+	// other for the ranks' workers.
+	Ranks []RankPlace `json:"ranks,omitzero" msgpack:"ranks,omitempty"`
+
 	// Partitions restricts the question to workers of these partitions: it is how nodes share a query. An answer then
 	// says of each whether it was looked at (Answer.Partitions) or could not be (Answer.Missing).
 	Partitions []events.Partition `json:"partitions,omitzero" msgpack:"partitions,omitempty"`

@@ -249,6 +249,10 @@ func (q *Query) Check() error {
 		return Errorf(CodeMalformed, "hashed is an empty list; it has one element for each way of reading ahead")
 	case q.Workers != nil && len(q.Workers) == 0:
 		return Errorf(CodeMalformed, "workers is an empty list, which allows none; leave it out to allow all")
+	case q.Ranks != nil && len(q.Ranks) == 0:
+		return Errorf(CodeMalformed, "ranks is an empty list, which allows none; leave it out to allow all")
+	case q.Ranks != nil && q.Workers != nil:
+		return Errorf(CodeMalformed, "the query has workers and ranks; give one of them")
 	case q.Partitions != nil && len(q.Partitions) == 0:
 		return Errorf(CodeMalformed, "partitions is an empty list; leave it out to look at all")
 	case len(q.Hashed) > maxHashed:

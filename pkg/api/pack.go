@@ -195,6 +195,14 @@ func packQuery(q *Query, more int) []byte {
 			return msgp.AppendStr(p, string(w))
 		})
 	}
+	if q.Ranks != nil {
+		p = appendList(p, m, "ranks", q.Ranks, func(p packer, r RankPlace) packer {
+			m := p.object()
+			p.putText(m, "instance", string(r.Instance))
+			p.putNumber(m, "rank", uint64(r.Rank))
+			return p
+		})
+	}
 	if q.Partitions != nil {
 		p = appendList(p, m, "partitions", q.Partitions, appendNumber)
 	}

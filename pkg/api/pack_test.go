@@ -69,6 +69,12 @@ func randomQuery(rng *rand.Rand) *Query {
 	if len(q.Partitions) == 0 {
 		q.Partitions = nil
 	}
+	if rng.IntN(4) == 0 {
+		q.Ranks = some(rng, 20, func() RankPlace { return RankPlace{events.WorkerID("w" + words(rng)), events.Rank(u32())} })
+	}
+	if len(q.Ranks) == 0 {
+		q.Ranks = nil
+	}
 	return q
 }
 

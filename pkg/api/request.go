@@ -199,7 +199,8 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 
 var (
 	queryFields = []string{
-		"model", "block_size", "tokens", "hashes", "hashed", "lora_name", "cache_salt", "workers", "partitions",
+		"model", "block_size", "tokens", "hashes", "hashed", "lora_name", "cache_salt", "workers", "ranks",
+		"partitions",
 		"min_seq", "explain", "idle", "l3", "l3_timeout_ms",
 	}
 	hashedFields  = []string{"lookahead", "hashes"}
@@ -248,6 +249,17 @@ func (r *reader) query(field string, q *Query) error {
 			var name string
 			err := r.string("", &name)
 			q.Workers = append(q.Workers, events.WorkerID(name))
+			return err
+		})
+	case "ranks":
+		q.Ranks = []RankPlace{}
+		return r.each(field, func() error {
+			var at RankPlace
+			err := readRankPlace(r, "", &at)
+			if err == nil && at.Instance == "" {
+				return Errorf(CodeMalformed, "%s names no instance", r.name(""))
+			}
+			q.Ranks = append(q.Ranks, at)
 			return err
 		})
 	case "partitions":
@@ -301,11 +313,20 @@ func readWorkersField(r *reader, field string, w *WorkersRequest) error {
 		return err
 	}
 	w.After = &RankPlace{}
-	return r.fields(field, rankFields, func(field string) error {
+	return readRankPlace(r, field, w.After)
+}
+
+// readRankPlace reads the object that is within a field, or is an element of a list.
+func readRankPlace(r *reader, within string, to *RankPlace) error {
+	prefix := within
+	if prefix != "" {
+		prefix += "."
+	}
+	return r.fields(within, rankFields, func(field string) error {
 		if field == "instance" {
-			return r.string("after."+field, (*string)(&w.After.Instance))
+			return r.string(prefix+field, (*string)(&to.Instance))
 		}
-		return r.uint32("after."+field, (*uint32)(&w.After.Rank))
+		return r.uint32(prefix+field, (*uint32)(&to.Rank))
 	})
 }
 

@@ -274,6 +274,8 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 			out.CacheSalt = u.validText()
 		case "workers":
 			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.validText()) })
+		case "ranks":
+			out.Ranks = listOf(&u, func() RankPlace { return u.rankPlace(unknown) })
 		case "partitions":
 			out.Partitions = listOf(&u, u.partition)
 		case "min_seq":
@@ -329,6 +331,22 @@ func (u *unpacker) minSeq(unknown UnknownFields) (m PartitionSeq) {
 	})
 	u.want(known == 2) // a place has both
 	return m
+}
+
+func (u *unpacker) rankPlace(unknown UnknownFields) (p RankPlace) {
+	known := u.object(func(name []byte) bool {
+		switch string(name) {
+		case "instance":
+			p.Instance = events.WorkerID(u.validText())
+		case "rank":
+			p.Rank = events.Rank(u.uint32())
+		default:
+			return u.ignore(name, unknown)
+		}
+		return true
+	})
+	u.want(known == 2 && p.Instance != "")
+	return p
 }
 
 // unpackAnswer decodes an answer into a. If it returns false, a is as it was, and data must be decoded by reflection,
