@@ -184,3 +184,50 @@ func TestSelectSessions(t *testing.T) {
 		t.Errorf("select --session: %+v", r)
 	}
 }
+
+// TestSelectWaits lets a request wait on a node until another node hears that a worker is not busy any more.
+func TestSelectWaits(t *testing.T) {
+	t.Parallel()
+	nats := harness.StartNATS(t)
+	nodes := startRouting(t, nats, "queue: {threshold_tokens: 100, max_requests: 1}", "n0", "n1")
+	register(t, nodes[0], "w1", "")
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	var asks []*client.Client
+	for _, x := range nodes {
+		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		asks = append(asks, c)
+	}
+	request := func(id string) *client.SelectRequest {
+		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 120)}, RequestID: id, Book: true}
+	}
+	harness.Eventually(t, "the worker is known", func() (bool, string) {
+		s, err := asks[0].Select(ctx, request("r0"))
+		return err == nil && s.Worker == "w1", fmt.Sprintf("%+v %v", s, err)
+	})
+	got := make(chan error, 1)
+	go func() {
+		_, err := asks[0].Select(ctx, request("r1"))
+		got <- err
+	}()
+	harness.Eventually(t, "a request waits", func() (bool, string) {
+		list, err := asks[0].Loads(ctx, "m")
+		return err == nil && list.Models[0].PendingCount == 1 && list.Models[0].PendingISLTokens == 120,
+			fmt.Sprintf("%+v %v", list, err)
+	})
+	status, text, err := harness.Request(nodes[0].HTTP, "POST", "/v1/select",
+		`{"model":"m","tokens":[1,2,3],"request_id":"r2","book":true}`)
+	if err != nil || status != 429 || !strings.Contains(text, `"queue":{"reason":"requests","class":"default","limit":1,`) {
+		t.Errorf("one more: %d %s %v", status, text, err)
+	}
+	harness.Eventually(t, "the other node ends the first request", func() (bool, string) {
+		err := asks[1].Free(ctx, "m", "r0")
+		return err == nil, fmt.Sprint(err)
+	})
+	if err := <-got; err != nil {
+		t.Errorf("the request that waited: %v", err)
+	}
+}

@@ -32,22 +32,34 @@ func TestReadRouting(t *testing.T) {
 	if c, err := read(bypass); err != nil || c.Disaggregation == nil || *c.Disaggregation.ISLTokens != 512 {
 		t.Errorf("%+v, %v", c.Disaggregation, err)
 	}
+	queue := "queue:\n  threshold_frac: 2\n  max_requests: 8\n  classes:\n  - {name: a, max_requests: 0}\n"
+	if c, err := read(queue); err != nil || *c.Queue.MaxRequests != 8 || *c.Queue.Classes[0].MaxRequests != 0 {
+		t.Errorf("%+v, %v", c.Queue, err)
+	}
 	if c, err := read(""); err != nil || c != routing.DefaultConfig() {
 		t.Errorf("an empty file: %+v, %v", c, err)
 	}
 	for text, want := range map[string]string{
-		"temperature: 1":                                    `there is no "temperature"; there are overlap_score_credit, `,
-		"router_temperature: hot":                           "router_temperature is hot, which it cannot be",
-		"router_temperature: -1":                            "router_temperature is -1",
-		"host_cache_hit_weight: 1.5":                        "host_cache_hit_weight is 1.5: it must be from 0 to 1",
-		"disaggregation: {bypas: isl_bounding}":             `unknown field "bypas"`,
-		"disaggregation: {bypass: maybe}":                   `disaggregation.bypass is "maybe": it must be "isl_bounding"`,
-		"disaggregation: {bypass: isl_or_load}":             "it needs disaggregation.prefill_busy_threshold",
-		"session_affinity: {ttl_secs: 0.5}":                 "session_affinity.ttl_secs is 0.5: it must be from 1 to",
-		"session_affinity: {mode: soft}":                    "session_affinity.ttl_secs is 0",
-		"session_affinity: {ttl_secs: 9, mode: firm}":       `session_affinity.mode is "firm"`,
-		"disaggregation: {isl_ratio: -1}":                   "disaggregation.isl_ratio is -1",
-		"disaggregation: {kv_transfer_enforcement: always}": "kv_transfer_domain is missing",
+		"temperature: 1":                                                       `there is no "temperature"; there are overlap_score_credit, `,
+		"router_temperature: hot":                                              "router_temperature is hot, which it cannot be",
+		"router_temperature: -1":                                               "router_temperature is -1",
+		"host_cache_hit_weight: 1.5":                                           "host_cache_hit_weight is 1.5: it must be from 0 to 1",
+		"disaggregation: {bypas: isl_bounding}":                                `unknown field "bypas"`,
+		"disaggregation: {bypass: maybe}":                                      `disaggregation.bypass is "maybe": it must be "isl_bounding"`,
+		"disaggregation: {bypass: isl_or_load}":                                "it needs disaggregation.prefill_busy_threshold",
+		"queue: {policy: fcfs}":                                                "queue has neither threshold_tokens nor threshold_frac",
+		"queue: {threshold_frac: -1}":                                          "queue.threshold_frac is -1",
+		"queue: {threshold_frac: 1, policy: sjf}":                              `queue.policy is "sjf": it must be "fcfs", "lcfs"`,
+		"queue: {threshold_frac: 1, max_waiting: 0}":                           "queue.max_waiting is 0: it must be from 1",
+		"queue: {threshold_frac: 1, classes: [{}]}":                            "queue.classes[0].name is missing",
+		"queue: {threshold_frac: 1, classes: [{name: a, quantum: 9}]}":         "classes[0].quantum is 9",
+		"queue: {threshold_frac: 1, classes: [{name: default}]}":               "or the one of all other requests",
+		"queue: {threshold_frac: 1, classes: [{name: a, max_raw_tokens: -1}]}": "max_raw_tokens is -1",
+		"session_affinity: {ttl_secs: 0.5}":                                    "session_affinity.ttl_secs is 0.5: it must be from 1 to",
+		"session_affinity: {mode: soft}":                                       "session_affinity.ttl_secs is 0",
+		"session_affinity: {ttl_secs: 9, mode: firm}":                          `session_affinity.mode is "firm"`,
+		"disaggregation: {isl_ratio: -1}":                                      "disaggregation.isl_ratio is -1",
+		"disaggregation: {kv_transfer_enforcement: always}":                    "kv_transfer_domain is missing",
 		"- 1":                         "is not YAML with one constant a line",
 		"shared_cache_mode: whatever": `shared_cache_mode is "whatever"`,
 	} {

@@ -42,6 +42,9 @@ POST /v1/free, or lets it expire.`,
 	f.BoolVar(&r.Disaggregated, "disaggregated", false, "a decode worker, and a prefill worker beside it or why not")
 	f.BoolVar(&r.Advisory, "advisory", false, "only ask, and show the worker's load")
 	f.StringVar(&r.SessionID, "session", "", "the session of the request, which is kept on one worker")
+	f.StringVar(&r.PolicyClass, "policy-class", "", "the class, or family of classes, in which it waits for a worker")
+	f.Uint32Var(&r.StrictPriority, "strict-priority", 0, "whoever has more is before all who have less, where requests wait")
+	f.Float64Var(&r.PriorityJump, "priority-jump", 0, "how many seconds earlier it counts as having come, where requests wait")
 	f.StringVar(&pin, "pin", "", "check this worker, WORKER or WORKER/RANK, instead of choosing")
 	f.StringVar(&r.RequestID, "book", "", "book the request under this id")
 	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default the service's)")
@@ -195,6 +198,10 @@ func printLoads(w io.Writer, list *api.LoadList) error {
 	}
 	var rows [][]any
 	for _, m := range list.Models {
+		if m.PendingCount > 0 {
+			defer fmt.Fprintf(w, "%s: %d requests with %d tokens wait on this node\n", m.Model, m.PendingCount,
+				m.PendingISLTokens)
+		}
 		for _, r := range m.Ranks {
 			rows = append(rows, []any{m.Model, r.Worker, r.Rank, r.ActiveRequests, r.ActivePrefillTokens, r.ActiveBlocks})
 		}

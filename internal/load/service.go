@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
@@ -41,6 +42,8 @@ type Service struct {
 	ready  chan struct{}
 	due    chan struct{} // there is something to do sooner than Run knows
 
+	watch atomic.Pointer[chan<- struct{}] // of Watch
+
 	mu      sync.RWMutex // of what follows. Readers of tables share it
 	replica *Replica
 }
@@ -76,7 +79,20 @@ func (s *Service) change(do func(r *Replica, now time.Duration) error) error {
 	if sooner {
 		s.wake()
 	}
+	s.notify()
 	return err
+}
+
+// Watch has a value put into the channel, unless that is full, whenever a load may have changed. There is one watcher.
+func (s *Service) Watch(changed chan<- struct{}) { s.watch.Store(&changed) }
+
+func (s *Service) notify() {
+	if c := s.watch.Load(); c != nil {
+		select {
+		case *c <- struct{}{}:
+		default: // it knows
+		}
+	}
 }
 
 func (s *Service) wake() {
@@ -253,12 +269,13 @@ func (s *Service) publish(ctx context.Context) {
 		if last = ctx.Err() != nil; last { // all that waits is due
 			now += batchDelay
 		}
-		list := s.replica.Step(now)
+		list := s.replica.Step(now) // which may have ended requests
 		wake, ready, peers, requests := s.replica.Wake(), s.replica.Ready(), s.replica.Peers(), 0
 		for _, m := range s.replica.models {
 			requests += m.table.Len()
 		}
 		s.mu.Unlock()
+		s.notify()
 		if ready && !told {
 			told = true
 			close(s.ready)

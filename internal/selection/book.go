@@ -114,6 +114,7 @@ func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, 
 				ActivePrefillTokens: c.ActivePrefillTokens, ActiveBlocks: c.ActiveBlocks, ActiveRequests: c.ActiveRequests})
 		}
 		s.scratches.Put(x)
+		m.PendingCount, m.PendingISLTokens = s.room.pending(model)
 		list.Models = append(list.Models, m)
 	}
 	return list, nil
@@ -179,6 +180,7 @@ func refused(err error) error {
 	code := map[routing.Code]api.Code{
 		routing.BadRequest: api.CodeMalformed, routing.PinNotAllowed: api.CodeMalformed,
 		routing.NoWorkers: api.CodeNoWorkers, routing.Filtered: api.CodeNoWorkers, routing.Overloaded: api.CodeOverloaded,
+		routing.AllBusy: api.CodeOverloaded,
 	}[r.Code]
 	if code == "" {
 		code = api.CodeInternal

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
@@ -18,6 +19,7 @@ import (
 func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 	d := a.selector.Config().Disaggregation
 	own, isl, credit, no := x.request, x.request.ISL, 0.0, false
+	defer func(seq []events.SeqHash) { x.request, x.seq = own, seq }(x.seq) // so that it can be chosen for again
 	track := a.selector.Config().With(&own.Overrides).RouterTrackPrefillTokens
 	x.request.Role = routing.Decode
 	o := &x.request.Overrides

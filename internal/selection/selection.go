@@ -26,6 +26,9 @@ type Loads interface {
 	// Read calls read with the table of a model, if there is one, which must not be used afterwards.
 	Read(model load.Model, read func(*load.Table)) bool
 	Models() []load.Model // that have a table
+
+	// Watch has a value put into the channel, unless that is full, whenever a load may have changed.
+	Watch(changed chan<- struct{})
 }
 
 // Config is what a service joins.
@@ -55,7 +58,8 @@ type Service struct {
 	cfg       Config
 	selectors map[string]*routing.Selector
 	pending   *pending
-	pools     sync.Map // model → *candidates
+	pools     sync.Map     // model → *candidates
+	room      *waitingRoom // nil: nobody waits
 	scratches sync.Pool
 }
 
@@ -78,6 +82,10 @@ func New(cfg Config) (*Service, error) {
 	if s.selectors[cfg.Policy] == nil {
 		return nil, fmt.Errorf("no policy is named %q; there are %q", cfg.Policy, routing.Policies())
 	}
+	if cfg.Routing.Queue != nil {
+		s.room = newWaitingRoom(cfg.Routing.Queue)
+		cfg.Loads.Watch(s.room.changed)
+	}
 	s.scratches.New = func() any {
 		return &scratch{rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 	}
@@ -87,6 +95,7 @@ func New(cfg Config) (*Service, error) {
 // scratch is what one selection needs for a while.
 type scratch struct {
 	rng     *rand.Rand
+	busy    *routing.Refusal // that all are; else nil
 	asked   asked
 	began   time.Time // the stage that is timed
 	request routing.Request
@@ -148,27 +157,50 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 	x.ask(r, of, answer, isl)
 	a := &x.asked
 	*a = asked{r, selector, of, answer, len(x.seq)}
-	var c chosen
-	if r.Disaggregated {
-		c, err = s.chooseBoth(a, x)
-	} else {
-		c, err = s.choose(a, x)
+	if s.room != nil && !r.Advisory {
+		x.request.Queue = s.room.cfg
 	}
-	if err != nil || r.RequestID == "" || r.Advisory {
-		return c.out, err
+	c, err := s.decide(a, x)
+	if x.request.Queue != nil {
+		if waited, out, err := s.mayWait(ctx, a, x, &c, err); waited {
+			return out, err
+		}
+	}
+	if err == nil {
+		err = s.settle(ctx, r, &c)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if c.out.Booked {
+		s.lap(x, stageBook)
+	}
+	return c.out, nil
+}
+
+// decide chooses the worker of a request, or both of them. If all are busy, x.busy says so.
+func (s *Service) decide(a *asked, x *scratch) (chosen, error) {
+	x.busy = nil
+	if a.r.Disaggregated {
+		return s.chooseBoth(a, x)
+	}
+	return s.choose(a, x)
+}
+
+// settle books a choice, or keeps it, as the request says.
+func (s *Service) settle(ctx context.Context, r *api.SelectRequest, c *chosen) error {
+	if r.RequestID == "" || r.Advisory {
+		return nil
 	}
 	c.session = r.SessionID
 	if !r.Book {
-		s.pending.add(r.Model, &c)
-		return c.out, nil
+		s.pending.add(r.Model, c)
+		return nil
 	}
 	s.pending.drop(r.Model, r.RequestID)
-	if err := s.book(ctx, r.Model, &c); err != nil {
-		return nil, err
-	}
-	s.lap(x, stageBook)
-	c.out.Booked = true
-	return c.out, nil
+	err := s.book(ctx, r.Model, c)
+	c.out.Booked = err == nil
+	return err
 }
 
 // asked is one request for a choice, and what the index has answered.
@@ -216,6 +248,9 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	s.lap(x, stageLoad)
 	choice, err := a.selector.Choose(&x.request, x.list, x.rng, &x.routing)
 	if err != nil {
+		if errors.As(err, &x.busy) && x.busy.Code != routing.AllBusy {
+			x.busy = nil
+		}
 		return c, refused(err)
 	}
 	s.lap(x, stageChoose)

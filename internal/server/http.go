@@ -83,6 +83,9 @@ func (s *Server) handler() http.Handler {
 		}
 	})
 	room := &httpRoom{requests: int64(s.QueryWorkers + s.QueryQueue), bytes: maxBodies}
+	if q := s.Routing.Queue; q != nil {
+		room.requests += int64(q.Most())
+	}
 	return (&access{token: s.HTTPToken}).guard(room.limit(mux, front.ended), front.ended)
 }
 

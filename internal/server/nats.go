@@ -11,6 +11,10 @@ import (
 // queueGroup is whom a request goes to: one node of all that serve.
 const queueGroup = "kvatlas"
 
+// selectService serves choices if requests may wait for them: with workers of its own, so that those who wait do not
+// keep others from ending what is waited for.
+const selectService = "kvatlas-select"
+
 // service is what a node serves on NATS. Subjects are kv.v1.<namespace>.q.<operation>, where whichever node answers for
 // the cluster, and kv.v1.<namespace>.node.<node>.<operation>, where one node answers for what it holds itself.
 type service struct {
@@ -45,10 +49,16 @@ func (v *service) serveQueries() error {
 	if err := v.serveDynamo(); err != nil {
 		return err
 	}
-	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpFind,
-		api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker, api.OpRemoveWorker,
-		api.OpSelect, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads, api.OpPotentialLoads,
-		api.OpEngineLoad, api.OpEngineLoads)
+	ops := []string{api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker,
+		api.OpRemoveWorker, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads,
+		api.OpPotentialLoads, api.OpEngineLoad, api.OpEngineLoads}
+	if v.s.Routing.Queue == nil {
+		ops = append(ops, api.OpSelect)
+	} else if err := v.serve(&v.shared, selectService, queueGroup, api.OverNATS, v.answer, v.anyNode,
+		api.OpSelect); err != nil {
+		return err
+	}
+	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, ops...)
 }
 
 // requests answers clients' requests.
@@ -65,6 +75,9 @@ func (v *service) serve(
 	subject func(op string) (string, error), ops ...string,
 ) error {
 	cfg := v.config(name, by)
+	if name == selectService {
+		cfg.Workers += v.s.Routing.Queue.Most()
+	}
 	for _, op := range ops {
 		on, err := subject(op)
 		if err != nil {

@@ -69,6 +69,9 @@ type Error struct {
 
 	// Explanation, with no_workers and overloaded, says which rule dropped which worker, if the request asks for it.
 	Explanation *routing.Explanation `json:"explanation,omitempty" msgpack:"explanation,omitempty"`
+
+	// Queue, with overloaded, says why a request may not wait, or waits no more.
+	Queue *QueueRefusal `json:"queue,omitempty" msgpack:"queue,omitempty"`
 }
 
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }

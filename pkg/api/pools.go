@@ -40,3 +40,14 @@ const (
 	SessionMoved = "moved" // the session has followed the request
 	SessionNone  = "none"  // too many sessions are bound
 )
+
+// QueueRefusal is why a request does not wait until a worker has room.
+type QueueRefusal struct {
+	// Reason is full (of the node's queue), deadline (it has passed while the request waited), or the limit of the class
+	// that is reached: requests, raw_tokens, cached_tokens.
+	Reason           string  `json:"reason" msgpack:"reason"`
+	Class            string  `json:"class" msgpack:"class"`
+	Limit            float64 `json:"limit,omitempty" msgpack:"limit,omitempty"`
+	PendingCount     int     `json:"pending_count" msgpack:"pending_count"`           // of the model, on this node
+	PendingISLTokens uint64  `json:"pending_isl_tokens" msgpack:"pending_isl_tokens"` // their tokens
+}

@@ -65,6 +65,12 @@ type SelectRequest struct {
 	// SessionID names the session of the request, which is kept on one worker if the service is set to do that.
 	SessionID string `json:"session_id,omitempty" msgpack:"session_id,omitempty"`
 
+	// In a queue: whose turn is before others of its class, how many seconds earlier it counts as having come, and its
+	// class or family of classes.
+	StrictPriority uint32  `json:"strict_priority,omitempty" msgpack:"strict_priority,omitempty"`
+	PriorityJump   float64 `json:"priority_jump,omitempty" msgpack:"priority_jump,omitempty"`
+	PolicyClass    string  `json:"policy_class,omitempty" msgpack:"policy_class,omitempty"`
+
 	Pinned   *routing.Target `json:"pinned_worker,omitempty" msgpack:"pinned_worker,omitempty"`
 	Affinity *routing.Target `json:"affinity_target,omitempty" msgpack:"affinity_target,omitempty"`
 
@@ -181,6 +187,10 @@ type ModelLoads struct {
 	Model    string     `json:"model" msgpack:"model"`
 	Requests int        `json:"requests" msgpack:"requests"` // under way
 	Ranks    []RankLoad `json:"ranks" msgpack:"ranks"`       // by worker and rank
+
+	// Requests that wait in this node's queue, and the tokens of their prompts.
+	PendingCount     int    `json:"pending_count" msgpack:"pending_count"`
+	PendingISLTokens uint64 `json:"pending_isl_tokens" msgpack:"pending_isl_tokens"`
 }
 
 // RankLoad is what one rank has to do.
@@ -398,7 +408,8 @@ var (
 	promptFields = []string{"model", "block_size", "tokens", "hashes", "lora_name", "cache_salt", "sequence_hashes",
 		"isl_tokens"}
 	selectFields = slices.Concat(promptFields, []string{"workers", "min_seq", "explain", "l3", "l3_timeout_ms",
-		"request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id", "pinned_worker", "affinity_target",
+		"request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id", "strict_priority",
+		"priority_jump", "policy_class", "pinned_worker", "affinity_target",
 		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"})
 	bookFields = slices.Concat(promptFields, []string{"request_id", "worker", "rank", "effective_prefill_tokens",
 		"track_prefill_tokens", "assume_kv_reuse", "expected_output_tokens", "session_id"})
@@ -435,6 +446,14 @@ func readSelect(r *reader, s *SelectRequest) error {
 			return r.bool(field, &s.Advisory)
 		case "session_id":
 			return r.string(field, &s.SessionID)
+		case "strict_priority":
+			return r.uint32(field, &s.StrictPriority)
+		case "priority_jump":
+			v, err := r.float(field)
+			s.PriorityJump = v
+			return err
+		case "policy_class":
+			return r.string(field, &s.PolicyClass)
 		case "pinned_worker":
 			s.Pinned = &routing.Target{}
 			return readTarget(r, field, s.Pinned)

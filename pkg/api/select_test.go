@@ -65,7 +65,7 @@ func TestRoutingRequests(t *testing.T) {
 		OpSelect: {
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1, 2, 3}, LoRA: "l", CacheSalt: "s"}},
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}}, Disaggregated: true, Advisory: true,
-				SessionID: "s"},
+				SessionID: "s", StrictPriority: 3, PriorityJump: 1.5, PolicyClass: "batch"},
 			&SelectRequest{
 				Query: Query{Model: "m", BlockSize: 16, Hashes: Hashes{1, 2}, Workers: []events.WorkerID{"a", "b"},
 					Explain: true, L3: L3Off, MinSeq: []PartitionSeq{{Partition: 1, Seq: 2}}},
@@ -132,6 +132,8 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{OpSelect, `{"model":"m","tokens":[1],"router_config_override":{"temperature":1}}`, `there is no field "temperature"`},
 		{OpSelect, `{"model":"m","tokens":[1],"role":["prefill","decode"]}`, "not one of"},
 		{OpSelect, `{"model":"m","tokens":[1],"role":"decode","disaggregated":true}`, "exclude each other"},
+		{OpSelect, `{"model":"m","tokens":[1],"strict_priority":-1}`, "strict_priority is -1, not"},
+		{OpSelect, `{"model":"m","tokens":[1],"priority_jump":"1"}`, `priority_jump is "1", not a number`},
 		{OpSelect, `{"model":"m","tokens":[1],"session_id":7}`, "session_id is 7, not text"},
 		{OpSelect, `{"model":"m","tokens":[1],"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
 		{OpBook, `{"model":"m","request_id":"r","session_id":"s"}`, "nothing else may be given"},

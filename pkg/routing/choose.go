@@ -40,6 +40,7 @@ const (
 	BadRequest    Code = "bad_request"     // mend the request: the message has all complaints
 	NoWorkers     Code = "no_workers"      // no candidate may be chosen: try again when there are workers
 	Overloaded    Code = "overloaded"      // all that might be chosen are overloaded: try again a little later
+	AllBusy       Code = "all_busy"        // all that might be chosen are busy: wait until one is not
 	PinNotAllowed Code = "pin_not_allowed" // the pinned worker is not one of the allowed ones: mend the request
 	Filtered      Code = "filtered"        // the policy's own filters dropped all eligible candidates
 	PolicyFailed  Code = "policy_failed"   // a scorer's cost is not finite, or a picker chose nobody: mend the policy
@@ -50,6 +51,10 @@ type Refusal struct {
 	Code        Code
 	Message     string
 	Explanation *Explanation // if the request asks for it
+
+	// Of AllBusy: the ranks that might be chosen, and the most tokens of the prompt that one of them holds.
+	Eligible   int
+	BestCached uint64
 }
 
 func (r *Refusal) Error() string { return string(r.Code) + ": " + r.Message }
@@ -80,6 +85,11 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 		x = &Explanation{Policy: s.name, Config: v.Config}
 	}
 	for i, filters := range [...][]Filter{eligibility, s.policy.Filters} {
+		if i == 1 && r.Queue != nil && v.Len() > 0 {
+			if busy := v.allBusy(r.Queue, x); busy != nil {
+				return Choice{}, busy
+			}
+		}
 		for _, f := range filters {
 			v.run(f, scratch, x)
 			if v.Len() == 0 {
@@ -88,7 +98,7 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 		}
 	}
 	if v.Len() == 0 {
-		return Choice{}, &Refusal{NoWorkers, "there are no candidates", x}
+		return Choice{}, &Refusal{Code: NoWorkers, Message: "there are no candidates", Explanation: x}
 	}
 	n := v.Len()
 	if x != nil {
@@ -102,8 +112,8 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 			sum := scratch.cost[i] + cost
 			if scratch.cost[i] = sum; sum-sum != 0 { // infinite, or no number
 				c := v.At(i)
-				return Choice{}, &Refusal{PolicyFailed, fmt.Sprintf("the cost of worker %q rank %d is %v after scorer %s",
-					c.Worker.ID, c.Rank, sum, scorer.Name()), x}
+				return Choice{}, &Refusal{Code: PolicyFailed, Message: fmt.Sprintf(
+					"the cost of worker %q rank %d is %v after scorer %s", c.Worker.ID, c.Rank, sum, scorer.Name()), Explanation: x}
 			}
 		}
 		if x != nil {
@@ -113,7 +123,8 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 	scratch.probability = grown(scratch.probability, n)
 	picked := s.policy.Picker.Pick(v, scratch.cost, scratch.probability, rng)
 	if picked < 0 || picked >= n {
-		return Choice{}, &Refusal{PolicyFailed, fmt.Sprintf("the picker chose candidate %d of %d", picked, n), x}
+		return Choice{}, &Refusal{Code: PolicyFailed, Explanation: x,
+			Message: fmt.Sprintf("the picker chose candidate %d of %d", picked, n)}
 	}
 	c := v.At(picked)
 	choice := Choice{

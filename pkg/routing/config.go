@@ -80,6 +80,9 @@ type Config struct {
 
 	// SessionAffinity is for who keeps sessions. Default nil: requests of one session go anywhere.
 	SessionAffinity *SessionAffinity `json:"session_affinity,omitempty" msgpack:"session_affinity,omitempty"`
+
+	// Queue is for who lets requests wait. Default nil: nobody waits.
+	Queue *Queue `json:"queue,omitempty" msgpack:"queue,omitempty"`
 }
 
 // DefaultConfig returns the defaults.
@@ -108,7 +111,7 @@ func (c *Config) Validate() error {
 	x.share("active_decode_blocks_threshold", c.ActiveDecodeBlocksThreshold)
 	x.least0("active_prefill_tokens_threshold", c.ActivePrefillTokensThreshold)
 	x.least0("active_prefill_tokens_threshold_frac", c.ActivePrefillTokensThresholdFrac)
-	x = append(x, c.Disaggregation.validate(), c.SessionAffinity.validate())
+	x = append(x, c.Disaggregation.validate(), c.SessionAffinity.validate(), c.Queue.validate())
 	return errors.Join(x...)
 }
 

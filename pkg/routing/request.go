@@ -145,6 +145,9 @@ type Request struct {
 	// be a prefill worker.
 	Near []string
 
+	// Queue is asked whether candidates are busy: if all that are eligible are, the refusal is AllBusy. nil: none is.
+	Queue *Queue
+
 	// Shared are the blocks that a shared store has of the prompt: from, up to (not including), ascending and disjoint.
 	// It counts with SharedDynamo only.
 	Shared [][2]uint32

@@ -1,0 +1,274 @@
+package queue
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+var seed = flag.Uint64("seed", 19, "of random tests")
+
+// check verifies what holds between a queue's fields.
+func (q *Queue) check() error {
+	n, raw, groups := 0, uint64(0), map[uint64]int{}
+	for i := range q.classes {
+		c := &q.classes[i]
+		r, cached := uint64(0), uint64(0)
+		for k, w := range c.list {
+			if q.byID[w.id] != w || w.Class != i || k > 0 && c.list[k-1].before(w) >= 0 {
+				return fmt.Errorf("class %s: %+v at %d", c.Name, w, k)
+			}
+			r, cached = r+w.Raw, cached+w.Cached
+			groups[w.Group]++
+		}
+		if r != c.raw || cached != c.cached || len(c.list) == 0 && c.deficit != 0 || c.deficit < 0 {
+			return fmt.Errorf("class %s: %d and %d tokens, deficit %v", c.Name, c.raw, c.cached, c.deficit)
+		}
+		n, raw = n+len(c.list), raw+r
+	}
+	if n != len(q.byID) || raw != q.raw || fmt.Sprint(groups) != fmt.Sprint(q.groups) {
+		return fmt.Errorf("%d of %d, %d of %d tokens, %v", n, len(q.byID), raw, q.raw, q.groups)
+	}
+	return nil
+}
+
+// twin is a queue as its description has it: a list for each class, which is sorted anew for each choice.
+type twin struct {
+	classes []Class
+	lists   [][]twinEntry
+	deficit []float64
+	turn    int
+	granted bool
+}
+
+type twinEntry struct {
+	Entry
+	id uint64
+}
+
+func (t *twin) cost(e *twinEntry) float64 {
+	if e.Cached >= e.Raw {
+		return 1
+	}
+	return float64(e.Raw - e.Cached)
+}
+
+func (t *twin) score(e *twinEntry) float64 {
+	jump := e.Jump
+	if jump < 0 {
+		jump = 0
+	}
+	switch t.classes[e.Class].Policy {
+	case FCFS:
+		return jump - e.Arrival
+	case LCFS:
+		return jump + e.Arrival
+	default:
+		return (1 + jump) / t.cost(e)
+	}
+}
+
+// first is who of a class is next, but for groups that were tried in vain.
+func (t *twin) first(class int, vain map[uint64]bool) *twinEntry {
+	list := slices.Clone(t.lists[class])
+	slices.SortFunc(list, func(a, b twinEntry) int {
+		return cmp.Or(cmp.Compare(b.Strict, a.Strict), cmp.Compare(t.score(&b), t.score(&a)), cmp.Compare(a.id, b.id))
+	})
+	for i := range list {
+		if !vain[list[i].Group] {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+func (t *twin) remove(id uint64) {
+	for c := range t.lists {
+		t.lists[c] = slices.DeleteFunc(t.lists[c], func(e twinEntry) bool { return e.id == id })
+		if len(t.lists[c]) == 0 {
+			t.deficit[c] = 0
+		}
+	}
+}
+
+// examine goes round until nobody is left to try.
+func (t *twin) examine(try func(id uint64) bool) {
+	vain := map[uint64]bool{}
+	for {
+		left := []int{}
+		for c := range t.classes {
+			if t.first(c, vain) != nil {
+				left = append(left, c)
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		e := t.first(t.turn, vain)
+		if e == nil {
+			t.turn, t.granted = (t.turn+1)%len(t.classes), false
+			continue
+		}
+		if t.cost(e) > t.deficit[t.turn] && !t.granted {
+			t.deficit[t.turn] += t.classes[t.turn].Quantum
+			t.granted = true
+		}
+		switch {
+		case t.cost(e) > t.deficit[t.turn] && len(left) > 1:
+			t.turn, t.granted = (t.turn+1)%len(t.classes), false
+		case try(e.id):
+			t.deficit[t.turn] = max(t.deficit[t.turn]-t.cost(e), 0)
+			t.remove(e.id)
+		default:
+			vain[e.Group] = true
+		}
+	}
+}
+
+// TestQueueAgainstTwin lets both take the same requests, and compares who is tried, in order, and who goes.
+func TestQueueAgainstTwin(t *testing.T) {
+	rng := rand.New(rand.NewPCG(*seed, 1))
+	refused, gone, vain := map[string]int{}, 0, 0
+	for range 300 {
+		var classes []Class
+		for i := range 1 + rng.IntN(4) {
+			limit := func(most float64) *float64 {
+				if rng.IntN(2) == 0 {
+					return nil
+				}
+				v := rng.Float64() * most
+				if rng.IntN(8) == 0 {
+					v = 0
+				}
+				return &v
+			}
+			classes = append(classes, Class{Name: fmt.Sprint("c", i), Policy: []Policy{FCFS, LCFS, WSPT}[rng.IntN(3)],
+				Quantum: float64(100 + rng.IntN(1000)), Limits: Limits{limit(6), limit(3000), limit(1500)}})
+		}
+		q := New(classes)
+		w := &twin{classes: classes, lists: make([][]twinEntry, len(classes)), deficit: make([]float64, len(classes))}
+		free := map[uint64]int{} // how many of a group can go
+		group := map[uint64]uint64{}
+		for step := range 200 {
+			switch rng.IntN(5) {
+			case 0, 1, 2:
+				e := Entry{Class: rng.IntN(len(classes)), Group: rng.Uint64N(4), Strict: rng.Uint32N(2),
+					Jump: float64(rng.IntN(5) - 1), Arrival: float64(step), Raw: rng.Uint64N(2000)}
+				e.Cached = rng.Uint64N(e.Raw + 2)
+				ranks := 1 + rng.IntN(4)
+				id, err := q.Add(e, ranks)
+				why, sum := "", [3]float64{1, float64(e.Raw), float64(e.Cached)}
+				for _, o := range w.lists[e.Class] {
+					sum[0], sum[1], sum[2] = sum[0]+1, sum[1]+float64(o.Raw), sum[2]+float64(o.Cached)
+				}
+				l := classes[e.Class].Limits
+				for i, limit := range []*float64{l.Requests, l.RawTokens, l.CachedTokens} {
+					if limit != nil && why == "" && (*limit == 0 || sum[i] > *limit*float64(ranks)) {
+						why = []string{"requests", "raw_tokens", "cached_tokens"}[i]
+					}
+				}
+				var r *Refusal
+				if got := ""; errors.As(err, &r) || err == nil {
+					if r != nil {
+						got = r.Limit
+					}
+					if got != why {
+						t.Fatalf("refused because of %q (%v), want %q", got, err, why)
+					}
+				}
+				if err != nil {
+					refused[why]++
+					continue
+				}
+				w.lists[e.Class] = append(w.lists[e.Class], twinEntry{e, id})
+				group[id] = e.Group
+			case 3:
+				if len(q.byID) > 0 {
+					for id := range q.byID {
+						if !q.Remove(id) || q.Remove(id) {
+							t.Fatal("it waits twice, or not at all")
+						}
+						w.remove(id)
+						break
+					}
+				}
+			case 4:
+				for g := range uint64(4) {
+					free[g] = rng.IntN(3)
+				}
+				var tried [2][]uint64
+				for i, examine := range []func(func(uint64) bool){q.Examine, w.examine} {
+					left := map[uint64]int{0: free[0], 1: free[1], 2: free[2], 3: free[3]}
+					examine(func(id uint64) bool {
+						tried[i] = append(tried[i], id)
+						g := group[id]
+						left[g]--
+						if left[g] >= 0 {
+							gone++
+						} else {
+							vain++
+						}
+						return left[g] >= 0
+					})
+				}
+				if !slices.Equal(tried[0], tried[1]) {
+					t.Fatalf("tried %v, want %v", tried[0], tried[1])
+				}
+			}
+			n := 0
+			for c, list := range w.lists {
+				n += len(list)
+				if q.classes[c].deficit != w.deficit[c] {
+					t.Fatalf("class %d: deficit %v, want %v", c, q.classes[c].deficit, w.deficit[c])
+				}
+			}
+			if err := q.check(); err != nil || q.Len() != n {
+				t.Fatalf("%d wait, want %d; %v", q.Len(), n, err)
+			}
+		}
+	}
+	t.Log(refused, gone, vain)
+	if gone < 5000 || vain < 5000 || len(refused) < 3 {
+		t.Errorf("%v, %d, %d", refused, gone, vain)
+	}
+}
+
+// TestShares: classes that always have somebody waiting get tokens in the ratio of their quanta, whatever their
+// requests' sizes.
+func TestShares(t *testing.T) {
+	classes := []Class{{Name: "a", Quantum: 300}, {Name: "b", Quantum: 100}}
+	q := New(classes)
+	sizes := []uint64{10, 700}
+	of := map[uint64]int{}
+	add := func(class int) {
+		id, err := q.Add(Entry{Class: class, Raw: sizes[class]}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of[id] = class
+	}
+	for range 200 {
+		add(0)
+		add(1)
+	}
+	var got [2]uint64
+	for range 20_000 {
+		room, went := true, 0
+		q.Examine(func(id uint64) bool {
+			if !room {
+				return false
+			}
+			room, went = false, of[id]
+			got[went] += sizes[went]
+			return true
+		})
+		add(went)
+	}
+	if ratio := float64(got[0]) / float64(got[1]); ratio < 2.9 || ratio > 3.1 {
+		t.Errorf("tokens %v: ratio %v, want 3", got, ratio)
+	}
+}

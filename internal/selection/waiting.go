@@ -1,0 +1,271 @@
+package selection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/internal/queue"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// sweep is when requests that wait are looked at although nothing has changed.
+const sweep = 60 * time.Second
+
+// waitingRoom is where requests wait while all ranks that they may go to are busy: a queue for each model, and a
+// goroutine that lives while somebody waits. It chooses and books for those whose turn it is; whoever asked sleeps.
+type waitingRoom struct {
+	cfg     *routing.Queue
+	classes []queue.Class
+	most    int
+	start   time.Time
+	changed chan struct{} // something has; of capacity one
+	waiting atomic.Int64  // how many do
+
+	mu      sync.Mutex // of what follows
+	models  map[string]*modelQueue
+	running bool // the goroutine
+}
+
+type modelQueue struct {
+	*queue.Queue
+	waiters map[uint64]*waiter
+}
+
+// waiter is a request that waits. Its scratch is the room's until done is closed.
+type waiter struct {
+	ctx  context.Context
+	a    *asked
+	x    *scratch
+	c    chosen
+	err  error
+	done chan struct{}
+}
+
+func newWaitingRoom(cfg *routing.Queue) *waitingRoom {
+	w := &waitingRoom{cfg: cfg, most: cfg.Most(), start: time.Now(), changed: make(chan struct{}, 1),
+		models: map[string]*modelQueue{}}
+	class := func(name, policy string, quantum *float64, l routing.QueueLimits) {
+		c := queue.Class{Name: name, Policy: queue.Policy(policy), Quantum: routing.DefaultQuantum,
+			Limits: queue.Limits{Requests: l.MaxRequests, RawTokens: l.MaxRawTokens, CachedTokens: l.MaxCachedTokens}}
+		if policy == "" {
+			c.Policy = queue.Policy(cfg.Policy)
+		}
+		if quantum != nil {
+			c.Quantum = *quantum
+		}
+		w.classes = append(w.classes, c)
+	}
+	for i := range cfg.Classes {
+		c := &cfg.Classes[i]
+		class(c.Name, c.Policy, c.Quantum, c.QueueLimits)
+	}
+	class("default", "", nil, cfg.QueueLimits)
+	return w
+}
+
+// group is equal for requests that may go to the same ranks.
+func group(r *api.SelectRequest) uint64 {
+	pin := routing.Target{}
+	rank := -1
+	if r.Pinned != nil {
+		if pin = *r.Pinned; pin.Rank != nil {
+			rank = int(*pin.Rank)
+		}
+	}
+	return xxh3.HashString(fmt.Sprintf("%q %d %q %q %q %q %v %d", pin.Worker, rank, r.Workers, r.Role, r.LoRA,
+		r.RequiredTaints, r.Disaggregated, r.BlockSize))
+}
+
+// overtakes reports whether a request that might go would overtake one that waits.
+func (w *waitingRoom) overtakes(r *api.SelectRequest) bool {
+	if w.waiting.Load() == 0 {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m := w.models[r.Model]
+	return m != nil && m.Waits(group(r))
+}
+
+// pending is what waits of a model.
+func (w *waitingRoom) pending(model string) (count int, tokens uint64) {
+	if w == nil {
+		return 0, 0
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if m := w.models[model]; m != nil {
+		return m.Len(), m.Raw()
+	}
+	return 0, 0
+}
+
+// refuse is why a request does not wait. w.mu is held.
+func (w *waitingRoom) refuse(model, class, reason string, limit float64, format string, args ...any) error {
+	e := api.Errorf(api.CodeOverloaded, format, args...)
+	e.Queue = &api.QueueRefusal{Reason: reason, Class: class, Limit: limit}
+	if m := w.models[model]; m != nil {
+		e.Queue.PendingCount, e.Queue.PendingISLTokens = m.Len(), m.Raw()
+	}
+	return e
+}
+
+// enter lets a request wait, that has so many tokens cached somewhere and may go to so many ranks, or says why it may
+// not.
+func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id uint64, class string, err error) {
+	r, isl := u.a.r, u.x.request.ISL
+	e := queue.Entry{Group: group(r), Strict: r.StrictPriority, Jump: r.PriorityJump,
+		Arrival: time.Since(w.start).Seconds(), Raw: isl, Cached: min(cached, isl)}
+	e.Class = w.cfg.Class(r.PolicyClass, isl-e.Cached)
+	class = w.classes[e.Class].Name
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if int(w.waiting.Load()) >= w.most {
+		return 0, class, w.refuse(r.Model, class, "full", float64(w.most),
+			"all workers that may be chosen are busy, and %d requests wait already", w.most)
+	}
+	m := w.models[r.Model]
+	if m == nil {
+		m = &modelQueue{queue.New(w.classes), map[uint64]*waiter{}}
+		w.models[r.Model] = m
+	}
+	id, err = m.Add(e, ranks)
+	var refusal *queue.Refusal
+	if errors.As(err, &refusal) {
+		return 0, class, w.refuse(r.Model, class, refusal.Limit, refusal.Bound,
+			"all workers that may be chosen are busy, and %v", refusal)
+	}
+	m.waiters[id] = u
+	w.waiting.Add(1)
+	if !w.running {
+		w.running = true
+		go w.run(s)
+	}
+	w.wake()
+	return id, class, nil
+}
+
+func (w *waitingRoom) wake() {
+	select {
+	case w.changed <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// mayWait lets a request wait that was chosen for, or was not because of err: if all ranks are busy, or if it would
+// overtake one that waits. It reports whether that was so; else the choice holds.
+func (s *Service) mayWait(
+	ctx context.Context, a *asked, x *scratch, c *chosen, err error,
+) (waited bool, out *api.Selection, failure error) {
+	var cached uint64
+	var ranks int
+	switch {
+	case err != nil && x.busy != nil:
+		cached, ranks = x.busy.BestCached, x.busy.Eligible
+	case err == nil && s.room.overtakes(a.r):
+		cached, ranks = c.out.CachedTokens, c.out.Candidates
+	default:
+		return false, nil, nil
+	}
+	w, u := s.room, &waiter{ctx: ctx, a: a, x: x, done: make(chan struct{})}
+	id, class, refusal := w.enter(s, u, cached, ranks)
+	if refusal != nil {
+		return err != nil, nil, refusal // who has a choice goes where there is room
+	}
+	select {
+	case <-u.done:
+		return true, u.answer(), u.err
+	case <-ctx.Done():
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case <-u.done: // at the last moment
+		return true, u.answer(), u.err
+	default:
+	}
+	m := w.models[a.r.Model]
+	m.Remove(id)
+	w.leave(m, id)
+	w.wake() // others may have been passed over with it
+	return true, nil, w.refuse(a.r.Model, class, "deadline", 0,
+		"the deadline passed while the request waited for a worker that is not busy")
+}
+
+func (u *waiter) answer() *api.Selection {
+	if u.err != nil {
+		return nil
+	}
+	return u.c.out
+}
+
+// leave notes that a request waits no more. w.mu is held.
+func (w *waitingRoom) leave(m *modelQueue, id uint64) {
+	delete(m.waiters, id)
+	w.waiting.Add(-1)
+}
+
+// run looks who can go whenever something has changed, until nobody waits.
+func (w *waitingRoom) run(s *Service) {
+	timer := time.NewTicker(sweep)
+	defer timer.Stop()
+	for {
+		select {
+		case <-w.changed:
+		case <-timer.C:
+		}
+		if !w.examine(s) {
+			return
+		}
+	}
+}
+
+// examine looks who can go, and reports whether somebody waits still.
+func (w *waitingRoom) examine(s *Service) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for model, m := range w.models {
+		m.Examine(func(id uint64) bool {
+			u := m.waiters[id]
+			if !s.try(u) {
+				return false
+			}
+			w.leave(m, id)
+			close(u.done)
+			return true
+		})
+		if m.Len() == 0 {
+			delete(w.models, model)
+		}
+	}
+	w.running = len(w.models) > 0
+	return w.running
+}
+
+// try chooses for a request that waits, and reports whether there is a choice, or a reason why there is none.
+func (s *Service) try(u *waiter) bool {
+	if u.ctx.Err() != nil {
+		return false // it is about to leave
+	}
+	of, err := s.candidates(u.a.r.Model, u.a.of.blockSize)
+	if err != nil {
+		u.err = err
+		return true
+	}
+	u.a.of = of
+	u.c, u.err = s.decide(u.a, u.x)
+	if u.err != nil && u.x.busy != nil {
+		return false
+	}
+	if u.err == nil {
+		u.err = s.settle(u.ctx, u.a.r, &u.c)
+	}
+	return true
+}

@@ -1,0 +1,315 @@
+package selection
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// withQueue is a fleet whose ranks are busy with more than 10 tokens to compute.
+func withQueue(t *testing.T, workers int, change func(*routing.Queue)) *fleet {
+	f := newFleet(t, workers, 1)
+	q := &routing.Queue{ThresholdTokens: ptr(10.0)}
+	if change != nil {
+		change(q)
+	}
+	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { // from several goroutines at a time
+		return &api.Answer{Model: "m", BlockSize: block, Complete: true}, nil
+	}
+	f.configured(t, func(c *routing.Config) { c.Queue = q })
+	return f
+}
+
+// fill books a request of 20 tokens on each worker, under the worker's name.
+func (f *fleet) fill(t *testing.T) {
+	t.Helper()
+	for _, r := range f.pool.Ranks {
+		b := request(string(r.Instance), 20)
+		b.Pinned = &routing.Target{Worker: r.Instance}
+		if _, err := f.service.Select(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (f *fleet) free(t *testing.T, id string) {
+	t.Helper()
+	if err := f.service.Free(t.Context(), &api.RequestRef{Model: "m", RequestID: id}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pending waits until so many requests wait.
+func (f *fleet) pending(t *testing.T, n int) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Microsecond) {
+		list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list.Models[0].PendingCount == n {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d wait, want %d", list.Models[0].PendingCount, n)
+		}
+	}
+}
+
+type outcome struct {
+	id  string
+	s   *api.Selection
+	err error
+}
+
+// send asks in the background.
+func (f *fleet) send(ctx context.Context, r *api.SelectRequest, to chan<- outcome) {
+	go func() {
+		s, err := f.service.Select(ctx, r)
+		to <- outcome{r.RequestID, s, err}
+	}()
+}
+
+// TestRequestWaits until a worker is not busy, as long as its deadline allows.
+func TestRequestWaits(t *testing.T) {
+	f := withQueue(t, 2, nil)
+	f.fill(t)
+	got := make(chan outcome, 8)
+	f.send(t.Context(), request("r", 30), got)
+	f.pending(t, 1)
+	list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+	if err != nil || list.Models[0].PendingISLTokens != 30 || list.Models[0].Requests != 2 {
+		t.Fatalf("%+v %v", list, err)
+	}
+	advisory := request("", 20)
+	advisory.Advisory = true
+	if _, err := f.service.Select(t.Context(), advisory); err != nil {
+		t.Errorf("who only asks waits: %v", err)
+	}
+	if err := f.service.PrefillComplete(t.Context(), &api.RequestRef{Model: "m", RequestID: "w01"}); err != nil {
+		t.Fatal(err)
+	}
+	if o := <-got; o.err != nil || o.s.Worker != "w01" || !o.s.Booked {
+		t.Fatalf("%+v", o)
+	}
+	f.pending(t, 0)
+	short, cancel := context.WithCancel(t.Context())
+	f.send(short, request("late", 20), got)
+	f.pending(t, 1)
+	cancel()
+	o := <-got
+	if e := api.AsError(o.err); e.Code != api.CodeOverloaded || e.Queue == nil || e.Queue.Reason != "deadline" ||
+		e.Queue.Class != "default" || o.s != nil {
+		t.Fatalf("%+v %+v", o, e)
+	}
+	f.pending(t, 0)
+	f.free(t, "w00")
+	f.free(t, "r")
+	if _, err := f.service.Select(t.Context(), request("late", 20)); err != nil {
+		t.Errorf("what did not wait to its end is booked: %v", err)
+	}
+	until := time.Now().Add(time.Minute)
+	for running := true; running; time.Sleep(100 * time.Microsecond) {
+		f.service.room.mu.Lock()
+		running = f.service.room.running
+		f.service.room.mu.Unlock()
+		if time.Now().After(until) {
+			t.Fatal("nobody waits, and somebody looks after them")
+		}
+		f.service.room.wake()
+	}
+}
+
+// TestQueueRefuses what may not wait, with the reason.
+func TestQueueRefuses(t *testing.T) {
+	for _, c := range []struct {
+		change func(*routing.Queue)
+		reason string
+		class  string
+		limit  float64
+		says   string
+	}{
+		{func(q *routing.Queue) { q.MaxRequests = ptr(0.0) }, "requests", "default", 0, "never wait"},
+		{func(q *routing.Queue) { q.MaxRequests = ptr(1.0) }, "requests", "default", 2, "too much waits in class default"},
+		{func(q *routing.Queue) { q.MaxRawTokens = ptr(29.0) }, "raw_tokens", "default", 58, "60 raw_tokens with this one"},
+		{func(q *routing.Queue) { q.MaxCachedTokens = ptr(0.0) }, "cached_tokens", "default", 0, "limit of cached_tokens is 0"},
+		{func(q *routing.Queue) { q.MaxWaiting = ptr(2) }, "full", "default", 2, "2 requests wait already"},
+		{func(q *routing.Queue) {
+			q.Classes = []routing.QueueClass{{Name: "batch", QueueLimits: routing.QueueLimits{MaxRequests: ptr(1.0)}}}
+		}, "requests", "batch", 2, "class batch"},
+	} {
+		f := withQueue(t, 2, c.change)
+		f.fill(t)
+		got := make(chan outcome, 3)
+		for i := range 3 {
+			f.send(t.Context(), request(fmt.Sprint("r", i), 20), got)
+			if c.limit > 0 && i < 2 {
+				f.pending(t, i+1)
+			}
+		}
+		o := <-got
+		e := api.AsError(o.err)
+		if e == nil || e.Code != api.CodeOverloaded || e.Queue == nil || e.Queue.Reason != c.reason ||
+			e.Queue.Class != c.class || e.Queue.Limit != c.limit || !strings.Contains(e.Message, c.says) {
+			t.Errorf("%s: %+v, %+v", c.says, o, e)
+		}
+		for range 2 {
+			f.service.room.mu.Lock()
+			waits := f.service.room.waiting.Load()
+			f.service.room.mu.Unlock()
+			if waits > 0 {
+				f.free(t, map[int64]string{2: "w00", 1: "w01"}[waits])
+			}
+			<-got
+		}
+	}
+}
+
+// TestQueueOrder frees a worker once for each request that waits: they go by strict priority, then as they came.
+// Those that are pinned to a worker that stays busy stay, and hold nobody up; who comes later overtakes nobody.
+func TestQueueOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(20, 1))
+	f := withQueue(t, 2, nil)
+	f.fill(t)
+	got := make(chan outcome, 100)
+	type waiting struct {
+		id     string
+		strict uint32
+		jump   float64
+	}
+	var want []waiting
+	const n = 40
+	for i := range n {
+		r := request(fmt.Sprint("r", i), 20)
+		r.StrictPriority = rng.Uint32N(3)
+		if rng.IntN(4) == 0 {
+			r.PriorityJump = 3600 * float64(1+rng.IntN(5))
+		}
+		if rng.IntN(4) == 0 {
+			r.Pinned = &routing.Target{Worker: "w00"}
+		} else {
+			want = append(want, waiting{r.RequestID, r.StrictPriority, r.PriorityJump})
+		}
+		f.send(t.Context(), r, got)
+		f.pending(t, i+1)
+	}
+	slices.SortStableFunc(want, func(a, b waiting) int {
+		switch {
+		case a.strict != b.strict:
+			return int(b.strict) - int(a.strict)
+		case a.jump > b.jump:
+			return -1
+		case a.jump < b.jump:
+			return 1
+		}
+		return 0
+	})
+	last := "w01"
+	for i, w := range want {
+		f.free(t, last)
+		o := <-got
+		if o.err != nil || o.id != w.id || o.s.Worker != "w01" {
+			t.Fatalf("%d: %+v, want %+v", i, o, w)
+		}
+		last = o.id
+	}
+	f.pending(t, n-len(want))
+	last = "w00"
+	for range n - len(want) {
+		f.free(t, last)
+		o := <-got
+		if o.err != nil || o.s.Worker != "w00" {
+			t.Fatalf("%+v", o)
+		}
+		last = o.id
+	}
+	f.pending(t, 0)
+}
+
+// TestQueueOfPools: a disaggregated request waits for a prefill worker, and is booked for both when it goes.
+func TestQueueOfPools(t *testing.T) {
+	f := withQueue(t, 2, nil)
+	f.record(0, func(r *api.WorkerRecord) { r.Role = api.RoleDecode })
+	f.record(1, func(r *api.WorkerRecord) { r.Role = api.RolePrefill })
+	got := make(chan outcome, 1)
+	for i := range 2 {
+		r := request(fmt.Sprint("r", i), 42)
+		r.Disaggregated = true
+		f.send(t.Context(), r, got)
+		if i == 1 {
+			f.pending(t, 1)
+			if err := f.service.PrefillComplete(t.Context(), &api.RequestRef{Model: "m", RequestID: "r0"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if o := <-got; o.err != nil || o.s.Worker != "w00" || o.s.Prefill == nil || o.s.Prefill.Worker != "w01" ||
+			o.s.Blocks != 10 {
+			t.Fatalf("%+v", o)
+		}
+	}
+	list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+	want := []api.RankLoad{{Worker: "w00", ActiveBlocks: 20, ActiveRequests: 2},
+		{Worker: "w01", ActivePrefillTokens: 42, ActiveRequests: 1}}
+	if err != nil || !slices.Equal(list.Models[0].Ranks, want) {
+		t.Fatalf("%+v %v", list, err)
+	}
+}
+
+// TestQueueUnderLoad has many ask and free at once, with deadlines: all get an answer, and in the end nobody waits.
+func TestQueueUnderLoad(t *testing.T) {
+	f := withQueue(t, 3, func(q *routing.Queue) {
+		q.Classes = []routing.QueueClass{{Name: "short", UncachedBelow: ptr(30.0)}, {Name: "batch", Family: "batch",
+			Policy: "wspt"}}
+	})
+	const askers, each = 16, 40
+	ended := make(chan int, askers)
+	for i := range askers {
+		go func() {
+			rng := rand.New(rand.NewPCG(21, uint64(i)))
+			late := 0
+			for k := range each {
+				r := request(fmt.Sprint(i, "-", k), 20+rng.IntN(30))
+				r.StrictPriority, r.PolicyClass = rng.Uint32N(2), []string{"", "batch"}[rng.IntN(2)]
+				if rng.IntN(4) == 0 {
+					r.Workers = []events.WorkerID{f.pool.Ranks[rng.IntN(3)].Instance}
+				}
+				ctx, cancel := t.Context(), func() {}
+				if rng.IntN(5) == 0 {
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(2000))*time.Microsecond)
+				}
+				s, err := f.service.Select(ctx, r)
+				cancel()
+				if err != nil {
+					e := api.AsError(err)
+					if late++; e.Queue == nil || e.Queue.Reason != "deadline" {
+						t.Error(err)
+					}
+					continue
+				}
+				if !s.Booked {
+					t.Errorf("%+v", s)
+				}
+				f.free(t, r.RequestID)
+			}
+			ended <- late
+		}()
+	}
+	late := 0
+	for range askers {
+		late += <-ended
+	}
+	t.Log(late, "had too little time")
+	f.pending(t, 0)
+	list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+	if err != nil || list.Models[0].Requests != 0 {
+		t.Errorf("%+v %v", list, err)
+	}
+}
