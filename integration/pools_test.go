@@ -202,7 +202,8 @@ func TestSelectWaits(t *testing.T) {
 		asks = append(asks, c)
 	}
 	request := func(id string) *client.SelectRequest {
-		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 120)}, RequestID: id, Book: true}
+		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 120)}, RequestID: id,
+			Book: true}
 	}
 	harness.Eventually(t, "the worker is known", func() (bool, string) {
 		s, err := asks[0].Select(ctx, request("r0"))
@@ -220,7 +221,8 @@ func TestSelectWaits(t *testing.T) {
 	})
 	status, text, err := harness.Request(nodes[0].HTTP, "POST", "/v1/select",
 		`{"model":"m","tokens":[1,2,3],"request_id":"r2","book":true}`)
-	if err != nil || status != 429 || !strings.Contains(text, `"queue":{"reason":"requests","class":"default","limit":1,`) {
+	if err != nil || status != 429 ||
+		!strings.Contains(text, `"queue":{"reason":"requests","class":"default","limit":1,`) {
 		t.Errorf("one more: %d %s %v", status, text, err)
 	}
 	harness.Eventually(t, "the other node ends the first request", func() (bool, string) {

@@ -43,8 +43,10 @@ POST /v1/free, or lets it expire.`,
 	f.BoolVar(&r.Advisory, "advisory", false, "only ask, and show the worker's load")
 	f.StringVar(&r.SessionID, "session", "", "the session of the request, which is kept on one worker")
 	f.StringVar(&r.PolicyClass, "policy-class", "", "the class, or family of classes, in which it waits for a worker")
-	f.Uint32Var(&r.StrictPriority, "strict-priority", 0, "whoever has more is before all who have less, where requests wait")
-	f.Float64Var(&r.PriorityJump, "priority-jump", 0, "how many seconds earlier it counts as having come, where requests wait")
+	f.Uint32Var(&r.StrictPriority, "strict-priority", 0,
+		"where requests wait, who has more is before all who have less")
+	f.Float64Var(&r.PriorityJump, "priority-jump", 0,
+		"how many seconds earlier it counts as having come, where requests wait")
 	f.StringVar(&pin, "pin", "", "check this worker, WORKER or WORKER/RANK, instead of choosing")
 	f.StringVar(&r.RequestID, "book", "", "book the request under this id")
 	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default the service's)")

@@ -10,8 +10,8 @@
 // many as they are to compute. A class that has nobody waiting keeps nothing.
 //
 // Who goes is found by trying. Requests with an equal [Entry.Group] may go to the same workers: when one of a group has
-// been tried in vain, the others of the group are not tried in the same examination. So an examination costs one try for
-// each group, and one for each request that goes.
+// been tried in vain, the others of the group are not tried in the same examination. So an examination costs one try
+// for each group, and one for each request that goes.
 //
 // A queue has no clock and no goroutine; one goroutine at a time may use it. It does not know models or workers:
 // internal/selection has one for each model.

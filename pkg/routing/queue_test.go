@@ -41,7 +41,8 @@ func TestAllBusy(t *testing.T) {
 				batch = 10_000_000
 			}
 			has := float64(c.ActivePrefillTokens)
-			over := q.ThresholdTokens != nil && has > *q.ThresholdTokens || q.ThresholdFrac != nil && has > *q.ThresholdFrac*batch
+			over := q.ThresholdTokens != nil && has > *q.ThresholdTokens ||
+				q.ThresholdFrac != nil && has > *q.ThresholdFrac*batch
 			if !c.HasLoad || !over {
 				free++
 			}
