@@ -28,6 +28,8 @@ type Queries struct {
 	withheld prometheus.Counter // denied under its old name
 	denied   prometheus.Counter
 	missing  *prometheus.CounterVec
+	selected *prometheus.CounterVec
+	stage    *prometheus.HistogramVec
 }
 
 // Observe counts one request by its outcome: "ok", or the error's code.
@@ -51,6 +53,14 @@ func (q *Queries) HedgesDenied(n int) {
 
 // Missing counts partitions that an answer lacks.
 func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(float64(n)) }
+
+// Selected counts a choice of a worker by its policy and outcome: "ok", or the error's code.
+func (q *Queries) Selected(policy, outcome string) { q.selected.WithLabelValues(policy, outcome).Inc() }
+
+// Stage observes how long a part of a choice took.
+func (q *Queries) Stage(stage string, took time.Duration) {
+	q.stage.WithLabelValues(stage).Observe(took.Seconds())
+}
 
 // New returns a handler of /metrics for a node, and what counts its requests.
 func New(node Statuser) (http.Handler, *Queries) {
@@ -82,8 +92,17 @@ func New(node Statuser) (http.Handler, *Queries) {
 			Name: "kvatlas_answer_missing_partitions_total",
 			Help: "Partitions that answers lack, as no node answered for them.",
 		}, []string{"operation"}),
+		selected: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvatlas_selections_total",
+			Help: "Choices of a worker on this node, by policy (other: it is not known) and outcome: ok, or an error's code.",
+		}, []string{"policy", "outcome"}),
+		stage: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "kvatlas_selection_stage_seconds",
+			Help:    "Time of each part of a choice: hash, match, load, choose, book.",
+			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 10),
+		}, []string{"stage"}),
 	}
-	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.denied, q.missing,
+	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.denied, q.missing, q.selected, q.stage,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
 }
@@ -172,6 +191,14 @@ var (
 	requests = desc("kvatlas_requests_total",
 		"Requests by transport (nats, http; node: from other nodes), operation and outcome: ok, an error's "+
 			"code, expired or unsent.", "transport", "operation", "outcome")
+	underWay = desc("kvatlas_requests_under_way",
+		"Requests that are booked and have not ended, by model (MODEL:GROUP of a routing group). The same at each node.",
+		"model")
+	bookingsEnded = desc("kvatlas_bookings_refused_or_ended_total",
+		"Bookings that were refused because their id was under way (conflict), were ended by their age (expired) or since "+
+			"another node had booked their id too (rival), by model.", "model", "why")
+	bookingsHealed = desc("kvatlas_bookings_healed_total",
+		"Requests that this node ended late, when it heard from another that they had ended.")
 	resyncNeeded = desc("kvatlas_partition_resync_needed",
 		"1 if a partition's log does not have all that its ranks hold.", "partition")
 )
@@ -240,6 +267,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(engines, float64(e.Unknown), "unknown")
 		gauge(catchingUp, float64(e.CatchingUp))
 	}
+	if s.Load != nil {
+		loads(s.Load, gauge, count)
+	}
 	gauge(holdings, float64(s.Index.Blocks.Device), "device")
 	gauge(holdings, float64(s.Index.Blocks.Host), "host")
 	gauge(holdings, float64(s.Index.Blocks.Disk), "disk")
@@ -281,6 +311,23 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(snapshotAge, time.Since(p.SnapshotTime).Seconds(), name)
 			gauge(snapshotSize, float64(p.SnapshotSize), name)
 		}
+	}
+}
+
+// loads tells of requests under way.
+func loads(
+	l *api.LoadStatus, gauge func(*prometheus.Desc, float64, ...string), count func(*prometheus.Desc, uint64, ...string),
+) {
+	count(bookingsHealed, l.Healed)
+	for _, m := range l.Models {
+		name := m.Model
+		if m.Group != "" {
+			name += ":" + m.Group
+		}
+		gauge(underWay, float64(m.Requests), name)
+		count(bookingsEnded, m.Conflicts, name, "conflict")
+		count(bookingsEnded, m.Expired, name, "expired")
+		count(bookingsEnded, m.Rivals, name, "rival")
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -102,6 +103,33 @@ func TestHedgesDenied(t *testing.T) {
 	for _, want := range []string{"kvatlas_peer_hedges_denied_total 3", "kvatlas_peer_hedges_withheld_total 3"} {
 		if !strings.Contains(w.Body.String(), "\n"+want+"\n") {
 			t.Errorf("there is no %s", want)
+		}
+	}
+}
+
+// TestSelections: choices are counted by policy and outcome, and bookings by what became of them.
+func TestSelections(t *testing.T) {
+	handler, queries := New(&statuser{api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
+		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6}, {Model: "m", Group: "g", Requests: 2}}}}})
+	queries.Selected("dynamo", api.OutcomeOK)
+	queries.Selected("dynamo", api.OutcomeOK)
+	queries.Selected("random", string(api.CodeOverloaded))
+	queries.Stage("match", 3*time.Microsecond)
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	text := w.Body.String()
+	for _, want := range []string{
+		`kvatlas_selections_total{outcome="ok",policy="dynamo"} 2`,
+		`kvatlas_selections_total{outcome="overloaded",policy="random"} 1`,
+		`kvatlas_selection_stage_seconds_bucket{stage="match",le="4e-06"} 1`,
+		`kvatlas_requests_under_way{model="m"} 3`, `kvatlas_requests_under_way{model="m:g"} 2`,
+		`kvatlas_bookings_refused_or_ended_total{model="m",why="conflict"} 4`,
+		`kvatlas_bookings_refused_or_ended_total{model="m",why="expired"} 5`,
+		`kvatlas_bookings_refused_or_ended_total{model="m",why="rival"} 6`,
+		`kvatlas_bookings_healed_total 7`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no %s", want)
 		}
 	}
 }

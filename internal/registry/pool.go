@@ -85,6 +85,19 @@ func (r *Registry) Registered(instance events.WorkerID) (*api.Worker, bool) {
 	return w, len(w.Ranks) > 0
 }
 
+// Complete has the model of each rank that is registered and whose registration is complete.
+func (r *Registry) Complete() map[events.RankKey]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	models := map[events.RankKey]string{}
+	for _, rank := range r.ranksWhere(func(events.WorkerID, string) bool { return true }) {
+		if rank.Record.State != api.WorkerIncomplete {
+			models[rank.RankKey] = r.modelOf(rank.RankKey)
+		}
+	}
+	return models
+}
+
 // ranksOf lists a worker's ranks.
 func (r *Registry) ranksOf(instance events.WorkerID) []PoolRank {
 	r.mu.Lock()

@@ -68,17 +68,14 @@ func (s *Server) waitLoads(ctx context.Context) {
 	}
 }
 
-// removeGone ends the requests of ranks that are registered no more, or for another model, until ctx ends.
-// Every node does so.
+// removeGone ends the requests of ranks that are registered no more, or for another model or routing group, or that
+// have become incomplete, until ctx ends. Every node does so.
 func (s *Server) removeGone(ctx context.Context) {
 	known := map[events.RankKey]string{}
 	for {
 		changed := s.registry.Changed()
 		if s.registry.Current() {
-			there := map[events.RankKey]string{}
-			for _, w := range s.registry.Workers() {
-				there[w.Record.Key()] = w.Record.Model
-			}
+			there := s.registry.Complete()
 			for key, model := range known {
 				if there[key] != model {
 					s.loads.RemoveRank(key)

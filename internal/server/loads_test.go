@@ -145,4 +145,22 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 	if err := c.loads.Free(ctx, m, "1"); !errors.Is(err, load.ErrUnknown) {
 		t.Errorf("the end of a request whose worker has left: %v", err)
 	}
+
+	// One whose registration is not complete any more takes its requests along too.
+	if _, err := workers.Put(ctx, name, record); err != nil {
+		t.Fatal(err)
+	}
+	until("the worker is back", func() bool { return there(a) && there(b) && there(c) })
+	if err := a.loads.Book(ctx, m, load.Booking{ID: "again", Rank: key}); err != nil {
+		t.Fatal(err)
+	}
+	until("c has what was booked on a", loaded(c, 1))
+	incomplete, _ := json.Marshal(registry.Record{Version: 1, Instance: key.Instance, Model: "m", BlockSize: 16,
+		LeaseMS: time.Hour.Milliseconds(), State: registry.Held, Worker: &api.WorkerSpec{Role: "none of ours"}})
+	if _, err := workers.Put(ctx, name, incomplete); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*Server{a, b, c} {
+		until("the incomplete worker's requests have gone on "+s.ID, loaded(s, 0))
+	}
 }

@@ -1,9 +1,13 @@
 package server
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
+	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // router answers what chooses workers and counts their load, once the node is ready.
@@ -44,7 +48,16 @@ func (r router) step(ctx context.Context, q *api.RequestRef, do func(context.Con
 }
 
 func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
-	return admitted(ctx, r, q, r.s.selection.Select)
+	out, err := admitted(ctx, r, q, r.s.selection.Select)
+	policy, outcome := cmp.Or(q.Policy, r.s.Policy, selection.DefaultPolicy), api.OutcomeOK
+	if !slices.Contains(routing.Policies(), policy) {
+		policy = api.OpOther
+	}
+	if err != nil {
+		outcome = string(api.AsError(err).Code)
+	}
+	r.s.queries.Selected(policy, outcome)
+	return out, err
 }
 
 func (r router) Book(ctx context.Context, q *api.BookRequest) (*api.Booking, error) {

@@ -167,7 +167,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.sessions = s.newSessions()
 	s.selection, err = selection.New(selection.Config{
-		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Engines: s.engines.read, Sessions: s.sessions,
+		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Engines: s.engines.read,
+		Stage: s.queries.Stage, Sessions: s.sessions,
 		Policy: s.Policy, Routing: s.Routing,
 	})
 	if err != nil {

@@ -72,14 +72,16 @@ func (r *request) put(o outcome) {
 	}
 }
 
-// asksOnce has the operations of which a second request is not as good as the first.
+// asksOnce has the operations of which a second request is not as good as the first; OpSelect only if it books.
 var asksOnce = map[string]bool{
 	api.OpVerify: true, api.OpSnapshot: true, api.OpRegisterWorker: true, api.OpRemoveWorker: true,
 	api.OpSelect: true, api.OpBook: true, api.OpOutputBlock: true, api.OpFree: true,
 }
 
-// ask sends a request, and again as long as that may help. See the package comment.
-func (c *Client) ask(ctx context.Context, op string, about events.WorkerID, body []byte) ([]byte, error) {
+// ask sends a request, and again as long as that may help, unless it is sent once. See the package comment.
+func (c *Client) ask(
+	ctx context.Context, op string, about events.WorkerID, body []byte, once bool,
+) ([]byte, error) {
 	if err := ctx.Err(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return nil, fmt.Errorf("ask %s: %w", op, err)
 	}
@@ -88,7 +90,7 @@ func (c *Client) ask(ctx context.Context, op string, about events.WorkerID, body
 		deadline = time.Now().Add(defaultDeadline)
 	}
 	begun := time.Now()
-	try := newRetry(deadline.Sub(begun), c.o.Absent, asksOnce[op])
+	try := newRetry(deadline.Sub(begun), c.o.Absent, once)
 	if try.left < time.Millisecond {
 		return nil, failed(api.CodeUnavailable, context.DeadlineExceeded, "no time is left to ask %s", op)
 	}

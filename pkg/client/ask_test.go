@@ -354,6 +354,21 @@ func TestAskUntilSomebodyServes(t *testing.T) {
 	}
 }
 
+// TestSelectIsAskedAgain while nobody serves, unless it books: that is sent once.
+func TestSelectIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	var why again
+	c := overNATS(t, startServer(t, t.TempDir(), "127.0.0.1:0"), &why)
+	r := &SelectRequest{Query: Query{Model: "m", Hashes: api.Hashes{1}}, RequestID: "r", Book: true}
+	if _, err := c.Select(within(t, patience), r); CodeOf(err) != api.CodeNotReady || why.count(AgainAbsent) != 0 {
+		t.Errorf("one that books: %v, asked again %d times", err, why.count(AgainAbsent))
+	}
+	r.Book = false
+	if _, err := c.Select(within(t, patience), r); CodeOf(err) != api.CodeNotReady || why.count(AgainAbsent) == 0 {
+		t.Errorf("one that does not book: %v, asked again %d times", err, why.count(AgainAbsent))
+	}
+}
+
 // TestAskWithoutConnection: what is asked on a connection that is closed for good fails at once, with a code.
 func TestAskWithoutConnection(t *testing.T) {
 	t.Parallel()

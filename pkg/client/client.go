@@ -135,8 +135,9 @@ func (c *Client) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	return call[api.SnapshotList](ctx, c, api.OpSnapshot, nil)
 }
 
-// Select asks which worker should serve a prompt, and books the request there if it says so. It is sent once: if the
-// answer is lost, the request may be booked all the same.
+// Select asks which worker should serve a prompt, and books the request there if it says so. One that books is sent
+// once: if the answer is lost, the request may be booked all the same. One that does not is asked again as
+// [Client.Find] is; with a RequestID, the choice that is kept for Book is then any of those.
 func (c *Client) Select(ctx context.Context, r *SelectRequest) (*Selection, error) {
 	return call[Selection](ctx, c, api.OpSelect, r)
 }
@@ -211,7 +212,11 @@ func about[T any](ctx context.Context, c *Client, op string, instance events.Wor
 			return nil, err
 		}
 	}
-	reply, err := c.ask(ctx, op, instance, body)
+	once := asksOnce[op]
+	if s, choice := q.(*SelectRequest); choice {
+		once = s.Book
+	}
+	reply, err := c.ask(ctx, op, instance, body, once)
 	if err != nil {
 		return nil, err
 	}
