@@ -358,7 +358,12 @@ func TestAskUntilSomebodyServes(t *testing.T) {
 func TestSelectIsAskedAgain(t *testing.T) {
 	t.Parallel()
 	var why again
-	c := overNATS(t, startServer(t, t.TempDir(), "127.0.0.1:0"), &why)
+	c, err := NATS(connect(t, startServer(t, t.TempDir(), "127.0.0.1:0")).NATS(), "test", Options{
+		Absent: 100 * time.Millisecond, AskedAgain: why.told})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
 	r := &SelectRequest{Query: Query{Model: "m", Hashes: api.Hashes{1}}, RequestID: "r", Book: true}
 	if _, err := c.Select(within(t, patience), r); CodeOf(err) != api.CodeNotReady || why.count(AgainAbsent) != 0 {
 		t.Errorf("one that books: %v, asked again %d times", err, why.count(AgainAbsent))
