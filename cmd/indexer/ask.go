@@ -186,7 +186,9 @@ func queryCommand() *cobra.Command {
 		Long: `Ask which worker holds how much of a prompt, in blocks: DEVICE counts the leading blocks in device memory, HOST those
 that follow directly in host memory, and so on. Tokens are whole numbers with commas or blanks between; a file of them
 may also be a JSON array, and - is standard input. --explain shows block by block which worker holds it in which tier
-and whether the shared store has it, and for each worker the rule that stopped its own prefix, and what it would load.`,
+and whether the shared store has it, and for each worker the rule that stopped its own prefix, and what it would load.
+GUESSED counts the leading blocks that a worker probably holds in device memory, as requests were sent there, though its
+events do not say so.`,
 		Example: `  indexer query --model llama --tokens-file prompt.json
   indexer query --model llama --tokens-file prompt.json --explain
   indexer query --model llama --hashes 13226331709069118873 --json`,
@@ -290,6 +292,10 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	if shared {
 		heading = append(heading, "FROM STORE", "STORE STOPS")
 	}
+	guessed := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Guessed > 0 })
+	if guessed {
+		heading = append(heading, "GUESSED")
+	}
 	stands := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Engine != "" || o.CatchingUp })
 	if stands {
 		heading = append(heading, "ENGINE")
@@ -303,6 +309,9 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, part}
 		if shared {
 			rows[i] = append(rows[i], o.L3, o.L3Stop)
+		}
+		if guessed {
+			rows[i] = append(rows[i], o.Guessed)
 		}
 		if stands {
 			rows[i] = append(rows[i], engineStands(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp},

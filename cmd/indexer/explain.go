@@ -67,13 +67,20 @@ func printExplanation(w io.Writer, a *api.Answer) error {
 	for i := range a.Workers {
 		o := &a.Workers[i]
 		if o.Path == nil {
-			unexplained++
+			if o.Guessed == 0 {
+				unexplained++
+			}
 			continue
 		}
 		rows = append(rows, []any{name(o), o.Total(), whyStopped(o, a.Blocks), o.L3, whyNoMore(o, a)})
 	}
 	if err := cli.Table(w, []string{"WORKER", "OWN", "STOPPED", "LOADS", "NO MORE, FOR"}, rows); err != nil {
 		return err
+	}
+	for i := range a.Workers {
+		if o := &a.Workers[i]; o.Guessed > 0 {
+			fmt.Fprintf(w, "%s probably holds %d blocks on its device, as requests were sent there\n", name(o), o.Guessed)
+		}
 	}
 	if unexplained > 0 {
 		_, err := fmt.Fprintf(w, "%d more ranks are not explained; name some with --worker\n", unexplained)

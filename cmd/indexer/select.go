@@ -108,6 +108,10 @@ func printSelection(w io.Writer, s *api.Selection) error {
 	fmt.Fprintf(w, ", by %s from %d candidates, cost %.3f\n", s.Policy, s.Candidates, s.Cost)
 	fmt.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %d blocks under way\n", s.CachedTokens,
 		s.EffectivePrefillTokens, s.PotentialDecodeBlocks)
+	if s.Guessed > 0 {
+		fmt.Fprintf(w, "its events confirm %d blocks on its device; it probably holds %d, as requests were sent there\n",
+			s.Device, s.Guessed)
+	}
 	if l := s.WorkerLoad; l != nil {
 		fmt.Fprintf(w, "it has %d tokens to compute, and room for %d\n", l.ActivePrefillTokens, l.PrefillTokenCapacity)
 	}
@@ -149,6 +153,10 @@ func printChoice(w io.Writer, x *routing.Explanation) error {
 	if terms {
 		heading = append(heading, "PREFILL", "CREDIT", "DECODE", "REQUESTS", "TAINTS")
 	}
+	guessed := terms && slices.ContainsFunc(list, func(c routing.Considered) bool { return c.Terms.GuessedBlocks > 0 })
+	if guessed {
+		heading = append(heading, "GUESSED BLOCKS")
+	}
 	rows := make([][]any, len(list))
 	for i, c := range list {
 		chosen := ""
@@ -161,6 +169,9 @@ func printChoice(w io.Writer, x *routing.Explanation) error {
 			credit := t.DeviceCredit + t.HostCredit + t.DiskCredit + t.SharedCredit
 			rows[i] = append(rows[i], fmt.Sprintf("%.3f", t.RawPrefill), fmt.Sprintf("-%.3f", credit),
 				fmt.Sprintf("%.3f", t.Decode), fmt.Sprintf("%.3f", t.ActiveRequests), fmt.Sprintf("x%.3f", t.TaintFactor))
+		}
+		if guessed {
+			rows[i] = append(rows[i], c.Terms.GuessedBlocks)
 		}
 	}
 	if err := cli.Table(w, heading, rows); err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/internal/server"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -127,6 +128,15 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing.md")
 	f.DurationVar(&s.RequestExpiry, "request-expiry", 300*time.Second,
 		"age at which a request that was booked and not freed is forgotten; the same on all nodes")
+	f.StringVar((*string)(&s.Guesses.Policy), "guess-policy", string(guess.TTL),
+		"for how long workers registered without events are taken to hold what they were sent: ttl, lru (by total_kv_blocks, as an engine evicts) or off")
+	f.DurationVar(&s.Guesses.TTL, "guess-ttl", 120*time.Second,
+		"with ttl: how long after the last request that was sent there with a block")
+	f.DurationVar(&s.Guesses.PredictTTL, "predict-ttl", 0,
+		"how long workers with events are taken to hold what they were sent, until their events say so; such as 5s; 0: not at all")
+	f.IntVar(&s.Guesses.MaxBlocks, "guess-max-blocks", 0,
+		"blocks of guesses for each model, counted for each rank; beyond, the soonest to expire go (default: 2^20, with lru 2^24)")
+	f.Float64Var(&s.Guesses.PruneRatio, "guess-prune-ratio", 0.8, "share of --guess-max-blocks that is left then")
 	s.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -198,6 +208,8 @@ func (s *serving) check() error {
 	bad(s.QueryQueue < 0, "--query-queue %d is negative", s.QueryQueue)
 	bad(!slices.Contains(routing.Policies(), s.Policy), "--policy %q is none of %s", s.Policy,
 		strings.Join(routing.Policies(), ", "))
+	errs = append(errs, s.Guesses.Check())
+	bad(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
 	s.Routing, err = readRouting(s.routingConfig)
 	failed("--routing-config", err)
 	if s.l3Config != "" {

@@ -465,7 +465,8 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 	}
 	out := &scores{Scores: map[string]map[string]uint64{}, Frequencies: []uint64{}, Instances: map[string]*instance{}}
 	size := uint64(answer.BlockSize)
-	for _, o := range answer.Workers {
+	for i := range answer.Workers {
+		o := answer.Workers[i].WithGuess()
 		name, rank := string(o.Instance), strconv.FormatUint(uint64(o.Rank), 10)
 		in := out.Instances[name]
 		if in == nil {

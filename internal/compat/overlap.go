@@ -73,7 +73,8 @@ func NewOverlapScores(a *api.Answer, ranks []events.RankKey) *OverlapScores {
 	for i := range a.Workers {
 		key := events.RankKey{Instance: a.Workers[i].Instance, Rank: a.Workers[i].Rank}
 		named[key] = true
-		row(key, &a.Workers[i])
+		o := a.Workers[i].WithGuess()
+		row(key, &o)
 	}
 	for _, key := range ranks {
 		if !named[key] {

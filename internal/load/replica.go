@@ -18,6 +18,9 @@ type ReplicaConfig struct {
 	Origin uint64 // of this session of this node: random, not 0
 	Limits Limits
 	Models int // how many tables there may be; 0: 256
+
+	// Watch is told of every request, whichever node booked it; nil: nobody is. It must not call back.
+	Watch func(Model, *Request)
 }
 
 // Times of the protocol.
@@ -174,6 +177,9 @@ func (r *Replica) model(model Model) *replica {
 	if m == nil && len(r.models) < r.cfg.Models {
 		m = &replica{Model: model, table: NewTable(r.cfg.Origin, r.cfg.Limits), peers: map[uint64]*peer{}}
 		m.table.changed = func(kind change, rec *record) { r.enqueue(m, kind, rec) }
+		if r.cfg.Watch != nil {
+			m.table.watch = func(q *Request) { r.cfg.Watch(model, q) }
+		}
 		r.byName[model] = m
 		r.models = append(r.models, m)
 	}

@@ -41,6 +41,9 @@ type simNode struct {
 	place int // which node it is
 	dead  bool
 	group int // of nodes that hear each other
+
+	watched map[Model]map[Key]*Request // under way, as Watch told it
+	wrong   error                      // of what Watch told
 }
 
 type flight struct {
@@ -101,8 +104,8 @@ func (w *world) start(place int) {
 	if before := w.nodes[place]; before != nil {
 		before.dead, group = true, before.group
 	}
-	n := &simNode{w: w, place: place, group: group}
-	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits})
+	n := &simNode{w: w, place: place, group: group, watched: map[Model]map[Key]*Request{}}
+	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch})
 	w.nodes[place] = n
 	for _, m := range testModels {
 		table := n.model(m).table
@@ -112,6 +115,44 @@ func (w *world) start(place int) {
 			said(kind, r)
 		}
 	}
+}
+
+// watch keeps what it is told of: each request is new once, then changes, and ends.
+func (n *simNode) watch(m Model, r *Request) {
+	if n.watched[m] == nil {
+		n.watched[m] = map[Key]*Request{}
+	}
+	known := n.watched[m][r.Key] != nil
+	switch {
+	case r.New && known || !r.New && !known && !r.Ended:
+		n.wrong = fmt.Errorf("node %d is told of %+v; it is known: %v", n.place, r, known)
+	case r.Age < 0 || r.Age > n.w.limits.Expiry:
+		n.wrong = fmt.Errorf("node %d is told of %+v of this age", n.place, r)
+	case r.Ended:
+		delete(n.watched[m], r.Key)
+	default:
+		n.watched[m][r.Key] = r
+	}
+}
+
+// checkWatched compares what Watch told with the table.
+func (n *simNode) checkWatched(m Model) error {
+	under := 0
+	for key, r := range n.Table(m).records {
+		if r.gone {
+			continue
+		}
+		under++
+		q := n.watched[m][key]
+		if q == nil || q.Rank != r.rank || q.Private != int(r.private) || q.Outputs != int(r.outputs()) ||
+			q.PrefillDone != r.done || !slices.Equal(q.Hashes, r.hashes) {
+			return fmt.Errorf("watched %+v, there is %+v", q, r)
+		}
+	}
+	if under != len(n.watched[m]) {
+		return fmt.Errorf("watched %d requests, there are %d", len(n.watched[m]), under)
+	}
+	return n.wrong
 }
 
 func (n *simNode) note(m Model, kind change, r *record) {
@@ -220,7 +261,7 @@ func (w *world) check(late time.Duration) error {
 		near := false
 		for _, n := range w.nodes {
 			t := n.Table(m)
-			if err := t.Check(); err != nil {
+			if err := errors.Join(t.Check(), n.checkWatched(m)); err != nil {
 				return fmt.Errorf("node %d: %w", n.place, err)
 			}
 			if len(t.rivals) > 0 {

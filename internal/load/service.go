@@ -19,6 +19,10 @@ type Config struct {
 	Limits    Limits
 	Models    int // how many tables there may be; 0: 256
 	Hooks     Hooks
+
+	// Watch is told of every request, whichever node booked it; nil: nobody is. Tables are locked meanwhile: it must be
+	// quick, and must not call back.
+	Watch func(Model, *Request)
 }
 
 // Hooks tell what happens, from the goroutine of [Service.Run]. Each may be nil. They must not block.
@@ -53,7 +57,8 @@ func New(cfg Config) *Service {
 	hooks.Fill(&cfg.Hooks)
 	s := &Service{cfg: cfg, origin: rand.Uint64() | 1, start: time.Now(), ready: make(chan struct{}),
 		due: make(chan struct{}, 1)}
-	s.replica = NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models})
+	s.replica = NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models,
+		Watch: cfg.Watch})
 	return s
 }
 

@@ -252,6 +252,29 @@ type Table struct {
 	scratch []byte
 
 	changed func(change, *record) // of operations on this node; nil: nobody is told
+	watch   func(*Request)        // of what becomes of requests of any node; nil: nobody is told
+}
+
+// Request is news of a request: that it is New, what has become of it, or that it has Ended. Of those that are not new
+// and have not ended, it is what a request is now, changed or not.
+type Request struct {
+	Key         Key
+	Rank        events.RankKey
+	Hashes      []events.SeqHash // of the prompt's blocks that others may share; never changed
+	Private     int              // blocks of the prompt that nobody shares
+	Outputs     int              // blocks
+	PrefillDone bool             // it has its first output token
+	New, Ended  bool
+	Age         time.Duration // of one that is new: since it was booked, on whichever node
+}
+
+// tell tells who watches.
+func (t *Table) tell(r *record, age time.Duration, isNew, ended bool) {
+	if t.watch == nil {
+		return
+	}
+	t.watch(&Request{Key: r.key, Rank: r.rank, Hashes: r.hashes, Private: int(r.private), Outputs: int(r.outputs()),
+		PrefillDone: r.done, Age: age, New: isNew, Ended: ended || r.gone})
 }
 
 // change is what an operation has done to a record.
@@ -484,6 +507,7 @@ func (t *Table) insert(now time.Duration, r *record) {
 		t.attach(r)
 	}
 	t.sum.add(r, t.digestOf(r))
+	t.tell(r, max(0, t.limits.Expiry-(r.deadline-now)), true, false)
 }
 
 // remove takes a record out. Its key stays seen.
@@ -512,6 +536,7 @@ func (t *Table) remove(now time.Duration, r *record) {
 	if head.rival == nil || head.rival.rival == nil {
 		delete(t.rivals, r.id)
 	}
+	t.tell(r, 0, false, true)
 }
 
 // replace gives a record a new state.
@@ -540,6 +565,7 @@ func (t *Table) replace(r *record, next state) {
 	}
 	t.blocks += r.blocks()
 	t.sum.add(r, t.digestOf(r))
+	t.tell(r, 0, false, false)
 }
 
 // pending is how many tokens are to be prefilled.

@@ -199,6 +199,11 @@ var (
 			"another node had booked their id too (rival), by model.", "model", "why")
 	bookingsHealed = desc("kvatlas_bookings_healed_total",
 		"Requests that this node ended late, when it heard from another that they had ended.")
+	guessed = desc("kvatlas_guessed_blocks",
+		"Blocks that ranks are guessed to hold, as requests were sent to them, by model.", "model")
+	guessesDropped = desc("kvatlas_guessed_blocks_dropped_total",
+		"Blocks that ranks are no longer guessed to hold, by reason: expired, evicted (lru), pruned (too many), "+
+			"refuted (by events), removed (with the rank).", "model", "reason")
 	resyncNeeded = desc("kvatlas_partition_resync_needed",
 		"1 if a partition's log does not have all that its ranks hold.", "partition")
 )
@@ -279,6 +284,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(decoderBytes, float64(s.Index.DecoderBytes))
 	for _, m := range s.Models {
 		gauge(modelRanks, float64(m.Ranks), m.Model, strconv.FormatUint(uint64(m.BlockSize), 10))
+	}
+	for _, g := range s.Guesses {
+		gauge(guessed, float64(g.Blocks), g.Model)
+		for reason, n := range g.Dropped {
+			count(guessesDropped, n, g.Model, reason)
+		}
 	}
 	for where, x := range byStore(s.L3) {
 		gauge(l3Up, yes(x.Down == ""), where)

@@ -138,9 +138,10 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	if err != nil {
 		return nil, err
 	}
+	s.guess(x, of)
 	selector := s.selectors[s.cfg.Policy]
 	x.request = routing.Request{ISL: isl, BlockSize: of.blockSize, Blocks: uint64(len(x.seq))}
-	x.fill(of, answer)
+	s.fill(x, of, answer)
 	s.weigh(x, of, r.Model, reuse(selector, &x.request))
 	list := &api.PotentialList{Model: r.Model, Ranks: make([]api.PotentialLoad, len(x.list))}
 	for i, e := range selector.Estimates(nil, &x.request, x.list, &x.routing) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,13 @@ type Loads interface {
 	Watch(changed chan<- struct{})
 }
 
+// Guesses are what ranks are guessed to hold of a prompt: leading blocks, for each of the ranks. [guess.Service]
+// implements it.
+type Guesses interface {
+	Depths(model string, ranks []registry.PoolRank, seq []events.SeqHash, depths []uint32) (some bool)
+	Refute(model string, ranks []registry.PoolRank, seq []events.SeqHash, confirmed, depths []uint32)
+}
+
 // Config is what a service joins.
 type Config struct {
 	Find  func(ctx context.Context, q *api.Query) (*api.Answer, error)
@@ -40,6 +48,8 @@ type Config struct {
 	Engines Engines // how full engines say that they are; nil: they are not heard
 
 	Sessions *affinity.Service // which worker has which session; nil: sessions are not kept together
+
+	Guesses Guesses // what ranks are guessed to hold; nil: nothing is
 
 	Policy  string         // of requests that name none; default dynamo
 	Routing routing.Config // of all policies
@@ -103,7 +113,10 @@ type scratch struct {
 	loads   []load.Load
 	locals  []events.LocalHash
 	seq     []events.SeqHash
-	routing routing.Scratch
+	guessed []uint32 // leading blocks, by rank; empty: none of any
+
+	confirmed []uint32 // device depths by the index, as guessed
+	routing   routing.Scratch
 }
 
 // stages of a selection, for measurements.
@@ -153,6 +166,7 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 	if err != nil {
 		return nil, err
 	}
+	s.guess(x, of)
 	s.lap(x, stageMatch)
 	x.ask(r, of, answer, isl)
 	a := &x.asked
@@ -242,7 +256,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 		x.seq = x.seq[:0]
 	}
 	x.request.Blocks = uint64(len(x.seq))
-	x.fill(a.of, a.answer)
+	s.fill(x, a.of, a.answer)
 	s.weigh(x, a.of, a.r.Model, reuse(a.selector, &x.request))
 	s.reported(x, a.of)
 	s.lap(x, stageLoad)
@@ -256,6 +270,9 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	s.lap(x, stageChoose)
 	c.out = a.of.selection(a.r, a.answer, a.selector, &choice)
 	c.out.ISLTokens, c.out.Blocks, c.out.Candidates = x.request.ISL, a.blocks, len(x.list)
+	if picked := &x.list[choice.Index]; picked.Guessed > 0 {
+		c.out.Guessed = picked.Device
+	}
 	busyOrNot(a, &x.list[choice.Index], c.out)
 	c.booking = load.Booking{
 		ID: a.r.RequestID, Rank: events.RankKey{Instance: choice.Worker, Rank: choice.Rank}, Hashes: x.seq,
@@ -337,7 +354,7 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 }
 
 // fill makes the candidates: all that are registered, with what the answer says they hold.
-func (x *scratch) fill(of *candidates, a *api.Answer) {
+func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 	x.list = append(x.list[:0], of.list...)
 	for i := range a.Workers {
 		o := &a.Workers[i]
@@ -354,6 +371,37 @@ func (x *scratch) fill(of *candidates, a *api.Answer) {
 		if c.Device+c.Host+c.Disk+c.WouldLoad == 0 && of.ranks[i].Record.Events != api.EventsNone {
 			c.WouldLoad = a.L3.FromStart
 		}
+	}
+	if len(x.guessed) > 0 && upToDate(a) {
+		x.confirmed = x.confirmed[:0]
+		for i := range x.list {
+			x.confirmed = append(x.confirmed, x.list[i].Device)
+		}
+		s.cfg.Guesses.Refute(of.pool.Model, of.ranks, x.seq, x.confirmed, x.guessed)
+	}
+	for i, depth := range x.guessed {
+		if c := &x.list[i]; depth > c.Device {
+			c.Guess(depth)
+		}
+	}
+}
+
+// upToDate reports whether an answer lacks nothing of what the log has.
+func upToDate(a *api.Answer) bool {
+	old := func(p api.PartitionStatus) bool { return p.StaleMS > 0 || p.ResyncNeeded }
+	return a.Complete && !slices.ContainsFunc(a.Partitions, old)
+}
+
+// guess looks up what ranks are guessed to hold of the prompt.
+func (s *Service) guess(x *scratch, of *candidates) {
+	x.guessed = x.guessed[:0]
+	if s.cfg.Guesses == nil {
+		return
+	}
+	x.guessed = slices.Grow(x.guessed, len(of.ranks))[:len(of.ranks)]
+	clear(x.guessed)
+	if !s.cfg.Guesses.Depths(of.pool.Model, of.ranks, x.seq, x.guessed) {
+		x.guessed = x.guessed[:0]
 	}
 }
 

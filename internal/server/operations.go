@@ -23,8 +23,15 @@ func (s *Server) admit() error {
 	return nil
 }
 
-// Find answers a query from all nodes, and says of its ranks how it stands with their engines and shims.
+// Find answers a query from all nodes, says of its ranks how it stands with their engines and shims, and puts guesses
+// beside what they hold.
 func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	a, err := s.find(ctx, q)
+	return s.withGuesses(q, a, err)
+}
+
+// find is Find without guesses.
+func (s *Server) find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
 	}
@@ -97,6 +104,7 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	status.Problems = append(status.Problems, s.outcomes.Problems(time.Now())...)
 	s.registry.MarkStatus(status)
 	status.Load = loadStatus(s.loads.Status())
+	s.markGuesses(status)
 	return status
 }
 

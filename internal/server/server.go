@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
@@ -58,6 +59,7 @@ type Settings struct {
 	L3      node.L3Config
 	Policy  string         // by which workers are chosen; empty: selection.DefaultPolicy
 	Routing routing.Config // of all policies
+	Guesses guess.Settings
 	Engines compat.Engines // of shims in this process
 
 	RequestExpiry time.Duration // the age at which a request under way that nobody has freed is forgotten; 0: 300 s
@@ -107,6 +109,7 @@ type Server struct {
 	loads    *load.Service
 	sessions *affinity.Service // nil: sessions are not kept together
 	engines  *engines
+	guesses  *guess.Service
 
 	selection *selection.Service
 	shims     *compat.Shims
@@ -162,12 +165,15 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
 		},
 	})
+	if s.guesses, err = guess.New(guess.Config{Settings: s.Guesses, Pool: s.registry.Pool}); err != nil {
+		return nil, err
+	}
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
-		Hooks: loadHooks(log)})
+		Hooks: loadHooks(log), Watch: s.guesses.Observe})
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.sessions = s.newSessions()
 	s.selection, err = selection.New(selection.Config{
-		Find: s.Find, Pool: s.registry.Pool, Loads: s.loads, Engines: s.engines.read,
+		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
 		Stage: s.queries.Stage, Sessions: s.sessions,
 		Policy: s.Policy, Routing: s.Routing,
 	})
@@ -209,6 +215,7 @@ func (s *Server) Run(ctx context.Context) error {
 	parts.Go(func() { s.registry.Run(running) })
 	parts.Go(func() { s.shims.Run(running) })
 	parts.Go(func() { s.loads.Run(running) })
+	parts.Go(func() { s.guesses.Run(running) })
 	if s.sessions != nil {
 		parts.Go(func() { s.sessions.Run(running) })
 	}

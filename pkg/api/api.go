@@ -156,9 +156,9 @@ func (a *Answer) Finish(idle bool, why Reason) {
 // FinishRaw is Finish for a query that is Raw.
 func (a *Answer) FinishRaw(idle bool, why Reason) {
 	if !idle {
-		a.Workers = slices.DeleteFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3 == 0 })
+		a.Workers = slices.DeleteFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3+o.Guessed == 0 })
 	}
-	if a.Reason = ""; !slices.ContainsFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3 > 0 }) {
+	if a.Reason = ""; !slices.ContainsFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3+o.Guessed > 0 }) {
 		a.Reason = why
 	}
 }
@@ -242,6 +242,11 @@ type Overlap struct {
 	// CatchingUp: the rank's shim still publishes a backlog of what its engine said earlier, so that the depths are of
 	// an earlier time.
 	CatchingUp bool `json:"catching_up,omitempty" msgpack:"catching_up,omitempty"`
+
+	// Guessed is how many leading blocks the rank is guessed to hold in device memory, if that is more than Device, which
+	// its events confirm: it was sent a request with them, and its events say nothing of that yet, or it has none. The
+	// other depths follow what is confirmed.
+	Guessed uint32 `json:"guessed,omitempty" msgpack:"guessed,omitempty"`
 }
 
 // Bound is a kind of upper bound.
@@ -300,11 +305,24 @@ type HeldRun struct {
 // Total is the length of the prefix that lies in any of the rank's own tiers, in blocks.
 func (o *Overlap) Total() uint32 { return o.Device + o.Host + o.Disk + o.External }
 
-// CompareOverlaps orders workers as answers have them: best first.
+// WithGuess is the overlap if the guess is right. What it covers counts once: of the other tiers, and of the shared
+// store, what lies behind it stays.
+func (o Overlap) WithGuess() Overlap {
+	covered := max(o.Guessed, o.Device) - o.Device
+	o.Device, o.Guessed = o.Device+covered, 0
+	for _, tier := range []*uint32{&o.Host, &o.Disk, &o.External, &o.L3} {
+		n := min(*tier, covered)
+		*tier -= n
+		covered -= n
+	}
+	return o
+}
+
+// CompareOverlaps orders workers as answers have them: best first, guesses last.
 func CompareOverlaps(a, b Overlap) int {
 	return cmp.Or(
 		cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk,
-			a.Disk), cmp.Compare(b.External, a.External), cmp.Compare(b.L3, a.L3),
+			a.Disk), cmp.Compare(b.External, a.External), cmp.Compare(b.L3, a.L3), cmp.Compare(b.Guessed, a.Guessed),
 		cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank),
 	)
 }
@@ -480,6 +498,8 @@ type Status struct {
 	Engines *EngineCounts `json:"engines,omitempty" msgpack:"engines,omitempty"` // nil: the node does not say
 
 	Load *LoadStatus `json:"load,omitempty" msgpack:"load,omitempty"` // nil: the node is older than routing
+
+	Guesses []GuessStatus `json:"guesses,omitempty" msgpack:"guesses,omitempty"` // of models that have, or had, any
 }
 
 // LoadStatus is what a node knows of requests under way. Counts are since it started.
@@ -506,6 +526,15 @@ type ModelDigest struct {
 	Rivals    uint64 `json:"rivals" msgpack:"rivals"`       // ended: another node had booked the same id
 	Twice     int    `json:"twice" msgpack:"twice"`         // ids of two requests now, of which one is about to end so
 	Expired   uint64 `json:"expired" msgpack:"expired"`     // ended by their age
+}
+
+// GuessStatus is what a node guesses of the workers of one model.
+type GuessStatus struct {
+	Model  string `json:"model" msgpack:"model"`
+	Blocks int    `json:"blocks" msgpack:"blocks"` // counted for each rank
+
+	// Dropped counts blocks since the node started, by reason: expired, evicted, pruned, refuted, removed.
+	Dropped map[string]uint64 `json:"dropped" msgpack:"dropped"`
 }
 
 // EngineCounts is how many ranks of the namespace are registered, by how it stands with their engines; the same at each

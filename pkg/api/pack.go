@@ -291,6 +291,7 @@ func (p *packer) overlap(o *Overlap) error {
 	p.optText(m, "bound", string(o.Bound))
 	p.optText(m, "engine", string(o.Engine))
 	p.optTrue(m, "catching_up", o.CatchingUp)
+	p.optNumber(m, "guessed", uint64(o.Guessed))
 	return err
 }
 

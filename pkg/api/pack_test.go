@@ -91,6 +91,7 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 				Disk: u32(), External: u32(), L3: u32(), L3Stop: words(rng)}
 			if rng.IntN(4) == 0 {
 				o.Bound, o.Engine, o.CatchingUp = Bound(words(rng)), EngineState(words(rng)), rng.IntN(2) == 0
+				o.Guessed = u32()
 			}
 			if people && rng.IntN(2) == 0 {
 				o.Path = &Path{Held: some(rng, 3,

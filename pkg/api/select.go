@@ -102,6 +102,7 @@ type Selection struct {
 	Disk     uint32 `json:"disk" msgpack:"disk"`
 	External uint32 `json:"external" msgpack:"external"`
 	L3       uint32 `json:"l3" msgpack:"l3"`
+	Guessed  uint32 `json:"guessed,omitempty" msgpack:"guessed,omitempty"` // in place of Device, in the choice
 
 	Policy      string  `json:"policy" msgpack:"policy"`
 	Candidates  int     `json:"candidates" msgpack:"candidates"` // ranks that were looked at, those too that were dropped

@@ -421,6 +421,8 @@ func (u *unpacker) overlap() (o Overlap) {
 			o.Engine = EngineState(u.text())
 		case "catching_up":
 			o.CatchingUp = u.truth()
+		case "guessed":
+			o.Guessed = u.uint32()
 		default:
 			u.want(!u.Broken && skipValue(&u.Reader, maxNesting) == nil)
 		}

@@ -63,6 +63,7 @@ type Terms struct {
 	RawPrefill     float64 `json:"raw_prefill" msgpack:"raw_prefill"`
 	Decay          float64 `json:"decay" msgpack:"decay"` // a factor
 	DeviceCredit   float64 `json:"device_credit" msgpack:"device_credit"`
+	GuessedBlocks  uint32  `json:"guessed_blocks,omitempty" msgpack:"guessed_blocks,omitempty"` // of those that it is for
 	HostCredit     float64 `json:"host_credit" msgpack:"host_credit"`
 	DiskCredit     float64 `json:"disk_credit" msgpack:"disk_credit"`
 	SharedBlocks   uint32  `json:"shared_blocks" msgpack:"shared_blocks"` // before their multiplier
@@ -146,8 +147,8 @@ func (dynamoCost) Score(v *View, cost []float64) {
 		}
 		if v.terms != nil {
 			v.terms[i] = Terms{
-				RawPrefill: rawPrefill, Decay: decay, DeviceCredit: deviceCredit, HostCredit: hostCredit,
-				DiskCredit: diskCredit, SharedBlocks: shared, SharedCredit: sharedCredit, Prefill: prefill,
+				RawPrefill: rawPrefill, Decay: decay, DeviceCredit: deviceCredit, GuessedBlocks: w.Guessed,
+				HostCredit: hostCredit, DiskCredit: diskCredit, SharedBlocks: shared, SharedCredit: sharedCredit, Prefill: prefill,
 				Decode: decode, ActiveRequests: requests, TaintFactor: factor, DecodeForm: decodeForm,
 			}
 		}

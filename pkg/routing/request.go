@@ -75,6 +75,10 @@ type Candidate struct {
 	// Disk + External.
 	Device, Host, Disk uint32
 
+	// Guessed is how many of Device are a guess: blocks that the worker was sent a request with, and of which its events
+	// say nothing yet. See [Candidate.Guess].
+	Guessed uint32
+
 	// WouldLoad is how many more its engine would load from the shared store: of an api.Overlap, L3.
 	WouldLoad uint32
 
@@ -97,6 +101,20 @@ type Candidate struct {
 	// Overlap is the weighted sum of all tiers, in blocks, from a source that does not know them apart. It is used, as
 	// device depth too, only if no candidate of the call has a tier's depth.
 	Overlap float64
+}
+
+// Guess says that the candidate probably holds more leading blocks in device memory than Device, which is confirmed.
+// What it holds in other tiers, or would load, follows what is confirmed: of that, what the guess covers does not count
+// again.
+func (c *Candidate) Guess(depth uint32) {
+	c.Guessed = depth - c.Device
+	c.Device = depth
+	covered := c.Guessed
+	for _, tier := range []*uint32{&c.Host, &c.Disk, &c.WouldLoad} {
+		n := min(*tier, covered)
+		*tier -= n
+		covered -= n
+	}
 }
 
 // Target is a worker, and one rank of it if Rank is not nil.

@@ -1,0 +1,145 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+)
+
+// TestGuesses has two nodes and three workers without events. What is sent to a worker through one node, both take it
+// to hold, before and after the request has ended; a node that starts later learns what is under way; a worker that is
+// removed takes its guesses along.
+func TestGuesses(t *testing.T) {
+	t.Parallel()
+	nats := harness.StartNATS(t)
+	start := func(name string, flags ...string) (*harness.Indexer, *client.Client) {
+		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", append([]string{"serve", "--nats", nats,
+			"--node-id", name, "--partitions", "4", "--http-listen", "127.0.0.1:0", "--guess-ttl", "10m"}, flags...)...)}
+		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		x.WaitFor(`msg=ready`)
+		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x, c
+	}
+	first, one := start("n1")
+	_, two := start("n2")
+	for _, w := range []string{"w1", "w2", "w3"} {
+		if r := harness.Run(t, "indexer", "workers", "register", w, "--nats", nats, "--model", "m", "--block-size",
+			fmt.Sprint(harness.BlockSize)); r.Code != 0 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	prompt := harness.Tokens(1, 10*harness.BlockSize)
+	request := func(id string, blocks int) *client.SelectRequest {
+		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt[:blocks*harness.BlockSize]},
+			RequestID: id, Book: id != ""}
+	}
+	for _, c := range []*client.Client{one, two} {
+		harness.Eventually(t, "three workers are known", func() (bool, string) {
+			s, err := c.Select(ctx, request("", 10))
+			return err == nil && s.Candidates == 3 && s.Guessed == 0, fmt.Sprintf("%+v %v", s, err)
+		})
+	}
+	a, err := two.Find(ctx, &client.Query{Model: "m", Tokens: prompt})
+	if err != nil || len(a.Workers) != 0 || a.Reason != api.ReasonNotCached {
+		t.Errorf("of workers without events nothing is known: %+v, %v", a, err)
+	}
+	s, err := one.Select(ctx, request("r1", 8))
+	if err != nil || !s.Booked {
+		t.Fatal(s, err)
+	}
+	if err := two.PrefillComplete(ctx, "m", "r1"); err != nil { // else others would be cheaper
+		t.Fatal(err)
+	}
+	worker := s.Worker
+	// Whoever asks is told of it; who shares the prompt's start, of that.
+	guessed := func(who string, c *client.Client, blocks int, want uint32) {
+		t.Helper()
+		harness.Eventually(t, who+" guesses", func() (bool, string) {
+			s, err := c.Select(ctx, request("", blocks))
+			return err == nil && s.Worker == worker && s.Device == 0 && s.Guessed == want &&
+				s.CachedTokens == uint64(want)*harness.BlockSize, fmt.Sprintf("%+v %v", s, err)
+		})
+		a, err := c.Find(ctx, &client.Query{Model: "m", Tokens: prompt[:blocks*harness.BlockSize]})
+		if err != nil || len(a.Workers) != 1 || a.Workers[0].Instance != worker || a.Workers[0].Guessed != want ||
+			a.Workers[0].Device != 0 || a.Reason != "" {
+			t.Errorf("%s: %+v, %v", who, a, err)
+		}
+	}
+	guessed("n1", one, 10, 8)
+	guessed("n2", two, 10, 8)
+	guessed("n2", two, 5, 5)
+	_, three := start("n3")
+	guessed("a node that starts", three, 10, 8)
+	if err := two.Free(ctx, "m", "r1"); err != nil {
+		t.Fatal(err)
+	}
+	guessed("n1, after the end", one, 10, 8)
+	guessed("n2, after the end", two, 10, 8)
+
+	// By hand.
+	file := filepath.Join(t.TempDir(), "prompt.json")
+	if err := os.WriteFile(file, []byte("["+harness.CommaList(prompt)+"]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for words, want := range map[string]string{
+		"select":           "confirm 0 blocks on its device; it probably holds 8",
+		"select --explain": "GUESSED BLOCKS",
+		"query":            "GUESSED",
+		"query --explain":  string(worker) + "/0 probably holds 8 blocks",
+	} {
+		args := append(strings.Fields(words), "--nats", nats, "--model", "m", "--tokens-file", file)
+		if r := harness.Run(t, "indexer", args...); r.Code != 0 || !strings.Contains(r.Stdout, want) {
+			t.Errorf("%s: %+v, want %q", words, r, want)
+		}
+	}
+	status, text, err := harness.Request(first.HTTP, "GET", "/metrics", "")
+	if err != nil || status != 200 || !strings.Contains(text, `kvatlas_guessed_blocks{model="m"} 8`) {
+		t.Errorf("%d %v: there is no kvatlas_guessed_blocks of 8 in the metrics", status, err)
+	}
+
+	if r := harness.Run(t, "indexer", "workers", "remove", string(worker), "--nats", nats); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	comes := func(what string, workers int) {
+		t.Helper()
+		for _, c := range []*client.Client{one, two} {
+			harness.Eventually(t, what, func() (bool, string) {
+				s, err := c.Select(ctx, request("", 10))
+				return err == nil && s.Candidates == workers && s.Guessed == 0, fmt.Sprintf("%+v %v", s, err)
+			})
+		}
+	}
+	comes("the worker is gone", 2)
+	if r := harness.Run(t, "indexer", "workers", "register", string(worker), "--nats", nats, "--model", "m",
+		"--block-size", fmt.Sprint(harness.BlockSize)); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	comes("the worker is back with nothing", 3)
+}
+
+// TestGuessFlags are refused where they make no sense.
+func TestGuessFlags(t *testing.T) {
+	t.Parallel()
+	for _, bad := range [][]string{
+		{"--guess-policy", "fifo", `"fifo" is none of ttl, lru, off`}, {"--guess-ttl", "-1s", "negative"},
+		{"--guess-ttl", "0s", "--guess-policy off"}, {"--predict-ttl", "2m", "not from 0 (off) to 1m0s"},
+		{"--guess-max-blocks", "-1", "2^28"}, {"--guess-prune-ratio", "1.5", "not above 0 and up to 1"},
+	} {
+		r := harness.Run(t, "indexer", "serve", "--data", t.TempDir(), bad[0], bad[1])
+		if r.Code != 2 || !strings.Contains(r.Stderr, bad[0]) || !strings.Contains(r.Stderr, bad[2]) {
+			t.Errorf("%v: %+v", bad, r)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package guess
+
+import (
+	"fmt"
+)
+
+// Check verifies the invariants.
+func (t *Table) Check() error {
+	sizes, slots, leases := map[*rank]int{}, map[*slot]bool{}, map[*node]map[*rank]int{}
+	for q := range t.requestsOfRanks() {
+		if t.requests[q.key] != q {
+			return fmt.Errorf("request %v of %v is not in the table", q.key, q.rank.key)
+		}
+		sizes[q.rank] += q.beside
+		for n := q.tail; n != &t.root; n = n.parent {
+			if n == nil {
+				return fmt.Errorf("the path of %v is broken", q.key)
+			}
+			if leases[n] == nil {
+				leases[n] = map[*rank]int{}
+			}
+			leases[n][q.rank]++
+		}
+	}
+	var walk func(n *node) error
+	walk = func(n *node) error {
+		for i, r := range n.slots {
+			s := r.slot
+			switch {
+			case i > 0 && n.slots[i-1].id >= r.id, s.node != n, t.ranks[r.id] != s.rank:
+				return fmt.Errorf("slot %d of the node at %d is out of place", i, n.start)
+			case s.leases != leases[n][s.rank]:
+				return fmt.Errorf("%v at %d has %d leases, want %d", s.rank.key, n.start, s.leases, leases[n][s.rank])
+			case (s.at < 0) != (s.leases > 0):
+				return fmt.Errorf("%v at %d has %d leases and is queued at %d", s.rank.key, n.start, s.leases, s.at)
+			}
+			slots[s] = true
+			sizes[s.rank] += len(n.edge)
+			if n.parent == &t.root {
+				continue
+			}
+			j, ok := n.parent.slot(r.id)
+			if !ok {
+				return fmt.Errorf("%v has a hole before %d", s.rank.key, n.start)
+			}
+			if up := n.parent.slots[j]; up.used < s.used || up.leases < s.leases {
+				return fmt.Errorf("%v at %d: used %v, leases %d, before it %v, %d", s.rank.key, n.start, s.used, s.leases,
+					up.used, up.leases)
+			}
+		}
+		for kid := range n.each {
+			if kid.parent != n || len(kid.edge) == 0 || n.kid(kid.edge[0]) != kid || kid.start != n.end() ||
+				len(kid.slots) == 0 {
+				return fmt.Errorf("the node at %d with %d slots is out of place", kid.start, len(kid.slots))
+			}
+			if err := walk(kid); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := walk(&t.root); err != nil {
+		return err
+	}
+	total := 0
+	for id, k := range t.ranks {
+		if k == nil {
+			continue
+		}
+		if int(k.id) != id || t.byKey[k.key] != k {
+			return fmt.Errorf("rank %v has id %d, is at %d", k.key, k.id, id)
+		}
+		for i, s := range k.queue {
+			if s.at != i || s.rank != k || i > 0 && k.queue.Less(i, (i-1)/2) {
+				return fmt.Errorf("the queue of %v is out of order at %d", k.key, i)
+			}
+			if s.node == nil {
+				sizes[k] += s.blocks
+			} else if !slots[s] {
+				return fmt.Errorf("the queue of %v has a slot of no node", k.key)
+			}
+			delete(slots, s)
+		}
+		if k.size != sizes[k] {
+			return fmt.Errorf("%v has %d blocks, want %d", k.key, k.size, sizes[k])
+		}
+		total += k.size
+	}
+	for s := range slots {
+		if s.leases == 0 {
+			return fmt.Errorf("a slot of %v is not queued", s.rank.key)
+		}
+	}
+	if total != t.size {
+		return fmt.Errorf("the table has %d blocks, want %d", t.size, total)
+	}
+	return nil
+}
+
+// requestsOfRanks are the leased requests, as ranks have them.
+func (t *Table) requestsOfRanks() map[*request]bool {
+	all := map[*request]bool{}
+	for _, k := range t.ranks {
+		if k == nil {
+			continue
+		}
+		for q := range k.running {
+			all[q] = true
+		}
+	}
+	return all
+}
