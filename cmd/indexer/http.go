@@ -5,8 +5,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 )
@@ -19,9 +21,9 @@ type httpSecurity struct {
 	tls   *tls.Config
 }
 
-// check reads what the flags name. A port that is not on loopback must have a token: what it answers tells of prompts,
-// and it takes commands.
-func (s *httpSecurity) check(listen string) error {
+// check reads what the flags name. listen has where HTTP is served, by flag. A port that is not on loopback must have a
+// token: what it answers tells of prompts, and it takes commands.
+func (s *httpSecurity) check(listen map[string]string) error {
 	var errs []error
 	if (s.cert == "") != (s.key == "") {
 		errs = append(errs, errors.New("--http-cert and --http-key go together"))
@@ -43,11 +45,12 @@ func (s *httpSecurity) check(listen string) error {
 				s.tokenFile, len(s.token)))
 		}
 	}
-	host, _, err := net.SplitHostPort(listen)
-	if err == nil && s.tokenFile == "" && !cli.OnLoopback(host) {
-		errs = append(errs, fmt.Errorf(
-			"--http-listen %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1",
-			listen))
+	for _, flag := range slices.Sorted(maps.Keys(listen)) {
+		host, _, err := net.SplitHostPort(listen[flag])
+		if err == nil && s.tokenFile == "" && !cli.OnLoopback(host) {
+			errs = append(errs, fmt.Errorf(
+				"%s %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1", flag, listen[flag]))
+		}
 	}
 	return errors.Join(errs...)
 }

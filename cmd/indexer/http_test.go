@@ -14,22 +14,22 @@ func TestHTTPSecurity(t *testing.T) {
 	}
 	for listen, good := range map[string]bool{"127.0.0.1:0": true, "[::1]:0": true, "localhost:0": true, "": true,
 		":0": false, "0.0.0.0:0": false, "[::]:0": false, "10.0.0.1:0": false} {
-		if err := (&httpSecurity{}).check(listen); (err == nil) != good {
+		if err := (&httpSecurity{}).check(map[string]string{"--http-listen": listen}); (err == nil) != good {
 			t.Errorf("%q without a token: %v", listen, err)
 		}
-		if err := (&httpSecurity{tokenFile: file}).check(listen); err != nil {
+		if err := (&httpSecurity{tokenFile: file}).check(map[string]string{"--http-listen": listen}); err != nil {
 			t.Errorf("%q with a token: %v", listen, err)
 		}
 	}
 	for name, s := range map[string]*httpSecurity{
 		"half a pair": {cert: "x"}, "no such pair": {cert: "x", key: "y"}, "no such token": {tokenFile: "/nonexistent"},
 	} {
-		if s.check("127.0.0.1:0") == nil {
+		if s.check(map[string]string{"--http-listen": "127.0.0.1:0"}) == nil {
 			t.Errorf("%s is taken", name)
 		}
 	}
 	s := &httpSecurity{tokenFile: file}
-	if err := s.check(":0"); err != nil {
+	if err := s.check(map[string]string{"--http-listen": ":0"}); err != nil {
 		t.Fatal(err)
 	}
 	if string(s.token) != "0123456789abcdef" {

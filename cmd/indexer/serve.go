@@ -64,6 +64,10 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"nats-server configuration file for that server: users, TLS, leaf nodes")
 	f.StringVar(&s.HTTPListen, "http-listen", "127.0.0.1:8090",
 		"where HTTP is served; port 0 takes a free one, empty serves none")
+	f.StringVar(&s.SelectListen, "select-listen", "",
+		"where requests are answered as by Dynamo's selection service, which listens on 8092; empty: nowhere")
+	f.StringVar(&s.SlotTrackerListen, "slot-tracker-listen", "",
+		"where requests are answered as by Dynamo's slot tracker, which listens on 8091; empty: nowhere")
 	f.StringVar(&s.security.tokenFile, "http-token-file", "",
 		"file with the bearer token that HTTP requests must bring; needed to listen on other than loopback")
 	f.StringVar(&s.security.cert, "http-cert", "", "certificate file (PEM) with which HTTP is served over TLS")
@@ -192,11 +196,14 @@ func (s *serving) check() error {
 	bad(s.natsWait < 0, "--nats-wait %v is negative", s.natsWait)
 	bad(s.storeBytes < 0, "--store-bytes %d is negative", s.storeBytes)
 	bad(s.syncInterval < 0, "--sync-interval %v is negative", s.syncInterval)
-	for name, addr := range map[string]string{"--nats-listen": s.natsListen, "--http-listen": s.HTTPListen} {
+	listen := map[string]string{"--nats-listen": s.natsListen, "--http-listen": s.HTTPListen,
+		"--select-listen": s.SelectListen, "--slot-tracker-listen": s.SlotTrackerListen}
+	for name, addr := range listen {
 		_, _, err := net.SplitHostPort(addr)
 		bad(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)
 	}
-	errs = append(errs, s.debug.Check(), s.security.check(s.HTTPListen))
+	delete(listen, "--nats-listen")
+	errs = append(errs, s.debug.Check(), s.security.check(listen))
 	failed("--nats-config", (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile())
 	var err error
 	s.Engines.OnRefused, err = shim.ParseOnRefused(s.onRefused)

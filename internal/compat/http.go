@@ -245,7 +245,7 @@ func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 		return nil, api.Errorf(api.CodeWrongContentType,
 			"Content-Type is %.40q; send the header \"Content-Type: %s\"", header, api.JSON)
 	}
-	body, failure := web.ReadBody(w, r)
+	body, failure := web.ReadBody(w, r, api.MaxBody)
 	if failure != nil {
 		return nil, failure
 	}
@@ -576,6 +576,9 @@ type dumped struct {
 	Size   uint32            `json:"block_size"`
 	Events []json.RawMessage `json:"events"`
 }
+
+// Holdings is what /dump tells.
+func (cfg *Config) Holdings(ctx context.Context) (any, error) { return cfg.dump(ctx, nil, nil) }
 
 // dump has snapshots written and reads them back: what it tells is what the log said a moment ago.
 func (cfg *Config) dump(ctx context.Context, _ []byte, _ url.Values) (any, error) {

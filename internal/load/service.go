@@ -158,16 +158,29 @@ func (s *Service) Models() []Model {
 	return s.replica.Models()
 }
 
-// Locate is the model in which an id is taken, for callers that name only the request.
-func (s *Service) Locate(id string) (Model, bool) {
+// Locate is the model, of those for which among holds, in which an id is taken: for callers that name only the request.
+func (s *Service) Locate(id string, among func(Model) bool) (Model, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, m := range s.replica.models {
-		if m.table.Has(id) {
+		if among(m.Model) && m.table.Has(id) {
 			return m.Model, true
 		}
 	}
 	return Model{}, false
+}
+
+// LocateSoon is [Service.Locate] that waits a moment for the booking if it is not known here and there are other nodes.
+func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) bool) (Model, bool) {
+	m, found := s.Locate(id, among)
+	if found || s.Status().Peers == 0 {
+		return m, found
+	}
+	select {
+	case <-time.After(lag):
+	case <-ctx.Done():
+	}
+	return s.Locate(id, among)
 }
 
 // Loads lists the loads of all ranks that have, or had, requests of a model.

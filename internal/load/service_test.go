@@ -133,7 +133,7 @@ func TestThreeNodes(t *testing.T) {
 			}
 		}
 	}
-	if at, ok := nodes[1].Locate("250"); !ok || at != m {
+	if at, ok := nodes[1].Locate("250", func(Model) bool { return true }); !ok || at != m {
 		t.Errorf("request 250 is of %v", at)
 	}
 	if err := nodes[0].Free(ctx, m, "nobody's"); !errors.Is(err, ErrUnknown) {

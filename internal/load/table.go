@@ -465,6 +465,15 @@ func (t *Table) Blocks() int { return t.blocks }
 // Has reports whether an id is taken.
 func (t *Table) Has(id string) bool { return t.ids[id] != nil }
 
+// Where is the rank on which a request is under way, if it is.
+func (t *Table) Where(id string) (events.RankKey, bool) {
+	r := t.ids[id]
+	if r == nil || r.gone {
+		return events.RankKey{}, false
+	}
+	return r.rank, true
+}
+
 // Tick forgets requests that are too old, and ranks that had none for as long.
 func (t *Table) Tick(now time.Duration) {
 	t.expire(now)

@@ -2,10 +2,12 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -23,6 +25,10 @@ type Operator struct {
 	Declared *Declared      `json:"declared,omitempty"` // a worker that has no shim
 	Change   api.WorkerSpec `json:"change,omitzero"`    // is above what the shim, or Declared, says
 	Drain    *Drain         `json:"drain,omitempty"`
+
+	// Posted is the worker as a client of Dynamo's selection service or slot tracker has registered it; see
+	// internal/compat/dynamoselect.
+	Posted json.RawMessage `json:"posted,omitempty"`
 }
 
 // Declared is a worker that is known by its registration alone. While a shim holds a lease on the worker, that counts.
@@ -59,7 +65,7 @@ func decodeOperator(instance events.WorkerID, data []byte) (*Operator, error) {
 // empty reports whether nothing is said.
 func (o *Operator) empty() bool {
 	data, err := json.Marshal(o.Change)
-	return o.Declared == nil && o.Drain == nil && err == nil && string(data) == "{}"
+	return o.Declared == nil && o.Drain == nil && o.Posted == nil && err == nil && string(data) == "{}"
 }
 
 // operators is what is known of the operators' records. The registry's lock guards it.
@@ -201,6 +207,40 @@ func (r *Registry) Forget(ctx context.Context, instance events.WorkerID) error {
 		return nil
 	})
 	return err
+}
+
+// Edit has a change of what operators say of a worker written, as [Registry.Change] does. The change may be called
+// again, with what somebody else has written meanwhile; found says that there was something. The error
+// is an [api.Error], the change's, or of the bucket.
+func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
+	change func(o *Operator, found bool) error) error {
+	_, err := r.edit(ctx, instance, change)
+	return err
+}
+
+// Posted lists what operators say of workers that were posted, by instance.
+func (r *Registry) Posted() []Operator {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []Operator
+	for _, o := range r.operators.known {
+		if o.Posted != nil {
+			list = append(list, *o)
+		}
+	}
+	slices.SortFunc(list, func(a, b Operator) int { return cmp.Compare(a.Instance, b.Instance) })
+	return list
+}
+
+// PostedWorker is what operators say of a worker that was posted, and whether it was.
+func (r *Registry) PostedWorker(instance events.WorkerID) (Operator, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o := r.operators.known[instance]
+	if o == nil || o.Posted == nil {
+		return Operator{}, false
+	}
+	return *o, true
 }
 
 // edit has a change of what operators say of a worker written, unless somebody else writes at the same time: then it is

@@ -85,7 +85,8 @@ func (r *Registry) Registered(instance events.WorkerID) (*api.Worker, bool) {
 	return w, len(w.Ranks) > 0
 }
 
-// Complete has the model of each rank that is registered and whose registration is complete.
+// Complete has the model of each rank that is registered and whose registration is complete. One that was posted is,
+// also while its shim starts.
 func (r *Registry) Complete() map[events.RankKey]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +96,55 @@ func (r *Registry) Complete() map[events.RankKey]string {
 			models[rank.RankKey] = r.modelOf(rank.RankKey)
 		}
 	}
+	for instance, o := range r.operators.known {
+		if o.Posted != nil {
+			o.declared(instance, models)
+		}
+	}
 	return models
+}
+
+// ModelRank is a rank and the model that it serves.
+type ModelRank struct {
+	Model string
+	PoolRank
+}
+
+// All is who serves any model, by instance and rank.
+func (r *Registry) All() []ModelRank {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ranks := r.ranksWhere(func(events.WorkerID, string) bool { return true })
+	list := make([]ModelRank, len(ranks))
+	for i, rank := range ranks {
+		list[i] = ModelRank{r.modelOf(rank.RankKey), rank}
+	}
+	return list
+}
+
+// Known is every rank that has a lease or is declared, with its model.
+func (r *Registry) Known() map[events.RankKey]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := map[events.RankKey]string{}
+	for instance, o := range r.operators.known {
+		o.declared(instance, known)
+	}
+	for key, w := range r.workers {
+		known[key] = w.Record.Model
+	}
+	return known
+}
+
+// declared adds the ranks of a worker that is declared, with its model.
+func (o *Operator) declared(instance events.WorkerID, models map[events.RankKey]string) {
+	if o.Declared == nil {
+		return
+	}
+	spec := o.Declared.Worker.With(o.Change)
+	for i := range max(spec.RankSize, 1) {
+		models[events.RankKey{Instance: instance, Rank: events.Rank(spec.RankStart + i)}] = o.Declared.Model
+	}
 }
 
 // ranksOf lists a worker's ranks.

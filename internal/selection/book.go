@@ -140,12 +140,16 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	}
 	s.guess(x, of)
 	selector := s.selectors[s.cfg.Policy]
-	x.request = routing.Request{ISL: isl, BlockSize: of.blockSize, Blocks: uint64(len(x.seq))}
+	x.request = routing.Request{ISL: isl, BlockSize: of.blockSize, Blocks: uint64(len(x.seq)), Overrides: r.Overrides}
+	tracked := selector.Config().With(&r.Overrides).RouterTrackPrefillTokens
 	s.fill(x, of, answer)
 	s.weigh(x, of, r.Model, reuse(selector, &x.request))
 	list := &api.PotentialList{Model: r.Model, Ranks: make([]api.PotentialLoad, len(x.list))}
 	for i, e := range selector.Estimates(nil, &x.request, x.list, &x.routing) {
 		c := &x.list[i]
+		if !tracked {
+			e.EffectivePrefillTokens = 0
+		}
 		list.Ranks[i] = api.PotentialLoad{Worker: c.Worker.ID, Rank: c.Rank,
 			PotentialPrefillTokens: c.ActivePrefillTokens + e.EffectivePrefillTokens,
 			PotentialDecodeBlocks:  c.ActiveBlocks + c.NewBlocks, ActiveRequests: c.ActiveRequests}

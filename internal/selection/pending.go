@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // PendingLimits bound the choices that are kept for a booking by their id alone, as Dynamo's selection service has it.
@@ -81,6 +83,21 @@ func (p *pending) take(model, id string) (chosen, bool) {
 	}
 	return c.chosen, true
 }
+
+// Pending is where a request would be booked by its id alone, if a choice waits for that.
+func (s *Service) Pending(model, id string) (events.RankKey, bool) {
+	p := s.pending
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, ok := p.lru.Peek(pendingKey{model, id})
+	if !ok || !p.now().Before(c.expires) {
+		return events.RankKey{}, false
+	}
+	return c.chosen.booking.Rank, true
+}
+
+// DropPending forgets what was chosen for an id.
+func (s *Service) DropPending(model, id string) { s.pending.drop(model, id) }
 
 // drop forgets what was chosen for an id.
 func (p *pending) drop(model, id string) {

@@ -128,6 +128,13 @@ const (
 	stageBook   = "book"
 )
 
+// Details is what a selection rests on.
+type Details struct {
+	Chosen         routing.Candidate
+	Ranks          []routing.Candidate // of the chosen worker, Chosen among them
+	SequenceHashes []events.SeqHash    // of the prompt
+}
+
 // lap ends a stage.
 func (s *Service) lap(x *scratch, stage string) {
 	now := time.Now()
@@ -137,6 +144,12 @@ func (s *Service) lap(x *scratch, stage string) {
 
 // Select chooses a worker for a prompt, and books the request there if it says so.
 func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
+	return s.SelectDetailed(ctx, r, nil)
+}
+
+// SelectDetailed is [Service.Select] that writes what the selection rests on into d, unless that is nil. The request
+// is not one for two pools; an advisory choice is kept like any other.
+func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *Details) (*api.Selection, error) {
 	selector := s.selectors[s.policy(r.Policy)]
 	if selector == nil {
 		return nil, api.Errorf(api.CodeMalformed, "policy is %.40q; there are %q", r.Policy, routing.Policies())
@@ -170,7 +183,7 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 	s.lap(x, stageMatch)
 	x.ask(r, of, answer, isl)
 	a := &x.asked
-	*a = asked{r, selector, of, answer, len(x.seq)}
+	*a = asked{r, selector, of, answer, len(x.seq), d}
 	if s.room != nil && !r.Advisory {
 		x.request.Queue = s.room.cfg
 	}
@@ -203,7 +216,7 @@ func (s *Service) decide(a *asked, x *scratch) (chosen, error) {
 
 // settle books a choice, or keeps it, as the request says.
 func (s *Service) settle(ctx context.Context, r *api.SelectRequest, c *chosen) error {
-	if r.RequestID == "" || r.Advisory {
+	if r.RequestID == "" || r.Advisory && !c.detailed {
 		return nil
 	}
 	c.session = r.SessionID
@@ -224,14 +237,16 @@ type asked struct {
 	of       *candidates
 	answer   *api.Answer
 	blocks   int // whole blocks of the prompt
+	details  *Details
 }
 
 // chosen is a choice, and what its booking is. The booking's hashes are the scratch's.
 type chosen struct {
-	out     *api.Selection
-	booking load.Booking
-	prefill load.Booking // of a disaggregated request on its prefill worker; without an ID there is none
-	session string       // of the request; empty: none
+	out      *api.Selection
+	booking  load.Booking
+	detailed bool         // of SelectDetailed
+	prefill  load.Booking // of a disaggregated request on its prefill worker; without an ID there is none
+	session  string       // of the request; empty: none
 }
 
 // ask makes the request of routing.
@@ -272,6 +287,15 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	c.out.ISLTokens, c.out.Blocks, c.out.Candidates = x.request.ISL, a.blocks, len(x.list)
 	if picked := &x.list[choice.Index]; picked.Guessed > 0 {
 		c.out.Guessed = picked.Device
+	}
+	if d := a.details; d != nil {
+		c.detailed = true
+		d.Chosen, d.SequenceHashes = x.list[choice.Index], slices.Clone(x.seq)
+		for i := range x.list {
+			if x.list[i].Worker.ID == choice.Worker {
+				d.Ranks = append(d.Ranks, x.list[i])
+			}
+		}
 	}
 	busyOrNot(a, &x.list[choice.Index], c.out)
 	c.booking = load.Booking{

@@ -18,8 +18,20 @@ var open = map[string]bool{"/healthz": true, "/readyz": true}
 // writing are paths of GET that have something written: /dump has snapshots written first.
 var writing = map[string]bool{"/dump": true}
 
-// access keeps the HTTP port to those who may use it.
-type access struct{ token []byte }
+// access keeps an HTTP port to those who may use it.
+type access struct {
+	token []byte
+	open  map[string]bool // paths that anybody may ask
+	deny  denial
+}
+
+// denial is how a port tells of an error.
+type denial func(w http.ResponseWriter, failure *api.Error)
+
+// denyAsAPI tells of it as the API does.
+func denyAsAPI(w http.ResponseWriter, failure *api.Error) {
+	_ = web.WriteReply(w, api.JSON, failure.Body(api.JSON), failure.Code.HTTPStatus()) // or the caller has gone
+}
 
 // guard lets only those pass who may use the port: who brings the token, if there is one, and no web page of another
 // site. Browsers say of themselves where a request comes from. One that has a name of its own made to lead here, and so
@@ -33,7 +45,7 @@ func (a *access) guard(next http.Handler, ended func(op, outcome string)) http.H
 		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		got := sha256.Sum256([]byte(given)) // of one length, so that comparing takes the same time whatever was given
 		switch {
-		case open[r.URL.Path]:
+		case a.open[r.URL.Path]:
 		case a.token != nil && !(subtle.ConstantTimeCompare(got[:], want[:]) == 1 &&
 			strings.EqualFold(scheme, "Bearer")):
 			w.Header().Set("WWW-Authenticate", `Bearer realm="kvatlas"`)
@@ -48,7 +60,8 @@ func (a *access) guard(next http.Handler, ended func(op, outcome string)) http.H
 			}
 		}
 		if failure != nil {
-			deny(w, ended, api.OpOther, failure)
+			ended(api.OpOther, api.Outcome(failure))
+			a.deny(w, failure)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -64,41 +77,41 @@ func unsafe(r *http.Request) *http.Request {
 	return r
 }
 
-// deny refuses a request with an error in JSON, and counts it.
-func deny(w http.ResponseWriter, ended func(op, outcome string), op string, failure *api.Error) {
-	ended(op, api.Outcome(failure))
-	_ = web.WriteReply(w, api.JSON, failure.Body(api.JSON), failure.Code.HTTPStatus()) // or the caller has gone
-}
-
 // maxBodies bounds the bodies of the requests under way over HTTP, in bytes.
 const maxBodies = 64 << 20
 
 // httpRoom bounds what is under way over HTTP at once.
 type httpRoom struct {
 	requests, bytes   int64 // bounds
+	body              int64 // the bound of one body, in bytes
+	deny              denial
 	underWay, reading atomic.Int64
 }
 
 // limit refuses the requests for which there is no room. Health checks and metrics have always some.
 func (l *httpRoom) limit(next http.Handler, ended func(op, outcome string)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if open[r.URL.Path] || r.URL.Path == "/metrics" {
+		if open[r.URL.Path] || r.URL.Path == "/metrics" || r.URL.Path == "/health" {
 			next.ServeHTTP(w, r)
 			return
 		}
 		size := r.ContentLength
-		if size < 0 || size > api.MaxBody { // it is not said, or refused once so much is read
-			size = api.MaxBody
+		if size < 0 || size > l.body { // it is not said, or refused once so much is read
+			size = l.body
 		}
 		defer l.underWay.Add(-1)
 		defer l.reading.Add(-size)
 		n, bytes := l.underWay.Add(1), l.reading.Add(size)
+		deny := func(failure *api.Error) {
+			ended(opOf(r), api.Outcome(failure))
+			l.deny(w, failure)
+		}
 		switch {
 		case n > l.requests:
-			deny(w, ended, opOf(r), api.Errorf(api.CodeBusy,
+			deny(api.Errorf(api.CodeBusy,
 				"%d requests are under way over HTTP; ask again a little later", l.requests))
 		case bytes > l.bytes && bytes > size:
-			deny(w, ended, opOf(r), api.Errorf(api.CodeBusy,
+			deny(api.Errorf(api.CodeBusy,
 				"%d MiB of requests are under way over HTTP; ask again a little later", l.bytes>>20))
 		default:
 			next.ServeHTTP(w, r)

@@ -12,7 +12,7 @@ import (
 
 // TestToken: with a token nothing but the health checks is answered without it.
 func TestToken(t *testing.T) {
-	a := &access{token: []byte("0123456789abcdef")}
+	a := &access{token: []byte("0123456789abcdef"), open: open, deny: denyAsAPI}
 	h := a.guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), func(string, string) {})
 	for _, c := range []struct {
 		path, header string
@@ -36,8 +36,10 @@ func TestToken(t *testing.T) {
 func TestWebPagesOfOthers(t *testing.T) {
 	var ended []string
 	passed := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
-	alone := (&access{}).guard(passed, func(op, outcome string) { ended = append(ended, op+" "+outcome) })
-	withToken := (&access{token: []byte("0123456789abcdef")}).guard(passed, func(string, string) {})
+	alone := (&access{open: open, deny: denyAsAPI}).guard(passed,
+		func(op, outcome string) { ended = append(ended, op+" "+outcome) })
+	withToken := (&access{token: []byte("0123456789abcdef"), open: open, deny: denyAsAPI}).guard(passed,
+		func(string, string) {})
 	for _, c := range []struct {
 		guard               http.Handler
 		method, host, path  string
@@ -89,7 +91,7 @@ func TestWebPagesOfOthers(t *testing.T) {
 func TestRoomOverHTTP(t *testing.T) {
 	var outcomes outcomes
 	entered, release := make(chan struct{}), make(chan struct{})
-	room := &httpRoom{requests: 3, bytes: 1000}
+	room := &httpRoom{requests: 3, bytes: 1000, body: api.MaxBody, deny: denyAsAPI}
 	h := room.limit(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/metrics" {
 			return

@@ -65,12 +65,7 @@ func (s *Server) handler() http.Handler {
 	}
 	mux := http.NewServeMux()
 	front.register(mux)
-	compat.Register(mux, compat.Config{
-		Server: s, Shims: s.shims, Ended: front.ended,
-		Dump: func(ctx context.Context, out io.Writer) error {
-			return dump.Write(ctx, s.ns, "", out, func(dump.Dumped) {})
-		},
-	})
+	compat.Register(mux, s.compat(front.ended))
 	front.get(mux, "/metrics", s.scrape.ServeHTTP)
 	front.get(mux, "/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := s.node.Ready(); err != nil {
@@ -82,11 +77,27 @@ func (s *Server) handler() http.Handler {
 			fmt.Fprintln(w, note)
 		}
 	})
-	room := &httpRoom{requests: int64(s.QueryWorkers + s.QueryQueue), bytes: maxBodies}
+	room := s.room(api.MaxBody, denyAsAPI)
+	return (&access{token: s.HTTPToken, open: open, deny: denyAsAPI}).guard(room.limit(mux, front.ended), front.ended)
+}
+
+// room is what one HTTP port has: requests that wait for a worker are beside the others.
+func (s *Server) room(body int64, deny denial) *httpRoom {
+	room := &httpRoom{requests: int64(s.QueryWorkers + s.QueryQueue), bytes: maxBodies, body: body, deny: deny}
 	if q := s.Routing.Queue; q != nil {
 		room.requests += int64(q.Most())
 	}
-	return (&access{token: s.HTTPToken}).guard(room.limit(mux, front.ended), front.ended)
+	return room
+}
+
+// compat is what clients of Dynamo's indexer are answered with.
+func (s *Server) compat(ended func(op, outcome string)) compat.Config {
+	return compat.Config{
+		Server: s, Shims: s.shims, Ended: ended,
+		Dump: func(ctx context.Context, out io.Writer) error {
+			return dump.Write(ctx, s.ns, "", out, func(dump.Dumped) {})
+		},
+	}
 }
 
 // httpFront answers the operations over HTTP.
@@ -183,7 +194,7 @@ func (f *httpFront) open(w http.ResponseWriter, r *http.Request) (
 		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
 			"%s takes no parameters in its URL, such as %.40s; they belong into the body", r.URL.Path, name)
 	}
-	body, failure = web.ReadBody(w, r)
+	body, failure = web.ReadBody(w, r, api.MaxBody)
 	return contentType, body, deadline, failure
 }
 

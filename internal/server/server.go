@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
 	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/metrics"
@@ -70,8 +71,12 @@ type Settings struct {
 	QueryWorkers, QueryQueue int
 
 	HTTPListen string // empty: HTTP is not served
-	HTTPToken  []byte // that requests must bring; nil: none
-	HTTPTLS    *tls.Config
+
+	// Where requests are answered as by Dynamo's selection service and slot tracker; empty: they are not.
+	SelectListen, SlotTrackerListen string
+
+	HTTPToken []byte // that requests must bring; nil: none
+	HTTPTLS   *tls.Config
 }
 
 // Defaults of the room for queries.
@@ -192,11 +197,13 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 // process took this node's name.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.pool.Close()
-	stopHTTP, err := s.serveHTTP()
-	if err != nil {
-		return err
+	for _, face := range s.faces() {
+		stop, err := serveHTTP(face, s.HTTPTLS, s.log)
+		if err != nil {
+			return err
+		}
+		defer stop()
 	}
-	defer stopHTTP()
 	service := s.newService()
 	if err := errors.Join(service.serveStatus(), service.serveOwn()); err != nil {
 		return err
@@ -266,27 +273,42 @@ func (s *Server) drain(ctx context.Context, left <-chan error, service *service)
 	return <-left
 }
 
-// serveHTTP listens and serves until the returned function is called.
-func (s *Server) serveHTTP() (stop func(), err error) {
-	if s.HTTPListen == "" {
-		return func() {}, nil
-	}
-	return serveHTTP(s.HTTPListen, s.HTTPTLS, s.handler(), s.log)
+// face is what answers on one HTTP port.
+type face struct {
+	listen, flag, what string
+	handler            http.Handler
 }
 
-func serveHTTP(listen string, secure *tls.Config, front http.Handler, log *slog.Logger) (stop func(), err error) {
-	l, err := net.Listen("tcp", listen)
+// faces are what is served over HTTP.
+func (s *Server) faces() (list []face) {
+	if s.HTTPListen != "" {
+		list = append(list, face{s.HTTPListen, "--http-listen", "HTTP", s.handler()})
+	}
+	if s.SelectListen != "" {
+		list = append(list, face{s.SelectListen, "--select-listen", "the selection service",
+			s.guarded(dynamoselect.Selection(s.dynamo()), dynamoselect.SelectBody)})
+	}
+	if s.SlotTrackerListen != "" {
+		list = append(list, face{s.SlotTrackerListen, "--slot-tracker-listen", "the slot tracker",
+			s.guarded(dynamoselect.Tracker(s.dynamo()), dynamoselect.TrackerBody)})
+	}
+	return list
+}
+
+// serveHTTP listens and serves until the returned function is called.
+func serveHTTP(f face, secure *tls.Config, log *slog.Logger) (stop func(), err error) {
+	l, err := net.Listen("tcp", f.listen)
 	if err != nil {
-		return nil, fmt.Errorf("HTTP: %w; choose another with --http-listen", err)
+		return nil, fmt.Errorf("HTTP: %w; choose another with %s", err, f.flag)
 	}
 	if secure != nil {
 		l = tls.NewListener(l, secure)
 	}
 	server := &http.Server{
-		Handler: front, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		Handler: f.handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
 	}
 	go server.Serve(l)
-	log.Info("HTTP is served", "listen", l.Addr().String())
+	log.Info(f.what+" is served", "listen", l.Addr().String())
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()

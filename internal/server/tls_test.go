@@ -61,8 +61,9 @@ func TestHTTPOverTLS(t *testing.T) {
 	}
 	var said strings.Builder
 	nothing := func(string, string) {}
-	guarded := (&access{token: []byte(token)}).guard(front(&anything{}, nothing), nothing)
-	stop, err := serveHTTP("127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}}, guarded,
+	guarded := (&access{token: []byte(token), open: open, deny: denyAsAPI}).guard(front(&anything{}, nothing), nothing)
+	stop, err := serveHTTP(face{listen: "127.0.0.1:0", what: "HTTP", handler: guarded},
+		&tls.Config{Certificates: []tls.Certificate{pair}},
 		slog.New(slog.NewJSONHandler(&said, nil)))
 	if err != nil {
 		t.Fatal(err)

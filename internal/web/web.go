@@ -30,14 +30,14 @@ func WrongMethod(r *http.Request, methods ...string) *api.Error {
 	return api.Errorf(api.CodeWrongMethod, "%s takes %s, not %.40s", r.URL.Path, strings.Join(methods, " or "), r.Method)
 }
 
-// ReadBody reads a request's body.
-func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, *api.Error) {
-	const most = 64 << 10 // that is set aside before anything has come
+// ReadBody reads a request's body of so many bytes at most.
+func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
+	const before = 64 << 10 // that is set aside before anything has come
 	var b bytes.Buffer
 	if r.ContentLength > 0 {
-		b.Grow(int(min(r.ContentLength, most)) + bytes.MinRead)
+		b.Grow(int(min(r.ContentLength, before)) + bytes.MinRead)
 	}
-	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, api.MaxBody))
+	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, most))
 	body := b.Bytes()
 	var large *http.MaxBytesError
 	switch {
@@ -45,8 +45,8 @@ func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, *api.Error) {
 		return body, nil
 	case errors.As(err, &large):
 		return nil, api.Errorf(api.CodeTooLarge,
-			"the request has more than %d bytes (8 MiB); ask with hashes instead of tokens, or for a part at a time",
-			api.MaxBody)
+			"the request has more than %d bytes (%d MiB); ask with hashes instead of tokens, or for a part at a time",
+			most, most>>20)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, api.Errorf(api.CodeRequestTimeout, "of the body %d bytes came in time, and not its end", len(body))
 	}

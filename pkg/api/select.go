@@ -206,6 +206,9 @@ type RankLoad struct {
 // PotentialRequest asks what each worker would have to do with a prompt beside what it has.
 type PotentialRequest struct {
 	Prompt `msgpack:",inline"`
+
+	// Overrides are for callers in this process; of them AssumeKVReuse and TrackPrefillTokens matter.
+	Overrides routing.Overrides `json:"-" msgpack:"-"`
 }
 
 // PotentialList is what each worker would have to do.

@@ -1,0 +1,40 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
+	"github.com/kvatlas/kvatlas/internal/web"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// dynamo is what stands behind Dynamo's selection service and slot tracker.
+func (s *Server) dynamo() dynamoselect.Config {
+	compat := s.compat(nil)
+	return dynamoselect.Config{
+		Node: s.ID, Namespace: s.ns, Registry: s.registry, Loads: s.loads, Choice: s.selection, Shims: s.shims,
+		Find: s.Find, Dump: compat.Holdings, Admit: router{s}.admit,
+		Unregister: func(ctx context.Context, instance events.WorkerID) error {
+			_, err := s.RemoveWorker(ctx, instance)
+			return err
+		},
+		Ended: s.endedHTTP,
+	}
+}
+
+func (s *Server) endedHTTP(op, outcome string) { s.outcomes.Count(api.OverHTTP, op, outcome) }
+
+// guarded keeps a port of Dynamo's to those who may use the HTTP port, with as much room, and its errors to Dynamo's
+// form. Anybody may ask for /health.
+func (s *Server) guarded(h http.Handler, body int64) http.Handler {
+	deny := func(w http.ResponseWriter, failure *api.Error) {
+		text, _ := json.Marshal(map[string]string{"error": failure.Message}) // text can always be encoded
+		_ = web.WriteReply(w, api.JSON, text, failure.Code.HTTPStatus())     // or the caller has gone
+	}
+	room := s.room(body, deny)
+	a := &access{token: s.HTTPToken, open: map[string]bool{"/health": true}, deny: deny}
+	return a.guard(room.limit(h, s.endedHTTP), s.endedHTTP)
+}
