@@ -1,0 +1,322 @@
+//go:build judges
+
+package selection
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os/exec"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
+)
+
+var seed = flag.Uint64("selection.seed", 1, "of the random histories")
+
+// service runs one of Dynamo's services. It takes a port and listens everywhere; it is asked over loopback.
+func service(t *testing.T, module string, args ...string) (base string) {
+	base = loopback.Reserve(t)
+	var said bytes.Buffer
+	cmd := exec.Command(pyenv.PythonWith(t, "dynamo.txt"),
+		append([]string{"-m", module, "--port", strings.Split(base, ":")[1]}, args...)...)
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s said:\n%.2000s", module, &said)
+		}
+	})
+	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(50 * time.Millisecond) {
+		if status, _, err := harness.Request(base, "GET", "/health", ""); err == nil && status == 200 {
+			return base
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s does not answer", module)
+		}
+	}
+}
+
+// pair is Dynamo's service and ours.
+type pair struct {
+	t            *testing.T
+	dynamo, ours string
+	rng          *rand.Rand
+	steps        int
+}
+
+func (p *pair) ask(base, method, path string, body any) (int, string) {
+	p.t.Helper()
+	text := ""
+	if body != nil {
+		data, err := json.Marshal(body)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		text = string(data)
+	}
+	status, reply, err := harness.Request(base, method, path, text)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return status, reply
+}
+
+// same asks both, ours with its own body, and compares what they say. It returns Dynamo's.
+func (p *pair) same(method, path string, body, own any) (int, string) {
+	p.t.Helper()
+	p.steps++
+	status, reply := p.ask(p.dynamo, method, path, body)
+	p.equal(method, path, own, status, reply)
+	return status, reply
+}
+
+func (p *pair) equal(method, path string, body any, status int, reply string) {
+	p.t.Helper()
+	is, own := p.ask(p.ours, method, path, body)
+	shape := strings.Contains(reply, "target type") || strings.Contains(reply, "as JSON") // the decoder's words
+	if is != status || !shape && !reflect.DeepEqual(normal(own), normal(reply)) {
+		p.t.Fatalf("step %d of seed %d: %s %s %v:\nDynamo %d %s\n  ours %d %s", p.steps, *seed, method, path, body, status,
+			reply, is, own)
+	}
+}
+
+// normal is an answer with its rows in order, and without models that have no rows.
+func normal(text string) any {
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	var v any
+	if d.Decode(&v) != nil {
+		return text
+	}
+	return inOrder(v)
+}
+
+func inOrder(v any) any {
+	switch v := v.(type) {
+	case []any:
+		list := slices.DeleteFunc(v, func(v any) bool {
+			m, is := v.(map[string]any)
+			rows, has := m["loads"].([]any)
+			return is && has && len(rows) == 0
+		})
+		for i := range list {
+			list[i] = inOrder(list[i])
+		}
+		if len(list) > 0 {
+			if row, is := list[0].(map[string]any); is && row["dp_rank"] != nil {
+				slices.SortFunc(list, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+			}
+		}
+		return list
+	case map[string]any:
+		for name := range v {
+			v[name] = inOrder(v[name])
+		}
+	}
+	return v
+}
+
+// hashes are those of a prompt of one of a few families, so that prompts share prefixes. As sequence hashes do, each
+// names all blocks up to its own.
+func (p *pair) hashes(most int) []int64 {
+	list := make([]int64, p.rng.IntN(most+1))
+	family := int64(p.rng.IntN(3)+1) * 1_000_000
+	at, branch := p.rng.IntN(len(list)+1), int64(p.rng.IntN(2)+1)
+	for i := range list {
+		list[i] = family + int64(i)
+		if i >= at {
+			list[i] += branch*100_000 + int64(at)*1000
+		}
+		if family == 2_000_000 {
+			list[i] = -list[i]
+		}
+	}
+	return list
+}
+
+// TestSlotTracker drives both slot trackers with random histories.
+func TestSlotTracker(t *testing.T) {
+	x := harness.StartIndexer(t, t.TempDir(), "", "--slot-tracker-listen", "127.0.0.1:0")
+	p := &pair{t: t, dynamo: service(t, "dynamo.slot_tracker"),
+		ours: x.WaitFor(`the slot tracker is served" listen=(\S+)`)[1], rng: rand.New(rand.NewPCG(*seed, 1))}
+	type of = map[string]any
+	for p.steps < 5000 {
+		n := p.rng.IntN
+		body := of{"model_name": fmt.Sprint("m", n(2)), "routing_group": []string{"default", "g"}[n(8)/7]}
+		with := func(more of) of {
+			for name, v := range more {
+				body[name] = v
+			}
+			return body
+		}
+		id := fmt.Sprint("r", n(40))
+		switch k := n(100); {
+		case k < 4:
+			p.same("POST", "/register", with(of{"worker_id": n(4), "block_size": 16 << (n(10) / 9), "dp_start": n(2),
+				"dp_size": n(4)}), body)
+		case k < 6:
+			p.same("POST", "/unregister", with(of{"worker_id": n(4)}), body)
+		case k < 40:
+			p.same("POST", "/add", with(of{"request_id": id, "worker_id": n(4), "dp_rank": n(4),
+				"sequence_hashes": p.hashes(8), "new_isl_tokens": n(200)}), body)
+		case k < 50:
+			p.same("POST", "/prefill_complete", with(of{"request_id": id}), body)
+		case k < 70:
+			p.same("POST", "/free", with(of{"request_id": id}), body)
+		case k < 85:
+			p.same("POST", "/potential_loads", with(of{"sequence_hashes": p.hashes(8), "new_isl_tokens": n(200)}), body)
+		case k < 97:
+			p.same("GET", []string{"/loads", "/loads?model_name=m1", "/loads?routing_group=g"}[n(3)], nil, nil)
+		default:
+			p.same("GET", "/workers", nil, nil)
+		}
+	}
+	t.Logf("%d steps", p.steps)
+}
+
+// TestSelectionService drives both selection services with random histories. Between equals the choice is random: ours
+// is pinned to Dynamo's, whose cost must be the least of ours.
+func TestSelectionService(t *testing.T) {
+	x := harness.StartIndexer(t, t.TempDir(), "", "--select-listen", "127.0.0.1:0", "--on-engine-refused", "keep")
+	p := &pair{t: t, dynamo: service(t, "dynamo.select_service", "--threads", "1"),
+		ours: x.WaitFor(`the selection service is served" listen=(\S+)`)[1], rng: rand.New(rand.NewPCG(*seed, 2))}
+	type of = map[string]any
+	n := p.rng.IntN
+	const size = 16
+	var engines []*pyenv.Publisher
+	for range 3 {
+		engines = append(engines, pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: size}))
+	}
+	// tokens are those of a prompt of one of a few families; engine i holds i+1 blocks of family i
+	tokens := func() []uint32 {
+		list := harness.Tokens(n(3), 1+n(6*size))
+		for i := range list[:n(2)*len(list)/2] {
+			list[len(list)-1-i] += uint32(n(2))
+		}
+		return list
+	}
+	worker := func(i int) of {
+		return of{"worker_id": i, "model_name": "m", "endpoint": fmt.Sprint("http://w", i), "block_size": size,
+			"kv_events_endpoint": engines[i].Endpoint, "max_num_batched_tokens": 8192, "total_kv_blocks": 1000}
+	}
+	for i, e := range engines {
+		p.same("POST", "/workers", worker(i), worker(i))
+		e.WaitSubscribers(2)
+		e.Store(harness.Tokens(i, (i+1)*size), nil)
+	}
+	for i := range engines { // until both have heard
+		q := of{"model_name": "m", "token_ids": harness.Tokens(i, (i+1)*size)}
+		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(10 * time.Millisecond) {
+			_, a := p.ask(p.dynamo, "POST", "/overlap_scores", q)
+			_, b := p.ask(p.ours, "POST", "/overlap_scores", q)
+			if want := fmt.Sprintf(`"device_blocks":%d`, i+1); strings.Contains(a, want) && strings.Contains(b, want) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("the events do not arrive: %s %s", a, b)
+			}
+		}
+	}
+	least := func(q of, chosen string) { // the cost of what was chosen is the least
+		var c struct {
+			Worker int `json:"worker_id"`
+			Rank   int `json:"dp_rank"`
+		}
+		if err := json.Unmarshal([]byte(chosen), &c); err != nil {
+			t.Fatal(err)
+		}
+		own := of{"model": "m", "tokens": q["token_ids"], "advisory": true}
+		if q["allowed_worker_ids"] != nil {
+			own["workers"] = []string{fmt.Sprint(c.Worker)}
+			for _, w := range q["allowed_worker_ids"].([]int) {
+				own["workers"] = append(own["workers"].([]string), fmt.Sprint(w))
+			}
+		}
+		var cost [2]float64
+		for i := range cost {
+			var a struct{ Cost float64 }
+			status, text := p.ask(x.HTTP, "POST", "/v1/select", own)
+			if status != 200 || json.Unmarshal([]byte(text), &a) != nil {
+				t.Fatalf("select: %d %s", status, text)
+			}
+			cost[i] = a.Cost
+			own["pinned_worker"] = of{"worker": fmt.Sprint(c.Worker), "rank": c.Rank}
+		}
+		if math.Abs(cost[0]-cost[1]) > 1e-9 {
+			t.Fatalf("step %d: Dynamo chose %d, which costs %g; the least is %g", p.steps, c.Worker, cost[1], cost[0])
+		}
+	}
+	used := map[string]bool{} // an id that was chosen for is not booked at once later: see docs/compatibility.md
+	for p.steps < 5000 {
+		prompt := tokens()
+		q := of{"model_name": "m", "token_ids": prompt}
+		id := fmt.Sprint("s", n(60))
+		switch k := n(100); {
+		case k < 35:
+			path := "/select"
+			if q["selection_id"] = id; n(3) > 0 && !used[id] {
+				path = "/select_and_reserve"
+			} else {
+				used[id] = true
+			}
+			if n(4) == 0 {
+				q["allowed_worker_ids"] = []int{n(4)}
+			}
+			p.steps++
+			status, reply := p.ask(p.dynamo, "POST", path, q)
+			if status == 200 {
+				least(q, reply)
+				var c of
+				json.Unmarshal([]byte(reply), &c)
+				q["pinned_worker"] = of{"worker_id": c["worker_id"], "dp_rank": c["dp_rank"]}
+			}
+			p.equal("POST", path, q, status, reply)
+		case k < 42:
+			b := of{"model_name": "m", "selection_id": id}
+			if status, _ := p.same("POST", "/reservations", b, b); status == 201 {
+				delete(used, id)
+			}
+		case k < 50:
+			b := of{"model_name": "m", "selection_id": id, "worker_id": n(4), "token_ids": prompt, "dp_rank": n(8) / 7,
+				"effective_prefill_tokens": n(len(prompt) + 3)}
+			p.same("POST", "/reservations", b, b)
+			delete(used, id)
+		case k < 58:
+			p.same("POST", "/reservations/"+id+"/prefill_complete", of{}, of{})
+		case k < 66:
+			b := of{}
+			if n(2) == 0 {
+				b["decay_fraction"] = float64(n(6)) / 4
+			}
+			p.same("POST", "/reservations/"+id+"/output_block", b, b)
+		case k < 80:
+			p.same("DELETE", "/reservations/"+id, nil, nil)
+		case k < 88:
+			p.same("GET", "/loads", nil, nil)
+		case k < 93:
+			p.same("POST", "/potential_loads", q, q)
+		case k < 97:
+			p.same("POST", "/overlap_scores", q, q)
+		case k < 99:
+			p.same("GET", []string{"/workers", "/ready"}[n(2)], nil, nil)
+		default:
+			c := of{"max_num_batched_tokens": 1000 + n(9000), "total_kv_blocks": 1 + n(2000)}
+			p.same("PATCH", fmt.Sprint("/workers/", n(4)), c, c)
+		}
+	}
+	t.Logf("%d steps", p.steps)
+}
