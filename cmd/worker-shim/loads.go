@@ -49,7 +49,8 @@ func (f *fleet) hearLoads(conn *jetstream.Conn) {
 				}
 			})
 			if f.ctx.Err() == nil {
-				f.log.Warn("how full the fleet's engines are cannot be heard", "subject", subject, "error", err)
+				f.log.Warn("how full the fleet's engines are cannot be heard", "subject", subject, "error", err, "what_to_do",
+					"let this user subscribe to the subject; workers are chosen without it meanwhile")
 			}
 		})
 	}
@@ -108,7 +109,8 @@ func (r *loadRelay) pass() {
 			err = r.f.ns.Conn().Send(subject, api.MsgPack, body)
 		}
 		if err != nil {
-			r.f.bad.warn(r.f.log, "how full an engine is could not be passed on", "worker", worker, "error", err)
+			r.f.bad.warn(r.f.log, "how full an engine is could not be passed on", "worker", worker, "error", err,
+				"what_to_do", "see that NATS answers, and that this user may publish for the worker (indexer auth example)")
 		}
 	}
 }
