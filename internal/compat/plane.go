@@ -37,6 +37,8 @@ type planeRequest struct {
 	tokens          api.Tokens
 	media           []*media
 	lora, salt      string
+	jump            float64 // in the queue
+	strict          uint32
 	constraints     struct {
 		Required  []string           `json:"required_taints"`
 		Preferred map[string]float64 `json:"preferred_taints"`
@@ -45,14 +47,12 @@ type planeRequest struct {
 
 func readPlane(body []byte) (*planeRequest, error) {
 	r := &planeRequest{}
-	var jump float64 // nobody waits here: see docs/compatibility.md
-	var strict uint32
 	known := map[string]func(name string, value []byte) error{
 		"method": field(&r.method, "text"), "request_id": field(&r.request, "text"),
 		"lora_name": field(&r.lora, "text"), "cache_namespace": field(&r.salt, "text"),
 		"block_mm_infos":      field(&r.media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
 		"routing_constraints": field(&r.constraints, "required_taints and preferred_taints"),
-		"priority_jump":       field(&jump, "a number"), "strict_priority": field(&strict, "an unsigned 32-bit number"),
+		"priority_jump":       field(&r.jump, "a number"), "strict_priority": field(&r.strict, "an unsigned 32-bit number"),
 		"tokens": func(name string, value []byte) (err error) {
 			r.tokens, err = api.ReadTokens(name, value)
 			return err
@@ -86,6 +86,11 @@ type planeChoice struct {
 	Overlap uint32      `json:"overlap_blocks"` // weighted over all tiers, and rounded
 }
 
+type planeRejected struct {
+	Method    string          `json:"method"`
+	Rejection *QueueRejection `json:"rejection"`
+}
+
 type planeMarked struct {
 	Method  string `json:"method"`
 	Success bool   `json:"success"`
@@ -95,7 +100,7 @@ type planeLoads struct {
 	Method  string      `json:"method"`
 	Loads   []planeLoad `json:"loads"`
 	Pending int         `json:"pending_count"`
-	ISL     int         `json:"pending_isl_tokens"`
+	ISL     uint64      `json:"pending_isl_tokens"`
 }
 
 type planeLoad struct {
@@ -131,6 +136,9 @@ func (p *Plane) Answer(ctx context.Context, model, requestID string, body []byte
 		case "new":
 			s, err := p.choose(ctx, model, ref.RequestID, r)
 			if err != nil {
+				if why := NewQueueRejection(err); why != nil {
+					return &planeRejected{"queue_rejected", why}, nil
+				}
 				return nil, err
 			}
 			return &planeChoice{"new", id(s.Worker), s.Rank, uint32(math.Round(s.EffectiveOverlap))}, nil
@@ -199,7 +207,7 @@ func marked(ctx context.Context, ref *api.RequestRef, do func(context.Context, *
 // choose asks for a worker, and books the request there if it has an id.
 func (p *Plane) choose(ctx context.Context, model, requestID string, r *planeRequest) (*api.Selection, error) {
 	q := &api.SelectRequest{RequestID: requestID, Book: requestID != "", RequiredTaints: r.constraints.Required,
-		PreferredTaints: r.constraints.Preferred}
+		PreferredTaints: r.constraints.Preferred, StrictPriority: r.strict, PriorityJump: r.jump}
 	prompt, err := p.prompt(model, r)
 	if err != nil {
 		return nil, err
@@ -239,7 +247,8 @@ func (p *Plane) loads(ctx context.Context, model string, r *planeRequest) (any, 
 	if err != nil {
 		return nil, err
 	}
-	out := &planeLoads{Method: "potential_loads", Loads: []planeLoad{}}
+	out := &planeLoads{Method: "potential_loads", Loads: []planeLoad{}, Pending: list.PendingCount,
+		ISL: list.PendingISLTokens}
 	for _, l := range list.Ranks {
 		out.Loads = append(out.Loads, planeLoad{id(l.Worker), l.Rank, l.PotentialPrefillTokens, l.PotentialDecodeBlocks,
 			l.ActiveRequests})

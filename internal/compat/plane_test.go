@@ -30,10 +30,16 @@ func (r *planeRouter) Select(_ context.Context, q *api.SelectRequest) (*api.Sele
 		v    any
 	}{{"lora", q.LoRA != "", q.LoRA}, {"salt", q.CacheSalt != "", q.CacheSalt},
 		{"required", q.RequiredTaints != nil, q.RequiredTaints}, {"preferred", q.PreferredTaints != nil,
-			q.PreferredTaints}, {"book", q.Book, q.RequestID}} {
+			q.PreferredTaints}, {"book", q.Book, q.RequestID}, {"strict", q.StrictPriority > 0, q.StrictPriority},
+		{"jump", q.PriorityJump != 0, q.PriorityJump}} {
 		if f.set {
 			r.asked += fmt.Sprintf(" %s=%v", f.name, f.v)
 		}
+	}
+	if q.StrictPriority == 429 {
+		err := api.Errorf(api.CodeOverloaded, "all are busy")
+		err.Queue = &api.QueueRefusal{Reason: "raw_tokens", Class: "default", Limit: 100, Current: 99}
+		return nil, err
 	}
 	s := &api.Selection{Worker: "7", Rank: 1, EffectiveOverlap: 2.5, Device: 2, RequiredBlocks: 9}
 	if len(q.Tokens) == 2 {

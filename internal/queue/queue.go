@@ -59,7 +59,8 @@ type Refusal struct {
 	Class  string
 	Limit  string  // requests, raw_tokens or cached_tokens
 	Bound  float64 // of all that waits in the class, this request too
-	Needed float64
+	Waits  float64 // already
+	Needed float64 // with this request
 }
 
 func (r *Refusal) Error() string {
@@ -120,19 +121,19 @@ func (q *Queue) Waits(group uint64) bool { return q.groups[group] > 0 }
 func (q *Queue) Add(e Entry, ranks int) (id uint64, err error) {
 	c := &q.classes[e.Class]
 	for _, l := range []struct {
-		name   string
-		limit  *float64
-		needed float64
+		name       string
+		limit      *float64
+		waits, own uint64
 	}{
-		{"requests", c.Limits.Requests, float64(len(c.list) + 1)},
-		{"raw_tokens", c.Limits.RawTokens, float64(c.raw + e.Raw)},
-		{"cached_tokens", c.Limits.CachedTokens, float64(c.cached + e.Cached)},
+		{"requests", c.Limits.Requests, uint64(len(c.list)), 1},
+		{"raw_tokens", c.Limits.RawTokens, c.raw, e.Raw},
+		{"cached_tokens", c.Limits.CachedTokens, c.cached, e.Cached},
 	} {
 		if l.limit == nil {
 			continue
 		}
-		if bound := *l.limit * float64(ranks); bound == 0 || l.needed > bound {
-			return 0, &Refusal{Class: c.Name, Limit: l.name, Bound: bound, Needed: l.needed}
+		if bound, needed := *l.limit*float64(ranks), float64(l.waits+l.own); bound == 0 || needed > bound {
+			return 0, &Refusal{Class: c.Name, Limit: l.name, Bound: bound, Waits: float64(l.waits), Needed: needed}
 		}
 	}
 	q.last++

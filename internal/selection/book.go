@@ -145,6 +145,7 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	s.fill(x, of, answer)
 	s.weigh(x, of, r.Model, reuse(selector, &x.request))
 	list := &api.PotentialList{Model: r.Model, Ranks: make([]api.PotentialLoad, len(x.list))}
+	list.PendingCount, list.PendingISLTokens = s.room.pending(r.Model)
 	for i, e := range selector.Estimates(nil, &x.request, x.list, &x.routing) {
 		c := &x.list[i]
 		if !tracked {

@@ -108,9 +108,9 @@ func (w *waitingRoom) pending(model string) (count int, tokens uint64) {
 }
 
 // refuse is why a request does not wait. w.mu is held.
-func (w *waitingRoom) refuse(model, class, reason string, limit float64, format string, args ...any) error {
+func (w *waitingRoom) refuse(model, class, reason string, limit, current float64, format string, args ...any) error {
 	e := api.Errorf(api.CodeOverloaded, format, args...)
-	e.Queue = &api.QueueRefusal{Reason: reason, Class: class, Limit: limit}
+	e.Queue = &api.QueueRefusal{Reason: reason, Class: class, Limit: limit, Current: current}
 	if m := w.models[model]; m != nil {
 		e.Queue.PendingCount, e.Queue.PendingISLTokens = m.Len(), m.Raw()
 	}
@@ -128,7 +128,7 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if int(w.waiting.Load()) >= w.most {
-		return 0, class, w.refuse(r.Model, class, "full", float64(w.most),
+		return 0, class, w.refuse(r.Model, class, "full", float64(w.most), float64(w.waiting.Load()),
 			"all workers that may be chosen are busy, and %d requests wait already", w.most)
 	}
 	m := w.models[r.Model]
@@ -139,8 +139,9 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 	id, err = m.Add(e, ranks)
 	var refusal *queue.Refusal
 	if errors.As(err, &refusal) {
-		return 0, class, w.refuse(r.Model, class, refusal.Limit, refusal.Bound,
+		refused := w.refuse(r.Model, class, refusal.Limit, refusal.Bound, refusal.Waits,
 			"all workers that may be chosen are busy, and %v", refusal)
+		return 0, class, refused
 	}
 	m.waiters[id] = u
 	w.waiting.Add(1)
@@ -195,7 +196,7 @@ func (s *Service) mayWait(
 	m.Remove(id)
 	w.leave(m, id)
 	w.wake() // others may have been passed over with it
-	return true, nil, w.refuse(a.r.Model, class, "deadline", 0,
+	return true, nil, w.refuse(a.r.Model, class, "deadline", 0, 0,
 		"the deadline passed while the request waited for a worker that is not busy")
 }
 

@@ -14,6 +14,9 @@ import (
 func (v *service) serveDynamo() error {
 	plane := &compat.Plane{Router: router{v.s}, BlockSize: v.s.blockSize}
 	cfg := v.config("kvatlas-dynamo", api.OverNATS)
+	if q := v.s.Routing.Queue; q != nil {
+		cfg.Workers += q.Most() // requests that wait leave workers for what they wait for
+	}
 	var errs []error
 	for verb, answer := range map[string]func(context.Context, string, jetstream.Request) ([]byte, *api.Error){
 		"generate": func(ctx context.Context, model string, r jetstream.Request) ([]byte, *api.Error) {

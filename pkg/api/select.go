@@ -215,6 +215,10 @@ type PotentialRequest struct {
 type PotentialList struct {
 	Model string          `json:"model" msgpack:"model"`
 	Ranks []PotentialLoad `json:"ranks" msgpack:"ranks"` // by worker and rank
+
+	// As in ModelLoads.
+	PendingCount     int    `json:"pending_count" msgpack:"pending_count"`
+	PendingISLTokens uint64 `json:"pending_isl_tokens" msgpack:"pending_isl_tokens"`
 }
 
 // PotentialLoad is what one rank would have to do.

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // deadline bounds a request.
@@ -110,6 +110,8 @@ type failure struct {
 	code   api.Code // for the count of outcomes
 	text   string
 	plain  bool // the body is the text alone
+
+	details *compat.QueueRejection // nil: there are none
 }
 
 func (f *failure) Error() string { return f.text }
@@ -321,7 +323,11 @@ func send(w http.ResponseWriter, status int, body any, err error, op string, end
 	if err != nil {
 		f := failed(err)
 		status, outcome = f.status, string(f.code)
-		body = map[string]string{"error": f.text}
+		reply := map[string]any{"error": f.text}
+		if f.details != nil {
+			reply["details"] = f.details
+		}
+		body = reply
 		if f.plain {
 			text, contentType = []byte(f.text), "text/plain; charset=utf-8"
 		}
@@ -335,10 +341,4 @@ func send(w http.ResponseWriter, status int, body any, err error, op string, end
 		outcome = api.OutcomeUnsent
 	}
 	ended(op, outcome)
-}
-
-// rank reads a rank's number in text, as the names of an object have it.
-func rank(text string) (events.Rank, error) {
-	n, err := strconv.ParseUint(text, 10, 32)
-	return events.Rank(n), err
 }

@@ -205,6 +205,7 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 		SequenceHashes: body.SequenceHashes, ISLTokens: body.ISLTokens, Book: book, Advisory: advisory,
 		Affinity: affinity.routing(), RequiredTaints: taints.required, PreferredTaints: taints.preferred,
 		ExpectedOutputTokens: expected, Overrides: &p.overrides.Overrides,
+		StrictPriority: priority, PriorityJump: jump, PolicyClass: r.header.Get("X-Dynamo-Meta-Policy-Class"),
 	}
 	if selectionID != nil {
 		q.RequestID = *selectionID
@@ -274,6 +275,12 @@ func refused(err error, selectionID string, k key) error {
 	case api.CodeNoWorkers:
 		f.text = "no endpoints available to route work"
 	case api.CodeOverloaded:
+		if why := compat.NewQueueRejection(err); why != nil {
+			f.details = why
+			f.text = fmt.Sprintf("router policy class %q queue %s limit reached (current=%d, limit=%d)", why.Class, why.Kind,
+				why.Current, why.Limit)
+			break
+		}
 		f.text = "all eligible workers are overloaded"
 	case api.CodeUnknownModel:
 		f.status, f.text = http.StatusServiceUnavailable, fmt.Sprintf("no schedulable workers for %s", k)
@@ -297,7 +304,7 @@ type modelLoads struct {
 	Group      string    `json:"routing_group"`
 	Loads      []loadRow `json:"loads"`
 	Pending    int       `json:"pending_count"`
-	PendingISL int       `json:"pending_isl_tokens"`
+	PendingISL uint64    `json:"pending_isl_tokens"`
 }
 
 func (s *selectService) loads(r *asked) (int, any, error) {
@@ -316,8 +323,10 @@ func (s *selectService) loads(r *asked) (int, any, error) {
 		if err != nil {
 			continue // its workers have gone
 		}
-		m, pool := modelLoads{Model: k.model, Group: k.group, Loads: []loadRow{}}, s.Registry.Pool(k.name())
-		for _, l := range list.Models[0].Ranks {
+		of, pool := &list.Models[0], s.Registry.Pool(k.name())
+		m := modelLoads{Model: k.model, Group: k.group, Loads: []loadRow{}, Pending: of.PendingCount,
+			PendingISL: of.PendingISLTokens}
+		for _, l := range of.Ranks {
 			rank := pool.Rank(events.RankKey{Instance: l.Worker, Rank: l.Rank})
 			if rank != nil && schedulable(*rank) {
 				m.Loads = append(m.Loads, loadRow{id(l.Worker), l.Rank, l.ActivePrefillTokens, l.ActiveBlocks,

@@ -128,7 +128,7 @@ func (s *selecting) one() error {
 		s.progress("Dynamo's selection service")
 		dynamo, stop, err := s.dynamo(http)
 		if err != nil {
-			return fmt.Errorf("Dynamo's selection service: %w", err)
+			return fmt.Errorf("the selection service of Dynamo: %w", err)
 		}
 		defer stop()
 		list = append(list, dynamo)
