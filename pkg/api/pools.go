@@ -48,7 +48,7 @@ type QueueRefusal struct {
 	Reason           string  `json:"reason" msgpack:"reason"`
 	Class            string  `json:"class" msgpack:"class"`
 	Limit            float64 `json:"limit,omitempty" msgpack:"limit,omitempty"`
-	Current          float64 `json:"current" msgpack:"current"`                       // of what the limit is of: what waits
+	Current          float64 `json:"current" msgpack:"current"`                       // what waits
 	PendingCount     int     `json:"pending_count" msgpack:"pending_count"`           // of the model, on this node
 	PendingISLTokens uint64  `json:"pending_isl_tokens" msgpack:"pending_isl_tokens"` // their tokens
 }
