@@ -204,6 +204,16 @@ var (
 	guessesDropped = desc("kvatlas_guessed_blocks_dropped_total",
 		"Blocks that ranks are no longer guessed to hold, by reason: expired, evicted (lru), pruned (too many), "+
 			"refuted (by events), removed (with the rank).", "model", "reason")
+	waiting = desc("kvatlas_queue_requests",
+		"Requests that wait on this node for a worker that is not busy, by model.", "model")
+	waitingTokens = desc("kvatlas_queue_tokens", "Tokens of the prompts of requests that wait, by model.", "model")
+	sessions      = desc("kvatlas_sessions", "Sessions that are bound to a worker. The same at each node.")
+	bindings      = desc("kvatlas_session_bindings_total",
+		"Bookings of a session on this node, by what became of its binding: made, kept, moved, refused (the worker is "+
+			"another's), full (too many sessions); and bindings that expired.", "outcome")
+	engineReports = desc("kvatlas_engine_reports_total",
+		"Reports of how full engines are, by what became of them: taken, late (too old), refused (of too many ranks), "+
+			"malformed.", "outcome")
 	resyncNeeded = desc("kvatlas_partition_resync_needed",
 		"1 if a partition's log does not have all that its ranks hold.", "partition")
 )
@@ -289,6 +299,23 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(guessed, float64(g.Blocks), g.Model)
 		for reason, n := range g.Dropped {
 			count(guessesDropped, n, g.Model, reason)
+		}
+	}
+	for _, w := range s.Waiting {
+		gauge(waiting, float64(w.Requests), w.Model)
+		gauge(waitingTokens, float64(w.Tokens), w.Model)
+	}
+	if x := s.Sessions; x != nil {
+		gauge(sessions, float64(x.Sessions))
+		for outcome, n := range map[string]uint64{"made": x.Made, "kept": x.Kept, "moved": x.Moved, "refused": x.Refused,
+			"full": x.Full, "expired": x.Expired} {
+			count(bindings, n, outcome)
+		}
+	}
+	if x := s.EngineReports; x != nil {
+		for outcome, n := range map[string]uint64{"taken": x.Taken, "late": x.Late, "refused": x.Refused,
+			"malformed": x.Malformed} {
+			count(engineReports, n, outcome)
 		}
 	}
 	for where, x := range byStore(s.L3) {

@@ -110,7 +110,10 @@ func TestHedgesDenied(t *testing.T) {
 // TestSelections: choices are counted by policy and outcome, and bookings by what became of them.
 func TestSelections(t *testing.T) {
 	handler, queries := New(&statuser{api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
-		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6}, {Model: "m", Group: "g", Requests: 2}}}}})
+		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6}, {Model: "m", Group: "g", Requests: 2}}},
+		Waiting:       []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
+		Sessions:      &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
+		EngineReports: &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20}}})
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("random", string(api.CodeOverloaded))
@@ -127,6 +130,12 @@ func TestSelections(t *testing.T) {
 		`kvatlas_bookings_refused_or_ended_total{model="m",why="expired"} 5`,
 		`kvatlas_bookings_refused_or_ended_total{model="m",why="rival"} 6`,
 		`kvatlas_bookings_healed_total 7`,
+		`kvatlas_queue_requests{model="m"} 8`, `kvatlas_queue_tokens{model="m"} 9`, `kvatlas_sessions 10`,
+		`kvatlas_session_bindings_total{outcome="made"} 11`, `kvatlas_session_bindings_total{outcome="kept"} 12`,
+		`kvatlas_session_bindings_total{outcome="moved"} 13`, `kvatlas_session_bindings_total{outcome="refused"} 14`,
+		`kvatlas_session_bindings_total{outcome="full"} 15`, `kvatlas_session_bindings_total{outcome="expired"} 16`,
+		`kvatlas_engine_reports_total{outcome="taken"} 17`, `kvatlas_engine_reports_total{outcome="late"} 18`,
+		`kvatlas_engine_reports_total{outcome="refused"} 19`, `kvatlas_engine_reports_total{outcome="malformed"} 20`,
 	} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("no %s", want)

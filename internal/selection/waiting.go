@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -105,6 +107,20 @@ func (w *waitingRoom) pending(model string) (count int, tokens uint64) {
 		return m.Len(), m.Raw()
 	}
 	return 0, 0
+}
+
+// Waiting lists the models for which requests wait, by name.
+func (s *Service) Waiting() (list []api.WaitingStatus) {
+	if s.room == nil {
+		return nil
+	}
+	s.room.mu.Lock()
+	defer s.room.mu.Unlock()
+	for name, m := range s.room.models {
+		list = append(list, api.WaitingStatus{Model: name, Requests: m.Len(), Tokens: m.Raw()})
+	}
+	slices.SortFunc(list, func(a, b api.WaitingStatus) int { return strings.Compare(a.Model, b.Model) })
+	return list
 }
 
 // refuse is why a request does not wait. w.mu is held.

@@ -40,6 +40,11 @@ func (e *engines) read(read func(use func(events.RankKey) load.EngineUse)) {
 
 func (e *engines) list() *api.EngineLoads { return &api.EngineLoads{Loads: e.table.List(e.now())} }
 
+func (e *engines) counts() *api.ReportCounts {
+	c := e.table.Counts()
+	return &api.ReportCounts{Taken: c.Taken, Late: c.Late, Refused: c.Refused, Malformed: e.malformed.Load()}
+}
+
 // report enters reports here and tells the other nodes.
 func (e *engines) report(l *api.EngineLoads) error {
 	byWorker := map[events.WorkerID][]api.EngineLoad{}

@@ -105,6 +105,8 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	s.registry.MarkStatus(status)
 	status.Load = loadStatus(s.loads.Status())
 	s.markGuesses(status)
+	status.Waiting, status.Sessions = s.selection.Waiting(), s.sessionStatus()
+	status.EngineReports = s.engines.counts()
 	return status
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/affinity"
 	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // newSessions is what keeps sessions on their workers; nil if nothing is to.
@@ -21,6 +22,16 @@ func (s *Server) newSessions() *affinity.Service {
 		}},
 		Conn: s.Conn, Namespace: s.Namespace, Hooks: sessionHooks(s.log),
 	})
+}
+
+// sessionStatus is how sessions stand, as clients get it; nil if they are not kept on their workers.
+func (s *Server) sessionStatus() *api.SessionStatus {
+	if s.sessions == nil {
+		return nil
+	}
+	of := s.sessions.Status()
+	return &api.SessionStatus{Sessions: of.Sessions, Made: of.Counts.Made, Kept: of.Counts.Kept, Moved: of.Counts.Moved,
+		Refused: of.Counts.Elsewhere, Full: of.Counts.Full, Expired: of.Counts.Expired}
 }
 
 // sessionHooks makes log lines of what happens to sessions.

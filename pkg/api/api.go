@@ -500,6 +500,11 @@ type Status struct {
 	Load *LoadStatus `json:"load,omitempty" msgpack:"load,omitempty"` // nil: the node is older than routing
 
 	Guesses []GuessStatus `json:"guesses,omitempty" msgpack:"guesses,omitempty"` // of models that have, or had, any
+
+	Waiting  []WaitingStatus `json:"waiting,omitempty" msgpack:"waiting,omitempty"`   // of models for which requests wait
+	Sessions *SessionStatus  `json:"sessions,omitempty" msgpack:"sessions,omitempty"` // nil: they are not kept together
+
+	EngineReports *ReportCounts `json:"engine_reports,omitempty" msgpack:"engine_reports,omitempty"` // since the node started
 }
 
 // LoadStatus is what a node knows of requests under way. Counts are since it started.
@@ -526,6 +531,33 @@ type ModelDigest struct {
 	Rivals    uint64 `json:"rivals" msgpack:"rivals"`       // ended: another node had booked the same id
 	Twice     int    `json:"twice" msgpack:"twice"`         // ids of two requests now, of which one is about to end so
 	Expired   uint64 `json:"expired" msgpack:"expired"`     // ended by their age
+}
+
+// WaitingStatus is how many requests of a model wait on this node for a worker that is not busy.
+type WaitingStatus struct {
+	Model    string `json:"model" msgpack:"model"`
+	Requests int    `json:"requests" msgpack:"requests"`
+	Tokens   uint64 `json:"tokens" msgpack:"tokens"` // of their prompts
+}
+
+// SessionStatus is how many sessions are bound to a worker, the same on all nodes but for what is on its way, and what
+// became of bindings on this node since it started.
+type SessionStatus struct {
+	Sessions int    `json:"sessions" msgpack:"sessions"`
+	Made     uint64 `json:"made" msgpack:"made"`
+	Kept     uint64 `json:"kept" msgpack:"kept"`
+	Moved    uint64 `json:"moved" msgpack:"moved"`
+	Refused  uint64 `json:"refused" msgpack:"refused"` // bookings elsewhere than the session's worker
+	Full     uint64 `json:"full" msgpack:"full"`       // bookings that were not bound, as too many sessions are
+	Expired  uint64 `json:"expired" msgpack:"expired"`
+}
+
+// ReportCounts are reports of how full engines are, by what became of them.
+type ReportCounts struct {
+	Taken     uint64 `json:"taken" msgpack:"taken"`
+	Late      uint64 `json:"late" msgpack:"late"`           // too old
+	Refused   uint64 `json:"refused" msgpack:"refused"`     // of too many ranks
+	Malformed uint64 `json:"malformed" msgpack:"malformed"` // messages that could not be read
 }
 
 // GuessStatus is what a node guesses of the workers of one model.
