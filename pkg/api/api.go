@@ -504,7 +504,7 @@ type Status struct {
 	Waiting  []WaitingStatus `json:"waiting,omitempty" msgpack:"waiting,omitempty"`   // of models for which requests wait
 	Sessions *SessionStatus  `json:"sessions,omitempty" msgpack:"sessions,omitempty"` // nil: they are not kept together
 
-	EngineReports *ReportCounts `json:"engine_reports,omitempty" msgpack:"engine_reports,omitempty"` // since the node started
+	EngineReports *ReportCounts `json:"engine_reports,omitempty" msgpack:"engine_reports,omitempty"`
 }
 
 // LoadStatus is what a node knows of requests under way. Counts are since it started.
@@ -552,7 +552,7 @@ type SessionStatus struct {
 	Expired  uint64 `json:"expired" msgpack:"expired"`
 }
 
-// ReportCounts are reports of how full engines are, by what became of them.
+// ReportCounts are reports of how full engines are, since the node started, by what became of them.
 type ReportCounts struct {
 	Taken     uint64 `json:"taken" msgpack:"taken"`
 	Late      uint64 `json:"late" msgpack:"late"`           // too old
