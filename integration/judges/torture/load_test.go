@@ -101,7 +101,7 @@ type loadTorture struct {
 func (r *loadTorture) deploy() {
 	r.begun = time.Now()
 	r.w = startClusterWorld(r.T, r.rng, r.programs, r.counts, 0, "--request-expiry", loadExpiry.String(),
-		"--drain-timeout", "1s")
+		"--drain-timeout", "1s", "--guess-policy", "off") // so that a request is charged its whole prompt
 	r.stage = r.w.stage
 	for _, d := range r.w.nodes {
 		usual := d.excused
