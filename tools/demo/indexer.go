@@ -51,7 +51,7 @@ func (x *indexer) start(context.Context) error {
 	}
 	defer log.Close()
 	cmd := exec.Command(x.program, "serve", "--data", x.data, "--nats-listen", x.addr, "--http-listen", "",
-		"--log-level", "warn")
+		"--log-level", "warn", "--guess-policy", "off") // its workers announce what they hold
 	cmd.Args = append(cmd.Args, x.more...)
 	cmd.Env = os.Environ()
 	for _, name := range []string{"NATS_URL", "KVATLAS_NATS", "KVATLAS_CONFIG", "KVATLAS_NAMESPACE"} {
