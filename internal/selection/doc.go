@@ -8,8 +8,12 @@
 //	err = s.Free(ctx, &api.RequestRef{...})               // the request has ended
 //
 // Candidates are the ranks that are registered for the model, in whichever state; the choice drops those that may not
-// be chosen, with a reason. A candidate of which no events are in the log
-// holds nothing. A model without registrations is not known.
+// be chosen, with a reason. A candidate of which no events are in the log holds nothing, but for what it is guessed to
+// hold (internal/guess). A model without registrations is not known.
+//
+// Besides, a request may be of a session that is kept on its worker (sessions.go, internal/affinity), want a decode and
+// a prefill worker (disaggregated.go), and wait while all workers are busy (waiting.go, internal/queue). What engines
+// report of themselves decides who may be chosen (engines.go).
 //
 // A prompt's blocks are counted by sequence hashes ([events.SeqHashes] of its local hashes), so that requests with a
 // common prefix count its blocks once on each worker. Engines that read ahead hash blocks differently; sequence hashes

@@ -338,16 +338,19 @@ func (s *selectService) loads(r *asked) (int, any, error) {
 	return 0, out, nil
 }
 
+// prompt reads a request that is a prompt and no more, and finds who serves its model.
+func (s *selectService) prompt(r *asked) (p prompt, body api.Prompt, pool *registry.Pool, err error) {
+	if err = r.fields.read(p.members()...); err != nil {
+		return p, body, nil, err
+	}
+	if pool, err = s.pool(p.key); err == nil {
+		body, err = p.of(pool.Ranks[0].BlockSize)
+	}
+	return p, body, pool, err
+}
+
 func (s *selectService) potentialLoads(r *asked) (int, any, error) {
-	var p prompt
-	if err := r.fields.read(p.members()...); err != nil {
-		return 0, nil, err
-	}
-	pool, err := s.pool(p.key)
-	if err != nil {
-		return 0, nil, err
-	}
-	body, err := p.of(pool.Ranks[0].BlockSize)
+	p, body, pool, err := s.prompt(r)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -367,15 +370,7 @@ func (s *selectService) potentialLoads(r *asked) (int, any, error) {
 }
 
 func (s *selectService) overlapScores(r *asked) (int, any, error) {
-	var p prompt
-	if err := r.fields.read(p.members()...); err != nil {
-		return 0, nil, err
-	}
-	pool, err := s.pool(p.key)
-	if err != nil {
-		return 0, nil, err
-	}
-	body, err := p.of(pool.Ranks[0].BlockSize)
+	p, body, pool, err := s.prompt(r)
 	if err != nil {
 		return 0, nil, err
 	}
