@@ -92,6 +92,7 @@ func TestPubMatchesTopics(t *testing.T) {
 	if err := p.WaitSubscribers(Within(t), 2); err != nil {
 		t.Fatal(err)
 	}
+	WaitFor(t, func() bool { return p.Has("kv@a") && p.Has("x") })
 	Next(t, all, Opened)
 	Next(t, some, Opened)
 	for _, topic := range []string{"kv@a@m", "kv@b@m", "", "kv@", "xyz", "last kv@a", "kv@a"} {

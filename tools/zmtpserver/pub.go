@@ -147,7 +147,8 @@ func (p *Pub) Has(topic string) bool {
 	return false
 }
 
-// WaitSubscribers waits until n connections or more have a subscription: what is sent after that, they get.
+// WaitSubscribers waits until n connections or more have a subscription. A connection with several topics counts from
+// the first of them; [Pub.Has] tells of each.
 func (p *Pub) WaitSubscribers(ctx context.Context, n int) error {
 	for {
 		p.mu.Lock()
