@@ -31,6 +31,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer serve --replicas 2", "--replicas 2 is none of 1, 3, 5"},
 		{"indexer serve --snapshot-interval -1s", "--snapshot-interval -1s is not positive"},
 		{"indexer serve --http-listen here", `--http-listen "here" is not HOST:PORT`},
+		{"indexer serve --grpc-listen 0.0.0.0:0", "--grpc-listen 0.0.0.0:0 can be reached from other hosts"},
 		{"indexer serve --log-level loud", `--log-level "loud"`},
 		{"indexer serve --snapshot-interval soon", "soon"},
 		{"indexer query --tokens 1", "--model is missing"},

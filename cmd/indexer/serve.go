@@ -68,9 +68,10 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"where requests are answered as by Dynamo's selection service, which listens on 8092; empty: nowhere")
 	f.StringVar(&s.SlotTrackerListen, "slot-tracker-listen", "",
 		"where requests are answered as by Dynamo's slot tracker, which listens on 8091; empty: nowhere")
+	f.StringVar(&s.GRPCListen, "grpc-listen", "", "where gRPC is served, such as 127.0.0.1:9002; empty: nowhere")
 	f.StringVar(&s.security.tokenFile, "http-token-file", "",
-		"file with the bearer token that HTTP requests must bring; needed to listen on other than loopback")
-	f.StringVar(&s.security.cert, "http-cert", "", "certificate file (PEM) with which HTTP is served over TLS")
+		"file with the bearer token that HTTP and gRPC requests must bring; needed to listen on other than loopback")
+	f.StringVar(&s.security.cert, "http-cert", "", "certificate file (PEM) with which HTTP and gRPC are served over TLS")
 	f.StringVar(&s.security.key, "http-key", "", "its key")
 	f.StringVar(&s.Namespace, "namespace", "default",
 		"namespace: one deployment's world of subjects, streams and buckets")
@@ -197,7 +198,8 @@ func (s *serving) check() error {
 	bad(s.storeBytes < 0, "--store-bytes %d is negative", s.storeBytes)
 	bad(s.syncInterval < 0, "--sync-interval %v is negative", s.syncInterval)
 	listen := map[string]string{"--nats-listen": s.natsListen, "--http-listen": s.HTTPListen,
-		"--select-listen": s.SelectListen, "--slot-tracker-listen": s.SlotTrackerListen}
+		"--select-listen": s.SelectListen, "--slot-tracker-listen": s.SlotTrackerListen,
+		"--grpc-listen": s.GRPCListen}
 	for name, addr := range listen {
 		_, _, err := net.SplitHostPort(addr)
 		bad(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)

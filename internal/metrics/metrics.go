@@ -189,7 +189,7 @@ var (
 	catchingUp = desc("kvatlas_shims_catching_up",
 		"Registered ranks whose shims are still replaying their engines' backlog. The same at each node.")
 	requests = desc("kvatlas_requests_total",
-		"Requests by transport (nats, http; node: from other nodes), operation and outcome: ok, an error's "+
+		"Requests by transport (nats, http, grpc; node: from other nodes), operation and outcome: ok, an error's "+
 			"code, expired or unsent.", "transport", "operation", "outcome")
 	underWay = desc("kvatlas_requests_under_way",
 		"Requests that are booked and have not ended, by model (MODEL:GROUP of a routing group). The same at each node.",

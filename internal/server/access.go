@@ -1,8 +1,6 @@
 package server
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -38,16 +36,13 @@ func denyAsAPI(w http.ResponseWriter, failure *api.Error) {
 // seems to be of this site, is told by that name where there is no token to tell it by. ended is told of requests that
 // do not pass.
 func (a *access) guard(next http.Handler, ended func(op, outcome string)) http.Handler {
-	want := sha256.Sum256(a.token)
+	allowed := web.Bearer(a.token)
 	site := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var failure *api.Error
-		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		got := sha256.Sum256([]byte(given)) // of one length, so that comparing takes the same time whatever was given
 		switch {
 		case a.open[r.URL.Path]:
-		case a.token != nil && !(subtle.ConstantTimeCompare(got[:], want[:]) == 1 &&
-			strings.EqualFold(scheme, "Bearer")):
+		case !allowed(r.Header.Get("Authorization")):
 			w.Header().Set("WWW-Authenticate", `Bearer realm="kvatlas"`)
 			failure = api.Errorf(api.CodeUnauthorized, "this port wants a bearer token: Authorization: Bearer ...")
 		case a.token == nil && !cli.OwnHost(r.Host):

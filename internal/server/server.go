@@ -75,7 +75,9 @@ type Settings struct {
 	// Where requests are answered as by Dynamo's selection service and slot tracker; empty: they are not.
 	SelectListen, SlotTrackerListen string
 
-	HTTPToken []byte // that requests must bring; nil: none
+	GRPCListen string // empty: gRPC is not served
+
+	HTTPToken []byte // that requests over HTTP and gRPC must bring; nil: none
 	HTTPTLS   *tls.Config
 }
 
@@ -199,6 +201,13 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.pool.Close()
 	for _, face := range s.faces() {
 		stop, err := serveHTTP(face, s.HTTPTLS, s.log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	if s.GRPCListen != "" {
+		stop, err := s.serveGRPC()
 		if err != nil {
 			return err
 		}

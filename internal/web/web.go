@@ -1,8 +1,11 @@
-// Package web is what the faces of an indexer's HTTP port have in common: internal/server's and internal/compat's.
+// Package web is what the faces of an indexer's ports have in common: internal/server's, internal/compat's and
+// internal/grpcserver's.
 package web
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
 	"errors"
 	"net/http"
 	"os"
@@ -51,6 +54,20 @@ func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.
 		return nil, api.Errorf(api.CodeRequestTimeout, "of the body %d bytes came in time, and not its end", len(body))
 	}
 	return nil, api.Errorf(api.CodeMalformed, "the body ends too early, after %d bytes", len(body))
+}
+
+// Bearer returns what tells whether the value of an Authorization header has the token. Without a token every value
+// has.
+func Bearer(token []byte) func(header string) bool {
+	if token == nil {
+		return func(string) bool { return true }
+	}
+	want := sha256.Sum256(token)
+	return func(header string) bool {
+		scheme, given, _ := strings.Cut(header, " ")
+		got := sha256.Sum256([]byte(given)) // of one length, so that comparing takes the same time whatever was given
+		return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer")
+	}
 }
 
 // WriteReply answers a request.

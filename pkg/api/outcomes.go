@@ -7,6 +7,7 @@ type Transport string
 const (
 	OverNATS  Transport = "nats" // the subjects that any node may answer on
 	OverHTTP  Transport = "http"
+	OverGRPC  Transport = "grpc"
 	FromNodes Transport = "node" // this node's own subjects: other nodes ask there for their shares of a query
 )
 

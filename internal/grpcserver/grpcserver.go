@@ -1,0 +1,242 @@
+package grpcserver
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"math"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/web"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+)
+
+// MaxMessage is how many bytes a message may have.
+const MaxMessage = 8 << 20
+
+// drain is how long calls under way may take to end once the port is told to stop.
+const drain = 2 * time.Second
+
+// forHealth is how many calls of grpc.health.v1 a connection has room for beside all others.
+const forHealth = 16
+
+// Config is who may use a port, and for how much.
+type Config struct {
+	Token []byte      // that calls must bring; nil: none
+	TLS   *tls.Config // nil: plain text
+
+	Calls   int // calls of one message each that may be under way at once
+	Streams int // streams that may be; each has at most one message in hand
+
+	Ready func() error                 // nil: the node answers
+	Ended func(method, outcome string) // is told what became of each call: "ok", or an error's code
+}
+
+// port is one listener's state.
+type port struct {
+	Config
+	token          func(header string) bool
+	services       map[string]grpc.ServiceInfo
+	calls, streams atomic.Int64
+}
+
+// Serve listens and serves until stop is called, which may be done more than once. register adds the services.
+func Serve(listen string, cfg Config, register func(grpc.ServiceRegistrar)) (stop func(), at net.Addr, err error) {
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return nil, nil, err
+	}
+	p := &port{Config: cfg, token: web.Bearer(cfg.Token)}
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
+		grpc.MaxConcurrentStreams(uint32(min(cfg.Calls+cfg.Streams+forHealth, math.MaxUint32))), // of one connection
+		grpc.StatsHandler(counter{p}), grpc.UnaryInterceptor(p.call), grpc.StreamInterceptor(p.stream),
+		grpc.ConnectionTimeout(5 * time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+			method, _ := grpc.MethodFromServerStream(s)
+			return api.Errorf(api.CodeUnknownOperation, "there is no %.100s", method)
+		}),
+	}
+	if cfg.TLS != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(cfg.TLS)))
+	}
+	server := grpc.NewServer(options...)
+	register(server)
+	grpc_health_v1.RegisterHealthServer(server, &health{p: p})
+	p.services = server.GetServiceInfo()
+	go server.Serve(l)
+	return func() {
+		force := time.AfterFunc(drain, server.Stop)
+		defer force.Stop()
+		server.GracefulStop()
+	}, l.Addr(), nil
+}
+
+// isHealth reports whether a method is of grpc.health.v1, for which there is always room.
+func isHealth(method string) bool {
+	return strings.HasPrefix(method, "/"+grpc_health_v1.Health_ServiceDesc.ServiceName+"/")
+}
+
+// admit is nil if a call may be made. end is to be called when it has ended, in either case.
+func (p *port) admit(ctx context.Context, method string, underWay *atomic.Int64, most int) (end func(), err error) {
+	if isHealth(method) {
+		return func() {}, nil
+	}
+	if n := underWay.Add(1); n > int64(most) {
+		err = api.Errorf(api.CodeBusy, "%d calls are under way over gRPC; ask again a little later", most)
+	}
+	given := ""
+	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) == 1 {
+		given = values[0]
+	}
+	if !p.token(given) {
+		err = api.Errorf(api.CodeUnauthorized, "this port wants a bearer token: metadata authorization: Bearer ...")
+	}
+	return func() { underWay.Add(-1) }, err
+}
+
+func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (a any, err error) {
+	end, err := p.admit(ctx, info.FullMethod, &p.calls, p.Calls)
+	defer end()
+	if err == nil {
+		a, err = next(ctx, q)
+	}
+	return a, outcome(ctx, err)
+}
+
+func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	end, err := p.admit(s.Context(), info.FullMethod, &p.streams, p.Streams)
+	defer end()
+	if err == nil {
+		err = next(service, s)
+	}
+	return outcome(s.Context(), err)
+}
+
+// outcome notes what a call is counted as, and makes a status of its error.
+func outcome(ctx context.Context, err error) error {
+	c := ctx.Value(callKey{}).(*call)
+	var failure *api.Error
+	switch {
+	case err == nil:
+		c.outcome = api.OutcomeOK
+	case ctx.Err() != nil:
+		err = status.FromContextError(ctx.Err()).Err()
+	case errors.As(err, &failure):
+		c.outcome = api.Outcome(failure)
+		err = Status(failure)
+	}
+	return err
+}
+
+// call is what is known of a call that is to be counted.
+type call struct{ method, outcome string }
+
+type callKey struct{}
+
+// counter counts calls, those too that no handler sees, as their message is too large.
+type counter struct{ p *port }
+
+func (c counter) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
+	service, method, _ := strings.Cut(strings.TrimPrefix(info.FullMethodName, "/"), "/")
+	known := slices.ContainsFunc(c.p.services[service].Methods, func(m grpc.MethodInfo) bool { return m.Name == method })
+	if !known {
+		method = api.OpOther
+	}
+	return context.WithValue(ctx, callKey{}, &call{method: method})
+}
+
+func (c counter) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	end, ok := s.(*stats.End)
+	if !ok {
+		return
+	}
+	said := ctx.Value(callKey{}).(*call)
+	if said.outcome == "" {
+		said.outcome = libraryOutcome(status.Code(end.Error))
+	}
+	c.p.Ended(said.method, said.outcome)
+}
+
+func (counter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (counter) HandleConn(context.Context, stats.ConnStats)                       {}
+
+// libraryOutcome is what a call counts as that the gRPC library has ended.
+func libraryOutcome(code codes.Code) string {
+	switch code {
+	case codes.OK:
+		return api.OutcomeOK
+	case codes.Canceled, codes.DeadlineExceeded:
+		return api.OutcomeExpired
+	case codes.ResourceExhausted:
+		return string(api.CodeTooLarge)
+	case codes.Unimplemented:
+		return string(api.CodeUnknownOperation)
+	case codes.Unavailable:
+		return api.OutcomeUnsent
+	}
+	return string(api.CodeMalformed)
+}
+
+// statuses are the gRPC codes of the catalogue's. All others are INTERNAL.
+var statuses = map[api.Code]codes.Code{
+	api.CodeMalformed: codes.InvalidArgument, api.CodeMissingModel: codes.InvalidArgument,
+	api.CodeBadTokens: codes.InvalidArgument, api.CodeUnknownModel: codes.NotFound,
+	api.CodeUnknownWorker: codes.NotFound, api.CodeUnknownRequest: codes.NotFound,
+	api.CodeBlockSizeMismatch: codes.FailedPrecondition, api.CodeConflict: codes.FailedPrecondition,
+	api.CodeUnauthorized: codes.Unauthenticated, api.CodeForbidden: codes.PermissionDenied,
+	api.CodeUnknownOperation: codes.Unimplemented,
+	api.CodeTooLarge:         codes.ResourceExhausted, api.CodeBusy: codes.ResourceExhausted,
+	api.CodeOverloaded: codes.ResourceExhausted,
+	api.CodeNoWorkers:  codes.Unavailable, api.CodeNotReady: codes.Unavailable, api.CodeUnavailable: codes.Unavailable,
+	api.CodeBehind: codes.DeadlineExceeded,
+}
+
+// Status is an error of the catalogue as gRPC has it.
+func Status(failure *api.Error) error {
+	code, ok := statuses[failure.Code]
+	if !ok {
+		code = codes.Internal
+	}
+	return status.Error(code, failure.Message)
+}
+
+// Names of grpc.health.v1 beside those of services.
+const (
+	Liveness  = "liveness"
+	Readiness = "readiness"
+)
+
+// health answers grpc.health.v1.
+type health struct {
+	grpc_health_v1.UnimplementedHealthServer
+	p *port
+}
+
+func (h *health) Check(_ context.Context, q *grpc_health_v1.HealthCheckRequest) (
+	*grpc_health_v1.HealthCheckResponse, error) {
+	_, service := h.p.services[q.Service]
+	serving := grpc_health_v1.HealthCheckResponse_SERVING
+	switch {
+	case q.Service == Liveness:
+	case q.Service != "" && q.Service != Readiness && !service:
+		return nil, status.Errorf(codes.NotFound, "there is no service %.100q", q.Service)
+	case h.p.Ready() != nil:
+		serving = grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	}
+	return &grpc_health_v1.HealthCheckResponse{Status: serving}, nil
+}

@@ -1,0 +1,255 @@
+package grpcserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// counts are the calls that a port has counted.
+type counts struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *counts) ended(method, outcome string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == nil {
+		c.n = map[string]int{}
+	}
+	c.n[method+" "+outcome]++
+}
+
+func (c *counts) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return fmt.Sprint(c.n)
+}
+
+// echo is a service of one method, which answers by what it is sent, and one stream, which echoes.
+func echo(answer func(ctx context.Context, text string) error) func(grpc.ServiceRegistrar) {
+	return func(r grpc.ServiceRegistrar) {
+		r.RegisterService(&grpc.ServiceDesc{ServiceName: "test.Echo", HandlerType: (*any)(nil),
+			Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: func(_ any, ctx context.Context, decode func(any) error,
+				around grpc.UnaryServerInterceptor) (any, error) {
+				q := &wrapperspb.StringValue{}
+				if err := decode(q); err != nil {
+					return nil, err
+				}
+				return around(ctx, q, &grpc.UnaryServerInfo{FullMethod: "/test.Echo/Say"},
+					func(ctx context.Context, q any) (any, error) {
+						return q, answer(ctx, q.(*wrapperspb.StringValue).Value)
+					})
+			}}},
+			Streams: []grpc.StreamDesc{{StreamName: "Chat", ServerStreams: true, ClientStreams: true,
+				Handler: func(_ any, s grpc.ServerStream) error {
+					for {
+						q := &wrapperspb.StringValue{}
+						if err := s.RecvMsg(q); err != nil {
+							return nil
+						}
+						if err := s.SendMsg(q); err != nil {
+							return err
+						}
+					}
+				}}},
+		}, struct{}{})
+	}
+}
+
+// serve serves until the test ends.
+func serve(t *testing.T, cfg Config, register func(grpc.ServiceRegistrar)) (conn *grpc.ClientConn, stop func()) {
+	t.Helper()
+	if cfg.Ready == nil {
+		cfg.Ready = func() error { return nil }
+	}
+	if cfg.Ended == nil {
+		cfg.Ended = func(string, string) {}
+	}
+	stop, at, err := Serve("127.0.0.1:0", cfg, register)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	conn, err = grpc.NewClient(at.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn, stop
+}
+
+func say(ctx context.Context, conn *grpc.ClientConn, text string) error {
+	return conn.Invoke(ctx, "/test.Echo/Say", wrapperspb.String(text), &wrapperspb.StringValue{})
+}
+
+// TestStatuses: errors of the catalogue come as statuses, and every call is counted by its outcome, those too that the
+// library refuses.
+func TestStatuses(t *testing.T) {
+	var counted counts
+	answer := func(_ context.Context, text string) error {
+		if text == "" || strings.HasPrefix(text, "x") {
+			return nil
+		}
+		return api.Errorf(api.Code(text), "because")
+	}
+	conn, stop := serve(t, Config{Calls: 10, Streams: 10, Ended: counted.ended}, echo(answer))
+	ctx := t.Context()
+	for text, want := range map[string]codes.Code{
+		"": codes.OK, string(api.CodeNotReady): codes.Unavailable, string(api.CodeMalformed): codes.InvalidArgument,
+		string(api.CodeBusy): codes.ResourceExhausted, "internal": codes.Internal,
+		strings.Repeat("x", MaxMessage+1): codes.ResourceExhausted, strings.Repeat("x", 1<<20): codes.OK,
+	} {
+		if err := say(ctx, conn, text); status.Code(err) != want {
+			t.Errorf("%.20q: %v, want %v", text, err, want)
+		}
+	}
+	if err := conn.Invoke(ctx, "/test.Echo/Shout", wrapperspb.String(""), &wrapperspb.StringValue{}); status.Code(err) !=
+		codes.Unimplemented {
+		t.Error(err)
+	}
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := say(ended, conn, ""); status.Code(err) != codes.Canceled {
+		t.Error(err)
+	}
+	stop()
+	const want = "map[Say busy:1 Say internal:1 Say malformed:1 Say not_ready:1 Say ok:2 Say too_large:1 " +
+		"other unknown_operation:1]"
+	if got := counted.String(); got != want {
+		t.Errorf("counted %s, want %s", got, want)
+	}
+}
+
+// TestToken: without the token nobody gets in, other than to ask how the node is.
+func TestToken(t *testing.T) {
+	ready := errors.New("not yet")
+	var mu sync.Mutex
+	conn, _ := serve(t, Config{Token: []byte("0123456789abcdef"), Calls: 10, Streams: 10, Ready: func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		return ready
+	}}, echo(func(context.Context, string) error { return nil }))
+	for header, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer 0123456789abcdef": codes.OK,
+		"bearer 0123456789abcdef": codes.OK, "Basic 0123456789abcdef": codes.Unauthenticated,
+		"Bearer 0123456789abcdee": codes.Unauthenticated} {
+		ctx := t.Context()
+		if header != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", header)
+		}
+		if err := say(ctx, conn, ""); status.Code(err) != want {
+			t.Errorf("%q: %v", header, err)
+		}
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Chat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = s.SendMsg(wrapperspb.String("x")) // Recv has the status
+		if err := s.RecvMsg(&wrapperspb.StringValue{}); status.Code(err) != want {
+			t.Errorf("a stream with %q: %v", header, err)
+		}
+	}
+	check := func(service string) string {
+		q := &grpc_health_v1.HealthCheckRequest{Service: service}
+		a, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), q)
+		if err != nil {
+			return status.Code(err).String()
+		}
+		return a.Status.String()
+	}
+	for _, is := range []string{"NOT_SERVING", "SERVING"} {
+		if live := check(Liveness); live != "SERVING" {
+			t.Error("liveness is", live)
+		}
+		for _, service := range []string{"", Readiness, "test.Echo"} {
+			if got := check(service); got != is {
+				t.Errorf("%q is %s, want %s", service, got, is)
+			}
+		}
+		mu.Lock()
+		ready = nil
+		mu.Unlock()
+	}
+	if got := check("nobody"); got != "NotFound" {
+		t.Error(got)
+	}
+}
+
+// TestRoom: calls and streams are bounded apart; who asks for health is never refused.
+func TestRoom(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	conn, _ := serve(t, Config{Calls: 1, Streams: 1}, echo(func(_ context.Context, text string) error {
+		if text == "wait" {
+			close(begun)
+			<-end
+		}
+		return nil
+	}))
+	waited := make(chan error)
+	go func() { waited <- say(t.Context(), conn, "wait") }()
+	<-begun
+	if err := say(t.Context(), conn, ""); status.Code(err) != codes.ResourceExhausted {
+		t.Error("a second call:", err)
+	}
+	open := func() (grpc.ClientStream, error) {
+		s, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Chat")
+		if err != nil {
+			return nil, err
+		}
+		_ = s.SendMsg(wrapperspb.String("x")) // Recv has the status
+		return s, s.RecvMsg(&wrapperspb.StringValue{})
+	}
+	first, err := open()
+	if err != nil {
+		t.Fatal("a stream beside the call:", err)
+	}
+	if _, err := open(); status.Code(err) != codes.ResourceExhausted {
+		t.Error("a second stream:", err)
+	}
+	health := grpc_health_v1.NewHealthClient(conn)
+	if _, err := health.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+		t.Error(err)
+	}
+	close(end)
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+	if err := first.CloseSend(); err != nil {
+		t.Error(err)
+	}
+	for first.RecvMsg(&wrapperspb.StringValue{}) == nil { // until the server has ended it
+	}
+}
+
+// TestStop ends a port under an open stream.
+func TestStop(t *testing.T) {
+	conn, stop := serve(t, Config{Calls: 1, Streams: 1}, echo(func(context.Context, string) error { return nil }))
+	s, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Chat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SendMsg(wrapperspb.String("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RecvMsg(&wrapperspb.StringValue{}); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	stop()
+	if err := s.RecvMsg(&wrapperspb.StringValue{}); err == nil {
+		t.Error("the stream goes on")
+	}
+}

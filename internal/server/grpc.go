@@ -1,0 +1,28 @@
+package server
+
+import (
+	"fmt"
+
+	"github.com/kvatlas/kvatlas/internal/grpcserver"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"google.golang.org/grpc"
+)
+
+// streamsPerCall is how many streams may be open over gRPC for each call that may be under way: a stream of a gateway
+// lives as long as its request, and has nothing to do most of that time.
+const streamsPerCall = 8
+
+// serveGRPC listens and serves gRPC until the returned function is called.
+func (s *Server) serveGRPC() (stop func(), err error) {
+	calls := s.QueryWorkers + s.QueryQueue
+	stop, at, err := grpcserver.Serve(s.GRPCListen, grpcserver.Config{
+		Token: s.HTTPToken, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
+		Ready: router{s}.admit,
+		Ended: func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
+	}, func(grpc.ServiceRegistrar) {})
+	if err != nil {
+		return nil, fmt.Errorf("gRPC: %w; choose another with --grpc-listen", err)
+	}
+	s.log.Info("gRPC is served", "listen", at.String())
+	return stop, nil
+}
