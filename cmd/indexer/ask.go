@@ -2,7 +2,9 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -121,7 +123,9 @@ func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.
 type promptFlags struct {
 	query                      api.Query
 	tokens, tokensFile, hashes string
-	workers, endpoints         []string
+	promptFile, messagesFile   string
+	returnTokens               bool
+	workers                    []string
 }
 
 func (p *promptFlags) add(cmd *cobra.Command, workers string) {
@@ -130,12 +134,15 @@ func (p *promptFlags) add(cmd *cobra.Command, workers string) {
 	f.StringVar(&p.tokens, "tokens", "", "the prompt's token ids")
 	f.StringVar(&p.tokensFile, "tokens-file", "", "file with the prompt's token ids; - is standard input")
 	f.StringVar(&p.hashes, "hashes", "", "local hashes of the prompt's blocks, in place of tokens")
+	f.StringVar(&p.promptFile, "prompt-file", "",
+		"file with the prompt's text, in place of tokens, if the node is set to make tokens; - is standard input")
+	f.StringVar(&p.messagesFile, "messages-file", "",
+		"JSON file with a chat's messages, or with a whole request of an OpenAI client; - is standard input")
+	f.BoolVar(&p.returnTokens, "return-token-ids", false, "with a text and --json: have its tokens in the answer")
 	f.Uint32Var(&p.query.BlockSize, "block-size", 0, "tokens in a block; an error if the model's workers have another")
 	f.StringVar(&p.query.LoRA, "lora", "", "name of the LoRA adapter")
 	f.StringVar(&p.query.CacheSalt, "cache-salt", "", "cache salt")
 	f.StringSliceVar(&p.workers, "worker", nil, workers+"; may be given several times")
-	f.StringArrayVar(&p.endpoints, "endpoint", nil,
-		"the same by the address that it is registered with, in place of --worker; may be given several times")
 	f.StringVar((*string)(&p.query.L3), "l3", "",
 		"what the shared store is asked for: all, beyond (what no worker has), off (default all)")
 }
@@ -149,7 +156,6 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 	for _, w := range p.workers {
 		q.Workers = append(q.Workers, events.WorkerID(w))
 	}
-	q.Endpoints = p.endpoints
 	given := 0
 	for name, read := range map[string]func() error{
 		"tokens": func() (err error) {
@@ -164,10 +170,19 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 			q.Hashes, err = numbers[uint64](strings.NewReader(p.hashes), 64)
 			return err
 		},
+		"prompt-file": func() error {
+			text, err := readInput(p.promptFile)
+			q.Text = &api.Text{Prompt: string(text)}
+			return err
+		},
+		"messages-file": func() (err error) {
+			q.Text, err = readChat(p.messagesFile)
+			return err
+		},
 	} {
 		if cmd.Flags().Changed(name) {
 			if given++; given > 1 {
-				return q, cli.UsageErrorf("give one of --tokens, --tokens-file and --hashes")
+				return q, cli.UsageErrorf("give one of --tokens, --tokens-file, --hashes, --prompt-file and --messages-file")
 			}
 			if err := read(); err != nil {
 				return q, cli.UsageErrorf("--%s: %w", name, err)
@@ -175,16 +190,22 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 		}
 	}
 	if given == 0 {
-		return q, cli.UsageErrorf("give --tokens, --tokens-file or --hashes")
+		return q, cli.UsageErrorf("give --tokens, --tokens-file, --hashes, --prompt-file or --messages-file")
+	}
+	if p.returnTokens && q.Text == nil {
+		return q, cli.UsageErrorf("--return-token-ids goes with --prompt-file or --messages-file")
+	}
+	if q.Text != nil {
+		q.ReturnTokenIDs = p.returnTokens
 	}
 	return q, nil
 }
 
 func queryCommand() *cobra.Command {
 	var prompt promptFlags
-	var explain, endpoints bool
+	var explain bool
 	cmd := &cobra.Command{
-		Use:   "query --model M (--tokens 1,2,3 | --tokens-file FILE | --hashes H,H)",
+		Use:   "query --model M (--tokens 1,2,3 | --tokens-file F | --hashes H,H | --prompt-file F | --messages-file F)",
 		Short: "Ask which worker holds how much of a prompt",
 		Long: `Ask which worker holds how much of a prompt, in blocks: DEVICE counts the leading blocks in device memory, HOST those
 that follow directly in host memory, and so on. Tokens are whole numbers with commas or blanks between; a file of them
@@ -194,19 +215,18 @@ GUESSED counts the leading blocks that a worker probably holds in device memory,
 events do not say so.`,
 		Example: `  indexer query --model llama --tokens-file prompt.json
   indexer query --model llama --tokens-file prompt.json --explain
+  indexer query --model llama --messages-file chat.json
   indexer query --model llama --hashes 13226331709069118873 --json`,
 	}
 	a := askingFlags(cmd)
 	prompt.add(cmd, "look at this worker only")
 	cmd.Flags().BoolVar(&explain, "explain", false, "show where each block is, and which rule stopped each worker")
-	cmd.Flags().BoolVar(&endpoints, "with-endpoint", false,
-		"show the address that each worker is registered with, as --endpoint does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		q, err := prompt.read(cmd)
 		if err != nil {
 			return err
 		}
-		q.Explain, q.WithEndpoint = explain, endpoints
+		q.Explain = explain
 		if err := q.Check(); err != nil {
 			return a.refused(cli.UsageErrorf("%w", err))
 		}
@@ -229,6 +249,33 @@ func numbersIn(path string) ([]uint32, error) {
 	}
 	defer f.Close()
 	return numbers[uint32](f, 32)
+}
+
+// readInput reads a file, or standard input.
+func readInput(path string) ([]byte, error) {
+	if path == "-" {
+		return io.ReadAll(os.Stdin)
+	}
+	return os.ReadFile(path)
+}
+
+// readChat reads messages, or a request with messages, of which the rest is left aside.
+func readChat(path string) (*api.Text, error) {
+	data, err := readInput(path)
+	if err != nil {
+		return nil, err
+	}
+	t := &api.Text{}
+	if list := bytes.TrimSpace(data); len(list) > 0 && list[0] == '[' {
+		err = json.Unmarshal(data, &t.Messages)
+	} else {
+		err = json.Unmarshal(data, t)
+	}
+	if err == nil && t.Messages == nil {
+		err = errors.New("it has no messages: it is neither a list nor an object that has one under that name")
+	}
+	t.Prompt = ""
+	return t, err
 }
 
 // numbers reads whole numbers with blanks or commas between them, perhaps in brackets.
@@ -261,15 +308,20 @@ func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 	return out, sc.Err()
 }
 
+// printTokenization says that no tokens could be made of a text.
+func printTokenization(w io.Writer, t *api.Tokenization) {
+	if t != nil && !t.Tokenized {
+		fmt.Fprintf(w, "NOT TOKENIZED: what workers hold of it is not known: %s\n", t.TokenizeError)
+	}
+}
+
 func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	fmt.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
+	printTokenization(w, a.Tokenization)
 	if !a.Complete {
 		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
 	}
 	fmt.Fprint(w, lacks(a.Partitions))
-	if len(a.UnknownEndpoints) > 0 {
-		fmt.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(a.UnknownEndpoints, ", "))
-	}
 	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
 		fmt.Fprintf(w, "shared store: %s, holds %d blocks", l.Status, l.Total)
 		for _, r := range l.Ranges {
@@ -290,6 +342,7 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		why := map[api.Reason]string{
 			api.ReasonNoBlocks:   "the prompt is shorter than one block",
 			api.ReasonNotCached:  "no worker holds its first block",
+			api.ReasonNoTokens:   "no tokens could be made of it",
 			api.ReasonNotAllowed: "none of the named workers serves this model",
 		}[a.Reason]
 		_, err := fmt.Fprintln(w, "no worker holds any of it:", why)
@@ -308,10 +361,6 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	if stands {
 		heading = append(heading, "ENGINE")
 	}
-	addressed := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Endpoint != "" })
-	if addressed {
-		heading = append(heading, "ENDPOINT")
-	}
 	rows := make([][]any, len(a.Workers))
 	for i, o := range a.Workers {
 		part := fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))
@@ -328,9 +377,6 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		if stands {
 			rows[i] = append(rows[i], engineStands(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp},
 				time.Now()))
-		}
-		if addressed {
-			rows[i] = append(rows[i], o.Endpoint)
 		}
 	}
 	return cli.Table(w, heading, rows)

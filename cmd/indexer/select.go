@@ -22,7 +22,7 @@ func selectCommand() *cobra.Command {
 	var pin, role string
 	var temperature float64
 	cmd := &cobra.Command{
-		Use:   "select --model M (--tokens 1,2,3 | --tokens-file FILE | --hashes H,H)",
+		Use:   "select --model M (--tokens 1,2,3 | --tokens-file F | --hashes H,H | --prompt-file F | --messages-file F)",
 		Short: "Ask which worker should serve a prompt",
 		Long: `Ask which worker should serve a prompt: by what each holds of it, and by what each has to do. --explain shows the cost
 of every candidate term by term, and which rule dropped whom. With --book REQUEST-ID the request is booked on the worker
@@ -98,6 +98,7 @@ func target(text string) (*routing.Target, error) {
 
 func printSelection(w io.Writer, s *api.Selection) error {
 	fmt.Fprintf(w, "%s: %d tokens, %d whole blocks of %d\n", s.Model, s.ISLTokens, s.Blocks, s.BlockSize)
+	printTokenization(w, s.Tokenization)
 	if !s.Complete {
 		fmt.Fprintf(w, "INCOMPLETE: what workers of partitions %v hold is not known; see indexer status\n", s.Missing)
 	}
@@ -108,9 +109,6 @@ func printSelection(w io.Writer, s *api.Selection) error {
 	fmt.Fprintf(w, ", by %s from %d candidates, cost %.3f\n", s.Policy, s.Candidates, s.Cost)
 	fmt.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %d blocks under way\n", s.CachedTokens,
 		s.EffectivePrefillTokens, s.PotentialDecodeBlocks)
-	if len(s.UnknownEndpoints) > 0 {
-		fmt.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(s.UnknownEndpoints, ", "))
-	}
 	if s.Guessed > 0 {
 		fmt.Fprintf(w, "its events confirm %d blocks on its device; it probably holds %d, as requests were sent there\n",
 			s.Device, s.Guessed)

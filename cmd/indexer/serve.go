@@ -35,6 +35,7 @@ type serving struct {
 	security                 httpSecurity
 	l3Config, onRefused      string
 	routingConfig            string
+	tokenizers               string
 	nats                     *cli.NATS
 	debug                    *cli.Debug
 }
@@ -131,6 +132,8 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"how workers are chosen where a request does not say: "+strings.Join(routing.Policies(), ", "))
 	f.StringVar(&s.routingConfig, "routing-config", "",
 		"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing.md")
+	f.StringVar(&s.tokenizers, "tokenizers", "",
+		"YAML file that says for each model what makes tokens of prompts and messages; see docs/text.md")
 	f.DurationVar(&s.RequestExpiry, "request-expiry", 300*time.Second,
 		"age at which a request that was booked and not freed is forgotten; the same on all nodes")
 	f.StringVar((*string)(&s.Guesses.Policy), "guess-policy", string(guess.TTL),
@@ -221,6 +224,8 @@ func (s *serving) check() error {
 	bad(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
 	s.Routing, err = readRouting(s.routingConfig)
 	failed("--routing-config", err)
+	s.Tokenizers, err = readTokenizers(s.tokenizers)
+	failed("--tokenizers", err)
 	if s.l3Config != "" {
 		s.L3.Models, err = readL3Config(s.l3Config)
 		failed("--l3-config", err)

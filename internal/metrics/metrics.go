@@ -30,6 +30,8 @@ type Queries struct {
 	missing  *prometheus.CounterVec
 	selected *prometheus.CounterVec
 	stage    *prometheus.HistogramVec
+	texts    *prometheus.CounterVec
+	textTime *prometheus.HistogramVec
 }
 
 // Observe counts one request by its outcome: "ok", or the error's code.
@@ -60,6 +62,12 @@ func (q *Queries) Selected(policy, outcome string) { q.selected.WithLabelValues(
 // Stage observes how long a part of a choice took.
 func (q *Queries) Stage(stage string, took time.Duration) {
 	q.stage.WithLabelValues(stage).Observe(took.Seconds())
+}
+
+// Tokenized counts a text of which tokens were to be made, by its source and outcome.
+func (q *Queries) Tokenized(model, from, outcome string, took time.Duration) {
+	q.texts.WithLabelValues(model, from, outcome).Inc()
+	q.textTime.WithLabelValues(model, from).Observe(took.Seconds())
 }
 
 // New returns a handler of /metrics for a node, and what counts its requests.
@@ -101,9 +109,19 @@ func New(node Statuser) (http.Handler, *Queries) {
 			Help:    "Time of each part of a choice: hash, match, load, choose, book.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 10),
 		}, []string{"stage"}),
+		texts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvatlas_tokenize_total",
+			Help: "Prompts and messages of which tokens were to be made, by source (render, tokenize, engines) " +
+				"and outcome: ok, cached, busy, timeout, unavailable, refused, malformed, no_source.",
+		}, []string{"model", "from", "outcome"}),
+		textTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kvatlas_tokenize_seconds", Buckets: buckets,
+			Help: "Time to make tokens of a prompt or of messages.",
+		}, []string{"model", "from"}),
 	}
 	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.denied, q.missing, q.selected, q.stage,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
+		q.texts, q.textTime, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
 }
 

@@ -240,24 +240,6 @@ type asked struct {
 	details  *Details
 }
 
-// unknown are the endpoints of the request that no candidate is registered with.
-func (a *asked) unknown() []string {
-	if a.r.Endpoints == nil {
-		return nil
-	}
-	_, unknown := a.of.pool.At(a.r.Endpoints)
-	return unknown
-}
-
-// refused is a refusal of pkg/routing as the client gets it.
-func (a *asked) refused(err error) error {
-	e := refused(err)
-	if unknown := a.unknown(); len(unknown) > 0 {
-		e.Message += fmt.Sprintf("; no worker of the model is registered at %s", registry.First(unknown))
-	}
-	return e
-}
-
 // chosen is a choice, and what its booking is. The booking's hashes are the scratch's.
 type chosen struct {
 	out      *api.Selection
@@ -272,7 +254,6 @@ func (x *scratch) ask(r *api.SelectRequest, of *candidates, answer *api.Answer, 
 	x.request = routing.Request{
 		ISL: isl, BlockSize: of.blockSize, ExpectedOutputTokens: r.ExpectedOutputTokens,
 		Role: r.Role, LoRA: r.LoRA, Pin: r.Pinned, Affinity: r.Affinity, Allowed: r.Workers,
-		Endpoints:      r.Endpoints,
 		RequiredTaints: r.RequiredTaints, Shared: answer.L3.Ranges, Explain: r.Explain,
 	}
 	if r.Overrides != nil {
@@ -299,12 +280,11 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 		if errors.As(err, &x.busy) && x.busy.Code != routing.AllBusy {
 			x.busy = nil
 		}
-		return c, a.refused(err)
+		return c, refused(err)
 	}
 	s.lap(x, stageChoose)
 	c.out = a.of.selection(a.r, a.answer, a.selector, &choice)
 	c.out.ISLTokens, c.out.Blocks, c.out.Candidates = x.request.ISL, a.blocks, len(x.list)
-	c.out.UnknownEndpoints = a.unknown()
 	if picked := &x.list[choice.Index]; picked.Guessed > 0 {
 		c.out.Guessed = picked.Device
 	}
@@ -351,7 +331,7 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 			return 0, api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
 		}
 		x.locals = hasher.Hash(x.locals, p.Tokens)
-		isl = uint64(len(p.Tokens))
+		isl = max(isl, uint64(len(p.Tokens))) // those of images are not looked up
 	default:
 		for _, h := range p.Hashes {
 			x.locals = append(x.locals, events.LocalHash(h))
@@ -386,7 +366,7 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 		return nothing, nil
 	}
 	q := r.Query
-	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
+	q.Explain, q.Idle, q.Workers = false, false, nil
 	q.BlockSize, q.Raw = of.blockSize, true
 	answer, err := s.cfg.Find(ctx, &q)
 	var failed *api.Error

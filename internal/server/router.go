@@ -48,7 +48,11 @@ func (r router) step(ctx context.Context, q *api.RequestRef, do func(context.Con
 }
 
 func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
-	out, err := admitted(ctx, r, q, r.s.selection.Select)
+	choose := r.s.selection.Select
+	if q.Text != nil {
+		choose = r.selectText
+	}
+	out, err := admitted(ctx, r, q, choose)
 	policy, outcome := cmp.Or(q.Policy, r.s.Policy, selection.DefaultPolicy), api.OutcomeOK
 	if !slices.Contains(routing.Policies(), policy) {
 		policy = api.OpOther

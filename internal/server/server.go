@@ -25,6 +25,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/scatter"
 	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/tokenize"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -62,6 +63,8 @@ type Settings struct {
 	Routing routing.Config // of all policies
 	Guesses guess.Settings
 	Engines compat.Engines // of shims in this process
+
+	Tokenizers tokenize.Settings // what makes tokens of texts, by model
 
 	RequestExpiry time.Duration // the age at which a request under way that nobody has freed is forgotten; 0: 300 s
 
@@ -117,6 +120,8 @@ type Server struct {
 	sessions *affinity.Service // nil: sessions are not kept together
 	engines  *engines
 	guesses  *guess.Service
+
+	tokenizers *tokenize.Service // nil: texts are not taken
 
 	selection *selection.Service
 	shims     *compat.Shims
@@ -177,6 +182,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	}
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
 		Hooks: loadHooks(log), Watch: s.guesses.Observe})
+	s.tokenizers = s.newTokenizers()
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.sessions = s.newSessions()
 	s.selection, err = selection.New(selection.Config{

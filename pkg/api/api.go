@@ -51,9 +51,13 @@ type Query struct {
 	// been.
 	Hashed []Hashed `json:"hashed,omitzero" msgpack:"hashed,omitempty"`
 
-	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They go with Tokens only.
+	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They go with Tokens or Text only.
 	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
 	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
+
+	// Text is the prompt as text, in place of Tokens: the node that is asked makes tokens of it, if it is set to do that
+	// for the model. Its fields are the query's own on the wire.
+	*Text
 
 	// Workers restricts the answer to these instances.
 	Workers []events.WorkerID `json:"workers,omitzero" msgpack:"workers,omitempty"`
@@ -61,14 +65,6 @@ type Query struct {
 	// Ranks restricts the answer to these ranks, in place of Workers. The node that is asked sees to it: nodes ask each
 	// other for the ranks' workers.
 	Ranks []RankPlace `json:"ranks,omitzero" msgpack:"ranks,omitempty"`
-
-	// Endpoints restricts the answer to ranks that are registered with one of these serving addresses, byte for byte, in
-	// place of Workers and Ranks. Those that no rank of the model has are the answer's UnknownEndpoints.
-	Endpoints []string `json:"endpoints,omitzero" msgpack:"endpoints,omitempty"`
-
-	// WithEndpoint asks for each rank's serving address, as Endpoints does. ByEndpoint asks for the answer by address.
-	WithEndpoint bool `json:"with_endpoint,omitempty" msgpack:"with_endpoint,omitempty"`
-	ByEndpoint   bool `json:"by_endpoint,omitzero" msgpack:"by_endpoint,omitempty"`
 
 	// Partitions restricts the question to workers of these partitions: it is how nodes share a query. An answer then
 	// says of each whether it was looked at (Answer.Partitions) or could not be (Answer.Missing).
@@ -144,13 +140,6 @@ type Answer struct {
 
 	Workers []Overlap `json:"workers" msgpack:"workers"` // best first; of no missing partition
 
-	// ByEndpoint has the ranks by their serving addresses, best first, if the query asks for that; Workers are those then
-	// of which no address is registered.
-	ByEndpoint map[string][]Overlap `json:"by_endpoint,omitempty" msgpack:"by_endpoint,omitempty"`
-
-	// UnknownEndpoints are those of the query that no rank of the model is registered with.
-	UnknownEndpoints []string `json:"unknown_endpoints,omitempty" msgpack:"unknown_endpoints,omitempty"`
-
 	// Partitions is what the answer reflects: those that have workers of the model, or all that the query named, but
 	// the missing ones.
 	Partitions []PartitionStatus `json:"partitions" msgpack:"partitions"`
@@ -159,6 +148,8 @@ type Answer struct {
 	Reason Reason `json:"reason,omitempty" msgpack:"reason,omitempty"`
 
 	L3 L3 `json:"l3" msgpack:"l3"`
+
+	*Tokenization // if the query has a Text
 }
 
 // Finish puts workers into their order, drops those that have nothing unless idle ones are wanted, and says why if
@@ -225,6 +216,7 @@ type Reason string
 const (
 	ReasonNoBlocks   Reason = "no_whole_block" // the prompt is shorter than one block
 	ReasonNotCached  Reason = "nothing_cached" // no worker holds the first block
+	ReasonNoTokens   Reason = "not_tokenized"  // no tokens could be made of the text
 	ReasonNotAllowed Reason = "none_allowed"   // none of the workers that the query allows serves the model
 )
 
@@ -262,9 +254,6 @@ type Overlap struct {
 	// its events confirm: it was sent a request with them, and its events say nothing of that yet, or it has none. The
 	// other depths follow what is confirmed.
 	Guessed uint32 `json:"guessed,omitempty" msgpack:"guessed,omitempty"`
-
-	// Endpoint is where the rank takes requests, as it was registered, if the query asks for it.
-	Endpoint string `json:"endpoint,omitempty" msgpack:"endpoint,omitempty"`
 }
 
 // Bound is a kind of upper bound.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"mime"
-	"slices"
 	"strings"
 	"time"
 
@@ -239,11 +238,15 @@ func (q *Query) Check() error {
 	switch {
 	case q.Model == "":
 		return Errorf(CodeMissingModel, "the query names no model")
-	case q.Tokens == nil && q.Hashes == nil && q.Hashed == nil:
-		return Errorf(CodeMalformed, "the query has neither tokens nor hashes")
+	case q.Text != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil):
+		return Errorf(CodeMalformed, "the query has a text, and tokens or hashes; give one of them")
+	case q.Text != nil && q.Text.Check() != nil:
+		return q.Text.Check()
+	case q.Tokens == nil && q.Hashes == nil && q.Hashed == nil && q.Text == nil:
+		return Errorf(CodeMalformed, "the query has neither tokens nor hashes, and no prompt or messages")
 	case q.Tokens != nil && q.Hashes != nil, q.Hashed != nil && (q.Tokens != nil || q.Hashes != nil):
 		return Errorf(CodeMalformed, "the query has tokens and hashes; give one of them")
-	case q.Tokens == nil && (q.LoRA != "" || q.CacheSalt != ""):
+	case q.Tokens == nil && q.Text == nil && (q.LoRA != "" || q.CacheSalt != ""):
 		return Errorf(CodeMalformed,
 			"lora_name and cache_salt are part of the hashes already; they go with tokens only")
 	case q.Hashed != nil && len(q.Hashed) == 0:
@@ -254,12 +257,6 @@ func (q *Query) Check() error {
 		return Errorf(CodeMalformed, "ranks is an empty list, which allows none; leave it out to allow all")
 	case q.Ranks != nil && q.Workers != nil:
 		return Errorf(CodeMalformed, "the query has workers and ranks; give one of them")
-	case q.Endpoints != nil && len(q.Endpoints) == 0:
-		return Errorf(CodeMalformed, "endpoints is an empty list, which allows none; leave it out to allow all")
-	case slices.Contains(q.Endpoints, ""):
-		return Errorf(CodeMalformed, "endpoints has one that is empty")
-	case q.Endpoints != nil && (q.Workers != nil || q.Ranks != nil):
-		return Errorf(CodeMalformed, "the query has endpoints, and workers or ranks; give one of them")
 	case q.Partitions != nil && len(q.Partitions) == 0:
 		return Errorf(CodeMalformed, "partitions is an empty list; leave it out to look at all")
 	case len(q.Hashed) > maxHashed:
@@ -277,11 +274,13 @@ func Marshal(contentType string, v any) ([]byte, error) {
 	}
 	switch v := v.(type) {
 	case *Query:
-		if !v.rare() {
+		if v.Text == nil {
 			return packQuery(v, 0), nil
 		}
 	case *Answer:
-		return packAnswer(v)
+		if v.Tokenization == nil {
+			return packAnswer(v)
+		}
 	case *SelectRequest:
 		if v.usual() {
 			return packSelect(v), nil

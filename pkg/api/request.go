@@ -200,8 +200,10 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 var (
 	queryFields = []string{
 		"model", "block_size", "tokens", "hashes", "hashed", "lora_name", "cache_salt", "workers", "ranks",
-		"endpoints", "with_endpoint", "by_endpoint", "partitions", "min_seq", "explain", "idle", "l3", "l3_timeout_ms",
+		"partitions",
+		"min_seq", "explain", "idle", "l3", "l3_timeout_ms",
 	}
+	findFields    = slices.Concat(queryFields, textFields)
 	hashedFields  = []string{"lookahead", "hashes"}
 	placeFields   = []string{"partition", "seq"}
 	workersFields = []string{"after", "limit"}
@@ -212,10 +214,10 @@ var (
 
 // readQuery reads a query.
 func readQuery(r *reader, q *Query) error {
-	return r.fields("the query", queryFields, func(field string) error { return r.query(field, q) })
+	return r.fields("the query", findFields, func(field string) error { return r.query(field, q) })
 }
 
-// query reads one of [queryFields].
+// query reads one of [queryFields] and [textFields].
 func (r *reader) query(field string, q *Query) error {
 	switch field {
 	case "model":
@@ -261,12 +263,6 @@ func (r *reader) query(field string, q *Query) error {
 			q.Ranks = append(q.Ranks, at)
 			return err
 		})
-	case "endpoints":
-		return r.texts(field, &q.Endpoints)
-	case "with_endpoint":
-		return r.bool(field, &q.WithEndpoint)
-	case "by_endpoint":
-		return r.bool(field, &q.ByEndpoint)
 	case "partitions":
 		q.Partitions = []events.Partition{}
 		return r.each(field, func() error {
@@ -283,8 +279,13 @@ func (r *reader) query(field string, q *Query) error {
 		return r.bool(field, &q.Idle)
 	case "l3":
 		return r.string(field, (*string)(&q.L3))
-	default: // l3_timeout_ms
+	case "l3_timeout_ms":
 		return r.given(field, `leave it out for what the node is set to, or say "l3":"off"`, &q.L3TimeoutMS)
+	default: // of a text
+		if q.Text == nil {
+			q.Text = &Text{}
+		}
+		return r.readText(field, q.Text)
 	}
 }
 
@@ -341,9 +342,10 @@ var meant = map[string]string{
 	"token_ids": "tokens", "prompt_token_ids": "tokens", "input_ids": "tokens", "block_hashes": "hashes",
 	"model_name": "model", "lora": "lora_name", "lora_id": "lora_name", "adapter": "lora_name", "salt": "cache_salt",
 	"instances": "workers", "instance": "workers", "worker": "workers", "worker_ids": "workers",
-	"block_mm_infos":    " hash the blocks with their multimodal items and ask with hashes, or ask POST /query",
-	"prompt":            " only tokens and hashes are looked up: tokenize it first",
-	"messages":          " only tokens and hashes are looked up: tokenize them first",
+	"block_mm_infos": " hash the blocks with their multimodal items and ask with hashes, or ask POST /query",
+	"prompt":         " only tokens and hashes are counted here: tokenize it first",
+	"messages":       " only tokens and hashes are counted here: tokenize them first",
+	"text":           "prompt", "input": "prompt",
 	"deadline_ms":       " the deadline travels in the header Kv-Deadline-Ms",
 	"timeout_ms":        " the deadline travels in the header Kv-Deadline-Ms",
 	"routing_group":     " a routing group other than default is a model of its own: MODEL:GROUP",

@@ -40,8 +40,8 @@ type Prompt struct {
 	ISLTokens uint64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`
 }
 
-// SelectRequest asks which worker should serve a prompt. What it embeds of a Query means the same there; Workers, or
-// those registered with Endpoints, are the ones that may be chosen.
+// SelectRequest asks which worker should serve a prompt. What it embeds of a Query means the same there; Workers are
+// those that may be chosen.
 type SelectRequest struct {
 	Query `msgpack:",inline"`
 
@@ -121,9 +121,6 @@ type Selection struct {
 	Complete bool               `json:"complete" msgpack:"complete"`
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
-	// UnknownEndpoints are those of the request that no rank of the model is registered with.
-	UnknownEndpoints []string `json:"unknown_endpoints,omitempty" msgpack:"unknown_endpoints,omitempty"`
-
 	Explanation *routing.Explanation `json:"explanation,omitempty" msgpack:"explanation,omitempty"`
 
 	// DecodeBusy is whether the worker would be too busy to compute prompts as well, if a threshold is set.
@@ -136,6 +133,8 @@ type Selection struct {
 	Disaggregation *Disaggregation `json:"disaggregation,omitempty" msgpack:"disaggregation,omitempty"`
 
 	Session *SessionBinding `json:"session,omitempty" msgpack:"session,omitempty"` // of a booked choice
+
+	*Tokenization // if the request has a Text
 }
 
 // BookRequest books a request on a worker: what OpSelect chose under the id, if it names no worker.
@@ -330,6 +329,8 @@ func (s *SelectRequest) Check() error {
 		return err
 	}
 	switch {
+	case s.Text != nil && (s.SequenceHashes != nil || s.ISLTokens != 0):
+		return Errorf(CodeMalformed, "sequence_hashes and isl_tokens follow from the text; leave them out")
 	case s.Advisory && s.Book:
 		return Errorf(CodeMalformed, "advisory and book exclude each other: an advisory choice books nothing")
 	case s.Disaggregated && s.Role != "":
@@ -418,10 +419,11 @@ func checkSession(id string) error {
 var (
 	promptFields = []string{"model", "block_size", "tokens", "hashes", "lora_name", "cache_salt", "sequence_hashes",
 		"isl_tokens"}
-	selectFields = slices.Concat(promptFields, []string{"workers", "endpoints", "min_seq", "explain", "l3",
-		"l3_timeout_ms", "request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id", "strict_priority",
+	selectFields = slices.Concat(promptFields, []string{"workers", "min_seq", "explain", "l3", "l3_timeout_ms",
+		"request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id", "strict_priority",
 		"priority_jump", "policy_class", "pinned_worker", "affinity_target",
-		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"})
+		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"},
+		textFields)
 	bookFields = slices.Concat(promptFields, []string{"request_id", "worker", "rank", "effective_prefill_tokens",
 		"track_prefill_tokens", "assume_kv_reuse", "expected_output_tokens", "session_id"})
 	targetFields   = []string{"worker", "rank"}

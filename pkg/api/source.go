@@ -25,6 +25,7 @@ type source interface {
 
 	tokens(field string) (Tokens, error)
 	hashes(field string) (Hashes, error)
+	value() (Value, error)
 
 	skip() error
 	shown() string // the next value, as people may see it

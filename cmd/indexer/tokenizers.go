@@ -1,0 +1,38 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/kvatlas/kvatlas/internal/tokenize"
+	"go.yaml.in/yaml/v3"
+)
+
+// readTokenizers reads what makes tokens for which model from a YAML file (so JSON will do). An empty path is no file.
+func readTokenizers(path string) (s tokenize.Settings, err error) {
+	if path == "" {
+		return s, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return s, err
+	}
+	var given map[string]any
+	if err := yaml.Unmarshal(text, &given); err != nil {
+		return s, fmt.Errorf("%s is not YAML: %w", path, err)
+	}
+	if text, err = json.Marshal(given); err != nil {
+		return s, fmt.Errorf("%s: %w", path, err)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&s); err != nil {
+		return s, fmt.Errorf("%s: %w; see docs/text.md", path, err)
+	}
+	if err := s.Complete(os.ReadFile); err != nil {
+		return s, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}

@@ -1,0 +1,210 @@
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+)
+
+// startTokenizer serves an engine's tokenizer and renderer. Every text has the prompt's tokens, and of messages with an
+// image the fourth block is the image. It returns how often it was asked, and what makes it fail.
+func startTokenizer(t *testing.T, prompt []uint32) (url string, asked *atomic.Int32, fails *atomic.Bool) {
+	asked, fails = &atomic.Int32{}, &atomic.Bool{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var body struct {
+			Model    string `json:"model"`
+			Prompt   string `json:"prompt"`
+			Messages any    `json:"messages"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || body.Model != "m" {
+			t.Errorf("%s: model %q: %v", r.URL.Path, body.Model, err)
+		}
+		tokens := "[" + harness.CommaList(prompt) + "]"
+		switch asked.Add(1); {
+		case fails.Load():
+			http.Error(w, "loading", http.StatusServiceUnavailable)
+		case r.URL.Path == "/tokenize":
+			fmt.Fprintf(w, `{"count":%d,"max_model_len":100000,"tokens":%s,"token_strs":null}`, len(prompt), tokens)
+		case r.URL.Path == "/v1/completions/render":
+			fmt.Fprintf(w, `[{"request_id":"cmpl-1","token_ids":%s,"features":null}]`, tokens)
+		case r.URL.Path == "/v1/chat/completions/render":
+			features := "null"
+			if strings.Contains(fmt.Sprint(body.Messages), "image_url") {
+				features = fmt.Sprintf(`{"mm_hashes":{"image":["h"]},"mm_placeholders":{"image":[{"offset":%d,"length":%d}]}}`,
+					3*harness.BlockSize, harness.BlockSize)
+			}
+			fmt.Fprintf(w, `{"request_id":"chatcmpl-1","token_ids":%s,"features":%s}`, tokens, features)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, asked, fails
+}
+
+// TestText asks three nodes about texts: one has a tokenizer's URL, one a renderer's, and one asks the model's own
+// workers.
+func TestText(t *testing.T) {
+	t.Parallel()
+	prompt := harness.Tokens(1, 10*harness.BlockSize+3)
+	url, asked, fails := startTokenizer(t, prompt)
+	nats, dir := harness.StartNATS(t), t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	start := func(name, tokenizers string) *harness.Indexer {
+		args := []string{"serve", "--nats", nats, "--node-id", name, "--partitions", "4", "--http-listen", "127.0.0.1:0"}
+		if tokenizers != "" {
+			args = append(args, "--tokenizers", write(name+".yaml", tokenizers))
+		}
+		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", args...)}
+		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		x.WaitFor(`msg=ready`)
+		return x
+	}
+	const patient = "timeout_ms: 60000"
+	nodes := []*harness.Indexer{
+		start("tokenize", "models:\n  m: {tokenize: "+url+", "+patient+"}\n"),
+		start("render", "models:\n  m: {render: ["+url+"/v1, "+url+"], "+patient+"}\n"),
+		start("engines", "default: {engines: tokenize, "+patient+"}\n"),
+	}
+	one, two := harness.StartSimEngine(t), harness.StartSimEngine(t)
+	harness.StartSimShim(t, one, nats, "w1", "--serving-endpoint", url)
+	harness.StartSimShim(t, two, nats, "w2", "--serving-endpoint", "nowhere")
+	harness.ServePrompt(t, one, prompt[:6*harness.BlockSize])
+	harness.ServePrompt(t, two, harness.Tokens(9000, harness.BlockSize))
+	nodes[0].WaitDepth(t, "m", prompt, "w1", 6)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	var asks []*client.Client
+	for _, x := range nodes {
+		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		asks = append(asks, c)
+	}
+	over, err := client.NATS(connectNATS(t, "nats://"+nats), "default", client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer over.Close()
+
+	chat := api.Value(`[{"role":"user","content":"say <this> & that"}]`)
+	for i, c := range append(asks, over) {
+		for _, text := range []*api.Text{{Prompt: "hello"}, {Messages: chat}} {
+			text.ReturnTokenIDs = true
+			harness.Eventually(t, fmt.Sprintf("client %d is told of w1 and the tokens", i), func() (bool, string) {
+				a, err := c.Find(ctx, &client.Query{Model: "m", Text: text})
+				return err == nil && len(a.Workers) == 1 && a.Workers[0].Device == 6 && a.Blocks == 10 && a.Tokenized &&
+					a.PromptTokens == len(prompt) && slices.Equal(a.TokenIDs, prompt), fmt.Sprintf("%+v %v", a, err)
+			})
+			s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: text}})
+			if err != nil || s.Worker != "w1" || s.Device != 6 || s.ISLTokens != uint64(len(prompt)) || !s.Tokenized ||
+				!slices.Equal(s.TokenIDs, prompt) {
+				t.Errorf("client %d: %+v, %v", i, s, err)
+			}
+		}
+	}
+	before := asked.Load()
+	a, err := asks[1].Find(ctx, &client.Query{Model: "m", Text: &api.Text{Prompt: "hello"}})
+	if err != nil || !a.Tokenized || a.TokenIDs != nil || asked.Load() != before {
+		t.Errorf("asked again: %+v, %v; %d requests before, %d now", a, err, before, asked.Load())
+	}
+
+	// What is behind an image is not looked up, but counts for the load.
+	image := &api.Text{Messages: api.Value(`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}]`)}
+	s, err := asks[1].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: image}})
+	if err != nil || s.Device != 3 || s.Blocks != 3 || s.ISLTokens != uint64(len(prompt)) {
+		t.Errorf("with an image: %+v, %v", s, err)
+	}
+
+	// In a MessagePack of somebody else's.
+	packed := "\x82\xa5model\xa1m\xa8messages\x91\x82\xa4role\xa4user\xa7content\xa2hi"
+	r, err := http.Post("http://"+nodes[0].HTTP+"/v1/find", api.MsgPack, strings.NewReader(packed))
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Errorf("MessagePack: %v, %v", r, err)
+	}
+	r.Body.Close()
+
+	// While nothing makes tokens, a worker is chosen all the same.
+	fails.Store(true)
+	for i, c := range asks {
+		text := &api.Text{Prompt: strings.Repeat("new ", 100)}
+		a, err := c.Find(ctx, &client.Query{Model: "m", Text: text})
+		if err != nil || a.Tokenized || len(a.Workers) != 0 || a.Reason != api.ReasonNoTokens || a.BlockSize == 0 ||
+			!strings.Contains(a.TokenizeError, "unavailable") || !strings.Contains(a.TokenizeError, "loading") {
+			t.Errorf("node %d: %+v, %v", i, a, err)
+		}
+		id := fmt.Sprint("r", i)
+		s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: text}, RequestID: id, Book: true})
+		if err != nil || s.Tokenized || !s.Booked || s.Device != 0 || s.ISLTokens != 101 {
+			t.Errorf("node %d: %+v, %v", i, s, err)
+		}
+		if err := c.Free(ctx, "m", id); err != nil {
+			t.Error(err)
+		}
+		status, err := c.Status(ctx)
+		if err != nil || !slices.ContainsFunc(status.Problems, func(p string) bool {
+			return strings.Contains(p, "texts for model m were not tokenized")
+		}) {
+			t.Errorf("node %d: problems %q, %v", i, status.Problems, err)
+		}
+	}
+	fails.Store(false)
+	for name, want := range map[string]string{"tokenize": `from="tokenize"`, "render": `from="render"`,
+		"engines": `from="engines"`} {
+		x := nodes[slices.Index([]string{"tokenize", "render", "engines"}, name)]
+		_, text, err := harness.Request(x.HTTP, "GET", "/metrics", "")
+		if err != nil || !strings.Contains(text, `kvatlas_tokenize_total{`+want+`,model="m",outcome="unavailable"} `) ||
+			!strings.Contains(text, `kvatlas_tokenize_seconds_count{`+want+`,model="m"}`) {
+			t.Errorf("metrics of %s: %v\n%s", name, err, text)
+		}
+	}
+
+	// By hand.
+	file := write("chat.json", `{"model":"x","temperature":1,"messages":[{"role":"user","content":"by hand"}]}`)
+	list := write("list.json", `[{"role":"user","content":"by hand"}]`)
+	for _, args := range [][]string{{"--messages-file", file}, {"--messages-file", list}, {"--prompt-file", file}} {
+		r := harness.Run(t, "indexer", append([]string{"query", "--nats", nats, "--model", "m"}, args...)...)
+		if r.Code != 0 || !strings.Contains(r.Stdout, "w1") {
+			t.Errorf("query %q: %+v", args, r)
+		}
+		r = harness.Run(t, "indexer", append([]string{"select", "--nats", nats, "--model", "m", "--json",
+			"--return-token-ids"}, args...)...)
+		if r.Code != 0 || !strings.Contains(r.Stdout, `"tokenized": true`) || !strings.Contains(r.Stdout, `"token_ids"`) {
+			t.Errorf("select %q: %+v", args, r)
+		}
+	}
+	empty := write("empty.json", "{}")
+	run := harness.Run(t, "indexer", "query", "--nats", nats, "--model", "m", "--messages-file", empty)
+	if run.Code != 2 || !strings.Contains(run.Stderr, "no messages") {
+		t.Errorf("query without messages: %+v", run)
+	}
+
+	// A node without tokenizers says what to do.
+	none, err := client.HTTP([]string{"http://" + start("none", "").HTTP}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := none.Find(ctx, &client.Query{Model: "m", Text: &api.Text{Prompt: "a"}}); client.CodeOf(err) !=
+		api.CodeMalformed || !strings.Contains(err.Error(), "--tokenizers") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,106 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/tokenize"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// newTokenizers returns what makes tokens of texts; nil: nothing is set to do that.
+func (s *Server) newTokenizers() *tokenize.Service {
+	t := tokenize.New(tokenize.Config{
+		Settings:  s.Tokenizers,
+		Endpoints: func(model string) []string { return servingEndpoints(s.registry.Pool(model)) },
+		Observe: func(model, from string, o tokenize.Outcome, took time.Duration) {
+			s.queries.Tokenized(model, from, string(o), took)
+		},
+	})
+	if !t.Serves() {
+		return nil
+	}
+	return t
+}
+
+// servingEndpoints are where the workers of a pool serve.
+func servingEndpoints(pool *registry.Pool) (list []string) {
+	var last events.WorkerID
+	for i := range pool.Ranks {
+		if r := &pool.Ranks[i]; r.Instance != last && r.Record.Endpoint != "" {
+			last = r.Instance
+			list = append(list, r.Record.Endpoint)
+		}
+	}
+	return list
+}
+
+// readText makes tokens of a query's text. Without any, the query is that of a prompt of which nobody holds anything.
+// An error says that nothing here makes tokens at all.
+func (s *Server) readText(ctx context.Context, q *api.Query) (asked api.Query, out *api.Tokenization, err error) {
+	if s.tokenizers == nil {
+		return asked, nil, api.Errorf(api.CodeMalformed, "this node makes no tokens of prompts and messages: "+
+			"send tokens, or start indexer serve with --tokenizers")
+	}
+	asked, out = *q, &api.Tokenization{}
+	asked.Text = nil
+	tokens, err := s.tokenizers.Tokenize(ctx, q.Model, q.Text)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return asked, nil, ctx.Err()
+	case err != nil:
+		out.TokenizeError = fmt.Sprintf("%s: %v", tokenize.OutcomeOf(err), err)
+		asked.Hashes, asked.LoRA, asked.CacheSalt = api.Hashes{}, "", ""
+		return asked, out, nil
+	}
+	out.Tokenized, out.PromptTokens = true, len(tokens.IDs)
+	if asked.Tokens = tokens.IDs[:tokens.Plain]; q.ReturnTokenIDs {
+		out.TokenIDs = tokens.IDs
+	}
+	return asked, out, nil
+}
+
+// findText is Find for a query with a text.
+func (s *Server) findText(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	if err := s.admit(); err != nil {
+		return nil, err
+	}
+	asked, out, err := s.readText(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.Find(ctx, &asked)
+	if err != nil {
+		return nil, err
+	}
+	if a.Tokenization = out; !out.Tokenized {
+		a.Reason = api.ReasonNoTokens
+	}
+	return a, nil
+}
+
+// bytesPerToken is what texts have about, for the load of those whose tokens are not known.
+const bytesPerToken = 4
+
+// selectText is Select for a request with a text. Its prompt is as long as its text says: an estimate, if there are no
+// tokens.
+func (r router) selectText(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
+	asked := *q
+	query, out, err := r.s.readText(ctx, &q.Query)
+	if err != nil {
+		return nil, err
+	}
+	asked.Query = query
+	if asked.ISLTokens = uint64(out.PromptTokens); !out.Tokenized {
+		t := q.Text
+		asked.ISLTokens = uint64(len(t.Prompt)+len(t.Messages)+len(t.Tools))/bytesPerToken + 1
+	}
+	selection, err := r.s.selection.Select(ctx, &asked)
+	if err == nil {
+		selection.Tokenization = out
+	}
+	return selection, err
+}

@@ -1,0 +1,39 @@
+// Package tokenize makes tokens of texts, as the engines of a model would.
+//
+//	s, err := tokenize.New(tokenize.Config{Settings: settings, Endpoints: servingEndpoints})
+//	tokens, err := s.Tokenize(ctx, model, text)
+//
+// [Settings] names a [Source] for each model:
+//
+//	render    a URL of vLLM's renderer: it makes of a request the tokens that the engine would compute, images included
+//	tokenize  a URL of an engine's tokenizer, of vLLM or SGLang: the same for texts
+//	engines   either, asked of the model's own workers where they serve
+//
+// A source is a [Tokenizer]; the service puts around it what all have in common: a time limit, a bound on how many
+// texts are under way, a cache, and counts of what came of them.
+//
+// # Wire forms
+//
+// From vLLM's documentation (docs.vllm.ai, "Renderer APIs" and "Tokenizer API") and SGLang's source
+// (python/sglang/srt/entrypoints/openai/serving_tokenize.py and protocol.py):
+//
+//	POST /v1/completions/render       {model, prompt} → [{token_ids, features}]
+//	POST /v1/chat/completions/render  {model, messages, tools, …} → {token_ids, features}
+//	POST /tokenize                    {model, prompt} or {model, messages, tools, …} → {tokens, count, …}
+//	POST /v1/tokenize                 the same, of SGLang; older versions take prompts only
+//
+// features.mm_placeholders, by modality, has the offsets and lengths of the tokens that stand for images and the like.
+// What engines hash of those blocks is more than their tokens, so only the tokens before the first may be looked up
+// ([Tokens].Plain). /tokenize does not say where they are: messages with anything but text are not sent there.
+//
+// # Hedges and failures
+//
+// The URLs of a source take turns. A second one is asked beside one that has not answered within a quarter of the time
+// limit, if the budget of hedged requests allows it ([rpc.Budget]), and the next one at once after one that cannot be
+// reached or is in trouble itself (5xx). What a server refuses (4xx), all would: that ends it.
+//
+// # The cache
+//
+// An LRU, bounded by bytes. For a URL its key is the digest of the whole request, so that the same prompt asked about
+// again (a find and then a select, or a retry) costs no request.
+package tokenize

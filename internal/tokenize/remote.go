@@ -1,0 +1,278 @@
+package tokenize
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// Kind is what a URL is asked for.
+type Kind string
+
+// The kinds.
+const (
+	Render   Kind = "render"
+	Tokenize Kind = "tokenize"
+)
+
+// Remote asks servers.
+type Remote struct {
+	Kind   Kind
+	Model  string          // as the servers call it
+	URLs   func() []string // where they are, http://HOST:PORT; asked for each text
+	Token  string          // bearer token; empty: none
+	HTTP   *http.Client
+	Hedge  time.Duration // after which a second server is asked beside a first that has not answered
+	Budget *rpc.Budget   // of hedged requests
+
+	turn atomic.Uint64
+	old  sync.Map // URLs of servers that have /v1/tokenize in place of /tokenize
+}
+
+// Bounds of one text.
+const (
+	mostTries = 3        // servers that are asked for one text
+	maxReply  = 64 << 20 // bytes; renders of images have their pixels in them
+)
+
+// body is a request as servers take it. What [Text] calls by the same names travels as it is.
+type body struct {
+	Model string `json:"model"`
+	api.Text
+}
+
+// reply is what servers answer, of any kind.
+type reply struct {
+	Tokens   api.Tokens `json:"tokens"`
+	TokenIDs api.Tokens `json:"token_ids"`
+	Features *struct {
+		Placeholders map[string][]struct {
+			Offset int `json:"offset"`
+		} `json:"mm_placeholders"`
+	} `json:"features"`
+}
+
+// Tokenize asks the servers, one after another or beside each other.
+func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
+	if r.Kind == Tokenize && hasMedia(t.Messages) {
+		return Tokens{}, failed(Refused, "messages have other parts than text, and a tokenizer does not say where their "+
+			"tokens are; give the model a render URL")
+	}
+	urls := r.URLs()
+	if len(urls) == 0 {
+		return Tokens{}, failed(Unavailable, "no worker of the model is registered with an http endpoint")
+	}
+	asked := body{Model: r.Model, Text: *t}
+	asked.ReturnTokenIDs = false
+	text, err := json.Marshal(asked)
+	if err != nil {
+		return Tokens{}, failed(Refused, "%w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // of who lost
+	type end struct {
+		tokens Tokens
+		err    error
+	}
+	ended := make(chan end, mostTries)
+	first, sent, open := int(r.turn.Add(1)%uint64(len(urls))), 0, 0
+	send := func() {
+		url := urls[(first+sent)%len(urls)]
+		sent++
+		open++
+		go func() {
+			tokens, err := r.ask(ctx, url, t.Messages != nil, text)
+			ended <- end{tokens, err}
+		}()
+	}
+	most := min(len(urls), mostTries)
+	r.Budget.Earn()
+	send()
+	hedge := time.NewTimer(r.Hedge)
+	defer hedge.Stop()
+	for {
+		select {
+		case e := <-ended:
+			open--
+			outcome := OutcomeOf(e.err)
+			if ctx.Err() == nil && sent < most && (outcome == Unavailable || outcome == TimedOut) {
+				send()
+			} else if open == 0 || outcome != Unavailable {
+				return e.tokens, e.err
+			}
+		case <-hedge.C:
+			if sent < most && r.Budget.Spend() {
+				send()
+			}
+		case <-ctx.Done():
+			return Tokens{}, ctx.Err()
+		}
+	}
+}
+
+// ask asks one server.
+func (r *Remote) ask(ctx context.Context, url string, chat bool, text []byte) (Tokens, error) {
+	_, old := r.old.Load(url)
+	path := r.path(chat, old)
+	answer, status, err := r.post(ctx, url+path, text)
+	if err == nil && status == http.StatusNotFound && r.Kind == Tokenize && !old {
+		path = r.path(chat, true)
+		if answer, status, err = r.post(ctx, url+path, text); err == nil && status == http.StatusOK {
+			r.old.Store(url, true)
+		}
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return Tokens{}, ctx.Err()
+	case err != nil:
+		return Tokens{}, failed(Unavailable, "%w", err)
+	case status >= 500:
+		return Tokens{}, failed(Unavailable, "%s%s: %d %s: %s", url, path, status, http.StatusText(status), said(answer))
+	case status == http.StatusNotFound && r.Kind == Render:
+		return Tokens{}, failed(Refused, "%s%s: 404 %s; start vLLM with --enable-scale-out, or as vllm launch render",
+			url, path, said(answer))
+	case status != http.StatusOK:
+		return Tokens{}, failed(Refused, "%s%s: %d %s: %s", url, path, status, http.StatusText(status), said(answer))
+	}
+	tokens, err := r.read(answer)
+	if err != nil {
+		return Tokens{}, failed(Malformed, "%s%s: %w", url, path, err)
+	}
+	return tokens, nil
+}
+
+func (r *Remote) path(chat, old bool) string {
+	switch {
+	case r.Kind == Render && chat:
+		return "/v1/chat/completions/render"
+	case r.Kind == Render:
+		return "/v1/completions/render"
+	case old:
+		return "/v1/tokenize"
+	}
+	return "/tokenize"
+}
+
+func (r *Remote) post(ctx context.Context, url string, text []byte) (answer []byte, status int, err error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(text))
+	if err != nil {
+		return nil, 0, err
+	}
+	q.Header.Set("Content-Type", "application/json")
+	if r.Token != "" {
+		q.Header.Set("Authorization", "Bearer "+r.Token)
+	}
+	a, err := r.HTTP.Do(q)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer a.Body.Close()
+	answer, err = io.ReadAll(io.LimitReader(a.Body, maxReply+1))
+	if err == nil && len(answer) > maxReply {
+		err = fmt.Errorf("%s answers with more than %d bytes", url, maxReply)
+	}
+	return answer, a.StatusCode, err
+}
+
+// read reads an answer.
+func (r *Remote) read(answer []byte) (Tokens, error) {
+	var list []reply
+	if trimmed := bytes.TrimSpace(answer); len(trimmed) > 0 && trimmed[0] == '[' {
+		if err := json.Unmarshal(answer, &list); err != nil {
+			return Tokens{}, err
+		}
+	} else {
+		list = make([]reply, 1)
+		if err := json.Unmarshal(answer, &list[0]); err != nil {
+			return Tokens{}, err
+		}
+	}
+	if len(list) != 1 {
+		return Tokens{}, fmt.Errorf("there are %d prompts in the answer, not one", len(list))
+	}
+	out := Tokens{IDs: list[0].TokenIDs}
+	if r.Kind == Tokenize {
+		out.IDs = list[0].Tokens
+	}
+	switch {
+	case out.IDs == nil:
+		return Tokens{}, errors.New("there are no tokens in the answer")
+	case len(out.IDs) > api.MaxTokens:
+		return Tokens{}, fmt.Errorf("the answer has more than %d tokens", api.MaxTokens)
+	}
+	out.Plain = math.MaxInt
+	if f := list[0].Features; f != nil {
+		for _, places := range f.Placeholders {
+			for _, p := range places {
+				out.Plain = min(out.Plain, max(p.Offset, 0))
+			}
+		}
+	}
+	out.Plain = min(out.Plain, len(out.IDs))
+	return out, nil
+}
+
+// said is what a server says of an error, for a message.
+func said(answer []byte) string {
+	var known struct {
+		Message string `json:"message"`
+		Detail  any    `json:"detail"`
+		Error   struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	text := ""
+	if json.Unmarshal(answer, &known) == nil {
+		switch {
+		case known.Error.Message != "":
+			text = known.Error.Message
+		case known.Message != "":
+			text = known.Message
+		case known.Detail != nil:
+			text = fmt.Sprint(known.Detail)
+		}
+	}
+	if text == "" {
+		text = string(answer)
+	}
+	return strings.ToValidUTF8(strings.TrimSpace(text[:min(len(text), 300)]), "?")
+}
+
+// hasMedia reports whether messages have parts that are not text.
+func hasMedia(messages api.Value) bool {
+	if !bytes.Contains(messages, []byte(`"type"`)) { // nearly all
+		return false
+	}
+	var list []struct {
+		Content json.RawMessage `json:"content"`
+	}
+	if json.Unmarshal(messages, &list) != nil {
+		return false // the server says what is wrong
+	}
+	for _, m := range list {
+		var parts []struct {
+			Type string `json:"type"`
+		}
+		if json.Unmarshal(m.Content, &parts) != nil {
+			continue // text
+		}
+		for _, p := range parts {
+			if p.Type != "text" {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,329 @@
+package tokenize
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// patience is what nothing takes that is not stuck.
+const patience = time.Minute
+
+func serve(t *testing.T, answer http.HandlerFunc) string {
+	t.Helper()
+	s := httptest.NewServer(answer)
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// service returns one for a model m with a source, and what it was told of texts.
+func service(t *testing.T, source Source, endpoints ...string) (*Service, func() []string) {
+	t.Helper()
+	settings := Settings{Models: map[string]Source{"m": source}}
+	if err := settings.Complete(func(string) ([]byte, error) { return []byte("secret\n"), nil }); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan string, 1000)
+	s := New(Config{
+		Settings: settings, Endpoints: func(string) []string { return endpoints },
+		Observe: func(model, from string, o Outcome, _ time.Duration) { told <- model + " " + from + " " + string(o) },
+	})
+	return s, func() (list []string) {
+		for len(told) > 0 {
+			list = append(list, <-told)
+		}
+		return list
+	}
+}
+
+var chat = &api.Text{Messages: api.Value(`[{"role":"user","content":"hi"}]`)}
+
+// TestWireForms has a server say what it was asked, in the forms of vLLM and SGLang.
+func TestWireForms(t *testing.T) {
+	yes := true
+	full := &api.Text{Messages: api.Value(`[{"role":"user","content":[{"type":"text","text":"hi"}]}]`),
+		Tools: api.Value(`[{"b":1,"a":2}]`), ChatTemplate: "x", ChatTemplateKwargs: api.Value(`{"enable_thinking":false}`),
+		AddGenerationPrompt: &yes, ReturnTokenIDs: true}
+	const fullBody = `{"model":"served","messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}],` +
+		`"tools":[{"b":1,"a":2}],"chat_template":"x","chat_template_kwargs":{"enable_thinking":false},` +
+		`"add_generation_prompt":true}`
+	for _, c := range []struct {
+		kind   Kind
+		text   *api.Text
+		path   string
+		body   string
+		answer string
+		want   Tokens
+	}{
+		{Tokenize, &api.Text{Prompt: "a"}, "/tokenize", `{"model":"served","prompt":"a"}`,
+			`{"count":2,"max_model_len":9,"tokens":[1,2],"token_strs":null}`, Tokens{api.Tokens{1, 2}, 2}},
+		{Tokenize, full, "/tokenize", fullBody, `{"tokens":[7]}`, Tokens{api.Tokens{7}, 1}},
+		{Tokenize, &api.Text{Prompt: "a"}, "/v1/tokenize", `{"model":"served","prompt":"a"}`,
+			`{"tokens":[101,7592,102],"count":3,"max_model_len":65536}`, Tokens{api.Tokens{101, 7592, 102}, 3}},
+		{Render, &api.Text{Prompt: "a"}, "/v1/completions/render", `{"model":"served","prompt":"a"}`,
+			`[{"request_id":"cmpl-1","token_ids":[4],"features":null}]`, Tokens{api.Tokens{4}, 1}},
+		{Render, full, "/v1/chat/completions/render", fullBody,
+			`{"request_id":"chatcmpl-1","token_ids":[5,6,6,6,7],"features":{"mm_hashes":{"image":["x","y"]},` +
+				`"mm_placeholders":{"image":[{"offset":3,"length":1},{"offset":1,"length":2}]}}}`,
+			Tokens{api.Tokens{5, 6, 6, 6, 7}, 1}},
+	} {
+		var asked string
+		url := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != c.path {
+				http.NotFound(w, r)
+				return
+			}
+			var body json.RawMessage
+			if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+				t.Error(err)
+			}
+			asked = string(body)
+			if got := r.Header.Get("Authorization"); got != "Bearer secret" {
+				t.Errorf("Authorization: %q", got)
+			}
+			fmt.Fprint(w, c.answer)
+		})
+		source := Source{Model: "served", TokenFile: "f", TimeoutMS: int(patience.Milliseconds())}
+		if c.kind == Render {
+			source.Render = URLs{url + "/v1/"}
+		} else {
+			source.Tokenize = URLs{url}
+		}
+		s, _ := service(t, source)
+		got, err := s.Tokenize(t.Context(), "m", c.text)
+		if err != nil || !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %v, %v", c.path, got, err)
+		}
+		if asked != c.body {
+			t.Errorf("%s was asked %s", c.path, asked)
+		}
+	}
+}
+
+// TestOutcomes has servers fail in each way.
+func TestOutcomes(t *testing.T) {
+	status := func(code int, text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			fmt.Fprint(w, text)
+		}
+	}
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	for _, c := range []struct {
+		source func(url string) Source
+		answer http.HandlerFunc
+		text   *api.Text
+		want   Outcome
+		says   string
+	}{
+		{answer: status(400, `{"error":{"message":"too long","code":400}}`), want: Refused, says: "too long"},
+		{answer: status(400, `{"object":"error","message":"no model"}`), want: Refused, says: "400 Bad Request: no model"},
+		{answer: status(422, `{"detail":[{"msg":"Field required"}]}`), want: Refused, says: "Field required"},
+		{answer: status(307, `elsewhere`), want: Refused, says: "307"},
+		{answer: status(503, `loading`), want: Unavailable, says: "503 Service Unavailable: loading"},
+		{answer: status(404, `no`), want: Refused, says: "--enable-scale-out",
+			source: func(url string) Source { return Source{Render: URLs{url}} }},
+		{answer: status(200, `{"count":1}`), want: Malformed, says: "no tokens"},
+		{answer: status(200, `{"tokens":[-1]}`), want: Malformed, says: "tokens[0] is -1"},
+		{answer: status(200, `[{"token_ids":[1]},{"token_ids":[2]}]`), want: Malformed, says: "2 prompts",
+			source: func(url string) Source { return Source{Render: URLs{url}} }},
+		{source: func(string) Source { return Source{Tokenize: URLs{gone.URL}} }, want: Unavailable, says: "refused"},
+		{source: func(string) Source { return Source{Engines: Tokenize} }, want: Unavailable, says: "no worker"},
+		{text: &api.Text{Messages: api.Value(`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]`)},
+			want: Refused, says: "render URL"},
+	} {
+		url := ""
+		if c.answer != nil {
+			url = serve(t, c.answer)
+		} else {
+			url = gone.URL
+		}
+		if c.source == nil {
+			c.source = func(url string) Source { return Source{Tokenize: URLs{url}} }
+		}
+		source := c.source(url)
+		source.TimeoutMS = int(patience.Milliseconds())
+		s, told := service(t, source)
+		if c.text == nil {
+			c.text = chat
+		}
+		_, err := s.Tokenize(t.Context(), "m", c.text)
+		if OutcomeOf(err) != c.want || err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v, not %s: %s", err, c.want, c.says)
+		}
+		if got := told(); len(got) != 1 || !strings.HasSuffix(got[0], " "+string(c.want)) {
+			t.Errorf("told %q", got)
+		}
+		if p := s.Problems(time.Now()); len(p) != 1 || !strings.Contains(p[0], c.says) || !strings.Contains(p[0], "1 of 1") {
+			t.Errorf("problems %q", p)
+		}
+		if p := s.Problems(time.Now().Add(lately)); len(p) != 0 {
+			t.Errorf("problems of long ago: %q", p)
+		}
+	}
+	s, told := service(t, Source{Tokenize: URLs{gone.URL}})
+	if _, err := s.Tokenize(t.Context(), "other", chat); OutcomeOf(err) != NoSource {
+		t.Error(err)
+	}
+	if got := told(); len(got) != 1 || got[0] != "other none no_source" {
+		t.Errorf("told %q", got)
+	}
+}
+
+// TestLimits has a server that does not answer: a text ends by its time limit, and one beside it for want of room.
+func TestLimits(t *testing.T) {
+	silent := func() (url string, asked, release chan bool) {
+		asked, release = make(chan bool, 1), make(chan bool)
+		return serve(t, func(w http.ResponseWriter, r *http.Request) {
+			asked <- true
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+			fmt.Fprint(w, `{"tokens":[1]}`)
+		}), asked, release
+	}
+	url, _, release := silent()
+	s, _ := service(t, Source{Tokenize: URLs{url}, TimeoutMS: 1})
+	if _, err := s.Tokenize(t.Context(), "m", chat); OutcomeOf(err) != TimedOut || !strings.Contains(err.Error(), "1ms") {
+		t.Error(err)
+	}
+	close(release)
+	url, asked, release := silent()
+	s, _ = service(t, Source{Tokenize: URLs{url}, TimeoutMS: int(patience.Milliseconds()), InFlight: 1})
+	first := make(chan error)
+	go func() {
+		_, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: "1"})
+		first <- err
+	}()
+	<-asked
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // it gets half
+	defer cancel()
+	if _, err := s.Tokenize(short, "m", &api.Text{Prompt: "2"}); OutcomeOf(err) != Busy {
+		t.Error(err)
+	}
+	close(release)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHedge has one of two servers hang, and later refuse to be reached: the other answers.
+func TestHedge(t *testing.T) {
+	hangs := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = r.Body.Read(make([]byte, 1<<10)) // else the server does not see that the client has gone
+		<-r.Context().Done()
+	})
+	var answers atomic.Int32
+	ok := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		answers.Add(1)
+		fmt.Fprint(w, `{"tokens":[1,2,3]}`)
+	})
+	s, _ := service(t, Source{Tokenize: URLs{hangs, ok}, TimeoutMS: int(patience.Milliseconds())})
+	x := s.of("m")
+	x.tokenizer.(*Remote).Hedge = time.Millisecond
+	for i := range 10 {
+		if got, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: fmt.Sprint(i)}); err != nil || len(got.IDs) != 3 {
+			t.Fatal(got, err)
+		}
+	}
+	if n := answers.Load(); n != 10 {
+		t.Errorf("%d answers", n)
+	}
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	s, _ = service(t, Source{Engines: Tokenize, TimeoutMS: int(patience.Milliseconds())}, "tcp://nowhere", gone.URL, ok,
+		gone.URL+"/v1")
+	for i := range 4 {
+		if got, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: fmt.Sprint(i)}); err != nil || len(got.IDs) != 3 {
+			t.Fatal(got, err)
+		}
+	}
+}
+
+// TestCache asks twice, and then for more than there is room for.
+func TestCache(t *testing.T) {
+	var asked atomic.Int32
+	url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		fmt.Fprint(w, `{"tokens":[1,2,3]}`)
+	})
+	room := int64(2*size(Tokens{IDs: make(api.Tokens, 3)})) + 8
+	s, told := service(t, Source{Tokenize: URLs{url}, CacheBytes: &room, TimeoutMS: int(patience.Milliseconds())})
+	ask := func(text *api.Text) {
+		t.Helper()
+		if got, err := s.Tokenize(t.Context(), "m", text); err != nil || len(got.IDs) != 3 {
+			t.Fatal(got, err)
+		}
+	}
+	again := *chat
+	again.ReturnTokenIDs = true // asks for no other tokens
+	ask(chat)
+	ask(&again)
+	ask(&api.Text{Prompt: string(chat.Messages)}) // another text
+	ask(chat)
+	if got, n := told(), asked.Load(); n != 2 || !strings.HasSuffix(got[1], " cached") {
+		t.Errorf("asked %d times: %q", n, got)
+	}
+	ask(&api.Text{Prompt: "third"}) // drops the prompt
+	ask(chat)
+	ask(&api.Text{Prompt: string(chat.Messages)})
+	if n := asked.Load(); n != 4 {
+		t.Errorf("asked %d times", n)
+	}
+	c := s.of("m").cache
+	if c.bytes > room || c.lru.Len() != 2 {
+		t.Errorf("%d bytes in %d entries", c.bytes, c.lru.Len())
+	}
+}
+
+// TestSettings has what cannot be.
+func TestSettings(t *testing.T) {
+	for text, says := range map[string]string{
+		`{"models":{"m":{}}}`: "model m: it has 0 of render, tokenize and engines",
+		`{"models":{"m":{"render":"http://a:1","tokenize":["http://b:1"]}}}`: "it has 2 of",
+		`{"models":{"m":{"render":"a:1"}}}`:                                  "is not http://HOST:PORT",
+		`{"models":{"m":{"engines":"both"}}}`:                                `engines is "both"`,
+		`{"models":{"m":{"engines":"render","timeout_ms":-1}}}`:              "negative",
+		`{"models":{"m":{"engines":"render","token_file":"none"}}}`:          "token_file: no such file",
+		`{"default":{"render":"http://a:1"}}`:                                "default: it may only be engines",
+	} {
+		var s Settings
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			t.Fatal(err)
+		}
+		err := s.Complete(func(string) ([]byte, error) { return nil, fmt.Errorf("no such file") })
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// TestDefault has a source for models that are there only.
+func TestDefault(t *testing.T) {
+	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"tokens":[1]}`) })
+	s := New(Config{Settings: Settings{Default: &Source{Engines: Tokenize}}, Endpoints: func(model string) []string {
+		if model == "there" {
+			return []string{url}
+		}
+		return nil
+	}})
+	for model, want := range map[string]Outcome{"there": OK, "not": NoSource} {
+		if _, err := s.Tokenize(t.Context(), model, chat); OutcomeOf(err) != want {
+			t.Errorf("%s: %v", model, err)
+		}
+	}
+	if len(s.models) != 1 || !s.Serves() || (*Service)(nil).Serves() || New(Config{}).Serves() {
+		t.Errorf("%d models", len(s.models))
+	}
+}
