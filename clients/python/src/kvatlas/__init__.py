@@ -1,0 +1,31 @@
+"""Which inference workers hold how much of a prompt, and which of them should serve it? Asks kvatlas' indexers.
+
+    from kvatlas import Client, Query
+
+    with Client("http://127.0.0.1:8090") as client:
+        answer = client.find(Query("llama", tokens=tokens))
+        for worker in answer.workers:  # best first
+            print(worker.instance, worker.rank, worker.device, worker.host)
+
+`AsyncClient` has the same methods for an event loop. Both ask again by themselves where that does no harm. Every request
+that is not answered is a `KvatlasError`, with a class for each code of the server in `kvatlas.errors`.
+"""
+
+from . import errors
+from ._client import AsyncClient, Client
+from ._messages import (
+    L3, Answer, Booking, BookRequest, BrokenBlock, ClusterStatus, Disaggregation, HeldRun, IndexStatus, Lease, LoadList,
+    ModelLoads, ModelStatus, NodeStatus, Overlap, Overrides, PartitionDetail, PartitionSeq, PartitionStatus, Path,
+    PathGroup, PotentialList, PotentialLoad, Prompt, Query, RankLoad, RankPlace, Selection, SelectRequest,
+    SessionBinding, Status, Target, TierCounts, WorkerInfo, WorkerList, WorkerLoad, WorkerRecord,
+)
+from .errors import KvatlasError
+
+__all__ = [
+    "L3", "Answer", "AsyncClient", "BookRequest", "Booking", "BrokenBlock", "Client", "ClusterStatus",
+    "Disaggregation", "HeldRun", "IndexStatus", "KvatlasError", "Lease", "LoadList", "ModelLoads", "ModelStatus",
+    "NodeStatus", "Overlap", "Overrides", "PartitionDetail", "PartitionSeq", "PartitionStatus", "Path", "PathGroup",
+    "PotentialList", "PotentialLoad", "Prompt", "Query", "RankLoad", "RankPlace", "SelectRequest", "Selection",
+    "SessionBinding", "Status", "Target", "TierCounts", "WorkerInfo", "WorkerList", "WorkerLoad", "WorkerRecord",
+    "errors",
+]

@@ -1,0 +1,523 @@
+"""What is asked and answered, by the names that it has in JSON. docs/api.md and docs/routing.md explain the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+# ---- requests
+
+
+@dataclass(frozen=True)
+class PartitionSeq:
+    """A place in a partition's log."""
+
+    partition: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """One rank of a worker."""
+
+    instance: str
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A worker, or one rank of it."""
+
+    worker: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Settings of the choice for one request."""
+
+    overlap_score_credit: float | None = None
+    prefill_load_scale: float | None = None
+    router_temperature: float | None = None
+    assume_kv_reuse: bool | None = None
+    track_prefill_tokens: bool | None = None
+    shared_cache_multiplier: float | None = None
+
+
+@dataclass(frozen=True)
+class _Prompted:
+    model: str
+    _: KW_ONLY
+    block_size: int | None = None
+    """Tokens of a block: an error if the model's workers have others; None: any will do."""
+    tokens: Iterable[int] | None = None
+    """Token ids of the whole prompt: a list, a tuple, or an array."""
+    hashes: Iterable[int] | None = None
+    """In place of tokens: the local hashes of the prompt's blocks, as `kvatlas.hashing` computes them."""
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query(_Prompted):
+    """Who holds how much of a prompt?"""
+
+    workers: Iterable[str] | None = None
+    """Look at these workers only."""
+    ranks: Iterable[RankPlace] | None = None
+    """In place of workers: look at these ranks only."""
+    min_seq: Iterable[PartitionSeq] | None = None
+    """Wait until the index reflects these places in the log."""
+    explain: bool = False
+    l3: Literal["all", "beyond", "off"] | None = None
+    l3_timeout_ms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt(_Prompted):
+    """A prompt whose load is counted."""
+
+    sequence_hashes: Iterable[int] | None = None
+    """The blocks that requests share, one for each whole block; None: they follow from tokens or hashes."""
+    isl_tokens: int | None = None
+    """Length of the prompt in tokens; None: of tokens, or of the hashes' whole blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectRequest(Prompt):
+    """Which worker should serve a prompt?"""
+
+    request_id: str | None = None
+    """Names the request in what follows."""
+    book: bool = False
+    """Book the request on the worker that is chosen. Without it, the choice is kept a while for `book` by the id."""
+    workers: Iterable[str] | None = None
+    """Only these may be chosen."""
+    policy: str | None = None
+    role: Literal["aggregated", "prefill", "decode"] | None = None
+    disaggregated: bool = False
+    advisory: bool = False
+    """Say what would be chosen: nothing is booked or kept, and nothing waits."""
+    session_id: str | None = None
+    strict_priority: int | None = None
+    priority_jump: float | None = None
+    policy_class: str | None = None
+    pinned_worker: Target | None = None
+    affinity_target: Target | None = None
+    required_taints: Iterable[str] | None = None
+    preferred_taints: Mapping[str, float] | None = None
+    expected_output_tokens: int | None = None
+    router_config_override: Overrides | None = None
+    min_seq: Iterable[PartitionSeq] | None = None
+    explain: bool = False
+    l3: Literal["all", "beyond", "off"] | None = None
+    l3_timeout_ms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BookRequest(Prompt):
+    """Book a request on a worker: on the one that `select` chose for the id, if it names none."""
+
+    request_id: str
+    worker: str | None = None
+    rank: int | None = None
+    effective_prefill_tokens: int | None = None
+    track_prefill_tokens: bool | None = None
+    assume_kv_reuse: bool | None = None
+    expected_output_tokens: int | None = None
+    session_id: str | None = None
+
+
+# ---- answers
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """A run of blocks that a rank holds in the same tiers: from `start` up to, not including, `end`."""
+
+    start: int = field(metadata={"wire": "from"})
+    end: int = field(metadata={"wire": "to"})
+    tiers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PathGroup:
+    """A KV-cache group of a hybrid model."""
+
+    index: int
+    kind: str
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Path:
+    """A rank's way along a prompt."""
+
+    stop: str
+    held: tuple[HeldRun, ...] = ()
+    more: bool = False
+    group: PathGroup | None = None
+    behind: int = 0
+    l3_behind: int = 0
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What one rank holds of a prompt, in blocks. The depths follow each other."""
+
+    instance: str
+    rank: int
+    device: int
+    host: int
+    disk: int
+    external: int
+    l3: int = 0
+    l3_stop: str = ""
+    path: Path | None = None
+    bound: str = ""
+    engine: str = ""
+    catching_up: bool = False
+    guessed: int = 0
+
+    @property
+    def total(self) -> int:
+        """Length of the prefix that lies in any of the rank's own tiers."""
+        return self.device + self.host + self.disk + self.external
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """The place in a partition's log that an answer reflects."""
+
+    partition: int
+    epoch: datetime
+    seq: int
+    stale_ms: int = 0
+    resync_needed: bool = False
+
+
+@dataclass(frozen=True)
+class BrokenBlock:
+    """A block of which a store has some objects and lacks others."""
+
+    block: int
+    objects: int
+    of: int
+
+
+@dataclass(frozen=True)
+class L3:
+    """What the shared store holds of a prompt."""
+
+    status: str
+    reason: str = ""
+    ranges: tuple[tuple[int, ...], ...] = ()
+    total: int = 0
+    age_ms: float = 0.0
+    unknown: tuple[tuple[int, ...], ...] = ()
+    broken: tuple[BrokenBlock, ...] = ()
+    from_start: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Who holds how much of a prompt."""
+
+    model: str
+    block_size: int
+    blocks: int
+    complete: bool
+    workers: tuple[Overlap, ...]
+    """Best first."""
+    partitions: tuple[PartitionStatus, ...]
+    l3: L3
+    missing: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Disaggregation:
+    """Why a request has a prefill worker, or none."""
+
+    bypass: bool
+    reason: str
+    net_new_tokens: int
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """What a rank has to do, and has room for."""
+
+    active_prefill_tokens: int
+    prefill_token_capacity: int
+    total_kv_blocks: int = 0
+    prefill_busy: bool | None = None
+
+
+@dataclass(frozen=True)
+class SessionBinding:
+    """What became of the binding of a session to a worker."""
+
+    id: str
+    binding: str
+    moved_from: Target | None = field(default=None, metadata={"wire": "from"})
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The worker that should serve a prompt. Depths are in blocks."""
+
+    model: str
+    block_size: int
+    blocks: int
+    isl_tokens: int
+    booked: bool
+    worker: str
+    rank: int
+    device: int
+    host: int
+    disk: int
+    external: int
+    l3: int
+    policy: str
+    candidates: int
+    cost: float
+    probability: float
+    required_blocks: int
+    effective_overlap: float
+    cached_tokens: int
+    effective_prefill_tokens: int
+    track_prefill_tokens: bool
+    potential_decode_blocks: int
+    complete: bool
+    missing: tuple[int, ...] = ()
+    request_id: str = ""
+    endpoint: str = ""
+    guessed: int = 0
+    explanation: Mapping[str, Any] | None = None
+    decode_busy: bool | None = None
+    worker_load: WorkerLoad | None = None
+    prefill: Selection | None = None
+    disaggregation: Disaggregation | None = None
+    session: SessionBinding | None = None
+
+
+@dataclass(frozen=True)
+class Booking:
+    """Where a request is booked."""
+
+    model: str
+    request_id: str
+    worker: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class RankLoad:
+    """What one rank has to do."""
+
+    worker: str
+    rank: int
+    active_prefill_tokens: int
+    active_blocks: int
+    active_requests: int
+
+
+@dataclass(frozen=True)
+class ModelLoads:
+    """What the workers of one model have to do."""
+
+    model: str
+    requests: int
+    ranks: tuple[RankLoad, ...]
+    pending_count: int = 0
+    pending_isl_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class LoadList:
+    """What workers have to do, by model."""
+
+    models: tuple[ModelLoads, ...]
+
+
+@dataclass(frozen=True)
+class PotentialLoad:
+    """What one rank would have to do."""
+
+    worker: str
+    rank: int
+    potential_prefill_tokens: int
+    potential_decode_blocks: int
+    active_requests: int
+
+
+@dataclass(frozen=True)
+class PotentialList:
+    """What each worker would have to do with a prompt beside what it has."""
+
+    model: str
+    ranks: tuple[PotentialLoad, ...]
+    pending_count: int = 0
+    pending_isl_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class TierCounts:
+    """A number of blocks for each tier."""
+
+    device: int
+    host: int
+    disk: int
+    external: int
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A shim's hold on a rank."""
+
+    holder: str
+    host: str
+    pid: int
+    since: datetime
+    state: str
+    renewed: datetime
+    expires: datetime
+    l3: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """What is registered of a rank, and whether it may be chosen."""
+
+    state: str
+    reasons: tuple[str, ...] = ()
+    endpoint: str = ""
+    role: str = ""
+    rank_start: int = 0
+    rank_size: int = 0
+    total_kv_blocks: int = 0
+    max_num_batched_tokens: int = 0
+    stable_routing_id: str = ""
+    taints: tuple[str, ...] = ()
+    topology_domains: Mapping[str, str] = field(default_factory=dict)
+    lora_adapters: tuple[str, ...] | None = None
+    events: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What the log knows of one rank."""
+
+    instance: str
+    rank: int
+    model: str
+    block_size: int
+    partition: int
+    incarnation: int
+    last_event: int
+    last_seen: datetime
+    blocks: TierCounts
+    pending: int
+    copies: int
+    stored: int
+    removed: int
+    lookahead: int = 0
+    lease: Lease | None = None
+    engine: str = ""
+    engine_since: datetime | None = None
+    engine_why: str = ""
+    catching_up: bool = False
+    record: WorkerRecord | None = None
+
+
+@dataclass(frozen=True)
+class WorkerList:
+    """All ranks that the log knows."""
+
+    workers: tuple[WorkerInfo, ...]
+    complete: bool
+    missing: tuple[int, ...] = ()
+    next: RankPlace | None = None
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """A model that some rank serves."""
+
+    model: str
+    block_size: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class PartitionDetail:
+    """How a node stands with one partition."""
+
+    partition: int
+    epoch: datetime
+    seq: int
+    state: str
+    log_last: int
+    lag: int
+    ranks: int
+    stale_ms: int = 0
+    resync_needed: bool = False
+    snapshot_seq: int = 0
+    behind: bool = False
+
+
+@dataclass(frozen=True)
+class IndexStatus:
+    """The size of a node's index."""
+
+    blocks: TierCounts
+    distinct: int
+    bytes: int
+    blocks_applied: int = 0
+    decoder_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What a node announces of itself."""
+
+    node: str
+    build: str
+    ready: tuple[int, ...]
+    behind: tuple[int, ...] = ()
+    releasing: tuple[int, ...] = ()
+    answers: bool = False
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """What a node knows of the nodes that share its namespace."""
+
+    copies: int
+    nodes: tuple[NodeStatus, ...]
+    short: tuple[int, ...] = ()
+    unserved: tuple[int, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a node is doing."""
+
+    node: str
+    version: str
+    namespace: str
+    ready: bool
+    since: datetime
+    models: tuple[ModelStatus, ...]
+    partitions: tuple[PartitionDetail, ...]
+    index: IndexStatus
+    problems: tuple[str, ...]
+    events: Mapping[str, int] = field(default_factory=dict)
+    cluster: ClusterStatus | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """All that the node said, these fields too, as it stands in JSON."""

@@ -1,0 +1,36 @@
+"""Hashes of blocks. Golden values are of pkg/events; tests/live has many more."""
+
+from __future__ import annotations
+
+import array
+
+import pytest
+
+from kvatlas.hashing import block_hashes, media_hash, sequence_hashes
+
+
+def test_blocks() -> None:
+    tokens = list(range(100))
+    hashes = block_hashes(tokens, 16)
+    assert len(hashes) == 6
+    assert block_hashes(array.array("q", tokens), 16) == block_hashes(iter(tokens), 16) == hashes
+    assert block_hashes(tokens[:32], 16) == hashes[:2] == block_hashes(tokens[:47], 16)
+    assert block_hashes(tokens[:15], 16) == []
+    assert len(block_hashes(tokens[:32], 16, lookahead=1)) == 1
+    assert len({block_hashes(tokens, 16, **kw)[0] for kw in
+                ({}, {"lora_name": "a"}, {"cache_salt": "a"}, {"lookahead": 1}, {"media": [[7]]})}) == 5
+    assert block_hashes(tokens, 16, media=[[1, 2]]) == block_hashes(tokens, 16, media=[[2, 1], []])
+    assert sequence_hashes([]) == [] and sequence_hashes(hashes)[0] == hashes[0]
+    assert media_hash("00000000000000ff" + "0" * 48) == 255 != media_hash("ff")
+
+
+@pytest.mark.parametrize("tokens", [[-1], [2**32], ["a"], [1.5]])
+def test_what_is_no_token(tokens: list[int]) -> None:
+    with pytest.raises(ValueError, match="not an unsigned 32-bit number"):
+        block_hashes(tokens, 16)
+
+
+def test_bad_sizes() -> None:
+    for size in 0, 65536:
+        with pytest.raises(ValueError, match="block_size"):
+            block_hashes([1], size)
