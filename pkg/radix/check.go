@@ -133,7 +133,7 @@ func (c *checker) holders() error {
 			count, lead := uint32(0), uint32(0)
 			if tier == planeKnown {
 				c.bitSpace += int64(p.words)
-				if p.lead+p.count > 0 || !v.any(uint32(i), device, slot) || v.full(uint32(i), tier, slot) {
+				if !v.any(uint32(i), device, slot) || v.full(uint32(i), tier, slot) {
 					return fmt.Errorf("node %d: part %+v", i, p)
 				}
 				continue
@@ -301,7 +301,7 @@ func (c *checker) ends() error {
 					i++
 				}
 				got, _ := x.usable(r, id, n, -1)
-				if n >= steps[i].least && steps[i].blocks != unknown && got != min(n, steps[i].blocks) {
+				if n >= steps[i].least && steps[i].blocks != unknown && got != steps[i].of(n) {
 					return fmt.Errorf("node %d: slot %d: of %d blocks %d can be used, but %v", id, slot, n, got, steps)
 				}
 				if n == 0 || n <= steps[i].least {

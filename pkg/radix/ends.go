@@ -12,8 +12,8 @@ import (
 // Where a rank's prefix in device ends, in a node of which it has the first blocks or all, it is known how much of it
 // the rank's engine can use, and how much of each shorter prefix that ends in the node, so that readers need not look
 // at windows: as steps, the longest prefixes first. The first stands in the rank's part of the node, if it has one.
-// Where that is not enough, all of them stand in a part in planeKnown, of no blocks. Of ranks that have all of a node
-// most agree: for them that part is in view.ends, and a bit in planeKnown says who agrees.
+// Where that is not enough, all of them stand in a part in planeKnown. Of ranks that have all of a node most agree: for
+// them that part is in view.ends, and a bit in planeKnown says who agrees.
 //
 // A step depends on the windows' blocks in that node and in nodes above it. Before such a block changes, the ends below
 // that depend on it are made unknown; they are found by bits in planeWatch: of a rank, at a node, if an end in the node
@@ -28,11 +28,20 @@ const (
 	mostSteps  = 33  // of one end
 
 	unknown = 1<<32 - 1 // blocks of a step of which it is not known what can be used
+	chunks  = 1 << 31   // added to the blocks of a chunk: so much can be used as is whole chunks
 )
 
 // usable is a step: what an engine can use of prefixes of at least least blocks, the largest drop not counted, that are
-// shorter than those of the step before. It is blocks, or all of the prefix if that is less.
+// shorter than those of the step before. It is blocks, or all of the prefix if that is less; unless it is chunks.
 type usable struct{ blocks, least uint32 }
+
+// of is what can be used of n blocks, by a step of which that is known.
+func (s usable) of(n uint32) uint32 {
+	if s.blocks > chunks { // by more than 0, whatever a reader has found
+		return n - n%(s.blocks-chunks)
+	}
+	return min(s.blocks, n)
+}
 
 // end is where prefixes of one rank end, or of all: slot is then noSlot.
 type end struct{ node, slot uint32 }
@@ -92,7 +101,7 @@ func (x *Index) steps(r *rank, id, held uint32) []usable {
 	lowest := depth + 1 - min(depth+1, most) // a shorter one is the end of a node above
 	x.found = x.found[:0]
 	old := x.knownEnd(id, r.slot())
-	for n := held - min(held, most); len(x.found) < mostSteps; {
+	for n := held - min(held, most); len(x.found) < mostSteps && n < chunks; {
 		for len(old) > 0 && old[0].least > n {
 			old = old[1:]
 		}
@@ -107,13 +116,36 @@ func (x *Index) steps(r *rank, id, held uint32) []usable {
 			}
 			s = usable{blocks, x.least(r, id, blocks, lowest)}
 		}
-		x.found = append(x.found, usable{min(s.blocks, n), s.least})
+		k := len(x.found)
+		switch {
+		case s.blocks < chunks:
+			s.blocks = min(s.blocks, n)
+		case k == 0: // it tells a number, since parts in device say it too
+			s = usable{s.of(n), max(s.least, s.of(n))}
+		}
+		if c := r.reuse.chunk(); c > 0 && k > 0 && s.least == s.blocks && s.blocks%c == 0 && s.least >= lowest {
+			s = x.wholeChunks(r, id, s.least)
+		}
+		if k > 0 && s.blocks > chunks && x.found[k-1].blocks == s.blocks {
+			k--
+		}
+		x.found = append(x.found[:k], s)
 		if s.least <= lowest {
 			break
 		}
 		n = s.least - 1
 	}
 	return x.found
+}
+
+// wholeChunks is the step of prefixes of which a rank's only window lacks the last chunk's first block, or that end with
+// a chunk. The shortest known is of least blocks.
+func (x *Index) wholeChunks(r *rank, id, least uint32) usable {
+	w, n := &r.reuse.windows[0], &x.v.nodes[id]
+	for least > n.depth+w.chunk && !x.v.holds(id, least-w.chunk-n.depth, w.plane, r.slot()) {
+		least -= w.chunk
+	}
+	return usable{chunks + w.chunk, least}
 }
 
 // usable is how much of a prefix of n blocks, which ends in a node, a rank's engine can use. It is false if that
@@ -175,7 +207,10 @@ func (x *Index) stepsIn(p *part) []usable {
 	x.told = x.told[:0]
 	if p.fit+p.from > 0 {
 		x.told = append(x.told, usable{p.fit - 1, p.from})
-		for i := uint32(0); planeOf(p.key) == planeKnown && i < p.words && x.v.bits[p.bits+i] > 0; i++ {
+	}
+	if planeOf(p.key) == planeKnown && p.lead+p.count > 0 {
+		x.told = append(x.told, usable{p.lead - 1, p.count})
+		for i := uint32(0); i < p.words && x.v.bits[p.bits+i] > 0; i++ {
 			word := x.v.bits[p.bits+i]
 			x.told = append(x.told, usable{uint32(word>>32) - 1, uint32(word)})
 		}
@@ -185,16 +220,11 @@ func (x *Index) stepsIn(p *part) []usable {
 
 // putSteps lets a part of an open node tell of an end: one in planeKnown all steps, others the first.
 func (x *Index) putSteps(p *part, steps []usable) {
-	fit, from := uint32(0), uint32(0)
-	if len(steps) > 0 {
-		fit, from = steps[0].blocks+1, steps[0].least
-		steps = steps[1:]
-	}
-	put32(&p.fit, fit)
-	put32(&p.from, from)
+	steps = putStep(&p.fit, &p.from, steps)
 	if planeOf(p.key) != planeKnown {
 		return
 	}
+	steps = putStep(&p.lead, &p.count, steps)
 	if len(steps) == 0 || len(steps) > int(p.words) {
 		x.freeBits(p)
 	}
@@ -210,6 +240,18 @@ func (x *Index) putSteps(p *part, steps []usable) {
 		}
 		put64(&x.v.bits[p.bits+i], word)
 	}
+}
+
+// putStep puts the first step down, or none, and returns the others.
+func putStep(fit, from *uint32, steps []usable) []usable {
+	if len(steps) == 0 {
+		put32(fit, 0)
+		put32(from, 0)
+		return nil
+	}
+	put32(fit, steps[0].blocks+1)
+	put32(from, steps[0].least)
+	return steps[1:]
 }
 
 // endChanged makes what depends, of a rank's end in an open node, on blocks from lo up to hi of it, which have just

@@ -119,7 +119,11 @@ func TestWindowsOverManyNodes(t *testing.T) {
 		blocks := 200 + pick.IntN(300)
 		locals, names := chain(1, blocks)
 		windows := []uint32{16 * uint32(1+pick.IntN(60)), 16 * uint32(1+pick.IntN(200)), 0}[:1+pick.IntN(3)]
-		draft := pick.IntN(3) == 0
+		draft, kind, every := pick.IntN(3) == 0, events.AttentionSlidingWindow, 8+pick.IntN(40)
+		if round == 0 { // chunks alone, of which a node has many
+			draft, kind, every = false, events.AttentionChunkedLocal, 40+pick.IntN(400)
+			windows = []uint32{16 * uint32(1+pick.IntN(20))}
+		}
 		var ranks []*member
 		apply := func(m *member, e events.Event) {
 			x.Apply(m.id, 0, []events.Event{e})
@@ -132,7 +136,7 @@ func TestWindowsOverManyNodes(t *testing.T) {
 			apply(m, stored(locals[:n], names[:n]))
 			for g, window := range windows {
 				e := events.Event{Kind: events.Stored, Tier: events.Device, Group: events.GroupIndex(g + 1),
-					Attention: events.AttentionSlidingWindow, Window: window, Drops: draft && window > 0}
+					Attention: kind, Window: window, Drops: draft && window > 0}
 				if window == 0 {
 					e.Attention = events.AttentionMamba
 				}
@@ -145,7 +149,7 @@ func TestWindowsOverManyNodes(t *testing.T) {
 				}
 			}
 		}
-		branch(x, names, 8+pick.IntN(40))
+		branch(x, names, every)
 		healthy(t, x)
 		for _, q := range [][]events.LocalHash{locals, locals[:blocks-pick.IntN(blocks/2)]} {
 			var a Answer
@@ -187,7 +191,11 @@ func TestWindowsInATree(t *testing.T) {
 		}
 		cut := func(p path, n int) path { return path{p.locals[:n], p.names[:n]} }
 		docs := []path{grow(path{}, 220, 1)}
-		for at := 3; at < 220; at += 4 {
+		groups, every := 1+pick.IntN(3), 4
+		if round%3 == 1 { // long nodes, and in half of these rounds chunks alone
+			every = 70
+		}
+		for at := 3; at < 220; at += every {
 			docs = append(docs, grow(cut(docs[0], at), 1+pick.IntN(3), 100+at))
 		}
 		for i := range 20 {
@@ -195,7 +203,10 @@ func TestWindowsInATree(t *testing.T) {
 			docs = append(docs, grow(docs[len(docs)-1], 1+pick.IntN(30), 500+i))
 		}
 		var kinds []events.GroupKind
-		for g := range 1 + pick.IntN(3) {
+		if round == 4 {
+			groups = 1
+		}
+		for g := range groups {
 			k := events.GroupKind{Group: events.GroupIndex(g + 1), Window: 16 * uint32(1+pick.IntN(40)),
 				Kind: []events.Attention{events.AttentionSlidingWindow, events.AttentionSlidingWindow,
 					events.AttentionChunkedLocal, events.AttentionMamba}[pick.IntN(4)]}
@@ -203,6 +214,9 @@ func TestWindowsInATree(t *testing.T) {
 				k.Window = 0
 			}
 			k.Drops = pick.IntN(4) == 0
+			if round == 4 {
+				k.Kind, k.Window, k.Drops = events.AttentionChunkedLocal, 16*uint32(1+pick.IntN(10)), false
+			}
 			kinds = append(kinds, k)
 		}
 		var ranks []*member

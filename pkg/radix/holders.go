@@ -19,7 +19,8 @@ type part struct {
 	// Summaries for ranks with windows; 0 if there is none. In a window's plane, in blocks from the node's start: the
 	// longest prefix for which the window has all it needs in this node, and the first block of the run that it ends.
 	// In device, and in planeKnown: of the prefix that ends after lead blocks, or after the node, the first step (see
-	// usable), its blocks plus one and its least. In planeKnown bits are the other steps, one a word.
+	// usable), its blocks plus one and its least. In planeKnown lead and count are the second one, and bits are the
+	// others, one a word.
 	fit, from uint32
 }
 
@@ -548,7 +549,11 @@ func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 // shortened settles the parts of an open node that has lost blocks which nobody held.
 func (x *Index) shortened(id uint32) {
 	for i := x.v.nodes[id].nparts; i > 0; i-- {
-		x.settle(id, &x.v.parts[x.v.nodes[id].parts+i-1])
+		if p := &x.v.parts[x.v.nodes[id].parts+i-1]; planeOf(p.key) == planeKnown {
+			x.dropPart(id, p)
+		} else {
+			x.settle(id, p)
+		}
 	}
 	if x.v.masks[planeKnown] != nil {
 		x.later(id, noSlot)

@@ -166,6 +166,15 @@ func (w *walk) row(plane, word, at int) *row {
 
 // part finds a part of a stop; nil if there is none. Mostly it comes soon after the one that was found before.
 func (s *stop) part(v *view, key uint32) *part {
+	list := s.from(v, key)
+	if len(list) > 0 && atomic.LoadUint32(&list[0].key) == key {
+		return &list[0]
+	}
+	return nil
+}
+
+// from is a stop's parts whose keys are not below key.
+func (s *stop) from(v *view, key uint32) []part {
 	list := v.parts[s.parts : s.parts+s.nparts]
 	i := int(s.hint)
 	for end := min(i+8, len(list)); i < end && atomic.LoadUint32(&list[i].key) < key; i++ {
@@ -174,10 +183,7 @@ func (s *stop) part(v *view, key uint32) *part {
 		i = search(list, key)
 	}
 	s.hint = uint32(i)
-	if i < len(list) && atomic.LoadUint32(&list[i].key) == key {
-		return &list[i]
-	}
-	return nil
+	return list[i:]
 }
 
 // hasAll reports whether a rank has all of a stop in a plane.
@@ -190,7 +196,11 @@ func (v *view) hasAll(s *stop, plane int, slot uint32) bool {
 // has nothing.
 func (w *window) before(s *stop, lo uint32) (n, next uint32) {
 	most := lo - 1 - min(lo-1, w.drop)
-	n = min(most, max(s.base-min(s.base, w.drop), w.boundary(most)))
+	n = s.base - min(s.base, w.drop)
+	if w.size > 0 { // where a chunk begins
+		n = max(n, w.from(most))
+	}
+	n = min(most, n)
 	return n, n + w.drop
 }
 
@@ -215,23 +225,37 @@ func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, nex
 			return n, 0
 		}
 	}
-	if v.last(parts, false, max(win.from(n), s.base)-s.base, top) == 0 {
+	from := win.from(n)
+	if v.last(parts, false, max(from, s.base)-s.base, top) == 0 {
 		return n, s.base
 	}
-	if m, _ = v.fitBelow(parts, win, s.base, top); m > 0 {
-		m, next = s.base+m, 0
-	} else { // only a prefix that needs blocks before this stop too
-		lead := uint32(0)
-		for at := uint32(0); at<<6 < top && lead == at<<6; at++ {
-			lead += uint32(bits.TrailingZeros64(^v.word(parts, at)))
+	if win.size > 0 { // of the chunk only what comes before the first block that is missing
+		m = s.base + v.firstGap(parts, max(from, s.base)-s.base, top)
+		m -= min(m, win.drop)
+		switch {
+		case m <= from:
+			return m, m + win.drop
+		case from < s.base:
+			return m, s.base
 		}
-		m = s.base + min(lead, top)
-		m, next = m-min(m, win.drop), s.base
+		return m, from
 	}
-	if b := win.boundary(n - 1); b > m {
-		return b, b + win.drop
+	if m, _ = v.fitBelow(parts, win, s.base, top); m > 0 {
+		return s.base + m, 0
 	}
-	return m, next
+	// only a prefix that needs blocks before this stop too
+	m = s.base + v.firstGap(parts, 0, top)
+	return m - min(m, win.drop), s.base
+}
+
+// firstGap is the first block from lo up to hi of a node that is in none of some parts; hi if there is none.
+func (v *view) firstGap(parts []*part, lo, hi uint32) uint32 {
+	for at := lo >> 6; at<<6 < hi; at++ {
+		if gaps := ^v.word(parts, at) & rangeMask(at, lo, hi); gaps != 0 {
+			return at<<6 + uint32(bits.TrailingZeros64(gaps))
+		}
+	}
+	return hi
 }
 
 // fitBelow is the longest prefix, counted from a node's start, which is depth blocks deep, for which a window has all
@@ -290,14 +314,6 @@ func (v *view) word(parts []*part, at uint32) (word uint64) {
 	return word
 }
 
-// boundary is the longest prefix of at most n blocks that ends where a chunk begins; 0 if the window has no chunks.
-func (w *window) boundary(n uint32) uint32 {
-	if w.size == 0 {
-		return 0
-	}
-	return w.from(n)
-}
-
 // stopOf is the stop of a block of the query; the last one if the way ends before it.
 func (w *walk) stopOf(block uint32) int {
 	path := w.path
@@ -344,8 +360,7 @@ func (w *walk) endLimited(u *reuse, word int, set uint64, at, held uint32, out *
 	}
 	for _, plane := range [...]int{planeKnown, device} {
 		if stop := &w.path[at]; set != 0 && stop.nparts > 0 {
-			list := rowOf(w.v.parts[stop.parts:stop.parts+stop.nparts], plane, word)
-			set = w.endKnown(list, word, set, n, out)
+			set = w.endKnown(stop, plane, word, set, n, out)
 		}
 	}
 	if bits.OnesCount64(set) < 4 {
@@ -364,32 +379,72 @@ func (w *walk) endLimited(u *reuse, word int, set uint64, at, held uint32, out *
 	}
 }
 
-// endKnown ends the prefix in device of those ranks of one word of which parts tell how much of n blocks can be used,
-// and returns the others.
-func (w *walk) endKnown(list []part, word int, set uint64, n uint32, out *Answer) (rest uint64) {
+// endKnown ends the prefix in device of those ranks of one word of which a stop's parts in a plane tell how much of n
+// blocks can be used, and returns the others.
+func (w *walk) endKnown(stop *stop, plane, word int, set uint64, n uint32, out *Answer) (rest uint64) {
 	if len(w.v.ids) < word<<6+64 {
 		set &= 1<<max(0, len(w.v.ids)-word<<6) - 1
 	}
-	ids, k := w.v.ids[min(len(w.v.ids), word<<6):], len(out.Ranks)
-	ranks := slices.Grow(out.Ranks, 64)[:k+64]
+	v, first, k := w.v, keyOf(uint32(word)<<6, plane), len(out.Ranks)
+	ids, ranks := v.ids[min(len(v.ids), word<<6):], slices.Grow(out.Ranks, 64)[:k+64]
+	set, more := v.endAlone(stop.from(v, first), first, set, n, ids, (*[64]Overlap)(ranks[k:]))
+	out.Ranks = ranks[:k+more]
+	return set
+}
+
+// endAlone is endKnown for some parts, as known tells it. It calls nothing, so that what it needs stays in registers.
+func (v *view) endAlone(list []part, first uint32, set uint64, n uint32, ids []uint32, to *[64]Overlap) (uint64, int) {
+	k := 0
 	for i := range list {
 		p := &list[i]
-		slot := atomic.LoadUint32(&p.key) & 63
-		if set>>slot&1 == 0 {
+		slot := atomic.LoadUint32(&p.key) - first
+		if slot > 63 {
+			break
+		}
+		bit := set & (1 << slot)
+		if bit == 0 {
 			continue
 		}
-		fit := w.v.known(p, n)
+		fit := atomic.LoadUint32(&p.fit)
+		if n < atomic.LoadUint32(&p.from) {
+			if first < planeKnown<<slotBits {
+				continue
+			}
+			fit = atomic.LoadUint32(&p.lead)
+			if n < atomic.LoadUint32(&p.count) {
+				fit = 0
+				at, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
+				if uint64(at)+uint64(words) > uint64(len(v.bits)) {
+					continue
+				}
+				steps := v.bits[at : at+words]
+				for half := words / 2; half > 4 && n < uint32(atomic.LoadUint64(&steps[half-1])); half /= 2 {
+					steps = steps[half:]
+				}
+				for j := range steps {
+					if word := atomic.LoadUint64(&steps[j]); n >= uint32(word) {
+						fit = uint32(word >> 32)
+						break
+					}
+				}
+			}
+			if fit > chunks+1 {
+				fit = n - n%(fit-1-chunks) + 1
+			}
+		}
 		if fit == 0 {
 			continue
 		}
-		if set &^= 1 << slot; fit > 1 {
-			ranks[k].Rank = RankID(atomic.LoadUint32(&ids[slot]))
-			ranks[k].Depth = [events.NumTiers]uint32{fit - 1}
+		set &^= bit
+		fit = min(fit, n+1)
+		o := &to[k&63]
+		o.Rank = RankID(atomic.LoadUint32(&ids[slot]))
+		o.Depth = [events.NumTiers]uint32{fit - 1}
+		if fit > 1 {
 			k++
 		}
 	}
-	out.Ranks = ranks[:k]
-	return set
+	return set, k
 }
 
 // known is how much of n blocks can be used, plus one, by what a part tells of an end where they end or further on; 0
@@ -403,17 +458,30 @@ func (v *view) known(p *part, n uint32) uint32 {
 
 // further is known for prefixes that end before the first step.
 func (v *view) further(p *part, n uint32) uint32 {
-	if planeOf(atomic.LoadUint32(&p.key)) == planeKnown {
-		first, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
-		if first != 0 && uint64(first)+uint64(words) <= uint64(len(v.bits)) {
-			for i := range min(words, mostSteps) {
-				if word := atomic.LoadUint64(&v.bits[first+i]); n >= uint32(word) {
-					return min(uint32(word>>32), n+1)
-				}
-			}
+	if planeOf(atomic.LoadUint32(&p.key)) != planeKnown {
+		return 0
+	}
+	if n >= atomic.LoadUint32(&p.count) {
+		return told(atomic.LoadUint32(&p.lead), n)
+	}
+	first, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
+	if first == 0 || uint64(first)+uint64(words) > uint64(len(v.bits)) {
+		return 0
+	}
+	for i := range words {
+		if word := atomic.LoadUint64(&v.bits[first+i]); n >= uint32(word) {
+			return told(uint32(word>>32), n)
 		}
 	}
 	return 0
+}
+
+// told is how much of n blocks can be used, plus one, by a step of so many blocks plus one.
+func told(fit, n uint32) uint32 {
+	if fit == 0 {
+		return 0
+	}
+	return usable{blocks: fit - 1}.of(n) + 1
 }
 
 // agree appends ranks to the answer if all windows have agreed on their prefix, and else leaves them in todo.

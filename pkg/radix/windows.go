@@ -108,6 +108,14 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 // cuts reports whether there is anything that makes a prefix shorter.
 func (u *reuse) cuts() bool { return u != nil && (u.drop > 0 || len(u.windows) > 0) }
 
+// chunk is how many blocks the chunks have of which alone a prefix needs the last; 0 if that is not all it needs.
+func (u *reuse) chunk() uint32 {
+	if u.most == 0 && len(u.windows) == 1 {
+		return u.windows[0].chunk
+	}
+	return 0
+}
+
 // window is the one that a group belongs to; nil if it belongs to none.
 func (r *rank) window(group events.GroupIndex) *window {
 	if r.reuse != nil {
