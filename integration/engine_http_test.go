@@ -61,8 +61,9 @@ func (a *engineAPI) vllm(model string, blockSize int, ranks ...*enginesim.Engine
 		"/kv_event_sources": "{" + strings.Join(sources, ",") + "}", "/version": `{"version":"0.32.0"}`,
 		"/v1/models": fmt.Sprintf(`{"object":"list","data":[{"id":%q,"parent":null}]}`, model),
 		"/metrics": fmt.Sprintf(
-			"vllm:cache_config_info{block_size=\"%d\",effective_attention_block_size=\"None\",engine=\"0\"} 1.0\n",
+			"vllm:cache_config_info{block_size=\"%d\",effective_attention_block_size=\"None\",engine=\"0\",num_gpu_blocks=\"100\"} 1.0\n",
 			blockSize),
+		"/server_info": `{"vllm_config":{"scheduler_config":{"max_num_batched_tokens":2048}}}`,
 	})
 }
 
@@ -113,6 +114,13 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 		})
 	}
 	holds("llama", map[events.Rank]uint32{0: 4, 1: 2})
+	harness.Eventually(t, "the worker's record has its room", func() (bool, string) {
+		var list api.WorkerList
+		err := harness.HTTPDo(x.HTTP, "GET", "/v1/workers", nil, &list)
+		all := list.Workers
+		return err == nil && len(all) == 2 && all[1].Record != nil && all[1].Record.TotalKVBlocks == 100 &&
+			all[1].Record.MaxBatchedTokens == 2048, fmt.Sprintf("%+v, %v", list, err)
+	})
 
 	first.Stop()
 	second.Stop()

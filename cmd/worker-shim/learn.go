@@ -85,7 +85,8 @@ func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*r
 		return nil, said, fmt.Errorf("--engine-http %s: %w", r.engineHTTP, err)
 	}
 	log.Info("the engine says how it publishes", "engine", said.Kind, "version", said.Version,
-		"model", said.Model, "block_size", said.BlockSize, "ranks", len(said.Ranks))
+		"model", said.Model, "block_size", said.BlockSize, "ranks", len(said.Ranks),
+		"total_kv_blocks", said.TotalKVBlocks, "max_num_batched_tokens", said.MaxBatchedTokens)
 	list, err = r.filledIn(ctx, said, asker)
 	return list, said, err
 }
@@ -112,6 +113,10 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	all.instance = cmp.Or(all.instance, instanceName(asker))
 	all.model = cmp.Or(all.model, said.Model)
 	all.blockSize = cmp.Or(all.blockSize, said.BlockSize)
+	spec := *r.spec
+	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)
+	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)
+	all.spec = &spec
 	name := strings.TrimSpace(said.Kind + " " + said.Version)
 	switch {
 	case all.engine == "" && said.Ranks == nil:

@@ -135,7 +135,7 @@ without asking. It needs --engine and --master alone.`,
 	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass,
 		"what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
 	f.StringVar(&r.engineHTTP, "engine-http", "",
-		"http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, block size (SGLang; vLLM from 0.32 on)")
+		"http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, block size, room in blocks (SGLang; vLLM from 0.32 on)")
 	f.StringVar(&r.engineHTTPToken, "engine-http-token-file", "", "file with the API key that the engine wants")
 	f.StringVar(&r.onRefused, "on-engine-refused", "clear",
 		"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and what it had in device and host memory is cleared) or keep (a proxy may refuse)")
@@ -314,7 +314,7 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 		return ignoreEnd(ctx, err)
 	}
 	if len(ranks) > 1 {
-		spec := *r.spec
+		spec := *ranks[0].spec
 		spec.RankStart, spec.RankSize = ranks[0].rank, uint32(len(ranks))
 		for _, one := range ranks {
 			one.spec = &spec

@@ -38,6 +38,9 @@ type Engine struct {
 	Model     string // the name under which it is served
 	BlockSize uint32 // tokens
 	Ranks     []Rank // ascending; nil: it does not say where it publishes
+
+	TotalKVBlocks    uint64 // room of each rank's device memory, in blocks
+	MaxBatchedTokens uint64 // what each rank computes in a step at most
 }
 
 // Rank is where one data-parallel rank publishes.
@@ -128,9 +131,13 @@ func refusal(status int) string {
 	return text
 }
 
-// get asks for a path. The error is ErrNotReady, or about what came.
+// get asks for a path, which may have a query. The error is ErrNotReady, or about what came; without an answer the
+// status is 0.
 func (a *Asker) get(ctx context.Context, path string) (body []byte, status int, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base.JoinPath(path).String(), nil)
+	path, query, _ := strings.Cut(path, "?")
+	target := a.base.JoinPath(path)
+	target.RawQuery = query
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -149,7 +156,7 @@ func (a *Asker) get(ctx context.Context, path string) (body []byte, status int, 
 	case len(body) > maxBody:
 		return nil, 0, fmt.Errorf("%w: %s says more than %d bytes", ErrUnknown, path, maxBody)
 	case answer.StatusCode >= 500:
-		return nil, 0, fmt.Errorf("%w: %s: %d %s", ErrNotReady, path, answer.StatusCode,
+		return nil, answer.StatusCode, fmt.Errorf("%w: %s: %d %s", ErrNotReady, path, answer.StatusCode,
 			http.StatusText(answer.StatusCode))
 	}
 	return body, answer.StatusCode, nil

@@ -78,6 +78,15 @@ func TestVLLM(t *testing.T) {
 			t.Errorf("%s: %+v, %v\nwant %+v", name, got, err, want)
 		}
 	}
+	// The blocks of a server whose engines run are the sum of all ranks'. Its development mode has the rest.
+	runs := map[string]string{"/server_info": `{"vllm_config":{"scheduler_config":{"max_num_batched_tokens":8192}}}`}
+	for path, body := range goldens.Cases["two ranks, replay, a topic"] {
+		runs[path] = strings.ReplaceAll(body, `num_gpu_blocks="None"`, `num_gpu_blocks="2001"`)
+	}
+	if got, err := engineOf(t, runs).Ask(t.Context()); err != nil || got.TotalKVBlocks != 1000 ||
+		got.MaxBatchedTokens != 8192 || got.BlockSize != 32 {
+		t.Errorf("of one that runs: %+v, %v", got, err)
+	}
 	if got, err := engineOf(t, goldens.Cases["no events"]).Ask(t.Context()); !errors.Is(err, ErrNoEvents) {
 		t.Errorf("without events: %+v, %v", got, err)
 	}
@@ -130,6 +139,11 @@ func TestSGLang(t *testing.T) {
 					t.Errorf("%s, %s, %s: %+v, %v\nwant %+v", version, name, path, got, err, want)
 				}
 			}
+		}
+		runs := strings.Replace(string(cases["plain"]), "{", `{"max_total_num_tokens":1610,"max_prefill_tokens":4096,`, 1)
+		if got, err := engineOf(t, map[string]string{"/server_info": runs}).Ask(
+			t.Context()); err != nil || got.TotalKVBlocks != 100 || got.MaxBatchedTokens != 4096 {
+			t.Errorf("%s, of one that runs: %+v, %v", version, got, err)
 		}
 		for _, name := range []string{"null", "no events"} {
 			if got, err := engineOf(t, map[string]string{"/server_info": string(cases[name])}).Ask(

@@ -17,6 +17,8 @@ type serverInfo struct {
 	PageSize  *uint32 `json:"page_size"`
 	DCPSize   *uint32 `json:"dcp_size"` // decode context parallelism: a page of the radix tree is so many of the pool's
 	DPSize    *uint32 `json:"dp_size"`
+	MaxTokens *uint64 `json:"max_total_num_tokens"` // room of one rank's pool
+	Prefill   *uint64 `json:"max_prefill_tokens"`   // of a batch
 
 	Config *string `json:"kv_events_config"` // JSON, as on the command line
 
@@ -66,6 +68,11 @@ func (a *Asker) sglang(body []byte) (Engine, error) {
 	if info.Events != nil {
 		e.BlockSize, ranks = info.Events.BlockSize, max(1, info.Events.DPSize)
 	}
+	if e.BlockSize > 0 && valueOf(info.DCPSize) <= 1 {
+		// Of several ranks of context parallelism it is not known whose tokens are counted.
+		e.TotalKVBlocks = valueOf(info.MaxTokens) / uint64(e.BlockSize)
+	}
+	e.MaxBatchedTokens = valueOf(info.Prefill)
 	p := publisher{Publisher: "null", Endpoint: "tcp://*:5557"}
 	if text := valueOf(info.Config); text != "" {
 		if err := decode("/server_info: kv_events_config", []byte(text), &p); err != nil {

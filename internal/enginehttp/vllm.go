@@ -2,6 +2,7 @@ package enginehttp
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -77,7 +78,7 @@ func (a *Asker) oldVLLM(ctx context.Context) (Engine, error) {
 	return e, nil
 }
 
-// vllmServes reads vLLM's version, the name of its model and the size of its blocks.
+// vllmServes reads vLLM's version, the name of its model, and size and number of its blocks.
 func (a *Asker) vllmServes(ctx context.Context, e *Engine) error {
 	var version struct {
 		Version string `json:"version"`
@@ -115,31 +116,50 @@ func (a *Asker) vllmServes(ctx context.Context, e *Engine) error {
 		return err
 	}
 	if status == http.StatusOK {
-		e.BlockSize = cacheBlockSize(string(body))
+		e.BlockSize, e.TotalKVBlocks = cacheConfig(string(body))
+	}
+	var info struct {
+		Config struct {
+			Scheduler struct {
+				MaxBatchedTokens uint64 `json:"max_num_batched_tokens"`
+			} `json:"scheduler_config"`
+		} `json:"vllm_config"`
+	}
+	body, status, err = a.get(ctx, "/server_info?config_format=json")
+	if err != nil && status == 0 {
+		return err
+	}
+	if status == http.StatusOK && json.Unmarshal(body, &info) == nil { // else it is not in its development mode
+		e.MaxBatchedTokens = info.Config.Scheduler.MaxBatchedTokens
 	}
 	return nil
 }
 
 // cacheInfo is the metric in which vLLM shows its cache's configuration; the labels give a block's size, and since 0.32
-// that which full attention really has.
+// that which full attention really has. Each rank of a server has a line, with the blocks of all of them in sum
+// (vllm/v1/engine/core_client.py).
 var (
 	cacheInfo     = regexp.MustCompile(`(?m)^vllm:cache_config_info\{(.*)\}`)
 	effectiveSize = regexp.MustCompile(`(?:^|,)effective_attention_block_size="(\d+)"`)
 	plainSize     = regexp.MustCompile(`(?:^|,)block_size="(\d+)"`)
+	blocks        = regexp.MustCompile(`(?:^|,)num_gpu_blocks="(\d+)"`)
 )
 
-func cacheBlockSize(metrics string) uint32 {
-	labels := cacheInfo.FindStringSubmatch(metrics)
-	if labels == nil {
-		return 0
+// cacheConfig is the size of a block in tokens, and how many each rank has room for; 0 is not known.
+func cacheConfig(metrics string) (size uint32, total uint64) {
+	ranks := cacheInfo.FindAllStringSubmatch(metrics, -1)
+	if ranks == nil {
+		return 0, 0
 	}
-	for _, size := range []*regexp.Regexp{effectiveSize, plainSize} {
-		if m := size.FindStringSubmatch(labels[1]); m != nil {
-			n, err := strconv.ParseUint(m[1], 10, 32)
-			if err == nil && n > 0 {
-				return uint32(n)
+	label := func(bits int, names ...*regexp.Regexp) uint64 {
+		for _, name := range names {
+			if m := name.FindStringSubmatch(ranks[0][1]); m != nil {
+				if n, err := strconv.ParseUint(m[1], 10, bits); err == nil && n > 0 {
+					return n
+				}
 			}
 		}
+		return 0
 	}
-	return 0
+	return uint32(label(32, effectiveSize, plainSize)), label(64, blocks) / uint64(len(ranks))
 }
