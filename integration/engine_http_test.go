@@ -114,6 +114,18 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 		})
 	}
 	holds("llama", map[events.Rank]uint32{0: 4, 1: 2})
+	ask := []string{"query", "--nats", x.NATS, "--model", "llama", "--json", "--tokens",
+		strings.Trim(fmt.Sprint(harness.Tokens(1, 4*16)), "[]")}
+	if r := harness.Run(t, "indexer", append(ask, "--rank", worker+"/1")...); r.Code != 0 ||
+		!strings.Contains(r.Stdout, `"device": 2`) || strings.Contains(r.Stdout, `"device": 4`) {
+		t.Errorf("of its rank 1: %d, %s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	for flag, want := range map[string]string{"w": "is not WORKER/RANK", "w/x": `the rank is "x"`} {
+		if r := harness.Run(t, "indexer", append(ask, "--rank", flag)...); r.Code != 2 ||
+			!strings.Contains(r.Stderr, want) {
+			t.Errorf("--rank %s: %d, %s; want %q", flag, r.Code, r.Stderr, want)
+		}
+	}
 	harness.Eventually(t, "the worker's record has its room", func() (bool, string) {
 		var list api.WorkerList
 		err := harness.HTTPDo(x.HTTP, "GET", "/v1/workers", nil, &list)

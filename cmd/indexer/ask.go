@@ -204,6 +204,7 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 func queryCommand() *cobra.Command {
 	var prompt promptFlags
 	var explain bool
+	var ranks []string
 	cmd := &cobra.Command{
 		Use:   "query --model M (--tokens 1,2,3 | --tokens-file F | --hashes H,H | --prompt-file F | --messages-file F)",
 		Short: "Ask which worker holds how much of a prompt",
@@ -216,10 +217,13 @@ events do not say so.`,
 		Example: `  indexer query --model llama --tokens-file prompt.json
   indexer query --model llama --tokens-file prompt.json --explain
   indexer query --model llama --messages-file chat.json
+  indexer query --model llama --tokens-file prompt.json --rank worker-1/0 --rank worker-1/1
   indexer query --model llama --hashes 13226331709069118873 --json`,
 	}
 	a := askingFlags(cmd)
 	prompt.add(cmd, "look at this worker only")
+	cmd.Flags().StringSliceVar(&ranks, "rank", nil,
+		"WORKER/RANK: look at this rank only, in place of --worker; may be given several times")
 	cmd.Flags().BoolVar(&explain, "explain", false, "show where each block is, and which rule stopped each worker")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		q, err := prompt.read(cmd)
@@ -227,6 +231,16 @@ events do not say so.`,
 			return err
 		}
 		q.Explain = explain
+		for _, text := range ranks {
+			at, err := target("rank", text)
+			if err != nil {
+				return err
+			}
+			if at.Rank == nil {
+				return cli.UsageErrorf("--rank %q is not WORKER/RANK", text)
+			}
+			q.Ranks = append(q.Ranks, api.RankPlace{Instance: at.Worker, Rank: *at.Rank})
+		}
 		if err := q.Check(); err != nil {
 			return a.refused(cli.UsageErrorf("%w", err))
 		}

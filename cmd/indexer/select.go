@@ -60,7 +60,7 @@ POST /v1/free, or lets it expire.`,
 		r.Query, r.Book, r.Role = q, r.RequestID != "", routing.Role(role)
 		r.Explain = explain
 		if pin != "" {
-			if r.Pinned, err = target(pin); err != nil {
+			if r.Pinned, err = target("pin", pin); err != nil {
 				return err
 			}
 		}
@@ -78,8 +78,8 @@ POST /v1/free, or lets it expire.`,
 	return cmd
 }
 
-// target reads WORKER or WORKER/RANK.
-func target(text string) (*routing.Target, error) {
+// target reads WORKER or WORKER/RANK of a flag.
+func target(flag, text string) (*routing.Target, error) {
 	worker, rank, has := text, "", false
 	if i := strings.LastIndexByte(text, '/'); i >= 0 {
 		worker, rank, has = text[:i], text[i+1:], true
@@ -88,7 +88,7 @@ func target(text string) (*routing.Target, error) {
 	if has {
 		v, err := strconv.ParseUint(rank, 10, 32)
 		if err != nil {
-			return nil, cli.UsageErrorf("--pin %q: the rank is %.40q, not an unsigned 32-bit number", text, rank)
+			return nil, cli.UsageErrorf("--%s %q: the rank is %.40q, not an unsigned 32-bit number", flag, text, rank)
 		}
 		t.Rank = new(events.Rank)
 		*t.Rank = events.Rank(v)
