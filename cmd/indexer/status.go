@@ -279,8 +279,8 @@ func printStatus(w io.Writer, s *api.Status) error {
 	}
 	if s.Load != nil {
 		for _, m := range s.Load.Models {
-			fmt.Fprintf(w, "requests under way of %s: %d, digest %s; since start %d expired, %d refused, %d booked twice\n",
-				m.Model, m.Requests, m.Hash, m.Expired, m.Conflicts, m.Rivals)
+			fmt.Fprintf(w, "requests under way of %s: %d, digest %s; since start %d booked, %d expired, %d refused, "+
+				"%d booked twice\n", m.Model, m.Requests, m.Hash, m.Booked, m.Expired, m.Conflicts+m.Full, m.Rivals)
 		}
 	}
 	fmt.Fprintf(w, "storage: %s; snapshots: %s\n", used(s.Store), used(s.SnapshotBucket))

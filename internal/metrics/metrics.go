@@ -212,9 +212,12 @@ var (
 	underWay = desc("kvatlas_requests_under_way",
 		"Requests that are booked and have not ended, by model (MODEL:GROUP of a routing group). The same at each node.",
 		"model")
-	bookingsEnded = desc("kvatlas_bookings_refused_or_ended_total",
-		"Bookings that were refused because their id was under way (conflict), were ended by their age (expired) or since "+
-			"another node had booked their id too (rival), by model.", "model", "why")
+	bookings = desc("kvatlas_bookings_total",
+		"Bookings asked of this node, by model and outcome: ok, conflict (the id is under way), full (too much is under "+
+			"way: also for an output block).", "model", "outcome")
+	bookingsEnded = desc("kvatlas_bookings_ended_total",
+		"Bookings that have ended, by model and why: freed (by a request to this node); on each node: expired (by their "+
+			"age), rival (another node had booked their id too), gone (with their rank).", "model", "why")
 	bookingsHealed = desc("kvatlas_bookings_healed_total",
 		"Requests that this node ended late, when it heard from another that they had ended.")
 	guessed = desc("kvatlas_guessed_blocks",
@@ -381,9 +384,12 @@ func loads(
 			name += ":" + m.Group
 		}
 		gauge(underWay, float64(m.Requests), name)
-		count(bookingsEnded, m.Conflicts, name, "conflict")
-		count(bookingsEnded, m.Expired, name, "expired")
-		count(bookingsEnded, m.Rivals, name, "rival")
+		for outcome, n := range map[string]uint64{"ok": m.Booked, "conflict": m.Conflicts, "full": m.Full} {
+			count(bookings, n, name, outcome)
+		}
+		for why, n := range map[string]uint64{"freed": m.Freed, "expired": m.Expired, "rival": m.Rivals, "gone": m.Gone} {
+			count(bookingsEnded, n, name, why)
+		}
 	}
 }
 

@@ -110,7 +110,7 @@ func TestHedgesDenied(t *testing.T) {
 // TestSelections: choices are counted by policy and outcome, and bookings by what became of them.
 func TestSelections(t *testing.T) {
 	handler, queries := New(&statuser{api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
-		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6}, {Model: "m", Group: "g", Requests: 2}}},
+		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6, Booked: 30, Freed: 31, Full: 32, Gone: 33}, {Model: "m", Group: "g", Requests: 2}}},
 		Waiting:       []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
 		Sessions:      &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
 		EngineReports: &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20}}})
@@ -126,9 +126,10 @@ func TestSelections(t *testing.T) {
 		`kvatlas_selections_total{outcome="overloaded",policy="random"} 1`,
 		`kvatlas_selection_stage_seconds_bucket{stage="match",le="4e-06"} 1`,
 		`kvatlas_requests_under_way{model="m"} 3`, `kvatlas_requests_under_way{model="m:g"} 2`,
-		`kvatlas_bookings_refused_or_ended_total{model="m",why="conflict"} 4`,
-		`kvatlas_bookings_refused_or_ended_total{model="m",why="expired"} 5`,
-		`kvatlas_bookings_refused_or_ended_total{model="m",why="rival"} 6`,
+		`kvatlas_bookings_total{model="m",outcome="ok"} 30`, `kvatlas_bookings_total{model="m",outcome="conflict"} 4`,
+		`kvatlas_bookings_total{model="m",outcome="full"} 32`, `kvatlas_bookings_ended_total{model="m",why="freed"} 31`,
+		`kvatlas_bookings_ended_total{model="m",why="expired"} 5`, `kvatlas_bookings_ended_total{model="m",why="rival"} 6`,
+		`kvatlas_bookings_ended_total{model="m",why="gone"} 33`,
 		`kvatlas_bookings_healed_total 7`,
 		`kvatlas_queue_requests{model="m"} 8`, `kvatlas_queue_tokens{model="m"} 9`, `kvatlas_sessions 10`,
 		`kvatlas_session_bindings_total{outcome="made"} 11`, `kvatlas_session_bindings_total{outcome="kept"} 12`,

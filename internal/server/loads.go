@@ -42,7 +42,8 @@ func loadStatus(s load.Status) *api.LoadStatus {
 		out.Models = append(out.Models, api.ModelDigest{
 			Model: m.Name, Group: m.Group, Requests: m.Requests, PrefillTokens: m.PrefillTokens, OutputBlocks: m.Outputs,
 			Hash: fmt.Sprintf("%016x", m.Hash), Conflicts: m.Counts.Conflicts, Rivals: m.Counts.Rivals,
-			Twice: m.Twice, Expired: m.Counts.Expired,
+			Twice: m.Twice, Expired: m.Counts.Expired, Booked: m.Counts.Booked, Freed: m.Counts.Freed,
+			Full: m.Counts.Full, Gone: m.Counts.Gone,
 		})
 	}
 	slices.SortFunc(out.Models, func(a, b api.ModelDigest) int {

@@ -534,6 +534,10 @@ type ModelDigest struct {
 	OutputBlocks  uint64 `json:"output_blocks" msgpack:"output_blocks"`
 	Hash          string `json:"hash" msgpack:"hash"` // of all requests and their states, in hexadecimal
 
+	Booked    uint64 `json:"booked" msgpack:"booked"`       // on this node
+	Freed     uint64 `json:"freed" msgpack:"freed"`         // on this node
+	Full      uint64 `json:"full" msgpack:"full"`           // refused on this node: too much is under way
+	Gone      uint64 `json:"gone" msgpack:"gone"`           // ended with their rank
 	Conflicts uint64 `json:"conflicts" msgpack:"conflicts"` // refused on this node: the id was under way
 	Rivals    uint64 `json:"rivals" msgpack:"rivals"`       // ended: another node had booked the same id
 	Twice     int    `json:"twice" msgpack:"twice"`         // ids of two requests now, of which one is about to end so
