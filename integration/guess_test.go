@@ -130,6 +130,92 @@ func TestGuesses(t *testing.T) {
 	comes("the worker is back with nothing", 3)
 }
 
+// TestPredictOnRoute has a worker with events. What is sent to it, it is guessed to hold, until its own events have
+// passed that by, or its engine ends; in an answer as in a choice.
+func TestPredictOnRoute(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "", "--predict-ttl", "1m")
+	c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine := startRank(t, 0, harness.BlockSize)
+	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", engine.Endpoint(), "--replay", engine.Replay(),
+		"--worker", "w", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize)).WaitFor("connected to the engine")
+	harness.ServePrompt(t, engine, harness.Tokens(7, harness.BlockSize))
+	x.WaitDepth(t, "m", harness.Tokens(7, harness.BlockSize), "w", 1)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	prompt := harness.Tokens(1, 10*harness.BlockSize)
+	send := func(id string) {
+		t.Helper()
+		harness.Eventually(t, "the worker can be chosen", func() (bool, string) {
+			s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id,
+				Book: true})
+			return err == nil && s.Booked, fmt.Sprintf("%+v %v", s, err)
+		})
+	}
+	guessed := func(what string, want uint32) {
+		t.Helper()
+		harness.Eventually(t, what, func() (bool, string) {
+			a, err := c.Find(ctx, &client.Query{Model: "m", Tokens: prompt, Idle: true})
+			return err == nil && len(a.Workers) == 1 && a.Workers[0].Guessed == want, fmt.Sprintf("%+v %v", a, err)
+		})
+	}
+	send("r1")
+	guessed("it was sent there", 10)
+	// Its first token has come, and its events say nothing of it: it was never computed, or is evicted already.
+	if err := c.PrefillComplete(ctx, "m", "r1"); err != nil {
+		t.Fatal(err)
+	}
+	guessed("its events have passed it by", 0)
+	send("r2")
+	guessed("it was sent there again", 10)
+	engine.Stop()
+	guessed("the engine has ended", 0)
+	var status api.Status
+	if err := harness.HTTPDo(x.HTTP, "GET", "/v1/status", nil, &status); err != nil || len(status.Guesses) != 1 ||
+		status.Guesses[0].Dropped["refuted"] != 10 || status.Guesses[0].Dropped["removed"] != 10 {
+		t.Errorf("%+v, %v; want 10 blocks refuted and 10 removed", status.Guesses, err)
+	}
+}
+
+// TestGuessAsTheEngineEvicts has a worker without events and with room for 16 blocks: of what was sent there the
+// oldest is guessed to be evicted, its end first.
+func TestGuessAsTheEngineEvicts(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "", "--guess-policy", "lru", "--guess-ttl", "1s")
+	c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := harness.Run(t, "indexer", "workers", "register", "w", "--nats", x.NATS, "--model", "m", "--block-size",
+		fmt.Sprint(harness.BlockSize), "--total-kv-blocks", "16"); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	first, second := harness.Tokens(1, 10*harness.BlockSize), harness.Tokens(2, 10*harness.BlockSize)
+	for i, prompt := range [][]uint32{first, second} {
+		id := fmt.Sprint("r", i)
+		harness.Eventually(t, "the worker can be chosen", func() (bool, string) {
+			s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id,
+				Book: true})
+			return err == nil && s.Booked, fmt.Sprintf("%+v %v", s, err)
+		})
+		if err := c.Free(ctx, "m", id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, prompt := range [][]uint32{first, second} {
+		want := []uint32{6, 10}[i]
+		a, err := c.Find(ctx, &client.Query{Model: "m", Tokens: prompt})
+		if err != nil || len(a.Workers) != 1 || a.Workers[0].Guessed != want {
+			t.Errorf("prompt %d: %+v, %v; want %d blocks", i, a, err, want)
+		}
+	}
+}
+
 // TestGuessFlags are refused where they make no sense.
 func TestGuessFlags(t *testing.T) {
 	t.Parallel()

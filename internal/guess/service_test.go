@@ -73,3 +73,56 @@ func TestEventsPassAGuess(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// TestEnginesThatEnd: an engine that has ended holds nothing, and another in its place nothing that was sent to the
+// first. One that is silent for a while is the same one.
+func TestEnginesThatEnd(t *testing.T) {
+	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	key := events.RankKey{Instance: "a"}
+	var pool *registry.Pool
+	s, err := New(Config{Settings: Settings{PredictTTL: time.Minute}, Pool: func(string) *registry.Pool { return pool }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stands := func(state api.EngineState, since time.Duration) {
+		record := &api.WorkerRecord{}
+		record.Events = api.EventsShim
+		pool = &registry.Pool{Model: "m", Ranks: []registry.PoolRank{{RankKey: key, Record: record, Engine: state,
+			EngineSince: began.Add(since)}}}
+	}
+	requests := uint64(0)
+	seq := []events.SeqHash{1, 2, 3}
+	send := func() {
+		requests++
+		s.Observe(load.Model{Name: "m"}, &load.Request{Key: load.Key{Origin: 1, Seq: requests}, Rank: key, Hashes: seq,
+			New: true})
+	}
+	check := func(what string, want uint32) {
+		t.Helper()
+		got := make([]uint32, 1)
+		if s.Depths("m", pool.Ranks, seq, got); got[0] != want {
+			t.Errorf("%s: %d, want %d", what, got[0], want)
+		}
+	}
+	stands("", 0)
+	send()
+	check("its shim has not said yet how it stands", 3)
+	stands(api.EngineConnected, time.Second)
+	check("it is connected", 3)
+	stands(api.EngineSilent, 0)
+	check("it is silent", 3)
+	stands(api.EngineConnected, time.Second)
+	check("it speaks again", 3)
+	stands(api.EngineConnected, 2*time.Second)
+	check("it is another", 0)
+	send()
+	check("sent to the other", 3)
+	stands(api.EngineGone, 3*time.Second)
+	check("it has ended", 0)
+	send()
+	check("sent to one that has ended", 0)
+	stands(api.EngineConnected, 4*time.Second)
+	check("there is another", 0)
+	send()
+	check("sent to that", 3)
+}

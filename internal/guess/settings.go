@@ -79,9 +79,14 @@ func (s *Settings) Check() error {
 	return errors.Join(errs...)
 }
 
-// rule is what follows from a rank's registration.
-func (s *Settings) rule(r *api.WorkerRecord) Rule {
+// rule is what follows from a rank's registration, and from its engine. One that has ended holds nothing.
+func (s *Settings) rule(rank *registry.PoolRank) Rule {
+	r := rank.Record
 	switch {
+	case rank.Engine == api.EngineGone:
+		return Rule{}
+	case r.Events != api.EventsNone && rank.Engine == api.EngineConnected:
+		return Rule{TTL: s.PredictTTL, Life: rank.EngineSince.UnixNano()}
 	case r.Events != api.EventsNone:
 		return Rule{TTL: s.PredictTTL}
 	case s.Policy == Off:
@@ -95,7 +100,7 @@ func (s *Settings) rule(r *api.WorkerRecord) Rule {
 func (s *Settings) rules(pool *registry.Pool) map[events.RankKey]Rule {
 	rules := make(map[events.RankKey]Rule, len(pool.Ranks))
 	for i := range pool.Ranks {
-		rules[pool.Ranks[i].RankKey] = s.rule(pool.Ranks[i].Record)
+		rules[pool.Ranks[i].RankKey] = s.rule(&pool.Ranks[i])
 	}
 	return rules
 }

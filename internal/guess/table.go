@@ -15,6 +15,9 @@ import (
 type Rule struct {
 	TTL      time.Duration // since a request with the block was last sent there
 	Capacity int           // blocks that the rank has room for, in place of TTL; 0: not known
+
+	// Life is since when the rank's engine is known to run; 0: not known. In another life it holds nothing of before.
+	Life int64
 }
 
 func (r Rule) off() bool { return r.TTL <= 0 && r.Capacity <= 0 }
@@ -28,7 +31,7 @@ const (
 	Evicted               // the rank's capacity is used up
 	Pruned                // the table is full
 	Refuted               // the rank's events have passed it by
-	Removed               // the rank is not registered any more, or not for guesses
+	Removed               // the rank is not registered any more, or not for guesses, or its engine is another
 	reasons
 )
 
@@ -92,9 +95,12 @@ func (t *Table) SetRules(now time.Duration, rules map[events.RankKey]Rule) {
 		}
 		rule, known := rules[k.key]
 		switch {
-		case !known && k.known, known && rule.off():
+		case !known && k.known, known && rule.off(), rule.Life != 0 && k.rule.Life != 0 && rule.Life != k.rule.Life:
 			t.remove(k, Removed)
 		case known && (!k.known || k.rule != rule):
+			if rule.Life == 0 {
+				rule.Life = k.rule.Life
+			}
 			k.known, k.rule = true, rule
 			t.changes++
 			if rule.Capacity <= 0 {

@@ -25,6 +25,10 @@ type PoolRank struct {
 	Partition events.Partition
 	BlockSize uint32
 	Record    *api.WorkerRecord // that ranks of a worker share where it is the same
+
+	// Engine is how it stands with its engine, as far as its shim says.
+	Engine      api.EngineState
+	EngineSince time.Time
 }
 
 // Rank is one rank of the pool; nil if it is not there.
@@ -232,6 +236,8 @@ func (r *Registry) judge(ranks []PoolRank) {
 				ranks[i].Rank, record.RankSize, record.RankStart))
 		}
 		if leased {
+			standing := w.standing()
+			ranks[i].Engine, ranks[i].EngineSince = standing.Engine, standing.Since
 			record.Events = api.EventsShim
 			w.judge(record)
 		} else if record.Events == "" {

@@ -396,7 +396,7 @@ func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 			c.WouldLoad = a.L3.FromStart
 		}
 	}
-	if len(x.guessed) > 0 && upToDate(a) {
+	if len(x.guessed) > 0 && a.UpToDate() {
 		x.confirmed = x.confirmed[:0]
 		for i := range x.list {
 			x.confirmed = append(x.confirmed, x.list[i].Device)
@@ -408,12 +408,6 @@ func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 			c.Guess(depth)
 		}
 	}
-}
-
-// upToDate reports whether an answer lacks nothing of what the log has.
-func upToDate(a *api.Answer) bool {
-	old := func(p api.PartitionStatus) bool { return p.StaleMS > 0 || p.ResyncNeeded }
-	return a.Complete && !slices.ContainsFunc(a.Partitions, old)
 }
 
 // guess looks up what ranks are guessed to hold of the prompt.

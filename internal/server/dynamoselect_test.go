@@ -96,6 +96,11 @@ func TestAsDynamoAnswers(t *testing.T) {
 				t.Fatal("it is not ready in time")
 			}
 			play(t, file, section, s)
+			for _, g := range s.guesses.Status() {
+				if dynamoselect.Tracked(g.Name) {
+					t.Errorf("the slot tracker's bookings make guesses: %+v", g)
+				}
+			}
 			played += len(section)
 			end()
 			if err := <-done; err != nil {

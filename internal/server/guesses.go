@@ -4,6 +4,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
+	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -33,11 +35,23 @@ func (s *Server) withGuesses(q *api.Query, a *api.Answer, err error) (*api.Answe
 	for i := range a.Workers {
 		rows[events.RankKey{Instance: a.Workers[i].Instance, Rank: a.Workers[i].Rank}] = i
 	}
-	for i, depth := range depths {
+	confirmed := make([]uint32, len(depths))
+	for i := range depths {
 		r := &pool.Ranks[i]
-		if depth == 0 || len(q.Workers) > 0 && !slices.Contains(q.Workers, r.Instance) ||
+		if len(q.Workers) > 0 && !slices.Contains(q.Workers, r.Instance) ||
 			q.Ranks != nil && !slices.Contains(q.Ranks, api.RankPlace{Instance: r.Instance, Rank: r.Rank}) ||
 			len(q.Partitions) > 0 && !slices.Contains(q.Partitions, r.Partition) {
+			depths[i] = 0
+		} else if at, ok := rows[r.RankKey]; ok {
+			confirmed[i] = a.Workers[at].Device
+		}
+	}
+	if a.UpToDate() {
+		s.guesses.Refute(q.Model, pool.Ranks, seq, confirmed, depths)
+	}
+	for i, depth := range depths {
+		r := &pool.Ranks[i]
+		if depth == 0 {
 			continue
 		}
 		at, ok := rows[r.RankKey]
@@ -52,6 +66,13 @@ func (s *Server) withGuesses(q *api.Query, a *api.Answer, err error) (*api.Answe
 	s.registry.MarkAnswer(a)
 	a.Finish(q.Idle || q.Explain, a.Reason)
 	return a, nil
+}
+
+// guess has requests make guesses, but for those of Dynamo's slot tracker: nobody asks for theirs.
+func (s *Server) guess(of load.Model, r *load.Request) {
+	if !dynamoselect.Tracked(of.Name) {
+		s.guesses.Observe(of, r)
+	}
 }
 
 // onlyRegistered is the answer for a model of which nothing was announced and that has workers without events; nil if

@@ -181,7 +181,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
-		Hooks: loadHooks(log), Watch: s.guesses.Observe})
+		Hooks: loadHooks(log), Watch: s.guess})
 	s.tokenizers = s.newTokenizers()
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.sessions = s.newSessions()

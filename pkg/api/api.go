@@ -152,6 +152,12 @@ type Answer struct {
 	*Tokenization // if the query has a Text
 }
 
+// UpToDate reports whether the answer lacks nothing of what the log has.
+func (a *Answer) UpToDate() bool {
+	old := func(p PartitionStatus) bool { return p.StaleMS > 0 || p.ResyncNeeded }
+	return a.Complete && !slices.ContainsFunc(a.Partitions, old)
+}
+
 // Finish puts workers into their order, drops those that have nothing unless idle ones are wanted, and says why if
 // nobody has anything.
 func (a *Answer) Finish(idle bool, why Reason) {

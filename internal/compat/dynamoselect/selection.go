@@ -106,7 +106,7 @@ func noPeers(r *asked) (int, any, error) {
 }
 
 // mine reports whether a model's requests are those of workers that are chosen here: not the slot tracker's.
-func mine(m load.Model) bool { return !isTracked(m.Name) }
+func mine(m load.Model) bool { return !Tracked(m.Name) }
 
 // pool is who serves a model, if some rank may be chosen.
 func (s *selectService) pool(k key) (*registry.Pool, error) {
@@ -115,7 +115,7 @@ func (s *selectService) pool(k key) (*registry.Pool, error) {
 		return pool, nil
 	}
 	for _, r := range s.Registry.All() {
-		if !isTracked(r.Model) && schedulable(r.PoolRank) {
+		if !Tracked(r.Model) && schedulable(r.PoolRank) {
 			return nil, fail(http.StatusServiceUnavailable, "no schedulable workers for %s", k)
 		}
 	}
@@ -311,7 +311,7 @@ func (s *selectService) loads(r *asked) (int, any, error) {
 	models := map[key]bool{}
 	named := s.named()
 	for _, rank := range s.Registry.All() {
-		if k := keyOf(named, rank.Model); !isTracked(rank.Model) && schedulable(rank.PoolRank) && k.is(r.query) {
+		if k := keyOf(named, rank.Model); !Tracked(rank.Model) && schedulable(rank.PoolRank) && k.is(r.query) {
 			models[k] = true
 		}
 	}

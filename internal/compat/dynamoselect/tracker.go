@@ -19,8 +19,8 @@ import (
 // trackerPrefix begins the names of the slot tracker's workers and models.
 const trackerPrefix = "slot-tracker:"
 
-// isTracked reports whether a worker or model is the slot tracker's.
-func isTracked(name string) bool { return strings.HasPrefix(name, trackerPrefix) }
+// Tracked reports whether a worker or model is the slot tracker's. Nobody asks what such workers hold.
+func Tracked(name string) bool { return strings.HasPrefix(name, trackerPrefix) }
 
 // tracker is the slot tracker.
 type tracker struct {
@@ -88,7 +88,7 @@ func (k key) table() load.Model { return load.Model{Name: k.tracked()} }
 func (t *tracker) registered() (list []*slots) {
 	for _, o := range t.Registry.Posted() {
 		w := &slots{}
-		if isTracked(string(o.Instance)) && json.Unmarshal(o.Posted, w) == nil {
+		if Tracked(string(o.Instance)) && json.Unmarshal(o.Posted, w) == nil {
 			list = append(list, w)
 		}
 	}

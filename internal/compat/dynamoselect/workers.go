@@ -443,7 +443,7 @@ func (s *selectService) judge(w *worker, ranks []registry.ModelRank) {
 func (s *selectService) all() (list []*worker) {
 	for _, o := range s.Registry.Posted() {
 		w := &worker{}
-		if !isTracked(string(o.Instance)) && json.Unmarshal(o.Posted, w) == nil {
+		if !Tracked(string(o.Instance)) && json.Unmarshal(o.Posted, w) == nil {
 			list = append(list, w)
 		}
 	}
@@ -470,7 +470,7 @@ func keyOf(named map[string]key, model string) key {
 func (s *selectService) listed() []*worker {
 	ranks := map[events.WorkerID][]registry.ModelRank{}
 	for _, r := range s.Registry.All() {
-		if !isTracked(r.Model) {
+		if !Tracked(r.Model) {
 			ranks[r.Instance] = append(ranks[r.Instance], r)
 		}
 	}
