@@ -36,11 +36,11 @@ func busy(tb testing.TB) (*Table, [][]events.SeqHash) {
 
 func BenchmarkLoads(b *testing.B) {
 	table, queries := busy(b)
-	var dst []Load
+	var dst []int32
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
-		dst = table.Loads(dst, queries[i%len(queries)])
+		dst = table.Depths(dst, queries[i%len(queries)])
 		i++
 	}
 }
@@ -57,10 +57,10 @@ func BenchmarkLoadsOfLadder(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	var dst []Load
+	var dst []int32
 	b.ReportAllocs()
 	for b.Loop() {
-		dst = table.Loads(dst, seq)
+		dst = table.Depths(dst, seq)
 	}
 }
 
@@ -109,7 +109,7 @@ func BenchmarkLock(b *testing.B) {
 			table, queries := busy(b)
 			b.ResetTimer()
 			b.RunParallel(func(pb *testing.PB) {
-				var dst []Load
+				var dst []int32
 				r := rand.New(rand.NewPCG(3, 4))
 				for i := 0; pb.Next(); i++ {
 					seq := queries[i%len(queries)]
@@ -121,7 +121,7 @@ func BenchmarkLock(b *testing.B) {
 						l[1]()
 					}
 					l[2]()
-					dst = table.Loads(dst, seq)
+					dst = table.Depths(dst, seq)
 					l[3]()
 				}
 			})

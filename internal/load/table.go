@@ -436,10 +436,23 @@ func (t *Table) RemoveWorker(instance events.WorkerID) {
 	}
 }
 
-// Loads appends the load of every rank to dst[:0], by row, with how many leading hashes of seq its requests have. It
-// allocates only if dst is too short.
+// Loads appends the load of every rank to dst[:0], by row, with how many leading hashes of seq its requests have.
 func (t *Table) Loads(dst []Load, seq []events.SeqHash) []Load {
 	dst = append(dst[:0], t.loads...)
+	for i, depth := range t.Depths(nil, seq) {
+		dst[i].Depth = depth
+	}
+	return dst
+}
+
+// Rows is the load of every rank, by row, without depths. It is the table's own, and changes with it.
+func (t *Table) Rows() []Load { return t.loads }
+
+// Depths returns, by row, how many leading hashes of seq the requests of each rank have. It allocates only if dst is
+// too short.
+func (t *Table) Depths(dst []int32, seq []events.SeqHash) []int32 {
+	dst = slices.Grow(dst[:0], len(t.loads))[:len(t.loads)]
+	clear(dst)
 	t.root.depths(dst, seq)
 	return dst
 }

@@ -229,42 +229,42 @@ func (n *node) exclusive(r *row, length int) int {
 
 // depths fills in how many leading hashes of seq each row has; n is the root. Who has a node has all nodes before it:
 // two nodes on the path with as many rows have the same rows, and only rows that drop out are looked at.
-func (n *node) depths(loads []Load, seq []events.SeqHash) {
+func (n *node) depths(depths []int32, seq []events.SeqHash) {
 	for pos := 0; pos < len(seq); {
 		kid := n.kids[seq[pos]]
 		if kid == nil {
 			break
 		}
 		k := common(kid.edge, seq[pos:])
-		n.markBut(kid, loads, pos)
+		n.markBut(kid, depths, pos)
 		n, pos = kid, pos+k
 		if k < len(kid.edge) || pos == len(seq) {
-			n.mark(loads, pos)
+			n.mark(depths, pos)
 			return
 		}
 	}
-	n.mark(loads, n.end())
+	n.mark(depths, n.end())
 }
 
 // markBut fills in the depth of rows that have n and not kid. The slots of kid are some of n's, in the same order: so
 // up to the first row that kid lacks both are the same, and beyond it they differ everywhere.
-func (n *node) markBut(kid *node, loads []Load, depth int) {
+func (n *node) markBut(kid *node, depths []int32, depth int) {
 	lacks := len(n.slots) - len(kid.slots)
 	if lacks*8 >= len(n.slots) { // each costs a binary search; kid's rows are filled in later
 		if lacks > 0 {
-			n.mark(loads, depth)
+			n.mark(depths, depth)
 		}
 		return
 	}
 	for at, found := 0, 0; found < lacks; found++ {
 		all, some := n.slots[at+found:], kid.slots[at:]
 		at += sort.Search(len(some), func(i int) bool { return all[i].row != some[i].row })
-		loads[n.slots[at+found].row.index].Depth = int32(depth)
+		depths[n.slots[at+found].row.index] = int32(depth)
 	}
 }
 
-func (n *node) mark(loads []Load, depth int) {
+func (n *node) mark(depths []int32, depth int) {
 	for i := range n.slots {
-		loads[n.slots[i].row.index].Depth = int32(depth)
+		depths[n.slots[i].row.index] = int32(depth)
 	}
 }

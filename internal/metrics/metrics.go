@@ -32,6 +32,8 @@ type Queries struct {
 	stage    *prometheus.HistogramVec
 	texts    *prometheus.CounterVec
 	textTime *prometheus.HistogramVec
+
+	stages map[string]prometheus.Observer // of stage: looked up once, since each choice has them all
 }
 
 // Observe counts one request by its outcome: "ok", or the error's code.
@@ -59,9 +61,11 @@ func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(
 // Selected counts a choice of a worker by its policy and outcome: "ok", or the error's code.
 func (q *Queries) Selected(policy, outcome string) { q.selected.WithLabelValues(policy, outcome).Inc() }
 
-// Stage observes how long a part of a choice took.
+// Stage observes how long a part of a choice took: hash, match, load, choose or book.
 func (q *Queries) Stage(stage string, took time.Duration) {
-	q.stage.WithLabelValues(stage).Observe(took.Seconds())
+	if of := q.stages[stage]; of != nil {
+		of.Observe(took.Seconds())
+	}
 }
 
 // Tokenized counts a text of which tokens were to be made, by its source and outcome.
@@ -118,6 +122,10 @@ func New(node Statuser) (http.Handler, *Queries) {
 			Name: "kvatlas_tokenize_seconds", Buckets: buckets,
 			Help: "Time to make tokens of a prompt or of messages.",
 		}, []string{"model", "from"}),
+		stages: map[string]prometheus.Observer{},
+	}
+	for _, stage := range []string{"hash", "match", "load", "choose", "book"} {
+		q.stages[stage] = q.stage.WithLabelValues(stage)
 	}
 	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.denied, q.missing, q.selected, q.stage,
 		q.texts, q.textTime, collectors.NewGoCollector(),

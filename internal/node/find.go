@@ -72,6 +72,9 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		return nil, err
 	}
 	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Blocks: len(s.locals), Workers: []api.Overlap{}}
+	if q.Raw {
+		answer.Workers = q.Room[:0]
+	}
 	if q.Hashed != nil {
 		answer.Lookaheads = served.Lookaheads
 	}
@@ -109,6 +112,9 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			}
 			if r.Bounded {
 				found.Bound = api.BoundFullAttentionOnly
+			}
+			if q.Raw {
+				found.Number = uint32(o.Rank) + 1
 			}
 			answer.Workers = append(answer.Workers, found)
 		}

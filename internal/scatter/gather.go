@@ -44,7 +44,7 @@ func (f *finding) patient() bool { return len(f.query.MinSeq) > 0 }
 // share is the query for some partitions.
 func (f *finding) share(list []events.Partition) *api.Query {
 	q := *f.query
-	q.Partitions, q.MinSeq = list, nil
+	q.Partitions, q.MinSeq, q.Room = list, nil, nil // the answer may come when nobody waits for it any more
 	for _, m := range f.query.MinSeq {
 		if slices.Contains(list, m.Partition) {
 			q.MinSeq = append(q.MinSeq, m)

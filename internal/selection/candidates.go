@@ -21,7 +21,8 @@ type candidates struct {
 	ranks     []registry.PoolRank    // of list
 	at        map[events.RankKey]int // in list
 
-	rows atomic.Pointer[rowMap] // as of the last choice
+	numbers atomic.Pointer[[]atomic.Int32] // by api.Overlap.Number: in list, and one; 0: not known
+	rows    atomic.Pointer[rowMap]         // as of the last choice
 }
 
 // rowMap is where the rows of a load table are among candidates, -1 if they are not: it changes with the table's
@@ -32,10 +33,11 @@ type rowMap struct {
 	at         []int32
 }
 
-// rowsOf is the map of a table's rows, which are given.
-func (of *candidates) rowsOf(t *load.Table, rows []load.Load) []int32 {
+// rowsOf is the map of a table's rows.
+func (of *candidates) rowsOf(t *load.Table) []int32 {
 	m := of.rows.Load()
 	if m == nil || m.table != t || m.generation != t.Generation() {
+		rows := t.Rows()
 		m = &rowMap{t, t.Generation(), make([]int32, len(rows))}
 		for i := range rows {
 			m.at[i] = -1
@@ -47,6 +49,37 @@ func (of *candidates) rowsOf(t *load.Table, rows []load.Load) []int32 {
 	}
 	return m.at
 }
+
+// place is where an answer's rank is in the list; false if it is not registered. Numbers are only hints.
+func (of *candidates) place(o *api.Overlap) (int, bool) {
+	numbers := of.numbers.Load()
+	if numbers != nil && o.Number < uint32(len(*numbers)) {
+		if at := int((*numbers)[o.Number].Load()) - 1; at >= 0 {
+			if r := &of.ranks[at]; r.Rank == o.Rank && r.Instance == o.Instance {
+				return at, true
+			}
+		}
+	}
+	at, ok := of.at[events.RankKey{Instance: o.Instance, Rank: o.Rank}]
+	if !ok || o.Number == 0 || o.Number > maxNumber {
+		return at, ok
+	}
+	if numbers == nil || o.Number >= uint32(len(*numbers)) {
+		more := make([]atomic.Int32, 2*o.Number+64)
+		if numbers != nil {
+			for i := range *numbers {
+				more[i].Store((*numbers)[i].Load())
+			}
+		}
+		numbers = &more
+		of.numbers.Store(numbers)
+	}
+	(*numbers)[o.Number].Store(int32(at) + 1)
+	return at, true
+}
+
+// maxNumber bounds the memory of places.
+const maxNumber = 1 << 20
 
 // candidates are those of a model, whose block size is checked if one is given. They are made anew when the pool has
 // changed.
@@ -93,7 +126,7 @@ func newCandidates(pool *registry.Pool) *candidates {
 		}
 		last = r
 		of.at[r.RankKey] = len(of.list)
-		of.list = append(of.list, routing.Candidate{Worker: worker, Rank: r.Rank})
+		of.list = append(of.list, routing.Candidate{Worker: worker, Rank: r.Rank, HasLoad: true})
 	}
 	return of
 }

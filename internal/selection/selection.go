@@ -110,7 +110,8 @@ type scratch struct {
 	began   time.Time // the stage that is timed
 	request routing.Request
 	list    []routing.Candidate
-	loads   []load.Load
+	depths  []int32 // by row of the load table
+	room    []api.Overlap
 	locals  []events.LocalHash
 	seq     []events.SeqHash
 	guessed []uint32 // leading blocks, by rank; empty: none of any
@@ -367,8 +368,11 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	}
 	q := r.Query
 	q.Explain, q.Idle, q.Workers = false, false, nil
-	q.BlockSize, q.Raw = of.blockSize, true
+	q.BlockSize, q.Raw, q.Room = of.blockSize, true, x.room
 	answer, err := s.cfg.Find(ctx, &q)
+	if err == nil {
+		x.room = answer.Workers[:0]
+	}
 	var failed *api.Error
 	if errors.As(err, &failed) && failed.Code == api.CodeUnknownModel { // registered, and nothing was announced yet
 		nothing.Complete, nothing.Missing = len(failed.Missing) == 0, failed.Missing
@@ -382,7 +386,7 @@ func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 	x.list = append(x.list[:0], of.list...)
 	for i := range a.Workers {
 		o := &a.Workers[i]
-		at, ok := of.at[events.RankKey{Instance: o.Instance, Rank: o.Rank}]
+		at, ok := of.place(o)
 		if !ok {
 			continue // its registration has ended
 		}
@@ -391,6 +395,9 @@ func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 	}
 	// who holds nothing would load what anybody would from the start
 	for i := range x.list {
+		if a.L3.FromStart == 0 {
+			break
+		}
 		c := &x.list[i]
 		if c.Device+c.Host+c.Disk+c.WouldLoad == 0 && of.ranks[i].Record.Events != api.EventsNone {
 			c.WouldLoad = a.L3.FromStart
@@ -430,24 +437,22 @@ func table(model string) load.Model { return load.Model{Name: model} }
 func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 	blocks := uint64(len(x.seq))
 	for i := range x.list {
-		x.list[i].HasLoad, x.list[i].NewBlocks = true, blocks
+		x.list[i].NewBlocks = blocks
 	}
 	seq := x.seq
 	if !reuse {
 		seq = nil // its blocks will be its own
 	}
-	x.loads = x.loads[:0]
-	var rows []int32
 	s.cfg.Loads.Read(table(model), func(t *load.Table) {
-		x.loads = t.Loads(x.loads, seq)
-		rows = of.rowsOf(t, x.loads)
-	})
-	for i := range x.loads {
-		if rows[i] < 0 {
-			continue
+		x.depths = t.Depths(x.depths, seq)
+		rows := t.Rows()
+		for i, at := range of.rowsOf(t) {
+			if at < 0 {
+				continue
+			}
+			l, c := &rows[i], &x.list[at]
+			c.ActivePrefillTokens, c.ActiveBlocks = uint64(l.PrefillTokens), uint64(l.Blocks)
+			c.ActiveRequests, c.NewBlocks = uint64(l.Requests), blocks-uint64(x.depths[i])
 		}
-		l, c := &x.loads[i], &x.list[rows[i]]
-		c.ActivePrefillTokens, c.ActiveBlocks = uint64(l.PrefillTokens), uint64(l.Blocks)
-		c.ActiveRequests, c.NewBlocks = uint64(l.Requests), blocks-uint64(l.Depth)
-	}
+	})
 }

@@ -88,8 +88,10 @@ type Query struct {
 	L3TimeoutMS uint32 `json:"l3_timeout_ms,omitempty" msgpack:"l3_timeout_ms,omitempty"`
 
 	// Raw is for callers in the same process that look at all workers of an answer: they come in any order, and nothing
-	// is said of their engines. It does not travel.
-	Raw bool `json:"-" msgpack:"-"`
+	// is said of their engines. Room is memory for the list of them, which is the caller's again when it needs the answer
+	// no more. Neither travels.
+	Raw  bool      `json:"-" msgpack:"-"`
+	Room []Overlap `json:"-" msgpack:"-"`
 }
 
 // Hashed are the local hashes of a prompt's blocks as ranks have them that read so many tokens ahead.
@@ -168,12 +170,30 @@ func (a *Answer) Finish(idle bool, why Reason) {
 // FinishRaw is Finish for a query that is Raw.
 func (a *Answer) FinishRaw(idle bool, why Reason) {
 	if !idle {
-		a.Workers = slices.DeleteFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3+o.Guessed == 0 })
+		n := 0
+		for i := range a.Workers {
+			if !a.Workers[i].holds() {
+				continue
+			}
+			if n < i {
+				a.Workers[n] = a.Workers[i]
+			}
+			n++
+		}
+		clear(a.Workers[n:])
+		a.Workers = a.Workers[:n]
 	}
-	if a.Reason = ""; !slices.ContainsFunc(a.Workers, func(o Overlap) bool { return o.Total()+o.L3+o.Guessed > 0 }) {
-		a.Reason = why
+	for i := range a.Workers {
+		if a.Workers[i].holds() {
+			a.Reason = ""
+			return
+		}
 	}
+	a.Reason = why
 }
+
+// holds reports whether there is anything that the rank holds, would load, or is guessed to hold.
+func (o *Overlap) holds() bool { return o.Total()+o.L3+o.Guessed > 0 }
 
 // L3 is what the shared store holds of a prompt. However it stands with the store, the rest of the answer is what it
 // would be without.
@@ -260,6 +280,10 @@ type Overlap struct {
 	// its events confirm: it was sent a request with them, and its events say nothing of that yet, or it has none. The
 	// other depths follow what is confirmed.
 	Guessed uint32 `json:"guessed,omitempty" msgpack:"guessed,omitempty"`
+
+	// Number is of the rank in the index of the node that answers, and one: of an answer that is Raw, for callers that
+	// remember what is where. Another rank may have it later. 0: not known.
+	Number uint32 `json:"-" msgpack:"-"`
 }
 
 // Bound is a kind of upper bound.

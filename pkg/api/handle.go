@@ -285,6 +285,10 @@ func Marshal(contentType string, v any) ([]byte, error) {
 		if v.usual() {
 			return packSelect(v), nil
 		}
+	case *Selection:
+		if v.usual() {
+			return packSelection(v), nil
+		}
 	}
 	return marshalReflect(v)
 }

@@ -55,6 +55,16 @@ func (p *packer) putNumber(at int, name string, v uint64) {
 	p.number(v)
 }
 
+func (p *packer) putTruth(at int, name string, v bool) {
+	p.field(at, name)
+	*p = msgp.AppendBool(*p, v)
+}
+
+func (p *packer) putFloat(at int, name string, v float64) {
+	p.field(at, name)
+	*p = msgp.AppendFloat(*p, v)
+}
+
 // The following append a field that is left out if it has its zero value.
 
 func (p *packer) optText(at int, name, s string) {
@@ -159,6 +169,52 @@ func packSelect(s *SelectRequest) []byte {
 	p.optNumber(m, "isl_tokens", s.ISLTokens)
 	p.optText(m, "request_id", s.RequestID)
 	p.optTrue(m, "book", s.Book)
+	return p
+}
+
+// usual reports whether a choice is as most are: its other fields are left out.
+func (s *Selection) usual() bool {
+	rest := *s
+	rest.Model, rest.BlockSize, rest.Blocks, rest.ISLTokens, rest.RequestID, rest.Booked = "", 0, 0, 0, "", false
+	rest.Worker, rest.Rank, rest.Endpoint, rest.Policy, rest.Candidates = "", 0, "", "", 0
+	rest.Device, rest.Host, rest.Disk, rest.External, rest.L3, rest.Guessed = 0, 0, 0, 0, 0, 0
+	rest.Cost, rest.Probability, rest.RequiredBlocks, rest.EffectiveOverlap, rest.CachedTokens = 0, 0, 0, 0, 0
+	rest.EffectivePrefillTokens, rest.TrackPrefillTokens, rest.PotentialDecodeBlocks, rest.Complete = 0, false, 0, false
+	return reflect.ValueOf(&rest).Elem().IsZero()
+}
+
+// packSelection packs a choice that is usual.
+func packSelection(s *Selection) []byte {
+	p := make(packer, 0, 416+len(s.Model)+len(s.RequestID)+len(s.Worker)+len(s.Endpoint)+len(s.Policy))
+	p = msgp.AppendMapHead(p, 256) // in the form for more than 15 fields, and less than 256
+	m := len(p) - 1
+	p[m-1] = 0
+	p.putText(m, "model", s.Model)
+	p.putNumber(m, "block_size", uint64(s.BlockSize))
+	p.putNumber(m, "blocks", uint64(s.Blocks))
+	p.putNumber(m, "isl_tokens", s.ISLTokens)
+	p.optText(m, "request_id", s.RequestID)
+	p.putTruth(m, "booked", s.Booked)
+	p.putText(m, "worker", string(s.Worker))
+	p.putNumber(m, "rank", uint64(s.Rank))
+	p.optText(m, "endpoint", s.Endpoint)
+	p.putNumber(m, "device", uint64(s.Device))
+	p.putNumber(m, "host", uint64(s.Host))
+	p.putNumber(m, "disk", uint64(s.Disk))
+	p.putNumber(m, "external", uint64(s.External))
+	p.putNumber(m, "l3", uint64(s.L3))
+	p.optNumber(m, "guessed", uint64(s.Guessed))
+	p.putText(m, "policy", s.Policy)
+	p.putNumber(m, "candidates", uint64(s.Candidates))
+	p.putFloat(m, "cost", s.Cost)
+	p.putFloat(m, "probability", s.Probability)
+	p.putNumber(m, "required_blocks", s.RequiredBlocks)
+	p.putFloat(m, "effective_overlap", s.EffectiveOverlap)
+	p.putNumber(m, "cached_tokens", s.CachedTokens)
+	p.putNumber(m, "effective_prefill_tokens", s.EffectivePrefillTokens)
+	p.putTruth(m, "track_prefill_tokens", s.TrackPrefillTokens)
+	p.putNumber(m, "potential_decode_blocks", s.PotentialDecodeBlocks)
+	p.putTruth(m, "complete", s.Complete)
 	return p
 }
 

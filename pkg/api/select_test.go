@@ -236,3 +236,52 @@ func TestPackedSelectAsByReflection(t *testing.T) {
 		t.Errorf("%d are usual", usual)
 	}
 }
+
+// TestPackedSelectionAsByReflection packs choices that are usual, and some that are not, and asks reflection.
+func TestPackedSelectionAsByReflection(t *testing.T) {
+	usual := 0
+	for seed := range uint64(500) {
+		s := &Selection{}
+		rng := rand.New(rand.NewPCG(seed, 13))
+		fields := reflect.ValueOf(s).Elem()
+		for i := range fields.NumField() {
+			switch f := fields.Field(i); f.Kind() {
+			case reflect.String:
+				f.SetString(strings.Repeat("x", rng.IntN(3)*rng.IntN(300)))
+			case reflect.Bool:
+				f.SetBool(rng.IntN(2) == 0)
+			case reflect.Int:
+				f.SetInt(rng.Int64N(1 << rng.IntN(40)))
+			case reflect.Uint32:
+				f.SetUint(uint64(rng.Uint32() >> rng.IntN(32)))
+			case reflect.Uint64:
+				f.SetUint(rng.Uint64() >> rng.IntN(64))
+			case reflect.Float64:
+				f.SetFloat(rng.NormFloat64() * float64(rng.IntN(2)))
+			case reflect.Pointer:
+				if rng.IntN(30) == 0 {
+					f.Set(reflect.New(f.Type().Elem()))
+				}
+			case reflect.Slice:
+				if rng.IntN(10) == 0 {
+					f.Set(reflect.MakeSlice(f.Type(), rng.IntN(3), 3))
+				}
+			default:
+				t.Fatalf("a field is %v", f.Type())
+			}
+		}
+		if s.usual() {
+			usual++
+		}
+		got, err := Marshal(MsgPack, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want, err := marshalReflect(s); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("seed %d: %+v: %x, want %x, %v", seed, s, got, want, err)
+		}
+	}
+	if usual < 100 || usual > 450 {
+		t.Errorf("%d are usual", usual)
+	}
+}

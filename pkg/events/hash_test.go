@@ -1,6 +1,7 @@
 package events
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -121,6 +122,19 @@ func TestSeqHashVectors(t *testing.T) {
 	}
 	if got := SeqHashes(nil, nil); got != nil {
 		t.Errorf("seq hashes of nothing = %d", got)
+	}
+}
+
+// TestSeqHashAsLibrary asks the library for the hash that is written out here.
+func TestSeqHashAsLibrary(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 10_000 {
+		seq, local := SeqHash(rng.Uint64()), LocalHash(rng.Uint64()>>rng.IntN(64))
+		pair := binary.LittleEndian.AppendUint64(nil, uint64(seq))
+		pair = binary.LittleEndian.AppendUint64(pair, uint64(local))
+		if got, want := nextSeqHash(seq, local), SeqHash(xxh3.HashSeed(pair, baseSeed)); got != want {
+			t.Fatalf("%x, %x: %x, want %x", seq, local, got, want)
+		}
 	}
 }
 

@@ -222,9 +222,9 @@ func (s *Service) work() {
 			s.count(j.endpoint, 0, OutcomeExpired)
 			continue
 		}
-		ctx, cancel := context.WithDeadline(s.base, j.deadline)
+		ctx := withDeadline(s.base, j.deadline)
 		answer := j.endpoint.Handler(ctx, requestOf(j.req))
-		cancel()
+		ctx.end()
 		s.respond(j.endpoint, j.req, answer)
 	}
 }

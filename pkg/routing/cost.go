@@ -100,6 +100,7 @@ func (dynamoCost) Score(v *View, cost []float64) {
 	if r.Explain {
 		v.terms = make([]Terms, len(cost))
 	}
+	found, tokensOf := -1.0, uint64(0) // what the last overlap is in tokens: many candidates have the same
 	for i, k := range v.kept {
 		w := &v.candidates[k]
 		overlap := v.effectiveOverlap(w)
@@ -129,15 +130,18 @@ func (dynamoCost) Score(v *View, cost []float64) {
 		if track {
 			tokens := r.ISL
 			if w.HasLoad {
-				tokens = w.ActivePrefillTokens + max(r.ISL, v.cachedTokens(overlap)) // what is cached and what is not
+				if overlap != found {
+					found, tokensOf = overlap, max(r.ISL, v.cachedTokens(overlap)) // what is cached and what is not
+				}
+				tokens = w.ActivePrefillTokens + tokensOf
 			}
 			rawPrefill = float64(tokens) / blockSize
 		}
 		prefill := 0.0
 		if decodeForm {
-			cost[i] = max(decode-credit, 0) + requests
+			cost[i] = atLeast0(decode-credit) + requests
 		} else {
-			prefill = c.PrefillLoadScale * max(rawPrefill-credit, 0)
+			prefill = c.PrefillLoadScale * atLeast0(rawPrefill-credit)
 			cost[i] = prefill + decode + requests
 		}
 		factor := 1.0
@@ -153,6 +157,14 @@ func (dynamoCost) Score(v *View, cost []float64) {
 			}
 		}
 	}
+}
+
+// atLeast0 is max(x, 0) without the builtin's care for negative zeros, which no difference of positive numbers is.
+func atLeast0(x float64) float64 {
+	if x < 0 {
+		return 0
+	}
+	return x
 }
 
 // taintFactor is below 1 for a worker that has what is preferred, and above 1 for one that has what is avoided.
