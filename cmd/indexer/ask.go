@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -295,31 +294,16 @@ func readChat(path string) (*api.Text, error) {
 // numbers reads whole numbers with blanks or commas between them, perhaps in brackets.
 func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 	out := []T{}
-	sc := bufio.NewScanner(r)
-	sc.Buffer(nil, 1<<20)
-	sc.Split(func(data []byte, atEOF bool) (int, []byte, error) {
-		between := func(c byte) bool { return strings.IndexByte(", \t\r\n[]", c) >= 0 }
-		start := 0
-		for start < len(data) && between(data[start]) {
-			start++
-		}
-		end := start
-		for end < len(data) && !between(data[end]) {
-			end++
-		}
-		if end < len(data) || (atEOF && end > start) {
-			return end, data[start:end], nil
-		}
-		return start, nil, nil
-	})
-	for sc.Scan() {
-		v, err := strconv.ParseUint(sc.Text(), 10, bits)
+	text, err := io.ReadAll(r)
+	between := func(c rune) bool { return strings.ContainsRune(", \t\r\n[]", c) }
+	for word := range strings.FieldsFuncSeq(string(text), between) {
+		v, err := strconv.ParseUint(word, 10, bits)
 		if err != nil {
-			return nil, fmt.Errorf("number %d is %.40q, not an unsigned %d-bit number", len(out)+1, sc.Text(), bits)
+			return nil, fmt.Errorf("number %d is %.40q, not an unsigned %d-bit number", len(out)+1, word, bits)
 		}
 		out = append(out, T(v))
 	}
-	return out, sc.Err()
+	return out, err
 }
 
 // printTokenization says that no tokens could be made of a text.

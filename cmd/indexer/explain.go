@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
@@ -72,7 +73,7 @@ func printExplanation(w io.Writer, a *api.Answer) error {
 			}
 			continue
 		}
-		rows = append(rows, []any{name(o), o.Total(), whyStopped(o, a.Blocks), o.L3, whyNoMore(o, a)})
+		rows = append(rows, []any{name(o), o.Total(), whyStopped(o), o.L3, whyNoMore(o, a)})
 	}
 	if err := cli.Table(w, []string{"WORKER", "OWN", "STOPPED", "LOADS", "NO MORE, FOR"}, rows); err != nil {
 		return err
@@ -100,12 +101,7 @@ func holders(a *api.Answer, block uint32, tier string) string {
 		if p == nil {
 			continue
 		}
-		at, _ := slices.BinarySearchFunc(p.Held, block, func(r api.HeldRun, block uint32) int {
-			if r.To <= block {
-				return -1
-			}
-			return 1
-		})
+		at := sort.Search(len(p.Held), func(i int) bool { return p.Held[i].To > block })
 		if at < len(p.Held) && p.Held[at].From <= block && slices.Contains(p.Held[at].Tiers, tier) {
 			if n++; n <= namesInCell {
 				names = append(names, name(&a.Workers[i]))
@@ -122,7 +118,7 @@ func holders(a *api.Answer, block uint32, tier string) string {
 }
 
 // whyStopped says in words which rule ended a rank's own prefix.
-func whyStopped(o *api.Overlap, blocks int) string {
+func whyStopped(o *api.Overlap) string {
 	at := o.Total()
 	text := map[string]string{
 		"query_ends":    "the prompt ends",

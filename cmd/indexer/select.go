@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -140,15 +141,7 @@ func printSelection(w io.Writer, s *api.Selection) error {
 func printChoice(w io.Writer, x *routing.Explanation) error {
 	fmt.Fprintln(w)
 	list := slices.Clone(x.Candidates)
-	slices.SortStableFunc(list, func(a, b routing.Considered) int {
-		switch {
-		case a.Cost < b.Cost:
-			return -1
-		case a.Cost > b.Cost:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(list, func(a, b routing.Considered) int { return cmp.Compare(a.Cost, b.Cost) })
 	heading := []string{"", "WORKER", "RANK", "COST", "PROBABILITY", "CACHED TOKENS"}
 	terms := len(list) > 0 && list[0].Terms != nil
 	if terms {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/enginehttp"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -79,7 +80,7 @@ func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*r
 		}
 		waiting.warn(log, "waiting for the engine to say how it publishes", "engine_http", r.engineHTTP, "error", err,
 			"what_to_do", "see that the engine runs, and that this is where it serves its API")
-		pause(ctx, askEvery)
+		loop.Wait(ctx, askEvery)
 	}
 	if err != nil {
 		return nil, said, fmt.Errorf("--engine-http %s: %w", r.engineHTTP, err)
@@ -192,10 +193,7 @@ func (w *engineWatch) changed(before, now api.EngineState) {
 		return 0
 	}
 	w.away.Add(isAway(now) - isAway(before))
-	select {
-	case w.again <- struct{}{}:
-	default:
-	}
+	loop.Wake(w.again)
 }
 
 // run asks the engine after each change, and for as long as it is away, whether its settings are what they were. It
@@ -216,7 +214,7 @@ func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was engi
 				return errOtherSettings
 			case err == nil && w.away.Load() == 0:
 			default:
-				pause(ctx, askEvery)
+				loop.Wait(ctx, askEvery)
 				continue
 			}
 			break

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
@@ -400,7 +401,7 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 			}
 			log.Warn(what, "namespace", r.namespace, "error", err, "what_to_do", todo, "times", n)
 		})
-		pause(ctx, time.Second)
+		loop.Wait(ctx, time.Second)
 	}
 }
 
@@ -441,15 +442,7 @@ func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events
 			waiting.warn(log, "waiting for NATS", "error", err, "what_to_do",
 				"see that the NATS server runs and that more than half of those with JetStream are up")
 		}
-		pause(ctx, time.Second)
-	}
-}
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
+		loop.Wait(ctx, time.Second)
 	}
 }
 

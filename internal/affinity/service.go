@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -63,10 +64,7 @@ func (s *Service) change(do func(m *Machine, now time.Duration)) {
 	before, ready := s.machine.Wake(), s.machine.Ready()
 	do(s.machine, now)
 	if s.machine.Wake() < before || s.machine.Ready() != ready {
-		select {
-		case s.due <- struct{}{}:
-		default: // it knows
-		}
+		loop.Wake(s.due)
 	}
 }
 
@@ -136,25 +134,16 @@ func (s *Service) Run(ctx context.Context) {
 	s.machine.begin(s.now())
 	s.mu.Unlock()
 	var parts sync.WaitGroup
-	parts.Go(func() { s.listen(ctx) })
+	parts.Go(func() {
+		s.cfg.Conn.KeepSubscribed(ctx, jetstream.SessionsSubject(s.cfg.Namespace), s.receive, s.cfg.Hooks.Listen)
+	})
 	parts.Go(func() { s.publish(ctx) })
 	parts.Wait()
 }
 
-// listen hears the other nodes.
-func (s *Service) listen(ctx context.Context) {
-	for ctx.Err() == nil {
-		err := s.cfg.Conn.Listen(ctx, jetstream.SessionsSubject(s.cfg.Namespace), func(data []byte) {
-			s.change(func(m *Machine, now time.Duration) { _ = m.Receive(now, data) })
-		})
-		if ctx.Err() == nil {
-			s.cfg.Hooks.Listen(err)
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
-		}
-	}
+// receive takes a message of another node.
+func (s *Service) receive(r jetstream.Request) {
+	s.change(func(m *Machine, now time.Duration) { _ = m.Receive(now, r.Body) })
 }
 
 // publish sends what is due, and at the end what waits.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -47,26 +46,23 @@ const deadline = 10 * time.Second
 // DefaultGroup is the routing group of who names none.
 const DefaultGroup = "default"
 
-// id is an instance id: a number or a string.
-type id string
+// ID is an instance id: a number or a string.
+type ID string
 
-func (i *id) UnmarshalJSON(data []byte) error {
+func (i *ID) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '"' {
 		return json.Unmarshal(data, (*string)(i))
 	}
-	if _, err := strconv.ParseInt(string(data), 10, 64); err == nil {
-		*i = id(data)
-		return nil
-	}
-	if _, err := strconv.ParseUint(string(data), 10, 64); err != nil {
+	_, signed := strconv.ParseInt(string(data), 10, 64)
+	if _, err := strconv.ParseUint(string(data), 10, 64); err != nil && signed != nil {
 		return fmt.Errorf("instance_id is %.40s, neither a whole number nor a string", data)
 	}
-	*i = id(data)
+	*i = ID(data)
 	return nil
 }
 
 // MarshalJSON writes a number where it is one.
-func (i id) MarshalJSON() ([]byte, error) {
+func (i ID) MarshalJSON() ([]byte, error) {
 	if n, err := strconv.ParseUint(string(i), 10, 64); err == nil && strconv.FormatUint(n, 10) == string(i) {
 		return []byte(i), nil
 	}
@@ -75,7 +71,7 @@ func (i id) MarshalJSON() ([]byte, error) {
 
 // request has the fields of all requests.
 type request struct {
-	Instance *id
+	Instance *ID
 	Endpoint string
 	Model    *string
 	Size     *uint32
@@ -98,16 +94,16 @@ type request struct {
 // media are the multimodal items that touch a block.
 type media struct {
 	Objects []struct {
-		Hash mediaHash `json:"mm_hash"`
+		Hash MediaHash `json:"mm_hash"`
 	} `json:"mm_objects"`
 }
 
-// mediaHash is a 64-bit number, or one as text.
-type mediaHash uint64
+// MediaHash is a 64-bit number, or one as text.
+type MediaHash uint64
 
-func (h *mediaHash) UnmarshalJSON(data []byte) error {
+func (h *MediaHash) UnmarshalJSON(data []byte) error {
 	v, err := strconv.ParseUint(strings.Trim(string(data), `"`), 10, 64)
-	*h = mediaHash(v)
+	*h = MediaHash(v)
 	return err
 }
 
@@ -390,7 +386,7 @@ type listener struct {
 }
 
 type worker struct {
-	Instance  id                  `json:"instance_id"`
+	Instance  ID                  `json:"instance_id"`
 	Source    string              `json:"source"`
 	Status    string              `json:"status"`
 	Model     string              `json:"model_name"`
@@ -414,10 +410,10 @@ func (cfg *Config) workers(_ context.Context, _ []byte, asked url.Values) (any, 
 			status = "pending"
 		}
 		n := len(list)
-		if n == 0 || list[n-1].Instance != id(rec.Instance) || list[n-1].Model != name ||
+		if n == 0 || list[n-1].Instance != ID(rec.Instance) || list[n-1].Model != name ||
 			list[n-1].Group != rec.Engine.Group {
 			list = append(list, &worker{
-				Instance: id(rec.Instance), Source: "zmq", Status: status, Model: name, Group: rec.Engine.Group,
+				Instance: ID(rec.Instance), Source: "zmq", Status: status, Model: name, Group: rec.Engine.Group,
 				Size:      rec.BlockSize,
 				Endpoints: map[string]string{}, Listeners: map[string]listener{},
 			})
@@ -593,27 +589,24 @@ func (cfg *Config) dump(ctx context.Context, _ []byte, _ url.Values) (any, error
 	if err := cfg.Dump(ctx, &text); err != nil {
 		return nil, err
 	}
-	out, models := map[string]*dumped{}, map[id]*dumped{}
-	named := maps.Collect(func(yield func(string, string) bool) {
-		for _, l := range cfg.Shims.Listeners() {
-			if l.Record.Engine.Group != DefaultGroup && !yield(l.Record.Model, l.Record.Model) {
-				return
-			}
-		}
-	})
+	out, models := map[string]*dumped{}, map[ID]*dumped{}
+	grouped := map[string]bool{}
+	for _, l := range cfg.Shims.Listeners() {
+		grouped[l.Record.Model] = l.Record.Engine.Group != DefaultGroup
+	}
 	for _, w := range list.Workers {
 		key := w.Model + ":" + DefaultGroup
-		if full, grouped := named[w.Model]; grouped {
-			key = full
+		if grouped[w.Model] {
+			key = w.Model
 		}
 		if out[key] == nil {
 			out[key] = &dumped{Size: w.BlockSize, Events: []json.RawMessage{}}
 		}
-		models[id(w.Instance)] = out[key]
+		models[ID(w.Instance)] = out[key]
 	}
 	for _, line := range bytes.Split(bytes.TrimSpace(text.Bytes()), []byte{'\n'}) {
 		var of struct {
-			Worker id `json:"worker_id"`
+			Worker ID `json:"worker_id"`
 		}
 		if json.Unmarshal(line, &of) == nil && models[of.Worker] != nil {
 			models[of.Worker].Events = append(models[of.Worker].Events, json.RawMessage(line))

@@ -22,7 +22,7 @@ type OverlapScores struct {
 
 // RankOverlap is what one rank holds. Host and Disk count what lies above them too; the extensions do not.
 type RankOverlap struct {
-	Worker        id          `json:"worker_id"`
+	Worker        ID          `json:"worker_id"`
 	Rank          events.Rank `json:"dp_rank"`
 	Device        uint32      `json:"device_blocks"`
 	Host          uint32      `json:"host_pinned_blocks"`
@@ -61,7 +61,7 @@ func NewOverlapScores(a *api.Answer, ranks []events.RankKey) *OverlapScores {
 		out.Shared.Error = &why
 	}
 	row := func(key events.RankKey, o *api.Overlap) {
-		r := RankOverlap{Worker: id(key.Instance), Rank: key.Rank, Device: o.Device, Host: o.Device + o.Host,
+		r := RankOverlap{Worker: ID(key.Instance), Rank: key.Rank, Device: o.Device, Host: o.Device + o.Host,
 			Disk: o.Total(), HostExtension: o.Host, DiskExtension: o.Disk + o.External}
 		if said {
 			beyond := blocksBeyond(a.L3.Ranges, o.Device)
@@ -82,7 +82,7 @@ func NewOverlapScores(a *api.Answer, ranks []events.RankKey) *OverlapScores {
 		}
 	}
 	slices.SortFunc(out.Workers, func(a, b RankOverlap) int {
-		return cmp.Or(compareIDs(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
+		return cmp.Or(CompareIDs(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
 	})
 	return out
 }
@@ -95,8 +95,8 @@ func blocksBeyond(ranges [][2]uint32, depth uint32) (n uint32) {
 	return n
 }
 
-// compareIDs orders numbers as such, and before text.
-func compareIDs(a, b id) int {
+// CompareIDs orders numbers as such, and before text.
+func CompareIDs[T ~string](a, b T) int {
 	x, noX := strconv.ParseUint(string(a), 10, 64)
 	y, noY := strconv.ParseUint(string(b), 10, 64)
 	switch {

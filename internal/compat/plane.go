@@ -81,7 +81,7 @@ func readPlane(body []byte) (*planeRequest, error) {
 
 type planeChoice struct {
 	Method  string      `json:"method,omitempty"`
-	Worker  id          `json:"worker_id"`
+	Worker  ID          `json:"worker_id"`
 	Rank    events.Rank `json:"dp_rank"`
 	Overlap uint32      `json:"overlap_blocks"` // weighted over all tiers, and rounded
 }
@@ -104,7 +104,7 @@ type planeLoads struct {
 }
 
 type planeLoad struct {
-	Worker   id          `json:"worker_id"`
+	Worker   ID          `json:"worker_id"`
 	Rank     events.Rank `json:"dp_rank"`
 	Prefill  uint64      `json:"potential_prefill_tokens"`
 	Decode   uint64      `json:"potential_decode_blocks"`
@@ -132,7 +132,7 @@ func (p *Plane) Answer(ctx context.Context, model, requestID string, body []byte
 			if err != nil {
 				return nil, err
 			}
-			return map[string]id{"worker_id": id(s.Worker)}, nil
+			return map[string]ID{"worker_id": ID(s.Worker)}, nil
 		case "new":
 			s, err := p.choose(ctx, model, ref.RequestID, r)
 			if err != nil {
@@ -141,7 +141,7 @@ func (p *Plane) Answer(ctx context.Context, model, requestID string, body []byte
 				}
 				return nil, err
 			}
-			return &planeChoice{"new", id(s.Worker), s.Rank, uint32(math.Round(s.EffectiveOverlap))}, nil
+			return &planeChoice{"new", ID(s.Worker), s.Rank, uint32(math.Round(s.EffectiveOverlap))}, nil
 		case "mark_prefill":
 			ok, err := marked(ctx, ref, p.Router.PrefillComplete)
 			return &planeMarked{"prefill_marked", ok}, err
@@ -171,7 +171,7 @@ func (p *Plane) Select(ctx context.Context, model string, body []byte) ([]byte, 
 		if err != nil {
 			return nil, err
 		}
-		worker := any(id(s.Worker))
+		worker := any(ID(s.Worker))
 		if n, err := strconv.ParseUint(string(s.Worker), 10, 64); err == nil {
 			worker = int64(n)
 		}
@@ -250,7 +250,7 @@ func (p *Plane) loads(ctx context.Context, model string, r *planeRequest) (any, 
 	out := &planeLoads{Method: "potential_loads", Loads: []planeLoad{}, Pending: list.PendingCount,
 		ISL: list.PendingISLTokens}
 	for _, l := range list.Ranks {
-		out.Loads = append(out.Loads, planeLoad{id(l.Worker), l.Rank, l.PotentialPrefillTokens, l.PotentialDecodeBlocks,
+		out.Loads = append(out.Loads, planeLoad{ID(l.Worker), l.Rank, l.PotentialPrefillTokens, l.PotentialDecodeBlocks,
 			l.ActiveRequests})
 	}
 	return out, nil

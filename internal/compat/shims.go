@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
@@ -111,10 +112,7 @@ func (s *Shims) Run(ctx context.Context) {
 		if err := s.recall(ctx); err == nil {
 			break
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		loop.Wait(ctx, pause)
 	}
 	<-ctx.Done()
 	s.mu.Lock()
@@ -251,10 +249,7 @@ func (s *Shims) start(run *running) {
 				return
 			}
 			s.hooks.Ended(run.record.Key(), err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(5 * time.Second):
-			}
+			loop.Wait(ctx, 5*time.Second)
 		}
 	}()
 }

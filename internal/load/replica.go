@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -227,14 +228,6 @@ func (r *Replica) RemoveRank(now time.Duration, key events.RankKey) {
 	r.now = now
 	for _, m := range r.models {
 		m.table.RemoveRank(key)
-	}
-}
-
-// RemoveWorker is [Table.RemoveWorker], of every model.
-func (r *Replica) RemoveWorker(now time.Duration, instance events.WorkerID) {
-	r.now = now
-	for _, m := range r.models {
-		m.table.RemoveWorker(instance)
 	}
 }
 
@@ -573,12 +566,7 @@ func (t *Table) summary() (parts []summary) {
 		h := share{origin: origin, first: 1}
 		for _, p := range t.seen[origin].spans {
 			for {
-				n, _ := slices.BinarySearchFunc(lives, p.last, func(l live, last uint64) int {
-					if l.seq <= last {
-						return -1
-					}
-					return 1
-				})
+				n := sort.Search(len(lives), func(i int) bool { return lives[i].seq > p.last })
 				n = min(n, partPoints-points)
 				h.live, lives, points = append(h.live, lives[:n]...), lives[n:], points+n
 				if len(lives) == 0 || lives[0].seq > p.last {

@@ -1,7 +1,7 @@
 package load
 
 import (
-	"fmt"
+	"cmp"
 	"slices"
 	"time"
 )
@@ -34,14 +34,7 @@ func (s *seen) at(n uint64) int {
 	if k := len(s.spans); k > 0 && s.spans[k-1].last < n {
 		return k
 	}
-	i, _ := slices.BinarySearchFunc(s.spans, n, func(p span, n uint64) int {
-		if p.last < n {
-			return -1
-		} else if p.last > n {
-			return 1
-		}
-		return 0
-	})
+	i, _ := slices.BinarySearchFunc(s.spans, n, func(p span, n uint64) int { return cmp.Compare(p.last, n) })
 	return i
 }
 
@@ -69,13 +62,4 @@ func (s *seen) add(first, last uint64) {
 // all reports whether 1 to n were seen.
 func (s *seen) all(n uint64) bool {
 	return n == 0 || s != nil && len(s.spans) > 0 && s.spans[0].first == 1 && s.spans[0].last >= n
-}
-
-func (s *seen) check() error {
-	for i, p := range s.spans {
-		if p.first == 0 || p.first > p.last || i > 0 && s.spans[i-1].last+1 >= p.first {
-			return fmt.Errorf("spans %v", s.spans)
-		}
-	}
-	return nil
 }

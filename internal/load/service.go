@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -82,7 +83,7 @@ func (s *Service) change(do func(r *Replica, now time.Duration) error) error {
 	sooner := s.replica.Wake() < before || s.replica.Ready() != ready
 	s.mu.Unlock()
 	if sooner {
-		s.wake()
+		loop.Wake(s.due)
 	}
 	s.notify()
 	return err
@@ -93,17 +94,7 @@ func (s *Service) Watch(changed chan<- struct{}) { s.watch.Store(&changed) }
 
 func (s *Service) notify() {
 	if c := s.watch.Load(); c != nil {
-		select {
-		case *c <- struct{}{}:
-		default: // it knows
-		}
-	}
-}
-
-func (s *Service) wake() {
-	select {
-	case s.due <- struct{}{}:
-	default: // it knows
+		loop.Wake(*c)
 	}
 }
 
@@ -137,9 +128,7 @@ func (s *Service) of(ctx context.Context, model Model, id string, do func(*Repli
 	wait := s.replica.Peers() > 0 && (t == nil || !t.Has(id))
 	s.mu.RUnlock()
 	if wait {
-		select {
-		case <-time.After(lag):
-		case <-ctx.Done():
+		if !loop.Wait(ctx, lag) {
 			return context.Cause(ctx)
 		}
 	}
@@ -176,10 +165,7 @@ func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) b
 	if found || s.Status().Peers == 0 {
 		return m, found
 	}
-	select {
-	case <-time.After(lag):
-	case <-ctx.Done():
-	}
+	loop.Wait(ctx, lag)
 	return s.Locate(id, among)
 }
 
@@ -238,30 +224,18 @@ func (s *Service) Run(ctx context.Context) {
 	s.replica.begin(s.now())
 	s.mu.Unlock()
 	var parts sync.WaitGroup
-	parts.Go(func() { s.listen(ctx) })
+	parts.Go(func() {
+		s.cfg.Conn.KeepSubscribed(ctx, jetstream.LoadSubjects(s.cfg.Namespace), s.receive, s.cfg.Hooks.Listen)
+	})
 	parts.Go(func() { s.publish(ctx) })
 	parts.Wait()
 }
 
-// listen hears the other nodes.
-func (s *Service) listen(ctx context.Context) {
-	for ctx.Err() == nil {
-		err := s.cfg.Conn.Listen(ctx, jetstream.LoadSubjects(s.cfg.Namespace), s.receive)
-		if ctx.Err() == nil {
-			s.cfg.Hooks.Listen(err)
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
-		}
-	}
-}
-
 // receive takes a message. It is read without the lock, and its events are applied a few at a time: others want to read
 // tables meanwhile.
-func (s *Service) receive(data []byte) {
+func (s *Service) receive(r jetstream.Request) {
 	const atOnce = 8
-	m, err := decode(data, s.origin)
+	m, err := decode(r.Body, s.origin)
 	for err == nil && m.kind == kindEvents && len(m.events) > atOnce {
 		part := *m
 		part.events, part.number = m.events[:atOnce], 0

@@ -222,7 +222,7 @@ type row struct {
 }
 
 // Table is the requests under way of one model, and what they mean for the load of each rank. Reading ([Table.Loads],
-// [Table.Row], [Table.Digest]) may be concurrent; anything else needs the table alone. Times are those of one monotonic
+// [Table.Digest]) may be concurrent; anything else needs the table alone. Times are those of one monotonic
 // clock.
 //
 // Invariants, which Check verifies:
@@ -427,15 +427,6 @@ func (t *Table) RemoveRank(key events.RankKey) {
 	t.removeRow(row)
 }
 
-// RemoveWorker is [Table.RemoveRank] for all ranks of a worker.
-func (t *Table) RemoveWorker(instance events.WorkerID) {
-	for i := len(t.rows) - 1; i >= 0; i-- {
-		if t.rows[i].key.Instance == instance {
-			t.RemoveRank(t.rows[i].key)
-		}
-	}
-}
-
 // Loads appends the load of every rank to dst[:0], by row, with how many leading hashes of seq its requests have.
 func (t *Table) Loads(dst []Load, seq []events.SeqHash) []Load {
 	dst = append(dst[:0], t.loads...)
@@ -455,15 +446,6 @@ func (t *Table) Depths(dst []int32, seq []events.SeqHash) []int32 {
 	clear(dst)
 	t.root.depths(dst, seq)
 	return dst
-}
-
-// Row is where [Table.Loads] has a rank, if it has or had requests a while ago. It changes with [Table.Generation].
-func (t *Table) Row(key events.RankKey) (int, bool) {
-	row := t.byRank[key]
-	if row == nil {
-		return 0, false
-	}
-	return row.index, true
 }
 
 // Generation changes whenever a rank gets another row, or none.

@@ -90,12 +90,12 @@ func walk(o ops, steps int) error {
 			if want := w.load(l.Rank, seq); l != want {
 				return fmt.Errorf("step %d: %s: %+v of %v, want %+v", step, what, l, seq, want)
 			}
-			if row, ok := table.Row(l.Rank); !ok || row != i {
-				return fmt.Errorf("step %d: %s: %v is row %d", step, what, l.Rank, row)
+			if row := table.byRank[l.Rank]; row == nil || row.index != i {
+				return fmt.Errorf("step %d: %s: %v is row %+v", step, what, l.Rank, row)
 			}
 		}
 		for rank := range w.ranks {
-			if _, ok := table.Row(rank); !ok && w.load(rank, nil).Requests > 0 {
+			if table.byRank[rank] == nil && w.load(rank, nil).Requests > 0 {
 				return fmt.Errorf("step %d: %s: %v has no row", step, what, rank)
 			}
 		}
@@ -251,7 +251,11 @@ func TestRowsGo(t *testing.T) {
 		}
 	}
 	before := table.Generation()
-	table.RemoveWorker("w0")
+	for _, l := range table.Loads(nil, nil) {
+		if l.Rank.Instance == "w0" {
+			table.RemoveRank(l.Rank)
+		}
+	}
 	if rows := table.Loads(nil, nil); len(rows) != 2 || table.Generation() == before {
 		t.Errorf("%+v", rows)
 	}

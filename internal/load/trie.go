@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sort"
@@ -45,12 +46,7 @@ func (n *node) slot(r *row) (int, bool) {
 		return 0, false
 	}
 	return slices.BinarySearchFunc(n.slots, r.serial, func(s slot, serial uint64) int {
-		if s.row.serial < serial {
-			return -1
-		} else if s.row.serial > serial {
-			return 1
-		}
-		return 0
+		return cmp.Compare(s.row.serial, serial)
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -56,7 +57,7 @@ func (n *Node) watchCapacity(ctx context.Context) {
 		if n.measureCapacity(ctx) {
 			wait /= 5
 		}
-		pause(ctx, wait)
+		loop.Wait(ctx, wait)
 	}
 }
 

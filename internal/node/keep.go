@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
@@ -73,7 +74,7 @@ func (n *Node) own(ctx context.Context, p events.Partition) {
 		o.running, o.cancel = !nothing, cancel
 		o.mu.Unlock()
 		if wait > 0 {
-			pause(doing, wait)
+			loop.Wait(doing, wait)
 		}
 		if doing.Err() == nil && !nothing {
 			n.carryOut(doing, p, ph)

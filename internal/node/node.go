@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -216,10 +217,7 @@ func (n *Node) write(ctx context.Context) {
 				before := n.machine.View()
 				n.apply(w)
 				if n.machine.View() != before {
-					select {
-					case n.modelsChanged <- struct{}{}:
-					default:
-					}
+					loop.Wake(n.modelsChanged)
 				}
 			}
 			n.notifier.notify()
@@ -266,15 +264,6 @@ func every(ctx context.Context, d time.Duration, do func(now time.Time)) {
 		case now := <-tick.C:
 			do(now)
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
 	}
 }
 

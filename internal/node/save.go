@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -245,7 +246,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		}); err != nil || bad != nil {
 			return info, errors.Join(err, bad)
 		}
-		pause(ctx, min(exportRest*took, exportRestMost))
+		loop.Wait(ctx, min(exportRest*took, exportRestMost))
 	}
 	manifest, runIndex, err := w.Close()
 	if err != nil {

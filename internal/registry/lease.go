@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -81,7 +82,7 @@ func (l *Lease) SetStanding(s Standing) {
 		}
 	}
 	l.mu.Unlock()
-	l.wake()
+	loop.Wake(l.soon)
 }
 
 // Renew has the lease renewed soon rather than when it is time: NATS was away, and is to see that the shim is there.
@@ -92,14 +93,7 @@ func (l *Lease) Renew() {
 		l.giveUp()
 	}
 	l.mu.Unlock()
-	l.wake()
-}
-
-func (l *Lease) wake() {
-	select {
-	case l.soon <- struct{}{}:
-	default:
-	}
+	loop.Wake(l.soon)
 }
 
 // attempt is the context of one attempt to renew.
@@ -132,7 +126,7 @@ func (l *Lease) pause(ctx context.Context, d time.Duration) bool {
 	case <-t.C:
 		return true
 	case <-l.soon:
-		return pause(ctx, min(d, calm))
+		return loop.Wait(ctx, min(d, calm))
 	}
 }
 

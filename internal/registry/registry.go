@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -345,7 +346,7 @@ func (r *Registry) supervise(ctx context.Context) {
 		if every == 0 {
 			wait = idle
 		}
-		if !pause(ctx, wait) {
+		if !loop.Wait(ctx, wait) {
 			return
 		}
 		if every == 0 {
@@ -554,16 +555,4 @@ func (r *Registry) key(key events.RankKey) (string, error) {
 		return "", err
 	}
 	return jetstream.WorkerKey(p, key)
-}
-
-// pause waits; false says that the context ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -177,10 +178,7 @@ func (q *replyQueue) put(a arrival) {
 	q.mu.Lock()
 	q.list = append(q.list, a)
 	q.mu.Unlock()
-	select {
-	case q.arrived <- struct{}{}:
-	default:
-	}
+	loop.Wake(q.arrived)
 }
 
 // next takes what has arrived.
@@ -264,7 +262,7 @@ func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (mis
 			return nil, err
 		}
 		if lost := s.lost(wanted, missing); !lost || i == len(pauses) || s.now()-begun > atOnce ||
-			!pause(ctx, pauses[i]) {
+			!loop.Wait(ctx, pauses[i]) {
 			break
 		}
 		view := s.cfg.View()
@@ -277,17 +275,6 @@ func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (mis
 		s.cfg.Hooks.Missing(g.op(), len(missing))
 	}
 	return missing, nil
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // lost records which of the wanted partitions are missing, and reports whether some are, and none has been for long.

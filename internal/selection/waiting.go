@@ -12,6 +12,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/queue"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -165,15 +166,8 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 		w.running = true
 		go w.run(s)
 	}
-	w.wake()
+	loop.Wake(w.changed)
 	return id, class, nil
-}
-
-func (w *waitingRoom) wake() {
-	select {
-	case w.changed <- struct{}{}:
-	default: // it is awake
-	}
 }
 
 // mayWait lets a request wait that was chosen for, or was not because of err: if all ranks are busy, or if it would
@@ -211,7 +205,7 @@ func (s *Service) mayWait(
 	m := w.models[a.r.Model]
 	m.Remove(id)
 	w.leave(m, id)
-	w.wake() // others may have been passed over with it
+	loop.Wake(w.changed) // others may have been passed over with it
 	return true, nil, w.refuse(a.r.Model, class, "deadline", 0, 0,
 		"the deadline passed while the request waited for a worker that is not busy")
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -124,7 +125,7 @@ func TestRequestWaits(t *testing.T) {
 		if time.Now().After(until) {
 			t.Fatal("nobody waits, and somebody looks after them")
 		}
-		f.service.room.wake()
+		loop.Wake(f.service.room.changed)
 	}
 }
 

@@ -72,21 +72,10 @@ func (e *engines) report(l *api.EngineLoads) error {
 
 // listen hears reports until ctx ends.
 func (e *engines) listen(ctx context.Context) {
-	for {
-		stop, err := e.conn.Subscribe(jetstream.EngineSubjects(e.ns), e.heard)
-		if err == nil {
-			<-ctx.Done()
-			stop()
-			return
-		}
+	e.conn.KeepSubscribed(ctx, jetstream.EngineSubjects(e.ns), e.heard, func(err error) {
 		e.log.Warn("how full engines are cannot be heard; it is tried again", "error", err, "what_to_do",
 			"grant it to this user: indexer auth example prints what each user needs")
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-			return
-		}
-	}
+	})
 }
 
 // heard takes a message. Whoever may publish for one worker says nothing of another.

@@ -13,21 +13,19 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// loadHooks makes log lines of what happens to the tables of requests under way.
-func loadHooks(log *slog.Logger) load.Hooks {
+// sharedHooks makes log lines of what happens to something that all nodes know; things is its name in attributes.
+func sharedHooks(log *slog.Logger, what, things string) load.Hooks {
 	var told time.Time
 	return load.Hooks{
-		Ready: func(peers, requests int) {
-			log.Debug("requests under way are known", "nodes", peers, "requests", requests)
-		},
+		Ready: func(peers, n int) { log.Debug(what+" are known", "nodes", peers, things, n) },
 		Listen: func(err error) {
-			log.Warn("other nodes' requests under way cannot be heard; it is tried again", "error", err, "what_to_do",
+			log.Warn("other nodes' "+what+" cannot be heard; it is tried again", "error", err, "what_to_do",
 				"grant it to this user: indexer auth example prints what each user needs")
 		},
 		Send: func(err error) {
 			if time.Since(told) > time.Minute {
 				told = time.Now()
-				log.Warn("other nodes are not told of requests under way", "error", err, "what_to_do",
+				log.Warn("other nodes are not told of "+what, "error", err, "what_to_do",
 					"see that NATS answers; they catch up when it does")
 			}
 		},

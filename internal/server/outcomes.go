@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -117,10 +118,7 @@ const refusalsEvery = 10 * time.Second
 func logRefusals(ctx context.Context, outcomes *outcomes, log *slog.Logger) {
 	before := map[api.RequestCount]uint64{}
 	for ctx.Err() == nil {
-		select {
-		case <-time.After(refusalsEvery):
-		case <-ctx.Done():
-		}
+		loop.Wait(ctx, refusalsEvery)
 		before = sayRefusals(before, outcomes.Counts(), log)
 	}
 }

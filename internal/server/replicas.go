@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -23,9 +24,7 @@ func snapshotAll(ctx context.Context, partitions uint32, nodes func() []string,
 	written := map[events.Partition]api.SnapshotInfo{}
 	for round := range snapshotRounds {
 		if round > 0 {
-			select {
-			case <-time.After(snapshotPause):
-			case <-ctx.Done():
+			if !loop.Wait(ctx, snapshotPause) {
 				return nil, ctx.Err()
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
 	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -181,7 +182,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
-		Hooks: loadHooks(log), Watch: s.guess})
+		Hooks: sharedHooks(log, "requests under way", "requests"), Watch: s.guess})
 	s.tokenizers = s.newTokenizers()
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.sessions = s.newSessions()
@@ -354,10 +355,7 @@ func openStore(ctx context.Context, s *Settings, log *slog.Logger) (*store, erro
 		}
 		what, todo := cli.NoJetStream()
 		log.Warn(what, "error", err, "what_to_do", todo)
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
+		loop.Wait(ctx, time.Second)
 	}
 }
 
@@ -389,10 +387,8 @@ func openOnce(ctx context.Context, s *Settings) (*store, error) {
 		return err
 	}
 	st.mendLog = func(ctx context.Context) error {
-		select { // as with a bucket (jetstream.Bucket.Gone): not while the server still removes what was there
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
+		// as with a bucket (jetstream.Bucket.Gone): not while the server still removes what was there
+		loop.Wait(ctx, time.Second)
 		return ns.EnsureStreams(ctx, logs)
 	}
 	return st, nil

@@ -1,9 +1,6 @@
 package server
 
 import (
-	"log/slog"
-	"time"
-
 	"github.com/kvatlas/kvatlas/internal/affinity"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -20,7 +17,7 @@ func (s *Server) newSessions() *affinity.Service {
 			s.loads.Read(load.Model{Name: model}, func(t *load.Table) { alive = t.Has(request) })
 			return alive
 		}},
-		Conn: s.Conn, Namespace: s.Namespace, Hooks: sessionHooks(s.log),
+		Conn: s.Conn, Namespace: s.Namespace, Hooks: affinity.Hooks(sharedHooks(s.log, "sessions", "sessions")),
 	})
 }
 
@@ -32,27 +29,6 @@ func (s *Server) sessionStatus() *api.SessionStatus {
 	of := s.sessions.Status()
 	return &api.SessionStatus{Sessions: of.Sessions, Made: of.Counts.Made, Kept: of.Counts.Kept, Moved: of.Counts.Moved,
 		Refused: of.Counts.Elsewhere, Full: of.Counts.Full, Expired: of.Counts.Expired}
-}
-
-// sessionHooks makes log lines of what happens to sessions.
-func sessionHooks(log *slog.Logger) affinity.Hooks {
-	var told time.Time
-	return affinity.Hooks{
-		Ready: func(peers, sessions int) {
-			log.Debug("sessions are known", "nodes", peers, "sessions", sessions)
-		},
-		Listen: func(err error) {
-			log.Warn("other nodes' sessions cannot be heard; it is tried again", "error", err, "what_to_do",
-				"grant it to this user: indexer auth example prints what each user needs")
-		},
-		Send: func(err error) {
-			if time.Since(told) > time.Minute {
-				told = time.Now()
-				log.Warn("other nodes are not told of sessions", "error", err, "what_to_do",
-					"see that NATS answers; they catch up when it does")
-			}
-		},
-	}
 }
 
 // shared are closed once this node knows what all nodes know of requests and sessions.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -250,10 +251,7 @@ func (cfg *Config) sockets() zmtp.Config {
 
 func (r *runner) keep(ctx context.Context) {
 	err := r.cfg.Keep(ctx, func() {
-		select {
-		case r.lost <- struct{}{}:
-		default:
-		}
+		loop.Wake(r.lost)
 	})
 	if err != nil {
 		r.kept <- err
@@ -305,14 +303,8 @@ func (r *runner) recover(ctx context.Context) (Published, error) {
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d/2 + rand.N(d/2+1))
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
+// sleep waits for half of d at least, and d at most.
+func sleep(ctx context.Context, d time.Duration) { loop.Wait(ctx, d/2+rand.N(d/2+1)) }
 
 // receive returns the next message of the engine's socket.
 func (r *runner) receive(ctx context.Context) (inbound, bool) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -120,10 +121,7 @@ func (r *runner) knock(ctx context.Context) {
 			sleep(ctx, r.cfg.RetryReachable)
 		}
 		if ctx.Err() == nil {
-			select {
-			case w.answered <- struct{}{}:
-			default: // the loop has not taken the last one yet
-			}
+			loop.Wake(w.answered)
 		}
 	}()
 }

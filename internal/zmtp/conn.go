@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/loop"
 )
 
 // Conn is one connection after its handshake. The goroutine that calls Run reads; a second one, which Run starts and
@@ -150,7 +152,7 @@ func (c *Conn) onPing(data []byte) error {
 	c.pongMu.Lock()
 	c.pong = appendCommand(c.pong[:0], "PONG", data[2:])
 	c.pongMu.Unlock()
-	wake(c.control)
+	loop.Wake(c.control)
 	return nil
 }
 
@@ -189,7 +191,7 @@ func (c *Conn) write() error {
 			case <-c.out.ready:
 				continue
 			case <-c.control:
-				wake(c.control) // served below
+				loop.Wake(c.control) // served below
 			case <-tick:
 				if _, err := w.Write(ping); err != nil {
 					return err

@@ -3,6 +3,8 @@ package zmtp
 import (
 	"context"
 	"sync"
+
+	"github.com/kvatlas/kvatlas/internal/loop"
 )
 
 // queue is a first-in-first-out bounded in entries and bytes; an entry of any size fits into an empty one. Any number
@@ -30,19 +32,12 @@ func newQueue[T any](maxLen, maxBytes int) *queue[T] {
 	return &queue[T]{maxLen: maxLen, maxBytes: maxBytes, ready: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // tryPut puts v unless it does not fit or the queue is closed.
 func (q *queue[T]) tryPut(v T, size int) (bool, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed != nil {
-		wake(q.room)
+		loop.Wake(q.room)
 		return false, q.closed
 	}
 	if !q.fits(size) {
@@ -55,10 +50,10 @@ func (q *queue[T]) tryPut(v T, size int) (bool, error) {
 	q.len++
 	q.bytes += size
 	if q.len == 1 {
-		wake(q.ready)
+		loop.Wake(q.ready)
 	}
 	if q.fits(0) {
-		wake(q.room) // for the next of several putters
+		loop.Wake(q.room) // for the next of several putters
 	}
 	return true, nil
 }
@@ -94,7 +89,7 @@ func (q *queue[T]) tryGet() (v T, ok bool, err error) {
 	defer q.mu.Unlock()
 	if q.len == 0 {
 		if q.closed != nil {
-			wake(q.ready)
+			loop.Wake(q.ready)
 		}
 		return v, false, q.closed
 	}
@@ -104,9 +99,9 @@ func (q *queue[T]) tryGet() (v T, ok bool, err error) {
 	*s = slot[T]{}
 	q.head = (q.head + 1) % len(q.ring)
 	q.len--
-	wake(q.room)
+	loop.Wake(q.room)
 	if q.len > 0 {
-		wake(q.ready) // for the next of several getters
+		loop.Wake(q.ready) // for the next of several getters
 	}
 	return v, true, nil
 }
@@ -133,8 +128,8 @@ func (q *queue[T]) close(err error) {
 	if q.closed == nil {
 		q.closed = err
 	}
-	wake(q.ready)
-	wake(q.room)
+	loop.Wake(q.ready)
+	loop.Wake(q.room)
 }
 
 func (q *queue[T]) length() int {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/loop"
 )
 
 // Kind is what a [Message] of a [Sub] is.
@@ -127,7 +129,7 @@ func (c *Config) bound(err error) time.Duration {
 
 // DialNow ends the pause before the next attempt to connect: somebody has reason to think that the publisher is back.
 // It does nothing while there is a connection, but the pause after it may be left out.
-func (s *Sub) DialNow() { wake(s.now) }
+func (s *Sub) DialNow() { loop.Wake(s.now) }
 
 func (s *Sub) serve(c *Conn) {
 	peer := c.peer

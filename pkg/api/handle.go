@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"mime"
+	"slices"
 	"strings"
 	"time"
 
@@ -98,6 +99,10 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 	if len(body) > MaxBody {
 		return nil, Errorf(CodeTooLarge, "the request has %d bytes, more than %d", len(body), MaxBody)
 	}
+	b := requestBody{h, contentType, body}
+	if len(body) == 0 && slices.Contains(mayBeEmpty, op) {
+		b.contentType, b.body = JSON, []byte("null")
+	}
 	switch op {
 	case OpFind:
 		var q Query
@@ -112,99 +117,67 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 	case OpSelect, OpBook, OpPrefillComplete, OpOutputBlock, OpFree, OpLoads, OpPotentialLoads,
 		OpEngineLoad, OpEngineLoads:
 		if h.Router != nil {
-			return h.route(ctx, op, contentType, body)
+			return h.route(ctx, op, b)
 		}
 	case OpWorkers:
-		var w WorkersRequest
-		err := h.optional(contentType, body, workersFields, func(r *reader, field string) error {
-			return readWorkersField(r, field, &w)
+		return serve(ctx, b, readWorkers, nil, func(ctx context.Context, w *WorkersRequest) (*WorkerList, error) {
+			return h.Indexer.Workers(ctx, *w)
 		})
-		if err != nil {
-			return nil, err
-		}
-		return h.Indexer.Workers(ctx, w)
 	case OpVerify:
-		var at []PartitionSeq
-		err := h.optional(contentType, body, verifyFields, func(r *reader, field string) error {
-			return readPlaces(r, field, &at)
+		return serve(ctx, b, readVerify, nil, func(ctx context.Context, v *VerifyRequest) (*Status, error) {
+			return h.Indexer.Verify(ctx, v.At)
 		})
-		if err != nil {
-			return nil, err
-		}
-		return h.Indexer.Verify(ctx, at)
 	case OpStatus:
-		var node string
-		err := h.optional(contentType, body, statusFields, func(r *reader, field string) error {
-			return r.string(field, &node)
+		return serve(ctx, b, readStatus, nil, func(ctx context.Context, s *StatusRequest) (*Status, error) {
+			if s.Node != "" {
+				return h.Indexer.StatusOf(ctx, s.Node)
+			}
+			return h.Indexer.Status(ctx)
 		})
-		if err != nil {
-			return nil, err
-		}
-		if node != "" {
-			return h.Indexer.StatusOf(ctx, node)
-		}
-		return h.Indexer.Status(ctx)
 	case OpSnapshot:
-		if err := h.optional(contentType, body, nil, nil); err != nil {
-			return nil, err
-		}
-		return h.Indexer.Snapshot(ctx)
-	case OpRegisterWorker:
-		var w WorkerRegistration
-		if err := h.read(contentType, body, func(r *reader) error { return readRegistration(r, &w) }); err != nil {
-			return nil, err
-		}
-		if err := w.Check(); err != nil {
-			return nil, err
-		}
-		return h.Indexer.RegisterWorker(ctx, &w)
-	case OpChangeWorker:
-		var c WorkerChange
-		err := h.read(contentType, body, func(r *reader) error { return readChange(r, &c) })
-		if err == nil {
-			err = h.about(&c.Instance)
-		}
-		if err == nil {
-			err = c.Check()
-		}
-		if err != nil {
-			return nil, err
-		}
-		return h.Indexer.ChangeWorker(ctx, &c)
-	case OpRemoveWorker:
-		var instance events.WorkerID
-		err := h.optional(contentType, body, removalFields, func(r *reader, field string) error {
-			return r.string(field, (*string)(&instance))
+		return serve(ctx, b, readNothing, nil, func(ctx context.Context, _ *struct{}) (*SnapshotList, error) {
+			return h.Indexer.Snapshot(ctx)
 		})
-		if err == nil {
-			err = h.about(&instance)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return h.Indexer.RemoveWorker(ctx, instance)
+	case OpRegisterWorker:
+		return serve(ctx, b, readRegistration, (*WorkerRegistration).Check, h.Indexer.RegisterWorker)
+	case OpChangeWorker:
+		return serve(ctx, b, readChange, func(c *WorkerChange) error {
+			if err := h.about(&c.Instance); err != nil {
+				return err
+			}
+			return c.Check()
+		}, h.Indexer.ChangeWorker)
+	case OpRemoveWorker:
+		return serve(ctx, b, readRemoval, func(w *WorkerRemoval) error { return h.about(&w.Instance) },
+			func(ctx context.Context, w *WorkerRemoval) (*Worker, error) {
+				return h.Indexer.RemoveWorker(ctx, w.Instance)
+			})
 	}
 	return nil, Errorf(CodeUnknownOperation, "there is no operation %q", op)
 }
 
-// optional reads a request that may be left out: the body is empty or null then.
-func (h Handler) optional(
-	contentType string, body []byte, fields []string, read func(r *reader, field string) error,
-) error {
-	if len(body) == 0 {
-		return nil
-	}
-	return readRequest(contentType, body, h.Unknown, func(r *reader) error {
-		if r.kind() == kindNull {
-			r.null()
-			return nil
-		}
-		return r.fields("the request", fields, func(field string) error { return read(r, field) })
-	})
+// mayBeEmpty are the operations whose requests may be left out: an empty body is null then.
+var mayBeEmpty = []string{OpWorkers, OpVerify, OpStatus, OpSnapshot, OpRemoveWorker, OpLoads, OpEngineLoads}
+
+// requestBody is a request that was not read yet.
+type requestBody struct {
+	h           Handler
+	contentType string
+	body        []byte
 }
 
-func (h Handler) read(contentType string, body []byte, what func(r *reader) error) error {
-	return readRequest(contentType, body, h.Unknown, what)
+// serve reads a request, checks it unless check is nil, and answers it.
+func serve[Q, A any](ctx context.Context, b requestBody, read func(*reader, *Q) error, check func(*Q) error,
+	do func(context.Context, *Q) (A, error)) (any, error) {
+	q := new(Q)
+	err := readRequest(b.contentType, b.body, b.h.Unknown, func(r *reader) error { return read(r, q) })
+	if err == nil && check != nil {
+		err = check(q)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return do(ctx, q)
 }
 
 // about completes the name of the worker that a request is about.

@@ -96,6 +96,15 @@ func (r *reader) fields(what string, known []string, each func(field string) err
 	})
 }
 
+// optional reads a request that may be null.
+func (r *reader) optional(known []string, each func(field string) error) error {
+	if r.kind() == kindNull {
+		r.null()
+		return nil
+	}
+	return r.fields("the request", known, each)
+}
+
 // each reads a list; the names of fields in its elements tell which element they are of.
 func (r *reader) each(field string, element func() error) error {
 	if r.kind() != kindList {
@@ -311,16 +320,29 @@ func readPlaces(r *reader, field string, to *[]PartitionSeq) error {
 	})
 }
 
-// readWorkersField reads which part of the list of workers is wanted.
-func readWorkersField(r *reader, field string, w *WorkersRequest) error {
-	if field == "limit" {
-		v, err := r.uint(field, "a number of workers", 1<<31-1)
-		w.Limit = int(v)
-		return err
-	}
-	w.After = &RankPlace{}
-	return readRankPlace(r, field, w.After)
+// readWorkers reads which part of the list of workers is wanted.
+func readWorkers(r *reader, w *WorkersRequest) error {
+	return r.optional(workersFields, func(field string) error {
+		if field == "limit" {
+			v, err := r.uint(field, "a number of workers", 1<<31-1)
+			w.Limit = int(v)
+			return err
+		}
+		w.After = &RankPlace{}
+		return readRankPlace(r, field, w.After)
+	})
 }
+
+func readStatus(r *reader, s *StatusRequest) error {
+	return r.optional(statusFields, func(field string) error { return r.string(field, &s.Node) })
+}
+
+func readVerify(r *reader, v *VerifyRequest) error {
+	return r.optional(verifyFields, func(field string) error { return readPlaces(r, field, &v.At) })
+}
+
+// readNothing reads a request that says nothing.
+func readNothing(r *reader, _ *struct{}) error { return r.optional(nil, nil) }
 
 // readRankPlace reads the object that is within a field, or is an element of a list.
 func readRankPlace(r *reader, within string, to *RankPlace) error {

@@ -247,65 +247,34 @@ type Router interface {
 }
 
 // route answers an operation of [Router].
-func (h Handler) route(ctx context.Context, op, contentType string, body []byte) (any, error) {
-	read := func(what func(r *reader) error, check func() error) error {
-		err := readRequest(contentType, body, h.Unknown, what)
-		if err == nil {
-			err = check()
-		}
-		return err
-	}
+func (h Handler) route(ctx context.Context, op string, b requestBody) (any, error) {
 	switch op {
 	case OpSelect:
-		var s SelectRequest
-		if err := read(func(r *reader) error { return readSelect(r, &s) }, s.Check); err != nil {
-			return nil, err
-		}
-		return h.Router.Select(ctx, &s)
+		return serve(ctx, b, readSelect, (*SelectRequest).Check, h.Router.Select)
 	case OpBook:
-		var b BookRequest
-		if err := read(func(r *reader) error { return readBook(r, &b) }, b.Check); err != nil {
-			return nil, err
-		}
-		return h.Router.Book(ctx, &b)
+		return serve(ctx, b, readBook, (*BookRequest).Check, h.Router.Book)
 	case OpLoads:
-		var l LoadsRequest
-		if len(body) > 0 {
-			none := func() error { return nil }
-			if err := read(func(r *reader) error { return readLoads(r, &l) }, none); err != nil {
-				return nil, err
-			}
-		}
-		return h.Router.Loads(ctx, &l)
+		return serve(ctx, b, readLoads, nil, h.Router.Loads)
 	case OpPotentialLoads:
-		var p PotentialRequest
-		if err := read(func(r *reader) error { return readPotential(r, &p) }, p.Check); err != nil {
-			return nil, err
-		}
-		return h.Router.PotentialLoads(ctx, &p)
+		return serve(ctx, b, readPotential, (*PotentialRequest).Check, h.Router.PotentialLoads)
 	case OpEngineLoad:
-		var l EngineLoads
-		if err := read(func(r *reader) error { return readEngineLoads(r, &l) }, l.Check); err != nil {
-			return nil, err
-		}
-		return Done{Done: true}, h.Router.EngineLoad(ctx, &l)
+		return serve(ctx, b, readEngineLoads, (*EngineLoads).Check, done(h.Router.EngineLoad))
 	case OpEngineLoads:
-		if err := h.optional(contentType, body, nil, nil); err != nil {
-			return nil, err
-		}
-		return h.Router.EngineLoads(ctx)
+		return serve(ctx, b, readNothing, nil, func(ctx context.Context, _ *struct{}) (*EngineLoads, error) {
+			return h.Router.EngineLoads(ctx)
+		})
+	case OpOutputBlock:
+		return serve(ctx, b, readOutput, (*RequestRef).Check, done(h.Router.OutputBlock))
+	case OpPrefillComplete:
+		return serve(ctx, b, readRequestRef, (*RequestRef).Check, done(h.Router.PrefillComplete))
+	default: // OpFree
+		return serve(ctx, b, readRequestRef, (*RequestRef).Check, done(h.Router.Free))
 	}
-	var ref RequestRef
-	if err := read(func(r *reader) error { return readRequestRef(r, op, &ref) }, ref.Check); err != nil {
-		return nil, err
-	}
-	step := map[string]func(context.Context, *RequestRef) error{
-		OpPrefillComplete: h.Router.PrefillComplete, OpOutputBlock: h.Router.OutputBlock, OpFree: h.Router.Free,
-	}[op]
-	if err := step(ctx, &ref); err != nil {
-		return nil, err
-	}
-	return Done{Done: true}, nil
+}
+
+// done has an operation without an answer answer that it is done.
+func done[Q any](do func(context.Context, *Q) error) func(context.Context, *Q) (Done, error) {
+	return func(ctx context.Context, q *Q) (Done, error) { return Done{Done: true}, do(ctx, q) }
 }
 
 // Prompt is the prompt of the request.
@@ -474,12 +443,7 @@ func readSelect(r *reader, s *SelectRequest) error {
 			s.Affinity = &routing.Target{}
 			return readTarget(r, field, s.Affinity)
 		case "required_taints":
-			return r.each(field, func() error {
-				var taint string
-				err := r.string("", &taint)
-				s.RequiredTaints = append(s.RequiredTaints, taint)
-				return err
-			})
+			return r.texts(field, &s.RequiredTaints)
 		case "preferred_taints":
 			return readWeights(r, field, &s.PreferredTaints)
 		case "expected_output_tokens":
@@ -541,11 +505,12 @@ func readPotential(r *reader, p *PotentialRequest) error {
 }
 
 // readRequestRef reads which request is meant.
-func readRequestRef(r *reader, op string, to *RequestRef) error {
-	known := requestFields
-	if op == OpOutputBlock {
-		known = outputFields
-	}
+func readRequestRef(r *reader, to *RequestRef) error { return readRef(r, requestFields, to) }
+
+// readOutput reads which request has one output block more.
+func readOutput(r *reader, to *RequestRef) error { return readRef(r, outputFields, to) }
+
+func readRef(r *reader, known []string, to *RequestRef) error {
 	return r.fields("the request", known, func(field string) error {
 		switch field {
 		case "model":
@@ -560,11 +525,7 @@ func readRequestRef(r *reader, op string, to *RequestRef) error {
 
 // readLoads reads whose loads are wanted.
 func readLoads(r *reader, l *LoadsRequest) error {
-	if r.kind() == kindNull {
-		r.null()
-		return nil
-	}
-	return r.fields("the request", loadsFields, func(field string) error { return r.string(field, &l.Model) })
+	return r.optional(loadsFields, func(field string) error { return r.string(field, &l.Model) })
 }
 
 func readTarget(r *reader, within string, t *routing.Target) error {
@@ -598,21 +559,16 @@ func readOverrides(r *reader, within string, o *routing.Overrides) error {
 	return r.fields(within, overrideFields, func(field string) error {
 		name := within + "." + field
 		switch field {
-		case "overlap_score_credit":
-			return r.optNumber(name, &o.OverlapScoreCredit)
-		case "prefill_load_scale":
-			return r.optNumber(name, &o.PrefillLoadScale)
-		case "overlap_score_weight":
-			return r.optNumber(name, &o.OverlapScoreWeight)
-		case "router_temperature":
-			return r.optNumber(name, &o.RouterTemperature)
 		case "assume_kv_reuse":
 			return r.optBool(name, &o.AssumeKVReuse)
 		case "track_prefill_tokens":
 			return r.optBool(name, &o.TrackPrefillTokens)
-		default: // shared_cache_multiplier
-			return r.optNumber(name, &o.SharedCacheMultiplier)
 		}
+		return r.optNumber(name, map[string]**float64{
+			"overlap_score_credit": &o.OverlapScoreCredit, "prefill_load_scale": &o.PrefillLoadScale,
+			"overlap_score_weight": &o.OverlapScoreWeight, "router_temperature": &o.RouterTemperature,
+			"shared_cache_multiplier": &o.SharedCacheMultiplier,
+		}[field])
 	})
 }
 

@@ -393,6 +393,10 @@ func readRegistration(r *reader, w *WorkerRegistration) error {
 	})
 }
 
+func readRemoval(r *reader, w *WorkerRemoval) error {
+	return r.optional(removalFields, func(field string) error { return r.string(field, (*string)(&w.Instance)) })
+}
+
 // readChange reads a change of a worker.
 func readChange(r *reader, c *WorkerChange) error {
 	return r.fields("the change", changeFields, func(field string) error {
@@ -400,8 +404,7 @@ func readChange(r *reader, c *WorkerChange) error {
 		case "instance":
 			return r.string(field, (*string)(&c.Instance))
 		case "drain":
-			c.Drain = new(bool)
-			return r.bool(field, c.Drain)
+			return r.optBool(field, &c.Drain)
 		case "why":
 			return r.string(field, &c.Why)
 		case "reset":

@@ -15,6 +15,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
+
+	"github.com/kvatlas/kvatlas/internal/loop"
 )
 
 // MaxValue is how large a value may be. Conditional writes carry headers, and the default limit on a message, 1
@@ -319,7 +321,7 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 		default:
 			return 0, failed(action, err)
 		}
-		if b.c.nc.IsClosed() || !sleep(ctx, pause) {
+		if b.c.nc.IsClosed() || !loop.Wait(ctx, pause) {
 			return 0, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
 	}
@@ -341,7 +343,7 @@ func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *in
 		if _, err := b.c.store(ctx, b.stream, &nats.Msg{Subject: keySubject(b.name, v.Key), Data: v.Data}); err != nil {
 			return 0, err
 		}
-		if !sleep(ctx, min(restFactor*time.Since(begun), restMost)) {
+		if !loop.Wait(ctx, min(restFactor*time.Since(begun), restMost)) {
 			return 0, ctx.Err()
 		}
 	}
@@ -430,7 +432,7 @@ const goneFor = time.Second
 // Gone reports whether the bucket was deleted, so that it may be made anew. It takes a second to say yes.
 func (b *Bucket) Gone(ctx context.Context) bool {
 	for look := range 3 {
-		if look > 0 && !sleep(ctx, goneFor/2) {
+		if look > 0 && !loop.Wait(ctx, goneFor/2) {
 			return false
 		}
 		if _, err := b.c.streamInfo(ctx, b.stream); !errors.Is(err, ErrNotFound) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
@@ -56,7 +57,7 @@ func startCluster(t testing.TB) *cluster {
 	// A leader that does not know all the others yet would refuse streams with three replicas.
 	complete := func(s *server.Server) bool { return len(s.JetStreamClusterPeers()) == len(cl.servers) }
 	for ctx := ctxFor(t); !slices.ContainsFunc(cl.servers, complete); {
-		if !sleep(ctx, 10*time.Millisecond) {
+		if !loop.Wait(ctx, 10*time.Millisecond) {
 			t.Fatal("no leader knows all servers")
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 )
 
 // ConnOptions says which server, as whom, and what to do when it goes. The zero value of each field is a good
@@ -144,7 +145,7 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 			return nil, failed(action, err)
 		}
 		c.hooks.Waiting(err)
-		if !sleep(ctx, pause) {
+		if !loop.Wait(ctx, pause) {
 			return nil, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
 	}
@@ -401,7 +402,7 @@ func (c *Conn) retry(ctx context.Context, attempt func() error) error {
 			time.Since(begun) >= c.patience {
 			return err
 		}
-		if !sleep(ctx, pause) {
+		if !loop.Wait(ctx, pause) {
 			return err
 		}
 	}
@@ -441,14 +442,4 @@ func (c *Conn) callOnce(ctx context.Context, verb string, args, answer any) erro
 		return fmt.Errorf("answer of the JetStream API: %w", err)
 	}
 	return nil
-}
-
-// sleep waits; false says that the context ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
@@ -51,7 +52,7 @@ func freed(t testing.TB, start func() error) {
 		if err == nil {
 			return
 		}
-		if !errors.Is(err, ErrInUse) || !sleep(ctx, 10*time.Millisecond) {
+		if !errors.Is(err, ErrInUse) || !loop.Wait(ctx, 10*time.Millisecond) {
 			t.Fatal(err)
 		}
 	}
@@ -82,7 +83,7 @@ func plainConn(t testing.TB, url string, opts ...nats.Option) *nats.Conn {
 			t.Cleanup(nc.Close)
 			return nc
 		}
-		if !sleep(ctx, 10*time.Millisecond) {
+		if !loop.Wait(ctx, 10*time.Millisecond) {
 			t.Fatal(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -139,7 +140,7 @@ func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMe
 		case classOf(err) != ErrConflict: // a conflict: something on the subject is under way
 			return nil, err
 		}
-		if time.Now().After(deadline) || !sleep(ctx, pause) {
+		if time.Now().After(deadline) || !loop.Wait(ctx, pause) {
 			return nil, behind
 		}
 	}

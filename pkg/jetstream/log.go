@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -178,7 +179,7 @@ func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 		if refused.IsZero() {
 			refused = time.Now()
 		}
-		if time.Since(refused) >= formingCluster || !sleep(ctx, 100*time.Millisecond) {
+		if time.Since(refused) >= formingCluster || !loop.Wait(ctx, 100*time.Millisecond) {
 			return err
 		}
 	}

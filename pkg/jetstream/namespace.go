@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -90,7 +91,7 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 		return nil, err
 	}
 	ns, err := readNamespace(ctx, meta, cfg.Name)
-	for tries := 0; errors.Is(err, ErrNotFound) && tries < 20 && sleep(ctx, 100*time.Millisecond); tries++ {
+	for tries := 0; errors.Is(err, ErrNotFound) && tries < 20 && loop.Wait(ctx, 100*time.Millisecond); tries++ {
 		ns, err = readNamespace(ctx, meta, cfg.Name) // it is there; a server that has not heard of the bucket has answered
 	}
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -213,7 +214,7 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 			most = 5 * time.Second
 		}
 		p.o.Retry(err)
-		if p.c.nc.IsClosed() || !sleep(ctx, pause) {
+		if p.c.nc.IsClosed() || !loop.Wait(ctx, pause) {
 			return 0, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
 		pause = min(2*pause, most)
@@ -310,7 +311,7 @@ func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error 
 			p.last, p.indeterminate = 0, false // trimmed, and nobody has written since
 			return nil
 		}
-		if !sleep(ctx, 200*time.Millisecond) {
+		if !loop.Wait(ctx, 200*time.Millisecond) {
 			return ctx.Err()
 		}
 		last, err := p.c.lastOwnOnce(ctx, p.stream, p.subject)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -190,7 +191,7 @@ func (r *Reader) run(ctx context.Context) {
 		if pause > 0 && !r.down {
 			r.down = r.send(ctx, Update{Notice: Unavailable{Err: failed("read "+r.stream, err)}})
 		}
-		if pause > 0 && !sleep(ctx, pause) {
+		if pause > 0 && !loop.Wait(ctx, pause) {
 			return
 		}
 		pause = min(max(2*pause, 20*time.Millisecond), time.Second)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
+
+	"github.com/kvatlas/kvatlas/internal/loop"
 )
 
 // Codes of service errors: numbers as in HTTP. Those that this package itself answers with; handlers have others.
@@ -388,4 +390,19 @@ func (c *Conn) Listen(ctx context.Context, subject string, heard func(data []byt
 	defer stop()
 	<-ctx.Done()
 	return ctx.Err()
+}
+
+// KeepSubscribed calls heard with each message on a subject, as [Conn.Subscribe] does, until ctx ends. If there can be
+// no subscription failed is told why, and it is tried again.
+func (c *Conn) KeepSubscribed(ctx context.Context, subject string, heard func(Request), failed func(error)) {
+	for ctx.Err() == nil {
+		stop, err := c.Subscribe(subject, heard)
+		if err == nil {
+			<-ctx.Done()
+			stop()
+			return
+		}
+		failed(err)
+		loop.Wait(ctx, time.Second)
+	}
 }

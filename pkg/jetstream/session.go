@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -54,7 +55,7 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 	}
 	if notice, err := r.judge(info, r.pos.Seq); notice != nil || err != nil {
 		if err != nil {
-			sleep(ctx, regressWait)
+			loop.Wait(ctx, regressWait)
 		}
 		return notice, err
 	}
@@ -293,15 +294,7 @@ func (s *session) end(err error) {
 		s.err = err
 	}
 	s.mu.Unlock()
-	nudge(s.wake)
-}
-
-// nudge makes who waits for a channel of capacity 1 look.
-func nudge(wake chan struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
-	}
+	loop.Wake(s.wake)
 }
 
 // position is the sequence that the session expects next.
@@ -357,7 +350,7 @@ func (s *session) receive(msg *nats.Msg) {
 		s.err = errOtherMsg
 	}
 	if s.err != nil {
-		nudge(s.wake)
+		loop.Wake(s.wake)
 		return
 	}
 	s.next++
@@ -368,7 +361,7 @@ func (s *session) receive(msg *nats.Msg) {
 	}
 	if !s.passed {
 		s.passed = true
-		nudge(s.wake)
+		loop.Wake(s.wake)
 		return
 	}
 	if s.buf == nil {
@@ -376,7 +369,7 @@ func (s *session) receive(msg *nats.Msg) {
 	}
 	s.buf = append(s.buf, Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject, Data: msg.Data})
 	if len(s.buf) == 1 {
-		nudge(s.wake)
+		loop.Wake(s.wake)
 	}
 }
 
@@ -386,7 +379,7 @@ func (s *session) status(msg *nats.Msg) {
 	code, text := msg.Header.Get("Status"), msg.Header.Get("Description")
 	if code == "100" { // it is sent when the consumer has had nothing to send for a while
 		s.emptied = time.Now()
-		nudge(s.wake)
+		loop.Wake(s.wake)
 		return
 	}
 	unsent, err := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
@@ -394,7 +387,7 @@ func (s *session) status(msg *nats.Msg) {
 		s.err = fmt.Errorf("%w: %s %s", errEnded, code, text)
 	}
 	s.left -= unsent
-	nudge(s.wake)
+	loop.Wake(s.wake)
 }
 
 // delivery is what a message's reply subject says (ADR-15; nats.go internal/parser):

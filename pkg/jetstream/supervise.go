@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
 )
 
 // SuperviseHooks tell what [Server.Supervise] finds and does, from its goroutine. Each may be nil.
@@ -46,7 +47,7 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, h Supervise
 		}
 		reported = ""
 	}
-	for pause := every; sleep(ctx, every); {
+	for pause := every; loop.Wait(ctx, every); {
 		why := s.Health()
 		if why == nil {
 			recovered()

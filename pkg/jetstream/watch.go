@@ -12,6 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
+
+	"github.com/kvatlas/kvatlas/internal/loop"
 )
 
 // Watched is what [Bucket.Watch] tells.
@@ -45,7 +47,7 @@ const (
 // nats.go's watcher is not used: after a bucket was deleted and made again it waits for ever.
 func (b *Bucket) Watch(ctx context.Context, observe func(Watched)) {
 	down := false
-	for pause := time.Duration(0); sleep(ctx, pause); pause = min(2*pause+50*time.Millisecond, time.Second) {
+	for pause := time.Duration(0); loop.Wait(ctx, pause); pause = min(2*pause+50*time.Millisecond, time.Second) {
 		began := time.Now()
 		err := b.watchOnce(ctx, observe, func() { down = false })
 		if ctx.Err() != nil {
@@ -176,7 +178,7 @@ func (s *watchSession) receive(m *nats.Msg) {
 			Deleted: m.Header.Get(headerKVOperation) != "" || m.Header.Get("Nats-Marker-Reason") != "",
 		}
 	}
-	nudge(s.wake)
+	loop.Wake(s.wake)
 }
 
 // drain takes what has come. done says that all has come that was there at the beginning.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -181,7 +182,7 @@ func TestBucketTTL(t *testing.T) {
 		if errors.Is(err, ErrNotFound) {
 			break
 		}
-		if err != nil || !sleep(w.ctx, 50*time.Millisecond) {
+		if err != nil || !loop.Wait(w.ctx, 50*time.Millisecond) {
 			t.Fatalf("the key stays: %v", err)
 		}
 	}

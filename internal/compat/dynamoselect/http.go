@@ -51,12 +51,7 @@ func (i *id) number(data []byte) error {
 }
 
 // MarshalJSON writes a number where it is one.
-func (i id) MarshalJSON() ([]byte, error) {
-	if n, err := strconv.ParseUint(string(i), 10, 64); err == nil && numbered(n) == i {
-		return []byte(i), nil
-	}
-	return json.Marshal(string(i))
-}
+func (i id) MarshalJSON() ([]byte, error) { return compat.ID(i).MarshalJSON() }
 
 func numbered(n uint64) id { return id(strconv.FormatUint(n, 10)) }
 
@@ -64,21 +59,6 @@ func numbered(n uint64) id { return id(strconv.FormatUint(n, 10)) }
 type number id
 
 func (n *number) UnmarshalJSON(data []byte) error { return (*id)(n).number(data) }
-
-// compareIDs has numbers in their order, before names.
-func compareIDs(a, b id) int {
-	if len(a) != len(b) {
-		x, errX := strconv.ParseUint(string(a), 10, 64)
-		y, errY := strconv.ParseUint(string(b), 10, 64)
-		switch {
-		case errX == nil && errY == nil && x < y, errX == nil && errY != nil:
-			return -1
-		case errX == nil && errY == nil && x > y, errX != nil && errY == nil:
-			return 1
-		}
-	}
-	return strings.Compare(string(a), string(b))
-}
 
 // key is a model and a routing group.
 type key struct{ model, group string }

@@ -3,9 +3,8 @@ package dynamoselect
 import (
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -69,18 +68,9 @@ func (m *media) UnmarshalJSON(data []byte) error {
 type mediaItem struct{ hash uint64 }
 
 func (m *mediaItem) UnmarshalJSON(data []byte) error {
-	var hash mediaHash
+	var hash compat.MediaHash
 	err := object(data, member{"mm_hash", &hash, required, "a 64-bit number"})
 	m.hash = uint64(hash)
-	return err
-}
-
-// mediaHash is a 64-bit number, or one as text.
-type mediaHash uint64
-
-func (h *mediaHash) UnmarshalJSON(data []byte) error {
-	v, err := strconv.ParseUint(strings.Trim(string(data), `"`), 10, 64)
-	*h = mediaHash(v)
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -94,7 +95,7 @@ func (t *tracker) registered() (list []*slots) {
 	}
 	slices.SortFunc(list, func(a, b *slots) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group),
-			compareIDs(id(a.Worker), id(b.Worker)))
+			compat.CompareIDs(id(a.Worker), id(b.Worker)))
 	})
 	return list
 }

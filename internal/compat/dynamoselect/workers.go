@@ -495,7 +495,7 @@ func (s *selectService) listed() []*worker {
 		list = append(list, w)
 	}
 	slices.SortFunc(list, func(a, b *worker) int {
-		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group), compareIDs(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group), compat.CompareIDs(a.ID, b.ID))
 	})
 	return list
 }

@@ -136,3 +136,12 @@ func (t *Table) Check() error {
 	}
 	return nil
 }
+
+func (s *seen) check() error {
+	for i, p := range s.spans {
+		if p.first == 0 || p.first > p.last || i > 0 && s.spans[i-1].last+1 >= p.first {
+			return fmt.Errorf("spans %v", s.spans)
+		}
+	}
+	return nil
+}
