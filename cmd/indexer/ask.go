@@ -124,7 +124,7 @@ type promptFlags struct {
 	tokens, tokensFile, hashes string
 	promptFile, messagesFile   string
 	returnTokens               bool
-	workers                    []string
+	workers, endpoints         []string
 }
 
 func (p *promptFlags) add(cmd *cobra.Command, workers string) {
@@ -142,6 +142,8 @@ func (p *promptFlags) add(cmd *cobra.Command, workers string) {
 	f.StringVar(&p.query.LoRA, "lora", "", "name of the LoRA adapter")
 	f.StringVar(&p.query.CacheSalt, "cache-salt", "", "cache salt")
 	f.StringSliceVar(&p.workers, "worker", nil, workers+"; may be given several times")
+	f.StringArrayVar(&p.endpoints, "endpoint", nil,
+		"the same by the address that it is registered with, in place of --worker; may be given several times")
 	f.StringVar((*string)(&p.query.L3), "l3", "",
 		"what the shared store is asked for: all, beyond (what no worker has), off (default all)")
 }
@@ -155,6 +157,7 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 	for _, w := range p.workers {
 		q.Workers = append(q.Workers, events.WorkerID(w))
 	}
+	q.Endpoints = p.endpoints
 	given := 0
 	for name, read := range map[string]func() error{
 		"tokens": func() (err error) {
@@ -202,7 +205,7 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 
 func queryCommand() *cobra.Command {
 	var prompt promptFlags
-	var explain bool
+	var explain, endpoints bool
 	var ranks []string
 	cmd := &cobra.Command{
 		Use:   "query --model M (--tokens 1,2,3 | --tokens-file F | --hashes H,H | --prompt-file F | --messages-file F)",
@@ -224,12 +227,14 @@ events do not say so.`,
 	cmd.Flags().StringSliceVar(&ranks, "rank", nil,
 		"WORKER/RANK: look at this rank only, in place of --worker; may be given several times")
 	cmd.Flags().BoolVar(&explain, "explain", false, "show where each block is, and which rule stopped each worker")
+	cmd.Flags().BoolVar(&endpoints, "with-endpoint", false,
+		"show the address that each worker is registered with, as --endpoint does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		q, err := prompt.read(cmd)
 		if err != nil {
 			return err
 		}
-		q.Explain = explain
+		q.Explain, q.WithEndpoint = explain, endpoints
 		for _, text := range ranks {
 			at, err := target("rank", text)
 			if err != nil {
@@ -320,6 +325,9 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
 	}
 	fmt.Fprint(w, lacks(a.Partitions))
+	if len(a.UnknownEndpoints) > 0 {
+		fmt.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(a.UnknownEndpoints, ", "))
+	}
 	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
 		fmt.Fprintf(w, "shared store: %s, holds %d blocks", l.Status, l.Total)
 		for _, r := range l.Ranges {
@@ -359,6 +367,10 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 	if stands {
 		heading = append(heading, "ENGINE")
 	}
+	addressed := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Endpoint != "" })
+	if addressed {
+		heading = append(heading, "ENDPOINT")
+	}
 	rows := make([][]any, len(a.Workers))
 	for i, o := range a.Workers {
 		part := fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))
@@ -375,6 +387,9 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		if stands {
 			rows[i] = append(rows[i], engineStands(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp},
 				time.Now()))
+		}
+		if addressed {
+			rows[i] = append(rows[i], o.Endpoint)
 		}
 	}
 	return cli.Table(w, heading, rows)

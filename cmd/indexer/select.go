@@ -110,6 +110,9 @@ func printSelection(w io.Writer, s *api.Selection) error {
 	fmt.Fprintf(w, ", by %s from %d candidates, cost %.3f\n", s.Policy, s.Candidates, s.Cost)
 	fmt.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %d blocks under way\n", s.CachedTokens,
 		s.EffectivePrefillTokens, s.PotentialDecodeBlocks)
+	if len(s.UnknownEndpoints) > 0 {
+		fmt.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(s.UnknownEndpoints, ", "))
+	}
 	if s.Guessed > 0 {
 		fmt.Fprintf(w, "its events confirm %d blocks on its device; it probably holds %d, as requests were sent there\n",
 			s.Device, s.Guessed)

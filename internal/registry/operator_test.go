@@ -243,7 +243,7 @@ func TestPoolsAtRandom(t *testing.T) {
 		for step := range uint64(60) {
 			instance := events.WorkerID(pick("a", "b", "c"))
 			spec := api.WorkerSpec{Role: api.Role(pick("", "decode", "prefill", "odd")), RankStart: rng.Uint32N(2),
-				RankSize: rng.Uint32N(3), Events: pick("", api.EventsNone)}
+				RankSize: rng.Uint32N(3), Events: pick("", api.EventsNone), Endpoint: pick("", "http://a", "http://b")}
 			key, value := must(jetstream.OperatorKey(instance)), any(nil)
 			if rng.IntN(3) > 0 {
 				rec := record(string(instance), DefaultLease)
@@ -281,6 +281,7 @@ func TestPoolsAtRandom(t *testing.T) {
 					t.Fatalf("seed %d, step %d, %s\n got %s\nwant %s", seed, step, e.Value, must(json.Marshal(got)),
 						must(json.Marshal(want)))
 				}
+				checkAt(t, got)
 				for _, rank := range got.Ranks {
 					if rank.Record.State == api.WorkerSchedulable != (len(rank.Record.Reasons) == 0) {
 						t.Fatalf("seed %d, step %d: %+v", seed, step, rank.Record)
@@ -345,6 +346,28 @@ func TestStatesOfRanks(t *testing.T) {
 				!strings.Contains(strings.Join(got.Reasons, "; "), c.reason) {
 				t.Errorf("%s: rank %d is %+v", c.what, i, got)
 			}
+		}
+	}
+}
+
+// checkAt asks a pool for ranks by addresses, and compares with a look at all of them.
+func checkAt(t *testing.T, p *Pool) {
+	t.Helper()
+	for _, asked := range [][]string{{"http://a"}, {"http://b", "http://c", "http://b"}, {"", "http://a"}, {}} {
+		places, unknown := []api.RankPlace{}, []string{}
+		for _, e := range asked {
+			n := len(places)
+			for _, r := range p.Ranks {
+				if e != "" && r.Record.Endpoint == e {
+					places = append(places, api.RankPlace{Instance: r.Instance, Rank: r.Rank})
+				}
+			}
+			if len(places) == n && !slices.Contains(unknown, e) {
+				unknown = append(unknown, e)
+			}
+		}
+		if got, not := p.At(asked); !reflect.DeepEqual(got, places) || !reflect.DeepEqual(not, unknown) {
+			t.Fatalf("at %q: %v, %q, want %v, %q", asked, got, not, places, unknown)
 		}
 	}
 }

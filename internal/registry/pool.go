@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -17,6 +18,8 @@ import (
 type Pool struct {
 	Model string
 	Ranks []PoolRank // by instance and rank; in whichever state
+
+	endpoints func() map[string][]api.RankPlace // the ranks by serving address, made once; nil: each time
 }
 
 // PoolRank is one rank of a pool.
@@ -52,6 +55,34 @@ func (p *Pool) Worker(instance events.WorkerID) []PoolRank {
 	return p.Ranks[at(instance, 1):at(instance, -1)]
 }
 
+// At lists the ranks that are registered with one of these serving addresses, and the addresses that none is registered
+// with. The lists are not nil.
+func (p *Pool) At(endpoints []string) (ranks []api.RankPlace, unknown []string) {
+	list := p.endpoints
+	if list == nil {
+		list = p.byEndpoint
+	}
+	known := list()
+	ranks, unknown = []api.RankPlace{}, []string{}
+	for _, e := range endpoints {
+		at := known[e]
+		if ranks = append(ranks, at...); len(at) == 0 && !slices.Contains(unknown, e) {
+			unknown = append(unknown, e)
+		}
+	}
+	return ranks, unknown
+}
+
+func (p *Pool) byEndpoint() map[string][]api.RankPlace {
+	by := map[string][]api.RankPlace{}
+	for i := range p.Ranks {
+		if r := &p.Ranks[i]; r.Record.Endpoint != "" {
+			by[r.Record.Endpoint] = append(by[r.Record.Endpoint], api.RankPlace{Instance: r.Instance, Rank: r.Rank})
+		}
+	}
+	return by
+}
+
 // Pool is who serves a model now. A model of a routing group other than default is MODEL:GROUP. The pool is put
 // together by the first who asks after a change; who asks later pays an atomic load and a look-up in a map.
 func (r *Registry) Pool(model string) *Pool {
@@ -66,6 +97,7 @@ func (r *Registry) Pool(model string) *Pool {
 	if len(p.Ranks) == 0 {
 		return p // else names that nobody has would be remembered
 	}
+	p.endpoints = sync.OnceValue(p.byEndpoint)
 	next := map[string]*Pool{model: p}
 	if known := r.pools.Load(); known != nil {
 		maps.Copy(next, *known)
@@ -256,7 +288,7 @@ func (r *Registry) judge(ranks []PoolRank) {
 		if len(roles) > 1 {
 			slices.Sort(roles)
 			ranks[i].Record.Because(api.WorkerIncomplete, fmt.Sprintf("its ranks are registered with several roles: %s",
-				first(roles)))
+				First(roles)))
 		}
 		if i > 0 && reflect.DeepEqual(ranks[i].Record, ranks[i-1].Record) {
 			ranks[i].Record = ranks[i-1].Record

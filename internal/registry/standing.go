@@ -96,13 +96,13 @@ func (r *Registry) Notes() (notes []string) {
 			continue
 		}
 		slices.SortFunc(list, events.RankKey.Compare)
-		notes = append(notes, fmt.Sprintf("%s: %d ranks, %s: %s", n.what, len(list), n.means, first(list)))
+		notes = append(notes, fmt.Sprintf("%s: %d ranks, %s: %s", n.what, len(list), n.means, First(list)))
 	}
 	return notes
 }
 
-// first names the first few of a list, and how many more there are.
-func first[T any](list []T) string {
+// First names the first few of a list, and how many more there are.
+func First[T any](list []T) string {
 	var names []string
 	for _, x := range list[:min(len(list), maxNamed)] {
 		names = append(names, fmt.Sprint(x))
@@ -167,11 +167,11 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	s.Problems = append(s.Problems, engineProblems(problems)...)
 	if len(refused) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s",
-			len(refused), first(refused)))
+			len(refused), First(refused)))
 	}
 	if len(unusable) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",
-			len(unusable), first(unusable)))
+			len(unusable), First(unusable)))
 	}
 }
 
@@ -196,7 +196,7 @@ func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
 	} {
 		if list := ranks[p.state]; len(list) > 0 {
 			problems = append(problems, fmt.Sprintf("engines of %d ranks %s: %s; what to do: %s", len(list), p.what,
-				first(list), p.does))
+				First(list), p.does))
 		}
 	}
 	return problems

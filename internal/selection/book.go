@@ -178,7 +178,7 @@ func notBooked(err error) error {
 }
 
 // refused is a refusal of pkg/routing as clients get it.
-func refused(err error) error {
+func refused(err error) *api.Error {
 	var r *routing.Refusal
 	if !errors.As(err, &r) {
 		return api.Errorf(api.CodeInternal, "%v", err)

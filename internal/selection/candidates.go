@@ -133,11 +133,10 @@ func newCandidates(pool *registry.Pool) *candidates {
 
 // withBlockSize is the part of the candidates that has blocks of this size.
 func (of *candidates) withBlockSize(blockSize uint32) *candidates {
-	part := *of.pool
-	part.Ranks = slices.DeleteFunc(slices.Clone(part.Ranks), func(r registry.PoolRank) bool {
-		return r.BlockSize != blockSize
-	})
-	return newCandidates(&part)
+	return newCandidates(&registry.Pool{Model: of.pool.Model,
+		Ranks: slices.DeleteFunc(slices.Clone(of.pool.Ranks), func(r registry.PoolRank) bool {
+			return r.BlockSize != blockSize
+		})})
 }
 
 func (of *candidates) sizes() string {
@@ -152,7 +151,7 @@ func (of *candidates) sizes() string {
 
 func newWorker(r *registry.PoolRank) *routing.Worker {
 	return &routing.Worker{
-		ID: r.Instance, Role: routing.Role(r.Record.Role), State: routing.State(r.Record.State),
+		ID: r.Instance, Endpoint: r.Record.Endpoint, Role: routing.Role(r.Record.Role), State: routing.State(r.Record.State),
 		Reasons: r.Record.Reasons, Taints: taints(r.Record), LoRAs: r.Record.LoRAAdapters,
 		TotalKVBlocks: r.Record.TotalKVBlocks, MaxNumBatchedTokens: r.Record.MaxBatchedTokens,
 	}

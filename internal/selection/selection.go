@@ -241,6 +241,24 @@ type asked struct {
 	details  *Details
 }
 
+// unknown are the endpoints of the request that no candidate is registered with.
+func (a *asked) unknown() []string {
+	if a.r.Endpoints == nil {
+		return nil
+	}
+	_, unknown := a.of.pool.At(a.r.Endpoints)
+	return unknown
+}
+
+// refused is a refusal of pkg/routing as the client gets it.
+func (a *asked) refused(err error) error {
+	e := refused(err)
+	if unknown := a.unknown(); len(unknown) > 0 {
+		e.Message += fmt.Sprintf("; no worker of the model is registered at %s", registry.First(unknown))
+	}
+	return e
+}
+
 // chosen is a choice, and what its booking is. The booking's hashes are the scratch's.
 type chosen struct {
 	out      *api.Selection
@@ -255,6 +273,7 @@ func (x *scratch) ask(r *api.SelectRequest, of *candidates, answer *api.Answer, 
 	x.request = routing.Request{
 		ISL: isl, BlockSize: of.blockSize, ExpectedOutputTokens: r.ExpectedOutputTokens,
 		Role: r.Role, LoRA: r.LoRA, Pin: r.Pinned, Affinity: r.Affinity, Allowed: r.Workers,
+		Endpoints:      r.Endpoints,
 		RequiredTaints: r.RequiredTaints, Shared: answer.L3.Ranges, Explain: r.Explain,
 	}
 	if r.Overrides != nil {
@@ -281,11 +300,12 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 		if errors.As(err, &x.busy) && x.busy.Code != routing.AllBusy {
 			x.busy = nil
 		}
-		return c, refused(err)
+		return c, a.refused(err)
 	}
 	s.lap(x, stageChoose)
 	c.out = a.of.selection(a.r, a.answer, a.selector, &choice)
 	c.out.ISLTokens, c.out.Blocks, c.out.Candidates = x.request.ISL, a.blocks, len(x.list)
+	c.out.UnknownEndpoints = a.unknown()
 	if picked := &x.list[choice.Index]; picked.Guessed > 0 {
 		c.out.Guessed = picked.Device
 	}
@@ -367,7 +387,7 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 		return nothing, nil
 	}
 	q := r.Query
-	q.Explain, q.Idle, q.Workers = false, false, nil
+	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
 	q.BlockSize, q.Raw, q.Room = of.blockSize, true, x.room
 	answer, err := s.cfg.Find(ctx, &q)
 	if err == nil {

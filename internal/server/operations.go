@@ -29,8 +29,50 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if q.Text != nil {
 		return s.findText(ctx, q)
 	}
-	a, err := s.find(ctx, q)
-	return s.withGuesses(q, a, err)
+	return s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
+		a, err := s.find(ctx, q)
+		return s.withGuesses(q, a, err)
+	})
+}
+
+// addressed restricts a query to the serving addresses that it names, and writes those of the ranks into its answer, if
+// it asks for either. Which they are, every node knows; so nodes ask each other for ranks only.
+func (s *Server) addressed(
+	ctx context.Context, q *api.Query, find func(context.Context, *api.Query) (*api.Answer, error),
+) (*api.Answer, error) {
+	if q.Endpoints == nil && !q.WithEndpoint && !q.ByEndpoint {
+		return find(ctx, q)
+	}
+	if err := s.admit(); err != nil {
+		return nil, err
+	}
+	pool, asked := s.registry.Pool(q.Model), *q
+	asked.Endpoints, asked.WithEndpoint, asked.ByEndpoint = nil, false, false
+	var unknown []string
+	if q.Endpoints != nil {
+		asked.Ranks, unknown = pool.At(q.Endpoints)
+	}
+	a, err := find(ctx, &asked)
+	if err != nil {
+		return nil, err
+	}
+	a.UnknownEndpoints = unknown
+	for i := range a.Workers {
+		o := &a.Workers[i]
+		if r := pool.Rank(events.RankKey{Instance: o.Instance, Rank: o.Rank}); r != nil {
+			o.Endpoint = r.Record.Endpoint
+		}
+	}
+	if q.ByEndpoint {
+		a.ByEndpoint = map[string][]api.Overlap{}
+		a.Workers = slices.DeleteFunc(a.Workers, func(o api.Overlap) bool {
+			if o.Endpoint != "" {
+				a.ByEndpoint[o.Endpoint] = append(a.ByEndpoint[o.Endpoint], o)
+			}
+			return o.Endpoint != ""
+		})
+	}
+	return a, nil
 }
 
 // find is Find without guesses.
@@ -58,9 +100,11 @@ func findRanks(
 	asked.Ranks, asked.Idle, asked.Workers = nil, true, nil
 	for _, r := range q.Ranks {
 		wanted[r] = true
-		if !slices.Contains(asked.Workers, r.Instance) {
-			asked.Workers = append(asked.Workers, r.Instance)
-		}
+		asked.Workers = append(asked.Workers, r.Instance)
+	}
+	slices.Sort(asked.Workers)
+	if asked.Workers = slices.Compact(asked.Workers); len(asked.Workers) == 0 {
+		asked.Workers = []events.WorkerID{""} // nobody: nil would be all
 	}
 	a, err := find(ctx, &asked)
 	if err != nil {
@@ -197,7 +241,9 @@ func (o own) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if q.Text != nil {
 		return nil, api.Errorf(api.CodeMalformed, "nodes ask each other with tokens or hashes only")
 	}
-	return findRanks(ctx, q, o.s.node.Find)
+	return o.s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
+		return findRanks(ctx, q, o.s.node.Find)
+	})
 }
 
 func (o own) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {

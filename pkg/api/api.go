@@ -66,6 +66,14 @@ type Query struct {
 	// other for the ranks' workers.
 	Ranks []RankPlace `json:"ranks,omitzero" msgpack:"ranks,omitempty"`
 
+	// Endpoints restricts the answer to ranks that are registered with one of these serving addresses, byte for byte, in
+	// place of Workers and Ranks. Those that no rank of the model has are the answer's UnknownEndpoints.
+	Endpoints []string `json:"endpoints,omitzero" msgpack:"endpoints,omitempty"`
+
+	// WithEndpoint asks for each rank's serving address, as Endpoints does. ByEndpoint asks for the answer by address.
+	WithEndpoint bool `json:"with_endpoint,omitempty" msgpack:"with_endpoint,omitempty"`
+	ByEndpoint   bool `json:"by_endpoint,omitzero" msgpack:"by_endpoint,omitempty"`
+
 	// Partitions restricts the question to workers of these partitions: it is how nodes share a query. An answer then
 	// says of each whether it was looked at (Answer.Partitions) or could not be (Answer.Missing).
 	Partitions []events.Partition `json:"partitions,omitzero" msgpack:"partitions,omitempty"`
@@ -141,6 +149,13 @@ type Answer struct {
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
 	Workers []Overlap `json:"workers" msgpack:"workers"` // best first; of no missing partition
+
+	// ByEndpoint has the ranks by their serving addresses, best first, if the query asks for that; Workers are those then
+	// of which no address is registered.
+	ByEndpoint map[string][]Overlap `json:"by_endpoint,omitempty" msgpack:"by_endpoint,omitempty"`
+
+	// UnknownEndpoints are those of the query that no rank of the model is registered with.
+	UnknownEndpoints []string `json:"unknown_endpoints,omitempty" msgpack:"unknown_endpoints,omitempty"`
 
 	// Partitions is what the answer reflects: those that have workers of the model, or all that the query named, but
 	// the missing ones.
@@ -280,6 +295,9 @@ type Overlap struct {
 	// its events confirm: it was sent a request with them, and its events say nothing of that yet, or it has none. The
 	// other depths follow what is confirmed.
 	Guessed uint32 `json:"guessed,omitempty" msgpack:"guessed,omitempty"`
+
+	// Endpoint is where the rank takes requests, as it was registered, if the query asks for it.
+	Endpoint string `json:"endpoint,omitempty" msgpack:"endpoint,omitempty"`
 
 	// Number is of the rank in the index of the node that answers, and one: of an answer that is Raw, for callers that
 	// remember what is where. Another rank may have it later. 0: not known.

@@ -230,6 +230,12 @@ func (q *Query) Check() error {
 		return Errorf(CodeMalformed, "ranks is an empty list, which allows none; leave it out to allow all")
 	case q.Ranks != nil && q.Workers != nil:
 		return Errorf(CodeMalformed, "the query has workers and ranks; give one of them")
+	case q.Endpoints != nil && len(q.Endpoints) == 0:
+		return Errorf(CodeMalformed, "endpoints is an empty list, which allows none; leave it out to allow all")
+	case slices.Contains(q.Endpoints, ""):
+		return Errorf(CodeMalformed, "endpoints has one that is empty")
+	case q.Endpoints != nil && (q.Workers != nil || q.Ranks != nil):
+		return Errorf(CodeMalformed, "the query has endpoints, and workers or ranks; give one of them")
 	case q.Partitions != nil && len(q.Partitions) == 0:
 		return Errorf(CodeMalformed, "partitions is an empty list; leave it out to look at all")
 	case len(q.Hashed) > maxHashed:
@@ -247,7 +253,7 @@ func Marshal(contentType string, v any) ([]byte, error) {
 	}
 	switch v := v.(type) {
 	case *Query:
-		if v.Text == nil {
+		if !v.rare() {
 			return packQuery(v, 0), nil
 		}
 	case *Answer:

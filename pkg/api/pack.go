@@ -218,7 +218,12 @@ func packSelection(s *Selection) []byte {
 	return p
 }
 
-// packQuery packs a query, with room for more.
+// rare reports whether a query has what nodes do not ask each other for.
+func (q *Query) rare() bool {
+	return q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Text != nil
+}
+
+// packQuery packs a query that is not rare, with room for more.
 func packQuery(q *Query, more int) []byte {
 	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions)+more)
 	m := p.object()
@@ -305,6 +310,12 @@ func packAnswer(a *Answer) ([]byte, error) {
 			return nil, err
 		}
 	}
+	if err := p.optReflect(m, "by_endpoint", a.ByEndpoint, len(a.ByEndpoint) > 0); err != nil {
+		return nil, err
+	}
+	if err := p.optReflect(m, "unknown_endpoints", a.UnknownEndpoints, len(a.UnknownEndpoints) > 0); err != nil {
+		return nil, err
+	}
 	p.field(m, "partitions")
 	if a.Partitions == nil {
 		p = msgp.AppendNil(p)
@@ -348,6 +359,7 @@ func (p *packer) overlap(o *Overlap) error {
 	p.optText(m, "engine", string(o.Engine))
 	p.optTrue(m, "catching_up", o.CatchingUp)
 	p.optNumber(m, "guessed", uint64(o.Guessed))
+	p.optText(m, "endpoint", o.Endpoint)
 	return err
 }
 

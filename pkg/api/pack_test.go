@@ -75,6 +75,10 @@ func randomQuery(rng *rand.Rand) *Query {
 	if len(q.Ranks) == 0 {
 		q.Ranks = nil
 	}
+	if rng.IntN(8) == 0 {
+		q.Endpoints, q.WithEndpoint = []string{words(rng), "e"}, rng.IntN(2) == 0
+	}
+	q.ByEndpoint = rng.IntN(8) == 0
 	return q
 }
 
@@ -91,7 +95,7 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 				Disk: u32(), External: u32(), L3: u32(), L3Stop: words(rng)}
 			if rng.IntN(4) == 0 {
 				o.Bound, o.Engine, o.CatchingUp = Bound(words(rng)), EngineState(words(rng)), rng.IntN(2) == 0
-				o.Guessed = u32()
+				o.Guessed, o.Endpoint = u32(), words(rng)
 			}
 			if people && rng.IntN(2) == 0 {
 				o.Path = &Path{Held: some(rng, 3,
@@ -114,12 +118,15 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 			return PartitionStatus{part(), at, events.StreamSeq(wide(rng)), wide(rng) * rng.Uint64N(2),
 				rng.IntN(2) == 0}
 		}),
-		Reason: Reason(words(rng)),
+		Reason: Reason(words(rng)), UnknownEndpoints: some(rng, 3, func() string { return words(rng) }),
 		L3: L3{Status: L3Status(words(rng)), Reason: words(rng), Ranges: some(rng, 20, pair), Total: u32(),
 			AgeMS: rng.NormFloat64(), Unknown: some(rng, 20, pair),
 			FromStart: u32()},
 	}
 	if people {
+		if rng.IntN(2) == 0 {
+			a.ByEndpoint = map[string][]Overlap{words(rng): {{Instance: "w", Device: u32()}}}
+		}
 		a.L3.Broken = some(rng, 3, func() BrokenBlock { return BrokenBlock{u32(), -int(u32()), int(u32())} })
 	}
 	return a
@@ -165,11 +172,12 @@ func TestPackedAsByReflection(t *testing.T) {
 	}
 	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 11))
-		same(t, randomQuery(rng), true, unpackedQuery)
+		q := randomQuery(rng)
+		same(t, q, !q.rare(), unpackedQuery)
 		same(t, randomAnswer(rng, false), true, unpackAnswer)
 		if seed%10 == 0 {
 			a := randomAnswer(rng, true)
-			plain := len(a.L3.Broken) == 0
+			plain := len(a.L3.Broken) == 0 && a.ByEndpoint == nil
 			for i := range a.Workers {
 				plain = plain && a.Workers[i].Path == nil
 			}

@@ -209,8 +209,7 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 var (
 	queryFields = []string{
 		"model", "block_size", "tokens", "hashes", "hashed", "lora_name", "cache_salt", "workers", "ranks",
-		"partitions",
-		"min_seq", "explain", "idle", "l3", "l3_timeout_ms",
+		"endpoints", "with_endpoint", "by_endpoint", "partitions", "min_seq", "explain", "idle", "l3", "l3_timeout_ms",
 	}
 	findFields    = slices.Concat(queryFields, textFields)
 	hashedFields  = []string{"lookahead", "hashes"}
@@ -272,6 +271,12 @@ func (r *reader) query(field string, q *Query) error {
 			q.Ranks = append(q.Ranks, at)
 			return err
 		})
+	case "endpoints":
+		return r.texts(field, &q.Endpoints)
+	case "with_endpoint":
+		return r.bool(field, &q.WithEndpoint)
+	case "by_endpoint":
+		return r.bool(field, &q.ByEndpoint)
 	case "partitions":
 		q.Partitions = []events.Partition{}
 		return r.each(field, func() error {

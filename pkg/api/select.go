@@ -40,8 +40,8 @@ type Prompt struct {
 	ISLTokens uint64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`
 }
 
-// SelectRequest asks which worker should serve a prompt. What it embeds of a Query means the same there; Workers are
-// those that may be chosen.
+// SelectRequest asks which worker should serve a prompt. What it embeds of a Query means the same there; Workers, or
+// those registered with Endpoints, are the ones that may be chosen.
 type SelectRequest struct {
 	Query `msgpack:",inline"`
 
@@ -120,6 +120,9 @@ type Selection struct {
 	// Complete is false if workers could not be looked at: those in the Missing partitions count as holding nothing.
 	Complete bool               `json:"complete" msgpack:"complete"`
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
+
+	// UnknownEndpoints are those of the request that no rank of the model is registered with.
+	UnknownEndpoints []string `json:"unknown_endpoints,omitempty" msgpack:"unknown_endpoints,omitempty"`
 
 	Explanation *routing.Explanation `json:"explanation,omitempty" msgpack:"explanation,omitempty"`
 
@@ -388,8 +391,8 @@ func checkSession(id string) error {
 var (
 	promptFields = []string{"model", "block_size", "tokens", "hashes", "lora_name", "cache_salt", "sequence_hashes",
 		"isl_tokens"}
-	selectFields = slices.Concat(promptFields, []string{"workers", "min_seq", "explain", "l3", "l3_timeout_ms",
-		"request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id", "strict_priority",
+	selectFields = slices.Concat(promptFields, []string{"workers", "endpoints", "min_seq", "explain", "l3",
+		"l3_timeout_ms", "request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id", "strict_priority",
 		"priority_jump", "policy_class", "pinned_worker", "affinity_target",
 		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"},
 		textFields)

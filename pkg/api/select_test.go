@@ -64,8 +64,8 @@ func TestRoutingRequests(t *testing.T) {
 	for op, sent := range map[string][]any{
 		OpSelect: {
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1, 2, 3}, LoRA: "l", CacheSalt: "s"}},
-			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}}, Disaggregated: true, Advisory: true,
-				SessionID: "s", StrictPriority: 3, PriorityJump: 1.5, PolicyClass: "batch"},
+			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}, Endpoints: []string{"http://a"}},
+				Disaggregated: true, Advisory: true, SessionID: "s", StrictPriority: 3, PriorityJump: 1.5, PolicyClass: "batch"},
 			&SelectRequest{
 				Query: Query{Model: "m", BlockSize: 16, Hashes: Hashes{1, 2}, Workers: []events.WorkerID{"a", "b"},
 					Explain: true, L3: L3Off, MinSeq: []PartitionSeq{{Partition: 1, Seq: 2}}},
@@ -141,6 +141,7 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{OpSelect, `{"model":"m","tokens":[1],"request_id":"r","advisory":true,"book":true}`, "books nothing"},
 		{OpSelect, `{"model":"m","tokens":[1],"disaggregated":true,"request_id":"` + strings.Repeat("r", 1020) + `"}`,
 			"a disaggregated request's has at most 1016"},
+		{OpSelect, `{"model":"m","tokens":[1],"endpoints":[]}`, "endpoints is an empty list"},
 		{OpSelect, `{"model":"m","tokens":[1],"idle":true}`, `there is no field "idle"`},
 		{OpBook, `{"model":"m"}`, "request_id has 0 bytes"},
 		{OpBook, `{"model":"m","request_id":"r","rank":1}`, "the booking names no worker"},

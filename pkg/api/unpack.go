@@ -276,6 +276,8 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.validText()) })
 		case "ranks":
 			out.Ranks = listOf(&u, func() RankPlace { return u.rankPlace(unknown) })
+		case "endpoints", "with_endpoint", "by_endpoint": // they are rare
+			u.Broken = true
 		case "partitions":
 			out.Partitions = listOf(&u, u.partition)
 		case "min_seq":
@@ -376,7 +378,9 @@ func unpackAnswer(data []byte, a *Answer) bool {
 			out.Reason = Reason(u.text())
 		case "l3":
 			out.L3 = u.l3()
-		case "error", "tokenized": // the latter by reflection
+		case "unknown_endpoints":
+			out.UnknownEndpoints = listOf(&u, u.text)
+		case "error", "by_endpoint", "tokenized": // the last two by reflection
 			u.Broken = true
 		default:
 			return false
@@ -423,6 +427,8 @@ func (u *unpacker) overlap() (o Overlap) {
 			o.CatchingUp = u.truth()
 		case "guessed":
 			o.Guessed = u.uint32()
+		case "endpoint":
+			o.Endpoint = u.text()
 		default:
 			u.want(!u.Broken && skipValue(&u.Reader, maxNesting) == nil)
 		}

@@ -64,7 +64,7 @@ func refuse(code Code, format string, args ...any) *Refusal {
 }
 
 // Choose chooses one of the candidates, of which no two are the same rank. It drops those that the request or the
-// operator's configuration forbids, by the filters pinned_worker, allowed_worker_ids, role, state, lora,
+// operator's configuration forbids, by the filters pinned_worker, allowed_worker_ids, endpoints, role, state, lora,
 // required_taints, near and overload, in this order; the policy chooses among the rest. Its error is a [*Refusal].
 func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, scratch *Scratch) (Choice, error) {
 	if err := r.Validate(); err != nil {

@@ -22,6 +22,7 @@ func (f *filterFunc) Filter(v *View) { f.filter(v) }
 var eligibility = []Filter{
 	&filterFunc{"pinned_worker", filterPin},
 	&filterFunc{"allowed_worker_ids", filterAllowed},
+	&filterFunc{"endpoints", filterEndpoints},
 	&filterFunc{"role", filterRole},
 	&filterFunc{"state", filterState},
 	&filterFunc{"lora", filterLoRA},
@@ -95,6 +96,21 @@ func filterAllowed(v *View) {
 	for i := range v.Len() {
 		if _, ok := set[v.At(i).Worker.ID]; !ok {
 			v.Drop(i, "is not allowed")
+		}
+	}
+}
+
+func filterEndpoints(v *View) {
+	if v.Request.Endpoints == nil {
+		return
+	}
+	set := make(map[string]struct{}, len(v.Request.Endpoints))
+	for _, e := range v.Request.Endpoints {
+		set[e] = struct{}{}
+	}
+	for i := range v.Len() {
+		if _, ok := set[v.At(i).Worker.Endpoint]; !ok {
+			v.Drop(i, "is at none of the endpoints")
 		}
 	}
 }

@@ -37,6 +37,8 @@ type Worker struct {
 	State   State
 	Reasons []string // why it is not schedulable, for people
 
+	Endpoint string // where it takes requests; "": not known
+
 	// Taints are what a request's required and preferred taints are compared with: those of its topology domains too, as
 	// dynamo.topology/DOMAIN=VALUE.
 	Taints []string
@@ -154,7 +156,8 @@ type Request struct {
 	// Affinity is where the request's session is: chosen if eligible, and else there is a free choice.
 	Affinity *Target
 
-	Allowed []events.WorkerID // nil: all; empty: none
+	Allowed   []events.WorkerID // nil: all; empty: none
+	Endpoints []string          // a worker must have one of them; nil: it need not
 
 	RequiredTaints  []string // a worker must have all
 	PreferredTaints []TaintWeight

@@ -117,6 +117,9 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 			r.Allowed = append(r.Allowed, events.WorkerID(w))
 		}
 	}
+	if rng.IntN(4) == 0 {
+		r.Endpoints = names("e", 4)
+	}
 	for at := uint32(rng.IntN(10)); rng.IntN(3) > 0; at += uint32(rng.IntN(10)) {
 		end := at + 1 + uint32(rng.IntN(10))
 		r.Shared = append(r.Shared, [2]uint32{at, end})
@@ -143,6 +146,9 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 		}
 		if rng.IntN(4) == 0 {
 			w.State = oneOf(rng, Schedulable, Draining, Unschedulable, Incomplete)
+		}
+		if rng.IntN(4) > 0 {
+			w.Endpoint = fmt.Sprintf("e%d", rng.IntN(4))
 		}
 		if rng.IntN(3) > 0 {
 			w.TotalKVBlocks = uint64(rng.IntN(200))
@@ -279,7 +285,7 @@ func TestDynamoIsItsTwin(t *testing.T) {
 		}
 	}
 	for _, form := range []string{"decode form", "decay", "taint factor", "shared", "pinned_worker", "role", "state",
-		"lora", "allowed_worker_ids", "required_taints", "near", "overload", "affinity_target"} {
+		"lora", "allowed_worker_ids", "endpoints", "required_taints", "near", "overload", "affinity_target"} {
 		if forms[form] < 300 {
 			t.Errorf("%q came up only %d times", form, forms[form])
 		}

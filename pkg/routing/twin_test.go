@@ -79,6 +79,9 @@ func (t *twin) eligible() map[rankKey]string {
 	if r.Allowed != nil {
 		drop("allowed_worker_ids", func(c *Candidate) bool { return slices.Contains(r.Allowed, c.Worker.ID) })
 	}
+	if r.Endpoints != nil {
+		drop("endpoints", func(c *Candidate) bool { return slices.Contains(r.Endpoints, c.Worker.Endpoint) })
+	}
 	if r.Role != "" {
 		drop("role", func(c *Candidate) bool {
 			return c.Worker.Role == r.Role || c.Worker.Role == "" && r.Role == Aggregated
