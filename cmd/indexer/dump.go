@@ -58,8 +58,8 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 				ranks += d.Ranks
 				fmt.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in its log", d.Partition,
 					d.Events, d.Ranks, d.Seq)
-				if d.Parked > 0 {
-					fmt.Fprintf(os.Stderr, "; left out: %d blocks that wait for their parents", d.Parked)
+				if d.Pending > 0 {
+					fmt.Fprintf(os.Stderr, "; left out: %d blocks that wait for their parents", d.Pending)
 				}
 				fmt.Fprintln(os.Stderr)
 			})

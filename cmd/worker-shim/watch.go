@@ -24,7 +24,7 @@ type watcher struct {
 	*shim.Examiner
 
 	report    *shim.Report      // is told how it stands
-	last      shim.Standing     // already told
+	last      shim.State        // already told
 	skipped   events.SkipCounts // already told
 	otherRank bool
 	counts    shim.Counts // already told
@@ -131,15 +131,15 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 			w.snapshotFailed.warn(log, "the engine gave no snapshot", "error", err, "what_to_do",
 				"see that --engine-snapshot is the engine's snapshot endpoint; it begins with what it says from now on")
 		},
-		LogFailed: w.logFailed,
-		Stepped:   w.stepped,
-		Standing:  w.stateChanged,
+		LogFailed:    w.logFailed,
+		Stepped:      w.stepped,
+		StateChanged: w.stateChanged,
 	}
 }
 
 // stateChanged tells how it stands with the shim and the engine.
-func (w *watcher) stateChanged(s shim.Standing) {
-	w.report.Standing(s)
+func (w *watcher) stateChanged(s shim.State) {
+	w.report.SetState(s)
 	if before := w.last; before.CatchingUp && !s.CatchingUp && s.Engine != api.EngineGone {
 		w.log.Info("caught up: the log has what the engine said before")
 	}

@@ -34,8 +34,8 @@ type ShimsHooks struct {
 	EngineFound func(key events.RankKey, engine events.Engine, why string) // which engine it is, where that was left open
 	Ended       func(key events.RankKey, err error)                        // a shim ended; it is started again
 
-	// Standing: how it stands with an engine has changed.
-	Standing func(key events.RankKey, s shim.Standing)
+	// StateChanged: how it stands with an engine has changed.
+	StateChanged func(key events.RankKey, s shim.State)
 
 	// Unusable: what an engine announces is passed over, since its blocks have another size than was registered.
 	Unusable func(key events.RankKey, err error, do string)
@@ -308,9 +308,9 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 					s.hooks.Refused(key, nil)
 				}
 			},
-			Standing: func(now shim.Standing) {
-				report.Standing(now)
-				s.hooks.Standing(key, now)
+			StateChanged: func(now shim.State) {
+				report.SetState(now)
+				s.hooks.StateChanged(key, now)
 			},
 		},
 		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,

@@ -124,7 +124,7 @@ func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 					t.Fatalf("line %s read as %+v, %v", text, line, err)
 				}
 				if c := y.Apply(id, 0,
-					line.Events()); c.Parked+c.Conflicts+c.UnknownRemovals+c.Overflowed+c.Malformed > 0 {
+					line.Events()); c.Pending+c.Conflicts+c.UnknownRemovals+c.Overflowed+c.Malformed > 0 {
 					t.Fatalf("line %s came to %+v", text, c)
 				}
 				return nil

@@ -18,7 +18,7 @@ type Dumped struct {
 	Seq       events.StreamSeq // the place in the log that it stands for
 	Ranks     int
 	Events    uint64
-	Parked    int // blocks that wait for their parents, which are left out
+	Pending   int // blocks that wait for their parents, which are left out
 }
 
 // Write dumps all workers, or one, from the newest usable snapshots in the bucket, and tells of each partition. It
@@ -75,6 +75,6 @@ func (d *Dumped) rank(image *Image, i int, state *snapshot.RankState, out io.Wri
 		return err
 	})
 	d.Events += uint64(id)
-	d.Parked += pending
+	d.Pending += pending
 	return err
 }

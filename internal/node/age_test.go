@@ -78,7 +78,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 		w.must(n.notifier.wait(w.ctx, func() bool { return n.machine.Applied(0) >= info.Last }))
 		w.must(n.do(w.ctx, func(m *Machine) {
 			st := m.index.Stats()
-			s = state{m.checksum(0), len(m.parts[0].ranks), st.Parked, st.Remembered, st.Holdings}
+			s = state{m.checksum(0), len(m.parts[0].ranks), st.Pending, st.Tombstones, st.Holdings}
 			err = m.index.Check()
 		}))
 		w.must(err)

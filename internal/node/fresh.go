@@ -84,9 +84,9 @@ func inWords(ms uint64) string {
 	return (time.Duration(ms) * time.Millisecond).Round(time.Second).String()
 }
 
-// Notes say for people, a line each, what answers lack though the node is ready: partitions that do not serve, of which
+// Warnings say for people, a line each, what answers lack though the node is ready: partitions that do not serve, of which
 // what is known is old, or that need a resync. Any goroutine may call it.
-func (n *Node) Notes() (list []string) {
+func (n *Node) Warnings() (list []string) {
 	now := time.Now()
 	for p, o := range n.parts {
 		o.mu.Lock()

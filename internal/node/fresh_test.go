@@ -59,7 +59,7 @@ func (w *site) says() (problems, notes string) {
 	w.Helper()
 	s, err := w.node.Status(w.ctx)
 	w.must(err)
-	return strings.Join(s.Problems, "\n"), strings.Join(w.node.Notes(), "\n")
+	return strings.Join(s.Problems, "\n"), strings.Join(w.node.Warnings(), "\n")
 }
 
 // While NATS is away answers say for how long nothing was heard of the log; when it is back they are of now.

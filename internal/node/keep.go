@@ -206,7 +206,7 @@ func (n *Node) writer(p events.Partition) string {
 
 // Ready is nil if every partition that the node keeps has been restored and caught up, once. A node that is alone
 // ceases to be ready while it serves none of them; one of several passes queries on to the others. What answers lack
-// otherwise is in [Node.Notes].
+// otherwise is in [Node.Warnings].
 func (n *Node) Ready() error {
 	switch unready := n.unready.Load(); {
 	case n.ready.Load() && !n.cfg.Shared && int(unready) == len(n.parts):

@@ -39,7 +39,7 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 		for i := range list.Workers {
 			w := &list.Workers[i]
 			s := m.index.RankStats(m.parts[w.Partition].ranks[events.RankKey{Instance: w.Instance, Rank: w.Rank}].id)
-			w.Blocks, w.Copies, w.Pending = tiers(s.Holdings), uint64(s.Copies), int(s.Parked)
+			w.Blocks, w.Copies, w.Pending = tiers(s.Holdings), uint64(s.Copies), int(s.Pending)
 			w.Parked = w.Pending
 		}
 	})
@@ -251,13 +251,13 @@ func (m *Machine) rankProblems(r *rank) (problems []string) {
 // that were never seen. So it is with an engine that had spoken before its shim was there, and cannot say it again.
 func waitingProblem(r *rank, s radix.RankStats, held int64) string {
 	// that events are missing is said already
-	if held > 0 || s.SetBlocks > 0 || s.Parked == 0 && (r.placed || r.Stored == 0) || r.Partial {
+	if held > 0 || s.SetBlocks > 0 || s.Pending == 0 && (r.placed || r.Stored == 0) || r.Partial {
 		return ""
 	}
 	return fmt.Sprintf(
 		"%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
 			"what to do: give its shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or reset the engine's prefix cache",
-		r.Key(), r.Stored, s.Parked)
+		r.Key(), r.Stored, s.Pending)
 }
 
 // copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more
@@ -281,12 +281,12 @@ func (c *Counts) byName() map[string]uint64 {
 		"incarnations": c.Incarnations, "ended": c.Ended,
 		"blocks_stored": ix.Stored, "blocks_duplicate": ix.Duplicates, "blocks_removed": ix.Removed,
 		"removals_unknown":   ix.UnknownRemovals,
-		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_pending": ix.Parked,
+		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_pending": ix.Pending,
 		"blocks_attached":   ix.Attached,
 		"pending_cancelled": ix.Cancelled, "pending_expired": ix.Expired, "pending_overflowed": ix.Overflowed,
 		"pending_cleared": ix.ClearedWaiting,
 		// the same under their old names, for one release
-		"blocks_parked": ix.Parked, "parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired,
+		"blocks_parked": ix.Pending, "parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired,
 		"parked_overflowed": ix.Overflowed, "parked_cleared": ix.ClearedWaiting,
 		"blocks_cleared": ix.Cleared, "other_groups_stored": ix.OtherStored, "other_groups_removed": ix.OtherRemoved,
 		"malformed_events": ix.Malformed,

@@ -34,7 +34,7 @@ type Lease struct {
 	soon   chan struct{} // renew before it is time
 
 	mu     sync.Mutex
-	record Record // what changes is its Standing
+	record Record // what changes is its ShimState
 	data   []byte
 	giveUp context.CancelFunc // ends the attempt to renew that is under way, or a past one
 }
@@ -71,12 +71,12 @@ func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, err
 		soon: make(chan struct{}, 1)}, nil
 }
 
-// SetStanding changes what the record says of how it stands. It is written soon, and any goroutine may call it.
-func (l *Lease) SetStanding(s Standing) {
+// SetState changes what the record says of how it stands. It is written soon, and any goroutine may call it.
+func (l *Lease) SetState(s ShimState) {
 	s.Since = s.Since.UTC().Truncate(time.Millisecond)
 	l.mu.Lock()
-	if l.record.Standing == nil || *l.record.Standing != s {
-		l.record.Standing = &s
+	if l.record.Shim == nil || *l.record.Shim != s {
+		l.record.Shim = &s
 		if data, err := l.record.encode(); err == nil { // it cannot fail: the record was encoded before
 			l.data = data
 		}

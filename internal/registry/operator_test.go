@@ -249,7 +249,7 @@ func TestPoolsAtRandom(t *testing.T) {
 				rec := record(string(instance), DefaultLease)
 				rec.Rank, rec.Model, rec.Worker = events.Rank(rng.Uint32N(3)), pick(models...), &spec
 				rec.State = State(pick("held", "held", "expired"))
-				rec.Standing = &Standing{Engine: api.EngineState(pick("connected", "gone", "silent")),
+				rec.Shim = &ShimState{Engine: api.EngineState(pick("connected", "gone", "silent")),
 					Unusable: pick("", "", "blocks of another size")}
 				key, value = must(jetstream.WorkerKey(must(s.ns.PartitionOf(instance)), rec.Key())), rec
 			} else {
@@ -312,11 +312,11 @@ func TestStatesOfRanks(t *testing.T) {
 		{"two roles, and an operator who decides", []Record{{Worker: &api.WorkerSpec{Role: api.RoleDecode}},
 			{Worker: &api.WorkerSpec{Role: api.RolePrefill}}}, &Operator{Change: api.WorkerSpec{Role: "decode"}},
 			[]api.WorkerState{api.WorkerSchedulable, api.WorkerSchedulable}, ""},
-		{"an engine that has ended", []Record{{Standing: &Standing{Engine: api.EngineGone, Why: "its ports refuse"}}},
+		{"an engine that has ended", []Record{{Shim: &ShimState{Engine: api.EngineGone, Why: "its ports refuse"}}},
 			&Operator{Drain: &Drain{}}, []api.WorkerState{api.WorkerUnschedulable}, "its ports refuse"},
-		{"an engine that is silent proves nothing", []Record{{Standing: &Standing{Engine: api.EngineSilent}}}, nil,
+		{"an engine that is silent proves nothing", []Record{{Shim: &ShimState{Engine: api.EngineSilent}}}, nil,
 			[]api.WorkerState{api.WorkerSchedulable}, ""},
-		{"blocks of another size", []Record{{Standing: &Standing{Unusable: "blocks of 32 tokens"}}}, nil,
+		{"blocks of another size", []Record{{Shim: &ShimState{Unusable: "blocks of 32 tokens"}}}, nil,
 			[]api.WorkerState{api.WorkerIncomplete}, "blocks of 32 tokens"},
 		{"a lease that has expired", []Record{{State: Expired}}, nil, []api.WorkerState{api.WorkerUnschedulable},
 			"expired"},
@@ -328,7 +328,7 @@ func TestStatesOfRanks(t *testing.T) {
 		r := New(Config{Namespace: s.ns})
 		for i, rec := range c.records {
 			full := record("w", DefaultLease)
-			full.Rank, full.Worker, full.Standing = events.Rank(i), rec.Worker, rec.Standing
+			full.Rank, full.Worker, full.Shim = events.Rank(i), rec.Worker, rec.Shim
 			if rec.State != "" {
 				full.State = rec.State
 			}

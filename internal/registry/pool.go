@@ -268,7 +268,7 @@ func (r *Registry) judge(ranks []PoolRank) {
 				ranks[i].Rank, record.RankSize, record.RankStart))
 		}
 		if leased {
-			standing := w.standing()
+			standing := w.state()
 			ranks[i].Engine, ranks[i].EngineSince = standing.Engine, standing.Since
 			record.Events = api.EventsShim
 			w.judge(record)
@@ -301,7 +301,7 @@ func (w *Worker) judge(record *api.WorkerRecord) {
 	if w.Record.State != Held {
 		record.Because(api.WorkerUnschedulable, "its lease has expired")
 	}
-	standing := w.standing()
+	standing := w.state()
 	if standing.Engine == api.EngineGone {
 		record.Because(api.WorkerUnschedulable, fmt.Sprintf("its engine has ended: %s", standing.Why))
 	}

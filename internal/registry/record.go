@@ -47,12 +47,12 @@ type Record struct {
 	LeaseMS int64  `json:"lease_ms"`
 	State   State  `json:"state"`
 
-	// Standing is how it stands with the shim and its engine; nil: the shim is of a release that does not say.
-	Standing *Standing `json:"standing,omitempty"`
+	// Shim is how it stands with the shim and its engine; nil: the shim is of a release that does not say.
+	Shim *ShimState `json:"standing,omitempty"`
 }
 
-// Standing is how it stands with a shim and its engine.
-type Standing struct {
+// ShimState is how it stands with a shim and its engine.
+type ShimState struct {
 	Engine api.EngineState `json:"engine,omitempty"` // empty: not known
 	// of Engine, by the shim's clock; of a silent one, its last sign of life
 	Since      time.Time `json:"since,omitzero"`

@@ -64,11 +64,11 @@ type Worker struct {
 	old  bool   // with Config.Began: it was not renewed since
 }
 
-// standing is how it stands with the rank, as far as is known.
-func (w *Worker) standing() Standing {
-	var s Standing
-	if w.Record.Standing != nil {
-		s = *w.Record.Standing
+// state is how it stands with the rank, as far as is known.
+func (w *Worker) state() ShimState {
+	var s ShimState
+	if w.Record.Shim != nil {
+		s = *w.Record.Shim
 	}
 	s.CatchingUp = s.CatchingUp || w.old
 	return s
@@ -268,7 +268,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
 			r.workers[key] = w
 			if w.old != was {
-				r.impaired.note(key, w.standing())
+				r.impaired.note(key, w.state())
 			}
 			r.machine.Seen(w.Record, e.Revision, r.now())
 			continue
@@ -280,13 +280,13 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			continue
 		}
 		w, there := r.workers[key]
-		changed = changed || !there || !sameButStanding(w.Record, record)
+		changed = changed || !there || !sameButState(w.Record, record)
 		w = Worker{
 			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
 			old: e.Written.Before(r.cfg.Began),
 		}
 		r.workers[key] = w
-		r.impaired.note(key, w.standing())
+		r.impaired.note(key, w.state())
 		r.pools.Store(nil)
 		r.machine.Seen(record, e.Revision, r.now())
 	}

@@ -30,7 +30,7 @@ func (r *Registry) MarkWorkers(list *api.WorkerList, asked api.WorkersRequest) {
 			L3:      record.L3.String(),
 			Renewed: known.Renewed.UTC(), Expires: known.Renewed.Add(record.Lease()).UTC(),
 		}
-		standing := known.standing()
+		standing := known.state()
 		w.Engine, w.EngineWhy, w.CatchingUp = standing.Engine, standing.Why, standing.CatchingUp
 		if !standing.Since.IsZero() {
 			w.EngineSince = &standing.Since

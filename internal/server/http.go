@@ -73,7 +73,7 @@ func (s *Server) handler() http.Handler {
 			return
 		}
 		fmt.Fprintln(w, "ready")
-		for _, note := range append(s.node.Notes(), s.registry.Notes()...) {
+		for _, note := range append(s.node.Warnings(), s.registry.Warnings()...) {
 			fmt.Fprintln(w, note)
 		}
 	})

@@ -233,7 +233,7 @@ func shimsHooks(log *slog.Logger) compat.ShimsHooks {
 			log.Warn("the log does not take events of a registered engine; they wait", "worker", key, "error", err,
 				"what_to_do", shim.LogAdvice(err))
 		},
-		Standing: func(key events.RankKey, s shim.Standing) {
+		StateChanged: func(key events.RankKey, s shim.State) {
 			switch s.Engine {
 			case api.EngineSilent:
 				log.Warn("a registered engine is silent", "worker", key, "since", s.Since.UTC().Format(time.RFC3339),

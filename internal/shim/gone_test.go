@@ -209,7 +209,7 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 				Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m",
 					BlockSize: 4}, Decoder: decoder, Log: log,
 				SilentAfter: time.Minute, // a machine under load is not silent
-				Hooks:       Hooks{Standing: func(s Standing) { states <- s.Engine }},
+				Hooks:       Hooks{StateChanged: func(s State) { states <- s.Engine }},
 			})
 		}()
 		rng := rand.New(rand.NewPCG(*seedFlag, uint64(i)))
@@ -296,7 +296,7 @@ func TestReplaySocketThatComesLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log, failures, states := newMemory(), make(chan error, 1000), make(chan Standing, 100)
+	log, failures, states := newMemory(), make(chan error, 1000), make(chan State, 100)
 	ended := make(chan error, 1)
 	running, stop := context.WithCancel(ctx)
 	go func() {
@@ -307,7 +307,7 @@ func TestReplaySocketThatComesLate(t *testing.T) {
 			RetryReachable: 10 * time.Millisecond,
 			Limits:         Limits{ReplayPatience: 1}, // it is given up at the second failure
 			Hooks: Hooks{ReplayFailed: func(_ events.EngineSeq, err error) { failures <- err },
-				Standing: func(s Standing) { states <- s }},
+				StateChanged: func(s State) { states <- s }},
 		})
 	}()
 	defer func() {

@@ -29,9 +29,9 @@ func ParseOnRefused(text string) (OnRefused, error) {
 	return 0, fmt.Errorf("%q is neither clear nor keep", text)
 }
 
-// Standing is how it stands with a shim and its engine. [Run] says all but Refused and Unusable, which are [Report]'s;
+// State is how it stands with a shim and its engine. [Run] says all but Refused and Unusable, which are [Report]'s;
 // for CatchingUp see [Machine.CatchingUp].
-type Standing = registry.Standing
+type State = registry.ShimState
 
 // presence decides how it stands with an engine. It is stepped: it starts nothing, waits for nothing and reads no
 // clock. Run owns it.
@@ -52,7 +52,7 @@ type presence struct {
 	conns    int
 	answers  bool      // the replay socket has answered before
 	sign     time.Time // the last sign of life; at first, when the watch began
-	state    Standing
+	state    State
 	probes   int // since the last connection ended
 	refusals int // in a row
 }
@@ -77,7 +77,7 @@ func (p *presence) opened(now time.Time) {
 func (p *presence) connected(now time.Time) {
 	p.sign, p.probes, p.refusals = now, 0, 0
 	if p.state.Engine != api.EngineConnected {
-		p.state = Standing{Engine: api.EngineConnected, Since: now}
+		p.state = State{Engine: api.EngineConnected, Since: now}
 	}
 }
 
@@ -117,7 +117,7 @@ func (p *presence) mute() {
 }
 
 func (p *presence) silent(why string) {
-	p.state = Standing{Engine: api.EngineSilent, Since: p.sign, Why: why}
+	p.state = State{Engine: api.EngineSilent, Since: p.sign, Why: why}
 }
 
 // wantsProbe says in what time the engine's ports are to be probed; ok is false if they are not.
@@ -144,7 +144,7 @@ func (p *presence) probed(refused bool, now time.Time) (gone bool) {
 	if p.refusals++; p.refusals < refusalsProve {
 		return false
 	}
-	p.state = Standing{Engine: api.EngineGone, Since: now, Why: "its ports refuse connections"}
+	p.state = State{Engine: api.EngineGone, Since: now, Why: "its ports refuse connections"}
 	return true
 }
 
@@ -168,6 +168,6 @@ func (p *presence) tick(now time.Time) (gone bool) {
 		p.silent("there is no connection to it")
 		return false
 	}
-	p.state = Standing{Engine: api.EngineGone, Since: now, Why: fmt.Sprintf("silent for %v", p.goneAfter)}
+	p.state = State{Engine: api.EngineGone, Since: now, Why: fmt.Sprintf("silent for %v", p.goneAfter)}
 	return true
 }

@@ -20,7 +20,7 @@ type Report struct {
 	server *ControlServer
 
 	mu       sync.Mutex
-	state    registry.Standing
+	state    registry.ShimState
 	waits    bool   // the log did not take events, and has taken none since
 	messages uint64 // that the log had taken at the last Stepped
 }
@@ -28,8 +28,8 @@ type Report struct {
 // NewReport prepares a rank's lease: its record says that the shim is catching up. server may be nil.
 func NewReport(ns *jetstream.Namespace, record registry.Record, hooks registry.LeaseHooks,
 	server *ControlServer) (*Report, error) {
-	r := &Report{server: server, state: registry.Standing{CatchingUp: true}}
-	record.Standing = &registry.Standing{CatchingUp: true} // what the engine said before is not known yet
+	r := &Report{server: server, state: registry.ShimState{CatchingUp: true}}
+	record.Shim = &registry.ShimState{CatchingUp: true} // what the engine said before is not known yet
 	var err error
 	if r.lease, err = registry.NewLease(ns, record, hooks); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
@@ -49,9 +49,9 @@ func (r *Report) Keep(ctx context.Context, lost func()) error {
 // Renew has the lease renewed soon.
 func (r *Report) Renew() { r.lease.Renew() }
 
-// Standing says how it stands with the shim and its engine.
-func (r *Report) Standing(s Standing) {
-	r.change(func(has *registry.Standing) {
+// SetState says how it stands with the shim and its engine.
+func (r *Report) SetState(s State) {
+	r.change(func(has *registry.ShimState) {
 		s.Refused, s.Unusable = has.Refused, has.Unusable
 		*has = s
 	})
@@ -59,7 +59,7 @@ func (r *Report) Standing(s Standing) {
 
 // Unusable says why what the engine announces is passed over; nil: it is not.
 func (r *Report) Unusable(why error, do string) {
-	r.change(func(has *registry.Standing) {
+	r.change(func(has *registry.ShimState) {
 		if has.Unusable = ""; why != nil {
 			has.Unusable = fmt.Sprintf("%v; what to do: %s", why, do)
 		}
@@ -69,7 +69,7 @@ func (r *Report) Unusable(why error, do string) {
 // LogFailed says why the log does not take events, until Stepped shows that it takes them again. It reports true for
 // the first failure.
 func (r *Report) LogFailed(err error) (first bool) {
-	r.change(func(has *registry.Standing) {
+	r.change(func(has *registry.ShimState) {
 		if first = !r.waits; !first {
 			return
 		}
@@ -88,7 +88,7 @@ func (r *Report) Stepped(c Counts) (again bool) {
 	r.messages = c.Messages
 	r.mu.Unlock()
 	if again {
-		r.change(func(has *registry.Standing) {
+		r.change(func(has *registry.ShimState) {
 			r.waits = false
 			r.server.Wait(nil)
 			has.Refused = ""
@@ -97,11 +97,11 @@ func (r *Report) Stepped(c Counts) (again bool) {
 	return again
 }
 
-func (r *Report) change(f func(*registry.Standing)) {
+func (r *Report) change(f func(*registry.ShimState)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f(&r.state)
-	r.lease.SetStanding(r.state)
+	r.lease.SetState(r.state)
 }
 
 // LogAdvice is what to do about a log that takes nothing.

@@ -391,7 +391,7 @@ func TestRunLearns(t *testing.T) {
 		ended <- Run(running, Config{
 			Engine: pub.Addr(), Replay: router.Addr(), Identity: Identity{Model: "m", BlockSize: 2},
 			Decoder: newDecoder(t), Log: log, SilentAfter: time.Minute,
-			Hooks: Hooks{Standing: func(s Standing) { states <- s.Engine != "" && !s.CatchingUp }},
+			Hooks: Hooks{StateChanged: func(s State) { states <- s.Engine != "" && !s.CatchingUp }},
 		})
 	}()
 	for caught := false; !caught; {

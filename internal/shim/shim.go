@@ -115,7 +115,7 @@ type Hooks struct {
 	LogFailed      func(err error)
 	Published      func(cursor events.Cursor, last events.StreamSeq)
 	Stepped        func(Counts, int) // after each step: the counts, and the bytes that are queued
-	Standing       func(Standing)    // how it stands has changed; the first time when Run's loop begins
+	StateChanged   func(State)       // how it stands has changed; the first time when Run's loop begins
 }
 
 // runner is one Run: the machine and what waits around it. Its loop owns the machine.

@@ -18,7 +18,7 @@ const probeTimeout = 2 * time.Second
 // watching is what waits around a presence. Run's loop owns it.
 type watching struct {
 	presence presence
-	reported Standing // to the hook
+	reported State    // to the hook
 	ports    []string // of the engine's own
 	tick     *time.Timer
 
@@ -58,7 +58,7 @@ func (r *runner) watch(ctx context.Context) {
 	now.CatchingUp = r.machine.CatchingUp()
 	if now != r.watching.reported {
 		r.watching.reported = now
-		r.cfg.Hooks.Standing(now)
+		r.cfg.Hooks.StateChanged(now)
 	}
 }
 

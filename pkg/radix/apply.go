@@ -150,7 +150,7 @@ func (x *Index) placeOrWait(r *rank, e *events.Event, c *Counts) {
 		return
 	}
 	r.pending.add(r.clock, e, nil)
-	c.Parked += uint64(len(e.Blocks))
+	c.Pending += uint64(len(e.Blocks))
 	for r.pending.blocks > x.cfg.MaxPending {
 		w := r.pending.oldest()
 		c.Overflowed += uint64(w.left)
@@ -432,7 +432,7 @@ func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 		prev = block
 		if extra.get(block) > 0 {
 			x.touch(id)
-			extra.take(block)
+			extra.remove(block)
 			c.Removed++
 			continue
 		}

@@ -48,8 +48,8 @@ func (m *countMap) add(block, n uint32) {
 	m.total += uint64(n)
 }
 
-// take takes one away, and reports false if there is none.
-func (m *countMap) take(block uint32) bool {
+// remove takes one away, and reports false if there is none.
+func (m *countMap) remove(block uint32) bool {
 	if m.n == 0 {
 		return false
 	}

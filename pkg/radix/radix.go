@@ -72,7 +72,7 @@ type Counts struct {
 	// the name has copies at another place: the block and what follows it in its event are ignored
 	Conflicts      uint64
 	KindConflicts  uint64 // the group was said to be main before and is not now, or the other way round: ignored
-	Parked         uint64 // the parent, or the block's own place, is not known yet
+	Pending        uint64 // the parent, or the block's own place, is not known yet
 	Attached       uint64 // pending blocks whose place became known; they count as stored, duplicates or conflicts too
 	Cancelled      uint64 // pending copies that were removed
 	Expired        uint64 // pending blocks dropped by age
@@ -92,7 +92,7 @@ func (c *Counts) Add(d Counts) {
 	c.UnknownRemovals += d.UnknownRemovals
 	c.Conflicts += d.Conflicts
 	c.KindConflicts += d.KindConflicts
-	c.Parked += d.Parked
+	c.Pending += d.Pending
 	c.Attached += d.Attached
 	c.Cancelled += d.Cancelled
 	c.Expired += d.Expired
@@ -113,8 +113,8 @@ type Stats struct {
 	Dead       int64
 	Nodes      int64  // runs of consecutive blocks
 	Splits     uint64 // how many nodes were ever cut in two, because contents branched
-	Parked     int64  // blocks that wait
-	Remembered int64  // removals
+	Pending    int64  // blocks that wait
+	Tombstones int64  // removals
 	SetBlocks  int64  // (rank, tier, group, block) of groups that are no part of the prefix
 	Bytes      Bytes
 }

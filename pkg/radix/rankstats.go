@@ -7,15 +7,15 @@ import "github.com/kvatlas/kvatlas/pkg/events"
 type RankStats struct {
 	Holdings   [events.NumTiers]int64 // blocks held by every main group, by tier, device first
 	Copies     int64                  // copies beyond the first of a block in a tier
-	Parked     int64                  // blocks that wait
-	Remembered int64                  // removals
+	Pending    int64                  // blocks that wait
+	Tombstones int64                  // removals
 	SetBlocks  int64                  // (tier, group, block) of groups that are no part of the prefix
 }
 
 // RankStats says what a rank holds. The writer calls it.
 func (x *Index) RankStats(id RankID) (s RankStats) {
 	r := x.rank(id)
-	s.Parked, s.Remembered, s.SetBlocks = int64(r.pending.blocks), int64(r.tombstones.len()), int64(len(r.sets))
+	s.Pending, s.Tombstones, s.SetBlocks = int64(r.pending.blocks), int64(r.tombstones.len()), int64(len(r.sets))
 	if r.naming != namesExact {
 		s.Holdings = r.held
 		for t := range r.extra {

@@ -27,8 +27,8 @@ func (x *Index) Stats() (s Stats) {
 			s.Holdings[t] += n
 			s.Bytes.Holes += int64(len(r.extra[t].slots)) * 8
 		}
-		s.Parked += int64(r.pending.blocks)
-		s.Remembered += int64(r.tombstones.len())
+		s.Pending += int64(r.pending.blocks)
+		s.Tombstones += int64(r.tombstones.len())
 		s.SetBlocks += int64(len(r.sets))
 		s.Bytes.Ranks += 512 + int64(r.pending.blocks)*200 + int64(len(r.tombstones.ring))*28 + int64(len(r.sets))*40 + int64(
 			cap(r.nodes))*4

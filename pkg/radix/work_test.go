@@ -248,7 +248,7 @@ func TestOrphans(t *testing.T) {
 	for i := range names {
 		c.Add(x.Apply(id, 0, []events.Event{stored(locals[i:i+1], names[i:i+1], 12345)}))
 	}
-	if s := healthy(t, x); s.Parked != 1000 || c.Overflowed != 99000 || s.Blocks != 0 || s.Bytes.Total > 1<<20 {
+	if s := healthy(t, x); s.Pending != 1000 || c.Overflowed != 99000 || s.Blocks != 0 || s.Bytes.Total > 1<<20 {
 		t.Errorf("%+v, %+v", s, c)
 	}
 	root, top := chain(3, 1)
@@ -370,7 +370,7 @@ func TestRequestsWithoutEnd(t *testing.T) {
 	for _, id := range ids {
 		x.Apply(id, events.Millis(requests*every+5001), nil)
 	}
-	if s := healthy(t, x); s.Remembered != 0 {
+	if s := healthy(t, x); s.Tombstones != 0 {
 		t.Errorf("%+v: removals are remembered for longer than they may", s)
 	}
 }

@@ -330,7 +330,7 @@ func TestEngineEvents(t *testing.T) {
 		x := radix.New(radix.Config{})
 		id := x.AddRank(0, uint32(cfg.BlockSize))
 		e := newEngine(cfg, w.names, nil, func(evs []events.Event) {
-			if c := x.Apply(id, 0, evs); c.Conflicts+c.Parked+c.UnknownRemovals+c.Malformed > 0 {
+			if c := x.Apply(id, 0, evs); c.Conflicts+c.Pending+c.UnknownRemovals+c.Malformed > 0 {
 				t.Fatalf("seed %d: %+v", seed, c)
 			}
 		})

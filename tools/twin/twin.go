@@ -25,10 +25,10 @@ type Config struct {
 
 // Counts says what became of the blocks of a list of events. Fields mean what those of radix.Counts mean.
 type Counts struct {
-	Stored, Duplicates, Removed, UnknownRemovals                     uint64
-	Conflicts, KindConflicts                                         uint64
-	Parked, Attached, Cancelled, Expired, Overflowed, ClearedWaiting uint64
-	Cleared, OtherStored, OtherRemoved, Malformed                    uint64
+	Stored, Duplicates, Removed, UnknownRemovals                      uint64
+	Conflicts, KindConflicts                                          uint64
+	Pending, Attached, Cancelled, Expired, Overflowed, ClearedWaiting uint64
+	Cleared, OtherStored, OtherRemoved, Malformed                     uint64
 }
 
 // copyOf names copies that a rank can tell apart.
@@ -199,7 +199,7 @@ func (r *Rank) placeOrPark(e events.Event) {
 	}
 	e.Blocks, e.Locals, e.Attention = slices.Clone(e.Blocks), slices.Clone(e.Locals), 0
 	r.parked = append(r.parked, parked{r.clock, e, make([]bool, len(e.Blocks))})
-	r.counts.Parked += uint64(len(e.Blocks))
+	r.counts.Pending += uint64(len(e.Blocks))
 	for total := r.parkedBlocks(); total > r.cfg.MaxPending; {
 		total -= len(r.parked[0].event.Blocks)
 		r.counts.Overflowed += r.parked[0].waiting()

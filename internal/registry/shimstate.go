@@ -19,11 +19,11 @@ type impaired struct {
 	count atomic.Int64
 
 	mu    sync.RWMutex
-	ranks map[events.RankKey]Standing
+	ranks map[events.RankKey]ShimState
 }
 
 // note takes how it stands with a rank.
-func (u *impaired) note(key events.RankKey, s Standing) {
+func (u *impaired) note(key events.RankKey, s ShimState) {
 	if !s.CatchingUp && away(s.Engine) == "" {
 		u.forget(key)
 		return
@@ -31,7 +31,7 @@ func (u *impaired) note(key events.RankKey, s Standing) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.ranks == nil {
-		u.ranks = map[events.RankKey]Standing{}
+		u.ranks = map[events.RankKey]ShimState{}
 	}
 	u.ranks[key] = s
 	u.count.Store(int64(len(u.ranks)))
@@ -71,9 +71,9 @@ func (u *impaired) mark(a *api.Answer) {
 	}
 }
 
-// Notes say for people, a line each, of which ranks answers are not what their engines hold now, as far as is known.
+// Warnings say for people, a line each, of which ranks answers are not what their engines hold now, as far as is known.
 // Any goroutine may call it.
-func (r *Registry) Notes() (notes []string) {
+func (r *Registry) Warnings() (notes []string) {
 	u := &r.impaired
 	ranks := map[string][]events.RankKey{}
 	u.mu.RLock()
@@ -113,9 +113,9 @@ func First[T any](list []T) string {
 	return strings.Join(names, ", ")
 }
 
-// sameButStanding reports whether two records of a rank differ in nothing but how it stands with it.
-func sameButStanding(a, b Record) bool {
-	a.Standing, b.Standing = nil, nil
+// sameButState reports whether two records of a rank differ in nothing but how it stands with it.
+func sameButState(a, b Record) bool {
+	a.Shim, b.Shim = nil, nil
 	return reflect.DeepEqual(a, b)
 }
 
@@ -136,7 +136,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	problems := map[api.EngineState][]string{}
 	var unusable, refused []string
 	for _, w := range r.Workers() {
-		standing := w.standing()
+		standing := w.state()
 		if standing.CatchingUp {
 			s.Engines.CatchingUp++
 		}

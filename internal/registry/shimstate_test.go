@@ -18,7 +18,7 @@ import (
 func TestStanding(t *testing.T) {
 	s := newSite(t)
 	r := record("w", time.Hour) // renewed long after the test
-	r.Source, r.Standing = "vllm", &Standing{CatchingUp: true}
+	r.Source, r.Shim = "vllm", &ShimState{CatchingUp: true}
 	lease, err := NewLease(s.ns, r, LeaseHooks{})
 	s.must(err)
 	running, end := context.WithCancel(s.ctx)
@@ -34,7 +34,7 @@ func TestStanding(t *testing.T) {
 		{Instance: "w", Device: 2}, {Instance: "w", Rank: 1}}
 	since := time.Now().Add(-goneLong).Truncate(time.Millisecond).UTC()
 	changed := s.nodes[0].Changed()
-	for _, now := range []Standing{
+	for _, now := range []ShimState{
 		{CatchingUp: true},
 		{Engine: api.EngineConnected, Since: since, CatchingUp: true},
 		{Engine: api.EngineConnected, Since: since},
@@ -43,11 +43,11 @@ func TestStanding(t *testing.T) {
 		{Engine: api.EngineConnected, Since: since},
 		{Engine: api.EngineGone, Since: time.Now().UTC().Truncate(time.Millisecond), Why: "its ports refuse"},
 	} {
-		lease.SetStanding(now)
+		lease.SetState(now)
 		for _, node := range s.nodes {
 			s.until(fmt.Sprintf("a node knows %+v", now), func() bool {
 				w, ok := node.Worker(events.RankKey{Instance: "w"})
-				return ok && w.Record.Standing != nil && *w.Record.Standing == now
+				return ok && w.Record.Shim != nil && *w.Record.Shim == now
 			})
 			answer, want := &api.Answer{Workers: slices.Clone(overlaps)}, slices.Clone(overlaps)
 			node.MarkAnswer(answer)
@@ -88,7 +88,7 @@ func TestStanding(t *testing.T) {
 			if *status.Engines != counts {
 				t.Errorf("%+v: the status counts %+v", now, *status.Engines)
 			}
-			problems, notes := strings.Join(status.Problems, "\n"), strings.Join(node.Notes(), "\n")
+			problems, notes := strings.Join(status.Problems, "\n"), strings.Join(node.Warnings(), "\n")
 			isAway := now.Engine == api.EngineSilent || now.Engine == api.EngineGone
 			ill := isAway && now.Since.Equal(since) // one that is gone may be starting
 			if ill != strings.Contains(problems, "what to do: ") || ill != strings.Contains(problems, "w/0") ||
@@ -145,16 +145,16 @@ func TestStandingOfAnEarlierServer(t *testing.T) {
 func TestNotesNameAFew(t *testing.T) {
 	r := New(Config{})
 	for i := range 40 {
-		r.impaired.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%02d", i))}, Standing{CatchingUp: true})
+		r.impaired.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%02d", i))}, ShimState{CatchingUp: true})
 	}
-	if notes := r.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "40 ranks") ||
+	if notes := r.Warnings(); len(notes) != 1 || !strings.Contains(notes[0], "40 ranks") ||
 		!strings.HasSuffix(notes[0], "w00/0, w01/0, w02/0, w03/0, w04/0 and 35 more") {
 		t.Errorf("%q", notes)
 	}
 	for i := range 40 {
 		r.impaired.forget(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%02d", i))})
 	}
-	if notes := r.Notes(); notes != nil {
+	if notes := r.Warnings(); notes != nil {
 		t.Errorf("%q", notes)
 	}
 }
@@ -165,7 +165,7 @@ func TestRecordsOfOtherReleases(t *testing.T) {
 	for _, standing := range []string{``, `,"standing":{"engine":"asleep","dreams":true}`} {
 		text := fmt.Sprintf(
 			`{"version":1,"instance":"w","rank":0,"model":"m","block_size":16,"source":"vllm","holder":{"id":"x"},"lease_ms":30000,"state":"held"%s}`, standing)
-		if r, err := decode(key, []byte(text)); err != nil || (r.Standing != nil) != (standing != "") {
+		if r, err := decode(key, []byte(text)); err != nil || (r.Shim != nil) != (standing != "") {
 			t.Errorf("%s: %+v, %v", text, r, err)
 		}
 	}
@@ -182,7 +182,7 @@ func BenchmarkMark(b *testing.B) {
 			r := New(Config{})
 			for i := range n {
 				r.impaired.note(events.RankKey{Instance: events.WorkerID(fmt.Sprintf("worker-%d", i))},
-					Standing{CatchingUp: true})
+					ShimState{CatchingUp: true})
 			}
 			b.ReportAllocs()
 			for b.Loop() {
