@@ -114,7 +114,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 				found.Bound = api.BoundFullAttentionOnly
 			}
 			if q.Raw {
-				found.Number = uint32(o.Rank) + 1
+				found.Number = uint32(o.Rank.Slot()) + 1
 			}
 			answer.Workers = append(answer.Workers, found)
 		}

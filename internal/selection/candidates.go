@@ -150,11 +150,15 @@ func (of *candidates) sizes() string {
 }
 
 func newWorker(r *registry.PoolRank) *routing.Worker {
-	return &routing.Worker{
+	w := &routing.Worker{
 		ID: r.Instance, Endpoint: r.Record.Endpoint, Role: routing.Role(r.Record.Role), State: routing.State(r.Record.State),
 		Reasons: r.Record.Reasons, Taints: taints(r.Record), LoRAs: r.Record.LoRAAdapters,
 		TotalKVBlocks: r.Record.TotalKVBlocks, MaxNumBatchedTokens: r.Record.MaxBatchedTokens,
 	}
+	if w.State == routing.Schedulable {
+		w.State = routing.Schedulable // the same bytes: each choice compares them
+	}
+	return w
 }
 
 // taints are those of a record, and a worker's topology as Dynamo makes taints of it.

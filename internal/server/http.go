@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/compat"
@@ -150,7 +152,14 @@ func (f *httpFront) get(mux *http.ServeMux, path string, handle http.HandlerFunc
 
 // serve answers one request, and counts it.
 func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
-	contentType, body, deadline, failure := f.open(w, r)
+	buffer := bodies.Get().(*bytes.Buffer)
+	defer func() {
+		if buffer.Cap() <= mostKept {
+			buffer.Reset()
+			bodies.Put(buffer)
+		}
+	}()
+	contentType, body, deadline, failure := f.open(buffer, w, r)
 	if failure != nil {
 		f.refuse(w, op, contentType, failure)
 		return
@@ -171,8 +180,13 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
 	f.send(w, op, contentType, reply, status, api.Outcome(failure))
 }
 
+// bodies are buffers for requests' bodies, of which nothing is kept once a request is answered.
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+const mostKept = 1 << 20 // bytes of a buffer that is kept
+
 // open reads a request. The failure is to be sent in the content type.
-func (f *httpFront) open(w http.ResponseWriter, r *http.Request) (
+func (f *httpFront) open(buffer *bytes.Buffer, w http.ResponseWriter, r *http.Request) (
 	contentType string, body []byte, deadline time.Duration, failure *api.Error) {
 	header := r.Header.Get("Content-Type")
 	contentType, known := api.ContentType(header)
@@ -194,7 +208,7 @@ func (f *httpFront) open(w http.ResponseWriter, r *http.Request) (
 		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
 			"%s takes no parameters in its URL, such as %.40s; they belong into the body", r.URL.Path, name)
 	}
-	body, failure = web.ReadBody(w, r, api.MaxBody)
+	body, failure = web.ReadBodyInto(buffer, w, r, api.MaxBody)
 	return contentType, body, deadline, failure
 }
 

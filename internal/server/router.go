@@ -54,7 +54,7 @@ func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selectio
 	}
 	out, err := admitted(ctx, r, q, choose)
 	policy, outcome := cmp.Or(q.Policy, r.s.Policy, selection.DefaultPolicy), api.OutcomeOK
-	if !slices.Contains(routing.Policies(), policy) {
+	if err != nil && !slices.Contains(routing.Policies(), policy) {
 		policy = api.OpOther
 	}
 	if err != nil {

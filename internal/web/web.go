@@ -35,8 +35,12 @@ func WrongMethod(r *http.Request, methods ...string) *api.Error {
 
 // ReadBody reads a request's body of so many bytes at most.
 func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
+	return ReadBodyInto(new(bytes.Buffer), w, r, most)
+}
+
+// ReadBodyInto is [ReadBody] into a buffer, which is empty: the body is the buffer's.
+func ReadBodyInto(b *bytes.Buffer, w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
 	const before = 64 << 10 // that is set aside before anything has come
-	var b bytes.Buffer
 	if r.ContentLength > 0 {
 		b.Grow(int(min(r.ContentLength, before)) + bytes.MinRead)
 	}

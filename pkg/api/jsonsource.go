@@ -2,9 +2,11 @@ package api
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -427,7 +429,15 @@ func jsonNumbers[T uint32 | uint64](
 		s.space()
 		i = s.at
 		v := uint64(0)
-		for upTo := min(len(data), i+19); i < upTo && data[i]-'0' <= 9; i++ { // which cannot overflow
+		for most > math.MaxUint32 && i < s.at+16 && i+8 <= len(data) { // hashes have many: eight at a time
+			eight, are := eightDigits(binary.LittleEndian.Uint64(data[i:]))
+			if !are {
+				break
+			}
+			v = v*1e8 + eight
+			i += 8
+		}
+		for upTo := min(len(data), s.at+19); i < upTo && data[i]-'0' <= 9; i++ { // which cannot overflow
 			v = v*10 + uint64(data[i]-'0')
 		}
 		if i == s.at+19 && i < len(data) && data[i]-'0' <= 9 && (v < 1<<64/10 || v == 1<<64/10 && data[i] <= '5') {
@@ -456,6 +466,18 @@ func jsonNumbers[T uint32 | uint64](
 			return out, err
 		}
 	}
+}
+
+// eightDigits is the number of eight decimal digits, the first of which is the lowest byte; false if one is none.
+// Neighbours are put together in pairs, then fours, then all.
+func eightDigits(b uint64) (v uint64, are bool) {
+	const ones = 0x0101010101010101
+	b -= '0' * ones
+	if (b|(b+(0x7f-9)*ones))&(0x80*ones) != 0 {
+		return 0, false
+	}
+	b = b*10 + b>>8
+	return ((b&0x000000ff000000ff)*(100+1e6<<32) + (b>>16&0x000000ff000000ff)*(1+1e4<<32)) >> 32, true
 }
 
 // rounded says what to do about a hash that was rounded on its way.

@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -364,4 +365,23 @@ func FuzzReadMsgPack(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestEightDigits compares eight digits read at once with strconv, and has one byte be any.
+func TestEightDigits(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 100_000 {
+		text := fmt.Appendf(nil, "%08d", rng.IntN(100_000_000)>>rng.IntN(27))
+		if rng.IntN(4) > 0 {
+			text[rng.IntN(8)] = byte(rng.IntN(256))
+		}
+		got, are := eightDigits(binary.LittleEndian.Uint64(text))
+		want, err := strconv.ParseUint(string(text), 10, 64)
+		if text[0] == '+' || text[0] == '_' {
+			err = strconv.ErrSyntax
+		}
+		if are != (err == nil) || are && got != want {
+			t.Fatalf("%q: %d, %v, want %d, %v", text, got, are, want, err)
+		}
+	}
 }

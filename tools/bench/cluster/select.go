@@ -215,6 +215,7 @@ func (s *selecting) fill(namespace string, client *client.Client, nodes int) err
 		return err
 	}
 	if err := s.concurrently(s.Workers, func(i int) error {
+		// What they hold is in the log, as if shims had announced it, so that nodes are told to guess nothing beside.
 		w := &api.WorkerRegistration{Instance: worker(i), Model: model, BlockSize: blockSize}
 		w.Events, w.Endpoint = api.EventsNone, fmt.Sprintf("http://%s:8000", w.Instance)
 		_, err := client.RegisterWorker(s.ctx, w)
@@ -284,7 +285,7 @@ func (s *selecting) three() error {
 		}
 	}()
 	for _, id := range []string{"a", "b", "c"} {
-		n, err := s.node("three", id, "--request-expiry", "10h", "--replication", fmt.Sprint(s.Copies))
+		n, err := s.node("three", id, "--request-expiry", "10h", "--replication", fmt.Sprint(s.Copies), "--guess-policy", "off")
 		if err != nil {
 			return err
 		}

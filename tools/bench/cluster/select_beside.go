@@ -11,11 +11,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
@@ -86,7 +88,7 @@ func ratio(a, b *contender, get func(Rate) float64) float64 {
 // turns.
 func (s *selecting) one() error {
 	n, err := s.start("serve", "--data", filepath.Join(s.dir, "one"), "--nats-listen", "127.0.0.1:0", "--namespace",
-		"single", "--node-id", "one", "--request-expiry", "10h", "--http-listen", "127.0.0.1:0")
+		"single", "--node-id", "one", "--request-expiry", "10h", "--http-listen", "127.0.0.1:0", "--guess-policy", "off")
 	if err != nil {
 		return err
 	}
@@ -118,11 +120,8 @@ func (s *selecting) one() error {
 		choose: func(body []byte) error { return http.do("POST", base+"/v1/select", body) }}
 	subject := jetstream.QuerySubject("single", api.OpSelect)
 	overNATS := &contender{process: n, free: free,
-		body: func(r *api.SelectRequest) ([]byte, error) { return api.Marshal(api.MsgPack, r) },
-		choose: func(body []byte) error {
-			_, err := s.conn.Request(s.ctx, subject, api.MsgPack, body)
-			return err
-		}}
+		body:   func(r *api.SelectRequest) ([]byte, error) { return api.Marshal(api.MsgPack, r) },
+		choose: func(body []byte) error { return s.requestOver(subject, body) }}
 	list := []*contender{overHTTP, overNATS}
 	if s.Dynamo != "" {
 		s.progress("Dynamo's selection service")
@@ -152,6 +151,30 @@ func (s *selecting) one() error {
 	}
 	return nil
 }
+
+// requestOver asks as pkg/client does, with a body that is made already: as poster over HTTP.
+func (s *selecting) requestOver(subject string, body []byte) error {
+	w := waiters.Get().(*waiter)
+	if _, err := s.pool.Send(subject, api.MsgPack, patience, body, w, 0); err != nil {
+		return err
+	}
+	select {
+	case r := <-w.replies:
+		waiters.Put(w)
+		return r.Err
+	case <-s.pool.Lost():
+		return rpc.ErrDisconnected
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+// waiter is who waits for one reply.
+type waiter struct{ replies chan rpc.Reply }
+
+func (w *waiter) Receive(_ int, r rpc.Reply) { w.replies <- r }
+
+var waiters = sync.Pool{New: func() any { return &waiter{make(chan rpc.Reply, 1)} }}
 
 // poster makes HTTP requests with JSON bodies.
 type poster struct{ client *http.Client }
