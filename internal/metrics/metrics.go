@@ -32,6 +32,8 @@ type Queries struct {
 	stage    *prometheus.HistogramVec
 	texts    *prometheus.CounterVec
 	textTime *prometheus.HistogramVec
+	reused   *prometheus.CounterVec
+	moved    *prometheus.CounterVec
 
 	stages map[string]prometheus.Observer // of stage: looked up once, since each choice has them all
 }
@@ -60,6 +62,14 @@ func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(
 
 // Selected counts a choice of a worker by its policy and outcome: "ok", or the error's code.
 func (q *Queries) Selected(policy, outcome string) { q.selected.WithLabelValues(policy, outcome).Inc() }
+
+// Reused counts tokens of prompts that an engine says it has reused.
+func (q *Queries) Reused(model string, tokens uint64) {
+	q.reused.WithLabelValues(model).Add(float64(tokens))
+}
+
+// Moved counts a request that another worker than the chosen one has answered.
+func (q *Queries) Moved(model string) { q.moved.WithLabelValues(model).Inc() }
 
 // Stage observes how long a part of a choice took: hash, match, load, choose or book.
 func (q *Queries) Stage(stage string, took time.Duration) {
@@ -122,13 +132,21 @@ func New(node Statuser) (http.Handler, *Queries) {
 			Name: "kvatlas_tokenize_seconds", Buckets: buckets,
 			Help: "Time to make tokens of a prompt or of messages.",
 		}, []string{"model", "from"}),
+		reused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvatlas_route_reused_tokens_total",
+			Help: "Tokens of prompts that engines say they have reused (cached_tokens in their answers through a gateway).",
+		}, []string{"model"}),
+		moved: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvatlas_route_moved_total",
+			Help: "Requests through a gateway that another worker than the chosen one has answered.",
+		}, []string{"model"}),
 		stages: map[string]prometheus.Observer{},
 	}
 	for _, stage := range []string{"hash", "match", "load", "choose", "book"} {
 		q.stages[stage] = q.stage.WithLabelValues(stage)
 	}
 	registry.MustRegister(q.duration, q.asked, q.replied, q.withheld, q.denied, q.missing, q.selected, q.stage,
-		q.texts, q.textTime, collectors.NewGoCollector(),
+		q.texts, q.textTime, q.reused, q.moved, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
 }

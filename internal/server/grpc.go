@@ -3,6 +3,8 @@ package server
 import (
 	"fmt"
 
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/internal/gateway"
 	"github.com/kvatlas/kvatlas/internal/grpcserver"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"google.golang.org/grpc"
@@ -19,7 +21,13 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 		Token: s.HTTPToken, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
 		Ready: router{s}.admit,
 		Ended: func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
-	}, func(grpc.ServiceRegistrar) {})
+	}, func(r grpc.ServiceRegistrar) {
+		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
+			Router: router{s}, Pool: s.registry.Pool, All: s.registry.All, MaxBodies: maxBodies,
+			Text:  s.tokenizers != nil,
+			Hooks: gateway.Hooks{Reused: s.queries.Reused, Moved: s.queries.Moved},
+		}))
+	})
 	if err != nil {
 		return nil, fmt.Errorf("gRPC: %w; choose another with --grpc-listen", err)
 	}

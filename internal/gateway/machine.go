@@ -1,0 +1,410 @@
+package gateway
+
+import (
+	"encoding/json"
+	"net/textproto"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	modev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// Names of the protocol.
+const (
+	destination       = "x-gateway-destination-endpoint" // header, and key of the metadata below
+	destinationSpace  = "envoy.lb"
+	servedKey         = "x-gateway-destination-endpoint-served"
+	subsetSpace       = "envoy.lb.subset_hint"
+	subsetKey         = "x-gateway-destination-endpoint-subset"
+	upstreamAddress   = "upstream.address" // attribute
+	dataParallelRank  = "x-data-parallel-rank"
+	maxChunk          = 62_000  // bytes of a body in one message: gRPC's default window has 64 KiB
+	maxBody           = 8 << 20 // of a request
+	contentTypeHeader = "content-type"
+)
+
+// Ask is a request for which a worker is to be chosen.
+type Ask struct {
+	Body   []byte   // nil: there is none
+	JSON   bool     // of the body, as its content type says, or does not say otherwise
+	Subset []string // addresses of those that may be chosen; nil: all
+}
+
+// Choice is where a request goes.
+type Choice struct {
+	Addresses []string // as IP:PORT; others than the first are for when that fails
+	Rank      string   // data-parallel rank behind the first, if it has several
+}
+
+// Effects are what is to be done after a message, in the order of the fields.
+type Effects struct {
+	Served          string // another address than the chosen one has answered
+	PrefillComplete bool
+	CachedTokens    uint64 // that the engine says it has reused
+	Free            bool   // the request has ended
+
+	Replies []*extprocv3.ProcessingResponse
+
+	Ask *Ask // to be answered by [Machine.Chosen] or [Machine.Refuse]
+
+	Err error // the proxy has broken the protocol: the stream ends
+}
+
+// Machine is the state of one stream. It is not for several goroutines at once.
+type Machine struct {
+	phase                         phase
+	duplexRequest, duplexResponse bool // bodies are FULL_DUPLEX_STREAMED
+}
+
+// phase is what a stream waits for. Each has the data of its own time.
+type phase interface {
+	step(m *Machine, r *extprocv3.ProcessingRequest) Effects
+}
+
+type (
+	// begin waits for the request's headers.
+	begin struct{}
+
+	// reading waits for the rest of the request's body.
+	reading struct{ ask Ask }
+
+	// choosing waits for a choice.
+	choosing struct {
+		ask      Ask
+		after    after
+		trailers bool // the request has some
+	}
+
+	// waiting waits for the response's headers.
+	waiting struct{ address string }
+
+	// answering waits for the rest of the response.
+	answering struct {
+		own   bool // the proxy's, which refuses a request for which no worker was chosen yet
+		begun bool // some of the body has come
+		usage usage
+	}
+
+	// over waits for the stream's end: the request has ended, or was refused.
+	over struct{}
+)
+
+// after is the message that a choice answers.
+type after int
+
+const (
+	afterHeaders after = iota + 1 // there is no body
+	afterBuffered
+	afterDuplex
+)
+
+// NewMachine returns the machine of a new stream.
+func NewMachine() *Machine { return &Machine{phase: begin{}} }
+
+// Held is how many bytes of a body it has.
+func (m *Machine) Held() int {
+	switch p := m.phase.(type) {
+	case *reading:
+		return len(p.ask.Body)
+	case *choosing:
+		return len(p.ask.Body)
+	}
+	return 0
+}
+
+// Step takes a message.
+func (m *Machine) Step(r *extprocv3.ProcessingRequest) Effects {
+	if r.Request == nil {
+		return Effects{} // it is about the proxy's own matters
+	}
+	return m.phase.step(m, r)
+}
+
+// End says that the stream has ended.
+func (m *Machine) End() (e Effects) {
+	switch p := m.phase.(type) {
+	case *waiting:
+		e.Free = true
+	case *answering:
+		e.Free = !p.own
+	}
+	m.phase = over{}
+	return e
+}
+
+// broken ends a stream whose proxy sends what it may not send now.
+func (m *Machine) broken(r *extprocv3.ProcessingRequest) Effects {
+	was := m.phase
+	e := m.End()
+	e.Err = api.Errorf(api.CodeMalformed, "the proxy sends %T, and the stream is at %T", r.Request, was)
+	return e
+}
+
+func (begin) step(m *Machine, r *extprocv3.ProcessingRequest) Effects {
+	h := r.GetRequestHeaders()
+	if h == nil {
+		return m.broken(r)
+	}
+	mode := modev3.ProcessingMode_FULL_DUPLEX_STREAMED
+	m.duplexResponse = true
+	if c := r.ProtocolConfig; c != nil {
+		mode = c.RequestBodyMode
+		m.duplexResponse = c.ResponseBodyMode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED
+	}
+	m.duplexRequest = mode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED
+	contentType := header(h, contentTypeHeader)
+	ask := Ask{Subset: subset(r), JSON: contentType == "" || strings.HasPrefix(contentType, "application/json")}
+	switch {
+	case h.EndOfStream || mode == modev3.ProcessingMode_NONE:
+		return m.choose(ask, afterHeaders, false)
+	case m.duplexRequest:
+		m.phase = &reading{ask}
+		return Effects{}
+	case mode == modev3.ProcessingMode_BUFFERED:
+		m.phase = &reading{ask}
+		return Effects{Replies: []*extprocv3.ProcessingResponse{headersReply(false, nil)}}
+	}
+	m.phase = &reading{ask}
+	return m.Refuse(api.Errorf(api.CodeInternal,
+		"the proxy sends bodies in the mode %v; set request_body_mode to FULL_DUPLEX_STREAMED or BUFFERED", mode))
+}
+
+func (p *reading) step(m *Machine, r *extprocv3.ProcessingRequest) Effects {
+	switch q := r.Request.(type) {
+	case *extprocv3.ProcessingRequest_RequestBody:
+		if len(p.ask.Body)+len(q.RequestBody.Body) > maxBody {
+			return m.Refuse(api.Errorf(api.CodeTooLarge, "the body has more than %d bytes (%d MiB)", maxBody, maxBody>>20))
+		}
+		p.ask.Body = append(p.ask.Body, q.RequestBody.Body...)
+		switch {
+		case !m.duplexRequest:
+			return m.choose(p.ask, afterBuffered, false)
+		case q.RequestBody.EndOfStream:
+			return m.choose(p.ask, afterDuplex, false)
+		}
+		return Effects{}
+	case *extprocv3.ProcessingRequest_RequestTrailers:
+		if m.duplexRequest {
+			return m.choose(p.ask, afterDuplex, true)
+		}
+	case *extprocv3.ProcessingRequest_ResponseHeaders:
+		m.phase = &answering{own: true}
+		return Effects{Replies: []*extprocv3.ProcessingResponse{headersReply(true, nil)}}
+	}
+	return m.broken(r)
+}
+
+func (m *Machine) choose(ask Ask, after after, trailers bool) Effects {
+	m.phase = &choosing{ask, after, trailers}
+	return Effects{Ask: &ask}
+}
+
+func (p *choosing) step(m *Machine, r *extprocv3.ProcessingRequest) Effects { return m.broken(r) }
+
+// Chosen says where the request goes, after an Ask.
+func (m *Machine) Chosen(c *Choice) (e Effects) {
+	p, ok := m.phase.(*choosing)
+	if !ok {
+		return e // the stream has ended
+	}
+	m.phase = &waiting{c.Addresses[0]}
+	to := strings.Join(c.Addresses, ",")
+	set := []*corev3.HeaderValueOption{setHeader(destination, to)}
+	if c.Rank != "" {
+		set = append(set, setHeader(dataParallelRank, c.Rank))
+	}
+	mutation := &extprocv3.HeaderMutation{SetHeaders: set}
+	var first *extprocv3.ProcessingResponse
+	if p.after == afterBuffered {
+		first = bodyReply(false, &extprocv3.CommonResponse{HeaderMutation: mutation})
+	} else {
+		first = headersReply(false, &extprocv3.CommonResponse{HeaderMutation: mutation})
+	}
+	first.DynamicMetadata = &structpb.Struct{Fields: map[string]*structpb.Value{
+		destinationSpace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+			destination: structpb.NewStringValue(to)}})}}
+	e.Replies = append(e.Replies, first)
+	if p.after == afterDuplex {
+		e.Replies = appendChunks(e.Replies, false, p.ask.Body, !p.trailers)
+		if p.trailers {
+			e.Replies = append(e.Replies, trailersReply(false))
+		}
+	}
+	return e
+}
+
+// Refuse has the proxy answer the request with an error, while the request is read or a worker is chosen for it.
+func (m *Machine) Refuse(err error) Effects {
+	switch m.phase.(type) {
+	case *reading, *choosing:
+	default:
+		return Effects{}
+	}
+	m.phase = over{}
+	failure := api.AsError(err)
+	status := failure.Code.HTTPStatus()
+	body, _ := json.Marshal(map[string]any{"error": map[string]any{ // text can always be encoded
+		"message": failure.Message, "type": "kvatlas_error", "code": failure.Code}})
+	set := []*corev3.HeaderValueOption{setHeader(contentTypeHeader, api.JSON)}
+	if status == 429 || status == 503 {
+		set = append(set, setHeader("retry-after", "1"))
+	}
+	return Effects{Replies: []*extprocv3.ProcessingResponse{{
+		Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extprocv3.ImmediateResponse{
+			Status: &typev3.HttpStatus{Code: typev3.StatusCode(status)}, Body: body,
+			Headers: &extprocv3.HeaderMutation{SetHeaders: set}, Details: "kvatlas_" + string(failure.Code),
+		}}}}}
+}
+
+func (p *waiting) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects) {
+	switch q := r.Request.(type) {
+	case *extprocv3.ProcessingRequest_RequestTrailers:
+		if m.duplexRequest {
+			return m.broken(r)
+		}
+		e.Replies = append(e.Replies, trailersReply(false))
+		return e
+	case *extprocv3.ProcessingRequest_ResponseHeaders:
+		if by := served(r); by != p.address {
+			e.Served = by
+		}
+		e.Replies = append(e.Replies, headersReply(true, nil))
+		m.phase = &answering{}
+		if q.ResponseHeaders.EndOfStream {
+			m.phase, e.Free = over{}, true
+		}
+		return e
+	}
+	return m.broken(r)
+}
+
+func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects) {
+	switch q := r.Request.(type) {
+	case *extprocv3.ProcessingRequest_ResponseBody:
+		b := q.ResponseBody
+		if !p.own {
+			e.PrefillComplete = len(b.Body) > 0 && !p.begun
+			p.begun = p.begun || e.PrefillComplete
+			e.CachedTokens = p.usage.read(b.Body)
+		}
+		if m.duplexResponse {
+			e.Replies = appendChunks(e.Replies, true, b.Body, b.EndOfStream)
+		} else {
+			e.Replies = append(e.Replies, bodyReply(true, nil))
+		}
+		if b.EndOfStream {
+			m.phase, e.Free = over{}, !p.own
+		}
+		return e
+	case *extprocv3.ProcessingRequest_ResponseTrailers:
+		e.Replies = append(e.Replies, trailersReply(true))
+		m.phase, e.Free = over{}, !p.own
+		return e
+	}
+	return m.broken(r)
+}
+
+func (over) step(*Machine, *extprocv3.ProcessingRequest) Effects { return Effects{} }
+
+// appendChunks appends a body as it is sent in FULL_DUPLEX_STREAMED. Of an empty one that is not the end there is
+// nothing to say.
+func appendChunks(
+	to []*extprocv3.ProcessingResponse, response bool, body []byte, end bool,
+) []*extprocv3.ProcessingResponse {
+	for first := true; len(body) > 0 || first && end; first = false {
+		n := min(len(body), maxChunk)
+		to = append(to, bodyReply(response, &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
+			Mutation: &extprocv3.BodyMutation_StreamedResponse{StreamedResponse: &extprocv3.StreamedBodyResponse{
+				Body: body[:n:n], EndOfStream: end && n == len(body)}}}}))
+		body = body[n:]
+	}
+	return to
+}
+
+func headersReply(response bool, c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
+	h := &extprocv3.HeadersResponse{Response: c}
+	if response {
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: h}}
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: h}}
+}
+
+func bodyReply(response bool, c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
+	b := &extprocv3.BodyResponse{Response: c}
+	if response {
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{ResponseBody: b}}
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{RequestBody: b}}
+}
+
+func trailersReply(response bool) *extprocv3.ProcessingResponse {
+	t := &extprocv3.TrailersResponse{}
+	if response {
+		return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{ResponseTrailers: t}}
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{RequestTrailers: t}}
+}
+
+func setHeader(name, value string) *corev3.HeaderValueOption {
+	return &corev3.HeaderValueOption{Header: &corev3.HeaderValue{Key: name, RawValue: []byte(value)},
+		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD}
+}
+
+// header is the value of a header; empty if there is none.
+func header(h *extprocv3.HttpHeaders, name string) string {
+	for _, v := range h.GetHeaders().GetHeaders() {
+		if strings.EqualFold(v.Key, name) {
+			if len(v.RawValue) > 0 {
+				return textproto.TrimString(string(v.RawValue))
+			}
+			return textproto.TrimString(v.Value)
+		}
+	}
+	return ""
+}
+
+// metadata is a value of the stream's metadata; nil if there is none.
+func metadata(r *extprocv3.ProcessingRequest, space, key string) *structpb.Value {
+	return r.MetadataContext.GetFilterMetadata()[space].GetFields()[key]
+}
+
+// subset is whom the proxy allows; nil: all.
+func subset(r *extprocv3.ProcessingRequest) []string {
+	v := metadata(r, subsetSpace, subsetKey)
+	if v == nil {
+		return nil
+	}
+	list := []string{}
+	add := func(text string) {
+		for part := range strings.SplitSeq(text, ",") {
+			if part = strings.TrimSpace(part); part != "" {
+				list = append(list, part)
+			}
+		}
+	}
+	add(v.GetStringValue())
+	for _, x := range v.GetListValue().GetValues() {
+		add(x.GetStringValue())
+	}
+	return list
+}
+
+// served is who has answered, by the first of the ways in which proxies say that; empty: nobody says.
+func served(r *extprocv3.ProcessingRequest) string {
+	if v := metadata(r, destinationSpace, servedKey).GetStringValue(); v != "" {
+		return v
+	}
+	if v := header(r.GetResponseHeaders(), servedKey); v != "" {
+		return v
+	}
+	for _, attributes := range r.Attributes {
+		if v := attributes.GetFields()[upstreamAddress].GetStringValue(); v != "" {
+			return v
+		}
+	}
+	return ""
+}

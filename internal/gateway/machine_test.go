@@ -1,0 +1,300 @@
+package gateway
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	modev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+func value(v any) *structpb.Value {
+	x, err := structpb.NewValue(v)
+	if err != nil {
+		panic(err)
+	}
+	return x
+}
+
+func metadataOf(space, key string, v any) *corev3.Metadata {
+	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
+		space: {Fields: map[string]*structpb.Value{key: value(v)}}}}
+}
+
+func httpHeaders(end bool, pairs ...string) *extprocv3.HttpHeaders {
+	h := &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{}, EndOfStream: end}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		h.Headers.Headers = append(h.Headers.Headers,
+			&corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
+	}
+	return h
+}
+
+var modes = map[string]*extprocv3.ProtocolConfiguration{
+	"duplex": {RequestBodyMode: modev3.ProcessingMode_FULL_DUPLEX_STREAMED,
+		ResponseBodyMode: modev3.ProcessingMode_FULL_DUPLEX_STREAMED},
+	"buffered": {RequestBodyMode: modev3.ProcessingMode_BUFFERED, ResponseBodyMode: modev3.ProcessingMode_STREAMED},
+	"streamed": {RequestBodyMode: modev3.ProcessingMode_STREAMED}, "none": {}, "unsaid": nil,
+}
+
+// message is a line of testdata/streams.txt as a message.
+func message(t *testing.T, words []string) *extprocv3.ProcessingRequest {
+	t.Helper()
+	r := &extprocv3.ProcessingRequest{}
+	end := words[len(words)-1] == "end"
+	if end {
+		words = words[:len(words)-1]
+	}
+	text := []byte(strings.Join(words[1:], " "))
+	switch words[0] {
+	case "headers":
+		mode, known := modes[words[1]]
+		if !known {
+			t.Fatalf("no mode %q", words[1])
+		}
+		r.ProtocolConfig = mode
+		h := httpHeaders(end, ":method", "POST", "content-type", "application/json")
+		if len(words) > 2 {
+			r.MetadataContext = metadataOf(subsetSpace, subsetKey, words[2])
+		}
+		r.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: h}
+	case "body":
+		r.Request = &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{Body: text, EndOfStream: end}}
+	case "trailers":
+		r.Request = &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}
+	case "response":
+		h := httpHeaders(end, ":status", "200")
+		if len(words) > 1 {
+			r.MetadataContext = metadataOf(destinationSpace, servedKey, words[1])
+		}
+		r.Request = &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: h}
+	case "response-body":
+		r.Request = &extprocv3.ProcessingRequest_ResponseBody{ResponseBody: &extprocv3.HttpBody{Body: text,
+			EndOfStream: end}}
+	case "response-trailers":
+		r.Request = &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{}}
+	case "nothing":
+	default:
+		t.Fatalf("no message %q", words[0])
+	}
+	return r
+}
+
+// common is what a reply says of headers and of the body.
+func common(c *extprocv3.CommonResponse) (text string) {
+	for _, h := range c.GetHeaderMutation().GetSetHeaders() {
+		text += fmt.Sprintf(" %s=%s", strings.TrimPrefix(h.Header.Key, "x-"), h.Header.RawValue)
+	}
+	if b := c.GetBodyMutation().GetStreamedResponse(); b != nil {
+		if text += " "; len(b.Body) > 40 {
+			text += fmt.Sprintf("(%d bytes)", len(b.Body))
+		} else {
+			text += string(b.Body)
+		}
+		if b.EndOfStream {
+			text += " end"
+		}
+	}
+	return text
+}
+
+// said is effects as the transcript has them.
+func said(e Effects) (list []string) {
+	say := func(is bool, format string, args ...any) {
+		if is {
+			list = append(list, fmt.Sprintf(format, args...))
+		}
+	}
+	say(e.Served != "", "served %s", e.Served)
+	say(e.PrefillComplete, "prefill complete")
+	say(e.CachedTokens > 0, "cached %d", e.CachedTokens)
+	say(e.Free, "free")
+	for _, r := range e.Replies {
+		meta := r.DynamicMetadata.GetFields()[destinationSpace].GetStructValue().GetFields()[destination].GetStringValue()
+		if meta != "" {
+			meta = " metadata=" + meta
+		}
+		switch q := r.Response.(type) {
+		case *extprocv3.ProcessingResponse_RequestHeaders:
+			say(true, "<- headers%s%s", common(q.RequestHeaders.Response), meta)
+		case *extprocv3.ProcessingResponse_RequestBody:
+			say(true, "<- body%s%s", common(q.RequestBody.Response), meta)
+		case *extprocv3.ProcessingResponse_RequestTrailers:
+			say(true, "<- trailers")
+		case *extprocv3.ProcessingResponse_ResponseHeaders:
+			say(true, "<- response%s", common(q.ResponseHeaders.Response))
+		case *extprocv3.ProcessingResponse_ResponseBody:
+			say(true, "<- response-body%s", common(q.ResponseBody.Response))
+		case *extprocv3.ProcessingResponse_ResponseTrailers:
+			say(true, "<- response-trailers")
+		case *extprocv3.ProcessingResponse_ImmediateResponse:
+			i := q.ImmediateResponse
+			say(true, "<- status %d %s", i.Status.Code, i.Body)
+		}
+	}
+	if a := e.Ask; a != nil {
+		text := "(no body)"
+		if a.Body != nil {
+			text = string(a.Body)
+		}
+		if len(text) > 40 {
+			text = fmt.Sprintf("(%d bytes)", len(text))
+		}
+		say(true, "ask %s", text)
+		say(a.Subset != nil, "of %q", a.Subset)
+	}
+	say(e.Err != nil, "error %v", e.Err)
+	return list
+}
+
+// TestStreams plays testdata/streams.txt: lines that begin with "> " go in, the others are what comes of them.
+func TestStreams(t *testing.T) {
+	text, err := os.ReadFile("testdata/streams.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m *Machine
+	var got []string
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimRight(line, "\n")
+		words := strings.Fields(line)
+		switch {
+		case strings.HasPrefix(line, "# ") || line == "":
+			if line != "" {
+				m = NewMachine()
+			}
+			got = append(got, line)
+			continue
+		case words[0] != ">":
+			continue // what is compared below
+		}
+		got = append(got, line)
+		var e Effects
+		switch words = words[1:]; words[0] {
+		case "chosen":
+			c := &Choice{Addresses: strings.Split(words[1], ",")}
+			if len(words) > 2 {
+				c.Rank = words[2]
+			}
+			e = m.Chosen(c)
+		case "refused":
+			e = m.Refuse(api.Errorf(api.Code(words[1]), "because"))
+		case "eof":
+			e = m.End()
+		default:
+			if len(words) > 2 && words[1] == "bytes" {
+				n := 0
+				if _, err := fmt.Sscan(words[2], &n); err != nil {
+					t.Fatal(err)
+				}
+				words = append([]string{words[0], strings.Repeat("x", n)}, words[3:]...)
+			}
+			e = m.Step(message(t, words))
+		}
+		got = append(got, said(e)...)
+	}
+	if out := strings.Join(got, "\n") + "\n"; out != string(text) {
+		t.Errorf("it is\n%s", out)
+	}
+}
+
+// FuzzStreams sends messages in any order, and chooses and refuses at any time: a booking is freed once, and nothing is
+// said to a proxy of a part of the request that it has not sent.
+func FuzzStreams(f *testing.F) {
+	f.Add([]byte{0, 12, 5, 15, 20, 30})
+	f.Add([]byte{1, 12, 15, 20, 30, 35})
+	f.Add([]byte{2, 5, 20})
+	names := []string{"duplex", "buffered", "streamed", "none", "unsaid"}
+	f.Fuzz(func(t *testing.T, script []byte) {
+		m := NewMachine()
+		booked, freed := false, 0
+		sent := map[string]int{}
+		do := func(e Effects) {
+			if e.Free {
+				freed++
+			}
+			if (e.PrefillComplete || e.CachedTokens > 0 || e.Served != "") && (!booked || freed > 1) {
+				t.Fatal("of a request that is not booked:", said(e))
+			}
+			for _, line := range said(e) {
+				if what, ok := strings.CutPrefix(line, "<- "); ok {
+					what, _, _ = strings.Cut(what, " ")
+					if what != "status" && sent[what] == 0 {
+						t.Fatalf("%s, which was not sent", line)
+					}
+				}
+			}
+			if e.Ask != nil && booked {
+				t.Fatal("a second choice")
+			}
+		}
+		for _, b := range script {
+			end := ""
+			if b%2 == 1 {
+				end = "end"
+			}
+			switch b % 13 / 2 {
+			case 0:
+				sent["headers"]++
+				do(m.Step(message(t, strings.Fields("headers "+names[int(b/26)%len(names)]+" "+end))))
+			case 1:
+				sent["body"]++
+				do(m.Step(message(t, strings.Fields("body x "+end))))
+			case 2:
+				sent["trailers"]++
+				do(m.Step(message(t, []string{"trailers"})))
+			case 3:
+				sent["response"]++
+				do(m.Step(message(t, strings.Fields("response other:1 "+end))))
+			case 4:
+				sent["response-body"]++
+				do(m.Step(message(t, strings.Fields(`response-body "cached_tokens":7} `+end))))
+			case 5:
+				_, may := m.phase.(*choosing)
+				do(m.Chosen(&Choice{Addresses: []string{"a:1"}}))
+				booked = booked || may
+			default:
+				do(m.Refuse(api.Errorf(api.CodeBusy, "x")))
+			}
+		}
+		do(m.End())
+		do(m.End())
+		if want := map[bool]int{true: 1}[booked]; freed != want {
+			t.Fatalf("booked: %v, and freed %d times", booked, freed)
+		}
+	})
+}
+
+// TestUsage reads the number of reused tokens from answers however they are cut, and from no text of theirs.
+func TestUsage(t *testing.T) {
+	for text, want := range map[string]uint64{
+		`{"usage":{"prompt_tokens_details":{"cached_tokens":48}}}`:           48,
+		"data: {\"x\":[]}\n\ndata: {\"usage\":{\"cached_tokens\" : 123 }}\n": 123,
+		`{"cached_tokens":5,"x":1,"cached_tokens":7}`:                        7,
+		`{"text":"\"cached_tokens\":9}"}`:                                    0,
+		`{"cached_tokens":null}`:                                             0,
+		`{"cached_tokens":"8"}`:                                              0,
+		`{"cached_tokens":99999999999999999999999999}`:                       0,
+		`{"cached_tokens"`:                                                   0,
+		`{"cached_token`:                                                     0,
+		"":                                                                   0,
+	} {
+		for step := 1; step <= len(text)+1; step++ {
+			var u usage
+			var got uint64
+			for at := 0; at < len(text); at += step {
+				if n := u.read([]byte(text[at:min(at+step, len(text))])); n > 0 {
+					got = n
+				}
+			}
+			if got != want {
+				t.Fatalf("%s in pieces of %d: %d, want %d", text, step, got, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,363 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	mathrand "math/rand/v2"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"google.golang.org/grpc"
+)
+
+// Router chooses workers and counts their load. [api.Router] has it.
+type Router interface {
+	Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error)
+	Book(ctx context.Context, r *api.BookRequest) (*api.Booking, error)
+	PrefillComplete(ctx context.Context, r *api.RequestRef) error
+	Free(ctx context.Context, r *api.RequestRef) error
+}
+
+// Config is what a service stands on.
+type Config struct {
+	Router Router
+	Pool   func(model string) *registry.Pool
+	All    func() []registry.ModelRank
+	Text   bool // Router makes tokens of texts; else requests with a text go by load
+
+	Fallbacks int   // how many workers are named beside the chosen one; default 2
+	MaxBodies int64 // bytes of the bodies that are read at once; default 64 MiB
+
+	Hooks Hooks
+}
+
+// Hooks are told what happens. Any may be nil.
+type Hooks struct {
+	Reused func(model string, tokens uint64) // an engine has said what it reused of a prompt
+	Moved  func(model string)                // another worker than the chosen one has answered
+}
+
+// Service is the external processor. Any number of streams may be served at once.
+type Service struct {
+	extprocv3.UnimplementedExternalProcessorServer
+	cfg    Config
+	bodies atomic.Int64
+	known  sync.Map // model → *places
+}
+
+// New returns a service.
+func New(cfg Config) *Service {
+	cfg.Fallbacks = cmp.Or(cfg.Fallbacks, 2)
+	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
+	if cfg.Hooks.Reused == nil {
+		cfg.Hooks.Reused = func(string, uint64) {}
+	}
+	if cfg.Hooks.Moved == nil {
+		cfg.Hooks.Moved = func(string) {}
+	}
+	return &Service{cfg: cfg}
+}
+
+// freeing bounds how long the end of a request is said for, after its stream has ended.
+const freeing = 5 * time.Second
+
+// Process serves one HTTP request.
+func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRequest, extprocv3.ProcessingResponse],
+) error {
+	ctx := stream.Context()
+	m := NewMachine()
+	var b booking
+	held := 0
+	defer func() {
+		s.bodies.Add(-int64(held))
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), freeing)
+		defer cancel()
+		s.load(ending, &b, m.End())
+	}()
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		e := m.Step(r)
+		now := m.Held()
+		if all := s.bodies.Add(int64(now - held)); all > s.cfg.MaxBodies && all > int64(now) && now > held {
+			e = m.Refuse(api.Errorf(api.CodeBusy, "%d MiB of requests are being read; ask again a little later",
+				s.cfg.MaxBodies>>20))
+		}
+		held = now
+		for {
+			s.load(ctx, &b, e)
+			for _, reply := range e.Replies {
+				if err := stream.Send(reply); err != nil {
+					return err
+				}
+			}
+			if e.Err != nil {
+				return e.Err
+			}
+			if e.Ask == nil {
+				break
+			}
+			var c *Choice
+			if c, b, err = s.choose(ctx, e.Ask); err != nil {
+				e = m.Refuse(err)
+			} else {
+				e = m.Chosen(c)
+			}
+			s.bodies.Add(-int64(held))
+			held = 0
+		}
+	}
+}
+
+// booking is a request whose load is counted. The zero value is none.
+type booking struct {
+	ref    api.RequestRef
+	prompt api.Prompt // until it is known who answers
+}
+
+// load says what has become of a booking. A request that was forgotten for its age, or whose worker has gone, is not
+// known any more: that is no error here.
+func (s *Service) load(ctx context.Context, b *booking, e Effects) {
+	if b.ref.RequestID == "" {
+		return
+	}
+	if e.Served != "" {
+		s.move(ctx, b, e.Served)
+	}
+	if e.PrefillComplete {
+		_ = s.cfg.Router.PrefillComplete(ctx, &b.ref)
+	}
+	if e.CachedTokens > 0 {
+		s.cfg.Hooks.Reused(b.ref.Model, e.CachedTokens)
+	}
+	if e.Free {
+		_ = s.cfg.Router.Free(ctx, &b.ref)
+		b.ref.RequestID = ""
+	}
+}
+
+// move books a request on the worker that answers in place of the chosen one.
+func (s *Service) move(ctx context.Context, b *booking, to string) {
+	s.cfg.Hooks.Moved(b.ref.Model)
+	_ = s.cfg.Router.Free(ctx, &b.ref)
+	ranks := s.cfg.Pool(b.ref.Model).Ranks
+	at := slices.IndexFunc(ranks, func(r registry.PoolRank) bool { return address(r.Record.Endpoint) == to })
+	if at < 0 {
+		b.ref.RequestID = "" // nobody of ours
+		return
+	}
+	b.ref.RequestID = rand.Text()
+	_, _ = s.cfg.Router.Book(ctx, &api.BookRequest{Prompt: b.prompt, RequestID: b.ref.RequestID,
+		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prompt.ISLTokens})
+}
+
+// choose chooses a worker and books the request there, if its model is known.
+func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) {
+	if len(a.Body) == 0 || !a.JSON {
+		c, err := s.anyone(a)
+		return c, booking{}, err
+	}
+	p, tokens, err := readPrompt(a.Body)
+	if err != nil {
+		return nil, booking{}, err
+	}
+	q := &api.SelectRequest{RequestID: rand.Text(), Book: true}
+	q.Model, q.CacheSalt, q.Tokens, q.Explain = p.Model, p.CacheSalt, tokens, true
+	if err := s.serving(q); err != nil {
+		return nil, booking{}, err
+	}
+	switch {
+	case tokens != nil:
+	case s.cfg.Text && p.Text.Check() == nil:
+		q.Text = &p.Text
+	default:
+		q.ISLTokens, q.LoRA, q.CacheSalt = p.estimate(), "", "" // these go with tokens
+	}
+	if q.Workers, err = s.allowed(q.Model, a.Subset); err != nil {
+		return nil, booking{}, err
+	}
+	chosen, err := s.cfg.Router.Select(ctx, q)
+	if err != nil {
+		return nil, booking{}, err
+	}
+	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, prompt: q.Prompt()}
+	b.prompt.ISLTokens = chosen.ISLTokens
+	return s.choice(chosen), b, nil
+}
+
+// serving finds out whose model a request means: a pool's, an adapter's that workers of a pool have, or the only one
+// there is if the request names none.
+func (s *Service) serving(q *api.SelectRequest) error {
+	if q.Model != "" && len(s.cfg.Pool(q.Model).Ranks) > 0 {
+		return nil
+	}
+	only := ""
+	for _, r := range s.cfg.All() {
+		switch {
+		case q.Model != "" && slices.Contains(r.Record.LoRAAdapters, q.Model):
+			q.LoRA, q.Model = q.Model, r.Model
+			return nil
+		case q.Model == "" && only != "" && only != r.Model:
+			return api.Errorf(api.CodeMissingModel, "the request names no model, and there are several")
+		}
+		only = r.Model
+	}
+	if q.Model == "" {
+		q.Model = only
+	}
+	if q.Model == "" {
+		return api.Errorf(api.CodeNoWorkers, "no worker is registered")
+	}
+	return nil // select says that it is not known
+}
+
+// places are where the workers of a pool take requests. They do not change.
+type places struct {
+	pool      *registry.Pool
+	workers   []events.WorkerID // those with an address, each once
+	addresses []string          // of these
+	all       bool              // there are no others
+}
+
+// places are those of a model, made anew when its pool has changed.
+func (s *Service) places(model string) *places {
+	pool := s.cfg.Pool(model)
+	known, _ := s.known.Load(model)
+	if at, _ := known.(*places); at != nil && at.pool == pool {
+		return at
+	}
+	at := &places{pool: pool, all: true}
+	for i := range pool.Ranks {
+		r := &pool.Ranks[i]
+		if i > 0 && r.Instance == pool.Ranks[i-1].Instance {
+			continue
+		}
+		if a := address(r.Record.Endpoint); a == "" {
+			at.all = false
+		} else {
+			at.workers, at.addresses = append(at.workers, r.Instance), append(at.addresses, a)
+		}
+	}
+	if len(pool.Ranks) > 0 { // else names that nobody has would be remembered
+		s.known.Store(model, at)
+	} else {
+		s.known.Delete(model)
+	}
+	return at
+}
+
+// allowed are the workers of a model that may be chosen: of a subset, and at an address that proxies can send to; nil:
+// all.
+func (s *Service) allowed(model string, subset []string) (list []events.WorkerID, err error) {
+	at := s.places(model)
+	switch {
+	case len(at.pool.Ranks) == 0:
+		return nil, nil // select says that it is not known
+	case len(at.workers) == 0:
+		return nil, api.Errorf(api.CodeNoWorkers, "no worker of %q is registered with a serving address IP:PORT", model)
+	case subset == nil && at.all:
+		return nil, nil
+	case subset == nil:
+		return at.workers, nil
+	}
+	for i, a := range at.addresses {
+		if slices.Contains(subset, a) {
+			list = append(list, at.workers[i])
+		}
+	}
+	if list == nil {
+		return nil, api.Errorf(api.CodeNoWorkers, "no worker of %q has an address of the proxy's subset: %.200s", model,
+			strings.Join(subset, ","))
+	}
+	return list, nil
+}
+
+// choice is where a request goes that was booked: to the chosen worker, or to the next best.
+func (s *Service) choice(of *api.Selection) *Choice {
+	c := &Choice{Addresses: []string{address(of.Endpoint)}}
+	pool := s.cfg.Pool(of.Model)
+	if len(pool.Worker(of.Worker)) > 1 {
+		c.Rank = strconv.FormatUint(uint64(of.Rank), 10)
+	}
+	if of.Explanation == nil {
+		return c
+	}
+	others := of.Explanation.Candidates
+	slices.SortStableFunc(others, func(a, b routing.Considered) int { return cmp.Compare(a.Cost, b.Cost) })
+	for i := range others {
+		if len(c.Addresses) > s.cfg.Fallbacks {
+			break
+		}
+		r := pool.Rank(events.RankKey{Instance: others[i].Worker, Rank: others[i].Rank})
+		if r == nil {
+			continue // its registration has ended
+		}
+		if at := address(r.Record.Endpoint); at != "" && !slices.Contains(c.Addresses, at) {
+			c.Addresses = append(c.Addresses, at)
+		}
+	}
+	return c
+}
+
+// anyone chooses for a request that says nothing of a model: any worker that may be chosen, and others.
+func (s *Service) anyone(a *Ask) (*Choice, error) {
+	c := &Choice{}
+	for _, r := range s.cfg.All() {
+		at := address(r.Record.Endpoint)
+		if at != "" && r.Record.State == api.WorkerSchedulable && (a.Subset == nil || slices.Contains(a.Subset, at)) &&
+			!slices.Contains(c.Addresses, at) {
+			c.Addresses = append(c.Addresses, at)
+		}
+	}
+	if len(c.Addresses) == 0 {
+		return nil, api.Errorf(api.CodeNoWorkers, "no worker may be chosen: see `indexer workers`")
+	}
+	mathrand.Shuffle(len(c.Addresses), func(i, j int) {
+		c.Addresses[i], c.Addresses[j] = c.Addresses[j], c.Addresses[i]
+	})
+	c.Addresses = c.Addresses[:min(len(c.Addresses), 1+s.cfg.Fallbacks)]
+	return c, nil
+}
+
+// address is the IP:PORT of a serving address; empty if it has none.
+func address(endpoint string) string {
+	host := endpoint
+	port := "80"
+	if scheme, _, isURL := strings.Cut(endpoint, "://"); isURL {
+		u, err := url.Parse(endpoint)
+		if err != nil {
+			return ""
+		}
+		host = u.Host
+		if scheme == "https" {
+			port = "443"
+		}
+	}
+	if at, err := netip.ParseAddrPort(host); err == nil {
+		return at.String()
+	}
+	if at, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return net.JoinHostPort(at.String(), port)
+	}
+	return ""
+}

@@ -1,0 +1,259 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"google.golang.org/grpc"
+)
+
+// world is a router and a registry of the model m, whose workers a, b, c are at 10.0.0.1 to 3, and d has no address.
+// It chooses b, or the first that is allowed, and d never.
+type world struct {
+	pool *registry.Pool
+	log  []string // what the router was told
+	ids  map[string]string
+	fail error
+}
+
+func newWorld() *world {
+	w := &world{pool: &registry.Pool{Model: "m"}, ids: map[string]string{}}
+	add := func(name string, rank events.Rank, endpoint string) {
+		record := &api.WorkerRecord{State: api.WorkerSchedulable}
+		record.Endpoint, record.LoRAAdapters = endpoint, []string{"adapter"}
+		w.pool.Ranks = append(w.pool.Ranks, registry.PoolRank{
+			RankKey: events.RankKey{Instance: events.WorkerID(name), Rank: rank}, BlockSize: 16, Record: record})
+	}
+	add("a", 0, "http://10.0.0.1:8000/v1")
+	add("b", 0, "10.0.0.2:8000")
+	add("b", 1, "10.0.0.2:8000")
+	add("c", 0, "http://10.0.0.3")
+	add("d", 0, "http://some.name:8000")
+	return w
+}
+
+func (w *world) config() Config {
+	return Config{Router: w, Text: true,
+		Pool: func(model string) *registry.Pool {
+			if model == "m" {
+				return w.pool
+			}
+			return &registry.Pool{Model: model}
+		},
+		All: func() (list []registry.ModelRank) {
+			for _, r := range w.pool.Ranks {
+				list = append(list, registry.ModelRank{Model: "m", PoolRank: r})
+			}
+			return list
+		},
+		Hooks: Hooks{
+			Reused: func(model string, n uint64) { w.say("reused %s %d", model, n) },
+			Moved:  func(model string) { w.say("moved %s", model) },
+		},
+	}
+}
+
+func (w *world) say(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
+
+// id is a short name of a request's id.
+func (w *world) id(long string) string {
+	if w.ids[long] == "" {
+		w.ids[long] = fmt.Sprint("r", len(w.ids)+1)
+	}
+	return w.ids[long]
+}
+
+func (w *world) Select(_ context.Context, r *api.SelectRequest) (*api.Selection, error) {
+	text := ""
+	if r.Text != nil {
+		text = fmt.Sprintf(" text %q %s", r.Text.Prompt, r.Messages)
+	}
+	w.say("select %s %s tokens %v isl %d lora %q salt %q of %v%s", w.id(r.RequestID), r.Model, r.Tokens, r.ISLTokens,
+		r.LoRA, r.CacheSalt, r.Workers, text)
+	if w.fail != nil {
+		return nil, w.fail
+	}
+	if r.Model != "m" {
+		return nil, api.Errorf(api.CodeUnknownModel, "no %s", r.Model)
+	}
+	out := &api.Selection{Model: "m", ISLTokens: 7, Explanation: &routing.Explanation{}}
+	for i, p := range w.pool.Ranks {
+		if r.Workers != nil && !slices.Contains(r.Workers, p.Instance) {
+			continue
+		}
+		if out.Worker == "" || p.Instance == "b" {
+			out.Worker, out.Rank, out.Endpoint = p.Instance, p.Rank, p.Record.Endpoint
+		}
+		out.Explanation.Candidates = append(out.Explanation.Candidates,
+			routing.Considered{Worker: p.Instance, Rank: p.Rank, Cost: float64(10 - i)})
+	}
+	return out, nil
+}
+
+func (w *world) Book(_ context.Context, r *api.BookRequest) (*api.Booking, error) {
+	w.say("book %s at %s/%d prefill %d of %d", w.id(r.RequestID), r.Worker, r.Rank, r.EffectivePrefillTokens, r.ISLTokens)
+	return &api.Booking{}, nil
+}
+
+func (w *world) PrefillComplete(_ context.Context, r *api.RequestRef) error {
+	w.say("prefill complete %s", w.id(r.RequestID))
+	return nil
+}
+
+func (w *world) Free(_ context.Context, r *api.RequestRef) error {
+	w.say("free %s", w.id(r.RequestID))
+	return nil
+}
+
+// script is a stream that sends messages and then ends.
+type script struct {
+	grpc.ServerStream
+	t    *testing.T
+	w    *world
+	send []string
+}
+
+func (s *script) Context() context.Context { return s.t.Context() }
+
+func (s *script) Recv() (*extprocv3.ProcessingRequest, error) {
+	if len(s.send) == 0 {
+		return nil, io.EOF
+	}
+	line := s.send[0]
+	s.send = s.send[1:]
+	return message(s.t, strings.Fields(line)), nil
+}
+
+func (s *script) Send(r *extprocv3.ProcessingResponse) error {
+	s.w.log = append(s.w.log, said(Effects{Replies: []*extprocv3.ProcessingResponse{r}})...)
+	return nil
+}
+
+// TestChoices serves streams, and compares what the router is asked and the proxy is told.
+func TestChoices(t *testing.T) {
+	const from = "headers buffered"
+	for name, c := range map[string]struct {
+		send []string
+		fail error
+		want []string
+	}{
+		"tokens": {
+			[]string{from, `body {"model":"m","prompt":[1,2,3],"cache_salt":"s"}`, "response 10.0.0.2:8000",
+				"response-body x", `response-body "cached_tokens":2}`, "response-body end"}, nil,
+			[]string{"<- headers", `select r1 m tokens [1 2 3] isl 0 lora "" salt "s" of [a b c]`,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"<- response", "prefill complete r1", "<- response-body", "reused m 2", "<- response-body",
+				"free r1", "<- response-body"},
+		},
+		"an adapter, a subset, and nobody answers": {
+			[]string{from + " 10.0.0.1:8000,10.9.9.9:1", `body {"model":"adapter","prompt":[[1],[2]]}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "adapter" salt "" of [a]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
+		},
+		"text, and another answers": {
+			[]string{from, `body {"prompt":["hello","you"]}`, "response 10.0.0.3:80", "response-body x"}, nil,
+			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of [a b c] text "hello" `,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response",
+				"prefill complete r2", "<- response-body", "free r2"},
+		},
+		"a stranger answers": {
+			[]string{from, `body {"model":"m","messages":[{"role":"user"}]}`, "response 10.7.7.7:80", "response-body x end"},
+			nil,
+			[]string{"<- headers",
+				`select r1 m tokens [] isl 0 lora "" salt "" of [a b c] text "" [{"role":"user"}]`,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"moved m", "free r1", "<- response", "<- response-body"},
+		},
+		"neither": {
+			[]string{from, `body {"model":"m","input":"x"}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [] isl 1 lora "" salt "" of [a b c]`,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
+		},
+		"no such model": {
+			[]string{from, `body {"model":"x","prompt":[1]}`}, nil,
+			[]string{"<- headers", `select r1 x tokens [1] isl 0 lora "" salt "" of []`,
+				`<- status 404 {"error":{"code":"unknown_model","message":"no x","type":"kvatlas_error"}}`},
+		},
+		"no JSON": {
+			[]string{from, `body {"model"`}, nil,
+			[]string{"<- headers", `<- status 400 {"error":{"code":"malformed","message":"the body is not the JSON of a ` +
+				`request: unexpected end of JSON input","type":"kvatlas_error"}}`},
+		},
+		"shed": {
+			[]string{from, `body {"model":"m","prompt":[1]}`}, api.Errorf(api.CodeOverloaded, "busy"),
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of [a b c]`,
+				`<- status 429 {"error":{"code":"overloaded","message":"busy","type":"kvatlas_error"}}`},
+		},
+		"nobody of the subset": {
+			[]string{from + " 10.9.9.9:1", `body {"model":"m","prompt":[1]}`}, nil,
+			[]string{"<- headers", `<- status 503 {"error":{"code":"no_workers","message":"no worker of \"m\" has an ` +
+				`address of the proxy's subset: 10.9.9.9:1","type":"kvatlas_error"}}`},
+		},
+		"no body": {
+			[]string{from + " 10.0.0.3:80 end", "response"}, nil,
+			[]string{"<- headers gateway-destination-endpoint=10.0.0.3:80 metadata=10.0.0.3:80", "<- response"},
+		},
+		"no body, and nobody": {
+			[]string{from + " 10.9.9.9:80 end"}, nil,
+			[]string{`<- status 503 {"error":{"code":"no_workers","message":"no worker may be chosen: see ` +
+				"`indexer workers`" + `","type":"kvatlas_error"}}`},
+		},
+	} {
+		w := newWorld()
+		w.fail = c.fail
+		if err := New(w.config()).Process(&script{t: t, w: w, send: c.send}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got, want := strings.Join(w.log, "\n"), strings.Join(c.want, "\n"); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
+		}
+	}
+}
+
+// TestBodiesAreBounded: where others read as much as there is room for, a request is refused, and the room comes back.
+func TestBodiesAreBounded(t *testing.T) {
+	w := newWorld()
+	cfg := w.config()
+	cfg.MaxBodies = 1000
+	s := New(cfg)
+	s.bodies.Store(900)
+	send := []string{"headers duplex", "body bytes-" + strings.Repeat("x", 200), "body y end"}
+	if err := s.Process(&script{t: t, w: w, send: send}); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.log) != 1 || !strings.HasPrefix(w.log[0], "<- status 429") || s.bodies.Load() != 900 {
+		t.Errorf("%q, and %d bytes are counted", w.log, s.bodies.Load())
+	}
+	s.bodies.Store(0)
+	send = []string{"headers duplex", "body " + strings.Repeat("x", 3000)}
+	if err := s.Process(&script{t: t, w: w, send: send}); err != nil || s.bodies.Load() != 0 {
+		t.Errorf("a body alone: %v, and %d bytes are counted", err, s.bodies.Load())
+	}
+}
+
+// TestAddress: what proxies can send to.
+func TestAddress(t *testing.T) {
+	for endpoint, want := range map[string]string{
+		"http://10.0.0.1:8000": "10.0.0.1:8000", "https://10.0.0.1": "10.0.0.1:443", "10.0.0.1:8000": "10.0.0.1:8000",
+		"http://[::1]:8000/v1": "[::1]:8000", "[::1]:8000": "[::1]:8000", "http://[::1]": "[::1]:80", "10.0.0.1": "10.0.0.1:80",
+		"http://name:8000": "", "name:8000": "", "": "", "http://%zz": "", "tcp://10.0.0.1:70000": "",
+	} {
+		if got := address(endpoint); got != want {
+			t.Errorf("%q is %q, want %q", endpoint, got, want)
+		}
+	}
+}

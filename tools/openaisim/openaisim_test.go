@@ -1,0 +1,35 @@
+package openaisim
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// TestAnswers: answers say how much of the prompt was cached, streamed or not.
+func TestAnswers(t *testing.T) {
+	e, err := Start("127.0.0.1:0", Options{Model: "m", BlockSize: 2, Tokens: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Kill()
+	for _, c := range []struct{ path, body, want string }{
+		{"completions", `{"model":"m","prompt":[1,2,3,4,5]}`, `"cached_tokens":0`},
+		{"completions", `{"model":"m","prompt":[1,2,3,4,6],"stream":true}`, `"cached_tokens":4`},
+		{"completions", `{"model":"m","prompt":[1,2,9,4,6]}`, `"cached_tokens":2`},
+		{"chat/completions", `{"model":"m","messages":["ab"]}`, `"cached_tokens":0`},
+		{"chat/completions", `{"model":"m","messages":["ab","c"]}`, `"cached_tokens":4`},
+		{"completions", `{"model":"x","prompt":[1]}`, "model"},
+	} {
+		r, err := http.Post("http://"+e.Addr+"/v1/"+c.path, "application/json", strings.NewReader(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil || !strings.Contains(string(text), c.want) {
+			t.Errorf("%s: %s, %v, want %s", c.body, text, err, c.want)
+		}
+	}
+}
