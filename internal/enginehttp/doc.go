@@ -2,8 +2,8 @@
 //
 // [Ask] finds out which engine answers and reads what a shim needs: the model's name, the size of a block, and for each
 // data-parallel rank where its events and its replay socket are. It also reads what a choice of worker needs: the room
-// of device memory in blocks, and how many tokens a step computes. A host that stands for all of the engine's interfaces
-// becomes the host of the URL.
+// of device memory in blocks, and how many tokens a step computes. A host that stands for all of the engine's
+// interfaces becomes the host of the URL.
 //
 //	vLLM 0.32 and later   GET /kv_event_sources (endpoints, by rank), /v1/models (the name),
 //	                      /metrics (vllm:cache_config_info: block size and number of blocks),

@@ -30,7 +30,7 @@
 // announced something after a booking refutes nothing. But the engine has announced a prompt's blocks when its first
 // output token comes. So a guess stands until the router has said so, or that the request has ended, and for one
 // second more, in which the events pass shim and log ([Service.Refute]). After that an answer of a log that was read
-// to its end knows better: a block that it does not confirm is dropped, with all behind it. So an engine that clears its
+// to its end knows better: a block that it does not confirm is dropped, with all behind it. An engine that clears its
 // cache keeps its guesses no longer than that: what it has not computed yet will be there after the clear. Clocks of
 // hosts are not compared. A router that says neither leaves it to the TTL.
 //

@@ -110,7 +110,8 @@ func TestHedgesDenied(t *testing.T) {
 // TestSelections: choices are counted by policy and outcome, and bookings by what became of them.
 func TestSelections(t *testing.T) {
 	handler, queries := New(&statuser{api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
-		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6, Booked: 30, Freed: 31, Full: 32, Gone: 33}, {Model: "m", Group: "g", Requests: 2}}},
+		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6, Booked: 30, Freed: 31, Full: 32, Gone: 33},
+		{Model: "m", Group: "g", Requests: 2}}},
 		Waiting:       []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
 		Sessions:      &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
 		EngineReports: &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20}}})

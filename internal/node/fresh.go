@@ -84,8 +84,8 @@ func inWords(ms uint64) string {
 	return (time.Duration(ms) * time.Millisecond).Round(time.Second).String()
 }
 
-// Warnings say for people, a line each, what answers lack though the node is ready: partitions that do not serve, of which
-// what is known is old, or that need a resync. Any goroutine may call it.
+// Warnings say for people, a line each, what answers lack though the node is ready: partitions that do not serve, of
+// which what is known is old, or that need a resync. Any goroutine may call it.
 func (n *Node) Warnings() (list []string) {
 	now := time.Now()
 	for p, o := range n.parts {

@@ -17,7 +17,8 @@ func BenchmarkSelect(b *testing.B) {
 	f := newFleet(b, workers, 1)
 	answer := &api.Answer{Model: "m", BlockSize: block, Complete: true}
 	for w := range workers / 2 {
-		answer.Workers = append(answer.Workers, api.Overlap{Instance: f.pool.Ranks[2*w].Instance, Device: 64, Number: uint32(w + 1)})
+		answer.Workers = append(answer.Workers,
+			api.Overlap{Instance: f.pool.Ranks[2*w].Instance, Device: 64, Number: uint32(w + 1)})
 	}
 	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { return answer, nil }
 	hashes := func(k int) api.Hashes {
