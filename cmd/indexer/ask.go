@@ -124,6 +124,7 @@ type promptFlags struct {
 	tokens, tokensFile, hashes string
 	promptFile, messagesFile   string
 	returnTokens               bool
+	engineHashes               string
 	workers, endpoints         []string
 }
 
@@ -138,6 +139,8 @@ func (p *promptFlags) add(cmd *cobra.Command, workers string) {
 	f.StringVar(&p.messagesFile, "messages-file", "",
 		"JSON file with a chat's messages, or with a whole request of an OpenAI client; - is standard input")
 	f.BoolVar(&p.returnTokens, "return-token-ids", false, "with a text and --json: have its tokens in the answer")
+	f.StringVar(&p.engineHashes, "engine-hashes", "",
+		"the engine's own hashes of the prompt's blocks, as its events have them, in place of tokens")
 	f.Uint32Var(&p.query.BlockSize, "block-size", 0, "tokens in a block; an error if the model's workers have another")
 	f.StringVar(&p.query.LoRA, "lora", "", "name of the LoRA adapter")
 	f.StringVar(&p.query.CacheSalt, "cache-salt", "", "cache salt")
@@ -181,10 +184,15 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 			q.Text, err = readChat(p.messagesFile)
 			return err
 		},
+		"engine-hashes": func() (err error) {
+			q.EngineHashes, err = numbers[uint64](strings.NewReader(p.engineHashes), 64)
+			return err
+		},
 	} {
 		if cmd.Flags().Changed(name) {
 			if given++; given > 1 {
-				return q, cli.UsageErrorf("give one of --tokens, --tokens-file, --hashes, --prompt-file and --messages-file")
+				return q, cli.UsageErrorf("give one of --tokens, --tokens-file, --hashes, --engine-hashes, --prompt-file and " +
+					"--messages-file")
 			}
 			if err := read(); err != nil {
 				return q, cli.UsageErrorf("--%s: %w", name, err)
@@ -192,7 +200,7 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 		}
 	}
 	if given == 0 {
-		return q, cli.UsageErrorf("give --tokens, --tokens-file, --hashes, --prompt-file or --messages-file")
+		return q, cli.UsageErrorf("give --tokens, --tokens-file, --hashes, --engine-hashes, --prompt-file or --messages-file")
 	}
 	if p.returnTokens && q.Text == nil {
 		return q, cli.UsageErrorf("--return-token-ids goes with --prompt-file or --messages-file")

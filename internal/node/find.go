@@ -21,6 +21,8 @@ type scratch struct {
 	allowed radix.RankSet
 	holding radix.RankSet // the ranks of the answer
 	answer  radix.Answer
+	names   []events.BlockHash // the query's engine hashes
+	named   radix.Named
 
 	reflected []at
 	looked    cluster.Set        // partitions that the answer is of
@@ -64,14 +66,16 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 		return nil, err
 	}
-	lookaheads, own := served.Lookaheads, q.Hashes == nil // whether each rank counts by hashes of its own
+	// own: each rank counts by hashes of its own
+	lookaheads, own := served.Lookaheads, q.Hashes == nil && q.EngineHashes == nil
 	if !own {
 		lookaheads = asGiven
 	}
 	if err := s.hash(q, served.BlockSize, lookaheads[0]); err != nil {
 		return nil, err
 	}
-	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Blocks: len(s.locals), Workers: []api.Overlap{}}
+	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Workers: []api.Overlap{},
+		Blocks: max(len(s.locals), len(q.EngineHashes))}
 	if q.Raw {
 		answer.Workers = q.Room[:0]
 	}
@@ -83,7 +87,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	switch {
 	case !some:
 		answer.Reason = api.ReasonNotAllowed
-	case len(s.locals) == 0:
+	case answer.Blocks == 0:
 		answer.Reason = api.ReasonNoBlocks
 	}
 	s.holding.Clear()
@@ -97,26 +101,26 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 				return nil, err
 			}
 		}
-		n.index.Match(served.Space, s.locals, allowed, &s.answer)
-		answer.Workers = slices.Grow(answer.Workers, len(s.answer.Ranks))
-		for _, o := range s.answer.Ranks {
+		found := s.match(n.index, q, served.Space, allowed)
+		answer.Workers = slices.Grow(answer.Workers, len(found))
+		for _, o := range found {
 			r := view.Rank(o.Rank)
 			if r == nil || !s.sees(r) || own && r.Lookahead != lookahead {
 				continue
 			}
 			s.holding.Add(o.Rank)
 			s.of = append(s.of, r.Partition)
-			found := api.Overlap{
+			overlap := api.Overlap{
 				Instance: r.Key.Instance, Rank: r.Key.Rank,
 				Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
 			}
 			if r.Bounded {
-				found.Bound = api.BoundFullAttentionOnly
+				overlap.Bound = api.BoundFullAttentionOnly
 			}
 			if q.Raw {
-				found.Number = uint32(o.Rank.Slot()) + 1
+				overlap.Number = uint32(o.Rank.Slot()) + 1
 			}
-			answer.Workers = append(answer.Workers, found)
+			answer.Workers = append(answer.Workers, overlap)
 		}
 	}
 	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
@@ -149,6 +153,20 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	finish(q.Idle, cmp.Or(answer.Reason, api.ReasonNotCached))
 	return answer, nil
+}
+
+// match asks the index for what ranks hold of the query's blocks.
+func (s *scratch) match(x *radix.Index, q *api.Query, space uint32, allowed *radix.RankSet) []radix.Overlap {
+	if q.EngineHashes == nil {
+		x.Match(space, s.locals, allowed, &s.answer)
+		return s.answer.Ranks
+	}
+	s.names = s.names[:0]
+	for _, h := range q.EngineHashes {
+		s.names = append(s.names, events.BlockHash(h))
+	}
+	x.MatchNames(space, s.names, allowed, &s.named)
+	return s.named.Ranks
 }
 
 // asGiven is for a query whose blocks are hashed already.

@@ -84,7 +84,7 @@ func (u *Union) Answer(missing []events.Partition) (*api.Answer, error) {
 		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q to any node", u.query.Model)
 	}
 	a := u.answer
-	a.BlockSize, a.Blocks = u.sizes[0], len(u.query.Hashes)
+	a.BlockSize, a.Blocks = u.sizes[0], max(len(u.query.Hashes), len(u.query.EngineHashes))
 	if len(a.Lookaheads) > 0 {
 		a.Blocks = len(u.query.HashedFor(a.Lookaheads[0]))
 	}

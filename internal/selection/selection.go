@@ -359,6 +359,10 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 		}
 	}
 	switch {
+	case p.SequenceHashes == nil && p.EngineHashes != nil:
+		for _, h := range p.EngineHashes {
+			x.seq = append(x.seq, events.SeqHash(h))
+		}
 	case p.SequenceHashes == nil:
 		x.seq = events.SeqHashes(x.seq, x.locals)
 	case p.Tokens != nil && len(p.SequenceHashes) != len(x.locals):
@@ -383,7 +387,7 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 // match asks the index for what candidates hold. Of a model of which nothing was announced, nobody holds anything.
 func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidates, x *scratch) (*api.Answer, error) {
 	nothing := &api.Answer{Model: r.Model, BlockSize: of.blockSize, Complete: true}
-	if len(x.locals) == 0 {
+	if len(x.locals) == 0 && len(r.EngineHashes) == 0 {
 		return nothing, nil
 	}
 	q := r.Query

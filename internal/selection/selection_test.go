@@ -79,6 +79,30 @@ func request(id string, n int) *api.SelectRequest {
 	return &api.SelectRequest{Query: api.Query{Model: "m", Tokens: tokens(n)}, RequestID: id, Book: id != ""}
 }
 
+// TestSelectByEngineHashes: the index is asked with them as they are, and blocks under way are counted by them.
+func TestSelectByEngineHashes(t *testing.T) {
+	f := newFleet(t, 2, 1)
+	f.holds[events.RankKey{Instance: "w01"}] = [4]uint32{3, 0, 0, 0}
+	r := &api.SelectRequest{Query: api.Query{Model: "m", EngineHashes: api.Hashes{7, 8, 9}}, RequestID: "r1", Book: true,
+		ISLTokens: 14}
+	s, err := f.service.Select(t.Context(), r)
+	if err != nil || s.Worker != "w01" || s.Blocks != 3 || s.ISLTokens != 14 || s.CachedTokens != 12 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if q := f.asked[0]; !slices.Equal(q.EngineHashes, r.EngineHashes) || q.Hashes != nil {
+		t.Fatalf("%+v", q)
+	}
+	p, err := f.service.PotentialLoads(t.Context(), &api.PotentialRequest{Prompt: api.Prompt{Model: "m",
+		EngineHashes: api.Hashes{7, 8, 1}}})
+	if err != nil || p.Ranks[0].PotentialDecodeBlocks != 3 || p.Ranks[1].PotentialDecodeBlocks != 4 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if s, err = f.service.Select(t.Context(), &api.SelectRequest{Query: api.Query{Model: "m",
+		EngineHashes: api.Hashes{}}}); err != nil || s.Blocks != 0 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+}
+
 // TestSelectBooksWhatItChose sends requests to a fleet of two: each goes where the cost is least, and counts there.
 func TestSelectBooksWhatItChose(t *testing.T) {
 	f := newFleet(t, 2, 1)

@@ -90,7 +90,7 @@ func onlyRegistered(q *api.Query, pool *registry.Pool, err error) *api.Answer {
 	if slices.ContainsFunc(pool.Ranks, func(r registry.PoolRank) bool { return none(r) && r.BlockSize != size }) {
 		return nil
 	}
-	blocks := max(len(q.Hashes), len(q.Tokens)/int(max(size, 1)))
+	blocks := max(len(q.Hashes), len(q.EngineHashes), len(q.Tokens)/int(max(size, 1)))
 	a := &api.Answer{Model: q.Model, BlockSize: size, Blocks: blocks, Workers: []api.Overlap{},
 		Partitions: []api.PartitionStatus{}, Complete: len(failed.Missing) == 0, Missing: failed.Missing,
 		Reason: api.ReasonNotCached, L3: api.L3{Status: api.L3NotConfigured}}
@@ -102,6 +102,13 @@ func onlyRegistered(q *api.Query, pool *registry.Pool, err error) *api.Answer {
 
 // sequence makes the sequence hashes of a query's whole blocks.
 func sequence(q *api.Query, blockSize uint32) ([]events.SeqHash, error) {
+	if q.EngineHashes != nil {
+		seq := make([]events.SeqHash, len(q.EngineHashes))
+		for i, h := range q.EngineHashes {
+			seq[i] = events.SeqHash(h)
+		}
+		return seq, nil
+	}
 	var locals []events.LocalHash
 	if q.Tokens == nil {
 		for _, h := range q.Hashes {

@@ -51,6 +51,11 @@ type Query struct {
 	// been.
 	Hashed []Hashed `json:"hashed,omitzero" msgpack:"hashed,omitempty"`
 
+	// EngineHashes are the engine's own hashes of the prompt's blocks, from the first one on, as its events have them, in
+	// place of Tokens. A block counts for a rank that holds it under that hash: what one rank of those that name blocks
+	// alike has said is enough for all of these, and what a rank calls otherwise is asked of that rank alone.
+	EngineHashes Hashes `json:"engine_hashes,omitzero" msgpack:"engine_hashes,omitempty"`
+
 	// LoRA and CacheSalt change the hashes of Tokens as they do in the engine. They go with Tokens or Text only.
 	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
 	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`

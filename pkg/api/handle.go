@@ -112,6 +112,9 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		if err := q.Check(); err != nil {
 			return nil, err
 		}
+		if q.Explain && q.EngineHashes != nil {
+			return nil, Errorf(CodeMalformed, "explain goes with tokens or hashes, not with engine_hashes")
+		}
 		q.Idle = q.Idle || q.Explain
 		return h.Indexer.Find(ctx, &q)
 	case OpSelect, OpBook, OpPrefillComplete, OpOutputBlock, OpFree, OpLoads, OpPotentialLoads,
@@ -211,11 +214,13 @@ func (q *Query) Check() error {
 	switch {
 	case q.Model == "":
 		return Errorf(CodeMissingModel, "the query names no model")
-	case q.Text != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil):
+	case q.Text != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil || q.EngineHashes != nil):
 		return Errorf(CodeMalformed, "the query has a text, and tokens or hashes; give one of them")
 	case q.Text != nil && q.Text.Check() != nil:
 		return q.Text.Check()
-	case q.Tokens == nil && q.Hashes == nil && q.Hashed == nil && q.Text == nil:
+	case q.EngineHashes != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil):
+		return Errorf(CodeMalformed, "the query has engine_hashes, and tokens or hashes; give one of them")
+	case q.Tokens == nil && q.Hashes == nil && q.Hashed == nil && q.EngineHashes == nil && q.Text == nil:
 		return Errorf(CodeMalformed, "the query has neither tokens nor hashes, and no prompt or messages")
 	case q.Tokens != nil && q.Hashes != nil, q.Hashed != nil && (q.Tokens != nil || q.Hashes != nil):
 		return Errorf(CodeMalformed, "the query has tokens and hashes; give one of them")

@@ -218,9 +218,10 @@ func packSelection(s *Selection) []byte {
 	return p
 }
 
-// rare reports whether a query has what nodes do not ask each other for.
+// rare reports whether a query has what nodes do not ask each other for, or too much.
 func (q *Query) rare() bool {
-	return q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Text != nil
+	return q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Text != nil ||
+		q.EngineHashes != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil)
 }
 
 // packQuery packs a query that is not rare, with room for more.
@@ -248,6 +249,10 @@ func packQuery(q *Query, more int) []byte {
 			p.hashes(h.Hashes)
 			return p
 		})
+	}
+	if q.EngineHashes != nil {
+		p.field(m, "engine_hashes")
+		p.hashes(q.EngineHashes)
 	}
 	p.optText(m, "lora_name", q.LoRA)
 	p.optText(m, "cache_salt", q.CacheSalt)

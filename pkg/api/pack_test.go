@@ -78,6 +78,12 @@ func randomQuery(rng *rand.Rand) *Query {
 	if rng.IntN(8) == 0 {
 		q.Endpoints, q.WithEndpoint = []string{words(rng), "e"}, rng.IntN(2) == 0
 	}
+	if rng.IntN(8) == 0 {
+		q.EngineHashes = some(rng, 300, u64)
+	}
+	if rng.IntN(2) == 0 && q.EngineHashes != nil {
+		q.Tokens, q.Hashes, q.Hashed = nil, nil, nil
+	}
 	q.ByEndpoint = rng.IntN(8) == 0
 	return q
 }
@@ -173,7 +179,7 @@ func TestPackedAsByReflection(t *testing.T) {
 	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		q := randomQuery(rng)
-		same(t, q, !q.rare(), unpackedQuery)
+		same(t, q, q.Endpoints == nil && !q.WithEndpoint && !q.ByEndpoint, unpackedQuery)
 		same(t, randomAnswer(rng, false), true, unpackAnswer)
 		if seed%10 == 0 {
 			a := randomAnswer(rng, true)
@@ -192,6 +198,7 @@ func TestNoHashesAreNotAnEmptyList(t *testing.T) {
 	for _, want := range []Query{
 		{Model: "m", Hashes: Hashes{}}, {Model: "m", Tokens: Tokens{}}, {Model: "m"}, {Model: "m",
 			Hashed: []Hashed{{Hashes: Hashes{}}}}, {Model: "m", Hashed: []Hashed{{}}},
+		{Model: "m", EngineHashes: Hashes{}},
 	} {
 		for _, contentType := range []string{MsgPack, JSON} {
 			body, err := Marshal(contentType, &want)

@@ -208,7 +208,7 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 
 var (
 	queryFields = []string{
-		"model", "block_size", "tokens", "hashes", "hashed", "lora_name", "cache_salt", "workers", "ranks",
+		"model", "block_size", "tokens", "hashes", "hashed", "engine_hashes", "lora_name", "cache_salt", "workers", "ranks",
 		"endpoints", "with_endpoint", "by_endpoint", "partitions", "min_seq", "explain", "idle", "l3", "l3_timeout_ms",
 	}
 	findFields    = slices.Concat(queryFields, textFields)
@@ -236,6 +236,8 @@ func (r *reader) query(field string, q *Query) error {
 		return r.readTokens(field, &q.Tokens)
 	case "hashes":
 		return r.readHashes(field, &q.Hashes)
+	case "engine_hashes":
+		return r.readHashes(field, &q.EngineHashes)
 	case "hashed":
 		q.Hashed = []Hashed{}
 		return r.each(field, func() error {

@@ -32,8 +32,10 @@ type Prompt struct {
 	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
 	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
 
+	EngineHashes Hashes `json:"engine_hashes,omitzero" msgpack:"engine_hashes,omitempty"` // in place of Tokens
+
 	// SequenceHashes are the blocks that requests share, one for each whole block; default: what follows from the
-	// tokens or local hashes, as events.SeqHashes has it.
+	// tokens or local hashes, as events.SeqHashes has it, or the engine hashes.
 	SequenceHashes Hashes `json:"sequence_hashes,omitzero" msgpack:"sequence_hashes,omitempty"`
 
 	// ISLTokens is the length of the prompt in tokens; default: of Tokens, or of the hashes' whole blocks.
@@ -283,7 +285,7 @@ func done[Q any](do func(context.Context, *Q) error) func(context.Context, *Q) (
 // Prompt is the prompt of the request.
 func (s *SelectRequest) Prompt() Prompt {
 	return Prompt{Model: s.Model, BlockSize: s.BlockSize, Tokens: s.Tokens, Hashes: s.Hashes, LoRA: s.LoRA,
-		CacheSalt: s.CacheSalt, SequenceHashes: s.SequenceHashes, ISLTokens: s.ISLTokens}
+		CacheSalt: s.CacheSalt, EngineHashes: s.EngineHashes, SequenceHashes: s.SequenceHashes, ISLTokens: s.ISLTokens}
 }
 
 // Check refuses what no service could answer. The error is an [Error].
@@ -322,7 +324,12 @@ func (p *Prompt) Check() error {
 		return Errorf(CodeMissingModel, "the request names no model")
 	case p.Tokens != nil && p.Hashes != nil:
 		return Errorf(CodeMalformed, "the request has tokens and hashes; give one of them")
-	case p.Tokens == nil && (p.LoRA != "" || p.CacheSalt != "") && p.Hashes != nil:
+	case p.EngineHashes != nil && (p.Tokens != nil || p.Hashes != nil):
+		return Errorf(CodeMalformed, "the request has engine_hashes, and tokens or hashes; give one of them")
+	case p.EngineHashes != nil && p.SequenceHashes != nil && len(p.EngineHashes) != len(p.SequenceHashes):
+		return Errorf(CodeMalformed, "there are %d engine_hashes and %d sequence_hashes; each block has one of both",
+			len(p.EngineHashes), len(p.SequenceHashes))
+	case p.Tokens == nil && (p.LoRA != "" || p.CacheSalt != "") && (p.Hashes != nil || p.EngineHashes != nil):
 		return Errorf(CodeMalformed,
 			"lora_name and cache_salt are part of the hashes already; they go with tokens only")
 	case p.Hashes != nil && p.SequenceHashes != nil && len(p.Hashes) != len(p.SequenceHashes):
@@ -350,8 +357,8 @@ func (b *BookRequest) Check() error {
 	if err := checkSession(b.SessionID); err != nil {
 		return err
 	}
-	given := b.SessionID != "" || b.Tokens != nil || b.Hashes != nil || b.SequenceHashes != nil || b.ISLTokens != 0 ||
-		b.EffectivePrefillTokens != 0 || b.Rank != 0
+	given := b.SessionID != "" || b.Tokens != nil || b.Hashes != nil || b.EngineHashes != nil ||
+		b.SequenceHashes != nil || b.ISLTokens != 0 || b.EffectivePrefillTokens != 0 || b.Rank != 0
 	switch {
 	case b.Worker == "" && given:
 		return Errorf(CodeMalformed, "the booking names no worker; without one it takes what select chose under the id, "+
@@ -389,11 +396,12 @@ func checkSession(id string) error {
 }
 
 var (
-	promptFields = []string{"model", "block_size", "tokens", "hashes", "lora_name", "cache_salt", "sequence_hashes",
+	promptFields = []string{"model", "block_size", "tokens", "hashes", "engine_hashes", "lora_name", "cache_salt",
+		"sequence_hashes",
 		"isl_tokens"}
 	selectFields = slices.Concat(promptFields, []string{"workers", "endpoints", "min_seq", "explain", "l3",
-		"l3_timeout_ms", "request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id", "strict_priority",
-		"priority_jump", "policy_class", "pinned_worker", "affinity_target",
+		"l3_timeout_ms", "request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id",
+		"strict_priority", "priority_jump", "policy_class", "pinned_worker", "affinity_target",
 		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"},
 		textFields)
 	bookFields = slices.Concat(promptFields, []string{"request_id", "worker", "rank", "effective_prefill_tokens",
@@ -495,10 +503,11 @@ func (r *reader) prompt(field string, p *Prompt) error {
 		return r.isl(field, &p.ISLTokens)
 	}
 	q := Query{Model: p.Model, BlockSize: p.BlockSize, Tokens: p.Tokens, Hashes: p.Hashes, LoRA: p.LoRA,
-		CacheSalt: p.CacheSalt}
+		CacheSalt: p.CacheSalt, EngineHashes: p.EngineHashes}
 	err := r.query(field, &q)
 	p.Model, p.BlockSize, p.Tokens, p.Hashes, p.LoRA, p.CacheSalt = q.Model, q.BlockSize, q.Tokens, q.Hashes, q.LoRA,
 		q.CacheSalt
+	p.EngineHashes = q.EngineHashes
 	return err
 }
 

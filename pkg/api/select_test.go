@@ -64,6 +64,7 @@ func TestRoutingRequests(t *testing.T) {
 	for op, sent := range map[string][]any{
 		OpSelect: {
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1, 2, 3}, LoRA: "l", CacheSalt: "s"}},
+			&SelectRequest{Query: Query{Model: "m", EngineHashes: Hashes{1, 1 << 63}}, ISLTokens: 40},
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}, Endpoints: []string{"http://a"}},
 				Disaggregated: true, Advisory: true, SessionID: "s", StrictPriority: 3, PriorityJump: 1.5, PolicyClass: "batch"},
 			&SelectRequest{
@@ -80,6 +81,7 @@ func TestRoutingRequests(t *testing.T) {
 		},
 		OpBook: {
 			&BookRequest{Prompt: Prompt{Model: "m"}, RequestID: "r1"},
+			&BookRequest{Prompt: Prompt{Model: "m", EngineHashes: Hashes{7}}, RequestID: "r1", Worker: "a"},
 			&BookRequest{Prompt: prompt, RequestID: "r1", Worker: "a", Rank: 3, EffectivePrefillTokens: 30,
 				TrackPrefillTokens: &no, AssumeKVReuse: &yes, ExpectedOutputTokens: 4, SessionID: "s"},
 		},
@@ -143,6 +145,10 @@ func TestRoutingRequestsRefused(t *testing.T) {
 			"a disaggregated request's has at most 1016"},
 		{OpSelect, `{"model":"m","tokens":[1],"endpoints":[]}`, "endpoints is an empty list"},
 		{OpSelect, `{"model":"m","tokens":[1],"idle":true}`, `there is no field "idle"`},
+		{OpSelect, `{"model":"m","hashes":[1],"engine_hashes":[1]}`, "engine_hashes, and tokens or hashes"},
+		{OpSelect, `{"model":"m","engine_hashes":[1],"sequence_hashes":[]}`, "1 engine_hashes and 0 sequence_hashes"},
+		{OpBook, `{"model":"m","request_id":"r","engine_hashes":[1]}`, "names no worker"},
+		{OpPotentialLoads, `{"model":"m","tokens":[],"engine_hashes":[]}`, "engine_hashes, and tokens or hashes"},
 		{OpBook, `{"model":"m"}`, "request_id has 0 bytes"},
 		{OpBook, `{"model":"m","request_id":"r","rank":1}`, "the booking names no worker"},
 		{OpBook, `{"model":"m","request_id":"r","worker":"a","isl_tokens":4,"effective_prefill_tokens":5}`,

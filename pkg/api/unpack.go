@@ -268,6 +268,8 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 			out.Hashes = u.hashes()
 		case "hashed":
 			out.Hashed = listOf(&u, func() Hashed { return u.hashed(unknown) })
+		case "engine_hashes":
+			out.EngineHashes = u.hashes()
 		case "lora_name":
 			out.LoRA = u.validText()
 		case "cache_salt":

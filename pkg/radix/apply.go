@@ -11,6 +11,8 @@ import (
 // Apply takes events of one rank that reached the log at now; time that goes back is taken to stand still. It keeps
 // none of the slices. Applying a list in parts, with the same times, comes to the same.
 func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Counts) {
+	x.naming.Lock()
+	defer x.naming.Unlock()
 	x.change(x.rank(id), now, evs, &c)
 	x.resolveEnds(mostQueued)
 	return c

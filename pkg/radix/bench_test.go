@@ -200,6 +200,32 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
+// BenchmarkMatchNames asks by engine hashes, of ranks that share their names and of as many that do not.
+func BenchmarkMatchNames(b *testing.B) {
+	for _, own := range []bool{false, true} {
+		b.Run(fmt.Sprintf("own=%v", own), func(b *testing.B) {
+			const n = 512
+			x := New(Config{})
+			locals, names := chain(1, n)
+			for range 64 {
+				x.Apply(x.AddRank(0, 16), 0, []events.Event{stored(locals, names)})
+				if own {
+					_, others := chain(uint64(2+len(x.slots)), n)
+					x.Apply(x.AddRank(0, 16), 0, []events.Event{stored(locals, others)})
+				}
+			}
+			var a Named
+			b.ReportAllocs()
+			for b.Loop() {
+				x.MatchNames(0, names, nil, &a)
+			}
+			if len(a.Ranks) != 64 {
+				b.Fatal(len(a.Ranks))
+			}
+		})
+	}
+}
+
 // BenchmarkApply stores and removes what the other ranks of a fleet hold too, then what nobody else has; the time is
 // for one block.
 func BenchmarkApply(b *testing.B) {

@@ -10,7 +10,8 @@
 //
 // One goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, RankStats, Bounded, Check, GroupSets
 // and everything about exports and imports. Match, MatchGroups and Explain may be called from any goroutine at any
-// time; they never wait for the writer, and see an event as a whole or not at all.
+// time; they never wait for the writer, and see an event as a whole or not at all. So may MatchNames, which asks by
+// engine hashes; it and the writer wait for each other.
 //
 // What events mean: a rank's copies are counted by (tier, group, engine hash). A name, that is an engine hash under
 // which the rank holds a copy in whatever tier or group, stands for one place: the path of local hashes from the root.
@@ -47,10 +48,13 @@
 //
 // When a main group names blocks that other groups hold already, a reader may see the prefix grow in two steps.
 //
+// A query by engine hashes finds of each rank the blocks that it holds under these names, each at its place: the first
+// is the first of a prompt, and each follows the one before it.
+//
 // Where things are: node.go (the tree), slabs.go (the arena), holders.go (who holds what), names.go (the table of
 // engine hashes), naming.go (whose names they are), exact.go (ranks that need more), apply.go (events), match.go
-// (queries), windows.go, limits.go and ends.go (groups beside the main ones), export.go and import.go (images),
-// check.go (every invariant, in code). DESIGN.md says why.
+// (queries), bynames.go (those by engine hashes), windows.go, limits.go and ends.go (groups beside the main ones),
+// export.go and import.go (images), check.go (every invariant, in code). DESIGN.md says why.
 //
 // It leaves to others who a rank is, the log, the format of snapshots, and time: it knows none but what it is given.
 package radix

@@ -35,6 +35,8 @@ func (x *Index) StartImport(ranks []RankID) *Import {
 // Expect makes room at once for about as many blocks as the image has, which spares growing step by step.
 func (m *Import) Expect(blocks int) {
 	x := m.x
+	x.naming.Lock()
+	defer x.naming.Unlock()
 	blocks = max(0, min(blocks, 1<<28))
 	x.shared.room(x.memory, blocks)
 	x.roomForBlocks(x.slabEnd + uint32(blocks)/slabBlocks)
@@ -42,6 +44,8 @@ func (m *Import) Expect(blocks int) {
 
 // Run takes a run, in any order. It keeps nothing of it.
 func (m *Import) Run(run *events.Run) error {
+	m.x.naming.Lock()
+	defer m.x.naming.Unlock()
 	if run.Parent != events.NoRun && m.runs[run.Parent] == nil {
 		own := *run
 		own.Locals, own.Names, own.Holdings = slices.Clone(run.Locals), slices.Clone(run.Names), nil
@@ -241,6 +245,8 @@ func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32, fres
 
 // Rank takes what belongs to rank i beside runs; all runs that it remembers blocks of must have been taken before.
 func (m *Import) Rank(i int, img *events.RankImage) error {
+	m.x.naming.Lock()
+	defer m.x.naming.Unlock()
 	if i < 0 || i >= len(m.ranks) {
 		return fmt.Errorf("rank %d of %d: %w", i, len(m.ranks), errImage)
 	}
@@ -305,6 +311,8 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 
 // Finish ends the import.
 func (m *Import) Finish() (err error) {
+	m.x.naming.Lock()
+	defer m.x.naming.Unlock()
 	for parent, runs := range m.pending {
 		err = fmt.Errorf("run %d: its parent %d is missing: %w", runs[0].ID, parent, errImage)
 	}

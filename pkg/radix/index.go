@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -39,6 +40,9 @@ type Index struct {
 	partSpace allocator
 	bitSpace  allocator
 	splits    uint64
+
+	// The writer holds it while it changes anything; of readers, only those that look names up. See bynames.go.
+	naming sync.RWMutex
 
 	// Names that ranks share; see naming.go.
 	shared     names
@@ -122,6 +126,8 @@ func newIndex(cfg Config, l limits) *Index {
 // AddRank makes room for a rank that holds nothing. Only ranks of one space can match the same query: space is the
 // caller's number for one (model, block size). block is that size in tokens, by which windows are measured.
 func (x *Index) AddRank(space, block uint32) RankID {
+	x.naming.Lock()
+	defer x.naming.Unlock()
 	var i int
 	gen := uint32(1)
 	if n := len(x.unused); n > 0 {
@@ -151,6 +157,8 @@ func (x *Index) AddRank(space, block uint32) RankID {
 // DropRank forgets a rank and all that it holds. Its id is not given out again before its slot has been used 4,095
 // times.
 func (x *Index) DropRank(id RankID) {
+	x.naming.Lock()
+	defer x.naming.Unlock()
 	r := x.rank(id)
 	x.touchRank(r)
 	var c Counts

@@ -100,6 +100,7 @@ func readers(t *testing.T, x *Index) {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(n), 3))
 			var a Answer
+			var named Named
 			for {
 				select {
 				case <-stop:
@@ -111,8 +112,10 @@ func readers(t *testing.T, x *Index) {
 				for i := range ranks {
 					before[RankID(ranks[i].id.Load())] = i
 				}
-				x.Match(0, docs[q], nil, &a)
-				asked.Add(1)
+				if x.Match(0, docs[q], nil, &a); asked.Add(1)%3 == 0 {
+					x.MatchNames(0, names(docs[q]), nil, &named)
+					a.Ranks = append(a.Ranks[:0], named.Ranks...)
+				}
 				for _, o := range a.Ranks {
 					i, ok := before[o.Rank]
 					if !ok {

@@ -27,6 +27,7 @@ type world struct {
 
 	ranks []*member
 	log   []string
+	named Named
 }
 
 // blockTokens is how many tokens a block has.
@@ -357,6 +358,45 @@ func (w *world) query() {
 		q[w.pick.below(len(q))]++
 	}
 	w.verify(uint32(w.pick.below(2)), q)
+	w.queryNames()
+}
+
+// queryNames asks by engine hashes: as some rank calls a document's blocks, or with some that are those of others.
+func (w *world) queryNames() {
+	doc := w.pick.below(len(w.docs))
+	names := w.names(w.ranks[w.pick.below(len(w.ranks))], doc, 0, 1+w.pick.below(len(w.docs[doc])))
+	switch w.pick.below(6) {
+	case 0:
+		names[w.pick.below(len(names))]++
+	case 1:
+		names = names[w.pick.below(len(names)):]
+	case 2:
+		other := w.pick.below(len(w.docs))
+		at := w.pick.below(min(len(names), len(w.docs[other])))
+		copy(names[at:], w.names(w.ranks[w.pick.below(len(w.ranks))], other, at, len(w.docs[other])))
+	}
+	w.verifyNames(uint32(w.pick.below(2)), names)
+}
+
+func (w *world) verifyNames(space uint32, names []events.BlockHash) {
+	var allowed *RankSet
+	if w.pick.below(4) == 0 {
+		allowed = &RankSet{}
+	}
+	want := map[RankID][events.NumTiers]uint32{}
+	for _, m := range w.ranks {
+		if allowed != nil {
+			if w.pick.below(2) == 0 {
+				continue
+			}
+			allowed.Add(m.id)
+		}
+		if d := m.twin.Match(m.twin.Named(names)); m.space == space && d != [events.NumTiers]uint32{} {
+			want[m.id] = d
+		}
+	}
+	w.x.MatchNames(space, names, allowed, &w.named)
+	w.same("match by names", want, w.named.Ranks)
 }
 
 func (w *world) verify(space uint32, q []events.LocalHash) {

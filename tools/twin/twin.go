@@ -51,6 +51,13 @@ type removal struct {
 	since events.Millis
 }
 
+// origin is how a place follows from the one before it.
+type origin struct {
+	parent events.SeqHash
+	root   bool // there is none before it
+	local  events.LocalHash
+}
+
 type parked struct {
 	since     events.Millis
 	event     events.Event
@@ -77,6 +84,7 @@ type Rank struct {
 	copies map[copyOf]int                         // of main groups, by name
 	held   map[holding]int                        // the same copies, by place
 	place  map[events.BlockHash]events.SeqHash    // of every name in copies
+	path   map[events.SeqHash]origin              // of every place that was ever held
 	gone   []removal                              // the last names that left copies, oldest first
 	parked []parked                               // oldest first
 	sets   map[copyOf]int                         // of the other groups
@@ -85,7 +93,7 @@ type Rank struct {
 
 // New returns a rank that holds nothing. block is the size of a block in tokens.
 func New(cfg Config, block uint32) *Rank {
-	r := &Rank{cfg: cfg, block: block}
+	r := &Rank{cfg: cfg, block: block, path: map[events.SeqHash]origin{}}
 	r.reset()
 	return r
 }
@@ -228,7 +236,9 @@ func (r *Rank) put(e *events.Event, cancelled []bool) {
 		seq, _ = r.known(e.Parent)
 	}
 	for i, name := range e.Blocks {
+		before := seq
 		seq = Next(seq, root, e.Locals[i])
+		r.path[seq] = origin{before, root, e.Locals[i]}
 		root = false
 		if cancelled[i] {
 			continue
@@ -367,6 +377,21 @@ func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) 
 		depth[t], before = uint32(n-before), n
 	}
 	return depth
+}
+
+// Named is the local hashes of the blocks that the rank holds under these names in whatever tier, as far as each
+// follows the one before it, and the first is the first of a prompt.
+func (r *Rank) Named(names []events.BlockHash) (locals []events.LocalHash) {
+	var last events.SeqHash
+	for i, name := range names {
+		seq, ok := r.place[name]
+		if from := r.path[seq]; !ok || from.root != (i == 0) || i > 0 && from.parent != last {
+			break
+		}
+		last = seq
+		locals = append(locals, r.path[seq].local)
+	}
+	return locals
 }
 
 // Held says how many leading blocks are held in device, how many more follow directly in host, in disk, in external.

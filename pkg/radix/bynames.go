@@ -1,0 +1,94 @@
+package radix
+
+import (
+	"math/bits"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Named is the answer to a query by engine hashes, with the scratch of that. It is reused as an [Answer] is.
+type Named struct {
+	Answer
+
+	locals  []events.LocalHash
+	sharing RankSet
+	private Answer
+}
+
+// MatchNames is [Index.Match] for a prompt whose blocks are given as engines call them. A block counts for a rank if
+// the rank holds it under the name that is given, at its place in the prompt: ranks that share the table of names are
+// matched together, every other by its own names. Any goroutine may call it at any time; it waits for a change of the
+// index that is under way.
+func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *RankSet, out *Named) {
+	x.naming.RLock()
+	defer x.naming.RUnlock()
+	out.Ranks = out.Ranks[:0]
+	out.locals = x.path(space, names, x.sharedPlace, out.locals[:0])
+	out.sharing.words = append(out.sharing.words[:0], x.sharedMask...)
+	if allowed != nil {
+		for i := range out.sharing.words {
+			out.sharing.words[i] &= allowed.word(i)
+		}
+	}
+	if len(out.locals) > 0 {
+		x.Match(space, out.locals, &out.sharing, &out.Answer)
+	}
+	for i, shares := range x.sharedMask {
+		for set := ^shares; set != 0; set &= set - 1 {
+			slot := i<<6 + bits.TrailingZeros64(set)
+			if slot >= len(x.slots) {
+				break
+			}
+			r := x.slots[slot]
+			if r == nil || r.space != space || allowed != nil && !allowed.Has(r.id) {
+				continue
+			}
+			place := func(name events.BlockHash) (uint32, bool) { return x.heldPlace(r, name) }
+			if out.locals = x.path(space, names, place, out.locals[:0]); len(out.locals) == 0 {
+				continue
+			}
+			out.sharing.Clear()
+			out.sharing.Add(r.id)
+			x.Match(space, out.locals, &out.sharing, &out.private)
+			out.Ranks = append(out.Ranks, out.private.Ranks...)
+		}
+	}
+}
+
+// sharedPlace is the block that ranks which share the table of names call so.
+func (x *Index) sharedPlace(name events.BlockHash) (block uint32, ok bool) {
+	block, _, ok = x.shared.find(uint64(name), x.shared.hash(uint64(name)))
+	return block, ok
+}
+
+// path appends the local hashes of the blocks that have these names, as far as each follows the one before it, and the
+// first is the first of a prompt.
+func (x *Index) path(
+	space uint32, names []events.BlockHash, place func(events.BlockHash) (uint32, bool), locals []events.LocalHash,
+) []events.LocalHash {
+	at, end := x.v.root(space), uint32(0) // the node that the path has come to, and behind its last block so far
+	for i, name := range names {
+		block, ok := place(name)
+		if !ok {
+			break
+		}
+		if i == 0 || block != end || end == x.v.nodes[at].start+x.v.nodes[at].len {
+			id, n := x.where(block)
+			whole := i == 0 || end == x.v.nodes[at].start+x.v.nodes[at].len
+			if n.start != block || n.parent != at || !whole {
+				break
+			}
+			at = id
+		}
+		locals, end = append(locals, events.LocalHash(x.v.locals[block])), block+1
+	}
+	return locals
+}
+
+// word is one word of the set.
+func (s *RankSet) word(i int) uint64 {
+	if i < len(s.words) {
+		return s.words[i]
+	}
+	return 0
+}
