@@ -32,6 +32,7 @@ type Engine struct {
 
 	mu     sync.Mutex
 	cached map[string]bool // prefixes of prompts in whole blocks
+	begun  map[string]bool // X-Test-Ids of requests whose answers have begun
 }
 
 // Start runs an engine until it is killed.
@@ -40,7 +41,7 @@ func Start(listen string, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{Options: o, Addr: l.Addr().String(), cached: map[string]bool{}}
+	e := &Engine{Options: o, Addr: l.Addr().String(), cached: map[string]bool{}, begun: map[string]bool{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/completions", e.complete)
 	mux.HandleFunc("POST /v1/chat/completions", e.complete)
@@ -54,6 +55,22 @@ func Start(listen string, o Options) (*Engine, error) {
 
 // Kill ends it as a crash would: connections break.
 func (e *Engine) Kill() { e.server.Close() }
+
+// Begun reports whether it has begun to answer the request of an X-Test-Id.
+func (e *Engine) Begun(id string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.begun[id]
+}
+
+// begin notes that an answer begins.
+func (e *Engine) begin(r *http.Request) {
+	if id := r.Header.Get("X-Test-Id"); id != "" {
+		e.mu.Lock()
+		e.begun[id] = true
+		e.mu.Unlock()
+	}
+}
 
 // compute is how many units a prompt has, tokens or bytes of text, and how many of them were cached. Afterwards all
 // are.
@@ -119,12 +136,14 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if q.Stream {
+			e.begin(r)
 			fmt.Fprint(w, "data: {\"choices\":[{\"index\":0,\"text\":\"x\"}]}\n\n")
 			if out.Flush() != nil {
 				return
 			}
 		}
 	}
+	e.begin(r)
 	if q.Stream {
 		fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n", usage)
 	} else {

@@ -109,12 +109,16 @@ type answer struct {
 	err    error
 }
 
-func (g *gateway) do(method, path, body string) (a answer) {
+func (g *gateway) do(method, path, body string) answer { return g.doAs("", method, path, body) }
+
+// doAs sends a request by whose id the engine knows it.
+func (g *gateway) doAs(id, method, path, body string) (a answer) {
 	r, err := http.NewRequestWithContext(g.t.Context(), method, g.url+path, strings.NewReader(body))
 	if err != nil {
 		return answer{err: err}
 	}
 	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("X-Test-Id", id)
 	reply, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return answer{err: err}
@@ -276,12 +280,13 @@ func TestEngineDies(t *testing.T) {
 						}
 						rng := rand.New(rand.NewPCG(1, uint64(n)))
 						stream := n%2 == 0
-						a := g.do("POST", "/v1/completions",
+						id := fmt.Sprint(n)
+						a := g.doAs(id, "POST", "/v1/completions",
 							completion(stream, harness.Tokens(rng.IntN(50)*10_000, 64+rng.IntN(512))))
 						if a.whole(stream) {
 							continue
 						}
-						begun := a.status == 200 && a.engine == g.engines[1].Addr // what it has said cannot be taken back
+						begun := g.engines[1].Begun(id) // what it has said to Envoy cannot be taken back
 						mu.Lock()
 						if cut++; !begun || cut > clients {
 							t.Errorf("request %d, stream %v: %+v", n, stream, a)
