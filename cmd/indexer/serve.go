@@ -320,7 +320,7 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 		return nil, nil, err
 	}
 	if s.nats.URL != "" {
-		log.Info("connected to NATS", "server", conn.Server().URL)
+		log.Info("connected to NATS", "server", conn.ServerURL())
 	}
 	return conn, embedded, nil
 }

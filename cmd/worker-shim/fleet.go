@@ -287,6 +287,6 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--engine-nats: %w", err)
 	}
-	f.log.Info("connected to --engine-nats", "server", c.Server().URL)
+	f.log.Info("connected to --engine-nats", "server", c.ServerURL())
 	return c, nil
 }

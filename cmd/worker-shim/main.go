@@ -367,7 +367,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		return err
 	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
-		ns.Conn().Server().URL)
+		ns.Conn().ServerURL())
 	return shim.Run(ctx, shim.Config{
 		Engine: r.engine, Listen: r.listen, Replay: r.replay, Snapshot: r.engineSnapshot, Topics: []string{r.topic},
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},

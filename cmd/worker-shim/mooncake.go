@@ -80,7 +80,7 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 	for _, l := range []*limiter{&s.unsent, &s.gaps, &s.unchecked} {
 		l.every = r.logWindow
 	}
-	log.Info("starting", "engine", r.engine, "nats", conn.Server().URL)
+	log.Info("starting", "engine", r.engine, "nats", conn.ServerURL())
 	err = s.run(ctx, sub)
 	if err == nil {
 		log.Info("stopped")

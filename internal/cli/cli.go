@@ -39,22 +39,6 @@ func (u usageError) Unwrap() error { return u.error }
 // UsageErrorf makes the error of something given that makes no sense: it ends the program with status 2.
 func UsageErrorf(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// Readable refuses a file that cannot be read, given as what. An empty path is none.
-func Readable(what, path string) error {
-	if path == "" {
-		return nil
-	}
-	f, err := os.Open(path)
-	if err == nil {
-		_, err = f.Read(make([]byte, 1)) // a folder can be opened
-		f.Close()
-	}
-	if err != nil && err != io.EOF {
-		return UsageErrorf("%s: %w", what, err)
-	}
-	return nil
-}
-
 // natsNames are the environment variables that NATS users know.
 var natsNames = map[string]string{
 	"nats": "NATS_URL", "nats-creds": "NATS_CREDS", "nats-nkey": "NATS_NKEY", "nats-user": "NATS_USER",

@@ -201,10 +201,8 @@ func Register(mux *http.ServeMux, cfg Config) {
 				http.Error(w, err.Error(), http.StatusInternalServerError)
 				return
 			}
-			w.Header().Set("Content-Type", api.JSON)
-			w.WriteHeader(status)
 			outcome := api.Outcome(e)
-			if _, err := w.Write(text); err != nil {
+			if web.WriteReply(w, api.JSON, text, status) != nil {
 				outcome = api.OutcomeUnsent
 			}
 			cfg.Ended(op, outcome)

@@ -90,17 +90,18 @@ func (s *Shims) prefix() (string, error) {
 	return "registered." + token + ".", err
 }
 
-func (s *Shims) key(key events.RankKey) (string, error) {
+// keys are those of a rank's lease, and of its registration.
+func (s *Shims) keys(key events.RankKey) (lease, registration string, err error) {
 	p, err := s.ns.PartitionOf(key.Instance)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	prefix, err := s.prefix()
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	name, err := jetstream.WorkerKey(p, key)
-	return prefix + name, err
+	lease, err = jetstream.WorkerKey(p, key)
+	return lease, prefix + lease, err
 }
 
 // Run starts what this node was told to run before, and stops all shims when ctx ends. Leases and registrations stay.
@@ -179,7 +180,7 @@ func (s *Shims) Register(ctx context.Context, r registry.Record) error {
 	if _, err := groupsOf(&r); err != nil {
 		return fmt.Errorf("%w: kv_groups: %w", ErrBad, err)
 	}
-	name, err := s.key(r.Key())
+	_, name, err := s.keys(r.Key())
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrBad, err)
 	}
@@ -377,15 +378,7 @@ func (s *Shims) forget(ctx context.Context, r registry.Record) error {
 	if err != nil {
 		return err
 	}
-	name, err := s.key(key)
-	if err != nil {
-		return err
-	}
-	p, err := s.ns.PartitionOf(key.Instance)
-	if err != nil {
-		return err
-	}
-	leased, err := jetstream.WorkerKey(p, key)
+	leased, name, err := s.keys(key)
 	if err != nil {
 		return err
 	}

@@ -369,7 +369,7 @@ func (t *Table) Refute(key events.RankKey, seq []events.SeqHash, confirmed int, 
 		if n = n.kid(seq[pos]); n == nil {
 			return false
 		}
-		if k := common(n.edge, seq[pos:]); k < len(n.edge) && pos+k <= confirmed {
+		if k := load.Common(n.edge, seq[pos:]); k < len(n.edge) && pos+k <= confirmed {
 			return false
 		}
 	}

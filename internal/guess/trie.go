@@ -47,20 +47,6 @@ func (n *node) slot(id uint32) (int, bool) {
 	return slices.BinarySearchFunc(n.slots, id, func(r ref, id uint32) int { return cmp.Compare(r.id, id) })
 }
 
-// common is how many leading hashes are equal.
-func common(a, b []events.SeqHash) int {
-	n := min(len(a), len(b))
-	if slices.Equal(a[:n], b[:n]) {
-		return n
-	}
-	for i := range n {
-		if a[i] != b[i] {
-			return i
-		}
-	}
-	return n
-}
-
 // kid is the one that begins with a hash; nil if there is none.
 func (n *node) kid(first events.SeqHash) *node {
 	if n.only != nil && n.only.edge[0] == first {
@@ -140,7 +126,7 @@ func (n *node) reach(hashes []events.SeqHash) *node {
 			}
 			kid = &node{edge: edge, start: pos}
 			n.adopt(kid)
-		} else if k := common(kid.edge, hashes[pos:]); k < len(kid.edge) {
+		} else if k := load.Common(kid.edge, hashes[pos:]); k < len(kid.edge) {
 			kid = kid.split(k)
 		}
 		n = kid
@@ -157,7 +143,7 @@ func (n *node) depths(seq []events.SeqHash, mark func(list []ref, depth int)) {
 		if kid == nil {
 			break
 		}
-		k := common(kid.edge, seq[pos:])
+		k := load.Common(kid.edge, seq[pos:])
 		n.markBut(kid, pos, mark)
 		n, pos = kid, pos+k
 		if k < len(kid.edge) || pos == len(seq) {

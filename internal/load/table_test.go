@@ -300,7 +300,7 @@ func TestDepthsOfManyRanks(t *testing.T) {
 				depths[rank] = make([]int, len(base))
 			}
 			for q := range base {
-				depths[rank][q] = max(depths[rank][q], common(base[of][:n], base[q]))
+				depths[rank][q] = max(depths[rank][q], Common(base[of][:n], base[q]))
 			}
 		}
 		for q, seq := range base {

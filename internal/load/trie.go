@@ -50,8 +50,8 @@ func (n *node) slot(r *row) (int, bool) {
 	})
 }
 
-// common is how many leading hashes are equal.
-func common(a, b []events.SeqHash) int {
+// Common is how many leading hashes are equal.
+func Common(a, b []events.SeqHash) int {
 	n := min(len(a), len(b))
 	if slices.Equal(a[:n], b[:n]) {
 		return n
@@ -90,7 +90,7 @@ func (n *node) reach(hashes []events.SeqHash) *node {
 		if kid == nil {
 			kid = &node{edge: hashes[pos:], start: pos}
 			n.adopt(kid)
-		} else if k := common(kid.edge, hashes[pos:]); k < len(kid.edge) {
+		} else if k := Common(kid.edge, hashes[pos:]); k < len(kid.edge) {
 			kid = kid.split(k)
 		}
 		n = kid
@@ -200,7 +200,7 @@ func (n *node) inherited(r *row, hashes []events.SeqHash) (runs []run) {
 			break
 		}
 		note(pos, n.slots[i].weight)
-		k := common(n.edge, hashes[pos:])
+		k := Common(n.edge, hashes[pos:])
 		if pos += k; k < len(n.edge) {
 			if pos < len(hashes) {
 				note(pos, one)
@@ -231,7 +231,7 @@ func (n *node) depths(depths []int32, seq []events.SeqHash) {
 		if kid == nil {
 			break
 		}
-		k := common(kid.edge, seq[pos:])
+		k := Common(kid.edge, seq[pos:])
 		n.markBut(kid, depths, pos)
 		n, pos = kid, pos+k
 		if k < len(kid.edge) || pos == len(seq) {

@@ -188,9 +188,6 @@ func (r *reader) ok(ok bool) bool {
 }
 
 func (r *reader) uint(most uint64) uint64 {
-	if r.bad {
-		return 0
-	}
 	v, ok := r.Uint(most)
 	if !r.ok(ok) {
 		return 0
@@ -199,17 +196,11 @@ func (r *reader) uint(most uint64) uint64 {
 }
 
 func (r *reader) bool() bool {
-	if r.bad {
-		return false
-	}
 	v, ok := r.Bool()
 	return r.ok(ok) && v
 }
 
 func (r *reader) str(most int) string {
-	if r.bad {
-		return ""
-	}
 	s, ok := r.Str()
 	if !r.ok(ok && len(s) <= most) {
 		return ""
@@ -219,9 +210,6 @@ func (r *reader) str(most int) string {
 
 // array reads the head of an array, of n elements unless n is negative.
 func (r *reader) array(n int) int {
-	if r.bad {
-		return 0
-	}
 	got, ok := r.Array()
 	if !r.ok(ok && (n < 0 || got == n)) {
 		return 0

@@ -132,7 +132,7 @@ func (r *Registry) Declare(ctx context.Context, w *api.WorkerRegistration) (*api
 	} else if err != nil {
 		return nil, err
 	}
-	return r.edit(ctx, w.Instance, func(o *Operator, _ bool) error {
+	return r.Edit(ctx, w.Instance, func(o *Operator, _ bool) error {
 		o.Declared = &Declared{Model: w.Model, BlockSize: w.BlockSize, Worker: w.WorkerSpec}
 		o.Change = api.WorkerSpec{}
 		return nil
@@ -155,7 +155,7 @@ func (r *Registry) unleased(instance events.WorkerID, code api.Code, instead str
 // Change changes what operators say of a worker. The same change twice is one. The error is an [api.Error], or of the
 // bucket.
 func (r *Registry) Change(ctx context.Context, c *api.WorkerChange) (*api.Worker, error) {
-	return r.edit(ctx, c.Instance, func(o *Operator, found bool) error {
+	return r.Edit(ctx, c.Instance, func(o *Operator, found bool) error {
 		if !found && len(r.ranksOf(c.Instance)) == 0 {
 			return api.Errorf(api.CodeUnknownWorker, "nobody has registered worker %q; indexer workers lists them",
 				c.Instance)
@@ -184,7 +184,7 @@ func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.W
 		return nil, err
 	}
 	was, _ := r.Registered(instance)
-	_, err := r.edit(ctx, instance, func(o *Operator, found bool) error {
+	_, err := r.Edit(ctx, instance, func(o *Operator, found bool) error {
 		if !found {
 			return api.Errorf(api.CodeUnknownWorker, "nobody has registered worker %q", instance)
 		}
@@ -202,19 +202,10 @@ func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.W
 
 // Forget forgets what operators say of a worker, if anything.
 func (r *Registry) Forget(ctx context.Context, instance events.WorkerID) error {
-	_, err := r.edit(ctx, instance, func(o *Operator, _ bool) error {
+	_, err := r.Edit(ctx, instance, func(o *Operator, _ bool) error {
 		*o = Operator{Version: operatorVersion, Instance: instance}
 		return nil
 	})
-	return err
-}
-
-// Edit has a change of what operators say of a worker written, as [Registry.Change] does. The change may be called
-// again, with what somebody else has written meanwhile; found says that there was something. The error
-// is an [api.Error], the change's, or of the bucket.
-func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
-	change func(o *Operator, found bool) error) error {
-	_, err := r.edit(ctx, instance, change)
 	return err
 }
 
@@ -243,9 +234,10 @@ func (r *Registry) PostedWorker(instance events.WorkerID) (Operator, bool) {
 	return *o, true
 }
 
-// edit has a change of what operators say of a worker written, unless somebody else writes at the same time: then it is
-// applied to that. found says that there was something. It is known to this node when edit returns.
-func (r *Registry) edit(ctx context.Context, instance events.WorkerID,
+// Edit has a change of what operators say of a worker written, unless somebody else writes at the same time: then it is
+// applied to that. found says that there was something. It is known to this node when Edit returns. The error is an
+// [api.Error], the change's, or of the bucket.
+func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 	change func(o *Operator, found bool) error) (*api.Worker, error) {
 	name, err := jetstream.OperatorKey(instance)
 	if err != nil {

@@ -41,7 +41,7 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 			return cluster.MemberConfig{}, err
 		}
 	}
-	views := &viewLog{self: s.ID, log: s.log}
+	views := &viewLog{log: s.log}
 	return cluster.MemberConfig{
 		Config: cluster.Config{
 			Node: s.ID, Session: session, Build: s.Version, Partitions: s.ns.Partitions(), Replication: s.Replication,

@@ -112,7 +112,6 @@ func superviseHooks(log *slog.Logger) jetstream.SuperviseHooks {
 
 // viewLog makes log lines of what changes from view to view.
 type viewLog struct {
-	self  string
 	log   *slog.Logger
 	peers []string
 	owned string

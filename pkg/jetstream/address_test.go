@@ -54,7 +54,7 @@ func TestAddressesAreShownWithoutSecrets(t *testing.T) {
 	back := make(chan string, 1)
 	c := connect(t, ConnOptions{URLs: []string{url}, Hooks: ConnHooks{Reconnected: func(url string) { back <- url }}})
 	want := strings.Replace(srv.ClientURL(), "nats://", "nats://xxxxx@", 1)
-	if got := c.Server().URL; got != want {
+	if got := c.ServerURL(); got != want {
 		t.Errorf("connected to %q, want %q", got, want)
 	}
 	if err := c.nc.ForceReconnect(); err != nil {

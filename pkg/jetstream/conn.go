@@ -273,25 +273,8 @@ func (c *Conn) NATS() *nats.Conn { return c.nc }
 // Connected reports whether there is a connection at this moment.
 func (c *Conn) Connected() bool { return c.nc.IsConnected() }
 
-// ServerInfo describes the server at the other end.
-type ServerInfo struct {
-	URL        string // without credentials
-	Name       string
-	Cluster    string
-	Version    string
-	MaxPayload int // bytes of one message with its headers
-}
-
-// Server describes the server to which the connection goes now, or went last.
-func (c *Conn) Server() ServerInfo {
-	return ServerInfo{
-		URL:        ShownAddress(c.nc.ConnectedUrl()),
-		Name:       c.nc.ConnectedServerName(),
-		Cluster:    c.nc.ConnectedClusterName(),
-		Version:    c.nc.ConnectedServerVersion(),
-		MaxPayload: int(c.nc.MaxPayload()),
-	}
-}
+// ServerURL is the server to which the connection goes now, or went last, without credentials.
+func (c *Conn) ServerURL() string { return ShownAddress(c.nc.ConnectedUrl()) }
 
 // atomicBatches reports whether the server knows atomic batches (nats-server 2.12, API level 2).
 func (c *Conn) atomicBatches() bool { return c.level >= 2 }

@@ -258,7 +258,7 @@ func TestASilentServerIsLeft(t *testing.T) {
 	}
 	back := make(chan string, 10)
 	c := connect(t, ConnOptions{URLs: urls, Hooks: ConnHooks{Reconnected: func(url string) { back <- url }}})
-	left := c.Server().URL
+	left := c.ServerURL()
 	proxies[left].deaf.Store(true)
 	begun := time.Now()
 	select {

@@ -129,8 +129,8 @@ func TestServerSaysWhereItIs(t *testing.T) {
 		t.Fatalf("address %q, URL %q", s.Addr(), s.URL())
 	}
 	c := connect(t, ConnOptions{URLs: []string{s.URL()}})
-	if got := c.Server(); got.Name != "kvatlas" || got.MaxPayload != 1<<20 || c.level < 2 {
-		t.Fatalf("server %+v", got)
+	if got := c.NATS(); got.ConnectedServerName() != "kvatlas" || got.MaxPayload() != 1<<20 || c.level < 2 {
+		t.Fatalf("server %q, messages of %d bytes", got.ConnectedServerName(), got.MaxPayload())
 	}
 	s.Stop()
 	s.Stop()
@@ -453,7 +453,7 @@ func TestServerConfigFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := connect(t, ConnOptions{URLs: []string{s.URL()}, User: "u", Password: "p"})
-	if got := c.Server().MaxPayload; got != 262144 {
+	if got := c.NATS().MaxPayload(); got != 262144 {
 		t.Errorf("max payload %d", got)
 	}
 	// An indexer says at its start what is wrong with such a server, and not with its first snapshot.

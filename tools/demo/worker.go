@@ -58,7 +58,7 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 	}); err != nil {
 		return nil, err
 	}
-	own, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{conn.Server().URL}, Name: "kvatlas shim " +
+	own, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{conn.ServerURL()}, Name: "kvatlas shim " +
 		string(w.key.Instance), Wait: true})
 	if err != nil {
 		return nil, err

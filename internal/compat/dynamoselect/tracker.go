@@ -148,7 +148,7 @@ func (t *tracker) register(r *asked) (int, any, error) {
 				other.BlockSize, w.BlockSize)
 		}
 	}
-	err = t.Registry.Edit(r.ctx, k.rank(w.Worker, 0).Instance, func(o *registry.Operator, _ bool) error {
+	_, err = t.Registry.Edit(r.ctx, k.rank(w.Worker, 0).Instance, func(o *registry.Operator, _ bool) error {
 		if o.Posted != nil {
 			return fail(http.StatusConflict, "worker %s already registered for %s", w.Worker, k)
 		}
@@ -170,7 +170,7 @@ func (t *tracker) unregister(r *asked) (int, any, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var was slots
-	err := t.Registry.Edit(r.ctx, k.rank(worker, 0).Instance, func(o *registry.Operator, _ bool) error {
+	_, err := t.Registry.Edit(r.ctx, k.rank(worker, 0).Instance, func(o *registry.Operator, _ bool) error {
 		if o.Posted == nil {
 			return fail(http.StatusNotFound, "worker %s not found for %s", worker, k)
 		}

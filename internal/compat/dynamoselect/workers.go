@@ -328,13 +328,14 @@ func (s *selectService) keep(ctx context.Context, w *worker, spec api.WorkerSpec
 	if err != nil {
 		return err
 	}
-	return s.Registry.Edit(ctx, events.WorkerID(w.ID), func(o *registry.Operator, _ bool) error {
+	_, err = s.Registry.Edit(ctx, events.WorkerID(w.ID), func(o *registry.Operator, _ bool) error {
 		o.Posted, o.Declared, o.Change = data, nil, api.WorkerSpec{}
 		if len(w.Reasons) == 0 {
 			o.Declared, o.Change = &registry.Declared{Model: w.key().name(), BlockSize: *w.BlockSize}, spec
 		}
 		return nil
 	})
+	return err
 }
 
 // shims are the shims that a worker should have, by rank.
@@ -548,7 +549,7 @@ func (s *selectService) remove(r *asked) (int, any, error) {
 	if err := s.follow(r.ctx, instance, nil, nil); err != nil {
 		return 0, nil, err
 	}
-	err = s.Registry.Edit(r.ctx, instance, func(o *registry.Operator, _ bool) error {
+	_, err = s.Registry.Edit(r.ctx, instance, func(o *registry.Operator, _ bool) error {
 		o.Posted, o.Declared, o.Change, o.Drain = nil, nil, api.WorkerSpec{}, nil
 		return nil
 	})

@@ -4,6 +4,7 @@ package command
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
@@ -51,7 +52,7 @@ func indexcommand() *cobra.Command {
 		if err := o.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)
 		}
-		if err := cli.Readable("--corpus", o.File); err != nil {
+		if err := readable("--corpus", o.File); err != nil {
 			return err
 		}
 		return asUsage(bench.RunIndex(cmd.Context(), o, os.Stdout))
@@ -83,7 +84,7 @@ func durablecommand() *cobra.Command {
 		if o.Sync < 0 {
 			return cli.UsageErrorf("--sync-interval %v is negative", o.Sync)
 		}
-		if err := cli.Readable("--corpus", o.File); err != nil {
+		if err := readable("--corpus", o.File); err != nil {
 			return err
 		}
 		r, err := durable.Run(cmd.Context(), o, func(step string) { fmt.Fprintln(os.Stderr, step, "...") })
@@ -293,7 +294,7 @@ query before each request. The same flags always give the same bytes.`,
 		if err := job.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)
 		}
-		if err := cli.Readable("--trace", job.Trace); err != nil {
+		if err := readable("--trace", job.Trace); err != nil {
 			return err
 		}
 		_, err := corpus.Run(cmd.Context(), job, os.Stderr)
@@ -308,4 +309,20 @@ func asUsage(err error) error {
 		return cli.UsageErrorf("%w", err)
 	}
 	return err
+}
+
+// readable refuses a file that cannot be read, given as what. An empty path is none.
+func readable(what, path string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err == nil {
+		_, err = f.Read(make([]byte, 1)) // a folder can be opened
+		f.Close()
+	}
+	if err != nil && err != io.EOF {
+		return cli.UsageErrorf("%s: %w", what, err)
+	}
+	return nil
 }
