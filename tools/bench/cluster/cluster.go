@@ -244,6 +244,9 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 		if err != nil {
 			return err
 		}
+		if err := conn.NATS().Flush(); err != nil { // after it the server knows who serves
+			return err
+		}
 		fmt.Fprintln(say, "ready")
 		<-ctx.Done()
 		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
