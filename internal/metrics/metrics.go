@@ -125,7 +125,7 @@ func New(node Statuser) (http.Handler, *Queries) {
 		}, []string{"stage"}),
 		texts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvatlas_tokenize_total",
-			Help: "Prompts and messages of which tokens were to be made, by source (render, tokenize, engines) " +
+			Help: "Prompts and messages of which tokens were to be made, by source (render, tokenize, engines, local) " +
 				"and outcome: ok, cached, busy, timeout, unavailable, refused, malformed, no_source.",
 		}, []string{"model", "from", "outcome"}),
 		textTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{

@@ -7,7 +7,8 @@
 //
 //	render    a URL of vLLM's renderer: it makes of a request the tokens that the engine would compute, images included
 //	tokenize  a URL of an engine's tokenizer, of vLLM or SGLang: the same for texts
-//	engines   either, asked of the model's own workers where they serve
+//	path      a tokenizer.json that is read here (internal/bpe), for prompts
+//	engines   one of the first two, asked of the model's own workers where they serve
 //
 // A source is a [Tokenizer]; the service puts around it what all have in common: a time limit, a bound on how many
 // texts are under way, a cache, and counts of what came of them.

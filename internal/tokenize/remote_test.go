@@ -290,7 +290,7 @@ func TestCache(t *testing.T) {
 // TestSettings has what cannot be.
 func TestSettings(t *testing.T) {
 	for text, says := range map[string]string{
-		`{"models":{"m":{}}}`: "model m: it has 0 of render, tokenize and engines",
+		`{"models":{"m":{}}}`: "model m: it has 0 of render, tokenize, engines and path",
 		`{"models":{"m":{"render":"http://a:1","tokenize":["http://b:1"]}}}`: "it has 2 of",
 		`{"models":{"m":{"render":"a:1"}}}`:                                  "is not http://HOST:PORT",
 		`{"models":{"m":{"engines":"both"}}}`:                                `engines is "both"`,
@@ -325,5 +325,43 @@ func TestDefault(t *testing.T) {
 	}
 	if len(s.models) != 1 || !s.Serves() || (*Service)(nil).Serves() || New(Config{}).Serves() {
 		t.Errorf("%d models", len(s.models))
+	}
+}
+
+// TestLocal has a tokenizer.json that has bytes only: a prompt has a token for each, and messages are refused.
+func TestLocal(t *testing.T) {
+	vocab := map[string]int{}
+	for b, r := 0, rune(256); b < 256; b++ {
+		if '!' <= b && b <= '~' || 0xa1 <= b && b <= 0xac || 0xae <= b {
+			vocab[string(rune(b))] = b
+		} else {
+			vocab[string(r)] = b
+			r++
+		}
+	}
+	file, err := json.Marshal(map[string]any{
+		"model": map[string]any{"type": "BPE", "vocab": vocab, "merges": []string{}},
+		"pre_tokenizer": map[string]any{"type": "Sequence", "pretokenizers": []any{map[string]any{"type": "Split",
+			"pattern": map[string]any{"Regex": `\p{N}{1,3}`}, "behavior": "Isolated"}, map[string]any{"type": "ByteLevel"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := Settings{Models: map[string]Source{"m": {Path: "f", TimeoutMS: int(patience.Milliseconds())}}}
+	if err := settings.Complete(func(string) ([]byte, error) { return file, nil }); err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Settings: settings})
+	got, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: "a é"})
+	if want := (Tokens{api.Tokens{'a', ' ', 0xc3, 0xa9}, 4}); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+	_, err = s.Tokenize(t.Context(), "m", chat)
+	if OutcomeOf(err) != Refused || !strings.Contains(err.Error(), "render") {
+		t.Error(err)
+	}
+	if err := settings.Complete(func(string) ([]byte, error) { return []byte("{}"), nil }); err == nil ||
+		!strings.Contains(err.Error(), "give the model a render or tokenize URL") {
+		t.Error(err)
 	}
 }

@@ -25,11 +25,13 @@ type Settings struct {
 	Default *Source           `json:"default"` // of models that are not named; engines only
 }
 
-// Source says what makes tokens of a model's texts: one of Render, Tokenize and Engines.
+// Source says what makes tokens of a model's texts: one of Render, Tokenize, Engines and Path.
 type Source struct {
 	Render   URLs `json:"render"`   // of vLLM's renderer
 	Tokenize URLs `json:"tokenize"` // of vLLM or SGLang
 	Engines  Kind `json:"engines"`  // what the model's workers are asked for
+
+	Path string `json:"path"` // of a tokenizer.json, for prompts only
 
 	Model      string `json:"model"`       // as the servers call it; default: as it is called here
 	TokenFile  string `json:"token_file"`  // with the bearer token that they want
@@ -38,6 +40,7 @@ type Source struct {
 	CacheBytes *int64 `json:"cache_bytes"` // of the cache of this model; default 64 MiB; 0: none
 
 	token string
+	local *Local // of Path
 }
 
 // Defaults of a [Source].
@@ -84,14 +87,14 @@ func (s *Settings) Complete(read func(path string) ([]byte, error)) error {
 
 func (s *Source) complete(read func(path string) ([]byte, error)) error {
 	given := 0
-	for _, is := range []bool{len(s.Render) > 0, len(s.Tokenize) > 0, s.Engines != ""} {
+	for _, is := range []bool{len(s.Render) > 0, len(s.Tokenize) > 0, s.Engines != "", s.Path != ""} {
 		if is {
 			given++
 		}
 	}
 	var errs []error
 	if given != 1 {
-		errs = append(errs, fmt.Errorf("it has %d of render, tokenize and engines; give one of them", given))
+		errs = append(errs, fmt.Errorf("it has %d of render, tokenize, engines and path; give one of them", given))
 	}
 	if s.Engines != "" && s.Engines != Render && s.Engines != Tokenize {
 		errs = append(errs, fmt.Errorf("engines is %.40q; it may be %s or %s", string(s.Engines), Render, Tokenize))
@@ -107,6 +110,15 @@ func (s *Source) complete(read func(path string) ([]byte, error)) error {
 	}
 	if s.TimeoutMS < 0 || s.InFlight < 0 || s.CacheBytes != nil && *s.CacheBytes < 0 {
 		errs = append(errs, errors.New("timeout_ms, in_flight and cache_bytes cannot be negative"))
+	}
+	if s.Path != "" {
+		text, err := read(s.Path)
+		if err == nil {
+			s.local, err = NewLocal(text)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("path: %w", err))
+		}
 	}
 	if s.TokenFile != "" {
 		text, err := read(s.TokenFile)
@@ -218,6 +230,9 @@ func (s *Service) open(model string, settings Source) *source {
 		remote.Model = settings.Model
 	}
 	x := &source{Source: settings, from: from, tokenizer: remote, counts: map[Outcome]uint64{}}
+	if settings.local != nil {
+		x.from, x.tokenizer = "local", settings.local
+	}
 	n := settings.InFlight
 	if n == 0 {
 		n = DefaultInFlight

@@ -16,7 +16,7 @@ import (
 
 // environments are the requirements files of integration/python that judges use.
 var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-mocker.txt", "kubernetes.txt",
-	"mooncake.txt", "python-client.txt", "envoy.txt"}
+	"mooncake.txt", "python-client.txt", "envoy.txt", "tokenizers.txt"}
 
 func main() {
 	if err := fetch(os.Stderr); err != nil {
@@ -45,6 +45,9 @@ func fetch(progress io.Writer) error {
 		}
 	}
 	if err := step("wheels of wheels.txt", func() error { return pyenv.FetchWheels(progress) }); err != nil {
+		return err
+	}
+	if err := step("vocabularies of vocabularies.txt", func() error { return pyenv.FetchVocabularies(progress) }); err != nil {
 		return err
 	}
 	if err := step("Mooncake's libraries", func() error { return pyenv.FetchLibraries(progress) }); err != nil {

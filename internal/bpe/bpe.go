@@ -1,0 +1,462 @@
+package bpe
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// MaxFile is how many bytes a file may have.
+const MaxFile = 128 << 20
+
+// Tokenizer makes tokens of texts.
+type Tokenizer struct {
+	vocab  map[string]uint32 // pieces, as bytes
+	bytes  [256]uint32
+	merges map[pair]merge
+	whole  bool // ignore_merges
+
+	nfc           bool
+	matchers      []matcher
+	raw, normal   added // tokens that are matched before normalization, and after
+	before, after []uint32
+}
+
+type pair struct{ a, b uint32 }
+
+type merge struct{ rank, to uint32 }
+
+// added are added tokens by their text.
+type added struct {
+	ids   map[string]uint32
+	sizes [256][]int // by first byte: lengths of texts, the longest first
+}
+
+func (a *added) add(text string, id uint32) {
+	if a.ids == nil {
+		a.ids = map[string]uint32{}
+	}
+	a.ids[text] = id
+	if sizes := &a.sizes[text[0]]; !slices.Contains(*sizes, len(text)) {
+		*sizes = append(*sizes, len(text))
+		slices.SortFunc(*sizes, func(a, b int) int { return b - a })
+	}
+}
+
+// split calls text for what is between added tokens, and token for each of those.
+func (a *added) split(s string, text func(string) error, token func(uint32)) error {
+	if len(a.ids) == 0 {
+		return text(s)
+	}
+	from := 0
+scan:
+	for i := 0; i < len(s); {
+		for _, n := range a.sizes[s[i]] {
+			if i+n > len(s) {
+				continue
+			}
+			id, ok := a.ids[s[i:i+n]]
+			if !ok {
+				continue
+			}
+			if from < i {
+				if err := text(s[from:i]); err != nil {
+					return err
+				}
+			}
+			token(id)
+			i += n
+			from = i
+			continue scan
+		}
+		i++
+	}
+	if from < len(s) {
+		return text(s[from:])
+	}
+	return nil
+}
+
+// file is a tokenizer.json.
+type file struct {
+	Version    string          `json:"version"`
+	Truncation json.RawMessage `json:"truncation"`
+	Padding    json.RawMessage `json:"padding"`
+	Added      []struct {
+		ID         uint32 `json:"id"`
+		Content    string `json:"content"`
+		SingleWord bool   `json:"single_word"`
+		LStrip     bool   `json:"lstrip"`
+		RStrip     bool   `json:"rstrip"`
+		Normalized bool   `json:"normalized"`
+		Special    bool   `json:"special"`
+	} `json:"added_tokens"`
+	Normalizer    *step           `json:"normalizer"`
+	PreTokenizer  *step           `json:"pre_tokenizer"`
+	PostProcessor *step           `json:"post_processor"`
+	Decoder       json.RawMessage `json:"decoder"`
+	Model         struct {
+		Type         string            `json:"type"`
+		Dropout      *float64          `json:"dropout"`
+		Unknown      *string           `json:"unk_token"`
+		Prefix       string            `json:"continuing_subword_prefix"`
+		Suffix       string            `json:"end_of_word_suffix"`
+		FuseUnknown  bool              `json:"fuse_unk"`
+		ByteFallback bool              `json:"byte_fallback"`
+		IgnoreMerges bool              `json:"ignore_merges"`
+		Vocab        map[string]uint32 `json:"vocab"`
+		Merges       []json.RawMessage `json:"merges"`
+	} `json:"model"`
+}
+
+// step is a normalizer, pre-tokenizer or post-processor.
+type step struct {
+	Type          string `json:"type"`
+	Normalizers   []step `json:"normalizers"`
+	PreTokenizers []step `json:"pretokenizers"`
+	Processors    []step `json:"processors"`
+
+	Pattern  struct{ Regex string } `json:"pattern"`
+	Behavior string                 `json:"behavior"`
+	Invert   bool                   `json:"invert"`
+
+	AddPrefixSpace bool `json:"add_prefix_space"`
+	UseRegex       bool `json:"use_regex"`
+
+	Single []struct {
+		SpecialToken *struct {
+			ID string `json:"id"`
+		}
+		Sequence *struct {
+			ID string `json:"id"`
+		}
+	} `json:"single"`
+	SpecialTokens map[string]struct {
+		IDs []uint32 `json:"ids"`
+	} `json:"special_tokens"`
+}
+
+// New reads a tokenizer.json. The error says what of it is not known here.
+func New(data []byte) (*Tokenizer, error) {
+	if len(data) > MaxFile {
+		return nil, fmt.Errorf("the file has %d bytes, more than %d", len(data), MaxFile)
+	}
+	var f file
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, fmt.Errorf("it is no tokenizer.json: %w", err)
+	}
+	t := &Tokenizer{whole: f.Model.IgnoreMerges}
+	for _, read := range []func(*file) error{t.readModel, t.readAdded, t.readNormalizer, t.readPattern, t.readTemplate} {
+		if err := read(&f); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func given(v json.RawMessage) bool { return len(v) > 0 && string(v) != "null" }
+
+func (t *Tokenizer) readModel(f *file) error {
+	m := &f.Model
+	switch {
+	case given(f.Truncation) || given(f.Padding):
+		return errors.New("truncation or padding is set")
+	case m.Type != "BPE":
+		return fmt.Errorf("the model is %.40q, not BPE", m.Type)
+	case m.Dropout != nil || m.Unknown != nil || m.Prefix != "" || m.Suffix != "" || m.FuseUnknown || m.ByteFallback:
+		return errors.New("the model is not byte-level BPE: it has dropout, an unknown token, a prefix or a suffix")
+	}
+	unit, of := byteUnits()
+	t.vocab = make(map[string]uint32, len(m.Vocab))
+	for token, id := range m.Vocab {
+		text := make([]byte, 0, len(token))
+		for _, r := range token {
+			b, ok := of[r]
+			if !ok { // an added token's text, which no piece has
+				text = nil
+				break
+			}
+			text = append(text, b)
+		}
+		if text != nil {
+			t.vocab[string(text)] = id
+		}
+	}
+	for b := range 256 {
+		id, ok := m.Vocab[string(unit[b])]
+		if !ok {
+			return fmt.Errorf("the vocabulary lacks byte %#x", b)
+		}
+		t.bytes[b] = id
+	}
+	t.merges = make(map[pair]merge, len(m.Merges))
+	for rank, raw := range m.Merges {
+		var parts [2]string
+		var text string
+		if json.Unmarshal(raw, &text) == nil {
+			var ok bool
+			if parts[0], parts[1], ok = strings.Cut(text, " "); !ok {
+				return fmt.Errorf("merge %d is %.40q, not two tokens", rank, text)
+			}
+		} else if err := json.Unmarshal(raw, &parts); err != nil {
+			return fmt.Errorf("merge %d: %w", rank, err)
+		}
+		a, okA := m.Vocab[parts[0]]
+		b, okB := m.Vocab[parts[1]]
+		to, ok := m.Vocab[parts[0]+parts[1]]
+		if !okA || !okB || !ok {
+			return fmt.Errorf("merge %d is of tokens that the vocabulary lacks", rank)
+		}
+		t.merges[pair{a, b}] = merge{uint32(rank), to}
+	}
+	return nil
+}
+
+// byteUnits are the code points that stand for bytes in a vocabulary (GPT-2's bytes_to_unicode).
+func byteUnits() (unit [256]rune, of map[rune]byte) {
+	of = make(map[rune]byte, 256)
+	next := rune(256)
+	for b := range 256 {
+		r := rune(b)
+		if !('!' <= r && r <= '~' || 0xa1 <= r && r <= 0xac || 0xae <= r && r <= 0xff) {
+			r = next
+			next++
+		}
+		unit[b], of[r] = r, byte(b)
+	}
+	return unit, of
+}
+
+func (t *Tokenizer) readAdded(f *file) error {
+	for _, a := range f.Added {
+		id, known := f.Model.Vocab[a.Content]
+		switch {
+		case a.Content == "":
+			return fmt.Errorf("added token %d is empty", a.ID)
+		case a.SingleWord || a.LStrip || a.RStrip:
+			return fmt.Errorf("added token %.40q is matched as a single word, or takes spaces along", a.Content)
+		case known && id != a.ID:
+			return fmt.Errorf("added token %.40q is %d, and %d in the vocabulary", a.Content, a.ID, id)
+		case a.Normalized && f.Normalizer != nil && norm.NFC.String(a.Content) != a.Content:
+			return fmt.Errorf("added token %.40q is not in the form NFC", a.Content)
+		case a.Normalized:
+			t.normal.add(a.Content, a.ID)
+		default:
+			t.raw.add(a.Content, a.ID)
+		}
+	}
+	return nil
+}
+
+func (t *Tokenizer) readNormalizer(f *file) error {
+	n := f.Normalizer
+	if n == nil {
+		return nil
+	}
+	list := []step{*n}
+	if n.Type == "Sequence" {
+		list = n.Normalizers
+	}
+	for _, n := range list {
+		if n.Type != "NFC" {
+			return fmt.Errorf("normalizer %.40q is not known", n.Type)
+		}
+		t.nfc = true
+	}
+	return nil
+}
+
+func (t *Tokenizer) readPattern(f *file) error {
+	p := f.PreTokenizer
+	if p == nil || p.Type != "Sequence" || len(p.PreTokenizers) < 2 {
+		return errors.New("the pre-tokenizer is no sequence of patterns and ByteLevel")
+	}
+	last := len(p.PreTokenizers) - 1
+	for _, s := range p.PreTokenizers[:last] {
+		match := patterns[s.Pattern.Regex]
+		if s.Type != "Split" || s.Behavior != "Isolated" || s.Invert || match == nil {
+			return fmt.Errorf("the pre-tokenizer %.20q has a pattern that is not known: %.200q", s.Type, s.Pattern.Regex)
+		}
+		t.matchers = append(t.matchers, match)
+	}
+	if s := p.PreTokenizers[last]; s.Type != "ByteLevel" || s.AddPrefixSpace || s.UseRegex {
+		return fmt.Errorf("the pre-tokenizer ends with %.20q, or splits or adds spaces there", s.Type)
+	}
+	return nil
+}
+
+func (t *Tokenizer) readTemplate(f *file) error {
+	if f.PostProcessor == nil {
+		return nil
+	}
+	list := []step{*f.PostProcessor}
+	if list[0].Type == "Sequence" {
+		list = list[0].Processors
+	}
+	templates := 0
+	for _, p := range list {
+		switch p.Type {
+		case "ByteLevel": // changes offsets only
+			continue
+		case "TemplateProcessing":
+		default:
+			return fmt.Errorf("post-processor %.40q is not known", p.Type)
+		}
+		if templates++; templates > 1 {
+			return errors.New("there are two templates in the post-processor")
+		}
+		sequences := 0
+		for _, part := range p.Single {
+			switch {
+			case part.SpecialToken != nil && sequences == 0:
+				t.before = append(t.before, p.SpecialTokens[part.SpecialToken.ID].IDs...)
+			case part.SpecialToken != nil:
+				t.after = append(t.after, p.SpecialTokens[part.SpecialToken.ID].IDs...)
+			default:
+				sequences++
+			}
+		}
+		if sequences != 1 {
+			return fmt.Errorf("the template has the prompt %d times", sequences)
+		}
+	}
+	return nil
+}
+
+// Encode appends the tokens of a text, which is UTF-8, with those that the template puts around it.
+func (t *Tokenizer) Encode(to []uint32, text string) ([]uint32, error) {
+	to = append(to, t.before...)
+	m := merger{t: t}
+	token := func(id uint32) { to = append(to, id) }
+	piece := func(s string) { to = m.merge(to, s) }
+	err := t.raw.split(text, func(s string) error {
+		if t.nfc && !norm.NFC.IsNormalString(s) {
+			n := norm.NFC.String(s)
+			if strings.Count(n, "\u034f") > strings.Count(s, "\u034f") {
+				return errors.New("the text has more than 30 combining characters in a row")
+			}
+			s = n
+		}
+		return t.normal.split(s, func(s string) error {
+			t.pieces(s, 0, piece)
+			return nil
+		}, token)
+	}, token)
+	return append(to, t.after...), err
+}
+
+// pieces splits a text by the patterns from one on.
+func (t *Tokenizer) pieces(s string, from int, piece func(string)) {
+	if from == len(t.matchers) {
+		piece(s)
+		return
+	}
+	split(s, t.matchers[from], func(s string) { t.pieces(s, from+1, piece) })
+}
+
+// merger merges the bytes of pieces. Its slices are used again.
+type merger struct {
+	t     *Tokenizer
+	parts []part
+	heap  []uint64 // rank and place of a pair, the lowest first; those that are gone stay until they are met
+}
+
+// part is a token of a piece, in a list.
+type part struct {
+	id         uint32
+	prev, next int32  // -1: none
+	rank       uint32 // of the pair with the next; none: math.MaxUint32
+	to         uint32 // what that becomes
+}
+
+// merge appends the tokens of one piece.
+func (m *merger) merge(to []uint32, s string) []uint32 {
+	if id, ok := m.t.vocab[s]; ok && m.t.whole {
+		return append(to, id)
+	}
+	m.parts, m.heap = m.parts[:0], m.heap[:0]
+	for i := range len(s) {
+		m.parts = append(m.parts, part{id: m.t.bytes[s[i]], prev: int32(i) - 1, next: int32(i) + 1})
+	}
+	m.parts[len(s)-1].next = -1
+	for i := range m.parts {
+		m.pair(int32(i))
+	}
+	for len(m.heap) > 0 {
+		top := m.pop()
+		at := int32(uint32(top))
+		p := &m.parts[at]
+		if p.rank != uint32(top>>32) { // gone, or another by now
+			continue
+		}
+		next := &m.parts[p.next]
+		p.id, p.next = p.to, next.next
+		next.rank = math.MaxUint32
+		if p.next >= 0 {
+			m.parts[p.next].prev = at
+		}
+		m.pair(at)
+		if p.prev >= 0 {
+			m.pair(p.prev)
+		}
+	}
+	for at := int32(0); at >= 0; at = m.parts[at].next {
+		to = append(to, m.parts[at].id)
+	}
+	return to
+}
+
+// pair looks up the pair that begins at a place, and puts it into the heap.
+func (m *merger) pair(at int32) {
+	p := &m.parts[at]
+	p.rank = math.MaxUint32
+	if p.next < 0 {
+		return
+	}
+	if x, ok := m.t.merges[pair{p.id, m.parts[p.next].id}]; ok {
+		p.rank, p.to = x.rank, x.to
+		m.push(uint64(x.rank)<<32 | uint64(at))
+	}
+}
+
+func (m *merger) push(v uint64) {
+	h := append(m.heap, v)
+	i := len(h) - 1
+	for i > 0 && h[(i-1)/2] > v {
+		h[i] = h[(i-1)/2]
+		i = (i - 1) / 2
+	}
+	h[i] = v
+	m.heap = h
+}
+
+func (m *merger) pop() uint64 {
+	h := m.heap
+	top, v := h[0], h[len(h)-1]
+	h = h[:len(h)-1]
+	i := 0
+	for len(h) > 0 {
+		child := 2*i + 1
+		if child >= len(h) {
+			break
+		}
+		if child+1 < len(h) && h[child+1] < h[child] {
+			child++
+		}
+		if h[child] >= v {
+			break
+		}
+		h[i] = h[child]
+		i = child
+	}
+	if len(h) > 0 {
+		h[i] = v
+	}
+	m.heap = h
+	return top
+}

@@ -1,0 +1,223 @@
+package bpe
+
+import (
+	"unicode"
+	"unicode/utf8"
+)
+
+// A matcher returns where the match of a pattern ends that begins at i, or i if there is none. Matches are not empty.
+type matcher func(s string, i int) int
+
+// patterns are those that are known, by their exact text in tokenizer.json.
+var patterns = map[string]matcher{
+	// Llama 3
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|` +
+		`\s+(?!\S)|\s+`: func(s string, i int) int { return matchWords(s, i, 3) },
+	// Qwen 2, 2.5 and 3
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|` +
+		`\s+(?!\S)|\s+`: func(s string, i int) int { return matchWords(s, i, 1) },
+	// gpt-oss (o200k)
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
+		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
+		`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: matchCased,
+	// DeepSeek V3: three, one after another
+	`\p{N}{1,3}`: func(s string, i int) int { return runOf(s, i, 3, unicode.IsNumber) },
+	`[一-龥぀-ゟ゠-ヿ]+`: func(s string, i int) int {
+		return runOf(s, i, -1, func(r rune) bool { return '一' <= r && r <= '龥' || 0x3040 <= r && r <= 0x30ff })
+	},
+	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|" +
+		" ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+": matchDeepSeek,
+}
+
+// split calls piece for each match in a text, and for what is between them.
+func split(s string, match matcher, piece func(s string)) {
+	from := 0
+	for i := 0; i < len(s); {
+		end := match(s, i)
+		if end == i {
+			_, n := utf8.DecodeRuneInString(s[i:])
+			i += n
+			continue
+		}
+		if from < i {
+			piece(s[from:i])
+		}
+		piece(s[i:end])
+		from, i = end, end
+	}
+	if from < len(s) {
+		piece(s[from:])
+	}
+}
+
+// runOf is the end of a run of code points of a class, of so many at most; fewer than 0: of any number.
+func runOf(s string, i, most int, class func(rune) bool) int {
+	for ; most != 0 && i < len(s); most-- {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		if !class(r) {
+			break
+		}
+		i += n
+	}
+	return i
+}
+
+func newline(r rune) bool { return r == '\r' || r == '\n' }
+func other(r rune) bool   { return !unicode.IsSpace(r) && !unicode.IsLetter(r) && !unicode.IsNumber(r) }
+func lead(r rune) bool    { return !newline(r) && !unicode.IsLetter(r) && !unicode.IsNumber(r) }
+func mark(r rune) bool    { return unicode.IsPunct(r) || unicode.IsSymbol(r) }
+func word(r rune) bool    { return unicode.IsLetter(r) || unicode.IsMark(r) }
+func upper(r rune) bool   { return word(r) && !unicode.Is(unicode.Ll, r) }
+func lower(r rune) bool   { return word(r) && !unicode.Is(unicode.Lu, r) && !unicode.Is(unicode.Lt, r) }
+
+// contraction matches (?i:'s|'t|'re|'ve|'m|'ll|'d).
+func contraction(s string, i int) int {
+	if i+1 >= len(s) || s[i] != '\'' {
+		return i
+	}
+	switch s[i+1] | 0x20 {
+	case 's', 't', 'm', 'd':
+		return i + 2
+	case 'r', 'v':
+		if i+2 < len(s) && s[i+2]|0x20 == 'e' {
+			return i + 3
+		}
+	case 'l':
+		if i+2 < len(s) && s[i+2]|0x20 == 'l' {
+			return i + 3
+		}
+	}
+	const long = "ſ" // folds to s
+	if len(s) >= i+1+len(long) && s[i+1:i+1+len(long)] == long {
+		return i + 1 + len(long)
+	}
+	return i
+}
+
+// marks matches [ ?class+after*].
+func marks(s string, i int, class, after func(rune) bool) int {
+	from := i
+	if s[i] == ' ' {
+		from++
+	}
+	end := runOf(s, from, -1, class)
+	if end == from {
+		return i
+	}
+	return runOf(s, end, -1, after)
+}
+
+// spaces matches \s*[\r\n]+|\s+(?!\S)|\s+.
+func spaces(s string, i int) int {
+	line, last, end := i, i, i // behind the last newline, before the last code point, and the end of the run
+	for end < len(s) {
+		r, n := utf8.DecodeRuneInString(s[end:])
+		if !unicode.IsSpace(r) {
+			break
+		}
+		last, end = end, end+n
+		if newline(r) {
+			line = end
+		}
+	}
+	switch {
+	case line > i:
+		return line
+	case end < len(s) && last > i:
+		return last // the last one goes with what follows
+	}
+	return end
+}
+
+func matchWords(s string, i, digits int) int {
+	if end := contraction(s, i); end > i {
+		return end
+	}
+	r, n := utf8.DecodeRuneInString(s[i:])
+	from := i
+	if lead(r) {
+		from += n
+	}
+	if end := runOf(s, from, -1, unicode.IsLetter); end > from {
+		return end
+	}
+	if end := runOf(s, i, digits, unicode.IsNumber); end > i {
+		return end
+	}
+	if end := marks(s, i, other, newline); end > i {
+		return end
+	}
+	return spaces(s, i)
+}
+
+func matchCased(s string, i int) int {
+	r, n := utf8.DecodeRuneInString(s[i:])
+	from := []int{i}
+	if lead(r) {
+		from = []int{i + n, i}
+	}
+	for _, at := range from {
+		if end := lowerWord(s, at); end > at {
+			return contraction(s, end)
+		}
+	}
+	for _, at := range from {
+		if end := runOf(s, at, -1, upper); end > at {
+			return contraction(s, runOf(s, end, -1, lower))
+		}
+	}
+	if end := runOf(s, i, 3, unicode.IsNumber); end > i {
+		return end
+	}
+	if end := marks(s, i, other, func(r rune) bool { return newline(r) || r == '/' }); end > i {
+		return end
+	}
+	return spaces(s, i)
+}
+
+// lowerWord matches [upper]*[lower]+: the first gives back what the second needs.
+func lowerWord(s string, i int) int {
+	last := i // behind the last of the first run that is of both
+	up := runOf(s, i, -1, upper)
+	if end := runOf(s, up, -1, lower); end > up {
+		return end
+	}
+	for at := up; at > i; {
+		r, n := utf8.DecodeLastRuneInString(s[:at])
+		if lower(r) {
+			last = at
+			break
+		}
+		at -= n
+	}
+	return last
+}
+
+func matchDeepSeek(s string, i int) int {
+	if c := s[i]; c > ' ' && c < 0x7f && !alphanumeric(c) {
+		end := i + 1
+		for end < len(s) && s[end] < 0x80 && alphanumeric(s[end]) && s[end] > '9' {
+			end++
+		}
+		if end > i+1 {
+			return end
+		}
+	}
+	r, n := utf8.DecodeRuneInString(s[i:])
+	if !newline(r) && !unicode.IsLetter(r) && !mark(r) {
+		if end := runOf(s, i+n, -1, word); end > i+n {
+			return end
+		}
+	}
+	if end := runOf(s, i, -1, word); end > i {
+		return end
+	}
+	if end := marks(s, i, mark, newline); end > i {
+		return end
+	}
+	return spaces(s, i)
+}
+
+func alphanumeric(c byte) bool {
+	return '0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z'
+}
