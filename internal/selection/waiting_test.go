@@ -314,3 +314,36 @@ func TestQueueUnderLoad(t *testing.T) {
 		t.Errorf("%+v %v", list, err)
 	}
 }
+
+// TestReleasedAtOnce: of requests that wait, as many go as there is room for, each booked before the next is looked at.
+func TestReleasedAtOnce(t *testing.T) {
+	f := withQueue(t, 2, nil)
+	f.fill(t)
+	got := make(chan outcome, 8)
+	for i := range 5 {
+		f.send(t.Context(), request(fmt.Sprint("r", i), 20), got)
+		f.pending(t, i+1)
+	}
+	f.free(t, "w00")
+	first := <-got
+	f.pending(t, 4)
+	f.free(t, "w01")
+	second := <-got
+	f.pending(t, 3)
+	if first.err != nil || second.err != nil || first.s.Worker != "w00" || second.s.Worker != "w01" {
+		t.Fatalf("%+v, %+v", first, second)
+	}
+	select {
+	case o := <-got:
+		t.Errorf("%+v went although both are busy", o)
+	default:
+	}
+	for wait := 2; wait >= 0; wait-- { // the rest go one by one
+		f.free(t, first.id)
+		first, second = second, <-got
+		f.pending(t, wait)
+		if second.err != nil {
+			t.Fatal(second.err)
+		}
+	}
+}
