@@ -285,7 +285,8 @@ func (s *selecting) three() error {
 		}
 	}()
 	for _, id := range []string{"a", "b", "c"} {
-		n, err := s.node("three", id, "--request-expiry", "10h", "--replication", fmt.Sprint(s.Copies), "--guess-policy", "off")
+		n, err := s.node("three", id, "--request-expiry", "10h", "--replication", fmt.Sprint(s.Copies),
+			"--guess-policy", "off")
 		if err != nil {
 			return err
 		}
