@@ -393,6 +393,9 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	q := r.Query
 	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
 	q.BlockSize, q.Raw, q.Room = of.blockSize, true, x.room
+	q.DeadlineMS = 0
+	ctx, done := r.Bounded(ctx)
+	defer done()
 	answer, err := s.cfg.Find(ctx, &q)
 	if err == nil {
 		x.room = answer.Workers[:0]
@@ -401,6 +404,13 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	if errors.As(err, &failed) && failed.Code == api.CodeUnknownModel { // registered, and nothing was announced yet
 		nothing.Complete, nothing.Missing = len(failed.Missing) == 0, failed.Missing
 		return nothing, nil
+	}
+	if err != nil && r.DeadlineMS > 0 {
+		switch e := api.AsError(err); e.Code { // nobody was heard in time: the loads decide
+		case api.CodeNotReady, api.CodeUnavailable, api.CodeBehind:
+			nothing.Complete, nothing.Missing = false, e.Missing
+			return nothing, nil
+		}
 	}
 	return answer, err
 }

@@ -24,6 +24,7 @@ type fleet struct {
 	pool    *registry.Pool
 	holds   map[events.RankKey][4]uint32
 	asked   []*api.Query
+	deaf    bool // the index does not answer
 	loads   *load.Service
 	service *Service
 }
@@ -56,8 +57,12 @@ func newFleet(t testing.TB, workers, ranks int) *fleet {
 	return f
 }
 
-func (f *fleet) find(_ context.Context, q *api.Query) (*api.Answer, error) {
+func (f *fleet) find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	f.asked = append(f.asked, q)
+	if f.deaf {
+		<-ctx.Done()
+		return nil, &api.Error{Code: api.CodeNotReady, Missing: []events.Partition{3}}
+	}
 	a := &api.Answer{Model: q.Model, BlockSize: block, Complete: true}
 	for key, d := range f.holds {
 		a.Workers = append(a.Workers, api.Overlap{Instance: key.Instance, Rank: key.Rank, Device: d[0], Host: d[1],
@@ -100,6 +105,23 @@ func TestSelectByEngineHashes(t *testing.T) {
 	if s, err = f.service.Select(t.Context(), &api.SelectRequest{Query: api.Query{Model: "m",
 		EngineHashes: api.Hashes{}}}); err != nil || s.Blocks != 0 {
 		t.Fatalf("%+v, %v", s, err)
+	}
+}
+
+// TestSelectByDeadline: if the index has not answered by the request's deadline, the loads decide.
+func TestSelectByDeadline(t *testing.T) {
+	f := newFleet(t, 2, 1)
+	f.deaf = true
+	r := request("r1", 40)
+	r.DeadlineMS = 1
+	s, err := f.service.Select(t.Context(), r)
+	if err != nil || !s.Booked || s.Complete || !slices.Equal(s.Missing, []events.Partition{3}) {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	r = request("r2", 40)
+	r.DeadlineMS = 1
+	if other, err := f.service.Select(t.Context(), r); err != nil || other.Worker == s.Worker {
+		t.Fatalf("%+v, %v", other, err)
 	}
 }
 

@@ -87,6 +87,11 @@ type Query struct {
 	// The node waits for them until the deadline.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
 
+	// DeadlineMS is how many milliseconds the answer may take, as far as other nodes are waited for; 0: as many as the
+	// request has. Partitions that have not answered by then are Missing. Of a choice, it is what the index has for its
+	// answer: whoever is not heard of by then counts as holding nothing.
+	DeadlineMS uint32 `json:"deadline_ms,omitempty" msgpack:"deadline_ms,omitempty"`
+
 	// Explain asks for each rank's way along the prompt (Overlap.Path), and for all ranks, as Idle does. It is for
 	// people, and costs much more than an answer.
 	Explain bool `json:"explain,omitempty" msgpack:"explain,omitempty"`

@@ -116,6 +116,9 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 			return nil, Errorf(CodeMalformed, "explain goes with tokens or hashes, not with engine_hashes")
 		}
 		q.Idle = q.Idle || q.Explain
+		ctx, done := q.Bounded(ctx)
+		defer done()
+		q.DeadlineMS = 0 // nodes that are asked are told by the context
 		return h.Indexer.Find(ctx, &q)
 	case OpSelect, OpBook, OpPrefillComplete, OpOutputBlock, OpFree, OpLoads, OpPotentialLoads,
 		OpEngineLoad, OpEngineLoads:
@@ -204,6 +207,14 @@ func (h Handler) readQuery(contentType string, body []byte, q *Query) error {
 		return nil
 	}
 	return readRequest(contentType, body, h.Unknown, func(r *reader) error { return readQuery(r, q) })
+}
+
+// Bounded is the context with the query's own deadline, if it has one.
+func (q *Query) Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if q.DeadlineMS == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, time.Duration(q.DeadlineMS)*time.Millisecond)
 }
 
 // maxHashed is how many ways of reading ahead one query may tell apart.

@@ -209,7 +209,8 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 var (
 	queryFields = []string{
 		"model", "block_size", "tokens", "hashes", "hashed", "engine_hashes", "lora_name", "cache_salt", "workers", "ranks",
-		"endpoints", "with_endpoint", "by_endpoint", "partitions", "min_seq", "explain", "idle", "l3", "l3_timeout_ms",
+		"endpoints", "with_endpoint", "by_endpoint", "partitions", "min_seq", "deadline_ms",
+		"explain", "idle", "l3", "l3_timeout_ms",
 	}
 	findFields    = slices.Concat(queryFields, textFields)
 	hashedFields  = []string{"lookahead", "hashes"}
@@ -289,6 +290,8 @@ func (r *reader) query(field string, q *Query) error {
 		})
 	case "min_seq":
 		return readPlaces(r, field, &q.MinSeq)
+	case "deadline_ms":
+		return r.given(field, "leave it out for as long as the request has", &q.DeadlineMS)
 	case "explain":
 		return r.bool(field, &q.Explain)
 	case "idle":
@@ -375,7 +378,6 @@ var meant = map[string]string{
 	"prompt":         " only tokens and hashes are counted here: tokenize it first",
 	"messages":       " only tokens and hashes are counted here: tokenize them first",
 	"text":           "prompt", "input": "prompt",
-	"deadline_ms":       " the deadline travels in the header Kv-Deadline-Ms",
 	"timeout_ms":        " the deadline travels in the header Kv-Deadline-Ms",
 	"routing_group":     " a routing group other than default is a model of its own: MODEL:GROUP",
 	"additional_salt":   " what is part of the hashes is lora_name and cache_salt",

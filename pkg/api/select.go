@@ -399,7 +399,7 @@ var (
 	promptFields = []string{"model", "block_size", "tokens", "hashes", "engine_hashes", "lora_name", "cache_salt",
 		"sequence_hashes",
 		"isl_tokens"}
-	selectFields = slices.Concat(promptFields, []string{"workers", "endpoints", "min_seq", "explain", "l3",
+	selectFields = slices.Concat(promptFields, []string{"workers", "endpoints", "min_seq", "deadline_ms", "explain", "l3",
 		"l3_timeout_ms", "request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id",
 		"strict_priority", "priority_jump", "policy_class", "pinned_worker", "affinity_target",
 		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"},
