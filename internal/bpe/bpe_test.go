@@ -152,7 +152,8 @@ func TestEncode(t *testing.T) {
 func TestSplit(t *testing.T) {
 	for pattern, texts := range map[string]map[string]string{
 		llama: {
-			"I'll say  hello, world!\n\n x": "I|'ll| say| | hello|,| world|!\n\n| x", "12345 6": "123|45| |6", "a \n b ": "a| \n| b| ",
+			"I'll say  hello, world!\n\n x": "I|'ll| say| | hello|,| world|!\n\n| x",
+			"12345 6":                       "123|45| |6", "a \n b ": "a| \n| b| ",
 			"IT'SſO 'ſ": "IT|'S|ſO| '|ſ", "\tab": "\tab", "  ": "  ",
 		},
 		qwen: {"12 3": "1|2| |3"},
@@ -182,8 +183,9 @@ func TestRefused(t *testing.T) {
 		"truncation":              set("truncation", map[string]any{"max_length": 1}),
 		`normalizer "Lowercase"`:  set("normalizer", map[string]any{"type": "Lowercase"}),
 		"no sequence of patterns": set("pre_tokenizer", map[string]any{"type": "ByteLevel"}),
-		"pattern that is not known": set("pre_tokenizer", map[string]any{"type": "Sequence", "pretokenizers": []map[string]any{
-			{"type": "Split", "pattern": map[string]any{"Regex": `\w+`}, "behavior": "Isolated"}, {"type": "ByteLevel"}}}),
+		"pattern that is not known": set("pre_tokenizer", map[string]any{"type": "Sequence",
+			"pretokenizers": []map[string]any{{"type": "Split", "pattern": map[string]any{"Regex": `\w+`},
+				"behavior": "Isolated"}, {"type": "ByteLevel"}}}),
 		`post-processor "BertProcessing"`: set("post_processor", map[string]any{"type": "BertProcessing"}),
 		"single word":                     set("added_tokens", []map[string]any{{"id": 9, "content": "x", "lstrip": true}}),
 		"is empty":                        set("added_tokens", []map[string]any{{"id": 9, "content": ""}}),

@@ -23,6 +23,6 @@
 // Go's normalization puts U+034F into runs of more than 30 combining characters, as the Stream-Safe Text Format has it,
 // and tokenizers does not: [Tokenizer.Encode] refuses such a text.
 //
-// Go's tables are of Unicode 15. Code points that were assigned later are split as other versions of the tables say
-// it, in an engine as here.
+// Go's tables are of Unicode 15. A text with code points that were assigned later may be split otherwise by an
+// engine, whose tables may be newer.
 package bpe

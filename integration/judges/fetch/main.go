@@ -47,7 +47,8 @@ func fetch(progress io.Writer) error {
 	if err := step("wheels of wheels.txt", func() error { return pyenv.FetchWheels(progress) }); err != nil {
 		return err
 	}
-	if err := step("vocabularies of vocabularies.txt", func() error { return pyenv.FetchVocabularies(progress) }); err != nil {
+	err := step("vocabularies of vocabularies.txt", func() error { return pyenv.FetchVocabularies(progress) })
+	if err != nil {
 		return err
 	}
 	if err := step("Mooncake's libraries", func() error { return pyenv.FetchLibraries(progress) }); err != nil {

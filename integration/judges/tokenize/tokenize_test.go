@@ -55,7 +55,7 @@ func TestCodePoints(t *testing.T) {
 			var texts []string
 			for r := rune(0); r <= unicode.MaxRune; r++ {
 				if utf8.ValidRune(r) && (unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S, unicode.Z) ||
-					unicode.IsControl(r) || r%1009 == 0) {
+					unicode.IsControl(r)) { // others may be assigned in a newer version of the tables
 					texts = append(texts, fmt.Sprintf("a%cB%cc %c1%c\n%c %c'%c", r, r, r, r, r, r, r))
 				}
 			}
@@ -136,8 +136,11 @@ func (x *judged) compare(t *testing.T, texts []string) {
 }
 
 // alphabets are what random texts are made of.
-var alphabets = []string{"ab", "abcXYZ", "'sStTrReEvVmMlLdDſ", " ", " \t\n\r", "0123456789", "٣४五²½Ⅷ", "éÉßøΩжЖ", "e\u0301\u0327\u0323",
-	"中文字漢一龥龦", "ひらカナー・゠ぁ", "한국어각", "!?.,;:-_/\\()[]{}<>|\"#$%&*+=@^`~", "€∞→😀👩‍👩‍👧🏽", "\u00a0\u2003\u3000\u0085\u2028\v\f",
+var alphabets = []string{"ab", "abcXYZ", "'sStTrReEvVmMlLdDſ", " ", " \t\n\r", "0123456789", "٣४五²½Ⅷ", "éÉßøΩжЖ",
+	"e\u0301\u0327\u0323",
+	"中文字漢一龥龦", "ひらカナー・゠ぁ", "한국어각",
+	"!?.,;:-_/\\()[]{}<>|\"#$%&*+=@^`~",
+	"€∞→😀👩‍👩‍👧🏽", "\u00a0\u2003\u3000\u0085\u2028\v\f",
 	"ǅᾈʰªºˮᵃ", "\u200d\u200b\ufeff\x00\x1b", "กำਅਾअि", "\u1100\u1161\u11a8\u212b\u2126"}
 
 func random(rng *rand.Rand, added []string) string {
