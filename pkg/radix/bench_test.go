@@ -171,6 +171,46 @@ func BenchmarkHybrid(b *testing.B) {
 	}
 }
 
+// BenchmarkHybridTiers is the same for fleets with blocks in host: of another rank's prompt, all that is in device, or
+// that and what device has lost.
+func BenchmarkHybridTiers(b *testing.B) {
+	for _, host := range []string{"elsewhere", "same", "more"} {
+		for _, c := range hybridCases() {
+			if c.ranks != 64 || c.blocks != 1000 {
+				continue
+			}
+			b.Run(c.String()+"_"+host, func(b *testing.B) {
+				x, ids, locals, names := fleetOf(c.ranks, c.blocks)
+				hybrid(x, ids, names, c.groups, c.keeps)
+				for i, id := range ids {
+					n := len(names) - i
+					if host == "more" {
+						x.Apply(id, 0, []events.Event{removed(names[c.blocks/2-i : n]...)})
+					}
+					if host != "elsewhere" {
+						e := stored(locals[:n], names[:n])
+						e.Tier = events.Host
+						x.Apply(id, 0, []events.Event{e})
+						for g, w := range c.groups {
+							x.Apply(id, 0, []events.Event{{Kind: events.Stored, Tier: events.Host, Group: events.GroupIndex(g + 1),
+								Attention: w.kind, Window: w.tokens, Blocks: names[:n]}})
+						}
+					}
+				}
+				other, otherNames := chain(2, 3)
+				e := stored(other, otherNames)
+				e.Tier = events.Host
+				x.Apply(x.AddRank(0, 16), 0, []events.Event{e})
+				branch(x, names, c.blocks/c.nodes)
+				var a Answer
+				for b.Loop() {
+					x.Match(0, locals[:cmp.Or(c.query, c.blocks)], nil, &a)
+				}
+			})
+		}
+	}
+}
+
 func BenchmarkMatch(b *testing.B) {
 	for _, c := range []struct {
 		name          string

@@ -138,8 +138,8 @@ func (x *Index) steps(r *rank, id, held uint32) []usable {
 	return x.found
 }
 
-// wholeChunks is the step of prefixes of which a rank's only window lacks the last chunk's first block, or that end
-// with a chunk. The shortest known is of least blocks.
+// wholeChunks is the step of prefixes that end with a chunk, or in one of which a rank's only window lacks the first
+// block. A prefix of least blocks is one of them; it looks for shorter ones.
 func (x *Index) wholeChunks(r *rank, id, least uint32) usable {
 	w, n := &r.reuse.windows[0], &x.v.nodes[id]
 	for least > n.depth+w.chunk && !x.v.holds(id, least-w.chunk-n.depth, w.plane, r.slot()) {

@@ -59,7 +59,7 @@ func (x *Index) Explain(space uint32, locals []events.LocalHash, allowed *RankSe
 	for {
 		var a Answer
 		w := &a.walk
-		w.v, w.hidden = x.view.Load(), x.hidden.Load()
+		w.v, w.hidden, w.tries = x.view.Load(), x.hidden.Load(), 1
 		if w.device(space, q, allowed, &a, further) {
 			if ex := w.explain(len(locals), allowed, &a); x.validate(w) {
 				runtime.KeepAlive(x)

@@ -39,6 +39,9 @@ func (w *walk) cutRank(o *Overlap, u *reuse) {
 		if w.v.masks[t] == nil {
 			continue
 		}
+		if t > device && !w.uses(t, slot) {
+			continue
+		}
 		tiers |= seen & (1 << t)
 		held += o.Depth[t]
 		n := held - min(held, u.most)
@@ -54,18 +57,61 @@ func (w *walk) usable(u *reuse, slot uint32, tiers TierSet, held, n uint32) uint
 	if tiers == 1<<device {
 		at, fit := w.stopOf(held-1), uint32(0)
 		s := &w.path[at]
-		if w.v.hasAll(s, planeKnown, slot) {
+		full := w.v.hasAll(s, device, slot)
+		if full && w.v.hasAll(s, planeKnown, slot) {
 			fit = w.v.known(&w.v.ends[s.id], n)
-		} else if p := s.part(w.v, keyOf(slot, planeKnown)); p != nil {
-			fit = w.v.known(p, n)
-		} else if p := s.part(w.v, keyOf(slot, device)); p != nil {
-			fit = w.v.known(p, n)
+		} else if !full { // mostly this part is enough, and close to the one before
+			if p := s.part(w.v, keyOf(slot, device)); p != nil {
+				fit = w.v.known(p, n)
+			}
+		}
+		if fit == 0 {
+			if p := s.part(w.v, keyOf(slot, planeKnown)); p != nil {
+				fit = w.v.known(p, n)
+			}
 		}
 		if fit > 0 {
 			return fit - 1
 		}
 	}
 	return w.longest(u, slot, tiers, len(w.path)-1, n)
+}
+
+// uses reports whether a rank has anything in a tier, for whatever group, on the whole way.
+func (w *walk) uses(tier int, slot uint32) bool {
+	if w.usedIn[tier] != w.tries {
+		w.usedIn[tier] = w.tries
+		w.findUsed(tier)
+	}
+	return int(slot>>6) < len(w.used[tier]) && w.used[tier][slot>>6]>>(slot&63)&1 != 0
+}
+
+func (w *walk) findUsed(tier int) {
+	v := w.v
+	used := append(w.used[tier][:0], make([]uint64, v.stride)...)
+	for plane := tier; plane < v.planes; plane += events.NumTiers {
+		if v.masks[plane] == nil {
+			continue
+		}
+		for i := range w.path[1:] {
+			s := &w.path[1+i]
+			mask := v.masks[plane][int(s.id)*v.stride:][:v.stride]
+			for k := range mask {
+				used[k] |= atomic.LoadUint64(&mask[k])
+			}
+			list := v.parts[s.parts : s.parts+s.nparts]
+			for list = list[search(list, keyOf(0, plane)):]; len(list) > 0; list = list[1:] {
+				key := atomic.LoadUint32(&list[0].key)
+				if planeOf(key) != plane {
+					break
+				}
+				if word := int(slotOf(key) >> 6); word < len(used) {
+					used[word] |= 1 << (key & 63)
+				}
+			}
+		}
+	}
+	w.used[tier] = used
 }
 
 // seen is the tiers of a rank that readers may look at: all but those that are being cleared.
@@ -112,11 +158,9 @@ func (w *walk) fit(win *window, slot uint32, tiers TierSet, at int, n uint32) ui
 			plane := win.plane + bits.TrailingZeros8(uint8(rest))
 			r := w.row(plane, int(slot>>6), at)
 			full = full || r.full>>(slot&63)&1 != 0
-			if r.some>>(slot&63)&1 != 0 {
-				if p := s.part(v, keyOf(slot, plane)); p != nil {
-					parts[k] = p
-					k++
-				}
+			if bit := uint64(1) << (slot & 63); r.some&bit != 0 {
+				parts[k] = &v.parts[int(s.parts)+r.first+bits.OnesCount64(r.some&(bit-1))]
+				k++
 			}
 		}
 		switch {
@@ -135,6 +179,7 @@ func (w *walk) fit(win *window, slot uint32, tiers TierSet, at int, n uint32) ui
 type row struct {
 	try, plane uint32
 	word, at   int
+	first      int // of the stop's parts
 	full, some uint64
 }
 
@@ -157,9 +202,10 @@ func (w *walk) row(plane, word, at int) *row {
 	if s.nparts == 0 {
 		return r
 	}
-	list := rowOf(v.parts[s.parts:s.parts+s.nparts], plane, word)
-	for i := range list {
-		r.some |= 1 << (atomic.LoadUint32(&list[i].key) & 63)
+	all := v.parts[s.parts : s.parts+s.nparts]
+	r.first = search(all, keyOf(uint32(word)<<6, plane))
+	for i := r.first; i < len(all) && atomic.LoadUint32(&all[i].key)>>6 == keyOf(uint32(word)<<6, plane)>>6; i++ {
+		r.some |= 1 << (atomic.LoadUint32(&all[i].key) & 63)
 	}
 	return r
 }
@@ -207,11 +253,17 @@ func (w *window) before(s *stop, lo uint32) (n, next uint32) {
 // within goes on with a prefix at a stop of which the window has some parts, each of them in another tier.
 func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, next uint32) {
 	top := lo - s.base
-	if len(parts) == 1 && atomic.LoadUint32(&parts[0].lead) >= top {
-		return n, s.base
+	for _, p := range parts { // mostly one alone has all
+		if atomic.LoadUint32(&p.lead) >= top {
+			return n, s.base
+		}
+		if fit := s.base + atomic.LoadUint32(&p.fit); fit >= n && win.from(n) >= s.base+atomic.LoadUint32(&p.from) &&
+			fit > s.base {
+			return n, 0
+		}
 	}
-	if len(parts) == 1 && win.size == 0 { // mostly the summaries tell
-		fit, from := s.base+atomic.LoadUint32(&parts[0].fit), s.base+atomic.LoadUint32(&parts[0].from)
+	if len(parts) == 1 && win.size == 0 { // or the summaries tell
+		fit := s.base + atomic.LoadUint32(&parts[0].fit)
 		switch {
 		case fit == s.base: // no prefix has all it needs within this stop
 			if v.last(parts, false, max(win.from(n), s.base)-s.base, top) == 0 {
@@ -221,8 +273,6 @@ func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, nex
 			return m - min(m, win.drop), s.base
 		case fit <= n && n+win.drop <= s.base+s.len:
 			return fit, 0
-		case fit > n && win.from(n) >= from:
-			return n, 0
 		}
 	}
 	from := win.from(n)

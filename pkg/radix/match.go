@@ -28,6 +28,8 @@ type walk struct {
 	todo    []candidates // of ranks with windows
 	states  []state
 	rows    []row
+	used    [events.NumTiers][]uint64 // ranks that have anything in a tier on the way, if usedIn is tries
+	usedIn  [events.NumTiers]uint32
 	tries   uint32
 }
 
