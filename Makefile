@@ -23,7 +23,7 @@ demo: ## run the demonstration
 test: ## run all tests that need nothing but Go
 	go test ./...
 
-judges: ## fetch what is missing (once, 1 GB), then run the tests against real engines, libzmq, Dynamo, Mooncake and Envoy, and those of clients/python
+judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real engines, libzmq, Dynamo, Mooncake and Envoy, and those of clients/python
 	go run ./integration/judges/fetch
 	go test -tags judges -timeout 30m ./integration/judges/... ./internal/zmtp ./tools/pyenv ./tools/path
 

@@ -11,9 +11,12 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"math/big"
 	mathrand "math/rand/v2"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,12 +36,18 @@ import (
 
 const source = "../../../clients/python"
 
-// python runs the client's environment in a folder, with more in the environment, and without any network of pip's.
+// python runs the client's Python in a folder, with more in the environment, and without any network of pip's.
 func python(t *testing.T, dir string, env []string, args ...string) string {
+	t.Helper()
+	return pythonWith(t, "python-client.txt", dir, env, args...)
+}
+
+// pythonWith is python with the packages of another requirements file.
+func pythonWith(t *testing.T, requirements, dir string, env []string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*harness.Patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, pyenv.PythonWith(t, "python-client.txt"), args...)
+	cmd := exec.CommandContext(ctx, pyenv.PythonWith(t, requirements), args...)
 	cmd.Dir = dir
 	cmd.Env = append(harness.Environment(nil), append(env, "PYTHONDONTWRITEBYTECODE=1", "PIP_NO_INDEX=1",
 		"PIP_CONFIG_FILE=/dev/null", "PIP_DISABLE_PIP_VERSION_CHECK=1")...)
@@ -141,7 +150,9 @@ func texts[T ~uint64](list []T) []string {
 // fields are the names in JSON of a struct's fields.
 func fields(of reflect.Type) (names []string) {
 	for f := range of.Fields() {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); f.Anonymous {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); f.Anonymous && f.Type.Kind() == reflect.Pointer {
+			names = append(names, fields(f.Type.Elem())...)
+		} else if f.Anonymous {
 			names = append(names, fields(f.Type)...)
 		} else if name != "-" && name != "" {
 			names = append(names, name)
@@ -209,13 +220,26 @@ func hold(t *testing.T, x *harness.Indexer) {
 	x.WaitDepth(t, "m", prompt, "w1", held)
 }
 
-// alone is an indexer that holds events of w1, and knows w2.
+// alone is an indexer that holds events of w1, and knows w2 to w4. To it, a text with the word warm is the prompt.
 func alone(t *testing.T) node {
-	x := harness.StartIndexer(t, t.TempDir(), "")
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tokens := []uint32{1}
+		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "warm") {
+			tokens = prompt
+		}
+		w.Header().Set("Content-Type", api.JSON)
+		_ = json.NewEncoder(w).Encode(map[string]any{"tokens": tokens, "count": len(tokens)})
+	}))
+	t.Cleanup(engine.Close)
+	tokenizers := filepath.Join(t.TempDir(), "tokenizers.yaml")
+	write(t, tokenizers, []byte("models: {m: {tokenize: \""+engine.URL+"\", timeout_ms: 240000}}\n"))
+	x := harness.StartIndexer(t, t.TempDir(), "", "--tokenizers", tokenizers)
 	hold(t, x)
-	body := fmt.Sprintf(`{"instance":"w2","model":"m","block_size":%d,"events":"none"}`, harness.BlockSize)
-	if status, text, err := harness.Request(x.HTTP, "POST", "/v1/workers", body); err != nil || status != 200 {
-		t.Fatal(status, text, err)
+	for i := 2; i <= 4; i++ {
+		body := fmt.Sprintf(`{"instance":"w%d","model":"m","block_size":%d,"events":"none"}`, i, harness.BlockSize)
+		if status, text, err := harness.Request(x.HTTP, "POST", "/v1/workers", body); err != nil || status != 200 {
+			t.Fatal(status, text, err)
+		}
 	}
 	return node{"http": "http://" + x.HTTP, "nats": "nats://" + x.NATS}
 }
@@ -306,6 +330,13 @@ func TestPythonClient(t *testing.T) {
 	said := python(t, source, []string{"PYTHONPATH=" + installed, "KVATLAS_LIVE=" + live}, "-W", "error", "-m", "pytest",
 		"-rP", "-p", "no:cacheprovider", "tests/live")
 	t.Log(said)
+}
+
+// TestPythonAdapters has Ray Serve's and LiteLLM's own packages load the adapters and choose with them.
+func TestPythonAdapters(t *testing.T) {
+	env := []string{"PYTHONPATH=" + install(t), "KVATLAS_LIVE=" + describe(t), "RAY_USAGE_STATS_ENABLED=0",
+		"LITELLM_LOCAL_MODEL_COST_MAP=True"}
+	pythonWith(t, "python-adapters.txt", source, env, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/adapters")
 }
 
 // TestReadmeExamples runs what README shows under "Ask it from a program", in Go, in Python and by curl's URL and body,

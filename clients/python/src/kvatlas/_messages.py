@@ -64,10 +64,29 @@ class _Prompted:
 class Query(_Prompted):
     """Who holds how much of a prompt?"""
 
+    engine_hashes: Iterable[int] | None = None
+    """In place of tokens: the engine's own hashes of the prompt's blocks, from the first block on."""
+    prompt: str | None = None
+    """The prompt as text, in place of tokens, if the indexer makes tokens of it (docs/text.md)."""
+    messages: Iterable[Mapping[str, Any]] | None = None
+    """Messages of a chat, in place of tokens. What follows goes with them."""
+    tools: Iterable[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_ids: bool = False
+    """Answer with the tokens of a text too."""
     workers: Iterable[str] | None = None
     """Look at these workers only."""
     ranks: Iterable[RankPlace] | None = None
     """In place of workers: look at these ranks only."""
+    endpoints: Iterable[str] | None = None
+    """In place of workers: look at the ranks only that are registered with these serving addresses."""
+    with_endpoint: bool = False
+    """Say each rank's serving address."""
+    by_endpoint: bool = False
+    """Answer by serving address."""
     min_seq: Iterable[PartitionSeq] | None = None
     """Wait until the index reflects these places in the log."""
     explain: bool = False
@@ -89,12 +108,27 @@ class Prompt(_Prompted):
 class SelectRequest(Prompt):
     """Which worker should serve a prompt?"""
 
+    engine_hashes: Iterable[int] | None = None
+    """In place of tokens: the engine's own hashes of the prompt's blocks, from the first block on."""
+    prompt: str | None = None
+    """The prompt as text, in place of tokens, if the indexer makes tokens of it (docs/text.md)."""
+    messages: Iterable[Mapping[str, Any]] | None = None
+    """Messages of a chat, in place of tokens. What follows goes with them."""
+    tools: Iterable[Mapping[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_ids: bool = False
+    """Answer with the tokens of a text too."""
     request_id: str | None = None
     """Names the request in what follows."""
     book: bool = False
     """Book the request on the worker that is chosen. Without it, the choice is kept a while for `book` by the id."""
     workers: Iterable[str] | None = None
     """Only these may be chosen."""
+    endpoints: Iterable[str] | None = None
+    """In place of workers: only those with these serving addresses may be chosen."""
     policy: str | None = None
     role: Literal["aggregated", "prefill", "decode"] | None = None
     disaggregated: bool = False
@@ -180,6 +214,7 @@ class Overlap:
     engine: str = ""
     catching_up: bool = False
     guessed: int = 0
+    endpoint: str = ""
 
     @property
     def total(self) -> int:
@@ -235,6 +270,15 @@ class Answer:
     l3: L3
     missing: tuple[int, ...] = ()
     reason: str = ""
+    by_endpoint: Mapping[str, tuple[Overlap, ...]] | None = None
+    """In place of workers, if the query asks for it."""
+    unknown_endpoints: tuple[str, ...] = ()
+    """Those of the query that no rank of the model is registered with."""
+    tokenized: bool | None = None
+    """Of a text: whether tokens could be made of it. If not, this is the answer without."""
+    tokenize_error: str = ""
+    prompt_tokens: int = 0
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -302,6 +346,12 @@ class Selection:
     prefill: Selection | None = None
     disaggregation: Disaggregation | None = None
     session: SessionBinding | None = None
+    unknown_endpoints: tuple[str, ...] = ()
+    tokenized: bool | None = None
+    """Of a text: whether tokens could be made of it. If not, this is the answer without."""
+    tokenize_error: str = ""
+    prompt_tokens: int = 0
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

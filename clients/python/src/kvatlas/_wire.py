@@ -58,7 +58,8 @@ def _decoder(kind: Hashable) -> Callable[[Any], Any]:
             return lambda v: tuple(v or ())
         return lambda v: tuple([each(x) for x in v or ()])
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return lambda v: types.MappingProxyType(dict(v or {}))
+        value = _decoder(args[1])
+        return lambda v: types.MappingProxyType({k: value(x) for k, x in (v or {}).items()})
     if kind is datetime:
         return _time
     if dataclasses.is_dataclass(kind):

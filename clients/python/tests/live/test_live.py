@@ -36,6 +36,10 @@ def test_find(world: Any, client: Client) -> None:
         assert answer.partitions[0].seq > 0 and answer.partitions[0].epoch.year >= 2024
         place = kvatlas.PartitionSeq(answer.partitions[0].partition, answer.partitions[0].seq)
         assert patiently(lambda: client.find(Query("m", tokens=tokens, min_seq=[place]))).workers
+    addressed = patiently(lambda: client.find(
+        Query("m", tokens=tokens, endpoints=["http://w1:8000", "http://none"], by_endpoint=True)))
+    assert addressed.by_endpoint and addressed.by_endpoint["http://w1:8000"][0].device == world["depth"]
+    assert addressed.unknown_endpoints == ("http://none",)
     short = patiently(lambda: client.find(Query("m", tokens=[1])))
     assert (short.workers, short.reason) == ((), "no_whole_block")
 

@@ -1,0 +1,90 @@
+"""What adapters to other routers have in common: a choice that fails is no failure of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from ._client import AsyncClient
+from ._messages import Selection, SelectRequest
+from .errors import KvatlasError
+
+log = logging.getLogger("kvatlas")
+
+
+class Chooser:
+    """Chooses workers by `select`, and books requests on them until they end."""
+
+    def __init__(self, urls: str | Sequence[str], timeout: float, book: bool, client: dict[str, Any]) -> None:
+        self._client = AsyncClient(urls, timeout=timeout, **client)
+        self._timeout = timeout
+        self._book = book
+        self._last = ""  # the code of the last failure
+        self._ends: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def choose(self, **request: Any) -> Selection | None:
+        """The choice among request's workers; None if there is none: then the caller chooses as it would without."""
+        self._loop = asyncio.get_running_loop()
+        if self._book:
+            request.update(book=True, request_id=uuid.uuid4().hex)
+        try:
+            chosen = await self._client.select(SelectRequest(**request))
+        except (KvatlasError, TypeError, ValueError) as e:
+            code = e.code if isinstance(e, KvatlasError) else type(e).__name__
+            if code != self._last:
+                log.warning("kvatlas chooses no worker, so this router's own way is taken: %s", e)
+            self._last = code
+            return None
+        if self._last:
+            log.info("kvatlas chooses workers again")
+        self._last = ""
+        return chosen
+
+    def end(self, model: str, request_id: str) -> None:
+        """A booked request has ended. Any thread may say so; nobody waits for it."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._free, model, request_id)
+
+    def _free(self, model: str, request_id: str) -> None:
+        task = asyncio.ensure_future(self._end(model, request_id))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+    async def _end(self, model: str, request_id: str) -> None:
+        try:
+            await self._client.free(model, request_id, timeout=max(self._timeout, 5.0))
+        except KvatlasError as e:  # it expires by itself
+            log.debug("free %s: %s", request_id, e)
+
+    async def close(self) -> None:
+        """Waits for what was ended, and ends the client."""
+        await asyncio.sleep(0)  # what another thread has said
+        await asyncio.gather(*self._ends)
+        await self._client.close()
+
+
+def prompt_of(request: Any) -> dict[str, Any]:
+    """The prompt of a request in OpenAI's form, for a `SelectRequest`: empty if it has none that can be looked up."""
+    def get(name: str) -> Any:
+        return request.get(name) if isinstance(request, dict) else getattr(request, name, None)
+
+    def plain(value: Any) -> Any:
+        return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value
+
+    if messages := get("messages"):
+        found: dict[str, Any] = {"messages": [plain(m) for m in messages]}
+        if tools := get("tools"):
+            found["tools"] = [plain(t) for t in tools]
+        if kwargs := get("chat_template_kwargs"):
+            found["chat_template_kwargs"] = kwargs
+        return found
+    prompt = get("prompt")
+    if isinstance(prompt, str) and prompt:
+        return {"prompt": prompt}
+    if isinstance(prompt, list) and prompt and all(isinstance(t, int) for t in prompt):
+        return {"tokens": prompt}
+    return {}

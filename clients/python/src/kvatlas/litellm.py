@@ -1,0 +1,96 @@
+"""A routing strategy for LiteLLM that chooses among a model's deployments by what their engines hold and have to do.
+
+    router = litellm.Router(model_list=[
+        {"model_name": "llama", "litellm_params": {"model": "hosted_vllm/llama", "api_base": "http://w1:8000/v1"},
+         "model_info": {"id": "worker-1"}}, ...])
+    KvatlasRouting(router, "http://indexer:8090").install()
+
+A deployment's id is the name of its worker; a subclass with another `worker_of` changes that. Asynchronous requests are
+routed so; blocking ones, and all while kvatlas makes no choice, as the router is set to do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import litellm
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.types.router import CustomRoutingStrategyBase
+
+from ._adapter import Chooser, prompt_of
+
+_KEY = "kvatlas_booking"  # in a request's metadata
+
+
+class KvatlasRouting(CustomRoutingStrategyBase):
+    """urls and client are as for `AsyncClient`; models has kvatlas' name of each model that LiteLLM calls otherwise;
+    timeout is how many seconds a choice may take; book is whether requests count as load until they end."""
+
+    def __init__(self, router: litellm.Router, urls: str | Sequence[str], *, models: Mapping[str, str] | None = None,
+                 timeout: float = 0.25, book: bool = True, **client: Any) -> None:
+        self._router = router
+        self._models = models or {}
+        self._chooser = Chooser(urls, timeout, book, client)
+        self._ends = _Ends(self._chooser)
+
+    def install(self) -> None:
+        """Makes this the router's strategy."""
+        self._router.set_custom_routing_strategy(self)
+        litellm.logging_callback_manager.add_litellm_callback(self._ends)
+
+    def worker_of(self, deployment: Mapping[str, Any]) -> str:
+        """The name of a deployment's worker."""
+        return str(deployment["model_info"]["id"])
+
+    async def async_get_available_deployment(self, model: str, messages: Any = None, input: Any = None,
+                                             specific_deployment: bool | None = False,
+                                             request_kwargs: dict[str, Any] | None = None) -> Any:
+        request = request_kwargs if request_kwargs is not None else {}
+        prompt = prompt_of(request if request.get("prompt") else {**request, "messages": messages})
+        if prompt and not specific_deployment and (name := self._models.get(model, model)):
+            deployments = await self._router.async_get_healthy_deployments(
+                model=model, request_kwargs=request, messages=messages, input=input,
+                specific_deployment=specific_deployment)
+            if isinstance(deployments, list) and len(deployments) > 1:
+                by_worker = {self.worker_of(d): d for d in deployments}
+                selection = await self._chooser.choose(model=name, workers=list(by_worker), **prompt)
+                if selection is not None:
+                    if selection.booked:
+                        metadata = request.setdefault("metadata", {})
+                        metadata[_KEY] = {"model": name, "request_id": selection.request_id}
+                    return by_worker[selection.worker]
+        return await type(self._router).async_get_available_deployment(
+            self._router, model=model, messages=messages, input=input, specific_deployment=specific_deployment,
+            request_kwargs=request)
+
+    def get_available_deployment(self, model: str, messages: Any = None, input: Any = None,
+                                 specific_deployment: bool | None = False,
+                                 request_kwargs: dict[str, Any] | None = None) -> Any:
+        return type(self._router).get_available_deployment(
+            self._router, model=model, messages=messages, input=input, specific_deployment=specific_deployment,
+            request_kwargs=request_kwargs)
+
+    async def close(self) -> None:
+        """Ends the client."""
+        litellm.logging_callback_manager.remove_callback_from_list_by_object(litellm.callbacks, self._ends, require_self=False)
+        await self._chooser.close()
+
+
+class _Ends(CustomLogger):
+    """Hears of requests that have ended."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        super().__init__()
+        self._chooser = chooser
+
+    async def async_log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
+        self._end(kwargs)
+
+    async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
+        self._end(kwargs)
+
+    def _end(self, kwargs: Any) -> None:
+        metadata = (kwargs.get("litellm_params") or {}).get("metadata") or {}
+        if booking := metadata.get(_KEY):
+            self._chooser.end(booking["model"], booking["request_id"])

@@ -1,0 +1,85 @@
+"""A request router for Ray Serve LLM that chooses replicas by what their engines hold and have to do.
+
+    deployment_config=dict(request_router_config=dict(
+        request_router_class="kvatlas.ray:KvatlasRouter",
+        request_router_kwargs=dict(urls=["http://indexer:8090"], model="llama")))
+
+Each replica's engine is a worker of kvatlas: its shim, or its registration, has the replica's unique id as its name
+(`serve.get_replica_context().replica_id.unique_id`); a subclass with another `worker_of` changes that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.request_router import (
+    FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica,
+)
+
+from ._adapter import Chooser, prompt_of
+
+# The prompt's tokens, where Ray's ingress has made them.
+_TOKENS = "request_token_ids"
+
+
+class KvatlasRouter(FIFOMixin, RequestRouter):
+    """Puts the replica first that kvatlas chooses, and two others behind it. Without a choice those two are all."""
+
+    def initialize_state(self, urls: str | Sequence[str], model: str, timeout: float = 0.25, book: bool = True,
+                         **client: Any) -> None:
+        """What `request_router_kwargs` has: the model as kvatlas knows it; how many seconds a choice may take; whether
+        requests count as load until they end; and what `AsyncClient` takes besides."""
+        self._model = model
+        self._chooser = Chooser(urls, timeout, book, client)
+        self._booked: dict[str, tuple[str, str]] = {}  # by Ray's id of a request: its booking, and the worker
+
+    def worker_of(self, replica: RunningReplica) -> str:
+        """The name of a replica's worker."""
+        return str(replica.replica_id.unique_id)
+
+    async def choose_replicas(self, candidate_replicas: list[RunningReplica],
+                              pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:
+        """Ranked groups of replicas, of which the first one that has room gets the request."""
+        if not candidate_replicas:
+            return []
+        by_worker = {self.worker_of(r): r for r in candidate_replicas}
+        chosen = None
+        if pending_request is not None and (prompt := _prompt(pending_request)):
+            key = pending_request.metadata.internal_request_id
+            self._release(key)  # all that were chosen before had no room
+            selection = await self._chooser.choose(model=self._model, workers=list(by_worker), **prompt)
+            chosen = by_worker.get(selection.worker) if selection is not None else None
+            if selection is not None and selection.booked:
+                self._booked[key] = selection.request_id, selection.worker
+        others = [r for r in candidate_replicas if r is not chosen]
+        rest = random.sample(others, min(2, len(others)))
+        groups = [[chosen], rest] if chosen is not None else [rest]
+        return [group for group in groups if group]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """A request that went elsewhere does not count at the worker that was chosen."""
+        key = pending_request.metadata.internal_request_id
+        replica = self.curr_replicas.get(replica_id)
+        if replica is not None and self._booked.get(key, ("", ""))[1] != self.worker_of(replica):
+            self._release(key)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """A request has ended."""
+        self._release(internal_request_id)
+
+    def _release(self, key: str) -> None:
+        if booking := self._booked.pop(key, None):
+            self._chooser.end(self._model, booking[0])
+
+
+def _prompt(pending: PendingRequest) -> dict[str, Any]:
+    if pending.metadata.multiplexed_model_id:
+        return {}  # a LoRA, of which Ray does not say what the engine calls it
+    if tokens := pending.kwargs.get(_TOKENS):
+        return {"tokens": tokens}
+    for arg in pending.args:
+        if found := prompt_of(arg):
+            return found
+    return {}

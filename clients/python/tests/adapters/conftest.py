@@ -1,0 +1,1 @@
+from ..live.conftest import world  # noqa: F401
