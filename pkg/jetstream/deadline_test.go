@@ -9,6 +9,7 @@ import (
 
 // TestDeadline: a context whose timer is set late ends as one of package context does, with what was made of it.
 func TestDeadline(t *testing.T) {
+	type key struct{}
 	synctest.Test(t, func(t *testing.T) {
 		at := time.Now().Add(time.Second)
 		for name, ends := range map[string]struct {
@@ -22,7 +23,7 @@ func TestDeadline(t *testing.T) {
 		} {
 			for _, waits := range []bool{false, true} {
 				at = time.Now().Add(time.Second)
-				parent, cancel := context.WithCancel(context.WithValue(t.Context(), "key", "value"))
+				parent, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
 				d := withDeadline(parent, at)
 				if got, ok := d.Deadline(); !ok || !got.Equal(at) {
 					t.Errorf("%s: the deadline is %v", name, got)
@@ -34,8 +35,8 @@ func TestDeadline(t *testing.T) {
 				}
 				ends.do(d, cancel)
 				synctest.Wait()
-				if d.Value("key") != "value" {
-					t.Errorf("%s: the value is %v", name, d.Value("key"))
+				if d.Value(key{}) != "value" {
+					t.Errorf("%s: the value is %v", name, d.Value(key{}))
 				}
 				done := false
 				if ends.want != nil || waits {
