@@ -35,7 +35,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer serve --log-level loud", `--log-level "loud"`},
 		{"indexer serve --snapshot-interval soon", "soon"},
 		{"indexer query --tokens 1", "--model is missing"},
-		{"indexer query --model m", "give --tokens, --tokens-file, --hashes, --prompt-file or --messages-file"},
+		{"indexer query --model m", "give --tokens, --tokens-file, --hashes, --engine-hashes, --prompt-file or --messages-file"},
 		{"indexer query --model m --tokens 1 --hashes 1", "give one of"},
 		{"indexer query --model m --tokens 1,x", `number 2 is "x", not an unsigned 32-bit number`},
 		{"indexer query --model m --tokens 4294967296", "not an unsigned 32-bit number"},
