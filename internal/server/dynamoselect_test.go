@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"reflect"
 	"regexp"
@@ -21,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
@@ -34,7 +36,7 @@ type exchange struct {
 }
 
 // exchanges reads transcripts; a section is what one process was asked. Its header is ignored.
-func exchanges(t *testing.T, file string) (sections [][]exchange) {
+func exchanges(t testing.TB, file string) (sections [][]exchange) {
 	t.Helper()
 	text, err := os.ReadFile("../compat/dynamoselect/testdata/" + file)
 	if err != nil {
@@ -75,26 +77,7 @@ func TestAsDynamoAnswers(t *testing.T) {
 	played := 0
 	for _, file := range []string{"transcript-1.6.1.txt", "exchanges-1.6.1.txt"} {
 		for i, section := range exchanges(t, file) {
-			conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: nats, Wait: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			s, err := New(ctx, Settings{ID: "a", Conn: conn, Namespace: file[:4] + strconv.Itoa(i), Partitions: 2,
-				Drain: 4 * time.Second, LogBytes: 1 << 20, SnapshotInterval: time.Hour, Routing: routing.DefaultConfig(),
-				Engines: compat.Engines{OnRefused: shim.KeepOnRefused, SilentAfter: time.Hour}}, // no engine is there
-				slog.New(slog.DiscardHandler))
-			if err != nil {
-				t.Fatal(err)
-			}
-			running, end := context.WithCancel(ctx)
-			done := make(chan error, 1)
-			go func() { done <- s.Run(running) }()
-			select {
-			case <-s.ready:
-				s.waitLoads(ctx)
-			case <-ctx.Done():
-				t.Fatal("it is not ready in time")
-			}
+			s, end := serveDynamo(ctx, t, nats, file[:4]+strconv.Itoa(i))
 			play(t, file, section, s)
 			for _, g := range s.guesses.Status() {
 				if dynamoselect.Tracked(g.Name) {
@@ -103,15 +86,83 @@ func TestAsDynamoAnswers(t *testing.T) {
 			}
 			played += len(section)
 			end()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-			conn.Close()
 		}
 	}
 	if played < 200 {
 		t.Errorf("%d exchanges", played)
 	}
+}
+
+// serveDynamo runs a node without engines, until end is called.
+func serveDynamo(ctx context.Context, t testing.TB, nats *jetstream.Server, namespace string) (s *Server, end func()) {
+	t.Helper()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: nats, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err = New(ctx, Settings{ID: "a", Conn: conn, Namespace: namespace, Partitions: 2,
+		Drain: 4 * time.Second, LogBytes: 1 << 20, SnapshotInterval: time.Hour, Routing: routing.DefaultConfig(),
+		Engines: compat.Engines{OnRefused: shim.KeepOnRefused, SilentAfter: time.Hour}}, // no engine is there
+		slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- s.Run(running) }()
+	select {
+	case <-s.ready:
+		s.waitLoads(ctx)
+	case <-ctx.Done():
+		t.Fatal("it is not ready in time")
+	}
+	return s, func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		conn.Close()
+	}
+}
+
+var eventSources = regexp.MustCompile(`, "kv_events_endpoints": \{[^}]*\}`)
+
+// FuzzDynamoServices asks both of Dynamo's services anything: each answer is JSON, or a text that says what is wrong,
+// and none is a fault of ours.
+func FuzzDynamoServices(f *testing.F) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	nats, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: f.TempDir()})
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer nats.Stop()
+	for _, section := range exchanges(f, "transcript-1.6.1.txt") {
+		for _, e := range section {
+			f.Add(e.tracker, e.method, e.path, eventSources.ReplaceAll([]byte(e.body), nil))
+		}
+	}
+	s, end := serveDynamo(ctx, f, nats, "fuzz")
+	defer end()
+	selection, tracker := dynamoselect.Selection(s.dynamo()), dynamoselect.Tracker(s.dynamo())
+	f.Fuzz(func(t *testing.T, tracked bool, method, path string, body []byte) {
+		at, err := url.ParseRequestURI(path)
+		if err != nil || bytes.Contains(body, []byte("_endpoint")) {
+			return // no request, or one that would have us connect to anything
+		}
+		r := &http.Request{Method: method, URL: at, Header: http.Header{"Content-Type": {"application/json"}},
+			Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)), Host: "127.0.0.1"}
+		w := httptest.NewRecorder()
+		if tracked {
+			tracker.ServeHTTP(w, r)
+		} else {
+			selection.ServeHTTP(w, r)
+		}
+		isJSON := w.Header().Get("Content-Type") == api.JSON
+		if w.Code == http.StatusInternalServerError || isJSON && w.Body.Len() > 0 && !json.Valid(w.Body.Bytes()) {
+			t.Errorf("%s %s %q: %d %s", method, path, body, w.Code, w.Body)
+		}
+	})
 }
 
 // play asks all of a section, and compares.
