@@ -234,6 +234,7 @@ func (s *reading) digest() (d api.ModelDigest) {
 		}
 	}
 	d.Conflicts, d.Rivals, d.Expired = 0, 0, 0
+	d.Booked, d.Freed, d.Full, d.Gone = 0, 0, 0, 0
 	d.Hash = cmp.Or(d.Hash, fmt.Sprintf("%016x", 0)) // a table of nothing is as none
 	d.Model = loadModel
 	return d
