@@ -7,7 +7,7 @@
 //	defer stop()
 //
 // Every port has grpc.health.v1 too, for anybody: "liveness" is served while the process runs; "", "readiness" and each
-// service on the port are served while the node is ready. Watch is not implemented; ask again.
+// service on the port are served while the node is ready. Watch is not served: clients call Check again.
 //
 // A call needs the metadata "authorization: Bearer TOKEN", if the port has a token. What is refused is an [api.Error]'s
 // message with the status that [Status] gives its code. Calls beyond [Config.Calls] and [Config.Streams] are refused
