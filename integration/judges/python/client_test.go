@@ -8,6 +8,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -30,6 +31,7 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
@@ -134,6 +136,52 @@ func hashCases(t *testing.T) (cases []hashCase) {
 		}
 		hashes := h.HashMedia(nil, c.Tokens, media)
 		c.Hashes, c.Sequence = texts(hashes), texts(events.SeqHashes(nil, hashes))
+		cases = append(cases, c)
+	}
+	return cases
+}
+
+// nameCase is a prompt of which Python makes the names that engines give its blocks.
+type nameCase struct {
+	Tokens    []uint32 `json:"tokens"`
+	Size      int      `json:"size"`
+	Algorithm string   `json:"algorithm"` // vLLM's; "": SGLang
+	Seed      string   `json:"seed"`
+	Eagle     bool     `json:"eagle"`
+	Names     []string `json:"names"`
+}
+
+// nameCases are made by pkg/hicache, which integration/judges/engines holds to the engines' own code.
+func nameCases(t *testing.T) (cases []nameCase) {
+	rng := mathrand.New(mathrand.NewPCG(1338, 0))
+	for i := range 100 {
+		c := nameCase{Size: []int{1, 3, 16, 64}[rng.IntN(4)]}
+		for range rng.IntN(300) {
+			c.Tokens = append(c.Tokens, rng.Uint32()>>(1+rng.IntN(31)))
+		}
+		var pages []hicache.PageHash
+		if i%2 == 0 {
+			c.Eagle = rng.IntN(2) == 0
+			pages = (&hicache.SGLang{PageSize: c.Size, IsEagle: c.Eagle}).PageHashes(nil, c.Tokens, hicache.Space{})
+			for _, p := range pages {
+				c.Names = append(c.Names, fmt.Sprint(int64(binary.BigEndian.Uint64(p[:8]))))
+			}
+		} else {
+			c.Algorithm = []string{"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"}[rng.IntN(4)]
+			c.Seed = fmt.Sprint(rng.IntN(100))
+			v := hicache.VLLM{HashAlgo: c.Algorithm, HashSeed: &c.Seed, HashBlockSize: c.Size, EngineVersion: "0.33.0"}
+			var err error
+			if pages, err = v.Digests(nil, c.Tokens, "", ""); err != nil {
+				t.Fatal(err)
+			}
+			size := 32
+			if strings.HasPrefix(c.Algorithm, "xxhash") {
+				size = 16
+			}
+			for _, p := range pages {
+				c.Names = append(c.Names, fmt.Sprint(binary.BigEndian.Uint64(p[size-8:size])))
+			}
+		}
 		cases = append(cases, c)
 	}
 	return cases
@@ -286,7 +334,7 @@ func describe(t *testing.T) (live string) {
 	for name, v := range map[string]any{
 		"prompt": prompt, "block_size": harness.BlockSize, "depth": held,
 		"cluster": pair(t), "secured": secured(t), "nobody": "http://" + loopback.Reserve(t),
-		"codes": codes(t), "hashes": hashCases(t),
+		"codes": codes(t), "hashes": hashCases(t), "names": nameCases(t),
 		"fields": map[string][]string{
 			"Query": fields(reflect.TypeFor[api.Query]()), "Answer": fields(reflect.TypeFor[api.Answer]()),
 			"Overlap": fields(reflect.TypeFor[api.Overlap]()), "Path": fields(reflect.TypeFor[api.Path]()),

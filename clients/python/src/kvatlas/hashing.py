@@ -7,9 +7,9 @@ LoRA's name (seed 0) and of a cache salt (seed 1) are added. These are the hashe
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
 from collections.abc import Iterable, Sequence
+
+from ._tokens import pack
 
 try:
     from xxhash import xxh3_64_intdigest
@@ -32,7 +32,7 @@ def block_hashes(tokens: Iterable[int], block_size: int, *, lora_name: str = "",
         raise ValueError(f"block_size is {block_size}, not from 1 to 65535")
     if lookahead < 0:
         raise ValueError(f"lookahead is {lookahead}, less than 0")
-    data = _pack(tokens)
+    data = pack(tokens)
     step, window = 4 * block_size, 4 * (block_size + lookahead)
     seed = _SEED
     if lora_name:
@@ -64,17 +64,3 @@ def media_hash(identifier: str) -> int:
     if len(identifier) == 64 and _HEX.issuperset(identifier):
         return int(identifier[:16], 16)
     return xxh3_64_intdigest(identifier.encode())
-
-
-def _pack(tokens: Iterable[int]) -> memoryview:
-    """Tokens as little-endian u32."""
-    if hasattr(tokens, "tolist"):  # an array of any type
-        tokens = tokens.tolist()
-    try:
-        packed = array("I", tokens)
-    except (OverflowError, TypeError) as e:
-        raise ValueError(f"a token is not an unsigned 32-bit number: {e}") from e
-    assert packed.itemsize == 4
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return memoryview(packed.tobytes())

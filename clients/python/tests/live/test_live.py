@@ -15,6 +15,7 @@ import pytest
 
 import kvatlas
 from kvatlas import BookRequest, Client, Prompt, Query, RankPlace, SelectRequest, errors
+from kvatlas.engine_hashes import sglang_hashes, vllm_hashes
 from kvatlas.hashing import block_hashes, sequence_hashes
 
 from .conftest import PATIENCE, eventually, patiently
@@ -51,6 +52,16 @@ def test_hashes_are_the_servers(world: Any) -> None:
                               media=[[int(h) for h in block] for block in case["media"] or []])
         assert [str(h) for h in hashes] == (case["hashes"] or []), case
         assert [str(h) for h in sequence_hashes(hashes)] == (case["sequence_hashes"] or [])
+
+
+def test_names_are_the_engines(world: Any) -> None:
+    for case in world["names"]:
+        tokens, size = case["tokens"] or [], case["size"]
+        if case["algorithm"]:
+            names = vllm_hashes(tokens, size, algorithm=case["algorithm"], seed=case["seed"])
+        else:
+            names = sglang_hashes(tokens, size, eagle=case["eagle"])
+        assert [str(n) for n in names] == (case["names"] or []), case
 
 
 def test_fields_are_the_servers(world: Any) -> None:

@@ -1,0 +1,21 @@
+"""Tokens as bytes."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+
+def pack(tokens: Iterable[int]) -> memoryview:
+    """Tokens as little-endian u32."""
+    if hasattr(tokens, "tolist"):  # an array of any type
+        tokens = tokens.tolist()
+    try:
+        packed = array("I", tokens)
+    except (OverflowError, TypeError) as e:
+        raise ValueError(f"a token is not an unsigned 32-bit number: {e}") from e
+    assert packed.itemsize == 4
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return memoryview(packed.tobytes())
