@@ -250,6 +250,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer debugStop()
+	cli.GrowHeap()
 	began := time.Now()
 	if s.Conn, s.Embedded, err = s.connect(ctx, log); err != nil {
 		return err
