@@ -38,62 +38,9 @@ func (l *EngineLoads) Check() error {
 // known are ignored, and all others are read strictly. The error is an [Error].
 func ReadEngineLoads(contentType string, body []byte) (*EngineLoads, error) {
 	var l EngineLoads
-	err := readRequest(contentType, body, IgnoreUnknown, func(r *reader) error { return readEngineLoads(r, &l) })
+	err := (&reader{unknown: IgnoreUnknown, what: "the request"}).read(contentType, body, &l)
 	if err == nil {
 		err = l.Check()
 	}
 	return &l, err
-}
-
-// The five last fields are those of Dynamo's older ForwardPassMetrics from which nothing follows: who has such metrics
-// passes them on as they are.
-var (
-	engineLoadsFields = []string{"loads"}
-	engineLoadFields  = []string{"worker", "rank", "kv_used_blocks", "kv_active_blocks", "kv_total_blocks",
-		"active_decode_blocks", "active_prefill_tokens", "age_ms", "request_active_slots", "request_total_slots",
-		"num_requests_waiting", "gpu_cache_usage_perc", "gpu_prefix_cache_hit_rate"}
-)
-
-func readEngineLoads(r *reader, l *EngineLoads) error {
-	return r.fields("the request", engineLoadsFields, func(field string) error {
-		l.Loads = []EngineLoad{}
-		return r.each(field, func() error {
-			if len(l.Loads) == MaxEngineLoads {
-				return Errorf(CodeTooLarge, "loads has more than %d elements", MaxEngineLoads)
-			}
-			l.Loads = append(l.Loads, EngineLoad{})
-			return readEngineLoad(r, &l.Loads[len(l.Loads)-1])
-		})
-	})
-}
-
-func readEngineLoad(r *reader, l *EngineLoad) error {
-	count := func(field string, to **uint64) error {
-		v, err := r.uint(field, "a number of blocks or tokens", events.MaxEngineCount)
-		if err == nil && *to != nil {
-			return Errorf(CodeMalformed, "%s says again what kv_used_blocks says; give one of them", r.name(field))
-		}
-		*to = &v
-		return err
-	}
-	return r.fields("", engineLoadFields, func(field string) error {
-		switch field {
-		case "worker":
-			return r.string(field, (*string)(&l.Worker))
-		case "rank":
-			return r.uint32(field, (*uint32)(&l.Rank))
-		case "kv_used_blocks", "kv_active_blocks":
-			return count(field, &l.UsedBlocks)
-		case "kv_total_blocks":
-			return count(field, &l.TotalBlocks)
-		case "active_decode_blocks":
-			return count(field, &l.DecodeBlocks)
-		case "active_prefill_tokens":
-			return count(field, &l.PrefillTokens)
-		case "age_ms":
-			return r.uint64(field, &l.AgeMS)
-		}
-		_, err := r.float(field)
-		return err
-	})
 }

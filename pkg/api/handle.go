@@ -99,8 +99,8 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 	if len(body) > MaxBody {
 		return nil, Errorf(CodeTooLarge, "the request has %d bytes, more than %d", len(body), MaxBody)
 	}
-	b := requestBody{h, contentType, body}
-	if len(body) == 0 && slices.Contains(mayBeEmpty, op) {
+	b := requestBody{h, contentType, body, slices.Contains(mayBeEmpty, op)}
+	if len(body) == 0 && b.optional {
 		b.contentType, b.body = JSON, []byte("null")
 	}
 	switch op {
@@ -126,35 +126,35 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 			return h.route(ctx, op, b)
 		}
 	case OpWorkers:
-		return serve(ctx, b, readWorkers, nil, func(ctx context.Context, w *WorkersRequest) (*WorkerList, error) {
+		return serve(ctx, b, nil, func(ctx context.Context, w *WorkersRequest) (*WorkerList, error) {
 			return h.Indexer.Workers(ctx, *w)
 		})
 	case OpVerify:
-		return serve(ctx, b, readVerify, nil, func(ctx context.Context, v *VerifyRequest) (*Status, error) {
+		return serve(ctx, b, nil, func(ctx context.Context, v *VerifyRequest) (*Status, error) {
 			return h.Indexer.Verify(ctx, v.At)
 		})
 	case OpStatus:
-		return serve(ctx, b, readStatus, nil, func(ctx context.Context, s *StatusRequest) (*Status, error) {
+		return serve(ctx, b, nil, func(ctx context.Context, s *StatusRequest) (*Status, error) {
 			if s.Node != "" {
 				return h.Indexer.StatusOf(ctx, s.Node)
 			}
 			return h.Indexer.Status(ctx)
 		})
 	case OpSnapshot:
-		return serve(ctx, b, readNothing, nil, func(ctx context.Context, _ *struct{}) (*SnapshotList, error) {
+		return serve(ctx, b, nil, func(ctx context.Context, _ *nothing) (*SnapshotList, error) {
 			return h.Indexer.Snapshot(ctx)
 		})
 	case OpRegisterWorker:
-		return serve(ctx, b, readRegistration, (*WorkerRegistration).Check, h.Indexer.RegisterWorker)
+		return serve(ctx, b, (*WorkerRegistration).Check, h.Indexer.RegisterWorker)
 	case OpChangeWorker:
-		return serve(ctx, b, readChange, func(c *WorkerChange) error {
+		return serve(ctx, b, func(c *WorkerChange) error {
 			if err := h.about(&c.Instance); err != nil {
 				return err
 			}
 			return c.Check()
 		}, h.Indexer.ChangeWorker)
 	case OpRemoveWorker:
-		return serve(ctx, b, readRemoval, func(w *WorkerRemoval) error { return h.about(&w.Instance) },
+		return serve(ctx, b, func(w *WorkerRemoval) error { return h.about(&w.Instance) },
 			func(ctx context.Context, w *WorkerRemoval) (*Worker, error) {
 				return h.Indexer.RemoveWorker(ctx, w.Instance)
 			})
@@ -162,7 +162,7 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 	return nil, Errorf(CodeUnknownOperation, "there is no operation %q", op)
 }
 
-// mayBeEmpty are the operations whose requests may be left out: an empty body is null then.
+// mayBeEmpty are the operations whose requests may be left out, or null.
 var mayBeEmpty = []string{OpWorkers, OpVerify, OpStatus, OpSnapshot, OpRemoveWorker, OpLoads, OpEngineLoads}
 
 // requestBody is a request that was not read yet.
@@ -170,13 +170,16 @@ type requestBody struct {
 	h           Handler
 	contentType string
 	body        []byte
+	optional    bool
 }
 
 // serve reads a request, checks it unless check is nil, and answers it.
-func serve[Q, A any](ctx context.Context, b requestBody, read func(*reader, *Q) error, check func(*Q) error,
-	do func(context.Context, *Q) (A, error)) (any, error) {
-	q := new(Q)
-	err := readRequest(b.contentType, b.body, b.h.Unknown, func(r *reader) error { return read(r, q) })
+func serve[Q, A any, P interface {
+	*Q
+	object
+}](ctx context.Context, b requestBody, check func(P) error, do func(context.Context, P) (A, error)) (any, error) {
+	q := P(new(Q))
+	err := (&reader{unknown: b.h.Unknown, what: "the request", optional: b.optional}).read(b.contentType, b.body, q)
 	if err == nil && check != nil {
 		err = check(q)
 	}
@@ -206,7 +209,7 @@ func (h Handler) readQuery(contentType string, body []byte, q *Query) error {
 	if contentType == MsgPack && unpackQuery(body, q, h.Unknown) {
 		return nil
 	}
-	return readRequest(contentType, body, h.Unknown, func(r *reader) error { return readQuery(r, q) })
+	return (&reader{unknown: h.Unknown, what: "the query"}).read(contentType, body, q)
 }
 
 // Bounded is the context with the query's own deadline, if it has one.
@@ -258,6 +261,9 @@ func (q *Query) Check() error {
 		return Errorf(CodeTooLarge, "hashed has more than %d elements", maxHashed)
 	case q.L3 != "" && q.L3 != L3All && q.L3 != L3Beyond && q.L3 != L3Off:
 		return Errorf(CodeMalformed, "l3 is %.40q; it may be %q, %q or %q", string(q.L3), L3All, L3Beyond, L3Off)
+	}
+	if i := slices.IndexFunc(q.Ranks, func(r RankPlace) bool { return r.Instance == "" }); i >= 0 {
+		return Errorf(CodeMalformed, "ranks[%d] names no instance", i)
 	}
 	return nil
 }

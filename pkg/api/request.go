@@ -1,11 +1,11 @@
 package api
 
 import (
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/kvatlas/kvatlas/pkg/events"
+	"sync"
 )
 
 // UnknownFields says what becomes of fields of a request that this version does not know.
@@ -28,34 +28,44 @@ type reader struct {
 	source
 	unknown UnknownFields
 
-	prefix  string // the field whose value is read; empty: it is the body
-	within  string // the list whose element is read; empty: none
-	element int
+	optional bool   // the body may be null
+	what     string // the body, as messages call it
+	within   string // the object or list whose value is read; empty: the body
+	element  int    // of that list, from 1 on; 0: it is an object
 }
 
-// readRequest reads the whole of a body as what says.
-func readRequest(contentType string, body []byte, unknown UnknownFields, what func(r *reader) error) error {
-	s, err := openSource(contentType, body)
-	if err == nil {
-		err = what(&reader{source: s, unknown: unknown})
+// rooms are for the members of bodies.
+var rooms = sync.Pool{New: func() any { return new([40]member) }}
+
+// read reads the whole of a body.
+func (r *reader) read(contentType string, body []byte, to object) (err error) {
+	if r.source, err = openSource(contentType, body); err == nil {
+		if r.optional && r.kind() == kindNull {
+			r.null()
+		} else {
+			room := rooms.Get().(*[40]member)
+			_, err = r.fields("", to.members(room[:0]))
+			clear(room[:])
+			rooms.Put(room)
+		}
 	}
 	if err == nil {
-		err = s.end()
+		err = r.end()
 	}
 	return notForm(contentType, err)
 }
 
-// name is what a field is called in messages.
+// name is what a field is called in messages; an empty one is the value itself that is read.
 func (r *reader) name(field string) string {
-	if r.within == "" {
-		if r.prefix != "" && field != "" {
-			return r.prefix + "." + field
-		}
-		return r.prefix + field
+	name := r.within
+	if r.element > 0 {
+		name += "[" + strconv.Itoa(r.element-1) + "]"
 	}
-	name := r.within + "[" + strconv.Itoa(r.element) + "]"
-	if field == "" { // the element itself
-		return name
+	switch {
+	case name == "" && field == "":
+		return r.what
+	case name == "" || field == "":
+		return name + field
 	}
 	return name + "." + field
 }
@@ -68,53 +78,76 @@ func (r *reader) isNot(field, want string) error {
 	return Errorf(CodeMalformed, "%s is %s, not %s", r.name(field), r.shown(), want)
 }
 
-// fields reads an object that has the known fields, each at most once. One that is null is as if it were not there.
-func (r *reader) fields(what string, known []string, each func(field string) error) error {
+// fields reads an object that has the known members, each at most once, and returns how many it has. One that is null
+// is as if it were not there.
+func (r *reader) fields(field string, known []member) (n int, err error) {
 	if r.kind() != kindObject {
-		return r.isNot(what, "an object")
+		return 0, r.isNot(field, "an object")
 	}
-	var seen uint64
-	return r.object(func(key []byte) error {
-		for i, field := range known {
-			if string(key) != field {
+	defer r.leave(r.within, r.element)
+	if field != "" {
+		r.within, r.element = r.name(field), 0
+	}
+	var seen, null uint64
+	err = r.object(func(key []byte) error {
+		for i, m := range known {
+			if string(key) != m.name {
 				continue
 			}
 			if seen&(1<<i) != 0 {
-				return Errorf(CodeMalformed, "%s is given twice", r.name(field))
+				return Errorf(CodeMalformed, "%s is given twice", r.name(m.name))
 			}
 			seen |= 1 << i
 			if r.kind() == kindNull {
+				null |= 1 << i
 				r.null()
 				return nil
 			}
-			return each(field)
+			return r.into(m.name, m.to)
 		}
 		if r.unknown == IgnoreUnknown {
 			return r.skip()
 		}
 		return noField(r.name(string(key)), string(key), known)
 	})
+	return bits.OnesCount64(seen &^ null), err
 }
 
-// optional reads a request that may be null.
-func (r *reader) optional(known []string, each func(field string) error) error {
-	if r.kind() == kindNull {
-		r.null()
-		return nil
-	}
-	return r.fields("the request", known, each)
-}
+// leave has names be those of an object or list again.
+func (r *reader) leave(within string, element int) { r.within, r.element = within, element }
 
-// each reads a list; the names of fields in its elements tell which element they are of.
-func (r *reader) each(field string, element func() error) error {
+// readList reads a list of at most so many; the names of fields in its elements tell which element they are of.
+func readList[T any](r *reader, field string, to *[]T, most int) error {
 	if r.kind() != kindList {
 		return r.isNot(field, "a list")
 	}
-	defer func(within string, element int) { r.within, r.element = within, element }(r.within, r.element)
-	name := r.name(field)
+	defer r.leave(r.within, r.element)
+	r.within = r.name(field)
+	*to = []T{}
 	return r.list(func(i int) error {
-		r.within, r.element = name, i
-		return element()
+		if i == most {
+			return Errorf(CodeTooLarge, "%s has more than %d elements", r.within, most)
+		}
+		r.element = i + 1
+		*to = append(*to, *new(T))
+		return r.into("", &(*to)[i])
+	})
+}
+
+// readMap reads an object whose members may have any names.
+func readMap[T any](r *reader, field, want string, to *map[string]T) error {
+	if r.kind() != kindObject {
+		return r.isNot(field, want)
+	}
+	*to = map[string]T{}
+	return r.object(func(key []byte) error {
+		name, v := string(key), new(T)
+		if _, twice := (*to)[name]; twice {
+			return Errorf(CodeMalformed, "%s.%s is given twice", r.name(field), shorten(name))
+		}
+		err := r.into(field+"."+shorten(name), v)
+		(*to)[name] = *v
+		return err
 	})
 }
 
@@ -157,10 +190,16 @@ func (r *reader) uint32(field string, to *uint32) error {
 	return err
 }
 
-// given is uint32 for a field that is left out where 0 would be meant.
-func (r *reader) given(field, instead string, to *uint32) error {
+// positive is uint32 for a field that is left out where 0 would be meant.
+func (r *reader) positive(field string, to *uint32) error {
 	err := r.uint32(field, to)
 	if err == nil && *to == 0 {
+		instead := map[string]string{
+			"block_size":    "leave it out to ask whatever the model's block size is",
+			"deadline_ms":   "leave it out for as long as the request has",
+			"l3_timeout_ms": `leave it out for what the node is set to, or say "l3":"off"`,
+			"rank_size":     "a worker has one rank at least",
+		}[field]
 		return Errorf(CodeMalformed, "%s is 0; %s", r.name(field), instead)
 	}
 	return err
@@ -206,168 +245,6 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 	return err
 }
 
-var (
-	queryFields = []string{
-		"model", "block_size", "tokens", "hashes", "hashed", "engine_hashes", "lora_name", "cache_salt", "workers", "ranks",
-		"endpoints", "with_endpoint", "by_endpoint", "partitions", "min_seq", "deadline_ms",
-		"explain", "idle", "l3", "l3_timeout_ms",
-	}
-	findFields    = slices.Concat(queryFields, textFields)
-	hashedFields  = []string{"lookahead", "hashes"}
-	placeFields   = []string{"partition", "seq"}
-	workersFields = []string{"after", "limit"}
-	rankFields    = []string{"instance", "rank"}
-	statusFields  = []string{"node"}
-	verifyFields  = []string{"at"}
-)
-
-// readQuery reads a query.
-func readQuery(r *reader, q *Query) error {
-	return r.fields("the query", findFields, func(field string) error { return r.query(field, q) })
-}
-
-// query reads one of [queryFields] and [textFields].
-func (r *reader) query(field string, q *Query) error {
-	switch field {
-	case "model":
-		return r.string(field, &q.Model)
-	case "block_size":
-		return r.given(field, "leave it out to ask whatever the model's block size is", &q.BlockSize)
-	case "tokens":
-		return r.readTokens(field, &q.Tokens)
-	case "hashes":
-		return r.readHashes(field, &q.Hashes)
-	case "engine_hashes":
-		return r.readHashes(field, &q.EngineHashes)
-	case "hashed":
-		q.Hashed = []Hashed{}
-		return r.each(field, func() error {
-			var h Hashed
-			defer func() { q.Hashed = append(q.Hashed, h) }()
-			return r.fields("", hashedFields, func(field string) error {
-				if field == "lookahead" {
-					return r.uint32(field, &h.Lookahead)
-				}
-				return r.readHashes(field, &h.Hashes)
-			})
-		})
-	case "lora_name":
-		return r.string(field, &q.LoRA)
-	case "cache_salt":
-		return r.string(field, &q.CacheSalt)
-	case "workers":
-		q.Workers = []events.WorkerID{}
-		return r.each(field, func() error {
-			var name string
-			err := r.string("", &name)
-			q.Workers = append(q.Workers, events.WorkerID(name))
-			return err
-		})
-	case "ranks":
-		q.Ranks = []RankPlace{}
-		return r.each(field, func() error {
-			var at RankPlace
-			err := readRankPlace(r, "", &at)
-			if err == nil && at.Instance == "" {
-				return Errorf(CodeMalformed, "%s names no instance", r.name(""))
-			}
-			q.Ranks = append(q.Ranks, at)
-			return err
-		})
-	case "endpoints":
-		return r.texts(field, &q.Endpoints)
-	case "with_endpoint":
-		return r.bool(field, &q.WithEndpoint)
-	case "by_endpoint":
-		return r.bool(field, &q.ByEndpoint)
-	case "partitions":
-		q.Partitions = []events.Partition{}
-		return r.each(field, func() error {
-			var p uint32
-			err := r.uint32("", &p)
-			q.Partitions = append(q.Partitions, events.Partition(p))
-			return err
-		})
-	case "min_seq":
-		return readPlaces(r, field, &q.MinSeq)
-	case "deadline_ms":
-		return r.given(field, "leave it out for as long as the request has", &q.DeadlineMS)
-	case "explain":
-		return r.bool(field, &q.Explain)
-	case "idle":
-		return r.bool(field, &q.Idle)
-	case "l3":
-		return r.string(field, (*string)(&q.L3))
-	case "l3_timeout_ms":
-		return r.given(field, `leave it out for what the node is set to, or say "l3":"off"`, &q.L3TimeoutMS)
-	default: // of a text
-		if q.Text == nil {
-			q.Text = &Text{}
-		}
-		return r.readText(field, q.Text)
-	}
-}
-
-// readPlaces reads places in the log.
-func readPlaces(r *reader, field string, to *[]PartitionSeq) error {
-	*to = []PartitionSeq{}
-	return r.each(field, func() error {
-		var partition uint32
-		var seq uint64
-		seen := 0
-		err := r.fields("", placeFields, func(field string) error {
-			seen++
-			if field == "partition" {
-				return r.uint32(field, &partition)
-			}
-			return r.uint64(field, &seq)
-		})
-		if err == nil && seen < len(placeFields) {
-			return Errorf(CodeMalformed, "%s[%d] needs a partition and a seq", r.within, r.element)
-		}
-		*to = append(*to, PartitionSeq{events.Partition(partition), events.StreamSeq(seq)})
-		return err
-	})
-}
-
-// readWorkers reads which part of the list of workers is wanted.
-func readWorkers(r *reader, w *WorkersRequest) error {
-	return r.optional(workersFields, func(field string) error {
-		if field == "limit" {
-			v, err := r.uint(field, "a number of workers", 1<<31-1)
-			w.Limit = int(v)
-			return err
-		}
-		w.After = &RankPlace{}
-		return readRankPlace(r, field, w.After)
-	})
-}
-
-func readStatus(r *reader, s *StatusRequest) error {
-	return r.optional(statusFields, func(field string) error { return r.string(field, &s.Node) })
-}
-
-func readVerify(r *reader, v *VerifyRequest) error {
-	return r.optional(verifyFields, func(field string) error { return readPlaces(r, field, &v.At) })
-}
-
-// readNothing reads a request that says nothing.
-func readNothing(r *reader, _ *struct{}) error { return r.optional(nil, nil) }
-
-// readRankPlace reads the object that is within a field, or is an element of a list.
-func readRankPlace(r *reader, within string, to *RankPlace) error {
-	prefix := within
-	if prefix != "" {
-		prefix += "."
-	}
-	return r.fields(within, rankFields, func(field string) error {
-		if field == "instance" {
-			return r.string(prefix+field, (*string)(&to.Instance))
-		}
-		return r.uint32(prefix+field, (*uint32)(&to.Rank))
-	})
-}
-
 // meant is what fields of other systems' requests are called here; what begins with a blank is advice in place of a
 // name.
 var meant = map[string]string{
@@ -387,7 +264,11 @@ var meant = map[string]string{
 }
 
 // noField is the error of a field that is not known.
-func noField(name, key string, known []string) error {
+func noField(name, key string, members []member) error {
+	known := make([]string, len(members))
+	for i, m := range members {
+		known[i] = m.name
+	}
 	said := ""
 	switch other, has := meant[strings.ToLower(key)], ""; {
 	case strings.HasPrefix(other, " ") && slices.Contains(known, "tokens"):

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"math"
-	"slices"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -255,25 +254,26 @@ type Router interface {
 func (h Handler) route(ctx context.Context, op string, b requestBody) (any, error) {
 	switch op {
 	case OpSelect:
-		return serve(ctx, b, readSelect, (*SelectRequest).Check, h.Router.Select)
+		return serve(ctx, b, (*SelectRequest).Check, h.Router.Select)
 	case OpBook:
-		return serve(ctx, b, readBook, (*BookRequest).Check, h.Router.Book)
+		return serve(ctx, b, (*BookRequest).Check, h.Router.Book)
 	case OpLoads:
-		return serve(ctx, b, readLoads, nil, h.Router.Loads)
+		return serve(ctx, b, nil, h.Router.Loads)
 	case OpPotentialLoads:
-		return serve(ctx, b, readPotential, (*PotentialRequest).Check, h.Router.PotentialLoads)
+		return serve(ctx, b, (*PotentialRequest).Check, h.Router.PotentialLoads)
 	case OpEngineLoad:
-		return serve(ctx, b, readEngineLoads, (*EngineLoads).Check, done(h.Router.EngineLoad))
+		return serve(ctx, b, (*EngineLoads).Check, done(h.Router.EngineLoad))
 	case OpEngineLoads:
-		return serve(ctx, b, readNothing, nil, func(ctx context.Context, _ *struct{}) (*EngineLoads, error) {
+		return serve(ctx, b, nil, func(ctx context.Context, _ *nothing) (*EngineLoads, error) {
 			return h.Router.EngineLoads(ctx)
 		})
 	case OpOutputBlock:
-		return serve(ctx, b, readOutput, (*RequestRef).Check, done(h.Router.OutputBlock))
+		return serve(ctx, b, func(o *outputRef) error { return (*RequestRef)(o).Check() },
+			done(func(ctx context.Context, o *outputRef) error { return h.Router.OutputBlock(ctx, (*RequestRef)(o)) }))
 	case OpPrefillComplete:
-		return serve(ctx, b, readRequestRef, (*RequestRef).Check, done(h.Router.PrefillComplete))
+		return serve(ctx, b, (*RequestRef).Check, done(h.Router.PrefillComplete))
 	default: // OpFree
-		return serve(ctx, b, readRequestRef, (*RequestRef).Check, done(h.Router.Free))
+		return serve(ctx, b, (*RequestRef).Check, done(h.Router.Free))
 	}
 }
 
@@ -393,213 +393,6 @@ func checkSession(id string) error {
 		return Errorf(CodeMalformed, "session_id has %d bytes; it has at most %d", len(id), MaxSessionID)
 	}
 	return nil
-}
-
-var (
-	promptFields = []string{"model", "block_size", "tokens", "hashes", "engine_hashes", "lora_name", "cache_salt",
-		"sequence_hashes",
-		"isl_tokens"}
-	selectFields = slices.Concat(promptFields, []string{"workers", "endpoints", "min_seq", "deadline_ms", "explain", "l3",
-		"l3_timeout_ms", "request_id", "book", "policy", "role", "disaggregated", "advisory", "session_id",
-		"strict_priority", "priority_jump", "policy_class", "pinned_worker", "affinity_target",
-		"required_taints", "preferred_taints", "expected_output_tokens", "router_config_override"},
-		textFields)
-	bookFields = slices.Concat(promptFields, []string{"request_id", "worker", "rank", "effective_prefill_tokens",
-		"track_prefill_tokens", "assume_kv_reuse", "expected_output_tokens", "session_id"})
-	targetFields   = []string{"worker", "rank"}
-	overrideFields = []string{"overlap_score_credit", "prefill_load_scale", "overlap_score_weight",
-		"router_temperature", "assume_kv_reuse", "track_prefill_tokens", "shared_cache_multiplier"}
-	requestFields = []string{"model", "request_id"}
-	outputFields  = []string{"model", "request_id", "decay_fraction"}
-	loadsFields   = []string{"model"}
-)
-
-// readSelect reads what a choice is asked for.
-func readSelect(r *reader, s *SelectRequest) error {
-	return r.fields("the request", selectFields, func(field string) error {
-		switch field {
-		case "sequence_hashes":
-			return r.readHashes(field, &s.SequenceHashes)
-		case "isl_tokens":
-			return r.isl(field, &s.ISLTokens)
-		case "request_id":
-			return r.string(field, &s.RequestID)
-		case "book":
-			return r.bool(field, &s.Book)
-		case "policy":
-			return r.string(field, &s.Policy)
-		case "role":
-			if r.kind() != kindText {
-				return r.isNot(field, "one of aggregated, prefill and decode")
-			}
-			return r.string(field, (*string)(&s.Role))
-		case "disaggregated":
-			return r.bool(field, &s.Disaggregated)
-		case "advisory":
-			return r.bool(field, &s.Advisory)
-		case "session_id":
-			return r.string(field, &s.SessionID)
-		case "strict_priority":
-			return r.uint32(field, &s.StrictPriority)
-		case "priority_jump":
-			v, err := r.float(field)
-			s.PriorityJump = v
-			return err
-		case "policy_class":
-			return r.string(field, &s.PolicyClass)
-		case "pinned_worker":
-			s.Pinned = &routing.Target{}
-			return readTarget(r, field, s.Pinned)
-		case "affinity_target":
-			s.Affinity = &routing.Target{}
-			return readTarget(r, field, s.Affinity)
-		case "required_taints":
-			return r.texts(field, &s.RequiredTaints)
-		case "preferred_taints":
-			return readWeights(r, field, &s.PreferredTaints)
-		case "expected_output_tokens":
-			return r.uint32(field, &s.ExpectedOutputTokens)
-		case "router_config_override":
-			s.Overrides = &routing.Overrides{}
-			return readOverrides(r, field, s.Overrides)
-		default:
-			return r.query(field, &s.Query)
-		}
-	})
-}
-
-// readBook reads a booking.
-func readBook(r *reader, b *BookRequest) error {
-	return r.fields("the request", bookFields, func(field string) error {
-		switch field {
-		case "request_id":
-			return r.string(field, &b.RequestID)
-		case "worker":
-			return r.string(field, (*string)(&b.Worker))
-		case "rank":
-			return r.uint32(field, (*uint32)(&b.Rank))
-		case "effective_prefill_tokens":
-			return r.isl(field, &b.EffectivePrefillTokens)
-		case "track_prefill_tokens":
-			return r.optBool(field, &b.TrackPrefillTokens)
-		case "assume_kv_reuse":
-			return r.optBool(field, &b.AssumeKVReuse)
-		case "expected_output_tokens":
-			return r.uint32(field, &b.ExpectedOutputTokens)
-		case "session_id":
-			return r.string(field, &b.SessionID)
-		default:
-			return r.prompt(field, &b.Prompt)
-		}
-	})
-}
-
-// prompt reads one of [promptFields].
-func (r *reader) prompt(field string, p *Prompt) error {
-	switch field {
-	case "sequence_hashes":
-		return r.readHashes(field, &p.SequenceHashes)
-	case "isl_tokens":
-		return r.isl(field, &p.ISLTokens)
-	}
-	q := Query{Model: p.Model, BlockSize: p.BlockSize, Tokens: p.Tokens, Hashes: p.Hashes, LoRA: p.LoRA,
-		CacheSalt: p.CacheSalt, EngineHashes: p.EngineHashes}
-	err := r.query(field, &q)
-	p.Model, p.BlockSize, p.Tokens, p.Hashes, p.LoRA, p.CacheSalt = q.Model, q.BlockSize, q.Tokens, q.Hashes, q.LoRA,
-		q.CacheSalt
-	p.EngineHashes = q.EngineHashes
-	return err
-}
-
-// readPotential reads a prompt.
-func readPotential(r *reader, p *PotentialRequest) error {
-	return r.fields("the request", promptFields, func(field string) error { return r.prompt(field, &p.Prompt) })
-}
-
-// readRequestRef reads which request is meant.
-func readRequestRef(r *reader, to *RequestRef) error { return readRef(r, requestFields, to) }
-
-// readOutput reads which request has one output block more.
-func readOutput(r *reader, to *RequestRef) error { return readRef(r, outputFields, to) }
-
-func readRef(r *reader, known []string, to *RequestRef) error {
-	return r.fields("the request", known, func(field string) error {
-		switch field {
-		case "model":
-			return r.string(field, &to.Model)
-		case "request_id":
-			return r.string(field, &to.RequestID)
-		default: // decay_fraction
-			return r.optNumber(field, &to.DecayFraction)
-		}
-	})
-}
-
-// readLoads reads whose loads are wanted.
-func readLoads(r *reader, l *LoadsRequest) error {
-	return r.optional(loadsFields, func(field string) error { return r.string(field, &l.Model) })
-}
-
-func readTarget(r *reader, within string, t *routing.Target) error {
-	return r.fields(within, targetFields, func(field string) error {
-		if field == "worker" {
-			return r.string(within+"."+field, (*string)(&t.Worker))
-		}
-		t.Rank = new(events.Rank)
-		return r.uint32(within+"."+field, (*uint32)(t.Rank))
-	})
-}
-
-// readWeights reads an object of numbers.
-func readWeights(r *reader, field string, to *map[string]float64) error {
-	if r.kind() != kindObject {
-		return r.isNot(field, "an object that has a weight for each taint")
-	}
-	*to = map[string]float64{}
-	return r.object(func(key []byte) error {
-		name := string(key)
-		if _, twice := (*to)[name]; twice {
-			return Errorf(CodeMalformed, "%s.%s is given twice", r.name(field), shorten(name))
-		}
-		v, err := r.float(field + "." + shorten(name))
-		(*to)[name] = v
-		return err
-	})
-}
-
-func readOverrides(r *reader, within string, o *routing.Overrides) error {
-	return r.fields(within, overrideFields, func(field string) error {
-		name := within + "." + field
-		switch field {
-		case "assume_kv_reuse":
-			return r.optBool(name, &o.AssumeKVReuse)
-		case "track_prefill_tokens":
-			return r.optBool(name, &o.TrackPrefillTokens)
-		}
-		return r.optNumber(name, map[string]**float64{
-			"overlap_score_credit": &o.OverlapScoreCredit, "prefill_load_scale": &o.PrefillLoadScale,
-			"overlap_score_weight": &o.OverlapScoreWeight, "router_temperature": &o.RouterTemperature,
-			"shared_cache_multiplier": &o.SharedCacheMultiplier,
-		}[field])
-	})
-}
-
-// isl reads a number of tokens.
-func (r *reader) isl(field string, to *uint64) error {
-	v, err := r.uint(field, "a number of tokens", math.MaxInt64)
-	*to = v
-	return err
-}
-
-func (r *reader) optBool(field string, to **bool) error {
-	*to = new(bool)
-	return r.bool(field, *to)
-}
-
-func (r *reader) optNumber(field string, to **float64) error {
-	v, err := r.float(field)
-	*to = &v
-	return err
 }
 
 // float reads a finite number.

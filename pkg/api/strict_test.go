@@ -367,7 +367,7 @@ func FuzzReadMsgPack(f *testing.F) {
 		for _, unknown := range []UnknownFields{RefuseUnknown, IgnoreUnknown} {
 			var fast, careful Query
 			taken := unpackQuery(data, &fast, unknown)
-			err := readRequest(MsgPack, data, unknown, func(r *reader) error { return readQuery(r, &careful) })
+			err := (&reader{unknown: unknown}).read(MsgPack, data, &careful)
 			if taken && (err != nil || !reflect.DeepEqual(fast, careful)) {
 				t.Fatalf("%x: %+v, but %+v, %v", data, fast, careful, err)
 			}

@@ -73,35 +73,6 @@ func (v *Value) DecodeMsgpack(d *msgpack.Decoder) error {
 	return err
 }
 
-// textFields are those of a [Text].
-var textFields = []string{"prompt", "messages", "tools", "chat_template", "chat_template_kwargs",
-	"add_generation_prompt", "continue_final_message", "return_token_ids"}
-
-// readText reads one of [textFields].
-func (r *reader) readText(field string, t *Text) error {
-	switch field {
-	case "prompt":
-		if r.kind() == kindList {
-			return Errorf(CodeMalformed, "%s is a list; send token ids as tokens, and one text only", r.name(field))
-		}
-		return r.string(field, &t.Prompt)
-	case "messages":
-		return r.value(field, kindList, &t.Messages)
-	case "tools":
-		return r.value(field, kindList, &t.Tools)
-	case "chat_template":
-		return r.string(field, &t.ChatTemplate)
-	case "chat_template_kwargs":
-		return r.value(field, kindObject, &t.ChatTemplateKwargs)
-	case "add_generation_prompt":
-		return r.optBool(field, &t.AddGenerationPrompt)
-	case "continue_final_message":
-		return r.optBool(field, &t.ContinueFinalMessage)
-	default: // return_token_ids
-		return r.bool(field, &t.ReturnTokenIDs)
-	}
-}
-
 // value reads a list or an object that is passed on.
 func (r *reader) value(field string, want kind, to *Value) (err error) {
 	shown := r.shown()

@@ -82,7 +82,7 @@ func TestText(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got SelectRequest
-		if err := readRequest(contentType, body, RefuseUnknown, func(r *reader) error { return readSelect(r, &got) }); err !=
+		if err := new(reader).read(contentType, body, &got); err !=
 			nil || got.Check() != nil || got.ChatTemplate != want.ChatTemplate || got.RequestID != "r" ||
 			!reflect.DeepEqual(got.Tools, want.Tools) {
 			t.Errorf("%s: %+v, %v", contentType, got, err)

@@ -268,58 +268,14 @@ type WorkerRank struct {
 	WorkerRecord `msgpack:",inline"`
 }
 
-var (
-	specFields = []string{"endpoint", "role", "rank_start", "rank_size", "total_kv_blocks", "max_num_batched_tokens",
-		"stable_routing_id", "taints", "topology_domains", "lora_adapters", "events"}
-	registrationFields = append([]string{"instance", "model", "block_size", "events_endpoint", "replay_endpoint",
-		"snapshot_endpoint", "source"}, specFields...)
-	changeFields  = append([]string{"instance", "drain", "why", "reset"}, specFields...)
-	removalFields = []string{"instance"}
-)
-
 // ReadWorkerSpec reads a spec in JSON that is the value of a field, which messages name. An error is an [Error].
 func ReadWorkerSpec(name string, data []byte) (*WorkerSpec, error) {
 	s := &WorkerSpec{}
-	err := readRequest(JSON, data, RefuseUnknown, func(r *reader) error {
-		r.prefix = name
-		return r.fields("", specFields, func(field string) error { return r.spec(field, s) })
-	})
+	err := (&reader{within: name}).read(JSON, data, s)
 	if err == nil {
 		err = s.Check()
 	}
 	return s, err
-}
-
-// spec reads one of [specFields].
-func (r *reader) spec(field string, s *WorkerSpec) error {
-	switch field {
-	case "endpoint":
-		return r.said(field, &s.Endpoint)
-	case "role":
-		if r.kind() == kindList {
-			return Errorf(CodeMalformed, "%s is a list; a worker has one role: %s, %s or %s", r.name(field),
-				RoleAggregated, RolePrefill, RoleDecode)
-		}
-		return r.said(field, (*string)(&s.Role))
-	case "rank_start":
-		return r.uint32(field, &s.RankStart)
-	case "rank_size":
-		return r.given(field, "a worker has one rank at least", &s.RankSize)
-	case "total_kv_blocks":
-		return r.count(field, &s.TotalKVBlocks)
-	case "max_num_batched_tokens":
-		return r.count(field, &s.MaxBatchedTokens)
-	case "stable_routing_id":
-		return r.said(field, &s.StableRoutingID)
-	case "taints":
-		return r.texts(field, &s.Taints)
-	case "topology_domains":
-		return r.domains(field, &s.TopologyDomains)
-	case "lora_adapters":
-		return r.texts(field, &s.LoRAAdapters)
-	default: // events
-		return r.said(field, &s.Events)
-	}
 }
 
 // said reads text that is not empty.
@@ -329,87 +285,4 @@ func (r *reader) said(field string, to *string) error {
 		return Errorf(CodeMalformed, "%s is empty; leave it out", r.name(field))
 	}
 	return err
-}
-
-// count reads a number of things of which there are some.
-func (r *reader) count(field string, to *uint64) error {
-	v, err := r.uint(field, "a whole number from 1 to 2^53", 1<<53)
-	if err == nil && v == 0 {
-		return Errorf(CodeMalformed, "%s is 0; leave it out if it is not known", r.name(field))
-	}
-	*to = v
-	return err
-}
-
-// texts reads a list of texts.
-func (r *reader) texts(field string, to *[]string) error {
-	*to = []string{}
-	return r.each(field, func() error {
-		var text string
-		err := r.string("", &text)
-		*to = append(*to, text)
-		return err
-	})
-}
-
-// domains reads an object whose members are texts.
-func (r *reader) domains(field string, to *map[string]string) error {
-	if r.kind() != kindObject {
-		return r.isNot(field, "an object")
-	}
-	*to = map[string]string{}
-	return r.object(func(key []byte) error {
-		name := string(key)
-		if _, twice := (*to)[name]; twice {
-			return Errorf(CodeMalformed, "%s.%s is given twice", r.name(field), shorten(name))
-		}
-		var value string
-		err := r.string(field+"."+shorten(name), &value)
-		(*to)[name] = value
-		return err
-	})
-}
-
-// readRegistration reads a worker's registration.
-func readRegistration(r *reader, w *WorkerRegistration) error {
-	return r.fields("the registration", registrationFields, func(field string) error {
-		switch field {
-		case "instance":
-			return r.string(field, (*string)(&w.Instance))
-		case "model":
-			return r.string(field, &w.Model)
-		case "block_size":
-			return r.uint32(field, &w.BlockSize)
-		case "events_endpoint":
-			return r.said(field, &w.EventsEndpoint)
-		case "replay_endpoint":
-			return r.said(field, &w.ReplayEndpoint)
-		case "snapshot_endpoint":
-			return r.said(field, &w.SnapshotEndpoint)
-		case "source":
-			return r.said(field, &w.Source)
-		}
-		return r.spec(field, &w.WorkerSpec)
-	})
-}
-
-func readRemoval(r *reader, w *WorkerRemoval) error {
-	return r.optional(removalFields, func(field string) error { return r.string(field, (*string)(&w.Instance)) })
-}
-
-// readChange reads a change of a worker.
-func readChange(r *reader, c *WorkerChange) error {
-	return r.fields("the change", changeFields, func(field string) error {
-		switch field {
-		case "instance":
-			return r.string(field, (*string)(&c.Instance))
-		case "drain":
-			return r.optBool(field, &c.Drain)
-		case "why":
-			return r.string(field, &c.Why)
-		case "reset":
-			return r.bool(field, &c.Reset)
-		}
-		return r.spec(field, &c.WorkerSpec)
-	})
 }

@@ -1,0 +1,318 @@
+package api
+
+import (
+	"math"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// member is a member of an object in a request: its name, and where its value goes. The type that to points to says
+// which values are taken.
+type member struct {
+	name string
+	to   any
+}
+
+// object is what a request has, or is: something with members, which it appends to a list.
+type object interface {
+	members(list []member) []member
+}
+
+// Values that are narrower than the fields they go to.
+type (
+	positiveNumber uint32           // not 0
+	tokenCount     uint64           // of a prompt
+	knownCount     uint64           // from 1 to 2^53: of something that is known
+	saidText       string           // not empty
+	promptText     string           // with advice for those who send a list
+	objectValue    Value            // a Value is a list
+	textMember     struct{ *Query } // one of its Text, which is there as soon as one of them is
+)
+
+// into reads the value of a field, or of the element or body itself if field is empty.
+func (r *reader) into(field string, to any) (err error) {
+	switch to := to.(type) {
+	case *string:
+		return r.string(field, to)
+	case *saidText:
+		return r.said(field, (*string)(to))
+	case *promptText:
+		if r.kind() == kindList {
+			return Errorf(CodeMalformed, "%s is a list; send token ids as tokens, and one text only", r.name(field))
+		}
+		return r.string(field, (*string)(to))
+	case *events.WorkerID:
+		return r.string(field, (*string)(to))
+	case *Role:
+		if r.kind() == kindList {
+			return Errorf(CodeMalformed, "%s is a list; a worker has one role: %s, %s or %s", r.name(field),
+				RoleAggregated, RolePrefill, RoleDecode)
+		}
+		return r.said(field, (*string)(to))
+	case *routing.Role:
+		if r.kind() != kindText {
+			return r.isNot(field, "one of aggregated, prefill and decode")
+		}
+		return r.string(field, (*string)(to))
+	case *bool:
+		return r.bool(field, to)
+	case **bool:
+		*to = new(bool)
+		return r.bool(field, *to)
+	case *int:
+		v, err := r.uint(field, "a number of workers", 1<<31-1)
+		*to = int(v)
+		return err
+	case *uint32:
+		return r.uint32(field, to)
+	case *positiveNumber:
+		return r.positive(field, (*uint32)(to))
+	case *events.Rank:
+		return r.uint32(field, (*uint32)(to))
+	case **events.Rank:
+		*to = new(events.Rank)
+		return r.uint32(field, (*uint32)(*to))
+	case *events.Partition:
+		return r.uint32(field, (*uint32)(to))
+	case *events.StreamSeq:
+		return r.uint64(field, (*uint64)(to))
+	case *uint64:
+		return r.uint64(field, to)
+	case *tokenCount:
+		v, err := r.uint(field, "a number of tokens", math.MaxInt64)
+		*to = tokenCount(v)
+		return err
+	case *knownCount:
+		v, err := r.uint(field, "a whole number from 1 to 2^53", 1<<53)
+		if err == nil && v == 0 {
+			return Errorf(CodeMalformed, "%s is 0; leave it out if it is not known", r.name(field))
+		}
+		*to = knownCount(v)
+		return err
+	case **uint64:
+		v, err := r.uint(field, "a number of blocks or tokens", events.MaxEngineCount)
+		if err == nil && *to != nil {
+			return Errorf(CodeMalformed, "%s says again what kv_used_blocks says; give one of them", r.name(field))
+		}
+		*to = &v
+		return err
+	case *float64:
+		*to, err = r.float(field)
+		return err
+	case **float64:
+		*to = new(float64)
+		return r.into(field, *to)
+	case *Tokens:
+		return r.readTokens(field, to)
+	case *Hashes:
+		return r.readHashes(field, to)
+	case *Value:
+		return r.value(field, kindList, to)
+	case *objectValue:
+		return r.value(field, kindObject, (*Value)(to))
+	case *[]string:
+		return readList(r, field, to, math.MaxInt)
+	case *[]events.WorkerID:
+		return readList(r, field, to, math.MaxInt)
+	case *[]events.Partition:
+		return readList(r, field, to, math.MaxInt)
+	case *[]Hashed:
+		return readList(r, field, to, math.MaxInt)
+	case *[]RankPlace:
+		return readList(r, field, to, math.MaxInt)
+	case *[]PartitionSeq:
+		return readList(r, field, to, math.MaxInt)
+	case *[]EngineLoad:
+		return readList(r, field, to, MaxEngineLoads)
+	case *map[string]string:
+		return readMap(r, field, "an object", to)
+	case *map[string]float64:
+		return readMap(r, field, "an object that has a weight for each taint", to)
+	case **RankPlace:
+		*to = &RankPlace{}
+		return r.into(field, *to)
+	case *PartitionSeq:
+		n, err := r.fields(field, to.members(nil))
+		if err == nil && n < 2 {
+			return Errorf(CodeMalformed, "%s needs a partition and a seq", r.name(field))
+		}
+		return err
+	case *EngineLoad:
+		_, err = r.fields(field, engineLoadMembers(to))
+	case **routing.Target:
+		*to = &routing.Target{}
+		_, err = r.fields(field, []member{{"worker", &(*to).Worker}, {"rank", &(*to).Rank}})
+	case **routing.Overrides:
+		*to = &routing.Overrides{}
+		_, err = r.fields(field, overrideMembers(*to))
+	case textMember:
+		if to.Text == nil {
+			to.Query.Text = &Text{}
+		}
+		for _, m := range to.Text.members(nil) {
+			if m.name == field {
+				return r.into(field, m.to)
+			}
+		}
+	case object:
+		_, err = r.fields(field, to.members(nil))
+	}
+	return err
+}
+
+func (q *Query) members(list []member) []member {
+	list = append(list, []member{
+		{"model", &q.Model}, {"block_size", (*positiveNumber)(&q.BlockSize)}, {"tokens", &q.Tokens},
+		{"hashes", &q.Hashes}, {"hashed", &q.Hashed}, {"engine_hashes", &q.EngineHashes}, {"lora_name", &q.LoRA},
+		{"cache_salt", &q.CacheSalt}, {"workers", &q.Workers}, {"ranks", &q.Ranks}, {"endpoints", &q.Endpoints},
+		{"with_endpoint", &q.WithEndpoint}, {"by_endpoint", &q.ByEndpoint}, {"partitions", &q.Partitions},
+		{"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)}, {"explain", &q.Explain},
+		{"idle", &q.Idle}, {"l3", (*string)(&q.L3)}, {"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
+	}...)
+	return q.textMembers(list)
+}
+
+// textMembers are those of the query's Text.
+func (q *Query) textMembers(list []member) []member {
+	first := len(list)
+	list = (&Text{}).members(list)
+	for i := range list[first:] {
+		list[first+i].to = textMember{q}
+	}
+	return list
+}
+
+func (t *Text) members(list []member) []member {
+	return append(list, []member{
+		{"prompt", (*promptText)(&t.Prompt)}, {"messages", &t.Messages}, {"tools", &t.Tools},
+		{"chat_template", &t.ChatTemplate}, {"chat_template_kwargs", (*objectValue)(&t.ChatTemplateKwargs)},
+		{"add_generation_prompt", &t.AddGenerationPrompt}, {"continue_final_message", &t.ContinueFinalMessage},
+		{"return_token_ids", &t.ReturnTokenIDs},
+	}...)
+}
+
+func (h *Hashed) members(list []member) []member {
+	return append(list, member{"lookahead", &h.Lookahead}, member{"hashes", &h.Hashes})
+}
+
+func (p *RankPlace) members(list []member) []member {
+	return append(list, member{"instance", &p.Instance}, member{"rank", &p.Rank})
+}
+
+func (p *PartitionSeq) members(list []member) []member {
+	return append(list, member{"partition", &p.Partition}, member{"seq", &p.Seq})
+}
+
+func (w *WorkersRequest) members(list []member) []member {
+	return append(list, member{"after", &w.After}, member{"limit", &w.Limit})
+}
+
+func (s *StatusRequest) members(list []member) []member { return append(list, member{"node", &s.Node}) }
+func (v *VerifyRequest) members(list []member) []member { return append(list, member{"at", &v.At}) }
+
+// nothing is a request that says nothing.
+type nothing struct{}
+
+func (*nothing) members(list []member) []member { return list }
+
+func (s *SelectRequest) members(list []member) []member {
+	q := &s.Query
+	list = append(list, []member{
+		{"model", &q.Model}, {"block_size", (*positiveNumber)(&q.BlockSize)}, {"tokens", &q.Tokens},
+		{"hashes", &q.Hashes}, {"engine_hashes", &q.EngineHashes}, {"lora_name", &q.LoRA}, {"cache_salt", &q.CacheSalt},
+		{"sequence_hashes", &s.SequenceHashes}, {"isl_tokens", (*tokenCount)(&s.ISLTokens)}, {"workers", &q.Workers},
+		{"endpoints", &q.Endpoints}, {"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
+		{"explain", &q.Explain}, {"l3", (*string)(&q.L3)}, {"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
+		{"request_id", &s.RequestID}, {"book", &s.Book}, {"policy", &s.Policy}, {"role", &s.Role},
+		{"disaggregated", &s.Disaggregated}, {"advisory", &s.Advisory}, {"session_id", &s.SessionID},
+		{"strict_priority", &s.StrictPriority}, {"priority_jump", &s.PriorityJump}, {"policy_class", &s.PolicyClass},
+		{"pinned_worker", &s.Pinned}, {"affinity_target", &s.Affinity}, {"required_taints", &s.RequiredTaints},
+		{"preferred_taints", &s.PreferredTaints}, {"expected_output_tokens", &s.ExpectedOutputTokens},
+		{"router_config_override", &s.Overrides},
+	}...)
+	return q.textMembers(list)
+}
+
+func (p *Prompt) members(list []member) []member {
+	return append(list, []member{
+		{"model", &p.Model}, {"block_size", (*positiveNumber)(&p.BlockSize)}, {"tokens", &p.Tokens},
+		{"hashes", &p.Hashes}, {"engine_hashes", &p.EngineHashes}, {"lora_name", &p.LoRA}, {"cache_salt", &p.CacheSalt},
+		{"sequence_hashes", &p.SequenceHashes}, {"isl_tokens", (*tokenCount)(&p.ISLTokens)},
+	}...)
+}
+
+func (b *BookRequest) members(list []member) []member {
+	return append(b.Prompt.members(list), []member{
+		{"request_id", &b.RequestID}, {"worker", &b.Worker}, {"rank", &b.Rank},
+		{"effective_prefill_tokens", (*tokenCount)(&b.EffectivePrefillTokens)},
+		{"track_prefill_tokens", &b.TrackPrefillTokens}, {"assume_kv_reuse", &b.AssumeKVReuse},
+		{"expected_output_tokens", &b.ExpectedOutputTokens}, {"session_id", &b.SessionID},
+	}...)
+}
+
+func (r *RequestRef) members(list []member) []member {
+	return append(list, member{"model", &r.Model}, member{"request_id", &r.RequestID})
+}
+
+// outputRef is a RequestRef of OpOutputBlock.
+type outputRef RequestRef
+
+func (r *outputRef) members(list []member) []member {
+	return append((*RequestRef)(r).members(list), member{"decay_fraction", &r.DecayFraction})
+}
+
+func (l *LoadsRequest) members(list []member) []member {
+	return append(list, member{"model", &l.Model})
+}
+
+func overrideMembers(o *routing.Overrides) []member {
+	return []member{
+		{"overlap_score_credit", &o.OverlapScoreCredit}, {"prefill_load_scale", &o.PrefillLoadScale},
+		{"overlap_score_weight", &o.OverlapScoreWeight}, {"router_temperature", &o.RouterTemperature},
+		{"assume_kv_reuse", &o.AssumeKVReuse}, {"track_prefill_tokens", &o.TrackPrefillTokens},
+		{"shared_cache_multiplier", &o.SharedCacheMultiplier},
+	}
+}
+
+func (l *EngineLoads) members(list []member) []member { return append(list, member{"loads", &l.Loads}) }
+
+// engineLoadMembers are a report's. The five last are those of Dynamo's older ForwardPassMetrics from which nothing
+// follows: who has such metrics passes them on as they are.
+func engineLoadMembers(l *EngineLoad) []member {
+	var ignored float64
+	return []member{
+		{"worker", &l.Worker}, {"rank", &l.Rank}, {"kv_used_blocks", &l.UsedBlocks}, {"kv_active_blocks", &l.UsedBlocks},
+		{"kv_total_blocks", &l.TotalBlocks}, {"active_decode_blocks", &l.DecodeBlocks},
+		{"active_prefill_tokens", &l.PrefillTokens}, {"age_ms", &l.AgeMS}, {"request_active_slots", &ignored},
+		{"request_total_slots", &ignored}, {"num_requests_waiting", &ignored}, {"gpu_cache_usage_perc", &ignored},
+		{"gpu_prefix_cache_hit_rate", &ignored},
+	}
+}
+
+func (s *WorkerSpec) members(list []member) []member {
+	return append(list, []member{
+		{"endpoint", (*saidText)(&s.Endpoint)}, {"role", &s.Role}, {"rank_start", &s.RankStart},
+		{"rank_size", (*positiveNumber)(&s.RankSize)}, {"total_kv_blocks", (*knownCount)(&s.TotalKVBlocks)},
+		{"max_num_batched_tokens", (*knownCount)(&s.MaxBatchedTokens)},
+		{"stable_routing_id", (*saidText)(&s.StableRoutingID)}, {"taints", &s.Taints},
+		{"topology_domains", &s.TopologyDomains}, {"lora_adapters", &s.LoRAAdapters}, {"events", (*saidText)(&s.Events)},
+	}...)
+}
+
+func (w *WorkerRegistration) members(list []member) []member {
+	return w.WorkerSpec.members(append(list, []member{
+		{"instance", &w.Instance}, {"model", &w.Model}, {"block_size", &w.BlockSize},
+		{"events_endpoint", (*saidText)(&w.EventsEndpoint)}, {"replay_endpoint", (*saidText)(&w.ReplayEndpoint)},
+		{"snapshot_endpoint", (*saidText)(&w.SnapshotEndpoint)}, {"source", (*saidText)(&w.Source)},
+	}...))
+}
+
+func (c *WorkerChange) members(list []member) []member {
+	return c.WorkerSpec.members(append(list, member{"instance", &c.Instance}, member{"drain", &c.Drain},
+		member{"why", &c.Why}, member{"reset", &c.Reset}))
+}
+
+func (w *WorkerRemoval) members(list []member) []member {
+	return append(list, member{"instance", &w.Instance})
+}
