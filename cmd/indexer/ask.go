@@ -214,7 +214,7 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 func queryCommand() *cobra.Command {
 	var prompt promptFlags
 	var explain, endpoints bool
-	var ranks []string
+	var ranks, within []string
 	cmd := &cobra.Command{
 		Use:   "query --model M (--tokens 1,2,3 | --tokens-file F | --hashes H,H | --prompt-file F | --messages-file F)",
 		Short: "Ask which worker holds how much of a prompt",
@@ -234,6 +234,9 @@ events do not say so.`,
 	prompt.add(cmd, "look at this worker only")
 	cmd.Flags().StringSliceVar(&ranks, "rank", nil,
 		"WORKER/RANK: look at this rank only, in place of --worker; may be given several times")
+	cmd.Flags().StringSliceVar(&within, "within", nil,
+		"TIER+TIER: show how much of the prompt each worker has within these tiers alone, whichever of them a block is in; "+
+			"may be given several times")
 	cmd.Flags().BoolVar(&explain, "explain", false, "show where each block is, and which rule stopped each worker")
 	cmd.Flags().BoolVar(&endpoints, "with-endpoint", false,
 		"show the address that each worker is registered with, as --endpoint does")
@@ -243,6 +246,9 @@ events do not say so.`,
 			return err
 		}
 		q.Explain, q.WithEndpoint = explain, endpoints
+		for _, set := range within {
+			q.Within = append(q.Within, api.Tiers(set))
+		}
 		for _, text := range ranks {
 			at, err := target("rank", text)
 			if err != nil {
@@ -258,7 +264,7 @@ events do not say so.`,
 		}
 		_, err = show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Answer, error) {
 			return c.Find(ctx, &q)
-		}, func(w io.Writer, answer *api.Answer) error { return printAnswer(w, answer, explain) })
+		}, func(w io.Writer, answer *api.Answer) error { return printAnswer(w, answer, &q) })
 		return err
 	}
 	return cmd
@@ -326,7 +332,7 @@ func printTokenization(w io.Writer, t *api.Tokenization) {
 	}
 }
 
-func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
+func printAnswer(w io.Writer, a *api.Answer, q *api.Query) error {
 	fmt.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
 	printTokenization(w, a.Tokenization)
 	if !a.Complete {
@@ -349,7 +355,7 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		}
 		fmt.Fprintln(w)
 	}
-	if explain && a.Blocks > 0 && len(a.Workers) > 0 {
+	if q.Explain && a.Blocks > 0 && len(a.Workers) > 0 {
 		return printExplanation(w, a)
 	}
 	if len(a.Workers) == 0 {
@@ -363,6 +369,9 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 		return err
 	}
 	heading := []string{"WORKER", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}
+	for _, set := range q.Within {
+		heading = append(heading, strings.ToUpper(string(set)))
+	}
 	shared := a.L3.Status != api.L3NotConfigured
 	if shared {
 		heading = append(heading, "FROM STORE", "STORE STOPS")
@@ -386,6 +395,13 @@ func printAnswer(w io.Writer, a *api.Answer, explain bool) error {
 			part = "at most " + part
 		}
 		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, part}
+		for k := range q.Within {
+			n := uint32(0)
+			if k < len(o.Within) {
+				n = o.Within[k]
+			}
+			rows[i] = append(rows[i], n)
+		}
 		if shared {
 			rows[i] = append(rows[i], o.L3, o.L3Stop)
 		}

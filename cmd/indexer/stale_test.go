@@ -15,7 +15,7 @@ func TestTablesSayWhatIsOld(t *testing.T) {
 	}
 	var out strings.Builder
 	if err := printAnswer(&out, &api.Answer{Model: "m", Complete: true, Partitions: parts, Reason: api.ReasonNotCached},
-		false); err != nil {
+		&api.Query{}); err != nil {
 		t.Fatal(err)
 	}
 	want := "OLD: what is known of partitions 1 (12s), 3 (1h0m0s) is of so long ago; " +

@@ -23,6 +23,7 @@ type scratch struct {
 	answer  radix.Answer
 	names   []events.BlockHash // the query's engine hashes
 	named   radix.Named
+	sets    []radix.TierSet // of Query.Within
 
 	reflected []at
 	looked    cluster.Set        // partitions that the answer is of
@@ -101,9 +102,13 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 				return nil, err
 			}
 		}
-		found := s.match(n.index, q, served.Space, allowed)
-		answer.Workers = slices.Grow(answer.Workers, len(found))
-		for _, o := range found {
+		found, err := s.match(n.index, q, served.Space, allowed)
+		if err != nil {
+			return nil, err
+		}
+		answer.Workers = slices.Grow(answer.Workers, len(found.Ranks))
+		within := slices.Clone(found.Within) // what answers have of it is not of the scratch
+		for i, o := range found.Ranks {
 			r := view.Rank(o.Rank)
 			if r == nil || !s.sees(r) || own && r.Lookahead != lookahead {
 				continue
@@ -116,6 +121,11 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			}
 			if r.Bounded {
 				overlap.Bound = api.BoundFullAttentionOnly
+			}
+			if k := len(q.Within); k > 0 {
+				if list := within[i*k : (i+1)*k : (i+1)*k]; slices.Max(list) > 0 {
+					overlap.Within = list
+				}
 			}
 			if q.Raw {
 				overlap.Number = uint32(o.Rank.Slot()) + 1
@@ -156,17 +166,30 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 }
 
 // match asks the index for what ranks hold of the query's blocks.
-func (s *scratch) match(x *radix.Index, q *api.Query, space uint32, allowed *radix.RankSet) []radix.Overlap {
+func (s *scratch) match(x *radix.Index, q *api.Query, space uint32, allowed *radix.RankSet) (*radix.Answer, error) {
+	s.sets = s.sets[:0]
+	for _, within := range q.Within {
+		list, err := within.List()
+		if err != nil {
+			return nil, err
+		}
+		set := radix.TierSet(0)
+		for _, t := range list {
+			set |= 1 << (t - 1)
+		}
+		s.sets = append(s.sets, set)
+	}
+	s.answer.Sets, s.named.Sets = s.sets, s.sets
 	if q.EngineHashes == nil {
 		x.Match(space, s.locals, allowed, &s.answer)
-		return s.answer.Ranks
+		return &s.answer, nil
 	}
 	s.names = s.names[:0]
 	for _, h := range q.EngineHashes {
 		s.names = append(s.names, events.BlockHash(h))
 	}
 	x.MatchNames(space, s.names, allowed, &s.named)
-	return s.named.Ranks
+	return &s.named.Answer, nil
 }
 
 // asGiven is for a query whose blocks are hashed already.

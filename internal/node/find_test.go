@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -134,14 +135,14 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 				}
 				b, err := w.node.Find(w.ctx, q)
 				w.must(err)
-				if !slices.Equal(b.Workers, a.Workers) || !slices.Equal(b.Lookaheads, []uint32{0, 1, 3}) ||
+				if !reflect.DeepEqual(b.Workers, a.Workers) || !slices.Equal(b.Lookaheads, []uint32{0, 1, 3}) ||
 					b.Blocks != a.Blocks || b.Reason != a.Reason {
 					t.Fatalf("of %d tokens: by tokens %+v, by hashes of them %+v", n, a, b)
 				}
 				q.Idle = true
 				b, err = w.node.Find(w.ctx, q)
 				w.must(err)
-				if len(b.Workers) != len(workers) || !slices.Equal(b.Workers[:len(a.Workers)], a.Workers) ||
+				if len(b.Workers) != len(workers) || !reflect.DeepEqual(b.Workers[:len(a.Workers)], a.Workers) ||
 					b.Reason != a.Reason {
 					t.Fatalf("of %d tokens, with idle workers: %+v, without %+v", n, b, a)
 				}

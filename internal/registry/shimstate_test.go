@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -55,7 +56,7 @@ func TestStanding(t *testing.T) {
 			if now.Engine != api.EngineConnected {
 				want[2].Engine = now.Engine
 			}
-			if !slices.Equal(answer.Workers, want) {
+			if !reflect.DeepEqual(answer.Workers, want) {
 				t.Errorf("%+v: the answer has %+v", now, answer.Workers)
 			}
 			list := &api.WorkerList{}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -78,6 +79,10 @@ type Query struct {
 	// WithEndpoint asks for each rank's serving address, as Endpoints does. ByEndpoint asks for the answer by address.
 	WithEndpoint bool `json:"with_endpoint,omitempty" msgpack:"with_endpoint,omitempty"`
 	ByEndpoint   bool `json:"by_endpoint,omitzero" msgpack:"by_endpoint,omitempty"`
+
+	// Within asks how much of the prompt each rank holds within some tiers alone, beside its chained depths:
+	// Overlap.Within has a depth for each of these.
+	Within []Tiers `json:"within,omitzero" msgpack:"within,omitempty"`
 
 	// Partitions restricts the question to workers of these partitions: it is how nodes share a query. An answer then
 	// says of each whether it was looked at (Answer.Partitions) or could not be (Answer.Missing).
@@ -218,7 +223,7 @@ func (a *Answer) FinishRaw(idle bool, why Reason) {
 }
 
 // holds reports whether there is anything that the rank holds, would load, or is guessed to hold.
-func (o *Overlap) holds() bool { return o.Total()+o.L3+o.Guessed > 0 }
+func (o *Overlap) holds() bool { return o.Total()+o.L3+o.Guessed > 0 || o.Within != nil }
 
 // L3 is what the shared store holds of a prompt. However it stands with the store, the rest of the answer is what it
 // would be without.
@@ -271,6 +276,25 @@ const (
 	ReasonNotAllowed Reason = "none_allowed"   // none of the workers that the query allows serves the model
 )
 
+// Tiers is a set of tiers: device, host, disk, external, or several with a plus between, such as device+host.
+type Tiers string
+
+// List is the tiers of a set.
+func (t Tiers) List() (list []events.Tier, err error) {
+next:
+	for name := range strings.SplitSeq(string(t), "+") {
+		for tier := events.Device; tier <= events.External; tier++ {
+			if name == tier.String() && !slices.Contains(list, tier) {
+				list = append(list, tier)
+				continue next
+			}
+		}
+		return nil, Errorf(CodeMalformed, "%.60q is not a set of tiers, which are %v, %v, %v and %v, such as device+host",
+			string(t), events.Device, events.Host, events.Disk, events.External)
+	}
+	return list, nil
+}
+
 // Overlap is what one rank holds of a prompt, in blocks. The depths follow each other; their sum is the length of the
 // prefix that this rank need not compute.
 type Overlap struct {
@@ -308,6 +332,10 @@ type Overlap struct {
 
 	// Endpoint is where the rank takes requests, as it was registered, if the query asks for it.
 	Endpoint string `json:"endpoint,omitempty" msgpack:"endpoint,omitempty"`
+
+	// Within is how many leading blocks of the prompt the rank's engine can use with what it holds in each of the
+	// query's sets of tiers alone, whichever of them a block is in; nil where that is nothing, or nobody asked.
+	Within []uint32 `json:"within,omitempty" msgpack:"within,omitempty"`
 
 	// Number is of the rank in the index of the node that answers, and one: of an answer that is Raw, for callers that
 	// remember what is where. Another rank may have it later. 0: not known.

@@ -223,6 +223,9 @@ func (q *Query) Bounded(ctx context.Context) (context.Context, context.CancelFun
 // maxHashed is how many ways of reading ahead one query may tell apart.
 const maxHashed = 16
 
+// maxWithin is how many sets of tiers one query may name: all that there are.
+const maxWithin = 1<<events.NumTiers - 1
+
 // Check refuses what no model could answer. The error is an [Error].
 func (q *Query) Check() error {
 	switch {
@@ -259,11 +262,18 @@ func (q *Query) Check() error {
 		return Errorf(CodeMalformed, "partitions is an empty list; leave it out to look at all")
 	case len(q.Hashed) > maxHashed:
 		return Errorf(CodeTooLarge, "hashed has more than %d elements", maxHashed)
+	case q.Within != nil && (len(q.Within) == 0 || len(q.Within) > maxWithin):
+		return Errorf(CodeMalformed, "within has %d sets of tiers; it may have 1 to %d", len(q.Within), maxWithin)
 	case q.L3 != "" && q.L3 != L3All && q.L3 != L3Beyond && q.L3 != L3Off:
 		return Errorf(CodeMalformed, "l3 is %.40q; it may be %q, %q or %q", string(q.L3), L3All, L3Beyond, L3Off)
 	}
 	if i := slices.IndexFunc(q.Ranks, func(r RankPlace) bool { return r.Instance == "" }); i >= 0 {
 		return Errorf(CodeMalformed, "ranks[%d] names no instance", i)
+	}
+	for _, set := range q.Within {
+		if _, err := set.List(); err != nil {
+			return err
+		}
 	}
 	return nil
 }

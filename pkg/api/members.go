@@ -42,6 +42,8 @@ func (r *reader) into(field string, to any) (err error) {
 			return Errorf(CodeMalformed, "%s is a list; send token ids as tokens, and one text only", r.name(field))
 		}
 		return r.string(field, (*string)(to))
+	case *Tiers:
+		return r.string(field, (*string)(to))
 	case *events.WorkerID:
 		return r.string(field, (*string)(to))
 	case *Role:
@@ -113,6 +115,8 @@ func (r *reader) into(field string, to any) (err error) {
 		return r.value(field, kindObject, (*Value)(to))
 	case *[]string:
 		return readList(r, field, to, math.MaxInt)
+	case *[]Tiers:
+		return readList(r, field, to, math.MaxInt)
 	case *[]events.WorkerID:
 		return readList(r, field, to, math.MaxInt)
 	case *[]events.Partition:
@@ -166,9 +170,10 @@ func (q *Query) members(list []member) []member {
 		{"model", &q.Model}, {"block_size", (*positiveNumber)(&q.BlockSize)}, {"tokens", &q.Tokens},
 		{"hashes", &q.Hashes}, {"hashed", &q.Hashed}, {"engine_hashes", &q.EngineHashes}, {"lora_name", &q.LoRA},
 		{"cache_salt", &q.CacheSalt}, {"workers", &q.Workers}, {"ranks", &q.Ranks}, {"endpoints", &q.Endpoints},
-		{"with_endpoint", &q.WithEndpoint}, {"by_endpoint", &q.ByEndpoint}, {"partitions", &q.Partitions},
-		{"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)}, {"explain", &q.Explain},
-		{"idle", &q.Idle}, {"l3", (*string)(&q.L3)}, {"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
+		{"with_endpoint", &q.WithEndpoint}, {"by_endpoint", &q.ByEndpoint}, {"within", &q.Within},
+		{"partitions", &q.Partitions}, {"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
+		{"explain", &q.Explain}, {"idle", &q.Idle}, {"l3", (*string)(&q.L3)},
+		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
 	}...)
 	return q.textMembers(list)
 }

@@ -269,6 +269,9 @@ func packQuery(q *Query, more int) []byte {
 			return p
 		})
 	}
+	if len(q.Within) > 0 {
+		p = appendList(p, m, "within", q.Within, func(p packer, t Tiers) packer { return msgp.AppendStr(p, string(t)) })
+	}
 	if q.Partitions != nil {
 		p = appendList(p, m, "partitions", q.Partitions, appendNumber)
 	}
@@ -365,6 +368,9 @@ func (p *packer) overlap(o *Overlap) error {
 	p.optTrue(m, "catching_up", o.CatchingUp)
 	p.optNumber(m, "guessed", uint64(o.Guessed))
 	p.optText(m, "endpoint", o.Endpoint)
+	if len(o.Within) > 0 {
+		*p = appendList(*p, m, "within", o.Within, appendNumber)
+	}
 	return err
 }
 

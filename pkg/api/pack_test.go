@@ -78,6 +78,9 @@ func randomQuery(rng *rand.Rand) *Query {
 	if rng.IntN(8) == 0 {
 		q.Endpoints, q.WithEndpoint = []string{words(rng), "e"}, rng.IntN(2) == 0
 	}
+	if rng.IntN(4) == 0 {
+		q.Within = []Tiers{"device+host", Tiers(words(rng))}[:1+rng.IntN(2)]
+	}
 	if rng.IntN(8) == 0 {
 		q.EngineHashes = some(rng, 300, u64)
 	}
@@ -103,6 +106,11 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 			if rng.IntN(4) == 0 {
 				o.Bound, o.Engine, o.CatchingUp = Bound(words(rng)), EngineState(words(rng)), rng.IntN(2) == 0
 				o.Guessed, o.Endpoint = u32(), words(rng)
+			}
+			if rng.IntN(4) == 0 {
+				if o.Within = some(rng, 20, u32); len(o.Within) == 0 {
+					o.Within = nil
+				}
 			}
 			if people && rng.IntN(2) == 0 {
 				o.Path = &Path{Held: some(rng, 3,

@@ -280,6 +280,8 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 			out.Ranks = listOf(&u, func() RankPlace { return u.rankPlace(unknown) })
 		case "endpoints", "with_endpoint", "by_endpoint", "deadline_ms": // they are rare
 			u.Broken = true
+		case "within":
+			out.Within = listOf(&u, func() Tiers { return Tiers(u.validText()) })
 		case "partitions":
 			out.Partitions = listOf(&u, u.partition)
 		case "min_seq":
@@ -431,6 +433,8 @@ func (u *unpacker) overlap() (o Overlap) {
 			o.Guessed = u.uint32()
 		case "endpoint":
 			o.Endpoint = u.text()
+		case "within":
+			o.Within = listOf(u, u.uint32)
 		default:
 			u.want(!u.Broken && skipValue(&u.Reader, maxNesting) == nil)
 		}

@@ -22,7 +22,7 @@ type Named struct {
 func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *RankSet, out *Named) {
 	x.naming.RLock()
 	defer x.naming.RUnlock()
-	out.Ranks = out.Ranks[:0]
+	out.Ranks, out.Within, out.private.Sets = out.Ranks[:0], out.Within[:0], out.Sets
 	out.locals = x.path(space, names, x.sharedPlace, out.locals[:0])
 	out.sharing.words = append(out.sharing.words[:0], x.sharedMask...)
 	if allowed != nil {
@@ -51,6 +51,7 @@ func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *Rank
 			out.sharing.Add(r.id)
 			x.Match(space, out.locals, &out.sharing, &out.private)
 			out.Ranks = append(out.Ranks, out.private.Ranks...)
+			out.Within = append(out.Within, out.private.Within...)
 		}
 	}
 }

@@ -48,6 +48,9 @@
 //
 // When a main group names blocks that other groups hold already, a reader may see the prefix grow in two steps.
 //
+// A query may name sets of tiers ([Answer.Sets]). Within such a set a prefix goes as far as each of its blocks is held
+// in one of these tiers, whichever; what groups need of it they need in these tiers too.
+//
 // A query by engine hashes finds of each rank the blocks that it holds under these names, each at its place: the first
 // is the first of a prompt, and each follows the one before it.
 //

@@ -16,18 +16,20 @@ import (
 
 // cut shortens an answer's prefixes to what engines can reuse.
 func (w *walk) cut(out *Answer) {
-	kept := out.Ranks[:0]
+	kept, sets := 0, len(out.Sets)
 	for i := range out.Ranks {
-		o := out.Ranks[i]
+		o, within := out.Ranks[i], out.Within[i*sets:(i+1)*sets]
 		if u := w.limit(uint32(o.Rank.Slot())); u != nil {
 			w.cutRank(&o, u)
-			if o.Blocks() == 0 {
+			if o.Blocks() == 0 && !slices.ContainsFunc(within, func(n uint32) bool { return n > 0 }) {
 				continue
 			}
 		}
-		kept = append(kept, o)
+		out.Ranks[kept] = o
+		copy(out.Within[kept*sets:], within)
+		kept++
 	}
-	out.Ranks = kept
+	out.Ranks, out.Within = out.Ranks[:kept], out.Within[:kept*sets]
 }
 
 // cutRank shortens what one rank holds, tier by tier: up to each tier there are so many blocks that every window has

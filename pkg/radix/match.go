@@ -14,6 +14,12 @@ import (
 type Answer struct {
 	Ranks []Overlap // every rank that holds the first block in some tier; in no order
 
+	// Sets is set before a match: for each of these sets of tiers, Within says how many leading blocks a rank's engine
+	// can use with what it holds in these tiers alone, in whichever of them each block is. It has len(Sets) numbers for
+	// each of Ranks, in their order. Ranks of which Depth is zero are in the answer then too, if Within is not.
+	Sets   []TierSet
+	Within []uint32
+
 	walk walk
 }
 
@@ -82,22 +88,79 @@ func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) boo
 	w := &out.walk
 	w.v, w.hidden = x.view.Load(), x.hidden.Load()
 	w.tries++
-	out.Ranks, w.path, w.removal = out.Ranks[:0], w.path[:0], w.removal[:0]
+	out.Ranks, out.Within, w.path, w.removal = out.Ranks[:0], out.Within[:0], w.path[:0], w.removal[:0]
 	if w.v.deviceOnly() {
 		e := plain
 		if len(w.v.kinds) > 0 {
 			e = limited
 		}
-		return w.device(space, q, allowed, out, e) && x.validate(w)
+		ok := w.device(space, q, allowed, out, e) && x.validate(w)
+		out.withinDevice()
+		return ok
 	}
 	if !w.device(space, q, allowed, out, further) {
 		return false
 	}
 	w.others(allowed, out)
+	if len(out.Sets) > 0 {
+		w.within(out)
+	}
 	if w.v.reuse != nil {
 		w.cut(out)
 	}
 	return x.validate(w)
+}
+
+// withinDevice fills in Within where nobody has anything but in device.
+func (a *Answer) withinDevice() {
+	for i := range a.Ranks {
+		for _, tiers := range a.Sets {
+			a.Within = append(a.Within, a.Ranks[i].Depth[device]*uint32(tiers>>device&1))
+		}
+	}
+}
+
+// within fills in Within for ranks whose prefixes are not cut yet.
+func (w *walk) within(out *Answer) {
+	for i := range out.Ranks {
+		slot := uint32(out.Ranks[i].Rank.Slot())
+		for _, tiers := range out.Sets {
+			tiers &= w.seen(slot)
+			n := w.held(slot, tiers)
+			if u := w.limit(slot); u != nil && n > u.most {
+				n = w.usable(u, slot, tiers, n, n-u.most)
+			} else if u != nil {
+				n = 0
+			}
+			out.Within = append(out.Within, n)
+		}
+	}
+}
+
+// held is how many leading blocks of the way a rank holds, each in one of some tiers.
+func (w *walk) held(slot uint32, tiers TierSet) (n uint32) {
+	for i := range w.path[1:] {
+		s := &w.path[1+i]
+		var parts [events.NumTiers]*part
+		k, full := 0, false
+		for rest := tiers; rest != 0 && !full; rest &= rest - 1 {
+			t := bits.TrailingZeros8(uint8(rest))
+			if full = w.v.hasAll(s, t, slot); w.v.masks[t] == nil || full {
+				continue
+			}
+			if parts[k] = s.part(w.v, keyOf(slot, t)); parts[k] != nil {
+				k++
+			}
+		}
+		end := s.match
+		if !full {
+			end = w.v.firstGap(parts[:k], 0, s.match)
+		}
+		if n = s.base + end; end < s.len {
+			break
+		}
+	}
+	return n
 }
 
 // validate is the readers' side of the seqlocks: it reports whether no node and no view of a walk has changed since it

@@ -383,7 +383,8 @@ func (w *world) verifyNames(space uint32, names []events.BlockHash) {
 	if w.pick.below(4) == 0 {
 		allowed = &RankSet{}
 	}
-	want := map[RankID][events.NumTiers]uint32{}
+	want, within := map[RankID][events.NumTiers]uint32{}, map[RankID][]uint32{}
+	w.named.Sets = w.sets()
 	for _, m := range w.ranks {
 		if allowed != nil {
 			if w.pick.below(2) == 0 {
@@ -391,12 +392,53 @@ func (w *world) verifyNames(space uint32, names []events.BlockHash) {
 			}
 			allowed.Add(m.id)
 		}
-		if d := m.twin.Match(m.twin.Named(names)); m.space == space && d != [events.NumTiers]uint32{} {
-			want[m.id] = d
-		}
+		w.expect(m, space, m.twin.Named(names), w.named.Sets, want, within)
 	}
 	w.x.MatchNames(space, names, allowed, &w.named)
 	w.same("match by names", want, w.named.Ranks)
+	w.sameWithin(within, &w.named.Answer)
+}
+
+// sets draws sets of tiers to ask for; often none.
+func (w *world) sets() (sets []TierSet) {
+	for range w.pick.below(4) {
+		sets = append(sets, TierSet(w.pick.below(1<<events.NumTiers)))
+	}
+	return sets
+}
+
+// expect adds what a rank's twin says of a query.
+func (w *world) expect(m *member, space uint32, q []events.LocalHash, sets []TierSet,
+	want map[RankID][events.NumTiers]uint32, within map[RankID][]uint32) {
+	if m.space != space {
+		return
+	}
+	var list []uint32
+	for _, set := range sets {
+		var tiers []events.Tier
+		for t := events.Device; t <= events.External; t++ {
+			if set.Has(t) {
+				tiers = append(tiers, t)
+			}
+		}
+		list = append(list, uint32(m.twin.Within(q, tiers...)))
+	}
+	d := m.twin.Match(q)
+	if d != [events.NumTiers]uint32{} || slices.ContainsFunc(list, func(n uint32) bool { return n > 0 }) {
+		want[m.id], within[m.id] = d, list
+	}
+}
+
+func (w *world) sameWithin(want map[RankID][]uint32, a *Answer) {
+	n := len(a.Sets)
+	if len(a.Within) != n*len(a.Ranks) {
+		w.fail("%d ranks, %d sets of tiers: %v", len(a.Ranks), n, a.Within)
+	}
+	for i, o := range a.Ranks {
+		if got := a.Within[i*n : (i+1)*n]; !slices.Equal(got, want[o.Rank]) {
+			w.fail("rank %d: within %v: %v, want %v", o.Rank, a.Sets, got, want[o.Rank])
+		}
+	}
 }
 
 func (w *world) verify(space uint32, q []events.LocalHash) {
@@ -419,6 +461,17 @@ func (w *world) verify(space uint32, q []events.LocalHash) {
 	var a Answer
 	w.x.Match(space, q, allowed, &a)
 	w.same("match", want, a.Ranks)
+	if a.Sets = w.sets(); a.Sets != nil {
+		more, within := map[RankID][events.NumTiers]uint32{}, map[RankID][]uint32{}
+		for _, m := range w.ranks {
+			if allowed == nil || allowed.Has(m.id) {
+				w.expect(m, space, q, a.Sets, more, within)
+			}
+		}
+		w.x.Match(space, q, allowed, &a)
+		w.same("match with sets", more, a.Ranks)
+		w.sameWithin(within, &a)
+	}
 	var g Groups
 	w.x.MatchGroups(space, q, allowed, &g)
 	var flat []Overlap

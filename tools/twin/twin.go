@@ -373,10 +373,29 @@ func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) 
 	total, before := 0, 0
 	for t := range held {
 		total += int(held[t])
-		n := p.usable(total, events.Tier(t+1))
+		n := p.usable(total, tiers[:t+1])
 		depth[t], before = uint32(n-before), n
 	}
 	return depth
+}
+
+var tiers = []events.Tier{events.Device, events.Host, events.Disk, events.External}
+
+// Within says how many leading blocks an engine can use of those that are held in some tiers, in whichever each is.
+func (r *Rank) Within(locals []events.LocalHash, tiers ...events.Tier) int {
+	n := 0
+	var seq events.SeqHash
+	for i, l := range locals {
+		seq = Next(seq, i == 0, l)
+		if !slices.ContainsFunc(tiers, func(t events.Tier) bool { return r.Holds(t, seq) }) {
+			break
+		}
+		n++
+	}
+	if r.bounded() {
+		n = r.prefix(locals).usable(n, tiers)
+	}
+	return n
 }
 
 // Named is the local hashes of the blocks that the rank holds under these names in whatever tier, as far as each

@@ -26,13 +26,13 @@ func (r *Rank) prefix(locals []events.LocalHash) *prefix {
 	return p
 }
 
-// usable is the longest prefix of at most most blocks that the engine can go on from with what it has in tiers up to
-// last: every group must have what it needs of it.
-func (p *prefix) usable(most int, last events.Tier) int {
+// usable is the longest prefix of at most most blocks that the engine can go on from with what it has in some tiers:
+// every group must have what it needs of it.
+func (p *prefix) usable(most int, tiers []events.Tier) int {
 	for n := most; n > 0; n-- {
 		all := true
 		for _, equal := range p.groups {
-			all = all && p.serves(equal, n, most, func(i int) bool { return p.has(equal, i, last) })
+			all = all && p.serves(equal, n, most, func(i int) bool { return p.has(equal, i, tiers) })
 		}
 		if all {
 			return n
@@ -41,9 +41,9 @@ func (p *prefix) usable(most int, last events.Tier) int {
 	return 0
 }
 
-// has reports whether each of some groups has a copy of a block, all of them under one name and in one tier up to last.
-func (p *prefix) has(groups []events.GroupIndex, block int, last events.Tier) bool {
-	for tier := events.Device; tier <= last; tier++ {
+// has reports whether each of some groups has a copy of a block, all of them under one name and in one of some tiers.
+func (p *prefix) has(groups []events.GroupIndex, block int, tiers []events.Tier) bool {
+	for _, tier := range tiers {
 		for _, name := range p.names[block] {
 			if p.allHave(groups, tier, name) {
 				return true

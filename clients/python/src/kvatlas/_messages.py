@@ -87,6 +87,8 @@ class Query(_Prompted):
     """Say each rank's serving address."""
     by_endpoint: bool = False
     """Answer by serving address."""
+    within: Iterable[str] | None = None
+    """Say also how much each rank has within these tiers alone: "device", "device+host" ..."""
     min_seq: Iterable[PartitionSeq] | None = None
     """Wait until the index reflects these places in the log."""
     explain: bool = False
@@ -215,6 +217,8 @@ class Overlap:
     catching_up: bool = False
     guessed: int = 0
     endpoint: str = ""
+    within: tuple[int, ...] = ()
+    """Blocks within each of the query's sets of tiers; empty where that is nothing."""
 
     @property
     def total(self) -> int:

@@ -41,6 +41,8 @@ def test_find(world: Any, client: Client) -> None:
         Query("m", tokens=tokens, endpoints=["http://w1:8000", "http://none"], by_endpoint=True)))
     assert addressed.by_endpoint and addressed.by_endpoint["http://w1:8000"][0].device == world["depth"]
     assert addressed.unknown_endpoints == ("http://none",)
+    within = patiently(lambda: client.find(Query("m", tokens=tokens, within=["host", "device+host"])))
+    assert within.workers[0].within == (0, world["depth"])
     short = patiently(lambda: client.find(Query("m", tokens=[1])))
     assert (short.workers, short.reason) == ((), "no_whole_block")
 
