@@ -176,7 +176,7 @@ func unprocessable(err error) error {
 }
 
 // Register adds the paths that clients of Dynamo's standalone indexer, or of RFC #1403, ask.
-func Register(mux *http.ServeMux, cfg Config) {
+func Register(mux web.Mux, cfg Config) {
 	if cfg.Ended == nil {
 		cfg.Ended = func(string, string) {}
 	}

@@ -58,6 +58,7 @@ var routes = []struct{ method, path, op string }{
 //	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same; else
 //	                   503 and why not
 //	GET  /metrics      for Prometheus
+//	GET  /v1/openapi.json  all these, described in OpenAPI 3.1
 //
 // and the paths of internal/compat.
 func (s *Server) handler() http.Handler {
@@ -66,6 +67,13 @@ func (s *Server) handler() http.Handler {
 		deadline: usualDeadline,
 	}
 	mux := http.NewServeMux()
+	s.register(mux, front)
+	room := s.room(api.MaxBody, denyAsAPI)
+	return (&access{token: s.HTTPToken, open: open, deny: denyAsAPI}).guard(room.limit(mux, front.ended), front.ended)
+}
+
+// register adds all paths of the HTTP port.
+func (s *Server) register(mux web.Mux, front *httpFront) {
 	front.register(mux)
 	compat.Register(mux, s.compat(front.ended))
 	front.get(mux, "/metrics", s.scrape.ServeHTTP)
@@ -79,8 +87,6 @@ func (s *Server) handler() http.Handler {
 			fmt.Fprintln(w, note)
 		}
 	})
-	room := s.room(api.MaxBody, denyAsAPI)
-	return (&access{token: s.HTTPToken, open: open, deny: denyAsAPI}).guard(room.limit(mux, front.ended), front.ended)
 }
 
 // room is what one HTTP port has: requests that wait for a worker are beside the others.
@@ -109,8 +115,8 @@ type httpFront struct {
 	deadline time.Duration
 }
 
-// register adds the operations' paths, /healthz, and what is said of all others.
-func (f *httpFront) register(mux *http.ServeMux) {
+// register adds the operations' paths, their description, /healthz, and what is said of all others.
+func (f *httpFront) register(mux web.Mux) {
 	ops, methods := map[string]map[string]string{}, map[string][]string{} // by path
 	for _, route := range routes {
 		if ops[route.path] == nil {
@@ -133,6 +139,9 @@ func (f *httpFront) register(mux *http.ServeMux) {
 		})
 	}
 	f.get(mux, "/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	f.get(mux, "/v1/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+		_ = web.WriteReply(w, api.JSON, openAPI, http.StatusOK) // or the caller has gone
+	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		failure := api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path)
 		f.refuse(w, api.OpOther, api.JSON, failure)
@@ -140,7 +149,7 @@ func (f *httpFront) register(mux *http.ServeMux) {
 }
 
 // get adds a path that takes GET.
-func (f *httpFront) get(mux *http.ServeMux, path string, handle http.HandlerFunc) {
+func (f *httpFront) get(mux web.Mux, path string, handle http.HandlerFunc) {
 	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 		if web.Allowed(w, r, http.MethodGet) {
 			handle(w, r)
@@ -196,11 +205,12 @@ func (f *httpFront) open(buffer *bytes.Buffer, w http.ResponseWriter, r *http.Re
 		return contentType, nil, 0, api.WrongContentType(header)
 	}
 	deadline = f.deadline
-	if text := r.Header.Get(rpc.HeaderDeadline); text != "" {
+	if texts := r.Header.Values(rpc.HeaderDeadline); len(texts) > 0 {
+		text := texts[0]
 		ms, err := strconv.ParseUint(text, 10, 64)
 		if err != nil || ms == 0 {
 			return contentType, nil, 0, api.Errorf(api.CodeMalformed,
-				"the header %s is %.40s, not a whole number of milliseconds above 0", rpc.HeaderDeadline, text)
+				"the header %s is %.40q, not a whole number of milliseconds above 0", rpc.HeaderDeadline, text)
 		}
 		deadline = min(deadline, time.Duration(min(ms, 1<<31))*time.Millisecond)
 	}

@@ -15,6 +15,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
+// Mux is where paths are registered: an [http.ServeMux].
+type Mux interface {
+	HandleFunc(path string, handle func(http.ResponseWriter, *http.Request))
+}
+
 // Allowed reports whether a request has a method that its path takes; else the answer's header says which these are.
 // Where GET is taken, so is HEAD.
 func Allowed(w http.ResponseWriter, r *http.Request, methods ...string) bool {
