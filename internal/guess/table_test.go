@@ -161,3 +161,93 @@ func same(table *Table, twin *twin, ranks []events.RankKey, prompt func() []even
 	}
 	return nil
 }
+
+// TestPast hands a table's guesses to an empty one, which then guesses the same, and as much when they come twice; and
+// to one that has some of its own.
+func TestPast(t *testing.T) {
+	for h := range uint64(60) {
+		rng := rand.New(rand.NewPCG(*seedFlag*1000+h, 8))
+		rules, ranks := map[events.RankKey]Rule{}, make([]events.RankKey, 6)
+		list := map[events.RankKey]int32{}
+		for i := range ranks {
+			ranks[i] = events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", i))}
+			list[ranks[i]] = int32(i)
+			if rules[ranks[i]] = (Rule{TTL: 3 * time.Second}); i%2 == 0 {
+				rules[ranks[i]] = Rule{Capacity: 20 + 10*i}
+			}
+		}
+		prompt := func() []events.SeqHash {
+			seq := make([]events.SeqHash, 1+rng.IntN(14))
+			for i := range seq {
+				if seq[i] = events.SeqHash(100 * i); rng.IntN(8) == 0 {
+					seq[i] += events.SeqHash(rng.IntN(3))
+				}
+			}
+			return seq
+		}
+		now, key := 100*time.Second, uint64(0)
+		fill := func(table *Table, n int) {
+			table.SetRules(now, rules)
+			for range n {
+				now += time.Duration(1 + rng.Int64N(int64(200*time.Millisecond)))
+				key++
+				r := &load.Request{Key: load.Key{Origin: 1, Seq: key}, Rank: ranks[rng.IntN(6)], Hashes: prompt(), New: true}
+				table.Observe(now, r)
+				if rules[r.Rank].Capacity > 0 || rng.IntN(4) > 0 { // what is leased may take more than there is room for
+					end := *r
+					end.New, end.Ended = false, true
+					table.Observe(now, &end)
+				}
+			}
+			table.Expire(now)
+		}
+		from, to, other := NewTable(1<<20, 1, time.Second), NewTable(1<<20, 1, time.Second), NewTable(1<<20, 1, time.Second)
+		fill(from, 40)
+		to.SetRules(now, rules)
+		fill(other, int(h)%30)
+		from.Expire(now)
+		depths := func(of *Table, seq []events.SeqHash) []uint32 {
+			place, _ := of.Places(list)
+			got := make([]uint32, len(ranks))
+			of.Depths(seq, place, got)
+			return got
+		}
+		own := map[string][]uint32{}
+		for range 50 {
+			seq := prompt()
+			own[path(seq)] = depths(other, seq)
+		}
+		give := func(to *Table, age time.Duration) (n int) {
+			last := time.Duration(0)
+			from.Past(now, age, func(r *load.Request) bool {
+				if r.Age < last || r.Age > age {
+					t.Fatalf("history %d: age %v after %v, of at most %v", h, r.Age, last, age)
+				}
+				last = r.Age
+				to.Observe(now, r)
+				n++
+				return true
+			})
+			if err := to.Check(); err != nil {
+				t.Fatalf("history %d: %v", h, err)
+			}
+			return n
+		}
+		give(to, time.Hour)
+		size := to.Size()
+		if n := give(to, time.Hour); to.Size() != size || n > 40 || give(other, time.Second) > n {
+			t.Fatalf("history %d: %d requests, %d blocks of %d", h, n, to.Size(), size)
+		}
+		for range 50 {
+			seq := prompt()
+			if got, want := depths(to, seq), depths(from, seq); !slices.Equal(got, want) {
+				t.Fatalf("history %d: %v of %v, want %v", h, got, seq, want)
+			}
+			for i, had := range own[path(seq)] {
+				if got := depths(other, seq); got[i] < had && rules[ranks[i]].Capacity == 0 {
+					t.Fatalf("history %d: %v of %v, had %v", h, got, seq, had)
+				}
+			}
+		}
+	}
+}

@@ -75,6 +75,7 @@ func (t *Table) put(now time.Duration, e *event) {
 		t.Counts.Superseded++
 		if r.key.Seq > e.key.Seq {
 			left = 0
+			t.missed[e.key.Origin] = true
 		} else {
 			t.remove(now, r)
 		}
@@ -94,7 +95,7 @@ func (t *Table) drop(now time.Duration, key Key) {
 		t.remove(now, r)
 		return
 	}
-	t.seenOf(key.Origin, now).add(key.Seq, key.Seq)
+	t.see(key.Origin, t.seenOf(key.Origin, now), key.Seq, key.Seq)
 }
 
 // resolve ends requests whose id another request has too, of a lesser key, and still has after grace. The grace is for
