@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build images demo test judges real-vllm short race lint explore fuzz bench bench-peers bench-path clean
+.PHONY: help build images demo demo-gateway test judges real-vllm short race lint explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,10 @@ images: ## build the container images that docker-compose.yml runs, pulling noth
 
 demo: ## run the demonstration
 	go run ./cmd/indexer demo
+
+demo-gateway: ## a real Envoy before two simulated engines: which worker is chosen for a chat, and why; fetches Envoy once (100 MB)
+	@echo "go run ./tools/gatewaydemo"
+	@go run ./tools/gatewaydemo
 
 test: ## run all tests that need nothing but Go
 	go test ./...

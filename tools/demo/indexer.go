@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/kvatlas/kvatlas/tools/child"
 )
 
 // indexer is the indexer's process, one after the other on the same data and the same port.
@@ -58,7 +60,7 @@ func (x *indexer) start(context.Context) error {
 		cmd.Env = append(cmd.Env, name+"=")
 	}
 	cmd.Stderr = log
-	cmd.SysProcAttr = diesWithUs()
+	cmd.SysProcAttr = child.DiesWithUs()
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the indexer: %w", err)
 	}

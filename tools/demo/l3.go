@@ -21,6 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/tools/child"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
@@ -90,7 +91,7 @@ func startRealMooncake(python string) (*realMooncake, error) {
 	r := &realMooncake{http: "127.0.0.1:" + ports[1]}
 	r.cmd = exec.Command(python, "-c", mooncakeScript, ports[0], ports[1], fmt.Sprint(objectMemory))
 	r.cmd.Stderr = &r.stderr
-	r.cmd.SysProcAttr = diesWithUs()
+	r.cmd.SysProcAttr = child.DiesWithUs()
 	in, err := r.cmd.StdinPipe()
 	if err != nil {
 		return nil, err

@@ -1,27 +1,36 @@
 // Package openaisim simulates the HTTP side of an engine, for tests of gateways and demonstrations: completions and
-// chats as OpenAI has them, streamed or not, with how much of the prompt it had cached. It computes nothing.
+// chats as OpenAI has them, streamed or not, with how much of the prompt it had cached, and the tokens of a text. It
+// computes nothing: a word is a token, and each token of an answer is the same word.
 //
 //	e, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: "sim", BlockSize: 16, Tokens: 4})
 //	defer e.Kill()
 package openaisim
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
 // Options are an engine's.
 type Options struct {
 	Model     string
-	BlockSize int           // tokens, or bytes of text, that are cached together
+	BlockSize int           // tokens that are cached together
 	Tokens    int           // of each answer
 	Delay     time.Duration // before each of them
+
+	// Serve takes a prompt and its answer into the cache, and returns how many of the prompt's blocks were there: that
+	// of an [enginesim.Engine], which announces them. Without it there is a cache that tells nobody.
+	Serve func(prompt, answer []uint32) (hit int, err error)
 }
 
 // Engine is a running one.
@@ -30,10 +39,13 @@ type Engine struct {
 	Addr   string
 	server *http.Server
 
-	mu     sync.Mutex
-	cached map[string]bool // prefixes of prompts in whole blocks
-	begun  map[string]bool // X-Test-Ids of requests whose answers have begun
+	mu    sync.Mutex
+	cache *enginesim.Cache // without Serve
+	begun map[string]bool  // X-Test-Ids of requests whose answers have begun
 }
+
+// capacity is how many blocks are cached without Serve.
+const capacity = 1 << 20
 
 // Start runs an engine until it is killed.
 func Start(listen string, o Options) (*Engine, error) {
@@ -41,10 +53,14 @@ func Start(listen string, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{Options: o, Addr: l.Addr().String(), cached: map[string]bool{}, begun: map[string]bool{}}
+	e := &Engine{Options: o, Addr: l.Addr().String(), cache: enginesim.NewCache(capacity), begun: map[string]bool{}}
+	if e.Serve == nil {
+		e.Serve = e.serve
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/completions", e.complete)
 	mux.HandleFunc("POST /v1/chat/completions", e.complete)
+	mux.HandleFunc("POST /tokenize", e.tokenize)
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, `{"object":"list","data":[{"id":%q,"object":"model"}]}`, o.Model)
 	})
@@ -72,56 +88,97 @@ func (e *Engine) begin(r *http.Request) {
 	}
 }
 
-// compute is how many units a prompt has, tokens or bytes of text, and how many of them were cached. Afterwards all
-// are.
-func (e *Engine) compute(prompt json.RawMessage) (all, cached int) {
-	units := []string{}
-	var tokens []uint32
-	if json.Unmarshal(prompt, &tokens) == nil {
-		for _, t := range tokens {
-			units = append(units, fmt.Sprint(t, " "))
-		}
-	} else {
-		for _, b := range prompt {
-			units = append(units, string(rune(b)))
-		}
-	}
+// serve has the cache that tells nobody.
+func (e *Engine) serve(prompt, answer []uint32) (hit int, err error) {
+	names := enginesim.AppendNames([]events.BlockHash(nil), 0, e.BlockSize, append(prompt[:len(prompt):len(prompt)],
+		answer...))
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	prefix := ""
-	for at := 0; at+e.BlockSize <= len(units); at += e.BlockSize {
-		for _, u := range units[at : at+e.BlockSize] {
-			prefix += u
-		}
-		if e.cached[prefix] {
-			cached = at + e.BlockSize
-		}
-		e.cached[prefix] = true
-	}
-	return len(units), cached
+	hit = min(e.cache.Hit(names), len(prompt)/e.BlockSize)
+	e.cache.Use(names, nil)
+	return hit, nil
 }
 
-func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
-	var q struct {
-		Model            string
-		Prompt, Messages json.RawMessage
-		Stream           bool
+// request is what the engine reads of a request.
+type request struct {
+	Model    string
+	Prompt   json.RawMessage
+	Messages []struct{ Role, Content string }
+	Stream   bool
+}
+
+// word is the token of a word.
+func word(s string) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(s)) // never fails
+	return h.Sum32() % 128_000
+}
+
+// tokens are those of the prompt. A chat has a token before and one behind each message, and one before the answer.
+func (q *request) tokens() (tokens []uint32, err error) {
+	words := func(text string) {
+		for _, w := range strings.Fields(text) {
+			tokens = append(tokens, word(w))
+		}
 	}
+	if q.Prompt == nil {
+		for _, m := range q.Messages {
+			tokens = append(tokens, word("<|"+m.Role+"|>"))
+			words(m.Content)
+			tokens = append(tokens, word("<|end|>"))
+		}
+		return append(tokens, word("<|assistant|>")), nil
+	}
+	if json.Unmarshal(q.Prompt, &tokens) == nil {
+		return tokens, nil
+	}
+	var text string
+	if err := json.Unmarshal(q.Prompt, &text); err != nil {
+		return nil, err
+	}
+	words(text)
+	return tokens, nil
+}
+
+// read reads a request, and answers one that cannot be read.
+func (e *Engine) read(w http.ResponseWriter, r *http.Request) (q request, prompt []uint32, ok bool) {
 	body, err := io.ReadAll(r.Body)
 	if err == nil {
 		err = json.Unmarshal(body, &q)
 	}
+	if err == nil {
+		prompt, err = q.tokens()
+	}
 	if err != nil || q.Model != e.Model {
 		http.Error(w, fmt.Sprintf(`{"error":{"message":"model %q: %v"}}`, q.Model, err), http.StatusBadRequest)
+		return q, nil, false
+	}
+	return q, prompt, true
+}
+
+// tokenize answers as vLLM does.
+func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
+	if _, prompt, ok := e.read(w, r); ok {
+		_ = json.NewEncoder(w).Encode(map[string]any{"count": len(prompt), "max_model_len": 1 << 20, "tokens": prompt})
+	}
+}
+
+func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
+	q, prompt, ok := e.read(w, r)
+	if !ok {
 		return
 	}
-	prompt := q.Prompt
-	if prompt == nil {
-		prompt = bytes.TrimSuffix(q.Messages, []byte("]"))
+	answer := make([]uint32, e.Tokens)
+	for i := range answer {
+		answer[i] = word("x")
 	}
-	all, cached := e.compute(prompt)
-	usage := fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`, all,
-		e.Tokens, cached)
+	hit, err := e.Serve(prompt, answer)
+	if err != nil {
+		http.Error(w, fmt.Sprintf(`{"error":{"message":%q}}`, err), http.StatusServiceUnavailable)
+		return
+	}
+	usage := fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`,
+		len(prompt), e.Tokens, hit*e.BlockSize)
 	w.Header().Set("X-Engine", e.Addr)
 	out := http.NewResponseController(w)
 	if q.Stream {
@@ -137,7 +194,7 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 		}
 		if q.Stream {
 			e.begin(r)
-			fmt.Fprint(w, "data: {\"choices\":[{\"index\":0,\"text\":\"x\"}]}\n\n")
+			fmt.Fprintf(w, "data: %s\n\n", q.choices("delta", "x "))
 			if out.Flush() != nil {
 				return
 			}
@@ -147,6 +204,15 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 	if q.Stream {
 		fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n", usage)
 	} else {
-		fmt.Fprintf(w, `{"choices":[{"index":0,"text":"x"}],"usage":%s}`, usage)
+		text := q.choices("message", strings.Repeat("x ", e.Tokens))
+		fmt.Fprintf(w, "%s,\"usage\":%s}", strings.TrimSuffix(text, "}"), usage)
 	}
+}
+
+// choices is the object of an answer's text; in a chat, that has a name.
+func (q *request) choices(name, text string) string {
+	if q.Prompt == nil {
+		return fmt.Sprintf(`{"choices":[{"index":0,%q:{"role":"assistant","content":%q}}]}`, name, text)
+	}
+	return fmt.Sprintf(`{"choices":[{"index":0,"text":%q}]}`, text)
 }

