@@ -37,7 +37,8 @@ type recorded struct {
 // learningStarts is how often learning begins: each replay that becomes due interrupts it.
 const learningStarts = 5
 
-func (l *learning) underWay() bool { return l != nil && l.running }
+// pending reports whether there is more to learn, soon or now.
+func (l *learning) pending() bool { return l != nil && l.ready }
 
 // verified tells that the engine is the one that the cursor is of.
 func (l *learning) verified() {
@@ -87,7 +88,7 @@ func (m *Machine) dueLearning() events.Cursor {
 // Learned takes what could be had of the messages up to the cursor. nil says that it is of no use.
 func (m *Machine) Learned(k *knowledge) {
 	l := m.learning
-	if !l.underWay() {
+	if l == nil || !l.running {
 		return
 	}
 	m.learning = nil

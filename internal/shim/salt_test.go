@@ -180,9 +180,13 @@ func TestSaltsAreLearned(t *testing.T) {
 				m.Replayed(f, 100)
 			}
 			m.ReplayEnded(100)
+			if rng.IntN(2) == 0 {
+				log.publish(m)
+			}
+			catchingUp := m.CatchingUp()
 			if to, ok := wantsLearning(m); ok {
 				live()
-				if !m.CatchingUp() {
+				if !catchingUp || !m.CatchingUp() {
 					t.Fatal("what may have to be corrected counts as caught up")
 				}
 				k := newKnowledge(t)
