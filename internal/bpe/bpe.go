@@ -330,7 +330,12 @@ func (t *Tokenizer) readTemplate(f *file) error {
 
 // Encode appends the tokens of a text, which is UTF-8, with those that the template puts around it.
 func (t *Tokenizer) Encode(to []uint32, text string) ([]uint32, error) {
-	to = append(to, t.before...)
+	to, err := t.EncodeText(append(to, t.before...), text)
+	return append(to, t.after...), err
+}
+
+// EncodeText appends the tokens of a text alone (add_special_tokens=False).
+func (t *Tokenizer) EncodeText(to []uint32, text string) ([]uint32, error) {
 	m := merger{t: t}
 	token := func(id uint32) { to = append(to, id) }
 	piece := func(s string) { to = m.merge(to, s) }
@@ -347,7 +352,7 @@ func (t *Tokenizer) Encode(to []uint32, text string) ([]uint32, error) {
 			return nil
 		}, token)
 	}, token)
-	return append(to, t.after...), err
+	return to, err
 }
 
 // pieces splits a text by the patterns from one on.

@@ -7,7 +7,7 @@
 //
 //	render    a URL of vLLM's renderer: it makes of a request the tokens that the engine would compute, images included
 //	tokenize  a URL of an engine's tokenizer, of vLLM or SGLang: the same for texts
-//	path      a tokenizer.json that is read here (internal/bpe), for prompts
+//	path      a tokenizer.json that is read here (internal/bpe), and the chat template beside it (internal/jinja)
 //	engines   one of the first two, asked of the model's own workers where they serve
 //
 // A source is a [Tokenizer]; the service puts around it what all have in common: a time limit, a bound on how many
@@ -26,6 +26,13 @@
 // features.mm_placeholders, by modality, has the offsets and lengths of the tokens that stand for images and the like.
 // What engines hash of those blocks is more than their tokens, so only the tokens before the first may be looked up
 // ([Tokens].Plain). /tokenize does not say where they are: messages with anything but text are not sent there.
+//
+// # Chats here
+//
+// A chat template gets what vLLM gives it: messages with the fields that vLLM keeps, contents as one text, arguments of
+// tool calls as objects, tools with all their fields in vLLM's order. What engines or their versions take differently
+// is refused, as are templates that want contents in parts, and that of gpt-oss, which vLLM does not use. Tokens are made
+// without those that a prompt gets around it. A template that shows the time has its texts not kept in the cache.
 //
 // # Hedges and failures
 //

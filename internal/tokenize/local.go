@@ -2,13 +2,18 @@ package tokenize
 
 import (
 	"context"
+	"errors"
 
 	"github.com/kvatlas/kvatlas/internal/bpe"
+	"github.com/kvatlas/kvatlas/internal/jinja"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Local makes tokens of prompts by a tokenizer.json.
-type Local struct{ bpe *bpe.Tokenizer }
+// Local makes tokens of prompts by a tokenizer.json, and of chats by the template beside it.
+type Local struct {
+	bpe  *bpe.Tokenizer
+	chat *renderer // nil: there is no template
+}
 
 // NewLocal reads a tokenizer.json. The error says what of it is not known here.
 func NewLocal(file []byte) (*Local, error) {
@@ -19,13 +24,53 @@ func NewLocal(file []byte) (*Local, error) {
 	return &Local{bpe: t}, nil
 }
 
-// Tokenize takes prompts, and refuses messages.
-func (l *Local) Tokenize(_ context.Context, t *api.Text) (Tokens, error) {
-	if t.Messages != nil {
-		return Tokens{}, failed(Refused, "messages need the model's chat template, and its tokenizer.json has none; give "+
-			"the model a render or tokenize URL")
+// readTemplate reads the chat template of a tokenizer.json that is in a folder.
+func (l *Local) readTemplate(dir, path string, read func(string) ([]byte, error)) (err error) {
+	if l.chat, err = readChat(dir, path, read); err != nil {
+		return failed(Refused, "%w; give the model a render or tokenize URL, or take prompts alone with "+
+			"chat_template: none", err)
 	}
-	ids, err := l.bpe.Encode(make(api.Tokens, 0, len(t.Prompt)/bytesPerToken+8), t.Prompt)
+	return nil
+}
+
+// Tokenize takes prompts, and messages if there is a template.
+func (l *Local) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
+	if t.Messages != nil {
+		text, err := l.render(ctx, t)
+		if err != nil {
+			return Tokens{}, err
+		}
+		return l.encode(text, l.bpe.EncodeText)
+	}
+	return l.encode(t.Prompt, l.bpe.Encode)
+}
+
+func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
+	c := l.chat
+	if c == nil {
+		return "", failed(Refused, "messages need the model's chat template, and there is none beside its "+
+			"tokenizer.json; put it there as chat_template.jinja, or give the model a render or tokenize URL")
+	}
+	var err error
+	if t.ChatTemplate != "" {
+		if c, err = c.with(t.ChatTemplate); err != nil {
+			return "", failed(Refused, "chat_template: %w", err)
+		}
+	}
+	text, err := c.render(ctx, t)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return "", ctx.Err()
+	case errors.Is(err, jinja.ErrTooMuch):
+		return "", failed(Refused, "%w; %s", err, adviceURL)
+	case err != nil:
+		return "", failed(Refused, "%w", err)
+	}
+	return text, nil
+}
+
+func (l *Local) encode(text string, by func([]uint32, string) ([]uint32, error)) (Tokens, error) {
+	ids, err := by(make(api.Tokens, 0, len(text)/bytesPerToken+8), text)
 	switch {
 	case err != nil:
 		return Tokens{}, failed(Refused, "%w", err)
@@ -33,6 +78,11 @@ func (l *Local) Tokenize(_ context.Context, t *api.Text) (Tokens, error) {
 		return Tokens{}, failed(Refused, "the prompt has %d tokens, more than %d", len(ids), api.MaxTokens)
 	}
 	return Tokens{IDs: ids, Plain: len(ids)}, nil
+}
+
+// lasting reports whether a text has the same tokens at any time.
+func (l *Local) lasting(t *api.Text) bool {
+	return t.Messages == nil || t.ChatTemplate == "" && (l.chat == nil || !l.chat.clock)
 }
 
 // bytesPerToken is what texts have about.

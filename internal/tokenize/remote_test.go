@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -328,8 +329,9 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// TestLocal has a tokenizer.json that has bytes only: a prompt has a token for each, and messages are refused.
-func TestLocal(t *testing.T) {
+// byteVocabulary is a tokenizer.json that has bytes only: a text has a token for each.
+func byteVocabulary(t *testing.T) []byte {
+	t.Helper()
 	vocab := map[string]int{}
 	for b, r := 0, rune(256); b < 256; b++ {
 		if '!' <= b && b <= '~' || 0xa1 <= b && b <= 0xac || 0xae <= b {
@@ -347,8 +349,20 @@ func TestLocal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return file
+}
+
+// TestLocal has a tokenizer.json alone: messages are refused.
+func TestLocal(t *testing.T) {
+	file := byteVocabulary(t)
 	settings := Settings{Models: map[string]Source{"m": {Path: "f", TimeoutMS: int(patience.Milliseconds())}}}
-	if err := settings.Complete(func(string) ([]byte, error) { return file, nil }); err != nil {
+	read := func(path string) ([]byte, error) {
+		if path == "f" {
+			return file, nil
+		}
+		return nil, fs.ErrNotExist
+	}
+	if err := settings.Complete(read); err != nil {
 		t.Fatal(err)
 	}
 	s := New(Config{Settings: settings})

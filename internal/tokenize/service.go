@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -31,7 +32,11 @@ type Source struct {
 	Tokenize URLs `json:"tokenize"` // of vLLM or SGLang
 	Engines  Kind `json:"engines"`  // what the model's workers are asked for
 
-	Path string `json:"path"` // of a tokenizer.json, for prompts only
+	Path string `json:"path"` // of a tokenizer.json
+
+	// ChatTemplate is the path of the template of Path's chats; by default what transformers finds in its folder; none:
+	// prompts only.
+	ChatTemplate string `json:"chat_template"`
 
 	Model      string `json:"model"`       // as the servers call it; default: as it is called here
 	TokenFile  string `json:"token_file"`  // with the bearer token that they want
@@ -116,9 +121,15 @@ func (s *Source) complete(read func(path string) ([]byte, error)) error {
 		if err == nil {
 			s.local, err = NewLocal(text)
 		}
+		if err == nil {
+			err = s.local.readTemplate(filepath.Dir(s.Path), s.ChatTemplate, read)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("path: %w", err))
 		}
+	}
+	if s.ChatTemplate != "" && s.Path == "" {
+		errs = append(errs, errors.New("chat_template is for a path only"))
 	}
 	if s.TokenFile != "" {
 		text, err := read(s.TokenFile)
@@ -276,7 +287,8 @@ func (s *Service) Tokenize(ctx context.Context, model string, t *api.Text) (Toke
 			model)
 	}
 	k := keyOf(t)
-	if x.cache != nil {
+	cached := x.cache != nil && (x.local == nil || x.local.lasting(t))
+	if cached {
 		if tokens, ok := x.cache.get(k); ok {
 			x.count(Cached, nil)
 			s.observe(model, x.from, Cached, began)
@@ -284,7 +296,7 @@ func (s *Service) Tokenize(ctx context.Context, model string, t *api.Text) (Toke
 		}
 	}
 	tokens, err := x.within(ctx, t)
-	if err == nil && x.cache != nil {
+	if err == nil && cached {
 		x.cache.add(k, tokens)
 	}
 	if outcome := OutcomeOf(err); ctx.Err() == nil { // else nobody wants it any more

@@ -1,3 +1,3 @@
-// Package tokenize holds internal/bpe to Hugging Face's tokenizers, on the vocabularies that it is for. Build tag
-// judges; see `make judges`.
+// Package tokenize holds internal/bpe to Hugging Face's tokenizers, on the vocabularies that it is for, and
+// internal/jinja to Jinja2, on models' chat templates. Build tag judges; see `make judges`.
 package tokenize

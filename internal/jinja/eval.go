@@ -1,0 +1,610 @@
+package jinja
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Vars are what a template is rendered with. The values are those of [Dict.Set].
+type Vars map[string]any
+
+// Bounds of one rendering.
+const (
+	MaxOutput = 64 << 20 // bytes of all texts that are made on the way
+	maxSteps  = 4e6
+	maxCalls  = 100 // of macros within each other
+)
+
+// ErrTooMuch says that a rendering was ended since it took too many steps, or made too much.
+var ErrTooMuch = errors.New("rendering the template takes too much")
+
+// Render returns the text. Errors are those of the template (raise_exception), of values that do not fit it, of what is
+// not known here, [ErrTooMuch], and the context's.
+func (t *Template) Render(ctx context.Context, vars Vars) (text string, err error) {
+	return t.RenderAt(ctx, vars, time.Now())
+}
+
+// RenderAt has strftime_now say another time.
+func (t *Template) RenderAt(ctx context.Context, vars Vars, now time.Time) (text string, err error) {
+	defer func() {
+		if bug := recover(); bug != nil {
+			text, err = "", fmt.Errorf("rendering the template failed: %v", bug)
+		}
+	}()
+	r := &run{ctx: ctx, now: now}
+	top := &scope{of: vars}
+	var out strings.Builder
+	if _, err := r.exec(t.root, &scope{up: top}, &out); err != nil {
+		return "", err
+	}
+	return out.String(), nil
+}
+
+// run is one rendering.
+type run struct {
+	ctx   context.Context
+	now   time.Time
+	steps int
+	bytes int
+	calls int
+}
+
+// step counts a step.
+func (r *run) step() error {
+	if r.steps++; r.steps > maxSteps {
+		return ErrTooMuch
+	}
+	if r.steps%1024 == 0 {
+		return r.ctx.Err()
+	}
+	return nil
+}
+
+// made counts a text.
+func (r *run) made(n int) error {
+	if r.bytes += n; n < 0 || r.bytes > MaxOutput {
+		return ErrTooMuch
+	}
+	return nil
+}
+
+// text counts a text that is returned.
+func (r *run) text(s string, err error) (any, error) {
+	if err == nil {
+		err = r.made(len(s))
+	}
+	return s, err
+}
+
+// scope has the variables of a template, a loop's round or a macro's call.
+type scope struct {
+	up *scope
+	of map[string]any
+}
+
+func (s *scope) get(name string) (any, bool) {
+	for ; s != nil; s = s.up {
+		if v, ok := s.of[name]; ok {
+			return v, true
+		}
+	}
+	v, ok := globals[name]
+	return v, ok
+}
+
+func (s *scope) set(name string, v any) {
+	if s.of == nil {
+		s.of = map[string]any{}
+	}
+	s.of[name] = v
+}
+
+// assign sets names to a value, or to its parts.
+func (s *scope) assign(names []string, v any) error {
+	if len(names) == 1 {
+		s.set(names[0], v)
+		return nil
+	}
+	parts, err := iterate(v)
+	if err != nil {
+		return err
+	}
+	if len(parts) != len(names) {
+		return fmt.Errorf("%d names get %d values", len(names), len(parts))
+	}
+	for i, name := range names {
+		s.set(name, parts[i])
+	}
+	return nil
+}
+
+// macro is a macro and where it was defined.
+type macro struct {
+	node  *node
+	scope *scope
+}
+
+// flow is how a block ended.
+type flow uint8
+
+const (
+	normal flow = iota
+	breaks
+	continues
+)
+
+// exec renders a statement.
+func (r *run) exec(n *node, s *scope, out *strings.Builder) (flow, error) {
+	if err := r.step(); err != nil {
+		return normal, err
+	}
+	f, err := r.statement(n, s, out)
+	var at *atLine
+	if err != nil && n.op != opBlock && !errors.As(err, &at) && !errors.Is(err, ErrTooMuch) && r.ctx.Err() == nil {
+		err = &atLine{n.line, err}
+	}
+	return f, err
+}
+
+// atLine is an error with its place.
+type atLine struct {
+	line int
+	err  error
+}
+
+func (e *atLine) Error() string { return fmt.Sprintf("line %d of the template: %v", e.line, e.err) }
+func (e *atLine) Unwrap() error { return e.err }
+
+func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
+	write := func(text string) error {
+		out.WriteString(text)
+		return r.made(len(text))
+	}
+	switch n.op {
+	case opBlock:
+		for _, kid := range n.kids {
+			if f, err := r.exec(kid, s, out); f != normal || err != nil {
+				return f, err
+			}
+		}
+	case opData:
+		return normal, write(n.name)
+	case opPrint:
+		v, err := r.eval(n.kids[0], s)
+		if err != nil {
+			return normal, err
+		}
+		text, err := str(v)
+		if err != nil {
+			return normal, err
+		}
+		return normal, write(text)
+	case opIf:
+		v, err := r.eval(n.kids[0], s)
+		switch {
+		case err != nil:
+			return normal, err
+		case truth(v):
+			return r.exec(n.kids[1], s, out)
+		case n.kids[2] != nil:
+			return r.exec(n.kids[2], s, out)
+		}
+	case opFor:
+		return r.loop(n, s, out)
+	case opSet, opSetAttr:
+		v, err := r.eval(n.kids[0], s)
+		if err != nil {
+			return normal, err
+		}
+		if n.op == opSet {
+			return normal, s.assign(n.names, v)
+		}
+		to, _ := s.get(n.names[0])
+		ns, is := to.(*namespace)
+		if !is {
+			return normal, fmt.Errorf("%.40q is no namespace", n.names[0])
+		}
+		ns.of[n.name] = v
+	case opSetBlock:
+		text, err := r.capture(n.kids[0], &scope{up: s})
+		s.set(n.names[0], text)
+		return normal, err
+	case opMacro:
+		s.set(n.name, &macro{n, s})
+	case opGeneration:
+		text, err := r.capture(n.kids[0], &scope{up: s})
+		if err != nil {
+			return normal, err
+		}
+		return normal, write(text)
+	case opBreak:
+		return breaks, nil
+	case opContinue:
+		return continues, nil
+	}
+	return normal, nil
+}
+
+// capture renders a block into a text of its own.
+func (r *run) capture(n *node, s *scope) (string, error) {
+	var b strings.Builder
+	_, err := r.exec(n, s, &b)
+	return b.String(), err
+}
+
+// loop is the variable of that name.
+type loop struct {
+	items []any
+	at    int
+	depth int
+}
+
+func (l *loop) attr(name string) (any, error) {
+	n := len(l.items)
+	near := func(at int) any {
+		if at < 0 || at >= n {
+			return undefined{name}
+		}
+		return l.items[at]
+	}
+	switch name {
+	case "index":
+		return int64(l.at + 1), nil
+	case "index0":
+		return int64(l.at), nil
+	case "revindex":
+		return int64(n - l.at), nil
+	case "revindex0":
+		return int64(n - l.at - 1), nil
+	case "first":
+		return l.at == 0, nil
+	case "last":
+		return l.at == n-1, nil
+	case "length":
+		return int64(n), nil
+	case "previtem":
+		return near(l.at - 1), nil
+	case "nextitem":
+		return near(l.at + 1), nil
+	}
+	return nil, fmt.Errorf("loop.%.40s is not known here", name)
+}
+
+func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
+	v, err := r.eval(n.kids[0], s)
+	if err != nil {
+		return normal, err
+	}
+	items, err := iterate(v)
+	if err != nil {
+		return normal, err
+	}
+	if test := n.kids[1]; test != nil {
+		var kept []any
+		for _, v := range items {
+			// what the test may not see, since Jinja2 has nothing there
+			round := &scope{up: s, of: map[string]any{"loop": undefined{"loop"}}}
+			if err := round.assign(n.names, v); err != nil {
+				return normal, err
+			}
+			is, err := r.eval(test, round)
+			if err != nil {
+				return normal, err
+			}
+			if truth(is) {
+				kept = append(kept, v)
+			}
+		}
+		items = kept
+	}
+	l := &loop{items: items}
+	for at, v := range items {
+		l.at = at
+		round := &scope{up: s, of: map[string]any{"loop": l}}
+		if err := round.assign(n.names, v); err != nil {
+			return normal, err
+		}
+		f, err := r.exec(n.kids[2], round, out)
+		if err != nil {
+			return normal, err
+		}
+		if f == breaks {
+			break
+		}
+	}
+	if len(items) == 0 && n.kids[3] != nil {
+		return r.exec(n.kids[3], &scope{up: s}, out)
+	}
+	return normal, nil
+}
+
+// eval returns the value of an expression.
+func (r *run) eval(n *node, s *scope) (any, error) {
+	if err := r.step(); err != nil {
+		return nil, err
+	}
+	switch n.op {
+	case opConst:
+		return n.val, nil
+	case opName:
+		if v, ok := s.get(n.name); ok {
+			return v, nil
+		}
+		return undefined{n.name}, nil
+	case opCond:
+		is, err := r.eval(n.kids[0], s)
+		switch {
+		case err != nil:
+			return nil, err
+		case truth(is):
+			return r.eval(n.kids[1], s)
+		case n.kids[2] != nil:
+			return r.eval(n.kids[2], s)
+		}
+		return undefined{"the else of an if"}, nil
+	case opAnd, opOr:
+		v, err := r.eval(n.kids[0], s)
+		if err != nil || truth(v) == (n.op == opOr) {
+			return v, err
+		}
+		return r.eval(n.kids[1], s)
+	case opCompare:
+		return r.compare(n, s)
+	}
+	vals := make([]any, len(n.kids))
+	for i, kid := range n.kids {
+		if kid == nil {
+			continue
+		}
+		v, err := r.eval(kid, s)
+		if err != nil {
+			return nil, err
+		}
+		vals[i] = v
+	}
+	var kw []argument
+	for _, a := range n.named {
+		v, err := r.eval(a.node, s)
+		if err != nil {
+			return nil, err
+		}
+		kw = append(kw, argument{a.name, v})
+	}
+	switch n.op {
+	case opList:
+		return &list{aList, vals}, nil
+	case opTuple:
+		return &list{aTuple, vals}, nil
+	case opDict:
+		d := NewDict()
+		for i := 0; i < len(vals); i += 2 {
+			key, is := vals[i].(string)
+			if !is {
+				return nil, fmt.Errorf("%s is a key, which is not known here", what(vals[i]))
+			}
+			d.Set(key, vals[i+1])
+		}
+		return d, nil
+	case opAttr:
+		return attr(vals[0], n.name)
+	case opItem:
+		return item(vals[0], vals[1])
+	case opSlice:
+		return part(vals[0], vals[1], vals[2], vals[3])
+	case opCall:
+		return r.call(vals[0], vals[1:], kw)
+	case opFilter:
+		v, err := filterNames[n.name](r, vals[0], vals[1:], kw)
+		if err != nil {
+			return nil, fmt.Errorf("filter %s: %w", n.name, err)
+		}
+		return v, nil
+	case opTest:
+		return r.test(n.name, vals[0], vals[1:], kw)
+	case opNot:
+		return !truth(vals[0]), nil
+	case opNeg, opPos:
+		f, i, whole, ok := numeric(vals[0])
+		sign := int64(1)
+		if n.op == opNeg {
+			sign = -1
+		}
+		switch {
+		case !ok || i == math.MinInt64:
+			return nil, fmt.Errorf("%s has no sign", what(vals[0]))
+		case whole:
+			return sign * i, nil
+		}
+		return float64(sign) * f, nil
+	case opMath:
+		return r.math(n.name, vals[0], vals[1])
+	case opConcat:
+		var b strings.Builder
+		for _, v := range vals {
+			text, err := str(v)
+			if err != nil {
+				return nil, err
+			}
+			b.WriteString(text)
+		}
+		return r.text(b.String(), nil)
+	}
+	return nil, fmt.Errorf("node %d is not known", n.op)
+}
+
+func (r *run) compare(n *node, s *scope) (any, error) {
+	left, err := r.eval(n.kids[0], s)
+	if err != nil {
+		return nil, err
+	}
+	for i, op := range n.names {
+		right, err := r.eval(n.kids[i+1], s)
+		if err != nil {
+			return nil, err
+		}
+		var is bool
+		switch op {
+		case "==":
+			is, err = equal(left, right)
+		case "!=":
+			is, err = equal(left, right)
+			is = !is
+		case "in":
+			is, err = contains(right, left)
+		case "not in":
+			is, err = contains(right, left)
+			is = !is
+		default:
+			var by int
+			by, err = order(left, right)
+			is = op == "<" && by < 0 || op == "<=" && by <= 0 || op == ">" && by > 0 || op == ">=" && by >= 0
+		}
+		if err != nil || !is {
+			return false, err
+		}
+		left = right
+	}
+	return true, nil
+}
+
+func (r *run) math(op string, a, b any) (any, error) {
+	fa, ia, wa, oka := numeric(a)
+	fb, ib, wb, okb := numeric(b)
+	sa, isA := a.(string)
+	sb, isB := b.(string)
+	la, isLA := a.(*list)
+	lb, isLB := b.(*list)
+	switch {
+	case op == "+" && isA && isB:
+		if err := r.made(len(sa) + len(sb)); err != nil {
+			return nil, err
+		}
+		return sa + sb, nil
+	case op == "+" && isLA && isLB && la.form == lb.form && la.form <= aTuple:
+		if err := r.made(16 * (len(la.items) + len(lb.items))); err != nil {
+			return nil, err
+		}
+		return &list{la.form, slices.Concat(la.items, lb.items)}, nil
+	case op == "*" && isA && okb && wb:
+		if ib > 0 && len(sa) > 0 && ib > int64(MaxOutput/len(sa)) {
+			return nil, ErrTooMuch
+		}
+		return r.text(strings.Repeat(sa, int(max(ib, 0))), nil)
+	case !oka || !okb:
+		return nil, fmt.Errorf("%s %s %s is not possible", what(a), op, what(b))
+	case (op == "/" || op == "//" || op == "%") && fb == 0:
+		return nil, errors.New("a number is divided by 0")
+	case op == "/":
+		if wa && wb && (math.Abs(fa) > exact || math.Abs(fb) > exact) {
+			break
+		}
+		return fa / fb, nil
+	case wa && wb:
+		// with less than 31 bits nothing overflows
+		if math.Abs(fa) >= 1<<31 || math.Abs(fb) >= 1<<31 {
+			break
+		}
+		switch op {
+		case "+":
+			return ia + ib, nil
+		case "-":
+			return ia - ib, nil
+		case "*":
+			return ia * ib, nil
+		case "//":
+			return int64(math.Floor(fa / fb)), nil
+		case "%":
+			return (ia%ib + ib) % ib, nil
+		}
+	case op == "+":
+		return fa + fb, nil
+	case op == "-":
+		return fa - fb, nil
+	case op == "*":
+		return fa * fb, nil
+	}
+	return nil, fmt.Errorf("%s of these numbers is not known here", op)
+}
+
+// call calls a value.
+func (r *run) call(f any, pos []any, kw []argument) (any, error) {
+	switch f := f.(type) {
+	case global:
+		return f(r, pos, kw)
+	case method:
+		v, err := r.method(f, pos, kw)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", f.name, err)
+		}
+		return v, nil
+	case *macro:
+		return r.macro(f, pos, kw)
+	}
+	return nil, fmt.Errorf("%s cannot be called", what(f))
+}
+
+func (r *run) macro(m *macro, pos []any, kw []argument) (any, error) {
+	if r.calls++; r.calls > maxCalls {
+		return nil, ErrTooMuch
+	}
+	defer func() { r.calls-- }()
+	vals, err := bind(pos, kw, m.node.names...)
+	if err != nil {
+		return nil, fmt.Errorf("macro %s: %w", m.node.name, err)
+	}
+	s := &scope{up: m.scope}
+	defaults := m.node.kids[1:]
+	for i, name := range m.node.names {
+		v := vals[i]
+		if _, is := v.(missing); is {
+			v = undefined{name}
+			if d := i - (len(m.node.names) - len(defaults)); d >= 0 {
+				if v, err = r.eval(defaults[d], s); err != nil {
+					return nil, err
+				}
+			}
+		}
+		s.set(name, v)
+	}
+	return r.text(r.capture(m.node.kids[0], s))
+}
+
+// missing is an argument that was not given.
+type missing struct{}
+
+// bind puts arguments into the order of names.
+func bind(pos []any, kw []argument, names ...string) ([]any, error) {
+	if len(pos) > len(names) {
+		return nil, fmt.Errorf("there are %d arguments, more than %d", len(pos), len(names))
+	}
+	vals := make([]any, len(names))
+	for i := range vals {
+		if vals[i] = any(missing{}); i < len(pos) {
+			vals[i] = pos[i]
+		}
+	}
+	for _, a := range kw {
+		i := slices.Index(names, a.name)
+		if i < 0 || i < len(pos) {
+			return nil, fmt.Errorf("the argument %.40q is not known, or given twice", a.name)
+		}
+		vals[i] = a.val
+	}
+	return vals, nil
+}
+
+// ascii returns an error for text of which Python's and Go's cases may differ.
+func ascii(s string) error {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return errors.New("the case of letters beyond ASCII is not known here")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package jinja
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// at is the time that testdata/cases.json was made with.
+var at = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func decodeVars(t *testing.T, data []byte) Vars {
+	t.Helper()
+	v, err := Decode(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := v.(*Dict)
+	vars := Vars{}
+	for _, k := range d.Keys() {
+		vars[k], _ = d.Get(k)
+	}
+	return vars
+}
+
+// TestCases renders what Jinja2 rendered. What is an error there is one here; the texts of errors are our own.
+func TestCases(t *testing.T) {
+	data, err := os.ReadFile("testdata/cases.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Vars  json.RawMessage
+		Cases []struct{ Template, Text, Error string }
+	}
+	if err := json.Unmarshal(data, &file); err != nil {
+		t.Fatal(err)
+	}
+	vars := decodeVars(t, file.Vars)
+	for _, c := range file.Cases {
+		got, err := render(t.Context(), c.Template, vars)
+		switch {
+		case (err != nil) != (c.Error != ""):
+			t.Errorf("%q: %v, and in Jinja2 %q", c.Template, err, c.Error)
+		case got != c.Text:
+			t.Errorf("%q:\n%q, not\n%q", c.Template, got, c.Text)
+		}
+	}
+}
+
+func render(ctx context.Context, template string, vars Vars) (string, error) {
+	tpl, err := Parse(template)
+	if err != nil {
+		return "", err
+	}
+	return tpl.RenderAt(ctx, vars, at)
+}
+
+// TestRefused has what Jinja2 renders and we refuse, rather than render otherwise.
+func TestRefused(t *testing.T) {
+	for _, c := range [][2]string{
+		{"{% include 'x' %}", `the statement "include" is not known here`},
+		{"{% import 'x' as y %}", `the statement "import" is not known here`},
+		{"{% extends 'x' %}", "extends"},
+		{"{% block a %}{% endblock %}", "block"},
+		{"{% raw %}{{ x }}{% endraw %}", "raw blocks"},
+		{"{% call m() %}{% endcall %}", "call"},
+		{"a\n{{ x|escape }}", `line 2: the filter "escape" is not known here`},
+		{"{{ x is divisibleby 3 }}", `the test "divisibleby"`},
+		{"{{ lipsum() }}", `"lipsum"`},
+		{"{{ dict(a=1) }}", `"dict"`},
+		{"{{ 2 ** 3 }}", ""},
+		{"{{ 1e5 }}", "the number"},
+		{"{{ [1] }}", "a list is made text of"},
+		{"{{ d.items }}", "an object is made text of"},
+		{"{{ none|items }}", "None has no items"},
+		{"{{ (l|select)|last }}", "cannot be reversed"},
+		{"{{ d }}", "a dict is made text of"},
+		{"{{ 'é'.upper() }}", "beyond ASCII"},
+		{"{{ s.title() }}", "title: this method"},
+		{"{{ s.format(1) }}", "format: this method"},
+		{"{{ s.__class__ }}", "__class__"},
+		{"{{ s|attr('x') }}", "attr"},
+		{"{{ big == 1 }}", "more than 64 bits"},
+		{"{{ 4611686018427387904 * 2 }}", "not known here"},
+		{"{{ ('<a>'|safe) + '<b>' }}", "an object + a str"},
+		{"{{ strftime_now('%c') }}", "strftime_now"},
+		{"{% for x in l recursive %}{% endfor %}", ""},
+		{"{% for x in l %}", "there is no endfor"},
+		{"{% if b %}x", "there is no endif"},
+		{"{{ 'x }}", "a string does not end"},
+		{"{{ x", "a tag does not end"},
+		{"{# x", "a comment does not end"},
+		{"{% endif %}", `the statement "endif"`},
+		{"{% break %}", "is in no loop"},
+		{"{{ (1 }}", ""},
+		{"{{ 1 ) }}", "closes nothing"},
+		{"\xff", "not UTF-8"},
+		{strings.Repeat("{% if b %}", 200), "nested more than"},
+		{"{{ " + strings.Repeat("(", 200) + "1" + strings.Repeat(")", 200) + " }}",
+			"nested more than"},
+	} {
+		template, want := c[0], c[1]
+		vars := Vars{"s": "x", "d": NewDict(), "big": big("99999999999999999999"), "l": List(), "b": true}
+		if text, err := render(t.Context(), template, vars); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.80q: %q, %v", template, text, err)
+		}
+	}
+	if _, err := Parse(strings.Repeat("x", MaxTemplate+1)); err == nil {
+		t.Error("a large template is taken")
+	}
+}
+
+// TestBounds has templates that would go on for ever, or make more than there is memory.
+func TestBounds(t *testing.T) {
+	nine, often := "{% for a in range(99999) %}", "{% for i in range(99) %}"
+	for _, template := range []string{
+		strings.Repeat(nine, 4) + strings.Repeat("{% endfor %}", 4),
+		"{% set ns = namespace(x='0123456789abcdef') %}" + often + "{% set ns.x = ns.x + ns.x %}{% endfor %}",
+		"{% set ns = namespace(x='0123456789abcdef') %}" + often + "{% set ns.x = ns.x.replace('0', ns.x) %}{% endfor %}",
+		"{% set ns = namespace(x=[1]) %}" + often + "{% set ns.x = ns.x + ns.x %}{% endfor %}",
+		"{% set ns = namespace(x=[1]) %}" + often + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
+		"{{ 'x' * 999999999 }}",
+		"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+	} {
+		if text, err := render(t.Context(), template, nil); !errors.Is(err, ErrTooMuch) {
+			t.Errorf("%.80q: %d bytes, %v", template, len(text), err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := render(ctx, nine+nine+"{% endfor %}{% endfor %}", nil); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestDecode(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"b":1,"a":[1.0,-0,1E3,123456789012345678901],"b":"é\u0000"}`: `{"b": "é\u0000", ` +
+			`"a": [1.0, 0, 1000.0, 123456789012345678901]}`,
+		`null`: "null",
+	} {
+		v, err := Decode([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := render(t.Context(), "{{ v|tojson }}", Vars{"v": v}); got != want || err != nil {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+	deep := strings.Repeat("[", 1000) + strings.Repeat("]", 1000)
+	for _, text := range []string{"", "{", `{"a":}`, "1 2", "1e999", deep} {
+		if v, err := Decode([]byte(text)); err == nil {
+			t.Errorf("%.20q: %v", text, v)
+		}
+	}
+}
+
+// FuzzRender finds panics: none may come out, and none should be needed to be caught.
+func FuzzRender(f *testing.F) {
+	data, err := os.ReadFile("testdata/cases.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	var file struct{ Cases []struct{ Template string } }
+	if err := json.Unmarshal(data, &file); err != nil {
+		f.Fatal(err)
+	}
+	for _, c := range file.Cases {
+		f.Add(c.Template, `{"messages":[{"role":"user","content":"x"}],"l":[1,2],"s":"abc"}`)
+	}
+	f.Fuzz(func(t *testing.T, template, vars string) {
+		v, err := Decode([]byte(vars))
+		d, is := v.(*Dict)
+		if err != nil || !is {
+			return
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := render(ctx, template, d.of); err != nil && strings.Contains(err.Error(), "template failed") {
+			t.Error(err)
+		}
+	})
+}
