@@ -55,7 +55,7 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 	default:
 		return Reply{}, failed(action, err)
 	}
-	answer := rpc.ReadReply(reply)
+	answer := rpc.ReadReply(reply, contentType)
 	if answer.Err != nil {
 		answer.Err = fmt.Errorf("%s: %w", action, answer.Err)
 	}
@@ -84,7 +84,7 @@ func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentT
 	error) {
 	var replies []Reply
 	err := c.collect(ctx, wait, message(subject, contentType, body), func(a *nats.Msg) (bool, error) {
-		switch r := rpc.ReadReply(a); {
+		switch r := rpc.ReadReply(a, contentType); {
 		case errors.Is(r.Err, ErrNoResponder):
 			return false, nats.ErrNoResponders
 		case r.Err == nil:

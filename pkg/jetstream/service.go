@@ -84,7 +84,7 @@ type Request struct {
 // Response is what a handler answers. With Code 0 it is a success. Else it is a service error: Code and
 // Description travel in the headers Nats-Service-Error-Code and Nats-Service-Error, and the body may say more.
 type Response struct {
-	ContentType string
+	ContentType string // a success says it only if it is not the request's: those who ask know that
 	Body        []byte
 	Code        int
 	Description string
@@ -117,9 +117,12 @@ type endings struct {
 	outcomes map[string]uint64
 }
 
+// job is a request that was accepted, and the subject of its reply: empty if it wants none.
 type job struct {
 	endpoint *Endpoint
-	req      micro.Request
+	Request
+	reply    string
+	patience string // header
 	deadline time.Time
 }
 
@@ -170,30 +173,30 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 // accept runs in the subscription's goroutine, which must not wait: it hands the request to a worker or answers
 // that there is none.
 func (s *Service) accept(e *Endpoint, req micro.Request) {
-	if len(req.Data()) > s.cfg.MaxBody {
-		s.refuse(e, req, CodeTooLarge, fmt.Sprintf("the request has %d bytes, more than %d", len(req.Data()),
-			s.cfg.MaxBody))
+	j := jobOf(e, req)
+	if len(j.Body) > s.cfg.MaxBody {
+		s.refuse(&j, CodeTooLarge, fmt.Sprintf("the request has %d bytes, more than %d", len(j.Body), s.cfg.MaxBody))
 		return
 	}
 	patience := s.cfg.Timeout
-	if text := headerOf(req, headerDeadline); text != "" {
+	if j.patience != "" {
 		var ok bool
-		if patience, ok = parseDeadline(text); !ok {
-			s.refuse(e, req, CodeBad, badDeadline(text))
+		if patience, ok = parseDeadline(j.patience); !ok {
+			s.refuse(&j, CodeBad, badDeadline(j.patience))
 			return
 		}
 	}
-	j := job{e, req, time.Now().Add(patience)}
+	j.deadline = time.Now().Add(patience)
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.closed {
-		s.refuse(e, req, CodeStopping, "this instance is being stopped")
+		s.refuse(&j, CodeStopping, "this instance is being stopped")
 		return
 	}
-	size := int64(len(req.Data()))
+	size := int64(len(j.Body))
 	if n := s.queued.Add(size); n > int64(s.cfg.QueueBytes) && n > size {
 		s.queued.Add(-size)
-		s.refuse(e, req, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests wait for them",
+		s.refuse(&j, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests wait for them",
 			s.cfg.Workers, s.cfg.QueueBytes>>20))
 		return
 	}
@@ -201,7 +204,7 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 	case s.jobs <- j:
 	default:
 		s.queued.Add(-size)
-		s.refuse(e, req, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests wait for them",
+		s.refuse(&j, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests wait for them",
 			s.cfg.Workers, s.cfg.Queue))
 	}
 }
@@ -219,44 +222,45 @@ func badDeadline(text string) string {
 func (s *Service) work() {
 	defer s.workers.Done()
 	for j := range s.jobs {
-		s.queued.Add(-int64(len(j.req.Data())))
+		s.queued.Add(-int64(len(j.Body)))
 		if !time.Now().Before(j.deadline) {
 			s.count(j.endpoint, 0, OutcomeExpired)
 			continue
 		}
 		ctx := withDeadline(s.base, j.deadline)
-		answer := j.endpoint.Handler(ctx, requestOf(j.req))
+		answer := j.endpoint.Handler(ctx, j.Request)
 		ctx.end()
-		s.respond(j.endpoint, j.req, answer)
+		s.respond(&j, answer)
 	}
 }
 
-// headerOf is a header of a request, in whatever letter case its caller writes it: as in HTTP, it means the same.
-func headerOf(req micro.Request, name string) string {
-	headers := req.Headers()
-	if v := headers.Get(name); v != "" {
-		return v
-	}
-	for key, values := range headers {
-		if len(values) > 0 && strings.EqualFold(key, name) {
-			return values[0]
+// jobOf reads a request. Names of headers may have any letter case, as in HTTP; if one is there twice, the one in ours
+// counts.
+func jobOf(e *Endpoint, req micro.Request) job {
+	j := job{endpoint: e, Request: Request{Subject: req.Subject(), Body: req.Data()}, reply: req.Reply()}
+	for key, values := range req.Headers() {
+		if len(values) == 0 {
+			continue
+		}
+		for _, h := range [...]struct {
+			name  string
+			value *string
+		}{{headerContentType, &j.ContentType}, {headerDeadline, &j.patience}, {headerRequestID, &j.ID}} {
+			if key == h.name || *h.value == "" && strings.EqualFold(key, h.name) {
+				*h.value = values[0]
+			}
 		}
 	}
-	return ""
+	return j
 }
 
-func requestOf(req micro.Request) Request {
-	return Request{Subject: req.Subject(), ContentType: headerOf(req, headerContentType), ID: headerOf(req,
-		headerRequestID), Body: req.Data()}
+func (s *Service) refuse(j *job, code int, why string) {
+	s.respond(j, s.cfg.Refuse(j.Request, code, why))
 }
 
-func (s *Service) refuse(e *Endpoint, req micro.Request, code int, why string) {
-	s.respond(e, req, s.cfg.Refuse(requestOf(req), code, why))
-}
-
-func (s *Service) respond(e *Endpoint, req micro.Request, r Response) {
+func (s *Service) respond(j *job, r Response) {
 	if limit := s.c.maxMessage(0); len(r.Body) > limit {
-		r = s.cfg.Refuse(requestOf(req), CodeInternal, fmt.Sprintf("the answer has %d bytes, more than %d", len(r.Body),
+		r = s.cfg.Refuse(j.Request, CodeInternal, fmt.Sprintf("the answer has %d bytes, more than %d", len(r.Body),
 			limit))
 	}
 	switch {
@@ -266,23 +270,26 @@ func (s *Service) respond(e *Endpoint, req micro.Request, r Response) {
 	default:
 		r.Outcome = "ok"
 	}
-	if req.Reply() == "" {
-		s.count(e, r.Code, r.Outcome)
+	if j.reply == "" {
+		s.count(j.endpoint, r.Code, r.Outcome)
 		return
 	}
 	// Not by the request's own methods: they write what the subscription's goroutine reads once accept has returned.
-	m := &nats.Msg{Subject: req.Reply(), Header: nats.Header{}, Data: r.Body}
-	if r.ContentType != "" {
-		m.Header.Set(headerContentType, r.ContentType)
-	}
+	m := &nats.Msg{Subject: j.reply, Data: r.Body}
 	if r.Code != 0 {
-		m.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(r.Code))
-		m.Header.Set(micro.ErrorHeader, cmp.Or(oneLine(r.Description), "error "+strconv.Itoa(r.Code)))
+		m.Header = nats.Header{micro.ErrorCodeHeader: {strconv.Itoa(r.Code)},
+			micro.ErrorHeader: {cmp.Or(oneLine(r.Description), "error "+strconv.Itoa(r.Code))}}
+	}
+	if r.ContentType != "" && (r.Code != 0 || r.ContentType != j.ContentType) {
+		if m.Header == nil {
+			m.Header = nats.Header{}
+		}
+		m.Header[headerContentType] = []string{r.ContentType}
 	}
 	if s.c.nc.PublishMsg(m) != nil {
 		r.Outcome = OutcomeUnsent
 	}
-	s.count(e, r.Code, r.Outcome)
+	s.count(j.endpoint, r.Code, r.Outcome)
 }
 
 func (s *Service) count(e *Endpoint, code int, outcome string) {

@@ -77,10 +77,22 @@ func TestService(t *testing.T) {
 		}},
 		{Name: "huge", Subject: "t.huge",
 			Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
+		{Name: "packed", Subject: "t.packed",
+			Handler: func(context.Context, Request) Response { return Response{ContentType: ContentMsgpack} }},
 	}})
 	reply, err := client.Request(ctx, "t.echo", ContentMsgpack, []byte("hello"))
 	if err != nil || reply.ContentType != ContentMsgpack || string(reply.Body) != "t.echo hello true" {
 		t.Fatalf("%q %v", reply, err)
+	}
+	for asked, says := range map[string]string{ContentMsgpack: "", ContentJSON: ContentMsgpack, "": ContentMsgpack} {
+		raw, err := client.nc.RequestMsgWithContext(ctx, message("t.packed", asked, nil))
+		if err != nil || raw.Header.Get(headerContentType) != says {
+			t.Errorf("asked as %q: the reply says %q, %v", asked, raw.Header, err)
+		}
+		reply, err := client.Request(ctx, "t.packed", asked, nil)
+		if err != nil || reply.ContentType != ContentMsgpack {
+			t.Errorf("asked as %q: %q %v", asked, reply.ContentType, err)
+		}
 	}
 	if _, err := client.Request(ctx, "t.echo", "", make([]byte, 1000)); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -42,7 +43,7 @@ func (e *ServiceError) Error() string { return fmt.Sprintf("%s (%d)", e.Descript
 
 // Reply is what came back for a request. Err is nil, [ErrNoResponder] or a [*ServiceError].
 type Reply struct {
-	ContentType string
+	ContentType string // its request's, if the reply says nothing else
 	Body        []byte
 	Err         error
 }
@@ -70,6 +71,7 @@ type Pool struct {
 type flight struct {
 	to      Receiver
 	tag     int
+	form    string    // content type
 	expires time.Time // then nobody answers any more
 }
 
@@ -133,7 +135,7 @@ func (p *Pool) Send(subject, contentType string, patience time.Duration, body []
 	}
 	p.last++
 	id = p.last
-	p.flights[id] = flight{to: to, tag: tag, expires: now.Add(patience)}
+	p.flights[id] = flight{to: to, tag: tag, form: contentType, expires: now.Add(patience)}
 	p.mu.Unlock()
 	m := &nats.Msg{Subject: subject, Reply: p.inbox + strconv.FormatUint(id, 36), Data: body, Header: nats.Header{
 		HeaderDeadline: []string{strconv.FormatInt(max(patience.Milliseconds(), 1), 10)},
@@ -214,21 +216,20 @@ func (p *Pool) receive(m *nats.Msg) {
 	if err != nil {
 		return // somebody publishes here whom nobody asked
 	}
-	reply := ReadReply(m)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if f, waits := p.flights[id]; waits {
 		delete(p.flights, id)
-		f.to.Receive(f.tag, reply)
+		f.to.Receive(f.tag, ReadReply(m, f.form))
 	}
 }
 
-// ReadReply reads a message that answers a request.
-func ReadReply(m *nats.Msg) Reply {
+// ReadReply reads a message that answers a request of a content type.
+func ReadReply(m *nats.Msg, contentType string) Reply {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
 		return Reply{Err: ErrNoResponder}
 	}
-	r := Reply{ContentType: m.Header.Get(HeaderContentType), Body: m.Data}
+	r := Reply{ContentType: cmp.Or(m.Header.Get(HeaderContentType), contentType), Body: m.Data}
 	if text := m.Header.Get(HeaderErrorCode); text != "" {
 		code, err := strconv.Atoi(text)
 		if err != nil {
