@@ -1,5 +1,7 @@
 package api
 
+import "encoding/binary"
+
 // Tokens are token ids. In JSON an array of numbers; in MessagePack the same, or a bin of little-endian u32.
 type Tokens []uint32
 
@@ -48,4 +50,22 @@ func (t *Tokens) UnmarshalJSON(data []byte) (err error) {
 func (h *Hashes) UnmarshalJSON(data []byte) (err error) {
 	*h, err = ReadHashes("hashes", data)
 	return err
+}
+
+// readTokens reads little-endian u32.
+func readTokens(b []byte) Tokens {
+	t := make(Tokens, len(b)/4)
+	for i := range t {
+		t[i] = binary.LittleEndian.Uint32(b[4*i:])
+	}
+	return t
+}
+
+// readHashes reads little-endian u64.
+func readHashes(b []byte) Hashes {
+	h := make(Hashes, len(b)/8)
+	for i := range h {
+		h[i] = binary.LittleEndian.Uint64(b[8*i:])
+	}
+	return h
 }

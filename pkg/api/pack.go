@@ -174,13 +174,8 @@ func packSelect(s *SelectRequest) []byte {
 
 // usual reports whether a choice is as most are: its other fields are left out.
 func (s *Selection) usual() bool {
-	rest := *s
-	rest.Model, rest.BlockSize, rest.Blocks, rest.ISLTokens, rest.RequestID, rest.Booked = "", 0, 0, 0, "", false
-	rest.Worker, rest.Rank, rest.Endpoint, rest.Policy, rest.Candidates = "", 0, "", "", 0
-	rest.Device, rest.Host, rest.Disk, rest.External, rest.L3, rest.Guessed = 0, 0, 0, 0, 0, 0
-	rest.Cost, rest.Probability, rest.RequiredBlocks, rest.EffectiveOverlap, rest.CachedTokens = 0, 0, 0, 0, 0
-	rest.EffectivePrefillTokens, rest.TrackPrefillTokens, rest.PotentialDecodeBlocks, rest.Complete = 0, false, 0, false
-	return reflect.ValueOf(&rest).Elem().IsZero()
+	return s.Missing == nil && s.UnknownEndpoints == nil && s.Explanation == nil && s.DecodeBusy == nil &&
+		s.WorkerLoad == nil && s.Prefill == nil && s.Disaggregation == nil && s.Session == nil && s.Tokenization == nil
 }
 
 // packSelection packs a choice that is usual.

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"encoding/binary"
 	"errors"
 	"strconv"
 	"unicode/utf8"
@@ -106,19 +105,19 @@ func (s *packSource) end() error {
 
 func (s *packSource) tokens(field string) (Tokens, error) {
 	accept := func(v uint64, is whole) (uint32, bool) { return uint32(v), is == positive && v <= 1<<32-1 }
-	return packNumbers(s, field, CodeBadTokens, wantToken, 4, binary.LittleEndian.Uint32, accept)
+	return packNumbers(s, field, CodeBadTokens, wantToken, 4, readTokens, accept)
 }
 
 func (s *packSource) hashes(field string) (Hashes, error) {
 	accept := func(v uint64, is whole) (uint64, bool) { return v, is != notWhole }
-	return packNumbers(s, field, CodeMalformed, wantHash, 8, binary.LittleEndian.Uint64, accept)
+	return packNumbers(s, field, CodeMalformed, wantHash, 8, readHashes, accept)
 }
 
 // packNumbers reads a list of numbers, or their bytes, each of so many.
-func packNumbers[T uint32 | uint64](
+func packNumbers[T uint32 | uint64, L ~[]T](
 	s *packSource, field string, code Code, want string,
-	size int, load func([]byte) T, accept func(uint64, whole) (T, bool),
-) ([]T, error) {
+	size int, read func([]byte) L, accept func(uint64, whole) (T, bool),
+) (L, error) {
 	if s.kind() == kindBytes {
 		b, _ := s.Bin()
 		switch {
@@ -127,11 +126,7 @@ func packNumbers[T uint32 | uint64](
 		case len(b) > size*MaxTokens:
 			return nil, Errorf(CodeTooLarge, "%s has more than %d elements", field, MaxTokens)
 		}
-		out := make([]T, len(b)/size)
-		for i := range out {
-			out[i] = load(b[size*i:])
-		}
-		return out, nil
+		return read(b), nil
 	}
 	n := s.array()
 	if n > MaxTokens {

@@ -182,24 +182,14 @@ func (u *unpacker) hashes() Hashes {
 	if u.Null() {
 		return nil
 	}
-	b := u.numbers(8)
-	h := make(Hashes, len(b)/8)
-	for i := range h {
-		h[i] = binary.LittleEndian.Uint64(b[8*i:])
-	}
-	return h
+	return readHashes(u.numbers(8))
 }
 
 func (u *unpacker) tokens() Tokens {
 	if u.Null() {
 		return nil
 	}
-	b := u.numbers(4)
-	t := make(Tokens, len(b)/4)
-	for i := range t {
-		t[i] = binary.LittleEndian.Uint32(b[4*i:])
-	}
-	return t
+	return readTokens(u.numbers(4))
 }
 
 // listOf reads an array.
