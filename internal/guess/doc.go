@@ -60,9 +60,9 @@
 //
 // Requests that have ended are in no table of bookings. A node that has not heard of them, as it starts, was cut off,
 // or has lost messages, gets them from others ([Service.Past]): as few requests as say what is guessed, the latest
-// first, 16 MiB at most from a node. What ended requests have left behind beside their prompts (lru) is not handed on: the
-// rank seems to have so much more room. Nothing keeps tables equal: a guess that events have passed by is dropped where
-// somebody asks, and comes back from a node where nobody did, until somebody asks again.
+// first, 16 MiB at most from a node. What ended requests have left behind beside their prompts (lru) is not handed on:
+// the rank seems to have so much more room. Nothing keeps tables equal: a guess that events have passed by is dropped
+// where somebody asks, and comes back from a node where nobody did, until somebody asks again.
 //
 // # Concurrency
 //

@@ -31,8 +31,8 @@
 //
 // A chat template gets what vLLM gives it: messages with the fields that vLLM keeps, contents as one text, arguments of
 // tool calls as objects, tools with all their fields in vLLM's order. What engines or their versions take differently
-// is refused, as are templates that want contents in parts, and that of gpt-oss, which vLLM does not use. Tokens are made
-// without those that a prompt gets around it. A template that shows the time has its texts not kept in the cache.
+// is refused, as are templates that want contents in parts, and that of gpt-oss, which vLLM does not use. Tokens are
+// made without those that a prompt gets around it. A template that shows the time has its texts not kept in the cache.
 //
 // # Hedges and failures
 //
