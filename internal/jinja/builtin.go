@@ -453,8 +453,7 @@ var testNames = map[string]func(v any, pos []any) (bool, error){
 
 // dictMethods are the attributes that Python's dict has.
 var dictMethods = []string{"clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault",
-	"update",
-	"values"}
+	"update", "values"}
 
 // listMethods are the attributes that Python's lists, tuples, ranges, views and generators have.
 var listMethods = []string{"append", "clear", "close", "copy", "count", "extend", "index", "insert", "isdisjoint",
@@ -467,8 +466,8 @@ var numberMethods = []string{"as_integer_ratio", "bit_count", "bit_length", "con
 // strMethods are the attributes that Python's str has.
 var strMethods = []string{"capitalize", "casefold", "center", "count", "encode", "endswith", "expandtabs", "find",
 	"format", "format_map", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower",
-	"isnumeric",
-	"isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "maketrans", "partition",
+	"isnumeric", "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "maketrans",
+	"partition",
 	"removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split",
 	"splitlines", "startswith", "strip", "swapcase", "title", "translate", "upper", "zfill"}
 
