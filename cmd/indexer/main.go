@@ -29,5 +29,5 @@ answers queries about it over NATS and HTTP.
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(),
 		workersCommand(), statusCommand(), clusterCommand(),
 		snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demo.Command(),
-		command.Command(), routesim.Command(), probeCommand(), authCommand())
+		command.Command(), routesim.Command(), probeCommand(), authCommand(), tokenizerCommand())
 }
