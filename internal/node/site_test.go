@@ -225,8 +225,6 @@ func (w *site) awaitAll() *api.Status {
 		w.must(err)
 		if len(a.Workers) == 1 && int(a.Workers[0].Device) == len(w.prompt)/4 &&
 			s.Partitions[0].State == api.PartitionServing {
-			w.must(w.node.do(w.ctx, func(m *Machine) { err = m.index.Check() }))
-			w.must(err)
 			return s
 		}
 	}

@@ -230,13 +230,6 @@ func BenchmarkMatch(b *testing.B) {
 				x.Match(0, locals, nil, &a)
 			}
 		})
-		b.Run(c.name+"/groups", func(b *testing.B) {
-			var g Groups
-			b.ReportAllocs()
-			for b.Loop() {
-				x.MatchGroups(0, locals, nil, &g)
-			}
-		})
 	}
 }
 

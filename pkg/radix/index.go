@@ -274,6 +274,3 @@ func (x *Index) seqAt(ends map[uint32]uint64, id, off uint32) uint64 {
 	through(&x.v.nodes[id], off+1)
 	return seq
 }
-
-// GroupSets lists what a rank holds for the groups that are no part of the prefix.
-func (x *Index) GroupSets(id RankID) []events.GroupSet { return groupSets(x.rank(id).sets) }

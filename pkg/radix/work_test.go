@@ -420,13 +420,11 @@ func TestNoAllocation(t *testing.T) {
 	}
 	locals, names := chain(1, n)
 	var a Answer
-	var g Groups
 	set := &RankSet{}
 	set.Add(ids[3])
 	ask := func() {
 		x.Match(0, locals, nil, &a)
 		x.Match(0, locals, set, &a)
-		x.MatchGroups(0, locals, nil, &g)
 	}
 	ask()
 	if k := testing.AllocsPerRun(100, ask); k != 0 {

@@ -472,22 +472,8 @@ func (w *world) verify(space uint32, q []events.LocalHash) {
 		w.same("match with sets", more, a.Ranks)
 		w.sameWithin(within, &a)
 	}
-	var g Groups
-	w.x.MatchGroups(space, q, allowed, &g)
 	var flat []Overlap
-	for i, group := range g.Groups {
-		for _, other := range g.Groups[:i] {
-			if other.Depth == group.Depth {
-				w.fail("two groups of depth %v", group.Depth)
-			}
-		}
-		for _, id := range group.Ranks {
-			flat = append(flat, Overlap{id, group.Depth})
-		}
-	}
-	w.same("groups", want, flat)
 	ex := w.x.Explain(space, q, allowed)
-	flat = flat[:0]
 	for _, p := range ex.Ranks {
 		if p.Depth != [events.NumTiers]uint32{} {
 			flat = append(flat, p.Overlap)
@@ -540,7 +526,7 @@ func (w *world) check() {
 			w.fail("rank %d: %d further copies, the twin has %d", m.id, got, want)
 		}
 		holdings += int64(m.twin.Holdings())
-		for _, s := range w.x.GroupSets(m.id) {
+		for _, s := range groupSets(w.x.rank(m.id).sets) {
 			for i, name := range s.Blocks {
 				if n := m.twin.SetCount(s.Tier, s.Group, name); int(s.Counts[i]) != n {
 					w.fail("rank %d: set %v %d: %d copies of %#x, want %d", m.id, s.Tier, s.Group, s.Counts[i], name, n)
