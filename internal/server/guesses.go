@@ -122,10 +122,3 @@ func sequence(q *api.Query, blockSize uint32) ([]events.SeqHash, error) {
 	}
 	return events.SeqHashes(nil, hasher.Hash(nil, q.Tokens)), nil
 }
-
-// markGuesses completes a status.
-func (s *Server) markGuesses(status *api.Status) {
-	for _, g := range s.guesses.Status() {
-		status.Guesses = append(status.Guesses, api.GuessStatus{Model: g.Name, Blocks: g.Blocks, Dropped: g.Dropped})
-	}
-}

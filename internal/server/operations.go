@@ -152,7 +152,9 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	status.Problems = append(status.Problems, s.tokenizers.Problems(time.Now())...)
 	s.registry.MarkStatus(status)
 	status.Load = loadStatus(s.loads.Status())
-	s.markGuesses(status)
+	for _, g := range s.guesses.Status() {
+		status.Guesses = append(status.Guesses, api.GuessStatus{Model: g.Name, Blocks: g.Blocks, Dropped: g.Dropped})
+	}
 	status.Waiting, status.Sessions = s.selection.Waiting(), s.sessionStatus()
 	status.EngineReports = s.engines.counts()
 	return status
@@ -234,50 +236,40 @@ func (s *Server) snapshotOf(ctx context.Context, name string) (*api.SnapshotList
 	return other.Snapshot(ctx)
 }
 
-// own answers for what this node holds itself: other nodes ask it so.
-type own struct{ s *Server }
+// own answers for what this node holds itself: other nodes ask it so. What else they ask is as everybody does.
+type own struct{ *Server }
 
 func (o own) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if q.Text != nil {
 		return nil, api.Errorf(api.CodeMalformed, "nodes ask each other with tokens or hashes only")
 	}
-	return o.s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
-		return findRanks(ctx, q, o.s.node.Find)
+	return o.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
+		return findRanks(ctx, q, o.node.Find)
 	})
 }
 
 func (o own) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
-	return o.s.node.Workers(ctx, asked)
+	return o.node.Workers(ctx, asked)
 }
 
-func (o own) Status(ctx context.Context) (*api.Status, error) { return o.s.Status(ctx) }
-
 func (o own) StatusOf(ctx context.Context, name string) (*api.Status, error) {
-	if name != o.s.ID {
+	if name != o.ID {
 		return nil, api.Errorf(api.CodeUnavailable,
-			"this is node %s, which was asked by its name for node %s", o.s.ID, name)
+			"this is node %s, which was asked by its name for node %s", o.ID, name)
 	}
-	return o.s.Status(ctx)
+	return o.Status(ctx)
 }
 
 func (o own) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
-	return o.s.node.Verify(ctx, at)
+	return o.node.Verify(ctx, at)
 }
 
-func (o own) Snapshot(ctx context.Context) (*api.SnapshotList, error) { return o.s.node.Snapshot(ctx) }
-
-func (o own) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) (*api.Worker, error) {
-	return o.s.RegisterWorker(ctx, w)
-}
-
-func (o own) ChangeWorker(ctx context.Context, c *api.WorkerChange) (*api.Worker, error) {
-	return o.s.ChangeWorker(ctx, c)
-}
+func (o own) Snapshot(ctx context.Context) (*api.SnapshotList, error) { return o.node.Snapshot(ctx) }
 
 // RemoveWorker is asked of the node that runs the worker's shims.
 func (o own) RemoveWorker(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
-	if node := o.s.shimsNode(instance); node != o.s.ID {
-		return nil, api.Errorf(api.CodeUnknownWorker, "this is node %s, which runs no shim of %s", o.s.ID, instance)
+	if node := o.shimsNode(instance); node != o.ID {
+		return nil, api.Errorf(api.CodeUnknownWorker, "this is node %s, which runs no shim of %s", o.ID, instance)
 	}
-	return o.s.remove(ctx, instance, true)
+	return o.remove(ctx, instance, true)
 }

@@ -408,15 +408,8 @@ func parseDelivery(reply string) (d delivery, ok bool) {
 	}
 	var tokens [10]string
 	n := 0
-	for n < len(tokens) {
-		i := strings.IndexByte(rest, '.')
-		if i < 0 {
-			tokens[n] = rest
-			n++
-			break
-		}
-		tokens[n], rest = rest[:i], rest[i+1:]
-		n++
+	for more := true; more && n < len(tokens); n++ {
+		tokens[n], rest, more = strings.Cut(rest, ".")
 	}
 	first := 3 // past stream, consumer, delivered
 	switch {
@@ -428,21 +421,10 @@ func parseDelivery(reply string) (d delivery, ok bool) {
 	}
 	var v [4]uint64
 	for i := range v {
-		t := tokens[first+i]
-		if t == "" || len(t) > 19 {
+		var err error
+		if v[i], err = strconv.ParseUint(tokens[first+i], 10, 64); err != nil {
 			return d, false
 		}
-		for j := 0; j < len(t); j++ {
-			if t[j] < '0' || t[j] > '9' {
-				return d, false
-			}
-			v[i] = v[i]*10 + uint64(t[j]-'0')
-		}
 	}
-	return delivery{
-		streamSeq:   events.StreamSeq(v[0]),
-		consumerSeq: v[1],
-		time:        events.Millis(v[2] / 1e6),
-		pending:     v[3],
-	}, true
+	return delivery{events.StreamSeq(v[0]), v[1], events.Millis(v[2] / 1e6), v[3]}, true
 }
