@@ -21,8 +21,9 @@
 // are no tombstones. A binding that ends a moment later on one node than on another may come back for that moment.
 //
 // Twice a second each node publishes a beat: the number and the sum of the hashes of its bindings, and how many
-// messages of bindings it has sent. A node asks another for what it has if it has missed such a message, if their sums
-// differ while neither changes, or if they have differed for 10 s. It sends its 256 sums, one for each part of the
+// messages of bindings it has sent. A node asks another for what it has if it has missed such a message, or hears it
+// for the first time, or a third has gone silent; if their sums differ while neither changes; or if they have differed
+// for 10 s. Two seconds after the last fault all have the same. It sends its 256 sums, one for each part of the
 // bindings, and gets those parts that differ. A node that starts asks for all, and is ready when it has come, or when
 // no ready node was heard for 1.5 s.
 //

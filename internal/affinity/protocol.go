@@ -17,7 +17,8 @@ const (
 	aloneAfter  = 1500 * time.Millisecond
 	syncMost    = 10 * time.Second // a node that starts does not wait for longer
 	calmAfter   = 20 * time.Millisecond
-	doubtMost   = 10 * time.Second // that sums may differ while bindings change all the time
+	doubtMost   = 10 * time.Second        // that sums may differ while bindings change all the time
+	silence     = 1100 * time.Millisecond // two beats: the node may have died, and its last messages reached some only
 	reaperMost  = 30 * time.Second
 )
 
@@ -47,7 +48,8 @@ type protocol struct {
 type peer struct {
 	heard     time.Duration
 	got       uint64 // the last of its messages of bindings that has come, or is not needed any more
-	gap       bool   // one before was missed
+	gap       bool   // one before was missed, or others may have missed one of a node that died
+	silent    bool   // it was not heard for a while, and that was noted
 	exchanged time.Duration
 	agreed    time.Duration // when the sums were last equal, or compared
 }
@@ -129,6 +131,11 @@ func (m *Machine) Step(now time.Duration) [][]byte {
 		for origin, p := range m.peers {
 			if now-p.heard > peerLife {
 				delete(m.peers, origin)
+			} else if now-p.heard > silence && !p.silent {
+				p.silent = true
+				for _, other := range m.peers {
+					other.gap = true
+				}
 			}
 		}
 		m.again()
@@ -201,10 +208,10 @@ func (m *Machine) Receive(now time.Duration, data []byte) error {
 	m.Counts.Received++
 	p := m.peers[msg.From]
 	if p == nil {
-		p = &peer{exchanged: now - exchangeGap, agreed: now}
+		p = &peer{exchanged: now - exchangeGap, agreed: now, gap: true} // what it has sent before was missed
 		m.peers[msg.From] = p
 	}
-	p.heard = now
+	p.heard, p.silent = now, false
 	switch msg.Kind {
 	case kindBindings:
 		if msg.Sent > p.got+1 {
@@ -258,7 +265,7 @@ func (m *Machine) heard(msg *message, p *peer) {
 		m.source, m.asked, m.missing = msg.From, m.now, nil
 		m.ask(msg.From, p)
 		p.got, p.gap = msg.Sent, false // what it sent before is in its answer
-	case !m.ready || !msg.Ready || m.now-p.exchanged < exchangeGap:
+	case m.ready != msg.Ready || m.now-p.exchanged < exchangeGap: // who starts asks one that is ready for all
 	case p.gap || p.got < msg.Sent || !equal && msg.Calm && m.calm(m.changed) || m.now-p.agreed >= doubtMost:
 		m.Counts.Exchanges++
 		p.agreed, p.gap, p.got = m.now, false, max(p.got, msg.Sent)
