@@ -69,6 +69,8 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"where requests are answered as by Dynamo's selection service, which listens on 8092; empty: nowhere")
 	f.StringVar(&s.SlotTrackerListen, "slot-tracker-listen", "",
 		"where requests are answered as by Dynamo's slot tracker, which listens on 8091; empty: nowhere")
+	f.StringVar(&s.ConductorListen, "conductor-listen", "",
+		"where requests are answered as by Mooncake's conductor, which listens on 13333; empty: nowhere")
 	f.StringVar(&s.GRPCListen, "grpc-listen", "", "where gRPC is served, such as 127.0.0.1:9002; empty: nowhere")
 	f.StringVar(&s.security.tokenFile, "http-token-file", "",
 		"file with the bearer token that HTTP and gRPC requests must bring; needed to listen on other than loopback")
@@ -202,7 +204,8 @@ func (s *serving) check() error {
 	bad(s.syncInterval < 0, "--sync-interval %v is negative", s.syncInterval)
 	listen := map[string]string{"--nats-listen": s.natsListen, "--http-listen": s.HTTPListen,
 		"--select-listen": s.SelectListen, "--slot-tracker-listen": s.SlotTrackerListen,
-		"--grpc-listen": s.GRPCListen}
+		"--conductor-listen": s.ConductorListen,
+		"--grpc-listen":      s.GRPCListen}
 	for name, addr := range listen {
 		_, _, err := net.SplitHostPort(addr)
 		bad(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)

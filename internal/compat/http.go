@@ -316,16 +316,16 @@ func (r *request) group() string {
 	return *r.Group
 }
 
-// modelOf is how a model of a routing group is called in the index.
-func modelOf(model, group string) string {
+// ModelOf is how a model of a routing group is called in the index.
+func ModelOf(model, group string) string {
 	if group == DefaultGroup {
 		return model
 	}
 	return model + ":" + group
 }
 
-// nameOf is what a registration calls its model.
-func nameOf(r registry.Record) string {
+// NameOf is what a registration calls its model.
+func NameOf(r registry.Record) string {
 	if r.Engine.Group == DefaultGroup {
 		return r.Model
 	}
@@ -343,7 +343,7 @@ func (cfg *Config) register(ctx context.Context, body []byte, _ url.Values) (any
 		req.Type = "auto"
 	}
 	record := registry.Record{
-		Instance: events.WorkerID(*req.Instance), Model: modelOf(*req.Model, req.group()), BlockSize: *req.Size,
+		Instance: events.WorkerID(*req.Instance), Model: ModelOf(*req.Model, req.group()), BlockSize: *req.Size,
 		Source: strings.ToLower(req.Type),
 		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot,
 			Group: req.group()}, L3: req.L3, KVGroups: req.KV, Worker: req.Record,
@@ -369,7 +369,7 @@ func (cfg *Config) unregister(ctx context.Context, body []byte, _ url.Values) (a
 		return nil, err
 	}
 	which := func(r registry.Record) bool {
-		return nameOf(r) == *req.Model && (req.Group == nil || r.Engine.Group == req.group()) &&
+		return NameOf(r) == *req.Model && (req.Group == nil || r.Engine.Group == req.group()) &&
 			(req.Rank == nil || r.Rank == *req.Rank)
 	}
 	if err := cfg.Shims.Unregister(ctx, events.WorkerID(*req.Instance), which); err != nil {
@@ -399,7 +399,7 @@ func (cfg *Config) workers(_ context.Context, _ []byte, asked url.Values) (any, 
 	list := []*worker{}
 	for _, l := range cfg.Shims.Listeners() {
 		rec := l.Record
-		name := nameOf(rec)
+		name := NameOf(rec)
 		if model != "" && model != name || group != "" && group != rec.Engine.Group {
 			continue
 		}
@@ -484,7 +484,7 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 // find asks the index for what workers of the request's model hold. An answer is complete; of a model that is
 // registered and has said nothing yet it is empty. idle asks for ranks too that hold nothing.
 func (cfg *Config) find(ctx context.Context, req *request, byHash, idle bool) (*api.Answer, error) {
-	model := modelOf(*req.Model, req.group())
+	model := ModelOf(*req.Model, req.group())
 	q := &api.Query{Model: model, Tokens: req.Tokens, LoRA: req.LoRA, CacheSalt: req.Salt}
 	if byHash {
 		q = &api.Query{Model: model, Hashes: req.Hashes}

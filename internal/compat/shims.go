@@ -350,7 +350,7 @@ func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which 
 		case which(r.record):
 			out = append(out, r)
 		default:
-			other = fmt.Sprintf("; it is registered for model=%s routing_group=%s dp_rank=%d", nameOf(r.record),
+			other = fmt.Sprintf("; it is registered for model=%s routing_group=%s dp_rank=%d", NameOf(r.record),
 				r.record.Engine.Group, key.Rank)
 		}
 	}

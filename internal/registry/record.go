@@ -73,6 +73,9 @@ type Engine struct {
 	Snapshot string `json:"snapshot_endpoint,omitempty"`
 	Group    string `json:"routing_group,omitempty"`
 	Node     string `json:"node,omitempty"` // the indexer that runs the shim
+
+	// Conductor is what Mooncake's conductor was told of it beside; empty: it was registered otherwise.
+	Conductor json.RawMessage `json:"conductor,omitempty"`
 }
 
 // Holder is the process that holds a lease.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 
+	"github.com/kvatlas/kvatlas/internal/compat/conductor"
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -25,10 +26,15 @@ func (s *Server) dynamo() dynamoselect.Config {
 	}
 }
 
+// conductor is what stands behind Mooncake's conductor.
+func (s *Server) conductor() conductor.Config {
+	return conductor.Config{Server: s, Shims: s.shims, Ended: s.endedHTTP}
+}
+
 func (s *Server) endedHTTP(op, outcome string) { s.outcomes.Count(api.OverHTTP, op, outcome) }
 
-// guarded keeps a port of Dynamo's to those who may use the HTTP port, with as much room, and its errors to Dynamo's
-// form. Anybody may ask for /health.
+// guarded keeps a port of Dynamo's, or of Mooncake's conductor, to those who may use the HTTP port, with as much room,
+// and its errors to their form. Anybody may ask for /health.
 func (s *Server) guarded(h http.Handler, body int64) http.Handler {
 	deny := func(w http.ResponseWriter, failure *api.Error) {
 		text, _ := json.Marshal(map[string]string{"error": failure.Message}) // text can always be encoded

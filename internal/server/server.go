@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/compat/conductor"
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
 	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/load"
@@ -78,6 +79,8 @@ type Settings struct {
 
 	// Where requests are answered as by Dynamo's selection service and slot tracker; empty: they are not.
 	SelectListen, SlotTrackerListen string
+
+	ConductorListen string // where requests are answered as by Mooncake's conductor; empty: they are not
 
 	GRPCListen string // empty: gRPC is not served
 
@@ -310,6 +313,10 @@ func (s *Server) faces() (list []face) {
 	if s.SlotTrackerListen != "" {
 		list = append(list, face{s.SlotTrackerListen, "--slot-tracker-listen", "the slot tracker",
 			s.guarded(dynamoselect.Tracker(s.dynamo()), dynamoselect.TrackerBody)})
+	}
+	if s.ConductorListen != "" {
+		list = append(list, face{s.ConductorListen, "--conductor-listen", "Mooncake's conductor",
+			s.guarded(conductor.Handler(s.conductor()), api.MaxBody)})
 	}
 	return list
 }

@@ -1,0 +1,57 @@
+package conductor
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+)
+
+// TestProfile: the digests are those of the conductor's own tests.
+func TestProfile(t *testing.T) {
+	for algorithm, want := range map[string]string{
+		"sha256_cbor": "4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e",
+		"sha256":      "1973e23848344dc43a988a9b478663803cfffe1243480253f9a3cf004b14aa7c",
+	} {
+		if got := root(algorithm, "0"); got != want {
+			t.Errorf("%s begins with %s, not %s", algorithm, got, want)
+		}
+	}
+	for seed, good := range map[string]bool{
+		"0": true, "random": true, "4294967295": true, "4294967296": false, "-1": false, "+1": false, "1_0": false,
+		"000000000000000000000000000000": false, "Random": false, "١": false,
+	} {
+		text, _ := json.Marshal(map[string]string{"strategy": "vllm_v1", "algorithm": "sha256", "python_hash_seed": seed,
+			"index_projection": "low64_be"})
+		var r *refusal
+		_, err := fields{"hash_profile": text}.profile()
+		if errors.As(err, &r) == good || !good && (r.Field != "python_hash_seed" || r.Reason != "invalid_value") {
+			t.Errorf("seed %q: %v", seed, err)
+		}
+	}
+}
+
+// TestTokens: an element that is no token is named by its index.
+func TestTokens(t *testing.T) {
+	for _, c := range []struct {
+		tokens, reason string
+		index          int // -1: none
+	}{
+		{`[]`, "", -1}, {`[0, 2147483647]`, "", -1}, {`7`, "not_array", -1}, {`null`, "not_array", -1},
+		{`[1,"2"]`, "invalid_type", 1}, {`[1.5]`, "invalid_type", 0}, {`[1,2,null]`, "invalid_type", 2},
+		{`[1,[2]]`, "invalid_type", 1}, {`[1e3]`, "invalid_type", 0}, {`[true]`, "invalid_type", 0},
+		{`[2147483648]`, "out_of_range", 0}, {`[0,-1]`, "out_of_range", 1}, {`[0,1,-2147483649]`, "out_of_range", 2},
+		{`[0,18446744073709551616]`, "invalid_type", 1},
+	} {
+		_, err := fields{"token_ids": json.RawMessage(c.tokens)}.tokens()
+		var r *refusal
+		if !errors.As(err, &r) {
+			r = &refusal{}
+		}
+		if index := r.Index; r.Reason != c.reason || (index == nil) != (c.index < 0) || index != nil && *index != c.index {
+			t.Errorf("%s: %+v", c.tokens, r)
+		}
+	}
+	if _, err := (fields{}).tokens(); err == nil || err.(*refusal).Reason != "missing" {
+		t.Errorf("no tokens: %v", err)
+	}
+}
