@@ -330,16 +330,37 @@ func (t *Tokenizer) readTemplate(f *file) error {
 
 // Encode appends the tokens of a text, which is UTF-8, with those that the template puts around it.
 func (t *Tokenizer) Encode(to []uint32, text string) ([]uint32, error) {
-	to, err := t.EncodeText(append(to, t.before...), text)
+	to, err := t.EncodeText(append(to, t.before...), text, nil)
 	return append(to, t.after...), err
 }
 
-// EncodeText appends the tokens of a text alone (add_special_tokens=False).
-func (t *Tokenizer) EncodeText(to []uint32, text string) ([]uint32, error) {
+// Memory has the tokens of parts of texts: those between added tokens, which depend on nothing around them.
+type Memory interface {
+	Get(part string) ([]uint32, bool) // not to be changed
+	Add(part string, ids []uint32)    // not to be kept
+}
+
+// remembered is how many bytes a part has at least that is looked up.
+const remembered = 64
+
+// EncodeText appends the tokens of a text alone (add_special_tokens=False). The memory may be nil.
+func (t *Tokenizer) EncodeText(to []uint32, text string, parts Memory) ([]uint32, error) {
 	m := merger{t: t}
 	token := func(id uint32) { to = append(to, id) }
 	piece := func(s string) { to = m.merge(to, s) }
-	err := t.raw.split(text, func(s string) error {
+	err := t.raw.split(text, func(s string) (err error) {
+		if part := s; parts != nil && len(part) >= remembered {
+			if ids, has := parts.Get(part); has {
+				to = append(to, ids...)
+				return nil
+			}
+			from := len(to)
+			defer func() {
+				if err == nil {
+					parts.Add(part, to[from:])
+				}
+			}()
+		}
 		if t.nfc && !norm.NFC.IsNormalString(s) {
 			n := norm.NFC.String(s)
 			if strings.Count(n, "\u034f") > strings.Count(s, "\u034f") {

@@ -244,3 +244,41 @@ func BenchmarkEncode(b *testing.B) {
 		ids, _ = x.Encode(ids[:0], text)
 	}
 }
+
+// memory is a [Memory] that counts.
+type memory struct {
+	parts map[string][]uint32
+	hits  int
+}
+
+func (m *memory) Get(part string) ([]uint32, bool) {
+	ids, has := m.parts[part]
+	if has {
+		m.hits++
+	}
+	return ids, has
+}
+
+func (m *memory) Add(part string, ids []uint32) { m.parts[part] = slices.Clone(ids) }
+
+// TestMemory has chats that grow: with a memory their tokens are the same, and it has what came before.
+func TestMemory(t *testing.T) {
+	tok := world{merges: []string{"t u", "r n", "tu rn"}}.open(t)
+	m := &memory{parts: map[string][]uint32{}}
+	text := ""
+	for turn := range 50 {
+		text += "<a>" + strings.Repeat("e\u0301 turn ", turn+1) + fmt.Sprint(turn)
+		want, err := tok.EncodeText(nil, text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := m.hits
+		got, err := tok.EncodeText([]uint32{7}, text, m)
+		if err != nil || !slices.Equal(got[1:], want) || got[0] != 7 {
+			t.Fatalf("turn %d: %v, %v, not %v", turn, got, err, want)
+		}
+		if turn > 20 && m.hits-before < turn-10 {
+			t.Errorf("turn %d: %d parts were remembered", turn, m.hits-before)
+		}
+	}
+}

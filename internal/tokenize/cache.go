@@ -2,7 +2,9 @@ package tokenize
 
 import (
 	"crypto/sha256"
+	"io"
 	"math"
+	"slices"
 	"sync"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
@@ -19,6 +21,24 @@ type cache struct {
 	bytes int64
 	lru   *simplelru.LRU[key, Tokens]
 }
+
+// parts has the tokens of parts of texts in a cache, beside those of whole texts.
+type parts struct{ *cache }
+
+func (p parts) key(part string) key {
+	h := sha256.New()
+	_, _ = io.WriteString(h, "part "+part)
+	return key(h.Sum(nil))
+}
+
+// Get is for internal/bpe, as Add is.
+func (p parts) Get(part string) ([]uint32, bool) {
+	t, has := p.get(p.key(part))
+	return t.IDs, has
+}
+
+// Add copies the tokens.
+func (p parts) Add(part string, ids []uint32) { p.add(p.key(part), Tokens{IDs: slices.Clone(ids)}) }
 
 // overhead is about what an entry takes beside its tokens.
 const overhead = 192

@@ -43,5 +43,7 @@
 // # The cache
 //
 // An LRU, bounded by bytes. For a URL its key is the digest of the whole request, so that the same prompt asked about
-// again (a find and then a select, or a retry) costs no request.
+// again (a find and then a select, or a retry) costs no request. For chats here it has their parts between added tokens
+// too, which depend on nothing around them: of a chat that grows only what is new is made tokens of, whatever its
+// template does to earlier messages.
 package tokenize

@@ -11,8 +11,9 @@ import (
 
 // Local makes tokens of prompts by a tokenizer.json, and of chats by the template beside it.
 type Local struct {
-	bpe  *bpe.Tokenizer
-	chat *renderer // nil: there is no template
+	bpe   *bpe.Tokenizer
+	chat  *renderer  // nil: there is no template
+	parts bpe.Memory // of chats; nil: none
 }
 
 // NewLocal reads a tokenizer.json. The error says what of it is not known here.
@@ -40,7 +41,9 @@ func (l *Local) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 		if err != nil {
 			return Tokens{}, err
 		}
-		return l.encode(text, l.bpe.EncodeText)
+		return l.encode(text, func(to []uint32, text string) ([]uint32, error) {
+			return l.bpe.EncodeText(to, text, l.parts)
+		})
 	}
 	return l.encode(t.Prompt, l.bpe.Encode)
 }

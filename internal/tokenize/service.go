@@ -241,9 +241,6 @@ func (s *Service) open(model string, settings Source) *source {
 		remote.Model = settings.Model
 	}
 	x := &source{Source: settings, from: from, tokenizer: remote, counts: map[Outcome]uint64{}}
-	if settings.local != nil {
-		x.from, x.tokenizer = "local", settings.local
-	}
 	n := settings.InFlight
 	if n == 0 {
 		n = DefaultInFlight
@@ -255,6 +252,14 @@ func (s *Service) open(model string, settings Source) *source {
 	}
 	if room > 0 {
 		x.cache = newCache(room)
+	}
+	if settings.local != nil {
+		local := *settings.local
+		x.from = "local"
+		if x.cache != nil {
+			local.parts = parts{x.cache}
+		}
+		x.tokenizer = &local
 	}
 	return x
 }
