@@ -188,13 +188,10 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 	if s.room != nil && !r.Advisory {
 		x.request.Queue = s.room.cfg
 	}
-	c, err := s.decide(a, x)
+	var c chosen
 	if x.request.Queue != nil {
-		if waited, out, err := s.mayWait(ctx, a, x, &c, err); waited {
-			return out, err
-		}
-	}
-	if err == nil {
+		c, err = s.admit(ctx, a, x)
+	} else if c, err = s.decide(a, x); err == nil {
 		err = s.settle(ctx, r, &c)
 	}
 	if err != nil {
@@ -288,6 +285,7 @@ func (x *scratch) ask(r *api.SelectRequest, of *candidates, answer *api.Answer, 
 // choose chooses by x.request. Blocks of requests are not counted in a prefill pool.
 func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	if x.request.Role == routing.Prefill {
+		defer func(seq []events.SeqHash) { x.seq = seq }(x.seq) // so that it can be chosen for again
 		x.seq = x.seq[:0]
 	}
 	x.request.Blocks = uint64(len(x.seq))

@@ -18,8 +18,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// sweep is when requests that wait are looked at although nothing has changed.
-const sweep = 60 * time.Second
+const (
+	sweep    = 60 * time.Second // when requests that wait are looked at although nothing has changed
+	overlaps = 10 * time.Second // when it is looked up anew what workers hold of the prompt of one that waits
+)
 
 // waitingRoom is where requests wait while all ranks that they may go to are busy: a queue for each model, and a
 // goroutine that lives while somebody waits. It chooses and books for those whose turn it is; whoever asked sleeps.
@@ -86,13 +88,8 @@ func group(r *api.SelectRequest) uint64 {
 		r.LoRA, r.RequiredTaints, r.Disaggregated, r.BlockSize))
 }
 
-// overtakes reports whether a request that might go would overtake one that waits.
+// overtakes reports whether a request that might go would overtake one that waits. w.mu is held.
 func (w *waitingRoom) overtakes(r *api.SelectRequest) bool {
-	if w.waiting.Load() == 0 {
-		return false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	m := w.models[r.Model]
 	return m != nil && m.Waits(group(r))
 }
@@ -135,15 +132,13 @@ func (w *waitingRoom) refuse(model, class, reason string, limit, current float64
 }
 
 // enter lets a request wait, that has so many tokens cached somewhere and may go to so many ranks, or says why it may
-// not.
+// not. w.mu is held.
 func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id uint64, class string, err error) {
 	r, isl := u.a.r, u.x.request.ISL
 	e := queue.Entry{Group: group(r), Strict: r.StrictPriority, Jump: r.PriorityJump,
 		Arrival: time.Since(w.start).Seconds(), Raw: isl, Cached: min(cached, isl)}
 	e.Class = w.cfg.Class(r.PolicyClass, isl-e.Cached)
 	class = w.classes[e.Class].Name
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if int(w.waiting.Load()) >= w.most {
 		return 0, class, w.refuse(r.Model, class, "full", float64(w.most), float64(w.waiting.Load()),
 			"all workers that may be chosen are busy, and %d requests wait already", w.most)
@@ -170,51 +165,74 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 	return id, class, nil
 }
 
-// mayWait lets a request wait that was chosen for, or was not because of err: if all ranks are busy, or if it would
-// overtake one that waits. It reports whether that was so; else the choice holds.
-func (s *Service) mayWait(
-	ctx context.Context, a *asked, x *scratch, c *chosen, err error,
-) (waited bool, out *api.Selection, failure error) {
-	var cached uint64
-	var ranks int
-	switch {
-	case err != nil && x.busy != nil:
-		cached, ranks = x.busy.BestCached, x.busy.Eligible
-	case err == nil && s.room.overtakes(a.r):
-		cached, ranks = c.out.CachedTokens, c.out.Candidates
-	default:
-		return false, nil, nil
+// admit chooses for a request and books it, or lets it wait until that can be done.
+func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, error) {
+	w, u, of := s.room, &waiter{ctx: ctx, a: a, x: x, done: make(chan struct{})}, a.of
+	id, class := s.goOrWait(u)
+	if id == 0 {
+		return u.c, u.err
 	}
-	w, u := s.room, &waiter{ctx: ctx, a: a, x: x, done: make(chan struct{})}
-	id, class, refusal := w.enter(s, u, cached, ranks)
-	if refusal != nil {
-		return err != nil, nil, refusal // who has a choice goes where there is room
-	}
-	select {
-	case <-u.done:
-		return true, u.answer(), u.err
-	case <-ctx.Done():
+	again := time.NewTicker(overlaps)
+	defer again.Stop()
+	for waits := true; waits; {
+		select {
+		case <-u.done:
+			return u.c, u.err
+		case <-again.C:
+			s.lookAgain(u, of)
+		case <-ctx.Done():
+			waits = false
+		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	select {
 	case <-u.done: // at the last moment
-		return true, u.answer(), u.err
+		return u.c, u.err
 	default:
 	}
 	m := w.models[a.r.Model]
 	m.Remove(id)
 	w.leave(m, id)
 	loop.Wake(w.changed) // others may have been passed over with it
-	return true, nil, w.refuse(a.r.Model, class, "deadline", 0, 0,
+	return u.c, w.refuse(a.r.Model, class, "deadline", 0, 0,
 		"the deadline passed while the request waited for a worker that is not busy")
 }
 
-func (u *waiter) answer() *api.Selection {
-	if u.err != nil {
-		return nil
+// goOrWait chooses for a request and books it, one request after the other, so that each finds those before it booked.
+// If all ranks are busy, or if it would overtake one that waits, it waits: it has an id then.
+func (s *Service) goOrWait(u *waiter) (id uint64, class string) {
+	w, x := s.room, u.x
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	u.c, u.err = s.decide(u.a, x)
+	switch {
+	case u.err != nil && x.busy != nil:
+		id, class, u.err = w.enter(s, u, x.busy.BestCached, x.busy.Eligible)
+		return id, class
+	case u.err == nil && w.overtakes(u.a.r):
+		var refusal error
+		if id, class, refusal = w.enter(s, u, u.c.out.CachedTokens, u.c.out.Candidates); refusal == nil {
+			return id, class
+		} // else it goes where there is room
 	}
-	return u.c.out
+	if u.err == nil {
+		u.err = s.settle(u.ctx, u.a.r, &u.c)
+	}
+	return 0, ""
+}
+
+// lookAgain looks up what workers hold by now of the prompt of a request that waits. If that fails what was found
+// before holds on.
+func (s *Service) lookAgain(u *waiter, of *candidates) {
+	y := &scratch{locals: u.x.locals}
+	answer, err := s.match(u.ctx, u.a.r, of, y)
+	if err != nil {
+		return
+	}
+	s.room.mu.Lock()
+	defer s.room.mu.Unlock()
+	u.a.answer, u.x.room, u.x.request.Shared = answer, y.room, answer.L3.Ranges
 }
 
 // leave notes that a request waits no more. w.mu is held.
@@ -271,6 +289,7 @@ func (s *Service) try(u *waiter) bool {
 		return true
 	}
 	u.a.of = of
+	s.guess(u.x, of) // its ranks may be others
 	u.c, u.err = s.decide(u.a, u.x)
 	if u.err != nil && u.x.busy != nil {
 		return false

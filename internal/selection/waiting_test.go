@@ -6,10 +6,14 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -347,3 +351,100 @@ func TestReleasedAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestAdmittedOneByOne: of two requests for one worker that are chosen for at the same time, the second finds the first
+// booked.
+func TestAdmittedOneByOne(t *testing.T) {
+	f := withQueue(t, 1, nil)
+	second := make(chan struct{}, 1)
+	chosen := 0
+	var mu sync.Mutex
+	f.service.cfg.Stage = func(stage string, _ time.Duration) {
+		if stage != stageChoose {
+			return
+		}
+		mu.Lock()
+		chosen++
+		first := chosen == 1
+		mu.Unlock()
+		if !first {
+			loop.Wake(second)
+			return
+		}
+		select { // before it is booked; the other comes here meanwhile only if nothing holds it
+		case <-second:
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	got := make(chan outcome, 2)
+	for i := range 2 {
+		f.send(t.Context(), request(fmt.Sprint("r", i), 20), got)
+	}
+	first := <-got
+	f.pending(t, 1)
+	f.free(t, first.id)
+	if other := <-got; first.err != nil || other.err != nil || other.id == first.id {
+		t.Errorf("%+v, %+v", first, other)
+	}
+}
+
+// TestWaitsForLong has a request wait for 11 s, and a worker that holds its prompt since. It goes there.
+func TestWaitsForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := withQueue(t, 3, nil)
+		f.fill(t)
+		var asked atomic.Int32
+		f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) {
+			a := &api.Answer{Model: "m", BlockSize: block, Complete: true}
+			if asked.Add(1) > 1 {
+				a.Workers = []api.Overlap{{Instance: "w01", Device: 2}}
+			}
+			return a, nil
+		}
+		got := make(chan outcome, 1)
+		f.send(t.Context(), request("r", 20), got)
+		time.Sleep(overlaps - time.Second)
+		synctest.Wait()
+		if n := asked.Load(); n != 1 {
+			t.Errorf("it was looked up %d times", n)
+		}
+		time.Sleep(2 * time.Second)
+		f.service.room.mu.Lock() // so that both are free when it is looked who can go
+		for _, id := range []string{"w00", "w01"} {
+			f.free(t, id)
+		}
+		f.service.room.mu.Unlock()
+		if o := <-got; o.err != nil || o.s.Worker != "w01" || o.s.Device != 2 || asked.Load() != 2 {
+			t.Errorf("%+v, looked up %d times", o, asked.Load())
+		}
+	})
+}
+
+// TestRanksChangeMeanwhile has a worker go while a request waits for which all are guessed to hold something.
+func TestRanksChangeMeanwhile(t *testing.T) {
+	f := withQueue(t, 3, nil)
+	f.fill(t)
+	f.service.cfg.Guesses = allGuessed{}
+	got := make(chan outcome, 1)
+	f.send(t.Context(), request("r", 20), got)
+	f.pending(t, 1)
+	f.service.room.mu.Lock()
+	f.pool = &registry.Pool{Model: "m", Ranks: f.pool.Ranks[:1]}
+	f.free(t, "w00")
+	f.service.room.mu.Unlock()
+	if o := <-got; o.err != nil || o.s.Worker != "w00" || o.s.Guessed != 1 {
+		t.Errorf("%+v", o)
+	}
+}
+
+// allGuessed guesses that each rank holds a block.
+type allGuessed struct{}
+
+func (allGuessed) Depths(_ string, _ []registry.PoolRank, _ []events.SeqHash, depths []uint32) bool {
+	for i := range depths {
+		depths[i] = 1
+	}
+	return true
+}
+
+func (allGuessed) Refute(string, []registry.PoolRank, []events.SeqHash, []uint32, []uint32) {}
