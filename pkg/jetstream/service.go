@@ -105,10 +105,12 @@ type Service struct {
 	workers sync.WaitGroup
 	stopped atomic.Bool
 
-	mu     sync.RWMutex // against closing jobs while sending to it
-	closed bool
-	jobs   chan job
-	queued atomic.Int64 // bytes of bodies in jobs
+	mu      sync.Mutex
+	closed  bool
+	started int        // workers
+	idle    []chan job // of workers that wait, the last one first: its memory is still in the caches
+	jobs    chan job   // that wait for a worker; empty while one is idle
+	bytes   int        // of their bodies
 }
 
 type endings struct {
@@ -150,10 +152,6 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	}
 	s.micro = m
 	s.base, s.cancel = context.WithCancel(context.Background())
-	for range cfg.Workers {
-		s.workers.Add(1)
-		go s.work()
-	}
 	for i := range s.cfg.Endpoints {
 		e := &s.cfg.Endpoints[i]
 		queue := micro.WithEndpointQueueGroupDisabled()
@@ -187,26 +185,57 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 		}
 	}
 	j.deadline = time.Now().Add(patience)
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.closed {
-		s.refuse(&j, CodeStopping, "this instance is being stopped")
-		return
+	if code, why := s.hand(&j); code != 0 {
+		s.refuse(&j, code, why)
 	}
-	size := int64(len(j.Body))
-	if n := s.queued.Add(size); n > int64(s.cfg.QueueBytes) && n > size {
-		s.queued.Add(-size)
-		s.refuse(&j, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests wait for them",
-			s.cfg.Workers, s.cfg.QueueBytes>>20))
-		return
-	}
-	select {
-	case s.jobs <- j:
+}
+
+// hand gives a request to a worker, or lets it wait for one, or says why not.
+func (s *Service) hand(j *job) (code int, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch n := len(s.idle); {
+	case s.closed:
+		return CodeStopping, "this instance is being stopped"
+	case n > 0:
+		s.idle[n-1] <- *j
+		s.idle = s.idle[:n-1]
+	case s.started < s.cfg.Workers:
+		s.started++
+		first := *j
+		s.workers.Go(func() { s.work(first) })
+	case s.bytes > 0 && s.bytes+len(j.Body) > s.cfg.QueueBytes:
+		return CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests wait for them", s.cfg.Workers,
+			s.cfg.QueueBytes>>20)
+	case len(s.jobs) == cap(s.jobs):
+		return CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests wait for them", s.cfg.Workers,
+			s.cfg.Queue)
 	default:
-		s.queued.Add(-size)
-		s.refuse(&j, CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests wait for them",
-			s.cfg.Workers, s.cfg.Queue))
+		s.jobs <- *j
+		s.bytes += len(j.Body)
 	}
+	return 0, ""
+}
+
+// next waits for a worker's next request on its channel, which has room for one. It returns false when the service is
+// stopped.
+func (s *Service) next(mine chan job) (j job, ok bool) {
+	s.mu.Lock()
+	select {
+	case j = <-s.jobs:
+		s.bytes -= len(j.Body)
+		s.mu.Unlock()
+		return j, true
+	default:
+	}
+	if s.closed {
+		s.mu.Unlock()
+		return j, false
+	}
+	s.idle = append(s.idle, mine)
+	s.mu.Unlock()
+	j, ok = <-mine
+	return j, ok
 }
 
 // parseDeadline reads what the header says: how long the caller will wait. More than a day is a day.
@@ -219,10 +248,10 @@ func badDeadline(text string) string {
 	return fmt.Sprintf("the header %s is %.40q, not a whole number of milliseconds above 0", headerDeadline, text)
 }
 
-func (s *Service) work() {
-	defer s.workers.Done()
-	for j := range s.jobs {
-		s.queued.Add(-int64(len(j.Body)))
+// work is a worker, which begins with a request.
+func (s *Service) work(j job) {
+	mine := make(chan job, 1)
+	for ok := true; ok; j, ok = s.next(mine) {
 		if !time.Now().Before(j.deadline) {
 			s.count(j.endpoint, 0, OutcomeExpired)
 			continue
@@ -345,7 +374,10 @@ func (s *Service) Stop(ctx context.Context) {
 	}
 	s.mu.Lock()
 	s.closed = true
-	close(s.jobs)
+	for _, worker := range s.idle {
+		close(worker)
+	}
+	s.idle = nil
 	s.mu.Unlock()
 	unblock := context.AfterFunc(ctx, s.cancel)
 	s.workers.Wait()

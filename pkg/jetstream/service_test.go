@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -272,7 +273,12 @@ func TestServiceRefuses(t *testing.T) {
 	go ask(nil)
 	<-entered
 	go ask(make([]byte, 200)) // one that is alone may be larger
-	for s.queued.Load() == 0 && ctx.Err() == nil {
+	waits := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.jobs) > 0
+	}
+	for !waits() && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
 	want("t.slow", []byte("x"), nil, CodeBusy, "all workers (1) are busy, and 0 MiB of requests wait for them")
@@ -283,6 +289,70 @@ func TestServiceRefuses(t *testing.T) {
 		}
 	}
 	waitStats(t, client, `"data":{"errors":8,"outcomes":{"refused":8}}`)
+}
+
+// TestServiceWorkers: as many requests are handled at once as there are workers, and all are answered; also those that
+// come when the workers have been idle. With one worker they are handled in the order in which they came.
+func TestServiceWorkers(t *testing.T) {
+	t.Parallel()
+	server, client := pair(t)
+	ctx := ctxFor(t)
+	pool, err := rpc.NewPool(client.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	const rounds, each = 4, 100
+	for _, workers := range []int{1, 3} {
+		var mu sync.Mutex
+		var order, want []byte
+		now, most := 0, 0
+		hold, entered := make(chan struct{}), make(chan struct{}, each)
+		s := serve(t, server, ServiceConfig{Workers: workers, Queue: each, Endpoints: []Endpoint{
+			{Name: "echo", Subject: fmt.Sprint("t.echo.", workers), Handler: func(_ context.Context, r Request) Response {
+				mu.Lock()
+				now++
+				most = max(most, now)
+				order = append(order, r.Body[0])
+				mu.Unlock()
+				entered <- struct{}{}
+				<-hold
+				mu.Lock()
+				now--
+				mu.Unlock()
+				return Response{Body: r.Body}
+			}}}})
+		answers := make(chan error, each)
+		for range rounds {
+			hold = make(chan struct{})
+			for i := range each {
+				want = append(want, byte(i))
+				_, err := pool.Send(fmt.Sprint("t.echo.", workers), "", patience, []byte{byte(i)}, told(answers), 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range workers {
+				<-entered
+			}
+			close(hold)
+			for range each {
+				if err := <-answers; err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range each - workers {
+				<-entered
+			}
+		}
+		if most != workers || workers == 1 && !slices.Equal(order, want) {
+			t.Errorf("%d requests were handled at once, not %d, in the order %d", most, workers, order)
+		}
+		s.Stop(ctx)
+		if s.started != workers || len(s.jobs) != 0 || s.bytes != 0 {
+			t.Errorf("%d workers; %d requests with %d bytes wait", s.started, len(s.jobs), s.bytes)
+		}
+	}
 }
 
 // TestServiceDrains: while instances of a queue group come and go, no request is lost.
