@@ -204,8 +204,9 @@ func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 		if q.Hashed != nil {
 			given = q.HashedFor(lookahead)
 		}
-		for _, h := range given {
-			s.locals = append(s.locals, events.LocalHash(h))
+		s.locals = slices.Grow(s.locals, len(given))[:len(given)]
+		for i, h := range given {
+			s.locals[i] = events.LocalHash(h)
 		}
 		return nil
 	}

@@ -3,6 +3,7 @@ package selection
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/load"
@@ -18,7 +19,8 @@ func BenchmarkSelect(b *testing.B) {
 	answer := &api.Answer{Model: "m", BlockSize: block, Complete: true}
 	for w := range workers / 2 {
 		answer.Workers = append(answer.Workers,
-			api.Overlap{Instance: f.pool.Ranks[2*w].Instance, Device: 64, Number: uint32(w + 1)})
+			api.Overlap{Instance: events.WorkerID(strings.Clone(string(f.pool.Ranks[2*w].Instance))), Device: 64,
+				Number: uint32(w + 1)})
 	}
 	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { return answer, nil }
 	hashes := func(k int) api.Hashes {

@@ -21,8 +21,15 @@ type candidates struct {
 	ranks     []registry.PoolRank    // of list
 	at        map[events.RankKey]int // in list
 
-	numbers atomic.Pointer[[]atomic.Int32] // by api.Overlap.Number: in list, and one; 0: not known
-	rows    atomic.Pointer[rowMap]         // as of the last choice
+	numbers atomic.Pointer[[]atomic.Pointer[place]] // by api.Overlap.Number; nil: not known
+	rows    atomic.Pointer[rowMap]                  // as of the last choice
+}
+
+// place is where a rank is in a list of candidates. Its name is the index's own string, not the registration's: to
+// compare one with itself is quick.
+type place struct {
+	rank events.RankKey
+	at   int
 }
 
 // rowMap is where the rows of a load table are among candidates, -1 if they are not: it changes with the table's
@@ -54,18 +61,17 @@ func (of *candidates) rowsOf(t *load.Table) []int32 {
 func (of *candidates) place(o *api.Overlap) (int, bool) {
 	numbers := of.numbers.Load()
 	if numbers != nil && o.Number < uint32(len(*numbers)) {
-		if at := int((*numbers)[o.Number].Load()) - 1; at >= 0 {
-			if r := &of.ranks[at]; r.Rank == o.Rank && r.Instance == o.Instance {
-				return at, true
-			}
+		if p := (*numbers)[o.Number].Load(); p != nil && p.rank.Rank == o.Rank && p.rank.Instance == o.Instance {
+			return p.at, true
 		}
 	}
-	at, ok := of.at[events.RankKey{Instance: o.Instance, Rank: o.Rank}]
+	rank := events.RankKey{Instance: o.Instance, Rank: o.Rank}
+	at, ok := of.at[rank]
 	if !ok || o.Number == 0 || o.Number > maxNumber {
 		return at, ok
 	}
 	if numbers == nil || o.Number >= uint32(len(*numbers)) {
-		more := make([]atomic.Int32, 2*o.Number+64)
+		more := make([]atomic.Pointer[place], 2*o.Number+64)
 		if numbers != nil {
 			for i := range *numbers {
 				more[i].Store((*numbers)[i].Load())
@@ -74,7 +80,7 @@ func (of *candidates) place(o *api.Overlap) (int, bool) {
 		numbers = &more
 		of.numbers.Store(numbers)
 	}
-	(*numbers)[o.Number].Store(int32(at) + 1)
+	(*numbers)[o.Number].Store(&place{rank, at})
 	return at, true
 }
 

@@ -352,8 +352,9 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 		x.locals = hasher.Hash(x.locals, p.Tokens)
 		isl = max(isl, uint64(len(p.Tokens))) // those of images are not looked up
 	default:
-		for _, h := range p.Hashes {
-			x.locals = append(x.locals, events.LocalHash(h))
+		x.locals = slices.Grow(x.locals, len(p.Hashes))[:len(p.Hashes)]
+		for i, h := range p.Hashes {
+			x.locals[i] = events.LocalHash(h)
 		}
 	}
 	switch {
