@@ -45,6 +45,16 @@ func (p *packer) field(at int, name string) {
 func (p *packer) array(n int)     { *p = msgp.AppendArrayHead(*p, n) }
 func (p *packer) number(v uint64) { *p = msgp.AppendUint(*p, v) }
 
+// listHead appends the name of a list and its length, or that it is nil. Its elements must follow.
+func (p *packer) listHead(at int, name string, n int, null bool) {
+	p.field(at, name)
+	if null {
+		*p = msgp.AppendNil(*p)
+	} else {
+		p.array(n)
+	}
+}
+
 func (p *packer) putText(at int, name, s string) {
 	p.field(at, name)
 	*p = msgp.AppendStr(*p, s)
@@ -302,12 +312,7 @@ func packAnswer(a *Answer) ([]byte, error) {
 	if len(a.Missing) > 0 {
 		p = appendList(p, m, "missing", a.Missing, appendNumber)
 	}
-	p.field(m, "workers")
-	if a.Workers == nil {
-		p = msgp.AppendNil(p)
-	} else {
-		p.array(len(a.Workers))
-	}
+	p.listHead(m, "workers", len(a.Workers), a.Workers == nil)
 	for i := range a.Workers {
 		if err := p.overlap(&a.Workers[i]); err != nil {
 			return nil, err
@@ -319,12 +324,7 @@ func packAnswer(a *Answer) ([]byte, error) {
 	if err := p.optReflect(m, "unknown_endpoints", a.UnknownEndpoints, len(a.UnknownEndpoints) > 0); err != nil {
 		return nil, err
 	}
-	p.field(m, "partitions")
-	if a.Partitions == nil {
-		p = msgp.AppendNil(p)
-	} else {
-		p.array(len(a.Partitions))
-	}
+	p.listHead(m, "partitions", len(a.Partitions), a.Partitions == nil)
 	for i := range a.Partitions {
 		p.status(&a.Partitions[i])
 	}

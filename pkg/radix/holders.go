@@ -123,19 +123,21 @@ func (x *Index) onlyHolder(id, slot uint32) bool {
 	return true
 }
 
+// heldWhole reports whether some rank holds all of a node.
+func (v *view) heldWhole(id uint32) bool {
+	held := func(m []uint64) bool {
+		return m != nil && slices.ContainsFunc(m[int(id)*v.stride:(int(id)+1)*v.stride],
+			func(word uint64) bool { return word != 0 })
+	}
+	return slices.ContainsFunc(v.masks[:v.planes], held)
+}
+
 // extent is how far anybody holds blocks of a node.
 func (x *Index) extent(id uint32) uint32 {
 	v := x.v
 	n := &v.nodes[id]
-	for _, m := range v.masks[:v.planes] {
-		if m == nil {
-			continue
-		}
-		for _, word := range m[int(id)*v.stride : (int(id)+1)*v.stride] {
-			if word != 0 {
-				return n.len
-			}
-		}
+	if v.heldWhole(id) {
+		return n.len
 	}
 	far := uint32(0)
 	list := v.heldParts(n)

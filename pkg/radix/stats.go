@@ -57,15 +57,8 @@ func (t *names) bytes() int64 { return t.slots.bytes() + int64(cap(t.aliases))*1
 func (x *Index) alive(id uint32) uint32 {
 	v := x.v
 	n := &v.nodes[id]
-	for _, m := range v.masks[:v.planes] {
-		if m == nil {
-			continue
-		}
-		for _, word := range m[int(id)*v.stride : (int(id)+1)*v.stride] {
-			if word != 0 {
-				return n.len
-			}
-		}
+	if v.heldWhole(id) {
+		return n.len
 	}
 	lead := uint32(0)
 	list := v.heldParts(n)
