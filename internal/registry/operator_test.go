@@ -288,6 +288,18 @@ func TestPoolsAtRandom(t *testing.T) {
 					}
 				}
 			}
+			pools := []*Pool{}
+			for _, model := range models {
+				if p := r.Pool(model); len(p.Ranks) > 0 {
+					pools = append(pools, p)
+				}
+			}
+			if got := r.Pools(); !slices.EqualFunc(got, pools, func(a, b *Pool) bool {
+				return a.Model == b.Model && reflect.DeepEqual(a.Ranks, b.Ranks)
+			}) {
+				t.Fatalf("seed %d, step %d: all pools are %s, want %s", seed, step, must(json.Marshal(got)),
+					must(json.Marshal(pools)))
+			}
 			if after := fmt.Sprintf("%+v", *before); after != shown {
 				t.Fatalf("seed %d, step %d: a pool was\n%s\nand became\n%s", seed, step, shown, after)
 			}

@@ -93,6 +93,30 @@ func (r *Registry) Pool(model string) *Pool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.pool(model)
+}
+
+// Pools are those of all models, by model, kept as Pool keeps one. Nobody may change the list.
+func (r *Registry) Pools() []*Pool {
+	if known := r.allPools.Load(); known != nil {
+		return *known
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	models := map[string]bool{}
+	for _, rank := range r.ranksWhere(func(events.WorkerID, string) bool { return true }) {
+		models[r.modelOf(rank.RankKey)] = true
+	}
+	list := []*Pool{}
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		list = append(list, r.pool(model))
+	}
+	r.allPools.Store(&list)
+	return list
+}
+
+// pool puts a pool together. r.mu is held.
+func (r *Registry) pool(model string) *Pool {
 	p := &Pool{Model: model, Ranks: r.ranksWhere(func(_ events.WorkerID, m string) bool { return m == model })}
 	if len(p.Ranks) == 0 {
 		return p // else names that nobody has would be remembered

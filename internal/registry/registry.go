@@ -94,6 +94,7 @@ type Registry struct {
 
 	operators operators
 	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
+	allPools  atomic.Pointer[[]*Pool]          // of all models, likewise
 	shared    sync.Map                         // model → *hicache.Sharing, until the next change; written with mu held
 	serving   sync.Map                         // model → []events.Partition, likewise
 }
@@ -177,6 +178,7 @@ func (r *Registry) notify() {
 	r.shared.Clear()
 	r.serving.Clear()
 	r.pools.Store(nil)
+	r.allPools.Store(nil)
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -298,6 +300,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		r.workers[key] = w
 		r.impaired.note(key, w.state())
 		r.pools.Store(nil)
+		r.allPools.Store(nil)
 		r.machine.Seen(record, e.Revision, r.now())
 	}
 	if u.Current {

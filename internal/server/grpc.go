@@ -6,6 +6,8 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/kvatlas/kvatlas/internal/gateway"
 	"github.com/kvatlas/kvatlas/internal/grpcserver"
+	"github.com/kvatlas/kvatlas/internal/kvindexer"
+	"github.com/kvatlas/kvatlas/internal/kvindexer/kvindexerpb"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"google.golang.org/grpc"
 )
@@ -27,6 +29,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 			Text:  s.tokenizers != nil,
 			Hooks: gateway.Hooks{Reused: s.queries.Reused, Moved: s.queries.Moved},
 		}))
+		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.find, Pools: s.registry.Pools}))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("gRPC: %w; choose another with --grpc-listen", err)
