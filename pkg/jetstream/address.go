@@ -11,7 +11,11 @@ import (
 // CheckAddress returns an error, which repeats no secret, that says what is wrong with the address of a NATS server:
 // HOST, or SCHEME://USER:PASSWORD@HOST:PORT with a scheme of nats, tls, ws or wss; all but the host may be missing.
 func CheckAddress(address string) error {
-	u, err := parseAddress(address)
+	full := address
+	if !strings.Contains(full, "://") {
+		full = "nats://" + full
+	}
+	u, err := url.Parse(full)
 	switch {
 	case err != nil && strings.Contains(address, "@"): // what the parser says may have a piece of the password
 		return fmt.Errorf(
@@ -56,11 +60,4 @@ func ShownAddress(address string) string {
 		list[i] = scheme + user + rest[at:]
 	}
 	return strings.Join(list, ",")
-}
-
-func parseAddress(address string) (*url.URL, error) {
-	if !strings.Contains(address, "://") {
-		address = "nats://" + address
-	}
-	return url.Parse(address)
 }
