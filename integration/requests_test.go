@@ -143,6 +143,11 @@ func TestUnregisterWhateverTheGroup(t *testing.T) {
 	do("/unregister", `{"instance_id":2,"model_name":"m","dp_rank":1}`, 200, "ok")
 	do("/unregister", `{"instance_id":2,"model_name":"m","routing_group":null}`, 200, "ok")
 	do("/unregister", `{"instance_id":2,"model_name":"m"}`, 404, "instance 2 not found")
+	for rank, group := range []string{"a", "b", "default"} {
+		do("/register", fmt.Sprintf(`{"instance_id":2,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":4,`+
+			`"routing_group":%q,"dp_rank":%d}`, group, rank), 201, "ok")
+	}
+	do("/unregister", `{"instance_id":2,"model_name":"m"}`, 200, "ok") // of all groups
 	if status, text, err := harness.Request(x.HTTP, "GET", "/workers", ""); err != nil || status != 200 ||
 		strings.TrimSpace(text) != "[]" {
 		t.Errorf("%d %s %v", status, text, err)

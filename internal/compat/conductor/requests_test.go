@@ -55,3 +55,38 @@ func TestTokens(t *testing.T) {
 		t.Errorf("no tokens: %v", err)
 	}
 }
+
+// FuzzRequests: each field of any body is read, or refused with a reason.
+func FuzzRequests(f *testing.F) {
+	f.Add([]byte(`{"model":"m","block_size":16,"token_ids":[1,2],"tenant_id":"","cache_salt":null,"instance_id":"a"}`))
+	f.Add([]byte(`{"endpoint":"tcp://h:1","dp_rank":0,"cache_group":0,"hash_profile":{"strategy":"vllm_v1",` +
+		`"algorithm":"sha256","python_hash_seed":"0","index_projection":"low64_be"}}`))
+	known := []string{"model", "block_size", "token_ids", "tenant_id", "cache_salt", "instance_id", "endpoint", "dp_rank",
+		"cache_group", "hash_profile"}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		in, err := open(body, known...)
+		errs := []error{err}
+		if err == nil {
+			for _, read := range []func() error{
+				func() error { _, err := in.text("model"); return err },
+				func() error { _, err := in.text("endpoint"); return err },
+				func() error { _, err := in.blockSize(); return err },
+				func() error { _, err := in.tokens(); return err },
+				func() error { _, err := in.tenant(); return err },
+				func() error { _, err := in.salt(); return err },
+				func() error { _, err := in.instance(); return err },
+				func() error { _, err := in.rank(); return err },
+				func() error { _, err := in.cacheGroup(); return err },
+				func() error { _, err := in.profile(); return err },
+			} {
+				errs = append(errs, read())
+			}
+		}
+		for _, err := range errs {
+			var r *refusal
+			if err != nil && (!errors.As(err, &r) || r.Reason == "" || r.status/100 != 4) {
+				t.Errorf("%q: %v", body, err)
+			}
+		}
+	})
+}
