@@ -20,24 +20,27 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Two sources carry many workers and ranks at once, as router events with ids that are consecutive within each rank:
-// lines of JSON, and what Dynamo's workers publish over NATS. Neither can be asked again, so an id that is missing
-// clears its rank, and one that goes back begins a new incarnation of it.
+// Three sources carry many workers and ranks at once, as router events with ids that are consecutive within each rank:
+// lines of JSON, and what Dynamo's workers publish over NATS or ZeroMQ. An id that is missing clears its rank, and one
+// that goes back begins a new incarnation of it, unless the rank can be asked again: over ZeroMQ it can.
 const (
 	sourceLines  = "ndjson"
 	sourceDynamo = "dynamo-nats"
+	sourcePlane  = "dynamo-zmq"
 )
 
 const maxLine = 16 << 20
 
-func (r *running) fleet() bool { return r.source == sourceLines || r.source == sourceDynamo }
+func (r *running) fleet() bool {
+	return r.source == sourceLines || r.source == sourceDynamo || r.source == sourcePlane
+}
 
 func (r *running) checkFleet(wrong *complaints) {
 	for _, f := range []struct {
 		name string
 		set  bool
 	}{{"--replay", r.replay != ""}, {"--engine-snapshot", r.engineSnapshot != ""}, {"--topic",
-		r.topic != ""}, {"--listen", r.listen}, {"--ranks", r.ranks != 1},
+		r.topic != "" && r.source != sourcePlane}, {"--listen", r.listen}, {"--ranks", r.ranks != 1},
 		{"--on-unreadable", r.onUnreadable != unreadablePass},
 		{"--serving-endpoint", r.instance == "" && r.worker.Said("serving-endpoint")},
 		{"--stable-routing-id", r.instance == "" && r.worker.Said("stable-routing-id")},
@@ -75,6 +78,8 @@ func (r *running) runFleet(ctx context.Context, ns *jetstream.Namespace, log *sl
 		switch {
 		case r.source == sourceDynamo:
 			return f.hearDynamo()
+		case r.source == sourcePlane:
+			return f.hearPlane()
 		case r.engine == "-":
 			return f.lines(os.Stdin, "standard input")
 		}
@@ -94,14 +99,9 @@ func (f *fleet) end() {
 
 // deliver hands an event to its rank's shim. The digest is of what the source sent.
 func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
-	if f.cfg.instance != "" {
-		e.Key.Instance = events.WorkerID(f.cfg.instance)
-	}
+	e.Key = f.named(e.Key)
 	read := &shim.Read{Digest: digest} // the id of what is passed over counts all the same
-	if e.Skipped != "" {
-		f.passed.warn(f.log, "router events passed over", "reason", "unknown "+e.Skipped, "worker", e.Key.Instance,
-			"event_id", e.ID)
-	} else {
+	if e.Skipped == "" {
 		read.Events = e.Events()
 	}
 	f.mu.Lock()
@@ -109,7 +109,7 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	if feed == nil && len(f.feeds) < maxRanks {
 		feed = make(chan shim.Frame, 64)
 		f.feeds[e.Key] = feed
-		f.all.Go(func() error { return f.serve(e.Key, feed) })
+		f.all.Go(func() error { return f.serve(e.Key, feed, nil, nil) })
 	}
 	f.mu.Unlock()
 	if feed == nil {
@@ -126,7 +126,19 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	}
 }
 
-func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
+// eventLine is what an event is known again by; empty of one that is passed over.
+func (f *fleet) eventLine(e *events.RouterEvent) []byte {
+	if e.Skipped != "" {
+		f.passed.warn(f.log, "router events passed over", "reason", "unknown "+e.Skipped, "worker", e.Key.Instance,
+			"event_id", e.ID)
+		return nil
+	}
+	return events.AppendRouterEvent(nil, e.Key, events.EventID(e.ID), &e.Event, e.Groups...)
+}
+
+// serve shims a rank. decoder reads the payloads of its frames, and source is asked for what the feed misses; nil for
+// frames that were read already.
+func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.Decoder, source shim.Source) error {
 	one := *f.cfg
 	one.instance, one.rank = string(key.Instance), uint32(key.Rank)
 	log := f.log.With("worker", key.Instance, "rank", key.Rank)
@@ -144,7 +156,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame) error {
 	watch := &watcher{log: log, cfg: &one, report: report}
 	log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
 	return shim.Run(f.ctx, shim.Config{
-		Feed:     feed,
+		Feed: feed, Decoder: decoder, Source: source,
 		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
 		Limits:   shim.Limits{QueueBytes: one.queueBytes},
 		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed),
@@ -247,14 +259,10 @@ func (f *fleet) hearDynamo() error {
 		f.hearLoads(conn)
 		return nil
 	})
-	var line []byte
 	err := conn.Listen(f.ctx, f.cfg.engine, func(data []byte) {
+		// an envelope holds several events: each is known again by its own content
 		err := events.ReadRouterEnvelope(data, func(e events.RouterEvent) {
-			line = line[:0]
-			if e.Skipped == "" { // an envelope holds several events: each is known again by its own content
-				line = events.AppendRouterEvent(line, e.Key, events.EventID(e.ID), &e.Event, e.Groups...)
-			}
-			f.deliver(e, events.PayloadDigest(line))
+			f.deliver(e, events.PayloadDigest(f.eventLine(&e)))
 		})
 		if err != nil {
 			f.bad.warn(f.log, "a message that is none of Dynamo's router events; passed over", "subject", f.cfg.engine,

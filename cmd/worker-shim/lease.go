@@ -82,11 +82,11 @@ func (r *running) readL3Config() error {
 	if err != nil {
 		return err
 	}
-	c, err := hicache.ParseConfig(data)
+	c, passed, err := hicache.ParseConfig(data)
 	if err != nil {
 		return fmt.Errorf("%s: %w", r.l3Config, err)
 	}
-	r.l3 = &c
+	r.l3, r.l3Passed = &c, passed
 	return nil
 }
 

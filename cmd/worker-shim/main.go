@@ -52,6 +52,7 @@ type running struct {
 	lease                               time.Duration
 	l3Config                            string
 	l3                                  *hicache.Config
+	l3Passed                            error // what of it was passed over
 	worker                              *cli.WorkerFlags
 	spec                                *api.WorkerSpec // what worker says
 	kvGroups                            string
@@ -99,7 +100,7 @@ without asking. It needs --engine and --master alone.`,
 	r.nats = cli.NATSFlags(f, false)
 	f.StringVar(&r.namespace, "namespace", "default", "namespace of the indexer")
 	f.StringVar(&r.engine, "engine", "",
-		"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or ipc://PATH to listen at; of dynamo-nats a subject")
+		"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq the folder of file discovery, DYN_FILE_KV")
 	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats",
 		"of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
@@ -107,9 +108,9 @@ without asking. It needs --engine and --master alone.`,
 	f.StringVar(&r.engineSnapshot, "engine-snapshot", "",
 		"where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, or --replay's endpoint again")
 	f.StringVar(&r.source, "source", "auto",
-		"how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson or dynamo-nats; mooncake is no engine but a shared store's master, with --master; see docs/l3.md")
+		"how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson, dynamo-nats or dynamo-zmq; mooncake is no engine but a shared store's master, with --master; see docs/l3.md")
 	f.StringVar(&r.master, "master", "", "of mooncake: HOST:PORT of the master's HTTP, as workers register it")
-	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this")
+	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this; of dynamo-zmq only publishers whose NAMESPACE.COMPONENT.ENDPOINT does")
 	f.StringVar(&r.instance, "worker", "", "the worker's name: what routers address (required)")
 	cli.Renamed(f, map[string]string{"instance": "worker"})
 	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank, the first one if there are several")
@@ -210,7 +211,7 @@ func (r *running) check() error {
 		r.checkFleet(&wrong)
 	} else {
 		_, err := events.EngineOf(r.source)
-		wrong.when(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, mooncake", r.source)
+		wrong.when(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, dynamo-zmq, mooncake", r.source)
 	}
 	wrong.when(r.master != "", "--master is for --source %s", sourceMooncake)
 	wrong.when(r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == ""),
@@ -279,6 +280,10 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 }
 
 func (r *running) run(ctx context.Context, log *slog.Logger) error {
+	if r.l3Passed != nil {
+		log.Warn("--l3-config has what is not known here, and is passed over", "l3_config", r.l3Config, "error", r.l3Passed,
+			"what_to_do", "see that no field is misspelt, or take a newer worker-shim")
+	}
 	conn, err := r.connect(ctx, log, cmp.Or(r.instance, r.engineHTTP), "the engine's events wait", false)
 	if err != nil {
 		return ignoreEnd(ctx, err)

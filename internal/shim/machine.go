@@ -83,6 +83,10 @@ type Frame struct {
 
 	// Read, if not nil, is there instead of a payload: the message was read already.
 	Read *Read
+
+	// Opened says that this is no message: a connection of who feeds has begun, before which something may have been
+	// missed.
+	Opened bool
 }
 
 // Read is what an engine's message says, and a digest by which it is known again. The machine keeps neither.

@@ -137,6 +137,21 @@ func (m *Machine) ReplayEnded(now events.Millis) {
 	m.release(now, false)
 }
 
+// ReplayedWhole takes all that the engine holds, in place of the replay that was asked for last: it does not keep what
+// was asked for.
+func (m *Machine) ReplayedWhole(s Snapshot, now events.Millis) {
+	p := m.running()
+	switch {
+	case p == nil:
+	case m.taken.Known && m.basis == named && s.Next == m.taken.Seq+1: // nothing came since the last one
+		p.verified = true
+		m.ReplayEnded(now)
+	default:
+		m.phase = &awaitingSnapshot{asked: true}
+		m.Snapshot(s, now)
+	}
+}
+
 // ReplayRetry says what follows from a replay that failed.
 type ReplayRetry struct {
 	Again    bool // RetryReplay is to be called after a pause; else what is missing counts as lost
@@ -229,7 +244,8 @@ func (c *conversation[T]) end() {
 type replayed struct {
 	frame Frame
 	ended bool
-	err   error // with ended: it failed
+	whole *Snapshot // with ended: it is this instead
+	err   error     // with ended: it failed
 }
 
 func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
@@ -267,12 +283,15 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		if retry := r.machine.ReplayFailed(now); retry.Again {
 			pause := min(r.cfg.RetryMin<<min(retry.Failures-1, 16), most)
 			r.retry.Reset(pause/2 + rand.N(pause/2+1))
-		} else if zmtp.Refuses(got.err) {
+		} else if zmtp.Refuses(got.err) && r.cfg.Feed == nil {
 			// live messages went on without it; whether they are the same engine's is asked as soon as it is back
 			r.knock(ctx)
 		} else {
 			r.askSoon()
 		}
+	case got.whole != nil:
+		r.cfg.Hooks.ReplayEnded()
+		r.machine.ReplayedWhole(*got.whole, now)
 	default:
 		r.cfg.Hooks.ReplayEnded()
 		r.machine.ReplayEnded(now)
@@ -293,6 +312,16 @@ const endMarker = 1<<64 - 1
 
 func (p *replay) run(ctx context.Context, cfg Config) {
 	defer p.cancel()
+	if cfg.Source != nil {
+		said, err := askSource(ctx, cfg, p.from)
+		for i := range said.Frames {
+			if !p.give(ctx, replayed{frame: said.Frames[i]}) {
+				return
+			}
+		}
+		p.give(ctx, replayed{ended: true, whole: said.Whole, err: err})
+		return
+	}
 	err := askReplay(ctx, cfg, p.from, func(f Frame) bool { return p.give(ctx, replayed{frame: f}) })
 	p.give(ctx, replayed{ended: true, err: err})
 }

@@ -50,9 +50,12 @@ type Config struct {
 	// [Snapshot]. Empty if nowhere.
 	Snapshot string
 
-	// Feed, if not nil, is where the engine's messages come from instead, read already: the five fields above and
-	// Decoder are not used. When it is closed and all of it is in the log, Run returns nil.
+	// Feed, if not nil, is where the engine's messages come from instead: the five fields above are not used, nor is
+	// Decoder for those that were read already. When it is closed and all of it is in the log, Run returns nil.
 	Feed <-chan Frame
+
+	// Source, if not nil, is asked for what a feed has missed.
+	Source Source
 
 	Identity Identity
 	Limits   Limits
@@ -193,8 +196,12 @@ func Run(ctx context.Context, cfg Config) error {
 	defer r.check.Stop()
 	defer r.retry.Stop()
 	r.retry.Stop()
-	r.machine = NewMachine(cfg.Identity, cfg.Limits, cfg.Replay != "" && cfg.Feed == nil, observed{r})
-	if cfg.Snapshot != "" && cfg.Feed == nil {
+	replay, snapshots := cfg.Replay != "", cfg.Snapshot != ""
+	if cfg.Feed != nil {
+		replay, snapshots = cfg.Source != nil, cfg.Source != nil
+	}
+	r.machine = NewMachine(cfg.Identity, cfg.Limits, replay, observed{r})
+	if snapshots {
 		r.machine.UseSnapshots()
 	}
 	if cfg.ClearUnreadable {
@@ -226,6 +233,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	r.machine.Recovered(published, millis(time.Now()))
 	r.span.recovered(published, r.machine.Incarnation())
+	if cfg.Source != nil {
+		r.feedOpened()
+	}
 	go r.pump(ctx, next)
 	if cfg.Keep != nil {
 		go r.keep(ctx)
@@ -322,6 +332,13 @@ func (r *runner) feed(ctx context.Context) (inbound, bool) {
 	}
 }
 
+// feedOpened has the source asked at once, and a second later, when it is sure to have the feed's subscription.
+func (r *runner) feedOpened() {
+	r.machine.Verify()
+	r.heardAt = time.Time{}
+	r.check.Reset(min(r.cfg.IdleCheck, time.Second))
+}
+
 // pump moves messages to the loop, which takes them only while there is room.
 func (r *runner) pump(ctx context.Context, next func(context.Context) (inbound, bool)) {
 	defer close(r.inbound)
@@ -380,7 +397,9 @@ func (r *runner) loop(ctx context.Context) error {
 				r.fed, r.inbound = true, nil
 				continue
 			}
-			if msg.fed != nil {
+			if msg.fed != nil && msg.fed.Opened {
+				r.feedOpened()
+			} else if msg.fed != nil {
 				r.heardAt = time.Now()
 				r.machine.Live(*msg.fed, millis(r.heardAt))
 			} else {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -28,6 +29,29 @@ import (
 type Snapshot struct {
 	Next     events.EngineSeq // the live message that follows
 	Payloads [][]byte
+}
+
+// Source can be asked for what a feed has missed.
+type Source interface {
+	// Ask asks for the messages from one on, or, from 0, for all that is held.
+	Ask(ctx context.Context, from events.EngineSeq) (Said, error)
+}
+
+// Said is what a source answers.
+type Said struct {
+	Frames []Frame   // what was asked for; none if there is nothing yet that was
+	Whole  *Snapshot // or all that is held, where it does not keep that
+}
+
+// askSource asks the source, and waits as long as for a snapshot.
+func askSource(ctx context.Context, cfg Config, from events.EngineSeq) (Said, error) {
+	asking, cancel := context.WithTimeout(ctx, snapshotPatience*cfg.ReplayTimeout)
+	defer cancel()
+	said, err := cfg.Source.Ask(asking, from)
+	if err != nil && asking.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%w: no answer in %v", zmtp.ErrSilent, snapshotPatience*cfg.ReplayTimeout)
+	}
+	return said, err
 }
 
 // awaitingSnapshot is the phase in which the engine is asked for all that it holds.
@@ -169,6 +193,16 @@ func (r *runner) snapshotted(got snapshotted) {
 
 // askSnapshot asks for a snapshot and hears all of it.
 func askSnapshot(ctx context.Context, cfg Config) (Snapshot, error) {
+	if cfg.Source != nil {
+		said, err := askSource(ctx, cfg, 0)
+		if err == nil && said.Whole == nil {
+			err = errors.New("the engine does not say all that it holds")
+		}
+		if err != nil {
+			return Snapshot{}, err
+		}
+		return *said.Whole, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, snapshotPatience*cfg.ReplayTimeout)
 	defer cancel()
 	sockets := cfg.Sockets

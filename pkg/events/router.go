@@ -345,6 +345,60 @@ func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 	})
 }
 
+// RouterAnswer is what the local indexer of a Dynamo worker answers who asks for events from an id on
+// (ai-dynamo/dynamo › lib/kv-router, WorkerKvQueryResponse).
+type RouterAnswer struct {
+	// Whole says that Events are all that the rank holds, and their ids mean nothing: what was asked for is no longer
+	// kept. Else they are those that were asked for, in order; none if the rank has not got that far.
+	Whole  bool
+	Events []RouterEvent
+	Last   uint64 // the id of the newest event
+}
+
+// ReadRouterAnswer reads an answer from MessagePack. An error says also why there is none, if the worker says that.
+func ReadRouterAnswer(data []byte) (a RouterAnswer, err error) {
+	r := &msgp.Reader{Data: data}
+	text := appendJSON(nil, r, maxRouterNesting)
+	if r.Broken || r.Left() > 0 {
+		return a, malformed(r.At, "an answer that is cut off, or not of maps with names")
+	}
+	var wire struct {
+		Data map[string]json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(text, &wire); err != nil {
+		return a, err
+	}
+	var said struct {
+		Events []json.RawMessage `json:"events"`
+		Last   *uint64           `json:"last_event_id"`
+		Newest *uint64           `json:"newest_available"`
+	}
+	for kind, text := range wire.Data {
+		if kind == "Events" || kind == "TreeDump" || kind == "TooNew" {
+			err = json.Unmarshal(text, &said)
+		}
+		last := said.Last
+		if kind == "TooNew" {
+			last = said.Newest
+		}
+		if err != nil || len(wire.Data) > 1 || last == nil {
+			return a, fmt.Errorf("the worker answers %.40q: %.300s", kind, text)
+		}
+		a.Whole, a.Last = kind == "TreeDump", *last
+	}
+	if len(wire.Data) == 0 {
+		return a, errors.New("the worker's answer says nothing")
+	}
+	for i, text := range said.Events {
+		e, err := readRouterEvent(text, false)
+		if err != nil {
+			return a, fmt.Errorf("event %d of %d: %w", i, len(said.Events), err)
+		}
+		a.Events = append(a.Events, e)
+	}
+	return a, nil
+}
+
 // maxRouterNesting is how deep values of a router event may lie within each other.
 const maxRouterNesting = 64
 

@@ -256,14 +256,21 @@ func (c *Config) String() string {
 	return ""
 }
 
-// ParseConfig reads the configuration of one worker, in JSON, and checks it. A field that is not known is an error: it
-// would be one that was misspelt.
-func ParseConfig(data []byte) (c Config, err error) {
-	if err := DecodeConfig(data, &c); err != nil {
-		return Config{}, err
+// ParseConfig reads the configuration of one worker, in JSON, and checks it. Fields that are not known, as those of a
+// newer engine, are passed over: passed names one of them, and is nil if there is none.
+func ParseConfig(data []byte) (c Config, passed, err error) {
+	if err = DecodeConfig(data, &c); errors.Is(err, errNoField) {
+		passed, c = err, Config{}
+		err = decodeConfig(json.NewDecoder(bytes.NewReader(data)), &c)
 	}
-	return c, c.Check()
+	if err != nil {
+		return Config{}, nil, err
+	}
+	return c, passed, c.Check()
 }
+
+// errNoField: there is no field of that name.
+var errNoField = errors.New("there is no field")
 
 // ParseModels reads {"MODEL": configuration, ...}, and says all that is wrong with the configurations.
 func ParseModels(data []byte) (map[string]Config, error) {
@@ -274,7 +281,10 @@ func ParseModels(data []byte) (map[string]Config, error) {
 	models := make(map[string]Config, len(texts))
 	var wrong complaints
 	for model, text := range texts {
-		c, err := ParseConfig(text)
+		c, passed, err := ParseConfig(text)
+		if err == nil {
+			err = passed // a person has written it
+		}
 		models[model] = c
 		wrong.add(err != nil, "model %q: %w", model, err)
 	}
@@ -286,6 +296,10 @@ func ParseModels(data []byte) (map[string]Config, error) {
 func DecodeConfig(data []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
+	return decodeConfig(dec, into)
+}
+
+func decodeConfig(dec *json.Decoder, into any) error {
 	err := dec.Decode(into)
 	if err == nil {
 		return nil
@@ -294,7 +308,7 @@ func DecodeConfig(data []byte, into any) error {
 	name, unknown := strings.CutPrefix(err.Error(), "json: unknown field ")
 	switch {
 	case unknown:
-		return fmt.Errorf("there is no field %s", name)
+		return fmt.Errorf("%w %s", errNoField, name)
 	case errors.As(err, &wrong) && wrong.Field == "":
 		return fmt.Errorf("it is %s, not an object", article(wrong.Value))
 	case errors.As(err, &wrong):

@@ -111,18 +111,23 @@ func TestReleaseDecidesNames(t *testing.T) {
 }
 
 func TestParseConfig(t *testing.T) {
-	if c, err := ParseConfig([]byte(published)); err != nil || c.SGLang.PageSize != 64 {
-		t.Errorf("%+v, %v", c, err)
+	if c, passed, err := ParseConfig([]byte(published)); err != nil || passed != nil || c.SGLang.PageSize != 64 {
+		t.Errorf("%+v, %v, %v", c, passed, err)
+	}
+	newer := strings.Replace(published, `"page_size"`, `"of_next_year":{"a":[1]},"page_size"`, 1)
+	if c, passed, err := ParseConfig([]byte(newer)); err != nil || c.SGLang.PageSize != 64 || passed == nil ||
+		passed.Error() != `there is no field "of_next_year"` {
+		t.Errorf("with a field of a newer worker: %+v, %v, %v", c, passed, err)
 	}
 	for text, want := range map[string]string{
-		strings.Replace(published, "page_size", "pagesize", 1): `there is no field "pagesize"`,
+		strings.Replace(published, "page_size", "pagesize", 1): "page_size",
 		strings.Replace(published, "64", `"64"`, 1):            "mooncake.page_size is text, not a whole number",
 		strings.Replace(published, "64", "0", 1):               "page_size",
 		"":                                                     "EOF",
 		"[]":                                                   "it is a list, not an object",
 		"{x":                                                   "it is no JSON: invalid character",
 	} {
-		if _, err := ParseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, _, err := ParseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}

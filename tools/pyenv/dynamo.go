@@ -13,3 +13,19 @@ func StartDynamo(t testing.TB) *Dynamo {
 	d.answer(nil)
 	return d
 }
+
+// DynamoWorkers is a running integration/python/dynamo_workers.py, where its commands are explained: a process of
+// Dynamo's runtime with publishers of KV-cache events.
+type DynamoWorkers struct {
+	driver
+	Worker string // its id
+}
+
+// StartDynamoWorkers starts one that lives until the test ends, with the folder of file discovery.
+func StartDynamoWorkers(t testing.TB, folder string, blockSize int) *DynamoWorkers {
+	t.Helper()
+	options := map[string]any{"folder": folder, "block_size": blockSize}
+	d := &DynamoWorkers{driver: startDriver(t, PythonWith(t, "dynamo.txt"), "dynamo_workers.py", options)}
+	d.answer(d)
+	return d
+}

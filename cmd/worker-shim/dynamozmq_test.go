@@ -1,0 +1,56 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// TestSetDecoder: a block that is stored twice is stored once, and what is new of an event keeps its place.
+func TestSetDecoder(t *testing.T) {
+	d := &setDecoder{}
+	key := events.RankKey{Instance: "1"}
+	line := func(e events.Event) []byte { return events.AppendRouterEvent(nil, key, 1, &e) }
+	store := func(blocks ...events.BlockHash) []byte {
+		e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: blocks}
+		for _, b := range blocks {
+			e.Locals = append(e.Locals, events.LocalHash(b*10))
+		}
+		return line(e)
+	}
+	for i, c := range []struct {
+		line []byte
+		want string
+	}{
+		{store(1, 2, 3), "[1 2 3] after 0"},
+		{store(1, 2, 3), ""},
+		{line(events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{2}}), "-[2]"},
+		{store(0, 1, 2, 3, 4), "[0] after 0, [2] after 1, [4] after 3"},
+		{nil, ""},
+		{line(events.Event{Kind: events.Cleared, Tier: events.AllTiers}), "-[]"},
+		{store(3), "[3] after 0"},
+	} {
+		m, err := d.Decode(c.line)
+		got := ""
+		for _, e := range m.Events {
+			if got != "" {
+				got += ", "
+			}
+			if e.Kind == events.Stored {
+				got += fmt.Sprintf("%v after %d", e.Blocks, e.Parent)
+				if len(e.Locals) != len(e.Blocks) || e.Locals[0] != events.LocalHash(e.Blocks[0]*10) {
+					t.Errorf("event %d: %+v", i, e)
+				}
+			} else {
+				got += fmt.Sprintf("-%v", e.Blocks)
+			}
+		}
+		if err != nil || got != c.want {
+			t.Errorf("event %d: %q, want %q, %v", i, got, c.want, err)
+		}
+	}
+	if _, err := d.Decode([]byte("{")); err == nil {
+		t.Error("what is no event is one")
+	}
+}
