@@ -188,7 +188,8 @@ func TestSlotTracker(t *testing.T) {
 	t.Logf("%d steps", p.steps)
 }
 
-// TestSelectionService drives both selection services with random histories. Between equals the choice is random: ours
+// TestSelectionService drives both selection services with random histories, of workers with several ranks that hold
+// blocks on their devices, in host memory and on disk. Between equals the choice is random: ours
 // is pinned to Dynamo's, whose cost must be the least of ours.
 func TestSelectionService(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "", "--select-listen", "127.0.0.1:0", "--on-engine-refused", "keep")
@@ -197,37 +198,76 @@ func TestSelectionService(t *testing.T) {
 	type of = map[string]any
 	n := p.rng.IntN
 	const size = 16
-	var engines []*pyenv.Publisher
-	for range 3 {
-		engines = append(engines, pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: size}))
+	const ranks = 2
+	var engines [3][ranks]*pyenv.Publisher
+	for i := range engines {
+		for r := range ranks {
+			engines[i][r] = pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: size, Rank: r})
+		}
 	}
-	// tokens are those of a prompt of one of a few families; engine i holds i+1 blocks of family i
+	// tokens are those of a prompt of one of a few families; rank r of engine i holds i+r+1 blocks of family i on its
+	// device, r+1 blocks that follow in host memory, and the next one on disk
 	tokens := func() []uint32 {
-		list := harness.Tokens(n(3), 1+n(6*size))
+		list := harness.Tokens(n(3), 1+n(9*size))
 		for i := range list[:n(2)*len(list)/2] {
 			list[len(list)-1-i] += uint32(n(2))
 		}
 		return list
 	}
 	worker := func(i int) of {
+		endpoints := of{}
+		for r, e := range engines[i] {
+			endpoints[fmt.Sprint(r)] = e.Endpoint
+		}
 		return of{"worker_id": i, "model_name": "m", "endpoint": fmt.Sprint("http://w", i), "block_size": size,
-			"kv_events_endpoint": engines[i].Endpoint, "max_num_batched_tokens": 8192, "total_kv_blocks": 1000}
+			"data_parallel_size": ranks, "kv_events_endpoints": endpoints, "max_num_batched_tokens": 8192,
+			"total_kv_blocks": 1000}
 	}
-	for i, e := range engines {
+	for i := range engines {
 		p.same("POST", "/workers", worker(i), worker(i))
-		e.WaitSubscribers(2)
-		e.Store(harness.Tokens(i, (i+1)*size), nil)
+		for r, e := range engines[i] {
+			e.WaitSubscribers(2)
+			at, last := 0, (*uint64)(nil)
+			for _, tier := range []struct {
+				medium string
+				blocks int
+			}{{"GPU", i + r + 1}, {"CPU", r + 1}, {"DISK", 1}} {
+				all := harness.Tokens(i, (at+tier.blocks)*size)
+				_, names := e.Publish(pyenv.Event{Op: "store", Tokens: all[at*size:], Parent: last, Medium: tier.medium})
+				at, last = at+tier.blocks, &names[0][tier.blocks-1]
+			}
+		}
 	}
 	for i := range engines { // until both have heard
-		q := of{"model_name": "m", "token_ids": harness.Tokens(i, (i+1)*size)}
+		q := of{"model_name": "m", "token_ids": harness.Tokens(i, 9*size)}
+		rows := func(base string) string {
+			var a struct {
+				Workers []struct {
+					Worker int `json:"worker_id"`
+					Device int `json:"device_blocks"`
+					Host   int `json:"host_pinned_blocks"`
+					Disk   int `json:"disk_blocks"`
+				}
+			}
+			if _, text := p.ask(base, "POST", "/overlap_scores", q); json.Unmarshal([]byte(text), &a) != nil {
+				return text
+			}
+			list := []string{}
+			for _, w := range a.Workers {
+				if w.Worker == i {
+					list = append(list, fmt.Sprint(w.Device, w.Host, w.Disk))
+				}
+			}
+			return strings.Join(list, "; ")
+		}
+		want := fmt.Sprintf("%d %d %d; %d %d %d", i+1, i+2, i+3, i+2, i+4, i+5)
 		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(10 * time.Millisecond) {
-			_, a := p.ask(p.dynamo, "POST", "/overlap_scores", q)
-			_, b := p.ask(p.ours, "POST", "/overlap_scores", q)
-			if want := fmt.Sprintf(`"device_blocks":%d`, i+1); strings.Contains(a, want) && strings.Contains(b, want) {
+			a, b := rows(p.dynamo), rows(p.ours)
+			if a == want && b == want {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("the events do not arrive: %s %s", a, b)
+				t.Fatalf("the events do not arrive: Dynamo %s, ours %s, want %s", a, b, want)
 			}
 		}
 	}
@@ -261,7 +301,7 @@ func TestSelectionService(t *testing.T) {
 		}
 	}
 	used := map[string]bool{} // an id that was chosen for is not booked at once later: see docs/compatibility.md
-	for p.steps < 5000 {
+	for p.steps < 10_000 {
 		prompt := tokens()
 		q := of{"model_name": "m", "token_ids": prompt}
 		id := fmt.Sprint("s", n(60))
@@ -291,7 +331,7 @@ func TestSelectionService(t *testing.T) {
 				delete(used, id)
 			}
 		case k < 50:
-			b := of{"model_name": "m", "selection_id": id, "worker_id": n(4), "token_ids": prompt, "dp_rank": n(8) / 7,
+			b := of{"model_name": "m", "selection_id": id, "worker_id": n(4), "token_ids": prompt, "dp_rank": n(2*ranks+1) / 2,
 				"effective_prefill_tokens": n(len(prompt) + 3)}
 			p.same("POST", "/reservations", b, b)
 			delete(used, id)
