@@ -242,7 +242,6 @@ func (r *run) capture(n *node, s *scope) (string, error) {
 type loop struct {
 	items []any
 	at    int
-	depth int
 }
 
 func (l *loop) attr(name string) (any, error) {
