@@ -168,10 +168,27 @@ func TestRegisteredWorkers(t *testing.T) {
 		t.Fatalf("%+v, %v", w, err)
 	}
 	s.seen("is registered", no, func(w api.WorkerInfo) bool { return is(api.WorkerSchedulable, "")(w) && w.Rank == 1 })
-	yes := true
-	drained, err := s.clients[1].ChangeWorker(s.ctx, &api.WorkerChange{Instance: declared.Instance, Drain: &yes})
+	drain := true
+	drained, err := s.clients[1].ChangeWorker(s.ctx, &api.WorkerChange{Instance: declared.Instance, Drain: &drain})
 	if err != nil || drained.Ranks[0].State != api.WorkerDraining {
 		t.Errorf("%+v, %v", drained, err)
+	}
+	query := &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 20)}}
+	for i, c := range s.clients { // a choice obeys it too
+		harness.Eventually(t, fmt.Sprintf("node %d chooses nobody that drains", i), func() (bool, string) {
+			a, err := c.Select(s.ctx, query)
+			return api.AsError(err).Code == api.CodeNoWorkers, fmt.Sprintf("%+v %v", a, err)
+		})
+	}
+	drain = false
+	if _, err := s.clients[1].ChangeWorker(s.ctx, &api.WorkerChange{Instance: declared.Instance, Drain: &drain}); err != nil {
+		t.Error(err)
+	}
+	for i, c := range s.clients {
+		harness.Eventually(t, fmt.Sprintf("node %d chooses it again", i), func() (bool, string) {
+			a, err := c.Select(s.ctx, query)
+			return err == nil && string(a.Worker) == no, fmt.Sprintf("%+v %v", a, err)
+		})
 	}
 	if _, err := s.clients[2].RemoveWorker(s.ctx, declared.Instance); err != nil {
 		t.Error(err)

@@ -486,6 +486,7 @@ func TestHTTP(t *testing.T) {
 		{"one breaks off", []string{broken, good}, "", AgainLost},
 		{"all are dead", []string{dead.URL}, api.CodeUnavailable, AgainAbsent},
 		{"none is ready", []string{refuse(api.CodeNotReady)}, api.CodeNotReady, AgainRefused},
+		{"no worker may be chosen", []string{refuse(api.CodeNoWorkers)}, api.CodeNoWorkers, ""},
 		{"busy", []string{refuse(api.CodeBusy)}, api.CodeBusy, ""},
 		{"unknown model", []string{refuse(api.CodeUnknownModel)}, api.CodeUnknownModel, ""},
 		{"no indexer", []string{stranger}, api.CodeInternal, ""},

@@ -117,7 +117,7 @@ func replied(reply *http.Response, body []byte) outcome {
 	o := outcome{reply: body}
 	form, known := api.ContentType(reply.Header.Get("Content-Type"))
 	if reply.StatusCode == http.StatusServiceUnavailable {
-		o.again = AgainRefused
+		o.again = refusal(form, body)
 	}
 	switch {
 	case known && form == api.MsgPack && len(body) > 0:
@@ -139,6 +139,16 @@ func replied(reply *http.Response, body []byte) outcome {
 		o.reply = nil
 	}
 	return o
+}
+
+// refusal is why a request is asked again that was refused with code 503. Where no worker may be chosen it is not: that
+// is an answer, and another node has the same.
+func refusal(form string, body []byte) string {
+	var e api.ErrorBody
+	if api.Unmarshal(form, body, &e) == nil && e.Error != nil && e.Error.Code == api.CodeNoWorkers {
+		return ""
+	}
+	return AgainRefused
 }
 
 func (t *httpTransport) end(r *request) {

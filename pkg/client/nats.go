@@ -78,7 +78,8 @@ func (r *request) refuse(o *outcome, reply rpc.Reply) {
 		o.err, o.again = failed(api.CodeNotReady, reply.Err, "%s", r.absent), AgainAbsent
 		return
 	case errors.As(reply.Err, &refused) && refused.Code == api.CodeNotReady.HTTPStatus():
-		o.again = AgainRefused
+		form, _ := api.ContentType(reply.ContentType)
+		o.again = refusal(form, reply.Body)
 	}
 	if len(reply.Body) == 0 {
 		o.err = Failure(reply)

@@ -11,7 +11,7 @@ import httpx
 
 from ._ask import Outcome, read_reply
 from ._retry import ABSENT, LOST, REFUSED, Budget
-from .errors import InternalError, KvatlasError, UnavailableError
+from .errors import InternalError, KvatlasError, NoWorkersError, UnavailableError
 
 _METHODS = {"workers": "GET", "status": "GET"}
 
@@ -58,7 +58,7 @@ class HTTP:
         if outcome.error is None or reply.is_success or outcome.reply is None:
             kind = UnavailableError if again else InternalError
             outcome = Outcome(error=kind(f"{url} says {reply.status_code} {reply.reason_phrase}, which no indexer does"))
-        return Outcome(error=outcome.error, again=again)
+        return Outcome(error=outcome.error, again="" if isinstance(outcome.error, NoWorkersError) else again)
 
     def refused(self, op: str) -> KvatlasError | None:
         return None

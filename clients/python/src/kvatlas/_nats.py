@@ -12,7 +12,7 @@ from typing import Any
 from ._ask import Outcome, read_reply
 from ._retry import ABSENT, LOST, REFUSED, Budget
 from .errors import (
-    BusyError, ForbiddenError, InternalError, KvatlasError, MalformedError, NotReadyError, TooLargeError,
+    BusyError, ForbiddenError, InternalError, KvatlasError, MalformedError, NotReadyError, NoWorkersError, TooLargeError,
     UnavailableError,
 )
 
@@ -141,7 +141,7 @@ class NATS:
             return read_reply(msg.data)
         again = REFUSED if code == "503" else ""
         if msg.data and (error := read_reply(msg.data).error):
-            return Outcome(error=error, again=again)
+            return Outcome(error=error, again="" if isinstance(error, NoWorkersError) else again)
         kind = _BY_STATUS.get(int(code), InternalError) if code.isdigit() else InternalError
         return Outcome(error=kind(f"{headers.get('Nats-Service-Error', '')} ({code})"), again=again)
 

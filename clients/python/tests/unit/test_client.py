@@ -134,6 +134,15 @@ def test_the_next_node_is_asked() -> None:
         assert sorted(asked) == ["gone", "starting", "there"]
 
 
+def test_no_worker_may_be_chosen() -> None:
+    """Another node says the same, so nobody is asked again."""
+    why: list[str] = []
+    with client(lambda r: failure(503, "no_workers"), asked_again=why.append) as c:
+        with pytest.raises(errors.NoWorkersError):
+            c.select(SelectRequest("llama", tokens=[1]))
+    assert why == []
+
+
 def test_nobody_is_there() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
