@@ -95,7 +95,9 @@ func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) boo
 			e = limited
 		}
 		ok := w.device(space, q, allowed, out, e) && x.validate(w)
-		out.withinDevice()
+		if len(out.Sets) > 0 {
+			out.withinDevice()
+		}
 		return ok
 	}
 	if !w.device(space, q, allowed, out, further) {
