@@ -181,7 +181,8 @@ func TestRegisteredWorkers(t *testing.T) {
 		})
 	}
 	drain = false
-	if _, err := s.clients[1].ChangeWorker(s.ctx, &api.WorkerChange{Instance: declared.Instance, Drain: &drain}); err != nil {
+	_, err = s.clients[1].ChangeWorker(s.ctx, &api.WorkerChange{Instance: declared.Instance, Drain: &drain})
+	if err != nil {
 		t.Error(err)
 	}
 	for i, c := range s.clients {
