@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 
@@ -16,6 +17,28 @@ import (
 
 // lookEvery is how often the folder of discovery is looked into.
 const lookEvery = time.Second
+
+// unknownLooks is how many looks in a row must have found a publisher without a record that says for which rank it
+// publishes: a worker writes that record a moment before or after the other, or, before 1.6, never.
+const unknownLooks = 10
+
+// looks counts, by id, how many looks in a row have found a publisher whose rank is not known.
+type looks map[uint64]int
+
+// count counts one more look.
+func (l looks) count(list []dynamo.Publisher) {
+	there := map[uint64]bool{}
+	for _, p := range list {
+		if !p.Known {
+			there[p.ID] = true
+			l[p.ID]++
+		}
+	}
+	maps.DeleteFunc(l, func(id uint64, _ int) bool { return !there[id] })
+}
+
+// ripe reports whether a publisher may be heard: its rank is known, or will not be.
+func (l looks) ripe(p dynamo.Publisher) bool { return p.Known || l[p.ID] >= unknownLooks }
 
 // hearing is a publisher that is heard.
 type hearing struct {
@@ -37,7 +60,7 @@ func (h *hearing) ended() bool {
 
 // hearPlane hears every publisher that the folder of Dynamo's discovery names, for as long as it does.
 func (f *fleet) hearPlane() error {
-	heard := map[uint64]*hearing{}
+	heard, unknown := map[uint64]*hearing{}, looks{}
 	for f.ctx.Err() == nil {
 		list, wrong, err := dynamo.Publishers(f.cfg.engine, time.Now())
 		for _, err := range wrong {
@@ -51,7 +74,7 @@ func (f *fleet) hearPlane() error {
 				f.full.warn(f.log, "Dynamo's discovery names nobody who publishes KV-cache events", "folder", f.cfg.engine,
 					"what_to_do", "see that --engine is the DYN_FILE_KV of the workers, and that they run with event_plane zmq")
 			}
-			f.follow(heard, list)
+			f.follow(heard, unknown, list)
 		}
 		loop.Wait(f.ctx, lookEvery)
 	}
@@ -62,7 +85,8 @@ func (f *fleet) hearPlane() error {
 }
 
 // follow hears who is new in the list, and no longer who is not in it.
-func (f *fleet) follow(heard map[uint64]*hearing, list []dynamo.Publisher) {
+func (f *fleet) follow(heard map[uint64]*hearing, unknown looks, list []dynamo.Publisher) {
+	unknown.count(list)
 	there := map[uint64]bool{}
 	for i := range list {
 		there[list[i].ID] = strings.HasPrefix(list[i].Scope, f.cfg.topic)
@@ -82,7 +106,7 @@ func (f *fleet) follow(heard map[uint64]*hearing, list []dynamo.Publisher) {
 		ending[h.Key] = ending[h.Key] || h.stopped
 	}
 	for _, p := range list {
-		if heard[p.ID] != nil || !there[p.ID] || p.Known && ending[p.Key] {
+		if heard[p.ID] != nil || !there[p.ID] || p.Known && ending[p.Key] || !unknown.ripe(p) {
 			continue
 		}
 		if len(heard) >= maxRanks {

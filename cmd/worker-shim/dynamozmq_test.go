@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/dynamo"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -52,5 +53,32 @@ func TestSetDecoder(t *testing.T) {
 	}
 	if _, err := d.Decode([]byte("{")); err == nil {
 		t.Error("what is no event is one")
+	}
+}
+
+// TestLooks: a worker writes the record of its publisher's rank a moment after that of the publisher; it is heard as
+// that rank's, and as nobody's only if the record does not come for ten looks in a row.
+func TestLooks(t *testing.T) {
+	l, bare := looks{}, dynamo.Publisher{ID: 1}
+	whole := bare
+	whole.Known = true
+	look := func(p ...dynamo.Publisher) { l.count(p) }
+	if look(bare); l.ripe(bare) || !l.ripe(whole) {
+		t.Error("one whose rank is not known yet is heard at once, or one whose rank is known is not")
+	}
+	if look(whole); len(l) != 0 {
+		t.Errorf("counted although it is known: %v", l)
+	}
+	for range unknownLooks - 1 {
+		look(bare)
+	}
+	if look(); l.ripe(bare) || len(l) != 0 {
+		t.Errorf("counted although it is gone: %v", l)
+	}
+	for range unknownLooks {
+		look(bare)
+	}
+	if !l.ripe(bare) {
+		t.Error("one whose rank is never said is not heard")
 	}
 }
