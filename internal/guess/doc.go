@@ -56,13 +56,11 @@
 //
 // Nodes share bookings (internal/load), and guesses follow from them: what a node hears of a request that another node
 // has booked is what it would hear of its own. A booking that comes late is as old as it is: its TTL began when it was
-// made. One that comes twice, or after its end, is not heard here at all.
+// made. One that comes twice, or after its end, is not heard here at all. One that is lost leaves a guess out, which
+// does no harm.
 //
-// Requests that have ended are in no table of bookings. A node that has not heard of them, as it starts, was cut off,
-// or has lost messages, gets them from others ([Service.Past]): as few requests as say what is guessed, the latest
-// first, 16 MiB at most from a node. What ended requests have left behind beside their prompts (lru) is not handed on:
-// the rank seems to have so much more room. Nothing keeps tables equal: a guess that events have passed by is dropped
-// where somebody asks, and comes back from a node where nobody did, until somebody asks again.
+// What a node that starts does not know: prompts of requests that had ended before. Its peers' tables of bookings bring
+// the others. Until new requests come, for one TTL at most, it routes as if those workers had forgotten them.
 //
 // # Concurrency
 //

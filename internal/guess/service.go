@@ -71,15 +71,6 @@ func (s *Service) Observe(of load.Model, r *load.Request) {
 	m.table.Observe(s.now(), r)
 }
 
-// Past yields requests that say what is guessed; it is what internal/load's Past is set to.
-func (s *Service) Past(of load.Model, age time.Duration, yield func(*load.Request) bool) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if m := s.models[of]; m != nil {
-		m.table.Past(s.now(), age, yield)
-	}
-}
-
 // refresh has a table know who is registered now.
 func (s *Service) refresh(m *model, pool *registry.Pool) {
 	if m.pool != pool {

@@ -139,7 +139,7 @@ func (t *Table) begin(now time.Duration, r *load.Request) {
 		return
 	}
 	k := t.rankOf(r.Rank)
-	at, leased := now-r.Age, k.rule.Capacity > 0 && !r.Past
+	at, leased := now-r.Age, k.rule.Capacity > 0
 	if len(r.Hashes) > 0 && (leased || at+t.ttl(k) > now) {
 		tail := t.root.reach(r.Hashes)
 		for n := tail; n != &t.root; n = n.parent {
@@ -153,39 +153,6 @@ func (t *Table) begin(now time.Duration, r *load.Request) {
 	}
 	t.evict(k)
 	t.prune()
-}
-
-// Past yields requests of which follows what is guessed of blocks that were sent somewhere within an age, the latest
-// first: with no more of them than say all.
-func (t *Table) Past(now, age time.Duration, yield func(*load.Request) bool) {
-	var all []*slot
-	for _, k := range t.ranks {
-		if k == nil {
-			continue
-		}
-		of := slices.Clone(k.queue)
-		leased := map[*node]bool{}
-		for q := range k.running {
-			for n := q.tail; n != &t.root && !leased[n]; n = n.parent {
-				leased[n] = true
-				i, _ := n.slot(k.id)
-				of = append(of, n.slots[i].slot)
-			}
-		}
-		for _, s := range of {
-			if s.node != nil && now-s.used <= age && !s.covered() {
-				all = append(all, s)
-			}
-		}
-	}
-	slices.SortFunc(all, func(a, b *slot) int { return cmp.Compare(b.used, a.used) })
-	for _, s := range all {
-		r := load.Request{Key: s.owner, Rank: s.rank.key, Hashes: s.node.path(), PrefillDone: s.due != 0, Age: now - s.used,
-			New: true, Past: true}
-		if !yield(&r) {
-			return
-		}
-	}
 }
 
 func (t *Table) lease(k *rank, r *load.Request, tail *node) {

@@ -61,10 +61,6 @@
 // same moment, may both take it. Half a second after a node has found both it ends the one of the greater key; all
 // nodes do the same. Until then the end of one of the two may be heard.
 //
-// Who watches a table (internal/guess) remembers requests that have ended. A node that has not heard of some asks for
-// them, once for all nodes that lack the same: when it starts, when another node was not heard for a while, and when it
-// learns only the end of a request (past.go). It is ready a second later at most, though they may not have come.
-//
 // While no other node is heard nothing but beats is published.
 //
 // # What an answer promises

@@ -75,7 +75,6 @@ func (t *Table) put(now time.Duration, e *event) {
 		t.Counts.Superseded++
 		if r.key.Seq > e.key.Seq {
 			left = 0
-			t.missed[e.key.Origin] = true
 		} else {
 			t.remove(now, r)
 		}
@@ -95,7 +94,7 @@ func (t *Table) drop(now time.Duration, key Key) {
 		t.remove(now, r)
 		return
 	}
-	t.see(key.Origin, t.seenOf(key.Origin, now), key.Seq, key.Seq)
+	t.seenOf(key.Origin, now).add(key.Seq, key.Seq)
 }
 
 // resolve ends requests whose id another request has too, of a lesser key, and still has after grace. The grace is for

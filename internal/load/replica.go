@@ -3,7 +3,6 @@ package load
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"sort"
@@ -23,10 +22,6 @@ type ReplicaConfig struct {
 
 	// Watch is told of every request, whichever node booked it; nil: nobody is. It must not call back.
 	Watch func(Model, *Request)
-
-	// Past yields what Watch remembers of requests that are at most so old, those under way excepted, the latest first:
-	// nodes that have not heard of them are told. nil: it remembers nothing.
-	Past func(of Model, age time.Duration, yield func(*Request) bool)
 }
 
 // Times of the protocol.
@@ -41,7 +36,6 @@ const (
 	syncMost    = 10 * time.Second        // a node that starts does not wait for longer
 	calmAfter   = 20 * time.Millisecond   // without a change of a table; events take less
 	doubtMost   = 10 * time.Second        // that digests may differ while tables change all the time
-	leftMost    = time.Hour               // for as long is known when a node was last heard
 	silence     = 1100 * time.Millisecond // two beats: the node may have died, and its last messages reached some only
 	tickPeriod  = time.Second
 )
@@ -71,7 +65,6 @@ type ReplicaCounts struct {
 	Healed                                  uint64 // requests ended because a peer had seen their end
 	Dropped                                 uint64 // messages that were not sent, because too many wait, or taken
 	Unsynced                                uint64 // 1: it was ready without a peer's tables although there are peers
-	Recalled                                uint64 // past requests that a peer has told of
 }
 
 // Replica keeps the same tables on every node. It is stepped: time and messages are arguments, and what is to be sent
@@ -84,8 +77,7 @@ type Replica struct {
 	models   []*replica
 	byName   map[Model]*replica
 	peers    map[uint64]*other
-	left     map[uint64]time.Duration // when nodes were last heard that are not among them any more
-	others   time.Duration            // when a ready node was last heard, or this one began
+	others   time.Duration // when a ready node was last heard, or this one began
 	out      []Message
 	outBytes int
 	nextBeat time.Duration
@@ -103,8 +95,6 @@ type Replica struct {
 type other struct {
 	heard  time.Duration // when it was last
 	silent bool          // it was not for a while, and that was noted
-	absent bool          // it was not heard until now, and not since lost
-	lost   time.Duration // 0: never
 }
 
 // replica is the table of one model.
@@ -123,9 +113,6 @@ type replica struct {
 	waiting  bool
 	complete bool // all parts of its summary have
 	want     map[Key]bool
-
-	lacks     map[uint64]*lack // by who may make up for them
-	inherited bool             // what the source lacks is lacking here, since it has answered
 }
 
 // peer is another node's table of the same model.
@@ -133,7 +120,6 @@ type peer struct {
 	got       seen // which of its messages of events have come, or are not needed any more
 	exchanged time.Duration
 	agreed    time.Duration // when the digests were last equal, or compared
-	whole     time.Duration // when all that it had booked was last known here; 0: never
 	doubt     bool          // something may have reached one of the two only
 	in        [2]incoming   // a summary that wants an answer; one that is an answer
 }
@@ -150,8 +136,7 @@ func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 	if cfg.Models <= 0 {
 		cfg.Models = 256
 	}
-	r := &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]*other{},
-		left: map[uint64]time.Duration{}}
+	r := &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]*other{}}
 	r.begin(now)
 	return r
 }
@@ -191,8 +176,7 @@ func (r *Replica) Table(model Model) *Table {
 func (r *Replica) model(model Model) *replica {
 	m := r.byName[model]
 	if m == nil && len(r.models) < r.cfg.Models {
-		m = &replica{Model: model, table: NewTable(r.cfg.Origin, r.cfg.Limits), peers: map[uint64]*peer{},
-			lacks: map[uint64]*lack{}}
+		m = &replica{Model: model, table: NewTable(r.cfg.Origin, r.cfg.Limits), peers: map[uint64]*peer{}}
 		m.table.changed = func(kind change, rec *record) { r.enqueue(m, kind, rec) }
 		if r.cfg.Watch != nil {
 			m.table.watch = func(q *Request) { r.cfg.Watch(model, q) }
@@ -305,7 +289,6 @@ func (r *Replica) Step(now time.Duration) []Message {
 	r.now = now
 	if now >= r.nextTick {
 		r.nextTick = now + tickPeriod
-		maps.DeleteFunc(r.left, func(_ uint64, heard time.Duration) bool { return now-heard > leftMost })
 		for _, m := range r.models {
 			m.table.Tick(now)
 			m.table.forget(now)
@@ -320,7 +303,6 @@ func (r *Replica) Step(now time.Duration) []Message {
 		r.nextBeat = now + beatPeriod
 		for origin, o := range r.peers {
 			if now-o.heard > peerLife {
-				r.left[origin] = o.heard
 				delete(r.peers, origin)
 			} else if now-o.heard > silence && !o.silent {
 				o.silent = true
@@ -332,9 +314,6 @@ func (r *Replica) Step(now time.Duration) []Message {
 		for _, m := range r.models {
 			m.table.expire(now)
 			m.table.resolve(now, rivalGrace)
-		}
-		for _, m := range r.models {
-			r.recall(m)
 		}
 		r.again()
 		r.start()
@@ -355,7 +334,7 @@ func (r *Replica) again() {
 	if r.ready || r.source == 0 {
 		return
 	}
-	if r.now-r.since >= syncRound && slices.ContainsFunc(r.models, func(m *replica) bool { return m.waiting }) {
+	if r.now-r.since >= syncRound {
 		r.source = 0
 		return
 	}
@@ -372,10 +351,7 @@ func (r *Replica) start() {
 		return
 	}
 	if r.source != 0 {
-		late := r.now-r.since >= syncRound // for what weighs nothing
-		r.ready = !slices.ContainsFunc(r.models, func(m *replica) bool {
-			return m.waiting || m.lacks[r.source] != nil && !late
-		})
+		r.ready = !slices.ContainsFunc(r.models, func(m *replica) bool { return m.waiting })
 	}
 	if r.now-r.others >= aloneAfter {
 		r.ready = true
@@ -416,7 +392,7 @@ func (r *Replica) accept(now time.Duration, m *message, err error) error {
 		return nil
 	}
 	r.Counts.Received++
-	r.hear(m.from)
+	r.peers[m.from] = &other{heard: now}
 	switch m.kind {
 	case kindBeat:
 		r.heard(m.from, &m.beat)
@@ -426,22 +402,12 @@ func (r *Replica) accept(now time.Duration, m *message, err error) error {
 				of.peer(m.from, now).got.add(m.number, m.number)
 			}
 			of.take(now, m.events)
-			r.miss(of)
 		} else {
 			r.Counts.Dropped++
 		}
 	case kindSummary:
-		if of := r.model(m.model); of != nil && m.summary.to == r.cfg.Origin {
+		if of := r.model(m.model); of != nil && m.to == r.cfg.Origin {
 			r.compare(of, m.from, &m.summary)
-			r.miss(of)
-		}
-	case kindRecall:
-		if of := r.byName[m.model]; of != nil {
-			r.asked(of, m.from, &m.past.recall)
-		}
-	case kindPast:
-		if of := r.byName[m.model]; of != nil {
-			r.recalled(of, m.from, &m.past)
 		}
 	}
 	if !r.ready {
@@ -516,7 +482,6 @@ func (r *Replica) heard(from uint64, b *beat) {
 	if b.ready {
 		r.others = r.now
 	}
-	r.meet(from, b.ready)
 	source := !r.ready && r.source == 0 && b.ready && b.answers == r.cfg.Origin
 	if source {
 		r.source, r.since = from, r.now
@@ -540,11 +505,7 @@ func (r *Replica) heard(from uint64, b *beat) {
 			s.active = max(s.active, r.now)
 		}
 		p := m.peer(from, r.now)
-		all := s.all(d.last)
-		if all {
-			p.whole = r.now
-		}
-		equal := t.sum == d.Digest && all
+		equal := t.sum == d.Digest && s.all(d.last)
 		if equal {
 			p.agreed = r.now
 		}
@@ -552,8 +513,6 @@ func (r *Replica) heard(from uint64, b *beat) {
 		case source:
 			m.waiting, m.complete, m.want = true, false, map[Key]bool{}
 			r.summarize(m, from, nil)
-			r.lack(m, from, forever)
-			r.recall(m)
 		case r.ready != b.ready: // who starts asks one node for all
 		case r.now-p.exchanged < exchangeGap:
 		case !p.got.all(d.sent), p.doubt, !equal && d.calm && m.calm(r.now), r.now-p.agreed >= doubtMost:
@@ -736,15 +695,12 @@ func (r *Replica) compareShare(m *replica, from uint64, h *share, under []*recor
 			if ours.has(key.Seq) {
 				continue
 			}
-			t.see(h.origin, ours, next, key.Seq-1)
+			ours.add(next, key.Seq-1)
 			next = key.Seq + 1
 			if m.waiting && from == r.source {
 				m.want[key] = true
 			}
 		}
-		t.see(h.origin, ours, next, p.last)
-	}
-	if m.waiting && from == r.source {
-		clear(t.missed) // the source is asked for all
+		ours.add(next, p.last)
 	}
 }

@@ -43,14 +43,7 @@ type simNode struct {
 	group int // of nodes that hear each other
 
 	watched map[Model]map[Key]*Request // under way, as Watch told it
-	ended   map[Model]map[Key]memory   // not any more
 	wrong   error                      // of what Watch told
-}
-
-// memory is of a request that has ended.
-type memory struct {
-	*Request
-	booked time.Duration
 }
 
 type flight struct {
@@ -111,9 +104,8 @@ func (w *world) start(place int) {
 	if before := w.nodes[place]; before != nil {
 		before.dead, group = true, before.group
 	}
-	n := &simNode{w: w, place: place, group: group, watched: map[Model]map[Key]*Request{},
-		ended: map[Model]map[Key]memory{}}
-	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch, Past: n.past})
+	n := &simNode{w: w, place: place, group: group, watched: map[Model]map[Key]*Request{}}
+	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch})
 	w.nodes[place] = n
 	for _, m := range testModels {
 		table := n.model(m).table
@@ -128,13 +120,7 @@ func (w *world) start(place int) {
 // watch keeps what it is told of: each request is new once, then changes, and ends.
 func (n *simNode) watch(m Model, r *Request) {
 	if n.watched[m] == nil {
-		n.watched[m], n.ended[m] = map[Key]*Request{}, map[Key]memory{}
-	}
-	if r.Past {
-		if _, under := n.watched[m][r.Key]; !under && r.New && !r.Ended {
-			n.ended[m][r.Key] = memory{r, n.w.now - r.Age}
-		}
-		return
+		n.watched[m] = map[Key]*Request{}
 	}
 	known := n.watched[m][r.Key] != nil
 	switch {
@@ -144,47 +130,9 @@ func (n *simNode) watch(m Model, r *Request) {
 		n.wrong = fmt.Errorf("node %d is told of %+v of this age", n.place, r)
 	case r.Ended:
 		delete(n.watched[m], r.Key)
-		n.ended[m][r.Key] = memory{r, n.w.truth[m][r.Key].deadline - n.w.limits.Expiry}
 	default:
 		n.watched[m][r.Key] = r
-		delete(n.ended[m], r.Key) // another remembered it already
 	}
-}
-
-// past yields what n remembers.
-func (n *simNode) past(m Model, age time.Duration, yield func(*Request) bool) {
-	for _, is := range n.ended[m] {
-		if is.Age = n.w.now - is.booked; is.Age <= age {
-			yield(is.Request)
-		}
-	}
-	for key, r := range n.watched[m] { // others may know of it that it has ended
-		is := *r
-		if is.Age = n.w.now + n.w.limits.Expiry - n.w.truth[m][key].deadline; is.Age <= age {
-			yield(&is)
-		}
-	}
-}
-
-// checkPast compares what nodes remember: each of all that nodes that are there have booked.
-func (w *world) checkPast(m Model) error {
-	for _, from := range w.nodes {
-		for key, is := range from.ended[m] {
-			for _, n := range w.nodes {
-				if !slices.ContainsFunc(w.nodes, func(n *simNode) bool { return n.cfg.Origin == key.Origin }) {
-					break
-				}
-				got, ok := n.ended[m][key]
-				if !ok && n.watched[m][key] == nil {
-					return fmt.Errorf("node %d remembers %v, node %d does not", from.place, key, n.place)
-				}
-				if ok && (got.Rank != is.Rank || !slices.Equal(got.Hashes, is.Hashes)) {
-					return fmt.Errorf("nodes remember %+v and %+v", is, got)
-				}
-			}
-		}
-	}
-	return nil
 }
 
 // checkWatched compares what Watch told with the table.
@@ -553,48 +501,6 @@ func history(seed uint64, tables *Counts, replicas *ReplicaCounts) error {
 	return nil
 }
 
-// TestPast has requests that begin and end while nodes are cut off from each other, restarted, or hear nothing for a
-// moment. Two seconds later all nodes have heard of all of them, but for those of a node that was killed.
-func TestPast(t *testing.T) {
-	recalled := uint64(0)
-	for round := range uint64(*rounds+9) / 10 {
-		w := newWorld(*seed+round, 3+int((*seed+round)%3), Limits{})
-		w.run(2 * time.Second)
-		for range 4 {
-			for range 5 {
-				n := w.nodes[w.IntN(len(w.nodes))]
-				switch w.IntN(4) {
-				case 0:
-					w.start(n.place)
-				case 1:
-					n.group = w.IntN(2)
-				case 2:
-					w.loss = 1
-					w.run(time.Duration(w.IntN(30)) * time.Millisecond)
-				}
-				for range w.IntN(60) {
-					w.op()
-					w.run(time.Duration(w.IntN(60)) * time.Millisecond)
-				}
-				w.loss = 0
-			}
-			w.heal()
-			w.run(2 * time.Second)
-			for _, m := range testModels {
-				if err := w.checkPast(m); err != nil {
-					t.Fatalf("-seed=%d -rounds=1: %v", *seed+round, err)
-				}
-			}
-		}
-		for _, n := range w.nodes {
-			recalled += n.Counts.Recalled
-		}
-	}
-	if t.Logf("%d requests were recalled", recalled); recalled == 0 {
-		t.Error("none was")
-	}
-}
-
 // quiet is a world of ready nodes without faults.
 func quiet(t *testing.T, n int) *world {
 	w := newWorld(*seed, n, Limits{})
@@ -675,14 +581,9 @@ func TestStart(t *testing.T) {
 	for _, loss := range []float64{0, 0.3} {
 		w := quiet(t, 3)
 		for i := range 2000 {
-			n, m, id := w.nodes[i%3], testModels[i%2], fmt.Sprint(i)
-			if err := n.Book(w.now, m, Booking{ID: id, Rank: rankKey(i % 8), Hashes: prompt(w)}); err != nil {
-				t.Fatal(err)
-			}
-			if i%4 > 1 {
-				continue
-			}
-			if err := n.Free(w.now, m, id); err != nil {
+			err := w.nodes[i%3].Book(w.now, testModels[i%2], Booking{ID: fmt.Sprint(i), Rank: rankKey(i % 8),
+				Hashes: prompt(w)})
+			if err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -703,9 +604,6 @@ func TestStart(t *testing.T) {
 		for _, m := range testModels {
 			if a, b := n.Table(m).Digest(), w.nodes[0].Table(m).Digest(); a != b {
 				t.Errorf("loss %v: ready with %+v, others have %+v", loss, a, b)
-			}
-			if got := len(n.ended[m]); loss == 0 && got != 500 {
-				t.Errorf("ready with %d of 500 requests that had ended", got)
 			}
 		}
 	}

@@ -59,17 +59,6 @@ func (s *seen) add(first, last uint64) {
 	s.spans = slices.Replace(s.spans, i, j, span{first, last})
 }
 
-// see marks first to last of an origin as seen, and notes if some were not: their end is all that is known of them.
-func (t *Table) see(origin uint64, s *seen, first, last uint64) {
-	if first > last {
-		return
-	}
-	if i := s.at(first); i == len(s.spans) || s.spans[i].first > first || s.spans[i].last < last {
-		s.add(first, last)
-		t.missed[origin] = true
-	}
-}
-
 // all reports whether 1 to n were seen.
 func (s *seen) all(n uint64) bool {
 	return n == 0 || s != nil && len(s.spans) > 0 && s.spans[0].first == 1 && s.spans[0].last >= n

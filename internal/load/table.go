@@ -248,8 +248,7 @@ type Table struct {
 	blocks  int
 	sum     Digest
 	seen    map[uint64]*seen
-	suspect bool            // something was heard of a request whose booking was not
-	missed  map[uint64]bool // origins of requests of which nothing was heard but their end
+	suspect bool // something was heard of a request whose booking was not
 	scratch []byte
 
 	changed func(change, *record) // of operations on this node; nil: nobody is told
@@ -267,10 +266,6 @@ type Request struct {
 	PrefillDone bool             // it has its first output token
 	New, Ended  bool
 	Age         time.Duration // of one that is new: since it was booked, on whichever node
-
-	// Past is of one that is New and that had ended before this node heard of it, of which another node's watcher
-	// remembers this much. Nothing follows. It may come twice.
-	Past bool
 }
 
 // tell tells who watches.
@@ -298,7 +293,6 @@ func NewTable(origin uint64, limits Limits) *Table {
 	return &Table{
 		limits: limits, origin: origin, records: map[Key]*record{}, ids: map[string]*record{},
 		rivals: map[string]time.Duration{}, byRank: map[events.RankKey]*row{}, seen: map[uint64]*seen{},
-		missed:  map[uint64]bool{},
 		changed: func(change, *record) {},
 	}
 }

@@ -19,9 +19,6 @@ const (
 	kindBeat   = 2 // ready, ask, answers, array of
 	//   [name, group, requests, tokens, outputs, hash, last own key's number, last message's number, calm]
 	kindSummary = 3 // name, group, to, id, part, parts, reply, last message's number, array of origins, array of shares
-	kindRecall  = 4 // name, group, to, id, age in ms
-	kindPast    = 5 // name, group, to, id, part, parts, array of pairs of an origin and an age in ms, array of
-	//   [origin, number, age in ms, prefill complete, worker, rank, hashes]
 )
 
 const (
@@ -79,19 +76,6 @@ type share struct {
 
 type live struct{ seq, digest uint64 }
 
-// recall asks for requests that the receiver's watcher remembers, of at most an age; past is a part of the answer.
-type recall struct {
-	to, id uint64
-	age    time.Duration
-}
-
-type past struct {
-	recall      // without age
-	part, parts uint64
-	lacks       []recall // what the sender itself would ask others; without id
-	list        []Request
-}
-
 type message struct {
 	kind   uint64
 	from   uint64
@@ -100,7 +84,6 @@ type message struct {
 	events []event
 	beat
 	summary
-	past
 }
 
 func appendHead(b []byte, kind, from uint64) []byte {
@@ -145,36 +128,11 @@ func appendEvent(b []byte, kind change, r *record, left time.Duration) []byte {
 	b = msgp.AppendStr(msgp.AppendStr(b, r.id), string(r.rank.Instance))
 	b = msgp.AppendUint(msgp.AppendUint(b, uint64(r.rank.Rank)), uint64(r.private))
 	b = msgp.AppendUint(msgp.AppendUint(b, uint64(r.tokens)), uint64(r.expected))
-	return appendHashes(b, r.hashes)
-}
-
-func appendHashes(b []byte, list []events.SeqHash) []byte {
-	b = msgp.AppendBinHead(b, 8*len(list))
-	for _, h := range list {
+	b = msgp.AppendBinHead(b, 8*len(r.hashes))
+	for _, h := range r.hashes {
 		b = binary.LittleEndian.AppendUint64(b, uint64(h))
 	}
 	return b
-}
-
-func appendRecall(b []byte, q *recall) []byte {
-	return msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, q.to), q.id), uint64(q.age.Milliseconds()))
-}
-
-// appendPast appends a part with so many requests, as [appendPastRequest] wrote them.
-func appendPast(b []byte, p *past, n int, list []byte) []byte {
-	b = msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, p.to), p.id), p.part), p.parts)
-	b = msgp.AppendArrayHead(b, 2*len(p.lacks))
-	for _, l := range p.lacks {
-		b = msgp.AppendUint(msgp.AppendUint(b, l.to), uint64(l.age.Milliseconds()))
-	}
-	return append(msgp.AppendArrayHead(b, n), list...)
-}
-
-func appendPastRequest(b []byte, q *Request) []byte {
-	b = msgp.AppendUint(msgp.AppendUint(msgp.AppendArrayHead(b, 7), q.Key.Origin), q.Key.Seq)
-	b = msgp.AppendBool(msgp.AppendUint(b, uint64(max(q.Age, 0).Milliseconds())), q.PrefillDone)
-	b = msgp.AppendUint(msgp.AppendStr(b, string(q.Rank.Instance)), uint64(q.Rank.Rank))
-	return appendHashes(b, q.Hashes)
 }
 
 func appendEvents(b []byte, number uint64, n int, events []byte) []byte {
@@ -282,7 +240,7 @@ func decode(data []byte, self uint64) (*message, error) {
 	if m.from == self && !r.bad {
 		return m, nil
 	}
-	if m.kind != kindBeat {
+	if m.kind == kindEvents || m.kind == kindSummary {
 		m.model = r.model()
 	}
 	switch m.kind {
@@ -309,10 +267,6 @@ func decode(data []byte, self uint64) (*message, error) {
 		}
 	case kindSummary:
 		m.summary = r.summary()
-	case kindRecall:
-		m.past.recall = recall{r.uint(math.MaxUint64), r.uint(math.MaxUint64), r.milliseconds()}
-	case kindPast:
-		m.past = r.past()
 	default:
 		r.bad = true
 	}
@@ -347,7 +301,7 @@ func (r *reader) event() (e event) {
 	if e.kind == freed {
 		return e
 	}
-	e.left = r.milliseconds()
+	e.left = time.Duration(r.uint(math.MaxUint32)) * time.Millisecond
 	e.state = r.state()
 	if e.kind == updated {
 		return e
@@ -358,52 +312,18 @@ func (r *reader) event() (e event) {
 	e.private = uint32(r.uint(maxPrompt))
 	e.tokens = int64(r.uint(maxTokens))
 	e.expected = uint32(r.uint(math.MaxUint32))
-	if !r.ok(e.id != "" && e.rank.Instance != "") {
+	r.ok(e.id != "" && e.rank.Instance != "")
+	if r.bad {
 		return e
 	}
-	e.hashes = r.hashes()
-	return e
-}
-
-func (r *reader) milliseconds() time.Duration {
-	return time.Duration(r.uint(math.MaxUint32)) * time.Millisecond
-}
-
-func (r *reader) hashes() (list []events.SeqHash) {
 	bin, ok := r.Bin()
 	if r.ok(ok && len(bin)%8 == 0 && len(bin)/8 <= maxPrompt) && len(bin) > 0 {
-		list = make([]events.SeqHash, len(bin)/8)
-		for i := range list {
-			list[i] = events.SeqHash(binary.LittleEndian.Uint64(bin[8*i:]))
+		e.hashes = make([]events.SeqHash, len(bin)/8)
+		for i := range e.hashes {
+			e.hashes[i] = events.SeqHash(binary.LittleEndian.Uint64(bin[8*i:]))
 		}
 	}
-	return list
-}
-
-func (r *reader) past() (p past) {
-	p.to, p.id = r.uint(math.MaxUint64), r.uint(math.MaxUint64)
-	p.part, p.parts = r.uint(maxParts), r.uint(maxParts)
-	r.ok(p.part < p.parts)
-	for range r.pairs() {
-		l := recall{to: r.uint(math.MaxUint64), age: r.milliseconds()}
-		if r.bad {
-			return p
-		}
-		p.lacks = append(p.lacks, l)
-	}
-	for range r.array(-1) {
-		r.array(7)
-		q := Request{Key: r.key(), Age: r.milliseconds(), PrefillDone: r.bool(), New: true, Past: true}
-		q.Rank.Instance = events.WorkerID(r.str(maxName))
-		q.Rank.Rank = events.Rank(r.uint(math.MaxUint32))
-		if r.bad {
-			return p
-		}
-		q.Hashes = r.hashes()
-		r.ok(q.Rank.Instance != "")
-		p.list = append(p.list, q)
-	}
-	return p
+	return e
 }
 
 func (r *reader) state() (s state) {

@@ -21,14 +21,6 @@ func again(m *message) []byte {
 		return appendEvents(appendModel(b, m.model), m.number, len(m.events), list)
 	case kindBeat:
 		return appendBeat(b, &m.beat)
-	case kindRecall:
-		return appendRecall(appendModel(b, m.model), &m.past.recall)
-	case kindPast:
-		var list []byte
-		for i := range m.past.list {
-			list = appendPastRequest(list, &m.past.list[i])
-		}
-		return appendPast(appendModel(b, m.model), &m.past, len(m.past.list), list)
 	}
 	return appendSummary(appendModel(b, m.model), &m.summary)
 }
@@ -64,7 +56,7 @@ func TestWireRoundTrip(t *testing.T) {
 			t.Fatalf("one byte more: %v", err)
 		}
 	}
-	if len(kinds) != 5 {
+	if len(kinds) != 3 {
 		t.Errorf("kinds %v", kinds)
 	}
 	if _, err := decode([]byte{2, 1, 1}, 0); !errors.Is(err, errVersion) {
@@ -91,8 +83,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil || !reflect.DeepEqual(m, back) {
 			t.Fatalf("%+v is read again as %+v, %v", m, back, err)
 		}
-		r := NewReplica(0, ReplicaConfig{Origin: 3, Models: 2,
-			Past: func(Model, time.Duration, func(*Request) bool) {}})
+		r := NewReplica(0, ReplicaConfig{Origin: 3, Models: 2})
 		r.ready = true
 		model := Model{}
 		if m.kind != kindBeat {
@@ -101,7 +92,7 @@ func FuzzDecode(f *testing.F) {
 		for i := range 3 {
 			_ = r.Book(0, model, Booking{ID: string(rune('a' + i)), Rank: rankKey(i)})
 		}
-		m.summary.to, m.past.to = r.cfg.Origin, r.cfg.Origin
+		m.to = r.cfg.Origin
 		for range 2 {
 			if err := r.Receive(time.Second, again(m)); err != nil {
 				t.Fatal(err)
