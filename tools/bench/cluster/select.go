@@ -27,13 +27,14 @@ type SelectOptions struct {
 	Blocks    int // of each prompt; half of the prompts begin with 64 that half of the workers hold
 	Copies    int // of each partition on the three nodes; 3: as indexer serve does if it is not told otherwise
 	UnderWay  int // requests that are booked all the time
+	Callers   int // of one service at the same time, over one connection to NATS
 	Decisions int // booked in each round, by each contender
 	Rounds    int
 }
 
 // SelectDefaults are the sizes for which there are goals.
 func SelectDefaults() SelectOptions {
-	return SelectOptions{Workers: 256, Blocks: 512, Copies: 3, UnderWay: 10_000, Decisions: 3000, Rounds: 5}
+	return SelectOptions{Workers: 256, Blocks: 512, Copies: 3, UnderWay: 10_000, Callers: 32, Decisions: 3000, Rounds: 5}
 }
 
 // Validate refuses what cannot be measured.
@@ -45,7 +46,8 @@ func (o *SelectOptions) Validate() error {
 		least, most int
 	}{
 		{"--workers", o.Workers, 2, 4096}, {"--blocks", o.Blocks, overlap, 4096}, {"--under-way", o.UnderWay, 0, 30_000},
-		{"--replication", o.Copies, 1, 3}, {"--decisions", o.Decisions, 100, 30_000}, {"--rounds", o.Rounds, 1, 100},
+		{"--replication", o.Copies, 1, 3}, {"--callers", o.Callers, 1, 1024},
+		{"--decisions", o.Decisions, 100, 30_000}, {"--rounds", o.Rounds, 1, 100},
 	} {
 		if c.v < c.least || c.v > c.most {
 			errs = append(errs, fmt.Errorf("%s %d is not from %d to %d", c.name, c.v, c.least, c.most))
@@ -59,10 +61,7 @@ func (o *SelectOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-const (
-	overlap = 64 // blocks that half of the prompts share
-	callers = 8  // of one service at the same time
-)
+const overlap = 64 // blocks that half of the prompts share
 
 // SelectReport is what was found: medians of the rounds. The ratios come first; a goal is beside each.
 type SelectReport struct {
@@ -92,7 +91,7 @@ type Stage struct {
 	Times
 }
 
-// Rate is how fast a service chooses and books, asked by eight callers at once.
+// Rate is how fast a service chooses and books, asked by all callers at once.
 type Rate struct {
 	PerSecond float64 `json:"per_s"`
 	PerCPU    float64 `json:"per_cpu_s"` // decisions per second of the service's processor time
@@ -258,8 +257,8 @@ func hashes(locals []events.LocalHash) (list api.Hashes) {
 func (s *selecting) concurrently(n int, do func(i int) error) error {
 	var next atomic.Int64
 	var all sync.WaitGroup
-	errs := make([]error, callers)
-	for c := range callers {
+	errs := make([]error, s.Callers)
+	for c := range s.Callers {
 		all.Go(func() {
 			for errs[c] == nil && s.ctx.Err() == nil {
 				i := int(next.Add(1)) - 1

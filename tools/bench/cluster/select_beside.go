@@ -30,7 +30,7 @@ type contender struct {
 	rates   []Rate
 }
 
-// rate has eight callers book, and frees what they booked.
+// rate has all callers book, and frees what they booked.
 func (s *selecting) rate(c *contender) error {
 	ids, bodies := make([]string, s.Decisions), make([][]byte, s.Decisions)
 	for i := range bodies {
@@ -113,7 +113,7 @@ func (s *selecting) one() error {
 	if err := s.fill("single", client, 1); err != nil {
 		return err
 	}
-	http := &poster{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * callers}}}
+	http := &poster{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * s.Callers}}}
 	free := func(id string) error { return client.Free(s.ctx, model, id) }
 	overHTTP := &contender{process: n, free: free,
 		body:   func(r *api.SelectRequest) ([]byte, error) { return json.Marshal(r) },

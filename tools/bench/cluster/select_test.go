@@ -19,7 +19,8 @@ func TestInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	s := &selecting{SelectOptions: SelectOptions{Workers: 8, Blocks: 80, UnderWay: 100, Decisions: 100, Rounds: 2},
+	s := &selecting{SelectOptions: SelectOptions{Workers: 8, Blocks: 80, UnderWay: 100, Callers: 8, Decisions: 100,
+		Rounds: 2},
 		bed: bed{ctx: t.Context(), conn: conn, o: Options{Partitions: 4}}}
 	if err := s.inside(); err != nil {
 		t.Fatal(err)

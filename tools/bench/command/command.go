@@ -201,7 +201,7 @@ func selectcommand() *cobra.Command {
 		Short: "Measure the choice of workers: in process, on three nodes beside bare NATS, on one beside Dynamo",
 		Long: `Measure how long it takes to choose a worker and to book the request there, in one run on this machine: in this
 process, by stage; on three nodes, by turns with bare requests of the same sizes; and on one node over HTTP and NATS
-with eight callers, beside NVIDIA Dynamo's selection service if --dynamo names a Python that has it (pip install
+with many callers, beside NVIDIA Dynamo's selection service if --dynamo names a Python that has it (pip install
 ai-dynamo-runtime==1.6.1). Figures are medians of the rounds. Ratios come first, each with its goal.`,
 		Args: cobra.NoArgs,
 	}
@@ -211,6 +211,7 @@ ai-dynamo-runtime==1.6.1). Figures are medians of the rounds. Ratios come first,
 	f.IntVar(&o.Copies, "replication", o.Copies,
 		"how many of the three nodes keep each partition; with less than 3 each choice waits for another node")
 	f.IntVar(&o.UnderWay, "under-way", o.UnderWay, "requests that are booked all the time")
+	f.IntVar(&o.Callers, "callers", o.Callers, "callers of the one node at the same time, over one connection to NATS")
 	f.IntVar(&o.Decisions, "decisions", o.Decisions, "decisions in each round")
 	f.IntVar(&o.Rounds, "rounds", o.Rounds, "rounds, in each of which all take their turn")
 	f.StringVar(&o.Dynamo, "dynamo", "", "Python interpreter with ai-dynamo-runtime")
