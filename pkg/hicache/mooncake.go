@@ -181,7 +181,22 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 }
 
 // escapeKey percent-encodes all but letters, digits and "_.-".
-func escapeKey(key string) string { return beyondQuery.Replace(url.QueryEscape(key)) }
+func escapeKey(key string) string {
+	for i := range len(key) {
+		if !plainInQuery[key[i]] {
+			return beyondQuery.Replace(url.QueryEscape(key))
+		}
+	}
+	return key
+}
+
+// plainInQuery are the bytes that stand for themselves.
+var plainInQuery = func() (plain [256]bool) {
+	for _, c := range "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_.-" {
+		plain[c] = true
+	}
+	return plain
+}()
 
 // beyondQuery encodes what url.QueryEscape leaves as it is, or encodes otherwise.
 var beyondQuery = strings.NewReplacer("+", "%20", "~", "%7E")
@@ -237,7 +252,7 @@ func (m *Mooncake) batch(ctx context.Context, c *chunk) (map[string]bool, error)
 	case status != http.StatusOK:
 		return nil, fmt.Errorf("mooncake: ask for %d keys: %w", len(c.at), refusal(status, body))
 	}
-	out, err := decodeBatchReply(body, len(c.at))
+	out, err := readBatchReply(body, len(c.at))
 	if err != nil {
 		return nil, fmt.Errorf("mooncake: %w", err)
 	}
@@ -282,31 +297,6 @@ func refusal(status int, body []byte) error {
 		return fmt.Errorf("%w: %.200q", ErrStandby, said.Message)
 	}
 	return fmt.Errorf("%w: status %d, %.200q", ErrReply, status, body)
-}
-
-// decodeBatchReply reads what /batch_query_keys answers: which keys were answered for, and whether their objects exist.
-// hint is how many keys there should be.
-func decodeBatchReply(body []byte, hint int) (map[string]bool, error) {
-	type entry struct {
-		OK *bool `json:"ok"`
-	}
-	reply := struct {
-		Success *bool             `json:"success"`
-		Data    map[string]*entry `json:"data"`
-	}{Data: make(map[string]*entry, hint)}
-	if err := json.Unmarshal(body, &reply); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrReply, err)
-	}
-	if reply.Success == nil || !*reply.Success {
-		return nil, fmt.Errorf("%w: it does not say success: %.200q", ErrReply, body)
-	}
-	out := make(map[string]bool, len(reply.Data))
-	for key, e := range reply.Data {
-		if e != nil && e.OK != nil { // else nothing is said of the key
-			out[key] = *e.OK
-		}
-	}
-	return out, nil
 }
 
 // health is what /health says. The fields that a master without high availability does not have are null, which leaves

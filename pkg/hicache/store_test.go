@@ -2,7 +2,6 @@ package hicache
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -311,28 +310,6 @@ func TestMooncakeKeepsTheDeadline(t *testing.T) {
 	if _, err := NewMooncake(MooncakeConfig{Address: "nowhere"}); err == nil {
 		t.Error("an address without a port")
 	}
-}
-
-func FuzzDecodeBatchReply(f *testing.F) {
-	f.Add(
-		[]byte(
-			`{"success":true,"data":{"a":{"ok":true,"error":null,"values":[{"size_":100}]},"b":{"ok":false,"error":"OBJECT_NOT_FOUND","values":null}}}`))
-	f.Add([]byte(`{"success":true,"data":{"a":null}}`))
-	f.Fuzz(func(t *testing.T, body []byte) {
-		got, err := decodeBatchReply(body, 1)
-		if err != nil {
-			return
-		}
-		var loose struct{ Data map[string]map[string]any }
-		if json.Unmarshal(body, &loose) != nil {
-			return
-		}
-		for key, ok := range got {
-			if said, is := loose.Data[key]["ok"].(bool); is && said != ok {
-				t.Fatalf("%q: %v, said %v", key, ok, said)
-			}
-		}
-	})
 }
 
 func TestFolder(t *testing.T) {

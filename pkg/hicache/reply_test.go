@@ -1,0 +1,126 @@
+package hicache
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// masterReply is what a real master writes of keys, of which those with an even number exist.
+func masterReply(keys []string) string {
+	var b strings.Builder
+	b.WriteString(`{"success":true,"data":{`)
+	for i, key := range keys {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		said := `false,"error":"OBJECT_NOT_FOUND","values":null`
+		if i%2 == 0 {
+			said = `true,"error":null,"values":[{"size_":100,"buffer_address_":139826519080960,` +
+				`"protocol_":"tcp","transport_endpoint_":"127.0.0.1:15406"}]`
+		}
+		fmt.Fprintf(&b, `"%s":{"ok":%s,"disk_values":null,"local_disk_values":null,"nof_values":null}`, key, said)
+	}
+	b.WriteString("}}")
+	return b.String()
+}
+
+func masterKeys(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("%064x__k", i*7919)
+	}
+	return keys
+}
+
+// replies are of many forms, valid and not.
+func replies() []string {
+	list := []string{masterReply(nil), masterReply(masterKeys(3)), masterReply([]string{"ü@tp_rank:0", "", "b"}),
+		masterReply([]string{"a", "b", "a"}), masterReply([]string{"\xff"}), masterReply([]string{"\\u0061", "a"}),
+		" {\n\t\"success\" : true , \"data\" : { \"a\" : { \"ok\" : false , \"x\" : [ ] , \"y\" : { } } } } \r\n"}
+	entries := []string{`null`, `{}`, `{"ok":null}`, `{"ok":"yes"}`, `{"ok":1}`, `{"OK":true}`, `{"o\u006b":true}`,
+		"{\"o\u212a\":true}", `{"ok":true,"Ok":false}`, `{"ok":true,"ok":false}`, `{"ok":true,"ok":null}`,
+		`{"ok":true,"x":00}`, `{"ok":true,"x":01}`, `{"ok":true,"x":-1.5e+7}`, `{"ok":true,"x":0}`, `{"ok":true,"x":1.}`,
+		`{"ok":true,"x":"a\"b"}`, `{"ok":true,"x":"\q"}`, "{\"ok\":true,\"x\":\"\n\"}", `{"ok":true,"x":[1,]}`,
+		`{"ok":true,"x":` + strings.Repeat("[", 20) + strings.Repeat("]", 20) + `}`, `{"ok":true,}`, `{"ok":tru}`,
+		`{"ok":true,"x":[1 2]}`, `{"ok":true,"x":{"a":1,"b":[{},{"c":null}]}}`, `{"ok":truex}`}
+	for _, e := range entries {
+		list = append(list, `{"success":true,"data":{"a":`+e+`}}`, `{"success":true,"data":{"a":{"ok":true},"a":`+e+`}}`)
+	}
+	return append(list, ``, `[]`, `{}`, `{"success":true}`, `{"success":true,"data":null}`, `{"success":true,"data":[]}`,
+		`{"success":false,"data":{}}`, `{"success":null,"data":{}}`, `{"data":{},"success":true}`,
+		`{"success":true,"success":false,"data":{}}`, `{"success":true,"data":{"a":{"ok":true}},"data":{"b":{"ok":true}}}`,
+		`{"Success":true,"data":{}}`, `{"success":true,"data":{}}x`, `{"success":true,"data":{},"more":1}`,
+		`{"success":true,"data":{"a":{"ok":true}`)
+}
+
+// sameReply checks that the scanner reads what the naive twin reads, if it reads the text at all.
+func sameReply(t *testing.T, text string) (scanned bool) {
+	t.Helper()
+	got, is := scanBatchReply(text, 1)
+	if !is {
+		return false
+	}
+	if want, err := decodeBatchReply([]byte(text), 1); err != nil || !maps.Equal(got, want) {
+		t.Fatalf("%q: %v, the twin reads %v (%v)", text, got, want, err)
+	}
+	return true
+}
+
+// What masters write is read without reflection, and as reflection reads it; so are texts with a byte changed.
+func TestReplyAgainstTwin(t *testing.T) {
+	for _, n := range []int{1, 16, 100} {
+		if !sameReply(t, masterReply(masterKeys(n))) {
+			t.Errorf("a master's reply of %d keys is not scanned", n)
+		}
+	}
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, text := range replies() {
+		sameReply(t, text)
+		if len(text) == 0 {
+			continue
+		}
+		for range 2000 {
+			b := []byte(text)
+			for range 1 + rng.IntN(2) {
+				i := rng.IntN(len(b))
+				switch rng.IntN(3) {
+				case 0:
+					b[i] = `{}[]",:\ax0-1. tfn`[rng.IntN(18)]
+				case 1:
+					b = append(b[:i], b[i+1:]...)
+				default:
+					b = append(b[:i], append([]byte{`{}[]",:\ax0-1. tfn`[rng.IntN(18)]}, b[i:]...)...)
+				}
+				if len(b) == 0 {
+					break
+				}
+			}
+			sameReply(t, string(b))
+		}
+	}
+}
+
+func FuzzReadBatchReply(f *testing.F) {
+	for _, text := range replies() {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) { sameReply(t, text) })
+}
+
+func BenchmarkReadBatchReply(b *testing.B) {
+	body := []byte(masterReply(masterKeys(740)))
+	for name, read := range map[string]func([]byte, int) (map[string]bool, error){"scan": readBatchReply,
+		"reflect": decodeBatchReply} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if out, err := read(body, 740); err != nil || len(out) != 740 {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
