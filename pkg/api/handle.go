@@ -55,6 +55,7 @@ type Observer func(op, outcome string, took time.Duration)
 type Handler struct {
 	Indexer Indexer
 	Router  Router        // nil: the operations of routing are not served
+	Funnels Funnels       // nil: the funnel is not served
 	Observe Observer      // may be nil
 	Unknown UnknownFields // what becomes of fields of requests that are not known
 
@@ -124,6 +125,10 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		OpEngineLoad, OpEngineLoads:
 		if h.Router != nil {
 			return h.route(ctx, op, b)
+		}
+	case OpFunnel, OpReport, OpBlockHistory:
+		if h.Funnels != nil {
+			return h.funnel(ctx, op, b)
 		}
 	case OpWorkers:
 		return serve(ctx, b, nil, func(ctx context.Context, w *WorkersRequest) (*WorkerList, error) {

@@ -1,0 +1,51 @@
+package api
+
+import (
+	"context"
+	"strings"
+	"testing"
+)
+
+type funnelStub struct{ asked any }
+
+func (f *funnelStub) Funnel(_ context.Context, r *FunnelRequest) (*Funnel, error) {
+	f.asked = *r
+	return &Funnel{Model: r.Model}, nil
+}
+
+func (f *funnelStub) Report(_ context.Context, r *Report) error {
+	f.asked = *r
+	return nil
+}
+
+func (f *funnelStub) BlockHistory(_ context.Context, r *BlockHistoryRequest) (*BlockHistory, error) {
+	return &BlockHistory{Blocks: make([]BlockPast, len(r.Blocks))}, nil
+}
+
+func TestFunnelRequests(t *testing.T) {
+	for _, c := range []struct{ op, body, answer, failure string }{
+		{OpFunnel, `{"model":"m","since":"90s"}`, `"model":"m"`, ""},
+		{OpFunnel, `{"model":"m"}`, `"model":"m"`, ""},
+		{OpFunnel, `{}`, "", "missing_model"},
+		{OpFunnel, `{"model":"m","since":"yesterday"}`, "", `since is "yesterday", not a span of time such as 10m`},
+		{OpFunnel, `{"model":"m","since":"-1m"}`, "", "not a span of time"},
+		{OpFunnel, `{"model":"m","since":"61m"}`, "", "no more than 1h0m0s is kept"},
+		{OpReport, `{"request_id":"r","cached_tokens":0}`, `"done":true`, ""},
+		{OpReport, `{"cached_tokens":7}`, "", "request_id has 0 bytes"},
+		{OpReport, `{"request_id":"r","cached_tokens":-7}`, "", "cached_tokens"},
+		{OpReport, `{"request_id":"r","cached_tokens":4294967297}`, "", "too_large"},
+		{OpBlockHistory, `{"blocks":[1,2]}`, `"blocks":[{`, ""},
+	} {
+		reply, failure := Handler{Funnels: &funnelStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
+		switch {
+		case c.failure == "" && (failure != nil || !strings.Contains(string(reply), c.answer)):
+			t.Errorf("%s %s: %s, want %s", c.op, c.body, reply, c.answer)
+		case c.failure != "" && (failure == nil || !strings.Contains(failure.Error(), c.failure)):
+			t.Errorf("%s %s: %v, want %s", c.op, c.body, failure, c.failure)
+		}
+	}
+	if _, failure := (Handler{}).Handle(t.Context(), OpFunnel, JSON, []byte(`{"model":"m"}`)); failure == nil ||
+		failure.Code != CodeUnknownOperation {
+		t.Errorf("without a funnel: %v", failure)
+	}
+}
