@@ -576,6 +576,34 @@ func TestDuplicateIsAConflictEverywhere(t *testing.T) {
 	}
 }
 
+// TestWhoEndsARivalDies has an id that two nodes have booked. A third is the first to end one of the two bookings, and
+// is killed: tables are equal, and who lives has ended nothing.
+func TestWhoEndsARivalDies(t *testing.T) {
+	w := quiet(t, 3)
+	m := testModels[0]
+	for _, i := range []int{0, 2} {
+		if err := w.nodes[i].Book(w.now, m, Booking{ID: "r", Rank: rankKey(i)}); err != nil {
+			t.Fatal(err)
+		}
+		w.nodes[i].nextBeat = w.now + 2*rivalGrace
+	}
+	w.nodes[1].nextBeat = w.now + rivalGrace + 10*time.Millisecond
+	w.run(rivalGrace + 20*time.Millisecond)
+	if n := w.nodes[1].Table(m).Counts.Rivals; n != 1 {
+		t.Errorf("it ended %d bookings", n)
+	}
+	w.start(1)
+	w.run(2 * time.Second)
+	if err := w.check(0); err != nil {
+		t.Error(err)
+	}
+	for _, n := range w.nodes {
+		if c := n.Table(m).Counts; n.Table(m).Len() != 1 || c.Rivals != 0 {
+			t.Errorf("node %d has %d requests, %+v", n.place, n.Table(m).Len(), c)
+		}
+	}
+}
+
 // TestStart has a node that starts among others: it is not ready before it has what they have, though much is lost.
 func TestStart(t *testing.T) {
 	for _, loss := range []float64{0, 0.3} {

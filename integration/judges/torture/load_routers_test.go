@@ -386,7 +386,7 @@ func (r *routers) prefillComplete(q *tracked, by *way) verdict {
 	switch v {
 	case yes:
 		q.done, q.booked = append(q.done, who), append(q.booked, who)
-	case unknown:
+	default: // it is asked again if the answer is late: who says no may not be the only one who was asked
 		q.maybeDone = true
 	}
 	return v

@@ -486,7 +486,8 @@ func (r *loadTorture) judgeIDs(list []*tracked) {
 }
 
 // judgeRivals holds the count of bookings that nodes ended, because another had the id, to the ids that two nodes had
-// booked.
+// booked. Any node may be the first to end one, also one that has booked neither: if it is killed, so is its count. So
+// only rounds are held to it that all nodes have lived through.
 func (r *loadTorture) judgeRivals(all []reading, twice int) {
 	counted, before := uint64(0), r.rivals
 	r.rivals = map[life]uint64{}
@@ -496,7 +497,7 @@ func (r *loadTorture) judgeRivals(all []reading, twice int) {
 		}
 		counted += r.rivals[l] - before[l]
 	}
-	if counted < uint64(twice) {
+	if r.survivors == len(r.w.nodes) && counted < uint64(twice) {
 		r.Errorf("%d ids were booked twice, by nodes that live; %d bookings were ended for that", twice, counted)
 	}
 	r.counts["ids that two nodes have booked, which both live"] += twice
