@@ -6,12 +6,21 @@ import (
 	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/page"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// open are the paths that anybody may ask: they say nothing of anybody.
-var open = map[string]bool{"/healthz": true, "/readyz": true}
+// open are the paths that anybody may ask: they say nothing of anybody. What the page shows is asked with the token.
+var open = pathSet(append(page.Paths(), "/healthz", "/readyz")...)
+
+func pathSet(paths ...string) map[string]bool {
+	set := map[string]bool{}
+	for _, path := range paths {
+		set[path] = true
+	}
+	return set
+}
 
 // writing are paths of GET that have something written: /dump has snapshots written first.
 var writing = map[string]bool{"/dump": true}

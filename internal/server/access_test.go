@@ -22,6 +22,7 @@ func TestToken(t *testing.T) {
 			401}, {"/metrics", "Bearer", 401},
 		{"/v1/find", "Bearer 0123456789abcdef", 200}, {"/register", "bearer 0123456789abcdef", 200}, {"/healthz", "",
 			200}, {"/readyz", "", 200},
+		{"/", "", 200}, {"/page/app.js", "", 200}, {"/page/../v1/find", "", 401}, {"/v1/watch", "", 401},
 	} {
 		r, w := httptest.NewRequest("GET", c.path, nil), httptest.NewRecorder()
 		r.Header.Set("Authorization", c.header)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/dump"
+	"github.com/kvatlas/kvatlas/internal/page"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -58,9 +59,10 @@ var routes = []struct{ method, path, op string }{
 //	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same; else
 //	                   503 and why not
 //	GET  /metrics      for Prometheus
+//	GET  /v1/watch     server-sent events: FleetEvents and ClusterEvents
 //	GET  /v1/openapi.json  all these, described in OpenAPI 3.1
 //
-// and the paths of internal/compat.
+// the paths of internal/compat, and the live page of internal/page.
 func (s *Server) handler() http.Handler {
 	front := &httpFront{
 		requests: s.requests(), ended: func(op, outcome string) { s.outcomes.Count(api.OverHTTP, op, outcome) },
@@ -68,6 +70,7 @@ func (s *Server) handler() http.Handler {
 	}
 	mux := http.NewServeMux()
 	s.register(mux, front)
+	page.Register(mux)
 	room := s.room(api.MaxBody, denyAsAPI)
 	return (&access{token: s.HTTPToken, open: open, deny: denyAsAPI}).guard(room.limit(mux, front.ended), front.ended)
 }
@@ -77,6 +80,7 @@ func (s *Server) register(mux web.Mux, front *httpFront) {
 	front.register(mux)
 	compat.Register(mux, s.compat(front.ended))
 	front.get(mux, "/metrics", s.scrape.ServeHTTP)
+	front.get(mux, "/v1/watch", s.watch)
 	front.get(mux, "/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := s.node.Ready(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)

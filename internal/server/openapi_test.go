@@ -222,6 +222,13 @@ func document(t *testing.T) object {
 		metrics["responses"].(object)[status] = object{"description": "metrics cannot be gathered",
 			"content": object{"text/plain": object{"schema": object{"type": "string"}}}}
 	}
+	watch := plain("/v1/watch", "watch", "Server-sent events: `"+api.EventFleet+"` how all ranks are, and then what has "+
+		"changed, once a second or less often; `"+api.EventCluster+"` the status of all nodes. The data of each is JSON",
+		append(common, api.CodeBusy)...)
+	s.answer(reflect.TypeFor[api.FleetEvent]())
+	s.answer(reflect.TypeFor[api.ClusterEvent]())
+	watch["responses"].(object)["200"].(object)["content"] = object{"text/event-stream": object{
+		"schema": object{"type": "string"}}}
 	self := plain("/v1/openapi.json", "openapi", "This document", append(common, api.CodeBusy)...)
 	self["responses"].(object)["200"].(object)["content"] = object{api.JSON: object{"schema": object{"type": "object"}}}
 	for code := range codes {

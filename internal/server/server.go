@@ -28,6 +28,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/tokenize"
+	"github.com/kvatlas/kvatlas/internal/watch"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -134,6 +135,7 @@ type Server struct {
 	outcomes outcomes
 	queries  *metrics.Queries
 	scrape   http.Handler
+	hub      *watch.Hub // of the live page
 }
 
 // New opens the namespace and puts a node together. It waits for JetStream, and until it is known that no other process
@@ -197,6 +199,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	if err != nil {
 		return nil, err
 	}
+	s.hub = watch.New(watch.Config{Self: s.ID, Source: watched{s}})
 	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
 	cfg.Keeper, cfg.Views = s.node, s.views
 	if s.member, err = cluster.Join(ctx, cfg); err != nil {
@@ -247,6 +250,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	parts.Go(func() { s.removeGone(running) })
 	parts.Go(func() { s.engines.listen(running) })
+	parts.Go(func() { s.hub.Run(running) })
 	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })
 	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
 	go func() { left <- s.member.Run(ctx) }()

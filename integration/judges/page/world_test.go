@@ -1,0 +1,102 @@
+//go:build judges
+
+package page
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+const (
+	engines = 6  // simulated, gpu-1 and so on
+	common  = 24 // blocks of the prompt that all have served
+	own     = 12 // blocks of each engine's own prompt behind these
+)
+
+// world is a cluster of three nodes with simulated engines, and two workers that hold blocks in all tiers.
+type world struct {
+	*testing.T
+	nodes []string // addresses of their HTTP ports
+	// what everybody's prompts begin with, and one that the workers of all tiers hold
+	system, tiered []uint32
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{T: t, system: harness.Tokens(1, common*harness.BlockSize),
+		tiered: harness.Tokens(100_000, 40*harness.BlockSize)}
+	nats := harness.StartNATS(t)
+	var nodes []*harness.Process
+	for _, id := range []string{"node-a", "node-b", "node-c"} {
+		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2",
+			"--partitions", "8", "--http-listen", "127.0.0.1:0"))
+	}
+	for _, n := range nodes {
+		w.nodes = append(w.nodes, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])
+		n.WaitFor(`msg=ready`)
+	}
+	for i := range engines {
+		e := harness.StartSimEngine(t)
+		harness.StartSimShim(t, e, nats, fmt.Sprintf("gpu-%d", i+1), "--serving-endpoint",
+			fmt.Sprintf("http://10.0.0.%d:8000", i+1))
+		for j := range 3 {
+			harness.ServePrompt(t, e, append(append([]uint32(nil), w.system[:(common-6*(i%3))*harness.BlockSize]...),
+				harness.Tokens(1000*(10*i+j+1), own*(j+1)*harness.BlockSize)...))
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	ns := harness.OpenNamespace(t, ctx, nats)
+	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	locals := hasher.Hash(nil, w.tiered)
+	for i, worker := range []events.WorkerID{"tiers-1", "tiers-2"} {
+		var list []events.Event
+		for tier, from := events.Device, 0; tier <= events.External; tier++ {
+			to := from + 10 - 3*i
+			var names []events.BlockHash
+			for b := from; b < to; b++ {
+				names = append(names, events.BlockHash(1+b))
+			}
+			list = append(list, events.Event{Kind: events.Stored, Tier: tier, HasParent: from > 0,
+				Parent: events.BlockHash(from), Blocks: names, Locals: locals[from:to]})
+			from = to
+		}
+		harness.PublishAs(t, ctx, ns, worker, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m",
+			BlockSize: harness.BlockSize, Events: list})
+	}
+	for _, node := range w.nodes {
+		harness.Eventually(t, "every node knows all workers", func() (bool, string) {
+			list := w.workers(node)
+			held := 0
+			for _, worker := range list.Workers {
+				if worker.Blocks.Device > 0 && (worker.Record != nil || worker.Lease == nil) {
+					held++
+				}
+			}
+			return list.Complete && held == engines+2, fmt.Sprint(list)
+		})
+	}
+	return w
+}
+
+func (w *world) get(node, path string, into any) {
+	w.Helper()
+	if err := harness.HTTPDo(node, "GET", path, nil, into); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) workers(node string) (list api.WorkerList) {
+	w.get(node, "/v1/workers", &list)
+	return list
+}
+
+func (w *world) url(view string) string { return "http://" + w.nodes[0] + "/#/" + view }

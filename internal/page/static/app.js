@@ -1,0 +1,71 @@
+// The page: its views, its theme, and the stream that feeds it.
+import { watch, live, onChange } from "./live.js";
+import { setText, age } from "./ui.js";
+import * as fleet from "./fleet.js";
+import * as cluster from "./cluster.js";
+import * as ask from "./ask.js";
+
+const views = { fleet, ask, cluster };
+const place = document.getElementById("view");
+let leave = null; // ends the view that is shown
+
+function show() {
+  const name = location.hash.replace(/^#\//, "").split("?")[0];
+  const view = views[name] ? name : "fleet";
+  leave?.();
+  place.replaceChildren();
+  leave = views[view].show(place);
+  for (const a of document.querySelectorAll(".bar nav a")) {
+    if (a.getAttribute("href") === "#/" + view) a.setAttribute("aria-current", "page");
+    else a.removeAttribute("aria-current");
+  }
+  document.title = views[view].title + " · kvatlas";
+}
+addEventListener("hashchange", () => {
+  if (!location.hash.startsWith("#/")) return; // the skip link
+  show();
+  document.getElementById("main").focus({ preventScroll: true });
+  scrollTo(0, 0);
+});
+
+// The theme: light, dark, or as the system has it.
+const themes = ["auto", "light", "dark"];
+const button = document.getElementById("theme");
+let theme = localStorage.getItem("kvatlas-theme") || "auto";
+function dress() {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  button.textContent = { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[theme];
+  button.setAttribute("aria-label", "Theme: " + theme);
+  dispatchEvent(new Event("theme"));
+}
+button.addEventListener("click", () => {
+  theme = themes[(themes.indexOf(theme) + 1) % themes.length];
+  localStorage.setItem("kvatlas-theme", theme);
+  dress();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("theme")));
+
+// How it stands.
+const status = document.getElementById("live");
+const alert = document.getElementById("alert");
+let connected = "connecting";
+function say() {
+  const of = live.cluster ? " · " + live.cluster.node : "";
+  setText(status, connected === "on" ? "live" + of : status.dataset.text || "connecting");
+  const text = connected === "off" ? "Not live: " + status.dataset.text + (live.fleetAt ? " What is shown is " +
+    age(live.fleetAt) + " old." : "") : live.error ? "The indexer cannot say how the fleet is: " + live.error.message : "";
+  alert.hidden = !text;
+  setText(alert, text);
+}
+onChange(say);
+
+dress();
+if (!location.hash.startsWith("#/")) history.replaceState(null, "", "#/fleet");
+show();
+watch((state, text) => {
+  connected = state;
+  status.className = "live " + state;
+  status.dataset.text = text;
+  say();
+});

@@ -1,0 +1,209 @@
+// Ask: for one prompt, who holds how much of it and why no more, and which worker would be chosen at what cost. Nothing
+// is booked. The prompt goes to the indexer and is kept nowhere.
+import { ask } from "./api.js";
+import { models, onChange } from "./live.js";
+import { el, setText, count, percent, tiers, tip, empty } from "./ui.js";
+
+export const title = "Ask";
+
+// stops are the rules that end a worker's prefix, in words.
+const stops = {
+  query_ends: () => "holds all of it",
+  unknown_block: (n) => "block " + n + " is not known to the worker's node: nobody there holds it",
+  not_held: (n) => "does not hold block " + n,
+  held_in_earlier_tier: (n) => "holds block " + n + " only in a tier before the one that its prefix has come to",
+  group_lacks_blocks: (n, p) => "a group of the model (" + (p.group ? p.group.kind + (p.group.window ? " of " + p.group.window + " tokens" : "") : "?") +
+    ") lacks what it needs of more than " + n + " blocks",
+  draft_model: (n) => "the engine computes block " + n + " anew for its draft model",
+};
+const reasons = {
+  nothing_cached: "Nobody holds the first block of this prompt.", no_whole_block: "The prompt is shorter than one block.",
+  none_allowed: "None of the workers that were allowed serves the model.", not_tokenized: "No tokens could be made of the text.",
+};
+const most = 200; // strips
+
+// parse reads token ids, or hashes: numbers with anything but digits between them.
+function parse(text) {
+  const strange = /[^0-9\s,;[\]()"'-]/.exec(text);
+  if (strange) throw new Error("“" + strange[0] + "” is no part of a number: paste ids such as 1, 2, 3, or choose “text”");
+  const list = text.match(/-?\d+/g);
+  if (!list) throw new Error("Paste the prompt first.");
+  return list;
+}
+
+export function show(place) {
+  const model = el("select", { id: "ask-model" });
+  const prompt = el("textarea", { id: "ask-prompt", rows: "5", spellcheck: "false", autocomplete: "off",
+    placeholder: "[128000, 882, 128001, …]" });
+  const lora = el("input", { id: "ask-lora", autocomplete: "off" });
+  const salt = el("input", { id: "ask-salt", autocomplete: "off" });
+  const error = el("p", { class: "error", role: "alert" });
+  const button = el("button", { type: "submit", class: "main" }, "Ask");
+  const result = el("div", { class: "view" });
+  const kinds = [["tokens", "token ids"], ["prompt", "text"], ["hashes", "local hashes"], ["engine_hashes", "engine hashes"]];
+  const form = el("form", { class: "card view", submit: send },
+    el("div", { class: "fields" },
+      el("div", { class: "field" }, el("label", { for: "ask-model" }, "Model"), model),
+      el("div", { class: "field" }, el("label", { for: "ask-lora" }, "LoRA (if any)"), lora),
+      el("div", { class: "field" }, el("label", { for: "ask-salt" }, "Cache salt (if any)"), salt)),
+    el("fieldset", { class: "modes" }, el("legend", { class: "sr" }, "What the prompt is given as"),
+      kinds.map(([id, text], i) => el("label", {}, el("input", { type: "radio", name: "ask-kind", value: id, checked: i === 0 }), text))),
+    el("div", { class: "field" }, el("label", { for: "ask-prompt" }, "Prompt"), prompt),
+    error,
+    el("div", { class: "fields" }, button, el("span", { class: "soft small" }, "Nothing is booked, and the prompt is kept nowhere. Ctrl+Enter asks too.")));
+  prompt.addEventListener("keydown", (e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) form.requestSubmit(); });
+  place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Ask")), form, result));
+  result.append(el("div", { class: "card" }, empty("Paste a prompt to see who holds it",
+    "For each worker: its blocks by tier, the rule that ended its prefix, and what choosing it would cost.")));
+
+  function listModels() {
+    const found = models();
+    const text = found.map((m) => m.model + m.block_size).join("\n");
+    if (model.dataset.of === text) return;
+    model.dataset.of = text;
+    const chosen = model.value;
+    model.replaceChildren(...found.map((m) => {
+      const twice = found.filter((o) => o.model === m.model).length > 1;
+      const value = JSON.stringify(twice ? m : { model: m.model });
+      return el("option", { value, selected: value === chosen }, m.model + (twice ? ", blocks of " + m.block_size : ""));
+    }));
+    if (!found.length) model.append(el("option", { value: "" }, "no model yet"));
+  }
+
+  async function send(e) {
+    e.preventDefault();
+    setText(error, "");
+    const kind = form.querySelector("[name=ask-kind]:checked").value;
+    const query = { explain: true };
+    try {
+      if (!model.value) throw new Error("No node serves a model yet: run a shim beside an engine first.");
+      Object.assign(query, JSON.parse(model.value));
+      if (kind === "prompt") {
+        if (!prompt.value) throw new Error("Type the prompt first.");
+        query.prompt = prompt.value;
+      } else if (kind === "tokens") query.tokens = parse(prompt.value).map(Number);
+      else query[kind] = parse(prompt.value);
+      if (kind === "engine_hashes") query.explain = false;
+      if (lora.value) query.lora_name = lora.value;
+      if (salt.value) query.cache_salt = salt.value;
+    } catch (failure) {
+      setText(error, failure.message);
+      return;
+    }
+    button.disabled = true;
+    setText(button, "Asking…");
+    const [found, chosen] = await Promise.allSettled([ask("POST", "v1/find", query),
+      ask("POST", "v1/select", { ...query, explain: true, advisory: true })]);
+    button.disabled = false;
+    setText(button, "Ask");
+    if (found.status === "rejected") {
+      setText(error, found.reason.message);
+      return;
+    }
+    present(found.value, chosen);
+  }
+
+  function present(a, chosen) {
+    const best = a.workers[0];
+    const total = (o) => o.device + o.host + o.disk + o.external;
+    const missing = !a.complete && el("div", { class: "notice warn" }, "Partitions " + (a.missing || []).join(", ") +
+      " could not be looked at: their workers are not shown.");
+    const tokenized = a.tokenize_error && el("div", { class: "notice warn" }, a.tokenize_error);
+    const shown = a.workers.slice(0, most);
+    result.replaceChildren(...[missing, tokenized,
+      el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, count(a.blocks) + " blocks of " + a.block_size + " tokens" +
+        (a.prompt_tokens ? ", from " + count(a.prompt_tokens) + " tokens" : "")), legend()),
+      a.reason && el("p", {}, reasons[a.reason] || a.reason),
+      a.blocks > 0 && shown.length > 0 ? el("div", { id: "strips" }, shown.map((o) => strip(a, o, total(o)))) :
+        a.blocks > 0 && !a.reason ? empty("No worker serves this model") : null,
+      a.blocks > 0 && store(a),
+      a.workers.length > most && el("p", { class: "soft small" }, "The best " + most + " of " + count(a.workers.length) + " ranks are shown.")),
+      choice(a, chosen, best)].filter(Boolean));
+  }
+
+  function legend() {
+    return el("ul", { class: "legend" }, tiers.map((t) => el("li", {}, el("i", { class: "t-" + t }), t)),
+      el("li", {}, el("i", { class: "t-store" }), "shared store"));
+  }
+
+  function piece(from, to, blocks, kind, text) {
+    const i = el("i", { class: kind });
+    i.style.left = 100 * from / blocks + "%";
+    i.style.width = 100 * (to - from) / blocks + "%";
+    i.addEventListener("pointermove", (e) => tip(e, text));
+    i.addEventListener("pointerleave", (e) => tip(e, ""));
+    return i;
+  }
+
+  const blocksOf = (from, to) => to - from === 1 ? "block " + from : "blocks " + from + " to " + (to - 1);
+
+  function strip(a, o, depth) {
+    const runs = o.path?.held || depths(o);
+    const end = el("b", { title: "the prefix ends here" });
+    end.style.left = "min(" + 100 * depth / a.blocks + "%, calc(100% - 2px))";
+    const rule = o.path ? (stops[o.path.stop] || (() => o.path.stop))(depth, o.path) : "";
+    const parts = tiers.filter((t) => o[t] > 0).map((t) => count(o[t]) + " in " + t);
+    const also = [rule, o.path?.behind ? count(o.path.behind) + " more behind, of no use" : "", o.l3 ? count(o.l3) + " more from the store" : "",
+      o.guessed > o.device ? "guessed to have " + count(o.guessed) : "", o.engine ? "engine " + o.engine : "", o.catching_up ? "its shim is catching up" : "",
+      o.bound ? "at most: of some groups it is not known what they need" : ""].filter(Boolean);
+    return el("div", { class: "strip", "data-worker": o.instance, "data-depth": depth }, el("div", { class: "name" }, o.instance + (o.rank ? " / " + o.rank : "")),
+      el("div", { class: "track", "aria-hidden": "true" }, runs.map((r) => piece(r.from, r.to, a.blocks,
+        "t-" + r.tiers[0] + (r.tiers.length > 1 ? " two" : ""), blocksOf(r.from, r.to) + " in " + r.tiers.join(" and "))), depth > 0 && end),
+      el("div", { class: "share" }, count(depth) + " blocks, " + percent(depth, a.blocks)),
+      el("div", { class: "why" }, [parts.join(", "), also.join("; ")].filter(Boolean).join(" · ")));
+  }
+
+  // depths are the runs of a rank whose path is not known.
+  function depths(o) {
+    const runs = [];
+    let from = 0;
+    for (const t of tiers) {
+      if (o[t] > 0) runs.push({ from, to: from + o[t], tiers: [t] });
+      from += o[t];
+    }
+    return runs;
+  }
+
+  function store(a) {
+    if (a.l3.status === "not_configured") return el("p", { class: "soft small" }, "No worker of the model has a shared store.");
+    return el("div", { class: "strip" }, el("div", { class: "name" }, "shared store"),
+      el("div", { class: "track", "aria-hidden": "true" }, (a.l3.ranges || []).map(([from, to]) =>
+        piece(from, to, a.blocks, "t-store", blocksOf(from, to) + " in the shared store"))),
+      el("div", { class: "share" }, count(a.l3.total) + " blocks, " + percent(a.l3.total, a.blocks)),
+      el("div", { class: "why" }, a.l3.status + (a.l3.reason ? ": " + a.l3.reason : "")));
+  }
+
+  function choice(a, chosen) {
+    if (chosen.status === "rejected") {
+      return el("section", { class: "card" }, el("h2", {}, "The choice"), el("p", {}, "None: " + chosen.reason.message));
+    }
+    const s = chosen.value, x = s.explanation || {};
+    const name = (c) => c.worker + (c.rank ? " / " + c.rank : "");
+    const list = [...(x.candidates || [])].sort((p, q) => p.cost - q.cost);
+    const n = (v) => v === undefined ? "–" : (Math.round(v * 1000) / 1000).toLocaleString("en-US");
+    const terms = list.some((c) => c.terms);
+    const head = ["Worker", "Cost", "Probability", "Cached tokens", ...(terms ? ["Prefill", "Device credit", "Host credit", "Disk credit", "Store credit",
+      "Decode", "Requests", "Taints"] : (list[0]?.scores || []).map((p) => p.scorer))];
+    return el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, "The choice: " + name(s)),
+      el("span", { class: "soft" }, "policy " + s.policy + ", " + count(s.candidates) + (s.candidates === 1 ? " candidate" : " candidates"))),
+    el("p", {}, "It has " + count(s.cached_tokens) + " of " + count(s.isl_tokens) + " tokens, and would compute " + count(s.effective_prefill_tokens) + "."),
+    list.length > 0 && el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Costs" }, el("table", { id: "costs" },
+      el("thead", {}, el("tr", {}, head.map((h, i) => el("th", { scope: "col", class: i ? "num" : null }, h)))),
+      el("tbody", {}, list.slice(0, most).map((c) => {
+        const t = c.terms;
+        const cells = [n(c.cost), n(c.probability), count(c.estimate.cached_tokens), ...(terms ? t ? [n(t.raw_prefill), n(-t.device_credit), n(-t.host_credit),
+          n(-t.disk_credit), n(-t.shared_credit), n(t.decode), n(t.active_requests), "×" + n(t.taint_factor)] : Array(8).fill("–") :
+          (c.scores || []).map((p) => n(p.cost)))];
+        return el("tr", { class: c.chosen ? "chosen" : null }, el("th", { scope: "row" }, name(c), c.chosen && el("span", { class: "chip good" }, "chosen")),
+          cells.map((v) => el("td", { class: "num" }, v)));
+      })))),
+    (x.dropped || []).length > 0 && el("p", { class: "soft" }, "Not considered: " + x.dropped.slice(0, 50).map((d) => name(d) + " " + d.reason).join("; ")));
+  }
+
+  const stop = onChange((what) => what === "cluster" && listModels());
+  listModels();
+  return () => {
+    stop();
+    tip(null, "");
+  };
+}

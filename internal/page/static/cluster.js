@@ -1,0 +1,142 @@
+// The cluster: nodes, partitions and who serves them, snapshots, the log's room, NATS.
+import { ask } from "./api.js";
+import { live, onChange } from "./live.js";
+import { el, setText, short, count, age, bytes, meter, tile, empty } from "./ui.js";
+
+export const title = "Cluster";
+
+// states are how a node stands with a partition: what is written, and how it is marked.
+const states = {
+  serving: ["serving", ""], resync_needed: ["resync needed", "warn"], catching_up: ["catching up", "warn"],
+  restoring: ["restoring", "warn"], unavailable: ["unavailable", "bad"],
+};
+
+let compared = null; // the last comparison of replicas
+
+export function show(place) {
+  const compare = el("button", { type: "button", click: verify }, "Compare replicas now");
+  const said = el("span", { class: "soft small", role: "status" });
+  const content = el("div", { class: "view" });
+  place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Cluster"),
+    el("div", { class: "fields" }, said, compare)), content));
+
+  async function verify() {
+    compare.disabled = true;
+    setText(said, "Every block is counted on every node…");
+    try {
+      const status = await ask("GET", "v1/verify");
+      compared = { at: Date.now(), by: new Map((status.replicas || []).map((r) => [r.partition, r])) };
+      setText(said, "");
+    } catch (failure) {
+      setText(said, failure.message);
+    }
+    compare.disabled = false;
+    refresh();
+  }
+
+  // equal says whether the replicas of a partition are equal.
+  function equal(partition, replicas) {
+    if (!compared) return el("span", { class: "soft" }, replicas > 1 ? "not compared" : "one replica");
+    const found = compared.by.get(partition);
+    if (!found) return el("span", { class: "soft" }, "one replica");
+    return found.equal ? el("span", { class: "chip good" }, "equal") : el("span", { class: "chip bad" },
+      "differ: " + found.replicas.map((r) => r.node + " " + r.checksum.slice(0, 6) + " at " + r.seq).join(", "));
+  }
+
+  function refresh() {
+    if (!live.cluster) {
+      content.replaceChildren(el("div", { class: "card" }, empty("Waiting for the indexer…", "Every node is asked how it is; that may take a few seconds.")));
+      return;
+    }
+    const at = place.querySelector(".scroll")?.scrollLeft || 0;
+    const nodes = live.cluster.nodes;
+    const good = nodes.filter((n) => n.status);
+    const partitions = new Map(); // by number: by node
+    for (const n of good) {
+      for (const p of n.status.partitions || []) {
+        if (!partitions.has(p.partition)) partitions.set(p.partition, new Map());
+        partitions.get(p.partition).set(n.node, p);
+      }
+    }
+    const one = good.find((n) => n.node === live.cluster.node)?.status || good[0]?.status;
+    const unserved = one?.cluster?.unserved || [];
+    for (const p of unserved) if (!partitions.has(p)) partitions.set(p, new Map());
+    const numbers = [...partitions.keys()].sort((a, b) => a - b);
+    const all = numbers.flatMap((p) => [...partitions.get(p).values()]);
+    const problems = nodes.flatMap((n) => n.error ? [n.node + ": " + n.error.message] :
+      (n.status.problems || []).map((p) => n.node + ": " + p));
+    const sum = (f) => good.reduce((s, n) => s + (f(n.status) || 0), 0);
+
+    content.replaceChildren(...[
+      problems.length > 0 && el("div", { class: "notice warn" }, el("strong", {}, problems.length === 1 ? "One problem" : problems.length + " problems"),
+        el("ul", {}, problems.slice(0, 50).map((p) => el("li", {}, p)))),
+      el("dl", { class: "tiles" }, tile("Nodes", good.length + (good.length < nodes.length ? " of " + nodes.length : ""), "answer"),
+        tile("Partitions", count(numbers.length), one?.cluster ? one.cluster.copies + (one.cluster.copies === 1 ? " replica" : " replicas") + " each" : ""),
+        tile("Largest lag", short(Math.max(0, ...all.map((p) => p.lag))), "messages"),
+        tile("Distinct blocks", short(Math.max(0, ...good.map((n) => n.status.index.distinct))), "at most on a node"),
+        tile("Index memory", bytes(sum((s) => s.index.bytes)), "on all nodes"),
+        tile("Requests under way", short(Math.max(0, ...good.map((n) => (n.status.load?.models || []).reduce((s, m) => s + m.requests, 0)))))),
+      el("section", { class: "card" }, el("h2", {}, "Nodes"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Nodes" }, el("table", {},
+        el("thead", {}, el("tr", {}, ["Node", "State", "Up for", "Version", "Partitions", "Holdings", "Memory", "Snapshots", "Queries"]
+          .map((h, i) => el("th", { scope: "col", class: i > 3 && i < 7 || i === 8 ? "num" : null }, h)))),
+        el("tbody", {}, nodes.map(nodeRow))))),
+      el("section", { class: "card" }, el("h2", {}, "Partitions"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Partitions" }, el("table", { id: "partitions" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col", class: "num" }, "Partition"), good.map((n) => el("th", { scope: "col" }, n.node)),
+          el("th", { scope: "col" }, "Replicas" + (compared ? ", " + age(new Date(compared.at)) + " ago" : "")),
+          ["Ranks", "Snapshot", "Log"].map((h) => el("th", { scope: "col" }, h)))),
+        el("tbody", {}, numbers.map((p) => partitionRow(p, partitions.get(p), good))))),
+        el("p", { class: "soft small" }, "The number beside a state is how many messages of the log are not applied yet. W marks who writes the partition's snapshots.")),
+      one && el("section", { class: "card" }, el("h2", {}, "NATS"), el("dl", { class: "facts" },
+        el("dt", {}, "Namespace"), el("dd", {}, one.namespace),
+        el("dt", {}, "Storage of the account"), el("dd", {}, meter(one.store.bytes, one.store.limit), refused(one.store)),
+        el("dt", {}, "Snapshots"), el("dd", {}, meter(one.snapshot_bucket.bytes, one.snapshot_bucket.limit), refused(one.snapshot_bucket)),
+        el("dt", {}, "Engines"), el("dd", {}, one.engines ? one.engines.connected + " connected, " + one.engines.silent + " silent, " +
+          one.engines.gone + " gone, " + one.engines.catching_up + " shims catching up" : "not said"))),
+    ].filter(Boolean));
+    const scroll = place.querySelector(".scroll");
+    if (scroll) scroll.scrollLeft = at;
+  }
+
+  const refused = (usage) => usage.refused ? el("span", { class: "error" }, " takes no writes: " + usage.refused) : null;
+
+  function nodeRow(n) {
+    const self = n.node === live.cluster.node ? el("span", { class: "soft" }, " this one") : null;
+    if (!n.status) {
+      return el("tr", {}, el("th", { scope: "row" }, n.node, self), el("td", {}, el("span", { class: "chip bad" }, "no answer")),
+        el("td", { colspan: "7", class: "wrap" }, n.error.message));
+    }
+    const s = n.status;
+    const held = s.index.blocks.device + s.index.blocks.host + s.index.blocks.disk + s.index.blocks.external;
+    const leaving = s.cluster?.nodes?.find((m) => m.node === n.node)?.leaving;
+    const answered = (s.requests || []).filter((r) => r.operation === "find" && r.outcome === "ok").reduce((sum, r) => sum + r.count, 0);
+    return el("tr", {}, el("th", { scope: "row" }, n.node, self),
+      el("td", {}, leaving ? el("span", { class: "chip warn" }, "leaving") : s.ready ? el("span", { class: "chip good" }, "ready") :
+        el("span", { class: "chip warn" }, "not ready")),
+      el("td", {}, age(s.since)), el("td", {}, s.version), el("td", { class: "num" }, count((s.partitions || []).length)),
+      el("td", { class: "num" }, count(held)), el("td", { class: "num" }, bytes(s.index.bytes)),
+      el("td", {}, count(s.snapshots.written) + " written" + (s.snapshots.failed ? ", " + s.snapshots.failed + " failed" : "")),
+      el("td", { class: "num" }, short(answered)));
+  }
+
+  function partitionRow(number, by, nodes) {
+    const list = [...by.values()];
+    const writer = list.find((p) => p.writer)?.writer;
+    const newest = list.reduce((best, p) => !best || p.snapshot_seq > best.snapshot_seq ? p : best, null);
+    return el("tr", {}, el("th", { scope: "row", class: "num" }, number),
+      nodes.map((n) => {
+        const p = by.get(n.node);
+        if (!p) return el("td", {}, el("span", { class: "part none soft" }, "–"));
+        const [text, kind] = p.behind ? ["behind", "warn"] : states[p.state] || [p.state, "warn"];
+        return el("td", {}, el("span", { class: "part " + kind }, text + " " + short(p.lag)),
+          writer === n.node && el("abbr", { class: "soft", title: "writes the partition's snapshots" }, " W"));
+      }),
+      el("td", { class: "wrap" }, list.length === 0 ? el("span", { class: "chip bad" }, "no node serves it") : equal(number, list.length)),
+      el("td", { class: "num" }, count(Math.max(0, ...list.map((p) => p.ranks)))),
+      el("td", {}, newest && newest.snapshot_seq > 0 ? age(newest.snapshot_time) + ", " + bytes(newest.snapshot_bytes) : "none yet"),
+      el("td", {}, newest ? meter(newest.log.bytes, newest.log.limit) : "–", newest && refused(newest.log)));
+  }
+
+  const stop = onChange((what) => what === "cluster" && refresh());
+  refresh();
+  return stop;
+}

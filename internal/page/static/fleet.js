@@ -1,0 +1,349 @@
+// The fleet: all workers by tiers as a map, and as a list of which only the rows that are seen exist.
+import { ask } from "./api.js";
+import { live, key, models, onChange } from "./live.js";
+import { el, setText, short, count, age, step, tiers, canvas, colour, tip, tile, empty, code } from "./ui.js";
+
+export const title = "Fleet";
+
+const name = (r) => r.instance + (r.rank ? " / " + r.rank : "");
+const order = ["schedulable", "draining", "incomplete", "unschedulable"];
+
+// state is how it stands with a rank, in a word, and how bad that is.
+function state(r) {
+  if (r.engine === "gone") return ["engine gone", "bad"];
+  if (r.lease === "expired") return ["lease expired", "bad"];
+  if (r.state === "draining") return ["draining", "warn"];
+  if (r.state === "unschedulable") return ["unschedulable", "bad"];
+  if (r.engine === "silent") return ["engine silent", "warn"];
+  if (r.state === "incomplete") return ["incomplete", "warn"];
+  if (r.catching_up) return ["catching up", "warn"];
+  return r.state ? ["schedulable", "good"] : ["unregistered", ""];
+}
+
+// lags is how many messages of each partition's log are not applied, at the node that has come furthest.
+function lags() {
+  const lag = new Map();
+  for (const n of live.cluster?.nodes || []) {
+    for (const p of n.status?.partitions || []) lag.set(p.partition, Math.min(p.lag, lag.get(p.partition) ?? Infinity));
+  }
+  return lag;
+}
+
+let lag = new Map();
+const load = (r) => r.total_blocks && r.used_blocks ? r.used_blocks / r.total_blocks : 0;
+
+// columns: how each is called, sorted and written. heat ones are coloured by their tier's largest.
+const columns = [
+  { id: "worker", name: "Worker", by: (r) => name(r), text: name },
+  { id: "model", name: "Model", by: (r) => r.model, text: (r) => r.model },
+  { id: "state", name: "State", by: (r) => order.indexOf(r.state || "schedulable") + (r.engine ? 1 : 0), chip: state },
+  ...tiers.map((t) => ({ id: t, name: t[0].toUpperCase() + t.slice(1), num: true, heat: true, by: (r) => r.blocks[t],
+    text: (r) => r.blocks[t] ? short(r.blocks[t]) : "–" })),
+  { id: "stored_rate", name: "Stored/s", num: true, by: (r) => r.stored_rate || 0, text: (r) => short(r.stored_rate || 0) },
+  { id: "removed_rate", name: "Removed/s", num: true, by: (r) => r.removed_rate || 0, text: (r) => short(r.removed_rate || 0) },
+  { id: "seen", name: "Last event", num: true, by: (r) => Date.parse(r.last_seen) || 0, text: (r) => age(r.last_seen) },
+  { id: "lag", name: "Lag", num: true, by: (r) => lag.get(r.partition) || 0, text: (r) => lag.has(r.partition) ? short(lag.get(r.partition)) : "–" },
+  { id: "load", name: "Load", num: true, by: (r) => (r.requests || 0) + load(r),
+    text: (r) => r.used_blocks && r.total_blocks ? Math.round(100 * load(r)) + "%" : short(r.requests || 0) },
+  { id: "lease", name: "Lease, role", by: (r) => (r.lease || "") + (r.role || ""),
+    text: (r) => [r.lease || "none", r.role === "aggregated" ? "" : r.role].filter(Boolean).join(", ") },
+];
+const rowHeight = 36;
+
+// What the reader has set stays while the page is open.
+const set = { text: "", model: "", state: "", sort: "worker", down: false };
+
+export function show(place) {
+  let list = []; // what is shown, in order
+  let most = {}; // of each tier
+  let now = null; // the key of the current row
+  let rows = []; // elements that are used again and again
+  let opened = null; // the rank whose details are open
+
+  const tileBox = el("dl", { class: "tiles" });
+  const search = el("input", { type: "search", id: "fleet-search", placeholder: "name, host, endpoint", value: set.text,
+    input: (e) => { set.text = e.target.value; refresh(); } });
+  const model = el("select", { id: "fleet-model", change: (e) => { set.model = e.target.value; refresh(); } });
+  const stateSelect = el("select", { id: "fleet-state", change: (e) => { set.state = e.target.value; refresh(); } },
+    ["", "schedulable", "draining", "incomplete", "unschedulable", "engine silent", "engine gone", "catching up", "unregistered"]
+      .map((s) => el("option", { value: s, selected: s === set.state }, s || "any state")));
+  const shown = el("span", { class: "soft", role: "status" });
+  const map = el("canvas", { role: "img", click: (e) => pick(at(e)), pointermove: hover, pointerleave: (e) => tip(e, "") });
+  const scale = el("div", { class: "scale", "aria-hidden": "true" });
+  const mapCard = el("section", { class: "card", "aria-label": "Map of workers by tiers" },
+    el("div", { class: "map" }, el("ul", { "aria-hidden": "true" }, tiers.map((t) => el("li", {}, t))), map, scale));
+  const heads = columns.map((c) => el("div", { role: "columnheader", class: (c.num ? "num " : "text ") + "c-" + c.id },
+    el("button", { type: "button", click: () => sort(c.id) }, c.name)));
+  const top = el("div", { class: "row top", role: "row" }, heads,
+    el("div", { role: "columnheader", class: "c-act plain" }, "Drain"));
+  const sheet = el("div", { class: "sheet", role: "rowgroup" });
+  const body = el("div", { class: "body", tabindex: "0", role: "rowgroup", "aria-label": "Workers", scroll: draw, keydown: press });
+  body.append(sheet);
+  const grid = el("div", { class: "grid", role: "grid", "aria-label": "Workers", "aria-colcount": columns.length + 1 },
+    el("div", { role: "rowgroup" }, top), body);
+  sheet.setAttribute("role", "presentation");
+  const none = el("div", { class: "card" });
+  const missing = el("div", { class: "notice warn", hidden: true });
+  const details = el("dialog", { "aria-labelledby": "details-title", close: () => { opened = null; body.focus(); } });
+
+  place.append(el("div", { class: "view" },
+    el("div", { class: "head" }, el("h1", {}, "Fleet"),
+      el("div", { class: "fields", role: "search" },
+        el("div", { class: "field" }, el("label", { for: "fleet-search" }, "Filter"), search),
+        el("div", { class: "field" }, el("label", { for: "fleet-model" }, "Model"), model),
+        el("div", { class: "field" }, el("label", { for: "fleet-state" }, "State"), stateSelect))),
+    missing, tileBox, mapCard, shown, grid, none, details));
+
+  function sort(id) {
+    if (set.sort === id) set.down = !set.down;
+    else { set.sort = id; set.down = !!columns.find((c) => c.id === id).num; }
+    refresh();
+  }
+
+  function refresh() {
+    lag = lags();
+    const wanted = set.text.toLowerCase().split(/\s+/).filter(Boolean);
+    const all = [...live.ranks.values()];
+    list = all.filter((r) => {
+      if (set.model && r.model !== set.model) return false;
+      if (set.state && state(r)[0] !== set.state && r.state !== set.state) return false;
+      const text = wanted.length && (name(r) + " " + r.model + " " + (r.endpoint || "") + " " + (r.lease_host || "")).toLowerCase();
+      return wanted.every((w) => text.includes(w));
+    });
+    const by = columns.find((c) => c.id === set.sort).by;
+    const keyed = list.map((r) => [by(r), name(r), r]);
+    const names = new Intl.Collator("en", { numeric: true }).compare;
+    const compare = (a, b) => (typeof a === "string" ? names(a, b) : a - b);
+    keyed.sort((a, b) => (set.down ? compare(b[0], a[0]) : compare(a[0], b[0])) || names(a[1], b[1]));
+    list = keyed.map((k) => k[2]);
+    most = {};
+    const sum = { stored: 0, removed: 0, requests: 0, device: 0, host: 0, disk: 0, external: 0, not: 0 };
+    for (const r of list) {
+      for (const t of tiers) {
+        most[t] = Math.max(most[t] || 0, r.blocks[t]);
+        sum[t] += r.blocks[t];
+      }
+      sum.stored += r.stored_rate || 0;
+      sum.removed += r.removed_rate || 0;
+      sum.requests += r.requests || 0;
+      if (["bad", "warn"].includes(state(r)[1])) sum.not++;
+    }
+    tileBox.replaceChildren(tile("Workers", count(new Set(list.map((r) => r.instance)).size),
+      list.length + (list.length === 1 ? " rank" : " ranks")),
+    ...tiers.filter((t) => t === "device" || sum[t] > 0).map((t) => tile("Blocks in " + t, short(sum[t]))),
+    tile("Stored", short(sum.stored), "blocks/s"), tile("Removed", short(sum.removed), "blocks/s"),
+    tile("Under way", short(sum.requests), "requests"), tile("Not well", count(sum.not), "ranks"));
+    for (const [i, c] of columns.entries()) {
+      if (c.id === set.sort) heads[i].setAttribute("aria-sort", set.down ? "descending" : "ascending");
+      else heads[i].removeAttribute("aria-sort");
+      setText(heads[i].firstChild, c.name + (c.id === set.sort ? (set.down ? " ↓" : " ↑") : ""));
+    }
+    const names2 = [...new Set(all.map((r) => r.model))].sort();
+    if (model.dataset.of !== names2.join("\n")) {
+      model.dataset.of = names2.join("\n");
+      model.replaceChildren(...["", ...names2].map((m) => el("option", { value: m, selected: m === set.model }, m || "all models")));
+    }
+    setText(shown, live.fleetAt === null ? "" : list.length === all.length ? "" : count(list.length) + " of " + count(all.length) + " ranks are shown");
+    shown.hidden = !shown.textContent;
+    missing.hidden = live.missing.length === 0;
+    setText(missing, "Partitions " + live.missing.join(", ") + " could not be looked at: their workers are not shown.");
+    grid.hidden = mapCard.hidden = list.length === 0;
+    none.hidden = list.length > 0;
+    if (!none.hidden) none.replaceChildren(live.fleetAt === null ? empty("Waiting for the indexer…") :
+      all.length > 0 ? empty("No worker is like that", "Clear the filter to see all " + count(all.length) + ".") :
+      empty("No workers yet", "Run a shim beside each engine, and it appears here within a second:",
+        code("worker-shim run --engine-http http://127.0.0.1:8000 --nats nats://127.0.0.1:4222"),
+        "Without an engine at hand, indexer demo runs a whole fleet of simulated ones."));
+    grid.setAttribute("aria-rowcount", list.length + 1);
+    sheet.style.height = list.length * rowHeight + "px";
+    body.style.height = list.length * rowHeight + "px"; // no more than the style sheet allows
+    paint();
+    draw();
+    if (opened) fill();
+  }
+
+  // draw fills the rows that are seen.
+  function draw() {
+    const first = Math.max(0, Math.floor(body.scrollTop / rowHeight) - 2);
+    const last = Math.min(list.length, first + Math.ceil(body.clientHeight / rowHeight) + 5);
+    while (rows.length < last - first) rows.push(makeRow());
+    for (const [i, row] of rows.entries()) {
+      const r = list[first + i];
+      const there = first + i < last;
+      row.e.hidden = !there;
+      if (there) fillRow(row, r, first + i);
+    }
+    const current = rows.find((row) => !row.e.hidden && row.key === now);
+    if (current) body.setAttribute("aria-activedescendant", current.e.id);
+    else body.removeAttribute("aria-activedescendant");
+  }
+
+  function makeRow() {
+    const cells = columns.map((c) => {
+      const cell = el("div", { role: "gridcell", class: (c.num ? "num " : "text ") + "c-" + c.id }, el("span"));
+      return { e: cell, text: cell.firstChild, class: cell.className };
+    });
+    const button = el("button", { type: "button", tabindex: "-1", click: (e) => { e.stopPropagation(); drain(row.rank); } });
+    const row = { e: el("div", { class: "row", role: "row", id: "row-" + rows.length,
+      click: () => { now = row.key; open(row.rank); draw(); } }, cells.map((c) => c.e),
+    el("div", { role: "gridcell", class: "c-act" }, button)), cells, button };
+    sheet.append(row.e);
+    return row;
+  }
+
+  function fillRow(row, r, i) {
+    row.key = key(r);
+    row.rank = r;
+    if (row.at !== i) {
+      row.at = i;
+      row.e.style.transform = "translateY(" + i * rowHeight + "px)";
+      row.e.setAttribute("aria-rowindex", i + 2);
+    }
+    row.e.className = row.key === now ? "row now" : "row";
+    row.e.setAttribute("aria-selected", row.key === now);
+    for (const [k, c] of columns.entries()) {
+      const cell = row.cells[k];
+      if (c.chip) {
+        const [text, kind] = c.chip(r);
+        setText(cell.text, text);
+        cell.text.className = "chip " + kind;
+        cell.e.title = r.why || r.engine_why || "";
+        continue;
+      }
+      setText(cell.text, c.text(r));
+      if (c.heat) cell.e.className = cell.class + " s" + step(r.blocks[c.id], most[c.id]);
+      else if (!c.num) cell.e.title = c.text(r);
+    }
+    row.button.hidden = !r.state;
+    setText(row.button, r.state === "draining" ? "Undrain" : "Drain");
+    row.button.setAttribute("aria-label", row.button.textContent + " " + r.instance);
+  }
+
+  // press moves through the list.
+  function press(e) {
+    if (e.target !== body) return;
+    const page = Math.max(1, Math.floor(body.clientHeight / rowHeight) - 1);
+    let i = list.findIndex((r) => key(r) === now);
+    const to = { ArrowDown: i + 1, ArrowUp: i < 0 ? 0 : i - 1, PageDown: i + page, PageUp: i - page, Home: 0, End: list.length - 1 }[e.key];
+    if (to !== undefined) {
+      i = Math.max(0, Math.min(list.length - 1, to));
+      select(i);
+    } else if (e.key === "Enter" && i >= 0) open(list[i]);
+    else if (e.key === "d" && i >= 0 && list[i].state) drain(list[i]);
+    else return;
+    e.preventDefault();
+  }
+
+  function select(i) {
+    if (!list[i]) return;
+    now = key(list[i]);
+    if (body.scrollTop > i * rowHeight) body.scrollTop = i * rowHeight;
+    if (body.scrollTop < (i + 1) * rowHeight - body.clientHeight) body.scrollTop = (i + 1) * rowHeight - body.clientHeight;
+    draw();
+  }
+
+  // drain has a worker drained, or no more, once the reader has confirmed it.
+  function drain(r) {
+    open(r);
+    details.querySelector(".drain")?.focus();
+  }
+
+  function open(r) {
+    opened = { key: key(r), rank: r, said: "" };
+    fill();
+    if (!details.open) details.showModal();
+  }
+
+  function fill() {
+    const r = opened.rank = live.ranks.get(opened.key) || opened.rank;
+    const facts = [["State", state(r)[0] + (r.why ? ": " + r.why : "")], ["Model", r.model + ", blocks of " + r.block_size + " tokens"],
+      ["Role", r.role || "–"], ["Serves at", r.endpoint || "–"],
+      ...tiers.map((t) => ["Blocks in " + t, count(r.blocks[t])]), ["Waiting for their parents", count(r.pending || 0) + " blocks"],
+      ["Stored, removed", count(r.stored) + ", " + count(r.removed) + " blocks in incarnation " + r.incarnation],
+      ["Rates", (r.stored_rate || 0) + " stored, " + (r.removed_rate || 0) + " removed blocks/s"],
+      ["Last event", age(r.last_seen) + (Date.parse(r.last_seen) > 0 ? " ago" : "")],
+      ["Lease", (r.lease || "none") + (r.lease_host ? ", on " + r.lease_host : "")],
+      ["Engine", (r.engine || "not said") + (r.engine_why ? ": " + r.engine_why : "")],
+      ["Under way", count(r.requests || 0) + " requests, " + count(r.prefill_tokens || 0) + " tokens to prefill, " + count(r.active_blocks || 0) + " blocks"],
+      ["Device memory", r.total_blocks ? count(r.used_blocks || 0) + " of " + count(r.total_blocks) + " blocks" : "not said"],
+      ["Partition", r.partition]];
+    if (!details.firstChild) {
+      details.append(el("h2", { id: "details-title" }), el("dl", { class: "facts" }), el("p", { class: "error", role: "alert" }),
+        el("div", { class: "actions" }, el("button", { type: "button", class: "drain main", click: change }),
+          el("button", { type: "button", click: () => details.close() }, "Close")));
+    }
+    const [head, dl, error, actions] = details.children;
+    setText(head, name(r));
+    while (dl.children.length < 2 * facts.length) dl.append(el("dt"), el("dd"));
+    for (const [i, f] of facts.entries()) {
+      setText(dl.children[2 * i], f[0]);
+      setText(dl.children[2 * i + 1], f[1]);
+    }
+    setText(error, opened.said);
+    const button = actions.firstChild;
+    button.hidden = !r.state;
+    setText(button, r.state === "draining" ? "Undrain: new requests may come" : "Drain: no new requests");
+  }
+
+  async function change(e) {
+    const of = opened;
+    e.target.disabled = true;
+    try {
+      const drain = of.rank.state !== "draining";
+      await ask("PATCH", "v1/workers/" + encodeURIComponent(of.rank.instance), drain ? { drain, why: "drained on the page" } : { drain });
+      of.said = "";
+    } catch (failure) {
+      of.said = failure.message;
+    }
+    e.target.disabled = false;
+    if (opened === of) fill();
+  }
+
+  // paint draws the map: a column for each rank in the list's order, or for several if there are more than pixels, of
+  // which the fullest counts.
+  function paint() {
+    if (mapCard.hidden || !list.length) return;
+    const { g, width, height } = canvas(map);
+    const h = height / tiers.length;
+    const steps = [colour("--sunken")];
+    for (let i = 1; i <= 8; i++) steps.push(colour("--h" + i));
+    const columns = Math.min(list.length, Math.floor(width));
+    const w = width / columns;
+    for (let x = 0; x < columns; x++) {
+      const from = Math.floor(x * list.length / columns), to = Math.max(from + 1, Math.floor((x + 1) * list.length / columns));
+      for (const [y, t] of tiers.entries()) {
+        let n = 0;
+        for (let i = from; i < to; i++) n = Math.max(n, list[i].blocks[t]);
+        g.fillStyle = steps[step(n, most[t])];
+        const gap = w > 6 ? 1 : 0;
+        g.fillRect(x * w, y * h, w - gap, h - 1);
+      }
+    }
+    map.setAttribute("aria-label", "Blocks of " + list.length + " ranks: at most " + tiers.map((t) => count(most[t]) + " in " + t).join(", "));
+    scale.replaceChildren("none ", el("span", {}, [0, 1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: i ? "s" + i : "s0" }))),
+      " most of its tier");
+  }
+
+  function at(e) {
+    const box = map.getBoundingClientRect();
+    const i = Math.floor((e.clientX - box.left) / box.width * Math.min(list.length, Math.floor(box.width)));
+    return Math.max(0, Math.min(list.length - 1, Math.floor(i * list.length / Math.min(list.length, Math.floor(box.width)))));
+  }
+  function hover(e) {
+    const r = list[at(e)];
+    if (r) tip(e, name(r) + "\n" + tiers.map((t) => t + " " + count(r.blocks[t])).join(", ") + "\n" + state(r)[0]);
+  }
+  const pick = (i) => select(i);
+
+  const stop = onChange((what) => (what === "fleet" || what === "cluster") && refresh());
+  const resized = () => { paint(); draw(); };
+  addEventListener("resize", resized);
+  addEventListener("theme", resized);
+  refresh();
+  return () => {
+    stop();
+    tip(null, "");
+    removeEventListener("resize", resized);
+    removeEventListener("theme", resized);
+  };
+}

@@ -1,0 +1,90 @@
+// What the indexer says of the fleet and the cluster, as it changes.
+import { request } from "./api.js";
+
+export const live = {
+  ranks: new Map(), // by key(rank)
+  missing: [],
+  error: null, // why nothing is known of the fleet
+  cluster: null,
+  fleetAt: null, // when the fleet was looked at; null: not yet
+};
+
+export const key = (r) => r.instance + "\n" + r.rank;
+
+const listeners = new Set();
+
+// onChange has f called with "fleet", "cluster" or "state" when that has changed, until the function that it returns is
+// called.
+export function onChange(f) {
+  listeners.add(f);
+  return () => listeners.delete(f);
+}
+
+let frame = 0;
+const changed = new Set();
+function tell(what) {
+  changed.add(what);
+  frame ||= setTimeout(() => {
+    frame = 0;
+    const all = [...changed];
+    changed.clear();
+    for (const what of all) for (const f of listeners) f(what);
+  });
+}
+
+const take = {
+  fleet(event) {
+    live.fleetAt = event.at;
+    live.missing = event.missing || [];
+    live.error = event.error || null;
+    if (event.full) live.ranks = new Map();
+    for (const r of event.ranks) live.ranks.set(key(r), r);
+    for (const r of event.gone || []) live.ranks.delete(key(r));
+    tell("fleet");
+  },
+  cluster(event) {
+    live.cluster = event;
+    tell("cluster");
+  },
+};
+
+// models are those that any node serves, each once.
+export function models() {
+  const found = new Map();
+  for (const n of live.cluster?.nodes || []) {
+    for (const m of n.status?.models || []) found.set(m.model + "\n" + m.block_size, { model: m.model, block_size: m.block_size });
+  }
+  return [...found.values()].sort((a, b) => a.model < b.model ? -1 : a.model > b.model ? 1 : a.block_size - b.block_size);
+}
+
+// watch follows the stream of server-sent events, and begins again when it ends. It is read by fetch, so that the token
+// can go with it. said is told how it stands.
+export async function watch(said) {
+  for (let tries = 0; ; tries++) {
+    try {
+      said("connecting", tries > 0 ? "connecting again" : "connecting");
+      const reply = await request("v1/watch");
+      said("on", "live");
+      tries = 0;
+      const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+      let parts = [];
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        parts.push(value);
+        if (!value.includes("\n\n") && !(value.startsWith("\n") && parts.length > 1)) continue;
+        const events = parts.join("").split("\n\n");
+        parts = [events.pop()];
+        for (const text of events) {
+          const name = /^event: (.*)$/m.exec(text)?.[1];
+          const data = /^data: (.*)$/m.exec(text)?.[1];
+          if (take[name] && data) take[name](JSON.parse(data));
+        }
+      }
+      said("off", "ended");
+    } catch (e) {
+      said("off", e.message);
+    }
+    await new Promise((resolve) => setTimeout(resolve, Math.min(10000, 500 * 2 ** Math.min(tries, 5))));
+  }
+}

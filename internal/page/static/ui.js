@@ -1,0 +1,108 @@
+// What all views have in common: making elements, and writing numbers.
+
+// el makes an element. Attributes that are functions are event listeners; those that are null or false are left out.
+export function el(tag, attributes, ...children) {
+  const e = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") e.addEventListener(name, value);
+    else if (name === "class") e.className = value;
+    else e.setAttribute(name, value === true ? "" : value);
+  }
+  e.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  return e;
+}
+
+// setText changes an element's text, if it is another.
+export function setText(e, text) {
+  text = String(text);
+  if (e.textContent !== text) e.textContent = text;
+}
+
+const whole = new Intl.NumberFormat("en-US");
+export const count = (n) => whole.format(n);
+
+// short writes a number in at most five characters: 12,345 is 12.3k.
+export function short(n) {
+  if (n < 10000) return n < 100 && n !== Math.round(n) ? n.toFixed(1) : whole.format(Math.round(n));
+  for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (n >= size) return (n / size).toFixed(n / size < 100 ? 1 : 0) + unit;
+  }
+}
+
+export function bytes(n) {
+  let unit = 0;
+  while (n >= 1024 && unit < 4) { n /= 1024; unit++; }
+  return (unit === 0 ? n : n.toFixed(n < 10 ? 1 : 0)) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
+}
+
+// age writes how long ago a time was.
+export function age(time, now = Date.now()) {
+  const at = Date.parse(time);
+  if (!at || at < 0) return "never";
+  const s = Math.max(0, Math.round((now - at) / 1000));
+  if (s < 60) return s + " s";
+  if (s < 3600) return Math.floor(s / 60) + " min";
+  if (s < 86400) return Math.floor(s / 3600) + " h";
+  return Math.floor(s / 86400) + " d";
+}
+
+export const percent = (part, all) => all > 0 ? (100 * part / all).toFixed(part && part < all / 100 ? 2 : 0) + "%" : "–";
+
+// step is a place on the scale of colours, 0 to 8.
+export const step = (n, most) => n > 0 && most > 0 ? Math.max(1, Math.min(8, Math.ceil(8 * n / most))) : 0;
+
+// colour reads a colour of the style sheet.
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+export const tiers = ["device", "host", "disk", "external"];
+
+export function empty(title, ...rest) {
+  return el("div", { class: "empty" }, el("strong", {}, title), ...rest.map((r) =>
+    typeof r === "string" ? el("span", {}, r) : r));
+}
+
+export const code = (text) => el("code", {}, text);
+
+export function tile(name, value, unit) {
+  const number = el("dd", {}, value);
+  if (unit) number.append(" ", el("small", {}, unit));
+  return el("div", { class: "tile" }, el("dt", {}, name), number);
+}
+
+// meter shows how much of a bound is used.
+export function meter(used, limit) {
+  if (!limit) return el("span", {}, bytes(used));
+  const bar = el("i");
+  bar.style.width = Math.min(100, 100 * used / limit) + "%";
+  return el("span", {}, el("span", { class: "meter" + (used > 0.8 * limit ? " full" : ""), "aria-hidden": "true" }, bar),
+    bytes(used) + " of " + bytes(limit));
+}
+
+// canvas fits a canvas to its element, and returns what draws on it in units of the page.
+export function canvas(c, height) {
+  const scale = window.devicePixelRatio || 1;
+  const width = c.clientWidth;
+  if (height) c.style.height = height + "px";
+  else height = c.clientHeight;
+  if (c.width !== Math.round(width * scale) || c.height !== Math.round(height * scale)) {
+    c.width = Math.round(width * scale);
+    c.height = Math.round(height * scale);
+  }
+  const g = c.getContext("2d");
+  g.setTransform(scale, 0, 0, scale, 0, 0);
+  g.clearRect(0, 0, width, height);
+  return { g, width, height };
+}
+
+// tip shows text beside the pointer; without text it goes.
+const shown = el("div", { class: "tip", role: "tooltip", hidden: true });
+export function tip(event, text) {
+  if (!shown.isConnected) document.body.append(shown);
+  shown.hidden = !text;
+  if (!text) return;
+  setText(shown, text);
+  const { width, height } = shown.getBoundingClientRect();
+  shown.style.left = Math.max(8, Math.min(event.clientX + 14, innerWidth - width - 8)) + "px";
+  shown.style.top = (event.clientY + 18 + height < innerHeight ? event.clientY + 18 : event.clientY - height - 10) + "px";
+}

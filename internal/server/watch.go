@@ -1,0 +1,45 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// watchWrite is how long a watcher may take to take an event.
+const watchWrite = 10 * time.Second
+
+// watched is what the live page is told of.
+type watched struct{ *Server }
+
+func (w watched) Loads(ctx context.Context) (*api.LoadList, error) {
+	return w.selection.Loads(ctx, &api.LoadsRequest{})
+}
+
+func (w watched) EngineLoads(context.Context) (*api.EngineLoads, error) { return w.engines.list(), nil }
+
+func (w watched) Nodes() []string { return w.nodes() }
+
+// watch sends server-sent events until whoever watches has gone.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+	control := http.NewResponseController(w)
+	begun := false
+	err := s.hub.Watch(r.Context(), func(event []byte) error {
+		if !begun {
+			begun = true
+			_ = control.SetReadDeadline(time.Time{}) // nothing is read any more; a writer that cannot do this is none of ours
+			w.Header().Set("Content-Type", "text/event-stream")
+			w.Header().Set("Cache-Control", "no-store")
+		}
+		_ = control.SetWriteDeadline(time.Now().Add(watchWrite))
+		if _, err := w.Write(event); err != nil {
+			return err
+		}
+		return control.Flush()
+	})
+	if err != nil && !begun {
+		denyAsAPI(w, api.AsError(err))
+	}
+}

@@ -1,0 +1,222 @@
+package watch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// fleet is a source whose looks are counted. The tests change it between looks.
+type fleet struct {
+	mu       sync.Mutex
+	looks    int
+	cost     time.Duration // of a look
+	err      error
+	workers  []api.WorkerInfo
+	requests uint64
+}
+
+func (f *fleet) Workers(context.Context, api.WorkersRequest) (*api.WorkerList, error) {
+	time.Sleep(f.cost)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looks++
+	list := &api.WorkerList{Workers: append([]api.WorkerInfo(nil), f.workers...)}
+	return list, f.err
+}
+
+// seen is how many looks there were.
+func (f *fleet) seen() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.looks
+}
+
+// change changes the source.
+func (f *fleet) change(how func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	how()
+}
+
+func (f *fleet) Loads(context.Context) (*api.LoadList, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &api.LoadList{Models: []api.ModelLoads{{Model: "m", Ranks: []api.RankLoad{{Worker: "w2",
+		ActiveRequests: f.requests}}}}}, nil
+}
+
+func (f *fleet) EngineLoads(context.Context) (*api.EngineLoads, error) {
+	used := uint64(7)
+	return &api.EngineLoads{Loads: []api.EngineLoad{{Worker: "w1", UsedBlocks: &used}}}, nil
+}
+
+func (f *fleet) Nodes() []string { return []string{"a", "b"} }
+
+func (f *fleet) StatusOf(_ context.Context, node string) (*api.Status, error) {
+	if node == "b" {
+		return nil, api.Errorf(api.CodeUnavailable, "it is away")
+	}
+	return &api.Status{Node: node}, nil
+}
+
+func worker(name string, stored uint64) api.WorkerInfo {
+	return api.WorkerInfo{Instance: events.WorkerID(name), Model: "m", Incarnation: 1, Stored: stored}
+}
+
+// watcher takes what a hub sends.
+type watcher struct {
+	t      *testing.T
+	mu     sync.Mutex
+	names  []string
+	fleets []api.FleetEvent
+}
+
+// got is what it was sent so far: the events' names, and those of the fleet.
+func (w *watcher) got() ([]string, []api.FleetEvent) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.names), slices.Clone(w.fleets)
+}
+
+func (w *watcher) send(event []byte) error {
+	name, data, found := strings.Cut(strings.TrimPrefix(string(event), "event: "), "\ndata: ")
+	if !found || !strings.HasSuffix(data, "\n\n") || strings.Count(data, "\n") != 2 {
+		w.t.Errorf("no event: %q", event)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.names = append(w.names, name)
+	if name == api.EventFleet {
+		var f api.FleetEvent
+		if err := json.Unmarshal([]byte(data), &f); err != nil {
+			w.t.Error(err)
+		}
+		w.fleets = append(w.fleets, f)
+	}
+	return nil
+}
+
+// TestChanges: a watcher is sent everything, and then what has changed, with rates and loads.
+func TestChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		f := &fleet{workers: []api.WorkerInfo{worker("w1", 100), worker("w2", 0), worker("w3", 0)}}
+		h := New(Config{Self: "a", Source: f})
+		go h.Run(ctx)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if f.seen() != 0 {
+			t.Errorf("nobody watches, and there were %d looks", f.seen())
+		}
+		w := &watcher{t: t}
+		go h.Watch(ctx, w.send)
+		synctest.Wait()
+		names, fleets := w.got()
+		if fmt.Sprint(names) != "[fleet cluster]" || !fleets[0].Full || len(fleets[0].Ranks) != 3 ||
+			fleets[0].Ranks[0].UsedBlocks != 7 {
+			t.Fatalf("%v %+v", names, fleets)
+		}
+		f.change(func() {
+			f.workers, f.requests = []api.WorkerInfo{worker("w1", 150), worker("w2", 0)}, 2
+		})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		_, fleets = w.got()
+		next := fleets[1]
+		if next.Full || len(next.Ranks) != 2 || next.Ranks[0].StoredRate != 50 || next.Ranks[1].Requests != 2 ||
+			len(next.Gone) != 1 || next.Gone[0].Instance != "w3" {
+			t.Errorf("%+v", next)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		_, fleets = w.got()
+		if last := fleets[2]; len(last.Ranks) != 1 || last.Ranks[0].StoredRate != 0 { // w1's rate is 0 again
+			t.Errorf("%+v", last)
+		}
+		f.change(func() { f.err = errors.New("not now") })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		_, fleets = w.got()
+		if last := fleets[3]; last.Error == nil || !last.Full {
+			t.Errorf("%+v", last)
+		}
+		f.change(func() { f.err = nil })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		_, fleets = w.got()
+		if last := fleets[4]; last.Error != nil || !last.Full || len(last.Ranks) != 2 {
+			t.Errorf("%+v", last)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// TestShared: many watchers cost as much as one; one that is slow is sent everything again in place of what it missed;
+// nobody watching, nothing is looked at.
+func TestShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fleet{workers: []api.WorkerInfo{worker("w1", 0)}}
+		h := New(Config{Source: f, Most: 11})
+		go h.Run(t.Context())
+		watching, leave := context.WithCancel(t.Context())
+		for range 10 {
+			go h.Watch(watching, (&watcher{t: t}).send)
+		}
+		slow := &watcher{t: t}
+		go h.Watch(watching, func(event []byte) error {
+			time.Sleep(2500 * time.Millisecond)
+			return slow.send(event)
+		})
+		synctest.Wait()
+		if err := h.Watch(watching, nil); api.AsError(err).Code != api.CodeBusy {
+			t.Errorf("one too many: %v", err)
+		}
+		time.Sleep(20*time.Second + 100*time.Millisecond)
+		synctest.Wait()
+		if f.seen() > 22 {
+			t.Errorf("%d looks in 20 s", f.seen())
+		}
+		_, fleets := slow.got()
+		for _, e := range fleets {
+			if !e.Full {
+				t.Errorf("a slow watcher was sent %+v", e)
+			}
+		}
+		leave()
+		time.Sleep(10*time.Second + 100*time.Millisecond) // the slow one takes its event first
+		synctest.Wait()
+		before := f.seen()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if f.seen() > before {
+			t.Error("it looks, and nobody watches")
+		}
+	})
+}
+
+// TestCost: looks take no more than a fortieth of the time.
+func TestCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fleet{workers: []api.WorkerInfo{worker("w1", 0)}, cost: 100 * time.Millisecond}
+		h := New(Config{Source: f})
+		go h.Run(t.Context())
+		go h.Watch(t.Context(), (&watcher{t: t}).send)
+		time.Sleep(100 * time.Second)
+		synctest.Wait()
+		if f.seen() < 20 || f.seen() > 25 {
+			t.Errorf("%d looks of 100 ms in 100 s", f.seen())
+		}
+	})
+}
