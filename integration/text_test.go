@@ -1,14 +1,18 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/tools/openaisim"
 )
 
 // startTokenizer serves an engine's tokenizer and renderer. Every text has the prompt's tokens, and of messages with an
@@ -207,4 +212,132 @@ func TestText(t *testing.T) {
 		api.CodeMalformed || !strings.Contains(err.Error(), "--tokenizers") {
 		t.Error(err)
 	}
+}
+
+// TestTextAnnounced sends an engine chats by two nodes: one makes the tokens that the engine makes, and one has another
+// template. Each is told so, and by nothing else than what the engine announces.
+func TestTextAnnounced(t *testing.T) {
+	t.Parallel()
+	sim := harness.StartSimEngine(t)
+	engine, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: "m", BlockSize: harness.BlockSize, Tokens: 1,
+		Serve: sim.Serve})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(engine.Kill)
+	url := "http://" + engine.Addr
+	chats := func(to string, body []byte) []byte { // an engine answers
+		r, err := http.Post(to, "application/json", bytes.NewReader(body))
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		defer r.Body.Close()
+		answer, err := io.ReadAll(r.Body)
+		if err != nil || r.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s %s %v", to, r.Status, answer, err)
+		}
+		return answer
+	}
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		began := []byte(`{"role":"system","content":"you are another one"},{"role":"user"`)
+		_, _ = w.Write(chats(url+"/tokenize", bytes.Replace(body, []byte(`{"role":"user"`), began, 1)))
+	}))
+	t.Cleanup(other.Close)
+	nats, dir := harness.StartNATS(t), t.TempDir()
+	start := func(name, tokenizer string) (*harness.Process, string, *client.Client) {
+		file := filepath.Join(dir, name)
+		text := "models: {m: {tokenize: " + tokenizer + ", timeout_ms: 60000}}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		x := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", name, "--partitions", "4", "--http-listen",
+			"127.0.0.1:0", "--tokenizers", file)
+		address := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		x.WaitFor(`msg=ready`)
+		c, err := client.HTTP([]string{"http://" + address}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x, address, c
+	}
+	_, rightAddress, right := start("right", url)
+	wrongNode, wrongAddress, wrong := start("wrong", other.URL)
+	harness.StartSimShim(t, sim, nats, "w1", "--serving-endpoint", url)
+	known := harness.Tokens(900000, harness.BlockSize)
+	harness.ServePrompt(t, sim, known)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	for _, address := range []string{rightAddress, wrongAddress} {
+		x := &harness.Indexer{NATS: nats, HTTP: address}
+		x.WaitDepth(t, "m", known, "w1", 1)
+	}
+
+	n := 0
+	chat := func(c *client.Client) {
+		var words strings.Builder
+		for i := range 4 * harness.BlockSize {
+			fmt.Fprintf(&words, "w%d-%d ", n, i)
+		}
+		n++
+		id, messages := fmt.Sprint("r", n), fmt.Sprintf(`[{"role":"user","content":%q}]`, words.String())
+		s, err := c.Select(ctx, &client.SelectRequest{RequestID: id, Book: true,
+			Query: client.Query{Model: "m", Text: &api.Text{Messages: api.Value(messages)}}})
+		if err != nil || !s.Booked || !s.Tokenized {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		chats(s.Endpoint+"/v1/chat/completions", []byte(`{"model":"m","messages":`+messages+`}`))
+		if err := c.PrefillComplete(ctx, "m", id); err != nil {
+			t.Error(err)
+		}
+		if err := c.Free(ctx, "m", id); err != nil {
+			t.Error(err)
+		}
+	}
+	counts := func(address string) map[string]int {
+		_, text, err := harness.Request(address, "GET", "/metrics", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := map[string]int{}
+		for _, m := range regexp.MustCompile(`kvatlas_tokenize_check_total\{model="m",outcome="(\w+)"\} (\d+)`).
+			FindAllStringSubmatch(text, -1) {
+			of[m[1]], _ = strconv.Atoi(m[2])
+		}
+		return of
+	}
+	sum := func(of map[string]int) (all int) {
+		for _, n := range of {
+			all += n
+		}
+		return all
+	}
+	// one text after the other is compared; unknown is one whose blocks were announced before the node asked for counts
+	for round := 1; counts(rightAddress)["match"] < 3 || counts(wrongAddress)["mismatch"] < 3; round++ {
+		chat(right)
+		chat(wrong)
+		harness.Eventually(t, "both texts were compared", func() (bool, string) {
+			a, b := counts(rightAddress), counts(wrongAddress)
+			return sum(a) == round && sum(b) == round, fmt.Sprint(a, b)
+		})
+	}
+	if of := counts(rightAddress); of["mismatch"]+of["partial"] > 0 {
+		t.Errorf("of the engine's own tokens: %v", of)
+	}
+	if of := counts(wrongAddress); of["match"]+of["partial"] > 0 {
+		t.Errorf("of others: %v", of)
+	}
+	const says = "3 have other tokens there"
+	if status, err := right.Status(ctx); err != nil || len(status.Problems) > 0 {
+		t.Errorf("%+v, %v", status, err)
+	}
+	if status, err := wrong.Status(ctx); err != nil || len(status.Problems) != 1 ||
+		!strings.Contains(status.Problems[0], "have other tokens there") {
+		t.Errorf("%+v, %v", status, err)
+	}
+	wrongNode.WaitFor(`level=WARN msg="tokens differ from the engines'" problem=".*` + says)
 }

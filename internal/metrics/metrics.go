@@ -32,6 +32,7 @@ type Queries struct {
 	selected *prometheus.CounterVec
 	texts    *prometheus.CounterVec
 	textTime *prometheus.HistogramVec
+	checks   *prometheus.CounterVec
 	reused   *prometheus.CounterVec
 	moved    *prometheus.CounterVec
 
@@ -84,6 +85,9 @@ func (q *Queries) Tokenized(model, from, outcome string, took time.Duration) {
 	q.textTime.WithLabelValues(model, from).Observe(took.Seconds())
 }
 
+// TextChecked counts a request whose tokens were compared with what its engine has announced.
+func (q *Queries) TextChecked(model, outcome string) { q.checks.WithLabelValues(model, outcome).Inc() }
+
 // New returns a handler of /metrics for a node, and what counts its requests.
 func New(node Statuser) (http.Handler, *Queries) {
 	registry := prometheus.NewRegistry()
@@ -118,6 +122,9 @@ func New(node Statuser) (http.Handler, *Queries) {
 			"no_source.", "model", "from", "outcome"),
 		textTime: histogram("kvatlas_tokenize_seconds", "Time to make tokens of a prompt or of messages.", usual,
 			"model", "from"),
+		checks: counter("kvatlas_tokenize_check_total", "Requests that came as text and were followed, by what their "+
+			"workers announced: match (the blocks of their tokens), partial (the first of them only), mismatch (others), "+
+			"unknown (their events do not say).", "model", "outcome"),
 		reused: counter("kvatlas_route_reused_tokens_total", "Tokens of prompts that engines say they have reused "+
 			"(cached_tokens in their answers through a gateway).", "model"),
 		moved: counter("kvatlas_route_moved_total",

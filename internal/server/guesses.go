@@ -68,8 +68,10 @@ func (s *Server) withGuesses(q *api.Query, a *api.Answer, err error) (*api.Answe
 	return a, nil
 }
 
-// guess has requests make guesses, but for those of Dynamo's slot tracker: nobody asks for theirs.
-func (s *Server) guess(of load.Model, r *load.Request) {
+// observe is told of requests under way. They make guesses, but for those of Dynamo's slot tracker: nobody asks for
+// theirs.
+func (s *Server) observe(of load.Model, r *load.Request) {
+	s.announced.Observe(of.Name, r.Rank, r.Hashes, r.PrefillDone, r.Ended)
 	if !dynamoselect.Tracked(of.Name) {
 		s.guesses.Observe(of, r)
 	}

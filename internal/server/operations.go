@@ -150,6 +150,7 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	status.Requests = s.outcomes.Counts()
 	status.Problems = append(status.Problems, s.outcomes.Problems(time.Now())...)
 	status.Problems = append(status.Problems, s.tokenizers.Problems(time.Now())...)
+	status.Problems = append(status.Problems, s.announced.Problems()...)
 	s.registry.MarkStatus(status)
 	status.Load = loadStatus(s.loads.Status())
 	for _, g := range s.guesses.Status() {

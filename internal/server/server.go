@@ -127,6 +127,7 @@ type Server struct {
 	guesses  *guess.Service
 
 	tokenizers *tokenize.Service // nil: texts are not taken
+	announced  *tokenize.Announced
 
 	selection *selection.Service
 	shims     *compat.Shims
@@ -186,8 +187,9 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	if s.guesses, err = guess.New(guess.Config{Settings: s.Guesses, Pool: s.registry.Pool}); err != nil {
 		return nil, err
 	}
+	s.announced = s.newAnnounced()
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
-		Hooks: sharedHooks(log, "requests under way", "requests"), Watch: s.guess})
+		Hooks: sharedHooks(log, "requests under way", "requests"), Watch: s.observe})
 	s.tokenizers = s.newTokenizers()
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.sessions = s.newSessions()
@@ -245,6 +247,7 @@ func (s *Server) Run(ctx context.Context) error {
 	parts.Go(func() { s.shims.Run(running) })
 	parts.Go(func() { s.loads.Run(running) })
 	parts.Go(func() { s.guesses.Run(running) })
+	parts.Go(func() { s.announced.Run(running) })
 	if s.sessions != nil {
 		parts.Go(func() { s.sessions.Run(running) })
 	}

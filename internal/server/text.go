@@ -82,6 +82,33 @@ func (s *Server) findText(ctx context.Context, q *api.Query) (*api.Answer, error
 	return a, nil
 }
 
+// newAnnounced returns what compares tokens of texts with those that engines announce.
+func (s *Server) newAnnounced() *tokenize.Announced {
+	return tokenize.NewAnnounced(tokenize.AnnouncedConfig{
+		Find: s.find, Worker: s.worker,
+		Observe: func(model string, c tokenize.Check) { s.queries.TextChecked(model, string(c)) },
+		Warn:    func(problem string) { s.log.Warn("tokens differ from the engines'", "problem", problem) },
+	})
+}
+
+// workersBeside is how many ranks are listed at most to find one: those with the same name but for its last byte.
+const workersBeside = 256
+
+// worker is what any node knows of a rank; nil: it cannot be had.
+func (s *Server) worker(ctx context.Context, rank api.RankPlace) *api.WorkerInfo {
+	near := rank.Instance[:max(0, len(rank.Instance)-1)]
+	list, err := s.Workers(ctx, api.WorkersRequest{After: &api.RankPlace{Instance: near}, Limit: workersBeside})
+	if err != nil {
+		return nil
+	}
+	for i := range list.Workers {
+		if w := &list.Workers[i]; w.Place() == rank {
+			return w
+		}
+	}
+	return nil
+}
+
 // bytesPerToken is what texts have about, for the load of those whose tokens are not known.
 const bytesPerToken = 4
 
@@ -100,7 +127,9 @@ func (r router) selectText(ctx context.Context, q *api.SelectRequest) (*api.Sele
 	}
 	selection, err := r.s.selection.Select(ctx, &asked)
 	if err == nil {
-		selection.Tokenization = out
+		if selection.Tokenization = out; out.Tokenized {
+			r.s.announced.Begin(&query, q.Text.Messages != nil, selection)
+		}
 	}
 	return selection, err
 }

@@ -40,6 +40,12 @@
 // limit, if the budget of hedged requests allows it ([rpc.Budget]), and the next one at once after one that cannot be
 // reached or is in trouble itself (5xx). What a server refuses (4xx), all would: that ends it.
 //
+// # What engines announce
+//
+// [Announced] follows a request of each model at a time from its booking on, and looks whether its worker announces the
+// blocks of the tokens that were made here: the only way to see that a template or a tokenizer is another than the
+// engine's. It knows of no tokens but those made here; an engine's are hashes by then.
+//
 // # The cache
 //
 // An LRU, bounded by bytes. For a URL its key is the digest of the whole request, so that the same prompt asked about
