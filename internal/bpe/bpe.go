@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"golang.org/x/text/unicode/norm"
@@ -31,71 +30,12 @@ type pair struct{ a, b uint32 }
 
 type merge struct{ rank, to uint32 }
 
-// added are added tokens by their text.
-type added struct {
-	ids   map[string]uint32
-	sizes [256][]int // by first byte: lengths of texts, the longest first
-}
-
-func (a *added) add(text string, id uint32) {
-	if a.ids == nil {
-		a.ids = map[string]uint32{}
-	}
-	a.ids[text] = id
-	if sizes := &a.sizes[text[0]]; !slices.Contains(*sizes, len(text)) {
-		*sizes = append(*sizes, len(text))
-		slices.SortFunc(*sizes, func(a, b int) int { return b - a })
-	}
-}
-
-// split calls text for what is between added tokens, and token for each of those.
-func (a *added) split(s string, text func(string) error, token func(uint32)) error {
-	if len(a.ids) == 0 {
-		return text(s)
-	}
-	from := 0
-scan:
-	for i := 0; i < len(s); {
-		for _, n := range a.sizes[s[i]] {
-			if i+n > len(s) {
-				continue
-			}
-			id, ok := a.ids[s[i:i+n]]
-			if !ok {
-				continue
-			}
-			if from < i {
-				if err := text(s[from:i]); err != nil {
-					return err
-				}
-			}
-			token(id)
-			i += n
-			from = i
-			continue scan
-		}
-		i++
-	}
-	if from < len(s) {
-		return text(s[from:])
-	}
-	return nil
-}
-
 // file is a tokenizer.json.
 type file struct {
-	Version    string          `json:"version"`
-	Truncation json.RawMessage `json:"truncation"`
-	Padding    json.RawMessage `json:"padding"`
-	Added      []struct {
-		ID         uint32 `json:"id"`
-		Content    string `json:"content"`
-		SingleWord bool   `json:"single_word"`
-		LStrip     bool   `json:"lstrip"`
-		RStrip     bool   `json:"rstrip"`
-		Normalized bool   `json:"normalized"`
-		Special    bool   `json:"special"`
-	} `json:"added_tokens"`
+	Version       string          `json:"version"`
+	Truncation    json.RawMessage `json:"truncation"`
+	Padding       json.RawMessage `json:"padding"`
+	Added         []addedToken    `json:"added_tokens"`
 	Normalizer    *step           `json:"normalizer"`
 	PreTokenizer  *step           `json:"pre_tokenizer"`
 	PostProcessor *step           `json:"post_processor"`
@@ -238,19 +178,17 @@ func (t *Tokenizer) readAdded(f *file) error {
 		switch {
 		case a.Content == "":
 			return fmt.Errorf("added token %d is empty", a.ID)
-		case a.SingleWord || a.LStrip || a.RStrip:
-			return fmt.Errorf("added token %.40q is matched as a single word, or takes spaces along", a.Content)
 		case known && id != a.ID:
 			return fmt.Errorf("added token %.40q is %d, and %d in the vocabulary", a.Content, a.ID, id)
 		case a.Normalized && f.Normalizer != nil && norm.NFC.String(a.Content) != a.Content:
 			return fmt.Errorf("added token %.40q is not in the form NFC", a.Content)
 		case a.Normalized:
-			t.normal.add(a.Content, a.ID)
+			t.normal.add(a)
 		default:
-			t.raw.add(a.Content, a.ID)
+			t.raw.add(a)
 		}
 	}
-	return nil
+	return errors.Join(t.normal.check(), t.raw.check())
 }
 
 func (t *Tokenizer) readNormalizer(f *file) error {

@@ -148,6 +148,37 @@ func TestEncode(t *testing.T) {
 	}
 }
 
+// TestAdded has added tokens that take spaces along, or must be single words.
+func TestAdded(t *testing.T) {
+	w := world{change: func(file map[string]any) {
+		file["added_tokens"] = []map[string]any{
+			{"id": 1000, "content": "<a>"}, {"id": 1001, "content": "<l>", "lstrip": true},
+			{"id": 1002, "content": "<r>", "rstrip": true}, {"id": 1003, "content": "one", "single_word": true},
+			{"id": 1004, "content": "éa", "normalized": true, "single_word": true, "lstrip": true, "rstrip": true},
+		}
+	}}
+	for text, want := range map[string][]uint32{
+		" <l> ":             {1001, ' '},
+		"\n\u3000<l><l>":    {1001, 1001},
+		"a <r> \t<l>\u2003": {'a', ' ', 1002, 1001, 0xe2, 0x80, 0x83},
+		"<r> <r> <a> ":      {1002, 1002, 1000, ' '},
+		"one":               {1003},
+		"one,(one)":         {1003, ',', '(', 1003, ')'},
+		"oneone":            {'o', 'n', 'e', 'o', 'n', 'e'},
+		"1one_ \u0301one":   {'1', 'o', 'n', 'e', '_', ' ', 0xcc, 0x81, 'o', 'n', 'e'},
+		"<a>one<a>":         {1000, 1003, 1000},
+		". e\u0301a !":      {'.', 1004, '!'},
+		"<a> e\u0301a <a>":  {1000, 1004, 1000},
+		"be\u0301a":         {'b', 0xc3, 0xa9, 'a'},
+		"\u200cone one":     {0xe2, 0x80, 0x8c, 'o', 'n', 'e', ' ', 1003},
+	} {
+		got, err := w.open(t).EncodeText(nil, text, nil)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q is %v, not %v: %v", text, got, want, err)
+		}
+	}
+}
+
 // TestSplit shows how the patterns split.
 func TestSplit(t *testing.T) {
 	for pattern, texts := range map[string]map[string]string{
@@ -187,8 +218,9 @@ func TestRefused(t *testing.T) {
 			"pretokenizers": []map[string]any{{"type": "Split", "pattern": map[string]any{"Regex": `\w+`},
 				"behavior": "Isolated"}, {"type": "ByteLevel"}}}),
 		`post-processor "BertProcessing"`: set("post_processor", map[string]any{"type": "BertProcessing"}),
-		"single word":                     set("added_tokens", []map[string]any{{"id": 9, "content": "x", "lstrip": true}}),
-		"is empty":                        set("added_tokens", []map[string]any{{"id": 9, "content": ""}}),
+		"begins with one": set("added_tokens", []map[string]any{{"id": 999, "content": "xx", "rstrip": true},
+			{"id": 10, "content": "\u3000"}}),
+		"is empty": set("added_tokens", []map[string]any{{"id": 9, "content": ""}}),
 	} {
 		if _, err := New(world{change: change}.json(t)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, not %q", err, says)

