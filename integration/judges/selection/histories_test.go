@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -23,12 +25,14 @@ import (
 
 var seed = flag.Uint64("selection.seed", 1, "of the random histories")
 
-// service runs one of Dynamo's services. It takes a port and listens everywhere; it is asked over loopback.
-func service(t *testing.T, module string, args ...string) (base string) {
+// service runs one of Dynamo's services, with more in its environment. It takes a port and listens everywhere; it is
+// asked over loopback.
+func service(t *testing.T, environment []string, module string, args ...string) (base string) {
 	base = loopback.Reserve(t)
 	var said bytes.Buffer
 	cmd := exec.Command(pyenv.PythonWith(t, "dynamo.txt"),
 		append([]string{"-m", module, "--port", strings.Split(base, ":")[1]}, args...)...)
+	cmd.Env = append(os.Environ(), environment...)
 	cmd.Stdout, cmd.Stderr = &said, &said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -151,7 +155,7 @@ func (p *pair) hashes(most int) []int64 {
 // TestSlotTracker drives both slot trackers with random histories.
 func TestSlotTracker(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "", "--slot-tracker-listen", "127.0.0.1:0")
-	p := &pair{t: t, dynamo: service(t, "dynamo.slot_tracker"),
+	p := &pair{t: t, dynamo: service(t, nil, "dynamo.slot_tracker"),
 		ours: x.WaitFor(`the slot tracker is served" listen=(\S+)`)[1], rng: rand.New(rand.NewPCG(*seed, 1))}
 	type of = map[string]any
 	for p.steps < 5000 {
@@ -189,11 +193,35 @@ func TestSlotTracker(t *testing.T) {
 }
 
 // TestSelectionService drives both selection services with random histories, of workers with several ranks that hold
-// blocks on their devices, in host memory and on disk. Between equals the choice is random: ours
-// is pinned to Dynamo's, whose cost must be the least of ours.
-func TestSelectionService(t *testing.T) {
-	x := harness.StartIndexer(t, t.TempDir(), "", "--select-listen", "127.0.0.1:0", "--on-engine-refused", "keep")
-	p := &pair{t: t, dynamo: service(t, "dynamo.select_service", "--threads", "1"),
+// blocks on their devices, in host memory and on disk. Between equals the choice is random: ours is pinned to Dynamo's,
+// whose cost must be the least of ours.
+func TestSelectionService(t *testing.T) { selectionHistories(t, nil) }
+
+// TestSelectionServiceCredits is the same where blocks of each tier are worth something else than by default: those on
+// disk more than those in host memory.
+func TestSelectionServiceCredits(t *testing.T) {
+	selectionHistories(t, map[string]float64{"overlap_score_credit": 1.3, "host_cache_hit_weight": 0.4,
+		"disk_cache_hit_weight": 0.9})
+}
+
+// selectionHistories has both services with the same constants of the cost.
+func selectionHistories(t *testing.T, constants map[string]float64) {
+	variables := map[string]string{"overlap_score_credit": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+		"host_cache_hit_weight": "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
+		"disk_cache_hit_weight": "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT"}
+	var own bytes.Buffer
+	var environment []string
+	for name, v := range constants {
+		fmt.Fprintf(&own, "%s: %v\n", name, v)
+		environment = append(environment, fmt.Sprint(variables[name], "=", v))
+	}
+	file := filepath.Join(t.TempDir(), "routing.yaml")
+	if err := os.WriteFile(file, own.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x := harness.StartIndexer(t, t.TempDir(), "", "--select-listen", "127.0.0.1:0", "--on-engine-refused", "keep",
+		"--routing-config", file)
+	p := &pair{t: t, dynamo: service(t, environment, "dynamo.select_service", "--threads", "1"),
 		ours: x.WaitFor(`the selection service is served" listen=(\S+)`)[1], rng: rand.New(rand.NewPCG(*seed, 2))}
 	type of = map[string]any
 	n := p.rng.IntN
