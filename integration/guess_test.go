@@ -14,7 +14,7 @@ import (
 )
 
 // TestGuesses has two nodes and three workers without events. What is sent to a worker through one node, both take it
-// to hold, before and after the request has ended; a node that starts later learns what is under way; a worker that is
+// to hold, before and after the request has ended; so do nodes that start later; a worker that is
 // removed takes its guesses along.
 func TestGuesses(t *testing.T) {
 	t.Parallel()
@@ -88,6 +88,11 @@ func TestGuesses(t *testing.T) {
 	}
 	guessed("n1, after the end", one, 10, 8)
 	guessed("n2, after the end", two, 10, 8)
+	_, four := start("n4")
+	a, err = four.Find(ctx, &client.Query{Model: "m", Tokens: prompt}) // when it is ready it knows
+	if err != nil || len(a.Workers) != 1 || a.Workers[0].Instance != worker || a.Workers[0].Guessed != 8 {
+		t.Errorf("a node that starts after the end: %+v, %v; want 8 blocks of %v", a, err, worker)
+	}
 
 	// By hand.
 	file := filepath.Join(t.TempDir(), "prompt.json")

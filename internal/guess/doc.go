@@ -59,8 +59,10 @@
 // made. One that comes twice, or after its end, is not heard here at all. One that is lost leaves a guess out, which
 // does no harm.
 //
-// What a node that starts does not know: prompts of requests that had ended before. Its peers' tables of bookings bring
-// the others. Until new requests come, for one TTL at most, it routes as if those workers had forgotten them.
+// Requests that have ended are in no table of bookings. A node that starts gets them from another ([Service.Past]): as
+// few requests as say what is guessed, and what they have left behind beside their prompts, the latest first, 16 MiB at
+// most. A node that was cut off does not: it lacks what began and ended meanwhile. Until new requests come, for one TTL
+// at most, it routes as if those workers had forgotten that.
 //
 // # Concurrency
 //

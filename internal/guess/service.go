@@ -59,16 +59,36 @@ func New(cfg Config) (*Service, error) {
 func (s *Service) Observe(of load.Model, r *load.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if m := s.models[of]; m != nil || r.New {
+		s.model(of).table.Observe(s.now(), r)
+	}
+}
+
+// model returns a model's guesses, and makes them. s.mu is held.
+func (s *Service) model(of load.Model) *model {
 	m := s.models[of]
 	if m == nil {
-		if !r.New {
-			return
-		}
 		m = &model{table: NewTable(s.cfg.MaxBlocks, s.cfg.PruneRatio, s.cfg.TTL)}
 		s.models[of] = m
 		s.refresh(m, s.cfg.Pool(of.Name))
 	}
-	m.table.Observe(s.now(), r)
+	return m
+}
+
+// Past and Recall hand on what is guessed to a node that starts; they are what internal/load's are set to.
+func (s *Service) Past(of load.Model, yield func(*load.Request) bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if m := s.models[of]; m != nil {
+		m.table.Past(s.now(), yield)
+	}
+}
+
+// Recall takes what another node's [Service.Past] has yielded.
+func (s *Service) Recall(of load.Model, r *load.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.model(of).table.Recall(s.now(), r)
 }
 
 // refresh has a table know who is registered now.

@@ -118,7 +118,7 @@ func (t *Table) Observe(now time.Duration, r *load.Request) {
 	switch {
 	case r.New:
 		if !r.Ended {
-			t.begin(now, r)
+			t.begin(now, r, false)
 		}
 	case q != nil && r.Ended:
 		t.end(now, q)
@@ -133,13 +133,21 @@ func (t *Table) Observe(now time.Duration, r *load.Request) {
 	}
 }
 
-// begin enters the prompt of a request that is sent to a rank.
-func (t *Table) begin(now time.Duration, r *load.Request) {
+// Recall takes a request that [Table.Past] of another node's table has yielded.
+func (t *Table) Recall(now time.Duration, r *load.Request) {
+	t.begin(now, r, true)
+	if r.PrefillDone {
+		t.arrived(now, r)
+	}
+}
+
+// begin enters the prompt of a request that is sent to a rank, or was and has ended.
+func (t *Table) begin(now time.Duration, r *load.Request, ended bool) {
 	if rule, known := t.rules[r.Rank]; known && rule.off() {
 		return
 	}
 	k := t.rankOf(r.Rank)
-	at, leased := now-r.Age, k.rule.Capacity > 0
+	at, leased := now-r.Age, k.rule.Capacity > 0 && !ended
 	if len(r.Hashes) > 0 && (leased || at+t.ttl(k) > now) {
 		tail := t.root.reach(r.Hashes)
 		for n := tail; n != &t.root; n = n.parent {
@@ -151,8 +159,45 @@ func (t *Table) begin(now time.Duration, r *load.Request) {
 	} else if leased {
 		t.lease(k, r, &t.root)
 	}
+	if ended && k.rule.Capacity > 0 {
+		t.leaveBehind(k, r.Private, at, r.Key)
+	}
 	t.evict(k)
 	t.prune()
+}
+
+// leaveBehind notes what an ended request has left behind beside its prompt, in a rank with a capacity.
+func (t *Table) leaveBehind(k *rank, blocks int, used time.Duration, owner load.Key) {
+	if blocks > 0 {
+		heap.Push(&k.queue, &slot{rank: k, blocks: blocks, used: used, owner: owner})
+		t.resize(k, blocks)
+	}
+}
+
+// Past yields requests of which follows what is guessed that is not leased, the latest first, and no more of them than
+// say all.
+func (t *Table) Past(now time.Duration, yield func(*load.Request) bool) {
+	var all []*slot
+	for _, k := range t.ranks {
+		if k == nil {
+			continue
+		}
+		for _, s := range k.queue {
+			if !s.covered() {
+				all = append(all, s)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b *slot) int { return cmp.Compare(b.used, a.used) })
+	for _, s := range all {
+		r := load.Request{Key: s.owner, Rank: s.rank.key, Private: s.blocks, PrefillDone: s.due != 0, Age: now - s.used}
+		if s.node != nil {
+			r.Hashes = s.node.path()
+		}
+		if !yield(&r) {
+			return
+		}
+	}
 }
 
 func (t *Table) lease(k *rank, r *load.Request, tail *node) {
@@ -199,12 +244,9 @@ func (t *Table) end(now time.Duration, q *request) {
 			heap.Push(&k.queue, s)
 		}
 	}
-	switch {
-	case q.beside == 0:
-	case k.rule.Capacity > 0:
-		heap.Push(&k.queue, &slot{rank: k, blocks: q.beside, used: now})
-	default:
-		t.resize(k, -q.beside)
+	t.resize(k, -q.beside)
+	if k.rule.Capacity > 0 {
+		t.leaveBehind(k, q.beside, now, q.key)
 	}
 	t.evict(k)
 	t.prune()

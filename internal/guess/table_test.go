@@ -161,3 +161,87 @@ func same(table *Table, twin *twin, ranks []events.RankKey, prompt func() []even
 	}
 	return nil
 }
+
+// TestPast hands a table's guesses to an empty one, which then guesses the same and is as large, and to one that has
+// some of its own.
+func TestPast(t *testing.T) {
+	for h := range uint64(60) {
+		rng := rand.New(rand.NewPCG(*seedFlag*1000+h, 8))
+		rules, ranks := map[events.RankKey]Rule{}, make([]events.RankKey, 6)
+		list := map[events.RankKey]int32{}
+		for i := range ranks {
+			ranks[i] = events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", i))}
+			list[ranks[i]] = int32(i)
+			if rules[ranks[i]] = (Rule{TTL: 3 * time.Second}); i%2 == 0 {
+				rules[ranks[i]] = Rule{Capacity: 20 + 10*i}
+			}
+		}
+		prompt := func() []events.SeqHash {
+			seq := make([]events.SeqHash, 1+rng.IntN(14))
+			for i := range seq {
+				if seq[i] = events.SeqHash(100 * i); rng.IntN(8) == 0 {
+					seq[i] += events.SeqHash(rng.IntN(3))
+				}
+			}
+			return seq
+		}
+		now, key := 100*time.Second, uint64(0)
+		filled := func(n int) *Table {
+			table := NewTable(1<<20, 1, time.Second)
+			table.SetRules(now, rules)
+			for range n {
+				now += time.Duration(1 + rng.Int64N(int64(200*time.Millisecond)))
+				key++
+				r := load.Request{Key: load.Key{Origin: 1, Seq: key}, Rank: ranks[rng.IntN(6)], Hashes: prompt(), New: true,
+					Private: rng.IntN(3)}
+				table.Observe(now, &r)
+				if r.New, r.Ended = false, true; rules[r.Rank].Capacity > 0 || rng.IntN(4) > 0 {
+					table.Observe(now, &r)
+				}
+			}
+			table.Expire(now)
+			return table
+		}
+		other, from, to := filled(int(h)%30), filled(40), filled(0)
+		depths := func(of *Table, seq []events.SeqHash) []uint32 {
+			place, _ := of.Places(list)
+			got := make([]uint32, len(ranks))
+			of.Depths(seq, place, got)
+			return got
+		}
+		other.Expire(now)
+		own := map[string][]uint32{}
+		for range 50 {
+			seq := prompt()
+			own[path(seq)] = depths(other, seq)
+		}
+		for _, to := range []*Table{to, other} {
+			n, last := 0, time.Duration(0)
+			from.Past(now, func(r *load.Request) bool {
+				if n++; r.Age < last {
+					t.Fatalf("history %d: age %v after %v", h, r.Age, last)
+				}
+				last = r.Age
+				to.Recall(now, r)
+				return true
+			})
+			if err := to.Check(); err != nil || n > 80 {
+				t.Fatalf("history %d: %d requests, %v", h, n, err)
+			}
+		}
+		if to.Size() != from.Size() {
+			t.Fatalf("history %d: %d blocks, want %d", h, to.Size(), from.Size())
+		}
+		for range 50 {
+			seq := prompt()
+			if got, want := depths(to, seq), depths(from, seq); !slices.Equal(got, want) {
+				t.Fatalf("history %d: %v of %v, want %v", h, got, seq, want)
+			}
+			for i, had := range own[path(seq)] {
+				if got := depths(other, seq); got[i] < had && rules[ranks[i]].Capacity == 0 {
+					t.Fatalf("history %d: %v of %v, had %v", h, got, seq, had)
+				}
+			}
+		}
+	}
+}

@@ -42,6 +42,28 @@ type slot struct {
 
 func (n *node) end() int { return n.start + len(n.edge) }
 
+// path is all hashes up to n's end.
+func (n *node) path() []events.SeqHash {
+	all := make([]events.SeqHash, n.end())
+	for ; n.parent != nil; n = n.parent {
+		copy(all[n.start:], n.edge)
+	}
+	return all
+}
+
+// covered reports whether a request that was as late at the slot's rank went further.
+func (s *slot) covered() bool {
+	if s.node == nil {
+		return false
+	}
+	for kid := range s.node.each {
+		if i, ok := kid.slot(s.rank.id); ok && kid.slots[i].used == s.used {
+			return true
+		}
+	}
+	return false
+}
+
 // slot finds a rank's slot.
 func (n *node) slot(id uint32) (int, bool) {
 	return slices.BinarySearchFunc(n.slots, id, func(r ref, id uint32) int { return cmp.Compare(r.id, id) })

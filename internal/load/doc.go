@@ -61,6 +61,9 @@
 // same moment, may both take it. Half a second after a node has found both it ends the one of the greater key; all
 // nodes do the same. Until then the end of one of the two may be heard.
 //
+// Who watches a table (internal/guess) remembers requests that have ended. A node that starts asks for them too, and is
+// ready a second later at most though they may not have come.
+//
 // While no other node is heard nothing but beats is published.
 //
 // # What an answer promises

@@ -22,6 +22,11 @@ type ReplicaConfig struct {
 
 	// Watch is told of every request, whichever node booked it; nil: nobody is. It must not call back.
 	Watch func(Model, *Request)
+
+	// Past yields what is remembered of requests that have ended, with their ages, the latest first: the Recall of a node
+	// that starts is told of as many as go into 16 MiB. nil: nothing is remembered, and nothing asked for.
+	Past   func(of Model, yield func(*Request) bool)
+	Recall func(Model, *Request)
 }
 
 // Times of the protocol.
@@ -65,6 +70,7 @@ type ReplicaCounts struct {
 	Healed                                  uint64 // requests ended because a peer had seen their end
 	Dropped                                 uint64 // messages that were not sent, because too many wait, or taken
 	Unsynced                                uint64 // 1: it was ready without a peer's tables although there are peers
+	Recalled                                uint64 // past requests that a peer has told of
 }
 
 // Replica keeps the same tables on every node. It is stepped: time and messages are arguments, and what is to be sent
@@ -113,6 +119,8 @@ type replica struct {
 	waiting  bool
 	complete bool // all parts of its summary have
 	want     map[Key]bool
+	recall   uint64               // the question for past requests that is not answered; 0: there is none
+	past     map[uint64][]Request // parts of the answer that have come
 }
 
 // peer is another node's table of the same model.
@@ -315,8 +323,8 @@ func (r *Replica) Step(now time.Duration) []Message {
 			m.table.expire(now)
 			m.table.resolve(now, rivalGrace)
 		}
-		r.again()
 		r.start()
+		r.again()
 		r.beat(0)
 	}
 	for _, m := range r.models {
@@ -339,8 +347,14 @@ func (r *Replica) again() {
 		return
 	}
 	for _, m := range r.models {
-		if m.waiting && r.now-m.peer(r.source, r.now).exchanged >= exchangeGap {
+		if r.now-m.peer(r.source, r.now).exchanged < exchangeGap {
+			continue
+		}
+		if m.waiting {
 			r.summarize(m, r.source, nil)
+		}
+		if m.recall != 0 {
+			r.recall(m, r.source)
 		}
 	}
 }
@@ -351,7 +365,8 @@ func (r *Replica) start() {
 		return
 	}
 	if r.source != 0 {
-		r.ready = !slices.ContainsFunc(r.models, func(m *replica) bool { return m.waiting })
+		late := r.now-r.since >= syncRound // for past requests, which weigh nothing
+		r.ready = !slices.ContainsFunc(r.models, func(m *replica) bool { return m.waiting || m.recall != 0 && !late })
 	}
 	if r.now-r.others >= aloneAfter {
 		r.ready = true
@@ -408,6 +423,14 @@ func (r *Replica) accept(now time.Duration, m *message, err error) error {
 	case kindSummary:
 		if of := r.model(m.model); of != nil && m.to == r.cfg.Origin {
 			r.compare(of, m.from, &m.summary)
+		}
+	case kindRecall:
+		if of := r.byName[m.model]; of != nil && m.to == r.cfg.Origin {
+			r.remember(of, m.from, m.id)
+		}
+	case kindPast:
+		if of := r.byName[m.model]; of != nil && m.to == r.cfg.Origin {
+			r.recalled(of, m)
 		}
 	}
 	if !r.ready {
@@ -486,7 +509,7 @@ func (r *Replica) heard(from uint64, b *beat) {
 	if source {
 		r.source, r.since = from, r.now
 		for _, m := range r.models {
-			m.waiting = false
+			m.waiting, m.recall = false, 0
 		}
 	}
 	for i := range b.models {
@@ -513,6 +536,7 @@ func (r *Replica) heard(from uint64, b *beat) {
 		case source:
 			m.waiting, m.complete, m.want = true, false, map[Key]bool{}
 			r.summarize(m, from, nil)
+			r.recall(m, from)
 		case r.ready != b.ready: // who starts asks one node for all
 		case r.now-p.exchanged < exchangeGap:
 		case !p.got.all(d.sent), p.doubt, !equal && d.calm && m.calm(r.now), r.now-p.agreed >= doubtMost:

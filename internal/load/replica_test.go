@@ -43,6 +43,7 @@ type simNode struct {
 	group int // of nodes that hear each other
 
 	watched map[Model]map[Key]*Request // under way, as Watch told it
+	ended   map[Model]map[Key]*Request // not any more
 	wrong   error                      // of what Watch told
 }
 
@@ -104,8 +105,10 @@ func (w *world) start(place int) {
 	if before := w.nodes[place]; before != nil {
 		before.dead, group = true, before.group
 	}
-	n := &simNode{w: w, place: place, group: group, watched: map[Model]map[Key]*Request{}}
-	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch})
+	n := &simNode{w: w, place: place, group: group, watched: map[Model]map[Key]*Request{},
+		ended: map[Model]map[Key]*Request{}}
+	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch, Past: n.past,
+		Recall: n.recall})
 	w.nodes[place] = n
 	for _, m := range testModels {
 		table := n.model(m).table
@@ -130,9 +133,26 @@ func (n *simNode) watch(m Model, r *Request) {
 		n.wrong = fmt.Errorf("node %d is told of %+v of this age", n.place, r)
 	case r.Ended:
 		delete(n.watched[m], r.Key)
+		n.recall(m, r)
 	default:
 		n.watched[m][r.Key] = r
 	}
+}
+
+// past yields what n remembers.
+func (n *simNode) past(m Model, yield func(*Request) bool) {
+	for _, r := range n.ended[m] {
+		if !yield(r) {
+			return
+		}
+	}
+}
+
+func (n *simNode) recall(m Model, r *Request) {
+	if n.ended[m] == nil {
+		n.ended[m] = map[Key]*Request{}
+	}
+	n.ended[m][r.Key] = r
 }
 
 // checkWatched compares what Watch told with the table.
@@ -616,6 +636,12 @@ func TestStart(t *testing.T) {
 			}
 		}
 		w.run(2 * time.Second)
+		for i := 0; i < 2000; i += 3 {
+			if err := w.nodes[i%3].Free(w.now, testModels[i%2], fmt.Sprint(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.run(2 * time.Second)
 		w.start(2) // what the one before has booked stays
 		w.run(7 * time.Second)
 		w.loss = loss
@@ -632,6 +658,9 @@ func TestStart(t *testing.T) {
 		for _, m := range testModels {
 			if a, b := n.Table(m).Digest(), w.nodes[0].Table(m).Digest(); a != b {
 				t.Errorf("loss %v: ready with %+v, others have %+v", loss, a, b)
+			}
+			if got, want := len(n.ended[m]), len(w.nodes[0].ended[m]); loss == 0 && got != want {
+				t.Errorf("ready with %d of %d requests that had ended", got, want)
 			}
 		}
 	}

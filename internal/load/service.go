@@ -24,6 +24,10 @@ type Config struct {
 	// Watch is told of every request, whichever node booked it; nil: nobody is. Tables are locked meanwhile: it must be
 	// quick, and must not call back.
 	Watch func(Model, *Request)
+
+	// Past and Recall are those of [ReplicaConfig]. Tables are locked meanwhile.
+	Past   func(of Model, yield func(*Request) bool)
+	Recall func(Model, *Request)
 }
 
 // Hooks tell what happens, from the goroutine of [Service.Run]. Each may be nil. They must not block.
@@ -59,7 +63,7 @@ func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, origin: rand.Uint64() | 1, start: time.Now(), ready: make(chan struct{}),
 		due: make(chan struct{}, 1)}
 	s.replica = NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models,
-		Watch: cfg.Watch})
+		Watch: cfg.Watch, Past: cfg.Past, Recall: cfg.Recall})
 	return s
 }
 

@@ -19,6 +19,8 @@ const (
 	kindBeat   = 2 // ready, ask, answers, array of
 	//   [name, group, requests, tokens, outputs, hash, last own key's number, last message's number, calm]
 	kindSummary = 3 // name, group, to, id, part, parts, reply, last message's number, array of origins, array of shares
+	kindRecall  = 4 // name, group, to, id
+	kindPast    = 5 // name, group, to, id, part, parts, array of requests, as [appendPast] writes them
 )
 
 const (
@@ -55,7 +57,8 @@ type modelBeat struct {
 	calm bool   // nothing has changed there for a moment
 }
 
-// summary is one part of what a table has and has seen.
+// summary is one part of what a table has and has seen. A question for past requests, and the parts of its answer, have
+// the first four.
 type summary struct {
 	to, id      uint64
 	part, parts uint64
@@ -84,6 +87,7 @@ type message struct {
 	events []event
 	beat
 	summary
+	past []Request
 }
 
 func appendHead(b []byte, kind, from uint64) []byte {
@@ -128,11 +132,24 @@ func appendEvent(b []byte, kind change, r *record, left time.Duration) []byte {
 	b = msgp.AppendStr(msgp.AppendStr(b, r.id), string(r.rank.Instance))
 	b = msgp.AppendUint(msgp.AppendUint(b, uint64(r.rank.Rank)), uint64(r.private))
 	b = msgp.AppendUint(msgp.AppendUint(b, uint64(r.tokens)), uint64(r.expected))
-	b = msgp.AppendBinHead(b, 8*len(r.hashes))
-	for _, h := range r.hashes {
+	return appendHashes(b, r.hashes)
+}
+
+func appendHashes(b []byte, list []events.SeqHash) []byte {
+	b = msgp.AppendBinHead(b, 8*len(list))
+	for _, h := range list {
 		b = binary.LittleEndian.AppendUint64(b, uint64(h))
 	}
 	return b
+}
+
+// appendPast appends a past request.
+func appendPast(b []byte, q *Request) []byte {
+	b = msgp.AppendUint(msgp.AppendUint(msgp.AppendArrayHead(b, 8), q.Key.Origin), q.Key.Seq)
+	b = msgp.AppendUint(b, uint64(min(max(q.Age.Milliseconds(), 0), math.MaxUint32)))
+	b = msgp.AppendStr(msgp.AppendBool(b, q.PrefillDone), string(q.Rank.Instance))
+	b = msgp.AppendUint(msgp.AppendUint(b, uint64(q.Rank.Rank)), uint64(q.Private))
+	return appendHashes(b, q.Hashes)
 }
 
 func appendEvents(b []byte, number uint64, n int, events []byte) []byte {
@@ -152,8 +169,12 @@ func appendBeat(b []byte, m *beat) []byte {
 	return b
 }
 
+func appendPart(b []byte, to, id, part, parts uint64) []byte {
+	return msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, to), id), part), parts)
+}
+
 func appendSummary(b []byte, s *summary) []byte {
-	b = msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, s.to), s.id), s.part), s.parts)
+	b = appendPart(b, s.to, s.id, s.part, s.parts)
 	b = msgp.AppendArrayHead(msgp.AppendUint(msgp.AppendBool(b, s.reply), s.sent), len(s.origins))
 	for _, o := range s.origins {
 		b = msgp.AppendUint(b, o)
@@ -240,7 +261,7 @@ func decode(data []byte, self uint64) (*message, error) {
 	if m.from == self && !r.bad {
 		return m, nil
 	}
-	if m.kind == kindEvents || m.kind == kindSummary {
+	if m.kind != kindBeat {
 		m.model = r.model()
 	}
 	switch m.kind {
@@ -267,6 +288,15 @@ func decode(data []byte, self uint64) (*message, error) {
 		}
 	case kindSummary:
 		m.summary = r.summary()
+	case kindRecall:
+		m.to, m.id = r.uint(math.MaxUint64), r.uint(math.MaxUint64)
+	case kindPast:
+		m.to, m.id, m.part, m.parts = r.part()
+		for range r.array(-1) {
+			if m.past = append(m.past, r.past()); r.bad {
+				break
+			}
+		}
 	default:
 		r.bad = true
 	}
@@ -301,7 +331,7 @@ func (r *reader) event() (e event) {
 	if e.kind == freed {
 		return e
 	}
-	e.left = time.Duration(r.uint(math.MaxUint32)) * time.Millisecond
+	e.left = r.milliseconds()
 	e.state = r.state()
 	if e.kind == updated {
 		return e
@@ -313,17 +343,42 @@ func (r *reader) event() (e event) {
 	e.tokens = int64(r.uint(maxTokens))
 	e.expected = uint32(r.uint(math.MaxUint32))
 	r.ok(e.id != "" && e.rank.Instance != "")
+	e.hashes = r.hashes()
+	return e
+}
+
+func (r *reader) milliseconds() time.Duration {
+	return time.Duration(r.uint(math.MaxUint32)) * time.Millisecond
+}
+
+func (r *reader) hashes() (list []events.SeqHash) {
 	if r.bad {
-		return e
+		return nil
 	}
 	bin, ok := r.Bin()
 	if r.ok(ok && len(bin)%8 == 0 && len(bin)/8 <= maxPrompt) && len(bin) > 0 {
-		e.hashes = make([]events.SeqHash, len(bin)/8)
-		for i := range e.hashes {
-			e.hashes[i] = events.SeqHash(binary.LittleEndian.Uint64(bin[8*i:]))
+		list = make([]events.SeqHash, len(bin)/8)
+		for i := range list {
+			list[i] = events.SeqHash(binary.LittleEndian.Uint64(bin[8*i:]))
 		}
 	}
-	return e
+	return list
+}
+
+func (r *reader) past() (q Request) {
+	r.array(8)
+	q = Request{Key: r.key(), Age: r.milliseconds(), PrefillDone: r.bool()}
+	q.Rank = events.RankKey{Instance: events.WorkerID(r.str(maxName)), Rank: events.Rank(r.uint(math.MaxUint32))}
+	r.ok(q.Rank.Instance != "")
+	q.Private, q.Hashes = int(r.uint(math.MaxUint32)), r.hashes()
+	return q
+}
+
+// part reads for whom a message is, what it answers, and which part it is of how many.
+func (r *reader) part() (to, id, part, parts uint64) {
+	to, id, part, parts = r.uint(math.MaxUint64), r.uint(math.MaxUint64), r.uint(maxParts), r.uint(maxParts)
+	r.ok(part < parts)
+	return to, id, part, parts
 }
 
 func (r *reader) state() (s state) {
@@ -354,9 +409,7 @@ func (r *reader) state() (s state) {
 }
 
 func (r *reader) summary() (s summary) {
-	s.to, s.id = r.uint(math.MaxUint64), r.uint(math.MaxUint64)
-	s.part, s.parts = r.uint(maxParts), r.uint(maxParts)
-	r.ok(s.part < s.parts)
+	s.to, s.id, s.part, s.parts = r.part()
 	s.reply, s.sent = r.bool(), r.uint(maxSeq)
 	for range r.array(-1) {
 		s.origins = append(s.origins, r.uint(math.MaxUint64))

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 // again encodes a message anew.
@@ -21,6 +23,14 @@ func again(m *message) []byte {
 		return appendEvents(appendModel(b, m.model), m.number, len(m.events), list)
 	case kindBeat:
 		return appendBeat(b, &m.beat)
+	case kindRecall:
+		return msgp.AppendUint(msgp.AppendUint(appendModel(b, m.model), m.to), m.id)
+	case kindPast:
+		b = msgp.AppendArrayHead(appendPart(appendModel(b, m.model), m.to, m.id, m.part, m.parts), len(m.past))
+		for i := range m.past {
+			b = appendPast(b, &m.past[i])
+		}
+		return b
 	}
 	return appendSummary(appendModel(b, m.model), &m.summary)
 }
@@ -33,6 +43,8 @@ func samples() [][]byte {
 		w.op()
 		w.run(20 * time.Millisecond)
 	}
+	w.start(0)
+	w.run(2 * time.Second)
 	return w.published
 }
 
@@ -56,7 +68,7 @@ func TestWireRoundTrip(t *testing.T) {
 			t.Fatalf("one byte more: %v", err)
 		}
 	}
-	if len(kinds) != 3 {
+	if len(kinds) != 5 {
 		t.Errorf("kinds %v", kinds)
 	}
 	if _, err := decode([]byte{2, 1, 1}, 0); !errors.Is(err, errVersion) {
@@ -83,7 +95,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil || !reflect.DeepEqual(m, back) {
 			t.Fatalf("%+v is read again as %+v, %v", m, back, err)
 		}
-		r := NewReplica(0, ReplicaConfig{Origin: 3, Models: 2})
+		r := NewReplica(0, ReplicaConfig{Origin: 3, Models: 2, Recall: func(Model, *Request) {},
+			Past: func(Model, func(*Request) bool) {}})
 		r.ready = true
 		model := Model{}
 		if m.kind != kindBeat {

@@ -190,6 +190,16 @@ func (r *Registry) Current() bool {
 	return r.current
 }
 
+// Await waits until the registry has seen all that is registered, or ctx ends.
+func (r *Registry) Await(ctx context.Context) {
+	for changed := r.Changed(); !r.Current() && ctx.Err() == nil; changed = r.Changed() {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // Changed returns a channel that is closed at the next change of who is registered, or with what.
 func (r *Registry) Changed() <-chan struct{} {
 	r.mu.Lock()

@@ -189,7 +189,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	}
 	s.announced = s.newAnnounced()
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
-		Hooks: sharedHooks(log, "requests under way", "requests"), Watch: s.observe})
+		Hooks: sharedHooks(log, "requests under way", "requests"), Watch: s.observe, Past: s.guesses.Past,
+		Recall: s.guesses.Recall})
 	s.tokenizers = s.newTokenizers()
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.sessions = s.newSessions()
@@ -245,7 +246,10 @@ func (s *Server) Run(ctx context.Context) error {
 	parts.Go(func() { s.node.Run(running) })
 	parts.Go(func() { s.registry.Run(running) })
 	parts.Go(func() { s.shims.Run(running) })
-	parts.Go(func() { s.loads.Run(running) })
+	parts.Go(func() {
+		s.registry.Await(running) // else guesses of other nodes would be of ranks that nobody has registered
+		s.loads.Run(running)
+	})
 	parts.Go(func() { s.guesses.Run(running) })
 	parts.Go(func() { s.announced.Run(running) })
 	if s.sessions != nil {
