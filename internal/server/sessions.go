@@ -1,6 +1,8 @@
 package server
 
 import (
+	"fmt"
+
 	"github.com/kvatlas/kvatlas/internal/affinity"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -27,8 +29,9 @@ func (s *Server) sessionStatus() *api.SessionStatus {
 		return nil
 	}
 	of := s.sessions.Status()
-	return &api.SessionStatus{Sessions: of.Sessions, Made: of.Counts.Made, Kept: of.Counts.Kept, Moved: of.Counts.Moved,
-		Refused: of.Counts.Elsewhere, Full: of.Counts.Full, Expired: of.Counts.Expired}
+	return &api.SessionStatus{Sessions: of.Sessions, Hash: fmt.Sprintf("%016x", of.Sum), Made: of.Counts.Made,
+		Kept: of.Counts.Kept, Moved: of.Counts.Moved, Refused: of.Counts.Elsewhere, Full: of.Counts.Full,
+		Expired: of.Counts.Expired}
 }
 
 // shared are closed once this node knows what all nodes know of requests and sessions.

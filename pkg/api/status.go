@@ -90,6 +90,7 @@ type WaitingStatus struct {
 // became of bindings on this node since it started.
 type SessionStatus struct {
 	Sessions int    `json:"sessions" msgpack:"sessions"`
+	Hash     string `json:"hash" msgpack:"hash"` // of all of them, in hexadecimal; the same on all nodes too
 	Made     uint64 `json:"made" msgpack:"made"`
 	Kept     uint64 `json:"kept" msgpack:"kept"`
 	Moved    uint64 `json:"moved" msgpack:"moved"`

@@ -18,9 +18,10 @@ import (
 )
 
 const (
-	loadModel   = "m"
-	loadRouters = 4
-	loadExpiry  = 30 * time.Second // of bookings
+	loadModel    = "m"
+	loadRouters  = 4
+	loadSessions = 50
+	loadExpiry   = 30 * time.Second // of bookings
 
 	// A call to a process that is held is answered when it goes on.
 	overHTTP, overNATS = 20 * time.Second, 3 * time.Second
@@ -300,15 +301,19 @@ func (r *routers) book(rng *rand.Rand) *tracked {
 		at = []events.RankKey{loadRanks[rng.IntN(len(loadRanks))]}
 	}
 	q, prompt := r.track(rng, at...)
+	session := ""
+	if rng.IntN(2) == 0 {
+		session = fmt.Sprint("s", rng.IntN(loadSessions))
+	}
 	var selected *api.Selection
 	v, who, err := r.call(by, func(ctx context.Context, c *client.Client) (err error) {
 		if !chosen {
 			_, err = c.Book(ctx, &api.BookRequest{Prompt: prompt, RequestID: q.id, Worker: at[0].Instance, Rank: at[0].Rank,
-				EffectivePrefillTokens: prompt.ISLTokens})
+				EffectivePrefillTokens: prompt.ISLTokens, SessionID: session})
 			return err
 		}
 		selected, err = c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: loadModel, Hashes: prompt.Hashes},
-			ISLTokens: prompt.ISLTokens, RequestID: q.id, Book: true})
+			ISLTokens: prompt.ISLTokens, RequestID: q.id, Book: true, SessionID: session})
 		return err
 	})
 	if client.CodeOf(err) == api.CodeConflict {

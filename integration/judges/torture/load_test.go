@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -28,12 +30,14 @@ const (
 	lateMost = 5 * time.Second
 )
 
-// TestTortureLoad does to the loads that nodes share what TestTortureCluster does to the index: routers book requests,
-// say how they go on and end them, over HTTP and NATS, at whichever of three nodes, and die; nodes and NATS servers are
-// killed and started again, held, cut off and delayed; one id is sent to two nodes at the same time.
+// TestTortureLoad does to the loads and sessions that nodes share what TestTortureCluster does to the index: routers
+// book requests, some of sessions, say how they go on and end them, over HTTP and NATS, at whichever of three nodes,
+// and die; nodes and NATS servers are killed and started again, held, cut off and delayed; one id is sent to two nodes
+// at the same time.
 //
 // After each round all runs again. From the moment at which NATS carries messages between the nodes that have lived on,
-// they have four heartbeats, two seconds, until the digests and loads of all are equal: each is asked by itself. So
+// they have four heartbeats, two seconds, until the digests, loads and bindings of sessions of all are equal: each is
+// asked by itself. So
 // have all nodes when those are ready that were started again. Then every id is looked up, and must be as internal/load
 // promises:
 //
@@ -100,8 +104,13 @@ type loadTorture struct {
 // deploy starts a cluster without engines, and registers workers that nobody hears.
 func (r *loadTorture) deploy() {
 	r.begun = time.Now()
+	routing := filepath.Join(r.TempDir(), "routing.yaml")
+	if err := os.WriteFile(routing, []byte("session_affinity: {ttl_secs: 60, mode: soft}\n"), 0o600); err != nil {
+		r.Fatal(err)
+	}
 	r.w = startClusterWorld(r.T, r.rng, r.programs, r.counts, 0, "--request-expiry", loadExpiry.String(),
-		"--drain-timeout", "1s", "--guess-policy", "off") // so that a request is charged its whole prompt
+		"--drain-timeout", "1s", "--routing-config", routing,
+		"--guess-policy", "off") // so that a request is charged its whole prompt
 	r.stage = r.w.stage
 	for _, d := range r.w.nodes {
 		usual := d.excused
@@ -221,9 +230,10 @@ func (r *loadTorture) cutOff(d *daemon) {
 
 // reading is what a node said of its loads.
 type reading struct {
-	at     time.Time // before it was asked
-	status api.LoadStatus
-	loads  api.ModelLoads
+	at       time.Time // before it was asked
+	status   api.LoadStatus
+	sessions api.SessionStatus
+	loads    api.ModelLoads
 }
 
 // digest is what must be the same on all nodes.
@@ -250,7 +260,7 @@ func (r *loadTorture) read(d *daemon) (s reading, err error) {
 	if !status.Ready || status.Load == nil || !status.Load.Ready {
 		return s, fmt.Errorf("%s is not ready", d.name)
 	}
-	s.status = *status.Load
+	s.status, s.sessions = *status.Load, *status.Sessions
 	var list api.LoadList
 	err = r.w.ask(d, "POST", "/v1/loads", api.LoadsRequest{Model: loadModel}, &list)
 	if err == nil && len(list.Models) != 1 {
@@ -328,13 +338,18 @@ func (r *loadTorture) equal(nodes []*daemon, first []reading) []reading {
 			if !slices.Equal(all[0].loads.Ranks, s.loads.Ranks) || all[0].loads.Requests != s.loads.Requests {
 				differ += fmt.Sprintf("\n%+v and %+v", all[0].loads, s.loads)
 			}
+			if a, b := all[0].sessions, s.sessions; a.Sessions != b.Sessions || a.Hash != b.Hash {
+				differ += fmt.Sprintf("\n%+v and %+v", a, b)
+			}
 		}
 		passed := all[0].status.Beats - first[0].status.Beats // on the node that has had the fewest heartbeats
 		for i := range all {
 			passed = min(passed, all[i].status.Beats-first[i].status.Beats)
 		}
 		if differ == "" {
-			r.note("%d nodes have the same loads: %d requests", len(nodes), all[0].loads.Requests)
+			r.note("%d nodes have the same loads: %d requests, %d sessions", len(nodes), all[0].loads.Requests,
+				all[0].sessions.Sessions)
+			r.counts["sessions that were bound after a round"] += all[0].sessions.Sessions
 			r.healed = append(r.healed, time.Since(begun))
 			r.beats = max(r.beats, passed)
 			return all
