@@ -24,7 +24,8 @@ import (
 )
 
 // startTokenizer serves an engine's tokenizer and renderer. Every text has the prompt's tokens, and of messages with an
-// image the fourth block is the image. It returns how often it was asked, and what makes it fail.
+// image the fourth block is the image, which has an identifier unless it is at "nowhere". It returns how often it was
+// asked, and what makes it fail.
 func startTokenizer(t *testing.T, prompt []uint32) (url string, asked *atomic.Int32, fails *atomic.Bool) {
 	asked, fails = &atomic.Int32{}, &atomic.Bool{}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -47,7 +48,11 @@ func startTokenizer(t *testing.T, prompt []uint32) (url string, asked *atomic.In
 		case r.URL.Path == "/v1/chat/completions/render":
 			features := "null"
 			if strings.Contains(fmt.Sprint(body.Messages), "image_url") {
-				features = fmt.Sprintf(`{"mm_hashes":{"image":["h"]},"mm_placeholders":{"image":[{"offset":%d,"length":%d}]}}`,
+				hash := `"h"`
+				if strings.Contains(fmt.Sprint(body.Messages), "nowhere") {
+					hash = "null"
+				}
+				features = fmt.Sprintf(`{"mm_hashes":{"image":[`+hash+`]},"mm_placeholders":{"image":[{"offset":%d,"length":%d}]}}`,
 					3*harness.BlockSize, harness.BlockSize)
 			}
 			fmt.Fprintf(w, `{"request_id":"chatcmpl-1","token_ids":%s,"features":%s}`, tokens, features)
@@ -133,11 +138,15 @@ func TestText(t *testing.T) {
 		t.Errorf("asked again: %+v, %v; %d requests before, %d now", a, err, before, asked.Load())
 	}
 
-	// What is behind an image is not looked up, but counts for the load.
-	image := &api.Text{Messages: api.Value(`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}]`)}
-	s, err := asks[1].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: image}})
-	if err != nil || s.Device != 3 || s.Blocks != 3 || s.ISLTokens != uint64(len(prompt)) {
-		t.Errorf("with an image: %+v, %v", s, err)
+	// What an engine hashes of an image counts: no worker has this one. Of one without an identifier it is not known, so
+	// that nothing behind is looked up, but counts for the load.
+	for url, blocks := range map[string]int{"u": 10, "nowhere": 3} {
+		image := &api.Text{Messages: api.Value(
+			`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"` + url + `"}}]}]`)}
+		s, err := asks[1].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: image}})
+		if err != nil || s.Device != 3 || s.Blocks != blocks || s.ISLTokens != uint64(len(prompt)) {
+			t.Errorf("with an image at %s: %+v, %v", url, s, err)
+		}
 	}
 
 	// In a MessagePack of somebody else's.
@@ -196,6 +205,17 @@ func TestText(t *testing.T) {
 		if r.Code != 0 || !strings.Contains(r.Stdout, `"tokenized": true`) || !strings.Contains(r.Stdout, `"token_ids"`) {
 			t.Errorf("select %q: %+v", args, r)
 		}
+	}
+	for item, depth := range map[string]string{"h@48+16": `"device": 3,`, "h@96+16": `"device": 6,`} {
+		args := []string{"query", "--nats", nats, "--model", "m", "--json", "--tokens", harness.CommaList(prompt),
+			"--media", item}
+		if r := harness.Run(t, "indexer", args...); r.Code != 0 || !strings.Contains(r.Stdout, depth) {
+			t.Errorf("query --media %s: %+v", item, r)
+		}
+	}
+	bad := harness.Run(t, "indexer", "query", "--nats", nats, "--model", "m", "--tokens", "1", "--media", "h@1")
+	if bad.Code != 2 || !strings.Contains(bad.Stderr, "ID@OFFSET+LENGTH") {
+		t.Errorf("query --media h@1: %+v", bad)
 	}
 	empty := write("empty.json", "{}")
 	run := harness.Run(t, "indexer", "query", "--nats", nats, "--model", "m", "--messages-file", empty)

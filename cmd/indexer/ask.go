@@ -125,6 +125,7 @@ type promptFlags struct {
 	promptFile, messagesFile   string
 	returnTokens               bool
 	engineHashes               string
+	media                      []string
 	workers, endpoints         []string
 }
 
@@ -144,6 +145,9 @@ func (p *promptFlags) add(cmd *cobra.Command, workers string) {
 	f.Uint32Var(&p.query.BlockSize, "block-size", 0, "tokens in a block; an error if the model's workers have another")
 	f.StringVar(&p.query.LoRA, "lora", "", "name of the LoRA adapter")
 	f.StringVar(&p.query.CacheSalt, "cache-salt", "", "cache salt")
+	f.StringArrayVar(&p.media, "media", nil,
+		"ID@OFFSET+LENGTH: an image or the like in the tokens, by the identifier that the engine gives it, and which tokens "+
+			"stand for it, counted from 0; may be given several times, in order")
 	f.StringSliceVar(&p.workers, "worker", nil, workers+"; may be given several times")
 	f.StringArrayVar(&p.endpoints, "endpoint", nil,
 		"the same by the address that it is registered with, in place of --worker; may be given several times")
@@ -201,6 +205,13 @@ func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 	}
 	if given == 0 {
 		return q, cli.UsageErrorf("give --tokens, --tokens-file, --hashes, --engine-hashes, --prompt-file or --messages-file")
+	}
+	for _, text := range p.media {
+		item, err := mediaItem(text)
+		if err != nil {
+			return q, err
+		}
+		q.Media = append(q.Media, item)
 	}
 	if p.returnTokens && q.Text == nil {
 		return q, cli.UsageErrorf("--return-token-ids goes with --prompt-file or --messages-file")
@@ -268,6 +279,17 @@ events do not say so.`,
 		return err
 	}
 	return cmd
+}
+
+// mediaItem reads ID@OFFSET+LENGTH.
+func mediaItem(text string) (item events.MediaItem, err error) {
+	at := strings.LastIndexByte(text, '@')
+	offset, length, both := strings.Cut(text[at+1:], "+")
+	place, err := numbers[uint32](strings.NewReader(offset+" "+length), 32)
+	if at < 1 || !both || err != nil || len(place) != 2 {
+		return item, cli.UsageErrorf("--media %q is not ID@OFFSET+LENGTH", text)
+	}
+	return events.MediaItem{Hash: events.MediaHash(text[:at]), Offset: place[0], Length: place[1]}, nil
 }
 
 // numbersIn reads the numbers in a file.

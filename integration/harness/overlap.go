@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // Prompt is what a request brings, or is asked about.
@@ -13,6 +14,14 @@ type Prompt struct {
 	Tokens []uint32 `json:"tokens"`
 	LoRA   string   `json:"lora,omitempty"`
 	Salt   string   `json:"salt,omitempty"`
+	Media  []Media  `json:"media,omitempty"`
+}
+
+// Media is an image or the like in a prompt.
+type Media struct {
+	Identifier string `json:"identifier"`
+	Offset     uint32 `json:"offset"`
+	Length     uint32 `json:"length"`
 }
 
 // OverlapOf is what a worker has of a prompt. A model or worker that nobody has heard of yet has nothing.
@@ -21,8 +30,12 @@ func OverlapOf(t testing.TB, x *Indexer, model, instance string, p Prompt) (foun
 	Eventually(t, fmt.Sprintf("there is a whole answer about %d tokens of %s", len(p.Tokens), model),
 		func() (bool, string) {
 			var a api.Answer
-			err := HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: model, Tokens: p.Tokens, LoRA: p.LoRA,
-				CacheSalt: p.Salt}, &a)
+			q := api.Query{Model: model, Tokens: p.Tokens, LoRA: p.LoRA, CacheSalt: p.Salt}
+			for _, m := range p.Media {
+				q.Media = append(q.Media, events.MediaItem{Hash: events.MediaHash(m.Identifier), Offset: m.Offset,
+					Length: m.Length})
+			}
+			err := HTTPDo(x.HTTP, "POST", "/v1/find", q, &a)
 			var refused *statusError
 			switch {
 			case errors.As(err, &refused) && refused.status == api.CodeUnknownModel.HTTPStatus():

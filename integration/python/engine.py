@@ -16,7 +16,7 @@ Commands:
     {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events, whose fields are the engine's; those that this version
                             does not have are left out, those that it wants and are not given are null. Answers "seq"
     {"op": "lose", "n": N}  the next N messages are lost on the way; the engine knows nothing of it
-    {"op": "admit", "id": ID, "tokens": […], "lora": NAME, "lora_id": N, "salt": S, "limit": N, "report": MODE}
+    {"op": "admit", "id": ID, "tokens": […], "lora": NAME, "lora_id": N, "salt": S, "media": [{"identifier", "offset", "length"}], "limit": N, "report": MODE}
                             a request comes, finds what is cached and computes the rest, N tokens at most. Answers "cached", and "fits":
                             false if there was no room, which leaves no request. MODE is a request's kv_cache_report_mode
     {"op": "append", "id": ID, "tokens": […]}    it goes on, by what was left of its prompt and these tokens; "fits" as before: if not, it is ended
@@ -24,7 +24,7 @@ Commands:
     {"op": "evict", "ids": N}                    so many block ids, from the last one down, are thrown out of the prefix cache. Answers "can":
                                                  versions without such a thing do nothing
     {"op": "reset"}                              the prefix cache is emptied. Answers "done": false while requests run
-    {"op": "lookup", "prompts": [{"tokens", "lora", "salt"}]}
+    {"op": "lookup", "prompts": [{"tokens", "lora", "salt", "media"}]}
                             the engine's own answers to how many tokens of each prompt are cached: "whole", what it would credit a request
                             with, and "main", how far the group of full attention alone reaches
     {"op": "stop"}
@@ -151,16 +151,18 @@ class Cache:
         has = inspect.signature(what).parameters
         return what(**required, **{k: v for k, v in optional.items() if k in has})
 
-    def request(self, name, tokens, lora, salt, number=1, report=None):
+    def request(self, name, cmd, tokens, number=1, report=None):
+        lora = cmd.get("lora")
         if lora:
             lora = types.SimpleNamespace(name=lora, lora_name=lora, lora_int_id=number, adapter_id=number, path=f"/adapters/{lora}", lora_path=f"/adapters/{lora}")
         params = types.SimpleNamespace(max_tokens=1 << 16, extra_args={"kv_cache_report_mode": report} if report else None, skip_reading_prefix_cache=None, prompt_logprobs=None, structured_outputs=None)
+        media = [types.SimpleNamespace(identifier=m["identifier"], mm_position=types.SimpleNamespace(offset=m["offset"], length=m["length"])) for m in cmd.get("media") or []]
         return self.construct(self.Request, dict(
-            request_id=name, prompt_token_ids=tokens, sampling_params=params, pooling_params=None, lora_request=lora or None,
-            cache_salt=salt or None, block_hasher=self.hasher), eos_token_id=None)
+            request_id=name, mm_features=media, prompt_token_ids=tokens, sampling_params=params, pooling_params=None, lora_request=lora or None,
+            cache_salt=cmd.get("salt") or None, block_hasher=self.hasher), eos_token_id=None)
 
     def admit(self, cmd):
-        r = self.request(cmd["id"], cmd["tokens"], cmd.get("lora"), cmd.get("salt"), cmd.get("lora_id"), cmd.get("report"))
+        r = self.request(cmd["id"], cmd, cmd["tokens"], cmd.get("lora_id"), cmd.get("report"))
         blocks, cached = self.manager.get_computed_blocks(r)[:2]
         until = min(r.num_tokens, cached + (cmd.get("limit") or r.num_tokens))
         first = self.stops(cached, until)[0]
@@ -217,7 +219,7 @@ class Cache:
         for p in cmd["prompts"]:
             # One token more than is asked for, since an engine always computes the last one itself. It is one that no prompt has: where the
             # engine reads ahead it is in the hash of the block before.
-            r = self.request("lookup", p["tokens"] + [1 << 29], p.get("lora"), p.get("salt"))
+            r = self.request("lookup", p, p["tokens"] + [1 << 29])
             whole.append(self.manager.get_computed_blocks(r)[1])
             main.append(self.main(r))
         return {"whole": whole, "main": main}

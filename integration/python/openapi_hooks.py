@@ -91,6 +91,13 @@ def lead(body, path):
     if given[:1] not in (["tokens"], ["prompt"], ["messages"]):
         for name in ("lora_name", "cache_salt"):
             body.pop(name, None)
+    end = 0
+    for item in body.get("media") or []:  # in order, and within the tokens
+        item["offset"] = end + item["offset"] % 3
+        item["length"] = 1 + item["length"] % 2
+        end = item["offset"] + item["length"]
+    if given[:1] != ["tokens"] or end > len(body["tokens"]):
+        body.pop("media", None)
     if given[:1] != ["messages"]:
         for name in MESSAGES:
             body.pop(name, None)

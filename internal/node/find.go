@@ -210,12 +210,9 @@ func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 		}
 		return nil
 	}
-	hasher, err := events.NewLookaheadHasher(blockSize, lookahead, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
-	if err != nil {
-		return api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
-	}
-	s.locals = hasher.Hash(s.locals, q.Tokens)
-	return nil
+	var err error
+	s.locals, err = q.Locals(s.locals, blockSize, lookahead)
+	return err
 }
 
 // noRanks is an empty iterator.

@@ -237,7 +237,7 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	}
 	cache, err := l.store(config)
 	if err == nil {
-		s.prompt, err = config.Prompt(q.Tokens, q.LoRA, q.CacheSalt, blockSize)
+		s.prompt, err = config.Prompt(q.Plain(), q.LoRA, q.CacheSalt, blockSize)
 	}
 	if err != nil {
 		return say(api.L3Unavailable, err.Error())

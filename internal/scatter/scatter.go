@@ -253,7 +253,7 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 		}
 		return s.finish(ctx, q, a, s.askStore(q, a.BlockSize)), nil
 	}
-	share.Tokens, share.LoRA, share.CacheSalt = nil, "", ""
+	share.Tokens, share.LoRA, share.CacheSalt, share.Media = nil, "", "", nil
 	key := readingKey{q.Model, q.BlockSize}
 	known := s.recall(key)
 	for range 4 { // it changes only where all workers begin anew
@@ -290,11 +290,9 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 func (r reading) hash(q *api.Query) (list []api.Hashed, err error) {
 	var locals []events.LocalHash
 	for _, lookahead := range r.lookaheads {
-		hasher, err := events.NewLookaheadHasher(r.blockSize, lookahead, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
-		if err != nil {
-			return nil, api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
+		if locals, err = q.Locals(locals[:0], r.blockSize, lookahead); err != nil {
+			return nil, err
 		}
-		locals = hasher.Hash(locals[:0], q.Tokens)
 		h := api.Hashed{Lookahead: lookahead, Hashes: make(api.Hashes, len(locals))}
 		for i, l := range locals {
 			h.Hashes[i] = uint64(l)

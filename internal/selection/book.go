@@ -132,8 +132,8 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	if err != nil {
 		return nil, err
 	}
-	q := api.Query{Model: r.Model, Tokens: r.Tokens, Hashes: r.Hashes, LoRA: r.LoRA, CacheSalt: r.CacheSalt,
-		L3: api.L3Off}
+	q := r.Query()
+	q.L3 = api.L3Off
 	answer, err := s.match(ctx, &api.SelectRequest{Query: q}, of, x)
 	if err != nil {
 		return nil, err

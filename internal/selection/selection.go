@@ -345,12 +345,11 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 	isl = p.ISLTokens
 	switch {
 	case p.Tokens != nil:
-		hasher, err := events.NewHasher(blockSize, events.Space{LoRA: p.LoRA, Salt: p.CacheSalt})
-		if err != nil {
-			return 0, api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
+		q := p.Query()
+		if x.locals, err = q.Locals(x.locals, blockSize, 0); err != nil {
+			return 0, err
 		}
-		x.locals = hasher.Hash(x.locals, p.Tokens)
-		isl = max(isl, uint64(len(p.Tokens))) // those of images are not looked up
+		isl = max(isl, uint64(len(p.Tokens))) // a text may have more than are looked up
 	default:
 		x.locals = slices.Grow(x.locals, len(p.Hashes))[:len(p.Hashes)]
 		for i, h := range p.Hashes {

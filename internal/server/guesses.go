@@ -118,9 +118,6 @@ func sequence(q *api.Query, blockSize uint32) ([]events.SeqHash, error) {
 		}
 		return events.SeqHashes(nil, locals), nil
 	}
-	hasher, err := events.NewHasher(blockSize, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
-	if err != nil {
-		return nil, api.Errorf(api.CodeInternal, "hash the tokens: %v", err)
-	}
-	return events.SeqHashes(nil, hasher.Hash(nil, q.Tokens)), nil
+	locals, err := q.Locals(nil, blockSize, 0)
+	return events.SeqHashes(nil, locals), err
 }

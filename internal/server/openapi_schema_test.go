@@ -272,6 +272,8 @@ func (s *schemas) value(t *testing.T, f field, p probe) object {
 	case of == reflect.TypeFor[api.Hashes]():
 		return object{"type": "array", "maxItems": api.MaxTokens, "items": object{"anyOf": []any{
 			number(-1<<63, 1<<64-1), object{"type": "string", "pattern": `^-?(0|[1-9][0-9]{0,18})$`}}}}
+	case f.of == reflect.TypeFor[events.MediaItem]() && f.name == "hash":
+		return object{"anyOf": []any{number(0, 1<<64-1), object{"type": "string", "minLength": 1}}}
 	case of == reflect.TypeFor[api.Tokens]():
 		return object{"type": "array", "maxItems": api.MaxTokens, "items": number(0, 1<<32-1)}
 	case of == reflect.TypeFor[events.StreamSeq](), f.name == "age_ms":

@@ -88,6 +88,7 @@ var needs = map[string][]string{
 	"RequestRef": {"model", "request_id"}, "PotentialRequest": {"model"},
 	"WorkerRegistration": {"instance", "model", "block_size"},
 	"PartitionSeq":       {"partition", "seq"}, "EngineLoad": {"worker"},
+	"MediaItem": {"hash", "offset", "length"},
 }
 
 // limits are what else is true of a request's fields, by name or type and name.
@@ -104,6 +105,8 @@ var limits = map[string]object{
 	"decay_fraction":                {"minimum": 0, "maximum": 1},
 	"limit":                         {"minimum": 0, "maximum": math.MaxInt32},
 	"loads":                         {"maxItems": api.MaxEngineLoads},
+	"media":                         {"maxItems": api.MaxMedia},
+	"MediaItem.length":              {"minimum": 1},
 	"WorkerRegistration.instance":   {"minLength": 1, "maxLength": 255},
 	"WorkerRegistration.model":      {"minLength": 1, "maxLength": 255},
 	"WorkerRegistration.block_size": {"minimum": 1, "maximum": events.MaxBlockSize},

@@ -57,7 +57,8 @@ func (s *Server) readText(ctx context.Context, q *api.Query) (asked api.Query, o
 		return asked, out, nil
 	}
 	out.Tokenized, out.PromptTokens = true, len(tokens.IDs)
-	if asked.Tokens = tokens.IDs[:tokens.Plain]; q.ReturnTokenIDs {
+	asked.Tokens, asked.Media = tokens.IDs[:tokens.Known], tokens.Media
+	if q.ReturnTokenIDs {
 		out.TokenIDs = tokens.IDs
 	}
 	return asked, out, nil

@@ -49,7 +49,7 @@ func newCache(most int64) *cache {
 	return c
 }
 
-func size(t Tokens) int64 { return int64(4*cap(t.IDs) + overhead) }
+func size(t Tokens) int64 { return int64(4*cap(t.IDs) + 16*cap(t.Media) + overhead) }
 
 func (c *cache) get(k key) (Tokens, bool) {
 	c.mu.Lock()

@@ -23,9 +23,10 @@
 //	POST /tokenize                    {model, prompt} or {model, messages, tools, …} → {tokens, count, …}
 //	POST /v1/tokenize                 the same, of SGLang; older versions take prompts only
 //
-// features.mm_placeholders, by modality, has the offsets and lengths of the tokens that stand for images and the like.
-// What engines hash of those blocks is more than their tokens, so only the tokens before the first may be looked up
-// ([Tokens].Plain). /tokenize does not say where they are: messages with anything but text are not sent there.
+// features.mm_placeholders, by modality, has the offsets and lengths of the tokens that stand for images and the like,
+// and features.mm_hashes what engines hash with those blocks ([Tokens].Media). Only what is before an item without a
+// hash may be looked up ([Tokens].Known). /tokenize does not say where items are: messages with anything but text are
+// not sent there.
 //
 // # Chats here
 //

@@ -80,7 +80,7 @@ func (l *Local) encode(text string, by func([]uint32, string) ([]uint32, error))
 	case len(ids) > api.MaxTokens:
 		return Tokens{}, failed(Refused, "the prompt has %d tokens, more than %d", len(ids), api.MaxTokens)
 	}
-	return Tokens{IDs: ids, Plain: len(ids)}, nil
+	return Tokens{IDs: ids, Known: len(ids)}, nil
 }
 
 // lasting reports whether a text has the same tokens at any time.

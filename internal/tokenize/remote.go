@@ -2,19 +2,21 @@ package tokenize
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
@@ -57,11 +59,16 @@ type body struct {
 type reply struct {
 	Tokens   api.Tokens `json:"tokens"`
 	TokenIDs api.Tokens `json:"token_ids"`
-	Features *struct {
-		Placeholders map[string][]struct {
-			Offset int `json:"offset"`
-		} `json:"mm_placeholders"`
-	} `json:"features"`
+	Features *features  `json:"features"`
+}
+
+// features say, by modality, which items a prompt has, and where.
+type features struct {
+	Hashes       map[string][]*string `json:"mm_hashes"`
+	Placeholders map[string][]struct {
+		Offset uint32 `json:"offset"`
+		Length uint32 `json:"length"`
+	} `json:"mm_placeholders"`
 }
 
 // Tokenize asks the servers, one after another or beside each other.
@@ -212,16 +219,38 @@ func (r *Remote) read(answer []byte) (Tokens, error) {
 	case len(out.IDs) > api.MaxTokens:
 		return Tokens{}, fmt.Errorf("the answer has more than %d tokens", api.MaxTokens)
 	}
-	out.Plain = math.MaxInt
-	if f := list[0].Features; f != nil {
-		for _, places := range f.Placeholders {
-			for _, p := range places {
-				out.Plain = min(out.Plain, max(p.Offset, 0))
+	out.Known = len(out.IDs)
+	if list[0].Features != nil {
+		out.readMedia(list[0].Features)
+	}
+	return out, nil
+}
+
+// readMedia takes the items that are known, up to the first that is not.
+func (t *Tokens) readMedia(f *features) {
+	for modality, places := range f.Placeholders {
+		hashes := f.Hashes[modality]
+		for i, p := range places {
+			if len(hashes) != len(places) || hashes[i] == nil || p.Length == 0 {
+				t.Known = min(t.Known, int(p.Offset))
+				continue
 			}
+			t.Media = append(t.Media, events.MediaItem{Hash: events.MediaHash(*hashes[i]), Offset: p.Offset, Length: p.Length})
 		}
 	}
-	out.Plain = min(out.Plain, len(out.IDs))
-	return out, nil
+	slices.SortFunc(t.Media, func(a, b events.MediaItem) int { return cmp.Compare(a.Offset, b.Offset) })
+	end := 0
+	for i, item := range t.Media {
+		first := i
+		if int(item.Offset) < end {
+			first = i - 1 // what engines hash of two that overlap is not known
+		}
+		end = int(item.Offset) + int(item.Length)
+		if first < i || end > t.Known || i == api.MaxMedia {
+			t.Known, t.Media = min(t.Known, int(t.Media[first].Offset)), t.Media[:first]
+			return
+		}
+	}
 }
 
 // said is what a server says of an error, for a message.

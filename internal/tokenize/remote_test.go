@@ -8,12 +8,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // patience is what nothing takes that is not stuck.
@@ -57,6 +59,7 @@ func TestWireForms(t *testing.T) {
 	const fullBody = `{"model":"served","messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}],` +
 		`"tools":[{"b":1,"a":2}],"chat_template":"x","chat_template_kwargs":{"enable_thinking":false},` +
 		`"add_generation_prompt":true}`
+	plain := func(ids ...uint32) Tokens { return Tokens{IDs: ids, Known: len(ids)} }
 	for _, c := range []struct {
 		kind   Kind
 		text   *api.Text
@@ -66,16 +69,17 @@ func TestWireForms(t *testing.T) {
 		want   Tokens
 	}{
 		{Tokenize, &api.Text{Prompt: "a"}, "/tokenize", `{"model":"served","prompt":"a"}`,
-			`{"count":2,"max_model_len":9,"tokens":[1,2],"token_strs":null}`, Tokens{api.Tokens{1, 2}, 2}},
-		{Tokenize, full, "/tokenize", fullBody, `{"tokens":[7]}`, Tokens{api.Tokens{7}, 1}},
+			`{"count":2,"max_model_len":9,"tokens":[1,2],"token_strs":null}`, plain(1, 2)},
+		{Tokenize, full, "/tokenize", fullBody, `{"tokens":[7]}`, plain(7)},
 		{Tokenize, &api.Text{Prompt: "a"}, "/v1/tokenize", `{"model":"served","prompt":"a"}`,
-			`{"tokens":[101,7592,102],"count":3,"max_model_len":65536}`, Tokens{api.Tokens{101, 7592, 102}, 3}},
+			`{"tokens":[101,7592,102],"count":3,"max_model_len":65536}`, plain(101, 7592, 102)},
 		{Render, &api.Text{Prompt: "a"}, "/v1/completions/render", `{"model":"served","prompt":"a"}`,
-			`[{"request_id":"cmpl-1","token_ids":[4],"features":null}]`, Tokens{api.Tokens{4}, 1}},
+			`[{"request_id":"cmpl-1","token_ids":[4],"features":null}]`, plain(4)},
 		{Render, full, "/v1/chat/completions/render", fullBody,
 			`{"request_id":"chatcmpl-1","token_ids":[5,6,6,6,7],"features":{"mm_hashes":{"image":["x","y"]},` +
 				`"mm_placeholders":{"image":[{"offset":3,"length":1},{"offset":1,"length":2}]}}}`,
-			Tokens{api.Tokens{5, 6, 6, 6, 7}, 1}},
+			Tokens{IDs: api.Tokens{5, 6, 6, 6, 7}, Known: 5, Media: []events.MediaItem{
+				{Hash: events.MediaHash("y"), Offset: 1, Length: 2}, {Hash: events.MediaHash("x"), Offset: 3, Length: 1}}}},
 	} {
 		var asked string
 		url := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -367,7 +371,7 @@ func TestLocal(t *testing.T) {
 	}
 	s := New(Config{Settings: settings})
 	got, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: "a é"})
-	if want := (Tokens{api.Tokens{'a', ' ', 0xc3, 0xa9}, 4}); err != nil || !reflect.DeepEqual(got, want) {
+	if want := (Tokens{IDs: api.Tokens{'a', ' ', 0xc3, 0xa9}, Known: 4}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
 	_, err = s.Tokenize(t.Context(), "m", chat)
@@ -377,5 +381,43 @@ func TestLocal(t *testing.T) {
 	if err := settings.Complete(func(string) ([]byte, error) { return []byte("{}"), nil }); err == nil ||
 		!strings.Contains(err.Error(), "give the model a render or tokenize URL") {
 		t.Error(err)
+	}
+}
+
+// TestMedia: what is looked up ends before the first item of which it is not known what engines hash.
+func TestMedia(t *testing.T) {
+	ids := make(api.Tokens, 10)
+	item := func(identifier string, offset, length uint32) events.MediaItem {
+		return events.MediaItem{Hash: events.MediaHash(identifier), Offset: offset, Length: length}
+	}
+	for _, c := range []struct {
+		hashes, places string
+		known          int
+		media          []events.MediaItem
+	}{
+		{`{}`, `{}`, 10, nil},
+		{`{"image":["x"],"audio":["y"]}`, `{"image":[{"offset":7,"length":3}],"audio":[{"offset":1,"length":6}]}`, 10,
+			[]events.MediaItem{item("y", 1, 6), item("x", 7, 3)}},
+		{`null`, `{"image":[{"offset":4,"length":1}]}`, 4, nil},
+		{`{"image":["x"]}`, `{"image":[{"offset":4,"length":1},{"offset":6,"length":1}]}`, 4, nil},
+		{`{"image":["x",null]}`, `{"image":[{"offset":4,"length":1},{"offset":6,"length":1}]}`, 6,
+			[]events.MediaItem{item("x", 4, 1)}},
+		{`{"image":[null,"x"]}`, `{"image":[{"offset":4,"length":1},{"offset":6,"length":1}]}`, 4, nil},
+		{`{"a":["x","y"],"b":["z"]}`,
+			`{"a":[{"offset":0,"length":2},{"offset":4,"length":4}],"b":[{"offset":6,"length":1}]}`, 4,
+			[]events.MediaItem{item("x", 0, 2)}},
+		{`{"image":["x"]}`, `{"image":[{"offset":8,"length":3}]}`, 8, nil},
+		{`{"image":["x"]}`, `{"image":[{"offset":80,"length":3}]}`, 10, nil},
+	} {
+		text, err := json.Marshal(ids)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &Remote{Kind: Render}
+		got, err := r.read(fmt.Appendf(nil, `{"token_ids":%s,"features":{"mm_hashes":%s,"mm_placeholders":%s}}`, text,
+			c.hashes, c.places))
+		if err != nil || got.Known != c.known || !slices.Equal(got.Media, c.media) {
+			t.Errorf("%s at %s: %+v, %v; want %d tokens and %v", c.hashes, c.places, got, err, c.known, c.media)
+		}
 	}
 }

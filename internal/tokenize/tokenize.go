@@ -6,14 +6,18 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // Tokens are what a text consists of for a model. They are shared: nobody changes them.
 type Tokens struct {
 	IDs api.Tokens
 
-	// Plain is how many leading tokens stand for text alone. Hashes of blocks behind have more in them than tokens.
-	Plain int
+	// Known is how many leading tokens stand for text, or for Media. Hashes of blocks behind have in them what is not
+	// known.
+	Known int
+
+	Media []events.MediaItem // in order; none overlap
 }
 
 // Tokenizer makes tokens of texts of one model. Any number of goroutines may use it. An error that is no [*Error] is

@@ -61,6 +61,10 @@ type Query struct {
 	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
 	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
 
+	// Media are the images and the like in Tokens, in the order of their offsets. Engines hash them with the blocks that
+	// have their tokens. Of the shared store, only what is before the first is asked for.
+	Media []events.MediaItem `json:"media,omitzero" msgpack:"media,omitempty"`
+
 	// Text is the prompt as text, in place of Tokens: the node that is asked makes tokens of it, if it is set to do that
 	// for the model. Its fields are the query's own on the wire.
 	*Text
@@ -147,6 +151,24 @@ const (
 type PartitionSeq struct {
 	Partition events.Partition `json:"partition" msgpack:"partition"`
 	Seq       events.StreamSeq `json:"seq" msgpack:"seq"`
+}
+
+// Locals appends to dst the local hashes of the prompt's whole blocks as an engine hashes Tokens that reads so far
+// ahead.
+func (q *Query) Locals(dst []events.LocalHash, blockSize, lookahead uint32) ([]events.LocalHash, error) {
+	hasher, err := events.NewLookaheadHasher(blockSize, lookahead, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
+	if err != nil {
+		return dst, Errorf(CodeInternal, "hash the tokens: %v", err)
+	}
+	return hasher.HashItems(dst, q.Tokens, q.Media), nil
+}
+
+// Plain are the tokens before the first of Media.
+func (q *Query) Plain() Tokens {
+	if len(q.Media) == 0 {
+		return q.Tokens
+	}
+	return q.Tokens[:q.Media[0].Offset]
 }
 
 // Answer says who holds how much of a query's prompt.

@@ -231,6 +231,33 @@ const maxHashed = 16
 // maxWithin is how many sets of tiers one query may name: all that there are.
 const maxWithin = 1<<events.NumTiers - 1
 
+// MaxMedia is how many items one prompt may have.
+const MaxMedia = 1 << 12
+
+// checkMedia refuses items of which it cannot be said in which blocks an engine has them.
+func checkMedia(media []events.MediaItem, tokens Tokens) error {
+	if media != nil && tokens == nil {
+		return Errorf(CodeMalformed, "media says which tokens stand for images; it goes with tokens only")
+	}
+	if len(media) > MaxMedia {
+		return Errorf(CodeTooLarge, "media has more than %d elements", MaxMedia)
+	}
+	end := uint64(0)
+	for i, item := range media {
+		switch {
+		case item.Length == 0:
+			return Errorf(CodeMalformed, "media[%d].length is 0", i)
+		case uint64(item.Offset) < end:
+			return Errorf(CodeMalformed, "media[%d].offset is %d, and media[%d] ends at %d: items must be in the order of "+
+				"their offsets and not overlap", i, item.Offset, i-1, end)
+		}
+		if end = uint64(item.Offset) + uint64(item.Length); end > uint64(len(tokens)) {
+			return Errorf(CodeMalformed, "media[%d] ends at %d; there are %d tokens", i, end, len(tokens))
+		}
+	}
+	return nil
+}
+
 // Check refuses what no model could answer. The error is an [Error].
 func (q *Query) Check() error {
 	switch {
@@ -280,7 +307,7 @@ func (q *Query) Check() error {
 			return err
 		}
 	}
-	return nil
+	return checkMedia(q.Media, q.Tokens)
 }
 
 // Marshal encodes v in a content type.

@@ -24,6 +24,7 @@ type (
 	positiveNumber uint32           // not 0
 	tokenCount     uint64           // of a prompt
 	knownCount     uint64           // from 1 to 2^53: of something that is known
+	mediaHash      uint64           // or the identifier that it is made of
 	saidText       string           // not empty
 	promptText     string           // with advice for those who send a list
 	objectValue    Value            // a Value is a list
@@ -127,6 +128,8 @@ func (r *reader) into(field string, to any) (err error) {
 		return readList(r, field, to, math.MaxInt)
 	case *[]PartitionSeq:
 		return readList(r, field, to, math.MaxInt)
+	case *[]events.MediaItem:
+		return readList(r, field, to, MaxMedia)
 	case *[]EngineLoad:
 		return readList(r, field, to, MaxEngineLoads)
 	case *map[string]string:
@@ -141,6 +144,22 @@ func (r *reader) into(field string, to any) (err error) {
 		if err == nil && n < 2 {
 			return Errorf(CodeMalformed, "%s needs a partition and a seq", r.name(field))
 		}
+		return err
+	case *events.MediaItem:
+		n, err := r.fields(field, []member{{"hash", (*mediaHash)(&to.Hash)}, {"offset", &to.Offset}, {"length", &to.Length}})
+		if err == nil && n < 3 {
+			return Errorf(CodeMalformed, "%s needs a hash, an offset and a length", r.name(field))
+		}
+		return err
+	case *mediaHash:
+		if r.kind() != kindText {
+			v, err := r.uint(field, "the identifier that the engine gives the item, or an unsigned 64-bit number", 1<<64-1)
+			*to = mediaHash(v)
+			return err
+		}
+		var identifier string
+		err := r.said(field, &identifier)
+		*to = mediaHash(events.MediaHash(identifier))
 		return err
 	case *EngineLoad:
 		_, err = r.fields(field, engineLoadMembers(to))
@@ -169,7 +188,8 @@ func (q *Query) members(list []member) []member {
 	list = append(list, []member{
 		{"model", &q.Model}, {"block_size", (*positiveNumber)(&q.BlockSize)}, {"tokens", &q.Tokens},
 		{"hashes", &q.Hashes}, {"hashed", &q.Hashed}, {"engine_hashes", &q.EngineHashes}, {"lora_name", &q.LoRA},
-		{"cache_salt", &q.CacheSalt}, {"workers", &q.Workers}, {"ranks", &q.Ranks}, {"endpoints", &q.Endpoints},
+		{"cache_salt", &q.CacheSalt}, {"media", &q.Media}, {"workers", &q.Workers}, {"ranks", &q.Ranks},
+		{"endpoints", &q.Endpoints},
 		{"with_endpoint", &q.WithEndpoint}, {"by_endpoint", &q.ByEndpoint}, {"within", &q.Within},
 		{"partitions", &q.Partitions}, {"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
 		{"explain", &q.Explain}, {"idle", &q.Idle}, {"l3", (*string)(&q.L3)},
@@ -226,8 +246,9 @@ func (s *SelectRequest) members(list []member) []member {
 	list = append(list, []member{
 		{"model", &q.Model}, {"block_size", (*positiveNumber)(&q.BlockSize)}, {"tokens", &q.Tokens},
 		{"hashes", &q.Hashes}, {"engine_hashes", &q.EngineHashes}, {"lora_name", &q.LoRA}, {"cache_salt", &q.CacheSalt},
-		{"sequence_hashes", &s.SequenceHashes}, {"isl_tokens", (*tokenCount)(&s.ISLTokens)}, {"workers", &q.Workers},
-		{"endpoints", &q.Endpoints}, {"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
+		{"media", &q.Media}, {"sequence_hashes", &s.SequenceHashes}, {"isl_tokens", (*tokenCount)(&s.ISLTokens)},
+		{"workers", &q.Workers}, {"endpoints", &q.Endpoints}, {"min_seq", &q.MinSeq},
+		{"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
 		{"explain", &q.Explain}, {"l3", (*string)(&q.L3)}, {"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
 		{"request_id", &s.RequestID}, {"book", &s.Book}, {"policy", &s.Policy}, {"role", &s.Role},
 		{"disaggregated", &s.Disaggregated}, {"advisory", &s.Advisory}, {"session_id", &s.SessionID},
@@ -243,7 +264,7 @@ func (p *Prompt) members(list []member) []member {
 	return append(list, []member{
 		{"model", &p.Model}, {"block_size", (*positiveNumber)(&p.BlockSize)}, {"tokens", &p.Tokens},
 		{"hashes", &p.Hashes}, {"engine_hashes", &p.EngineHashes}, {"lora_name", &p.LoRA}, {"cache_salt", &p.CacheSalt},
-		{"sequence_hashes", &p.SequenceHashes}, {"isl_tokens", (*tokenCount)(&p.ISLTokens)},
+		{"media", &p.Media}, {"sequence_hashes", &p.SequenceHashes}, {"isl_tokens", (*tokenCount)(&p.ISLTokens)},
 	}...)
 }
 

@@ -87,6 +87,9 @@ func randomQuery(rng *rand.Rand) *Query {
 	if rng.IntN(2) == 0 && q.EngineHashes != nil {
 		q.Tokens, q.Hashes, q.Hashed = nil, nil, nil
 	}
+	if rng.IntN(8) == 0 {
+		q.Media = []events.MediaItem{{Hash: u64(), Offset: u32(), Length: u32()}, {}}[:1+rng.IntN(2)]
+	}
 	q.DeadlineMS = u32() * (rng.Uint32N(8) / 7)
 	q.ByEndpoint = rng.IntN(8) == 0
 	return q
@@ -188,7 +191,8 @@ func TestPackedAsByReflection(t *testing.T) {
 	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		q := randomQuery(rng)
-		same(t, q, q.Endpoints == nil && !q.WithEndpoint && !q.ByEndpoint && q.DeadlineMS == 0, unpackedQuery)
+		same(t, q, q.Endpoints == nil && !q.WithEndpoint && !q.ByEndpoint && q.DeadlineMS == 0 && q.Media == nil,
+			unpackedQuery)
 		same(t, randomAnswer(rng, false), true, unpackAnswer)
 		if seed%10 == 0 {
 			a := randomAnswer(rng, true)

@@ -35,7 +35,7 @@ type reader struct {
 }
 
 // rooms are for the members of bodies.
-var rooms = sync.Pool{New: func() any { return new([40]member) }}
+var rooms = sync.Pool{New: func() any { return new([48]member) }}
 
 // read reads the whole of a body.
 func (r *reader) read(contentType string, body []byte, to object) (err error) {
@@ -43,7 +43,7 @@ func (r *reader) read(contentType string, body []byte, to object) (err error) {
 		if r.optional && r.kind() == kindNull {
 			r.null()
 		} else {
-			room := rooms.Get().(*[40]member)
+			room := rooms.Get().(*[48]member)
 			_, err = r.fields("", to.members(room[:0]))
 			clear(room[:])
 			rooms.Put(room)
@@ -251,14 +251,14 @@ var meant = map[string]string{
 	"token_ids": "tokens", "prompt_token_ids": "tokens", "input_ids": "tokens", "block_hashes": "hashes",
 	"model_name": "model", "lora": "lora_name", "lora_id": "lora_name", "adapter": "lora_name", "salt": "cache_salt",
 	"instances": "workers", "instance": "workers", "worker": "workers", "worker_ids": "workers",
-	"block_mm_infos": " hash the blocks with their multimodal items and ask with hashes, or ask POST /query",
+	"block_mm_infos": " say in media which tokens are of which item, or ask POST /query",
 	"prompt":         " only tokens and hashes are counted here: tokenize it first",
 	"messages":       " only tokens and hashes are counted here: tokenize them first",
 	"text":           "prompt", "input": "prompt",
 	"timeout_ms":        " the deadline travels in the header Kv-Deadline-Ms",
 	"routing_group":     " a routing group other than default is a model of its own: MODEL:GROUP",
 	"additional_salt":   " what is part of the hashes is lora_name and cache_salt",
-	"extra_keys":        " what is part of the hashes is lora_name and cache_salt",
+	"extra_keys":        " what is part of the hashes is lora_name, cache_salt and media",
 	"parent_hash":       " hashes are those of the prompt from its first block on",
 	"block_hash_parent": " hashes are those of the prompt from its first block on",
 }

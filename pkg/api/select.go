@@ -31,6 +31,8 @@ type Prompt struct {
 	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
 	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
 
+	Media []events.MediaItem `json:"media,omitzero" msgpack:"media,omitempty"` // as a Query's
+
 	EngineHashes Hashes `json:"engine_hashes,omitzero" msgpack:"engine_hashes,omitempty"` // in place of Tokens
 
 	// SequenceHashes are the blocks that requests share, one for each whole block; default: what follows from the
@@ -282,10 +284,17 @@ func done[Q any](do func(context.Context, *Q) error) func(context.Context, *Q) (
 	return func(ctx context.Context, q *Q) (Done, error) { return Done{Done: true}, do(ctx, q) }
 }
 
+// Query is what the index is asked of the prompt.
+func (p *Prompt) Query() Query {
+	return Query{Model: p.Model, BlockSize: p.BlockSize, Tokens: p.Tokens, Hashes: p.Hashes, LoRA: p.LoRA,
+		CacheSalt: p.CacheSalt, Media: p.Media, EngineHashes: p.EngineHashes}
+}
+
 // Prompt is the prompt of the request.
 func (s *SelectRequest) Prompt() Prompt {
 	return Prompt{Model: s.Model, BlockSize: s.BlockSize, Tokens: s.Tokens, Hashes: s.Hashes, LoRA: s.LoRA,
-		CacheSalt: s.CacheSalt, EngineHashes: s.EngineHashes, SequenceHashes: s.SequenceHashes, ISLTokens: s.ISLTokens}
+		CacheSalt: s.CacheSalt, Media: s.Media, EngineHashes: s.EngineHashes, SequenceHashes: s.SequenceHashes,
+		ISLTokens: s.ISLTokens}
 }
 
 // Check refuses what no service could answer. The error is an [Error].
@@ -340,7 +349,7 @@ func (p *Prompt) Check() error {
 	case p.ISLTokens > MaxISL:
 		return Errorf(CodeTooLarge, "isl_tokens is %d, more than %d", p.ISLTokens, uint64(MaxISL))
 	}
-	return nil
+	return checkMedia(p.Media, p.Tokens)
 }
 
 // MaxISL bounds the length of a prompt whose tokens are not sent.

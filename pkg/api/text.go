@@ -37,7 +37,8 @@ type Tokenization struct {
 	Tokenized     bool   `json:"tokenized" msgpack:"tokenized"`
 	TokenizeError string `json:"tokenize_error,omitempty" msgpack:"tokenize_error,omitempty"`
 
-	// PromptTokens is how many tokens there are. Fewer are looked up if there are images: those before the first.
+	// PromptTokens is how many tokens there are. Fewer are looked up if there are images of which the source does not say
+	// how engines hash them: those before the first.
 	PromptTokens int `json:"prompt_tokens" msgpack:"prompt_tokens"`
 
 	TokenIDs Tokens `json:"token_ids,omitzero" msgpack:"token_ids,omitempty"` // if they were asked for

@@ -14,6 +14,7 @@ import (
 // What is asked and answered, by the names that it has in pkg/api.
 type (
 	Query      = api.Query
+	MediaItem  = events.MediaItem
 	Answer     = api.Answer
 	WorkerList = api.WorkerList
 	Worker     = api.Worker

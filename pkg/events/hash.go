@@ -79,7 +79,7 @@ func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
 	return h.HashMedia(dst, tokens, nil)
 }
 
-// HashMedia is Hash for prompts with images and the like: media[i] has the hashes (mediaHash) of the items that touch
+// HashMedia is Hash for prompts with images and the like: media[i] has the hashes ([MediaHash]) of the items that touch
 // what is hashed of block i, in any order. It may be shorter than there are blocks, and is not changed.
 func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) []LocalHash {
 	var scratch blockScratch
@@ -96,9 +96,35 @@ func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) [
 	return dst
 }
 
-// mediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: the first 16 of 64
+// MediaItem is an image or the like in a prompt.
+type MediaItem struct {
+	// Hash is the MediaHash of the identifier that the engine gives it. A request may have the identifier itself, as text.
+	Hash uint64 `json:"hash" msgpack:"hash"`
+
+	// The tokens that stand for it: from which one on, counted from 0, and how many.
+	Offset uint32 `json:"offset" msgpack:"offset"`
+	Length uint32 `json:"length" msgpack:"length"`
+}
+
+// HashItems is HashMedia for items that are in the order of their offsets and do not overlap, as engines have them
+// (vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, _gen_mm_extra_hash_keys).
+func (h *Hasher) HashItems(dst []LocalHash, tokens []uint32, items []MediaItem) []LocalHash {
+	if len(items) == 0 {
+		return h.Hash(dst, tokens)
+	}
+	media := make([][]uint64, h.blocks(len(tokens)))
+	for _, item := range items {
+		first := max(0, int(item.Offset)-h.window+h.block) / h.block
+		for i := first; i < len(media) && i*h.block < int(item.Offset)+int(item.Length); i++ {
+			media[i] = append(media[i], item.Hash)
+		}
+	}
+	return h.HashMedia(dst, tokens, media)
+}
+
+// MediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: the first 16 of 64
 // hexadecimal digits, or the XXH3-64 of any other string.
-func mediaHash[T string | []byte](identifier T) (v uint64) {
+func MediaHash[T string | []byte](identifier T) (v uint64) {
 	if !isDigest(identifier) {
 		return xxh3.Hash([]byte(identifier))
 	}

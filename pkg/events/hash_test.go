@@ -138,13 +138,49 @@ func TestSeqHashAsLibrary(t *testing.T) {
 	}
 }
 
+// TestHashItems: an item touches a block if one of its tokens is among those that are hashed.
+func TestHashItems(t *testing.T) {
+	rng := rand.New(rand.NewPCG(16, 1))
+	for range 300 {
+		size, lookahead := 1+rng.Uint32N(8), rng.Uint32N(12)
+		h, err := NewLookaheadHasher(size, lookahead, Space{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens := count(1, rng.Uint32N(100))
+		var items []MediaItem
+		for at := rng.IntN(20); at < len(tokens); at += rng.IntN(20) {
+			length := 1 + rng.IntN(min(30, len(tokens)-at))
+			items = append(items, MediaItem{Hash: rng.Uint64N(3), Offset: uint32(at), Length: uint32(length)})
+			at += length
+		}
+		var media [][]uint64
+		for begin := 0; begin < len(tokens); begin += int(size) {
+			var touching []uint64
+			for _, item := range items {
+				for at := item.Offset; at < item.Offset+item.Length; at++ {
+					if int(at) >= begin && int(at) < begin+int(size+lookahead) {
+						touching = append(touching, item.Hash)
+						break
+					}
+				}
+			}
+			media = append(media, touching)
+		}
+		got, want := h.HashItems(nil, tokens, items), h.HashMedia(nil, tokens, media)
+		if !slices.Equal(got, want) {
+			t.Fatalf("blocks of %d and %d ahead, %d tokens, %v: %v, want %v", size, lookahead, len(tokens), items, got, want)
+		}
+	}
+}
+
 func TestMediaHash(t *testing.T) {
 	const digest = "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72"
-	if got := mediaHash(digest); got != 0xcf97adeedb59e05b {
+	if got := MediaHash(digest); got != 0xcf97adeedb59e05b {
 		t.Errorf("of a digest: %x", got)
 	}
 	for _, s := range []string{"", "image-1", digest[:63] + "g", digest[:63], digest + "0"} {
-		if got := mediaHash(s); got != xxh3.HashString(s) {
+		if got := MediaHash(s); got != xxh3.HashString(s) {
 			t.Errorf("of %q: %x", s, got)
 		}
 	}

@@ -362,7 +362,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 						(shownSalt == "" || shownSalt == v):
 						shownSalt = v
 					default:
-						media[i] = append(media[i], mediaHash(v))
+						media[i] = append(media[i], MediaHash(v))
 					}
 				case []any:
 					if len(v) == 0 {
@@ -465,10 +465,10 @@ func naiveMedia(v any) (uint64, bool) {
 	}
 	switch v := v.(type) {
 	case string:
-		return mediaHash(v), true
+		return MediaHash(v), true
 	case []byte:
 		if len(v) == 32 {
-			return mediaHash(fmt.Sprintf("%x", v)), true
+			return MediaHash(fmt.Sprintf("%x", v)), true
 		}
 		return PayloadDigest(v), true // XXH3-64, whatever it is of
 	}

@@ -582,11 +582,11 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 				e.salt = s[len(dynamoSalt):]
 			case first:
 				if bare != nil {
-					d.media.add(mediaHash(bare))
+					d.media.add(MediaHash(bare))
 				}
 				bare = s
 			default:
-				d.media.add(mediaHash(s))
+				d.media.add(MediaHash(s))
 			}
 		case msgp.Array:
 			parts, ok := r.Array()
@@ -594,7 +594,7 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 				return false
 			}
 			if bare != nil {
-				d.media.add(mediaHash(bare))
+				d.media.add(MediaHash(bare))
 				bare = nil
 			}
 		case msgp.Bin:
@@ -608,11 +608,11 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 	switch {
 	case bare == nil:
 	case e.bareMedia && isDigest(bare):
-		d.media.add(mediaHash(bare))
+		d.media.add(MediaHash(bare))
 	case len(e.salt) == 0:
 		e.salt = bare
 	case !bytes.Equal(bare, e.salt):
-		d.media.add(mediaHash(bare))
+		d.media.add(MediaHash(bare))
 	}
 	return true
 }
@@ -624,7 +624,7 @@ func (d *Decoder) mediaItem(r *msgp.Reader) bool {
 		return true
 	}
 	if s, ok := r.Str(); ok {
-		d.media.add(mediaHash(s))
+		d.media.add(MediaHash(s))
 		return true
 	}
 	if b, ok := r.Bin(); ok {

@@ -15,7 +15,7 @@ from . import errors
 from ._client import AsyncClient, Client
 from ._messages import (
     L3, Answer, Booking, BookRequest, BrokenBlock, ClusterStatus, Disaggregation, HeldRun, IndexStatus, Lease, LoadList,
-    ModelLoads, ModelStatus, NodeStatus, Overlap, Overrides, PartitionDetail, PartitionSeq, PartitionStatus, Path,
+    MediaItem, ModelLoads, ModelStatus, NodeStatus, Overlap, Overrides, PartitionDetail, PartitionSeq, PartitionStatus, Path,
     PathGroup, PotentialList, PotentialLoad, Prompt, Query, RankLoad, RankPlace, Selection, SelectRequest,
     SessionBinding, Status, Target, TierCounts, WorkerInfo, WorkerList, WorkerLoad, WorkerRecord,
 )
@@ -23,8 +23,8 @@ from .errors import KvatlasError
 
 __all__ = [
     "L3", "Answer", "AsyncClient", "BookRequest", "Booking", "BrokenBlock", "Client", "ClusterStatus",
-    "Disaggregation", "HeldRun", "IndexStatus", "KvatlasError", "Lease", "LoadList", "ModelLoads", "ModelStatus",
-    "NodeStatus", "Overlap", "Overrides", "PartitionDetail", "PartitionSeq", "PartitionStatus", "Path", "PathGroup",
+    "Disaggregation", "HeldRun", "IndexStatus", "KvatlasError", "Lease", "LoadList", "MediaItem", "ModelLoads",
+    "ModelStatus", "NodeStatus", "Overlap", "Overrides", "PartitionDetail", "PartitionSeq", "PartitionStatus", "Path", "PathGroup",
     "PotentialList", "PotentialLoad", "Prompt", "Query", "RankLoad", "RankPlace", "SelectRequest", "Selection",
     "SessionBinding", "Status", "Target", "TierCounts", "WorkerInfo", "WorkerList", "WorkerLoad", "WorkerRecord",
     "errors",

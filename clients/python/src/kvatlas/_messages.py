@@ -47,6 +47,16 @@ class Overrides:
 
 
 @dataclass(frozen=True)
+class MediaItem:
+    """An image or the like in a prompt: the identifier that the engine gives it, or what `hashing.media_hash` makes of
+    that, and the tokens that stand for it."""
+
+    hash: str | int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
 class _Prompted:
     model: str
     _: KW_ONLY
@@ -58,6 +68,8 @@ class _Prompted:
     """In place of tokens: the local hashes of the prompt's blocks, as `kvatlas.hashing` computes them."""
     lora_name: str | None = None
     cache_salt: str | None = None
+    media: Iterable[MediaItem] | None = None
+    """The images in tokens, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,9 @@ import httpx
 import pytest
 
 import kvatlas
-from kvatlas import AsyncClient, BookRequest, Client, Prompt, Query, RankPlace, SelectRequest, Target, errors
+from kvatlas import (
+    AsyncClient, BookRequest, Client, MediaItem, Prompt, Query, RankPlace, SelectRequest, Target, errors,
+)
 
 PATIENCE = 240  # seconds: the machine may stand still
 
@@ -48,8 +50,10 @@ def test_find() -> None:
         return httpx.Response(200, json=ANSWER)
 
     with client(handler, token="secret") as c:
-        answer = c.find(Query("llama", tokens=array.array("I", [1, 2, 3]), ranks=(RankPlace("w", 1),)))
+        answer = c.find(Query("llama", tokens=array.array("I", [1, 2, 3]), ranks=(RankPlace("w", 1),),
+                              media=[MediaItem("cat", 0, 2)]))
     assert json.loads(seen[0].content) == {"model": "llama", "tokens": [1, 2, 3],
+                                           "media": [{"hash": "cat", "offset": 0, "length": 2}],
                                            "ranks": [{"instance": "w", "rank": 1}]}
     assert (seen[0].method, seen[0].url.path) == ("POST", "/v1/find")
     assert seen[0].headers["authorization"] == "Bearer secret"
