@@ -1,13 +1,18 @@
 package integration
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 // registration is a documented request to the conductor, for a publisher of events.
@@ -16,6 +21,51 @@ func registration(instance, endpoint, replay string, more string) string {
 		`"tenant_id":"default","instance_id":%q,"block_size":16,"dp_rank":0,"cache_group":0,"hash_profile":`+
 		`{"strategy":"vllm_v1","algorithm":"sha256_cbor","python_hash_seed":"0","index_projection":"low64_be"}%s}`,
 		endpoint, replay, instance, more)
+}
+
+// packed asks in MessagePack, and returns the answer, which is in it too, as JSON with its names in order.
+func packed(t *testing.T, at, method, path string, body map[string]any) (status int, answer string) {
+	t.Helper()
+	data, err := msgpack.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.NewRequest(method, "http://"+at+path, bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Header.Set("Accept", api.MsgPack); body == nil {
+		r.Body, r.ContentLength = http.NoBody, 0
+	} else {
+		r.Header.Set("Content-Type", api.MsgPack)
+	}
+	reply, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	var v any
+	if err := msgpack.NewDecoder(reply.Body).Decode(&v); err != nil || reply.Header.Get("Content-Type") != api.MsgPack {
+		t.Errorf("%s %s is answered in %s: %v", method, path, reply.Header.Get("Content-Type"), err)
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Error(err)
+	}
+	return reply.StatusCode, string(text)
+}
+
+// sorted is JSON with its names in order.
+func sorted(t *testing.T, text string) string {
+	var v any
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatal(err)
+	}
+	out, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
 }
 
 // TestConductor talks to an indexer as to Mooncake's conductor: requests and answers are those of its code and tests.
@@ -88,6 +138,44 @@ func TestConductor(t *testing.T) {
 		})
 	}
 	found()
+	// The newest version speaks MessagePack: with tokens as they lie in memory, or as a list.
+	raw := make([]byte, 0, 4*len(prompt))
+	for _, token := range prompt {
+		raw = binary.LittleEndian.AppendUint32(raw, token)
+	}
+	for _, tokens := range []any{raw, prompt} {
+		status, answer := packed(t, at, "POST", "/query", map[string]any{"model": "m", "block_size": 16, "token_ids": tokens,
+			"cache_salt": nil, "lora_name": ""})
+		if status != 200 || answer != strings.TrimSpace(sorted(t, both)) {
+			t.Errorf("/query in MessagePack: %d %s", status, answer)
+		}
+	}
+	var told map[string]any
+	if err := json.Unmarshal([]byte(second), &told); err != nil {
+		t.Fatal(err)
+	}
+	told["block_size"], told["dp_rank"], told["cache_group"] = 16, 0, 0
+	for _, c := range []struct {
+		method, path string
+		body         map[string]any
+		status       int
+		want         string
+	}{
+		{"POST", "/register", told, 200, `{"instance_id":"node2","status":"registered successfully"}`},
+		{"POST", "/unregister", map[string]any{"instance_id": "nobody", "dp_rank": 0}, 404,
+			`{"error":"service not found: nobody|default|0"}`},
+		{"POST", "/query", map[string]any{"model": "m", "block_size": 16, "token_ids": []byte{1, 0, 0}}, 400,
+			`"reason":"invalid_msgpack"`},
+		{"POST", "/query", map[string]any{"model": "m", "block_size": 16,
+			"token_ids": []byte{0, 0, 0, 0, 0, 0, 0, 0x80}}, 400, `"field":"token_ids","index":1,"reason":"out_of_range"}`},
+		{"GET", "/services", nil, 200, `{"count":2,"services":[{"BlockSize":16,`},
+		{"GET", "/query", nil, 405, `{"error":"Method not allowed"}`},
+	} {
+		status, answer := packed(t, at, c.method, c.path, c.body)
+		if status != c.status || !strings.Contains(answer, c.want) {
+			t.Errorf("%s %s in MessagePack: %d %s; want %d %s", c.method, c.path, status, answer, c.status, c.want)
+		}
+	}
 	do("POST", "/query", query(`,"tenant_id":"","lora_name":"","cache_salt":null,"instance_id":"node2"`), 200,
 		`{"instances":{"node2":`+none+`}}`+"\n")
 	do("POST", "/query", query(`,"instance_id":"nobody"`), 200, `{"instances":{}}`+"\n")

@@ -164,6 +164,41 @@ func (s *packSource) appendJSON(to []byte) ([]byte, error) {
 	return nil, Errorf(CodeMalformed, "%s stands for nothing in JSON", s.shown())
 }
 
+// ObjectJSON is a map in MessagePack as an object in JSON. Of its members, bytes are tokens as int32, little-endian.
+func ObjectJSON(packed []byte) ([]byte, error) {
+	opened, err := openSource(MsgPack, packed)
+	if err == nil && opened.kind() != kindObject {
+		err = Errorf(CodeMalformed, "the body is %s, not an object", opened.shown())
+	}
+	if err != nil {
+		return nil, notForm(MsgPack, err)
+	}
+	s, to := opened.(*packSource), []byte{'{'}
+	err = s.object(func(key []byte) (err error) {
+		if len(to) > 1 {
+			to = append(to, ',')
+		}
+		to = append(appendQuoted(to, string(key)), ':')
+		if s.kind() != kindBytes {
+			to, err = s.appendJSON(to)
+			return err
+		}
+		tokens, err := s.tokens(string(key))
+		for i, t := range tokens {
+			to = strconv.AppendInt(append(to, "[,"[min(i, 1)]), int64(int32(t)), 10)
+		}
+		if len(tokens) == 0 {
+			to = append(to, '[')
+		}
+		to = append(to, ']')
+		return err
+	})
+	if err == nil {
+		err = s.end()
+	}
+	return append(to, '}'), notForm(MsgPack, err)
+}
+
 // appendQuoted appends text in quotation marks.
 func appendQuoted(to []byte, text string) []byte {
 	var b bytes.Buffer

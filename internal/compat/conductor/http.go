@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 // Config is what the conductor stands on.
@@ -60,18 +61,18 @@ func Handler(cfg Config) http.Handler {
 			if err == nil {
 				answer, err = route.do(ctx, body)
 			}
-			c.send(w, path, answer, err)
+			c.send(w, r, path, answer, err)
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		c.send(w, "/other", nil, &refusal{status: http.StatusNotFound, code: api.CodeUnknownOperation,
+		c.send(w, r, "/other", nil, &refusal{status: http.StatusNotFound, code: api.CodeUnknownOperation,
 			Message: "there is no " + r.URL.Path})
 	})
 	return mux
 }
 
-// read reads a request's body. What is posted must say that it is JSON: a web page may post anything else to any
-// address.
+// read reads a request's body, as JSON whatever its form. What is posted must say which form it has: a web page may
+// post anything else to any address.
 func read(w http.ResponseWriter, r *http.Request, method string) ([]byte, error) {
 	if !web.Allowed(w, r, method) {
 		return nil, &refusal{status: http.StatusMethodNotAllowed, code: api.CodeWrongMethod,
@@ -81,32 +82,87 @@ func read(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 		return nil, nil
 	}
 	header := r.Header.Get("Content-Type")
-	if form, known := api.ContentType(header); header == "" || !known || form != api.JSON {
-		return nil, api.Errorf(api.CodeWrongContentType, "Content-Type is %.40q; send the header \"Content-Type: %s\"",
-			header, api.JSON)
+	form, known := api.ContentType(header)
+	if header == "" || !known {
+		return nil, api.WrongContentType(header)
 	}
 	body, failure := web.ReadBody(w, r, api.MaxBody)
 	if failure != nil {
 		return nil, failure
 	}
+	if form == api.MsgPack {
+		text, err := api.ObjectJSON(body)
+		if e := (*api.Error)(nil); errors.As(err, &e) {
+			return nil, refuse("invalid_msgpack", "", "Invalid msgpack object: %s", e.Message)
+		}
+		return text, err
+	}
 	return body, nil
 }
 
+// packs reports whether a request is to be answered in MessagePack: it is in that form, or has no body and asks for it.
+func packs(r *http.Request) bool {
+	form, _ := api.ContentType(r.Header.Get("Content-Type"))
+	return form == api.MsgPack || r.Header.Get("Content-Type") == "" && r.Header.Get("Accept") == api.MsgPack
+}
+
+// pack is what is in JSON in MessagePack.
+func pack(text []byte) ([]byte, error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	e := msgpack.NewEncoder(&b)
+	e.SetSortMapKeys(true)
+	e.UseCompactInts(true)
+	err := e.Encode(whole(v))
+	return b.Bytes(), err
+}
+
+// whole has all numbers in a value, which answers have of one kind only, be whole numbers.
+func whole(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		n, _ := v.Int64()
+		return n
+	case []any:
+		for i := range v {
+			v[i] = whole(v[i])
+		}
+	case map[string]any:
+		for name := range v {
+			v[name] = whole(v[name])
+		}
+	}
+	return v
+}
+
 // send answers a request, and counts it. All answers but those of /services end with a newline.
-func (c *conductor) send(w http.ResponseWriter, path string, answer any, err error) {
+func (c *conductor) send(w http.ResponseWriter, asked *http.Request, path string, answer any, err error) {
 	status, contentType, outcome := http.StatusOK, api.JSON, api.OutcomeOK
 	var text []byte
 	if err != nil {
 		r := refusalOf(err)
 		answer, status, outcome = r, r.status, string(r.code)
-		if r.Reason == "" {
+		if packs(asked) && r.Reason == "" {
+			answer = map[string]string{"error": r.Message}
+		} else if r.Reason == "" {
 			contentType, text = "text/plain; charset=utf-8", []byte(r.Message)
 		}
 	}
 	if text == nil {
 		text, _ = json.Marshal(answer) // which can be encoded
 	}
-	if path != "/services" || err != nil {
+	switch {
+	case packs(asked):
+		contentType = api.MsgPack
+		if text, err = pack(text); err != nil {
+			status, outcome = http.StatusInternalServerError, string(api.CodeInternal)
+		}
+	case path != "/services" || err != nil:
 		text = append(text, '\n')
 	}
 	if web.WriteReply(w, contentType, text, status) != nil {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // TestProfile: the digests are those of the conductor's own tests.
@@ -89,4 +91,22 @@ func FuzzRequests(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestPack: what is in JSON is the same in MessagePack, in which all numbers are whole.
+func TestPack(t *testing.T) {
+	packed, err := pack([]byte(`{"b":[1,-1,null,true,"x",{}],"a":9007199254740993}`))
+	if want := "\x82\xa1a\xcf\x00\x20\x00\x00\x00\x00\x00\x01\xa1b\x96\x01\xff\xc0\xc3\xa1x\x80"; err != nil ||
+		string(packed) != want {
+		t.Errorf("%q, %v; want %q", packed, err, want)
+	}
+	text, err := api.ObjectJSON([]byte("\x82\xa1t\xc4\x08\x01\x00\x00\x00\xff\xff\xff\xff\xa1e\xc4\x00"))
+	if err != nil || string(text) != `{"t":[1,-1],"e":[]}` {
+		t.Errorf("%s, %v", text, err)
+	}
+	for _, bad := range []string{"", "\x90", "\x81\xa1t", "\x80\x80", "\x81\xa1t\xc4\x03abc", "\x81\x01\x01"} {
+		if text, err := api.ObjectJSON([]byte(bad)); err == nil {
+			t.Errorf("%q is %s", bad, text)
+		}
+	}
 }
