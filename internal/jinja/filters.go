@@ -1,0 +1,280 @@
+package jinja
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// filter is one of [filterNames].
+type filter func(r *run, v any, pos []any, kw []argument) (any, error)
+
+// onText makes a filter of a function of the value's text.
+func onText(do func(string) (string, error)) filter {
+	return func(r *run, v any, pos []any, kw []argument) (any, error) {
+		if _, err := bind(pos, kw); err != nil {
+			return nil, err
+		}
+		text, err := plain(v)
+		if err != nil {
+			return nil, err
+		}
+		return r.text(do(text))
+	}
+}
+
+// plain is str of what is not safe already: Jinja2 keeps that, and filters of it escape.
+func plain(v any) (string, error) {
+	if _, is := v.(markup); is {
+		return "", errors.New("text of the filter safe is changed, which is not known here")
+	}
+	return str(v)
+}
+
+var filterNames map[string]filter
+
+func init() { // since select and the like look filters and tests up themselves
+	filterNames = map[string]filter{
+		"trim": func(r *run, v any, pos []any, kw []argument) (any, error) {
+			vals, err := bind(pos, kw, "chars")
+			if err != nil {
+				return nil, err
+			}
+			text, err := plain(v)
+			if err != nil {
+				return nil, err
+			}
+			return strip(text, vals[0], true, true)
+		},
+		"upper":  onText(upper),
+		"lower":  onText(lower),
+		"string": onText(func(s string) (string, error) { return s, nil }),
+		"safe": func(_ *run, v any, pos []any, kw []argument) (any, error) {
+			if _, err := bind(pos, kw); err != nil {
+				return nil, err
+			}
+			text, err := str(v)
+			return markup(text), err
+		},
+		"length": lengthFilter, "count": lengthFilter,
+		"tojson": func(r *run, v any, pos []any, kw []argument) (any, error) {
+			return r.toJSON(v, pos, kw)
+		},
+		"default": defaultFilter, "d": defaultFilter,
+		"replace": func(r *run, v any, pos []any, kw []argument) (any, error) {
+			vals, err := bind(pos, kw, "old", "new", "count")
+			if err != nil {
+				return nil, err
+			}
+			if _, is := vals[2].(missing); !is && vals[2] != nil {
+				return nil, errors.New("a count is not known here")
+			}
+			var texts [3]string
+			for i, v := range []any{v, vals[0], vals[1]} {
+				if texts[i], err = plain(v); err != nil {
+					return nil, err
+				}
+			}
+			return r.replace(texts[0], texts[1], texts[2])
+		},
+		"join": func(r *run, v any, pos []any, kw []argument) (any, error) {
+			vals, err := bind(pos, kw, "d", "attribute")
+			if err != nil {
+				return nil, err
+			}
+			if _, is := vals[1].(missing); !is {
+				return nil, errors.New("an attribute is not known here")
+			}
+			between := ""
+			if _, is := vals[0].(missing); !is {
+				if between, err = plain(vals[0]); err != nil {
+					return nil, err
+				}
+			}
+			items, err := iterate(v)
+			if err != nil {
+				return nil, err
+			}
+			texts := make([]string, len(items))
+			for i, v := range items {
+				if texts[i], err = plain(v); err != nil {
+					return nil, err
+				}
+			}
+			return r.text(strings.Join(texts, between), nil)
+		},
+		"first": func(_ *run, v any, pos []any, kw []argument) (any, error) {
+			if _, err := bind(pos, kw); err != nil {
+				return nil, err
+			}
+			items, err := iterate(v)
+			if err != nil || len(items) == 0 {
+				return undefined{"the first item"}, err
+			}
+			if l, is := v.(*list); is && l.form == generator {
+				l.items = items[1:] // the others are still to come
+			}
+			return items[0], nil
+		},
+		"last": func(_ *run, v any, pos []any, kw []argument) (any, error) {
+			if _, err := bind(pos, kw); err != nil {
+				return nil, err
+			}
+			if l, is := v.(*list); is && l.form == generator {
+				return nil, errors.New("what a filter returned cannot be reversed")
+			}
+			items, err := iterate(v)
+			if err != nil || len(items) == 0 {
+				return undefined{"the last item"}, err
+			}
+			return items[len(items)-1], nil
+		},
+		"list": func(r *run, v any, pos []any, kw []argument) (any, error) {
+			if _, err := bind(pos, kw); err != nil {
+				return nil, err
+			}
+			items, err := iterate(v)
+			if err != nil {
+				return nil, err
+			}
+			return &list{aList, items}, r.made(16 * len(items))
+		},
+		"items": func(_ *run, v any, pos []any, kw []argument) (any, error) {
+			if _, err := bind(pos, kw); err != nil {
+				return nil, err
+			}
+			switch v := v.(type) {
+			case undefined:
+				return &list{form: generator}, nil
+			case *Dict:
+				return &list{generator, pairs(v)}, nil
+			}
+			return nil, fmt.Errorf("%s has no items", what(v))
+		},
+		"map":    mapFilter,
+		"select": choose(false, true), "reject": choose(false, false),
+		"selectattr": choose(true, true), "rejectattr": choose(true, false),
+	}
+}
+
+func lengthFilter(_ *run, v any, pos []any, kw []argument) (any, error) {
+	if _, err := bind(pos, kw); err != nil {
+		return nil, err
+	}
+	n, err := length(v)
+	return int64(n), err
+}
+
+func defaultFilter(_ *run, v any, pos []any, kw []argument) (any, error) {
+	vals, err := bind(pos, kw, "default_value", "boolean")
+	if err != nil {
+		return nil, err
+	}
+	_, isMissing := vals[1].(missing)
+	_, isUndefined := v.(undefined)
+	if !isUndefined && (isMissing || !truth(vals[1]) || truth(v)) {
+		return v, nil
+	}
+	if _, is := vals[0].(missing); is {
+		return "", nil
+	}
+	return vals[0], nil
+}
+
+func pairs(d *Dict) []any {
+	items := make([]any, len(d.keys))
+	for i, k := range d.keys {
+		items[i] = &list{aTuple, []any{k, d.of[k]}}
+	}
+	return items
+}
+
+// path is v.a.b for "a.b", as filters take attributes.
+func path(v any, name any) (any, error) {
+	text, is := name.(string)
+	if !is {
+		return nil, fmt.Errorf("%s is an attribute's name, which is not known here", what(name))
+	}
+	for _, part := range strings.Split(text, ".") {
+		var key any = part
+		if i, err := strconv.ParseInt(part, 10, 64); err == nil && i >= 0 {
+			key = i
+		}
+		var err error
+		if v, err = item(v, key); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+func mapFilter(r *run, v any, pos []any, kw []argument) (any, error) {
+	each := func(v any) (any, error) { return path(v, kw[0].val) }
+	if len(pos) > 0 {
+		name, _ := pos[0].(string)
+		f := filterNames[name]
+		if f == nil {
+			return nil, fmt.Errorf("the filter %.40q is not known here", name)
+		}
+		each = func(v any) (any, error) { return f(r, v, pos[1:], kw) }
+	} else if len(kw) != 1 || kw[0].name != "attribute" {
+		return nil, errors.New("it takes the name of a filter, or an attribute")
+	}
+	items, err := iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	made := &list{generator, make([]any, len(items))}
+	for i, v := range items {
+		if made.items[i], err = each(v); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
+}
+
+// choose makes the filters select, reject, selectattr and rejectattr.
+func choose(attribute, keep bool) filter {
+	return func(r *run, v any, pos []any, kw []argument) (any, error) {
+		of := func(v any) (any, error) { return v, nil }
+		if attribute {
+			if len(pos) == 0 {
+				return nil, errors.New("it takes an attribute's name")
+			}
+			name := pos[0]
+			of = func(v any) (any, error) { return path(v, name) }
+			pos = pos[1:]
+		}
+		is := func(v any) (any, error) { return truth(v), nil }
+		if len(pos) > 0 {
+			name, _ := pos[0].(string)
+			if testNames[name] == nil {
+				return nil, fmt.Errorf("the test %.40q is not known here", name)
+			}
+			is = func(v any) (any, error) { return r.test(name, v, pos[1:], kw) }
+		}
+		items, err := iterate(v)
+		if err != nil {
+			return nil, err
+		}
+		kept := &list{form: generator}
+		for _, v := range items {
+			if err := r.step(); err != nil {
+				return nil, err
+			}
+			x, err := of(v)
+			if err != nil {
+				return nil, err
+			}
+			yes, err := is(x)
+			if err != nil {
+				return nil, err
+			}
+			if yes == keep {
+				kept.items = append(kept.items, v)
+			}
+		}
+		return kept, nil
+	}
+}

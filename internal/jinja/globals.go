@@ -1,0 +1,94 @@
+package jinja
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+)
+
+// globals are the functions that every template has. Their variables may have the same names.
+var globals = map[string]any{
+	"raise_exception": global(func(_ *run, pos []any, kw []argument) (any, error) {
+		vals, err := bind(pos, kw, "message")
+		if err != nil {
+			return nil, err
+		}
+		text, err := str(vals[0])
+		if err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("it says: %.400s", text)
+	}),
+	"namespace": global(func(_ *run, pos []any, kw []argument) (any, error) {
+		ns := &namespace{map[string]any{}}
+		if len(pos) > 0 {
+			return nil, errors.New("namespace takes names only here")
+		}
+		for _, a := range kw {
+			ns.of[a.name] = a.val
+		}
+		return ns, nil
+	}),
+	"range": global(func(_ *run, pos []any, kw []argument) (any, error) {
+		vals := []int64{0, 0, 1}
+		if len(pos) == 0 || len(pos) > 3 || len(kw) > 0 {
+			return nil, errors.New("range takes one to three integers")
+		}
+		for i, v := range pos {
+			_, n, whole, ok := numeric(v)
+			if !ok || !whole || n > math.MaxInt32 || n < math.MinInt32 {
+				return nil, fmt.Errorf("range takes integers, not %s", what(v))
+			}
+			vals[i] = n
+		}
+		if len(pos) == 1 {
+			vals[0], vals[1] = 0, vals[0]
+		}
+		if vals[2] == 0 {
+			return nil, errors.New("range with steps of 0")
+		}
+		l := &list{form: aTuple}
+		for i := vals[0]; vals[2] > 0 && i < vals[1] || vals[2] < 0 && i > vals[1]; i += vals[2] {
+			if l.items = append(l.items, i); len(l.items) > 100000 { // as in Jinja2's sandbox
+				return nil, errors.New("range is too large")
+			}
+		}
+		return l, nil
+	}),
+	"strftime_now": global(func(r *run, pos []any, kw []argument) (any, error) {
+		vals, err := bind(pos, kw, "format")
+		if err != nil {
+			return nil, err
+		}
+		format, is := vals[0].(string)
+		if !is {
+			return nil, fmt.Errorf("strftime_now takes a str, not %s", what(vals[0]))
+		}
+		return r.strftime(format)
+	}),
+}
+
+// layouts are what strftime's letters stand for, in Go's layouts.
+var layouts = map[byte]string{'a': "Mon", 'A': "Monday", 'b': "Jan", 'B': "January", 'd': "02", 'm': "01", 'y': "06",
+	'Y': "2006", 'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'j': "002"}
+
+func (r *run) strftime(format string) (any, error) {
+	var b strings.Builder
+	for i := 0; i < len(format); i++ {
+		if format[i] != '%' {
+			b.WriteByte(format[i])
+			continue
+		}
+		i++
+		if i < len(format) && format[i] == '%' {
+			b.WriteByte('%')
+			continue
+		}
+		if i == len(format) || layouts[format[i]] == "" {
+			return nil, fmt.Errorf("strftime_now(%.40q) is not known here", format)
+		}
+		b.WriteString(r.now.Format(layouts[format[i]]))
+	}
+	return r.text(b.String(), nil)
+}
