@@ -59,4 +59,5 @@ def main():
         sys.stdout.write(json.dumps(result) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,3 +1,4 @@
 // Package tokenize holds internal/bpe to Hugging Face's tokenizers, on the vocabularies that it is for, and
-// internal/jinja to Jinja2, on models' chat templates. Build tag judges; see `make judges`.
+// internal/jinja to Jinja2, on models' chat templates, and has indexer tokenizer check
+// compare both with a server of both. Build tag judges; see `make judges`.
 package tokenize
