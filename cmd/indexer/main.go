@@ -26,7 +26,7 @@ answers queries about it over NATS and HTTP.
   indexer query --model M --tokens 1,2,3,...
   indexer workers | status`,
 	}
-	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(),
+	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
 		workersCommand(), statusCommand(), clusterCommand(),
 		snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demo.Command(),
 		command.Command(), routesim.Command(), probeCommand(), authCommand(), tokenizerCommand())

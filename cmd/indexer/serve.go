@@ -146,6 +146,8 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"how long workers with events are taken to hold what they were sent, until their events say so; such as 5s; 0: not at all")
 	f.IntVar(&s.Guesses.MaxBlocks, "guess-max-blocks", 0,
 		"blocks of guesses for each model, counted for each rank; beyond, the soonest to expire go (default: 2^20, with lru 2^24)")
+	f.IntVar(&s.FunnelBlocks, "funnel-blocks", 1<<19,
+		"blocks that are remembered to say where reusable tokens are lost (indexer funnel); some 120 bytes each")
 	f.Float64Var(&s.Guesses.PruneRatio, "guess-prune-ratio", 0.8, "share of --guess-max-blocks that is left then")
 	s.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
@@ -224,6 +226,7 @@ func (s *serving) check() error {
 	bad(!slices.Contains(routing.Policies(), s.Policy), "--policy %q is none of %s", s.Policy,
 		strings.Join(routing.Policies(), ", "))
 	errs = append(errs, s.Guesses.Check())
+	bad(s.FunnelBlocks < 1, "--funnel-blocks %d is not positive", s.FunnelBlocks)
 	bad(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
 	s.Routing, err = readRouting(s.routingConfig)
 	failed("--routing-config", err)

@@ -44,8 +44,9 @@ type Choice struct {
 type Effects struct {
 	Served          string // another address than the chosen one has answered
 	PrefillComplete bool
-	CachedTokens    uint64 // that the engine says it has reused
-	Free            bool   // the request has ended
+	Reported        bool // the engine says what it has reused:
+	CachedTokens    uint64
+	Free            bool // the request has ended
 
 	Replies []*extprocv3.ProcessingResponse
 
@@ -289,7 +290,7 @@ func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects)
 		if !p.own {
 			e.PrefillComplete = len(b.Body) > 0 && !p.begun
 			p.begun = p.begun || e.PrefillComplete
-			e.CachedTokens = p.usage.read(b.Body)
+			e.CachedTokens, e.Reported = p.usage.read(b.Body)
 		}
 		if m.duplexResponse {
 			e.Replies = appendChunks(e.Replies, true, b.Body, b.EndOfStream)

@@ -288,7 +288,7 @@ func TestUsage(t *testing.T) {
 			var u usage
 			var got uint64
 			for at := 0; at < len(text); at += step {
-				if n := u.read([]byte(text[at:min(at+step, len(text))])); n > 0 {
+				if n, some := u.read([]byte(text[at:min(at+step, len(text))])); some {
 					got = n
 				}
 			}

@@ -48,8 +48,8 @@ type Config struct {
 
 // Hooks are told what happens. Any may be nil.
 type Hooks struct {
-	Reused func(model string, tokens uint64) // an engine has said what it reused of a prompt
-	Moved  func(model string)                // another worker than the chosen one has answered
+	Reused func(model, requestID string, tokens uint64) // an engine has said what it reused of a prompt
+	Moved  func(model string)                           // another worker than the chosen one has answered
 }
 
 // Service is the external processor. Any number of streams may be served at once.
@@ -65,7 +65,7 @@ func New(cfg Config) *Service {
 	cfg.Fallbacks = cmp.Or(cfg.Fallbacks, 2)
 	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
 	if cfg.Hooks.Reused == nil {
-		cfg.Hooks.Reused = func(string, uint64) {}
+		cfg.Hooks.Reused = func(string, string, uint64) {}
 	}
 	if cfg.Hooks.Moved == nil {
 		cfg.Hooks.Moved = func(string) {}
@@ -147,8 +147,8 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	if e.PrefillComplete {
 		_ = s.cfg.Router.PrefillComplete(ctx, &b.ref)
 	}
-	if e.CachedTokens > 0 {
-		s.cfg.Hooks.Reused(b.ref.Model, e.CachedTokens)
+	if e.Reported {
+		s.cfg.Hooks.Reused(b.ref.Model, b.ref.RequestID, e.CachedTokens)
 	}
 	if e.Free {
 		_ = s.cfg.Router.Free(ctx, &b.ref)

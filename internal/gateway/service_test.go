@@ -56,7 +56,7 @@ func (w *world) config() Config {
 			return list
 		},
 		Hooks: Hooks{
-			Reused: func(model string, n uint64) { w.say("reused %s %d", model, n) },
+			Reused: func(model, _ string, n uint64) { w.say("reused %s %d", model, n) },
 			Moved:  func(model string) { w.say("moved %s", model) },
 		},
 	}

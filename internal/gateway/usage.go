@@ -14,14 +14,14 @@ var cachedKey = []byte(`"cached_tokens"`)
 // maxNumber bounds the bytes of a number and of what is before it.
 const maxNumber = 18
 
-// read returns the number that ends in these bytes, the last if there are several; 0: none does.
-func (u *usage) read(b []byte) (n uint64) {
+// read returns the number that ends in these bytes, the last if there are several. some is false if none does.
+func (u *usage) read(b []byte) (n uint64, some bool) {
 	text := append(u.tail, b...)
 	for {
 		at := bytes.Index(text, cachedKey)
 		if at < 0 {
 			u.tail = append([]byte(nil), text[max(0, len(text)-len(cachedKey)+1):]...)
-			return n
+			return n, some
 		}
 		rest := text[at+len(cachedKey):]
 		value, digits := uint64(0), false
@@ -35,10 +35,10 @@ func (u *usage) read(b []byte) (n uint64) {
 		}
 		if i == len(rest) && i < maxNumber { // it may go on
 			u.tail = append([]byte(nil), text[at:]...)
-			return n
+			return n, some
 		}
 		if digits && i < maxNumber {
-			n = value
+			n, some = value, true
 		}
 		text = rest[i:]
 	}

@@ -35,6 +35,8 @@ type Queries struct {
 	checks   *prometheus.CounterVec
 	reused   *prometheus.CounterVec
 	moved    *prometheus.CounterVec
+	routed   [4]*prometheus.CounterVec // tokens by step
+	outcomes *prometheus.CounterVec
 
 	stages map[string]prometheus.Observer // looked up once, since each choice has them all
 }
@@ -67,6 +69,16 @@ func (q *Queries) Selected(policy, outcome string) { q.selected.WithLabelValues(
 // Reused counts tokens of prompts that an engine says it has reused.
 func (q *Queries) Reused(model string, tokens uint64) {
 	q.reused.WithLabelValues(model).Add(float64(tokens))
+}
+
+// Routed counts the tokens of a request's prompt by step of the funnel, and the outcome of its choice, if it had one.
+func (q *Queries) Routed(model string, asked, seen, held, selected uint64, outcome string) {
+	for i, n := range [...]uint64{asked, seen, held, selected} {
+		q.routed[i].WithLabelValues(model).Add(float64(n))
+	}
+	if outcome != "" {
+		q.outcomes.WithLabelValues(model, outcome).Inc()
+	}
 }
 
 // Moved counts a request that another worker than the chosen one has answered.
@@ -126,9 +138,21 @@ func New(node Statuser) (http.Handler, *Queries) {
 			"workers announced: match (the blocks of their tokens), partial (the first of them only), mismatch (others), "+
 			"unknown (their events do not say).", "model", "outcome"),
 		reused: counter("kvatlas_route_reused_tokens_total", "Tokens of prompts that engines say they have reused "+
-			"(cached_tokens in their answers through a gateway).", "model"),
+			"(cached_tokens, through a gateway or in a report).", "model"),
 		moved: counter("kvatlas_route_moved_total",
 			"Requests through a gateway that another worker than the chosen one has answered.", "model"),
+		routed: [4]*prometheus.CounterVec{
+			counter("kvatlas_route_asked_tokens_total", "Tokens of prompts that were asked for or routed.", "model"),
+			counter("kvatlas_route_seen_prefix_tokens_total", "Of these, tokens of prefixes that were asked for or stored "+
+				"before: what an unbounded cache would have.", "model"),
+			counter("kvatlas_route_best_cached_tokens_total", "Of these, tokens of the longest prefix that some worker held.",
+				"model"),
+			counter("kvatlas_route_selected_cached_tokens_total", "Of these, tokens of the prefix that the chosen worker "+
+				"held.", "model"),
+		},
+		outcomes: counter("kvatlas_route_decisions_total", "Choices of a worker by what they made of the index: best (no "+
+			"candidate held more), lost_to_load, cold (nobody held any), pinned, no_index (the answer lacked partitions), "+
+			"no_worker.", "model", "outcome"),
 		stages: map[string]prometheus.Observer{},
 	}
 	stages := histogram("kvatlas_selection_stage_seconds", "Time of each part of a choice: hash, match, load, choose, "+

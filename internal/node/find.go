@@ -304,6 +304,14 @@ func (v *View) serving(q *api.Query) (*Served, *api.Error) {
 		strings.Join(sizes, ", "))
 }
 
+// BlockSizes are those of a model's workers in the partitions that this node keeps, ascending.
+func (n *Node) BlockSizes(model string) (sizes []uint32) {
+	for _, s := range n.machine.View().Models[model] {
+		sizes = append(sizes, s.BlockSize)
+	}
+	return sizes
+}
+
 // known lists a few of the models, for an error message.
 func (v *View) known() string {
 	names := slices.Sorted(maps.Keys(v.Models))

@@ -74,7 +74,8 @@ type Hooks struct {
 	// a snapshot that could not be used; an older one, or none, is
 	Rejected func(p events.Partition, what string, err error)
 	CaughtUp func(p events.Partition, seq events.StreamSeq)
-	Ready    func() // every partition that is kept serves
+	Applying func([]Message) // messages of the log will be applied now; they may be kept
+	Ready    func()          // every partition that is kept serves
 	// the log is not the one that was applied; begin again
 	Unfit     func(p events.Partition, notice jetstream.Notice)
 	Trouble   func(p events.Partition, err error)                 // the log cannot be read for now
@@ -228,6 +229,7 @@ func (n *Node) write(ctx context.Context) {
 // apply applies messages of a log, and reports to the partition's machine if some are missing. What the reader sends is
 // unbroken, so they were lost between the reader and the index.
 func (n *Node) apply(w work) {
+	n.cfg.Hooks.Applying(w.messages)
 	whole := n.machine.Apply(w.partition, w.messages)
 	if whole && w.end == nil {
 		return

@@ -27,7 +27,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
 			Router: router{s}, Pool: s.registry.Pool, All: s.registry.All, MaxBodies: maxBodies,
 			Text:  s.tokenizers != nil,
-			Hooks: gateway.Hooks{Reused: s.queries.Reused, Moved: s.queries.Moved},
+			Hooks: gateway.Hooks{Reused: s.reuse, Moved: s.queries.Moved},
 		}))
 		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.find, Pools: s.registry.Pools}))
 	})

@@ -3,10 +3,13 @@ package server
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,6 +38,7 @@ var routes = []struct{ method, path, op string }{
 	{http.MethodGet, "/v1/loads", api.OpLoads}, {http.MethodPost, "/v1/loads", api.OpLoads},
 	{http.MethodPost, "/v1/potential_loads", api.OpPotentialLoads},
 	{http.MethodGet, "/v1/engine_load", api.OpEngineLoads}, {http.MethodPost, "/v1/engine_load", api.OpEngineLoad},
+	{http.MethodGet, "/v1/funnel", api.OpFunnel}, {http.MethodPost, "/v1/report", api.OpReport},
 	{http.MethodPost, "/v1/workers", api.OpRegisterWorker},
 	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker},
 	{http.MethodDelete, "/v1/workers/{instance}", api.OpRemoveWorker},
@@ -49,6 +53,8 @@ var routes = []struct{ method, path, op string }{
 //	GET, POST /v1/loads        nothing, or a LoadsRequest → a LoadList
 //	POST /v1/potential_loads   a PotentialRequest → a PotentialList
 //	POST /v1/engine_load       EngineLoads → Done; GET: what is known → EngineLoads
+//	GET  /v1/funnel?model=&since=  → a Funnel
+//	POST /v1/report    a Report → Done
 //	GET  /v1/workers   → a WorkerList
 //	POST /v1/workers   a WorkerRegistration → a Worker
 //	PATCH, DELETE /v1/workers/{instance}  a WorkerChange, or nothing → a Worker
@@ -172,7 +178,7 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
 			bodies.Put(buffer)
 		}
 	}()
-	contentType, body, deadline, failure := f.open(buffer, w, r)
+	contentType, body, deadline, failure := f.open(buffer, w, r, op)
 	if failure != nil {
 		f.refuse(w, op, contentType, failure)
 		return
@@ -199,7 +205,7 @@ var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 const mostKept = 1 << 20 // bytes of a buffer that is kept
 
 // open reads a request. The failure is to be sent in the content type.
-func (f *httpFront) open(buffer *bytes.Buffer, w http.ResponseWriter, r *http.Request) (
+func (f *httpFront) open(buffer *bytes.Buffer, w http.ResponseWriter, r *http.Request, op string) (
 	contentType string, body []byte, deadline time.Duration, failure *api.Error) {
 	header := r.Header.Get("Content-Type")
 	contentType, known := api.ContentType(header)
@@ -218,12 +224,37 @@ func (f *httpFront) open(buffer *bytes.Buffer, w http.ResponseWriter, r *http.Re
 		}
 		deadline = min(deadline, time.Duration(min(ms, 1<<31))*time.Millisecond)
 	}
+	if op == api.OpFunnel && r.URL.RawQuery != "" {
+		body, failure = inURL(r, "model", "since")
+		return api.JSON, body, deadline, failure
+	}
 	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {
 		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
 			"%s takes no parameters in its URL, such as %.40s; they belong into the body", r.URL.Path, name)
 	}
 	body, failure = web.ReadBodyInto(buffer, w, r, api.MaxBody)
 	return contentType, body, deadline, failure
+}
+
+// inURL makes a request of the parameters in its URL, which may be these, each once.
+func inURL(r *http.Request, known ...string) ([]byte, *api.Error) {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, api.Errorf(api.CodeMalformed, "the URL's parameters cannot be read: %v", err)
+	}
+	fields := map[string]string{}
+	for name, list := range values {
+		if !slices.Contains(known, name) || len(list) != 1 {
+			return nil, api.Errorf(api.CodeMalformed, "%s takes the parameters %s, each once, not %.40q", r.URL.Path,
+				strings.Join(known, " and "), name)
+		}
+		fields[name] = list[0]
+	}
+	body, err := json.Marshal(fields)
+	if err != nil {
+		return nil, api.Errorf(api.CodeInternal, "%v", err)
+	}
+	return body, nil
 }
 
 func (f *httpFront) refuse(w http.ResponseWriter, op, contentType string, failure *api.Error) {

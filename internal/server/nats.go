@@ -37,11 +37,12 @@ func (v *service) serveStatus() error {
 func (v *service) serveOwn() error {
 	subject := func(op string) (string, error) { return jetstream.NodeSubject(v.s.Namespace, v.s.ID, op) }
 	answer := api.Handler{
-		Indexer: own{v.s}, Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
+		Indexer: own{v.s}, Funnels: ownFunnels{funnels{v.s}},
+		Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
 		Observe: func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
 	}
 	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject, api.OpFind, api.OpWorkers, api.OpStatus,
-		api.OpVerify, api.OpSnapshot, api.OpRemoveWorker)
+		api.OpVerify, api.OpSnapshot, api.OpRemoveWorker, api.OpFunnel, api.OpReport, api.OpBlockHistory)
 }
 
 // serveQueries serves everything else, once the node is ready.
@@ -51,7 +52,7 @@ func (v *service) serveQueries() error {
 	}
 	ops := []string{api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker,
 		api.OpRemoveWorker, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads,
-		api.OpPotentialLoads, api.OpEngineLoad, api.OpEngineLoads}
+		api.OpPotentialLoads, api.OpEngineLoad, api.OpEngineLoads, api.OpFunnel, api.OpReport}
 	if v.s.Routing.Queue == nil {
 		ops = append(ops, api.OpSelect)
 	} else if err := v.serve(&v.shared, selectService, queueGroup, api.OverNATS, v.answer, v.anyNode,
@@ -63,7 +64,7 @@ func (v *service) serveQueries() error {
 
 // requests answers clients' requests.
 func (s *Server) requests() api.Handler {
-	return api.Handler{Indexer: s, Router: router{s}, Observe: s.queries.Observe}
+	return api.Handler{Indexer: s, Router: router{s}, Funnels: funnels{s}, Observe: s.queries.Observe}
 }
 
 func (v *service) anyNode(op string) (string, error) {

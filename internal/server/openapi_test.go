@@ -68,6 +68,11 @@ var operations = map[string]operation{
 	api.OpEngineLoad: {"Report how full engines are", reflect.TypeFor[api.EngineLoads](), "EngineLoadReports", false,
 		reflect.TypeFor[api.Done](), nil},
 	api.OpEngineLoads: {"How full engines are", nil, "", true, reflect.TypeFor[api.EngineLoads](), nil},
+	api.OpFunnel: {"Where a model's tokens are lost that could have been reused: parameters of the URL, or a body",
+		reflect.TypeFor[api.FunnelRequest](), "", true, reflect.TypeFor[api.Funnel](),
+		[]api.Code{api.CodeMissingModel, api.CodeUnknownModel}},
+	api.OpReport: {"What an engine has reused of a prompt for which a worker was chosen", reflect.TypeFor[api.Report](),
+		"", false, reflect.TypeFor[api.Done](), []api.Code{api.CodeUnknownRequest}},
 	api.OpRegisterWorker: {"Register a worker", reflect.TypeFor[api.WorkerRegistration](), "", false,
 		reflect.TypeFor[api.Worker](), []api.Code{api.CodeMissingModel, api.CodeRegistered, api.CodeConflict,
 			api.CodeBlockSizeMismatch}},
@@ -85,7 +90,8 @@ var always = []api.Code{api.CodeMalformed, api.CodeUnauthorized, api.CodeForbidd
 // needs are the fields that requests must have, by type.
 var needs = map[string][]string{
 	"Query": {"model"}, "SelectRequest": {"model"}, "BookRequest": {"model", "request_id"},
-	"RequestRef": {"model", "request_id"}, "PotentialRequest": {"model"},
+	"RequestRef": {"model", "request_id"}, "PotentialRequest": {"model"}, "FunnelRequest": {"model"},
+	"Report":             {"request_id"},
 	"WorkerRegistration": {"instance", "model", "block_size"},
 	"PartitionSeq":       {"partition", "seq"}, "EngineLoad": {"worker"},
 	"MediaItem": {"hash", "offset", "length"},
@@ -102,6 +108,7 @@ var limits = map[string]object{
 	"session_id":                    {"maxLength": api.MaxSessionID},
 	"isl_tokens":                    {"maximum": api.MaxISL},
 	"effective_prefill_tokens":      {"maximum": int64(math.MaxInt64)},
+	"cached_tokens":                 {"maximum": api.MaxISL},
 	"decay_fraction":                {"minimum": 0, "maximum": 1},
 	"limit":                         {"minimum": 0, "maximum": math.MaxInt32},
 	"loads":                         {"maxItems": api.MaxEngineLoads},
@@ -184,6 +191,12 @@ func document(t *testing.T) object {
 		if strings.Contains(r.path, "{instance}") {
 			described["parameters"] = append(described["parameters"].([]any),
 				object{"$ref": "#/components/parameters/Instance"})
+		}
+		if r.op == api.OpFunnel {
+			for _, name := range []string{"model", "since"} {
+				described["parameters"] = append(described["parameters"].([]any), object{"name": name, "in": "query",
+					"schema": object{"type": "string"}})
+			}
 		}
 		schema := object{"type": []string{"object", "null"}, "additionalProperties": false}
 		if op.request != nil {

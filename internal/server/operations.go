@@ -31,7 +31,10 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	return s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		a, err := s.find(ctx, q)
-		return s.withGuesses(q, a, err)
+		if a, err = s.withGuesses(q, a, err); err == nil {
+			s.asked(q, a)
+		}
+		return a, err
 	})
 }
 
@@ -81,6 +84,9 @@ func (s *Server) find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		return nil, err
 	}
 	a, err := findRanks(ctx, q, s.scatter.Find)
+	if err == nil && q.Answered != nil {
+		q.Answered(a)
+	}
 	if err == nil && !q.Raw {
 		s.registry.MarkAnswer(a)
 	}
@@ -164,17 +170,21 @@ func (s *Server) complete(status *api.Status) *api.Status {
 // statusPatience is how long another node may take to say how it is.
 const statusPatience = 3 * time.Second
 
+// patience is how long another node is waited for: half of the time that is left at most.
+func (s *Server) patience(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(statusPatience, time.Until(deadline)/2)
+	}
+	return statusPatience
+}
+
 // StatusOf asks a node for its status. It waits for half of the time that is left at most, so that whoever asks hears
 // that the node does not answer.
 func (s *Server) StatusOf(ctx context.Context, name string) (*api.Status, error) {
 	if name == s.ID {
 		return s.Status(ctx)
 	}
-	patience := statusPatience
-	if deadline, ok := ctx.Deadline(); ok {
-		patience = min(patience, time.Until(deadline)/2)
-	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, s.patience(ctx))
 	defer cancel()
 	other, err := s.peer(name)
 	if err != nil {

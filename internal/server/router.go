@@ -52,7 +52,10 @@ func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selectio
 	if q.Text != nil {
 		choose = r.selectText
 	}
+	var h holders
+	q.Answered = h.take
 	out, err := admitted(ctx, r, q, choose)
+	r.s.routed(q, &h, out, err)
 	policy, outcome := cmp.Or(q.Policy, r.s.Policy, selection.DefaultPolicy), api.OutcomeOK
 	if err != nil && !slices.Contains(routing.Policies(), policy) {
 		policy = api.OpOther

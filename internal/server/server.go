@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/compat/conductor"
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
+	"github.com/kvatlas/kvatlas/internal/funnel"
 	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/loop"
@@ -66,6 +67,8 @@ type Settings struct {
 	Routing routing.Config // of all policies
 	Guesses guess.Settings
 	Engines compat.Engines // of shims in this process
+
+	FunnelBlocks int // that are remembered to say where reusable tokens are lost; 0: the usual number
 
 	Tokenizers tokenize.Settings // what makes tokens of texts, by model
 
@@ -126,6 +129,8 @@ type Server struct {
 	engines  *engines
 	guesses  *guess.Service
 
+	funnel *funnel.Tracker
+
 	tokenizers *tokenize.Service // nil: texts are not taken
 	announced  *tokenize.Announced
 
@@ -165,16 +170,19 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		},
 	})
 	s.L3.Registered, s.L3.Listen = s.registry.Sharing, s.listenStore
+	s.scrape, s.queries = metrics.New(s)
+	s.funnel = s.newFunnel()
+	hooks := nodeHooks(log, func() { close(s.ready) })
+	hooks.Applying = s.funnel.Applying
 	nodeConfig := node.Config{
 		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index, L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
-		Shared: true, View: s.views.Now, Hooks: nodeHooks(log, func() { close(s.ready) }),
+		Shared: true, View: s.views.Now, Hooks: hooks,
 	}
 	if s.Embedded != nil {
 		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
 	}
 	s.node = node.New(nodeConfig)
-	s.scrape, s.queries = metrics.New(s)
 	s.scatter = scatter.New(scatter.Config{
 		Self: s.ID, Partitions: s.ns.Partitions(), PartitionOf: s.ns.PartitionOf, Local: s.node, View: s.view,
 		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return s.node.BeginL3(q, blockSize) },
@@ -252,6 +260,7 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	parts.Go(func() { s.guesses.Run(running) })
 	parts.Go(func() { s.announced.Run(running) })
+	parts.Go(func() { s.funnel.Run(running) })
 	if s.sessions != nil {
 		parts.Go(func() { s.sessions.Run(running) })
 	}

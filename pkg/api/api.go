@@ -119,6 +119,9 @@ type Query struct {
 	// no more. Neither travels.
 	Raw  bool      `json:"-" msgpack:"-"`
 	Room []Overlap `json:"-" msgpack:"-"`
+
+	// Answered is for callers in the same process: it is told the index's answer, which it may not keep.
+	Answered func(*Answer) `json:"-" msgpack:"-"`
 }
 
 // Hashed are the local hashes of a prompt's blocks as ranks have them that read so many tokens ahead.

@@ -206,6 +206,9 @@ type BlockHistoryRequest struct {
 
 	// Workers are those of which the beginnings of prompts that they stored last are asked for.
 	Workers []events.WorkerID `json:"workers,omitzero" msgpack:"workers,omitempty"`
+
+	// Models are those of which the block sizes are asked for.
+	Models []string `json:"models,omitzero" msgpack:"models,omitempty"`
 }
 
 // Check refuses what no service could answer. The error is an [Error].
@@ -220,16 +223,18 @@ func (b *BlockHistoryRequest) Check() error {
 type BlockHistory struct {
 	Blocks []BlockPast  `json:"blocks" msgpack:"blocks"` // those that it knows, in the order of the question
 	Roots  []StoredRoot `json:"roots,omitempty" msgpack:"roots,omitempty"`
+
+	BlockSizes map[string][]uint32 `json:"block_sizes,omitempty" msgpack:"block_sizes,omitempty"` // by model
 }
 
 // StoredRoot is a block that begins a prompt, which a worker has stored.
 type StoredRoot struct {
 	Worker events.WorkerID `json:"worker" msgpack:"worker"`
 	Block  uint64          `json:"block" msgpack:"block"`
-	At     int64           `json:"at" msgpack:"at"` // in milliseconds since 1970
+	At     int64           `json:"at" msgpack:"at"` // in microseconds since 1970
 }
 
-// BlockPast is what a node remembers of one block. Times are in milliseconds since 1970; 0: never, as far as is known.
+// BlockPast is what a node remembers of one block. Times are in microseconds since 1970; 0: never, as far as known.
 type BlockPast struct {
 	At     uint32 `json:"at" msgpack:"at"`         // its place in the question
 	Asked  int64  `json:"asked" msgpack:"asked"`   // first
@@ -278,5 +283,6 @@ func (r *Report) members(list []member) []member {
 }
 
 func (b *BlockHistoryRequest) members(list []member) []member {
-	return append(list, member{"blocks", &b.Blocks}, member{"workers", &b.Workers})
+	return append(list, member{"blocks", &b.Blocks}, member{"workers", &b.Workers},
+		member{"models", &b.Models})
 }

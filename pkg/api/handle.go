@@ -168,7 +168,8 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 }
 
 // mayBeEmpty are the operations whose requests may be left out, or null.
-var mayBeEmpty = []string{OpWorkers, OpVerify, OpStatus, OpSnapshot, OpRemoveWorker, OpLoads, OpEngineLoads}
+var mayBeEmpty = []string{OpWorkers, OpVerify, OpStatus, OpSnapshot, OpRemoveWorker, OpLoads, OpEngineLoads,
+	OpFunnel}
 
 // requestBody is a request that was not read yet.
 type requestBody struct {

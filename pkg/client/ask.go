@@ -76,6 +76,7 @@ func (r *request) put(o outcome) {
 var asksOnce = map[string]bool{
 	api.OpVerify: true, api.OpSnapshot: true, api.OpRegisterWorker: true, api.OpRemoveWorker: true,
 	api.OpSelect: true, api.OpBook: true, api.OpOutputBlock: true, api.OpFree: true,
+	api.OpReport: true,
 }
 
 // ask sends a request, and again as long as that may help, unless it is sent once. See the package comment.

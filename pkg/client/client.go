@@ -188,6 +188,22 @@ func (c *Client) EngineLoads(ctx context.Context) (*api.EngineLoads, error) {
 	return call[api.EngineLoads](ctx, c, api.OpEngineLoads, nil)
 }
 
+// Funnel asks where a model's tokens are lost that could have been reused.
+func (c *Client) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
+	return call[api.Funnel](ctx, c, api.OpFunnel, r)
+}
+
+// Report says what an engine has reused of a prompt for which Select has chosen a worker. It is sent once.
+func (c *Client) Report(ctx context.Context, r *api.Report) error {
+	_, err := call[api.Done](ctx, c, api.OpReport, r)
+	return err
+}
+
+// BlockHistory asks one node what it remembers of blocks. Nodes ask each other so.
+func (c *Client) BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
+	return call[api.BlockHistory](ctx, c, api.OpBlockHistory, q)
+}
+
 // Close ends the client. A connection that it was given stays the caller's.
 func (c *Client) Close() { c.to.close() }
 

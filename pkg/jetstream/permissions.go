@@ -40,7 +40,8 @@ func ReaderGrant(ns string) Grant {
 // RouterGrant is for who chooses workers, books requests on them and ends these, and reports how full engines are: a
 // reader's rights and these.
 func RouterGrant(ns string) Grant {
-	g := askerGrant(ns, "router", "select", "book", "prefill_complete", "output_block", "free", "engine_load")
+	g := askerGrant(ns, "router", "select", "book", "prefill_complete", "output_block", "free", "engine_load",
+		"report")
 	g.Publish = append(g.Publish, subjectRoot+ns+".dynamo.*.generate", subjectRoot+ns+".dynamo.*.select")
 	return g
 }
@@ -49,7 +50,7 @@ func RouterGrant(ns string) Grant {
 func askerGrant(ns, user string, more ...string) Grant {
 	inbox := "_INBOX_" + user
 	g := Grant{User: user, Inbox: inbox, Publish: []string{"$JS.API.INFO"}, Subscribe: []string{inbox + ".>"}}
-	for _, op := range append([]string{"find", "workers", "status", "loads", "potential_loads", "engine_loads"},
+	for _, op := range append([]string{"find", "workers", "status", "loads", "potential_loads", "engine_loads", "funnel"},
 		more...) {
 		g.Publish = append(g.Publish, QuerySubject(ns, op))
 	}

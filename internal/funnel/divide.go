@@ -1,0 +1,241 @@
+package funnel
+
+import (
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Request is one that was asked or routed, and what was answered. Depths are in blocks. Its slices may not change
+// afterwards.
+type Request struct {
+	At        time.Time // of the answer
+	Model     string
+	BlockSize uint32
+
+	// Tokens, with their Space, or the local hashes of the blocks; neither: the tokens of a text are not known.
+	Tokens []uint32
+	Space  events.Space
+	Hashes []uint64
+
+	ISL uint64 // tokens of the prompt; 0: those of the above
+
+	BlockSizes []uint32 // of the model's workers
+
+	Held       uint32 // the most that any worker holds
+	Shared     uint32 // how far the shared store goes from the start
+	Incomplete bool   // the answer lacked partitions
+	Restricted bool   // the request excludes workers
+
+	Routed     bool
+	ID         string          // of the request, by which a report names it
+	Worker     events.WorkerID // that was chosen; empty: nobody could be
+	Registered uint32          // the most that a registered worker holds
+	Eligible   uint32          // the most that one holds that might have been chosen
+	Selected   uint32          // what the chosen worker holds,
+	Device     uint32          // and of that on its device
+	Pinned     bool            // the request names its worker, or its session has one
+}
+
+// Outcomes of choices.
+const (
+	outcomeBest     = "best"
+	outcomeLoad     = "lost_to_load"
+	outcomeCold     = "cold"
+	outcomePinned   = "pinned"
+	outcomeNoIndex  = "no_index"
+	outcomeNoWorker = "no_worker"
+)
+
+// outcome is what became of a choice.
+func (r *Request) outcome() string {
+	switch {
+	case r.Worker == "":
+		return outcomeNoWorker
+	case r.Incomplete && r.Held == 0:
+		return outcomeNoIndex
+	case r.Held == 0:
+		return outcomeCold
+	case r.Selected >= r.Eligible:
+		return outcomeBest
+	case r.Pinned:
+		return outcomePinned
+	}
+	return outcomeLoad
+}
+
+// prompt is a request's prompt by names.
+type prompt struct {
+	names []Name
+	plain []Name   // without its salt and LoRA; nil: it has none, or that is not known
+	bare  []Name   // the same as prompts have them that have none
+	other [][]Name // in blocks of other sizes
+	sizes []uint32 // of these
+}
+
+// prompt makes the names of a request's blocks; those without a salt too, if any prompt has one.
+func (r *Request) prompt(salted bool) (p prompt) {
+	in := space(r.Model, r.BlockSize)
+	names := func(in uint64, size uint32, of events.Space) []Name {
+		hasher, err := events.NewHasher(size, of)
+		if err != nil {
+			return nil
+		}
+		return appendNames(nil, in, events.SeqHashes(nil, hasher.Hash(nil, r.Tokens)))
+	}
+	if r.Tokens == nil {
+		locals := make([]events.LocalHash, len(r.Hashes))
+		for i, h := range r.Hashes {
+			locals[i] = events.LocalHash(h)
+		}
+		p.names = appendNames(nil, in, events.SeqHashes(nil, locals))
+		return p
+	}
+	p.names = names(in, r.BlockSize, r.Space)
+	bare := p.names
+	if r.Space != (events.Space{}) {
+		bare = names(in, r.BlockSize, events.Space{})
+		p.bare = bare
+	}
+	if salted || p.bare != nil {
+		for _, n := range bare {
+			p.plain = append(p.plain, n^plain)
+		}
+	}
+	for _, size := range r.BlockSizes {
+		if size != r.BlockSize {
+			p.other = append(p.other, names(space(r.Model, size), size, r.Space))
+			p.sizes = append(p.sizes, size)
+		}
+	}
+	return p
+}
+
+// lookup is what is known of a block.
+type lookup func(Name) (api.BlockPast, bool)
+
+// seen is how many of the first blocks were asked for or stored before some moment.
+func (of lookup) seen(names []Name, before int64) int {
+	for i := len(names) - 1; i >= 0; i-- {
+		if p, ok := of(names[i]); ok && (p.Asked != 0 && p.Asked <= before || p.Stored != 0 && p.Stored < before) {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// loss is what a cause has lost of one request.
+type loss struct {
+	step   api.FunnelStep // that lacks the tokens
+	cause  api.FunnelCause
+	tokens uint64
+	worker events.WorkerID
+	tier   events.Tier
+	age    int64 // microseconds; of tokens with a worker
+}
+
+// share is one request's part of the funnel.
+type share struct {
+	asked, seen, held, selected uint64
+	lost                        []loss
+}
+
+func (s *share) lose(l loss) {
+	if l.tokens == 0 {
+		return
+	}
+	if n := len(s.lost); n > 0 {
+		if last := &s.lost[n-1]; last.step == l.step && last.cause == l.cause && last.worker == l.worker &&
+			last.tier == l.tier && last.age == l.age {
+			last.tokens += l.tokens
+			return
+		}
+	}
+	s.lost = append(s.lost, l)
+}
+
+// divide says where a request's tokens are lost. elsewhere reports whether what a worker has stored since some time
+// begins with nothing that was asked for; from is since when nothing is forgotten.
+func divide(r *Request, p *prompt, of lookup, from int64, elsewhere func(events.WorkerID, int64) bool) (s share) {
+	now, size := r.At.UnixMicro(), uint64(r.BlockSize)
+	whole := uint64(len(p.names)) * size
+	s.asked = max(r.ISL, uint64(len(r.Tokens)), whole)
+	if r.Tokens == nil && r.Hashes == nil {
+		s.lose(loss{step: api.StepSeen, cause: api.CauseNotTokenized, tokens: s.asked})
+		return s
+	}
+	held := min(int(r.Held), len(p.names))
+	seen := max(of.seen(p.names, now), held)
+	s.seen, s.held = uint64(seen)*size, uint64(held)*size
+
+	// from asked to seen
+	otherSpace, otherSize := s.seen, s.seen
+	for _, list := range [][]Name{p.plain, p.bare} {
+		otherSpace = max(otherSpace, uint64(of.seen(list, now))*size)
+	}
+	for i, list := range p.other {
+		otherSize = max(otherSize, min(whole, uint64(of.seen(list, now))*uint64(p.sizes[i])))
+	}
+	s.lose(loss{step: api.StepSeen, cause: api.CauseOtherSpace, tokens: otherSpace - s.seen})
+	if otherSize > otherSpace {
+		s.lose(loss{step: api.StepSeen, cause: api.CauseOtherBlockSize, tokens: otherSize - otherSpace})
+	}
+	s.lose(loss{step: api.StepSeen, cause: api.CauseNew, tokens: whole - max(otherSpace, otherSize)})
+	s.lose(loss{step: api.StepSeen, cause: api.CausePartialBlock, tokens: s.asked - whole})
+
+	// from seen to held
+	last := loss{step: api.StepHeld, tokens: size}
+	for i := held; i < seen; i++ {
+		b, known := of(p.names[i])
+		last = lostBlock(r, i, b, known, last, from)
+		if i == 0 && last.cause == api.CauseNeverStored && b.Sent != "" && elsewhere(b.Sent, b.SentAt) {
+			last.cause, last.worker = api.CauseTokens, b.Sent
+		}
+		s.lose(last)
+	}
+
+	// from held to selected
+	if !r.Routed {
+		s.lose(loss{step: api.StepSelected, cause: api.CauseNotRouted, tokens: s.held})
+		return s
+	}
+	selected := min(int(r.Selected), held)
+	eligible := min(max(selected, int(r.Eligible)), held)
+	registered := min(max(eligible, int(r.Registered)), held)
+	s.selected = uint64(selected) * size
+	s.lose(loss{step: api.StepSelected, cause: api.CauseWorkerGone, tokens: uint64(held-registered) * size})
+	s.lose(loss{step: api.StepSelected, cause: api.CauseNotEligible, tokens: uint64(registered-eligible) * size})
+	cause := api.CauseLoad
+	if r.Pinned || r.Worker == "" {
+		cause = api.CauseNotEligible
+	}
+	s.lose(loss{step: api.StepSelected, cause: cause, tokens: uint64(eligible-selected) * size})
+	return s
+}
+
+// lostBlock is why a block is not held that was seen; before is why the one before it is not.
+func lostBlock(r *Request, i int, b api.BlockPast, known bool, before loss, from int64) loss {
+	l := loss{step: api.StepHeld, tokens: before.tokens}
+	now := r.At.UnixMicro()
+	switch {
+	case i < int(r.Shared):
+		l.cause = api.CauseUncountedTier
+	case r.Incomplete:
+		l.cause = api.CauseIndexIncomplete
+	case known && b.Lost != 0 && b.Lost >= b.Last:
+		l.cause, l.worker, l.tier, l.age = b.Why, b.Worker, b.Tier, max(0, now-b.Lost)
+	case before.cause != "" && before.cause != api.CauseNeverStored && before.cause != api.CauseTokens &&
+		(!known || b.Stored != 0 && b.Stored < now):
+		return before // it may be there, behind one that is not
+	case known && b.Stored != 0 && b.Stored < now && r.Restricted:
+		l.cause = api.CauseNotAllowed
+	case before.cause == api.CauseTokens && !(known && b.Stored != 0 && b.Stored < now):
+		return before
+	case known && b.Asked >= from && !b.Held && (b.Stored == 0 || b.Stored >= now):
+		l.cause = api.CauseNeverStored
+	default:
+		l.cause = api.CauseUnexplained
+	}
+	return l
+}

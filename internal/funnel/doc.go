@@ -1,0 +1,29 @@
+// Package funnel answers: of the tokens that are asked for, how many could have been reused, and where are the others
+// lost?
+//
+//	t := funnel.New(funnel.Config{...})
+//	go t.Run(ctx)
+//	t.Applying(messages)             // what the log says, before the index has it
+//	t.Record(funnel.Request{...})    // what was asked, and what the index and the choice have said
+//	found, err := t.Report(ctx, report)  // what the engine has reused
+//	part, err := t.Funnel(ctx, "m", 10*time.Minute)
+//
+// Five steps follow each other, each with at most the tokens of the one before: asked, seen, held, selected, reused
+// (package api has their meaning). What is lost between two of them is divided among causes, so that a step and its
+// losses are the step before.
+//
+// Nothing of this is in the way of an answer or of the index. Requests and messages of the log go, in their order, into
+// one bounded queue; what finds it full is counted and left out, and of requests no more are taken in a second than
+// [Config.MaxRate] says. One goroutine, Run, takes them out:
+//
+//   - [History] remembers blocks: who asked for and stored them first, who stored and lost them last. A block's name is
+//     made of its sequence hash, the model and the block size, so that it says all of the prompt up to its end, and
+//     nothing of what it was. Its memory is bounded: two generations, of which the older one is forgotten when the
+//     younger is full; what is used again moves to the younger.
+//   - [divide] is the arithmetic of one request: steps and causes from what the history says.
+//   - [Buckets] are sums over spans of ten seconds, for an hour.
+//
+// A node remembers what it was asked itself, and what the log of its own partitions says. Of blocks that a request has
+// beyond what is held, it asks the other nodes ([Config.Peers]), for many requests at once. Times of other nodes are
+// compared with its own: clocks should differ by less than requests follow each other.
+package funnel

@@ -1,0 +1,298 @@
+package funnel
+
+import (
+	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/zeebo/xxh3"
+)
+
+// Name stands for a block after all blocks before it, for one model and block size.
+type Name uint64
+
+// space is what sets the names of a model and block size apart from others.
+func space(model string, blockSize uint32) uint64 {
+	return xxh3.HashStringSeed(model, uint64(blockSize))
+}
+
+// plain sets apart the names of prompts that have a salt or LoRA, made without these.
+const plain = 0x9e3779b97f4a7c15
+
+func appendNames(names []Name, space uint64, seq []events.SeqHash) []Name {
+	for _, s := range seq {
+		names = append(names, Name(uint64(s)^space))
+	}
+	return names
+}
+
+// past is what is remembered of a block. Times are microseconds since 1970; 0: never.
+type past struct {
+	asked, stored, last, lost int64
+	by                        [2]int32 // who stored it last, and the other one before; places of History.ranks; 0: nobody
+	lostBy                    int32
+	tier                      events.Tier // that it left last
+	held                      bool        // when first asked for
+}
+
+// generations are a map of bounded size: the older of two is forgotten when the younger is full.
+type generations[K comparable, V any] struct {
+	young, old map[K]V
+	most       int // of each
+	lost       uint64
+}
+
+func (g *generations[K, V]) get(k K) (v V, ok bool) {
+	if v, ok = g.young[k]; ok {
+		return v, true
+	}
+	v, ok = g.old[k]
+	return v, ok
+}
+
+// put reports whether a generation was forgotten.
+func (g *generations[K, V]) put(k K, v V) (turned bool) {
+	if _, there := g.young[k]; !there && len(g.young) >= g.most {
+		g.lost += uint64(len(g.old))
+		g.old, g.young, turned = g.young, nil, len(g.old) > 0
+	}
+	if g.young == nil {
+		g.young = map[K]V{}
+	}
+	delete(g.old, k)
+	g.young[k] = v
+	return turned
+}
+
+// rank is what is remembered of one rank.
+type rank struct {
+	key         events.RankKey
+	incarnation events.Incarnation
+	last        events.EventID
+	lost        int64 // when all that it held was lost
+	why         api.FunnelCause
+	roots       []root // that it stored last, the newest last
+}
+
+type root struct {
+	name Name
+	at   int64
+}
+
+// maxRoots is how many beginnings of prompts are remembered of each rank.
+const maxRoots = 32
+
+type sent struct {
+	to events.WorkerID
+	at int64
+}
+
+// History remembers blocks. It reads no clock; one goroutine at a time may use it.
+type History struct {
+	blocks generations[Name, past]
+	seqs   generations[uint64, events.SeqHash] // by engine hash and space
+	sent   generations[Name, sent]             // by first block
+	ranks  []rank                              // the first is nobody
+	of     map[events.RankKey]int32
+	from   int64 // nothing since then is forgotten
+	ahead  int64 // when the younger generation of blocks began
+	clock  int64 // of the last event: each has its own time, so that they have an order
+	salted bool  // a prompt with a salt or LoRA was asked for
+
+	batch  events.Batch
+	locals []events.LocalHash
+	seq    []events.SeqHash
+}
+
+// NewHistory returns a history of at most so many blocks, which knows what is since now.
+func NewHistory(blocks int, now int64) *History {
+	h := &History{ranks: make([]rank, 1), of: map[events.RankKey]int32{}, from: now, ahead: now}
+	h.blocks.most, h.seqs.most, h.sent.most = max(1, blocks/2), max(1, blocks/2), max(1, blocks/32)
+	return h
+}
+
+func (h *History) put(n Name, p past, now int64) {
+	if h.blocks.put(n, p) {
+		h.from = h.ahead
+	}
+	if len(h.blocks.young) == 1 {
+		h.ahead = now
+	}
+}
+
+// rank is the place of a rank.
+func (h *History) rank(key events.RankKey) int32 {
+	at, ok := h.of[key]
+	if !ok {
+		at = int32(len(h.ranks))
+		h.ranks = append(h.ranks, rank{key: key})
+		h.of[key] = at
+	}
+	return at
+}
+
+// Apply takes a message of the log. now is when it was applied. What cannot be read changes nothing.
+func (h *History) Apply(key events.RankKey, data []byte, now int64) {
+	b := &h.batch
+	if events.DecodeBatch(data, b) != nil {
+		return
+	}
+	at := h.rank(key)
+	r := &h.ranks[at]
+	tick := func() int64 {
+		h.clock = max(now, h.clock+1)
+		return h.clock
+	}
+	if b.Incarnation < r.incarnation {
+		return
+	}
+	if b.Incarnation > r.incarnation {
+		if r.incarnation != 0 {
+			r.lost, r.why = tick(), api.CauseCleared
+		}
+		r.incarnation, r.last = b.Incarnation, 0
+	}
+	in := space(b.Model, b.BlockSize)
+	for i := range b.Events {
+		if id := b.FirstID + events.EventID(i); id > r.last {
+			r.last = id
+			h.event(at, in, &b.Events[i], tick())
+		}
+	}
+	if b.Shutdown {
+		r.lost, r.why = tick(), api.CauseWorkerGone
+	}
+	b.Trim()
+}
+
+func (h *History) event(at int32, in uint64, e *events.Event, now int64) {
+	switch e.Kind {
+	case events.Stored:
+		h.stored(at, in, e, now)
+	case events.Removed:
+		for _, b := range e.Blocks {
+			if seq, ok := h.seqs.get(uint64(b) ^ in); ok {
+				n := Name(uint64(seq) ^ in)
+				p, _ := h.blocks.get(n)
+				p.lost, p.lostBy, p.tier = now, at, e.Tier
+				h.put(n, p, now)
+			}
+		}
+	case events.Cleared:
+		r := &h.ranks[at]
+		r.lost, r.why = now, api.CauseCleared
+		if e.Reason == events.ReasonLeaseExpiry || e.Reason == events.ReasonEngineGone {
+			r.why = api.CauseWorkerGone
+		}
+	}
+}
+
+func (h *History) stored(at int32, in uint64, e *events.Event, now int64) {
+	if len(e.Locals) == 0 { // copies of what has a name
+		for _, b := range e.Blocks {
+			if seq, ok := h.seqs.get(uint64(b) ^ in); ok {
+				h.store(Name(uint64(seq)^in), at, now)
+			}
+		}
+		return
+	}
+	h.locals, h.seq = h.locals[:0], h.seq[:0]
+	if e.HasParent {
+		parent, ok := h.seqs.get(uint64(e.Parent) ^ in)
+		if !ok {
+			return // its place is not known
+		}
+		h.locals = append(h.locals, events.LocalHash(parent)) // so that the chain goes on from there
+	}
+	h.locals = append(h.locals, e.Locals...)
+	h.seq = events.SeqHashes(h.seq, h.locals)
+	for i, seq := range h.seq[len(h.seq)-len(e.Locals):] {
+		h.seqs.put(uint64(e.Blocks[i])^in, seq)
+		n := Name(uint64(seq) ^ in)
+		h.store(n, at, now)
+		if i == 0 && !e.HasParent {
+			r := &h.ranks[at]
+			if len(r.roots) == maxRoots {
+				r.roots = slices.Delete(r.roots, 0, 1)
+			}
+			r.roots = append(r.roots, root{n, now})
+		}
+	}
+}
+
+func (h *History) store(n Name, at int32, now int64) {
+	p, _ := h.blocks.get(n)
+	if p.stored == 0 {
+		p.stored = now
+	}
+	if p.last = now; p.by[0] != at {
+		p.by[0], p.by[1] = at, p.by[0]
+	}
+	h.put(n, p, now)
+}
+
+// Asked remembers a prompt that was asked for, of which somebody held the first blocks, and the worker that was chosen
+// for it, if one was.
+func (h *History) Asked(names []Name, held int, to events.WorkerID, now int64) {
+	for i := len(names) - 1; i >= 0; i-- { // names say all that is before them: the rest is known
+		p, _ := h.blocks.get(names[i])
+		if p.asked != 0 {
+			h.put(names[i], p, now)
+			break
+		}
+		p.asked, p.held = now, i < held
+		h.put(names[i], p, now)
+	}
+	if to != "" && len(names) > 0 {
+		h.sent.put(names[0], sent{to, now})
+	}
+}
+
+// Of is what is remembered of a block. ok is false if nothing is.
+func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
+	p, ok := h.blocks.get(n)
+	out = api.BlockPast{Asked: p.asked, Stored: p.stored, Last: p.last, Held: p.held}
+	if p.lost != 0 {
+		out.Lost, out.Why, out.Worker, out.Tier = p.lost, api.CauseEvicted, h.ranks[p.lostBy].key.Instance, p.tier
+	}
+	for _, by := range p.by {
+		if r := &h.ranks[by]; by != 0 && r.lost >= p.last && r.lost > out.Lost {
+			out.Lost, out.Why, out.Worker, out.Tier = r.lost, r.why, r.key.Instance, events.AllTiers
+		}
+	}
+	if s, sent := h.sent.get(n); sent {
+		out.Sent, out.SentAt, ok = s.to, s.at, true
+	}
+	return out, ok
+}
+
+// Roots appends the beginnings of prompts that a worker stored last.
+func (h *History) Roots(list []api.StoredRoot, worker events.WorkerID) []api.StoredRoot {
+	for i := range h.ranks {
+		if r := &h.ranks[i]; i > 0 && r.key.Instance == worker {
+			for _, x := range r.roots {
+				list = append(list, api.StoredRoot{Worker: worker, Block: uint64(x.name), At: x.at})
+			}
+		}
+	}
+	return list
+}
+
+// join adds what another node remembers of the same block.
+func join(a, b api.BlockPast) api.BlockPast {
+	first := func(x, y int64) int64 {
+		if x == 0 || y != 0 && y < x {
+			return y
+		}
+		return x
+	}
+	a.Asked, a.Stored, a.Last = first(a.Asked, b.Asked), first(a.Stored, b.Stored), max(a.Last, b.Last)
+	a.Held = a.Held || b.Held
+	if b.Lost > a.Lost {
+		a.Lost, a.Why, a.Worker, a.Tier = b.Lost, b.Why, b.Worker, b.Tier
+	}
+	if b.SentAt > a.SentAt {
+		a.Sent, a.SentAt = b.Sent, b.SentAt
+	}
+	return a
+}
