@@ -127,7 +127,7 @@ func (r router) selectText(ctx context.Context, q *api.SelectRequest) (*api.Sele
 		asked.ISLTokens = uint64(len(t.Prompt)+len(t.Messages)+len(t.Tools))/bytesPerToken + 1
 	}
 	selection, err := r.s.selection.Select(ctx, &asked)
-	q.Tokens, q.Text = asked.Tokens, nil // for what is recorded of it
+	q.Tokens = asked.Tokens // for what is recorded of it
 	if err == nil {
 		if selection.Tokenization = out; out.Tokenized {
 			r.s.announced.Begin(&query, q.Text.Messages != nil, selection)
