@@ -59,7 +59,7 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	}
 	// What the store was asked while the workers were waited for is remembered for a moment.
 	for first := true; first || fmt.Sprint(a.L3.Ranges) != "[[0 3] [6 12] [13 14] [15 20]]"; first = false {
-		ask("--tokens", harness.CommaList(prompt))
+		ask("--tokens", harness.CommaList(prompt), "--l3", "all")
 		if a.L3.Status != api.L3OK {
 			t.Fatalf("the store: %+v", a.L3)
 		}
@@ -70,10 +70,14 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	}
 	put(3, 6)
 	for first := true; first || a.L3.Total != 18; first = false {
-		ask("--tokens", harness.CommaList(prompt))
+		ask("--tokens", harness.CommaList(prompt), "--l3", "all")
 	}
 	if len(a.Workers) != 2 || a.Workers[0].Instance != "w1" || a.Workers[1].L3 != 12 || a.L3.FromStart != 12 {
 		t.Fatalf("a worker that holds nothing loads from the start: %+v", a)
+	}
+	if ask("--tokens", harness.CommaList(prompt)); len(a.Workers) != 2 || a.Workers[0].L3 != 6 || a.Workers[1].L3 != 12 ||
+		a.L3.Status != api.L3OK || a.L3.FromStart != 12 {
+		t.Fatalf("what decides what is loaded: %+v", a)
 	}
 	ask("--tokens", harness.CommaList(prompt), "--l3", "beyond", "--worker", "w1")
 	if len(a.Workers) != 1 || a.Workers[0].L3 != 6 || a.L3.Ranges[0][0] != 6 {

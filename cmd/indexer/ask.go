@@ -152,7 +152,7 @@ func (p *promptFlags) add(cmd *cobra.Command, workers string) {
 	f.StringArrayVar(&p.endpoints, "endpoint", nil,
 		"the same by the address that it is registered with, in place of --worker; may be given several times")
 	f.StringVar((*string)(&p.query.L3), "l3", "",
-		"what the shared store is asked for: all, beyond (what no worker has), off (default all)")
+		"what the shared store is asked for: all, beyond (all that no worker has), off (default: what workers would load)")
 }
 
 // read returns the query that the flags make.
@@ -365,7 +365,7 @@ func printAnswer(w io.Writer, a *api.Answer, q *api.Query) error {
 		fmt.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(a.UnknownEndpoints, ", "))
 	}
 	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
-		fmt.Fprintf(w, "shared store: %s, holds %d blocks", l.Status, l.Total)
+		fmt.Fprintf(w, "shared store: %s, %d blocks found", l.Status, l.Total)
 		for _, r := range l.Ranges {
 			fmt.Fprintf(w, " [%d,%d)", r[0], r[1])
 		}

@@ -292,8 +292,8 @@ func printStatus(w io.Writer, s *api.Status) error {
 		if x.Set != nil && x.Set.Whole {
 			how += fmt.Sprintf(", %d objects known from its events", x.Set.Objects)
 		}
-		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed\n", x.Store, how, x.Questions,
-			x.Failed)
+		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed, %d answers partial\n", x.Store, how,
+			x.Questions, x.Failed, x.Partial)
 	}
 	fmt.Fprintln(w)
 	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT SEQ", "SIZE", "TAKEN",

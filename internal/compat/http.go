@@ -482,8 +482,9 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 }
 
 // find asks the index for what workers of the request's model hold. An answer is complete; of a model that is
-// registered and has said nothing yet it is empty. idle asks for ranks too that hold nothing.
-func (cfg *Config) find(ctx context.Context, req *request, byHash, idle bool) (*api.Answer, error) {
+// registered and has said nothing yet it is empty. all asks for ranks too that hold nothing,
+// and for all that a shared store has.
+func (cfg *Config) find(ctx context.Context, req *request, byHash, all bool) (*api.Answer, error) {
 	model := ModelOf(*req.Model, req.group())
 	q := &api.Query{Model: model, Tokens: req.Tokens, LoRA: req.LoRA, CacheSalt: req.Salt}
 	if byHash {
@@ -495,7 +496,9 @@ func (cfg *Config) find(ctx context.Context, req *request, byHash, idle bool) (*
 	}
 	var answer *api.Answer
 	if err == nil {
-		q.Idle = idle
+		if q.Idle = all; all {
+			q.L3 = api.L3All
+		}
 		answer, err = cfg.Server.Find(ctx, q)
 	}
 	var e *api.Error

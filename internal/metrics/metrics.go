@@ -371,6 +371,9 @@ func (to emitter) stores(list []api.StoreStatus) {
 			"Requests to a store that workers share, by outcome: ok, failed, or busy (not sent: too many in "+
 				"flight).", "outcome", map[string]uint64{
 				"ok": x.Questions - min(x.Failed, x.Questions), "failed": x.Failed, "busy": x.Busy}, "store", where)
+		to.count("kvatlas_l3_partial_answers_total",
+			"Answers to queries that lacked something of what a store that workers share was asked for.", x.Partial,
+			"store", where)
 		to.count("kvatlas_l3_forgotten_total",
 			"How often the cache of a store's answers was cleared, as the store may have been replaced.",
 			x.Forgotten, "store", where)
@@ -430,6 +433,7 @@ func byStore(list []api.StoreStatus) map[string]api.StoreStatus {
 		if again {
 			x.Down = cmp.Or(x.Down, was.Down)
 			x.Questions, x.Failed, x.Busy = x.Questions+was.Questions, x.Failed+was.Failed, x.Busy+was.Busy
+			x.Partial += was.Partial
 			x.Forgotten, x.Remembered, x.Strange = x.Forgotten+was.Forgotten, x.Remembered+was.Remembered,
 				x.Strange+was.Strange
 			if was.Set != nil && x.Set != nil {

@@ -30,9 +30,10 @@ func scrape(t *testing.T, s *statuser) string {
 func TestSharedStores(t *testing.T) {
 	text := scrape(t, &statuser{api.Status{L3: []api.StoreStatus{
 		{Store: "/pages", Questions: 1},
-		{Store: "m:9003", Remembered: 7, Questions: 10, Failed: 3, Busy: 1, Forgotten: 2,
+		{Store: "m:9003", Remembered: 7, Questions: 10, Failed: 3, Busy: 1, Forgotten: 2, Partial: 4,
 			Set: &api.StoreSet{Objects: 5, Whole: true, Answered: 4}},
-		{Store: "m:9003", Questions: 5, Down: "away", Strange: 6, Set: &api.StoreSet{Gaps: 2, Overflows: 1, Asked: 8}},
+		{Store: "m:9003", Questions: 5, Down: "away", Strange: 6, Partial: 5,
+			Set: &api.StoreSet{Gaps: 2, Overflows: 1, Asked: 8}},
 	}}})
 	for _, want := range []string{
 		`kvatlas_l3_up{store="/pages"} 1`,
@@ -40,6 +41,7 @@ func TestSharedStores(t *testing.T) {
 		`kvatlas_l3_questions_total{outcome="ok",store="m:9003"} 12`,
 		`kvatlas_l3_questions_total{outcome="failed",store="m:9003"} 3`,
 		`kvatlas_l3_questions_total{outcome="busy",store="m:9003"} 1`,
+		`kvatlas_l3_partial_answers_total{store="m:9003"} 9`,
 		`kvatlas_l3_forgotten_total{store="m:9003"} 2`,
 		`kvatlas_l3_remembered_runs{store="m:9003"} 7`,
 		`kvatlas_l3_strange_objects_total{store="m:9003"} 6`,

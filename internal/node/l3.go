@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -64,6 +66,8 @@ type askedStore struct {
 	mirror *hicache.Mirror   // nil: its events are not heard
 	last   uint64            // when it was used, as l3.asked counts
 	stop   context.CancelFunc
+
+	partial atomic.Uint64 // answers that lacked something
 }
 
 func (l *l3) status() (list []api.StoreStatus) {
@@ -79,7 +83,7 @@ func (l *l3) status() (list []api.StoreStatus) {
 func (s *askedStore) status() api.StoreStatus {
 	c := s.cache.Stats()
 	out := api.StoreStatus{Store: s.where, Remembered: c.Runs, Questions: c.Questions, Failed: c.Failed, Busy: c.Busy,
-		Forgotten: c.Forgotten}
+		Forgotten: c.Forgotten, Partial: s.partial.Load()}
 	if s.master != nil {
 		out.Down, out.Strange = s.master.Down(), s.master.Unseen()
 	}
@@ -116,8 +120,8 @@ func (l *l3) watch(ctx context.Context) {
 // maxOpened bounds the configurations that are known by their addresses.
 const maxOpened = 1024
 
-// store returns the cache of a configuration's store.
-func (l *l3) store(c hicache.Config) (*hicache.Cache, error) {
+// store returns a configuration's store.
+func (l *l3) store(c hicache.Config) (*askedStore, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.opened[c]
@@ -133,7 +137,7 @@ func (l *l3) store(c hicache.Config) (*hicache.Cache, error) {
 	}
 	l.asked++
 	s.last = l.asked
-	return s.cache, nil
+	return s, nil
 }
 
 // open connects to a configuration's store, unless the node has. Called with l.mu held.
@@ -200,18 +204,22 @@ type L3Question struct {
 	said      api.L3 // if nothing can be asked
 	sharing   *hicache.Sharing
 	prompt    *hicache.Prompt
-	cache     *hicache.Cache
+	store     *askedStore
 	questions []*hicache.Question // one for each of the prompt's lanes; none yet: merge is to ask
 	timeout   time.Duration
+	deadline  time.Time // by which the store must have answered
+	follow    bool      // merge is to ask for what workers would load
 	explain   bool
 }
 
-// begin has the store asked for a query's prompt, while the index is. With api.L3Beyond it waits for merge to do that.
+// begin has the store asked for a query's prompt, while the index is: for all of it, or, where what workers would load
+// of it is found by asking on from where they are, for its beginning. With api.L3Beyond merge asks for everything.
 func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	s := &L3Question{timeout: l.cfg.Timeout, explain: q.Explain}
 	if q.L3TimeoutMS > 0 {
 		s.timeout = time.Duration(q.L3TimeoutMS) * time.Millisecond
 	}
+	s.deadline = time.Now().Add(s.timeout)
 	say := func(status api.L3Status, reason string) *L3Question {
 		s.said = api.L3{Status: status, Reason: reason}
 		return s
@@ -235,36 +243,56 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	if q.Tokens == nil {
 		return say(api.L3Unavailable, "the query has hashes; the names of what is in the store are made from tokens")
 	}
-	cache, err := l.store(config)
+	store, err := l.store(config)
 	if err == nil {
 		s.prompt, err = config.Prompt(q.Plain(), q.LoRA, q.CacheSalt, blockSize)
 	}
 	if err != nil {
 		return say(api.L3Unavailable, err.Error())
 	}
-	s.cache = cache
-	if q.L3 != api.L3Beyond {
-		s.ask(0)
+	s.store = store
+	s.follow = s.prompt.Unbroken && q.L3 == "" && !q.Explain
+	switch {
+	case s.follow:
+		s.ask(0, 1)
+	case q.L3 != api.L3Beyond:
+		s.ask(0, math.MaxInt)
 	}
 	return s
 }
 
-// ask has the store asked for all that may follow the first own blocks.
-func (s *L3Question) ask(own uint32) {
+// ask has the store asked for what may follow the first own blocks, up to a page.
+func (s *L3Question) ask(own uint32, to int) {
 	for _, lane := range s.prompt.Lanes {
 		from := 0
 		if s.prompt.Continues {
 			from = min(int(own), lane.Pages)
 		}
-		s.questions = append(s.questions, s.cache.Begin(lane, from))
+		question := s.store.cache.Begin(lane, from)
+		question.Ask(0, to)
+		s.questions = append(s.questions, question)
 	}
+}
+
+// starts are the pages from which workers would load: from where they are, and from the prompt's first.
+func (s *L3Question) starts(answer *api.Answer) []int {
+	list := []int{0}
+	for i := range answer.Workers {
+		if o := &answer.Workers[i]; s.prompt.Continues {
+			if _, shares := s.sharing.Rule(events.RankKey{Instance: o.Instance, Rank: o.Rank}); shares {
+				list = append(list, int(min(o.Total(), math.MaxInt32)))
+			}
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // BeginL3 begins to ask for a query's prompt, for a node that answers for the whole cluster. Any goroutine may call it.
 func (n *Node) BeginL3(q *api.Query, blockSize uint32) *L3Question { return n.l3.begin(q, blockSize) }
 
 // Asked reports whether there is a store that can be asked.
-func (s *L3Question) Asked() bool { return s.cache != nil }
+func (s *L3Question) Asked() bool { return s.store != nil }
 
 // Merge waits for the store, within bounds, and adds to an answer what it holds. The answer has idle ranks too.
 func (s *L3Question) Merge(ctx context.Context, answer *api.Answer) { s.merge(ctx, answer, noRanks) }
@@ -273,7 +301,7 @@ func (s *L3Question) Merge(ctx context.Context, answer *api.Answer) { s.merge(ct
 // the prompt.
 func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Seq[*RankOfView]) {
 	answer.L3 = s.said
-	if s.cache == nil {
+	if s.store == nil {
 		return
 	}
 	if s.questions == nil {
@@ -281,9 +309,16 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 		for i := range answer.Workers {
 			own = max(own, answer.Workers[i].Total())
 		}
-		s.ask(own)
+		s.ask(own, math.MaxInt)
 	}
-	m := s.wait(ctx, &answer.L3)
+	if deadline, has := ctx.Deadline(); has { // the answer must travel too
+		if travel := time.Now().Add(time.Until(deadline) / 2); travel.Before(s.deadline) {
+			s.deadline, s.timeout = travel, max(0, s.timeout-s.deadline.Sub(travel))
+		}
+	}
+	ctx, cancel := context.WithDeadline(ctx, s.deadline)
+	defer cancel()
+	m := s.wait(ctx, answer)
 	for i := range answer.Workers {
 		s.credit(&answer.Workers[i], m)
 	}
@@ -301,19 +336,15 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 	}
 }
 
-// wait waits for the store's answers, within bounds, and says what they are.
-func (s *L3Question) wait(ctx context.Context, said *api.L3) *hicache.Map {
-	if deadline, has := ctx.Deadline(); has { // the answer must travel too
-		s.timeout = min(s.timeout, time.Until(deadline)/2)
-	}
-	for _, q := range s.questions {
-		if !q.Ready() {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, s.timeout)
-			defer cancel()
-			break
+// wait asks for what workers would load, waits for the store's answers until ctx ends, and says what they are.
+func (s *L3Question) wait(ctx context.Context, answer *api.Answer) *hicache.Map {
+	if s.follow {
+		starts := s.starts(answer)
+		for _, q := range s.questions {
+			q.Follow(ctx, starts)
 		}
 	}
+	said := &answer.L3
 	found := make([]hicache.Found, len(s.questions))
 	var failed error
 	known, age := 0, time.Duration(0)
@@ -343,6 +374,7 @@ func (s *L3Question) wait(ctx context.Context, said *api.L3) *hicache.Map {
 	said.Total, said.Ranges, said.AgeMS = m.Total(), m.Ranges(), float64(age.Microseconds())/1000
 	if failed != nil {
 		said.Unknown = m.Unknown()
+		s.store.partial.Add(1)
 	}
 	return m
 }
@@ -388,9 +420,7 @@ func (s *L3Question) findBroken(ctx context.Context, answer *api.Answer, m *hica
 		}
 		keys, of[b] = append(keys, list...), len(list)
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	present, known, _ := s.cache.Exists(ctx, keys) // what it does not know is left out
+	present, known, _ := s.store.cache.Exists(ctx, keys) // what it does not know is left out
 	at := 0
 	for _, b := range blocks {
 		there, all := 0, true

@@ -123,7 +123,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 		behave.Store(c.behave)
 		fresh()
 		x.l3.models["m"] = hicache.ForAll(hicache.Config{SGLang: &c.models})
-		a, took := ask(api.Query{L3TimeoutMS: c.timeout})
+		a, took := ask(api.Query{L3TimeoutMS: c.timeout, L3: api.L3All})
 		var loads []string
 		for _, o := range a.Workers {
 			loads = append(loads, fmt.Sprint(o.L3, " ", o.L3Stop))
@@ -151,7 +151,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	if a, _ := func() (*api.Answer, time.Duration) {
 		behave.Store("half")
 		fresh()
-		return ask(api.Query{})
+		return ask(api.Query{L3: api.L3All})
 	}(); fmt.Sprint(a.L3.Unknown) != "[[30 64]]" {
 		t.Errorf("of blocks %v nothing is known", a.L3.Unknown)
 	}

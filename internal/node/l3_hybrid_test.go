@@ -44,7 +44,7 @@ func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
 	cut, loads := 0, 0
 	for round, text := range []string{
 		"full,swa:40", "full:eagle,swa:40:eagle", "full,chunked:64", "full,mamba", "full,swa:33,swa:80",
-		"full,swa:20,mamba",
+		"full,swa:20,mamba", "full", "full,full:eagle",
 	} {
 		groups, err := events.ParseGroups(text)
 		if err != nil {
@@ -116,7 +116,7 @@ func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
 					there[g] = make([]bool, lane.Pages)
 					until := rng.IntN(lane.Pages + 1)
 					for i := range there[g] {
-						keys := lane.Names()(i, i+1).Keys
+						keys := lane.Names(i, i+1).Keys
 						if there[g][i] = i < until && rng.IntN(8) > 0 || rng.IntN(4) == 0; there[g][i] {
 							master.Put(keys...)
 						} else {

@@ -144,7 +144,8 @@ func BenchmarkFindL3(b *testing.B) {
 	}
 }
 
-// The store is asked for the whole prompt at once, or only for what no worker holds itself; and one that is slow costs
+// The store is asked for what workers would load, for the whole prompt at once, or only for what no worker holds
+// itself; and one that is slow costs
 // an answer what it holds, and the caller no more time than the query allows.
 func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	master, err := mastersim.Start("127.0.0.1:0")
@@ -187,11 +188,11 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 		asked() > blocks-own/16*16 {
 		t.Errorf("beyond: %d keys asked for, %+v", asked(), a)
 	}
-	if a := find(api.Query{}); a.L3.Status != api.L3OK || a.L3.Total != blocks || a.Workers[2].L3 != blocks-(own-2) ||
-		asked() != blocks {
+	if a := find(api.Query{L3: api.L3All}); a.L3.Status != api.L3OK || a.L3.Total != blocks ||
+		a.Workers[2].L3 != blocks-(own-2) || asked() != blocks {
 		t.Errorf("all: %d keys asked for, %+v", asked(), a)
 	}
-	if find(api.Query{}); asked() != blocks {
+	if find(api.Query{L3: api.L3All}); asked() != blocks {
 		t.Errorf("what is remembered was asked for again: %d keys", asked())
 	}
 

@@ -1,6 +1,7 @@
 package selection
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -392,6 +393,9 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
 	q.BlockSize, q.Raw, q.Room = of.blockSize, true, x.room
 	q.DeadlineMS = 0
+	if s.cfg.Routing.SharedCacheMode == routing.SharedDynamo { // which counts blocks behind holes, too
+		q.L3 = cmp.Or(q.L3, api.L3All)
+	}
 	ctx, done := r.Bounded(ctx)
 	defer done()
 	answer, err := s.cfg.Find(ctx, &q)

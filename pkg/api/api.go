@@ -108,7 +108,9 @@ type Query struct {
 	// Idle asks for all ranks that might serve the query, those too that hold nothing of its prompt.
 	Idle bool `json:"idle,omitempty" msgpack:"idle,omitempty"`
 
-	// L3 is whether, and for what, the shared store is asked: L3All, which is the default, L3Beyond or L3Off.
+	// L3 is whether, and for what, the shared store is asked: L3All, L3Beyond or L3Off. By default it is asked for what
+	// workers would load: for the blocks that follow what each has, as far as they are there without a hole. Where that
+	// does not decide what is loaded, and with Explain, it is asked for all.
 	L3 L3Ask `json:"l3,omitempty" msgpack:"l3,omitempty"`
 
 	// L3TimeoutMS is how long the answer waits for the store at most; default what the node is set to, 20 ms.
@@ -146,7 +148,7 @@ type L3Ask string
 // What it may be asked for.
 const (
 	L3All    L3Ask = "all"    // the whole prompt, at the same time as the index
-	L3Beyond L3Ask = "beyond" // only what no worker has: after the index, and less
+	L3Beyond L3Ask = "beyond" // all that no worker has, after the index
 	L3Off    L3Ask = "off"    // nothing
 )
 

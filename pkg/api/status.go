@@ -144,6 +144,8 @@ type StoreStatus struct {
 	Failed     uint64 `json:"failed" msgpack:"failed"` // of these, that ended with an error
 	// queries that went without, as too many questions were under way
 	Busy uint64 `json:"busy" msgpack:"busy"`
+	// answers to queries that lacked something of what the store was asked for
+	Partial uint64 `json:"partial" msgpack:"partial"`
 	// how often all was forgotten, as the store may have become another
 	Forgotten uint64 `json:"forgotten" msgpack:"forgotten"`
 	Strange   uint64 `json:"strange" msgpack:"strange"` // objects in answers that nobody had asked about

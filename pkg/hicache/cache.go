@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -21,10 +22,9 @@ type Lane struct {
 	Pages        int
 	fingerprints []fingerprint // of runs, as fingerprinter makes them
 
-	// Names is called by Begin, once at most, if some page is not cached. It returns what names the objects of
-	// pages from, up to and not including, to; that is called from another goroutine. A page is there only if all of
-	// its objects are.
-	Names func() func(from, to int) PageKeys
+	// Names names the objects of pages from, up to and not including, to. It is called only for pages that the store must
+	// be asked for. A page is there only if all of its objects are. It is for one goroutine.
+	Names func(from, to int) PageKeys
 }
 
 // fingerprint stands for a run of pages and all before it. It means nothing outside of this process.
@@ -77,7 +77,7 @@ type CacheConfig struct {
 const (
 	shortRun = 16
 	longRun  = 64
-	longFrom = 256 // pages
+	longFrom = 1024 // pages
 )
 
 // runLength is how many pages the run has that begins at a page, if the prompt does not end before.
@@ -87,6 +87,9 @@ func runLength(first int) int {
 	}
 	return longRun
 }
+
+// runEnd is the page after the last of the run that a page is in, if the prompt does not end before.
+func runEnd(page int) int { return page - page%runLength(page) + runLength(page) }
 
 // runOf is the number of the run that a page is in.
 func runOf(page int) int {
@@ -184,15 +187,17 @@ func (c *Cache) Exists(ctx context.Context, keys []string) (present, known Bitma
 	return c.store.Exists(ctx, keys)
 }
 
-// Question is what was begun with [Cache.Begin]. It is for one goroutine.
+// Question is what is asked about one lane. It is for one goroutine.
 type Question struct {
 	cache   *Cache
 	lane    Lane
 	from    int
+	wanted  Bitmap // pages of the runs that were looked up, and asked for if they were not cached
 	present Bitmap
 	known   Bitmap
 	oldest  time.Time
 	err     error
+	late    bool // ctx ended before all was asked for
 	waiting []waiting
 }
 
@@ -210,50 +215,95 @@ type Found struct {
 	Err            error         // why not all of what was asked is known
 }
 
-// Begin looks at what is cached of a lane's pages from page from on, and has the store asked for the rest. It waits
-// for nothing.
+// Begin begins a question about a lane's pages from page from on. Nothing is asked yet.
 func (c *Cache) Begin(lane Lane, from int) *Question {
-	q := &Question{cache: c, lane: lane, from: from, present: NewBitmap(lane.Pages), known: NewBitmap(lane.Pages)}
-	now := c.cfg.Now()
+	return &Question{cache: c, lane: lane, from: from, wanted: NewBitmap(lane.Pages), present: NewBitmap(lane.Pages),
+		known: NewBitmap(lane.Pages)}
+}
+
+// Ask looks at what is cached of the runs in which pages from, up to and not including, to are, and has the store asked
+// for the rest. It waits for nothing.
+func (q *Question) Ask(from, to int) { q.ask([2]int{max(from, q.from), min(to, q.lane.Pages)}) }
+
+// ask is Ask for several ranges, in one request.
+func (q *Question) ask(ranges ...[2]int) {
+	c, now := q.cache, q.cache.cfg.Now()
 	var mine *flight
 	var todo []ask
 	c.mu.Lock()
-	for first := from - from%runLength(from); first < lane.Pages; first += runLength(first) {
-		pages := min(runLength(first), lane.Pages-first)
-		key := runKey{lane.ID, lane.fingerprints[runOf(first)]}
-		want := ^uint64(0) >> (64 - pages)
-		r, _ := c.runs.Get(key)
-		r.age(now, &c.cfg)
-		q.add(r, first)
-		if r.known&want == want {
-			continue
-		}
-		f := c.asked[key]
-		if f == nil {
-			if mine == nil {
-				if c.flights >= c.cfg.Flights {
-					if q.err == nil {
-						c.stats.Busy++
-					}
-					q.err = errBusy
-					continue
-				}
-				mine = &flight{done: make(chan struct{}), runs: map[runKey]cachedRun{}}
-				c.flights++
-				c.stats.Questions++
+	for _, r := range ranges {
+		for first := r[0] - r[0]%runLength(r[0]); first < r[1]; first += runLength(first) {
+			if q.wanted.Get(first) {
+				continue
 			}
-			f = mine
-			c.asked[key] = f
-			todo = append(todo, ask{key, first, pages, r})
+			pages := min(runLength(first), q.lane.Pages-first)
+			want := ^uint64(0) >> (64 - pages)
+			q.wanted[first>>6] |= want << (first & 63)
+			key := runKey{q.lane.ID, q.lane.fingerprints[runOf(first)]}
+			run, _ := c.runs.Get(key)
+			run.age(now, &c.cfg)
+			q.add(run, first)
+			if run.known&want == want {
+				continue
+			}
+			f := c.asked[key]
+			if f == nil {
+				if mine == nil {
+					if c.flights >= c.cfg.Flights {
+						if q.err == nil {
+							c.stats.Busy++
+						}
+						q.err = errBusy
+						continue
+					}
+					mine = &flight{done: make(chan struct{}), runs: map[runKey]cachedRun{}}
+					c.flights++
+					c.stats.Questions++
+				}
+				f = mine
+				c.asked[key] = f
+				todo = append(todo, ask{key: key, first: first, pages: pages, before: run})
+			}
+			q.waiting = append(q.waiting, waiting{f, key, first, pages})
 		}
-		q.waiting = append(q.waiting, waiting{f, key, first, pages})
 	}
 	epoch := c.epoch
 	c.mu.Unlock()
 	if mine != nil {
-		go c.request(mine, lane.Names(), todo, epoch)
+		for i := range todo {
+			todo[i].names = q.lane.Names(todo[i].first, todo[i].first+todo[i].pages)
+		}
+		go c.request(mine, todo, epoch)
 	}
-	return q
+}
+
+// Follow asks for the unbroken run of pages that begins at each of starts, in windows that grow, and waits for the
+// answers, until ctx ends at the latest. What follows the first page that is not there is not asked for, but for the
+// rest of its window.
+func (q *Question) Follow(ctx context.Context, starts []int) {
+	starts = slices.Clone(starts)
+	var ranges [][2]int
+	for window := shortRun; ; window *= 2 {
+		ranges = ranges[:0]
+		for i, at := range starts {
+			at = next(q.present, q.known, at, q.lane.Pages, ^uint64(0))
+			if starts[i] = at; at < q.lane.Pages && !q.wanted.Get(at) {
+				ranges = append(ranges, [2]int{at, min(q.lane.Pages, runEnd(at)+window-shortRun)})
+			}
+		}
+		switch {
+		case len(ranges)+len(q.waiting) == 0:
+			return
+		case len(ranges) > 0 && ctx.Err() != nil:
+			q.err, q.late = cmp.Or(q.err, ctx.Err()), true
+			return
+		}
+		q.ask(ranges...)
+		q.wait(ctx)
+		if window < 4*longRun {
+			window *= 2
+		}
+	}
 }
 
 // age drops what is too old.
@@ -287,25 +337,21 @@ func (q *Question) add(r cachedRun, first int) {
 	}
 }
 
-// whole reports whether all pages from where the question begins are known.
+// whole reports whether all is known that was asked for.
 func (q *Question) whole() bool {
-	for i := q.from; i < q.lane.Pages; i = (i | 63) + 1 {
-		want := ^uint64(0) << (i & 63)
-		if rest := q.lane.Pages - i&^63; rest < 64 {
-			want &= 1<<rest - 1
+	for i, want := range q.wanted {
+		if from := q.from - i*64; from > 0 {
+			want &= ^uint64(0) << from // 0 if it is 64 or more
 		}
-		if q.known[i>>6]&want != want {
+		if q.known[i]&want != want {
 			return false
 		}
 	}
-	return true
+	return !q.late
 }
 
-// Ready reports whether the store need not be waited for: all that can be known is cached.
-func (q *Question) Ready() bool { return len(q.waiting) == 0 }
-
-// Wait waits for what the store was asked, until ctx ends at the latest, and says what is known then.
-func (q *Question) Wait(ctx context.Context) Found {
+// wait waits for what the store was asked, until ctx ends at the latest.
+func (q *Question) wait(ctx context.Context) {
 	for _, w := range q.waiting {
 		select {
 		case <-w.on.done:
@@ -324,7 +370,12 @@ func (q *Question) Wait(ctx context.Context) Found {
 			q.err = w.on.err
 		}
 	}
-	q.waiting = nil
+	q.waiting = q.waiting[:0]
+}
+
+// Wait waits for what the store was asked, until ctx ends at the latest, and says what is known then.
+func (q *Question) Wait(ctx context.Context) Found {
+	q.wait(ctx)
 	f := Found{Present: q.present, Known: q.known}
 	if !q.oldest.IsZero() {
 		f.Age = max(0, q.cache.cfg.Now().Sub(q.oldest))
@@ -339,12 +390,13 @@ type ask struct {
 	key    runKey
 	first  int
 	pages  int
+	names  PageKeys  // of the run's pages
 	before cachedRun // what is known of it
 }
 
 // request asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that
 // is there: a miss is the usual answer, and costs one key then.
-func (c *Cache) request(f *flight, names func(from, to int) PageKeys, todo []ask, epoch uint64) {
+func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
 	defer cancel()
 	begun := c.cfg.Now()
@@ -355,10 +407,9 @@ func (c *Cache) request(f *flight, names func(from, to int) PageKeys, todo []ask
 	var pages []page
 	var first []string
 	for r, a := range todo {
-		named := names(a.first, a.first+a.pages)
 		for i := range a.pages {
 			if a.before.known>>i&1 == 0 {
-				keys := named.Keys[i*named.PerPage : (i+1)*named.PerPage]
+				keys := a.names.Keys[i*a.names.PerPage : (i+1)*a.names.PerPage]
 				pages, first = append(pages, page{r, i, keys}), append(first, keys[0])
 			}
 		}

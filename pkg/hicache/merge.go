@@ -17,7 +17,8 @@ const (
 	BeyondUnknown   Beyond = "not_known"
 	BeyondThreshold Beyond = "below_threshold" // what is there is less than the engine begins to load for
 	BeyondCapacity  Beyond = "capacity"        // the engine has no room for more
-	// the next block is there, but the engine loads only what begins with the prompt, and a block before is not there
+	// the engine loads only what begins with the prompt, and a block before the next one, which is there or was not asked
+	// for, is not there
 	BeyondGap Beyond = "gap"
 	// the next block is there, but not what other groups of the model's cache need to go on from it
 	BeyondGroups Beyond = "other_groups"
@@ -140,7 +141,7 @@ func (m *Map) fromStart(own uint32) (blocks uint32, why Beyond) {
 		why = BeyondEnd
 	case s.whole:
 		why = BeyondLast
-	case there && m.end(0) <= at:
+	case there && m.end(0) <= at, !m.known.Get(int(at)) && m.end(0) < at && m.known.Get(int(m.end(0))):
 		why = BeyondGap
 	case there && s.hybrid:
 		why = BeyondGroups

@@ -3,11 +3,10 @@ package hicache
 import (
 	"encoding/hex"
 	"fmt"
-	"sync"
 )
 
-// Prompt is one prompt as a store knows it: what to ask for, and what the answers mean for the index's blocks. It does
-// not change; any number of goroutines may use it.
+// Prompt is one prompt as a store knows it: what to ask for, and what the answers mean for the index's blocks. It is
+// for one goroutine.
 type Prompt struct {
 	// Lanes are what to ask for: one of pages (SGLang), or one of blocks for each group of the KV cache (vLLM).
 	Lanes []Lane
@@ -15,6 +14,10 @@ type Prompt struct {
 	// Continues is whether the engine loads what follows the blocks it has (SGLang). If not, it loads only a run from
 	// the prompt's first block on (vLLM), so that all of the prompt is to be asked for.
 	Continues bool
+
+	// Unbroken is whether nothing matters but the unbroken run of each lane's pages from where an engine begins to load:
+	// [Question.Follow] asks for enough. It is not so where groups are not of full attention, or hits end within a block.
+	Unbroken bool
 
 	blockSize int
 	tokens    int
@@ -24,8 +27,8 @@ type Prompt struct {
 	co        *Coordinator
 }
 
-// Prompt names what a store may hold of a prompt, in an index with blocks of so many tokens. tokens are not used any
-// more after the lanes' names were made. Its error wraps ErrNames. c must be [Config.Usable].
+// Prompt names what a store may hold of a prompt, in an index with blocks of so many tokens. tokens must not
+// change while the prompt is used. Its error wraps ErrNames. c must be [Config.Usable].
 func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*Prompt, error) {
 	p := &Prompt{blockSize: int(blockSize), tokens: len(tokens)}
 	if s := c.SGLang; s != nil {
@@ -38,7 +41,7 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		if salt != "" {
 			space.CacheSalt = &salt
 		}
-		p.Continues, p.Lanes = true, []Lane{s.lane(tokens, space)}
+		p.Continues, p.Unbroken, p.Lanes = true, true, []Lane{s.lane(tokens, space)}
 		return p, nil
 	}
 	v := c.VLLM
@@ -55,10 +58,8 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 	p.vllm, p.hashes = v, max(0, len(tokens)-v.HashLookahead)/v.HashBlockSize
 	seed, _ := v.seed() // it is known where the hashes are
 	space := fmt.Appendf(nil, "%s %q %q %q %q", v.algo(), seed, v.EngineVersion, lora, salt)
-	digests := sync.OnceValue(func() []PageHash {
-		all, _ := v.Digests(make([]PageHash, 0, p.hashes), tokens, lora, salt) // they can be named
-		return all
-	})
+	p.Unbroken = v.Profile != Partial && !anyGroup(v.Groups, func(g *Group) bool { return g.Kind != Full })
+	var digests []PageHash                  // as many as were named so far
 	fingerprints := map[int][]fingerprint{} // by span
 	for g := range v.Groups {
 		span := v.Groups[g].BlockSize / v.HashBlockSize
@@ -71,17 +72,21 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 			fingerprints[span] = m.append(nil, tokens, lane.Pages)
 		}
 		lane.fingerprints = fingerprints[span]
-		lane.Names = func() func(from, to int) PageKeys {
-			all, prefixes, size := digests(), v.keyPrefixes(g), v.digestSize()
-			return func(from, to int) PageKeys {
-				keys := make([]string, 0, (to-from)*len(prefixes))
-				for i := from; i < to; i++ {
-					for _, prefix := range prefixes {
-						keys = append(keys, prefix+hex.EncodeToString(all[(i+1)*span-1][:size]))
-					}
-				}
-				return PageKeys{Keys: keys, PerPage: len(prefixes)}
+		var prefixes []string
+		lane.Names = func(from, to int) PageKeys {
+			if prefixes == nil {
+				prefixes = v.keyPrefixes(g)
 			}
+			if len(digests) < to*span { // they can be named
+				digests, _ = v.Digests(digests[:0], tokens[:to*span*v.HashBlockSize+v.HashLookahead], lora, salt)
+			}
+			keys, size := make([]string, 0, (to-from)*len(prefixes)), v.digestSize()
+			for i := from; i < to; i++ {
+				for _, prefix := range prefixes {
+					keys = append(keys, prefix+hex.EncodeToString(digests[(i+1)*span-1][:size]))
+				}
+			}
+			return PageKeys{Keys: keys, PerPage: len(prefixes)}
 		}
 		p.spans, p.Lanes = append(p.spans, span), append(p.Lanes, lane)
 	}
@@ -157,7 +162,7 @@ func anyGroup(groups []Group, is func(*Group) bool) bool {
 // Keys names the objects of one of the index's blocks: of its page, or in the groups that decide whether it is there.
 func (p *Prompt) Keys(block uint32) (keys []string) {
 	if p.vllm == nil {
-		return p.Lanes[0].Names()(int(block), int(block)+1).Keys
+		return p.Lanes[0].Names(int(block), int(block)+1).Keys
 	}
 	for g, group := range p.vllm.Groups {
 		if group.Kind != Full && anyGroup(p.vllm.Groups, func(g *Group) bool { return g.Kind == Full }) {
@@ -168,7 +173,7 @@ func (p *Prompt) Keys(block uint32) (keys []string) {
 		for chunk := int(block) * p.blockSize / group.BlockSize; chunk*group.BlockSize < int(
 			block+1)*p.blockSize; chunk++ {
 			if at := (chunk+1)*per - 1; at < p.Lanes[g].Pages {
-				keys = append(keys, p.Lanes[g].Names()(at, at+1).Keys...)
+				keys = append(keys, p.Lanes[g].Names(at, at+1).Keys...)
 			}
 		}
 	}

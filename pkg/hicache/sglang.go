@@ -49,18 +49,19 @@ func (s *SGLang) pages(tokens int) int {
 	return tokens / s.PageSize
 }
 
-// lane is a prompt's pages, for a cache of the store that s is about. tokens are not used any more after Begin has
-// returned. s must have passed Check.
+// lane is a prompt's pages, for a cache of the store that s is about. tokens must not change while pages are named. s
+// must have passed Check.
 func (s *SGLang) lane(tokens []uint32, space Space) Lane {
 	l := Lane{Pages: s.pages(len(tokens))}
-	l.Names = func() func(from, to int) PageKeys {
-		pages := s.PageHashes(nil, tokens, space)
-		return func(from, to int) PageKeys {
-			if s.Backend == "file" {
-				return s.FileKeys(pages[from:to])
-			}
-			return s.Keys(pages[from:to])
+	var pages []PageHash // as many as were named so far
+	l.Names = func(from, to int) PageKeys {
+		if len(pages) < to {
+			pages = s.PageHashes(pages[:0], tokens[:min(len(tokens), to*s.PageSize+1)], space)
 		}
+		if s.Backend == "file" {
+			return s.FileKeys(pages[from:to])
+		}
+		return s.Keys(pages[from:to])
 	}
 	m := fingerprinter{pageSize: s.PageSize}
 	if s.IsEagle {

@@ -388,7 +388,7 @@ func TestMarksAgainstNames(t *testing.T) {
 	salts := []string{"", "x"}
 	for range 1000 {
 		s := &SGLang{Backend: "mooncake", PageSize: 1 + rng.IntN(4), TPSize: 1, PPSize: 1, IsEagle: rng.IntN(2) == 0}
-		a := make([]uint32, rng.IntN([]int{60, 60, 60, 600}[rng.IntN(4)]*s.PageSize))
+		a := make([]uint32, rng.IntN([]int{60, 60, 60, 1300}[rng.IntN(4)]*s.PageSize))
 		for i := range a {
 			a[i] = rng.Uint32N(3)
 		}
@@ -410,7 +410,7 @@ func TestMarksAgainstNames(t *testing.T) {
 			t.Fatalf("%d pages, %d fingerprints, %d names", x.Pages, len(x.fingerprints), len(names))
 		}
 		for r := range min(len(x.fingerprints), len(y.fingerprints)) {
-			end := min(r+1, 16)*16 + max(r-15, 0)*64
+			end := min(r+1, 64)*16 + max(r-63, 0)*64
 			p, q := min(x.Pages, end), min(y.Pages, end)
 			if same := p == q && names[p-1] == others[q-1]; (x.fingerprints[r] == y.fingerprints[r]) != same {
 				t.Fatalf("run %d: the names are the same: %v, the fingerprints: %v\n%+v\n%v\n%v", r, same, !same, s, a, b)
@@ -421,11 +421,18 @@ func TestMarksAgainstNames(t *testing.T) {
 				continue
 			}
 			to := from + 1 + rng.IntN(x.Pages-from)
-			if got, want := x.Names()(from, to).Keys, s.Keys(names[from:to]).Keys; !slices.Equal(got, want) {
+			if got, want := x.Names(from, to).Keys, s.Keys(names[from:to]).Keys; !slices.Equal(got, want) {
 				t.Fatalf("pages %d to %d: %v, want %v", from, to, got, want)
 			}
 		}
 	}
+}
+
+// all has a cache asked for all pages of a lane.
+func all(c *Cache, l Lane, from int) *Question {
+	q := c.Begin(l, from)
+	q.Ask(0, l.Pages)
+	return q
 }
 
 // clock is one that the test holds.
@@ -453,7 +460,7 @@ func TestCacheAgainstStore(t *testing.T) {
 		l := lane(pages)
 		m := &memory{objects: map[string]bool{}}
 		cache := NewCache(m, CacheConfig{HitLife: 10 * time.Second, MissLife: 3 * time.Second, Now: c.now})
-		keys := l.Names()(0, pages)
+		keys := l.Names(0, pages)
 		type change struct {
 			at   time.Time
 			what bool
@@ -470,7 +477,7 @@ func TestCacheAgainstStore(t *testing.T) {
 			history[k/2] = append(history[k/2], change{c.now(), page(k / 2)})
 			from, to := rng.IntN(pages), 1+rng.IntN(pages)
 			from = min(from, to)
-			found := cache.Begin(lane(to), from).Wait(soon(t))
+			found := all(cache, lane(to), from).Wait(soon(t))
 			if found.Err != nil {
 				t.Fatal(found.Err)
 			}
@@ -510,9 +517,10 @@ func TestCacheIsBoundedInBytes(t *testing.T) {
 	fill := func(c *Cache, n int) {
 		for i := range n {
 			f := &flight{done: make(chan struct{}), runs: map[runKey]cachedRun{}}
-			todo := []ask{{key: runKey{fingerprint: fingerprint{byte(i), byte(i >> 8), byte(i >> 16)}}, pages: 1}}
+			todo := []ask{{key: runKey{fingerprint: fingerprint{byte(i), byte(i >> 8), byte(i >> 16)}}, pages: 1,
+				names: PageKeys{Keys: []string{"k"}, PerPage: 1}}}
 			c.flights++
-			c.request(f, func(int, int) PageKeys { return PageKeys{Keys: []string{"k"}, PerPage: 1} }, todo, c.epoch)
+			c.request(f, todo, c.epoch)
 		}
 	}
 	heap := func() uint64 {
@@ -537,27 +545,27 @@ func TestCacheAsksOnce(t *testing.T) {
 	m := &memory{objects: map[string]bool{}, gate: make(chan struct{})}
 	c := NewCache(m, CacheConfig{Flights: 1, Patience: time.Minute, HitLife: time.Hour, MissLife: time.Hour})
 	l := lane(40)
-	for _, k := range l.Names()(0, 40).Keys {
+	for _, k := range l.Names(0, 40).Keys {
 		m.objects[k] = true
 	}
 	late, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	if f := c.Begin(l, 0).Wait(late); !errors.Is(f.Err, context.DeadlineExceeded) || f.Known.Count() > 0 {
+	if f := all(c, l, 0).Wait(late); !errors.Is(f.Err, context.DeadlineExceeded) || f.Known.Count() > 0 {
 		t.Fatalf("a slow store: %v, %d known", f.Err, f.Known.Count())
 	}
 	other := l
 	other.ID = 1
-	if f := c.Begin(other, 0).Wait(soon(t)); !errors.Is(f.Err, errBusy) {
+	if f := all(c, other, 0).Wait(soon(t)); !errors.Is(f.Err, errBusy) {
 		t.Fatalf("one too many: %v", f.Err)
 	}
-	waiting := []*Question{c.Begin(l, 0), c.Begin(l, 0)}
+	waiting := []*Question{all(c, l, 0), all(c, l, 0)}
 	close(m.gate)
 	for _, q := range waiting {
 		if f := q.Wait(soon(t)); f.Err != nil || f.Present.Count() != 40 {
 			t.Fatalf("%v, %d present", f.Err, f.Present.Count())
 		}
 	}
-	if f := c.Begin(l, 0).Wait(late); f.Err != nil || f.Present.Count() != 40 {
+	if f := all(c, l, 0).Wait(late); f.Err != nil || f.Present.Count() != 40 {
 		t.Fatalf("what is remembered takes no time: %v, %d present", f.Err, f.Present.Count())
 	}
 	if m.keys.Load() != 80 || m.calls.Load() != 2 {
@@ -567,12 +575,12 @@ func TestCacheAsksOnce(t *testing.T) {
 	m.mu.Lock()
 	m.objects = map[string]bool{}
 	m.mu.Unlock()
-	if f := c.Begin(l, 0).Wait(soon(t)); f.Present.Count() != 0 || m.keys.Load() != 120 {
+	if f := all(c, l, 0).Wait(soon(t)); f.Present.Count() != 0 || m.keys.Load() != 120 {
 		t.Errorf("after Forget: %d present, %d keys: a miss costs one", f.Present.Count(), m.keys.Load())
 	}
 	c.Forget()
 	m.err = errors.New("broken")
-	if f := c.Begin(l, 0).Wait(soon(t)); f.Err == nil || c.Stats().Runs != 0 || c.Stats().Failed == 0 {
+	if f := all(c, l, 0).Wait(soon(t)); f.Err == nil || c.Stats().Runs != 0 || c.Stats().Failed == 0 {
 		t.Errorf("a broken store: %v, %d remembered", f.Err, c.Stats().Runs)
 	}
 }
@@ -636,10 +644,10 @@ func BenchmarkRemembered(b *testing.B) {
 	l := lane(767)
 	m := &memory{objects: map[string]bool{}}
 	c := NewCache(m, CacheConfig{HitLife: time.Hour, MissLife: time.Hour})
-	c.Begin(l, 0).Wait(context.Background())
+	all(c, l, 0).Wait(context.Background())
 	b.ReportAllocs()
 	for b.Loop() {
-		c.Begin(l, 0).Wait(context.Background())
+		all(c, l, 0).Wait(context.Background())
 	}
 }
 
@@ -662,4 +670,97 @@ func BenchmarkMarks4096Pages(b *testing.B) {
 	for b.Loop() {
 		fingerprints = m.append(fingerprints[:0], tokens, 4096)
 	}
+}
+
+// What an engine would load, and why no more, is what it is if all pages are asked for: for stores with holes, some of
+// which is cached, from whatever depths. Nothing is asked for twice, and of a store that has nothing, a run for each
+// depth.
+func TestFollowAgainstAll(t *testing.T) {
+	asked, whole := 0, 0
+	for seed := range uint64(1000) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		pages := 1 + rng.IntN([]int{20, 400, 2500}[rng.IntN(3)])
+		l := lane(pages)
+		m := &memory{objects: map[string]bool{}}
+		keys := l.Names(0, pages)
+		hole := []float64{0, 0.001, 0.02, 0.3, 1}[rng.IntN(5)]
+		for at := 0; at < pages; {
+			to := min(pages, at+1+rng.IntN(pages))
+			for ; at < to; at++ {
+				m.objects[keys.Keys[2*at]] = rng.Float64() >= hole
+				m.objects[keys.Keys[2*at+1]] = rng.Float64() >= hole/2
+			}
+			at += rng.IntN(4) * rng.IntN(pages)
+		}
+		starts := make([]int, 1+rng.IntN(6))
+		for i := range starts {
+			starts[i] = rng.IntN(pages + 1)
+		}
+		cache := NewCache(m, CacheConfig{HitLife: time.Hour, MissLife: time.Hour})
+		if rng.IntN(2) == 0 {
+			cache.Begin(l, 0).Follow(soon(t), []int{rng.IntN(pages)})
+		}
+		if rng.IntN(2) == 0 {
+			q := cache.Begin(l, 0)
+			q.Ask(rng.IntN(pages), rng.IntN(pages))
+			q.Wait(soon(t))
+		}
+		before := m.keys.Load()
+		q := cache.Begin(l, 0)
+		q.Ask(0, 1)
+		q.Follow(soon(t), starts)
+		found := q.Wait(soon(t))
+		if found.Err != nil || m.keys.Load() > int64(2*pages) {
+			t.Fatalf("seed %d: %v, %d keys were asked for", seed, found.Err, m.keys.Load())
+		}
+		if n := m.keys.Load() - before; hole == 1 && n > int64(shortRun+len(starts)*longRun) {
+			t.Fatalf("seed %d: of a store that has nothing %d keys were asked for", seed, n)
+		}
+		asked, whole = asked+found.Known.Count(), whole+pages
+		twin := all(NewCache(m, CacheConfig{}), l, 0).Wait(soon(t))
+		got, want := NewMap(pages, found.Present, found.Known), NewMap(pages, twin.Present, twin.Known)
+		rule := Rule{least: uint32(rng.IntN(20)), most: noBound}
+		if rng.IntN(2) == 0 {
+			rule.most = uint32(rng.IntN(200))
+		}
+		for _, start := range starts {
+			a, why := got.Load(uint32(start), rule)
+			b, because := want.Load(uint32(start), rule)
+			if a != b || why != because {
+				t.Fatalf("seed %d: from %d of %d %d are loaded (%s), want %d (%s)", seed, start, pages, a, why, b, because)
+			}
+		}
+	}
+	t.Logf("%d of %d pages were asked for", asked, whole)
+}
+
+// Who follows a run stops when his time is over, and says so, though all that he was told is known.
+func TestFollowStopsInTime(t *testing.T) {
+	l := lane(400)
+	m := &memory{objects: map[string]bool{}}
+	for _, key := range l.Names(0, l.Pages).Keys {
+		m.objects[key] = true
+	}
+	ctx, cancel := context.WithCancel(soon(t))
+	stop := stopAfter{m, 2, cancel}
+	q := NewCache(&stop, CacheConfig{}).Begin(l, 0)
+	q.Follow(ctx, []int{0})
+	// each window is asked for first keys, then the others; only the first window was
+	if f := q.Wait(ctx); !errors.Is(f.Err, context.Canceled) || f.Present.Count() > shortRun || m.calls.Load() > 2 {
+		t.Errorf("%v, %d present, %d requests", f.Err, f.Present.Count(), m.calls.Load())
+	}
+}
+
+// stopAfter ends somebody's patience with a request to a store.
+type stopAfter struct {
+	*memory
+	calls  int
+	cancel func()
+}
+
+func (s *stopAfter) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
+	if s.calls--; s.calls == 0 {
+		s.cancel()
+	}
+	return s.memory.Exists(ctx, keys)
 }

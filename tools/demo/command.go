@@ -22,7 +22,7 @@ func Command() *cobra.Command {
 		quiet     bool
 		cfg       Config
 		l3        bool
-		l3Python  string
+		l3Config  L3Config
 	)
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -53,8 +53,10 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 	f.IntVar(&cfg.Capacity, "capacity", 10_000, "blocks that one engine holds")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of the generated trace and of the random routing")
 	f.BoolVar(&l3, "l3", false, "the engines share a store of evicted blocks")
-	f.StringVar(&l3Python, "l3-python", "",
+	f.StringVar(&l3Config.Python, "l3-python", "",
 		"with --l3: a Python interpreter with the package mooncake-transfer-engine, for a real Mooncake master and client")
+	f.DurationVar(&l3Config.Timeout, "l3-timeout", 0,
+		"with --l3: how long an answer waits for the store (default: as long as it takes)")
 	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object, and no progress")
 	f.BoolVar(&quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -73,9 +75,9 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		}
 		switch {
 		case l3:
-			cfg.L3 = &L3Config{Python: l3Python}
-		case l3Python != "":
-			errs = append(errs, errors.New("--l3-python says nothing without --l3"))
+			cfg.L3 = &l3Config
+		case l3Config != L3Config{}:
+			errs = append(errs, errors.New("--l3-python and --l3-timeout say nothing without --l3"))
 		}
 		if err := errors.Join(errs...); err != nil {
 			return cli.UsageErrorf("%w", err)
@@ -176,6 +178,10 @@ func printResult(w io.Writer, r *Result) error {
 				strings.TrimSuffix(l.Master, "_master"))},
 			[]any{"prefill without the store, with it", fmt.Sprintf("%d tokens, %d tokens", l.TokensMissed,
 				l.TokensMissed-l.TokensLoaded)},
+			[]any{"query p50, p99 without the store, with it", fmt.Sprintf("%.0f µs, %.0f µs; %.0f µs, %.0f µs",
+				l.WithoutP50, l.WithoutP99, r.QueryP50, r.QueryP99)},
+			[]any{"  the longest, partial answers", fmt.Sprintf("%.0f µs, %d of %d", l.Longest, l.Partial,
+				r.AnswersChecked)},
 			[]any{"saved by the store", fmt.Sprintf("%.1f%%, in %d of %d requests",
 				100*float64(l.TokensLoaded)/float64(max(1, l.TokensMissed)), l.Requests, r.Requests)},
 		)

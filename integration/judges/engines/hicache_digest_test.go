@@ -178,7 +178,7 @@ func lookupsEqualVLLM(t *testing.T, version string) {
 		dense := []float64{0.9, 0.98, 1}[rng.IntN(3)]
 		var found []hicache.Found
 		for _, lane := range p.Lanes {
-			keys := lane.Names()(0, lane.Pages)
+			keys := lane.Names(0, lane.Pages)
 			f := hicache.Found{Present: hicache.NewBitmap(lane.Pages), Known: hicache.NewBitmap(lane.Pages)}
 			for i := range lane.Pages {
 				f.Known.Set(i)

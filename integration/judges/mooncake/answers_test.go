@@ -43,7 +43,7 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := p.Lanes[0].Names()
+	names := p.Lanes[0].Names
 	real.Put(append(names(0, 8).Keys, names(9, 12).Keys...)...)
 
 	x := harness.StartIndexer(t, t.TempDir(), "")

@@ -55,6 +55,13 @@ func startRealStore(t *testing.T) *realStore {
 	return s
 }
 
+// askAll has the cache asked for all of a lane.
+func (s *realStore) askAll(lane hicache.Lane) *hicache.Question {
+	q := s.cache.Begin(lane, 0)
+	q.Ask(0, lane.Pages)
+	return q
+}
+
 // exists asks for keys that can be asked for and wants an answer for all.
 func (s *realStore) exists(keys ...string) hicache.Bitmap {
 	s.t.Helper()
@@ -197,15 +204,15 @@ func TestRealMooncakeRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	lane := prompt.Lanes[0]
-	objects := lane.Names()(0, lane.Pages).Keys
+	objects := lane.Names(0, lane.Pages).Keys
 	for remembered := false; !remembered; {
 		for len(s.changed) > 0 {
 			<-s.changed
 		}
 		s.Put(objects...)
-		there := s.cache.Begin(lane, 0).Wait(s.ctx)
+		there := s.askAll(lane).Wait(s.ctx)
 		s.Remove(objects...)
-		after := s.cache.Begin(lane, 0).Wait(s.ctx)
+		after := s.askAll(lane).Wait(s.ctx)
 		remembered = there.Err == nil && there.Present.Count() == 10 && after.Err == nil && after.Present.Count() == 10
 		// else the master stood still and was taken for another, and all is done again
 		if !remembered && len(s.changed) == 0 {
@@ -222,12 +229,12 @@ func TestRealMooncakeRestart(t *testing.T) {
 			t.Fatal("nobody was told that the connection broke")
 		}
 	}
-	if f := s.cache.Begin(lane, 0).Wait(s.ctx); f.Err == nil || f.Known.Count() != 0 {
+	if f := s.askAll(lane).Wait(s.ctx); f.Err == nil || f.Known.Count() != 0 {
 		t.Errorf("a dead master: %v, %d known", f.Err, f.Known.Count())
 	}
 	s.StartMaster()
 	for { // Watch finds out that it is back
-		f := s.cache.Begin(lane, 0).Wait(s.ctx)
+		f := s.askAll(lane).Wait(s.ctx)
 		if f.Err == nil {
 			if f.Known.Count() != 10 || f.Present.Count() != 0 {
 				t.Errorf("a master that started again: %d known, %d present", f.Known.Count(), f.Present.Count())

@@ -105,6 +105,7 @@ class Query(_Prompted):
     """Wait until the index reflects these places in the log."""
     explain: bool = False
     l3: Literal["all", "beyond", "off"] | None = None
+    """What to ask the shared store for; None: for what decides what workers would load."""
     l3_timeout_ms: int | None = None
 
 
@@ -161,6 +162,7 @@ class SelectRequest(Prompt):
     min_seq: Iterable[PartitionSeq] | None = None
     explain: bool = False
     l3: Literal["all", "beyond", "off"] | None = None
+    """What to ask the shared store for; None: for what decides what workers would load."""
     l3_timeout_ms: int | None = None
 
 
