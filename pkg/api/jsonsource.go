@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/bits"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -428,26 +429,10 @@ func jsonNumbers[T uint32 | uint64](
 	for {
 		s.space()
 		i = s.at
-		v := uint64(0)
-		for most > math.MaxUint32 && i < s.at+16 && i+8 <= len(data) { // hashes have many: eight at a time
-			eight, are := eightDigits(binary.LittleEndian.Uint64(data[i:]))
-			if !are {
-				break
-			}
-			v = v*1e8 + eight
-			i += 8
-		}
-		for upTo := min(len(data), s.at+19); i < upTo && data[i]-'0' <= 9; i++ { // which cannot overflow
-			v = v*10 + uint64(data[i]-'0')
-		}
-		if i == s.at+19 && i < len(data) && data[i]-'0' <= 9 && (v < 1<<64/10 || v == 1<<64/10 && data[i] <= '5') {
-			v = v*10 + uint64(data[i]-'0')
-			i++
-		}
-		digits, ends := i-s.at, i < len(data) && (data[i] == ',' || data[i] == ']')
-		if digits > 0 && v <= most && ends && (digits == 1 || data[s.at] != '0') {
+		if v, n := digitsOf(data[i:], most > math.MaxUint32); n > 0 && v <= most && (n == 1 || data[i] != '0') &&
+			(data[i+n] == ',' || data[i+n] == ']') {
 			out = append(out, T(v))
-			if s.at = i + 1; data[i] == ']' {
+			if s.at = i + n + 1; data[i+n] == ']' {
 				return out, nil
 			}
 			continue
@@ -468,16 +453,51 @@ func jsonNumbers[T uint32 | uint64](
 	}
 }
 
-// eightDigits is the number of eight decimal digits, the first of which is the lowest byte; false if one is none.
-// Neighbours are put together in pairs, then fours, then all.
-func eightDigits(b uint64) (v uint64, are bool) {
+// digitsOf reads the n decimal digits that data begins with, eight at a time and without a branch for each, which
+// something follows; not long: up to eight. n is 0 if there is none, or if they are more than 64 bits hold.
+func digitsOf(data []byte, long bool) (v uint64, n int) {
+	if len(data) <= 24 { // there are more bytes only for what is not the last of a list
+		var padded [32]byte
+		copy(padded[:], data)
+		if v, n = digitsOf(padded[:], long); n >= len(data) {
+			n = 0
+		}
+		return v, n
+	}
+	v, n = leadingDigits(binary.LittleEndian.Uint64(data))
+	if n < 8 || !long {
+		return v, n
+	}
+	next, k := leadingDigits(binary.LittleEndian.Uint64(data[8:]))
+	v, n = v*powers[k]+next, n+k
+	if k < 8 {
+		return v, n
+	}
+	next, k = leadingDigits(binary.LittleEndian.Uint64(data[16:]))
+	over, v := bits.Mul64(v, powers[k])
+	v, carry := bits.Add64(v, next, 0)
+	if over|carry != 0 {
+		return 0, 0
+	}
+	return v, n + k
+}
+
+var powers = [9]uint64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8}
+
+// leadingDigits is the number of the decimal digits with which eight bytes begin, the first of which is the lowest, and
+// how many they are. Neighbours are put together in pairs, then fours, then all.
+func leadingDigits(b uint64) (v uint64, n int) {
 	const ones = 0x0101010101010101
-	b -= '0' * ones
-	if (b|(b+(0x7f-9)*ones))&(0x80*ones) != 0 {
-		return 0, false
+	b ^= '0' * ones
+	others := (b&(0x7f*ones) + (0x7f-9)*ones | b) & (0x80 * ones)
+	n = 8
+	if others != 0 {
+		upTo := uint(bits.TrailingZeros64(others)) &^ 7
+		b = b << 8 << (56 - upTo) // zeros lead
+		n = int(upTo / 8)
 	}
 	b = b*10 + b>>8
-	return ((b&0x000000ff000000ff)*(100+1e6<<32) + (b>>16&0x000000ff000000ff)*(1+1e4<<32)) >> 32, true
+	return ((b&0x000000ff000000ff)*(100+1e6<<32) + (b>>16&0x000000ff000000ff)*(1+1e4<<32)) >> 32, n
 }
 
 // rounded says what to do about a hash that was rounded on its way.

@@ -3,7 +3,6 @@ package api
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -397,21 +396,43 @@ func FuzzReadMsgPack(f *testing.F) {
 	})
 }
 
-// TestEightDigits compares eight digits read at once with strconv, and has one byte be any.
-func TestEightDigits(t *testing.T) {
+// TestDigits compares digits read eight at a time with digits read one by one, of texts that end and go on in all ways.
+func TestDigits(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 100_000 {
-		text := fmt.Appendf(nil, "%08d", rng.IntN(100_000_000)>>rng.IntN(27))
-		if rng.IntN(4) > 0 {
-			text[rng.IntN(8)] = byte(rng.IntN(256))
+	twin := func(text string, long bool) (uint64, int) {
+		n, most := 0, 8
+		for n < len(text) && '0' <= text[n] && text[n] <= '9' {
+			n++
 		}
-		got, are := eightDigits(binary.LittleEndian.Uint64(text))
-		want, err := strconv.ParseUint(string(text), 10, 64)
-		if text[0] == '+' || text[0] == '_' {
-			err = strconv.ErrSyntax
+		if long {
+			most = 24
 		}
-		if are != (err == nil) || are && got != want {
-			t.Fatalf("%q: %d, %v, want %d, %v", text, got, are, want, err)
+		v, err := strconv.ParseUint(text[:min(n, most)], 10, 64)
+		if err != nil || min(n, most) == len(text) {
+			return 0, 0
+		}
+		return v, min(n, most)
+	}
+	for range 300_000 {
+		b := make([]byte, rng.IntN(40))
+		for i := range b {
+			b[i] = byte('0' + rng.IntN(10))
+		}
+		if len(b) > 0 && rng.IntN(4) > 0 {
+			b[rng.IntN(len(b))] = byte(rng.IntN(256))
+		}
+		text := string(b)
+		if rng.IntN(2) == 0 {
+			text = fmt.Sprint(rng.Uint64()>>rng.IntN(64)) + []string{",", "]", ",1", "", " "}[rng.IntN(5)] + text
+		}
+		if rng.IntN(20) == 0 {
+			text = fmt.Sprint("1844674407370955161", rng.IntN(10), ",", text)
+		}
+		for _, long := range []bool{false, true} {
+			v, n := digitsOf([]byte(text), long)
+			if want, digits := twin(text, long); n != digits || n > 0 && v != want {
+				t.Fatalf("%q: %d, %d digits, want %d, %d digits", text, v, n, want, digits)
+			}
 		}
 	}
 }
