@@ -55,7 +55,7 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 	f.BoolVar(&l3, "l3", false, "the engines share a store of evicted blocks")
 	f.StringVar(&l3Config.Python, "l3-python", "",
 		"with --l3: a Python interpreter with the package mooncake-transfer-engine, for a real Mooncake master and client")
-	f.DurationVar(&l3Config.Timeout, "l3-timeout", 0,
+	f.DurationVar(&l3Config.Timeout, "l3-limit", 0,
 		"with --l3: how long an answer waits for the store (default: as long as it takes)")
 	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object, and no progress")
 	f.BoolVar(&quiet, "quiet", false, "print no progress")
@@ -77,7 +77,7 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		case l3:
 			cfg.L3 = &l3Config
 		case l3Config != L3Config{}:
-			errs = append(errs, errors.New("--l3-python and --l3-timeout say nothing without --l3"))
+			errs = append(errs, errors.New("--l3-python and --l3-limit say nothing without --l3"))
 		}
 		if err := errors.Join(errs...); err != nil {
 			return cli.UsageErrorf("%w", err)
