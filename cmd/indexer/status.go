@@ -8,10 +8,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/survey"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/spf13/cobra"
@@ -42,7 +42,7 @@ partition's replicas on all nodes are compared at one place; exit status 1 if an
 			return cli.UsageErrorf("--verify compares all nodes; it does not go with --node")
 		}
 		if !verify && node == "" {
-			r, err := show(cmd.Context(), a, gatherStatus, printReport)
+			r, err := show(cmd.Context(), a, survey.Nodes, printReport)
 			if err != nil {
 				return err
 			}
@@ -60,7 +60,7 @@ partition's replicas on all nodes are compared at one place; exit status 1 if an
 		case verify:
 			return differing(s.Replicas)
 		}
-		return failing(problemsOf(s))
+		return failing(survey.ProblemsOf(s))
 	}
 	return cmd
 }
@@ -76,132 +76,8 @@ func failing(problems []string) error {
 	return fmt.Errorf("%d problems, the first: %s", len(problems), problems[0])
 }
 
-// clusterReport is the status of all nodes, as it is printed in JSON.
-type clusterReport struct {
-	Namespace string       `json:"namespace"`
-	Nodes     []nodeReport `json:"nodes"`    // by name
-	Problems  []string     `json:"problems"` // of all nodes, each with the names of those that have it
-}
-
-// nodeReport is the status of one node, or why there is none.
-type nodeReport struct {
-	Node   string      `json:"node"`
-	Status *api.Status `json:"status,omitempty"`
-	Error  string      `json:"error,omitempty"`
-}
-
-// gatherStatus asks whichever node answers, and by way of such nodes all others that any of them knows. Each request
-// has half of the time that is left.
-func gatherStatus(ctx context.Context, c *client.Client) (*clusterReport, error) {
-	first, err := c.Status(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r := &clusterReport{Namespace: first.Namespace, Nodes: []nodeReport{{Node: first.Node, Status: first}},
-		Problems: []string{}}
-	for {
-		unheard := r.unheard()
-		if len(unheard) == 0 {
-			break
-		}
-		reports := make([]nodeReport, len(unheard))
-		var all sync.WaitGroup
-		for i, name := range unheard {
-			all.Go(func() {
-				reports[i].Node = name
-				s, err := c.StatusOf(ctx, name)
-				var refused *api.Error
-				switch {
-				case err == nil:
-					reports[i].Status = s
-				case errors.As(err, &refused):
-					reports[i].Error = refused.Message
-				default:
-					reports[i].Error = err.Error()
-				}
-			})
-		}
-		all.Wait()
-		r.Nodes = append(r.Nodes, reports...)
-	}
-	r.addGone()
-	slices.SortFunc(r.Nodes, func(a, b nodeReport) int { return strings.Compare(a.Node, b.Node) })
-	r.Problems = r.problems()
-	return r, nil
-}
-
-// problems lists the problems of all nodes, with the names of the nodes that have them. What several say of what they
-// share, as that its disk is full, is one problem.
-func (r *clusterReport) problems() []string {
-	list, nodes := []string{}, map[string][]string{}
-	for _, n := range r.Nodes {
-		if n.Status == nil {
-			list = append(list, n.Error)
-			continue
-		}
-		for _, p := range problemsOf(n.Status) {
-			if nodes[p] == nil {
-				list = append(list, p)
-			}
-			nodes[p] = append(nodes[p], n.Node)
-		}
-	}
-	for i, p := range list {
-		switch of := nodes[p]; len(of) {
-		case 0: // of a node that does not answer
-		case 1:
-			list[i] = "node " + of[0] + ": " + p
-		default:
-			list[i] = "nodes " + strings.Join(of, ", ") + ": " + p
-		}
-	}
-	return list
-}
-
-// unheard lists the nodes that some node knows to live and that have not been asked.
-func (r *clusterReport) unheard() (names []string) {
-	for _, n := range r.Nodes {
-		if n.Status == nil || n.Status.Cluster == nil {
-			continue
-		}
-		for _, other := range n.Status.Cluster.Nodes {
-			if !r.has(other.Node) && !slices.Contains(names, other.Node) {
-				names = append(names, other.Node)
-			}
-		}
-	}
-	return names
-}
-
-func (r *clusterReport) has(node string) bool {
-	return slices.ContainsFunc(r.Nodes, func(n nodeReport) bool { return n.Node == node })
-}
-
-// addGone adds the nodes that some node believes dead and that nobody has heard.
-func (r *clusterReport) addGone() {
-	for _, n := range r.Nodes {
-		if n.Status == nil || n.Status.Cluster == nil {
-			continue
-		}
-		for _, name := range n.Status.Cluster.Gone {
-			if !r.has(name) {
-				r.Nodes = append(r.Nodes, nodeReport{Node: name, Error: "node " + name +
-					" is gone: it was killed, or is cut off from NATS; start it again, or it is forgotten ten minutes after its end"})
-			}
-		}
-	}
-}
-
-// problemsOf is what of a node's status people should know.
-func problemsOf(s *api.Status) (list []string) {
-	if !s.Ready {
-		list = append(list, "it is not ready: it restores, or catches up with the log")
-	}
-	return append(list, s.Problems...)
-}
-
 // printReport writes a line for each node, and what is wrong; if there is only one, all of it.
-func printReport(w io.Writer, r *clusterReport) error {
+func printReport(w io.Writer, r *survey.Report) error {
 	if len(r.Nodes) == 1 && r.Nodes[0].Status != nil {
 		return printStatus(w, r.Nodes[0].Status)
 	}
@@ -223,7 +99,7 @@ func printReport(w io.Writer, r *clusterReport) error {
 		b := s.Index.Blocks
 		held = b.Device + b.Host + b.Disk + b.External
 		rows[i] = []any{n.Node, s.Version, state, time.Since(s.Since).Round(time.Second), len(s.Partitions), lag, held,
-			cli.Bytes(s.Index.Bytes), len(problemsOf(s))}
+			cli.Bytes(s.Index.Bytes), len(survey.ProblemsOf(s))}
 	}
 	if err := cli.Table(w, []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX",
 		"PROBLEMS"}, rows); err != nil {

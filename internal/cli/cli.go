@@ -8,7 +8,8 @@
 //
 // Exit status: 0 success; 1 it failed, or the answer is no; 2 what was given makes no sense, whoever is asked: the
 // command line, a setting, a name that cannot be one, a file to be read that is not there or not what it should be. So
-// 2 says: mend what was given; to try again is useless.
+// 2 says: mend what was given; to try again is useless. 3, of `indexer doctor` alone: nothing was found, and not all
+// could be looked at.
 package cli
 
 import (
@@ -38,6 +39,12 @@ func (u usageError) Unwrap() error { return u.error }
 
 // UsageErrorf makes the error of something given that makes no sense: it ends the program with status 2.
 func UsageErrorf(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// unableError is that something could not be found out.
+type unableError struct{ error }
+
+// UnableErrorf makes the error of a question that has no answer: it ends the program with status 3.
+func UnableErrorf(format string, args ...any) error { return unableError{fmt.Errorf(format, args...)} }
 
 // natsNames are the environment variables that NATS users know.
 var natsNames = map[string]string{
@@ -80,6 +87,9 @@ func Main(root *cobra.Command) int {
 		return 2
 	}
 	fmt.Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), said)
+	if unable := (unableError{}); errors.As(err, &unable) {
+		return 3
+	}
 	return 1
 }
 

@@ -51,6 +51,28 @@ type Shim struct {
 
 	// Waiting is since when and why the log takes nothing from the shim; nil: it takes what there is.
 	Waiting *Waiting `json:"waiting,omitempty"`
+
+	// Endpoint and ReplayEndpoint are where it hears its engine, as it dials them; empty: it is fed otherwise.
+	Endpoint       string `json:"endpoint,omitempty"`
+	ReplayEndpoint string `json:"replay_endpoint,omitempty"`
+
+	// Heard is what became of what its engine said; nil: the shim is of a release that does not say, or has not begun.
+	Heard *Heard `json:"heard,omitempty"`
+}
+
+// Heard is what became of what an engine said, since its shim began.
+type Heard struct {
+	Messages   uint64 `json:"messages"`
+	Unreadable uint64 `json:"unreadable"` // of the messages
+
+	Gaps       uint64 `json:"gaps"`        // messages were missing for good: what the rank held was cleared
+	JoinedLate uint64 `json:"joined_late"` // the engine had spoken before, and could not say it again
+
+	// Skipped counts events that were passed over, by reason, where that lost something.
+	Skipped map[string]uint64 `json:"skipped,omitempty"`
+
+	// ReplayFailed is why the last question to the replay endpoint was not answered; empty: it was, or none was put.
+	ReplayFailed string `json:"replay_failed,omitempty"`
 }
 
 // Waiting is how a shim waits for the log.

@@ -66,6 +66,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 	s := &api.Status{
 		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(),
 		Since:  n.started.UTC(),
+		Now:    time.Now().UTC(),
 		Models: []api.ModelStatus{}, Problems: []string{}, L3: n.l3.status(),
 	}
 	for model, list := range n.machine.View().Models {

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // recordVersion is the version of records that this program writes.
@@ -138,3 +140,17 @@ func decode(key events.RankKey, data []byte) (Record, error) {
 }
 
 func (r *Record) encode() ([]byte, error) { return json.MarshalIndent(r, "", " ") }
+
+// Records reads all registrations of a small namespace at once, as they are in the bucket now. What cannot be read is
+// left out, as nodes do.
+func Records(ctx context.Context, ns *jetstream.Namespace) (list []Record, err error) {
+	entries, err := ns.OpenWorkers().All(ctx)
+	for _, e := range entries {
+		if _, key, ok := jetstream.ParseWorkerKey(e.Key); ok {
+			if r, err := decode(key, e.Value); err == nil {
+				list = append(list, r)
+			}
+		}
+	}
+	return list, err
+}

@@ -23,6 +23,16 @@ type ControlServer struct {
 	incarnation atomic.Uint64                   // of the machine, as of its last step
 	waiting     atomic.Pointer[control.Waiting] // for the log; nil: it takes events
 
+	heard struct { // how it stands with the engine
+		sync.Mutex
+		endpoint     string
+		replay       string
+		counts       Counts
+		begun        bool
+		skips        events.SkipCounts
+		replayFailed error
+	}
+
 	mu    sync.Mutex // one resync at a time
 	done  map[string]events.Incarnation
 	order []string // the keys of done, oldest first
@@ -66,7 +76,63 @@ func (s *ControlServer) Who() control.Shim {
 	who := s.who
 	who.Incarnation = events.Incarnation(s.incarnation.Load())
 	who.Waiting = s.waiting.Load()
+	s.heard.Lock()
+	defer s.heard.Unlock()
+	if who.Endpoint, who.ReplayEndpoint = s.heard.endpoint, s.heard.replay; !s.heard.begun {
+		return who
+	}
+	c := &s.heard.counts
+	who.Heard = &control.Heard{Messages: c.Taken, Unreadable: c.Undecodable, Gaps: c.Gaps, JoinedLate: c.JoinedLate}
+	for skip, n := range s.heard.skips {
+		if n > 0 && events.Skip(skip).Loses() {
+			if who.Heard.Skipped == nil {
+				who.Heard.Skipped = map[string]uint64{}
+			}
+			who.Heard.Skipped[events.Skip(skip).String()] = n
+		}
+	}
+	if s.heard.replayFailed != nil {
+		who.Heard.ReplayFailed = s.heard.replayFailed.Error()
+	}
 	return who
+}
+
+// begin has the server say where the engine is heard. A nil server says nothing.
+func (s *ControlServer) begin(cfg *Config) {
+	if s != nil && cfg.Feed == nil {
+		s.heard.Lock()
+		s.heard.endpoint, s.heard.replay = cfg.Engine, cfg.Replay
+		s.heard.Unlock()
+	}
+}
+
+// stepped has the server say how far the machine is.
+func (s *ControlServer) stepped(incarnation events.Incarnation, c Counts) {
+	if s == nil {
+		return
+	}
+	s.incarnation.Store(uint64(incarnation))
+	s.heard.Lock()
+	s.heard.counts, s.heard.begun = c, true
+	s.heard.Unlock()
+}
+
+// skipped has the server say what the decoder has passed over so far.
+func (s *ControlServer) skipped(n events.SkipCounts) {
+	if s != nil {
+		s.heard.Lock()
+		s.heard.skips = n
+		s.heard.Unlock()
+	}
+}
+
+// replayed has the server say how the last question to the replay endpoint ended.
+func (s *ControlServer) replayed(err error) {
+	if s != nil {
+		s.heard.Lock()
+		s.heard.replayFailed = err
+		s.heard.Unlock()
+	}
 }
 
 // Wait has the server say that the log takes nothing, and why; nil says that it does. A nil server says nothing.

@@ -273,6 +273,7 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		return
 	case got.err != nil:
 		r.cfg.Hooks.ReplayFailed(r.replay.from, got.err)
+		r.cfg.Control.replayed(got.err)
 		most := r.cfg.RetryMax
 		switch {
 		case zmtp.Refuses(got.err):
@@ -291,9 +292,11 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		}
 	case got.whole != nil:
 		r.cfg.Hooks.ReplayEnded()
+		r.cfg.Control.replayed(nil)
 		r.machine.ReplayedWhole(*got.whole, now)
 	default:
 		r.cfg.Hooks.ReplayEnded()
+		r.cfg.Control.replayed(nil)
 		r.machine.ReplayEnded(now)
 		r.dialNow() // who answers here publishes too
 	}

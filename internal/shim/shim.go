@@ -142,8 +142,9 @@ type runner struct {
 	looking bool
 	waiting []request // who waits for a look into the log
 	span    span
-	heardAt time.Time // when the engine last said something
-	fed     bool      // the feed has ended
+	heardAt time.Time         // when the engine last said something
+	skips   events.SkipCounts // that the control server was told of
+	fed     bool              // the feed has ended
 }
 
 // inbound is what comes from the engine: of its live socket, or fed.
@@ -190,6 +191,7 @@ func Run(ctx context.Context, cfg Config) error {
 		lost:    make(chan struct{}, 1),
 		kept:    make(chan error, 1),
 	}
+	cfg.Control.begin(&cfg)
 	r.watching = newWatching(&cfg, time.Now())
 	defer r.watching.tick.Stop()
 	defer r.watching.delayed.Stop()
@@ -277,6 +279,12 @@ func (o observed) Decode(payload []byte) (events.Message, error) {
 	msg, err := o.cfg.Decoder.Decode(payload)
 	if err != nil {
 		o.cfg.Hooks.Undecodable(o.machine.Taken().Seq, err)
+	}
+	if d, ok := o.cfg.Decoder.(interface{ Counts() events.SkipCounts }); ok && o.cfg.Control != nil {
+		if now := d.Counts(); now != o.skips {
+			o.runner.skips = now
+			o.cfg.Control.skipped(now)
+		}
 	}
 	return msg, err
 }
@@ -448,9 +456,7 @@ func (r *runner) loop(ctx context.Context) error {
 			a.begun <- r.machine.Incarnation()
 		}
 		r.span.begun(r.machine.Incarnation())
-		if r.cfg.Control != nil {
-			r.cfg.Control.incarnation.Store(uint64(r.machine.Incarnation()))
-		}
+		r.cfg.Control.stepped(r.machine.Incarnation(), r.machine.Counts())
 		_, bytes := r.machine.Queued()
 		r.cfg.Hooks.Stepped(r.machine.Counts(), bytes)
 	}

@@ -13,6 +13,7 @@ type Status struct {
 	Namespace  string            `json:"namespace" msgpack:"namespace"`
 	Ready      bool              `json:"ready" msgpack:"ready"`
 	Since      time.Time         `json:"since" msgpack:"since"`
+	Now        time.Time         `json:"now" msgpack:"now"` // by the node's clock; zero: an older node
 	Models     []ModelStatus     `json:"models" msgpack:"models"`
 	Partitions []PartitionDetail `json:"partitions" msgpack:"partitions"`
 	Index      IndexStatus       `json:"index" msgpack:"index"`

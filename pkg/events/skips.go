@@ -63,6 +63,9 @@ func (s Skip) String() string {
 	return fmt.Sprintf("skip(%d)", uint8(s))
 }
 
+// Loses reports whether what is passed over for the reason was an event that the index lacks then.
+func (s Skip) Loses() bool { return s < SkipReused && s != SkipRemote && s != SkipPartialBlock }
+
 // SkipCounts says how often each reason occurred.
 type SkipCounts [skipKinds]uint64
 

@@ -101,7 +101,7 @@ func (n *Namespace) OpenWorkers() *Bucket {
 
 // roomForValues refuses a server whose messages have no room for a value of the largest size with its headers.
 func (c *Conn) roomForValues() error {
-	const need = MaxValue + headerRoom
+	const need = MessageRoom
 	if limit := int(c.nc.MaxPayload()); limit < need {
 		return fmt.Errorf(
 			"%w: NATS server %s takes messages of %d bytes at most, an indexer needs %d: set max_payload: %d or more in the server's configuration (1048576 is its default)",

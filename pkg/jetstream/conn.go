@@ -277,7 +277,7 @@ func (c *Conn) Connected() bool { return c.nc.IsConnected() }
 func (c *Conn) ServerURL() string { return ShownAddress(c.nc.ConnectedUrl()) }
 
 // atomicBatches reports whether the server knows atomic batches (nats-server 2.12, API level 2).
-func (c *Conn) atomicBatches() bool { return c.level >= 2 }
+func (c *Conn) atomicBatches() bool { return c.level >= BatchLevel }
 
 func (c *Conn) disconnected(err error) {
 	c.mu.Lock()

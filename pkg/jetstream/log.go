@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -61,7 +60,9 @@ type streamAnswer struct {
 		LastSeq  uint64            `json:"last_seq"`
 		Subjects map[string]uint64 `json:"subjects"`
 	} `json:"state"`
-	Total int `json:"total"`
+	Total     int                    `json:"total"`
+	Cluster   *jetstream.ClusterInfo `json:"cluster"`
+	TimeStamp time.Time              `json:"ts"` // when the server answered, by its clock
 }
 
 func (a *streamAnswer) epoch() Epoch { return Epoch(a.Created.UnixNano()) }
@@ -117,22 +118,7 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 		AllowAtomicPublish: n.c.atomicBatches(),
 	}
 	return n.c.ensure(ctx, want, func(there *jetstream.StreamConfig) error {
-		var odd []string
-		check := func(bad bool, format string, v ...any) {
-			if bad {
-				odd = append(odd, fmt.Sprintf(format, v...))
-			}
-		}
-		check(!slices.Equal(there.Subjects, want.Subjects), "subjects %q, not %q", there.Subjects, want.Subjects)
-		check(there.Retention != want.Retention, "retention %v, not %v", there.Retention, want.Retention)
-		check(there.Storage != want.Storage, "storage %v, not %v", there.Storage, want.Storage)
-		check(there.Discard != want.Discard, "discard %v, not %v", there.Discard, want.Discard)
-		check(there.MaxMsgsPerSubject > 0, "a limit of %d messages per subject", there.MaxMsgsPerSubject)
-		check(there.AllowRollup, "rollups")
-		check(there.AllowMsgTTL, "a life per message")
-		check(there.Mirror != nil || len(there.Sources) > 0, "a mirror or sources")
-		check(there.SubjectTransform != nil, "a subject transform")
-		check(there.PersistMode == jetstream.AsyncPersistMode, "asynchronous persistence")
+		odd := oddLog(there, want.Subjects[0])
 		if len(odd) > 0 {
 			return fmt.Errorf("stream %s: %w: it has %q, with which events could be lost unseen", name, ErrMismatch,
 				odd)

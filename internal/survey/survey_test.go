@@ -1,4 +1,4 @@
-package main
+package survey
 
 import (
 	"slices"
@@ -10,7 +10,7 @@ import (
 // TestAProblemOfSeveralNodesIsSaidOnce: what nodes share, as a disk that is full, is one problem of them all.
 func TestAProblemOfSeveralNodesIsSaidOnce(t *testing.T) {
 	status := func(ready bool, problems ...string) *api.Status { return &api.Status{Ready: ready, Problems: problems} }
-	r := clusterReport{Nodes: []nodeReport{
+	r := Report{Nodes: []Node{
 		{Node: "a", Status: status(true, "the disk is full", "a's own")},
 		{Node: "b", Status: status(false, "the disk is full")},
 		{Node: "c", Error: "node c is gone"},

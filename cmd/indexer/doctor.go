@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/doctor"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/spf13/cobra"
+)
+
+func doctorCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Find what is wrong with a deployment, and say what mends it",
+		Long: `Look at NATS, streams and buckets, nodes, clocks, replicas, workers, shims, engines, shared stores and tokenizers, and
+say what is wrong, with the evidence and the flag or command that mends it. Nothing is changed. A line on standard error
+tells of each check.
+
+Run it with a NATS user that may do what an indexer node may; what another may not ask is said to be not checked.
+Engines are asked over HTTP at the addresses that their workers are registered with.
+
+Exit status 1 if there is an error, 3 if there is none and something could not be checked; warnings alone are 0.`,
+		Example: `  indexer doctor
+  indexer doctor --nats nats://nats-1:4222 --json`,
+	}
+	a := askingFlags(cmd)
+	var tokenFile string
+	cmd.Flags().StringVar(&tokenFile, "engine-http-token-file", "", "file with the API key that engines want over HTTP")
+	cmd.Flags().Lookup("timeout").Usage = "how long each check may take"
+	cmd.Flags().Lookup("timeout").DefValue = "20s"
+	a.timeout = 20 * time.Second
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := a.check(); err != nil {
+			return err
+		}
+		if _, err := a.nats.Options(""); err != nil {
+			return err
+		}
+		var token []byte
+		if tokenFile != "" {
+			var err error
+			if token, err = os.ReadFile(tokenFile); err != nil {
+				return cli.UsageErrorf("--engine-http-token-file: %w", err)
+			}
+		}
+		r := doctor.Examine(cmd.Context(), doctor.Config{
+			Namespace: a.namespace, Shown: a.nats.Shown(), Timeout: a.timeout, EngineToken: string(bytes.TrimSpace(token)),
+			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
+				return a.nats.ConnectCore(ctx, "kvatlas indexer")
+			},
+			Progress: func(c doctor.Result) { fmt.Fprintln(os.Stderr, progress(c)) },
+		})
+		var err error
+		if a.json {
+			err = cli.PrintJSON(os.Stdout, r)
+		} else {
+			err = printFindings(os.Stdout, r)
+		}
+		errs, unable := r.Findings(doctor.Error), r.Unable()
+		switch {
+		case err != nil:
+			return err
+		case len(errs) == 1:
+			return fmt.Errorf("1 error: %s: %s", errs[0].Where, errs[0].What)
+		case len(errs) > 0:
+			return fmt.Errorf("%d errors, the first: %s: %s", len(errs), errs[0].Where, errs[0].What)
+		case len(unable) > 0:
+			return cli.UnableErrorf("no errors found, and not checked: %s", strings.Join(unable, ", "))
+		}
+		return nil
+	}
+	return cmd
+}
+
+// progress is the line of a check.
+func progress(c doctor.Result) string {
+	verdict, said := "ok", c.Looked
+	switch errs := 0; {
+	case c.Unable:
+		verdict, said = "NOT CHECKED", c.Skipped
+	case c.Skipped != "":
+		verdict, said = "-", c.Skipped
+	case len(c.Findings) > 0:
+		for _, f := range c.Findings {
+			if f.Severity == doctor.Error {
+				errs++
+			}
+		}
+		verdict = fmt.Sprintf("%d errors, %d warnings", errs, len(c.Findings)-errs)
+	}
+	return fmt.Sprintf("%-11s %-22s %s", c.Check, verdict, said)
+}
+
+// printFindings writes a table of all findings, the worst first, and below it the evidence and remedy of each.
+func printFindings(w io.Writer, r *doctor.Report) error {
+	all := append(r.Findings(doctor.Error), r.Findings(doctor.Warning)...)
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(w, "nothing found")
+		return err
+	}
+	rows := make([][]any, len(all))
+	for i, f := range all {
+		rows[i] = []any{i + 1, f.Severity, f.Check, f.Where, f.What}
+	}
+	if err := cli.Table(w, []string{"", "SEVERITY", "CHECK", "WHERE", "WHAT"}, rows); err != nil {
+		return err
+	}
+	for i, f := range all {
+		if _, err := fmt.Fprintf(w, "\n%d. %s: %s\n   evidence: %s\n   what to do: %s\n", i+1, f.Where, f.What, f.Evidence,
+			f.Remedy); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/internal/enginehttp"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/survey"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// Severity is how bad a finding is.
+type Severity string
+
+// The severities.
+const (
+	Error   Severity = "error"   // answers are wrong, missing or late, or will be soon
+	Warning Severity = "warning" // answers are right; hits, speed or safety are given away
+)
+
+// Finding is something that should be mended.
+type Finding struct {
+	Severity Severity `json:"severity"`
+	Check    string   `json:"check"`
+	Where    string   `json:"where"` // the server, stream, node, worker or model
+	What     string   `json:"what"`
+	Evidence string   `json:"evidence"`
+	Remedy   string   `json:"remedy"` // with the flag or command
+}
+
+// Result is what became of a check.
+type Result struct {
+	Check    string    `json:"check"`
+	Looked   string    `json:"looked"`            // at what
+	Skipped  string    `json:"skipped,omitempty"` // why it did not look
+	Unable   bool      `json:"unable,omitempty"`  // it should have looked, and could not
+	Findings []Finding `json:"findings"`
+}
+
+// Report is all of it.
+type Report struct {
+	Namespace string   `json:"namespace"`
+	Checks    []Result `json:"checks"`
+}
+
+// Findings lists those of a severity.
+func (r *Report) Findings(s Severity) (list []Finding) {
+	for _, c := range r.Checks {
+		for _, f := range c.Findings {
+			if f.Severity == s {
+				list = append(list, f)
+			}
+		}
+	}
+	return list
+}
+
+// Unable lists the checks that could not look.
+func (r *Report) Unable() (names []string) {
+	for _, c := range r.Checks {
+		if c.Unable {
+			names = append(names, c.Check)
+		}
+	}
+	return names
+}
+
+// Config is what to examine.
+type Config struct {
+	Namespace string
+
+	// Connect connects to NATS; [jetstream.ConnOptions.Core] is enough. Shown is where, for people.
+	Connect func(context.Context) (*jetstream.Conn, error)
+	Shown   string
+
+	Timeout time.Duration // of each question
+
+	// EngineToken is the bearer token that engines want over HTTP, if any.
+	EngineToken string
+
+	// Now is the clock that is compared with others; nil: the system's.
+	Now func() time.Time
+
+	Progress func(Result) // is called after each check; may be nil
+}
+
+// Facts are what checks judge. What a check has not gathered is zero.
+type Facts struct {
+	Shown     string // the address of NATS
+	Namespace string
+
+	ConnectError error
+	Server       jetstream.ServerInfo
+	AccountError error
+	Account      jetstream.AccountInfo
+	OpenError    error  // of the namespace
+	Partitions   uint32 // of the namespace
+	Streams      []jetstream.StreamState
+
+	Clocks []Clock
+
+	Nodes      *survey.Report
+	NodesError error
+	Replicas   []api.PartitionReplicas
+	Workers    *api.WorkerList
+	Records    []registry.Record
+	Shims      []control.Shim
+
+	Engines    []EngineFacts
+	Tokenizers []TokenizerFacts
+}
+
+// Clock is how another clock differs from this host's, for certain.
+type Clock struct {
+	Of    string
+	Ahead time.Duration // negative: behind
+}
+
+// EngineFacts is what a worker's engine says over HTTP.
+type EngineFacts struct {
+	Worker    events.WorkerID
+	URL       string
+	Model     string // as the worker is registered
+	BlockSize uint32 // likewise
+	Ranks     int    // that have a shim
+	Said      enginehttp.Engine
+	Err       error
+}
+
+// TokenizerFacts is what came of a text.
+type TokenizerFacts struct {
+	Model string
+	Error string // empty: tokens
+}
+
+// examination is one run: facts, and what they are gathered with.
+type examination struct {
+	cfg    Config
+	facts  Facts
+	conn   *jetstream.Conn
+	ns     *jetstream.Namespace
+	client *client.Client
+}
+
+// errSkipped is why a check has nothing to look at.
+type errSkipped struct{ why string }
+
+func (e errSkipped) Error() string { return e.why }
+
+// check is one check: look gathers, and says at what it looked; judge finds.
+type check struct {
+	name  string
+	look  func(context.Context, *examination) (looked string, err error)
+	judge func(*Facts) []Finding
+}
+
+// checks are in the order of what needs what.
+var checks = []check{
+	{"nats", lookAtNATS, judgeNATS},
+	{"jetstream", lookAtJetStream, judgeJetStream},
+	{"namespace", lookAtNamespace, judgeNamespace},
+	{"streams", lookAtStreams, judgeStreams},
+	{"nodes", lookAtNodes, judgeNodes},
+	{"clocks", lookAtClocks, judgeClocks},
+	{"replicas", lookAtReplicas, judgeReplicas},
+	{"workers", lookAtWorkers, judgeWorkers},
+	{"models", lookAtModels, judgeModels},
+	{"shims", lookAtShims, judgeShims},
+	{"engines", lookAtEngines, judgeEngines},
+	{"store", lookAtStores, judgeStores},
+	{"tokenizers", lookAtTokenizers, judgeTokenizers},
+}
+
+// Names lists the checks, in order.
+func Names() (names []string) {
+	for _, c := range checks {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// Examine runs all checks. It ends early with ctx, and then says which did not look.
+func Examine(ctx context.Context, cfg Config) *Report {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	x := &examination{cfg: cfg, facts: Facts{Shown: cfg.Shown, Namespace: cfg.Namespace}}
+	defer func() {
+		if x.conn != nil {
+			x.conn.Close()
+		}
+	}()
+	r := &Report{Namespace: cfg.Namespace}
+	for _, c := range checks {
+		result := Result{Check: c.name, Findings: []Finding{}}
+		within, cancel := context.WithTimeout(ctx, cfg.Timeout)
+		looked, err := c.look(within, x)
+		cancel()
+		result.Looked = looked
+		var skipped errSkipped
+		switch {
+		case errors.As(err, &skipped):
+			result.Skipped = skipped.why
+		case err != nil:
+			result.Skipped, result.Unable = err.Error(), true
+		default:
+			for _, f := range c.judge(&x.facts) {
+				f.Check = c.name
+				result.Findings = append(result.Findings, f)
+			}
+		}
+		r.Checks = append(r.Checks, result)
+		if cfg.Progress != nil {
+			cfg.Progress(result)
+		}
+	}
+	return r
+}
+
+// plural is a count with its word.
+func plural(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}

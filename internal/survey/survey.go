@@ -1,0 +1,138 @@
+// Package survey answers one question: how are all nodes of a namespace doing? Each is asked by way of whichever
+// answers, and one that is known and does not answer is named.
+package survey
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+)
+
+// Report is the status of all nodes, as it is printed in JSON.
+type Report struct {
+	Namespace string   `json:"namespace"`
+	Nodes     []Node   `json:"nodes"`    // by name
+	Problems  []string `json:"problems"` // of all nodes, each with the names of those that have it
+}
+
+// Node is the status of one node, or why there is none.
+type Node struct {
+	Node   string      `json:"node"`
+	Status *api.Status `json:"status,omitempty"`
+	Error  string      `json:"error,omitempty"`
+}
+
+// Nodes asks whichever node answers, and by way of such nodes all others that any of them knows. Each request
+// has half of the time that is left.
+func Nodes(ctx context.Context, c *client.Client) (*Report, error) {
+	first, err := c.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Namespace: first.Namespace, Nodes: []Node{{Node: first.Node, Status: first}},
+		Problems: []string{}}
+	for {
+		unheard := r.unheard()
+		if len(unheard) == 0 {
+			break
+		}
+		reports := make([]Node, len(unheard))
+		var all sync.WaitGroup
+		for i, name := range unheard {
+			all.Go(func() {
+				reports[i].Node = name
+				s, err := c.StatusOf(ctx, name)
+				var refused *api.Error
+				switch {
+				case err == nil:
+					reports[i].Status = s
+				case errors.As(err, &refused):
+					reports[i].Error = refused.Message
+				default:
+					reports[i].Error = err.Error()
+				}
+			})
+		}
+		all.Wait()
+		r.Nodes = append(r.Nodes, reports...)
+	}
+	r.addGone()
+	slices.SortFunc(r.Nodes, func(a, b Node) int { return strings.Compare(a.Node, b.Node) })
+	r.Problems = r.problems()
+	return r, nil
+}
+
+// problems lists the problems of all nodes, with the names of the nodes that have them. What several say of what they
+// share, as that its disk is full, is one problem.
+func (r *Report) problems() []string {
+	list, nodes := []string{}, map[string][]string{}
+	for _, n := range r.Nodes {
+		if n.Status == nil {
+			list = append(list, n.Error)
+			continue
+		}
+		for _, p := range ProblemsOf(n.Status) {
+			if nodes[p] == nil {
+				list = append(list, p)
+			}
+			nodes[p] = append(nodes[p], n.Node)
+		}
+	}
+	for i, p := range list {
+		switch of := nodes[p]; len(of) {
+		case 0: // of a node that does not answer
+		case 1:
+			list[i] = "node " + of[0] + ": " + p
+		default:
+			list[i] = "nodes " + strings.Join(of, ", ") + ": " + p
+		}
+	}
+	return list
+}
+
+// unheard lists the nodes that some node knows to live and that have not been asked.
+func (r *Report) unheard() (names []string) {
+	for _, n := range r.Nodes {
+		if n.Status == nil || n.Status.Cluster == nil {
+			continue
+		}
+		for _, other := range n.Status.Cluster.Nodes {
+			if !r.has(other.Node) && !slices.Contains(names, other.Node) {
+				names = append(names, other.Node)
+			}
+		}
+	}
+	return names
+}
+
+func (r *Report) has(node string) bool {
+	return slices.ContainsFunc(r.Nodes, func(n Node) bool { return n.Node == node })
+}
+
+// addGone adds the nodes that some node believes dead and that nobody has heard.
+func (r *Report) addGone() {
+	for _, n := range r.Nodes {
+		if n.Status == nil || n.Status.Cluster == nil {
+			continue
+		}
+		for _, name := range n.Status.Cluster.Gone {
+			if !r.has(name) {
+				r.Nodes = append(r.Nodes, Node{Node: name, Error: "node " + name +
+					" is gone: it was killed, or is cut off from NATS; start it again, or it is forgotten ten minutes after its end"})
+			}
+		}
+	}
+}
+
+// ProblemsOf is what of a node's status people should know.
+func ProblemsOf(s *api.Status) (list []string) {
+	if !s.Ready {
+		list = append(list, "it is not ready: it restores, or catches up with the log")
+	}
+	return append(list, s.Problems...)
+}

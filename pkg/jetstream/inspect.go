@@ -1,0 +1,171 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// MessageRoom is how large a message an indexer's NATS server must take, in bytes.
+const MessageRoom = MaxValue + headerRoom
+
+// BatchLevel is the level of the JetStream API from which on there are atomic batches: nats-server 2.12.
+const BatchLevel = 2
+
+// ServerInfo is what the NATS server of a connection is.
+type ServerInfo struct {
+	Name, Version, Cluster, URL string
+	RoundTrip                   time.Duration
+	MaxPayload                  int64 // bytes of a message
+}
+
+// Server asks the server for a round trip.
+func (c *Conn) Server() (s ServerInfo, err error) {
+	s = ServerInfo{Name: c.nc.ConnectedServerName(), Version: c.nc.ConnectedServerVersion(),
+		Cluster: c.nc.ConnectedClusterName(), URL: c.ServerURL(), MaxPayload: c.nc.MaxPayload()}
+	if s.RoundTrip, err = c.nc.RTT(); err != nil {
+		return s, failed("ask the NATS server for a round trip", err)
+	}
+	return s, nil
+}
+
+// AccountInfo is what an account has of JetStream. A limit that is not above 0 is none.
+type AccountInfo struct {
+	Level                   int // of the API
+	Storage, MaxStorage     int64
+	Streams, MaxStreams     int
+	Consumers, MaxConsumers int
+}
+
+// Account asks what the connection's account has and may have. It works on a [ConnOptions.Core] connection too. The
+// error wraps [ErrNoJetStream] or [ErrNoLeader] as that of [Connect] does.
+func (c *Conn) Account(ctx context.Context) (a AccountInfo, err error) {
+	if a.Level, err = c.apiLevel(ctx); err != nil {
+		return a, failed("ask JetStream for the account", err)
+	}
+	var got jetstream.AccountInfo
+	if err := c.call(ctx, "ask JetStream for the account", "INFO", nil, &got); err != nil {
+		return a, err
+	}
+	a.Storage, a.MaxStorage = int64(got.Store), got.Limits.MaxStore
+	a.Streams, a.MaxStreams = got.Streams, got.Limits.MaxStreams
+	a.Consumers, a.MaxConsumers = got.Consumers, got.Limits.MaxConsumers
+	return a, nil
+}
+
+// StreamState is how one of a namespace's streams, or a bucket's stream, is found.
+type StreamState struct {
+	Name   string
+	Bucket string // empty: it is a partition's log
+	Usage  string // of a bucket: what is in it
+	Err    error  // why nothing is known of it; [ErrNotFound] if it is not there
+	Odd    []string
+
+	Partition       events.Partition // of a log
+	Bytes           uint64
+	MaxBytes        int64
+	MaxAge          time.Duration
+	Replicas        int
+	Direct, Batches bool     // it allows direct gets, atomic batches
+	Behind          []string // servers with a replica that is away or not current
+	Refused         error    // why it takes no writes, as far as its server knows; [ErrDenied]: this user may not ask
+
+	// Ahead is by how much the clock of the server that answered is ahead of ours at least; negative: behind. 0 if the
+	// time that the question took explains it.
+	Ahead  time.Duration
+	Server string // who answered: the stream's leader
+}
+
+// Inspect looks at all streams and buckets of the namespace once each. Nothing is written.
+func (n *Namespace) Inspect(ctx context.Context) (list []StreamState) {
+	for p := range events.Partition(n.partitions) {
+		s := StreamState{Name: StreamName(n.name, p), Partition: p}
+		n.inspect(ctx, &s, nobodysSubject(n.name, p), func(there *jetstream.StreamConfig) []string {
+			return oddLog(there, streamSubjects(n.name, p))
+		})
+		list = append(list, s)
+	}
+	for _, b := range []struct{ name, what string }{
+		{metaBucket(n.name), "the namespace's record and models"}, {snapshotBucket(n.name), "snapshots"},
+		{nodesBucket(n.name), "which nodes there are"}, {workersBucket(n.name), "workers' registrations"},
+	} {
+		s := StreamState{Name: bucketStream(b.name), Bucket: b.name, Usage: b.what}
+		n.inspect(ctx, &s, keySubject(b.name, nobodysKey), func(there *jetstream.StreamConfig) (odd []string) {
+			if there.MaxMsgsPerSubject != 1 || there.Storage != jetstream.FileStorage ||
+				there.Discard != jetstream.DiscardNew {
+				odd = append(odd, fmt.Sprintf("history %d, %v storage, discard %v, not history 1, file storage, discard new",
+					there.MaxMsgsPerSubject, there.Storage, there.Discard))
+			}
+			return odd
+		})
+		list = append(list, s)
+	}
+	return list
+}
+
+func (n *Namespace) inspect(ctx context.Context, s *StreamState, nobody string,
+	odd func(*jetstream.StreamConfig) []string) {
+	asked := time.Now()
+	a, err := n.c.infoOnce(ctx, s.Name)
+	answered := time.Now()
+	if err != nil {
+		s.Err = failed("info of stream "+s.Name, err)
+		return
+	}
+	s.Odd = odd(&a.Config)
+	s.Bytes, s.MaxBytes, s.MaxAge, s.Replicas = a.State.Bytes, a.Config.MaxBytes, a.Config.MaxAge, a.Config.Replicas
+	s.Direct, s.Batches = a.Config.AllowDirect, a.Config.AllowAtomicPublish
+	if s.Server = n.c.nc.ConnectedServerName(); a.Cluster != nil {
+		if a.Cluster.Leader != "" {
+			s.Server = a.Cluster.Leader
+		}
+		for _, r := range a.Cluster.Replicas {
+			if r.Offline || !r.Current {
+				s.Behind = append(s.Behind, r.Name)
+			}
+		}
+	}
+	if !a.TimeStamp.IsZero() {
+		s.Ahead = Ahead(a.TimeStamp, asked, answered)
+	}
+	within, cancel := context.WithTimeout(ctx, n.c.attempt)
+	defer cancel()
+	s.Refused = n.c.writable(within, s.Name, nobody)
+	if !errors.Is(s.Refused, ErrFull) && !errors.Is(s.Refused, ErrDenied) {
+		s.Refused = nil // it is not known
+	}
+}
+
+// Ahead is by how much a clock that showed then, at some moment from asked to answered, is ahead of ours at least.
+func Ahead(then, asked, answered time.Time) time.Duration {
+	if d := then.Sub(answered); d > 0 {
+		return d
+	}
+	return min(then.Sub(asked), 0)
+}
+
+// oddLog says what of a partition's stream is not as it must be.
+func oddLog(there *jetstream.StreamConfig, subjects string) (odd []string) {
+	check := func(bad bool, format string, v ...any) {
+		if bad {
+			odd = append(odd, fmt.Sprintf(format, v...))
+		}
+	}
+	check(!slices.Equal(there.Subjects, []string{subjects}), "subjects %q, not %q", there.Subjects, []string{subjects})
+	check(there.Retention != jetstream.LimitsPolicy, "retention %v, not %v", there.Retention, jetstream.LimitsPolicy)
+	check(there.Storage != jetstream.FileStorage, "storage %v, not %v", there.Storage, jetstream.FileStorage)
+	check(there.Discard != jetstream.DiscardOld, "discard %v, not %v", there.Discard, jetstream.DiscardOld)
+	check(there.MaxMsgsPerSubject > 0, "a limit of %d messages per subject", there.MaxMsgsPerSubject)
+	check(there.AllowRollup, "rollups")
+	check(there.AllowMsgTTL, "a life per message")
+	check(there.Mirror != nil || len(there.Sources) > 0, "a mirror or sources")
+	check(there.SubjectTransform != nil, "a subject transform")
+	check(there.PersistMode == jetstream.AsyncPersistMode, "asynchronous persistence")
+	return odd
+}
