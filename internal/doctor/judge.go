@@ -381,16 +381,21 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 			continue
 		}
 		rank := r.Key().String()
-		if why := r.L3.Usable(r.BlockSize); why != "" {
+		name, err := sampleName(r.L3)
+		why := r.L3.Usable(r.BlockSize)
+		if err != nil {
+			why = err.Error()
+		}
+		if why != "" {
 			list = append(list, Finding{Error, "", rank, "nothing of the shared store can be credited to the worker", why,
 				hashRemedy})
 			continue
 		}
 		at := place{r.Model, r.L3.Where()}
-		i := slices.IndexFunc(stores[at], func(n *named) bool { return n.identity == r.L3.Identity() })
+		i := slices.IndexFunc(stores[at], func(n *named) bool { return n.identity == name })
 		if i < 0 {
 			i = len(stores[at])
-			stores[at] = append(stores[at], &named{identity: r.L3.Identity(), config: naming(r.L3)})
+			stores[at] = append(stores[at], &named{identity: name, config: naming(r.L3)})
 		}
 		stores[at][i].ranks = append(stores[at][i].ranks, rank)
 	}
@@ -408,6 +413,15 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 			at.store + ", so that none finds another's", strings.Join(said, "; "), hashRemedy})
 	}
 	return list
+}
+
+// sampleName is what a sample prompt is called in the store: workers that call it differently never match.
+func sampleName(c *hicache.Config) (string, error) {
+	if c.VLLM == nil {
+		return c.Identity(), nil
+	}
+	names, err := c.VLLM.Digests(nil, make([]uint32, 2*c.VLLM.HashBlockSize+c.VLLM.HashLookahead), "", "")
+	return fmt.Sprintf("%s %x", c.Identity(), names), err
 }
 
 const hashRemedy = "start all engines of the model with one PYTHONHASHSEED, one --prefix-caching-hash-algo and one release, and say so in " +
