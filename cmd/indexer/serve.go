@@ -65,6 +65,8 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"nats-server configuration file for that server: users, TLS, leaf nodes")
 	f.StringVar(&s.HTTPListen, "http-listen", "127.0.0.1:8090",
 		"where HTTP is served; port 0 takes a free one, empty serves none")
+	f.IntVar(&s.MetricsWorkers, "metrics-workers", 0,
+		"how many workers have load metrics of their own, the first by name; the rest are added up as other")
 	f.StringVar(&s.SelectListen, "select-listen", "",
 		"where requests are answered as by Dynamo's selection service, which listens on 8092; empty: nowhere")
 	f.StringVar(&s.SlotTrackerListen, "slot-tracker-listen", "",
@@ -221,6 +223,7 @@ func (s *serving) check() error {
 	bad(s.Engines.SilentAfter < time.Second, "--engine-silent-after %v is less than 1s", s.Engines.SilentAfter)
 	bad(s.Engines.GoneAfter != 0 && s.Engines.GoneAfter < s.Engines.SilentAfter,
 		"--engine-gone-after %v is less than --engine-silent-after %v", s.Engines.GoneAfter, s.Engines.SilentAfter)
+	bad(s.MetricsWorkers < 0, "--metrics-workers %d is negative", s.MetricsWorkers)
 	bad(s.QueryWorkers < 0, "--query-workers %d is negative", s.QueryWorkers)
 	bad(s.QueryQueue < 0, "--query-queue %d is negative", s.QueryQueue)
 	bad(!slices.Contains(routing.Policies(), s.Policy), "--policy %q is none of %s", s.Policy,

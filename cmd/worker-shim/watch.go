@@ -43,6 +43,7 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 		Decoder: decoder,
 		Found: func(e events.Engine, why string) {
 			w.log.Info("the engine speaks as "+e.String()+" does", "because", why)
+			w.report.Speaks(e)
 		},
 		Unusable: func(err error, size uint32) {
 			do := wrongBlockSize(size, w.cfg.model)

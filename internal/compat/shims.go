@@ -291,7 +291,10 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 		Identity: shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
 		Decoder: &shim.Examiner{
 			Decoder: decoder,
-			Found:   func(e events.Engine, why string) { s.hooks.EngineFound(key, e, why) },
+			Found: func(e events.Engine, why string) {
+				report.Speaks(e)
+				s.hooks.EngineFound(key, e, why)
+			},
 			Unusable: func(err error, size uint32) {
 				do := otherBlockSize(size, r.Model)
 				if report.Unusable(err, do); err != nil {

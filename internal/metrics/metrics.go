@@ -1,13 +1,20 @@
 // Package metrics shows a node's status to Prometheus. Names follow its conventions: base units, _total for what only
-// grows, and labels of bounded number (partitions, models, outcomes), never workers or hashes.
+// grows, and labels of bounded number (partitions, models, outcomes), never hashes, and workers only if that was asked
+// for, and as many as were asked for.
+//
+// A scrape reads what others have published; it makes nobody wait who applies events or answers queries.
 package metrics
+
+//go:generate go test . -run TestPage -update
 
 import (
 	"cmp"
-	"context"
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -16,9 +23,42 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Statuser tells how a node is doing.
-type Statuser interface {
-	Status(ctx context.Context) (*api.Status, error)
+// Figures are what a scrape shows of a node. Where two entries of a list have the same names they are added up.
+type Figures struct {
+	Status *api.Status
+
+	Events []EventCount // applied to the index
+	Ages   Histogram    // of messages when they were applied, in seconds
+	Loads  []WorkerLoad // of each rank that has requests, and one without a worker for each model
+}
+
+// EventCount counts events of one class.
+type EventCount struct {
+	Source, Event, Tier string
+	Count               uint64
+}
+
+// WorkerLoad is a rank's load for one model.
+type WorkerLoad struct {
+	Model, Worker         string
+	Requests              int
+	PrefillTokens, Blocks int64
+}
+
+// Histogram is a count of values by their upper bounds.
+type Histogram struct {
+	Buckets map[float64]uint64 // by upper bound, smaller ones included
+	Count   uint64
+	Sum     float64
+}
+
+// Config says what is shown.
+type Config struct {
+	Figures func() *Figures // any goroutine calls it, at each scrape
+
+	// Workers is how many workers have series of their own, the first by name; the others are added up under the name
+	// "other". 0: no worker has.
+	Workers int
 }
 
 // Queries counts requests and their outcomes.
@@ -38,7 +78,38 @@ type Queries struct {
 	routed   [4]*prometheus.CounterVec // tokens by step
 	outcomes *prometheus.CounterVec
 
-	stages map[string]prometheus.Observer // looked up once, since each choice has them all
+	ratio *prometheus.HistogramVec
+
+	// looked up once, since each choice has them all: under today's name, and under that of v0.4.0 with its stages
+	stages, selection map[string]prometheus.Observer
+
+	models bounded
+}
+
+// maxModels bounds the models that have series of their own: requests may name any. Others count as "other".
+const maxModels = 1000
+
+// other is the label of what is beyond a bound.
+const other = "other"
+
+// bounded lets so many values of a label through, the first that come.
+type bounded struct {
+	known sync.Map
+	n     atomic.Int64
+}
+
+func (b *bounded) label(value string) string {
+	if _, ok := b.known.Load(value); ok {
+		return value
+	}
+	if b.n.Add(1) > maxModels {
+		b.n.Add(-1)
+		return other
+	}
+	if _, was := b.known.LoadOrStore(value, true); was {
+		b.n.Add(-1)
+	}
+	return value
 }
 
 // Observe counts one request by its outcome: "ok", or the error's code.
@@ -68,11 +139,12 @@ func (q *Queries) Selected(policy, outcome string) { q.selected.WithLabelValues(
 
 // Reused counts tokens of prompts that an engine says it has reused.
 func (q *Queries) Reused(model string, tokens uint64) {
-	q.reused.WithLabelValues(model).Add(float64(tokens))
+	q.reused.WithLabelValues(q.models.label(model)).Add(float64(tokens))
 }
 
 // Routed counts the tokens of a request's prompt by step of the funnel, and the outcome of its choice, if it had one.
 func (q *Queries) Routed(model string, asked, seen, held, selected uint64, outcome string) {
+	model = q.models.label(model)
 	for i, n := range [...]uint64{asked, seen, held, selected} {
 		q.routed[i].WithLabelValues(model).Add(float64(n))
 	}
@@ -82,26 +154,47 @@ func (q *Queries) Routed(model string, asked, seen, held, selected uint64, outco
 }
 
 // Moved counts a request that another worker than the chosen one has answered.
-func (q *Queries) Moved(model string) { q.moved.WithLabelValues(model).Inc() }
+func (q *Queries) Moved(model string) { q.moved.WithLabelValues(q.models.label(model)).Inc() }
 
-// Stage observes how long a part of a choice took: hash, match, load, choose or book.
+// Stage observes how long a part of a request took: one of Stages.
 func (q *Queries) Stage(stage string, took time.Duration) {
 	if of := q.stages[stage]; of != nil {
 		of.Observe(took.Seconds())
 	}
 }
 
+// SelectionStage observes how long a part of a choice took: hash, match, load, choose or book.
+func (q *Queries) SelectionStage(stage string, took time.Duration) {
+	if of := q.selection[stage]; of != nil {
+		of.Observe(took.Seconds())
+	}
+	if stage != "match" { // which has hash, index, peers and store
+		q.Stage(stage, took)
+	}
+}
+
+// Best observes which share of a query's blocks the worker holds that holds most.
+func (q *Queries) Best(model string, ratio float64) {
+	q.ratio.WithLabelValues(q.models.label(model)).Observe(ratio)
+}
+
 // Tokenized counts a text of which tokens were to be made, by its source and outcome.
 func (q *Queries) Tokenized(model, from, outcome string, took time.Duration) {
+	model = q.models.label(model)
 	q.texts.WithLabelValues(model, from, outcome).Inc()
 	q.textTime.WithLabelValues(model, from).Observe(took.Seconds())
 }
 
 // TextChecked counts a request whose tokens were compared with what its engine has announced.
-func (q *Queries) TextChecked(model, outcome string) { q.checks.WithLabelValues(model, outcome).Inc() }
+func (q *Queries) TextChecked(model, outcome string) {
+	q.checks.WithLabelValues(q.models.label(model), outcome).Inc()
+}
+
+// Stages are the parts of requests of which the time is measured.
+var Stages = []string{"tokenize", "hash", "index", "peers", "store", "load", "choose", "book"}
 
 // New returns a handler of /metrics for a node, and what counts its requests.
-func New(node Statuser) (http.Handler, *Queries) {
+func New(cfg Config) (http.Handler, *Queries) {
 	registry := prometheus.NewRegistry()
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
@@ -153,63 +246,169 @@ func New(node Statuser) (http.Handler, *Queries) {
 		outcomes: counter("kvatlas_route_decisions_total", "Choices of a worker by what they made of the index: best (no "+
 			"candidate held more), lost_to_load, cold (nobody held any), pinned, no_index (the answer lacked partitions), "+
 			"no_worker.", "model", "outcome"),
-		stages: map[string]prometheus.Observer{},
+		ratio: histogram("kvatlas_find_best_ratio", "Share of a query's blocks that the worker holds that holds most, "+
+			"by model. Choices of workers are not in it.", prometheus.LinearBuckets(0, 0.1, 11), "model"),
+		stages: map[string]prometheus.Observer{}, selection: map[string]prometheus.Observer{},
 	}
-	stages := histogram("kvatlas_selection_stage_seconds", "Time of each part of a choice: hash, match, load, choose, "+
-		"book.", prometheus.ExponentialBuckets(1e-6, 4, 10), "stage")
-	for _, stage := range []string{"hash", "match", "load", "choose", "book"} {
+	parts := prometheus.ExponentialBuckets(1e-6, 4, 12)
+	stages := histogram("kvatlas_request_stage_seconds", "Time of each part of queries and choices on this node: "+
+		"tokenize (a text), hash (a prompt's tokens), index (the look-up in this node's index), peers (until other "+
+		"nodes have answered), store (what a shared store is waited for), load, choose, book.", parts, "stage")
+	for _, stage := range Stages {
 		q.stages[stage] = stages.WithLabelValues(stage)
 	}
+	selection := histogram("kvatlas_selection_stage_seconds", "Old form of kvatlas_request_stage_seconds, for one "+
+		"release: time of each part of a choice, hash, match (all that finds out who holds what), load, choose, book.",
+		prometheus.ExponentialBuckets(1e-6, 4, 10), "stage")
+	for _, stage := range []string{"hash", "match", "load", "choose", "book"} {
+		q.selection[stage] = selection.WithLabelValues(stage)
+	}
 	registry.MustRegister(collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{node})
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{cfg})
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
 }
 
-// collector reads the status at each scrape.
-type collector struct{ node Statuser }
+// collector reads the figures at each scrape.
+type collector struct{ Config }
 
 // Describe names no metrics: each is described where it is told.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	s, err := c.node.Status(ctx)
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
-		return
+	to := newEmitter()
+	f := c.Figures()
+	to.node(f.Status)
+	to.stores(f.Status.L3)
+	to.routing(f.Status)
+	for i := range f.Status.Partitions {
+		to.partition(&f.Status.Partitions[i])
 	}
-	to := emitter{ch, map[string]*prometheus.Desc{}}
-	to.node(s)
-	to.stores(s.L3)
-	to.routing(s)
-	for i := range s.Partitions {
-		to.partition(&s.Partitions[i])
-	}
+	to.applied(f)
+	to.loads(f.Loads, c.Workers)
+	to.send(ch)
 }
 
-// emitter takes the values of one scrape.
+// emitter gathers the values of one scrape.
 type emitter struct {
-	ch    chan<- prometheus.Metric
-	descs map[string]*prometheus.Desc
+	metrics map[string]*metric // by name
+}
+
+func newEmitter() emitter { return emitter{map[string]*metric{}} }
+
+// metric is all of one name.
+type metric struct {
+	desc   *prometheus.Desc
+	kind   prometheus.ValueType
+	max    bool // of values with the same labels the greatest counts; else their sum
+	series map[string]*series
+
+	histogram *Histogram
+}
+
+type series struct {
+	labels []string // their values
+	value  float64
 }
 
 // put tells one value of a metric. labels are names and values in turn.
-func (to emitter) put(kind prometheus.ValueType, name, help string, v float64, labels []string) {
+func (to emitter) put(kind prometheus.ValueType, name, help string, v float64, labels []string) *metric {
 	var names, values []string
 	for pair := range slices.Chunk(labels, 2) {
-		names, values = append(names, pair[0]), append(values, pair[1])
+		names, values = append(names, pair[0]), append(values, strings.ToValidUTF8(pair[1], "\ufffd"))
 	}
-	d := to.descs[name]
-	if d == nil {
-		d = prometheus.NewDesc(name, help, names, nil)
-		to.descs[name] = d
+	m := to.metrics[name]
+	if m == nil {
+		m = &metric{desc: prometheus.NewDesc(name, help, names, nil), kind: kind, series: map[string]*series{}}
+		to.metrics[name] = m
 	}
-	to.ch <- prometheus.MustNewConstMetric(d, kind, v, values...)
+	key := strings.Join(values, "\xff") // which no UTF-8 has
+	x := m.series[key]
+	if x == nil {
+		x = &series{labels: values}
+		m.series[key] = x
+	}
+	if m.max {
+		x.value = max(x.value, v)
+	} else {
+		x.value += v
+	}
+	return m
+}
+
+// send hands on all that was told.
+func (to emitter) send(ch chan<- prometheus.Metric) {
+	for _, m := range to.metrics {
+		if h := m.histogram; h != nil {
+			ch <- prometheus.MustNewConstHistogram(m.desc, h.Count, h.Sum, h.Buckets)
+			continue
+		}
+		for _, x := range m.series {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, x.value, x.labels...)
+		}
+	}
+}
+
+// applied tells of what was applied to the index.
+func (to emitter) applied(f *Figures) {
+	for _, e := range f.Events {
+		to.count("kvatlas_events_total",
+			"Events of engines that were applied to the index, by source (how the engine speaks, as its shim says; "+
+				"unknown: the shim has not said yet), event (stored, removed, cleared) and tier (all: of a cleared "+
+				"event).", e.Count, "source", e.Source, "event", e.Event, "tier", e.Tier)
+	}
+	const age = "kvatlas_event_age_seconds"
+	to.metrics[age] = &metric{histogram: &f.Ages, desc: prometheus.NewDesc(age,
+		"Time from when the log took a message, by the NATS server's clock, to when it was applied, by this host's; "+
+			"of partitions that served.", nil, nil)}
+}
+
+// loads tells of requests under way, by model, and of as many workers as are wanted.
+func (to emitter) loads(list []WorkerLoad, workers int) {
+	var shown []string
+	for _, l := range list {
+		if l.Worker != "" {
+			shown = append(shown, l.Worker)
+		}
+	}
+	slices.Sort(shown)
+	shown = slices.Compact(shown)
+	shown = shown[:min(len(shown), workers)]
+	for i := range list {
+		l := &list[i]
+		worker := other
+		if _, is := slices.BinarySearch(shown, l.Worker); is {
+			worker = l.Worker
+		}
+		for _, x := range []struct {
+			name, what string
+			value      float64
+		}{
+			{"requests", "Requests that are booked and have not ended", float64(l.Requests)},
+			{"prefill_tokens", "Tokens that booked requests have still to prefill", float64(l.PrefillTokens)},
+			{"decode_blocks", "Blocks of booked requests, shared ones counted once for each rank", float64(l.Blocks)},
+		} {
+			to.gauge("kvatlas_load_"+x.name, x.what+", by model (MODEL:GROUP of a routing group). The same at each node.",
+				x.value, "model", l.Model)
+			to.most("kvatlas_load_"+x.name+"_max", x.what+": of the rank that has most, by model. The same at each node.",
+				x.value, "model", l.Model)
+			if workers > 0 && l.Worker != "" {
+				to.gauge("kvatlas_worker_load_"+x.name, x.what+", by model and worker; only with --metrics-workers, as "+
+					"many workers as it says, the rest as other.", x.value, "model", l.Model, "worker", worker)
+			}
+		}
+	}
 }
 
 func (to emitter) gauge(name, help string, v float64, labels ...string) {
 	to.put(prometheus.GaugeValue, name, help, v, labels)
+}
+
+// most tells a gauge of which the greatest value counts.
+func (to emitter) most(name, help string, v float64, labels ...string) {
+	if to.metrics[name] == nil {
+		to.put(prometheus.GaugeValue, name, help, 0, labels).max = true
+	}
+	to.gauge(name, help, v, labels...)
 }
 
 func (to emitter) count(name, help string, n uint64, labels ...string) {
@@ -317,8 +516,7 @@ func (to emitter) routing(s *api.Status) {
 				name += ":" + m.Group
 			}
 			to.gauge("kvatlas_requests_under_way",
-				"Requests that are booked and have not ended, by model (MODEL:GROUP of a routing group). The same "+
-					"at each node.", float64(m.Requests), "model", name)
+				"Old name of kvatlas_load_requests, for one release.", float64(m.Requests), "model", name)
 			to.counts("kvatlas_bookings_total",
 				"Bookings asked of this node, by model and outcome: ok, conflict (the id is under way), full (too "+
 					"much is under way: also for an output block).", "outcome",

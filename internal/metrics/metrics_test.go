@@ -1,23 +1,30 @@
 package metrics
 
 import (
-	"context"
+	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-type statuser struct{ status api.Status }
+// of shows a status.
+func of(s api.Status) Config { return Config{Figures: func() *Figures { return &Figures{Status: &s} }} }
 
-func (s *statuser) Status(context.Context) (*api.Status, error) { return &s.status, nil }
-
-func scrape(t *testing.T, s *statuser) string {
+func scrape(t *testing.T, cfg Config) string {
 	t.Helper()
-	handler, _ := New(s)
+	handler, _ := New(cfg)
+	return get(t, handler)
+}
+
+func get(t *testing.T, handler http.Handler) string {
+	t.Helper()
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if w.Code != 200 {
@@ -28,13 +35,13 @@ func scrape(t *testing.T, s *statuser) string {
 
 // Two kinds of names at one place are one store, for labels may not come twice.
 func TestSharedStores(t *testing.T) {
-	text := scrape(t, &statuser{api.Status{L3: []api.StoreStatus{
+	text := scrape(t, of(api.Status{L3: []api.StoreStatus{
 		{Store: "/pages", Questions: 1},
 		{Store: "m:9003", Remembered: 7, Questions: 10, Failed: 3, Busy: 1, Forgotten: 2, Partial: 4,
 			Set: &api.StoreSet{Objects: 5, Whole: true, Answered: 4}},
 		{Store: "m:9003", Questions: 5, Down: "away", Strange: 6, Partial: 5,
 			Set: &api.StoreSet{Gaps: 2, Overflows: 1, Asked: 8}},
-	}}})
+	}}))
 	for _, want := range []string{
 		`kvatlas_l3_up{store="/pages"} 1`,
 		`kvatlas_l3_up{store="m:9003"} 0`,
@@ -63,10 +70,10 @@ func TestSharedStores(t *testing.T) {
 
 // Requests are counted by all that tells them apart.
 func TestRequests(t *testing.T) {
-	text := scrape(t, &statuser{api.Status{Requests: []api.RequestCount{
+	text := scrape(t, of(api.Status{Requests: []api.RequestCount{
 		{Transport: api.OverNATS, Operation: api.OpFind, Outcome: api.OutcomeOK, Count: 7}, {Transport: api.OverNATS,
 			Operation: api.OpFind, Outcome: "busy", Count: 3},
-	}}})
+	}}))
 	for _, want := range []string{
 		`kvatlas_requests_total{operation="find",outcome="ok",transport="nats"} 7`,
 		`kvatlas_requests_total{operation="find",outcome="busy",transport="nats"} 3`,
@@ -79,9 +86,9 @@ func TestRequests(t *testing.T) {
 
 // Counters end in _total, and nothing else does; every metric of ours says what it is.
 func TestNames(t *testing.T) {
-	text := scrape(t, &statuser{api.Status{Events: map[string]uint64{"messages": 1},
+	text := scrape(t, of(api.Status{Events: map[string]uint64{"messages": 1},
 		Partitions: make([]api.PartitionDetail, 1), Models: make([]api.ModelStatus, 1), L3: make([]api.StoreStatus,
-			1), Requests: make([]api.RequestCount, 1)}})
+			1), Requests: make([]api.RequestCount, 1)}))
 	types := regexp.MustCompile(`(?m)^# TYPE (kvatlas_\S+) (\S+)$`).FindAllStringSubmatch(text, -1)
 	if len(types) < 20 {
 		t.Fatalf("only %d metrics", len(types))
@@ -98,7 +105,7 @@ func TestNames(t *testing.T) {
 
 // A metric that got another name is served under both.
 func TestHedgesDenied(t *testing.T) {
-	handler, q := New(&statuser{})
+	handler, q := New(of(api.Status{}))
 	q.HedgesDenied(3)
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
@@ -111,16 +118,16 @@ func TestHedgesDenied(t *testing.T) {
 
 // TestSelections: choices are counted by policy and outcome, and bookings by what became of them.
 func TestSelections(t *testing.T) {
-	handler, queries := New(&statuser{api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
+	handler, queries := New(of(api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
 		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6, Booked: 30, Freed: 31, Full: 32, Gone: 33},
 		{Model: "m", Group: "g", Requests: 2}}},
 		Waiting:       []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
 		Sessions:      &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
-		EngineReports: &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20}}})
+		EngineReports: &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20}}))
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("random", string(api.CodeOverloaded))
-	queries.Stage("match", 3*time.Microsecond)
+	queries.SelectionStage("match", 3*time.Microsecond)
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	text := w.Body.String()
@@ -144,5 +151,104 @@ func TestSelections(t *testing.T) {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("no %s", want)
 		}
+	}
+}
+
+// full is a node's figures with everything that can be told.
+func full() *Figures {
+	return &Figures{
+		Status: &api.Status{
+			Events: map[string]uint64{"messages": 1}, Partitions: make([]api.PartitionDetail, 1),
+			Models: make([]api.ModelStatus, 1), L3: []api.StoreStatus{{Set: &api.StoreSet{}}},
+			Requests: make([]api.RequestCount, 1), Cluster: &api.ClusterStatus{}, Engines: &api.EngineCounts{},
+			Snapshots: api.SnapshotCounts{Rejected: map[string]uint64{"corrupt": 1}},
+			Load:      &api.LoadStatus{Models: make([]api.ModelDigest, 1)},
+			Guesses:   []api.GuessStatus{{Dropped: map[string]uint64{"lru": 1}}}, Waiting: make([]api.WaitingStatus, 1),
+			Sessions: &api.SessionStatus{}, EngineReports: &api.ReportCounts{}, SnapshotBucket: api.Usage{Limit: 1},
+			Store: api.Usage{Limit: 1},
+		},
+		Events: make([]EventCount, 1), Loads: []WorkerLoad{{Worker: "w"}},
+	}
+}
+
+// everything is a scrape that has each metric.
+func everything(t *testing.T) string {
+	f := full()
+	f.Status.Partitions[0].Log.Limit, f.Status.Partitions[0].SnapshotTime = 1, time.Unix(1, 0)
+	handler, q := New(Config{Figures: func() *Figures { return f }, Workers: 1})
+	q.Observe("find", "ok", 1)
+	q.Asked("first")
+	q.Replied("ok", 1)
+	q.HedgesDenied(1)
+	q.Missing("find", 1)
+	q.Selected("dynamo", "ok")
+	q.Reused("m", 1)
+	q.Moved("m")
+	q.Routed("m", 1, 1, 1, 1, "best")
+	q.Best("m", 1)
+	q.Tokenized("m", "local", "ok", 1)
+	q.TextChecked("m", "same")
+	return get(t, handler)
+}
+
+// Prometheus' own linter finds nothing to say.
+func TestLint(t *testing.T) {
+	problems, err := promlint.New(strings.NewReader(everything(t))).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+// Workers beyond the bound are one, and none is shown unless that was asked for.
+func TestWorkers(t *testing.T) {
+	f := &Figures{Status: &api.Status{}, Loads: []WorkerLoad{{Model: "m"},
+		{"m", "w2", 1, 10, 100}, {"m", "w1", 2, 20, 200}, {"m", "w1", 3, 30, 300}, {"n", "w3", 4, 40, 400},
+		{"m", "w4", 5, 50, 500}}}
+	for _, c := range []struct {
+		workers int
+		want    []string
+	}{
+		{0, nil},
+		{2, []string{`{model="m",worker="other"} 5`, `{model="m",worker="w1"} 5`, `{model="m",worker="w2"} 1`,
+			`{model="n",worker="other"} 4`}},
+		{9, []string{`{model="m",worker="w1"} 5`, `{model="m",worker="w2"} 1`, `{model="m",worker="w4"} 5`,
+			`{model="n",worker="w3"} 4`}},
+	} {
+		handler, _ := New(Config{Figures: func() *Figures { return f }, Workers: c.workers})
+		text := get(t, handler)
+		var got []string
+		for _, m := range regexp.MustCompile(`(?m)^kvatlas_worker_load_requests(.*)$`).FindAllStringSubmatch(text, -1) {
+			got = append(got, m[1])
+		}
+		if fmt.Sprint(got) != fmt.Sprint(c.want) {
+			t.Errorf("%d workers: %q, want %q", c.workers, got, c.want)
+		}
+		for _, want := range []string{`requests{model="m"} 11`, `requests_max{model="m"} 5`,
+			`prefill_tokens{model="m"} 110`, `decode_blocks_max{model="m"} 500`, `requests{model="n"} 4`} {
+			if !strings.Contains(text, "\nkvatlas_load_"+want+"\n") {
+				t.Errorf("no %s", want)
+			}
+		}
+	}
+}
+
+// Requests may name any model, and metrics have so many of them.
+func TestModelsAreBounded(t *testing.T) {
+	handler, q := New(of(api.Status{}))
+	for i := range maxModels + 3 {
+		q.Reused(fmt.Sprint("m", i), 1)
+		q.Reused("m0", 1)
+	}
+	text := get(t, handler)
+	for _, want := range []string{`{model="other"} 3`, fmt.Sprintf(`{model="m0"} %d`, maxModels+4)} {
+		if !strings.Contains(text, "kvatlas_route_reused_tokens_total"+want+"\n") {
+			t.Errorf("no %s", want)
+		}
+	}
+	if n := strings.Count(text, "\nkvatlas_route_reused_tokens_total{"); n != maxModels+1 {
+		t.Errorf("%d models", n)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -30,6 +31,13 @@ type scratch struct {
 	some      bool               // not all of the node's partitions are
 	of        []events.Partition // of each of the answer's workers
 }
+
+// The parts of a query that Hooks.Stage is told of.
+const (
+	StageHash  = "hash"  // of a prompt's tokens
+	StageIndex = "index" // the look-up in this node's index
+	StageStore = "store" // what a store that workers share is waited for
+)
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
@@ -72,8 +80,12 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if !own {
 		lookaheads = asGiven
 	}
+	begun := time.Now()
 	if err := s.hash(q, served.BlockSize, lookaheads[0]); err != nil {
 		return nil, err
+	}
+	if q.Tokens != nil {
+		begun = n.stage(StageHash, begun)
 	}
 	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Workers: []api.Overlap{},
 		Blocks: max(len(s.locals), len(q.EngineHashes))}
@@ -133,6 +145,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			answer.Workers = append(answer.Workers, overlap)
 		}
 	}
+	n.stage(StageIndex, begun)
 	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
 		missing = n.lapsed(s, missing)
 		i := -1
@@ -156,6 +169,10 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			return nil, err
 		}
 	}
+	if shared.Asked() {
+		begun = time.Now()
+		defer func() { n.stage(StageStore, begun) }()
+	}
 	shared.merge(ctx, answer, idle)
 	finish := answer.Finish
 	if q.Raw {
@@ -163,6 +180,13 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	finish(q.Idle, cmp.Or(answer.Reason, api.ReasonNotCached))
 	return answer, nil
+}
+
+// stage tells how long a part of a query took that ends now.
+func (n *Node) stage(stage string, begun time.Time) (now time.Time) {
+	now = time.Now()
+	n.cfg.Hooks.Stage(stage, now.Sub(begun))
+	return now
 }
 
 // match asks the index for what ranks hold of the query's blocks.

@@ -30,6 +30,10 @@ type Machine struct {
 
 	batch  events.Batch // decoded into, again and again
 	counts Counts
+
+	source  func(events.RankKey) string // how a rank's engine speaks; empty: not known
+	tallies map[string]*tally           // by source
+	ages    Ages
 }
 
 // replica is what the log of one partition has said: the ranks whose events lie in it, and how far it is applied.
@@ -61,8 +65,9 @@ type rank struct {
 	id                 radix.RankID
 	space              uint32
 	cursor             events.Cursor
-	bounded            bool // its depths are an upper bound, by what it has said of its groups
-	placed             bool // some of its blocks had a place in the index, or that is not known
+	bounded            bool   // its depths are an upper bound, by what it has said of its groups
+	placed             bool   // some of its blocks had a place in the index, or that is not known
+	tally              *tally // where its events are counted
 }
 
 // spaceKey is what must be equal for two ranks to match the same queries.
@@ -95,7 +100,8 @@ type Message struct {
 
 // NewMachine returns a machine for partitions 0 to n-1, all of them empty.
 func NewMachine(index *radix.Index, n int) *Machine {
-	m := &Machine{index: index, spaces: map[spaceKey]uint32{}, nextSpace: 1}
+	m := &Machine{index: index, spaces: map[spaceKey]uint32{}, nextSpace: 1, tallies: map[string]*tally{},
+		source: func(events.RankKey) string { return "" }}
 	for p := range n {
 		m.parts = append(m.parts, &replica{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
 	}
@@ -184,6 +190,7 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonGap}}))
 	}
 	for i := range evs {
+		r.tally[evs[i].Kind][evs[i].Tier]++
 		switch evs[i].Kind {
 		case events.Stored:
 			r.Stored += uint64(len(evs[i].Blocks))
@@ -217,7 +224,7 @@ func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
 	*r = rank{space: m.space(b.Model, b.BlockSize), RankState: snapshot.RankState{
 		Instance: snapshot.Text(key.Instance), Rank: key.Rank, Model: snapshot.Text(b.Model), BlockSize: b.BlockSize,
 		Incarnation: b.Incarnation,
-	}}
+	}, tally: m.tallyOf(key)}
 	r.id = m.index.AddRank(r.space, r.BlockSize)
 	m.stale = true
 }

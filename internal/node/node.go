@@ -65,6 +65,10 @@ type Config struct {
 	// Health, if not nil, returns what is wrong with the NATS server in this process.
 	Health func() error
 
+	// Source returns how a rank's engine speaks, as its shim registered it; empty if that is not known. The writer calls
+	// it: it must not block. nil: it is never known.
+	Source func(events.RankKey) string
+
 	Hooks Hooks
 }
 
@@ -94,6 +98,8 @@ type Hooks struct {
 	Filling   func(what string, used, limit int64) // something has become 80 % full
 	// something rejects writes, or, with nil, takes them again
 	Unwritable func(what string, err error)
+
+	Stage func(stage string, took time.Duration) // a part of a query took so long; see StageHash
 }
 
 // Restored says from what a partition was restored.
@@ -138,12 +144,15 @@ type Node struct {
 	saves      struct{ written, failed atomic.Uint64 }
 	rejections [snapshot.NumReasons]atomic.Uint64
 	capacity   capacity
+
+	figures atomic.Pointer[figures] // which the writer counted last
 }
 
 // work is something for the writer: messages of a partition, or something to do with the machine.
 type work struct {
 	partition events.Partition
 	messages  []Message
+	live      bool             // the partition served when they were read
 	end       *jetstream.AtEnd // not nil: the log had nothing more then
 	do        func(*Machine)
 	done      chan struct{} // closed after do
@@ -163,11 +172,18 @@ func New(cfg Config) *Node {
 	cfg.SnapshotBlocks = cmp.Or(cfg.SnapshotBlocks, 2_000_000)
 	cfg.ResyncPause = cmp.Or(max(cfg.ResyncPause, 0), resyncPause)
 	cfg.CapacityCheck = cmp.Or(max(cfg.CapacityCheck, 0), 5*time.Second)
+	if cfg.Hooks.Stage == nil { // else each query would pay for reflection
+		cfg.Hooks.Stage = func(string, time.Duration) {}
+	}
 	hooks.Fill(&cfg.Hooks)
 	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16),
 		modelsChanged: make(chan struct{}, 1), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
 	n.machine = NewMachine(n.index, partitions)
+	if cfg.Source != nil {
+		n.machine.source = cfg.Source
+	}
+	n.figures.Store(n.machine.figures(radix.Stats{}))
 	of := &policy{
 		started: n.started, snapshotInterval: cfg.SnapshotInterval,
 		snapshotBlocks: cfg.SnapshotBlocks, resyncPause: cfg.ResyncPause, newID: rand.Text,
@@ -206,10 +222,15 @@ func (n *Node) Run(ctx context.Context) {
 const lastSave = 10 * time.Second
 
 func (n *Node) write(ctx context.Context) {
+	var census radix.Census
+	due := time.NewTimer(0) // a part of the census
+	defer due.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-due.C:
+			due.Reset(n.count(&census))
 		case w := <-n.work:
 			if w.do != nil {
 				w.do(n.machine)
@@ -231,6 +252,9 @@ func (n *Node) write(ctx context.Context) {
 func (n *Node) apply(w work) {
 	n.cfg.Hooks.Applying(w.messages)
 	whole := n.machine.Apply(w.partition, w.messages)
+	if w.live {
+		n.machine.applied(w.messages, time.Now())
+	}
 	if whole && w.end == nil {
 		return
 	}
@@ -302,7 +326,10 @@ func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epo
 				w.messages[i] = message(m, keys)
 			}
 			last := u.Messages[len(u.Messages)-1].Seq + events.StreamSeq(u.Pending)
-			n.step(p, func(pt *partition) effects { return pt.received(last) })
+			n.step(p, func(pt *partition) effects {
+				w.live = pt.serves()
+				return pt.received(last)
+			})
 		case jetstream.AtEnd:
 			w.end = &notice
 		default:

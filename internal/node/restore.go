@@ -252,7 +252,7 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 	for i := range states {
 		r := &rank{RankState: states[i], cursor: states[i].Cursor.Cursor(), placed: true}
 		r.Cursor, r.Refused, r.Checksum = nil, "", 0
-		r.space = m.space(string(r.Model), r.BlockSize)
+		r.space, r.tally = m.space(string(r.Model), r.BlockSize), m.tallyOf(r.Key())
 		r.id = m.index.AddRank(r.space, r.BlockSize)
 		ids[i] = r.id
 		part.ranks[r.Key()] = r

@@ -56,12 +56,31 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 	return api.TierCounts{Device: uint64(h[0]), Host: uint64(h[1]), Disk: uint64(h[2]), External: uint64(h[3])}
 }
 
-// Status says how the node is doing. Any goroutine may call it.
-func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.status(ctx, nil) }
+// Status says how the node is doing. The writer counts what is in the index for it. Any goroutine may call it.
+func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.statusNow(ctx, nil) }
+
+// Recent says how the node is doing, with what the writer last counted by itself: some seconds ago, or longer where the
+// index is large. The writer is not asked. Any goroutine may call it.
+func (n *Node) Recent() (*api.Status, *Applied) {
+	f := n.figures.Load()
+	s, _ := n.status(f, nil) // fails only where a checksum does
+	return s, &f.applied
+}
+
+// statusNow has the writer count, and says how the node is doing.
+func (n *Node) statusNow(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,
+	error)) (*api.Status, error) {
+	var f *figures
+	err := n.do(ctx, func(m *Machine) { f = m.figures(m.index.Stats()) })
+	if err != nil {
+		return nil, err
+	}
+	return n.status(f, checksum)
+}
 
 // status says how the node is doing. checksum, if not nil, gives a partition's checksum, and the place in the log that
 // it belongs to.
-func (n *Node) status(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,
+func (n *Node) status(f *figures, checksum func(events.Partition, *events.StreamSeq) (string,
 	error)) (*api.Status, error) {
 	s := &api.Status{
 		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(),
@@ -82,25 +101,8 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 	slices.SortFunc(s.Models, func(a, b api.ModelStatus) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.BlockSize, b.BlockSize))
 	})
-	var ranks []int
-	err := n.do(ctx, func(m *Machine) {
-		st := m.index.Stats()
-		s.Index = api.IndexStatus{
-			Blocks: tiers(st.Holdings), Distinct: uint64(st.Blocks - st.Dead), Bytes: uint64(st.Bytes.Total),
-			BlocksApplied: m.counts.BlocksStored,
-			DecoderBytes:  uint64(m.batch.MemoryBytes()),
-		}
-		s.Events = m.counts.byName()
-		for _, part := range m.parts {
-			ranks = append(ranks, len(part.ranks))
-			for _, r := range part.ranks {
-				s.Problems = append(s.Problems, m.rankProblems(r)...)
-			}
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
+	s.Index, s.Events = f.index, f.events
+	s.Problems = append(s.Problems, f.problems...)
 	if n.cfg.View != nil {
 		view := n.cfg.View()
 		s.Cluster = clusterStatus(view, n.cfg.ID)
@@ -128,6 +130,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 		}
 		sum := ""
 		if checksum != nil {
+			var err error
 			if sum, err = checksum(p, &at.seq); err != nil {
 				return nil, err
 			}
@@ -139,7 +142,7 @@ func (n *Node) status(ctx context.Context, checksum func(events.Partition, *even
 			continue
 		}
 		d := api.PartitionDetail{
-			PartitionStatus: at.status(p), State: o.phase.state(), LogLast: max(k.last, at.seq), Ranks: ranks[p],
+			PartitionStatus: at.status(p), State: o.phase.state(), LogLast: max(k.last, at.seq), Ranks: f.ranks[p],
 			SnapshotSeq: k.saved.seq, SnapshotTime: k.saved.written, SnapshotSize: k.saved.size,
 			RestoredFrom: k.restored.Seq, RestoreMS: float64(k.restored.Took.Microseconds()) / 1000,
 			Log: k.usage.api(), Checksum: sum, Behind: o.behind(), Writer: n.writer(p),

@@ -84,7 +84,7 @@ func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, 
 			}
 		}
 	}
-	return n.status(ctx, func(p events.Partition, applied *events.StreamSeq) (string, error) {
+	return n.statusNow(ctx, func(p events.Partition, applied *events.StreamSeq) (string, error) {
 		if k := requests[p]; k != nil {
 			select {
 			case <-k.done:

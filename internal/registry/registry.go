@@ -74,6 +74,14 @@ func (w *Worker) state() ShimState {
 	return s
 }
 
+// source is how its engine speaks: what the shim found out, if that was left to it.
+func (w *Worker) source() string {
+	if s := w.Record.Shim; s != nil && s.Speaks != "" {
+		return s.Speaks
+	}
+	return w.Record.Source
+}
+
 // Registry is a node's view of the workers.
 type Registry struct {
 	cfg   Config
@@ -97,6 +105,7 @@ type Registry struct {
 	allPools  atomic.Pointer[[]*Pool]          // of all models, likewise
 	shared    sync.Map                         // model → *hicache.Sharing, until the next change; written with mu held
 	serving   sync.Map                         // model → []events.Partition, likewise
+	sources   sync.Map                         // rank → how its engine speaks; written with mu held
 }
 
 // New returns a registry that knows nobody until Run.
@@ -122,6 +131,19 @@ func (r *Registry) Workers() []Worker {
 	r.mu.Unlock()
 	slices.SortFunc(list, func(a, b Worker) int { return a.Record.Key().Compare(b.Record.Key()) })
 	return list
+}
+
+// Source is how a rank's engine speaks: vllm, sglang, ...; empty if it is not registered. It never waits.
+func (r *Registry) Source(key events.RankKey) string {
+	source, _ := r.sources.Load(key)
+	text, _ := source.(string)
+	return text
+}
+
+// forget drops what is kept of a rank for those who must not wait. r.mu is held.
+func (r *Registry) forget(key events.RankKey) {
+	r.impaired.forget(key)
+	r.sources.Delete(key)
 }
 
 // Worker is one rank's registration.
@@ -270,7 +292,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			_, there := r.workers[key]
 			changed = changed || there
 			delete(r.workers, key)
-			r.impaired.forget(key)
+			r.forget(key)
 			continue
 		}
 		delete(r.marks, e.Key)
@@ -299,6 +321,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		}
 		r.workers[key] = w
 		r.impaired.note(key, w.state())
+		r.sources.Store(key, w.source())
 		r.pools.Store(nil)
 		r.allPools.Store(nil)
 		r.machine.Seen(record, e.Revision, r.now())
@@ -309,7 +332,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 				r.machine.Missed(w.Record, w.Revision, r.now())
 			}
 			delete(r.workers, key)
-			r.impaired.forget(key)
+			r.forget(key)
 			changed = true
 		}
 		changed = r.operators.current(r.lost) || changed || !r.current
@@ -535,7 +558,7 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	key := d.Record.Key()
 	if w, ok := r.workers[key]; ok && w.Revision == d.Revision {
 		delete(r.workers, key)
-		r.impaired.forget(key)
+		r.forget(key)
 		r.machine.Gone(key)
 		r.notify()
 	}

@@ -71,7 +71,17 @@ type Hooks struct {
 	Replied      func(outcome string, took time.Duration) // "ok", or an error's code
 	HedgesDenied func(n int)                              // hedges that were due and not made
 	Missing      func(op string, n int)                   // partitions that an answer lacks
+
+	// a part of a query took so long: StageHash, StagePeers or StageStore
+	Stage func(stage string, took time.Duration)
 }
+
+// The parts of a query that Hooks.Stage is told of, if the query is scattered.
+const (
+	StageHash  = "hash"  // of a prompt's tokens
+	StagePeers = "peers" // until each node that was asked has answered, this one too
+	StageStore = "store" // what a store that workers share is waited for
+)
 
 // Scatter answers for a whole cluster. Any number of goroutines may use it.
 type Scatter struct {
@@ -96,6 +106,9 @@ const maxReadings = 1024
 
 // New returns what answers for a cluster.
 func New(cfg Config) *Scatter {
+	if cfg.Hooks.Stage == nil { // else each query would pay for reflection
+		cfg.Hooks.Stage = func(string, time.Duration) {}
+	}
 	hooks.Fill(&cfg.Hooks)
 	s := &Scatter{
 		cfg: cfg, peers: NewPeers(cfg.Hedges), begun: time.Now(), late: map[string]*lateReplies{},
@@ -261,9 +274,11 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 		var question Question
 		if known.blockSize > 0 {
 			var err error
+			begun := time.Now()
 			if share.Hashed, err = known.hash(q); err != nil {
 				return nil, err
 			}
+			s.cfg.Hooks.Stage(StageHash, time.Since(begun))
 			question = s.askStore(q, known.blockSize)
 		}
 		share.Idle = q.Idle || question != nil && question.Asked()
@@ -313,7 +328,10 @@ func (s *Scatter) askStore(q *api.Query, blockSize uint32) Question {
 // finish adds what the shared store says.
 func (s *Scatter) finish(ctx context.Context, q *api.Query, a *api.Answer, question Question) *api.Answer {
 	if question != nil {
-		question.Merge(ctx, a)
+		begun := time.Now()
+		if question.Merge(ctx, a); question.Asked() {
+			s.cfg.Hooks.Stage(StageStore, time.Since(begun))
+		}
 	}
 	if q.Raw {
 		a.FinishRaw(q.Idle, a.Reason)
@@ -341,8 +359,9 @@ func (s *Scatter) remember(key readingKey, r reading) {
 
 // union asks a query, which has hashes and no tokens, of one node for each partition.
 func (s *Scatter) union(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
-	u := NewUnion(q, s.cfg.PartitionOf)
+	u, begun := NewUnion(q, s.cfg.PartitionOf), time.Now()
 	missing, err := s.gather(ctx, wanted, &finding{query: q, union: u, local: s.cfg.Local})
+	s.cfg.Hooks.Stage(StagePeers, time.Since(begun))
 	if err != nil {
 		return nil, err
 	}

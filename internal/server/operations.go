@@ -31,6 +31,13 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	return s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		a, err := s.find(ctx, q)
+		if err == nil && a.Blocks > 0 && !q.Raw {
+			best := uint32(0)
+			if len(a.Workers) > 0 {
+				best = a.Workers[0].Total()
+			}
+			s.queries.Best(a.Model, float64(best)/float64(a.Blocks))
+		}
 		if a, err = s.withGuesses(q, a, err); err == nil {
 			s.asked(q, a)
 		}

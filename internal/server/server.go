@@ -81,6 +81,8 @@ type Settings struct {
 
 	HTTPListen string // empty: HTTP is not served
 
+	MetricsWorkers int // how many workers have series of their own in the metrics
+
 	// Where requests are answered as by Dynamo's selection service and slot tracker; empty: they are not.
 	SelectListen, SlotTrackerListen string
 
@@ -170,15 +172,16 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		},
 	})
 	s.L3.Registered, s.L3.Listen = s.registry.Sharing, s.listenStore
-	s.scrape, s.queries = metrics.New(s)
+	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers})
 	s.funnel = s.newFunnel()
 	hooks := nodeHooks(log, func() { close(s.ready) })
 	hooks.Applying = s.funnel.Applying
 	nodeConfig := node.Config{
 		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index, L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
-		Shared: true, View: s.views.Now, Hooks: hooks,
+		Shared: true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source,
 	}
+	nodeConfig.Hooks.Stage = s.queries.Stage
 	if s.Embedded != nil {
 		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
 	}
@@ -190,6 +193,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Hooks: scatter.Hooks{
 			Asked:   func(k scatter.Kind) { s.queries.Asked(k.String()) },
 			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
+			Stage: s.queries.Stage,
 		},
 	})
 	if s.guesses, err = guess.New(guess.Config{Settings: s.Guesses, Pool: s.registry.Pool}); err != nil {
@@ -204,7 +208,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.sessions = s.newSessions()
 	s.selection, err = selection.New(selection.Config{
 		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
-		Stage: s.queries.Stage, Sessions: s.sessions,
+		Stage: s.queries.SelectionStage, Sessions: s.sessions,
 		Policy: s.Policy, Routing: s.Routing,
 	})
 	if err != nil {

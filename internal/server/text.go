@@ -47,7 +47,9 @@ func (s *Server) readText(ctx context.Context, q *api.Query) (asked api.Query, o
 	}
 	asked, out = *q, &api.Tokenization{}
 	asked.Text = nil
+	begun := time.Now()
 	tokens, err := s.tokenizers.Tokenize(ctx, q.Model, q.Text)
+	s.queries.Stage("tokenize", time.Since(begun))
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return asked, nil, ctx.Err()

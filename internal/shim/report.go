@@ -52,9 +52,14 @@ func (r *Report) Renew() { r.lease.Renew() }
 // SetState says how it stands with the shim and its engine.
 func (r *Report) SetState(s State) {
 	r.change(func(has *registry.ShimState) {
-		s.Refused, s.Unusable = has.Refused, has.Unusable
+		s.Refused, s.Unusable, s.Speaks = has.Refused, has.Unusable, has.Speaks
 		*has = s
 	})
+}
+
+// Speaks says how the engine speaks, which was found out.
+func (r *Report) Speaks(e events.Engine) {
+	r.change(func(has *registry.ShimState) { has.Speaks = e.String() })
 }
 
 // Unusable says why what the engine announces is passed over; nil: it is not.

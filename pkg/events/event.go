@@ -10,6 +10,15 @@ const (
 	Cleared Kind = 3 // a tier, or all of them, is empty now
 )
 
+var kindNames = [...]string{"none", "stored", "removed", "cleared"}
+
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return "unknown"
+}
+
 // Reason says why a rank was cleared. A wire constant: do not renumber.
 type Reason uint8
 

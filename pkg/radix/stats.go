@@ -6,16 +6,43 @@ import (
 )
 
 // Stats counts what there is. It visits every node; the writer calls it.
-func (x *Index) Stats() (s Stats) {
-	for id := range x.v.nodes {
-		n := &x.v.nodes[id]
+func (x *Index) Stats() Stats {
+	var c Census
+	s, _ := x.Count(&c, len(x.v.nodes))
+	return s
+}
+
+// Census is a count of what there is that is made in parts, for an index that is too large to be visited at once. The
+// zero value is one that has not begun.
+type Census struct {
+	next int   // the first node that was not visited
+	sum  Stats // of those that were
+}
+
+// Count visits up to n more nodes, and when it has visited all returns what [Index.Stats] does, true, and begins anew.
+// What changes between the parts may be missing or counted twice. The writer calls it.
+func (x *Index) Count(c *Census, n int) (s Stats, done bool) {
+	end := min(c.next+n, len(x.v.nodes))
+	for ; c.next < end; c.next++ {
+		n := &x.v.nodes[c.next]
 		if n.parent == 0 {
 			continue
 		}
-		s.Nodes++
-		s.Blocks += int64(n.len)
-		s.Dead += int64(n.len) - int64(x.alive(uint32(id)))
+		c.sum.Nodes++
+		c.sum.Blocks += int64(n.len)
+		c.sum.Dead += int64(n.len) - int64(x.alive(uint32(c.next)))
 	}
+	if c.next < len(x.v.nodes) {
+		return s, false
+	}
+	s = c.sum
+	*c = Census{}
+	x.complete(&s)
+	return s, true
+}
+
+// complete adds what is known without a visit to each node.
+func (x *Index) complete(s *Stats) {
 	s.Splits = x.splits
 	own := int64(0)
 	for _, r := range x.slots {
@@ -48,7 +75,6 @@ func (x *Index) Stats() (s Stats) {
 	}
 	s.Bytes.Holes += int64(len(v.parts))*int64(unsafe.Sizeof(part{})) + int64(len(v.bits))*8
 	s.Bytes.Total = s.Bytes.Blocks + s.Bytes.Names + s.Bytes.Nodes + s.Bytes.Holes + s.Bytes.Ranks
-	return s
 }
 
 func (t *names) bytes() int64 { return t.slots.bytes() + int64(cap(t.aliases))*16 }
