@@ -32,7 +32,7 @@ type serving struct {
 	natsWait, syncInterval   time.Duration
 	storeBytes               int64
 	pendingFor, tombstoneFor time.Duration
-	security                 httpSecurity
+	security                 *cli.HTTPSecurity
 	l3Config, onRefused      string
 	routingConfig            string
 	tokenizers               string
@@ -74,10 +74,7 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.StringVar(&s.ConductorListen, "conductor-listen", "",
 		"where requests are answered as by Mooncake's conductor, which listens on 13333; empty: nowhere")
 	f.StringVar(&s.GRPCListen, "grpc-listen", "", "where gRPC is served, such as 127.0.0.1:9002; empty: nowhere")
-	f.StringVar(&s.security.tokenFile, "http-token-file", "",
-		"file with the bearer token that HTTP and gRPC requests must bring; needed to listen on other than loopback")
-	f.StringVar(&s.security.cert, "http-cert", "", "certificate file (PEM) with which HTTP and gRPC are served over TLS")
-	f.StringVar(&s.security.key, "http-key", "", "its key")
+	s.security = cli.HTTPSecurityFlags(f, "HTTP and gRPC")
 	f.StringVar(&s.Namespace, "namespace", "default",
 		"namespace: one deployment's world of subjects, streams and buckets")
 	f.StringVar(&s.ID, "node-id", "", "how this node calls itself (default: the host's name)")
@@ -215,7 +212,7 @@ func (s *serving) check() error {
 		bad(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)
 	}
 	delete(listen, "--nats-listen")
-	errs = append(errs, s.debug.Check(), s.security.check(listen))
+	errs = append(errs, s.debug.Check(), s.security.Check(listen))
 	failed("--nats-config", (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile())
 	var err error
 	s.Engines.OnRefused, err = shim.ParseOnRefused(s.onRefused)
@@ -269,7 +266,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		defer s.Embedded.Stop()
 	}
 	defer s.Conn.Close()
-	s.Version, s.HTTPToken, s.HTTPTLS = cli.Version(), s.security.token, s.security.tls
+	s.Version, s.HTTPToken, s.HTTPTLS = cli.Version(), s.security.Token, s.security.TLS
 	node, err := server.New(ctx, s.Settings, log)
 	if err != nil {
 		return err

@@ -154,6 +154,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 		return err
 	}
 	watch := &watcher{log: log, cfg: &one, report: report}
+	defer f.cfg.figures.end(watch)
 	log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
 	return shim.Run(f.ctx, shim.Config{
 		Feed: feed, Decoder: decoder, Source: source,

@@ -63,6 +63,8 @@ type running struct {
 	silentAfter, goneAfter              time.Duration
 	debug                               *cli.Debug
 	reconnects                          *reconnects
+	http                                *httpPort
+	figures                             *fleetFigures
 	engineHTTP, engineHTTPToken         string
 	watch                               *engineWatch // nil: nobody asks whether the engine has other settings
 }
@@ -74,7 +76,7 @@ const (
 )
 
 func runCommand() *cobra.Command {
-	r := &running{reconnects: &reconnects{}}
+	r := &running{reconnects: &reconnects{}, figures: &fleetFigures{}}
 	cmd := &cobra.Command{
 		Use:   "run --engine tcp://HOST:PORT --worker ID --model M --block-size N | --engine-http http://HOST:PORT",
 		Short: "Publish one engine rank's events until stopped",
@@ -146,6 +148,7 @@ without asking. It needs --engine and --master alone.`,
 	f.DurationVar(&r.goneAfter, "engine-gone-after", 0,
 		"after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: never")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
+	r.http = httpFlags(f)
 	r.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -162,6 +165,15 @@ without asking. It needs --engine and --master alone.`,
 				return err
 			}
 			run = func() error { return r.run(cmd.Context(), log) }
+			if err := r.http.check(); err != nil {
+				return err
+			}
+			r.figures.queueMost = r.queueBytes
+			httpStop, err := r.http.serve(r.figures, log)
+			if err != nil {
+				return err
+			}
+			defer httpStop()
 		}
 		debugStop, err := r.debug.Serve(log)
 		if err != nil {
@@ -371,6 +383,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if watch.report, err = r.register(ns, key, server, log); err != nil {
 		return err
 	}
+	defer r.figures.end(watch)
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
 		ns.Conn().ServerURL())
 	return shim.Run(ctx, shim.Config{

@@ -67,6 +67,7 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 			}
 			w.skipped = now
 		})
+		w.cfg.figures.of(w, func(r *rankFigures) { r.skipped = now })
 	}
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
@@ -87,6 +88,7 @@ func wrongBlockSize(got uint32, model string) string {
 }
 
 func (w *watcher) logFailed(err error) {
+	w.cfg.figures.of(w, func(r *rankFigures) { r.refused = true })
 	w.report.LogFailed(err)
 	w.logTrouble.warn(w.log, "the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err))
 }
@@ -140,6 +142,7 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 
 // stateChanged tells how it stands with the shim and the engine.
 func (w *watcher) stateChanged(s shim.State) {
+	w.cfg.figures.of(w, func(r *rankFigures) { r.state = s })
 	w.report.SetState(s)
 	if before := w.last; before.CatchingUp && !s.CatchingUp && s.Engine != api.EngineGone {
 		w.log.Info("caught up: the log has what the engine said before")
@@ -169,7 +172,11 @@ func (w *watcher) stateChanged(s shim.State) {
 const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, its log), and whether its host can be reached; restart it if it does not go on"
 
 // stepped logs losses, new incarnations and the log's return when their counts grow.
-func (w *watcher) stepped(c shim.Counts, _ int) {
+func (w *watcher) stepped(c shim.Counts, queued int) {
+	w.cfg.figures.of(w, func(r *rankFigures) {
+		r.refused = r.refused && c.Messages == r.counts.Messages
+		r.counts, r.queued = c, queued
+	})
 	if c.Taken > 0 {
 		w.heard.Store(true)
 	}

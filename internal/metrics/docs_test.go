@@ -79,4 +79,10 @@ func TestPage(t *testing.T) {
 		}
 	}
 	holdPage(t, "## Of an indexer", table(t, scrape))
+	holdPage(t, "## Of a shim", table(t, get(t, NewShim(shimFigures))))
+}
+
+func shimFigures() *ShimFigures {
+	one := map[string]uint64{"x": 1}
+	return &ShimFigures{Ranks: one, Incidents: one, Skipped: one}
 }

@@ -193,12 +193,14 @@ func everything(t *testing.T) string {
 
 // Prometheus' own linter finds nothing to say.
 func TestLint(t *testing.T) {
-	problems, err := promlint.New(strings.NewReader(everything(t))).Lint()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range problems {
-		t.Errorf("%s: %s", p.Metric, p.Text)
+	for _, text := range []string{everything(t), get(t, NewShim(shimFigures))} {
+		problems, err := promlint.New(strings.NewReader(text)).Lint()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range problems {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
 	}
 }
 
