@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -59,7 +60,7 @@ func (r *Report) SetState(s State) {
 
 // Speaks says how the engine speaks, which was found out.
 func (r *Report) Speaks(e events.Engine) {
-	r.change(func(has *registry.ShimState) { has.Speaks = e.String() })
+	r.change(func(has *registry.ShimState) { has.Speaks = strings.ToLower(e.String()) })
 }
 
 // Unusable says why what the engine announces is passed over; nil: it is not.
