@@ -62,8 +62,8 @@ func (p *httpPort) serve(f *fleetFigures, log *slog.Logger) (stop func(), err er
 	return func() { _ = server.Close() }, nil
 }
 
-// handler lets anybody ask whether the process is well, as an indexer does, and for its metrics who brings the token, or
-// asks for an address or localhost.
+// handler lets anybody ask whether the process is well, as an indexer does. Metrics are for who brings the token; where
+// there is none, for who asks for an address or localhost.
 func (p *httpPort) handler(f *fleetFigures) http.Handler {
 	allowed, scrape := web.Bearer(p.security.Token), metrics.NewShim(f.figures)
 	mux := http.NewServeMux()
