@@ -31,7 +31,7 @@ const usualDeadline = 5 * time.Second
 var routes = []struct{ method, path, op string }{
 	{http.MethodPost, "/v1/find", api.OpFind}, {http.MethodGet, "/v1/workers", api.OpWorkers},
 	{http.MethodGet, "/v1/status", api.OpStatus}, {http.MethodGet, "/v1/verify", api.OpVerify},
-	{http.MethodPost, "/v1/snapshot", api.OpSnapshot},
+	{http.MethodPost, "/v1/snapshot", api.OpSnapshot}, {http.MethodPost, "/v1/prefixes", api.OpPrefixes},
 	{http.MethodPost, "/v1/select", api.OpSelect}, {http.MethodPost, "/v1/book", api.OpBook},
 	{http.MethodPost, "/v1/prefill_complete", api.OpPrefillComplete},
 	{http.MethodPost, "/v1/output_block", api.OpOutputBlock}, {http.MethodPost, "/v1/free", api.OpFree},
@@ -65,6 +65,7 @@ var routes = []struct{ method, path, op string }{
 //	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same; else
 //	                   503 and why not
 //	GET  /metrics      for Prometheus
+//	POST /v1/prefixes  a PrefixesRequest → a PrefixTree
 //	GET  /v1/watch     server-sent events: FleetEvents and ClusterEvents
 //	GET  /v1/openapi.json  all these, described in OpenAPI 3.1
 //

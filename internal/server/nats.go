@@ -42,7 +42,8 @@ func (v *service) serveOwn() error {
 		Observe: func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
 	}
 	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject, api.OpFind, api.OpWorkers, api.OpStatus,
-		api.OpVerify, api.OpSnapshot, api.OpRemoveWorker, api.OpFunnel, api.OpReport, api.OpBlockHistory)
+		api.OpVerify, api.OpSnapshot, api.OpRemoveWorker, api.OpFunnel, api.OpReport, api.OpBlockHistory,
+		api.OpPrefixes)
 }
 
 // serveQueries serves everything else, once the node is ready.

@@ -49,6 +49,9 @@ var operations = map[string]operation{
 	api.OpVerify: {"A node's status, with checksums of all replicas compared", reflect.TypeFor[api.VerifyRequest](), "",
 		true, reflect.TypeFor[api.Status](), nil},
 	api.OpSnapshot: {"Write snapshots now", nil, "", true, reflect.TypeFor[api.SnapshotList](), nil},
+	api.OpPrefixes: {"The largest part of the tree of prefixes that workers of a model share, as one node has it",
+		reflect.TypeFor[api.PrefixesRequest](), "", false, reflect.TypeFor[api.PrefixTree](), []api.Code{
+			api.CodeUnknownModel, api.CodeBlockSizeMismatch, api.CodeMissingModel}},
 	api.OpSelect: {"Which worker should serve a prompt. The prompt is given as for `/v1/find`",
 		reflect.TypeFor[api.SelectRequest](), "", false, reflect.TypeFor[api.Selection](),
 		append([]api.Code{api.CodeNoWorkers, api.CodeOverloaded, api.CodeConflict}, unknownModel...)},
@@ -93,6 +96,7 @@ var needs = map[string][]string{
 	"RequestRef": {"model", "request_id"}, "PotentialRequest": {"model"}, "FunnelRequest": {"model"},
 	"Report":             {"request_id"},
 	"WorkerRegistration": {"instance", "model", "block_size"},
+	"PrefixesRequest":    {"model"},
 	"PartitionSeq":       {"partition", "seq"}, "EngineLoad": {"worker"},
 	"MediaItem": {"hash", "offset", "length"},
 }
@@ -111,6 +115,7 @@ var limits = map[string]object{
 	"cached_tokens":                 {"maximum": api.MaxISL},
 	"decay_fraction":                {"minimum": 0, "maximum": 1},
 	"limit":                         {"minimum": 0, "maximum": math.MaxInt32},
+	"PrefixesRequest.limit":         {"minimum": 1, "maximum": api.MaxPrefixes},
 	"loads":                         {"maxItems": api.MaxEngineLoads},
 	"media":                         {"maxItems": api.MaxMedia},
 	"MediaItem.length":              {"minimum": 1},

@@ -144,6 +144,7 @@ type Server struct {
 	queries  *metrics.Queries
 	scrape   http.Handler
 	hub      *watch.Hub // of the live page
+	trees    trees      // of prefixes
 }
 
 // New opens the namespace and puts a node together. It waits for JetStream, and until it is known that no other process

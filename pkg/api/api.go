@@ -593,6 +593,7 @@ type Indexer interface {
 	StatusOf(ctx context.Context, node string) (*Status, error) // of this node or another
 	Verify(ctx context.Context, at []PartitionSeq) (*Status, error)
 	Snapshot(ctx context.Context) (*SnapshotList, error)
+	Prefixes(ctx context.Context, r *PrefixesRequest) (*PrefixTree, error)
 
 	RegisterWorker(ctx context.Context, r *WorkerRegistration) (*Worker, error)
 	ChangeWorker(ctx context.Context, c *WorkerChange) (*Worker, error)

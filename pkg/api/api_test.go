@@ -32,6 +32,10 @@ func (*echo) StatusOf(_ context.Context, node string) (*Status, error) {
 	return &Status{Node: node}, nil
 }
 func (*echo) Verify(context.Context, []PartitionSeq) (*Status, error) { return &Status{}, nil }
+func (*echo) Prefixes(context.Context, *PrefixesRequest) (*PrefixTree, error) {
+	return &PrefixTree{}, nil
+}
+
 func (*echo) Snapshot(context.Context) (*SnapshotList, error) {
 	return nil, Errorf(CodeNotReady, "restoring")
 }

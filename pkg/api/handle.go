@@ -149,6 +149,8 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		return serve(ctx, b, nil, func(ctx context.Context, _ *nothing) (*SnapshotList, error) {
 			return h.Indexer.Snapshot(ctx)
 		})
+	case OpPrefixes:
+		return serve(ctx, b, (*PrefixesRequest).Check, h.Indexer.Prefixes)
 	case OpRegisterWorker:
 		return serve(ctx, b, (*WorkerRegistration).Check, h.Indexer.RegisterWorker)
 	case OpChangeWorker:

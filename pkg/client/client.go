@@ -136,6 +136,11 @@ func (c *Client) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	return call[api.SnapshotList](ctx, c, api.OpSnapshot, nil)
 }
 
+// Prefixes asks for the largest part of the tree of prefixes that the workers of a model share, as one node has it.
+func (c *Client) Prefixes(ctx context.Context, r *api.PrefixesRequest) (*api.PrefixTree, error) {
+	return call[api.PrefixTree](ctx, c, api.OpPrefixes, r)
+}
+
 // Select asks which worker should serve a prompt, and books the request there if it says so. One that books is sent
 // once: if the answer is lost, the request may be booked all the same. One that does not is asked again as
 // [Client.Find] is; with a RequestID, the choice that is kept for Book is then any of those.

@@ -24,7 +24,8 @@ const maxReply = 1 << 30
 // paths are those of the operations.
 var paths = map[string]struct{ method, path string }{
 	api.OpFind: {http.MethodPost, "/v1/find"}, api.OpWorkers: {http.MethodGet, "/v1/workers"},
-	api.OpStatus: {http.MethodGet, "/v1/status"}, api.OpVerify: {http.MethodGet, "/v1/verify"},
+	api.OpPrefixes: {http.MethodPost, "/v1/prefixes"},
+	api.OpStatus:   {http.MethodGet, "/v1/status"}, api.OpVerify: {http.MethodGet, "/v1/verify"},
 	api.OpSnapshot: {http.MethodPost, "/v1/snapshot"}, api.OpRegisterWorker: {http.MethodPost, "/v1/workers"},
 	api.OpSelect: {http.MethodPost, "/v1/select"}, api.OpBook: {http.MethodPost, "/v1/book"},
 	api.OpPrefillComplete: {http.MethodPost, "/v1/prefill_complete"},

@@ -23,6 +23,7 @@ var pictures = flag.Bool("pictures", false, "write docs/pictures anew")
 // views are all views, and what is there once one shows data.
 var views = []struct{ name, there string }{
 	{"fleet", "document.querySelectorAll('.sheet .row:not([hidden])').length === 8"},
+	{"prefixes", "document.getElementById('icicle')?.dataset.runs > 3"},
 	{"cluster", "document.querySelectorAll('#partitions tbody tr').length === 8"},
 	{"ask", "document.querySelector('#ask-model option[value*=m]')"},
 }
@@ -187,6 +188,37 @@ func TestAsk(t *testing.T) {
 			t.Errorf("asking booked %v", m)
 		}
 	}
+}
+
+// TestPrefixes: the icicle has the runs of the API, and the keyboard zooms to the one that most hold.
+func TestPrefixes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := open(t, w.url("prefixes"), 1200, 900, false)
+	b.await("document.getElementById('icicle')?.dataset.runs > 3")
+	var tree api.PrefixTree
+	if err := harness.HTTPDo(w.nodes[0], "POST", "/v1/prefixes", map[string]any{"model": "m"}, &tree); err != nil {
+		t.Fatal(err)
+	}
+	blocks, most := 0, 0
+	for _, r := range tree.Runs {
+		blocks += int(r.Blocks)
+		most = max(most, r.Holders)
+	}
+	if int64(blocks) != tree.TotalBlocks || int64(len(tree.Runs)) != tree.TotalRuns || tree.Ranks == 0 {
+		t.Errorf("%d blocks in %d runs of %+v", blocks, len(tree.Runs), tree)
+	}
+	if got := get[[]string](b, "[icicle.dataset.runs, icicle.dataset.blocks]"); !slices.Equal(got,
+		[]string{fmt.Sprint(len(tree.Runs)), fmt.Sprint(blocks)}) {
+		t.Errorf("the page has %v runs and blocks, the API %d and %d", got, len(tree.Runs), blocks)
+	}
+	b.tabTo("#icicle")
+	b.press(kb.ArrowDown)
+	b.await(fmt.Sprintf("document.getElementById('icicle-now').textContent.includes('held by %d ')", most))
+	b.press(kb.Enter)
+	b.await("document.querySelectorAll('.crumbs button').length === 2")
+	b.press(kb.Escape)
+	b.await("document.querySelectorAll('.crumbs button').length === 1")
 }
 
 // TestCluster: nodes and partitions are as the nodes' own statuses say, and replicas are compared.

@@ -1,0 +1,231 @@
+// Prefixes: the tree of blocks that workers share, as an icicle. The width of a run is its blocks and those behind it,
+// its colour how many ranks hold it.
+import { ask } from "./api.js";
+import { live, models, onChange } from "./live.js";
+import { el, setText, count, short, step, canvas, colour, tip, tiers, empty } from "./ui.js";
+
+export const title = "Prefixes";
+
+const rowHeight = 30;
+const every = 5000; // ms between two looks
+
+const set = { model: "", node: "" }; // what the reader has chosen
+
+// layout makes a tree of the runs: each with its children, what it and they come to in blocks, and where it lies, from 0
+// to 1 in width.
+function layout(runs) {
+  const root = { blocks: 0, depth: 0, holders: 0, children: [], level: -1, parent: null };
+  const nodes = runs.map((r) => ({ ...r, children: [] }));
+  for (const n of nodes) {
+    n.parent = n.parent < 0 ? root : nodes[n.parent];
+    n.parent.children.push(n);
+  }
+  for (let i = nodes.length - 1; i >= 0; i--) nodes[i].sum = nodes[i].blocks + nodes[i].children.reduce((s, c) => s + c.sum, 0);
+  root.sum = root.children.reduce((s, c) => s + c.sum, 0);
+  place(root, 0, 1);
+  return { root, nodes };
+}
+
+function place(n, from, to) {
+  n.from = from;
+  n.to = to;
+  let at = from;
+  for (const c of n.children.sort((a, b) => b.holders - a.holders || b.sum - a.sum || (a.hash < b.hash ? -1 : 1))) {
+    const width = (to - from) * c.sum / n.sum; // what is left is the run's own blocks
+    c.level = n.level + 1;
+    place(c, at, at + width);
+    at += width;
+  }
+}
+
+export function show(place_) {
+  let tree = null; // as the indexer said it
+  let laid = null;
+  let zoomed = ""; // the hash path of the run that is zoomed to
+  let current = null; // the run that the keyboard is at
+  let timer = 0;
+  let asking = null;
+  let ended = false;
+
+  const model = el("select", { id: "prefix-model", change: (e) => { set.model = e.target.value; zoomed = ""; current = null; look(); } });
+  const node = el("select", { id: "prefix-node", change: (e) => { set.node = e.target.value; look(); } });
+  const crumbs = el("div", { class: "crumbs", role: "navigation", "aria-label": "Zoom" });
+  const picture = el("canvas", { id: "icicle", tabindex: "0", role: "application", pointermove: hover, pointerleave: (e) => tip(e, ""),
+    click: (e) => { const n = at(e); if (n) { current = n; zoom(n); } }, keydown: press, "aria-describedby": "icicle-now",
+    "aria-label": "Icicle of prefixes: arrows move, Enter zooms, Escape goes back" });
+  const now = el("p", { id: "icicle-now", class: "small", role: "status" });
+  const said = el("p", { class: "soft small" });
+  const error = el("p", { class: "error", role: "alert" });
+  const scale = el("div", { class: "scale" });
+  const box = el("div", { class: "card view" }, el("div", { class: "head" }, crumbs, scale), el("div", { class: "icicle" }, picture), now, said);
+  const none = el("div", { class: "card", hidden: true });
+  place_.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Prefixes"), el("div", { class: "fields" },
+    el("div", { class: "field" }, el("label", { for: "prefix-model" }, "Model"), model),
+    el("div", { class: "field" }, el("label", { for: "prefix-node" }, "As known by"), node))), error, box, none));
+
+  function options() {
+    const found = models();
+    const nodes = (live.cluster?.nodes || []).map((n) => n.node);
+    const text = JSON.stringify([found, nodes]);
+    if (model.dataset.of === text) return;
+    model.dataset.of = text;
+    model.replaceChildren(...found.map((m) => el("option", { value: JSON.stringify(m), selected: JSON.stringify(m) === set.model },
+      m.model + (found.filter((o) => o.model === m.model).length > 1 ? ", blocks of " + m.block_size : ""))));
+    node.replaceChildren(...nodes.map((n) => el("option", { value: n, selected: n === (set.node || live.cluster.node) }, n)));
+    set.model = model.value;
+    set.node = node.value;
+    look();
+  }
+
+  async function look() {
+    clearTimeout(timer);
+    if (ended) return;
+    asking?.abort();
+    const mine = asking = new AbortController();
+    if (set.model) {
+      try {
+        tree = await ask("POST", "v1/prefixes", { ...JSON.parse(set.model), node: set.node }, mine.signal);
+        setText(error, "");
+      } catch (failure) {
+        if (failure.name === "AbortError") return;
+        setText(error, failure.message);
+      }
+      if (mine !== asking || ended) return;
+      const was = current && path(current);
+      laid = tree && layout(tree.runs);
+      current = was && laid ? laid.nodes.find((n) => path(n) === was) || null : null;
+      draw();
+    } else draw();
+    timer = setTimeout(look, every);
+  }
+
+  const path = (n) => n.parent ? path(n.parent) + "/" + n.hash : "";
+  const focus = () => laid.nodes.find((n) => path(n) === zoomed) || laid.root;
+
+  function zoom(n) {
+    zoomed = n === laid.root || path(n) === zoomed ? path(n.parent || n) : path(n);
+    draw();
+  }
+
+  function draw() {
+    const there = laid && laid.nodes.length > 0;
+    box.hidden = !there;
+    none.hidden = there;
+    if (!there) {
+      none.replaceChildren(live.cluster && !models().length || tree ? empty("No prefixes yet", "As soon as an engine stores blocks of a prompt, they appear here.") :
+        empty("Waiting for the indexer…"));
+      return;
+    }
+    const top = focus();
+    const most = laid.root.children.reduce((m, c) => Math.max(m, c.holders), 1);
+    const levels = 1 + deepest(top) - Math.max(0, top.level);
+    const { g, width } = canvas(picture, Math.max(2, levels) * rowHeight);
+    const colours = [0, 1, 2, 3, 4, 5, 6, 7, 8].map((i) => i ? colour("--h" + i) : colour("--sunken"));
+    const ink = [colour("--h-low"), colour("--h-high")];
+    const line = colour("--surface"), mark = colour("--text");
+    g.font = "12px system-ui, sans-serif";
+    g.textBaseline = "middle";
+    const span = top.to - top.from || 1;
+    for (const n of laid.nodes) {
+      const above = n.to >= top.to - 1e-12 && n.from <= top.from + 1e-12 && n.level < top.level;
+      if (above || n.from >= top.to || n.to <= top.from) continue;
+      const x = Math.max(0, (n.from - top.from) / span * width), w = Math.min(width, (n.to - top.from) / span * width) - x;
+      const y = (n.level - Math.max(0, top.level)) * rowHeight;
+      n.box = [x, y, w, rowHeight];
+      const s = step(n.holders, most);
+      g.fillStyle = colours[s];
+      g.fillRect(x, y, Math.max(w, .5), rowHeight - 1);
+      if (w > 3) {
+        g.fillStyle = line;
+        g.fillRect(x + w - 1, y, 1, rowHeight - 1);
+      }
+      const text = short(n.blocks) + (w > 140 ? (n.blocks === 1 ? " block, held by " : " blocks, held by ") + short(n.holders) : "");
+      if (w > 40 && g.measureText(text).width < w - 10) {
+        g.fillStyle = ink[s > 5 ? 1 : 0];
+        g.fillText(text, x + 6, y + rowHeight / 2);
+      }
+      if (n === current) {
+        g.strokeStyle = mark;
+        g.lineWidth = 2;
+        g.strokeRect(x + 1, y + 1, Math.max(w - 3, 2), rowHeight - 3);
+      }
+    }
+    const way = [];
+    for (let n = top; n; n = n.parent) way.unshift(n);
+    const names = way.map((n) => n === laid.root ? "all prompts" : n.hash.slice(0, 8));
+    if (crumbs.dataset.of !== names.join()) {
+      const paths = way.map(path);
+      crumbs.dataset.of = names.join();
+      crumbs.replaceChildren(...way.flatMap((n, i) => [i ? "›" : "", el("button", { type: "button", disabled: i === way.length - 1,
+        click: () => { zoomed = paths[i]; draw(); } }, names[i])]));
+    }
+    scale.replaceChildren("held by 1 ", el("span", { "aria-hidden": "true" }, [1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: "s" + i }))),
+      " by " + count(most));
+    const shown = laid.nodes.reduce((s, n) => s + n.blocks, 0);
+    setText(said, count(laid.nodes.length) + " of " + count(tree.total_runs) + " runs with " + count(shown) + " of " + count(tree.total_blocks) +
+      " blocks, those with most blocks times holders. " + tree.node + " knows " + count(tree.ranks) + (tree.ranks === 1 ? " rank" : " ranks") +
+      " of the model, in " + (tree.partitions.length === 1 ? "partition " : "partitions ") + tree.partitions.join(", ") + ".");
+    picture.dataset.runs = laid.nodes.length;
+    picture.dataset.blocks = shown;
+    setText(now, current ? words(current) : "");
+  }
+
+  const deepest = (n) => n.children.reduce((d, c) => Math.max(d, deepest(c)), n.level);
+
+  function words(n) {
+    const who = n.workers.map((p) => p.instance + (p.rank ? " / " + p.rank : "")).join(", ");
+    return count(n.blocks) + (n.blocks === 1 ? " block" : " blocks") + " after " + count(n.depth) + ", first " + n.hash + "\nheld by " + count(n.holders) +
+      (n.holders === 1 ? " rank: " : " ranks: ") + who + (n.holders > n.workers.length ? ", …" : "") + "\n" +
+      tiers.filter((t) => n.tiers[t]).map((t) => count(n.tiers[t]) + " in " + t).join(", ");
+  }
+
+  function at(e) {
+    const area = picture.getBoundingClientRect();
+    const x = e.clientX - area.left, y = e.clientY - area.top;
+    const top = focus();
+    const span = top.to - top.from || 1;
+    const level = Math.floor(y / rowHeight) + Math.max(0, top.level);
+    const where = top.from + x / area.width * span;
+    return laid?.nodes.find((n) => n.level === level && n.from <= where && where < n.to);
+  }
+  function hover(e) {
+    const n = at(e);
+    tip(e, n ? words(n) : "");
+  }
+
+  function press(e) {
+    if (!laid) return;
+    const top = focus();
+    const from = current || (top === laid.root ? null : top);
+    const beside = (d) => {
+      const all = from?.parent?.children || [];
+      return all[all.indexOf(from) + d] || from;
+    };
+    const to = {
+      ArrowDown: () => (from ? from.children[0] || from : laid.root.children[0]), ArrowUp: () => from && (from.parent === laid.root ? from : from.parent),
+      ArrowLeft: () => beside(-1), ArrowRight: () => beside(1), Home: () => laid.root.children[0],
+    }[e.key];
+    if (to) current = to() || laid.root.children[0];
+    else if (e.key === "Enter" && current) zoom(current);
+    else if (e.key === "Escape" && zoomed) zoom(top);
+    else return;
+    e.preventDefault();
+    draw();
+  }
+
+  const stop = onChange((what) => what === "cluster" && options());
+  const redraw = () => laid && draw();
+  addEventListener("resize", redraw);
+  addEventListener("theme", redraw);
+  options();
+  draw();
+  return () => {
+    ended = true;
+    stop();
+    clearTimeout(timer);
+    asking?.abort();
+    tip(null, "");
+    removeEventListener("resize", redraw);
+    removeEventListener("theme", redraw);
+  };
+}

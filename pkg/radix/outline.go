@@ -1,0 +1,252 @@
+package radix
+
+import (
+	"cmp"
+	"container/heap"
+	"math/bits"
+	"runtime"
+	"slices"
+	"sync/atomic"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Outline is the largest part of a space's tree, for people. Its runs need not be of one moment; each is by itself.
+type Outline struct {
+	Runs []OutlineRun // parents before children
+
+	// What was seen of the whole space: runs that somebody holds, and their blocks.
+	TotalRuns, TotalBlocks int64
+}
+
+// OutlineRun is a run of consecutive blocks.
+type OutlineRun struct {
+	Parent  int // position in Runs; -1: the run begins prompts
+	Depth   uint32
+	Blocks  uint32
+	First   events.LocalHash        // of its first block
+	Holders int                     // ranks that hold any of it
+	Tiers   [events.NumTiers]uint32 // the same for each tier
+	Ranks   []RankID                // some of the holders, no more than OutlineNames
+}
+
+// OutlineNames is how many holders of a run an outline names.
+const OutlineNames = 32
+
+// Outline returns the runs of a space that are largest by blocks times holders, at most so many, with all that lead to
+// them. It looks at every run of the index, and allocates what it returns. Any goroutine may call it at any time; the
+// writer does not wait for it.
+func (x *Index) Outline(space uint32, most int) *Outline {
+	o := outliner{x: x, space: space, most: most, byID: map[uint32]int{}}
+	for id := uint32(firstNode); ; id++ {
+		v := x.view.Load()
+		if int(id) >= len(v.nodes) {
+			break
+		}
+		if s, ok := o.read(id); ok && s.holders > 0 && o.inSpace(id) {
+			o.out.TotalRuns++
+			o.out.TotalBlocks += int64(s.blocks)
+			o.offer(s)
+		}
+	}
+	slices.SortFunc(o.largest, func(a, b sight) int { return cmp.Compare(b.size(), a.size()) })
+	for _, s := range o.largest {
+		o.place(s.id)
+	}
+	runtime.KeepAlive(x)
+	return &o.out
+}
+
+// sight is a run as it was at one moment.
+type sight struct {
+	id, parent, depth, blocks uint32
+	first                     uint64
+	holders                   int
+}
+
+func (s *sight) size() uint64 { return uint64(s.blocks) * uint64(s.holders) }
+
+// sights is a heap with the smallest on top.
+type sights []sight
+
+func (h sights) Len() int           { return len(h) }
+func (h sights) Less(i, j int) bool { return h[i].size() < h[j].size() }
+func (h sights) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *sights) Push(s any)        { *h = append(*h, s.(sight)) }
+func (h *sights) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
+type outliner struct {
+	x       *Index
+	space   uint32
+	most    int
+	largest sights
+	out     Outline
+	byID    map[uint32]int // position in out.Runs; -1: it cannot be placed
+
+	// Of the run that was read last: by tier and together, the ranks that hold any of it.
+	tiers [events.NumTiers][]uint64
+	any   []uint64
+	ids   []uint32
+}
+
+// read looks at a run. It is false if there is none, or the writer was in the way again and again.
+func (o *outliner) read(id uint32) (s sight, ok bool) {
+	for range 64 {
+		v, hidden := o.x.view.Load(), o.x.hidden.Load()
+		if int(id) >= len(v.nodes) {
+			return s, false
+		}
+		n := &v.nodes[id]
+		version := atomic.LoadUint32(&n.version)
+		if version&1 != 0 {
+			runtime.Gosched()
+			continue
+		}
+		s = sight{id: id, parent: atomic.LoadUint32(&n.parent), depth: atomic.LoadUint32(&n.depth),
+			blocks: atomic.LoadUint32(&n.len)}
+		start := atomic.LoadUint32(&n.start)
+		ok = s.parent != 0 && s.blocks > 0 && int(start) < len(v.locals)
+		if ok {
+			s.first = atomic.LoadUint64(&v.locals[start])
+			ok = o.holders(v, n, id, hidden)
+			for _, word := range o.any {
+				s.holders += bits.OnesCount64(word)
+			}
+		}
+		if atomic.LoadUint32(&n.version) == version && o.x.view.Load() == v && o.x.hidden.Load() == hidden {
+			return s, ok
+		}
+	}
+	return s, false
+}
+
+// holders notes who holds any of a run. It is false if what it reads is half written.
+func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
+	o.any = append(o.any[:0], make([]uint64, v.stride)...)
+	o.ids = v.ids
+	parts, count := atomic.LoadUint32(&n.parts), atomic.LoadUint32(&n.nparts)
+	if uint64(parts)+uint64(count) > uint64(len(v.parts)) {
+		return false
+	}
+	for t := range o.tiers {
+		o.tiers[t] = append(o.tiers[t][:0], make([]uint64, v.stride)...)
+		if m := v.masks[t]; m != nil {
+			for i := range v.stride {
+				o.tiers[t][i] = atomic.LoadUint64(&m[int(id)*v.stride+i])
+			}
+		}
+	}
+	for i := range count {
+		key := atomic.LoadUint32(&v.parts[parts+i].key)
+		slot, t := slotOf(key), planeOf(key)
+		if t >= events.NumTiers {
+			break
+		}
+		if int(slot>>6) >= v.stride {
+			return false
+		}
+		o.tiers[t][slot>>6] |= 1 << (slot & 63)
+	}
+	for t := range o.tiers {
+		if slot := uint32(hidden &^ hiding >> 8); hidden&hiding != 0 && hidden>>t&1 != 0 && int(slot>>6) < v.stride {
+			o.tiers[t][slot>>6] &^= 1 << (slot & 63)
+		}
+		for i, word := range o.tiers[t] {
+			o.any[i] |= word
+		}
+	}
+	return true
+}
+
+// inSpace reports whether a run is of the space that is wanted.
+func (o *outliner) inSpace(id uint32) bool {
+	v := o.x.view.Load()
+	if len(v.roots) == 1 {
+		return v.roots[0].space == o.space
+	}
+	root := v.root(o.space)
+	for range 1 << 20 { // no way is as long; one that is half written may be a circle
+		if int(id) >= len(v.nodes) {
+			return false
+		}
+		up := atomic.LoadUint32(&v.nodes[id].parent)
+		if up == 0 {
+			return root != 0 && id == root
+		}
+		id = up
+	}
+	return false
+}
+
+// offer keeps a run if it is among the largest.
+func (o *outliner) offer(s sight) {
+	switch {
+	case o.most <= 0:
+	case len(o.largest) < o.most:
+		heap.Push(&o.largest, s)
+	case s.size() > o.largest[0].size():
+		o.largest[0] = s
+		heap.Fix(&o.largest, 0)
+	}
+}
+
+// place puts a run into the outline, after those that lead to it, if there is room for all.
+func (o *outliner) place(id uint32) int {
+	var way []uint32 // not placed yet, lowest first
+	at, depth := -1, uint32(0)
+	for up := id; ; {
+		if i, there := o.byID[up]; there {
+			if i < 0 {
+				return -1
+			}
+			at, depth = i, o.out.Runs[i].Depth+o.out.Runs[i].Blocks
+			break
+		}
+		s, ok := o.read(up)
+		if !ok && s.parent == 0 && len(way) > 0 {
+			break // the root above
+		}
+		if !ok || len(way) > o.most {
+			return o.cannot(way, up)
+		}
+		way = append(way, up)
+		up = s.parent
+	}
+	if len(o.out.Runs)+len(way) > o.most {
+		return -1
+	}
+	for _, id := range slices.Backward(way) {
+		s, ok := o.read(id)
+		if !ok || s.depth != depth || s.holders == 0 { // it has changed since
+			return o.cannot(nil, id)
+		}
+		run := OutlineRun{Parent: at, Depth: s.depth, Blocks: s.blocks, First: events.LocalHash(s.first),
+			Holders: s.holders}
+		for t, words := range o.tiers {
+			for _, word := range words {
+				run.Tiers[t] += uint32(bits.OnesCount64(word))
+			}
+		}
+		for i, word := range o.any {
+			for ; word != 0 && len(run.Ranks) < OutlineNames; word &= word - 1 {
+				slot := i<<6 + bits.TrailingZeros64(word)
+				run.Ranks = append(run.Ranks, RankID(atomic.LoadUint32(&o.ids[slot])))
+			}
+		}
+		at, depth = len(o.out.Runs), s.depth+s.blocks
+		o.byID[id] = at
+		o.out.Runs = append(o.out.Runs, run)
+	}
+	return at
+}
+
+func (o *outliner) cannot(way []uint32, last uint32) int {
+	for _, id := range append(way, last) {
+		o.byID[id] = -1
+	}
+	return -1
+}
