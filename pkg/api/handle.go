@@ -316,7 +316,7 @@ func (q *Query) Check() error {
 // Marshal encodes v in a content type.
 func Marshal(contentType string, v any) ([]byte, error) {
 	if contentType != MsgPack {
-		return json.Marshal(v)
+		return marshalJSON(v)
 	}
 	switch v := v.(type) {
 	case *Query:
@@ -337,6 +337,25 @@ func Marshal(contentType string, v any) ([]byte, error) {
 		}
 	}
 	return marshalReflect(v)
+}
+
+func marshalJSON(v any) ([]byte, error) {
+	var text []byte
+	done := false
+	switch v := v.(type) {
+	case *Answer:
+		if v != nil {
+			text, done = jsonAnswer(v)
+		}
+	case *Selection:
+		if v != nil && v.usual() {
+			text, done = jsonSelection(v)
+		}
+	}
+	if done {
+		return text, nil
+	}
+	return json.Marshal(v)
 }
 
 // Unmarshal decodes data of a content type into v. An error is an *Error that says where the data is wrong. Fields that

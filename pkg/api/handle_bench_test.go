@@ -14,12 +14,22 @@ func BenchmarkHandle(b *testing.B) {
 	for range 767 {
 		q.Hashes = append(q.Hashes, rng.Uint64())
 	}
-	for _, contentType := range []string{JSON, MsgPack} {
-		body, err := Marshal(contentType, q)
+	signed := make([]int64, len(q.Hashes))
+	for i, h := range q.Hashes {
+		signed[i] = int64(h)
+	}
+	for _, c := range []struct {
+		name, contentType string
+		query             any
+	}{
+		{"json", JSON, q}, {"json/signed", JSON, map[string]any{"model": "m", "hashes": signed}}, {"msgpack", MsgPack, q},
+	} {
+		contentType := c.contentType
+		body, err := Marshal(contentType, c.query)
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.Run(contentType[len("application/"):], func(b *testing.B) {
+		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			h := Handler{Indexer: &echo{}}
 			for b.Loop() {

@@ -406,11 +406,13 @@ func (s *jsonSource) hashes(field string) (Hashes, error) {
 	})
 }
 
-// jsonNumbers reads a list of numbers. other reads an element that is more than digits.
+// jsonNumbers reads a list of numbers, of 64 bits with or without a sign. other reads an element that is written
+// otherwise.
 func jsonNumbers[T uint32 | uint64](
 	s *jsonSource, field string, code Code, want string, other func(word []byte) (T, bool),
 ) ([]T, error) {
 	most := uint64(^T(0))
+	signed := int(most >> 63)
 	s.at++
 	data, i := s.data, s.at
 	upTo := bytes.IndexByte(data[i:], ']') // which no number has in it
@@ -429,9 +431,15 @@ func jsonNumbers[T uint32 | uint64](
 	for {
 		s.space()
 		i = s.at
-		if v, n := digitsOf(data[i:], most > math.MaxUint32); n > 0 && v <= most && (n == 1 || data[i] != '0') &&
-			(data[i+n] == ',' || data[i+n] == ']') {
-			out = append(out, T(v))
+		minus := 0
+		if i < len(data) && data[i] == '-' {
+			minus = 1
+		}
+		minus &= signed
+		i += minus
+		if v, n := digitsOf(data[i:], most > math.MaxUint32); n > 0 && v <= most>>minus+uint64(minus) &&
+			(n == 1 || data[i] != '0') && (data[i+n] == ',' || data[i+n] == ']') {
+			out = append(out, T(v^-uint64(minus))+T(minus)) // -v is ^v+1
 			if s.at = i + n + 1; data[i+n] == ']' {
 				return out, nil
 			}

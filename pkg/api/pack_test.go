@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -370,6 +371,8 @@ func BenchmarkPack(b *testing.B) {
 	}{
 		{"query", q, func(v any) ([]byte, error) { return Marshal(MsgPack, v) }}, {"query/reflected", q, marshalReflect},
 		{"answer", a, func(v any) ([]byte, error) { return Marshal(MsgPack, v) }}, {"answer/reflected", a, marshalReflect},
+		{"answer/json", a, func(v any) ([]byte, error) { return Marshal(JSON, v) }},
+		{"answer/json/reflected", a, json.Marshal},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()

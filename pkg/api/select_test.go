@@ -290,6 +290,7 @@ func TestPackedSelectionAsByReflection(t *testing.T) {
 		if want, err := marshalReflect(s); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("seed %d: %+v: %x, want %x, %v", seed, s, got, want, err)
 		}
+		sameJSON(t, s)
 	}
 	if usual < 100 || usual > 450 {
 		t.Errorf("%d are usual", usual)
