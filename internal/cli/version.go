@@ -2,19 +2,24 @@ package cli
 
 import (
 	"fmt"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 )
 
-// version is the one place where the release is named. CHANGELOG.md has a heading for it, and docs show it; a test
-// holds them to this.
+// version is the last release that CHANGELOG.md has a heading for. It is what programs call themselves that were not
+// built as a release.
 const version = "v0.4.0"
 
-// Version is the programs' version, the same in both, in what a node says of itself and in its NATS service.
-func Version() string { return version }
+// Version is the programs' version, the same in both, in what a node says of itself and in its NATS service: that of
+// the module where the toolchain knows it, as for `go install ...@v0.5.0` and for a build at a tag, else that of the
+// last release.
+func Version() string { return thisBuild().Version }
 
 // build is what `version --json` prints. Commit and Time are empty where the toolchain did not see the repository.
 type build struct {
@@ -25,13 +30,29 @@ type build struct {
 	Go       string `json:"go"`
 }
 
-// thisBuild reads what the toolchain wrote into the program.
-func thisBuild() build {
-	b := build{Version: version, Go: runtime.Version()}
+// thisBuild is what the toolchain wrote into the program.
+var thisBuild = sync.OnceValue(func() build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return b
+		return build{Version: version, Go: runtime.Version()}
 	}
+	return readBuild(info)
+})
+
+// untagged is the version that the toolchain gives a commit without a tag: its time and its first digits.
+var untagged = regexp.MustCompile(`[-.](\d{14})-([0-9a-f]{12})$`)
+
+func readBuild(info *debug.BuildInfo) build {
+	b := build{Version: version, Go: info.GoVersion}
+	module, modified := strings.CutSuffix(info.Main.Version, "+dirty")
+	if m := untagged.FindStringSubmatch(module); m != nil {
+		if t, err := time.Parse("20060102150405", m[1]); err == nil {
+			b.Commit, b.Time = m[2], t.Format(time.RFC3339)
+		}
+	} else if strings.HasPrefix(module, "v") {
+		b.Version = module
+	}
+	b.Modified = modified
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "vcs.revision":
