@@ -89,7 +89,8 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 		t.Fatalf("got %d %s", status, text)
 	}
 	for path, want := range map[string]string{"/healthz": "ok", "/readyz": "ready",
-		"/metrics": `kvatlas_index_blocks{tier="device"} 2`} {
+		"/v1/kv_indexer.proto": "service KVIndexer",
+		"/metrics":             `kvatlas_index_blocks{tier="device"} 2`} {
 		harness.Eventually(t, path+" says "+want, func() (bool, string) { // metrics are counted once a second
 			var text string
 			err := harness.HTTPDo(x.HTTP, "GET", path, nil, &text)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/dump"
+	"github.com/kvatlas/kvatlas/internal/kvindexer/kvindexerpb"
 	"github.com/kvatlas/kvatlas/internal/page"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -68,6 +69,7 @@ var routes = []struct{ method, path, op string }{
 //	POST /v1/prefixes  a PrefixesRequest → a PrefixTree
 //	GET  /v1/watch     server-sent events: FleetEvents and ClusterEvents
 //	GET  /v1/openapi.json  all these, described in OpenAPI 3.1
+//	GET  /v1/kv_indexer.proto  what the gRPC port has beside the endpoint picker
 //
 // the paths of internal/compat, and the live page of internal/page.
 func (s *Server) handler() http.Handler {
@@ -152,6 +154,9 @@ func (f *httpFront) register(mux web.Mux) {
 	f.get(mux, "/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	f.get(mux, "/v1/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		_ = web.WriteReply(w, api.JSON, openAPI, http.StatusOK) // or the caller has gone
+	})
+	f.get(mux, "/v1/kv_indexer.proto", func(w http.ResponseWriter, _ *http.Request) {
+		_ = web.WriteReply(w, "text/plain; charset=utf-8", kvindexerpb.Proto, http.StatusOK)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		failure := api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path)

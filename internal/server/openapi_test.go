@@ -250,6 +250,8 @@ func document(t *testing.T) object {
 	s.answer(reflect.TypeFor[api.ClusterEvent]())
 	watch["responses"].(object)["200"].(object)["content"] = object{"text/event-stream": object{
 		"schema": object{"type": "string"}}}
+	plain("/v1/kv_indexer.proto", "proto", "The service that the gRPC port has for SGLang's router, as a .proto file",
+		append(common, api.CodeBusy)...)
 	self := plain("/v1/openapi.json", "openapi", "This document", append(common, api.CodeBusy)...)
 	self["responses"].(object)["200"].(object)["content"] = object{api.JSON: object{"schema": object{"type": "object"}}}
 	for code := range codes {

@@ -2,4 +2,10 @@
 // kv_indexer.proto.
 package kvindexerpb
 
+import _ "embed"
+
+// Proto is the protocol as text, kv_indexer.proto.
+//
 //go:generate go run generate.go
+//go:embed kv_indexer.proto
+var Proto []byte
