@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -52,5 +54,128 @@ func TestPagesShowCommandsThatExist(t *testing.T) {
 	}
 	if checked < 40 {
 		t.Errorf("only %d flags were found: the pattern has become too narrow", checked)
+	}
+}
+
+// link is a link of a Markdown page to a file of ours, with the heading that it goes to.
+type link struct{ title, file, heading string }
+
+var (
+	fence       = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
+	linkPattern = regexp.MustCompile(`\[([^\[\]]*)\]\(([^()\s#]*)(?:#([^()\s]+))?\)`)
+	heading     = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	noAnchor    = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+)
+
+// links are a page's links to files, as paths from here.
+func links(page, text string) (list []link) {
+	for _, m := range linkPattern.FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
+		if strings.Contains(m[2], ":") {
+			continue // an address
+		}
+		file := page
+		if m[2] != "" {
+			file = filepath.Join(filepath.Dir(page), m[2])
+		}
+		list = append(list, link{m[1], file, m[3]})
+	}
+	return list
+}
+
+// anchors are the names by which GitHub's links go to a page's headings.
+func anchors(text string) (list []string) {
+	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
+		words := linkPattern.ReplaceAllString(m[1], "$1")
+		list = append(list, strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(words), ""), " ", "-"))
+	}
+	return list
+}
+
+// pagesBelow are the Markdown files of folders.
+func pagesBelow(t *testing.T, folders ...string) (pages []string) {
+	t.Helper()
+	for _, folder := range folders {
+		err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Name() == "testdata" {
+				return filepath.SkipDir
+			}
+			if filepath.Ext(path) == ".md" {
+				pages = append(pages, path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return pages
+}
+
+// TestPagesLinkToWhatIsThere: the file and the heading of every link exist.
+func TestPagesLinkToWhatIsThere(t *testing.T) {
+	t.Parallel()
+	pages, checked := pagesBelow(t, "../docs", "../deploy", "../clients"), 0
+	for _, page := range append(pages, "../README.md", "../ARCHITECTURE.md", "../CONTRIBUTING.md", "../CHANGELOG.md") {
+		for _, l := range links(page, readFile(t, page)) {
+			if checked++; l.heading == "" {
+				if _, err := os.Stat(l.file); err != nil {
+					t.Errorf("%s: [%s]: %v", page, l.title, err)
+				}
+			} else if !slices.Contains(anchors(readFile(t, l.file)), l.heading) {
+				t.Errorf("%s: [%s]: %s has no heading #%s", page, l.title, l.file, l.heading)
+			}
+		}
+	}
+	if checked < 200 {
+		t.Errorf("only %d links were found: the pattern has become too narrow", checked)
+	}
+}
+
+// TestPagesInOrder: docs/README.md lists the pages in the order in which they are read, every page ends with a link to
+// the next, and every page below docs can be reached from there.
+func TestPagesInOrder(t *testing.T) {
+	t.Parallel()
+	const contents = "../docs/README.md"
+	titles := map[string]string{}
+	order := []string{}
+	for _, l := range links(contents, readFile(t, contents)) {
+		if strings.HasPrefix(l.file, "../docs/") && l.file != contents {
+			order = append(order, l.file)
+		}
+	}
+	reached := map[string]bool{contents: true}
+	for todo := []string{contents}; len(todo) > 0; todo = todo[1:] {
+		text := readFile(t, todo[0])
+		if m := heading.FindStringSubmatch(text); m != nil {
+			titles[todo[0]] = m[1]
+		}
+		for _, l := range links(todo[0], text) {
+			if strings.HasPrefix(l.file, "../docs/") && filepath.Ext(l.file) == ".md" && !reached[l.file] {
+				reached[l.file] = true
+				todo = append(todo, l.file)
+			}
+		}
+	}
+	for _, page := range pagesBelow(t, "../docs") {
+		if !reached[page] {
+			t.Errorf("no way leads from docs/README.md to %s", page)
+		}
+		if !slices.Contains(order, page) && page != contents && !strings.HasPrefix(page, "../docs/measurements/") {
+			t.Errorf("docs/README.md does not list %s", page)
+		}
+	}
+	for i, page := range order {
+		next, word := contents, "Contents"
+		if i+1 < len(order) {
+			next, word = order[i+1], "Next"
+		}
+		lines := strings.Split(strings.TrimSpace(readFile(t, page)), "\n")
+		to, err := filepath.Rel(filepath.Dir(page), next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := word + ": [" + titles[next] + "](" + to + ")"; lines[len(lines)-1] != want {
+			t.Errorf("%s must end with the line\n%s", page, want)
+		}
 	}
 }

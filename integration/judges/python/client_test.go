@@ -387,20 +387,20 @@ func TestPythonAdapters(t *testing.T) {
 	pythonWith(t, "python-adapters.txt", source, env, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/adapters")
 }
 
-// TestReadmeExamples runs what README shows under "Ask it from a program", in Go, in Python and by curl's URL and body,
+// TestShownExamples runs what docs/client.md shows under "In short", in Go, in Python and by curl's URL and body,
 // against an indexer that has such a worker.
-func TestReadmeExamples(t *testing.T) {
-	text, err := os.ReadFile("../../../README.md")
+func TestShownExamples(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/client.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, part, _ := strings.Cut(string(text), "\n## Ask it from a program\n")
+	_, part, _ := strings.Cut(string(text), "\n## In short\n")
 	part, _, _ = strings.Cut(part, "\n## ")
 	goCode := regexp.MustCompile("(?s)\n```go\n(.*?)```").FindStringSubmatch(part)
 	pyCode := regexp.MustCompile("(?s)\n```python\n(.*?)```").FindStringSubmatch(part)
 	curl := regexp.MustCompile(`\n    curl -H '(.*): (.*)' -d '(.*)' (http://[^/]+)(/\S+)\n`).FindStringSubmatch(part)
 	if goCode == nil || pyCode == nil || curl == nil {
-		t.Fatalf("README shows\n%s", part)
+		t.Fatalf("the page shows\n%s", part)
 	}
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	hasher, err := events.NewHasher(1, events.Space{})
