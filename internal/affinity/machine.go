@@ -131,7 +131,7 @@ func NewMachine(now time.Duration, cfg Config) *Machine {
 	}
 	m := &Machine{cfg: cfg, bindings: map[Key]*binding{}, leased: map[*binding]struct{}{}, soonest: math.MaxInt64}
 	m.peers = map[uint64]*peer{}
-	m.begin(now)
+	m.Begin(now)
 	return m
 }
 

@@ -54,8 +54,8 @@ type peer struct {
 	agreed    time.Duration // when the sums were last equal, or compared
 }
 
-// begin says that the machine begins to hear others now.
-func (m *Machine) begin(now time.Duration) {
+// Begin says that the machine begins to hear others now.
+func (m *Machine) Begin(now time.Duration) {
 	m.now, m.began, m.others, m.nextBeat, m.nextUse, m.nextReap = now, now, now, now, now, now
 }
 
@@ -148,6 +148,14 @@ func (m *Machine) Step(now time.Duration) [][]byte {
 	out := m.out
 	m.out = nil
 	return out
+}
+
+// Finish steps to the end: uses that others were not told of and what waits in the batch are due.
+func (m *Machine) Finish(now time.Duration) [][]byte {
+	out := m.Step(now)
+	now += m.usePeriod()
+	out = append(out, m.Step(now)...)
+	return append(out, m.Step(now+batchDelay)...)
 }
 
 // again asks the source anew for what has not come, or for another source.

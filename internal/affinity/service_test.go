@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/replication"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -36,7 +37,7 @@ func TestServices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := New(ServiceConfig{Config: Config{TTL: time.Hour}, Conn: conn, Namespace: "n", Hooks: Hooks{
+		s := New(ServiceConfig{Config: Config{TTL: time.Hour}, Conn: conn, Namespace: "n", Hooks: replication.Hooks{
 			Listen: func(err error) { t.Errorf("listen: %v", err) }, Send: func(err error) { t.Errorf("send: %v", err) },
 		}})
 		ctx, cancel := context.WithCancel(context.Background())

@@ -145,12 +145,12 @@ func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 		cfg.Models = 256
 	}
 	r := &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]*other{}}
-	r.begin(now)
+	r.Begin(now)
 	return r
 }
 
-// begin says that what was set up before begins to hear others now.
-func (r *Replica) begin(now time.Duration) {
+// Begin says that what was set up before begins to hear others now.
+func (r *Replica) Begin(now time.Duration) {
 	r.now, r.began, r.others, r.nextBeat, r.nextTick = now, now, now, now, now+tickPeriod
 }
 
@@ -162,6 +162,14 @@ func (r *Replica) Ready() bool { return r.ready }
 
 // Peers is how many other nodes were heard a moment ago.
 func (r *Replica) Peers() int { return len(r.peers) }
+
+// Len is how many requests are under way, or have their id taken.
+func (r *Replica) Len() (n int) {
+	for _, m := range r.models {
+		n += m.table.Len()
+	}
+	return n
+}
 
 // Models lists the models that have tables, in the order in which they came.
 func (r *Replica) Models() []Model {
@@ -291,6 +299,9 @@ func (r *Replica) Wake() time.Duration {
 	}
 	return wake
 }
+
+// Finish is the last step: what waits in batches is due.
+func (r *Replica) Finish(now time.Duration) []Message { return r.Step(now + batchDelay) }
 
 // Step goes on to now and returns what is to be sent, in any order.
 func (r *Replica) Step(now time.Duration) []Message {

@@ -3,12 +3,11 @@ package load
 import (
 	"context"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/replication"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -19,7 +18,7 @@ type Config struct {
 	Namespace string
 	Limits    Limits
 	Models    int // how many tables there may be; 0: 256
-	Hooks     Hooks
+	Hooks     replication.Hooks
 
 	// Watch is told of every request, whichever node booked it; nil: nobody is. Tables are locked meanwhile: it must be
 	// quick, and must not call back.
@@ -30,67 +29,33 @@ type Config struct {
 	Recall func(Model, *Request)
 }
 
-// Hooks tell what happens, from the goroutine of [Service.Run]. Each may be nil. They must not block.
-type Hooks struct {
-	Ready  func(peers, requests int) // the tables are those of the other nodes
-	Listen func(err error)           // other nodes cannot be heard; it is tried again
-	Send   func(err error)           // a message was not sent; digests make up for it
-}
-
 // lag is how long a call waits for the booking of an id that is not known yet: it may have been made on another node a
 // moment ago.
 const lag = 10 * time.Millisecond
 
-// Service is a node's tables of requests under way, and what keeps them equal to those of the other nodes. Its methods
-// may be called from any goroutine, and are harmless before Run and after it; only what is booked while it runs reaches
-// other nodes.
+// Service is a node's tables of requests under way, and what keeps them equal to those of the other nodes. Readers of
+// tables share the lock. Only what is booked while it runs reaches other nodes.
 type Service struct {
-	cfg    Config
+	*replication.Runner[*Replica, Message]
 	origin uint64
-	start  time.Time
-	ready  chan struct{}
-	due    chan struct{} // there is something to do sooner than Run knows
-
-	watch atomic.Pointer[chan<- struct{}] // of Watch
-
-	mu      sync.RWMutex // of what follows. Readers of tables share it
-	replica *Replica
+	watch  atomic.Pointer[chan<- struct{}] // of Watch
 }
 
 // New returns a service without requests.
 func New(cfg Config) *Service {
-	hooks.Fill(&cfg.Hooks)
-	s := &Service{cfg: cfg, origin: rand.Uint64() | 1, start: time.Now(), ready: make(chan struct{}),
-		due: make(chan struct{}, 1)}
-	s.replica = NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models,
+	s := &Service{origin: rand.Uint64() | 1}
+	replica := NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models,
 		Watch: cfg.Watch, Past: cfg.Past, Recall: cfg.Recall})
+	s.Runner = replication.New(replica, replication.Config[Message]{Conn: cfg.Conn,
+		Subject: jetstream.LoadSubjects(cfg.Namespace), Receive: s.receive, Changed: s.notify, Hooks: cfg.Hooks,
+		Send: func(m Message) error {
+			subject, err := jetstream.LoadSubject(cfg.Namespace, m.Model.Name, m.Model.Group)
+			if err != nil {
+				return err
+			}
+			return cfg.Conn.Send(subject, "", m.Data)
+		}})
 	return s
-}
-
-// now is on the process's monotonic clock.
-func (s *Service) now() time.Duration { return time.Since(s.start) }
-
-// Ready is closed when the tables are those of the other nodes, or there is no other node.
-func (s *Service) Ready() <-chan struct{} { return s.ready }
-
-// Alone says that there is no other node, so that this one does not wait for what others have.
-func (s *Service) Alone() {
-	s.change(func(r *Replica, _ time.Duration) error { r.Alone(); return nil })
-}
-
-// change changes something, and wakes Run if there is something to send.
-func (s *Service) change(do func(r *Replica, now time.Duration) error) error {
-	s.mu.Lock()
-	now := s.now()
-	before, ready := s.replica.Wake(), s.replica.Ready()
-	err := do(s.replica, now)
-	sooner := s.replica.Wake() < before || s.replica.Ready() != ready
-	s.mu.Unlock()
-	if sooner {
-		loop.Wake(s.due)
-	}
-	s.notify()
-	return err
 }
 
 // Watch has a value put into the channel, unless that is full, whenever a load may have changed. There is one watcher.
@@ -104,7 +69,7 @@ func (s *Service) notify() {
 
 // Book enters a request that is sent to a worker. Errors: [ErrInvalid], [ErrConflict], [ErrFull].
 func (s *Service) Book(_ context.Context, model Model, b Booking) error {
-	return s.change(func(r *Replica, now time.Duration) error { return r.Book(now, model, b) })
+	return s.Change(func(r *Replica, now time.Duration) error { return r.Book(now, model, b) })
 }
 
 // PrefillComplete says that a request has its first output token. It may be said twice. Error: [ErrUnknown].
@@ -127,35 +92,35 @@ func (s *Service) Free(ctx context.Context, model Model, id string) error {
 
 // of changes a request. If it is not known here and there are other nodes it waits a moment for its booking.
 func (s *Service) of(ctx context.Context, model Model, id string, do func(*Replica, time.Duration) error) error {
-	s.mu.RLock()
-	t := s.replica.Table(model)
-	wait := s.replica.Peers() > 0 && (t == nil || !t.Has(id))
-	s.mu.RUnlock()
+	s.Mu.RLock()
+	t := s.Machine.Table(model)
+	wait := s.Machine.Peers() > 0 && (t == nil || !t.Has(id))
+	s.Mu.RUnlock()
 	if wait {
 		if !loop.Wait(ctx, lag) {
 			return context.Cause(ctx)
 		}
 	}
-	return s.change(do)
+	return s.Change(do)
 }
 
 // RemoveRank says that a rank is gone, with its requests. See [Table.RemoveRank].
 func (s *Service) RemoveRank(key events.RankKey) {
-	_ = s.change(func(r *Replica, now time.Duration) error { r.RemoveRank(now, key); return nil })
+	_ = s.Change(func(r *Replica, now time.Duration) error { r.RemoveRank(now, key); return nil })
 }
 
 // Models lists the models that have tables.
 func (s *Service) Models() []Model {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.replica.Models()
+	s.Mu.RLock()
+	defer s.Mu.RUnlock()
+	return s.Machine.Models()
 }
 
 // Locate is the model, of those for which among holds, in which an id is taken: for callers that name only the request.
 func (s *Service) Locate(id string, among func(Model) bool) (Model, bool) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	for _, m := range s.replica.models {
+	s.Mu.RLock()
+	defer s.Mu.RUnlock()
+	for _, m := range s.Machine.models {
 		if among(m.Model) && m.table.Has(id) {
 			return m.Model, true
 		}
@@ -182,9 +147,9 @@ func (s *Service) Loads(model Model) (list []Load) {
 // Read calls read with a model's table, which does not change meanwhile, and reports whether there is one. Readers
 // share the table with each other; whoever books waits for them.
 func (s *Service) Read(model Model, read func(*Table)) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	t := s.replica.Table(model)
+	s.Mu.RLock()
+	defer s.Mu.RUnlock()
+	t := s.Machine.Table(model)
 	if t != nil {
 		read(t)
 	}
@@ -211,28 +176,15 @@ type ModelStatus struct {
 
 // Status is for metrics and people.
 func (s *Service) Status() Status {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	r := s.replica
+	s.Mu.RLock()
+	defer s.Mu.RUnlock()
+	r := s.Machine
 	st := Status{Ready: r.Ready(), Peers: r.Peers(), Counts: r.Counts}
 	for _, m := range r.models {
 		t := m.table
 		st.Models = append(st.Models, ModelStatus{m.Model, t.Digest(), t.Blocks(), len(t.rows), len(t.rivals), t.Counts})
 	}
 	return st
-}
-
-// Run keeps the tables until ctx ends.
-func (s *Service) Run(ctx context.Context) {
-	s.mu.Lock()
-	s.replica.begin(s.now())
-	s.mu.Unlock()
-	var parts sync.WaitGroup
-	parts.Go(func() {
-		s.cfg.Conn.KeepSubscribed(ctx, jetstream.LoadSubjects(s.cfg.Namespace), s.receive, s.cfg.Hooks.Listen)
-	})
-	parts.Go(func() { s.publish(ctx) })
-	parts.Wait()
 }
 
 // receive takes a message. It is read without the lock, and its events are applied a few at a time: others want to read
@@ -244,48 +196,7 @@ func (s *Service) receive(r jetstream.Request) {
 		part := *m
 		part.events, part.number = m.events[:atOnce], 0
 		m.events = m.events[atOnce:]
-		_ = s.change(func(r *Replica, now time.Duration) error { return r.accept(now, &part, nil) })
+		_ = s.Change(func(r *Replica, now time.Duration) error { return r.accept(now, &part, nil) })
 	}
-	_ = s.change(func(r *Replica, now time.Duration) error { return r.accept(now, m, err) })
-}
-
-// publish sends what is due, and at the end what waits.
-func (s *Service) publish(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	told := false
-	for last := false; !last; {
-		select {
-		case <-timer.C:
-		case <-s.due:
-		case <-ctx.Done():
-		}
-		s.mu.Lock()
-		now := s.now()
-		if last = ctx.Err() != nil; last { // all that waits is due
-			now += batchDelay
-		}
-		list := s.replica.Step(now) // which may have ended requests
-		wake, ready, peers, requests := s.replica.Wake(), s.replica.Ready(), s.replica.Peers(), 0
-		for _, m := range s.replica.models {
-			requests += m.table.Len()
-		}
-		s.mu.Unlock()
-		s.notify()
-		if ready && !told {
-			told = true
-			close(s.ready)
-			s.cfg.Hooks.Ready(peers, requests)
-		}
-		for _, m := range list {
-			subject, err := jetstream.LoadSubject(s.cfg.Namespace, m.Model.Name, m.Model.Group)
-			if err == nil {
-				err = s.cfg.Conn.Send(subject, "", m.Data)
-			}
-			if err != nil {
-				s.cfg.Hooks.Send(err)
-			}
-		}
-		timer.Reset(wake - s.now())
-	}
+	_ = s.Change(func(r *Replica, now time.Duration) error { return r.accept(now, m, err) })
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/replication"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -27,7 +28,7 @@ func (f *fleet) node() (*Service, func()) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	s := New(Config{Conn: conn, Namespace: "loads", Hooks: Hooks{
+	s := New(Config{Conn: conn, Namespace: "loads", Hooks: replication.Hooks{
 		Listen: func(err error) { f.Errorf("listen: %v", err) },
 		Send:   func(err error) { f.Errorf("send: %v", err) },
 	}})

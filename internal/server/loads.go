@@ -9,14 +9,15 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/internal/replication"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // sharedHooks makes log lines of what happens to something that all nodes know; things is its name in attributes.
-func sharedHooks(log *slog.Logger, what, things string) load.Hooks {
+func sharedHooks(log *slog.Logger, what, things string) replication.Hooks {
 	var told time.Time
-	return load.Hooks{
+	return replication.Hooks{
 		Ready: func(peers, n int) { log.Debug(what+" are known", "nodes", peers, things, n) },
 		Listen: func(err error) {
 			log.Warn("other nodes' "+what+" cannot be heard; it is tried again", "error", err, "what_to_do",
