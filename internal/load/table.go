@@ -4,11 +4,8 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
-
-	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -102,92 +99,6 @@ type Counts struct {
 type Key struct{ Origin, Seq uint64 }
 
 func (k Key) less(o Key) bool { return k.Origin < o.Origin || k.Origin == o.Origin && k.Seq < o.Seq }
-
-// Weights of blocks are fixed-point numbers, so that sums do not depend on their order: a whole block weighs one.
-const (
-	one  = 1 << 36
-	half = one / 2
-	// slack makes up for rounding: three times 1/6 is a half. It is far less than what parts of blocks can differ by.
-	slack = one >> 20
-)
-
-// weightOf is a fraction of 0 to 1 as a weight.
-func weightOf(fraction float64) uint64 { return uint64(math.Round(fraction * one)) }
-
-// state is what changes in a request. Two states of one request join into one, in any order and any number of times:
-// see [Table.join].
-type state struct {
-	done bool // prefill is complete
-	gone bool // the rank was removed: the request weighs nothing, and its id is taken
-
-	outs []outCount // output blocks, by the node that was told; ordered by origin
-	mark mark       // the last decay
-	runs []run      // weights of the prompt's blocks, as of the last decay, or of the booking if there was none
-}
-
-// outCount is how many output blocks one node was told of.
-type outCount struct {
-	origin uint64
-	n      uint32
-}
-
-// mark is a decay: the first after outputs weigh so much.
-type mark struct {
-	after  uint32 // how many output blocks there were; 0: no decay
-	origin uint64 // who was told; of two decays after the same number the greater origin's counts
-	weight uint64
-}
-
-// run is what blocks of a prompt weigh from one on, up to the next run's. Before the first run they weigh one.
-type run struct {
-	from   uint32
-	weight uint64
-}
-
-func (s *state) outputs() (n uint64) {
-	for _, o := range s.outs {
-		n += uint64(o.n)
-	}
-	return n
-}
-
-// own is the weight of blocks that no other request can share: outputs, and private blocks of the prompt.
-func (s *state) own(private uint32) uint64 {
-	n := s.outputs()
-	if s.mark.after == 0 {
-		return (uint64(private) + n) * one
-	}
-	return (uint64(private)+uint64(s.mark.after))*s.mark.weight + (n-uint64(s.mark.after))*one
-}
-
-// weightAt is what block i of a prompt weighs.
-func weightAt(runs []run, i int) uint64 {
-	w := uint64(one)
-	for _, r := range runs {
-		if int(r.from) > i {
-			break
-		}
-		w = r.weight
-	}
-	return w
-}
-
-// addRun returns runs with all blocks from one on weighing w.
-func addRun(runs []run, from int, w uint64) []run {
-	k := len(runs)
-	for k > 0 && int(runs[k-1].from) >= from {
-		k--
-	}
-	last := uint64(one)
-	if k > 0 {
-		last = runs[k-1].weight
-	}
-	out := slices.Clone(runs[:k])
-	if last != w {
-		out = append(out, run{uint32(from), w})
-	}
-	return out
-}
 
 // record is a request under way.
 type record struct {
@@ -657,42 +568,6 @@ func (t *Table) removeRow(row *row) {
 	last.index = row.index
 	t.rows, t.loads = t.rows[:len(t.rows)-1], t.loads[:len(t.loads)-1]
 	delete(t.byRank, row.key)
-}
-
-// Digest is equal for two tables with the same requests in the same states. Equal digests mean equal loads.
-type Digest struct {
-	Requests      int    // under way, and ids that are taken
-	PrefillTokens int64  // to be prefilled
-	Outputs       uint64 // output blocks
-	Hash          uint64 // the sum of hashes of all requests' keys and states
-}
-
-// Digest is the digest of all requests. It is kept with each change.
-func (t *Table) Digest() Digest { return t.sum }
-
-func (d *Digest) add(r *record, hash uint64) {
-	r.digest = hash
-	d.Requests++
-	d.Hash += hash
-	if !r.gone {
-		d.PrefillTokens += r.pending()
-		d.Outputs += r.outputs()
-	}
-}
-
-func (d *Digest) sub(r *record) {
-	d.Requests--
-	d.Hash -= r.digest
-	if !r.gone {
-		d.PrefillTokens -= r.pending()
-		d.Outputs -= r.outputs()
-	}
-}
-
-// digestOf hashes a record's key and state. What does not change in a record follows from its key.
-func (t *Table) digestOf(r *record) uint64 {
-	t.scratch = appendState(t.scratch[:0], &r.state)
-	return xxh3.HashSeed(t.scratch, r.key.Origin^r.key.Seq*0x9E3779B97F4A7C15)
 }
 
 // queue is a heap of records by deadline.
