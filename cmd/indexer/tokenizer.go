@@ -134,19 +134,25 @@ func verdict(c *tokenize.Comparison) string {
 	return "same"
 }
 
-func printCompared(w io.Writer, list []tokenize.Comparison) error {
+// tally counts verdicts. All that differ are one.
+func tally(list []tokenize.Comparison) map[string]int {
 	counts := map[string]int{}
-	var rows [][]any
 	for i := range list {
-		c := &list[i]
-		v := verdict(c)
-		if c.Differs {
+		if c := &list[i]; c.Differs {
 			counts["differ"]++
 		} else {
-			counts[v]++
+			counts[verdict(c)]++
 		}
-		if v != "same" {
-			rows = append(rows, []any{v, fmt.Sprintf("%q", c.Text), c.Error})
+	}
+	return counts
+}
+
+func printCompared(w io.Writer, list []tokenize.Comparison) error {
+	counts := tally(list)
+	var rows [][]any
+	for i := range list {
+		if v := verdict(&list[i]); v != "same" {
+			rows = append(rows, []any{v, fmt.Sprintf("%q", list[i].Text), list[i].Error})
 		}
 	}
 	if len(rows) > 0 {
@@ -162,17 +168,8 @@ func printCompared(w io.Writer, list []tokenize.Comparison) error {
 
 // comparedError is nil if texts were compared and none differs.
 func comparedError(list []tokenize.Comparison) error {
-	same, differ, not := 0, 0, 0
-	for i := range list {
-		switch v := verdict(&list[i]); {
-		case list[i].Differs:
-			differ++
-		case v == "same":
-			same++
-		case v == "NOT COMPARED":
-			not++
-		}
-	}
+	counts := tally(list)
+	same, differ, not := counts["same"], counts["differ"], counts["NOT COMPARED"]
 	switch {
 	case differ > 0:
 		return fmt.Errorf("%d texts have other tokens there: the model, its template or the server's settings are others; "+

@@ -117,6 +117,14 @@ func field[T any](to *T, want string) func(name string, value []byte) error {
 	}
 }
 
+// fieldBy reads a value into to, as read does.
+func fieldBy[T any](to *T, read func(string, []byte) (T, error)) func(name string, value []byte) error {
+	return func(name string, value []byte) (err error) {
+		*to, err = read(name, value)
+		return unprocessable(err)
+	}
+}
+
 // fields are how a request is read. As in Dynamo, others are passed over, and names are told apart by letter case.
 func (r *request) fields() map[string]func(name string, value []byte) error {
 	return map[string]func(name string, value []byte) error{
@@ -133,18 +141,9 @@ func (r *request) fields() map[string]func(name string, value []byte) error {
 		"cache_salt":        field(&r.Salt, "text"),
 		"kv_groups":         field(&r.KV, "text"),
 		"block_mm_infos":    field(&r.Media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
-		"token_ids": func(name string, value []byte) (err error) {
-			r.Tokens, err = api.ReadTokens(name, value)
-			return unprocessable(err)
-		},
-		"block_hashes": func(name string, value []byte) (err error) {
-			r.Hashes, err = api.ReadHashes(name, value)
-			return unprocessable(err)
-		},
-		"record": func(name string, value []byte) (err error) {
-			r.Record, err = api.ReadWorkerSpec(name, value)
-			return unprocessable(err)
-		},
+		"token_ids":         fieldBy(&r.Tokens, api.ReadTokens),
+		"block_hashes":      fieldBy(&r.Hashes, api.ReadHashes),
+		"record":            fieldBy(&r.Record, api.ReadWorkerSpec),
 		"l3": func(_ string, value []byte) error {
 			if err := hicache.DecodeConfig(value, &r.L3); err != nil {
 				return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "l3: %v", err)

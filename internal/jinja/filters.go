@@ -10,18 +10,26 @@ import (
 // filter is one of [filterNames].
 type filter func(r *run, v any, pos []any, kw []argument) (any, error)
 
-// onText makes a filter of a function of the value's text.
-func onText(do func(string) (string, error)) filter {
+// taking makes a filter with the parameters that are named; do gets the value and theirs, in their order.
+func taking(do func(r *run, v any, vals []any) (any, error), params ...string) filter {
 	return func(r *run, v any, pos []any, kw []argument) (any, error) {
-		if _, err := bind(pos, kw); err != nil {
+		vals, err := bind(pos, kw, params...)
+		if err != nil {
 			return nil, err
 		}
+		return do(r, v, vals)
+	}
+}
+
+// onText makes a filter of a function of the value's text.
+func onText(do func(string) (string, error)) filter {
+	return taking(func(r *run, v any, _ []any) (any, error) {
 		text, err := plain(v)
 		if err != nil {
 			return nil, err
 		}
 		return r.text(do(text))
-	}
+	})
 }
 
 // plain is str of what is not safe already: Jinja2 keeps that, and filters of it escape.
@@ -32,61 +40,56 @@ func plain(v any) (string, error) {
 	return str(v)
 }
 
+// plains is plain of each.
+func plains(list []any) (texts []string, err error) {
+	texts = make([]string, len(list))
+	for i, v := range list {
+		if texts[i], err = plain(v); err != nil {
+			return nil, err
+		}
+	}
+	return texts, nil
+}
+
 var filterNames map[string]filter
 
 func init() { // since select and the like look filters and tests up themselves
 	filterNames = map[string]filter{
-		"trim": func(r *run, v any, pos []any, kw []argument) (any, error) {
-			vals, err := bind(pos, kw, "chars")
-			if err != nil {
-				return nil, err
-			}
+		"trim": taking(func(r *run, v any, vals []any) (any, error) {
 			text, err := plain(v)
 			if err != nil {
 				return nil, err
 			}
 			return strip(text, vals[0], true, true)
-		},
+		}, "chars"),
 		"upper":  onText(upper),
 		"lower":  onText(lower),
 		"string": onText(func(s string) (string, error) { return s, nil }),
-		"safe": func(_ *run, v any, pos []any, kw []argument) (any, error) {
-			if _, err := bind(pos, kw); err != nil {
-				return nil, err
-			}
+		"safe": taking(func(_ *run, v any, _ []any) (any, error) {
 			text, err := str(v)
 			return markup(text), err
-		},
-		"length": lengthFilter, "count": lengthFilter,
+		}),
+		"length": taking(lengthFilter), "count": taking(lengthFilter),
 		"tojson": func(r *run, v any, pos []any, kw []argument) (any, error) {
 			return r.toJSON(v, pos, kw)
 		},
-		"default": defaultFilter, "d": defaultFilter,
-		"replace": func(r *run, v any, pos []any, kw []argument) (any, error) {
-			vals, err := bind(pos, kw, "old", "new", "count")
-			if err != nil {
-				return nil, err
-			}
+		"default": taking(defaultFilter, "default_value", "boolean"),
+		"d":       taking(defaultFilter, "default_value", "boolean"),
+		"replace": taking(func(r *run, v any, vals []any) (any, error) {
 			if _, is := vals[2].(missing); !is && vals[2] != nil {
 				return nil, errors.New("a count is not known here")
 			}
-			var texts [3]string
-			for i, v := range []any{v, vals[0], vals[1]} {
-				if texts[i], err = plain(v); err != nil {
-					return nil, err
-				}
-			}
-			return r.replace(texts[0], texts[1], texts[2])
-		},
-		"join": func(r *run, v any, pos []any, kw []argument) (any, error) {
-			vals, err := bind(pos, kw, "d", "attribute")
+			texts, err := plains([]any{v, vals[0], vals[1]})
 			if err != nil {
 				return nil, err
 			}
+			return r.replace(texts[0], texts[1], texts[2])
+		}, "old", "new", "count"),
+		"join": taking(func(r *run, v any, vals []any) (any, error) {
 			if _, is := vals[1].(missing); !is {
 				return nil, errors.New("an attribute is not known here")
 			}
-			between := ""
+			between, err := "", error(nil)
 			if _, is := vals[0].(missing); !is {
 				if between, err = plain(vals[0]); err != nil {
 					return nil, err
@@ -96,18 +99,13 @@ func init() { // since select and the like look filters and tests up themselves
 			if err != nil {
 				return nil, err
 			}
-			texts := make([]string, len(items))
-			for i, v := range items {
-				if texts[i], err = plain(v); err != nil {
-					return nil, err
-				}
-			}
-			return r.text(strings.Join(texts, between), nil)
-		},
-		"first": func(_ *run, v any, pos []any, kw []argument) (any, error) {
-			if _, err := bind(pos, kw); err != nil {
+			texts, err := plains(items)
+			if err != nil {
 				return nil, err
 			}
+			return r.text(strings.Join(texts, between), nil)
+		}, "d", "attribute"),
+		"first": taking(func(_ *run, v any, _ []any) (any, error) {
 			items, err := iterate(v)
 			if err != nil || len(items) == 0 {
 				return undefined{"the first item"}, err
@@ -116,11 +114,8 @@ func init() { // since select and the like look filters and tests up themselves
 				l.items = items[1:] // the others are still to come
 			}
 			return items[0], nil
-		},
-		"last": func(_ *run, v any, pos []any, kw []argument) (any, error) {
-			if _, err := bind(pos, kw); err != nil {
-				return nil, err
-			}
+		}),
+		"last": taking(func(_ *run, v any, _ []any) (any, error) {
 			if l, is := v.(*list); is && l.form == generator {
 				return nil, errors.New("what a filter returned cannot be reversed")
 			}
@@ -129,21 +124,15 @@ func init() { // since select and the like look filters and tests up themselves
 				return undefined{"the last item"}, err
 			}
 			return items[len(items)-1], nil
-		},
-		"list": func(r *run, v any, pos []any, kw []argument) (any, error) {
-			if _, err := bind(pos, kw); err != nil {
-				return nil, err
-			}
+		}),
+		"list": taking(func(r *run, v any, _ []any) (any, error) {
 			items, err := iterate(v)
 			if err != nil {
 				return nil, err
 			}
 			return &list{aList, items}, r.made(16 * len(items))
-		},
-		"items": func(_ *run, v any, pos []any, kw []argument) (any, error) {
-			if _, err := bind(pos, kw); err != nil {
-				return nil, err
-			}
+		}),
+		"items": taking(func(_ *run, v any, _ []any) (any, error) {
 			switch v := v.(type) {
 			case undefined:
 				return &list{form: generator}, nil
@@ -151,26 +140,19 @@ func init() { // since select and the like look filters and tests up themselves
 				return &list{generator, pairs(v)}, nil
 			}
 			return nil, fmt.Errorf("%s has no items", what(v))
-		},
+		}),
 		"map":    mapFilter,
 		"select": choose(false, true), "reject": choose(false, false),
 		"selectattr": choose(true, true), "rejectattr": choose(true, false),
 	}
 }
 
-func lengthFilter(_ *run, v any, pos []any, kw []argument) (any, error) {
-	if _, err := bind(pos, kw); err != nil {
-		return nil, err
-	}
+func lengthFilter(_ *run, v any, _ []any) (any, error) {
 	n, err := length(v)
 	return int64(n), err
 }
 
-func defaultFilter(_ *run, v any, pos []any, kw []argument) (any, error) {
-	vals, err := bind(pos, kw, "default_value", "boolean")
-	if err != nil {
-		return nil, err
-	}
+func defaultFilter(_ *run, v any, vals []any) (any, error) {
 	_, isMissing := vals[1].(missing)
 	_, isUndefined := v.(undefined)
 	if !isUndefined && (isMissing || !truth(vals[1]) || truth(v)) {

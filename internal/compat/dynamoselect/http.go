@@ -65,18 +65,13 @@ type key struct{ model, group string }
 
 const (
 	defaultModel = "default"
-	defaultGroup = "default"
+	defaultGroup = compat.DefaultGroup
 )
 
 func (k key) String() string { return fmt.Sprintf("model=%s routing_group=%s", k.model, k.group) }
 
 // name is what the model is called in the index.
-func (k key) name() string {
-	if k.group == defaultGroup {
-		return k.model
-	}
-	return k.model + ":" + k.group
-}
+func (k key) name() string { return compat.ModelOf(k.model, k.group) }
 
 // is reports whether the key passes a request's filter.
 func (k key) is(asked url.Values) bool {
