@@ -27,6 +27,14 @@ func TestBenchCluster(t *testing.T) {
 		r.Rereplicated.Holdings >= r.Holdings {
 		t.Errorf("something was not measured: %s", out.Stdout)
 	}
+	if len(r.Forms) != 3 {
+		t.Errorf("%d forms", len(r.Forms))
+	}
+	for _, f := range r.Forms {
+		if f.Ratio <= 0 || f.Query.N != 100 || f.Asked < 767*4 || f.Answered < 100 {
+			t.Errorf("%s was not measured: %+v", f.Name, f)
+		}
+	}
 	for name, ratio := range map[string]float64{"query p50": r.QueryP50, "query p99": r.QueryP99, "ingest": r.Ingest,
 		"restore": r.Rereplication} {
 		if ratio <= 0 {

@@ -4,7 +4,8 @@
 // requests with as many bytes as it is asked for. This process is the shims and the client. The steps, in order:
 //
 //  1. One node with everything takes in all events, [Rounds] times over; then it writes a snapshot, and another process
-//     restores it.
+//     restores it. It is asked in each form for a long prompt, by turns with bare requests of the same sizes to the
+//     echo.
 //  2. Three nodes with two replicas take in the same events.
 //  3. Queries to any of the three, and bare requests of the same sizes to the echo, by turns.
 //  4. One of the three is killed while queries are asked, and its partitions are restored by the others.
@@ -81,6 +82,8 @@ type Report struct {
 	Holdings uint64 `json:"holdings"` // of one replica
 	Asked    int    `json:"request_bytes"`
 	Answered int    `json:"reply_bytes"`
+
+	Forms []Form `json:"one_node_forms"` // each at most 1.3 times a bare request
 
 	Query Times `json:"query"`
 	Bare  Times `json:"bare"`
@@ -347,7 +350,14 @@ func (b *bed) one() error {
 	if b.report.Restore, _, lines, err = restored(time.Time{}, again); err == nil && lines == 0 {
 		err = errors.New("the node's log lines tell of nothing that was restored")
 	}
-	return err
+	if err == nil {
+		err = b.heard(client)
+	}
+	if err != nil {
+		return err
+	}
+	b.progress("queries in each form")
+	return b.forms("one")
 }
 
 func (b *bed) three() error {
@@ -392,8 +402,14 @@ func (b *bed) three() error {
 	return b.failover(client, nodes)
 }
 
-// content is a prompt's blocks: every other prompt is one that all workers hold.
+// content is a prompt's blocks: every other prompt is one that all workers hold. The first is how the long prompt
+// begins.
 func (b *bed) content(worker, n int) (locals []events.LocalHash) {
+	if n == 0 {
+		q := api.Query{Tokens: longPrompt()[:prompt*blockSize]}
+		locals, _ = q.Locals(nil, blockSize, 0) // a good size of blocks
+		return locals
+	}
 	id := uint64(n)
 	if n%2 == 1 {
 		id |= uint64(worker+1) << 32
@@ -563,16 +579,26 @@ func (b *bed) heard(client *client.Client) error {
 	return nil
 }
 
+// echo starts what answers bare requests.
+func (b *bed) echo() (*process, error) {
+	p, err := b.start("bench", "cluster", "--role", "echo", "--url", b.url)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.wait(b.ctx, `ready`); err != nil {
+		p.stop()
+		return nil, err
+	}
+	return p, nil
+}
+
 // queries asks by turns: a query, and a bare request of the same sizes.
 func (b *bed) queries() error {
-	echo, err := b.start("bench", "cluster", "--role", "echo", "--url", b.url)
+	echo, err := b.echo()
 	if err != nil {
 		return err
 	}
 	defer echo.stop()
-	if _, err := echo.wait(b.ctx, `ready`); err != nil {
-		return err
-	}
 	var asked, answered int // bytes
 	client := b.client("three")
 	var query, bare []time.Duration

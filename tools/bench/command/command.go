@@ -171,8 +171,7 @@ processes of their own. Ratios come first, each with the bound that it is to kee
 		restored := func(t cluster.Restored) string {
 			return fmt.Sprintf("%.2f M holdings/s (%.2f M in %.3f s)", t.Rate/1e6, float64(t.Holdings)/1e6, t.Seconds)
 		}
-		return cli.Table(os.Stdout, []string{"three nodes, two replicas", fmt.Sprintf("%d workers, %d holdings",
-			r.Workers, r.Holdings)}, [][]any{
+		rows := [][]any{
 			{"query p50, to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.QueryP50)},
 			{"query p99, to a bare request", fmt.Sprintf("%.2f (at most 4)", r.QueryP99)},
 			{"events per core used, to one node", fmt.Sprintf("%.2f (at least 0.8)", r.Ingest)},
@@ -188,7 +187,14 @@ processes of their own. Ratios come first, each with the bound that it is to kee
 				r.Believed)},
 			{"restore of one node", restored(r.Restore)},
 			{"restore by the two that are left", restored(r.Rereplicated)},
-		})
+		}
+		for _, form := range r.Forms {
+			rows = append(rows, []any{"one node, " + form.Name, fmt.Sprintf(
+				"%.2f of a bare request (at most 1.3; rounds %.2f); p50 %.0f and %.0f µs; %d bytes, %d back", form.Ratio,
+				form.Rounds, form.Query.P50, form.Bare.P50, form.Asked, form.Answered)})
+		}
+		return cli.Table(os.Stdout, []string{"three nodes, two replicas", fmt.Sprintf("%d workers, %d holdings",
+			r.Workers, r.Holdings)}, rows)
 	}
 	return cmd
 }
