@@ -3,6 +3,7 @@ package page
 import (
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -55,5 +56,29 @@ func TestNothingForeign(t *testing.T) {
 				t.Errorf("%s names %s, which is not there", f.path, name[1])
 			}
 		}
+	}
+}
+
+// TestCauses: the page says of each cause of a lost token what docs/funnel.md says.
+func TestCauses(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/funnel.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := static.ReadFile("static/causes.js")
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := regexp.MustCompile(`\[(.*?)\]\(.*?\)`)
+	plain := func(s string) string { return strings.ReplaceAll(link.ReplaceAllString(s, "$1"), "`", "") }
+	rows := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (.*?) \\| (.*?) \\|$").FindAllStringSubmatch(string(doc), -1)
+	for _, r := range rows {
+		want := "\n  " + r[1] + `: ["` + plain(r[2]) + "\",\n    \"" + plain(r[3]) + `"`
+		if !strings.Contains(string(script), want) {
+			t.Errorf("causes.js has not%s", want)
+		}
+	}
+	if n := strings.Count(string(script), ",\n    \""); n != len(rows) || n == 0 {
+		t.Errorf("causes.js has %d causes, docs/funnel.md %d", n, len(rows))
 	}
 }

@@ -5,11 +5,13 @@ package page
 import (
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -24,6 +26,7 @@ var pictures = flag.Bool("pictures", false, "write docs/pictures anew")
 var views = []struct{ name, there string }{
 	{"fleet", "document.querySelectorAll('.sheet .row:not([hidden])').length === 8"},
 	{"prefixes", "document.getElementById('icicle')?.dataset.runs > 3"},
+	{"funnel", "document.querySelector('.funnel')?.dataset.requests > 0"},
 	{"cluster", "document.querySelectorAll('#partitions tbody tr').length === 8"},
 	{"ask", "document.querySelector('#ask-model option[value*=m]')"},
 }
@@ -221,6 +224,67 @@ func TestPrefixes(t *testing.T) {
 	b.await("document.querySelectorAll('.crumbs button').length === 1")
 }
 
+// TestFunnel: it has the numbers of the API, and says of each cause what to do, with the keyboard alone.
+func TestFunnel(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := open(t, w.url("funnel"), 1200, 900, false)
+	b.await("document.body.innerText.includes('Nothing was asked of m')")
+	b.fits()
+	b.faults("a funnel of nothing")
+	compare := func() {
+		t.Helper()
+		var f api.Funnel
+		w.get(w.nodes[0], "/v1/funnel?model=m&since=1h", &f)
+		b.await(fmt.Sprintf("document.querySelector('.funnel').dataset.requests == %d", f.Requests))
+		type line struct {
+			Name   string
+			Tokens uint64
+			Share  float64
+		}
+		got := get[[]line](b, `[...document.querySelectorAll('.funnel [data-cause], .funnel .step')].map(e => ({
+			name: e.dataset.cause || e.parentElement.dataset.step,
+			tokens: Number(e.querySelector('.tokens').textContent.replaceAll(',', '')),
+			share: parseFloat(e.querySelector('.part-of').textContent)}))`)
+		var want []line
+		for _, s := range f.Steps {
+			for _, l := range s.Lost {
+				want = append(want, line{string(l.Cause), l.Tokens, 100 * l.Share})
+			}
+			want = append(want, line{string(s.Step), s.Tokens, 100 * s.Share})
+		}
+		if !slices.EqualFunc(got, want, func(a, b line) bool {
+			return a.Name == b.Name && a.Tokens == b.Tokens && math.Abs(a.Share-b.Share) < 0.06
+		}) {
+			t.Errorf("the page has\n%v, the API\n%v", got, want)
+		}
+		drawn := get[[]string](b, "[...document.querySelectorAll('#funnel-time')].flatMap(c => [c.dataset.asked, c.dataset.reused])")
+		if want := []string{fmt.Sprint(f.Steps[0].Tokens), fmt.Sprint(f.Steps[4].Tokens)}; !slices.Equal(drawn, want) {
+			t.Errorf("the chart has %v tokens, the API %v", drawn, want)
+		}
+		if f.Steps[4].Tokens == 0 || len(f.Missing) > 0 {
+			t.Errorf("nothing is looked at: %+v", f)
+		}
+	}
+	w.traffic(0)
+	b.tabTo("#funnel-since")
+	b.press(kb.End)
+	b.await("document.getElementById('funnel-since').value === '1h' && document.querySelector('.funnel').dataset.requests > 0")
+	compare()
+	b.tabTo("[data-cause=evicted] summary")
+	b.press(kb.Enter)
+	b.await("document.querySelector('details[open] .remedy')?.innerText.includes('By tiers-2 (device)')")
+	b.faults("a cause")
+	w.traffic(1)
+	compare()
+	if !get[bool](b, "document.activeElement.matches('[data-cause=evicted] details[open] summary')") {
+		t.Error("with new numbers the cause is closed, or the focus is lost")
+	}
+	b.tabTo("#funnel-time")
+	b.press(kb.Home)
+	b.await("document.getElementById('funnel-now').textContent.includes(' request')")
+}
+
 // TestCluster: nodes and partitions are as the nodes' own statuses say, and replicas are compared.
 func TestCluster(t *testing.T) {
 	t.Parallel()
@@ -273,6 +337,11 @@ func TestToken(t *testing.T) {
 func TestLooks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	w.traffic(0)
+	for round := 1; *pictures && round < 9; round++ {
+		time.Sleep(10 * time.Second) // of which the picture shows one bar each
+		w.traffic(round)
+	}
 	for _, look := range []struct {
 		name          string
 		width, height int64

@@ -5,6 +5,7 @@ package page
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
@@ -24,12 +25,13 @@ type world struct {
 	nodes []string // addresses of their HTTP ports
 	// what everybody's prompts begin with, and one that the workers of all tiers hold
 	system, tiered []uint32
+	evicted        []uint32 // a prompt that a worker held once
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{T: t, system: harness.Tokens(1, common*harness.BlockSize),
-		tiered: harness.Tokens(100_000, 40*harness.BlockSize)}
+		tiered: harness.Tokens(100_000, 40*harness.BlockSize), evicted: harness.Tokens(200_000, 20*harness.BlockSize)}
 	nats := harness.StartNATS(t)
 	var nodes []*harness.Process
 	for _, id := range []string{"node-a", "node-b", "node-c"} {
@@ -69,6 +71,14 @@ func newWorld(t *testing.T) *world {
 				Parent: events.BlockHash(from), Blocks: names, Locals: locals[from:to]})
 			from = to
 		}
+		if i == 1 {
+			var names []events.BlockHash
+			for b := range 20 {
+				names = append(names, events.BlockHash(1000+b))
+			}
+			list = append(list, events.Event{Kind: events.Stored, Tier: events.Device, Blocks: names,
+				Locals: hasher.Hash(nil, w.evicted)}, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: names})
+		}
 		harness.PublishAs(t, ctx, ns, worker, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m",
 			BlockSize: harness.BlockSize, Events: list})
 	}
@@ -85,6 +95,48 @@ func newWorld(t *testing.T) *world {
 		})
 	}
 	return w
+}
+
+// traffic routes prompts, reports for most of them what was reused, and asks for some without routing them.
+func (w *world) traffic(round int) {
+	w.Helper()
+	for i := range 10 {
+		n := 10*round + i
+		tail := harness.Tokens(5_000_000+1000*n, (4+i)*harness.BlockSize+i)
+		prompt := slices.Concat(w.system, tail)
+		switch i {
+		case 1, 5:
+			prompt = slices.Concat(w.tiered, tail)
+		case 2:
+			prompt = slices.Concat(w.evicted, tail)
+		case 3:
+			prompt = tail
+		case 4:
+			prompt = w.system
+		}
+		query := map[string]any{"model": "m", "tokens": prompt, "block_size": harness.BlockSize}
+		node := w.nodes[n%len(w.nodes)]
+		if i == 6 {
+			var a api.Answer
+			if err := harness.HTTPDo(node, "POST", "/v1/find", query, &a); err != nil {
+				w.Fatal(err)
+			}
+			continue
+		}
+		id := fmt.Sprint("request-", n)
+		query["request_id"] = id
+		var s api.Selection
+		if err := harness.HTTPDo(node, "POST", "/v1/select", query, &s); err != nil {
+			w.Fatal(err)
+		}
+		if i == 7 {
+			continue
+		}
+		report := api.Report{RequestID: id, CachedTokens: s.CachedTokens * uint64(8+n%3) / 10}
+		if err := harness.HTTPDo(node, "POST", "/v1/report", report, &api.Done{}); err != nil {
+			w.Fatal(err)
+		}
+	}
 }
 
 func (w *world) get(node, path string, into any) {

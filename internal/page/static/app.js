@@ -4,9 +4,10 @@ import { setText, age } from "./ui.js";
 import * as fleet from "./fleet.js";
 import * as cluster from "./cluster.js";
 import * as prefixes from "./prefixes.js";
+import * as funnel from "./funnel.js";
 import * as ask from "./ask.js";
 
-const views = { fleet, prefixes, ask, cluster };
+const views = { fleet, prefixes, funnel, ask, cluster };
 const place = document.getElementById("view");
 let leave = null; // ends the view that is shown
 

@@ -29,12 +29,21 @@ function lags() {
   return lag;
 }
 
+// places are the ranks' keys, each with its place by name. Comparing names takes long: it is done if there are others.
+let places = new Map();
+function arrange(all) {
+  if (all.length === places.size && all.every((r) => places.has(key(r)))) return;
+  const names = new Intl.Collator("en", { numeric: true }).compare;
+  const named = all.map((r) => [name(r), key(r)]).sort((a, b) => names(a[0], b[0]));
+  places = new Map(named.map(([, k], i) => [k, i]));
+}
+
 let lag = new Map();
 const load = (r) => r.total_blocks && r.used_blocks ? r.used_blocks / r.total_blocks : 0;
 
 // columns: how each is called, sorted and written. heat ones are coloured by their tier's largest.
 const columns = [
-  { id: "worker", name: "Worker", by: (r) => name(r), text: name },
+  { id: "worker", name: "Worker", by: (r) => places.get(key(r)), text: name },
   { id: "model", name: "Model", by: (r) => r.model, text: (r) => r.model },
   { id: "state", name: "State", by: (r) => order.indexOf(r.state || "schedulable") + (r.engine ? 1 : 0), chip: state },
   ...tiers.map((t) => ({ id: t, name: t[0].toUpperCase() + t.slice(1), num: true, heat: true, by: (r) => r.blocks[t],
@@ -104,6 +113,7 @@ export function show(place) {
     lag = lags();
     const wanted = set.text.toLowerCase().split(/\s+/).filter(Boolean);
     const all = [...live.ranks.values()];
+    arrange(all);
     list = all.filter((r) => {
       if (set.model && r.model !== set.model) return false;
       if (set.state && state(r)[0] !== set.state && r.state !== set.state) return false;
@@ -111,10 +121,9 @@ export function show(place) {
       return wanted.every((w) => text.includes(w));
     });
     const by = columns.find((c) => c.id === set.sort).by;
-    const keyed = list.map((r) => [by(r), name(r), r]);
-    const names = new Intl.Collator("en", { numeric: true }).compare;
-    const compare = (a, b) => (typeof a === "string" ? names(a, b) : a - b);
-    keyed.sort((a, b) => (set.down ? compare(b[0], a[0]) : compare(a[0], b[0])) || names(a[1], b[1]));
+    const keyed = list.map((r) => [by(r), places.get(key(r)), r]);
+    const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+    keyed.sort((a, b) => (set.down ? compare(b[0], a[0]) : compare(a[0], b[0])) || a[1] - b[1]);
     list = keyed.map((k) => k[2]);
     most = {};
     const sum = { stored: 0, removed: 0, requests: 0, device: 0, host: 0, disk: 0, external: 0, not: 0 };

@@ -1,0 +1,269 @@
+// Funnel: of the tokens of all prompts that a model was asked for, how many could have been reused, how many were, and
+// where the others were lost.
+import { ask } from "./api.js";
+import { live, models, onChange } from "./live.js";
+import { causes, steps } from "./causes.js";
+import { el, setText, count, short, canvas, colour, tip, tile, empty, code } from "./ui.js";
+
+export const title = "Funnel";
+
+const every = 5000; // ms between two looks
+const windows = [["1m", "1 minute"], ["5m", "5 minutes"], ["10m", "10 minutes"], ["30m", "30 minutes"], ["1h", "1 hour"]];
+const views = { fleet: "Look at the fleet", cluster: "Look at the cluster", ask: "Ask for a prompt" };
+const chartHeight = 180, margin = 44; // of the chart; the margin is for the axis
+const shades = { asked: "--h2", seen: "--h4", held: "--h5", selected: "--h6", reused: "--h8" };
+
+const set = { model: "", since: "10m", chart: "tokens" }; // what the reader has chosen
+
+const share = (part, all) => (all > 0 ? (100 * part / all).toFixed(1) + "%" : "–");
+const clock = (t) => new Date(t).toLocaleTimeString("en-GB");
+const span = (ms) => (ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.round(ms / 60000) + " min");
+
+export function show(place) {
+  let funnel = null; // as the indexer said it
+  let bars = []; // of the chart
+  let current = -1; // the bar that the keyboard is at
+  let timer = 0;
+  let asking = null;
+  let ended = false;
+
+  const pick = (id, name, list, change) => {
+    const select = el("select", { id, change: (e) => change(e.target.value) }, list.map(([value, text]) => el("option", { value }, text)));
+    return [select, el("div", { class: "field" }, el("label", { for: id }, name), select)];
+  };
+  const [model, modelField] = pick("funnel-model", "Model", [], (v) => { set.model = v; funnel = null; look(); });
+  const [since, sinceField] = pick("funnel-since", "Window", windows, (v) => { set.since = v; look(); });
+  const [kind, kindField] = pick("funnel-chart", "Shown as", [["tokens", "tokens"], ["share", "share of what was asked"]],
+    (v) => { set.chart = v; draw(); });
+  since.value = set.since;
+  kind.value = set.chart;
+  const error = el("p", { class: "error", role: "alert" });
+  const missing = el("div", { class: "notice warn", hidden: true });
+  const tiles = el("dl", { class: "tiles" });
+  const rows = {}; // of each step: its row, and its losses by cause
+  const list = el("ol", { class: "funnel" }, Object.keys(steps).map((s) => {
+    rows[s] = { ...line(steps[s]), losses: el("ul"), causes: {} };
+    rows[s].fill.className = "f-" + s;
+    return el("li", { "data-step": s }, rows[s].losses, el("div", { class: "line step" }, rows[s].parts));
+  }));
+  const chart = el("canvas", { id: "funnel-time", tabindex: "0", role: "application", "aria-describedby": "funnel-now",
+    "aria-label": "Tokens of each step over time: arrows move", pointermove: (e) => { const b = bars[at(e)]; tip(e, b ? words(b) : ""); },
+    pointerleave: (e) => tip(e, ""), keydown: press });
+  const now = el("p", { id: "funnel-now", class: "small", role: "status" });
+  const rests = el("div", { class: "view" });
+  const box = el("div", { class: "view" }, tiles,
+    el("section", { class: "card", "aria-label": "Steps" }, list, el("ul", { class: "legend" },
+      el("li", {}, el("i", { class: "f-mend" }), "lost; open a cause for what to do"), el("li", {}, el("i", { class: "f-lost" }), "lost; nothing to mend, or not known"))),
+    el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, "Over time"), kindField), el("div", { class: "icicle" }, chart), now,
+      el("ul", { class: "legend" }, Object.keys(steps).map((s) => el("li", {}, el("i", { class: "f-" + s }), s)))), rests);
+  const none = el("div", { class: "card" });
+  place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Funnel"),
+    el("div", { class: "fields" }, modelField, sinceField)), error, missing, box, none));
+
+  // line is a row with a bar: what it is called, the bar, and how much it is.
+  function line(text, chip) {
+    const fill = el("i");
+    const name = el("span", { class: "name" }, el("strong", {}, text[0]), text[1] && el("span", { class: "soft small" }, text[1]), chip);
+    const tokens = el("span", { class: "tokens" }), part = el("span", { class: "part-of" });
+    return { fill, tokens, part, parts: [name, el("span", { class: "track", "aria-hidden": "true" }, fill), tokens, part] };
+  }
+
+  function fillLine(l, from, to, tokens, asked) {
+    l.fill.style.left = 100 * from / (asked || 1) + "%";
+    l.fill.style.width = 100 * (to - from) / (asked || 1) + "%";
+    setText(l.tokens, count(tokens));
+    setText(l.part, share(tokens, asked));
+  }
+
+  function options() {
+    const found = [...new Set(models().map((m) => m.model))];
+    if (model.dataset.of === found.join("\n")) return;
+    model.dataset.of = found.join("\n");
+    model.replaceChildren(...found.map((m) => el("option", { value: m, selected: m === set.model }, m)));
+    set.model = model.value;
+    look();
+  }
+
+  async function look() {
+    clearTimeout(timer);
+    asking?.abort();
+    if (ended) return;
+    const mine = asking = new AbortController();
+    if (set.model) {
+      try {
+        funnel = await ask("GET", "v1/funnel?" + new URLSearchParams({ model: set.model, since: set.since }), undefined, mine.signal);
+        setText(error, "");
+      } catch (failure) {
+        if (failure.name === "AbortError") return;
+        setText(error, failure.message);
+      }
+      if (mine !== asking || ended) return;
+    }
+    refresh();
+    timer = setTimeout(look, every);
+  }
+
+  function refresh() {
+    const there = funnel && funnel.requests > 0;
+    box.hidden = !there;
+    none.hidden = there;
+    const unheard = funnel?.missing || [];
+    missing.hidden = unheard.length === 0;
+    setText(missing, "Not heard: " + unheard.join(", ") + ". What " + (unheard.length === 1 ? "it" : "they") + " recorded is missing here.");
+    if (!there) {
+      none.replaceChildren(funnel ? empty("Nothing was asked of " + funnel.model + " since " + clock(funnel.from),
+        "As soon as prompts are routed or asked for, it is shown here what becomes of their tokens. Look further back, or choose a worker for a prompt:",
+        code('curl -X POST ' + location.origin + '/v1/select -d \'{"model":"' + funnel.model + '","tokens":[…],"request_id":"r1"}\'')) :
+        live.cluster && !models().length ? empty("No model yet", "Run a shim beside each engine, and its model appears here:",
+          code("worker-shim run --engine-http http://127.0.0.1:8000 --nats nats://127.0.0.1:4222"),
+          "Without an engine at hand, indexer demo runs a whole fleet of simulated ones.") : empty("Waiting for the indexer…"));
+      return;
+    }
+    const of = Object.fromEntries(funnel.steps.map((s) => [s.step, s.tokens]));
+    tiles.replaceChildren(tile("Requests", count(funnel.requests)), tile("Routed", count(funnel.routed), share(funnel.routed, funnel.requests)),
+      tile("Reuse known", count(funnel.reported), share(funnel.reported, funnel.routed) + " of routed"),
+      tile("Reused", share(of.reused, of.asked), "of what was asked"), tile("At best", share(of.seen, of.asked), "with a cache of any size"));
+    let before = of.asked;
+    for (const s of funnel.steps) {
+      const row = rows[s.step];
+      fillLine(row, 0, s.tokens, s.tokens, of.asked);
+      losses(row, s.lost, before, of.asked);
+      before = s.tokens;
+    }
+    list.dataset.requests = funnel.requests;
+    draw();
+    basis();
+  }
+
+  // losses shows each cause where its tokens fall off the step before.
+  function losses(row, lost, to, asked) {
+    const focus = document.activeElement;
+    const items = lost.map((l) => {
+      const [why, remedy, view, calm] = causes[l.cause] || [l.cause, ""];
+      const c = row.causes[l.cause] ||= cause(l.cause, why, remedy, view, calm);
+      fillLine(c, to - l.tokens, to, l.tokens, asked);
+      to -= l.tokens;
+      const workers = (l.workers || []).map((w) => w.worker + (w.tier ? " (" + w.tier + ")" : "") + ": " + count(w.tokens) + " tokens, " + span(w.age_ms) + " before");
+      setText(c.who, workers.length ? "By " + workers.join("; ") : "");
+      c.who.hidden = !workers.length;
+      return c.item;
+    });
+    if (items.length !== row.losses.children.length || items.some((e, i) => row.losses.children[i] !== e)) {
+      row.losses.replaceChildren(...items);
+      if (row.losses.contains(focus)) focus.focus({ preventScroll: true });
+    }
+    row.losses.hidden = !items.length;
+  }
+
+  function cause(name, why, remedy, view, calm) {
+    const l = line([name.replaceAll("_", " ")]);
+    l.fill.className = calm ? "f-lost" : "f-mend";
+    l.who = el("p", { class: "who" });
+    l.item = el("li", { "data-cause": name }, el("details", {}, el("summary", { class: "line" }, l.parts), el("div", { class: "remedy" },
+      el("p", {}, "Lost since " + why + "."), l.who, remedy && el("p", {}, el("strong", {}, "What to do: "), remedy + "."),
+      view && el("a", { href: "#/" + view }, views[view]))));
+    return l;
+  }
+
+  // draw shows the steps over time: spans of ten seconds, joined so that no more than 60 are shown.
+  function draw() {
+    if (!funnel || box.hidden) return;
+    const from = Date.parse(funnel.from), to = Date.parse(funnel.to);
+    const wide = Math.max(1, Math.ceil((to - from) / 60 / 10000)) * 10000;
+    bars = Array.from({ length: Math.max(1, Math.ceil((to - from) / wide)) }, (_, i) => ({ from: from + i * wide, to: from + (i + 1) * wide, requests: 0,
+      asked: 0, seen: 0, held: 0, selected: 0, reused: 0 }));
+    for (const b of funnel.buckets) {
+      const bar = bars[Math.floor((Date.parse(b.from) - from) / wide)];
+      if (bar) for (const k of ["requests", ...Object.keys(steps)]) bar[k] += b[k];
+    }
+    current = Math.min(current, bars.length - 1);
+    const shares = set.chart === "share";
+    const most = shares ? 1 : Math.max(1, ...bars.map((b) => b.asked));
+    const { g, width } = canvas(chart, chartHeight);
+    const high = chartHeight - 24, w = (width - margin) / bars.length;
+    const soft = colour("--soft"), rule = colour("--line");
+    g.font = "12px system-ui, sans-serif";
+    g.textBaseline = "middle";
+    g.textAlign = "right";
+    for (const part of [0, 0.5, 1]) {
+      const y = 8 + (high - 8) * (1 - part);
+      g.fillStyle = rule;
+      g.fillRect(margin, Math.round(y), width - margin, 1);
+      g.fillStyle = soft;
+      if (shares || most > 1 || part !== 0.5) g.fillText(shares ? 100 * part + "%" : short(most * part), margin - 6, y);
+    }
+    for (const [i, b] of bars.entries()) {
+      const x = margin + i * w, gap = w > 4 ? 1 : 0;
+      for (const s of Object.keys(steps)) {
+        const tall = (high - 8) * (shares ? b.asked && b[s] / b.asked : b[s] / most);
+        g.fillStyle = colour(shades[s]);
+        g.fillRect(x, high - tall, w - gap, tall);
+      }
+      if (i === current) {
+        g.strokeStyle = colour("--text");
+        g.lineWidth = 2;
+        g.strokeRect(x, 8, w - gap, high - 8);
+      }
+    }
+    g.fillStyle = soft;
+    g.textAlign = "left";
+    g.fillText(clock(from), margin, chartHeight - 8);
+    g.textAlign = "right";
+    g.fillText(clock(to), width, chartHeight - 8);
+    chart.dataset.asked = bars.reduce((sum, b) => sum + b.asked, 0);
+    chart.dataset.reused = bars.reduce((sum, b) => sum + b.reused, 0);
+    setText(now, current >= 0 ? words(bars[current]) : "");
+  }
+
+  const words = (b) => clock(b.from) + " to " + clock(b.to) + ": " + count(b.requests) + (b.requests === 1 ? " request" : " requests") + "\n" +
+    Object.keys(steps).map((s) => s + " " + count(b[s]) + (s === "asked" ? "" : ", " + share(b[s], b.asked))).join("\n");
+
+  function at(e) {
+    const area = chart.getBoundingClientRect();
+    return Math.floor((e.clientX - area.left - margin) / (area.width - margin) * bars.length);
+  }
+
+  function press(e) {
+    const to = { ArrowLeft: current < 0 ? bars.length - 1 : current - 1, ArrowRight: current + 1, Home: 0, End: bars.length - 1, Escape: -1 }[e.key];
+    if (to === undefined) return;
+    current = e.key === "Escape" ? -1 : Math.max(0, Math.min(bars.length - 1, to));
+    e.preventDefault();
+    draw();
+  }
+
+  // basis says what the numbers rest on.
+  function basis() {
+    const columns = [["Recorded since", (n) => clock(n.from)], ["Blocks remembered since", (n) => clock(n.history_from)], ["Blocks forgotten", "history_lost"],
+      ["Requests dropped", "dropped"], ["Messages unread", "events_unread"], ["Choices not reported in time", "forgotten"],
+      ["Questions unanswered", "peers_unheard"]];
+    const left = rests.querySelector(".scroll")?.scrollLeft || 0;
+    const focused = document.activeElement?.matches(".basis");
+    const decided = Object.entries(funnel.decisions).sort((a, b) => b[1] - a[1]);
+    const table = el("div", { class: "scroll basis", tabindex: "0", role: "region", "aria-label": "What the nodes recorded" }, el("table", {},
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Node"), columns.map(([name]) => el("th", { scope: "col", class: "num" }, name)))),
+      el("tbody", {}, funnel.nodes.map((n) => el("tr", {}, el("th", { scope: "row" }, n.node), columns.map(([, of]) =>
+        typeof of === "function" ? el("td", { class: "num" }, of(n)) : el("td", { class: "num" },
+          n[of] && of !== "forgotten" && of !== "history_lost" ? el("span", { class: "chip warn" }, count(n[of])) : count(n[of]))))))));
+    rests.replaceChildren(el("section", { class: "card" }, el("h2", {}, "What it rests on"),
+      el("p", { class: "soft" }, "From " + clock(funnel.from) + " to " + clock(funnel.to) + ", on " + count(funnel.nodes.length) +
+        (funnel.nodes.length === 1 ? " node" : " nodes") + (decided.length ? ". Choices: " + decided.map(([o, n]) => count(n) + " " + o.replaceAll("_", " ")).join(", ") : "") +
+        ". Counts of a node are since it started."), table));
+    table.scrollLeft = left;
+    if (focused) table.focus({ preventScroll: true });
+  }
+
+  const stop = onChange((what) => what === "cluster" && (options(), refresh()));
+  addEventListener("resize", draw);
+  addEventListener("theme", draw);
+  options();
+  refresh();
+  return () => {
+    ended = true;
+    stop();
+    clearTimeout(timer);
+    asking?.abort();
+    tip(null, "");
+    removeEventListener("resize", draw);
+    removeEventListener("theme", draw);
+  };
+}
