@@ -30,10 +30,16 @@ type asking struct {
 }
 
 func askingFlags(cmd *cobra.Command) *asking {
+	a := connectFlags(cmd)
+	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON for programs instead of a table")
+	return a
+}
+
+// connectFlags is askingFlags for a command that prints no JSON.
+func connectFlags(cmd *cobra.Command) *asking {
 	a := &asking{nats: cli.NATSFlags(cmd.Flags(), false)}
 	cmd.Flags().StringVar(&a.namespace, "namespace", "default", "namespace: one deployment's world")
 	cmd.Flags().DurationVar(&a.timeout, "timeout", 5*time.Second, "how long to wait for the answer")
-	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON for programs instead of a table")
 	cmd.Args = cobra.NoArgs
 	return a
 }

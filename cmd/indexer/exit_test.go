@@ -28,7 +28,8 @@ func TestExitStatus(t *testing.T) {
 	query := []string{"query", "--nats", nats, "--timeout", "100ms", "--model", "m"}
 	with := func(args []string, more ...string) []string { return append(append([]string(nil), args...), more...) }
 	asks := [][]string{
-		with(query, "--tokens", "1"), {"workers"}, {"status"}, {"cluster"}, {"snapshot", "now"}, {"snapshot",
+		with(query, "--tokens", "1"), {"workers"}, {"status"}, {"cluster"}, {"snapshot", "now"},
+		{"top", "--once"}, {"snapshot",
 			"list"}, {"snapshot", "verify"}, {"resync", "--worker", "w"},
 		{"forget", "w"}, {"dump"}, {"load", "--model", "m", "--block-size", "16", empty},
 	}
@@ -50,6 +51,8 @@ func TestExitStatus(t *testing.T) {
 
 		{[]string{"nonsense"}, 2, "nonsense"}, {[]string{"snapshot", "nonsense"}, 2,
 			"nonsense"}, {[]string{"workers", "extra"}, 2, "extra"},
+		{[]string{"top", "--sort", "size"}, 2, `"size" is none of the columns worker, state`},
+		{[]string{"top", "--interval", "0s"}, 2, "--interval"},
 		{[]string{"status", "--config", absent}, 2, "absent"}, {[]string{"status", "--config", junk}, 2, "junk"},
 		{with(query), 2, "--tokens"}, {with(query, "--tokens", "1,x"), 2, `"x"`}, {with(query, "--tokens-file", absent),
 			2, "absent"}, {with(query, "--tokens-file", junk), 2, "what"},

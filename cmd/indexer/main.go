@@ -24,11 +24,11 @@ answers queries about it over NATS and HTTP.
   indexer simulate --workload capacity-73   what routing by it is worth
   indexer serve --data DIR             run it, with a NATS server of its own
   indexer query --model M --tokens 1,2,3,...
-  indexer workers | status
+  indexer workers | status | top
   indexer doctor                       what is wrong, and what mends it`,
 	}
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
-		workersCommand(), statusCommand(), clusterCommand(), doctorCommand(),
+		workersCommand(), statusCommand(), topCommand(), clusterCommand(), doctorCommand(),
 		snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demo.Command(),
 		command.Command(), routesim.Command(), probeCommand(), authCommand(), tokenizerCommand())
 }

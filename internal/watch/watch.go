@@ -212,14 +212,15 @@ func (h *Hub) fleet(ctx context.Context) (changes []byte, full func() []byte) {
 		h.ranks = nil
 		return nil, func() []byte { return failed }
 	}
-	ranks := Ranks(list)
-	if loads, err := h.cfg.Source.Loads(ctx); err == nil {
-		addLoads(ranks, loads)
+	loads, err := h.cfg.Source.Loads(ctx)
+	if err != nil {
+		loads = nil
 	}
-	if engines, err := h.cfg.Source.EngineLoads(ctx); err == nil {
-		addEngines(ranks, engines)
+	engines, err := h.cfg.Source.EngineLoads(ctx)
+	if err != nil {
+		engines = nil
 	}
-	addRates(ranks, h.ranks, now.Sub(h.at))
+	ranks := Ranks(list, loads, engines, h.ranks, now.Sub(h.at))
 	all := api.FleetEvent{At: now, Full: true, Ranks: ranks, Missing: list.Missing}
 	some := api.FleetEvent{At: now, Missing: list.Missing}
 	some.Ranks, some.Gone = difference(ranks, h.ranks)
@@ -230,8 +231,10 @@ func (h *Hub) fleet(ctx context.Context) (changes []byte, full func() []byte) {
 	return changes, sync.OnceValue(func() []byte { return event(api.EventFleet, all) })
 }
 
-// Ranks are the ranks of a list, without their loads. They are in the list's order.
-func Ranks(list *api.WorkerList) []api.FleetRank {
+// Ranks are the ranks of a list, in its order, with their loads as far as these are known (not nil), and with the rates
+// since the ranks that were seen before.
+func Ranks(list *api.WorkerList, loads *api.LoadList, engines *api.EngineLoads, before []api.FleetRank,
+	since time.Duration) []api.FleetRank {
 	ranks := make([]api.FleetRank, len(list.Workers))
 	for i := range list.Workers {
 		w := &list.Workers[i]
@@ -249,6 +252,13 @@ func Ranks(list *api.WorkerList) []api.FleetRank {
 		}
 		ranks[i] = r
 	}
+	if loads != nil {
+		addLoads(ranks, loads)
+	}
+	if engines != nil {
+		addEngines(ranks, engines)
+	}
+	addRates(ranks, before, since)
 	return ranks
 }
 

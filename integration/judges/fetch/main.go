@@ -1,7 +1,7 @@
 // Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
 // that are read and not installed, the libraries that Mooncake's programs load, and Dynamo's worker selector, built
-// with cargo. All of it is pinned, and not installed on the machine. Chromium alone is: where there is none, apt-get
-// installs Debian's, for which this runs as root. `make judges` runs it before the tests.
+// with cargo. All of it is pinned, and not installed on the machine. Only Chromium and tmux are: where there is none,
+// apt-get installs Debian's, for which this runs as root. `make judges` runs it before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -57,25 +57,27 @@ func fetch(progress io.Writer) error {
 	if err := step("Mooncake's libraries", func() error { return pyenv.FetchLibraries(progress) }); err != nil {
 		return err
 	}
-	if err := step("Chromium", func() error { return chromium(progress) }); err != nil {
-		return err
+	for _, name := range []string{"chromium", "tmux"} {
+		if err := step(name, func() error { return install(progress, name) }); err != nil {
+			return err
+		}
 	}
 	return step("Dynamo's worker selector (a minute or two at first)", func() error {
 		return pyenv.FetchProgram(progress, "integration/judges/routing/judge")
 	})
 }
 
-// chromium installs a browser unless there is one.
-func chromium(progress io.Writer) error {
-	if _, err := exec.LookPath("chromium"); err == nil {
+// install installs a program, from the package of its name, unless there is one.
+func install(progress io.Writer, name string) error {
+	if _, err := exec.LookPath(name); err == nil {
 		return nil
 	}
-	for _, args := range [][]string{{"update"}, {"install", "-y", "--no-install-recommends", "chromium"}} {
+	for _, args := range [][]string{{"update"}, {"install", "-y", "--no-install-recommends", name}} {
 		c := exec.Command("apt-get", args...)
 		c.Stdout, c.Stderr = progress, progress
 		if err := c.Run(); err != nil {
-			return fmt.Errorf("apt-get %s (install chromium yourself if this is not Debian, or you are not root): %w",
-				args[0], err)
+			return fmt.Errorf("apt-get %s (install %s yourself if this is not Debian, or you are not root): %w",
+				args[0], name, err)
 		}
 	}
 	return nil
