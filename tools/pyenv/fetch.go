@@ -115,7 +115,11 @@ func FetchLibraries(progress io.Writer) error {
 	if err != nil {
 		return err
 	}
-	dir := libraryFolder(cache)
+	return unpack(progress, libraryFolder(cache), debs)
+}
+
+// unpack puts what Debian's packages have into a folder, unless it is there.
+func unpack(progress io.Writer, dir string, debs []string) error {
 	return once(dir, dir, func(ctx context.Context, tmp string) error {
 		packed := tmp + ".debs"
 		defer os.RemoveAll(packed)

@@ -1,7 +1,8 @@
 // Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
-// that are read and not installed, the libraries that Mooncake's programs load, and Dynamo's worker selector, built
-// with cargo. All of it is pinned, and not installed on the machine. Only Chromium and tmux are: where there is none,
-// apt-get installs Debian's, for which this runs as root. `make judges` runs it before the tests.
+// that are read and not installed, the libraries that Mooncake's programs load, Debian's Prometheus, and Dynamo's
+// worker selector, built with cargo. All of it but Prometheus is pinned, and not installed on the machine. Only
+// Chromium and tmux are: where there is none, apt-get installs Debian's, for which this runs as root. `make judges`
+// runs it before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -55,6 +56,9 @@ func fetch(progress io.Writer) error {
 		return err
 	}
 	if err := step("Mooncake's libraries", func() error { return pyenv.FetchLibraries(progress) }); err != nil {
+		return err
+	}
+	if err := step("Prometheus", func() error { return pyenv.FetchPrometheus(progress) }); err != nil {
 		return err
 	}
 	for _, name := range []string{"chromium", "tmux"} {
