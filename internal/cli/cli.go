@@ -46,8 +46,8 @@ type unableError struct{ error }
 // UnableErrorf makes the error of a question that has no answer: it ends the program with status 3.
 func UnableErrorf(format string, args ...any) error { return unableError{fmt.Errorf(format, args...)} }
 
-// natsNames are the environment variables that NATS users know.
-var natsNames = map[string]string{
+// NATSNames are the environment variables, by flag, that NATS users know.
+var NATSNames = map[string]string{
 	"nats": "NATS_URL", "nats-creds": "NATS_CREDS", "nats-nkey": "NATS_NKEY", "nats-user": "NATS_USER",
 	"nats-password": "NATS_PASSWORD",
 	"nats-token":    "NATS_TOKEN", "nats-cert": "NATS_CERT", "nats-key": "NATS_KEY", "nats-ca": "NATS_CA",
@@ -61,7 +61,7 @@ func Main(root *cobra.Command) int {
 	context.AfterFunc(ctx, stop)
 	running := false
 	root.Version = Version()
-	root.AddCommand(versionCommand())
+	root.AddCommand(versionCommand(), manCommand())
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.PersistentFlags().String("config", "", "file of settings, YAML; flags and environment are stronger")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
@@ -153,7 +153,7 @@ func fillFlags(cmd *cobra.Command) error {
 		if f.Changed || overruled(cmd, f) {
 			return
 		}
-		names := []string{variable(f.Name), natsNames[f.Name]}
+		names := []string{variable(f.Name), NATSNames[f.Name]}
 		for _, old := range f.Annotations[oldNames] {
 			names = append(names, variable(old))
 		}

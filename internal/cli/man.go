@@ -1,0 +1,223 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Statuses are what exit statuses mean, from 0 on.
+var Statuses = []string{
+	"It succeeded.",
+	"It failed, or the answer is no.",
+	"What was given makes no sense: the command line, a setting, a name, a file. To try again is useless.",
+	"Nothing was found to be wrong, and not all could be checked (`indexer doctor` alone).",
+}
+
+// manCommand describes the program's commands, as they are, for man and for docs/reference.md.
+func manCommand() *cobra.Command {
+	markdown := false
+	cmd := &cobra.Command{
+		Use:   "man DIR",
+		Short: "Write the manual pages of all commands into a folder",
+		Long: `man writes a manual page for each command into a folder, which is made if it is not there:
+
+  indexer man ~/.local/share/man/man1
+  man indexer-serve`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 == markdown {
+				return UsageErrorf("say the folder, such as ~/.local/share/man/man1, or --markdown")
+			}
+			return cobra.MaximumNArgs(1)(cmd, args)
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+	}
+	cmd.Flags().BoolVar(&markdown, "markdown", false, "print all of them in Markdown instead")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var err error
+		if !markdown {
+			if err = os.MkdirAll(args[0], 0o755); err != nil {
+				return fmt.Errorf("make the folder of manual pages: %w", err)
+			}
+		}
+		each(cmd.Root(), func(c *cobra.Command) {
+			switch {
+			case err != nil:
+			case markdown:
+				_, err = io.WriteString(cmd.OutOrStdout(), markdownOf(c))
+			default:
+				err = os.WriteFile(filepath.Join(args[0], manName(c)+".1"), []byte(manPage(c)), 0o644)
+			}
+		})
+		if err != nil {
+			return fmt.Errorf("write manual pages: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// each visits a command and those below it that its help shows, except those that cobra brings along.
+func each(cmd *cobra.Command, visit func(*cobra.Command)) {
+	visit(cmd)
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && sub.Name() != "completion" {
+			each(sub, visit)
+		}
+	}
+}
+
+func manName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
+
+func long(cmd *cobra.Command) string { return strings.TrimSpace(cmp.Or(cmd.Long, cmd.Short+".")) }
+
+// option is what is said of a flag.
+type option struct{ form, value, meaning, variables string }
+
+// options are the flags of a command that help shows, sorted by name.
+func options(flags *pflag.FlagSet) (list []option) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Deprecated != "" || f.Name == "help" || f.Name == "version" {
+			return
+		}
+		kind, meaning := pflag.UnquoteUsage(f)
+		o := option{form: "--" + f.Name, value: f.DefValue, meaning: meaning, variables: variable(f.Name)}
+		if f.Shorthand != "" {
+			o.form = "-" + f.Shorthand + ", " + o.form
+		}
+		if kind != "" {
+			o.form += " " + kind
+		}
+		if slices.Contains([]string{"0", "0s", "false", "[]"}, o.value) {
+			o.value = ""
+		}
+		if other := NATSNames[f.Name]; other != "" {
+			o.variables += ", " + other
+		}
+		list = append(list, o)
+	})
+	return list
+}
+
+// roff escapes text for man. What is indented stays as it stands.
+func roff(text string) string {
+	var b strings.Builder
+	asIs := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		if indented := strings.HasPrefix(line, "  "); line != "" && indented != asIs {
+			b.WriteString(map[bool]string{true: ".PP\n.nf\n", false: ".fi\n"}[indented])
+			asIs = indented
+		}
+		if line == "" && !asIs {
+			b.WriteString(".PP\n")
+			continue
+		}
+		line = strings.NewReplacer(`\`, `\e`, "-", `\-`, "`", "").Replace(line)
+		if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
+			line = `\&` + line
+		}
+		b.WriteString(line + "\n")
+	}
+	if asIs {
+		b.WriteString(".fi\n")
+	}
+	return b.String()
+}
+
+// manPage is the manual page of a command.
+func manPage(cmd *cobra.Command) string {
+	var b strings.Builder
+	name := manName(cmd)
+	fmt.Fprintf(&b, ".TH %q 1 \"\" \"kvatlas %s\" \"kvatlas\"\n", strings.ToUpper(name), Version())
+	b.WriteString(".SH NAME\n" + roff(name+" - "+cmd.Short))
+	b.WriteString(".SH SYNOPSIS\n" + roff(cmd.UseLine()))
+	b.WriteString(".SH DESCRIPTION\n" + roff(long(cmd)))
+	for _, of := range []struct {
+		heading string
+		flags   *pflag.FlagSet
+	}{{"OPTIONS", cmd.NonInheritedFlags()}, {"OPTIONS OF ALL COMMANDS", cmd.InheritedFlags()}} {
+		list := options(of.flags)
+		if len(list) == 0 {
+			continue
+		}
+		b.WriteString(".SH " + of.heading + "\n")
+		for _, o := range list {
+			b.WriteString(".TP\n\\fB" + strings.TrimSpace(roff(o.form)) + "\\fR\n" + roff(o.meaning))
+			if o.value != "" {
+				b.WriteString(roff("(default " + o.value + ")"))
+			}
+			b.WriteString(".br\n" + roff("Environment: "+o.variables))
+		}
+	}
+	b.WriteString(".SH EXIT STATUS\n")
+	for status, meaning := range Statuses {
+		fmt.Fprintf(&b, ".TP\n%d\n%s", status, roff(meaning))
+	}
+	var also []string
+	if cmd.HasParent() {
+		also = append(also, manName(cmd.Parent()))
+	}
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && sub.Name() != "completion" {
+			also = append(also, manName(sub))
+		}
+	}
+	for i, page := range also {
+		also[i] = ".BR " + strings.TrimSpace(roff(page)) + " (1)"
+	}
+	if len(also) > 0 {
+		b.WriteString(".SH SEE ALSO\n" + strings.Join(also, " ,\n") + "\n")
+	}
+	return b.String()
+}
+
+// cell is text for a cell of a table in Markdown.
+var cell = strings.NewReplacer("|", `\|`, "<", `\<`, "*", `\*`, "\n", " ")
+
+// wrap breaks text into lines of at most 116 columns, the later ones after an indent.
+func wrap(text, indent string) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i > 0 && column+1+len(word) > 116:
+			b.WriteString("\n" + indent)
+			column = len(indent)
+		case i > 0:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
+}
+
+// markdownOf is a command in Markdown.
+func markdownOf(cmd *cobra.Command) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "### %s\n\n%s\n\n    %s\n\n", cmd.CommandPath(), wrap(cell.Replace(cmd.Short)+".", ""),
+		wrap(cmd.UseLine(), "        "))
+	list := options(cmd.NonInheritedFlags())
+	if len(list) == 0 {
+		return b.String()
+	}
+	b.WriteString("| flag | default | what it is |\n|---|---|---|\n")
+	for _, o := range list {
+		if o.value != "" {
+			o.value = "`" + o.value + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", o.form, o.value, cell.Replace(o.meaning))
+	}
+	return b.String() + "\n"
+}
