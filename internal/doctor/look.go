@@ -108,7 +108,7 @@ func lookAtClocks(ctx context.Context, x *examination) (string, error) {
 	if x.conn == nil {
 		return "", errNoNATS
 	}
-	shift := x.cfg.Now().Sub(time.Now())
+	shift := time.Until(x.cfg.Now())
 	seen := map[string]bool{}
 	for i := range x.facts.Streams {
 		if s := &x.facts.Streams[i]; s.Err == nil && !seen[s.Server] {

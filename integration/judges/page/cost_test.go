@@ -115,7 +115,7 @@ func TestCost(t *testing.T) {
 	with := measure("with ten watchers")
 	t.Logf("watchers: %.2f %% of one core more; %d fleet events and %d KiB to each", 100*float64(with-alone)/float64(*cost),
 		events.Load()/watchers, received.Load()/watchers>>10)
-	alone = measure("with ten watchers, again")
+	measure("with ten watchers, again")
 	cancel()
 	<-ended
 }
