@@ -23,6 +23,11 @@ type Config struct {
 	// costs some microsecond; others are counted. Default 100,000.
 	MaxRate int
 
+	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 16 MiB: here every
+	// event is decoded a second time, which may not take a core from a node that follows a fast log or reads a long one
+	// again. Other messages are counted. Default 4 MiB, some 200,000 blocks.
+	MaxRead int
+
 	// Peers asks all other nodes what they remember. unheard is how many did not answer. nil: there are none.
 	Peers func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int)
 
@@ -78,6 +83,7 @@ type Tracker struct {
 	second, inSecond    atomic.Int64
 	dropped, eventsLost atomic.Uint64
 	forgotten, unheard  atomic.Uint64
+	reading             budget // of who calls Applying
 
 	mu      sync.Mutex // of what follows
 	history *History
@@ -96,6 +102,22 @@ type blockSizes struct {
 	at   time.Time
 }
 
+// budget is a token bucket of bytes.
+type budget struct {
+	left float64
+	at   time.Time
+}
+
+// spend reports whether there are n bytes, and takes them. A second brings rate bytes, and maxUnread are kept at most.
+func (b *budget) spend(n, rate int, now time.Time) bool {
+	b.left = min(maxUnread, b.left+float64(rate)*now.Sub(b.at).Seconds())
+	if b.at = now; b.left < float64(n) {
+		return false
+	}
+	b.left -= float64(n)
+	return true
+}
+
 // New returns a tracker that takes nothing out of its queue until Run.
 func New(cfg Config) *Tracker {
 	if cfg.Blocks == 0 {
@@ -103,6 +125,9 @@ func New(cfg Config) *Tracker {
 	}
 	if cfg.MaxRate == 0 {
 		cfg.MaxRate = 100_000
+	}
+	if cfg.MaxRead == 0 {
+		cfg.MaxRead = 4 << 20
 	}
 	if cfg.Counted == nil {
 		cfg.Counted = func(string, uint64, uint64, uint64, uint64, string) {}
@@ -112,7 +137,7 @@ func New(cfg Config) *Tracker {
 	}
 	now := time.Now()
 	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: NewHistory(cfg.Blocks, now.UnixMicro()),
-		began: now, pending: map[string]*pending{}, sizes: map[string]*blockSizes{}}
+		began: now, reading: budget{maxUnread, now}, pending: map[string]*pending{}, sizes: map[string]*blockSizes{}}
 }
 
 // Record takes a request that was answered. It waits for nothing.
@@ -134,17 +159,18 @@ func (t *Tracker) Record(r *Request) {
 }
 
 // Applying takes messages of the log that are about to be applied, which do not change any more. It waits for nothing.
+// One goroutine at a time may call it.
 func (t *Tracker) Applying(messages []node.Message) {
 	if len(messages) == 0 {
 		return
 	}
-	n := int64(0)
+	n, now := int64(0), time.Now()
 	for i := range messages {
 		n += int64(len(messages[i].Data))
 	}
-	if t.unread.Add(n) <= maxUnread {
+	if t.unread.Add(n) <= maxUnread && t.reading.spend(int(n), t.cfg.MaxRead, now) {
 		select {
-		case t.queue <- item{messages: messages, bytes: n, at: time.Now()}:
+		case t.queue <- item{messages: messages, bytes: n, at: now}:
 			return
 		default:
 		}

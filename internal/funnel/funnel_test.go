@@ -280,6 +280,26 @@ func TestTrackerIsBounded(t *testing.T) {
 	}
 }
 
+// TestReadingIsBounded: a burst is read, and what is faster for long is counted.
+func TestReadingIsBounded(t *testing.T) {
+	b := budget{left: maxUnread}
+	now := b.at
+	const megabyte = 1 << 20
+	read := 0
+	for range 100 {
+		now = now.Add(10 * time.Millisecond) // 100 MiB in a second
+		if b.spend(megabyte, 4*megabyte, now) {
+			read++
+		}
+	}
+	if read != 16+3 { // the fourth is not whole yet
+		t.Errorf("%d MiB were read of a burst of 16 and a second's 4", read)
+	}
+	if now = now.Add(time.Hour); !b.spend(maxUnread, 4*megabyte, now) || b.spend(1, 4*megabyte, now) {
+		t.Error("an hour without messages brings other than one burst")
+	}
+}
+
 func BenchmarkRecord(b *testing.B) {
 	tracker := New(Config{MaxRate: 1 << 30})
 	go tracker.Run(b.Context())
