@@ -53,7 +53,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer bench cluster --workers 0", "--workers 0 is not from 1"},
 		{"indexer demo --block-size 7", "--block-size"},
 		{"indexer demo --engines 0", "--engines 0 is not from 1"},
-		{"indexer demo --l3-python x", "--l3-python says nothing without --l3"},
+		{"indexer demo --l3-python x", "--l3-python and --l3-limit say nothing without --l3"},
 		{"indexer serve --l3-hit-life 0s", "--l3-hit-life 0s is not positive"},
 		{"indexer auth example", "--keys is missing"},
 		{"indexer auth example --keys x --namespace Bad.Name", "--namespace"},
