@@ -249,7 +249,9 @@ func document(t *testing.T) object {
 	s.answer(reflect.TypeFor[api.FleetEvent]())
 	s.answer(reflect.TypeFor[api.ClusterEvent]())
 	watch["responses"].(object)["200"].(object)["content"] = object{"text/event-stream": object{
-		"schema": object{"type": "string"}}}
+		"schema": object{"type": "object", "description": "one event", "required": []any{"event", "data"},
+			"properties": object{"event": object{"enum": []any{api.EventFleet, api.EventCluster}},
+				"data": object{"type": "string", "contentMediaType": api.JSON}}}}}
 	plain("/v1/kv_indexer.proto", "proto", "The service that the gRPC port has for SGLang's router, as a .proto file",
 		append(common, api.CodeBusy)...)
 	self := plain("/v1/openapi.json", "openapi", "This document", append(common, api.CodeBusy)...)
