@@ -192,7 +192,7 @@ type Report struct {
 // Check refuses what no service could answer. The error is an [Error].
 func (r *Report) Check() error {
 	if r.CachedTokens > MaxISL {
-		return Errorf(CodeTooLarge, "cached_tokens is %d, more than %d", r.CachedTokens, uint64(MaxISL))
+		return Errorf(CodeMalformed, "cached_tokens is %d, more than %d", r.CachedTokens, uint64(MaxISL))
 	}
 	return checkID(r.RequestID, true)
 }

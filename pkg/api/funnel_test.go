@@ -33,7 +33,7 @@ func TestFunnelRequests(t *testing.T) {
 		{OpReport, `{"request_id":"r","cached_tokens":0}`, `"done":true`, ""},
 		{OpReport, `{"cached_tokens":7}`, "", "request_id has 0 bytes"},
 		{OpReport, `{"request_id":"r","cached_tokens":-7}`, "", "cached_tokens"},
-		{OpReport, `{"request_id":"r","cached_tokens":4294967297}`, "", "too_large"},
+		{OpReport, `{"request_id":"r","cached_tokens":4294967297}`, "", "malformed"},
 		{OpBlockHistory, `{"blocks":[1,2]}`, `"blocks":[{`, ""},
 	} {
 		reply, failure := Handler{Funnels: &funnelStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
