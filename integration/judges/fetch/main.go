@@ -1,8 +1,8 @@
 // Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
 // that are read and not installed, the libraries that Mooncake's programs load, Debian's Prometheus, and Dynamo's
 // worker selector, built with cargo. All of it but Prometheus is pinned, and not installed on the machine. Only
-// Chromium and tmux are: where there is none, apt-get installs Debian's, for which this runs as root. `make judges`
-// runs it before the tests.
+// Chromium is: where there is none, apt-get installs Debian's, for which this runs as root. `make judges` runs it
+// before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -61,10 +61,8 @@ func fetch(progress io.Writer) error {
 	if err := step("Prometheus", func() error { return pyenv.FetchPrometheus(progress) }); err != nil {
 		return err
 	}
-	for _, name := range []string{"chromium", "tmux"} {
-		if err := step(name, func() error { return install(progress, name) }); err != nil {
-			return err
-		}
+	if err := step("Chromium", func() error { return install(progress, "chromium") }); err != nil {
+		return err
 	}
 	return step("Dynamo's worker selector (a minute or two at first)", func() error {
 		return pyenv.FetchProgram(progress, "integration/judges/routing/judge")
