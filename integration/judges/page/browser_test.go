@@ -36,7 +36,7 @@ func open(t *testing.T, url string, width, height int64, dark bool) *browser {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
 	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewExecAllocator(ctx, chromedp.ExecPath(path), chromedp.UserDataDir(t.TempDir()),
+	ctx, cancel = chromedp.NewExecAllocator(ctx, chromedp.ExecPath(path), chromedp.UserDataDir(profile(t)),
 		chromedp.Headless, chromedp.NoSandbox, chromedp.DisableGPU, chromedp.NoFirstRun, chromedp.Flag("disable-quic", true),
 		chromedp.Flag("disable-background-networking", true), chromedp.Flag("disable-component-update", true),
 		chromedp.Flag("disable-sync", true), chromedp.Flag("disable-dev-shm-usage", true),
@@ -63,6 +63,22 @@ func open(t *testing.T, url string, width, height int64, dark bool) *browser {
 		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}),
 		chromedp.Navigate(url))
 	return b
+}
+
+// profile is a directory that is removed at the end of the test. Chromium's helper processes outlive the one that is
+// waited for, and write files for a moment after its end: t.TempDir would call that a failure.
+func profile(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "kvatlas-page-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		harness.Eventually(t, "Chromium's profile is removed", func() (bool, string) {
+			err := os.RemoveAll(dir)
+			return err == nil, fmt.Sprint(err)
+		})
+	})
+	return dir
 }
 
 func (b *browser) do(actions ...chromedp.Action) {
