@@ -45,10 +45,10 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve [--data DIR | --nats URL]",
 		Short: "Run an indexer, with a NATS server of its own or on one that is there",
-		Long: `Run an indexer. With --data (the default) it runs a NATS server with JetStream in this process, keeps everything in
-that folder, and takes shims and clients on --nats-listen. With --nats it joins a NATS server that is there, and the
-other nodes on it, which share the partitions of the namespace: each is kept by so many nodes as --replication says,
-and who gets one restores it before another lets it go.
+		Long: `Run an indexer. With --data (the default) it runs a NATS server with JetStream in this process, keeps
+everything in that folder, and takes shims and clients on --nats-listen. With --nats it joins a NATS server that is
+there, and the other nodes on it, which share the partitions of the namespace: each is kept by so many nodes
+as --replication says, and who gets one restores it before another lets it go.
 
 It restores the last snapshot, applies the log that follows it, and then answers queries over NATS and HTTP. SIGINT
 and SIGTERM end it in good order; after any other end it comes back with nothing lost.`,
@@ -82,7 +82,8 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"shares of the log, fixed when the namespace is created (default: what is there, or 8)")
 	f.IntVar(&s.Replicas, "replicas", 1, "copies of streams and buckets on the NATS servers: 1, 3 or 5")
 	f.IntVar(&s.Replication, "replication", 0,
-		"with --nats: how many nodes keep each partition; the greatest that any node says counts (default: all, or 2 if there are more than three)")
+		"with --nats: how many nodes keep each partition; the greatest that any node says counts "+
+			"(default: all, or 2 if there are more than three)")
 	f.DurationVar(&s.Drain, "drain-timeout", 20*time.Second,
 		"how long after SIGTERM this node may go on until others have taken what it has")
 	f.DurationVar(&s.natsWait, "nats-wait", 30*time.Second,
@@ -94,7 +95,8 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.DurationVar(&s.LogAge, "log-age", 24*time.Hour, "age at which messages leave the log")
 	f.Int64Var(&s.SnapshotBytes, "snapshot-bytes", -1, "bytes that the snapshot bucket may take; -1 sets no bound")
 	f.Int64Var(&s.storeBytes, "store-bytes", 0,
-		"bytes that all logs and snapshots of the server in this process may take; beyond, writing waits (default: what the disk has)")
+		"bytes that all logs and snapshots of the server in this process may take; beyond, writing waits "+
+			"(default: what the disk has)")
 	f.DurationVar(&s.SnapshotInterval, "snapshot-interval", time.Minute,
 		"time between snapshots of a partition that changes; sooner if its log needs room")
 	f.Uint64Var(&s.SnapshotBlocks, "snapshot-blocks", 2_000_000,
@@ -110,19 +112,22 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	cli.Renamed(f, map[string]string{"max-parked": "max-pending", "park-for": "pending-for",
 		"max-remembered": "max-tombstones", "remember-for": "tombstone-for"}) // the old ones for one release
 	f.StringVar(&s.onRefused, "on-engine-refused", "clear",
-		"of shims in this process: what follows when an engine's connection has ended and its own ports refuse: clear or keep; see worker-shim run")
+		"of shims in this process: what follows when an engine's connection has ended and its own ports refuse: "+
+			"clear or keep; see worker-shim run")
 	f.DurationVar(&s.Engines.SilentAfter, "engine-silent-after", 10*time.Second,
 		"of shims in this process: after how long without a sign of life an engine counts as silent")
 	f.DurationVar(&s.Engines.GoneAfter, "engine-gone-after", 0,
-		"of shims in this process: after how long a silence an engine counts as gone, and what it had in device and host memory is cleared; 0: never")
+		"of shims in this process: after how long a silence an engine counts as gone, and what it had in device and host "+
+			"memory is cleared; 0: never")
 	f.IntVar(&s.QueryWorkers, "query-workers", 0,
 		"queries over NATS that are answered at once (default: 128, or one for each core if there are more)")
 	f.IntVar(&s.QueryQueue, "query-queue", 0,
-		"queries over NATS that may wait for a worker, 64 MiB of them at most; more are refused as busy (default: 512 for each core); "+
-			"over HTTP so many and --query-workers more may be under way")
+		"queries over NATS that may wait for a worker, 64 MiB of them at most; more are refused as busy "+
+			"(default: 512 for each core); over HTTP so many and --query-workers more may be under way")
 	cli.Exclusive(f, "data", "nats")
 	f.StringVar(&s.l3Config, "l3-config", "",
-		"JSON file that says for each model how its workers use a shared store, in place of what they register; see docs/l3.md")
+		"JSON file that says for each model how its workers use a shared store, in place of what they register; "+
+			"see docs/l3.md")
 	f.DurationVar(&s.L3.Timeout, "l3-timeout", 20*time.Millisecond,
 		"how long an answer waits for the shared store at most")
 	f.DurationVar(&s.L3.Cache.HitLife, "l3-hit-life", 2*time.Second,
@@ -138,13 +143,16 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.DurationVar(&s.RequestExpiry, "request-expiry", 300*time.Second,
 		"age at which a request that was booked and not freed is forgotten; the same on all nodes")
 	f.StringVar((*string)(&s.Guesses.Policy), "guess-policy", string(guess.TTL),
-		"for how long workers registered without events are taken to hold what they were sent: ttl, lru (by total_kv_blocks, as an engine evicts) or off")
+		"for how long workers registered without events are taken to hold what they were sent: "+
+			"ttl, lru (by total_kv_blocks, as an engine evicts) or off")
 	f.DurationVar(&s.Guesses.TTL, "guess-ttl", 120*time.Second,
 		"with ttl: how long after the last request that was sent there with a block")
 	f.DurationVar(&s.Guesses.PredictTTL, "predict-ttl", 0,
-		"how long workers with events are taken to hold what they were sent, until their events say so; such as 5s; 0: not at all")
+		"how long workers with events are taken to hold what they were sent, until their events say so; "+
+			"such as 5s; 0: not at all")
 	f.IntVar(&s.Guesses.MaxBlocks, "guess-max-blocks", 0,
-		"blocks of guesses for each model, counted for each rank; beyond, the soonest to expire go (default: 2^20, with lru 2^24)")
+		"blocks of guesses for each model, counted for each rank; beyond, the soonest to expire go "+
+			"(default: 2^20, with lru 2^24)")
 	f.IntVar(&s.FunnelBlocks, "funnel-blocks", 1<<19,
 		"blocks that are remembered to say where reusable tokens are lost (indexer funnel); some 120 bytes each")
 	f.Float64Var(&s.Guesses.PruneRatio, "guess-prune-ratio", 0.8, "share of --guess-max-blocks that is left then")

@@ -80,20 +80,24 @@ func runCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run --engine tcp://HOST:PORT --worker ID --model M --block-size N | --engine-http http://HOST:PORT",
 		Short: "Publish one engine rank's events until stopped",
-		Long: `Hear one engine rank's KV-cache events on its ZeroMQ socket and publish them to the log, each acknowledged. It keeps no file: when
-it starts again it goes on where its own last message in the log says. With --replay, the engine's replay endpoint, nothing is lost
-while it is away, as long as the engine's replay buffer reaches back; without it a gap clears what the rank was known to hold.
+		Long: `Hear one engine rank's KV-cache events on its ZeroMQ socket and publish them to the log, each
+acknowledged. It keeps no file: when it starts again it goes on where its own last message in the log says. With
+--replay, the engine's replay endpoint, nothing is lost while it is away, as long as the engine's replay buffer
+reaches back; without it a gap clears what the rank was known to hold.
 
-One process shims as many data-parallel ranks as --ranks says: rank N has --engine's port + N and --replay's + N, which is how vLLM and
-SGLang number them. vLLM publishes with
-  --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'
+One process shims as many data-parallel ranks as --ranks says: rank N has --engine's port + N and --replay's + N, which
+is how vLLM and SGLang number them. vLLM publishes with
+  --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557",` +
+			`"replay_endpoint":"tcp://*:5657"}'
 
-With --engine-http alone all of that is asked of the engine: SGLang says it, and vLLM from 0.32 on. What flags say counts more. The worker is called HOST:PORT then,
-with this host's name in place of a loopback address. If the engine comes back with other settings they are taken.
+With --engine-http alone all of that is asked of the engine: SGLang says it, and vLLM from 0.32 on. What flags say
+counts more. The worker is called HOST:PORT then, with this host's name in place of a loopback address. If the engine
+comes back with other settings they are taken.
 
-With --source mooncake it is no engine's shim but a shared store's: it passes on what a Mooncake master says of its objects, for indexers to know
-without asking. It needs --engine and --master alone.`,
-		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker w1 --model llama --block-size 16
+With --source mooncake it is no engine's shim but a shared store's: it passes on what a Mooncake master says of its
+objects, for indexers to know without asking. It needs --engine and --master alone.`,
+		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker w1 ` +
+			`--model llama --block-size 16
   worker-shim run --engine-http http://127.0.0.1:8000
   worker-shim run --source mooncake --engine tcp://mooncake:5557 --master mooncake:9003`,
 		Args: cobra.NoArgs,
@@ -102,17 +106,22 @@ without asking. It needs --engine and --master alone.`,
 	r.nats = cli.NATSFlags(f, false)
 	f.StringVar(&r.namespace, "namespace", "default", "namespace of the indexer")
 	f.StringVar(&r.engine, "engine", "",
-		"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq the folder of file discovery, DYN_FILE_KV")
+		"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or "+
+			"ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq the folder of file discovery, DYN_FILE_KV")
 	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats",
 		"of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
 	f.StringVar(&r.engineSnapshot, "engine-snapshot", "",
-		"where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, or --replay's endpoint again")
+		"where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, "+
+			"or --replay's endpoint again")
 	f.StringVar(&r.source, "source", "auto",
-		"how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, ndjson, dynamo-nats or dynamo-zmq; mooncake is no engine but a shared store's master, with --master; see docs/l3.md")
+		"how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, "+
+			"ndjson, dynamo-nats or dynamo-zmq; mooncake is no engine but a shared store's master, with --master; "+
+			"see docs/l3.md")
 	f.StringVar(&r.master, "master", "", "of mooncake: HOST:PORT of the master's HTTP, as workers register it")
-	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this; of dynamo-zmq only publishers whose NAMESPACE.COMPONENT.ENDPOINT does")
+	f.StringVar(&r.topic, "topic", "", "hear only messages whose topic begins with this; of dynamo-zmq only publishers "+
+		"whose NAMESPACE.COMPONENT.ENDPOINT does")
 	f.StringVar(&r.instance, "worker", "", "the worker's name: what routers address (required)")
 	cli.Renamed(f, map[string]string{"instance": "worker"})
 	f.Uint32Var(&r.rank, "rank", 0, "data-parallel rank, the first one if there are several")
@@ -126,7 +135,8 @@ without asking. It needs --engine and --master alone.`,
 	f.DurationVar(&r.idleCheck, "idle-check", 30*time.Second,
 		"after how long a silence the replay endpoint is asked whether anything was missed")
 	f.DurationVar(&r.claimWait, "claim-wait", 45*time.Second,
-		"how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor may take to stop")
+		"how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor "+
+			"may take to stop")
 	f.DurationVar(&r.silence, "silence", 30*time.Second,
 		"after how long a connection on which nothing came is remarked upon")
 	f.DurationVar(&r.lease, "lease", registry.DefaultLease,
@@ -135,14 +145,19 @@ without asking. It needs --engine and --master alone.`,
 		"JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
 	r.worker = cli.AddWorkerFlags(f, "serving-endpoint")
 	f.StringVar(&r.kvGroups, "kv-groups", "",
-		"of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if a draft model has the last block of a hit computed anew; as in full,chunked:8192. The default is what --l3-config says")
+		"of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, "+
+			"mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if a draft model has the last block of a hit "+
+			"computed anew; as in full,chunked:8192. The default is what --l3-config says")
 	f.StringVar(&r.onUnreadable, "on-unreadable", unreadablePass,
-		"what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to hold, since it may have told of removals)")
+		"what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to "+
+			"hold, since it may have told of removals)")
 	f.StringVar(&r.engineHTTP, "engine-http", "",
-		"http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, block size, room in blocks (SGLang; vLLM from 0.32 on)")
+		"http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, "+
+			"block size, room in blocks (SGLang; vLLM from 0.32 on)")
 	f.StringVar(&r.engineHTTPToken, "engine-http-token-file", "", "file with the API key that the engine wants")
 	f.StringVar(&r.onRefused, "on-engine-refused", "clear",
-		"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and what it had in device and host memory is cleared) or keep (a proxy may refuse)")
+		"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and "+
+			"what it had in device and host memory is cleared) or keep (a proxy may refuse)")
 	f.DurationVar(&r.silentAfter, "engine-silent-after", 10*time.Second,
 		"after how long without a sign of life the engine counts as silent, which is said and clears nothing")
 	f.DurationVar(&r.goneAfter, "engine-gone-after", 0,
@@ -223,7 +238,8 @@ func (r *running) check() error {
 		r.checkFleet(&wrong)
 	} else {
 		_, err := events.EngineOf(r.source)
-		wrong.when(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, dynamo-zmq, mooncake", r.source)
+		wrong.when(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, dynamo-zmq, mooncake",
+			r.source)
 	}
 	wrong.when(r.master != "", "--master is for --source %s", sourceMooncake)
 	wrong.when(r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == ""),

@@ -84,7 +84,8 @@ func wrongBlockSize(got uint32, model string) string {
 	if got > 0 {
 		size = fmt.Sprint(got)
 	}
-	return fmt.Sprintf("stop this shim and start it with --block-size %s; if it then says that the model has another size: indexer forget --model %s", size, model)
+	return fmt.Sprintf("stop this shim and start it with --block-size %s; if it then says that the model has another "+
+		"size: indexer forget --model %s", size, model)
 }
 
 func (w *watcher) logFailed(err error) {
@@ -169,7 +170,8 @@ func (w *watcher) stateChanged(s shim.State) {
 }
 
 // hungAdvice is what to do about an engine that was there and does not answer any more.
-const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, its log), and whether its host can be reached; restart it if it does not go on"
+const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, its log), " +
+	"and whether its host can be reached; restart it if it does not go on"
 
 // stepped logs losses, new incarnations and the log's return when their counts grow.
 func (w *watcher) stepped(c shim.Counts, queued int) {
@@ -250,14 +252,16 @@ type endpoint struct {
 
 var (
 	eventEndpoint = endpoint{
-		is:     "--engine is the endpoint in the engine's --kv-events-config",
-		nobody: "see that the engine runs, publishes events, and binds this port; an engine whose endpoint names a host dials out, which needs --listen",
-		other:  `"ROUTER"`, mixed: "the engine's replay endpoint, perhaps: --engine and --replay exchanged",
+		is: "--engine is the endpoint in the engine's --kv-events-config",
+		nobody: "see that the engine runs, publishes events, and binds this port; " +
+			"an engine whose endpoint names a host dials out, which needs --listen",
+		other: `"ROUTER"`, mixed: "the engine's replay endpoint, perhaps: --engine and --replay exchanged",
 	}
 	replayEndpoint = endpoint{
-		is:     "--replay is the replay_endpoint in the engine's --kv-events-config",
-		nobody: "see that the engine runs and has a replay_endpoint with this port in its --kv-events-config; if it has none, leave --replay out",
-		other:  `PUB"`, mixed: "the engine's event publisher, perhaps: --engine and --replay exchanged",
+		is: "--replay is the replay_endpoint in the engine's --kv-events-config",
+		nobody: "see that the engine runs and has a replay_endpoint with this port in its --kv-events-config; " +
+			"if it has none, leave --replay out",
+		other: `PUB"`, mixed: "the engine's event publisher, perhaps: --engine and --replay exchanged",
 	}
 )
 
@@ -269,7 +273,8 @@ func (w *watcher) advice(err error, to endpoint, known *atomic.Bool) string {
 	case errors.Is(err, zmtp.ErrSilent):
 		return "the engine answered there before and does not any more: " + hungAdvice
 	case zmtp.Refuses(err):
-		return "the engine answered there before and nothing listens now: it has ended, or starts again; it is connected as soon as it is back"
+		return "the engine answered there before and nothing listens now: it has ended, or starts again; " +
+			"it is connected as soon as it is back"
 	}
 	return advice(err, to)
 }

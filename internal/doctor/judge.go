@@ -35,7 +35,8 @@ func judgeNATS(f *Facts) (list []Finding) {
 			"start `indexer serve --data DIR`, or nats-server -js, there; or " + natsFlag}
 		if errors.Is(err, jetstream.ErrDenied) {
 			found.What, found.Remedy = "NATS refuses this user",
-				"give --nats-creds, --nats-nkey, or --nats-user with NATS_PASSWORD; indexer auth example prints what each user needs"
+				"give --nats-creds, --nats-nkey, or --nats-user with NATS_PASSWORD; "+
+					"indexer auth example prints what each user needs"
 		}
 		return []Finding{found}
 	}
@@ -43,8 +44,8 @@ func judgeNATS(f *Facts) (list []Finding) {
 	if s.MaxPayload < jetstream.MessageRoom {
 		list = append(list, Finding{Error, "", s.Name, "messages have no room for an indexer's snapshots",
 			fmt.Sprintf("max_payload is %d bytes, an indexer needs %d", s.MaxPayload, jetstream.MessageRoom),
-			fmt.Sprintf("set max_payload: %d or more in the configuration of each NATS server (1048576 is its default), and reload",
-				jetstream.MessageRoom)})
+			fmt.Sprintf("set max_payload: %d or more in the configuration of each NATS server "+
+				"(1048576 is its default), and reload", jetstream.MessageRoom)})
 	}
 	if s.RoundTrip > farAway {
 		list = append(list, Finding{Warning, "", s.Name, "NATS is far away from this host",
@@ -70,7 +71,8 @@ func judgeJetStream(f *Facts) (list []Finding) {
 		list = append(list, Finding{Warning, "", where, "NATS has no atomic batches",
 			fmt.Sprintf("nats-server %s has API level %d, batches begin with %d", f.Server.Version, a.Level,
 				jetstream.BatchLevel),
-			"run nats-server 2.12 or later on all servers, then restart shims and indexers: events are published one by one till then"})
+			"run nats-server 2.12 or later on all servers, then restart shims and indexers: " +
+				"events are published one by one till then"})
 	}
 	if a.MaxStorage > 0 && float64(a.Storage) >= nearlyAll*float64(a.MaxStorage) {
 		severity := Warning
@@ -325,14 +327,16 @@ func judgeWorkers(f *Facts) (list []Finding) {
 		switch w.Engine {
 		case api.EngineSilent:
 			found(Error, "the engine does not answer its shim", since+w.EngineWhy+"; "+blocks,
-				"see whether its process hangs, and restart it; worker-shim run --engine-gone-after 1m has such an engine cleared by itself")
+				"see whether its process hangs, and restart it; worker-shim run --engine-gone-after 1m "+
+					"has such an engine cleared by itself")
 		case api.EngineGone:
 			found(Warning, "the engine has ended", since+w.EngineWhy,
 				"start it again, or stop its worker-shim too")
 		}
 		if w.Engine == api.EngineConnected && w.Lease != nil && w.Stored == 0 && w.Blocks == (api.TierCounts{}) {
 			found(Warning, "the engine is connected and has announced no block", "no stored event since it began",
-				`send it a prompt longer than a block; if nothing comes: vllm serve --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq"}' `+
+				`send it a prompt longer than a block; if nothing comes: vllm serve --kv-events-config `+
+					`'{"enable_kv_cache_events":true,"publisher":"zmq"}' `+
 					"with prefix caching on, for SGLang without --disable-radix-cache; and worker-shim run without --topic")
 		}
 		if w.Record != nil && w.Record.State == api.WorkerIncomplete {
@@ -424,8 +428,8 @@ func sampleName(c *hicache.Config) (string, error) {
 	return fmt.Sprintf("%s %x", c.Identity(), names), err
 }
 
-const hashRemedy = "start all engines of the model with one PYTHONHASHSEED, one --prefix-caching-hash-algo and one release, and say so in " +
-	"worker-shim run --l3-config (hash_seed, hash_algo, engine_version)"
+const hashRemedy = "start all engines of the model with one PYTHONHASHSEED, one --prefix-caching-hash-algo and " +
+	"one release, and say so in worker-shim run --l3-config (hash_seed, hash_algo, engine_version)"
 
 // naming says on what names in a store depend.
 func naming(c *hicache.Config) string {
@@ -484,7 +488,8 @@ func judgeShim(s *control.Shim) (list []Finding) {
 			w.Why), w.Do)
 	}
 	if !s.Replay {
-		found(Warning, "the shim has no replay endpoint: what the engine said before is not known, and each gap clears the rank",
+		found(Warning, "the shim has no replay endpoint: what the engine said before is not known, "+
+			"and each gap clears the rank",
 			fmt.Sprint(s), `start the engine with "replay_endpoint":"tcp://*:5657" in --kv-events-config, and give `+
 				"worker-shim run --replay tcp://HOST:5657")
 	}
@@ -508,8 +513,8 @@ func judgeShim(s *control.Shim) (list []Finding) {
 		}
 		remedy := "see worker-shim's log, and docs/engines for what this release of the engine lacks"
 		if h.Skipped[events.SkipBlockSize.String()] > 0 {
-			remedy = "stop the shim and start it with --block-size N, the size of the engine's blocks; if it then says that the " +
-				"model has another size: indexer forget --model MODEL"
+			remedy = "stop the shim and start it with --block-size N, the size of the engine's blocks; " +
+				"if it then says that the model has another size: indexer forget --model MODEL"
 		}
 		found(Error, "events of the engine are passed over", strings.Join(said, ", "), remedy)
 	}
@@ -519,8 +524,10 @@ func judgeShim(s *control.Shim) (list []Finding) {
 			`raise "buffer_steps" (and "hwm") in the engine's --kv-events-config, and give worker-shim run --replay`)
 	}
 	if h.JoinedLate > 0 {
-		found(Warning, "the engine had spoken before its shim came, and could not say it again", plural(int(h.JoinedLate), "time"),
-			`start the shim before the engine; raise "buffer_steps" in --kv-events-config; or empty the engine's cache: POST /reset_prefix_cache`)
+		found(Warning, "the engine had spoken before its shim came, and could not say it again",
+			plural(int(h.JoinedLate), "time"),
+			`start the shim before the engine; raise "buffer_steps" in --kv-events-config; `+
+				`or empty the engine's cache: POST /reset_prefix_cache`)
 	}
 	return list
 }
@@ -552,8 +559,8 @@ func judgeEngines(f *Facts) (list []Finding) {
 		if said.BlockSize != 0 && said.BlockSize != e.BlockSize {
 			found(Error, "the engine's blocks have another size than its shim says",
 				fmt.Sprintf("%s %s has %d tokens, the shim %d", said.Kind, said.Version, said.BlockSize, e.BlockSize),
-				fmt.Sprintf("start worker-shim run with --block-size %d, or without: --engine-http learns it; then indexer forget --model %s if it refuses",
-					said.BlockSize, e.Model))
+				fmt.Sprintf("start worker-shim run with --block-size %d, or without: --engine-http learns it; "+
+					"then indexer forget --model %s if it refuses", said.BlockSize, e.Model))
 		}
 		if said.Model != "" && said.Model != e.Model {
 			found(Warning, "the engine serves the model under another name", fmt.Sprintf("the engine says %q, the shim %q",
@@ -610,7 +617,8 @@ func judgeTokenizers(f *Facts) (list []Finding) {
 		if t.Error != "" {
 			list = append(list, Finding{Error, "", "model " + t.Model,
 				"texts are not tokenized: requests that bring text find nothing", t.Error,
-				"mend the model's entry in the file of indexer serve --tokenizers; indexer tokenizer check compares it with the engine"})
+				"mend the model's entry in the file of indexer serve --tokenizers; " +
+					"indexer tokenizer check compares it with the engine"})
 		}
 	}
 	return list
