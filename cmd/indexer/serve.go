@@ -275,6 +275,12 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer s.Conn.Close()
 	s.Version, s.HTTPToken, s.HTTPTLS = cli.Version(), s.security.Token, s.security.TLS
+	s.Ready = func() {
+		if err := cli.NotifyReady(); err != nil {
+			log.Warn("the service manager does not hear that this node is ready", "error", err, "what_to_do",
+				"see that the unit has Type=notify, and that nothing else sets NOTIFY_SOCKET")
+		}
+	}
 	node, err := server.New(ctx, s.Settings, log)
 	if err != nil {
 		return err

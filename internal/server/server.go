@@ -92,6 +92,8 @@ type Settings struct {
 
 	HTTPToken []byte // that requests over HTTP and gRPC must bring; nil: none
 	HTTPTLS   *tls.Config
+
+	Ready func() // called once, by Run, when the node answers; nil: nothing is
 }
 
 // Defaults of the room for queries.
@@ -287,6 +289,9 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		if err = service.serveQueries(); err == nil {
 			s.log.Info("ready", "namespace", s.Namespace, "partitions", s.ns.Partitions())
+			if s.Ready != nil {
+				s.Ready()
+			}
 			err = s.drain(ctx, left, service)
 		}
 	case <-ctx.Done():

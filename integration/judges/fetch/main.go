@@ -1,8 +1,8 @@
 // Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
 // that are read and not installed, the libraries that Mooncake's programs load, Debian's Prometheus, and Dynamo's
 // worker selector, built with cargo. All of it but Prometheus is pinned, and not installed on the machine. Only
-// Chromium is: where there is none, apt-get installs Debian's, for which this runs as root. `make judges` runs it
-// before the tests.
+// Chromium and systemd-analyze are: where there is none, apt-get installs Debian's, for which this runs as root. `make
+// judges` runs it before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -61,7 +61,11 @@ func fetch(progress io.Writer) error {
 	if err := step("Prometheus", func() error { return pyenv.FetchPrometheus(progress) }); err != nil {
 		return err
 	}
-	if err := step("Chromium", func() error { return install(progress, "chromium") }); err != nil {
+	if err := step("Chromium", func() error { return install(progress, "chromium", "chromium") }); err != nil {
+		return err
+	}
+	err = step("systemd-analyze", func() error { return install(progress, "systemd-analyze", "systemd") })
+	if err != nil {
 		return err
 	}
 	return step("Dynamo's worker selector (a minute or two at first)", func() error {
@@ -69,17 +73,17 @@ func fetch(progress io.Writer) error {
 	})
 }
 
-// install installs a program, from the package of its name, unless there is one.
-func install(progress io.Writer, name string) error {
+// install installs a package of Debian unless there is a program that it has.
+func install(progress io.Writer, name, pkg string) error {
 	if _, err := exec.LookPath(name); err == nil {
 		return nil
 	}
-	for _, args := range [][]string{{"update"}, {"install", "-y", "--no-install-recommends", name}} {
+	for _, args := range [][]string{{"update"}, {"install", "-y", "--no-install-recommends", pkg}} {
 		c := exec.Command("apt-get", args...)
 		c.Stdout, c.Stderr = progress, progress
 		if err := c.Run(); err != nil {
 			return fmt.Errorf("apt-get %s (install %s yourself if this is not Debian, or you are not root): %w",
-				args[0], name, err)
+				args[0], pkg, err)
 		}
 	}
 	return nil

@@ -1,0 +1,128 @@
+package integration
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+// execStart is the program of a unit of deploy/systemd, and its arguments.
+func execStart(t *testing.T, unit string) (program string, args []string) {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^ExecStart=/usr/local/bin/(\S+) (.*)$`).FindStringSubmatch(
+		readFile(t, filepath.Join("../deploy/systemd", unit)))
+	if m == nil {
+		t.Fatalf("%s starts no program of /usr/local/bin", unit)
+	}
+	return m[1], strings.Fields(m[2])
+}
+
+// TestUnitSettings: the flags of the units are flags of what they start, and what their files of settings name, in
+// comments too, are its settings.
+func TestUnitSettings(t *testing.T) {
+	t.Parallel()
+	assigned := regexp.MustCompile(`(?m)(?:^#?|=| )((?:KVATLAS|NATS)_[A-Z0-9_]+)=`)
+	for unit, files := range map[string][]string{
+		"kvatlas-indexer.service":      {"indexer.env", "secrets.conf"},
+		"kvatlas-worker-shim@.service": {"worker-shim.env"},
+	} {
+		name, args := execStart(t, unit)
+		r := harness.Run(t, name, append(slices.Clone(args), "--help")...)
+		if r.Code != 0 {
+			t.Fatalf("%s: %+v", unit, r)
+		}
+		has := func(flag string) bool { return strings.Contains(r.Stdout, " --"+flag+" ") }
+		for _, arg := range args[1:] {
+			if flag, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "="); !has(flag) {
+				t.Errorf("%s has %s, which %s has not", unit, arg, name)
+			}
+		}
+		seen := 0
+		for _, file := range files {
+			for _, m := range assigned.FindAllStringSubmatch(readFile(t, filepath.Join("../deploy/systemd", file)), -1) {
+				flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(m[1], "KVATLAS_"), "_", "-"))
+				for natural, variable := range cli.NATSNames {
+					if variable == m[1] {
+						flag = natural
+					}
+				}
+				if seen++; !has(flag) {
+					t.Errorf("%s sets %s, and %s has no --%s", file, m[1], name, flag)
+				}
+			}
+		}
+		if seen < 8 {
+			t.Errorf("only %d settings were found in %q: the pattern has become too narrow", seen, files)
+		}
+	}
+}
+
+// TestUnitsRun starts the programs as the units have them, with their files of settings, addresses aside. The indexer
+// says that it is ready when it is, as Type=notify asks for, and keeps its data in its working directory.
+func TestUnitsRun(t *testing.T) {
+	t.Parallel()
+	env, err := exec.LookPath("env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "unit") // whose path is short: that of a socket has at most 104 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	start := func(unit, file string, settings ...string) *harness.Process {
+		name, args := execStart(t, unit)
+		words := []string{"-C", dir}
+		words = append(words, commands(readFile(t, filepath.Join("../deploy/systemd", file)), "")...)
+		words = append(words, settings...)
+		return harness.Start(t, env, append(append(words, harness.Program(t, name)), args...)...)
+	}
+	socket := filepath.Join(dir, "notify")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer manager.Close()
+	x := start("kvatlas-indexer.service", "indexer.env", "NOTIFY_SOCKET="+socket, "KVATLAS_NATS_LISTEN=127.0.0.1:0",
+		"KVATLAS_HTTP_LISTEN=127.0.0.1:0")
+	nats, http_ := x.WaitFor(`in this process" listen=(\S+)`)[1], x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+	if err := manager.SetReadDeadline(time.Now().Add(harness.Patience)); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 100)
+	if n, err := manager.Read(said); err != nil || string(said[:n]) != "READY=1" {
+		t.Fatalf("the service manager hears %q, %v", said[:n], err)
+	}
+	res, err := http.Get("http://" + http_ + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Body.Close(); res.StatusCode != http.StatusOK {
+		t.Errorf("the indexer has said that it is ready, and /readyz says %s", res.Status)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "kvatlas-data")); err != nil {
+		t.Error(err)
+	}
+
+	engine, replay := "tcp://"+loopback.Reserve(t), "tcp://"+loopback.Reserve(t)
+	harness.Start(t, "worker-shim", "simulate", "--endpoint", engine, "--replay", replay).WaitFor(`endpoint=`)
+	shim := start("kvatlas-worker-shim@.service", "worker-shim.env", "KVATLAS_ENGINE="+engine,
+		"KVATLAS_REPLAY="+replay, "NATS_URL="+nats)
+	harness.Eventually(t, "the shim's worker holds something", func() (bool, string) {
+		r := harness.Run(t, "indexer", "workers", "--json", "--nats", nats)
+		return r.Code == 0 && strings.Contains(r.Stdout, `"worker-1"`), r.Stdout + r.Stderr
+	})
+	shim.Stop()
+	x.Stop()
+}
