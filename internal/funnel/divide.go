@@ -68,61 +68,102 @@ func (r *Request) outcome() string {
 // prompt is a request's prompt by names.
 type prompt struct {
 	names []Name
-	plain []Name   // without its salt and LoRA; nil: it has none, or that is not known
+	plain []Name   // without its salt and LoRA; empty: it has none, or that is not known
 	bare  []Name   // the same as prompts have them that have none
 	other [][]Name // in blocks of other sizes
 	sizes []uint32 // of these
+
+	locals []events.LocalHash // these two are of one use
+	seq    []events.SeqHash
 }
 
 // prompt makes the names of a request's blocks; those without a salt too, if any prompt has one.
-func (r *Request) prompt(salted bool) (p prompt) {
-	in := space(r.Model, r.BlockSize)
-	names := func(in uint64, size uint32, of events.Space) []Name {
-		hasher, err := events.NewHasher(size, of)
-		if err != nil {
-			return nil
-		}
-		return appendNames(nil, in, events.SeqHashes(nil, hasher.Hash(nil, r.Tokens)))
-	}
+func (r *Request) prompt(salted bool) *prompt {
+	p := new(prompt)
+	p.read(r, salted)
+	return p
+}
+
+// read is Request.prompt into memory that was used before.
+func (p *prompt) read(r *Request, salted bool) {
+	p.names, p.plain, p.bare, p.other, p.sizes = p.names[:0], p.plain[:0], p.bare[:0], p.other[:0], p.sizes[:0]
 	if r.Tokens == nil {
-		locals := make([]events.LocalHash, len(r.Hashes))
-		for i, h := range r.Hashes {
-			locals[i] = events.LocalHash(h)
+		p.locals = p.locals[:0]
+		for _, h := range r.Hashes {
+			p.locals = append(p.locals, events.LocalHash(h))
 		}
-		p.names = appendNames(nil, in, events.SeqHashes(nil, locals))
-		return p
+		p.names = p.appendNames(p.names, r.Model, r.BlockSize)
+		return
 	}
-	p.names = names(in, r.BlockSize, r.Space)
+	p.names = p.hash(p.names, r, r.BlockSize, r.Space)
 	bare := p.names
 	if r.Space != (events.Space{}) {
-		bare = names(in, r.BlockSize, events.Space{})
-		p.bare = bare
+		p.bare = p.hash(p.bare, r, r.BlockSize, events.Space{})
+		bare = p.bare
 	}
-	if salted || p.bare != nil {
+	if salted || r.Space != (events.Space{}) {
 		for _, n := range bare {
 			p.plain = append(p.plain, n^plain)
 		}
 	}
 	for _, size := range r.BlockSizes {
 		if size != r.BlockSize {
-			p.other = append(p.other, names(space(r.Model, size), size, r.Space))
+			p.other = append(p.other, p.hash(nil, r, size, r.Space))
 			p.sizes = append(p.sizes, size)
 		}
 	}
-	return p
 }
 
-// lookup is what is known of a block.
-type lookup func(Name) (api.BlockPast, bool)
+// hash appends the names of a request's tokens in blocks of a size.
+func (p *prompt) hash(names []Name, r *Request, size uint32, in events.Space) []Name {
+	hasher, err := events.NewHasher(size, in)
+	if err != nil {
+		return names
+	}
+	p.locals = hasher.Hash(p.locals[:0], r.Tokens)
+	return p.appendNames(names, r.Model, size)
+}
+
+// appendNames appends those of p.locals.
+func (p *prompt) appendNames(names []Name, model string, size uint32) []Name {
+	p.seq = events.SeqHashes(p.seq[:0], p.locals)
+	in := space(model, size)
+	for _, s := range p.seq {
+		names = append(names, Name(uint64(s)^in))
+	}
+	return names
+}
+
+// known is what is remembered of blocks, here and by other nodes.
+type known struct {
+	history *History
+	others  map[Name]api.BlockPast
+}
+
+func (k known) of(n Name) (api.BlockPast, bool) {
+	a, here := k.history.Of(n)
+	b, there := k.others[n]
+	return join(a, b), here || there
+}
 
 // seen is how many of the first blocks were asked for or stored before some moment.
-func (of lookup) seen(names []Name, before int64) int {
+func (k known) seen(names []Name, before int64) int {
 	for i := len(names) - 1; i >= 0; i-- {
-		if p, ok := of(names[i]); ok && (p.Asked != 0 && p.Asked <= before || p.Stored != 0 && p.Stored < before) {
+		p, _ := k.history.blocks.get(uint64(names[i]))
+		if earlier(p.asked, p.stored, before) {
 			return i + 1
+		}
+		if len(k.others) > 0 {
+			if p := k.others[names[i]]; earlier(p.Asked, p.Stored, before) {
+				return i + 1
+			}
 		}
 	}
 	return 0
+}
+
+func earlier(asked, stored, before int64) bool {
+	return asked != 0 && asked <= before || stored != 0 && stored < before
 }
 
 // loss is what a cause has lost of one request.
@@ -156,8 +197,8 @@ func (s *share) lose(l loss) {
 }
 
 // divide says where a request's tokens are lost. elsewhere reports whether what a worker has stored since some time
-// begins with nothing that was asked for; from is since when nothing is forgotten.
-func divide(r *Request, p *prompt, of lookup, from int64, elsewhere func(events.WorkerID, int64) bool) (s share) {
+// begins with nothing that was asked for.
+func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int64) bool) (s share) {
 	now, size := r.At.UnixMicro(), uint64(r.BlockSize)
 	whole := uint64(len(p.names)) * size
 	s.asked = max(r.ISL, uint64(len(r.Tokens)), whole)
@@ -166,16 +207,16 @@ func divide(r *Request, p *prompt, of lookup, from int64, elsewhere func(events.
 		return s
 	}
 	held := min(int(r.Held), len(p.names))
-	seen := max(of.seen(p.names, now), held)
+	seen := max(k.seen(p.names, now), held)
 	s.seen, s.held = uint64(seen)*size, uint64(held)*size
 
 	// from asked to seen
 	otherSpace, otherSize := s.seen, s.seen
 	for _, list := range [][]Name{p.plain, p.bare} {
-		otherSpace = max(otherSpace, uint64(of.seen(list, now))*size)
+		otherSpace = max(otherSpace, uint64(k.seen(list, now))*size)
 	}
 	for i, list := range p.other {
-		otherSize = max(otherSize, min(whole, uint64(of.seen(list, now))*uint64(p.sizes[i])))
+		otherSize = max(otherSize, min(whole, uint64(k.seen(list, now))*uint64(p.sizes[i])))
 	}
 	s.lose(loss{step: api.StepSeen, cause: api.CauseOtherSpace, tokens: otherSpace - s.seen})
 	if otherSize > otherSpace {
@@ -187,8 +228,8 @@ func divide(r *Request, p *prompt, of lookup, from int64, elsewhere func(events.
 	// from seen to held
 	last := loss{step: api.StepHeld, tokens: size}
 	for i := held; i < seen; i++ {
-		b, known := of(p.names[i])
-		last = lostBlock(r, i, b, known, last, from)
+		b, known := k.of(p.names[i])
+		last = lostBlock(r, i, b, known, last, k.history.from)
 		if i == 0 && last.cause == api.CauseNeverStored && b.Sent != "" && elsewhere(b.Sent, b.SentAt) {
 			last.cause, last.worker = api.CauseTokens, b.Sent
 		}

@@ -2,6 +2,7 @@ package funnel
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -80,7 +81,7 @@ type Tracker struct {
 	queue chan item
 
 	unread              atomic.Int64 // bytes
-	second, inSecond    atomic.Int64
+	recorded            atomic.Int64 // Unix nanoseconds: when what is recorded has taken its time
 	dropped, eventsLost atomic.Uint64
 	forgotten, unheard  atomic.Uint64
 	reading             budget // of who calls Applying
@@ -90,7 +91,8 @@ type Tracker struct {
 	sums    Buckets
 	began   time.Time
 
-	pending map[string]*pending // Run's alone
+	prompts [maxBatch]prompt // Run's alone, like what follows
+	pending map[string]*pending
 	order   []string
 	names   int
 	sizes   map[string]*blockSizes // by model
@@ -140,17 +142,25 @@ func New(cfg Config) *Tracker {
 		began: now, reading: budget{maxUnread, now}, pending: map[string]*pending{}, sizes: map[string]*blockSizes{}}
 }
 
-// Record takes a request that was answered. It waits for nothing.
+// Admit reports whether a request with a prompt of so many blocks is to be recorded now, and counts it if not. It is
+// what Record is asked before, so that what is left out costs nothing: a token bucket (GCRA) of a second.
+func (t *Tracker) Admit(blocks int, now time.Time) bool {
+	for {
+		was := t.recorded.Load()
+		from := max(was, now.Add(-time.Second).UnixNano())
+		if from > now.UnixNano() {
+			t.dropped.Add(1)
+			return false
+		}
+		cost := int64(1+blocks) * int64(time.Second) / int64(t.cfg.MaxRate)
+		if t.recorded.CompareAndSwap(was, from+cost) {
+			return true
+		}
+	}
+}
+
+// Record takes a request that was answered, and admitted. It waits for nothing.
 func (t *Tracker) Record(r *Request) {
-	second := r.At.Unix()
-	if was := t.second.Load(); was != second && t.second.CompareAndSwap(was, second) {
-		t.inSecond.Store(0)
-	}
-	blocks := 1 + max(len(r.Tokens)/int(max(1, r.BlockSize)), len(r.Hashes))
-	if t.inSecond.Add(int64(blocks)) > int64(t.cfg.MaxRate) {
-		t.dropped.Add(1)
-		return
-	}
 	select {
 	case t.queue <- item{request: r}:
 	default:
@@ -318,22 +328,24 @@ func (t *Tracker) divide(ctx context.Context, batch []*Request) {
 		return
 	}
 	t.learnSizes(ctx, batch)
-	prompts := make([]prompt, len(batch))
 	var ask []Name
 	for i, r := range batch {
 		t.history.salted = t.history.salted || r.Space != (events.Space{})
-		prompts[i] = r.prompt(t.history.salted)
+		p := &t.prompts[i]
+		p.read(r, t.history.salted)
 		if t.cfg.Peers != nil {
-			ask = append(ask, prompts[i].names[min(int(r.Held), len(prompts[i].names)):]...)
-			ask = append(append(ask, prompts[i].plain...), prompts[i].bare...)
-			for _, list := range prompts[i].other {
+			ask = append(ask, p.names[min(int(r.Held), len(p.names)):]...)
+			ask = append(append(ask, p.plain...), p.bare...)
+			for _, list := range p.other {
 				ask = append(ask, list...)
 			}
 		}
+		runtime.Gosched() // answers go first
 	}
 	others := t.others(ctx, ask, api.BlockHistoryRequest{})
 	for i, r := range batch {
-		t.record(ctx, r, &prompts[i], others)
+		t.record(ctx, r, &t.prompts[i], others)
+		runtime.Gosched()
 	}
 }
 
@@ -415,31 +427,26 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	var question events.WorkerID // a worker of which it is asked what it has stored
 	var since int64
 	t.mu.Lock()
-	of := func(n Name) (api.BlockPast, bool) {
-		a, here := t.history.Of(n)
-		b, there := others.blocks[n]
-		return join(a, b), here || there
-	}
-	from := t.history.from
-	part := divide(r, p, of, from, func(w events.WorkerID, at int64) bool {
+	k := known{t.history, others.blocks}
+	part := divide(r, p, k, func(w events.WorkerID, at int64) bool {
 		question, since = w, at
 		return false
 	})
 	t.mu.Unlock()
 	if question != "" && t.strayed(ctx, question, since) {
 		t.mu.Lock()
-		part = divide(r, p, of, from, func(events.WorkerID, int64) bool { return true })
+		part = divide(r, p, k, func(events.WorkerID, int64) bool { return true })
 		t.mu.Unlock()
 	}
 	now := r.At.UnixMicro()
 	t.mu.Lock()
-	known := t.sums.add(r, &part)
+	counted := t.sums.add(r, &part)
 	t.history.Asked(p.names, int(r.Held), r.Worker, now)
 	if r.Space != (events.Space{}) {
 		t.history.Asked(p.plain, 0, "", now)
 	}
 	t.mu.Unlock()
-	if !known {
+	if !counted {
 		t.dropped.Add(1)
 		return
 	}
@@ -452,7 +459,7 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 		selected := min(int(r.Selected), len(p.names))
 		t.await(r.ID, &pending{model: r.Model, at: r.At, size: uint64(r.BlockSize), isl: part.asked,
 			selected: part.selected, device: min(part.selected, uint64(r.Device)*uint64(r.BlockSize)), worker: r.Worker,
-			names: p.names[:selected], whole: selected == len(p.names)})
+			names: slices.Clone(p.names[:selected]), whole: selected == len(p.names)})
 	}
 }
 

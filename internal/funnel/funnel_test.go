@@ -37,7 +37,7 @@ func TestHistoryAgainstNaive(t *testing.T) {
 				locals = append(locals, events.LocalHash(rng.IntN(3)+10))
 			}
 			seq := events.SeqHashes(nil, locals)
-			names := appendNames(nil, space("m", 16), seq)
+			names := (&prompt{locals: locals}).appendNames(nil, "m", 16)
 			for i := range locals {
 				prompts[text(locals[:i+1])] = locals[:i+1]
 			}
@@ -102,7 +102,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	for i := range 1000 {
 		h.Asked([]Name{Name(i + 1)}, 0, "", int64(i+10))
 	}
-	if n := len(h.blocks.young) + len(h.blocks.old); n > 64 {
+	if n := h.blocks.young.n + h.blocks.old.n; n > 64 {
 		t.Errorf("%d blocks are remembered", n)
 	}
 	if h.blocks.lost < 1000-64 || h.from <= 5 {
@@ -179,7 +179,7 @@ func TestDivide(t *testing.T) {
 			{step: api.StepSeen, cause: api.CauseNotTokenized, tokens: 50}}}},
 	} {
 		p := c.r.prompt(false)
-		got := divide(c.r, &p, func(n Name) (api.BlockPast, bool) { x, ok := c.known[n]; return x, ok }, c.from,
+		got := divide(c.r, p, known{NewHistory(1, c.from), c.known},
 			func(events.WorkerID, int64) bool { return false })
 		if !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s:\n%+v\nwant\n%+v", c.name, got, c.want)
@@ -204,17 +204,17 @@ func TestDivideIsWhole(t *testing.T) {
 		if rng.IntN(4) > 0 {
 			r.Worker = "w"
 		}
-		known := map[Name]api.BlockPast{}
+		others := map[Name]api.BlockPast{}
 		p := r.prompt(true)
 		for _, list := range append([][]Name{p.names, p.plain, p.bare}, p.other...) {
 			for _, n := range list {
 				if rng.IntN(3) > 0 {
 					at := func() int64 { return max(0, rng.Int64N(1500)-300) }
-					known[n] = api.BlockPast{Asked: at(), Stored: at(), Last: at(), Lost: at(), Why: api.CauseCleared, Worker: "v"}
+					others[n] = api.BlockPast{Asked: at(), Stored: at(), Last: at(), Lost: at(), Why: api.CauseCleared, Worker: "v"}
 				}
 			}
 		}
-		s := divide(r, &p, func(n Name) (api.BlockPast, bool) { x, ok := known[n]; return x, ok }, 0,
+		s := divide(r, p, known{NewHistory(1, 0), others},
 			func(events.WorkerID, int64) bool { return rng.IntN(2) == 0 })
 		left := map[api.FunnelStep]uint64{api.StepSeen: s.asked - s.seen, api.StepHeld: s.seen - s.held,
 			api.StepSelected: s.held - s.selected}
@@ -267,15 +267,20 @@ func TestTrackerIsBounded(t *testing.T) {
 	tracker := New(Config{MaxRate: 10})
 	at := time.Unix(1000, 0)
 	for range 15 {
-		tracker.Record(&Request{At: at, Model: "m", BlockSize: 16})
+		if tracker.Admit(0, at) {
+			tracker.Record(&Request{At: at, Model: "m", BlockSize: 16})
+		}
 	}
 	for range 2 * maxQueue {
 		tracker.Applying([]node.Message{{Data: make([]byte, 100)}})
 	}
-	if n := tracker.dropped.Load(); n != 5 {
+	if n := tracker.dropped.Load(); n != 4 { // the one that takes what is left of a second is admitted
 		t.Errorf("%d requests were dropped", n)
 	}
-	if n := tracker.eventsLost.Load(); n != maxQueue+10 {
+	if !tracker.Admit(1000, at.Add(time.Second)) || tracker.Admit(0, at.Add(time.Minute)) {
+		t.Error("a long prompt is recorded if the second has room, and uses up the room of those behind it")
+	}
+	if n := tracker.eventsLost.Load(); n != maxQueue+11 {
 		t.Errorf("%d messages were not read", n)
 	}
 }
@@ -318,6 +323,7 @@ func BenchmarkQueue(b *testing.B) {
 	tokens := make([]uint32, 512*16)
 	b.ReportAllocs()
 	for range b.N {
+		tracker.Admit(512, time.Now())
 		tracker.Record(&Request{At: time.Now(), Model: "m", BlockSize: 16, Tokens: tokens, Held: 512})
 	}
 }

@@ -19,13 +19,6 @@ func space(model string, blockSize uint32) uint64 {
 // plain sets apart the names of prompts that have a salt or LoRA, made without these.
 const plain = 0x9e3779b97f4a7c15
 
-func appendNames(names []Name, space uint64, seq []events.SeqHash) []Name {
-	for _, s := range seq {
-		names = append(names, Name(uint64(s)^space))
-	}
-	return names
-}
-
 // past is what is remembered of a block. Times are microseconds since 1970; 0: never.
 type past struct {
 	asked, stored, last, lost int64
@@ -33,35 +26,6 @@ type past struct {
 	lostBy                    int32
 	tier                      events.Tier // that it left last
 	held                      bool        // when first asked for
-}
-
-// generations are a map of bounded size: the older of two is forgotten when the younger is full.
-type generations[K comparable, V any] struct {
-	young, old map[K]V
-	most       int // of each
-	lost       uint64
-}
-
-func (g *generations[K, V]) get(k K) (v V, ok bool) {
-	if v, ok = g.young[k]; ok {
-		return v, true
-	}
-	v, ok = g.old[k]
-	return v, ok
-}
-
-// put reports whether a generation was forgotten.
-func (g *generations[K, V]) put(k K, v V) (turned bool) {
-	if _, there := g.young[k]; !there && len(g.young) >= g.most {
-		g.lost += uint64(len(g.old))
-		g.old, g.young, turned = g.young, nil, len(g.old) > 0
-	}
-	if g.young == nil {
-		g.young = map[K]V{}
-	}
-	delete(g.old, k)
-	g.young[k] = v
-	return turned
 }
 
 // rank is what is remembered of one rank.
@@ -89,10 +53,10 @@ type sent struct {
 
 // History remembers blocks. It reads no clock; one goroutine at a time may use it.
 type History struct {
-	blocks generations[Name, past]
-	seqs   generations[uint64, events.SeqHash] // by engine hash and space
-	sent   generations[Name, sent]             // by first block
-	ranks  []rank                              // the first is nobody
+	blocks generations[past]           // by name
+	seqs   generations[events.SeqHash] // by engine hash and space
+	sent   generations[sent]           // by name of the first block
+	ranks  []rank                      // the first is nobody
 	of     map[events.RankKey]int32
 	from   int64 // nothing since then is forgotten
 	ahead  int64 // when the younger generation of blocks began
@@ -111,13 +75,16 @@ func NewHistory(blocks int, now int64) *History {
 	return h
 }
 
-func (h *History) put(n Name, p past, now int64) {
-	if h.blocks.put(n, p) {
+// block is what is remembered of a block, to be changed before the next call.
+func (h *History) block(n Name, now int64) *past {
+	p, turned := h.blocks.put(uint64(n))
+	if turned {
 		h.from = h.ahead
 	}
-	if len(h.blocks.young) == 1 {
+	if h.blocks.young.n == 1 {
 		h.ahead = now
 	}
+	return p
 }
 
 // rank is the place of a rank.
@@ -172,10 +139,8 @@ func (h *History) event(at int32, in uint64, e *events.Event, now int64) {
 	case events.Removed:
 		for _, b := range e.Blocks {
 			if seq, ok := h.seqs.get(uint64(b) ^ in); ok {
-				n := Name(uint64(seq) ^ in)
-				p, _ := h.blocks.get(n)
+				p := h.block(Name(uint64(seq)^in), now)
 				p.lost, p.lostBy, p.tier = now, at, e.Tier
-				h.put(n, p, now)
 			}
 		}
 	case events.Cleared:
@@ -207,7 +172,8 @@ func (h *History) stored(at int32, in uint64, e *events.Event, now int64) {
 	h.locals = append(h.locals, e.Locals...)
 	h.seq = events.SeqHashes(h.seq, h.locals)
 	for i, seq := range h.seq[len(h.seq)-len(e.Locals):] {
-		h.seqs.put(uint64(e.Blocks[i])^in, seq)
+		known, _ := h.seqs.put(uint64(e.Blocks[i]) ^ in)
+		*known = seq
 		n := Name(uint64(seq) ^ in)
 		h.store(n, at, now)
 		if i == 0 && !e.HasParent {
@@ -221,36 +187,34 @@ func (h *History) stored(at int32, in uint64, e *events.Event, now int64) {
 }
 
 func (h *History) store(n Name, at int32, now int64) {
-	p, _ := h.blocks.get(n)
+	p := h.block(n, now)
 	if p.stored == 0 {
 		p.stored = now
 	}
 	if p.last = now; p.by[0] != at {
 		p.by[0], p.by[1] = at, p.by[0]
 	}
-	h.put(n, p, now)
 }
 
 // Asked remembers a prompt that was asked for, of which somebody held the first blocks, and the worker that was chosen
 // for it, if one was.
 func (h *History) Asked(names []Name, held int, to events.WorkerID, now int64) {
 	for i := len(names) - 1; i >= 0; i-- { // names say all that is before them: the rest is known
-		p, _ := h.blocks.get(names[i])
+		p := h.block(names[i], now)
 		if p.asked != 0 {
-			h.put(names[i], p, now)
 			break
 		}
 		p.asked, p.held = now, i < held
-		h.put(names[i], p, now)
 	}
 	if to != "" && len(names) > 0 {
-		h.sent.put(names[0], sent{to, now})
+		last, _ := h.sent.put(uint64(names[0]))
+		*last = sent{to, now}
 	}
 }
 
 // Of is what is remembered of a block. ok is false if nothing is.
 func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
-	p, ok := h.blocks.get(n)
+	p, ok := h.blocks.get(uint64(n))
 	out = api.BlockPast{Asked: p.asked, Stored: p.stored, Last: p.last, Held: p.held}
 	if p.lost != 0 {
 		out.Lost, out.Why, out.Worker, out.Tier = p.lost, api.CauseEvicted, h.ranks[p.lostBy].key.Instance, p.tier
@@ -260,7 +224,7 @@ func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
 			out.Lost, out.Why, out.Worker, out.Tier = r.lost, r.why, r.key.Instance, events.AllTiers
 		}
 	}
-	if s, sent := h.sent.get(n); sent {
+	if s, sent := h.sent.get(uint64(n)); sent {
 		out.Sent, out.SentAt, ok = s.to, s.at, true
 	}
 	return out, ok

@@ -90,15 +90,18 @@ func (h *holders) most(is func(events.RankKey) bool) uint32 {
 	return 0
 }
 
-// recorded is a request for the funnel, without what was answered; nil if it is not one that is recorded.
+// recorded is a request for the funnel, without what was answered; nil if it is not recorded.
 func (s *Server) recorded(q *api.Query, blockSize uint32) *funnel.Request {
 	if q.EngineHashes != nil || q.Hashed != nil || q.Partitions != nil || blockSize == 0 {
 		return nil
 	}
-	r := &funnel.Request{At: time.Now(), Model: q.Model, BlockSize: blockSize, Tokens: q.Tokens,
+	now := time.Now()
+	if !s.funnel.Admit(max(len(q.Tokens)/int(blockSize), len(q.Hashes)), now) {
+		return nil
+	}
+	return &funnel.Request{At: now, Model: q.Model, BlockSize: blockSize, Tokens: q.Tokens,
 		Space: events.Space{LoRA: q.LoRA, Salt: q.CacheSalt}, Hashes: q.Hashes,
 		Restricted: q.Workers != nil || q.Ranks != nil || q.Endpoints != nil}
-	return r
 }
 
 // asked records a query that was answered. Explanations are for people.

@@ -1,0 +1,47 @@
+package funnel
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// TestGenerations compares the table with two Go maps, over keys of which many lie next to each other, as engines that
+// count their blocks have them, and over all sizes of a generation.
+func TestGenerations(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 5))
+	for most := 1; most < 200; most++ {
+		g := generations[int]{most: most}
+		young, old, lost := map[uint64]int{}, map[uint64]int{}, uint64(0)
+		for range 10 * most {
+			k := rng.Uint64N(uint64(4 * most)) // 0 is one of them
+			if rng.IntN(8) == 0 {
+				k = rng.Uint64()
+			}
+			want, known := young[k]
+			if !known {
+				want, known = old[k]
+			}
+			if got, ok := g.get(k); got != want || ok != known {
+				t.Fatalf("%d of %d is %d, %v; want %d, %v", k, most, got, ok, want, known)
+			}
+			if rng.IntN(2) == 0 {
+				continue
+			}
+			wantTurned := false
+			if _, there := young[k]; !there && len(young) == most {
+				delete(old, k)
+				lost += uint64(len(old))
+				wantTurned = len(old) > 0 || known
+				old, young = young, map[uint64]int{}
+			}
+			delete(old, k)
+			v, turned := g.put(k)
+			if *v != want || turned != wantTurned || g.lost != lost {
+				t.Fatalf("%d of %d is %d, turned %v, lost %d; want %d, %v, %d", k, most, *v, turned, g.lost, want,
+					wantTurned, lost)
+			}
+			*v++
+			young[k] = want + 1
+		}
+	}
+}
