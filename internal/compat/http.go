@@ -2,6 +2,7 @@ package compat
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -93,9 +94,38 @@ type request struct {
 
 // media are the multimodal items that touch a block.
 type media struct {
-	Objects []struct {
-		Hash MediaHash `json:"mm_hash"`
-	} `json:"mm_objects"`
+	Objects []MediaObject `json:"mm_objects"`
+}
+
+// MediaObject is an item of a block, as Dynamo has it.
+type MediaObject struct {
+	Hash MediaHash `json:"mm_hash"`
+
+	// Offsets are where its tokens are, from one on and up to another, counted from the block's first one. What they are
+	// not is as if they were not there.
+	Offsets json.RawMessage `json:"offsets"`
+}
+
+// BlockMedia are a block's items as they are hashed: one item is hashed by itself; of several each place counts, in the
+// order of the places, or, if one has none, in that of the list.
+func BlockMedia(objects []MediaObject) (list []events.BlockMedia) {
+	ordered := true
+	for _, o := range objects {
+		var ranges [][2]uint64
+		if json.Unmarshal(o.Offsets, &ranges) != nil || len(ranges) == 0 {
+			ordered, ranges = false, [][2]uint64{{events.NoOffset}}
+		}
+		if len(objects) == 1 {
+			ranges = ranges[:1]
+		}
+		for _, r := range ranges {
+			list = append(list, events.BlockMedia{Hash: uint64(o.Hash), Offset: r[0]})
+		}
+	}
+	if ordered {
+		slices.SortStableFunc(list, func(a, b events.BlockMedia) int { return cmp.Compare(a.Offset, b.Offset) })
+	}
+	return list
 }
 
 // MediaHash is a 64-bit number, or one as text.
@@ -549,12 +579,10 @@ func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*a
 func hashMedia(
 	blockSize, lookahead uint32, space events.Space, tokens api.Tokens, items []*media,
 ) (api.Hashes, error) {
-	of := make([][]uint64, len(items))
+	of := make([][]events.BlockMedia, len(items))
 	for i, m := range items {
 		if m != nil {
-			for _, object := range m.Objects {
-				of[i] = append(of[i], uint64(object.Hash))
-			}
+			of[i] = BlockMedia(m.Objects)
 		}
 	}
 	hasher, err := events.NewLookaheadHasher(blockSize, lookahead, space)

@@ -149,6 +149,25 @@ func TestMultimodalItems(t *testing.T) {
 	if want := (api.Hashes{6100948656312251355, 10731123482949079648}); !reflect.DeepEqual(q.Hashed[0].Hashes, want) {
 		t.Errorf("%v, want %v", q.Hashed[0].Hashes, want)
 	}
+	hashed := func(objects string) uint64 {
+		w := post(fmt.Sprintf(`{"model_name":"m","token_ids":[0,1],"block_mm_infos":[{"mm_objects":[%s]}]}`, objects))
+		if w.Code != http.StatusOK || len(x.queries) != 2 {
+			t.Fatalf("%s: %d %s", objects, w.Code, w.Body)
+		}
+		return x.queries[1].Hashed[0].Hashes[0]
+	}
+	for objects, want := range map[string]uint64{ // those of pkg/events, TestMediaBlocks
+		`{"mm_hash":42,"offsets":[[0,1],[1,2]]}`:                              6100948656312251355,
+		`{"mm_hash":42,"offsets":[[0,1]]},{"mm_hash":43,"offsets":[[1,2]]}`:   5206454422411081494,
+		`{"mm_hash":43,"offsets":[[1,2]]},{"mm_hash":42,"offsets":[[0,1]]}`:   5206454422411081494,
+		`{"mm_hash":43,"offsets":[[0,1]]},{"mm_hash":42,"offsets":[[1,2]]}`:   10569940962670842215,
+		`{"mm_hash":42,"offsets":[]},{"mm_hash":43}`:                          3739415956091413019,
+		`{"mm_hash":42,"offsets":"no pairs"},{"mm_hash":43,"offsets":[null]}`: 0,
+	} {
+		if got := hashed(objects); got != want && want > 0 {
+			t.Errorf("%s: %d, want %d", objects, got, want)
+		}
+	}
 	for _, infos := range []string{`null`, `[]`, `[null,null]`, `[{"mm_objects":[]}]`} { // a prompt without items
 		if w := post(fmt.Sprintf(`{"model_name":"m","token_ids":[0,1],"block_mm_infos":%s}`, infos)); w.Code != 200 ||
 			len(x.queries) != 1 || x.queries[0].Tokens == nil {

@@ -103,7 +103,7 @@ type Decoder struct {
 	// Memory of the event in hand.
 	raw     rawEvent
 	tokens  []uint32
-	media   perBlock[uint64]
+	media   perBlock[BlockMedia]
 	beyond  perBlock[uint32]
 	window  []uint32
 	digits  [20]byte

@@ -79,9 +79,14 @@ func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
 	return h.HashMedia(dst, tokens, nil)
 }
 
-// HashMedia is Hash for prompts with images and the like: media[i] has the hashes ([MediaHash]) of the items that touch
-// what is hashed of block i, in any order. It may be shorter than there are blocks, and is not changed.
-func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) []LocalHash {
+// HashMedia is Hash for prompts with images and the like: media[i] has the items that touch what is hashed of block i,
+// in the order of their tokens. It may be shorter than there are blocks, and is not changed.
+//
+// A block with one item has Dynamo's hash: of the tokens and, after them, the item's hash as little-endian u64. Dynamo
+// sorts the hashes of several items, so that two images which have changed places make the same block. Of several items
+// we hash each one's hash and offset, both as little-endian u64, in the order of the items: only the same items at the
+// same places make the same block, and no block of Dynamo's has that hash.
+func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]BlockMedia) []LocalHash {
 	var scratch blockScratch
 	n := h.blocks(len(tokens))
 	dst = slices.Grow(dst, n)
@@ -95,6 +100,19 @@ func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]uint64) [
 	}
 	return dst
 }
+
+// BlockMedia is an image or the like of which some token is in a block.
+type BlockMedia struct {
+	Hash uint64 // the MediaHash of its identifier
+
+	// Offset is the item's first token, counted from the block's first one; 0 if it is in a block before. NoOffset is that
+	// of an item of which it is not said: vLLM says it from 0.23 on.
+	Offset uint64
+}
+
+// NoOffset is the offset of an item whose place is not known. A block with such an item and another one is no block of
+// any prompt whose items have known places.
+const NoOffset = math.MaxUint64
 
 // MediaItem is an image or the like in a prompt.
 type MediaItem struct {
@@ -112,11 +130,11 @@ func (h *Hasher) HashItems(dst []LocalHash, tokens []uint32, items []MediaItem) 
 	if len(items) == 0 {
 		return h.Hash(dst, tokens)
 	}
-	media := make([][]uint64, h.blocks(len(tokens)))
+	media := make([][]BlockMedia, h.blocks(len(tokens)))
 	for _, item := range items {
 		first := max(0, int(item.Offset)-h.window+h.block) / h.block
 		for i := first; i < len(media) && i*h.block < int(item.Offset)+int(item.Length); i++ {
-			media[i] = append(media[i], item.Hash)
+			media[i] = append(media[i], BlockMedia{item.Hash, uint64(max(0, int(item.Offset)-i*h.block))})
 		}
 	}
 	return h.HashMedia(dst, tokens, media)
@@ -180,21 +198,19 @@ func hashTokens(tokens []uint32, seed uint64) LocalHash {
 }
 
 // blockScratch is memory for what has to be put together before it is hashed.
-type blockScratch struct {
-	bytes []byte
-	media []uint64
-}
+type blockScratch struct{ bytes []byte }
 
-// hash hashes the tokens and, after them, the hashes of multimodal items in ascending order.
-func (s *blockScratch) hash(tokens []uint32, media []uint64, seed uint64) LocalHash {
+// hash hashes the tokens and, after them, multimodal items, as [Hasher.HashMedia] says.
+func (s *blockScratch) hash(tokens []uint32, media []BlockMedia, seed uint64) LocalHash {
 	s.bytes = s.bytes[:0]
 	for _, t := range tokens {
 		s.bytes = binary.LittleEndian.AppendUint32(s.bytes, t)
 	}
-	s.media = append(s.media[:0], media...)
-	slices.Sort(s.media)
-	for _, m := range s.media {
-		s.bytes = binary.LittleEndian.AppendUint64(s.bytes, m)
+	for _, m := range media {
+		s.bytes = binary.LittleEndian.AppendUint64(s.bytes, m.Hash)
+		if len(media) > 1 {
+			s.bytes = binary.LittleEndian.AppendUint64(s.bytes, m.Offset)
+		}
 	}
 	return LocalHash(xxh3.HashSeed(s.bytes, seed))
 }

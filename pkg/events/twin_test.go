@@ -323,7 +323,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 			id = strconv.FormatUint(bits, 10)
 		}
 	}
-	media := make([][]uint64, len(e.Blocks))
+	media := make([][]BlockMedia, len(e.Blocks))
 	shownSalt := salt
 	if keys, ok := fields["extra_keys"].([]any); ok && !allNil(keys) {
 		if len(keys) != len(e.Blocks) {
@@ -362,7 +362,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 						(shownSalt == "" || shownSalt == v):
 						shownSalt = v
 					default:
-						media[i] = append(media[i], MediaHash(v))
+						media[i] = append(media[i], BlockMedia{MediaHash(v), NoOffset})
 					}
 				case []any:
 					if len(v) == 0 {
@@ -372,10 +372,18 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 					if !ok {
 						return nil, "unreadable_space"
 					}
-					media[i] = append(media[i], m)
+					at := uint64(NoOffset)
+					if len(v) > 1 {
+						if bits, negative, ok := randval.AsInteger(v[1]); ok && negative {
+							at = 0
+						} else if ok {
+							at = bits
+						}
+					}
+					media[i] = append(media[i], BlockMedia{m, at})
 				case []byte:
 					m, _ := naiveMedia(v)
-					media[i] = append(media[i], m)
+					media[i] = append(media[i], BlockMedia{m, NoOffset})
 				default:
 					return nil, "unreadable_space"
 				}

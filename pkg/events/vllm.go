@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/internal/msgp"
@@ -567,6 +568,7 @@ func (e *rawEvent) blockValues(span [2]int, n int) (r msgp.Reader, some, ok bool
 func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 	first := i == 0 && !e.hasParent
 	var bare []byte // the last bare string, while it may be the salt
+	before := 0     // items before it
 	for k := range keys {
 		switch r.Next() {
 		case msgp.Str:
@@ -582,20 +584,27 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 				e.salt = s[len(dynamoSalt):]
 			case first:
 				if bare != nil {
-					d.media.add(MediaHash(bare))
+					d.insertMedia(before, bare)
 				}
-				bare = s
+				bare, before = s, len(d.media.values)
 			default:
-				d.media.add(MediaHash(s))
+				d.addMedia(MediaHash(s))
 			}
 		case msgp.Array:
 			parts, ok := r.Array()
-			if !ok || parts == 0 || !d.mediaItem(r) || !r.SkipN(parts-1) {
+			if !ok || parts == 0 {
 				return false
 			}
 			if bare != nil {
-				d.media.add(MediaHash(bare))
+				d.insertMedia(before, bare)
 				bare = nil
+			}
+			if !d.mediaItem(r) {
+				return false
+			}
+			if parts > 1 {
+				d.mediaOffset(r)
+				r.SkipN(parts - 2)
 			}
 		case msgp.Bin:
 			if !d.mediaItem(r) {
@@ -607,31 +616,47 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 	}
 	switch {
 	case bare == nil:
-	case e.bareMedia && isDigest(bare):
-		d.media.add(MediaHash(bare))
-	case len(e.salt) == 0:
+	case !(e.bareMedia && isDigest(bare)) && len(e.salt) == 0:
 		e.salt = bare
-	case !bytes.Equal(bare, e.salt):
-		d.media.add(MediaHash(bare))
+	case e.bareMedia && isDigest(bare) || !bytes.Equal(bare, e.salt):
+		d.insertMedia(before, bare)
 	}
 	return true
+}
+
+// addMedia adds an item to the block in hand, at a place that is not known.
+func (d *Decoder) addMedia(hash uint64) { d.media.add(BlockMedia{hash, NoOffset}) }
+
+// insertMedia adds an item that stands before others of the block in hand.
+func (d *Decoder) insertMedia(at int, identifier []byte) {
+	d.media.values = slices.Insert(d.media.values, at, BlockMedia{MediaHash(identifier), NoOffset})
+}
+
+// mediaOffset reads the place of the item that was added last. It is negative for one that begins in a block before.
+func (d *Decoder) mediaOffset(r *msgp.Reader) {
+	item := &d.media.values[len(d.media.values)-1]
+	if v, negative, ok := r.Int(); !ok {
+		r.Skip()
+	} else if item.Offset = v; negative {
+		item.Offset = 0
+	}
 }
 
 // mediaItem reads the identifier of a multimodal item or of prompt embeddings.
 func (d *Decoder) mediaItem(r *msgp.Reader) bool {
 	if v, _, ok := r.Int(); ok {
-		d.media.add(v)
+		d.addMedia(v)
 		return true
 	}
 	if s, ok := r.Str(); ok {
-		d.media.add(MediaHash(s))
+		d.addMedia(MediaHash(s))
 		return true
 	}
 	if b, ok := r.Bin(); ok {
 		if len(b) == 32 { // what 64 hexadecimal digits would say
-			d.media.add(binary.BigEndian.Uint64(b))
+			d.addMedia(binary.BigEndian.Uint64(b))
 		} else {
-			d.media.add(xxh3.Hash(b))
+			d.addMedia(xxh3.Hash(b))
 		}
 		return true
 	}

@@ -144,9 +144,10 @@ type load struct {
 	size    int
 	ahead   int
 	groups  []string
-	plain   bool // no adapters
-	media   bool // images, now and then
-	images  int  // that nobody had before
+	plain   bool       // no adapters
+	media   bool       // images, now and then
+	images  int        // that nobody had before
+	changes *rand.Rand // of places, in questions
 	salts   []string
 	past    []harness.Prompt // what requests brought
 	running []string
@@ -195,7 +196,7 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 	shim := harness.Start(t, "worker-shim", args...)
 	shim.WaitFor("connected to the engine")
 	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, ahead: c.ahead,
-		groups: groups, salts: []string{"", "", "tenant-a", "tenant-b"}}
+		groups: groups, salts: []string{"", "", "tenant-a", "tenant-b"}, changes: rand.New(rand.NewPCG(seed, 16))}
 	// Of prompts with images, 2 in 7,000 are found shorter than the engine does if it has a draft model and Mamba states
 	// both: the index lacks a state that the engine has.
 	l.media = !c.old && !(c.eagle && slices.Contains(groups, "mamba:align"))
@@ -373,7 +374,13 @@ func (l *load) question() harness.Prompt {
 	if recent == 0 || l.rng.IntN(4) == 0 {
 		return l.prompt()
 	}
-	return l.past[len(l.past)-1-l.rng.IntN(recent)]
+	p := l.past[len(l.past)-1-l.rng.IntN(recent)]
+	if n := len(p.Media); n > 1 && l.changes.IntN(2) == 0 { // two images change places
+		p.Media = slices.Clone(p.Media)
+		i := l.changes.IntN(n - 1)
+		p.Media[i].Identifier, p.Media[i+1].Identifier = p.Media[i+1].Identifier, p.Media[i].Identifier
+	}
+	return p
 }
 
 // tokens are random; now and then whole blocks of them are alike.

@@ -100,14 +100,14 @@ func TestPythonPackage(t *testing.T) {
 
 // hashCase is a prompt whose hashes Python computes too. Numbers are text, as in JavaScript.
 type hashCase struct {
-	Tokens    []uint32   `json:"tokens"`
-	BlockSize uint32     `json:"block_size"`
-	LoRA      string     `json:"lora_name"`
-	Salt      string     `json:"cache_salt"`
-	Lookahead uint32     `json:"lookahead"`
-	Media     [][]string `json:"media"`
-	Hashes    []string   `json:"hashes"`
-	Sequence  []string   `json:"sequence_hashes"`
+	Tokens    []uint32     `json:"tokens"`
+	BlockSize uint32       `json:"block_size"`
+	LoRA      string       `json:"lora_name"`
+	Salt      string       `json:"cache_salt"`
+	Lookahead uint32       `json:"lookahead"`
+	Media     [][][]string `json:"media"` // of each block the items: hash and place
+	Hashes    []string     `json:"hashes"`
+	Sequence  []string     `json:"sequence_hashes"`
 }
 
 func hashCases(t *testing.T) (cases []hashCase) {
@@ -126,13 +126,15 @@ func hashCases(t *testing.T) (cases []hashCase) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var media [][]uint64
+		var media [][]events.BlockMedia
 		for range rng.IntN(4) * (i % 3) {
-			var items []uint64
+			var items []events.BlockMedia
+			var said [][]string
 			for range rng.IntN(3) {
-				items = append(items, rng.Uint64())
+				item := events.BlockMedia{Hash: rng.Uint64(), Offset: rng.Uint64N(16)}
+				items, said = append(items, item), append(said, texts([]uint64{item.Hash, item.Offset}))
 			}
-			media, c.Media = append(media, items), append(c.Media, texts(items))
+			media, c.Media = append(media, items), append(c.Media, said)
 		}
 		hashes := h.HashMedia(nil, c.Tokens, media)
 		c.Hashes, c.Sequence = texts(hashes), texts(events.SeqHashes(nil, hashes))

@@ -54,24 +54,24 @@ func (m *mediaPrompt) UnmarshalJSON(data []byte) error {
 }
 
 // media are the items that touch a block.
-type media struct{ hashes []uint64 }
+type media struct{ items []events.BlockMedia }
 
 func (m *media) UnmarshalJSON(data []byte) error {
 	var items []mediaItem
 	err := object(data, member{"mm_objects", &items, required, "a list"})
-	for _, item := range items {
-		m.hashes = append(m.hashes, item.hash)
+	objects := make([]compat.MediaObject, len(items))
+	for i, item := range items {
+		objects[i] = compat.MediaObject(item)
 	}
+	m.items = compat.BlockMedia(objects)
 	return err
 }
 
-type mediaItem struct{ hash uint64 }
+type mediaItem compat.MediaObject
 
 func (m *mediaItem) UnmarshalJSON(data []byte) error {
-	var hash compat.MediaHash
-	err := object(data, member{"mm_hash", &hash, required, "a 64-bit number"})
-	m.hash = uint64(hash)
-	return err
+	return object(data, member{"mm_hash", &m.Hash, required, "a 64-bit number"},
+		member{"offsets", &m.Offsets, defaulted, "a list"})
 }
 
 // object reads an object that is the value of a field.
@@ -112,11 +112,11 @@ func (p *prompt) of(blockSize uint32) (api.Prompt, error) {
 		return out, p.hashed(&out, blockSize)
 	}
 	out.LoRA, out.CacheSalt = p.lora, p.salt
-	var objects [][]uint64
+	var objects [][]events.BlockMedia
 	for i, m := range items {
-		if m != nil && len(m.hashes) > 0 {
-			objects = append(objects, make([][]uint64, i+1-len(objects))...)
-			objects[i] = m.hashes
+		if m != nil && len(m.items) > 0 {
+			objects = append(objects, make([][]events.BlockMedia, i+1-len(objects))...)
+			objects[i] = m.items
 		}
 	}
 	if objects == nil {

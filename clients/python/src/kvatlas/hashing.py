@@ -22,11 +22,13 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def block_hashes(tokens: Iterable[int], block_size: int, *, lora_name: str = "", cache_salt: str = "",
-                 lookahead: int = 0, media: Sequence[Iterable[int]] = ()) -> list[int]:
+                 lookahead: int = 0, media: Sequence[Iterable[int | tuple[int, int]]] = ()) -> list[int]:
     """The local hashes of a prompt's whole blocks, for `Query.hashes` and the like.
 
     lookahead is how many tokens beyond a block its engine reads (`WorkerInfo.lookahead`): with EAGLE, one.
-    media[i] has the hashes (`media_hash`) of the images that touch what is hashed of block i.
+    media[i] has the images that touch what is hashed of block i, in the order of their tokens: each one's hash
+    (`media_hash`) and the place of its first token, counted from the block's first one, 0 if that is in a block before.
+    Of a single image the hash is enough.
     """
     if not 1 <= block_size <= 65535:
         raise ValueError(f"block_size is {block_size}, not from 1 to 65535")
@@ -45,9 +47,10 @@ def block_hashes(tokens: Iterable[int], block_size: int, *, lora_name: str = "",
         return [xxh3_64_intdigest(data[i:i + window], seed=seed) for i in range(0, count * step, step)]
     hashes = []
     for i in range(count):
-        items = sorted(media[i]) if i < len(media) else []
+        items = [item if isinstance(item, tuple) else (item, _MASK) for item in media[i]] if i < len(media) else []
+        numbers = [n for item in items for n in item] if len(items) > 1 else [hash for hash, _ in items]
         hashes.append(xxh3_64_intdigest(
-            bytes(data[i * step:i * step + window]) + struct.pack(f"<{len(items)}Q", *items), seed=seed))
+            bytes(data[i * step:i * step + window]) + struct.pack(f"<{len(numbers)}Q", *numbers), seed=seed))
     return hashes
 
 

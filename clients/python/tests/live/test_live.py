@@ -51,7 +51,7 @@ def test_hashes_are_the_servers(world: Any) -> None:
     for case in world["hashes"]:
         hashes = block_hashes(case["tokens"] or [], case["block_size"], lora_name=case["lora_name"],
                               cache_salt=case["cache_salt"], lookahead=case["lookahead"],
-                              media=[[int(h) for h in block] for block in case["media"] or []])
+                              media=[[(int(hash), int(at)) for hash, at in block or []] for block in case["media"] or []])
         assert [str(h) for h in hashes] == (case["hashes"] or []), case
         assert [str(h) for h in sequence_hashes(hashes)] == (case["sequence_hashes"] or [])
 

@@ -19,7 +19,10 @@ def test_blocks() -> None:
     assert len(block_hashes(tokens[:32], 16, lookahead=1)) == 1
     assert len({block_hashes(tokens, 16, **kw)[0] for kw in
                 ({}, {"lora_name": "a"}, {"cache_salt": "a"}, {"lookahead": 1}, {"media": [[7]]})}) == 5
-    assert block_hashes(tokens, 16, media=[[1, 2]]) == block_hashes(tokens, 16, media=[[2, 1], []])
+    assert block_hashes([0, 1], 2, media=[[42]]) == block_hashes([0, 1], 2, media=[[(42, 1)]]) == [6100948656312251355]
+    assert block_hashes([0, 1], 2, media=[[(42, 0), (43, 1)], []]) == [5206454422411081494]
+    assert block_hashes([0, 1], 2, media=[[(43, 0), (42, 1)]]) == [10569940962670842215]
+    assert block_hashes([0, 1], 2, media=[[42, 43]]) == [3739415956091413019]
     assert sequence_hashes([]) == [] and sequence_hashes(hashes)[0] == hashes[0]
     assert media_hash("00000000000000ff" + "0" * 48) == 255 != media_hash("ff")
 
