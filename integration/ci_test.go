@@ -3,6 +3,7 @@ package integration
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -54,12 +55,13 @@ func TestWhatUsersRunIsTested(t *testing.T) {
 	}
 }
 
-// TestJudgesRunAll: make judges fetches first, and then runs every package that has tests with the build tag judges.
+// TestJudgesRunAll: make judges fetches first, and then runs every package that has tests with the build tag judges,
+// and every module of its own.
 func TestJudgesRunAll(t *testing.T) {
 	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\njudges:")
 	rule, _, _ = strings.Cut(rule, "\n\n")
 	run := commands(rule, "\t")
-	if len(run) != 2 || run[0] != "go run ./integration/judges/fetch" ||
+	if len(run) < 2 || run[0] != "go run ./integration/judges/fetch" ||
 		!strings.HasPrefix(run[1], "go test -tags judges ") {
 		t.Fatalf("make judges runs %q", run)
 	}
@@ -90,5 +92,17 @@ func TestJudgesRunAll(t *testing.T) {
 	}
 	if judges < 20 {
 		t.Errorf("only %d files have the tag", judges)
+	}
+	modules, err := filepath.Glob("judges/*/go.mod")
+	if err != nil || len(modules) == 0 {
+		t.Fatal(modules, err)
+	}
+	var want []string
+	for _, file := range modules {
+		// not repeated from the cache, which does not see files of the repository that are outside of the module
+		want = append(want, "cd integration/"+filepath.Dir(file)+" && go test -count 1 ./...")
+	}
+	if !slices.Equal(run[2:], want) {
+		t.Errorf("make judges runs %q for modules of their own, not %q", run[2:], want)
 	}
 }

@@ -1,8 +1,8 @@
 // Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
-// that are read and not installed, the libraries that Mooncake's programs load, Debian's Prometheus, and Dynamo's
-// worker selector, built with cargo. All of it but Prometheus is pinned, and not installed on the machine. Only
-// Chromium and systemd-analyze are: where there is none, apt-get installs Debian's, for which this runs as root. `make
-// judges` runs it before the tests.
+// that are read and not installed, the libraries that Mooncake's programs load, Debian's Prometheus, Helm's library,
+// compiled, and Dynamo's worker selector, built with cargo. All of it but Prometheus is pinned, and not installed on
+// the machine. Only Chromium and systemd-analyze are: where there is none, apt-get installs Debian's, for which this
+// runs as root. `make judges` runs it before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -65,6 +65,14 @@ func fetch(progress io.Writer) error {
 		return err
 	}
 	err = step("systemd-analyze", func() error { return install(progress, "systemd-analyze", "systemd") })
+	if err != nil {
+		return err
+	}
+	err = step("Helm's library (some minutes at first)", func() error {
+		cmd := exec.Command("go", "test", "-C", "integration/judges/helm", "-c", "-o", os.DevNull, ".")
+		cmd.Stdout, cmd.Stderr = progress, progress
+		return cmd.Run()
+	})
 	if err != nil {
 		return err
 	}

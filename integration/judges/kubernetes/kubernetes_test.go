@@ -40,14 +40,20 @@ type container struct {
 	Args []string
 }
 
-const kubernetesFolder = "../../../deploy/kubernetes"
+const (
+	kubernetesFolder = "../../../deploy/kubernetes"
+	chartRenderings  = "../helm/testdata" // what the chart makes of some values
+)
 
-// TestKubernetesManifests holds the manifests against Kubernetes's own schemas, oldest and newest, where a field that
-// does not exist is an error too.
+// TestKubernetesManifests holds the manifests, and renderings of the chart, against Kubernetes's own schemas, oldest
+// and newest, where a field that does not exist is an error too.
 func TestKubernetesManifests(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(kubernetesFolder, "*.yaml"))
 	if err != nil || len(files) < 4 {
 		t.Fatal(files, err)
+	}
+	for _, name := range []string{"embedded.yaml", "everything.yaml"} {
+		files = append(files, withoutMonitors(t, filepath.Join(chartRenderings, name)))
 	}
 	python := pyenv.PythonWith(t, "kubernetes.txt")
 	validate := func(version string, files ...string) (string, error) {
@@ -81,6 +87,26 @@ func TestKubernetesManifests(t *testing.T) {
 	}
 }
 
+// withoutMonitors copies a file without the objects of the Prometheus operator, whose schemas are not Kubernetes' own.
+func withoutMonitors(t *testing.T, file string) (path string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rest []string
+	for _, document := range strings.Split(string(text), "\n---\n") {
+		if !strings.Contains(document, "kind: ServiceMonitor\n") {
+			rest = append(rest, document)
+		}
+	}
+	path = filepath.Join(t.TempDir(), filepath.Base(file))
+	if err := os.WriteFile(path, []byte(strings.Join(rest, "\n---\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // TestKubernetesRuns runs the programs with the arguments that the manifests give them, addresses and paths aside, on a
 // nats-server with their configuration and the accounts that README.md says to make: everything becomes ready, and the
 // example's worker is answered for.
@@ -110,7 +136,7 @@ func TestKubernetesRuns(t *testing.T) {
 	)
 	objects := map[string]manifest{}
 	args := map[string][]string{} // by container
-	for _, m := range manifests(t) {
+	for _, m := range manifests(t, filepath.Join(kubernetesFolder, "*.yaml")) {
 		objects[m.Kind+" "+m.Metadata.Name] = m
 		for _, c := range m.Spec.Template.Spec.Containers {
 			for _, a := range c.Args {
@@ -153,11 +179,49 @@ func TestKubernetesRuns(t *testing.T) {
 	})
 }
 
-// manifests reads all objects of the folder.
-func manifests(t *testing.T) (all []manifest) {
-	files, err := filepath.Glob(filepath.Join(kubernetesFolder, "*.yaml"))
-	if err != nil {
-		t.Fatal(err)
+// TestChartEmbeddedRuns runs the indexer with the arguments that the chart gives it with the NATS server in it,
+// addresses and paths aside, and the accounts that README.md says to make: it becomes ready, and who has a key may ask.
+func TestChartEmbeddedRuns(t *testing.T) {
+	dir := t.TempDir()
+	keys, token := filepath.Join(dir, "keys"), filepath.Join(dir, "token")
+	accounts := harness.Run(t, "indexer", "auth", "example", "--keys", keys)
+	if accounts.Code != 0 {
+		t.Fatal(accounts.Stderr)
+	}
+	conf := filepath.Join(dir, "accounts.conf")
+	for file, text := range map[string]string{token: "a token of some length", conf: accounts.Stdout} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here := strings.NewReplacer("=/data", "="+filepath.Join(dir, "data"), "/etc/kvatlas/accounts/accounts.conf", conf,
+		"/etc/kvatlas/keys/", keys+"/default-", "/etc/kvatlas/http/token", token, "0.0.0.0:8090", "127.0.0.1:0",
+		"0.0.0.0:4222", "127.0.0.1:0", "$(POD_NAME)", "pod-0")
+	var args []string
+	for _, m := range manifests(t, filepath.Join(chartRenderings, "embedded.yaml")) {
+		for _, c := range m.Spec.Template.Spec.Containers {
+			for _, a := range c.Args {
+				args = append(args, here.Replace(a))
+			}
+		}
+	}
+	x := harness.Start(t, "indexer", args...)
+	nats := x.WaitFor(`in this process","listen":"([^"]+)"`)[1]
+	x.WaitFor(`"msg":"ready"`)
+	if r := harness.Run(t, "indexer", "status", "--nats", nats, "--nats-nkey", filepath.Join(keys, "default-reader.nk"),
+		"--nats-inbox-prefix", "_INBOX_reader"); r.Code != 0 {
+		t.Errorf("the reader is not answered: %+v", r)
+	}
+	if r := harness.Run(t, "indexer", "status", "--nats", nats); r.Code == 0 {
+		t.Error("the status is told without a key")
+	}
+}
+
+// manifests reads all objects of files.
+func manifests(t *testing.T, pattern string) (all []manifest) {
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatal(pattern, err)
 	}
 	for _, file := range files {
 		f, err := os.Open(file)

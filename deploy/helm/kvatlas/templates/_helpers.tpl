@@ -1,0 +1,107 @@
+{{/* The beginning of all names: the release's name, with kvatlas in it. */}}
+{{- define "kvatlas.fullname" -}}
+{{- if contains "kvatlas" .Release.Name -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else -}}{{ printf "%s-kvatlas" .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of an object; called with the context and the component's name. */}}
+{{- define "kvatlas.labels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ index . 1 }}
+app.kubernetes.io/part-of: kvatlas
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
+{{- end -}}
+
+{{/* Where clients reach NATS. */}}
+{{- define "kvatlas.natsURL" -}}
+{{- if eq .Values.nats.mode "external" -}}{{ required "nats.mode external needs nats.url" .Values.nats.url }}
+{{- else if eq .Values.nats.mode "embedded" -}}nats://{{ include "kvatlas.fullname" . }}-indexer-nodes:4222
+{{- else -}}nats://{{ include "kvatlas.fullname" . }}-nats:4222
+{{- end -}}
+{{- end -}}
+
+{{- define "kvatlas.image" -}}
+image: {{ printf "%s:%s" .Values.image.repository .Values.image.tag | quote }}
+{{- with .Values.image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "kvatlas.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: ["ALL"]}
+{{- end -}}
+
+{{/*
+The container that shims the engine of its pod, for a sidecar of your own. Called with the chart's context and the
+engine's settings:
+
+  {{ include "kvatlas.shim" (list . (dict "model" "llama" "blockSize" 16 "inboxPrefix" "_INBOX_shim")) }}
+
+The pod needs the label kvatlas.io/client: "true" and, for a key, the volume `key` with the file shim.nk.
+*/}}
+{{- define "kvatlas.shim" -}}
+{{- $root := index . 0 -}}
+{{- $engine := index . 1 -}}
+name: shim
+{{ include "kvatlas.image" $root }}
+command: [/worker-shim]
+args:
+  - run
+  - --engine={{ $engine.endpoint | default "tcp://127.0.0.1:5557" }}
+  - --replay={{ $engine.replay | default "tcp://127.0.0.1:5657" }}
+  - --worker=$(POD_NAME)
+  - --model={{ $engine.model }}
+  - --block-size={{ $engine.blockSize }}
+  - --nats={{ include "kvatlas.natsURL" $root }}
+  {{- if $engine.nkeySecret }}
+  - --nats-nkey=/etc/kvatlas/keys/shim.nk
+  - --nats-inbox-prefix={{ $engine.inboxPrefix }}
+  {{- end }}
+  {{- if and $root.Values.nats.caSecret (eq $root.Values.nats.mode "external") }}
+  - --nats-ca=/etc/kvatlas/nats-ca/ca.crt
+  {{- end }}
+  {{- if ne $root.Values.namespace "default" }}
+  - --namespace={{ $root.Values.namespace }}
+  {{- end }}
+  - --log-format=json
+env:
+  - name: POD_NAME
+    valueFrom:
+      fieldRef: {fieldPath: metadata.name}
+resources:
+  requests: {cpu: 100m, memory: 128Mi}
+  limits: {memory: 512Mi}
+securityContext:
+  {{- include "kvatlas.containerSecurity" . | nindent 2 }}
+{{- $ca := and $root.Values.nats.caSecret (eq $root.Values.nats.mode "external") }}
+{{- if or $engine.nkeySecret $ca }}
+volumeMounts:
+  {{- if $engine.nkeySecret }}
+  - {name: key, mountPath: /etc/kvatlas/keys, readOnly: true}
+  {{- end }}
+  {{- if $ca }}
+  - {name: nats-ca, mountPath: /etc/kvatlas/nats-ca, readOnly: true}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.claim" -}}
+accessModes: [ReadWriteOnce]
+{{- with .Values.nats.storage.className }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests: {storage: {{ .Values.nats.storage.size }}}
+{{- end -}}

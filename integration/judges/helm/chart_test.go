@@ -1,0 +1,517 @@
+package helm
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+)
+
+const (
+	root     = "../../.."
+	chartDir = root + "/deploy/helm/kvatlas"
+)
+
+var update = flag.Bool("update", false, "write the renderings in testdata")
+
+// values are those that a test sets, as `--values` takes them.
+type values = map[string]any
+
+func parseValues(t *testing.T, text string) values {
+	t.Helper()
+	v := values{}
+	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return v
+}
+
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	c, err := loader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// render is what `helm install kvatlas --namespace inference --values VALUES` would apply, by file.
+func render(t *testing.T, text string) (map[string]string, error) {
+	t.Helper()
+	options := chartutil.ReleaseOptions{Name: "kvatlas", Namespace: "inference", Revision: 1, IsInstall: true}
+	with, err := chartutil.ToRenderValues(load(t), parseValues(t, text), options, nil)
+	if err != nil {
+		return nil, err
+	}
+	return engine.Render(load(t), with)
+}
+
+// object is one of Kubernetes, as decoded YAML.
+type object = map[string]any
+
+// objects reads YAML documents, each of which is named by its kind and name.
+func objects(t *testing.T, text string) map[string]object {
+	t.Helper()
+	all := map[string]object{}
+	for d := yaml.NewDecoder(strings.NewReader(text)); ; {
+		var o object
+		err := d.Decode(&o)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if o == nil {
+			continue
+		}
+		name := fmt.Sprint(o["kind"], " ", at(o, "metadata", "name"))
+		if all[name] != nil {
+			t.Errorf("%s is there twice", name)
+		}
+		all[name] = o
+	}
+}
+
+// at is what lies in an object at a path; nil if nothing does.
+func at(v any, path ...any) any {
+	for _, step := range path {
+		switch s := step.(type) {
+		case string:
+			m, _ := v.(object)
+			v = m[s]
+		case int:
+			list, _ := v.([]any)
+			if s >= len(list) {
+				return nil
+			}
+			v = list[s]
+		}
+	}
+	return v
+}
+
+// rendered is a rendering that must succeed: one text, and its objects.
+func rendered(t *testing.T, text string) (string, map[string]object) {
+	t.Helper()
+	files, err := render(t, text)
+	if err != nil {
+		t.Fatalf("%v, with\n%s", err, text)
+	}
+	var all strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if out := strings.TrimSpace(files[name]); filepath.Ext(name) == ".yaml" && out != "" {
+			all.WriteString("---\n" + out + "\n")
+		}
+	}
+	return all.String(), objects(t, all.String())
+}
+
+// Values with which the other tests render. Those that testdata has a file of are checked further elsewhere.
+var renderings = map[string]string{
+	"default": "",
+	"embedded": `
+nats: {mode: embedded, storage: {className: fast}}
+indexer: {replicas: 1}
+`,
+	"everything": `
+image: {pullPolicy: IfNotPresent, tag: v0.4.0}
+imagePullSecrets: [{name: registry}]
+namespace: prod
+indexer:
+  replicas: 5
+  replication: 3
+  drainTimeout: 60
+  extraArgs: [--policy=least_load, --metrics-workers=100]
+  resources: {requests: {cpu: 500m}, limits: {memory: 8Gi}}
+  nodeSelector: {disk: fast}
+  tolerations: [{key: gpu, operator: Exists}]
+  podAnnotations: {a: b}
+  podDisruptionBudget: {maxUnavailable: 40%}
+http: {tokenSecret: my-token, tlsSecret: my-tls}
+grpc: {enabled: true, port: 9003}
+nats: {mode: external, url: "tls://nats-1:4222,tls://nats-2:4222", caSecret: nats-ca, nkeySecret: my-key}
+serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca}
+engineExample: {enabled: true, replicas: 1, model: llama, blockSize: 64}
+`,
+	"no keys": `
+nats: {mode: external, url: "nats://nats", nkeySecret: ""}
+engineExample: {enabled: true, nkeySecret: ""}
+`,
+}
+
+// TestLint has Helm's linter look at the chart, with each of the values. It asks for an icon, and for no more.
+func TestLint(t *testing.T) {
+	for name, text := range renderings {
+		l := lint.AllWithKubeVersion(chartDir, parseValues(t, text), "inference",
+			&chartutil.KubeVersion{Version: "v1.37.0", Major: "1", Minor: "37"})
+		for _, m := range l.Messages {
+			if !strings.Contains(m.Err.Error(), "icon is recommended") {
+				t.Errorf("%s: %v", name, m)
+			}
+		}
+	}
+}
+
+// differences lists the paths at which two values differ.
+func differences(path string, a, b any) (list []string) {
+	x, ok := a.(object)
+	y, ok2 := b.(object)
+	if ok && ok2 {
+		for key := range x {
+			list = append(list, differences(path+"/"+key, x[key], y[key])...)
+		}
+		for key := range y {
+			if _, ok := x[key]; !ok {
+				list = append(list, path+"/"+key)
+			}
+		}
+		return list
+	}
+	p, ok := a.([]any)
+	q, ok2 := b.([]any)
+	if ok && ok2 && len(p) == len(q) {
+		for i := range p {
+			list = append(list, differences(fmt.Sprintf("%s/%d", path, i), p[i], q[i])...)
+		}
+		return list
+	}
+	if !reflect.DeepEqual(a, b) {
+		list = append(list, fmt.Sprintf("%s: %v, %v", path, a, b))
+	}
+	return list
+}
+
+// TestDefaultIsTheManifests: without values the chart is deploy/kubernetes, but for two labels that say where objects
+// come from.
+func TestDefaultIsTheManifests(t *testing.T) {
+	var all strings.Builder
+	for _, file := range []string{"nats.yaml", "indexer.yaml", "network.yaml", "engine-example.yaml"} {
+		text, err := os.ReadFile(filepath.Join(root, "deploy/kubernetes", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.WriteString("---\n" + string(text))
+	}
+	want := objects(t, all.String())
+	_, is := rendered(t, "engineExample: {enabled: true}")
+	if a, b := slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(is)); !slices.Equal(a, b) {
+		t.Fatalf("deploy/kubernetes has %q, the chart %q", a, b)
+	}
+	for name, o := range is {
+		labels := at(o, "metadata", "labels").(object)
+		for _, label := range []string{"app.kubernetes.io/managed-by", "helm.sh/chart"} {
+			if labels[label] == nil {
+				t.Errorf("%s has no label %s", name, label)
+			}
+			delete(labels, label)
+		}
+		list := differences("", want[name], o)
+		sort.Strings(list)
+		for _, d := range list {
+			t.Errorf("%s (deploy/kubernetes, chart): %s", name, d)
+		}
+	}
+	if _, is := rendered(t, ""); is["Deployment engine-example"] != nil {
+		t.Error("the example is there without being asked for")
+	}
+}
+
+// TestValues: what the values switch is in the objects.
+func TestValues(t *testing.T) {
+	_, all := rendered(t, renderings["everything"])
+	set := all["StatefulSet kvatlas-indexer"]
+	pod := at(set, "spec", "template", "spec")
+	container := at(pod, "containers", 0)
+	args := fmt.Sprint(at(container, "args"))
+	for _, arg := range []string{"--nats=tls://nats-1:4222,tls://nats-2:4222", "--nats-ca=/etc/kvatlas/nats-ca/ca.crt",
+		"--namespace=prod", "--replication=3", "--replicas=3", "--drain-timeout=60s", "--http-cert=/etc/kvatlas/tls/tls.crt",
+		"--http-key=/etc/kvatlas/tls/tls.key", "--grpc-listen=0.0.0.0:9003", "--policy=least_load",
+		"--http-token-file=/etc/kvatlas/http/token"} {
+		if !strings.Contains(args, arg) {
+			t.Errorf("the indexers have no %s: %s", arg, args)
+		}
+	}
+	check := func(what string, is, want any) {
+		t.Helper()
+		if fmt.Sprint(is) != fmt.Sprint(want) {
+			t.Errorf("%s: %v, not %v", what, is, want)
+		}
+	}
+	check("replicas", at(set, "spec", "replicas"), 5)
+	check("image", at(container, "image"), "kvatlas/kvatlas:v0.4.0")
+	check("pull policy", at(container, "imagePullPolicy"), "IfNotPresent")
+	check("pull secret", at(pod, "imagePullSecrets", 0, "name"), "registry")
+	check("grace", at(pod, "terminationGracePeriodSeconds"), 75)
+	check("memory", at(container, "resources", "limits", "memory"), "8Gi")
+	check("node selector", at(pod, "nodeSelector", "disk"), "fast")
+	check("toleration", at(pod, "tolerations", 0, "key"), "gpu")
+	check("annotation", at(set, "spec", "template", "metadata", "annotations", "a"), "b")
+	for _, probe := range []string{"startupProbe", "readinessProbe", "livenessProbe"} {
+		check(probe, at(container, probe, "httpGet", "scheme"), "HTTPS")
+	}
+	secrets := fmt.Sprint(at(pod, "volumes"))
+	for _, name := range []string{"my-token", "my-tls", "my-key", "nats-ca"} {
+		if !strings.Contains(secrets, "secretName:"+name) {
+			t.Errorf("no volume has the secret %s: %s", name, secrets)
+		}
+	}
+	check("grpc", at(all["Service kvatlas-indexer"], "spec", "ports", 1, "port"), 9003)
+	check("budget", at(all["PodDisruptionBudget kvatlas-indexer"], "spec", "maxUnavailable"), "40%")
+	for name := range all {
+		if strings.HasSuffix(name, " kvatlas-nats") {
+			t.Errorf("%s is there with NATS servers of another", name)
+		}
+	}
+	shim := at(all["Deployment engine-example"], "spec", "template", "spec", "containers", 1)
+	if words := fmt.Sprint(at(shim, "args")); !strings.Contains(words, "--model=llama --block-size=64 "+
+		"--nats=tls://nats-1:4222,tls://nats-2:4222 --nats-nkey=/etc/kvatlas/keys/shim.nk --nats-inbox-prefix=_INBOX_shim "+
+		"--nats-ca=/etc/kvatlas/nats-ca/ca.crt --namespace=prod") {
+		t.Errorf("the shim has %s", words)
+	}
+
+	monitor := all["ServiceMonitor kvatlas-indexer"]
+	endpoint := at(monitor, "spec", "endpoints", 0)
+	check("monitor's label", at(monitor, "metadata", "labels", "release"), "prometheus")
+	check("monitor's token", at(endpoint, "authorization", "credentials"), "map[key:token name:my-token]")
+	check("monitor's scheme", at(endpoint, "scheme"), "https")
+	check("monitor's authority", at(endpoint, "tlsConfig", "ca", "secret", "name"), "my-ca")
+	check("monitor's name", at(endpoint, "tlsConfig", "serverName"), "kvatlas-indexer.inference.svc")
+	selector := at(monitor, "spec", "selector", "matchLabels").(object)
+	selected := []string{}
+	for name, o := range all {
+		labels, _ := at(o, "metadata", "labels").(object)
+		if o["kind"] == "Service" && len(differences("", selector, subset(labels, selector))) == 0 {
+			selected = append(selected, name)
+		}
+	}
+	check("what the monitor selects", selected, "[Service kvatlas-indexer]")
+
+	for switched, gone := range map[string]string{
+		"indexer: {podDisruptionBudget: {enabled: false}}": "PodDisruptionBudget kvatlas-indexer",
+		"nats: {podDisruptionBudget: {enabled: false}}":    "PodDisruptionBudget kvatlas-nats",
+		"networkPolicy: {enabled: false}":                  "NetworkPolicy kvatlas-nats",
+		"serviceMonitor: {enabled: false}":                 "ServiceMonitor kvatlas-indexer",
+	} {
+		if _, all := rendered(t, switched); all[gone] != nil {
+			t.Errorf("%s is there with %s", gone, switched)
+		}
+	}
+	_, all = rendered(t, renderings["embedded"])
+	set = all["StatefulSet kvatlas-indexer"]
+	check("storage class", at(set, "spec", "volumeClaimTemplates", 0, "spec", "storageClassName"), "fast")
+	if args := fmt.Sprint(at(set, "spec", "template", "spec", "containers", 0, "args")); strings.Contains(args,
+		"--nats=") || !strings.Contains(args, "--nats-config=/etc/kvatlas/accounts/accounts.conf") {
+		t.Errorf("the indexer with the server in it has %s", args)
+	}
+	_, all = rendered(t, "nats: {replicas: 5}")
+	conf := fmt.Sprint(at(all["ConfigMap kvatlas-nats"], "data", "nats.conf"))
+	check("routes", strings.Count(conf, ".kvatlas-nats:6222"), 5)
+}
+
+func subset(of, keys object) object {
+	out := object{}
+	for key := range keys {
+		if v, ok := of[key]; ok {
+			out[key] = v
+		}
+	}
+	return out
+}
+
+// TestRefusedValues: values that make no sense are refused, and the error names them.
+func TestRefusedValues(t *testing.T) {
+	for text, word := range map[string]string{
+		"indexer: {replica: 3}":                                "replica",
+		"indexer: {replicas: three}":                           "replicas",
+		"indexer: {replicas: 0}":                               "replicas",
+		"indexer: {extraArgs: [policy]}":                       "extraArgs",
+		"http: {tokenSecret: \"\"}":                            "tokenSecret",
+		"namespace: Prod":                                      "namespace",
+		"nats: {mode: none}":                                   "mode",
+		"nats: {mode: external}":                               "url",
+		"nats: {replicas: 2}":                                  "replicas",
+		"nats: {replicas: 1}":                                  "replicas",
+		"nats: {mode: embedded}":                               "indexer.replicas",
+		"nats: {nkeySecret: \"\"}":                             "nats.nkeySecret",
+		"serviceMonitor: {interval: often}":                    "interval",
+		"image: {pullPolicy: Sometimes}":                       "pullPolicy",
+		"grpc: {port: 8090}":                                   "port",
+		"indexer: {podDisruptionBudget: {maxUnavailable: -1}}": "maxUnavailable",
+	} {
+		if _, err := render(t, text); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// help is what a program says of a command.
+func help(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(dir, args[0]), append(args[1:], "--help")...)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s: %v", cmd, err)
+	}
+	return string(out)
+}
+
+// TestProgramsHaveFlags: the programs have the flags that the chart gives them, and its version is theirs.
+func TestProgramsHaveFlags(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "./cmd/indexer", "./cmd/worker-shim")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := exec.Command(filepath.Join(dir, "indexer"), "version", "--json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var build struct{ Version string }
+	if err := json.Unmarshal(out, &build); err != nil {
+		t.Fatal(err)
+	}
+	if meta := load(t).Metadata; meta.AppVersion != build.Version || "v"+meta.Version != build.Version {
+		t.Errorf("the chart is %s of %s, the programs are %s", meta.Version, meta.AppVersion, build.Version)
+	}
+	said := map[string]string{"serve": help(t, dir, "indexer", "serve"),
+		"run": help(t, dir, "worker-shim", "run"), "simulate": help(t, dir, "worker-shim", "simulate")}
+	checked := 0
+	for name, text := range renderings {
+		_, all := rendered(t, text)
+		for _, o := range all {
+			containers, _ := at(o, "spec", "template", "spec", "containers").([]any)
+			for _, c := range containers {
+				args, _ := at(c, "args").([]any)
+				if at(c, "name") == "nats" {
+					continue
+				}
+				for _, arg := range args[1:] {
+					flag := regexp.MustCompile(`^--[a-z0-9-]+`).FindString(fmt.Sprint(arg))
+					if checked++; flag == "" || !strings.Contains(said[fmt.Sprint(args[0])], " "+flag+" ") {
+						t.Errorf("%s: %v has no flag %v", name, args[0], arg)
+					}
+				}
+			}
+		}
+	}
+	if checked < 40 {
+		t.Errorf("only %d flags were looked at", checked)
+	}
+}
+
+// TestSecure: nothing runs as root, may become it, or writes elsewhere than to volumes, and what listens on all
+// addresses asks for a token.
+func TestSecure(t *testing.T) {
+	pods := 0
+	for name, text := range renderings {
+		_, all := rendered(t, text)
+		for id, o := range all {
+			pod := at(o, "spec", "template", "spec")
+			if pod == nil {
+				continue
+			}
+			pods++
+			for _, p := range []string{"hostNetwork", "hostPID", "hostIPC"} {
+				if at(pod, p) != nil {
+					t.Errorf("%s: %s has %s", name, id, p)
+				}
+			}
+			if at(pod, "securityContext", "runAsNonRoot") != true ||
+				at(pod, "securityContext", "seccompProfile", "type") != "RuntimeDefault" ||
+				at(pod, "automountServiceAccountToken") != false {
+				t.Errorf("%s: %s: %v", name, id, at(pod, "securityContext"))
+			}
+			for _, c := range at(pod, "containers").([]any) {
+				if fmt.Sprint(at(c, "securityContext")) !=
+					"map[allowPrivilegeEscalation:false capabilities:map[drop:[ALL]] readOnlyRootFilesystem:true]" {
+					t.Errorf("%s: %s: %v", name, id, at(c, "securityContext"))
+				}
+				if args := fmt.Sprint(at(c, "args")); strings.Contains(args, "--http-listen=0.0.0.0") &&
+					!strings.Contains(args, "--http-token-file=") {
+					t.Errorf("%s: %s listens without a token: %s", name, id, args)
+				}
+			}
+		}
+	}
+	if pods < 6 {
+		t.Errorf("only %d pods were looked at", pods)
+	}
+}
+
+// TestNotes: what an installation prints names the secrets and the address.
+func TestNotes(t *testing.T) {
+	files, err := render(t, renderings["everything"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	notes := files["kvatlas/templates/NOTES.txt"]
+	for _, word := range []string{"my-token", "my-key", "https://kvatlas-indexer.inference:8090", "9003", "tls://nats-1:4222"} {
+		if !strings.Contains(notes, word) {
+			t.Errorf("the notes do not name %s:\n%s", word, notes)
+		}
+	}
+}
+
+// TestRenderings holds testdata, of which integration/judges/kubernetes makes use, to the chart.
+func TestRenderings(t *testing.T) {
+	for _, name := range []string{"embedded", "everything"} {
+		text, _ := rendered(t, renderings[name])
+		file := filepath.Join("testdata", name+".yaml")
+		text = "# Rendered by go test . -update: do not edit.\n" + text
+		if *update {
+			if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if is, err := os.ReadFile(file); err != nil || string(is) != text {
+			t.Errorf("%s is not what the chart renders (%v): go test . -update writes it", file, err)
+		}
+	}
+}
+
+// TestOtherRelease: the names of two releases in one namespace differ, those that the example has aside.
+func TestOtherRelease(t *testing.T) {
+	options := chartutil.ReleaseOptions{Name: "blue", Namespace: "inference", Revision: 1, IsInstall: true}
+	with, err := chartutil.ToRenderValues(load(t), values{}, options, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := engine.Render(load(t), with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range files {
+		if filepath.Ext(file) != ".yaml" {
+			continue
+		}
+		for name := range objects(t, text) {
+			if !strings.Contains(name, " blue-kvatlas-") {
+				t.Errorf("%s has %s", file, name)
+			}
+		}
+		if strings.Contains(text, " kvatlas-indexer") || strings.Contains(text, "//kvatlas-nats") {
+			t.Errorf("%s names another release's objects:\n%s", file, text)
+		}
+	}
+}
