@@ -298,6 +298,31 @@ func TestFunnel(t *testing.T) {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	report("d1", 0)
+	lose("x", [5]int{128, 128, 128, 64}, lost{api.CauseWorkerUnknown: 64, api.CauseLowerTier: 64})
+	candidates := func(n int) {
+		t.Helper()
+		for i, c := range asks {
+			harness.Eventually(t, fmt.Sprintf("node %d may choose %d workers", i, n), func() (bool, string) {
+				s, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "x",
+					BlockSize: size, Tokens: low, Explain: true}})
+				return err == nil && s.Candidates == n, fmt.Sprintf("%+v %v", s, err)
+			})
+		}
+	}
+	if status, text, err := harness.Request(nodes[1].HTTP, "POST", "/v1/workers", fmt.Sprintf(
+		`{"instance":"x3","model":"x","block_size":%d,"events":"none"}`, size)); err != nil || status != 200 {
+		t.Fatal(status, text, err)
+	}
+	candidates(2)
+	if status, text, err := harness.Request(nodes[0].HTTP, "DELETE", "/v1/workers/x3", ""); err != nil || status != 200 {
+		t.Fatal(status, text, err)
+	}
+	candidates(1)
+	if s, err := next().Select(ctx, &client.SelectRequest{RequestID: "d2", Query: client.Query{Model: "x",
+		BlockSize: size, Tokens: low}}); err != nil || s.Worker != "x2" {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	report("d2", 0)
 	lose("x", [5]int{128, 128, 128, 64}, lost{api.CauseWorkerGone: 64, api.CauseLowerTier: 64})
 
 	// What people and programs get.
@@ -337,7 +362,7 @@ func TestFunnel(t *testing.T) {
 			t.Errorf("%s: %s, %v", path, text, err)
 		}
 	}
-	asked := 0.0
+	asked, held := 0.0, map[string]float64{}
 	for _, x := range nodes {
 		_, text, err := harness.Request(x.HTTP, http.MethodGet, "/metrics", "")
 		if err != nil {
@@ -348,9 +373,22 @@ func TestFunnel(t *testing.T) {
 			if _, err := fmt.Sscanf(line, `kvatlas_route_asked_tokens_total{model="m"} %g`, &n); err == nil {
 				asked += n
 			}
+			for _, of := range []string{"best", "selected"} {
+				for _, tier := range []string{"device", "host", "disk", "external"} {
+					if _, err := fmt.Sscanf(line, "kvatlas_route_"+of+`_cached_tokens_total{model="x",tier="`+tier+`"} %g`,
+						&n); err == nil {
+						held[of+" "+tier] += n
+					}
+				}
+			}
 		}
 	}
 	if asked != steps["m"][0] {
 		t.Errorf("the metrics have %v tokens asked, want %v", asked, steps["m"][0])
+	}
+	tiers := map[string]float64{"best device": steps["x"][2], "best host": 0, "best disk": 0, "best external": 0,
+		"selected device": 0, "selected host": steps["x"][3], "selected disk": 0, "selected external": 0}
+	if !maps.Equal(held, tiers) {
+		t.Errorf("the metrics have %v, want %v", held, tiers)
 	}
 }

@@ -23,7 +23,8 @@ type Request struct {
 
 	BlockSizes []uint32 // of the model's workers
 
-	Held       uint32 // the most that any worker holds
+	Held       uint32 // the most that any worker holds,
+	HeldIn     Tiers  // and where that worker has it
 	Shared     uint32 // how far the shared store goes from the start
 	Incomplete bool   // the answer lacked partitions
 	Restricted bool   // the request excludes workers
@@ -31,11 +32,40 @@ type Request struct {
 	Routed     bool
 	ID         string          // of the request, by which a report names it
 	Worker     events.WorkerID // that was chosen; empty: nobody could be
+	Known      uint32          // the most that a worker holds that is or was registered
 	Registered uint32          // the most that a registered worker holds
 	Eligible   uint32          // the most that one holds that might have been chosen
 	Selected   uint32          // what the chosen worker holds,
-	Device     uint32          // and of that on its device
+	SelectedIn Tiers           // and where
 	Pinned     bool            // the request names its worker, or its session has one
+}
+
+// Tiers has a number for each tier: device, host, disk, external. A prefix goes through them in this order.
+type Tiers [events.NumTiers]uint64
+
+// NewTiers are blocks of a prefix by tier.
+func NewTiers(device, host, disk, external uint32) Tiers {
+	return Tiers{uint64(device), uint64(host), uint64(disk), uint64(external)}
+}
+
+// Blocks is how many there are in all.
+func (t Tiers) Blocks() (n uint32) {
+	for _, of := range t {
+		n += uint32(of)
+	}
+	return n
+}
+
+// tokens are those of so many of the first blocks. What is in no tier counts as the device's.
+func (t Tiers) tokens(blocks int, size uint64) (tokens Tiers) {
+	left := uint64(blocks)
+	for i, of := range t {
+		of = min(of, left)
+		tokens[i] = of * size
+		left -= of
+	}
+	tokens[0] += left * size
+	return tokens
 }
 
 // Outcomes of choices.
@@ -179,6 +209,7 @@ type loss struct {
 // share is one request's part of the funnel.
 type share struct {
 	asked, seen, held, selected uint64
+	heldIn, selectedIn          Tiers // the last two by tier, in tokens
 	lost                        []loss
 }
 
@@ -208,7 +239,7 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	}
 	held := min(int(r.Held), len(p.names))
 	seen := max(k.seen(p.names, now), held)
-	s.seen, s.held = uint64(seen)*size, uint64(held)*size
+	s.seen, s.held, s.heldIn = uint64(seen)*size, uint64(held)*size, r.HeldIn.tokens(held, size)
 
 	// from asked to seen
 	otherSpace, otherSize := s.seen, s.seen
@@ -244,8 +275,10 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	selected := min(int(r.Selected), held)
 	eligible := min(max(selected, int(r.Eligible)), held)
 	registered := min(max(eligible, int(r.Registered)), held)
-	s.selected = uint64(selected) * size
-	s.lose(loss{step: api.StepSelected, cause: api.CauseWorkerGone, tokens: uint64(held-registered) * size})
+	known := min(max(registered, int(r.Known)), held)
+	s.selected, s.selectedIn = uint64(selected)*size, r.SelectedIn.tokens(selected, size)
+	s.lose(loss{step: api.StepSelected, cause: api.CauseWorkerUnknown, tokens: uint64(held-known) * size})
+	s.lose(loss{step: api.StepSelected, cause: api.CauseWorkerGone, tokens: uint64(known-registered) * size})
 	s.lose(loss{step: api.StepSelected, cause: api.CauseNotEligible, tokens: uint64(registered-eligible) * size})
 	cause := api.CauseLoad
 	if r.Pinned || r.Worker == "" {

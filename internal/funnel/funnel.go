@@ -35,8 +35,8 @@ type Config struct {
 	// BlockSizes are those of a model's workers, as this node knows them. nil: they are not looked at.
 	BlockSizes func(model string) []uint32
 
-	// Counted is told of each request that was divided, and Reused of each report. They may be nil.
-	Counted func(model string, asked, seen, held, selected uint64, outcome string)
+	// Counted is told the tokens of each request that was divided, and Reused of each report. They may be nil.
+	Counted func(model string, asked, seen uint64, held, selected Tiers, outcome string)
 	Reused  func(model string, tokens uint64)
 }
 
@@ -132,7 +132,7 @@ func New(cfg Config) *Tracker {
 		cfg.MaxRead = 4 << 20
 	}
 	if cfg.Counted == nil {
-		cfg.Counted = func(string, uint64, uint64, uint64, uint64, string) {}
+		cfg.Counted = func(string, uint64, uint64, Tiers, Tiers, string) {}
 	}
 	if cfg.Reused == nil {
 		cfg.Reused = func(string, uint64) {}
@@ -454,11 +454,11 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	if r.Routed {
 		outcome = r.outcome()
 	}
-	t.cfg.Counted(r.Model, part.asked, part.seen, part.held, part.selected, outcome)
+	t.cfg.Counted(r.Model, part.asked, part.seen, part.heldIn, part.selectedIn, outcome)
 	if r.ID != "" && r.Worker != "" {
 		selected := min(int(r.Selected), len(p.names))
 		t.await(r.ID, &pending{model: r.Model, at: r.At, size: uint64(r.BlockSize), isl: part.asked,
-			selected: part.selected, device: min(part.selected, uint64(r.Device)*uint64(r.BlockSize)), worker: r.Worker,
+			selected: part.selected, device: part.selectedIn[events.Device-1], worker: r.Worker,
 			names: slices.Clone(p.names[:selected]), whole: selected == len(p.names)})
 	}
 }

@@ -150,7 +150,8 @@ func TestDivide(t *testing.T) {
 		{"new", request(func(*Request) {}), nil, 0, share{asked: 43, lost: []loss{
 			{step: api.StepSeen, cause: api.CauseNew, tokens: 40},
 			{step: api.StepSeen, cause: api.CausePartialBlock, tokens: 3}}}},
-		{"evicted", request(func(r *Request) { r.Held = 2 }), everything(gone), 0, share{asked: 43, seen: 40, held: 8,
+		{"evicted", request(func(r *Request) { r.Held = 2 }), everything(gone), 0, share{
+			asked: 43, seen: 40, held: 8, heldIn: Tiers{8},
 			lost: []loss{{step: api.StepSeen, cause: api.CausePartialBlock, tokens: 3},
 				{api.StepHeld, api.CauseEvicted, 32, "w", events.Host, 600_000},
 				{step: api.StepSelected, cause: api.CauseNotRouted, tokens: 8}}}},
@@ -169,12 +170,15 @@ func TestDivide(t *testing.T) {
 				{step: api.StepHeld, cause: api.CauseUncountedTier, tokens: 20},
 				{api.StepHeld, api.CauseEvicted, 20, "w", events.Host, 600_000}}}},
 		{"chosen", request(func(r *Request) {
-			r.Routed, r.Worker, r.Held, r.Registered, r.Eligible, r.Selected = true, "w", 10, 9, 7, 3
-		}), nil, 0, share{asked: 43, seen: 40, held: 40, selected: 12, lost: []loss{
-			{step: api.StepSeen, cause: api.CausePartialBlock, tokens: 3},
-			{step: api.StepSelected, cause: api.CauseWorkerGone, tokens: 4},
-			{step: api.StepSelected, cause: api.CauseNotEligible, tokens: 8},
-			{step: api.StepSelected, cause: api.CauseLoad, tokens: 16}}}},
+			r.Routed, r.Worker, r.Held, r.Registered, r.Eligible, r.Selected = true, "w", 10, 8, 7, 3
+			r.Known, r.HeldIn, r.SelectedIn = 9, NewTiers(5, 9, 0, 0), NewTiers(1, 0, 1, 2)
+		}), nil, 0, share{asked: 43, seen: 40, held: 40, selected: 12, heldIn: Tiers{20, 20}, selectedIn: Tiers{4, 0, 4, 4},
+			lost: []loss{
+				{step: api.StepSeen, cause: api.CausePartialBlock, tokens: 3},
+				{step: api.StepSelected, cause: api.CauseWorkerUnknown, tokens: 4},
+				{step: api.StepSelected, cause: api.CauseWorkerGone, tokens: 4},
+				{step: api.StepSelected, cause: api.CauseNotEligible, tokens: 4},
+				{step: api.StepSelected, cause: api.CauseLoad, tokens: 16}}}},
 		{"no tokens", &Request{At: at, Model: "m", BlockSize: 4, ISL: 50}, nil, 0, share{asked: 50, lost: []loss{
 			{step: api.StepSeen, cause: api.CauseNotTokenized, tokens: 50}}}},
 	} {
@@ -197,7 +201,9 @@ func TestDivideIsWhole(t *testing.T) {
 		r := &Request{At: time.UnixMicro(1000), Model: "m", BlockSize: 4, Tokens: make([]uint32, rng.IntN(60)),
 			BlockSizes: []uint32{4, 8}, ISL: uint64(rng.IntN(2) * 80), Held: some(), Shared: some() / 4,
 			Incomplete: rng.IntN(8) == 0, Restricted: rng.IntN(3) == 0, Routed: rng.IntN(2) == 0, Registered: some(),
-			Eligible: some(), Selected: some(), Pinned: rng.IntN(4) == 0}
+			Known: some(), HeldIn: NewTiers(some(), some(), 0, some()),
+			SelectedIn: NewTiers(some(), some(), some(), 0),
+			Eligible:   some(), Selected: some(), Pinned: rng.IntN(4) == 0}
 		if rng.IntN(2) == 0 {
 			r.Space.Salt = "s"
 		}
@@ -216,6 +222,14 @@ func TestDivideIsWhole(t *testing.T) {
 		}
 		s := divide(r, p, known{NewHistory(1, 0), others},
 			func(events.WorkerID, int64) bool { return rng.IntN(2) == 0 })
+		for _, of := range []struct {
+			sum uint64
+			in  Tiers
+		}{{s.held, s.heldIn}, {s.selected, s.selectedIn}} {
+			if of.in[0]+of.in[1]+of.in[2]+of.in[3] != of.sum {
+				t.Fatalf("%+v\n%+v: %d tokens are not the tiers' %d", r, s, of.sum, of.in)
+			}
+		}
 		left := map[api.FunnelStep]uint64{api.StepSeen: s.asked - s.seen, api.StepHeld: s.seen - s.held,
 			api.StepSelected: s.held - s.selected}
 		for _, l := range s.lost {
@@ -235,7 +249,7 @@ func TestTracker(t *testing.T) {
 	go tracker.Run(t.Context())
 	tokens := make([]uint32, 160)
 	request := &Request{At: time.Now(), Model: "m", BlockSize: 16, Tokens: tokens, Routed: true, ID: "r", Worker: "w",
-		Held: 10, Registered: 10, Eligible: 10, Selected: 10, Device: 10}
+		Held: 10, Registered: 10, Eligible: 10, Selected: 10, SelectedIn: NewTiers(10, 0, 0, 0)}
 	tracker.Record(request)
 	for _, want := range []bool{true, false} {
 		if known, err := tracker.Report(t.Context(), &api.Report{RequestID: "r", CachedTokens: 144}); known != want ||

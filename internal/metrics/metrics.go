@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -75,7 +76,7 @@ type Queries struct {
 	checks   *prometheus.CounterVec
 	reused   *prometheus.CounterVec
 	moved    *prometheus.CounterVec
-	routed   [4]*prometheus.CounterVec // tokens by step
+	routed   [4]*prometheus.CounterVec // tokens by step; of the last two by tier too
 	outcomes *prometheus.CounterVec
 
 	ratio *prometheus.HistogramVec
@@ -142,11 +143,16 @@ func (q *Queries) Reused(model string, tokens uint64) {
 	q.reused.WithLabelValues(q.models.label(model)).Add(float64(tokens))
 }
 
-// Routed counts the tokens of a request's prompt by step of the funnel, and the outcome of its choice, if it had one.
-func (q *Queries) Routed(model string, asked, seen, held, selected uint64, outcome string) {
+// Routed counts the tokens of a request's prompt by step of the funnel, those held and selected by tier from the device
+// on, and the outcome of its choice, if it had one.
+func (q *Queries) Routed(model string, asked, seen uint64, held, selected [events.NumTiers]uint64, outcome string) {
 	model = q.models.label(model)
-	for i, n := range [...]uint64{asked, seen, held, selected} {
-		q.routed[i].WithLabelValues(model).Add(float64(n))
+	q.routed[0].WithLabelValues(model).Add(float64(asked))
+	q.routed[1].WithLabelValues(model).Add(float64(seen))
+	for i := range held {
+		tier := (events.Device + events.Tier(i)).String()
+		q.routed[2].WithLabelValues(model, tier).Add(float64(held[i]))
+		q.routed[3].WithLabelValues(model, tier).Add(float64(selected[i]))
 	}
 	if outcome != "" {
 		q.outcomes.WithLabelValues(model, outcome).Inc()
@@ -238,10 +244,10 @@ func New(cfg Config) (http.Handler, *Queries) {
 			counter("kvatlas_route_asked_tokens_total", "Tokens of prompts that were asked for or routed.", "model"),
 			counter("kvatlas_route_seen_prefix_tokens_total", "Of these, tokens of prefixes that were asked for or stored "+
 				"before: what an unbounded cache would have.", "model"),
-			counter("kvatlas_route_best_cached_tokens_total", "Of these, tokens of the longest prefix that some worker held.",
-				"model"),
+			counter("kvatlas_route_best_cached_tokens_total", "Of these, tokens of the longest prefix that some worker held, "+
+				"by the tier in which it held them.", "model", "tier"),
 			counter("kvatlas_route_selected_cached_tokens_total", "Of these, tokens of the prefix that the chosen worker "+
-				"held.", "model"),
+				"held, by tier.", "model", "tier"),
 		},
 		outcomes: counter("kvatlas_route_decisions_total", "Choices of a worker by what they made of the index: best (no "+
 			"candidate held more), lost_to_load, cold (nobody held any), pinned, no_index (the answer lacked partitions), "+

@@ -184,7 +184,7 @@ func everything(t *testing.T) string {
 	q.Selected("dynamo", "ok")
 	q.Reused("m", 1)
 	q.Moved("m")
-	q.Routed("m", 1, 1, 1, 1, "best")
+	q.Routed("m", 1, 1, [4]uint64{1}, [4]uint64{1}, "best")
 	q.Best("m", 1)
 	q.Tokenized("m", "local", "ok", 1)
 	q.TextChecked("m", "same")

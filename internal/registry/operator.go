@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -73,6 +74,7 @@ type operators struct {
 	known map[events.WorkerID]*Operator
 	texts map[events.WorkerID][]byte // as they were read
 	fresh map[events.WorkerID]bool   // seen since the watch began anew; nil once it is current
+	ended *lru.Cache[events.WorkerID, struct{}]
 }
 
 // see takes an entry of the bucket. It reports whether it is an operator's, and whether anything is other than before.
@@ -96,11 +98,22 @@ func (s *operators) see(e jetstream.Entry) (is, changed bool, err error) {
 	if err != nil {
 		return true, false, err // what was known before stays
 	}
+	if o.Declared == nil {
+		s.undeclare(instance)
+	}
 	s.known[instance], s.texts[instance] = o, e.Value
 	return true, true, nil
 }
 
+// undeclare notes that a worker that was declared is no more.
+func (s *operators) undeclare(instance events.WorkerID) {
+	if was := s.known[instance]; was != nil && was.Declared != nil {
+		s.ended.Add(instance, struct{}{})
+	}
+}
+
 func (s *operators) forget(instance events.WorkerID) {
+	s.undeclare(instance)
 	delete(s.known, instance)
 	delete(s.texts, instance)
 	delete(s.fresh, instance)

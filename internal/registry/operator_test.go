@@ -54,6 +54,37 @@ func code(err error) api.Code {
 	return ""
 }
 
+// TestEnded: that a registration has ended is known of who had one, by a lease or by word, and of nobody else.
+func TestEnded(t *testing.T) {
+	s := newSite(t)
+	end := s.hold(record("leased", time.Hour))
+	_, err := s.nodes[0].Declare(s.ctx, &api.WorkerRegistration{Instance: "declared", Model: "m", BlockSize: 16,
+		WorkerSpec: api.WorkerSpec{Events: api.EventsNone}})
+	s.must(err)
+	for _, name := range []events.WorkerID{"leased", "declared"} {
+		s.seen(events.RankKey{Instance: name}, api.WorkerSchedulable, "")
+	}
+	for _, node := range s.nodes {
+		for _, name := range []events.WorkerID{"leased", "declared", "never"} {
+			if node.Ended(name) {
+				t.Errorf("%s has ended", name)
+			}
+		}
+	}
+	end()
+	key := must(jetstream.WorkerKey(must(s.ns.PartitionOf("leased")), events.RankKey{Instance: "leased"}))
+	must(s.bucket.Delete(s.ctx, key, must(s.bucket.Latest(s.ctx, key)).Revision))
+	must(s.nodes[1].Remove(s.ctx, "declared"))
+	for i, node := range s.nodes {
+		s.until(fmt.Sprintf("node %d knows that both have ended", i), func() bool {
+			return node.Ended("leased") && node.Ended("declared") && len(node.Pool("m").Ranks) == 0
+		})
+		if node.Ended("never") {
+			t.Errorf("node %d: never has ended", i)
+		}
+	}
+}
+
 // TestOperatorsAndShims: what an operator says of a worker is known to every node, outlives shims, leases and the
 // bucket, and is said once however often it is asked for; what the shim says shows where the operator says nothing.
 func TestOperatorsAndShims(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -106,6 +107,7 @@ type Registry struct {
 	shared    sync.Map                         // model → *hicache.Sharing, until the next change; written with mu held
 	serving   sync.Map                         // model → []events.Partition, likewise
 	sources   sync.Map                         // rank → how its engine speaks; written with mu held
+	ended     *lru.Cache[events.WorkerID, struct{}]
 }
 
 // New returns a registry that knows nobody until Run.
@@ -114,12 +116,14 @@ func New(cfg Config) *Registry {
 		cfg.Mine = func(events.Partition) bool { return true }
 	}
 	hooks.Fill(&cfg.Hooks)
+	ended, _ := lru.New[events.WorkerID, struct{}](maxEnded) // whose error is of a size that is not positive
 	return &Registry{
-		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
+		ended: ended,
+		cfg:   cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
 		marks:   map[string]uint64{},
 		changed: make(chan struct{}),
 		operators: operators{
-			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{},
+			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{}, ended: ended,
 		},
 	}
 }
@@ -140,10 +144,18 @@ func (r *Registry) Source(key events.RankKey) string {
 	return text
 }
 
+// Ended reports whether a registration of a worker has ended since the registry began: by its shim, by its lease or by
+// an operator. Those that ended last are remembered.
+func (r *Registry) Ended(instance events.WorkerID) bool { return r.ended.Contains(instance) }
+
+// maxEnded bounds the workers that are remembered as ended.
+const maxEnded = 1 << 14
+
 // forget drops what is kept of a rank for those who must not wait. r.mu is held.
 func (r *Registry) forget(key events.RankKey) {
 	r.impaired.forget(key)
 	r.sources.Delete(key)
+	r.ended.Add(key.Instance, struct{}{})
 }
 
 // Worker is one rank's registration.

@@ -16,7 +16,10 @@ import (
 // newFunnel returns what records where reusable tokens are lost.
 func (s *Server) newFunnel() *funnel.Tracker {
 	return funnel.New(funnel.Config{
-		Node: s.ID, Blocks: s.FunnelBlocks, Counted: s.queries.Routed, Reused: s.queries.Reused,
+		Node: s.ID, Blocks: s.FunnelBlocks, Reused: s.queries.Reused,
+		Counted: func(model string, asked, seen uint64, held, selected funnel.Tiers, outcome string) {
+			s.queries.Routed(model, asked, seen, held, selected, outcome)
+		},
 		BlockSizes: func(model string) []uint32 { return s.node.BlockSizes(model) },
 		Peers: func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int) {
 			replies, failed := s.askOthers(func(name string) (*api.BlockHistory, error) {
@@ -60,6 +63,7 @@ type holders struct {
 type holder struct {
 	key   events.RankKey
 	depth uint32
+	in    funnel.Tiers
 }
 
 // take reads them from an answer.
@@ -67,7 +71,8 @@ func (h *holders) take(a *api.Answer) {
 	h.n, h.asked, h.shared, h.incomplete = 0, true, a.L3.FromStart, !a.Complete
 	for i := range a.Workers {
 		o := &a.Workers[i]
-		depth := max(o.Device, o.Guessed) + o.Host + o.Disk + o.External
+		in := funnel.NewTiers(max(o.Device, o.Guessed), o.Host, o.Disk, o.External)
+		depth := in.Blocks()
 		if depth == 0 || h.n == len(h.list) && depth <= h.list[h.n-1].depth {
 			continue
 		}
@@ -76,18 +81,26 @@ func (h *holders) take(a *api.Answer) {
 		for ; at > 0 && h.list[at-1].depth < depth; at-- {
 			h.list[at] = h.list[at-1]
 		}
-		h.list[at] = holder{events.RankKey{Instance: o.Instance, Rank: o.Rank}, depth}
+		h.list[at] = holder{events.RankKey{Instance: o.Instance, Rank: o.Rank}, depth, in}
 	}
 }
 
-// most is what the deepest holds for which is is true; nil: whichever.
+// most is what the deepest holds for which is is true.
 func (h *holders) most(is func(events.RankKey) bool) uint32 {
 	for i := range h.list[:h.n] {
-		if is == nil || is(h.list[i].key) {
+		if is(h.list[i].key) {
 			return h.list[i].depth
 		}
 	}
 	return 0
+}
+
+// tell says in a request what was answered.
+func (h *holders) tell(r *funnel.Request) {
+	if h.n > 0 {
+		r.Held, r.HeldIn = h.list[0].depth, h.list[0].in
+	}
+	r.Shared, r.Incomplete = h.shared, h.incomplete
 }
 
 // recorded is a request for the funnel, without what was answered; nil if it is not recorded.
@@ -115,7 +128,7 @@ func (s *Server) asked(q *api.Query, a *api.Answer) {
 	}
 	var h holders
 	h.take(a)
-	r.Held, r.Shared, r.Incomplete = h.most(nil), h.shared, h.incomplete
+	h.tell(r)
 	s.funnel.Record(r)
 }
 
@@ -139,18 +152,24 @@ func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, er
 		return
 	}
 	r.ISL, r.Routed, r.ID = q.ISLTokens, true, q.RequestID
-	r.Held, r.Shared, r.Incomplete = h.most(nil), h.shared, h.incomplete
+	h.tell(r)
 	r.Pinned = q.Pinned != nil
 	r.Registered = h.most(func(k events.RankKey) bool { return pool.Rank(k) != nil })
+	if r.Registered < r.Held {
+		r.Known = h.most(func(k events.RankKey) bool { return pool.Rank(k) != nil || s.registry.Ended(k.Instance) })
+	}
 	r.Eligible = h.most(func(k events.RankKey) bool { return eligible(q, pool.Rank(k)) })
 	if out != nil {
 		if out.Prefill != nil { // it computes the prompt
 			out = out.Prefill
 		}
 		r.ISL, r.Incomplete = max(r.ISL, out.ISLTokens), r.Incomplete || !out.Complete
-		r.Worker, r.Device = out.Worker, max(out.Device, out.Guessed)
-		r.Selected = r.Device + out.Host + out.Disk + out.External
-		r.Held, r.Registered = max(r.Held, r.Selected), max(r.Registered, r.Selected)
+		r.Worker = out.Worker
+		r.SelectedIn = funnel.NewTiers(max(out.Device, out.Guessed), out.Host, out.Disk, out.External)
+		if r.Selected = r.SelectedIn.Blocks(); r.Selected > r.Held {
+			r.Held, r.HeldIn = r.Selected, r.SelectedIn
+		}
+		r.Registered = max(r.Registered, r.Selected)
 		r.Eligible = max(r.Eligible, r.Selected)
 	}
 	s.funnel.Record(r)

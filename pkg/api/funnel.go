@@ -64,7 +64,9 @@ const (
 	CauseNotAllowed      FunnelCause = "not_allowed"        // held by workers that the request excludes
 	CauseUnexplained     FunnelCause = "unexplained"        // what became of it is not remembered
 
-	// from held to selected
+	// from held to selected; CauseWorkerGone is there too
+	CauseWorkerUnknown FunnelCause = "worker_unknown" // the log has a holder that was not registered
+
 	CauseLoad        FunnelCause = "lost_to_load" // the choice went to a worker that had less and was less busy
 	CauseNotEligible FunnelCause = "not_eligible" // the holder drains, has another role or is excluded
 	CauseNotRouted   FunnelCause = "not_routed"   // only asked (find): who was chosen is not known here

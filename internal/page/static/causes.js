@@ -26,6 +26,8 @@ export const causes = {
     "see why engines restart, and gaps in indexer status", "fleet"],
   worker_gone: ["the worker's lease or registration has ended",
     "scale down by draining; see indexer workers", "fleet"],
+  worker_unknown: ["the log has a holder that nobody has registered, so it cannot be chosen",
+    "run its worker-shim with a NATS user that may write leases, or register it: indexer workers register; clear it if it is gone: indexer forget", "fleet"],
   never_stored: ["it was asked for before, and no worker announced it",
     "requests failed, go to engines without a shim, or prefix caching is off there", "fleet"],
   tokenizer_mismatch: ["the worker that the prompt was sent to stored other beginnings of prompts since, none of which was asked for",
