@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"strings"
@@ -15,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// lookEvery is how often the folder of discovery is looked into.
+// lookEvery is how often discovery is looked into.
 const lookEvery = time.Second
 
 // unknownLooks is how many looks in a row must have found a publisher without a record that says for which rank it
@@ -58,21 +59,24 @@ func (h *hearing) ended() bool {
 	}
 }
 
-// hearPlane hears every publisher that the folder of Dynamo's discovery names, for as long as it does.
+// hearPlane hears every publisher that Dynamo's discovery names, for as long as it does.
 func (f *fleet) hearPlane() error {
+	d, err := f.discover()
+	if err != nil {
+		return fmt.Errorf("--engine: %w", err)
+	}
 	heard, unknown := map[uint64]*hearing{}, looks{}
 	for f.ctx.Err() == nil {
-		list, wrong, err := dynamo.Publishers(f.cfg.engine, time.Now())
+		list, wrong, err := d.publishers()
 		for _, err := range wrong {
 			f.bad.warn(f.log, "a record of Dynamo's discovery that is passed over", "error", err)
 		}
-		if err != nil {
-			f.full.warn(f.log, "the folder of Dynamo's discovery cannot be read", "error", err, "what_to_do",
-				"see that --engine is the DYN_FILE_KV of the workers, and can be read")
-		} else {
+		if err != nil && !errors.Is(err, dynamo.ErrNotAsked) {
+			f.full.warn(f.log, "Dynamo's discovery cannot be read", "error", err, "what_to_do", d.advice)
+		} else if err == nil {
 			if len(list) == 0 {
-				f.full.warn(f.log, "Dynamo's discovery names nobody who publishes KV-cache events", "folder", f.cfg.engine,
-					"what_to_do", "see that --engine is the DYN_FILE_KV of the workers, and that they run with event_plane zmq")
+				f.full.warn(f.log, "Dynamo's discovery names nobody who publishes KV-cache events", "engine", f.cfg.engine,
+					"what_to_do", d.nobody)
 			}
 			f.follow(heard, unknown, list)
 		}

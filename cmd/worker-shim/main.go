@@ -44,6 +44,7 @@ type running struct {
 	master                              string
 	engineSnapshot                      string
 	engineNATS                          *cli.NATS
+	etcd                                *etcdFlags
 	listen                              bool
 	instance, model                     string
 	rank, ranks, blockSize              uint32
@@ -107,9 +108,11 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 	f.StringVar(&r.namespace, "namespace", "default", "namespace of the indexer")
 	f.StringVar(&r.engine, "engine", "",
 		"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or "+
-			"ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq the folder of file discovery, DYN_FILE_KV")
+			"ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq where Dynamo's discovery is: "+
+			"http://HOST:PORT of etcd, ETCD_ENDPOINTS, or the folder of files, DYN_FILE_KV")
 	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats",
 		"of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
+	r.etcd = addEtcdFlags(f)
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
 	f.StringVar(&r.engineSnapshot, "engine-snapshot", "",
@@ -245,6 +248,7 @@ func (r *running) check() error {
 	wrong.when(r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == ""),
 		"--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself",
 		sourceDynamo)
+	r.etcd.check(&wrong, r.source, r.engine)
 	_, err := r.engineNATS.Options("") // which is connected to much later
 	wrong = append(wrong, err)
 	wrong.about("--namespace", jetstream.CheckNamespace(r.namespace))

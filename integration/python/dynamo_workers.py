@@ -1,8 +1,8 @@
 """A process of NVIDIA Dynamo's runtime with publishers of KV-cache events on its ZeroMQ event plane, one for each rank.
 
-    dynamo_workers.py '{"folder": PATH, "block_size": N}'
+    dynamo_workers.py '{"discovery": PATH, "block_size": N}'
 
-folder is that of file discovery. A line of JSON for each command on stdin and for each answer on stdout, as with publisher.py; the first
+discovery is the folder of file discovery, or http://HOST:PORT of etcd. A line of JSON for each command on stdin and for each answer on stdout, as with publisher.py; the first
 answer has "worker", the id under which the process publishes.
     {"op": "open", "rank": R, "engine": "tcp://…"}   a publisher that hears an engine's ZeroMQ socket; without an engine it is told events
     {"op": "stored", "rank": R, "tokens": […], "blocks": […], "parent": H}
@@ -15,7 +15,9 @@ import os
 import sys
 
 options = json.loads(sys.argv[1])
-os.environ.update(DYN_FILE_KV=options["folder"], DYN_EVENT_PLANE_HOST="127.0.0.1", DYN_TCP_RPC_HOST="127.0.0.1")
+etcd = options["discovery"].startswith("http")
+os.environ["ETCD_ENDPOINTS" if etcd else "DYN_FILE_KV"] = options["discovery"]
+os.environ.update(DYN_EVENT_PLANE_HOST="127.0.0.1", DYN_TCP_RPC_HOST="127.0.0.1")
 os.environ.setdefault("DYN_LOG", "error")
 
 from dynamo.llm import KvEventPublisher  # noqa: E402: it reads the environment
@@ -45,7 +47,7 @@ def do(cmd, endpoint, publishers):
 
 async def main():
     loop, publishers = asyncio.get_running_loop(), {}
-    runtime = DistributedRuntime(loop, "file", "tcp", event_plane="zmq")
+    runtime = DistributedRuntime(loop, "etcd" if etcd else "file", "tcp", event_plane="zmq")
     endpoint = runtime.endpoint("kvatlas.backend.generate")
     say(ok=True, worker=str(endpoint.connection_id()))
     while line := await loop.run_in_executor(None, sys.stdin.readline):

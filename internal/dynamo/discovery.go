@@ -88,34 +88,53 @@ type source struct {
 	} `json:"metadata"`
 }
 
+// The kinds of records, and what their keys or folders are called.
+const channelsKind, sourcesKind = "event_channels", "event_sources"
+
+// record is a record of discovery.
+type record struct {
+	name string // in complaints
+	text []byte
+}
+
 // Publishers lists the publishers of KV-cache events that a folder of file discovery names, by id, without those whose
 // processes are gone. wrong is what is in records that are passed over. A folder that is not there yet has none.
 func Publishers(folder string, now time.Time) (list []Publisher, wrong []error, err error) {
-	sources := map[uint64]source{}
-	bad, err := records(folder, "event_sources", now, func(text []byte) error {
-		var s source
-		if err := json.Unmarshal(text, &s); err != nil {
-			return err
-		}
-		sources[s.ID] = s
-		return nil
-	})
+	sources, bad, err := records(folder, sourcesKind, now)
 	if err != nil {
 		return nil, nil, err
 	}
-	more, err := records(folder, "event_channels", now, func(text []byte) error {
-		var c channel
-		if err := json.Unmarshal(text, &c); err != nil {
-			return err
+	channels, more, err := records(folder, channelsKind, now)
+	list, wrong = publishers(channels, sources)
+	return list, slices.Concat(bad, more, wrong), err
+}
+
+// publishers are those that records name. A record that cannot be read is passed over.
+func publishers(channels, sources []record) (list []Publisher, wrong []error) {
+	known := map[uint64]source{}
+	for _, r := range sources {
+		var s source
+		if err := json.Unmarshal(r.text, &s); err != nil {
+			wrong = append(wrong, fmt.Errorf("%s: %w", r.name, err))
+			continue
 		}
+		known[s.ID] = s
+	}
+	for _, r := range channels {
+		var c channel
+		err := json.Unmarshal(r.text, &c)
 		switch {
-		case c.Topic != Topic:
-			return nil
-		case c.Transport.Kind != "Zmq":
-			return fmt.Errorf("its publisher is on %q, not on a ZeroMQ socket of its own", c.Transport.Kind)
+		case err == nil && c.Topic != Topic:
+			continue
+		case err == nil && c.Transport.Kind != "Zmq":
+			err = fmt.Errorf("its publisher is on %q, not on a ZeroMQ socket of its own", c.Transport.Kind)
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("%s: %w", r.name, err))
+			continue
 		}
 		p := Publisher{ID: c.ID, Scope: c.Scope.String(), Topic: c.Topic, Endpoint: c.Transport.Config.Endpoint}
-		if m := sources[c.ID].Metadata; m.Worker != nil {
+		if m := known[c.ID].Metadata; m.Worker != nil {
 			p.Known = true
 			p.Key = events.RankKey{Instance: events.WorkerID(strconv.FormatUint(m.Worker.ID, 10)),
 				Rank: events.Rank(m.Worker.Rank)}
@@ -124,18 +143,17 @@ func Publishers(folder string, now time.Time) (list []Publisher, wrong []error, 
 			}
 		}
 		list = append(list, p)
-		return nil
-	})
+	}
 	slices.SortFunc(list, func(a, b Publisher) int { return strings.Compare(a.Endpoint, b.Endpoint) })
-	return list, append(bad, more...), err
+	return list, wrong
 }
 
 // records reads the records of one kind. One that cannot be read is passed over.
-func records(folder, kind string, now time.Time, read func(text []byte) error) (wrong []error, err error) {
+func records(folder, kind string, now time.Time) (list []record, wrong []error, err error) {
 	dir := filepath.Join(folder, "v1", kind)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, e := range entries {
 		info, err := e.Info()
@@ -148,15 +166,13 @@ func records(folder, kind string, now time.Time, read func(text []byte) error) (
 			continue
 		}
 		text, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err == nil {
-			err = read(text)
-		}
-		if err != nil {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
 			wrong = append(wrong, fmt.Errorf("%s: %w", path, err))
+		default:
+			list = append(list, record{path, text})
 		}
 	}
-	return wrong, nil
+	return list, wrong, nil
 }

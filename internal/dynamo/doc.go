@@ -2,6 +2,7 @@
 // which did we miss?
 //
 //	list, wrong, err := dynamo.Publishers("/tmp/dynamo_store_kv", time.Now())  // from the folder of file discovery
+//	list, wrong, err := etcd.Publishers()                                       // from etcd; see [Etcd]
 //	data, err := dynamo.Envelope(frames)                                        // of a message of their ZeroMQ sockets
 //	answer, err := dynamo.Ask(ctx, list[0].Indexer, list[0].Key, 17)           // events from 17 on, or all that is held
 //
@@ -10,7 +11,8 @@
 // # Discovery
 //
 // DYN_DISCOVERY_BACKEND=file keeps a JSON file for each record below DYN_FILE_KV, which its process touches every few
-// seconds. v1/event_channels has the ZeroMQ endpoint of each publisher, v1/event_sources, under the same publisher_id,
+// seconds. DYN_DISCOVERY_BACKEND=etcd, the default, has the same records as keys of etcd, under the lease of their
+// process. v1/event_channels has the ZeroMQ endpoint of each publisher, v1/event_sources, under the same publisher_id,
 // the worker and rank that it publishes for, and where their local indexer is asked.
 //
 // # A message of the event plane

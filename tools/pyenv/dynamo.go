@@ -21,10 +21,10 @@ type DynamoWorkers struct {
 	Worker string // its id
 }
 
-// StartDynamoWorkers starts one that lives until the test ends, with the folder of file discovery.
-func StartDynamoWorkers(t testing.TB, folder string, blockSize int) *DynamoWorkers {
+// StartDynamoWorkers starts one that lives until the test ends, with the folder of file discovery or the URL of etcd.
+func StartDynamoWorkers(t testing.TB, discovery string, blockSize int) *DynamoWorkers {
 	t.Helper()
-	options := map[string]any{"folder": folder, "block_size": blockSize}
+	options := map[string]any{"discovery": discovery, "block_size": blockSize}
 	d := &DynamoWorkers{driver: startDriver(t, PythonWith(t, "dynamo.txt"), "dynamo_workers.py", options)}
 	d.answer(d)
 	return d

@@ -19,27 +19,27 @@ import (
 // plane is a process of Dynamo's with a publisher on the ZeroMQ event plane for each of two ranks, the engines that
 // these hear, and an indexer.
 type plane struct {
-	t       *testing.T
-	folder  string // of discovery
-	workers *pyenv.DynamoWorkers
-	engines [2]*enginesim.Engine // by rank
-	indexer *harness.Indexer
-	client  *client.Client
-	prompts [][]uint32
-	rng     *rand.Rand
+	t         *testing.T
+	discovery string // its folder, or the URL of etcd
+	workers   *pyenv.DynamoWorkers
+	engines   [2]*enginesim.Engine // by rank
+	indexer   *harness.Indexer
+	client    *client.Client
+	prompts   [][]uint32
+	rng       *rand.Rand
 }
 
 const planeBlock = 4
 
-func startPlane(t *testing.T) *plane {
-	p := &plane{t: t, folder: t.TempDir(), rng: rand.New(rand.NewPCG(1, 2)),
+func startPlane(t *testing.T, discovery string) *plane {
+	p := &plane{t: t, discovery: discovery, rng: rand.New(rand.NewPCG(1, 2)),
 		indexer: harness.StartIndexer(t, t.TempDir(), "", "--guess-policy", "off")}
 	var err error
 	if p.client, err = client.HTTP([]string{"http://" + p.indexer.HTTP}, client.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.client.Close() })
-	p.workers = pyenv.StartDynamoWorkers(t, p.folder, planeBlock)
+	p.workers = pyenv.StartDynamoWorkers(t, p.discovery, planeBlock)
 	for rank := range p.engines {
 		p.open(rank)
 	}
@@ -81,7 +81,7 @@ func (p *plane) serve(n int) {
 
 // shim starts the shim that is judged.
 func (p *plane) shim() *harness.Process {
-	return harness.Start(p.t, "worker-shim", "run", "--source", "dynamo-zmq", "--engine", p.folder, "--topic",
+	return harness.Start(p.t, "worker-shim", "run", "--source", "dynamo-zmq", "--engine", p.discovery, "--topic",
 		"kvatlas.backend", "--model", "m", "--block-size", fmt.Sprint(planeBlock), "--nats", "nats://"+p.indexer.NATS)
 }
 
@@ -119,7 +119,7 @@ func (p *plane) equal(when string) {
 // cleared. The index is as the engines are, whatever the shim has missed: before it started, and while it was dead,
 // less than the workers' local indexers keep, or more.
 func TestEventPlane(t *testing.T) {
-	p := startPlane(t)
+	p := startPlane(t, t.TempDir())
 	p.serve(30)
 	shim := p.shim()
 	p.equal("after a late start")

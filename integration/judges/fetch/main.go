@@ -61,6 +61,9 @@ func fetch(progress io.Writer) error {
 	if err := step("Prometheus", func() error { return pyenv.FetchPrometheus(progress) }); err != nil {
 		return err
 	}
+	if err := step("etcd", func() error { return pyenv.FetchEtcd(progress) }); err != nil {
+		return err
+	}
 	if err := step("Chromium", func() error { return install(progress, "chromium", "chromium") }); err != nil {
 		return err
 	}
