@@ -88,7 +88,7 @@ func (c *renderer) with(text string) (*renderer, error) {
 	}
 	switch {
 	case strings.Contains(text, "<|channel|>") && strings.Contains(text, "<|start|>"):
-		return nil, errors.New("it is of gpt-oss, whose chats vLLM renders without it")
+		return nil, errors.New("it is of gpt-oss, whose chats vLLM makes with the library oss-harmony and not by it")
 	case t.LoopsOver("content"):
 		return nil, errors.New("the template takes contents in parts, for images and the like")
 	}
